@@ -1,4 +1,4 @@
-//! Training on a GPU, or on the emulator: the CPU's losses, the CPU's books.
+//! Training on a GPU, or on the emulator: the losses and the ledger of a CPU.
 
 #[path = "../kernels/tests/cuda/driver.rs"]
 mod driver;
@@ -63,7 +63,7 @@ fn llama(scope: &Scope) -> Result<Decoder> {
     LlamaConfig::new(VOCABULARY, CONTEXT, 2, 4, 32).init(scope)
 }
 
-/// What a training leaves: its losses, and all parameters one after the other.
+/// The result of a training: its losses, and all parameters one after the other.
 type Trained = (Vec<f64>, Vec<f64>);
 
 /// A training with dropout, clipping and AdamW over groups.
@@ -95,7 +95,7 @@ fn train(model: fn(&Scope) -> Result<Decoder>, dtype: DType, device: Device, ste
     Ok((losses, parameters.concat()))
 }
 
-/// Three sequences; `from` is the place where they begin in one that is always the same, so that there is something to learn.
+/// Three sequences from position `from` on of a fixed sequence, which can be learned.
 fn ids(device: Device, from: u64) -> Result<Var> {
     let id = |i: usize| (7 * (i % CONTEXT + from as usize) + i / CONTEXT) as i64 % VOCABULARY as i64;
     let ids: Vec<i64> = (0..3 * CONTEXT).map(id).collect();
@@ -112,7 +112,7 @@ fn same_losses(
     let (cpu, gpu) = (on(Device::CPU)?, on(Device::Cuda(0))?);
     let apart = |a: &[f64], b: &[f64]| a.iter().zip(b).fold(0f64, |worst, (a, b)| worst.max((a - b).abs()));
     let (losses, parameters) = (apart(&cpu.0, &gpu.0), apart(&cpu.1, &gpu.1));
-    // Adam divides by the root of what it knows of a gradient: where that is near 0, roundings become steps.
+    // Adam divides by the root of its second moment: where that is near 0, rounding errors become steps.
     let (first, last) = (gpu.0[0], gpu.0[gpu.0.len() - 1]);
     println!(
         "cuda: losses from {first} to {last}, within {losses:.1e} of the CPU's; parameters within {parameters:.1e}"

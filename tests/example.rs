@@ -1,4 +1,4 @@
-//! The bundled example as a user meets it: a process with a command line.
+//! The `gpt` example as a process with a command line.
 
 #[path = "example/configured.rs"]
 mod configured;
@@ -237,7 +237,7 @@ fn a_run_killed_while_it_writes_a_checkpoint_continues_bit_for_bit_and_leaves_no
     for attempt in 0..60 {
         let args = [&begin[..], &resume()].concat();
         let mut child = example("gpt").args(&args).stderr(Stdio::null()).spawn().expect("the example starts");
-        // What the run before has left does not count: this one's first save removes it.
+        // The earlier run's checkpoint does not count: this run's first save removes it.
         let written = Path::new(&out).join(".checkpoint.saving");
         if attempt > 0 {
             while child.try_wait().expect("a child").is_none() && written.exists() {}

@@ -104,7 +104,7 @@ fn summarise(counts: &BTreeMap<String, Counts>) -> ExitCode {
     if failed == 0 && (unsupported == 0 || allowed) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// What became of a case.
+/// The outcome of a case.
 enum Outcome {
     Passed,
     Failed(String),
@@ -201,8 +201,8 @@ fn check_gradients(set: &Set, case: &Case, inputs: &[Var], outputs: &[Var]) -> R
     Ok(())
 }
 
-/// Operators whose result has as many elements as the input's values say: they wait for the device, and where there are no
-/// values they must refuse.
+/// Operators whose result's size depends on the input's values: they wait for the device, and on a device without
+/// values they must return an error.
 const SHAPED_BY_VALUES: &[&str] = &["bincount", "unique"];
 
 /// The same call on a `meta` device must give the same shapes and dtypes, gradients included.
@@ -234,7 +234,7 @@ fn check_meta(set: &Set, case: &Case, outputs: &[Var]) -> Result<(), String> {
     Ok(())
 }
 
-/// What has a size that the values decide is refused where there are none.
+/// On a `meta` device, a result whose size depends on values is an error.
 fn must_refuse(made: phalanx::autograd::Result<Vec<Var>>) -> Result<(), String> {
     let refused = made.is_err_and(|error| error.to_string().contains("meta:"));
     if refused {

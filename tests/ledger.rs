@@ -1,4 +1,4 @@
-//! A `meta` device's books equal a CPU's, to the byte and category by category, for whole training steps: each
+//! The ledger of a `meta` device equals that of a CPU, to the byte in each category, for whole training steps: each
 //! dtype, recompute mode and optimizer, on a transformer and on a convolution net.
 
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn books(device: Device) -> Books {
     books
 }
 
-/// The books after each phase of a training on a CPU and on a meta device, which are this test's own.
+/// The ledgers after each phase of a training on a CPU and on a meta device that no other test uses.
 fn assert_equal_books(what: &str, number: u16, f: impl Fn(Device) -> Result<Vec<Books>>) {
     let run = |device: Device| {
         let ledger = device.ledger().expect("a ledger");
@@ -58,7 +58,7 @@ fn optimizers() -> [(&'static str, Box<dyn Rule>); 6] {
 const MODES: [RecomputeMode; 3] = [RecomputeMode::Never, RecomputeMode::ExceptLast, RecomputeMode::Always];
 
 /// Three steps with a scaled loss, clipped gradients and, in bf16, gradients kept in f32, then the loss without a
-/// graph. The books are taken after each phase, whose peak is its own.
+/// graph. The ledger is read after each phase, and its peak is reset.
 fn train(
     rule: Box<dyn Rule>,
     parameters: Vec<Parameter>,
@@ -119,7 +119,7 @@ fn train_gpt(rule: Box<dyn Rule>, dtype: DType, mode: RecomputeMode, device: Dev
     })
 }
 
-/// Blocks of convolutions, each with another norm, nonlinearity and pooling, and a map to ten classes.
+/// Blocks of convolutions, each with another norm, nonlinearity and pooling, and a linear layer to ten classes.
 struct ConvNet {
     blocks: Vec<Unit<Sequential>>,
     head: Linear,
@@ -192,7 +192,7 @@ fn train_conv(rule: Box<dyn Rule>, dtype: DType, mode: RecomputeMode, device: De
     })
 }
 
-/// What a head's loss and its gradients take beyond what was there before.
+/// The memory of a head's loss and its gradients.
 fn head_peak(dtype: DType, device: Device) -> Result<usize> {
     let scope = Scope::new(1, dtype, device);
     let table = Table { count: 301, width: 8, init: Init::ZEROS, tied: false };

@@ -1,4 +1,4 @@
-//! What a user can do wrong, and what the error must say: the operation, what came and what was wanted. No mistake may
+//! Mistakes of users and their errors, which name the operation, the value that was got and the one that was wanted. No mistake may
 //! panic or pass.
 
 #[path = "mistakes/files.rs"]
@@ -57,16 +57,16 @@ fn there_are_enough_of_them() {
 
 /// A line of the table, the words that the error must contain, and the call, which gives the error's text.
 pub struct Mistake {
-    /// Where it stands.
+    /// Its line.
     pub line: u32,
-    /// What the message contains.
+    /// The words that the message contains.
     pub words: Vec<&'static str>,
-    /// Makes it.
+    /// Makes the mistake.
     pub call: Box<dyn Fn() -> Option<String>>,
 }
 
-/// `words => call;` lines as a list of [`Mistake`]s. The words stand in one text, separated by ` | `; the first is how the
-/// message begins.
+/// Turns `words => call;` lines into a list of [`Mistake`]s. The words are one text, separated by ` | `; the message begins with
+/// the first.
 macro_rules! mistakes {
     ($($words:literal => $call:expr;)*) => {
         vec![$($crate::Mistake {
@@ -85,7 +85,7 @@ pub fn text<T, E: Display + Debug>(outcome: Result<T, E>) -> Option<String> {
     Some(error.to_string())
 }
 
-/// Makes every mistake, and tells all that go wrong in another way than they should.
+/// Makes every mistake, and reports those with another error than expected.
 pub fn check(mistakes: Vec<Mistake>) {
     let mut wrong = Vec::new();
     for Mistake { line, words, call } in mistakes {
@@ -142,7 +142,7 @@ pub fn leaf(shape: &[usize]) -> Var {
     Var::leaf(zeros(shape, DType::F32)).unwrap()
 }
 
-/// Where layers are made.
+/// The scope in which layers are made.
 pub fn scope() -> Scope {
     Scope::new(0, DType::F32, Device::CPU)
 }

@@ -22,7 +22,7 @@ fn values(var: &Var) -> Vec<f32> {
     var.to_vec().unwrap()
 }
 
-/// What a dropout of this scope lets through in its first pass on a thread of its own.
+/// The output of a dropout of this scope in its first pass on a new thread.
 fn first_mask(scope: Scope) -> Vec<f32> {
     let pass = move || values(&Dropout::new(0.5, &scope).unwrap().forward(&ones(&[64])).unwrap());
     std::thread::spawn(pass).join().unwrap()

@@ -1,5 +1,5 @@
 //! Operations that must not cost much more than plain ones: a reduction along any dimension beside the last one, and
-//! what moves as many bytes. A cliff shows on one machine, without another system to compare with.
+//! an operation that moves as many bytes. A cliff is found on one machine, without another system to compare with.
 
 use phalanx::autograd::Result;
 use phalanx::kernels::{ConvOptions, PoolOptions};
@@ -61,7 +61,7 @@ fn depthwise() -> ConvOptions {
     ConvOptions { padding: [1; 2], groups: 64, ..ConvOptions::default() }
 }
 
-/// What looks like a cliff is measured so many times, since other programs may have slowed one measurement; the last one counts.
+/// A suspected cliff is measured so many times, because other programs may have slowed one measurement; the last one counts.
 const TRIES: usize = 3;
 
 /// Whether no operation is a cliff.

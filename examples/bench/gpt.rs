@@ -81,7 +81,7 @@ pub const GPT2: Size = Size {
     tolerance: 0.0,
 };
 
-/// What training has shown.
+/// The measurements of a training run.
 #[derive(Default)]
 pub struct Trained {
     /// A step's milliseconds, after the warm-ups.
@@ -126,16 +126,16 @@ pub fn run(report: &Report, size: &Size, data: &Path, device: Device) -> Result<
     Ok(same)
 }
 
-/// Where a rank is.
+/// A rank's communicator and device.
 pub struct At {
     pub comm: Comm,
     pub device: Device,
 }
 
-/// What replicas share of a rank's part of the model.
+/// The wrapper that adds gradients over replicas.
 pub type Share = phalanx::parallel::Result<Box<dyn DataParallel>>;
 
-/// Trains as a layout says; `wrap` makes of a rank's part of the model what adds gradients over its replicas.
+/// Trains under a layout; `wrap` makes the wrapper that adds a rank's gradients over its replicas.
 pub fn train<L: Layers>(
     size: &Size,
     data: &Path,

@@ -7,7 +7,7 @@ use phalanx::{DType, Tensor, Var, kernels};
 
 use crate::measure::{Report, ids, median_ms, uniform};
 
-/// What a row does at least.
+/// The least work of a row.
 #[derive(Clone, Copy, Default)]
 struct Work {
     /// Floating-point operations of the forward pass.

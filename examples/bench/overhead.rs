@@ -1,4 +1,4 @@
-//! Costs beside arithmetic: chains of tiny operations, pools beside a program that uses rayon itself, the dependency engine.
+//! Overheads: chains of tiny operations, pools beside a program that uses rayon itself, the dependency engine.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;

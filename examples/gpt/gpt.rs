@@ -1,4 +1,4 @@
-//! [`Gpt`]: what is trained and how, by keys, and the model that it describes.
+//! [`Gpt`]: the settings of a model and its training, and the model.
 
 use std::path::{Path, PathBuf};
 

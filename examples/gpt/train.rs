@@ -9,7 +9,7 @@ use phalanx::nn::{Scope, load_state_dict};
 use phalanx::parallel::hybrid::decoder;
 use phalanx::parallel::launch::Rank;
 use phalanx::train::text::Codec;
-use phalanx::train::{Place, Progress, Result, Run, Settings, Trainer, digest, room, start};
+use phalanx::train::{Place, Progress, Result, Run, Settings, Trainer, check_memory, digest, start};
 
 use crate::generate::{self, FOLDERS};
 use crate::gpt::{FROM_FOLDER, Gpt, optimizers};
@@ -52,7 +52,7 @@ fn train_here(
         // The weights, their gradients, two moments and perhaps a master; inputs and targets.
         let model = config.matrix_elements() * 4.0 * run.dtype.size().max(4) as f64;
         let batch = 16.0 * run.batch as f64 * context as f64;
-        room(&[("a model (`layers`, `width`)", model), ("a batch (`batch`, `context`)", batch)])?;
+        check_memory(&[("a model (`layers`, `width`)", model), ("a batch (`batch`, `context`)", batch)])?;
     }
     let (data, digest, bytes_per_token) = corpus.data(config.vocabulary(), run.seed)?;
     let codec = Arc::new(corpus.into_codec());

@@ -1,4 +1,4 @@
-//! The norm of all gradients, and clipping by it.
+//! The norm of all gradients, and gradient clipping.
 
 use std::collections::BTreeMap;
 
@@ -6,15 +6,15 @@ use phalanx_kernels as kernels;
 use phalanx_kernels::{NORM_BLOCK, Stretches};
 use phalanx_tensor::{DType, Device, Tensor};
 
-use crate::error::setting;
+use crate::error::check_setting;
 use crate::{Error, Parameter, Result, Usage, norm_tree};
 
-/// The gradients' norm and the factor that brings it down to the bound.
+/// The gradients' norm and the factor that reduces it to the bound.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Clip {
     /// The norm of all gradients together.
     pub norm: f64,
-    /// `min(1, max_norm / (norm + 1e-6))`, to be given to [`crate::Optimizer::step_scaled`].
+    /// `min(1, max_norm / (norm + 1e-6))`, for [`crate::Optimizer::step_scaled`].
     pub scale: f64,
 }
 
@@ -26,33 +26,33 @@ impl Clip {
         Clip { norm, scale: if scale > 1.0 { 1.0 } else { scale } }
     }
 
-    /// [`Clip::scale`] of a norm that is on a device and stays there: a scalar of f64 as the norm, for
-    /// [`crate::Optimizer::step_by`].
+    /// [`Clip::scale`] of a norm that stays on its device, as a scalar of f64 for [`crate::Optimizer::step_by`].
     ///
     /// # Errors
     /// If the bound is not positive, or memory is short.
     pub fn factor(norm: &Tensor, max_norm: f64) -> Result<Tensor> {
-        setting("Clip::factor", "a bound of", max_norm, max_norm > 0.0, "more than 0")?;
+        check_setting("Clip::factor", "a bound of", max_norm, max_norm > 0.0, "more than 0")?;
         let ratio = kernels::rdiv_scalar(&kernels::add_scalar(norm, 1e-6.into())?, max_norm.into())?;
         Ok(kernels::clamp(&ratio, None, Some(1.0.into()))?)
     }
 }
 
-/// A parameter's gradient in the norm.
+/// Which gradient a sum of squares is of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Square {
     /// The parameter's global name.
     pub name: String,
-    /// Whether the sum is of all of it, or of a part of a parameter that is cut ([`crate::Shard::is_whole`]).
+    /// Whether the sum covers the whole gradient, or this rank's part of a parameter that is cut ([`crate::Shard::is_whole`]).
     pub whole: bool,
 }
 
-/// Sums of squares of gradients, in order of the parameters' names, on the gradients' device: nothing has waited for them.
+/// Sums of squares of gradients, in order of the parameters' names. They are on the gradients' device, and the host has not waited for
+/// them.
 #[derive(Clone, Debug)]
 pub struct Squares {
-    /// Of what.
+    /// The gradient of each sum.
     pub of: Vec<Square>,
-    /// f64 `[of.len()]`, contiguous: the sum of the squares of what is here of each gradient.
+    /// f64 `[of.len()]`, contiguous: the sum of the squares of this rank's part of each gradient.
     pub sums: Tensor,
 }
 
@@ -60,7 +60,7 @@ impl Squares {
     /// The root of all sums, added in order of the names: a scalar, f64, on their device.
     ///
     /// # Errors
-    /// If one is of a part alone of a parameter that is cut over ranks, or memory is short.
+    /// If a sum covers a part of a parameter that is cut over ranks, or memory is short.
     pub fn norm(&self) -> Result<Tensor> {
         if let Some(part) = self.of.iter().find(|square| !square.whole) {
             let why = "is cut over ranks, and this is the sum of its part here alone: add the ranks' first, as \
@@ -77,9 +77,9 @@ impl Squares {
     }
 }
 
-/// The Euclidean norm of all gradients, in an order that no layout changes: each parameter's sum of squares by the
-/// tree of [`norm_tree`], in f64, the parameters in order of their global names, one that comes twice once. Gradient
-/// chains of several sites are added first ([`Parameter::finish_grad`]). On a `meta` device it is 0.
+/// The Euclidean norm of all gradients. The order of additions is the same under every layout of ranks: each parameter's squares are
+/// added by the tree of [`norm_tree`] in f64, and the parameters in order of their global names. A parameter that is listed twice counts
+/// once. Gradient chains of several sites are added first ([`Parameter::finish_grad`]). On a `meta` device the norm is 0.
 ///
 /// # Errors
 /// If a gradient cannot be read.
@@ -87,11 +87,11 @@ pub fn grad_norm(parameters: &[Parameter]) -> Result<f64> {
     norm_of(&grad_squares(parameters)?)
 }
 
-/// The sums of squares of [`grad_norm`], of parameters that have a gradient or not; of several devices, on the first
+/// The sums of squares of [`grad_norm`]. A parameter without a gradient has the sum 0. Sums of several devices are moved to the first
 /// parameter's.
 ///
 /// # Errors
-/// If a gradient cannot be read, or a wrapper has spread it over ranks ([`Parameter::hand_to`]).
+/// If a gradient cannot be read, or a wrapper has sharded it over ranks ([`Parameter::hand_to`]).
 pub fn grad_squares(parameters: &[Parameter]) -> Result<Squares> {
     let mut sorted: Vec<&Parameter> = parameters.iter().collect();
     sorted.sort_by(|a, b| a.name().cmp(b.name()));
@@ -113,11 +113,11 @@ pub fn grad_squares(parameters: &[Parameter]) -> Result<Squares> {
         name: parameter.name().to_string(),
         whole: parameter.part().is_whole(),
     };
-    Ok(Squares { of: sorted.iter().map(square).collect(), sums: together(home, parts)? })
+    Ok(Squares { of: sorted.iter().map(square).collect(), sums: gather_sums(home, parts)? })
 }
 
-/// The sums of all devices on one, each in its place.
-fn together(home: Device, mut parts: BTreeMap<Device, (Vec<usize>, Vec<Stretches>)>) -> Result<Tensor> {
+/// The sums of all devices on one, each at its parameter's index.
+fn gather_sums(home: Device, mut parts: BTreeMap<Device, (Vec<usize>, Vec<Stretches>)>) -> Result<Tensor> {
     if let (1, Some((_, stretches))) = (parts.len(), parts.get(&home)) {
         return Ok(kernels::sums_of_squares(home, stretches)?);
     }
@@ -133,22 +133,22 @@ fn together(home: Device, mut parts: BTreeMap<Device, (Vec<usize>, Vec<Stretches
     Ok(all.narrow(0, 0, count)?)
 }
 
-/// [`Squares::norm`] as a number, for which a GPU is waited for. On a `meta` device it is 0.
+/// [`Squares::norm`] as a number; the host waits for a GPU. On a `meta` device it is 0.
 ///
 /// # Errors
-/// What a kernel has found wrong.
+/// Those that a kernel has reported.
 pub fn norm_of(squares: &Squares) -> Result<f64> {
     let norm = squares.norm()?;
     Ok(if norm.device().is_meta() { 0.0 } else { norm.item()? })
 }
 
-/// The norm of all gradients and the factor that clips it to `max_norm`. The gradients are left as they are: the
-/// optimizer applies the factor as it reads them.
+/// The norm of all gradients and the factor that clips it to `max_norm`. The gradients do not change: the optimizer applies the factor
+/// as it reads them.
 ///
 /// # Errors
 /// If a gradient cannot be read, or the bound is not positive.
 pub fn clip_grad_norm(parameters: &[Parameter], max_norm: f64) -> Result<Clip> {
-    setting("clip_grad_norm", "a bound of", max_norm, max_norm > 0.0, "more than 0")?;
+    check_setting("clip_grad_norm", "a bound of", max_norm, max_norm > 0.0, "more than 0")?;
     Ok(Clip::new(grad_norm(parameters)?, max_norm))
 }
 
@@ -158,8 +158,8 @@ pub fn clip_grad_norm(parameters: &[Parameter], max_norm: f64) -> Result<Clip> {
 /// # Errors
 /// If a gradient is of no floating-point dtype, or `p` or the bound is not positive.
 pub fn clip_grad_norm_(grads: &mut [Tensor], max_norm: f64, p: f64) -> Result<f64> {
-    setting("clip_grad_norm_", "a norm of order", p, p > 0.0, "more than 0")?;
-    setting("clip_grad_norm_", "a bound of", max_norm, max_norm > 0.0, "more than 0")?;
+    check_setting("clip_grad_norm_", "a norm of order", p, p > 0.0, "more than 0")?;
+    check_setting("clip_grad_norm_", "a bound of", max_norm, max_norm > 0.0, "more than 0")?;
     let mut sum = 0.0;
     for grad in &*grads {
         if p == 2.0 {

@@ -1,7 +1,6 @@
-//! Batches of token windows: seeded shuffling, cut by rank and micro-batch, read ahead on a thread.
+//! Batches of token windows: shuffled by a seed, cut by rank and micro-batch, prefetched by a thread. [`Permutation`] is the shuffled order.
 //!
-//! A position is the number of a step, and everything about a step is a function of (seed, step): nothing else needs
-//! to be saved to continue.
+//! A step's batch is a function of (seed, step), so a checkpoint saves the number of the step and nothing else about the data.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -13,7 +12,7 @@ use phalanx_tensor::{Category, Context, Device, RngKey, Stream4, Tensor};
 
 use crate::{Error, Result};
 
-/// Cuts `0 .. n` into `parts` runs in order; where they cannot be even, the first are longer by one.
+/// Cuts `0 .. n` into `parts` runs in order. If they cannot be even, the first are longer by one.
 ///
 /// ```
 /// assert_eq!(phalanx_nn::cut(7, 3), [0..3, 3..5, 5..7]);
@@ -24,13 +23,13 @@ pub fn cut(n: usize, parts: usize) -> Vec<Range<usize>> {
     (0..parts).map(|i| start(i)..start(i + 1)).collect()
 }
 
-/// What is drawn: windows of `context + 1` consecutive tokens (inputs, and the targets one further), in a shuffled
-/// order that covers the text once an epoch. Each epoch cuts the text at another place.
+/// Windows of `context + 1` consecutive tokens: inputs, and targets one token further. Their shuffled order covers the text once in
+/// each epoch. Each epoch cuts the text at another offset.
 #[derive(Clone, Debug)]
 pub struct Windows {
     tokens: Arc<[u32]>,
     context: usize,
-    /// Of the windows of an epoch.
+    /// The order of an epoch's windows.
     order: Permutation,
 }
 
@@ -48,12 +47,12 @@ impl Windows {
             );
             return Err(Error::invalid("Windows", why));
         }
-        // One window less than fit, so that there is room to cut elsewhere.
+        // One window less than fits, so that the offset can vary.
         let count = ((tokens.len() - context) / context).max(1) as u64;
         Ok(Windows { tokens, context, order: Permutation::of_data(count, seed) })
     }
 
-    /// Windows an epoch.
+    /// Windows in an epoch.
     pub fn per_epoch(&self) -> u64 {
         self.order.count()
     }
@@ -81,18 +80,18 @@ impl Windows {
 /// Some rows of a step.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// What a row consists of, each with a first dimension of rows. Of tokens: inputs `[rows, context]` i64, and targets, the tokens
-    /// one further.
+    /// The tensors of the rows, each with a first dimension of rows. For tokens they are inputs `[rows, context]` i64 and targets, the
+    /// tokens one further.
     pub tensors: Vec<Tensor>,
     /// The number of the first row in the global batch, for [`Context::batch_offset`].
     pub first_row: usize,
 }
 
 impl Batch {
-    /// Its tensors as variables, of which there are to be `N`: `let [inputs, targets] = batch.vars()?`.
+    /// Its `N` tensors as variables: `let [inputs, targets] = batch.vars()?`.
     ///
     /// # Errors
-    /// If there are not as many.
+    /// If it has another number of tensors.
     pub fn vars<const N: usize>(&self) -> Result<[Var; N]> {
         let vars: Vec<Var> = self.tensors.iter().cloned().map(Var::new).collect();
         let wrong = |vars: Vec<Var>| {
@@ -110,11 +109,11 @@ impl Batch {
 /// Tokens of a run of rows: inputs, targets.
 type Rows = (Vec<i64>, Vec<i64>);
 
-/// Steps of batches, read ahead by one thread. It reads tokens; tensors are made when a step asks for them, so that a
-/// device's ledger does not depend on how far ahead the thread is.
+/// Steps of batches, prefetched by one thread. The thread reads tokens. Tensors are made when a step asks for them, so that a device's
+/// ledger does not depend on how far ahead the thread is.
 pub struct Loader {
     rows: Option<Receiver<Vec<Rows>>>,
-    /// What is wrong with the settings.
+    /// The error of the settings, if they make no sense.
     problem: Option<String>,
     context: usize,
     pieces: Vec<Range<usize>>,
@@ -123,7 +122,7 @@ pub struct Loader {
     position: u64,
 }
 
-/// Steps that are read ahead.
+/// Steps that the thread prefetches.
 const AHEAD: usize = 2;
 
 impl Loader {
@@ -150,7 +149,7 @@ impl Loader {
             let step = |step: u64| -> Vec<Rows> {
                 read.iter().map(|rows| windows.rows(step * batch as u64, rows.clone())).collect()
             };
-            // Ends when nobody receives any more.
+            // Ends when the receiver is dropped.
             (position..).take_while(|_| read_on).try_for_each(|at| send.send(step(at)).ok());
         });
         Loader { rows: Some(rows), problem, context, pieces, device, thread: Some(thread), position }
@@ -175,7 +174,7 @@ impl Loader {
         self.pieces.iter().zip(rows).map(batch).collect()
     }
 
-    /// The number of the step that comes next: what is saved to continue.
+    /// The number of the next step. A checkpoint saves it.
     pub fn position(&self) -> u64 {
         self.position
     }
@@ -186,19 +185,19 @@ impl Drop for Loader {
         // The thread ends when it finds the channel closed.
         drop(self.rows.take());
         if let Some(thread) = self.thread.take() {
-            // It reports its errors through the channel; a panic has nobody left to go to.
+            // Errors come through the channel. A panic of the thread is dropped with the loader.
             let _ = thread.join();
         }
     }
 }
 
-/// The draws of the data, apart from those of every parameter and layer.
+/// The site of the data's random draws.
 const SITE: u64 = 0x6461_7461;
 
-/// The numbers `0 .. count` in an order that is drawn anew for each epoch. Every place is computed by itself, in constant memory.
+/// The numbers `0 .. count` in a random order for each epoch. Each index is computed by itself, in constant memory.
 ///
-/// It is a Feistel network over the next even power of two, walked until it comes back inside. Lanes from 1 on of the
-/// stream are its own; lane 0 is free for others.
+/// It is a Feistel network over the next even power of two, applied again until the result is below `count`. It uses lanes 1 and up of
+/// the stream; lane 0 is free for other draws.
 /// Source: Black and Rogaway: Ciphers with arbitrary finite domains (2002).
 #[derive(Clone, Debug)]
 pub struct Permutation {
@@ -207,12 +206,12 @@ pub struct Permutation {
 }
 
 impl Permutation {
-    /// Orders of `0 .. count`, drawn from `stream`. There is no order of nothing: a count of 0 is taken for 1.
+    /// Orders of `0 .. count`, drawn from `stream`. A count of 0 is taken for 1.
     pub fn new(count: u64, stream: Stream4) -> Permutation {
         Permutation { count: count.max(1), stream }
     }
 
-    /// The orders of `count` items of a run's data, as its seed draws them.
+    /// The orders of `count` items of a run's data, drawn by the run's seed.
     pub fn of_data(count: u64, seed: u64) -> Permutation {
         Permutation::new(count, RngKey { seed, step: 0 }.site(SITE))
     }
@@ -222,12 +221,12 @@ impl Permutation {
         self.count
     }
 
-    /// The draws that the order is made of.
+    /// The random numbers that the order is made of.
     pub fn stream(&self) -> &Stream4 {
         &self.stream
     }
 
-    /// The number at place `index` of the epoch's order.
+    /// The number at `index` of the epoch's order.
     ///
     /// # Panics
     /// If `index` is not below the count.
@@ -249,7 +248,7 @@ impl Permutation {
         }
     }
 
-    /// The epoch of a sample that is counted over all epochs, and the number that the epoch's order has at its place.
+    /// The epoch of a sample, which is counted over all epochs, and its number in that epoch's order.
     pub fn draw(&self, sample: u64) -> (u64, u64) {
         let (epoch, index) = (sample / self.count, sample % self.count);
         (epoch, self.at(epoch, index))

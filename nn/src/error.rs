@@ -1,6 +1,7 @@
 //! What can go wrong in a module, an optimizer or a model's files.
 
 use std::fmt;
+use std::sync::{LockResult, PoisonError};
 
 /// The crate's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -9,15 +10,15 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// An operation or a backward pass refused.
+    /// An error of an operation or of a backward pass.
     #[error(transparent)]
     Autograd(#[from] phalanx_autograd::Error),
-    /// An argument or a setting makes no sense.
+    /// An argument or a setting is invalid.
     #[error("{what}: {why}")]
     Invalid {
         /// What was asked.
         what: String,
-        /// What came and what was wanted.
+        /// The value that was got, and the one that was wanted.
         why: String,
     },
     /// Saved tensors do not fit the parameters.
@@ -30,15 +31,15 @@ pub enum Error {
     },
 }
 
-/// How saved tensors and wanted ones differ.
+/// The differences between saved tensors and those of the model.
 #[must_use = "it says what was not loaded; `let _ =` if that is as it should be"]
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Mismatch {
-    /// Wanted and not there.
+    /// Names that the module has and the saved state lacks.
     pub missing: Vec<String>,
-    /// There and not wanted.
+    /// Names that the saved state has and the module lacks.
     pub unexpected: Vec<String>,
-    /// Of another shape: name, what came, what was wanted.
+    /// Tensors of another shape: name, saved shape, shape in the model.
     pub misshaped: Vec<(String, Vec<usize>, Vec<usize>)>,
 }
 
@@ -48,7 +49,7 @@ impl Mismatch {
         self.missing.is_empty() && self.unexpected.is_empty() && self.misshaped.is_empty()
     }
 
-    /// Nothing, or the error.
+    /// Turns a mismatch into an error.
     ///
     /// # Errors
     /// If there is a mismatch.
@@ -100,37 +101,42 @@ impl From<Error> for phalanx_autograd::Error {
     }
 }
 
-/// The message, so that a program that ends with an error shows it.
+/// Prints the message, so that a program whose `main` returns the error shows it.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// A number that a layer, a rule or a loss was told, if `fits`.
-pub(crate) fn setting(what: &str, name: &str, got: f64, fits: bool, wanted: &str) -> Result<()> {
+/// Refuses a number in a setting unless it `fits`.
+pub(crate) fn check_setting(what: &str, name: &str, got: f64, fits: bool, wanted: &str) -> Result<()> {
     if fits {
         return Ok(());
     }
     Err(Error::invalid(what, format!("got {name} {got:?}, wanted {wanted}")))
 }
 
-/// A number from 0 up, as an epsilon or a weight decay is.
-pub(crate) fn from_zero(what: &str, name: &str, got: f64) -> Result<()> {
-    setting(what, name, got, got.is_finite() && got >= 0.0, "a finite number from 0 up")
+/// Refuses a number that is not finite or below 0: an epsilon or a weight decay.
+pub(crate) fn check_non_negative(what: &str, name: &str, got: f64) -> Result<()> {
+    check_setting(what, name, got, got.is_finite() && got >= 0.0, "a finite number from 0 up")
 }
 
-/// A share below 1, as the decay of a running mean is.
-pub(crate) fn below_one(what: &str, name: &str, got: f64) -> Result<()> {
-    setting(what, name, got, (0.0..1.0).contains(&got), "0 or more and less than 1")
+/// Refuses a number outside of 0 to below 1: the decay of a running mean.
+pub(crate) fn check_decay(what: &str, name: &str, got: f64) -> Result<()> {
+    check_setting(what, name, got, (0.0..1.0).contains(&got), "0 or more and less than 1")
 }
 
-/// A probability or a share.
-pub(crate) fn share(what: &str, name: &str, got: f64) -> Result<()> {
-    setting(what, name, got, (0.0..=1.0).contains(&got), "0 to 1")
+/// Refuses a number outside of 0 to 1: a probability or a share.
+pub(crate) fn check_probability(what: &str, name: &str, got: f64) -> Result<()> {
+    check_setting(what, name, got, (0.0..=1.0).contains(&got), "0 to 1")
 }
 
-/// What a part of a model is called in errors: its kind, and its path unless it is the whole model.
-pub(crate) fn at(kind: &str, path: &str) -> String {
+/// A module's name in errors: its kind, and its path unless it is the whole model.
+pub(crate) fn label(kind: &str, path: &str) -> String {
     if path.is_empty() { kind.into() } else { format!("{kind} `{path}`") }
+}
+
+/// The guard or value of a lock, also after a panic of a thread that held it: what these locks protect is valid at every moment.
+pub(crate) fn unpoisoned<T>(result: LockResult<T>) -> T {
+    result.unwrap_or_else(PoisonError::into_inner)
 }

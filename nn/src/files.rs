@@ -1,4 +1,4 @@
-//! [`save`] and [`load`]: a model in one file; and state dicts of which a part may be missing.
+//! State dicts, complete or partial, and models in one file: [`state_dict`], [`load_state_dict`], [`save`], [`load`].
 //!
 //! The file is safetensors, with the names of the [state dict](crate::state_dict), as PyTorch's `safetensors.torch` writes and reads
 //! it. For a Hugging Face folder see [`models::load_model`](crate::models::load_model); for a model that is spread over ranks,
@@ -37,7 +37,7 @@ impl Default for LoadOptions {
 /// save(&model(1)?, &path)?;
 /// load(&model(2)?, &path)?; // now equal to the first
 ///
-/// // A model without a bias: what does not fit is left, and told.
+/// // A model without a bias: tensors that do not fit are skipped and named.
 /// let other = LinearConfig::new(3, 2).with_bias(false).init(&Scope::new(1, DType::F32, Device::CPU))?;
 /// let left = load_with(&other, &path, LoadOptions { strict: false })?;
 /// assert_eq!(left.unexpected, ["bias"]);
@@ -78,7 +78,7 @@ pub fn load(model: &(impl Parameters + ?Sized), path: impl AsRef<Path>) -> Resul
     load_with(model, path, LoadOptions::default()).map(drop)
 }
 
-/// [`load`] as the options say; returns what was left.
+/// [`load`] with options. Returns the names that were not loaded.
 ///
 /// # Errors
 /// As [`load`]; unless it is strict, only if the file cannot be read, or nothing in it fits.
@@ -91,16 +91,16 @@ pub fn load_with(
     let what = file.path().display().to_string();
     let names: Vec<String> = file.names().map(String::from).collect();
     let shapes = names.into_iter().map(|name| Ok((name.clone(), file.shape(&name)?.to_vec())));
-    let fit = Fit::new(model, shapes.collect::<Result<_>>()?, what, options)?;
-    for name in &fit.names {
+    let plan = LoadPlan::new(model, shapes.collect::<Result<_>>()?, what, options)?;
+    for name in &plan.names {
         file.dtype(name)?;
     }
     // One at a time, so that a large model is not held twice.
-    fit.load(model, |name, on| Ok(file.tensor(name, if on.is_meta() { on } else { Device::CPU })?))
+    plan.load(model, |name, on| Ok(file.tensor(name, if on.is_meta() { on } else { Device::CPU })?))
 }
 
-/// Every parameter and buffer by name, as PyTorch's `state_dict`. The tensors are the module's own, not copies. Of parameters
-/// whose values are spread over ranks they have no elements here: to read or save one is an error that says what to do instead
+/// Every parameter and buffer by name, as PyTorch's `state_dict`. The tensors are the module's own, not copies. The tensor of a
+/// parameter that is sharded over ranks has no elements here; reading or saving it is an error that names the remedy
 /// ([`Tensor::why_withheld`]). See [`save`](crate::save) for a file.
 pub fn state_dict(module: &(impl Parameters + ?Sized)) -> Vec<(String, Tensor)> {
     let mut entries = Vec::new();
@@ -109,10 +109,10 @@ pub fn state_dict(module: &(impl Parameters + ?Sized)) -> Vec<(String, Tensor)> 
 }
 
 /// Copies saved tensors into the parameters and buffers of those names, converted to their dtypes and moved to their
-/// devices. See [`load_state_dict_with`] for one that may fit in part only.
+/// devices. See [`load_state_dict_with`] for a state dict that fits in part only.
 ///
 /// # Errors
-/// If names are missing, not known, of another shape or come twice, or a parameter's values are not here; then nothing is changed.
+/// If a name is missing, unknown or given twice, a shape differs, or a parameter's values are on other ranks. Then nothing is changed.
 pub fn load_state_dict(
     module: &(impl Parameters + ?Sized),
     entries: impl IntoIterator<Item = (String, Tensor)>,
@@ -120,7 +120,7 @@ pub fn load_state_dict(
     load_state_dict_with(module, entries, LoadOptions::default()).map(drop)
 }
 
-/// [`load_state_dict`](crate::load_state_dict) as the options say; returns what was left.
+/// [`load_state_dict`](crate::load_state_dict) with options. Returns the names that were not loaded.
 ///
 /// # Errors
 /// If a name comes twice, a tensor has no elements to copy (`meta`), nothing fits, or, if it is strict, names are missing, not
@@ -138,21 +138,21 @@ pub fn load_state_dict_with(
         given.insert(name, tensor);
     }
     let shapes = given.iter().map(|(name, tensor)| (name.clone(), tensor.shape().to_vec())).collect();
-    let fit = Fit::new(module, shapes, "state dict".into(), options)?;
-    let unreadable = |name: &&String| given.get(*name).is_some_and(|t| t.device().is_meta()) && !fit.on_meta;
-    if let Some(name) = fit.names.iter().find(unreadable) {
+    let plan = LoadPlan::new(module, shapes, "state dict".into(), options)?;
+    let unreadable = |name: &&String| given.get(*name).is_some_and(|t| t.device().is_meta()) && !plan.on_meta;
+    if let Some(name) = plan.names.iter().find(unreadable) {
         return Err(Error::invalid(
             "state dict",
             format!("{name:?} is on a meta device, which has no elements"),
         ));
     }
-    fit.load(module, |name, _| {
+    plan.load(module, |name, _| {
         given.get(name).cloned().ok_or_else(|| Error::invalid("state dict", format!("{name:?} is gone")))
     })
 }
 
-/// What of the given tensors fits a module.
-struct Fit {
+/// Which of the given tensors fit a module.
+struct LoadPlan {
     /// The names that fit.
     names: Vec<String>,
     /// Everything else.
@@ -161,42 +161,42 @@ struct Fit {
     on_meta: bool,
 }
 
-impl Fit {
-    /// Compares names and shapes; an error if it is strict and something is left.
+impl LoadPlan {
+    /// Compares names and shapes. It is an error if the options are strict and a tensor does not fit.
     fn new(
         module: &(impl Parameters + ?Sized),
         mut given: HashMap<String, Vec<usize>>,
         what: String,
         options: LoadOptions,
-    ) -> Result<Fit> {
-        let mut fit = Fit { names: Vec::new(), left: Mismatch::default(), on_meta: true };
+    ) -> Result<LoadPlan> {
+        let mut plan = LoadPlan { names: Vec::new(), left: Mismatch::default(), on_meta: true };
         let mut withheld = None;
         module.visit("", &mut |path, entry| {
             let held = entry.tensor();
             withheld = withheld.take().or_else(|| Some((path.to_string(), held.why_withheld()?)));
-            fit.on_meta &= held.device().is_meta();
+            plan.on_meta &= held.device().is_meta();
             match given.remove(path) {
-                None => fit.left.missing.push(path.into()),
+                None => plan.left.missing.push(path.into()),
                 Some(shape) if shape != held.shape() => {
-                    fit.left.misshaped.push((path.into(), shape, held.shape().into()));
+                    plan.left.misshaped.push((path.into(), shape, held.shape().into()));
                 }
-                Some(_) => fit.names.push(path.into()),
+                Some(_) => plan.names.push(path.into()),
             }
         });
         if let Some((path, why)) = withheld {
             return Err(Error::invalid(what, format!("{path}: {why}")));
         }
-        fit.left.unexpected = given.into_keys().collect();
-        fit.left.unexpected.sort();
+        plan.left.unexpected = given.into_keys().collect();
+        plan.left.unexpected.sort();
         if options.strict {
-            fit.left.clone().check(&what)?;
-        } else if fit.names.is_empty() {
-            fit.left.clone().check(&format!("{what}: nothing fits"))?;
+            plan.left.clone().check(&what)?;
+        } else if plan.names.is_empty() {
+            plan.left.clone().check(&format!("{what}: nothing fits"))?;
         }
-        Ok(fit)
+        Ok(plan)
     }
 
-    /// Loads what fits; `read` gives the values of a name for an entry on a device.
+    /// Loads the tensors that fit. `read` returns the values of a name for a tensor on a device.
     fn load(
         self,
         module: &(impl Parameters + ?Sized),
@@ -236,7 +236,7 @@ impl<R: Rule> Optimizer<R> {
 }
 
 fn write(path: &Path, entries: &[(String, Tensor)]) -> Result<()> {
-    // As PyTorch's readers ask for it.
+    // PyTorch's readers require it.
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     let named = entries.iter().map(|(name, tensor)| (name.as_str(), tensor));
     Ok(save_safetensors(path, named, &metadata)?)

@@ -1,29 +1,29 @@
-//! Hooks that see what goes into a module and what comes out: [`Hooked`], and [`Sequential::on_forward`].
+//! Hooks that see a module's input and output, and may replace the output: [`Hooked`], and
+//! [`Sequential::on_forward`](crate::Sequential::on_forward).
 //!
-//! Where a part of the model is [computed again](phalanx_autograd::checkpoint()) for its backward pass, its hooks are called
-//! again too, with the same values; [`is_recomputing`](phalanx_autograd::is_recomputing) tells a hook so.
+//! If a part of the model is [computed again](phalanx_autograd::checkpoint()) for its backward pass, its hooks are called again with
+//! the same values. A hook finds out by [`is_recomputing`](phalanx_autograd::is_recomputing).
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock, Weak};
+use std::sync::{Arc, OnceLock, RwLock, Weak};
 
 use phalanx_autograd::Var;
 
-#[cfg(doc)]
-use crate::Sequential;
+use crate::error::unpoisoned;
 use crate::{AnyUnit, Entry, Module, Parameter, Parameters, Result};
 
-/// Sees a module's input and output, and may put another output in its place.
+/// Sees a module's input and output, and may return another output.
 type Hook = Arc<dyn Fn(&Var, &Var) -> Result<Option<Var>> + Send + Sync>;
 
-struct Entered {
+struct Registered {
     id: u64,
     layer: usize,
     hook: Hook,
 }
 
-type List = RwLock<Vec<Entered>>;
+type List = RwLock<Vec<Registered>>;
 
-/// The hooks of some layers, each known by its number. Without any, a pass looks at one pointer. A clone has the same.
+/// The hooks of the layers of one module, by the layers' numbers. A pass without hooks reads one pointer. Clones share the hooks.
 #[derive(Clone, Default)]
 pub(crate) struct ForwardHooks(OnceLock<Arc<List>>);
 
@@ -36,8 +36,8 @@ impl ForwardHooks {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let list = self.0.get_or_init(Arc::default);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        let entered = Entered { id, layer, hook: Arc::new(hook) };
-        list.write().unwrap_or_else(PoisonError::into_inner).push(entered);
+        let registered = Registered { id, layer, hook: Arc::new(hook) };
+        unpoisoned(list.write()).push(registered);
         ForwardHookHandle { list: Arc::downgrade(list), id }
     }
 
@@ -46,14 +46,17 @@ impl ForwardHooks {
         let Some(list) = self.0.get() else { return Ok(y) };
         // A hook may add or remove hooks.
         let hooks: Vec<Hook> = {
-            let list = list.read().unwrap_or_else(PoisonError::into_inner);
-            list.iter().filter(|entered| entered.layer == layer).map(|entered| entered.hook.clone()).collect()
+            let list = unpoisoned(list.read());
+            list.iter()
+                .filter(|registered| registered.layer == layer)
+                .map(|registered| registered.hook.clone())
+                .collect()
         };
         hooks.into_iter().try_fold(y, |y, hook| Ok(hook(x, &y)?.unwrap_or(y)))
     }
 }
 
-/// Removes its hook when asked to. Dropping it leaves the hook in place.
+/// A handle by which a hook is removed. Dropping the handle keeps the hook.
 #[derive(Clone)]
 pub struct ForwardHookHandle {
     list: Weak<List>,
@@ -61,10 +64,10 @@ pub struct ForwardHookHandle {
 }
 
 impl ForwardHookHandle {
-    /// Takes the hook away; does nothing the second time.
+    /// Removes the hook. A second call does nothing.
     pub fn remove(&self) {
         if let Some(list) = self.list.upgrade() {
-            list.write().unwrap_or_else(PoisonError::into_inner).retain(|entered| entered.id != self.id);
+            unpoisoned(list.write()).retain(|registered| registered.id != self.id);
         }
     }
 }
@@ -106,8 +109,8 @@ impl<M> Hooked<M> {
         self.module
     }
 
-    /// Calls `hook` with the input and the output of every forward pass from now on; what it returns takes the output's
-    /// place. Hooks are called in order of registration. An error of one ends the pass.
+    /// Calls `hook` with the input and the output of every forward pass from now on. A value that it returns replaces the output.
+    /// Hooks are called in order of registration. An error of a hook ends the pass.
     pub fn on_forward(
         &self,
         hook: impl Fn(&Var, &Var) -> Result<Option<Var>> + Send + Sync + 'static,

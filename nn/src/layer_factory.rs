@@ -1,8 +1,9 @@
-//! [`Layers`]: what models are built of, so that one model serves one device and a mesh.
+//! [`Layers`]: makes the linear layers, embeddings and heads of a model, so that one model runs on one device and on a
+//! tensor-parallel mesh.
 //!
-//! A tensor-parallel mesh cuts a *column* map by its outputs, the *row* map after it by its inputs, attention by heads,
-//! the embedding and the head by the vocabulary, and perhaps the stream between them by positions. [`OneDevice`] cuts
-//! nothing.
+//! A mesh shards a *column* linear layer by its outputs, the *row* layer after it by its inputs, attention by heads, the
+//! embedding and the head by the vocabulary, and with sequence parallelism the residual stream by positions. [`OneDevice`]
+//! shards nothing.
 
 use std::ops::Range;
 
@@ -12,22 +13,22 @@ use phalanx_tensor::{Context, Dims, Window};
 use crate::modules::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use crate::{Error, Init, Module, Parameter, Parameters, Result, Scope, parameters};
 
-/// An affine map to be made.
+/// A linear layer to be made.
 #[derive(Clone, Copy, Debug)]
 pub struct Map<'a> {
     /// Features in.
     pub inputs: usize,
-    /// Features out, in sections that are cut one by one: queries, keys and values of a joint map.
+    /// Features out, in sections that are sharded one by one: the queries, keys and values of a joint layer.
     pub outputs: &'a [usize],
-    /// Whether there is a bias, which begins as 0.
+    /// Whether there is a bias. Its initial value is 0.
     pub bias: bool,
     /// The initial weights.
     pub init: Init,
-    /// Whether all of the output is wanted wherever a part of the model is.
+    /// Whether every rank needs the whole output.
     pub whole: bool,
 }
 
-/// A lookup table to be made.
+/// An embedding table to be made.
 #[derive(Clone, Copy, Debug)]
 pub struct Table {
     /// Rows.
@@ -36,34 +37,34 @@ pub struct Table {
     pub width: usize,
     /// The initial values.
     pub init: Init,
-    /// Whether a head shares the table.
+    /// Whether the head shares the table.
     pub tied: bool,
 }
 
 /// Makes the layers of a model.
 pub trait Layers: Send + Sync + 'static {
-    /// A map whose output may be cut.
+    /// A linear layer whose output may be sharded.
     type Column: Module + 'static;
-    /// A map whose input may be cut and whose output is whole.
+    /// A linear layer whose input may be sharded and whose output is whole.
     type Row: Module + 'static;
-    /// A lookup table.
+    /// An embedding table.
     type Embedding: Module + 'static;
-    /// The map to the vocabulary, with the loss.
+    /// The linear layer to the vocabulary, with the loss.
     type Head: Head + 'static;
 
-    /// A map of the stream to a cut output.
+    /// A linear layer from the stream to a sharded output.
     ///
     /// # Errors
     /// If it cannot be cut or allocated.
     fn column(&self, scope: &Scope, map: Map<'_>) -> Result<Self::Column>;
 
-    /// A map of a cut input to the stream.
+    /// A linear layer from a sharded input to the stream.
     ///
     /// # Errors
     /// If it cannot be cut or allocated.
     fn row(&self, scope: &Scope, map: Map<'_>) -> Result<Self::Row>;
 
-    /// What these maps make of one input. Where the input has to be fetched, that is done once for all.
+    /// The outputs of several column layers for one input. If ranks have to exchange the input, they do so once for all layers.
     ///
     /// # Errors
     /// If the input does not fit.
@@ -71,38 +72,38 @@ pub trait Layers: Send + Sync + 'static {
         maps.iter().map(|map| map.forward(x)).collect()
     }
 
-    /// A table from indices to the stream.
+    /// An embedding from indices to the stream.
     ///
     /// # Errors
     /// If it cannot be cut or allocated.
     fn embedding(&self, scope: &Scope, table: Table) -> Result<Self::Embedding>;
 
-    /// The head on a table: that of `tied`, or one of its own.
+    /// The head: with the table of `tied`, or with a table of its own.
     ///
     /// # Errors
     /// If it cannot be cut or allocated.
     fn head(&self, scope: &Scope, table: Table, tied: Option<&Self::Embedding>) -> Result<Self::Head>;
 
-    /// Which of `heads` attention heads are here.
+    /// Which of `heads` attention heads this rank has.
     ///
     /// # Errors
     /// If they cannot be cut.
     fn heads(&self, heads: usize) -> Result<Range<usize>>;
 
-    /// Which of `keys` key heads are here, shared evenly by `queries` query heads: those of [`Layers::heads`], or all,
-    /// where they cannot be cut as the query heads are.
+    /// Which of `keys` key heads this rank has, which `queries` query heads share evenly: those that its query heads use, or all if
+    /// the key heads cannot be cut as the query heads are.
     ///
     /// # Errors
     /// If the query heads cannot be cut.
     fn key_heads(&self, queries: usize, keys: usize) -> Result<Range<usize>>;
 
-    /// Which of `positions` of the stream are here.
+    /// Which of `positions` of the stream this rank has.
     ///
     /// # Errors
     /// If they cannot be cut.
     fn stream(&self, positions: usize) -> Result<Range<usize>>;
 
-    /// Hears of the parameters of a model, or of a stage, that is complete.
+    /// Is called with the parameters of a model, or of a stage, once it is complete.
     ///
     /// # Errors
     /// If they do not fit these layers.
@@ -126,7 +127,7 @@ pub trait Head: Parameters + Send + Sync {
     fn loss(&self, x: &Var, targets: &Var, scale: f64) -> Result<Var>;
 }
 
-/// Everything on one device, nothing cut.
+/// Makes layers for one device, which shard nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OneDevice;
 
@@ -153,7 +154,7 @@ impl Layers for OneDevice {
     fn head(&self, scope: &Scope, table: Table, tied: Option<&Embedding>) -> Result<TableHead> {
         let weight = match tied {
             Some(embedding) => embedding.weight.clone(),
-            // The embedding's site is on another stage, whose chain of gradients comes from there.
+            // The embedding's site is on another stage, which sends its chain of gradients.
             None => scope
                 .parameter("weight", &[table.count, table.width], table.init)?
                 .with_sites(1 + usize::from(table.tied))?,
@@ -174,7 +175,7 @@ impl Layers for OneDevice {
     }
 }
 
-/// A head on one device.
+/// The head of a model on one device.
 pub struct TableHead {
     /// `[vocabulary, width]`
     pub weight: Parameter,
@@ -195,8 +196,8 @@ impl Head for TableHead {
     }
 }
 
-/// Where a random draw over activations of `shape`, whose first dimension is the batch, lies in the global batch;
-/// `cut` says for further dimensions where the part here begins and how large the whole is.
+/// The window in the global batch of a random draw over activations of `shape`, whose first dimension is the batch. `cut` has further
+/// dimensions that are sharded: the dimension, this rank's offset and the whole size.
 ///
 /// # Errors
 /// If there is no batch, or no such further dimension.

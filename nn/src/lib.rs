@@ -1,8 +1,15 @@
 //! Parameters, modules, losses, optimizers, data, models.
 //!
-//! A [`Parameter`] is a handle on a trained tensor; a [`Module`] computes with some; [`Parameters`] visits them by
-//! name. Modules are made in a [`Scope`], which gives every parameter its global name and its initial values. See
-//! [`models`] for transformers built over [`Layers`].
+//! A [`Parameter`] is a handle on a trained tensor. A [`Module`] computes with parameters, and [`Parameters`] visits them by
+//! name. A module is made in a [`Scope`], which gives each parameter its global name and its initial values.
+//!
+//! ```text
+//! files (state dicts, safetensors)     optim (rules, Optimizer, CapturedStep)     models (GPT, Llama over Layers)
+//!                   \                      |                                     /
+//!                module (Module, Parameters, Buffer)     modules (layers)     layer_factory (Layers)
+//!                                          |
+//!                     parameter (Parameter, Shard, Holder)     scope (Scope, Init)
+//! ```
 //!
 //! | for | items |
 //! |---|---|
@@ -15,7 +22,7 @@
 //! | files | [`save`], [`load`], [`load_with`], [`state_dict`], [`load_state_dict`] |
 //! | transformers | [`models::GptConfig`], [`models::LlamaConfig`], [`models::load_model`], [`models::generate`], [`sample()`] |
 //! | steps as CUDA graphs | [`CapturedStep`] |
-//! | what parallel wrappers use | [`Layers`], [`Unit`], [`UnitPolicy`], [`Shard`], [`Holder`] |
+//! | for wrappers of parallel training | [`Layers`], [`Unit`], [`UnitPolicy`], [`Shard`], [`Holder`] |
 #![forbid(unsafe_code)]
 
 mod clip;

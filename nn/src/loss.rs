@@ -1,4 +1,5 @@
-//! Losses as values: settings once, then `forward(input, target)`.
+//! Losses as values, like PyTorch's loss modules: `forward(input, target)` by the trait [`Loss`], or `forward` of three tensors. Beside
+//! them [`ClassesLast`], for logits `[.., C]`.
 
 use phalanx_autograd::{
     CrossEntropy as CrossEntropyNumbers, GaussianNll, KlReduction, KlTarget, NllLoss, PoissonNll, Reduction,
@@ -44,66 +45,66 @@ losses! {
     /// Where the classes are the last dimension, as in `[B, T, C]`: [`CrossEntropyLoss::classes_last`].
     CrossEntropyLoss,
     |self, x, t| check_first("CrossEntropyLoss", x, t).and_then(|()| Ok(x.cross_entropy(t, &self.numbers())?)), {
-        /// A weight a class.
+        /// A weight for each class.
         weight: Option<Tensor> = None,
-        /// Items with this target do not count.
+        /// Items with this target are ignored.
         ignore_index: i64 = -100,
         /// The share of the target that is spread evenly over all classes.
         label_smoothing: f64 = 0.0,
-        /// What becomes of the items' losses.
+        /// How the items' losses are reduced.
         reduction: Reduction = Reduction::Mean,
     };
     /// Squared differences of `x` and `t` of one shape; a scalar, or with `Reduction::None` that shape.
     MseLoss, |self, x, t| x.mse_loss(t, self.reduction), {
-        /// What becomes of the elements' losses.
+        /// How the elements' losses are reduced.
         reduction: Reduction = Reduction::Mean,
     };
     /// Absolute differences of `x` and `t` of one shape; a scalar, or with `Reduction::None` that shape.
     L1Loss, |self, x, t| x.l1_loss(t, self.reduction), {
-        /// What becomes of the elements' losses.
+        /// How the elements' losses are reduced.
         reduction: Reduction = Reduction::Mean,
     };
     /// Squared differences where they are small, absolute ones where they are large, of `x` and `t` of one shape; a
     /// scalar, or with `Reduction::None` that shape.
     SmoothL1Loss, |self, x, t| x.smooth_l1_loss(t, self.beta, self.reduction), {
-        /// Where the two meet.
+        /// The difference at which the two pieces meet.
         beta: f64 = 1.0,
-        /// What becomes of the elements' losses.
+        /// How the elements' losses are reduced.
         reduction: Reduction = Reduction::Mean,
     };
     /// Cross entropy of two outcomes, of logits `x` and probabilities `t` of one shape, in nats; a scalar, or with
     /// `Reduction::None` that shape.
     BceWithLogitsLoss,
     |self, x, t| x.binary_cross_entropy_with_logits(t, self.weight.as_ref(), self.pos_weight.as_ref(), self.reduction), {
-        /// A weight an element.
+        /// A weight for each element.
         weight: Option<Var> = None,
         /// A weight of positive targets.
         pos_weight: Option<Var> = None,
-        /// What becomes of the elements' losses.
+        /// How the elements' losses are reduced.
         reduction: Reduction = Reduction::Mean,
     };
     /// The Kullback-Leibler divergence of a target from an input of logarithms, of one shape, in nats; a scalar, or
     /// with `Reduction::None` that shape.
     KlDivLoss, |self, x, t| x.kl_div(t, self.target, self.reduction), {
-        /// What the target holds.
+        /// What the target's elements are.
         target: KlTarget = KlTarget::Probabilities,
-        /// What becomes of the elements' losses.
+        /// How the elements' losses are reduced.
         reduction: KlReduction = KlReduction::Elements(Reduction::Mean),
     };
     /// Squared differences up to `delta`, linear ones beyond, of `x` and `t` of one shape; a scalar, or with
     /// `Reduction::None` that shape.
     HuberLoss, |self, x, t| x.huber_loss(t, self.delta, self.reduction), {
-        /// Where the two meet.
+        /// The difference at which the two pieces meet.
         delta: f64 = 1.0,
-        /// What becomes of the elements' losses.
+        /// How the elements' losses are reduced.
         reduction: Reduction = Reduction::Mean,
     };
     /// Cross entropy of two outcomes, of probabilities `x` and `t` of one shape, in nats; a scalar, or with
     /// `Reduction::None` that shape. Of logits use [`BceWithLogitsLoss`].
     BceLoss, |self, x, t| x.binary_cross_entropy(t, self.weight.as_ref(), self.reduction), {
-        /// A weight an element.
+        /// A weight for each element.
         weight: Option<Var> = None,
-        /// What becomes of the elements' losses.
+        /// How the elements' losses are reduced.
         reduction: Reduction = Reduction::Mean,
     };
     /// The negative log likelihood of counts under Poisson distributions; a scalar, or with `Reduction::None` one an element.
@@ -117,14 +118,14 @@ losses! {
         full: bool = false,
         /// Added to a rate before its logarithm is taken.
         eps: f64 = 1e-8,
-        /// What becomes of the elements' losses.
+        /// How the elements' losses are reduced.
         reduction: Reduction = Reduction::Mean,
     };
     /// Distances that should be small (target 1) or at least `margin` (-1); a scalar, or with `Reduction::None` one an element.
     HingeEmbeddingLoss, |self, x, t| x.hinge_embedding_loss(t, self.margin, self.reduction), {
         /// How large.
         margin: f64 = 1.0,
-        /// What becomes of the elements' losses.
+        /// How the elements' losses are reduced.
         reduction: Reduction = Reduction::Mean,
     };
 }
@@ -151,7 +152,7 @@ impl Loss for NllLoss {
 }
 
 /// A loss of class indices whose classes are the *last* dimension of its input: logits `[B, T, C]` and targets `[B, T]`, of a
-/// language model. By itself such a loss takes the classes at dimension 1, as PyTorch does: `[N, C, ..]` and `[N, ..]`.
+/// language model. Without it the losses take the classes at dimension 1, as PyTorch does: `[N, C, ..]` and `[N, ..]`.
 ///
 /// ```
 /// use phalanx_nn::autograd::Var;
@@ -201,7 +202,7 @@ fn last(name: &str, loss: &impl Loss, reduction: Reduction, x: &Var, t: &Var) ->
     if reduction == Reduction::None { Ok(y.reshape_to(items)?) } else { Ok(y) }
 }
 
-/// Refuses targets that fit only the classes at the end, and says what takes them there.
+/// Refuses targets that fit only if the classes are the last dimension. The error names [`ClassesLast`].
 pub(crate) fn check_first(name: &str, x: &Var, t: &Var) -> Result<()> {
     let shape = x.shape();
     let (Some((_, items)), true) = (shape.split_last(), shape.len() > 2) else { return Ok(()) };
@@ -253,7 +254,7 @@ losses! {
         full: bool = false,
         /// The smallest variance that is used.
         eps: f64 = 1e-6,
-        /// What becomes of the elements' losses.
+        /// How the elements' losses are reduced.
         reduction: Reduction = Reduction::Mean,
     };
     /// Vectors that should point the same way (target 1) or not (-1): `forward(a, b, target)`; see
@@ -261,7 +262,7 @@ losses! {
     CosineEmbeddingLoss, |self, a, b, target| a.cosine_embedding_loss(b, target, self.margin, self.reduction), {
         /// The cosine from which vectors that should not are punished.
         margin: f64 = 0.0,
-        /// What becomes of the items' losses.
+        /// How the items' losses are reduced.
         reduction: Reduction = Reduction::Mean,
     };
     /// Which of two scores should be the larger one, the first (target 1) or the second (-1): `forward(a, b, target)`; see
@@ -269,7 +270,7 @@ losses! {
     MarginRankingLoss, |self, a, b, target| a.margin_ranking_loss(b, target, self.margin, self.reduction), {
         /// By how much.
         margin: f64 = 0.0,
-        /// What becomes of the items' losses.
+        /// How the items' losses are reduced.
         reduction: Reduction = Reduction::Mean,
     };
     /// Anchors that should be nearer to the positive than to the negative: `forward(anchor, positive, negative)`; see
@@ -286,7 +287,7 @@ losses! {
         eps: f64 = 1e-6,
         /// Whether the negative's distance to the positive counts where it is the smaller one.
         swap: bool = false,
-        /// What becomes of the items' losses.
+        /// How the items' losses are reduced.
         reduction: Reduction = Reduction::Mean,
     };
 }

@@ -1,4 +1,4 @@
-//! [`Mode`]: whether one layer trains, whatever the model around it does.
+//! [`Mode`]: whether one layer is in training mode, independently of the model around it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use phalanx_autograd::repeated;
 use phalanx_tensor::{Context, ContextGuard};
 
-/// Whether a layer, and its clones, may behave as in training. It does where this and the context
-/// ([`eval`](crate::eval), [`inference`](crate::inference)) say so. A recomputation behaves as its forward pass did, whatever was
+/// Whether a layer, and its clones, may be in training mode. A layer is in training mode if both its mode and the context
+/// ([`eval`](crate::eval), [`inference`](crate::inference)) allow it. A recomputation has the mode of its forward pass, whatever was
 /// set in between.
 ///
-/// The layers of this crate that train in another way than they answer have the two words `eval` and `train`. A module of your own
-/// that is to have them holds a mode, and enters it:
+/// Layers of this crate that behave otherwise in training than in evaluation have the methods `eval` and `train`. A module of your
+/// own stores a mode and enters it:
 ///
 /// ```
 /// use phalanx_nn::{Dropout, Mode, Module, Result, Scope, autograd::Var, tensor::{DType, Device}};
@@ -41,23 +41,23 @@ impl Default for Mode {
 }
 
 impl Mode {
-    /// Lets the layer train where the context does, or lets it always behave as in evaluation.
+    /// Lets the layer follow the context, or keeps it in evaluation mode.
     pub fn set(&self, training: bool) {
         self.0.store(training, Ordering::Relaxed);
     }
 
-    /// Whether the layer behaves as in training now. For a layer's forward pass.
+    /// Whether the layer is in training mode now. A layer's forward pass asks it.
     pub fn is_training(&self) -> bool {
         Context::current().train && repeated(|| self.0.load(Ordering::Relaxed).into()) != 0
     }
 
-    /// Lets all that is computed until the guard is dropped behave so. For a forward pass that calls other layers.
+    /// Applies this mode to all layers that are called until the guard is dropped. A forward pass that calls other layers enters it.
     pub fn enter(&self) -> ContextGuard {
         Context::with_train(self.is_training())
     }
 }
 
-/// Gives layers with a field `mode` PyTorch's two words for it.
+/// Gives layers with a field `mode` PyTorch's methods `eval` and `train`.
 macro_rules! modes {
     ([$($generics:tt)*] $layer:ty) => {
         impl<$($generics)*> $layer {

@@ -1,16 +1,18 @@
-//! [`Module`]: a layer of one input.
+//! [`Module`]: a layer of one input; [`Parameters`]: visits parameters and buffers by name; [`Buffer`]: a tensor that is saved with a
+//! module but not trained.
 
 use std::any::Any;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 
 use phalanx_autograd::Var;
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, Tensor};
 
+use crate::error::unpoisoned;
 use crate::scope::join;
 use crate::{AnyUnit, Parameter, Result};
 
-/// A layer that maps one value to one value. It is [`Any`], so that whoever replaces layers can tell them apart.
+/// A layer that maps one value to one value. It is [`Any`], so that code which replaces layers can ask for their types.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a module",
     note = "a configuration becomes a module by its `init(&scope)`, or as a layer of a `SequentialConfig`"
@@ -35,12 +37,12 @@ impl<M: Module + ?Sized> Module for Arc<M> {
     }
 }
 
-/// What a visit comes by.
+/// A tensor that [`Parameters::visit`] passes to the visitor.
 #[derive(Clone, Copy, Debug)]
 pub enum Entry<'a> {
     /// A trained tensor.
     Parameter(&'a Parameter),
-    /// One that is only kept.
+    /// A tensor that is saved but not trained.
     Buffer(&'a Buffer),
 }
 
@@ -61,7 +63,7 @@ impl Entry<'_> {
     }
 }
 
-/// Anything that has parameters. Implemented with [`crate::parameters!`] by naming the fields.
+/// A value with parameters. [`crate::parameters!`] implements it from the names of the fields.
 pub trait Parameters {
     /// Calls `visitor` with every parameter and buffer and its path (`path` in front), in order of registration.
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>));
@@ -69,12 +71,12 @@ pub trait Parameters {
     /// Calls `visitor` with every [`crate::Unit`] that is not inside another, in order of registration.
     fn visit_units(&self, _visitor: &mut dyn FnMut(&dyn AnyUnit)) {}
 
-    /// Parameters that are used here and visited elsewhere: the table of a tied head.
+    /// Parameters that this module uses but another one visits, such as the table of a tied head.
     fn borrowed(&self) -> Vec<Parameter> {
         Vec::new()
     }
 
-    /// The trained tensors with their paths; a shared one comes once, under its first path.
+    /// The trained tensors with their paths. A shared one is listed once, under its first path.
     fn named_parameters(&self) -> Vec<(String, Parameter)> {
         let mut found: Vec<(String, Parameter)> = Vec::new();
         self.visit("", &mut |path, entry| {
@@ -215,17 +217,17 @@ impl Buffer {
         Buffer(Arc::new(RwLock::new(tensor.tagged(Category::Buffers))))
     }
 
-    /// The tensor it holds.
+    /// The tensor.
     pub fn tensor(&self) -> Tensor {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        unpoisoned(self.0.read()).clone()
     }
 
-    /// Lets it hold another tensor.
+    /// Replaces the tensor.
     pub fn set(&self, tensor: Tensor) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = tensor.tagged(Category::Buffers);
+        *unpoisoned(self.0.write()) = tensor.tagged(Category::Buffers);
     }
 
-    /// Copies values into the tensor it holds, converted to its dtype and moved to its device.
+    /// Copies values into its tensor, converted to its dtype and moved to its device.
     ///
     /// # Errors
     /// If the shape differs.

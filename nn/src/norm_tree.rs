@@ -1,4 +1,4 @@
-//! The order in which squares are added to a gradient's norm: a dyadic tree that no cut into shards changes.
+//! The order in which the squares of a gradient's norm are added: a binary tree over blocks, the same however the gradient is sharded.
 //!
 //! ```text
 //!     level 2              (0..4)                    a node of level l and index k covers blocks
@@ -6,8 +6,8 @@
 //!     level 0       0      1    2      3   4         it is its left half plus its right half, or the
 //!                                                    left half alone where the right one is empty
 //! ```
-//! A block is 64 elements of a parameter in row-major order. A shard that is cut at multiples of 64 sends the
-//! largest nodes that lie inside it ([`cover`]); whoever has all of them finishes the tree ([`joins`]).
+//! A block is 64 elements of a parameter in row-major order. A rank whose shard is cut at multiples of 64 sends the largest nodes
+//! inside its shard ([`cover`]). A rank that has received all nodes adds them up to the root ([`joins`]).
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -37,8 +37,8 @@ pub fn cover(first: u64, count: u64) -> Vec<(u32, u64)> {
     found
 }
 
-/// How the sum of a parameter of `total` blocks comes of nodes that cover it, in any order: pairs of their places, the second
-/// to be added to the first, one after another; and the place where the sum is then, unless there are no blocks.
+/// How to add nodes, given in any order, that cover a parameter of `total` blocks. The result has pairs of indices into `nodes`: the
+/// second is added to the first, one pair after another. With them is the index of the sum, unless there are no blocks.
 pub fn joins(nodes: &[(u32, u64)], total: u64) -> (Vec<(usize, usize)>, Option<usize>) {
     let mut levels: BTreeMap<(u32, u64), usize> = BTreeMap::new();
     let top = total.max(1).next_power_of_two().trailing_zeros();

@@ -1,20 +1,21 @@
-//! [`Parameter`]: a trained tensor.
+//! [`Parameter`]: a trained tensor; [`Shard`]: which part of a whole tensor it is; [`Holder`]: the parallel wrapper that owns it.
 
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use phalanx_autograd::{Leaf, Slot, Var};
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, DType, Device, Dims, Tensor, Window};
 
+use crate::error::unpoisoned;
 use crate::{Error, Result};
 
-/// A handle on a trained tensor: cloning shares it, an optimizer updates it in place, its storage can be released
-/// and re-pointed between forward and backward.
+/// A handle on a trained tensor. Clones share it, an optimizer updates it in place, and a wrapper may release and replace its
+/// storage between forward and backward.
 ///
 /// It knows its name in the whole model and, if it is a shard, its place in the whole tensor. A parameter used at
 /// several *sites* (tied embeddings) keeps one chain of gradients for each, so that the order of additions is the
@@ -35,9 +36,9 @@ struct State {
 
 /// Gradients are recorded for it.
 const TRAINED: u8 = 1;
-/// It has a holder.
+/// A holder is set.
 const HELD: u8 = 2;
-/// Its holder hears of uses.
+/// The holder asks to be called before each use.
 const HEARD: u8 = 4;
 
 impl Parameter {
@@ -76,9 +77,9 @@ impl Parameter {
         Parameter::build(self.0.name.clone(), self.tensor(), place, sites, self.0.rank)
     }
 
-    /// Elements `range` of this one's part, in row-major order, held by `tensor` (one dimension, any floating-point dtype) and
-    /// updated there: what an optimizer gets of a parameter that is spread over ranks. It is a matrix if this one is, and has
-    /// its sites and its part.
+    /// The parameter that an optimizer updates on this rank where a wrapper shards parameters over ranks: elements `range` of this
+    /// one's part, in row-major order, stored in `tensor` (one dimension, any floating-point dtype). It keeps this one's part,
+    /// its number of sites and whether it is a matrix.
     ///
     /// # Errors
     /// If the range is not inside, or the tensor has another number of elements.
@@ -115,7 +116,7 @@ impl Parameter {
         &self.0.part
     }
 
-    /// Which elements of the part it holds, in row-major order: all, unless it is a [`Parameter::piece`].
+    /// Which elements of the part it stores, in row-major order. They are all, unless it is a [`Parameter::piece`].
     pub fn range(&self) -> Range<usize> {
         self.0.range.clone()
     }
@@ -125,7 +126,7 @@ impl Parameter {
         &self.0.part.window.global
     }
 
-    /// Whether it is a matrix or more: what weight decay is commonly applied to.
+    /// Whether it has two dimensions or more. Weight decay is commonly applied to these parameters only.
     pub fn is_matrix(&self) -> bool {
         self.0.rank >= 2
     }
@@ -140,7 +141,7 @@ impl Parameter {
         self.tensor().dtype()
     }
 
-    /// Where the values live.
+    /// The device of the values.
     pub fn device(&self) -> Device {
         self.tensor().device()
     }
@@ -153,7 +154,7 @@ impl Parameter {
     /// The value to compute with, at one of the sites; a constant while the parameter is frozen.
     ///
     /// # Panics
-    /// If there is no such site, which is fixed where the model is written.
+    /// If there is no such site. A model's code fixes the number of sites.
     pub fn site(&self, site: usize) -> Var {
         let (leaf, flags) = (&self.0.sites[site], self.flags());
         if flags & HEARD != 0
@@ -194,46 +195,47 @@ impl Parameter {
     }
 }
 
-/// Wrappers that have it in hand.
+/// The parallel wrapper that owns it.
 impl Parameter {
-    /// Lets a wrapper have a say from now on in what others do with it, in the place of an earlier one, which is told.
+    /// Makes a wrapper its holder: the wrapper may refuse uses of the parameter from now on. It replaces an earlier holder, whose
+    /// [`Holder::lost`] is called.
     pub fn hand_to(&self, holder: Arc<dyn Holder>) {
         let earlier = self.hold(Some(holder.clone())).filter(|earlier| !same(earlier, &holder));
         earlier.iter().for_each(|earlier| earlier.lost());
     }
 
-    /// Undoes [`Parameter::hand_to`], unless another wrapper has taken it in hand since.
+    /// Undoes [`Parameter::hand_to`], unless another wrapper has become the holder since.
     pub fn take_from(&self, holder: &Arc<dyn Holder>) {
         if self.holder().is_some_and(|own| same(&own, holder)) {
             self.hold(None);
         }
     }
 
-    /// The wrapper that has it in hand.
+    /// The wrapper that owns it.
     pub fn holder(&self) -> Option<Arc<dyn Holder>> {
         match self.flags() & HELD {
             0 => None,
-            _ => self.0.holder.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+            _ => unpoisoned(self.0.holder.lock()).clone(),
         }
     }
 
-    /// Returns the earlier one.
+    /// Sets the holder and returns the earlier one.
     fn hold(&self, holder: Option<Arc<dyn Holder>>) -> Option<Arc<dyn Holder>> {
         let flags = match &holder {
             None => 0,
             Some(holder) if holder.hears_of_uses() => HELD | HEARD,
             Some(_) => HELD,
         };
-        let mut held = self.0.holder.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = unpoisoned(self.0.holder.lock());
         self.0.flags.fetch_and(!(HELD | HEARD), Ordering::Relaxed);
         self.0.flags.fetch_or(flags, Ordering::Relaxed);
         std::mem::replace(&mut *held, holder)
     }
 
-    /// Refuses what the wrapper that has it in hand does not let others do.
+    /// Refuses a use that the holder does not allow.
     ///
     /// # Errors
-    /// The wrapper's reason, and what is to be done instead.
+    /// The holder's reason and the remedy.
     pub fn check_usage(&self, op: &str, usage: Usage) -> Result<()> {
         match self.holder().and_then(|holder| holder.refusal(usage)) {
             None => Ok(()),
@@ -248,7 +250,7 @@ fn same(a: &Arc<dyn Holder>, b: &Arc<dyn Holder>) -> bool {
 
 /// Values.
 impl Parameter {
-    /// Lets it hold another tensor, at every site; see [`Leaf::set_tensor`].
+    /// Replaces its tensor at every site; see [`Leaf::set_tensor`].
     ///
     /// # Errors
     /// If dtype, device or shape differ.
@@ -257,7 +259,7 @@ impl Parameter {
         Ok(self.0.sites.iter().try_for_each(|leaf| leaf.set_tensor(tensor.clone()))?)
     }
 
-    /// Copies values into the tensor it holds, converted to its dtype and moved to its device.
+    /// Copies values into its tensor, converted to its dtype and moved to its device.
     ///
     /// # Errors
     /// If the shape differs.
@@ -284,8 +286,8 @@ impl Parameter {
         Ok(Some(sum.unwrap_or(first)))
     }
 
-    /// Adds the sites' chains into the first, which then holds the gradient, and returns it. For the end of a step:
-    /// what accumulates afterwards would be added in another order.
+    /// Adds the sites' chains into the first, which then is the gradient, and returns it. Call it at the end of a step: gradients
+    /// that are accumulated afterwards are added in another order.
     ///
     /// # Errors
     /// If a chain cannot be written.
@@ -306,14 +308,14 @@ impl Parameter {
         Ok(sum)
     }
 
-    /// Takes the gradient away and returns it.
+    /// Removes the gradient and returns it.
     ///
     /// # Errors
     /// As [`Parameter::finish_grad`].
     pub fn take_grad(&self) -> Result<Option<Tensor>> {
         let mut grad = self.finish_grad()?;
         if let Slot::Into(_) = self.0.sites[0].slot() {
-            // The buffer stays where it is, and is zeroed.
+            // The leaf keeps its buffer, which is zeroed below.
             grad = grad.map(|grad| grad.copy()).transpose()?;
         }
         self.0.sites[0].set_grad(None);
@@ -329,19 +331,19 @@ impl Parameter {
         self.0.sites[0].set_grad(grad.map(Var::new));
     }
 
-    /// Forgets the gradient, of every site.
+    /// Removes the gradients of all sites.
     ///
     /// # Errors
-    /// If a gradient buffer cannot be written, or the gradient is not here ([`Parameter::hand_to`]).
+    /// If a gradient buffer cannot be written, or the holder has the gradient ([`Parameter::hand_to`]).
     pub fn zero_grad(&self) -> Result<()> {
         self.check_usage("zero_grad", Usage::ZeroGrad)?;
         Ok(self.0.sites.iter().try_for_each(Leaf::zero_grad)?)
     }
 
-    /// Keeps gradients in `dtype` from now on, whatever the parameter's.
+    /// Keeps gradients in `dtype` from now on, whatever the parameter's dtype is.
     ///
     /// # Errors
-    /// If it is no dtype of floats, or a wrapper has the gradients in hand ([`Parameter::hand_to`]).
+    /// If it is no dtype of floats, or the holder keeps the gradients ([`Parameter::hand_to`]).
     pub fn set_grad_dtype(&self, dtype: DType) -> Result<()> {
         if !dtype.is_float() {
             return Err(Error::invalid(
@@ -360,30 +362,30 @@ impl std::fmt::Debug for Parameter {
     }
 }
 
-/// The part of a whole tensor that a parameter is: `extent` elements from `window.offset` on.
+/// A box of a whole tensor: `extent` elements from `window.offset` on.
 ///
-/// The whole may be seen in a finer shape than the tensor's own, where that is what the cut is regular in: the joint
-/// map of queries, keys and values as `[3, out, in]`, of which a rank has `[3, out / ranks, in]`.
+/// The box may be given in a finer shape than the tensor's own, in which the cut is regular. The joint weight of queries, keys and
+/// values, for example, is cut as `[3, out, in]`, of which a rank has `[3, out / ranks, in]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shard {
-    /// The whole's shape, and where the part begins in it.
+    /// The whole tensor's shape, and the offset of the part in it.
     pub window: Window,
-    /// The part's shape, with as many dimensions.
+    /// The part's shape, with as many dimensions as the whole.
     pub extent: Dims,
 }
 
 impl Shard {
-    /// The part that is the whole.
+    /// The whole tensor as a part.
     pub fn whole(shape: &[usize]) -> Shard {
         Shard { window: Window::whole(shape), extent: Dims::from_slice(shape) }
     }
 
-    /// Whether it is the whole.
+    /// Whether the part is the whole tensor.
     pub fn is_whole(&self) -> bool {
         self.extent == self.window.global
     }
 
-    /// The shape of the whole tensor, which has `rank` dimensions: where the cut sees a finer one, the first sizes are one.
+    /// The shape of the whole tensor, which has `rank` dimensions. If the cut is given in a finer shape, its first sizes are multiplied.
     pub fn whole_shape(&self, rank: usize) -> Vec<usize> {
         let seen = &self.window.global;
         let (first, rest) = seen.split_at((seen.len() + 1).saturating_sub(rank.max(1)));
@@ -401,35 +403,34 @@ impl Shard {
     }
 }
 
-/// What somebody is about to do with a parameter itself.
+/// A use of a parameter that its [`Holder`] may refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usage {
-    /// To update it, or to build an optimizer over it.
+    /// An optimizer updates it, or is built over it.
     Update,
-    /// To take the norm of its gradient, or of several.
+    /// The norm of gradients is computed.
     Norm,
-    /// To forget its gradient.
+    /// Its gradient is removed.
     ZeroGrad,
-    /// To choose the dtype or the place of its gradients.
+    /// The dtype or the place of its gradients is chosen.
     Gradients,
 }
 
-/// A wrapper that spreads parameters, or what belongs to them, over ranks: it is asked before others use them
-/// ([`Parameter::hand_to`]).
+/// A parallel wrapper that owns parameters, such as one that shards them over ranks. Optimizers, norms and `zero_grad` ask it before
+/// they use a parameter ([`Parameter::hand_to`]).
 pub trait Holder: Send + Sync {
-    /// Why a parameter is not to be used so, and what is to be done instead: the end of a sentence that begins with the parameter's
-    /// name. `None` if it may be.
+    /// Why this use is refused, and the remedy, as the end of a sentence that begins with the parameter's name. `None` allows it.
     fn refusal(&self, usage: Usage) -> Option<&'static str>;
 
-    /// Another wrapper has taken one of its parameters in hand.
+    /// Is called when another wrapper becomes the holder of one of its parameters.
     fn lost(&self) {}
 
-    /// Whether it wants to hear of each use of a parameter's values ([`Holder::before_use`]).
+    /// Whether [`Holder::before_use`] is to be called.
     fn hears_of_uses(&self) -> bool {
         false
     }
 
-    /// A parameter's values are about to be computed with ([`Parameter::site`]): the last moment to bring them here. What goes
-    /// wrong is told by what computes with values that are not here, and by the holder when it is asked next.
+    /// Is called before an operation takes a parameter's values ([`Parameter::site`]), so that the wrapper can gather them. It returns
+    /// no error: the operation that finds the values missing reports one, and so does the wrapper at its next call.
     fn before_use(&self, _parameter: &Parameter) {}
 }

@@ -15,10 +15,10 @@ pub struct SampleOptions {
     pub temperature: f64,
     /// Only so many of the largest scores are drawn from; `None`: all.
     pub top_k: Option<usize>,
-    /// Only the largest scores are drawn from whose probabilities together reach this; 1: all.
+    /// Only the largest scores whose probabilities together reach this are drawn from; 1: all.
     /// Source: Holtzman et al.: The curious case of neural text degeneration (2020).
     pub top_p: f64,
-    /// The scores of indices in the history are divided by it where they are positive, else multiplied; 1: nothing.
+    /// Positive scores of indices in the history are divided by it, others multiplied; 1: no penalty.
     /// Source: Keskar et al.: CTRL (2019).
     pub repetition_penalty: f64,
     /// Seed of the draws.
@@ -33,9 +33,9 @@ impl Default for SampleOptions {
 
 /// Draws one index from scores `[V]`, or one from each row of `[B, V]`: logits, of which the softmax is the distribution.
 ///
-/// The draw is a function of the seed, `step` and the row: who draws several times counts `step` up. `histories` has for
+/// The draw is a function of the seed, `step` and the row, so a caller that draws several times increments `step`. `histories` has for
 /// each row the indices that were drawn before, for [`SampleOptions::repetition_penalty`]; it may be empty otherwise. Equal
-/// scores come in order of their indices.
+/// scores are ordered by their indices.
 ///
 /// ```
 /// use phalanx_nn::autograd::Var;
@@ -73,7 +73,7 @@ pub fn sample(logits: &Var, histories: &[&[i64]], step: u64, options: SampleOpti
     let scores = kernels::cast(logits.tensor(), DType::F64)?.to_vec::<f64>()?;
     let row = |(row, scores): (usize, &[f64])| {
         let history = histories.get(row).copied().unwrap_or_default();
-        Ok(choose("sample", scores, history, options, step, row as u64)? as i64)
+        Ok(draw_index("sample", scores, history, options, step, row as u64)? as i64)
     };
     scores.chunks(width.max(1)).enumerate().map(row).collect()
 }
@@ -103,7 +103,7 @@ pub(crate) fn check(op: &str, options: SampleOptions) -> Result<()> {
 const SITE: u64 = 0x6765_6e65_7261_7465;
 
 /// Draws an index by settings that were checked.
-pub(crate) fn choose(
+pub(crate) fn draw_index(
     op: &str,
     scores: &[f64],
     history: &[i64],
@@ -141,7 +141,7 @@ pub(crate) fn choose(
     Ok(order[drawn.unwrap_or(weights.len() - 1)])
 }
 
-/// How many of these weights, largest first, reach the share of their sum; at least one.
+/// How many of these weights, the largest first, are needed to reach the share of their sum. At least one.
 fn nucleus(weights: &[f64], share: f64) -> usize {
     let wanted = share * weights.iter().sum::<f64>();
     let mut reached = 0.0;
@@ -152,14 +152,14 @@ fn nucleus(weights: &[f64], share: f64) -> usize {
     last.map_or(weights.len(), |last| last + 1)
 }
 
-/// The scores with those of the history's indices less likely.
+/// The scores, with the history's indices made less likely.
 fn penalised(op: &str, scores: &[f64], history: &[i64], penalty: f64) -> Result<Vec<f64>> {
     let mut changed = scores.to_vec();
     for &index in history {
         let place = usize::try_from(index).ok().filter(|&place| place < scores.len()).ok_or_else(|| {
             Error::invalid(op, format!("the history holds {index}, and there are {} scores", scores.len()))
         })?;
-        // From the original, so that what comes twice counts once.
+        // Computed from the original score, so that an index that was drawn twice is penalised once.
         let score = scores[place];
         changed[place] = if score > 0.0 { score / penalty } else { score * penalty };
     }
@@ -184,7 +184,7 @@ mod tests {
     fn counts(scores: &[f64; 3], history: &[i64], options: SampleOptions) -> [f64; 3] {
         let mut counts = [0.0; 3];
         for step in 0..10_000 {
-            counts[choose("sample", scores, history, options, step, 0).unwrap()] += 1e-4;
+            counts[draw_index("sample", scores, history, options, step, 0).unwrap()] += 1e-4;
         }
         counts
     }

@@ -2,8 +2,8 @@
 
 use crate::{Error, Result};
 
-/// Multiplies the loss so that small gradients do not vanish; halves the factor when gradients overflow, doubles it
-/// when they have not for long. Powers of two, so that scaling rounds nothing.
+/// Multiplies the loss so that small gradients do not underflow. The factor is halved when gradients overflow, and doubled when they
+/// have not overflowed for some steps. It is a power of two, so scaling rounds nothing.
 /// Source: Micikevicius et al.: Mixed precision training (2018).
 ///
 /// ```
@@ -30,7 +30,7 @@ impl LossScaler {
     /// A scaler that begins with `scale` and doubles it after `interval` good steps.
     ///
     /// # Errors
-    /// A factor that is not a number from 1 on (an infinite one would leave out every step), no steps between two doublings.
+    /// If the factor is not a finite number from 1 up, or there are no steps between two doublings.
     pub fn new(scale: f64, interval: u64) -> Result<LossScaler> {
         if !(scale.is_finite() && scale >= 1.0) {
             return Err(Error::invalid(
@@ -44,8 +44,7 @@ impl LossScaler {
         Ok(LossScaler { scale, interval, since: 0 })
     }
 
-    /// What the loss is multiplied with now. Gradients are divided by it: its inverse goes into the optimizer's
-    /// gradient scale.
+    /// The factor of the loss now. Its inverse is the optimizer's gradient scale.
     pub fn scale(&self) -> f64 {
         self.scale
     }
@@ -63,7 +62,7 @@ impl LossScaler {
         Ok(LossScaler { since, ..LossScaler::new(scale, self.interval)? })
     }
 
-    /// Notes whether the step's gradients were finite, and returns whether the step is to be made.
+    /// Updates the factor by whether the step's gradients were finite, and returns whether the update is to be made.
     pub fn update(&mut self, finite: bool) -> bool {
         if !finite {
             (self.scale, self.since) = ((self.scale / 2.0).max(1.0), 0);

@@ -3,9 +3,9 @@
 use std::f64::consts::PI;
 
 use crate::Result;
-use crate::error::{from_zero, setting, share};
+use crate::error::{check_non_negative, check_probability, check_setting};
 
-/// How the learning rate moves; [`Schedule::lr`] of step 0, 1, ..
+/// How the learning rate changes with the step; [`Schedule::lr`] gives the rate of step 0, 1, ..
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Schedule {
     /// The same rate, after a linear warm-up from 0.
@@ -54,7 +54,7 @@ pub enum Schedule {
         lr: f64,
         /// Steps of warm-up.
         warmup: u64,
-        /// Steps at the end that go down.
+        /// Steps at the end in which the rate falls.
         decay: u64,
         /// All steps.
         total: u64,
@@ -82,7 +82,7 @@ pub struct OneCycle {
     pub max_lr: f64,
     /// All steps.
     pub total: u64,
-    /// The share of steps that go up.
+    /// The share of the steps in which the rate rises.
     pub pct_start: f64,
     /// Straight legs instead of half cosines.
     pub linear: bool,
@@ -90,7 +90,7 @@ pub struct OneCycle {
     pub div_factor: f64,
     /// The first rate over the last.
     pub final_div_factor: f64,
-    /// Back to the first rate as steeply as up, and only then to the last.
+    /// Whether the rate returns to the first one as steeply as it rose, and then falls to the last.
     pub three_phase: bool,
 }
 
@@ -101,42 +101,42 @@ impl Schedule {
     /// If a rate is negative or no number, there are no steps, or a share is not between 0 and 1.
     pub fn check(&self) -> Result<()> {
         const WHAT: &str = "Schedule";
-        let steps = |name, got: u64| setting(WHAT, name, got as f64, got > 0, "at least 1");
+        let steps = |name, got: u64| check_setting(WHAT, name, got as f64, got > 0, "at least 1");
         match *self {
-            Schedule::Constant { lr, .. } => from_zero(WHAT, "a rate of", lr),
+            Schedule::Constant { lr, .. } => check_non_negative(WHAT, "a rate of", lr),
             Schedule::Cosine { lr, total, cycles, min, .. } => {
-                from_zero(WHAT, "a rate of", lr)?;
+                check_non_negative(WHAT, "a rate of", lr)?;
                 steps("a total of steps of", total)?;
-                from_zero(WHAT, "a number of waves of", cycles)?;
-                from_zero(WHAT, "a lowest rate of", min)
+                check_non_negative(WHAT, "a number of waves of", cycles)?;
+                check_non_negative(WHAT, "a lowest rate of", min)
             }
             Schedule::Linear { lr, total, min, .. } | Schedule::WarmupStableDecay { lr, total, min, .. } => {
-                from_zero(WHAT, "a rate of", lr)?;
+                check_non_negative(WHAT, "a rate of", lr)?;
                 steps("a total of steps of", total)?;
-                from_zero(WHAT, "a rate at the end of", min)
+                check_non_negative(WHAT, "a rate at the end of", min)
             }
             Schedule::InverseSqrt { lr, warmup } => {
-                from_zero(WHAT, "a rate of", lr)?;
+                check_non_negative(WHAT, "a rate of", lr)?;
                 steps("a warm-up of steps of", warmup)
             }
             Schedule::Step { lr, step_size, gamma } => {
-                from_zero(WHAT, "a rate of", lr)?;
+                check_non_negative(WHAT, "a rate of", lr)?;
                 steps("a step size of", step_size)?;
-                from_zero(WHAT, "a factor of", gamma)
+                check_non_negative(WHAT, "a factor of", gamma)
             }
             Schedule::OneCycle(cycle) => {
-                from_zero(WHAT, "a highest rate of", cycle.max_lr)?;
+                check_non_negative(WHAT, "a highest rate of", cycle.max_lr)?;
                 steps("a total of steps of", cycle.total)?;
-                share(WHAT, "a share of steps that go up of", cycle.pct_start)?;
+                check_probability(WHAT, "a share of steps that go up of", cycle.pct_start)?;
                 for factor in [cycle.div_factor, cycle.final_div_factor] {
-                    setting(WHAT, "a divisor of", factor, factor > 0.0, "more than 0")?;
+                    check_setting(WHAT, "a divisor of", factor, factor > 0.0, "more than 0")?;
                 }
                 Ok(())
             }
         }
     }
 
-    /// The rate that it is made of, which is the highest.
+    /// The highest rate.
     pub fn peak(&self) -> f64 {
         match *self {
             Schedule::Constant { lr, .. }
@@ -149,8 +149,8 @@ impl Schedule {
         }
     }
 
-    /// The rate of a step, from 0. NaN if [`Schedule::check`] refuses the numbers, so that an optimizer refuses the step. After
-    /// the end of one cycle its last rate.
+    /// The rate of a step, counted from 0. It is NaN if [`Schedule::check`] refuses the numbers, so that an optimizer refuses the step.
+    /// After the end of one cycle it stays at the last rate.
     pub fn lr(&self, step: u64) -> f64 {
         if self.check().is_err() {
             return f64::NAN;
@@ -178,7 +178,7 @@ impl Schedule {
     }
 }
 
-/// The share of the last `leg` steps that is left, at most 1.
+/// The share of the last `leg` steps that is still to come, at most 1.
 fn left(step: u64, total: u64, leg: u64) -> f64 {
     (total.saturating_sub(step) as f64 / leg.max(1) as f64).min(1.0)
 }

@@ -1,4 +1,5 @@
-//! Where a module is made: its path in the model, the run's seed, dtype and device.
+//! [`Scope`]: the path at which a module is made, with the run's seed, dtype and device; and [`Init`]: initial values, drawn by their
+//! position in the whole tensor.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,8 +9,8 @@ use phalanx_tensor::{Category, Context, DType, Device, RngKey, Stream4, Tensor, 
 
 use crate::{Parameter, Result, Shard};
 
-/// Handed down while a model is built. The path gives every parameter its global name and every random draw its
-/// site, so that initial values and dropout masks do not depend on what else is built, in which order or where.
+/// The context in which a layer is built. Its path gives each parameter its global name and each random draw its site. So initial
+/// values and dropout masks depend neither on the other layers nor on the order of construction nor on the device.
 ///
 /// ```
 /// use phalanx_nn::{Scope, tensor::{DType, Device}};
@@ -22,7 +23,7 @@ pub struct Scope {
     seed: u64,
     dtype: DType,
     device: Device,
-    /// Sites that were asked for here.
+    /// The number of sites given out in this scope.
     sites: Arc<AtomicU64>,
 }
 
@@ -32,22 +33,22 @@ impl Scope {
         Scope { path: String::new(), seed, dtype, device, sites: Arc::default() }
     }
 
-    /// The place of a part.
+    /// The scope of a part of this module.
     pub fn child(&self, name: impl std::fmt::Display) -> Scope {
         Scope { path: self.name(name), sites: Arc::default(), ..self.clone() }
     }
 
-    /// The same place with another dtype.
+    /// The same scope with another dtype.
     pub fn with_dtype(&self, dtype: DType) -> Scope {
         Scope { dtype, ..self.clone() }
     }
 
-    /// The path of what is called `name` here.
+    /// The path of the part `name`.
     pub fn name(&self, name: impl std::fmt::Display) -> String {
         join(&self.path, name)
     }
 
-    /// The path of this place.
+    /// The path of this scope.
     pub fn path(&self) -> &str {
         &self.path
     }
@@ -67,8 +68,8 @@ impl Scope {
         self.device
     }
 
-    /// The number by which a layer here draws random numbers: made of the path and the seed, and so the same in every run. Each
-    /// call gives another one, so that two layers of one scope draw apart.
+    /// The site of a layer's random draws: a hash of the path and the seed, so it is the same in every run. Each call returns another
+    /// one, so two layers of one scope draw different numbers.
     pub fn site(&self) -> u64 {
         let before = self.sites.fetch_add(1, Ordering::Relaxed);
         let bytes = self.seed.to_le_bytes().into_iter().chain(before.to_le_bytes());
@@ -83,7 +84,7 @@ impl Scope {
         self.shard(name, shape, Shard::whole(shape), init)
     }
 
-    /// A part of a parameter, with that part of the initial values, held in `shape`.
+    /// A part of a parameter, with that part of the initial values, stored in `shape`.
     ///
     /// # Errors
     /// If it cannot be allocated, or `shape` has another number of elements than the part.
@@ -94,7 +95,7 @@ impl Scope {
         Parameter::shard(name, values.with_shape(shape)?, part)
     }
 
-    /// The initial draws of the parameter of that global name.
+    /// The random numbers of the initial values of the parameter with that global name.
     fn draws(&self, name: &str) -> Stream4 {
         RngKey { seed: self.seed, step: 0 }.site(site(name))
     }
@@ -172,12 +173,12 @@ impl Init {
         Init::Uniform { low: -bound, high: bound }
     }
 
-    /// What PyTorch gives layers with weights `[out, in, ..]` and their biases: uniform within `1 / sqrt(fan_in)`.
+    /// PyTorch's default for layers with weights `[out, in, ..]` and their biases: uniform within `1 / sqrt(fan_in)`.
     pub fn layer(fan_in: usize) -> Init {
         Init::within((fan_in.max(1) as f64).sqrt().recip())
     }
 
-    /// The draws of the part of shape `shape` that lies at `window` in the whole.
+    /// The values of the part of shape `shape` at `window` in the whole.
     ///
     /// # Errors
     /// If it cannot be allocated.
@@ -204,8 +205,8 @@ impl Init {
         }
     }
 
-    /// The same draws for a weight of this shape, without asking for its fans: for a whole that its cut sees in another
-    /// shape.
+    /// The same distribution with the fans of this shape filled in. It is for parameters whose cut is given in another shape than the
+    /// tensor's.
     #[must_use]
     pub fn for_shape(self, shape: &[usize]) -> Init {
         let (fan_in, fan_out) = fans(shape);

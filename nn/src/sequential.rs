@@ -1,4 +1,5 @@
-//! [`Sequential`]: modules one after the other, and [`SequentialConfig`], which numbers them.
+//! [`Sequential`]: modules one after the other; [`SequentialConfig`], which builds it from configurations ([`Build`]); and
+//! [`UnitPolicy`], which wraps its layers as units.
 
 #[cfg(test)]
 mod tests;
@@ -23,8 +24,8 @@ use crate::{
 
 /// Modules applied one after the other; their parameters' paths begin with their number.
 ///
-/// [`SequentialConfig`] makes one of configurations. `Sequential::new().with(..)` takes modules that are ready, whose names
-/// are then the caller's matter.
+/// [`SequentialConfig`] builds one from configurations. `Sequential::new().with(..)` takes finished modules, whose parameters keep the
+/// names that they were made with.
 #[derive(Default)]
 pub struct Sequential {
     modules: Vec<Box<dyn Module>>,
@@ -49,7 +50,7 @@ impl Sequential {
         self
     }
 
-    /// The modules, taken apart. Hooks on them are left behind.
+    /// The modules. Their forward hooks are dropped.
     pub fn into_modules(self) -> Vec<Box<dyn Module>> {
         self.modules
     }
@@ -59,13 +60,13 @@ impl Sequential {
         &self.modules
     }
 
-    /// The modules, in order, to put others in their places.
+    /// The modules, in order, to be replaced.
     pub fn modules_mut(&mut self) -> &mut [Box<dyn Module>] {
         &mut self.modules
     }
 
-    /// The layer of a path (`2`, or `"2.0"` for the first one of a `Sequential` that is number 2), if it is there and of this
-    /// type: to freeze a batch norm, to look at a weight.
+    /// The layer at a path (`2`, or `"2.0"` for the first layer of a `Sequential` that is number 2), if it exists and has this type.
+    /// Use it to freeze a batch norm or to read a weight.
     ///
     /// ```
     /// use phalanx_nn::{BatchNorm, BatchNormConfig, LinearConfig, Scope, SequentialConfig, tensor::{DType, Device}};
@@ -79,13 +80,13 @@ impl Sequential {
         of_type(&**owner.modules.get(number - owner.first)?)
     }
 
-    /// The numbers of its layers in paths: from 0, unless it is a [slice](Sequential::slice).
+    /// The numbers of its layers in paths. They begin at 0, unless it is a [slice](Sequential::slice).
     pub fn numbers(&self) -> Range<usize> {
         self.first..self.first + self.modules.len()
     }
 
     /// Only the layers of these [numbers](Sequential::numbers), which they keep: the parameters of a slice `4..` have the
-    /// paths `4.weight`, .., as in the whole. See [`SequentialConfig::slice`] for a stage that never has the other layers.
+    /// paths `4.weight`, .., as in the whole. See [`SequentialConfig::slice`] for a stage that never allocates the other layers.
     ///
     /// # Errors
     /// If there are no such layers.
@@ -108,8 +109,8 @@ impl Sequential {
         Ok((self, rest))
     }
 
-    /// The same layers, of which the policy makes [units](Unit): what ZeRO gathers and frees together. Paths, and so state
-    /// dicts, stay as they are.
+    /// The same layers, some of them wrapped as [units](Unit) by the policy. ZeRO gathers and frees the parameters of a unit together.
+    /// Paths, and so state dicts, do not change.
     ///
     /// ```
     /// use phalanx_nn::tensor::{DType, Device};
@@ -128,8 +129,8 @@ impl Sequential {
         Sequential { modules, ..self }
     }
 
-    /// Calls `hook` with the input and the output of a layer at every forward pass from now on; what it returns takes the
-    /// output's place. The layer is named by its path: `2`, or `"2.0"` for the first one of a `Sequential` that is number 2.
+    /// Calls `hook` with the input and the output of a layer in every forward pass from now on. A value that it returns replaces the
+    /// output. The layer is named by its path: `2`, or `"2.0"` for the first layer of a `Sequential` that is number 2.
     /// See [`Hooked`](crate::Hooked) for other modules.
     ///
     /// # Errors
@@ -159,7 +160,7 @@ impl Sequential {
     }
 }
 
-/// A module of this type, in whatever boxes and units.
+/// The module of this type inside boxes and units.
 fn of_type<M: Module>(module: &dyn Module) -> Option<&M> {
     let any: &dyn Any = module;
     if let Some(boxed) = any.downcast_ref::<Box<dyn Module>>() {
@@ -171,7 +172,7 @@ fn of_type<M: Module>(module: &dyn Module) -> Option<&M> {
     any.downcast_ref::<Unit<M>>().map(Unit::module).or_else(|| any.downcast_ref())
 }
 
-/// The range asked for, if it lies within these numbers.
+/// The range, if it is within these numbers.
 fn within(what: &str, asked: impl RangeBounds<usize>, all: Range<usize>) -> Result<Range<usize>> {
     let start = match asked.start_bound() {
         Bound::Included(&start) => start,
@@ -213,8 +214,8 @@ impl Module for Sequential {
     }
 }
 
-/// How a [`Sequential`] is made of its layers' configurations: each is built at the place of its number, so parameters and
-/// random draws are named `0.weight`, `2.bias`, .. as in `torch.nn.Sequential`, where activations count too.
+/// Builds a [`Sequential`] from the configurations of its layers. Each layer is built in the scope of its number, so parameters are
+/// named `0.weight`, `2.bias`, .. as in `torch.nn.Sequential`, where activations count too.
 ///
 /// ```
 /// use phalanx_nn::tensor::{DType, Device};
@@ -231,14 +232,14 @@ impl Module for Sequential {
 /// # Ok::<(), phalanx_nn::Error>(())
 /// ```
 ///
-/// It is a configuration itself, so that one may stand in another.
+/// It is a configuration itself, so one may be a layer of another.
 #[derive(Default)]
 pub struct SequentialConfig {
-    layers: Vec<Maker>,
+    layers: Vec<LayerBuilder>,
     first: usize,
 }
 
-type Maker = Box<dyn FnOnce(&Scope) -> Result<Box<dyn Module>> + Send>;
+type LayerBuilder = Box<dyn FnOnce(&Scope) -> Result<Box<dyn Module>> + Send>;
 
 impl SequentialConfig {
     /// Without layers: the identity.
@@ -246,14 +247,14 @@ impl SequentialConfig {
         SequentialConfig::default()
     }
 
-    /// With one more layer at the end: a configuration, or a module that is ready.
+    /// With one more layer at the end: a configuration or a finished module.
     #[must_use]
     pub fn with(self, layer: impl Build + Send + 'static) -> SequentialConfig {
         self.with_fn(|scope| layer.build(scope))
     }
 
-    /// With one more layer, which this function makes in its scope: for modules of your own, and for configurations that
-    /// make several kinds (`|scope| config.init_transposed(scope)`).
+    /// With one more layer, which this function makes in its scope. Use it for modules of your own, and for configurations that
+    /// make several kinds of layer (`|scope| config.init_transposed(scope)`).
     #[must_use]
     pub fn with_fn<M: Module>(
         mut self,
@@ -263,8 +264,8 @@ impl SequentialConfig {
         self
     }
 
-    /// Only the layers of these numbers, which they keep: a pipeline's stage, of which the others are never allocated. Names
-    /// and initial values are those of the whole.
+    /// Only the layers of these numbers, which they keep. A pipeline's stage so allocates its own layers alone. Names and initial
+    /// values are those of the whole.
     ///
     /// # Errors
     /// If there are no such layers.
@@ -290,7 +291,7 @@ impl SequentialConfig {
     /// # Errors
     /// If a layer's settings make no sense, or it cannot be allocated.
     pub fn init(self, scope: &Scope) -> Result<Sequential> {
-        let made = |(number, layer): (usize, Maker)| {
+        let made = |(number, layer): (usize, LayerBuilder)| {
             let scope = scope.child(number);
             layer(&scope).map_err(|error| named(error, &scope))
         };
@@ -299,7 +300,7 @@ impl SequentialConfig {
     }
 }
 
-/// The error with the layer's path, unless it says that already.
+/// The error with the layer's path, unless the message has one already.
 fn named(error: Error, scope: &Scope) -> Error {
     match error {
         Error::Invalid { what, why } if !what.starts_with(scope.path()) && !what.starts_with("layer ") => {
@@ -309,20 +310,20 @@ fn named(error: Error, scope: &Scope) -> Error {
     }
 }
 
-/// A layer's configuration, or a layer that is ready: what [`SequentialConfig::with`] takes. Implement it for
-/// configurations of your own modules.
+/// A layer's configuration or a finished layer, which [`SequentialConfig::with`] takes. Implement it for configurations of your own
+/// modules.
 pub trait Build {
     /// The layer.
     type Module: Module;
 
-    /// The layer at that place of the model, whose path names its parameters. A layer that is ready stays as it is.
+    /// The layer in this scope, whose path names its parameters. A finished layer is returned as it is.
     ///
     /// # Errors
     /// If the settings make no sense, or it cannot be allocated.
     fn build(self, scope: &Scope) -> Result<Self::Module>;
 }
 
-/// Activations, pools and others that need no place, and whatever was made before.
+/// Activations, pools and other layers without parameters, and layers that were made before.
 impl<M: Module> Build for M {
     type Module = M;
 
@@ -358,29 +359,29 @@ configs! {
     TransformerEncoderLayerConfig => TransformerEncoderLayer,
 }
 
-/// Says of a layer whether it becomes a unit.
-type Choice = Box<dyn Fn(&dyn Module) -> bool + Send + Sync>;
+/// Decides whether a layer becomes a unit.
+type Predicate = Box<dyn Fn(&dyn Module) -> bool + Send + Sync>;
 
-/// Which layers [`Sequential::into_units`] makes [units](Unit) of. Layers without parameters never become one, and what is
-/// a unit already, or has some inside, stays as it is. What is left outside belongs to no unit.
+/// Which layers [`Sequential::into_units`] wraps as [units](Unit), as FSDP's `auto_wrap_policy` does. Layers without parameters are never
+/// wrapped. A layer that is a unit already, or contains one, is not wrapped again. Other layers belong to no unit.
 #[non_exhaustive]
 pub enum UnitPolicy {
-    /// Every layer; of a `Sequential` inside, every layer of that.
+    /// Every layer. Of a nested `Sequential`, each of its layers.
     EachLayer,
-    /// Every layer of at least so many elements. A `Sequential` inside is gone into; if it is large enough and none of its
-    /// layers is, it becomes one unit.
+    /// Every layer with at least this many elements. The layers of a nested `Sequential` are wrapped one by one; if it is large enough
+    /// and none of its layers is, it becomes one unit.
     BySize(usize),
-    /// Every layer of which this says so. A `Sequential` inside of which it does not is gone into.
-    By(Choice),
+    /// Every layer for which this returns true. If it returns false for a nested `Sequential`, it is asked about its layers.
+    By(Predicate),
 }
 
 impl UnitPolicy {
-    /// Every layer of which `choose` says so; see [`UnitPolicy::By`].
+    /// Every layer for which `choose` returns true; see [`UnitPolicy::By`].
     pub fn by(choose: impl Fn(&dyn Module) -> bool + Send + Sync + 'static) -> UnitPolicy {
         UnitPolicy::By(Box::new(choose))
     }
 
-    /// Every layer of this type: a transformer's block.
+    /// Every layer of this type, such as a transformer's block.
     pub fn of_type<M: Module>() -> UnitPolicy {
         UnitPolicy::by(|module| (module as &dyn Any).is::<M>())
     }
@@ -404,7 +405,7 @@ impl UnitPolicy {
         }
     }
 
-    /// The layers of a `Sequential` as units; another module as it is.
+    /// Wraps the layers of a `Sequential`; returns another module unchanged.
     fn inside(&self, module: Box<dyn Module>) -> Box<dyn Module> {
         if !(&*module as &dyn Any).is::<Sequential>() {
             return module;
@@ -431,7 +432,7 @@ fn has_units(module: &dyn Module) -> bool {
     any
 }
 
-/// A module out of the boxes that it was put into, so that its type shows.
+/// The module without the boxes around it, so that its type can be compared.
 fn unboxed(module: Box<dyn Module>) -> Box<dyn Module> {
     if !(&*module as &dyn Any).is::<Box<dyn Module>>() {
         return module;

@@ -1,12 +1,12 @@
-//! [`Unit`]: a part of a model that is called through hooks.
+//! [`Unit`]: a module with hooks around its forward and backward pass. ZeRO gathers and frees a unit's parameters in these hooks.
 //!
 //! ```text
 //! forward     pre_forward   enter --> module --> leave   post_forward
 //! backward    post_backward enter <-- module <-- leave   pre_backward
 //! ```
-//! `enter` and `leave` are identities that run hooks in backward. They are recorded only where there are hooks.
+//! `enter` and `leave` are identity nodes of the graph that run hooks in backward. They are recorded only if there are hooks.
 
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, RwLock, Weak};
 
 use phalanx_autograd::{
     Backward, Cx, Grads, Result as GradResult, Saver, Var, checkpoint, is_recomputing, is_recording, phony,
@@ -14,9 +14,10 @@ use phalanx_autograd::{
 };
 use smallvec::smallvec;
 
+use crate::error::unpoisoned;
 use crate::{Entry, Module, Parameter, Parameters, Result};
 
-/// What can be done around a unit's passes: sharded training gathers and frees parameters there.
+/// Callbacks around a unit's passes. Sharded training gathers and frees parameters in them.
 pub trait UnitHooks: Send + Sync {
     /// Before the forward pass.
     ///
@@ -32,7 +33,7 @@ pub trait UnitHooks: Send + Sync {
     fn post_forward(&self) -> Result<()> {
         Ok(())
     }
-    /// Before the forward pass is repeated for the sake of its values.
+    /// Before the forward pass is repeated by recomputation.
     ///
     /// # Errors
     /// An error ends the pass.
@@ -71,17 +72,17 @@ pub trait AnyUnit: Parameters {
     fn add_hooks(&self, hooks: Arc<dyn UnitHooks>) -> UnitHooksHandle;
 }
 
-/// Hooks that were added to a unit.
+/// A handle on hooks that were added to a unit.
 pub struct UnitHooksHandle {
     list: Weak<HookList>,
     hooks: Hooks,
 }
 
 impl UnitHooksHandle {
-    /// Takes the hooks away; does nothing the second time.
+    /// Removes the hooks. A second call does nothing.
     pub fn remove(&self) {
         if let Some(list) = self.list.upgrade() {
-            list.write().unwrap_or_else(PoisonError::into_inner).retain(|h| !Arc::ptr_eq(h, &self.hooks));
+            unpoisoned(list.write()).retain(|h| !Arc::ptr_eq(h, &self.hooks));
         }
     }
 }
@@ -107,27 +108,27 @@ impl<M: ?Sized + Send + Sync + 'static> Unit<M> {
 
     /// See [`AnyUnit::add_hooks`].
     pub fn add_hooks(&self, hooks: Arc<dyn UnitHooks>) -> UnitHooksHandle {
-        self.hooks.write().unwrap_or_else(PoisonError::into_inner).push(hooks.clone());
+        unpoisoned(self.hooks.write()).push(hooks.clone());
         UnitHooksHandle { list: Arc::downgrade(&self.hooks), hooks }
     }
 
-    /// Calls the module through `forward`; with `recompute`, without keeping what it computes.
+    /// Calls the module through `forward`. With `recompute` its activations are not kept but computed again in backward.
     ///
     /// # Errors
-    /// Whatever `forward` or a hook returns.
+    /// Those of `forward` and of the hooks.
     pub fn call(
         &self,
         x: &Var,
         recompute: bool,
         forward: impl Fn(&M, &Var) -> Result<Var> + Send + Sync + 'static,
     ) -> Result<Var> {
-        let hooks = self.hooks.read().unwrap_or_else(PoisonError::into_inner).clone();
+        let hooks = unpoisoned(self.hooks.read()).clone();
         if hooks.is_empty() {
             return self.run(x, recompute, hooks, forward);
         }
         hooks.iter().try_for_each(|h| h.pre_forward())?;
-        // Without a gradient to wait for, `enter` stands on a value of its own; recorded before all that the unit
-        // records, it runs after all of it.
+        // If the input needs no gradient, `enter` is recorded on a value of its own. It is recorded before the unit's operations,
+        // so backward runs it after them.
         let anchor = if x.requires_grad() { x.clone() } else { phony(x.device(), true)? };
         let entered = boundary("enter", &[&anchor], &hooks, Side::Enter)?;
         let input = if x.requires_grad() { &entered } else { x };
@@ -193,8 +194,8 @@ enum Side {
     Leave,
 }
 
-/// The identity of the first input, with hooks in backward. A second input is an anchor without elements, which gets
-/// a gradient so that what stands on it runs.
+/// The identity of the first input, with hooks in backward. A second input is an anchor without elements; it gets a gradient so that
+/// backward reaches the `enter` node behind it.
 fn boundary(name: &'static str, inputs: &[&Var], hooks: &[Hooks], side: Side) -> Result<Var> {
     let hooks = hooks.to_vec();
     let (output, anchor) = (inputs[0].tensor().clone(), inputs.get(1).map(|v| v.detach()));
@@ -228,7 +229,7 @@ mod tests {
     use super::*;
     use crate::{Embedding, EmbeddingConfig, Linear, LinearConfig, Scope};
 
-    /// Writes down what is called.
+    /// Records calls.
     struct Notes(&'static str, Arc<Mutex<Vec<String>>>);
 
     impl Notes {

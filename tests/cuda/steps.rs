@@ -1,4 +1,4 @@
-//! A run's steps: captured they have the bits of those that are not, and the host neither waits nor asks for memory.
+//! A run's steps: captured steps have the bits of plain ones, and the host neither waits nor allocates memory.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ const GPU: Device = Device::Cuda(0);
 const CONTEXT: usize = 12;
 const STEPS: u64 = 6;
 
-/// What is trained.
+/// The model.
 #[derive(Clone, Copy)]
 struct Form {
     dtype: DType,
@@ -27,16 +27,16 @@ struct Form {
     clip: f64,
 }
 
-/// How its steps are done.
+/// The kinds of steps.
 #[derive(Clone, Copy, PartialEq)]
 enum How {
     OneByOne,
     Captured,
-    /// With something in each step that cannot be captured.
+    /// With an operation in each step that cannot be captured.
     Spoilt,
 }
 
-/// What a training leaves: losses and norms as they came, and all parameters.
+/// The result of a training: losses and norms in their order, and all parameters.
 type Trained = (Vec<f64>, Vec<f64>);
 
 /// A run on the GPU, whose batches are given to it.
@@ -68,7 +68,7 @@ fn run(form: Form, how: How) -> Result<Run> {
         Ok(vec![Optimizer::new(rule, Group::decay_matrices(parameters, lr, 0.1))?])
     })?;
     Ok(match how {
-        // Who hears of an action may look at the device.
+        // An observer of actions may read the device.
         How::Spoilt => run.with_observer(Arc::new(|_| drop(GPU.synchronize()))),
         _ => run,
     })
@@ -86,8 +86,8 @@ fn micros(form: Form, step: u64, device: Device) -> Result<Vec<Batch>> {
     (0..form.micro_batches).map(micro).collect()
 }
 
-/// A training whose numbers are read one step late, at rates that begin with 0. What the host asked for in each step is for
-/// `watch` to see: the calls, and the kernels that were launched.
+/// A training whose numbers are read one step late, at rates that begin with 0. `watch` gets the driver calls and the kernel
+/// launches of each step.
 fn train(form: Form, how: How, watch: &mut dyn FnMut(u64, Calls, u64)) -> Result<Trained> {
     let (mut run, mut numbers) = (run(form, how)?, Vec::new());
     let mut readbacks = [Readback::new(GPU, 2)?, Readback::new(GPU, 2)?];
@@ -118,7 +118,7 @@ const FORMS: [Form; 3] = [
     Form { dtype: DType::F32, micro_batches: 3, groups: 1, recompute: RecomputeMode::ExceptLast, clip: 0.0 },
 ];
 
-/// Captured steps have the bits of others; none waits, and those that are launched ask for no memory and launch no kernel.
+/// Captured steps have the bits of plain ones. None waits, and launched graphs allocate no memory and launch no single kernel.
 pub fn captured_have_the_bits_of_others() -> std::result::Result<(), String> {
     for (number, form) in FORMS.into_iter().enumerate() {
         let mut wrong = Vec::new();
@@ -128,7 +128,7 @@ pub fn captured_have_the_bits_of_others() -> std::result::Result<(), String> {
             }
         };
         let plain = train(form, How::OneByOne, &mut |step, asked, launched| {
-            // The first compiles, and makes the record of faults.
+            // The first step compiles, and allocates the record of faults.
             note("one by one", step, step == 0 || asked.waits == 0, asked, launched);
         });
         let fast = train(form, How::Captured, &mut |step, asked, launched| {
@@ -146,7 +146,7 @@ pub fn captured_have_the_bits_of_others() -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// What waits for the device in each step is done without a graph, with the same outcome.
+/// A step that waits for the device runs without a graph and has the same result.
 pub fn what_cannot_be_captured_trains_all_the_same() -> std::result::Result<(), String> {
     let wanted = train(FORMS[1], How::OneByOne, &mut |_, _, _| {}).map_err(|e| e.to_string())?;
     let mut launches = Vec::new();
@@ -158,7 +158,7 @@ pub fn what_cannot_be_captured_trains_all_the_same() -> std::result::Result<(), 
     }
 }
 
-/// A token beyond the vocabulary, among inputs or targets, is told with the numbers of its step, though the next one has begun.
+/// A token beyond the vocabulary, among inputs or targets, is reported with its step's numbers, though the next step has begun.
 pub fn a_wrong_token_is_told_late() -> std::result::Result<(), String> {
     let run = |of_inputs: bool| -> Result<String> {
         let form = FORMS[0];

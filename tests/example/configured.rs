@@ -28,12 +28,12 @@ fn a_run_is_repeated_from_the_file_that_it_writes_and_flags_win_over_the_file() 
     let shorter = run(&["--config", &config, "--out", &folder.path("shorter"), "--steps", "2"]);
     assert_eq!(shorter[..1], first[..1]);
     assert_eq!(shorter.len(), 2);
-    // It is there from the beginning, and says nothing of a run that it would go on with.
+    // The file is written at the start, and names no run to resume.
     let resumed = run(&["--config", &config, "--resume", &out, "--steps", "5"]);
     assert_eq!(resumed.len(), 1);
     let written = fs::read_to_string(&config).unwrap();
     assert!(!written.contains("resume") && written.contains("\nsteps = 5\n"), "{written}");
-    // What is printed is such a file, too.
+    // The printed configuration is such a file, too.
     let printed = gpt(&["train", "--config", &config, "--width", "32", "--quiet=false", "--print-config"]);
     let printed = String::from_utf8(printed.stdout).unwrap();
     for line in ["width = 32", "quiet = false", "seed = 9", "layers = 2"] {
@@ -62,7 +62,7 @@ fn a_file_of_flags_that_cannot_be_is_named_with_the_nearest_key() {
     );
 }
 
-/// What was cut into tokens beforehand trains as the text does.
+/// A prepared folder trains as its text does.
 #[test]
 fn a_prepared_folder_trains_like_its_text() {
     let folder = Folder::new("prepared");
@@ -96,7 +96,7 @@ fn a_prepared_folder_trains_like_its_text() {
     assert!(said.contains("odd.txt") && said.contains("UTF-8"), "{said}");
 }
 
-/// Every value comes back as it was, whatever it looks like.
+/// Every value is read back unchanged, whatever its form.
 #[test]
 fn what_is_printed_gives_the_same_values() {
     let folder = Folder::new("printed");
@@ -176,7 +176,7 @@ fn what_is_printed_gives_the_same_values() {
     assert!(refused(&["train", "--config", &file, "--config", &file]).contains("second --config"));
 }
 
-/// The best weights are kept, and can be gone on with and written by.
+/// The best weights are kept. A run can resume from them, and `generate` can use them.
 #[test]
 fn the_best_checkpoint_is_resumed_and_generates() {
     let folder = Folder::new("best");

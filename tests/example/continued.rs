@@ -1,4 +1,4 @@
-//! Runs that go on: from a run's folder, from a model's, after Ctrl-C; and runs that must not be mixed up.
+//! Resumed runs: from a run's folder, from a model's folder, after Ctrl-C; and the refusal of another run's folder.
 
 #[cfg(unix)]
 use std::{

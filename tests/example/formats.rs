@@ -1,4 +1,4 @@
-//! What `--data` takes: texts, token files of nanoGPT and Megatron, prepared folders, mixtures; and what it refuses.
+//! The formats of `--data`: texts, token files of nanoGPT and Megatron, prepared folders, mixtures; and errors.
 
 use std::fs::{self, File};
 
@@ -87,7 +87,7 @@ fn damaged_and_misread_token_files_are_refused() {
     for weight in ["0", "-1", "nan", "inf"] {
         case(&["--data", &format!("{narrow}={weight}"), "--vocabulary-size", "256"], "weight");
     }
-    // A text that no machine has room for is not read.
+    // A text that does not fit into any machine's memory is not read.
     let large = folder.path("large.txt");
     if File::create(&large).and_then(|file| file.set_len(1 << 43)).is_ok() {
         case(&["--data", &large], "`prepare`");
@@ -142,7 +142,7 @@ fn documents_stay_apart_in_what_prepare_writes() {
     refused(&[&SMALL[..], &["--data", &data, "--packed"]].concat(), "--packed wants documents");
     refused(&[&SMALL[..], &["--data", &data, "--end-of-text", "10"]].concat(), "goes with --packed");
     refused(&["profile", "--data", &data, "--device", "meta"], "a meta device");
-    // What cannot be held out is said before anything is written.
+    // A split that is not possible is an error before anything is written.
     for share in ["nan", "1.5", "-0.1"] {
         let more = ["--separator", "<|end|>", "--validation-share", share];
         refused(&[&common[..], &more].concat(), "validation share");

@@ -1,4 +1,4 @@
-//! Ranks as processes: over TCP by the environment's variables, and under `mpirun` where there is one.
+//! Ranks as processes: over TCP by environment variables, and under `mpirun` if it is installed.
 
 use std::fs;
 use std::io::Write;
@@ -9,12 +9,12 @@ use serde_json::Value;
 use super::port::free_port;
 use super::{Folder, SMALL, example, gpt, losses, text, train};
 
-/// What each of `ranks` processes says that meet over TCP.
+/// The output of each of `ranks` processes that connect over TCP.
 fn over_tcp(ranks: usize, args: &[&str]) -> Vec<Output> {
     over_tcp_each(&vec![args.to_vec(); ranks])
 }
 
-/// The same, each with arguments of its own.
+/// The same, with arguments for each process.
 fn over_tcp_each(args: &[Vec<&str>]) -> Vec<Output> {
     over_tcp_each_on(args, &|command| command)
 }
@@ -34,7 +34,7 @@ fn over_tcp_each_on(args: &[Vec<&str>], on: &dyn Fn(Command) -> Command) -> Vec<
     children.into_iter().map(|child| child.wait_with_output().expect("the example ends")).collect()
 }
 
-/// The example under `mpirun`; why not, where that cannot be.
+/// The example under `mpirun`, or the reason why it cannot run there.
 fn mpirun(ranks: usize, args: &[&str]) -> Result<Command, &'static str> {
     if !cfg!(feature = "mpi") {
         return Err("the feature `mpi` is off");
@@ -49,7 +49,7 @@ fn mpirun(ranks: usize, args: &[&str]) -> Result<Command, &'static str> {
     Ok(command)
 }
 
-/// What `mpirun` says; nothing, but for a line on the terminal, where it cannot be.
+/// The output of `mpirun`. If it cannot run: none, and a line on the terminal.
 fn under_mpirun(ranks: usize, args: &[&str]) -> Option<Output> {
     match mpirun(ranks, &[args, &["--backend", "mpi"]].concat()) {
         Ok(mut command) => return Some(command.output().expect("mpirun starts")),
@@ -58,7 +58,7 @@ fn under_mpirun(ranks: usize, args: &[&str]) -> Option<Output> {
     None
 }
 
-/// Written directly: the test harness shows nothing that a test prints and passes.
+/// Written directly, because the test harness hides the output of a test that passes.
 fn skipped(ranks: usize, absent: &str) {
     let _ = writeln!(std::io::stderr(), "skipped under mpirun: the example on {ranks} ranks: {absent}");
 }

@@ -164,7 +164,7 @@ fn pipelines_without_flushes_train_go_on_and_are_plain_training_on_one_rank() {
     assert!((got.steps[0][0] / wanted.steps[0][0] - 1.0).abs() < 1e-5, "the first weights");
     assert!(got.steps[2..] != wanted.steps[2..], "gradients are of older weights");
     assert!(got.steps[STEPS - 1][0] < got.steps[0][0] - 0.3, "{:?}", got.steps);
-    // There is a flush where a checkpoint is saved, whoever goes on.
+    // A save flushes the pipeline, whether or not the run ends there.
     let [whole, half, out] = ["whole", "half", "out"].map(|name| folder.path(name));
     let layout = split("--pp 2 --schedule pipedream --lr-schedule constant --save-every 4");
     let model = |out: &str| fs::read(format!("{out}/model/model.safetensors")).expect("a file");

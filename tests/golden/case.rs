@@ -1,4 +1,4 @@
-//! The cases: `index.json`, the tensors that it names, and when a result agrees with one of them.
+//! The cases: `index.json`, the tensors that it names, and the comparison of results with them.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -26,7 +26,7 @@ struct Index {
     cases: Vec<Case>,
 }
 
-/// One operator call with what it must give.
+/// One operator call with its expected results.
 #[derive(Deserialize)]
 pub struct Case {
     pub name: String,
@@ -71,7 +71,7 @@ impl Set {
         Ok(Set { folder: folder.into(), device, cases: index.cases, files: RefCell::default() })
     }
 
-    /// A tensor of the case's file, on the device that is tried.
+    /// A tensor of the case's file, on the tested device.
     pub fn tensor(&self, case: &Case, key: &str) -> Result<Tensor, String> {
         self.file(&case.file)?.tensor(key, self.device).map_err(|e| e.to_string())
     }
@@ -86,7 +86,7 @@ impl Set {
     }
 }
 
-/// The attributes of a call, which remember what was asked for, so that an unknown one is noticed.
+/// The attributes of a call. They record which were read, so that an unknown one is found.
 pub struct Attrs<'a> {
     attrs: &'a Map<String, Value>,
     pub read: RefCell<BTreeMap<String, ()>>,
@@ -103,7 +103,7 @@ impl<'a> Attrs<'a> {
         Attrs::new(self.get(name).and_then(Value::as_object).unwrap_or(&NONE))
     }
 
-    /// The first attribute that nobody asked for.
+    /// The first attribute that was not read.
     pub fn unread(&self) -> Option<String> {
         let read = self.read.borrow();
         self.attrs.iter().find(|(k, v)| !v.is_null() && !read.contains_key(*k)).map(|(k, _)| k.clone())

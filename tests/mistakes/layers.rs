@@ -1,4 +1,4 @@
-//! Layers, models and what they are told.
+//! Layers, models and their settings.
 
 use phalanx::kernels::{Conv1dOptions, ConvOptions};
 use phalanx::nn::models::{GptConfig, LlamaConfig};

@@ -1,4 +1,4 @@
-//! Tensors, views, and what writes in place.
+//! Tensors, views, and writes in place.
 
 use phalanx::kernels::{
     accumulate_, add_scaled_, copy_, fill_, full, matmul_accumulate_, matmul_into, random, scale_,
@@ -12,7 +12,7 @@ fn f(shape: &[usize]) -> Tensor {
     zeros(shape, DType::F32)
 }
 
-/// Four places, two of which are one.
+/// A view of four elements, two of which are the same in memory.
 fn folded() -> Tensor {
     f(&[4]).as_strided(&[2, 2], &[1, 1], 0).unwrap()
 }

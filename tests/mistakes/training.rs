@@ -35,7 +35,7 @@ fn scaled(scale: f64) -> phalanx::nn::Result<()> {
     group(0.1, 0.0)?.step_scaled(scale)
 }
 
-/// A value that needs what it was made of when it is run backward.
+/// A value whose backward pass needs its saved input.
 fn square(x: &Var) -> Var {
     x.mul(x).unwrap().sum_all().unwrap()
 }

@@ -1,12 +1,12 @@
 //! Pipelines without a flush between steps.
 //!
-//! A stretch of steps, up to the next checkpoint, is one run of the pipeline from full to empty. An update is a step: of
-//! PipeDream for each micro-batch, which is the whole batch; of PipeDream-2BW for as many as a batch is cut into. Gradients are
-//! of weights some updates old, so losses are others than those of one device, and other numbers of ranks give others.
+//! The steps up to the next checkpoint are one run of the pipeline, which is filled once and drained once. An update is a step. PipeDream
+//! updates after each micro-batch, which is the whole batch; PipeDream-2BW after all micro-batches of a batch. Gradients belong to
+//! weights that are some updates old, so losses differ from those of one device, and depend on the number of ranks.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use phalanx_nn::autograd::Var;
@@ -22,22 +22,23 @@ use phalanx_parallel::tensor_parallel::sum_squares;
 use phalanx_tensor::{Context, DType, RngKey};
 
 use crate::data::DataLoader;
+use crate::error::unpoisoned;
 use crate::model::passed_on;
 use crate::optimizers::Optimizers;
-use crate::record::Told;
+use crate::record::StepReport;
 use crate::run::Run;
 use crate::step::{Outcome, Saving, converted, number};
 use crate::trace::Lane;
 use crate::{Asynchronous, Result};
 
-/// What a stretch of steps says of itself, step by step, but for its peak. All ranks call it.
-pub(crate) fn stretch(kind: Asynchronous, run: &mut Run, steps: Range<u64>) -> Result<Vec<Told>> {
+/// Runs a stretch of steps. Returns a report of each step, without its peak memory. All ranks call it.
+pub(crate) fn stretch(kind: Asynchronous, run: &mut Run, steps: Range<u64>) -> Result<Vec<StepReport>> {
     let (place, config, first) = (run.place().clone(), run.config().clone(), steps.start);
     let interval = config.layout.micro_batches;
     let count = (steps.end - steps.start) as usize;
     let (line, stages) = (place.groups.along(Axis::Pp), config.layout.pp);
     let plan = plan(kind, stages, interval, count * interval)?;
-    // One stage recomputes blocks, of which it knows itself.
+    // The model of one stage recomputes its blocks by itself.
     let mode = if stages == 1 { RecomputeMode::Never } else { config.layout.recompute };
     let pipeline = AsynchronousPipeline::new(&plan, line.clone(), place.device)?.recompute(mode);
     let pipeline = match observer(&run.lane, first, interval) {
@@ -45,13 +46,18 @@ pub(crate) fn stretch(kind: Asynchronous, run: &mut Run, steps: Range<u64>) -> R
         None => pipeline,
     };
     let loader = run.loader(place.device, first)?;
-    let feed =
-        Feed { loader, dtype: config.dtype, next: first, read: BTreeMap::new(), kept: stages as u64 + 1 };
+    let feed = BatchFeed {
+        loader,
+        dtype: config.dtype,
+        next: first,
+        read: BTreeMap::new(),
+        kept: stages as u64 + 1,
+    };
     let scale = 1.0 / (config.batch * run.means.data.counted) as f64;
     let (model, seed) = (run.model.clone(), config.seed);
     let (feed, failed) = (Mutex::new(feed), Mutex::new(None));
-    let work = Arc::new(Work { model, feed, first, interval, scale, seed, failed });
-    let mut descent = Descent {
+    let work = Arc::new(StageWork { model, feed, first, interval, scale, seed, failed });
+    let mut descent = StageOptimizer {
         parameters: run.model.parameters(),
         optimizers: &mut run.optimizers,
         saver: &run.means.saver,
@@ -63,13 +69,13 @@ pub(crate) fn stretch(kind: Asynchronous, run: &mut Run, steps: Range<u64>) -> R
         norms: Vec::new(),
         ends: vec![Instant::now()],
     };
-    let failed = |error: crate::Error| match *work.failed.lock().unwrap_or_else(PoisonError::into_inner) {
-        // Its text has the step.
+    let failed = |error: crate::Error| match *unpoisoned(work.failed.lock()) {
+        // The error's text has the step already.
         Some(_) => error,
         None => error.in_step(first),
     };
     let losses = pipeline.train(&work, &mut descent).map_err(|e| failed(e.into()))?;
-    let Descent { norms, ends, .. } = descent;
+    let StageOptimizer { norms, ends, .. } = descent;
     let mut told = Vec::new();
     for (i, step) in steps.enumerate() {
         // Only the last stage has losses.
@@ -77,7 +83,7 @@ pub(crate) fn stretch(kind: Asynchronous, run: &mut Run, steps: Range<u64>) -> R
         let own = own.map(number).try_fold(0.0, |sum, loss| Ok::<_, crate::Error>(sum + loss?))?;
         let share = |own: f64| place.sum(if place.tells_loss() { own } else { 0.0 });
         let outcome = Outcome { loss: share(own)?, grad_norm: share(norms[i] * norms[i])?.sqrt() };
-        told.push(Told { step, outcome, seconds: (ends[i + 1] - ends[i]).as_secs_f64(), peak: 0 });
+        told.push(StepReport { step, outcome, seconds: (ends[i + 1] - ends[i]).as_secs_f64(), peak: 0 });
     }
     Ok(told)
 }
@@ -95,7 +101,7 @@ fn plan(
     Ok(plan.map_err(parallel::Error::from)?)
 }
 
-/// What traces a rank's actions under their steps.
+/// An observer that traces a rank's actions under the numbers of their steps.
 fn observer(lane: &Lane, first: u64, interval: usize) -> Option<Observer> {
     let (inner, lane) = (lane.actions()?, lane.clone());
     Some(Arc::new(move |mut done: Executed| {
@@ -105,29 +111,29 @@ fn observer(lane: &Lane, first: u64, interval: usize) -> Option<Observer> {
     }))
 }
 
-/// A stretch's passes.
-struct Work {
+/// The forward and backward passes of a stretch.
+struct StageWork {
     model: Arc<dyn Part>,
-    feed: Mutex<Feed>,
+    feed: Mutex<BatchFeed>,
     first: u64,
     interval: usize,
     scale: f64,
     seed: u64,
-    /// The step in which a pass of this rank has failed.
+    /// The step of this rank's first failed pass.
     failed: Mutex<Option<u64>>,
 }
 
-/// The batches of the steps under way.
-struct Feed {
+/// The batches of the steps that overlap now.
+struct BatchFeed {
     loader: DataLoader,
     dtype: DType,
     next: u64,
     read: BTreeMap<u64, Vec<Batch>>,
-    /// Steps that may be under way at a time.
+    /// How many steps may overlap.
     kept: u64,
 }
 
-impl Feed {
+impl BatchFeed {
     fn batch(&mut self, step: u64, micro_batch: usize) -> parallel::Result<Batch> {
         while self.next <= step {
             let rows = self.loader.next_step().map_err(passed_on)?;
@@ -142,25 +148,25 @@ impl Feed {
     }
 }
 
-impl Work {
+impl StageWork {
     fn batch(&self, micro_batch: usize) -> parallel::Result<(u64, Batch)> {
         let step = self.first + (micro_batch / self.interval) as u64;
-        let mut feed = self.feed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut feed = unpoisoned(self.feed.lock());
         let batch = feed.batch(step, micro_batch % self.interval);
         Ok((step, batch.map_err(|error| self.fails(step, error))?))
     }
 
-    /// An error with its step. Those of other ranks have theirs.
+    /// The error with its step's number. Errors of other ranks have theirs.
     fn fails(&self, step: u64, error: parallel::Error) -> parallel::Error {
         if matches!(error, parallel::Error::Comm(_)) {
             return error;
         }
-        self.failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(step);
+        unpoisoned(self.failed.lock()).get_or_insert(step);
         parallel::Error::Config(format!("step {step}: {error}"))
     }
 }
 
-impl Stages for Work {
+impl Stages for StageWork {
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> parallel::Result<Var> {
         let (step, batch) = self.batch(micro_batch)?;
         let _context = Context::with(|c| {
@@ -176,16 +182,16 @@ impl Stages for Work {
     }
 }
 
-/// A rank's updates.
-struct Descent<'a> {
+/// The optimizer steps of a rank's stage.
+struct StageOptimizer<'a> {
     parameters: Vec<Parameter>,
     optimizers: &'a mut Optimizers,
     saver: &'a Saving,
-    /// The ranks over which layers are cut.
+    /// The tensor-parallel ranks.
     cut: &'a Comm,
     rates: Schedule,
     first: u64,
-    /// What a plateau has left of the rate.
+    /// The share of the learning rate after plateaus.
     share: f64,
     clip: Option<f64>,
     /// The norm of each update's gradients of this stage.
@@ -194,7 +200,7 @@ struct Descent<'a> {
     ends: Vec<Instant>,
 }
 
-impl Weights for Descent<'_> {
+impl Weights for StageOptimizer<'_> {
     fn parameters(&self, _stage: usize) -> parallel::Result<Vec<Parameter>> {
         Ok(self.parameters.clone())
     }

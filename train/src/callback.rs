@@ -1,4 +1,4 @@
-//! [`Callback`]: a run calls its methods on the first rank, as it goes.
+//! [`Callback`]: a run calls its methods on the first rank while it trains; [`Progress`], a callback for terminals.
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -8,36 +8,36 @@ use crate::record::{Record, Summary};
 use crate::report::{Collective, Holds, Memory, Timeline};
 use crate::{Config, Error, Result};
 
-/// A run calls these methods on its first rank, as it goes. Each of them does nothing unless it is written.
+/// A run calls these methods on its first rank while it trains. The default methods do nothing.
 pub trait Callback: Send {
-    /// Training begins, after `done` steps; the whole model has so many parameters.
+    /// Training begins, after `done` steps. The whole model has `parameters` parameters.
     ///
     /// # Errors
-    /// Whatever goes wrong; it ends the run.
+    /// An error ends the run.
     fn started(&mut self, _config: &Config, _done: u64, _parameters: usize) -> Result<()> {
         Ok(())
     }
 
-    /// A step is done, and the validation behind it if there was one.
+    /// A step is done, and the validation after it if there was one.
     ///
     /// # Errors
-    /// Whatever goes wrong; it ends the run.
+    /// An error ends the run.
     fn step(&mut self, _record: &Record) -> Result<()> {
         Ok(())
     }
 
-    /// Something worth a line: a checkpoint begun, an update left out, a return to a checkpoint, an early end.
+    /// An event besides the steps: a checkpoint has begun, an update was skipped, the run has gone back to a checkpoint or ends early.
     ///
     /// # Errors
-    /// Whatever goes wrong; it ends the run.
+    /// An error ends the run.
     fn event(&mut self, _event: &Event<'_>) -> Result<()> {
         Ok(())
     }
 
-    /// The run fails with this error after so many steps of which at least one was told; [`Callback::ended`] is not called.
+    /// The run fails with this error in step `step`, after at least one call of [`Callback::step`]. [`Callback::ended`] is not called.
     ///
     /// # Errors
-    /// Whatever goes wrong; it is not told, since the run's error is.
+    /// An error is dropped, since the run returns the one that it failed with.
     fn failed(&mut self, _step: u64, _error: &Error) -> Result<()> {
         Ok(())
     }
@@ -45,47 +45,47 @@ pub trait Callback: Send {
     /// Training is over.
     ///
     /// # Errors
-    /// Whatever goes wrong; it fails the run.
+    /// An error is the run's error.
     fn ended(&mut self, _summary: &Summary) -> Result<()> {
         Ok(())
     }
 }
 
-/// What has happened in a run besides its steps.
+/// An event of a run besides its steps.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// A checkpoint of the run after so many steps is being written.
+    /// A checkpoint is being written.
     Saving {
         /// Steps done.
         step: u64,
-        /// Where.
+        /// The checkpoint's folder.
         path: &'a Path,
     },
-    /// A step's update was left out.
+    /// A step's update was skipped.
     Skipped {
         /// The step.
         step: u64,
         /// Why.
         why: &'a str,
     },
-    /// The run has gone back.
+    /// The run has gone back to a checkpoint.
     RolledBack {
-        /// The step that went wrong.
+        /// The step that diverged.
         step: u64,
-        /// The steps done now.
+        /// The steps done in the checkpoint.
         to: u64,
-        /// What was wrong.
+        /// Why it counts as diverged.
         why: &'a str,
     },
-    /// What was made by [`Run::every`](crate::Run::every): a text that the model wrote.
+    /// A hook of [`Run::every`](crate::Run::every) has returned this text, such as a sample of the model.
     Sample {
         /// Steps done.
         step: u64,
         /// The text.
         text: &'a str,
     },
-    /// What all ranks together can compute at most was measured, in floating-point operations a second.
+    /// The measured peak of all ranks together, in floating-point operations a second.
     Peak(f64),
     /// A step was inspected.
     Inspected {
@@ -93,12 +93,12 @@ pub enum Event<'a> {
         memory: &'a [Memory],
         /// What ran when.
         timeline: &'a Timeline,
-        /// What each rank keeps.
+        /// What each rank stores of the model.
         holds: &'a [Holds],
     },
-    /// What each rank has told the others so far: at each pause of the run, and at its end.
+    /// Each rank's communication calls so far. A run sends it at each pause and at its end.
     Collectives(&'a [Collective]),
-    /// Something about how the run trains that is other than was asked for.
+    /// The run trains otherwise than the configuration asks for.
     Notice {
         /// Steps done.
         step: u64,
@@ -114,9 +114,9 @@ pub enum Event<'a> {
     },
 }
 
-/// Between two writings of the line.
+/// The time between two writings of the line.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Steps between two lines where there is no terminal.
+/// Steps between two lines if there is no terminal.
 const LINES: u64 = 25;
 
 /// The last line of a terminal, which shows how far something is. Without a terminal it shows nothing.
@@ -132,7 +132,7 @@ impl Default for Line {
 }
 
 impl Line {
-    /// Shows this in place of what was shown before.
+    /// Replaces the text of the line.
     pub fn show(&mut self, text: &str) {
         if self.terminal && self.shown.is_none_or(|shown| shown.elapsed() > PAUSE) {
             // Without line wrapping, so that the carriage return comes back to the line's start.
@@ -141,7 +141,7 @@ impl Line {
         }
     }
 
-    /// Takes the line away.
+    /// Removes the line.
     pub fn clear(&mut self) {
         if self.shown.take().is_some() {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
@@ -151,15 +151,16 @@ impl Line {
     /// Prints a line above.
     pub fn above(&mut self, text: &str) {
         self.clear();
-        // A reader that has closed the pipe wants no more of it, which is no reason to stop.
+        // If the reader has closed the pipe, the run goes on without output.
         let _ = writeln!(std::io::stdout(), "{}", text.trim_end_matches('\n'));
     }
 }
 
-/// A callback that shows the loss, the speed and the time left: on a terminal as a line that changes, elsewhere as a line now and then.
+/// A callback that shows the loss, the speed and the time left. On a terminal it updates one line; elsewhere it prints a line every 25
+/// steps.
 pub struct Progress {
     line: Line,
-    /// Units of the validation loss for each of the training loss, and what they are called.
+    /// What the validation loss is divided by, and the unit of the quotient.
     unit: (f64, &'static str),
     name: &'static str,
     validation: String,
@@ -183,7 +184,7 @@ impl Default for Progress {
 }
 
 impl Progress {
-    /// Of a language model: speeds in tokens a second, and validation losses in nats a byte, if a token stands for so many bytes of text.
+    /// For a language model: speeds are in tokens a second, and validation losses in nats a byte if the bytes of a token are known.
     #[must_use]
     pub fn of_tokens(self, bytes_per_token: Option<f64>) -> Progress {
         let unit = bytes_per_token.map_or((1.0, " nats/token"), |bytes| (bytes, " nats/byte"));

@@ -1,8 +1,8 @@
-//! Where a run is: its checkpoints in the run's folder, written by all ranks while they go on, and read by any others.
+//! A run's checkpoints in its folder. All ranks write them while they train on, and any number of ranks reads them.
 //!
 //! ```text
 //! checkpoint                the newest
-//! checkpoint-00000400, ..   earlier ones, as many as are to be kept
+//! checkpoint-00000400, ..   earlier ones, as many as the configuration keeps
 //! best                      the one with the lowest validation loss
 //! ```
 //! A run killed at any moment finds the last complete checkpoint.
@@ -15,7 +15,7 @@ use phalanx_parallel::checkpoint::{Checkpoint, Trained, parts};
 use crate::config::is_checkpoint;
 use crate::divergence::WatchState;
 use crate::run::Run;
-use crate::validation::{Best, Rate};
+use crate::validation::{Best, PlateauState};
 use crate::{Config, Error, Result};
 
 /// The newest checkpoint's name in a run's folder.
@@ -29,17 +29,17 @@ pub(crate) struct Checkpoints {
     keep_last: usize,
 }
 
-/// Where a checkpoint left its run.
+/// The position of a run in its checkpoint.
 pub(crate) struct Position {
     pub step: u64,
     pub data_ahead: u64,
     pub best: Best,
 }
 
-/// The newest complete checkpoint in a run's folder, or the one that this is, its index read and the rest not.
+/// The newest complete checkpoint in a run's folder, or the checkpoint that the folder is itself. Only its index is read.
 ///
 /// # Errors
-/// If there is none, or it is of another program.
+/// If there is none, or another program wrote it.
 pub fn latest(folder: &Path) -> Result<Checkpoint> {
     if is_checkpoint(folder) {
         return of_a_run(Checkpoint::open(folder)?);
@@ -59,7 +59,7 @@ fn of_a_run(saved: Checkpoint) -> Result<Checkpoint> {
     }
 }
 
-/// Whether a run's folder has a checkpoint, be it whole or damaged.
+/// Whether a run's folder has a checkpoint, complete or damaged.
 pub fn is_there(folder: &Path) -> bool {
     let names = [NAME, ".checkpoint.old"];
     names.iter().any(|name| folder.join(name).exists()) || !earlier(folder).is_empty()
@@ -73,7 +73,7 @@ pub fn best(folder: &Path) -> Result<Checkpoint> {
     Ok(Checkpoint::open(folder.join(BEST))?)
 }
 
-/// The kept checkpoints before the newest, in order.
+/// The checkpoints before the newest one, in order.
 fn earlier(folder: &Path) -> Vec<PathBuf> {
     let is_one = |path: &PathBuf| {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
@@ -85,7 +85,7 @@ fn earlier(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Gives the model and its optimizers the values of a checkpoint.
+/// Loads a checkpoint's values into the model and its optimizers.
 pub(crate) fn load(saved: &Checkpoint, run: &mut Run) -> Result<()> {
     let ranks = run.place().all_ranks().clone();
     let trained = [Trained { model: &*run.model, share: &*run.means.share }];
@@ -93,7 +93,7 @@ pub(crate) fn load(saved: &Checkpoint, run: &mut Run) -> Result<()> {
     Ok(saved.restore(&ranks, &trained, &mut optimizers)?)
 }
 
-/// Puts the run where a checkpoint left it.
+/// Restores a run's state from a checkpoint.
 pub(crate) fn restore(
     saved: &Checkpoint,
     run: &mut Run,
@@ -118,8 +118,10 @@ pub(crate) fn restore(
     load(saved, run)?;
     run.watched = watched;
     let float = |key: &str| settings.get(key).and_then(|number| number.parse::<f64>().ok());
-    run.rate =
-        Rate { share: float("rate").unwrap_or(1.0), stale: number("rate_stale").unwrap_or(0) as usize };
+    run.rate = PlateauState {
+        share: float("rate").unwrap_or(1.0),
+        stale: number("rate_stale").unwrap_or(0) as usize,
+    };
     if let (Some(scaler), Some(scale)) = (run.scaler, float("loss_scale")) {
         run.scaler = Some(scaler.restored(scale, number("loss_scale_since").unwrap_or(0))?);
     }
@@ -131,8 +133,8 @@ impl Checkpoints {
         Checkpoints { folder: folder.into(), keep_last: config.keep_last }
     }
 
-    /// Begins to write a checkpoint of the run; it is complete when the saver has waited for it. The one before is kept under its
-    /// step's number, or replaced.
+    /// Begins to write a checkpoint of the run. It is complete once the saver has been waited for. The checkpoint before is kept under the
+    /// number of its step, or replaced.
     pub fn save(&mut self, run: &Run) -> Result<PathBuf> {
         let path = self.folder.join(NAME);
         if self.keep_last > 1 {
@@ -146,12 +148,12 @@ impl Checkpoints {
         Ok(path)
     }
 
-    /// Writes the checkpoint of the lowest validation loss, behind one that is under way.
+    /// Writes the checkpoint of the lowest validation loss, after a save that is in progress.
     pub fn save_best(&self, run: &Run) -> Result<()> {
         begin(run, &self.folder.join(BEST))
     }
 
-    /// Gives the newest checkpoint its step's name, and removes the oldest.
+    /// Renames the newest checkpoint by its step, and removes the oldest.
     fn set_aside(&self, path: &Path) -> Result<()> {
         if let Ok(saved) = Checkpoint::open(path) {
             let step = saved.settings().get("step").and_then(|step| step.parse::<u64>().ok()).unwrap_or(0);
@@ -175,7 +177,7 @@ fn begin(run: &Run, path: &Path) -> Result<()> {
 }
 
 impl Run {
-    /// Puts the run where the checkpoint in a run's folder left it, whatever the layout it was saved under. All ranks call it.
+    /// Restores the run from the newest checkpoint in a folder, which may have been saved under another layout. All ranks call it.
     ///
     /// # Errors
     /// If there is none, it is of another run, or damaged.
@@ -190,8 +192,7 @@ impl Run {
         Ok(())
     }
 
-    /// Gives the model the weights of the checkpoint with the lowest validation loss ([`Config::keep_best`]), whose averages and moments come
-    /// with them. All ranks call it.
+    /// Loads the checkpoint with the lowest validation loss ([`Config::keep_best`]): weights, averages and moments. All ranks call it.
     ///
     /// # Errors
     /// If there is none, or it is damaged.
@@ -204,7 +205,7 @@ impl Run {
         load(&saved, self)
     }
 
-    /// What a checkpoint says of the run.
+    /// The run's state besides tensors, as a checkpoint stores it.
     fn settings(&self) -> Result<BTreeMap<String, String>> {
         let mut settings = self.identity.clone();
         let watch =

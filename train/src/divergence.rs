@@ -1,4 +1,4 @@
-//! [`Watch`] finds a loss that is not finite or explodes; [`origin`] names the batch or the parameter that it comes from.
+//! [`LossWatch`] finds a loss that is not finite or explodes; [`origin`] names the batch or the parameter that it comes from.
 
 use std::collections::VecDeque;
 
@@ -12,23 +12,23 @@ use crate::{Config, OnDivergence, Result};
 
 /// Losses that an exploding one is compared with.
 const REMEMBERED: usize = 32;
-/// How many of them there have to be.
+/// The number of losses before which no loss counts as exploding.
 const REMEMBERED_MIN: usize = 8;
 /// Names that a message lists.
 const LISTED: usize = 3;
 
-/// Judges each step's loss by the losses before it, and says what the policy does about it.
-pub(crate) struct Watch {
+/// Judges each step's loss by the losses before it, and decides by the policy what happens.
+pub(crate) struct LossWatch {
     policy: OnDivergence,
     explodes_at: f64,
     losses: VecDeque<f64>,
     /// The first losses of the run.
     first: Vec<f64>,
-    /// Updates left out in a row, or returns to a checkpoint.
+    /// Skipped updates in a row, or returns to a checkpoint.
     times: u32,
 }
 
-/// What a checkpoint keeps of a [`Watch`].
+/// The state of a [`LossWatch`] in a checkpoint.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct WatchState {
     /// The bits of the last losses.
@@ -36,14 +36,15 @@ pub(crate) struct WatchState {
     /// The bits of the first losses.
     #[serde(default)]
     pub first: Vec<u64>,
-    /// Updates left out in a row, or returns to a checkpoint.
+    /// Skipped updates in a row, or returns to a checkpoint.
     pub times: u32,
 }
 
-/// How near a cause is, 0 the nearest; what orders causes as near, the first one first; and what it is.
+/// A cause of divergence: its kind (0 the batch, 1 a parameter, 2 a gradient, 3 the largest gradient), a key that orders causes of one
+/// kind, and its text. The smallest is reported.
 pub(crate) type Origin = (u8, u64, String);
 
-/// What is to be done about a step.
+/// What the run does about a step.
 pub(crate) enum Verdict {
     Fine,
     Stop(String),
@@ -51,23 +52,23 @@ pub(crate) enum Verdict {
     Rollback(String),
 }
 
-impl Watch {
-    /// As it was after the step where a run goes on.
-    pub fn new(config: &Config, state: &WatchState) -> Watch {
+impl LossWatch {
+    /// A watch in the state after the run's last step.
+    pub fn new(config: &Config, state: &WatchState) -> LossWatch {
         let Config { on_divergence: policy, explodes_at, .. } = *config;
         let mut watch =
-            Watch { policy, explodes_at, losses: VecDeque::new(), first: Vec::new(), times: state.times };
+            LossWatch { policy, explodes_at, losses: VecDeque::new(), first: Vec::new(), times: state.times };
         watch.remember(state);
         watch
     }
 
-    /// Compares with the losses that a checkpoint has kept, from now on.
+    /// Restores the losses of a checkpoint.
     pub fn remember(&mut self, state: &WatchState) {
         self.losses = state.losses.iter().map(|&bits| f64::from_bits(bits)).collect();
         self.first = state.first.iter().map(|&bits| f64::from_bits(bits)).collect();
     }
 
-    /// What a checkpoint keeps of it.
+    /// Its state for a checkpoint.
     pub fn state(&self) -> WatchState {
         WatchState {
             losses: self.losses.iter().map(|loss| loss.to_bits()).collect(),
@@ -76,7 +77,7 @@ impl Watch {
         }
     }
 
-    /// Judges a step by its numbers, which are the same on all ranks; `details` are asked where it is no number.
+    /// Judges a step by its numbers, which are the same on all ranks. `details` is called for the message if the step has diverged.
     pub fn judge(&mut self, outcome: Outcome, details: impl FnOnce() -> Result<String>) -> Result<Verdict> {
         let why = match self.wrong(outcome) {
             None => {
@@ -115,7 +116,8 @@ impl Watch {
             return Some(format!("the loss is {loss}, and the gradients' norm {grad_norm}"));
         }
         let mean = self.losses.iter().sum::<f64>() / self.losses.len().max(1) as f64;
-        // A run that has learned nearly everything has small losses, many times of which are still small.
+        // At the end of a run losses may be so small that a loss many times as large is still small. So it must also exceed the first
+        // losses.
         let first = self.first.iter().sum::<f64>() / self.first.len().max(1) as f64;
         let explodes =
             self.losses.len() >= REMEMBERED_MIN && loss > mean.abs() * self.explodes_at && loss > first;
@@ -125,8 +127,8 @@ impl Watch {
     }
 }
 
-/// Where a diverged loss comes from, as far as this rank sees: numbers that are not finite in the batch, the parameters or the gradients; if there
-/// are none, the parameter with the largest gradient.
+/// The cause of a diverged loss on this rank: numbers that are not finite in the batch, the parameters or the gradients. If there are
+/// none, the parameter with the largest gradient.
 pub(crate) fn origin(
     batches: &[Batch],
     parameters: &[Parameter],
@@ -170,7 +172,7 @@ fn all_finite(tensor: &Tensor) -> Result<bool> {
     if !tensor.dtype().is_float() || tensor.numel() == 0 || tensor.why_withheld().is_some() {
         return Ok(true);
     }
-    // An infinite number less itself is no number either.
+    // x - x is NaN for an infinite x, too.
     Ok(!kernels::any_nan(&kernels::sub(tensor, tensor)?)?)
 }
 

@@ -1,7 +1,8 @@
-//! What can go wrong in a training run.
+//! Errors of a training run.
 
 use std::fmt;
 use std::path::Path;
+use std::sync::{LockResult, PoisonError};
 
 use phalanx_parallel::{self as parallel, comm};
 
@@ -12,21 +13,21 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// In the model, its gradients, its optimizer, or between ranks.
+    /// An error of the model, its gradients, its optimizer, or of communication.
     #[error(transparent)]
     Parallel(#[from] parallel::Error),
-    /// Settings that do not fit each other, the data or what a run began with.
+    /// Settings that do not fit each other, the data or the run that is resumed.
     #[error("{0}")]
     Config(String),
-    /// A file or a data set.
+    /// An error of a file or a data set.
     #[error("{what}: {why}")]
     Data {
         /// Which.
         what: String,
-        /// What came and what was wanted.
+        /// The value that was got, and the one that was wanted.
         why: String,
     },
-    /// Something went wrong in a step.
+    /// An error of a step.
     #[error("step {step}: {source}")]
     Step {
         /// The step, from 0.
@@ -35,10 +36,10 @@ pub enum Error {
         #[source]
         source: Box<Error>,
     },
-    /// Another process of the run says what went wrong.
+    /// Another process of the run reports the error.
     #[error("another process says what went wrong")]
     Elsewhere,
-    /// Numbers that no run recovers from by itself.
+    /// The loss or a gradient has diverged, and the policy ends the run.
     #[error("{0}")]
     Diverged(String),
 }
@@ -54,7 +55,7 @@ impl Error {
         Error::data(path.display().to_string(), why.to_string())
     }
 
-    /// The error with the step in which it came; one that names a rank or a step already stays as it is.
+    /// The error with its step. An error that names a rank or a step already is returned unchanged.
     pub(crate) fn in_step(self, step: u64) -> Error {
         match self {
             Error::Step { .. } | Error::Parallel(parallel::Error::Comm(_)) => self,
@@ -80,4 +81,9 @@ impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
+}
+
+/// The guard or value of a lock, also after a panic of a thread that held it: what these locks protect is valid at every moment.
+pub(crate) fn unpoisoned<T>(result: LockResult<T>) -> T {
+    result.unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,5 @@
-//! A step as a CUDA graph: captured once, launched whole from then on, with the numbers of a step that is not.
+//! Steps of one GPU: [`Captured`] launches a step as a CUDA graph, with the bits of a step without one. [`PendingSteps`] are the steps
+//! whose losses the host has not read yet, so that it prepares the next step while the GPU works.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,14 +11,14 @@ use phalanx_tensor::cuda::{GpuEvent, Readback};
 use phalanx_tensor::{Device, Tensor};
 
 use crate::optimizers::AnyRule;
-use crate::record::Told;
+use crate::record::StepReport;
 use crate::step::{Outcome, Settings, context, gradients};
 use crate::{Error, Result};
 
-/// A step of [`crate::step`], whose micro-batches are the host's.
+/// A step of [`crate::step`] as a CUDA graph. Its micro-batches are on the host.
 pub(crate) struct Captured {
     device: Device,
-    /// Made when the first batch is there.
+    /// It is made with the first batch.
     step: Option<CapturedStep>,
 }
 
@@ -42,7 +43,7 @@ impl Captured {
             None => CapturedStep::new(self.device, &given, settings.clip)?,
         };
         let captured = self.step.insert(captured);
-        // A save reads what the launch will write.
+        // A checkpoint that is being saved reads the tensors that the launch writes.
         settings.saver.wait()?;
         let parameters = optimizer.parameters();
         captured.run_with(optimizer, &given, |inputs| {
@@ -56,23 +57,23 @@ impl Captured {
     }
 }
 
-/// Steps that may be on their way when the next one has begun: a GPU's queue is never empty then.
+/// Steps that may be pending when the next one has begun. With one, the GPU's queue is never empty.
 const DEPTH: usize = 1;
 
-/// Steps begun, in order, whose numbers are still to come. A GPU's come later; others are there at once.
-pub(crate) struct Ahead {
+/// Steps that have begun, in order, whose loss and norm the host has not read. On a CPU they are read at once.
+pub(crate) struct PendingSteps {
     device: Device,
     depth: usize,
-    /// No other rank has to hear of a step at the same time.
+    /// Whether this is the only rank, so that it need not read a step at the same time as others.
     alone: bool,
-    steps: VecDeque<Begun>,
-    /// To be used again.
+    steps: VecDeque<PendingStep>,
+    /// Pinned buffers to be reused.
     idle: Vec<Readback>,
-    /// When the last step was over.
+    /// When the last step's numbers were read.
     over: Instant,
 }
 
-struct Begun {
+struct PendingStep {
     step: u64,
     since: Instant,
     peak: usize,
@@ -81,7 +82,7 @@ struct Begun {
 
 enum Numbers {
     Here(Vec<f64>),
-    /// And the point in the device's work at which they are there.
+    /// The copy to the host, and the event that marks its end.
     Coming(Readback, GpuEvent),
 }
 
@@ -94,14 +95,14 @@ impl Numbers {
     }
 }
 
-impl Ahead {
-    /// Of a rank on `device`, `alone` or of many; `waits` for each step at once.
-    pub fn new(device: Device, alone: bool, waits: bool) -> Ahead {
+impl PendingSteps {
+    /// For a rank on `device`, which is the only one if `alone`. With `waits` each step is read at once.
+    pub fn new(device: Device, alone: bool, waits: bool) -> PendingSteps {
         let depth = if device.is_cuda() && !waits { DEPTH } else { 0 };
-        Ahead { device, depth, alone, steps: VecDeque::new(), idle: Vec::new(), over: Instant::now() }
+        PendingSteps { device, depth, alone, steps: VecDeque::new(), idle: Vec::new(), over: Instant::now() }
     }
 
-    /// A step that was begun at `since` will have these `results` (f64 `[2]`: loss and norm), and had `peak` bytes at most.
+    /// Adds a step that began at `since` and whose peak was `peak` bytes. `results` (f64 `[2]`) will have its loss and norm.
     pub fn begun(&mut self, step: u64, since: Instant, peak: usize, results: &Tensor) -> Result<()> {
         let numbers = match self.depth {
             0 => Numbers::Here(results.to_vec()?),
@@ -114,16 +115,17 @@ impl Ahead {
                 Numbers::Coming(readback, GpuEvent::record(self.device.gpu()?)?)
             }
         };
-        self.steps.push_back(Begun { step, since, peak, numbers });
+        self.steps.push_back(PendingStep { step, since, peak, numbers });
         Ok(())
     }
 
-    /// The first step of which nothing was told: if others wait behind it, its numbers are there, or `all` are wanted. Ranks do
-    /// the same at the same time.
-    pub fn next(&mut self, all: bool) -> Result<Option<Told>> {
+    /// The first pending step, if others are pending behind it, its numbers have arrived, or `all` are asked for. All ranks of a run
+    /// return the same steps.
+    pub fn next(&mut self, all: bool) -> Result<Option<StepReport>> {
         let Some(first) = self.steps.front() else { return Ok(None) };
         let due = all || self.steps.len() > self.depth || self.alone && first.numbers.are_here()?;
-        let Some(Begun { step, since, peak, numbers }) = due.then(|| self.steps.pop_front()).flatten() else {
+        let Some(PendingStep { step, since, peak, numbers }) = due.then(|| self.steps.pop_front()).flatten()
+        else {
             return Ok(None);
         };
         let numbers = match numbers {
@@ -136,6 +138,6 @@ impl Ahead {
         };
         let since = since.max(std::mem::replace(&mut self.over, Instant::now()));
         let outcome = Outcome { loss: numbers[0], grad_norm: numbers[1] };
-        Ok(Some(Told { step, outcome, seconds: (self.over - since).as_secs_f64(), peak }))
+        Ok(Some(StepReport { step, outcome, seconds: (self.over - since).as_secs_f64(), peak }))
     }
 }

@@ -1,4 +1,4 @@
-//! Steps whose numbers are looked at before the parameters are updated: what is left out, taken back, or ends the run.
+//! Guarded steps: the loss and the norm are read before the update, which is then made, skipped, or replaced by a return to a checkpoint.
 
 use std::path::Path;
 use std::time::Instant;
@@ -16,13 +16,13 @@ use crate::training::Training;
 use crate::{Error, Result};
 
 impl Training<'_> {
-    /// A step whose numbers are looked at before the parameters are updated: those of all ranks, and whether the run is to end. Nothing if
-    /// the run has gone back.
+    /// A step whose loss and norm are read before the update. Returns those of all ranks, and whether a rank was told to stop; `None` if
+    /// the run has gone back to a checkpoint.
     pub(crate) fn guarded(&mut self, step: u64) -> Result<Option<(Outcome, bool)>> {
         let micros = self.batches(step)?;
         let lane = self.run.lane.clone();
         lane.begin(step);
-        // What cannot be written is said by the next span.
+        // An error of the trace's file is returned by the next span.
         let watch = |phase: &'static str, begin| drop(lane.note(phase, step, begin));
         let begin = Instant::now();
         self.run.optimizers.set_lr(&self.run.means.config.lr, step, self.run.rate.share);
@@ -63,7 +63,7 @@ impl Training<'_> {
         Ok(Some((outcome, interrupted)))
     }
 
-    /// Whether scaled gradients were too large for their type, which is no fault of the model: the next ones are scaled by less.
+    /// Whether scaled gradients have overflowed. This is not a divergence of the model: the next ones are scaled by less.
     fn overflow(&mut self, Outcome { loss, grad_norm }: Outcome) -> Option<String> {
         let scaler = self.run.scaler.as_mut()?;
         let leave_out = !scaler.update(grad_norm.is_finite() && loss.is_finite());
@@ -71,14 +71,14 @@ impl Training<'_> {
         (leave_out && loss.is_finite()).then(why)
     }
 
-    /// Leaves out a step's update: gradients are dropped, and buffers are what they were before the step.
+    /// Skips a step's update: drops the gradients and restores the buffers from before the step.
     fn leave_out(&mut self, buffers: Vec<(Tensor, Tensor)>) -> Result<()> {
         self.run.means.share.zero_grad()?;
         self.skipped = true;
         buffers.into_iter().try_for_each(|(mut buffer, before)| Ok(buffer.copy_from(&before)?))
     }
 
-    /// The model's buffers and what they are before a step that may be left out: running statistics, say.
+    /// The model's buffers, such as running statistics, with copies from before a step whose update may be skipped.
     fn kept_buffers(&self) -> Result<Vec<(Tensor, Tensor)>> {
         let mut kept: Vec<Tensor> = Vec::new();
         let skips = matches!(self.run.means.config.on_divergence, crate::OnDivergence::Skip { .. });
@@ -93,7 +93,7 @@ impl Training<'_> {
         kept.into_iter().map(|buffer| Ok((buffer.clone(), buffer.copy()?))).collect()
     }
 
-    /// Back to the last checkpoint, and on with the data behind what went wrong.
+    /// Returns to the last checkpoint, and goes on with the data after the diverged step.
     fn back(&mut self, step: u64, why: &str) -> Result<()> {
         let data = step + self.run.data_ahead + 1;
         self.run.means.share.zero_grad()?;
@@ -115,8 +115,8 @@ impl Training<'_> {
     }
 }
 
-/// What made a step's numbers not finite. Each rank looks at its batch, then its parameters, then its gradients; of what the ranks find, the
-/// earliest of these three is told. If all are finite, it is the parameter with the largest gradient.
+/// The cause of a step's divergence. Each rank checks its batch, then its parameters, then its gradients; the earliest of these three that
+/// a rank finds is reported. If all are finite, it is the parameter with the largest gradient.
 fn origin_of_all(
     place: &Place,
     micros: &[Batch],

@@ -1,4 +1,4 @@
-//! What tells a run's settings and data from those of another run, so that a checkpoint is not gone on with by mistake.
+//! The identity of a run: settings and a fingerprint of the data, by which a checkpoint of another run is refused.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use phalanx_tensor::Tensor;
 use crate::Config;
 use crate::data::{Data, Dataset};
 
-/// What changes a run's numbers by more than the order of additions, which is the layout's.
+/// The settings that change a run's numbers by more than the order of additions, which depends on the layout.
 pub(crate) fn identity(config: &Config) -> BTreeMap<String, String> {
     let pairs = [
         ("batch", config.batch.to_string()),
@@ -18,10 +18,10 @@ pub(crate) fn identity(config: &Config) -> BTreeMap<String, String> {
     pairs.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
 
-/// What tells data from other data: the number of a data set's items, and the first samples that are trained on.
+/// A fingerprint of the data: the number of a data set's items, and a hash of the first samples.
 pub(crate) fn fingerprint(data: &Data, items: Option<&dyn Dataset>) -> String {
     let bytes = |tensor: &Tensor| format!("{} {:?} {:?}", tensor.dtype(), tensor.shape(), tensor.to_bytes());
-    // A sample that cannot be read is an error of its step.
+    // A sample that cannot be read is an error of its step, not of the fingerprint.
     let first = (0..2).filter_map(|number| data.samples.sample(number).ok()).flatten();
     let told: String = first.map(|tensor| bytes(&tensor)).collect();
     let told = format!("{:016x}", digest(told.as_bytes()));

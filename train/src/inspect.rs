@@ -1,4 +1,4 @@
-//! One step in detail for the report: what ran when, the memory of each category as it went, what each rank keeps.
+//! One step in detail for the report: its timeline, the memory of each category over time, and what each rank stores of the model.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -17,24 +17,24 @@ use crate::run::Run;
 use crate::trace::{Lane, Notes, ms_since};
 use crate::{Config, Result, report};
 
-/// Steps of this process before the one that is inspected: the first steps compile and allocate what the later ones use.
+/// Steps of this process before the inspected one. The first steps compile kernels and allocate memory.
 const BEFORE: u64 = 3;
 /// Steps of a pipeline without flushes that are inspected together: they overlap.
 const OVERLAPPING: u64 = 3;
-/// Changes of memory that are kept.
+/// The largest number of memory changes in the report.
 const CHANGES: usize = 400;
 
-/// The steps to inspect of a run that has done so many of all.
+/// The steps of a run to inspect.
 pub(crate) fn steps_to_inspect(run: &Run) -> Range<u64> {
     let config = &run.means.config;
-    // The first step of those that are captured is the one that runs as it is.
+    // If steps are captured, only the first one runs its operations one by one.
     let before = if run.captured.is_some() { 0 } else { BEFORE };
     let first = (run.done + before).min(config.steps.saturating_sub(1));
     let count = if config.asynchronous.is_some() { OVERLAPPING } else { 1 };
     first..first + count
 }
 
-/// What a rank tells the first one of its step.
+/// A rank's observations, which it sends to the first rank.
 #[derive(Serialize, Deserialize)]
 struct Seen {
     rank: usize,
@@ -44,7 +44,8 @@ struct Seen {
     holds: Holds,
 }
 
-/// The moment that all ranks count the step's time from. In one process it is the same moment; elsewhere each rank's own, at which all have come.
+/// The start of the step's time axis. In one process it is the same moment for all ranks; else each rank takes the moment after an
+/// exchange with all others.
 fn origin(place: &Place) -> Result<Instant> {
     let one = place.is_one_process()?;
     let (first, _) = process();
@@ -59,7 +60,7 @@ pub(crate) struct Inspection {
     notes: Notes,
     steps: Range<u64>,
     begin: Instant,
-    /// Notes when something is computed again.
+    /// Records when operations are recomputed.
     _recomputations: HearingGuard,
 }
 
@@ -79,7 +80,7 @@ impl Inspection {
         Ok(Inspection { notes: notes.clone(), steps, begin, _recomputations: recomputations })
     }
 
-    /// The steps are over: what all ranks have seen. All ranks call it.
+    /// Ends the inspection and gathers the observations of all ranks. All ranks call it.
     pub fn end(self, run: &Run) -> Result<(Vec<Memory>, Timeline, Vec<Holds>)> {
         let place = &run.place;
         place.device.synchronize()?;
@@ -97,7 +98,7 @@ impl Inspection {
         let own = Seen { rank: place.rank(), compute, communication, memory, holds: holds(run)? };
         let mut all = tell(place.all_ranks(), &own)?;
         if self.steps.end > self.steps.start + 1 {
-            cut(&mut all);
+            crop(&mut all);
         }
         let (mut memories, mut lanes, mut held) = (Vec::new(), Vec::new(), Vec::new());
         for Seen { rank, compute, communication, memory, holds } in all {
@@ -112,7 +113,7 @@ impl Inspection {
         Ok((memories, Timeline { step: self.steps.start + 1, note: self.note(run), lanes }, held))
     }
 
-    /// A sentence about what is drawn.
+    /// The caption of the timeline.
     fn note(&self, run: &Run) -> String {
         let config = &run.means.config;
         let mut note = match (&config.asynchronous, config.layout.pp) {
@@ -131,8 +132,8 @@ impl Inspection {
     }
 }
 
-/// Of a run that goes on before and after the steps, what lies between their first and last span.
-fn cut(all: &mut [Seen]) {
+/// Crops the observations of overlapping steps to the time between their first and last span.
+fn crop(all: &mut [Seen]) {
     let spans = || all.iter().flat_map(|seen| &seen.compute);
     let from = spans().map(|span| span.start_ms).fold(f64::INFINITY, f64::min);
     let to = spans().map(|span| span.start_ms + span.ms).fold(0.0, f64::max);
@@ -157,7 +158,7 @@ fn cut(all: &mut [Seen]) {
     }
 }
 
-/// Changes as a chart has them; of very many only some, but always the one with the most bytes.
+/// The changes of memory for the chart. Of very many only some are kept, but always the one with the most bytes.
 fn memory(place: &Place, step: u64, changes: Vec<(f64, [u64; 5])>) -> Memory {
     let each = changes.len().div_ceil(CHANGES).max(1);
     let most =
@@ -168,14 +169,14 @@ fn memory(place: &Place, step: u64, changes: Vec<(f64, [u64; 5])>) -> Memory {
         rank: place.rank(),
         step,
         categories: Category::ALL.iter().map(|category| category.name().to_string()).collect(),
-        // The first is what there was when the step began.
+        // The first entry is the memory at the start of the step.
         times_ms: kept.iter().enumerate().map(|(i, (at, _))| if i == 0 { 0.0 } else { *at }).collect(),
         bytes: (0..Category::ALL.len()).map(|i| kept.iter().map(|(_, bytes)| bytes[i]).collect()).collect(),
         limit_bytes: capacity(place.device),
     }
 }
 
-/// The bytes that a device has; 0 where that is not known: on a GPU.
+/// The bytes of a device's memory; 0 if unknown, as on a GPU.
 fn capacity(device: Device) -> u64 {
     match device {
         Device::Cpu(_) => memory_bytes().unwrap_or(0),
@@ -192,7 +193,7 @@ pub(crate) fn collectives(notes: &Notes, place: &Place) -> Result<Vec<Collective
     Ok(tell(place.all_ranks(), &own)?.concat())
 }
 
-/// Which rank holds what, if there are several.
+/// The layout of the ranks, if there are several.
 pub(crate) fn layout(config: &Config) -> Option<Layout> {
     let (mesh, schedule) = (config.layout.mesh().ok()?, config.layout.schedule().ok()?);
     if config.ranks() == 1 {
@@ -213,7 +214,7 @@ pub(crate) fn layout(config: &Config) -> Option<Layout> {
     })
 }
 
-/// What this rank holds now.
+/// What this rank stores of the model now.
 pub(crate) fn holds(run: &Run) -> Result<Holds> {
     let (place, config) = (&run.place, &run.means.config);
     let Coordinates { tp, dp, pp } = place.groups.at();
@@ -238,7 +239,7 @@ pub(crate) fn holds(run: &Run) -> Result<Holds> {
     })
 }
 
-/// Parameters' names as a reader wants them: `token_embedding.weight, blocks.0.norm.weight, blocks.1.norm.weight` are `token_embedding, blocks 0-1`.
+/// Parameters' names in short: `token_embedding.weight, blocks.0.norm.weight, blocks.1.norm.weight` become `token_embedding, blocks 0-1`.
 pub(crate) fn collapsed(names: &[String]) -> String {
     let mut parts: Vec<(String, Vec<u64>)> = Vec::new();
     for name in names {

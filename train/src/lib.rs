@@ -1,13 +1,20 @@
 //! Training runs: any model, on one device or any mesh of ranks.
 //!
 //! ```text
-//! Trainer      a run as one value: configuration, data, model, loss
-//! Config       how it trains, whatever it trains           Data      what it reads
-//! start, ranks, Place   how a run comes to have ranks      Run       one rank, from its first step to its last
-//! Settings     a configuration by keys: files, words, help    Record, Summary, Callback   what it reports
+//! Trainer ---------------------------------------------- a run as one value: configuration, data, model, loss
+//!    |
+//! training, guarded, gpu_step, asynchronous ------------ the loop over steps of one rank
+//!    |
+//! Run, checkpoints, inspect, profile ------------------- one rank's state from its first step to its last
+//!    |
+//! step, validation, divergence, optimizers, trace ------ the parts of a step
+//!    |
+//! Place, start, ranks ---------------------------------- how a run starts its ranks
+//!    |
+//! Config, Settings, data, text, report, Record --------- configuration by keys, data sets, texts, plain data of reports
 //! ```
-//! It knows no model and no command line. A [`Run`] trains a [`Part`](phalanx_parallel::hybrid::Part): a rank's stages of a model,
-//! which give a loss from a batch. [`Trainer`] makes parts of plain modules and of layers in a row.
+//! The crate contains no model and no command line. A [`Run`] trains a [`Part`](phalanx_parallel::hybrid::Part): a rank's stages of a
+//! model, which compute a loss from a batch. [`Trainer`] makes parts from plain modules and from layers in a row.
 //!
 //! | for | items |
 //! |---|---|
@@ -15,8 +22,8 @@
 //! | a loop of your own | [`Run`], [`start`], [`ranks`], [`Place`], [`Data`], [`Averaged`] |
 //! | data sets | [`data::Dataset`], [`data::TensorDataset`], [`data::DataLoader`]; `ImageFolder`, `Csv`, `JsonLines` with the features `images`, `csv`, `json` |
 //! | texts | [`data::TokenFile`], [`data::IndexedTokens`], [`data::Blend`], [`data::prepare`], [`text::Bpe`], [`text::Codec`] |
-//! | numbers that go wrong | [`OnDivergence`], [`Plateau`] |
-//! | what a run reports | [`Callback`], [`Event`], [`Record`], [`Reporter`], [`report::Report`], [`Trace`] |
+//! | divergence and plateaus | [`OnDivergence`], [`Plateau`] |
+//! | reports of a run | [`Callback`], [`Event`], [`Record`], [`Reporter`], [`report::Report`], [`Trace`] |
 //! | checkpoints | [`checkpoints::latest`], [`checkpoints::best`] |
 #![forbid(unsafe_code)]
 
@@ -56,7 +63,8 @@ pub use config::{Asynchronous, Backend, Config, OnDivergence, Plateau};
 pub use data::Data;
 pub use error::{Error, Result};
 pub use identity::digest;
-pub use machine::room;
+#[allow(deprecated)]
+pub use machine::{check_memory, room};
 pub use optimizers::{AnyRule, Averaged, adamw, adamw_with, muon};
 pub use place::{Observers, Place, ranks, start};
 pub use record::{Record, Summary, numbers_in};

@@ -1,4 +1,4 @@
-//! What a run ran on, for its report: as far as the system tells.
+//! The machine of a run: its facts for the report, as far as the system has them, its memory and its measured peak; and the command line.
 
 use std::path::Path;
 
@@ -28,18 +28,18 @@ pub(crate) fn machine(config: &Config) -> Machine {
     }
 }
 
-/// The bytes of this machine's memory, where the system tells.
+/// The bytes of this machine's memory, if the system has them in `/proc`.
 pub(crate) fn memory_bytes() -> Option<u64> {
     Some(line("/proc/meminfo", "MemTotal")?.strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 
-/// What stands behind the colon of a file's line.
+/// The text after the colon of the file's line that begins with `start`.
 fn line(path: &str, start: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     text.lines().find_map(|line| Some(line.strip_prefix(start)?.split_once(':')?.1.trim().to_string()))
 }
 
-/// The commit that is checked out in a folder or one above it. What was changed since is not seen.
+/// The commit that is checked out in a folder or one above it. Changes since that commit do not show.
 fn commit(folder: &Path) -> Option<String> {
     let read = |path: &Path| std::fs::read_to_string(path).ok().map(|text| text.trim().to_string());
     let git = folder.ancestors().map(|folder| folder.join(".git")).find(|git| git.exists())?;
@@ -61,9 +61,9 @@ fn commit(folder: &Path) -> Option<String> {
     Some(format!("{} ({name})", id.chars().take(12).collect::<String>()))
 }
 
-/// Floating-point operations a second that all ranks together can do at most in the run's dtype: each measures its own at the same time. On
-/// a CPU that is the instruction that products are made of, between registers. Ranks of one process that have more threads than there are cores
-/// take turns, and have a share of what they measure each. All ranks call it.
+/// The peak of all ranks together in the run's dtype, in floating-point operations a second. All ranks measure at the same time. On a CPU
+/// it is the rate of the fused multiply-add instruction between registers. If the ranks of one process have more threads than there are
+/// cores, the sum is reduced by that ratio. All ranks call it.
 pub(crate) fn peak(place: &Place, config: &Config) -> Result<f64> {
     let one_process = place.is_one_process()?;
     let all = place.sum(peak_flops(config.dtype, place.device)?)?;
@@ -73,21 +73,31 @@ pub(crate) fn peak(place: &Place, config: &Config) -> Result<f64> {
     Ok(if one_process { all * (cores / threads).min(1.0) } else { all })
 }
 
-/// Refuses what needs more memory than this machine has: named things and their bytes. Where the system does not tell, everything fits.
+/// Refuses allocations, given by name and bytes, that together need more memory than this machine has. If the system does not report its
+/// memory, everything fits.
 ///
 /// # Errors
-/// The largest of them, and what there is.
-pub fn room(things: &[(&str, f64)]) -> Result<()> {
-    let Some(room) = memory_bytes().map(|bytes| bytes as f64) else { return Ok(()) };
+/// The allocations' bytes and the machine's.
+pub fn check_memory(things: &[(&str, f64)]) -> Result<()> {
+    let Some(available) = memory_bytes().map(|bytes| bytes as f64) else { return Ok(()) };
     let all: f64 = things.iter().map(|(_, bytes)| bytes).sum();
-    if all <= room {
+    if all <= available {
         return Ok(());
     }
     let told: Vec<String> = things.iter().map(|(what, bytes)| format!("{what} {bytes:.2e}")).collect();
-    Err(Error::Config(format!("wanted bytes for {}, and this machine has {room:.2e}", told.join(", "))))
+    Err(Error::Config(format!("wanted bytes for {}, and this machine has {available:.2e}", told.join(", "))))
 }
 
-/// The command line, quoted for a shell.
+/// The former name of [`check_memory`].
+///
+/// # Errors
+/// Those of [`check_memory`].
+#[deprecated(since = "0.2.0", note = "renamed to `check_memory`")]
+pub fn room(things: &[(&str, f64)]) -> Result<()> {
+    check_memory(things)
+}
+
+/// The command line that the run was started with, quoted for a shell.
 pub(crate) fn command() -> String {
     std::env::args().map(quoted).collect::<Vec<_>>().join(" ")
 }

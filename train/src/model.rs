@@ -1,4 +1,4 @@
-//! What is trained, as the trainer sees it: [`Part`]s of models over any axes, [`Plain`] modules, [`Layers`] that are cut into stages.
+//! The [`Part`]s that the trainer makes of models: [`Plain`] modules, and [`StagedLayers`], which are cut into pipeline stages.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use phalanx_tensor::DType;
 
 use crate::{Error, Result};
 
-/// A module with the loss that it is trained by: the mean over a batch's rows. It is whole on every rank.
+/// A module that is whole on every rank, with its loss: the mean over a batch's rows.
 pub(crate) struct Plain<M, F> {
     pub model: M,
     pub loss: F,
@@ -51,8 +51,8 @@ where
     }
 }
 
-/// The stages of a rank of layers that come one after the other, with the loss of their output: the mean over a batch's rows.
-pub(crate) struct Layers<F> {
+/// A rank's stages of a sequence of layers, with the loss of the last layer's output: the mean over a batch's rows.
+pub(crate) struct StagedLayers<F> {
     stages: Chunks<Sequential>,
     last: usize,
     loss: F,
@@ -60,9 +60,9 @@ pub(crate) struct Layers<F> {
     counted: usize,
 }
 
-impl<F> Layers<F> {
-    /// Those that the schedule gives to a pipeline's `rank`: the layers are cut evenly, earlier stages have more. Every layer is a
-    /// unit, which ZeRO gathers and frees by itself.
+impl<F> StagedLayers<F> {
+    /// The stages that the schedule gives to a pipeline's `rank`. The layers are cut evenly; if they cannot be, earlier stages have one
+    /// more. Every layer is a unit, which ZeRO gathers and frees by itself.
     pub fn build(
         config: impl Fn() -> SequentialConfig,
         scope: &Scope,
@@ -70,7 +70,7 @@ impl<F> Layers<F> {
         rank: usize,
         loss: F,
         counted: usize,
-    ) -> Result<Layers<F>> {
+    ) -> Result<StagedLayers<F>> {
         let stages = schedule.stages();
         let places = cut(config().len(), stages);
         if places.iter().any(Range::is_empty) {
@@ -84,11 +84,11 @@ impl<F> Layers<F> {
             Ok((stage, layers.into_units(&phalanx_nn::UnitPolicy::EachLayer)))
         };
         let stages = schedule.stages_of(rank).map(stage).collect::<Result<Vec<_>>>()?;
-        Ok(Layers { stages: Chunks::new(stages), last: places.len() - 1, loss, counted })
+        Ok(StagedLayers { stages: Chunks::new(stages), last: places.len() - 1, loss, counted })
     }
 }
 
-impl<F> Parameters for Layers<F> {
+impl<F> Parameters for StagedLayers<F> {
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
         self.stages.visit(path, visitor);
     }
@@ -102,7 +102,7 @@ impl<F> Parameters for Layers<F> {
     }
 }
 
-impl<F> Part for Layers<F>
+impl<F> Part for StagedLayers<F>
 where
     F: Fn(&Var, &Batch) -> Result<Var> + Send + Sync + 'static,
 {
@@ -124,13 +124,13 @@ where
     }
 }
 
-/// A mean over rows as their part of the global batch's mean.
+/// The contribution of a mean over rows to the global batch's mean.
 fn weighted(loss: Var, batch: &Batch, scale: f64) -> parallel::Result<Var> {
     if loss.tensor().numel() != 1 {
         let why = format!("train: got a loss of shape {:?}, wanted one number", loss.shape());
         return Err(parallel::Error::Config(why));
     }
-    // Scaled losses are beyond what f16 has room for.
+    // A scaled loss may exceed the range of f16.
     let wide = if loss.dtype().size() < 4 { loss.to(DType::F32)? } else { loss };
     Ok((wide * (batch.rows() as f64 * scale))?)
 }

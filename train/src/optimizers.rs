@@ -1,4 +1,5 @@
-//! [`Optimizers`]: what updates the parameters, each by its own rule, at rates that follow one schedule.
+//! [`Optimizers`]: a run's optimizers, each with its own rule, at rates that follow one schedule; [`Averaged`]: the averaged weights in
+//! the model for a while.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use phalanx_tensor::Tensor;
 
 use crate::{Error, Result};
 
-/// A rule that is known at run time.
+/// A rule that is chosen at run time.
 pub type AnyRule = Box<dyn Rule>;
 
 /// Optimizers of different parameters, which are updated together.
@@ -20,7 +21,7 @@ pub(crate) struct Optimizers {
     rates: Vec<Vec<f64>>,
 }
 
-/// AdamW with decays 0.9 and 0.95 of its moments, and a weight decay of 0.1 for matrices: what is used unless told otherwise.
+/// AdamW with decays 0.9 and 0.95 of its moments, and a weight decay of 0.1 for matrices. It is a run's default.
 ///
 /// # Errors
 /// As [`Rule::init`].
@@ -37,8 +38,8 @@ pub fn adamw_with(parameters: Vec<Parameter>, lr: f64, weight_decay: f64) -> Res
     Ok(vec![Optimizer::new(rule, Group::decay_matrices(parameters, lr, weight_decay))?])
 }
 
-/// Muon, with a weight decay, for the parameters of which `inside` is true; the rest is AdamW's, without. Source: Jordan and others: Muon
-/// (2024), which leaves a language model's ends to AdamW.
+/// Muon with a weight decay for the parameters for which `inside` returns true, and AdamW without one for the others.
+/// Source: Jordan and others: Muon (2024), where AdamW trains a language model's embedding and head.
 ///
 /// # Errors
 /// As [`Rule::init`].
@@ -59,7 +60,7 @@ pub fn muon(
 }
 
 impl Optimizers {
-    /// Of the `trained` parameters, each of which is to have one.
+    /// The optimizers of the `trained` parameters. It is an error unless each parameter is in one optimizer.
     pub fn new(
         mut all: Vec<Optimizer<AnyRule>>,
         trained: &[Parameter],
@@ -91,17 +92,17 @@ impl Optimizers {
         Ok(Optimizers { all, rates })
     }
 
-    /// Those of all optimizers.
+    /// The parameters of all optimizers.
     pub fn parameters(&self) -> Vec<Parameter> {
         self.all.iter().flat_map(Optimizer::parameters).collect()
     }
 
-    /// The parameters and the averages of their weights, if there are such.
+    /// The parameters with the averages of their weights, if the run keeps averages.
     pub fn averages(&self) -> Vec<(Parameter, Tensor)> {
         self.all.iter().flat_map(|optimizer| optimizer.state_of(EMA)).collect()
     }
 
-    /// Sets each group's rate for a step. It is the schedule's rate times `share`, times what the group was given over the schedule's peak.
+    /// Sets each group's rate for a step: the schedule's rate times `share`, times the group's own rate over the schedule's peak.
     pub fn set_lr(&mut self, schedule: &Schedule, step: u64, share: f64) {
         let (lr, peak) = (schedule.lr(step) * share, schedule.peak());
         for (optimizer, rates) in self.all.iter_mut().zip(&self.rates) {
@@ -127,7 +128,7 @@ impl Optimizers {
         self.all.iter_mut().try_for_each(|optimizer| Ok(optimizer.step_scaled(scale)?))
     }
 
-    /// The one optimizer that there is, if there is one.
+    /// The optimizer, if there is only one.
     pub fn only(&mut self) -> Option<&mut Optimizer<AnyRule>> {
         if let [only] = &mut self.all[..] { Some(only) } else { None }
     }
@@ -169,7 +170,7 @@ impl Averaged {
 
 impl Drop for Averaged {
     fn drop(&mut self) {
-        // What a rank that is gone does not hear ends the run at the next step.
+        // If a rank is lost meanwhile, the next step returns the error.
         let _ = self.put_back();
     }
 }

@@ -1,5 +1,5 @@
-//! The files that a run makes before its first step is done. They are removed if that step fails. Also removes what a killed run left half
-//! written.
+//! [`NewFiles`]: the files that a run makes before its first step is done. They are removed if that step fails. [`remove_leftovers`]
+//! removes files that a killed run left incomplete.
 
 use std::path::{Path, PathBuf};
 
@@ -8,14 +8,14 @@ use crate::record::Metrics;
 use crate::run::Run;
 use crate::{Error, Result, checkpoints};
 
-/// Files and folders that did not exist before; dropping this removes them unless they are to be kept.
+/// Files and folders that did not exist before the run. Dropping this removes them, unless [`NewFiles::keep`] was called.
 #[derive(Default)]
-pub(crate) struct Outputs {
+pub(crate) struct NewFiles {
     made: Vec<PathBuf>,
 }
 
-impl Outputs {
-    /// Makes a folder, with those above it.
+impl NewFiles {
+    /// Makes a folder and its parents.
     pub fn folder(&mut self, path: &Path) -> Result<()> {
         let missing = path.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.exists());
         let missing: Vec<PathBuf> = missing.map(Path::to_path_buf).collect();
@@ -46,7 +46,7 @@ impl Outputs {
     }
 }
 
-/// Removes what a run that was killed as it wrote a file left of it, in the run's folder.
+/// Removes temporary files of a run that was killed while it wrote them, in the run's folder.
 pub(crate) fn remove_leftovers(folder: &Path) {
     for folder in [folder, &folder.join("model")] {
         for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -61,15 +61,15 @@ pub(crate) fn remove_leftovers(folder: &Path) {
                 "config.toml",
             ];
             if name.ends_with(".tmp") && known.iter().any(|known| name.starts_with(&format!(".{known}."))) {
-                // What cannot be removed only takes room.
+                // A file that cannot be removed only takes space.
                 let _ = std::fs::remove_file(entry.path());
             }
         }
     }
 }
 
-/// What the first rank writes while a run goes.
-pub(crate) fn files(run: &Run, fresh: &mut Outputs) -> Result<Metrics> {
+/// Opens the files that the first rank writes during a run.
+pub(crate) fn files(run: &Run, fresh: &mut NewFiles) -> Result<Metrics> {
     let config = &run.means.config;
     let own = config.folder().map(|folder| folder.join("metrics.jsonl"));
     if let Some(out) = config.folder() {
@@ -93,10 +93,10 @@ pub(crate) fn files(run: &Run, fresh: &mut Outputs) -> Result<Metrics> {
     Ok(metrics)
 }
 
-impl Drop for Outputs {
+impl Drop for NewFiles {
     fn drop(&mut self) {
         for path in self.made.iter().rev() {
-            // The error that ends the run is on its way; a folder that holds something else stays.
+            // The run returns its own error. A folder with other files is not removed.
             let _ = std::fs::remove_file(path).or_else(|_| std::fs::remove_dir(path));
         }
     }

@@ -1,4 +1,4 @@
-//! [`Place`]: one rank's place among all. [`start`] and [`ranks`]: how a run comes to have ranks.
+//! [`Place`]: one rank among all ranks, with its device and communicators. [`start`] and [`ranks`] start the ranks of a run.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -14,20 +14,20 @@ use phalanx_tensor::{DType, Device, Tensor};
 use crate::identity::digest;
 use crate::{Backend, Config, Error, Result};
 
-/// How long a rank that fails listens, for each rank before it, whether one of those has said so already.
+/// A rank that fails waits this long for each rank before it, in case one of those has reported the failure already.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How many buckets of gradients there are to be, and how small one may become for it.
+/// The number of gradient buckets that is aimed at, and the smallest size of a bucket.
 const BUCKETS: usize = 8;
 const BUCKET_BYTES_MIN: usize = 1 << 16;
 
-/// Makes what hears of a group's calls, for the group's name.
+/// Makes the observer of a group's calls from the group's name.
 pub type Observers = Arc<dyn Fn(&'static str) -> Observer>;
 
-/// One rank's place among all.
+/// One rank among all ranks: its device and its communicators.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// The device that is this rank's alone.
+    /// This rank's own device.
     pub device: Device,
     /// All ranks.
     comm: Comm,
@@ -35,9 +35,9 @@ pub struct Place {
     pub groups: Groups,
 }
 
-/// Runs `f` in this process. Where a launcher has started several processes, each is one rank. If they fail, one of them returns the
-/// error, and the others return [`Error::Elsewhere`]. That one calls `tell` with the message first, because launchers such as `mpirun` end
-/// all processes as soon as one has failed.
+/// Runs `f` in this process. If a launcher has started several processes, each is one rank. If they fail, one of them returns the
+/// error, and the others return [`Error::Elsewhere`]. The one with the error calls `tell` with the message first, because launchers such
+/// as `mpirun` end all processes as soon as one has failed.
 ///
 /// # Errors
 /// That of `f`, or of joining the other processes.
@@ -47,7 +47,7 @@ pub fn start<T>(
     f: impl FnOnce(Option<&launch::Rank>) -> Result<T>,
 ) -> Result<T> {
     let backend = backend(config)?;
-    // Whether there is such a device at all.
+    // Finds out whether the device exists.
     Tensor::empty(&[0], DType::F32, config.device)
         .map_err(|e| Error::Config(format!("`device` {}: {e}", config.device)))?;
     let Some(backend) = backend else { return f(None) };
@@ -72,7 +72,7 @@ pub fn start<T>(
     })
 }
 
-/// What carries messages between processes; none where all ranks are in this one.
+/// How processes communicate; `None` if all ranks are in this process.
 fn backend(config: &Config) -> Result<Option<launch::Backend>> {
     match config.backend {
         Some(Backend::Threads) => Ok(None),
@@ -104,7 +104,7 @@ fn is_under_mpi() -> bool {
     ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].into_iter().any(is_set) && !is_set("RANK") && !is_set("MASTER_ADDR")
 }
 
-/// Refuses NCCL where it cannot be.
+/// Refuses NCCL if the device is no GPU or the library is missing.
 fn check_nccl(config: &Config) -> Result<()> {
     if !config.device.is_cuda() {
         let why =
@@ -141,7 +141,7 @@ fn threads(config: &Config) -> launch::Threads {
     }
 }
 
-/// Refuses a run of other ranks than the launcher has started.
+/// Refuses a layout with another number of ranks than the launcher has started.
 fn fits(config: &Config, started: usize) -> Result<()> {
     let (wanted, layout) = (config.ranks(), &config.layout);
     match wanted == started {
@@ -153,8 +153,8 @@ fn fits(config: &Config, started: usize) -> Result<()> {
     }
 }
 
-/// What ended the run, unless another rank says it; ranks often fail of one cause. That a process is gone is said by all others,
-/// each perhaps on a machine of its own.
+/// The error that ended the run, or `None` if another rank reports it: ranks often fail of one cause. A lost process is reported by all
+/// others, since they may be on different machines.
 fn said(comm: &Comm, error: &Error) -> Option<String> {
     let (begin, patience) = (Instant::now(), PATIENCE * comm.rank().min(10) as u32);
     while comm.failure().is_none() && begin.elapsed() < patience {
@@ -167,11 +167,11 @@ fn said(comm: &Comm, error: &Error) -> Option<String> {
     }
 }
 
-/// Runs `f` on every rank of this process, or on the one that it is; the results in order. On a meta device one rank of each of
-/// the pipeline's stages stands for all of its stage.
+/// Runs `f` on every rank of this process, or as the one rank that the process is. Returns the results in order of the ranks. On a meta
+/// device one rank of each pipeline stage runs for all ranks of its stage.
 ///
 /// # Errors
-/// That of a rank, which ends all.
+/// The first error of a rank, which ends all ranks.
 pub fn ranks<T: Send>(
     config: &Config,
     process: Option<&launch::Rank>,
@@ -208,16 +208,16 @@ impl Place {
         Ok(Place { device, comm, groups })
     }
 
-    /// The same, the calls of each group along an axis observed. Those of all ranks, by which a run agrees with itself, are not.
+    /// The same place, with observers on the calls of each group along an axis. The run's own exchanges among all ranks are not observed.
     ///
     /// # Errors
-    /// If a rank does not come.
+    /// If a rank does not take part.
     pub fn observed(self, observers: Option<Observers>) -> Result<Place> {
         let Some(of) = observers else { return Ok(self) };
         Ok(Place { groups: self.groups.wrapped(|name, comm| observed(comm, of(name))), ..self })
     }
 
-    /// Where this rank's part of the model is made.
+    /// The scope in which this rank's part of the model is made.
     pub fn scope(&self, config: &Config) -> Scope {
         Scope::new(config.seed, config.dtype, self.device)
     }
@@ -247,12 +247,12 @@ impl Place {
         self.groups.along(Axis::Dp)
     }
 
-    /// Whether this rank's losses count: of those that hold a stage together all have the same.
+    /// Whether this rank's losses count. The tensor-parallel ranks of a stage all have the same loss, of which one counts.
     pub(crate) fn tells_loss(&self) -> bool {
         self.groups.at().tp == 0
     }
 
-    /// What replicas share of a model: gradients, or what ZeRO's stage spreads over them.
+    /// The data-parallel wrapper of a model: none, DDP or ZeRO.
     pub(crate) fn share(&self, model: &impl Parameters, config: &Config) -> Result<Box<dyn DataParallel>> {
         let (replicas, grad_dtype, find_unused) = (self.replicas(), config.grad_dtype(), config.find_unused);
         Ok(match config.zero {
@@ -266,7 +266,7 @@ impl Place {
         })
     }
 
-    /// A small model's buckets are small too, so that most of them are on their way before backward is over.
+    /// DDP over these replicas. A small model's buckets are small too, so that most are reduced before backward is over.
     fn ddp(
         &self,
         model: &impl Parameters,
@@ -282,10 +282,10 @@ impl Place {
         Ddp::new(model, comm.clone(), config)
     }
 
-    /// Refuses to go on where ranks were told different things.
+    /// Compares a text between all ranks.
     ///
     /// # Errors
-    /// If they were; that names two ranks.
+    /// If it differs; the error names two ranks.
     pub fn agree(&self, told: &str) -> Result<()> {
         let digests = self.all((digest(told.as_bytes()) >> 12) as f64)?;
         match digests.iter().position(|other| *other != digests[0]) {
@@ -299,7 +299,7 @@ impl Place {
     /// The sum of a number of each rank, added in their order.
     ///
     /// # Errors
-    /// If a rank does not come.
+    /// If a rank does not take part.
     pub fn sum(&self, own: f64) -> Result<f64> {
         Ok(self.all(own)?.into_iter().fold(0.0, |sum, x| sum + x))
     }
@@ -307,15 +307,15 @@ impl Place {
     /// A number of each rank, in their order.
     ///
     /// # Errors
-    /// If a rank does not come.
+    /// If a rank does not take part.
     pub fn all(&self, own: f64) -> Result<Vec<f64>> {
         self.all_of(&[own])
     }
 
-    /// As many numbers of each rank as of every other, rank after rank.
+    /// Some numbers of each rank, as many of each, rank after rank.
     ///
     /// # Errors
-    /// If a rank does not come.
+    /// If a rank does not take part.
     pub fn all_of(&self, own: &[f64]) -> Result<Vec<f64>> {
         let own = Tensor::from_slice(own, &[own.len()], Device::CPU)?;
         let mut all = Tensor::zeros(&[self.size() * own.numel()], DType::F64, Device::CPU)?;
@@ -330,7 +330,7 @@ impl Place {
     }
 }
 
-/// What tells this process from others: when it first asked, and a number.
+/// The identity of this process: when this was first called, and its birth time with its process id.
 pub(crate) fn process() -> (Instant, [f64; 2]) {
     static PROCESS: OnceLock<(Instant, [f64; 2])> = OnceLock::new();
     let born = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_nanos() as f64);

@@ -1,4 +1,4 @@
-//! [`Run::profile`]: which operations take the time of a step.
+//! What a step costs: [`Run::profile`] times its operations, [`Run::memory_report`] finds its memory on a meta device.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,23 +17,23 @@ use crate::run::Run;
 use crate::step::{converted, in_step, pass, update};
 use crate::{Error, Result};
 
-/// Steps before those that are timed: the first ones make what the others find.
+/// Steps before the timed ones. They compile kernels and allocate memory.
 const WARM_UP: u64 = 3;
 
-/// What a rank tells the others.
+/// A rank's measurements, which it sends to the others.
 #[derive(Serialize, Deserialize)]
 struct Seen(Profiled, Vec<Operation>);
 
-/// The calls and the time of what is no operation: `data`, `optimizer`.
+/// The calls and the time of phases that are no operations: `data`, `optimizer`.
 type Phases = RefCell<BTreeMap<&'static str, (u64, Duration)>>;
 
 impl Run {
-    /// Trains some steps after a few that warm up, and times each operation of theirs: a row for each name, pass and rank, with floating-point
-    /// operations and bytes, beside what the machine can do at most, which is measured first. The rest of the time of a step is the row
-    /// `other`. On a GPU each operation is waited for, so steps take longer than in a run. All ranks call it, and all get what each has seen.
+    /// Trains some steps after a warm-up, and times each operation. The result has a row for each name, pass and rank, with floating-point
+    /// operations and bytes, and the machine's peaks, which are measured first. The row `other` is the rest of a step's time. On a GPU the
+    /// host waits for each operation, so steps take longer than in a run. All ranks call it, and all get the measurements of all.
     ///
     /// # Errors
-    /// On a meta device, where nothing takes time; of a pipeline without flushes, whose steps overlap; what goes wrong in a step.
+    /// On a meta device, where nothing takes time; for a pipeline without flushes, whose steps overlap; errors of a step.
     pub fn profile(&mut self, steps: u64) -> Result<Profile> {
         let config = &self.means.config;
         if config.device.is_meta() || config.asynchronous.is_some() || steps == 0 {
@@ -45,7 +45,7 @@ impl Run {
             return Err(Error::Config(format!("profile: got {got}")));
         }
         let (device, dtype, rank) = (self.place.device, config.dtype, self.place.rank());
-        // All ranks measure at the same time, as they train.
+        // All ranks measure at the same time, since they train at the same time.
         self.place.sum(0.0)?;
         let peaks = [peak_flops(dtype, device)?, peak_bandwidth(device)?];
         let mut loader = self.loader(device, self.done)?;
@@ -83,7 +83,7 @@ impl Run {
     fn phased(&mut self, micros: &[Batch], phases: &Phases) -> Result<()> {
         let (device, step) = (self.place.device, self.done);
         let watch = |phase: &'static str, begin| {
-            // What went wrong there comes out of the next operation.
+            // An error of the device is returned by the next operation.
             let _ = device.synchronize();
             note(phases, phase, begin);
         };
@@ -102,7 +102,7 @@ fn note(phases: &Phases, phase: &'static str, begin: Instant) {
     (*calls, *time) = (*calls + 1, *time + begin.elapsed());
 }
 
-/// The rows of a rank; the last has what is left of its time.
+/// The rows of a rank. The last one has the rest of its time.
 fn operations(
     rank: usize,
     ms: f64,
@@ -148,7 +148,7 @@ impl Run {
     pub fn memory_report(&mut self) -> Result<String> {
         let mut loader = self.loader(self.place().device, 0)?;
         let ledger = self.place().device.ledger()?;
-        // Building the model, all of it, is not part of a step.
+        // The peak of building the model is not part of a step.
         ledger.reset_peak();
         let mut sent = 0;
         for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! What a run says of itself: a [`Record`] a step, a [`Summary`] at the end, and the file of them.
+//! What a run reports: a [`Record`] for each step, a [`Summary`] at the end, and [`Metrics`], the file of both.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::step::Outcome;
 use crate::{Error, Result};
 
-/// What is known of a step once it is done.
+/// The numbers of a finished step.
 #[derive(Clone, Debug, Serialize)]
 pub struct Record {
     /// From 0.
@@ -22,10 +22,10 @@ pub struct Record {
     pub lr: f64,
     /// How long the step took, in milliseconds.
     pub step_ms: f64,
-    /// Tokens of the global batch a second; rows, where a row is no sequence.
+    /// Tokens of the global batch a second; rows, if a row is no sequence.
     pub tokens_per_s: f64,
-    /// The share that the model's arithmetic had of the fastest matrix products measured on this machine, if the model said what a row
-    /// takes ([`Run::with_flops`](crate::Run::with_flops)). Source: Chowdhery and others: PaLM (2022), appendix B.
+    /// The share of the machine's measured peak that the model's arithmetic used (MFU), if the operations of a row are known
+    /// ([`Run::with_flops`](crate::Run::with_flops)). Source: Chowdhery and others: PaLM (2022), appendix B.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
     /// The most bytes in tensors at one time, one a rank.
@@ -33,12 +33,12 @@ pub struct Record {
     /// The mean loss over the validation data after this step, if it was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_loss: Option<f64>,
-    /// Whether the update was left out, because the loss or a gradient was no number or the loss exploded.
+    /// Whether the update was skipped, because the loss or a gradient was not finite or the loss exploded.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
 }
 
-/// The last line.
+/// The summary of a run, the last line of its metrics.
 #[derive(Clone, Debug, Serialize)]
 pub struct Summary {
     /// Steps that this process ran.
@@ -66,9 +66,9 @@ pub struct Summary {
     pub stopped: Option<String>,
 }
 
-/// What is known of a step on this rank when it is done.
+/// The numbers of a finished step on this rank.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Told {
+pub(crate) struct StepReport {
     pub step: u64,
     pub outcome: Outcome,
     pub seconds: f64,
@@ -76,7 +76,7 @@ pub(crate) struct Told {
     pub peak: usize,
 }
 
-/// The steps in a file and one of their numbers, `loss` or `validation_loss`.
+/// The steps in a metrics file with one of their numbers, such as `loss` or `validation_loss`.
 pub fn numbers_in(path: &Path, name: &str) -> Vec<(u64, f64)> {
     let point = |line: &str| {
         let record: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -85,7 +85,7 @@ pub fn numbers_in(path: &Path, name: &str) -> Vec<(u64, f64)> {
     std::fs::read_to_string(path).unwrap_or_default().lines().filter_map(point).collect()
 }
 
-/// Files that get every line, flushed as it goes.
+/// The metrics files. Each line is flushed when it is written.
 pub(crate) struct Metrics {
     files: Vec<(PathBuf, BufWriter<File>)>,
 }
@@ -103,7 +103,7 @@ impl Metrics {
         Ok(Metrics { files })
     }
 
-    /// Takes back the steps from `from` on, which are done again.
+    /// Removes the steps from `from` on, which will run again.
     pub fn rewind(&mut self, from: u64) -> Result<()> {
         for (path, file) in self.files.iter_mut().filter(|(path, _)| path.is_file()) {
             *file = create(path, &kept(path, from))?;
@@ -136,8 +136,8 @@ fn kept(path: &Path, from: u64) -> String {
     kept.map(|line| format!("{line}\n")).collect()
 }
 
-/// Opens a file that has this content: all of it, or after a kill what it was before. A device or a pipe, such as `/dev/stdout`, is written to
-/// as it is.
+/// Opens a file with this content. If the process is killed meanwhile, the file has either the new content or the old. A device or a
+/// pipe, such as `/dev/stdout`, is opened as it is.
 fn create(path: &Path, content: &str) -> Result<BufWriter<File>> {
     let opened = if path.exists() && !path.is_file() {
         File::options().write(true).open(path)

@@ -23,7 +23,7 @@ const EVERY: u64 = 100;
 /// | file | for |
 /// |---|---|
 /// | `report.html` | one page that opens anywhere; written now and then, and at the end |
-/// | `report.json` | what the page shows, as data; a resumed run goes on from it |
+/// | `report.json` | what the page shows, as data; a resumed run continues it |
 /// | `loss.svg` | the losses as a picture |
 /// | `metrics.csv` | a row a step |
 /// | `events.out.tfevents.*` | TensorBoard |
@@ -201,7 +201,7 @@ fn each_curve(curves: &mut Curves) -> [&mut Series; 6] {
     [loss, validation, lr, grad_norm, throughput, mfu]
 }
 
-/// The report that a folder has. One that cannot be read counts as none: it only adds to what is known.
+/// The report of a folder. One that cannot be read is treated as missing.
 fn earlier(folder: &Path) -> Option<Report> {
     serde_json::from_str(&std::fs::read_to_string(folder.join("report.json")).ok()?).ok()
 }

@@ -20,12 +20,12 @@ use crate::gpu_step::Captured;
 use crate::identity::identity;
 use crate::optimizers::{AnyRule, Averaged, Optimizers};
 use crate::place::Place;
-use crate::step::{Means, Saving, in_step, pass, update};
+use crate::step::{Saving, TrainingSetup, in_step, pass, update};
 use crate::trace::Lane;
-use crate::validation::{Best, Rate, Validation};
+use crate::validation::{Best, PlateauState, Validation};
 use crate::{Config, Error, Result};
 
-/// What optimizers a rank's parameters get.
+/// Makes the optimizers of a rank's parameters, at the schedule's peak rate.
 pub type MakeOptimizers<'a> =
     &'a (dyn Fn(Vec<phalanx_nn::Parameter>, f64) -> Result<Vec<Optimizer<AnyRule>>> + Sync);
 
@@ -33,45 +33,45 @@ pub type MakeOptimizers<'a> =
 pub struct Run {
     pub(crate) place: Place,
     pub(crate) lane: Lane,
-    /// This rank's part of the model, which may hold no values outside of a step.
+    /// This rank's part of the model. Under ZeRO its parameters may have no values between steps.
     pub(crate) model: Arc<dyn Part>,
-    pub(crate) means: Means,
+    pub(crate) means: TrainingSetup,
     pub(crate) optimizers: Optimizers,
     pub(crate) validation: Option<Validation>,
     pub(crate) parameters: usize,
     pub(crate) identity: BTreeMap<String, String>,
     /// Steps done.
     pub(crate) done: u64,
-    /// How much further than the step the data is, since steps were left behind.
+    /// How many steps the data is ahead of the run, after returns to a checkpoint.
     pub(crate) data_ahead: u64,
-    /// The step as a graph, if it is to be one.
+    /// The step as a CUDA graph, if steps are captured.
     pub(crate) captured: Option<Captured>,
     pub(crate) best: Best,
-    /// What the watch over losses has to know after a resume.
+    /// The state of the loss watch, for checkpoints.
     pub(crate) watched: WatchState,
-    /// What a plateau has left of the learning rate.
-    pub(crate) rate: Rate,
-    /// What losses are multiplied with, if they are.
+    /// How far plateaus have lowered the learning rate.
+    pub(crate) rate: PlateauState,
+    /// The loss scaler, if losses are scaled.
     pub(crate) scaler: Option<LossScaler>,
     /// Files besides those in the run's folder that get a line a step.
     pub(crate) metrics: Vec<PathBuf>,
     pub(crate) stop: Arc<AtomicBool>,
-    /// Floating-point operations of what counts once in the loss, forward and backward; 0 if unknown.
+    /// Floating-point operations of a row (or token), forward and backward; 0 if unknown.
     pub(crate) flops: f64,
-    /// What is done on every rank after every so many steps.
+    /// Hooks that every rank calls every so many steps.
     pub(crate) hooks: Vec<(u64, Arc<Hook>)>,
-    /// What writes into the run's folder before the first step.
+    /// Writers of further files into the run's folder before the first step.
     pub(crate) beside: Vec<Arc<Beside>>,
 }
 
-/// What writes files into a run's folder, beside its checkpoints.
+/// Writes files into a run's folder, beside its checkpoints.
 pub(crate) type Beside = dyn Fn(&Path) -> Result<()> + Send + Sync;
 
-/// What is done on every rank while a run trains.
+/// A hook that every rank calls while a run trains.
 pub(crate) type Hook = dyn Fn(&Run) -> Result<Option<String>> + Send + Sync;
 
 impl Run {
-    /// This rank's part of a model under the configuration's layout, with what it trains on. All ranks call it.
+    /// A run of this rank's part of a model under the configuration's layout. All ranks call it.
     ///
     /// # Errors
     /// If settings do not fit, or memory is short.
@@ -116,7 +116,7 @@ impl Run {
             Some(validation) => Some(Validation::new(config, &place, validation.clone(), data.counted)?),
             None => None,
         };
-        let means = Means { config: config.clone(), pipeline, share, saver, data };
+        let means = TrainingSetup { config: config.clone(), pipeline, share, saver, data };
         let mut run = Run {
             place,
             lane,
@@ -131,7 +131,7 @@ impl Run {
             captured: None,
             best: Best::default(),
             watched: WatchState::default(),
-            rate: Rate::default(),
+            rate: PlateauState::default(),
             scaler: config.scales_loss().then(LossScaler::default),
             metrics: Vec::new(),
             stop: Arc::default(),
@@ -147,10 +147,10 @@ impl Run {
     #[must_use]
     pub fn with_observer(self, observer: Observer) -> Run {
         let pipeline = self.means.pipeline.observer(observer);
-        Run { means: Means { pipeline, ..self.means }, ..self }
+        Run { means: TrainingSetup { pipeline, ..self.means }, ..self }
     }
 
-    /// Settings that a resumed run has to share with the one that it goes on with, in place of the configuration's batch, seed and dtypes.
+    /// The settings that must be equal when a run is resumed, in place of the configuration's batch, seed and dtypes.
     #[must_use]
     pub fn with_identity(self, identity: BTreeMap<String, String>) -> Run {
         Run { identity, ..self }
@@ -162,21 +162,21 @@ impl Run {
         Run { metrics, ..self }
     }
 
-    /// Says how many floating-point operations the model takes for a row (or token), forward and backward, so that records tell the share of
-    /// the machine's peak that is used.
+    /// Sets the floating-point operations of a row (or token), forward and backward, so that records have the share of the machine's peak
+    /// that is used (MFU).
     #[must_use]
     pub fn with_flops(self, flops: f64) -> Run {
         Run { flops, ..self }
     }
 
-    /// Sets the flag that ends the run: when any rank's is true, the run saves a checkpoint after the step under way, and ends.
+    /// Sets the flag that ends the run. When any rank's flag is true, the run finishes its step, saves a checkpoint, and ends.
     #[must_use]
     pub fn with_stop(self, stop: Arc<AtomicBool>) -> Run {
         Run { stop, ..self }
     }
 
-    /// Does something on every rank after every so many steps, and after the last: lets a language model write, or measures what a
-    /// validation does not. What the first rank returns is told to its callbacks ([`Event::Sample`](crate::Event::Sample)). Only after the last, if 0.
+    /// Calls `work` on every rank every `steps` steps and after the last; with 0 only after the last. It may let a language model write, or
+    /// measure an accuracy. The first rank's callbacks get the text that it returns ([`Event::Sample`](crate::Event::Sample)).
     #[must_use]
     pub fn every(
         mut self,
@@ -202,7 +202,7 @@ impl Run {
         &self.model
     }
 
-    /// What the ranks share of it.
+    /// The model's data-parallel wrapper.
     pub fn share(&self) -> &Arc<dyn DataParallel> {
         &self.means.share
     }
@@ -222,19 +222,19 @@ impl Run {
         self.best.loss
     }
 
-    /// The values of the whole model by name, on the first rank; elsewhere what the rank has. All ranks call it.
+    /// The values of the whole model by name, on the first rank; on others the rank's own part. All ranks call it.
     ///
     /// # Errors
-    /// If a rank does not come.
+    /// If a rank does not take part.
     pub fn full_state_dict(&self) -> Result<Vec<(String, Tensor)>> {
         Ok(self.means.share.full_state_dict(&*self.model)?)
     }
 
-    /// Puts the averages of the weights in the place of the weights, if the run keeps such ([`Config::ema`]) and has begun, until the result
-    /// is dropped. All ranks call it.
+    /// Replaces the weights by their averages until the result is dropped, if the run keeps averages ([`Config::ema`]) and has begun. All
+    /// ranks call it.
     ///
     /// # Errors
-    /// If memory is short, or a rank does not come.
+    /// If memory is short, or a rank does not take part.
     pub fn averaged(&self) -> Result<Option<Averaged>> {
         let averages = self.optimizers.averages();
         match averages.is_empty() || self.done == 0 {
@@ -246,7 +246,7 @@ impl Run {
     /// The mean loss over the validation data now. All ranks call it.
     ///
     /// # Errors
-    /// If there is none, or what goes wrong in a pass.
+    /// If there is no validation data, or errors of a pass.
     pub fn validate(&self) -> Result<f64> {
         let Some(validation) = &self.validation else {
             return Err(Error::Config("train: there is no validation data".into()));
@@ -274,7 +274,7 @@ impl Run {
         Ok(shares.into_iter().flat_map(of_share).collect())
     }
 
-    /// What reads this rank's rows from a step on.
+    /// The loader of this rank's rows from a step on.
     pub(crate) fn loader(&self, device: Device, step: u64) -> Result<DataLoader> {
         let position = step + self.data_ahead;
         let config =
@@ -286,12 +286,12 @@ impl Run {
             .stream(self.means.data.samples.clone())
     }
 
-    /// One step on batches of the caller's own: this rank's micro-batches, in order. Returns this rank's part of the loss and the
-    /// gradients' norm before clipping, f64 `[2]`, on the device, which is not waited for. A step of one GPU is captured, if the
-    /// configuration does not object; batches are the host's then. All ranks call it.
+    /// One step on the caller's batches: this rank's micro-batches, in order. Returns this rank's part of the loss and the gradients' norm
+    /// before clipping, f64 `[2]` on the device, without waiting for it. A step of one GPU is captured unless the configuration forbids
+    /// it; the batches are then on the host. All ranks call it.
     ///
     /// # Errors
-    /// What goes wrong in the step, with its number; if losses are to be scaled, for which [`Run::train`] looks at the numbers first.
+    /// An error of the step, with its number; if losses are scaled, since only [`Run::train`] reads the numbers before the update.
     pub fn step(&mut self, micros: &[Batch]) -> Result<Tensor> {
         if self.scaler.is_some() && !self.place.device.is_meta() {
             let why = "train: got loss scaling (by default in f16), wanted `train`, which leaves out steps that overflow";
@@ -302,11 +302,11 @@ impl Run {
         Ok(results)
     }
 
-    /// A step whose numbers come when they are there.
+    /// A step whose loss and norm the host reads later.
     pub(crate) fn unguarded(&mut self, micros: &[Batch]) -> Result<Tensor> {
         let (lane, step) = (self.lane.clone(), self.done);
         lane.begin(step);
-        // What cannot be written is said by the next span.
+        // An error of the trace's file is returned by the next span.
         let watch = |phase: &'static str, begin| drop(lane.note(phase, step, begin));
         self.optimizers.set_lr(&self.means.config.lr, step, self.rate.share);
         let settings = self.means.settings(&watch);
@@ -318,13 +318,13 @@ impl Run {
         Ok(passed.results)
     }
 
-    /// Whether steps are to be captured: on a GPU, unless told otherwise or something keeps them from it.
+    /// Whether steps are captured: on a GPU, unless the configuration or the run prevents it.
     pub(crate) fn captures(&mut self) -> bool {
         self.means.config.device.is_cuda() && self.means.config.capture && self.why_uncaptured().is_none()
     }
 
-    /// Why the steps of a run on a GPU cannot be captured, if they were to be. Ranks meet on the host in each step, and a trace wants to
-    /// know what a step consists of.
+    /// Why the steps of a run on a GPU cannot be captured although the configuration asks for it. Ranks exchange data through the host in
+    /// each step, and a trace needs the parts of a step.
     pub(crate) fn why_uncaptured(&mut self) -> Option<&'static str> {
         let config = &self.means.config;
         if !config.device.is_cuda() || !config.capture {
@@ -342,8 +342,8 @@ impl Run {
         reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)
     }
 
-    /// Whether a step's numbers are looked at before its update. On a GPU that would be a wait in each step, so there it is only
-    /// done where an update may have to be left out.
+    /// Whether a step's loss and norm are read before its update. On a GPU reading them is a wait in each step, so it is done only if an
+    /// update may have to be skipped.
     pub(crate) fn is_guarded(&self) -> bool {
         let Config { device, on_divergence, .. } = self.means.config;
         let waits = device.is_cuda() && on_divergence == crate::OnDivergence::Stop && self.scaler.is_none();

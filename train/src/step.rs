@@ -1,11 +1,11 @@
 //! One training step: forward and backward over micro-batches, clipping, the optimizer.
 //!
-//! The order of additions is that of a run over many ranks: each micro-batch's loss is divided by what counts in the *global* batch,
-//! gradients are only added, micro-batches ascending; with several chains each group of micro-batches is a chain of its own, and the
-//! chains are added in order, as data-parallel ranks would.
+//! The order of additions is the same as in a run over many ranks. Each micro-batch's loss is divided by the rows or tokens of the
+//! *global* batch, and gradients are added in ascending order of the micro-batches. With several chains, each group of micro-batches
+//! has a sum of its own, and the sums are added in order, as data-parallel ranks add theirs.
 
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use phalanx_kernels as kernels;
@@ -19,6 +19,7 @@ use phalanx_parallel::{checkpoint, part};
 use phalanx_tensor::{Context, DType, RngKey, Tensor};
 
 use crate::data::Data;
+use crate::error::unpoisoned;
 use crate::optimizers::Optimizers;
 use crate::{Config, Error, Result};
 
@@ -29,22 +30,22 @@ pub(crate) struct Settings<'a> {
     pub chains: usize,
     /// Rows or tokens that count in the global batch.
     pub counted: usize,
-    /// What losses are multiplied with before their backward pass, and updates divided by.
+    /// The loss scale: losses are multiplied by it before their backward pass, and gradients divided by it.
     pub scale: f64,
     /// The ranks that share the batch and the model.
     pub ranks: &'a Arc<dyn DataParallel>,
-    /// What this rank runs of the model, and in which order.
+    /// The pipeline schedule of this rank's stages.
     pub pipeline: &'a Pipeline,
-    /// Saves that may be under way, which an update has to wait for.
+    /// The saver. An update waits for a save in progress.
     pub saver: &'a Saving,
     /// Largest global norm.
     pub clip: Option<f64>,
     pub seed: u64,
-    /// Hears of each phase when it is over: its name, and when it began.
+    /// Is called at the end of each phase with its name and its start.
     pub watch: &'a dyn Fn(&'static str, Instant),
 }
 
-/// What saves the run in the background.
+/// Saves the run's checkpoints in the background.
 pub(crate) struct Saving(Mutex<Saver>);
 
 impl Saving {
@@ -52,18 +53,18 @@ impl Saving {
         Saving(Mutex::new(saver))
     }
 
-    /// Begins a save, after the one before.
+    /// Begins a save, after the one before is complete.
     pub fn save(&self, folder: &Path, parts: Vec<part::Part>, settings: &checkpoint::Settings) -> Result<()> {
         Ok(self.lock().save(folder, parts, settings)?)
     }
 
-    /// Until the save that is under way is complete.
+    /// Waits until the save in progress is complete.
     pub fn wait(&self) -> Result<()> {
         Ok(self.lock().wait()?)
     }
 
     fn lock(&self) -> MutexGuard<'_, Saver> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.0.lock())
     }
 }
 
@@ -76,16 +77,16 @@ impl Settings<'_> {
     }
 }
 
-/// What a step says about itself.
+/// The loss and the norm of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Outcome {
-    /// The mean loss over what counts in the global batch, or a rank's part of it; NaN on a device without elements.
+    /// The mean loss over the global batch, or a rank's part of it; NaN on a meta device.
     pub loss: f64,
     /// Norm of the gradients before clipping.
     pub grad_norm: f64,
 }
 
-/// What a step's passes see: training, and the draws of that step.
+/// The context of a step's passes: training mode, and the step's random draws.
 pub(crate) fn context(seed: u64, step: u64) -> impl Drop {
     Context::with(|c| {
         c.train = true;
@@ -93,15 +94,16 @@ pub(crate) fn context(seed: u64, step: u64) -> impl Drop {
     })
 }
 
-/// The gradients of a step that has not updated anything.
+/// A step after its backward pass and before its update.
 pub(crate) struct Passed {
-    /// This rank's part of the loss and the gradients' norm before clipping, both times the scale, f64 `[2]`, on the device, which is not waited for.
+    /// This rank's part of the loss and the gradients' norm before clipping, both times the scale: f64 `[2]` on the device, for which the
+    /// host has not waited.
     pub results: Tensor,
     pub squares: Squares,
     norm: Tensor,
 }
 
-/// Makes the gradients of this rank's part of a batch, given as its micro-batches in order.
+/// Computes the gradients of this rank's part of a batch, which is given as its micro-batches in order.
 pub(crate) fn pass(
     model: &Arc<dyn Part>,
     optimizers: &Optimizers,
@@ -119,7 +121,7 @@ pub(crate) fn pass(
     Ok(Passed { results, squares, norm })
 }
 
-/// Updates the parameters by those gradients.
+/// Clips the gradients and updates the parameters.
 pub(crate) fn update(optimizers: &mut Optimizers, passed: &Passed, settings: Settings<'_>) -> Result<()> {
     settings.phase("optimizer", || {
         let clip = settings.clip.map(|max_norm| Clip::factor(&passed.norm, max_norm * settings.scale));
@@ -138,7 +140,7 @@ pub(crate) fn update(optimizers: &mut Optimizers, passed: &Passed, settings: Set
     })
 }
 
-/// Makes the gradients of a step's micro-batches; this rank's part of the loss, f64, if the last stage is here.
+/// Computes the gradients of a step's micro-batches. Returns this rank's part of the loss, f64, if it has the last stage.
 pub(crate) fn gradients(
     model: &Arc<dyn Part>,
     parameters: &[Parameter],
@@ -166,12 +168,12 @@ fn forward_backward(
     let work = Arc::new(Step { model, replicas, micro_batches, scale });
     settings.ranks.begin()?;
     let losses = settings.pipeline.train(&work)?;
-    // What is still on its way when backward is over.
+    // Waits for reductions that are still in progress after backward.
     settings.phase("wait", || Ok(settings.ranks.finish()?))?;
     losses.iter().try_fold(None, |all, loss| sum(all, Some(kernels::cast(loss, DType::F64)?)))
 }
 
-/// The sum of two losses, if they are here.
+/// The sum of two losses, of which this rank may have none.
 fn sum(a: Option<Tensor>, b: Option<Tensor>) -> Result<Option<Tensor>> {
     Ok(match (a, b) {
         (Some(a), Some(b)) => Some(kernels::add(&a, &b)?),
@@ -179,13 +181,13 @@ fn sum(a: Option<Tensor>, b: Option<Tensor>) -> Result<Option<Tensor>> {
     })
 }
 
-/// A loss; NaN on a device without elements.
+/// A loss as a number; NaN on a meta device.
 pub(crate) fn number(loss: &Tensor) -> Result<f64> {
     let loss = kernels::cast(loss, DType::F64)?;
     Ok(if loss.device().is_meta() { f64::NAN } else { loss.item()? })
 }
 
-/// The gradients so far, one for each site of each parameter; there are none afterwards.
+/// Removes the gradients and returns them, one for each site of each parameter.
 fn take_grads(parameters: &[Parameter]) -> Vec<Option<Var>> {
     let take = |leaf: &Leaf| {
         let grad = leaf.grad();
@@ -195,7 +197,7 @@ fn take_grads(parameters: &[Parameter]) -> Vec<Option<Var>> {
     parameters.iter().flat_map(|p| p.leaves().iter().map(take).collect::<Vec<_>>()).collect()
 }
 
-/// Adds the gradients to earlier ones, site by site, and makes the sums the parameters' gradients.
+/// Adds the gradients to earlier ones, site by site. The sums become the parameters' gradients.
 fn add_to(parameters: &[Parameter], earlier: Vec<Option<Var>>) -> Result<()> {
     for (leaf, earlier) in parameters.iter().flat_map(|p| p.leaves()).zip(earlier) {
         let Some(mut sum) = earlier.map(Var::into_tensor) else { continue };
@@ -207,7 +209,7 @@ fn add_to(parameters: &[Parameter], earlier: Vec<Option<Var>>) -> Result<()> {
     Ok(())
 }
 
-/// The batch with its floating-point numbers in the model's type.
+/// The batch with its floating-point tensors in the model's dtype.
 pub(crate) fn converted(batch: Batch, dtype: DType) -> Result<Batch> {
     let fits = |tensor: &Tensor| !tensor.dtype().is_float() || tensor.dtype() == dtype;
     let convert = |tensor: Tensor| if fits(&tensor) { Ok(tensor) } else { kernels::cast(&tensor, dtype) };
@@ -215,26 +217,26 @@ pub(crate) fn converted(batch: Batch, dtype: DType) -> Result<Batch> {
     Ok(Batch { tensors, ..batch })
 }
 
-/// What a step's error says of the step.
+/// Adds the step's number to an error.
 pub(crate) fn in_step<T>(step: u64, done: Result<T>) -> Result<T> {
     done.map_err(|error: Error| error.in_step(step))
 }
 
-/// How a rank trains, and with whom.
-pub(crate) struct Means {
+/// A rank's fixed setup of training: configuration, pipeline, data-parallel wrapper, saver, data.
+pub(crate) struct TrainingSetup {
     pub config: Config,
-    /// What this rank runs of the model, and in which order.
+    /// The pipeline schedule of this rank's stages.
     pub pipeline: Pipeline,
-    /// What the ranks share of the model.
+    /// The model's data-parallel wrapper.
     pub share: Arc<dyn DataParallel>,
     pub saver: Saving,
-    /// What it reads.
+    /// The data of the run.
     pub data: Data,
 }
 
-impl Means {
+impl TrainingSetup {
     pub fn settings<'a>(&'a self, watch: &'a dyn Fn(&'static str, Instant)) -> Settings<'a> {
-        let Means { config, pipeline, share: ranks, saver, data } = self;
+        let TrainingSetup { config, pipeline, share: ranks, saver, data } = self;
         let Config { chains, clip, seed, batch, .. } = *config;
         Settings {
             chains,

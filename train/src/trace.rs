@@ -1,7 +1,8 @@
-//! [`Trace`]: what ran when, as trace events that browsers draw: rank `r` computes on lane `2r` and communicates on
-//! lane `2r + 1`, where a span lasts from the start of a call until its tensors are free again.
+//! [`Trace`]: a timeline of the ranks as trace events for browsers. Rank `r` computes on lane `2r` and communicates on lane `2r + 1`. A
+//! span of communication lasts from the start of a call until its tensors are free again. [`Notes`] has the spans of one step for the
+//! report.
 //!
-//! Ranks of one process share one sink. Ranks that are processes keep their events, which the first gathers at the end.
+//! Ranks of one process share one sink. Ranks in other processes keep their events, which the first rank gathers at the end.
 //! Source: Trace Event Format, the JSON array form, whose closing bracket may be missing: a killed run's file is valid.
 
 use std::collections::BTreeMap;
@@ -10,7 +11,7 @@ use std::io::{BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use phalanx_parallel::comm::{Comm, Observer};
@@ -19,6 +20,7 @@ use phalanx_parallel::pipeline::schedule::Kind;
 use phalanx_parallel::tell;
 use serde_json::{Value, json};
 
+use crate::error::unpoisoned;
 use crate::place::Observers;
 use crate::report::{Collective, Span, SpanKind};
 use crate::{Config, Error, Result};
@@ -32,7 +34,7 @@ pub struct Trace {
     begin: Instant,
 }
 
-/// Where events go: into a file once there is one.
+/// The file of the events, or the events that wait for it.
 #[derive(Default)]
 struct Sink {
     file: Option<(PathBuf, BufWriter<File>)>,
@@ -50,10 +52,10 @@ pub struct Lane {
 }
 
 impl Trace {
-    /// Of a run. Time begins now, or where `processes` trace together, when all have come.
+    /// The trace of a run. Its time begins now, or, if several processes trace together, when all have reached this call.
     ///
     /// # Errors
-    /// If a process does not come.
+    /// If a process does not take part.
     pub fn new(config: &Config, processes: Option<&Comm>) -> Result<Trace> {
         let wanted = config.trace.is_some();
         if let Some(comm) = processes.filter(|_| wanted) {
@@ -73,16 +75,16 @@ impl Trace {
     pub fn open(&self, path: &Path) -> Result<()> {
         let Some(sink) = &self.sink else { return Ok(()) };
         let file = File::create(path).map_err(|e| Error::file(path, e))?;
-        let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sink = unpoisoned(sink.lock());
         sink.file = Some((path.to_path_buf(), BufWriter::new(file)));
         sink.waiting.insert_str(0, "[\n");
         sink.write("")
     }
 
-    /// Adds what other processes have noted and closes the array, so that any JSON parser reads it.
+    /// Adds the events of other processes and closes the array, so that any JSON parser reads the file.
     pub fn finish(&self, processes: Option<&Comm>) -> Result<()> {
         let Some(sink) = &self.sink else { return Ok(()) };
-        let mut sink = sink.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sink = unpoisoned(sink.lock());
         if let Some(comm) = processes {
             sink.waiting = tell(comm, &sink.waiting)?.concat();
         }
@@ -96,11 +98,11 @@ impl Trace {
 
     fn note(&self, event: &Value) -> Result<()> {
         let Some(sink) = &self.sink else { return Ok(()) };
-        sink.lock().unwrap_or_else(PoisonError::into_inner).write(&format!("{event},\n"))
+        unpoisoned(sink.lock()).write(&format!("{event},\n"))
     }
 
     fn name(&self, lane: usize, name: &str) {
-        // What cannot be written is said by the next span.
+        // An error of the file is returned by the next span.
         let _ = self.note(&json!({
             "name": "thread_name", "ph": "M", "pid": 0, "tid": lane, "args": {"name": name}
         }));
@@ -128,7 +130,7 @@ impl Lane {
         Ok(done)
     }
 
-    /// Notes what ran from `start` until now.
+    /// Adds a span from `start` until now.
     pub fn note(&self, name: &str, step: u64, start: Instant) -> Result<()> {
         let times = [start, Instant::now()];
         self.notes.iter().for_each(|notes| notes.note(name, step, times, None));
@@ -138,7 +140,7 @@ impl Lane {
         self.trace.span(2 * self.rank, name, times, &json!({"step": step}))
     }
 
-    /// What is noted for the report, if there is to be one.
+    /// The notes for the report, if there is one.
     pub(crate) fn notes(&self) -> Option<&Notes> {
         self.notes.as_ref()
     }
@@ -153,7 +155,7 @@ impl Lane {
         self.step.store(step, Ordering::Relaxed);
     }
 
-    /// What hears of a pipeline's actions, if they are to be traced. Sends are calls, which are heard of anyway.
+    /// The observer of a pipeline's actions, if they are traced. Sends are left out, since they are traced as calls.
     pub fn actions(&self) -> Option<actions::Observer> {
         if self.trace.sink.is_none() && self.notes.is_none() {
             return None;
@@ -178,12 +180,12 @@ impl Lane {
                 return;
             }
             let args = json!({"step": step, "stage": action.stage, "micro_batch": action.micro_batch});
-            // What cannot be written is said by the next span.
+            // An error of the file is returned by the next span.
             let _ = lane.trace.span(2 * lane.rank, name, [started, ended], &args);
         }))
     }
 
-    /// Names the lanes; what hears of this rank's calls among each group, if they are to be traced.
+    /// Names the lanes. Returns the observers of this rank's calls in each group, if they are traced.
     pub fn observer(&self) -> Option<Observers> {
         if self.trace.sink.is_none() && self.notes.is_none() {
             return None;
@@ -201,7 +203,7 @@ impl Lane {
                     return;
                 }
                 let args = json!({"kind": call.kind.name(), "group": group, "bytes": call.bytes});
-                // What cannot be written is said by the next span.
+                // An error of the file is returned by the next span.
                 let _ = trace.span(lane, "communication", times, &args);
             })
         };
@@ -210,7 +212,7 @@ impl Lane {
 }
 
 impl Sink {
-    /// Writes what waits and `text`, or lets it wait too.
+    /// Writes the waiting events and `text`, or keeps both until there is a file.
     fn write(&mut self, text: &str) -> Result<()> {
         self.waiting += text;
         let Some((path, file)) = &mut self.file else { return Ok(()) };
@@ -220,13 +222,13 @@ impl Sink {
     }
 }
 
-/// What one rank notes of a run.
+/// One rank's record of a run for its report: the spans of the inspected steps, and all communication calls.
 #[derive(Clone, Default)]
 pub(crate) struct Notes(Arc<Mutex<Noted>>);
 
 #[derive(Default)]
 pub(crate) struct Noted {
-    /// The steps that are inspected and the moment that their times count from, while they go on.
+    /// The steps that are being inspected, and the start of their time axis.
     pub(crate) inspected: Option<(Range<u64>, Instant)>,
     pub(crate) compute: Vec<Span>,
     pub(crate) communication: Vec<Span>,
@@ -236,10 +238,10 @@ pub(crate) struct Noted {
 
 impl Notes {
     pub(crate) fn lock(&self) -> MutexGuard<'_, Noted> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.0.lock())
     }
 
-    /// Something ran on this rank in a step; of a pipeline with its stage and micro-batch.
+    /// Adds a span of this rank in a step, with the stage and the micro-batch of a pipeline's action.
     pub fn note(&self, name: &str, step: u64, times: [Instant; 2], place: Option<(u64, u64)>) {
         let mut noted = self.lock();
         let Some(begin) =
@@ -256,7 +258,7 @@ impl Notes {
             "optimizer" | "update" => SpanKind::Optimizer,
             "data" => SpanKind::Data,
             "wait" | "receive input" | "receive gradient" => SpanKind::Wait,
-            // It is all of the others.
+            // The span of the step covers all others.
             "step" => return,
             _ => SpanKind::Other,
         };
@@ -264,7 +266,7 @@ impl Notes {
         noted.compute.push(Span { name: name.into(), kind, micro_batch, stage, ..span(begin, times) });
     }
 
-    /// A call of this rank among a group is over.
+    /// Adds a finished communication call of this rank in a group.
     pub fn call(&self, kind: &str, group: &str, bytes: usize, times: [Instant; 2]) {
         let mut noted = self.lock();
         let call = noted.calls.entry((kind.into(), group.into())).or_default();

@@ -1,9 +1,9 @@
-//! [`Trainer`]: a training run as one value: a configuration, data, a model.
+//! [`Trainer`]: a training run as one value, made of a configuration, data and a model.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{Batch, Optimizer, Parameter, Parameters, Scope, SequentialConfig};
@@ -13,8 +13,9 @@ use phalanx_parallel::mesh::Axis;
 
 use crate::callback::Callback;
 use crate::data::{Data, Dataset, Samples, Shuffled};
+use crate::error::unpoisoned;
 use crate::identity::fingerprint;
-use crate::model::{Layers, Plain};
+use crate::model::{Plain, StagedLayers};
 use crate::optimizers::{AnyRule, adamw};
 use crate::place::{Place, ranks, start};
 use crate::record::Summary;
@@ -104,8 +105,8 @@ impl Trainer {
         trainer.settings("training run", &settings)
     }
 
-    /// Describes the run by the settings of a program that has more of them than the configuration: for its report, and for `config.toml`
-    /// in the run's folder, by which it is repeated.
+    /// Describes the run by the settings of a program that has more keys than the configuration. The report lists them, and `config.toml`
+    /// in the run's folder, by which the run can be repeated, has them.
     pub fn settings<C: Keyed + Default>(self, name: &str, settings: &Settings<C>) -> Trainer {
         let text = settings.to_toml(&["resume"]);
         let write = move |folder: &Path| {
@@ -115,36 +116,36 @@ impl Trainer {
         Trainer { name: name.into(), settings: settings.listed(), beside: vec![Arc::new(write)], ..self }
     }
 
-    /// Writes files into the run's folder before the first step, on the first rank: a tokenizer, say.
+    /// Writes files into the run's folder before the first step, on the first rank, such as a tokenizer.
     pub fn beside(mut self, write: impl Fn(&Path) -> Result<()> + Send + Sync + 'static) -> Trainer {
         self.beside.push(Arc::new(write));
         self
     }
 
-    /// A setting that a resumed run has to share with the one that it goes on with, besides the configuration's batch, seed and dtypes
-    /// and the data: the sizes of a model.
+    /// A setting that must be equal when the run is resumed, besides the data and the configuration's batch, seed and dtypes. The sizes
+    /// of a model are such.
     pub fn identity(mut self, key: impl Into<String>, value: impl ToString) -> Trainer {
         self.identity.insert(key.into(), value.to_string());
         self
     }
 
-    /// Says how many floating-point operations the model takes for a row (or token), forward and backward, so that records tell the share
-    /// of the machine's peak that is used.
+    /// Sets the floating-point operations of a row (or token), forward and backward, so that records have the share of the machine's peak
+    /// that is used (MFU).
     pub fn flops(self, flops: f64) -> Trainer {
         Trainer { flops, ..self }
     }
 
-    /// Says that the model is a language model, whose tokens are so many bytes of text on average: the report shows losses in nats a byte.
+    /// Sets the average bytes of text in a language model's token. The report then shows losses in nats a byte.
     pub fn bytes_per_token(self, bytes: impl Into<Option<f64>>) -> Trainer {
         Trainer { bytes_per_token: bytes.into(), ..self }
     }
 
-    /// Runs as a rank that [`start`] has joined with others; without it, the trainer joins them itself.
+    /// Runs as a rank of the process group that [`start`] has joined. Without it the trainer joins the group itself.
     pub fn within(self, process: Option<&Rank>) -> Trainer {
         Trainer { process: Some(process.cloned()), ..self }
     }
 
-    /// Trains and validates on this.
+    /// Trains and validates on this data.
     pub fn sources(self, data: Data) -> Trainer {
         let Data { samples, counted, validation } = data;
         Trainer { samples: Some(samples), dataset: None, counted, validation, ..self }
@@ -165,14 +166,14 @@ impl Trainer {
         Trainer { validation: Some(Arc::new(dataset)), ..self }
     }
 
-    /// Reads items on so many threads a rank; with 0 on the rank's own.
+    /// Reads items on this many threads of each rank; with 0 on the rank's own thread.
     pub fn workers(mut self, workers: usize) -> Trainer {
         self.config.workers = workers;
         self
     }
 
-    /// Updates parameters by the optimizers that this makes of a rank's parameters and the schedule's highest rate; without it
-    /// [`adamw`]. A group's rate follows the schedule: at its peak it is what the group was given.
+    /// Updates parameters by the optimizers that `make` builds from a rank's parameters and the schedule's highest rate. The default is
+    /// [`adamw`]. A group's rate follows the schedule, and is the group's own rate at the schedule's peak.
     pub fn optimizers(
         self,
         make: impl Fn(Vec<Parameter>, f64) -> Result<Vec<Optimizer<AnyRule>>> + Send + Sync + 'static,
@@ -180,25 +181,25 @@ impl Trainer {
         Trainer { optimizers: Arc::new(make), ..self }
     }
 
-    /// Adds a callback, which hears of the run on its first rank.
+    /// Adds a callback, which is called on the first rank.
     pub fn callback(mut self, callback: impl Callback + 'static) -> Trainer {
         self.callbacks.push(Box::new(callback));
         self
     }
 
-    /// A file that gets a line for each step of this process, unlike `metrics.jsonl` in the run's folder, which goes on after a resume.
+    /// A file that gets a line for each step of this process. Unlike it, `metrics.jsonl` in the run's folder is continued after a resume.
     pub fn metrics(mut self, path: impl Into<PathBuf>) -> Trainer {
         self.metrics.push(path.into());
         self
     }
 
-    /// Ends the run after the step under way, with a checkpoint, when this is set. A pipeline without flushes goes on to its next
-    /// checkpoint or validation.
+    /// Ends the run after its current step, with a checkpoint, when this is set. A pipeline without flushes goes on to its next checkpoint
+    /// or validation.
     pub fn stop_when(self, stop: Arc<AtomicBool>) -> Trainer {
         Trainer { stop, ..self }
     }
 
-    /// Goes on with the run in the configuration's folder if it has a checkpoint, and begins one if not.
+    /// Resumes the run in the configuration's folder if it has a checkpoint, and begins a new run if not.
     pub fn resume_if_there(mut self) -> Trainer {
         if self.config.resume.is_none() && self.config.out.as_deref().is_some_and(checkpoints::is_there) {
             self.config.resume = self.config.out.clone();
@@ -206,8 +207,8 @@ impl Trainer {
         self
     }
 
-    /// Does something on every rank after every so many steps, and after the last: measures an accuracy, lets a model write. What the
-    /// first rank returns is told to callbacks ([`Event::Sample`](crate::Event::Sample)).
+    /// Calls `work` on every rank every `steps` steps and after the last, to measure an accuracy or to let a model write. Callbacks get the
+    /// text that the first rank returns ([`Event::Sample`](crate::Event::Sample)).
     pub fn every(
         mut self,
         steps: u64,
@@ -217,16 +218,16 @@ impl Trainer {
         self
     }
 
-    /// Does something on every rank when training is over: [`Run::full_state_dict`] has the model's values.
+    /// Calls `work` on every rank after training. There [`Run::full_state_dict`] has the model's values.
     pub fn at_end(mut self, work: impl Fn(&mut Run) -> Result<()> + Send + Sync + 'static) -> Trainer {
         self.each.push(Box::new(work));
         self
     }
 
-    /// Trains a module, which is whole on every rank (ZeRO apart), by the mean loss of a batch's rows.
+    /// Trains a module that is whole on every rank (ZeRO may shard it), by the mean loss of a batch's rows.
     ///
     /// # Errors
-    /// If settings do not fit, or what goes wrong on a rank.
+    /// If settings do not fit, or an error of a rank.
     pub fn run<M: Parameters + Send + Sync + 'static>(
         self,
         model: impl Fn(&Scope) -> Result<M> + Sync,
@@ -243,11 +244,11 @@ impl Trainer {
         })
     }
 
-    /// Trains layers that come one after the other, cut into the pipeline's stages, by the mean loss of a batch's rows, of which it is
-    /// given the output. Each layer is a unit for ZeRO.
+    /// Trains a sequence of layers, cut into the pipeline's stages, by the mean loss of a batch's rows, which `loss` computes from the last
+    /// layer's output. Each layer is a unit for ZeRO.
     ///
     /// # Errors
-    /// If settings do not fit, or what goes wrong on a rank.
+    /// If settings do not fit, or an error of a rank.
     pub fn run_layers(
         self,
         layers: impl Fn() -> SequentialConfig + Sync,
@@ -261,14 +262,14 @@ impl Trainer {
         let (config, counted) = (self.config.clone(), self.counted);
         self.run_parts(|place| {
             let (schedule, rank) = (config.layout.schedule()?, place.groups.along(Axis::Pp).rank());
-            Layers::build(&layers, &place.scope(&config), &schedule, rank, loss.clone(), counted)
+            StagedLayers::build(&layers, &place.scope(&config), &schedule, rank, loss.clone(), counted)
         })
     }
 
-    /// Trains a model of which each rank makes its part.
+    /// Trains a model of which each rank builds its part.
     ///
     /// # Errors
-    /// If settings do not fit, or what goes wrong on a rank.
+    /// If settings do not fit, or an error of a rank.
     pub fn run_parts<P: Part>(mut self, part: impl Fn(&Place) -> Result<P> + Sync) -> Result<Summary> {
         if self.config.folder().is_some() {
             let reporter = self.reporter();
@@ -281,7 +282,7 @@ impl Trainer {
                 run.resume(folder)?;
             }
             let mut own = match run.place().is_first() {
-                true => std::mem::take(&mut *callbacks.lock().unwrap_or_else(PoisonError::into_inner)),
+                true => std::mem::take(&mut *unpoisoned(callbacks.lock())),
                 false => Vec::new(),
             };
             let summary = run.train(&mut own)?;
@@ -291,8 +292,7 @@ impl Trainer {
         summaries.into_iter().next().ok_or_else(|| Error::Config("train: there is no rank".into()))
     }
 
-    /// The memory of a step on a meta device, as [`Run::memory_report`] tells it: of one rank, or of one rank of each of a pipeline's
-    /// stages.
+    /// The memory reports of a step on a meta device ([`Run::memory_report`]): of one rank, or of one rank of each pipeline stage.
     ///
     /// # Errors
     /// As [`Trainer::run_parts`].
@@ -302,8 +302,8 @@ impl Trainer {
         self.on_ranks(part, |mut run| run.memory_report())
     }
 
-    /// Trains `steps` steps, or as many as the configuration has, and tells which operations take their time, on every rank: on the process
-    /// of the first rank, and nothing on others. The report in the run's folder gets the table too. See [`Run::profile`].
+    /// Trains `steps` steps, at most as many as the configuration has, and returns the time of each operation on every rank. The process
+    /// of the first rank gets the profile, others get `None`. The report in the run's folder has the table too. See [`Run::profile`].
     ///
     /// # Errors
     /// As [`Trainer::run_parts`] and [`Run::profile`].
@@ -322,14 +322,14 @@ impl Trainer {
             if !run.place().is_first() {
                 return Ok(None);
             }
-            let reporter = reporter.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let reporter = unpoisoned(reporter.lock()).take();
             reporter.map_or(Ok(()), |reporter| reporter.profiled(&run, &profile))?;
             Ok(Some(profile))
         })?;
         Ok(profiles.into_iter().flatten().next())
     }
 
-    /// What writes the report.
+    /// The callback that writes the report.
     fn reporter(&self) -> Reporter {
         let reporter = Reporter::new(&self.name, &self.config, self.settings.clone());
         match self.bytes_per_token {

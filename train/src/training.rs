@@ -1,4 +1,4 @@
-//! [`Training`]: the loop of a run, and the files that it writes as it goes.
+//! [`Run::train`] and [`Training`], the loop over the steps of a run.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -10,13 +10,13 @@ use phalanx_tensor::{Device, Tensor};
 use crate::callback::{Callback, Event};
 use crate::checkpoints::Checkpoints;
 use crate::data::DataLoader;
-use crate::divergence::{Verdict, Watch};
-use crate::gpu_step::Ahead;
+use crate::divergence::{LossWatch, Verdict};
+use crate::gpu_step::PendingSteps;
 use crate::inspect::{self, Inspection};
 use crate::machine::peak;
-use crate::outputs::{Outputs, files};
+use crate::outputs::{NewFiles, files};
 use crate::place::Place;
-use crate::record::{Metrics, Record, Summary, Told};
+use crate::record::{Metrics, Record, StepReport, Summary};
 use crate::run::Run;
 use crate::step::{Outcome, converted, in_step};
 use crate::{Config, Error, Result, asynchronous};
@@ -26,17 +26,17 @@ pub(crate) struct Training<'a> {
     pub(crate) run: &'a mut Run,
     pub(crate) callbacks: &'a mut [Box<dyn Callback>],
     pub(crate) metrics: Metrics,
-    /// What is taken back if there is an error before the first step is done.
-    pub(crate) fresh: Outputs,
+    /// Files that are removed if there is an error before the first step is done.
+    pub(crate) fresh: NewFiles,
     pub(crate) checkpoints: Option<Checkpoints>,
     pub(crate) loader: DataLoader,
-    pub(crate) ahead: Ahead,
-    pub(crate) watch: Watch,
+    pub(crate) ahead: PendingSteps,
+    pub(crate) watch: LossWatch,
     pub(crate) losses: Vec<(u64, f64)>,
     pub(crate) last_validation: Option<f64>,
     /// Whether the last step had no update.
     pub(crate) skipped: bool,
-    /// Operations a second that the ranks could do, as measured; 0 if unknown.
+    /// The measured peak of all ranks in operations a second; 0 if unknown.
     pub(crate) peak: f64,
     pub(crate) begin: Instant,
     /// The steps that the report shows in detail; none once it has them.
@@ -47,7 +47,7 @@ impl Run {
     /// Trains up to the last step. All ranks call it; callbacks are the first rank's.
     ///
     /// # Errors
-    /// What goes wrong in a step, with its number; what a callback or a file says.
+    /// An error of a step, with its number; an error of a callback or a file.
     pub fn train(&mut self, callbacks: &mut [Box<dyn Callback>]) -> Result<Summary> {
         if self.place.device.is_meta() {
             let why =
@@ -62,7 +62,7 @@ impl Run {
 impl<'a> Training<'a> {
     pub fn new(run: &'a mut Run, callbacks: &'a mut [Box<dyn Callback>]) -> Result<Training<'a>> {
         let (config, done) = (run.means.config.clone(), run.done);
-        let mut fresh = Outputs::default();
+        let mut fresh = NewFiles::default();
         let metrics = match run.place.is_first() {
             true => files(run, &mut fresh)?,
             false => Metrics::create(&[], None, 0)?,
@@ -71,12 +71,12 @@ impl<'a> Training<'a> {
         let checkpoints = config.folder().map(|folder| Checkpoints::new(folder, &config));
         let peak = if run.flops > 0.0 && !config.device.is_meta() { peak(&run.place, &config)? } else { 0.0 };
         let ledger = run.place.device.ledger()?;
-        // Peaks are the steps', not those of building the model and of measuring.
+        // The peak memory of building the model and of measuring is not a step's.
         ledger.reset_peak();
-        // What is captured has room of its own for the batch.
+        // A captured step copies the batch from the host to tensors of its own.
         let device = if run.captured.is_some() { Device::CPU } else { run.place.device };
         let waits = run.is_guarded() || config.trace.is_some();
-        let ahead = Ahead::new(run.place.device, run.place.size() == 1, waits);
+        let ahead = PendingSteps::new(run.place.device, run.place.size() == 1, waits);
         let loader = run.loader(device, done)?;
         let parameters = run.parameters;
         let to_inspect = run.lane.notes().map(|_| inspect::steps_to_inspect(run));
@@ -89,7 +89,7 @@ impl<'a> Training<'a> {
             callbacks.iter_mut().try_for_each(|c| c.event(&event))?;
         }
         Ok(Training {
-            watch: Watch::new(&config, &run.watched),
+            watch: LossWatch::new(&config, &run.watched),
             run,
             callbacks,
             metrics,
@@ -112,15 +112,15 @@ impl<'a> Training<'a> {
             && !self.losses.is_empty()
         {
             let step = self.run.done;
-            // The error that ends the run is the one to tell.
+            // The run returns its own error, so errors of callbacks are dropped.
             self.callbacks.iter_mut().for_each(|c| drop(c.failed(step, error)));
         }
         self.end(trained?)
     }
 
-    /// The steps that are left; why the run ends before the last, if it does.
+    /// Runs the remaining steps. Returns why the run ends before the last, if it does.
     fn steps(&mut self) -> Result<Option<String>> {
-        // A run that had ended early has, still.
+        // A run that ended early before it was resumed ends early again.
         let mut stopped = self.out_of_patience();
         while self.run.done < self.run.means.config.steps && stopped.is_none() {
             let end = self.next_pause();
@@ -138,7 +138,7 @@ impl<'a> Training<'a> {
             if paused {
                 self.collectives()?;
             }
-            // A validation may lower the rate of the steps behind it.
+            // A validation may lower the rate of the steps after it.
             let share = self.run.rate.share;
             let validated = if self.is_validated() { Some(self.validate()?) } else { None };
             let last = told.last().map(|told| told.step);
@@ -173,7 +173,7 @@ impl<'a> Training<'a> {
         Ok(stopped)
     }
 
-    /// Runs steps from this one on; if they are those to inspect, and all ranks come here, what was seen is told.
+    /// Runs steps by `work`. If they are the steps to inspect, callbacks get the observations. All ranks call it.
     fn inspected<T>(&mut self, steps: Range<u64>, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let notes = self.run.lane.notes().cloned();
         let (notes, wanted) = match (notes, &self.to_inspect) {
@@ -188,7 +188,7 @@ impl<'a> Training<'a> {
         Ok(done)
     }
 
-    /// Tells what ranks have told each other so far. All ranks call it.
+    /// Sends the ranks' communication calls so far to the callbacks. All ranks call it.
     fn collectives(&mut self) -> Result<()> {
         let Some(notes) = self.run.lane.notes().filter(|_| self.run.place.size() > 1).cloned() else {
             return Ok(());
@@ -197,7 +197,7 @@ impl<'a> Training<'a> {
         self.event(&Event::Collectives(&all))
     }
 
-    /// The number of steps after which a checkpoint or a validation is due, once there are more than are done.
+    /// The next number of steps after which a checkpoint, a validation or a hook is due.
     fn next_pause(&self) -> u64 {
         let Config { steps, save_every, validate_every, .. } = self.run.means.config;
         let done = self.run.done;
@@ -220,15 +220,16 @@ impl<'a> Training<'a> {
         self.run.validation.is_some() && self.is_due(self.run.means.config.validate_every)
     }
 
-    /// Why the run ends early, if too many validations brought no lower loss.
+    /// Why the run ends early, if too many validations in a row brought no lower loss.
     fn out_of_patience(&self) -> Option<String> {
         let since = self.run.best.since;
         let most = self.run.means.config.patience?;
         (since >= most).then(|| format!("{since} validations without a lower loss"))
     }
 
-    /// A step, and what was told meanwhile; whether the run is to end. Nothing if it has gone back.
-    fn step(&mut self, end: u64) -> Result<Option<(Vec<Told>, bool)>> {
+    /// Runs a step. Returns the reports of the steps whose numbers have arrived, and whether a rank was told to stop; `None` if the run
+    /// has gone back to a checkpoint.
+    fn step(&mut self, end: u64) -> Result<Option<(Vec<StepReport>, bool)>> {
         let (since, step) = (Instant::now(), self.run.done);
         let peak = |run: &Run| -> Result<usize> { Ok(run.place.device.ledger()?.total().peak) };
         if self.run.is_guarded() {
@@ -238,14 +239,15 @@ impl<'a> Training<'a> {
                 return Ok(None);
             };
             self.run.done += 1;
-            let told = Told { step, outcome, seconds: since.elapsed().as_secs_f64(), peak: peak(self.run)? };
+            let told =
+                StepReport { step, outcome, seconds: since.elapsed().as_secs_f64(), peak: peak(self.run)? };
             return Ok(Some((vec![told], interrupted)));
         }
         let results = in_step(step, self.inspected(step..step + 1, |own| own.unguarded(step)))?;
         self.ahead.begun(step, since, peak(self.run)?, &results)?;
         self.run.done += 1;
         let (mut told, mut interrupted) = (Vec::new(), false);
-        // A run that ends here tells of all that it has begun.
+        // At the end of a stretch all pending steps are read.
         while let Some(own) = self.ahead.next(step + 1 == end || interrupted)? {
             let (loss, stop) = self.of_all(own.outcome.loss)?;
             let outcome = Outcome { loss, ..own.outcome };
@@ -253,7 +255,7 @@ impl<'a> Training<'a> {
                 return Err(Error::Diverged(why).in_step(own.step));
             }
             interrupted |= stop;
-            told.push(Told { outcome, ..own });
+            told.push(StepReport { outcome, ..own });
         }
         Ok(Some((told, interrupted)))
     }
@@ -266,12 +268,12 @@ impl<'a> Training<'a> {
         })
     }
 
-    /// A step whose numbers come when they are there.
+    /// A step whose loss and norm the host reads later.
     fn unguarded(&mut self, step: u64) -> Result<Tensor> {
         let micros = self.batches(step)?;
         let (lane, begin) = (self.run.lane.clone(), Instant::now());
         let results = self.run.unguarded(&micros)?;
-        // In a trace a step lasts until the device has done it.
+        // In a trace a step ends when the device has finished it.
         if self.run.means.config.trace.is_some() {
             self.run.place.device.synchronize()?;
         }
@@ -279,7 +281,7 @@ impl<'a> Training<'a> {
         Ok(results)
     }
 
-    /// The loss of the whole batch, of which each rank has a part, and whether a rank was told to stop.
+    /// The loss of the whole batch, which is the sum of the ranks' parts, and whether a rank was told to stop.
     pub(crate) fn of_all(&self, own: f64) -> Result<(f64, bool)> {
         let place = &self.run.place;
         let stop = f64::from(u8::from(self.run.stop.load(Ordering::Relaxed)));
@@ -292,7 +294,7 @@ impl<'a> Training<'a> {
     }
 
     /// Steps without a flush between them.
-    fn stretch(&mut self, kind: crate::Asynchronous, end: u64) -> Result<Vec<Told>> {
+    fn stretch(&mut self, kind: crate::Asynchronous, end: u64) -> Result<Vec<StepReport>> {
         let steps = self.run.done..end;
         let work = |own: &mut Self| asynchronous::stretch(kind, own.run, steps.clone());
         let mut told = self.inspected(steps.clone(), work)?;
@@ -326,8 +328,8 @@ impl<'a> Training<'a> {
         Ok(loss)
     }
 
-    fn record(&mut self, told: &Told, share: f64, validation_loss: Option<f64>) -> Result<()> {
-        let Told { step, outcome, seconds, peak } = *told;
+    fn record(&mut self, told: &StepReport, share: f64, validation_loss: Option<f64>) -> Result<()> {
+        let StepReport { step, outcome, seconds, peak } = *told;
         let place = &self.run.place;
         let config = &self.run.means.config;
         let tokens_per_s = (config.batch * self.run.means.data.counted) as f64 / seconds;
@@ -359,7 +361,7 @@ impl<'a> Training<'a> {
         self.event(&Event::Saving { step, path: &path })
     }
 
-    /// Gives a run without a folder one to save in, as it is told to stop.
+    /// Gives an interrupted run without a folder the folder `rescue` for its checkpoint.
     fn rescue(&mut self) -> Result<()> {
         let config = &self.run.means.config;
         let Some(folder) = config.rescue.clone().filter(|_| self.checkpoints.is_none()) else {

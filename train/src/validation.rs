@@ -1,4 +1,5 @@
-//! [`Validation`]: the mean loss over data that is not trained on, with the same bits under every layout.
+//! [`Validation`]: the mean loss over validation data, with the same bits under every layout; [`Best`], the lowest one so far;
+//! [`PlateauState`], the learning rate's reduction when it does not fall.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,11 +16,11 @@ use crate::place::Place;
 use crate::step::{converted, number};
 use crate::{Config, Error, Plateau, Result};
 
-/// Rows of a piece at most. Pieces are the same under every layout, and their losses are added in their order. (Running statistics of a
-/// batch norm are the first replica's, which has seen other rows than one device would.)
+/// Rows of a piece at most. Pieces are the same under every layout, and their losses are added in order. (Running statistics of a batch
+/// norm are the first replica's, which has trained on other rows than one device would.)
 const ROWS: usize = 8;
 
-/// The draws of the rows, apart from those of training data.
+/// The site of the random draws of validation rows.
 const SITE: u64 = 0x7661_6c69;
 
 /// The lowest validation loss of a run.
@@ -33,9 +34,9 @@ pub(crate) struct Best {
 }
 
 impl Best {
-    /// A validation after so many steps.
+    /// Updates it with a validation after `step` steps.
     pub fn hear(&mut self, step: u64, loss: f64) {
-        // What is no number is no lower loss.
+        // A NaN is no lower loss.
         if !loss.is_nan() && self.loss.is_none_or(|best| loss < best) {
             *self = Best { loss: Some(loss), step, since: 0 };
         } else {
@@ -62,13 +63,13 @@ pub(crate) struct Validation {
     pieces: Vec<Range<usize>>,
     /// Those of this rank's replica.
     own: Range<usize>,
-    /// Passes of a replica, in which it has pieces or, at the end, stands by: ranks that share a model gather it together.
+    /// Passes of a replica. In the last ones it may have no piece left, but takes part, because ZeRO gathers on all ranks together.
     rounds: usize,
     pipeline: Pipeline,
     micro_batches: usize,
     /// 1 / (rows or tokens that count).
     scale: f64,
-    /// That of the model.
+    /// The model's dtype.
     dtype: DType,
 }
 
@@ -113,7 +114,7 @@ impl Validation {
         for round in 0..self.rounds {
             let numbers: Vec<usize> =
                 (0..self.micro_batches).map(|i| self.own.start + round * self.micro_batches + i).collect();
-            // A rank without a piece left repeats one, because ZeRO gathers on all ranks together. Its loss is not counted.
+            // A rank without a piece left repeats one, because ZeRO gathers on all ranks together. That loss is not counted.
             let piece = |&number: &usize| self.batch(place, number.min(self.own.end.max(1) - 1));
             let micro_batches = numbers.iter().map(piece).collect::<Result<Vec<_>>>()?;
             let work =
@@ -123,7 +124,7 @@ impl Validation {
                 own[number_of] = if place.tells_loss() { number(loss)? } else { 0.0 };
             }
         }
-        // Of each piece one rank has the loss; the others add nothing to it.
+        // One rank has the loss of a piece; the others have 0.
         let (count, all) = (own.len(), place.all_of(&own)?);
         let loss_of = |piece: usize| all.iter().skip(piece).step_by(count).fold(0.0, |sum, x| sum + x);
         Ok((0..count).map(loss_of).fold(0.0, |sum, loss| sum + loss))
@@ -144,27 +145,27 @@ impl Validation {
     }
 }
 
-/// How far the rate has been lowered.
+/// How far plateaus have lowered the learning rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Rate {
+pub(crate) struct PlateauState {
     /// The share of the schedule's rate.
     pub share: f64,
     /// Validations without a lower loss since it was lowered.
     pub stale: usize,
 }
 
-impl Default for Rate {
-    fn default() -> Rate {
-        Rate { share: 1.0, stale: 0 }
+impl Default for PlateauState {
+    fn default() -> PlateauState {
+        PlateauState { share: 1.0, stale: 0 }
     }
 }
 
-impl Rate {
-    /// After a validation.
+impl PlateauState {
+    /// Updates it after a validation.
     pub fn hear(&mut self, plateau: Plateau, lower: bool) {
         self.stale = if lower { 0 } else { self.stale + 1 };
         if self.stale >= plateau.patience {
-            *self = Rate { share: self.share * plateau.factor, stale: 0 };
+            *self = PlateauState { share: self.share * plateau.factor, stale: 0 };
         }
     }
 }
@@ -175,7 +176,7 @@ mod tests {
 
     #[test]
     fn the_rate_falls_after_validations_in_a_row_without_a_lower_loss() {
-        let (mut rate, plateau) = (Rate::default(), Plateau { factor: 0.5, patience: 2 });
+        let (mut rate, plateau) = (PlateauState::default(), Plateau { factor: 0.5, patience: 2 });
         let mut shares = Vec::new();
         for lower in [true, false, false, false, true, false, false] {
             rate.hear(plateau, lower);

@@ -1,4 +1,4 @@
-//! `config.json` as Hugging Face's transformers writes it.
+//! [`ModelConfig`]: the settings of a GPT or a Llama, read from and written as the `config.json` of Hugging Face's transformers.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ impl ModelConfig {
         }
     }
 
-    /// Positions that a sequence has at most.
+    /// The largest number of positions of a sequence.
     pub fn context(&self) -> usize {
         match self {
             ModelConfig::Gpt(config) => config.context,
@@ -92,7 +92,7 @@ impl ModelConfig {
         }
     }
 
-    /// Tokens that there are.
+    /// The number of tokens.
     pub fn vocabulary(&self) -> usize {
         match self {
             ModelConfig::Gpt(config) => config.vocabulary,
@@ -100,7 +100,7 @@ impl ModelConfig {
         }
     }
 
-    /// Lets dropout be `p` everywhere.
+    /// Sets every dropout to `p`.
     pub fn set_dropout(&mut self, p: f64) {
         match self {
             ModelConfig::Gpt(config) => config.dropout = [p; 3],
@@ -108,7 +108,7 @@ impl ModelConfig {
         }
     }
 
-    /// Elements of the matrices, which is nearly all that a model has. A float, for a config can ask for anything.
+    /// Elements of the matrices, which are nearly all of a model's parameters. It is a float, since a config may ask for any size.
     pub fn matrix_elements(&self) -> f64 {
         let f = |n: usize| n as f64;
         match self {
@@ -127,7 +127,7 @@ impl ModelConfig {
     /// From the text of a `config.json`; `path` names it in errors.
     ///
     /// # Errors
-    /// If it is not valid, its sizes do not fit each other, or it asks for something that these models do not do.
+    /// If it is not valid, its sizes do not fit each other, or a setting is not supported.
     pub fn parse(text: &str, path: &Path) -> Result<ModelConfig> {
         let wrong = |why: String| Error::invalid(path.display().to_string(), why);
         let value: Value = serde_json::from_str(text).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
@@ -202,7 +202,7 @@ fn activation_name(activation: Activation) -> &'static str {
     ACTIVATIONS.iter().find(|(_, known)| *known == activation).map_or("gelu_new", |(name, _)| name)
 }
 
-/// The fields of a `config.json`; absent and null are the same.
+/// The fields of a `config.json`. A null field counts as absent.
 struct Fields<'a>(&'a Map<String, Value>);
 
 type Parsed<T> = std::result::Result<T, String>;
@@ -294,7 +294,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// The base of rotary positions, which newer files keep under `rope_parameters`.
+    /// The base of rotary positions. Newer files have it under `rope_parameters`.
     fn rope_base(&self) -> Parsed<f64> {
         let empty = Map::new();
         for place in ["rope_parameters", "rope_scaling"] {
@@ -312,9 +312,10 @@ impl<'a> Fields<'a> {
 }
 
 impl ModelConfig {
-    /// Floating-point operations of a token in a sequence of so many, forward and backward: two for each weight that it is multiplied by forward
-    /// and four backward, and as many for each feature of the positions that it attends to, half of the sequence on average. A table of
-    /// positions is looked up and multiplies nothing, as is the embedding; the head counts. Source: Chowdhery and others: PaLM (2022), appendix B.
+    /// Floating-point operations of a token in a sequence of `context` tokens, forward and backward. Each weight that a token is
+    /// multiplied by takes two forward and four backward. So does each feature of the positions that it attends to, half of the sequence
+    /// on average. Tables of positions and the embedding are looked up and multiply nothing; the head counts.
+    /// Source: Chowdhery and others: PaLM (2022), appendix B.
     pub fn flops_per_token(&self, context: usize) -> f64 {
         let f = |n: usize| n as f64;
         let (weights, features) = match self {

@@ -1,4 +1,4 @@
-//! [`Decoder`]: token embedding, blocks, final norm and head, or a range of them.
+//! [`Decoder`]: token embedding, blocks, final norm and head, or a pipeline [`Stage`] of them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub trait Block: Module {
     /// If the input does not fit or the cache is full.
     fn extend(&self, x: &Var, cache: &mut KvCache) -> Result<Var>;
 
-    /// The block's output for sequences of several documents each, which do not see each other.
+    /// The block's output for sequences of several documents each. A document does not attend to another one.
     ///
     /// # Errors
     /// If the input or the documents do not fit.
@@ -36,7 +36,7 @@ pub trait Block: Module {
     fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache>;
 }
 
-/// What a family of models calls its parts, as the Hugging Face files do.
+/// The names of a model family's parts in Hugging Face files.
 pub(crate) struct Names {
     pub(crate) embedding: &'static str,
     pub(crate) positions: &'static str,
@@ -46,7 +46,7 @@ pub(crate) struct Names {
 }
 
 /// A decoder's parts outside the blocks.
-pub(crate) struct Ends<'a> {
+pub(crate) struct DecoderSpec<'a> {
     pub(crate) names: &'static Names,
     pub(crate) table: Table,
     /// The table of learned positions.
@@ -71,9 +71,9 @@ pub struct Decoder<L: Layers = OneDevice> {
     /// Of the stream between the blocks.
     width: usize,
     dtype: DType,
-    embed: Option<Unit<Embed<L>>>,
+    embed: Option<Unit<InputEmbedding<L>>>,
     blocks: Vec<Unit<dyn Block>>,
-    tail: Option<Unit<Tail<L>>>,
+    tail: Option<Unit<NormAndHead<L>>>,
     recompute: RecomputeMode,
     mode: Mode,
 }
@@ -81,7 +81,7 @@ pub struct Decoder<L: Layers = OneDevice> {
 modes!([L: Layers] Decoder<L>);
 
 /// Tokens and positions to the stream.
-struct Embed<L: Layers> {
+struct InputEmbedding<L: Layers> {
     layers: Arc<L>,
     table: L::Embedding,
     positions: Option<Embedding>,
@@ -91,7 +91,7 @@ struct Embed<L: Layers> {
 }
 
 /// The stream to scores.
-struct Tail<L: Layers> {
+struct NormAndHead<L: Layers> {
     norm: Box<dyn Module>,
     head: L::Head,
     matrix: DType,
@@ -107,15 +107,15 @@ impl<L: Layers> Decoder<L> {
         scope: &Scope,
         stage: Stage,
         first: Option<&Decoder<L>>,
-        ends: Ends<'_>,
+        spec: DecoderSpec<'_>,
         block: impl Fn(usize, &Scope) -> Result<Arc<dyn Block>>,
     ) -> Result<Decoder<L>> {
-        if stage.layers.end > ends.blocks || stage.layers.start > stage.layers.end {
-            let why = format!("got blocks {:?}, wanted a range inside 0..{}", stage.layers, ends.blocks);
+        if stage.layers.end > spec.blocks || stage.layers.start > stage.layers.end {
+            let why = format!("got blocks {:?}, wanted a range inside 0..{}", stage.layers, spec.blocks);
             return Err(Error::invalid("stage", why));
         }
-        let names = ends.names;
-        let embed = if stage.first { Some(Embed::new(layers, scope, &ends)?) } else { None };
+        let names = spec.names;
+        let embed = if stage.first { Some(InputEmbedding::new(layers, scope, &spec)?) } else { None };
         let elsewhere = first.and_then(|first| first.embed.as_ref()).map(Unit::module);
         let blocks = scope.child(names.blocks);
         let blocks = stage
@@ -124,16 +124,16 @@ impl<L: Layers> Decoder<L> {
             .map(|i| Ok(Unit::new(block(i, &blocks.child(i))?)))
             .collect::<Result<_>>()?;
         let table = embed.as_ref().or(elsewhere);
-        let tail = if stage.last { Some(Tail::new(&**layers, scope, &ends, table)?) } else { None };
+        let tail = if stage.last { Some(NormAndHead::new(&**layers, scope, &spec, table)?) } else { None };
         let decoder = Decoder {
             names,
             stage,
-            total: ends.blocks,
-            context: ends.context,
-            vocabulary: ends.table.count,
+            total: spec.blocks,
+            context: spec.context,
+            vocabulary: spec.table.count,
             layers: layers.clone(),
-            width: ends.table.width,
-            dtype: ends.stream,
+            width: spec.table.width,
+            dtype: spec.stream,
             embed: embed.map(|e| Unit::new(Arc::new(e))),
             blocks,
             tail: tail.map(|t| Unit::new(Arc::new(t))),
@@ -144,7 +144,7 @@ impl<L: Layers> Decoder<L> {
         Ok(decoder)
     }
 
-    /// Says which blocks recompute from now on.
+    /// Sets which blocks recompute their activations from now on.
     pub fn set_recompute(&mut self, mode: RecomputeMode) {
         self.recompute = mode;
     }
@@ -164,8 +164,8 @@ impl<L: Layers> Decoder<L> {
         self.vocabulary
     }
 
-    /// Shape and dtype of what goes from one stage to the next, for that many sequences of that many positions:
-    /// `[rows, positions here, width]`.
+    /// Shape and dtype of the stream that one stage sends to the next, for `rows` sequences of `positions` positions:
+    /// `[rows, positions of this rank, width]`.
     ///
     /// # Errors
     /// If the positions cannot be cut as the layers want.
@@ -184,8 +184,8 @@ impl<L: Layers> Decoder<L> {
         self.parameters().first().map_or(Device::CPU, Parameter::device)
     }
 
-    /// Tokens `[B, T]` (i64) to the stream `[B, T, width]` after the last block here; a stage without the embedding
-    /// gets the stream of the one before.
+    /// Tokens `[B, T]` (i64) to the stream `[B, T, width]` after this stage's last block. The input of a stage without the embedding is
+    /// the stream of the stage before.
     ///
     /// # Errors
     /// If the input does not fit.
@@ -193,9 +193,9 @@ impl<L: Layers> Decoder<L> {
         self.run(input, None)
     }
 
-    /// [`Decoder::forward`] of rows that consist of several documents: a token sees those of its own document alone, and learned and
-    /// rotary positions are counted from the document's first token. So a document's stream is that of the document in a row of
-    /// its own: on a CPU bit for bit, without dropout. Every stage wants the documents.
+    /// [`Decoder::forward`] of rows that consist of several documents. A token attends to its own document only, and learned and rotary
+    /// positions are counted from the document's first token. So a document's stream is the one that it has in a row of its own, on a
+    /// CPU bit for bit, without dropout. Every stage takes the documents.
     ///
     /// # Errors
     /// If the input or the documents do not fit.
@@ -227,8 +227,8 @@ impl<L: Layers> Decoder<L> {
         Ok(x)
     }
 
-    /// Scores of the next token, `[B, T, vocabulary]`, from the stream after the last block. To ask a model for its answer, take
-    /// [`nn::inference`](crate::inference) around both, or [`Decoder::eval`]: a config may have dropout, which is on in training.
+    /// Scores of the next token, `[B, T, vocabulary]`, from the stream after the last block. For a model's answers, call both inside
+    /// [`nn::inference`](crate::inference), or call [`Decoder::eval`]: in training mode the config's dropout is active.
     ///
     /// # Errors
     /// If this stage has no head.
@@ -236,8 +236,8 @@ impl<L: Layers> Decoder<L> {
         self.tail()?.call(x, false, |tail, x| tail.head.logits(&tail.normed(x)?))
     }
 
-    /// The cross entropies of the targets `[B, T]` (i64; -100 is ignored), added and multiplied by `scale`: with 1 /
-    /// (the global batch's counted targets), micro-batches' losses add up to the mean.
+    /// The cross entropies of the targets `[B, T]` (i64; -100 is ignored), added and multiplied by `scale`. With a scale of 1 / (the
+    /// global batch's counted targets) the losses of the micro-batches add up to the mean.
     ///
     /// # Errors
     /// If this stage has no head, or the targets do not fit.
@@ -254,11 +254,12 @@ impl<L: Layers> Decoder<L> {
         self.blocks.iter().map(|block| block.module().cache(batch, capacity)).collect()
     }
 
-    /// Scores of the last of further positions `[B, T]` of sequences whose earlier ones are in the caches:
-    /// `[B, vocabulary]`. For a whole model.
+    /// Scores `[B, vocabulary]` of the last of further positions `[B, T]` of sequences whose earlier positions are in the caches. For a
+    /// whole model.
     ///
     /// # Errors
-    /// If this is not a whole model, the stream is cut by positions, or the caches are full or not alike, one a block.
+    /// If this is not a whole model, the stream is sharded by positions, or there is not one cache for each block, all of one length and
+    /// with room for the new positions.
     pub fn extend(&self, tokens: &Var, caches: &mut [KvCache]) -> Result<Var> {
         let before = caches.first().map_or(0, KvCache::len);
         let (Some(embed), tail) = (&self.embed, self.tail()?) else {
@@ -287,7 +288,7 @@ impl<L: Layers> Decoder<L> {
         tail.head.logits(&tail.normed(&last)?)
     }
 
-    fn tail(&self) -> Result<&Unit<Tail<L>>> {
+    fn tail(&self) -> Result<&Unit<NormAndHead<L>>> {
         self.tail.as_ref().ok_or_else(|| Error::invalid("model", "this stage has no head"))
     }
 
@@ -304,17 +305,17 @@ impl<L: Layers> Decoder<L> {
     }
 }
 
-impl<L: Layers> Embed<L> {
-    fn new(layers: &Arc<L>, scope: &Scope, ends: &Ends<'_>) -> Result<Embed<L>> {
-        let names = ends.names;
-        // Small, and looked up by whoever has the positions: nobody cuts it.
+impl<L: Layers> InputEmbedding<L> {
+    fn new(layers: &Arc<L>, scope: &Scope, spec: &DecoderSpec<'_>) -> Result<InputEmbedding<L>> {
+        let names = spec.names;
+        // The table is small, and every rank looks up its own positions, so no layout shards it.
         let positions = |table: Table| OneDevice.embedding(&scope.child(names.positions), table);
-        Ok(Embed {
-            table: layers.embedding(&scope.child(names.embedding), ends.table)?,
-            positions: ends.positions.map(positions).transpose()?,
-            dropout: Dropout::new(ends.dropout, &scope.child("drop"))?,
+        Ok(InputEmbedding {
+            table: layers.embedding(&scope.child(names.embedding), spec.table)?,
+            positions: spec.positions.map(positions).transpose()?,
+            dropout: Dropout::new(spec.dropout, &scope.child("drop"))?,
             layers: layers.clone(),
-            stream: ends.stream,
+            stream: spec.stream,
             names,
         })
     }
@@ -343,21 +344,26 @@ impl<L: Layers> Embed<L> {
     }
 }
 
-impl<L: Layers> Parameters for Embed<L> {
+impl<L: Layers> Parameters for InputEmbedding<L> {
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
         self.table.visit(&join(path, self.names.embedding), visitor);
         self.positions.visit(&join(path, self.names.positions), visitor);
     }
 }
 
-impl<L: Layers> Tail<L> {
-    fn new(layers: &L, scope: &Scope, ends: &Ends<'_>, embed: Option<&Embed<L>>) -> Result<Tail<L>> {
-        let names = ends.names;
-        let name = if ends.table.tied { names.embedding } else { names.head };
-        let tied = embed.filter(|_| ends.table.tied).map(|embed| &embed.table);
-        Ok(Tail {
-            norm: (ends.norm)(&scope.child(names.norm).with_dtype(ends.stream))?,
-            head: layers.head(&scope.child(name), ends.table, tied)?,
+impl<L: Layers> NormAndHead<L> {
+    fn new(
+        layers: &L,
+        scope: &Scope,
+        spec: &DecoderSpec<'_>,
+        embed: Option<&InputEmbedding<L>>,
+    ) -> Result<NormAndHead<L>> {
+        let names = spec.names;
+        let name = if spec.table.tied { names.embedding } else { names.head };
+        let tied = embed.filter(|_| spec.table.tied).map(|embed| &embed.table);
+        Ok(NormAndHead {
+            norm: (spec.norm)(&scope.child(names.norm).with_dtype(spec.stream))?,
+            head: layers.head(&scope.child(name), spec.table, tied)?,
             matrix: scope.dtype(),
             head_name: tied.is_none().then_some(name),
             names,
@@ -369,7 +375,7 @@ impl<L: Layers> Tail<L> {
     }
 }
 
-impl<L: Layers> Parameters for Tail<L> {
+impl<L: Layers> Parameters for NormAndHead<L> {
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
         self.norm.visit(&join(path, self.names.norm), visitor);
         if let Some(name) = self.head_name {
@@ -399,7 +405,7 @@ impl<L: Layers> Parameters for Decoder<L> {
     }
 }
 
-/// Which part of a model is built.
+/// The part of a model that is built: a pipeline stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stage {
     /// The blocks.
@@ -417,8 +423,8 @@ impl Stage {
     }
 }
 
-/// Labels `[B, T]` moved so that position t predicts label t + 1; the last position's target is -100. Also the number of
-/// targets that count.
+/// Labels `[B, T]` shifted so that position t predicts label t + 1; the last position's target is -100. Also returns the number of
+/// targets that are not -100.
 ///
 /// # Errors
 /// If the labels are not a matrix of i64 with elements.
@@ -442,7 +448,7 @@ pub(super) fn check_sizes(sizes: &[(&str, usize)]) -> Result<(), String> {
     }
 }
 
-/// Refuses what is no addend to a variance, no deviation or no probability.
+/// Refuses an eps or a standard deviation that is negative or too large for f32, and a dropout that is no probability.
 pub(super) fn check_numbers(eps: f64, init_std: f64, dropout: &[f64]) -> Result<(), String> {
     let large = f64::from(f32::MAX);
     let named = [("eps", eps, large), ("init_std", init_std, large)];

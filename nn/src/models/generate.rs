@@ -1,11 +1,11 @@
-//! Generation: one token at a time, with the keys and values of earlier ones kept.
+//! [`generate`]: text generation, one token at a time, with a cache of the keys and values of earlier tokens.
 
 use phalanx_autograd::{Var, inference};
 use phalanx_kernels as kernels;
 use phalanx_tensor::DType;
 
 use super::{Decoder, KvCache};
-use crate::sample::{check as check_options, choose};
+use crate::sample::{check as check_options, draw_index};
 use crate::{Error, Layers, Result, SampleOptions};
 
 /// How tokens are chosen; [`SampleOptions`] has more.
@@ -32,9 +32,9 @@ impl From<Sampling> for SampleOptions {
     }
 }
 
-/// Continues `prompt` by `count` tokens; `sink` gets each as it is chosen and returns whether to go on.
+/// Continues `prompt` by `count` tokens. `sink` gets each token when it is drawn and returns whether to continue.
 ///
-/// Where a sequence outgrows the model's context, it goes on from the last half of it.
+/// A sequence that outgrows the model's context continues with its last half as context.
 ///
 /// # Errors
 /// If the prompt is empty or holds an unknown token, the settings make no sense, or the model is not whole.
@@ -48,8 +48,8 @@ pub fn generate<L: Layers>(
     generate_with(model, prompt, count, sampling.into(), sink)
 }
 
-/// [`generate`] with all that [`sample`](crate::sample()) can do. What was drawn before, for a repetition penalty, is the
-/// prompt and all that follows it.
+/// [`generate`] with all options of [`sample`](crate::sample()). The history of the repetition penalty is the prompt and all tokens that
+/// follow it.
 ///
 /// # Errors
 /// As [`generate`].
@@ -78,7 +78,7 @@ pub fn generate_with<L: Layers>(
             true => Vec::new(),
             false => all.iter().map(|&token| i64::from(token)).collect(),
         };
-        let token = choose("generate", &scores, &history, options, step as u64, 0)? as u32;
+        let token = draw_index("generate", &scores, &history, options, step as u64, 0)? as u32;
         if !sink(token) {
             break;
         }
@@ -102,7 +102,7 @@ fn check<L: Layers>(model: &Decoder<L>, prompt: &[u32]) -> Result<()> {
     Ok(())
 }
 
-/// The last tokens that fit.
+/// The last tokens that fit the context.
 fn fitting(tokens: &[u32], context: usize) -> Vec<i64> {
     tokens[tokens.len().saturating_sub(context)..].iter().map(|&token| i64::from(token)).collect()
 }

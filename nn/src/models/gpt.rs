@@ -1,4 +1,4 @@
-//! GPT-2: learned positions, norms before the maps, one joint map for queries, keys and values, a tied head.
+//! GPT-2: learned positions, pre-norm blocks, one joint linear layer for queries, keys and values, a tied head.
 //!
 //! ```text
 //! x += c_proj(attention(c_attn(ln_1(x))))
@@ -11,19 +11,19 @@ use std::sync::Arc;
 use phalanx_autograd::Var;
 use phalanx_tensor::DType;
 
-use super::decoder::{Ends, Names, check_numbers, check_sizes};
+use super::decoder::{DecoderSpec, Names, check_numbers, check_sizes};
 use super::{Activation, Block, Decoder, Documents, KvCache, Stage};
 use crate::layer_factory::{Map, Table, activation_window};
-use crate::modules::attention::{Attend, Heads, Rows};
+use crate::modules::attention::{CausalAttention, Heads, Positions};
 use crate::modules::{Dropout, LayerNorm, LayerNormConfig};
 use crate::{Error, Init, Layers, Module, OneDevice, Parameters, Result, Scope, parameters};
 
 /// A GPT's sizes and settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GptConfig {
-    /// Tokens that there are.
+    /// The number of tokens.
     pub vocabulary: usize,
-    /// Positions that a sequence has at most.
+    /// The largest number of positions of a sequence.
     pub context: usize,
     /// Blocks.
     pub layers: usize,
@@ -31,19 +31,19 @@ pub struct GptConfig {
     pub heads: usize,
     /// Features of the stream.
     pub width: usize,
-    /// Features inside the perceptron; GPT-2's are 4 times the width.
+    /// Features inside the MLP; 4 times the width in GPT-2.
     pub inner: usize,
-    /// The perceptron's nonlinearity.
+    /// The MLP's nonlinearity.
     pub activation: Activation,
     /// Added to variances in norms.
     pub eps: f64,
     /// Whether the head shares the embedding's table.
     pub tied: bool,
-    /// Dropout of the embedding, of attention's probabilities, and of what is added to the stream.
+    /// Dropout of the embedding, of attention's probabilities, and of the branches' outputs.
     pub dropout: [f64; 3],
     /// Standard deviation of initial weights.
     pub init_std: f64,
-    /// The dtype of the stream between blocks and of norms; the matrices' if absent.
+    /// The dtype of the residual stream and of norms; the matrices' dtype if absent.
     pub stream: Option<DType>,
 }
 
@@ -90,7 +90,7 @@ impl GptConfig {
         self.init_stage_beside(layers, scope, stage, None)
     }
 
-    /// [`GptConfig::init_stage`], with the first stage of the same model if that is here too: a tied head then shares its table.
+    /// [`GptConfig::init_stage`], with the first stage of the same model if this rank has that too. A tied head then shares its table.
     ///
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
@@ -105,7 +105,7 @@ impl GptConfig {
         let init = Init::Normal { mean: 0.0, std: self.init_std };
         let table = |count, tied| Table { count, width: self.width, init, tied };
         let norm = |scope: &Scope| Ok(Box::new(self.norm(scope)?) as Box<dyn Module>);
-        let ends = Ends {
+        let spec = DecoderSpec {
             names: &NAMES,
             table: table(self.vocabulary, self.tied),
             positions: Some(table(self.context, false)),
@@ -116,14 +116,14 @@ impl GptConfig {
             norm: &norm,
         };
         let block = |_, place: &Scope| Ok(Arc::new(GptBlock::new(self, layers, place)?) as Arc<dyn Block>);
-        Decoder::build(layers, scope, stage, first, ends, block)
+        Decoder::build(layers, scope, stage, first, spec, block)
     }
 
     fn norm(&self, scope: &Scope) -> Result<LayerNorm> {
         LayerNormConfig::new(&[self.width]).with_eps(self.eps).init(scope)
     }
 
-    /// What cannot be, in words.
+    /// Refuses sizes that do not fit each other.
     pub(super) fn check(&self) -> Result<(), String> {
         check_sizes(&[
             ("vocabulary", self.vocabulary),
@@ -146,7 +146,7 @@ struct GptBlock<L: Layers> {
     attn: Projections<L::Column, L::Row>,
     ln_2: LayerNorm,
     mlp: Perceptron<L::Column, L::Row>,
-    attend: Attend,
+    attend: CausalAttention,
     activation: Activation,
     dropouts: [Dropout; 2],
     matrix: DType,
@@ -172,7 +172,7 @@ impl<L: Layers> GptBlock<L> {
     fn new(config: &GptConfig, layers: &Arc<L>, scope: &Scope) -> Result<GptBlock<L>> {
         let GptConfig { width, inner, heads, dropout, .. } = *config;
         let init = |std: f64| Init::Normal { mean: 0.0, std };
-        // What is added to the stream is kept small, so that the stream's variance does not grow with the depth.
+        // The branches' outputs are scaled down, so that the stream's variance does not grow with the depth.
         let residual = config.init_std / (2.0 * config.layers as f64).sqrt();
         let column = |place: &Scope, outputs: &[usize]| {
             let init = init(config.init_std);
@@ -197,7 +197,7 @@ impl<L: Layers> GptBlock<L> {
                 c_fc: column(&mlp.child("c_fc"), &[inner])?,
                 c_proj: row(&mlp.child("c_proj"), inner)?,
             },
-            attend: Attend::new(&**layers, all, None, probabilities)?,
+            attend: CausalAttention::new(&**layers, all, None, probabilities)?,
             activation: config.activation,
             dropouts: [
                 Dropout::new(dropout[2], &attn.child("resid_dropout"))?,
@@ -208,7 +208,7 @@ impl<L: Layers> GptBlock<L> {
         })
     }
 
-    fn run(&self, x: &Var, rows: Rows<'_>) -> Result<Var> {
+    fn run(&self, x: &Var, rows: Positions<'_>) -> Result<Var> {
         let joint = self.attn.c_attn.forward(&self.ln_1.forward(x)?.to(self.matrix)?)?;
         let parts = joint.chunk(3, -1)?;
         let y = self.attend.run([&parts[0], &parts[1], &parts[2]], rows)?;
@@ -222,7 +222,7 @@ impl<L: Layers> GptBlock<L> {
         Ok(x.add(&self.branch(y, x.dtype(), 1, length)?)?)
     }
 
-    /// What a branch adds to the stream: its result after dropout.
+    /// A branch's output after dropout, in the stream's dtype.
     fn branch(&self, y: Var, stream: DType, dropout: usize, length: usize) -> Result<Var> {
         let dropout = &self.dropouts[dropout];
         let y = match dropout.is_active() {
@@ -238,17 +238,17 @@ impl<L: Layers> GptBlock<L> {
 
 impl<L: Layers> Module for GptBlock<L> {
     fn forward(&self, x: &Var) -> Result<Var> {
-        self.run(x, Rows::Whole)
+        self.run(x, Positions::Whole)
     }
 }
 
 impl<L: Layers> Block for GptBlock<L> {
     fn extend(&self, x: &Var, cache: &mut KvCache) -> Result<Var> {
-        self.run(x, Rows::Further(cache))
+        self.run(x, Positions::Continued(cache))
     }
 
     fn packed(&self, x: &Var, documents: &Documents) -> Result<Var> {
-        self.run(x, Rows::Packed(documents))
+        self.run(x, Positions::Packed(documents))
     }
 
     fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {

@@ -1,7 +1,7 @@
 //! Folders as Hugging Face's `save_pretrained` writes them: `config.json` and safetensors.
 //!
-//! Parameters are called as in the files, without the family's prefix (`transformer.`, `model.`). GPT-2's maps are
-//! stored `[in, out]` there; here they are `[out, in]`. A tied head is in no file.
+//! Parameters have the names of the files, without the family's prefix (`transformer.`, `model.`). GPT-2's linear weights are
+//! stored `[in, out]` in files; here they are `[out, in]`. A tied head is in no file.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,14 +21,14 @@ const CONFIG: &str = "config.json";
 /// Reads a folder's `config.json`.
 ///
 /// # Errors
-/// If it cannot be read, is not valid, or asks for something that these models do not do.
+/// If it cannot be read, is not valid, or a setting is not supported.
 pub fn read_config(folder: impl AsRef<Path>) -> Result<ModelConfig> {
     let path = folder.as_ref().join(CONFIG);
     ModelConfig::parse(&read_text(&path)?, &path)
 }
 
-/// Builds the model of a folder, with its weights in the scope's dtype. As with transformers' `from_pretrained`, it is in
-/// evaluation mode: its answers have no dropout, whatever its config says. Call [`Decoder::train`] to train it with dropout.
+/// Builds the model of a folder, with its weights in the scope's dtype. As after transformers' `from_pretrained`, it is in
+/// evaluation mode, without dropout. Call [`Decoder::train`] to train it with the config's dropout.
 ///
 /// # Errors
 /// As [`read_config`] and [`load_weights`].
@@ -39,8 +39,8 @@ pub fn load_model(folder: impl AsRef<Path>, scope: &Scope) -> Result<(ModelConfi
     Ok((config, model))
 }
 
-/// Builds the model of a folder by a config of its sizes, which may differ from the folder's in what weights do not
-/// show, such as dropout. It is in training mode, as a model that is made new.
+/// Builds the model of a folder by a config that may differ from the folder's in settings without weights, such as dropout. It is in
+/// training mode, as a new model is.
 ///
 /// # Errors
 /// As [`load_weights`].
@@ -48,7 +48,7 @@ pub fn load_configured(config: &ModelConfig, folder: impl AsRef<Path>, scope: &S
     load_stage(config, folder, &Arc::new(OneDevice), scope, Stage::whole(config.layers()))
 }
 
-/// Builds a stage of a folder's model of these layers, which take their parts of its weights.
+/// Builds a stage of a folder's model from these layers. Each parameter loads its part of the weights.
 ///
 /// # Errors
 /// As [`load_weights`], or if the layers cannot be cut.
@@ -65,8 +65,8 @@ pub fn load_stage<L: Layers>(
     Ok(model)
 }
 
-/// Refuses a config of a model that is far larger than the weights beside it, before memory is asked for: a damaged one may
-/// want any amount. What is merely missing is named by [`load_weights`].
+/// Refuses a config of a model that is far larger than the weights beside it, before memory is allocated, since a damaged config may
+/// ask for any amount. [`load_weights`] names weights that are missing.
 ///
 /// # Errors
 /// If it is, or the files cannot be read.
@@ -106,13 +106,13 @@ pub fn load_weights<L: Layers>(
             return Err(phalanx_tensor::Error::file(file.path(), why).into());
         }
         let mut shape = file.shape(&stored)?.to_vec();
-        let turned = is_turned(config, &name);
-        if turned {
+        let transposed = is_transposed(config, &name);
+        if transposed {
             shape.reverse();
         }
         let wanted = parameter.part().whole_shape(parameter.tensor().rank());
         match shape == wanted {
-            true => fitting.push((parameter, file, stored, turned)),
+            true => fitting.push((parameter, file, stored, transposed)),
             false => problems.misshaped.push((stored, shape, wanted)),
         }
     }
@@ -120,10 +120,10 @@ pub fn load_weights<L: Layers>(
         problems.unexpected = unexpected(model, config, &files);
     }
     problems.check(&files.what(folder).display().to_string())?;
-    // On the CPU first, so that a damaged tensor is found before anything is changed, and only one is held twice.
-    for (parameter, file, stored, turned) in fitting {
+    // Tensors are read to the CPU one by one, so that only one is in memory twice.
+    for (parameter, file, stored, transposed) in fitting {
         let tensor = file.tensor(&stored, stored_on(parameter.device()))?;
-        let whole = if turned { tensor.transpose(0, 1)? } else { tensor };
+        let whole = if transposed { tensor.transpose(0, 1)? } else { tensor };
         parameter.load(&parameter.part().of(&whole)?.with_shape(parameter.tensor().shape())?)?;
     }
     Ok(())
@@ -132,7 +132,7 @@ pub fn load_weights<L: Layers>(
 /// Writes a folder: `model.safetensors` first, `config.json` last, each atomically.
 ///
 /// # Errors
-/// If a file cannot be written, the model has no elements (`meta`), or it is a part of a model.
+/// If a file cannot be written, the model has no elements (`meta`), or it is a stage or a shard of a model.
 pub fn save_model<L: Layers>(
     model: &Decoder<L>,
     config: &ModelConfig,
@@ -159,7 +159,7 @@ pub fn save_tensors(
     std::fs::create_dir_all(folder).map_err(|e| phalanx_tensor::Error::file(folder, e))?;
     let dtype = tensors.first().map_or(phalanx_tensor::DType::F32, |(_, tensor)| tensor.dtype());
     let stored = |(name, tensor): (String, Tensor)| {
-        let tensor = if is_turned(config, &name) { tensor.transpose(0, 1)? } else { tensor };
+        let tensor = if is_transposed(config, &name) { tensor.transpose(0, 1)? } else { tensor };
         Ok((file_name(config, &name), tensor))
     };
     let tensors: Vec<(String, Tensor)> = tensors.into_iter().map(stored).collect::<Result<_>>()?;
@@ -174,7 +174,7 @@ pub fn save_tensors(
     Ok(())
 }
 
-/// What a parameter is called in a file.
+/// A parameter's name in a file.
 fn file_name(config: &ModelConfig, name: &str) -> String {
     match config {
         _ if name.starts_with("lm_head.") => name.to_string(),
@@ -184,12 +184,12 @@ fn file_name(config: &ModelConfig, name: &str) -> String {
 }
 
 /// Whether a parameter is stored transposed.
-fn is_turned(config: &ModelConfig, name: &str) -> bool {
+fn is_transposed(config: &ModelConfig, name: &str) -> bool {
     let maps = ["c_attn.weight", "c_proj.weight", "c_fc.weight"];
     matches!(config, ModelConfig::Gpt(_)) && maps.iter().any(|map| name.ends_with(map))
 }
 
-/// Tensors of the files that no parameter wants, but for those that old files are known to hold.
+/// Tensors of the files without a parameter, except those that old files are known to have.
 fn unexpected<L: Layers>(model: &Decoder<L>, config: &ModelConfig, files: &Files) -> Vec<String> {
     let names = model.named_parameters();
     let wanted =
@@ -199,7 +199,7 @@ fn unexpected<L: Layers>(model: &Decoder<L>, config: &ModelConfig, files: &Files
     files.names().filter(|stored| !wanted(stored) && !known(stored)).map(str::to_string).collect()
 }
 
-/// Where a file's tensor is read to: a model without elements needs none.
+/// The device that a file's tensor is read to: `meta` for a model without elements, else the CPU.
 fn stored_on(device: Device) -> Device {
     if device.is_meta() { device } else { Device::CPU }
 }
@@ -244,7 +244,7 @@ impl Files {
         Ok(sum)
     }
 
-    /// What an error of the tensors names: the file, or the folder of several.
+    /// The path in errors about the tensors: the file, or the folder of several files.
     fn what<'a>(&'a self, folder: &'a Path) -> &'a Path {
         if let [file] = &self.0[..] { file.path() } else { folder }
     }

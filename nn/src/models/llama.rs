@@ -1,4 +1,4 @@
-//! Llama: rotary positions, RMS norms, shared key heads, a gated perceptron.
+//! Llama: rotary positions, RMS norms, grouped query attention, a gated MLP.
 //!
 //! ```text
 //! x += o_proj(attention(rope(q_proj(n)), rope(k_proj(n)), v_proj(n)))      n = input_layernorm(x)
@@ -11,19 +11,19 @@ use std::sync::Arc;
 use phalanx_autograd::Var;
 use phalanx_tensor::DType;
 
-use super::decoder::{Ends, Names, check_numbers, check_sizes};
+use super::decoder::{DecoderSpec, Names, check_numbers, check_sizes};
 use super::{Block, Decoder, Documents, KvCache, Stage};
 use crate::layer_factory::{Map, Table};
-use crate::modules::attention::Rows;
+use crate::modules::attention::Positions;
 use crate::modules::{GroupedQueryAttention, GroupedQueryAttentionConfig, RmsNorm, RmsNormConfig};
 use crate::{Error, Init, Layers, Module, OneDevice, Parameters, Result, Scope, parameters};
 
 /// A Llama's sizes and settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LlamaConfig {
-    /// Tokens that there are.
+    /// The number of tokens.
     pub vocabulary: usize,
-    /// Positions that a sequence has at most.
+    /// The largest number of positions of a sequence.
     pub context: usize,
     /// Blocks.
     pub layers: usize,
@@ -35,7 +35,7 @@ pub struct LlamaConfig {
     pub head_dim: usize,
     /// Features of the stream.
     pub width: usize,
-    /// Features inside the perceptron.
+    /// Features inside the MLP.
     pub inner: usize,
     /// Added to mean squares in norms.
     pub eps: f64,
@@ -43,15 +43,15 @@ pub struct LlamaConfig {
     pub rope_base: f64,
     /// Whether the head shares the embedding's table.
     pub tied: bool,
-    /// Whether attention's maps have a bias.
+    /// Whether attention's linear layers have a bias.
     pub attention_bias: bool,
-    /// Whether the perceptron's maps have a bias.
+    /// Whether the MLP's linear layers have a bias.
     pub mlp_bias: bool,
     /// Dropout of attention's probabilities.
     pub dropout: f64,
     /// Standard deviation of initial weights.
     pub init_std: f64,
-    /// The dtype of the stream between blocks and of norms; the matrices' if absent.
+    /// The dtype of the residual stream and of norms; the matrices' dtype if absent.
     pub stream: Option<DType>,
 }
 
@@ -97,7 +97,7 @@ impl LlamaConfig {
         self.init_stage_beside(layers, scope, stage, None)
     }
 
-    /// [`LlamaConfig::init_stage`], with the first stage of the same model if that is here too: a tied head then shares its table.
+    /// [`LlamaConfig::init_stage`], with the first stage of the same model if this rank has that too. A tied head then shares its table.
     ///
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
@@ -111,7 +111,7 @@ impl LlamaConfig {
         self.check().map_err(|why| Error::invalid("Llama", why))?;
         let init = Init::Normal { mean: 0.0, std: self.init_std };
         let norm = |scope: &Scope| Ok(Box::new(self.norm(scope)?) as Box<dyn Module>);
-        let ends = Ends {
+        let spec = DecoderSpec {
             names: &NAMES,
             table: Table { count: self.vocabulary, width: self.width, init, tied: self.tied },
             positions: None,
@@ -122,14 +122,14 @@ impl LlamaConfig {
             norm: &norm,
         };
         let block = |_, place: &Scope| Ok(Arc::new(LlamaBlock::new(self, layers, place)?) as Arc<dyn Block>);
-        Decoder::build(layers, scope, stage, first, ends, block)
+        Decoder::build(layers, scope, stage, first, spec, block)
     }
 
     fn norm(&self, scope: &Scope) -> Result<RmsNorm> {
         RmsNormConfig::new(&[self.width]).with_eps(self.eps).init(scope)
     }
 
-    /// What cannot be, in words.
+    /// Refuses sizes that do not fit each other.
     pub(super) fn check(&self) -> Result<(), String> {
         check_sizes(&[
             ("vocabulary", self.vocabulary),
@@ -207,7 +207,7 @@ impl<L: Layers> LlamaBlock<L> {
         })
     }
 
-    fn run(&self, x: &Var, rows: Rows<'_>) -> Result<Var> {
+    fn run(&self, x: &Var, rows: Positions<'_>) -> Result<Var> {
         let mlp = &self.mlp;
         let n = self.input_layernorm.forward(x)?.to(self.matrix)?;
         let y = self.self_attn.run(&n, rows)?;
@@ -222,17 +222,17 @@ impl<L: Layers> LlamaBlock<L> {
 
 impl<L: Layers> Module for LlamaBlock<L> {
     fn forward(&self, x: &Var) -> Result<Var> {
-        self.run(x, Rows::Whole)
+        self.run(x, Positions::Whole)
     }
 }
 
 impl<L: Layers> Block for LlamaBlock<L> {
     fn extend(&self, x: &Var, cache: &mut KvCache) -> Result<Var> {
-        self.run(x, Rows::Further(cache))
+        self.run(x, Positions::Continued(cache))
     }
 
     fn packed(&self, x: &Var, documents: &Documents) -> Result<Var> {
-        self.run(x, Rows::Packed(documents))
+        self.run(x, Positions::Packed(documents))
     }
 
     fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {

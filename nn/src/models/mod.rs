@@ -1,4 +1,5 @@
-//! Transformers: GPT and Llama, written once over [`crate::Layers`], for a range of layers with or without ends.
+//! Transformers: GPT and Llama, written once over [`crate::Layers`]. A [`Stage`] is a range of blocks, with or without the embedding and
+//! the head.
 
 mod config;
 mod decoder;

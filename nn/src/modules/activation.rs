@@ -1,4 +1,4 @@
-//! Nonlinearities as modules.
+//! Activation functions as modules.
 
 use phalanx_autograd::Var;
 
@@ -45,7 +45,7 @@ activations! {
     Relu, |self, x| x.relu(), {};
     /// `x P(X <= x)`, or GPT-2's form of it by tanh.
     Gelu, |self, x| x.gelu(self.kind), {
-        /// Which of the two.
+        /// Exact or by tanh.
         kind: phalanx_kernels::Gelu = phalanx_kernels::Gelu::Exact
     };
     /// `x sigmoid(x)`
@@ -173,7 +173,7 @@ impl Module for Prelu {
     }
 }
 
-/// A perceptron's nonlinearity.
+/// The activation function of an MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// GPT-2's gelu, by tanh.

@@ -1,4 +1,5 @@
-//! Causal self-attention in which several query heads share a key head, with rotary positions.
+//! Causal self-attention of language models: [`GroupedQueryAttention`], the attention between its linear layers, which GPT's block uses
+//! too ([`CausalAttention`]), its cache ([`KvCache`]) and packed rows ([`Documents`]).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,15 +15,15 @@ use crate::{
     Entry, Error, Init, Layers, Module, OneDevice, Parameter, Parameters, Result, Scope, parameters,
 };
 
-/// `o_proj(attention(rope(q_proj(x)), rope(k_proj(x)), v_proj(x)))` for `x` of shape `[B, T, width]`; query i sees the
-/// keys up to i.
+/// `o_proj(attention(rope(q_proj(x)), rope(k_proj(x)), v_proj(x)))` for `x` of shape `[B, T, width]`. Several query heads share a key
+/// head, and query i attends to the keys up to i.
 /// Source: Ainslie et al.: GQA (2023).
 pub struct GroupedQueryAttention<L: Layers = OneDevice> {
     q_proj: L::Column,
     k_proj: L::Column,
     v_proj: L::Column,
     o_proj: L::Row,
-    attend: Attend,
+    attend: CausalAttention,
     dtype: DType,
     layers: Arc<L>,
     mode: Mode,
@@ -42,7 +43,7 @@ pub struct GroupedQueryAttentionConfig {
     pub key_heads: usize,
     /// Features of a head.
     pub head_dim: usize,
-    /// Whether the maps have biases.
+    /// Whether the linear layers have biases.
     pub bias: bool,
     /// The base of rotary positions; none if absent.
     pub rope_base: Option<f64>,
@@ -75,7 +76,7 @@ impl GroupedQueryAttentionConfig {
         self.init_on(&Arc::new(OneDevice), scope)
     }
 
-    /// The layer, of these maps.
+    /// The layer, with linear layers made by `layers`.
     ///
     /// # Errors
     /// If the key heads do not divide the heads, or it cannot be cut or allocated.
@@ -100,7 +101,7 @@ impl GroupedQueryAttentionConfig {
             k_proj: column("k_proj", heads.key, all_keys)?,
             v_proj: column("v_proj", heads.key, all_keys)?,
             o_proj: layers.row(&scope.child("o_proj"), row)?,
-            attend: Attend::new(&**layers, heads, self.rope_base, dropout)?,
+            attend: CausalAttention::new(&**layers, heads, self.rope_base, dropout)?,
             dtype: scope.dtype(),
             layers: layers.clone(),
             mode: Mode::default(),
@@ -117,15 +118,15 @@ impl<L: Layers> GroupedQueryAttention<L> {
         self.run(x, cache.into())
     }
 
-    /// The output for sequences of several documents each, which do not see each other; rotary positions begin anew with each.
+    /// The output for sequences of several documents each. A document does not attend to another one, and its rotary positions begin at 0.
     ///
     /// # Errors
     /// If the input or the documents do not fit.
     pub fn packed(&self, x: &Var, documents: &Documents) -> Result<Var> {
-        self.run(x, Rows::Packed(documents))
+        self.run(x, Positions::Packed(documents))
     }
 
-    pub(crate) fn run(&self, x: &Var, rows: Rows<'_>) -> Result<Var> {
+    pub(crate) fn run(&self, x: &Var, rows: Positions<'_>) -> Result<Var> {
         let _mode = self.mode.enter();
         let qkv = self.layers.columns(&[&self.q_proj, &self.k_proj, &self.v_proj], x)?;
         self.o_proj.forward(&self.attend.run([&qkv[0], &qkv[1], &qkv[2]], rows)?)
@@ -173,51 +174,51 @@ impl Module for RotaryEmbedding {
     }
 }
 
-/// What attention of one layer needs beside queries, keys and values.
-pub(crate) struct Attend {
-    /// The query heads here, out of `all`.
+/// Causal attention of one layer, between the linear layers: heads, rotary positions, cache, dropout.
+pub(crate) struct CausalAttention {
+    /// This rank's query heads, out of `all`.
     heads: Range<usize>,
     all: usize,
-    /// Key heads here.
+    /// This rank's key heads.
     key_heads: usize,
-    /// The key head of each query head, where they do not share them evenly.
+    /// The key head of each query head, if the query heads do not share the key heads evenly.
     uses: Option<Vec<i64>>,
     dim: usize,
     rope: Option<f64>,
     dropout: Dropout,
 }
 
-/// What the positions of a call are.
-pub(crate) enum Rows<'a> {
+/// Which positions a call computes.
+pub(crate) enum Positions<'a> {
     /// Whole sequences.
     Whole,
-    /// Further positions of sequences whose earlier ones are in the cache.
-    Further(&'a mut KvCache),
-    /// Whole sequences of documents, which do not see each other.
+    /// Further positions of sequences whose earlier positions are in the cache.
+    Continued(&'a mut KvCache),
+    /// Whole sequences of several documents, each of which attends to itself only.
     Packed(&'a Documents),
 }
 
-impl<'a> From<Option<&'a mut KvCache>> for Rows<'a> {
-    fn from(cache: Option<&'a mut KvCache>) -> Rows<'a> {
-        cache.map_or(Rows::Whole, Rows::Further)
+impl<'a> From<Option<&'a mut KvCache>> for Positions<'a> {
+    fn from(cache: Option<&'a mut KvCache>) -> Positions<'a> {
+        cache.map_or(Positions::Whole, Positions::Continued)
     }
 }
 
-/// The whole model's heads.
+/// The numbers of heads of the whole model, and the features of a head.
 pub(crate) struct Heads {
     pub(crate) query: usize,
     pub(crate) key: usize,
     pub(crate) dim: usize,
 }
 
-impl Attend {
-    /// Attention of the heads that `layers` has here; `rope`: the base of rotary positions.
+impl CausalAttention {
+    /// Attention of this rank's heads, as `layers` says; `rope` is the base of rotary positions.
     pub(crate) fn new(
         layers: &impl Layers,
         heads: Heads,
         rope: Option<f64>,
         dropout: Dropout,
-    ) -> Result<Attend> {
+    ) -> Result<CausalAttention> {
         let here = layers.heads(heads.query)?;
         let keys = layers.key_heads(heads.query, heads.key)?;
         let uses: Vec<usize> = here.clone().map(|i| i * heads.key / heads.query - keys.start).collect();
@@ -225,7 +226,7 @@ impl Attend {
         let evenly = here.len().is_multiple_of(keys.len()) && uses.iter().enumerate().all(even);
         let uses = (!evenly).then(|| uses.into_iter().map(|key| key as i64).collect());
         let (all, dim) = (heads.query, heads.dim);
-        Ok(Attend { heads: here, all, key_heads: keys.len(), uses, dim, rope, dropout })
+        Ok(CausalAttention { heads: here, all, key_heads: keys.len(), uses, dim, rope, dropout })
     }
 
     /// An empty cache for `batch` sequences of at most `capacity` positions.
@@ -239,16 +240,16 @@ impl Attend {
         KvCache::new(batch, self.key_heads, capacity, self.dim, dtype, device)
     }
 
-    /// Queries `[B, T, heads dim]`, keys and values `[B, T, key heads dim]`: the heads' results, as the queries.
-    pub(crate) fn run(&self, [q, k, v]: [&Var; 3], rows: Rows<'_>) -> Result<Var> {
+    /// Queries `[B, T, heads dim]`, keys and values `[B, T, key heads dim]` to the heads' results, in the shape of the queries.
+    pub(crate) fn run(&self, [q, k, v]: [&Var; 3], rows: Positions<'_>) -> Result<Var> {
         if let Some(odd) = [q, k, v].into_iter().find(|x| x.rank() != 3) {
             let why = format!("got {:?} after the first map, wanted [B, T, features]", odd.shape());
             return Err(Error::invalid("attention", why));
         }
         let (cache, documents) = match rows {
-            Rows::Whole => (None, None),
-            Rows::Further(cache) => (Some(cache), None),
-            Rows::Packed(documents) => (None, Some(documents)),
+            Positions::Whole => (None, None),
+            Positions::Continued(cache) => (Some(cache), None),
+            Positions::Packed(documents) => (None, Some(documents)),
         };
         documents.map_or(Ok(()), |documents| documents.check(q.shape()[0], q.shape()[1]))?;
         let before = cache.as_ref().map_or(0, |cache| cache.len());
@@ -256,11 +257,11 @@ impl Attend {
             let shape = [x.shape()[0], x.shape()[1], heads, self.dim];
             Ok(x.reshape_to(&shape)?.transpose(1, 2)?)
         };
-        let turned = |x: Var| -> Result<Var> {
+        let rotated = |x: Var| -> Result<Var> {
             let Some(base) = self.rope else { return Ok(x) };
             Ok(x.rope(documents.map(Documents::positions), &Rope { base, offset: before as i64 })?)
         };
-        let (q, k) = (turned(split(q, self.heads.len())?)?, turned(split(k, self.key_heads)?)?);
+        let (q, k) = (rotated(split(q, self.heads.len())?)?, rotated(split(k, self.key_heads)?)?);
         let v = split(v, self.key_heads)?;
         let (k, v) = match cache {
             Some(cache) => cache.append(&k, &v)?,
@@ -276,7 +277,7 @@ impl Attend {
         Ok(y.transpose(1, 2)?.reshape_to(&[batch, positions, self.heads.len() * self.dim])?)
     }
 
-    /// Keys or values of a head for each query head, unless they are shared evenly.
+    /// Keys or values with a head for each query head, unless the heads are shared evenly.
     fn used(&self, x: Var) -> Result<Var> {
         let Some(uses) = &self.uses else { return Ok(x) };
         Ok(x.index_select(1, &Var::from_slice(uses, &[uses.len()], x.device())?)?)
@@ -296,7 +297,7 @@ impl Attend {
         Ok(q.scaled_dot_product_attention(k, v, mask.as_ref(), &config)?)
     }
 
-    /// With dropout on the probabilities, which must therefore exist.
+    /// Attention with dropout on the probabilities, which are therefore computed and kept.
     fn composed(
         &self,
         q: &Var,
@@ -340,8 +341,8 @@ fn causal_mask(queries: usize, before: usize, device: Device) -> Result<Var> {
     Ok(Var::from_slice(&seen, &[queries, keys], device)?)
 }
 
-/// One layer's keys and values: `[batch, heads, capacity, dim]`, of which the first [`KvCache::len`] positions are
-/// filled.
+/// One layer's keys and values of earlier positions, kept for generation: `[batch, heads, capacity, dim]`, of which the first
+/// [`KvCache::len`] positions are filled.
 #[derive(Debug)]
 pub struct KvCache {
     keys: Tensor,
@@ -381,17 +382,17 @@ impl KvCache {
         self.len == 0
     }
 
-    /// Positions there is room for.
+    /// The largest number of positions.
     pub fn capacity(&self) -> usize {
         self.keys.shape()[2]
     }
 
-    /// Forgets everything.
+    /// Removes all positions.
     pub fn clear(&mut self) {
         self.len = 0;
     }
 
-    /// Adds positions, and returns the keys and values of all.
+    /// Adds positions, and returns the keys and values of all positions.
     ///
     /// # Errors
     /// If there is no room.
@@ -410,9 +411,9 @@ impl KvCache {
     }
 }
 
-/// Where the documents begin of which rows of tokens consist. Attention then stays inside a document, and positions begin anew
-/// with each, as they do with Megatron's `--reset-attention-mask` and `--reset-position-ids`. So a document has the stream that it
-/// has in a row of its own.
+/// Where documents begin in rows of tokens that hold several. Attention stays inside a document, and each document's positions begin at
+/// 0, as with Megatron's `--reset-attention-mask` and `--reset-position-ids`. So a document has the stream that it has in a row of its
+/// own.
 #[derive(Clone, Debug)]
 pub struct Documents {
     starts: Var,
@@ -421,8 +422,8 @@ pub struct Documents {
 }
 
 impl Documents {
-    /// `starts` `[B, T]` (i64): for each position the position in its row at which its document begins. It does not decrease
-    /// along a row, and is from 0 to the position itself, or attention refuses it: on a GPU when its result is asked for.
+    /// `starts` `[B, T]` (i64) has for each position the position in its row at which its document begins. Starts must not decrease
+    /// along a row, and must be from 0 to the position itself. Attention refuses others, on a GPU when its result is read.
     ///
     /// # Errors
     /// If `starts` is no matrix of i64.
@@ -436,7 +437,7 @@ impl Documents {
         Ok(Documents { starts: starts.clone(), positions, first_keys })
     }
 
-    /// For each position the position at which its document begins, `[B, T]`.
+    /// The position at which each position's document begins, `[B, T]`.
     pub fn starts(&self) -> &Var {
         &self.starts
     }

@@ -1,16 +1,17 @@
-//! Normalisation over the batch, by channel.
+//! [`BatchNorm`]: normalisation over the batch, by channel, with running statistics.
 
 use phalanx_autograd::{BatchNorm as Numbers, Var, is_recomputing};
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, Context, DType, Tensor};
 
-use crate::error::{at, from_zero, share};
+use crate::error::{check_non_negative, check_probability, label};
 use crate::mode::{Mode, modes};
 use crate::{Buffer, Error, Init, Module, Parameter, Result, Scope, parameters};
 
-/// Each channel of `[N, C]` or `[N, C, ..]` to mean 0 and variance 1, then scaled and shifted. In training by the
-/// batch's own statistics, towards which the running ones move. In evaluation by those: inside [`nn::eval`](crate::eval) or
-/// [`nn::inference`](crate::inference), or after [`BatchNorm::eval`], which freezes the statistics in a model that is trained.
+/// Normalises each channel of `[N, C]` or `[N, C, ..]` to mean 0 and variance 1, then scales and shifts it. In training it uses the
+/// batch's statistics and moves the running statistics towards them. In evaluation it uses the running statistics: inside
+/// [`nn::eval`](crate::eval) or [`nn::inference`](crate::inference), or after [`BatchNorm::eval`], which freezes them while the rest of a
+/// model is trained.
 /// Cloning shares parameters and buffers. Source: Ioffe and Szegedy: Batch normalization (2015).
 #[derive(Clone)]
 pub struct BatchNorm {
@@ -49,13 +50,13 @@ impl BatchNormConfig {
         BatchNormConfig { channels, eps: 1e-5, momentum: Some(0.1), affine: true, tracked: true }
     }
 
-    /// With this added to the variance.
+    /// With this epsilon, which is added to the variance.
     #[must_use]
     pub fn with_eps(self, eps: f64) -> BatchNormConfig {
         BatchNormConfig { eps, ..self }
     }
 
-    /// How far running statistics move towards a batch's; `None`: so that they are the mean of all batches'.
+    /// How far running statistics move towards a batch's. With `None` they are the mean over all batches.
     #[must_use]
     pub fn with_momentum(self, momentum: Option<f64>) -> BatchNormConfig {
         BatchNormConfig { momentum, ..self }
@@ -107,9 +108,9 @@ impl BatchNormConfig {
 
     fn for_ranks(self, scope: &Scope, ranks: &'static [usize]) -> Result<BatchNorm> {
         let BatchNormConfig { channels, eps, momentum, affine, tracked } = self;
-        let what = at("BatchNorm", scope.path());
-        from_zero(&what, "an eps of", eps)?;
-        share(&what, "a momentum of", momentum.unwrap_or(0.0))?;
+        let what = label("BatchNorm", scope.path());
+        check_non_negative(&what, "an eps of", eps)?;
+        check_probability(&what, "a momentum of", momentum.unwrap_or(0.0))?;
         let _category = Context::with(|c| c.category = Category::Buffers);
         let full = |shape: &[usize], value: f64, dtype| {
             let made = || Ok::<_, Error>(Buffer::new(kernels::full(shape, value, dtype, scope.device())?));
@@ -131,17 +132,17 @@ impl BatchNormConfig {
 }
 
 impl BatchNorm {
-    /// Whether its forward pass is that of training now. For layers that stand in its place.
+    /// Whether it is in training mode now. Layers that replace it ask this.
     pub fn is_training(&self) -> bool {
         self.mode.is_training()
     }
 
-    /// What is added to the variance.
+    /// The epsilon that is added to the variance.
     pub fn eps(&self) -> f64 {
         self.eps
     }
 
-    /// Refuses an input without the dimensions that the layer is for.
+    /// Refuses an input with another number of dimensions than the layer takes.
     ///
     /// # Errors
     /// If it has others.
@@ -153,8 +154,8 @@ impl BatchNorm {
         Err(Error::invalid("BatchNorm", why))
     }
 
-    /// Counts a training batch, unless its forward pass is repeated, and returns how far the running statistics move
-    /// towards its own. For layers that compute those in another way.
+    /// Counts a training batch, unless its forward pass is recomputed, and returns how far the running statistics move towards the
+    /// batch's. Layers that compute the statistics in another way call this.
     ///
     /// # Errors
     /// If the counter cannot be written.

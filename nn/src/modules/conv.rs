@@ -1,9 +1,9 @@
-//! Convolutions.
+//! Convolutions and transposed convolutions of sequences, images and volumes.
 
 use phalanx_autograd::Var;
 use phalanx_kernels::{Conv1dOptions, Conv3dOptions, ConvOptions};
 
-use crate::error::at;
+use crate::error::label;
 use crate::{Error, Init, Module, Parameter, Result, Scope, parameters};
 
 /// A convolution of `[N, in, H, W]` with `out` kernels; of one image `[in, H, W]` the result is one image too.
@@ -76,13 +76,13 @@ impl Conv2dConfig {
         Conv2dConfig { options, ..self }
     }
 
-    /// With this step between places.
+    /// With this stride.
     #[must_use]
     pub fn with_stride(self, stride: [usize; 2]) -> Conv2dConfig {
         self.with_options(ConvOptions { stride, ..self.options })
     }
 
-    /// With this margin of zeros.
+    /// With this padding of zeros.
     #[must_use]
     pub fn with_padding(self, padding: [usize; 2]) -> Conv2dConfig {
         self.with_options(ConvOptions { padding, ..self.options })
@@ -106,7 +106,7 @@ impl Conv2dConfig {
     /// If a channel count, kernel size, stride or dilation is 0, the groups do not divide the channels, or it cannot be
     /// allocated.
     pub fn init(self, scope: &Scope) -> Result<Conv2d> {
-        let groups = self.groups(&at("Conv2d", scope.path()))?;
+        let groups = self.groups(&label("Conv2d", scope.path()))?;
         let shape = [self.outputs, self.inputs / groups, self.kernel[0], self.kernel[1]];
         let (weight, bias) = weights(scope, &shape, self.bias.then_some(self.outputs))?;
         Ok(Conv2d { weight, bias, options: self.options })
@@ -118,7 +118,7 @@ impl Conv2dConfig {
     /// If a channel count, kernel size, stride or dilation is 0, the groups do not divide the channels, or it cannot be
     /// allocated.
     pub fn init_transposed(self, scope: &Scope) -> Result<ConvTranspose2d> {
-        let groups = self.groups(&at("ConvTranspose2d", scope.path()))?;
+        let groups = self.groups(&label("ConvTranspose2d", scope.path()))?;
         let shape = [self.inputs, self.outputs / groups, self.kernel[0], self.kernel[1]];
         let (weight, bias) = weights(scope, &shape, self.bias.then_some(self.outputs))?;
         Ok(ConvTranspose2d { weight, bias, options: self.options, output_padding: self.output_padding })
@@ -142,13 +142,13 @@ pub struct Conv1dConfig {
 }
 
 impl Conv1dConfig {
-    /// With this step between places.
+    /// With this stride.
     #[must_use]
     pub fn with_stride(self, stride: usize) -> Conv1dConfig {
         self.with_options(Conv1dOptions { stride, ..self.options })
     }
 
-    /// With this margin of zeros.
+    /// With this padding of zeros.
     #[must_use]
     pub fn with_padding(self, padding: usize) -> Conv1dConfig {
         self.with_options(Conv1dOptions { padding, ..self.options })
@@ -184,7 +184,7 @@ impl Conv1dConfig {
     /// If a channel count, kernel size, stride or dilation is 0, the groups do not divide the channels, or it cannot be
     /// allocated.
     pub fn init(self, scope: &Scope) -> Result<Conv1d> {
-        let groups = self.groups(&at("Conv1d", scope.path()))?;
+        let groups = self.groups(&label("Conv1d", scope.path()))?;
         let shape = [self.outputs, self.inputs / groups, self.kernel];
         let (weight, bias) = weights(scope, &shape, self.bias.then_some(self.outputs))?;
         Ok(Conv1d { weight, bias, options: self.options })
@@ -196,7 +196,7 @@ impl Conv1dConfig {
     /// If a channel count, kernel size, stride or dilation is 0, the groups do not divide the channels, or it cannot be
     /// allocated.
     pub fn init_transposed(self, scope: &Scope) -> Result<ConvTranspose1d> {
-        let groups = self.groups(&at("ConvTranspose1d", scope.path()))?;
+        let groups = self.groups(&label("ConvTranspose1d", scope.path()))?;
         let shape = [self.inputs, self.outputs / groups, self.kernel];
         let (weight, bias) = weights(scope, &shape, self.bias.then_some(self.outputs))?;
         Ok(ConvTranspose1d { weight, bias, options: self.options, output_padding: self.output_padding })
@@ -334,7 +334,7 @@ impl Conv3dConfig {
     /// If a channel count, kernel size, stride or dilation is 0, the groups do not divide the channels, or it cannot be
     /// allocated.
     pub fn init(self, scope: &Scope) -> Result<Conv3d> {
-        let groups = self.groups(&at("Conv3d", scope.path()))?;
+        let groups = self.groups(&label("Conv3d", scope.path()))?;
         let shape = self.shape(self.outputs, self.inputs / groups);
         let (weight, bias) = weights(scope, &shape, self.bias.then_some(self.outputs))?;
         Ok(Conv3d { weight, bias, options: self.options })
@@ -346,7 +346,7 @@ impl Conv3dConfig {
     /// If a channel count, kernel size, stride or dilation is 0, the groups do not divide the channels, or it cannot be
     /// allocated.
     pub fn init_transposed(self, scope: &Scope) -> Result<ConvTranspose3d> {
-        let groups = self.groups(&at("ConvTranspose3d", scope.path()))?;
+        let groups = self.groups(&label("ConvTranspose3d", scope.path()))?;
         let shape = self.shape(self.inputs, self.outputs / groups);
         let (weight, bias) = weights(scope, &shape, self.bias.then_some(self.outputs))?;
         Ok(ConvTranspose3d { weight, bias, options: self.options, output_padding: self.output_padding })

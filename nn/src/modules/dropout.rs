@@ -1,20 +1,20 @@
 //! Random zeroing of activations in training.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use phalanx_autograd::{Var, repeated};
 use phalanx_tensor::{Context, Window};
 
-use crate::error::{at, share};
+use crate::error::unpoisoned;
+use crate::error::{check_probability, label};
 use crate::mode::{Mode, modes};
 use crate::{Entry, Module, Parameters, Result, Scope};
 
 /// In training, each element is 0 with probability `p`, else multiplied by `1 / (1 - p)`. In evaluation it is the identity: inside
 /// [`nn::eval`](crate::eval) or [`nn::inference`](crate::inference), or after [`Dropout::eval`].
 ///
-/// Each forward pass draws anew, as does each layer, and the scope's seed decides what is drawn. A micro-batch, another layout of
-/// ranks and a recomputation draw what the whole batch on one device would:
-/// [`RngKey`](phalanx_tensor::RngKey) says how. Clones are one layer.
+/// Each layer draws its own mask in each forward pass, from the scope's seed. Micro-batches, other layouts of ranks and recomputations
+/// draw the mask of the whole batch on one device; [`RngKey`](phalanx_tensor::RngKey) explains how. Clones are one layer.
 ///
 /// ```
 /// use phalanx_nn::{Dropout, Module, Scope, eval, autograd::Var, tensor::{DType, Device}};
@@ -37,21 +37,21 @@ pub struct Dropout {
 modes!(Dropout);
 
 impl Dropout {
-    /// A dropout at this place. Two of one scope are two layers.
+    /// A dropout in this scope. Two in one scope are two layers.
     ///
     /// # Errors
     /// If `p` is no probability.
     pub fn new(p: f64, scope: &Scope) -> Result<Dropout> {
-        share(&at("Dropout", scope.path()), "a probability of", p)?;
+        check_probability(&label("Dropout", scope.path()), "a probability of", p)?;
         Ok(Dropout { p, site: scope.site(), mode: Mode::default(), calls: Arc::default() })
     }
 
-    /// Whether it changes anything now.
+    /// Whether it is in training mode and `p` is above 0.
     pub fn is_active(&self) -> bool {
         self.p > 0.0 && self.mode.is_training()
     }
 
-    /// The output, of activations that lie at `window` in the global ones.
+    /// The output, of activations at `window` of the global activations.
     ///
     /// # Errors
     /// If the dtype is no floating-point one.
@@ -66,27 +66,27 @@ impl Dropout {
         }
     }
 
-    /// The number by which this call draws. While steps are counted, a layer that is called again in one draws anew.
+    /// The site of this call's draw. While steps are counted, each call of a layer in a step has a site of its own.
     fn site(&self) -> u64 {
         let context = Context::current();
         if !context.rng.is_counted() {
             return self.site;
         }
-        let call = repeated(|| self.calls.lock().unwrap_or_else(PoisonError::into_inner).next(&context));
+        let call = repeated(|| unpoisoned(self.calls.lock()).next(&context));
         self.site.wrapping_add(call.wrapping_mul(0x9e37_79b9_7f4a_7c15))
     }
 }
 
-/// Calls in one step: how many, for each part of the batch.
+/// The numbers of calls in one step, for each part of the batch.
 #[derive(Debug, Default)]
 struct Calls {
-    /// The step's number, and which setting of the key it is counted under.
+    /// The step's number, and the number of the RNG key's last setting.
     step: [u64; 2],
     of_rows: Vec<(u64, u64)>,
 }
 
 impl Calls {
-    /// The number of this call among those of its step for the rows from the context's on.
+    /// The number of this call among the calls of its step for the context's rows.
     fn next(&mut self, context: &Context) -> u64 {
         let step = [context.rng.step, context.seeding];
         if self.step != step {

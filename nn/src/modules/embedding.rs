@@ -1,15 +1,15 @@
-//! Lookup tables.
+//! [`Embedding`]: a lookup table; [`EmbeddingBag`]: a lookup table whose rows are added up.
 
 use phalanx_autograd::{BagMode, EmbeddingBagOptions, Var};
 
-use crate::error::at;
+use crate::error::label;
 use crate::{Error, Init, Module, Parameter, Result, Scope, parameters};
 
 /// Row `i` of a table `[count, width]` for every index: `[..]` i64 to `[.., width]`.
 pub struct Embedding {
     /// `[count, width]`
     pub weight: Parameter,
-    /// The site at which the table is used: 1 where a head is tied to it and uses it at site 0.
+    /// The site at which the table is used: 1 if a tied head uses it at site 0.
     site: usize,
     padding: Option<isize>,
 }
@@ -64,7 +64,7 @@ impl EmbeddingConfig {
             && place(row).is_none_or(|place| place >= count)
         {
             let why = format!("got the padding row {row}, wanted one of the {count} rows");
-            return Err(Error::invalid(at("Embedding", scope.path()), why));
+            return Err(Error::invalid(label("Embedding", scope.path()), why));
         }
         let weight = scope.parameter("weight", &[count, width], init)?;
         if let Some(place) = padding.and_then(place) {
@@ -81,7 +81,7 @@ impl Module for Embedding {
     }
 }
 
-/// Of a table `[count, width]` the rows that each bag names, reduced to one: `[bags, length]` i64 to `[bags, width]`.
+/// Reduces the rows of a table `[count, width]` that each bag names to one row: `[bags, length]` i64 to `[bags, width]`.
 pub struct EmbeddingBag {
     /// `[count, width]`
     pub weight: Parameter,
@@ -111,7 +111,7 @@ impl EmbeddingBagConfig {
         EmbeddingBagConfig { table: self.table.with_init(init), ..self }
     }
 
-    /// What becomes of a bag's rows.
+    /// How a bag's rows are reduced.
     #[must_use]
     pub fn with_mode(self, mode: BagMode) -> EmbeddingBagConfig {
         EmbeddingBagConfig { mode, ..self }
@@ -134,7 +134,7 @@ impl EmbeddingBagConfig {
 }
 
 impl EmbeddingBag {
-    /// The bags of the flat indices `[count]` that begin at `offsets` `[bags]`: `[bags, width]`.
+    /// The bags that begin at `offsets` `[bags]` in the flat indices `[count]`: `[bags, width]`.
     ///
     /// # Errors
     /// As [`Var::embedding_bag`].

@@ -1,4 +1,4 @@
-//! Layers without parameters that move elements: margins, windows, shuffles, other sizes.
+//! Layers without parameters that move elements: padding, unfolding, pixel shuffles, resizing.
 
 use phalanx_autograd::{FoldOptions, Interpolate, PadMode, Var};
 

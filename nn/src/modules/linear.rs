@@ -1,4 +1,4 @@
-//! Affine maps.
+//! [`Linear`]: an affine map.
 
 use phalanx_autograd::Var;
 

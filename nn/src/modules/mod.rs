@@ -1,5 +1,4 @@
-//! The layers, each with PyTorch's conventions, names and initial values, made from a configuration in a
-//! [`crate::Scope`].
+//! The layers, with PyTorch's conventions, names and initial values. A configuration makes each in a [`crate::Scope`].
 
 pub(crate) mod activation;
 pub(crate) mod attention;

@@ -1,8 +1,9 @@
-//! Normalisation over the last dimensions.
+//! Normalisation by the statistics of each item alone: [`LayerNorm`] and [`RmsNorm`] over the last dimensions, [`GroupNorm`] over groups
+//! of channels, [`InstanceNorm`] over each channel.
 
 use phalanx_autograd::Var;
 
-use crate::error::{at, from_zero};
+use crate::error::{check_non_negative, label};
 use crate::{Error, Init, Module, Parameter, Result, Scope, parameters};
 
 /// `(x - mean) / sqrt(var + eps) * weight + bias`, mean and variance over the last dimensions.
@@ -32,7 +33,7 @@ impl LayerNormConfig {
         LayerNormConfig { shape: shape.into(), eps: 1e-5, affine: true, bias: true }
     }
 
-    /// With this added to the variance.
+    /// With this epsilon, which is added to the variance.
     #[must_use]
     pub fn with_eps(self, eps: f64) -> LayerNormConfig {
         LayerNormConfig { eps, ..self }
@@ -56,8 +57,8 @@ impl LayerNormConfig {
     /// If the shape has no dimensions, `eps` is negative or no number, or it cannot be allocated.
     pub fn init(self, scope: &Scope) -> Result<LayerNorm> {
         let LayerNormConfig { shape, eps, affine, bias } = self;
-        let what = at("LayerNorm", scope.path());
-        from_zero(&what, "an eps of", eps)?;
+        let what = label("LayerNorm", scope.path());
+        check_non_negative(&what, "an eps of", eps)?;
         if shape.is_empty() {
             return Err(Error::invalid(what, "got a shape of no dimensions, wanted those to normalise over"));
         }
@@ -68,7 +69,7 @@ impl LayerNormConfig {
 }
 
 impl LayerNorm {
-    /// `x + residual` and its norm, in one pass: the values of the sum and [`Module::forward`] of it.
+    /// `x + residual` and its norm, computed in one pass.
     ///
     /// # Errors
     /// If the shapes do not fit.
@@ -114,7 +115,7 @@ impl RmsNormConfig {
         RmsNormConfig { shape: shape.into(), eps: 1e-5, affine: true }
     }
 
-    /// With this added to the mean square.
+    /// With this epsilon, which is added to the mean square.
     #[must_use]
     pub fn with_eps(self, eps: f64) -> RmsNormConfig {
         RmsNormConfig { eps, ..self }
@@ -132,8 +133,8 @@ impl RmsNormConfig {
     /// If the shape has no dimensions, `eps` is negative or no number, or it cannot be allocated.
     pub fn init(self, scope: &Scope) -> Result<RmsNorm> {
         let RmsNormConfig { shape, eps, affine } = self;
-        let what = at("RmsNorm", scope.path());
-        from_zero(&what, "an eps of", eps)?;
+        let what = label("RmsNorm", scope.path());
+        check_non_negative(&what, "an eps of", eps)?;
         if shape.is_empty() {
             return Err(Error::invalid(what, "got a shape of no dimensions, wanted those to normalise over"));
         }
@@ -143,7 +144,7 @@ impl RmsNormConfig {
 }
 
 impl RmsNorm {
-    /// `x + residual` and its norm, in one pass: the values of the sum and [`Module::forward`] of it.
+    /// `x + residual` and its norm, computed in one pass.
     ///
     /// # Errors
     /// If the shapes do not fit.
@@ -187,7 +188,7 @@ impl GroupNormConfig {
         GroupNormConfig { groups, channels, eps: 1e-5, affine: true }
     }
 
-    /// With this added to the variance.
+    /// With this epsilon, which is added to the variance.
     #[must_use]
     pub fn with_eps(self, eps: f64) -> GroupNormConfig {
         GroupNormConfig { eps, ..self }
@@ -208,9 +209,9 @@ impl GroupNormConfig {
         if groups == 0 || !channels.is_multiple_of(groups) {
             let why =
                 format!("got {groups} groups of {channels} channels, wanted groups that divide the channels");
-            return Err(Error::invalid(at("GroupNorm", scope.path()), why));
+            return Err(Error::invalid(label("GroupNorm", scope.path()), why));
         }
-        from_zero(&at("GroupNorm", scope.path()), "an eps of", eps)?;
+        check_non_negative(&label("GroupNorm", scope.path()), "an eps of", eps)?;
         let part = |name: &str, init| affine.then(|| scope.parameter(name, &[channels], init)).transpose();
         Ok(GroupNorm { weight: part("weight", Init::ONES)?, bias: part("bias", Init::ZEROS)?, groups, eps })
     }
@@ -253,7 +254,7 @@ impl InstanceNormConfig {
         InstanceNormConfig { channels, eps: 1e-5, affine: false }
     }
 
-    /// With this added to the variance.
+    /// With this epsilon, which is added to the variance.
     #[must_use]
     pub fn with_eps(self, eps: f64) -> InstanceNormConfig {
         InstanceNormConfig { eps, ..self }

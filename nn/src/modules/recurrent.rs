@@ -1,9 +1,9 @@
-//! What recurrent layers share: their weights, and the walk over time.
+//! Recurrent layers: [`Lstm`] and [`Gru`], with their configuration, their weights and the loop over layers that they share.
 
 use phalanx_autograd::Var;
 use phalanx_kernels as kernels;
 
-use crate::error::at;
+use crate::error::label;
 use crate::scope::join;
 use crate::{Entry, Error, Init, Parameter, Parameters, Result, Scope};
 
@@ -36,7 +36,7 @@ impl RecurrentConfig {
 
     /// Weights of `gates` gates stacked, uniform within `1 / sqrt(hidden)`.
     pub(super) fn weights(self, scope: &Scope, gates: usize) -> Result<Weights> {
-        let what = at("recurrent layer", scope.path());
+        let what = label("recurrent layer", scope.path());
         let sizes =
             [("layers", self.layers), ("hidden features", self.hidden), ("input features", self.inputs)];
         if let Some((name, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
@@ -95,21 +95,21 @@ impl Parameters for Weights {
 }
 
 impl Layer {
-    /// The gates' share of the inputs, for all times at once: `[B, T, in]` to `[B, T, gates hidden]`.
+    /// The inputs' contribution to the gates, for all times at once: `[B, T, in]` to `[B, T, gates hidden]`.
     fn of_inputs(&self, x: &Var) -> Result<Var> {
         Ok(x.linear(&self.weight_ih.var(), self.bias_ih.as_ref().map(Parameter::var).as_ref())?)
     }
 
-    /// The weight and the bias of the hidden state's share.
+    /// The weight and the bias of the hidden state's contribution.
     pub(super) fn of_hidden(&self) -> (Var, Option<Var>) {
         (self.weight_hh.var(), self.bias_hh.as_ref().map(Parameter::var))
     }
 }
 
 impl Weights {
-    /// Runs all layers over time. `over_time` gives a layer's outputs `[B, T, hidden]` and last states, from its weights, the
-    /// gates' shares of the inputs, `[B, T, gates hidden]`, and the states to begin with. `first` are those of all layers, each
-    /// `[layers, B, hidden]`, 0 if absent. Gives the last layer's outputs and the last states of all.
+    /// Runs all layers over time. `over_time` computes a layer's outputs `[B, T, hidden]` and last states from its weights, the inputs'
+    /// contributions to the gates `[B, T, gates hidden]` and the initial states. `first` are the initial states of all layers, each
+    /// `[layers, B, hidden]`, 0 if absent. Returns the last layer's outputs and the last states of all layers.
     pub(super) fn run<const N: usize>(
         &self,
         x: &Var,
@@ -129,7 +129,7 @@ impl Weights {
         Ok((outputs, each(last.iter().map(|all| Var::stack(all, 0)))?))
     }
 
-    /// The states that layer `i` begins with.
+    /// The initial states of layer `i`.
     fn first<const N: usize>(&self, i: usize, given: [Option<&Var>; N], x: &Var) -> Result<[Var; N]> {
         let shape = [self.layers.len(), x.shape()[0], self.hidden];
         if let Some(odd) = given.into_iter().flatten().find(|state| state.shape() != shape) {
@@ -174,7 +174,7 @@ impl Parameters for Lstm {
     }
 }
 
-/// What an LSTM gives.
+/// An LSTM's results.
 pub struct LstmOutput {
     /// `[B, T, hidden]`
     pub output: Var,
@@ -239,7 +239,7 @@ impl Gru {
         let (output, [hidden]) = self.0.run(x, [hidden], |layer, shares, [mut h]| {
             let ((weight, bias), times) = (layer.of_hidden(), shares.shape()[1]);
             let mut outputs = Vec::with_capacity(times);
-            // One node for all times: cutting them out one by one would cost each the gradient of the whole.
+            // `split` is one node for all times. A `narrow` for each time would allocate a gradient of the whole for each.
             for share in shares.split_sizes(&vec![1; times], 1)? {
                 let (x, own) =
                     (share.squeeze(&[1])?.chunk(3, 1)?, h.linear(&weight, bias.as_ref())?.chunk(3, 1)?);

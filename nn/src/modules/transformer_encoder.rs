@@ -1,4 +1,4 @@
-//! Attention with projections, as in the original transformer.
+//! The original transformer's attention and encoder: [`MultiheadAttention`], [`TransformerEncoderLayer`].
 
 use phalanx_autograd::{Attention, Var};
 use phalanx_tensor::DType;
@@ -12,11 +12,11 @@ use crate::{Error, Init, Module, Parameter, Result, Scope, parameters};
 /// `[B, S, width]`.
 /// Source: Vaswani et al.: Attention is all you need (2017).
 pub struct MultiheadAttention {
-    /// `[3 width, width]`: the maps of queries, keys and values.
+    /// `[3 width, width]`: the weights of queries, keys and values.
     pub in_proj_weight: Parameter,
     /// `[3 width]`
     pub in_proj_bias: Option<Parameter>,
-    /// The map of the heads' results.
+    /// The output projection of the heads' results.
     pub out_proj: Linear,
     heads: usize,
     width: usize,
@@ -80,7 +80,7 @@ impl MultiheadAttentionConfig {
     }
 }
 
-/// What may not be seen. True means *hidden*, as in PyTorch's modules.
+/// The attention masks. True means *hidden*, as in PyTorch's modules.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Hidden<'a> {
     /// bool, `[T, S]`, or `[B heads, T, S]` with a mask for each head.
@@ -104,7 +104,7 @@ impl MultiheadAttention {
         })
     }
 
-    /// The result and the probabilities `[B, heads, T, S]`, which must exist for that.
+    /// The result and the probabilities `[B, heads, T, S]`.
     ///
     /// # Errors
     /// If the inputs do not fit.
@@ -144,7 +144,7 @@ impl MultiheadAttention {
         Ok([by_heads(&projected[0])?, by_heads(&projected[1])?, by_heads(&projected[2])?])
     }
 
-    /// What may be seen, in a shape that broadcasts to `[B, heads, T, S]`.
+    /// The mask of visible keys, in a shape that broadcasts to `[B, heads, T, S]`.
     fn seen(&self, q: &Var, k: &Var, hidden: Hidden<'_>) -> Result<Option<Var>> {
         let (batch, queries, keys) = (q.shape()[0], q.shape()[2], k.shape()[2]);
         let mask = match hidden.mask {
@@ -171,7 +171,7 @@ impl MultiheadAttention {
         self.dropout.forward(&scores.softmax(-1)?)
     }
 
-    /// The heads' results side by side, through the last map.
+    /// The heads' results side by side, through the output projection.
     fn join(&self, y: &Var) -> Result<Var> {
         let shape = [y.shape()[0], y.shape()[2], self.width];
         self.out_proj.forward(&y.transpose(1, 2)?.reshape_to(&shape)?)
@@ -187,18 +187,18 @@ fn wanted<'a>(mask: &'a Var, shape: &[usize]) -> Result<&'a Var> {
     Err(Error::invalid("MultiheadAttention", format!("{got}, wanted {shape:?} and {}", DType::Bool)))
 }
 
-/// Self-attention and a perceptron, each added to its input, with norms before or after.
+/// Self-attention and an MLP, each added to its input, with norms before or after.
 /// Source: Vaswani et al.: Attention is all you need (2017); Xiong et al.: On layer normalization (2020).
 pub struct TransformerEncoderLayer {
     /// Attention.
     pub self_attn: MultiheadAttention,
-    /// The perceptron's first map.
+    /// The MLP's first layer.
     pub linear1: Linear,
-    /// The perceptron's second map.
+    /// The MLP's second layer.
     pub linear2: Linear,
     /// The norm of attention.
     pub norm1: LayerNorm,
-    /// The norm of the perceptron.
+    /// The norm of the MLP.
     pub norm2: LayerNorm,
     dropouts: [Dropout; 3],
     config: TransformerEncoderLayerConfig,
@@ -215,17 +215,17 @@ pub struct TransformerEncoderLayerConfig {
     pub width: usize,
     /// Attention heads.
     pub heads: usize,
-    /// Features inside the perceptron (2048).
+    /// Features inside the MLP (2048).
     pub inner: usize,
     /// Dropout everywhere (0.1).
     pub dropout: f64,
-    /// The perceptron's nonlinearity (relu).
+    /// The MLP's activation function (relu).
     pub activation: Activation,
     /// Added to variances (1e-5).
     pub eps: f64,
-    /// Norms before attention and perceptron, rather than after the sums.
+    /// Whether norms come before attention and the MLP, rather than after the sums.
     pub norm_first: bool,
-    /// Whether maps and norms have biases.
+    /// Whether linear layers and norms have biases.
     pub bias: bool,
 }
 
@@ -268,7 +268,7 @@ impl TransformerEncoderLayerConfig {
 }
 
 impl TransformerEncoderLayer {
-    /// `[B, T, width]` to the same; `hidden` says what may not be seen.
+    /// `[B, T, width]` to the same shape, with attention masks.
     ///
     /// # Errors
     /// If the inputs do not fit.

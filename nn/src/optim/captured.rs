@@ -1,11 +1,11 @@
-//! [`CapturedStep`]: a training step on a GPU, captured once and launched whole from then on.
+//! [`CapturedStep`]: a training step on a GPU, captured as a CUDA graph and launched whole from then on.
 //!
-//! What changes from step to step is in the device's memory, where each launch finds it: the batch, the optimizer's numbers
-//! (learning rate, bias corrections), the number of the step that random draws depend on. The gradients' norm never comes to
-//! the host: the factor that clips is computed where it is used.
+//! The values that change from step to step are in the device's memory, where each launch reads them: the batch, the optimizer's
+//! numbers (learning rate, bias corrections) and the number of the step for random draws. The gradients' norm stays on the device,
+//! which computes the clipping factor.
 //!
 //! ```text
-//! run 0:  upload batch, numbers    forward .. backward .. clip .. update    as ever: kernels are compiled on the way
+//! run 0:  upload batch, numbers    forward .. backward .. clip .. update    without a graph: kernels are compiled
 //! run 1:  upload batch, numbers    the same, captured, and launched
 //! run 2:  upload batch, numbers    launch
 //! ```
@@ -19,13 +19,13 @@ use phalanx_tensor::{Category, Context, DType, Device, Tensor};
 use super::{At, Optimizer, Rule, check_groups};
 use crate::{Clip, Error, Result, grad_squares};
 
-/// A step of one GPU over batches of one shape. Between runs gradients are gone: the update has used them.
+/// A step of one GPU over batches of one shape. The update consumes the gradients, so there are none between runs.
 ///
-/// The parameters, the optimizer's state and their tensors must not be exchanged for others while it is used; their values may
-/// be read and set between runs.
+/// The tensors of the parameters and of the optimizer's state must not be replaced while it is used. Their values may be read and set
+/// between runs.
 pub struct CapturedStep {
     device: Device,
-    /// Largest norm of the gradients, if there is one.
+    /// The bound of the gradients' norm, if they are clipped.
     max_norm: Option<f64>,
     inputs: Vec<Tensor>,
     numbers: Vec<Tensor>,
@@ -34,19 +34,21 @@ pub struct CapturedStep {
     captured: Captured,
 }
 
-/// How far a step has come.
+/// Whether the step is captured.
 enum Captured {
-    /// It has not run: what it needs may have to be compiled.
+    /// It has not run yet, and kernels may have to be compiled.
     No,
-    /// It has run once.
+    /// It has run once; the next run captures it.
     Next,
+    /// It is captured.
     Yes(Graph),
-    /// It cannot be.
+    /// It cannot be captured.
     Never,
 }
 
 impl CapturedStep {
-    /// On `device`, for batches of tensors like `batch`, wherever these are, and gradients clipped to `max_norm`.
+    /// A step on `device`, for batches with the shapes and dtypes of `batch`, which may be on any device, and gradients clipped to
+    /// `max_norm`.
     ///
     /// # Errors
     /// If the device is no GPU, or the bound is not positive.
@@ -83,12 +85,12 @@ impl CapturedStep {
         })
     }
 
-    /// One step: `pass` makes the gradients of a batch, which is where it is told, and returns the loss (a scalar); then clipping
-    /// and the optimizer's update. Nothing is waited for.
+    /// One step: `pass` computes the gradients of the batch in the tensors that it is given, and returns the loss (a scalar); then
+    /// gradients are clipped and the optimizer updates. The host waits for nothing.
     ///
-    /// `pass` is called for the first two batches only and must do the same for every batch. It is the context's step
-    /// ([`Context::rng`]) whose draws are made. Where it does what cannot be captured, such as waiting for the device, it is
-    /// called for every batch, with the same outcome.
+    /// `pass` is called for the first two batches only and must do the same for every batch. Random draws are those of the context's
+    /// step ([`Context::rng`]). If `pass` cannot be captured, since it waits for the device, say, it is called for every batch, with
+    /// the same result.
     ///
     /// # Errors
     /// If the batch has other shapes, a parameter gets no gradient, or `pass` fails.
@@ -112,7 +114,7 @@ impl CapturedStep {
                 let worked = self.work(optimizer, &pass);
                 worked.map_err(|_: E| phalanx_tensor::Error::invalid("capture", "the step failed"))
             };
-            // Why it failed is told by what is done instead.
+            // If capturing has failed, the step below runs without a graph and reports the error.
             self.captured = Graph::capture(self.device, work).map_or(Captured::Never, Captured::Yes);
         }
         let Captured::Yes(graph) = &mut self.captured else {
@@ -127,18 +129,17 @@ impl CapturedStep {
         Ok(())
     }
 
-    /// Whether runs are launches of a graph: from the second on, unless the step cannot be captured.
+    /// Whether runs launch a graph. They do from the second on, unless the step cannot be captured.
     pub fn is_captured(&self) -> bool {
         matches!(self.captured, Captured::Yes(_))
     }
 
-    /// The last run's loss and the norm of its gradients before clipping, f64 `[2]` on the device; the next run writes its own
-    /// there.
+    /// The last run's loss and the norm of its gradients before clipping, f64 `[2]` on the device. The next run overwrites them.
     pub fn results(&self) -> &Tensor {
         &self.results
     }
 
-    /// Puts each group's numbers where the kernels read them.
+    /// Copies each group's numbers to the device.
     fn upload(&mut self, numbers: &[Vec<f64>]) -> Result<()> {
         for (group, numbers) in numbers.iter().enumerate() {
             let given = Tensor::from_slice(numbers, &[numbers.len()], Device::CPU)?;
@@ -176,8 +177,7 @@ impl CapturedStep {
 }
 
 impl<R: Rule> Optimizer<R> {
-    /// Counts a step of every parameter, and tells the numbers that the rule has for it, group by group: for
-    /// [`Optimizer::update_by`].
+    /// Counts a step of every parameter, and returns the rule's numbers for it, group by group, for [`Optimizer::update_by`].
     pub(crate) fn advance(&mut self) -> Result<Vec<Vec<f64>>> {
         check_groups(&self.groups)?;
         self.check_usage()?;
@@ -212,14 +212,14 @@ impl<R: Rule> Optimizer<R> {
                 Item { slice, state: &mut state.tensors }
             });
             let step = Step { items: items.collect(), factor, numbers: Numbers::OnDevice(numbers) };
-            // The rule's own numbers only say what it leaves out, and whether it is the first step.
+            // The kernels read their numbers from the device; these only select the kernel: what it leaves out, and the first step.
             let at = At { lr: group.lr, weight_decay: group.weight_decay, step: number };
             self.rule.update(step, at)?;
         }
         Ok(())
     }
 
-    /// Notes that a launch has written parameters and state, of which the host knows nothing.
+    /// Bumps the versions of parameters and state, which a launch has written without the host.
     pub(crate) fn note_update(&mut self) {
         for (group, states) in self.groups.iter().zip(&mut self.states) {
             group.parameters.iter().for_each(|parameter| parameter.tensor().bump_version());

@@ -1,10 +1,10 @@
-//! The average of the weights, beside any rule.
+//! [`Ema`]: an exponential moving average of the weights, beside any rule.
 
 use phalanx_kernels as kernels;
 use phalanx_kernels::optim::{Item, Slice, Step};
 
 use super::{At, Rule};
-use crate::error::below_one;
+use crate::error::check_decay;
 use crate::{Error, Parameter, Result};
 
 /// A rule that also averages the weights that it has made: `ema = decay ema + (1 - decay) p` after each update, beginning with the
@@ -12,13 +12,13 @@ use crate::{Error, Parameter, Result};
 /// Source: Polyak and Juditsky: Acceleration of stochastic approximation by averaging (1992), here with weights that fade.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ema<R> {
-    /// What updates.
+    /// The rule that updates the weights.
     pub rule: R,
     /// How much of the average stays at each step.
     pub decay: f64,
 }
 
-/// What the average is called.
+/// The name of the average in the state.
 pub const EMA: &str = "ema";
 
 impl<R: Rule> Ema<R> {
@@ -40,7 +40,7 @@ impl<R: Rule> Rule for Ema<R> {
     }
 
     fn check(&self) -> Result<()> {
-        below_one("Ema", "a decay of", self.decay)?;
+        check_decay("Ema", "a decay of", self.decay)?;
         self.rule.check()
     }
 

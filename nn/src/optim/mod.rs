@@ -21,7 +21,7 @@ use phalanx_kernels as kernels;
 use phalanx_kernels::optim::{Item, Slice, Step, optim_state_dtype};
 use phalanx_tensor::{Category, Context, Tensor};
 
-use crate::error::{from_zero, setting};
+use crate::error::{check_non_negative, check_setting};
 use crate::{Error, Mismatch, Parameter, Result, Usage};
 
 /// Parameters that share a learning rate and a weight decay.
@@ -54,7 +54,7 @@ impl Group {
     }
 }
 
-/// What a rule is told at a step.
+/// The hyperparameters of one parameter's step.
 #[derive(Clone, Copy, Debug)]
 pub struct At {
     /// The learning rate.
@@ -65,20 +65,20 @@ pub struct At {
     pub step: u64,
 }
 
-/// How an optimizer changes parameters.
+/// An optimizer's update rule: how it changes a parameter by its gradient and state.
 pub trait Rule: Send + Sync {
-    /// The names of the state tensors that it keeps for a parameter.
+    /// The names of the state tensors of a parameter.
     fn state(&self) -> Vec<&'static str>;
 
-    /// What state tensors are filled with at first.
+    /// The initial value of state tensors.
     fn initial(&self) -> f64 {
         0.0
     }
 
-    /// Refuses numbers of the rule's own that make no sense.
+    /// Refuses hyperparameters of the rule that make no sense.
     ///
     /// # Errors
-    /// If there are such.
+    /// The hyperparameter, its value and the values that are allowed.
     fn check(&self) -> Result<()> {
         Ok(())
     }
@@ -91,7 +91,7 @@ pub trait Rule: Send + Sync {
         Ok(())
     }
 
-    /// One step of parameters that are at the same one, in place; their state in the order of [`Rule::state`].
+    /// One step, in place, of parameters that have made the same number of steps. Their state is in the order of [`Rule::state`].
     ///
     /// # Errors
     /// If the tensors do not fit.
@@ -100,8 +100,8 @@ pub trait Rule: Send + Sync {
     /// An optimizer of these parameters by this rule.
     ///
     /// # Errors
-    /// If there are no parameters (but in a rank of several, whose share may be none), two have one name, a number of the rule or of a group makes no sense, or state cannot be
-    /// allocated.
+    /// If there are no parameters (a rank of several may have none), two have one name, a number of the rule or of a group makes no
+    /// sense, or state cannot be allocated.
     fn init(self, groups: Vec<Group>) -> Result<Optimizer<Self>>
     where
         Self: Sized,
@@ -128,8 +128,8 @@ impl<R: Rule + ?Sized> Rule for Box<R> {
     }
 }
 
-/// A rule with the parameters it trains and their state. Parameters of bf16 and f16 keep an f32 master copy, which
-/// is what is updated; the parameter is that, rounded.
+/// A rule with the parameters that it trains and their state. Parameters of bf16 and f16 have an f32 master copy: a step updates the
+/// master and rounds it to the parameter.
 pub struct Optimizer<R> {
     rule: R,
     groups: Vec<Group>,
@@ -159,14 +159,14 @@ impl<R: Rule> Optimizer<R> {
     /// See [`Rule::init`].
     ///
     /// # Errors
-    /// As [`Rule::init`]; or if a wrapper has others for an optimizer in the place of these parameters.
+    /// As [`Rule::init`]; or if a wrapper owns these parameters and has others for an optimizer.
     pub fn new(rule: R, groups: Vec<Group>) -> Result<Optimizer<R>> {
         if groups.iter().all(|group| group.parameters.is_empty()) && !is_one_of_ranks() {
             return Err(Error::invalid("optimizer", "got no parameters, wanted at least one"));
         }
         rule.check()?;
         check_groups(&groups)?;
-        refuse_twins(&groups)?;
+        refuse_duplicate_names(&groups)?;
         let mut all = groups.iter().flat_map(|g| &g.parameters);
         all.try_for_each(|p| p.check_usage("optimizer", Usage::Update).and_then(|()| rule.fits(p)))?;
         let states = |group: &Group| group.parameters.iter().map(|p| State::new(&rule, p)).collect();
@@ -179,13 +179,13 @@ impl<R: Rule> Optimizer<R> {
         self.rule.state()
     }
 
-    /// The rule and the groups, without what was kept of their steps.
+    /// The rule and the groups, without the state.
     pub fn into_parts(self) -> (R, Vec<Group>) {
         (self.rule, self.groups)
     }
 
-    /// Each parameter and the tensor of this kind that is kept for it, one of [`Optimizer::kinds`] or `master`; the tensor is the
-    /// optimizer's own. Parameters without one are left out.
+    /// Each parameter with its state tensor of this kind, one of [`Optimizer::kinds`] or `master`. The tensors are the optimizer's own, not
+    /// copies. Parameters without one are left out.
     pub fn state_of(&self, kind: &str) -> Vec<(Parameter, Tensor)> {
         let place = self.rule.state().iter().position(|known| *known == kind);
         let of = |state: &State| match kind {
@@ -195,7 +195,7 @@ impl<R: Rule> Optimizer<R> {
         self.each().filter_map(|(parameter, state)| Some((parameter.clone(), of(state)?))).collect()
     }
 
-    /// The groups, whose rates and decays may be changed at any time. Parameters may not be added.
+    /// The groups. Their rates and decays may be changed at any time; parameters may not be added.
     pub fn groups_mut(&mut self) -> &mut [Group] {
         &mut self.groups
     }
@@ -205,12 +205,12 @@ impl<R: Rule> Optimizer<R> {
         self.groups.iter().flat_map(|g| g.parameters.iter().cloned()).collect()
     }
 
-    /// Sets the learning rate of every group. The next step refuses one that is negative or no number.
+    /// Sets the learning rate of every group. The next step refuses a rate that is negative or not finite.
     pub fn set_lr(&mut self, lr: f64) {
         self.groups.iter_mut().for_each(|group| group.lr = lr);
     }
 
-    /// Forgets all gradients.
+    /// Removes all gradients.
     ///
     /// # Errors
     /// If a gradient buffer cannot be written.
@@ -218,12 +218,11 @@ impl<R: Rule> Optimizer<R> {
         self.groups.iter().flat_map(|g| &g.parameters).try_for_each(Parameter::zero_grad)
     }
 
-    /// One step; parameters without a gradient stay as they are.
+    /// One step. Parameters without a gradient do not change.
     ///
     /// # Errors
-    /// If a group's rate or decay is negative or no number, or a tensor does not fit or is in use; if a wrapper over ranks says that
-    /// these parameters are not to be updated, or not now ([`Parameter::hand_to`]). Nothing is changed by a step that refuses its
-    /// numbers.
+    /// If a group's rate or decay is negative or not finite, or a tensor does not fit or is in use; if the parallel wrapper that owns a
+    /// parameter refuses the update ([`Parameter::hand_to`]). A step that refuses its numbers changes nothing.
     pub fn step(&mut self) -> Result<()> {
         self.step_scaled(1.0)
     }
@@ -231,14 +230,14 @@ impl<R: Rule> Optimizer<R> {
     /// One step with gradients multiplied by `scale`, as they are read.
     ///
     /// # Errors
-    /// If the scale is not finite, as that of gradients with a NaN is; else as [`Optimizer::step`].
+    /// If the scale is not finite, as it is for gradients with a NaN; else as [`Optimizer::step`].
     pub fn step_scaled(&mut self, scale: f64) -> Result<()> {
-        setting("step_scaled", "a scale of", scale, scale.is_finite(), "a finite number")?;
+        check_setting("step_scaled", "a scale of", scale, scale.is_finite(), "a finite number")?;
         self.step_times(scale, None)
     }
 
-    /// One step with gradients multiplied by `factor`, as they are read: one element, f32 or f64, on their device, for which
-    /// nothing waits.
+    /// One step with gradients multiplied by `factor`, as they are read. The factor is one element, f32 or f64, on their device; the
+    /// host does not wait for it.
     ///
     /// # Errors
     /// If a tensor does not fit or is in use.
@@ -246,7 +245,7 @@ impl<R: Rule> Optimizer<R> {
         self.step_times(1.0, Some(factor))
     }
 
-    /// Refuses parameters that wrappers have taken in hand since.
+    /// Refuses parameters that a wrapper has come to own since.
     fn check_usage(&self) -> Result<()> {
         let mut all = self.groups.iter().flat_map(|g| &g.parameters);
         all.try_for_each(|p| p.check_usage("optimizer.step", Usage::Update))
@@ -263,7 +262,7 @@ impl<R: Rule> Optimizer<R> {
                     due.push((parameter.tensor(), grad, state));
                 }
             }
-            // Parameters that had no gradient at some time are behind the others.
+            // Parameters that had no gradient in some steps have made fewer steps than the others.
             due.sort_by_key(|(_, _, state)| state.step);
             for same in due.chunk_by_mut(|a, b| a.2.step == b.2.step) {
                 let step = same.first().map_or(0, |(_, _, state)| state.step);
@@ -278,8 +277,8 @@ impl<R: Rule> Optimizer<R> {
         Ok(())
     }
 
-    /// All state as tensors: `NAME.step` (i64), `NAME.master` where there is one, and the rule's, such as
-    /// `NAME.exp_avg`. The tensors are the optimizer's own, not copies.
+    /// All state as tensors: `NAME.step` (i64), `NAME.master` if there is one, and the rule's state, such as `NAME.exp_avg`. The tensors
+    /// are the optimizer's own, not copies.
     ///
     /// # Errors
     /// If a step's number cannot be allocated.
@@ -300,7 +299,7 @@ impl<R: Rule> Optimizer<R> {
         self.groups.iter().zip(&self.states).flat_map(|(group, states)| group.parameters.iter().zip(states))
     }
 
-    /// Restores state, bit for bit. The tensors of [`Optimizer::state_dict`] itself may come back, written in place.
+    /// Restores state, bit for bit. The given tensors may be those of [`Optimizer::state_dict`] itself, written in place.
     ///
     /// # Errors
     /// If tensors are missing, not known or of another shape; then nothing is changed.
@@ -330,7 +329,7 @@ impl<R: Rule> Optimizer<R> {
     }
 }
 
-/// The step's number; on a `meta` device, where no number is stored, that of the optimizer itself: 0.
+/// The step's number; 0 on a `meta` device, which stores no number.
 fn step_number(own: &Tensor, given: &Tensor) -> Result<u64> {
     if own.device().is_meta() || given.device().is_meta() {
         return Ok(0);
@@ -344,31 +343,31 @@ thread_local! {
     static ONE_OF_RANKS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Says that this thread is one of so many ranks. Of several, some may hold no parameters: a stage without any, or a share
-/// of nothing. An optimizer of nothing is no mistake there.
+/// Says that this thread is one of `ranks` ranks. A rank of several may have no parameters: its stage or its ZeRO share is empty. Its
+/// optimizer may then be empty.
 #[doc(hidden)]
 pub fn note_ranks(ranks: usize) {
     ONE_OF_RANKS.set(ranks > 1);
 }
 
-/// Whether it has been said that others of several ranks may hold what this one does not.
+/// Whether this thread is one of several ranks, by [`note_ranks`].
 pub(super) fn is_one_of_ranks() -> bool {
     ONE_OF_RANKS.get()
 }
 
-/// Refuses rates and decays that are negative or no numbers.
+/// Refuses rates and decays that are negative or not finite.
 pub(super) fn check_groups(groups: &[Group]) -> Result<()> {
     let odd = |x: f64| !x.is_finite() || x < 0.0;
     let Some((i, group)) = groups.iter().enumerate().find(|(_, g)| odd(g.lr) || odd(g.weight_decay)) else {
         return Ok(());
     };
     let what = format!("optimizer, group {i}");
-    from_zero(&what, "a learning rate of", group.lr)?;
-    from_zero(&what, "a weight decay of", group.weight_decay)
+    check_non_negative(&what, "a learning rate of", group.lr)?;
+    check_non_negative(&what, "a weight decay of", group.weight_decay)
 }
 
-/// Refuses two parameters of one name: their state would be saved under it.
-pub(super) fn refuse_twins(groups: &[Group]) -> Result<()> {
+/// Refuses two parameters of one name, since their state is saved under the name.
+pub(super) fn refuse_duplicate_names(groups: &[Group]) -> Result<()> {
     let mut sorted: Vec<_> = groups.iter().flat_map(|g| &g.parameters).collect();
     sorted.sort_by(|a, b| a.name().cmp(b.name()));
     let Some(pair) = sorted.windows(2).find(|pair| pair[0].name() == pair[1].name()) else { return Ok(()) };

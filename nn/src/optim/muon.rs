@@ -1,17 +1,17 @@
-//! Muon.
+//! [`Muon`]: momentum whose matrices are orthogonalized.
 
 use phalanx_kernels as kernels;
 use phalanx_kernels::optim::{Item, Numbers, Slice, Step};
 use phalanx_tensor::Tensor;
 
 use super::{At, Rule};
-use crate::error::{below_one, from_zero, setting};
+use crate::error::{check_decay, check_non_negative, check_setting};
 use crate::{Error, Parameter, Result};
 
 /// Momentum whose matrices are made orthogonal: `p = (1 - lr decay) p - lr scale U`, where `U` is `g + momentum m` with its singular
 /// values brought near 1 by steps of Newton and Schulz (`X = a X + (b A + c A²) X` with `A = X Xᵀ`).
 ///
-/// It is for the matrices inside a model. Tables, heads, norms and biases belong to an AdamW beside it, which may have the same
+/// It is for the matrices inside a model. Embeddings, heads, norms and biases are trained by an AdamW beside it, which may have the same
 /// learning rate ([`MuonScale::MatchAdamW`]). A convolution's weight counts as a matrix `[out, in * taps]`.
 /// Source: Jordan and others: Muon: An optimizer for hidden layers in neural networks (2024).
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,11 +24,11 @@ pub struct Muon {
     pub iterations: usize,
     /// Added to the norm that a matrix is divided by first.
     pub eps: f64,
-    /// What an update is multiplied with.
+    /// The factor of an update.
     pub scale: MuonScale,
 }
 
-/// What an update of a matrix `[rows, columns]` is multiplied with, besides the learning rate.
+/// The factor of a matrix `[rows, columns]`'s update besides the learning rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MuonScale {
     /// `sqrt(max(1, rows / columns))`, as in the first description.
@@ -128,10 +128,10 @@ impl Rule for Muon {
     }
 
     fn check(&self) -> Result<()> {
-        below_one("Muon", "a momentum of", self.momentum)?;
+        check_decay("Muon", "a momentum of", self.momentum)?;
         let steps = self.iterations as f64;
-        setting("Muon", "a number of iterations of", steps, self.iterations > 0, "at least 1")?;
-        from_zero("Muon", "an eps of", self.eps)
+        check_setting("Muon", "a number of iterations of", steps, self.iterations > 0, "at least 1")?;
+        check_non_negative("Muon", "an eps of", self.eps)
     }
 
     /// Refuses a parameter that is not a whole matrix. Orthogonalizing a part of a matrix gives another update than orthogonalizing the

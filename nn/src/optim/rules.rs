@@ -1,9 +1,9 @@
-//! Stochastic gradient descent.
+//! The rules with one fused kernel each: [`Sgd`], [`Adam`], [`AdamW`], [`Adagrad`], [`Rmsprop`], [`Lion`].
 
 use phalanx_kernels::optim::{self as kernel, Step};
 
 use super::{At, Rule};
-use crate::error::{below_one, from_zero, setting, share};
+use crate::error::{check_decay, check_non_negative, check_probability, check_setting};
 use crate::{Error, Result};
 
 /// Gradient descent, with momentum if `momentum` is not 0.
@@ -23,8 +23,14 @@ impl Rule for Sgd {
     }
 
     fn check(&self) -> Result<()> {
-        from_zero("Sgd", "a momentum of", self.momentum)?;
-        setting("Sgd", "a dampening of", self.dampening, self.dampening.is_finite(), "a finite number")?;
+        check_non_negative("Sgd", "a momentum of", self.momentum)?;
+        check_setting(
+            "Sgd",
+            "a dampening of",
+            self.dampening,
+            self.dampening.is_finite(),
+            "a finite number",
+        )?;
         if self.nesterov && (self.momentum == 0.0 || self.dampening != 0.0) {
             let (momentum, dampening) = (self.momentum, self.dampening);
             let why = format!(
@@ -91,9 +97,9 @@ macro_rules! adam {
             }
 
             fn check(&self) -> Result<()> {
-                below_one(stringify!($rule), "the first beta", self.betas.0)?;
-                below_one(stringify!($rule), "the second beta", self.betas.1)?;
-                from_zero(stringify!($rule), "an eps of", self.eps)
+                check_decay(stringify!($rule), "the first beta", self.betas.0)?;
+                check_decay(stringify!($rule), "the second beta", self.betas.1)?;
+                check_non_negative(stringify!($rule), "an eps of", self.eps)
             }
 
             fn update(&self, step: Step<'_>, at: At) -> Result<()> {
@@ -136,9 +142,9 @@ impl Rule for Adagrad {
     }
 
     fn check(&self) -> Result<()> {
-        from_zero("Adagrad", "a decay of the rate of", self.lr_decay)?;
-        from_zero("Adagrad", "an initial value of", self.initial_accumulator_value)?;
-        from_zero("Adagrad", "an eps of", self.eps)
+        check_non_negative("Adagrad", "a decay of the rate of", self.lr_decay)?;
+        check_non_negative("Adagrad", "an initial value of", self.initial_accumulator_value)?;
+        check_non_negative("Adagrad", "an eps of", self.eps)
     }
 
     fn update(&self, step: Step<'_>, at: At) -> Result<()> {
@@ -177,9 +183,9 @@ impl Rule for Rmsprop {
     }
 
     fn check(&self) -> Result<()> {
-        share("Rmsprop", "an alpha of", self.alpha)?;
-        from_zero("Rmsprop", "an eps of", self.eps)?;
-        from_zero("Rmsprop", "a momentum of", self.momentum)
+        check_probability("Rmsprop", "an alpha of", self.alpha)?;
+        check_non_negative("Rmsprop", "an eps of", self.eps)?;
+        check_non_negative("Rmsprop", "a momentum of", self.momentum)
     }
 
     fn update(&self, step: Step<'_>, at: At) -> Result<()> {
@@ -209,8 +215,8 @@ impl Rule for Lion {
     }
 
     fn check(&self) -> Result<()> {
-        below_one("Lion", "the first beta", self.betas.0)?;
-        below_one("Lion", "the second beta", self.betas.1)
+        check_decay("Lion", "the first beta", self.betas.0)?;
+        check_decay("Lion", "the second beta", self.betas.1)
     }
 
     fn update(&self, step: Step<'_>, at: At) -> Result<()> {

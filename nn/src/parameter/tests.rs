@@ -1,4 +1,4 @@
-//! Sites, pieces, slots, and who holds a parameter.
+//! Sites, pieces, slots, and the owner of a parameter.
 
 use phalanx_tensor::{Dims, Window};
 

@@ -107,7 +107,7 @@ fn adaptive(call: &Call<'_>) -> Result<Var> {
     input.adaptive_avg_pool2d(sizes.try_into().map_err(|_| wrong())?)
 }
 
-/// The family of windows that are no images.
+/// The family of windows of sequences and volumes.
 pub fn sequences_and_volumes(call: &Call<'_>) -> Option<Result<Vec<Var>>> {
     let f = match call.op {
         "conv3d" | "conv_transpose1d" | "conv_transpose3d" => convolution,

@@ -1,4 +1,4 @@
-//! Elements and rows by index: gathers, scatters, masks, what is not zero, repeats, bags of rows.
+//! Elements and rows by index: gathers, scatters, masks, nonzero, repeats, bags of rows.
 
 use phalanx::autograd::ops::{BagMode, EmbeddingBagOptions};
 use phalanx::autograd::{Error, Result};
@@ -39,7 +39,7 @@ pub fn masks(call: &Call<'_>) -> Option<Result<Vec<Var>>> {
     }
 }
 
-/// Whether the values of the inputs decide the size of the result, so that `meta` must refuse the call.
+/// Whether the result's size depends on the inputs' values, so that `meta` must return an error.
 pub fn shaped_by_data(call: &Call<'_>) -> bool {
     let masked = || call.list("indices").iter().any(|index| index.dtype() == DType::Bool);
     match call.op {

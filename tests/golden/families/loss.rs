@@ -39,7 +39,7 @@ fn loss(call: &Call<'_>) -> Result<Var> {
     }
 }
 
-/// What becomes of the items' losses.
+/// The reduction of the items' losses.
 pub fn reduction(call: &Call<'_>) -> Result<Reduction> {
     match call.attrs.str_or("reduction", "mean") {
         "none" => Ok(Reduction::None),

@@ -30,13 +30,13 @@ pub struct Call<'a> {
     refused: RefCell<Option<String>>,
 }
 
-/// What a family says to a call.
+/// A family's answer to a call.
 pub enum Reply {
     Unknown,
     Done(Result<Vec<Var>>),
 }
 
-/// A family of operators with the usual form: `None` if the operator is none of its own.
+/// A family of operators with the usual form: `None` if the operator is of another family.
 type Family = fn(&Call<'_>) -> Option<Result<Vec<Var>>>;
 
 /// A family that reads and checks its cases itself.
@@ -80,7 +80,7 @@ impl<'a> Call<'a> {
         Call { op, attrs, inputs, read, stand_ins, refused }
     }
 
-    /// What is not supported: what a family refused, or else an input or attribute that nobody asked for.
+    /// What is not supported: what a family refused, or else an input or attribute that was not read.
     pub fn unsupported(&self) -> Option<String> {
         let read = self.read.borrow();
         let unread = || self.inputs.iter().map(|(name, _)| name).find(|name| !read.contains(*name));
@@ -94,7 +94,7 @@ impl<'a> Call<'a> {
         self.refused.borrow().clone()
     }
 
-    /// Notes that the case asks for something that is not there; the error to return, if there is nothing better.
+    /// Records that the case needs something that the library does not have. Returns an error for the caller.
     pub fn refuse(&self, what: String) -> Error {
         let error = Error::Custom(format!("unsupported: {what}"));
         self.refused.borrow_mut().get_or_insert(what);
@@ -106,7 +106,7 @@ impl<'a> Call<'a> {
         self.stand_ins.borrow_mut().push((name, var));
     }
 
-    /// What is asked for the gradients of the inputs: the stand-ins, or else those given.
+    /// The values whose gradients are compared: those of [`Call::stand_in`], or else the inputs.
     pub fn leaves(&self, given: &[Var]) -> Vec<Var> {
         let stand_ins = self.stand_ins.borrow();
         let leaf = |((name, _), given): (&(String, Var), &Var)| {

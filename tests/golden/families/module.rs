@@ -94,7 +94,7 @@ impl Case<'_> {
         self.init.bool_or("bias", true)
     }
 
-    /// Refuses the case unless a switch has the one value that is there.
+    /// Refuses the case unless a switch has the one supported value.
     fn only(&self, name: &str, wanted: bool, default: bool) {
         if self.init.bool_or(name, default) != wanted {
             self.call.refuse(format!("init.{name} = {}", !wanted));

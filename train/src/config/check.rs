@@ -1,4 +1,5 @@
-//! What a [`Config`] is refused for, by the key that is wrong.
+//! Checks of a [`Config`]: [`Config::check`] refuses settings that do not fit each other, and [`Keyed::settle`] completes a configuration
+//! once all its keys are set. Errors name the keys.
 
 use std::cmp::Reverse;
 
@@ -20,10 +21,10 @@ const RANKS_MAX: usize = 256;
 const THREADS_MAX: usize = 1024;
 
 impl Config {
-    /// Refuses what cannot be, whatever is trained.
+    /// Refuses settings that no model can be trained with.
     ///
     /// # Errors
-    /// What does not fit, by its key, with what was wanted.
+    /// The key that does not fit, and the values that would.
     pub fn check(&self) -> Result<()> {
         self.check_counts()?;
         self.check_numbers()?;
@@ -101,7 +102,7 @@ impl Config {
         if self.zero > 3 {
             return refuse(format!("`zero` is {}, wanted 0, 1, 2 or 3", self.zero));
         }
-        // On a device without elements one rank stands for all.
+        // On a meta device one rank of each stage runs for all ranks of its stage.
         let most = if self.device.is_meta() { usize::from(u16::MAX) } else { RANKS_MAX };
         let ranks = self.ranks();
         if ranks > most {
@@ -150,7 +151,7 @@ impl Config {
         Ok(())
     }
 
-    /// Refuses policies that need files or validations where there are none.
+    /// Refuses policies that need files or validations if there are none.
     fn check_files(&self) -> Result<()> {
         let saves = self.folder().is_some();
         match self.on_divergence {
@@ -204,7 +205,7 @@ impl Config {
         }
     }
 
-    /// Refuses settings about validations where there is nothing to validate on. (A meta device validates nothing.)
+    /// Refuses settings about validations if there is no validation data. (A meta device validates nothing.)
     pub(crate) fn check_validation(&self, has_data: bool) -> Result<()> {
         let asked = [
             ("validate-every", self.validate_every > 0),
@@ -243,18 +244,18 @@ fn conflict(why: impl Into<String>) -> Result<()> {
     Err(Error::Config(why.into()))
 }
 
-/// A key's whole number, which was checked when it was given.
+/// A key's whole number, whose form was checked when the key was set.
 fn whole(given: &Given<'_>, name: &str) -> Option<usize> {
     given(name)?.1.parse().ok()
 }
 
-/// Whether a key is given, and the other by no later source, which would mean that this one counts no more.
+/// Whether a key is given, and no later source gives the other key, which would overrule this one.
 fn is_beside(given: &Given<'_>, name: &str, other: &str) -> bool {
     given(name).is_some_and(|(source, _)| given(other).is_none_or(|(other, _)| other <= source))
 }
 
 impl Config {
-    /// As many replicas as `ranks` says.
+    /// Sets the number of replicas by `ranks`.
     fn settle_ranks(&mut self, given: &Given<'_>) -> Result<()> {
         let Some(all) = whole(given, "ranks").filter(|_| is_beside(given, "ranks", "dp")) else {
             return Ok(());
@@ -279,7 +280,7 @@ impl Config {
         }
     }
 
-    /// A rank's pieces, of which each chain has its part.
+    /// Divides a rank's micro-batches among its chains.
     fn settle_pieces(&mut self, given: &Given<'_>) -> Result<()> {
         let (pieces, chains) = (whole(given, "micro-batches"), whole(given, "emulate-dp"));
         let pieces = pieces.unwrap_or(self.layout.micro_batches.saturating_mul(self.chains));
@@ -299,7 +300,7 @@ impl Config {
         Ok(())
     }
 
-    /// Refuses keys of a pipeline that would do nothing.
+    /// Refuses keys of a pipeline that have no effect.
     fn settle_schedule(&mut self, given: &Given<'_>) -> Result<()> {
         if let Some((_, schedule)) =
             given("schedule").filter(|_| given("pp").is_none() && self.layout.pp == 1)

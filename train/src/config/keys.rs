@@ -1,4 +1,4 @@
-//! The table of a [`Config`]'s keys.
+//! The table of a [`Config`]'s keys, and the access to the numbers of a learning-rate schedule that keys set.
 
 use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{OneCycle, Schedule};
@@ -27,7 +27,7 @@ const RATES: Kind = Kind::Choice(&[
 const POLICIES: Kind = Kind::Choice(&["stop", "skip", "rollback"]);
 const GRADIENTS: Kind = Kind::Choice(&["f32", "bf16", "f64"]);
 
-/// Updates left out in a row, or returns to a checkpoint, unless a key says how many.
+/// The default limit of skipped updates in a row, and of returns to a checkpoint.
 const BORNE: u32 = 10;
 const PLATEAU: Plateau = Plateau { factor: 0.1, patience: 10 };
 
@@ -341,7 +341,7 @@ fn files() -> Vec<Key<Config>> {
     ]
 }
 
-/// What a schedule is called.
+/// A schedule's name.
 pub(super) fn name(schedule: &Schedule) -> &'static str {
     match schedule {
         Schedule::Constant { .. } => "constant",
@@ -382,7 +382,7 @@ pub(super) fn named(wanted: &str, other: &Schedule, total: u64) -> Option<Schedu
     })
 }
 
-/// Its highest rate.
+/// The highest rate of a schedule.
 pub(super) fn peak(schedule: &mut Schedule) -> &mut f64 {
     match schedule {
         Schedule::Constant { lr, .. }
@@ -395,7 +395,7 @@ pub(super) fn peak(schedule: &mut Schedule) -> &mut f64 {
     }
 }
 
-/// Its steps of warm-up, if it can have some.
+/// The warm-up steps of a schedule, if it has a warm-up.
 pub(super) fn warmup(schedule: &mut Schedule) -> Option<&mut u64> {
     match schedule {
         Schedule::Constant { warmup, .. }
@@ -407,7 +407,7 @@ pub(super) fn warmup(schedule: &mut Schedule) -> Option<&mut u64> {
     }
 }
 
-/// Its lowest rate, if it has one.
+/// The lowest rate of a schedule, if it has one.
 pub(super) fn lowest(schedule: &mut Schedule) -> Option<&mut f64> {
     match schedule {
         Schedule::Cosine { min, .. }
@@ -417,7 +417,7 @@ pub(super) fn lowest(schedule: &mut Schedule) -> Option<&mut f64> {
     }
 }
 
-/// How many steps a schedule is made for.
+/// The steps that a schedule is made for.
 pub(super) fn total(schedule: &mut Schedule) -> Option<&mut u64> {
     match schedule {
         Schedule::Cosine { total, .. }

@@ -1,9 +1,7 @@
-//! [`Config`]: how a run trains, whatever it trains.
+//! [`Config`]: how a run trains, independently of the model and the data.
 
 mod check;
 mod keys;
-#[cfg(test)]
-mod tests;
 
 use std::path::{Path, PathBuf};
 
@@ -23,33 +21,33 @@ pub struct Config {
     pub seed: u64,
     /// The learning rate of each step.
     pub lr: Schedule,
-    /// Largest global gradient norm; none for no clipping.
+    /// The bound of the global gradient norm; `None` for no clipping.
     pub clip: Option<f64>,
     /// Type of weights and activations. Floating-point numbers of batches are converted to it.
     pub dtype: DType,
     /// Type of accumulated gradients; f32 if absent (f64 in an f64 run).
     pub grad_dtype: Option<DType>,
-    /// What a rank computes on; several ranks of this process take a device of that kind each.
+    /// The device of a rank. Each of several ranks in this process takes a device of that kind.
     pub device: Device,
     /// Threads of a rank; cores / ranks if absent.
     pub threads: Option<usize>,
     /// Ranks along each axis, the pipeline's schedule, micro-batches.
     pub layout: Layout,
-    /// What data-parallel ranks share out: nothing (0), optimizer state (1), gradients too (2), parameters too (3).
+    /// The ZeRO stage: data-parallel ranks shard nothing (0), optimizer state (1), gradients too (2), parameters too (3).
     pub zero: u8,
-    /// Whether some parameters may get no gradient in a step, which replicas then agree on.
+    /// Whether some parameters may get no gradient in a step. Replicas then agree on which.
     pub find_unused: bool,
-    /// Add gradients in the order in which that many data-parallel ranks would.
+    /// Adds gradients in the order in which this many data-parallel ranks would.
     pub chains: usize,
-    /// A pipeline without flushes between steps, with the layout's micro-batches an update.
+    /// A pipeline without flushes between steps. An update is made after the layout's number of micro-batches.
     pub asynchronous: Option<Asynchronous>,
-    /// How ranks talk; threads of this process if absent, or TCP where a launcher has set `RANK` and `WORLD_SIZE`.
+    /// How ranks communicate. If absent, they are threads of this process, or use TCP if a launcher has set `RANK` and `WORLD_SIZE`.
     pub backend: Option<Backend>,
     /// Whether a step of one GPU is captured as a CUDA graph.
     pub capture: bool,
-    /// Threads of a rank that read data; with 0 it is read on the rank's own.
+    /// Threads of a rank that read data; with 0 the rank's own thread reads it.
     pub workers: usize,
-    /// Steps that they read ahead.
+    /// Steps that these threads prefetch.
     pub prefetch: usize,
     /// Steps between checkpoints; 0 for one at the end only. Checkpoints need [`Config::out`].
     pub save_every: u64,
@@ -59,29 +57,30 @@ pub struct Config {
     pub keep_best: bool,
     /// Whether the run ends with the weights of that checkpoint.
     pub restore_best: bool,
-    /// Steps between validations; 0 for one at the end only, where there is validation data.
+    /// Steps between validations; 0 for one at the end only, if there is validation data.
     pub validate_every: u64,
     /// Rows of validation data that are used, drawn by the seed; all if absent.
     pub validation_rows: Option<usize>,
-    /// Lowers the learning rate where validations bring nothing.
+    /// Lowers the learning rate when validations bring no lower loss.
     pub plateau: Option<Plateau>,
-    /// How much of the average of the weights stays at each step; validations are of the average, if there is one.
+    /// The decay of an exponential moving average of the weights. If there is one, validations use the average.
     pub ema: Option<f64>,
-    /// Whether losses are multiplied before their backward pass so that gradients in f16 do not vanish; by default where the model is f16.
+    /// Whether losses are scaled before their backward pass, so that gradients in f16 do not underflow. By default if the model is f16.
     pub loss_scaling: Option<bool>,
     /// Validations in a row without a lower loss after which the run stops; none to go on.
     pub patience: Option<usize>,
-    /// What happens when the loss or a gradient is no number, or the loss explodes.
+    /// What happens if the loss or a gradient is not finite, or the loss explodes.
     pub on_divergence: OnDivergence,
-    /// How many times the mean of the last losses a loss is that counts as exploding, if it is above the mean of the run's first losses, too.
+    /// A loss counts as exploding if it is more than this many times the mean of the last losses, and above the mean of the run's first
+    /// losses.
     pub explodes_at: f64,
     /// Folder for checkpoints and metrics.
     pub out: Option<PathBuf>,
-    /// Folder for the checkpoint of a run that is told to stop and has no other folder.
+    /// Folder for the checkpoint of a run that is interrupted and has no other folder.
     pub rescue: Option<PathBuf>,
-    /// The folder of a run that is gone on with, or one of its checkpoints.
+    /// The folder of a run to resume, or one of its checkpoints.
     pub resume: Option<PathBuf>,
-    /// A trace of what ran when, as JSON.
+    /// File for a trace of the steps' timeline, as JSON.
     pub trace: Option<PathBuf>,
 }
 
@@ -94,7 +93,7 @@ pub struct Plateau {
     pub patience: usize,
 }
 
-/// A pipeline whose updates do not wait for each other.
+/// A pipeline without flushes between updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asynchronous {
     /// PipeDream: weights are kept until their backward pass. Source: Narayanan and others (2019).
@@ -103,7 +102,7 @@ pub enum Asynchronous {
     DoubleBuffered,
 }
 
-/// How ranks talk.
+/// How ranks communicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
     /// They are threads of this process.
@@ -114,18 +113,18 @@ pub enum Backend {
     Nccl,
 }
 
-/// What to do about a loss or a gradient that is no number, or a loss that explodes.
+/// The policy for a loss or a gradient that is not finite, or a loss that explodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDivergence {
     /// End the run with an error that names the step and the parameter.
     #[default]
     Stop,
-    /// Leave the update out and go on, up to so many steps in a row.
+    /// Skip the update and go on, up to `most` steps in a row.
     Skip {
         /// Steps in a row.
         most: u32,
     },
-    /// Go back to the last checkpoint and on with other data, up to so many times.
+    /// Go back to the last checkpoint and go on with other data, up to `most` times.
     Rollback {
         /// Times in a run.
         most: u32,
@@ -191,12 +190,12 @@ impl Config {
         self.loss_scaling.unwrap_or(self.dtype == DType::F16)
     }
 
-    /// Where files go: [`Config::out`], or the folder of the run that is gone on with.
+    /// The folder of the run's files: [`Config::out`], or the folder of the resumed run.
     pub fn folder(&self) -> Option<&Path> {
         self.out.as_deref().or_else(|| self.resume.as_deref().map(run_folder))
     }
 
-    /// All that ranks must have in common, as text: paths, threads and devices are each rank's own.
+    /// The settings that must be equal on all ranks, as text. Paths, threads and devices may differ.
     pub fn in_common(&self) -> String {
         let common = Config {
             out: None,
@@ -223,5 +222,134 @@ pub(crate) fn run_folder(path: &Path) -> &Path {
         Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
         Some(parent) => parent,
         None => path,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use phalanx_parallel::hybrid::Layout;
+    use phalanx_tensor::Device;
+
+    use phalanx_nn::models::RecomputeMode;
+    use phalanx_nn::{OneCycle, Schedule};
+    use phalanx_tensor::DType;
+
+    use super::*;
+    use crate::{Keyed, Settings, Source};
+
+    /// A configuration in which every setting that has a key is other than the default.
+    fn unlike() -> Config {
+        let layout = Layout {
+            dp: 2,
+            tp: 3,
+            pp: 4,
+            schedule: "interleaved".into(),
+            chunks: 5,
+            micro_batches: 6,
+            recompute: RecomputeMode::ExceptLast,
+            sequence_parallel: true,
+        };
+        Config {
+            steps: 9,
+            batch: 24,
+            seed: u64::MAX,
+            lr: Schedule::WarmupStableDecay { lr: 0.01, warmup: 1, decay: 3, total: 9, min: 1e-9 },
+            clip: None,
+            dtype: DType::F16,
+            grad_dtype: Some(DType::BF16),
+            device: Device::Meta(0),
+            threads: Some(3),
+            layout,
+            zero: 2,
+            find_unused: true,
+            chains: 1,
+            asynchronous: None,
+            backend: Some(Backend::Threads),
+            capture: false,
+            workers: 0,
+            prefetch: 7,
+            save_every: 5,
+            keep_last: 3,
+            keep_best: true,
+            restore_best: true,
+            validate_every: 2,
+            validation_rows: Some(8),
+            plateau: Some(Plateau { factor: 0.25, patience: 2 }),
+            ema: Some(0.75),
+            loss_scaling: Some(false),
+            patience: Some(4),
+            on_divergence: OnDivergence::Rollback { most: 3 },
+            explodes_at: 2.5,
+            out: Some("a \"b\"\n".into()),
+            rescue: None,
+            resume: Some("true".into()),
+            trace: Some(PathBuf::from("1.5")),
+        }
+    }
+
+    #[test]
+    fn a_file_of_all_keys_gives_every_setting_back() {
+        let schedules = [
+            unlike().lr,
+            Schedule::Constant { lr: 2.0, warmup: 3 },
+            Schedule::Cosine { lr: 0.1, warmup: 3, total: 9, cycles: 0.5, min: 0.01 },
+            Schedule::Linear { lr: 0.1, warmup: 3, total: 9, min: 0.02 },
+            Schedule::InverseSqrt { lr: 0.1, warmup: 3 },
+            Schedule::Step { lr: 0.1, step_size: 4, gamma: 0.5 },
+        ];
+        for lr in schedules {
+            let wanted = Config { lr, ..unlike() };
+            let mut read = Settings::new(Config::default());
+            read.read_text(&Settings::new(wanted.clone()).to_toml(&[]), "run.toml").unwrap();
+            assert_eq!(read.resolve().unwrap(), wanted);
+        }
+    }
+
+    #[test]
+    fn a_key_of_a_later_source_wins_over_one_that_it_rules_out() {
+        let resolve = |file: &str, words: &[&str]| {
+            let mut settings = Settings::new(Config::default());
+            settings.read_text(file, "run.toml").unwrap();
+            settings.words(words.iter().map(|word| word.to_string())).unwrap();
+            settings.resolve().map(|config| config.layout.dp)
+        };
+        assert_eq!(resolve("dp = 1", &["--ranks", "4"]).unwrap(), 4);
+        assert_eq!(resolve("ranks = 4", &["--dp", "2"]).unwrap(), 2);
+        assert_eq!(resolve("ranks = 4\ntp = 2", &[]).unwrap(), 2);
+        assert!(
+            resolve("ranks = 4\ndp = 2", &[]).unwrap_err().to_string().contains("`ranks` 4 is not `dp` 2")
+        );
+        assert_eq!(
+            resolve("schedule = \"interleaved\"\npp = 2\nvirtual-stages = 3", &["--schedule", "1f1b"])
+                .unwrap(),
+            1
+        );
+        assert!(resolve("virtual-stages = 3", &[]).is_err());
+        let mut both = Settings::new(Config::default());
+        both.set("steps", "5", Source::Words).unwrap();
+        both.read_text("steps = 6", "run.toml").unwrap();
+        assert_eq!(both.resolve().unwrap().steps, 5);
+    }
+
+    #[test]
+    fn steps_are_those_of_the_schedule_too() {
+        let mut settings = Settings::new(Config::default());
+        settings.words(["--lr-schedule", "one-cycle", "--steps", "50"].map(String::from)).unwrap();
+        let config = settings.resolve().unwrap();
+        config.check().unwrap();
+        assert!(matches!(config.lr, Schedule::OneCycle(OneCycle { total: 50, .. })));
+        let error = Config { steps: 51, ..config }.check().unwrap_err().to_string();
+        assert!(error.contains("`steps` is 51") && error.contains("ends after 50"), "{error}");
+    }
+
+    #[test]
+    fn keys_have_names_of_their_own() {
+        let mut names: Vec<&str> = Config::keys().iter().map(|key| key.name).collect();
+        names.sort_unstable();
+        let all = names.len();
+        names.dedup();
+        assert_eq!(names.len(), all);
     }
 }

@@ -1,4 +1,4 @@
-//! [`Dataset`]: numbered items that are tensors.
+//! [`Dataset`]: numbered items of tensors; [`TensorDataset`], rows of tensors in memory; [`stack`], which makes a batch of items.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use phalanx_tensor::{Device, Tensor};
 use super::{Concat, Map, Subset, wrong};
 use crate::Result;
 
-/// Numbered items, each of which is some tensors. Several threads read items at the same time.
+/// Numbered items, each a list of tensors. Several threads read items at the same time.
 pub trait Dataset: Send + Sync {
     /// How many items there are.
     fn len(&self) -> usize;
@@ -17,7 +17,7 @@ pub trait Dataset: Send + Sync {
         self.len() == 0
     }
 
-    /// The item's tensors, without a batch dimension, on a CPU device (best on [`HOST`](super::HOST), which no model uses).
+    /// The item's tensors, without a batch dimension, on a CPU device, best on [`HOST`](super::HOST), which no model uses.
     ///
     /// `draw` is the number of the epoch. An augmentation makes its random numbers from the seed, `index` and `draw`, so that it is
     /// the same under any number of workers and after a resume.
@@ -102,7 +102,7 @@ pub(super) fn in_range(what: &str, index: usize, len: usize) -> Result<()> {
     }
 }
 
-/// Item i is row i of each of some tensors, as a view of it.
+/// Item i is a view of row i of each tensor.
 #[derive(Clone, Debug)]
 pub struct TensorDataset {
     tensors: Vec<Tensor>,
@@ -141,7 +141,8 @@ impl Dataset for TensorDataset {
     }
 }
 
-/// The logical CPU device on which items and batches wait. Models use others, so their ledgers do not depend on how much was read ahead.
+/// The logical CPU device of items and batches that are read ahead. Models use other devices, so their ledgers do not depend on how
+/// much was read ahead.
 pub const HOST: Device = Device::Cpu(1023);
 
 /// One batch of items of the same shapes: tensor t of the batch has all items' tensors t along a new first dimension, on [`HOST`].

@@ -1,4 +1,4 @@
-//! [`Map`] and [`Concat`]: data sets made of others.
+//! Data sets made of others: [`Map`] changes items, [`Concat`] joins data sets, [`Subset`] selects items.
 
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ impl Dataset for Concat {
     }
 }
 
-/// The draws of a split, apart from those of the order of an epoch.
+/// The site of a split's random draws.
 const SITE: u64 = 0x7370_6c69;
 
 /// Some items of a data set, in an order of their own.
@@ -108,7 +108,7 @@ impl<D: Dataset> Subset<D> {
         Ok(Subset { dataset, chosen: Chosen::Listed(indices) })
     }
 
-    /// Which item of the whole data set is item `index` here.
+    /// The index in the whole data set of this subset's item `index`.
     ///
     /// # Errors
     /// If there is no such item.

@@ -1,7 +1,7 @@
-//! Files that are read a part at a time, and files that are written whole or not at all.
+//! Files that are read a part at a time, and files that are written completely or not at all.
 //!
-//! Parts are read at a position (`pread`) rather than through a memory map: it takes no unsafe code, and a file that somebody cuts
-//! short while it is open is an error, not a bus error. The system's page cache serves both.
+//! Parts are read at a position (`pread`) rather than through a memory map. This needs no unsafe code, and a file that another program
+//! truncates while it is open is an error instead of a bus error. Both ways use the system's page cache.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use phalanx_tensor::io::atomic;
 use super::wrong;
 use crate::{Error, Result};
 
-/// An open file, which any number of threads read.
+/// An open file. Any number of threads read it.
 #[derive(Debug)]
 pub(super) struct Bytes {
     file: File,
@@ -24,7 +24,7 @@ impl Bytes {
     /// Opens a regular file that is not empty.
     pub(super) fn open(path: &Path) -> Result<Bytes> {
         let refuse = |why: io::Error| wrong(path.display(), why);
-        // Asked before opening: opening a pipe would wait for a writer.
+        // The type is checked before opening, because opening a pipe would wait for a writer.
         let about = std::fs::metadata(path).map_err(refuse)?;
         if !about.is_file() {
             return Err(wrong(path.display(), "got no regular file, wanted one"));
@@ -104,12 +104,12 @@ fn read_exact_at(file: &File, mut at: u64, mut to: &mut [u8]) -> io::Result<()> 
     Ok(())
 }
 
-/// Replaces the file at `path` by what `fill` writes, once all of it is on disk. After an error the path is what it was.
+/// Replaces the file at `path` by what `fill` writes, once all of it is on disk. After an error the old file is unchanged.
 pub(super) fn write_whole<R>(path: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<R>) -> Result<R> {
     let mut outcome = None;
     let written = atomic::write(path, |out| match outcome.insert(fill(out)) {
         Ok(_) => Ok(()),
-        // Only says that there is one; it is returned below.
+        // This only ends the write; the error itself is returned below.
         Err(error) => Err(io::Error::other(error.to_string())),
     });
     match outcome {

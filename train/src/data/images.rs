@@ -30,14 +30,14 @@ impl Color {
     }
 }
 
-/// How an [`ImageFolder`] decodes. Unless told otherwise: RGB, values from 0 to 1.
+/// The decoding of an [`ImageFolder`]. By default: RGB, values from 0 to 1.
 #[derive(Clone, Debug)]
 #[must_use = "it opens nothing before `open`"]
 pub struct ImageFolderConfig {
     height: u32,
     width: u32,
     color: Color,
-    /// Subtracted from each channel, and what it is then divided by.
+    /// The mean that is subtracted from each channel, and the deviation by which it is then divided.
     normalization: Option<(Vec<f32>, Vec<f32>)>,
 }
 
@@ -184,7 +184,7 @@ impl Dataset for ImageFolder {
     }
 }
 
-/// What lies in a folder, sorted by name.
+/// The entries of a folder, sorted by name.
 fn list(folder: &Path) -> Result<Vec<PathBuf>> {
     let refuse = |e: std::io::Error| -> Error { wrong(folder.display(), e) };
     let entries = std::fs::read_dir(folder).map_err(refuse)?;

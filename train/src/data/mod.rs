@@ -1,12 +1,12 @@
-//! What a training step reads: data sets, a loader with worker threads, token files, images and tables.
+//! The data of training steps: data sets, a loader with worker threads, token files, images and tables.
 //!
 //! - A [`Dataset`] has numbered items, each some tensors: [`TensorDataset`], `ImageFolder`, `Csv`, `JsonLines`, or your own. It can be
 //!   split, mapped, concatenated.
 //! - [`Samples`] is an endless sequence, each sample computed from its number alone: a shuffled data set ([`Shuffled`]), windows of a
 //!   text ([`TokenWindows`], [`Packed`]), a mixture ([`Blend`]).
-//! - A [`DataLoader`] reads the samples of steps on worker threads and hands them out as batches. Row r of step s is sample
-//!   `s * batch + r`, whatever the ranks, micro-batches and workers are, so the number of the step is all that has to be saved to continue.
-//! - [`Tokens`] are read where they lie in a file, a window at a time: [`TokenFile`], [`IndexedTokens`]. [`prepare`] makes such a file of texts.
+//! - A [`DataLoader`] reads the samples of steps on worker threads and returns them as batches. Row r of step s is sample
+//!   `s * batch + r`, whatever the ranks, micro-batches and workers are. So a checkpoint saves the number of the step only.
+//! - [`Tokens`] are read from a file a window at a time: [`TokenFile`], [`IndexedTokens`]. [`prepare`] makes such a file from texts.
 //!
 //! ```
 //! use phalanx_tensor::{Device, Tensor};
@@ -23,7 +23,7 @@
 //!         assert_eq!(batch.tensors[0].shape(), [16, 2]);
 //!     }
 //! }
-//! let saved = loader.position(); // `with_position(saved)` goes on from here
+//! let saved = loader.position(); // `with_position(saved)` continues from here
 //! # assert_eq!(saved, 20);
 //!
 //! for step in config.evaluate(validation)? {
@@ -47,9 +47,6 @@ mod loader;
 
 mod samples;
 mod tokens;
-
-#[cfg(test)]
-mod scratch;
 
 #[cfg(feature = "csv")]
 pub use csv::{Csv, CsvConfig, CsvLabel};
@@ -77,13 +74,76 @@ pub(crate) fn wrong(what: impl std::fmt::Display, why: impl std::fmt::Display) -
     Error::Data { what: what.to_string(), why: why.to_string() }
 }
 
-/// What a run reads.
+/// The data of a run.
 #[derive(Clone)]
 pub struct Data {
     /// Training samples. Row r of step s is sample `s * batch + r`.
     pub samples: Arc<dyn Samples>,
-    /// What of a row counts in the mean loss: 1, or the tokens of a sequence.
+    /// How often a row counts in the mean loss: once, or as often as a sequence has tokens.
     pub counted: usize,
-    /// Data that is not trained on.
+    /// Data to measure the loss on, which is not trained on.
     pub validation: Option<Arc<dyn Dataset>>,
+}
+
+/// A folder that goes away and a data set of numbers, for this module's tests.
+#[cfg(test)]
+mod scratch {
+    use std::path::{Path, PathBuf};
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use phalanx_tensor::Tensor;
+
+    use super::{HOST, TensorDataset};
+
+    /// A folder of a test's own, removed when it is dropped.
+    pub(super) struct Folder(PathBuf);
+
+    impl Folder {
+        pub(super) fn new() -> Folder {
+            static NEXT: AtomicU64 = AtomicU64::new(0);
+            let number = NEXT.fetch_add(1, Ordering::Relaxed);
+            let path = std::env::temp_dir().join(format!("phalanx-data-{}-{number}", std::process::id()));
+            std::fs::create_dir_all(&path).unwrap();
+            Folder(path)
+        }
+
+        pub(super) fn path(&self, name: &str) -> PathBuf {
+            self.0.join(name)
+        }
+
+        /// The path of a new file of these bytes.
+        pub(super) fn file(&self, name: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+            let path = self.path(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(&path, bytes).unwrap();
+            path
+        }
+
+        /// The entries of the folder, sorted.
+        pub(super) fn names(&self) -> Vec<String> {
+            let name =
+                |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+            let mut names: Vec<String> = std::fs::read_dir(&self.0).unwrap().map(name).collect();
+            names.sort();
+            names
+        }
+    }
+
+    impl AsRef<Path> for Folder {
+        fn as_ref(&self) -> &Path {
+            &self.0
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    /// The items 0, 1, .. as i64 scalars.
+    pub(super) fn numbers(len: usize) -> TensorDataset {
+        let values: Vec<i64> = (0..len as i64).collect();
+        TensorDataset::new(vec![Tensor::from_vec(values, &[len], HOST).unwrap()]).unwrap()
+    }
 }

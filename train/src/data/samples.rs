@@ -1,4 +1,5 @@
-//! [`Samples`]: an endless sequence that is read in any order, and data sets as such.
+//! [`Samples`]: an endless sequence of samples, each a function of its number; [`Shuffled`] and [`Ordered`], data sets as sequences;
+//! [`Blend`], a mixture of sequences.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ pub trait Samples: Send + Sync {
     /// If it cannot be read.
     fn sample(&self, number: u64) -> Result<Vec<Tensor>>;
 
-    /// What errors call the sample.
+    /// The sample's name in errors.
     fn name(&self, number: u64) -> String {
         format!("sample {number}")
     }
@@ -94,7 +95,7 @@ impl<D: Dataset> Ordered<D> {
     }
 }
 
-/// The number of items, of which there is to be one.
+/// The number of items, or an error if there are none.
 fn some_items(dataset: &impl Dataset) -> Result<u64> {
     match dataset.len() {
         0 => Err(wrong("Dataset", "got one without items, wanted at least one item")),
@@ -152,11 +153,11 @@ pub struct Blend {
 
 /// Samples of a block at least.
 const BLOCK_MIN: u64 = 1000;
-/// Samples of a block at most, which is what the smallest share asks for.
+/// Samples of a block at most. The smallest weight decides how many a block needs.
 const BLOCK_MAX: u64 = 1 << 40;
-/// What all weights are together.
+/// The sum of all weights.
 const WHOLE: u64 = 1 << 60;
-/// The draws of the mixture, apart from those inside a source.
+/// The site of the mixture's random draws.
 const SITE: u64 = 0x626c_656e;
 
 impl Blend {
@@ -191,7 +192,7 @@ impl Blend {
         self.order.count()
     }
 
-    /// Which source a sample comes from, and which of that source's samples it is.
+    /// The source of a sample, and the sample's number in that source.
     pub fn draw(&self, sample: u64) -> (usize, u64) {
         let (block, mut place) = self.order.draw(sample);
         let before = self.counts(block);
@@ -221,7 +222,7 @@ impl Blend {
     }
 }
 
-/// The weights as parts of 2^60, which they are together. What rounding leaves goes to the largest.
+/// The weights in fixed point, with the sum 2^60. The largest weight takes the rounding error.
 fn fixed_point(weights: &[f64], sum: f64) -> Vec<u64> {
     let mut fixed: Vec<u64> = weights.iter().map(|w| ((w / sum * WHOLE as f64) as u64).min(WHOLE)).collect();
     let total: u64 = fixed.iter().sum();
@@ -243,7 +244,7 @@ impl Samples for Blend {
     }
 
     fn collate(&self, items: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>> {
-        // There is one: a weight is above 0.
+        // There is a source, since a weight is above 0.
         self.sources[0].collate(items)
     }
 }

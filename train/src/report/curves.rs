@@ -1,4 +1,4 @@
-//! What is measured at each step, and what happened at single ones.
+//! Curves over the steps of a run, and events at single steps.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -6,13 +6,13 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Curves {
-    /// What a loss is measured in, such as `nats a token`.
+    /// The loss's unit, such as `nats a token`.
     pub loss_unit: String,
-    /// What throughput is measured in, such as `tokens/s`.
+    /// The throughput's unit, such as `tokens/s`.
     pub throughput_unit: String,
     /// The mean loss of each step's batch.
     pub loss: Series,
-    /// The loss on data that is not trained on, at the steps where it was measured.
+    /// The validation loss, at the steps where it was measured.
     pub validation: Series,
     /// The learning rate.
     pub lr: Series,
@@ -32,13 +32,13 @@ pub struct Curves {
 pub struct Chart {
     /// Its heading.
     pub title: String,
-    /// What its values are measured in; may be empty.
+    /// The unit of its values; may be empty.
     pub unit: String,
     /// Its curves and their names.
     pub series: Vec<(String, Series)>,
 }
 
-/// Values at steps. A step that was run again after a rollback counts as it went the last time.
+/// Values at steps. Of a step that ran again after a rollback, the last value counts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Series {
@@ -50,27 +50,27 @@ pub struct Series {
     pub values: Vec<f64>,
 }
 
-/// Something that happened at a step: a thin line through all curves.
+/// An event at a step, drawn as a thin line through all curves.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Mark {
-    /// After how many steps.
+    /// The number of steps done before it.
     pub step: u64,
-    /// Which line to draw.
+    /// Its kind.
     pub kind: MarkKind,
-    /// What happened, in a few words; may be empty.
+    /// A few words about it; may be empty.
     pub text: String,
 }
 
-/// What can happen at a step.
+/// The kinds of events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MarkKind {
     /// A checkpoint was written.
     Checkpoint,
-    /// The run went on from a checkpoint.
+    /// The run was resumed from a checkpoint.
     Resumed,
-    /// The step's update was left out, since its gradients were not finite.
+    /// The step's update was skipped, because its gradients were not finite.
     Skipped,
     /// The run ended with an error.
     Failed,
@@ -78,7 +78,7 @@ pub enum MarkKind {
     RolledBack,
     /// Training ended before its last step.
     EarlyStop,
-    /// Something else, which the text tells.
+    /// Another event, described by its text.
     #[default]
     Other,
 }
@@ -90,12 +90,12 @@ impl Series {
         self.values.push(value);
     }
 
-    /// Takes back the steps from this one on.
+    /// Removes the steps from this one on.
     pub fn truncate(&mut self, from: u64) {
         *self = self.points().filter(|(step, _)| *step < from).collect();
     }
 
-    /// Whether there is nothing to draw.
+    /// Whether there are no values.
     pub fn is_empty(&self) -> bool {
         self.steps.is_empty() || self.values.is_empty()
     }
@@ -106,7 +106,7 @@ impl Series {
         self.steps[..count].iter().copied().zip(self.values[..count].iter().copied())
     }
 
-    /// The middle one of the finite values.
+    /// The median of the finite values.
     pub fn median(&self) -> Option<f64> {
         let mut finite: Vec<f64> = self.values.iter().copied().filter(|v| v.is_finite()).collect();
         finite.sort_by(f64::total_cmp);
@@ -136,7 +136,7 @@ fn runs<S: Serializer>(steps: &[u64], to: S) -> Result<S::Ok, S::Error> {
     runs.serialize(to)
 }
 
-/// What [`runs`] wrote.
+/// Reads what [`runs`] wrote.
 fn steps<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u64>, D::Error> {
     let runs = Vec::<(u64, u64, u64)>::deserialize(from)?;
     let steps = |(first, by, count): (u64, u64, u64)| {
@@ -148,21 +148,21 @@ fn steps<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<u64>, D::Error> {
     }
 }
 
-/// More steps than this are no run's.
+/// The most steps that are read; more are an error.
 const STEPS_MAX: u64 = 1 << 28;
 
-/// What [`rounded`] wrote.
+/// Reads what [`rounded`] wrote.
 fn values<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f64>, D::Error> {
     let values = Vec::<Option<f64>>::deserialize(from)?;
     Ok(values.into_iter().map(|value| value.unwrap_or(f64::NAN)).collect())
 }
 
-/// Six digits are more than a curve shows and keep a page of 200,000 steps small. What is not finite becomes `null`.
+/// Writes values with six digits: a curve shows fewer, and a page of 200,000 steps stays small. A value that is not finite becomes `null`.
 fn rounded<S: Serializer>(values: &[f64], to: S) -> Result<S::Ok, S::Error> {
     to.collect_seq(values.iter().map(|&value| significant(value, 6)))
 }
 
-/// The value with so many digits.
+/// The value rounded to `digits` significant digits.
 pub(super) fn significant(value: f64, digits: usize) -> f64 {
     format!("{value:.*e}", digits - 1).parse().unwrap_or(value)
 }

@@ -5,14 +5,14 @@
 //!   Event:  wall_time 1, step 2, file_version 3, summary 5, session_log 7                              (protocol buffers)
 //! ```
 //!
-//! Source: TensorFlow's `event.proto`, `summary.proto`, `tensor.proto` and the TFRecord format, of which this is the small part needed.
+//! Source: TensorFlow's `event.proto`, `summary.proto`, `tensor.proto` and the TFRecord format.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-/// An open event file. What was written is on disk after [`Events::flush`] or when this is dropped.
+/// An open event file. [`Events::flush`] and dropping write it to the disk.
 #[derive(Debug)]
 pub struct Events {
     path: PathBuf,
@@ -20,7 +20,7 @@ pub struct Events {
 }
 
 impl Events {
-    /// A new file in a folder, which is made if need be. What earlier runs left there no longer shows.
+    /// Creates a file in `folder`, and the folder if it is missing. TensorBoard no longer shows the events of earlier files there.
     ///
     /// # Errors
     ///
@@ -29,23 +29,23 @@ impl Events {
         Events::resume(folder, 0)
     }
 
-    /// A new file beside those of the run so far. What those say of steps from `from` on no longer shows.
+    /// Creates a file beside those of the run so far. TensorBoard no longer shows their events from step `from` on.
     ///
     /// # Errors
     ///
-    /// As of [`Events::create`].
+    /// Those of [`Events::create`].
     pub fn resume(folder: &Path, from: u64) -> Result<Events, String> {
         std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
         let (path, file) = new_file(folder)?;
         let mut events = Events { path, file: BufWriter::new(file) };
-        // `START` is what tells a reader to forget steps from this one on.
+        // A `START` makes readers discard the steps from this one on.
         events.event(0, |event| event.bytes(3, b"brain.Event:2"))?;
         events.event(from, |event| event.message(7, |log| log.integer(1, 1)))?;
         events.flush()?;
         Ok(events)
     }
 
-    /// Where the file is.
+    /// The file's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -93,7 +93,7 @@ impl Events {
         })
     }
 
-    /// Hands everything to the operating system, so that a reader sees it.
+    /// Writes all events to the file.
     ///
     /// # Errors
     ///
@@ -113,7 +113,7 @@ impl Events {
     }
 }
 
-/// A file that did not exist. Readers take files in the order of their names, which begin with the time.
+/// Creates a file under a new name. Readers take files in the order of their names, which begin with the time.
 fn new_file(folder: &Path) -> Result<(PathBuf, File), String> {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname");
     let host = host.or_else(|_| std::env::var("COMPUTERNAME")).unwrap_or_default();
@@ -139,7 +139,7 @@ fn since_epoch() -> Duration {
     SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
 
-/// A message of protocol buffers, as bytes.
+/// An encoded message of protocol buffers.
 #[derive(Default)]
 struct Proto(Vec<u8>);
 
@@ -152,7 +152,7 @@ impl Proto {
         self.0.push(value as u8);
     }
 
-    /// A field's number and how its value is written: 0 varint, 1 eight bytes, 2 bytes with their length, 5 four bytes.
+    /// A field's tag: its number and wire type (0 varint, 1 eight bytes, 2 bytes with their length, 5 four bytes).
     fn key(&mut self, field: u64, wire: u64) {
         self.varint(field << 3 | wire);
     }
@@ -185,17 +185,17 @@ impl Proto {
     }
 }
 
-/// The checksum as records hold it: turned and shifted, so that a checksum of checksums is not a special value.
+/// The masked checksum of TFRecord: rotated and shifted, so that a checksum of checksums is no special value.
 fn masked(data: &[u8]) -> [u8; 4] {
     crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
 }
 
-/// Castagnoli's cyclic redundancy check, a byte at a time.
+/// CRC-32C (Castagnoli), a byte at a time.
 fn crc32c(data: &[u8]) -> u32 {
     !data.iter().fold(!0, |crc: u32, byte| (crc >> 8) ^ TABLE[usize::from(crc as u8 ^ byte)])
 }
 
-/// The check of each single byte, by the polynomial 0x1edc6f41 with its bits reversed.
+/// The CRC of each byte, by the polynomial 0x1edc6f41 with its bits reversed.
 const TABLE: [u32; 256] = {
     let mut table = [0; 256];
     let mut byte = 0;
@@ -239,7 +239,7 @@ mod tests {
         records
     }
 
-    /// Vectors of RFC 3720, section B.4, and the usual one for checks.
+    /// Test vectors of RFC 3720, section B.4, and the common check value.
     #[test]
     fn crc32c_equals_published_values() {
         let up: Vec<u8> = (0..32).collect();

@@ -1,4 +1,4 @@
-//! Numbers as a reader wants them, and text that HTML cannot mistake for markup.
+//! Numbers formatted for readers, and text escaped for HTML.
 
 /// With a comma after every three digits: `1,234,567`.
 pub(super) fn grouped(value: u64) -> String {
@@ -73,7 +73,7 @@ pub(super) fn rate(value: f64, unit: &str) -> String {
     format!("{} {prefix}{unit}", super::curves::significant(size, 3))
 }
 
-/// Text for HTML, in an element or a quoted attribute.
+/// Escapes text for an HTML element or a quoted attribute.
 pub(super) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {

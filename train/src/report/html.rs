@@ -1,4 +1,4 @@
-//! The page put together: a template, its style and script, the parts that are text, and the data of those that are drawn.
+//! The page: a template, its style and script, the parts that are text, and the data of the drawn parts.
 
 use std::fmt::Write;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::format::{bytes, count, escape, grouped, number, rate, seconds};
 use super::{Collective, Curves, Mark, Memory, Profile, Report, Timeline, texts};
 
-/// What the script draws.
+/// The data that the script draws.
 #[derive(Serialize)]
 struct Drawn<'a> {
     curves: &'a Curves,
@@ -18,7 +18,7 @@ struct Drawn<'a> {
     profile: &'a Profile,
 }
 
-/// The script's files, in an order in which each uses those before it.
+/// The script's files, each after those that it uses.
 const SCRIPTS: [&str; 7] = [
     include_str!("page/base.js"),
     include_str!("page/plot.js"),
@@ -29,7 +29,7 @@ const SCRIPTS: [&str; 7] = [
     include_str!("page/page.js"),
 ];
 
-/// A part of the page: the name that the script and links know, its heading, its content so far.
+/// A part of the page: its name for the script and for links, its heading, its content.
 struct Section {
     id: &'static str,
     title: &'static str,
@@ -60,7 +60,7 @@ pub(super) fn page(report: &Report) -> String {
     })
 }
 
-/// The parts that have something to show.
+/// The parts that have data.
 fn sections(report: &Report) -> Vec<Section> {
     let Report { curves, memory, timeline, collectives, profile, samples, settings, .. } = report;
     let mut sections = Vec::new();
@@ -95,7 +95,7 @@ impl Curves {
     }
 }
 
-/// JSON that may stand in a script element: `<` occurs only in strings, where an escape means the same.
+/// JSON for a script element. `<` occurs only in strings, and is escaped there.
 fn data(report: &Report) -> String {
     let Report { curves, marks, memory, timeline, collectives, profile, .. } = report;
     let drawn = Drawn { curves, marks, memory, timeline: timeline.as_ref(), collectives, profile };
@@ -103,7 +103,7 @@ fn data(report: &Report) -> String {
     serde_json::to_string(&drawn).unwrap_or_else(|_| "{}".to_owned()).replace('<', "\\u003c")
 }
 
-/// The template with `value(name)` in place of each `{{name}}`. What is put in is not looked at again.
+/// The template with `value(name)` in place of each `{{name}}`. Inserted text is not expanded again.
 fn fill(template: &str, value: impl Fn(&str) -> String) -> String {
     let mut pieces = template.split("{{");
     let mut filled = pieces.next().unwrap_or_default().to_owned();
@@ -115,23 +115,23 @@ fn fill(template: &str, value: impl Fn(&str) -> String) -> String {
     filled
 }
 
-/// How long, how large, how it ended.
+/// Duration, size, and how the run ended.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Summary {
-    /// Steps that were run; those before a resume count.
+    /// Steps done, including those before a resume.
     pub steps: u64,
     /// Elements of all parameters of the model.
     pub parameters: u64,
-    /// How many ranks trained.
+    /// The number of ranks.
     pub ranks: usize,
     /// Wall time in seconds.
     pub seconds: f64,
-    /// The most bytes in tensors at one time, one a rank.
+    /// The peak bytes in tensors, for each rank.
     pub peak_bytes: Vec<u64>,
-    /// When the run ended, as a reader wants it; may be empty.
+    /// When the run ended, formatted; may be empty.
     pub date: String,
-    /// A sentence on how the run ended, if not by its last step; may be empty.
+    /// A sentence about how the run ended, if it did not reach its last step; may be empty.
     pub outcome: String,
 }
 
@@ -158,7 +158,7 @@ pub(super) fn heading(report: &Report) -> String {
     html
 }
 
-/// What the run is called.
+/// The run's name.
 pub(super) fn run_name(report: &Report) -> &str {
     if report.name.is_empty() { "Training run" } else { &report.name }
 }
@@ -202,7 +202,7 @@ fn value(loss: f64) -> String {
     if loss.is_finite() { number(loss) } else { "a value that is not finite".to_owned() }
 }
 
-/// Parts of a note, without those that are empty.
+/// Joins the parts of a note that are not empty.
 fn note(parts: &[&str], between: &str) -> String {
     let parts: Vec<&str> = parts.iter().copied().filter(|part| !part.is_empty()).collect();
     parts.join(between)

@@ -1,4 +1,4 @@
-//! The ranks as a grid of data, tensor and pipeline parallelism, and what each holds.
+//! The ranks as a grid of data, tensor and pipeline parallelism, with the contents of each.
 
 use std::fmt::Write;
 
@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 
 use super::format::{bytes, count, escape};
 
-/// Which rank holds what.
+/// What each rank holds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Layout {
-    /// Replicas of the model, which have other data: rows of the grid.
+    /// Replicas of the model: rows of the grid.
     pub data: usize,
-    /// Ranks that share a layer: within a field of the grid.
+    /// Ranks of tensor parallelism: within a field of the grid.
     pub tensor: usize,
-    /// Places in the pipeline: columns of the grid.
+    /// Ranks of the pipeline: columns of the grid.
     pub pipeline: usize,
-    /// What is cut over replicas: 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters.
+    /// ZeRO's stage: replicas shard 0 nothing, 1 optimizer state, 2 also gradients, 3 also parameters.
     pub zero_stage: u8,
     /// The pipeline's schedule, such as `1f1b`; may be empty.
     pub schedule: String,
@@ -28,37 +28,37 @@ pub struct Layout {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Holds {
-    /// Which rank.
+    /// The rank's number.
     pub rank: usize,
-    /// Which replica, from 0.
+    /// Its replica, from 0.
     pub data: usize,
-    /// Its place among the ranks that share a layer, from 0.
+    /// Its rank in tensor parallelism, from 0.
     pub tensor: usize,
-    /// Its place in the pipeline, from 0.
+    /// Its rank in the pipeline, from 0.
     pub pipeline: usize,
     /// Its stages of the pipeline, from 0. Ranks with the same stages have the same colour.
     pub stages: Vec<usize>,
-    /// What that is of the model, such as `embedding, blocks 0-5`.
+    /// These stages' part of the model, such as `embedding, blocks 0-5`.
     pub holds: String,
-    /// Elements of parameters that it keeps from step to step.
+    /// Elements of parameters that it keeps between steps.
     pub parameters: u64,
-    /// Bytes of parameters that it keeps; 0 where that is not known, as in the next two.
+    /// Bytes of parameters that it keeps; 0 if unknown, as in the next two fields.
     pub parameters_bytes: u64,
     /// Bytes of gradients between two steps.
     pub gradients_bytes: u64,
     /// Bytes of the optimizer's state.
     pub optimizer_bytes: u64,
-    /// Where it runs, such as `cpu:0`; may be empty.
+    /// Its device, such as `cpu:0`; may be empty.
     pub device: String,
 }
 
-/// More replicas than this are not all drawn.
+/// The most replicas that are all drawn.
 const REPLICAS: usize = 6;
-/// More ranks than this are drawn as their numbers alone.
+/// The most ranks that are drawn with their contents; of more, only the numbers are drawn.
 const RANKS: usize = 32;
 
 impl Layout {
-    /// A caption and the grid. Shares are of `parameters`, where that is known.
+    /// A caption and the grid. Percentages are of `parameters`, if that is known.
     pub(super) fn html(&self, parameters: u64) -> String {
         let replicas: Vec<usize> = (0..self.data.max(1)).filter(|&replica| self.is_drawn(replica)).collect();
         let dense = replicas.len() * self.tensor.max(1) * self.pipeline.max(1) > RANKS;
@@ -89,12 +89,12 @@ impl Layout {
         html
     }
 
-    /// Of many replicas the first ones and the last.
+    /// The replicas that are drawn: all, or the first ones and the last.
     fn is_drawn(&self, replica: usize) -> bool {
         self.data <= REPLICAS || replica < REPLICAS - 2 || replica + 1 == self.data
     }
 
-    /// The columns' heads, which say in a dense grid what the ranks below have no room for.
+    /// The columns' heads. In a dense grid they also say what the ranks below hold.
     fn head(&self, html: &mut String, parameters: u64, dense: bool) {
         if self.pipeline <= 1 && !dense {
             return;
@@ -130,13 +130,13 @@ impl Layout {
         html.push_str("</div>");
     }
 
-    /// What a rank has for itself.
+    /// The text of one rank.
     fn own(&self, rank: &Holds) -> Vec<String> {
         let tensor = if self.tensor > 1 { format!("tensor {}", rank.tensor) } else { String::new() };
         [tensor, rank.device.clone()].into_iter().filter(|fact| !fact.is_empty()).collect()
     }
 
-    /// What all ranks of a place in the pipeline share.
+    /// The text that all ranks of a column share.
     fn facts(&self, rank: &Holds, parameters: u64) -> Vec<String> {
         let mut facts = Vec::new();
         if self.pipeline > 1 && !rank.stages.is_empty() {

@@ -1,7 +1,7 @@
 //! [`Report`]: what a training run was, as one page that opens anywhere.
 //!
 //! A program fills a [`Report`] field by field while it trains and writes [`Report::to_html`] to a file. The page makes no request: its
-//! style, its script and its data are inside. What nothing was put into does not show.
+//! style, script and data are inside. Parts without data are left out.
 //!
 //! ```text
 //!   Report --- heading, layout, texts --> HTML (reads without a script, too)
@@ -27,40 +27,40 @@ use serde::{Deserialize, Serialize};
 pub use step::{Collective, Lane, Memory, Operation, Pass, Profile, Profiled, Span, SpanKind, Timeline};
 pub use texts::{Machine, Sample, Setting};
 
-/// A training run, as its page shows it. Every field may stay empty.
+/// The contents of a run's page. Every field may be empty.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Report {
-    /// What the run is called: the page's heading.
+    /// The run's name: the page's heading.
     pub name: String,
-    /// How long, how large, how it ended.
+    /// Duration, size, and how the run ended.
     pub summary: Summary,
-    /// What was measured at each step.
+    /// The measurements of each step.
     pub curves: Curves,
-    /// What happened at single steps.
+    /// Events at single steps.
     pub marks: Vec<Mark>,
-    /// The memory of one step, one a rank.
+    /// The memory of one step, for each rank.
     pub memory: Vec<Memory>,
-    /// Which rank holds what. One rank alone needs none.
+    /// What each rank holds. A run on one rank has none.
     pub layout: Option<Layout>,
-    /// What ran when, in one step.
+    /// The spans of one step.
     pub timeline: Option<Timeline>,
-    /// What ranks told each other: one for each rank, kind and group.
+    /// The communication: one entry for each rank, kind and group.
     pub collectives: Vec<Collective>,
     /// The time of each operation.
     pub profile: Profile,
-    /// Texts that the model wrote as training went, oldest first.
+    /// Samples that the model wrote during training, oldest first.
     pub samples: Vec<Sample>,
     /// Every setting, in the order to show.
     pub settings: Vec<Setting>,
-    /// What the run ran on.
+    /// The machine.
     pub machine: Machine,
     /// The command line that repeats the run, quoted for a shell.
     pub command: String,
 }
 
 impl Report {
-    /// The page. It holds everything that it needs.
+    /// The page as one HTML file.
     pub fn to_html(&self) -> String {
         html::page(self)
     }

@@ -1,74 +1,74 @@
-//! One step from the inside: memory, what ran when, what ranks told each other.
+//! The inside of one step: memory, spans, communication, times of operations.
 
 use std::fmt::Write;
 
 use serde::{Deserialize, Serialize, Serializer};
 
-/// The bytes in tensors over one step of a rank. A value holds until the next time.
+/// The bytes in tensors over one step of a rank. A value is valid until the next time.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Memory {
-    /// Which rank.
+    /// The rank.
     pub rank: usize,
-    /// Which step, from 1.
+    /// The step, from 1.
     pub step: u64,
-    /// What the bytes are for, such as `parameters`; the first is drawn at the bottom.
+    /// The categories, such as `parameters`; the first is drawn at the bottom.
     pub categories: Vec<String>,
-    /// When something changed, in milliseconds from the step's start, in order. The last time is where the step ends.
+    /// The times of changes, ascending, in milliseconds from the step's start. The last is the step's end.
     pub times_ms: Vec<f64>,
-    /// For each category a value in bytes for each time.
+    /// The bytes of each category at each time.
     pub bytes: Vec<Vec<u64>>,
-    /// What the device has, in bytes; 0 where that is not known.
+    /// The device's memory in bytes; 0 if unknown.
     pub limit_bytes: u64,
 }
 
-/// What ran when in one step.
+/// The spans of one step, by lanes.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Timeline {
-    /// Which step, from 1.
+    /// The step, from 1.
     pub step: u64,
     /// A sentence for the caption, such as the schedule's name; may be empty.
     pub note: String,
-    /// From the top down. Lanes of one rank stand together.
+    /// From the top down. Lanes of one rank are adjacent.
     pub lanes: Vec<Lane>,
 }
 
 /// A row of spans. Spans that overlap are drawn below each other.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Lane {
-    /// Which rank.
+    /// The rank.
     pub rank: usize,
-    /// What runs here, such as `compute` or `communication`.
+    /// Its name, such as `compute` or `communication`.
     pub name: String,
     /// In any order.
     pub spans: Vec<Span>,
 }
 
-/// Something that ran for a while.
+/// An interval in which something ran.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Span {
-    /// What ran, such as `forward` or `all_reduce`.
+    /// Its name, such as `forward` or `all_reduce`.
     pub name: String,
-    /// Its colour.
+    /// Its kind, which gives its colour.
     pub kind: SpanKind,
-    /// In milliseconds from the step's start.
+    /// Its start, in milliseconds from the step's start.
     #[serde(serialize_with = "time")]
     pub start_ms: f64,
-    /// How long, in milliseconds.
+    /// Its duration in milliseconds.
     #[serde(serialize_with = "time")]
     pub ms: f64,
-    /// Which micro-batch, from 0, where there are several.
+    /// The micro-batch, from 0, if there are several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub micro_batch: Option<u64>,
-    /// Which stage of the pipeline, from 0.
+    /// The pipeline's stage, from 0.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stage: Option<u64>,
-    /// What else there is to say, such as `1.2 MB`; may be empty.
+    /// A note, such as `1.2 MB`; may be empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
 }
 
-/// What a span does: its colour, and whether the rank is busy.
+/// The kind of a span: gives its colour, and whether the rank is busy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SpanKind {
@@ -80,7 +80,7 @@ pub enum SpanKind {
     BackwardInput,
     /// The part of a backward pass that computes the gradients of weights.
     BackwardWeight,
-    /// A forward pass that is run again for its activations.
+    /// A recomputed forward pass.
     Recompute,
     /// The optimizer's step.
     Optimizer,
@@ -90,7 +90,7 @@ pub enum SpanKind {
     Communication,
     /// Waiting for another rank: not busy.
     Wait,
-    /// Something else.
+    /// Another kind.
     #[default]
     Other,
 }
@@ -98,82 +98,82 @@ pub enum SpanKind {
 /// Calls of one kind by one rank over the whole run.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Collective {
-    /// Which rank.
+    /// The rank.
     pub rank: usize,
-    /// Which call, such as `all_reduce`.
+    /// The call, such as `all_reduce`.
     pub kind: String,
-    /// Among whom, such as `data` or `pipeline`; may be empty.
+    /// The group, such as `data` or `pipeline`; may be empty.
     pub group: String,
-    /// How many.
+    /// The number of calls.
     pub calls: u64,
-    /// The bytes that this rank put in or got out, whichever is more.
+    /// The bytes that this rank sent or received, the larger of both.
     pub bytes: u64,
-    /// From each call's start until its tensors were free again, in milliseconds, waiting included.
+    /// The time in milliseconds from each call's start until its tensors were free again, including waits.
     #[serde(serialize_with = "time")]
     pub ms: f64,
 }
 
-/// Seven digits: nanoseconds in a step of a second.
+/// Rounds to seven digits: nanoseconds in a step of a second.
 pub(super) fn time<S: Serializer>(value: &f64, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_f64(super::curves::significant(*value, 7))
 }
 
-/// The time that operations took.
+/// The times of operations.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Profile {
-    /// Over how many steps.
+    /// The number of steps that were profiled.
     pub steps: u64,
-    /// One a rank.
+    /// One for each rank.
     pub ranks: Vec<Profiled>,
     /// One for each rank, name and pass.
     pub operations: Vec<Operation>,
 }
 
-/// The steps of one rank, and what it can do at most.
+/// The steps of one rank, and its peaks.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Profiled {
-    /// Which rank.
+    /// The rank.
     pub rank: usize,
-    /// All steps together, in milliseconds.
+    /// The time of all steps in milliseconds.
     #[serde(serialize_with = "time")]
     pub ms: f64,
-    /// The most floating-point operations a second; 0 where that was not measured.
+    /// The peak of floating-point operations per second; 0 if it was not measured.
     pub peak_flops_per_s: f64,
-    /// The most bytes a second; 0 where that was not measured.
+    /// The peak of bytes per second; 0 if it was not measured.
     pub peak_bytes_per_s: f64,
 }
 
 /// All calls of one operation on one rank.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Operation {
-    /// Which rank.
+    /// The rank.
     pub rank: usize,
-    /// Which operation, such as `linear`; `other` is the time of the steps that none has.
+    /// The operation, such as `linear`; `other` is the rest of the steps' time.
     pub name: String,
-    /// Where it ran.
+    /// The part of the step.
     pub pass: Pass,
-    /// How many calls; 0 of what is no call.
+    /// The number of calls; 0 for `other`.
     pub calls: u64,
     /// Their time in milliseconds.
     #[serde(serialize_with = "time")]
     pub ms: f64,
-    /// Their floating-point operations; 0 where they are not counted.
+    /// Their floating-point operations; 0 if not counted.
     pub flops: f64,
-    /// The bytes that they read and wrote; 0 where they are not counted.
+    /// The bytes that they read and wrote; 0 if not counted.
     pub bytes: f64,
 }
 
-/// The part of a step that an operation runs in.
+/// The part of a step in which an operation runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pass {
     /// The forward pass.
     Forward,
-    /// A forward pass that is run again.
+    /// A recomputed forward pass.
     Recompute,
     /// The backward pass.
     Backward,
-    /// Outside of them: data, the optimizer.
+    /// The rest: data, the optimizer.
     #[default]
     Step,
 }
@@ -190,7 +190,7 @@ impl Pass {
 }
 
 impl Profile {
-    /// The table as text, rank after rank, what took longest first.
+    /// The table as text, by ranks, the longest time first.
     pub fn table(&self) -> String {
         self.ranks.iter().map(|rank| self.of(rank)).collect::<Vec<_>>().join("\n")
     }

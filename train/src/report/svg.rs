@@ -1,13 +1,13 @@
-//! [`loss`]: the loss curve as a picture of its own, 800 by 450.
+//! [`loss`]: the loss curve as an SVG picture, 800 by 450.
 
 use std::fmt::Write;
 
 use super::format::{escape, grouped, number};
 
-/// Where the curves are: left, top, right, bottom.
+/// The borders of the plot: left, top, right, bottom.
 const BOX: [f64; 4] = [70.0, 40.0, 785.0, 400.0];
 
-/// The picture as SVG, or nothing where no loss is finite. Points are steps and losses, by step; gaps are where a loss is not finite.
+/// The picture, or nothing if no loss is finite. Points are steps and losses in order of the steps; a loss that is not finite is a gap.
 pub fn loss(training: &[(u64, f64)], validation: &[(u64, f64)], unit: &str) -> Option<String> {
     let all = || training.iter().chain(validation).copied().filter(|point| point.1.is_finite());
     let losses = range(all().map(|point| point.1))?;
@@ -52,12 +52,12 @@ pub fn loss(training: &[(u64, f64)], validation: &[(u64, f64)], unit: &str) -> O
     Some(svg + "</svg>\n")
 }
 
-/// The least and the largest of some values.
+/// The smallest and the largest value.
 fn range(values: impl Iterator<Item = f64>) -> Option<[f64; 2]> {
     values.map(|v| [v, v]).reduce(|a, b| [a[0].min(b[0]), a[1].max(b[1])])
 }
 
-/// Some `count` round numbers within a range, at distances of 1, 2 or 5 times a power of ten; `whole` ones for steps.
+/// About `count` ticks within a range, at distances of 1, 2 or 5 times a power of ten; `whole` numbers for steps.
 fn ticks([low, high]: [f64; 2], count: f64, whole: bool) -> Vec<f64> {
     let rough = (high - low) / count;
     let power = 10f64.powf(rough.log10().floor());

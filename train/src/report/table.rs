@@ -14,7 +14,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// A new table with the columns `step` and `columns`, in place of what was there.
+    /// Creates a table with the columns `step` and `columns`. Replaces an existing file.
     ///
     /// # Errors
     ///
@@ -26,7 +26,7 @@ impl Table {
         Ok(table)
     }
 
-    /// Goes on with a table: rows of steps before `from` stay. Where there is none, a new one.
+    /// Opens a table and removes its rows from step `from` on. Creates it if there is none.
     ///
     /// # Errors
     ///
@@ -55,7 +55,7 @@ impl Table {
         Ok(Table { path: path.to_path_buf(), file, columns: columns.len() })
     }
 
-    /// Adds a step: a value for each column, or nothing where none was measured.
+    /// Adds a step's row: a value for each column, or none if it was not measured.
     ///
     /// # Errors
     ///
@@ -75,13 +75,13 @@ impl Table {
         self.line(line)
     }
 
-    /// One write a line, so that a killed run leaves whole rows.
+    /// Writes a row at once, so that a killed run leaves whole rows.
     fn line(&mut self, line: String) -> Result<(), String> {
         self.file.write_all((line + "\n").as_bytes()).map_err(|e| format!("{}: {e}", self.path.display()))
     }
 }
 
-/// `step` and the names, those with commas or quotes in quotes.
+/// The header: `step` and the names; names with commas or quotes are quoted.
 fn header(columns: &[&str]) -> String {
     let mut header = "step".to_owned();
     for column in columns {
@@ -92,7 +92,7 @@ fn header(columns: &[&str]) -> String {
     header
 }
 
-/// Whether a line is a whole row of a step before `from`.
+/// Whether a line is a complete row of a step before `from`.
 fn is_row(line: &str, columns: usize, from: u64) -> bool {
     let mut cells = line.split(',');
     let step = cells.next().and_then(|cell| cell.parse::<u64>().ok());

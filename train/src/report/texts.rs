@@ -1,4 +1,4 @@
-//! The parts that are text: samples, settings, the machine.
+//! The parts of the page that are text: samples, settings, the machine.
 
 use std::fmt::Write;
 
@@ -6,15 +6,15 @@ use serde::{Deserialize, Serialize};
 
 use super::format::{bytes, escape, grouped, rate};
 
-/// A text that the model wrote.
+/// A sample of the model's text.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sample {
-    /// After how many steps.
+    /// The number of steps done before it.
     pub step: u64,
-    /// What the model was given; may be empty.
+    /// The prompt; may be empty.
     pub prompt: String,
-    /// What it wrote after that.
+    /// The continuation.
     pub text: String,
 }
 
@@ -26,19 +26,19 @@ pub struct Setting {
     pub key: String,
     /// Its value.
     pub value: String,
-    /// Whether it was given, not left as it is by default: stands out.
+    /// Whether it was given; the page emphasizes it. Otherwise it is a default.
     pub given: bool,
 }
 
-/// What the run ran on. What is empty or 0 does not show.
+/// The machine of a run. Fields that are empty or 0 are left out of the page.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Machine {
     /// The processor's name.
     pub cpu: String,
-    /// How many cores the run had.
+    /// The number of cores that the run had.
     pub cores: usize,
-    /// The instruction set that kernels used, such as `AVX-512`.
+    /// The kernels' instruction set, such as `AVX-512`.
     pub isa: String,
     /// The machine's memory.
     pub memory_bytes: u64,
@@ -50,15 +50,15 @@ pub struct Machine {
     pub version: String,
     /// The commit that it was built from.
     pub commit: String,
-    /// The most floating-point operations a second that were measured.
+    /// The measured peak of floating-point operations per second.
     pub peak_flops_per_s: f64,
-    /// The most bytes a second between memory and a core's registers that were measured.
+    /// The measured peak of bytes per second between memory and a core's registers.
     pub peak_bytes_per_s: f64,
     /// Further facts: name and value.
     pub more: Vec<(String, String)>,
 }
 
-/// A list that unfolds, with the last one open.
+/// A list of samples that unfold; the last one is open.
 pub(super) fn samples(samples: &[Sample]) -> String {
     let mut html = String::new();
     for (at, sample) in samples.iter().enumerate() {
@@ -92,7 +92,7 @@ pub(super) fn settings(settings: &[Setting]) -> String {
     html + "</dl>\n"
 }
 
-/// A command whose lines break between words only.
+/// A command that breaks only between words.
 pub(super) fn command(command: &str) -> String {
     let words: Vec<String> =
         command.split(' ').map(|word| format!("<span>{}</span>", escape(word))).collect();
@@ -100,7 +100,7 @@ pub(super) fn command(command: &str) -> String {
 }
 
 impl Machine {
-    /// What is known, by name.
+    /// The known facts by name.
     fn facts(&self) -> Vec<(&str, String)> {
         let known = |size: u64, text: String| if size > 0 { text } else { String::new() };
         let [flops, speed] = [self.peak_flops_per_s, self.peak_bytes_per_s];

@@ -1,4 +1,4 @@
-//! [`Key`]: a setting of a configuration, and [`Keyed`], a configuration of such settings.
+//! [`Key`]: a setting of a configuration; [`Keyed`]: a configuration of such settings; [`Value`]: a type that keys can set.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use phalanx_tensor::{DType, Device};
 use super::Given;
 use crate::{Error, Result};
 
-/// What a key's values are.
+/// The form of a key's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A whole number from 0 up.
@@ -28,7 +28,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// What an error says was wanted.
+    /// The allowed values, for errors.
     pub(super) fn wanted(self) -> String {
         match self {
             Kind::Whole => "a whole number from 0 up".into(),
@@ -75,11 +75,11 @@ type Set<C> = Arc<dyn Fn(&mut C, &str) -> Option<()> + Send + Sync>;
 /// A setting of a configuration `C`.
 #[derive(Clone)]
 pub struct Key<C> {
-    /// What it is called in files and errors.
+    /// Its name in files and errors.
     pub name: &'static str,
     /// What it does, in a sentence or two.
     pub help: &'static str,
-    /// What its values are.
+    /// The form of its values.
     pub kind: Kind,
     pub(super) get: Get<C>,
     pub(super) set: Set<C>,
@@ -97,7 +97,7 @@ impl<C: Clone + 'static> Key<C> {
         Key { name, help, kind: T::KIND, get: Arc::new(get), set: Arc::new(set) }
     }
 
-    /// A key for what only some configurations have; elsewhere it does nothing.
+    /// A key for a field that only some configurations have. For others it does nothing.
     pub fn partial<T: Value + 'static>(
         name: &'static str,
         help: &'static str,
@@ -114,7 +114,7 @@ impl<C: Clone + 'static> Key<C> {
         Key { name, help, kind: T::KIND, get: Arc::new(get), set: Arc::new(set) }
     }
 
-    /// A key that is read and written in its own way. `set` returns none if the text is of another form than the kind says.
+    /// A key with its own functions to read and write it. `set` returns `None` if the text has another form than the kind.
     pub fn with(
         name: &'static str,
         help: &'static str,
@@ -210,9 +210,9 @@ macro_rules! keyed {
     };
 }
 
-/// What a key can set: read from text, and written as text that is read as the same value.
+/// A type that keys can set: read from text, and written as text that is read as the same value.
 pub trait Value: Sized {
-    /// What its texts are.
+    /// The form of its texts.
     const KIND: Kind;
 
     /// The value of a text; none if it is of another form.
@@ -249,7 +249,7 @@ values! {
     Device: Kind::Form("cpu, cuda, cuda:1 or meta"),
 }
 
-/// Gives a type of few values the texts that keys have for them; or defines such a type.
+/// Implements [`Value`] for an enum by a text for each variant, or defines such an enum.
 ///
 /// ```
 /// use phalanx_train::{Value, choices};
@@ -298,7 +298,7 @@ impl Value for PathBuf {
     }
 }
 
-/// Texts are the lines of one.
+/// A list is a text with a line for each element.
 impl Value for Vec<String> {
     const KIND: Kind = Kind::Texts;
 

@@ -1,5 +1,5 @@
-//! [`Settings`]: a configuration by keys. Values come from a program's defaults, from a TOML file and from words such as `--steps 500`; the
-//! later of these win. The same table of keys has the help, and writes the file that repeats a run.
+//! [`Settings`]: a configuration by keys. Values come from a program's defaults, from a TOML file and from words such as `--steps 500`;
+//! later sources overrule earlier ones. The same table of keys has the help texts, and writes the file that repeats a run.
 
 mod key;
 
@@ -13,7 +13,7 @@ pub use key::{Key, Keyed, Kind, Value};
 use crate::report::Setting;
 use crate::{Error, Result};
 
-/// Where a value comes from. Later ones win.
+/// The source of a value. Later ones overrule earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// A file.
@@ -22,7 +22,7 @@ pub enum Source {
     Words,
 }
 
-/// What a file or words gave a key, by its name.
+/// Returns the source and the text that a file or words gave a key, by the key's name.
 pub type Given<'a> = dyn Fn(&str) -> Option<(Source, String)> + 'a;
 
 /// The values of a configuration's keys: those of the program, and those that files and words give.
@@ -86,7 +86,7 @@ impl<C: Keyed> Settings<C> {
         let text = key.kind.plain(text);
         let text = match self.given.get(key.name) {
             Some((before, _)) if *before > source => return Ok(()),
-            // A list is given one by one.
+            // The texts of a list are given one by one.
             Some((before, texts)) if *before == source && key.kind == Kind::Texts => {
                 format!("{texts}\n{text}")
             }
@@ -96,7 +96,7 @@ impl<C: Keyed> Settings<C> {
         Ok(())
     }
 
-    /// Two keys of which one run has at most one: if a file gives one and words the other, those of the words win.
+    /// Two keys that exclude each other. If a file gives one and words the other, the words overrule the file.
     ///
     /// # Errors
     /// If both come from the same place.
@@ -159,7 +159,7 @@ impl<C: Keyed> Settings<C> {
             let value = match value {
                 Some(value) => value,
                 None if kind == Kind::Switch => "true".into(),
-                // A word that begins like a key is a text only behind `=`.
+                // A text that begins like a key can only be given with `=`.
                 None => words.next_if(|word| !word.starts_with("--")).ok_or_else(|| {
                     Error::Config(format!("`{name}` has no value, wanted {}", kind.wanted()))
                 })?,

@@ -1,7 +1,7 @@
-//! [`Bpe`]: byte-pair encoding, learned from a text on the spot.
+//! [`Bpe`]: byte-pair encoding, learned from a text.
 //!
-//! Words are cut first (letters with underscores, digits, other marks, spaces; a space before a word belongs to it), and pairs are joined
-//! inside words only. It is written as `tokenizer.json`, which Hugging Face's libraries read with the same outcome.
+//! A text is first split into words (letters with underscores, digits, other marks, spaces; a space before a word belongs to it). Pairs are merged
+//! inside words only. An encoding is saved as `tokenizer.json`, from which Hugging Face's libraries get the same tokens.
 //! Source: Sennrich, Haddow and Birch: Neural machine translation of rare words with subword units (2016); bytes as in GPT-2 (2019).
 
 use std::cmp::Reverse;
@@ -12,12 +12,12 @@ use serde_json::{Map, Value, json};
 /// Two neighbouring tokens.
 type Pair = (u32, u32);
 
-/// A byte-pair encoding: tokens 0 to 255 are bytes, each later one joins two earlier ones.
+/// A byte-pair encoding: tokens 0 to 255 are bytes, each later token merges two earlier ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Bpe {
-    /// What each token beyond the bytes is made of.
+    /// The pair of each token beyond the bytes.
     merges: Vec<Pair>,
-    /// The number of a pair's token.
+    /// The token of each pair.
     token_of: HashMap<Pair, u32>,
 }
 
@@ -25,8 +25,8 @@ pub struct Bpe {
 const BYTES: u32 = 256;
 
 impl Bpe {
-    /// At most `vocabulary` tokens learned from a text: the pair of neighbours that is most frequent becomes a token, again and again; of
-    /// several the one with the lowest numbers. A pair that occurs once is not worth a token.
+    /// Learns at most `vocabulary` tokens from a text: again and again the most frequent pair of neighbours becomes a token; of
+    /// equally frequent ones the pair with the lowest numbers. A pair that occurs once becomes no token.
     pub fn train(text: &str, vocabulary: usize) -> Bpe {
         let mut counts: HashMap<&str, u64> = HashMap::new();
         words(text).for_each(|word| *counts.entry(word).or_default() += 1);
@@ -44,14 +44,14 @@ impl Bpe {
         bpe
     }
 
-    /// Of these pairs, in the order in which they were learned.
+    /// An encoding of these pairs, in the order in which they were learned.
     pub(super) fn of(merges: Vec<Pair>) -> Bpe {
         let mut bpe = Bpe::default();
         merges.into_iter().for_each(|pair| bpe.push(pair));
         bpe
     }
 
-    /// What each token beyond the bytes is made of.
+    /// The pair of each token beyond the bytes.
     pub(super) fn merges(&self) -> &[Pair] {
         &self.merges
     }
@@ -61,7 +61,7 @@ impl Bpe {
         self.merges.push(pair);
     }
 
-    /// How many tokens there are.
+    /// The number of tokens.
     pub fn vocabulary(&self) -> usize {
         BYTES as usize + self.merges.len()
     }
@@ -75,7 +75,7 @@ impl Bpe {
         tokens
     }
 
-    /// Joins the pair that was learned first, until there is none.
+    /// Merges pairs, those learned first before others, until there is none.
     fn encode_word(&self, word: &str) -> Vec<u32> {
         let mut tokens: Vec<u32> = word.bytes().map(u32::from).collect();
         loop {
@@ -86,7 +86,7 @@ impl Bpe {
         }
     }
 
-    /// The bytes of tokens; those that do not exist have none.
+    /// The bytes of tokens. Unknown tokens have no bytes.
     pub fn decode(&self, tokens: &[u32]) -> Vec<u8> {
         let mut bytes = Vec::new();
         tokens.iter().for_each(|&token| self.bytes_of(token, &mut bytes));
@@ -103,13 +103,13 @@ impl Bpe {
     }
 }
 
-/// Words with how often they occur, as tokens, and the pairs in them.
+/// The distinct words as tokens with their counts, and the pairs in them.
 struct Learner {
     words: Vec<(Vec<u32>, u64)>,
     counts: HashMap<Pair, u64>,
-    /// The words that had a pair at some time.
+    /// For each pair the words that may contain it; some have lost it since.
     places: HashMap<Pair, BTreeSet<u32>>,
-    /// Pairs by their counts at some time.
+    /// Pairs by counts, which may be outdated.
     queue: BinaryHeap<(u64, Reverse<Pair>)>,
 }
 
@@ -153,7 +153,7 @@ impl Learner {
         None
     }
 
-    /// Makes a pair one token, wherever it is.
+    /// Replaces a pair by one token in all words.
     fn join(&mut self, pair: Pair, token: u32) {
         let mut changed = BTreeSet::new();
         for word in self.places.remove(&pair).unwrap_or_default() {
@@ -171,7 +171,7 @@ impl Learner {
     }
 }
 
-/// The tokens with each `pair`, from the left, as one `token`.
+/// Replaces each `pair` of the tokens, from the left, by `token`.
 fn joined_in(tokens: &[u32], pair: Pair, token: u32) -> Vec<u32> {
     let mut joined = Vec::with_capacity(tokens.len());
     let mut rest = tokens;
@@ -190,7 +190,7 @@ fn joined_in(tokens: &[u32], pair: Pair, token: u32) -> Vec<u32> {
     joined
 }
 
-/// What a word consists of.
+/// The kinds of words.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Letter,
@@ -209,8 +209,8 @@ fn kind(c: char) -> Kind {
     }
 }
 
-/// The words of a text, which together are the text: runs of one kind, with one space (`' '`) before them if there is one. Of
-/// white space before a word the last character is apart.
+/// Splits a text into words: runs of one kind, with one space (`' '`) before them if there is one. Of
+/// white space before a word the last character is a word of its own.
 pub(super) fn words(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -233,10 +233,10 @@ pub(super) fn words(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What cuts a text into words, as `tokenizers` is told; the same as [`words`](super::bpe::words).
+/// The pattern for `tokenizers` that splits a text as [`words`](super::bpe::words) does.
 const PATTERN: &str = r" ?[_[\p{Alphabetic}&&[^\p{N}]]]+| ?\p{N}+| ?[^\s_\p{Alphabetic}\p{N}]+|\s+(?!\S)|\s";
 
-/// The character that stands for a byte in the file: itself if it is printable, otherwise one beyond. Source: GPT-2's encoder.
+/// The character for a byte in `tokenizer.json`: itself if it is printable, otherwise one from 256 on. Source: GPT-2's encoder.
 fn character(byte: u8) -> char {
     let printable = |b: u8| matches!(b, 33..=126 | 161..=172 | 174..=255);
     if printable(byte) {
@@ -247,7 +247,7 @@ fn character(byte: u8) -> char {
 }
 
 impl Bpe {
-    /// As `tokenizer.json`.
+    /// The contents of `tokenizer.json`.
     pub fn to_json(&self) -> Value {
         let name = |token: u32| -> String { self.decode(&[token]).into_iter().map(character).collect() };
         let names: Vec<String> = (0..self.vocabulary() as u32).map(name).collect();
@@ -282,7 +282,7 @@ impl Bpe {
         })
     }
 
-    /// That of a `tokenizer.json` that [`Bpe::to_json`] has written; none if the file is of another kind.
+    /// Reads a `tokenizer.json` of [`Bpe::to_json`]; none if the file is of another kind.
     pub fn from_json(file: &Value) -> Option<Bpe> {
         let pattern = file.pointer("/pre_tokenizer/pretokenizers/0/pattern/Regex")?;
         let model = file.get("model")?;

@@ -1,4 +1,4 @@
-//! [`Codec`]: how text becomes tokens, and tokens text.
+//! [`Codec`]: the tokenizer of a model.
 
 use std::path::{Path, PathBuf};
 
@@ -11,24 +11,24 @@ use crate::{Error, Result};
 /// The tokenizer's file in a model's folder.
 pub const TOKENIZER: &str = "tokenizer.json";
 
-/// How text becomes tokens.
+/// A tokenizer: encodes text to tokens and decodes tokens to text.
 pub enum Codec {
-    /// Each byte is one; of a model's folder that says nothing else.
+    /// Each byte is a token. Used for a model's folder without a tokenizer.
     Bytes(Option<PathBuf>),
-    /// Numbers below this; the text that they stand for is unknown.
+    /// Numbers below this, whose text is unknown.
     Numbers(usize),
-    /// Byte pairs, learned or from a file that was written by [`Codec::save`].
+    /// Byte pairs, learned or from a file of [`Codec::save`].
     Pairs(Bpe, Option<PathBuf>),
-    /// A tokenizer of Hugging Face that came in a file.
+    /// A tokenizer of Hugging Face from a file.
     #[cfg(feature = "tokenizers")]
     Tokenizer(Box<Tokenizer>, PathBuf),
 }
 
 impl Codec {
-    /// The tokenizer of a model's folder, or bytes where it has none.
+    /// The tokenizer of a model's folder, or bytes if it has none.
     ///
     /// # Errors
-    /// If its file cannot be read, or needs the feature `tokenizers` and this build has it not.
+    /// If its file cannot be read, or needs the feature `tokenizers`, which this build does not have.
     pub fn of(folder: &Path) -> Result<Codec> {
         let path = folder.join(TOKENIZER);
         if !path.exists() {
@@ -52,7 +52,7 @@ impl Codec {
         Err(Error::file(&path, why))
     }
 
-    /// How many tokens there are.
+    /// The number of tokens.
     pub fn vocabulary(&self) -> usize {
         match self {
             Codec::Bytes(_) => 256,
@@ -63,12 +63,12 @@ impl Codec {
         }
     }
 
-    /// Whether tokens stand for text.
+    /// Whether tokens can be decoded to text.
     pub fn is_text(&self) -> bool {
         !matches!(self, Codec::Numbers(_))
     }
 
-    /// Whether two make the same tokens.
+    /// Whether two tokenizers give the same tokens.
     pub(super) fn is_same(&self, other: &Codec) -> bool {
         match (self, other) {
             (Codec::Bytes(_), Codec::Bytes(_)) => true,
@@ -80,7 +80,7 @@ impl Codec {
         }
     }
 
-    /// What decides on the tokens, for messages.
+    /// A description for messages.
     pub fn source(&self) -> String {
         match self {
             Codec::Bytes(None) => "bytes are the tokens".into(),
@@ -95,7 +95,7 @@ impl Codec {
         }
     }
 
-    /// The tokens of a text, all of them in the model's vocabulary.
+    /// Encodes a text. All tokens are in the model's vocabulary.
     ///
     /// # Errors
     /// If the text is not UTF-8 where bytes are not the tokens, or a token is beyond the vocabulary.
@@ -126,10 +126,10 @@ impl Codec {
         }
     }
 
-    /// The text of tokens; bytes that are no UTF-8 are replaced.
+    /// Decodes tokens. Bytes that are not UTF-8 are replaced.
     ///
     /// # Errors
-    /// If a tokenizer of Hugging Face refuses.
+    /// Those of Hugging Face's tokenizer.
     pub fn decode(&self, tokens: &[u32]) -> Result<String> {
         let bytes = match self {
             Codec::Bytes(_) => tokens.iter().map(|&t| t as u8).collect(),
@@ -141,7 +141,7 @@ impl Codec {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Writes learned pairs as `tokenizer.json` into a model's folder; a tokenizer that came in a file is copied there.
+    /// Writes learned pairs as `tokenizer.json` into a model's folder, or copies the tokenizer's file there.
     ///
     /// # Errors
     /// If a file cannot be read or written.

@@ -1,4 +1,4 @@
-//! [`Corpus`]: what a language model is trained on and validated on, wherever it lies: in texts, token files, or folders of them.
+//! [`Corpus`]: the training and validation data of a language model, from texts, token files, or folders of them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use super::{Bpe, Codec, TOKENIZER};
 use crate::data::{
     Blend, Concat, Dataset, IndexedTokens, Packed, Samples, TokenFile, TokenWindows, Tokens, Width,
 };
-use crate::{Data, Error, Result, choices, digest, keyed, room};
+use crate::{Data, Error, Result, check_memory, choices, digest, keyed};
 
 choices! { Width { Width::U16 = "u16", Width::U32 = "u32" } }
 
@@ -15,17 +15,17 @@ choices! { Width { Width::U16 = "u16", Width::U32 = "u32" } }
 pub const TRAINING: &str = "train.bin";
 /// Tokens that are held out.
 pub const VALIDATION: [&str; 2] = ["validation.bin", "val.bin"];
-/// Tokens that tell a file from others, at its beginning and at its end.
+/// The number of tokens at a file's beginning and at its end that identify it.
 const TOLD_APART: u64 = 1 << 16;
-/// Tokens that say how long tokens are.
+/// The number of tokens from which the mean bytes of a token are measured.
 const MEASURED: u64 = 1 << 17;
 /// Bytes in memory for each byte of a text: itself, and at most one token of four bytes.
 const TEXT_BYTES: f64 = 5.0;
-/// The numbers of tokens that a vocabulary may have.
+/// The allowed sizes of a vocabulary.
 const VOCABULARIES: std::ops::RangeInclusive<usize> = 256..=1 << 20;
 
 keyed! {
-    /// What a language model reads, by keys.
+    /// The settings of a language model's data.
     pub struct CorpusConfig {
         /// Text to learn; a .bin file of tokens, with or without Megatron's .idx; or a folder that `prepare` has made. Given several times,
         /// they are mixed, by the weights of PATH=WEIGHT if there are such.
@@ -48,7 +48,7 @@ keyed! {
     }
 }
 
-/// A text in bytes, or tokens where they lie.
+/// A text in memory, or token files.
 enum Source {
     Text(Vec<u8>),
     File(PathBuf),
@@ -56,13 +56,13 @@ enum Source {
 }
 
 struct Part {
-    /// What errors call it.
+    /// Its name in errors.
     name: String,
     source: Source,
     weight: f64,
 }
 
-/// What is trained on, and what is held out.
+/// Training data, validation data and tokenizer.
 pub struct Corpus {
     config: CorpusConfig,
     training: Vec<Part>,
@@ -71,7 +71,7 @@ pub struct Corpus {
 }
 
 impl Corpus {
-    /// What the configuration names; `default` is asked for texts if it names no data, and `codec` overrules what lies beside the data.
+    /// Opens the data that the configuration names. If it names none, `default` gives the texts. `codec` replaces the tokenizer beside the data.
     ///
     /// # Errors
     /// If a file cannot be read, is empty, or is a text that does not fit into memory, or keys do not go together.
@@ -114,23 +114,23 @@ impl Corpus {
         Ok(Corpus { config: config.clone(), training, held_out, codec })
     }
 
-    /// What cuts text into tokens.
+    /// The tokenizer.
     pub fn codec(&self) -> &Codec {
         &self.codec
     }
 
-    /// Only that, without the texts.
+    /// Only the tokenizer, without the texts.
     pub fn into_codec(self) -> Codec {
         self.codec
     }
 
-    /// How many tokens a model has to know.
+    /// The size of vocabulary that a model needs.
     pub fn vocabulary(&self) -> usize {
         self.config.vocabulary_size.unwrap_or(0).max(self.codec.vocabulary())
     }
 
-    /// Windows of the tokens, in an order that the seed draws, for a model that knows so many tokens. With them goes what tells the data
-    /// from other data, and how many bytes of text a token of the validation stands for, if it stands for text.
+    /// Windows of the tokens in an order drawn from the seed, for a model with this vocabulary. Also returns the digest that tells the data
+    /// from other data, and the mean bytes of text in a token of the validation data, if tokens stand for text.
     ///
     /// # Errors
     /// If tokens are beyond the vocabulary, files damaged, or there are fewer tokens than the context asks for.
@@ -200,7 +200,7 @@ impl Corpus {
         }
     }
 
-    /// The tokens, of which each document ends where the index says, if there is one.
+    /// The tokens, with the documents of the index, if there is one.
     fn stored(&self, part: &Part, vocabulary: usize) -> Result<Arc<dyn Tokens>> {
         Ok(match &part.source {
             Source::Text(text) => Arc::new(self.codec.encode(text, vocabulary)?),
@@ -219,7 +219,7 @@ impl Corpus {
         })
     }
 
-    /// What the first and the last tokens are; reading them also finds a file that is no tokens before anything is made.
+    /// A digest of the first and last tokens. Reading them also refuses a file without tokens before anything is written.
     fn ends(&self, tokens: &Arc<dyn Tokens>) -> Result<u64> {
         let some = TOLD_APART.min(tokens.len());
         let mut told = vec![0; 2 * some as usize];
@@ -237,7 +237,7 @@ impl Corpus {
     }
 }
 
-/// Refuses a number of tokens that is less than that of the bytes, or beyond reason.
+/// Refuses a vocabulary with fewer tokens than there are bytes, or with too many.
 pub(super) fn check_vocabulary(key: &str, size: usize) -> Result<()> {
     let (least, most) = (VOCABULARIES.start(), VOCABULARIES.end());
     match VOCABULARIES.contains(&size) {
@@ -262,7 +262,7 @@ fn weighted(text: &str) -> Result<(PathBuf, f64)> {
     }
 }
 
-/// A file; of a folder the first of `names` that is there.
+/// The path itself if it is a file; in a folder the first of `names` that exists.
 fn part(path: &Path, names: &[&str], weight: f64) -> Result<Part> {
     let inside = || names.iter().map(|name| path.join(name)).find(|path| path.exists());
     let path = match path.is_dir() {
@@ -285,10 +285,10 @@ fn part(path: &Path, names: &[&str], weight: f64) -> Result<Part> {
     Ok(Part { name: path.display().to_string(), source, weight })
 }
 
-/// A text's bytes, if there is room for them.
+/// Reads a text, if it fits into memory.
 fn read(path: &Path) -> Result<Vec<u8>> {
     let bytes = std::fs::metadata(path).map_err(|e| Error::file(path, e))?.len();
-    room(&[("text in memory", bytes as f64 * TEXT_BYTES)]).map_err(|e| {
+    check_memory(&[("text in memory", bytes as f64 * TEXT_BYTES)]).map_err(|e| {
         Error::file(
             path,
             format!("{e}; `prepare` makes token files of large texts, which are read where they lie"),
@@ -298,7 +298,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     if text.is_empty() { Err(Error::file(path, "the file is empty")) } else { Ok(text) }
 }
 
-/// What cuts text into tokens: what is learned from the text, or the tokenizer that lies beside tokens.
+/// The tokenizer: learned from the text, or the one beside the tokens.
 fn codec_of(config: &CorpusConfig, training: &[Part]) -> Result<Codec> {
     let mut made: Option<(Codec, &Part)> = None;
     for part in training {
@@ -346,7 +346,7 @@ fn codec_of(config: &CorpusConfig, training: &[Part]) -> Result<Codec> {
 }
 
 /// The text of a folder's files with these endings, in the order of their paths, and of those that are held out: one file of `held_out`.
-/// Nothing that is hidden, or was built by cargo, is read.
+/// Hidden files and cargo's build folders are left out.
 ///
 /// # Errors
 /// If there are no such files, or one cannot be read.

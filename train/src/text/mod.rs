@@ -1,5 +1,5 @@
-//! Text: [`Bpe`] learns tokens and cuts text into them, [`Codec`] is how a model's folder cuts text, [`Corpus`] is what a language model
-//! reads, and [`PrepareConfig`] makes token files of large texts for it.
+//! Text: [`Bpe`] learns byte pairs, [`Codec`] is a model's tokenizer, [`Corpus`] is the data of a language
+//! model, and [`PrepareConfig`] makes token files of large texts for it.
 
 mod bpe;
 mod codec;

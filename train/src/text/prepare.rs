@@ -1,19 +1,20 @@
-//! [`PrepareConfig`]: large texts into a folder that a [`Corpus`](super::Corpus) reads, on all cores and in bounded memory.
+//! [`PrepareConfig`]: encodes large texts into a folder for [`Corpus`](super::Corpus), on all cores and in bounded memory.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::{Bpe, Codec, TRAINING, VALIDATION, check_vocabulary};
 use crate::data::{PrepareOptions, Prepared, Width, prepare};
+use crate::error::unpoisoned;
 use crate::{Error, Result, keyed};
 
-/// Bytes of the first texts that byte pairs are learned from.
+/// The number of bytes at the beginning of the texts from which byte pairs are learned.
 const LEARNED_BYTES: u64 = 16 << 20;
 
 keyed! {
-    /// What is made into tokens, and how.
+    /// The settings of encoding texts.
     pub struct PrepareConfig {
         /// Texts in UTF-8.
         "data" data: Vec<String> = Vec::new(),
@@ -31,11 +32,11 @@ keyed! {
 }
 
 impl PrepareConfig {
-    /// Writes the folder: tokens to train on and tokens held out, each with an index of its documents, and what cuts text into tokens.
-    /// `progress` is told the bytes that are done, and of how many.
+    /// Writes the folder: training tokens and validation tokens, each with an index of its documents, and the tokenizer.
+    /// `progress` gets the bytes that are done and the bytes in all.
     ///
     /// # Errors
-    /// As [`prepare`](crate::data::prepare), and if a text cannot be cut into tokens.
+    /// Those of [`prepare`](crate::data::prepare), and if a text cannot be encoded.
     pub fn run(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(Prepared, Codec)> {
         let (false, Some(out)) = (self.data.is_empty(), &self.out) else {
             return Err(Error::Config(
@@ -75,12 +76,12 @@ impl PrepareConfig {
         let wrong = Mutex::new(None);
         let encode = |text: &str| {
             codec.encode(text.as_bytes(), vocabulary).unwrap_or_else(|error| {
-                wrong.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                unpoisoned(wrong.lock()).get_or_insert(error);
                 Vec::new()
             })
         };
         let done = prepare(files, &training, &encode, &options, progress);
-        let Some(error) = wrong.into_inner().unwrap_or_else(PoisonError::into_inner) else { return done };
+        let Some(error) = unpoisoned(wrong.into_inner()) else { return done };
         // What was written lacks some of the text. That it cannot be removed would change nothing about the error.
         for path in [training, validation] {
             [path.with_extension("idx"), path].iter().for_each(|path| drop(std::fs::remove_file(path)));
@@ -89,7 +90,7 @@ impl PrepareConfig {
     }
 }
 
-/// The beginning of the texts, up to what is learned from.
+/// The part of the texts from which byte pairs are learned.
 fn beginning(files: &[PathBuf]) -> Result<String> {
     let mut bytes = Vec::new();
     for path in files {

@@ -30,7 +30,7 @@ fn models() -> [ModelConfig; 2] {
     [ModelConfig::Gpt(GptConfig::new(31, CONTEXT, 2, 2, 16)), ModelConfig::Llama(llama)]
 }
 
-/// Trains on windows, and validates on some if they are told.
+/// Trains on windows. The configuration says whether it validates, on eight of them.
 fn train(config: Config, model: &ModelConfig, data: impl Samples + 'static, told: &Told) -> Result<()> {
     let held_out = Subset::new(Arc::new(packed()), (0..8).collect())?;
     let trainer = Trainer::new(config.clone()).samples(data, CONTEXT).validation(held_out);

@@ -1,10 +1,10 @@
 //! [`DataLoader`]: the batches of steps, read ahead by worker threads.
 //!
 //! ```text
-//!   Plan      which rows a step has, and the runs of rows that workers take      (pure)
-//!   Job       reads the rows of a run, makes a batch of a piece                  (runs on any thread)
-//!   Crew      threads that take runs in the order of the steps                   (how far: `ahead` steps)
-//!   DataLoader   hands the steps out in order, on the device
+//!   Plan         which rows a step has, and the runs of rows that workers take   (pure)
+//!   ReadJob      reads the rows of a run, makes a batch of a piece               (runs on any thread)
+//!   Workers      threads that take runs in the order of the steps                (up to `ahead` steps)
+//!   DataLoader   returns the steps in order, on the device
 //! ```
 //!
 //! A row is computed from its number alone, and a step's parts are put together by their places. So neither the number of workers nor
@@ -22,10 +22,10 @@ use phalanx_tensor::{Category, Context, Device, Tensor};
 
 use super::{Batch, Dataset, Ordered, Samples, Shuffled, wrong};
 use crate::Result;
-use workers::{Crew, Job, Plan};
+use workers::{Plan, ReadJob, Workers};
 
-/// How a [`DataLoader`] reads. Unless told otherwise: the whole batch as one piece, to the CPU, from step 0 on, with one worker thread
-/// that is up to two steps ahead.
+/// How a [`DataLoader`] reads. By default it reads the whole batch as one piece, to the CPU, from step 0 on, with one worker thread that
+/// prefetches up to two steps.
 #[derive(Clone, Debug)]
 #[must_use = "it reads nothing before `train`, `stream` or `evaluate`"]
 pub struct DataLoaderConfig {
@@ -48,12 +48,12 @@ impl DataLoaderConfig {
         DataLoaderConfig { pieces: Some(pieces), ..self }
     }
 
-    /// Reads on so many threads; with 0 on the caller's, when it asks.
+    /// Reads on this many threads; with 0 on the caller's thread, in [`DataLoader::next_step`].
     pub fn with_workers(self, workers: usize) -> DataLoaderConfig {
         DataLoaderConfig { workers, ..self }
     }
 
-    /// The workers read up to so many steps before they are asked for, at least 1.
+    /// The workers prefetch up to this many steps, at least 1.
     pub fn with_ahead(self, steps: usize) -> DataLoaderConfig {
         DataLoaderConfig { ahead: steps, ..self }
     }
@@ -63,7 +63,7 @@ impl DataLoaderConfig {
         DataLoaderConfig { device, ..self }
     }
 
-    /// Goes on at this step: what [`DataLoader::position`] said.
+    /// Begins at this step: the [`DataLoader::position`] of an earlier loader.
     pub fn with_position(self, step: u64) -> DataLoaderConfig {
         DataLoaderConfig { position: step, ..self }
     }
@@ -105,8 +105,8 @@ impl DataLoaderConfig {
         if self.position >= u64::MAX / 2 / self.batch as u64 {
             return Err(wrong("DataLoader", format!("got step {}, wanted a smaller one", self.position)));
         }
-        let job = Arc::new(Job::new(samples, plan));
-        let start = || Crew::start(&job, self.workers, self.ahead, self.position);
+        let job = Arc::new(ReadJob::new(samples, plan));
+        let start = || Workers::start(&job, self.workers, self.ahead, self.position);
         let crew = if self.workers == 0 { None } else { Some(start()?) };
         Ok(DataLoader { job, crew, device: self.device, position: self.position })
     }
@@ -119,9 +119,9 @@ impl DataLoaderConfig {
 ///
 /// As an iterator it yields [`DataLoader::next_step`] until an evaluation has ended.
 pub struct DataLoader {
-    job: Arc<Job>,
-    /// Without one, the caller reads.
-    crew: Option<Crew>,
+    job: Arc<ReadJob>,
+    /// `None` if the caller's thread reads.
+    crew: Option<Workers>,
     device: Device,
     position: u64,
 }
@@ -152,7 +152,7 @@ impl DataLoader {
         read.into_iter().map(batch).collect()
     }
 
-    /// The number of the step that comes next: what is saved to continue.
+    /// The number of the next step. A checkpoint saves it.
     pub fn position(&self) -> u64 {
         self.position
     }

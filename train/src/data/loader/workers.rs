@@ -1,11 +1,12 @@
-//! Which rows a step has here, and how they are dealt to workers.
+//! The worker threads of a loader: [`Plan`] says which rows a step has and deals them to workers, [`ReadJob`] reads rows and makes
+//! batches, [`Workers`] are the threads, which take runs of rows in the order of the steps.
 
 use std::any::Any;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
 use phalanx_tensor::{Category, Context, Tensor};
@@ -13,23 +14,24 @@ use phalanx_tensor::{Category, Context, Tensor};
 use crate::Result;
 use crate::data::dataset::odd_one;
 use crate::data::{HOST, Samples, wrong};
+use crate::error::unpoisoned;
 
 /// The rows of all steps.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     batch: usize,
-    /// Rows that are read here, a batch each.
+    /// Rows that this rank reads, a batch for each range.
     pieces: Vec<Range<usize>>,
     /// Samples until the end, if there is one.
     total: Option<u64>,
-    /// A run has at most so many rows.
+    /// The largest number of rows of a run.
     run_rows: usize,
 }
 
-/// Rows that a worker reads in one go.
+/// Rows that a worker reads together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Run {
-    /// The piece that they belong to.
+    /// The piece that the rows belong to.
     pub(super) piece: usize,
     /// The number of the run in its piece.
     pub(super) place: usize,
@@ -67,7 +69,7 @@ impl Plan {
         step * self.batch as u64
     }
 
-    /// The rows of each piece of a step: fewer in the last step, and no empty piece.
+    /// The rows of each piece of a step. The last step may have fewer rows, and empty pieces are left out.
     pub(super) fn pieces(&self, step: u64) -> Vec<Range<usize>> {
         let left = self.total.map_or(u64::MAX, |total| total.saturating_sub(self.first_sample(step)));
         let left = usize::try_from(left).unwrap_or(usize::MAX);
@@ -75,7 +77,7 @@ impl Plan {
         self.pieces.iter().map(cut).filter(|rows| !rows.is_empty()).collect()
     }
 
-    /// What workers take of these pieces, in the order of the rows.
+    /// The runs of these pieces, in the order of the rows.
     pub(super) fn runs(&self, pieces: &[Range<usize>]) -> Vec<Run> {
         let of_piece = |(piece, rows): (usize, &Range<usize>)| {
             let (rows, most) = (rows.clone(), self.run_rows);
@@ -95,15 +97,15 @@ pub(super) type Items = Vec<Vec<Tensor>>;
 /// The pieces of a step that are ready: their rows, and their batch.
 pub(super) type Pieces = Vec<(Range<usize>, Result<Vec<Tensor>>)>;
 
-/// The samples, and which of them each step has.
-pub(super) struct Job {
+/// The samples and the plan, by which any thread reads a step's rows and makes a batch of them. A panic in either becomes an error.
+pub(super) struct ReadJob {
     samples: Box<dyn Samples>,
     plan: Plan,
 }
 
-impl Job {
-    pub(super) fn new(samples: Box<dyn Samples>, plan: Plan) -> Job {
-        Job { samples, plan }
+impl ReadJob {
+    pub(super) fn new(samples: Box<dyn Samples>, plan: Plan) -> ReadJob {
+        ReadJob { samples, plan }
     }
 
     pub(super) fn plan(&self) -> &Plan {
@@ -120,7 +122,7 @@ impl Job {
         self.plan.pieces(step).into_iter().map(piece).collect()
     }
 
-    /// The items of a run of rows, up to the first error. It stops early where the loader has been dropped.
+    /// The items of a run of rows, up to the first error. It stops early if the loader has been dropped.
     pub(super) fn read(&self, step: u64, rows: Range<usize>, closed: &AtomicBool) -> Result<Items> {
         let open = |_: &usize| !closed.load(Ordering::Relaxed);
         rows.take_while(open).map(|row| self.item(self.plan.first_sample(step) + row as u64)).collect()
@@ -157,29 +159,29 @@ impl Job {
     }
 }
 
-/// What a panic said.
+/// A panic's message.
 fn message(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
 }
 
-/// Worker threads that are at work.
-pub(super) struct Crew {
+/// A loader's worker threads.
+pub(super) struct Workers {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What the workers and the loader share.
+/// The state that the workers and the loader share.
 struct Shared {
-    job: Arc<Job>,
+    job: Arc<ReadJob>,
     /// Steps in the queue at most.
     ahead: usize,
-    /// The loader is gone. Workers ask between two items, without the lock.
+    /// Whether the loader was dropped. Workers read it between two items, without the lock.
     closed: AtomicBool,
     queue: Mutex<Queue>,
-    /// There may be a run to take.
+    /// Wakes workers: there may be a run to take.
     work: Condvar,
-    /// The first step may be ready.
+    /// Wakes the loader: the first step may be ready.
     ready: Condvar,
 }
 
@@ -210,9 +212,9 @@ struct Piece {
     batch: Option<Result<Vec<Tensor>>>,
 }
 
-impl Crew {
+impl Workers {
     /// Threads that read from step `first` on.
-    pub(super) fn start(job: &Arc<Job>, workers: usize, ahead: usize, first: u64) -> Result<Crew> {
+    pub(super) fn start(job: &Arc<ReadJob>, workers: usize, ahead: usize, first: u64) -> Result<Workers> {
         let shared = Arc::new(Shared {
             job: Arc::clone(job),
             ahead,
@@ -221,8 +223,8 @@ impl Crew {
             work: Condvar::new(),
             ready: Condvar::new(),
         });
-        // Made first, so that a thread which cannot be started ends those before it.
-        let mut crew = Crew { shared, threads: Vec::new() };
+        // It is made first, so that dropping it ends the started threads if a later one cannot be started.
+        let mut crew = Workers { shared, threads: Vec::new() };
         let context = Context { category: Category::Buffers, ..Context::current() };
         for number in 0..workers {
             let shared = Arc::clone(&crew.shared);
@@ -246,7 +248,7 @@ impl Crew {
             if queue.failed {
                 return Err(wrong("DataLoader", "a worker thread has died of a panic outside of its items"));
             }
-            queue = shared.ready.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            queue = unpoisoned(shared.ready.wait(queue));
         }
         queue.first += 1;
         let step = queue.steps.pop_front();
@@ -256,20 +258,20 @@ impl Crew {
     }
 }
 
-impl Drop for Crew {
+impl Drop for Workers {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::Relaxed);
-        // A worker that has found nothing to do waits by now, or finds the loader closed before it does.
+        // Once the lock was free, each idle worker either waits, and is woken below, or sees that the loader is closed.
         drop(self.shared.lock());
         self.shared.work.notify_all();
         for thread in self.threads.drain(..) {
-            // Its errors were for a loader that is gone.
+            // The loader that would report a worker's panic is being dropped.
             let _ = thread.join();
         }
     }
 }
 
-/// Tells the loader of a worker that unwinds, which would otherwise wait for it.
+/// Wakes the loader when a worker unwinds. Without it the loader would wait forever.
 struct Alarm<'a>(&'a Shared);
 
 impl Drop for Alarm<'_> {
@@ -283,15 +285,15 @@ impl Drop for Alarm<'_> {
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Queue> {
-        // A worker that panics with the lock raises the alarm.
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        // A worker that panics with the lock sets `failed`, so the lock's poison is not needed.
+        unpoisoned(self.queue.lock())
     }
 
     fn closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
     }
 
-    /// A worker's life.
+    /// The loop of a worker thread.
     fn work(&self) {
         let _alarm = Alarm(self);
         let mut queue = self.lock();
@@ -306,13 +308,13 @@ impl Shared {
                 None => {
                     // Steps without rows are ready as soon as they are in the queue.
                     self.ready.notify_all();
-                    queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+                    queue = unpoisoned(self.work.wait(queue));
                 }
             }
         }
     }
 
-    /// Lays a run's items by; the last of a piece makes its batch.
+    /// Stores a run's items. The worker that stores the last run of a piece makes the batch.
     fn put(&self, step: u64, run: &Run, items: Result<Items>) {
         let mut queue = self.lock();
         let piece = queue.piece(step, run.piece);
@@ -338,7 +340,7 @@ impl Shared {
 }
 
 impl Queue {
-    /// A step that is being read. The loader takes none before its last piece is ready.
+    /// A step that is being read. The loader takes a step only when its last piece is ready.
     fn step(&mut self, number: u64) -> &mut Step {
         let place = (number - self.first) as usize;
         &mut self.steps[place]
@@ -349,7 +351,7 @@ impl Queue {
     }
 
     /// The next run to read, and its step.
-    fn claim(&mut self, job: &Job, ahead: usize) -> Option<(u64, Run)> {
+    fn claim(&mut self, job: &ReadJob, ahead: usize) -> Option<(u64, Run)> {
         loop {
             let waiting = self.steps.iter_mut().zip(self.first..);
             let run = waiting.filter_map(|(step, number)| Some((number, step.runs.pop_front()?))).next();
@@ -366,7 +368,7 @@ impl Queue {
 }
 
 impl Step {
-    fn new(job: &Job, number: u64) -> Step {
+    fn new(job: &ReadJob, number: u64) -> Step {
         let rows = job.plan().pieces(number);
         let runs = job.plan().runs(&rows);
         let piece = |(piece, rows): (usize, Range<usize>)| {

@@ -1,4 +1,5 @@
-//! [`TokenFile`]: nothing but tokens, as in nanoGPT's `.bin`.
+//! [`TokenFile`]: a file of tokens without a header, as nanoGPT's `.bin`; [`TokenWriter`], which writes one; [`Encoding`], the integers
+//! that tokens are stored as.
 
 use std::io::Write;
 use std::ops::Range;
@@ -9,7 +10,7 @@ use crate::Result;
 use crate::data::file::{Bytes, write_whole};
 use crate::data::wrong;
 
-/// Bytes of a token in a [`TokenFile`], which does not say so itself.
+/// Bytes of a token in a [`TokenFile`]. The file itself does not store them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Width {
     /// Two bytes: vocabularies of up to 65,536 tokens, as in nanoGPT.
@@ -47,8 +48,8 @@ impl TokenFile {
         TokenFile(self.0.with_vocabulary(vocabulary))
     }
 
-    /// Replaces the file at `path` by the tokens that `fill` pushes, once all of them are on disk; after an error it is what it was.
-    /// Returns their number.
+    /// Replaces the file at `path` by the tokens that `fill` pushes, once all of them are on disk. After an error the old file is
+    /// unchanged. Returns the number of tokens.
     ///
     /// # Errors
     /// If the vocabulary does not fit the width, a token is beyond it, there are no tokens, the file cannot be written, or what `fill` returned.
@@ -146,7 +147,7 @@ impl Stored {
     }
 }
 
-/// Appends tokens; [`TokenFile::write`](super::TokenFile::write) makes it.
+/// Appends tokens to a file; [`TokenFile::write`](super::TokenFile::write) makes it.
 pub struct TokenWriter<'a> {
     out: &'a mut dyn Write,
     path: &'a Path,
@@ -191,7 +192,7 @@ impl<'a> TokenWriter<'a> {
         self.len == 0
     }
 
-    /// The number of all tokens, of which there is to be one.
+    /// The number of all tokens, or an error if there are none.
     pub(super) fn finish(self) -> Result<u64> {
         match self.len {
             0 => Err(wrong(self.path.display(), "got no tokens to write, wanted at least one")),
@@ -235,7 +236,7 @@ impl Encoding {
         }
     }
 
-    /// Reads as many tokens as `to` has from `bytes`. Of a number that is no token, its place and value are returned.
+    /// Reads as many tokens as `to` has from `bytes`. The error has the index and the value of a number that is no token.
     pub(super) fn decode(self, bytes: &[u8], to: &mut [u32]) -> Result<(), (usize, i64)> {
         let mut wrong = None;
         let mut signed = |place: usize, value: i64| {

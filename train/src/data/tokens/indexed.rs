@@ -1,4 +1,18 @@
-//! [`IndexedTokens`]: Megatron's pair of a `.bin` with the tokens and an `.idx` with the sequences and documents.
+//! [`IndexedTokens`]: Megatron's pair of a `.bin` with the tokens and an `.idx` with the sequences and documents; [`IndexedWriter`], which
+//! writes it.
+//!
+//! ```text
+//! The .idx:
+//! magic       9 bytes   MMIDIDX\0\0
+//! version     u64       1
+//! type        u8        1 u8, 2 i8, 3 i16, 4 i32, 5 i64, 6 f64, 7 f32, 8 u16
+//! sequences   u64       S
+//! documents   u64       D, the number of entries below: one more than there are documents
+//! sizes       i32 x S   tokens of each sequence
+//! pointers    i64 x S   the byte of the .bin at which it begins
+//! documents   i64 x D   0, and the number of the sequence after each document
+//! modes       i8 x S    only of several modalities; not read here
+//! ```
 
 use std::ffi::OsString;
 use std::io;
@@ -150,7 +164,7 @@ impl Index {
         HEADER + 12 * self.sequences
     }
 
-    /// The index has the bytes that its counts ask for.
+    /// Checks that the index has as many bytes as its counts need.
     fn check_length(&self) -> Result<()> {
         let (sequences, entries) = (u128::from(self.sequences), u128::from(self.entries));
         let wanted = u128::from(HEADER) + 12 * sequences + 8 * entries;
@@ -165,7 +179,7 @@ impl Index {
         Err(self.file.wrong(why))
     }
 
-    /// Every sequence begins where the one before ends. Returns the number of tokens.
+    /// Checks that each sequence begins where the one before ends. Returns the number of tokens.
     fn check_sequences(&self) -> Result<u64> {
         let (size, mut tokens, mut number) = (self.encoding.size() as u64, 0u64, 0u64);
         self.file.each_block(HEADER..self.pointers_at(), BLOCK / 2, |at, sizes| {
@@ -191,7 +205,7 @@ impl Index {
         Ok(tokens)
     }
 
-    /// Documents begin at 0 and follow each other.
+    /// Checks that documents begin at 0 and follow each other.
     fn check_documents(&self) -> Result<()> {
         let (mut last, mut number) = (0, 0u64);
         let all = self.documents_at()..self.documents_at() + 8 * self.entries;
@@ -212,12 +226,12 @@ impl Index {
         })
     }
 
-    /// Documents that can begin: one at each entry, and one at 0 where there are no entries.
+    /// The number of document starts: one for each entry, and one at 0 if there are no entries.
     pub(super) fn documents(&self) -> u64 {
         self.entries.max(1)
     }
 
-    /// The token at which document `number` begins; those that begin at the end have no tokens.
+    /// The token at which document `number` begins. A document that begins at the end has no tokens.
     pub(super) fn document_start(&self, number: u64) -> Result<u64> {
         if number == 0 {
             return Ok(0);
@@ -226,7 +240,7 @@ impl Index {
         self.sequence_start(u64::from_le_bytes(entry))
     }
 
-    /// The token at which a sequence begins, or of the one after the last, where they end.
+    /// The token at which a sequence begins; for the number after the last sequence, the number of tokens.
     pub(super) fn sequence_start(&self, number: u64) -> Result<u64> {
         if number >= self.sequences {
             return Ok(self.tokens);
@@ -236,7 +250,7 @@ impl Index {
     }
 }
 
-/// Checks what comes before the counts, and says how tokens are stored.
+/// Checks the magic and the version, and returns how tokens are stored.
 fn header(file: &Bytes) -> Result<Encoding> {
     if file.len() < HEADER {
         return Err(
@@ -432,7 +446,7 @@ pub(super) fn write_document_index(bin: &Path, encoding: Encoding, lengths: &[u6
     })
 }
 
-/// See [`super::index`].
+/// Writes the `.idx`, in the format of this module's page.
 fn write_index(out: &mut dyn Write, encoding: Encoding, sizes: &[i32], documents: &[i64]) -> io::Result<()> {
     let code = CODES.iter().find(|(_, known)| *known == encoding).map_or(0, |&(code, _)| code);
     out.write_all(MAGIC)?;

@@ -1,4 +1,5 @@
-//! [`Tokens`]: long sequences of token numbers, read a window at a time from memory or from where they lie in a file.
+//! [`Tokens`]: long sequences of token numbers, read a window at a time from memory or from a file; [`EndOfText`]: documents that end at
+//! a token.
 
 mod file;
 mod indexed;
@@ -42,7 +43,7 @@ pub trait Tokens: Send + Sync {
     /// If the range reaches beyond the tokens, or they cannot be read.
     fn document_starts(&self, range: Range<u64>) -> Result<Vec<u64>>;
 
-    /// The token that every document ends in, if there is such. The first token of the next document may then be predicted from it.
+    /// The token at the end of every document, if there is one. The first token of the next document may then be predicted from it.
     fn end_of_text(&self) -> Option<u32> {
         None
     }
@@ -113,7 +114,7 @@ fn check_vocabulary(what: impl std::fmt::Display, tokens: &[u32], at: u64, vocab
     }
 }
 
-/// The error of a number that is no token.
+/// The error of a number outside of the vocabulary.
 fn beyond(what: impl std::fmt::Display, token: i64, at: u64, vocabulary: u32) -> Error {
     wrong(what, format!("got token {token} at position {at}, wanted one of a vocabulary of {vocabulary}"))
 }

@@ -1,4 +1,4 @@
-//! [`TokenWindows`]: inputs and targets of consecutive tokens.
+//! [`TokenWindows`]: inputs and targets of consecutive tokens; [`Packed`]: windows with the starts of their documents.
 
 use phalanx_tensor::Tensor;
 
@@ -34,13 +34,13 @@ impl<T: Tokens> TokenWindows<T> {
             );
             return Err(wrong("TokenWindows", why));
         }
-        // One window less than fit, so that there is room to cut elsewhere.
+        // One window less than fits, so that the offset can vary.
         let count = ((len - context as u64) / context as u64).max(1);
         let order = Permutation::of_data(count, seed);
         Ok(TokenWindows { tokens, context, shifts: len - context as u64 * count, order })
     }
 
-    /// Begins every epoch at the first token and takes every window that fits, as an evaluation wants.
+    /// Begins every epoch at the first token and takes every window that fits. Evaluations use it.
     #[must_use]
     pub fn unshifted(self) -> TokenWindows<T> {
         let count = (self.tokens.len() - 1) / self.context as u64;
@@ -53,13 +53,13 @@ impl<T: Tokens> TokenWindows<T> {
         self.order.count()
     }
 
-    /// Where the `sample`-th window drawn begins, counted over all epochs.
+    /// The token at which window `sample` begins, counted over all epochs.
     pub fn start(&self, sample: u64) -> u64 {
         let (epoch, window) = self.order.draw(sample);
         self.place(epoch, window)
     }
 
-    /// Where a window of an epoch begins, counted in the order of the text.
+    /// The token at which a window of an epoch begins. Windows are counted in the order of the text.
     pub(super) fn place(&self, epoch: u64, window: u64) -> u64 {
         let [a, b, ..] = self.order.stream().block(epoch, 0);
         let shift = ((u64::from(a) << 32) | u64::from(b)) % self.shifts;
@@ -114,20 +114,19 @@ impl<T: Tokens> Dataset for TokenWindows<T> {
     }
 }
 
-/// [`TokenWindows`] with a third tensor, by which attention stays inside a document: `starts` `[context]` i64 has, for each position,
-/// the position in the window at which its document begins (0 if that was before the window). Stages of a
-/// [`Decoder`](phalanx_nn::models::Decoder) take such batches as they take those of two tensors: see
-/// [`Documents`](phalanx_nn::models::Documents).
+/// [`TokenWindows`] with a third tensor, by which attention stays inside a document. `starts` `[context]` i64 has, for each position,
+/// the position in the window at which its document begins (0 if it begins before the window). Stages of a
+/// [`Decoder`](phalanx_nn::models::Decoder) take batches of two and of three tensors: see [`Documents`](phalanx_nn::models::Documents).
 ///
-/// A document's last token has no target in its document. Its target is -100, which losses pass over, also where documents end in an
-/// end-of-text token: that token sees its own document alone, of which the next one's first token does not follow. The trainer
-/// divides losses by all positions of a batch, so its mean is that of the targets times their share of the positions.
+/// A document's last token has no target in its document. Its target is -100, which losses ignore, also if it is an end-of-text token:
+/// that token attends to its own document only, which does not determine the next document's first token. The trainer divides losses by
+/// all positions of a batch, so its mean is the targets' mean times the share of positions with a target.
 #[derive(Clone, Debug)]
 pub struct Packed<T> {
     windows: TokenWindows<T>,
 }
 
-/// What losses pass over.
+/// The target that losses ignore.
 const IGNORED: i64 = -100;
 
 impl<T: Tokens> Packed<T> {

@@ -14,7 +14,7 @@ pub(super) struct Block {
     pub(super) text: String,
     /// Whether a document ends here.
     pub(super) ends_document: bool,
-    /// Bytes of the file that this block stands for.
+    /// Bytes of the file in this block, with the separator.
     pub(super) bytes: u64,
 }
 
@@ -23,7 +23,7 @@ pub(super) struct Blocks<'a> {
     inputs: std::slice::Iter<'a, PathBuf>,
     separator: Option<&'a [u8]>,
     block: usize,
-    /// What is cut even where no document or line ends.
+    /// A block of this size is cut even if no document or line ends in it.
     block_max: usize,
     all_bytes: u64,
     current: Option<Current<'a>>,
@@ -33,9 +33,9 @@ pub(super) struct Blocks<'a> {
 struct Current<'a> {
     file: File,
     path: &'a Path,
-    /// What has been read and is in no block yet.
+    /// Bytes that were read and are in no block yet.
     rest: Vec<u8>,
-    /// Where that begins in the file.
+    /// Their offset in the file.
     at: u64,
     /// All of the file has been read.
     ended: bool,
@@ -128,7 +128,7 @@ impl Cut {
     }
 }
 
-/// What comes after the last line that is complete.
+/// The offset after the last complete line.
 fn last_line_end(text: &[u8]) -> Option<usize> {
     text.iter().rposition(|&byte| byte == b'\n').map(|place| place + 1)
 }

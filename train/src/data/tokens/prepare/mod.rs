@@ -1,4 +1,4 @@
-//! [`prepare`]: text files into a token file, on all cores and in bounded memory.
+//! [`prepare`]: encodes text files to a token file, on all cores and in bounded memory.
 //!
 //! ```text
 //!   Blocks     the inputs in pieces of about a MiB, cut where documents or lines end    (reads ahead)
@@ -22,8 +22,8 @@ use super::{TokenFile, TokenWriter, Width};
 use crate::Result;
 use crate::data::wrong;
 
-/// What [`prepare`] does with the text. Unless told otherwise each file is one document, nothing marks its end, tokens have two bytes,
-/// and there is no validation file.
+/// The options of [`prepare`]. By default each file is one document without an end-of-text token, tokens have two bytes, and there is no
+/// validation file.
 #[derive(Clone, Debug)]
 #[must_use = "it prepares nothing by itself"]
 pub struct PrepareOptions {
@@ -36,9 +36,9 @@ pub struct PrepareOptions {
     block_bytes: usize,
 }
 
-/// Text that is read at a time.
+/// Bytes of text in a block.
 const BLOCK_BYTES: usize = 1 << 20;
-/// Blocks that are encoded at a time, for each thread; as many are read meanwhile.
+/// Blocks that are encoded at a time, for each thread. As many are read meanwhile.
 const BLOCKS_PER_THREAD: usize = 2;
 
 impl PrepareOptions {
@@ -55,7 +55,7 @@ impl PrepareOptions {
         }
     }
 
-    /// Documents are also cut at this text, which is not encoded.
+    /// Also ends documents at this text, which is not encoded.
     pub fn with_separator(self, separator: impl Into<String>) -> PrepareOptions {
         PrepareOptions { separator: Some(separator.into()), ..self }
     }
@@ -87,7 +87,7 @@ impl PrepareOptions {
         PrepareOptions { block_bytes: bytes.max(1), ..self }
     }
 
-    /// Refuses what could only fail later.
+    /// Refuses options that would fail later.
     fn check(&self, inputs: &[PathBuf], output: &Path) -> Result<()> {
         let refuse = |why: String| Err(wrong("prepare", why));
         if inputs.is_empty() {
@@ -139,7 +139,7 @@ impl PrepareOptions {
     }
 }
 
-/// What [`prepare`] has written.
+/// The counts of documents and tokens that [`prepare`] has written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Prepared {
     /// Documents in the output.
@@ -155,9 +155,9 @@ pub struct Prepared {
 /// Encodes UTF-8 text files to a [`TokenFile`], in their order. Documents are encoded side by side on rayon's threads; for each thread
 /// some MiB of text and its tokens are in memory. Files are replaced once they are complete.
 ///
-/// `encode` is given whole documents, or, where files are documents, runs of whole lines. What is much longer than a block (see
+/// `encode` gets whole documents, or, if files are documents, runs of whole lines. A text much longer than a block (see
 /// [`PrepareOptions::with_block_bytes`]) is cut, at the end of a line if it has one, else between two characters. Documents
-/// without text are passed over. `progress` is told the bytes that are done, and of how many.
+/// without text are skipped. `progress` gets the bytes that are done and the bytes in all.
 ///
 /// # Errors
 /// If a setting makes no sense, a file cannot be read or written, text is not UTF-8 (the file and the byte are named), the vocabulary does
@@ -209,7 +209,7 @@ pub fn prepare(
     Ok(prepared)
 }
 
-/// An old index is never beside new tokens.
+/// Removes an old index, so that it is never beside new tokens.
 fn remove_index(path: &Path) -> Result<()> {
     let (_, idx) = pair(path);
     match std::fs::remove_file(&idx) {
@@ -245,7 +245,7 @@ fn fill(
     Ok(sink.prepared())
 }
 
-/// The documents of a block, encoded. The last may go on in the next block.
+/// The documents of a block, encoded. The last may continue in the next block.
 fn parts(block: &Block, separator: Option<&str>, encode: &(dyn Fn(&str) -> Vec<u32> + Sync)) -> Vec<Part> {
     let texts: Vec<&str> = match separator {
         Some(separator) => block.text.split(separator).collect(),
@@ -268,7 +268,7 @@ pub(super) struct Part {
     pub(super) ends_document: bool,
 }
 
-/// The files that are being written.
+/// Writes encoded documents to the training file or to the validation file.
 pub(super) struct Sink<'a, 't, 'v> {
     end_of_text: Option<u32>,
     training: &'a mut TokenWriter<'t>,
@@ -285,7 +285,7 @@ pub(super) struct Sink<'a, 't, 'v> {
 }
 
 impl<'a, 't, 'v> Sink<'a, 't, 'v> {
-    /// With a validation file, that share of the documents goes there.
+    /// If there is a validation file, it gets this share of the documents.
     pub(super) fn new(
         end_of_text: Option<u32>,
         training: &'a mut TokenWriter<'t>,
@@ -330,21 +330,21 @@ impl<'a, 't, 'v> Sink<'a, 't, 'v> {
         }
     }
 
-    /// What has been written, and how long the documents of each file are.
+    /// The counts, and the lengths of each file's documents.
     pub(super) fn prepared(self) -> (Prepared, [Vec<u64>; 2]) {
         let validation_tokens = self.validation.as_ref().map_or(0, |(writer, _)| writer.len());
         (Prepared { tokens: self.training.len(), validation_tokens, ..self.prepared }, self.lengths)
     }
 }
 
-/// Whether so many documents have some that are drawn, and others.
+/// Whether some of so many documents are drawn for validation, and some are not.
 pub(super) fn is_shared(documents: u64, share: f64) -> bool {
     let draw = Draw::new(share);
     let drawn = (0..documents).filter(|&document| draw.has(document)).count() as u64;
     drawn > 0 && drawn < documents
 }
 
-/// Which documents are drawn: one at random of each run of 1 / share documents.
+/// Draws the documents of the validation file: one at random of each run of 1 / share documents.
 struct Draw {
     /// The share, as a part of 2^32.
     share: u64,
