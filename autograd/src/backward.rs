@@ -147,9 +147,8 @@ impl Cx<'_> {
 
     /// Accumulates the gradient of input `i` straight into its leaf's buffer instead of returning it: possible if
     /// the leaf's slot is [`crate::Slot::Into`] or has an earlier gradient, no other operation contributes in this
-    /// pass, and the input is one of the first 64. `write` adds to the
-    /// buffer with an accumulating kernel and returns whether it did (it may decline, for example for the
-    /// buffer's dtype). If this returns true, `None` is to be returned for the input.
+    /// pass, and the input is one of the first 64. `write` adds to the buffer with an accumulating kernel and returns
+    /// whether it did (it may decline, for example for the buffer's dtype). If this returns true, `None` is to be returned for the input.
     ///
     /// # Errors
     /// Whatever `write` returns.

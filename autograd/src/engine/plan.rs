@@ -1,7 +1,7 @@
 //! The plan of a backward pass: which nodes run, where their gradients go, and how many each still waits for.
 //!
-//! Every node gets an index when it is found, and each of its edges is resolved to the index of the node it leads to. From
-//! then on nothing is looked up. Where several threads send gradients, every node has a [`ReorderBuffer`] too.
+//! Every node gets an index when it is found, and each of its edges is resolved to the index of the node it leads to.
+//! From then on nothing is looked up. Where several threads send gradients, every node has a [`ReorderBuffer`] too.
 
 use std::cell::Cell;
 use std::collections::HashMap;
@@ -41,7 +41,7 @@ struct Planned<'g> {
     wanted: bool,
 }
 
-/// What is to be done after an arrival in an order of chance.
+/// What a thread has to do after it has sent a gradient, where several do.
 pub(super) enum Step {
     /// Nothing; others will come.
     Wait,
@@ -75,8 +75,8 @@ impl<'g> Plan<'g> {
         plan
     }
 
-    /// From now on gradients arrive in an order of chance.
-    pub(super) fn expect_disorder(&mut self) {
+    /// From now on several threads send gradients, in any order.
+    pub(super) fn expect_several_threads(&mut self) {
         self.expect_senders_of(0);
     }
 
@@ -227,7 +227,7 @@ impl<'g> Plan<'g> {
         Ok((planned.waits == 0).then(|| planned.ready(index)))
     }
 
-    /// Takes what arrives at a node in an order of chance.
+    /// Takes what arrives at a node from one of several threads.
     pub(super) fn deposit(
         &mut self,
         index: NodeIndex,

@@ -114,7 +114,7 @@ struct Queues<'g> {
 
 /// Runs a pass to its end on a worker for each device, or to the first error, after which every worker stops.
 fn run_workers(graph_task: &GraphTask, mut plan: Plan<'_>, ready: Vec<Ready>) -> Result<()> {
-    plan.expect_disorder();
+    plan.expect_several_threads();
     let devices = plan.devices.clone();
     let queue = devices.iter().map(|&d| (d, BinaryHeap::new())).collect();
     let mut queues = Queues { plan, ready: queue, active: 0, error: None };

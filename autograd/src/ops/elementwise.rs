@@ -30,7 +30,7 @@ pub(crate) trait Elementwise: Send + Sync + 'static {
     }
 
     /// How backward computes the result again of the input, for functions where that is better than to save it.
-    fn again(&self) -> Option<fn(&Tensor) -> TensorResult<Tensor>> {
+    fn rematerialize(&self) -> Option<fn(&Tensor) -> TensorResult<Tensor>> {
         None
     }
 
@@ -42,7 +42,8 @@ pub(crate) trait Elementwise: Send + Sync + 'static {
 pub(crate) fn elementwise<F: Elementwise>(x: &Var, y: Tensor, function: F) -> Result<Var> {
     record(F::NAME, &[x], y, |s: &Saver<'_>| {
         let saved = if F::OF_OUTPUT { s.output(0)? } else { s.input(0)? };
-        let rematerialized = function.again().and_then(|f| s.rematerialized(0, [0], move |x| f(&x[0])));
+        let rematerialized =
+            function.rematerialize().and_then(|f| s.rematerialized(0, [0], move |x| f(&x[0])));
         Ok(ElementwiseNode { saved, function, rematerialized })
     })
 }

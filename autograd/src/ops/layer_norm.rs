@@ -55,7 +55,10 @@ pub(super) struct Form {
 
 impl Form {
     /// How the normalised rows are computed again of x, weight and bias.
-    fn again(&self, weighted: bool) -> impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static {
+    fn rematerialize(
+        &self,
+        weighted: bool,
+    ) -> impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static {
         let Form { ref shape, centred, eps } = *self;
         let shape = shape.clone();
         move |of| {
@@ -79,7 +82,7 @@ pub(super) fn record_norm<'a>(
     let inputs: SmallVec<[&Var; 4]> = inputs.collect();
     record(name, &inputs, y, |s: &Saver<'_>| {
         let weight = (weighted && s.needs(0)).then(|| s.input(1)).transpose()?;
-        let rematerialized = s.rematerialized(0, 0..inputs.len(), form.again(weighted));
+        let rematerialized = s.rematerialized(0, 0..inputs.len(), form.rematerialize(weighted));
         Ok(RowNorm {
             x: s.input(0)?,
             weight,
@@ -105,7 +108,7 @@ pub(super) fn record_added<'a>(
     let inputs: SmallVec<[&Var; 4]> = inputs.collect();
     let mut made = record_many(name, &inputs, [sum, y].into_iter().collect(), |s: &Saver<'_>| {
         let weight = (weighted && (s.needs(0) || s.needs(1))).then(|| s.input(2)).transpose()?;
-        let rematerialized = s.rematerialized_of_output(1, 0, 2..inputs.len(), form.again(weighted));
+        let rematerialized = s.rematerialized_of_output(1, 0, 2..inputs.len(), form.rematerialize(weighted));
         Ok(RowNorm {
             x: s.output(0)?,
             weight,

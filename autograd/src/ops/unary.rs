@@ -294,7 +294,7 @@ impl Elementwise for Silu {
         kernels::silu_backward_over(x, dy)
     }
 
-    fn again(&self) -> Option<fn(&Tensor) -> TensorResult<Tensor>> {
+    fn rematerialize(&self) -> Option<fn(&Tensor) -> TensorResult<Tensor>> {
         Some(kernels::silu)
     }
 
@@ -335,7 +335,7 @@ impl Elementwise for Gelu {
         kernels::gelu_backward_over(x, dy, *self)
     }
 
-    fn again(&self) -> Option<fn(&Tensor) -> TensorResult<Tensor>> {
+    fn rematerialize(&self) -> Option<fn(&Tensor) -> TensorResult<Tensor>> {
         Some(match self {
             Gelu::Exact => |x| kernels::gelu(x, Gelu::Exact),
             Gelu::Tanh => |x| kernels::gelu(x, Gelu::Tanh),
