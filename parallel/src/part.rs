@@ -1,4 +1,4 @@
-//! [`Part`]: the elements of a tensor that one rank holds, under any layout; [`Place`]: which elements of the whole tensor these
+//! [`Part`]: the elements of a tensor that one rank holds, under any layout; `Place`: which elements of the whole tensor these
 //! are.
 //!
 //! ```text

@@ -46,12 +46,12 @@ impl Default for SizeConfig {
 /// As [`balance_by_time`](super::balance_by_time).
 pub fn profile(layers: &Sequence, sample: impl Into<Batch>, budget: Duration) -> Result<Vec<LayerProfile>> {
     let measured = measure("profile", layers, &sample.into(), budget)?;
-    let one = |(layer, Measured { time, output_bytes }): (&Box<dyn Layer>, Measured)| LayerProfile {
+    let one = |(i, Measured { time, output_bytes }): (usize, Measured)| LayerProfile {
         time: time.as_secs_f64(),
         activation_bytes: output_bytes as f64,
-        parameter_bytes: parameter_bytes(&**layer) as f64,
+        parameter_bytes: parameter_bytes(&*layers.layers()[i]) as f64,
     };
-    Ok(layers.layers().iter().zip(measured).map(one).collect())
+    Ok(measured.into_iter().enumerate().map(one).collect())
 }
 
 /// Microseconds that each layer took.
