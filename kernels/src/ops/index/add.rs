@@ -271,7 +271,7 @@ fn add_numbers_on_gpu(
     }
 }
 
-/// So many positions ahead rows are brought near, and so many bytes of each.
+/// So many positions ahead rows are prefetched, and so many bytes of each.
 const AHEAD: usize = 6;
 const BROUGHT_MAX: usize = 512;
 

@@ -3,7 +3,7 @@
 
 use phalanx_tensor::{Dim, Result, Tensor};
 
-use crate::along::along;
+use crate::rows::along;
 use crate::rows::columns::{self, ColumnKernel, Columns, SIDE};
 use crate::rows::cuda::{RowProgram, row_program};
 use crate::rows::{Row, RowKernel, lanes};
