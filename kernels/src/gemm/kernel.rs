@@ -7,9 +7,10 @@
 //! Registers on AVX-512: 14 x 2 sums, 2 vectors of B, 1 broadcast of A; a step costs 28 FMAs and 16 loads. Tiles of few
 //! rows are wider, so that B is read in longer runs and more chains are under way at once.
 //!
-//! A tile also reads a B that is not packed: its last vector may then be partly filled. Where B's steps lie side by side and its
-//! columns apart, squares of LANES x LANES elements are transposed in registers. A tile packs a panel that other tiles read after
-//! it, by stores beside its multiplications. [`super::tables`] has the steps of tiles that read offset tables or segments.
+//! A tile also reads a B that is not packed: its last vector may then be partly filled. Where B's steps lie side by
+//! side and its columns apart, squares of LANES x LANES elements are transposed in registers. A tile packs a panel that
+//! other tiles read after it, by stores beside its multiplications. [`super::tables`] has the steps of tiles that read
+//! offset tables or segments.
 
 #![allow(unsafe_code)]
 

@@ -1,5 +1,6 @@
-//! Implicit GEMM: products with a B that is no matrix in memory. Its steps lie in planes, at the same offsets in each plane, and
-//! elements outside a plane are zero. A convolution multiplies its weight with images so, without copying their windows.
+//! Implicit GEMM: products with a B that is no matrix in memory. Its steps lie in planes, at the same offsets in each
+//! plane, and elements outside a plane are zero. A convolution multiplies its weight with images so, without copying
+//! their windows.
 
 #![allow(unsafe_code)]
 

@@ -1,5 +1,6 @@
-//! Products with an A that is no matrix in memory: its rows begin anywhere, and the steps of each lie in the same segments. The
-//! gradient of a convolution's weight multiplies images with the output's gradient so, without copying their windows.
+//! Products with an A that is no matrix in memory: its rows begin anywhere, and the steps of each lie in the same
+//! segments. The gradient of a convolution's weight multiplies images with the output's gradient so, without copying
+//! their windows.
 
 #![allow(unsafe_code)]
 

@@ -1,6 +1,7 @@
 //! The activation functions of neural networks, and their gradients.
 //!
-//! A new one is an entry of the table below, its gradient another, as in `unary.rs`; numbers beside the elements come in braces.
+//! A new one is an entry of the table below, its gradient another, as in `unary.rs`; numbers beside the elements come
+//! in braces.
 
 use phalanx_tensor::{Result, Tensor};
 

@@ -1,5 +1,5 @@
-//! What a kernel's body computes with: a [`Vector`] of floats, the type of its elements ([`Float`]), and the instruction set that both
-//! belong to ([`Isa`]).
+//! What a kernel's body computes with: a [`Vector`] of floats, the type of its elements ([`Float`]), and the
+//! instruction set that both belong to ([`Isa`]).
 
 #![allow(unsafe_code)]
 

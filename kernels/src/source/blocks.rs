@@ -1,5 +1,5 @@
-//! Blocks of several sources that are read together: how they are cut, where one is gathered, and the loops that widen and transpose
-//! lines of elements on the way.
+//! Blocks of several sources that are read together: how they are cut, where one is gathered, and the loops that widen
+//! and transpose lines of elements on the way.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 

@@ -1,6 +1,6 @@
-//! What is to be computed: a convolution ([`Correlation`]) or the gradient of a weight ([`WeightGrad`]), and the parts of them that
-//! threads take. The ways to compute them (panels in `unit.rs`, images in `images.rs`, few channels in `thin.rs` and `channels.rs`)
-//! read these; `cpu.rs` and `weight.rs` choose among the ways.
+//! What is to be computed: a convolution ([`Correlation`]) or the gradient of a weight ([`WeightGrad`]), and the parts
+//! of them that threads take. The ways to compute them (panels in `unit.rs`, images in `images.rs`, few channels in
+//! `thin.rs` and `channels.rs`) read these; `cpu.rs` and `weight.rs` choose among the ways.
 
 use std::ops::Range;
 

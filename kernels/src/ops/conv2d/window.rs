@@ -1,5 +1,6 @@
-//! How a kernel's window meets an image: which source places an output takes along one axis ([`Axis`]), the segments of a padded
-//! image ([`Frame`]), the order of the additions ([`Order`]), and how the outputs are cut for threads ([`Cut`]).
+//! How a kernel's window meets an image: which source places an output takes along one axis ([`Axis`]), the segments of
+//! a padded image ([`Frame`]), the order of the additions ([`Order`]), and how the outputs are cut for threads
+//! ([`Cut`]).
 
 use std::ops::Range;
 

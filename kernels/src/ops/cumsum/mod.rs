@@ -1,4 +1,5 @@
-//! Running sums, products, extrema and logarithms of sums along a dimension: one scan, with another way to put two numbers together for each.
+//! Running sums, products, extrema and logarithms of sums along a dimension: one scan, with another way to put two
+//! numbers together for each.
 
 use phalanx_tensor::cuda::{Args, Grid, Program};
 use phalanx_tensor::{DType, Dim, Element, Error, Result, Tensor};

@@ -1,5 +1,5 @@
-//! The softmax along one dimension and its logarithm. The largest element is subtracted first, so that large logits neither overflow
-//! nor lose digits.
+//! The softmax along one dimension and its logarithm. The largest element is subtracted first, so that large logits
+//! neither overflow nor lose digits.
 
 use phalanx_tensor::{Dim, Result, Tensor};
 
