@@ -1,7 +1,7 @@
 //! Which of an operation's kernels runs: the CPU's or the GPU's, by the device of its tensors.
 //!
-//! An operation registers both in one place. Its entry point checks the arguments, allocates the outputs on any device, and
-//! runs the kernel of that device:
+//! An operation registers both in one place. Its entry point checks the arguments, allocates the outputs on any device,
+//! and runs the kernel of that device:
 //!
 //! ```text
 //! const FORWARD: Kernels<fn(&Tensor, &mut Tensor) -> Result<()>> = Kernels { cpu: forward_on_cpu, cuda: cuda::forward };
@@ -9,8 +9,8 @@
 //! FORWARD.run(x.device(), |forward| forward(x, &mut y))?;
 //! ```
 //!
-//! Operations of a family (pointwise functions, rows, optimizers) share a frame that is generic in the function; the frame
-//! calls [`by_device`] for all of them. [`crate::simd`] picks the CPU's instruction set.
+//! Operations of a family (pointwise functions, rows, optimizers) share a frame that is generic in the function; the
+//! frame calls [`by_device`] for all of them. [`crate::simd`] picks the CPU's instruction set.
 
 use phalanx_tensor::{Device, Result, Tensor};
 

@@ -14,7 +14,6 @@
 //! | the processor | [`isa`] tells the instruction set in use, [`available_isas`] what there is |
 //! | GPUs | [`cuda`] |
 
-mod along;
 mod check;
 mod classes;
 pub mod cuda;

@@ -2,11 +2,51 @@
 
 use phalanx_tensor::{Element, bf16, f16};
 
-use crate::gemm::Scratch;
-use crate::pointwise::{Input, Output};
+use crate::scratch::Scratch;
 use crate::simd::{
     Float, Halves, Isa, Kernel, Vector, dispatch, narrow_bf16, narrow_f16, widen_bf16, widen_f16,
 };
+
+/// An input's elements.
+#[derive(Clone, Copy)]
+pub(crate) enum Input<'a, W> {
+    Wide(&'a [W]),
+    Bf16(&'a [bf16]),
+    F16(&'a [f16]),
+    /// One element in every place.
+    Same(W),
+    /// One for each line, in every place of it.
+    Each(&'a [W]),
+}
+
+/// Where the results go, each rounded once.
+pub(crate) enum Output<'a, W> {
+    Wide(&'a mut [W]),
+    Bf16(&'a mut [bf16]),
+    F16(&'a mut [f16]),
+}
+
+impl<W> Input<'_, W> {
+    /// The elements from place `at` on.
+    pub(crate) fn from(self, at: usize) -> Self {
+        match self {
+            Input::Wide(x) => Input::Wide(&x[at..]),
+            Input::Bf16(x) => Input::Bf16(&x[at..]),
+            Input::F16(x) => Input::F16(&x[at..]),
+            Input::Same(_) | Input::Each(_) => self,
+        }
+    }
+}
+
+impl<W> Output<'_, W> {
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Output::Wide(out) => out.len(),
+            Output::Bf16(out) => out.len(),
+            Output::F16(out) => out.len(),
+        }
+    }
+}
 
 /// An element type of floating-point tensors. f64 and f32 are computed as they are; bf16 and f16 are widened to
 /// f32, block by block, and rounded once at the end.

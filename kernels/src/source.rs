@@ -7,12 +7,12 @@ use std::ops::Range;
 use phalanx_tensor::{DType, Element, Loops, Read, Result, Tensor};
 
 use crate::moves::fill;
-use crate::pointwise::Input;
+use crate::real::Input;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, LANES_MAX, dispatch};
-use blocks::{Apart, Turned, Widened};
+use blocks::{Apart, Transposed, Widened};
 
-pub(crate) use blocks::{Cut, Scratch, line_width};
+pub(crate) use blocks::{Cut, GROUP, Scratch, line_width};
 
 /// Elements that a block holds at most: small enough for all blocks of an operation to stay in the first-level
 /// cache, large enough to hide what a block costs.
@@ -98,7 +98,7 @@ impl<T: Element> Source<'_, T> {
             })
     }
 
-    /// Elements `start .. start + len` in row-major order: where they lie if they lie together, else gathered
+    /// Elements `start .. start + len` in row-major order: in place if they lie together, else gathered
     /// into `scratch`, which must have room.
     #[inline]
     pub(crate) fn block<'b>(&'b self, start: usize, len: usize, scratch: &'b mut [T]) -> &'b [T] {
@@ -178,7 +178,7 @@ impl<T: Real> Source<'_, T> {
     const WIDENED: [Run<'static, T, T::Wide>; 2] =
         [&|from, _, to| T::widen_all(from, to), &|from, stride, to| dispatch(Apart { from, stride, to })];
 
-    /// Whether [`Source::wide`] finds the elements where they lie and needs no scratch.
+    /// Whether [`Source::wide`] finds the elements in place and needs no scratch.
     pub(crate) fn is_wide(&self) -> bool {
         self.is_input(false)
     }
@@ -191,7 +191,7 @@ impl<T: Real> Source<'_, T> {
             return self.gather(start, to, T::widen, runs);
         };
         let (inner, len) = (loops.inner().max(1), to.len());
-        // Whole runs may be turned, and short ones are copied many at a time.
+        // Whole runs may be transposed, and short ones are copied many at a time.
         let first = start.next_multiple_of(inner).min(start + len) - start;
         let rows = (len - first) / inner;
         self.gather(start, &mut to[..first], T::widen, runs);
@@ -220,7 +220,7 @@ impl<T: Real> Source<'_, T> {
     }
 
     /// `rows` rows of `width` elements, which begin `apart` elements from each other, in the type that is computed in. Of a
-    /// tensor whose rows lie across memory, as a transposed one's, several are read at a time and turned.
+    /// tensor whose rows lie across memory, as a transposed one's, several are read at a time and transposed.
     pub(crate) fn copy_rows(
         &self,
         start: usize,
@@ -247,13 +247,13 @@ impl<T: Real> Source<'_, T> {
             let count = (rows - row).min(side - at / apart % side).min(LANES_MAX);
             let from = &self.elements[self.place(at)..];
             let to = &mut to[row * width..][..count * width];
-            dispatch(Turned { from, stride, rows: count, width, to });
+            dispatch(Transposed { from, stride, rows: count, width, to });
             row += count;
         }
     }
 
-    /// `lines` lines of `len` elements that begin `stride` apart in memory, the first where element `start` lies: where they lie or
-    /// widened in `room`, and how far apart they begin there. Halves stay where they lie if `halves` may.
+    /// `lines` lines of `len` elements that begin `stride` apart in memory, the first where element `start` lies: in place or
+    /// widened in `room`, and how far apart they begin there. Halves stay in place if `halves` may.
     pub(crate) fn lines<'b>(
         &'b self,
         start: usize,
@@ -270,8 +270,8 @@ impl<T: Real> Source<'_, T> {
         (Input::Wide(&room[..lines * len]), len)
     }
 
-    /// Elements `start .. start + len`: where they lie if they lie together, else widened in `room`. So are halves, unless `halves`
-    /// says that they may stay where they lie.
+    /// Elements `start .. start + len`: in place if they lie together, else widened in `room`. So are halves, unless `halves`
+    /// says that they may stay in place.
     pub(crate) fn input<'b>(
         &'b self,
         start: usize,

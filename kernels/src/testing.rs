@@ -92,9 +92,10 @@ pub(crate) fn assert_along(
         for dim in 0..x.rank().max(1) as isize {
             let y = op(&x, dim).unwrap();
             assert_eq!((y.shape(), y.dtype()), (x.shape(), x.dtype()));
-            let turn = |t: &Tensor| if t.rank() == 0 { t.clone() } else { t.transpose(dim, -1).unwrap() };
+            let transpose =
+                |t: &Tensor| if t.rank() == 0 { t.clone() } else { t.transpose(dim, -1).unwrap() };
             let width = if x.rank() == 0 { 1 } else { x.shape()[dim as usize].max(1) };
-            let (xs, ys) = (values(&turn(&x)), values(&turn(&y)));
+            let (xs, ys) = (values(&transpose(&x)), values(&transpose(&y)));
             for (x_row, y_row) in xs.chunks(width).zip(ys.chunks(width)) {
                 for (&got, want) in y_row.iter().zip(formula(x_row)) {
                     assert_close(got, want, tolerance(x.dtype()));

@@ -3,7 +3,7 @@
 //! They make few sums, and long ones, so a sum is not one chain here. Its steps are cut into parts of [`PART`]. In a part, step
 //! s belongs to chain s mod [`chains`]; a chain is fused multiply-adds over its steps, ascending, begun at zero. Chains i and i +
 //! half are added, halving, until one is left. The parts' sums are added in ascending order. So the number of steps alone decides
-//! the order, and vectors and threads can follow it. Operands are read where they lie, halves too.
+//! the order, and vectors and threads can follow it. Operands are read in place, halves too.
 
 #![allow(unsafe_code)]
 
@@ -28,7 +28,7 @@ const CHAIN_BYTES: usize = 256;
 /// Rows in a group whose steps lie side by side, and in one whose rows do.
 const ROWS_ALONG: usize = LANES_MAX;
 const ROWS_ACROSS: usize = 64;
-/// How many steps ahead rows that lie side by side are brought near.
+/// How many steps ahead rows that lie side by side are prefetched.
 const AHEAD: usize = 12;
 
 /// How many chains sums of this type have.
@@ -257,7 +257,7 @@ impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> Along<'_, T, B> {
                 *sum = square[0].reduce_sum();
                 continue;
             }
-            V::turn(&mut square);
+            V::transpose(&mut square);
             let mut half = V::LANES / 2;
             while half > 0 {
                 for lane in 0..half {

@@ -14,7 +14,7 @@ pub(crate) trait GemmElem: Real<Wide = <Self as GemmElem>::Acc> {
     /// The type of the sums.
     type Acc: Scratch + GemmElem<Acc = <Self as GemmElem>::Acc>;
     /// What a tile does with a place of A's and B's packed panels.
-    type Place: Place<Acc = Self::Acc>;
+    type PanelElem: PanelElem<Acc = Self::Acc>;
 
     /// What a place of a panel holds for this step and, if it holds two, the next.
     fn beside<S: Isa>(self, next: Self) -> Self::Acc;
@@ -25,7 +25,7 @@ pub(crate) trait GemmElem: Real<Wide = <Self as GemmElem>::Acc> {
 }
 
 /// What a place of a packed panel, of the sums' size, holds: one step of k or several.
-pub(crate) trait Place: 'static {
+pub(crate) trait PanelElem: 'static {
     /// The type of the sums.
     type Acc: Float;
     /// Whether only packed panels hold such places, so that no tile reads them from where a matrix lies.
@@ -49,10 +49,10 @@ pub(crate) trait Place: 'static {
         Self: Sized;
 }
 
-/// [`Place::steps`] on the instruction set that [`Place::run`] takes.
-pub(super) fn steps_on<P: Place>(runner: Runner) -> usize {
+/// [`PanelElem::steps`] on the instruction set that [`PanelElem::run`] takes.
+pub(super) fn steps_on<P: PanelElem>(runner: Runner) -> usize {
     struct Ask<P>(PhantomData<P>);
-    impl<P: Place> Kernel for Ask<P> {
+    impl<P: PanelElem> Kernel for Ask<P> {
         type Output = usize;
 
         #[inline(always)]
@@ -66,7 +66,7 @@ pub(super) fn steps_on<P: Place>(runner: Runner) -> usize {
 /// A step as it is.
 pub(crate) struct One<T>(PhantomData<T>);
 
-impl<T: Float> Place for One<T> {
+impl<T: Float> PanelElem for One<T> {
     type Acc = T;
     const IN_PANELS: bool = false;
 
@@ -94,7 +94,7 @@ impl<T: Float> Place for One<T> {
 /// The steps of bf16 that [`Isa::dot_bf16`] takes at a time.
 pub(crate) struct Dot;
 
-impl Place for Dot {
+impl PanelElem for Dot {
     type Acc = f32;
     const IN_PANELS: bool = true;
 
@@ -124,7 +124,7 @@ macro_rules! one {
     ($($elem:ident sums $acc:ident),*) => {$(
         impl GemmElem for $elem {
             type Acc = $acc;
-            type Place = One<$acc>;
+            type PanelElem = One<$acc>;
 
             #[inline(always)]
             fn beside<S: Isa>(self, _next: $elem) -> $acc {
@@ -148,7 +148,7 @@ one!(f32 sums f32, f64 sums f64, f16 sums f32);
 
 impl GemmElem for bf16 {
     type Acc = f32;
-    type Place = Dot;
+    type PanelElem = Dot;
 
     #[inline(always)]
     fn beside<S: Isa>(self, next: bf16) -> f32 {

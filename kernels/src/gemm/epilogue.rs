@@ -1,5 +1,5 @@
-//! The last steps of a product on its way to C: bias, activation, addition to what is there. They are applied to each finished tile of
-//! sums.
+//! The last steps of a product on its way to C: bias, activation, addition to what is there. They are applied to each
+//! finished tile of sums.
 
 #![allow(unsafe_code)]
 

@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use phalanx_tensor::Pool;
 
-use super::element::{GemmElem, Place, steps_on};
+use super::element::{GemmElem, PanelElem, steps_on};
 use super::epilogue::FinishTile;
 use super::epilogue::{Epilogue, Write};
 use super::kernel::run_tile;
@@ -52,7 +52,7 @@ struct Memory<'a, A> {
 }
 
 impl<T: GemmElem> Job<'_, '_, T> {
-    /// Does the parts that nobody has taken yet.
+    /// Does the parts that no thread has taken yet.
     ///
     /// # Safety
     ///
@@ -173,7 +173,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
         dst: &mut [T::Acc],
     ) {
         let (lane_stride, step_stride) = matrix.strides();
-        let per_place = steps_on::<T::Place>(self.product.runner);
+        let per_place = steps_on::<T::PanelElem>(self.product.runner);
         let first = places.start * per_place;
         let start = lanes.start * lane_stride + first * step_stride;
         let panels = Panels {
@@ -191,7 +191,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
                 _ => &mut dst[..lanes.len() * lanes_apart],
             },
         };
-        T::Place::run(self.product.runner, panels);
+        T::PanelElem::run(self.product.runner, panels);
     }
 
     /// A panel of A at a time passes along B's panels. The first panel of rows packs B's, the first of columns A's, as far
@@ -339,7 +339,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
         // SAFETY: A's and B's pointers lead to these rows, columns and steps within the matrices (bounds proven when
         // those were made) or their packed panels, as do those to what is kept; the sums are C's own elements or whole
         // slots of scratch.
-        unsafe { run_tile::<T::Place>(product.runner, plan.shape.lanes, rows.len(), &mut tile) }
+        unsafe { run_tile::<T::PanelElem>(product.runner, plan.shape.lanes, rows.len(), &mut tile) }
         if finishes {
             let finish = FinishTile {
                 sums: &mut memory.sums[slot..],

@@ -2,26 +2,26 @@
 //!
 //! A tile is H rows by W vectors of columns. Each of its elements is one chain of fused multiply-adds over ascending k,
 //! begun at zero (or at the sum of the k before, brought from memory): the order is the same for every tile size and
-//! instruction set, which is what makes an element's bits independent of where it lies.
+//! instruction set, which is what makes an element's bits independent of its position.
 //!
 //! Registers on AVX-512: 14 x 2 sums, 2 vectors of B, 1 broadcast of A; a step costs 28 FMAs and 16 loads. Tiles of few
 //! rows are wider, so that B is read in longer runs and more chains are under way at once.
 //!
-//! B is read where it lies, too: with a last vector that is not full, or, where steps lie side by side and columns apart,
-//! turned in registers a square of LANES x LANES at a time. A panel that other tiles read after this one is packed on the
-//! way, by stores beside the multiplications. Steps that tables give are [`super::tables`]', those
-//! of turned squares [`super::turned`]'s.
+//! A tile also reads a B that is not packed: its last vector may then be partly filled. Where B's steps lie side by
+//! side and its columns apart, squares of LANES x LANES elements are transposed in registers. A tile packs a panel that
+//! other tiles read after it, by stores beside its multiplications. [`super::tables`] has the steps of tiles that read
+//! offset tables or segments.
 
 #![allow(unsafe_code)]
 
-use super::element::Place;
-use super::places::{add_planes, add_runs, prefetch_near};
+use super::element::PanelElem;
+use super::tables::{add_planes, add_segments, prefetch_near};
 use super::tile::{FEW_ROWS, Tile, VECTORS, VECTORS_MAX, is_high, keeps, reads_packed, reads_table, rows};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector, each};
 
 /// The most rows a tile has on any instruction set.
 pub(super) const ROWS_MAX: usize = 14;
-/// How many steps ahead B is brought near, and how many what is packed on the way, whose steps often lie a page apart.
+/// How many steps ahead B is prefetched, and how many what is packed on the way, whose steps often lie a page apart.
 pub(super) const AHEAD: usize = 12;
 const AHEAD_KEEPING: usize = 28;
 
@@ -30,16 +30,21 @@ const AHEAD_KEEPING: usize = 28;
 /// # Safety
 ///
 /// For each tile that it counts, and for i < rows, j < `tile.cols` and k < steps, the places named at [`Tile`] are valid to
-/// read, and to write for `out` (which nobody else touches), and the tile is no larger than the instruction set's
+/// read, and to write for `out` (which no other thread touches), and the tile is no larger than the instruction set's
 /// [`TileShape`](super::TileShape), or that [`TileShape::widened`](super::TileShape::widened); one column of B at least
 /// exists, and one vector of columns at most where `b_col` is not 1.
 /// A tile that keeps A or B is one that [`keeps`]; a tile whose B has a table is one that [`reads_table`]. Either has whole
 /// vectors of columns, which are neighbours in B. A's rows are neighbours if A is kept or B has a table. What is kept is
-/// written to places that are valid to write, and that nobody else uses.
+/// written to places that are valid to write, and that no other thread uses.
 /// B's table has as many places as a plane has steps. Each place names the step of A, within the plane, that it is
 /// multiplied with.
 /// A tile whose rows of A have a table [`is_high`], with one or two whole vectors of columns.
-pub(super) unsafe fn run_tile<P: Place>(runner: Runner, lanes: usize, rows: usize, tile: &mut Tile<P::Acc>) {
+pub(super) unsafe fn run_tile<P: PanelElem>(
+    runner: Runner,
+    lanes: usize,
+    rows: usize,
+    tile: &mut Tile<P::Acc>,
+) {
     // Lanes are a power of two; a division would take as long as some steps.
     let vectors = (tile.cols + lanes - 1) >> lanes.trailing_zeros();
     macro_rules! by_rows {
@@ -54,7 +59,7 @@ pub(super) unsafe fn run_tile<P: Place>(runner: Runner, lanes: usize, rows: usiz
 }
 
 #[inline]
-fn run_rows<P: Place, const H: usize>(runner: Runner, vectors: usize, tile: &mut Tile<P::Acc>) {
+fn run_rows<P: PanelElem, const H: usize>(runner: Runner, vectors: usize, tile: &mut Tile<P::Acc>) {
     match vectors {
         1 => P::compute::<H, 1>(runner, SizedTile(tile)),
         2 => P::compute::<H, VECTORS>(runner, SizedTile(tile)),
@@ -64,11 +69,11 @@ fn run_rows<P: Place, const H: usize>(runner: Runner, vectors: usize, tile: &mut
 }
 
 /// A tile whose size is known to the compiler.
-pub(crate) struct SizedTile<'a, P: Place, const H: usize, const W: usize>(&'a mut Tile<P::Acc>);
+pub(crate) struct SizedTile<'a, P: PanelElem, const H: usize, const W: usize>(&'a mut Tile<P::Acc>);
 
-impl<'a, P: Place, const H: usize, const W: usize> SizedTile<'a, P, H, W> {
+impl<'a, P: PanelElem, const H: usize, const W: usize> SizedTile<'a, P, H, W> {
     /// The tile for places of another kind.
-    pub(super) fn of<Q: Place<Acc = P::Acc>>(self) -> SizedTile<'a, Q, H, W> {
+    pub(super) fn of<Q: PanelElem<Acc = P::Acc>>(self) -> SizedTile<'a, Q, H, W> {
         SizedTile(self.0)
     }
 }
@@ -79,18 +84,18 @@ const PACKED: u8 = 0;
 const WHOLE: u8 = 1;
 /// B by vectors that may lack lanes.
 const RAGGED: u8 = 2;
-/// B's columns, to be turned.
-const TURNED: u8 = 3;
+/// B's columns, to be transposed.
+const TRANSPOSED: u8 = 3;
 /// B by whole vectors, packing A, B, or both.
 const KEEP_A: u8 = 4;
 const KEEP_B: u8 = 5;
 const KEEP_BOTH: u8 = 6;
 /// B from a table's places.
-const PLACES: u8 = 7;
+const OFFSETS: u8 = 7;
 /// B by whole vectors, A's rows from a table.
-const RUNS: u8 = 8;
+const SEGMENTS: u8 = 8;
 
-impl<P: Place, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H, W> {
+impl<P: PanelElem, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H, W> {
     type Output = ();
 
     #[inline(always)]
@@ -103,8 +108,8 @@ impl<P: Place, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H, W>
         if const { H <= rows::<S>() && H * W <= rows::<S>() * VECTORS && (W <= VECTORS || H <= FEW_ROWS) } {
             // SAFETY: `run_tile`'s contract; the type is made only there.
             unsafe {
-                if const { reads_table(H, W, rows::<S>()) } && !tile.places.is_null() {
-                    return compute_all::<P, S, _, H, W, PLACES>(tile);
+                if const { reads_table(H, W, rows::<S>()) } && !tile.offsets.is_null() {
+                    return compute_all::<P, S, _, H, W, OFFSETS>(tile);
                 }
                 if const { !P::IN_PANELS && keeps(H, W, rows::<S>()) } {
                     match (tile.keep_a.is_null(), tile.keep_b.is_null()) {
@@ -114,12 +119,12 @@ impl<P: Place, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H, W>
                         (false, false) => return compute_all::<P, S, _, H, W, KEEP_BOTH>(tile),
                     }
                 }
-                if const { is_high(H, rows::<S>()) && W <= VECTORS } && !tile.runs.is_null() {
-                    return compute_all::<P, S, _, H, W, RUNS>(tile);
+                if const { is_high(H, rows::<S>()) && W <= VECTORS } && !tile.segments.is_null() {
+                    return compute_all::<P, S, _, H, W, SEGMENTS>(tile);
                 }
                 match (tile.b_col == 1, whole) {
                     (false, _) if const { !P::IN_PANELS && W == 1 } => {
-                        compute_all::<P, S, _, H, W, TURNED>(tile)
+                        compute_all::<P, S, _, H, W, TRANSPOSED>(tile)
                     }
                     (_, true) if packed && const { reads_packed(H, W, rows::<S>()) } => {
                         compute_all::<P, S, _, H, W, PACKED>(tile)
@@ -140,7 +145,7 @@ impl<P: Place, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H, W>
 #[inline(always)]
 unsafe fn compute_all<P, S, V, const H: usize, const W: usize, const READ: u8>(tile: &mut Tile<P::Acc>)
 where
-    P: Place<Acc: Float<Vec<S> = V>>,
+    P: PanelElem<Acc: Float<Vec<S> = V>>,
     S: Isa,
     V: Vector<Elem = P::Acc>,
 {
@@ -169,13 +174,13 @@ where
 #[inline(always)]
 unsafe fn compute<P, S, V, const H: usize, const W: usize, const READ: u8>(tile: &Tile<P::Acc>)
 where
-    P: Place<Acc: Float<Vec<S> = V>>,
+    P: PanelElem<Acc: Float<Vec<S> = V>>,
     S: Isa,
     V: Vector<Elem = P::Acc>,
 {
     // Elements of each vector of columns; constant where none lacks lanes, so that all loops below are unrolled.
     let lens: [usize; W] = each(|j| match READ {
-        RAGGED | TURNED => tile.cols.saturating_sub(j * V::LANES).min(V::LANES),
+        RAGGED | TRANSPOSED => tile.cols.saturating_sub(j * V::LANES).min(V::LANES),
         _ => V::LANES,
     });
     let mut sums = [[V::zero(); W]; H];
@@ -190,9 +195,9 @@ where
     // SAFETY: the caller's.
     sums = unsafe {
         match READ {
-            TURNED => turn_and_add::<P, S, V, H, W>(tile, sums),
-            PLACES => add_planes::<P, S, V, H, W>(tile, sums),
-            RUNS => add_runs::<P, S, V, H, W>(tile, sums),
+            TRANSPOSED => transpose_and_add::<P, S, V, H, W>(tile, sums),
+            OFFSETS => add_planes::<P, S, V, H, W>(tile, sums),
+            SEGMENTS => add_segments::<P, S, V, H, W>(tile, sums),
             _ if const { W > VECTORS } => add_wide_steps::<P, S, V, H, W>(tile, sums, lens),
             _ => add_steps::<P, S, V, H, W, READ>(tile, sums, lens),
         }
@@ -209,14 +214,14 @@ where
     if tile.add {
         for (i, row) in sums.iter_mut().enumerate() {
             for (j, sum) in row.iter_mut().enumerate() {
-                // SAFETY: a place of the result, nobody else's.
+                // SAFETY: a place of the result, no other thread's.
                 *sum = unsafe { load::<V>(out(i, j), lens[j]) } + *sum;
             }
         }
     }
     for (i, row) in sums.iter().enumerate() {
         for (j, &sum) in row.iter().enumerate() {
-            // SAFETY: a place of the result, nobody else's.
+            // SAFETY: a place of the result, no other thread's.
             unsafe { store(sum, out(i, j), lens[j]) };
         }
     }
@@ -234,7 +239,7 @@ unsafe fn add_steps<P, S, V, const H: usize, const W: usize, const READ: u8>(
     lens: [usize; W],
 ) -> [[V; W]; H]
 where
-    P: Place<Acc: Float<Vec<S> = V>>,
+    P: PanelElem<Acc: Float<Vec<S> = V>>,
     S: Isa,
     V: Vector<Elem = P::Acc>,
 {
@@ -298,7 +303,7 @@ unsafe fn add_wide_steps<P, S, V, const H: usize, const W: usize>(
     lens: [usize; W],
 ) -> [[V; W]; H]
 where
-    P: Place<Acc: Float<Vec<S> = V>>,
+    P: PanelElem<Acc: Float<Vec<S> = V>>,
     S: Isa,
     V: Vector<Elem = P::Acc>,
 {
@@ -344,7 +349,7 @@ pub(super) unsafe fn load<V: Vector>(src: *const V::Elem, len: usize) -> V {
 ///
 /// # Safety
 ///
-/// The elements from `dst` on must be valid to write, and nobody else's.
+/// The elements from `dst` on must be valid to write, and no other thread's.
 #[inline(always)]
 unsafe fn store<V: Vector>(lanes: V, dst: *mut V::Elem, len: usize) {
     // SAFETY: the caller's.
@@ -354,25 +359,25 @@ unsafe fn store<V: Vector>(lanes: V, dst: *mut V::Elem, len: usize) {
 
 /// So few steps are added out of registers after B's last whole square.
 const FEW_STEPS: usize = 4;
-/// How many squares ahead of a turned B.
+/// How many squares ahead of a transposed B.
 const SQUARES_AHEAD: usize = 8;
 
 /// Adds all steps to the sums of one vector of columns, each of which has its steps side by side.
 ///
 /// # Safety
 ///
-/// [`run_tile`](super::kernel::run_tile)'s.
+/// [`run_tile`]'s.
 #[inline(always)]
-pub(super) unsafe fn turn_and_add<P, S, V, const H: usize, const W: usize>(
+pub(super) unsafe fn transpose_and_add<P, S, V, const H: usize, const W: usize>(
     tile: &Tile<P::Acc>,
     mut sums: [[V; W]; H],
 ) -> [[V; W]; H]
 where
-    P: Place<Acc: Float<Vec<S> = V>>,
+    P: PanelElem<Acc: Float<Vec<S> = V>>,
     S: Isa,
     V: Vector<Elem = P::Acc>,
 {
-    // Lanes beyond the last column repeat it; nobody looks at their sums.
+    // Lanes beyond the last column repeat it; their sums are not read.
     let columns: [_; LANES_MAX] = each(|j| tile.b.wrapping_add(j.min(tile.cols - 1) * tile.b_col));
     let whole = tile.steps - tile.steps % V::LANES;
     for step in (0..whole).step_by(V::LANES) {
@@ -395,7 +400,7 @@ where
             // SAFETY: B's places are valid.
             *row = unsafe { load(column.add(whole), count) };
         }
-        // Few steps need few of the turned vectors, which are all in registers then.
+        // Few steps need few of the transposed vectors, which are all in registers then.
         // SAFETY: the caller's.
         sums = unsafe {
             match count <= FEW_STEPS {
@@ -411,7 +416,7 @@ where
 ///
 /// # Safety
 ///
-/// [`run_tile`](super::kernel::run_tile)'s.
+/// [`run_tile`]'s.
 #[inline(always)]
 unsafe fn add_square<P, S, V, const H: usize, const W: usize, const MAX: usize>(
     tile: &Tile<P::Acc>,
@@ -421,11 +426,11 @@ unsafe fn add_square<P, S, V, const H: usize, const W: usize, const MAX: usize>(
     count: usize,
 ) -> [[V; W]; H]
 where
-    P: Place<Acc: Float<Vec<S> = V>>,
+    P: PanelElem<Acc: Float<Vec<S> = V>>,
     S: Isa,
     V: Vector<Elem = P::Acc>,
 {
-    V::turn(&mut square);
+    V::transpose(&mut square);
     for (s, &lanes) in square[..MAX].iter().enumerate() {
         if s == count {
             break;

@@ -1,5 +1,5 @@
-//! A matrix's view of a slice: any row and column stride, bounds proven once when it is made; and a matrix cut into cells, so that
-//! threads write parts of the same rows.
+//! A matrix's view of a slice: any row and column stride, bounds proven once when it is made; and a matrix cut into
+//! cells, so that threads write parts of the same rows.
 
 #![allow(unsafe_code)]
 

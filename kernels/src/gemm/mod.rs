@@ -1,35 +1,56 @@
-//! Matrix products over slices with any row and column strides.
+//! Matrix products C = A B on a CPU, over slices with any row and column strides: A is m x k, B is k x n.
 //!
-//! The rule that everything here keeps: an element of A B is one chain of fused multiply-adds over ascending k, begun at
-//! zero, in f32 (f64 for f64). Its bits are those of `for k { sum = a.mul_add(b, sum) }`, whatever the number of rows
-//! and columns, strides, blocking, threads, batch, tile position or instruction set. One exception: AVX-512's dot product
-//! of bf16 pairs, used where the CPU has it, takes subnormal elements for zero and makes subnormal sums zero. A column that is
-//! asked for as such (`gemm_column`) has another order, which the number of steps alone decides.
+//! **Bits.** An element of A B is one chain of fused multiply-adds over ascending k, begun at zero, in f32 (f64 for
+//! f64). Its bits are those of `for k { sum = a.mul_add(b, sum) }`, whatever the number of rows and columns, strides,
+//! blocking, threads, batch, position or instruction set. There are two exceptions. AVX-512's dot product of bf16 pairs
+//! takes subnormal elements for zero and makes subnormal sums zero. `gemm_column` adds in another order, which the
+//! number of steps alone decides.
+//!
+//! **Blocking** (after Goto and van de Geijn):
 //!
 //! ```text
-//! mat        the views        plan      the cut, pure numbers
-//! element    the types        pack      panels in the order tiles read them
-//! epilogue   the last steps   kernel    a tile of C in registers
-//! scratch    working memory   finish    a tile's sums to C
-//! batch      several at once  product   one of them, its jobs
-//! tile       size and work    job       packs, runs and finishes its tiles
-//! small      in the caches    turned    the steps of a B that lies in columns
-//! column     few long sums    thin      few rows of halves
-//! cuda       on a GPU         places    a B in planes, as convolutions have it
-//! cells      for threads      runs      an A in runs, as their weight's gradient has it
-//! parts      taken in turns   tables    the steps of these two
-//! speed      what a product can reach at most
+//!                    n                        a STEP is one value of k
+//!              +----+----+----+----+          a TILE is up to 14 rows x 2 vectors of C, whose sums stay in registers
+//!            k | panels of B       |            while k runs (kernel.rs)
+//!              |    :    :    :    |          a PANEL of A is the rows of one tile, a panel of B its columns; a packed
+//!              +----+----+----+----+            panel holds them in the order in which the tile reads them (pack.rs)
+//!       k                                     a BLOCK of A is as many panels x steps as the second-level cache holds,
+//!    +-------+ +----+----+----+----+            a block of B as many as the third-level cache holds (plan.rs)
+//!  m | panel | |tile|tile|tile|tile|          a JOB is some of C's columns; the pool's threads take its rows part by
+//!    +-------+ +----+----+----+----+            part, so that a slower thread takes fewer (job.rs)
+//!    | of A  | |tile|tile|tile|tile|
+//!    +-------+ +----+----+----+----+ C
+//!
+//!  for each part of a job's rows                          a thread takes the next one when it is done
+//!    for each block of columns of B
+//!      for each block of steps                            sums go on from C or from scratch
+//!        for each block of rows of A
+//!          for each panel of B, for each panel of A       or the other way round where B's panel stays near
+//!            one tile
 //! ```
 //!
-//! What is read once is read where it lies: a product of few rows takes B straight into a tile, turned in registers where
-//! its columns lie along k, and one of few columns is done as its transpose. A tile of few rows is wide, for long runs and
-//! many chains. So tiny products pack nothing, and a matrix by a vector goes as fast as the matrix is read. Halves are widened
-//! or paired in registers then. What is read
-//! again is packed by the first tile that reads it, where the order in memory allows; else a B that all threads read is packed
-//! once, by all of them.
+//! **Packing.** A tile reads an operand in place if no other tile reads it again, or if its order in memory suits: a
+//! product of few rows reads B directly, and transposes squares of it in registers where its columns lie along k; a
+//! product of few columns is computed as its transpose. Tiny products pack nothing. A matrix times a vector is as fast
+//! as the matrix is read. An operand that several tiles read is packed by the first of them, beside its
+//! multiplications, where the order in memory allows. Otherwise all threads pack B together before they multiply.
+//! Halves are widened, or paired for the dot product, when they are packed or loaded.
 //!
-//! `Accumulate` and half types sum all of k first and touch C once. In half precision the finished sum is rounded once
-//! for a plain product; bias, activation and accumulation each round again, as they would as operations of their own.
+//! **Last steps.** `Accumulate` and half types sum all of k first and touch C once. In half precision the finished sum
+//! is rounded once for a plain product; bias, activation and accumulation each round again, as operations of their own
+//! would.
+//!
+//! ```text
+//! mat        the views of matrices            plan      the cut into panels, blocks and jobs: numbers only
+//! element    the types of elements            pack      panels in the order in which tiles read them
+//! epilogue   bias, activation, writing C      kernel    a tile of C in registers
+//! product    one product or a batch           tile      a tile's size, and what it reads and writes
+//! job        packs, runs and finishes tiles   tables    the steps of tiles that read offset tables and segments
+//! small      operands in the caches           offsets   B by a table of offsets: implicit GEMM for convolutions
+//! thin       few rows of halves               segments  A in segments: a convolution's weight gradient
+//! column     one column, long sums            speed     the peak that a product can reach
+//! cuda       products on a GPU
+//! ```
 
 mod column;
 mod cuda;
@@ -38,13 +59,14 @@ mod epilogue;
 mod job;
 mod kernel;
 mod mat;
+mod offsets;
 mod pack;
-mod places;
 mod plan;
 mod product;
-mod runs;
+mod segments;
 mod small;
 mod speed;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod thin;
@@ -52,20 +74,20 @@ mod tile;
 
 use phalanx_tensor::Pool;
 
-pub(crate) use crate::scratch::{Scratch, with_scratch};
 pub(crate) use column::{COLUMN_STEPS_MIN, gemm_column};
 pub(crate) use cuda::multiply_on_gpu;
-pub(crate) use element::{GemmElem, Place};
+pub(crate) use element::{GemmElem, PanelElem};
 pub(crate) use epilogue::{Epilogue, Write};
-pub(crate) use mat::Cell;
-pub(crate) use mat::{MatMut, MatRef};
-pub(crate) use places::{Places, Step, gemm_by_panel, gemm_by_places};
+pub(crate) use mat::{Cell, MatMut, MatRef};
+pub(crate) use offsets::{OffsetTable, gemm_by_offsets, gemm_by_panel};
 pub(crate) use plan::{is_parallel, share};
 pub(crate) use product::Batch;
-pub(crate) use runs::{Rows, Run, gemm_by_rows, pack_columns, pack_panels, packed_len, steps_in_place};
+pub(crate) use segments::{
+    SegmentedRows, gemm_segmented, pack_columns, pack_panels, packed_len, steps_in_place,
+};
 pub(crate) use small::{gemm_few, gemm_small};
 pub use speed::{peak_bandwidth, peak_flops};
-pub(crate) use tile::TileShape;
+pub(crate) use tile::{Step, StepSegment, TileShape};
 
 use crate::simd::{Float, Runner};
 

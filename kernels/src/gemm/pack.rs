@@ -10,12 +10,12 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::element::{GemmElem, Place};
+use super::element::{GemmElem, PanelElem};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
-/// How many places are copied for a panel before the next panel's, and how far ahead of a copy its rows are brought near.
+/// How many places are copied for a panel before the next panel's, and how far ahead of a copy its rows are prefetched.
 const PLACES_AT_ONCE: usize = 8;
-/// How many squares ahead of a transposition its rows are brought near.
+/// How many squares ahead of a transposition its rows are prefetched.
 const AHEAD_ALONG: usize = 4;
 
 /// Panels to pack.
@@ -68,7 +68,7 @@ impl<T: GemmElem> Panels<'_, T> {
     where
         T::Acc: Float<Vec<S> = V>,
     {
-        let (per_place, len) = (T::Place::steps::<S>(), self.width * self.places);
+        let (per_place, len) = (T::PanelElem::steps::<S>(), self.width * self.places);
         let beyond = [self.beyond; LANES_MAX];
         for group in (0..self.places).step_by(PLACES_AT_ONCE) {
             let group = group..(group + PLACES_AT_ONCE).min(self.places);
@@ -100,7 +100,7 @@ impl<T: GemmElem> Panels<'_, T> {
     where
         T::Acc: Float<Vec<S> = V>,
     {
-        let square = T::Place::steps::<S>() * V::LANES;
+        let square = T::PanelElem::steps::<S>() * V::LANES;
         // Near come the next lane's steps: within a lane the CPU sees by itself what comes next.
         for (lane, dst) in self.dst.chunks_mut(self.lanes_apart).enumerate() {
             let src = &self.src[lane * self.lane_stride..][..self.steps];
@@ -114,7 +114,7 @@ impl<T: GemmElem> Panels<'_, T> {
     /// Any strides.
     #[inline(always)]
     fn gather<S: Isa>(&mut self) {
-        let per_place = T::Place::steps::<S>();
+        let per_place = T::PanelElem::steps::<S>();
         for (p, panel) in self.dst.chunks_mut(self.width * self.places).enumerate() {
             for (place, dst) in panel.chunks_mut(self.width).enumerate() {
                 let first = place * per_place;
@@ -137,7 +137,7 @@ impl<T: GemmElem> Panels<'_, T> {
         T::Acc: Float<Vec<S> = V>,
     {
         let steps = &self.src[lane * self.lane_stride..][steps];
-        V::prefetch(steps.as_ptr().wrapping_add(AHEAD_ALONG * V::LANES * T::Place::steps::<S>()).cast());
+        V::prefetch(steps.as_ptr().wrapping_add(AHEAD_ALONG * V::LANES * T::PanelElem::steps::<S>()).cast());
         T::along::<S>(steps, self.beyond)
     }
 
@@ -147,7 +147,7 @@ impl<T: GemmElem> Panels<'_, T> {
     where
         T::Acc: Float<Vec<S> = V>,
     {
-        let per_place = T::Place::steps::<S>();
+        let per_place = T::PanelElem::steps::<S>();
         let dst = std::mem::take(&mut self.dst);
         for (p, panel) in dst.chunks_mut(self.width * self.places).enumerate() {
             // Lanes are often a power of two apart, so that those of several squares would drive each other out of the cache.
@@ -168,7 +168,7 @@ impl<T: GemmElem> Panels<'_, T> {
                             *row = self.along::<S, V>(lane + i, steps.clone());
                         }
                     }
-                    V::turn(&mut square);
+                    V::transpose(&mut square);
                     for (i, row) in square[..count].iter().enumerate() {
                         let dst = &mut panel[(place + i) * self.width + first..];
                         put(*row, dst, width, self.width == width);

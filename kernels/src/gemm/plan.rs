@@ -19,17 +19,17 @@ const A_BLOCK_MAX: usize = 1 << 16;
 /// Elements of B's block at most. It may come from the third-level cache, for it is read in order and ahead of its use;
 /// A is packed anew for each.
 const B_BLOCK_MAX: usize = 1 << 19;
-/// B is read where it lies if so few panels of rows use it.
+/// B is read in place if so few panels of rows use it.
 const DIRECT_ROW_PANELS_MAX: usize = 6;
-/// Or turned on the way, which each of them does anew.
-const TURNED_ROW_PANELS_MAX: usize = 2;
-/// A is read where it lies, however that is, if so few panels of columns use it besides.
+/// Or transposed on the way, which each of them does anew.
+const TRANSPOSED_ROW_PANELS_MAX: usize = 2;
+/// A is read in place, however that is, if so few panels of columns use it besides.
 const DIRECT_COL_PANELS_MAX: usize = 2;
 /// And if neither has more elements than this: then they stay in the first-level cache.
 const DIRECT_ELEMENTS_MAX: usize = 1 << 12;
-/// A whose rows are neighbours is read where it lies, too, if it is no larger than this: packing would take longer.
+/// A whose rows are neighbours is read in place, too, if it is no larger than this: packing would take longer.
 const NEAR_ELEMENTS_MAX: usize = 1 << 15;
-/// With so few steps a product is as fast as C is written: in long runs of few rows, which are read where they lie.
+/// With so few steps a product is as fast as C is written: in long runs of few rows, which are read in place.
 const SHORT_STEPS_MAX: usize = 16;
 /// With so many steps a tile spends most of its time on them, not on its sums.
 const LONG_STEPS_MIN: usize = 64;
@@ -62,7 +62,7 @@ pub(super) struct Problem {
     /// Whether B's columns are next to each other.
     pub(super) b_contiguous: bool,
     /// Whether, if they are not, the steps of each are: then a tile can turn them.
-    pub(super) b_turnable: bool,
+    pub(super) b_transposable: bool,
 }
 
 /// The cut.
@@ -75,7 +75,7 @@ pub(super) struct Plan {
     /// Rows of a panel: as many as it takes for so many panels, so that no tile is much lower than the others.
     pub(super) height: usize,
     pub(super) k_blocks: usize,
-    /// Whether tiles read an operand where it lies, or from panels packed before.
+    /// Whether tiles read an operand in place, or from panels packed before.
     pub(super) a_direct: bool,
     pub(super) b_direct: bool,
     /// Whether A is packed as rows, not as panels.
@@ -93,9 +93,11 @@ impl Plan {
         let row_panels = panels(problem.m, shape.rows);
         let few_rows = row_panels <= DIRECT_ROW_PANELS_MAX;
         let small = problem.k.saturating_mul(problem.m.max(problem.n)) <= DIRECT_ELEMENTS_MAX;
-        let b_turned = problem.readable && problem.b_turnable && row_panels <= TURNED_ROW_PANELS_MAX;
-        let b_direct = b_turned || problem.readable && problem.b_contiguous && (few_rows || small || short);
-        let shape = match (b_turned, b_direct) {
+        let b_transposed =
+            problem.readable && problem.b_transposable && row_panels <= TRANSPOSED_ROW_PANELS_MAX;
+        let b_direct =
+            b_transposed || problem.readable && problem.b_contiguous && (few_rows || small || short);
+        let shape = match (b_transposed, b_direct) {
             (true, _) => shape.narrow(),
             (_, true) if problem.m <= FEW_ROWS => wide,
             _ => shape,
@@ -162,7 +164,7 @@ impl Plan {
     /// of so many.
     ///
     /// With many steps that is better where B is large: then A's panels come from the second level, and they are smaller than B's.
-    /// With few steps it is better for rows that are read where they lie. But if all panels of B stay near, longer runs of C
+    /// With few steps it is better for rows that are read in place. But if all panels of B stay near, longer runs of C
     /// are better, unless those are short.
     pub(super) fn goes_down(&self, cols: usize, rows: usize) -> bool {
         let far = cols * self.shape.cols() * self.steps_max() >= FAR_B_MIN;
@@ -329,7 +331,7 @@ mod tests {
             a_rows_contiguous: false,
             a_steps_contiguous: true,
             b_contiguous: true,
-            b_turnable: false,
+            b_transposable: false,
         }
     }
 
@@ -360,13 +362,14 @@ mod tests {
         assert_eq!(direct(plan(512, 512, 512)), (true, false));
         assert_eq!(direct(plan(200, 20, 16)), (true, true));
         assert_eq!(direct(plan(512, 512, 1024)), (false, false));
-        let turned = |m: usize, b_turnable: bool| {
-            let plan = Plan::new(Problem { b_contiguous: false, b_turnable, ..problem(m, 512, 512) }, SHAPE);
+        let transposed = |m: usize, b_transposable: bool| {
+            let plan =
+                Plan::new(Problem { b_contiguous: false, b_transposable, ..problem(m, 512, 512) }, SHAPE);
             (plan.b_direct, plan.shape.vectors)
         };
-        assert_eq!(turned(8, false), (false, 2));
-        assert_eq!(turned(8, true), (true, 1));
-        assert_eq!(turned(29, true), (false, 2));
+        assert_eq!(transposed(8, false), (false, 2));
+        assert_eq!(transposed(8, true), (true, 1));
+        assert_eq!(transposed(29, true), (false, 2));
     }
 
     #[test]

@@ -39,12 +39,12 @@ impl<T: GemmElem> Product<'_, T> {
     ///
     /// # Safety
     ///
-    /// C's elements lie within `c`, each has a place of its own, and nobody else touches them meanwhile.
+    /// C's elements lie within `c`, each has a place of its own, and no other thread touches them meanwhile.
     pub(super) unsafe fn run(&self, pool: Option<&Pool>, kept: Option<&mut Vec<T::Acc>>) {
         let shape = TileShape::of::<T::Acc>(self.runner);
         if let Some(mut tile) = self.only_tile(shape) {
-            // SAFETY: all of A and B, where they lie, whose bounds were proven when those were made; C is the caller's.
-            return unsafe { run_tile::<T::Place>(self.runner, shape.lanes, self.a.rows(), &mut tile) };
+            // SAFETY: all of A and B, in place, whose bounds were proven when those were made; C is the caller's.
+            return unsafe { run_tile::<T::PanelElem>(self.runner, shape.lanes, self.a.rows(), &mut tile) };
         }
         let pool = pool
             .filter(|pool| pool.threads() > 1 && is_parallel(self.a.rows(), self.b.cols(), self.a.cols()));
@@ -124,7 +124,7 @@ impl<T: GemmElem> Product<'_, T> {
                 ..tile
             };
             // SAFETY: as in `run`, for each item, whose C is apart from the others'.
-            unsafe { run_tile::<T::Place>(self.runner, shape.lanes, self.a.rows(), &mut tile) }
+            unsafe { run_tile::<T::PanelElem>(self.runner, shape.lanes, self.a.rows(), &mut tile) }
         };
         match pool {
             Some(pool) => pool.for_each(pieces, piece),
@@ -133,7 +133,7 @@ impl<T: GemmElem> Product<'_, T> {
         true
     }
 
-    /// The whole product, if it is a single tile that can read A and B and write C where they lie.
+    /// The whole product, if it is a single tile that can read A and B and write C in place.
     fn only_tile(&self, shape: TileShape) -> Option<Tile<T::Acc>> {
         let (m, n, k) = (self.a.rows(), self.b.cols(), self.a.cols());
         let (b_step, b_col) = self.b.strides();
@@ -164,7 +164,7 @@ impl<T: GemmElem> Product<'_, T> {
         })
     }
 
-    /// Whether it has few rows of halves and a B that can be read where it lies.
+    /// Whether it has few rows of halves and a B that can be read in place.
     fn is_thin(&self) -> bool {
         let (step, col) = self.b.strides();
         let in_place = col == 1 || self.b.cols() == 1 || step == 1 || self.a.cols() == 1;
@@ -184,13 +184,13 @@ impl<T: GemmElem> Product<'_, T> {
         Problem {
             m,
             n,
-            k: k.div_ceil(steps_on::<T::Place>(self.runner)),
+            k: k.div_ceil(steps_on::<T::PanelElem>(self.runner)),
             readable: is_acc::<T>(),
             a_cacheable: rows_cache_well(m, self.a.strides(), k, size_of::<T>()),
             a_rows_contiguous: a_row == 1,
             a_steps_contiguous: a_step == 1 && a_row != 1,
             b_contiguous,
-            b_turnable: !b_contiguous && (self.b.strides().0 == 1 || k == 1),
+            b_transposable: !b_contiguous && (self.b.strides().0 == 1 || k == 1),
         }
     }
 }

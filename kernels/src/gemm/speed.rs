@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use phalanx_tensor::{DType, Device, Error, Pool, Result};
 
-use super::element::{GemmElem, Place};
+use super::element::{GemmElem, PanelElem};
 use crate::dispatch::Kernels;
 use crate::ops::{add, full, matmul, matmul_into};
 use crate::real::for_real;
@@ -53,10 +53,10 @@ fn flops_on_gpu(_: &'static str, dtype: DType, device: Device) -> Result<f64> {
 
 fn flops_on_cpu(op: &'static str, dtype: DType, device: Device) -> Result<f64> {
     let pool = device.pool()?;
-    for_real!(op, dtype, T => peak_of::<<T as GemmElem>::Place>(&pool, device))
+    for_real!(op, dtype, T => peak_of::<<T as GemmElem>::PanelElem>(&pool, device))
 }
 
-fn peak_of<P: Place>(pool: &Pool, device: Device) -> Result<f64> {
+fn peak_of<P: PanelElem>(pool: &Pool, device: Device) -> Result<f64> {
     // Pieces are taken in turns: of more of them no thread does twice as much as another.
     let pieces = 8 * pool.threads();
     let chains = || P::run(Runner::current(), Chains::<P>(PhantomData));
@@ -72,12 +72,12 @@ fn peak_of<P: Place>(pool: &Pool, device: Device) -> Result<f64> {
 /// [`CHAINS`] sums; gives what keeps them from being left out, and how many products one instruction adds.
 struct Chains<P>(PhantomData<P>);
 
-impl<P: Place> Kernel for Chains<P> {
+impl<P: PanelElem> Kernel for Chains<P> {
     type Output = (P::Acc, usize);
 
     #[inline(always)]
     fn run<S: Isa>(self) -> (P::Acc, usize) {
-        type Of<P, S> = <<P as Place>::Acc as Float>::Vec<S>;
+        type Of<P, S> = <<P as PanelElem>::Acc as Float>::Vec<S>;
         let factor = |x| Of::<P, S>::splat(std::hint::black_box(P::Acc::from_f64(x)));
         let (a, b) = (factor(1.0), factor(1.0 / 1024.0));
         let mut sums = [Of::<P, S>::zero(); CHAINS];

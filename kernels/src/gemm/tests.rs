@@ -97,7 +97,7 @@ fn twin<T: GemmElem>(case: &Case, isa: IsaName, a: &[T], b: &[T], bias: Option<&
     let (a_strides, b_strides, c_strides) =
         (lies.0.strides(m, k), lies.1.strides(k, n), lies.2.strides(m, n));
     let batch = case.batch();
-    let flushes = Runner::on(isa).is_some_and(|runner| steps_on::<T::Place>(runner) == 2);
+    let flushes = Runner::on(isa).is_some_and(|runner| steps_on::<T::PanelElem>(runner) == 2);
     let flush = |x: T::Acc| {
         let tiny = flushes && x.to_f64().abs() < f64::from(f32::MIN_POSITIVE);
         if tiny { T::Acc::from_f64(0f64.copysign(x.to_f64())) } else { x }

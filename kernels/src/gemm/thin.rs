@@ -1,11 +1,11 @@
-//! Products of few rows of halves: each element of B is used a few times, so it is read where it lies, and widened or paired in
+//! Products of few rows of halves: each element of B is used a few times, so it is read in place, and widened or paired in
 //! registers instead of in packed panels. The sums are those of tiles.
 
 #![allow(unsafe_code)]
 
 use phalanx_tensor::Pool;
 
-use super::element::{GemmElem, Place, steps_on};
+use super::element::{GemmElem, PanelElem, steps_on};
 use super::epilogue::FinishTile;
 use super::pack::Panels;
 use super::plan::share;
@@ -19,7 +19,7 @@ pub(super) const THIN_ROWS: usize = 4;
 const COLS_MAX: usize = 512;
 /// Pieces of columns for each thread.
 const PIECES: usize = 4;
-/// How many places ahead rows of B are brought near, and how many squares ahead its columns.
+/// How many places ahead rows of B are prefetched, and how many squares ahead its columns.
 const AHEAD: usize = 8;
 const SQUARES_AHEAD: usize = 4;
 /// Vectors of columns that have sums in registers at most.
@@ -66,7 +66,7 @@ impl<T: GemmElem> Product<'_, T> {
     unsafe fn run_columns<const H: usize>(&self, first: usize, cols: usize) {
         let ((m, k), (a_row, a_step), (b_step, b_col)) =
             ((self.a.rows(), self.a.cols()), self.a.strides(), self.b.strides());
-        let places = k.div_ceil(steps_on::<T::Place>(self.runner));
+        let places = k.div_ceil(steps_on::<T::PanelElem>(self.runner));
         let width = cols.next_multiple_of(LANES_MAX);
         with_scratch(H * (width + places) + LANES_MAX, |scratch: &mut [T::Acc]| {
             let (sums, a) = scratch.split_at_mut(H * width);
@@ -82,11 +82,11 @@ impl<T: GemmElem> Product<'_, T> {
                 beyond: T::narrow(-T::Acc::ZERO),
                 dst: &mut a[..H * places],
             };
-            T::Place::run(self.runner, panels);
+            T::PanelElem::run(self.runner, panels);
             let (a, b) = (&a[..H * places], self.b.data().get(first * b_col..).unwrap_or_default());
             let b_col = if self.b.cols() == 1 { 1 } else { b_col };
             let thin = Thin::<T, H> { a, b, b_step, b_col, steps: k, cols, sums, width };
-            T::Place::run(self.runner, thin);
+            T::PanelElem::run(self.runner, thin);
             let (c_row, c_col) = self.c_strides;
             let tile = FinishTile {
                 sums,
@@ -126,7 +126,7 @@ impl<T: GemmElem, const H: usize> Kernel for Thin<'_, T, H> {
     #[inline(always)]
     fn run<S: Isa>(mut self) {
         if self.b_col != 1 {
-            return self.turned::<S, <T::Acc as Float>::Vec<S>>();
+            return self.transposed::<S, <T::Acc as Float>::Vec<S>>();
         }
         match const { vectors::<S>(H) } {
             8 => self.rows::<S, <T::Acc as Float>::Vec<S>, 8>(),
@@ -160,7 +160,7 @@ impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
     where
         T::Acc: Float<Vec<S> = V>,
     {
-        let per_place = T::Place::steps::<S>();
+        let per_place = T::PanelElem::steps::<S>();
         let cols = (W - 1) * V::LANES + len;
         let beyond = [T::narrow(T::Acc::ZERO); VECTORS_MAX * LANES_MAX];
         let mut sums = [[V::zero(); W]; H];
@@ -180,7 +180,7 @@ impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
                 }
                 let b = T::across::<S>(&row[lanes.clone()], &next[lanes]);
                 for i in 0..H {
-                    sums[i][j] = T::Place::add::<S>(V::splat(a[i]), b, sums[i][j]);
+                    sums[i][j] = T::PanelElem::add::<S>(V::splat(a[i]), b, sums[i][j]);
                 }
             }
         }
@@ -194,7 +194,7 @@ impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
 
     /// The steps of each of B's columns are neighbours. Two vectors of columns at a time have as many chains under way.
     #[inline(always)]
-    fn turned<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
+    fn transposed<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
     where
         T::Acc: Float<Vec<S> = V>,
     {
@@ -209,13 +209,13 @@ impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
         }
     }
 
-    /// W vectors of so many columns: squares of LANES columns x LANES places are turned in registers.
+    /// W vectors of so many columns: squares of LANES columns x LANES places are transposed in registers.
     #[inline(always)]
     fn turned_block<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self, col: usize, lanes: usize)
     where
         T::Acc: Float<Vec<S> = V>,
     {
-        let (per_place, beyond) = (T::Place::steps::<S>(), T::narrow(T::Acc::ZERO));
+        let (per_place, beyond) = (T::PanelElem::steps::<S>(), T::narrow(T::Acc::ZERO));
         let places = self.a.len() / H;
         let mut sums = [[V::zero(); W]; H];
         for place in (0..places).step_by(V::LANES) {
@@ -237,7 +237,7 @@ impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
                         *row = T::along::<S>(&self.b[(first + i) * self.b_col..][steps.clone()], beyond);
                     }
                 }
-                V::turn(square);
+                V::transpose(square);
             }
             let a = &self.a[place * H..];
             // One of the two is for a count that the compiler knows.
@@ -254,7 +254,7 @@ impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
     }
 }
 
-/// Adds the first `count` places of squares that are turned.
+/// Adds the first `count` places of squares that are transposed.
 #[inline(always)]
 fn add_squares<T: GemmElem, S: Isa, V: Vector<Elem = T::Acc>, const H: usize, const W: usize>(
     a: &[T::Acc],
@@ -272,7 +272,7 @@ where
         for (i, row) in sums.iter_mut().enumerate() {
             let x = V::splat(a[place * H + i]);
             for (sum, square) in row.iter_mut().zip(squares) {
-                *sum = T::Place::add::<S>(x, square[place], *sum);
+                *sum = T::PanelElem::add::<S>(x, square[place], *sum);
             }
         }
     }

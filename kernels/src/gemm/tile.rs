@@ -1,7 +1,5 @@
 //! What a tile is: how large on an instruction set, and what it reads and writes.
 
-use super::places::Step;
-use super::runs::Run;
 use crate::simd::{Float, Isa, Kernel, Runner, Vector};
 
 /// A full tile's columns in vectors.
@@ -45,8 +43,8 @@ impl TileShape {
         TileShape { vectors, ..self }
     }
 
-    /// Whether a tile of so many rows may read B by a table, see [`super::gemm_by_places`].
-    pub(crate) fn reads_places(self, rows: usize) -> bool {
+    /// Whether a tile of so many rows may read B by a table, see `gemm_by_offsets`.
+    pub(crate) fn reads_offsets(self, rows: usize) -> bool {
         reads_table(rows, self.vectors, self.rows)
     }
 
@@ -90,7 +88,7 @@ pub(super) const fn reads_packed(rows: usize, vectors: usize, rows_max: usize) -
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<T> {
     /// How many tiles. If several, each has `cols` columns, whole vectors if they lie side by side; A, B, the sums before, the
-    /// bias and the result (what is brought near, too) are so many elements further on from one tile to the next.
+    /// bias and the result (what is prefetched, too) are so many elements further on from one tile to the next.
     pub(super) count: usize,
     pub(super) a_next: usize,
     pub(super) b_next: usize,
@@ -107,14 +105,14 @@ pub(crate) struct Tile<T> {
     /// 1, or anything where `b_step` is 1.
     pub(super) b_col: usize,
     /// Where B's steps lie in each of so many planes, `b_step` apart from `b` on. Null: the steps themselves are `b_step` apart.
-    pub(super) places: *const Step,
+    pub(super) offsets: *const Step,
     pub(super) planes: usize,
     /// What A's steps for a plane add to its place.
     pub(super) a_plane: usize,
     /// Where A's rows begin, whose steps lie in so many runs. Null: as said above.
     pub(super) rows: *const usize,
-    pub(super) runs: *const Run,
-    pub(super) run_count: usize,
+    pub(super) segments: *const StepSegment,
+    pub(super) segment_count: usize,
     /// Columns that exist; the others of the last vector are neither read nor written.
     pub(super) cols: usize,
     /// The sums of the steps before: `from[i * from_row + j]`. Null: there are none.
@@ -125,7 +123,7 @@ pub(crate) struct Tile<T> {
     /// Where the sums go: `out[i * out_row + j]`.
     pub(super) out: *mut T,
     pub(super) out_row: usize,
-    /// What is brought near meanwhile, as many rows as the tile has: where sums go next. Null: nothing.
+    /// What is prefetched meanwhile, as many rows as the tile has: where sums go next. Null: nothing.
     pub(super) near: *const T,
     pub(super) near_row: usize,
     /// Whether they are added to what is there.
@@ -155,12 +153,12 @@ impl<T> Default for Tile<T> {
             b: read,
             b_step: 0,
             b_col: 1,
-            places: std::ptr::null(),
+            offsets: std::ptr::null(),
             planes: 0,
             a_plane: 0,
             rows: std::ptr::null(),
-            runs: std::ptr::null(),
-            run_count: 0,
+            segments: std::ptr::null(),
+            segment_count: 0,
             cols: 0,
             from: read,
             from_row: 0,
@@ -174,4 +172,32 @@ impl<T> Default for Tile<T> {
             keep_b: write,
         }
     }
+}
+
+/// A step of B: its offsets in a plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Step {
+    /// The first column's element, counted from the plane's first; it may lie outside.
+    pub(crate) at: isize,
+    /// For each vector of columns, which lanes are there. The others are zero.
+    pub(crate) lanes: [u32; VECTORS],
+    /// Which of A's steps for a plane it meets.
+    pub(crate) nth: usize,
+}
+
+impl Step {
+    /// One of whole vectors of so many lanes.
+    pub(crate) fn whole(at: isize, lanes: usize, nth: usize) -> Step {
+        Step { at, lanes: [u32::MAX >> (u32::BITS as usize - lanes); VECTORS], nth }
+    }
+}
+
+/// Steps that lie side by side.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepSegment {
+    /// So many of B's steps before them meet nothing.
+    pub(crate) skip: usize,
+    /// The first, from a row's beginning on.
+    pub(crate) from: usize,
+    pub(crate) len: usize,
 }

@@ -1,6 +1,7 @@
 //! The activation functions of neural networks, and their gradients.
 //!
-//! A new one is an entry of the table below, its gradient another, as in `unary.rs`; numbers beside the elements come in braces.
+//! A new one is an entry of the table below, its gradient another, as in `unary.rs`; numbers beside the elements come
+//! in braces.
 
 use phalanx_tensor::{Result, Tensor};
 
@@ -298,11 +299,11 @@ mod tests {
                     assert_eq!(values(&result), wanted);
                     assert_eq!(values(&over(&x, dy.clone()).unwrap()), wanted);
                     assert_eq!(values(&dy), whole);
-                    // Turned about, and broadcast either way.
-                    let turned = |t: &Tensor| t.transpose(0, -1).unwrap();
-                    let swapped = over(&turned(&x), turned(&dy)).unwrap();
-                    assert_eq!(values(&swapped), values(&of(&turned(&x), &turned(&dy)).unwrap()));
-                    let strided = over(&turned(&x), turned(&dy).copy().unwrap()).unwrap();
+                    // Transposed, and broadcast either way.
+                    let transposed = |t: &Tensor| t.transpose(0, -1).unwrap();
+                    let swapped = over(&transposed(&x), transposed(&dy)).unwrap();
+                    assert_eq!(values(&swapped), values(&of(&transposed(&x), &transposed(&dy)).unwrap()));
+                    let strided = over(&transposed(&x), transposed(&dy).copy().unwrap()).unwrap();
                     assert_eq!(values(&strided), values(&swapped));
                     let one = make(&[1], dtype, &|_| 0.5);
                     let (spread, row) = (over(&one, dy.copy().unwrap()), over(&x, one.copy().unwrap()));

@@ -73,8 +73,8 @@ mod tests {
             let order: Vec<usize> = (0..x.rank()).rev().collect();
             let back: Vec<usize> = larger.iter().rev().copied().collect();
             let plain = Tensor::zeros(&larger, x.dtype(), Device::CPU).unwrap();
-            let turned = Tensor::zeros(&back, x.dtype(), Device::CPU).unwrap().permute(&order).unwrap();
-            for whole in [plain, turned] {
+            let transposed = Tensor::zeros(&back, x.dtype(), Device::CPU).unwrap().permute(&order).unwrap();
+            for whole in [plain, transposed] {
                 let view =
                     |t: &Tensor| (0..x.rank()).fold(t.clone(), |t, d| t.narrow(d, 2, x.shape()[d]).unwrap());
                 copy_(&mut view(&whole), &x).unwrap();

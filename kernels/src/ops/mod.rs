@@ -1,5 +1,18 @@
-//! The operations, one file or folder each. An operation checks its arguments once, makes its output on any
-//! device, and computes it where there are elements.
+//! The operations. An operation checks its arguments once, allocates its output on any device, and runs the kernel of
+//! that device ([`crate::dispatch`]); a meta device has no elements, so nothing runs there.
+//!
+//! | file | operations |
+//! |---|---|
+//! | `unary`, `activation`, `functions` | functions of one element; those of neural networks; those that are computed one by one |
+//! | `arithmetic`, `pow`, `compare`, `clamp`, `where_`, `loss` | functions of two or three elements |
+//! | `cast`, `creation`, `in_place`, `rearrange`, `fold` | conversion, new tensors, writing into views, joining and padding |
+//! | `sum`, `norm`, `prod`, `extremum`, `cumsum`, `recurrence`, `sort` | along dimensions |
+//! | `softmax`, `layer_norm`, `group_norm`, `batch_norm`, `rope` | rows and channels |
+//! | `matmul`, `conv2d`, `conv3d`, `scaled_dot_product_attention`, `lstm` | products |
+//! | `cross_entropy`, `nll_loss` | losses over classes |
+//! | `index`, `pool2d`, `random`, `optim`, `sum_of_squares` | indices, windows, random numbers, optimizer steps, gradient norms |
+//!
+//! An operation with CUDA text of its own is a folder, with the `.cu` file beside its Rust files.
 
 mod activation;
 mod arithmetic;
@@ -47,27 +60,22 @@ pub use activation::{
     relu_backward, sigmoid, sigmoid_backward, silu, silu_backward, silu_backward_over, softplus,
     softplus_backward, tanh, tanh_backward,
 };
-pub use arithmetic::{add, add_scalar};
-pub use arithmetic::{div, div_backward_divisor, div_scalar, rdiv_backward, rdiv_scalar};
-pub use arithmetic::{maximum, maximum_backward, minimum};
-pub use arithmetic::{mul, mul_over, mul_scalar};
-pub use arithmetic::{rsub_scalar, sub, sub_scalar};
+pub use arithmetic::{
+    add, add_scalar, div, div_backward_divisor, div_scalar, maximum, maximum_backward, minimum, mul,
+    mul_over, mul_scalar, rdiv_backward, rdiv_scalar, rsub_scalar, sub, sub_scalar,
+};
 pub use batch_norm::{BatchNorm, batch_norm, batch_norm_backward, batch_norm_update_};
 pub use cast::cast;
 pub use clamp::{clamp, clamp_backward};
 pub use compare::{eq, eq_scalar, ge, ge_scalar, gt, gt_scalar, le, le_scalar, lt, lt_scalar, ne, ne_scalar};
 pub use conv2d::{Conv1dOptions, Conv3dOptions, ConvOptions, conv_transpose2d, conv2d, conv2d_weight};
 pub use conv3d::{conv_transpose3d, conv3d, conv3d_weight};
-pub use creation::arange;
-pub use creation::{fill_, full};
-pub use creation::{tril, triu};
+pub use creation::{arange, fill_, full, tril, triu};
 pub use cross_entropy::{
     CrossEntropy, cross_entropy, cross_entropy_backward, cross_entropy_backward_over, cross_entropy_targets,
 };
 pub use cumsum::{cummax, cummin, cumprod, cumsum, cumsum_reversed, logcumsumexp};
-pub use extremum::any_nan;
-pub use extremum::{amax, amin};
-pub use extremum::{argmax, argmin, max, min};
+pub use extremum::{amax, amin, any_nan, argmax, argmin, max, min};
 pub use fold::{fold, unfold};
 pub use functions::{
     acos, acosh, asin, asinh, atan, atan2, atanh, bitwise_and, bitwise_or, bitwise_xor, ceil, cosh, erfc,
@@ -75,17 +83,15 @@ pub use functions::{
     tan, tanhshrink, trunc, trunc_divide, xlogy,
 };
 pub use group_norm::{group_norm, group_norm_backward};
-pub use in_place::copy_;
-pub use in_place::scale_;
-pub use in_place::{accumulate_, add_scaled_};
+pub use in_place::{accumulate_, add_scaled_, copy_, scale_};
 pub use index::{
     embedding, embedding_backward, embedding_backward_accumulate_, gather, gather_backward, index_add,
     index_select, index_select_backward, one_hot, scatter_add, split_indices,
 };
-pub use layer_norm::{add_layer_norm, add_layer_norm_backward};
-pub use layer_norm::{add_rms_norm, add_rms_norm_backward};
-pub use layer_norm::{layer_norm, layer_norm_backward};
-pub use layer_norm::{rms_norm, rms_norm_backward};
+pub use layer_norm::{
+    add_layer_norm, add_layer_norm_backward, add_rms_norm, add_rms_norm_backward, layer_norm,
+    layer_norm_backward, rms_norm, rms_norm_backward,
+};
 pub use loss::{
     binary_cross_entropy_with_logits, binary_cross_entropy_with_logits_backward, huber_loss,
     huber_loss_backward, kl_div, kl_div_backward_target, kl_div_log_target, kl_div_log_target_backward,
@@ -93,8 +99,7 @@ pub use loss::{
     smooth_l1_loss, smooth_l1_loss_backward,
 };
 pub use lstm::{lstm, lstm_backward};
-pub use matmul::{linear, linear_gelu};
-pub use matmul::{matmul, matmul_accumulate_, matmul_into};
+pub use matmul::{linear, linear_gelu, matmul, matmul_accumulate_, matmul_into};
 pub use nll_loss::{NllLoss, nll_loss, nll_loss_backward};
 pub use norm::norm;
 pub use pool2d::{PoolOptions, Windows, max_pick2d, max_pool2d, max_unpool2d, mean_pool2d, mean_unpool2d};
@@ -103,23 +108,17 @@ pub use pow::{
     rpow_scalar_backward,
 };
 pub use prod::{prod, prod_of_others};
-pub use rearrange::cat;
-pub use rearrange::flip;
-pub use rearrange::pad;
+pub use rearrange::{cat, flip, pad};
 pub use recurrence::recurrence;
 pub use rope::{Rope, rope, rope_backward};
 pub use scaled_dot_product_attention::{
     Attention, AttentionDropout, attention_in_tiles, attention_keep, scaled_dot_product_attention,
     scaled_dot_product_attention_backward,
 };
-pub use softmax::{log_softmax, log_softmax_backward};
-pub use softmax::{softmax, softmax_backward};
+pub use softmax::{log_softmax, log_softmax_backward, softmax, softmax_backward};
 pub use sort::{sort, topk};
-pub use sum::logsumexp;
-pub use sum::var;
-pub use sum::{mean, sum};
-pub use sum_of_squares::add_pairs_;
-pub use sum_of_squares::{NORM_BLOCK, Stretches, sum_of_squares_blocks, sums_of_squares};
+pub use sum::{logsumexp, mean, sum, var};
+pub use sum_of_squares::{NORM_BLOCK, Stretches, add_pairs_, sum_of_squares_blocks, sums_of_squares};
 pub use unary::{
     abs, abs_backward, cos, cos_backward, erf, erf_backward, exp, exp_m1, ln_1p, log, neg, reciprocal,
     reciprocal_backward, rsqrt, rsqrt_backward, sin, sin_backward, sqrt, sqrt_backward, square,

@@ -4,11 +4,11 @@ use phalanx_tensor::{DType, Dim, Element, Result, Tensor};
 
 use crate::check;
 use crate::dispatch::Kernels;
-use crate::gemm::{Scratch, with_scratch};
 use crate::ops::cast::Number;
 use crate::pointwise::PIECE;
 use crate::real::{Real, for_integer, for_real};
 use crate::reduce::{By, Frame, Itself, Kind, Product, Stored, Times, each, fold_each, fold_in};
+use crate::scratch::{Scratch, with_scratch};
 use crate::simd::{Float, Isa, Kernel, dispatch};
 use crate::source::{BLOCK, Source};
 

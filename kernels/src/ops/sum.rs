@@ -243,9 +243,9 @@ mod tests {
             }
             // The same values behind other strides.
             let order: Vec<usize> = (0..x.rank()).rev().collect();
-            let turned = x.permute(&order).unwrap().copy().unwrap().permute(&order).unwrap();
+            let transposed = x.permute(&order).unwrap().copy().unwrap().permute(&order).unwrap();
             assert_eq!(
-                values(&sum(&turned, &dims, false).unwrap()),
+                values(&sum(&transposed, &dims, false).unwrap()),
                 values(&got),
                 "{shape:?} {dims:?} {dtype}"
             );

@@ -5,24 +5,13 @@
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
-use phalanx_tensor::{bf16, f16};
+use crate::real::{Input, Output};
+use crate::source::GROUP;
 
 use super::Pointwise;
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
 use crate::source::{Cut, Scratch, Source};
-
-/// An input's elements.
-#[derive(Clone, Copy)]
-pub(crate) enum Input<'a, W> {
-    Wide(&'a [W]),
-    Bf16(&'a [bf16]),
-    F16(&'a [f16]),
-    /// One element in every place.
-    Same(W),
-    /// One for each line, in every place of it.
-    Each(&'a [W]),
-}
 
 /// Inputs seen as lines of one length, as many as the output has, which lie one after the other there.
 #[derive(Clone, Copy)]
@@ -34,43 +23,12 @@ pub(crate) struct Lines<'a, W, const N: usize> {
     pub(crate) width: usize,
 }
 
-/// Where the results go, each rounded once.
-pub(crate) enum Output<'a, W> {
-    Wide(&'a mut [W]),
-    Bf16(&'a mut [bf16]),
-    F16(&'a mut [f16]),
-}
-
-impl<W> Input<'_, W> {
-    /// The elements from place `at` on.
-    pub(crate) fn from(self, at: usize) -> Self {
-        match self {
-            Input::Wide(x) => Input::Wide(&x[at..]),
-            Input::Bf16(x) => Input::Bf16(&x[at..]),
-            Input::F16(x) => Input::F16(&x[at..]),
-            Input::Same(_) | Input::Each(_) => self,
-        }
-    }
-}
-
-impl<W> Output<'_, W> {
-    fn len(&self) -> usize {
-        match self {
-            Output::Wide(out) => out.len(),
-            Output::Bf16(out) => out.len(),
-            Output::F16(out) => out.len(),
-        }
-    }
-}
-
 /// A function of `N` inputs, erased so that the frame around it is compiled once and not for every function. To be called by
 /// [`apply`] or [`apply_to_lines`].
 pub(crate) type Function<'a, W, const N: usize> = &'a (dyn Fn(Lines<'_, W, N>, Output<'_, W>) + Sync);
 
 /// Vectors that are computed together.
-const STRIP: usize = 4;
-/// Elements of a [`Function`]'s line at least, whatever the instruction set.
-pub(crate) const GROUP: usize = STRIP * LANES_MAX;
+const STRIP: usize = GROUP / LANES_MAX;
 
 /// Calls `f` for an output of any length, which shares no memory with the inputs. These are as long, or the same everywhere. An
 /// output shorter than a group is filled up to one.
@@ -291,7 +249,7 @@ fn map_gathered<T: Real, const N: usize>(
     });
 }
 
-/// Lines of `width` elements, see [`crate::source::line_width`], many by one call: elements are read where they lie. What a piece
+/// Lines of `width` elements, see [`crate::source::line_width`], many by one call: elements are read in place. What a piece
 /// has of lines that it shares with its neighbours is computed apart.
 fn map_lines<T: Real, const N: usize>(
     f: Function<'_, T::Wide, N>,
@@ -324,9 +282,10 @@ mod tests {
     use phalanx_tensor::{DType, Tensor, bf16, f16};
 
     use super::super::pointwise;
-    use super::{Input, Output, apply, run};
+    use super::{apply, run};
     use crate::ops::{add_scalar, maximum_backward, mul};
     use crate::real::Real;
+    use crate::real::{Input, Output};
     use crate::testing::{FLOATS, floats, make, values};
 
     pointwise!(Sum, |x, y, z| x.mul_add(y, z));

@@ -2,7 +2,7 @@
 
 use phalanx_tensor::{Result, Tensor};
 
-use super::order::turned;
+use super::order::contiguous_if_scattered;
 use super::{Function, Lines, Pointwise, apply, cuda, map, run, update};
 use crate::check;
 use crate::dispatch::by_device;
@@ -34,7 +34,7 @@ pub(crate) fn modify(
 
 /// [`modify`] of a tensor whose dimensions are in the order of memory.
 fn modify_in_order(op: &'static str, f: impl Pointwise<2>, to: &mut Tensor, x: Option<Tensor>) -> Result<()> {
-    let x = x.map(turned).transpose()?;
+    let x = x.map(contiguous_if_scattered).transpose()?;
     by_device(
         to,
         |to| for_real!(op, to.dtype(), T => modify_typed::<T>(op, &|inputs, out| run(f, inputs, out), to, x.as_ref())),
@@ -55,7 +55,7 @@ pub(crate) fn map_over(op: &'static str, f: impl Pointwise<2>, x: &Tensor, mut y
     check::same(op, &[x, &y])?;
     by_device(
         &mut y,
-        |y| for_real!(op, y.dtype(), T => modify_typed::<T>(op, &|lines, out| run(f, turned_about(lines), out), y, Some(x))),
+        |y| for_real!(op, y.dtype(), T => modify_typed::<T>(op, &|lines, out| run(f, swapped(lines), out), y, Some(x))),
         |y| {
             let before = y.clone();
             cuda::map(op, f, [x, &before], y)
@@ -65,7 +65,7 @@ pub(crate) fn map_over(op: &'static str, f: impl Pointwise<2>, x: &Tensor, mut y
 }
 
 /// The second input first.
-fn turned_about<'a, W>(Lines { x: [y, x], steps: [of_y, of_x], width }: Lines<'a, W, 2>) -> Lines<'a, W, 2> {
+fn swapped<'a, W>(Lines { x: [y, x], steps: [of_y, of_x], width }: Lines<'a, W, 2>) -> Lines<'a, W, 2> {
     Lines { x: [x, y], steps: [of_x, of_y], width }
 }
 

@@ -13,7 +13,7 @@ pub(crate) mod trace;
 use phalanx_tensor::{Dims, Element, Error, Loops, Result, Tensor, broadcast_shapes};
 
 use block::map_apart;
-pub(crate) use block::{Function, GROUP, Input, Lines, Output, apply, apply_to_lines, run};
+pub(crate) use block::{Function, Lines, apply, apply_to_lines, run};
 use cuda::Expression;
 pub(crate) use in_place::{map_over, modify};
 pub(crate) use order::in_order;
@@ -82,7 +82,7 @@ pub(crate) fn c<V: Vector>(x: f64) -> V {
 /// Elements that a thread works on at least: 32 KiB of f32.
 pub(crate) const PIECE: usize = 8 * BLOCK;
 
-/// Elements of a piece of `elements` in whole blocks: more of a large tensor, as what is read in one go comes near by itself.
+/// Elements of a piece of `elements` in whole blocks: more of a large tensor, as what is read in one go is prefetched by the hardware.
 pub(crate) fn piece_of(elements: usize) -> usize {
     const PIECES: usize = 64;
     (elements / PIECES).clamp(PIECE, 32 * PIECE).next_multiple_of(BLOCK)

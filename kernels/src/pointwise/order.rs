@@ -48,7 +48,7 @@ fn in_any_order(
             Some(order) => in_rank(input, shape.len())?.permute(order)?,
             None => (*input).clone(),
         };
-        seen.push(turned(input)?);
+        seen.push(contiguous_if_scattered(input)?);
     }
     let Some(order) = order else {
         let mut out = Tensor::empty_for(op, &shape, dtype, device)?;
@@ -75,7 +75,7 @@ fn back(order: &[usize]) -> Dims {
 
 /// An input as it is read: a copy where a CPU would otherwise gather every few elements, which a GPU does well. A meta device
 /// allocates what a CPU does.
-pub(super) fn turned(x: Tensor) -> Result<Tensor> {
+pub(super) fn contiguous_if_scattered(x: Tensor) -> Result<Tensor> {
     let worth = x.numel() > 2 * BLOCK && !x.device().is_cuda() && x.layout().is_scattered();
     if worth { x.contiguous() } else { Ok(x) }
 }

@@ -15,9 +15,9 @@ use phalanx_tensor::{Element, Result};
 
 use super::term::{Elements, Half, halves};
 use super::{Combine, Finish, Frame, Reduction, Stored, Term};
-use crate::gemm::with_scratch;
-use crate::pointwise::Input;
+use crate::real::Input;
 use crate::real::Real;
+use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, PARTS_MAX, Vector, each};
 use crate::source::{BLOCK, Source};
 
@@ -252,7 +252,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
         let lanes = <W::Vec<S> as Vector>::LANES;
         if self.along {
             for column in (0..self.width).step_by(lanes) {
-                self.add_turned::<S, C, F, X>(c, term, x, column);
+                self.add_transposed::<S, C, F, X>(c, term, x, column);
             }
             return;
         }
@@ -291,7 +291,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
             let at = row * self.stride + column;
             let (terms, count) = if row + SIDE <= rows.end {
                 let terms = each::<_, SIDE>(|i| {
-                    // The next rows, which are far from these, come near meanwhile. The first-level cache has no room for
+                    // The next rows, which are far from these, are prefetched meanwhile. The first-level cache has no room for
                     // them where all rows share its places.
                     W::Vec::<S>::prefetch_far(x.address(at + (SIDE + i) * self.stride));
                     term.of(x.load::<S>(at + i * self.stride, end - column, W::ZERO), shift)
@@ -310,7 +310,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
 
     /// A vector of columns that lie along memory, of all rows.
     #[inline(always)]
-    fn add_turned<S: Isa, C: Combine, F: Term<K>, X: Elements<W>>(
+    fn add_transposed<S: Isa, C: Combine, F: Term<K>, X: Elements<W>>(
         &mut self,
         c: C,
         term: F,
@@ -333,7 +333,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
                     totals = each(|k| C::merge(totals[k], terms[k][i]));
                 }
             } else {
-                let square = self.turned::<S, X>(x, [row, lanes], [column, lanes]);
+                let square = self.transposed::<S, X>(x, [row, lanes], [column, lanes]);
                 for first in (0..lanes).step_by(SIDE) {
                     let terms = each::<_, SIDE>(|i| term.of(square[first + i], shift));
                     let terms = halves(c, terms, SIDE);
@@ -347,7 +347,8 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
             let (mut terms, mut square) = ([totals; SIDE], [W::Vec::<S>::zero(); LANES_MAX]);
             for i in 0..rows {
                 if i % lanes == 0 {
-                    square = self.turned::<S, X>(x, [row + i, lanes.min(rows - i)], [column, end - column]);
+                    square =
+                        self.transposed::<S, X>(x, [row + i, lanes.min(rows - i)], [column, end - column]);
                 }
                 terms[i] = term.of(square[i % lanes], shift);
             }
@@ -361,7 +362,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
     }
 
     /// As many rows and columns that lie along memory as there are lanes: each four rows are brought together as in
-    /// [`Columns::add`], while a vector holds one column's and its parts four rows each. Only what comes of them is turned.
+    /// [`Columns::add`], while a vector holds one column's and its parts four rows each. Only what comes of them is transposed.
     #[inline(always)]
     fn fours<S: Isa, C: Combine, F: Term<K>, X: Elements<W>>(
         &self,
@@ -389,14 +390,14 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
             }
         }
         for k in 0..K {
-            fours[k] = W::Vec::<S>::turn_parts(fours[k]);
+            fours[k] = W::Vec::<S>::transpose_parts(fours[k]);
         }
         fours
     }
 
     /// Rows of some columns, at most as many of either as there are lanes.
     #[inline(always)]
-    fn turned<S: Isa, X: Elements<W>>(
+    fn transposed<S: Isa, X: Elements<W>>(
         &self,
         x: X,
         [row, rows]: [usize; 2],
@@ -406,7 +407,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
         for i in 0..columns {
             square[i] = x.load::<S>((column + i) * self.stride + row, rows, W::ZERO);
         }
-        W::Vec::<S>::turn(&mut square);
+        W::Vec::<S>::transpose(&mut square);
         square
     }
 }

@@ -213,7 +213,7 @@ impl Plan {
 /// The argument `View`: where the elements lie.
 struct View<'a> {
     tensor: &'a Tensor,
-    /// The elements, together, unless they can be read where they lie.
+    /// The elements, together, unless they can be read in place.
     gathered: Option<Scratch>,
     outer: [u64; 3],
     run: [u64; 3],
@@ -241,7 +241,7 @@ impl<'a> View<'a> {
 }
 
 /// The strides of the outer and of the reduced dimensions, each as `[length of a run, stride of runs, stride within]`,
-/// if there are so few of them that kernels can read the elements where they lie.
+/// if there are so few of them that kernels can read the elements in place.
 fn runs(frame: &Frame) -> Option<([u64; 3], [u64; 3])> {
     let (shape, strides) = (frame.view.shape(), frame.view.strides());
     let take = |from: usize, count: usize| {

@@ -30,7 +30,7 @@ pub(crate) trait Merge<E, A>: Copy + Send + Sync {
 pub(crate) trait Blocks<E>: Sync {
     /// Whether no block is ever put into a room.
     fn in_place(&self) -> bool;
-    /// Elements `start .. start + len`: where they lie, or in `room`.
+    /// Elements `start .. start + len`: in place, or in `room`.
     fn block<'a>(&'a self, start: usize, len: usize, room: &'a mut [E]) -> &'a [E];
 }
 
@@ -301,9 +301,9 @@ mod tests {
                     (0..outputs).map(|i| f(&all[i * n..][..n])).collect()
                 };
                 let back: Vec<usize> = (0..shape.len()).rev().collect();
-                let turned = x.permute(&back).unwrap().copy().unwrap().permute(&back).unwrap();
+                let transposed = x.permute(&back).unwrap().copy().unwrap().permute(&back).unwrap();
                 let wide = |x: Tensor| cast(&x, DType::I64).unwrap().to_vec::<i64>().unwrap();
-                for x in [&x, &turned] {
+                for x in [&x, &transposed] {
                     assert_eq!(wide(sum(x, dims, false).unwrap()), each(&|x| x.iter().sum()));
                     let product = each(&|x| x.iter().fold(1, |a, &b| a.wrapping_mul(b)));
                     assert_eq!(wide(prod(x, dims, true).unwrap()), product);
@@ -329,8 +329,8 @@ mod tests {
                     }
                 }
                 let back: Vec<usize> = (0..shape.len()).rev().collect();
-                let turned = x.permute(&back).unwrap().copy().unwrap().permute(&back).unwrap();
-                assert_eq!(values(&prod(&turned, dims, false).unwrap()), got);
+                let transposed = x.permute(&back).unwrap().copy().unwrap().permute(&back).unwrap();
+                assert_eq!(values(&prod(&transposed, dims, false).unwrap()), got);
             }
         }
     }

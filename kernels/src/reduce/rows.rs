@@ -8,9 +8,10 @@ use phalanx_tensor::Result;
 
 use super::term::{Elements, Half, halves};
 use super::{Combine, Finish, Frame, Reduction, Stored, Term};
-use crate::gemm::with_scratch;
-use crate::pointwise::{Input, piece_of};
+use crate::pointwise::piece_of;
+use crate::real::Input;
 use crate::real::Real;
+use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
 use crate::source::{BLOCK, Source};
 
@@ -120,7 +121,7 @@ where
                 let mut count = at_once.min(parts.len() - known).min(blocks - start / BLOCK);
                 let run = source.run();
                 if run >= BLOCK && !source.is_across() {
-                    // A run's blocks are read where they lie.
+                    // A run's blocks are read in place.
                     count = count.min((run - (row * n + start) % run) / BLOCK).max(1);
                 }
                 let len = (count * BLOCK).min(n - start);
@@ -212,16 +213,16 @@ impl<E: Stored<W>, W: Float, C: Combine, F: Term<K>, const K: usize> Kernel for 
             Input::Wide(x) if rows.across.is_some() => return rows.fold_all_across::<S, C, F, _>(c, term, x),
             Input::Wide(x) => {
                 let count = rows.parts.len();
-                let turned = if rows.n <= 2 * lanes { count - count % lanes } else { 0 };
-                for row in (0..turned).step_by(lanes) {
+                let transposed = if rows.n <= 2 * lanes { count - count % lanes } else { 0 };
+                for row in (0..transposed).step_by(lanes) {
                     match rows.n {
                         2 if lanes >= 2 => rows.fold_dealt::<S, C, F, 2>(c, term, x, row),
                         3 if lanes >= 4 => rows.fold_dealt::<S, C, F, 3>(c, term, x, row),
                         4 if lanes >= 4 => rows.fold_dealt::<S, C, F, 4>(c, term, x, row),
-                        _ => rows.fold_turned::<S, C, F>(c, term, x, row),
+                        _ => rows.fold_transposed::<S, C, F>(c, term, x, row),
                     }
                 }
-                return rows.fold_rows::<S, C, F, _>(c, term, x, turned);
+                return rows.fold_rows::<S, C, F, _>(c, term, x, transposed);
             }
             Input::Bf16(x) => Half::Bf16(x),
             Input::F16(x) => Half::F16(x),
@@ -281,9 +282,9 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
         halves(c, sides, N)
     }
 
-    /// As many short rows from number `first` on as there are lanes, turned.
+    /// As many short rows from number `first` on as there are lanes, transposed.
     #[inline(always)]
-    fn fold_turned<S: Isa, C: Combine, F: Term<K>>(&mut self, c: C, term: F, x: &[E], first: usize) {
+    fn fold_transposed<S: Isa, C: Combine, F: Term<K>>(&mut self, c: C, term: F, x: &[E], first: usize) {
         let mut square = [[W::Vec::<S>::zero(); LANES_MAX]; K];
         for i in 0..<W::Vec<S> as Vector>::LANES {
             let row = self.fold::<S, C, F, _, 2>(c, term, x, first + i);
@@ -292,12 +293,12 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
             }
         }
         for square in &mut square {
-            W::Vec::<S>::turn(square);
+            W::Vec::<S>::transpose(square);
         }
         self.store::<S, C>(c, first, each(|i| each(|k| square[k][i])));
     }
 
-    /// [`Rows::fold_turned`] of rows of `N` elements.
+    /// [`Rows::fold_transposed`] of rows of `N` elements.
     #[inline(always)]
     fn fold_dealt<S: Isa, C: Combine, F: Term<K>, const N: usize>(
         &mut self,

@@ -64,7 +64,7 @@ fn rounded(x: Vec<f32>, dtype: DType) -> Vec<f64> {
     values(&cast(&Tensor::from_slice(&x, &[x.len()], Device::CPU).unwrap(), dtype).unwrap())
 }
 
-fn turned(x: &Tensor) -> Tensor {
+fn transposed(x: &Tensor) -> Tensor {
     let back: Vec<usize> = (0..x.rank()).rev().collect();
     x.permute(&back).unwrap().copy().unwrap().permute(&back).unwrap()
 }
@@ -91,7 +91,7 @@ fn sums_are_made_in_the_order_that_is_written() {
             let x = make(&[rows, n], dtype, &value);
             let all = in_f32(&x);
             let want = rounded(all.chunks(n).map(|x| row(x) as f32).collect(), dtype);
-            for x in [&x, &turned(&x)] {
+            for x in [&x, &transposed(&x)] {
                 assert_eq!(values(&sum(x, &[1], false).unwrap()), want, "{rows} rows of {n}, {dtype}");
             }
         }
@@ -102,7 +102,7 @@ fn sums_are_made_in_the_order_that_is_written() {
             let all = in_f32(&x);
             let along = |c: usize| all.iter().skip(c).step_by(columns).copied().collect::<Vec<_>>();
             let want = rounded((0..columns).map(|c| column(&along(c)) as f32).collect(), dtype);
-            for x in [&x, &turned(&x)] {
+            for x in [&x, &transposed(&x)] {
                 let got = values(&sum(x, &[0], false).unwrap());
                 assert_eq!(got, want, "{n} rows, {columns} columns, {dtype}");
             }
@@ -157,7 +157,7 @@ fn every_reduction_has_the_same_bits_whatever_the_strides() {
                     let wide =
                         crate::ops::cat(&[x, x], -1).unwrap().narrow(-1, 0, *shape.last().unwrap()).unwrap();
                     for other in [
-                        &turned(x),
+                        &transposed(x),
                         &wide,
                         &x.transpose(0, -1).unwrap().copy().unwrap().transpose(0, -1).unwrap(),
                     ] {

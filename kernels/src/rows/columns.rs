@@ -3,16 +3,16 @@
 
 use phalanx_tensor::{Result, Tensor};
 
-use crate::gemm::with_scratch;
 use crate::real::Real;
+use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch};
 use crate::source::Source;
 
 /// Columns that a kernel computes at a time: a group.
 pub(crate) const SIDE: usize = LANES_MAX;
-/// Columns that are brought near together, at most: a row's part of so many is long enough to hide what its page costs.
+/// Columns that are prefetched together, at most: a row's part of so many is long enough to hide what its page costs.
 const COLUMNS_MAX: usize = 16 * SIDE;
-/// Elements of the columns that are brought near together, about. One group should fit a second-level cache, all of them the third.
+/// Elements of the columns that are prefetched together, about. One group should fit a second-level cache, all of them the third.
 const ELEMENTS: usize = 1024 * 1024;
 /// Elements of a column, at most.
 const LENGTH_MAX: usize = 16 * 1024;
@@ -167,7 +167,7 @@ impl<T: Real> Block<'_, T> {
 /// How many rows ahead elements are asked for.
 const AHEAD: usize = 8;
 
-/// Asks for elements that are read or written soon: rows are pages apart, so that none comes near by itself, and a write that
+/// Asks for elements that are read or written soon: rows are pages apart, so that none is prefetched by the hardware, and a write that
 /// waits for its page holds up those behind it.
 fn near<T: Real>(at: Option<*const T>, count: usize) {
     if let Some(at) = at {
@@ -340,9 +340,9 @@ mod tests {
                     assert!(got.is_contiguous() && !want.is_contiguous(), "one of them is by rows");
                     assert!(bits(&got) == bits(&want), "{dtype:?} [{outer}, {n}, {inner}]");
                 }
-                let turned = rows.transpose(1, 2).unwrap();
+                let transposed = rows.transpose(1, 2).unwrap();
                 let got = softmax_backward(&x, &softmax(&x, 1).unwrap(), 1).unwrap();
-                let want = softmax_backward(&turned, &softmax(&turned, 1).unwrap(), 1).unwrap();
+                let want = softmax_backward(&transposed, &softmax(&transposed, 1).unwrap(), 1).unwrap();
                 assert!(bits(&got) == bits(&want), "backward, {dtype:?} [{outer}, {n}, {inner}]");
             }
         }

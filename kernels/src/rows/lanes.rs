@@ -109,7 +109,7 @@ pub(crate) fn update_from<V: Vector, const N: usize>(
     }
 }
 
-/// Two [`update`]s at once; meanwhile the next rows of `x` come near, if they lie behind these.
+/// Two [`update`]s at once; meanwhile the next rows of `x` are prefetched, if they lie behind these.
 #[inline(always)]
 pub(crate) fn update_both<V: Vector, const N: usize>(
     y: [&mut [V::Elem]; 2],
@@ -149,7 +149,7 @@ pub(crate) fn fold<V: Vector, const N: usize, const M: usize>(
     fold_near(&[], x, fill, start, f, join)
 }
 
-/// [`fold`]; meanwhile what lies at the addresses `near`, which need not be valid, comes near: as much as of a row.
+/// [`fold`]; meanwhile what lies at the addresses `near`, which need not be valid, is prefetched: as much as of a row.
 #[inline(always)]
 pub(crate) fn fold_near<V: Vector, const N: usize, const M: usize>(
     near: &[*const V::Elem],

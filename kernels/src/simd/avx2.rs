@@ -12,8 +12,8 @@ use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::dispatch::Isa;
 use super::halves::{Halves, padded};
+use super::vector::Isa;
 use super::vector::{Mask, PARTS_MAX, Vector};
 
 /// AVX2, FMA and F16C.
@@ -339,7 +339,7 @@ macro_rules! vector {
             }
 
             #[inline(always)]
-            fn turn_parts([a, b, ..]: [Self; PARTS_MAX]) -> [Self; PARTS_MAX] {
+            fn transpose_parts([a, b, ..]: [Self; PARTS_MAX]) -> [Self; PARTS_MAX] {
                 // SAFETY: the CPU.
                 unsafe { [$name($permute::<0x20>(a.0, b.0)), $name($permute::<0x31>(a.0, b.0)), a, b] }
             }

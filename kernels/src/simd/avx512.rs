@@ -12,8 +12,8 @@ use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use super::dispatch::Isa;
 use super::halves::Halves;
+use super::vector::Isa;
 use super::vector::{Mask, PARTS_MAX, Vector};
 
 /// AVX-512 F, BW, DQ and VL.
@@ -307,7 +307,7 @@ macro_rules! vector {
             }
 
             #[inline(always)]
-            fn turn_parts([a, b, c, d]: [Self; PARTS_MAX]) -> [Self; PARTS_MAX] {
+            fn transpose_parts([a, b, c, d]: [Self; PARTS_MAX]) -> [Self; PARTS_MAX] {
                 // SAFETY: the CPU. Two parts of each register, lower ones or upper ones; then the first of each two, or the second.
                 unsafe {
                     let (ab, ab_high) = ($shuffle_parts::<0x44>(a.0, b.0), $shuffle_parts::<0xEE>(a.0, b.0));

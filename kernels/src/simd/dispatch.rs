@@ -5,54 +5,15 @@
 use std::fmt;
 use std::sync::OnceLock;
 
-use super::halves::Halves;
 #[cfg(target_arch = "aarch64")]
 use super::neon::Neon;
 use super::scalar::Scalar;
-use super::vector::{LANES_MAX, Vector};
+use super::vector::Kernel;
 #[cfg(target_arch = "x86_64")]
 use super::{
     avx2::Avx2,
     avx512::{Avx512, Avx512Bf16},
 };
-
-/// An instruction set: the vectors a kernel's body is instantiated with.
-pub(crate) trait Isa {
-    /// Vectors of f32.
-    type F32: Halves;
-    /// Vectors of f64.
-    type F64: Vector<Elem = f64>;
-    /// How many vector registers there are.
-    const REGISTERS: usize;
-    /// How many of them a product's tile leaves to what is multiplied, beside its sums.
-    const FACTORS: usize = 4;
-
-    /// How many bf16 a lane holds for [`Isa::dot_bf16`]: one, widened, or a pair, the first in the upper half.
-    const BF16_IN_LANE: usize = 1;
-
-    /// `sum` plus the products of the lanes' bf16, one after the other, each rounded once.
-    #[inline(always)]
-    fn dot_bf16(a: Self::F32, b: Self::F32, sum: Self::F32) -> Self::F32 {
-        a.mul_add(b, sum)
-    }
-
-    /// The first elements of `from` in f64, and `fill` if there are fewer than lanes.
-    #[inline(always)]
-    fn in_f64(from: &[f32], fill: f64) -> Self::F64 {
-        let mut lanes = [fill; LANES_MAX];
-        lanes.iter_mut().zip(from).for_each(|(lane, &x)| *lane = f64::from(x));
-        Self::F64::load(&lanes)
-    }
-}
-
-/// A computation with one generic body. Its `run`, and all it calls down to the arithmetic, is `#[inline(always)]`.
-pub(crate) trait Kernel {
-    /// What it returns.
-    type Output;
-
-    /// The body, for one instruction set.
-    fn run<S: Isa>(self) -> Self::Output;
-}
 
 /// The instruction sets there are implementations for, on any CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

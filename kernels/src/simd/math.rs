@@ -5,8 +5,8 @@
 //! redone lane by lane, and only those. Measured errors: f32 within 2 units in the last place everywhere (erfc 6),
 //! f64 within 1e-14 relative; the tests hold both.
 
-use super::float::Float;
 use super::tables::Tables;
+use super::vector::Float;
 use super::vector::{LANES_MAX, Mask, Vector};
 
 /// A constant in every lane.

@@ -14,8 +14,6 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod dispatch;
-mod each;
-mod float;
 mod halves;
 mod math;
 #[cfg(target_arch = "aarch64")]
@@ -29,10 +27,8 @@ mod whole;
 
 #[cfg(test)]
 pub(crate) use dispatch::dispatch_on;
-pub(crate) use dispatch::{Isa, Kernel, Runner, dispatch};
 pub use dispatch::{IsaName, available_isas, checked_isa, isa};
-pub(crate) use each::each;
-pub(crate) use float::Float;
+pub(crate) use dispatch::{Runner, dispatch};
 pub(crate) use halves::{Halves, narrow_bf16, narrow_f16, pair, widen_bf16, widen_f16};
-pub(crate) use vector::{LANES_MAX, Mask, PARTS_MAX, Vector};
+pub(crate) use vector::{Float, Isa, Kernel, LANES_MAX, Mask, PARTS_MAX, Vector, each};
 pub(crate) use whole::{cut_f32_to_i32, cut_i32, cut_i64};

@@ -9,8 +9,8 @@
 use std::arch::aarch64::*;
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
-use super::dispatch::Isa;
 use super::halves::Halves;
+use super::vector::Isa;
 use super::vector::{Mask, Vector};
 
 /// AArch64's baseline.

@@ -2,9 +2,9 @@
 
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
-use super::dispatch::Isa;
-use super::float::Float;
 use super::halves::Halves;
+use super::vector::Float;
+use super::vector::Isa;
 use super::vector::{Mask, Vector};
 
 /// Plain Rust.

@@ -426,14 +426,14 @@ fn exact_operations_have_the_bits_of_plain_arithmetic() {
     });
 }
 
-/// The three reductions, a square of all elements turned, some lanes loaded alone, and the masks' `any` and `all`.
+/// The three reductions, a square of all elements transposed, some lanes loaded alone, and the masks' `any` and `all`.
 struct Lanes<'a, T>(&'a [T]);
 
 struct LanesOutput<T> {
     lanes: usize,
     sum: T,
     max: T,
-    turned: Vec<T>,
+    transposed: Vec<T>,
     any: bool,
     all: bool,
     /// Every second lane.
@@ -451,10 +451,10 @@ impl<T: Float> Kernel for Lanes<'_, T> {
         for (row, values) in square.iter_mut().zip(self.0.chunks_exact(lanes)) {
             *row = T::Vec::<S>::load(values);
         }
-        T::Vec::<S>::turn(&mut square);
-        let mut turned = vec![T::ZERO; lanes * lanes];
-        for (row, turned) in square.iter().zip(turned.chunks_exact_mut(lanes)) {
-            row.store(turned);
+        T::Vec::<S>::transpose(&mut square);
+        let mut transposed = vec![T::ZERO; lanes * lanes];
+        for (row, transposed) in square.iter().zip(transposed.chunks_exact_mut(lanes)) {
+            row.store(transposed);
         }
         let mut some = vec![T::ONE; lanes];
         // SAFETY: `self.0` has these lanes and more.
@@ -464,7 +464,7 @@ impl<T: Float> Kernel for Lanes<'_, T> {
             lanes,
             sum: v.reduce_sum(),
             max: v.reduce_max(),
-            turned,
+            transposed,
             any: nan.any(),
             all: nan.all(),
             some,
@@ -479,8 +479,9 @@ fn reductions_follow_their_tree_and_propagate_nan() {
         let values: Vec<T> =
             (0..LANES_MAX * LANES_MAX).map(|_| T::from_f64(draws.between(-1.0, 1.0))).collect();
         let got = dispatch_on(isa, Lanes(&values)).expect("available");
-        let turned = (0..got.lanes * got.lanes).map(|i| values[i % got.lanes * got.lanes + i / got.lanes]);
-        assert_eq!(got.turned, turned.collect::<Vec<_>>());
+        let transposed =
+            (0..got.lanes * got.lanes).map(|i| values[i % got.lanes * got.lanes + i / got.lanes]);
+        assert_eq!(got.transposed, transposed.collect::<Vec<_>>());
         let values = &values[..got.lanes];
         let mut tree = values.to_vec();
         while tree.len() > 1 {

@@ -1,15 +1,17 @@
-//! The one SIMD abstraction: what a kernel's generic body may do with a register of floats.
-//!
-//! A body is written once over [`Vector`] and instantiated for every instruction set. Nothing here knows which;
-//! the implementations are thin and live in a file per instruction set. Each operation acts on lanes apart, so the
-//! value of a lane never depends on its position or on its neighbours.
+//! What a kernel's body computes with: a [`Vector`] of floats, the type of its elements ([`Float`]), and the
+//! instruction set that both belong to ([`Isa`]).
 
 #![allow(unsafe_code)]
 
-use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
+use std::mem::MaybeUninit;
+use std::ops::{Add, AddAssign, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
-use super::float::Float;
+use half::{bf16, f16};
+
+use super::halves::Halves;
 use super::math;
+use super::tables::Tables;
+use super::whole::small;
 
 /// The most lanes any instruction set has (16 x f32 in 512 bits).
 pub(crate) const LANES_MAX: usize = 16;
@@ -105,7 +107,7 @@ pub(crate) trait Vector:
 
     /// Part j of row i becomes part i of row j, in as many rows as there are parts.
     #[inline(always)]
-    fn turn_parts(rows: [Self; PARTS_MAX]) -> [Self; PARTS_MAX] {
+    fn transpose_parts(rows: [Self; PARTS_MAX]) -> [Self; PARTS_MAX] {
         rows
     }
 
@@ -113,14 +115,14 @@ pub(crate) trait Vector:
     /// rows as it has lanes. Zipping row i with row i + half moves a bit of the row number into the lane number and one of
     /// the lane's into the row's; after log2(rows) rounds all have moved.
     #[inline(always)]
-    fn turn(square: &mut [Self; LANES_MAX]) {
+    fn transpose(square: &mut [Self; LANES_MAX]) {
         let part = Self::LANES / Self::PARTS;
         for i in 0..part {
             let mut rows = [square[i]; PARTS_MAX];
             for j in 1..Self::PARTS {
                 rows[j] = square[j * part + i];
             }
-            rows = Self::turn_parts(rows);
+            rows = Self::transpose_parts(rows);
             for j in 0..Self::PARTS {
                 square[j * part + i] = rows[j];
             }
@@ -146,7 +148,7 @@ pub(crate) trait Vector:
         Self::load(&lanes)
     }
 
-    /// Asks for the cache line at `address`, which need not be valid, to be brought near. A hint: may do nothing.
+    /// Asks for the cache line at `address`, which need not be valid, to be prefetched. A hint: may do nothing.
     #[inline(always)]
     fn prefetch(_address: *const Self::Elem) {}
 
@@ -306,7 +308,7 @@ pub(crate) trait Vector:
 /// itself makes neighbours.
 #[inline(always)]
 fn fold_halves<V: Vector>(v: V, f: impl Fn(V, V) -> V) -> V::Elem {
-    let mut parts = V::turn_parts([v; PARTS_MAX]);
+    let mut parts = V::transpose_parts([v; PARTS_MAX]);
     let mut half = V::PARTS / 2;
     while half > 0 {
         for i in 0..half {
@@ -323,4 +325,200 @@ fn fold_halves<V: Vector>(v: V, f: impl Fn(V, V) -> V) -> V::Elem {
     let mut lanes = [V::Elem::ZERO; LANES_MAX];
     v.store(&mut lanes);
     lanes[0]
+}
+
+/// f32 or f64.
+pub(crate) trait Float:
+    Copy
+    + Default
+    + Send
+    + Sync
+    + PartialEq
+    + PartialOrd
+    + std::fmt::Debug
+    + Add<Output = Self>
+    + AddAssign
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+    + Tables
+    + 'static
+{
+    /// The vector of this element in an instruction set.
+    type Vec<S: Isa>: Vector<Elem = Self>;
+
+    /// 0
+    const ZERO: Self;
+    /// 1
+    const ONE: Self;
+    /// Positive infinity.
+    const INFINITY: Self;
+    /// A quiet NaN.
+    const NAN: Self;
+    /// The largest finite value.
+    const MAX: Self;
+
+    /// The nearest value of this type.
+    fn from_f64(x: f64) -> Self;
+    /// The value as f64, exactly.
+    fn to_f64(self) -> f64;
+    /// `self * b + c`, rounded once.
+    #[cfg(test)]
+    fn mul_add(self, b: Self, c: Self) -> Self;
+    /// Whether this is a NaN.
+    fn is_nan(self) -> bool;
+
+    /// The integer that this is, from 0 to 2^24; some such number of any other.
+    fn small(self) -> i32;
+
+    /// At most a vector's lanes, widened; zeros beyond. Only f32 is what halves are computed in: f64 gives zeros.
+    fn load_bf16<S: Isa>(from: &[bf16]) -> Self::Vec<S>;
+    /// [`Float::load_bf16`] for f16.
+    fn load_f16<S: Isa>(from: &[f16]) -> Self::Vec<S>;
+    /// Rounds as many leading lanes as there is room for. f64 leaves what is there.
+    fn store_bf16<S: Isa>(x: Self::Vec<S>, to: &mut [bf16]);
+    /// [`Float::store_bf16`] for f16.
+    fn store_f16<S: Isa>(x: Self::Vec<S>, to: &mut [f16]);
+}
+
+macro_rules! float {
+    ($elem:ident: $vector:ident $($halves:item)*) => {
+        impl Float for $elem {
+            type Vec<S: Isa> = S::$vector;
+
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+            const INFINITY: Self = $elem::INFINITY;
+            const NAN: Self = $elem::NAN;
+            const MAX: Self = $elem::MAX;
+
+            #[inline(always)]
+            fn from_f64(x: f64) -> Self {
+                x as $elem
+            }
+
+            #[inline(always)]
+            fn to_f64(self) -> f64 {
+                f64::from(self)
+            }
+
+            #[cfg(test)]
+            fn mul_add(self, b: Self, c: Self) -> Self {
+                $elem::mul_add(self, b, c)
+            }
+
+            #[inline(always)]
+            fn is_nan(self) -> bool {
+                $elem::is_nan(self)
+            }
+
+            $($halves)*
+        }
+    };
+}
+
+float! {
+    f32: F32
+
+    #[inline(always)]
+    fn small(self) -> i32 {
+        small(self)
+    }
+
+    #[inline(always)]
+    fn load_bf16<S: Isa>(from: &[bf16]) -> S::F32 {
+        S::F32::load_bf16(from)
+    }
+
+    #[inline(always)]
+    fn load_f16<S: Isa>(from: &[f16]) -> S::F32 {
+        S::F32::load_f16(from)
+    }
+
+    #[inline(always)]
+    fn store_bf16<S: Isa>(x: S::F32, to: &mut [bf16]) {
+        x.store_bf16(to);
+    }
+
+    #[inline(always)]
+    fn store_f16<S: Isa>(x: S::F32, to: &mut [f16]) {
+        x.store_f16(to);
+    }
+}
+
+float! {
+    f64: F64
+
+    #[inline(always)]
+    fn small(self) -> i32 {
+        small(self as f32)
+    }
+
+    #[inline(always)]
+    fn load_bf16<S: Isa>(_: &[bf16]) -> S::F64 {
+        S::F64::zero()
+    }
+
+    #[inline(always)]
+    fn load_f16<S: Isa>(_: &[f16]) -> S::F64 {
+        S::F64::zero()
+    }
+
+    #[inline(always)]
+    fn store_bf16<S: Isa>(_: S::F64, _: &mut [bf16]) {}
+
+    #[inline(always)]
+    fn store_f16<S: Isa>(_: S::F64, _: &mut [f16]) {}
+}
+
+/// `[f(0), .., f(N - 1)]`. [`std::array::from_fn`] wraps `f` in functions of its own, which are not compiled with the
+/// instruction set's features unless the compiler happens to inline them; vectors then go by way of memory.
+#[inline(always)]
+pub(crate) fn each<T: Copy, const N: usize>(mut f: impl FnMut(usize) -> T) -> [T; N] {
+    let mut array = MaybeUninit::<[T; N]>::uninit();
+    for i in 0..N {
+        // SAFETY: the array has N places. One whose `f` panics is left without a value, and never read.
+        unsafe { array.as_mut_ptr().cast::<T>().add(i).write(f(i)) };
+    }
+    // SAFETY: all places were written.
+    unsafe { array.assume_init() }
+}
+
+/// An instruction set: the vectors a kernel's body is instantiated with.
+pub(crate) trait Isa {
+    /// Vectors of f32.
+    type F32: Halves;
+    /// Vectors of f64.
+    type F64: Vector<Elem = f64>;
+    /// How many vector registers there are.
+    const REGISTERS: usize;
+    /// How many of them a product's tile leaves to what is multiplied, beside its sums.
+    const FACTORS: usize = 4;
+
+    /// How many bf16 a lane holds for [`Isa::dot_bf16`]: one, widened, or a pair, the first in the upper half.
+    const BF16_IN_LANE: usize = 1;
+
+    /// `sum` plus the products of the lanes' bf16, one after the other, each rounded once.
+    #[inline(always)]
+    fn dot_bf16(a: Self::F32, b: Self::F32, sum: Self::F32) -> Self::F32 {
+        a.mul_add(b, sum)
+    }
+
+    /// The first elements of `from` in f64, and `fill` if there are fewer than lanes.
+    #[inline(always)]
+    fn in_f64(from: &[f32], fill: f64) -> Self::F64 {
+        let mut lanes = [fill; LANES_MAX];
+        lanes.iter_mut().zip(from).for_each(|(lane, &x)| *lane = f64::from(x));
+        Self::F64::load(&lanes)
+    }
+}
+
+/// A computation with one generic body. Its `run`, and all it calls down to the arithmetic, is `#[inline(always)]`.
+pub(crate) trait Kernel {
+    /// What it returns.
+    type Output;
+
+    /// The body, for one instruction set.
+    fn run<S: Isa>(self) -> Self::Output;
 }

@@ -1,14 +1,17 @@
-//! Blocks of several sources that are read together: how they are cut, where one is gathered, and the loops that widen and transpose
-//! lines of elements on the way.
+//! Blocks of several sources that are read together: how they are cut, where one is gathered, and the loops that widen
+//! and transpose lines of elements on the way.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
 use phalanx_tensor::{Element, Loops};
 
 use super::{BLOCK, Source};
-use crate::pointwise::{GROUP, Input};
+use crate::real::Input;
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
+
+/// Elements of a [`Function`]'s line at least, whatever the instruction set.
+pub(crate) const GROUP: usize = 4 * LANES_MAX;
 
 /// Where a block is gathered. What comes again in the next block is kept.
 pub(crate) struct Scratch<T> {
@@ -179,7 +182,7 @@ impl<T: Real> Source<'_, T> {
 }
 
 /// How a result is cut into blocks of up to [`BLOCK`] elements, so that little is gathered. Where all inputs have long runs blocks
-/// end with them: what lies together in a run is read where it lies. Else blocks are whole periods of an input that has one.
+/// end with them: what lies together in a run is read in place. Else blocks are whole periods of an input that has one.
 #[derive(Clone, Copy)]
 pub(crate) struct Cut {
     run: usize,
@@ -223,7 +226,7 @@ impl Cut {
 }
 
 /// Rows of `width` elements that lie across memory, at most [`LANES_MAX`] of them: element i of all is at `from[i * stride..]`.
-pub(super) struct Turned<'a, T: Real> {
+pub(super) struct Transposed<'a, T: Real> {
     pub(super) from: &'a [T],
     pub(super) stride: usize,
     pub(super) rows: usize,
@@ -231,7 +234,7 @@ pub(super) struct Turned<'a, T: Real> {
     pub(super) to: &'a mut [T::Wide],
 }
 
-impl<T: Real> Kernel for Turned<'_, T> {
+impl<T: Real> Kernel for Transposed<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -250,14 +253,14 @@ impl<T: Real> Kernel for Turned<'_, T> {
     }
 }
 
-impl<T: Real> Turned<'_, T> {
+impl<T: Real> Transposed<'_, T> {
     #[inline(always)]
     fn square<S: Isa>(&mut self, [row, column]: [usize; 2], [rows, columns]: [usize; 2]) {
         let mut square = [<T::Wide as Float>::Vec::<S>::zero(); LANES_MAX];
         for (i, vector) in square.iter_mut().enumerate().take(columns) {
             *vector = T::load::<S>(&self.from[(column + i) * self.stride + row..][..rows]);
         }
-        <T::Wide as Float>::Vec::<S>::turn(&mut square);
+        <T::Wide as Float>::Vec::<S>::transpose(&mut square);
         for (i, vector) in square.iter().enumerate().take(rows) {
             vector.store_partial(&mut self.to[(row + i) * self.width + column..][..columns]);
         }
@@ -282,7 +285,7 @@ impl<T: Real> Kernel for Widened<'_, T> {
         for (line, to) in self.to.chunks_exact_mut(self.len.max(1)).enumerate() {
             let from = &self.from[line * self.stride..][..self.len];
             for (from, to) in from.chunks(lanes).zip(to.chunks_mut(lanes)) {
-                // The next lines come near meanwhile.
+                // The next lines are prefetched meanwhile.
                 let next = from.as_ptr().wrapping_add(lines * self.stride);
                 <T::Wide as Float>::Vec::<S>::prefetch_far(next.cast());
                 match from.len() == lanes {

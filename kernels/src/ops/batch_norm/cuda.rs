@@ -47,7 +47,7 @@ fn measure(op: &'static str, channels: &Channels, x: &Tensor, eps: f64, stats: &
     let (outer, n) = (channels.channels, channels.count);
     let shape = Dims::from_slice(&[outer]);
     let reduced = (1..x.rank()).collect();
-    let frame = Frame { view: channels.turned(x)?, outer, n, inner: 1, shape, reduced };
+    let frame = Frame { view: channels.transposed(x)?, outer, n, inner: 1, shape, reduced };
     let means = numbers(op, &frame)?;
     let mean = Finish { text: "set(out, o, x[0] / a)", numbers: [n as f64, 0.0] };
     let with = (Total, Itself { neutral: 0.0 });
@@ -186,7 +186,7 @@ impl Sums {
     }
 }
 
-/// A tensor's elements in row-major order: where they lie, or gathered.
+/// A tensor's elements in row-major order: in place, or gathered.
 pub(in crate::ops) enum Together<'a> {
     Lying(&'a Tensor),
     Gathered(Scratch),

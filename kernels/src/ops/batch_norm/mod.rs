@@ -9,11 +9,11 @@ use phalanx_tensor::{Device, Error, Result, Tensor};
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::ops::copy_;
-use crate::pointwise::GROUP;
 use crate::real::{Real, for_real};
 use crate::reduce::{Deviation, Frame, Itself, Total, fold};
 use crate::rows::{self, Outputs, Shape};
 use crate::simd::Float;
+use crate::source::GROUP;
 use crate::source::values_f64;
 use crate::source::{elements, store, wide_dtype, widened_if};
 
@@ -109,9 +109,9 @@ fn forward_on_cpu(
             None if channels.places == 1 => measure_columns::<T>(op, x, eps, stats)?,
             None => {
                 let kernel = cpu::Measure { eps };
-                let turned = channels.turned(x)?;
+                let transposed = channels.transposed(x)?;
                 let outputs = Outputs { y: None, stats: &mut stats.write(op)? };
-                rows::run::<T, 1>(op, &kernel, channels.by_channel(KEPT), [&turned], outputs)?;
+                rows::run::<T, 1>(op, &kernel, channels.by_channel(KEPT), [&transposed], outputs)?;
             }
         }
         let numbers = elements::<<T as Real>::Wide>(op, stats)?;
@@ -126,7 +126,7 @@ fn forward_on_cpu(
     })
 }
 
-/// Statistics of [N, C]: the sums over columns, which are not turned.
+/// Statistics of [N, C]: the sums over columns, which are not transposed.
 fn measure_columns<T: Real>(op: &'static str, x: &Tensor, eps: f64, stats: &mut Tensor) -> Result<()> {
     let frame = Frame::new(op, x, &[0usize], false)?;
     let n = frame.n as f64;
@@ -243,7 +243,7 @@ fn backward_on_cpu(
                 sums.copy_from_slice(&[wide(dy), wide(product)]);
             }
         } else {
-            let (turned_x, turned_dy) = (channels.turned(x)?, channels.turned(dy)?);
+            let (turned_x, turned_dy) = (channels.transposed(x)?, channels.transposed(dy)?);
             let outputs = Outputs { y: None, stats: &mut sums };
             rows::run::<T, 2>(op, &cpu::Sums(&stats), channels.by_channel(2), [&turned_x, &turned_dy], outputs)?;
         }
@@ -294,11 +294,11 @@ impl Channels {
     }
 
     /// `x` with the channels first.
-    fn turned(&self, x: &Tensor) -> Result<Tensor> {
+    fn transposed(&self, x: &Tensor) -> Result<Tensor> {
         x.transpose(0, 1)
     }
 
-    /// Rows that are the channels of [`Channels::turned`].
+    /// Rows that are the channels of [`Channels::transposed`].
     fn by_channel(&self, stats: usize) -> Shape {
         Shape { rows: self.channels, width: self.count, stats, sums: 0 }
     }

@@ -73,7 +73,8 @@ fn halves_that_lie_together_have_the_bits_of_those_that_do_not() {
             let (w, b, mean, var) = (per(0.5, 2.0), per(-1.0, 1.0), per(-0.5, 0.5), per(0.5, 1.5));
             let x = make(shape, dtype, &floats(-2.0, 3.0));
             let dy = make(shape, dtype, &floats(-1.0, 1.5));
-            let turned = |t: &Tensor| t.transpose(0, -1).unwrap().copy().unwrap().transpose(0, -1).unwrap();
+            let transposed =
+                |t: &Tensor| t.transpose(0, -1).unwrap().copy().unwrap().transpose(0, -1).unwrap();
             for training in [true, false] {
                 let config = BatchNorm { training, ..BatchNorm::default() };
                 let run = |x: &Tensor, dy: &Tensor| {
@@ -82,7 +83,7 @@ fn halves_that_lie_together_have_the_bits_of_those_that_do_not() {
                     let grads = batch_norm_backward(x, &stats, Some(&w), dy, &config, [true; 3]).unwrap();
                     [values(&y), values(grads[0].as_ref().unwrap())]
                 };
-                assert_eq!(run(&x, &dy), run(&turned(&x), &turned(&dy)), "{dtype} {shape:?}");
+                assert_eq!(run(&x, &dy), run(&transposed(&x), &transposed(&dy)), "{dtype} {shape:?}");
             }
         }
     }

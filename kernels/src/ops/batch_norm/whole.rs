@@ -5,7 +5,8 @@ use phalanx_tensor::{Result, Tensor};
 
 use super::Channels;
 use super::cpu::{Lines as Numbers, line};
-use crate::pointwise::{Function, Input, Lines, apply_to_lines, pointwise, run, update};
+use crate::pointwise::{Function, Lines, apply_to_lines, pointwise, run, update};
+use crate::real::Input;
 use crate::real::Real;
 use crate::simd::Float;
 

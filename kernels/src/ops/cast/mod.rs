@@ -147,7 +147,7 @@ pub(crate) trait Convert: Number {
     /// f32 for halves, else the type itself.
     type Direct: Number;
 
-    /// The elements in that type, where they lie or in `scratch`.
+    /// The elements in that type, in place or in `scratch`.
     fn direct<'a>(from: &'a [Self], scratch: &'a mut [Self::Direct]) -> &'a [Self::Direct];
 
     /// Sets elements from such ones, one for one, at most [`PART`]; `near` is room for as many.

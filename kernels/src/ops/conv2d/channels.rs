@@ -5,13 +5,14 @@
 
 use phalanx_tensor::Pool;
 
-use super::Summed;
-use super::cpu::Correlation;
 use super::images::{Lay, TOGETHER as SIDE, Take};
+use super::job::Correlation;
+use super::job::Summed;
+use super::job::WeightGrad;
 use super::packed::Packed;
-use super::weight::WeightGrad;
 use super::window::{Axis, Tap};
-use crate::gemm::{GemmElem, Place, with_scratch};
+use crate::gemm::{GemmElem, PanelElem};
+use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, Runner, Vector, dispatch};
 
 /// Channels that fill enough of the lanes. In the gradient of the weight it may be fewer, so that a channel has the bits that it
@@ -44,7 +45,7 @@ fn whole<X: Vector>(lane: usize) -> usize {
 fn lay<T: GemmElem<Acc: Summed>>(planes: &[T], count: usize, to: &mut [[T::Acc; SIDE]]) {
     let (pixels, to) = (to.len(), to.as_flattened_mut());
     let lay = Lay { source: planes, second: None, pixels, apart: pixels, images: count, room: SIDE, to };
-    T::Place::run(Runner::current(), lay);
+    T::PanelElem::run(Runner::current(), lay);
 }
 
 /// Plain and transposed.

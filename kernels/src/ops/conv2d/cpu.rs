@@ -2,35 +2,22 @@
 //! That is read in the source itself where its rows are as long as the output's, else in a window of the source, gathered from
 //! there into panels or, where a panel's points lie side by side, read in place. Few output channels are summed without
 //! panels ([`super::thin`], [`super::channels`]). Each output is one chain of multiply-adds over channels and kernel
-//! elements, in the order of [`super::order`], whatever the cut; there is no zero-stuffing and nothing is scattered.
+//! elements, in the order of [`super::window`], whatever the cut; there is no zero-stuffing and nothing is scattered.
 
+use super::job::Correlation;
 use phalanx_tensor::{Result, Tensor};
 
 use super::channels::{self, Channels};
 use super::images::{self, Images};
+use super::job::Summed;
 use super::packed::{Packed, Panels};
 use super::thin::{self, Thin};
 use super::unit::{Side, Unit};
 use super::window::Axis;
+use super::window::Cut;
 use super::window::Order;
-use super::{Cut, Summed};
-use crate::gemm::{GemmElem, tile_shape, with_scratch};
-
-/// A convolution, plain or transposed. The source is contiguous, `[images, groups * channels_in, h, w]`.
-pub(super) struct Correlation<'a> {
-    pub(super) op: &'static str,
-    pub(super) source: &'a Tensor,
-    pub(super) weight: &'a Tensor,
-    /// The weight's strides by group, output channel, input channel, row and column.
-    pub(super) weight_strides: [usize; 5],
-    pub(super) bias: Option<&'a Tensor>,
-    /// Rows and columns of each part of the output.
-    pub(super) passes: Vec<[Axis; 2]>,
-    pub(super) groups: usize,
-    /// Channels of one group.
-    pub(super) channels_in: usize,
-    pub(super) channels_out: usize,
-}
+use crate::gemm::{GemmElem, tile_shape};
+use crate::scratch::with_scratch;
 
 impl Correlation<'_> {
     /// Computes into `out`, contiguous, `[images, groups * channels_out, h, w]`.
@@ -54,8 +41,8 @@ impl Correlation<'_> {
         let cut = Cut::new(shape, self.groups, work, pool.threads());
         let thin = thin::unit(self, shape[0], pool.threads());
         let group = Panels::new(self.channels_out, tile.rows, 1);
-        let reads_places = thin.is_none() && group.rows_all(|rows| tile.reads_places(rows));
-        let by_images = reads_places && images::pays(self, shape[0], tile);
+        let reads_offsets = thin.is_none() && group.rows_all(|rows| tile.reads_offsets(rows));
+        let by_images = reads_offsets && images::pays(self, shape[0], tile);
         let (unit, rows_max) = match thin {
             Some(unit) => (unit, thin::ROWS),
             None if by_images => (self.channels_out, tile.rows),

@@ -2,12 +2,12 @@
 //! in the sheets of one input channel, and the outputs' gradients. A lane adds a band's products in one chain; bands are
 //! added, ascending through the images, and lanes at the end.
 
-use super::Summed;
+use super::job::Summed;
+use super::job::WeightGrad;
 use super::thin::ROWS;
-use super::weight::WeightGrad;
-use crate::gemm::with_scratch;
 use crate::ops::sheets::{Lay, Reach, Sheets};
 use crate::real::Real;
+use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
 
 /// Places of a channel's sheets at most, unless a row of points needs more: they stay in the first-level cache, beside the

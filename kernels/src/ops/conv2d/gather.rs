@@ -59,8 +59,8 @@ impl<T: GemmElem> Kernel for Fill<'_, T> {
             let from = self.planes.map(|plane| &plane[row_of(plane)]);
             let left = usize::try_from(frame.left).ok();
             let inside = left.filter(|left| left + frame.row_len() <= width);
-            if let Some(left) = inside.filter(|_| frame.phases >= TURNED_MIN) {
-                turn_row::<T, S>(from, left, [frame.phases, frame.phase_len], row);
+            if let Some(left) = inside.filter(|_| frame.phases >= TRANSPOSED_MIN) {
+                transpose_row::<T, S>(from, left, [frame.phases, frame.phase_len], row);
                 continue;
             }
             for phase in 0..frame.phases {
@@ -72,11 +72,11 @@ impl<T: GemmElem> Kernel for Fill<'_, T> {
 }
 
 /// Phases that are worth turning.
-const TURNED_MIN: usize = 4;
+const TRANSPOSED_MIN: usize = 4;
 
-/// [`fill_row`] for each of some phases of a row that is inside: squares of pixels are turned.
+/// [`fill_row`] for each of some phases of a row that is inside: squares of pixels are transposed.
 #[inline(always)]
-fn turn_row<T: GemmElem, S: Isa>(
+fn transpose_row<T: GemmElem, S: Isa>(
     [from, second]: [&[T]; 2],
     left: usize,
     [phases, len]: [usize; 2],
@@ -94,7 +94,7 @@ fn turn_row<T: GemmElem, S: Isa>(
                     None => T::load::<S>(&from[start..start + here]),
                 };
             }
-            Vector::turn(&mut square);
+            Vector::transpose(&mut square);
             for i in 0..here {
                 let to = &mut to[(first + i) * len + at..][..count];
                 if count < lanes { square[i].store_partial(to) } else { square[i].store(to) }

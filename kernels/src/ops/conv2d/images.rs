@@ -8,20 +8,21 @@ use std::ops::Range;
 
 use phalanx_tensor::Pool;
 
-use super::Summed;
-use super::cpu::Correlation;
+use super::job::Correlation;
+use super::job::Summed;
+use super::job::{Band, WEIGHT_WINDOW_MAX, WeightGrad};
 use super::packed::Packed;
 use super::unit::Side;
-use super::weight::{Band, WINDOW_MAX, WeightGrad};
 use super::window::{Axis, Order, Tap};
 use crate::gemm::{
-    GemmElem, MatMut, MatRef, Place, Places, Rows, Run, Step, TileShape, Write, gemm_by_places, gemm_by_rows,
-    pack_columns, share, with_scratch,
+    GemmElem, MatMut, MatRef, OffsetTable, PanelElem, SegmentedRows, Step, StepSegment, TileShape, Write,
+    gemm_by_offsets, gemm_segmented, pack_columns, share,
 };
+use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector, dispatch};
 
 /// Points of the output at most, and the part of all multiplications that may be left over, in sixteenths, for this to pay:
-/// beside images that are read where they lie, beside gathered ones, and beside those whose columns have to be sorted first.
+/// beside images that are read in place, beside gathered ones, and beside those whose columns have to be sorted first.
 const POINTS_MAX: usize = 1024;
 const LEFT_MAX: [usize; 3] = [14, 15, 16];
 /// Elements of the source that stay in the second-level cache while they are multiplied.
@@ -128,7 +129,7 @@ impl<T: GemmElem<Acc: Summed>> Images<'_, T> {
         let source = &self.side.source[from..];
         let lay =
             Lay { source, second, pixels, apart: all * pixels, images: images.len(), room: self.room(), to };
-        T::Place::run(Runner::current(), lay);
+        T::PanelElem::run(Runner::current(), lay);
     }
 
     /// For each pass and point: its place in the output, and the steps that it meets in a plane.
@@ -177,11 +178,11 @@ impl<T: GemmElem<Acc: Summed>> Images<'_, T> {
                 let from = block.start * in_plane * rows;
                 let a = MatRef::new(&weights[from..], rows, block.len() * in_plane, 1, rows);
                 for (point, steps) in steps {
-                    let b = Places::new(source, steps, in_plane, groups, apart).planes(block.clone());
+                    let b = OffsetTable::new(source, steps, in_plane, groups, apart).planes(block.clone());
                     for image in (0..images).step_by(tile.cols()) {
                         let c = &mut sums[point * room + image..];
                         let c = MatMut::new(c, rows, tile.cols(), self.points() * room, 1);
-                        gemm_by_places::<T::Place>(a, &b.shifted(image), c, first > 0);
+                        gemm_by_offsets::<T::PanelElem>(a, &b.shifted(image), c, first > 0);
                     }
                 }
             }
@@ -253,7 +254,7 @@ impl<T: GemmElem> Lay<'_, T> {
                 None => T::load::<S>(&from[..pixels]),
             };
         }
-        Vector::turn(&mut square);
+        Vector::transpose(&mut square);
         let whole = first + <T::Acc as Float>::Vec::<S>::LANES <= self.room;
         for i in 0..pixels {
             let to = &mut self.to[(pixel + i) * self.room..][first..self.room];
@@ -312,7 +313,7 @@ impl<T: GemmElem<Acc: Summed>> Take<'_, T> {
                 None => sums,
             };
         }
-        Vector::turn(&mut square);
+        Vector::transpose(&mut square);
         for i in 0..images {
             T::store::<S>(square[i], &mut self.out[(first + i) * self.apart + point..][..points]);
         }
@@ -354,7 +355,7 @@ impl WeightGrad<'_> {
         let (runs, all) = (self.runs(lanes), self.groups * self.channels_in);
         let (steps, of_channel) = (rows.count * cols.count * lanes, runs.len() * row_len);
         let here = sums.len() / of_channel;
-        let channels = here.div_ceil(here.div_ceil((WINDOW_MAX / plane.max(1)).max(1)));
+        let channels = here.div_ceil(here.div_ceil((WEIGHT_WINDOW_MAX / plane.max(1)).max(1)));
         for (i, sums) in sums.chunks_mut(channels * of_channel).enumerate() {
             let count = sums.len() / of_channel;
             let at: Vec<usize> = (0..count).map(|channel| channel * plane).collect();
@@ -363,27 +364,27 @@ impl WeightGrad<'_> {
                     lay(image, all, first + i * channels + channel, &band.images, (lanes, to));
                 }
                 for (tap, runs) in runs.iter().enumerate() {
-                    let rows = Rows::new(window, &at, runs, steps);
+                    let rows = SegmentedRows::new(window, &at, runs, steps);
                     let sums = MatMut::new(&mut sums[tap * row_len..], count, row_len, of_channel, 1);
-                    gemm_by_rows::<T::Place>(&rows, dy, sums, write);
+                    gemm_segmented::<T::PanelElem>(&rows, dy, sums, write);
                 }
             });
         }
     }
 
     /// For each kernel element the pixels that it meets, of so many lanes each.
-    fn runs(&self, lanes: usize) -> Vec<Vec<Run>> {
+    fn runs(&self, lanes: usize) -> Vec<Vec<StepSegment>> {
         let ([rows, cols], [height, width]) = (&self.axes, [2, 3].map(|d| self.image.shape()[d]));
         let pixel = |point: usize, step: usize, offset: isize| (point * step).wrapping_add_signed(offset);
         let taps = rows.taps.iter().flat_map(|y| cols.taps.iter().map(move |x| (y, x)));
         let of_tap = |(y, x): (&Tap, &Tap)| {
-            let (mut runs, mut met): (Vec<Run>, usize) = (Vec::new(), 0);
+            let (mut runs, mut met): (Vec<StepSegment>, usize) = (Vec::new(), 0);
             for (i, j) in rows.met(y, height).flat_map(|i| cols.met(x, width).map(move |j| (i, j))) {
                 let from = (pixel(i, rows.step, y.offset) * width + pixel(j, cols.step, x.offset)) * lanes;
                 let skip = (i * cols.count + j) * lanes - met;
                 match runs.last_mut() {
                     Some(last) if skip == 0 && last.from + last.len == from => last.len += lanes,
-                    _ => runs.push(Run { skip, from, len: lanes }),
+                    _ => runs.push(StepSegment { skip, from, len: lanes }),
                 }
                 met += skip + lanes;
             }
@@ -425,5 +426,5 @@ fn lay<T: GemmElem>(
     let source = &planes[images.start * apart + channel * pixels..];
     let second = (in_lane > 1).then_some(apart);
     let lay = Lay { source, second, pixels, apart: in_lane * apart, images: lanes, room: lanes, to };
-    T::Place::run(Runner::current(), lay);
+    T::PanelElem::run(Runner::current(), lay);
 }

@@ -10,6 +10,7 @@ mod cuda;
 mod dots;
 mod gather;
 mod images;
+mod job;
 mod options;
 mod packed;
 mod point;
@@ -21,22 +22,13 @@ mod weight;
 mod window;
 
 pub use options::{Conv1dOptions, Conv3dOptions, ConvOptions};
-use window::Cut;
 
-use phalanx_tensor::{Element, Error, Result, Tensor};
+use phalanx_tensor::{Error, Result, Tensor};
 
 use crate::check;
 use crate::dispatch::{Kernels, by_device};
-use crate::gemm::{GemmElem, Scratch};
 use crate::real::for_real;
-use crate::simd::Float;
 use crate::work;
-
-/// The type of a product's sums.
-pub(crate) trait Summed: Float + Element + Scratch + GemmElem<Acc = Self> {}
-
-impl Summed for f32 {}
-impl Summed for f64 {}
 
 /// The convolution of `image` `[n, in, h, w]` with `weight` `[out, in / groups, kh, kw]`, plus `bias` `[out]`, at a grid
 /// of `size` points ([`ConvOptions::size`]): `[n, out, ..size]`.
@@ -235,7 +227,7 @@ impl<'a> Parts<'a> {
         }
         let on_cpu = |out: &mut Tensor| {
             let (passes, weight_strides) = plan();
-            let job = cpu::Correlation {
+            let job = job::Correlation {
                 op: self.op,
                 source: &self.source,
                 weight: self.other,
@@ -258,7 +250,7 @@ fn weight_on_cpu(parts: &Parts<'_>, grid: &Tensor, kernel: [usize; 2], out: &mut
     let axis = |i: usize, count| {
         window::direct(count, kernel[i], options.stride[i], options.padding[i], options.dilation[i])
     };
-    let job = weight::WeightGrad {
+    let job = job::WeightGrad {
         op: parts.op,
         image: &parts.source,
         grid,

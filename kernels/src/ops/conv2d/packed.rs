@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use phalanx_tensor::Pool;
 
-use super::Summed;
-use super::cpu::Correlation;
+use super::job::Correlation;
+use super::job::Summed;
 use super::window::Axis;
 use super::window::Order;
-use crate::gemm::{GemmElem, MatRef, Place, pack_panels, share, steps_in_place};
+use crate::gemm::{GemmElem, MatRef, PanelElem, pack_panels, share, steps_in_place};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
 
 /// Elements that a thread packs at least.
@@ -128,7 +128,7 @@ impl Correlation<'_> {
         let places: Vec<usize> = places.collect();
         let strides = [out_stride, in_stride];
         let steps = Steps { weight, strides, places: &places, channels: self.channels_in, order, count, to };
-        T::Place::run(Runner::current(), steps);
+        T::PanelElem::run(Runner::current(), steps);
     }
 }
 
@@ -153,7 +153,7 @@ impl<T: GemmElem> Kernel for Steps<'_, T> {
     #[inline(always)]
     fn run<S: Isa>(self) {
         if 2 * self.count >= <<T::Acc as Float>::Vec<S> as Vector>::LANES {
-            self.turn::<S, <T::Acc as Float>::Vec<S>>();
+            self.transpose::<S, <T::Acc as Float>::Vec<S>>();
         } else {
             self.gather::<S>();
         }
@@ -163,7 +163,7 @@ impl<T: GemmElem> Kernel for Steps<'_, T> {
 impl<T: GemmElem> Steps<'_, T> {
     /// By squares of output channels and kernel elements, transposed in registers.
     #[inline(always)]
-    fn turn<S: Isa, V: Vector<Elem = T::Acc>>(self)
+    fn transpose<S: Isa, V: Vector<Elem = T::Acc>>(self)
     where
         T::Acc: Float<Vec<S> = V>,
     {
@@ -178,7 +178,7 @@ impl<T: GemmElem> Steps<'_, T> {
                         if held[i] != start {
                             let channel = first + i * self.order.in_lane;
                             self.load::<S, V>(row..row + rows, channel, start, &mut squares[i]);
-                            V::turn(&mut squares[i]);
+                            V::transpose(&mut squares[i]);
                             held[i] = start;
                         }
                         let (lanes, to) = (squares[i][place - start], &mut self.to[at..]);

@@ -5,13 +5,14 @@ use std::ops::Range;
 
 use phalanx_tensor::Pool;
 
-use super::Summed;
-use super::cpu::Correlation;
+use super::job::Correlation;
+use super::job::Summed;
 use super::packed::Packed;
 use super::window::Axis;
-use crate::gemm::{share, with_scratch};
+use crate::gemm::share;
 use crate::ops::sheets::{Lay, Reach, Sheets, VECTORS_MAX, runs};
 use crate::real::Real;
+use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
 
 /// Output channels whose sums are made together at most.

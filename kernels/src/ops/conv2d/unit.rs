@@ -1,20 +1,22 @@
 //! A unit of output channels of one group, on one thread: panels of its weights times what the kernel elements meet at
-//! panels of points, which is read where it lies or gathered.
+//! panels of points, which is read in place or gathered.
 
+use super::job::{POINTS_MIN, Part};
 use std::cell::OnceCell;
 use std::ops::Range;
 
-use super::cpu::Correlation;
 use super::gather::{Fill, Gather, Put};
+use super::job::Correlation;
+use super::job::Summed;
 use super::packed::{Packed, Panels};
 use super::window::Axis;
+use super::window::Cut;
 use super::window::Order;
 use super::window::{Frame, Segment, segments, steps_in_plane};
-use super::{Cut, Summed};
 use crate::gemm::{
-    GemmElem, MatMut, MatRef, Place, Places, Step, TileShape, gemm_by_panel, gemm_by_places, share,
-    with_scratch,
+    GemmElem, MatMut, MatRef, OffsetTable, PanelElem, Step, TileShape, gemm_by_offsets, gemm_by_panel, share,
 };
+use crate::scratch::with_scratch;
 use crate::simd::{Runner, dispatch};
 
 /// Elements of a window at most, unless a single row of points needs more.
@@ -24,8 +26,6 @@ const GATHERED_MAX: usize = 1 << 15;
 /// Elements of weights that stay in the second-level cache. Of more, so many steps at a time are multiplied for all outputs.
 const WEIGHTS_MAX: usize = 1 << 17;
 const STEPS_MAX: usize = 512;
-/// Points that fill panels well.
-pub(super) const POINTS_MIN: usize = 512;
 
 /// What all threads share beside the job.
 pub(super) struct Side<'a, T: GemmElem> {
@@ -35,12 +35,6 @@ pub(super) struct Side<'a, T: GemmElem> {
     pub(super) shape: [usize; 4],
     pub(super) tile: TileShape,
     pub(super) order: Order,
-}
-
-/// A task's part of the output.
-pub(super) struct Part {
-    pub(super) images: Range<usize>,
-    pub(super) channels: Range<usize>,
 }
 
 /// One pass over one unit of output channels, all in one group.
@@ -118,7 +112,7 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
                 false => &[],
             };
             let fill = Fill { frame, planes: [of_channel(0), of_channel(1)], size, window };
-            T::Place::run(Runner::current(), fill);
+            T::PanelElem::run(Runner::current(), fill);
         }
     }
 
@@ -143,7 +137,7 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
         let is_whole = together >= groups;
         let taps = frame.taps(rows, cols, together.min(groups), planes);
         // A full run of points is read where the window has it.
-        let (places_read, places) = (self.reads_places(), OnceCell::new());
+        let (places_read, places) = (self.reads_offsets(), OnceCell::new());
         let apart = planes * frame.channel_len;
         let lanes = self.side.tile.lanes;
         let each = taps[..of_group].iter().enumerate();
@@ -179,9 +173,9 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
                         for (i, segments) in found[..here].iter().enumerate() {
                             let b = match lies(segments) {
                                 true => {
-                                    let all = || Places::new(window, &each, of_group, groups, apart);
+                                    let all = || OffsetTable::new(window, &each, of_group, groups, apart);
                                     let all = places.get_or_init(all).planes(block.clone());
-                                    Points::Places(all.shifted(segments[0].from))
+                                    Points::OffsetTable(all.shifted(segments[0].from))
                                 }
                                 false => Points::Gathered(&gathered[i * panel_len..][..taps.len() * width]),
                             };
@@ -213,7 +207,7 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
         });
     }
 
-    /// The product over all points of an image whose rows are as long as the output's: it is read where it lies.
+    /// The product over all points of an image whose rows are as long as the output's: it is read in place.
     fn multiply_plane(&self, image: usize, source: &[T::Acc], out: &mut [T]) {
         let ([rows, cols], tile) = (self.pass, self.side.tile);
         let (images, total) = (image..image + 1, rows.count * cols.count);
@@ -237,8 +231,8 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
                 let (first, steps) =
                     known.get_or_insert_with(|| (start, steps_in_plane(self.pass, size, points, tile)));
                 let plane = size[0] * size[1];
-                let b = Places::new(source, steps, steps.len(), self.job.channels_in, plane);
-                let b = Points::Places(b.shifted(start - *first));
+                let b = OffsetTable::new(source, steps, steps.len(), self.job.channels_in, plane);
+                let b = Points::OffsetTable(b.shifted(start - *first));
                 for panel in 0..self.weights.panels.count {
                     self.multiply_panel(panel, &images, &b, &all, sums, out);
                 }
@@ -247,11 +241,11 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
     }
 
     /// Whether panels of the weights make tiles that read places.
-    fn reads_places(&self) -> bool {
-        self.weights.panels.rows_all(|rows| self.side.tile.reads_places(rows))
+    fn reads_offsets(&self) -> bool {
+        self.weights.panels.rows_all(|rows| self.side.tile.reads_offsets(rows))
     }
 
-    /// Whether an image can be read where it lies, point by point: its rows are as long as the output's, and panels of
+    /// Whether an image can be read in place, point by point: its rows are as long as the output's, and panels of
     /// points that end with the image are no great waste.
     fn is_flat(&self) -> bool {
         let [rows, cols] = self.pass;
@@ -261,7 +255,7 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
             && cols.count == self.source_size()[1]
             && points.next_multiple_of(self.side.tile.cols()) * 15 <= points * 16
             && self.weights.panels.unit * self.weights.panels.steps <= WEIGHTS_MAX
-            && self.reads_places()
+            && self.reads_offsets()
     }
 
     /// Some steps of a panel of the weights.
@@ -358,15 +352,15 @@ enum Points<'a, V> {
     /// Gathered, row by row.
     Gathered(&'a [V]),
     /// Side by side in the planes of a window or a source.
-    Places(Places<'a, V>),
+    OffsetTable(OffsetTable<'a, V>),
 }
 
 impl<V: Summed> Points<'_, V> {
     /// A panel of the weights times that.
     fn times<T: GemmElem<Acc = V>>(&self, a: MatRef<'_, V>, c: MatMut<'_, V>, goes_on: bool) {
         match self {
-            Points::Places(places) => gemm_by_places::<T::Place>(a, places, c, goes_on),
-            Points::Gathered(panel) => gemm_by_panel::<T::Place>(a, panel, c, goes_on),
+            Points::OffsetTable(places) => gemm_by_offsets::<T::PanelElem>(a, places, c, goes_on),
+            Points::Gathered(panel) => gemm_by_panel::<T::PanelElem>(a, panel, c, goes_on),
         }
     }
 }

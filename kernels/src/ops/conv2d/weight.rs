@@ -2,50 +2,31 @@
 //! the outputs' gradients, bands ascending through the images. A sum is added to those before it once all of its band is
 //! summed. The gradients of some bands are packed by all threads first, then every thread multiplies for its channels.
 
+use super::job::{Band, WEIGHT_WINDOW_MAX, WeightGrad};
 use std::ops::Range;
 
 use phalanx_tensor::{Pool, Result, Tensor};
 
-use super::Summed;
 use super::channels;
 use super::dots::Dots;
 use super::gather::Fill;
 use super::images::TOGETHER;
+use super::job::POINTS_MIN;
+use super::job::Summed;
 use super::thin;
-use super::unit::POINTS_MIN;
-use super::window::Axis;
 use super::window::Order;
 use super::window::{Frame, Segment, segments};
 use crate::gemm::{
-    GemmElem, MatMut, MatRef, Place, Rows, Run, Write, gemm_by_rows, pack_columns, packed_len, share,
-    tile_shape, with_scratch,
+    GemmElem, MatMut, MatRef, PanelElem, SegmentedRows, StepSegment, Write, gemm_segmented, pack_columns,
+    packed_len, share, tile_shape,
 };
+use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector, dispatch};
 
 /// Elements of gradients packed before they are multiplied, unless a band has more.
 const PACKED_MAX: usize = 1 << 20;
-/// Elements of a window at most, unless a channel has more: it stays in the second-level cache, beside a band's gradients.
-pub(super) const WINDOW_MAX: usize = 1 << 16;
-
 /// Elements of the result that a thread writes at least.
 const PIECE: usize = 1 << 12;
-
-/// Contiguous `image` `[n, groups * channels_in, h, w]` and `grid` `[n, groups * channels_out, ..]`.
-pub(super) struct WeightGrad<'a> {
-    pub(super) op: &'static str,
-    pub(super) image: &'a Tensor,
-    pub(super) grid: &'a Tensor,
-    pub(super) axes: [Axis; 2],
-    pub(super) groups: usize,
-    pub(super) channels_in: usize,
-    pub(super) channels_out: usize,
-}
-
-/// Points summed in one chain: these rows of these images. Fixed by the shapes alone.
-pub(super) struct Band {
-    pub(super) images: Range<usize>,
-    rows: Range<usize>,
-}
 
 impl WeightGrad<'_> {
     /// Computes into `out`, contiguous, `[groups * channels_out, channels_in, kernel..]`.
@@ -87,7 +68,7 @@ impl WeightGrad<'_> {
                 for (j, out) in out.chunks_mut(rows * block).enumerate() {
                     let first = (i * together + j) * rows;
                     let sums = &sums[first / self.channels_out * block * row_len..][..block * row_len];
-                    dispatch(Turned { sums, row_len, first: first % self.channels_out, block, out });
+                    dispatch(Transposed { sums, row_len, first: first % self.channels_out, block, out });
                 }
             });
         });
@@ -208,7 +189,7 @@ impl WeightGrad<'_> {
         let row_len = self.row_len::<T>();
         let here = sums.len() / (taps * row_len);
         let channel_len = Frame::new(rows, cols, &band.rows, 1).channel_len * groups * places;
-        let channels = here.div_ceil(here.div_ceil((WINDOW_MAX / channel_len.max(1)).max(1)));
+        let channels = here.div_ceil(here.div_ceil((WEIGHT_WINDOW_MAX / channel_len.max(1)).max(1)));
         for (i, sums) in sums.chunks_mut(channels * taps * row_len).enumerate() {
             let count = sums.len() / (taps * row_len);
             let frame = Frame::new(rows, cols, &band.rows, count);
@@ -217,11 +198,11 @@ impl WeightGrad<'_> {
             segments(&frame, (rows, cols), &band.rows, 0, points, &mut found);
             with_scratch(frame.image_len * groups * places, |window| {
                 self.fill(&frame, image, first + i * channels, count, band, window);
-                let run = |s: &Segment| Run { skip: 0, from: s.from * places, len: s.len * places };
-                let runs: Vec<Run> = found.iter().map(run).collect();
-                let rows = Rows::new(window, &at, &runs, runs.iter().map(|run| run.len).sum());
+                let run = |s: &Segment| StepSegment { skip: 0, from: s.from * places, len: s.len * places };
+                let runs: Vec<StepSegment> = found.iter().map(run).collect();
+                let rows = SegmentedRows::new(window, &at, &runs, runs.iter().map(|run| run.len).sum());
                 let sums = MatMut::row_major(sums, at.len(), row_len);
-                gemm_by_rows::<T::Place>(&rows, dy, sums, write);
+                gemm_segmented::<T::PanelElem>(&rows, dy, sums, write);
             });
         }
     }
@@ -283,7 +264,7 @@ fn lay<'a, T: GemmElem<Acc: Summed>>(
     window: &mut [T::Acc],
 ) {
     let fill = |planes: [&[T]; 2], window: &mut [T::Acc]| {
-        T::Place::run(Runner::current(), Fill { frame, planes, size, window });
+        T::PanelElem::run(Runner::current(), Fill { frame, planes, size, window });
     };
     match (order.together, order.in_lane) {
         (1, _) => fill([plane_of(0), &[]], window),
@@ -299,7 +280,7 @@ fn lay<'a, T: GemmElem<Acc: Summed>>(
 }
 
 /// The sums of some output channels of a group, one row each, rounded.
-struct Turned<'a, T: GemmElem> {
+struct Transposed<'a, T: GemmElem> {
     /// A row for each element of a channel's weight.
     sums: &'a [T::Acc],
     row_len: usize,
@@ -309,7 +290,7 @@ struct Turned<'a, T: GemmElem> {
     out: &'a mut [T],
 }
 
-impl<T: GemmElem> Kernel for Turned<'_, T> {
+impl<T: GemmElem> Kernel for Transposed<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -322,7 +303,7 @@ impl<T: GemmElem> Kernel for Turned<'_, T> {
                 let mut square = [<T::Acc as Float>::Vec::<S>::zero(); LANES_MAX];
                 for (i, row) in square[..here].iter_mut().enumerate() {
                     let sums = &self.sums[(at + i) * self.row_len + first..][..rows];
-                    // Rows are a page apart where channels are many, so that none comes near by itself.
+                    // Rows are a page apart where channels are many, so that none is prefetched by the hardware.
                     <T::Acc as Float>::Vec::<S>::prefetch(
                         sums.as_ptr().wrapping_add(2 * lanes * self.row_len),
                     );
@@ -332,7 +313,7 @@ impl<T: GemmElem> Kernel for Turned<'_, T> {
                         Vector::load_partial(sums, T::Acc::ZERO)
                     };
                 }
-                Vector::turn(&mut square);
+                Vector::transpose(&mut square);
                 for (i, row) in square[..rows].iter().enumerate() {
                     T::store::<S>(*row, &mut out[i * self.block + at..][..here]);
                 }

@@ -1,10 +1,11 @@
-//! How a kernel's window meets an image: which source places an output takes along one axis ([`Axis`]), the segments of a padded
-//! image ([`Frame`]), the order of the additions ([`Order`]), and how the outputs are cut for threads ([`Cut`]).
+//! How a kernel's window meets an image: which source places an output takes along one axis ([`Axis`]), the segments of
+//! a padded image ([`Frame`]), the order of the additions ([`Order`]), and how the outputs are cut for threads
+//! ([`Cut`]).
 
 use std::ops::Range;
 
-use super::unit::{POINTS_MIN, Part};
-use crate::gemm::{GemmElem, Place, Step, TileShape, steps_in_place};
+use super::job::{POINTS_MIN, Part};
+use crate::gemm::{GemmElem, PanelElem, Step, TileShape, steps_in_place};
 
 /// Output pixel `out_start + i * out_step`, for `i` below `count`, is made of source pixels
 /// `i * step + tap.offset`; those outside the source count as zero.
@@ -273,7 +274,7 @@ impl Order {
 
     /// That of products of `T`.
     pub(super) fn of<T: GemmElem>(channels: usize) -> Order {
-        let together = if T::Place::IN_PANELS { channels.clamp(1, 2) } else { 1 };
+        let together = if T::PanelElem::IN_PANELS { channels.clamp(1, 2) } else { 1 };
         Order { together, in_lane: steps_in_place::<T>().min(together) }
     }
 

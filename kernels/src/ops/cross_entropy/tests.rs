@@ -204,14 +204,14 @@ fn images_have_the_bits_of_the_same_items_with_classes_last() {
     for dtype in FLOATS {
         for [n, classes, places] in [[2, 7, 33], [3, 129, 8], [1, 70, 300], [2, 3, 5000]] {
             let last = make(&[n, places, classes], dtype, &floats(-4.0, 4.0));
-            let turned = last.transpose(1, 2).unwrap();
-            let images = turned.copy().unwrap();
+            let transposed = last.transpose(1, 2).unwrap();
+            let images = transposed.copy().unwrap();
             let targets: Vec<i64> =
                 (0..n * places).map(|i| if i % 5 == 0 { -100 } else { (i * 3 % classes) as i64 }).collect();
             let target = Tensor::from_slice(&targets, &[n, places], phalanx_tensor::Device::CPU).unwrap();
             for reduction in [Reduction::Mean, Reduction::None] {
                 let config = CrossEntropy { reduction, ..CrossEntropy::default() };
-                let results = [&turned, &images].map(|x| {
+                let results = [&transposed, &images].map(|x| {
                     let (loss, stats) = cross_entropy(x, &target, &config).unwrap();
                     let dx = cross_entropy_backward(x, &target, &stats, &loss, &config).unwrap();
                     (values(&loss), values(&stats), values(&dx))

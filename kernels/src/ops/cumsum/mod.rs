@@ -1,4 +1,5 @@
-//! Running sums, products, extrema and logarithms of sums along a dimension: one scan, with another way to put two numbers together for each.
+//! Running sums, products, extrema and logarithms of sums along a dimension: one scan, with another way to put two
+//! numbers together for each.
 
 use phalanx_tensor::cuda::{Args, Grid, Program};
 use phalanx_tensor::{DType, Dim, Element, Error, Result, Tensor};
@@ -7,10 +8,10 @@ use super::cast::{Number, to_odd};
 use super::functions::add_logarithms;
 use crate::cuda::{File, PRELUDE};
 use crate::dispatch::by_device;
-use crate::gemm::with_scratch;
 use crate::pointwise::PIECE;
 use crate::real::{Real, for_element, for_integer, for_real};
 use crate::reduce::{VALUE, stored};
+use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, dispatch};
 use crate::source::BLOCK;
 
@@ -369,8 +370,8 @@ mod tests {
                 let back = if x.rank() == 0 {
                     sums.clone()
                 } else {
-                    let turned = crate::ops::flip(&x, &[dim]).unwrap();
-                    values(&crate::ops::flip(&cumsum_reversed(&turned, dim).unwrap(), &[dim]).unwrap())
+                    let flipped = crate::ops::flip(&x, &[dim]).unwrap();
+                    values(&crate::ops::flip(&cumsum_reversed(&flipped, dim).unwrap(), &[dim]).unwrap())
                 };
                 for ((&got, &back), want) in sums.iter().zip(&back).zip(wanted) {
                     assert_close(got, want, tolerance(x.dtype()));

@@ -1,8 +1,8 @@
 //! Rows and elements added by index.
 //!
-//! [`ADD_FLOATS`] and [`ADD_NUMBERS`] sort the positions by the row that they name, so that one thread owns each destination row and
-//! adds to it over ascending positions: the bits are the same for any number of threads. Rows of one element are added position by
-//! position instead, to sums of all rows.
+//! [`ADD_FLOATS`] and [`ADD_NUMBERS`] sort the positions by the row that they name, so that one thread owns each
+//! destination row and adds to it over ascending positions: the bits are the same for any number of threads. Rows of
+//! one element are added position by position instead, to sums of all rows.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -271,7 +271,7 @@ fn add_numbers_on_gpu(
     }
 }
 
-/// So many positions ahead rows are brought near, and so many bytes of each.
+/// So many positions ahead rows are prefetched, and so many bytes of each.
 const AHEAD: usize = 6;
 const BROUGHT_MAX: usize = 512;
 

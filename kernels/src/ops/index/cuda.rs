@@ -1,5 +1,5 @@
-//! Picking and adding by index on a GPU: launches of `pick.cu`, of `order.cu`, which sorts positions by the index that they hold, and
-//! of `add.cu`, which adds in that order.
+//! Picking and adding by index on a GPU: launches of `pick.cu`, of `order.cu`, which sorts positions by the index that
+//! they hold, and of `add.cu`, which adds in that order.
 
 use phalanx_tensor::cuda::{Args, Gpu, Grid, Program, Scratch};
 use phalanx_tensor::{DType, Dims, Error, Result, Tensor};

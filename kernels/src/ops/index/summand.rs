@@ -163,7 +163,7 @@ impl<T: Real> Kernel for Finish<'_, T> {
     }
 }
 
-/// Asks for so many bytes from `address` on to be brought near.
+/// Asks for so many bytes from `address` on to be prefetched.
 pub(super) fn bring(address: *const f32, bytes: usize) {
     dispatch(Bring { address, bytes });
 }

@@ -10,7 +10,7 @@ fn index(shape: &[usize], n: usize) -> Tensor {
     Tensor::from_slice(&values, shape, Device::CPU).unwrap()
 }
 
-fn turned(x: &Tensor) -> Tensor {
+fn transposed(x: &Tensor) -> Tensor {
     let order: Vec<usize> = (0..x.rank()).rev().collect();
     x.permute(&order).unwrap().copy().unwrap().permute(&order).unwrap()
 }
@@ -33,10 +33,10 @@ fn gather_and_scatter_add_equal_their_formulas() {
             };
             let mut sums = xs.clone();
             (0..is.len()).for_each(|i| sums[place(i)] += ss[i]);
-            for x in [x.clone(), turned(&x)] {
-                let got = values(&gather(&x, dim, &turned(&index)).unwrap());
+            for x in [x.clone(), transposed(&x)] {
+                let got = values(&gather(&x, dim, &transposed(&index)).unwrap());
                 assert!(got.iter().enumerate().all(|(i, &g)| g == xs[place(i)]));
-                let got = values(&scatter_add(&x, dim, &index, &turned(&source)).unwrap());
+                let got = values(&scatter_add(&x, dim, &index, &transposed(&source)).unwrap());
                 got.iter().zip(&sums).for_each(|(&got, &want)| assert_close(got, want, tolerance(dtype)));
             }
         }
@@ -48,14 +48,14 @@ fn index_add_is_the_transpose_of_index_select() {
     for dtype in FLOATS {
         for (shape, dim) in [(&[11, 3][..], 0), (&[4, 13], 1), (&[2, 5, 2000], 1)] {
             let (x, at) = (make(shape, dtype, &floats(-2.0, 2.0)), index(&[7], shape[dim]));
-            let rows = index_select(&turned(&x), dim, &at).unwrap();
+            let rows = index_select(&transposed(&x), dim, &at).unwrap();
             let wanted: Vec<Tensor> =
                 at.to_vec::<i64>().unwrap().iter().map(|&i| x.narrow(dim, i as usize, 1).unwrap()).collect();
             let wanted = crate::ops::cat(&wanted.iter().collect::<Vec<_>>(), dim).unwrap();
             assert_eq!(values(&rows), values(&wanted));
             let mut sums = x.copy().unwrap();
             let zero = x.zeros_like().unwrap();
-            sums = index_add(&sums, dim, &at, &turned(&rows), -0.5).unwrap();
+            sums = index_add(&sums, dim, &at, &transposed(&rows), -0.5).unwrap();
             let back = values(&index_add(&zero, dim, &at, &rows, 1.0).unwrap());
             for ((&got, x), back) in values(&sums).iter().zip(values(&x)).zip(back) {
                 assert_close(got, x - 0.5 * back, tolerance(dtype));

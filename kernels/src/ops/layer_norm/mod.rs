@@ -1,5 +1,5 @@
-//! Layer normalisation; [`rms_norm`], which is the same without the mean; and both of a sum ([`add_layer_norm`], [`add_rms_norm`]),
-//! which is computed on the way.
+//! Layer normalisation; [`rms_norm`], which is the same without the mean; and both of a sum ([`add_layer_norm`],
+//! [`add_rms_norm`]), which is computed on the way.
 
 pub(in crate::ops) mod cpu;
 

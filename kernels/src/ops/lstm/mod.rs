@@ -8,9 +8,10 @@
 
 use phalanx_tensor::{Error, Pool, Result, Tensor};
 
-use crate::gemm::{Epilogue, GemmElem, MatMut, MatRef, gemm_again, with_scratch};
+use crate::gemm::{Epilogue, GemmElem, MatMut, MatRef, gemm_again};
 use crate::pointwise::PIECE;
 use crate::real::{Real, for_real};
+use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch, each};
 use crate::{check, work};
 
@@ -18,7 +19,7 @@ const OP: &str = "lstm";
 /// Elements of a state that a thread takes at least: each has five functions.
 const STATES: usize = PIECE / 8;
 /// So many steps are worth turning the weight once.
-const TURNED_TIMES: usize = 4;
+const TRANSPOSED_TIMES: usize = 4;
 
 /// The outputs `[B, T, hidden]`, the cells of all times, `[B, T, hidden]`, and the gates' values, `[B, T, 4 hidden]`, of `x
 /// [B, T, 4 hidden]`, `weight [4 hidden, hidden]`, `bias [4 hidden]` and the first states `hidden` and `cell`, `[B, hidden]`.
@@ -40,7 +41,7 @@ pub fn lstm(
     let (x, hidden, cell, bias) = (x?, hidden?, cell?, bias.map(Tensor::contiguous).transpose()?);
     // As steps read it, if they are many.
     let mut columns = weight.transpose(0, 1)?;
-    if sizes.times >= TURNED_TIMES {
+    if sizes.times >= TRANSPOSED_TIMES {
         columns = columns.contiguous()?;
     }
     let empty = |n: usize| Tensor::empty_for(OP, &[sizes.batch, sizes.times, n], x.dtype(), x.device());

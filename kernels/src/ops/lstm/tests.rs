@@ -122,8 +122,9 @@ fn strides_threads_and_other_rows_change_no_bit() {
         let device = Device::Cpu(932);
         device.set_threads(3).unwrap();
         let there = |t: &Tensor| {
-            let turned = t.transpose(0, -1).unwrap().contiguous().unwrap().to_device(device, true).unwrap();
-            turned.transpose(0, -1).unwrap()
+            let transposed =
+                t.transpose(0, -1).unwrap().contiguous().unwrap().to_device(device, true).unwrap();
+            transposed.transpose(0, -1).unwrap()
         };
         let moved = Case {
             x: there(&case.x),

@@ -23,7 +23,7 @@ pub(super) use cuda::multiply as multiply_on_gpu;
 
 /// The product of matrices in the last two dimensions; the dimensions before them broadcast. A tensor of one
 /// dimension is a row on the left and a column on the right, and that dimension is not in the result. Floating-point
-/// dtypes; any strides are read where they lie.
+/// dtypes; any strides are read in place.
 ///
 /// # Errors
 /// If the inner sizes differ, the others do not broadcast, a tensor has no dimensions, or dtypes or devices differ.

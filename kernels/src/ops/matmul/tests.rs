@@ -155,10 +155,10 @@ fn an_outer_product_of_halves_is_rounded_once_and_has_no_negative_zero() {
         ] {
             let a = make(a, dtype, &|i| if i % 5 == 0 { 0.0 } else { i as f64 * 0.37 - 9.0 });
             let b = make(b, dtype, &floats(-2.0, 1.0));
-            let turned = a.transpose(-1, -2).unwrap().copy().unwrap().transpose(-1, -2).unwrap();
+            let transposed = a.transpose(-1, -2).unwrap().copy().unwrap().transpose(-1, -2).unwrap();
             let products = twin(&a, &b);
             let exact = make(&[products.len()], dtype, &|i| products[i] + 0.0);
-            for a in [a, turned] {
+            for a in [a, transposed] {
                 let got = values(&matmul(&a, &b).unwrap());
                 let bits = |x: Vec<f64>| x.into_iter().map(f64::to_bits).collect::<Vec<_>>();
                 assert_eq!(bits(got), bits(values(&exact)));

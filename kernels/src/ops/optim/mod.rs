@@ -11,11 +11,7 @@ mod rules;
 
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
-pub use rules::{Adagrad, adagrad_};
-pub use rules::{Adam, adam_, adamw_};
-pub use rules::{Lion, lion_};
-pub use rules::{Rmsprop, rmsprop_};
-pub use rules::{Sgd, sgd_};
+pub use rules::{Adagrad, Adam, Lion, Rmsprop, Sgd, adagrad_, adam_, adamw_, lion_, rmsprop_, sgd_};
 
 use crate::real::for_real;
 use crate::simd::{Float, Vector};

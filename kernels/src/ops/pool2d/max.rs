@@ -8,9 +8,9 @@ use super::largest::{DISTANCES, OfChannels, OfPlane};
 use super::{PoolOptions, cuda, image, piece, resized};
 use crate::check;
 use crate::dispatch::Kernels;
-use crate::gemm::with_scratch;
 use crate::ops::sheets::{Lay, Reach, Sheets};
 use crate::real::{Real, for_real};
+use crate::scratch::with_scratch;
 use crate::simd::{Float, dispatch};
 
 /// Places of a plane's sheets at most, unless a row of windows needs more.
@@ -74,8 +74,8 @@ fn max_on_gpu(
 
 /// Whether a batch of images lies pixel by pixel, the channels of each side by side.
 fn has_channels_last(x: &Tensor) -> bool {
-    let turned = x.rank() == 4 && !x.is_contiguous();
-    turned && x.permute(&[0, 2, 3, 1]).is_ok_and(|pixels| pixels.is_contiguous())
+    let transposed = x.rank() == 4 && !x.is_contiguous();
+    transposed && x.permute(&[0, 2, 3, 1]).is_ok_and(|pixels| pixels.is_contiguous())
 }
 
 /// Whether floats hold the distances between a window's pixels, and the margin is no larger than the image.

@@ -5,8 +5,8 @@ use phalanx_tensor::{Result, Tensor};
 use super::{Windows, cuda, image, piece, resized};
 use crate::check;
 use crate::dispatch::Kernels;
-use crate::gemm::with_scratch;
 use crate::real::{Real, for_real};
+use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch};
 
 /// The sum of each window over its divisor, summed in f64 (a whole image in the type that it is computed in); 0 for a window

@@ -120,8 +120,8 @@ mod tests {
                 if shape.is_empty() {
                     continue;
                 }
-                let turn = |t: &phalanx_tensor::Tensor| flip(t, &[dim]).unwrap();
-                let back = turn(&recurrence(&turn(&a), &turn(&b), dim, true).unwrap());
+                let flipped = |t: &phalanx_tensor::Tensor| flip(t, &[dim]).unwrap();
+                let back = flipped(&recurrence(&flipped(&a), &flipped(&b), dim, true).unwrap());
                 assert_eq!(values(&back), got);
             }
         }

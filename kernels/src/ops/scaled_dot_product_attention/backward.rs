@@ -7,10 +7,10 @@ use std::ops::Range;
 
 use phalanx_tensor::{Result, Tensor};
 
+use super::Groups;
 use super::cuda;
 use super::dropout::Keep;
 use super::forward::PIECES;
-use super::group::Groups;
 use super::operand::{Cut, Heads, Mask, Rows, carve, empty_as, empty_joined, padded, store};
 use super::tile::{self, Changes, Differentiate, KEYS_BACKWARD, QUERIES, ROOM, Stats};
 use super::{Attention, Problem};
@@ -241,7 +241,7 @@ impl<T: Real> Pass<'_, T> {
             [self.inputs[1].room(p.keys), self.inputs[2].room(p.keys), p.keys * depth, p.keys * value];
         let block = [depth, depth, depth, value, value, value].map(|row| QUERIES * row);
         let tile = |wanted: bool| if wanted { KEYS_BACKWARD * QUERIES } else { 0 };
-        // A mask's tile is turned from rows beside it.
+        // A mask's tile is transposed from rows beside it.
         let bias = 2 * tile(!matches!(self.mask, Mask::None));
         let tiles = [tile(true), tile(true), bias, tile(self.keep.is_some()), ROOM];
         carve(whole, |[keys, values, dk, dv]| {

@@ -74,7 +74,7 @@ impl<T: Real> Part<'_, T> {
             QUERIES * depth_row,
             QUERIES * value_row,
             tile(true),
-            2 * tile(!matches!(mask, Mask::None)), // a mask's tile is turned from rows beside it
+            2 * tile(!matches!(mask, Mask::None)), // a mask's tile is transposed from rows beside it
             tile(keep.is_some()),
             ROOM,
         ];

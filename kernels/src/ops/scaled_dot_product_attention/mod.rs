@@ -4,7 +4,6 @@
 //! tile      a block of keys against a block of queries
 //! operand   strided tensors as padded rows; masks as tiles
 //! first_keys  the first key that a query sees, and blocks that end where documents do
-//! group     queries of heads that share a key head as those of one
 //! dropout   probabilities left out, by their place
 //! forward   all blocks of a head      backward   the same
 //! cuda      the same on a GPU
@@ -15,24 +14,18 @@ mod cuda;
 mod dropout;
 mod first_keys;
 mod forward;
-mod group;
 mod operand;
 mod tile;
 
 use phalanx_tensor::{DType, Dims, Error, Result, Tensor, broadcast_shapes};
 
-pub use backward::scaled_dot_product_attention_backward;
-pub use dropout::{AttentionDropout, attention_keep};
-
-use group::Groups;
-use tile::Tile;
-
-use crate::check;
 use crate::dispatch::Kernels;
 use crate::real::for_real;
-use crate::simd::Float;
 use crate::source::wide_dtype;
-use crate::work;
+use crate::{check, work};
+
+pub use backward::scaled_dot_product_attention_backward;
+pub use dropout::{AttentionDropout, attention_keep};
 
 /// What attention is told beside its tensors.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -229,35 +222,55 @@ impl Problem {
         shape
     }
 
-    /// The padded rows of queries and keys, and of values.
-    fn rows<T: Float>(&self) -> [usize; 2] {
-        [self.depth, self.value_depth].map(operand::padded::<T>)
-    }
-
-    /// The tiles of a block of `queries` queries from number `query` on, of the keys from `first` on, at most `keys` each.
-    fn tiles<T: Float>(
-        &self,
-        head: usize,
-        [query, queries]: [usize; 2],
-        first: usize,
-        keys: usize,
-    ) -> impl Iterator<Item = Tile> {
-        let (width, causal) = (operand::padded::<T>(queries), self.causal);
-        let end = self.keys_before(query + queries);
-        (first..end).step_by(keys).map(move |key| Tile {
-            head,
-            query,
-            queries,
-            width,
-            key,
-            keys: keys.min(end - key),
-            causal,
-        })
-    }
-
     /// How many keys the queries before `end` may see.
     fn keys_before(&self, end: usize) -> usize {
         if self.causal { self.keys.min(end) } else { self.keys }
+    }
+}
+
+/// How the heads of one query each are joined.
+#[derive(Clone, Copy)]
+struct Groups {
+    /// Heads, and how many share a key head.
+    heads: usize,
+    group: usize,
+}
+
+impl Groups {
+    /// What can be joined with the same bits: no query has a number of its own that matters. A GPU's tiles join heads
+    /// themselves.
+    fn new(problem: &Problem, query: &Tensor, mask: Option<&Tensor>, config: &Attention) -> Option<Groups> {
+        let numbered = config.is_causal
+            || config.dropout.is_some()
+            || mask.is_some_and(|mask| mask.dtype() == DType::I64);
+        let joins = problem.queries == 1
+            && problem.keys > 1
+            && problem.group > 1
+            && !numbered
+            && !query.device().is_cuda();
+        joins.then(|| Groups { heads: query.shape()[query.rank() - 3], group: problem.group })
+    }
+
+    /// [.., H, 1, D] as [.., H / group, group, D].
+    fn join(self, tensor: &Tensor) -> Result<Tensor> {
+        self.seen_as(tensor, [self.heads / self.group, self.group])
+    }
+
+    /// And back.
+    fn part(self, tensor: &Tensor) -> Result<Tensor> {
+        self.seen_as(tensor, [self.heads, 1])
+    }
+
+    fn seen_as(self, tensor: &Tensor, [heads, queries]: [usize; 2]) -> Result<Tensor> {
+        let mut shape: Vec<isize> = tensor.shape().iter().map(|&size| size as isize).collect();
+        let lead = shape.len() - 3;
+        (shape[lead], shape[lead + 1]) = (heads as isize, queries as isize);
+        tensor.reshape(&shape)
+    }
+
+    /// The mask that queries joined so see.
+    fn join_mask(self, problem: &Problem, query: &Tensor, mask: Option<&Tensor>) -> Result<Option<Tensor>> {
+        mask.map(|mask| self.join(&mask.broadcast_to(&problem.scores_shape(query))?)).transpose()
     }
 }
 

@@ -5,8 +5,9 @@ use phalanx_tensor::{DType, Dims, Element, Loops, Read, Result, Tensor, Write};
 
 use super::first_keys::FirstKeys;
 use super::tile::{QUERIES, Tile, Transpose};
-use crate::gemm::{Cell, MatRef, Scratch, with_scratch};
+use crate::gemm::{Cell, MatRef};
 use crate::real::Real;
+use crate::scratch::{Scratch, with_scratch};
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
 
 /// Bytes that rows are padded to: the longest vector.
@@ -76,7 +77,7 @@ impl<'a, T: Element> Heads<'a, T> {
 }
 
 impl<T: Real> Heads<'_, T> {
-    /// Whether rows are best read where they lie: of the type that is computed in, whole vectors long.
+    /// Whether rows are best read in place: of the type that is computed in, whole vectors long.
     fn is_ready(&self) -> bool {
         self.col_stride == 1
             && !(self.row_stride * size_of::<T>()).is_multiple_of(CROWDED_BYTES)
@@ -89,7 +90,7 @@ impl<T: Real> Heads<'_, T> {
         if self.is_ready() { 0 } else { rows * padded::<T::Wide>(self.columns) }
     }
 
-    /// `count` rows of a head from `first` on, widened, and rows of zeros up to `filled`: where they lie, if they can be read
+    /// `count` rows of a head from `first` on, widened, and rows of zeros up to `filled`: in place, if they can be read
     /// there and no zeros are wanted, else in `room`.
     pub(super) fn rows<'b>(
         &'b self,
@@ -126,7 +127,7 @@ impl<T: Real> Heads<'_, T> {
     }
 }
 
-/// How many rows ahead of its copy a row is brought near.
+/// How many rows ahead of its copy a row is prefetched.
 const AHEAD: usize = 8;
 
 /// Rows `stride` apart, copied into rows of whole vectors, with zeros behind them.
@@ -205,7 +206,7 @@ impl Cut {
         tensor: &'a mut Tensor,
     ) -> Result<(Cut, Write<'a, T>)> {
         let (shape, lead) = (tensor.shape(), tensor.rank() - 2);
-        let across = if is_turned(tensor) { shape[lead - 1] } else { 1 };
+        let across = if has_heads_side_by_side(tensor) { shape[lead - 1] } else { 1 };
         let outer = shape[..lead].iter().product::<usize>() / across.max(1);
         let cut = Cut { outer, rows: shape[lead], across, columns: shape[lead + 1] };
         Ok((cut, tensor.write(op)?))
@@ -228,24 +229,25 @@ impl Cut {
 
 /// Whether heads lie side by side, [.., T, H, D] in memory behind [.., H, T, D], on a CPU: a GPU's kernels write contiguous
 /// results.
-fn is_turned(tensor: &Tensor) -> bool {
+fn has_heads_side_by_side(tensor: &Tensor) -> bool {
     !tensor.device().is_cuda() && matches!(tensor.strides(), [.., head, row, _] if head < row)
 }
 
 /// An empty tensor whose heads lie side by side if those of `like` do, on a CPU; else it is contiguous.
 pub(super) fn empty_as(like: &Tensor, shape: &[usize]) -> Result<Tensor> {
-    if !is_turned(like) {
+    if !has_heads_side_by_side(like) {
         return Tensor::empty_for("scaled_dot_product_attention", shape, like.dtype(), like.device());
     }
-    let mut turned = Dims::from_slice(shape);
-    turned.swap(shape.len() - 3, shape.len() - 2);
-    Tensor::empty_for("scaled_dot_product_attention", &turned, like.dtype(), like.device())?.transpose(-3, -2)
+    let mut transposed = Dims::from_slice(shape);
+    transposed.swap(shape.len() - 3, shape.len() - 2);
+    Tensor::empty_for("scaled_dot_product_attention", &transposed, like.dtype(), like.device())?
+        .transpose(-3, -2)
 }
 
 /// An empty tensor for results that lie as these do, if their heads lie side by side in one storage, in this order, and on
 /// a CPU.
 pub(super) fn empty_joined(tensors: [&Tensor; 3]) -> Result<Option<Tensor>> {
-    if !tensors.iter().all(|t| is_turned(t)) {
+    if !tensors.iter().all(|t| has_heads_side_by_side(t)) {
         return Ok(None);
     }
     let [a, b, c] = tensors.map(|t| t.transpose(-3, -2));
@@ -285,11 +287,11 @@ impl<'a, T: Real> Mask<'a, T> {
         let (to, rows) = to.split_at_mut(to.len() / 2);
         match self {
             Mask::None => return None,
-            Mask::Bool(mask) => mask.turned(tile, to, rows, |seen, to| {
+            Mask::Bool(mask) => mask.transposed(tile, to, rows, |seen, to| {
                 let hidden = |&seen: &u8| if seen == 0 { -T::Wide::INFINITY } else { T::Wide::ZERO };
                 to.iter_mut().zip(seen).for_each(|(to, seen)| *to = hidden(seen));
             }),
-            Mask::Float(mask) => mask.turned(tile, to, rows, T::widen_all),
+            Mask::Float(mask) => mask.transposed(tile, to, rows, T::widen_all),
             Mask::First(first) => return first.tile(tile, to),
         }
         Some(&to[..tile.keys * tile.width])
@@ -298,7 +300,13 @@ impl<'a, T: Real> Mask<'a, T> {
 
 impl<T: Element> Heads<'_, T> {
     /// A tile's elements [queries, keys], converted some neighbours at a time into `rows`, as [keys, width].
-    fn turned<U: Float>(&self, tile: &Tile, to: &mut [U], rows: &mut [U], convert: impl Fn(&[T], &mut [U])) {
+    fn transposed<U: Float>(
+        &self,
+        tile: &Tile,
+        to: &mut [U],
+        rows: &mut [U],
+        convert: impl Fn(&[T], &mut [U]),
+    ) {
         let first = self.starts[tile.head] + tile.query * self.row_stride + tile.key * self.col_stride;
         let row = |q: usize, rows: &mut [U]| {
             let from = &self.elements[first + q * self.row_stride..];

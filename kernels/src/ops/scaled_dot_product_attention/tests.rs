@@ -223,7 +223,7 @@ fn dropped_probabilities_are_the_same_forward_and_backward_and_for_parts_of_the_
 
 /// The same elements as [.., H, T, D] behind some other memory.
 fn laid_out(x: &Tensor, how: usize) -> Tensor {
-    let turned = |x: &Tensor, a: isize, b: isize| x.transpose(a, b).unwrap();
+    let transposed = |x: &Tensor, a: isize, b: isize| x.transpose(a, b).unwrap();
     let apart = |x: &Tensor, dim: isize| {
         let gap = x.empty_like().unwrap();
         let wider = crate::ops::cat(&[x, &gap], dim).unwrap();
@@ -231,9 +231,9 @@ fn laid_out(x: &Tensor, how: usize) -> Tensor {
     };
     match how {
         0 => x.contiguous().unwrap(),
-        1 => turned(&turned(x, -3, -2).contiguous().unwrap(), -3, -2),
-        2 => turned(&apart(&turned(x, -3, -2), -2), -3, -2),
-        3 => turned(&turned(x, -2, -1).contiguous().unwrap(), -2, -1),
+        1 => transposed(&transposed(x, -3, -2).contiguous().unwrap(), -3, -2),
+        2 => transposed(&apart(&transposed(x, -3, -2), -2), -3, -2),
+        3 => transposed(&transposed(x, -2, -1).contiguous().unwrap(), -2, -1),
         4 => apart(x, -1),
         _ => {
             // Rows of 1,024 elements.
@@ -280,8 +280,8 @@ fn bits_do_not_depend_on_layouts_or_threads() {
                     // Where the operands' heads lie side by side, so do the results'.
                     for (x, like) in got[..4].iter().zip([&q, &q, &k, &v]) {
                         let apart = x.transpose(1, 2).unwrap();
-                        let turned = matches!(how, 1 | 2) && like.shape()[1] > 1;
-                        assert!(if turned { apart.is_contiguous() } else { x.is_contiguous() });
+                        let transposed = matches!(how, 1 | 2) && like.shape()[1] > 1;
+                        assert!(if transposed { apart.is_contiguous() } else { x.is_contiguous() });
                     }
                     let got = got.map(|x| values(&x.to_device(Device::CPU, true).unwrap()));
                     assert!(got.iter().flatten().all(|x| x.is_finite()));

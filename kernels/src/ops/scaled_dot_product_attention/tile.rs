@@ -3,6 +3,7 @@
 //! Scores lie transposed, a row a key and a lane a query: then the softmax runs down the columns and needs no sums across
 //! lanes, and the products that follow read the tile as it lies.
 
+use super::Problem;
 use super::operand::{Rows, padded};
 use crate::gemm::{MatMut, MatRef, gemm_few, gemm_small};
 use crate::rows::lanes;
@@ -289,7 +290,7 @@ impl<T: Float> Kernel for Transpose<'_, T> {
                     square[i] =
                         T::Vec::<S>::load(&self.rows.elements[(q + i) * self.rows.stride + d..]) * factor;
                 }
-                T::Vec::<S>::turn(&mut square);
+                T::Vec::<S>::transpose(&mut square);
                 for i in 0..lanes {
                     square[i].store(&mut self.to[(d + i) * self.width + q..]);
                 }
@@ -332,5 +333,33 @@ impl<T: Float> Kernel for RowProducts<'_, T> {
             let [a, b] = [self.a, self.b].map(|x| &x.elements[i * x.stride..][..x.width]);
             [*out] = lanes::sums([a, b], [T::ZERO; 2], |[a, b]: [T::Vec<S>; 2]| [a * b]);
         }
+    }
+}
+
+impl Problem {
+    /// The padded rows of queries and keys, and of values.
+    pub(super) fn rows<T: Float>(&self) -> [usize; 2] {
+        [self.depth, self.value_depth].map(padded::<T>)
+    }
+
+    /// The tiles of a block of `queries` queries from number `query` on, of the keys from `first` on, at most `keys` each.
+    pub(super) fn tiles<T: Float>(
+        &self,
+        head: usize,
+        [query, queries]: [usize; 2],
+        first: usize,
+        keys: usize,
+    ) -> impl Iterator<Item = Tile> {
+        let (width, causal) = (padded::<T>(queries), self.causal);
+        let end = self.keys_before(query + queries);
+        (first..end).step_by(keys).map(move |key| Tile {
+            head,
+            query,
+            queries,
+            width,
+            key,
+            keys: keys.min(end - key),
+            causal,
+        })
     }
 }

@@ -1,9 +1,9 @@
-//! The softmax along one dimension and its logarithm. The largest element is subtracted first, so that large logits neither overflow
-//! nor lose digits.
+//! The softmax along one dimension and its logarithm. The largest element is subtracted first, so that large logits
+//! neither overflow nor lose digits.
 
 use phalanx_tensor::{Dim, Result, Tensor};
 
-use crate::along::along;
+use crate::rows::along;
 use crate::rows::columns::{self, ColumnKernel, Columns, SIDE};
 use crate::rows::cuda::{RowProgram, row_program};
 use crate::rows::{Row, RowKernel, lanes};

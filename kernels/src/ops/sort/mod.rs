@@ -197,18 +197,18 @@ mod tests {
                     };
                     let across = x.transpose(0, 1).unwrap().contiguous().unwrap();
                     for (x, dim) in [(&x, 1), (&across.transpose(0, 1).unwrap(), 1), (&across, 0)] {
-                        let turned = |t: Tensor| if dim == 0 { t.transpose(0, 1).unwrap() } else { t };
+                        let transposed = |t: Tensor| if dim == 0 { t.transpose(0, 1).unwrap() } else { t };
                         for k in [0, 1, 2, n / 5, n].into_iter().filter(|&k| k <= n) {
                             let (best, at) = topk(x, k, dim, descending).unwrap();
-                            let at = turned(at).contiguous().unwrap();
+                            let at = transposed(at).contiguous().unwrap();
                             assert_eq!(at.to_vec::<i64>().unwrap(), picked(k), "{dtype} {shape:?} {k}");
                             let bits = |t: &Tensor| t.to_device(Device::CPU, true).unwrap();
-                            let x = turned(x.clone());
+                            let x = transposed(x.clone());
                             let wanted = values(&bits(&crate::ops::gather(&x, 1, &at).unwrap()));
-                            let got = values(&bits(&turned(best)));
+                            let got = values(&bits(&transposed(best)));
                             assert!(got.iter().zip(&wanted).all(|(a, b)| a.to_bits() == b.to_bits()));
                         }
-                        let sorted = turned(sort(x, dim, descending).unwrap().1).contiguous().unwrap();
+                        let sorted = transposed(sort(x, dim, descending).unwrap().1).contiguous().unwrap();
                         assert_eq!(sorted.to_vec::<i64>().unwrap(), picked(n));
                     }
                 }

@@ -1,5 +1,5 @@
-//! Sums of squares for the gradient norm, in an order that no cut into shards changes, and [`add_pairs_`], which puts together what
-//! ranks have sent of such sums.
+//! Sums of squares for the gradient norm, in an order that no cut into shards changes, and [`add_pairs_`], which puts
+//! together what ranks have sent of such sums.
 
 use std::ops::Range;
 

@@ -1,21 +1,15 @@
 //! The cases, a file a family of operations.
 
 mod attention;
-mod captured;
-mod channels;
 mod classes;
-mod copies;
 mod draws;
-mod floats;
-mod functions;
-mod images;
+mod elements;
 mod index;
 mod moves;
+mod normalization;
 mod optim;
-mod orders;
 mod products;
 mod reduce;
-mod rows;
 
 use crate::case::Case;
 
@@ -23,21 +17,15 @@ use crate::case::Case;
 pub fn all() -> Vec<Case> {
     let families = [
         attention::cases(),
-        captured::cases(),
-        channels::cases(),
         classes::cases(),
-        copies::cases(),
         draws::cases(),
-        floats::cases(),
-        functions::cases(),
-        images::cases(),
         index::cases(),
         moves::cases(),
         optim::cases(),
-        orders::cases(),
         products::cases(),
         reduce::cases(),
-        rows::cases(),
+        elements::cases(),
+        normalization::cases(),
     ];
     families.into_iter().flatten().collect()
 }

@@ -60,10 +60,10 @@ fn agrees(x: &Tensor, options: &PoolOptions) {
         assert_eq!(ps[i], best.1, "{options:?}");
     }
     let last = x.permute(&[0, 2, 3, 1]).unwrap().copy().unwrap().permute(&[0, 3, 1, 2]).unwrap();
-    let (turned, turned_places) = max_pool2d(&last, options).unwrap();
-    assert_eq!(turned.shape(), y.shape());
+    let (transposed, turned_places) = max_pool2d(&last, options).unwrap();
+    assert_eq!(transposed.shape(), y.shape());
     let bits = |x: &Tensor| values(x).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-    assert_eq!(bits(&turned), bits(&y), "{options:?}");
+    assert_eq!(bits(&transposed), bits(&y), "{options:?}");
     assert_eq!(turned_places.to_vec::<i32>().unwrap(), ps, "{options:?}");
     let dy = make(y.shape(), x.dtype(), &floats(-1.0, 1.0));
     let dx = values(&max_unpool2d(&dy, &places, [h, w]).unwrap());

@@ -1,37 +1,20 @@
-//! Products with a B that is no matrix: its steps lie in planes, one after the other, at the same places of each, and what
-//! lies outside a plane is zero. So a convolution reads images where they are.
+//! Implicit GEMM: products with a B that is no matrix in memory. Its steps lie in planes, at the same offsets in each
+//! plane, and elements outside a plane are zero. A convolution multiplies its weight with images so, without copying
+//! their windows.
 
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 
-use super::element::Place;
-use super::kernel::{AHEAD, load, run_tile};
+use super::element::PanelElem;
+use super::kernel::run_tile;
 use super::mat::{MatMut, MatRef};
-use super::tile::{Tile, TileShape, VECTORS};
-use crate::simd::{Float, Isa, Runner, Vector};
-
-/// A step of B: where it lies in a plane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Step {
-    /// The first column's element, counted from the plane's first; it may lie outside.
-    pub(crate) at: isize,
-    /// For each vector of columns, which lanes are there. The others are zero.
-    pub(crate) lanes: [u32; VECTORS],
-    /// Which of A's steps for a plane it meets.
-    pub(crate) nth: usize,
-}
-
-impl Step {
-    /// One of whole vectors of so many lanes.
-    pub(crate) fn whole(at: isize, lanes: usize, nth: usize) -> Step {
-        Step { at, lanes: [u32::MAX >> (u32::BITS as usize - lanes); VECTORS], nth }
-    }
-}
+use super::tile::{Step, Tile, TileShape};
+use crate::simd::{Float, Runner};
 
 /// Where all steps lie: as these in every plane, `apart` elements from one plane to the next.
 #[derive(Clone, Copy)]
-pub(crate) struct Places<'a, T> {
+pub(crate) struct OffsetTable<'a, T> {
     data: &'a [T],
     /// Where the first plane begins.
     start: usize,
@@ -44,7 +27,7 @@ pub(crate) struct Places<'a, T> {
     end: usize,
 }
 
-impl<'a, T: Float> Places<'a, T> {
+impl<'a, T: Float> OffsetTable<'a, T> {
     /// The first plane begins with `data`; A has `steps` steps for each.
     ///
     /// # Panics
@@ -67,7 +50,7 @@ impl<'a, T: Float> Places<'a, T> {
                 end = end.max(beyond.unwrap_or(end));
             }
         }
-        Places { data, start: 0, each, steps, planes, apart, end }
+        OffsetTable { data, start: 0, each, steps, planes, apart, end }
     }
 
     /// The first plane begins so many elements later.
@@ -78,15 +61,15 @@ impl<'a, T: Float> Places<'a, T> {
     pub(crate) fn shifted(self, by: usize) -> Self {
         let end = self.end.checked_add(by).filter(|&end| end <= self.data.len());
         assert!(end.is_some(), "a step beyond B");
-        Places { start: self.start + by, end: end.unwrap_or(self.end), ..self }
+        OffsetTable { start: self.start + by, end: end.unwrap_or(self.end), ..self }
     }
 }
 
-impl<T> Places<'_, T> {
+impl<T> OffsetTable<'_, T> {
     /// These planes alone.
     pub(crate) fn planes(self, range: Range<usize>) -> Self {
         assert!(range.end <= self.planes, "planes beyond B");
-        Places { start: self.start + range.start * self.apart, planes: range.len(), ..self }
+        OffsetTable { start: self.start + range.start * self.apart, planes: range.len(), ..self }
     }
 }
 
@@ -95,10 +78,10 @@ impl<T> Places<'_, T> {
 ///
 /// # Panics
 ///
-/// If the shapes or strides are not as stated, or [`TileShape::reads_places`] says no.
-pub(crate) fn gemm_by_places<P: Place>(
+/// If the shapes or strides are not as stated, or [`TileShape::reads_offsets`] says no.
+pub(crate) fn gemm_by_offsets<P: PanelElem>(
     a: MatRef<'_, P::Acc>,
-    b: &Places<'_, P::Acc>,
+    b: &OffsetTable<'_, P::Acc>,
     c: MatMut<'_, P::Acc>,
     goes_on: bool,
 ) {
@@ -106,11 +89,11 @@ pub(crate) fn gemm_by_places<P: Place>(
     let shape = TileShape::of::<P::Acc>(runner);
     let rows = c.rows();
     assert!(a.cols() == b.planes * b.steps, "matrices that do not fit together");
-    assert!(shape.reads_places(rows) && c.cols() == shape.cols(), "not a whole tile");
+    assert!(shape.reads_offsets(rows) && c.cols() == shape.cols(), "not a whole tile");
     let mut tile = Tile {
         b: b.data.as_ptr().wrapping_add(b.start),
         b_step: b.apart,
-        places: b.each.as_ptr(),
+        offsets: b.each.as_ptr(),
         steps: b.planes * b.each.len(),
         planes: b.planes,
         a_plane: b.steps * a.strides().1,
@@ -121,12 +104,12 @@ pub(crate) fn gemm_by_places<P: Place>(
     unsafe { run_tile::<P>(runner, shape.lanes, rows, &mut tile) }
 }
 
-/// [`gemm_by_places`] for a B whose steps lie one after the other, a tile's columns each; C may have fewer, whole vectors.
+/// [`gemm_by_offsets`] for a B whose steps lie one after the other, a tile's columns each; C may have fewer, whole vectors.
 ///
 /// # Panics
 ///
 /// If the shapes or strides are not as stated, or C is larger than a tile.
-pub(crate) fn gemm_by_panel<P: Place>(
+pub(crate) fn gemm_by_panel<P: PanelElem>(
     a: MatRef<'_, P::Acc>,
     b: &[P::Acc],
     c: MatMut<'_, P::Acc>,
@@ -164,113 +147,10 @@ fn packed_tile<T: Float>(a: MatRef<'_, T>, mut c: MatMut<'_, T>, goes_on: bool) 
     }
 }
 
-/// Adds all steps to the sums, B's being in planes, at a table's places.
-///
-/// # Safety
-///
-/// [`run_tile`](super::kernel::run_tile)'s.
-#[inline(always)]
-pub(super) unsafe fn add_planes<P, S, V, const H: usize, const W: usize>(
-    tile: &Tile<P::Acc>,
-    mut sums: [[V; W]; H],
-) -> [[V; W]; H]
-where
-    P: Place<Acc: Float<Vec<S> = V>>,
-    S: Isa,
-    V: Vector<Elem = P::Acc>,
-{
-    let (mut a_plane, mut plane) = (tile.a, tile.b);
-    let each = tile.steps.checked_div(tile.planes).unwrap_or(0);
-    let all = u32::MAX >> (u32::BITS as usize - V::LANES);
-    for first in (0..tile.steps).step_by(each.max(1)) {
-        for i in 0..each {
-            if first + i < H {
-                prefetch_near::<V, W>(tile, first + i);
-            }
-            // SAFETY: the table has so many places.
-            let step = unsafe { &*tile.places.add(i) };
-            let (a, b) = (a_plane.wrapping_add(step.nth * tile.a_step), plane.wrapping_offset(step.at));
-            let mut b_row = [V::zero(); W];
-            for (j, lanes) in b_row.iter_mut().enumerate() {
-                let b = b.wrapping_add(j * V::LANES);
-                // A load that leaves lanes out takes a multiplication's time, too; few do.
-                // SAFETY: what is there is valid.
-                *lanes = unsafe {
-                    match step.lanes[j] == all {
-                        true => load(b, V::LANES),
-                        false => V::load_where(b, step.lanes[j]),
-                    }
-                };
-                // What the next points need, which come when all rows have had these.
-                V::prefetch(b.wrapping_add(W * V::LANES));
-            }
-            for (i, row) in sums.iter_mut().enumerate() {
-                // SAFETY: A's places are valid.
-                let x = V::splat(unsafe { *a.add(i) });
-                for (sum, lanes) in row.iter_mut().zip(b_row) {
-                    *sum = P::add::<S>(x, lanes, *sum);
-                }
-            }
-        }
-        a_plane = a_plane.wrapping_add(tile.a_plane);
-        plane = plane.wrapping_add(tile.b_step);
-    }
-    sums
-}
-
-/// Adds all steps to the sums, A's rows beginning at a table's places and their steps lying in runs.
-///
-/// # Safety
-///
-/// [`run_tile`](super::kernel::run_tile)'s.
-#[inline(always)]
-pub(super) unsafe fn add_runs<P, S, V, const H: usize, const W: usize>(
-    tile: &Tile<P::Acc>,
-    mut sums: [[V; W]; H],
-) -> [[V; W]; H]
-where
-    P: Place<Acc: Float<Vec<S> = V>>,
-    S: Isa,
-    V: Vector<Elem = P::Acc>,
-{
-    (0..H).for_each(|row| prefetch_near::<V, W>(tile, row));
-    let mut b = tile.b;
-    for i in 0..tile.run_count {
-        // SAFETY: there are so many runs.
-        let run = unsafe { &*tile.runs.add(i) };
-        b = b.wrapping_add(run.skip * tile.b_step);
-        for step in run.from..run.from + run.len {
-            let a = tile.a.wrapping_add(step);
-            let mut b_row = [V::zero(); W];
-            for (j, lanes) in b_row.iter_mut().enumerate() {
-                // SAFETY: B's places are valid.
-                *lanes = unsafe { load(b.wrapping_add(j * V::LANES), V::LANES) };
-                V::prefetch(b.wrapping_add(AHEAD * tile.b_step + j * V::LANES));
-            }
-            for (i, row) in sums.iter_mut().enumerate() {
-                // SAFETY: the table has a place for each row, and the row such a step.
-                let x = V::splat(unsafe { *a.add(*tile.rows.add(i)) });
-                for (sum, lanes) in row.iter_mut().zip(b_row) {
-                    *sum = P::add::<S>(x, lanes, *sum);
-                }
-            }
-            b = b.wrapping_add(tile.b_step);
-        }
-    }
-    sums
-}
-
-/// Brings a row of what the tile wants near.
-#[inline(always)]
-pub(super) fn prefetch_near<V: Vector, const W: usize>(tile: &Tile<V::Elem>, row: usize) {
-    for j in 0..W {
-        V::prefetch(tile.near.wrapping_add(row * tile.near_row + j * V::LANES));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::element::One;
+    use super::super::tile::VECTORS;
     use super::*;
 
     #[test]
@@ -290,12 +170,12 @@ mod tests {
             let steps = planes * in_plane;
             let a: Vec<f32> = (0..rows * steps).map(|i| (i as f32 * 1.3).cos()).collect();
             let mut c = vec![0.0; rows * cols];
-            let b = Places::new(&data, &each, in_plane, planes, apart);
+            let b = OffsetTable::new(&data, &each, in_plane, planes, apart);
             for (range, goes_on) in [(0..1, false), (1..planes, true)] {
                 let steps = range.start * in_plane..range.end * in_plane;
                 let a = MatRef::new(&a[steps.start * rows..], rows, steps.len(), 1, rows);
                 let c = MatMut::row_major(&mut c, rows, cols);
-                gemm_by_places::<One<f32>>(a, &b.planes(range), c, goes_on);
+                gemm_by_offsets::<One<f32>>(a, &b.planes(range), c, goes_on);
             }
             for (i, &got) in c.iter().enumerate() {
                 let (row, col) = (i / cols, i % cols);
@@ -316,7 +196,7 @@ mod tests {
     fn steps_beyond_the_data_are_refused() {
         let refused = |at: isize, lanes: [u32; VECTORS], planes: usize| {
             std::panic::catch_unwind(|| {
-                Places::new(&[0.0_f32; 64], &[Step { at, lanes, nth: 0 }], 1, planes, 10);
+                OffsetTable::new(&[0.0_f32; 64], &[Step { at, lanes, nth: 0 }], 1, planes, 10);
             })
             .is_err()
         };
@@ -326,7 +206,7 @@ mod tests {
         );
         let shifted = |by: usize| {
             let refused = std::panic::catch_unwind(|| {
-                Places::new(&[0.0_f32; 64], &[Step { at: 0, lanes: [1, 0], nth: 0 }], 1, 1, 10)
+                OffsetTable::new(&[0.0_f32; 64], &[Step { at: 0, lanes: [1, 0], nth: 0 }], 1, 1, 10)
                     .shifted(60)
                     .shifted(by);
             });

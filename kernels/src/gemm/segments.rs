@@ -1,53 +1,46 @@
-//! Products with an A that is no matrix: its rows begin anywhere, and their steps lie in runs. So the gradient of a
-//! convolution's weight reads images where they are.
+//! Products with an A that is no matrix in memory: its rows begin anywhere, and the steps of each lie in the same
+//! segments. The gradient of a convolution's weight multiplies images with the output's gradient so, without copying
+//! their windows.
 
 #![allow(unsafe_code)]
 
-use super::element::{GemmElem, Place, steps_on};
+use super::element::{GemmElem, PanelElem, steps_on};
 use super::epilogue::Write;
 use super::kernel::{ROWS_MAX, run_tile};
 use super::mat::{MatMut, MatRef};
 use super::pack::Panels;
 use super::plan::share;
-use super::tile::{Tile, TileShape};
+use super::tile::{StepSegment, Tile, TileShape};
 use crate::scratch::{Scratch, with_scratch};
 use crate::simd::Runner;
 
-/// Steps that lie side by side.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Run {
-    /// So many of B's steps before them meet nothing.
-    pub(crate) skip: usize,
-    /// The first, from a row's beginning on.
-    pub(crate) from: usize,
-    pub(crate) len: usize,
-}
-
-/// Rows that begin at `at`, each with the same runs of steps, one after the other.
+/// Rows that begin at `at`, each with the same segments of steps, one after the other.
 #[derive(Clone, Copy)]
-pub(crate) struct Rows<'a, T> {
+pub(crate) struct SegmentedRows<'a, T> {
     data: &'a [T],
     at: &'a [usize],
-    runs: &'a [Run],
+    segments: &'a [StepSegment],
     /// All of B's.
     steps: usize,
 }
 
-impl<'a, T> Rows<'a, T> {
+impl<'a, T> SegmentedRows<'a, T> {
     /// For a B of so many steps.
     ///
     /// # Panics
     ///
     /// If a step lies outside `data`, or beyond B's.
-    pub(crate) fn new(data: &'a [T], at: &'a [usize], runs: &'a [Run], steps: usize) -> Self {
-        let end = |run: &Run| run.from.checked_add(run.len);
-        let ends = runs.iter().map(end).try_fold(0, |most, end| Some(most.max(end?)));
+    pub(crate) fn new(data: &'a [T], at: &'a [usize], segments: &'a [StepSegment], steps: usize) -> Self {
+        let end = |segment: &StepSegment| segment.from.checked_add(segment.len);
+        let ends = segments.iter().map(end).try_fold(0, |most, end| Some(most.max(end?)));
         let last = at.iter().copied().max().unwrap_or(0);
         let inside = ends.and_then(|end| last.checked_add(end)).is_some_and(|end| end <= data.len());
         assert!(at.is_empty() || inside, "a step beyond A");
-        let met = runs.iter().try_fold(0, |sum: usize, run| sum.checked_add(run.skip)?.checked_add(run.len));
+        let met = segments
+            .iter()
+            .try_fold(0, |sum: usize, segment| sum.checked_add(segment.skip)?.checked_add(segment.len));
         assert!(met.is_some_and(|met| met <= steps), "a step beyond B's {steps}");
-        Rows { data, at, runs, steps }
+        SegmentedRows { data, at, segments, steps }
     }
 }
 
@@ -56,7 +49,7 @@ pub(crate) fn packed_len<T: Scratch>(steps: usize, cols: usize) -> usize {
     steps * cols.next_multiple_of(TileShape::of::<T>(Runner::current()).cols())
 }
 
-/// B in panels as [`gemm_by_rows`] reads them.
+/// B in panels as [`gemm_segmented`] reads them.
 pub(crate) fn pack_columns<T: Scratch + GemmElem<Acc = T>>(b: MatRef<'_, T>, dst: &mut [T]) {
     pack_panels(b, TileShape::of::<T>(Runner::current()).cols(), dst);
 }
@@ -74,12 +67,12 @@ pub(crate) fn pack_panels<T: GemmElem>(steps: MatRef<'_, T>, width: usize, dst: 
     let dst = &mut dst[..lanes.next_multiple_of(width) * places];
     let panels =
         Panels { src, lane_stride, step_stride, lanes, steps, places, width, lanes_apart: 1, beyond, dst };
-    T::Place::run(runner, panels);
+    T::PanelElem::run(runner, panels);
 }
 
 /// How many steps a place of a panel holds.
 pub(crate) fn steps_in_place<T: GemmElem>() -> usize {
-    steps_on::<T::Place>(Runner::current())
+    steps_on::<T::PanelElem>(Runner::current())
 }
 
 /// C = A B, or C += A B, each product summed first. B is packed; C's columns are neighbours, fill whole vectors, and what goes to those
@@ -88,8 +81,8 @@ pub(crate) fn steps_in_place<T: GemmElem>() -> usize {
 /// # Panics
 ///
 /// If the shapes or strides are not as stated.
-pub(crate) fn gemm_by_rows<P: Place<Acc: Scratch>>(
-    a: &Rows<'_, P::Acc>,
+pub(crate) fn gemm_segmented<P: PanelElem<Acc: Scratch>>(
+    a: &SegmentedRows<'_, P::Acc>,
     b: &[P::Acc],
     mut c: MatMut<'_, P::Acc>,
     write: Write,
@@ -121,8 +114,8 @@ pub(crate) fn gemm_by_rows<P: Place<Acc: Scratch>>(
                 let mut tile = Tile {
                     a: a.data.as_ptr(),
                     rows: at.as_ptr(),
-                    runs: a.runs.as_ptr(),
-                    run_count: a.runs.len(),
+                    segments: a.segments.as_ptr(),
+                    segment_count: a.segments.len(),
                     b: b[col * a.steps..].as_ptr(),
                     b_step: width,
                     cols,
@@ -133,7 +126,7 @@ pub(crate) fn gemm_by_rows<P: Place<Acc: Scratch>>(
                     add: whole && adds,
                     ..Tile::default()
                 };
-                // SAFETY: the rows' runs were proven; B has whole panels of so many steps; C was proven when it was made,
+                // SAFETY: the rows' segments were proven; B has whole panels of so many steps; C was proven when it was made,
                 // is borrowed mutably, and `spare` has room for a tile, whose size is at most `shape`'s.
                 unsafe { run_tile::<P>(runner, shape.lanes, rows.len().max(least), &mut tile) }
                 if !whole {
@@ -160,16 +153,17 @@ mod tests {
         let (skipped, beyond) = ([2, 0, 1, 3], 4);
         let shape = TileShape::of::<f32>(Runner::current());
         let data: Vec<f32> = (0..400).map(|i| (i as f32 * 0.7).sin()).collect();
-        let mut runs = [(3, 5), (20, 0), (1, 33), (60, 1)].map(|(from, len)| Run { skip: 0, from, len });
-        runs.iter_mut().zip(skipped).for_each(|(run, skip)| run.skip = skip);
+        let mut segments =
+            [(3, 5), (20, 0), (1, 33), (60, 1)].map(|(from, len)| StepSegment { skip: 0, from, len });
+        segments.iter_mut().zip(skipped).for_each(|(segment, skip)| segment.skip = skip);
         // A's step for each of B's, if there is one.
-        let of_run = |run: &Run| {
-            std::iter::repeat_n(None, run.skip)
-                .chain((run.from..run.from + run.len).map(Some))
+        let of_segment = |segment: &StepSegment| {
+            std::iter::repeat_n(None, segment.skip)
+                .chain((segment.from..segment.from + segment.len).map(Some))
                 .collect::<Vec<_>>()
         };
         let steps: Vec<Option<usize>> =
-            runs.iter().flat_map(of_run).chain(std::iter::repeat_n(None, beyond)).collect();
+            segments.iter().flat_map(of_segment).chain(std::iter::repeat_n(None, beyond)).collect();
         for (m, outputs) in
             [(1, 5), (shape.rows, 33), (2 * shape.rows + 1, 2 * shape.cols()), (60, 7), (0, 3)]
         {
@@ -180,10 +174,10 @@ mod tests {
             pack_columns(columns, &mut packed);
             let row_len = outputs.next_multiple_of(shape.lanes);
             let mut c = vec![0.5; m * row_len];
-            let rows = Rows::new(&data, &at, &runs, steps.len());
+            let rows = SegmentedRows::new(&data, &at, &segments, steps.len());
             let both = [Write::Store, Write::Accumulate];
             for write in both {
-                gemm_by_rows::<One<f32>>(&rows, &packed, MatMut::row_major(&mut c, m, row_len), write);
+                gemm_segmented::<One<f32>>(&rows, &packed, MatMut::row_major(&mut c, m, row_len), write);
             }
             for (i, j) in (0..m).flat_map(|i| (0..outputs).map(move |j| (i, j))) {
                 let term = |sum: f32, (k, step): (usize, &Option<usize>)| match step {
@@ -199,12 +193,12 @@ mod tests {
     #[test]
     #[should_panic(expected = "beyond A")]
     fn a_step_beyond_the_data_is_refused() {
-        let _ = Rows::new(&[0.0; 10], &[0, 7], &[Run { skip: 0, from: 1, len: 3 }], 3);
+        let _ = SegmentedRows::new(&[0.0; 10], &[0, 7], &[StepSegment { skip: 0, from: 1, len: 3 }], 3);
     }
 
     #[test]
     #[should_panic(expected = "beyond B")]
     fn a_step_beyond_b_is_refused() {
-        let _ = Rows::new(&[0.0; 10], &[0], &[Run { skip: 1, from: 1, len: 3 }], 3);
+        let _ = SegmentedRows::new(&[0.0; 10], &[0], &[StepSegment { skip: 1, from: 1, len: 3 }], 3);
     }
 }

@@ -1,0 +1,112 @@
+//! The steps of a tile that finds B's steps by a table of offsets, or A's by a list of segments.
+
+#![allow(unsafe_code)]
+
+use super::element::PanelElem;
+use super::kernel::{AHEAD, load};
+use super::tile::Tile;
+use crate::simd::{Float, Isa, Vector};
+
+/// Adds all steps to the sums, B's being in planes, at a table's places.
+///
+/// # Safety
+///
+/// [`run_tile`](super::kernel::run_tile)'s.
+#[inline(always)]
+pub(super) unsafe fn add_planes<P, S, V, const H: usize, const W: usize>(
+    tile: &Tile<P::Acc>,
+    mut sums: [[V; W]; H],
+) -> [[V; W]; H]
+where
+    P: PanelElem<Acc: Float<Vec<S> = V>>,
+    S: Isa,
+    V: Vector<Elem = P::Acc>,
+{
+    let (mut a_plane, mut plane) = (tile.a, tile.b);
+    let each = tile.steps.checked_div(tile.planes).unwrap_or(0);
+    let all = u32::MAX >> (u32::BITS as usize - V::LANES);
+    for first in (0..tile.steps).step_by(each.max(1)) {
+        for i in 0..each {
+            if first + i < H {
+                prefetch_near::<V, W>(tile, first + i);
+            }
+            // SAFETY: the table has so many places.
+            let step = unsafe { &*tile.offsets.add(i) };
+            let (a, b) = (a_plane.wrapping_add(step.nth * tile.a_step), plane.wrapping_offset(step.at));
+            let mut b_row = [V::zero(); W];
+            for (j, lanes) in b_row.iter_mut().enumerate() {
+                let b = b.wrapping_add(j * V::LANES);
+                // A load that leaves lanes out takes a multiplication's time, too; few do.
+                // SAFETY: what is there is valid.
+                *lanes = unsafe {
+                    match step.lanes[j] == all {
+                        true => load(b, V::LANES),
+                        false => V::load_where(b, step.lanes[j]),
+                    }
+                };
+                // What the next points need, which come when all rows have had these.
+                V::prefetch(b.wrapping_add(W * V::LANES));
+            }
+            for (i, row) in sums.iter_mut().enumerate() {
+                // SAFETY: A's places are valid.
+                let x = V::splat(unsafe { *a.add(i) });
+                for (sum, lanes) in row.iter_mut().zip(b_row) {
+                    *sum = P::add::<S>(x, lanes, *sum);
+                }
+            }
+        }
+        a_plane = a_plane.wrapping_add(tile.a_plane);
+        plane = plane.wrapping_add(tile.b_step);
+    }
+    sums
+}
+
+/// Adds all steps to the sums, A's rows beginning at a table's places and their steps lying in runs.
+///
+/// # Safety
+///
+/// [`run_tile`](super::kernel::run_tile)'s.
+#[inline(always)]
+pub(super) unsafe fn add_segments<P, S, V, const H: usize, const W: usize>(
+    tile: &Tile<P::Acc>,
+    mut sums: [[V; W]; H],
+) -> [[V; W]; H]
+where
+    P: PanelElem<Acc: Float<Vec<S> = V>>,
+    S: Isa,
+    V: Vector<Elem = P::Acc>,
+{
+    (0..H).for_each(|row| prefetch_near::<V, W>(tile, row));
+    let mut b = tile.b;
+    for i in 0..tile.segment_count {
+        // SAFETY: there are so many runs.
+        let run = unsafe { &*tile.segments.add(i) };
+        b = b.wrapping_add(run.skip * tile.b_step);
+        for step in run.from..run.from + run.len {
+            let a = tile.a.wrapping_add(step);
+            let mut b_row = [V::zero(); W];
+            for (j, lanes) in b_row.iter_mut().enumerate() {
+                // SAFETY: B's places are valid.
+                *lanes = unsafe { load(b.wrapping_add(j * V::LANES), V::LANES) };
+                V::prefetch(b.wrapping_add(AHEAD * tile.b_step + j * V::LANES));
+            }
+            for (i, row) in sums.iter_mut().enumerate() {
+                // SAFETY: the table has a place for each row, and the row such a step.
+                let x = V::splat(unsafe { *a.add(*tile.rows.add(i)) });
+                for (sum, lanes) in row.iter_mut().zip(b_row) {
+                    *sum = P::add::<S>(x, lanes, *sum);
+                }
+            }
+            b = b.wrapping_add(tile.b_step);
+        }
+    }
+    sums
+}
+
+/// Brings a row of what the tile wants near.
+#[inline(always)]
+pub(super) fn prefetch_near<V: Vector, const W: usize>(tile: &Tile<V::Elem>, row: usize) {
+    for j in 0..W {
+        V::prefetch(tile.near.wrapping_add(row * tile.near_row + j * V::LANES));
+    }
+}
