@@ -5,6 +5,7 @@ mod driver;
 #[path = "cuda/steps.rs"]
 mod steps;
 
+use phalanx::autograd::ContextMode;
 use std::process::ExitCode;
 
 use phalanx::nn::models::{Decoder, GptConfig, LlamaConfig, RecomputeMode};
@@ -77,7 +78,7 @@ fn train(model: fn(&Scope) -> Result<Decoder>, dtype: DType, device: Device, ste
     let mut losses = Vec::new();
     for step in 0..steps {
         let _context = Context::with(|c| {
-            c.train = true;
+            c.set_train(true);
             c.rng = RngKey { seed: 1, step };
         });
         optimizer.zero_grad()?;
@@ -156,7 +157,7 @@ fn dropout_steps(capture: bool) -> std::result::Result<Vec<f64>, String> {
         let mut all = Vec::new();
         for step in 0..6 {
             let _context = Context::with(|c| {
-                c.train = true;
+                c.set_train(true);
                 c.rng = RngKey { seed: 1, step };
             });
             optimizer.set_lr(1e-2 / (step + 1) as f64);

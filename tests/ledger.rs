@@ -1,6 +1,7 @@
 //! The ledger of a `meta` device equals that of a CPU, to the byte in each category, for whole training steps: each
 //! dtype, recompute mode and optimizer, on a transformer and on a convolution net.
 
+use phalanx::autograd::ContextMode;
 use std::sync::Arc;
 
 use phalanx::autograd::no_grad;
@@ -78,7 +79,7 @@ fn train(
     let mut scaler = LossScaler::new(8.0, 2)?;
     for step in 0..3 {
         let _context = Context::with(|c| {
-            c.train = true;
+            c.set_train(true);
             c.rng = RngKey { seed: 1, step };
         });
         optimizer.zero_grad()?;

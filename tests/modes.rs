@@ -1,6 +1,7 @@
 //! Random draws and evaluation mode in an ordinary loop, with nothing set by hand: every training pass draws anew, under every way
 //! of cutting or repeating it the same, and evaluation draws nothing.
 
+use phalanx::autograd::ContextMode;
 use phalanx::autograd::{checkpoint, is_grad_enabled};
 use phalanx::nn::models::{GptConfig, ModelConfig, load_model, save_model};
 use phalanx::nn::{
@@ -153,19 +154,19 @@ fn a_pipeline_draws_what_the_plain_model_draws_without_a_step_that_was_set() {
 #[test]
 fn guards_undo_what_they_set_dropped_in_any_order() {
     {
-        let _both = (no_grad(), Context::with(|c| c.train = false));
+        let _both = (no_grad(), Context::with(|c| c.set_train(false)));
     }
-    assert!(is_grad_enabled() && Context::current().train);
+    assert!(is_grad_enabled() && Context::current().train());
     let (first, second) = (inference(), eval());
     drop(first);
-    assert!(is_grad_enabled() && !Context::current().train);
+    assert!(is_grad_enabled() && !Context::current().train());
     drop(second);
-    assert!(Context::current().train);
+    assert!(Context::current().train());
     let unwound = std::panic::catch_unwind(|| {
         let _inference = inference();
         panic!("on purpose");
     });
-    assert!(unwound.is_err() && is_grad_enabled() && Context::current().train);
+    assert!(unwound.is_err() && is_grad_enabled() && Context::current().train());
     assert!(std::thread::spawn(is_grad_enabled).join().unwrap());
 }
 

@@ -100,6 +100,7 @@ pub use var::Var;
 pub type Remade = Rematerialized;
 
 /// [`SavedVariable`] by its earlier name.
+#[deprecated(since = "0.2.0", note = "renamed to `SavedVariable`")]
 pub type Saved = SavedVariable;
 
 /// The README's example, compiled and run.

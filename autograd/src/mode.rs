@@ -1,6 +1,13 @@
 //! The modes of a thread: whether operations are recorded, layers train, and a checkpoint runs or is recomputed.
 
+use phalanx_kernels::AttentionDropout;
 use phalanx_tensor::{Context, ContextGuard};
+
+// Autograd's bits of `Context::flags`. A thread starts with none of them.
+const NO_GRAD: u32 = 1 << 1;
+const EVALUATION: u32 = AttentionDropout::OFF;
+const CHECKPOINTING: u32 = 1 << 2;
+const RECOMPUTING: u32 = 1 << 3;
 
 /// Until the guard is dropped, operations of this thread record no graph. Layers go on as in training: for a model's
 /// answers take [`inference`], as dropout and batch norm must know too.
@@ -43,17 +50,17 @@ pub fn eval() -> ContextGuard {
 /// # Ok::<(), phalanx_autograd::Error>(())
 /// ```
 pub fn inference() -> ContextGuard {
-    Context::with_inference()
+    Context::with_flags(NO_GRAD | EVALUATION, NO_GRAD | EVALUATION)
 }
 
 /// Until the guard is dropped, operations record the graph or do not, whatever was set before.
 pub fn with_grad(on: bool) -> ContextGuard {
-    Context::with_grad(on)
+    Context::with_flags(NO_GRAD, if on { 0 } else { NO_GRAD })
 }
 
 /// Until the guard is dropped, layers behave as in training or as in evaluation, whatever was set before.
 pub fn with_train(on: bool) -> ContextGuard {
-    Context::with_train(on)
+    Context::with_flags(EVALUATION, if on { 0 } else { EVALUATION })
 }
 
 /// Whether operations of this thread record the graph.
@@ -103,34 +110,38 @@ pub trait ContextMode {
 
 impl ContextMode for Context {
     fn grad(&self) -> bool {
-        self.grad
+        self.flags & NO_GRAD == 0
     }
 
     fn train(&self) -> bool {
-        self.train
+        self.flags & EVALUATION == 0
     }
 
     fn checkpointing(&self) -> bool {
-        self.checkpointing
+        self.flags & CHECKPOINTING != 0
     }
 
     fn recomputing(&self) -> bool {
-        self.recomputing
+        self.flags & RECOMPUTING != 0
     }
 
     fn set_grad(&mut self, on: bool) {
-        self.grad = on;
+        set(&mut self.flags, NO_GRAD, !on);
     }
 
     fn set_train(&mut self, on: bool) {
-        self.train = on;
+        set(&mut self.flags, EVALUATION, !on);
     }
 
     fn set_checkpointing(&mut self, on: bool) {
-        self.checkpointing = on;
+        set(&mut self.flags, CHECKPOINTING, on);
     }
 
     fn set_recomputing(&mut self, on: bool) {
-        self.recomputing = on;
+        set(&mut self.flags, RECOMPUTING, on);
     }
+}
+
+fn set(flags: &mut u32, bit: u32, on: bool) {
+    *flags = if on { *flags | bit } else { *flags & !bit };
 }

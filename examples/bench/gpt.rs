@@ -1,5 +1,6 @@
 //! Training steps of `nn`'s GPT, with the library's own loss and optimizer, in a loop of its own.
 
+use phalanx::autograd::ContextMode;
 use std::error::Error;
 use std::ops::Range;
 use std::path::Path;
@@ -173,7 +174,10 @@ pub fn train<L: Layers>(
             Ok(Batch { tensors: vec![part(&inputs)?, part(&targets)?], first_row })
         };
         let micros = cut(rows, layout.micro_batches).into_iter().map(micro).collect::<Result<Vec<_>, _>>()?;
-        let _context = Context::with(|c| (c.train, c.rng) = (true, RngKey { seed: 0, step: n as u64 }));
+        let _context = Context::with(|c| {
+            c.set_train(true);
+            c.rng = RngKey { seed: 0, step: n as u64 };
+        });
         let work = Step { model: model.clone(), replicas: share.clone(), micro_batches: micros, scale };
         let before = kernels::flops();
         let loss = step(&pipeline, work, &mut optimizer)?;

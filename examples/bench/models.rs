@@ -1,6 +1,7 @@
 //! Training steps of five models that are no GPT: two convolution nets, a segmentation net, a recurrent language model and a vision
 //! transformer. `scripts/models_peer.py` does the same work in PyTorch.
 
+use phalanx::autograd::ContextMode;
 use std::error::Error;
 use std::time::Instant;
 
@@ -144,7 +145,10 @@ fn train<R: Rule>(
     for n in 0..WARMUP + STEPS {
         let (input, target) = batch(workload, n as u64, dtype_of(model))?;
         let start = Instant::now();
-        let _context = Context::with(|c| (c.train, c.rng) = (true, RngKey { seed: 0, step: n as u64 }));
+        let _context = Context::with(|c| {
+            c.set_train(true);
+            c.rng = RngKey { seed: 0, step: n as u64 };
+        });
         model.parameters().iter().try_for_each(|parameter| parameter.zero_grad())?;
         let scores = model.forward(&input)?.to(DType::F32)?;
         let loss = scores.cross_entropy(&target, &Default::default())?;

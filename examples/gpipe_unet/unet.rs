@@ -7,6 +7,7 @@
 //!             [bottleneck]                                decoders begin with a doubling and that skip
 //! ```
 
+use phalanx::autograd::ContextMode;
 use phalanx::nn::{
     self, Conv2dConfig, Entry, GroupNormConfig, LeakyRelu, MaxPool2d, Module, Parameters, Scope,
 };
@@ -146,7 +147,7 @@ without_parameters!(Dropout2d, Upsample, Stash, PopCat);
 
 impl Module for Dropout2d {
     fn forward(&self, x: &Var) -> nn::Result<Var> {
-        if !Context::current().train {
+        if !Context::current().train() {
             return Ok(x.clone());
         }
         let ones = kernels::full(&[x.shape()[0], x.shape()[1], 1, 1], 1.0, x.dtype(), x.device());

@@ -1,5 +1,6 @@
 //! [`Mode`]: whether one layer is in training mode, independently of the model around it.
 
+use phalanx_autograd::ContextMode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -48,12 +49,12 @@ impl Mode {
 
     /// Whether the layer is in training mode now. A layer's forward pass asks it.
     pub fn is_training(&self) -> bool {
-        Context::current().train && repeated(|| self.0.load(Ordering::Relaxed).into()) != 0
+        Context::current().train() && repeated(|| self.0.load(Ordering::Relaxed).into()) != 0
     }
 
     /// Applies this mode to all layers that are called until the guard is dropped. A forward pass that calls other layers enters it.
     pub fn enter(&self) -> ContextGuard {
-        Context::with_train(self.is_training())
+        phalanx_autograd::with_train(self.is_training())
     }
 }
 

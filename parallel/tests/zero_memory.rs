@@ -2,6 +2,7 @@
 
 mod gpt;
 
+use phalanx_nn::autograd::ContextMode;
 use std::sync::{Arc, Mutex};
 
 use phalanx_nn::autograd::{Var, checkpoint};
@@ -285,7 +286,7 @@ fn no_view_keeps_the_values_of_a_decoder_that_were_given_up() {
             });
             let wanted = units.windows(2).map(|pair| pair[0] + pair[1]).max().unwrap();
             let loss = || {
-                let _train = Context::with(|c| c.train = true);
+                let _train = Context::with(|c| c.set_train(true));
                 let tokens = Var::new(Tensor::empty(&[2, 16], DType::I64, Device::Meta(42)).unwrap());
                 model.loss(&model.forward(&tokens).unwrap(), &tokens, 1.0).unwrap()
             };

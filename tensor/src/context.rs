@@ -12,10 +12,6 @@ use crate::{Category, RngKey};
 /// [`RngKey`] says how random draws are made.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Context {
-    /// Whether operations record the graph.
-    pub grad: bool,
-    /// Whether layers such as dropout and batch norm behave as in training.
-    pub train: bool,
     /// The key of random draws: the run's seed and the step's number; a site adds its own. Steps count themselves until one is
     /// set ([`RngKey::is_counted`]).
     pub rng: RngKey,
@@ -26,26 +22,22 @@ pub struct Context {
     /// Where the first row of this thread's share of the batch lies in the global batch, so that a random draw
     /// over activations is the same however the batch is cut.
     pub batch_offset: u64,
-    /// Inside the forward pass of a checkpoint, whose graph is not kept.
-    pub checkpointing: bool,
-    /// Inside a forward pass that repeats an earlier one for the sake of its saved values.
-    pub recomputing: bool,
     /// The ledger's category for new storage.
     pub category: Category,
+    /// Modes of the crates above, a bit each, all 0 at a thread's start. This crate does not know what they mean: they only
+    /// travel with the context. Bit 0 is the kernels', bits 1 to 3 autograd's; an embedding program may use bits 16 to 31.
+    pub flags: u32,
 }
 
 impl Context {
     /// What a thread starts with.
     const START: Context = Context {
-        grad: true,
-        train: true,
         rng: RngKey::COUNTED,
         drawn: 0,
         seeding: 0,
         batch_offset: 0,
-        checkpointing: false,
-        recomputing: false,
         category: Category::Activations,
+        flags: 0,
     };
 }
 
@@ -73,9 +65,9 @@ struct Set {
     before: Context,
 }
 
-/// Some of the context's fields.
+/// Some of the context's fields: the lower 32 bits are flags, each higher bit is one of the other fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Fields(u16);
+struct Fields(u64);
 
 macro_rules! fields {
     ($($name:ident = $bit:literal: $($field:ident).+;)*) => {
@@ -84,15 +76,17 @@ macro_rules! fields {
                 #[allow(dead_code)] // not each is set alone
                 const $name: Fields = Fields(1 << $bit);
             )*
-            const ALL: Fields = Fields(0 $(| 1 << $bit)*);
+            const ALL: Fields = Fields(u32::MAX as u64 $(| 1 << $bit)*);
 
             /// Those in which two contexts differ.
             fn that_differ(a: &Context, b: &Context) -> Fields {
-                Fields(0 $(| (u16::from(a.$($field).+ != b.$($field).+) << $bit))*)
+                Fields(u64::from(a.flags ^ b.flags) $(| (u64::from(a.$($field).+ != b.$($field).+) << $bit))*)
             }
 
             /// Copies these.
             fn copy(self, from: &Context, to: &mut Context) {
+                let flags = self.0 as u32;
+                to.flags = to.flags & !flags | from.flags & flags;
                 $(if self.0 & 1 << $bit != 0 {
                     to.$($field).+ = from.$($field).+;
                 })*
@@ -102,16 +96,12 @@ macro_rules! fields {
 }
 
 fields! {
-    GRAD = 0: grad;
-    TRAIN = 1: train;
-    SEED = 2: rng.seed;
-    STEP = 3: rng.step;
-    DRAWN = 4: drawn;
-    SEEDING = 5: seeding;
-    BATCH_OFFSET = 6: batch_offset;
-    CHECKPOINTING = 7: checkpointing;
-    RECOMPUTING = 8: recomputing;
-    CATEGORY = 9: category;
+    SEED = 32: rng.seed;
+    STEP = 33: rng.step;
+    DRAWN = 34: drawn;
+    SEEDING = 35: seeding;
+    BATCH_OFFSET = 36: batch_offset;
+    CATEGORY = 37: category;
 }
 
 impl Fields {
@@ -149,10 +139,10 @@ impl Context {
     ///
     /// ```
     /// use phalanx_tensor::Context;
-    /// let guard = Context::with(|c| c.train = false);
-    /// assert!(!Context::current().train);
+    /// let guard = Context::with(|c| c.batch_offset = 7);
+    /// assert_eq!(Context::current().batch_offset, 7);
     /// drop(guard);
-    /// assert!(Context::current().train);
+    /// assert_eq!(Context::current().batch_offset, 0);
     /// ```
     pub fn with(change: impl FnOnce(&mut Context)) -> ContextGuard {
         let before = Context::current();
@@ -166,20 +156,11 @@ impl Context {
         ContextGuard::set(fields, context)
     }
 
-    /// Until the guard is dropped, operations record the graph or do not, whatever was set before.
-    pub fn with_grad(grad: bool) -> ContextGuard {
-        ContextGuard::set(Fields::GRAD, Context { grad, ..Context::current() })
-    }
-
-    /// Until the guard is dropped, layers behave as in training or as in evaluation, whatever was set before.
-    pub fn with_train(train: bool) -> ContextGuard {
-        ContextGuard::set(Fields::TRAIN, Context { train, ..Context::current() })
-    }
-
-    /// Until the guard is dropped, no graph is recorded and layers behave as in evaluation.
-    pub fn with_inference() -> ContextGuard {
-        let context = Context { grad: false, train: false, ..Context::current() };
-        ContextGuard::set(Fields::GRAD.and(Fields::TRAIN), context)
+    /// Until the guard is dropped, the flags that `mask` names are those of `flags`, whatever was set before.
+    pub fn with_flags(mask: u32, flags: u32) -> ContextGuard {
+        let before = Context::current();
+        let context = Context { flags: before.flags & !mask | flags & mask, ..before };
+        ContextGuard::set(Fields(u64::from(mask)), context)
     }
 
     /// Sets the seed of this thread's random draws and counts its steps from 0 again. There is no guard: the seed stays until another is
@@ -277,13 +258,29 @@ impl Drop for PassGuard {
 mod tests {
     use super::*;
 
+    /// Two modes of crates above, as they have them: a bit that is set turns one off.
+    const NO_GRAD: u32 = 2;
+    const EVALUATION: u32 = 1 << 31;
+
+    fn with_grad(grad: bool) -> ContextGuard {
+        Context::with_flags(NO_GRAD, if grad { EVALUATION } else { u32::MAX })
+    }
+
+    fn grad() -> bool {
+        Context::current().flags & NO_GRAD == 0
+    }
+
+    fn train() -> bool {
+        Context::current().flags & EVALUATION == 0
+    }
+
     #[test]
     fn guards_undo_what_they_set_in_any_order_of_dropping() {
-        let fields = || (Context::current().grad, Context::current().train, Context::current().batch_offset);
+        let fields = || (grad(), train(), Context::current().batch_offset);
         for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
             let mut guards = [
-                Some(Context::with_grad(false)),
-                Some(Context::with(|c| c.train = false)),
+                Some(with_grad(false)),
+                Some(Context::with(|c| c.flags |= EVALUATION)),
                 Some(Context::with(|c| c.batch_offset = 7)),
             ];
             assert_eq!(fields(), (false, false, 7));
@@ -303,42 +300,41 @@ mod tests {
     #[test]
     fn a_tuple_of_guards_leaves_nothing_behind() {
         {
-            let _both = (Context::with_grad(false), Context::with(|c| c.train = false));
+            let _both = (with_grad(false), Context::with(|c| c.flags |= EVALUATION));
         }
         assert_eq!(Context::current(), Context::default());
-        assert!(std::thread::spawn(|| Context::current().grad).join().unwrap());
+        assert!(std::thread::spawn(grad).join().unwrap());
     }
 
     #[test]
     fn the_latest_live_guard_of_a_field_says_what_it_is() {
-        let (off, on, again) =
-            (Context::with_grad(false), Context::with_grad(true), Context::with_grad(false));
+        let (off, on, again) = (with_grad(false), with_grad(true), with_grad(false));
         drop(on);
-        assert!(!Context::current().grad);
+        assert!(!grad());
         drop(off);
-        assert!(!Context::current().grad, "the guard that is left says so");
+        assert!(!grad(), "the guard that is left says so");
         drop(again);
-        assert!(Context::current().grad);
+        assert!(grad());
     }
 
     #[test]
     fn an_equal_setting_outlives_the_guard_before_it() {
-        let (first, second) = (Context::with_grad(false), Context::with_grad(false));
+        let (first, second) = (with_grad(false), with_grad(false));
         drop(first);
-        assert!(!Context::current().grad);
+        assert!(!grad());
         drop(second);
-        assert!(Context::current().grad);
+        assert!(grad());
     }
 
     #[test]
     fn an_entered_context_goes_as_a_whole() {
-        let captured = Context { train: false, batch_offset: 3, ..Context::default() };
+        let captured = Context { flags: EVALUATION, batch_offset: 3, ..Context::default() };
         let before = Context::with(|c| c.batch_offset = 1);
         let entered = captured.enter();
-        let after = Context::with_grad(false);
+        let after = with_grad(false);
         drop(entered);
-        assert_eq!((Context::current().train, Context::current().batch_offset), (true, 1));
-        assert!(!Context::current().grad);
+        assert_eq!((train(), Context::current().batch_offset), (true, 1));
+        assert!(!grad());
         drop((before, after));
         assert_eq!(Context::current(), Context::default());
     }
@@ -346,7 +342,7 @@ mod tests {
     #[test]
     fn a_panic_that_unwinds_undoes_what_was_set() {
         let panicked = std::panic::catch_unwind(|| {
-            let _first = Context::with_grad(false);
+            let _first = with_grad(false);
             let _second = Context::with(|c| c.rng.step = 3);
             panic!("on purpose");
         });
@@ -373,7 +369,7 @@ mod tests {
             assert_eq!(Context::current().rng, second);
         }
         assert_ne!(Context::current().rng, second);
-        let _evaluation = Context::with_train(false);
+        let _evaluation = Context::with_flags(EVALUATION, EVALUATION);
         let before = Context::current().rng;
         Context::end_pass();
         drop(_evaluation);

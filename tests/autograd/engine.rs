@@ -2,7 +2,8 @@
 //! one.
 
 use phalanx_autograd::{
-    Cx, Error, Function, Grads, Leaf, Options, Result, Saved, Var, backward, detect_anomaly, grad, grads1,
+    Cx, Error, Function, Grads, Leaf, Options, Result, SavedVariable, Var, backward, detect_anomaly, grad,
+    grads1,
 };
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Device, Tensor};
@@ -43,7 +44,7 @@ impl Function for Keep {
         Ok(vec![inputs[0].clone()])
     }
 
-    fn backward(&self, cx: &Cx<'_>, _: &[Saved]) -> Result<Grads> {
+    fn backward(&self, cx: &Cx<'_>, _: &[SavedVariable]) -> Result<Grads> {
         grads1(cx.dy().clone())
     }
 }
@@ -175,11 +176,11 @@ impl Function for Reentrant {
         Ok(vec![kernels::mul(inputs[0], inputs[0])?])
     }
 
-    fn save(&self, saver: &phalanx_autograd::Saver<'_>) -> Result<Vec<Saved>> {
+    fn save(&self, saver: &phalanx_autograd::Saver<'_>) -> Result<Vec<SavedVariable>> {
         Ok(vec![saver.input(0)?])
     }
 
-    fn backward(&self, cx: &Cx<'_>, saved: &[Saved]) -> Result<Grads> {
+    fn backward(&self, cx: &Cx<'_>, saved: &[SavedVariable]) -> Result<Grads> {
         let x = Var::leaf(cx.get(&saved[0])?.into_tensor())?;
         let _recorded = phalanx_autograd::enable_grad();
         let far = Device::Cpu(if x.device() == Device::CPU { 1 } else { 0 });
@@ -268,7 +269,7 @@ fn everything_crosses_threads() {
     crosses::<phalanx_autograd::HookHandle>();
     crosses::<phalanx_autograd::WeightWork>();
     crosses::<phalanx_autograd::Recompute>();
-    crosses::<Saved>();
+    crosses::<SavedVariable>();
 }
 
 // The engine over several devices: a worker each, the bits of one thread.

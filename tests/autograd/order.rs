@@ -116,7 +116,7 @@ fn a_forked_graph_is_freed_after_backward() {
         fn backward(
             &self,
             cx: &phalanx_autograd::Cx<'_>,
-            saved: &[phalanx_autograd::Saved],
+            saved: &[phalanx_autograd::SavedVariable],
         ) -> phalanx_autograd::Result<phalanx_autograd::Grads> {
             self.0.backward(cx, saved)
         }

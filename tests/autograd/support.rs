@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use phalanx_autograd::{
-    Cx, Error, Function, Grads, Leaf, Result, Saved, Saver, Var, grads1, grads2, is_recomputing,
+    Cx, Error, Function, Grads, Leaf, Result, SavedVariable, Saver, Var, grads1, grads2, is_recomputing,
 };
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Context, Device, Tensor};
@@ -81,7 +81,7 @@ impl Function for Note {
         Ok(vec![inputs[0].copy()?])
     }
 
-    fn backward(&self, cx: &Cx<'_>, _: &[Saved]) -> Result<Grads> {
+    fn backward(&self, cx: &Cx<'_>, _: &[SavedVariable]) -> Result<Grads> {
         let (begin, after) = (Instant::now(), format!("{}:backward", self.after));
         while begin.elapsed() < self.patience && !self.journal.lock().unwrap().contains(&after) {
             std::thread::sleep(Duration::from_millis(1));
@@ -109,7 +109,7 @@ impl Function for Misbehave {
         Ok(vec![inputs[0].copy()?])
     }
 
-    fn backward(&self, cx: &Cx<'_>, _: &[Saved]) -> Result<Grads> {
+    fn backward(&self, cx: &Cx<'_>, _: &[SavedVariable]) -> Result<Grads> {
         (self.0)()?;
         grads1(cx.dy().clone())
     }
@@ -135,11 +135,11 @@ impl Function for Scale {
         Ok(vec![kernels::mul(inputs[0], inputs[1])?])
     }
 
-    fn save(&self, saver: &Saver<'_>) -> Result<Vec<Saved>> {
+    fn save(&self, saver: &Saver<'_>) -> Result<Vec<SavedVariable>> {
         Ok(vec![saver.input(0)?, saver.input(1)?])
     }
 
-    fn backward(&self, cx: &Cx<'_>, saved: &[Saved]) -> Result<Grads> {
+    fn backward(&self, cx: &Cx<'_>, saved: &[SavedVariable]) -> Result<Grads> {
         let dx = cx.needs(0).then(|| cx.dy().mul(&cx.get(&saved[1])?)).transpose()?;
         let product = || kernels::mul(cx.dy().tensor(), cx.get(&saved[0])?.tensor()).map_err(Error::from);
         let direct = cx.accumulate_into(1, |buffer| {

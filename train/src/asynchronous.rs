@@ -4,6 +4,7 @@
 //! updates after each micro-batch, which is the whole batch; PipeDream-2BW after all micro-batches of a batch. Gradients belong to
 //! weights that are some updates old, so losses differ from those of one device, and depend on the number of ranks.
 
+use phalanx_nn::autograd::ContextMode;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -170,7 +171,8 @@ impl Stages for StageWork {
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> parallel::Result<Var> {
         let (step, batch) = self.batch(micro_batch)?;
         let _context = Context::with(|c| {
-            (c.train, c.batch_offset) = (true, batch.first_row as u64);
+            c.set_train(true);
+            c.batch_offset = batch.first_row as u64;
             c.rng = RngKey { seed: self.seed, step };
         });
         self.model.run(stage, input, &batch, self.scale).map_err(|error| self.fails(step, error))

@@ -4,6 +4,7 @@
 //! *global* batch, and gradients are added in ascending order of the micro-batches. With several chains, each group of micro-batches
 //! has a sum of its own, and the sums are added in order, as data-parallel ranks add theirs.
 
+use phalanx_nn::autograd::ContextMode;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -89,7 +90,7 @@ pub(crate) struct Outcome {
 /// The context of a step's passes: training mode, and the step's random draws.
 pub(crate) fn context(seed: u64, step: u64) -> impl Drop {
     Context::with(|c| {
-        c.train = true;
+        c.set_train(true);
         c.rng = RngKey { seed, step };
     })
 }

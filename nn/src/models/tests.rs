@@ -1,5 +1,6 @@
 //! What the models promise: the same bits however they are run, the same files as elsewhere.
 
+use phalanx_autograd::ContextMode;
 use std::path::PathBuf;
 
 use phalanx_autograd::{CrossEntropy, Var, no_grad};
@@ -115,7 +116,7 @@ fn generation_with_a_cache_follows_the_whole_forward_pass() {
     for config in [gpt(0.1), llama()] {
         let model = build(&config, DType::F64, Device::CPU);
         let _grad = no_grad();
-        let _eval = Context::with(|c| c.train = false);
+        let _eval = Context::with(|c| c.set_train(false));
         let tokens: Vec<i64> = (0..12).map(|i| (i * 5 % 37) as i64).collect();
         let whole = Var::from_slice(&tokens, &[1, 12], Device::CPU).unwrap();
         let logits = model.logits(&model.forward(&whole).unwrap()).unwrap().to_vec::<f64>().unwrap();
@@ -355,7 +356,10 @@ fn gradients_of_documents_in_rows_are_those_of_documents_in_rows_of_their_own() 
 fn under_dropout_too_a_document_does_not_see_the_one_before() {
     let (mut tokens, starts) = documents();
     let model = build(&gpt(0.3), DType::F32, Device::CPU);
-    let _context = Context::with(|c| (c.train, c.rng) = (true, RngKey { seed: 5, step: 9 }));
+    let _context = Context::with(|c| {
+        c.set_train(true);
+        c.rng = RngKey { seed: 5, step: 9 };
+    });
     let run = |tokens: &[i64]| packed(&model, tokens, &starts);
     let before = run(&tokens);
     tokens[3] = 36; // of the first row's first document
@@ -385,7 +389,10 @@ fn documents_on_meta_count_the_same_bytes() {
     for config in [gpt(0.0), gpt(0.2), llama()] {
         let peak = |device: Device| {
             let model = build(&config, DType::F32, device);
-            let _context = Context::with(|c| (c.train, c.rng) = (true, RngKey { seed: 5, step: 9 }));
+            let _context = Context::with(|c| {
+                c.set_train(true);
+                c.rng = RngKey { seed: 5, step: 9 };
+            });
             let (tokens, targets) = batch(3, device);
             let (_, starts) = documents();
             let starts = Var::from_slice(starts.as_flattened(), &[3, 12], device).unwrap();

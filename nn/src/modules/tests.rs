@@ -1,5 +1,6 @@
 //! What all layers promise: PyTorch's names and shapes, its initial values, modes, errors.
 
+use phalanx_autograd::ContextMode;
 use phalanx_autograd::{
     BagMode, FoldOptions, Interpolate, InterpolateMode, Pool1dOptions, Pool3dOptions, Var,
 };
@@ -112,11 +113,11 @@ fn batch_norm_uses_the_batch_in_training_and_running_statistics_otherwise() {
     let once = [vec![1.0, 10.0], vec![1.5, 100.5], vec![1.0]];
     assert_eq!(running(), once);
     {
-        let _repeated = Context::with(|c| c.recomputing = true);
+        let _repeated = Context::with(|c| c.set_recomputing(true));
         norm.forward(&x).unwrap();
         assert_eq!(running(), once, "a recomputation is no further batch");
     }
-    let _eval = Context::with(|c| c.train = false);
+    let _eval = Context::with(|c| c.set_train(false));
     let y = values(&norm.forward(&x).unwrap());
     let want = [0.0, 0.0, 2.0 / 1.5f64.sqrt(), 20.0 / 100.5f64.sqrt()];
     assert!(y.iter().zip(want).all(|(a, b)| (a - b).abs() < 1e-4), "{y:?}");
@@ -128,7 +129,7 @@ fn batch_norm_without_running_statistics_uses_the_batch_always() {
     let norm = BatchNormConfig::new(3).with_tracking(false).init_2d(&scope()).unwrap();
     let x = wave(&[2, 3, 4, 2]);
     let trained = norm.forward(&x).unwrap();
-    let _eval = Context::with(|c| c.train = false);
+    let _eval = Context::with(|c| c.set_train(false));
     close(&norm.forward(&x).unwrap(), &trained);
 }
 

@@ -11,7 +11,7 @@
 
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{
-    self, Backward, BatchNorm as Numbers, Cx, Function, Grads, Saved, Saver, Var, begins, grads1,
+    self, Backward, BatchNorm as Numbers, Cx, Function, Grads, SavedVariable, Saver, Var, begins, grads1,
     is_recomputing, record,
 };
 use phalanx_nn::{BatchNorm, Entry, Module, Parameter, Parameters};
@@ -30,7 +30,7 @@ use crate::{Error, Result};
 /// let outputs = launch::threads(2, |rank| -> Result<Vec<f64>> {
 ///     let norm = BatchNormConfig::new(1).init_1d(&Scope::new(7, DType::F64, rank.device()))?;
 ///     let norm = SyncBatchNorm::of(&norm, rank.comm())?;
-///     let _train = Context::with(|c| c.train = true);
+///     let _train = phalanx_nn::autograd::with_train(true);
 ///     let x = Var::from_slice(&[rank.rank() as f64], &[1, 1], rank.device())?;
 ///     Ok(norm.forward(&x)?.to_vec()?)
 /// })?;
@@ -196,9 +196,9 @@ impl Moments {
 
 /// What the backward pass needs of the forward pass.
 pub(super) struct Recorded {
-    pub(super) x: Saved,
+    pub(super) x: SavedVariable,
     /// Saved only if the gradient of x is wanted.
-    pub(super) weight: Option<Saved>,
+    pub(super) weight: Option<SavedVariable>,
     /// Whether there is a weight, and a bias.
     pub(super) has: [bool; 2],
     /// Mean and variance of all ranks, [C] each.
@@ -328,7 +328,7 @@ impl Function for SumOverRanks {
         Ok(vec![sum])
     }
 
-    fn backward(&self, cx: &Cx<'_>, _: &[Saved]) -> autograd::Result<Grads> {
+    fn backward(&self, cx: &Cx<'_>, _: &[SavedVariable]) -> autograd::Result<Grads> {
         grads1(SumOverRanks(self.0.clone()).apply(&[cx.dy()])?.swap_remove(0))
     }
 }

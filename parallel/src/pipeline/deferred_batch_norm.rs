@@ -156,6 +156,7 @@ fn convert_layer(layer: &mut Box<dyn Module>) {
 
 #[cfg(test)]
 mod tests {
+    use phalanx_nn::autograd::ContextMode;
     use std::any::Any;
     use std::ops::Range;
 
@@ -284,7 +285,7 @@ mod tests {
         let x = Var::new(rows(0..5, 0, DType::F32, Device::CPU));
         assert_eq!(wide(deferred.forward(&x).unwrap().tensor()), wide(whole.forward(&x).unwrap().tensor()));
         assert_eq!(running(deferred.norm()), running(&whole));
-        let _evaluation = Context::with(|c| c.train = false);
+        let _evaluation = Context::with(|c| c.set_train(false));
         let _part = MicroBatch { index: 1, count: 3 }.enter();
         assert_eq!(wide(deferred.forward(&x).unwrap().tensor()), wide(whole.forward(&x).unwrap().tensor()));
         assert_eq!((running(deferred.norm()), seen(deferred.norm())), (running(&whole), 1));
@@ -336,7 +337,7 @@ mod tests {
             ys.iter().for_each(|y| y.sum_all().unwrap().backward().unwrap());
             step(&whole, 1.0);
             step(&deferred, 1.0);
-            let _evaluation = Context::with(|c| c.train = false);
+            let _evaluation = Context::with(|c| c.set_train(false));
             let [a, b]: [&dyn Module; 2] = [&whole, &deferred];
             let [a, b] = [a, b].map(|layer| wide(layer.forward(&x(0..16)).unwrap().tensor()));
             assert!(distance(&b, &a) < 1e-9, "step {number}: {}", distance(&b, &a));

@@ -3,6 +3,7 @@
 //! A layer runs alone, on the device where it is. The model comes out as it was ([`Sandbox`]): layers run on copies of their
 //! buffers, and gradients are computed by [`grad`], which writes to no leaf. Skips work as in the plain model.
 
+use phalanx_nn::autograd::ContextMode;
 use std::time::{Duration, Instant};
 
 use phalanx_nn::autograd::{Leaf, Options, Var, grad};
@@ -164,7 +165,11 @@ impl Sandbox {
             let why = format!("got a gradient of {}, wanted a model that has none yet", parameter.name());
             return Err(Error::Config(format!("balance: {why}")));
         }
-        let context = Context::with(|c| (c.train, c.grad, c.recomputing) = (true, true, false));
+        let context = Context::with(|c| {
+            c.set_train(true);
+            c.set_grad(true);
+            c.set_recomputing(false);
+        });
         let mut sandbox = Sandbox { buffers: Vec::new(), _context: context };
         let mut buffers = Vec::new();
         layers.visit("", &mut |_, entry| match entry {

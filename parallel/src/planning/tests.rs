@@ -1,5 +1,6 @@
 //! What torchgpipe asserts of its balance, and that models come out as they were.
 
+use phalanx_nn::autograd::ContextMode;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::thread::sleep;
 use std::time::Duration;
@@ -195,11 +196,13 @@ fn a_model_comes_out_as_it_was_though_a_layer_fails_or_panics() {
 #[test]
 fn layers_are_in_train_mode_and_the_caller_stays_in_its_own() {
     let train = |x: &Var| {
-        assert!(Context::current().train && Context::current().grad);
+        assert!(Context::current().train() && Context::current().grad());
         Ok(x.clone())
     };
     let model = add(Sequence::new(), train);
-    let before = Context { train: false, grad: false, ..Context::default() };
+    let mut before = Context::default();
+    before.set_train(false);
+    before.set_grad(false);
     let _evaluation = before.enter();
     balance_by_time(1, &model, var(&[1], Device::CPU), Duration::ZERO).unwrap();
     balance_by_size(1, &model, var(&[1], Device::CPU), SizeConfig::default()).unwrap();

@@ -19,7 +19,7 @@ use phalanx_kernels as kernels;
 use phalanx_kernels::split_indices;
 use phalanx_nn::Error;
 use phalanx_nn::autograd::{
-    Backward, CrossEntropy, Cx, Grads, Reduction, Result, Saved, Saver, Var, begins, grads1, record,
+    Backward, CrossEntropy, Cx, Grads, Reduction, Result, SavedVariable, Saver, Var, begins, grads1, record,
 };
 use phalanx_tensor::{DType, Result as TensorResult, Scalar, Tensor, Value};
 
@@ -96,7 +96,7 @@ fn wide(x: &Tensor) -> DType {
 
 /// The values that backward needs; all but the logits are `[N, 1]`.
 struct Recorded {
-    x: Saved,
+    x: SavedVariable,
     max: Var,
     sum: Var,
     /// The factor of an item's loss in the result; 0 for ignored items.

@@ -2,7 +2,8 @@
 
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{
-    Backward, Cx, Grads, Result as GradResult, Saved, Saver, Var, begins, linear_weight_grad, record_many,
+    Backward, Cx, Grads, Result as GradResult, SavedVariable, Saver, Var, begins, linear_weight_grad,
+    record_many,
 };
 use phalanx_nn::tensor::{Dims, Window};
 use phalanx_nn::{Error, Init, LinearConfig, Map, Module, Parameter, Result, Scope, Shard, parameters};
@@ -241,8 +242,8 @@ struct Columns {
     group: TensorParallel,
     /// Of `x` when it enters the region, and of its gradient when that leaves it.
     exchanges: [Exchange; 2],
-    x: Option<Saved>,
-    weights: Vec<Option<Saved>>,
+    x: Option<SavedVariable>,
+    weights: Vec<Option<SavedVariable>>,
     biased: Vec<bool>,
 }
 

@@ -1,6 +1,7 @@
 //! When a checkpoint is there: after a save, while one is under way, after one that was killed or failed. What all ranks hold is
 //! written by all of them, each a share of a large tensor. The f32 values of a bf16 model are read from master copies or shards.
 
+use phalanx_nn::autograd::ContextMode;
 use std::fs;
 use std::time::Duration;
 
@@ -117,7 +118,7 @@ fn buffers_are_those_of_the_first_rank_when_the_save_began() {
     let folder = place.join("saved");
     let run = |rank: launch::Rank| -> Result<()> {
         let norm = BatchNormConfig::new(3).init_1d(&Scope::new(1, DType::F32, rank.device()))?;
-        let _train = Context::with(|c| c.train = true);
+        let _train = Context::with(|c| c.set_train(true));
         let pass = || {
             let x =
                 filled(2.0 + rank.rank() as f64, 6).with_shape(&[2, 3])?.to_device(rank.device(), false)?;

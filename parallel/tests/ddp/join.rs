@@ -1,5 +1,6 @@
 //! Ranks with different numbers of batches.
 
+use phalanx_nn::autograd::ContextMode;
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{BatchNormConfig, Module, Parameters, Scope};
 use phalanx_parallel::data_parallel::{Average, Ddp, DdpConfig, Divisor, Uneven};
@@ -206,7 +207,7 @@ fn running(broadcast_buffers: bool) -> Vec<Vec<f32>> {
         let model = BatchNormConfig::new(2).init_1d(&Scope::new(0, DType::F32, rank.device()))?;
         let config = DdpConfig { broadcast_buffers, ..DdpConfig::default() };
         let ddp = Ddp::new(&model, rank.comm().clone(), config)?;
-        let _train = Context::with(|c| c.train = true);
+        let _train = Context::with(|c| c.set_train(true));
         let mean = || -> Result<f32> { Ok(model.running_mean.as_ref().unwrap().tensor().to_vec()?[1]) };
         let mut seen = Vec::new();
         ddp.join(0..[1, 2, 2][rank.rank()], Uneven::default(), |number| {

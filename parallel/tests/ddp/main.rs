@@ -8,6 +8,7 @@ mod passes;
 mod power_sgd;
 mod sync_batch_norm;
 
+use phalanx_nn::autograd::ContextMode;
 use std::sync::Arc;
 
 use phalanx_kernels as kernels;
@@ -158,7 +159,7 @@ fn values_and_running_statistics_are_rank_0s_after_a_pass_and_buckets_follow_arr
         let ddp = Ddp::new(&net, comm, config)?;
         let before = ddp.buckets();
         let x = Var::from_slice(&[1f32, 2.0, 3.0, 5.0 + rank.rank() as f32], &[2, 2], rank.device())?;
-        let train = Context::with(|c| c.train = true);
+        let train = Context::with(|c| c.set_train(true));
         ddp.backward(&net.norm.forward(&net.linear.forward(&x)?)?.sum_all()?)?;
         drop(train);
         let state: Vec<Vec<u8>> =

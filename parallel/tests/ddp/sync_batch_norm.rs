@@ -1,5 +1,6 @@
 //! Normalisation over the batch of all ranks, held against that of the whole batch on one device.
 
+use phalanx_nn::autograd::ContextMode;
 use std::ops::Range;
 
 use phalanx_nn::autograd::{GradCheck, Options, Var, checkpoint, grad, gradcheck, gradgradcheck};
@@ -44,7 +45,7 @@ fn wide(t: &Tensor) -> Vec<f64> {
 }
 
 fn train() -> ContextGuard {
-    Context::with(|c| c.train = true)
+    Context::with(|c| c.set_train(true))
 }
 
 /// Outputs, gradients of the input, of weight and bias, and the state of all passes.

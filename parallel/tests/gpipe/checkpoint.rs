@@ -1,6 +1,7 @@
 //! Which micro-batches are recomputed, what layers see of it, and how much memory it saves, from the ledger: with
 //! recomputation a stage holds its inputs of every micro-batch, and the inner values of one.
 
+use phalanx_nn::autograd::ContextMode;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
@@ -25,7 +26,7 @@ fn runs(rows: usize, micro_batches: usize, mode: RecomputeMode, train: bool) -> 
         })
     };
     let model = each(vec![layer(), layer()], &own, GPipeConfig::new(micro_batches).with_recompute(mode));
-    let _context = Context::with(|c| c.train = train);
+    let _context = Context::with(|c| c.set_train(train));
     let y = model.run(leaf(1, &[rows, 2], own[0])).and_then(Batch::one).unwrap();
     y.sum_all().unwrap().backward().unwrap();
     *seen.lock().unwrap()

@@ -1,6 +1,7 @@
 //! What a pipeline is made of, shows and refuses. The first error ends the pass, with its cause, after all workers have
 //! ended, and the pipeline can be used again.
 
+use phalanx_nn::autograd::ContextMode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -124,7 +125,7 @@ fn an_error_in_backward_ends_all_devices() {
         fn backward(
             &self,
             cx: &phalanx_nn::autograd::Cx<'_>,
-            _: &[phalanx_nn::autograd::Saved],
+            _: &[phalanx_nn::autograd::SavedVariable],
         ) -> phalanx_nn::autograd::Result<phalanx_nn::autograd::Grads> {
             assert!(!self.0, "on purpose");
             let _ = cx;
@@ -158,14 +159,16 @@ fn workers_have_the_callers_context() {
         let layer = || {
             apply(move |b: Batch| {
                 let context = Context::current();
-                assert_eq!((context.train, context.rng.step), (train, 7));
-                assert!(!context.grad || grad);
+                assert_eq!((context.train(), context.rng.step), (train, 7));
+                assert!(!context.grad() || grad);
                 Ok(b)
             })
         };
         let model = each(vec![layer(), layer()], &own, GPipeConfig::new(2));
         let _context = Context::with(|c| {
-            (c.grad, c.train, c.rng.step, c.batch_offset) = (grad, train, 7, 40);
+            c.set_grad(grad);
+            c.set_train(train);
+            (c.rng.step, c.batch_offset) = (7, 40);
         });
         model.run(constant(1, &[2, 1], own[0])).unwrap();
     }

@@ -1,5 +1,6 @@
 //! What these tests share: devices of their own, layers that note when they run, a model and its plain twin.
 
+use phalanx_nn::autograd::ContextMode;
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -62,7 +63,8 @@ pub fn gradients(model: &impl Parameters) -> Vec<(String, Vec<u64>)> {
 
 /// The key of every test's draws.
 pub fn key(context: &mut Context) {
-    (context.train, context.rng) = (true, RngKey { seed: 11, step: 3 });
+    context.set_train(true);
+    context.rng = RngKey { seed: 11, step: 3 };
 }
 
 pub const WIDTH: usize = 5;
@@ -188,7 +190,7 @@ impl Function for NoteBackward {
     fn backward(
         &self,
         cx: &Cx<'_>,
-        _: &[phalanx_nn::autograd::Saved],
+        _: &[phalanx_nn::autograd::SavedVariable],
     ) -> phalanx_nn::autograd::Result<Grads> {
         std::thread::sleep(Duration::from_millis(self.4));
         self.0.lock().unwrap().push((self.1, "backward", self.2, self.3));

@@ -2,6 +2,7 @@
 //! torchgpipe's `1to3`, with its weights: three convolutions and a skip from the first to the last.
 
 use phalanx_kernels as kernels;
+use phalanx_nn::autograd::ContextMode;
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{Conv2d, Conv2dConfig, Module, Scope, parameters};
@@ -199,7 +200,7 @@ fn nothing_stays_of_skips_after_forward_or_backward() {
                 &own,
                 GPipeConfig::new(2).with_recompute(mode),
             );
-            let _context = phalanx_tensor::Context::with(|c| c.train = train);
+            let _context = phalanx_tensor::Context::with(|c| c.set_train(train));
             let x = constant(1, &[4, 100], own[0]);
             let before = bytes();
             let y = model.run(&x).and_then(Batch::one).unwrap();

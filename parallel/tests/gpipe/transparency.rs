@@ -1,6 +1,7 @@
 //! A pipeline computes what the plain model computes over the same micro-batches. With deferred batch normalisation a
 //! mini-batch's statistics move once, whatever is recomputed.
 
+use phalanx_nn::autograd::ContextMode;
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{
@@ -102,7 +103,7 @@ fn dropout_draws_what_the_whole_batch_draws() {
 fn evaluation_computes_the_same_and_records_no_recomputation() {
     let own = devices(2);
     let model = pipe(&[4, 4], &own, GPipeConfig::new(4).with_recompute(RecomputeMode::Always));
-    let _context = Context::with(|c| c.train = false);
+    let _context = Context::with(|c| c.set_train(false));
     let x = constant(1, &[6, WIDTH], own[0]);
     let got = model.run(&x).and_then(Batch::one).unwrap();
     let twin = net(|_| Device::CPU);
@@ -327,7 +328,7 @@ fn statistics_and_gradients_are_those_of_the_plain_model_over_the_same_micro_bat
                     assert!(gradients(&piped) == gradients(&alone), "{what}, step {step}");
                 }
                 let before = state(&piped);
-                let _evaluation = Context::with(|c| c.train = false);
+                let _evaluation = Context::with(|c| c.set_train(false));
                 piped.run(constant(9, &[4, 2, 6, 5], own[0])).unwrap();
                 assert!(state(&piped) == before, "{what}: evaluation");
             }

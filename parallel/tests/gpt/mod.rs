@@ -1,6 +1,7 @@
 //! A small GPT, its batches, and how one device trains it: what parallel runs are held against.
 #![allow(dead_code)]
 
+use phalanx_nn::autograd::ContextMode;
 use std::ops::Range;
 
 use phalanx_kernels as kernels;
@@ -31,7 +32,7 @@ pub fn optimizer(parameters: Vec<Parameter>) -> Optimizer<AdamW> {
 /// Runs forward over some rows of a step's batch; the loss is their part of the global mean.
 pub fn loss(model: &Decoder, step: u64, rows: Range<usize>) -> Result<Var> {
     let _context = Context::with(|c| {
-        c.train = true;
+        c.set_train(true);
         c.rng = RngKey { seed: 5, step };
         c.batch_offset = rows.start as u64;
     });

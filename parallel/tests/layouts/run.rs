@@ -1,5 +1,6 @@
 //! How ranks train, as a program would: a run built of a layout, and its steps.
 
+use phalanx_nn::autograd::ContextMode;
 use std::sync::Arc;
 
 use phalanx_nn::{AdamW, Clip, Group, Layers, OneDevice, Optimizer, Parameter, Parameters, Rule, Scope, Sgd};
@@ -47,7 +48,10 @@ pub fn grad_dtype(case: &Case) -> DType {
 
 /// A step's context.
 pub fn context(step: u64) -> impl Drop {
-    Context::with(|c| (c.train, c.rng) = (true, RngKey { seed: 5, step }))
+    Context::with(|c| {
+        c.set_train(true);
+        c.rng = RngKey { seed: 5, step };
+    })
 }
 
 pub fn number(loss: &Tensor) -> Result<f64> {

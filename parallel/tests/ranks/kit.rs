@@ -1,6 +1,7 @@
 //! A GPT cut into stages, trained over ranks by a schedule and on one device.
 #![allow(dead_code)]
 
+use phalanx_nn::autograd::ContextMode;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -74,7 +75,7 @@ impl<L: Layers> Stages for Work<L> {
         let model = self.model.of(stage)?;
         let rows = self.rows[micro_batch].clone();
         let _context = Context::with(|c| {
-            c.train = true;
+            c.set_train(true);
             c.rng = RngKey { seed: 5, step: self.step };
             c.batch_offset = rows.start as u64;
         });

@@ -1,5 +1,6 @@
 //! Normalisation over replicas inside of a pipeline: under split backward passes, ZeRO and recomputation.
 
+use phalanx_nn::autograd::ContextMode;
 use std::sync::{Arc, Mutex};
 
 use phalanx_nn::autograd::Var;
@@ -113,7 +114,7 @@ fn train(name: &str, zero: u8, mode: RecomputeMode, rank: &Rank) -> Result<State
     let share = share(&model, &groups, &schedule, zero)?;
     let pipeline = Pipeline::new(&schedule, line.clone(), rank.device())?.recompute(mode);
     let mut optimizer = Sgd::default().init(vec![Group::new(share.parameters(), 0.01)])?;
-    let _train = Context::with(|c| c.train = true);
+    let _train = Context::with(|c| c.set_train(true));
     let stages = schedule.stages();
     let work = Arc::new(Work { model, share, replica: replicas.rank(), stages, step: Mutex::new(0) });
     for step in 0..STEPS {
@@ -144,7 +145,7 @@ fn alone(steps: usize, stages: usize) -> Vec<(String, Tensor)> {
     let parts: Vec<Numbered> = (0..stages).map(|s| stage(s, None, Device::CPU).unwrap()).collect();
     let parameters = parts.iter().flat_map(Parameters::parameters).collect();
     let mut optimizer: Optimizer<Sgd> = Sgd::default().init(vec![Group::new(parameters, 0.01)]).unwrap();
-    let _train = Context::with(|c| c.train = true);
+    let _train = Context::with(|c| c.set_train(true));
     for step in 0..steps {
         for micro_batch in 0..MICRO_BATCHES {
             let both = [rows(step, micro_batch, 0), rows(step, micro_batch, 1)].concat();

@@ -2,6 +2,7 @@
 //! micro-batch at each stage, the one that the papers' formulas say.
 #![allow(dead_code)]
 
+use phalanx_nn::autograd::ContextMode;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
@@ -113,7 +114,7 @@ pub fn pass(model: &Decoder, micro_batch: usize, interval: usize, input: Option<
     let rows = rows(micro_batch);
     let step = (micro_batch / interval) as u64;
     let _context = Context::with(|c| {
-        c.train = true;
+        c.set_train(true);
         c.rng = RngKey { seed: 5, step };
         c.batch_offset = rows.start as u64;
     });

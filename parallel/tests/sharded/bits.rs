@@ -1,6 +1,7 @@
 //! The bits of one device: under models, dtypes and rules out of the ordinary, under every choice of the configuration, and with
 //! running statistics. Choices that change bits change them to a known degree.
 
+use phalanx_nn::autograd::ContextMode;
 use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
@@ -272,7 +273,7 @@ fn train(rank: &launch::Rank, wrap: Wrap<'_>) -> Result<Trained> {
     let model =
         Sequential::new().with(Unit::new(Arc::new(layer(0, 2)))).with(Unit::new(Arc::new(layer(1, 5))));
     let share = wrap(rank, &model)?;
-    let _train = Context::with(|c| c.train = true);
+    let _train = Context::with(|c| c.set_train(true));
     let mut optimizer = AdamW::default().init(vec![Group::new(share.parameters(), 1e-2)])?;
     let mut norms = Vec::new();
     for step in 0..3 {

@@ -9,6 +9,7 @@ mod odd;
 mod state;
 mod traps;
 
+use phalanx_nn::autograd::ContextMode;
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{Clip, Group, Optimizer, Parameter, Parameters, Rule, grad_norm};
 use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
@@ -100,7 +101,7 @@ impl Course {
     /// One device: a chain of micro-batches for each rank there would be, added in order.
     fn alone<T: Task>(&self, build: impl Fn(Device) -> T) -> Trained {
         let model = build(Device::CPU);
-        let _train = Context::with(|c| c.train = true);
+        let _train = Context::with(|c| c.set_train(true));
         let parameters: Vec<Parameter> =
             model.parameters().into_iter().filter(Parameter::is_trained).collect();
         for p in self.grads.iter().flat_map(|&d| parameters.iter().map(move |p| (p, d))) {
@@ -127,7 +128,7 @@ impl Course {
     fn together<T: Task>(&self, config: &ZeroConfig, build: impl Fn(Device) -> T + Sync) -> Result<Trained> {
         let run = |rank: launch::Rank| -> Result<Trained> {
             let model = build(rank.device());
-            let _train = Context::with(|c| c.train = true);
+            let _train = Context::with(|c| c.set_train(true));
             let config = ZeroConfig { grad_dtype: self.grads, ..config.clone() };
             let zero = Zero::new(&model, rank.comm().clone(), config)?;
             let mut optimizer = self.optimizer(zero.parameters());

@@ -1,5 +1,6 @@
 //! Small models over real text, trained by one device and by ranks that share every layer.
 
+use phalanx_nn::autograd::ContextMode;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -46,7 +47,8 @@ pub fn backward<L: Layers>(model: &Decoder<L>, step: u64, rows: Range<usize>) ->
 /// The part of the mean loss of a step's batch that is due to some rows.
 pub fn loss<L: Layers>(model: &Decoder<L>, step: u64, rows: Range<usize>) -> Result<Var> {
     let _context = Context::with(|c| {
-        (c.train, c.rng) = (true, RngKey { seed: 5, step });
+        c.set_train(true);
+        c.rng = RngKey { seed: 5, step };
         c.batch_offset = rows.start as u64;
     });
     let device = model.device();

@@ -1,5 +1,6 @@
 //! Modules: made from `attrs.init`, loaded from `state.*`, called with `attrs.forward`.
 
+use phalanx::autograd::ContextMode;
 use phalanx::autograd::{Error, Result};
 use phalanx::kernels::ConvOptions;
 use phalanx::nn::{self, Module, Parameters};
@@ -13,7 +14,7 @@ pub fn run(call: &Call<'_>) -> Option<Result<Vec<Var>>> {
     let name = call.op.strip_prefix("module:")?;
     let (init, forward) = (call.attrs.nested("init"), call.attrs.nested("forward"));
     let training = call.attrs.bool_or("training", true);
-    let _mode = Context::with(|context| context.train = training);
+    let _mode = Context::with(|context| context.set_train(training));
     let case = Case { call, init: &init, forward: &forward, training };
     let outputs = match name {
         "Linear" | "Conv2d" | "LayerNorm" | "RMSNorm" | "GroupNorm" | "Embedding" => case.simple(name),

@@ -24,11 +24,19 @@ pub struct AttentionDropout {
 }
 
 impl AttentionDropout {
+    /// The bit of [`Context::flags`] that turns dropout off, as in evaluation.
+    pub const OFF: u32 = 1;
+
     /// Draws of `site` under the current context: none for `p` = 0 and in evaluation.
     pub fn new(p: f64, site: u64) -> Option<AttentionDropout> {
         let context = Context::current();
         let (stream, batch_offset) = (context.rng.site(site), context.batch_offset);
-        (context.train && p != 0.0).then_some(AttentionDropout { p, stream, batch_offset, heads: None })
+        (context.flags & AttentionDropout::OFF == 0 && p != 0.0).then_some(AttentionDropout {
+            p,
+            stream,
+            batch_offset,
+            heads: None,
+        })
     }
 }
 

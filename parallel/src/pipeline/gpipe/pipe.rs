@@ -1,5 +1,6 @@
 //! [`GPipe`]: a model over several devices; [`GPipeConfig`]: its micro-batches, recomputation and observer.
 
+use phalanx_nn::autograd::ContextMode;
 use std::fmt;
 use std::sync::Arc;
 
@@ -111,7 +112,7 @@ impl GPipe {
         drop(input);
         let context = Context::current();
         let recomputed =
-            if context.train { self.config.recompute.recomputed(micro_batches.len()) } else { 0 };
+            if context.train() { self.config.recompute.recomputed(micro_batches.len()) } else { 0 };
         let pass = ForwardPass {
             stages: &self.stages,
             copy_streams: &self.copy_streams,
