@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
 use phalanx_autograd::Var;
-use phalanx_tensor::{Category, Context, Device, RngKey, Stream4, Tensor};
+use phalanx_tensor::{Category, Context, Device, PhiloxStream, RngKey, Tensor};
 
 use crate::{Error, Result};
 
@@ -202,12 +202,12 @@ const SITE: u64 = 0x6461_7461;
 #[derive(Clone, Debug)]
 pub struct Permutation {
     count: u64,
-    stream: Stream4,
+    stream: PhiloxStream,
 }
 
 impl Permutation {
     /// Orders of `0 .. count`, drawn from `stream`. A count of 0 is taken for 1.
-    pub fn new(count: u64, stream: Stream4) -> Permutation {
+    pub fn new(count: u64, stream: PhiloxStream) -> Permutation {
         Permutation { count: count.max(1), stream }
     }
 
@@ -222,7 +222,7 @@ impl Permutation {
     }
 
     /// The random numbers that the order is made of.
-    pub fn stream(&self) -> &Stream4 {
+    pub fn stream(&self) -> &PhiloxStream {
         &self.stream
     }
 

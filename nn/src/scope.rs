@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use phalanx_kernels::{self as kernels, random};
-use phalanx_tensor::{Category, Context, DType, Device, RngKey, Stream4, Tensor, Window};
+use phalanx_tensor::{Category, Context, DType, Device, PhiloxStream, RngKey, Tensor, Window};
 
 use crate::{Parameter, Result, Shard};
 
@@ -96,7 +96,7 @@ impl Scope {
     }
 
     /// The random numbers of the initial values of the parameter with that global name.
-    fn draws(&self, name: &str) -> Stream4 {
+    fn draws(&self, name: &str) -> PhiloxStream {
         RngKey { seed: self.seed, step: 0 }.site(site(name))
     }
 }
@@ -184,7 +184,7 @@ impl Init {
     /// If it cannot be allocated.
     pub fn sample(
         self,
-        stream: Stream4,
+        stream: PhiloxStream,
         shape: &[usize],
         window: &Window,
         dtype: DType,

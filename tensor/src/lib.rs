@@ -43,7 +43,11 @@ pub use error::{Error, Result};
 pub use layout::{Dims, Layout, Loops, broadcast_shapes, contiguous_strides};
 pub use ledger::{Category, Ledger, ScratchUse, Usage};
 pub use pool::Pool;
-pub use rng::{RngKey, Stream4, Window};
+pub use rng::{PhiloxStream, RngKey, Window};
+
+#[allow(missing_docs)]
+#[deprecated(since = "0.2.0", note = "renamed to `PhiloxStream`")]
+pub type Stream4 = PhiloxStream;
 pub use storage::{Read, Storage, Write};
 pub use stream::{Event, Stream, record_stream};
 #[doc(hidden)] // for Phalanx's other crates

@@ -53,22 +53,22 @@ impl RngKey {
     }
 
     /// The stream of draws of one site (a layer's dropout, a parameter's initial values).
-    pub fn site(self, site: u64) -> Stream4 {
+    pub fn site(self, site: u64) -> PhiloxStream {
         let counter = [lo(self.step), hi(self.step), lo(site), hi(site)];
         let [k0, k1, ..] = philox(counter, [lo(self.seed), hi(self.seed)]);
-        Stream4 { key: [k0, k1], of: self, site }
+        PhiloxStream { key: [k0, k1], of: self, site }
     }
 }
 
 /// The draws of one site: blocks of four 32-bit words, by number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stream4 {
+pub struct PhiloxStream {
     key: [u32; 2],
     of: RngKey,
     site: u64,
 }
 
-impl Stream4 {
+impl PhiloxStream {
     /// Words `4 * block .. 4 * block + 4` of lane `lane`. Draws that need more than one word an element take the
     /// further ones from further lanes.
     pub fn block(&self, block: u64, lane: u64) -> [u32; 4] {

@@ -5,7 +5,7 @@ use std::borrow::Borrow;
 
 use phalanx_kernels::{self as kernels, random};
 use phalanx_tensor::{
-    Context, DType, Device, Dims, Error, Error as TensorError, RngKey, Scalar, Stream4, Tensor, Window,
+    Context, DType, Device, Dims, Error, Error as TensorError, PhiloxStream, RngKey, Scalar, Tensor, Window,
 };
 
 use super::frame::named;
@@ -41,7 +41,7 @@ impl Generator {
     }
 
     /// The draws of the next call.
-    fn next(&mut self) -> Stream4 {
+    fn next(&mut self) -> PhiloxStream {
         const SITE: u64 = 0x7261_6e64_5f74_656e;
         let site = SITE.wrapping_add(self.calls.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         self.calls += 1;

@@ -5,7 +5,7 @@
 //! al., Dropout (2014).
 
 use phalanx_kernels::random;
-use phalanx_tensor::{Context, Dims, Stream4, Window};
+use phalanx_tensor::{Context, Dims, PhiloxStream, Window};
 
 use crate::{Backward, ContextMode, Cx, Grads, Result, Saver, Var, begins, grads1, record};
 
@@ -26,7 +26,7 @@ impl Var {
         self.drop_out(p, context.rng.site(site), window)
     }
 
-    fn drop_out(&self, p: f64, stream: Stream4, window: Window) -> Result<Var> {
+    fn drop_out(&self, p: f64, stream: PhiloxStream, window: Window) -> Result<Var> {
         begins();
         let y = random::dropout(self.tensor(), p, stream, &window)?;
         record("dropout", &[self], y, |_: &Saver<'_>| Ok(Dropout { p, stream, window }))
@@ -45,7 +45,7 @@ fn rows(shape: &[usize], offset: u64) -> Window {
 
 struct Dropout {
     p: f64,
-    stream: Stream4,
+    stream: PhiloxStream,
     window: Window,
 }
 

@@ -23,7 +23,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{DType, RngKey, Stream4, Tensor};
+use phalanx_tensor::{DType, PhiloxStream, RngKey, Tensor};
 
 use super::hook::{AllReduce, Bucket, BucketHook, Rest};
 use crate::Result;
@@ -253,7 +253,11 @@ const NEW: f64 = 1e-10;
 /// An orthonormal basis of what the columns of `matrix` [n, r] span, r <= n; `epsilon` is added to lengths that are
 /// divided by. A column that depends on those before it, or is no number, becomes 0; with `random` numbers it becomes
 /// a random direction. The bits depend on the values alone.
-pub(super) fn orthonormal_columns(matrix: &Tensor, epsilon: f64, random: Option<Stream4>) -> Result<Tensor> {
+pub(super) fn orthonormal_columns(
+    matrix: &Tensor,
+    epsilon: f64,
+    random: Option<PhiloxStream>,
+) -> Result<Tensor> {
     if matrix.device().is_meta() {
         return Ok(matrix.clone());
     }
@@ -294,7 +298,7 @@ fn straighten(column: &mut [f64], basis: &[Vec<f64>], epsilon: f64) -> bool {
 }
 
 /// Even in (-1, 1).
-fn draw(stream: &Stream4, place: usize) -> f64 {
+fn draw(stream: &PhiloxStream, place: usize) -> f64 {
     let word = stream.block(place as u64 / 4, 0)[place % 4];
     (f64::from(word) + 0.5) / f64::from(1u32 << 31) - 1.0
 }

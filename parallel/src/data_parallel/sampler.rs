@@ -1,7 +1,7 @@
 //! [`DistributedSampler`]: which samples of a data set a rank draws in an epoch.
 
 use phalanx_nn::{Error, Result};
-use phalanx_tensor::{RngKey, Stream4};
+use phalanx_tensor::{PhiloxStream, RngKey};
 
 /// How the epoch's order is dealt to the ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,7 +98,7 @@ impl DistributedSampler {
 }
 
 /// Fisher and Yates's shuffle.
-fn shuffle(order: &mut [usize], stream: Stream4) {
+fn shuffle(order: &mut [usize], stream: PhiloxStream) {
     for last in (1..order.len()).rev() {
         let [low, high, ..] = stream.block(last as u64, 0);
         let word = u64::from(low) | (u64::from(high) << 32);

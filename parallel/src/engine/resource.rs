@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError};
 
-use phalanx_tensor::{RngKey, Stream4};
+use phalanx_tensor::{PhiloxStream, RngKey};
 
 use super::Engine;
 use super::error::{Error, Result};
@@ -115,7 +115,7 @@ impl Generator {
     }
 
     /// The next stream.
-    pub fn stream(&mut self) -> Stream4 {
+    pub fn stream(&mut self) -> PhiloxStream {
         let site = self.next;
         self.next += 1;
         self.key.site(site)

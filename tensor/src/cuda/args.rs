@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::copy::gather_into;
 use super::{DeviceBlock, Gpu};
 use crate::storage::{Read, Write};
-use crate::{Error, Result, RngKey, ScratchUse, Stream4, Tensor};
+use crate::{Error, PhiloxStream, Result, RngKey, ScratchUse, Tensor};
 
 /// A kernel's arguments, and guards on the tensors that they point to, held until the launch is queued.
 pub struct Args<'a> {
@@ -119,7 +119,7 @@ impl<'a> Args<'a> {
     }
 
     /// The random draws of a site: the prelude's `Draws`. In a captured step ([`super::Graph`]) each launch has its own step's number.
-    pub fn draws(self, stream: Stream4) -> Args<'a> {
+    pub fn draws(self, stream: PhiloxStream) -> Args<'a> {
         let RngKey { seed, step } = stream.of();
         self.value([seed, stream.site(), step, captured_step(step)])
     }

@@ -22,8 +22,8 @@ use crate::{Context, Device, Error, Result};
 pub use args::{Args, DevicePointer, Scratch};
 pub use copy::Readback;
 pub use phalanx_cuda::{
-    Calls, CollectiveGuard as Meeting, Epilogue as Sums, FAULT, Grid, Image, Library, Program, Target, calls,
-    compile, compiled, driver_name, emulated, require,
+    Calls, CollectiveGuard, Epilogue, FAULT, Grid, Image, Library, Program, Target, calls, compile, compiled,
+    driver_name, emulated, require,
 };
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.
 #[cfg(feature = "cuda")]
@@ -97,7 +97,7 @@ impl Gpu {
 
     /// Announces a collective: work of this thread's stream that does not end before other GPUs have come to theirs. Until the guard is
     /// dropped and that work has ended, nothing is loaded into the GPU, so the thread must not use a kernel for the first time.
-    pub fn meet(&'static self) -> Meeting {
+    pub fn enter_collective(&'static self) -> CollectiveGuard {
         self.0.enter_collective()
     }
 }
@@ -239,5 +239,21 @@ impl Graph {
     /// If the device is lost.
     pub fn launch(&mut self, step: u64) -> Result<()> {
         self.0.launch(step).map_err(Error::of_gpu)
+    }
+}
+
+#[allow(missing_docs)]
+#[deprecated(since = "0.2.0", note = "renamed to `CollectiveGuard`")]
+pub type Meeting = CollectiveGuard;
+
+#[allow(missing_docs)]
+#[deprecated(since = "0.2.0", note = "renamed to `Epilogue`")]
+pub type Sums = Epilogue;
+
+impl Gpu {
+    #[allow(missing_docs)]
+    #[deprecated(since = "0.2.0", note = "renamed to `enter_collective`")]
+    pub fn meet(&'static self) -> CollectiveGuard {
+        self.enter_collective()
     }
 }

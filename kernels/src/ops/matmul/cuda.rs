@@ -1,7 +1,7 @@
 //! Batched products on a GPU: by cuBLASLt, or by our own kernel what that does not do. The batch dimensions become as few
 //! launches as their strides allow.
 
-use phalanx_tensor::cuda::{self, Matrices, Products, Sums};
+use phalanx_tensor::cuda::{self, Epilogue, Matrices, Products};
 use phalanx_tensor::{Loops, Result, Tensor, contiguous_strides};
 
 use super::Finish;
@@ -42,13 +42,13 @@ pub(in crate::ops) fn multiply(
     let whole = Batch { a, b, size, count, steps }.folded();
     // The library's gelu is an approximation, good enough for halves.
     let by_library = turns == 1 && out.dtype().size() == 2 && finish.activation == Some(Gelu::Tanh);
-    if by_library && cuda::multiply(op, whole.products([0; 3], out, &finish, Sums::Gelu))? {
+    if by_library && cuda::multiply(op, whole.products([0; 3], out, &finish, Epilogue::Gelu))? {
         return Ok(());
     }
     for turn in 0..turns {
         let starts = start_of(&loops, inner, turn);
-        if !cuda::multiply(op, whole.products(starts, out, &finish, Sums::Plain))? {
-            multiply_on_gpu(op, whole.products(starts, out, &finish, Sums::Plain))?;
+        if !cuda::multiply(op, whole.products(starts, out, &finish, Epilogue::Plain))? {
+            multiply_on_gpu(op, whole.products(starts, out, &finish, Epilogue::Plain))?;
         }
     }
     finish.activation.map_or(Ok(()), |kind| gelu_(op, out, kind))
@@ -90,7 +90,7 @@ impl Batch<'_> {
         [a, b, c]: [usize; 3],
         out: &'a mut Tensor,
         finish: &Finish<'a>,
-        sums: Sums,
+        sums: Epilogue,
     ) -> Products<'a> {
         Products {
             count: self.count,

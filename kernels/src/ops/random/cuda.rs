@@ -1,7 +1,7 @@
 //! Random numbers on a GPU: the CPU's, since both are functions of the place.
 
 use phalanx_tensor::cuda::{Args, Grid, Kernel, Program, Scratch};
-use phalanx_tensor::{DType, Result, Stream4, Tensor};
+use phalanx_tensor::{DType, PhiloxStream, Result, Tensor};
 
 use super::words::Words;
 use crate::cuda::{File, LAYOUT, PRELUDE, Strided, type_name};
@@ -44,7 +44,7 @@ impl Places {
 pub(super) fn fill(
     op: &'static str,
     make: impl Pointwise<2>,
-    (words, stream): (&Words, Stream4),
+    (words, stream): (&Words, PhiloxStream),
     out: &mut Tensor,
 ) -> Result<()> {
     let (dtype, n, gpu) = (out.dtype(), out.numel(), out.device().gpu()?);
@@ -65,7 +65,7 @@ pub(super) fn fill_truncated(
     op: &'static str,
     make: impl Pointwise<2>,
     ([mean, std], bound, tries): ([f64; 2], f64, u64),
-    (words, stream): (&Words, Stream4),
+    (words, stream): (&Words, PhiloxStream),
     out: &mut Tensor,
 ) -> Result<()> {
     let (dtype, n, gpu) = (out.dtype(), out.numel(), out.device().gpu()?);
@@ -86,7 +86,7 @@ pub(super) fn drop_out(
     op: &'static str,
     x: &Tensor,
     (threshold, scale): (u32, f64),
-    (words, stream): (&Words, Stream4),
+    (words, stream): (&Words, PhiloxStream),
     out: &mut Tensor,
 ) -> Result<()> {
     let (dtype, n, gpu) = (out.dtype(), out.numel(), out.device().gpu()?);

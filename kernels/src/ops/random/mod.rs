@@ -4,7 +4,7 @@
 mod cuda;
 mod words;
 
-use phalanx_tensor::{DType, Device, Error, Result, Stream4, Tensor, Window};
+use phalanx_tensor::{DType, Device, Error, PhiloxStream, Result, Tensor, Window};
 
 use super::creation::fill_;
 use crate::check;
@@ -24,7 +24,7 @@ use words::Words;
 pub fn uniform(
     shape: &[usize],
     window: &Window,
-    stream: Stream4,
+    stream: PhiloxStream,
     [low, high]: [f64; 2],
     dtype: DType,
     device: Device,
@@ -47,7 +47,7 @@ pub fn uniform(
 pub fn normal(
     shape: &[usize],
     window: &Window,
-    stream: Stream4,
+    stream: PhiloxStream,
     [mean, std]: [f64; 2],
     dtype: DType,
     device: Device,
@@ -63,7 +63,7 @@ pub fn normal(
 pub fn truncated_normal(
     shape: &[usize],
     window: &Window,
-    stream: Stream4,
+    stream: PhiloxStream,
     [mean, std]: [f64; 2],
     dtype: DType,
     device: Device,
@@ -81,12 +81,12 @@ pub fn truncated_normal(
 
 const TRUNCATED: Kernels<Truncated> = Kernels { cpu: truncated_on_cpu, cuda: truncated_on_gpu };
 
-type Truncated = fn(&'static str, [f64; 2], (&Words, Stream4), &mut Tensor) -> Result<()>;
+type Truncated = fn(&'static str, [f64; 2], (&Words, PhiloxStream), &mut Tensor) -> Result<()>;
 
 fn truncated_on_cpu(
     op: &'static str,
     moments: [f64; 2],
-    (words, _): (&Words, Stream4),
+    (words, _): (&Words, PhiloxStream),
     out: &mut Tensor,
 ) -> Result<()> {
     for_real!(op, out.dtype(), T => fill_truncated::<T>(op, moments, words, out))
@@ -95,7 +95,7 @@ fn truncated_on_cpu(
 fn truncated_on_gpu(
     op: &'static str,
     moments: [f64; 2],
-    draws: (&Words, Stream4),
+    draws: (&Words, PhiloxStream),
     out: &mut Tensor,
 ) -> Result<()> {
     let make = BoxMuller { mean: 0.0, std: 1.0 };
@@ -152,7 +152,7 @@ fn draw(
     make: impl Pointwise<2>,
     shape: &[usize],
     window: &Window,
-    stream: Stream4,
+    stream: PhiloxStream,
     dtype: DType,
     device: Device,
 ) -> Result<Tensor> {
@@ -212,7 +212,7 @@ fn units<W: Float>(words: &Words, lane: u64, start: usize, to: &mut [W]) {
 ///
 /// # Errors
 /// If `p` is not between 0 and 1, the window does not hold `x`, or the dtype is no floating-point one.
-pub fn dropout(x: &Tensor, p: f64, stream: Stream4, window: &Window) -> Result<Tensor> {
+pub fn dropout(x: &Tensor, p: f64, stream: PhiloxStream, window: &Window) -> Result<Tensor> {
     const OP: &str = "dropout";
     if !(0.0..=1.0).contains(&p) {
         return Err(Error::range(OP, format!("the probability {p}"), "one from 0 to 1"));
@@ -226,13 +226,13 @@ pub fn dropout(x: &Tensor, p: f64, stream: Stream4, window: &Window) -> Result<T
 
 const DROPOUT: Kernels<Dropout> = Kernels { cpu: drop_out_on_cpu, cuda: drop_out_on_gpu };
 
-type Dropout = fn(&'static str, &Tensor, f64, (&Words, Stream4), &mut Tensor) -> Result<()>;
+type Dropout = fn(&'static str, &Tensor, f64, (&Words, PhiloxStream), &mut Tensor) -> Result<()>;
 
 fn drop_out_on_gpu(
     op: &'static str,
     x: &Tensor,
     p: f64,
-    draws: (&Words, Stream4),
+    draws: (&Words, PhiloxStream),
     out: &mut Tensor,
 ) -> Result<()> {
     match threshold(p) {
@@ -245,7 +245,7 @@ fn drop_out_on_cpu(
     op: &'static str,
     x: &Tensor,
     p: f64,
-    (words, _): (&Words, Stream4),
+    (words, _): (&Words, PhiloxStream),
     out: &mut Tensor,
 ) -> Result<()> {
     for_real!(op, x.dtype(), T => drop_out::<T>(op, x, p, words, out))
@@ -301,7 +301,7 @@ mod tests {
 
     const CPU: Device = Device::Cpu(0);
 
-    fn stream() -> Stream4 {
+    fn stream() -> PhiloxStream {
         RngKey { seed: 5, step: 0 }.site(1)
     }
 
@@ -371,7 +371,7 @@ mod tests {
         }
     }
 
-    fn dropout_stream() -> Stream4 {
+    fn dropout_stream() -> PhiloxStream {
         RngKey { seed: 9, step: 2 }.site(4)
     }
 

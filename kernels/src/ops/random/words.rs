@@ -1,20 +1,25 @@
 //! Philox's words for the elements of a shard.
 
-use phalanx_tensor::{Dims, Error, Loops, Result, Stream4, Window, contiguous_strides};
+use phalanx_tensor::{Dims, Error, Loops, PhiloxStream, Result, Window, contiguous_strides};
 
 use crate::simd::{Isa, Kernel, dispatch, each};
 use crate::source::for_each_part;
 
 /// The words of a shard's elements.
 pub(crate) struct Words {
-    stream: Stream4,
+    stream: PhiloxStream,
     first: u64,
     loops: Loops<1>,
 }
 
 impl Words {
     /// Those of a shard of `shape` at its place in the whole.
-    pub(crate) fn new(op: &'static str, stream: Stream4, shape: &[usize], window: &Window) -> Result<Words> {
+    pub(crate) fn new(
+        op: &'static str,
+        stream: PhiloxStream,
+        shape: &[usize],
+        window: &Window,
+    ) -> Result<Words> {
         let Window { global, offset } = window;
         let ranks_agree = global.len() == shape.len() && offset.len() == shape.len();
         let inside = |d: usize| offset[d].checked_add(shape[d]).is_some_and(|end| end <= global[d]);
@@ -78,7 +83,7 @@ impl Kernel for Run<'_> {
     }
 }
 
-/// Blocks `block ..` of Philox4x32-10, as [`Stream4::block`] gives them.
+/// Blocks `block ..` of Philox4x32-10, as [`PhiloxStream::block`] gives them.
 #[inline(always)]
 fn philox(mut key: [u32; 2], block: u64, lane: u64) -> [u32; 4 * BLOCKS] {
     let number = |i: usize| block.wrapping_add(i as u64);

@@ -2,7 +2,7 @@
 //! and again in the backward pass, and never stored. The draws are those of [`dropout`](crate::random::dropout) on the
 //! whole's probabilities.
 
-use phalanx_tensor::{Context, Error, Result, Stream4, Tensor};
+use phalanx_tensor::{Context, Error, PhiloxStream, Result, Tensor};
 
 use super::cuda;
 use super::tile::Tile;
@@ -16,7 +16,7 @@ pub struct AttentionDropout {
     /// From 0 to 1.
     pub p: f64,
     /// The draws.
-    pub stream: Stream4,
+    pub stream: PhiloxStream,
     /// The batch's first row in the global batch.
     pub batch_offset: u64,
     /// The heads of the whole model and the first of these among them; absent if these are all.

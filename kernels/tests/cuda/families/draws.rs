@@ -2,11 +2,11 @@
 
 use phalanx_kernels as k;
 use phalanx_kernels::random::{dropout, normal, truncated_normal, uniform};
-use phalanx_tensor::{DType, Device, Dims, Result, RngKey, Stream4, Tensor, Window};
+use phalanx_tensor::{DType, Device, Dims, PhiloxStream, Result, RngKey, Tensor, Window};
 
 use crate::case::{Case, FLOATS, make, spread, tolerance};
 
-fn stream(site: u64) -> Stream4 {
+fn stream(site: u64) -> PhiloxStream {
     RngKey { seed: 0x1234_5678_9abc, step: 3 }.site(site)
 }
 
@@ -32,7 +32,7 @@ fn windows() -> Vec<(Vec<usize>, Window)> {
 }
 
 pub fn cases() -> Vec<Case> {
-    type Draw = fn(&[usize], &Window, Stream4, [f64; 2], DType, Device) -> Result<Tensor>;
+    type Draw = fn(&[usize], &Window, PhiloxStream, [f64; 2], DType, Device) -> Result<Tensor>;
     const DRAWS: [(&str, Draw); 3] =
         [("uniform", uniform), ("normal", normal), ("truncated_normal", truncated_normal)];
     let mut all = Vec::new();

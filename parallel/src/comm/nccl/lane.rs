@@ -232,7 +232,7 @@ impl Lane {
         let [input_at, output_at, room_at] = [&input, &output, &room].map(address);
         let ops = ops(Addresses { input: input_at, output: output_at, room: room_at, size: dtype.size() });
         gpu.make_current()?;
-        let _meeting = gpu.meet();
+        let _collective = gpu.enter_collective();
         // SAFETY: the stream is this lane's, of this GPU, on whose thread this runs. The ranges are the route's, inside
         // tensors of the call, whose counts `Call::checked` holds against them. `kept` holds the tensors until the stream
         // has passed this point, or the waiting thread's stream comes after it; the room was obtained on this stream

@@ -13,7 +13,7 @@ mod tests;
 use std::path::{Path, PathBuf};
 
 use blocks::{Block, Blocks};
-use phalanx_tensor::{RngKey, Stream4};
+use phalanx_tensor::{PhiloxStream, RngKey};
 use rayon::prelude::*;
 
 use super::file::Encoding;
@@ -348,7 +348,7 @@ pub(super) fn is_shared(documents: u64, share: f64) -> bool {
 struct Draw {
     /// The share, as a part of 2^32.
     share: u64,
-    stream: Stream4,
+    stream: PhiloxStream,
 }
 
 /// The draws of validation documents.
