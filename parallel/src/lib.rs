@@ -42,13 +42,11 @@ pub mod estimate {
 }
 
 pub use error::{Error, Result};
+#[allow(deprecated)] // the old name stays importable
 pub use objects::{all_gather_object, tell};
 pub use phalanx_nn as nn;
 pub use phalanx_nn::autograd;
 pub use phalanx_tensor as tensor;
-
-use objects as sums;
-use objects as tell;
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]

@@ -9,8 +9,6 @@ use serde::de::DeserializeOwned;
 use crate::comm::{Call, Comm};
 use crate::{Error, Result};
 
-pub use all_gather_object as tell;
-
 /// The device of the messages. No rank computes on it, so no rank's memory ledger counts them.
 const HOST: Device = Device::Cpu(1023);
 
@@ -79,4 +77,13 @@ pub(crate) fn gather_sums(
     let pairs: Vec<_> = pairs.into_iter().map(|(to, from)| (to, count + from)).collect();
     kernels::add_pairs_(&mut all, &pairs)?;
     Ok(all.narrow(0, 0, count)?)
+}
+
+/// The old name of [`all_gather_object`].
+///
+/// # Errors
+/// As [`all_gather_object`].
+#[deprecated(since = "0.2.0", note = "renamed to `all_gather_object`")]
+pub fn tell<T: Serialize + DeserializeOwned>(comm: &Comm, value: &T) -> Result<Vec<T>> {
+    all_gather_object(comm, value)
 }

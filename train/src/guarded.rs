@@ -4,7 +4,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use phalanx_nn::{Batch, Entry};
-use phalanx_parallel::tell;
+use phalanx_parallel::all_gather_object;
 use phalanx_tensor::Tensor;
 
 use crate::callback::Event;
@@ -124,6 +124,6 @@ fn origin_of_all(
     passed: &Passed,
 ) -> Result<String> {
     let own = origin(micros, parameters, &passed.squares)?;
-    let nearest = tell(place.all_ranks(), &own)?.into_iter().flatten().min();
+    let nearest = all_gather_object(place.all_ranks(), &own)?.into_iter().flatten().min();
     Ok(nearest.map_or_else(String::new, |(.., text)| text))
 }

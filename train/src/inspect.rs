@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use phalanx_nn::Parameters;
 use phalanx_nn::autograd::{HearingGuard, hear_recomputations};
+use phalanx_parallel::all_gather_object;
 use phalanx_parallel::mesh::{Axis, Coordinates};
-use phalanx_parallel::tell;
 use phalanx_tensor::{Category, Device};
 use serde::{Deserialize, Serialize};
 
@@ -96,7 +96,7 @@ impl Inspection {
             .collect();
         let memory = memory(place, self.steps.start + 1, changes);
         let own = Seen { rank: place.rank(), compute, communication, memory, holds: holds(run)? };
-        let mut all = tell(place.all_ranks(), &own)?;
+        let mut all = all_gather_object(place.all_ranks(), &own)?;
         if self.steps.end > self.steps.start + 1 {
             crop(&mut all);
         }
@@ -190,7 +190,7 @@ pub(crate) fn collectives(notes: &Notes, place: &Place) -> Result<Vec<Collective
     let own = notes.lock().calls.clone();
     let own: Vec<Collective> =
         own.into_iter().map(|((kind, group), call)| Collective { rank, kind, group, ..call }).collect();
-    Ok(tell(place.all_ranks(), &own)?.concat())
+    Ok(all_gather_object(place.all_ranks(), &own)?.concat())
 }
 
 /// The layout of the ranks, if there are several.

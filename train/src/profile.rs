@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use phalanx_kernels::{peak_bandwidth, peak_flops};
 use phalanx_nn::autograd::{OperationTime, Profiler};
 use phalanx_nn::{Batch, autograd};
+use phalanx_parallel::all_gather_object;
 use phalanx_parallel::mesh::Axis;
-use phalanx_parallel::tell;
 use phalanx_tensor::Category;
 use serde::{Deserialize, Serialize};
 
@@ -72,7 +72,7 @@ impl Run {
         let own = operations(rank, ms, profiler.end(), phases.take());
         let [peak_flops_per_s, peak_bytes_per_s] = peaks;
         let own = Seen(Profiled { rank, ms, peak_flops_per_s, peak_bytes_per_s }, own);
-        let (ranks, operations): (Vec<_>, Vec<_>) = tell(self.place.all_ranks(), &own)?
+        let (ranks, operations): (Vec<_>, Vec<_>) = all_gather_object(self.place.all_ranks(), &own)?
             .into_iter()
             .map(|Seen(rank, operations)| (rank, operations))
             .unzip();

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use phalanx_nn::{Batch, LossScaler, Optimizer, Parameters, cut};
+use phalanx_parallel::all_gather_object;
 use phalanx_parallel::checkpoint::Saver;
 use phalanx_parallel::data_parallel::{DataParallel, DistributedSampler, Share};
 use phalanx_parallel::hybrid::{OnMesh, Part};
 use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{Observer, Pipeline, TiedTable};
-use phalanx_parallel::tell;
 use phalanx_tensor::{Device, Tensor};
 
 use crate::data::{Data, DataLoader, DataLoaderConfig};
@@ -360,6 +360,6 @@ fn count(model: &impl Parameters, place: &Place) -> Result<usize> {
     if line.size() == 1 || !line.has_peers() {
         return Ok(own.iter().map(|(_, size)| size).sum());
     }
-    let all: BTreeMap<String, usize> = tell(line, &own)?.into_iter().flatten().collect();
+    let all: BTreeMap<String, usize> = all_gather_object(line, &own)?.into_iter().flatten().collect();
     Ok(all.values().sum())
 }

@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
+use phalanx_parallel::all_gather_object;
 use phalanx_parallel::comm::{Comm, Observer};
 use phalanx_parallel::pipeline::ranks::{self as actions, Executed};
 use phalanx_parallel::pipeline::schedule::Kind;
-use phalanx_parallel::tell;
 use serde_json::{Value, json};
 
 use crate::error::unpoisoned;
@@ -86,7 +86,7 @@ impl Trace {
         let Some(sink) = &self.sink else { return Ok(()) };
         let mut sink = unpoisoned(sink.lock());
         if let Some(comm) = processes {
-            sink.waiting = tell(comm, &sink.waiting)?.concat();
+            sink.waiting = all_gather_object(comm, &sink.waiting)?.concat();
         }
         match sink.file {
             Some(_) => sink.write(

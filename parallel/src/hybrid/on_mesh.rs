@@ -5,14 +5,14 @@ use phalanx_nn::{Parameter, Parameters, Square, Squares};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::comm::{Comm, Traffic};
+use crate::data_parallel::Gathered;
 use crate::data_parallel::{DataParallel, Entries, NoSync};
 use crate::mesh::{Axis, Groups};
+use crate::objects::all_gather_object;
+use crate::objects::gather_sums;
 use crate::part::{self, Part};
 use crate::pipeline::ranks::TiedTable;
 use crate::pipeline::schedule::Schedule;
-use crate::sharded::Gathered;
-use crate::sums::gather_sums;
-use crate::tell::tell;
 use crate::tensor_parallel::{gather_parts, sum_squares};
 use crate::{Error, Result};
 
@@ -170,5 +170,5 @@ fn all_names(comm: &Comm, own: &[String]) -> Result<Vec<Vec<String>>> {
     if comm.size() == 1 || !comm.has_peers() {
         return Ok(vec![own.to_vec(); comm.size()]);
     }
-    tell(comm, &own.to_vec())
+    all_gather_object(comm, &own.to_vec())
 }

@@ -26,8 +26,6 @@ use phalanx_tensor::Device;
 
 use crate::comm::Comm;
 
-pub(crate) use crate::panics::caught;
-
 pub use environment::{Backend, Environment, environment, is_launched};
 pub use threads::{Threads, threads};
 

@@ -20,8 +20,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::comm::Comm;
 use crate::data_parallel::Entries;
+use crate::objects::all_gather_object;
 use crate::part::Part;
-use crate::tell::tell;
 use crate::{Error, Result};
 
 /// Writes the folder of a model that these ranks hold together, as [`phalanx_nn::models::save_model`] does on one device. All
@@ -56,7 +56,7 @@ pub fn gather_parameters(parameters: &[Parameter], comm: &Comm) -> Result<Entrie
 /// # Errors
 /// As [`gather_parameters`].
 pub fn gather_parts(parts: &[Part], comm: &Comm) -> Result<Entries> {
-    let held = tell(comm, &parts.iter().map(HeldPart::of).collect::<Vec<_>>())?;
+    let held = all_gather_object(comm, &parts.iter().map(HeldPart::of).collect::<Vec<_>>())?;
     let wanted = first_holders(&held);
     if comm.rank() != 0 {
         for &(_, i) in wanted.iter().filter(|(rank, _)| *rank == comm.rank()) {

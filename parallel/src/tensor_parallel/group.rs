@@ -7,7 +7,7 @@ use phalanx_nn::{Error, Parameter, Squares, grad_squares, norm_of};
 use super::mappings::{Exchange, Exchanged, Split, exchanged, reduce_from_region};
 use crate::Result;
 use crate::comm::Comm;
-use crate::sums::gather_sums;
+use crate::objects::gather_sums;
 
 /// The ranks over which the layers of a model are split, as this rank sees them. It builds `nn`'s models with parallel layers,
 /// through [`phalanx_nn::Layers`].

@@ -21,7 +21,7 @@ use super::clock::{CellObserver, Phase};
 use super::copy::{CopyStreams, PendingGrads, Sender, Sent};
 use super::dependency::{BackwardStart, enter, leave};
 use super::{Batch, Cell, Observer, Route, Sequence, Skip, Skips, StageLayers, device_orders};
-use crate::launch::caught;
+use crate::panics::caught;
 use crate::pipeline::MicroBatch;
 use crate::{Error, Result};
 

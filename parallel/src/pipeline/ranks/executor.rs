@@ -14,7 +14,7 @@ use super::versions::Updates;
 use super::{Spec, Stages};
 use crate::comm::{Comm, Pending};
 use crate::data_parallel::NoSync;
-use crate::launch::caught;
+use crate::panics::caught;
 use crate::pipeline::schedule::{Action, Kind, Schedule};
 use crate::pipeline::{Cell, MicroBatch};
 use crate::{Error, Result};
