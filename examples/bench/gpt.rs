@@ -12,7 +12,7 @@ use phalanx::nn::{AdamW, Batch, Group, Layers, OneDevice, Optimizer, Parameters,
 use phalanx::parallel::comm::Comm;
 use phalanx::parallel::comm::threads::world;
 use phalanx::parallel::data_parallel::{Alone, DataParallel};
-use phalanx::parallel::hybrid::{Layout, OnMesh, Part, Step};
+use phalanx::parallel::hybrid::{Layout, OnMesh, StagedModel, Step};
 use phalanx::parallel::launch::TIMEOUT;
 use phalanx::parallel::mesh::{Axis, Groups};
 use phalanx::parallel::pipeline::ranks::{Chunks, Pipeline};
@@ -158,7 +158,7 @@ pub fn train<L: Layers>(
     let replicas = groups.along(Axis::Dp).clone();
     let share = wrap(&model, &replicas)?;
     let share: Arc<dyn DataParallel> = Arc::new(OnMesh::new(&model, share, groups.clone(), &schedule)?);
-    let model: Arc<dyn Part> = Arc::new(model);
+    let model: Arc<dyn StagedModel> = Arc::new(model);
     let group = Group::new(share.parameters(), 3e-4).with_weight_decay(0.1);
     let mut optimizer = AdamW::default().with_betas(0.9, 0.95).init(vec![group])?;
     load_initial_masters(&optimizer, size)?;

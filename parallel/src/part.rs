@@ -1,4 +1,4 @@
-//! [`Part`]: the elements of a tensor that one rank holds, under any layout; `Place`: which elements of the whole tensor these
+//! [`Part`]: the elements of a tensor that one rank holds, under any layout; `BoxRange`: which elements of the whole tensor these
 //! are.
 //!
 //! ```text
@@ -69,9 +69,9 @@ impl Part {
     /// # Errors
     /// If the box is not inside the whole, the range is not inside the box, or the values have another number of elements or are
     /// not contiguous.
-    pub(crate) fn place(&self) -> Result<Place> {
+    pub(crate) fn place(&self) -> Result<BoxRange> {
         let Shard { window, extent } = &self.shard;
-        let place = Place {
+        let place = BoxRange {
             shape: window.global.to_vec(),
             offset: window.offset.to_vec(),
             extent: extent.to_vec(),
@@ -131,7 +131,7 @@ pub(crate) fn load(what: &str, own: &[Part], given: &[Part], all: bool) -> Resul
 
 /// A box of a whole tensor, and a range of its elements in row-major order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Place {
+pub(crate) struct BoxRange {
     /// The whole's shape.
     pub(crate) shape: Vec<usize>,
     /// Where the box begins in it.
@@ -158,10 +158,10 @@ pub(crate) struct Overlap {
     pub(crate) count: usize,
 }
 
-impl Place {
+impl BoxRange {
     /// Whether the box lies inside the whole and the range inside the box; no size overflows.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let Place { shape, offset, extent, range } = self;
+        let BoxRange { shape, offset, extent, range } = self;
         let inside = |((&size, &offset), &extent): ((&usize, &usize), &usize)| {
             offset.checked_add(extent).is_some_and(|end| end <= size)
         };
@@ -187,7 +187,7 @@ impl Place {
     }
 
     /// Its contiguous segments, ascending in the whole tensor and in the part.
-    pub(crate) fn runs(&self) -> Segments<'_> {
+    pub(crate) fn segments(&self) -> Segments<'_> {
         // The dimensions after the last one that is split are whole. So a range of that one is contiguous.
         let cut = (0..self.shape.len()).rev().find(|&dim| self.extent[dim] != self.shape[dim]);
         let outer = &self.extent[..cut.unwrap_or(0)];
@@ -202,8 +202,8 @@ impl Place {
     }
 
     /// The elements that it shares with another part, of a whole tensor with as many elements.
-    pub(crate) fn overlaps(&self, to: &Place) -> Vec<Overlap> {
-        let (mut sources, mut targets, mut found) = (self.runs(), to.runs(), Vec::new());
+    pub(crate) fn overlaps(&self, to: &BoxRange) -> Vec<Overlap> {
+        let (mut sources, mut targets, mut found) = (self.segments(), to.segments(), Vec::new());
         // Most pairs of parts share few elements, so segments that cannot overlap are skipped at once.
         let begin = |segments: &Segments<'_>| segments.clone().next().map_or(0, |segment| segment.whole);
         let (source, target) = (begin(&sources), begin(&targets));
@@ -291,8 +291,8 @@ mod tests {
 
     use super::*;
 
-    fn place(shape: &[usize], offset: &[usize], extent: &[usize], range: std::ops::Range<usize>) -> Place {
-        let place = Place { shape: shape.into(), offset: offset.into(), extent: extent.into(), range };
+    fn place(shape: &[usize], offset: &[usize], extent: &[usize], range: std::ops::Range<usize>) -> BoxRange {
+        let place = BoxRange { shape: shape.into(), offset: offset.into(), extent: extent.into(), range };
         place.check().unwrap();
         place
     }
@@ -314,7 +314,7 @@ mod tests {
         for (place, wanted) in table {
             let wanted: Vec<Segment> =
                 wanted.into_iter().map(|(own, whole, count)| Segment { own, whole, count }).collect();
-            assert_eq!(place.runs().collect::<Vec<_>>(), wanted, "{place:?}");
+            assert_eq!(place.segments().collect::<Vec<_>>(), wanted, "{place:?}");
         }
     }
 
@@ -322,7 +322,7 @@ mod tests {
     fn overlaps_are_what_both_have() {
         let halves = [place(&[4, 6], &[0, 0], &[4, 3], 0..12), place(&[4, 6], &[0, 3], &[4, 3], 0..12)];
         let third = place(&[4, 6], &[0, 2], &[4, 2], 0..8);
-        let overlaps = |from: &Place, to: &Place| -> Vec<(usize, usize, usize)> {
+        let overlaps = |from: &BoxRange, to: &BoxRange| -> Vec<(usize, usize, usize)> {
             from.overlaps(to).into_iter().map(|Overlap { from, to, count }| (from, to, count)).collect()
         };
         assert_eq!(overlaps(&halves[0], &third), [(2, 0, 1), (5, 2, 1), (8, 4, 1), (11, 6, 1)]);
@@ -353,12 +353,12 @@ mod tests {
             (vec![usize::MAX, 2], vec![0, 0], vec![1, 1], 0..1),
             (vec![4], vec![0], vec![4], std::ops::Range { start: 3, end: 2 }),
         ] {
-            assert!(Place { shape, offset, extent, range }.check().is_err());
+            assert!(BoxRange { shape, offset, extent, range }.check().is_err());
         }
     }
 
     /// The numbers of a place's elements in the whole.
-    fn numbers(place: &Place) -> Vec<usize> {
+    fn numbers(place: &BoxRange) -> Vec<usize> {
         let mut all = vec![0];
         for ((&size, &offset), &extent) in place.shape.iter().zip(&place.offset).zip(&place.extent) {
             all = all.iter().flat_map(|&n| (offset..offset + extent).map(move |i| n * size + i)).collect();
@@ -367,19 +367,19 @@ mod tests {
     }
 
     /// A place in a whole of that shape.
-    fn places(shape: Vec<usize>) -> impl Strategy<Value = Place> {
+    fn places(shape: Vec<usize>) -> impl Strategy<Value = BoxRange> {
         let cuts: Vec<_> = shape.iter().map(|&n| (0..=n, 0..=n)).collect();
         (cuts, any::<(u16, u16)>()).prop_map(move |(cuts, (a, b))| {
             let (offset, extent): (Vec<usize>, Vec<usize>) =
                 cuts.into_iter().map(|(a, b)| (a.min(b), a.abs_diff(b))).unzip();
             let all = extent.iter().product::<usize>();
             let (a, b) = (usize::from(a) % (all + 1), usize::from(b) % (all + 1));
-            Place { shape: shape.clone(), offset, extent, range: a.min(b)..a.max(b) }
+            BoxRange { shape: shape.clone(), offset, extent, range: a.min(b)..a.max(b) }
         })
     }
 
     /// Two places, in a whole that one of them may see with its first dimensions joined.
-    fn pairs() -> impl Strategy<Value = (Place, Place)> {
+    fn pairs() -> impl Strategy<Value = (BoxRange, BoxRange)> {
         (prop::collection::vec(1usize..6, 0..4), any::<bool>()).prop_flat_map(|(shape, join)| {
             let other = match (join, &shape[..]) {
                 (true, [a, b, rest @ ..]) => [&[a * b], rest].concat(),

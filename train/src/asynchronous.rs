@@ -15,7 +15,7 @@ use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{Batch, Clip, Parameter, Schedule, grad_squares, norm_of};
 use phalanx_parallel as parallel;
 use phalanx_parallel::comm::Comm;
-use phalanx_parallel::hybrid::Part;
+use phalanx_parallel::hybrid::StagedModel;
 use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{AsynchronousPipeline, Executed, Observer, Spec, Stages, Weights};
 use phalanx_parallel::pipeline::schedule::{self, double_buffered, weight_stashing};
@@ -114,7 +114,7 @@ fn observer(lane: &Lane, first: u64, interval: usize) -> Option<Observer> {
 
 /// The forward and backward passes of a stretch.
 struct StageWork {
-    model: Arc<dyn Part>,
+    model: Arc<dyn StagedModel>,
     feed: Mutex<BatchFeed>,
     first: u64,
     interval: usize,

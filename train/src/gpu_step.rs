@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_nn::{Batch, CapturedStep, Optimizer};
-use phalanx_parallel::hybrid::Part;
+use phalanx_parallel::hybrid::StagedModel;
 use phalanx_tensor::cuda::{GpuEvent, Readback};
 use phalanx_tensor::{Device, Tensor};
 
@@ -30,7 +30,7 @@ impl Captured {
     /// A step; the loss and the gradients' norm before clipping, f64 `[2]`, on the device, until the next step.
     pub fn step(
         &mut self,
-        model: &Arc<dyn Part>,
+        model: &Arc<dyn StagedModel>,
         optimizer: &mut Optimizer<AnyRule>,
         micros: &[Batch],
         settings: Settings<'_>,

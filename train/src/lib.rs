@@ -13,7 +13,7 @@
 //!    |
 //! Config, Settings, data, text, report, Record --------- configuration by keys, data sets, texts, plain data of reports
 //! ```
-//! The crate contains no model and no command line. A [`Run`] trains a [`Part`](phalanx_parallel::hybrid::Part): a rank's stages of a
+//! The crate contains no model and no command line. A [`Run`] trains a [`StagedModel`](phalanx_parallel::hybrid::StagedModel): a rank's stages of a
 //! model, which compute a loss from a batch. [`Trainer`] makes parts from plain modules and from layers in a row.
 //!
 //! | for | items |

@@ -1,4 +1,4 @@
-//! The [`Part`]s that the trainer makes of models: [`Plain`] modules, and [`StagedLayers`], which are cut into pipeline stages.
+//! The [`StagedModel`]s that the trainer makes of models: [`Plain`] modules, and [`StagedLayers`], which are cut into pipeline stages.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use phalanx_nn::{
     AnyUnit, Batch, Entry, Module, Parameter, Parameters, Scope, Sequential, SequentialConfig, cut,
 };
 use phalanx_parallel as parallel;
-use phalanx_parallel::hybrid::Part;
+use phalanx_parallel::hybrid::StagedModel;
 use phalanx_parallel::pipeline::ranks::{Chunks, Spec};
 use phalanx_parallel::pipeline::schedule::Schedule;
 use phalanx_tensor::DType;
@@ -36,7 +36,7 @@ impl<M: Parameters, F> Parameters for Plain<M, F> {
     }
 }
 
-impl<M, F> Part for Plain<M, F>
+impl<M, F> StagedModel for Plain<M, F>
 where
     M: Parameters + Send + Sync + 'static,
     F: Fn(&M, &Batch) -> Result<Var> + Send + Sync + 'static,
@@ -102,7 +102,7 @@ impl<F> Parameters for StagedLayers<F> {
     }
 }
 
-impl<F> Part for StagedLayers<F>
+impl<F> StagedModel for StagedLayers<F>
 where
     F: Fn(&Var, &Batch) -> Result<Var> + Send + Sync + 'static,
 {

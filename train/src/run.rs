@@ -9,7 +9,7 @@ use phalanx_nn::{Batch, LossScaler, Optimizer, Parameters, cut};
 use phalanx_parallel::all_gather_object;
 use phalanx_parallel::checkpoint::Saver;
 use phalanx_parallel::data_parallel::{DataParallel, DistributedSampler, Share};
-use phalanx_parallel::hybrid::{OnMesh, Part};
+use phalanx_parallel::hybrid::{OnMesh, StagedModel};
 use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{Observer, Pipeline, TiedTable};
 use phalanx_tensor::{Device, Tensor};
@@ -34,7 +34,7 @@ pub struct Run {
     pub(crate) place: Place,
     pub(crate) lane: Lane,
     /// This rank's part of the model. Under ZeRO its parameters may have no values between steps.
-    pub(crate) model: Arc<dyn Part>,
+    pub(crate) model: Arc<dyn StagedModel>,
     pub(crate) means: TrainingSetup,
     pub(crate) optimizers: Optimizers,
     pub(crate) validation: Option<Validation>,
@@ -79,7 +79,7 @@ impl Run {
         config: &Config,
         place: Place,
         lane: Lane,
-        model: impl Part,
+        model: impl StagedModel,
         data: Data,
         optimizers: MakeOptimizers<'_>,
     ) -> Result<Run> {
@@ -198,7 +198,7 @@ impl Run {
     }
 
     /// This rank's part of the model.
-    pub fn model(&self) -> &Arc<dyn Part> {
+    pub fn model(&self) -> &Arc<dyn StagedModel> {
         &self.model
     }
 

@@ -14,7 +14,7 @@ use phalanx_nn::autograd::{Leaf, Var};
 use phalanx_nn::{Batch, Clip, Parameter, Squares};
 use phalanx_parallel::checkpoint::Saver;
 use phalanx_parallel::data_parallel::DataParallel;
-use phalanx_parallel::hybrid::{Part, Step};
+use phalanx_parallel::hybrid::{StagedModel, Step};
 use phalanx_parallel::pipeline::ranks::Pipeline;
 use phalanx_parallel::{checkpoint, part};
 use phalanx_tensor::{Context, DType, RngKey, Tensor};
@@ -106,7 +106,7 @@ pub(crate) struct Passed {
 
 /// Computes the gradients of this rank's part of a batch, which is given as its micro-batches in order.
 pub(crate) fn pass(
-    model: &Arc<dyn Part>,
+    model: &Arc<dyn StagedModel>,
     optimizers: &Optimizers,
     micros: &[Batch],
     settings: Settings<'_>,
@@ -143,7 +143,7 @@ pub(crate) fn update(optimizers: &mut Optimizers, passed: &Passed, settings: Set
 
 /// Computes the gradients of a step's micro-batches. Returns this rank's part of the loss, f64, if it has the last stage.
 pub(crate) fn gradients(
-    model: &Arc<dyn Part>,
+    model: &Arc<dyn StagedModel>,
     parameters: &[Parameter],
     micros: &[Batch],
     settings: Settings<'_>,
@@ -160,7 +160,7 @@ pub(crate) fn gradients(
 
 /// Adds the gradients of micro-batches to the parameters', and returns their part of the loss.
 fn forward_backward(
-    model: &Arc<dyn Part>,
+    model: &Arc<dyn StagedModel>,
     micros: &[Batch],
     scale: f64,
     settings: Settings<'_>,

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{Batch, Optimizer, Parameter, Parameters, Scope, SequentialConfig};
-use phalanx_parallel::hybrid::Part;
+use phalanx_parallel::hybrid::StagedModel;
 use phalanx_parallel::launch::Rank;
 use phalanx_parallel::mesh::Axis;
 
@@ -270,7 +270,7 @@ impl Trainer {
     ///
     /// # Errors
     /// If settings do not fit, or an error of a rank.
-    pub fn run_parts<P: Part>(mut self, part: impl Fn(&Place) -> Result<P> + Sync) -> Result<Summary> {
+    pub fn run_parts<P: StagedModel>(mut self, part: impl Fn(&Place) -> Result<P> + Sync) -> Result<Summary> {
         if self.config.folder().is_some() {
             let reporter = self.reporter();
             self.callbacks.push(Box::new(reporter));
@@ -296,7 +296,7 @@ impl Trainer {
     ///
     /// # Errors
     /// As [`Trainer::run_parts`].
-    pub fn memory<P: Part>(mut self, part: impl Fn(&Place) -> Result<P> + Sync) -> Result<Vec<String>> {
+    pub fn memory<P: StagedModel>(mut self, part: impl Fn(&Place) -> Result<P> + Sync) -> Result<Vec<String>> {
         // A device without elements validates nothing.
         self.validation = None;
         self.on_ranks(part, |mut run| run.memory_report())
@@ -307,7 +307,7 @@ impl Trainer {
     ///
     /// # Errors
     /// As [`Trainer::run_parts`] and [`Run::profile`].
-    pub fn profile<P: Part>(
+    pub fn profile<P: StagedModel>(
         mut self,
         steps: u64,
         part: impl Fn(&Place) -> Result<P> + Sync,
@@ -340,7 +340,7 @@ impl Trainer {
     }
 
     /// Runs `work` on every rank of this process.
-    fn on_ranks<P: Part, T: Send>(
+    fn on_ranks<P: StagedModel, T: Send>(
         &mut self,
         part: impl Fn(&Place) -> Result<P> + Sync,
         work: impl Fn(Run) -> Result<T> + Sync,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use phalanx_nn::{Batch, Permutation, cut, inference};
 use phalanx_parallel::data_parallel::DataParallel;
-use phalanx_parallel::hybrid::{Layout, Part, Step};
+use phalanx_parallel::hybrid::{Layout, StagedModel, Step};
 use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::Pipeline;
 use phalanx_tensor::{Category, Context, DType, RngKey, Tensor};
@@ -106,7 +106,7 @@ impl Validation {
     pub fn loss(
         &self,
         place: &Place,
-        model: &Arc<dyn Part>,
+        model: &Arc<dyn StagedModel>,
         replicas: &Arc<dyn DataParallel>,
     ) -> Result<f64> {
         let _inference = inference();

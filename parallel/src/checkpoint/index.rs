@@ -10,7 +10,7 @@ use xxhash_rust::xxh64::xxh64;
 
 use super::plan::{self, SavePlan, TensorPlan};
 use super::{Settings, dtype_text};
-use crate::part::Place;
+use crate::part::BoxRange;
 
 const FORMAT: &str = "phalanx checkpoint";
 const VERSION: u32 = 1;
@@ -54,7 +54,7 @@ pub(super) struct Stored {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Piece {
     #[serde(flatten)]
-    pub(super) place: Place,
+    pub(super) place: BoxRange,
     /// The number of its file, and where it begins there.
     pub(super) file: usize,
     pub(super) at: usize,

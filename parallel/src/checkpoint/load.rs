@@ -17,7 +17,7 @@ use super::{Settings, file_error};
 use crate::Result;
 use crate::comm::Comm;
 use crate::objects::{all_gather_object, all_ok};
-use crate::part::{Overlap, Part, Place, fill};
+use crate::part::{Overlap, Part, BoxRange, fill};
 
 /// A complete checkpoint. Opening reads its index only; reading parts reads the blocks that hold some of them.
 #[derive(Debug)]
@@ -225,7 +225,7 @@ impl Checkpoint {
 }
 
 /// Finds the elements of a part in the pieces of a tensor.
-fn sources(stored: &Stored, place: &Place) -> Sources {
+fn sources(stored: &Stored, place: &BoxRange) -> Sources {
     let of = |(number, piece): (usize, &Piece)| (number, piece.place.overlaps(place));
     stored.pieces.iter().enumerate().map(of).filter(|(_, overlaps)| !overlaps.is_empty()).collect()
 }

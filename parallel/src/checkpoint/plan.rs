@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{BLOCK, dtype_text};
-use crate::part::Place;
+use crate::part::BoxRange;
 
 /// A part as a rank describes it to the others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -28,7 +28,7 @@ pub(super) struct PartInfo {
     pub(super) name: String,
     #[serde(with = "dtype_text")]
     pub(super) dtype: DType,
-    pub(super) place: Place,
+    pub(super) place: BoxRange,
     pub(super) buffer: bool,
 }
 
@@ -43,7 +43,7 @@ pub(super) struct TensorPlan {
 /// A piece and its writer: the rank, the number of the rank's part, and the first element there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    pub(super) place: Place,
+    pub(super) place: BoxRange,
     pub(super) rank: usize,
     pub(super) part: usize,
     pub(super) first: usize,
@@ -90,7 +90,7 @@ pub(super) fn assign(ranks: &[Vec<PartInfo>]) -> Result<BTreeMap<String, TensorP
         loads[piece.rank] += bytes(described, owners);
         wholes.entry(name.to_string()).and_modify(|whole| whole.pieces.push(piece.clone()));
     }
-    let start = |piece: &Piece| piece.place.runs().next().map_or(0, |run| run.whole);
+    let start = |piece: &Piece| piece.place.segments().next().map_or(0, |segment| segment.whole);
     wholes.values_mut().for_each(|whole| whole.pieces.sort_by_key(start));
     Ok(wholes)
 }
@@ -102,7 +102,7 @@ fn shared_out(owners: Vec<Piece>, dtype: DType) -> Vec<Vec<Piece>> {
     let part = |cut: std::ops::Range<usize>| {
         let of = |piece: &Piece| {
             let place =
-                Place { range: range.start + cut.start..range.start + cut.end, ..piece.place.clone() };
+                BoxRange { range: range.start + cut.start..range.start + cut.end, ..piece.place.clone() };
             Piece { place, first: piece.first + cut.start, ..*piece }
         };
         owners.iter().map(of).collect()
@@ -124,7 +124,7 @@ fn check(name: &str, held: &[Held<'_>]) -> Result<(), String> {
 fn pieces(held: &[Held<'_>]) -> Vec<Vec<Piece>> {
     let mut boxes: BTreeMap<_, Vec<&Held<'_>>> = BTreeMap::new();
     for part in held {
-        let Place { shape, offset, extent, .. } = &part.2.place;
+        let BoxRange { shape, offset, extent, .. } = &part.2.place;
         boxes.entry((shape, offset, extent)).or_default().push(part);
     }
     let mut pieces = Vec::new();
@@ -136,7 +136,7 @@ fn pieces(held: &[Held<'_>]) -> Vec<Vec<Piece>> {
             let inside =
                 |(_, _, d): &&&Held<'_>| d.place.range.start <= pair[0] && pair[1] <= d.place.range.end;
             let of = |&&(rank, part, d): &&Held<'_>| {
-                let place = Place { range: pair[0]..pair[1], ..d.place.clone() };
+                let place = BoxRange { range: pair[0]..pair[1], ..d.place.clone() };
                 Piece { place, rank, part, first: pair[0] - d.place.range.start }
             };
             let owners: Vec<Piece> = alike.iter().filter(inside).map(of).collect();
@@ -233,7 +233,7 @@ mod tests {
     fn part(name: &str, shape: &[usize], rows: Range<usize>, range: Range<usize>) -> PartInfo {
         let (mut offset, mut extent) = (vec![0; shape.len()], shape.to_vec());
         (offset[0], extent[0]) = (rows.start, rows.len());
-        let place = Place { shape: shape.into(), offset, extent, range };
+        let place = BoxRange { shape: shape.into(), offset, extent, range };
         place.check().unwrap();
         PartInfo { name: name.into(), dtype: DType::F32, place, buffer: false }
     }

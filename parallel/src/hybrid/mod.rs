@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! Layout        how many ranks along which axis, which schedule      pure: refuses what cannot be, and names the nearest
-//! Part          a rank's stages of a model; `decoder` builds those of a language model
-//! Step          a training step of a Part, as a pipeline's work
+//! StagedModel   a rank's stages of a model; `decoder` builds those of a language model
+//! Step          a training step of a StagedModel, as a pipeline's work
 //! OnMesh        what the ranks of all axes share, as a DataParallel: tied tables, norms, whole state
 //!
-//! Layout, Part, OnMesh ──> mesh, pipeline, tensor_parallel, data_parallel, sharded
+//! Layout, StagedModel, OnMesh ──> mesh, pipeline, tensor_parallel, data_parallel, sharded
 //! ```
 //! A rank has some stages of a model ([`Chunks`](crate::pipeline::ranks::Chunks)), whose layers may be split over its
 //! tensor-parallel ranks ([`TensorParallel`](crate::tensor_parallel::TensorParallel)). A
@@ -15,8 +15,11 @@
 
 mod layout;
 mod on_mesh;
-mod part;
+mod staged_model;
 
 pub use layout::Layout;
 pub use on_mesh::OnMesh;
-pub use part::{Part, Step, decoder};
+pub use staged_model::{StagedModel, Step, decoder};
+
+/// The former name of [`StagedModel`].
+pub use staged_model::StagedModel as Part;

@@ -9,12 +9,13 @@
 //! difference of large squares. The variance that is kept is the unbiased one, as in any [`BatchNorm`].
 
 use std::any::Any;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use phalanx_nn::autograd::{BatchNorm as Numbers, Var, is_recomputing};
 use phalanx_nn::{BatchNorm, Entry, Module, Parameter, Parameters, Sequential};
 use phalanx_tensor::{Category, Context, DType, Tensor};
 
+use crate::panics::unpoisoned;
 use super::MicroBatch;
 use crate::data_parallel::Moments;
 use crate::{Error, Result};
@@ -90,7 +91,7 @@ impl DeferredBatchNorm {
     fn track(&self, moments: Moments) -> Result<()> {
         let MicroBatch { index, count } = MicroBatch::current();
         let mut pending: MutexGuard<'_, Pending> =
-            self.pending.lock().unwrap_or_else(PoisonError::into_inner);
+            unpoisoned(self.pending.lock());
         if index == 0 {
             *pending = Pending::default();
         }

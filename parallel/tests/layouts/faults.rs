@@ -179,11 +179,11 @@ impl Fault {
 
 /// Stages that go wrong in a forward pass.
 struct Faulty {
-    part: Arc<dyn hybrid::Part>,
+    part: Arc<dyn hybrid::StagedModel>,
     fault: Arc<Fault>,
 }
 
-impl hybrid::Part for Faulty {
+impl hybrid::StagedModel for Faulty {
     fn run(&self, stage: usize, input: Option<&Var>, batch: &Batch, scale: f64) -> Result<Var> {
         self.fault.pass(Phase::Forward)?;
         self.part.run(stage, input, batch, scale)

@@ -63,7 +63,7 @@ pub struct Run {
     case: Case,
     pub device: Device,
     pub groups: Groups,
-    pub model: Arc<dyn hybrid::Part>,
+    pub model: Arc<dyn hybrid::StagedModel>,
     pub pipeline: Pipeline,
     pub share: Arc<dyn DataParallel>,
     pub optimizer: Optimizer<Box<dyn Rule>>,

@@ -2,11 +2,12 @@
 //! computes ([`device_orders`]), and when each was computed ([`Timeline`], [`bubble`]).
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use phalanx_tensor::Device;
 
+use crate::panics::unpoisoned;
 use super::Cell;
 
 /// The clock cycles (ticks) of a pipeline of `micro_batches` over `stages`: a cell runs one tick after the cell that makes its
@@ -89,12 +90,12 @@ impl Timeline {
     /// An observer that adds spans to this timeline.
     pub fn observer(&self) -> Observer {
         let spans = self.0.clone();
-        Arc::new(move |span| spans.lock().unwrap_or_else(PoisonError::into_inner).push(span))
+        Arc::new(move |span| unpoisoned(spans.lock()).push(span))
     }
 
     /// Removes and returns all spans so far, in order of their begin.
     pub fn take(&self) -> Vec<Span> {
-        let mut spans = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut spans = std::mem::take(&mut *unpoisoned(self.0.lock()));
         spans.sort_by_key(|span| (span.begin, span.end));
         spans
     }

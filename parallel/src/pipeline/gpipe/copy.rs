@@ -11,7 +11,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use phalanx_nn::autograd::{
@@ -20,6 +20,7 @@ use phalanx_nn::autograd::{
 };
 use phalanx_tensor::{Device, Result as TensorResult, Stream, Tensor, record_stream};
 
+use crate::panics::unpoisoned;
 use super::clock::{CellObserver, Phase};
 use crate::Result;
 
@@ -94,7 +95,7 @@ pub(super) struct PendingGrads(Arc<Mutex<Vec<PendingCopy>>>);
 
 impl PendingGrads {
     fn lock(&self) -> MutexGuard<'_, Vec<PendingCopy>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.0.lock())
     }
 
     /// Waits for those of the pending copies that are these gradients. (Another pass over the same graph may have others.)

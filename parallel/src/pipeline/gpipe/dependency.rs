@@ -19,7 +19,7 @@
 //!
 //! [`AHEAD_MAX`]: super::worker::AHEAD_MAX
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use phalanx_nn::autograd::{
@@ -27,6 +27,7 @@ use phalanx_nn::autograd::{
 };
 use phalanx_tensor::{Device, Tensor};
 
+use crate::panics::unpoisoned;
 use super::clock::{CellObserver, Phase};
 use super::copy::PendingGrads;
 use crate::Result;
@@ -43,7 +44,7 @@ impl BackwardStart {
     }
 
     fn set(&self, begun: Option<Instant>) -> Option<Instant> {
-        std::mem::replace(&mut *self.begun.lock().unwrap_or_else(PoisonError::into_inner), begun)
+        std::mem::replace(&mut *unpoisoned(self.begun.lock()), begun)
     }
 }
 

@@ -8,7 +8,7 @@
 //! stage for one cell.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
 
 use phalanx_nn::autograd::{
@@ -17,6 +17,7 @@ use phalanx_nn::autograd::{
 };
 use phalanx_tensor::{Context, Device};
 
+use crate::panics::unpoisoned;
 use super::clock::{CellObserver, Phase};
 use super::copy::{CopyStreams, PendingGrads, Sender, Sent};
 use super::dependency::{BackwardStart, enter, leave};
@@ -160,7 +161,7 @@ struct State {
 
 impl Mailboxes {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.state.lock())
     }
 
     /// Posts the batch of a cell.
@@ -210,7 +211,7 @@ impl Mailboxes {
                 let skips = incoming.iter().map(&mut skip).collect();
                 return Some(Arrived { batch, skips, after });
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = unpoisoned(self.changed.wait(state));
         }
     }
 
@@ -225,7 +226,7 @@ impl Mailboxes {
     /// # Errors
     /// The first error of a worker.
     pub(super) fn end(self) -> Result<(Vec<Vec<Var>>, Vec<Var>)> {
-        let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let state = unpoisoned(self.state.into_inner());
         match state.error {
             Some(error) => Err(error),
             None => Ok((state.outputs.into_values().collect(), state.last_phonies)),
@@ -298,7 +299,7 @@ impl StageModule {
             let begin = Instant::now();
             let _part = part.enter();
             let (output, spec) = stage.run(spec.unflatten(values.to_vec()))?.flatten();
-            *packed.lock().unwrap_or_else(PoisonError::into_inner) = spec;
+            *unpoisoned(packed.lock()) = spec;
             cell_observer.report(if is_recomputing() { Phase::Recompute } else { Phase::Forward }, begin);
             Ok(output)
         };
@@ -306,7 +307,7 @@ impl StageModule {
             true => checkpoint_apart(function, &values.iter().collect::<Vec<_>>())?,
             false => (function(&values)?, None),
         };
-        let spec = std::mem::take(&mut *left.lock().unwrap_or_else(PoisonError::into_inner));
+        let spec = std::mem::take(&mut *unpoisoned(left.lock()));
         Ok(Computed { values, spec, recompute })
     }
 

@@ -1,4 +1,4 @@
-//! [`Part`]: a rank's stages of any model; [`decoder`] builds those of a language model; [`Step`] is a training step as the
+//! [`StagedModel`]: a rank's stages of any model; [`decoder`] builds those of a language model; [`Step`] is a training step as the
 //! computation of a pipeline's stages.
 
 use std::path::Path;
@@ -17,7 +17,7 @@ use crate::pipeline::ranks::{Chunks, Spec, Stages};
 use crate::tensor_parallel::TensorParallel;
 
 /// A rank's stages of a model, under any kind of parallel layers.
-pub trait Part: Parameters + Send + Sync + 'static {
+pub trait StagedModel: Parameters + Send + Sync + 'static {
     /// The output of a stage: its activations (of a language model `[B, T, width]`), or of the last stage the sum of the losses
     /// of all rows or tokens that count, times `scale`. `input` is the output of the stage before, `None` for the first stage.
     ///
@@ -31,7 +31,7 @@ pub trait Part: Parameters + Send + Sync + 'static {
 
 /// A language model's batch has inputs and targets `[rows, positions]`, and perhaps the [`Documents`] of packed rows: for each
 /// position the one at which its document begins. Every stage has all of these, so only activations go from stage to stage.
-impl<L: Layers> Part for Chunks<Decoder<L>> {
+impl<L: Layers> StagedModel for Chunks<Decoder<L>> {
     fn run(&self, stage: usize, input: Option<&Var>, batch: &Batch, scale: f64) -> Result<Var> {
         let model = self.of(stage)?;
         let (inputs, targets, documents) = tokens(batch)?;
@@ -65,7 +65,7 @@ fn tokens(batch: &Batch) -> Result<(Var, Var, Option<Documents>)> {
 /// A training step as the computation of a pipeline's stages. Every rank of a pipeline has the same micro-batches.
 pub struct Step {
     /// The stages of this rank.
-    pub model: Arc<dyn Part>,
+    pub model: Arc<dyn StagedModel>,
     /// The data parallelism that adds the gradients.
     pub replicas: Arc<dyn DataParallel>,
     /// The micro-batches, in order of their rows.
@@ -102,7 +102,7 @@ pub fn decoder(
     groups: &Groups,
     scope: &Scope,
     weights: Option<&Path>,
-) -> Result<Box<dyn Part>> {
+) -> Result<Box<dyn StagedModel>> {
     let tp = groups.along(Axis::Tp);
     if tp.size() == 1 {
         return cut(OneDevice, config, layout, groups, scope, weights);
@@ -118,7 +118,7 @@ fn cut(
     groups: &Groups,
     scope: &Scope,
     weights: Option<&Path>,
-) -> Result<Box<dyn Part>> {
+) -> Result<Box<dyn StagedModel>> {
     let schedule = layout.schedule()?;
     weights.map_or(Ok(()), |folder| check_size(config, folder))?;
     let mut model =
@@ -132,7 +132,7 @@ fn cut(
     Ok(Box::new(model))
 }
 
-impl Part for Box<dyn Part> {
+impl StagedModel for Box<dyn StagedModel> {
     fn run(&self, stage: usize, input: Option<&Var>, batch: &Batch, scale: f64) -> Result<Var> {
         (**self).run(stage, input, batch, scale)
     }
