@@ -37,8 +37,13 @@ pub use phalanx_tensor::{Context, DType, Device, Scalar, Tensor, bf16, f16};
 // How models are written.
 pub use phalanx_nn::{
     Buffer, Build, Entry, Error, Init, Module, Parameter, Parameters, Result, Scope, Sequential,
-    SequentialConfig, Unit, UnitPolicy, load_state_dict, parameters, state_dict,
+    SequentialConfig, WrappedUnit, WrapPolicy, load_state_dict, parameters, state_dict,
 };
+
+// Their former names.
+#[doc(hidden)]
+#[allow(deprecated)]
+pub use phalanx_nn::{Unit, UnitPolicy};
 
 // Layers, and how they are made.
 pub use phalanx_nn::{

@@ -9,11 +9,11 @@ use phalanx::kernels::{ConvOptions, Gelu as Kind, PoolOptions};
 use phalanx::nn::models::{GptConfig, RecomputeMode};
 use phalanx::nn::{
     Adagrad, Adam, AdamW, AdaptiveAvgPool2d, AvgPool2d, BatchNormConfig, Clip, Conv2dConfig,
-    CrossEntropyLoss, Dropout, Gelu, Group, Head, Init, Layers, Lion, Loss, MaxPool2d, OneDevice, Relu,
-    Rmsprop, Rule, Sgd, Table,
+    CrossEntropyLoss, Dropout, Gelu, Group, Head, Init, LayerFactory, Lion, Loss, MaxPool2d, OneDevice, Relu,
+    Rmsprop, Rule, Sgd, EmbeddingSpec,
 };
 use phalanx::nn::{Linear, LinearConfig, LossScaler, Module, Parameter, Parameters, Result, Scope};
-use phalanx::nn::{Sequential, Silu, Unit, clip_grad_norm_, grad_norm};
+use phalanx::nn::{Sequential, Silu, WrappedUnit, clip_grad_norm_, grad_norm};
 use phalanx::tensor::{Category, RngKey};
 use phalanx::{Context, DType, Device, Tensor, Var};
 
@@ -122,7 +122,7 @@ fn train_gpt(rule: Box<dyn Rule>, dtype: DType, mode: RecomputeMode, device: Dev
 
 /// Blocks of convolutions, each with another norm, nonlinearity and pooling, and a linear layer to ten classes.
 struct ConvNet {
-    blocks: Vec<Unit<Sequential>>,
+    blocks: Vec<WrappedUnit<Sequential>>,
     head: Linear,
 }
 
@@ -161,7 +161,7 @@ impl ConvNet {
                 .with(Silu)
                 .with(AdaptiveAvgPool2d([2, 3])),
         ];
-        let blocks = blocks.into_iter().map(|block| Unit::new(Arc::new(block))).collect();
+        let blocks = blocks.into_iter().map(|block| WrappedUnit::new(Arc::new(block))).collect();
         Ok(ConvNet { blocks, head: LinearConfig::new(36, 10).init(&scope.child("head"))? })
     }
 
@@ -196,7 +196,7 @@ fn train_conv(rule: Box<dyn Rule>, dtype: DType, mode: RecomputeMode, device: De
 /// The memory of a head's loss and its gradients.
 fn head_peak(dtype: DType, device: Device) -> Result<usize> {
     let scope = Scope::new(1, dtype, device);
-    let table = Table { count: 301, width: 8, init: Init::ZEROS, tied: false };
+    let table = EmbeddingSpec { count: 301, width: 8, init: Init::ZEROS, tied: false };
     let head = OneDevice.head(&scope, table, None)?;
     let x = Var::leaf(Tensor::zeros(&[4, 128, 8], dtype, device)?)?;
     let targets = ids(device, &[4, 128], 301, 1)?;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use phalanx::nn::models::Decoder;
-use phalanx::nn::{Layers, OneDevice};
+use phalanx::nn::{LayerFactory, OneDevice};
 use phalanx::parallel::comm::threads::world;
 use phalanx::parallel::comm::{self, Comm, Reduction};
 use phalanx::parallel::data_parallel::{Alone, Ddp, DdpConfig};
@@ -72,7 +72,7 @@ struct Rows<'a> {
 }
 
 impl Rows<'_> {
-    fn row<L: Layers>(
+    fn row<L: LayerFactory>(
         &self,
         name: &str,
         layout: &Layout,

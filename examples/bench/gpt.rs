@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx::nn::models::{Decoder, GptConfig, ModelConfig};
-use phalanx::nn::{AdamW, Batch, Group, Layers, OneDevice, Optimizer, Parameters, Rule, Scope, cut};
+use phalanx::nn::{AdamW, Batch, Group, LayerFactory, OneDevice, Optimizer, Parameters, Rule, Scope, cut};
 use phalanx::parallel::comm::Comm;
 use phalanx::parallel::comm::threads::world;
 use phalanx::parallel::data_parallel::{Alone, DataParallel};
@@ -137,7 +137,7 @@ pub struct At {
 pub type Share = phalanx::parallel::Result<Box<dyn DataParallel>>;
 
 /// Trains under a layout; `wrap` makes the wrapper that adds a rank's gradients over its replicas.
-pub fn train<L: Layers>(
+pub fn train<L: LayerFactory>(
     size: &Size,
     data: &Path,
     at: &At,

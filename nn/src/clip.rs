@@ -91,7 +91,7 @@ pub fn grad_norm(parameters: &[Parameter]) -> Result<f64> {
 /// parameter's.
 ///
 /// # Errors
-/// If a gradient cannot be read, or a wrapper has sharded it over ranks ([`Parameter::hand_to`]).
+/// If a gradient cannot be read, or a wrapper has sharded it over ranks ([`Parameter::set_owner`]).
 pub fn grad_squares(parameters: &[Parameter]) -> Result<Squares> {
     let mut sorted: Vec<&Parameter> = parameters.iter().collect();
     sorted.sort_by(|a, b| a.name().cmp(b.name()));

@@ -1,4 +1,4 @@
-//! [`Layers`]: makes the linear layers, embeddings and heads of a model, so that one model runs on one device and on a
+//! [`LayerFactory`]: makes the linear layers, embeddings and heads of a model, so that one model runs on one device and on a
 //! tensor-parallel mesh.
 //!
 //! A mesh shards a *column* linear layer by its outputs, the *row* layer after it by its inputs, attention by heads, the
@@ -15,7 +15,7 @@ use crate::{Error, Init, Module, Parameter, Parameters, Result, Scope, parameter
 
 /// A linear layer to be made.
 #[derive(Clone, Copy, Debug)]
-pub struct Map<'a> {
+pub struct LinearSpec<'a> {
     /// Features in.
     pub inputs: usize,
     /// Features out, in sections that are sharded one by one: the queries, keys and values of a joint layer.
@@ -30,7 +30,7 @@ pub struct Map<'a> {
 
 /// An embedding table to be made.
 #[derive(Clone, Copy, Debug)]
-pub struct Table {
+pub struct EmbeddingSpec {
     /// Rows.
     pub count: usize,
     /// Features.
@@ -42,7 +42,7 @@ pub struct Table {
 }
 
 /// Makes the layers of a model.
-pub trait Layers: Send + Sync + 'static {
+pub trait LayerFactory: Send + Sync + 'static {
     /// A linear layer whose output may be sharded.
     type Column: Module + 'static;
     /// A linear layer whose input may be sharded and whose output is whole.
@@ -56,13 +56,13 @@ pub trait Layers: Send + Sync + 'static {
     ///
     /// # Errors
     /// If it cannot be cut or allocated.
-    fn column(&self, scope: &Scope, map: Map<'_>) -> Result<Self::Column>;
+    fn column(&self, scope: &Scope, map: LinearSpec<'_>) -> Result<Self::Column>;
 
     /// A linear layer from a sharded input to the stream.
     ///
     /// # Errors
     /// If it cannot be cut or allocated.
-    fn row(&self, scope: &Scope, map: Map<'_>) -> Result<Self::Row>;
+    fn row(&self, scope: &Scope, map: LinearSpec<'_>) -> Result<Self::Row>;
 
     /// The outputs of several column layers for one input. If ranks have to exchange the input, they do so once for all layers.
     ///
@@ -76,13 +76,13 @@ pub trait Layers: Send + Sync + 'static {
     ///
     /// # Errors
     /// If it cannot be cut or allocated.
-    fn embedding(&self, scope: &Scope, table: Table) -> Result<Self::Embedding>;
+    fn embedding(&self, scope: &Scope, table: EmbeddingSpec) -> Result<Self::Embedding>;
 
     /// The head: with the table of `tied`, or with a table of its own.
     ///
     /// # Errors
     /// If it cannot be cut or allocated.
-    fn head(&self, scope: &Scope, table: Table, tied: Option<&Self::Embedding>) -> Result<Self::Head>;
+    fn head(&self, scope: &Scope, table: EmbeddingSpec, tied: Option<&Self::Embedding>) -> Result<Self::Head>;
 
     /// Which of `heads` attention heads this rank has.
     ///
@@ -131,27 +131,27 @@ pub trait Head: Parameters + Send + Sync {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OneDevice;
 
-impl Layers for OneDevice {
+impl LayerFactory for OneDevice {
     type Column = Linear;
     type Row = Linear;
     type Embedding = Embedding;
-    type Head = TableHead;
+    type Head = LinearHead;
 
-    fn column(&self, scope: &Scope, map: Map<'_>) -> Result<Linear> {
+    fn column(&self, scope: &Scope, map: LinearSpec<'_>) -> Result<Linear> {
         let config = LinearConfig::new(map.inputs, map.outputs.iter().sum());
         config.with_bias(map.bias).with_init(map.init).init(scope)
     }
 
-    fn row(&self, scope: &Scope, map: Map<'_>) -> Result<Linear> {
+    fn row(&self, scope: &Scope, map: LinearSpec<'_>) -> Result<Linear> {
         self.column(scope, map)
     }
 
-    fn embedding(&self, scope: &Scope, table: Table) -> Result<Embedding> {
+    fn embedding(&self, scope: &Scope, table: EmbeddingSpec) -> Result<Embedding> {
         let config = EmbeddingConfig::new(table.count, table.width).with_init(table.init);
         config.with_tied_head(table.tied).init(scope)
     }
 
-    fn head(&self, scope: &Scope, table: Table, tied: Option<&Embedding>) -> Result<TableHead> {
+    fn head(&self, scope: &Scope, table: EmbeddingSpec, tied: Option<&Embedding>) -> Result<LinearHead> {
         let weight = match tied {
             Some(embedding) => embedding.weight.clone(),
             // The embedding's site is on another stage, which sends its chain of gradients.
@@ -159,7 +159,7 @@ impl Layers for OneDevice {
                 .parameter("weight", &[table.count, table.width], table.init)?
                 .with_sites(1 + usize::from(table.tied))?,
         };
-        Ok(TableHead { weight })
+        Ok(LinearHead { weight })
     }
 
     fn heads(&self, heads: usize) -> Result<Range<usize>> {
@@ -176,14 +176,14 @@ impl Layers for OneDevice {
 }
 
 /// The head of a model on one device.
-pub struct TableHead {
+pub struct LinearHead {
     /// `[vocabulary, width]`
     pub weight: Parameter,
 }
 
-parameters!(TableHead { weight });
+parameters!(LinearHead { weight });
 
-impl Head for TableHead {
+impl Head for LinearHead {
     fn logits(&self, x: &Var) -> Result<Var> {
         Ok(x.linear(&self.weight.var(), None)?)
     }

@@ -4,11 +4,11 @@
 //! name. A module is made in a [`Scope`], which gives each parameter its global name and its initial values.
 //!
 //! ```text
-//! files (state dicts, safetensors)     optim (rules, Optimizer, CapturedStep)     models (GPT, Llama over Layers)
+//! files (state dicts, safetensors)     optim (rules, Optimizer, CapturedStep)     models (GPT, Llama over LayerFactory)
 //!                   \                      |                                     /
-//!                module (Module, Parameters, Buffer)     modules (layers)     layer_factory (Layers)
+//!                module (Module, Parameters, Buffer)     modules (layers)     layer_factory (LayerFactory)
 //!                                          |
-//!                     parameter (Parameter, Shard, Holder)     scope (Scope, Init)
+//!                     parameter (Parameter, Shard, ParameterOwner)     scope (Scope, Init)
 //! ```
 //!
 //! | for | items |
@@ -22,13 +22,14 @@
 //! | files | [`save`], [`load`], [`load_with`], [`state_dict`], [`load_state_dict`] |
 //! | transformers | [`models::GptConfig`], [`models::LlamaConfig`], [`models::load_model`], [`models::generate`], [`sample()`] |
 //! | steps as CUDA graphs | [`CapturedStep`] |
-//! | for wrappers of parallel training | [`Layers`], [`Unit`], [`UnitPolicy`], [`Shard`], [`Holder`] |
+//! | for wrappers of parallel training | [`LayerFactory`], [`WrappedUnit`], [`WrapPolicy`], [`Shard`], [`ParameterOwner`] |
 #![forbid(unsafe_code)]
 
 mod clip;
 mod data;
 mod error;
 mod files;
+mod former_names;
 mod forward_hooks;
 mod layer_factory;
 mod loss;
@@ -52,8 +53,10 @@ pub use data::Permutation;
 pub use data::{Batch, Loader, Windows, cut};
 pub use error::{Error, Mismatch, Result};
 pub use files::{LoadOptions, load, load_state_dict, load_state_dict_with, load_with, save, state_dict};
+#[allow(deprecated)]
+pub use former_names::{Holder, Layers, Map, Table, TableHead, Unit, UnitPolicy};
 pub use forward_hooks::{ForwardHookHandle, Hooked};
-pub use layer_factory::{Head, Layers, Map, OneDevice, Table, TableHead, activation_window};
+pub use layer_factory::{Head, LayerFactory, LinearSpec, OneDevice, EmbeddingSpec, LinearHead, activation_window};
 pub use loss::{
     BceLoss, BceWithLogitsLoss, ClassesLast, CosineEmbeddingLoss, CrossEntropyLoss, GaussianNllLoss,
     HingeEmbeddingLoss, HuberLoss, KlDivLoss, L1Loss, Loss, MarginRankingLoss, MseLoss, PoissonNllLoss,
@@ -68,7 +71,7 @@ pub use optim::{
     Adagrad, Adam, AdamW, At, CapturedStep, EMA, Ema, Group, Lion, Muon, MuonScale, Optimizer, Rmsprop, Rule,
     Sgd,
 };
-pub use parameter::{Holder, Parameter, Shard, Usage};
+pub use parameter::{ParameterOwner, Parameter, Shard, Usage};
 pub use phalanx_autograd::{
     Conv1dOptions, ConvOptions, Gelu as GeluKind, KlReduction, KlTarget, NllLoss, PoolOptions, Reduction,
     enable_grad, eval, inference, kernels, manual_seed, no_grad,
@@ -77,8 +80,8 @@ pub use sample::{SampleOptions, sample};
 pub use scaler::LossScaler;
 pub use schedule::{OneCycle, Schedule};
 pub use scope::{Init, Scope};
-pub use sequential::{Build, Sequential, SequentialConfig, UnitPolicy};
-pub use unit::{AnyUnit, Unit, UnitHooks, UnitHooksHandle};
+pub use sequential::{Build, Sequential, SequentialConfig, WrapPolicy};
+pub use unit::{AnyUnit, WrappedUnit, UnitHooks, UnitHooksHandle};
 pub use {phalanx_autograd as autograd, phalanx_tensor as tensor};
 
 /// The README's example, compiled and run.

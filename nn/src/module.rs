@@ -68,7 +68,7 @@ pub trait Parameters {
     /// Calls `visitor` with every parameter and buffer and its path (`path` in front), in order of registration.
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>));
 
-    /// Calls `visitor` with every [`crate::Unit`] that is not inside another, in order of registration.
+    /// Calls `visitor` with every [`crate::WrappedUnit`] that is not inside another, in order of registration.
     fn visit_units(&self, _visitor: &mut dyn FnMut(&dyn AnyUnit)) {}
 
     /// Parameters that this module uses but another one visits, such as the table of a tied head.

@@ -1,4 +1,4 @@
-//! [`Parameter`]: a trained tensor; [`Shard`]: which part of a whole tensor it is; [`Holder`]: the parallel wrapper that owns it.
+//! [`Parameter`]: a trained tensor; [`Shard`]: which part of a whole tensor it is; [`ParameterOwner`]: the parallel wrapper that owns it.
 
 #[cfg(test)]
 mod tests;
@@ -31,14 +31,14 @@ struct State {
     /// [`TRAINED`], [`HELD`], [`HEARD`].
     flags: AtomicU8,
     sites: Vec<Leaf>,
-    holder: Mutex<Option<Arc<dyn Holder>>>,
+    owner: Mutex<Option<Arc<dyn ParameterOwner>>>,
 }
 
 /// Gradients are recorded for it.
 const TRAINED: u8 = 1;
-/// A holder is set.
+/// An owner is set.
 const HELD: u8 = 2;
-/// The holder asks to be called before each use.
+/// The owner asks to be called before each use.
 const HEARD: u8 = 4;
 
 impl Parameter {
@@ -102,8 +102,8 @@ impl Parameter {
     ) -> Result<Parameter> {
         tensor.storage().set_category(Category::Parameters);
         let sites = (0..sites).map(|_| Leaf::new(tensor.clone(), true)).collect::<Result<_, _>>()?;
-        let (flags, holder) = (AtomicU8::new(TRAINED), Mutex::default());
-        Ok(Parameter(Arc::new(State { name, part, range, rank, flags, sites, holder })))
+        let (flags, owner) = (AtomicU8::new(TRAINED), Mutex::default());
+        Ok(Parameter(Arc::new(State { name, part, range, rank, flags, sites, owner })))
     }
 
     /// The name in the whole model, such as `h.0.attn.c_attn.weight`.
@@ -158,9 +158,9 @@ impl Parameter {
     pub fn site(&self, site: usize) -> Var {
         let (leaf, flags) = (&self.0.sites[site], self.flags());
         if flags & HEARD != 0
-            && let Some(holder) = self.holder()
+            && let Some(owner) = self.owner()
         {
-            holder.before_use(self);
+            owner.before_use(self);
         }
         if flags & TRAINED != 0 { leaf.var() } else { leaf.constant() }
     }
@@ -197,54 +197,54 @@ impl Parameter {
 
 /// The parallel wrapper that owns it.
 impl Parameter {
-    /// Makes a wrapper its holder: the wrapper may refuse uses of the parameter from now on. It replaces an earlier holder, whose
-    /// [`Holder::lost`] is called.
-    pub fn hand_to(&self, holder: Arc<dyn Holder>) {
-        let earlier = self.hold(Some(holder.clone())).filter(|earlier| !same(earlier, &holder));
-        earlier.iter().for_each(|earlier| earlier.lost());
+    /// Makes a wrapper its owner: the wrapper may refuse uses of the parameter from now on. It replaces an earlier owner, whose
+    /// [`ParameterOwner::replaced`] is called.
+    pub fn set_owner(&self, owner: Arc<dyn ParameterOwner>) {
+        let earlier = self.hold(Some(owner.clone())).filter(|earlier| !same(earlier, &owner));
+        earlier.iter().for_each(|earlier| earlier.replaced());
     }
 
-    /// Undoes [`Parameter::hand_to`], unless another wrapper has become the holder since.
-    pub fn take_from(&self, holder: &Arc<dyn Holder>) {
-        if self.holder().is_some_and(|own| same(&own, holder)) {
+    /// Undoes [`Parameter::set_owner`], unless another wrapper has become the owner since.
+    pub fn release_owner(&self, owner: &Arc<dyn ParameterOwner>) {
+        if self.owner().is_some_and(|own| same(&own, owner)) {
             self.hold(None);
         }
     }
 
     /// The wrapper that owns it.
-    pub fn holder(&self) -> Option<Arc<dyn Holder>> {
+    pub fn owner(&self) -> Option<Arc<dyn ParameterOwner>> {
         match self.flags() & HELD {
             0 => None,
-            _ => unpoisoned(self.0.holder.lock()).clone(),
+            _ => unpoisoned(self.0.owner.lock()).clone(),
         }
     }
 
-    /// Sets the holder and returns the earlier one.
-    fn hold(&self, holder: Option<Arc<dyn Holder>>) -> Option<Arc<dyn Holder>> {
-        let flags = match &holder {
+    /// Sets the owner and returns the earlier one.
+    fn hold(&self, owner: Option<Arc<dyn ParameterOwner>>) -> Option<Arc<dyn ParameterOwner>> {
+        let flags = match &owner {
             None => 0,
-            Some(holder) if holder.hears_of_uses() => HELD | HEARD,
+            Some(owner) if owner.observes_uses() => HELD | HEARD,
             Some(_) => HELD,
         };
-        let mut held = unpoisoned(self.0.holder.lock());
+        let mut held = unpoisoned(self.0.owner.lock());
         self.0.flags.fetch_and(!(HELD | HEARD), Ordering::Relaxed);
         self.0.flags.fetch_or(flags, Ordering::Relaxed);
-        std::mem::replace(&mut *held, holder)
+        std::mem::replace(&mut *held, owner)
     }
 
-    /// Refuses a use that the holder does not allow.
+    /// Refuses a use that the owner does not allow.
     ///
     /// # Errors
-    /// The holder's reason and the remedy.
+    /// The owner's reason and the remedy.
     pub fn check_usage(&self, op: &str, usage: Usage) -> Result<()> {
-        match self.holder().and_then(|holder| holder.refusal(usage)) {
+        match self.owner().and_then(|owner| owner.refusal(usage)) {
             None => Ok(()),
             Some(why) => Err(Error::invalid(op, format!("{:?} {why}", self.name()))),
         }
     }
 }
 
-fn same(a: &Arc<dyn Holder>, b: &Arc<dyn Holder>) -> bool {
+fn same(a: &Arc<dyn ParameterOwner>, b: &Arc<dyn ParameterOwner>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
 }
 
@@ -334,7 +334,7 @@ impl Parameter {
     /// Removes the gradients of all sites.
     ///
     /// # Errors
-    /// If a gradient buffer cannot be written, or the holder has the gradient ([`Parameter::hand_to`]).
+    /// If a gradient buffer cannot be written, or the owner has the gradient ([`Parameter::set_owner`]).
     pub fn zero_grad(&self) -> Result<()> {
         self.check_usage("zero_grad", Usage::ZeroGrad)?;
         Ok(self.0.sites.iter().try_for_each(Leaf::zero_grad)?)
@@ -343,7 +343,7 @@ impl Parameter {
     /// Keeps gradients in `dtype` from now on, whatever the parameter's dtype is.
     ///
     /// # Errors
-    /// If it is no dtype of floats, or the holder keeps the gradients ([`Parameter::hand_to`]).
+    /// If it is no dtype of floats, or the owner keeps the gradients ([`Parameter::set_owner`]).
     pub fn set_grad_dtype(&self, dtype: DType) -> Result<()> {
         if !dtype.is_float() {
             return Err(Error::invalid(
@@ -403,7 +403,7 @@ impl Shard {
     }
 }
 
-/// A use of a parameter that its [`Holder`] may refuse.
+/// A use of a parameter that its [`ParameterOwner`] may refuse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usage {
     /// An optimizer updates it, or is built over it.
@@ -417,16 +417,16 @@ pub enum Usage {
 }
 
 /// A parallel wrapper that owns parameters, such as one that shards them over ranks. Optimizers, norms and `zero_grad` ask it before
-/// they use a parameter ([`Parameter::hand_to`]).
-pub trait Holder: Send + Sync {
+/// they use a parameter ([`Parameter::set_owner`]).
+pub trait ParameterOwner: Send + Sync {
     /// Why this use is refused, and the remedy, as the end of a sentence that begins with the parameter's name. `None` allows it.
     fn refusal(&self, usage: Usage) -> Option<&'static str>;
 
-    /// Is called when another wrapper becomes the holder of one of its parameters.
-    fn lost(&self) {}
+    /// Is called when another wrapper becomes the owner of one of its parameters.
+    fn replaced(&self) {}
 
-    /// Whether [`Holder::before_use`] is to be called.
-    fn hears_of_uses(&self) -> bool {
+    /// Whether [`ParameterOwner::before_use`] is to be called.
+    fn observes_uses(&self) -> bool {
         false
     }
 

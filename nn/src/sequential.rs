@@ -1,5 +1,5 @@
 //! [`Sequential`]: modules one after the other; [`SequentialConfig`], which builds it from configurations ([`Build`]); and
-//! [`UnitPolicy`], which wraps its layers as units.
+//! [`WrapPolicy`], which wraps its layers as units.
 
 #[cfg(test)]
 mod tests;
@@ -19,7 +19,7 @@ use crate::{
     Embedding, EmbeddingConfig, Entry, Error, GroupNorm, GroupNormConfig, GroupedQueryAttention,
     GroupedQueryAttentionConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, Module, Parameter,
     Parameters, Result, RmsNorm, RmsNormConfig, Scope, TransformerEncoderLayer,
-    TransformerEncoderLayerConfig, Unit,
+    TransformerEncoderLayerConfig, WrappedUnit,
 };
 
 /// Modules applied one after the other; their parameters' paths begin with their number.
@@ -109,22 +109,22 @@ impl Sequential {
         Ok((self, rest))
     }
 
-    /// The same layers, some of them wrapped as [units](Unit) by the policy. ZeRO gathers and frees the parameters of a unit together.
+    /// The same layers, some of them wrapped as [units](WrappedUnit) by the policy. ZeRO gathers and frees the parameters of a unit together.
     /// Paths, and so state dicts, do not change.
     ///
     /// ```
     /// use phalanx_nn::tensor::{DType, Device};
-    /// use phalanx_nn::{LinearConfig, Parameters, Relu, Scope, SequentialConfig, UnitPolicy};
+    /// use phalanx_nn::{LinearConfig, Parameters, Relu, Scope, SequentialConfig, WrapPolicy};
     /// let scope = Scope::new(1, DType::F32, Device::CPU);
     /// let layers = SequentialConfig::new().with(LinearConfig::new(4, 64)).with(Relu).with(LinearConfig::new(64, 2));
-    /// let model = layers.init(&scope)?.into_units(&UnitPolicy::EachLayer);
+    /// let model = layers.init(&scope)?.into_units(&WrapPolicy::EachLayer);
     /// let mut units = 0;
     /// model.visit_units(&mut |_| units += 1);
     /// assert_eq!(units, 2);
     /// # Ok::<(), phalanx_nn::Error>(())
     /// ```
     #[must_use]
-    pub fn into_units(self, policy: &UnitPolicy) -> Sequential {
+    pub fn into_units(self, policy: &WrapPolicy) -> Sequential {
         let modules = self.modules.into_iter().map(|module| policy.wrap(module)).collect();
         Sequential { modules, ..self }
     }
@@ -166,10 +166,10 @@ fn of_type<M: Module>(module: &dyn Module) -> Option<&M> {
     if let Some(boxed) = any.downcast_ref::<Box<dyn Module>>() {
         return of_type(&**boxed);
     }
-    if let Some(unit) = any.downcast_ref::<Unit<dyn Module>>() {
+    if let Some(unit) = any.downcast_ref::<WrappedUnit<dyn Module>>() {
         return of_type(unit.module());
     }
-    any.downcast_ref::<Unit<M>>().map(Unit::module).or_else(|| any.downcast_ref())
+    any.downcast_ref::<WrappedUnit<M>>().map(WrappedUnit::module).or_else(|| any.downcast_ref())
 }
 
 /// The range, if it is within these numbers.
@@ -362,10 +362,10 @@ configs! {
 /// Decides whether a layer becomes a unit.
 type Predicate = Box<dyn Fn(&dyn Module) -> bool + Send + Sync>;
 
-/// Which layers [`Sequential::into_units`] wraps as [units](Unit), as FSDP's `auto_wrap_policy` does. Layers without parameters are never
+/// Which layers [`Sequential::into_units`] wraps as [units](WrappedUnit), as FSDP's `auto_wrap_policy` does. Layers without parameters are never
 /// wrapped. A layer that is a unit already, or contains one, is not wrapped again. Other layers belong to no unit.
 #[non_exhaustive]
-pub enum UnitPolicy {
+pub enum WrapPolicy {
     /// Every layer. Of a nested `Sequential`, each of its layers.
     EachLayer,
     /// Every layer with at least this many elements. The layers of a nested `Sequential` are wrapped one by one; if it is large enough
@@ -375,15 +375,15 @@ pub enum UnitPolicy {
     By(Predicate),
 }
 
-impl UnitPolicy {
-    /// Every layer for which `choose` returns true; see [`UnitPolicy::By`].
-    pub fn by(choose: impl Fn(&dyn Module) -> bool + Send + Sync + 'static) -> UnitPolicy {
-        UnitPolicy::By(Box::new(choose))
+impl WrapPolicy {
+    /// Every layer for which `choose` returns true; see [`WrapPolicy::By`].
+    pub fn by(choose: impl Fn(&dyn Module) -> bool + Send + Sync + 'static) -> WrapPolicy {
+        WrapPolicy::By(Box::new(choose))
     }
 
     /// Every layer of this type, such as a transformer's block.
-    pub fn of_type<M: Module>() -> UnitPolicy {
-        UnitPolicy::by(|module| (module as &dyn Any).is::<M>())
+    pub fn of_type<M: Module>() -> WrapPolicy {
+        WrapPolicy::by(|module| (module as &dyn Any).is::<M>())
     }
 
     /// The layer, or the layers in it, as units.
@@ -394,14 +394,14 @@ impl UnitPolicy {
         }
         let nested = (&*module as &dyn Any).is::<Sequential>();
         match self {
-            UnitPolicy::By(choose) if choose(&*module) => unit(module),
-            UnitPolicy::EachLayer if !nested => unit(module),
-            UnitPolicy::BySize(least) if !nested => if_large(module, *least),
-            UnitPolicy::BySize(least) => {
+            WrapPolicy::By(choose) if choose(&*module) => unit(module),
+            WrapPolicy::EachLayer if !nested => unit(module),
+            WrapPolicy::BySize(least) if !nested => if_large(module, *least),
+            WrapPolicy::BySize(least) => {
                 let inside = self.inside(module);
                 if has_units(&*inside) { inside } else { if_large(inside, *least) }
             }
-            UnitPolicy::EachLayer | UnitPolicy::By(_) => self.inside(module),
+            WrapPolicy::EachLayer | WrapPolicy::By(_) => self.inside(module),
         }
     }
 
@@ -418,7 +418,7 @@ impl UnitPolicy {
 }
 
 fn unit(module: Box<dyn Module>) -> Box<dyn Module> {
-    Box::new(Unit::<dyn Module>::new(Arc::from(module)))
+    Box::new(WrappedUnit::<dyn Module>::new(Arc::from(module)))
 }
 
 fn if_large(module: Box<dyn Module>, least: usize) -> Box<dyn Module> {

@@ -1,4 +1,4 @@
-//! [`Unit`]: a module with hooks around its forward and backward pass. ZeRO gathers and frees a unit's parameters in these hooks.
+//! [`WrappedUnit`]: a module with hooks around its forward and backward pass. ZeRO gathers and frees a unit's parameters in these hooks.
 //!
 //! ```text
 //! forward     pre_forward   enter --> module --> leave   post_forward
@@ -61,12 +61,12 @@ type Hooks = Arc<dyn UnitHooks>;
 type HookList = RwLock<Vec<Hooks>>;
 
 /// A module and the hooks around it.
-pub struct Unit<M: ?Sized> {
+pub struct WrappedUnit<M: ?Sized> {
     hooks: Arc<HookList>,
     module: Arc<M>,
 }
 
-/// A [`Unit`], whatever its module.
+/// A [`WrappedUnit`], whatever its module.
 pub trait AnyUnit: Parameters {
     /// Adds hooks. Those that begin something run in order of their registration, those that end it in reverse.
     fn add_hooks(&self, hooks: Arc<dyn UnitHooks>) -> UnitHooksHandle;
@@ -87,18 +87,18 @@ impl UnitHooksHandle {
     }
 }
 
-impl<M: Send + Sync + 'static> Unit<M> {
+impl<M: Send + Sync + 'static> WrappedUnit<M> {
     /// A unit of this module, without hooks. For the layers of a [`Sequential`](crate::Sequential) see
     /// [`Sequential::into_units`](crate::Sequential::into_units).
-    pub fn of(module: M) -> Unit<M> {
-        Unit::new(Arc::new(module))
+    pub fn of(module: M) -> WrappedUnit<M> {
+        WrappedUnit::new(Arc::new(module))
     }
 }
 
-impl<M: ?Sized + Send + Sync + 'static> Unit<M> {
-    /// A unit without hooks, of a module that may be shared; [`Unit::of`] takes one that is not.
-    pub fn new(module: Arc<M>) -> Unit<M> {
-        Unit { hooks: Arc::default(), module }
+impl<M: ?Sized + Send + Sync + 'static> WrappedUnit<M> {
+    /// A unit without hooks, of a module that may be shared; [`WrappedUnit::of`] takes one that is not.
+    pub fn new(module: Arc<M>) -> WrappedUnit<M> {
+        WrappedUnit { hooks: Arc::default(), module }
     }
 
     /// The module itself.
@@ -162,7 +162,7 @@ impl<M: ?Sized + Send + Sync + 'static> Unit<M> {
     }
 }
 
-impl<M: ?Sized + Parameters + Send + Sync + 'static> Parameters for Unit<M> {
+impl<M: ?Sized + Parameters + Send + Sync + 'static> Parameters for WrappedUnit<M> {
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
         self.module.visit(path, visitor);
     }
@@ -176,15 +176,15 @@ impl<M: ?Sized + Parameters + Send + Sync + 'static> Parameters for Unit<M> {
     }
 }
 
-impl<M: ?Sized + Module + 'static> Module for Unit<M> {
+impl<M: ?Sized + Module + 'static> Module for WrappedUnit<M> {
     fn forward(&self, x: &Var) -> Result<Var> {
         self.call(x, false, |module, x| module.forward(x))
     }
 }
 
-impl<M: ?Sized + Parameters + Send + Sync + 'static> AnyUnit for Unit<M> {
+impl<M: ?Sized + Parameters + Send + Sync + 'static> AnyUnit for WrappedUnit<M> {
     fn add_hooks(&self, hooks: Arc<dyn UnitHooks>) -> UnitHooksHandle {
-        Unit::add_hooks(self, hooks)
+        WrappedUnit::add_hooks(self, hooks)
     }
 }
 
@@ -257,11 +257,11 @@ mod tests {
         }
     }
 
-    fn model() -> (Unit<Embedding>, Unit<Linear>, Arc<Mutex<Vec<String>>>) {
+    fn model() -> (WrappedUnit<Embedding>, WrappedUnit<Linear>, Arc<Mutex<Vec<String>>>) {
         let scope = Scope::new(1, DType::F64, Device::CPU);
         let notes = Arc::new(Mutex::new(Vec::new()));
-        let embedding = Unit::new(Arc::new(EmbeddingConfig::new(5, 3).init(&scope.child("e")).unwrap()));
-        let linear = Unit::new(Arc::new(LinearConfig::new(3, 2).init(&scope.child("l")).unwrap()));
+        let embedding = WrappedUnit::new(Arc::new(EmbeddingConfig::new(5, 3).init(&scope.child("e")).unwrap()));
+        let linear = WrappedUnit::new(Arc::new(LinearConfig::new(3, 2).init(&scope.child("l")).unwrap()));
         for (name, parameters) in [("e", embedding.parameters()), ("l", linear.parameters())] {
             for parameter in parameters {
                 let notes = Notes(name, notes.clone());
@@ -271,7 +271,7 @@ mod tests {
         (embedding, linear, notes)
     }
 
-    fn run(embedding: &Unit<Embedding>, linear: &Unit<Linear>, recompute: bool) {
+    fn run(embedding: &WrappedUnit<Embedding>, linear: &WrappedUnit<Linear>, recompute: bool) {
         let tokens = Var::from_slice(&[1i64, 4, 1], &[3], Device::CPU).unwrap();
         let x = embedding.call(&tokens, false, |m, x| m.forward(x)).unwrap();
         let y = linear.call(&x, recompute, |m, x| m.forward(x)).unwrap();

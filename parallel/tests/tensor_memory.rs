@@ -6,7 +6,7 @@
 mod kit;
 
 use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig};
-use phalanx_nn::{Layers, OneDevice};
+use phalanx_nn::{LayerFactory, OneDevice};
 use phalanx_parallel::comm;
 use phalanx_parallel::launch;
 use phalanx_tensor::{Category, DType, Device};
@@ -17,7 +17,7 @@ const LAYERS: usize = 4;
 const WIDTH: usize = 48;
 
 /// Bytes of activations that a forward pass of a model of some layers leaves behind.
-fn kept<L: Layers>(config: &ModelConfig, layers: L, device: Device) -> usize {
+fn kept<L: LayerFactory>(config: &ModelConfig, layers: L, device: Device) -> usize {
     let model = build(config, layers, DType::F32, device).unwrap();
     let ledger = device.ledger().unwrap();
     let before = ledger.category(Category::Activations).now;
@@ -28,7 +28,7 @@ fn kept<L: Layers>(config: &ModelConfig, layers: L, device: Device) -> usize {
 }
 
 /// What one layer keeps: the difference between models of four layers and of two.
-fn per_layer<L: Layers>(config: &ModelConfig, layers: impl Fn() -> L, device: Device) -> usize {
+fn per_layer<L: LayerFactory>(config: &ModelConfig, layers: impl Fn() -> L, device: Device) -> usize {
     let of = |count: usize| {
         let mut config = config.clone();
         match &mut config {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use phalanx_nn::autograd::{Var, checkpoint};
 use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
-use phalanx_nn::{AdamW, Group, LinearConfig, Module, Parameters, Rule, Scope, Sequential, Unit};
+use phalanx_nn::{AdamW, Group, LinearConfig, Module, Parameters, Rule, Scope, Sequential, WrappedUnit};
 use phalanx_parallel::comm::{self, Comm};
 use phalanx_parallel::sharded::{Reshard, Stage, Zero, ZeroConfig};
 use phalanx_parallel::{Result, launch};
@@ -22,7 +22,7 @@ fn maps(count: usize, width: usize, dtype: DType, device: Device) -> Sequential 
     (0..count).fold(Sequential::new(), |model, i| {
         let scope = Scope::new(1, dtype, device).child(i.to_string());
         let linear = LinearConfig::new(width, width).with_bias(false).init(&scope).unwrap();
-        model.with(Unit::new(Arc::new(linear)))
+        model.with(WrappedUnit::new(Arc::new(linear)))
     })
 }
 
@@ -94,7 +94,7 @@ fn root_books(comm: &Comm, device: Device, units: usize) -> Result<([usize; 5], 
     for i in 0..4 {
         let scope = Scope::new(1, DType::BF16, device).child(i.to_string());
         let linear = LinearConfig::new(128, 128).with_bias(false).init(&scope)?;
-        model = if i < units { model.with(Unit::new(Arc::new(linear))) } else { model.with(linear) };
+        model = if i < units { model.with(WrappedUnit::new(Arc::new(linear))) } else { model.with(linear) };
     }
     let ledger = device.ledger()?;
     let config = ZeroConfig { reshard: Reshard::Always, ..ZeroConfig::new(Stage::Parameters) };
@@ -317,7 +317,7 @@ fn a_wrong_guess_of_what_comes_next_is_given_up() {
     let units = |device| -> Vec<Arc<Sequential>> {
         let unit = |i: usize| {
             let scope = Scope::new(1, DType::BF16, device).child(i.to_string());
-            Unit::new(Arc::new(LinearConfig::new(512, 512).with_bias(false).init(&scope).unwrap()))
+            WrappedUnit::new(Arc::new(LinearConfig::new(512, 512).with_bias(false).init(&scope).unwrap()))
         };
         (0..8).map(|i| Arc::new(Sequential::new().with(unit(i)))).collect()
     };

@@ -81,7 +81,7 @@ impl<F> StagedLayers<F> {
         }
         let stage = |stage: usize| {
             let layers = config().slice(places[stage].clone())?.init(scope)?;
-            Ok((stage, layers.into_units(&phalanx_nn::UnitPolicy::EachLayer)))
+            Ok((stage, layers.into_units(&phalanx_nn::WrapPolicy::EachLayer)))
         };
         let stages = schedule.stages_of(rank).map(stage).collect::<Result<Vec<_>>>()?;
         Ok(StagedLayers { stages: Chunks::new(stages), last: places.len() - 1, loss, counted })

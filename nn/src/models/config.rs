@@ -7,7 +7,7 @@ use phalanx_tensor::DType;
 use serde_json::{Map, Value, json};
 
 use super::{Activation, Decoder, GptConfig, LlamaConfig, Stage};
-use crate::{Error, Layers, Result, Scope};
+use crate::{Error, LayerFactory, Result, Scope};
 
 /// A model's settings, of either family.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,7 +23,7 @@ impl ModelConfig {
     ///
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
-    pub fn init_stage<L: Layers>(&self, layers: &Arc<L>, scope: &Scope, stage: Stage) -> Result<Decoder<L>> {
+    pub fn init_stage<L: LayerFactory>(&self, layers: &Arc<L>, scope: &Scope, stage: Stage) -> Result<Decoder<L>> {
         self.init_stage_beside(layers, scope, stage, None)
     }
 
@@ -31,7 +31,7 @@ impl ModelConfig {
     ///
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
-    pub fn init_stage_beside<L: Layers>(
+    pub fn init_stage_beside<L: LayerFactory>(
         &self,
         layers: &Arc<L>,
         scope: &Scope,

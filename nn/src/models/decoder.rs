@@ -7,12 +7,12 @@ use phalanx_autograd::Var;
 use phalanx_tensor::{DType, Device, Dims, Tensor};
 
 use super::{Documents, KvCache, RecomputeMode};
-use crate::layer_factory::{Table, activation_window};
+use crate::layer_factory::{EmbeddingSpec, activation_window};
 use crate::mode::{Mode, modes};
 use crate::modules::{Dropout, Embedding};
 use crate::scope::join;
 use crate::{
-    AnyUnit, Entry, Error, Head, Layers, Module, OneDevice, Parameter, Parameters, Result, Scope, Unit,
+    AnyUnit, Entry, Error, Head, LayerFactory, Module, OneDevice, Parameter, Parameters, Result, Scope, WrappedUnit,
 };
 
 /// A transformer block: `[B, T, width]` to the same.
@@ -48,9 +48,9 @@ pub(crate) struct Names {
 /// A decoder's parts outside the blocks.
 pub(crate) struct DecoderSpec<'a> {
     pub(crate) names: &'static Names,
-    pub(crate) table: Table,
+    pub(crate) table: EmbeddingSpec,
     /// The table of learned positions.
-    pub(crate) positions: Option<Table>,
+    pub(crate) positions: Option<EmbeddingSpec>,
     pub(crate) dropout: f64,
     pub(crate) context: usize,
     pub(crate) blocks: usize,
@@ -60,7 +60,7 @@ pub(crate) struct DecoderSpec<'a> {
 }
 
 /// A language model, or a stage of one.
-pub struct Decoder<L: Layers = OneDevice> {
+pub struct Decoder<L: LayerFactory = OneDevice> {
     names: &'static Names,
     stage: Stage,
     /// Blocks of the whole model.
@@ -71,17 +71,17 @@ pub struct Decoder<L: Layers = OneDevice> {
     /// Of the stream between the blocks.
     width: usize,
     dtype: DType,
-    embed: Option<Unit<InputEmbedding<L>>>,
-    blocks: Vec<Unit<dyn Block>>,
-    tail: Option<Unit<NormAndHead<L>>>,
+    embed: Option<WrappedUnit<InputEmbedding<L>>>,
+    blocks: Vec<WrappedUnit<dyn Block>>,
+    tail: Option<WrappedUnit<NormAndHead<L>>>,
     recompute: RecomputeMode,
     mode: Mode,
 }
 
-modes!([L: Layers] Decoder<L>);
+modes!([L: LayerFactory] Decoder<L>);
 
 /// Tokens and positions to the stream.
-struct InputEmbedding<L: Layers> {
+struct InputEmbedding<L: LayerFactory> {
     layers: Arc<L>,
     table: L::Embedding,
     positions: Option<Embedding>,
@@ -91,7 +91,7 @@ struct InputEmbedding<L: Layers> {
 }
 
 /// The stream to scores.
-struct NormAndHead<L: Layers> {
+struct NormAndHead<L: LayerFactory> {
     norm: Box<dyn Module>,
     head: L::Head,
     matrix: DType,
@@ -100,7 +100,7 @@ struct NormAndHead<L: Layers> {
     names: &'static Names,
 }
 
-impl<L: Layers> Decoder<L> {
+impl<L: LayerFactory> Decoder<L> {
     /// Builds a stage, perhaps beside the first. `block` makes the block of a number at a place.
     pub(crate) fn build(
         layers: &Arc<L>,
@@ -116,12 +116,12 @@ impl<L: Layers> Decoder<L> {
         }
         let names = spec.names;
         let embed = if stage.first { Some(InputEmbedding::new(layers, scope, &spec)?) } else { None };
-        let elsewhere = first.and_then(|first| first.embed.as_ref()).map(Unit::module);
+        let elsewhere = first.and_then(|first| first.embed.as_ref()).map(WrappedUnit::module);
         let blocks = scope.child(names.blocks);
         let blocks = stage
             .layers
             .clone()
-            .map(|i| Ok(Unit::new(block(i, &blocks.child(i))?)))
+            .map(|i| Ok(WrappedUnit::new(block(i, &blocks.child(i))?)))
             .collect::<Result<_>>()?;
         let table = embed.as_ref().or(elsewhere);
         let tail = if stage.last { Some(NormAndHead::new(&**layers, scope, &spec, table)?) } else { None };
@@ -134,9 +134,9 @@ impl<L: Layers> Decoder<L> {
             layers: layers.clone(),
             width: spec.table.width,
             dtype: spec.stream,
-            embed: embed.map(|e| Unit::new(Arc::new(e))),
+            embed: embed.map(|e| WrappedUnit::new(Arc::new(e))),
             blocks,
-            tail: tail.map(|t| Unit::new(Arc::new(t))),
+            tail: tail.map(|t| WrappedUnit::new(Arc::new(t))),
             recompute: RecomputeMode::Never,
             mode: Mode::default(),
         };
@@ -175,7 +175,7 @@ impl<L: Layers> Decoder<L> {
     }
 
     /// The blocks, for hooks.
-    pub fn blocks(&self) -> &[Unit<dyn Block>] {
+    pub fn blocks(&self) -> &[WrappedUnit<dyn Block>] {
         &self.blocks
     }
 
@@ -288,7 +288,7 @@ impl<L: Layers> Decoder<L> {
         tail.head.logits(&tail.normed(&last)?)
     }
 
-    fn tail(&self) -> Result<&Unit<NormAndHead<L>>> {
+    fn tail(&self) -> Result<&WrappedUnit<NormAndHead<L>>> {
         self.tail.as_ref().ok_or_else(|| Error::invalid("model", "this stage has no head"))
     }
 
@@ -305,11 +305,11 @@ impl<L: Layers> Decoder<L> {
     }
 }
 
-impl<L: Layers> InputEmbedding<L> {
+impl<L: LayerFactory> InputEmbedding<L> {
     fn new(layers: &Arc<L>, scope: &Scope, spec: &DecoderSpec<'_>) -> Result<InputEmbedding<L>> {
         let names = spec.names;
         // The table is small, and every rank looks up its own positions, so no layout shards it.
-        let positions = |table: Table| OneDevice.embedding(&scope.child(names.positions), table);
+        let positions = |table: EmbeddingSpec| OneDevice.embedding(&scope.child(names.positions), table);
         Ok(InputEmbedding {
             table: layers.embedding(&scope.child(names.embedding), spec.table)?,
             positions: spec.positions.map(positions).transpose()?,
@@ -344,14 +344,14 @@ impl<L: Layers> InputEmbedding<L> {
     }
 }
 
-impl<L: Layers> Parameters for InputEmbedding<L> {
+impl<L: LayerFactory> Parameters for InputEmbedding<L> {
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
         self.table.visit(&join(path, self.names.embedding), visitor);
         self.positions.visit(&join(path, self.names.positions), visitor);
     }
 }
 
-impl<L: Layers> NormAndHead<L> {
+impl<L: LayerFactory> NormAndHead<L> {
     fn new(
         layers: &L,
         scope: &Scope,
@@ -375,7 +375,7 @@ impl<L: Layers> NormAndHead<L> {
     }
 }
 
-impl<L: Layers> Parameters for NormAndHead<L> {
+impl<L: LayerFactory> Parameters for NormAndHead<L> {
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
         self.norm.visit(&join(path, self.names.norm), visitor);
         if let Some(name) = self.head_name {
@@ -388,7 +388,7 @@ impl<L: Layers> Parameters for NormAndHead<L> {
     }
 }
 
-impl<L: Layers> Parameters for Decoder<L> {
+impl<L: LayerFactory> Parameters for Decoder<L> {
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
         self.embed.visit(path, visitor);
         let blocks = join(path, self.names.blocks);

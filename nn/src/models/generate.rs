@@ -6,7 +6,7 @@ use phalanx_tensor::DType;
 
 use super::{Decoder, KvCache};
 use crate::sample::{check as check_options, draw_index};
-use crate::{Error, Layers, Result, SampleOptions};
+use crate::{Error, LayerFactory, Result, SampleOptions};
 
 /// How tokens are chosen; [`SampleOptions`] has more.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,7 +38,7 @@ impl From<Sampling> for SampleOptions {
 ///
 /// # Errors
 /// If the prompt is empty or holds an unknown token, the settings make no sense, or the model is not whole.
-pub fn generate<L: Layers>(
+pub fn generate<L: LayerFactory>(
     model: &Decoder<L>,
     prompt: &[u32],
     count: usize,
@@ -53,7 +53,7 @@ pub fn generate<L: Layers>(
 ///
 /// # Errors
 /// As [`generate`].
-pub fn generate_with<L: Layers>(
+pub fn generate_with<L: LayerFactory>(
     model: &Decoder<L>,
     prompt: &[u32],
     count: usize,
@@ -88,7 +88,7 @@ pub fn generate_with<L: Layers>(
     Ok(())
 }
 
-fn check<L: Layers>(model: &Decoder<L>, prompt: &[u32]) -> Result<()> {
+fn check<L: LayerFactory>(model: &Decoder<L>, prompt: &[u32]) -> Result<()> {
     let wrong = |why: String| Err(Error::invalid("generate", why));
     if prompt.is_empty() {
         return wrong("the prompt is empty".into());

@@ -13,10 +13,10 @@ use phalanx_tensor::DType;
 
 use super::decoder::{DecoderSpec, Names, check_numbers, check_sizes};
 use super::{Activation, Block, Decoder, Documents, KvCache, Stage};
-use crate::layer_factory::{Map, Table, activation_window};
+use crate::layer_factory::{LinearSpec, EmbeddingSpec, activation_window};
 use crate::modules::attention::{CausalAttention, Heads, Positions};
 use crate::modules::{Dropout, LayerNorm, LayerNormConfig};
-use crate::{Error, Init, Layers, Module, OneDevice, Parameters, Result, Scope, parameters};
+use crate::{Error, Init, LayerFactory, Module, OneDevice, Parameters, Result, Scope, parameters};
 
 /// A GPT's sizes and settings.
 #[derive(Clone, Debug, PartialEq)]
@@ -86,7 +86,7 @@ impl GptConfig {
     ///
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
-    pub fn init_stage<L: Layers>(&self, layers: &Arc<L>, scope: &Scope, stage: Stage) -> Result<Decoder<L>> {
+    pub fn init_stage<L: LayerFactory>(&self, layers: &Arc<L>, scope: &Scope, stage: Stage) -> Result<Decoder<L>> {
         self.init_stage_beside(layers, scope, stage, None)
     }
 
@@ -94,7 +94,7 @@ impl GptConfig {
     ///
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
-    pub fn init_stage_beside<L: Layers>(
+    pub fn init_stage_beside<L: LayerFactory>(
         &self,
         layers: &Arc<L>,
         scope: &Scope,
@@ -103,7 +103,7 @@ impl GptConfig {
     ) -> Result<Decoder<L>> {
         self.check().map_err(|why| Error::invalid("GPT", why))?;
         let init = Init::Normal { mean: 0.0, std: self.init_std };
-        let table = |count, tied| Table { count, width: self.width, init, tied };
+        let table = |count, tied| EmbeddingSpec { count, width: self.width, init, tied };
         let norm = |scope: &Scope| Ok(Box::new(self.norm(scope)?) as Box<dyn Module>);
         let spec = DecoderSpec {
             names: &NAMES,
@@ -140,7 +140,7 @@ impl GptConfig {
     }
 }
 
-struct GptBlock<L: Layers> {
+struct GptBlock<L: LayerFactory> {
     layers: Arc<L>,
     ln_1: LayerNorm,
     attn: Projections<L::Column, L::Row>,
@@ -152,7 +152,7 @@ struct GptBlock<L: Layers> {
     matrix: DType,
 }
 
-parameters!([L: Layers] GptBlock<L> { ln_1, attn, ln_2, mlp });
+parameters!([L: LayerFactory] GptBlock<L> { ln_1, attn, ln_2, mlp });
 
 struct Projections<C, R> {
     c_attn: C,
@@ -168,7 +168,7 @@ struct Perceptron<C, R> {
 
 parameters!([C: Parameters, R: Parameters] Perceptron<C, R> { c_fc, c_proj });
 
-impl<L: Layers> GptBlock<L> {
+impl<L: LayerFactory> GptBlock<L> {
     fn new(config: &GptConfig, layers: &Arc<L>, scope: &Scope) -> Result<GptBlock<L>> {
         let GptConfig { width, inner, heads, dropout, .. } = *config;
         let init = |std: f64| Init::Normal { mean: 0.0, std };
@@ -176,11 +176,11 @@ impl<L: Layers> GptBlock<L> {
         let residual = config.init_std / (2.0 * config.layers as f64).sqrt();
         let column = |place: &Scope, outputs: &[usize]| {
             let init = init(config.init_std);
-            layers.column(place, Map { inputs: width, outputs, bias: true, init, whole: false })
+            layers.column(place, LinearSpec { inputs: width, outputs, bias: true, init, whole: false })
         };
         let row = |place: &Scope, inputs: usize| {
             let init = init(residual);
-            layers.row(place, Map { inputs, outputs: &[width], bias: true, init, whole: true })
+            layers.row(place, LinearSpec { inputs, outputs: &[width], bias: true, init, whole: true })
         };
         let stream = scope.with_dtype(config.stream.unwrap_or(scope.dtype()));
         let (attn, mlp) = (scope.child("attn"), scope.child("mlp"));
@@ -236,13 +236,13 @@ impl<L: Layers> GptBlock<L> {
     }
 }
 
-impl<L: Layers> Module for GptBlock<L> {
+impl<L: LayerFactory> Module for GptBlock<L> {
     fn forward(&self, x: &Var) -> Result<Var> {
         self.run(x, Positions::Whole)
     }
 }
 
-impl<L: Layers> Block for GptBlock<L> {
+impl<L: LayerFactory> Block for GptBlock<L> {
     fn extend(&self, x: &Var, cache: &mut KvCache) -> Result<Var> {
         self.run(x, Positions::Continued(cache))
     }

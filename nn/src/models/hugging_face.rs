@@ -12,7 +12,7 @@ use phalanx_tensor::io::{SafeTensors, atomic, save_safetensors};
 use phalanx_tensor::{Device, Tensor};
 
 use super::{Decoder, ModelConfig, Stage};
-use crate::{Error, Layers, Mismatch, OneDevice, Parameters, Result, Scope};
+use crate::{Error, LayerFactory, Mismatch, OneDevice, Parameters, Result, Scope};
 
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -52,7 +52,7 @@ pub fn load_configured(config: &ModelConfig, folder: impl AsRef<Path>, scope: &S
 ///
 /// # Errors
 /// As [`load_weights`], or if the layers cannot be cut.
-pub fn load_stage<L: Layers>(
+pub fn load_stage<L: LayerFactory>(
     config: &ModelConfig,
     folder: impl AsRef<Path>,
     layers: &Arc<L>,
@@ -84,7 +84,7 @@ pub fn check_size(config: &ModelConfig, folder: impl AsRef<Path>) -> Result<()> 
 ///
 /// # Errors
 /// If a file cannot be read, or tensors are missing, unknown or of another shape. Then no parameter is changed.
-pub fn load_weights<L: Layers>(
+pub fn load_weights<L: LayerFactory>(
     model: &Decoder<L>,
     config: &ModelConfig,
     folder: impl AsRef<Path>,
@@ -133,7 +133,7 @@ pub fn load_weights<L: Layers>(
 ///
 /// # Errors
 /// If a file cannot be written, the model has no elements (`meta`), or it is a stage or a shard of a model.
-pub fn save_model<L: Layers>(
+pub fn save_model<L: LayerFactory>(
     model: &Decoder<L>,
     config: &ModelConfig,
     folder: impl AsRef<Path>,
@@ -190,7 +190,7 @@ fn is_transposed(config: &ModelConfig, name: &str) -> bool {
 }
 
 /// Tensors of the files without a parameter, except those that old files are known to have.
-fn unexpected<L: Layers>(model: &Decoder<L>, config: &ModelConfig, files: &Files) -> Vec<String> {
+fn unexpected<L: LayerFactory>(model: &Decoder<L>, config: &ModelConfig, files: &Files) -> Vec<String> {
     let names = model.named_parameters();
     let wanted =
         |stored: &str| names.iter().any(|(_, p)| stored == p.name() || stored == file_name(config, p.name()));

@@ -13,10 +13,10 @@ use phalanx_tensor::DType;
 
 use super::decoder::{DecoderSpec, Names, check_numbers, check_sizes};
 use super::{Block, Decoder, Documents, KvCache, Stage};
-use crate::layer_factory::{Map, Table};
+use crate::layer_factory::{LinearSpec, EmbeddingSpec};
 use crate::modules::attention::Positions;
 use crate::modules::{GroupedQueryAttention, GroupedQueryAttentionConfig, RmsNorm, RmsNormConfig};
-use crate::{Error, Init, Layers, Module, OneDevice, Parameters, Result, Scope, parameters};
+use crate::{Error, Init, LayerFactory, Module, OneDevice, Parameters, Result, Scope, parameters};
 
 /// A Llama's sizes and settings.
 #[derive(Clone, Debug, PartialEq)]
@@ -93,7 +93,7 @@ impl LlamaConfig {
     ///
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
-    pub fn init_stage<L: Layers>(&self, layers: &Arc<L>, scope: &Scope, stage: Stage) -> Result<Decoder<L>> {
+    pub fn init_stage<L: LayerFactory>(&self, layers: &Arc<L>, scope: &Scope, stage: Stage) -> Result<Decoder<L>> {
         self.init_stage_beside(layers, scope, stage, None)
     }
 
@@ -101,7 +101,7 @@ impl LlamaConfig {
     ///
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
-    pub fn init_stage_beside<L: Layers>(
+    pub fn init_stage_beside<L: LayerFactory>(
         &self,
         layers: &Arc<L>,
         scope: &Scope,
@@ -113,7 +113,7 @@ impl LlamaConfig {
         let norm = |scope: &Scope| Ok(Box::new(self.norm(scope)?) as Box<dyn Module>);
         let spec = DecoderSpec {
             names: &NAMES,
-            table: Table { count: self.vocabulary, width: self.width, init, tied: self.tied },
+            table: EmbeddingSpec { count: self.vocabulary, width: self.width, init, tied: self.tied },
             positions: None,
             dropout: 0.0,
             context: self.context,
@@ -154,7 +154,7 @@ impl LlamaConfig {
     }
 }
 
-struct LlamaBlock<L: Layers> {
+struct LlamaBlock<L: LayerFactory> {
     input_layernorm: RmsNorm,
     self_attn: GroupedQueryAttention<L>,
     post_attention_layernorm: RmsNorm,
@@ -163,7 +163,7 @@ struct LlamaBlock<L: Layers> {
     layers: Arc<L>,
 }
 
-parameters!([L: Layers] LlamaBlock<L> { self_attn, mlp, input_layernorm, post_attention_layernorm });
+parameters!([L: LayerFactory] LlamaBlock<L> { self_attn, mlp, input_layernorm, post_attention_layernorm });
 
 struct Gated<C, R> {
     gate_proj: C,
@@ -173,15 +173,15 @@ struct Gated<C, R> {
 
 parameters!([C: Parameters, R: Parameters] Gated<C, R> { gate_proj, up_proj, down_proj });
 
-impl<L: Layers> LlamaBlock<L> {
+impl<L: LayerFactory> LlamaBlock<L> {
     fn new(config: &LlamaConfig, layers: &Arc<L>, scope: &Scope) -> Result<LlamaBlock<L>> {
         let LlamaConfig { width, inner, attention_bias, mlp_bias, .. } = *config;
         let init = Init::Normal { mean: 0.0, std: config.init_std };
         let column = |place: Scope, out: usize, bias: bool| {
-            layers.column(&place, Map { inputs: width, outputs: &[out], bias, init, whole: false })
+            layers.column(&place, LinearSpec { inputs: width, outputs: &[out], bias, init, whole: false })
         };
         let row = |place: Scope, inputs: usize, bias: bool| {
-            layers.row(&place, Map { inputs, outputs: &[width], bias, init, whole: true })
+            layers.row(&place, LinearSpec { inputs, outputs: &[width], bias, init, whole: true })
         };
         let mlp = scope.child("mlp");
         let stream = scope.with_dtype(config.stream.unwrap_or(scope.dtype()));
@@ -220,13 +220,13 @@ impl<L: Layers> LlamaBlock<L> {
     }
 }
 
-impl<L: Layers> Module for LlamaBlock<L> {
+impl<L: LayerFactory> Module for LlamaBlock<L> {
     fn forward(&self, x: &Var) -> Result<Var> {
         self.run(x, Positions::Whole)
     }
 }
 
-impl<L: Layers> Block for LlamaBlock<L> {
+impl<L: LayerFactory> Block for LlamaBlock<L> {
     fn extend(&self, x: &Var, cache: &mut KvCache) -> Result<Var> {
         self.run(x, Positions::Continued(cache))
     }

@@ -1,4 +1,4 @@
-//! Transformers: GPT and Llama, written once over [`crate::Layers`]. A [`Stage`] is a range of blocks, with or without the embedding and
+//! Transformers: GPT and Llama, written once over [`crate::LayerFactory`]. A [`Stage`] is a range of blocks, with or without the embedding and
 //! the head.
 
 mod config;

@@ -9,16 +9,16 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Device, Tensor};
 
 use super::Dropout;
-use crate::layer_factory::{Map, activation_window};
+use crate::layer_factory::{LinearSpec, activation_window};
 use crate::mode::{Mode, modes};
 use crate::{
-    Entry, Error, Init, Layers, Module, OneDevice, Parameter, Parameters, Result, Scope, parameters,
+    Entry, Error, Init, LayerFactory, Module, OneDevice, Parameter, Parameters, Result, Scope, parameters,
 };
 
 /// `o_proj(attention(rope(q_proj(x)), rope(k_proj(x)), v_proj(x)))` for `x` of shape `[B, T, width]`. Several query heads share a key
 /// head, and query i attends to the keys up to i.
 /// Source: Ainslie et al.: GQA (2023).
-pub struct GroupedQueryAttention<L: Layers = OneDevice> {
+pub struct GroupedQueryAttention<L: LayerFactory = OneDevice> {
     q_proj: L::Column,
     k_proj: L::Column,
     v_proj: L::Column,
@@ -29,8 +29,8 @@ pub struct GroupedQueryAttention<L: Layers = OneDevice> {
     mode: Mode,
 }
 
-modes!([L: Layers] GroupedQueryAttention<L>);
-parameters!([L: Layers] GroupedQueryAttention<L> { q_proj, k_proj, v_proj, o_proj });
+modes!([L: LayerFactory] GroupedQueryAttention<L>);
+parameters!([L: LayerFactory] GroupedQueryAttention<L> { q_proj, k_proj, v_proj, o_proj });
 
 /// How a [`GroupedQueryAttention`] is made.
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +80,7 @@ impl GroupedQueryAttentionConfig {
     ///
     /// # Errors
     /// If the key heads do not divide the heads, or it cannot be cut or allocated.
-    pub fn init_on<L: Layers>(self, layers: &Arc<L>, scope: &Scope) -> Result<GroupedQueryAttention<L>> {
+    pub fn init_on<L: LayerFactory>(self, layers: &Arc<L>, scope: &Scope) -> Result<GroupedQueryAttention<L>> {
         let GroupedQueryAttentionConfig { width, heads, key_heads, head_dim, bias, init, .. } = self;
         let sound = heads > 0 && key_heads > 0 && heads.is_multiple_of(key_heads);
         let Some(inner) = heads.checked_mul(head_dim).filter(|_| sound) else {
@@ -89,11 +89,11 @@ impl GroupedQueryAttentionConfig {
             return Err(Error::invalid("GroupedQueryAttention", format!("{why}, {wanted}")));
         };
         let column = |name: &str, heads: usize, whole: bool| {
-            let map = Map { inputs: width, outputs: &[heads * head_dim], bias, init, whole };
+            let map = LinearSpec { inputs: width, outputs: &[heads * head_dim], bias, init, whole };
             layers.column(&scope.child(name), map)
         };
         let all_keys = layers.key_heads(heads, key_heads)?.len() == key_heads;
-        let row = Map { inputs: inner, outputs: &[width], bias, init, whole: true };
+        let row = LinearSpec { inputs: inner, outputs: &[width], bias, init, whole: true };
         let heads = Heads { query: heads, key: key_heads, dim: head_dim };
         let dropout = Dropout::new(self.dropout, &scope.child("dropout"))?;
         Ok(GroupedQueryAttention {
@@ -109,7 +109,7 @@ impl GroupedQueryAttentionConfig {
     }
 }
 
-impl<L: Layers> GroupedQueryAttention<L> {
+impl<L: LayerFactory> GroupedQueryAttention<L> {
     /// The output for further positions of sequences whose earlier ones are in the cache, if there is one.
     ///
     /// # Errors
@@ -142,7 +142,7 @@ impl<L: Layers> GroupedQueryAttention<L> {
     }
 }
 
-impl<L: Layers> Module for GroupedQueryAttention<L> {
+impl<L: LayerFactory> Module for GroupedQueryAttention<L> {
     fn forward(&self, x: &Var) -> Result<Var> {
         self.extend(x, None)
     }
@@ -214,7 +214,7 @@ pub(crate) struct Heads {
 impl CausalAttention {
     /// Attention of this rank's heads, as `layers` says; `rope` is the base of rotary positions.
     pub(crate) fn new(
-        layers: &impl Layers,
+        layers: &impl LayerFactory,
         heads: Heads,
         rope: Option<f64>,
         dropout: Dropout,

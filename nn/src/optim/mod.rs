@@ -222,7 +222,7 @@ impl<R: Rule> Optimizer<R> {
     ///
     /// # Errors
     /// If a group's rate or decay is negative or not finite, or a tensor does not fit or is in use; if the parallel wrapper that owns a
-    /// parameter refuses the update ([`Parameter::hand_to`]). A step that refuses its numbers changes nothing.
+    /// parameter refuses the update ([`Parameter::set_owner`]). A step that refuses its numbers changes nothing.
     pub fn step(&mut self) -> Result<()> {
         self.step_scaled(1.0)
     }

@@ -54,11 +54,11 @@ fn a_piece_knows_its_part_of_the_whole_and_its_range_there() {
 /// Refuses one usage, and counts uses.
 struct Wrapper(Usage, AtomicU8);
 
-impl Holder for Wrapper {
+impl ParameterOwner for Wrapper {
     fn refusal(&self, usage: Usage) -> Option<&'static str> {
         (usage == self.0).then_some("is elsewhere")
     }
-    fn hears_of_uses(&self) -> bool {
+    fn observes_uses(&self) -> bool {
         true
     }
     fn before_use(&self, _: &Parameter) {
@@ -84,17 +84,17 @@ fn who_has_a_parameter_in_hand_hears_of_uses_and_refuses_them() {
         [(Usage::Update, &[0, 1][..]), (Usage::Norm, &[2]), (Usage::ZeroGrad, &[3]), (Usage::Gradients, &[4])]
     {
         let wrapper = Arc::new(Wrapper(usage, AtomicU8::new(0)));
-        let holder: Arc<dyn Holder> = wrapper.clone();
-        w.hand_to(holder.clone());
+        let owner: Arc<dyn ParameterOwner> = wrapper.clone();
+        w.set_owner(owner.clone());
         for (i, told) in all(&mut optimizer).into_iter().enumerate() {
             assert_eq!(told.is_some(), refused.contains(&i), "{usage:?}: {told:?}");
             assert!(told.is_none_or(|told| told.ends_with("\"w\" is elsewhere")));
         }
         let (_, _) = (w.var(), w.tensor());
         assert_eq!(wrapper.1.load(Ordering::Relaxed), 1);
-        assert!(w.holder().is_some() && w.is_trained());
-        w.take_from(&holder);
-        assert!(w.holder().is_none());
+        assert!(w.owner().is_some() && w.is_trained());
+        w.release_owner(&owner);
+        assert!(w.owner().is_none());
         w.var();
         assert_eq!(wrapper.1.load(Ordering::Relaxed), 1);
     }

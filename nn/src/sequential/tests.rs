@@ -125,28 +125,28 @@ fn layers_that_are_not_there_are_refused() {
 #[test]
 fn a_policy_makes_units_and_changes_neither_paths_nor_values() {
     let model = || layers().init(&scope()).unwrap();
-    let check = |policy: UnitPolicy, want: &[&str]| {
+    let check = |policy: WrapPolicy, want: &[&str]| {
         let wrapped = model().into_units(&policy);
         assert_eq!(units(&wrapped), want);
         assert_eq!((names(&wrapped), run(&wrapped, &x())), (names(&model()), run(&model(), &x())));
-        let again = wrapped.into_units(&UnitPolicy::EachLayer);
+        let again = wrapped.into_units(&WrapPolicy::EachLayer);
         let again = units(&again);
         assert!(
             want.iter().all(|unit| again.iter().filter(|u| u == unit).count() == 1),
             "units stay: {again:?}"
         );
     };
-    check(UnitPolicy::EachLayer, &["0.weight", "2.0.weight", "2.2.weight", "3.weight"]);
-    check(UnitPolicy::BySize(20), &["0.weight", "2.0.weight"]);
-    check(UnitPolicy::BySize(40), &["2.0.weight"]);
-    check(UnitPolicy::of_type::<Sequential>(), &["2.0.weight"]);
-    check(UnitPolicy::of_type::<Linear>(), &["0.weight", "2.0.weight", "2.2.weight", "3.weight"]);
-    check(UnitPolicy::by(|module| module.parameters()[0].name() == "3.weight"), &["3.weight"]);
-    assert!(units(&model().into_units(&UnitPolicy::BySize(1000))).is_empty());
+    check(WrapPolicy::EachLayer, &["0.weight", "2.0.weight", "2.2.weight", "3.weight"]);
+    check(WrapPolicy::BySize(20), &["0.weight", "2.0.weight"]);
+    check(WrapPolicy::BySize(40), &["2.0.weight"]);
+    check(WrapPolicy::of_type::<Sequential>(), &["2.0.weight"]);
+    check(WrapPolicy::of_type::<Linear>(), &["0.weight", "2.0.weight", "2.2.weight", "3.weight"]);
+    check(WrapPolicy::by(|module| module.parameters()[0].name() == "3.weight"), &["3.weight"]);
+    assert!(units(&model().into_units(&WrapPolicy::BySize(1000))).is_empty());
     let boxed: Box<dyn Module> = Box::new(LinearConfig::new(3, 1).init(&scope()).unwrap());
-    let boxed = Sequential::new().with(boxed).into_units(&UnitPolicy::of_type::<Linear>());
+    let boxed = Sequential::new().with(boxed).into_units(&WrapPolicy::of_type::<Linear>());
     assert_eq!(units(&boxed), ["weight"]);
-    let by_hand = Sequential::new().with(Unit::of(LinearConfig::new(3, 1).init(&scope()).unwrap()));
+    let by_hand = Sequential::new().with(WrappedUnit::of(LinearConfig::new(3, 1).init(&scope()).unwrap()));
     assert_eq!(units(&by_hand), ["weight"]);
 }
 
@@ -159,7 +159,7 @@ fn hooks_go_with_their_layers_into_slices_and_units() {
     let zeros = |y: Vec<f64>| y.iter().all(|&y| y == 0.0);
     let (first, rest) = model.split_at(2).unwrap();
     assert!(zeros(run(&first, &x())));
-    let rest = rest.into_units(&UnitPolicy::EachLayer).slice(..3).unwrap();
+    let rest = rest.into_units(&WrapPolicy::EachLayer).slice(..3).unwrap();
     let y = Var::from_slice(&[1.0; 10], &[2, 5], Device::CPU).unwrap();
     assert!(zeros(run(&rest, &y)));
     rest.on_forward("2.0", |_, _| Err(Error::invalid("hook", "inside a unit's layers"))).unwrap();

@@ -5,7 +5,7 @@
 
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{Entry, Holder, Parameter, Parameters, Usage};
+use phalanx_nn::{Entry, ParameterOwner, Parameter, Parameters, Usage};
 use phalanx_tensor::{DType, Device, Tensor};
 use xxhash_rust::xxh64::xxh64;
 
@@ -20,7 +20,7 @@ pub(crate) const UNREDUCED: &str = "has gradients of this rank alone, which are 
 /// (`let _ = Ddp::new(..)`).
 pub(crate) struct Unused;
 
-impl Holder for Unused {
+impl ParameterOwner for Unused {
     fn refusal(&self, usage: Usage) -> Option<&'static str> {
         (usage == Usage::Update).then_some(
             "is of a model whose `Ddp` or `Zero` was dropped before its first pass, so that ranks would train apart: bind it to a \

@@ -7,7 +7,7 @@
 use std::sync::{Arc, Mutex, Weak};
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Buffer, Entry, Holder, Parameter, Parameters, Usage, load_state_dict, state_dict};
+use phalanx_nn::{Buffer, Entry, ParameterOwner, Parameter, Parameters, Usage, load_state_dict, state_dict};
 use phalanx_tensor::Tensor;
 
 use super::join::{NextAction, Uneven};
@@ -41,7 +41,7 @@ pub struct Ddp {
     pub(super) reducer: Arc<Reducer>,
     /// All, and whether each is trained.
     parameters: Vec<(Parameter, bool)>,
-    hands: Arc<dyn Holder>,
+    hands: Arc<dyn ParameterOwner>,
     buffers: Vec<Buffer>,
     broadcasts: bool,
     pub(super) comm: Comm,
@@ -79,9 +79,9 @@ impl Ddp {
         let reducer = Arc::new(Reducer::new(trained, is_local, comm.clone(), config)?);
         let synchronise = Synchronise::default();
         let mut hooks = Vec::new();
-        let hands: Arc<dyn Holder> = Arc::new(DdpHolder(Arc::downgrade(&reducer)));
+        let hands: Arc<dyn ParameterOwner> = Arc::new(DdpOwner(Arc::downgrade(&reducer)));
         for (number, (parameter, leaf)) in reducer.leaves().iter().enumerate() {
-            parameter.hand_to(hands.clone());
+            parameter.set_owner(hands.clone());
             // The reducer holds the parameters and they the hooks, so the hooks hold it weakly.
             let (reducer, synchronise) = (Arc::downgrade(&reducer), synchronise.clone());
             hooks.push(leaf.on_accumulate(move |_| {
@@ -208,9 +208,9 @@ impl Ddp {
 }
 
 /// Answers, for the parameters of a [`Ddp`], what other code may do with them.
-pub(super) struct DdpHolder(pub(super) Weak<Reducer>);
+pub(super) struct DdpOwner(pub(super) Weak<Reducer>);
 
-impl Holder for DdpHolder {
+impl ParameterOwner for DdpOwner {
     fn refusal(&self, usage: Usage) -> Option<&'static str> {
         match usage {
             Usage::Update => {
@@ -221,7 +221,7 @@ impl Holder for DdpHolder {
         }
     }
 
-    fn lost(&self) {
+    fn replaced(&self) {
         self.0.upgrade().iter().for_each(|reducer| reducer.lose());
     }
 }
@@ -262,10 +262,10 @@ impl DataParallel for Ddp {
 impl Drop for Ddp {
     fn drop(&mut self) {
         self.hooks.iter().for_each(HookHandle::remove);
-        self.parameters.iter().for_each(|(p, _)| p.take_from(&self.hands));
+        self.parameters.iter().for_each(|(p, _)| p.release_owner(&self.hands));
         if self.comm.size() > 1 && !self.reducer.was_used() && !self.reducer.is_lost() {
-            let unused: Arc<dyn Holder> = Arc::new(consistency::Unused);
-            self.parameters().iter().for_each(|p| p.hand_to(unused.clone()));
+            let unused: Arc<dyn ParameterOwner> = Arc::new(consistency::Unused);
+            self.parameters().iter().for_each(|p| p.set_owner(unused.clone()));
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{Decoder, Documents, ModelConfig, check_size, load_weights};
-use phalanx_nn::{Batch, Layers, OneDevice, Parameters, Scope};
+use phalanx_nn::{Batch, LayerFactory, OneDevice, Parameters, Scope};
 use phalanx_tensor::Context;
 
 use super::Layout;
@@ -31,7 +31,7 @@ pub trait StagedModel: Parameters + Send + Sync + 'static {
 
 /// A language model's batch has inputs and targets `[rows, positions]`, and perhaps the [`Documents`] of packed rows: for each
 /// position the one at which its document begins. Every stage has all of these, so only activations go from stage to stage.
-impl<L: Layers> StagedModel for Chunks<Decoder<L>> {
+impl<L: LayerFactory> StagedModel for Chunks<Decoder<L>> {
     fn run(&self, stage: usize, input: Option<&Var>, batch: &Batch, scale: f64) -> Result<Var> {
         let model = self.of(stage)?;
         let (inputs, targets, documents) = tokens(batch)?;
@@ -112,7 +112,7 @@ pub fn decoder(
 }
 
 fn cut(
-    layers: impl Layers,
+    layers: impl LayerFactory,
     config: &ModelConfig,
     layout: &Layout,
     groups: &Groups,

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
 
-use phalanx_nn::{Entry, Holder, Parameter, Parameters, UnitHooks, Usage};
+use phalanx_nn::{Entry, ParameterOwner, Parameter, Parameters, UnitHooks, Usage};
 use phalanx_tensor::{DType, Device};
 
 use super::core::{Core, FsdpUnit, Pass};
@@ -57,12 +57,12 @@ impl Zero {
             units.push(FsdpUnit::new(flats, bounds));
         }
         let holders: Vec<_> =
-            (0..units.len()).map(|unit| Arc::new(UnitHolder { core: OnceLock::new(), unit })).collect();
+            (0..units.len()).map(|unit| Arc::new(UnitOwner { core: OnceLock::new(), unit })).collect();
         locate(&mut entries, &units);
         let core = Arc::new(Core::new(ranks, config, units, unit_of));
         let of_units = holders.into_iter().map(|holder| {
             let _ = holder.core.set(Arc::downgrade(&core));
-            let holder: Arc<dyn Holder> = holder;
+            let holder: Arc<dyn ParameterOwner> = holder;
             holder
         });
         let mut zero = Zero {
@@ -80,11 +80,11 @@ impl Zero {
     }
 
     fn hold_parameters(&self) {
-        let shares: Arc<dyn Holder> = Arc::new(ShardHolder(Arc::downgrade(&self.core)));
+        let shares: Arc<dyn ParameterOwner> = Arc::new(ShardOwner(Arc::downgrade(&self.core)));
         for (unit, holders) in self.core.lock().units.iter().zip(&self.holders) {
             for flat in &unit.flats {
-                flat.members.iter().for_each(|member| member.parameter.hand_to(holders.clone()));
-                flat.pieces.iter().for_each(|piece| piece.hand_to(shares.clone()));
+                flat.members.iter().for_each(|member| member.parameter.set_owner(holders.clone()));
+                flat.pieces.iter().for_each(|piece| piece.set_owner(shares.clone()));
             }
         }
     }
@@ -171,12 +171,12 @@ fn alike(parameters: Vec<Parameter>, stage: Stage) -> Vec<Vec<Parameter>> {
 }
 
 /// Answers, for the parameters of an FSDP unit, what other code may do with them.
-pub(super) struct UnitHolder {
+pub(super) struct UnitOwner {
     pub(super) core: OnceLock<Weak<Core>>,
     pub(super) unit: usize,
 }
 
-impl Holder for UnitHolder {
+impl ParameterOwner for UnitOwner {
     fn refusal(&self, usage: Usage) -> Option<&'static str> {
         Some(match usage {
             Usage::Update => "is sharded by Zero: build the optimizer over `zero.parameters()`",
@@ -186,11 +186,11 @@ impl Holder for UnitHolder {
         })
     }
 
-    fn lost(&self) {
+    fn replaced(&self) {
         self.core.get().and_then(Weak::upgrade).iter().for_each(|core| core.lose());
     }
 
-    fn hears_of_uses(&self) -> bool {
+    fn observes_uses(&self) -> bool {
         true
     }
 
@@ -204,9 +204,9 @@ impl Holder for UnitHolder {
 }
 
 /// Answers the same for this rank's pieces, which an optimizer updates.
-pub(super) struct ShardHolder(pub(super) Weak<Core>);
+pub(super) struct ShardOwner(pub(super) Weak<Core>);
 
-impl Holder for ShardHolder {
+impl ParameterOwner for ShardOwner {
     fn refusal(&self, usage: Usage) -> Option<&'static str> {
         let Some(core) = self.0.upgrade() else {
             let gone = "is a share of a model whose `Zero` was dropped: build the optimizer over what trains the model now";

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Buffer, Holder, Parameter, Parameters, Squares, UnitHooksHandle, norm_of};
+use phalanx_nn::{Buffer, ParameterOwner, Parameter, Parameters, Squares, UnitHooksHandle, norm_of};
 use phalanx_tensor::Tensor;
 
 use super::core::Core;
@@ -20,7 +20,7 @@ use crate::{Error, Result};
 /// When it is dropped, the model keeps its values; in [`Stage::Parameters`](super::Stage) it has none then, unless they are
 /// [gathered](Zero::gathered), nor can it be given to another before it has: take a state dict first.
 ///
-/// The parameters of a [unit](phalanx_nn::Unit) are gathered and freed together, and so are all parameters outside units (FSDP's
+/// The parameters of a [unit](phalanx_nn::WrappedUnit) are gathered and freed together, and so are all parameters outside units (FSDP's
 /// root): these are gathered before the first unit computes, or when one of them is first used, and freed by [`Zero::finish`]; after
 /// an evaluation, which has no backward pass, by the next of [`Zero::finish`] and [`Zero::updated`], or when the result of
 /// [`Zero::gathered`] is dropped. A parameter of a unit that is used outside it counts among these from then on.
@@ -31,13 +31,13 @@ use crate::{Error, Result};
 /// has its values).
 ///
 /// ```
-/// use phalanx_nn::{Group, LinearConfig, Module, Rule, Scope, Sequential, Sgd, Unit};
+/// use phalanx_nn::{Group, LinearConfig, Module, Rule, Scope, Sequential, Sgd, WrappedUnit};
 /// use phalanx_parallel::{Result, launch, sharded::{Stage, Zero, ZeroConfig}};
 /// use phalanx_tensor::DType;
 ///
 /// let values = launch::threads(2, |rank| -> Result<Vec<f32>> {
 ///     let linear = LinearConfig::new(1, 1).init(&Scope::new(7, DType::F32, rank.device()))?;
-///     let model = Sequential::new().with(Unit::new(std::sync::Arc::new(linear)));
+///     let model = Sequential::new().with(WrappedUnit::new(std::sync::Arc::new(linear)));
 ///     let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(Stage::Parameters))?;
 ///     let mut optimizer = Sgd::default().init(vec![Group::new(zero.parameters(), 0.5)])?;
 ///     let x = phalanx_nn::autograd::Var::from_slice(&[1.0 + rank.rank() as f32], &[1, 1], rank.device())?;
@@ -54,7 +54,7 @@ pub struct Zero {
     pub(super) entries: Vec<(String, Source)>,
     pub(super) frozen: Vec<Parameter>,
     /// Each unit's.
-    pub(super) holders: Vec<Arc<dyn Holder>>,
+    pub(super) holders: Vec<Arc<dyn ParameterOwner>>,
     pub(super) synchronise: Synchronise,
     pub(super) hooks: Vec<HookHandle>,
     pub(super) module_hooks: Vec<UnitHooksHandle>,
@@ -231,12 +231,12 @@ impl Drop for Zero {
             self.core.abandon();
         }
         let unused = self.core.ranks.all.size() > 1 && !self.core.was_used() && !self.core.is_lost();
-        let left: Option<Arc<dyn Holder>> = unused.then(|| Arc::new(consistency::Unused) as _);
+        let left: Option<Arc<dyn ParameterOwner>> = unused.then(|| Arc::new(consistency::Unused) as _);
         let state = self.core.lock();
         for (unit, holders) in state.units.iter().zip(&self.holders) {
             for Member { parameter, .. } in unit.flats.iter().flat_map(|flat| &flat.members) {
-                parameter.take_from(holders);
-                left.iter().for_each(|left| parameter.hand_to(left.clone()));
+                parameter.release_owner(holders);
+                left.iter().for_each(|left| parameter.set_owner(left.clone()));
             }
         }
     }

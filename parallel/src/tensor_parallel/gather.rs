@@ -14,7 +14,7 @@ use std::path::Path;
 
 use phalanx_kernels as kernels;
 use phalanx_nn::models::{Decoder, ModelConfig, save_tensors};
-use phalanx_nn::{Layers, Parameter, Parameters, Shard};
+use phalanx_nn::{LayerFactory, Parameter, Parameters, Shard};
 use phalanx_tensor::{DType, Device, Dims, Tensor, Window};
 use serde::{Deserialize, Serialize};
 
@@ -29,7 +29,7 @@ use crate::{Error, Result};
 ///
 /// # Errors
 /// As [`gather_parameters`], or if a file cannot be written.
-pub fn save_model<L: Layers>(
+pub fn save_model<L: LayerFactory>(
     model: &Decoder<L>,
     config: &ModelConfig,
     comm: &Comm,

@@ -10,7 +10,7 @@ use crate::comm::Comm;
 use crate::objects::gather_sums;
 
 /// The ranks over which the layers of a model are split, as this rank sees them. It builds `nn`'s models with parallel layers,
-/// through [`phalanx_nn::Layers`].
+/// through [`phalanx_nn::LayerFactory`].
 ///
 /// ```
 /// use std::sync::Arc;
@@ -76,7 +76,7 @@ impl TensorParallel {
 
     /// Makes the gradients of parameters that every rank holds whole the same on all ranks. With sequence parallelism each rank's
     /// backward pass computes the gradients of its positions; a hook adds them before they are accumulated. Models built through
-    /// [`phalanx_nn::Layers`] have called it; other modules have to call it once.
+    /// [`phalanx_nn::LayerFactory`] have called it; other modules have to call it once.
     ///
     /// # Errors
     /// None yet; kept for layers that check more.

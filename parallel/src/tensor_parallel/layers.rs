@@ -1,27 +1,27 @@
-//! [`TensorParallel`] as a layer factory ([`Layers`]): `nn`'s models with parallel layers.
+//! [`TensorParallel`] as a layer factory ([`LayerFactory`]): `nn`'s models with parallel layers.
 
 use std::ops::Range;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::ModelConfig;
-use phalanx_nn::{Error, Layers, Map, Parameter, Result, Scope, Table};
+use phalanx_nn::{Error, LayerFactory, LinearSpec, Parameter, Result, Scope, EmbeddingSpec};
 
 use super::mappings::Split;
 use super::{
     ColumnParallelLinear, RowParallelLinear, TensorParallel, VocabParallelEmbedding, VocabParallelHead,
 };
 
-impl Layers for TensorParallel {
+impl LayerFactory for TensorParallel {
     type Column = ColumnParallelLinear;
     type Row = RowParallelLinear;
     type Embedding = VocabParallelEmbedding;
     type Head = VocabParallelHead;
 
-    fn column(&self, scope: &Scope, map: Map<'_>) -> Result<ColumnParallelLinear> {
+    fn column(&self, scope: &Scope, map: LinearSpec<'_>) -> Result<ColumnParallelLinear> {
         ColumnParallelLinear::new(self, scope, map)
     }
 
-    fn row(&self, scope: &Scope, map: Map<'_>) -> Result<RowParallelLinear> {
+    fn row(&self, scope: &Scope, map: LinearSpec<'_>) -> Result<RowParallelLinear> {
         RowParallelLinear::new(self, scope, map)
     }
 
@@ -29,14 +29,14 @@ impl Layers for TensorParallel {
         ColumnParallelLinear::apply(maps, x)
     }
 
-    fn embedding(&self, scope: &Scope, table: Table) -> Result<VocabParallelEmbedding> {
+    fn embedding(&self, scope: &Scope, table: EmbeddingSpec) -> Result<VocabParallelEmbedding> {
         VocabParallelEmbedding::new(self, scope, table)
     }
 
     fn head(
         &self,
         scope: &Scope,
-        table: Table,
+        table: EmbeddingSpec,
         tied: Option<&VocabParallelEmbedding>,
     ) -> Result<VocabParallelHead> {
         VocabParallelHead::new(self, scope, table, tied)
@@ -48,7 +48,7 @@ impl Layers for TensorParallel {
     }
 
     /// Key heads are split if the ranks divide their number. Otherwise every rank has all of them, its query heads use some of
-    /// them, and the maps that make them are applied outside the region ([`Map::whole`]).
+    /// them, and the maps that make them are applied outside the region ([`LinearSpec::whole`]).
     fn key_heads(&self, queries: usize, keys: usize) -> Result<Range<usize>> {
         self.heads(queries)?;
         if keys.is_multiple_of(self.comm().size()) { self.heads(keys) } else { Ok(0..keys) }

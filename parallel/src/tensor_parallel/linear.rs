@@ -6,7 +6,7 @@ use phalanx_nn::autograd::{
     record_many,
 };
 use phalanx_nn::tensor::{Dims, Window};
-use phalanx_nn::{Error, Init, LinearConfig, Map, Module, Parameter, Result, Scope, Shard, parameters};
+use phalanx_nn::{Error, Init, LinearConfig, LinearSpec, Module, Parameter, Result, Scope, Shard, parameters};
 
 use super::group::{StartedExchange, TensorParallel};
 use super::mappings::{Exchange, Split, exchanged};
@@ -15,7 +15,7 @@ use super::mappings::{Exchange, Split, exchanged};
 /// and of `b`. The outputs may come in sections of one size (queries, keys, values); a rank then has a part of each section. If
 /// the ranks do not divide a size, parts differ by one.
 ///
-/// If every rank needs all outputs ([`Map::whole`]), every rank holds all of `W`. The map is then applied outside the region, and
+/// If every rank needs all outputs ([`LinearSpec::whole`]), every rank holds all of `W`. The map is then applied outside the region, and
 /// its result enters it.
 pub struct ColumnParallelLinear {
     /// `[out / ranks, in]`
@@ -36,7 +36,7 @@ impl ColumnParallelLinear {
     ///
     /// # Errors
     /// If a section has fewer outputs than there are ranks, sections differ in size, or memory is short.
-    pub fn new(group: &TensorParallel, scope: &Scope, map: Map<'_>) -> Result<ColumnParallelLinear> {
+    pub fn new(group: &TensorParallel, scope: &Scope, map: LinearSpec<'_>) -> Result<ColumnParallelLinear> {
         let (group, sections) = (group.clone(), map.outputs.len());
         let total: usize = map.outputs.iter().sum();
         if map.whole {
@@ -151,7 +151,7 @@ impl RowParallelLinear {
     ///
     /// # Errors
     /// If there are fewer inputs than ranks, or memory is short.
-    pub fn new(group: &TensorParallel, scope: &Scope, map: Map<'_>) -> Result<RowParallelLinear> {
+    pub fn new(group: &TensorParallel, scope: &Scope, map: LinearSpec<'_>) -> Result<RowParallelLinear> {
         let comm = group.comm();
         let out = map.outputs.iter().sum();
         let split = Split::uneven(&format!("{}: inputs", scope.path()), 1, map.inputs, comm.size())?;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{Decoder, GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
-use phalanx_nn::{AdamW, Group, Layers, OneDevice, Optimizer, Parameter, Parameters, Rule, Scope, cut};
+use phalanx_nn::{AdamW, Group, LayerFactory, OneDevice, Optimizer, Parameter, Parameters, Rule, Scope, cut};
 use phalanx_parallel::comm::Comm;
 use phalanx_parallel::launch::Rank;
 use phalanx_parallel::pipeline::ranks::{Chunks, Pipeline, Spec, Stages, TiedTable};
@@ -34,7 +34,7 @@ pub fn scope(device: Device) -> Scope {
 }
 
 /// The stages of a rank, and a step's micro-batches.
-pub struct Work<L: Layers = OneDevice> {
+pub struct Work<L: LayerFactory = OneDevice> {
     layers: Arc<L>,
     pub model: Chunks<Decoder<L>>,
     /// The rows of the micro-batches.
@@ -49,7 +49,7 @@ impl Work {
     }
 }
 
-impl<L: Layers> Work<L> {
+impl<L: LayerFactory> Work<L> {
     /// A rank's.
     pub fn of(
         layers: &Arc<L>,
@@ -63,7 +63,7 @@ impl<L: Layers> Work<L> {
     }
 }
 
-impl<L: Layers> Stages for Work<L> {
+impl<L: LayerFactory> Stages for Work<L> {
     /// Only every second step, so that headers are sent in the others.
     fn input_spec(&self, _: usize, micro_batch: usize) -> Option<Spec> {
         let (rows, length) = (self.rows[micro_batch].len(), self.layers.stream(LENGTH).unwrap().len());
@@ -160,7 +160,7 @@ pub fn train(config: &ModelConfig, schedule: &Schedule, mode: RecomputeMode, ran
 }
 
 /// Trains one rank of a pipeline, with or without tensor parallelism.
-pub fn train_on<L: Layers>(
+pub fn train_on<L: LayerFactory>(
     layers: &Arc<L>,
     line: &Comm,
     config: &ModelConfig,

@@ -7,7 +7,7 @@ use phalanx_nn::autograd::Var;
 use phalanx_nn::models::RecomputeMode::{self, Always, Never};
 use phalanx_nn::{
     AnyUnit, BatchNormConfig, Entry, Group, LinearConfig, Module, Optimizer, Parameters, Rule, Scope,
-    Sequential, Sgd, Tanh, Unit, join_path,
+    Sequential, Sgd, Tanh, WrappedUnit, join_path,
 };
 use phalanx_parallel::comm::Comm;
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig, NoSync, SyncBatchNorm};
@@ -41,7 +41,7 @@ impl Parameters for Numbered {
 /// Two units, the first of which normalises before its end, over `replicas` if there are any.
 fn stage(stage: usize, replicas: Option<&Comm>, device: Device) -> Result<Numbered> {
     let scope = Scope::new(9, DType::F64, device).child(stage);
-    let unit = |number: usize| -> Result<Unit<Sequential>> {
+    let unit = |number: usize| -> Result<WrappedUnit<Sequential>> {
         let scope = scope.child(number);
         let linear = LinearConfig::new(WIDTH, WIDTH).init(&scope.child("linear"))?;
         let norm = BatchNormConfig::new(WIDTH).init_1d(&scope.child("norm"))?;
@@ -50,7 +50,7 @@ fn stage(stage: usize, replicas: Option<&Comm>, device: Device) -> Result<Number
             Some(comm) => layers.with(SyncBatchNorm::of(&norm, comm)?),
             None => layers.with(norm),
         };
-        Ok(Unit::new(Arc::new(if number == 0 { layers.with(Tanh {}) } else { layers })))
+        Ok(WrappedUnit::new(Arc::new(if number == 0 { layers.with(Tanh {}) } else { layers })))
     };
     Ok(Numbered(stage, Sequential::new().with(unit(0)?).with(unit(1)?)))
 }

@@ -8,7 +8,7 @@ use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{Decoder, GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
 use phalanx_nn::{
     Adagrad, AdamW, BatchNormConfig, Clip, Conv2dConfig, Group, Init, Lion, Module, Parameter, Rmsprop, Rule,
-    Scope, Sequential, Sgd, Unit, parameters,
+    Scope, Sequential, Sgd, WrappedUnit, parameters,
 };
 use phalanx_parallel::data_parallel::{Average, DataParallel, Ddp, DdpConfig};
 use phalanx_parallel::sharded::{Ownership, Reshard, Stage, Zero, ZeroConfig};
@@ -47,17 +47,17 @@ impl Module for Odds {
 
 /// Units of many kinds, one of them inside another, one twice, some parameters in none.
 struct Many {
-    empty: Unit<Odds>,
-    odd: Unit<Odds>,
-    outer: Unit<Outer>,
-    again: Unit<Odds>,
+    empty: WrappedUnit<Odds>,
+    odd: WrappedUnit<Odds>,
+    outer: WrappedUnit<Outer>,
+    again: WrappedUnit<Odds>,
     free: Odds,
     recompute: bool,
 }
 parameters!(Many { empty, odd, outer, again, free });
 
 struct Outer {
-    inner: Unit<Odds>,
+    inner: WrappedUnit<Odds>,
     own: Odds,
 }
 parameters!(Outer { inner, own });
@@ -76,13 +76,13 @@ impl Many {
         };
         let odd = of("odd", &[&[1], &[7], &[63], &[8, 8], &[65], &[]]);
         let mixed = [(&[3usize, 5][..], DType::F32), (&[64], dtype), (&[129], DType::F64), (&[2], dtype)];
-        let inner = Unit::new(of("inner", &[&[130], &[1]]));
+        let inner = WrappedUnit::new(of("inner", &[&[130], &[1]]));
         let own = Odds::new(&scope.child("own"), &mixed);
         Many {
-            empty: Unit::new(of("empty", &[])),
-            again: Unit::new(odd.clone()),
-            odd: Unit::new(odd),
-            outer: Unit::new(Arc::new(Outer { inner, own })),
+            empty: WrappedUnit::new(of("empty", &[])),
+            again: WrappedUnit::new(odd.clone()),
+            odd: WrappedUnit::new(odd),
+            outer: WrappedUnit::new(Arc::new(Outer { inner, own })),
             free: Odds::new(&scope.child("free"), &[(&[33], dtype), (&[2, 2], DType::F32)]),
             recompute,
         }
@@ -271,7 +271,7 @@ fn train(rank: &launch::Rank, wrap: Wrap<'_>) -> Result<Trained> {
         Sequential::new().with(conv).with(norm)
     };
     let model =
-        Sequential::new().with(Unit::new(Arc::new(layer(0, 2)))).with(Unit::new(Arc::new(layer(1, 5))));
+        Sequential::new().with(WrappedUnit::new(Arc::new(layer(0, 2)))).with(WrappedUnit::new(Arc::new(layer(1, 5))));
     let share = wrap(rank, &model)?;
     let _train = Context::with(|c| c.set_train(true));
     let mut optimizer = AdamW::default().init(vec![Group::new(share.parameters(), 1e-2)])?;

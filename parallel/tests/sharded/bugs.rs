@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{
-    BatchNormConfig, Entry, Linear, LinearConfig, Module, Parameters, Scope, Sequential, Unit, parameters,
+    BatchNormConfig, Entry, Linear, LinearConfig, Module, Parameters, Scope, Sequential, WrappedUnit, parameters,
 };
 use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
 use phalanx_parallel::{Result, launch};
@@ -21,9 +21,9 @@ struct Pair {
 parameters!(Pair { a, b });
 
 struct Pairs {
-    zeroth: Unit<Pair>,
-    first: Unit<Pair>,
-    second: Unit<Pair>,
+    zeroth: WrappedUnit<Pair>,
+    first: WrappedUnit<Pair>,
+    second: WrappedUnit<Pair>,
 }
 parameters!(Pairs { zeroth, first, second });
 
@@ -32,7 +32,7 @@ impl Pairs {
         let scope = Scope::new(2, DType::F32, device);
         let linear = |name: &str| LinearConfig::new(9, 9).init(&scope.child(name)).unwrap();
         let pair = |name: &str| {
-            Unit::new(Arc::new(Pair { a: linear(&format!("{name}.a")), b: linear(&format!("{name}.b")) }))
+            WrappedUnit::new(Arc::new(Pair { a: linear(&format!("{name}.a")), b: linear(&format!("{name}.b")) }))
         };
         Pairs { zeroth: pair("zeroth"), first: pair("first"), second: pair("second") }
     }
@@ -134,7 +134,7 @@ fn a_full_state_dict_is_a_copy() {
         let run = |rank: launch::Rank| -> Result<()> {
             let norm = BatchNormConfig::new(3).init_1d(&Scope::new(2, DType::F32, rank.device()))?;
             norm.bias.as_ref().unwrap().freeze();
-            let model = Sequential::new().with(Unit::new(Arc::new(norm)));
+            let model = Sequential::new().with(WrappedUnit::new(Arc::new(norm)));
             let mut other = Vec::new();
             model.visit("", &mut |path, entry| {
                 let (shape, dtype) = (entry.tensor().shape().to_vec(), entry.tensor().dtype());

@@ -7,7 +7,7 @@ use phalanx_nn::autograd::{Var, no_grad};
 use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{
     AdamW, Embedding, EmbeddingConfig, Group, Linear, LinearConfig, Module, Parameter, Parameters, Rule,
-    Scope, Sgd, Unit, autograd, parameters,
+    Scope, Sgd, WrappedUnit, autograd, parameters,
 };
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig};
 use phalanx_parallel::sharded::{Reshard, Stage, Zero, ZeroConfig};
@@ -23,7 +23,7 @@ fn frozen_and_shared_parameters_and_those_of_no_unit() {
         let (linear, scope) = (LinearConfig::new(5, 5), Scope::new(2, DType::F64, device));
         let [a, b, c] = ["a", "b", "c"].map(|name| linear.init(&scope.child(name)).unwrap());
         b.parameters()[0].freeze();
-        Odd { a: Unit::new(Arc::new(a)), b: Unit::new(Arc::new(b)), c }
+        Odd { a: WrappedUnit::new(Arc::new(a)), b: WrappedUnit::new(Arc::new(b)), c }
     };
     let input = |device| Var::from_slice(&[0.5, -1.0, 2.0, 0.25, 3.0], &[1, 5], device);
     let run = |rank: launch::Rank, stage: Stage| -> Result<_> {
@@ -60,8 +60,8 @@ fn frozen_and_shared_parameters_and_those_of_no_unit() {
 
 /// A map that is used twice, one that is partly frozen, one that is no unit.
 struct Odd {
-    a: Unit<Linear>,
-    b: Unit<Linear>,
+    a: WrappedUnit<Linear>,
+    b: WrappedUnit<Linear>,
     c: Linear,
 }
 phalanx_nn::parameters!(Odd { a, b, c });
@@ -114,7 +114,7 @@ fn an_unused_parameter_is_an_error_or_has_no_gradient() {
         let scope = Scope::new(2, DType::F32, rank.device());
         let [a, b] = ["a", "b"].map(|name| LinearConfig::new(9, 9).init(&scope.child(name)).unwrap());
         let c = LinearConfig::new(9, 9).init(&scope.child("c"))?;
-        let model = Odd { a: Unit::new(Arc::new(a)), b: Unit::new(Arc::new(b)), c };
+        let model = Odd { a: WrappedUnit::new(Arc::new(a)), b: WrappedUnit::new(Arc::new(b)), c };
         let zero =
             Zero::new(&model, rank.comm().clone(), ZeroConfig { find_unused, ..ZeroConfig::new(stage) })?;
         let x = Var::new(phalanx_tensor::Tensor::zeros(&[1, 9], DType::F32, rank.device())?);
@@ -185,9 +185,9 @@ fn a_failure_in_any_phase_names_its_rank() {
 
 /// A table, two maps of which units may be made, a norm's weight, and the table again as a head, used outside its unit.
 struct Model {
-    table: Unit<Embedding>,
+    table: WrappedUnit<Embedding>,
     first: Linear,
-    second: Unit<Linear>,
+    second: WrappedUnit<Linear>,
     scale: Parameter,
 }
 parameters!(Model { table, first, second, scale });
@@ -200,9 +200,9 @@ impl Model {
         let second = linear("second");
         second.bias.as_ref().unwrap().freeze();
         Model {
-            table: Unit::new(Arc::new(table)),
+            table: WrappedUnit::new(Arc::new(table)),
             first: linear("first"),
-            second: Unit::new(Arc::new(second)),
+            second: WrappedUnit::new(Arc::new(second)),
             scale: scope.parameter("scale", &[24], phalanx_nn::Init::Constant(1.5)).unwrap(),
         }
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{
-    AdamW, Group, Linear, LinearConfig, Module, Parameters, Rule, Scope, Sequential, Sgd, Unit, grad_norm,
+    AdamW, Group, Linear, LinearConfig, Module, Parameters, Rule, Scope, Sequential, Sgd, WrappedUnit, grad_norm,
     load_state_dict, parameters, state_dict,
 };
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig};
@@ -20,7 +20,7 @@ fn model(device: Device) -> Sequential {
     let scope = Scope::new(5, DType::F32, device);
     let linear = |name: &str| LinearConfig::new(70, 3).init(&scope.child(name)).unwrap();
     let back = LinearConfig::new(3, 70).init(&scope.child("1")).unwrap();
-    Sequential::new().with(linear("0")).with(Unit::new(Arc::new(back)))
+    Sequential::new().with(linear("0")).with(WrappedUnit::new(Arc::new(back)))
 }
 
 fn loss(model: &Sequential, seed: usize) -> Result<Var> {

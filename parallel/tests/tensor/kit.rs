@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{Decoder, GptConfig, LlamaConfig, ModelConfig, Stage, next_token_targets};
-use phalanx_nn::{AdamW, Clip, Group, Layers, OneDevice, Parameter, Parameters, Rule, Scope, cut};
+use phalanx_nn::{AdamW, Clip, Group, LayerFactory, OneDevice, Parameter, Parameters, Rule, Scope, cut};
 use phalanx_parallel::comm::Comm;
 use phalanx_parallel::tensor_parallel::{TensorParallel, grad_norm};
 use phalanx_parallel::{Result, launch};
@@ -32,20 +32,20 @@ pub fn llama(heads: usize, key_heads: usize, dropout: f64) -> ModelConfig {
 }
 
 /// A whole model of these layers.
-pub fn build<L: Layers>(config: &ModelConfig, layers: L, dtype: DType, device: Device) -> Result<Decoder<L>> {
+pub fn build<L: LayerFactory>(config: &ModelConfig, layers: L, dtype: DType, device: Device) -> Result<Decoder<L>> {
     let scope = Scope::new(3, dtype, device);
     Ok(config.init_stage(&Arc::new(layers), &scope, Stage::whole(config.layers()))?)
 }
 
 /// Adds the gradients of some rows of a step's batch; their part of the mean loss.
-pub fn backward<L: Layers>(model: &Decoder<L>, step: u64, rows: Range<usize>) -> Result<f64> {
+pub fn backward<L: LayerFactory>(model: &Decoder<L>, step: u64, rows: Range<usize>) -> Result<f64> {
     let loss = loss(model, step, rows)?;
     loss.backward()?;
     Ok(if loss.dtype() == DType::F64 { loss.item::<f64>()? } else { f64::from(loss.item::<f32>()?) })
 }
 
 /// The part of the mean loss of a step's batch that is due to some rows.
-pub fn loss<L: Layers>(model: &Decoder<L>, step: u64, rows: Range<usize>) -> Result<Var> {
+pub fn loss<L: LayerFactory>(model: &Decoder<L>, step: u64, rows: Range<usize>) -> Result<Var> {
     let _context = Context::with(|c| {
         c.set_train(true);
         c.rng = RngKey { seed: 5, step };
@@ -67,7 +67,7 @@ pub fn loss<L: Layers>(model: &Decoder<L>, step: u64, rows: Range<usize>) -> Res
 }
 
 /// The losses of some steps of AdamW with clipping, the batch cut into micro-batches.
-pub fn train<L: Layers>(
+pub fn train<L: LayerFactory>(
     model: &Decoder<L>,
     comm: Option<&Comm>,
     steps: u64,

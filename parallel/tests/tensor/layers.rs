@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use phalanx_nn::autograd::{Leaf, Options, Slot, Var, backward_inputs, grad};
 use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig};
 use phalanx_nn::{
-    EmbeddingConfig, Init, Layers, LinearConfig, Map, Module, OneDevice, Parameter, Parameters, Scope, Table,
+    EmbeddingConfig, Init, LayerFactory, LinearConfig, LinearSpec, Module, OneDevice, Parameter, Parameters, Scope, EmbeddingSpec,
 };
 use phalanx_parallel::tensor_parallel::{
     ColumnParallelLinear, RowParallelLinear, TensorParallel, VocabParallelEmbedding,
@@ -21,8 +21,8 @@ fn scope(device: Device) -> Scope {
     Scope::new(11, DType::F64, device).child("layer")
 }
 
-fn map(inputs: usize, outputs: &[usize]) -> Map<'_> {
-    Map { inputs, outputs, bias: true, init: Init::KaimingUniform { gain: 1.0 }, whole: false }
+fn map(inputs: usize, outputs: &[usize]) -> LinearSpec<'_> {
+    LinearSpec { inputs, outputs, bias: true, init: Init::KaimingUniform { gain: 1.0 }, whole: false }
 }
 
 fn numbers(shape: &[usize], device: Device) -> Result<Tensor> {
@@ -90,7 +90,7 @@ fn a_column_whose_output_is_wanted_everywhere_is_the_map_on_every_rank() {
     for cut in Cut::both(3) {
         launch::threads(3, |rank| -> Result<()> {
             let group = cut.layers(rank.comm());
-            let whole = Map { whole: true, ..map(7, &[8]) };
+            let whole = LinearSpec { whole: true, ..map(7, &[8]) };
             let layer = ColumnParallelLinear::new(&group, &scope(rank.device()), whole)?;
             let here = group.stream(6)?;
             let x = Var::new(numbers(&[2, 6, 7], rank.device())?).narrow(1, here.start, here.len())?;
@@ -110,14 +110,14 @@ fn initial_values_are_parts_of_one_devices_whatever_the_ranks() {
         Init::KaimingNormal { gain: 2.0 },
     ];
     for init in inits {
-        let column = Map { init, ..map(10, &[8, 8, 8]) };
-        let (row, table) = (Map { init, ..map(10, &[6]) }, Table { count: 11, width: 5, init, tied: true });
-        fn build<L: Layers>(
+        let column = LinearSpec { init, ..map(10, &[8, 8, 8]) };
+        let (row, table) = (LinearSpec { init, ..map(10, &[6]) }, EmbeddingSpec { count: 11, width: 5, init, tied: true });
+        fn build<L: LayerFactory>(
             layers: &L,
             at: &Scope,
-            column: Map<'_>,
-            row: Map<'_>,
-            table: Table,
+            column: LinearSpec<'_>,
+            row: LinearSpec<'_>,
+            table: EmbeddingSpec,
         ) -> Vec<Parameter> {
             let column = layers.column(&at.child("column"), column).unwrap().parameters();
             let row = layers.row(&at.child("row"), row).unwrap().parameters();
@@ -154,7 +154,7 @@ fn a_cut_table_gives_the_bits_of_the_whole_even_of_negative_zeros() {
     y.backward_with(Var::new(numbers(&[2, 3, 3], Device::CPU).unwrap())).unwrap();
     let whole = [("layer.weight".to_string(), alone.weight.grad().unwrap().unwrap())];
     launch::threads(3, |rank| -> Result<()> {
-        let table = Table { count: 11, width: 3, init: Init::Normal { mean: 0.0, std: 1.0 }, tied: false };
+        let table = EmbeddingSpec { count: 11, width: 3, init: Init::Normal { mean: 0.0, std: 1.0 }, tied: false };
         let layer =
             VocabParallelEmbedding::new(&TensorParallel::new(rank.comm()), &scope(rank.device()), table)?;
         if rank.rank() == 0 {
@@ -313,14 +313,14 @@ fn models_and_inputs_that_cannot_be_cut_are_refused() {
     assert!(generation.contains("the stream is cut by positions"), "{generation}");
     let sections = error(|rank| {
         let init = Init::ZEROS;
-        let map = Map { inputs: 4, outputs: &[4, 2], bias: false, init, whole: false };
+        let map = LinearSpec { inputs: 4, outputs: &[4, 2], bias: false, init, whole: false };
         let at = Scope::new(1, DType::F32, rank.device()).child("odd");
         Ok(ColumnParallelLinear::new(&TensorParallel::new(rank.comm()), &at, map).map(drop)?)
     });
     assert!(sections.contains("odd: got sections of [4, 2] outputs"), "{sections}");
     let flat = error(|rank| {
         let layers = TensorParallel::new(rank.comm()).with_sequence_parallel(true);
-        let map = Map { inputs: 4, outputs: &[4], bias: false, init: Init::ZEROS, whole: false };
+        let map = LinearSpec { inputs: 4, outputs: &[4], bias: false, init: Init::ZEROS, whole: false };
         let layer = ColumnParallelLinear::new(&layers, &Scope::new(1, DType::F32, rank.device()), map)?;
         Ok(layer.forward(&Var::new(Tensor::zeros(&[3, 4], DType::F32, rank.device())?)).map(drop)?)
     });

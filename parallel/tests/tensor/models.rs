@@ -7,7 +7,7 @@ use phalanx_nn::autograd::backward_inputs;
 use phalanx_nn::models::{
     Decoder, GptConfig, LlamaConfig, ModelConfig, RecomputeMode, Stage, load_stage, read_config,
 };
-use phalanx_nn::{AdamW, Clip, Group, Layers, OneDevice, Parameters, Rule, Scope, Sgd, cut, norm_of};
+use phalanx_nn::{AdamW, Clip, Group, LayerFactory, OneDevice, Parameters, Rule, Scope, Sgd, cut, norm_of};
 use phalanx_parallel::data_parallel::{Alone, DataParallel, Ddp, DdpConfig, Entries};
 use phalanx_parallel::mesh::{Axis, Groups, Mesh};
 use phalanx_parallel::sharded::{Stage as ZeroStage, Zero, ZeroConfig};
@@ -46,7 +46,7 @@ fn cases() -> Vec<(ModelConfig, Cut)> {
 }
 
 /// The loss, and gradients and values by name after one step of SGD.
-fn step<L: Layers>(model: &Decoder<L>) -> Result<(f64, [Entries; 2])> {
+fn step<L: LayerFactory>(model: &Decoder<L>) -> Result<(f64, [Entries; 2])> {
     let parameters = model.parameters();
     let mut optimizer = Sgd::default().init(vec![Group::new(parameters.clone(), 0.1)])?;
     let loss = backward(model, 0, 0..ROWS)?;

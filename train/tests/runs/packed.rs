@@ -46,7 +46,7 @@ fn train(config: Config, model: &ModelConfig, data: impl Samples + 'static, told
     trainer.run_parts(|place| part(&how, model, Arc::new(OneDevice), place)).map(drop)
 }
 
-fn part<L: phalanx_nn::Layers>(
+fn part<L: phalanx_nn::LayerFactory>(
     how: &Config,
     model: &ModelConfig,
     layers: Arc<L>,

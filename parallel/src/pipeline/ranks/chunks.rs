@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_nn::models::{Decoder, ModelConfig, Stage};
-use phalanx_nn::{AnyUnit, Entry, Layers, Parameter, Parameters, Scope, cut};
+use phalanx_nn::{AnyUnit, Entry, LayerFactory, Parameter, Parameters, Scope, cut};
 
 use crate::pipeline::schedule::Schedule;
 use crate::{Error, Result};
@@ -70,7 +70,7 @@ impl<M> Chunks<M> {
     }
 }
 
-impl<L: Layers> Chunks<Decoder<L>> {
+impl<L: LayerFactory> Chunks<Decoder<L>> {
     /// Builds a rank's stages of a model, divided by [`split_blocks`]. If the rank has the first and the last stage of a model
     /// with a tied table, both share it.
     ///

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Holder, Parameter, Parameters, Usage};
+use phalanx_nn::{ParameterOwner, Parameter, Parameters, Usage};
 use phalanx_tensor::Tensor;
 
 use crate::Result;
@@ -35,7 +35,7 @@ pub struct TiedTable {
 #[derive(Default)]
 struct Hands(AtomicBool);
 
-impl Holder for Hands {
+impl ParameterOwner for Hands {
     fn refusal(&self, usage: Usage) -> Option<&'static str> {
         let alone = usage == Usage::Update && self.0.load(Ordering::Relaxed);
         alone.then_some(
@@ -66,8 +66,8 @@ impl TiedTable {
     fn of(table: Parameter, pair: Comm) -> TiedTable {
         let hands = Arc::new(Hands::default());
         // Wrappers (DDP, ZeRO) are holders already, and find a pass that was not finished in their own way.
-        if table.holder().is_none() {
-            table.hand_to(hands.clone());
+        if table.owner().is_none() {
+            table.set_owner(hands.clone());
         }
         // Backward accumulates the rank's own site first; `exchange` then accumulates the other one.
         let hooks = [(1 - pair.rank(), true), (pair.rank(), false)].map(|(site, waits)| {
@@ -116,7 +116,7 @@ impl TiedTable {
 impl Drop for TiedTable {
     fn drop(&mut self) {
         self.hooks.iter().for_each(HookHandle::remove);
-        let hands: Arc<dyn Holder> = self.hands.clone();
-        self.table.take_from(&hands);
+        let hands: Arc<dyn ParameterOwner> = self.hands.clone();
+        self.table.release_owner(&hands);
     }
 }
