@@ -1,4 +1,4 @@
-//! Who serves a test program that needs a GPU: a GPU's driver, else the emulator, else nobody.
+//! The driver for a test program that needs a GPU: a GPU's own, else the emulator, else none.
 
 use std::process::{Command, ExitCode};
 

@@ -39,7 +39,7 @@ pub fn assembled_beside<T>(cases: impl FnOnce() -> T) -> (T, usize) {
     (result, wrong.len())
 }
 
-/// Programs one by one, each by whoever comes first, until `over` and none are left.
+/// Assembles programs one by one until `over` is set and none are left. Several threads take them from one counter.
 fn assemble(next: &AtomicUsize, over: &AtomicBool) -> Assembled {
     let mut all = Assembled::default();
     loop {
