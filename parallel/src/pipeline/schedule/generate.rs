@@ -3,8 +3,27 @@
 use super::{Action, Error, Kind, Result, Schedule};
 use crate::pipeline::Cell;
 
+/// A schedule of ranks, stages of each, and micro-batches.
+type Generator = fn(usize, usize, usize) -> Result<Schedule>;
+
+const GENERATORS: [(&str, Generator); 6] = [
+    ("gpipe", |ranks, _, micro_batches| gpipe(ranks, micro_batches)),
+    ("1f1b", |ranks, _, micro_batches| one_f_one_b(ranks, micro_batches)),
+    ("interleaved", interleaved),
+    ("zb-h1", |ranks, _, micro_batches| zb_h1(ranks, micro_batches)),
+    ("zb-h2", |ranks, _, micro_batches| zb_h2(ranks, micro_batches)),
+    ("zb-v", |ranks, _, micro_batches| zb_v(ranks, micro_batches)),
+];
+
 /// The names that [`by_name`] knows.
-pub const NAMES: [&str; 6] = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v"];
+pub const NAMES: [&str; GENERATORS.len()] = {
+    let (mut names, mut i) = ([""; GENERATORS.len()], 0);
+    while i < names.len() {
+        names[i] = GENERATORS[i].0;
+        i += 1;
+    }
+    names
+};
 
 /// The schedule of a name, one of [`NAMES`]. `chunks` is the number of stages of a rank for `interleaved`. The other schedules
 /// ignore it: `zb-v` has two stages a rank, and the rest have one.
@@ -12,16 +31,11 @@ pub const NAMES: [&str; 6] = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", 
 /// # Errors
 /// For any other name, and if a number is 0.
 pub fn by_name(name: &str, ranks: usize, chunks: usize, micro_batches: usize) -> Result<Schedule> {
-    match name {
-        "gpipe" => gpipe(ranks, micro_batches),
-        "1f1b" => one_f_one_b(ranks, micro_batches),
-        "interleaved" => interleaved(ranks, chunks, micro_batches),
-        "zb-h1" => zb_h1(ranks, micro_batches),
-        "zb-h2" => zb_h2(ranks, micro_batches),
-        "zb-v" => zb_v(ranks, micro_batches),
-        other => Err(Error::Invalid {
+    match GENERATORS.iter().find(|(known, _)| *known == name) {
+        Some((_, generate)) => generate(ranks, chunks, micro_batches),
+        None => Err(Error::Invalid {
             op: "schedule",
-            got: format!("{other:?}"),
+            got: format!("{name:?}"),
             wanted: "gpipe, 1f1b, interleaved, zb-h1, zb-h2 or zb-v",
         }),
     }
