@@ -96,11 +96,11 @@ pub use record::{Saver, is_recording, record, record_many, record_none};
 pub use var::Var;
 
 /// [`Rematerialized`] by its earlier name.
-#[deprecated(since = "0.2.0", note = "renamed to `Rematerialized`")]
+#[deprecated(since = "0.1.0", note = "renamed to `Rematerialized`")]
 pub type Remade = Rematerialized;
 
 /// [`SavedVariable`] by its earlier name.
-#[deprecated(since = "0.2.0", note = "renamed to `SavedVariable`")]
+#[deprecated(since = "0.1.0", note = "renamed to `SavedVariable`")]
 pub type Saved = SavedVariable;
 
 /// The README's example, compiled and run.

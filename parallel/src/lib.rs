@@ -36,7 +36,7 @@ pub mod sharded;
 pub mod tensor_parallel;
 
 /// The former place of [`planning::Transformer`].
-#[deprecated(since = "0.2.0", note = "moved to `planning`")]
+#[deprecated(since = "0.1.0", note = "moved to `planning`")]
 pub mod estimate {
     pub use crate::planning::{Degrees as Layout, RecomputeGranularity as Recompute, Transformer};
 }

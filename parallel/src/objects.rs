@@ -83,7 +83,7 @@ pub(crate) fn gather_sums(
 ///
 /// # Errors
 /// As [`all_gather_object`].
-#[deprecated(since = "0.2.0", note = "renamed to `all_gather_object`")]
+#[deprecated(since = "0.1.0", note = "renamed to `all_gather_object`")]
 pub fn tell<T: Serialize + DeserializeOwned>(comm: &Comm, value: &T) -> Result<Vec<T>> {
     all_gather_object(comm, value)
 }

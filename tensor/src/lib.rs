@@ -46,7 +46,7 @@ pub use pool::Pool;
 pub use rng::{PhiloxStream, RngKey, Window};
 
 #[allow(missing_docs)]
-#[deprecated(since = "0.2.0", note = "renamed to `PhiloxStream`")]
+#[deprecated(since = "0.1.0", note = "renamed to `PhiloxStream`")]
 pub type Stream4 = PhiloxStream;
 pub use storage::{Read, Storage, Write};
 pub use stream::{Event, Stream, record_stream};

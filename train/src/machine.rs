@@ -92,7 +92,7 @@ pub fn check_memory(things: &[(&str, f64)]) -> Result<()> {
 ///
 /// # Errors
 /// Those of [`check_memory`].
-#[deprecated(since = "0.2.0", note = "renamed to `check_memory`")]
+#[deprecated(since = "0.1.0", note = "renamed to `check_memory`")]
 pub fn room(things: &[(&str, f64)]) -> Result<()> {
     check_memory(things)
 }

@@ -21,13 +21,13 @@ pub use micro_batch::{Cell, MicroBatch, MicroBatchGuard};
 pub type Observer<E> = Arc<dyn Fn(E) + Send + Sync>;
 
 /// The former place of [`crate::planning`]'s balance.
-#[deprecated(since = "0.2.0", note = "moved to `planning`")]
+#[deprecated(since = "0.1.0", note = "moved to `planning`")]
 pub mod balance {
     pub use crate::planning::{SizeConfig, balance_by_size, balance_by_time, block_partition};
 }
 
 /// The former place of [`crate::planning`]'s partition.
-#[deprecated(since = "0.2.0", note = "moved to `planning`")]
+#[deprecated(since = "0.1.0", note = "moved to `planning`")]
 pub mod planner {
     pub use crate::planning::{LayerProfile as Layer, Level, Plan, PlannedStage as Stage, plan};
 }

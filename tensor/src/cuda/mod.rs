@@ -243,16 +243,16 @@ impl Graph {
 }
 
 #[allow(missing_docs)]
-#[deprecated(since = "0.2.0", note = "renamed to `CollectiveGuard`")]
+#[deprecated(since = "0.1.0", note = "renamed to `CollectiveGuard`")]
 pub type Meeting = CollectiveGuard;
 
 #[allow(missing_docs)]
-#[deprecated(since = "0.2.0", note = "renamed to `Epilogue`")]
+#[deprecated(since = "0.1.0", note = "renamed to `Epilogue`")]
 pub type Sums = Epilogue;
 
 impl Gpu {
     #[allow(missing_docs)]
-    #[deprecated(since = "0.2.0", note = "renamed to `enter_collective`")]
+    #[deprecated(since = "0.1.0", note = "renamed to `enter_collective`")]
     pub fn meet(&'static self) -> CollectiveGuard {
         self.enter_collective()
     }

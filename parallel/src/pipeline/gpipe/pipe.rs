@@ -15,7 +15,7 @@ use super::{Batch, Cell, Layer, Observer, Partition, Sequence, gather, routes, s
 use crate::{Error, Result};
 
 /// The former name of [`RecomputeMode`] here.
-#[deprecated(since = "0.2.0", note = "is `phalanx_nn::models::RecomputeMode`")]
+#[deprecated(since = "0.1.0", note = "is `phalanx_nn::models::RecomputeMode`")]
 pub type Checkpoint = RecomputeMode;
 
 /// How a [`GPipe`] runs.
@@ -39,7 +39,7 @@ impl GPipeConfig {
     }
 
     /// The former name of [`GPipeConfig::with_recompute`].
-    #[deprecated(since = "0.2.0", note = "renamed to `with_recompute`")]
+    #[deprecated(since = "0.1.0", note = "renamed to `with_recompute`")]
     #[must_use]
     pub fn with_checkpoint(self, mode: RecomputeMode) -> GPipeConfig {
         self.with_recompute(mode)

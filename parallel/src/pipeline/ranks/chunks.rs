@@ -34,7 +34,7 @@ pub fn split_blocks(blocks: usize, stages: usize) -> Result<Vec<Stage>> {
 ///
 /// # Errors
 /// As [`split_blocks`].
-#[deprecated(since = "0.2.0", note = "renamed to `split_blocks`")]
+#[deprecated(since = "0.1.0", note = "renamed to `split_blocks`")]
 pub fn place(blocks: usize, stages: usize) -> Result<Vec<Stage>> {
     split_blocks(blocks, stages)
 }

@@ -162,7 +162,7 @@ pub fn acknowledgements(schedule: &Schedule) -> Result<Vec<HashMap<Action, Optio
 ///
 /// # Errors
 /// As [`acknowledgements`].
-#[deprecated(since = "0.2.0", note = "renamed to `acknowledgements`")]
+#[deprecated(since = "0.1.0", note = "renamed to `acknowledgements`")]
 pub fn receipts(schedule: &Schedule) -> Result<Vec<HashMap<Action, Option<Action>>>> {
     acknowledgements(schedule)
 }
