@@ -37,7 +37,7 @@ pub use phalanx_tensor::{Context, DType, Device, Scalar, Tensor, bf16, f16};
 // How models are written.
 pub use phalanx_nn::{
     Buffer, Build, Entry, Error, Init, Module, Parameter, Parameters, Result, Scope, Sequential,
-    SequentialConfig, WrappedUnit, WrapPolicy, load_state_dict, parameters, state_dict,
+    SequentialConfig, WrapPolicy, WrappedUnit, load_state_dict, parameters, state_dict,
 };
 
 // Their former names.

@@ -9,8 +9,8 @@ use phalanx::kernels::{ConvOptions, Gelu as Kind, PoolOptions};
 use phalanx::nn::models::{GptConfig, RecomputeMode};
 use phalanx::nn::{
     Adagrad, Adam, AdamW, AdaptiveAvgPool2d, AvgPool2d, BatchNormConfig, Clip, Conv2dConfig,
-    CrossEntropyLoss, Dropout, Gelu, Group, Head, Init, LayerFactory, Lion, Loss, MaxPool2d, OneDevice, Relu,
-    Rmsprop, Rule, Sgd, EmbeddingSpec,
+    CrossEntropyLoss, Dropout, EmbeddingSpec, Gelu, Group, Head, Init, LayerFactory, Lion, Loss, MaxPool2d,
+    OneDevice, Relu, Rmsprop, Rule, Sgd,
 };
 use phalanx::nn::{Linear, LinearConfig, LossScaler, Module, Parameter, Parameters, Result, Scope};
 use phalanx::nn::{Sequential, Silu, WrappedUnit, clip_grad_norm_, grad_norm};

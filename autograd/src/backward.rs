@@ -1,9 +1,9 @@
 //! [`Backward`]: what an operation implements to be differentiable, and the [`GradFn`] that a node makes of it.
 
 use std::any::TypeId;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
-use phalanx_tensor::Tensor;
+use phalanx_tensor::{Tensor, unpoisoned};
 use smallvec::SmallVec;
 
 use crate::graph::node::{Call, Edge, GradFn, Grads, Node};
@@ -210,11 +210,11 @@ impl<B> Recorded<B> {
     }
 
     fn state(&mut self) -> &mut State<B> {
-        self.0.get_mut().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.0.get_mut())
     }
 
     fn lock(&self) -> MutexGuard<'_, State<B>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.0.lock())
     }
 
     fn take(&self) -> State<B> {

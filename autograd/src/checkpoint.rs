@@ -22,10 +22,10 @@
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use phalanx_tensor::{Context, Device};
+use phalanx_tensor::{Context, Device, unpoisoned};
 
 use crate::dependency::{fork, join, phony};
 use crate::function::{Outputs, reassemble};
@@ -164,7 +164,7 @@ impl Recompute {
     /// If what the function uses was modified in place, or whatever the function returns.
     pub fn now(&self) -> Result<()> {
         let edges = self.recomputation.run(&self.node)?;
-        *self.recomputation.recomputed.lock().unwrap_or_else(PoisonError::into_inner) = Some(edges);
+        *unpoisoned(self.recomputation.recomputed.lock()) = Some(edges);
         Ok(())
     }
 }
@@ -192,7 +192,7 @@ struct Checkpoint(Mutex<Option<Arc<Recomputation>>>);
 
 impl GradFn for Checkpoint {
     fn expand(&self, node: &Arc<Node>, kept: bool) -> Option<Result<Vec<Option<Edge>>>> {
-        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || unpoisoned(self.0.lock());
         let recomputation = lock().clone()?;
         let outputs = recomputation.take(node);
         if outputs.is_ok() && !kept {
@@ -229,7 +229,7 @@ impl Recomputation {
 
     /// Where the outputs' gradients go. Runs the function unless [`Recompute::now`] has.
     fn take(&self, node: &Arc<Node>) -> Result<Vec<Option<Edge>>> {
-        let recomputed = self.recomputed.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let recomputed = unpoisoned(self.recomputed.lock()).take();
         recomputed.map_or_else(|| self.run(node), Ok)
     }
 }

@@ -11,9 +11,9 @@
 //! Source: Kim et al., torchgpipe: on-the-fly pipeline parallelism (2020), section 3.2.1.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
-use phalanx_tensor::{DType, Device, Dims, Tensor};
+use phalanx_tensor::{DType, Device, Dims, Tensor, unpoisoned};
 use smallvec::smallvec;
 
 use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, grads2, is_recording, record, record_many};
@@ -26,7 +26,7 @@ static CACHE: Mutex<BTreeMap<(Device, bool), Var>> = Mutex::new(BTreeMap::new())
 /// # Errors
 /// If the device cannot be used.
 pub fn phony(device: Device, requires_grad: bool) -> Result<Var> {
-    let mut cache = CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut cache = unpoisoned(CACHE.lock());
     if let Some(cached) = cache.get(&(device, requires_grad)) {
         return Ok(cached.clone());
     }

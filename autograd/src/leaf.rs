@@ -2,10 +2,10 @@
 
 use std::any::Any;
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Category, Context, DType, Tensor};
+use phalanx_tensor::{Category, Context, DType, Tensor, unpoisoned};
 
 use crate::graph::hooks::HookHandle;
 use crate::graph::memory::SmallList;
@@ -105,7 +105,7 @@ impl Leaf {
 
     /// Whether it has always had its elements, so that backward functions of other operations may read them.
     pub(crate) fn stays(&self) -> bool {
-        !self.state().held.read().unwrap_or_else(PoisonError::into_inner).was_released
+        !unpoisoned(self.state().held.read()).was_released
     }
 
     /// The tensor it holds now.
@@ -129,7 +129,7 @@ impl Leaf {
                 phalanx_tensor::Error::shape("set_tensor", got, format!("{wanted}, as the leaf")).into()
             );
         }
-        let mut held = self.state().held.write().unwrap_or_else(PoisonError::into_inner);
+        let mut held = unpoisoned(self.state().held.write());
         let base = held.version();
         let is_stand_in = got.shape != wanted.shape || tensor.why_withheld().is_some();
         let was_released = held.was_released || is_stand_in;
@@ -140,7 +140,7 @@ impl Leaf {
     /// The value that it holds, to be [restored](Leaf::restore) after it has held others. The tensor is the leaf's own,
     /// no copy: to keep its elements, let the leaf hold a copy before it is written.
     pub fn stash(&self) -> Stash {
-        Stash(self.state().held.read().unwrap_or_else(PoisonError::into_inner).clone())
+        Stash(unpoisoned(self.state().held.read()).clone())
     }
 
     /// Lets it hold a value again, and be of the version that it was of then: what was saved for backward of this value is
@@ -150,7 +150,7 @@ impl Leaf {
     /// As [`Leaf::set_tensor`], if it is another leaf's.
     pub fn restore(&self, stash: &Stash) -> Result<()> {
         self.set_tensor(stash.0.tensor.clone())?;
-        *self.state().held.write().unwrap_or_else(PoisonError::into_inner) = stash.0.clone();
+        *unpoisoned(self.state().held.write()) = stash.0.clone();
         Ok(())
     }
 
@@ -292,20 +292,20 @@ impl Edge {
 
 impl LeafState {
     pub(crate) fn tensor(&self) -> Tensor {
-        self.held.read().unwrap_or_else(PoisonError::into_inner).tensor.clone()
+        unpoisoned(self.held.read()).tensor.clone()
     }
 
     pub(crate) fn tensor_and_version(&self) -> (Tensor, u64) {
-        let held = self.held.read().unwrap_or_else(PoisonError::into_inner);
+        let held = unpoisoned(self.held.read());
         (held.tensor.clone(), held.version())
     }
 
     pub(crate) fn version(&self) -> u64 {
-        self.held.read().unwrap_or_else(PoisonError::into_inner).version()
+        unpoisoned(self.held.read()).version()
     }
 
     fn lock(&self) -> MutexGuard<'_, SlotState> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.slot.lock())
     }
 
     /// Whether there is a tensor that gradients are added to.

@@ -1,7 +1,6 @@
 //! What can go wrong in a module, an optimizer or a model's files.
 
 use std::fmt;
-use std::sync::{LockResult, PoisonError};
 
 /// The crate's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -134,9 +133,4 @@ pub(crate) fn check_probability(what: &str, name: &str, got: f64) -> Result<()> 
 /// A module's name in errors: its kind, and its path unless it is the whole model.
 pub(crate) fn label(kind: &str, path: &str) -> String {
     if path.is_empty() { kind.into() } else { format!("{kind} `{path}`") }
-}
-
-/// The guard or value of a lock, also after a panic of a thread that held it: what these locks protect is valid at every moment.
-pub(crate) fn unpoisoned<T>(result: LockResult<T>) -> T {
-    result.unwrap_or_else(PoisonError::into_inner)
 }

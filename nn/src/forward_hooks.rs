@@ -9,7 +9,8 @@ use std::sync::{Arc, OnceLock, RwLock, Weak};
 
 use phalanx_autograd::Var;
 
-use crate::error::unpoisoned;
+use phalanx_tensor::unpoisoned;
+
 use crate::{AnyUnit, Entry, Module, Parameter, Parameters, Result};
 
 /// Sees a module's input and output, and may return another output.

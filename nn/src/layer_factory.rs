@@ -82,7 +82,8 @@ pub trait LayerFactory: Send + Sync + 'static {
     ///
     /// # Errors
     /// If it cannot be cut or allocated.
-    fn head(&self, scope: &Scope, table: EmbeddingSpec, tied: Option<&Self::Embedding>) -> Result<Self::Head>;
+    fn head(&self, scope: &Scope, table: EmbeddingSpec, tied: Option<&Self::Embedding>)
+    -> Result<Self::Head>;
 
     /// Which of `heads` attention heads this rank has.
     ///

@@ -56,7 +56,9 @@ pub use files::{LoadOptions, load, load_state_dict, load_state_dict_with, load_w
 #[allow(deprecated)]
 pub use former_names::{Holder, Layers, Map, Table, TableHead, Unit, UnitPolicy};
 pub use forward_hooks::{ForwardHookHandle, Hooked};
-pub use layer_factory::{Head, LayerFactory, LinearSpec, OneDevice, EmbeddingSpec, LinearHead, activation_window};
+pub use layer_factory::{
+    EmbeddingSpec, Head, LayerFactory, LinearHead, LinearSpec, OneDevice, activation_window,
+};
 pub use loss::{
     BceLoss, BceWithLogitsLoss, ClassesLast, CosineEmbeddingLoss, CrossEntropyLoss, GaussianNllLoss,
     HingeEmbeddingLoss, HuberLoss, KlDivLoss, L1Loss, Loss, MarginRankingLoss, MseLoss, PoissonNllLoss,
@@ -71,7 +73,7 @@ pub use optim::{
     Adagrad, Adam, AdamW, At, CapturedStep, EMA, Ema, Group, Lion, Muon, MuonScale, Optimizer, Rmsprop, Rule,
     Sgd,
 };
-pub use parameter::{ParameterOwner, Parameter, Shard, Usage};
+pub use parameter::{Parameter, ParameterOwner, Shard, Usage};
 pub use phalanx_autograd::{
     Conv1dOptions, ConvOptions, Gelu as GeluKind, KlReduction, KlTarget, NllLoss, PoolOptions, Reduction,
     enable_grad, eval, inference, kernels, manual_seed, no_grad,
@@ -81,7 +83,7 @@ pub use scaler::LossScaler;
 pub use schedule::{OneCycle, Schedule};
 pub use scope::{Init, Scope};
 pub use sequential::{Build, Sequential, SequentialConfig, WrapPolicy};
-pub use unit::{AnyUnit, WrappedUnit, UnitHooks, UnitHooksHandle};
+pub use unit::{AnyUnit, UnitHooks, UnitHooksHandle, WrappedUnit};
 pub use {phalanx_autograd as autograd, phalanx_tensor as tensor};
 
 /// The README's example, compiled and run.

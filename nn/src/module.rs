@@ -6,9 +6,8 @@ use std::sync::{Arc, RwLock};
 
 use phalanx_autograd::Var;
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Category, Tensor};
+use phalanx_tensor::{Category, Tensor, unpoisoned};
 
-use crate::error::unpoisoned;
 use crate::scope::join;
 use crate::{AnyUnit, Parameter, Result};
 

@@ -9,9 +9,8 @@ use std::sync::{Arc, Mutex};
 
 use phalanx_autograd::{Leaf, Slot, Var};
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Category, DType, Device, Dims, Tensor, Window};
+use phalanx_tensor::{Category, DType, Device, Dims, Tensor, Window, unpoisoned};
 
-use crate::error::unpoisoned;
 use crate::{Error, Result};
 
 /// A handle on a trained tensor. Clones share it, an optimizer updates it in place, and a wrapper may release and replace its

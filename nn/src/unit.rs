@@ -14,7 +14,8 @@ use phalanx_autograd::{
 };
 use smallvec::smallvec;
 
-use crate::error::unpoisoned;
+use phalanx_tensor::unpoisoned;
+
 use crate::{Entry, Module, Parameter, Parameters, Result};
 
 /// Callbacks around a unit's passes. Sharded training gathers and frees parameters in them.
@@ -260,7 +261,8 @@ mod tests {
     fn model() -> (WrappedUnit<Embedding>, WrappedUnit<Linear>, Arc<Mutex<Vec<String>>>) {
         let scope = Scope::new(1, DType::F64, Device::CPU);
         let notes = Arc::new(Mutex::new(Vec::new()));
-        let embedding = WrappedUnit::new(Arc::new(EmbeddingConfig::new(5, 3).init(&scope.child("e")).unwrap()));
+        let embedding =
+            WrappedUnit::new(Arc::new(EmbeddingConfig::new(5, 3).init(&scope.child("e")).unwrap()));
         let linear = WrappedUnit::new(Arc::new(LinearConfig::new(3, 2).init(&scope.child("l")).unwrap()));
         for (name, parameters) in [("e", embedding.parameters()), ("l", linear.parameters())] {
             for parameter in parameters {

@@ -1,10 +1,12 @@
-//! Handling of panics: their text and place, for the error that other ranks get; and locks, which stay usable.
+//! Handling of panics: their text and place, for the error that other ranks get.
+
+use phalanx_tensor::panic_message;
 
 use std::any::Any;
 use std::cell::RefCell;
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{LockResult, Once, PoisonError};
+use std::sync::Once;
 
 thread_local! {
     /// Where this thread panicked last.
@@ -32,13 +34,5 @@ pub(crate) fn caught<T, E: Display>(f: impl FnOnce() -> Result<T, E>) -> Result<
 
 /// The text that a panic was raised with.
 pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied();
-    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("a payload that is no text").to_string()
-}
-
-/// The content of a lock, also after a panic of a thread that held it. The code of this crate panics under none of its
-/// locks between two changes that belong together, so the content is whole.
-pub(crate) fn unpoisoned<T>(locked: LockResult<T>) -> T {
-    locked.unwrap_or_else(PoisonError::into_inner)
+    panic_message(panic).unwrap_or("a payload that is no text").to_string()
 }

@@ -51,7 +51,8 @@ pub type Stream4 = PhiloxStream;
 pub use storage::{Read, Storage, Write};
 pub use stream::{Event, Stream, record_stream};
 #[doc(hidden)] // for Phalanx's other crates
-pub use sync::{lock, panic_message};
+#[doc(hidden)]
+pub use sync::{lock, panic_message, unpoisoned};
 pub use tensor::{Dim, Index, Pick, Tensor, resolve_dims, resolve_shape};
 
 /// The README's example, compiled and run.

@@ -1,10 +1,10 @@
 //! What a device owns: its thread pool, caching allocator, memory ledger and GPU. All is made at the device's first use.
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 use crate::allocator::Allocator;
 use crate::cuda::Gpu;
-use crate::sync::lock;
+use crate::sync::{lock, unpoisoned};
 use crate::{Device, Error, Ledger, Pool, Result};
 
 /// Logical devices of one kind.
@@ -106,7 +106,7 @@ impl Device {
     /// # Errors
     /// If the device cannot be used.
     pub fn pool(self) -> Result<Arc<Pool>> {
-        Ok(self.state()?.pool.read().unwrap_or_else(PoisonError::into_inner).clone())
+        Ok(unpoisoned(self.state()?.pool.read()).clone())
     }
 
     /// Gives the device a pool of `threads` threads; operations already running finish on the old one. Results do
@@ -132,7 +132,7 @@ impl Device {
     /// # Errors
     /// If the device cannot be used.
     pub fn set_pool(self, pool: impl Into<Arc<Pool>>) -> Result<()> {
-        *self.state()?.pool.write().unwrap_or_else(PoisonError::into_inner) = pool.into();
+        *unpoisoned(self.state()?.pool.write()) = pool.into();
         Ok(())
     }
 

@@ -20,10 +20,10 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 
 use crate::cuda::GpuEvent;
-use crate::sync::{lock, panic_message};
+use crate::sync::{lock, panic_message, unpoisoned};
 use crate::{Context, Device, Error, Result, Tensor};
 
 /// A lane of a device: work submitted to it runs in order, on a thread of the lane. Clones are handles of one lane.
@@ -252,7 +252,7 @@ impl Event {
                 let ordered = point.map_or(Ok(()), |point| point.order_here());
                 return Ok(error.or(ordered.err()));
             }
-            done = self.0.wake.wait(done).unwrap_or_else(PoisonError::into_inner);
+            done = unpoisoned(self.0.wake.wait(done));
         }
     }
 }

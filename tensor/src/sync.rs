@@ -1,8 +1,9 @@
 //! Atomics, locks and cells of the code that loom models (the pool and the counts of storages): the standard library's, or loom's with the
-//! feature `loom`. [`lock`] and [`panic_message`]: for all code that threads share.
+//! feature `loom`. [`lock`], [`unpoisoned`] and [`panic_message`] are for all code
+//! of the workspace that threads share.
 
 use std::any::Any;
-use std::sync::PoisonError;
+use std::sync::{LockResult, PoisonError};
 
 #[cfg(feature = "loom")]
 pub(crate) use loom::{
@@ -45,17 +46,23 @@ pub fn panic_message(payload: &(dyn Any + Send)) -> Option<&str> {
     payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str))
 }
 
+/// The guard or content of a lock, also after a thread has panicked while it held it. The crates of this workspace change what their locks
+/// protect in one step, so it is whole at every moment.
+pub fn unpoisoned<T>(result: LockResult<T>) -> T {
+    result.unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Locks a mutex, also after a thread has panicked while it held it.
 pub fn lock<T>(mutex: &std::sync::Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(mutex.lock())
 }
 
 /// [`lock`] for a mutex of a model.
 pub(crate) fn lock_modelled<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(mutex.lock())
 }
 
 /// Sleeps until woken, or until a spurious wake-up.
 pub(crate) fn sleep<'a, T>(wake: &Condvar, guard: MutexGuard<'a, T>) -> MutexGuard<'a, T> {
-    wake.wait(guard).unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(wake.wait(guard))
 }

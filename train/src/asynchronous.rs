@@ -20,10 +20,9 @@ use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{AsynchronousPipeline, Executed, Observer, Spec, Stages, Weights};
 use phalanx_parallel::pipeline::schedule::{self, double_buffered, weight_stashing};
 use phalanx_parallel::tensor_parallel::sum_squares;
-use phalanx_tensor::{Context, DType, RngKey};
+use phalanx_tensor::{Context, DType, RngKey, unpoisoned};
 
 use crate::data::DataLoader;
-use crate::error::unpoisoned;
 use crate::model::passed_on;
 use crate::optimizers::Optimizers;
 use crate::record::StepReport;

@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::path::Path;
-use std::sync::{LockResult, PoisonError};
 
 use phalanx_parallel::{self as parallel, comm};
 
@@ -81,9 +80,4 @@ impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
-}
-
-/// The guard or value of a lock, also after a panic of a thread that held it: what these locks protect is valid at every moment.
-pub(crate) fn unpoisoned<T>(result: LockResult<T>) -> T {
-    result.unwrap_or_else(PoisonError::into_inner)
 }

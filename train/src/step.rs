@@ -17,10 +17,9 @@ use phalanx_parallel::data_parallel::DataParallel;
 use phalanx_parallel::hybrid::{StagedModel, Step};
 use phalanx_parallel::pipeline::ranks::Pipeline;
 use phalanx_parallel::{checkpoint, part};
-use phalanx_tensor::{Context, DType, RngKey, Tensor};
+use phalanx_tensor::{Context, DType, RngKey, Tensor, unpoisoned};
 
 use crate::data::Data;
-use crate::error::unpoisoned;
 use crate::optimizers::Optimizers;
 use crate::{Config, Error, Result};
 

@@ -20,7 +20,8 @@ use phalanx_parallel::pipeline::ranks::{self as actions, Executed};
 use phalanx_parallel::pipeline::schedule::Kind;
 use serde_json::{Value, json};
 
-use crate::error::unpoisoned;
+use phalanx_tensor::unpoisoned;
+
 use crate::place::Observers;
 use crate::report::{Collective, Span, SpanKind};
 use crate::{Config, Error, Result};

@@ -11,9 +11,10 @@ use phalanx_parallel::hybrid::StagedModel;
 use phalanx_parallel::launch::Rank;
 use phalanx_parallel::mesh::Axis;
 
+use phalanx_tensor::unpoisoned;
+
 use crate::callback::Callback;
 use crate::data::{Data, Dataset, Samples, Shuffled};
-use crate::error::unpoisoned;
 use crate::identity::fingerprint;
 use crate::model::{Plain, StagedLayers};
 use crate::optimizers::{AnyRule, adamw};
@@ -296,7 +297,10 @@ impl Trainer {
     ///
     /// # Errors
     /// As [`Trainer::run_parts`].
-    pub fn memory<P: StagedModel>(mut self, part: impl Fn(&Place) -> Result<P> + Sync) -> Result<Vec<String>> {
+    pub fn memory<P: StagedModel>(
+        mut self,
+        part: impl Fn(&Place) -> Result<P> + Sync,
+    ) -> Result<Vec<String>> {
         // A device without elements validates nothing.
         self.validation = None;
         self.on_ranks(part, |mut run| run.memory_report())

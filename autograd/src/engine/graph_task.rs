@@ -7,10 +7,10 @@ use std::cmp::Reverse;
 use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::Context;
+use phalanx_tensor::{Context, panic_message, unpoisoned};
 
 use super::input_buffer::{Arrival, InputBuffer, Sender};
 use crate::graph::memory::SmallList;
@@ -142,12 +142,12 @@ impl GraphTask {
     }
 
     pub(super) fn into_captured(self) -> Vec<Option<Var>> {
-        self.captured.into_inner().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.captured.into_inner())
     }
 
     /// The deferred nodes, latest first.
     pub(super) fn into_deferred(self) -> Vec<Root> {
-        let mut deferred = self.deferred.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let mut deferred = unpoisoned(self.deferred.into_inner());
         deferred.sort_by_key(|root| Reverse(root.node.seq));
         deferred
     }
@@ -236,7 +236,7 @@ impl GraphTask {
                 |(i, grad): (usize, &Option<Var>)| grad.clone().filter(|_| node.grad_fn.keeps_gradient(i));
             let grads = NodeGrads::of(grads.iter().enumerate().map(kept));
             let root = Root { node: Arc::clone(node), grads };
-            self.deferred.lock().unwrap_or_else(PoisonError::into_inner).push(root);
+            unpoisoned(self.deferred.lock()).push(root);
         }
         Ok(())
     }
@@ -330,7 +330,7 @@ impl GraphTask {
 
     #[cold]
     fn capture(&self, node: &Arc<Node>, grads: &[Option<Var>]) {
-        let mut captured = self.captured.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut captured = unpoisoned(self.captured.lock());
         for (target, kept) in self.wanted.iter().zip(captured.iter_mut()) {
             if let Some(target) = target.as_ref().filter(|t| Arc::ptr_eq(&t.node, node)) {
                 *kept = grads[target.output()].clone();
@@ -376,6 +376,5 @@ pub(super) fn guarded(op: &Cell<&'static str>, run: impl FnOnce() -> Result<()>)
 
 /// The text of a panic.
 fn message_of(panic: &(dyn Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|s| s.to_string());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "(no message)".into())
+    panic_message(panic).unwrap_or("(no message)").into()
 }

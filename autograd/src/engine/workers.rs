@@ -3,9 +3,9 @@
 
 use std::cell::Cell;
 use std::collections::BinaryHeap;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard};
 
-use phalanx_tensor::Device;
+use phalanx_tensor::{Device, unpoisoned};
 
 use super::graph_task::{GraphTask, NodeIndex, NodeTask, Ready, Scheduler, Targets, guarded};
 use super::input_buffer::{Arrival, Sender};
@@ -152,7 +152,7 @@ impl<'g> Queues<'g> {
 
 impl<'g> Shared<'_, 'g> {
     fn lock(&self) -> MutexGuard<'_, Queues<'g>> {
-        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+        unpoisoned(self.queues.lock())
     }
 
     fn fail(&self, error: Error) {
@@ -184,7 +184,7 @@ impl<'g> Shared<'_, 'g> {
             if let Some(task) = queues.pop(device) {
                 return Some(task);
             }
-            queues = self.changed.wait(queues).unwrap_or_else(PoisonError::into_inner);
+            queues = unpoisoned(self.changed.wait(queues));
         }
     }
 }

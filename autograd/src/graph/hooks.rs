@@ -1,6 +1,8 @@
 //! Functions that run during backward: on a value's gradient, on a node, after a leaf has accumulated.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+
+use phalanx_tensor::unpoisoned;
 
 use crate::graph::node::Node;
 use crate::{Result, Var};
@@ -43,7 +45,7 @@ impl HookHandle {
 }
 
 fn lock(hooks: &Mutex<Hooks>) -> MutexGuard<'_, Hooks> {
-    hooks.lock().unwrap_or_else(PoisonError::into_inner)
+    unpoisoned(hooks.lock())
 }
 
 /// Registration.

@@ -11,9 +11,9 @@
 //! run. Its bits are the forward pass's, as the kernel is the same. Source: what llm.c's `recompute` and selective
 //! recomputation (Korthikanti et al., Reducing activation recomputation, 2022) do by hand for certain layers.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
-use phalanx_tensor::{Result as TensorResult, Tensor};
+use phalanx_tensor::{Result as TensorResult, Tensor, unpoisoned};
 use smallvec::SmallVec;
 
 use crate::{Error, Result, no_grad};
@@ -77,7 +77,7 @@ impl Rematerialized {
 
     /// The result, kept for the other saved variables that share this.
     pub(crate) fn tensor(self: &Arc<Rematerialized>) -> Result<Tensor> {
-        let mut computed = self.computed.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut computed = unpoisoned(self.computed.lock());
         let tensor = match computed.take() {
             Some(tensor) => tensor,
             None => {

@@ -12,10 +12,10 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
-use std::sync::{LazyLock, PoisonError, RwLock};
+use std::sync::{LazyLock, RwLock};
 
-use phalanx_tensor::DType;
 use phalanx_tensor::cuda::Args;
+use phalanx_tensor::{DType, unpoisoned};
 use smallvec::SmallVec;
 
 use crate::cuda::File;
@@ -160,10 +160,10 @@ impl Tape {
 fn text_of(notes: &[u64]) -> &'static str {
     type Texts = HashMap<Box<[u64]>, &'static str>;
     static KNOWN: LazyLock<RwLock<Texts>> = LazyLock::new(RwLock::default);
-    if let Some(text) = KNOWN.read().unwrap_or_else(PoisonError::into_inner).get(notes) {
+    if let Some(text) = unpoisoned(KNOWN.read()).get(notes) {
         return text;
     }
-    let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
+    let mut known = unpoisoned(KNOWN.write());
     // Leaked: there are no more of them than functions in this program's source.
     known.entry(notes.into()).or_insert_with(|| write(notes).leak())
 }

@@ -23,7 +23,12 @@ impl ModelConfig {
     ///
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
-    pub fn init_stage<L: LayerFactory>(&self, layers: &Arc<L>, scope: &Scope, stage: Stage) -> Result<Decoder<L>> {
+    pub fn init_stage<L: LayerFactory>(
+        &self,
+        layers: &Arc<L>,
+        scope: &Scope,
+        stage: Stage,
+    ) -> Result<Decoder<L>> {
         self.init_stage_beside(layers, scope, stage, None)
     }
 

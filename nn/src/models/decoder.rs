@@ -12,7 +12,8 @@ use crate::mode::{Mode, modes};
 use crate::modules::{Dropout, Embedding};
 use crate::scope::join;
 use crate::{
-    AnyUnit, Entry, Error, Head, LayerFactory, Module, OneDevice, Parameter, Parameters, Result, Scope, WrappedUnit,
+    AnyUnit, Entry, Error, Head, LayerFactory, Module, OneDevice, Parameter, Parameters, Result, Scope,
+    WrappedUnit,
 };
 
 /// A transformer block: `[B, T, width]` to the same.

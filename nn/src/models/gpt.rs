@@ -13,7 +13,7 @@ use phalanx_tensor::DType;
 
 use super::decoder::{DecoderSpec, Names, check_numbers, check_sizes};
 use super::{Activation, Block, Decoder, Documents, KvCache, Stage};
-use crate::layer_factory::{LinearSpec, EmbeddingSpec, activation_window};
+use crate::layer_factory::{EmbeddingSpec, LinearSpec, activation_window};
 use crate::modules::attention::{CausalAttention, Heads, Positions};
 use crate::modules::{Dropout, LayerNorm, LayerNormConfig};
 use crate::{Error, Init, LayerFactory, Module, OneDevice, Parameters, Result, Scope, parameters};
@@ -86,7 +86,12 @@ impl GptConfig {
     ///
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
-    pub fn init_stage<L: LayerFactory>(&self, layers: &Arc<L>, scope: &Scope, stage: Stage) -> Result<Decoder<L>> {
+    pub fn init_stage<L: LayerFactory>(
+        &self,
+        layers: &Arc<L>,
+        scope: &Scope,
+        stage: Stage,
+    ) -> Result<Decoder<L>> {
         self.init_stage_beside(layers, scope, stage, None)
     }
 

@@ -13,7 +13,7 @@ use phalanx_tensor::DType;
 
 use super::decoder::{DecoderSpec, Names, check_numbers, check_sizes};
 use super::{Block, Decoder, Documents, KvCache, Stage};
-use crate::layer_factory::{LinearSpec, EmbeddingSpec};
+use crate::layer_factory::{EmbeddingSpec, LinearSpec};
 use crate::modules::attention::Positions;
 use crate::modules::{GroupedQueryAttention, GroupedQueryAttentionConfig, RmsNorm, RmsNormConfig};
 use crate::{Error, Init, LayerFactory, Module, OneDevice, Parameters, Result, Scope, parameters};
@@ -93,7 +93,12 @@ impl LlamaConfig {
     ///
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
-    pub fn init_stage<L: LayerFactory>(&self, layers: &Arc<L>, scope: &Scope, stage: Stage) -> Result<Decoder<L>> {
+    pub fn init_stage<L: LayerFactory>(
+        &self,
+        layers: &Arc<L>,
+        scope: &Scope,
+        stage: Stage,
+    ) -> Result<Decoder<L>> {
         self.init_stage_beside(layers, scope, stage, None)
     }
 

@@ -80,7 +80,11 @@ impl GroupedQueryAttentionConfig {
     ///
     /// # Errors
     /// If the key heads do not divide the heads, or it cannot be cut or allocated.
-    pub fn init_on<L: LayerFactory>(self, layers: &Arc<L>, scope: &Scope) -> Result<GroupedQueryAttention<L>> {
+    pub fn init_on<L: LayerFactory>(
+        self,
+        layers: &Arc<L>,
+        scope: &Scope,
+    ) -> Result<GroupedQueryAttention<L>> {
         let GroupedQueryAttentionConfig { width, heads, key_heads, head_dim, bias, init, .. } = self;
         let sound = heads > 0 && key_heads > 0 && heads.is_multiple_of(key_heads);
         let Some(inner) = heads.checked_mul(head_dim).filter(|_| sound) else {

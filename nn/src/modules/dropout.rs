@@ -3,9 +3,8 @@
 use std::sync::{Arc, Mutex};
 
 use phalanx_autograd::{Var, repeated};
-use phalanx_tensor::{Context, Window};
+use phalanx_tensor::{Context, Window, unpoisoned};
 
-use crate::error::unpoisoned;
 use crate::error::{check_probability, label};
 use crate::mode::{Mode, modes};
 use crate::{Entry, Module, Parameters, Result, Scope};

@@ -17,7 +17,7 @@ use super::{Settings, file_error};
 use crate::Result;
 use crate::comm::Comm;
 use crate::objects::{all_gather_object, all_ok};
-use crate::part::{Overlap, Part, BoxRange, fill};
+use crate::part::{BoxRange, Overlap, Part, fill};
 
 /// A complete checkpoint. Opening reads its index only; reading parts reads the blocks that hold some of them.
 #[derive(Debug)]

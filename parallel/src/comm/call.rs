@@ -9,10 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
 use phalanx_tensor::cuda::{Gpu, GpuEvent};
-use phalanx_tensor::{DType, Tensor};
+use phalanx_tensor::{DType, Tensor, unpoisoned};
 
 use super::{Error, Kind, Reduction, Result, Signature};
-use crate::panics::unpoisoned;
 
 /// A collective with its tensors. Tensors that are written must be contiguous; those only read may have any strides.
 /// Between start and end the tensors must not be changed nor, where they are written, read.

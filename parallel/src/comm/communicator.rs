@@ -4,11 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use phalanx_tensor::{DType, Device, Tensor};
+use phalanx_tensor::{DType, Device, Tensor, unpoisoned};
 use xxhash_rust::xxh64::xxh64;
 
 use super::{Call, Error, Pending, Reduction, Result, Signature, plan};
-use crate::panics::unpoisoned;
 
 /// A shared communicator.
 pub type Comm = Arc<dyn Communicator>;

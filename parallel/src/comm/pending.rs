@@ -4,11 +4,10 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
-use phalanx_tensor::Tensor;
+use phalanx_tensor::{Tensor, unpoisoned};
 
 use super::plan::Side;
 use super::{Call, Result};
-use crate::panics::unpoisoned;
 
 /// A call that was started. It goes on when this is dropped; its error is then seen by the next call.
 #[must_use = "the tensors are in use until `wait` has returned"]

@@ -5,7 +5,7 @@
 
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{Entry, ParameterOwner, Parameter, Parameters, Usage};
+use phalanx_nn::{Entry, Parameter, ParameterOwner, Parameters, Usage};
 use phalanx_tensor::{DType, Device, Tensor};
 use xxhash_rust::xxh64::xxh64;
 

@@ -7,14 +7,13 @@
 use std::sync::{Arc, Mutex, Weak};
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Buffer, Entry, ParameterOwner, Parameter, Parameters, Usage, load_state_dict, state_dict};
-use phalanx_tensor::Tensor;
+use phalanx_nn::{Buffer, Entry, Parameter, ParameterOwner, Parameters, Usage, load_state_dict, state_dict};
+use phalanx_tensor::{Tensor, unpoisoned};
 
 use super::join::{NextAction, Uneven};
 use super::reducer::{Reducer, Roles};
 use super::{DataParallel, DdpConfig, Entries, NoSync, Synchronise, consistency};
 use crate::comm::{Comm, Traffic};
-use crate::panics::unpoisoned;
 use crate::part::Part;
 use crate::{Error, Result};
 

@@ -10,11 +10,10 @@
 //!
 //! Source: PyTorch's `join`, design note of `torch.distributed.algorithms`.
 
-use phalanx_tensor::{Device, Tensor};
+use phalanx_tensor::{Device, Tensor, unpoisoned};
 
 use super::Ddp;
 use super::reducer::Roles;
-use crate::panics::unpoisoned;
 use crate::{Error, Result};
 
 /// How [`Ddp::join`] treats ranks that have run out of batches.

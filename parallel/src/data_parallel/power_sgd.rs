@@ -23,12 +23,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::{DType, PhiloxStream, RngKey, Tensor};
+use phalanx_tensor::{DType, PhiloxStream, RngKey, Tensor, unpoisoned};
 
 use super::hook::{AllReduce, Bucket, BucketHook, Rest};
 use crate::Result;
 use crate::comm::{Call, Comm, Reduction};
-use crate::panics::unpoisoned;
 
 /// How much [`PowerSgd`] leaves out.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -7,13 +7,12 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use phalanx_kernels as kernels;
 use phalanx_nn::Parameter;
 use phalanx_nn::autograd::{Leaf, Slot};
-use phalanx_tensor::{Device, Tensor};
+use phalanx_tensor::{Device, Tensor, unpoisoned};
 
 use super::buckets::BucketStore;
 use super::scheduler::BucketScheduler;
 use super::{Average, Buckets, DdpConfig, GradSize, Launcher};
 use crate::comm::{Comm, Reduction};
-use crate::panics::unpoisoned;
 use crate::{Error, Result};
 
 /// The end of an error that finds the model changed since it was wrapped.

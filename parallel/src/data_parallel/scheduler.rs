@@ -13,13 +13,14 @@ use std::sync::Arc;
 
 use phalanx_kernels as kernels;
 
+use phalanx_tensor::unpoisoned;
+
 use super::DdpConfig;
 use super::buckets::BucketBuffer;
 use super::hook::BucketHook;
 use crate::Result;
 use crate::comm::Comm;
 use crate::engine::{Cause, Engine, Lane, Op, Resource, Variable};
-use crate::panics::unpoisoned;
 
 pub(super) struct BucketScheduler {
     pub(super) engine: Arc<Engine>,

@@ -1,8 +1,8 @@
 //! Locks and atomics: the standard library's, or loom's where its models explore the engine.
 
-use std::time::Duration;
+use phalanx_tensor::unpoisoned;
 
-use crate::panics::unpoisoned;
+use std::time::Duration;
 
 #[cfg(feature = "loom")]
 pub(crate) use loom::sync::{

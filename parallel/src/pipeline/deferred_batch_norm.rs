@@ -13,9 +13,8 @@ use std::sync::{Mutex, MutexGuard};
 
 use phalanx_nn::autograd::{BatchNorm as Numbers, Var, is_recomputing};
 use phalanx_nn::{BatchNorm, Entry, Module, Parameter, Parameters, Sequential};
-use phalanx_tensor::{Category, Context, DType, Tensor};
+use phalanx_tensor::{Category, Context, DType, Tensor, unpoisoned};
 
-use crate::panics::unpoisoned;
 use super::MicroBatch;
 use crate::data_parallel::Moments;
 use crate::{Error, Result};
@@ -90,8 +89,7 @@ impl DeferredBatchNorm {
     /// Adds a micro-batch's moments to those before it. The last one updates the running statistics.
     fn track(&self, moments: Moments) -> Result<()> {
         let MicroBatch { index, count } = MicroBatch::current();
-        let mut pending: MutexGuard<'_, Pending> =
-            unpoisoned(self.pending.lock());
+        let mut pending: MutexGuard<'_, Pending> = unpoisoned(self.pending.lock());
         if index == 0 {
             *pending = Pending::default();
         }

@@ -10,9 +10,10 @@ use std::sync::{Mutex, MutexGuard};
 
 use phalanx_nn::Parameter;
 
+use phalanx_tensor::unpoisoned;
+
 use super::ZeroConfig;
 use super::flat_parameter::{FlatParameter, Ranks, ReduceScatter};
-use crate::panics::unpoisoned;
 
 pub(super) use super::unshard::Pass;
 

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
 
-use phalanx_nn::{Entry, ParameterOwner, Parameter, Parameters, UnitHooks, Usage};
+use phalanx_nn::{Entry, Parameter, ParameterOwner, Parameters, UnitHooks, Usage};
 use phalanx_tensor::{DType, Device};
 
 use super::core::{Core, FsdpUnit, Pass};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Buffer, ParameterOwner, Parameter, Parameters, Squares, UnitHooksHandle, norm_of};
+use phalanx_nn::{Buffer, Parameter, ParameterOwner, Parameters, Squares, UnitHooksHandle, norm_of};
 use phalanx_tensor::Tensor;
 
 use super::core::Core;

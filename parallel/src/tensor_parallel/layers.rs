@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::ModelConfig;
-use phalanx_nn::{Error, LayerFactory, LinearSpec, Parameter, Result, Scope, EmbeddingSpec};
+use phalanx_nn::{EmbeddingSpec, Error, LayerFactory, LinearSpec, Parameter, Result, Scope};
 
 use super::mappings::Split;
 use super::{

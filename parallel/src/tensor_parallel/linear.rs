@@ -6,7 +6,9 @@ use phalanx_nn::autograd::{
     record_many,
 };
 use phalanx_nn::tensor::{Dims, Window};
-use phalanx_nn::{Error, Init, LinearConfig, LinearSpec, Module, Parameter, Result, Scope, Shard, parameters};
+use phalanx_nn::{
+    Error, Init, LinearConfig, LinearSpec, Module, Parameter, Result, Scope, Shard, parameters,
+};
 
 use super::group::{StartedExchange, TensorParallel};
 use super::mappings::{Exchange, Split, exchanged};

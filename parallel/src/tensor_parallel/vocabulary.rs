@@ -4,7 +4,7 @@
 use phalanx_kernels::split_indices;
 use phalanx_nn::autograd::{CrossEntropy, Reduction, Var};
 use phalanx_nn::tensor::{Dims, Window};
-use phalanx_nn::{Head, Module, Parameter, Result, Scope, Shard, EmbeddingSpec, parameters};
+use phalanx_nn::{EmbeddingSpec, Head, Module, Parameter, Result, Scope, Shard, parameters};
 
 use super::linear::columns;
 use super::mappings::{Exchange, Split, exchanged};
@@ -28,7 +28,11 @@ impl VocabParallelEmbedding {
     ///
     /// # Errors
     /// If there are fewer rows than ranks, or memory is short.
-    pub fn new(group: &TensorParallel, scope: &Scope, table: EmbeddingSpec) -> Result<VocabParallelEmbedding> {
+    pub fn new(
+        group: &TensorParallel,
+        scope: &Scope,
+        table: EmbeddingSpec,
+    ) -> Result<VocabParallelEmbedding> {
         let (weight, split) = rows(group, scope, table)?;
         Ok(VocabParallelEmbedding { weight, group: group.clone(), split, site: usize::from(table.tied) })
     }
@@ -53,7 +57,11 @@ impl Module for VocabParallelEmbedding {
 
 /// This rank's rows of a table, with their part of the initial values. A tied table has two sites, for the head and for the
 /// embedding, one of which may be on another stage.
-pub(super) fn rows(group: &TensorParallel, scope: &Scope, table: EmbeddingSpec) -> Result<(Parameter, Split)> {
+pub(super) fn rows(
+    group: &TensorParallel,
+    scope: &Scope,
+    table: EmbeddingSpec,
+) -> Result<(Parameter, Split)> {
     let comm = group.comm();
     let split = Split::uneven(&format!("{}: rows", scope.path()), 0, table.count, comm.size())?;
     let range = split.range(comm.rank());

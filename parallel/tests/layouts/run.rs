@@ -3,7 +3,9 @@
 use phalanx_nn::autograd::ContextMode;
 use std::sync::Arc;
 
-use phalanx_nn::{AdamW, Clip, Group, LayerFactory, OneDevice, Optimizer, Parameter, Parameters, Rule, Scope, Sgd};
+use phalanx_nn::{
+    AdamW, Clip, Group, LayerFactory, OneDevice, Optimizer, Parameter, Parameters, Rule, Scope, Sgd,
+};
 use phalanx_parallel::checkpoint::{self, Checkpoint, Trained};
 use phalanx_parallel::comm::Comm;
 use phalanx_parallel::data_parallel::{Alone, DataParallel, Ddp, DdpConfig};
@@ -81,7 +83,13 @@ impl Run {
         Run::of(case, layers, groups, device, update)
     }
 
-    fn of(case: &Case, layers: impl LayerFactory, groups: Groups, device: Device, update: Update) -> Result<Run> {
+    fn of(
+        case: &Case,
+        layers: impl LayerFactory,
+        groups: Groups,
+        device: Device,
+        update: Update,
+    ) -> Result<Run> {
         let (line, schedule) = (groups.along(Axis::Pp).clone(), case.layout.schedule()?);
         let scope = Scope::new(SEED, case.dtype, device);
         let mut model = Chunks::build(&case.model, &Arc::new(layers), &scope, &schedule, line.rank())?;

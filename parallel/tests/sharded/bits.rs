@@ -270,8 +270,9 @@ fn train(rank: &launch::Rank, wrap: Wrap<'_>) -> Result<Trained> {
         let norm = BatchNormConfig::new(5).init_2d(&scope.child("norm")).unwrap();
         Sequential::new().with(conv).with(norm)
     };
-    let model =
-        Sequential::new().with(WrappedUnit::new(Arc::new(layer(0, 2)))).with(WrappedUnit::new(Arc::new(layer(1, 5))));
+    let model = Sequential::new()
+        .with(WrappedUnit::new(Arc::new(layer(0, 2))))
+        .with(WrappedUnit::new(Arc::new(layer(1, 5))));
     let share = wrap(rank, &model)?;
     let _train = Context::with(|c| c.set_train(true));
     let mut optimizer = AdamW::default().init(vec![Group::new(share.parameters(), 1e-2)])?;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{
-    BatchNormConfig, Entry, Linear, LinearConfig, Module, Parameters, Scope, Sequential, WrappedUnit, parameters,
+    BatchNormConfig, Entry, Linear, LinearConfig, Module, Parameters, Scope, Sequential, WrappedUnit,
+    parameters,
 };
 use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
 use phalanx_parallel::{Result, launch};
@@ -32,7 +33,10 @@ impl Pairs {
         let scope = Scope::new(2, DType::F32, device);
         let linear = |name: &str| LinearConfig::new(9, 9).init(&scope.child(name)).unwrap();
         let pair = |name: &str| {
-            WrappedUnit::new(Arc::new(Pair { a: linear(&format!("{name}.a")), b: linear(&format!("{name}.b")) }))
+            WrappedUnit::new(Arc::new(Pair {
+                a: linear(&format!("{name}.a")),
+                b: linear(&format!("{name}.b")),
+            }))
         };
         Pairs { zeroth: pair("zeroth"), first: pair("first"), second: pair("second") }
     }

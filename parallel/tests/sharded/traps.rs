@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{
-    AdamW, Group, Linear, LinearConfig, Module, Parameters, Rule, Scope, Sequential, Sgd, WrappedUnit, grad_norm,
-    load_state_dict, parameters, state_dict,
+    AdamW, Group, Linear, LinearConfig, Module, Parameters, Rule, Scope, Sequential, Sgd, WrappedUnit,
+    grad_norm, load_state_dict, parameters, state_dict,
 };
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig};
 use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};

@@ -32,7 +32,12 @@ pub fn llama(heads: usize, key_heads: usize, dropout: f64) -> ModelConfig {
 }
 
 /// A whole model of these layers.
-pub fn build<L: LayerFactory>(config: &ModelConfig, layers: L, dtype: DType, device: Device) -> Result<Decoder<L>> {
+pub fn build<L: LayerFactory>(
+    config: &ModelConfig,
+    layers: L,
+    dtype: DType,
+    device: Device,
+) -> Result<Decoder<L>> {
     let scope = Scope::new(3, dtype, device);
     Ok(config.init_stage(&Arc::new(layers), &scope, Stage::whole(config.layers()))?)
 }

@@ -5,9 +5,10 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
+use phalanx_tensor::unpoisoned;
+
 use super::{Bpe, Codec, TRAINING, VALIDATION, check_vocabulary};
 use crate::data::{PrepareOptions, Prepared, Width, prepare};
-use crate::error::unpoisoned;
 use crate::{Error, Result, keyed};
 
 /// The number of bytes at the beginning of the texts from which byte pairs are learned.

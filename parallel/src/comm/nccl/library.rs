@@ -7,12 +7,11 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
-use phalanx_tensor::DType;
 use phalanx_tensor::cuda::cudarc::nccl::sys;
 use phalanx_tensor::cuda::{Library, symbol};
+use phalanx_tensor::{DType, unpoisoned};
 
 use crate::comm::Reduction;
-use crate::panics::unpoisoned;
 
 /// The result of a call of NCCL, with NCCL's message as the error.
 pub(super) type Called<T = ()> = Result<T, String>;

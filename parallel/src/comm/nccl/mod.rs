@@ -30,11 +30,10 @@ use std::time::Duration;
 
 use lane::{Lane, prepare};
 use phalanx_tensor::cuda::{Library, require};
-use phalanx_tensor::{Device, Tensor};
+use phalanx_tensor::{Device, Tensor, unpoisoned};
 use watchdog::Watchdog;
 
 use super::{Call, Comm, Communicator, Error, Kind, Pending, Result, Traffic};
-use crate::panics::unpoisoned;
 
 /// Which code adds the elements of several ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -9,11 +9,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use phalanx_tensor::cuda::{Gpu, GpuEvent};
-use phalanx_tensor::{Result as TensorResult, Tensor};
+use phalanx_tensor::{Result as TensorResult, Tensor, unpoisoned};
 
 use super::library::Link;
 use crate::comm::{Comm, Error, Result};
-use crate::panics::unpoisoned;
 
 /// How long the thread sleeps between two polls.
 const LOOK: Duration = Duration::from_millis(2);

@@ -2,12 +2,11 @@
 
 use std::sync::Mutex;
 
-use phalanx_tensor::{DType, Pool, Read, Tensor, Write, bf16, f16};
+use phalanx_tensor::{DType, Pool, Read, Tensor, Write, bf16, f16, unpoisoned};
 
 use crate::comm::plan::{Segment, Side, Transfer, plan};
 use crate::comm::reduction::{BLOCK, Block, Summand};
 use crate::comm::{Call, Error, Reduction, Result, Signature};
-use crate::panics::unpoisoned;
 
 /// Bytes of a rank that a thread works on at a time.
 const PIECE_BYTES: usize = 128 << 10;

@@ -21,12 +21,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use exchange::{deliver, exchange};
-use phalanx_tensor::Pool;
+use phalanx_tensor::{Pool, unpoisoned};
 
 use super::communicator::{ChildGroups, Meter, members};
 use super::pending::{Ticket, Waiter, blame};
 use super::{Call, Comm, Communicator, Error, Kind, Pending, Result, Traffic};
-use crate::panics::unpoisoned;
 
 /// The communicators of `size` ranks, each to be used by a thread of its own. A rank that lets others wait for longer
 /// than `timeout` ends the run of all. See [`launch::threads`](crate::launch::threads), which starts the threads too.

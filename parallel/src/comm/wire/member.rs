@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use phalanx_tensor::unpoisoned;
+
 use super::driver::{Event, Shared};
 use super::{Driver, Wire};
 use crate::comm::communicator::{ChildGroups, Meter, members};
 use crate::comm::pending::{Ticket, Waiter};
 use crate::comm::{Call, Comm, Communicator, Error, Pending, Result, Traffic};
-use crate::panics::unpoisoned;
 
 /// One process of a run, until it is dropped, which waits for the others to end as well.
 #[derive(Debug)]

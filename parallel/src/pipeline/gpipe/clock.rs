@@ -5,9 +5,8 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use phalanx_tensor::Device;
+use phalanx_tensor::{Device, unpoisoned};
 
-use crate::panics::unpoisoned;
 use super::Cell;
 
 /// The clock cycles (ticks) of a pipeline of `micro_batches` over `stages`: a cell runs one tick after the cell that makes its

@@ -18,9 +18,8 @@ use phalanx_nn::autograd::{
     Backward, Cx, Error as GradError, Grads, Result as GradResult, Saver, Var, grads1, is_detecting_anomaly,
     record,
 };
-use phalanx_tensor::{Device, Result as TensorResult, Stream, Tensor, record_stream};
+use phalanx_tensor::{Device, Result as TensorResult, Stream, Tensor, record_stream, unpoisoned};
 
-use crate::panics::unpoisoned;
 use super::clock::{CellObserver, Phase};
 use crate::Result;
 

@@ -25,9 +25,8 @@ use std::time::Instant;
 use phalanx_nn::autograd::{
     Backward, Cx, Grads, Result as GradResult, Saver, Var, phony, record, record_many,
 };
-use phalanx_tensor::{Device, Tensor};
+use phalanx_tensor::{Device, Tensor, unpoisoned};
 
-use crate::panics::unpoisoned;
 use super::clock::{CellObserver, Phase};
 use super::copy::PendingGrads;
 use crate::Result;

@@ -15,9 +15,8 @@ use phalanx_nn::autograd::{
     AnomalyGuard, Recompute, Result as GradResult, Var, checkpoint_apart, detect_anomaly,
     is_detecting_anomaly, is_recomputing,
 };
-use phalanx_tensor::{Context, Device};
+use phalanx_tensor::{Context, Device, unpoisoned};
 
-use crate::panics::unpoisoned;
 use super::clock::{CellObserver, Phase};
 use super::copy::{CopyStreams, PendingGrads, Sender, Sent};
 use super::dependency::{BackwardStart, enter, leave};

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{ParameterOwner, Parameter, Parameters, Usage};
+use phalanx_nn::{Parameter, ParameterOwner, Parameters, Usage};
 use phalanx_tensor::Tensor;
 
 use crate::Result;

@@ -9,12 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 
-use phalanx_tensor::{Category, Context, Tensor};
+use phalanx_tensor::{Category, Context, Tensor, panic_message, unpoisoned};
 
 use crate::Result;
 use crate::data::dataset::odd_one;
 use crate::data::{HOST, Samples, wrong};
-use crate::error::unpoisoned;
 
 /// The rows of all steps.
 #[derive(Clone, Debug)]
@@ -161,8 +160,7 @@ impl ReadJob {
 
 /// A panic's message.
 fn message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
+    panic_message(panic).unwrap_or("without a message")
 }
 
 /// A loader's worker threads.
