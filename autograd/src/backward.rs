@@ -64,7 +64,8 @@ pub trait Backward: Send + Sync {
     }
 }
 
-/// What a backward function finds around it.
+/// The arguments of a backward function: the gradients of the outputs, which input gradients are wanted, and access to
+/// saved values.
 pub struct Cx<'a> {
     node: &'a Arc<Node>,
     grads: &'a mut [Option<Var>],

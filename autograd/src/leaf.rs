@@ -55,8 +55,8 @@ pub struct Stash(Held);
 pub struct Leaf(pub(crate) Arc<Node>);
 
 impl Leaf {
-    /// A leaf that holds `tensor`. Gradients of a *parameter* are weight work in a split backward
-    /// ([`crate::backward_inputs`]), those of other leaves are not.
+    /// A leaf that holds `tensor`. In a split backward pass the gradient of a `parameter` is left out by
+    /// [`crate::backward_inputs`] and computed by [`crate::WeightWork::run`] (the W of zero-bubble pipelines).
     ///
     /// # Errors
     /// If the dtype is not a floating-point one.
@@ -103,7 +103,7 @@ impl Leaf {
         self.state().tensor_and_version()
     }
 
-    /// Whether it has always had its elements, so that backward functions of other operations may read them.
+    /// Whether its tensor was never released, so that another operation may recompute its result from it.
     pub(crate) fn stays(&self) -> bool {
         !self.state().held.read().unwrap_or_else(PoisonError::into_inner).was_released
     }

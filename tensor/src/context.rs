@@ -1,4 +1,5 @@
-//! The one ambient thing: what an operation finds around it, scoped by a guard, per thread.
+//! [`Context`]: thread-local state that operations read (random key, ledger category, mode bits) and that worker
+//! threads take over from the thread they work for. A [`ContextGuard`] restores it.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -61,7 +62,7 @@ thread_local! {
 struct Set {
     guard: u64,
     fields: Fields,
-    /// What these fields were before, which is what they are to be when nothing later sets them.
+    /// The fields' values before this guard. They are restored when it is dropped, unless a later guard has set them.
     before: Context,
 }
 

@@ -1,5 +1,5 @@
 //! Atomics, locks and cells of the code that loom models (the pool and the counts of storages): the standard library's, or loom's with the
-//! feature `loom`. [`lock`] and [`panic_message`]: for all code that threads share.
+//! feature `loom`. [`lock`] and [`panic_message`]: helpers for code outside the models.
 
 use std::any::Any;
 use std::sync::PoisonError;

@@ -1,4 +1,5 @@
-//! SavedVariable variables: values that a node keeps for backward, and the check that they were not modified since.
+//! [`SavedVariable`]: a value that a node keeps for backward, and the check that it was not modified since.
+//! [`saved_hooks`]: packing and unpacking of such values, as PyTorch's `saved_tensors_hooks`.
 
 use std::any::Any;
 use std::cell::RefCell;

@@ -59,7 +59,8 @@ pub(super) struct Channels<'a, T: GemmElem> {
     pub(super) size: [usize; 2],
 }
 
-/// What meets kernel elements: its place in the output, and for each of them its number and where the pixel lies.
+/// An output pixel: its place in the output, and for each kernel element inside the image its number and its pixel's
+/// place.
 type Met = (usize, Vec<(usize, usize)>);
 
 /// A pass, rows times columns; columns with the number of points that lie alike.

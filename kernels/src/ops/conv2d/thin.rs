@@ -213,8 +213,8 @@ impl<T: Real<Wide: Summed>> Thin<'_, T> {
     }
 }
 
-/// Sums of up to [`ROWS`] output channels: each the sum over the kernel elements, ascending, of what they meet times their
-/// weights.
+/// Sums of up to [`ROWS`] output channels: each the sum over the kernel elements, ascending, of the pixels under them
+/// times their weights.
 struct Sums<'a, V> {
     sheets: &'a [V],
     row_len: usize,

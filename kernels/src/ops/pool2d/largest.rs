@@ -124,7 +124,7 @@ fn name<V: Float>(
 
 /// A row of windows over pixels whose channels lie side by side.
 pub(super) struct OfChannels<'a, V> {
-    /// The rows of the image that they meet, one after the other.
+    /// The rows of the image that they read, one after the other.
     pub(super) rows: &'a [V],
     pub(super) width: usize,
     pub(super) channels: usize,
