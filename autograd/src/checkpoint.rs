@@ -169,7 +169,7 @@ impl Recompute {
     }
 }
 
-/// What is checkpointed.
+/// The function that is checkpointed.
 type Part = dyn Fn(&[Var]) -> Result<Vec<Var>> + Send + Sync;
 
 /// Everything that is needed to run the function again.
@@ -177,7 +177,7 @@ struct Recomputation {
     function: Box<Part>,
     inputs: Vec<SavedVariable>,
     used: Vec<SavedUse>,
-    /// That of the first run: random draws, train or eval.
+    /// The context of the first run: random numbers, train or eval mode.
     context: Context,
     /// The sequence numbers of the function's operations.
     sequence: Range<u64>,
@@ -270,7 +270,7 @@ impl Backward for RunAgain {
     }
 }
 
-/// A value from outside, and the operation that used it first.
+/// A tensor that the checkpointed function captures, and the first operation that used it.
 struct Use {
     edge: Edge,
     /// By handle, if it is a leaf: what that holds may be given up before the function ends.

@@ -1,4 +1,4 @@
-//! Leaves: the values that gradients are wanted of, and the slots that gradients go to.
+//! [`Leaf`]: a tensor that requires a gradient, such as a parameter; [`Slot`]: where its gradient is accumulated.
 
 use std::any::Any;
 use std::collections::HashSet;
@@ -23,7 +23,7 @@ pub enum Slot {
     Into(Tensor),
 }
 
-/// A leaf's part of its node.
+/// The content of a leaf's node: its tensor and its gradient slot.
 pub(crate) struct LeafState {
     held: RwLock<Held>,
     slot: Mutex<SlotState>,
@@ -35,18 +35,19 @@ struct Held {
     tensor: Tensor,
     base: u64,
     attached: u64,
-    /// Whether it has ever been a stand-in without elements.
+    /// Whether its tensor was ever released, that is, replaced by a stand-in without elements (as ZeRO-3 does between
+    /// uses).
     was_released: bool,
 }
 
 struct SlotState {
     slot: Slot,
     grad: Option<Var>,
-    /// How often it was forgotten.
+    /// How often the gradient was zeroed.
     zeroed: u64,
 }
 
-/// A value that a leaf has held, by handle: see [`Leaf::stash`].
+/// A leaf's tensor with its version, to be restored later: see [`Leaf::stash`]. For weight stashing (PipeDream).
 #[derive(Clone)]
 pub struct Stash(Held);
 

@@ -16,7 +16,7 @@
 //!   gate       loads wait for collectives       memory     device and pinned memory, uploads
 //!    │
 //!   context    context, streams, events, counters
-//!   driver     the calls of the driver          library    which files, from where          off      stand-ins without the feature `cuda`
+//!   driver     the calls of the driver          library    which files, from where          off      stubs without the feature `cuda`
 //! ```
 
 mod context;

@@ -1,5 +1,5 @@
-//! Depthwise convolutions of small planes, and those that take steps: a vector's lanes are as many channels, of which source and
-//! sums are laid out pixel by pixel. What lies outside the image is left out.
+//! Depthwise convolutions of small planes, and those with a stride: each SIMD lane computes one channel. Source and
+//! sums are laid out pixel by pixel (channels last) for it. What lies outside the image is left out.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 

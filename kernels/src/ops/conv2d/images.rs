@@ -1,6 +1,6 @@
-//! Convolutions of small planes, many images at a time: a tile's columns are one point of as many images. What lies outside for that
-//! point does so for all of them, and is left out, where a border is a third or a half of all multiplications. Source and sums
-//! are laid out with images last.
+//! Convolutions of small planes, many images at a time: the columns of the matrix product are the same output pixel
+//! of many images. So what lies outside the image does so for all of them and is left out; in small planes the border
+//! is a third or a half of all multiplications. Source and sums are laid out with images last.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 

@@ -1,5 +1,6 @@
-//! Convolutions to few output channels a group, depthwise ones above all: sums are made straight from the sheets of a
-//! group's input channels, all outputs of some rows in one run. One table serves all groups and images.
+//! Convolutions to few output channels a group, depthwise ones above all: sums are made straight from the sheets
+//! (`sheets.rs`) of a group's input channels, all outputs of some rows in one run. One table serves all groups and
+//! images.
 
 use std::ops::Range;
 

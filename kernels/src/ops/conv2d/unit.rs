@@ -1,5 +1,5 @@
-//! A unit of output channels of one group, on one thread: panels of its weights times what the kernel elements meet at
-//! panels of points, which is read in place or gathered.
+//! One thread's block (*unit*) of output channels of one group: packed weights times the input pixels under the kernel
+//! elements at a panel of points, which are read in place or gathered.
 
 use super::job::{POINTS_MIN, Part};
 use std::cell::OnceCell;

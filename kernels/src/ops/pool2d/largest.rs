@@ -1,5 +1,5 @@
-//! The largest pixels of windows in vectors: of a plane laid out in sheets, or of the channels of pixels that lie side by
-//! side. The rule is [`super::max_pool2d`]'s: the first of equal ones, a NaN before all.
+//! Max pooling in SIMD vectors: of a plane laid out in sheets (`ops/sheets.rs`), or of the channels of pixels that
+//! lie side by side. The rule is [`super::max_pool2d`]'s: the first of equal ones, a NaN before all.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
