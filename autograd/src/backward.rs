@@ -57,14 +57,15 @@ pub trait Backward: Send + Sync {
         None
     }
 
-    /// Whether the output is the input in another shape or dtype. Such an operation on a parameter belongs to the
-    /// weight work of a split backward.
+    /// Whether the output is a view or a cast of the input. Such an operation on a parameter runs with the parameters'
+    /// gradients in a split backward pass ([`crate::backward_inputs`]).
     fn is_view(&self) -> bool {
         false
     }
 }
 
-/// What a backward function finds around it.
+/// The arguments of a backward function: the gradients of the outputs, which input gradients are wanted, and access to
+/// saved values.
 pub struct Cx<'a> {
     node: &'a Arc<Node>,
     grads: &'a mut [Option<Var>],
@@ -79,7 +80,8 @@ impl Cx<'_> {
         self.grads[0].as_ref().unwrap_or_else(|| unreachable!("{} ran without a gradient", self.node.name))
     }
 
-    /// The gradient of the only output, for the last time: the caller may be its only owner, and write it.
+    /// The gradient of the only output, for the last time: the caller may overwrite it in place if no other handle
+    /// exists ([`Tensor::is_sole_owner`]).
     ///
     /// # Panics
     /// If it was taken before.

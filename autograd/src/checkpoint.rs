@@ -71,8 +71,8 @@ pub fn checkpoint<O: Outputs>(
     Ok(reassemble(outputs))
 }
 
-/// [`checkpoint`] without its second half: when to recompute is the caller's to say, with [`Recompute::before`] on
-/// the outputs or a value made of them. Otherwise it happens when the gradient has arrived. `None` if there is
+/// As [`checkpoint`], but the caller chooses when the values are recomputed, by [`Recompute::before`] on the outputs or
+/// on a value computed from them. Without it they are recomputed when the gradient has arrived. `None` if there is
 /// nothing to recompute.
 ///
 /// # Errors
@@ -169,7 +169,7 @@ impl Recompute {
     }
 }
 
-/// What is checkpointed.
+/// The function that is checkpointed.
 type Part = dyn Fn(&[Var]) -> Result<Vec<Var>> + Send + Sync;
 
 /// Everything that is needed to run the function again.
@@ -177,7 +177,7 @@ struct Recomputation {
     function: Box<Part>,
     inputs: Vec<SavedVariable>,
     used: Vec<SavedUse>,
-    /// That of the first run: random draws, train or eval.
+    /// The context of the first run: random numbers, train or eval mode.
     context: Context,
     /// The sequence numbers of the function's operations.
     sequence: Range<u64>,
@@ -238,10 +238,11 @@ thread_local! {
     static HEARER: RefCell<Option<Box<Hear>>> = const { RefCell::new(None) };
 }
 
-/// Hears when a recomputation began and ended; it must not begin one.
+/// Observes recomputations: called with the times at which one began and ended. It must not start one itself.
 type Hear = dyn Fn([Instant; 2]);
 
-/// Lets `hear` know of every recomputation of this thread, when it began and ended, until the guard is dropped.
+/// Calls `hear` after every recomputation of this thread with the times at which it began and ended, until the guard is
+/// dropped.
 pub fn hear_recomputations(hear: impl Fn([Instant; 2]) + 'static) -> HearingGuard {
     HearingGuard { before: HEARER.replace(Some(Box::new(hear))) }
 }
@@ -269,7 +270,7 @@ impl Backward for RunAgain {
     }
 }
 
-/// A value from outside, and the operation that used it first.
+/// A tensor that the checkpointed function captures, and the first operation that used it.
 struct Use {
     edge: Edge,
     /// By handle, if it is a leaf: what that holds may be given up before the function ends.

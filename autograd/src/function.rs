@@ -1,5 +1,5 @@
-//! [`Function`]: differentiable operations that an embedder writes. [`Outputs`]: what functions passed to this crate
-//! return.
+//! [`Function`]: custom differentiable operations, as PyTorch's `autograd.Function`. [`Outputs`]: what functions
+//! passed to this crate return.
 
 use phalanx_tensor::Tensor;
 use smallvec::SmallVec;
@@ -41,7 +41,7 @@ use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, no_g
 /// # Ok::<(), phalanx_autograd::Error>(())
 /// ```
 pub trait Function: Send + Sync + Sized + 'static {
-    /// What errors call it.
+    /// The operation's name in error messages.
     fn name(&self) -> &'static str;
 
     /// The outputs. Runs without recording; those of integer or bool dtype get no gradient.

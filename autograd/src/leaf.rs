@@ -1,4 +1,4 @@
-//! Leaves: the values that gradients are wanted of, and the slots that gradients go to.
+//! [`Leaf`]: a tensor that requires a gradient, such as a parameter; [`Slot`]: where its gradient is accumulated.
 
 use std::any::Any;
 use std::collections::HashSet;
@@ -23,7 +23,7 @@ pub enum Slot {
     Into(Tensor),
 }
 
-/// A leaf's part of its node.
+/// The content of a leaf's node: its tensor and its gradient slot.
 pub(crate) struct LeafState {
     held: RwLock<Held>,
     slot: Mutex<SlotState>,
@@ -35,18 +35,19 @@ struct Held {
     tensor: Tensor,
     base: u64,
     attached: u64,
-    /// Whether it has ever been a stand-in without elements.
+    /// Whether its tensor was ever released, that is, replaced by a stand-in without elements (as ZeRO-3 does between
+    /// uses).
     was_released: bool,
 }
 
 struct SlotState {
     slot: Slot,
     grad: Option<Var>,
-    /// How often it was forgotten.
+    /// How often the gradient was zeroed.
     zeroed: u64,
 }
 
-/// A value that a leaf has held, by handle: see [`Leaf::stash`].
+/// A leaf's tensor with its version, to be restored later: see [`Leaf::stash`]. For weight stashing (PipeDream).
 #[derive(Clone)]
 pub struct Stash(Held);
 
@@ -55,8 +56,8 @@ pub struct Stash(Held);
 pub struct Leaf(pub(crate) Arc<Node>);
 
 impl Leaf {
-    /// A leaf that holds `tensor`. Gradients of a *parameter* are weight work in a split backward
-    /// ([`crate::backward_inputs`]), those of other leaves are not.
+    /// A leaf that holds `tensor`. In a split backward pass the gradient of a `parameter` is left out by
+    /// [`crate::backward_inputs`] and computed by [`crate::WeightWork::run`] (the W of zero-bubble pipelines).
     ///
     /// # Errors
     /// If the dtype is not a floating-point one.
@@ -103,7 +104,7 @@ impl Leaf {
         self.state().tensor_and_version()
     }
 
-    /// Whether it has always had its elements, so that backward functions of other operations may read them.
+    /// Whether its tensor was never released, so that another operation may recompute its result from it.
     pub(crate) fn stays(&self) -> bool {
         !unpoisoned(self.state().held.read()).was_released
     }

@@ -9,8 +9,8 @@ const EVALUATION: u32 = AttentionDropout::OFF;
 const CHECKPOINTING: u32 = 1 << 2;
 const RECOMPUTING: u32 = 1 << 3;
 
-/// Until the guard is dropped, operations of this thread record no graph. Layers go on as in training: for a model's
-/// answers take [`inference`], as dropout and batch norm must know too.
+/// Until the guard is dropped, operations of this thread record no graph. Dropout and batch norm are not affected, as
+/// by PyTorch's `no_grad`; for inference use [`inference`], which is [`eval`] and `no_grad` together.
 ///
 /// ```
 /// use phalanx_autograd::{Var, no_grad, tensor::{Device, Tensor}};
@@ -73,8 +73,8 @@ pub fn is_checkpointing() -> bool {
     Context::current().checkpointing()
 }
 
-/// Whether this repeats an earlier forward pass: what that has done to the outside (statistics, counters) is not to
-/// be done again.
+/// Whether this is the second forward pass of a checkpoint. Side effects (running statistics, counters) must be skipped
+/// in it.
 pub fn is_recomputing() -> bool {
     Context::current().recomputing()
 }

@@ -292,7 +292,8 @@ impl Profile {
         }
     }
 
-    /// What makes no tensor of its own and reads no saved value hands its gradients on.
+    /// A backward function that makes no tensor and reads no saved value only passes gradients on: it counts no
+    /// elements.
     fn node(&mut self, name: &'static str, pass: Pass, makes: bool, elements: f64, written: f64) {
         let Some(Open { begun, within, given, read }) = self.open.pop() else { return };
         let now = Moment::now(self.device);

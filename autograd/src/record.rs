@@ -90,9 +90,9 @@ impl Saver<'_> {
     }
 }
 
-/// A source of a rematerialized value: one that its operation keeps for backward, or that is small. `None` for a leaf whose
-/// tensor is released in between, which the source would keep alive. (A source is no leaf's handle, since the second
-/// half of a split backward may run without parameters.)
+/// A source of a rematerialized value: an input that its operation keeps for backward, or that is small. `None` if it
+/// is a leaf whose tensor may be released before backward: the source would keep that memory. (A source is no leaf's
+/// handle, since the second half of a split backward may run without parameters.)
 fn kept(var: &Var) -> Option<Source> {
     let leaf = var.as_leaf().or_else(|| var.holder());
     leaf.is_none_or(|leaf| leaf.stays()).then(|| Source::of(var.tensor()))

@@ -121,9 +121,8 @@ impl Var {
         Var::new(self.tensor.clone())
     }
 
-    /// Its place in the graph without its elements: what is recorded on that sends gradients of this value's shape, dtype
-    /// and device. For operations whose result was computed before they are recorded: the elements are freed in
-    /// between.
+    /// A value with the same node in the graph and no elements: gradients of this value's shape, dtype and device can
+    /// flow through it, while its memory is free. For operations whose result is computed before they are recorded.
     ///
     /// # Errors
     /// If the device refuses.

@@ -1,8 +1,8 @@
 //! Faults that kernels report: errors that only a kernel can find, such as an index beyond its table.
 //!
-//! A kernel cannot return an error, and to ask after every launch would stop the device each time. So each device has one fault
-//! record. The first kernel that meets an index beyond its limit writes there. The next wait for the device reads the record and
-//! returns the error that the CPU's operation would have returned.
+//! A kernel cannot return an error, and checking after every launch would synchronize the device each time. So each
+//! device has one fault record. The first kernel that meets an index beyond its limit writes there. The next wait for
+//! the device reads the record and returns the error that the CPU's operation would have returned.
 #![allow(unsafe_code)]
 
 use std::sync::{Mutex, OnceLock};

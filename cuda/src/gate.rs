@@ -1,15 +1,16 @@
 //! The load gate: nothing is loaded into a GPU while a collective is under way there.
 //!
-//! To load a program may wait until the GPU is idle, and keeps other threads from giving it work meanwhile. A collective runs on a GPU
-//! until the other ranks' GPUs have come to theirs. So two ranks can deadlock:
+//! Loading a module may wait until the GPU is idle, and blocks other threads' launches meanwhile. A collective runs
+//! on a GPU until the other ranks' GPUs have come to theirs. So two ranks can deadlock:
 //!
 //! ```text
 //! rank 0:  collective 1 runs, waits for rank 1      load waits for collective 1
 //! rank 1:  load waits for collective 2              collective 2 runs, waits for rank 0
 //! ```
 //!
-//! The gate prevents it. A thread that loads first waits until no collective is under way, and holds up no other thread while it waits.
-//! A thread that gives a collective waits until a load has ended, which then ends by itself. Devices that share a GPU share its gate.
+//! The gate prevents it. A thread that loads first waits until no collective is under way, and holds up no other
+//! thread while it waits. A thread that launches a collective waits for a load in progress; that load cannot be
+//! blocked by a collective, so it ends. Devices that share a GPU share its gate.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,7 +24,8 @@ const POLL: Duration = Duration::from_micros(100);
 /// The gate of a GPU.
 pub(crate) type LoadGate = Gate<GpuEvent>;
 
-/// Which threads may go on, on one GPU. An `E` tells when a collective has ended.
+/// Which threads may go on, on one GPU. `E` is the event that marks the end of a collective ([`GpuEvent`]; another in
+/// tests).
 #[derive(Debug)]
 pub(crate) struct Gate<E> {
     state: Mutex<State<E>>,

@@ -58,7 +58,7 @@ impl Gpu {
     /// Waits until all work of this thread's current stream is done.
     ///
     /// # Errors
-    /// What kernels or the driver found wrong since the last time.
+    /// An error that a kernel or the driver has reported since the last wait.
     pub fn synchronize(&'static self) -> Result<()> {
         self.bind("synchronize")?;
         count_wait();
@@ -235,8 +235,8 @@ impl Drop for Graph {
     }
 }
 
-/// Pinned memory for bytes of a GPU, used again and again. [`Readback::start`] asks for the bytes as they will be when all work so far
-/// is done, and [`Readback::finish`] waits for them. The device may be given more work in between.
+/// Pinned memory for bytes of a GPU, used again and again. [`Readback::start`] queues a copy to it after all work
+/// queued so far, and [`Readback::finish`] waits for that copy. The device may be given more work in between.
 #[derive(Debug)]
 pub struct Readback {
     gpu: &'static Gpu,

@@ -3,8 +3,9 @@
 //! A build needs nothing of NVIDIA's. The libraries are loaded when a device is first opened; the error for a missing one says which
 //! files were looked for. The crate works on addresses, sizes and plain descriptions; it knows no tensor.
 //!
-//! Work goes to the *current stream* of a thread: the device's own stream, or the stream of the lane whose thread it is
-//! ([`Context::enter_lane`]). Streams wait for each other through a [`GpuEvent`]. No call but a read of results blocks the host.
+//! Work goes to the *current stream* of a thread: the device's own CUDA stream, or, on the worker thread of a
+//! `phalanx_tensor::Stream` (a *lane*), the CUDA stream of that lane ([`Context::enter_lane`]). Streams wait for each
+//! other through a [`GpuEvent`]. No call but a read of results blocks the host.
 //!
 //! ```text
 //!   gpu        Gpu: a logical device with all that belongs to it; Graph: a captured step; Readback: results that are read later
@@ -15,7 +16,7 @@
 //!   gate       loads wait for collectives       memory     device and pinned memory, uploads
 //!    │
 //!   context    context, streams, events, counters
-//!   driver     the calls of the driver          library    which files, from where          off      stand-ins without the feature `cuda`
+//!   driver     the calls of the driver          library    which files, from where          off      stubs without the feature `cuda`
 //! ```
 
 mod context;

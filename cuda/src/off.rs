@@ -1,5 +1,5 @@
-//! The stand-ins for `driver`, `library`, `nvrtc` and `cublaslt` in a build without the feature `cuda`. No GPU is ever found, so the
-//! functions that need one are never called.
+//! Stubs of `driver`, `library`, `nvrtc` and `cublaslt` for a build without the feature `cuda`. No GPU is ever found,
+//! so the functions that need one are never called.
 #![allow(unsafe_code)]
 
 pub(crate) mod driver {

@@ -1,4 +1,4 @@
-//! Everything that reads or makes elements: every operation forward and backward.
+//! The kernels: all code that reads or computes the elements of tensors, forward and backward.
 //!
 //! Kernels keep no state and know no graph. One that writes takes its destination as `&mut`, bumps its version and
 //! says so in its name. See [`ops`].

@@ -1,5 +1,5 @@
-//! Loops that only move elements: in vectors, compiled once for each size of an element, whatever the dtype; and over
-//! the runs of a strided destination.
+//! Loops that only move elements (copy, fill, reverse, choose): in vectors, compiled once for each element size, not
+//! for each dtype; and over the runs of a strided destination.
 
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use phalanx_tensor::{Layout, Loops};

@@ -1,4 +1,4 @@
-//! The floating-point element types and the type that each is computed in.
+//! [`Real`]: the element types bf16, f16, f32 and f64, and the type [`Real::Wide`] that each is computed in.
 
 use phalanx_tensor::{Element, bf16, f16};
 

@@ -1,4 +1,4 @@
-//! How many floating-point operations a thread has had done: those of products, convolutions and attention, by their shapes.
+//! A counter for each thread of the floating-point operations of products, convolutions and attention, by their shapes.
 
 use std::cell::Cell;
 

@@ -1,4 +1,5 @@
-//! The one ambient thing: what an operation finds around it, scoped by a guard, per thread.
+//! [`Context`]: thread-local state that operations read (random key, ledger category, mode bits) and that worker
+//! threads take over from the thread they work for. A [`ContextGuard`] restores it.
 
 use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
@@ -15,9 +16,9 @@ pub struct Context {
     /// The key of random draws: the run's seed and the step's number; a site adds its own. Steps count themselves until one is
     /// set ([`RngKey::is_counted`]).
     pub rng: RngKey,
-    /// Random tensors made since the key was set or counted on: the number of the next one.
+    /// How many random tensors were made since the seed or the step was last set or counted on: the next one's number.
     pub drawn: u64,
-    /// Tells keys that were set apart from each other, equal ones too.
+    /// A number that is new each time a seed or a step is set, so that a key can be told from an equal one set before.
     pub seeding: u64,
     /// Where the first row of this thread's share of the batch lies in the global batch, so that a random draw
     /// over activations is the same however the batch is cut.
@@ -49,7 +50,7 @@ impl Default for Context {
 
 thread_local! {
     static CURRENT: Cell<Context> = const { Cell::new(Context::START) };
-    /// What live guards have set, the latest last.
+    /// The changes of all live guards, the latest last.
     static GUARDS: RefCell<Vec<Set>> = const { RefCell::new(Vec::new()) };
     /// The last guard's number.
     static LAST: Cell<u64> = const { Cell::new(0) };
@@ -61,7 +62,7 @@ thread_local! {
 struct Set {
     guard: u64,
     fields: Fields,
-    /// What these fields were before, which is what they are to be when nothing later sets them.
+    /// The fields' values before this guard. They are restored when it is dropped, unless a later guard has set them.
     before: Context,
 }
 
@@ -106,7 +107,7 @@ fields! {
 
 impl Fields {
     const NONE: Fields = Fields(0);
-    /// What makes draws begin anew.
+    /// The fields that restart the random draws when they change.
     const KEY: Fields = Fields::SEED.and(Fields::STEP);
 
     const fn and(self, other: Fields) -> Fields {
@@ -178,7 +179,8 @@ impl Context {
         PassGuard { thread: PhantomData }
     }
 
-    /// A backward pass of this thread has ended: the next forward pass draws anew, unless the step was set.
+    /// A backward pass of this thread has ended: the next forward pass uses new random numbers, unless the step was
+    /// set.
     pub fn end_pass() {
         let mut context = CURRENT.get();
         if PASSES.get() == 0 && context.rng.is_counted() {

@@ -8,7 +8,7 @@
 //! | views | [`Layout`], [`Index`], [`Dim`], [`broadcast_shapes`] |
 //! | devices | [`Device`] (CPUs, CUDA, `meta`), [`Pool`] of threads, [`Stream`], [`Event`] |
 //! | memory | [`Ledger`], [`Category`], [`Usage`] |
-//! | what holds for a thread | [`Context`]: gradients on or off, training, random key, category |
+//! | state of a thread | [`Context`]: random key, ledger category, mode bits of the crates above |
 //! | random numbers | [`RngKey`], whose page says how a draw is made |
 //! | files | [`io`]: safetensors, npy, atomic writes |
 //! | GPUs | [`cuda`]: libraries, kernels, graphs, numbers that are read late |

@@ -47,7 +47,7 @@ impl RngKey {
         self.step & RngKey::COUNTED.step != 0
     }
 
-    /// The counted step after this one.
+    /// The step number after the next backward pass, where steps count themselves.
     pub(crate) fn next_step(self) -> u64 {
         self.step.wrapping_add(1) | RngKey::COUNTED.step
     }

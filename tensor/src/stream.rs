@@ -1,6 +1,7 @@
-//! [`Stream`] and [`Event`]: lanes of work beside the caller's thread, so that copies and communication overlap.
+//! [`Stream`] and [`Event`]: work beside the caller's thread, so that copies and communication overlap.
 //!
-//! A lane is one FIFO thread. Lanes wait for each other through events:
+//! A stream is one FIFO thread of a device. (That thread and its state are a *lane*.) Streams wait for each other
+//! through events:
 //!
 //! ```text
 //! compute  ──work──record(e)──work──────────────
@@ -8,11 +9,12 @@
 //! copies   ──────────wait(e)──to_device─────────
 //! ```
 //!
-//! Lanes cannot deadlock. A `wait` names an event recorded before it, so the items of all queues can always be run
+//! Streams cannot deadlock. A `wait` names an event recorded before it, so the items of all queues can always be run
 //! in the order they were queued. Only work that itself blocks on an event could close a circle. [`Event::synchronize`] finds
 //! such a circle before it blocks, and returns an error.
 //!
-//! On a GPU a lane's thread gives its work to a CUDA stream of its own. The GPU's streams wait for each other, while the threads go on.
+//! On a GPU the thread gives its work to a CUDA stream of its own. The CUDA streams wait for each other, while the
+//! threads go on.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -26,9 +28,10 @@ use crate::cuda::GpuEvent;
 use crate::sync::{lock, panic_message, unpoisoned};
 use crate::{Context, Device, Error, Result, Tensor};
 
-/// A lane of a device: work submitted to it runs in order, on a thread of the lane. Clones are handles of one lane.
+/// A stream of a device: work submitted to it runs in order, on a thread of the stream's own. Clones are handles of one
+/// stream.
 ///
-/// The lane ends after its last work once all handles are dropped; dropping them does not wait for it.
+/// The thread ends after its last work once all handles are dropped; dropping them does not wait for it.
 ///
 /// ```
 /// use phalanx_tensor::{Device, Stream, Tensor};
@@ -48,7 +51,7 @@ pub struct Stream {
 
 type Job = Box<dyn FnOnce(&Lane) + Send>;
 
-/// The state that a lane's thread shares with its handles.
+/// The state that a stream's thread shares with the stream's handles.
 #[derive(Debug)]
 struct Lane {
     id: u64,
@@ -57,7 +60,7 @@ struct Lane {
 }
 
 impl Stream {
-    /// A lane of its own on `device`.
+    /// A new stream on `device`, with a thread of its own.
     ///
     /// # Errors
     /// If the device cannot be used, or the system refuses a thread.
@@ -83,7 +86,7 @@ impl Stream {
     /// [`Stream::synchronize`]; later work runs all the same.
     pub fn submit(&self, work: impl FnOnce() -> Result<()> + Send + 'static) {
         let context = Context::current();
-        // On a GPU the lane's work comes after the work that the caller has given the GPU so far.
+        // On a GPU the stream's work comes after the work that the caller has given the GPU so far.
         let before = point(self.device);
         self.push(move |lane| {
             let entered = move || {
@@ -115,7 +118,7 @@ impl Stream {
     }
 
     /// Lets work queued from now on wait until the event is done, without blocking the caller. An error of the
-    /// work before the event becomes this lane's too, if it has none yet.
+    /// work before the event becomes this stream's too, if it has none yet.
     pub fn wait(&self, event: &Event) {
         let event = event.clone();
         self.push(move |lane| {
@@ -130,7 +133,7 @@ impl Stream {
     ///
     /// # Errors
     /// The first error (or panic, as [`Error::Panic`]) of the work since the last `synchronize`, which takes it; or
-    /// as [`Event::synchronize`] when called from a lane's work.
+    /// as [`Event::synchronize`] when called from a stream's work.
     pub fn synchronize(&self) -> Result<()> {
         self.record().block()?;
         lock(&self.lane.error).take().map_or(Ok(()), Err)
@@ -143,11 +146,11 @@ impl Stream {
 }
 
 /// Keeps the tensor's storage alive until `stream` has passed this point, even if the tensor is dropped: for work
-/// on the lane that was given the tensor's bytes and not the tensor.
+/// on the stream that was given the tensor's bytes and not the tensor.
 pub fn record_stream(tensor: &Tensor, stream: &Stream) {
     let tensor = tensor.clone();
     stream.push(move |lane| {
-        // The GPU's stream may be behind the lane's thread. The lane's thread waits for it, not the device.
+        // The CUDA stream may be behind the stream's thread. That thread waits for it, not the device.
         if let Ok(Some(point)) = point(lane.device)
             && let Err(error) = point.synchronize()
         {
@@ -169,7 +172,7 @@ impl Lane {
     }
 }
 
-/// The id of the lane whose thread this is; 0 on other threads.
+/// The id of the stream whose thread this is; 0 on other threads.
 fn current_lane() -> &'static std::thread::LocalKey<Cell<u64>> {
     thread_local! {
         static LANE: Cell<u64> = const { Cell::new(0) };
@@ -179,7 +182,7 @@ fn current_lane() -> &'static std::thread::LocalKey<Cell<u64>> {
 
 fn run(queue: &Receiver<Job>, lane: &Lane) {
     current_lane().set(lane.id);
-    // On a GPU the lane's thread has a stream of its own.
+    // On a GPU the thread has a CUDA stream of its own.
     let gpu = if lane.device.is_cuda() { lane.device.gpu().map(Some) } else { Ok(None) };
     let entered = gpu.and_then(|gpu| gpu.map(|gpu| gpu.enter_lane()).transpose().map_err(Error::of_gpu));
     let _stream = entered.map_err(|error| lane.fail(error));
@@ -189,7 +192,7 @@ fn run(queue: &Receiver<Job>, lane: &Lane) {
 }
 
 fn panicked(payload: Box<dyn Any + Send>) -> Error {
-    // The drop of a payload that is no text might panic and so end the lane. Such payloads are leaked.
+    // The drop of a payload that is no text might panic and so end the thread. Such payloads are leaked.
     let message = panic_message(&*payload).map(String::from).unwrap_or_else(|| {
         std::mem::forget(payload);
         "a payload that is no text".into()
@@ -197,16 +200,16 @@ fn panicked(payload: Box<dyn Any + Send>) -> Error {
     Error::Panic { op: "stream", message }
 }
 
-/// A point in a lane's work. Clones are the same event.
+/// A point in a stream's work. Clones are the same event.
 #[derive(Clone, Debug)]
 pub struct Event(Arc<State>);
 
 #[derive(Debug)]
 struct State {
     lane: u64,
-    /// None until done; then the lane's error at that point, if any.
+    /// None until done; then the stream's error at that point, if any.
     done: Mutex<Option<Option<Error>>>,
-    /// On a GPU: the same point in the lane's stream.
+    /// On a GPU: the same point in the CUDA stream.
     point: Mutex<Option<Arc<GpuEvent>>>,
     wake: Condvar,
 }
@@ -234,13 +237,13 @@ impl Event {
     /// work there wait for it; reading elements waits for both. Does not hang if the stream is dropped: its queue still runs to the end.
     ///
     /// # Errors
-    /// The error that the lane had at this point, which stays with the lane. When called from a lane's work, and
+    /// The error that the stream had at this point, which stays with the stream. When called from a stream's work, and
     /// the event could only come after that work has ended: [`Error::Invalid`], at once.
     pub fn synchronize(&self) -> Result<()> {
         self.block()?.map_or(Ok(()), Err)
     }
 
-    /// Waits. The outer error is a circle of lanes that was found, the inner one the lane's error.
+    /// Waits. The outer error is a circle of streams that was found, the inner one the stream's error.
     fn block(&self) -> Result<Option<Error>> {
         let _edge = Edge::new(current_lane().get(), self)?;
         let mut done = lock(&self.0.done);
@@ -266,15 +269,15 @@ impl Drop for Signal {
     }
 }
 
-/// The event that each blocked lane waits for.
+/// The event that each blocked stream waits for.
 static WAITING: Mutex<BTreeMap<u64, Event>> = Mutex::new(BTreeMap::new());
 
-/// A lane's entry in [`WAITING`].
+/// A stream's entry in [`WAITING`].
 struct Edge(u64);
 
 impl Edge {
-    /// Enters that `lane` waits for `event`, unless that would close a circle. An edge whose event is done blocks no lane, so the walk
-    /// stops there. The other edges never form a circle, hence the walk ends.
+    /// Enters that `lane` waits for `event`, unless that would close a circle. An edge whose event is done blocks no
+    /// stream, so the walk stops there. The other edges never form a circle, hence the walk ends.
     fn new(lane: u64, event: &Event) -> Result<Edge> {
         let mut waiting = lock(&WAITING);
         let mut next = Some(event);

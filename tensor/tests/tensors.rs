@@ -1,4 +1,4 @@
-//! Tensors: views, copies of any layout against a naive twin, versions, guards and the ledger.
+//! Tensors: views, copies of any layout against a *twin* (a slow, plain reference), versions, guards and the ledger.
 
 use std::time::{Duration, Instant};
 
@@ -251,7 +251,7 @@ fn large_and_odd_tensors_print_aligned_and_short() -> Result<()> {
     Ok(())
 }
 
-/// Copies of any layout against a naive twin.
+/// Copies of any layout against a plain twin.
 mod copies {
     use phalanx_tensor::{DType, Device, Result, Tensor};
     use proptest::prelude::*;

@@ -1,5 +1,5 @@
-//! [`GraphTask`]: one backward pass, what it is to do, and how it runs one node. What moves through a pass: nodes with
-//! their gradients.
+//! [`GraphTask`]: one backward pass: its options, which gradients it wants, and [`GraphTask::run_node`].
+//! [`NodeTask`]: a node with the gradients that have arrived.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -34,7 +34,7 @@ pub(super) struct Root {
     pub(super) grads: NodeGrads,
 }
 
-/// A node of the pass: of the graph behind the roots, which are there until it ends, or of one recorded since.
+/// A node of the pass: borrowed from the graph behind the roots, or owned, if a checkpoint recorded it during the pass.
 #[derive(Clone)]
 pub(super) enum NodeRef<'g> {
     Borrowed(&'g Arc<Node>),
@@ -89,11 +89,13 @@ pub(super) struct NodeTask<'g> {
 
 /// Takes the gradients that a node sends when it has run.
 pub(super) trait Scheduler {
-    /// Whether one gradient is still to come for the node, and no other came before.
+    /// Whether the node awaits exactly one gradient and has none yet, so that the sender may write that one straight
+    /// into a leaf's slot.
     fn is_sole(&mut self, to: NodeIndex) -> bool;
     /// Takes what arrives at an output of a node.
     fn send(&mut self, to: NodeIndex, output: usize, from: Sender, arrival: Arrival) -> Result<()>;
-    /// Learns of a graph recorded during the pass; a gradient for each index that it returns follows, from `node`.
+    /// Adds a graph that a checkpoint has recorded during the pass. Returns the node index of each entry; `node` then
+    /// sends one gradient to each.
     fn extend(&mut self, node: &Node, entries: &[Edge]) -> Targets;
 }
 
@@ -152,7 +154,7 @@ impl GraphTask {
         deferred
     }
 
-    /// Whether a gradient may be passed along this edge.
+    /// Whether this pass sends gradients along this edge.
     #[inline]
     pub(super) fn passes(&self, edge: &Edge) -> bool {
         match self.mode {

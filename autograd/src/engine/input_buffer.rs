@@ -55,7 +55,7 @@ impl InputBuffer {
         InputBuffer::of(NodeGrads::of_len(outputs))
     }
 
-    /// Whether nothing has come.
+    /// Whether no gradient has arrived.
     pub(super) fn is_empty(&self) -> bool {
         !self.in_leaf && self.grads.iter().all(Option::is_none)
     }
@@ -114,12 +114,12 @@ impl ReorderBuffer {
         self.awaited.insert(from, None);
     }
 
-    /// How many are still awaited or kept.
+    /// The number of senders that are still awaited or whose gradient is held back.
     pub(super) fn len(&self) -> usize {
         self.awaited.len()
     }
 
-    /// One has come.
+    /// Takes the gradient of one sender.
     pub(super) fn arrive(&mut self, from: Sender, output: usize, arrival: Arrival) {
         match arrival {
             Arrival::Grad(grad) => drop(self.awaited.insert(from, Some((output, grad)))),

@@ -16,7 +16,7 @@ use super::input_buffer::{Arrival, InputBuffer, ReorderBuffer, Sender};
 use crate::graph::node::{Edge, Node, NodeGrads};
 use crate::{Result, Var};
 
-/// What will run.
+/// The nodes of one backward pass, with their targets, counts and input buffers.
 pub(super) struct Plan<'g> {
     planned: Vec<Planned<'g>>,
     /// Every node's targets, one after the other.
@@ -35,13 +35,13 @@ struct Planned<'g> {
     targets: u32,
     /// Gradients that it still waits for.
     waits: u32,
-    /// Those that have come.
+    /// The gradients that have arrived, added.
     buffer: InputBuffer,
-    /// Whether a wanted gradient is reached from it.
+    /// Whether a wanted gradient is reachable from this node (else the node is skipped).
     wanted: bool,
 }
 
-/// What a thread has to do after it has sent a gradient, where several do.
+/// What a worker does next after it has sent a gradient, in a pass with several workers.
 pub(super) enum Step {
     /// Nothing; others will come.
     Wait,
@@ -169,14 +169,14 @@ impl<'g> Plan<'g> {
             let mut to = None;
             if let Some(edge) = edge.as_ref().filter(|edge| task.passes(edge)) {
                 let index = self.index_of(held(edge));
-                // Else it is counted when it is known what is wanted.
+                // In `grad()` edges are counted later (`decide`), when it is known which nodes lead to a wanted input.
                 to = if task.captures() { Some(index) } else { self.expect(Some(index)) };
             }
             self.targets.push(to);
         }
     }
 
-    /// Finds out whether a captured value is reached from a node, after those behind it.
+    /// Decides whether a node leads to an input of `grad()`. Its inputs must have been decided before.
     #[inline]
     fn decide(&mut self, task: &GraphTask, at: usize) {
         let mut wanted = task.is_captured(&self.planned[at].node);

@@ -43,7 +43,7 @@ fn run_inline(graph_task: &GraphTask, plan: Plan<'_>, ready: Vec<Ready>) -> Resu
 struct Inline<'a, 'g> {
     graph_task: &'a GraphTask,
     plan: Plan<'g>,
-    /// The greatest of the ready ones, since mostly there is but one.
+    /// The ready node with the highest priority, kept outside the heap because usually only one node is ready.
     next: Option<Ready>,
     later: BinaryHeap<Ready>,
 }
@@ -97,7 +97,7 @@ fn on_worker() -> bool {
     ON_WORKER.get()
 }
 
-/// What the workers share.
+/// State shared by the workers of a pass.
 struct Shared<'a, 'g> {
     graph_task: &'a GraphTask,
     queues: Mutex<Queues<'g>>,
@@ -160,7 +160,7 @@ impl<'g> Shared<'_, 'g> {
         self.changed.notify_all();
     }
 
-    /// A worker's life: run what is ready on its device until nothing is left anywhere.
+    /// Runs a worker: what is ready on its device, until nothing is left on any device.
     fn work(&self, device: Device) {
         ON_WORKER.set(true);
         let _context = self.graph_task.context.enter();

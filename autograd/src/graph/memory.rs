@@ -20,14 +20,14 @@ impl<T: Default, const N: usize> Default for SmallList<T, N> {
 }
 
 impl<T: Default, const N: usize> SmallList<T, N> {
-    /// So many default items.
+    /// A list of `len` default items.
     #[inline]
     pub(crate) fn of_len(len: usize) -> SmallList<T, N> {
         let boxed = (len > N).then(|| (0..len).map(|_| T::default()).collect());
         SmallList { inline: std::array::from_fn(|_| T::default()), boxed, len: len as u32 }
     }
 
-    /// Puts these in the place of what it holds.
+    /// Replaces the content by `items`.
     #[inline]
     pub(crate) fn fill(&mut self, items: impl ExactSizeIterator<Item = T>) {
         self.clear();
@@ -41,7 +41,7 @@ impl<T: Default, const N: usize> SmallList<T, N> {
         }
     }
 
-    /// Of these.
+    /// A list of `items`.
     #[inline]
     pub(crate) fn of(items: impl ExactSizeIterator<Item = T>) -> SmallList<T, N> {
         let mut list = SmallList::default();

@@ -1,5 +1,5 @@
 //! Nodes and edges. A node is one recorded operation, a leaf, or a checkpoint. What it does in backward is its [`GradFn`],
-//! of which this file knows no implementation.
+//! whose implementations are in `backward.rs`, `leaf.rs` and `checkpoint.rs`.
 
 use std::any::{Any, TypeId};
 use std::cell::{Cell, RefCell};
@@ -31,13 +31,14 @@ pub(crate) struct Edge {
     kind: NodeKind,
 }
 
-/// How the engine runs a node. An edge repeats its node's, so that few have to look at the node.
+/// How the engine runs a node. Each edge stores a copy of its node's kind, so that the engine seldom has to load the
+/// node.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum NodeKind {
     /// [`GradFn::apply`] computes the gradients of its inputs.
     Operation,
-    /// It accumulates its gradient.
+    /// A leaf: adds the gradient to its slot.
     Leaf,
     /// [`GradFn::expand`] records a graph that takes its place.
     Subgraph,
@@ -56,7 +57,7 @@ impl Edge {
         self.output as usize
     }
 
-    /// What the gradient must look like.
+    /// The shape, dtype and device that the gradient must have.
     #[inline]
     pub(crate) fn meta(&self) -> &Meta {
         &self.node.outputs[self.output()]
@@ -134,7 +135,7 @@ pub(crate) struct Node<F: ?Sized = dyn GradFn> {
     pub(crate) grad_fn: F,
 }
 
-/// What a node does in backward.
+/// The backward function of a node (PyTorch's `grad_fn`).
 pub(crate) trait GradFn: Any + Send + Sync {
     /// Computes the gradients of the inputs from `grads`, those of the outputs. `None` if what this needs was freed.
     fn apply(
@@ -221,7 +222,8 @@ impl Node {
         self.outputs[0].device
     }
 
-    /// Order among the ready ones: leaves at once, so that gradients are complete early; else the latest first.
+    /// Priority among ready nodes: leaves first, so that their gradients are complete early; then the node that was
+    /// recorded last.
     pub(crate) fn priority(&self) -> u64 {
         if self.kind == NodeKind::Leaf { u64::MAX } else { self.seq }
     }

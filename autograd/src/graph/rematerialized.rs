@@ -22,7 +22,7 @@ use crate::{Error, Result, no_grad};
 /// offers it.
 pub struct Rematerialized {
     op: &'static str,
-    /// The result's, when it was made. A result that was written since is saved as it is.
+    /// The version of the result when it was computed. If it was modified since, it is saved instead of recomputed.
     pub(crate) version: u64,
     sources: SmallVec<[Source; 3]>,
     compute: Compute,
@@ -32,7 +32,8 @@ pub struct Rematerialized {
 /// Computes the result of its sources.
 type Compute = Box<dyn Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync>;
 
-/// What a result is computed of, and the version that it must have.
+/// An input of the recomputation: a tensor with the version that it must still have, or a result that is itself
+/// recomputed.
 pub(crate) enum Source {
     Tensor(Tensor, u64),
     Rematerialized(Arc<Rematerialized>),
@@ -70,7 +71,7 @@ impl Rematerialized {
         })
     }
 
-    /// Whether it is computed of another.
+    /// Whether one of its inputs is itself rematerialized.
     pub(crate) fn is_nested(&self) -> bool {
         self.sources.iter().any(|source| matches!(source, Source::Rematerialized(_)))
     }

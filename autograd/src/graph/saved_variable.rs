@@ -1,4 +1,5 @@
-//! SavedVariable variables: values that a node keeps for backward, and the check that they were not modified since.
+//! [`SavedVariable`]: a value that a node keeps for backward, and the check that it was not modified since.
+//! [`saved_hooks`]: packing and unpacking of such values, as PyTorch's `saved_tensors_hooks`.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -103,7 +104,7 @@ impl SavedVariable {
         matches!(self.value, Value::Rematerialized(_))
     }
 
-    /// A value that stays alive without this, for the check that it does not change.
+    /// Records the version of a value that something else keeps alive, so that a later modification is found.
     pub(crate) fn as_it_is(index: usize, var: &Var) -> SavedVariable {
         let (value, version) = match var.edge().and_then(Edge::leaf) {
             Some(leaf) => (Value::Leaf, leaf.version()),
@@ -112,7 +113,7 @@ impl SavedVariable {
         SavedVariable { value, at: Argument::Input(index as u32), version }
     }
 
-    /// The same as another input.
+    /// The same saved value, as input number `index`.
     pub(crate) fn at(self, index: usize) -> SavedVariable {
         SavedVariable { at: Argument::Input(index as u32), ..self }
     }
@@ -166,7 +167,7 @@ impl SavedVariable {
         }
     }
 
-    /// An error if the value is of another version than it was.
+    /// Returns an error if the value's version has changed since it was saved (an in-place modification).
     #[inline]
     fn check(&self, node: &Node, now: u64) -> Result<()> {
         if now == self.version {

@@ -1,5 +1,5 @@
-//! Operations of which values decide the size of the result, and counts: places of what is not zero, unique values,
-//! histograms.
+//! Operations whose output shape depends on values (`nonzero`, `masked_select`, `unique`, `bincount`), and `histc` and
+//! `searchsorted`.
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Device, Dims, Error, Scalar, Tensor, broadcast_shapes};

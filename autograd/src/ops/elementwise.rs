@@ -134,7 +134,7 @@ impl<F: Broadcasting> Backward for BroadcastNode<F> {
 
 /// Such a function.
 pub(super) struct Formula {
-    /// What the user called.
+    /// The public name of the operation.
     pub(super) name: &'static str,
     /// `y` of constants.
     pub(super) forward: fn(&[Var]) -> Result<Var>,

@@ -1,4 +1,5 @@
-//! Frames that operations of all kinds are built on: compositions of other operations, and linear maps of one input.
+//! Helpers (*frames*: the part of an operation that many share) for operations composed of others ([`composed`]), and
+//! for linear operations of one input: views, copies, sums ([`record_view`], [`record_linear`]).
 
 use phalanx_tensor::{DType, Dims, Error as TensorError, Tensor, broadcast_shapes};
 use smallvec::SmallVec;

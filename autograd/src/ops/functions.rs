@@ -1,4 +1,5 @@
-//! Functions of one value, elementwise, that are made of other operations or are constant between jumps.
+//! Elementwise functions of one tensor that are composed of other operations (`expm1`, `selu`, `prelu`), or whose
+//! derivative is 0 or 1 almost everywhere (`round`, `sign`, `frac`), and `isnan`, `isinf` and `isfinite`.
 
 use std::f64::consts::{FRAC_2_SQRT_PI, LN_2, LN_10};
 

@@ -1,5 +1,5 @@
-//! Functions of two or three values, elementwise and broadcast: powers, the larger and the smaller, choices, angles and
-//! distances.
+//! Elementwise functions of two or three broadcast tensors: `pow`, `maximum`, `minimum`, `where_`, `atan2`, `hypot`,
+//! `lerp`, `addcmul`, ..
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Device, Dims, Error, Result as TensorResult, Scalar, Tensor};

@@ -42,8 +42,7 @@ comparisons! {
     ge ge_scalar >=;
 }
 
-// Bits, truth and nearness: bitwise and logical operations, `isclose`, and whether any or all elements along dimensions
-// are true. None has a derivative.
+// Bitwise and logical operations, `isclose`, `any` and `all`. None has a derivative.
 //
 // An element of any dtype is true unless it is 0; a NaN is true.
 
@@ -76,7 +75,7 @@ pairs! {
     logical_xor bitwise_xor "exactly one is";
 }
 
-/// What is not 0.
+/// Elementwise `x != 0`, as bool.
 fn truth(x: &Var) -> Result<Tensor> {
     Ok(if x.dtype() == DType::Bool { x.tensor().clone() } else { kernels::ne_scalar(x.tensor(), 0.into())? })
 }

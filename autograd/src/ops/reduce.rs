@@ -8,8 +8,8 @@ use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grad
 
 // Reductions whose derivative depends on the values.
 //
-// Saves `x` and `y`. The gradient is written once, of differentiable operations. The halves' is computed in f32, from
-// a `y` that is computed anew there, since `y` rounded to a half may be too coarse for it.
+// Saves `x` and `y`. The gradient is written once, of differentiable operations. For bf16 and f16 (the *halves*) it is
+// computed in f32, from a `y` that is computed anew there, since `y` rounded to a half may be too coarse for it.
 
 /// A reduction over some dimensions.
 pub(super) trait OverDims: Send + Sync + Sized + 'static {

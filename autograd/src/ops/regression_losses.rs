@@ -179,7 +179,7 @@ impl Broadcasting for HuberLoss {
 // `e^x - t x` where the input is the logarithm of the rate, else `x - t ln(x + eps)`; with the full likelihood
 // Stirling's `t ln t - t + ln(2 pi t) / 2` is added where `t > 1`. Composed, in f32 for the halves.
 
-/// What [`Var::poisson_nll_loss`] is told beside its tensors.
+/// The options of [`Var::poisson_nll_loss`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PoissonNll {
     /// Whether the input is the logarithm of the rate.
@@ -233,7 +233,7 @@ fn stirling(t: &Var) -> Result<Var> {
 
 const OP: &str = "gaussian_nll_loss";
 
-/// What [`Var::gaussian_nll_loss`] is told beside its tensors.
+/// The options of [`Var::gaussian_nll_loss`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GaussianNll {
     /// Whether the constant `ln(2 pi) / 2` is added.

@@ -17,7 +17,7 @@ use crate::context::Context;
 use crate::race::{Access, Accesses, Clock, Origin, Stamp};
 use crate::status::Failure;
 
-/// What running a task came to.
+/// The outcome of running a task.
 #[derive(Debug)]
 pub(crate) enum Progress {
     /// It is done, and touched these bytes besides [`Task::accesses`].

@@ -12,7 +12,8 @@ pub mod library;
 pub mod pointer;
 
 /// Locks a mutex, even if a thread has panicked under the lock: a panic is a bug of the emulator, which is caught
-/// where C calls in and reported there, and the program goes on.
+/// where C calls in and reported there, and the program goes on. (A helper of the emulator's own, since it uses no
+/// other package of this repository.)
 pub fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

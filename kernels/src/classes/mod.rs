@@ -1,5 +1,5 @@
-//! Class indices as the targets of a loss: checked once, with the weight of each item and what the [`Reduction`] makes
-//! of the items' losses. On a GPU the targets stay there ([`Targets`]), and with them what depends on them, the mean's
+//! Class-index targets of cross entropy and NLL: range check, class weights, `ignore_index`, and the [`Reduction`] of
+//! the items' losses. On a GPU the targets stay there ([`Targets`]), and with them what depends on them, the mean's
 //! denominator too.
 
 use phalanx_tensor::cuda::{Args, Gpu, Grid, Kernel, Program, Scratch};

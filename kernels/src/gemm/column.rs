@@ -1,9 +1,10 @@
 //! Products of one column: a matrix by a vector, and inner products.
 //!
-//! They make few sums, and long ones, so a sum is not one chain here. Its steps are cut into parts of [`PART`]. In a part, step
-//! s belongs to chain s mod [`chains`]; a chain is fused multiply-adds over its steps, ascending, begun at zero. Chains i and i +
-//! half are added, halving, until one is left. The parts' sums are added in ascending order. So the number of steps alone decides
-//! the order, and vectors and threads can follow it. Operands are read in place, halves too.
+//! Such a product has few sums with many terms, so a sum is not one chain here. Its steps are cut into parts of
+//! [`PART`]. In a part, step s belongs to chain s mod [`chains`]; a chain is fused multiply-adds over its steps,
+//! ascending, begun at zero. Chains i and i + half are added, halving, until one is left. The parts' sums are added
+//! in ascending order. So the number of steps alone decides the order, and vectors and threads can follow it.
+//! Operands are read in place, halves too.
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Products on a GPU by our own kernel (`gemm.cu`): for what cuBLASLt does not do, and where it is not installed.
+//! Products on a GPU by our own kernel (`gemm.cu`): those that cuBLASLt does not support, and all if it is not
+//! installed.
 
 use phalanx_tensor::cuda::{Args, Grid, Products, Program};
 use phalanx_tensor::{DType, Result};

@@ -52,7 +52,7 @@ struct Memory<'a, A> {
 }
 
 impl<T: GemmElem> Job<'_, '_, T> {
-    /// Does the parts that no thread has taken yet.
+    /// Takes and computes parts until none is left.
     ///
     /// # Safety
     ///
@@ -110,7 +110,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
         block.b_start + (col - block.part.cols.start) * self.plan.shape.cols() * block.steps.len()
     }
 
-    /// Packs the panels of A that no tile packs on the way.
+    /// Packs those panels of A that the tiles do not pack themselves.
     fn pack_a(&self, rows: Range<usize>, block: &Block<'_>, dst: &mut [T::Acc]) {
         let plan = self.plan;
         if !plan.a_direct && !rows.is_empty() {

@@ -25,7 +25,7 @@ pub(super) const ROWS_MAX: usize = 14;
 pub(super) const AHEAD: usize = 12;
 const AHEAD_KEEPING: usize = 28;
 
-/// Computes a tile of `rows`, or as many as it counts: `tile` is used up.
+/// Computes `tile.count` tiles of `rows` rows. `tile` is advanced past the last.
 ///
 /// # Safety
 ///

@@ -3,8 +3,8 @@
 //! **Bits.** An element of A B is one chain of fused multiply-adds over ascending k, begun at zero, in f32 (f64 for
 //! f64). Its bits are those of `for k { sum = a.mul_add(b, sum) }`, whatever the number of rows and columns, strides,
 //! blocking, threads, batch, position or instruction set. There are two exceptions. AVX-512's dot product of bf16 pairs
-//! takes subnormal elements for zero and makes subnormal sums zero. `gemm_column` adds in another order, which the
-//! number of steps alone decides.
+//! (`vdpbf16ps`) flushes subnormal inputs and sums to zero. `gemm_column` adds in another order, which the number of
+//! steps alone decides.
 //!
 //! **Blocking** (after Goto and van de Geijn):
 //!
@@ -34,7 +34,7 @@
 //! product of few columns is computed as its transpose. Tiny products pack nothing. A matrix times a vector is as fast
 //! as the matrix is read. An operand that several tiles read is packed by the first of them, beside its
 //! multiplications, where the order in memory allows. Otherwise all threads pack B together before they multiply.
-//! Halves are widened, or paired for the dot product, when they are packed or loaded.
+//! Halves (bf16, f16) are widened, or paired for the dot product, when they are packed or loaded.
 //!
 //! **Last steps.** `Accumulate` and half types sum all of k first and touch C once. In half precision the finished sum
 //! is rounded once for a plain product; bias, activation and accumulation each round again, as operations of their own

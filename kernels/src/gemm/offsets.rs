@@ -19,7 +19,7 @@ pub(crate) struct OffsetTable<'a, T> {
     /// Where the first plane begins.
     start: usize,
     each: &'a [Step],
-    /// A's steps for a plane. Those that no step meets are left out, as if B were zero there.
+    /// A's steps for a plane. Those without a step of B are left out, as if B were zero there.
     steps: usize,
     planes: usize,
     apart: usize,

@@ -19,9 +19,9 @@ const A_BLOCK_MAX: usize = 1 << 16;
 /// Elements of B's block at most. It may come from the third-level cache, for it is read in order and ahead of its use;
 /// A is packed anew for each.
 const B_BLOCK_MAX: usize = 1 << 19;
-/// B is read in place if so few panels of rows use it.
+/// Up to this many panels of rows, B is read in place instead of packed.
 const DIRECT_ROW_PANELS_MAX: usize = 6;
-/// Or transposed on the way, which each of them does anew.
+/// Up to this many, B may also be transposed as it is read, which each panel of rows does anew.
 const TRANSPOSED_ROW_PANELS_MAX: usize = 2;
 /// A is read in place, however that is, if so few panels of columns use it besides.
 const DIRECT_COL_PANELS_MAX: usize = 2;
@@ -33,9 +33,10 @@ const NEAR_ELEMENTS_MAX: usize = 1 << 15;
 const SHORT_STEPS_MAX: usize = 16;
 /// With so many steps a tile spends most of its time on them, not on its sums.
 const LONG_STEPS_MIN: usize = 64;
-/// So many panels of rows are worth bringing a panel of B near for,
+/// From this many panels of rows on, they pass one after the other along one panel of B, which stays in the first-level
+/// cache ([`Plan::goes_down`]).
 const DOWN_ROW_PANELS_MIN: usize = 5;
-/// if B's panels have so many elements that they do not stay near by themselves.
+/// For that, B's panels together have at least this many elements: fewer stay near by themselves.
 const FAR_B_MIN: usize = 1 << 15;
 /// Vectors of B at most that stay in the first-level cache while many rows pass along them.
 const LOW_B_MAX: usize = 1 << 8;
@@ -46,7 +47,7 @@ const CACHE_PERIOD_BYTES: usize = 4096;
 /// Multiplications below which starting threads costs more than it brings.
 const PARALLEL_WORK_MIN: usize = 1 << 19;
 
-/// A product's shape and what is possible with its operands.
+/// A product's shape, and how its operands may be read.
 #[derive(Clone, Copy)]
 pub(super) struct Problem {
     pub(super) m: usize,
@@ -176,7 +177,8 @@ impl Plan {
         self.a_direct && cols < rows && panel <= LOW_B_MAX && (short_runs || cols * panel > LOW_B_MAX)
     }
 
-    /// So many panels of rows do that before the next panel of B, so that they stay in the second-level cache.
+    /// How many panels of rows pass along one panel of B before the next panel of B. They stay in the second-level
+    /// cache.
     pub(super) fn rows_down(&self) -> usize {
         self.block(A_BLOCK_MAX, self.height)
     }
@@ -299,8 +301,8 @@ impl Parts {
         }
     }
 
-    /// A part that is from now on the caller's. Parts of held columns are the smaller the less there is left, so that all
-    /// threads end together (guided self-scheduling; Polychronopoulos and Kuck, 1987).
+    /// Takes the next part; `None` if all are taken. Parts of held columns are the smaller the less there is left, so
+    /// that all threads end together (guided self-scheduling; Polychronopoulos and Kuck, 1987).
     pub(super) fn take(&self) -> Option<Part> {
         let all = self.rows * self.cols.len().div_ceil(self.cols_max.max(1));
         let end = |taken: usize| {

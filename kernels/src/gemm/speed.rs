@@ -1,4 +1,5 @@
-//! What a machine can do at most, as measured: multiply-adds between registers, and bytes between memory and registers.
+//! Measures a device's peak floating-point operations a second ([`peak_flops`]) and its memory bandwidth
+//! ([`peak_bandwidth`]).
 
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};

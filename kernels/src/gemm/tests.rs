@@ -1,4 +1,5 @@
-//! Products against a twin written from the formula, bit for bit, on every instruction set this CPU has.
+//! Products against a *twin* (a slow reference written from the formula), bit for bit, on every instruction set this
+//! CPU has.
 
 use half::{bf16, f16};
 use phalanx_tensor::Pool;

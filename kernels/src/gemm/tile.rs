@@ -109,7 +109,8 @@ pub(crate) struct Tile<T> {
     pub(super) planes: usize,
     /// What A's steps for a plane add to its place.
     pub(super) a_plane: usize,
-    /// Where A's rows begin, whose steps lie in so many runs. Null: as said above.
+    /// Where each of A's rows begins, if its steps lie in `segment_count` runs. Null: the rows are `a_row` elements
+    /// apart.
     pub(super) rows: *const usize,
     pub(super) segments: *const StepSegment,
     pub(super) segment_count: usize,
@@ -181,7 +182,7 @@ pub(crate) struct Step {
     pub(crate) at: isize,
     /// For each vector of columns, which lanes are there. The others are zero.
     pub(crate) lanes: [u32; VECTORS],
-    /// Which of A's steps for a plane it meets.
+    /// The index of the step of A, within the plane, that it is multiplied with.
     pub(crate) nth: usize,
 }
 
@@ -195,7 +196,7 @@ impl Step {
 /// Steps that lie side by side.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepSegment {
-    /// So many of B's steps before them meet nothing.
+    /// The number of B's steps before this segment that have no counterpart in A.
     pub(crate) skip: usize,
     /// The first, from a row's beginning on.
     pub(crate) from: usize,

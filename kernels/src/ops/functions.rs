@@ -1,4 +1,4 @@
-//! Functions of elements that are computed one by one: floats in f64 and rounded once, integers in i64.
+//! Rarely used elementwise functions without SIMD code: floats are computed in f64 and rounded once, integers in i64.
 //!
 //! One table each for floats and for integers. A line states what the function is twice, as a Rust function and as CUDA
 //! text of `x[0]`, `x[1]`, ..; the loop around it is compiled once a dtype and calls the function by its address. So a

@@ -1,6 +1,7 @@
-//! A plane in sheets: pixels whose rows and columns leave the same remainders to the step lie together, with a margin
-//! around the plane. What neighbouring outputs meet at one kernel element lies side by side then, from row to row too: the
-//! outputs of a whole plane are one long run, in which each row is followed by a gap that holds no output.
+//! A padded plane regrouped by (row mod stride, column mod stride), as space-to-depth does. The pixels of one such
+//! pair of remainders are a *sheet*. The pixels that neighbouring outputs read at one kernel element then lie side by
+//! side, from row to row too: the outputs of a whole plane are one long run, in which each row is followed by a gap
+//! that holds no output.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
@@ -9,14 +10,14 @@ use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 /// Vectors that one step over a run may read, and so reach beyond its end.
 pub(super) const VECTORS_MAX: usize = 4;
 
-/// What `count` outputs meet along an axis: output i meets pixel `i * step + offset` for each of some offsets.
+/// What `count` outputs read along an axis: output i reads pixel `i * step + offset` for each of some offsets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reach {
     step: usize,
     count: usize,
     /// The lowest offset.
     low: isize,
-    /// The highest pixel that the last output meets.
+    /// The highest pixel that the last output reads.
     high: isize,
 }
 
@@ -32,14 +33,14 @@ impl Reach {
         (self.high - self.low + 1) as usize
     }
 
-    /// The sheet of the pixel that output 0 meets at an offset, and its place there.
+    /// The sheet of the pixel that output 0 reads at an offset, and its place there.
     fn place(&self, offset: isize) -> (usize, usize) {
         let from_low = (offset - self.low) as usize;
         (from_low % self.step, from_low / self.step)
     }
 }
 
-/// The sheets of a plane, or of as many of its rows as some rows of outputs meet.
+/// The sheets of a plane, or of as many of its rows as some rows of outputs read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sheets {
     axes: [Reach; 2],
@@ -63,7 +64,7 @@ impl Sheets {
         Sheets { axes, row_len: cols, sheet_len, len: axes[0].step * axes[1].step * sheet_len + beyond }
     }
 
-    /// Where the first output meets the pixel at an offset. That of the output in another row and column is
+    /// The place of the pixel that the first output reads at an offset. That of the output in another row and column is
     /// `row * row_len + column` further on.
     pub(super) fn place(&self, [row, col]: [isize; 2]) -> usize {
         let ((down, y), (right, x)) = (self.axes[0].place(row), self.axes[1].place(col));
@@ -75,7 +76,7 @@ impl Sheets {
         self.axes[0].len().min(height)
     }
 
-    /// The rows of a plane of so many that outputs from row `first` on meet.
+    /// The rows that outputs from row `first` on read, of a plane of `height` rows.
     pub(super) fn rows(&self, first: usize, height: usize) -> std::ops::Range<usize> {
         let top = (first * self.axes[0].step) as isize + self.axes[0].low;
         let inside = |row: isize| row.clamp(0, height as isize) as usize;

@@ -1,4 +1,4 @@
-//! Where one element of a kernel that steps along a dimension touches it.
+//! Which input positions one element of a kernel reads along a dimension as the kernel steps along it.
 
 /// The steps at which one kernel element lies inside a dimension, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 //! Functions of one element, and their gradients.
 //!
-//! A new one is an entry of the table below, its gradient another, with a test that holds it against its formula;
+//! To add one: a line in the table below, a line for its gradient, and a test with `assert_unary` against its formula;
 //! autograd needs an entry in its own table. `erf(x) = x.erf();` declares `pub fn erf(x: &Tensor) -> Result<Tensor>`,
 //! which computes the body on vectors `x` of type `V` and on a GPU as the CUDA text that [`crate::pointwise`] makes of
 //! it. Functions that vectors do not have are in `functions.rs`, functions of neural networks in `activation.rs`.

@@ -1,4 +1,5 @@
-//! Every function on every instruction set this CPU has, against a scalar twin in f64 written from the formula.
+//! Every function on every instruction set this CPU has, against a twin: a scalar reference in f64 written from the
+//! formula.
 
 #![allow(unsafe_code)]
 

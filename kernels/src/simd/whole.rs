@@ -1,4 +1,4 @@
-//! Floats cut to integers, in a form that compilers make vectors of.
+//! Truncation of floats to integers, in a form that compilers vectorize.
 
 #![allow(unsafe_code)]
 

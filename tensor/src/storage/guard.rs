@@ -34,7 +34,8 @@ pub struct Read<'a, T> {
 }
 
 impl<'a, T> Read<'a, T> {
-    /// Of a storage whose users count it as a reader, by the token of the thread that took it.
+    /// A read guard. The caller has already counted it among the storage's users, by the `token` of the thread that
+    /// took it.
     pub(super) fn new(storage: &'a Storage, token: u32) -> Read<'a, T> {
         Read { storage, token, elements: PhantomData }
     }

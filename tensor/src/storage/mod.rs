@@ -39,7 +39,7 @@ pub struct Storage {
     device: Device,
     state: &'static State,
     category: AtomicU8,
-    /// Of a tensor that is the whole of it.
+    /// The layout of a tensor that covers the whole storage.
     layout: Layout,
 }
 
@@ -111,7 +111,7 @@ impl Drop for Handle {
 }
 
 impl Storage {
-    /// For `bytes` in a shape. Uninitialized for the user, initialized for the compiler: whatever the memory held before.
+    /// A storage of `bytes` bytes for a tensor of this shape. The content is unspecified, but initialized memory.
     pub(crate) fn allocate(
         op: &'static str,
         shape: &[usize],

@@ -76,7 +76,7 @@ impl Tensor {
     }
 
     /// A tensor whose elements are elsewhere, such as on other ranks: it has a shape, a dtype and a device, and takes no memory.
-    /// Whatever reads or writes elements of it or of a view of it is an error that says `why`.
+    /// Reading or writing it, or a view of it, is an error whose message says `why`.
     ///
     /// ```
     /// use phalanx_tensor::{DType, Device, Tensor};

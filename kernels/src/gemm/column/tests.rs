@@ -1,4 +1,5 @@
-//! Products of one column against a twin that adds in the order stated, bit for bit, on every instruction set this CPU has.
+//! Products of one column against a twin (a slow reference) that adds in the order stated, bit for bit, on every
+//! instruction set this CPU has.
 
 use half::{bf16, f16};
 use phalanx_tensor::Pool;

@@ -23,7 +23,7 @@ const KEPT: usize = 4;
 /// Elements of a row at most, where a channel of an item can be cut into as many: they stay in the first-level cache.
 const ROW_MAX: usize = 1024;
 
-/// What batch normalisation is told beside its tensors.
+/// The options of batch normalisation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct BatchNorm {
     /// Whether to use the batch's own statistics, and to move the running ones towards them.

@@ -1,5 +1,5 @@
-//! Depthwise convolutions of small planes, and those that take steps: a vector's lanes are as many channels, of which source and
-//! sums are laid out pixel by pixel. What lies outside the image is left out.
+//! Depthwise convolutions of small planes, and those with a stride: each SIMD lane computes one channel. Source and
+//! sums are laid out pixel by pixel (channels last) for it. What lies outside the image is left out.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
@@ -59,7 +59,8 @@ pub(super) struct Channels<'a, T: GemmElem> {
     pub(super) size: [usize; 2],
 }
 
-/// What meets kernel elements: its place in the output, and for each of them its number and where the pixel lies.
+/// An output pixel: its place in the output, and for each kernel element inside the image its number and its pixel's
+/// place.
 type Met = (usize, Vec<(usize, usize)>);
 
 /// A pass, rows times columns; columns with the number of points that lie alike.

@@ -1,8 +1,9 @@
-//! Convolutions on the CPU, plain and transposed: panels of the weight times what the kernel elements meet ([`super::unit`]).
-//! That is read in the source itself where its rows are as long as the output's, else in a window of the source, gathered from
-//! there into panels or, where a panel's points lie side by side, read in place. Few output channels are summed without
-//! panels ([`super::thin`], [`super::channels`]). Each output is one chain of multiply-adds over channels and kernel
-//! elements, in the order of [`super::window`], whatever the cut; there is no zero-stuffing and nothing is scattered.
+//! Convolutions on the CPU, plain and transposed, as implicit GEMM: packed weights times the source pixels under each
+//! kernel element ([`super::unit`]). The pixels are read in the source itself if its rows are as long as the
+//! output's, else in a window (a padded copy of some rows): in place if a panel's points lie side by side there, else
+//! gathered into panels. Few output channels are summed without panels ([`super::thin`], [`super::channels`]). Each
+//! output is one chain of multiply-adds over channels and kernel elements, in the order of [`super::window`], however
+//! the work is divided; there is no zero-stuffing and nothing is scattered.
 
 use super::job::Correlation;
 use phalanx_tensor::{Result, Tensor};

@@ -1,6 +1,6 @@
-//! Convolutions on a GPU: columns of the pixels that kernel elements meet (`columns.cu`), times the weight.
+//! Convolutions on a GPU: columns of the pixels under the kernel elements (`columns.cu`), times the weight.
 //!
-//! As many images at a time as their columns fit into [`COLUMNS_MAX`]. A kernel of one element that meets every pixel
+//! As many images at a time as their columns fit into [`COLUMNS_MAX`]. A kernel of one element that reads every pixel
 //! needs no columns: they are the image.
 
 use phalanx_tensor::cuda::{Args, Gpu, Grid, Kernel, Program};
@@ -30,7 +30,7 @@ struct Axis {
     dilation: i64,
 }
 
-/// How an image, a kernel and a grid belong together.
+/// The options of a convolution, and the sizes of its image, grid and kernel.
 pub(super) struct Form<'a> {
     pub(super) op: &'static str,
     pub(super) options: &'a ConvOptions,

@@ -1,6 +1,7 @@
-//! The weight's gradient where a group has few output channels: for each kernel element the dot product of what it meets,
-//! in the sheets of one input channel, and the outputs' gradients. A lane adds a band's products in one chain; bands are
-//! added, ascending through the images, and lanes at the end.
+//! The weight's gradient where a group has few output channels (depthwise convolutions, above all): for each kernel
+//! element the dot product of the pixels under it, in the sheets of one input channel, and the outputs' gradients. A
+//! SIMD lane adds a band's products in one chain; bands are added, ascending through the images, and lanes at the
+//! end.
 
 use super::job::Summed;
 use super::job::WeightGrad;
@@ -84,7 +85,7 @@ impl<'a, T: Real<Wide: Summed>> Dots<'a, T> {
         });
     }
 
-    /// What points from row `start` on meet in an input channel.
+    /// Lays out the pixels of an input channel that points from row `start` on read.
     fn lay(&self, image: usize, channel: usize, start: usize, from: &mut [T::Wide], to: &mut [T::Wide]) {
         let [height, width] = [2, 3].map(|d| self.job.image.shape()[d]);
         let rows = self.sheets.rows(start, height);

@@ -183,7 +183,7 @@ impl<T: GemmElem> Kernel for Put<'_, T> {
     }
 }
 
-/// Gathers a panel: row k holds what the k-th kernel element meets at each point. What lies beyond the segments is
+/// Gathers a panel: row k holds the pixel under the k-th kernel element at each point. What lies beyond the segments is
 /// unspecified.
 pub(super) struct Gather<'a, V> {
     pub(super) window: &'a [V],

@@ -1,6 +1,6 @@
-//! Convolutions of small planes, many images at a time: a tile's columns are one point of as many images. What lies outside for that
-//! point does so for all of them, and is left out, where a border is a third or a half of all multiplications. Source and sums
-//! are laid out with images last.
+//! Convolutions of small planes, many images at a time: the columns of the matrix product are the same output pixel
+//! of many images. So what lies outside the image does so for all of them and is left out; in small planes the border
+//! is a third or a half of all multiplications. Source and sums are laid out with images last.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
@@ -132,7 +132,7 @@ impl<T: GemmElem<Acc: Summed>> Images<'_, T> {
         T::PanelElem::run(Runner::current(), lay);
     }
 
-    /// For each pass and point: its place in the output, and the steps that it meets in a plane.
+    /// For each pass and point: its place in the output, and the steps of a plane that lie inside the image there.
     fn steps(&self) -> Vec<Vec<(usize, Vec<Step>)>> {
         let ([height, width], places) =
             ([2, 3].map(|d| self.job.source.shape()[d]), self.side.order.places());
@@ -372,7 +372,7 @@ impl WeightGrad<'_> {
         }
     }
 
-    /// For each kernel element the pixels that it meets, of so many lanes each.
+    /// For each kernel element the pixels that it is multiplied with, of so many lanes each.
     fn runs(&self, lanes: usize) -> Vec<Vec<StepSegment>> {
         let ([rows, cols], [height, width]) = (&self.axes, [2, 3].map(|d| self.image.shape()[d]));
         let pixel = |point: usize, step: usize, offset: isize| (point * step).wrapping_add_signed(offset);

@@ -1,8 +1,9 @@
 //! Convolutions of images `[n, channels, h, w]`: plain, transposed, and the gradient of their weight.
 //!
-//! The three are one trilinear form, `sum over grid points and kernel elements of image[point * stride - padding +
-//! element * dilation] * weight[element] * grid[point]`, solved for each of its tensors. So each is a derivative of the
-//! others.
+//! The three contract the same tensors: `image`, `weight` and `grid`. The *grid* has a *point* for each position of
+//! the kernel on the image: it is the output of [`conv2d`] and the input of [`conv_transpose2d`]. The contraction is
+//! `sum over grid points and kernel elements of image[point * stride - padding + element * dilation] *
+//! weight[element] * grid[point]`; each function is its derivative by one of the three tensors.
 
 mod channels;
 mod cpu;

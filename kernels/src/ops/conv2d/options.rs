@@ -1,4 +1,4 @@
-//! What a convolution is told beside its tensors, and the sizes that follow.
+//! [`ConvOptions`]: stride, padding, dilation and groups of a convolution, and the output sizes that follow.
 
 use phalanx_tensor::{Error, Result};
 

@@ -1,11 +1,12 @@
-//! A kernel that covers the whole image at a single grid point: a linear map of the pixels, and its derivatives.
+//! Convolutions whose kernel is as large as the image, without padding or groups: one output pixel, so a linear layer
+//! over all pixels and channels, and its derivatives. (Not pointwise convolutions, whose kernel is 1 x 1.)
 
 use phalanx_tensor::{Result, Tensor};
 
 use super::{ConvOptions, Parts};
 use crate::ops::{linear, matmul};
 
-/// Whether the grid has one point, at which the kernel covers the image.
+/// Whether the grid has one point, at which the kernel covers the whole image.
 pub(super) fn is_single(
     options: &ConvOptions,
     image: [usize; 2],

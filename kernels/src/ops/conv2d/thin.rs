@@ -1,5 +1,6 @@
-//! Convolutions to few output channels a group, depthwise ones above all: sums are made straight from the sheets of a
-//! group's input channels, all outputs of some rows in one run. One table serves all groups and images.
+//! Convolutions to few output channels a group, depthwise ones above all: sums are made straight from the sheets
+//! (`sheets.rs`) of a group's input channels, all outputs of some rows in one run. One table serves all groups and
+//! images.
 
 use std::ops::Range;
 
@@ -213,8 +214,8 @@ impl<T: Real<Wide: Summed>> Thin<'_, T> {
     }
 }
 
-/// Sums of up to [`ROWS`] output channels: each the sum over the kernel elements, ascending, of what they meet times their
-/// weights.
+/// Sums of up to [`ROWS`] output channels: each the sum over the kernel elements, ascending, of the pixels under them
+/// times their weights.
 struct Sums<'a, V> {
     sheets: &'a [V],
     row_len: usize,

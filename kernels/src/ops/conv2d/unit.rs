@@ -1,5 +1,5 @@
-//! A unit of output channels of one group, on one thread: panels of its weights times what the kernel elements meet at
-//! panels of points, which is read in place or gathered.
+//! One thread's block (*unit*) of output channels of one group: packed weights times the input pixels under the kernel
+//! elements at a panel of points, which are read in place or gathered.
 
 use super::job::{POINTS_MIN, Part};
 use std::cell::OnceCell;
@@ -212,8 +212,8 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
         let ([rows, cols], tile) = (self.pass, self.side.tile);
         let (images, total) = (image..image + 1, rows.count * cols.count);
         let size = self.source_size();
-        // Rows at which all kernel elements are inside. Points there meet what those of the first such row do, so much
-        // further on; the last place is for the others.
+        // Rows at which all kernel elements are inside. Points there read the same places as those of the first such
+        // row, so much further on; the last place is for the others.
         let met = rows.taps.iter().map(|tap| rows.met(tap, size[0]));
         let inside = met.fold(0..rows.count, |all, met| all.start.max(met.start)..all.end.min(met.end));
         let mut known = vec![None; size[1] + 1];
@@ -264,7 +264,7 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
         MatRef::new(&weights[steps.start * rows..], rows, steps.len(), 1, rows)
     }
 
-    /// A panel of the weights times what the kernel elements meet at a panel's points, taken to the output.
+    /// A panel of the weights times the pixels under the kernel elements at a panel's points, taken to the output.
     fn multiply_panel(
         &self,
         panel: usize,
@@ -347,7 +347,7 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
     }
 }
 
-/// What the kernel elements meet at a panel's points.
+/// The pixels under the kernel elements at a panel's points.
 enum Points<'a, V> {
     /// Gathered, row by row.
     Gathered(&'a [V]),

@@ -1,6 +1,7 @@
-//! The weight's gradient on the CPU: for each band of points, what the kernel elements meet in a window of the image times
-//! the outputs' gradients, bands ascending through the images. A sum is added to those before it once all of its band is
-//! summed. The gradients of some bands are packed by all threads first, then every thread multiplies for its channels.
+//! The weight's gradient on the CPU: for each band of points, the pixels under the kernel elements in a window of the
+//! image times the outputs' gradients, bands ascending through the images. A sum is added to those before it once all
+//! of its band is summed. The gradients of some bands are packed by all threads first, then every thread multiplies
+//! for its channels.
 
 use super::job::{Band, WEIGHT_WINDOW_MAX, WeightGrad};
 use std::ops::Range;

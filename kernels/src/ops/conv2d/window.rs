@@ -1,6 +1,6 @@
-//! How a kernel's window meets an image: which source places an output takes along one axis ([`Axis`]), the segments of
-//! a padded image ([`Frame`]), the order of the additions ([`Order`]), and how the outputs are cut for threads
-//! ([`Cut`]).
+//! Index arithmetic of convolutions: which source pixels an output pixel reads along one axis ([`Axis`]), the layout
+//! of a window, which is a padded part of the source ([`Frame`]), the order of the additions ([`Order`]), and how the
+//! outputs are cut for threads ([`Cut`]).
 
 use std::ops::Range;
 
@@ -62,20 +62,20 @@ impl Axis {
         self.out_start + point * self.out_step
     }
 
-    /// The kernel elements that meet a pixel of a source of so many at a point, by number, and the pixel.
+    /// The kernel elements that lie on a pixel at a point, by number, with the pixel; the source has `size` pixels.
     pub(super) fn inside(&self, point: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
         let pixel =
             move |tap: &Tap| (point * self.step).checked_add_signed(tap.offset).filter(|&at| at < size);
         self.taps.iter().enumerate().filter_map(move |(nth, tap)| Some((nth, pixel(tap)?)))
     }
 
-    /// The points at which a kernel element meets a pixel of a source of so many.
+    /// The points at which a kernel element lies on a pixel; the source has `size` pixels.
     pub(super) fn met(&self, tap: &Tap, size: usize) -> Range<usize> {
         let before = |pixels: isize| pixels.max(0).unsigned_abs().div_ceil(self.step).min(self.count);
         before(-tap.offset)..before(size as isize - tap.offset)
     }
 
-    /// The lowest and highest source pixel that `count` points from `start` on meet; any if there are no taps.
+    /// The lowest and highest source pixel that `count` points from `start` on read; any if there are no taps.
     pub(super) fn span(&self, start: usize, count: usize) -> (isize, isize) {
         let offsets = || self.taps.iter().map(|tap| tap.offset);
         let (low, high) = (offsets().min().unwrap_or(0), offsets().max().unwrap_or(0));
@@ -100,7 +100,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// The window that these rows of output points meet, for so many channels.
+    /// The window that these rows of output points read, for so many channels.
     pub(super) fn new(rows: &Axis, cols: &Axis, points: &Range<usize>, channels: usize) -> Frame {
         let (top, bottom) = rows.span(points.start, points.len());
         let (left, right) = cols.span(0, cols.count);
@@ -127,7 +127,7 @@ impl Frame {
         }
     }
 
-    /// The source itself as a window, if these points meet nothing outside it and columns need no sorting.
+    /// The source itself as a window, if these points read nothing outside it and columns need no sorting.
     pub(super) fn of_source(
         rows: &Axis,
         cols: &Axis,
@@ -166,7 +166,7 @@ impl Frame {
         for group in 0..groups {
             for row in &rows.taps {
                 for col in &cols.taps {
-                    // Not negative: the window's corner is the least that any point and element meet.
+                    // Not negative: the window's corner is the lowest pixel that any point and element read.
                     let (y, x) =
                         ((first_row + row.offset - self.top) as usize, (col.offset - self.left) as usize);
                     let place = (x % self.phases) * self.phase_len + x / self.phases + y * self.row_len();

@@ -29,7 +29,7 @@ type Forward = fn(&'static str, [&Tensor; 2], Shape, &CrossEntropy, [&mut Tensor
 type Gradient =
     fn(&'static str, Option<&Tensor>, [&Tensor; 3], Shape, &CrossEntropy, &mut Tensor) -> Result<()>;
 
-/// What cross entropy is told beside logits and targets.
+/// The options of cross entropy.
 #[derive(Clone, Debug)]
 pub struct CrossEntropy {
     /// A weight a class, in the logits' dtype.

@@ -1,4 +1,4 @@
-//! Elements that are added up, and the type that their sums are kept in.
+//! [`Summand`]: the element types that are added up, and the type of their sums.
 
 use phalanx_tensor::{Element, bf16, f16};
 

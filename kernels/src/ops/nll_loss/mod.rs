@@ -20,7 +20,7 @@ const BACKWARD: Kernels<Forward> = Kernels { cpu: backward_on_cpu, cuda: backwar
 
 type Forward = fn(&'static str, [&Tensor; 2], Weighing<'_>, &mut Tensor) -> Result<()>;
 
-/// What the loss is told beside log probabilities and targets.
+/// The options of the loss.
 #[derive(Clone, Debug)]
 pub struct NllLoss {
     /// A weight a class, in the input's dtype.

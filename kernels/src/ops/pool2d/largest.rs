@@ -1,5 +1,5 @@
-//! The largest pixels of windows in vectors: of a plane laid out in sheets, or of the channels of pixels that lie side by
-//! side. The rule is [`super::max_pool2d`]'s: the first of equal ones, a NaN before all.
+//! Max pooling in SIMD vectors: of a plane laid out in sheets (`ops/sheets.rs`), or of the channels of pixels that
+//! lie side by side. The rule is [`super::max_pool2d`]'s: the first of equal ones, a NaN before all.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
@@ -124,7 +124,7 @@ fn name<V: Float>(
 
 /// A row of windows over pixels whose channels lie side by side.
 pub(super) struct OfChannels<'a, V> {
-    /// The rows of the image that they meet, one after the other.
+    /// The rows of the image that they read, one after the other.
     pub(super) rows: &'a [V],
     pub(super) width: usize,
     pub(super) channels: usize,

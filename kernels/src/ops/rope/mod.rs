@@ -15,7 +15,7 @@ const ROTATE: Kernels<RotateFn> = Kernels { cpu: rotate_on_cpu, cuda: rotate_on_
 
 type RotateFn = fn(&'static str, &Tensor, Option<&Tensor>, &Rope, f64, &mut Tensor) -> Result<()>;
 
-/// What a rotary embedding is told beside its tensors.
+/// The options of a rotary embedding.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rope {
     /// The ratio of the slowest to the fastest wavelength, about.

@@ -27,7 +27,7 @@ use crate::{check, work};
 pub use backward::scaled_dot_product_attention_backward;
 pub use dropout::{AttentionDropout, attention_keep};
 
-/// What attention is told beside its tensors.
+/// The options of attention.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Attention {
     /// Whether query i sees only the keys up to i.

@@ -1,4 +1,4 @@
-//! The first `k` in order of a line, without sorting the line.
+//! Top k: the first `k` in order of a line (the elements along the dimension), without sorting the line.
 //!
 //! A line is read once. Elements that come before the threshold are kept as candidates. Of some `2 k` candidates the first `k` stay,
 //! and the last of these becomes the threshold. The threshold soon lets few elements pass, so nearly all chunks of a long line are
