@@ -42,7 +42,8 @@ pub struct Saver {
 }
 
 impl Saver {
-    /// For all ranks of a group, on a group of its own; they make it at the same place.
+    /// A saver for the ranks of `comm`, with a communicator of its own, so that its messages do not mix with those
+    /// of training. All ranks call this, in the same order relative to the other groups that they make.
     ///
     /// # Errors
     /// Never for the group of all.
@@ -64,9 +65,10 @@ impl Saver {
         Ok(self)
     }
 
-    /// Begins to save parts of tensors as the checkpoint `folder`, which all ranks share, in the place of one that is there;
-    /// first waits for the save before. All ranks call it; rank 0's settings are saved. Until [`Saver::wait`] has returned,
-    /// the tensors must not be written, which is found; buffers may be.
+    /// Begins to save parts of tensors as the checkpoint `folder`, which all ranks share, in the place of one that
+    /// is there; first waits for the save before. All ranks call it; rank 0's settings are saved. Until
+    /// [`Saver::wait`] has returned, the tensors must not be written: a write is detected (by the tensor's version)
+    /// and makes `wait` fail. Buffers of modules are copied first and may be written.
     ///
     /// A tensor that several ranks have is written once, so their copies must be equal. Buffers may differ: the first rank's are
     /// written.

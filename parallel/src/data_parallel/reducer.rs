@@ -23,7 +23,9 @@ pub(super) struct Reducer {
     /// Whose gradients are added: a leaf for each site of each parameter. Sites are added to each other only after the
     /// ranks, so that the order of additions is that of one device with as many micro-batches as ranks.
     leaves: Vec<(Parameter, Leaf)>,
-    /// For each leaf those with which it goes when all of them have come.
+    /// For each leaf, the leaves that are sent with it, once all of them have arrived: itself alone, or, where
+    /// another rank computes some of the parameter's gradients (see `is_local` of [`Reducer::new`]), all leaves of
+    /// the parameter.
     together: Vec<Range<usize>>,
     sizes: Vec<GradSize>,
     comm: Comm,

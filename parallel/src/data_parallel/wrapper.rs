@@ -15,7 +15,8 @@ use crate::part::Part;
 /// Tensors by name.
 pub type Entries = Vec<(String, Tensor)>;
 
-/// Ranks that share a batch: [`Ddp`], [`Zero`](crate::sharded::Zero), or a device [`Alone`], in one training loop.
+/// The data-parallel wrapper of a model, as a trait: [`Ddp`](super::Ddp), [`Zero`](crate::sharded::Zero), or a
+/// single device ([`Alone`]), so that one training loop serves all three.
 ///
 /// ```text
 /// optimizer over parameters()
