@@ -12,7 +12,7 @@ use phalanx_tensor::{Category, Context, Device, PhiloxStream, RngKey, Tensor};
 
 use crate::{Error, Result};
 
-/// Cuts `0 .. n` into `parts` runs in order. If they cannot be even, the first are longer by one.
+/// Divides `0 .. n` into `parts` consecutive ranges of equal length; the first `n % parts` are one longer.
 ///
 /// ```
 /// assert_eq!(phalanx_nn::cut(7, 3), [0..3, 3..5, 5..7]);

@@ -28,7 +28,7 @@ struct State {
     part: Shard,
     range: Range<usize>,
     rank: usize,
-    /// [`TRAINED`], [`HELD`], [`HEARD`].
+    /// The bits [`TRAINED`], [`HELD`], [`HEARD`].
     flags: AtomicU8,
     sites: Vec<Leaf>,
     owner: Mutex<Option<Arc<dyn ParameterOwner>>>,
@@ -77,9 +77,9 @@ impl Parameter {
         Parameter::build(self.0.name.clone(), self.tensor(), place, sites, self.0.rank)
     }
 
-    /// The parameter that an optimizer updates on this rank where a wrapper shards parameters over ranks: elements `range` of this
-    /// one's part, in row-major order, stored in `tensor` (one dimension, any floating-point dtype). It keeps this one's part,
-    /// its number of sites and whether it is a matrix.
+    /// The shard of this parameter that an optimizer updates on this rank, where a wrapper shards parameters over
+    /// ranks: elements `range` of this one's part, in row-major order, stored in `tensor` (one dimension, any
+    /// floating-point dtype). It keeps this one's part, its number of sites and whether it is a matrix.
     ///
     /// # Errors
     /// If the range is not inside, or the tensor has another number of elements.

@@ -74,7 +74,8 @@ impl Saver {
     /// written.
     ///
     /// # Errors
-    /// Of the save before, as [`Saver::wait`]; or if the path does not end in a name, or a buffer cannot be copied.
+    /// The error of the previous save, if it failed (see [`Saver::wait`]); or if the path does not end in a name,
+    /// or a buffer cannot be copied.
     pub fn save(&mut self, folder: impl AsRef<Path>, parts: Vec<Part>, settings: &Settings) -> Result<()> {
         self.wait()?;
         let (comm, folder) = (self.comm.clone(), Folder::new(folder.as_ref())?);

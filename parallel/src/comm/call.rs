@@ -1,4 +1,5 @@
-//! [`Call`]: a collective with its tensors, not yet started. [`Observation`]: its start and its observer. [`Staged`]: a GPU's output of a call that works on the host.
+//! [`Call`]: a collective with its tensors, before it is started. [`Observation`]: when it began and its observer.
+//! [`Staged`]: the output tensor on a GPU of a call that runs on host copies.
 //!
 //! A backend that moves elements itself (threads, wires) takes copies of a GPU's tensors in the host's memory. The thread that
 //! finishes the call copies the output back to the GPU, after the work that the caller had queued there before. A rank that
@@ -130,7 +131,7 @@ impl Call {
 
 /// Checks.
 impl Call {
-    /// The call without its tensors: ranks compare it over the control plane, NCCL moves the elements.
+    /// A copy without tensors, which NCCL's ranks compare over the control plane before NCCL moves the elements.
     #[cfg(feature = "nccl")]
     pub(crate) fn announcement(&self) -> Call {
         let signature = Signature { on_gpus: true, ..self.signature.clone() };
@@ -260,7 +261,7 @@ pub struct Observed {
     pub ended: Instant,
 }
 
-/// Hears of calls that are over, on whatever thread finishes them; it must be quick and not panic.
+/// A function that is called when a call has ended, on the thread that finished it. It must be quick and not panic.
 pub type Observer = Arc<dyn Fn(Observed) + Send + Sync>;
 
 /// An observer and the start time, carried by a call.

@@ -39,14 +39,14 @@ use crate::{Error, Result};
 /// `Ddp`, which takes the model over; the next pass of the old one is an error.
 pub struct Ddp {
     pub(super) reducer: Arc<Reducer>,
-    /// All, and whether each is trained.
+    /// All parameters of the model, and whether each one requires a gradient.
     parameters: Vec<(Parameter, bool)>,
     hands: Arc<dyn ParameterOwner>,
     buffers: Vec<Buffer>,
     broadcasts: bool,
     pub(super) comm: Comm,
     synchronise: Synchronise,
-    /// While the ranks' batches may be of different number.
+    /// Set inside [`Ddp::join`], where ranks may have different numbers of batches.
     pub(super) uneven: Mutex<Option<(Uneven, Roles)>>,
     hooks: Vec<HookHandle>,
 }

@@ -95,7 +95,8 @@ pub trait DataParallel: Send + Sync {
         Ok(Clip::new(self.grad_norm()?, max_norm))
     }
 
-    /// After the optimizer's step: gives all ranks the values that each has updated.
+    /// Must be called by all ranks after the optimizer's step: gives all ranks the updated shards (ZeRO); does
+    /// nothing for DDP.
     ///
     /// # Errors
     /// As the implementation's.

@@ -21,10 +21,11 @@ use crate::{Error, Result};
 /// the model then has no values, because each rank had only its shard, and other wrappers refuse it: take
 /// [`Zero::full_state_dict`] first, or drop it while the result of [`Zero::gathered`] lives.
 ///
-/// The parameters of a [unit](phalanx_nn::WrappedUnit) are gathered and freed together, and so are all parameters outside units (FSDP's
-/// root): these are gathered before the first unit computes, or when one of them is first used, and freed by [`Zero::finish`]; after
-/// an evaluation, which has no backward pass, by the next of [`Zero::finish`] and [`Zero::updated`], or when the result of
-/// [`Zero::gathered`] is dropped. A parameter of a unit that is used outside it counts among these from then on.
+/// The parameters of a [unit](phalanx_nn::WrappedUnit) are gathered and freed together, and so are all parameters
+/// outside units (FSDP's root): these are gathered before the first unit computes, or when one of them is first
+/// used, and freed by [`Zero::finish`]; after an evaluation, which has no backward pass, by the next of
+/// [`Zero::finish`] and [`Zero::updated`], or when the result of [`Zero::gathered`] is dropped. If a parameter is
+/// used outside its unit's module, the whole unit is treated like these from then on.
 ///
 /// An optimizer is built over [`Zero::parameters`], and [`Zero::updated`] follows its step. One over the model's own parameters is
 /// refused; so are `loss.backward()`, and reading or saving the model's own tensors where they are spread. After
@@ -160,9 +161,9 @@ impl Zero {
         consistency::broadcast_coalesced(&buffers, 0, &self.core.ranks.all)
     }
 
-    /// While the result lives, backward passes ([`Zero::backward`]) only accumulate on this rank, unspread: for all micro-batches
-    /// but the last. It counts whether the result lives when *backward* runs. An optimizer refuses to step on gradients that only
-    /// accumulated.
+    /// While the result lives, backward passes ([`Zero::backward`]) only accumulate on this rank, in full-size
+    /// gradients (not reduce-scattered): for all micro-batches but the last. It counts whether the result lives
+    /// when *backward* runs. An optimizer refuses to step on gradients that only accumulated.
     pub fn no_sync(&self) -> NoSync {
         self.synchronise.off()
     }
