@@ -77,7 +77,7 @@ impl Windows {
     }
 }
 
-/// Some rows of a step.
+/// The rows of one step that this rank, or one of its micro-batches, computes.
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// The tensors of the rows, each with a first dimension of rows. For tokens they are inputs `[rows, context]` i64 and targets, the

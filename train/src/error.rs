@@ -32,7 +32,7 @@ pub enum Error {
     Step {
         /// The step, from 0.
         step: u64,
-        /// What.
+        /// The error.
         #[source]
         source: Box<Error>,
     },

@@ -46,13 +46,14 @@ impl Saver {
     /// of training. All ranks call this, in the same order relative to the other groups that they make.
     ///
     /// # Errors
-    /// Never for the group of all.
+    /// Never: the new group has all members of `comm`.
     pub fn new(comm: &Comm) -> Result<Saver> {
         let comm = comm.group(&(0..comm.size()).collect::<Vec<_>>())?;
         Ok(Saver { comm, block: BLOCK, create: |path| File::create_new(path), running: None })
     }
 
-    /// With a buffer of another size; a larger one makes a smaller index.
+    /// Sets the size of the blocks that have a checksum each, and of the buffer. Larger blocks mean fewer checksums
+    /// in the index.
     ///
     /// # Errors
     /// If it is not a multiple of 8 bytes from 8 to 1 GiB.
@@ -248,7 +249,7 @@ struct Writing<'a> {
 }
 
 impl Writing<'_> {
-    /// Writes for a while.
+    /// Writes blocks for about [`INTERVAL`]; returns the progress to tell the other ranks.
     fn go_on(&mut self) -> Result<Progress, String> {
         let start = Instant::now();
         if let Some(stream) = &mut self.stream {

@@ -15,8 +15,9 @@ use phalanx_tensor::{DType, Tensor};
 use super::{Error, Kind, Reduction, Result, Signature};
 use crate::panics::unpoisoned;
 
-/// A collective with its tensors. Tensors that are written must be contiguous; those only read may have any strides.
-/// Between start and end the tensors must not be changed nor, where they are written, read.
+/// A collective with its tensors. A *share* is the part of a tensor that belongs to one rank (torch: chunk).
+/// Tensors that are written must be contiguous; those only read may have any strides. Between start and end the
+/// tensors must not be changed nor, where they are written, read.
 #[derive(Clone, Debug)]
 pub struct Call {
     pub(crate) signature: Signature,

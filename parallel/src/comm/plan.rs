@@ -29,8 +29,8 @@ pub(crate) struct Segment {
     pub(crate) range: Range<usize>,
 }
 
-/// The sources, combined in order, go to all destinations. All ranges have one length. A source in an output that is
-/// written at all is also a destination.
+/// The sources, combined in order, go to all destinations. All ranges have one length. If a transfer reads from a
+/// rank's output tensor and that output is also written, the rank is one of the destinations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Transfer {
     pub(crate) owner: usize,

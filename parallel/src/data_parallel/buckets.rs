@@ -88,7 +88,7 @@ impl Buckets {
     }
 }
 
-/// Counts the gradients that have come, and returns the buckets that may start.
+/// Counts arrived gradients, and returns the buckets that may start.
 #[derive(Clone, Debug)]
 pub struct Launcher {
     /// The bucket of each parameter.

@@ -1,8 +1,9 @@
 //! [`Ddp`]: gradients are added over the ranks while backward runs.
 //!
-//! Each gradient is a view of its bucket's buffer, so the buffer that is sent is the one that the optimizer reads. A hook of
-//! every parameter counts arrivals; a full bucket starts when the buckets before it have started. Gradients are only added: a
-//! loss that is divided by the tokens of the *global* batch needs no division afterwards ([`super::Average::Sum`]).
+//! Each gradient is a view of its bucket's buffer, so the buffer that is sent is the one that the optimizer reads.
+//! A hook of each leaf (one for each site, a use of a parameter) counts arrivals; a full bucket starts when the
+//! buckets before it have started. Gradients are only added: a loss that is divided by the tokens of the *global*
+//! batch needs no division afterwards ([`super::Average::Sum`]).
 
 use std::sync::{Arc, Mutex, Weak};
 

@@ -1,4 +1,4 @@
-//! [`Reducer`]: counts the gradients that have come in a pass, starts buckets, and ends the pass.
+//! [`Reducer`]: counts the gradients that have arrived in a pass, starts buckets, and ends the pass.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -327,7 +327,7 @@ impl Reducer {
         self.end_pass(state, (0..self.leaves.len()).collect())
     }
 
-    /// Ends a pass; `missing` are the leaves whose gradients have not come.
+    /// Ends a pass; `missing` are the leaves whose gradients have not arrived.
     fn end_pass(&self, state: &mut State, missing: Vec<usize>) -> Result<()> {
         let arrivals = state.launcher.arrivals().to_vec();
         missing.into_iter().try_for_each(|number| self.launch(state, number))?;

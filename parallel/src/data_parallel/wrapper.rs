@@ -66,8 +66,9 @@ pub trait DataParallel: Send + Sync {
         self.finish()
     }
 
-    /// Each parameter's sum of squared gradients, on their device and in order of the names, the same bits on all ranks and in every layout; of parameters that are
-    /// cut over other ranks than these, of this rank's part ([`crate::tensor_parallel::sum_squares`]).
+    /// Each parameter's sum of squared gradients, on their device and in order of the names, the same bits on all
+    /// ranks and in every layout. For parameters that are sharded over other ranks (tensor parallelism) it covers
+    /// this rank's part only ([`crate::tensor_parallel::sum_squares`]).
     ///
     /// # Errors
     /// As the implementation's.

@@ -298,7 +298,7 @@ impl DataParallel for Zero {
     }
 }
 
-/// Values that are here for [`Zero::gathered`].
+/// Keeps all values gathered until it is dropped; see [`Zero::gathered`].
 struct Held(Arc<Core>);
 
 impl Drop for Held {
