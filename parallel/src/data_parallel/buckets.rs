@@ -126,7 +126,7 @@ impl Launcher {
         first..self.next
     }
 
-    /// Parameters whose gradients have not come.
+    /// Parameters whose gradients have not arrived.
     pub fn missing(&self) -> Vec<usize> {
         (0..self.ready.len()).filter(|&parameter| !self.ready[parameter]).collect()
     }
