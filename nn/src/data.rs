@@ -12,7 +12,7 @@ use phalanx_tensor::{Category, Context, Device, PhiloxStream, RngKey, Tensor};
 
 use crate::{Error, Result};
 
-/// Cuts `0 .. n` into `parts` runs in order. If they cannot be even, the first are longer by one.
+/// Divides `0 .. n` into `parts` consecutive ranges of equal length; the first `n % parts` are one longer.
 ///
 /// ```
 /// assert_eq!(phalanx_nn::cut(7, 3), [0..3, 3..5, 5..7]);
@@ -77,7 +77,7 @@ impl Windows {
     }
 }
 
-/// Some rows of a step.
+/// The rows of one step that this rank, or one of its micro-batches, computes.
 #[derive(Clone, Debug)]
 pub struct Batch {
     /// The tensors of the rows, each with a first dimension of rows. For tokens they are inputs `[rows, context]` i64 and targets, the

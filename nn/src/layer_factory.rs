@@ -1,9 +1,9 @@
 //! [`LayerFactory`]: makes the linear layers, embeddings and heads of a model, so that one model runs on one device and on a
 //! tensor-parallel mesh.
 //!
-//! A mesh shards a *column* linear layer by its outputs, the *row* layer after it by its inputs, attention by heads, the
-//! embedding and the head by the vocabulary, and with sequence parallelism the residual stream by positions. [`OneDevice`]
-//! shards nothing.
+//! A mesh shards a *column* linear layer by its outputs, the *row* layer after it by its inputs, attention by
+//! heads, the embedding and the head by the vocabulary, and with sequence parallelism the residual stream (the
+//! activations between the blocks) by positions. [`OneDevice`] shards nothing.
 
 use std::ops::Range;
 
@@ -52,13 +52,13 @@ pub trait LayerFactory: Send + Sync + 'static {
     /// The linear layer to the vocabulary, with the loss.
     type Head: Head + 'static;
 
-    /// A linear layer from the stream to a sharded output.
+    /// A linear layer from the residual stream to a sharded output.
     ///
     /// # Errors
     /// If it cannot be cut or allocated.
     fn column(&self, scope: &Scope, map: LinearSpec<'_>) -> Result<Self::Column>;
 
-    /// A linear layer from a sharded input to the stream.
+    /// A linear layer from a sharded input to the residual stream.
     ///
     /// # Errors
     /// If it cannot be cut or allocated.
@@ -72,7 +72,7 @@ pub trait LayerFactory: Send + Sync + 'static {
         maps.iter().map(|map| map.forward(x)).collect()
     }
 
-    /// An embedding from indices to the stream.
+    /// An embedding from indices to the residual stream.
     ///
     /// # Errors
     /// If it cannot be cut or allocated.
@@ -98,7 +98,7 @@ pub trait LayerFactory: Send + Sync + 'static {
     /// If the query heads cannot be cut.
     fn key_heads(&self, queries: usize, keys: usize) -> Result<Range<usize>>;
 
-    /// Which of `positions` of the stream this rank has.
+    /// Which of the `positions` positions of the residual stream this rank has.
     ///
     /// # Errors
     /// If they cannot be cut.
@@ -121,7 +121,8 @@ pub trait Head: Parameters + Send + Sync {
     /// If the input does not fit.
     fn logits(&self, x: &Var) -> Result<Var>;
 
-    /// The cross entropies of `targets` (i64, -100 is ignored), added and multiplied by `scale`; in f32 for halves.
+    /// The cross entropies of `targets` (i64, -100 is ignored), added and multiplied by `scale`; in f32 for bf16
+    /// and f16.
     ///
     /// # Errors
     /// If the inputs do not fit.

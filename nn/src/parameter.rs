@@ -16,9 +16,10 @@ use crate::{Error, Result};
 /// A handle on a trained tensor. Clones share it, an optimizer updates it in place, and a wrapper may release and replace its
 /// storage between forward and backward.
 ///
-/// It knows its name in the whole model and, if it is a shard, its place in the whole tensor. A parameter used at
-/// several *sites* (tied embeddings) keeps one chain of gradients for each, so that the order of additions is the
-/// same whether the sites sit on one device or on two: [`Parameter::grad`] adds the chains, site 0 first.
+/// It knows its name in the whole model and, if it is a shard, its place in the whole tensor. A parameter that a
+/// model uses at several places, its *sites* (a table tied between embedding and head), keeps one chain of
+/// gradients (a sum of contributions in a fixed order) for each, so that the order of additions is the same whether
+/// the sites sit on one device or on two: [`Parameter::grad`] adds the chains, site 0 first.
 #[derive(Clone)]
 pub struct Parameter(Arc<State>);
 
@@ -27,7 +28,7 @@ struct State {
     part: Shard,
     range: Range<usize>,
     rank: usize,
-    /// [`TRAINED`], [`HELD`], [`HEARD`].
+    /// The bits [`TRAINED`], [`HELD`], [`HEARD`].
     flags: AtomicU8,
     sites: Vec<Leaf>,
     owner: Mutex<Option<Arc<dyn ParameterOwner>>>,
@@ -76,9 +77,9 @@ impl Parameter {
         Parameter::build(self.0.name.clone(), self.tensor(), place, sites, self.0.rank)
     }
 
-    /// The parameter that an optimizer updates on this rank where a wrapper shards parameters over ranks: elements `range` of this
-    /// one's part, in row-major order, stored in `tensor` (one dimension, any floating-point dtype). It keeps this one's part,
-    /// its number of sites and whether it is a matrix.
+    /// The shard of this parameter that an optimizer updates on this rank, where a wrapper shards parameters over
+    /// ranks: elements `range` of this one's part, in row-major order, stored in `tensor` (one dimension, any
+    /// floating-point dtype). It keeps this one's part, its number of sites and whether it is a matrix.
     ///
     /// # Errors
     /// If the range is not inside, or the tensor has another number of elements.
@@ -247,7 +248,7 @@ fn same(a: &Arc<dyn ParameterOwner>, b: &Arc<dyn ParameterOwner>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
 }
 
-/// Values.
+/// Access to the values.
 impl Parameter {
     /// Replaces its tensor at every site; see [`Leaf::set_tensor`].
     ///

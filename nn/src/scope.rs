@@ -68,8 +68,9 @@ impl Scope {
         self.device
     }
 
-    /// The site of a layer's random draws: a hash of the path and the seed, so it is the same in every run. Each call returns another
-    /// one, so two layers of one scope draw different numbers.
+    /// The number that keeps a layer's random draws apart from all others, their site (not a parameter's): a hash
+    /// of the path and the seed, so it is the same in every run. Each call returns another one, so two layers of
+    /// one scope draw different numbers.
     pub fn site(&self) -> u64 {
         let before = self.sites.fetch_add(1, Ordering::Relaxed);
         let bytes = self.seed.to_le_bytes().into_iter().chain(before.to_le_bytes());

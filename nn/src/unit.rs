@@ -1,4 +1,5 @@
-//! [`WrappedUnit`]: a module with hooks around its forward and backward pass. ZeRO gathers and frees a unit's parameters in these hooks.
+//! [`WrappedUnit`]: a module with hooks around its forward and backward pass. It is the unit of FSDP wrapping
+//! (torch: a submodule that FSDP wraps): ZeRO gathers and frees a unit's parameters in these hooks.
 //!
 //! ```text
 //! forward     pre_forward   enter --> module --> leave   post_forward

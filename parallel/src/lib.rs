@@ -14,7 +14,18 @@
 //! | all axes at once | [`mesh::Mesh`], [`mesh::Groups`], [`hybrid::Layout`], [`hybrid::OnMesh`] |
 //! | checkpoints | [`checkpoint::Saver`], [`checkpoint::Checkpoint`] |
 //! | operations that run beside each other | [`engine::Engine`], [`engine::Op`], [`engine::Variable`] |
-//! | costs and cuts of a model | [`planning::balance_by_time`], [`planning::profile()`], [`planning::plan()`], [`planning::Transformer`] |
+//! | costs and stages of a model | [`planning::balance_by_time`], [`planning::profile()`], [`planning::plan()`], [`planning::Transformer`] |
+//!
+//! | word | meaning |
+//! |---|---|
+//! | part | one rank's elements of a tensor, under any layout: [`part::Part`] |
+//! | shard | a box of a tensor (tensor parallelism, [`nn::Shard`]) or a range of a flat buffer (ZeRO) |
+//! | piece | ZeRO: what a rank's shard has of one parameter; checkpoints: a range of a tensor that one rank writes |
+//! | share | the part of a collective's tensor that belongs to one rank (torch: chunk) |
+//! | cut | to divide into ranges, and the place where one range ends and the next begins |
+//! | site | a use of a parameter in a model; a tied table has two, each with a gradient of its own |
+//! | lane | a queue of work with threads ([`engine::Lane`]) or a stream (NCCL) of its own |
+//! | replica | a copy of the model, or of its part, that computes on other rows of the batch |
 //!
 //! Unsafe code is denied but for `comm/wire/mpi.rs` and `comm/nccl/`, which call MPI and NCCL.
 #![deny(unsafe_code)]

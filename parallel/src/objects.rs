@@ -1,4 +1,4 @@
-//! Small things that all ranks learn of each other: objects ([`all_gather_object`]) and sums of a few numbers
+//! Small collectives: an all-gather of serialised values ([`all_gather_object`]) and of a few f64, with sums of them
 //! ([`gather_sums`]).
 
 use phalanx_kernels as kernels;

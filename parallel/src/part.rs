@@ -1,5 +1,5 @@
-//! [`Part`]: the elements of a tensor that one rank holds, under any layout; `BoxRange`: which elements of the whole tensor these
-//! are.
+//! [`Part`]: one rank's elements of a tensor, under any layout; `BoxRange`: which elements of the whole tensor
+//! these are.
 //!
 //! ```text
 //! whole [4, 6]          box: rows 1..3, columns 2..5         range 1..6 of the box

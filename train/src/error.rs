@@ -31,7 +31,7 @@ pub enum Error {
     Step {
         /// The step, from 0.
         step: u64,
-        /// What.
+        /// The error.
         #[source]
         source: Box<Error>,
     },

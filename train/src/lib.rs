@@ -13,8 +13,9 @@
 //!    |
 //! Config, Settings, data, text, report, Record --------- configuration by keys, data sets, texts, plain data of reports
 //! ```
-//! The crate contains no model and no command line. A [`Run`] trains a [`StagedModel`](phalanx_parallel::hybrid::StagedModel): a rank's stages of a
-//! model, which compute a loss from a batch. [`Trainer`] makes parts from plain modules and from layers in a row.
+//! The crate contains no model and no command line. A [`Run`] trains a
+//! [`StagedModel`](phalanx_parallel::hybrid::StagedModel): a rank's stages of a model, which compute a loss from a
+//! batch. [`Trainer`] builds one from a plain module or from a sequence of layers.
 //!
 //! | for | items |
 //! |---|---|

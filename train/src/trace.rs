@@ -1,6 +1,6 @@
-//! [`Trace`]: a timeline of the ranks as trace events for browsers. Rank `r` computes on lane `2r` and communicates on lane `2r + 1`. A
-//! span of communication lasts from the start of a call until its tensors are free again. [`Notes`] has the spans of one step for the
-//! report.
+//! [`Trace`]: a timeline of the ranks as trace events for browsers. Rank `r` computes on lane (row) `2r` and
+//! communicates on lane `2r + 1`. A span of communication lasts from the start of a call until its tensors are free
+//! again. [`Notes`] has the spans of one step for the report.
 //!
 //! Ranks of one process share one sink. Ranks in other processes keep their events, which the first rank gathers at the end.
 //! Source: Trace Event Format, the JSON array form, whose closing bracket may be missing: a killed run's file is valid.
@@ -42,7 +42,7 @@ struct Sink {
     waiting: String,
 }
 
-/// One rank's two lanes.
+/// One rank's two lanes, for computation and communication.
 #[derive(Clone)]
 pub struct Lane {
     trace: Trace,

@@ -69,7 +69,7 @@ pub struct Decoder<L: LayerFactory = OneDevice> {
     context: usize,
     vocabulary: usize,
     layers: Arc<L>,
-    /// Of the stream between the blocks.
+    /// The width (hidden size) of the residual stream, the activations between the blocks.
     width: usize,
     dtype: DType,
     embed: Option<WrappedUnit<InputEmbedding<L>>>,
@@ -81,7 +81,7 @@ pub struct Decoder<L: LayerFactory = OneDevice> {
 
 modes!([L: LayerFactory] Decoder<L>);
 
-/// Tokens and positions to the stream.
+/// Token and position embedding.
 struct InputEmbedding<L: LayerFactory> {
     layers: Arc<L>,
     table: L::Embedding,
@@ -91,7 +91,7 @@ struct InputEmbedding<L: LayerFactory> {
     names: &'static Names,
 }
 
-/// The stream to scores.
+/// Final norm and output head (logits).
 struct NormAndHead<L: LayerFactory> {
     norm: Box<dyn Module>,
     head: L::Head,

@@ -42,7 +42,7 @@ enum Captured {
     Next,
     /// It is captured.
     Yes(Graph),
-    /// It cannot be captured.
+    /// Capturing has failed; every step runs without a graph.
     Never,
 }
 

@@ -1,7 +1,7 @@
 //! Optimizers: parameter groups, state, and the step that runs a rule over every parameter.
 //!
-//! A rule is a small struct of numbers ([`AdamW`], [`Sgd`], ..); [`Rule::init`] gives it parameters and state and so
-//! makes an [`Optimizer`]. The arithmetic is one fused kernel a rule.
+//! A rule (torch: the optimizer class) is a struct of hyperparameters ([`AdamW`], [`Sgd`], ..); [`Rule::init`]
+//! gives it parameters and state and so makes an [`Optimizer`]. The arithmetic is one fused kernel a rule.
 
 mod captured;
 mod ema;

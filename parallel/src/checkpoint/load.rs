@@ -294,7 +294,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Cuts overlaps at blocks of `block` elements, and counts their first elements from the block's. Pure.
+/// Cuts overlaps at blocks of `block` elements, and counts their first elements from the block's.
 pub(super) fn by_block(overlaps: &[Overlap], block: usize) -> BTreeMap<usize, Vec<Overlap>> {
     let mut blocks: BTreeMap<usize, Vec<Overlap>> = BTreeMap::new();
     for &Overlap { mut from, mut to, mut count } in overlaps {

@@ -52,9 +52,10 @@ pub(super) struct Piece {
 /// A rank's part: rank, number, and description.
 type Held<'a> = (usize, usize, &'a PartInfo);
 
-/// Assigns every piece to one of the ranks that have it. A piece that one rank alone has goes to that rank. Then the others
-/// go, the largest first, to the rank with the least to write. A large piece that several ranks have is cut before, so that
-/// each of them writes a part. A buffer, in which ranks may differ, is written whole by the first rank that has it.
+/// Assigns every piece to one of the ranks that have it. A piece that one rank alone has goes to that rank. Then
+/// the pieces that several ranks have are assigned, the largest first, each to the one of these ranks with the fewest
+/// bytes to write so far. A large piece that several ranks have is cut before, so that each of them writes a part.
+/// A buffer, in which ranks may differ, is written whole by the first rank that has it.
 ///
 /// # Errors
 /// If ranks disagree on a tensor's size or dtype, or no rank has some of its elements.

@@ -42,16 +42,18 @@ pub struct Saver {
 }
 
 impl Saver {
-    /// For all ranks of a group, on a group of its own; they make it at the same place.
+    /// A saver for the ranks of `comm`, with a communicator of its own, so that its messages do not mix with those
+    /// of training. All ranks call this, in the same order relative to the other groups that they make.
     ///
     /// # Errors
-    /// Never for the group of all.
+    /// Never: the new group has all members of `comm`.
     pub fn new(comm: &Comm) -> Result<Saver> {
         let comm = comm.group(&(0..comm.size()).collect::<Vec<_>>())?;
         Ok(Saver { comm, block: BLOCK, create: |path| File::create_new(path), running: None })
     }
 
-    /// With a buffer of another size; a larger one makes a smaller index.
+    /// Sets the size of the blocks that have a checksum each, and of the buffer. Larger blocks mean fewer checksums
+    /// in the index.
     ///
     /// # Errors
     /// If it is not a multiple of 8 bytes from 8 to 1 GiB.
@@ -64,15 +66,17 @@ impl Saver {
         Ok(self)
     }
 
-    /// Begins to save parts of tensors as the checkpoint `folder`, which all ranks share, in the place of one that is there;
-    /// first waits for the save before. All ranks call it; rank 0's settings are saved. Until [`Saver::wait`] has returned,
-    /// the tensors must not be written, which is found; buffers may be.
+    /// Begins to save parts of tensors as the checkpoint `folder`, which all ranks share, in the place of one that
+    /// is there; first waits for the save before. All ranks call it; rank 0's settings are saved. Until
+    /// [`Saver::wait`] has returned, the tensors must not be written: a write is detected (by the tensor's version)
+    /// and makes `wait` fail. Buffers of modules are copied first and may be written.
     ///
     /// A tensor that several ranks have is written once, so their copies must be equal. Buffers may differ: the first rank's are
     /// written.
     ///
     /// # Errors
-    /// Of the save before, as [`Saver::wait`]; or if the path does not end in a name, or a buffer cannot be copied.
+    /// The error of the previous save, if it failed (see [`Saver::wait`]); or if the path does not end in a name,
+    /// or a buffer cannot be copied.
     pub fn save(&mut self, folder: impl AsRef<Path>, parts: Vec<Part>, settings: &Settings) -> Result<()> {
         self.wait()?;
         let (comm, folder) = (self.comm.clone(), Folder::new(folder.as_ref())?);
@@ -245,7 +249,7 @@ struct Writing<'a> {
 }
 
 impl Writing<'_> {
-    /// Writes for a while.
+    /// Writes blocks for about [`INTERVAL`]; returns the progress to tell the other ranks.
     fn go_on(&mut self) -> Result<Progress, String> {
         let start = Instant::now();
         if let Some(stream) = &mut self.stream {

@@ -1,4 +1,5 @@
-//! [`Call`]: a collective with its tensors, not yet started. [`Observation`]: its start and its observer. [`Staged`]: a GPU's output of a call that works on the host.
+//! [`Call`]: a collective with its tensors, before it is started. [`Observation`]: when it began and its observer.
+//! [`Staged`]: the output tensor on a GPU of a call that runs on host copies.
 //!
 //! A backend that moves elements itself (threads, wires) takes copies of a GPU's tensors in the host's memory. The thread that
 //! finishes the call copies the output back to the GPU, after the work that the caller had queued there before. A rank that
@@ -13,8 +14,9 @@ use phalanx_tensor::{DType, Tensor, unpoisoned};
 
 use super::{Error, Kind, Reduction, Result, Signature};
 
-/// A collective with its tensors. Tensors that are written must be contiguous; those only read may have any strides.
-/// Between start and end the tensors must not be changed nor, where they are written, read.
+/// A collective with its tensors. A *share* is the part of a tensor that belongs to one rank (torch: chunk).
+/// Tensors that are written must be contiguous; those only read may have any strides. Between start and end the
+/// tensors must not be changed nor, where they are written, read.
 #[derive(Clone, Debug)]
 pub struct Call {
     pub(crate) signature: Signature,
@@ -129,7 +131,7 @@ impl Call {
 
 /// Checks.
 impl Call {
-    /// The call without its tensors: ranks compare it over the control plane, NCCL moves the elements.
+    /// A copy without tensors, which NCCL's ranks compare over the control plane before NCCL moves the elements.
     #[cfg(feature = "nccl")]
     pub(crate) fn announcement(&self) -> Call {
         let signature = Signature { on_gpus: true, ..self.signature.clone() };
@@ -259,7 +261,7 @@ pub struct Observed {
     pub ended: Instant,
 }
 
-/// Hears of calls that are over, on whatever thread finishes them; it must be quick and not panic.
+/// A function that is called when a call has ended, on the thread that finished it. It must be quick and not panic.
 pub type Observer = Arc<dyn Fn(Observed) + Send + Sync>;
 
 /// An observer and the start time, carried by a call.

@@ -9,7 +9,8 @@
 //!                                                   ├─ nccl      ranks with a GPU each: NCCL, controlled over one of the above
 //!                                                   └─ meta      one rank without peers: counts bytes, moves nothing
 //!
-//! threads, wire, nccl, meta ──► Communicator, Pending ──► Call ──► Signature, Reduction, plan       observed: wraps any of them
+//! threads, wire, nccl, meta ──► Communicator, Pending ──► Call ──► Signature, Reduction, plan
+//! observed (a communicator that reports each call to an observer) ──► Communicator, Call
 //! ```
 //!
 //! Sums are added in order of the ranks on every backend, so a result depends on the values and the number of ranks alone.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{Call, Comm, Communicator, Error, Observer, Pending, Result, Traffic};
 
-/// The same communicator, and groups made of it, with an observer of this rank's calls. It hears of a call before
+/// The same communicator, and groups made of it, with an observer of this rank's calls. It is called before
 /// any thread that waits for the call goes on. Calls that are refused before they start, or that the end of the run cuts
 /// off, may not be reported.
 ///

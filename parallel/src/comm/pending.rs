@@ -9,7 +9,8 @@ use phalanx_tensor::{Tensor, unpoisoned};
 use super::plan::Side;
 use super::{Call, Result};
 
-/// A call that was started. It goes on when this is dropped; its error is then seen by the next call.
+/// A call that was started (torch: `Work`). Dropping it does not cancel the call; an error is then returned by the
+/// next call.
 #[must_use = "the tensors are in use until `wait` has returned"]
 #[derive(Debug)]
 pub struct Pending {
@@ -66,7 +67,7 @@ impl Ticket {
         Call { input, output, ..self.call.clone() }
     }
 
-    /// Done, unless it is already.
+    /// Marks the call as ended with `outcome`; the first outcome counts.
     pub(crate) fn finish(&self, outcome: Result<()>) {
         let [_, output] = std::mem::take(&mut *self.tensors());
         let mut outcome = outcome;

@@ -1,7 +1,8 @@
-//! The planner: which elements of which ranks are combined, in what order, and where they go. Pure.
+//! Turns a collective into a list of transfers: which elements of which ranks are combined, in what order, and where
+//! they go. Pure functions: no communication.
 //!
-//! A collective is a list of transfers. Each has an owner: over a wire, the sources send their part to the owner,
-//! which combines them in order and sends the result to the destinations. So an all-reduce costs what a ring costs:
+//! Each transfer has an owner: over a wire, the sources send their part to the owner, which combines them in order
+//! and sends the result to the destinations. So an all-reduce costs what a ring costs:
 //!
 //! ```text
 //!            share 0           share 1                         share 0        share 1
@@ -28,8 +29,8 @@ pub(crate) struct Segment {
     pub(crate) range: Range<usize>,
 }
 
-/// The sources, combined in order, go to all destinations. All ranges have one length. A source in an output that is
-/// written at all is also a destination.
+/// The sources, combined in order, go to all destinations. All ranges have one length. If a transfer reads from a
+/// rank's output tensor and that output is also written, the rank is one of the destinations.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Transfer {
     pub(crate) owner: usize,

@@ -88,7 +88,7 @@ impl Buckets {
     }
 }
 
-/// Counts the gradients that have come, and returns the buckets that may start.
+/// Counts arrived gradients, and returns the buckets that may start.
 #[derive(Clone, Debug)]
 pub struct Launcher {
     /// The bucket of each parameter.
@@ -126,7 +126,7 @@ impl Launcher {
         first..self.next
     }
 
-    /// Parameters whose gradients have not come.
+    /// Parameters whose gradients have not arrived.
     pub fn missing(&self) -> Vec<usize> {
         (0..self.ready.len()).filter(|&parameter| !self.ready[parameter]).collect()
     }

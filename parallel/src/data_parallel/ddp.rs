@@ -1,8 +1,9 @@
 //! [`Ddp`]: gradients are added over the ranks while backward runs.
 //!
-//! Each gradient is a view of its bucket's buffer, so the buffer that is sent is the one that the optimizer reads. A hook of
-//! every parameter counts arrivals; a full bucket starts when the buckets before it have started. Gradients are only added: a
-//! loss that is divided by the tokens of the *global* batch needs no division afterwards ([`super::Average::Sum`]).
+//! Each gradient is a view of its bucket's buffer, so the buffer that is sent is the one that the optimizer reads.
+//! A hook of each leaf (one for each site, a use of a parameter) counts arrivals; a full bucket starts when the
+//! buckets before it have started. Gradients are only added: a loss that is divided by the tokens of the *global*
+//! batch needs no division afterwards ([`super::Average::Sum`]).
 
 use std::sync::{Arc, Mutex, Weak};
 
@@ -38,14 +39,14 @@ use crate::{Error, Result};
 /// `Ddp`, which takes the model over; the next pass of the old one is an error.
 pub struct Ddp {
     pub(super) reducer: Arc<Reducer>,
-    /// All, and whether each is trained.
+    /// All parameters of the model, and whether each one requires a gradient.
     parameters: Vec<(Parameter, bool)>,
     hands: Arc<dyn ParameterOwner>,
     buffers: Vec<Buffer>,
     broadcasts: bool,
     pub(super) comm: Comm,
     synchronise: Synchronise,
-    /// While the ranks' batches may be of different number.
+    /// Set inside [`Ddp::join`], where ranks may have different numbers of batches.
     pub(super) uneven: Mutex<Option<(Uneven, Roles)>>,
     hooks: Vec<HookHandle>,
 }

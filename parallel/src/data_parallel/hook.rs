@@ -55,7 +55,8 @@ impl Bucket<'_> {
     }
 }
 
-/// The rest of a bucket's work after it was started; leaves the sums in the bucket's buffer.
+/// Waits for the collective that [`BucketHook::start`] began, and leaves the sums in the bucket's buffer (torch:
+/// the future that a communication hook returns).
 pub type Rest = Box<dyn FnOnce() -> Result<()> + Send>;
 
 /// Sums in the gradients' dtype, rank 0's first.

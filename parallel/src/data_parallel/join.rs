@@ -32,7 +32,7 @@ pub enum Divisor {
     /// All ranks (PyTorch's): a batch weighs the same to the end.
     #[default]
     World,
-    /// Those that compute.
+    /// The ranks that still have a batch.
     Active,
 }
 
@@ -51,11 +51,11 @@ impl Ddp {
     /// Calls `step(Some(batch))` for each of this rank's batches, while other ranks may have more or fewer, even none.
     /// All ranks call this.
     ///
-    /// A rank that has run out adds zeros to the synchronised passes of the others, and calls `step(None)` after each: the
-    /// gradients are then those of all ranks, so an optimizer that steps here as well stays equal to theirs, its state
-    /// included. One that does not step gets the parameters at the end, when all take the values of the rank that had
-    /// most batches, of several the last. The last pass of a `step` synchronises. An error on one rank ends the run of
-    /// all.
+    /// A rank that has run out adds zeros to the synchronised passes of the others, and calls `step(None)` after
+    /// each: the gradients are then those of all ranks, so an optimizer that steps here as well keeps the same
+    /// parameters and optimizer state as the others. One that does not step gets the parameters at the end, when
+    /// all take the values of the rank that had most batches, of several the last. The last pass of a `step`
+    /// synchronises. An error on one rank ends the run of all.
     ///
     /// A rank without batches does not take part in other collectives of a step, such as those of [`super::SyncBatchNorm`], so the
     /// other ranks wait for it until the communicator's timeout. With such layers, run passes over batches without rows.

@@ -7,7 +7,7 @@
 //!                                                      │ full     │ full    │ waits for w1
 //! started strictly in this order ────────────────►   all-reduce all-reduce          while backward goes on
 //!
-//! Ddp ──► reducer (gradients that have come) ──► scheduler (a bucket's work, on an engine) ──► hook (adds over the ranks)
+//! Ddp ──► reducer (gradients that arrived) ──► scheduler (a bucket's work, on an engine) ──► hook (adds over the ranks)
 //!  │         └──► buckets (which gradients, which buffer)                    power_sgd: a hook that sends thin factors
 //!  ├──► join          ranks with unlike numbers of batches
 //!  ├──► consistency   the same model on all ranks, and the one that was wrapped

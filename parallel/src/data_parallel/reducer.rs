@@ -1,4 +1,4 @@
-//! [`Reducer`]: counts the gradients that have come in a pass, starts buckets, and ends the pass.
+//! [`Reducer`]: counts the gradients that have arrived in a pass, starts buckets, and ends the pass.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,10 +19,13 @@ use crate::{Error, Result};
 const AGAIN: &str = "`Ddp` was made; make it anew";
 
 pub(super) struct Reducer {
-    /// Whose gradients are added: a leaf for each site of each parameter. Sites are added to each other only after the
-    /// ranks, so that the order of additions is that of one device with as many micro-batches as ranks.
+    /// The leaves whose gradients are all-reduced, one for each site (use in the model) of each parameter. Sites
+    /// are added to each other only after the ranks, so that the order of additions is that of one device with as
+    /// many micro-batches as ranks.
     leaves: Vec<(Parameter, Leaf)>,
-    /// For each leaf those with which it goes when all of them have come.
+    /// For each leaf, the leaves that are sent with it, once all of them have arrived: itself alone, or, where
+    /// another rank computes some of the parameter's gradients (see `is_local` of [`Reducer::new`]), all leaves of
+    /// the parameter.
     together: Vec<Range<usize>>,
     sizes: Vec<GradSize>,
     comm: Comm,
@@ -62,15 +65,17 @@ struct State {
     came: Vec<bool>,
     /// Whether one got a gradient since the last synchronisation.
     touched: Vec<bool>,
-    /// Leaves without a gradient anywhere, whose slot is their own until they get one.
+    /// Leaves that got a gradient on no rank (`find_unused`). Their gradient is outside the buckets until they get
+    /// one.
     apart: Vec<bool>,
     /// The leaves to which the last synchronised pass gave the sum of all ranks. None from the beginning of the next pass on.
     reduced: Vec<bool>,
 }
 
 impl Reducer {
-    /// `is_local`: whether a parameter gets the gradients of all its sites from this rank's backward pass, so that each may go
-    /// when it has come. Otherwise another rank adds some after it, to which it has to give its own as they are
+    /// `is_local`: whether this rank's backward pass computes the gradients of all sites of a parameter, so that
+    /// each may be sent when it has arrived. It is false for a table whose other site is on another rank: that
+    /// rank's gradients are added later, and it needs this rank's as they are
     /// ([`TiedTable`](crate::pipeline::ranks::TiedTable)).
     pub(super) fn new(
         parameters: Vec<Parameter>,
@@ -309,8 +314,8 @@ impl Reducer {
         self.end_pass(state, missing)
     }
 
-    /// A synchronised pass of a rank without a batch. It adds -0, which changes no number, and the gradients that passes without
-    /// synchronisation have left.
+    /// A synchronised pass of a rank without a batch (torch: a shadow all-reduce). It adds -0, which changes no
+    /// number, and the gradients that passes without synchronisation have left.
     pub(super) fn shadow(&self, roles: Roles) -> Result<()> {
         let state = &mut *self.lock();
         self.used.store(true, Ordering::Relaxed);
@@ -321,7 +326,7 @@ impl Reducer {
         self.end_pass(state, (0..self.leaves.len()).collect())
     }
 
-    /// Ends a pass; `missing` are the leaves whose gradients have not come.
+    /// Ends a pass; `missing` are the leaves whose gradients have not arrived.
     fn end_pass(&self, state: &mut State, missing: Vec<usize>) -> Result<()> {
         let arrivals = state.launcher.arrivals().to_vec();
         missing.into_iter().try_for_each(|number| self.launch(state, number))?;

@@ -3,7 +3,7 @@
 use phalanx_nn::{Error, Result};
 use phalanx_tensor::{PhiloxStream, RngKey};
 
-/// How the epoch's order is dealt to the ranks.
+/// How the shuffled indices of an epoch are divided among the ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Share {
     /// Rank r of R takes places r, r + R, r + 2 R, .. (PyTorch's).

@@ -15,7 +15,8 @@ use crate::part::Part;
 /// Tensors by name.
 pub type Entries = Vec<(String, Tensor)>;
 
-/// Ranks that share a batch: [`Ddp`], [`Zero`](crate::sharded::Zero), or a device [`Alone`], in one training loop.
+/// The data-parallel wrapper of a model, as a trait: [`Ddp`](super::Ddp), [`Zero`](crate::sharded::Zero), or a
+/// single device ([`Alone`]), so that one training loop serves all three.
 ///
 /// ```text
 /// optimizer over parameters()
@@ -65,8 +66,9 @@ pub trait DataParallel: Send + Sync {
         self.finish()
     }
 
-    /// Each parameter's sum of squared gradients, on their device and in order of the names, the same bits on all ranks and in every layout; of parameters that are
-    /// cut over other ranks than these, of this rank's part ([`crate::tensor_parallel::sum_squares`]).
+    /// Each parameter's sum of squared gradients, on their device and in order of the names, the same bits on all
+    /// ranks and in every layout. For parameters that are sharded over other ranks (tensor parallelism) it covers
+    /// this rank's part only ([`crate::tensor_parallel::sum_squares`]).
     ///
     /// # Errors
     /// As the implementation's.
@@ -94,7 +96,8 @@ pub trait DataParallel: Send + Sync {
         Ok(Clip::new(self.grad_norm()?, max_norm))
     }
 
-    /// After the optimizer's step: gives all ranks the values that each has updated.
+    /// Must be called by all ranks after the optimizer's step: gives all ranks the updated shards (ZeRO); does
+    /// nothing for DDP.
     ///
     /// # Errors
     /// As the implementation's.

@@ -12,8 +12,9 @@
 //!                     reads b, c)                    W4 is granted when R2 and R3 have run
 //! ```
 //!
-//! **Tracking is separate from running.** `variable` grants access and so finds which operations may run. A `Runner` runs
-//! them, on the calling thread ([`Engine::serial`]) or on a pool of threads for each lane ([`Engine::threaded`]).
+//! **Tracking is separate from running.** `variable` grants access and so finds which operations may run. A
+//! `Runner` runs them, on the calling thread ([`Engine::serial`]) or on a pool of threads for each lane
+//! ([`Engine::threaded`]; a lane is a device, or copies and communication: [`Lane`]).
 //!
 //! **Failures.** An operation that returns an error or panics poisons the variables that it mutates. An operation that uses
 //! a poisoned variable is skipped and poisons what it would have mutated. A wait returns the root cause: the error of the

@@ -1,6 +1,6 @@
-//! [`Runner`]: the part of an engine that runs operations. [`Serial`] runs them on the caller, one after another, for
-//! debugging and as the slow twin of the other; [`Threaded`] has a pool of threads and a ready queue for each lane.
-//! [`Core`] is what both do with an operation.
+//! [`Runner`]: the part of an engine that runs operations. [`Serial`] runs them on the caller, one after another,
+//! for debugging and as the reference that the other must equal; [`Threaded`] has a pool of threads and a ready
+//! queue for each lane. [`Core`] is what both do with an operation.
 //!
 //! ```text
 //! push ──► ready queue of a lane ──► worker: run, leave ──► newly ready: own lane with the next take, other lanes at once

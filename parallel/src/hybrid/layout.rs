@@ -1,4 +1,4 @@
-//! [`Layout`]: how a run is laid out over its ranks. Pure.
+//! [`Layout`]: how a run is laid out over its ranks, as plain data.
 
 use phalanx_nn::models::{ModelConfig, RecomputeMode};
 

@@ -1,4 +1,5 @@
-//! [`OnMesh`]: data parallelism of a model that is split over a mesh: tied tables, norms and state over all its ranks.
+//! [`OnMesh`]: the data-parallel wrapper of a model that is split over a mesh: tied tables, norms and state over
+//! all its ranks.
 
 use phalanx_kernels as kernels;
 use phalanx_nn::{Parameter, Parameters, Square, Squares};

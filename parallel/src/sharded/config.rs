@@ -13,9 +13,9 @@ use crate::{Error, Result};
 pub enum Stage {
     /// Optimizer state (ZeRO-1).
     Optimizer = 1,
-    /// And gradients (ZeRO-2).
+    /// Optimizer state and gradients (ZeRO-2).
     Gradients = 2,
-    /// And parameters (ZeRO-3, fully sharded data parallelism).
+    /// Optimizer state, gradients and parameters (ZeRO-3, fully sharded data parallelism).
     Parameters = 3,
 }
 

@@ -35,7 +35,7 @@ pub(super) struct Core {
 
 pub(super) struct State {
     pub(super) units: Vec<FsdpUnit>,
-    /// Whether a pass was announced that is not over.
+    /// Whether `begin` was called and the pass has not ended.
     pub(super) begun: bool,
     /// Whether a pass was refused, which may have added to any leaf.
     pub(super) refused: bool,
@@ -43,7 +43,7 @@ pub(super) struct State {
     pub(super) sites: Vec<usize>,
     /// Whether a parameter got a gradient since the last synchronisation.
     pub(super) touched: Vec<bool>,
-    /// A unit that is unsharded for a module that has not begun yet. If another module begins, the guess was wrong.
+    /// A unit that is unsharded for the module that is expected next. It is resharded if another one runs.
     pub(super) prefetched: Option<usize>,
     /// How many [`Gathered`](super::Gathered) live, for which all values stay here.
     pub(super) held: usize,
@@ -59,7 +59,7 @@ pub(super) struct FsdpUnit {
     pub(super) modules: Option<(usize, usize)>,
     /// Whether parameters are used outside modules, so that values stay until a pass is over.
     pub(super) outside: bool,
-    /// Parameters whose gradients have not come.
+    /// Parameters whose gradients have not arrived.
     pub(super) missing: usize,
     /// Trained parameters.
     pub(super) trained: usize,

@@ -1,4 +1,5 @@
-//! Where a flat buffer is cut into the shares of the ranks. Pure.
+//! Where a flat buffer is cut into the shares of the ranks (the elements that each owns). Pure functions: no
+//! communication.
 //!
 //! ```text
 //! parameters   | a: 100         | b: 300                                      |     400 elements

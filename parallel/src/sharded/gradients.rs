@@ -1,5 +1,5 @@
-//! When gradients are sent, and where they go: [`Core`] counts the gradients that have come, [`Gradients`] collects those of a
-//! flat parameter and reduce-scatters them.
+//! When gradients are sent, and where they go: [`Core`] counts the gradients that have arrived, [`Gradients`]
+//! collects those of a flat parameter and reduce-scatters them.
 //!
 //! Most parameters have one site. A table that is tied to a head has two, which travel apart: their gradients are added to each
 //! other only after the ranks, so that the order of additions is that of one device with as many micro-batches as ranks.

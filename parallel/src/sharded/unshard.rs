@@ -227,7 +227,7 @@ impl State {
     }
 }
 
-/// Why a parameter has no values here.
+/// The reason in the error of reading a sharded parameter.
 const SPREAD: &str = "these are values of a parameter that Zero has spread over the ranks: take \
     `zero.full_state_dict()`, or hold `zero.gathered()` while the model's own tensors are used";
 

@@ -1,5 +1,5 @@
-//! How [`Zero`] wraps a model: groups its parameters into FSDP units, becomes the holder of its parameters and of this rank's
-//! pieces, and adds hooks to its leaves and wrapped modules.
+//! How [`Zero`] wraps a model: groups its parameters into FSDP units, becomes the owner of its parameters and of
+//! this rank's pieces, and adds hooks to its leaves and wrapped modules.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};

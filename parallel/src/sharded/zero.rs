@@ -14,16 +14,18 @@ use crate::data_parallel::{DataParallel, Entries, NoSync, Synchronise, consisten
 use crate::part::Part;
 use crate::{Error, Result};
 
-/// A model whose optimizer state, gradients and parameters are spread over a unit of ranks, each of which computes on its
-/// share of the batch. The bits are those of [`Ddp`](crate::data_parallel::Ddp) and of one device.
+/// A model whose optimizer state, gradients and parameters are sharded over a group of ranks, each of which
+/// computes on its part of the batch. The bits are those of [`Ddp`](crate::data_parallel::Ddp) and of one device.
 ///
-/// When it is dropped, the model keeps its values; in [`Stage::Parameters`](super::Stage) it has none then, unless they are
-/// [gathered](Zero::gathered), nor can it be given to another before it has: take a state dict first.
+/// Dropping it leaves the model with its values in ZeRO-1 and 2. In ZeRO-3 ([`Stage::Parameters`](super::Stage))
+/// the model then has no values, because each rank had only its shard, and other wrappers refuse it: take
+/// [`Zero::full_state_dict`] first, or drop it while the result of [`Zero::gathered`] lives.
 ///
-/// The parameters of a [unit](phalanx_nn::WrappedUnit) are gathered and freed together, and so are all parameters outside units (FSDP's
-/// root): these are gathered before the first unit computes, or when one of them is first used, and freed by [`Zero::finish`]; after
-/// an evaluation, which has no backward pass, by the next of [`Zero::finish`] and [`Zero::updated`], or when the result of
-/// [`Zero::gathered`] is dropped. A parameter of a unit that is used outside it counts among these from then on.
+/// The parameters of a [unit](phalanx_nn::WrappedUnit) are gathered and freed together, and so are all parameters
+/// outside units (FSDP's root): these are gathered before the first unit computes, or when one of them is first
+/// used, and freed by [`Zero::finish`]; after an evaluation, which has no backward pass, by the next of
+/// [`Zero::finish`] and [`Zero::updated`], or when the result of [`Zero::gathered`] is dropped. If a parameter is
+/// used outside its unit's module, the whole unit is treated like these from then on.
 ///
 /// An optimizer is built over [`Zero::parameters`], and [`Zero::updated`] follows its step. One over the model's own parameters is
 /// refused; so are `loss.backward()`, and reading or saving the model's own tensors where they are spread. After
@@ -53,7 +55,7 @@ pub struct Zero {
     pub(super) core: Arc<Core>,
     pub(super) entries: Vec<(String, Source)>,
     pub(super) frozen: Vec<Parameter>,
-    /// Each unit's.
+    /// The owner of each unit's parameters.
     pub(super) holders: Vec<Arc<dyn ParameterOwner>>,
     pub(super) synchronise: Synchronise,
     pub(super) hooks: Vec<HookHandle>,
@@ -89,9 +91,9 @@ impl Zero {
     /// the last synchronises.
     ///
     /// # Errors
-    /// If parameters were changed and [`Zero::updated`] was not called; if a parameter was frozen, unfrozen or replaced since this
-    /// was made, or is in the holders of a later wrapper; if a refused pass has left gradients; if an earlier error has ended the
-    /// run.
+    /// If parameters were changed and [`Zero::updated`] was not called; if a parameter was frozen, unfrozen or
+    /// replaced since this was made, or is owned by a later wrapper; if a refused pass has left gradients; if an
+    /// earlier error has ended the run.
     pub fn begin(&self) -> Result<()> {
         if let Some(error) = self.core.ranks.all.failure() {
             return Err(error.seen_in(|| "the beginning of a backward pass".into()).into());
@@ -159,9 +161,9 @@ impl Zero {
         consistency::broadcast_coalesced(&buffers, 0, &self.core.ranks.all)
     }
 
-    /// While the result lives, backward passes ([`Zero::backward`]) only accumulate on this rank, unspread: for all micro-batches
-    /// but the last. It counts whether the result lives when *backward* runs. An optimizer refuses to step on gradients that only
-    /// accumulated.
+    /// While the result lives, backward passes ([`Zero::backward`]) only accumulate on this rank, in full-size
+    /// gradients (not reduce-scattered): for all micro-batches but the last. It counts whether the result lives
+    /// when *backward* runs. An optimizer refuses to step on gradients that only accumulated.
     pub fn no_sync(&self) -> NoSync {
         self.synchronise.off()
     }
@@ -296,7 +298,7 @@ impl DataParallel for Zero {
     }
 }
 
-/// Values that are here for [`Zero::gathered`].
+/// Keeps all values gathered until it is dropped; see [`Zero::gathered`].
 struct Held(Arc<Core>);
 
 impl Drop for Held {

@@ -1,4 +1,4 @@
-//! What these tests share: devices of their own, layers that note when they run, a model and its plain twin.
+//! What these tests share: devices of their own, layers that note when they run, a model with and without a pipeline.
 
 use phalanx_nn::autograd::ContextMode;
 use std::sync::atomic::{AtomicU16, Ordering};

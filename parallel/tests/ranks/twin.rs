@@ -230,7 +230,7 @@ pub fn simulated(case: &Case) -> Outcome {
     twin.end()
 }
 
-/// The loop, which can be flushed.
+/// The state of that loop: it runs the micro-batches one after another, and can be flushed between two runs of them.
 pub struct Twin {
     case: Case,
     model: Decoder,

@@ -15,8 +15,9 @@
 //!                           └──► library (NCCL's functions)       combine.cu: adds the ranks' elements in order
 //! ```
 //!
-//! A group has a lane and an NCCL communicator of its own, made at its first use; a pair of ranks has one for each direction
-//! of its messages. The host waits for the GPU only in calls that have an observer.
+//! A group has a lane (a queue of calls with a stream) and an NCCL communicator of its own, made at its first use;
+//! a pair of ranks has one for each direction of its messages. The host waits for the GPU only in calls that have
+//! an observer.
 
 mod lane;
 mod library;

@@ -1,4 +1,4 @@
-//! [`route`]: the steps of one rank for a call. Pure.
+//! [`route`]: the steps of one rank for a call. A pure function: no communication.
 //!
 //! It follows the same plan as the wires ([`plan`]): ranks send their parts of a share to its owner, which adds them in order
 //! of the ranks and sends the sum to the destinations. Parts are added in rounds, so the owner needs a buffer of bounded size.

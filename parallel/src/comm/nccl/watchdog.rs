@@ -1,4 +1,4 @@
-//! [`Watchdog`]: the calls that a rank has queued on its GPU and whose end it does not know.
+//! [`Watchdog`]: the calls of this rank that are queued or running on the GPU.
 //!
 //! A thread polls the GPU's events and NCCL while calls are under way. An error ends the run of all ranks. When the run has
 //! failed, on whichever rank, the thread aborts all calls under way, so that no stream and no waiting thread waits for a rank

@@ -9,18 +9,18 @@
 //! stage 1             F(0,1)  F(1,1)  F(2,1)  F(3,1)               B(3,2) first, B(0,0) last
 //! stage 2                     F(0,2)  F(1,2)  F(2,2)  F(3,2)
 //!
-//! stage 0   fork ─ cell (0,0) ─ join ── fork ─ cell (1,0) ─ join ──
-//!                                  │ copy                      │ copy
-//! stage 1                          └──> fork ─ cell (0,1) ─ join ──
+//! stage 0   enter ─ cell (0,0) ─ leave ── enter ─ cell (1,0) ─ leave ──
+//!                                   │ copy                        │ copy
+//! stage 1                           └───> enter ─ cell (0,1) ─ leave ──
 //! ```
 //! - A model is a [`Sequence`] of [`Layer`]s; a [`Partition`] says which of them each device has.
 //! - [`scatter`] splits a batch into micro-batches. [`clock_cycles`] is the order of their cells. Each device has a worker
 //!   (`worker.rs`), which computes the device's cells in that order, each as soon as its inputs have arrived, and never far
 //!   ahead of the next stage.
-//! - A cell is recorded between two autograd nodes, torchgpipe's fork and join (`dependency.rs`), so that backward runs the
-//!   mirror image. The gradient of a parameter is the sum over the micro-batches, the last one first, bit for bit that of the
-//!   plain model over the same micro-batches.
-//! - Copies run on copy_streams of their own (`copy.rs`); only the cell that needs a value waits for it.
+//! - A cell is recorded between two autograd nodes, `enter` and `leave` (`dependency.rs`; torchgpipe's fork and
+//!   join), so that backward runs the mirror image. The gradient of a parameter is the sum over the micro-batches,
+//!   the last one first, bit for bit that of the plain model over the same micro-batches.
+//! - Copies run on copy streams of their own (`copy.rs`); only the cell that needs a value waits for it.
 //! - [`RecomputeMode`](phalanx_nn::models::RecomputeMode) says which micro-batches are recomputed: of these a stage keeps its
 //!   inputs and nothing else.
 //! - [`Skips`] go from stage to stage past those between.

@@ -4,7 +4,7 @@
 //! past the stages between (torchgpipe, section 3.3, where the carrier is called a portal):
 //!
 //! ```text
-//! stage 0   stash ─────┐ copy lane cpu:0 → cpu:2
+//! stage 0   stash ─────┐ copy stream cpu:0 → cpu:2
 //! stage 1   ...        │
 //! stage 2   pop   <────┘
 //! ```

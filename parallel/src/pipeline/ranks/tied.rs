@@ -65,7 +65,7 @@ impl TiedTable {
 
     fn of(table: Parameter, pair: Comm) -> TiedTable {
         let hands = Arc::new(Hands::default());
-        // Wrappers (DDP, ZeRO) are holders already, and find a pass that was not finished in their own way.
+        // If DDP or ZeRO already owns the table, it reports an unfinished pass itself.
         if table.owner().is_none() {
             table.set_owner(hands.clone());
         }

@@ -52,7 +52,7 @@ impl Spec {
     }
 }
 
-/// Which forward pass a stage has to compute: its stage, micro-batch, step and batch.
+/// The arguments of a stage's forward pass besides the input tensor: stage, micro-batch, step and batch.
 #[derive(Debug)]
 pub struct Turn<'a, B> {
     /// The stage, numbered over the whole model.

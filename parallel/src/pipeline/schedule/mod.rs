@@ -1,4 +1,4 @@
-//! Schedules as data: which rank computes what, in which order. Pure: nothing here runs a model.
+//! Schedules as data: which rank computes what, in which order. Nothing here runs a model.
 //!
 //! ```text
 //! 1F1B, 3 ranks, 5 micro-batches: warm-up, then one forward and one backward in turn, then the cool-down
