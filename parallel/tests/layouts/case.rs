@@ -63,11 +63,11 @@ impl Case {
         frozen.for_each(Parameter::freeze);
     }
 
-    /// A replica's micro-batches of a step over real text, and the targets that count in the whole batch.
+    /// A replica's micro-batches of a step over real text, which does not change, and the targets that count in the whole batch.
     pub fn batches(&self, step: u64, replica: usize, device: Device) -> (Vec<Batch>, usize) {
         let share = self.rows / self.layout.dp;
         let text: Vec<u32> =
-            include_bytes!("../../../ARCHITECTURE.md").iter().map(|&byte| byte.into()).collect();
+            include_bytes!("../../../LICENSE-APACHE").iter().map(|&byte| byte.into()).collect();
         let windows = Windows::new(text.clone(), LENGTH, 11).unwrap();
         let window = |row: usize| {
             let start = windows.start(step * self.rows as u64 + row as u64);

@@ -298,7 +298,7 @@ fn child() {
 
 fn start(rank: usize, port: u16, place: usize) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["processes::child", "--exact", "--ignored", "--nocapture"]);
+    command.args(["faults::child", "--exact", "--ignored", "--nocapture"]);
     let variables = [
         ("RANK", rank.to_string()),
         ("WORLD_SIZE", SIZE.to_string()),
