@@ -3,9 +3,9 @@
 //! ```text
 //! cargo run --release --example gpipe_unet [TIMELINE.svg [STEPS]]
 //! ```
-//! A small one learns to find discs, on two logical CPU devices of one thread each: the layers are balanced by time, the skips
-//! go straight from the first stage to the second, all micro-batches but the last are recomputed. The picture shows the last
-//! step. One device does the same micro-batches, with the same bits.
+//! A small one learns to find discs, on two logical CPU devices of one thread each. The layers are balanced by time, and PipeDream's
+//! planner says what it would do with the same profile. The skips go straight from the first stage to the second; all micro-batches
+//! but the last are recomputed. The picture shows the last step. One device does the same micro-batches, with the same bits.
 //!
 //! Then meta devices count the memory of torchgpipe's U-Nets, up to 15.8 billion parameters on eight devices.
 
@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 use phalanx::nn::models::RecomputeMode;
 use phalanx::nn::{AdamW, BceWithLogitsLoss, Group, Loss, Module, Parameters, Rule};
 use phalanx::parallel::pipeline::gpipe::{GPipe, GPipeConfig, Partition, Timeline, bubble};
-use phalanx::parallel::planning::balance_by_time;
+use phalanx::parallel::planning::{Level, balance_by_time, plan, profile};
 use phalanx::tensor::RngKey;
 use phalanx::{Context, Device, Var};
 use unet::{INPUTS, OUTPUTS, UNet};
@@ -34,6 +34,10 @@ const NET: UNet = UNet { depth: 3, convs: 2, channels: 8 };
 const DEVICES: [Device; 2] = [Device::Cpu(0), Device::Cpu(1)];
 const IMAGES: usize = 16;
 const MICRO_BATCHES: usize = 8;
+/// For measuring layers.
+const BUDGET: Duration = Duration::from_millis(500);
+/// Bytes a second between the devices, which share the machine's memory.
+const BANDWIDTH: f64 = 5e9;
 
 /// A line on stdout; a closed stdout is no error.
 fn say(line: &str) {
@@ -67,8 +71,16 @@ fn run(path: &Path, steps: &str) -> Result<bool> {
     let layers = NET.parts().len();
     let one = Partition::new(&[layers], &DEVICES)?;
     let sample = disc_images(0, IMAGES / MICRO_BATCHES, DEVICES[0])?.0;
-    let balance = balance_by_time(DEVICES.len(), &NET.build(&one)?, sample, Duration::from_millis(500))?;
+    let balance = balance_by_time(DEVICES.len(), &NET.build(&one)?, sample.clone(), BUDGET)?;
     say(&format!("{layers} layers, balanced by time: {balance:?}"));
+    let levels = [Level { width: DEVICES.len(), bandwidth: BANDWIDTH }];
+    let planned = plan(&profile(&NET.build(&one)?, sample, BUDGET)?, &levels)?;
+    let stages =
+        planned.stages.iter().map(|stage| format!("layers {:?} on {}", stage.layers, stage.replicas));
+    say(&format!(
+        "PipeDream's planner, which may replicate stages: {}",
+        stages.collect::<Vec<_>>().join(", ")
+    ));
 
     let timeline = Timeline::new();
     let piped = train(Partition::new(&balance, &DEVICES)?, RecomputeMode::ExceptLast, &timeline, steps)?;
