@@ -29,7 +29,7 @@
 ///   draws the same mask twice; make it two layers.
 /// - **Recomputation** runs in the context of the first run, and counts its draws from the same number on.
 /// - **A captured step** on a GPU reads the step's number from the device's memory, so each launch draws anew.
-/// - **Evaluation draws nothing** ([`Context::train`](crate::Context::train)).
+/// - **Evaluation draws nothing** (the mode of the crate autograd).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RngKey {
     /// The run's seed.

@@ -1,5 +1,5 @@
 //! The operations. An operation checks its arguments once, allocates its output on any device, and runs the kernel of
-//! that device ([`crate::dispatch`]); a meta device has no elements, so nothing runs there.
+//! that device (`dispatch.rs`); a meta device has no elements, so nothing runs there.
 //!
 //! | file | operations |
 //! |---|---|
