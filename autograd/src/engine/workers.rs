@@ -160,7 +160,7 @@ impl<'g> Shared<'_, 'g> {
         self.changed.notify_all();
     }
 
-    /// Runs a worker: what is ready on its device, until nothing is left on any device.
+    /// Runs a worker: it runs the ready nodes of its device until the pass has no node left on any device.
     fn work(&self, device: Device) {
         ON_WORKER.set(true);
         let _context = self.graph_task.context.enter();

@@ -342,7 +342,7 @@ pub(crate) fn synchronize_all(context: u64) {
     tails.iter().chain(&rest).for_each(|point| executor().wait(point));
 }
 
-/// The end of a context: what is queued in it runs, then nothing is left of it.
+/// Ends a context: runs the operations that are queued in it, then frees everything that belongs to it.
 pub(crate) fn end_context(context: &Context) {
     synchronize_all(context.id);
     streams().forget(context.id);

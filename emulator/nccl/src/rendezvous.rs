@@ -273,7 +273,7 @@ impl State {
         }
     }
 
-    /// What is wrong if a rank still waits: a rank it waits for has left, or it is too late.
+    /// The error of a rank that still waits: a rank that it waits for has left, or the timeout has passed.
     fn trouble(&self, rank: usize, waiting: &Turn, ranks: usize, late: bool) -> Option<Error> {
         let missing = self.missing(rank, waiting, ranks);
         let calls = list(waiting.open.values());

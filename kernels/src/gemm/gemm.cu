@@ -112,7 +112,7 @@ template <typename T> struct MultiplyAdds {
         for (u64 from = 0; from < k; from += STEP, stage ^= 1) {
             put<A_ALONG_K>(shared.a[stage], next_a);
             put<B_ALONG_K>(shared.b[stage], next_b);
-            __syncthreads();  // this step is here, and nobody reads the one before the last
+            __syncthreads();  // this step is here, and no thread reads the one before the last
             fetch<A_ALONG_K>(next_a, a, from + STEP, k);
             fetch<B_ALONG_K>(next_b, b, from + STEP, k);
 #pragma unroll
@@ -212,7 +212,7 @@ template <typename T> struct TensorCores {
 #pragma unroll 1
         for (u64 from = 0; from < k; from += STEP, stage ^= 1) {
             copy_async_wait<0>();
-            __syncthreads();  // this step is here, and nobody reads the one before
+            __syncthreads();  // this step is here, and no thread reads the one before
             if (from + STEP < k) copy(from + STEP, stage ^ 1);
 #pragma unroll
             for (int at = 0; at < STEP; at += 16) {

@@ -169,7 +169,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD <= 64 ? 2 : 1)
         if (++next.block == start + tiles) next = {at.item, from.head + 1, start};
         const int stage = step & 1, query = from.block * STAGE;
         copy_async_wait<0>();
-        __syncthreads();  // this stage is here, and nobody reads the one before
+        __syncthreads();  // this stage is here, and no thread reads the one before
         if (step + 1 < steps) load_queries(step + 1, next);
 #if DROPOUT
         draw_tile<STAGE, KEYS>(&shared.kept[0][0], p, from.item, from.head, query, first);

@@ -134,7 +134,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll 1
     for (int tile = start; tile < tiles; tile++) {
         copy_async_wait<0>();
-        __syncthreads();  // this tile is here, and nobody reads the one before
+        __syncthreads();  // this tile is here, and no thread reads the one before
         if (tile + 1 < tiles) load_keys(tile + 1);
 #if DROPOUT
         draw_tile<QUERIES, STAGE>(&shared.kept[0][0], p, at.item, at.head, first, tile * STAGE);

@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_forward(const
     for (int tile = start; tile < tiles; tile++) {
         const int key = tile * KEYS;
         copy_async_wait<0>();
-        __syncthreads();  // this tile is here, and nobody reads the one before
+        __syncthreads();  // this tile is here, and no thread reads the one before
         if (tile + 1 < tiles) load_keys(tile + 1);
 #if DROPOUT
         draw_tile<QUERIES, KEYS>(&shared.kept[0][0], p, at.item, at.head, first, key);

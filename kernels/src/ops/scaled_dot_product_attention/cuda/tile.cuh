@@ -140,7 +140,7 @@ template <int M> DEVICE void clear(f32 (&c)[M][CHUNKS][4]) {
 }
 
 // Writes a warp's rows, each times its factor (two a thread and 16 rows: g and g + 8), as rows `first ..` of a head,
-// through the warp's own 16 M rows of a tile, which nobody else reads any more.
+// through the warp's own 16 M rows of a tile, which no other warp reads any more.
 template <int M>
 DEVICE void store_rows(const f32 (&c)[M][CHUNKS][4], const f32 (&factor)[M][2], u8* rows, T* head, i64 row_stride, int first,
                        int end, int columns) {
