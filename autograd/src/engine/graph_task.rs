@@ -4,7 +4,6 @@
 use std::any::Any;
 use std::cell::Cell;
 use std::cmp::Reverse;
-use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -14,6 +13,7 @@ use phalanx_tensor::{Context, panic_message, unpoisoned};
 
 use super::input_buffer::{Arrival, InputBuffer, Sender};
 use crate::graph::memory::SmallList;
+pub(super) use crate::graph::node::NodeIndex;
 use crate::graph::node::{Call, Edge, InputMask, Node, NodeGrads, NodeKind};
 use crate::leaf::LeafState;
 use crate::mode::ContextMode;
@@ -50,22 +50,6 @@ impl Deref for NodeRef<'_> {
             NodeRef::Borrowed(node) => node,
             NodeRef::Owned(node) => node,
         }
-    }
-}
-
-/// A node's index in the plan, plus 1, so that an `Option` of it is no larger.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct NodeIndex(NonZeroU32);
-
-impl NodeIndex {
-    #[inline]
-    pub(super) fn at(index: usize) -> NodeIndex {
-        NodeIndex(NonZeroU32::MIN.saturating_add(index as u32))
-    }
-
-    #[inline]
-    pub(super) fn index(self) -> usize {
-        self.0.get() as usize - 1
     }
 }
 
@@ -254,23 +238,20 @@ impl GraphTask {
     ) -> Result<()> {
         let create_graph = self.options.create_graph;
         let (inputs, targets) = (&*node.inputs, &**targets);
-        let (mut input_mask, mut sinks) = (InputMask::default(), InputMask::default());
         let may_sink = !create_graph && !self.captures();
-        for (i, (edge, to)) in inputs.iter().zip(targets).enumerate() {
-            let &Some(to) = to else { continue };
-            input_mask = input_mask.and(i);
-            if may_sink && edge.as_ref().is_some_and(Edge::takes_in_place) && scheduler.is_sole(to) {
-                sinks = sinks.and(i);
+        let mut sinks = InputMask::default();
+        if may_sink {
+            for (i, edge) in inputs.iter().enumerate() {
+                if edge.as_ref().is_some_and(Edge::takes_in_place)
+                    && targets[i].is_some_and(|to| scheduler.is_sole(to))
+                {
+                    sinks = sinks.and(i);
+                }
             }
         }
-        let later_inputs: Vec<bool> = match targets.get(64..) {
-            Some(later) => later.iter().map(Option::is_some).collect(),
-            None => Vec::new(),
-        };
         let watched = node.hooks.get().is_some();
         let timed = profile::node_begins(grads);
-        let (later_inputs, sunk) = (&*later_inputs, Cell::default());
-        let call = Call { input_mask, later_inputs, create_graph, kept, watched, sinks, sunk };
+        let call = Call { targets, create_graph, kept, watched, sinks, sunk: Cell::default() };
         let mut made = match node.grad_fn.apply(node, grads, &call) {
             Some(Ok(made)) => made,
             Some(Err(error)) => return Err(located(error, node.name)),

@@ -3,6 +3,7 @@
 
 use std::any::{Any, TypeId};
 use std::cell::{Cell, RefCell};
+use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -175,12 +176,26 @@ pub(crate) trait GradFn: Any + Send + Sync {
     }
 }
 
+/// The number that a backward pass gives a node: an index plus 1, so that an `Option` of it is no larger.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct NodeIndex(NonZeroU32);
+
+impl NodeIndex {
+    #[inline]
+    pub(crate) fn at(index: usize) -> NodeIndex {
+        NodeIndex(NonZeroU32::MIN.saturating_add(index as u32))
+    }
+
+    #[inline]
+    pub(crate) fn index(self) -> usize {
+        self.0.get() as usize - 1
+    }
+}
+
 /// One call of [`GradFn::apply`]: what the pass asks for.
 pub(crate) struct Call<'a> {
-    /// The inputs whose gradients are wanted, of the first 64.
-    pub(crate) input_mask: InputMask,
-    /// For each input after those, whether its gradient is wanted.
-    pub(crate) later_inputs: &'a [bool],
+    /// The node that each input's gradient goes to; `None` where none is wanted.
+    pub(crate) targets: &'a [Option<NodeIndex>],
     pub(crate) create_graph: bool,
     /// Whether another pass will run the node.
     pub(crate) kept: bool,
@@ -195,7 +210,7 @@ impl Call<'_> {
     /// Whether the gradient of input `i` is wanted.
     #[inline]
     pub(crate) fn needs(&self, i: usize) -> bool {
-        if i < 64 { self.input_mask.contains(i) } else { self.later_inputs[i - 64] }
+        self.targets[i].is_some()
     }
 }
 
