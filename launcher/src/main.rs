@@ -1,0 +1,38 @@
+//! `phalanx-launch`: starts the ranks of a run as processes, writes their output, and ends with their exit code.
+//!
+//! ```text
+//! options   the command line                     -> Options
+//! ranks     starts, watches and stops processes  -> Outcome      uses logs
+//! logs      copies a rank's output, line by line, to the terminal and to its files
+//! ```
+#![forbid(unsafe_code)]
+
+mod logs;
+mod options;
+mod ranks;
+
+use std::process::ExitCode;
+
+/// The exit code of a command line that makes no sense.
+const USAGE: u8 = 2;
+
+fn main() -> ExitCode {
+    let options = match options::Options::parse(std::env::args_os().skip(1)) {
+        Ok(options) => options,
+        Err(options::Stop::Help) => {
+            println!("{}", options::HELP);
+            return ExitCode::SUCCESS;
+        }
+        Err(options::Stop::Wrong(why)) => {
+            eprintln!("phalanx-launch: {why}; see phalanx-launch --help");
+            return ExitCode::from(USAGE);
+        }
+    };
+    match ranks::run(&options) {
+        Ok(code) => ExitCode::from(code),
+        Err(why) => {
+            eprintln!("phalanx-launch: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! [`Options`]: the command line of the launcher.
+
+use std::ffi::OsString;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use lexopt::prelude::*;
+
+pub(crate) const HELP: &str = "\
+Starts the ranks of a run as processes.
+
+usage: phalanx-launch [OPTIONS] PROGRAM [ARGUMENTS]
+
+  -n, --nproc-per-node N      processes on this machine, or `gpu`: one for each NVIDIA GPU (1)
+      --nnodes N              machines; start the launcher on each (1)
+      --node-rank I           which of them this is, from 0 (0)
+      --master-addr HOST      the machine of rank 0 (127.0.0.1)
+      --master-port PORT      where rank 0 listens (a free port; 29500 with several machines)
+      --rendezvous file:///P  a file that all machines see, in place of an address
+      --log-dir DIR           writes each rank's output to DIR/rankI/stdout.log and stderr.log too
+      --quiet                 writes it there only
+      --grace SECONDS         from SIGTERM to SIGKILL (30)
+  -h, --help";
+
+/// The port of rank 0 if there are several machines, which have to agree on it. It is torchrun's.
+const PORT: u16 = 29_500;
+
+/// What to start, and how.
+#[derive(Debug)]
+pub(crate) struct Options {
+    /// Processes on this machine.
+    pub(crate) processes: usize,
+    pub(crate) nodes: usize,
+    pub(crate) node_rank: usize,
+    pub(crate) master: (String, u16),
+    /// The URL of a file in which rank 0 says where it listens.
+    pub(crate) rendezvous: Option<String>,
+    pub(crate) log_dir: Option<PathBuf>,
+    /// Whether the ranks' output goes to the terminal.
+    pub(crate) prints: bool,
+    pub(crate) grace: Duration,
+    pub(crate) program: OsString,
+    pub(crate) arguments: Vec<OsString>,
+}
+
+/// Why there are no options.
+#[derive(Debug)]
+pub(crate) enum Stop {
+    Help,
+    Wrong(String),
+}
+
+impl From<lexopt::Error> for Stop {
+    fn from(error: lexopt::Error) -> Stop {
+        Stop::Wrong(error.to_string())
+    }
+}
+
+fn wrong<T>(why: impl Into<String>) -> Result<T, Stop> {
+    Err(Stop::Wrong(why.into()))
+}
+
+impl Options {
+    /// From the arguments after the program's name.
+    pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Options, Stop> {
+        let mut parser = lexopt::Parser::from_args(arguments);
+        let (mut processes, mut nodes, mut node_rank) = (1, 1, 0);
+        let (mut address, mut port, mut rendezvous) = (None, None, None);
+        let (mut log_dir, mut prints, mut grace) = (None, true, 30.0);
+        let program = loop {
+            match parser.next()? {
+                Some(Short('n') | Long("nproc-per-node" | "nproc_per_node")) => {
+                    processes = match parser.value()?.string()?.as_str() {
+                        "gpu" => gpus(Path::new("/proc/driver/nvidia/gpus"))?,
+                        text => number("--nproc-per-node", text, 1)?,
+                    };
+                }
+                Some(Long("nnodes")) => nodes = number("--nnodes", &parser.value()?.string()?, 1)?,
+                Some(Long("node-rank" | "node_rank")) => {
+                    node_rank = number("--node-rank", &parser.value()?.string()?, 0)?;
+                }
+                Some(Long("master-addr" | "master_addr")) => address = Some(parser.value()?.string()?),
+                Some(Long("master-port" | "master_port")) => port = Some(parser.value()?.parse::<u16>()?),
+                Some(Long("rendezvous")) => rendezvous = Some(url(parser.value()?.string()?)?),
+                Some(Long("log-dir" | "log_dir")) => log_dir = Some(PathBuf::from(parser.value()?)),
+                Some(Long("quiet")) => prints = false,
+                Some(Long("grace")) => grace = parser.value()?.parse::<f64>()?,
+                Some(Short('h') | Long("help")) => return Err(Stop::Help),
+                Some(Value(program)) => break program,
+                Some(other) => return Err(other.unexpected().into()),
+                None => return wrong("got no program to start"),
+            }
+        };
+        if node_rank >= nodes {
+            return wrong(format!("got --node-rank {node_rank}, wanted one below --nnodes {nodes}"));
+        }
+        if nodes > 1 && address.is_none() && rendezvous.is_none() {
+            return wrong("got several machines, wanted --master-addr or --rendezvous");
+        }
+        if !prints && log_dir.is_none() {
+            return wrong("got --quiet, wanted --log-dir with it");
+        }
+        let Ok(grace) = Duration::try_from_secs_f64(grace) else {
+            return wrong(format!("got --grace {grace}, wanted seconds"));
+        };
+        let port = match port {
+            Some(port) => port,
+            None if nodes > 1 => PORT,
+            None => free_port()?,
+        };
+        let master = (address.unwrap_or_else(|| "127.0.0.1".into()), port);
+        let arguments = parser.raw_args()?.collect();
+        Ok(Options {
+            processes,
+            nodes,
+            node_rank,
+            master,
+            rendezvous,
+            log_dir,
+            prints,
+            grace,
+            program,
+            arguments,
+        })
+    }
+
+    /// The number of ranks on all machines, which have as many each.
+    pub(crate) fn world_size(&self) -> usize {
+        self.nodes * self.processes
+    }
+
+    /// The variables that tell a process which rank it is.
+    pub(crate) fn variables(&self, local_rank: usize) -> Vec<(&'static str, String)> {
+        let rank = self.node_rank * self.processes + local_rank;
+        let mut variables = vec![
+            ("RANK", rank.to_string()),
+            ("WORLD_SIZE", self.world_size().to_string()),
+            ("LOCAL_RANK", local_rank.to_string()),
+            ("LOCAL_WORLD_SIZE", self.processes.to_string()),
+            ("GROUP_RANK", self.node_rank.to_string()),
+            ("MASTER_ADDR", self.master.0.clone()),
+            ("MASTER_PORT", self.master.1.to_string()),
+        ];
+        variables.extend(self.rendezvous.clone().map(|url| ("PHALANX_RENDEZVOUS", url)));
+        variables
+    }
+}
+
+fn number(name: &str, text: &str, least: usize) -> Result<usize, Stop> {
+    match text.parse() {
+        Ok(number) if number >= least => Ok(number),
+        _ => wrong(format!("got {name} {text}, wanted a number of at least {least}")),
+    }
+}
+
+fn url(text: String) -> Result<String, Stop> {
+    match text.strip_prefix("file://").is_some_and(|path| path.starts_with('/')) {
+        true => Ok(text),
+        false => wrong(format!("got --rendezvous {text}, wanted file:///PATH")),
+    }
+}
+
+/// The GPUs that the driver lists in this folder.
+fn gpus(folder: &Path) -> Result<usize, Stop> {
+    match std::fs::read_dir(folder).map_or(0, Iterator::count) {
+        0 => wrong(format!("got --nproc-per-node gpu, but there is no NVIDIA GPU in {}", folder.display())),
+        count => Ok(count),
+    }
+}
+
+fn free_port() -> Result<u16, Stop> {
+    let port = TcpListener::bind(("127.0.0.1", 0)).and_then(|listener| Ok(listener.local_addr()?.port()));
+    port.map_err(|error| Stop::Wrong(format!("no port is free: {error}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(line: &str) -> Result<Options, String> {
+        Options::parse(line.split_whitespace().map(OsString::from)).map_err(|stop| match stop {
+            Stop::Help => "help".into(),
+            Stop::Wrong(why) => why,
+        })
+    }
+
+    #[test]
+    fn what_follows_the_program_is_the_programs() {
+        let options = parse("-n 4 --log-dir=logs gpt --steps 3 -n 7 --help").unwrap();
+        assert_eq!((options.processes, options.program.to_str()), (4, Some("gpt")));
+        assert_eq!(options.arguments, ["--steps", "3", "-n", "7", "--help"]);
+        assert!(options.prints && options.log_dir.as_deref() == Some(Path::new("logs")));
+    }
+
+    #[test]
+    fn the_second_machine_continues_the_ranks_of_the_first() {
+        let options = parse("--nproc_per_node 4 --nnodes 2 --node-rank 1 --master-addr a gpt").unwrap();
+        let variables = options.variables(2);
+        for (name, value) in [
+            ("RANK", "6"),
+            ("WORLD_SIZE", "8"),
+            ("LOCAL_RANK", "2"),
+            ("LOCAL_WORLD_SIZE", "4"),
+            ("GROUP_RANK", "1"),
+            ("MASTER_ADDR", "a"),
+            ("MASTER_PORT", "29500"),
+        ] {
+            assert!(variables.contains(&(name, value.into())), "{name} in {variables:?}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_line_says_what_was_wanted() {
+        for (line, wanted) in [
+            ("", "no program"),
+            ("-n 0 gpt", "at least 1"),
+            ("-n x gpt", "got --nproc-per-node x"),
+            ("--nodes 2 gpt", "--nodes"),
+            ("--nnodes 2 gpt", "wanted --master-addr or --rendezvous"),
+            ("--nnodes 2 --node-rank 2 --master-addr a gpt", "below --nnodes 2"),
+            ("--rendezvous tcp://a gpt", "wanted file:///PATH"),
+            ("--quiet gpt", "wanted --log-dir"),
+            ("--grace -1 gpt", "wanted seconds"),
+            ("--help", "help"),
+        ] {
+            let error = parse(line).expect_err(line);
+            assert!(error.contains(wanted), "{line}: {error}");
+        }
+        assert!(gpus(Path::new("/nowhere")).is_err());
+    }
+}
