@@ -26,7 +26,7 @@ pub mod io;
 mod layout;
 mod ledger;
 #[cfg(all(test, feature = "loom"))]
-mod models;
+mod loom_models;
 mod pool;
 mod resources;
 mod rng;

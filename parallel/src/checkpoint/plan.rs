@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{BLOCK, dtype_text};
-use crate::part::BoxRange;
+use crate::sharded_tensor::BoxRange;
 
 /// A part as a rank describes it to the others.
 #[derive(Clone, Debug, Serialize, Deserialize)]

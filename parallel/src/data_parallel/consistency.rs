@@ -18,9 +18,9 @@ pub(crate) const UNREDUCED: &str = "has gradients of this rank alone, which are 
 
 /// Takes the wrapper's place at its parameters when the wrapper was dropped before its first pass, which is most often a mistake
 /// (`let _ = Ddp::new(..)`).
-pub(crate) struct Unused;
+pub(crate) struct DroppedWrapper;
 
-impl ParameterOwner for Unused {
+impl ParameterOwner for DroppedWrapper {
     fn refusal(&self, usage: Usage) -> Option<&'static str> {
         (usage == Usage::Update).then_some(
             "is of a model whose `Ddp` or `Zero` was dropped before its first pass, so that ranks would train apart: bind it to a \

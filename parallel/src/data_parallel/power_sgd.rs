@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, PhiloxStream, RngKey, Tensor, unpoisoned};
 
-use super::hook::{AllReduce, Bucket, BucketHook, Rest};
+use super::hook::{AllReduce, Bucket, BucketHook, PendingBucket};
 use crate::Result;
 use crate::comm::{Call, Comm, Reduction};
 
@@ -128,7 +128,7 @@ impl PowerSgd {
 }
 
 impl BucketHook for PowerSgd {
-    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<Rest> {
+    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<PendingBucket> {
         let (mut whole, mut thin) = (Vec::new(), Vec::new());
         for (&number, view) in bucket.parameters.iter().zip(bucket.views()?) {
             match self.matrix(number, &view)? {

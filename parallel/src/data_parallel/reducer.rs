@@ -11,7 +11,7 @@ use phalanx_tensor::{Device, Tensor, unpoisoned};
 
 use super::buckets::BucketStore;
 use super::scheduler::BucketScheduler;
-use super::{Average, Buckets, DdpConfig, GradSize, Launcher};
+use super::{Average, BucketTracker, Buckets, DdpConfig, GradSize};
 use crate::comm::{Comm, Reduction};
 use crate::{Error, Result};
 
@@ -37,7 +37,7 @@ pub(super) struct Reducer {
     lost: AtomicBool,
     /// Whether a pass has ever begun.
     used: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<ReducerState>,
 }
 
 /// The roles of the ranks in a pass.
@@ -49,7 +49,7 @@ pub(super) struct Roles {
     pub(super) divisor: usize,
 }
 
-struct State {
+struct ReducerState {
     store: BucketStore,
     /// Whether a pass was announced that is not over.
     begun: bool,
@@ -59,7 +59,7 @@ struct State {
     zeroed: Vec<u64>,
     /// Whether the buckets were rebuilt in the order of arrival.
     rebuilt: bool,
-    launcher: Launcher,
+    launcher: BucketTracker,
     roles: Roles,
     /// Whether a leaf has its gradient of this pass.
     came: Vec<bool>,
@@ -103,8 +103,8 @@ impl Reducer {
         for ((_, leaf), view) in leaves.iter().zip(&store.views) {
             leaf.set_slot(Slot::Into(view.clone()))?;
         }
-        let state = State {
-            launcher: Launcher::new(&store.buckets),
+        let state = ReducerState {
+            launcher: BucketTracker::new(&store.buckets),
             store,
             begun: false,
             refused: None,
@@ -139,7 +139,7 @@ impl Reducer {
         self.lock().store.buckets.members().iter().map(members).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ReducerState> {
         unpoisoned(self.state.lock())
     }
 
@@ -193,7 +193,7 @@ impl Reducer {
     }
 
     /// Refuses leaves that have changed since the buckets were made.
-    fn check_leaves(&self, state: &State) -> Result<()> {
+    fn check_leaves(&self, state: &ReducerState) -> Result<()> {
         for (number, (parameter, leaf)) in self.leaves.iter().enumerate() {
             let view = &state.store.views[number];
             let wrong = |why: String| Err(phalanx_nn::Error::invalid(parameter.name(), why).into());
@@ -236,7 +236,7 @@ impl Reducer {
 
     /// The leaves that still hold the sum of all ranks: it was not zeroed since the last synchronised pass. If a caller
     /// writes zeros into a gradient instead, zeros are carried over.
-    fn carried_over(&self, state: &State) -> Vec<usize> {
+    fn carried_over(&self, state: &ReducerState) -> Vec<usize> {
         let holds = |number: &usize| {
             state.reduced[*number] && self.leaves[*number].1.times_zeroed() == state.zeroed[*number]
         };
@@ -284,7 +284,7 @@ impl Reducer {
     }
 
     /// Moves a gradient of a leaf that had none on any rank back into its bucket.
-    fn rejoin(&self, state: &mut State, number: usize) -> Result<()> {
+    fn rejoin(&self, state: &mut ReducerState, number: usize) -> Result<()> {
         let (leaf, view) = (&self.leaves[number].1, &mut state.store.views[number]);
         if let Some(grad) = leaf.grad() {
             kernels::copy_(view, grad.tensor())?;
@@ -295,7 +295,7 @@ impl Reducer {
     }
 
     /// Starts the buckets that may go now that a leaf's gradient is complete.
-    fn launch(&self, state: &mut State, number: usize) -> Result<()> {
+    fn launch(&self, state: &mut ReducerState, number: usize) -> Result<()> {
         for bucket in state.launcher.arrive(number) {
             self.scheduler.schedule(&state.store.buffers[bucket], bucket, self.divisor(state.roles))?;
         }
@@ -327,7 +327,7 @@ impl Reducer {
     }
 
     /// Ends a pass; `missing` are the leaves whose gradients have not arrived.
-    fn end_pass(&self, state: &mut State, missing: Vec<usize>) -> Result<()> {
+    fn end_pass(&self, state: &mut ReducerState, missing: Vec<usize>) -> Result<()> {
         let arrivals = state.launcher.arrivals().to_vec();
         missing.into_iter().try_for_each(|number| self.launch(state, number))?;
         self.scheduler.wait_all(&state.store.buffers)?;
@@ -337,7 +337,7 @@ impl Reducer {
         if !state.rebuilt {
             self.rebuild(state, arrivals)?;
         }
-        state.launcher = Launcher::new(&state.store.buckets);
+        state.launcher = BucketTracker::new(&state.store.buckets);
         state.came.fill(false);
         state.touched.fill(false);
         // A leaf that no rank used has no gradient to carry over, and one on meta no values.
@@ -362,7 +362,7 @@ impl Reducer {
     }
 
     /// A leaf that no rank used has no gradient, rather than one of zeros, which an optimizer would act on.
-    fn set_unused_apart(&self, state: &mut State) -> Result<()> {
+    fn set_unused_apart(&self, state: &mut ReducerState) -> Result<()> {
         let touched: Vec<i32> = state.touched.iter().map(|&t| i32::from(t)).collect();
         let mut touched = Tensor::from_slice(&touched, &[touched.len()], self.host())?;
         if self.comm.has_peers() {
@@ -383,7 +383,7 @@ impl Reducer {
     }
 
     /// Fills buckets anew, once, in the order in which the first rank's gradients came.
-    fn rebuild(&self, state: &mut State, mut order: Vec<usize>) -> Result<()> {
+    fn rebuild(&self, state: &mut ReducerState, mut order: Vec<usize>) -> Result<()> {
         let late: Vec<usize> = (0..self.leaves.len()).filter(|number| !order.contains(number)).collect();
         order.extend(late);
         let mine: Vec<i64> = order.iter().map(|&number| number as i64).collect();

@@ -18,7 +18,7 @@ use super::error::{Cause, Failure, Reason};
 use super::op::Op;
 use super::sync::{AtomicU32, AtomicU64, Mutex, Padded, get_mut, lock};
 use super::variable::{Access, Variable};
-use crate::panics::message;
+use crate::catch_panic::panic_text;
 
 /// An operation and its variables. It is reused when it has run ([`FreeList`]).
 pub(crate) struct Node {
@@ -27,7 +27,7 @@ pub(crate) struct Node {
     /// The runner's number of the lane.
     pub(crate) lane: u32,
     pub(crate) priority: i32,
-    pub(crate) kind: Kind,
+    pub(crate) kind: NodeKind,
     /// The number of the push.
     pub(crate) sequence: AtomicU64,
     pub(crate) name: Cow<'static, str>,
@@ -41,18 +41,18 @@ type Uses = SmallVec<[(Variable, Access); 2]>;
 /// An operation's closure, the context it was pushed in, and the failure that poisons one of its variables.
 struct Job {
     /// `None` before the node's first use. The box is reused by the next closure of the same type.
-    work: Option<Box<dyn Work>>,
+    work: Option<Box<dyn OnceWork>>,
     context: Context,
     taint: Option<Arc<Failure>>,
 }
 
 /// A closure that runs once; afterwards its empty place. It gets the failure that poisons the operation's variables.
-trait Work: Any + Send {
+trait OnceWork: Any + Send {
     fn run(&mut self, taint: Option<Arc<Failure>>) -> Result<(), Cause>;
     fn clear(&mut self);
 }
 
-impl<F: FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send + 'static> Work for Option<F> {
+impl<F: FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send + 'static> OnceWork for Option<F> {
     fn run(&mut self, taint: Option<Arc<Failure>>) -> Result<(), Cause> {
         self.take().map_or(Ok(()), |work| work(taint))
     }
@@ -64,7 +64,7 @@ impl<F: FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send + 'static> Work
 
 /// How the engine treats an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum NodeKind {
     /// Skipped if a variable is poisoned.
     Plain,
     /// Frees a variable, poisoned or not. It is the variable's last operation.
@@ -87,7 +87,7 @@ impl Node {
             waits: AtomicU32::new(0),
             lane: 0,
             priority: 0,
-            kind: Kind::Plain,
+            kind: NodeKind::Plain,
             sequence: AtomicU64::new(0),
             name: Cow::Borrowed(""),
             uses: Uses::new(),
@@ -96,7 +96,7 @@ impl Node {
     }
 
     /// Makes an empty node an operation of the caller's context.
-    pub(crate) fn fill<F>(&mut self, op: Op<'_>, lane: u32, kind: Kind, work: F)
+    pub(crate) fn fill<F>(&mut self, op: Op<'_>, lane: u32, kind: NodeKind, work: F)
     where
         F: FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send + 'static,
     {
@@ -126,7 +126,7 @@ impl Node {
     pub(crate) fn run(&self) -> Outcome {
         let Job { work, context, taint } = &mut *lock(&self.job);
         let failure = taint.take();
-        let skipped = failure.clone().filter(|_| self.kind == Kind::Plain);
+        let skipped = failure.clone().filter(|_| self.kind == NodeKind::Plain);
         // Values that the closure holds may panic when they are dropped, so clearing is inside as well.
         let run = || match work {
             Some(work) if skipped.is_none() => {
@@ -139,7 +139,7 @@ impl Node {
             }
         };
         match catch_unwind(AssertUnwindSafe(run)) {
-            Err(panic) => Outcome::Failed(Reason::Panic(message(panic.as_ref()))),
+            Err(panic) => Outcome::Failed(Reason::Panic(panic_text(panic.as_ref()))),
             Ok(Err(cause)) => Outcome::Failed(Reason::Error(cause)),
             Ok(Ok(())) => skipped.map_or(Outcome::Done, Outcome::Skipped),
         }
@@ -147,7 +147,7 @@ impl Node {
 
     /// Whether it takes the poison of the variables it is granted.
     pub(crate) fn heals(&self) -> bool {
-        self.kind == Kind::Wait
+        self.kind == NodeKind::Wait
     }
 }
 

@@ -14,7 +14,7 @@ use super::sync::{AtomicI64, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, 
 /// Items by priority; of equal priority the oldest comes first. A worker that finds none spins for a while, then sleeps.
 pub(crate) struct ReadyQueue<T> {
     /// A thread that takes both locks takes this one first.
-    work: Padded<Mutex<Work<T>>>,
+    work: Padded<Mutex<WorkerSide<T>>>,
     inbox: Padded<Mutex<Inbox<T>>>,
     /// The highest priority in the inbox, or [`EMPTY`]. Written under the inbox's lock, and only when it changes.
     top: Padded<AtomicI64>,
@@ -29,7 +29,7 @@ const EMPTY: i64 = i64::MIN;
 /// A value other than [`EMPTY`], at which workers stop spinning.
 const CLOSED: i64 = i64::MIN + 1;
 
-struct Work<T> {
+struct WorkerSide<T> {
     levels: PriorityLevels<T>,
     /// The empty vector that is swapped with the inbox's items.
     spare: Vec<(i32, T)>,
@@ -48,7 +48,7 @@ impl<T> ReadyQueue<T> {
     pub(crate) fn new() -> ReadyQueue<T> {
         let inbox = Inbox { items: Vec::new(), watching: 0, woken: 0, closed: false };
         ReadyQueue {
-            work: Padded(Mutex::new(Work { levels: PriorityLevels::new(), spare: Vec::new() })),
+            work: Padded(Mutex::new(WorkerSide { levels: PriorityLevels::new(), spare: Vec::new() })),
             inbox: Padded(Mutex::new(inbox)),
             top: Padded(AtomicI64::new(EMPTY)),
             sleeping: AtomicUsize::new(0),
@@ -111,7 +111,7 @@ impl<T> ReadyQueue<T> {
 
     /// Moves the inbox's items to the levels, if one of them is the first of all, or if the caller has `others` to add
     /// behind them.
-    fn empty_inbox(&self, work: &mut Work<T>, others: bool) {
+    fn empty_inbox(&self, work: &mut WorkerSide<T>, others: bool) {
         let top = self.top.0.load(Ordering::Relaxed);
         if top == EMPTY || !(others || work.levels.top().is_none_or(|priority| i64::from(priority) < top)) {
             return;
@@ -120,12 +120,12 @@ impl<T> ReadyQueue<T> {
         std::mem::swap(&mut inbox.items, &mut work.spare);
         self.top.0.store(if inbox.closed { CLOSED } else { EMPTY }, Ordering::Relaxed);
         drop(inbox);
-        let Work { levels, spare } = work;
+        let WorkerSide { levels, spare } = work;
         spare.drain(..).for_each(|(priority, item)| levels.push(priority, item));
     }
 
     /// Takes the first item of the levels, and wakes workers for the others.
-    fn take(&self, work: &mut Work<T>) -> Option<T> {
+    fn take(&self, work: &mut WorkerSide<T>) -> Option<T> {
         let item = work.levels.pop()?;
         let left = work.levels.len();
         if left > 0 || self.left.0.load(Ordering::Relaxed) > 0 {
@@ -151,7 +151,7 @@ impl<T> ReadyQueue<T> {
     }
 
     /// Sleeps until woken, unless there are items after all. Returns whether to look again.
-    fn sleep(&self, work: MutexGuard<'_, Work<T>>) -> bool {
+    fn sleep(&self, work: MutexGuard<'_, WorkerSide<T>>) -> bool {
         let mut inbox = lock(&self.inbox.0);
         if !inbox.items.is_empty() || inbox.closed {
             return !inbox.items.is_empty();

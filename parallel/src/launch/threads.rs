@@ -7,9 +7,9 @@ use phalanx_tensor::{Context, Device};
 
 use super::devices::{Cores, RankDevices};
 use super::{Rank, TIMEOUT};
+use crate::catch_panic::catch_panic;
 use crate::comm::threads::{World, member};
 use crate::comm::{Error, Result};
-use crate::panics::caught;
 
 /// Runs `f` on `ranks` threads, each with a device of its own, and returns their results in order.
 ///
@@ -80,9 +80,9 @@ impl Threads {
         let work = |rank: usize| {
             let _context = context.enter();
             let control = member(&world, rank);
-            let outcome = caught(|| self.devices.join(&control, devices[rank]));
+            let outcome = catch_panic(|| self.devices.join(&control, devices[rank]));
             let outcome = outcome.map_err(|cause| control.fail(&cause)).ok().and_then(|(comm, session)| {
-                let outcome = caught(|| f(Rank::new(comm, devices[rank])));
+                let outcome = catch_panic(|| f(Rank::new(comm, devices[rank])));
                 let outcome = outcome.map_err(|cause| control.fail(&cause)).ok();
                 session.leave();
                 outcome

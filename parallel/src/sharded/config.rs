@@ -10,7 +10,7 @@ use crate::{Error, Result};
 /// Which parts of the state are sharded over the ranks. Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 /// Parameter Models" (2020), section 5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
+pub enum ZeroStage {
     /// Optimizer state (ZeRO-1).
     Optimizer = 1,
     /// Optimizer state and gradients (ZeRO-2).
@@ -19,7 +19,7 @@ pub enum Stage {
     Parameters = 3,
 }
 
-/// Which units' parameters stay gathered between forward and backward, in [`Stage::Parameters`].
+/// Which units' parameters stay gathered between forward and backward, in [`ZeroStage::Parameters`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reshard {
     /// None: every unit is gathered twice a step.
@@ -35,7 +35,7 @@ pub enum Reshard {
 #[derive(Clone, Debug)]
 pub struct ZeroConfig {
     /// Which parts of the state are sharded.
-    pub stage: Stage,
+    pub stage: ZeroStage,
     /// How parameters are cut.
     pub ownership: Ownership,
     /// Which units stay gathered.
@@ -48,7 +48,7 @@ pub struct ZeroConfig {
     /// Sum or mean of the ranks' gradients.
     pub average: Average,
     /// Whether parameters may get no gradient; see [`DdpConfig::find_unused`](crate::data_parallel::DdpConfig). Ranks may
-    /// leave out different ones, but in [`Stage::Parameters`] no units; there all gradients are sent after the pass.
+    /// leave out different ones, but in [`ZeroStage::Parameters`] no units; there all gradients are sent after the pass.
     pub find_unused: bool,
     /// Whether all ranks take rank 0's buffers at the end of each pass that synchronises; see
     /// [`DdpConfig::broadcast_buffers`](crate::data_parallel::DdpConfig).
@@ -64,7 +64,7 @@ pub struct ZeroConfig {
 
 impl ZeroConfig {
     /// A stage, with defaults for the rest.
-    pub fn new(stage: Stage) -> ZeroConfig {
+    pub fn new(stage: ZeroStage) -> ZeroConfig {
         ZeroConfig {
             stage,
             ownership: Ownership::Even,
@@ -117,14 +117,14 @@ impl ZeroConfig {
     }
 }
 
-impl TryFrom<u8> for Stage {
+impl TryFrom<u8> for ZeroStage {
     type Error = Error;
 
-    fn try_from(number: u8) -> Result<Stage> {
+    fn try_from(number: u8) -> Result<ZeroStage> {
         match number {
-            1 => Ok(Stage::Optimizer),
-            2 => Ok(Stage::Gradients),
-            3 => Ok(Stage::Parameters),
+            1 => Ok(ZeroStage::Optimizer),
+            2 => Ok(ZeroStage::Gradients),
+            3 => Ok(ZeroStage::Parameters),
             _ => Err(Error::Config(format!("got ZeRO stage {number}, wanted 1, 2 or 3"))),
         }
     }
@@ -136,10 +136,10 @@ mod tests {
 
     #[test]
     fn hybrid_groups() {
-        let config = ZeroConfig { shard_ranks: Some(2), ..ZeroConfig::new(Stage::Parameters) };
+        let config = ZeroConfig { shard_ranks: Some(2), ..ZeroConfig::new(ZeroStage::Parameters) };
         assert_eq!(config.groups(3, 6).unwrap(), (vec![2, 3], vec![1, 3, 5]));
         assert!(config.groups(0, 3).is_err());
-        assert_eq!(ZeroConfig::new(Stage::Optimizer).groups(1, 3).unwrap(), (vec![0, 1, 2], vec![1]));
-        assert!(Stage::try_from(4).unwrap_err().to_string().contains("ZeRO stage 4"));
+        assert_eq!(ZeroConfig::new(ZeroStage::Optimizer).groups(1, 3).unwrap(), (vec![0, 1, 2], vec![1]));
+        assert!(ZeroStage::try_from(4).unwrap_err().to_string().contains("ZeRO stage 4"));
     }
 }

@@ -1,4 +1,4 @@
-//! [`Core`]: the state of [`Zero`](super::Zero), which hooks of parameters and modules change.
+//! [`ZeroCore`]: the state of [`Zero`](super::Zero), which hooks of parameters and modules change.
 //!
 //! An [`FsdpUnit`] is the parameters that are unsharded together: those of a wrapped module, of several modules that share one
 //! (a table and the head tied to it), or those of no module, the root's. Gradients are sent unit by unit, the last first,
@@ -17,7 +17,7 @@ use super::flat_parameter::{FlatParameter, Ranks, ReduceScatter};
 
 pub(super) use super::unshard::Pass;
 
-pub(super) struct Core {
+pub(super) struct ZeroCore {
     pub(super) ranks: Ranks,
     pub(super) config: ZeroConfig,
     /// The FSDP unit of each wrapped module.
@@ -30,10 +30,10 @@ pub(super) struct Core {
     pub(super) lost: AtomicBool,
     /// Whether a pass has ever begun.
     pub(super) used: AtomicBool,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<ZeroState>,
 }
 
-pub(super) struct State {
+pub(super) struct ZeroState {
     pub(super) units: Vec<FsdpUnit>,
     /// Whether `begin` was called and the pass has not ended.
     pub(super) begun: bool,
@@ -72,8 +72,13 @@ impl FsdpUnit {
     }
 }
 
-impl Core {
-    pub(super) fn new(ranks: Ranks, config: ZeroConfig, units: Vec<FsdpUnit>, unit_of: Vec<usize>) -> Core {
+impl ZeroCore {
+    pub(super) fn new(
+        ranks: Ranks,
+        config: ZeroConfig,
+        units: Vec<FsdpUnit>,
+        unit_of: Vec<usize>,
+    ) -> ZeroCore {
         let of_unit = |(u, unit): (usize, &FsdpUnit)| {
             let trained = unit.flats.iter().filter(|f| f.trained).flat_map(|f| &f.members);
             trained.map(move |m| (m.parameter.clone(), u)).collect::<Vec<_>>()
@@ -81,7 +86,7 @@ impl Core {
         let parameters: Vec<_> = units.iter().enumerate().flat_map(of_unit).collect();
         let sites = parameters.iter().map(|(p, _)| p.leaves().len()).collect();
         let (touched, unsent) = (vec![false; parameters.len()], units.len());
-        let state = State {
+        let state = ZeroState {
             units,
             begun: false,
             refused: false,
@@ -93,10 +98,10 @@ impl Core {
             sent: VecDeque::new(),
         };
         let ([unreduced, lost, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));
-        Core { ranks, config, unit_of, parameters, unreduced, lost, used, state }
+        ZeroCore { ranks, config, unit_of, parameters, unreduced, lost, used, state }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ZeroState> {
         unpoisoned(self.state.lock())
     }
 

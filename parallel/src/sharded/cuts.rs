@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_parameters_go_to_whoever_owns_least() {
+    fn whole_parameters_go_to_the_rank_that_owns_least() {
         let mut loads = vec![0, 5];
         let cuts = Cuts::new(Ownership::Whole, &[10, 3, 4, 2], &mut loads);
         assert_eq!(cuts, Cuts { order: vec![0, 3, 1, 2], bounds: vec![0, 12, 19] });

@@ -13,7 +13,7 @@ use phalanx_nn::Parameter;
 use phalanx_tensor::{Category, DType, Device, Dims, Tensor};
 
 use super::gradients::Gradients;
-use super::{Cuts, Stage, ZeroConfig};
+use super::{Cuts, ZeroConfig, ZeroStage};
 use crate::Result;
 use crate::comm::{Comm, Pending};
 
@@ -87,7 +87,7 @@ impl FlatParameter {
         }
         let own = cuts.range(rank);
         let (shard_dtype, home) = (config.shard_dtype.unwrap_or(dtype), config.offload.unwrap_or(device));
-        let keeps_full = config.stage < Stage::Parameters;
+        let keeps_full = config.stage < ZeroStage::Parameters;
         let apart = !keeps_full || shard_dtype != dtype || home != device;
         let part = full.narrow(0, own.start, own.len())?;
         let shard = match apart {
@@ -102,7 +102,7 @@ impl FlatParameter {
             trained: parameters[0].is_trained(),
             pieces: Vec::new(),
             grad_dtype: config.grad_dtype.unwrap_or(dtype),
-            keeps_grads: config.stage == Stage::Optimizer,
+            keeps_grads: config.stage == ZeroStage::Optimizer,
             unsharding: None,
             gradients: Vec::new(),
             first_grads: Vec::new(),
@@ -153,7 +153,7 @@ impl FlatParameter {
     }
 
     /// Whether the shards are as precise as master copies.
-    pub(super) fn share_is_master(&self) -> bool {
+    pub(super) fn shard_is_master(&self) -> bool {
         self.has_master() && optim_state_dtype(self.shard_dtype()) == self.shard_dtype()
     }
 

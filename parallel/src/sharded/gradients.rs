@@ -1,4 +1,4 @@
-//! When gradients are sent, and where they go: [`Core`] counts the gradients that have arrived, [`Gradients`]
+//! When gradients are sent, and where they go: [`ZeroCore`] counts the gradients that have arrived, [`Gradients`]
 //! collects those of a flat parameter and reduce-scatters them.
 //!
 //! Most parameters have one site. A table that is tied to a head has two, which travel apart: their gradients are added to each
@@ -12,8 +12,8 @@ use phalanx_nn::Parameter;
 use phalanx_nn::autograd::{Leaf, Slot, Var};
 use phalanx_tensor::{Category, Device, Tensor};
 
-use super::Stage;
-use super::core::{Core, State};
+use super::ZeroStage;
+use super::core::{ZeroCore, ZeroState};
 use super::flat_parameter::{FlatParameter, Ranks};
 use crate::comm::{Call, Pending, Reduction};
 use crate::data_parallel::Average;
@@ -22,7 +22,7 @@ use crate::{Error, Result};
 /// How many reduce-scatters may be under way at a time.
 const IN_FLIGHT: usize = 2;
 
-impl Core {
+impl ZeroCore {
     /// A site of a parameter has its gradient of this pass.
     pub(super) fn arrived(&self, number: usize, synchronise: bool) -> Result<()> {
         if self.is_lost() {
@@ -58,11 +58,11 @@ impl Core {
     /// Whether gradients are sent while backward runs. It is not where units are
     /// unsharded in between and ranks may leave out different parameters: then ranks would call collectives in different orders.
     fn sends_early(&self) -> bool {
-        !(self.config.find_unused && self.config.stage == Stage::Parameters)
+        !(self.config.find_unused && self.config.stage == ZeroStage::Parameters)
     }
 
     /// Sends the gradients of the next unit in order, and waits for earlier ones if there are many.
-    fn send_next(&self, state: &mut State) -> Result<()> {
+    fn send_next(&self, state: &mut ZeroState) -> Result<()> {
         state.unsent -= 1;
         let unit = state.unsent;
         for (number, flat) in state.units[unit].flats.iter_mut().enumerate().filter(|(_, f)| f.trained) {
@@ -75,7 +75,7 @@ impl Core {
         Ok(())
     }
 
-    fn receive_next(ranks: &Ranks, state: &mut State) -> Result<()> {
+    fn receive_next(ranks: &Ranks, state: &mut ZeroState) -> Result<()> {
         let Some((unit, flat, sent)) = state.sent.pop_front() else { return Ok(()) };
         state.units[unit].flats[flat].receive(sent, ranks)
     }
@@ -134,7 +134,7 @@ impl Core {
 
     /// A parameter that no rank used has no gradient, rather than one of zeros, which an optimizer would act on. One
     /// that an earlier pass has left stays.
-    fn forget_unused(&self, state: &mut State) -> Result<()> {
+    fn forget_unused(&self, state: &mut ZeroState) -> Result<()> {
         let device = self.parameters.first().map_or(Device::CPU, |(p, _)| p.device().host());
         let touched: Vec<i32> = state.touched.iter().map(|&t| i32::from(t)).collect();
         let mut touched = Tensor::from_slice(&touched, &[touched.len()], device)?;

@@ -6,13 +6,13 @@ use phalanx_nn::norm_tree::{cover, joins};
 use phalanx_nn::{Square, Squares};
 use phalanx_tensor::{DType, Device, Tensor};
 
-use super::core::Core;
+use super::core::ZeroCore;
 use super::flat_parameter::{FlatParameter, Member};
 use crate::Result;
-use crate::objects::gather_sums;
+use crate::all_gather::gather_sums;
 
 /// Each parameter's sum of squares, on all ranks. On a `meta` device there are none.
-pub(super) fn grad_squares(core: &Core) -> Result<Squares> {
+pub(super) fn grad_squares(core: &ZeroCore) -> Result<Squares> {
     let state = core.lock();
     let flats: Vec<&FlatParameter> =
         state.units.iter().flat_map(|g| &g.flats).filter(|f| f.trained).collect();

@@ -9,11 +9,11 @@ use phalanx_tensor::{DType, Device, Tensor};
 
 use super::Zero;
 use super::flat_parameter::FlatParameter;
-use super::zero::Source;
+use super::zero::EntryStorage;
 use crate::comm::{Call, Reduction};
 use crate::data_parallel::Entries;
-use crate::part::Part;
-use crate::{Error, Result, part};
+use crate::sharded_tensor::ShardedTensor;
+use crate::{Error, Result, sharded_tensor};
 
 impl Zero {
     /// Every parameter and buffer by name, as [`phalanx_nn::state_dict`] of a whole model, copied to the CPU; parameters in
@@ -37,11 +37,11 @@ impl Zero {
                 }
             }
         }
-        let entry = |(path, source): &(String, Source)| -> Result<Option<(String, Tensor)>> {
+        let entry = |(path, source): &(String, EntryStorage)| -> Result<Option<(String, Tensor)>> {
             let tensor = match source {
-                Source::Sharded(g, f, m) => found.get(&(*g, *f, *m)).cloned(),
-                Source::Parameter(p) => Some(copy(&p.tensor())?),
-                Source::Buffer(b) => Some(copy(&b.tensor())?),
+                EntryStorage::Sharded(g, f, m) => found.get(&(*g, *f, *m)).cloned(),
+                EntryStorage::Parameter(p) => Some(copy(&p.tensor())?),
+                EntryStorage::Buffer(b) => Some(copy(&b.tensor())?),
             };
             Ok(tensor.map(|tensor| (path.clone(), tensor)))
         };
@@ -60,9 +60,9 @@ impl Zero {
             let mut state = self.core.lock();
             for (path, source) in &self.entries {
                 let shape = match source {
-                    Source::Sharded(g, f, m) => state.units[*g].flats[*f].members[*m].shape.to_vec(),
-                    Source::Parameter(p) => p.tensor().shape().to_vec(),
-                    Source::Buffer(b) => b.tensor().shape().to_vec(),
+                    EntryStorage::Sharded(g, f, m) => state.units[*g].flats[*f].members[*m].shape.to_vec(),
+                    EntryStorage::Parameter(p) => p.tensor().shape().to_vec(),
+                    EntryStorage::Buffer(b) => b.tensor().shape().to_vec(),
                 };
                 match given.remove(path) {
                     None => problems.missing.push(path.clone()),
@@ -77,9 +77,9 @@ impl Zero {
             problems.check("state dict")?;
             for (source, values) in fitting {
                 match source {
-                    Source::Sharded(g, f, m) => state.units[*g].flats[*f].load(*m, &values)?,
-                    Source::Parameter(p) => p.load(&values)?,
-                    Source::Buffer(b) => b.load(&values)?,
+                    EntryStorage::Sharded(g, f, m) => state.units[*g].flats[*f].load(*m, &values)?,
+                    EntryStorage::Parameter(p) => p.load(&values)?,
+                    EntryStorage::Buffer(b) => b.load(&values)?,
                 }
             }
         }
@@ -105,18 +105,22 @@ impl Zero {
     ///
     /// # Errors
     /// Never for tensors that are contiguous, as a model's are.
-    pub fn sharded_state_dict(&self) -> Result<Vec<Part>> {
+    pub fn sharded_state_dict(&self) -> Result<Vec<ShardedTensor>> {
         let state = self.core.lock();
-        let mut parts: Vec<Part> = Vec::new();
+        let mut parts: Vec<ShardedTensor> = Vec::new();
         for (path, source) in &self.entries {
             let part = match source {
-                Source::Sharded(g, f, m) => {
+                EntryStorage::Sharded(g, f, m) => {
                     let flat = &state.units[*g].flats[*f];
-                    let (range, values) = flat.share_of(*m)?;
-                    Part { range, values, ..Part::of_parameter(&flat.members[*m].parameter) }
+                    let (range, values) = flat.own_elements(*m)?;
+                    ShardedTensor {
+                        range,
+                        values,
+                        ..ShardedTensor::of_parameter(&flat.members[*m].parameter)
+                    }
                 }
-                Source::Parameter(p) => Part::of_parameter(p),
-                Source::Buffer(b) => Part::of_buffer(path, b),
+                EntryStorage::Parameter(p) => ShardedTensor::of_parameter(p),
+                EntryStorage::Buffer(b) => ShardedTensor::of_buffer(path, b),
             };
             if !parts.iter().any(|known| known.name == part.name) {
                 parts.push(part);
@@ -130,8 +134,8 @@ impl Zero {
     ///
     /// # Errors
     /// If parts of this rank's tensors are missing, or names are not known or of another size; then nothing is changed.
-    pub fn load_sharded_state_dict(&self, parts: &[Part]) -> Result<()> {
-        part::load("sharded state dict", &self.sharded_state_dict()?, parts, true)?;
+    pub fn load_sharded_state_dict(&self, parts: &[ShardedTensor]) -> Result<()> {
+        sharded_tensor::load("sharded state dict", &self.sharded_state_dict()?, parts, true)?;
         self.core.updated(true)
     }
 }
@@ -157,15 +161,15 @@ impl Zero {
             let dtype = optim_state_dtype(flat.shard_dtype());
             let mut kinds = kinds.to_vec();
             kinds.extend(flat.has_master().then_some("master"));
-            let shares: HashMap<&str, Tensor> = flat.pieces.iter().map(|p| (p.name(), p.tensor())).collect();
+            let shards: HashMap<&str, Tensor> = flat.pieces.iter().map(|p| (p.name(), p.tensor())).collect();
             for (m, (member, step)) in flat.members.iter().zip(steps).enumerate() {
                 let name = member.parameter.name();
                 if first {
                     whole.push((format!("{name}.step"), Tensor::scalar(step, Device::CPU)?));
                 }
                 for kind in &kinds {
-                    let own = match *kind == "master" && flat.share_is_master() {
-                        true => shares.get(name),
+                    let own = match *kind == "master" && flat.shard_is_master() {
+                        true => shards.get(name),
                         false => own.get(&format!("{name}.{kind}")),
                     };
                     if let Some(tensor) = self.gather_member(flat, m, own, dtype)? {
@@ -220,7 +224,7 @@ impl Zero {
     /// If a tensor is not of its parameter's shape, or as [`crate::comm::Pending::wait`].
     pub fn part_of_optimizer_state(&self, whole: Entries) -> Result<Entries> {
         let part = self.own_part(whole)?;
-        if self.core.lock().units.iter().flat_map(|g| &g.flats).any(FlatParameter::share_is_master) {
+        if self.core.lock().units.iter().flat_map(|g| &g.flats).any(FlatParameter::shard_is_master) {
             self.core.updated(false)?;
         }
         Ok(part)
@@ -257,7 +261,7 @@ impl Zero {
                     "optimizer state: {name}: got shape {got:?}, wanted {wanted:?}"
                 )));
             }
-            if kind == "master" && flat.share_is_master() {
+            if kind == "master" && flat.shard_is_master() {
                 flat.load(m, &tensor)?;
             } else if let Some(inside) = inside {
                 let all = tensor.with_shape(&[member.range.len()])?;

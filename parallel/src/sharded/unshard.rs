@@ -1,4 +1,4 @@
-//! When values are unsharded (all-gathered) and resharded (freed): [`Core`] decides it for FSDP units, [`FlatParameter`] does it.
+//! When values are unsharded (all-gathered) and resharded (freed): [`ZeroCore`] decides it for FSDP units, [`FlatParameter`] does it.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -9,7 +9,7 @@ use phalanx_nn::autograd::{is_grad_enabled, is_recomputing};
 use phalanx_tensor::{Category, Tensor};
 
 use super::Reshard;
-use super::core::{Core, FsdpUnit, State};
+use super::core::{FsdpUnit, ZeroCore, ZeroState};
 use super::flat_parameter::{FlatParameter, Member, Ranks};
 use crate::comm::Call;
 use crate::{Error, Result};
@@ -24,7 +24,7 @@ pub(super) enum Pass {
     Backward,
 }
 
-impl Core {
+impl ZeroCore {
     /// A module is about to compute: unshards its unit, and prefetches the next one.
     pub(super) fn enter(&self, module: usize, pass: Pass) -> Result<()> {
         let state = &mut *self.lock();
@@ -61,7 +61,7 @@ impl Core {
         next.filter(|_| self.config.prefetch).and_then(|next| self.unit_of.get(next)).copied()
     }
 
-    fn prefetch(&self, state: &mut State, unit: usize) -> Result<()> {
+    fn prefetch(&self, state: &mut ZeroState, unit: usize) -> Result<()> {
         let flats = &mut state.units[unit].flats;
         if flats.iter().any(|flat| !flat.is_here()) {
             state.prefetched = Some(unit);
@@ -152,7 +152,7 @@ impl Core {
         flats.into_iter().try_for_each(|flat| flat.unshard(&self.ranks))
     }
 
-    /// Unshards everything until [`Core::release`] was called as often.
+    /// Unshards everything until [`ZeroCore::release`] was called as often.
     pub(super) fn hold(&self) -> Result<()> {
         let state = &mut *self.lock();
         state.units.iter_mut().flat_map(|g| &mut g.flats).try_for_each(|flat| flat.unshard(&self.ranks))?;
@@ -160,7 +160,7 @@ impl Core {
         Ok(())
     }
 
-    /// See [`Core::hold`].
+    /// See [`ZeroCore::hold`].
     pub(super) fn release(&self) -> Result<()> {
         let state = &mut *self.lock();
         state.held = state.held.saturating_sub(1);
@@ -195,7 +195,7 @@ impl Core {
 }
 
 /// Dropping the wrapper.
-impl Core {
+impl ZeroCore {
     /// Drops unsharded values, unless a `Gathered` lives, and gradients that were not sent. Waits for nothing.
     pub(super) fn abandon(&self) {
         let state = &mut *self.lock();
@@ -217,7 +217,7 @@ impl FsdpUnit {
     }
 }
 
-impl State {
+impl ZeroState {
     /// Reshards everything that need not stay.
     pub(super) fn reshard(&mut self) -> Result<()> {
         match self.held {
@@ -355,7 +355,7 @@ impl FlatParameter {
     }
 
     /// This rank's elements of a member, and their values.
-    pub(super) fn share_of(&self, member: usize) -> Result<(Range<usize>, Tensor)> {
+    pub(super) fn own_elements(&self, member: usize) -> Result<(Range<usize>, Tensor)> {
         let member = &self.members[member];
         let inside = member.inside(&self.own).unwrap_or(0..0);
         let start = (member.range.start + inside.start).saturating_sub(self.own.start);
@@ -364,9 +364,9 @@ impl FlatParameter {
 
     /// Loads this rank's elements of a member from a tensor of all its elements.
     pub(super) fn load(&mut self, member: usize, values: &Tensor) -> Result<()> {
-        let (own, mut share) = self.share_of(member)?;
+        let (own, mut shard) = self.own_elements(member)?;
         let values = values.with_shape(&[values.numel()])?.narrow(0, own.start, own.len())?;
-        let values = kernels::cast(&values.to_device(share.device(), false)?, share.dtype())?;
-        Ok(kernels::copy_(&mut share, &values)?)
+        let values = kernels::cast(&values.to_device(shard.device(), false)?, shard.dtype())?;
+        Ok(kernels::copy_(&mut shard, &values)?)
     }
 }

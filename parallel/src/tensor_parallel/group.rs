@@ -6,8 +6,8 @@ use phalanx_nn::{Error, Parameter, Squares, grad_squares, norm_of};
 
 use super::mappings::{Exchange, Exchanged, Split, exchanged, reduce_from_region};
 use crate::Result;
+use crate::all_gather::gather_sums;
 use crate::comm::Comm;
-use crate::objects::gather_sums;
 
 /// The ranks over which the layers of a model are split, as this rank sees them. It builds `nn`'s models with parallel layers,
 /// through [`phalanx_nn::LayerFactory`].
@@ -80,7 +80,7 @@ impl TensorParallel {
     ///
     /// # Errors
     /// None yet; kept for layers that check more.
-    pub fn share(&self, parameters: &[Parameter]) -> GradResult<()> {
+    pub fn all_reduce_whole_grads(&self, parameters: &[Parameter]) -> GradResult<()> {
         if !self.is_sequence_parallel() {
             return Ok(());
         }
@@ -92,6 +92,15 @@ impl TensorParallel {
             let _stays = leaf.var().on_grad(sum);
         }
         Ok(())
+    }
+
+    /// The former name of [`TensorParallel::all_reduce_whole_grads`].
+    ///
+    /// # Errors
+    /// As [`TensorParallel::all_reduce_whole_grads`].
+    #[deprecated(since = "0.1.0", note = "renamed to `all_reduce_whole_grads`")]
+    pub fn share(&self, parameters: &[Parameter]) -> GradResult<()> {
+        self.all_reduce_whole_grads(parameters)
     }
 
     pub(super) fn entering(&self, x: &Var) -> GradResult<[Exchange; 2]> {

@@ -20,9 +20,9 @@ use std::ops::Range;
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{Backward, Cx, Error, Grads, Result, Var, begins, grads1, record};
 use phalanx_nn::{Error as NnError, Result as NnResult};
-use phalanx_tensor::{Dim, Tensor};
+use phalanx_tensor::{Dim, Tensor, even_piece};
 
-use crate::comm::{self, Call, Comm, Pending, Reduction, shares};
+use crate::comm::{self, Call, Comm, Pending, Reduction};
 
 /// `f`: enters the region with `x`, of which every rank then computes something else. Backward adds the ranks' gradients.
 ///
@@ -265,7 +265,8 @@ impl Split {
             let why = format!("got {count} to cut over {ranks} ranks, wanted at least one each");
             return Err(NnError::invalid(what, why));
         }
-        Ok(Split { dim, lengths: shares(count, ranks) })
+        let lengths = (0..ranks).map(|rank| even_piece(count, ranks, rank).len()).collect();
+        Ok(Split { dim, lengths })
     }
 
     /// `count` along `dim` in equal parts.

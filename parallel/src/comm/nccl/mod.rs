@@ -19,7 +19,7 @@
 //! a pair of ranks has one for each direction of its messages. The host waits for the GPU only in calls that have
 //! an observer.
 
-mod lane;
+mod call_stream;
 mod library;
 mod route;
 mod watchdog;
@@ -29,12 +29,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use lane::{Lane, prepare};
+use call_stream::{CallStream, prepare};
 use phalanx_tensor::cuda::{Library, require};
 use phalanx_tensor::{Device, Tensor, unpoisoned};
 use watchdog::Watchdog;
 
-use super::{Call, Comm, Communicator, Error, Kind, Pending, Result, Traffic};
+use super::{Call, CollectiveKind, Comm, Communicator, Error, Pending, Result, Traffic};
 
 /// Which code adds the elements of several ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,7 +121,7 @@ impl Drop for Root {
 }
 
 /// The group's collectives, or the messages to (true) or from another rank.
-type Lanes = HashMap<Option<(usize, bool)>, Arc<Lane>>;
+type CallStreams = HashMap<Option<(usize, bool)>, Arc<CallStream>>;
 
 /// A rank's membership in a group.
 #[derive(Debug)]
@@ -131,7 +131,7 @@ struct Member {
     control: Comm,
     /// The same ranks, for messages between lanes.
     private: Comm,
-    lanes: Mutex<Lanes>,
+    lanes: Mutex<CallStreams>,
 }
 
 impl Member {
@@ -161,14 +161,14 @@ impl Member {
             // Compiled now, before a GPU waits for this rank. The lane reports an error, if there is one.
             let _ = prepare(call.kind().name(), self.root.watchdog.gpu, dtype, by);
         }
-        let key = call.peer().map(|peer| (peer, call.kind() == Kind::Send));
+        let key = call.peer().map(|peer| (peer, call.kind() == CollectiveKind::Send));
         // Announced and handed over in the same order.
         let mut lanes = unpoisoned(self.lanes.lock());
         let lane = match lanes.get(&key) {
             Some(lane) => Arc::clone(lane),
             None => {
                 let watchdog = Arc::clone(&self.root.watchdog);
-                let lane = Lane::new(watchdog, Arc::clone(&self.private), key, self.root.sums)?;
+                let lane = CallStream::new(watchdog, Arc::clone(&self.private), key, self.root.sums)?;
                 lanes.insert(key, Arc::clone(&lane));
                 lane
             }

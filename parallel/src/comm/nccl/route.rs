@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::Sums;
 use crate::comm::plan::{Segment, Side, Transfer, plan};
-use crate::comm::{Kind, Reduction, Signature};
+use crate::comm::{CollectiveKind, Reduction, Signature};
 
 /// Bytes of the buffer for parts that an owner receives.
 const ROOM_BYTES: usize = 64 << 20;
@@ -70,13 +70,17 @@ pub(super) fn route(
     let root = signature.root.unwrap_or(0);
     let whole = match (kind, *by) {
         _ if total == 0 => None,
-        (Kind::Broadcast, _) => Some(Native::Broadcast { root, count: total }),
-        (Kind::AllGather, _) if even => Some(gather(in_place, me, first)),
-        (Kind::AllReduce, Some(by)) if sums == Sums::Library => Some(Native::AllReduce { by, count: total }),
-        (Kind::ReduceScatter, Some(by)) if sums == Sums::Library && even => {
+        (CollectiveKind::Broadcast, _) => Some(Native::Broadcast { root, count: total }),
+        (CollectiveKind::AllGather, _) if even => Some(gather(in_place, me, first)),
+        (CollectiveKind::AllReduce, Some(by)) if sums == Sums::Library => {
+            Some(Native::AllReduce { by, count: total })
+        }
+        (CollectiveKind::ReduceScatter, Some(by)) if sums == Sums::Library && even => {
             Some(Native::ReduceScatter { by, count: first })
         }
-        (Kind::Reduce, Some(by)) if sums == Sums::Library => Some(Native::Reduce { by, root, count: total }),
+        (CollectiveKind::Reduce, Some(by)) if sums == Sums::Library => {
+            Some(Native::Reduce { by, root, count: total })
+        }
         _ => None,
     };
     if let Some(whole) = whole {
@@ -85,7 +89,7 @@ pub(super) fn route(
     let transfers = transfers(signature, me, size, in_place);
     let mut steps = rounds(&transfers, signature, (me, size));
     match (kind, total % size) {
-        (Kind::AllReduce, 0) if total > 0 => {
+        (CollectiveKind::AllReduce, 0) if total > 0 => {
             let count = total / size;
             steps.push(Step::Native(Native::AllGather { own: (Side::Output, me * count), count }));
         }
@@ -101,7 +105,7 @@ fn gather(in_place: bool, me: usize, count: usize) -> Native {
 
 /// The call's transfers; of those that are not this rank's, an all-to-all has none.
 fn transfers(signature: &Signature, me: usize, size: usize, in_place: bool) -> Vec<Transfer> {
-    let Signature { kind: Kind::AllToAll, counts, wanted, .. } = signature else {
+    let Signature { kind: CollectiveKind::AllToAll, counts, wanted, .. } = signature else {
         let here = Signature { on_gpus: false, ..signature.clone() };
         return plan(&vec![&here; size], &vec![in_place; size]);
     };
@@ -186,15 +190,18 @@ mod tests {
 
     use super::*;
 
-    fn signature(kind: Kind, counts: &[usize], wanted: &[usize], root: Option<usize>) -> Signature {
-        let reduces = matches!(kind, Kind::AllReduce | Kind::ReduceScatter | Kind::Reduce);
+    fn signature(kind: CollectiveKind, counts: &[usize], wanted: &[usize], root: Option<usize>) -> Signature {
+        let reduces = matches!(
+            kind,
+            CollectiveKind::AllReduce | CollectiveKind::ReduceScatter | CollectiveKind::Reduce
+        );
         let (by, dtype) = (reduces.then_some(Reduction::Sum), Some(DType::F64));
         Signature { kind, by, dtype, root, counts: counts.to_vec(), wanted: wanted.to_vec(), on_gpus: true }
     }
 
     #[test]
     fn an_uneven_all_reduce_of_two() {
-        let all_reduce = signature(Kind::AllReduce, &[3], &[], None);
+        let all_reduce = signature(CollectiveKind::AllReduce, &[3], &[], None);
         let give = Message::Send { from: Side::Output, range: 2..3, to: 1 };
         let given = Message::Given { range: 0..2, from: 1 };
         let combine = Step::Combine { own: (Side::Output, 0..2), out: 0..2, by: Reduction::Sum };
@@ -206,22 +213,22 @@ mod tests {
 
     #[test]
     fn nccl_does_what_adds_nothing_and_all_of_it_if_asked() {
-        let even = signature(Kind::AllReduce, &[8], &[], None);
+        let even = signature(CollectiveKind::AllReduce, &[8], &[], None);
         let gathered = Step::Native(Native::AllGather { own: (Side::Output, 4), count: 4 });
         assert_eq!(route(&even, (1, 2), true, Sums::InOrder).last(), Some(&gathered));
         let whole = Step::Native(Native::AllReduce { by: Reduction::Sum, count: 8 });
         assert_eq!(route(&even, (1, 2), true, Sums::Library), [whole]);
         let broadcast = Step::Native(Native::Broadcast { root: 1, count: 5 });
         assert_eq!(
-            route(&signature(Kind::Broadcast, &[5], &[], Some(1)), (0, 2), true, Sums::InOrder),
+            route(&signature(CollectiveKind::Broadcast, &[5], &[], Some(1)), (0, 2), true, Sums::InOrder),
             [broadcast]
         );
     }
 
     #[test]
     fn calls_of_nothing_have_no_steps() {
-        for kind in Kind::ALL {
-            let counts = if kind == Kind::Barrier { vec![] } else { vec![0; 3] };
+        for kind in CollectiveKind::ALL {
+            let counts = if kind == CollectiveKind::Barrier { vec![] } else { vec![0; 3] };
             let steps = route(&signature(kind, &counts, &[0; 3], Some(0)), (1, 3), false, Sums::InOrder);
             assert_eq!(steps, [], "{kind:?}");
         }
@@ -230,7 +237,8 @@ mod tests {
     #[test]
     fn rounds_need_a_bounded_room() {
         let count = 3 * ROOM_BYTES / 8 + 1;
-        let steps = route(&signature(Kind::Reduce, &[count], &[], Some(2)), (2, 3), true, Sums::InOrder);
+        let steps =
+            route(&signature(CollectiveKind::Reduce, &[count], &[], Some(2)), (2, 3), true, Sums::InOrder);
         let (mut rounds, mut room) = (0, 0);
         for step in &steps {
             let Step::Exchange(messages) = step else { continue };
@@ -289,9 +297,9 @@ mod tests {
                     moved = true;
                 }
             }
-            assert!(moved, "everybody waits: {steps:?}");
+            assert!(moved, "every rank waits: {steps:?}");
         }
-        assert!(mail.values().all(VecDeque::is_empty), "messages that nobody took");
+        assert!(mail.values().all(VecDeque::is_empty), "messages that no rank took");
     }
 
     type Mail = HashMap<(usize, usize), VecDeque<Vec<f64>>>;
@@ -374,20 +382,20 @@ mod tests {
             let sum = |i: usize| (1..size).fold(draw(0, i), |sum, rank| sum + draw(rank, i));
             for count in [1, 3, 8, 65] {
                 let mut m = memory(|_| (0, count), size);
-                run(&vec![signature(Kind::AllReduce, &[count], &[], None); size], &mut m, true);
+                run(&vec![signature(CollectiveKind::AllReduce, &[count], &[], None); size], &mut m, true);
                 let wanted: Vec<f64> = (0..count).map(sum).collect();
                 assert!(m.iter().all(|m| m.output == wanted), "all_reduce of {count} on {size}");
 
                 let root = size - 1;
                 let mut m = memory(|_| (0, count), size);
-                run(&vec![signature(Kind::Reduce, &[count], &[], Some(root)); size], &mut m, true);
+                run(&vec![signature(CollectiveKind::Reduce, &[count], &[], Some(root)); size], &mut m, true);
                 assert_eq!(m[root].output, wanted, "reduce on {size}");
 
                 // Uneven, with nothing for one rank.
                 let counts: Vec<usize> = (0..size).map(|r| if r == 1 { 0 } else { count + r }).collect();
                 let (total, begins) = (counts.iter().sum::<usize>(), crate::comm::plan::ranges(&counts));
                 let mut m = memory(|r| (total, counts[r]), size);
-                run(&vec![signature(Kind::ReduceScatter, &counts, &[], None); size], &mut m, false);
+                run(&vec![signature(CollectiveKind::ReduceScatter, &counts, &[], None); size], &mut m, false);
                 for (r, m) in m.iter().enumerate() {
                     let wanted: Vec<f64> = begins[r].clone().map(sum).collect();
                     assert_eq!(m.output, wanted, "reduce_scatter on {size}");
@@ -395,13 +403,13 @@ mod tests {
                 let joined: Vec<f64> =
                     (0..size).flat_map(|r| (0..counts[r]).map(move |i| draw(r, i))).collect();
                 let mut m = memory(|r| (counts[r], total), size);
-                run(&vec![signature(Kind::AllGather, &counts, &[], None); size], &mut m, false);
+                run(&vec![signature(CollectiveKind::AllGather, &counts, &[], None); size], &mut m, false);
                 assert!(m.iter().all(|m| m.output == joined), "all_gather on {size}");
                 let mut m = memory(|r| (counts[r], if r == root { total } else { 0 }), size);
-                run(&vec![signature(Kind::Gather, &counts, &[], Some(root)); size], &mut m, false);
+                run(&vec![signature(CollectiveKind::Gather, &counts, &[], Some(root)); size], &mut m, false);
                 assert_eq!(m[root].output, joined, "gather on {size}");
                 let mut m = memory(|r| (if r == root { total } else { 0 }, counts[r]), size);
-                run(&vec![signature(Kind::Scatter, &counts, &[], Some(root)); size], &mut m, false);
+                run(&vec![signature(CollectiveKind::Scatter, &counts, &[], Some(root)); size], &mut m, false);
                 for (r, m) in m.iter().enumerate() {
                     let wanted: Vec<f64> = begins[r].clone().map(|i| draw(root, i)).collect();
                     assert_eq!(m.output, wanted, "scatter on {size}");
@@ -417,7 +425,7 @@ mod tests {
         let sent: Vec<Vec<usize>> = (0..size).map(|q| (0..size).map(|r| share(q, r)).collect()).collect();
         let wanted: Vec<Vec<usize>> = (0..size).map(|r| (0..size).map(|q| share(q, r)).collect()).collect();
         let all: Vec<Signature> =
-            (0..size).map(|r| signature(Kind::AllToAll, &sent[r], &wanted[r], None)).collect();
+            (0..size).map(|r| signature(CollectiveKind::AllToAll, &sent[r], &wanted[r], None)).collect();
         let mut m = memory(|r| (sent[r].iter().sum(), wanted[r].iter().sum()), size);
         run(&all, &mut m, false);
         for (r, m) in m.iter().enumerate() {

@@ -11,7 +11,7 @@ use super::task::{Inbox, Task, malformed, read, write};
 use super::{Address, Frame, FrameKind, Wire};
 use crate::comm::pending::{Ticket, blame};
 use crate::comm::plan::Side;
-use crate::comm::{Error, Kind, Result, Signature};
+use crate::comm::{CollectiveKind, Error, Result, Signature};
 
 /// How long the driver of a polled wire sleeps between polls while calls are under way.
 const POLL: Duration = Duration::from_micros(20);
@@ -210,14 +210,14 @@ impl Driver {
             return self.shared.notify();
         }
         match ticket.call.kind() {
-            Kind::Send => {
+            CollectiveKind::Send => {
                 let outcome = self.post(&ticket, &ranks);
                 let failed = outcome.clone().err();
                 ticket.finish(outcome);
                 self.shared.notify();
                 failed.into_iter().for_each(|error| self.fail(error));
             }
-            Kind::Receive => {
+            CollectiveKind::Receive => {
                 self.receives.push(Receive { ticket, ranks, me, since: Instant::now() });
             }
             _ => self.tasks.entry(ticket.group).or_default().push_back(Task::new(ticket, ranks, me)),

@@ -6,11 +6,13 @@ use phalanx_nn::autograd::no_grad;
 use phalanx_nn::models::RecomputeMode;
 use phalanx_tensor::{Context, Device, Tensor};
 
-use super::executor::{Executor, Run};
+use super::executor::{Executor, ScheduleRun};
 use super::versions::Updates;
 use super::{Observer, Stages, Weights};
 use crate::comm::Comm;
-use crate::pipeline::schedule::{Asynchronous, Kind, Schedule, acknowledgements, verify, with_transfers};
+use crate::pipeline::schedule::{
+    ActionKind, Asynchronous, Schedule, acknowledgements, verify, with_transfers,
+};
 use crate::{Error, Result};
 
 /// One rank's part of a schedule, over the group of a pipeline's ranks.
@@ -116,7 +118,7 @@ impl Pipeline {
     /// An error or panic in an action of any rank; every rank gets it.
     pub fn train(&self, work: &Arc<impl Stages>) -> Result<Vec<Tensor>> {
         let _pass = Context::one_pass();
-        Run::new(&self.executor, work).run(|_| true)
+        ScheduleRun::new(&self.executor, work).run(|_| true)
     }
 
     /// Runs the schedule's forward passes alone, without gradients. Returns the losses as [`Pipeline::train`] does.
@@ -125,8 +127,9 @@ impl Pipeline {
     /// As [`Pipeline::train`].
     pub fn evaluate(&self, work: &Arc<impl Stages>) -> Result<Vec<Tensor>> {
         let _no_grad = no_grad();
-        Run::new(&self.executor, work)
-            .run(|kind| matches!(kind, Kind::Forward | Kind::SendForward | Kind::RecvForward))
+        ScheduleRun::new(&self.executor, work).run(|kind| {
+            matches!(kind, ActionKind::Forward | ActionKind::SendForward | ActionKind::RecvForward)
+        })
     }
 }
 
@@ -244,7 +247,7 @@ impl AsynchronousPipeline {
     pub fn train<S: Stages>(&self, work: &Arc<S>, weights: &mut dyn Weights) -> Result<Vec<Tensor>> {
         let _pass = Context::one_pass();
         let updates = Updates::new(&self.plan, self.stages(), self.ends.as_ref(), weights)?;
-        Run::new(&self.pipeline.executor, work).updated_by(updates).run(|_| true)
+        ScheduleRun::new(&self.pipeline.executor, work).updated_by(updates).run(|_| true)
     }
 
     /// As [`Pipeline::evaluate`], with the weights that the parameters hold.

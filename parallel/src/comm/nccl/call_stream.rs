@@ -1,4 +1,4 @@
-//! [`Lane`]: the calls of a group, or the messages of a pair in one direction, in order, on a stream of their own.
+//! [`CallStream`]: the calls of a group, or the messages of a pair in one direction, in order, on a stream of their own.
 //!
 //! [`combine`] launches the kernel that adds the elements of several ranks, in order of the ranks. Its reference,
 //! slow and with the same bits, is the reduction on the host ([`crate::comm::reduction`]).
@@ -14,17 +14,17 @@ use phalanx_tensor::{DType, Device, Event, Stream, Tensor};
 use super::Sums;
 use super::library::{ID_BYTES, Link, Op, unique_id};
 use super::route::{Message, Native, Step, route};
-use super::watchdog::{KeptTensors, Watchdog, Work};
+use super::watchdog::{KeptTensors, RunningCall, Watchdog};
 use crate::comm::pending::{Ticket, Waiter};
 use crate::comm::plan::Side;
-use crate::comm::{Call, Comm, Error, Kind, Pending, Reduction, Result};
+use crate::comm::{Call, CollectiveKind, Comm, Error, Pending, Reduction, Result};
 
 /// How long a lane sleeps between two polls of NCCL.
 const NAP: Duration = Duration::from_micros(50);
 
 /// Calls in order.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct CallStream {
     watchdog: Arc<Watchdog>,
     stream: Stream,
     /// The control plane's group for the lanes' own messages.
@@ -35,19 +35,19 @@ pub(super) struct Lane {
     link: OnceLock<Arc<Link>>,
 }
 
-impl Lane {
+impl CallStream {
     pub(super) fn new(
         watchdog: Arc<Watchdog>,
         private: Comm,
         pair: Option<(usize, bool)>,
         sums: Sums,
-    ) -> Result<Arc<Lane>> {
+    ) -> Result<Arc<CallStream>> {
         let stream = Stream::new(watchdog.gpu.device())?;
-        Ok(Arc::new(Lane { watchdog, stream, private, pair, sums, link: OnceLock::new() }))
+        Ok(Arc::new(CallStream { watchdog, stream, private, pair, sums, link: OnceLock::new() }))
     }
 
     /// Takes a call that was announced to the control plane.
-    pub(super) fn start(self: &Arc<Lane>, call: Call, announced: Pending) -> Pending {
+    pub(super) fn start(self: &Arc<CallStream>, call: Call, announced: Pending) -> Pending {
         let kept = KeptTensors::new(call.input.iter().chain(&call.output).cloned());
         let Ticket { rank, group, sequence, .. } = *announced.ticket;
         let ticket = Ticket::new(call, rank, group, sequence);
@@ -71,7 +71,7 @@ impl Lane {
         });
         let event = self.stream.record();
         let stream = self.watchdog.gpu.stream_handle().addr();
-        Pending::new(ticket, Arc::new(LaneWaiter { gpu: self.watchdog.gpu, stream, event, kept }))
+        Pending::new(ticket, Arc::new(StreamWaiter { gpu: self.watchdog.gpu, stream, event, kept }))
     }
 
     fn carry_out(
@@ -79,7 +79,7 @@ impl Lane {
         ticket: &Ticket,
         announced: Pending,
         kept: &Arc<KeptTensors>,
-        work: &mut Option<Work>,
+        work: &mut Option<RunningCall>,
     ) -> Result<()> {
         let text = announced.ticket.describe(self.private.ranks());
         announced.wait()?;
@@ -97,7 +97,7 @@ impl Lane {
         let ended = GpuEvent::record(gpu).map(Arc::new).map_err(Error::from);
         if let Ok(ended) = &ended {
             let (call, ended, kept) = (text.clone(), Arc::clone(ended), Arc::clone(kept));
-            *work = Some(Work { call, begun, ended, kept });
+            *work = Some(RunningCall { call, begun, ended, kept });
         }
         done.and(ended).map(drop).map_err(blame)
     }
@@ -165,11 +165,13 @@ impl Lane {
     fn steps(&self, call: &Call) -> Vec<Step> {
         let count = call.signature.counts.first().copied().unwrap_or(0);
         match call.kind() {
-            Kind::Send | Kind::Receive if count == 0 => vec![],
-            Kind::Send => {
+            CollectiveKind::Send | CollectiveKind::Receive if count == 0 => vec![],
+            CollectiveKind::Send => {
                 vec![Step::Exchange(vec![Message::Send { from: Side::Input, range: 0..count, to: 1 }])]
             }
-            Kind::Receive => vec![Step::Exchange(vec![Message::Receive { range: 0..count, from: 0 }])],
+            CollectiveKind::Receive => {
+                vec![Step::Exchange(vec![Message::Receive { range: 0..count, from: 0 }])]
+            }
             _ => {
                 let place = (self.private.rank(), self.private.size());
                 route(&call.signature, place, call.input.is_none(), self.sums)
@@ -289,7 +291,7 @@ impl Addresses {
 /// A call between its arrival at a lane and its queueing on the GPU; counted even if that fails or panics.
 struct Queued<'a> {
     watchdog: &'a Watchdog,
-    work: Option<Work>,
+    work: Option<RunningCall>,
 }
 
 impl Drop for Queued<'_> {
@@ -300,7 +302,7 @@ impl Drop for Queued<'_> {
 
 /// Waits for a call of a lane.
 #[derive(Debug)]
-struct LaneWaiter {
+struct StreamWaiter {
     gpu: &'static Gpu,
     /// The caller's stream, on which its tensors are freed.
     stream: usize,
@@ -309,7 +311,7 @@ struct LaneWaiter {
     kept: Arc<KeptTensors>,
 }
 
-impl Waiter for LaneWaiter {
+impl Waiter for StreamWaiter {
     fn wait(&self, ticket: &Arc<Ticket>) -> Result<()> {
         self.event.synchronize()?;
         ticket.outcome().unwrap_or_else(|| Err(Error::Launch("a lane of NCCL has ended early".into())))

@@ -1,19 +1,19 @@
-//! [`OnMesh`]: the data-parallel wrapper of a model that is split over a mesh: tied tables, norms and state over
+//! [`MeshParallel`]: the data-parallel wrapper of a model that is split over a mesh: tied tables, norms and state over
 //! all its ranks.
 
 use phalanx_kernels as kernels;
 use phalanx_nn::{Parameter, Parameters, Square, Squares};
 use phalanx_tensor::{DType, Device, Tensor};
 
+use crate::all_gather::all_gather_object;
+use crate::all_gather::gather_sums;
 use crate::comm::{Comm, Traffic};
 use crate::data_parallel::Gathered;
 use crate::data_parallel::{DataParallel, Entries, NoSync};
 use crate::mesh::{Axis, Groups};
-use crate::objects::all_gather_object;
-use crate::objects::gather_sums;
-use crate::part::{self, Part};
 use crate::pipeline::ranks::TiedTable;
 use crate::pipeline::schedule::Schedule;
+use crate::sharded_tensor::{self, ShardedTensor};
 use crate::tensor_parallel::{gather_parts, sum_squares};
 use crate::{Error, Result};
 
@@ -25,7 +25,7 @@ use crate::{Error, Result};
 /// begin()              pipeline.train(work)              finish()
 /// replicas begin       schedule, last pass synchronises  tied table's sites exchanged, replicas finish
 /// ```
-pub struct OnMesh {
+pub struct MeshParallel {
     replicas: Box<dyn DataParallel>,
     groups: Groups,
     tied: Option<TiedTable>,
@@ -35,7 +35,7 @@ pub struct OnMesh {
     device: Device,
 }
 
-impl OnMesh {
+impl MeshParallel {
     /// Wraps `replicas`, the data parallelism of `model`, this rank's part of a model. All ranks of the mesh call it.
     ///
     /// # Errors
@@ -45,7 +45,7 @@ impl OnMesh {
         replicas: Box<dyn DataParallel>,
         groups: Groups,
         schedule: &Schedule,
-    ) -> Result<OnMesh> {
+    ) -> Result<MeshParallel> {
         let line = groups.along(Axis::Pp);
         let tied = TiedTable::new(model, schedule, line)?;
         let duplicate =
@@ -57,7 +57,7 @@ impl OnMesh {
         names.dedup();
         let counted = all_names(line, &names)?;
         let device = model.parameters().first().map_or(Device::CPU, Parameter::device);
-        Ok(OnMesh { replicas, groups, tied, counted, device })
+        Ok(MeshParallel { replicas, groups, tied, counted, device })
     }
 
     /// The communicators.
@@ -92,7 +92,7 @@ impl OnMesh {
     }
 }
 
-impl DataParallel for OnMesh {
+impl DataParallel for MeshParallel {
     fn parameters(&self) -> Vec<Parameter> {
         self.replicas.parameters()
     }
@@ -135,14 +135,14 @@ impl DataParallel for OnMesh {
     /// The parameters and buffers of all stages, on rank 0 of each replica; buffers are those of that replica.
     fn full_state_dict(&self, model: &dyn Parameters) -> Result<Entries> {
         let _values = self.gathered()?;
-        gather_parts(&Part::all_of(model), self.groups.model())
+        gather_parts(&ShardedTensor::all_of(model), self.groups.model())
     }
 
     fn load_full_state_dict(&self, model: &dyn Parameters, entries: Entries) -> Result<()> {
-        let whole = |(name, values): (String, Tensor)| Ok(Part::whole(name, values.contiguous()?));
-        let given = entries.into_iter().map(whole).collect::<Result<Vec<Part>>>()?;
+        let whole = |(name, values): (String, Tensor)| Ok(ShardedTensor::whole(name, values.contiguous()?));
+        let given = entries.into_iter().map(whole).collect::<Result<Vec<ShardedTensor>>>()?;
         // The entries of other stages are unknown to this rank, so unknown names are allowed.
-        part::load("state dict", &self.parts(model)?, &given, false)?;
+        sharded_tensor::load("state dict", &self.parts(model)?, &given, false)?;
         self.reloaded()
     }
 
@@ -154,7 +154,7 @@ impl DataParallel for OnMesh {
         Err(Error::Config(WHOLE_OPTIMIZER.into()))
     }
 
-    fn parts(&self, model: &dyn Parameters) -> Result<Vec<Part>> {
+    fn parts(&self, model: &dyn Parameters) -> Result<Vec<ShardedTensor>> {
         self.replicas.parts(model)
     }
 

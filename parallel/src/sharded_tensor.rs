@@ -1,4 +1,4 @@
-//! [`Part`]: one rank's elements of a tensor, under any layout; `BoxRange`: which elements of the whole tensor
+//! [`ShardedTensor`]: one rank's elements of a tensor, under any layout; `BoxRange`: which elements of the whole tensor
 //! these are.
 //!
 //! ```text
@@ -22,7 +22,7 @@ use crate::Result;
 /// box (the split of ZeRO). Parts are compared by the elements of the whole that they hold, in row-major order. So one part may
 /// see the whole as `[3, out, in]` and another as `[3 out, in]`.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct ShardedTensor {
     /// The tensor's name in the whole run, the same on all ranks.
     pub name: String,
     /// The box, and the shape of the whole tensor.
@@ -35,30 +35,37 @@ pub struct Part {
     pub buffer: bool,
 }
 
-impl Part {
+impl ShardedTensor {
     /// A whole tensor.
-    pub fn whole(name: impl Into<String>, values: Tensor) -> Part {
+    pub fn whole(name: impl Into<String>, values: Tensor) -> ShardedTensor {
         let (shard, range) = (Shard::whole(values.shape()), 0..values.numel());
-        Part { name: name.into(), shard, range, values, buffer: false }
+        ShardedTensor { name: name.into(), shard, range, values, buffer: false }
     }
 
     /// The part of a parameter that this rank holds.
-    pub fn of_parameter(parameter: &Parameter) -> Part {
+    pub fn of_parameter(parameter: &Parameter) -> ShardedTensor {
         let (shard, values) = (parameter.part().clone(), parameter.tensor());
-        Part { name: parameter.name().into(), shard, range: parameter.range(), values, buffer: false }
+        ShardedTensor {
+            name: parameter.name().into(),
+            shard,
+            range: parameter.range(),
+            values,
+            buffer: false,
+        }
     }
 
     /// A buffer, by its path in the module.
-    pub fn of_buffer(path: impl Into<String>, buffer: &Buffer) -> Part {
-        Part { buffer: true, ..Part::whole(path, buffer.tensor()) }
+    pub fn of_buffer(path: impl Into<String>, buffer: &Buffer) -> ShardedTensor {
+        ShardedTensor { buffer: true, ..ShardedTensor::whole(path, buffer.tensor()) }
     }
 
     /// All parameters of a model by their names, each once, and all buffers by their paths.
-    pub fn all_of(model: &(impl Parameters + ?Sized)) -> Vec<Part> {
-        let mut parts: Vec<Part> = model.parameters().iter().map(Part::of_parameter).collect();
+    pub fn all_of(model: &(impl Parameters + ?Sized)) -> Vec<ShardedTensor> {
+        let mut parts: Vec<ShardedTensor> =
+            model.parameters().iter().map(ShardedTensor::of_parameter).collect();
         model.visit("", &mut |path, entry| {
             if let phalanx_nn::Entry::Buffer(buffer) = entry {
-                parts.push(Part::of_buffer(path, buffer));
+                parts.push(ShardedTensor::of_buffer(path, buffer));
             }
         });
         parts
@@ -91,7 +98,7 @@ impl Part {
     ///
     /// # Errors
     /// If a tensor cannot be copied or a part is not well-formed.
-    fn take(&self, others: &[&Part]) -> Result<()> {
+    fn take(&self, others: &[&ShardedTensor]) -> Result<()> {
         let (place, own) = (self.place()?, self.values.with_shape(&[self.values.numel()])?);
         for other in others.iter().rev() {
             let values = other.values.with_shape(&[other.values.numel()])?;
@@ -109,7 +116,7 @@ impl Part {
 /// # Errors
 /// If elements are missing or a whole tensor has another size, or, with `all`, if a given name is not among the own parts. Then
 /// nothing is changed. The message begins with `what`.
-pub(crate) fn load(what: &str, own: &[Part], given: &[Part], all: bool) -> Result<()> {
+pub(crate) fn load(what: &str, own: &[ShardedTensor], given: &[ShardedTensor], all: bool) -> Result<()> {
     let mut problems = Mismatch::default();
     let named = |name: &str| given.iter().filter(|part| part.name == name).collect::<Vec<_>>();
     for part in own {

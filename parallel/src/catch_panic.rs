@@ -14,7 +14,7 @@ thread_local! {
 }
 
 /// Runs `f`. Returns its error as text, or its panic as text that names the line.
-pub(crate) fn caught<T, E: Display>(f: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
+pub(crate) fn catch_panic<T, E: Display>(f: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let before = std::panic::take_hook();
@@ -27,12 +27,12 @@ pub(crate) fn caught<T, E: Display>(f: impl FnOnce() -> Result<T, E>) -> Result<
         Ok(outcome) => outcome.map_err(|e| e.to_string()),
         Err(panic) => {
             let place = PLACE.take().unwrap_or_else(|| "an unknown place".into());
-            Err(format!("panicked at {place}: {}", message(panic.as_ref())))
+            Err(format!("panicked at {place}: {}", panic_text(panic.as_ref())))
         }
     }
 }
 
 /// The text that a panic was raised with.
-pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
     panic_message(panic).unwrap_or("a payload that is no text").to_string()
 }
