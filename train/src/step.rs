@@ -54,7 +54,12 @@ impl Saving {
     }
 
     /// Begins a save, after the one before is complete.
-    pub fn save(&self, folder: &Path, parts: Vec<ShardedTensor>, settings: &checkpoint::Settings) -> Result<()> {
+    pub fn save(
+        &self,
+        folder: &Path,
+        parts: Vec<ShardedTensor>,
+        settings: &checkpoint::Settings,
+    ) -> Result<()> {
         Ok(self.lock().save(folder, parts, settings)?)
     }
 

@@ -11,8 +11,8 @@
 
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{
-    self, Backward, BatchNorm as Numbers, Cx, Function, Grads, SavedVariable, Saver, Var, begins, grads1,
-    is_recomputing, record,
+    self, Backward, BatchNorm as Numbers, Cx, Function, Grads, SaveContext, SavedVariable, Var, begins,
+    grads1, is_recomputing, record,
 };
 use phalanx_nn::{BatchNorm, Entry, Module, Parameter, Parameters};
 use phalanx_tensor::{DType, Device, Tensor};
@@ -78,7 +78,7 @@ impl SyncBatchNorm {
         let affine = [&weight, &bias].map(|p| p.as_ref().map(Var::tensor));
         let (y, stats) = kernels::batch_norm(x.tensor(), Some(given), affine[0], affine[1], &numbers)?;
         let inputs: Vec<&Var> = [x].into_iter().chain(&weight).chain(&bias).collect();
-        let recorded = |s: &Saver<'_>| {
+        let recorded = |s: &SaveContext<'_>| {
             Ok(Recorded {
                 x: s.input(0)?,
                 weight: (weight.is_some() && s.needs(0)).then(|| s.input(1)).transpose()?,

@@ -2,7 +2,7 @@
 
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{
-    Backward, Cx, Grads, Result as GradResult, SavedVariable, Saver, Var, begins, linear_weight_grad,
+    Backward, Cx, Grads, Result as GradResult, SaveContext, SavedVariable, Var, begins, linear_weight_grad,
     record_many,
 };
 use phalanx_nn::tensor::{Dims, Window};
@@ -226,7 +226,7 @@ pub(super) fn columns(group: &TensorParallel, x: &Var, maps: &[WeightAndBias]) -
     let weights = maps.iter().map(|(weight, _)| weight);
     let biases = maps.iter().filter_map(|(_, bias)| bias.as_ref());
     let inputs: Vec<&Var> = [x].into_iter().chain(weights).chain(biases).collect();
-    let save = |s: &Saver<'_>| {
+    let save = |s: &SaveContext<'_>| {
         let trains = (1..=maps.len()).any(|i| s.needs(i));
         let weights = (1..=maps.len()).map(|i| s.needs(0).then(|| s.input(i)).transpose());
         Ok(Columns {

@@ -10,7 +10,7 @@ use phalanx_nn::models::{
 use phalanx_nn::{AdamW, Clip, Group, LayerFactory, OneDevice, Parameters, Rule, Scope, Sgd, cut, norm_of};
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig, Entries, SingleDevice};
 use phalanx_parallel::mesh::{Axis, Groups, Mesh};
-use phalanx_parallel::sharded::{ZeroConfig, ZeroStage as Zero, ZeroStage};
+use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::tensor_parallel::{TensorParallel, save_model, sum_squares};
 use phalanx_parallel::{Error, Result, launch};
 use phalanx_tensor::{DType, Device};
@@ -92,7 +92,7 @@ fn losses_of_all_steps_are_one_devices_and_the_same_on_every_rank() {
 }
 
 /// Losses and norms of two steps of two micro-batches on a mesh of two replicas of two ranks.
-fn mesh_parallel(
+fn on_mesh(
     config: &phalanx_nn::models::ModelConfig,
     sequence: bool,
     zero: Option<ZeroStage>,
@@ -149,7 +149,7 @@ fn replicas_of_cut_models_have_one_devices_losses_and_norms_under_ddp_and_zero()
             (true, Some(ZeroStage::Gradients)),
             (true, Some(ZeroStage::Parameters)),
         ] {
-            let ranks = mesh_parallel(&config, sequence, zero);
+            let ranks = on_mesh(&config, sequence, zero);
             for (step, (loss, norm)) in wanted.iter().enumerate() {
                 let found = |rank: usize, which: usize| ranks[rank][2 * step + which];
                 let what = format!("step {step}, {sequence}, {zero:?}");
