@@ -15,9 +15,9 @@
 //! ```no_run
 //! # use phalanx_parallel::{Result, checkpoint::{self, Checkpoint, Saver, Trained}, data_parallel::SingleDevice, launch};
 //! # fn run(rank: &launch::Rank, model: &dyn phalanx_nn::Parameters) -> Result<()> {
-//! # let share = SingleDevice::new(model);
+//! # let wrapper = SingleDevice::new(model);
 //! # let mut optimizer = phalanx_nn::Rule::init(phalanx_nn::Sgd::default(), vec![])?;
-//! let trained = [Trained { model, wrapper: &share }];
+//! let trained = [Trained { model, wrapper: &wrapper }];
 //! let mut saver = Saver::new(rank.comm())?;
 //! let settings = [("step".to_string(), "100".to_string())].into();
 //! saver.save("run/checkpoint", checkpoint::parts(&trained, &[&optimizer])?, &settings)?;

@@ -258,10 +258,10 @@ mod tests {
     }
 
     #[test]
-    fn shares_that_were_cut_differently_are_cut_everywhere() {
-        // Two copies of a tensor, one in shares cut at 64, the other at 100.
-        let share = |range| vec![part("w", &[150], 0..150, range)];
-        let ranks = [share(0..64), share(64..150), share(0..100), share(100..150)];
+    fn shards_that_were_cut_differently_are_cut_everywhere() {
+        // Two copies of a tensor, one in shards cut at 64, the other at 100.
+        let shard = |range| vec![part("w", &[150], 0..150, range)];
+        let ranks = [shard(0..64), shard(64..150), shard(0..100), shard(100..150)];
         let wanted = [(0, 0, 0, 0, 0..64), (2, 0, 64, 0, 64..100), (1, 0, 36, 0, 100..150)];
         assert_eq!(assigned(&ranks, "w"), wanted);
     }

@@ -14,7 +14,7 @@ use phalanx_tensor::{DType, Tensor, unpoisoned};
 
 use super::{CollectiveKind, Error, Reduction, Result, Signature};
 
-/// A collective with its tensors. A *share* is the part of a tensor that belongs to one rank (torch: chunk).
+/// A collective with its tensors. A *chunk* is the part of a tensor that belongs to one rank.
 /// Tensors that are written must be contiguous; those only read may have any strides. Between start and end the
 /// tensors must not be changed nor, where they are written, read.
 #[derive(Clone, Debug)]
@@ -59,13 +59,13 @@ impl Call {
         Call::new(CollectiveKind::AllReduce, None, Some(tensor)).by(by)
     }
 
-    /// `output` becomes this rank's share of the reduction of all ranks' inputs, which consist of as many equal
-    /// shares as there are ranks.
+    /// `output` becomes this rank's chunk of the reduction of all ranks' inputs, which consist of as many equal
+    /// chunks as there are ranks.
     pub fn reduce_scatter(output: Tensor, input: Tensor, by: Reduction) -> Call {
         Call::new(CollectiveKind::ReduceScatter, Some(input), Some(output)).by(by)
     }
 
-    /// [`Call::reduce_scatter`] with shares of `counts` elements, the same on all ranks.
+    /// [`Call::reduce_scatter`] with chunks of `counts` elements, the same on all ranks.
     pub fn reduce_scatter_uneven(output: Tensor, input: Tensor, counts: &[usize], by: Reduction) -> Call {
         Call::reduce_scatter(output, input, by).counts(counts)
     }
@@ -96,17 +96,17 @@ impl Call {
         Call::new(CollectiveKind::Gather, Some(input), output).root(root)
     }
 
-    /// `output` becomes this rank's share of the root's input; elsewhere there is none.
+    /// `output` becomes this rank's chunk of the root's input; elsewhere there is none.
     pub fn scatter(output: Tensor, input: Option<Tensor>, root: usize) -> Call {
         Call::new(CollectiveKind::Scatter, input, Some(output)).root(root)
     }
 
-    /// Share `i` of the input goes to rank `i`, and share `j` of the output comes from rank `j`.
+    /// Chunk `i` of the input goes to rank `i`, and chunk `j` of the output comes from rank `j`.
     pub fn all_to_all(output: Tensor, input: Tensor) -> Call {
         Call::new(CollectiveKind::AllToAll, Some(input), Some(output))
     }
 
-    /// [`Call::all_to_all`] with shares of `sent` and `wanted` elements.
+    /// [`Call::all_to_all`] with chunks of `sent` and `wanted` elements.
     pub fn all_to_all_uneven(output: Tensor, wanted: &[usize], input: Tensor, sent: &[usize]) -> Call {
         let mut call = Call::all_to_all(output, input).counts(sent);
         call.signature.wanted = wanted.to_vec();
@@ -183,7 +183,7 @@ impl Call {
         let (input, output) = (numel(&self.input), numel(&self.output));
         let Signature { kind, root, counts, wanted, .. } = &mut self.signature;
         let at_root = *root == Some(rank);
-        let shares = |count: usize| vec![count; size];
+        let chunks = |count: usize| vec![count; size];
         if counts.is_empty() {
             *counts = match kind {
                 CollectiveKind::Barrier => vec![],
@@ -192,13 +192,13 @@ impl Call {
                 | CollectiveKind::Reduce
                 | CollectiveKind::Receive => vec![output.unwrap_or(0)],
                 CollectiveKind::Send => vec![input.unwrap_or(0)],
-                CollectiveKind::ReduceScatter | CollectiveKind::Scatter => shares(output.unwrap_or(0)),
-                CollectiveKind::AllGather | CollectiveKind::Gather => shares(input.unwrap_or(0)),
-                CollectiveKind::AllToAll => shares(input.unwrap_or(0) / size),
+                CollectiveKind::ReduceScatter | CollectiveKind::Scatter => chunks(output.unwrap_or(0)),
+                CollectiveKind::AllGather | CollectiveKind::Gather => chunks(input.unwrap_or(0)),
+                CollectiveKind::AllToAll => chunks(input.unwrap_or(0) / size),
             };
         }
         if *kind == CollectiveKind::AllToAll && wanted.is_empty() {
-            *wanted = shares(output.unwrap_or(0) / size);
+            *wanted = chunks(output.unwrap_or(0) / size);
         }
         let shared = matches!(
             kind,

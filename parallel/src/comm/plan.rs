@@ -5,7 +5,7 @@
 //! and sends the result to the destinations. So an all-reduce costs what a ring costs:
 //!
 //! ```text
-//!            share 0           share 1                         share 0        share 1
+//!            chunk 0           chunk 1                         chunk 0        chunk 1
 //! rank 0  [ a0       ]      [ b0  ──┐   ]       rank 0  [ a0 + a1 ──┐ ] [ ◄──┐     ]
 //! rank 1  [ a1 ─► to 0 ]    [ b1 ◄──┘   ]       rank 1  [ ◄─────────┘ ] [ b0 + b1 ─┘ ]
 //! ```
@@ -40,7 +40,7 @@ pub(crate) struct Transfer {
     pub(crate) dests: Vec<Segment>,
 }
 
-/// Where the shares of `counts` elements begin and end.
+/// Where the chunks of `counts` elements begin and end.
 pub(crate) fn ranges(counts: &[usize]) -> Vec<Range<usize>> {
     let mut end = 0;
     let next = |&count: &usize| {
@@ -91,8 +91,8 @@ pub(crate) fn plan(all: &[&Signature], in_place: &[bool]) -> Vec<Transfer> {
         }
         CollectiveKind::ReduceScatter => {
             let sources = |block: &Range<usize>| (0..size).map(|r| input(r, block.clone())).collect();
-            let share = |(q, b): (usize, &Range<usize>)| transfer(q, sources(b), vec![output(q, 0..b.len())]);
-            blocks.iter().enumerate().map(share).collect()
+            let chunk = |(q, b): (usize, &Range<usize>)| transfer(q, sources(b), vec![output(q, 0..b.len())]);
+            blocks.iter().enumerate().map(chunk).collect()
         }
         CollectiveKind::AllGather => {
             blocks.iter().enumerate().map(|(q, b)| transfer(q, vec![given(q, b)], every(b))).collect()

@@ -13,7 +13,7 @@ pub enum CollectiveKind {
     Barrier,
     /// Every rank gets the reduction of all ranks' tensors.
     AllReduce,
-    /// Every rank gets its share of the reduction.
+    /// Every rank gets its chunk of the reduction.
     ReduceScatter,
     /// Every rank gets all ranks' tensors, one after another.
     AllGather,
@@ -23,9 +23,9 @@ pub enum CollectiveKind {
     Reduce,
     /// The root gets all ranks' tensors.
     Gather,
-    /// Every rank gets its share of the root's tensor.
+    /// Every rank gets its chunk of the root's tensor.
     Scatter,
-    /// Every rank gets from each other the share meant for it.
+    /// Every rank gets from each other the chunk meant for it.
     AllToAll,
     /// To one other rank.
     Send,
@@ -76,7 +76,7 @@ pub(crate) struct Signature {
     pub(crate) dtype: Option<DType>,
     /// The root; of sends and receives the peer.
     pub(crate) root: Option<usize>,
-    /// Elements of each rank's share, or one number where there are no shares. Of an all-to-all what this rank
+    /// Elements of each rank's chunk, or one number where there are no chunks. Of an all-to-all what this rank
     /// sends to each.
     pub(crate) counts: Vec<usize>,
     /// Of an all-to-all what this rank gets from each.

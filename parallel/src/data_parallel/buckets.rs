@@ -152,8 +152,8 @@ pub(super) struct BucketBuffer {
     pub(super) gradients: Tensor,
     parameters: Vec<usize>,
     shapes: Vec<Dims>,
-    /// The rest of the hook's work, after the bucket was started.
-    pub(super) rest: Mutex<Option<PendingBucket>>,
+    /// The hook's collective, after the bucket was started and until it is waited for.
+    pub(super) pending: Mutex<Option<PendingBucket>>,
 }
 
 impl BucketBuffer {
@@ -187,7 +187,7 @@ impl BucketStore {
                 gradients,
                 parameters: members.clone(),
                 shapes,
-                rest: Mutex::new(None),
+                pending: Mutex::new(None),
             };
             for (&number, view) in members.iter().zip(buffer.bucket().views()?) {
                 views[number] = Some(view);

@@ -18,7 +18,7 @@ use crate::comm::{Comm, Traffic};
 use crate::sharded_tensor::ShardedTensor;
 use crate::{Error, Result};
 
-/// A model whose gradients are added over a group of ranks, each of which computes on its share of the batch.
+/// A model whose gradients are added over a group of ranks, each of which computes on its sub-batch.
 ///
 /// ```
 /// use phalanx_nn::{LinearConfig, Module, Parameters, Scope};

@@ -1,4 +1,4 @@
-//! Data parallelism: every rank holds the model, computes on its share of the batch, and adds up the gradients of all ranks.
+//! Data parallelism: every rank holds the model, computes on its sub-batch (its rows of the batch), and adds up the gradients of all ranks.
 //!
 //! ```text
 //! gradients of backward, the last layer's first      b3 b2 │ w3 │ w2 b1 │ w1

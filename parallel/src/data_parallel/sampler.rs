@@ -18,7 +18,7 @@ const SITE: u64 = 0x7361_6d70;
 
 /// The samples of a data set that one of several ranks draws, the same number for every rank.
 ///
-/// The order of an epoch is a function of (seed, epoch), equal on all ranks; its shares are disjoint. Where the ranks
+/// The order of an epoch is a function of (seed, epoch), equal on all ranks; the ranks' samples are disjoint. Where the ranks
 /// do not divide the number of samples, the order is filled up by repeating its beginning, or cut with `drop_last`.
 ///
 /// ```
@@ -37,7 +37,7 @@ pub struct DistributedSampler {
 }
 
 impl DistributedSampler {
-    /// The share of `rank` among `ranks` of `samples` samples: in order, strided, filled up.
+    /// The samples of rank `rank` among `ranks`, of a data set of `samples`: in order, strided, filled up.
     ///
     /// # Errors
     /// If there is no such rank.
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_disjoint_cover_everything_and_are_as_long_as_each_other() {
+    fn ranks_samples_are_disjoint_cover_everything_and_are_as_long_as_each_other() {
         for (samples, ranks) in [(0, 1), (1, 3), (7, 1), (7, 2), (8, 4), (10, 3), (100, 7)] {
             for split in [SampleSplit::Strided, SampleSplit::Blocks] {
                 let sampler = |rank| DistributedSampler::new(samples, ranks, rank).unwrap().with_split(split);

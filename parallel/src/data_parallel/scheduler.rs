@@ -58,11 +58,11 @@ impl BucketScheduler {
             if let Some(divisor) = divisor {
                 kernels::scale_(&mut buffer.gradients, 1.0 / divisor)?;
             }
-            let rest = hook.start(&buffer.bucket(), &comm)?;
+            let pending = hook.start(&buffer.bucket(), &comm)?;
             if waits {
-                return Ok(rest()?);
+                return Ok(pending()?);
             }
-            *unpoisoned(buffer.rest.get_mut()) = Some(rest);
+            *unpoisoned(buffer.pending.get_mut()) = Some(pending);
             Ok(())
         };
         let op = Op::new(format!("bucket {index}")).on(Lane::Priority);
@@ -77,8 +77,8 @@ impl BucketScheduler {
         for (index, buffer) in buffers.iter().enumerate().filter(|_| !self.waits) {
             let held = buffer.clone();
             let work = move || -> Result<(), Cause> {
-                let rest = unpoisoned(held.write()?.rest.get_mut()).take();
-                Ok(rest.map_or(Ok(()), |rest| rest())?)
+                let pending = unpoisoned(held.write()?.pending.get_mut()).take();
+                Ok(pending.map_or(Ok(()), |pending| pending())?)
             };
             let op = Op::new(format!("rest of bucket {index}")).on(Lane::Priority);
             self.engine.push(op.mutates(&[buffer.variable()]), work)?;

@@ -1,7 +1,7 @@
 //! [`Node`]: an operation between its push and its end. [`FreeList`]: nodes that have run, kept for the next pushes.
 //!
 //! ```text
-//! push ◄── near ◄──(the whole list at once)── far ◄──(a batch at a time)── workers
+//! push ◄── free ◄──(the whole list at once)── returned ◄──(a batch at a time)── workers
 //! ```
 //! The pushing thread allocates what workers would free. Reuse avoids the allocator's locks, which would cost more than the
 //! rest of a push.
@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 
 use super::error::{Cause, Failure, Reason};
 use super::op::Op;
-use super::sync::{AtomicU32, AtomicU64, Mutex, Padded, get_mut, lock};
+use super::sync::{AtomicU32, AtomicU64, CachePadded, Mutex, get_mut, lock};
 use super::variable::{Access, Variable};
 use crate::catch_panic::panic_text;
 
@@ -146,7 +146,7 @@ impl Node {
     }
 
     /// Whether it takes the poison of the variables it is granted.
-    pub(crate) fn heals(&self) -> bool {
+    pub(crate) fn clears_poison(&self) -> bool {
         self.kind == NodeKind::Wait
     }
 }
@@ -167,24 +167,24 @@ const KEPT: usize = 1 << 16;
 /// Empty nodes of an engine.
 pub(crate) struct FreeList {
     /// Those that pushes take.
-    near: Padded<Mutex<Vec<Arc<Node>>>>,
+    free: CachePadded<Mutex<Vec<Arc<Node>>>>,
     /// Those that workers have brought back.
-    far: Padded<Mutex<Vec<Arc<Node>>>>,
+    returned: CachePadded<Mutex<Vec<Arc<Node>>>>,
 }
 
 impl FreeList {
     pub(crate) fn new() -> FreeList {
-        FreeList { near: Padded(Mutex::new(Vec::new())), far: Padded(Mutex::new(Vec::new())) }
+        FreeList { free: CachePadded(Mutex::new(Vec::new())), returned: CachePadded(Mutex::new(Vec::new())) }
     }
 
     /// A node, new or reused, after `fill`.
     pub(crate) fn take(&self, fill: impl FnOnce(&mut Node)) -> Arc<Node> {
-        let mut near = lock(&self.near.0);
-        if near.is_empty() {
-            std::mem::swap(&mut *near, &mut *lock(&self.far.0));
+        let mut free = lock(&self.free.0);
+        if free.is_empty() {
+            std::mem::swap(&mut *free, &mut *lock(&self.returned.0));
         }
-        let kept = near.pop();
-        drop(near);
+        let kept = free.pop();
+        drop(free);
         let mut node = kept.unwrap_or_else(|| Arc::new(Node::empty()));
         fill(Arc::get_mut(&mut node).unwrap_or_else(|| unreachable!("what is kept has one handle")));
         node
@@ -192,9 +192,9 @@ impl FreeList {
 
     /// Keeps nodes that [`recycled`] returned.
     pub(crate) fn keep(&self, nodes: impl IntoIterator<Item = Arc<Node>>) {
-        let mut far = lock(&self.far.0);
-        let room = KEPT.saturating_sub(far.len());
-        far.extend(nodes.into_iter().take(room));
+        let mut returned = lock(&self.returned.0);
+        let room = KEPT.saturating_sub(returned.len());
+        returned.extend(nodes.into_iter().take(room));
     }
 }
 

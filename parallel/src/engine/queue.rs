@@ -9,19 +9,21 @@
 
 use std::collections::VecDeque;
 
-use super::sync::{AtomicI64, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, Padded, lock, sleep, watch};
+use super::sync::{
+    AtomicI64, AtomicUsize, CachePadded, Condvar, Mutex, MutexGuard, Ordering, lock, sleep, spin_until,
+};
 
 /// Items by priority; of equal priority the oldest comes first. A worker that finds none spins for a while, then sleeps.
 pub(crate) struct ReadyQueue<T> {
     /// A thread that takes both locks takes this one first.
-    work: Padded<Mutex<WorkerSide<T>>>,
-    inbox: Padded<Mutex<Inbox<T>>>,
+    work: CachePadded<Mutex<WorkerSide<T>>>,
+    inbox: CachePadded<Mutex<Inbox<T>>>,
     /// The highest priority in the inbox, or [`EMPTY`]. Written under the inbox's lock, and only when it changes.
-    top: Padded<AtomicI64>,
+    top: CachePadded<AtomicI64>,
     /// Workers that sleep and have not been woken. Written under the inbox's lock; increased under both locks.
     sleeping: AtomicUsize,
     /// How many items the levels hold, for workers that spin.
-    left: Padded<AtomicUsize>,
+    left: CachePadded<AtomicUsize>,
     wake: Condvar,
 }
 
@@ -38,7 +40,7 @@ struct WorkerSide<T> {
 struct Inbox<T> {
     items: Vec<(i32, T)>,
     /// Workers that spin, which need not be woken.
-    watching: usize,
+    spinning: usize,
     /// Workers that were woken and do not run yet.
     woken: usize,
     closed: bool,
@@ -46,13 +48,13 @@ struct Inbox<T> {
 
 impl<T> ReadyQueue<T> {
     pub(crate) fn new() -> ReadyQueue<T> {
-        let inbox = Inbox { items: Vec::new(), watching: 0, woken: 0, closed: false };
+        let inbox = Inbox { items: Vec::new(), spinning: 0, woken: 0, closed: false };
         ReadyQueue {
-            work: Padded(Mutex::new(WorkerSide { levels: PriorityLevels::new(), spare: Vec::new() })),
-            inbox: Padded(Mutex::new(inbox)),
-            top: Padded(AtomicI64::new(EMPTY)),
+            work: CachePadded(Mutex::new(WorkerSide { levels: PriorityLevels::new(), spare: Vec::new() })),
+            inbox: CachePadded(Mutex::new(inbox)),
+            top: CachePadded(AtomicI64::new(EMPTY)),
             sleeping: AtomicUsize::new(0),
-            left: Padded(AtomicUsize::new(0)),
+            left: CachePadded(AtomicUsize::new(0)),
             wake: Condvar::new(),
         }
     }
@@ -81,11 +83,11 @@ impl<T> ReadyQueue<T> {
         if let Some(item) = self.take(&mut work) {
             return Some(item);
         }
-        lock(&self.inbox.0).watching += 1;
+        lock(&self.inbox.0).spinning += 1;
         drop(work);
         idle();
-        watch(|| self.top.0.load(Ordering::Relaxed) != EMPTY || self.left.0.load(Ordering::Relaxed) > 0);
-        lock(&self.inbox.0).watching -= 1;
+        spin_until(|| self.top.0.load(Ordering::Relaxed) != EMPTY || self.left.0.load(Ordering::Relaxed) > 0);
+        lock(&self.inbox.0).spinning -= 1;
         loop {
             let mut work = lock(&self.work.0);
             self.empty_inbox(&mut work, true);
@@ -141,7 +143,7 @@ impl<T> ReadyQueue<T> {
     /// Wakes workers until there is one for each of `items`.
     fn wake(&self, mut inbox: MutexGuard<'_, Inbox<T>>, items: usize) {
         let sleeping = self.sleeping.load(Ordering::Relaxed);
-        let wake = items.saturating_sub(inbox.watching + inbox.woken).min(sleeping);
+        let wake = items.saturating_sub(inbox.spinning + inbox.woken).min(sleeping);
         if wake > 0 {
             self.sleeping.store(sleeping - wake, Ordering::Relaxed);
             inbox.woken += wake;

@@ -63,11 +63,11 @@ impl Variable {
 
 impl VariableQueue {
     /// Passes the variable's poison on to an operation that was granted access. A wait takes the poison away.
-    pub(crate) fn hand_to(poison: &mut Option<Arc<Failure>>, node: &Node) {
+    pub(crate) fn pass_poison(poison: &mut Option<Arc<Failure>>, node: &Node) {
         poison.take_if(|failure| failure.lifted());
         if let Some(failure) = poison {
             node.taint(failure);
-            if node.heals() {
+            if node.clears_poison() {
                 *poison = None;
             }
         }
@@ -77,7 +77,7 @@ impl VariableQueue {
     pub(crate) fn leave(&mut self, access: Access, mut ready: impl FnMut(Arc<Node>)) {
         let VariableQueue { fifo, poison, .. } = self;
         fifo.leave(access, |node| {
-            VariableQueue::hand_to(poison, &node);
+            VariableQueue::pass_poison(poison, &node);
             if granted(&node.waits) {
                 ready(node);
             }
@@ -176,7 +176,7 @@ pub(crate) fn enter(node: Arc<Node>, pushed: &AtomicU64) -> Result<Option<Arc<No
     for (queue, &(_, access)) in queues.iter_mut().zip(&node.uses) {
         queue.deleted = node.kind == NodeKind::Delete;
         if queue.fifo.admit(access) {
-            VariableQueue::hand_to(&mut queue.poison, &node);
+            VariableQueue::pass_poison(&mut queue.poison, &node);
         } else {
             queue.fifo.wait(access, node.clone());
             waits += 1;

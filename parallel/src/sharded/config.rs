@@ -55,10 +55,10 @@ pub struct ZeroConfig {
     pub broadcast_buffers: bool,
     /// The gradients' dtype; `None`: each parameter's own.
     pub grad_dtype: Option<DType>,
-    /// The dtype that ranks keep their shares in, wider than the dtype of the computation: f32 shares of a bf16 model are
+    /// The dtype that ranks keep their shards in, wider than the dtype of the computation: f32 shards of a bf16 model are
     /// rounded as they are gathered, and no master copy is needed. `None`: each parameter's own.
     pub shard_dtype: Option<DType>,
-    /// Where shares, their gradients and their optimizer state live, if not on the model's device.
+    /// Where shards, their gradients and their optimizer state live, if not on the model's device.
     pub offload: Option<Device>,
 }
 
@@ -106,7 +106,7 @@ impl ZeroConfig {
         Ok(())
     }
 
-    /// The ranks of the group of `ranks` ranks that share a copy with `rank`, and those that hold the same share.
+    /// The ranks of the group of `ranks` ranks that share a copy with `rank`, and those that hold the same shard.
     pub(super) fn groups(&self, rank: usize, ranks: usize) -> Result<(Vec<usize>, Vec<usize>)> {
         let each = self.shard_ranks.unwrap_or(ranks);
         if each == 0 || !ranks.is_multiple_of(each) {

@@ -1,4 +1,4 @@
-//! Where a flat buffer is cut into the shares of the ranks (the elements that each owns). Pure functions: no
+//! Where a flat buffer is cut into the shards of the ranks (the elements that each owns). Pure functions: no
 //! communication.
 //!
 //! ```text
@@ -23,7 +23,7 @@ pub enum Ownership {
     Whole,
 }
 
-/// The order in which parameters lie in a buffer, and where the ranks' shares of it begin and end.
+/// The order in which parameters lie in a buffer, and where the ranks' shards of it begin and end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cuts {
     /// Numbers of the parameters.
@@ -82,8 +82,8 @@ fn whole(elements: &[usize], loads: &mut [usize]) -> Cuts {
     }
     let mut bounds = vec![0];
     for numbers in &owned {
-        let share: usize = numbers.iter().map(|&number| elements[number]).sum();
-        bounds.push(bounds[bounds.len() - 1] + share);
+        let shard: usize = numbers.iter().map(|&number| elements[number]).sum();
+        bounds.push(bounds[bounds.len() - 1] + shard);
     }
     Cuts { order: owned.concat(), bounds }
 }
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn even_shares_differ_by_less_than_a_block() {
+    fn even_shards_differ_by_less_than_a_block() {
         for (ranks, seed) in (1..9).flat_map(|ranks| (0..50).map(move |seed| (ranks, seed))) {
             let elements: Vec<usize> =
                 (0..1 + seed % 7).map(|i| (seed * 7919 + i * 104_729) % 1000).collect();

@@ -53,7 +53,7 @@ pub(super) fn grad_squares(core: &ZeroCore) -> Result<Squares> {
 fn own_sums(device: Device, flats: &[&FlatParameter], covers: &[Cover]) -> Result<Tensor> {
     let (mut of, mut home): (Vec<Stretches>, _) = (Vec::new(), device);
     for (piece, Cover { first, nodes, .. }) in flats.iter().flat_map(|f| &f.pieces).zip(covers) {
-        // Pieces are all on the device of the shares.
+        // Pieces are all on the device of the shards.
         home = piece.device();
         let node = |&(level, index): &(u32, u64)| {
             let start = ((index << level) - first) as usize;

@@ -17,7 +17,7 @@ use crate::{Error, Result, sharded_tensor};
 
 impl Zero {
     /// Every parameter and buffer by name, as [`phalanx_nn::state_dict`] of a whole model, copied to the CPU; parameters in
-    /// the dtype that shares are kept in. On rank 0; elsewhere nothing. All ranks call it. One unit of parameters is gathered
+    /// the dtype that shards are kept in. On rank 0; elsewhere nothing. All ranks call it. One unit of parameters is gathered
     /// at a time.
     ///
     /// # Errors
@@ -100,7 +100,7 @@ fn copy(tensor: &Tensor) -> Result<Tensor> {
 }
 
 impl Zero {
-    /// This rank's part of every parameter, in the dtype that shares are kept in, by the parameter's name, and every tensor
+    /// This rank's part of every parameter, in the dtype that shards are kept in, by the parameter's name, and every tensor
     /// that is not spread, such as buffers by their paths. The tensors are the model's own, not copies. Nothing is sent.
     ///
     /// # Errors
@@ -145,7 +145,7 @@ impl Zero {
     /// would have, in the order of the buffers. `kinds`: the tensors that its rule keeps of a parameter
     /// ([`phalanx_nn::Rule::state`]). On rank 0; elsewhere nothing. All ranks call it.
     ///
-    /// It is the same for every layout: shares that are kept wider than the dtype of the computation
+    /// It is the same for every layout: shards that are kept wider than the dtype of the computation
     /// ([`ZeroConfig::shard_dtype`](super::ZeroConfig)) are in it as the master copies that one device would have.
     ///
     /// # Errors
@@ -217,7 +217,7 @@ impl Zero {
     }
 
     /// This rank's part of an optimizer's state of whole parameters, for [`phalanx_nn::Optimizer::load_state_dict`].
-    /// Where shares are kept wider than the dtype of the computation, they become the master copies in it. All ranks call it with
+    /// Where shards are kept wider than the dtype of the computation, they become the master copies in it. All ranks call it with
     /// the same, after [`Zero::load_full_state_dict`].
     ///
     /// # Errors

@@ -74,17 +74,17 @@ impl Zero {
             hooks: Vec::new(),
             module_hooks: Vec::new(),
         };
-        zero.hold_parameters();
+        zero.own_parameters();
         zero.hook(model);
         Ok(zero)
     }
 
-    fn hold_parameters(&self) {
-        let shares: Arc<dyn ParameterOwner> = Arc::new(ShardOwner(Arc::downgrade(&self.core)));
-        for (unit, owners) in self.core.lock().units.iter().zip(&self.owners) {
+    fn own_parameters(&self) {
+        let shard_owner: Arc<dyn ParameterOwner> = Arc::new(ShardOwner(Arc::downgrade(&self.core)));
+        for (unit, owner) in self.core.lock().units.iter().zip(&self.owners) {
             for flat in &unit.flats {
-                flat.members.iter().for_each(|member| member.parameter.set_owner(owners.clone()));
-                flat.pieces.iter().for_each(|piece| piece.set_owner(shares.clone()));
+                flat.members.iter().for_each(|member| member.parameter.set_owner(owner.clone()));
+                flat.pieces.iter().for_each(|piece| piece.set_owner(shard_owner.clone()));
             }
         }
     }

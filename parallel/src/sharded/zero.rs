@@ -242,9 +242,9 @@ impl Drop for Zero {
         let left: Option<Arc<dyn ParameterOwner>> =
             unused.then(|| Arc::new(consistency::DroppedWrapper) as _);
         let state = self.core.lock();
-        for (unit, owners) in state.units.iter().zip(&self.owners) {
+        for (unit, owner) in state.units.iter().zip(&self.owners) {
             for Member { parameter, .. } in unit.flats.iter().flat_map(|flat| &flat.members) {
-                parameter.release_owner(owners);
+                parameter.release_owner(owner);
                 left.iter().for_each(|left| parameter.set_owner(left.clone()));
             }
         }

@@ -11,7 +11,7 @@
 //! Derivative: `dx = dy (e^(x - M) / Z - q)` with q the smoothed target. A rank computes it for its classes alone, without an
 //! exchange. It saves x and two numbers an item. Halves are computed in f32.
 //!
-//! The vocabulary is not padded: ranks have shares that differ by at most one class. Smoothing spreads over all classes
+//! The vocabulary is not padded: the numbers of the ranks' classes differ by at most one. Smoothing spreads over all classes
 //! and averages over all of them; Megatron-LM's (0.11) spreads over the rank's.
 //! Source: Shoeybi et al.: Megatron-LM (2019), section 3.
 

@@ -19,7 +19,7 @@ use crate::comm::pending::{Ticket, Waiter};
 use crate::comm::plan::Side;
 use crate::comm::{Call, CollectiveKind, Comm, Error, Pending, Reduction, Result};
 
-/// How long a lane sleeps between two polls of NCCL.
+/// How long a call stream sleeps between two polls of NCCL.
 const NAP: Duration = Duration::from_micros(50);
 
 /// Calls in order.
@@ -27,7 +27,7 @@ const NAP: Duration = Duration::from_micros(50);
 pub(super) struct CallStream {
     watchdog: Arc<Watchdog>,
     stream: Stream,
-    /// The control plane's group for the lanes' own messages.
+    /// The control plane's group for the messages of call streams to each other.
     private: Comm,
     /// The other rank and whether this one sends; none for the collectives of the group.
     pair: Option<(usize, bool)>,
@@ -52,10 +52,10 @@ impl CallStream {
         let Ticket { rank, group, sequence, .. } = *announced.ticket;
         let ticket = Ticket::new(call, rank, group, sequence);
         self.watchdog.queued();
-        let (lane, ours, tensors) = (Arc::clone(self), Arc::clone(&ticket), Arc::clone(&kept));
+        let (this, ours, tensors) = (Arc::clone(self), Arc::clone(&ticket), Arc::clone(&kept));
         self.stream.submit(move || {
-            let mut queued = Queued { watchdog: &lane.watchdog, work: None };
-            let mut outcome = lane.carry_out(&ours, announced, &tensors, &mut queued.work);
+            let mut queued = Queued { watchdog: &this.watchdog, work: None };
+            let mut outcome = this.carry_out(&ours, announced, &tensors, &mut queued.work);
             if outcome.is_err() && queued.work.is_none() {
                 tensors.release();
             }
@@ -64,7 +64,7 @@ impl CallStream {
             // Now that it is watched it comes to an end, even if another rank's part never does.
             if let (Ok(()), Some((call, ended)), false) = (&outcome, given, ours.call.observations.is_empty())
             {
-                outcome = ended.synchronize().map_err(|error| lane.blame(&call, &error.into()));
+                outcome = ended.synchronize().map_err(|error| this.blame(&call, &error.into()));
             }
             ours.finish(outcome);
             Ok(())
@@ -235,7 +235,7 @@ impl CallStream {
         let ops = ops(Addresses { input: input_at, output: output_at, room: room_at, size: dtype.size() });
         gpu.make_current()?;
         let _collective = gpu.enter_collective();
-        // SAFETY: the stream is this lane's, of this GPU, on whose thread this runs. The ranges are the route's, inside
+        // SAFETY: the stream is this one's, of this GPU, on whose thread this runs. The ranges are the route's, inside
         // tensors of the call, whose counts `Call::checked` holds against them. `kept` holds the tensors until the stream
         // has passed this point, or the waiting thread's stream comes after it; the room was obtained on this stream
         // and is freed in its order.
@@ -288,7 +288,7 @@ impl Addresses {
     }
 }
 
-/// A call between its arrival at a lane and its queueing on the GPU; counted even if that fails or panics.
+/// A call between its arrival at a call stream and its queueing on the GPU; counted even if that fails or panics.
 struct Queued<'a> {
     watchdog: &'a Watchdog,
     work: Option<RunningCall>,
@@ -300,13 +300,13 @@ impl Drop for Queued<'_> {
     }
 }
 
-/// Waits for a call of a lane.
+/// Waits for a call of a call stream.
 #[derive(Debug)]
 struct StreamWaiter {
     gpu: &'static Gpu,
     /// The caller's stream, on which its tensors are freed.
     stream: usize,
-    /// The lane has given it to the GPU.
+    /// Marks that the call stream has given it to the GPU.
     event: Event,
     kept: Arc<KeptTensors>,
 }

@@ -1,6 +1,6 @@
 //! [`route`]: the steps of one rank for a call. A pure function: no communication.
 //!
-//! It follows the same plan as the wires ([`plan`]): ranks send their parts of a share to its owner, which adds them in order
+//! It follows the same plan as the wires ([`plan`]): ranks send their parts of a chunk to its owner, which adds them in order
 //! of the ranks and sends the sum to the destinations. Parts are added in rounds, so the owner needs a buffer of bounded size.
 //! Where nothing is added and every rank gets the same, NCCL's own broadcast or all-gather does the last step, since NCCL
 //! knows how the GPUs are connected.
@@ -419,11 +419,11 @@ mod tests {
     }
 
     #[test]
-    fn an_uneven_all_to_all_gives_each_pair_its_share() {
+    fn an_uneven_all_to_all_gives_each_pair_its_chunk() {
         let size = 3;
-        let share = |q: usize, r: usize| (2 * q + r) % 4;
-        let sent: Vec<Vec<usize>> = (0..size).map(|q| (0..size).map(|r| share(q, r)).collect()).collect();
-        let wanted: Vec<Vec<usize>> = (0..size).map(|r| (0..size).map(|q| share(q, r)).collect()).collect();
+        let count = |q: usize, r: usize| (2 * q + r) % 4;
+        let sent: Vec<Vec<usize>> = (0..size).map(|q| (0..size).map(|r| count(q, r)).collect()).collect();
+        let wanted: Vec<Vec<usize>> = (0..size).map(|r| (0..size).map(|q| count(q, r)).collect()).collect();
         let all: Vec<Signature> =
             (0..size).map(|r| signature(CollectiveKind::AllToAll, &sent[r], &wanted[r], None)).collect();
         let mut m = memory(|r| (sent[r].iter().sum(), wanted[r].iter().sum()), size);
@@ -431,7 +431,7 @@ mod tests {
         for (r, m) in m.iter().enumerate() {
             let from = |q: usize| {
                 let begin: usize = sent[q][..r].iter().sum();
-                (begin..begin + share(q, r)).map(move |i| draw(q, i))
+                (begin..begin + count(q, r)).map(move |i| draw(q, i))
             };
             let wanted: Vec<f64> = (0..size).flat_map(from).collect();
             assert_eq!(m.output, wanted);

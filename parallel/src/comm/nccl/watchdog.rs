@@ -60,7 +60,7 @@ pub(super) struct Watchdog {
 struct WatchdogState {
     links: Vec<Arc<Link>>,
     under_way: Vec<(RunningCall, Option<Instant>)>,
-    /// Calls that a lane has not yet given to the GPU.
+    /// Calls that a call stream has not yet given to the GPU.
     queued: usize,
     /// No further call will come.
     ended: bool,
@@ -91,12 +91,12 @@ impl Watchdog {
         self.timeout
     }
 
-    /// A lane has taken one more call.
+    /// A call stream has taken one more call.
     pub(super) fn queued(&self) {
         self.lock().queued += 1;
     }
 
-    /// A lane has queued the call on the GPU, from where on the call is watched; or it has failed to (`None`).
+    /// A call stream has queued the call on the GPU, from where on the call is watched; or it has failed to (`None`).
     pub(super) fn given(&self, work: Option<RunningCall>) {
         let mut state = self.lock();
         state.queued -= 1;

@@ -25,10 +25,10 @@
 //! Data parallelism over the ranks with the same stages of other pipelines goes around it:
 //!
 //! ```text
-//! share.begin()
+//! replicas.begin()
 //! pipeline.train(..)      gradients only accumulate (Stages::no_sync), except in each stage's last B or W, which sends them
 //! tied.exchange()         where a table is tied
-//! share.finish()
+//! replicas.finish()
 //!
 //! pipeline ──> executor <──> transfer          chunks    tied
 //!     └──────────> └──> versions    work
