@@ -1,4 +1,5 @@
-//! Handling of panics: their text and place, for the error that other ranks get.
+//! [`catch_panic`]: a panic as an error, with its place. Ranks, actions of pipelines and GPipe's workers run inside it, so that the
+//! other ranks get the cause.
 
 use phalanx_tensor::panic_message;
 

@@ -21,11 +21,14 @@
 //! | part | one rank's elements of a tensor, under any layout: [`sharded_tensor::ShardedTensor`] |
 //! | shard | a box of a tensor (tensor parallelism, [`nn::Shard`]) or a range of a flat buffer (ZeRO) |
 //! | piece | ZeRO: what a rank's shard has of one parameter; checkpoints: a range of a tensor that one rank writes |
-//! | share | the part of a collective's tensor that belongs to one rank (torch: chunk) |
+//! | chunk | the part of a collective's tensor that belongs to one rank ([`comm::Call`]); a stage, where a rank has several ([`pipeline::ranks::Chunks`]) |
+//! | sub-batch | the rows of a batch that one replica computes on; it is split into micro-batches |
 //! | cut | to divide into ranges, and the place where one range ends and the next begins |
 //! | site | a use of a parameter in a model; a tied table has two, each with a gradient of its own |
-//! | lane | a queue of work with threads ([`engine::Lane`]) or a stream (NCCL) of its own |
+//! | unit | the parameters of a wrapped module, which ZeRO-3 gathers and frees together |
+//! | lane | some threads of an engine, with a queue of their own ([`engine::Lane`]) |
 //! | replica | a copy of the model, or of its part, that computes on other rows of the batch |
+//! | wrapper | [`data_parallel::Ddp`] or [`sharded::Zero`] of a model, or another [`data_parallel::DataParallel`] |
 //!
 //! Unsafe code is denied but for `comm/wire/mpi.rs` and `comm/nccl/`, which call MPI and NCCL.
 #![deny(unsafe_code)]

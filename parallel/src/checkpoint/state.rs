@@ -1,4 +1,5 @@
-//! A model and its optimizers as the parts of a checkpoint, and the way back.
+//! A model and its optimizers as the parts of a checkpoint ([`parts`], which [`Saver::save`](super::Saver::save) takes), and the way
+//! back ([`Checkpoint::restore`]).
 //!
 //! Parameters and buffers are called `model.NAME`, optimizers' tensors `optimizer.NAME.KIND`.
 

@@ -1,5 +1,6 @@
-//! [`Call`]: a collective with its tensors, before it is started. [`Observation`]: when it began and its observer.
-//! [`Staged`]: the output tensor on a GPU of a call that runs on host copies.
+//! [`Call`]: a collective with its tensors, before it is started. A communicator's methods make one and give it to
+//! `Communicator::start`, which checks it ([`Call::checked`]) and hands it to the backend. [`Observation`]: when it began and its
+//! observer. [`Staged`]: the output tensor on a GPU of a call that runs on host copies.
 //!
 //! A backend that moves elements itself (threads, wires) takes copies of a GPU's tensors in the host's memory. The thread that
 //! finishes the call copies the output back to the GPU, after the work that the caller had queued there before. A rank that

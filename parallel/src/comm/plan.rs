@@ -1,5 +1,5 @@
 //! Turns a collective into a list of transfers: which elements of which ranks are combined, in what order, and where
-//! they go. Pure functions: no communication.
+//! they go. Pure functions: no communication. `threads::exchange`, `wire::task` and `nccl::route` carry the transfers out.
 //!
 //! Each transfer has an owner: over a wire, the sources send their part to the owner, which combines them in order
 //! and sends the result to the destinations. So an all-reduce costs what a ring costs:

@@ -1,4 +1,5 @@
-//! [`Signature`]: the description of a call that ranks compare, to find that they call different things.
+//! [`CollectiveKind`]: which collective. [`Signature`]: the description of a call without its tensors. Ranks compare signatures before
+//! they exchange elements, and so find that they call different things.
 
 use std::fmt;
 
@@ -6,7 +7,7 @@ use phalanx_tensor::DType;
 
 use super::{Error, Reduction};
 
-/// The collectives.
+/// The collectives, and the messages between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum CollectiveKind {
     /// Wait for all.

@@ -1,4 +1,5 @@
-//! [`BucketHook`]: how a bucket's gradients are added over the ranks.
+//! [`BucketHook`]: how a bucket's gradients are added over the ranks (torch: DDP's communication hooks). The scheduler calls it with
+//! a full bucket. [`AllReduce`] is the default, [`Compress`] sends a smaller dtype, [`PowerSgd`](super::PowerSgd) thin factors.
 
 use std::fmt;
 use std::sync::Arc;

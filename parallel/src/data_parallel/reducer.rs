@@ -1,4 +1,11 @@
-//! [`Reducer`]: counts the gradients that have arrived in a pass, starts buckets, and ends the pass.
+//! [`Reducer`]: the gradients of a [`Ddp`](super::Ddp), pass by pass.
+//!
+//! ```text
+//! Ddp::begin    begin      gradients that are already sums of all ranks stay on one rank alone
+//! leaf hooks    arrived    counts the leaf's gradient; a bucket that is full, and first in order, goes to the scheduler
+//! Ddp::finish   finish     schedules the buckets that are left, waits for all; after the first pass fills buckets anew
+//! Ddp::join     shadow     the same on a rank without a batch, which adds zeros
+//! ```
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,4 +1,4 @@
-//! [`BucketScheduler`]: the work of buckets as operations of an engine.
+//! [`BucketScheduler`]: pushes each full bucket's work (divide, the hook's collective) as operations of an engine. The reducer calls it.
 //!
 //! ```text
 //! on a serial engine (default)  "bucket i"          mutates its buffer and the communicator: divide, start

@@ -17,7 +17,7 @@ use crate::sharded_tensor::{self, ShardedTensor};
 use crate::tensor_parallel::{gather_parts, sum_squares};
 use crate::{Error, Result};
 
-/// A [`DataParallel`] for a rank's part of a model on a mesh. It adds replicas by the [`DataParallel`] that it wraps, keeps the
+/// A [`DataParallel`] for a rank's part of a model on a mesh of ranks. It adds replicas by the [`DataParallel`] that it wraps, keeps the
 /// two copies of a tied table equal, and computes the norm of the whole model, with the bits of one device if layers are not
 /// split.
 ///

@@ -1,4 +1,4 @@
-//! [`threads`]: ranks as threads of this process.
+//! [`threads`]: ranks as threads of this process, which exchange tensors directly ([`crate::comm::threads`]).
 
 use std::fmt::Display;
 use std::time::Duration;

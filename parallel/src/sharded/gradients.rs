@@ -1,6 +1,11 @@
 //! When gradients are sent, and where they go: [`ZeroCore`] counts the gradients that have arrived, [`Gradients`]
 //! collects those of a flat parameter and reduce-scatters them.
 //!
+//! ```text
+//! leaf hook ──► arrived ──(a unit is complete, and those after it are sent)──► send_next: FlatParameter::send, a reduce-scatter
+//! Zero::finish ──► finish: sends the rest ──► receive_next: FlatParameter::receive, the sums become the pieces' gradients
+//! ```
+//!
 //! Most parameters have one site. A table that is tied to a head has two, which travel apart: their gradients are added to each
 //! other only after the ranks, so that the order of additions is that of one device with as many micro-batches as ranks.
 

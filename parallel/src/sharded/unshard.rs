@@ -1,4 +1,12 @@
 //! When values are unsharded (all-gathered) and resharded (freed): [`ZeroCore`] decides it for FSDP units, [`FlatParameter`] does it.
+//!
+//! ```text
+//! module i            pre_forward: enter          post_forward: leave      pre_backward: enter       post_backward: leave
+//! unit of module i    unshard                     reshard (`Reshard`)      unshard                   reshard
+//! the next unit       prefetch: all-gather starts                          prefetch (module i - 1)
+//! ```
+//! The hooks of a wrapped module (`wrap.rs`) call [`ZeroCore::enter`] and [`ZeroCore::leave`]. A parameter that is used outside its
+//! module comes in through [`ZeroCore::used`].
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;

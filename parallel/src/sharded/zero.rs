@@ -1,4 +1,5 @@
-//! [`Zero`]: data parallelism in which every rank keeps a shard of the state. It implements [`DataParallel`].
+//! [`Zero`]: data parallelism in which every rank keeps a shard of the state (torch: FSDP, `ZeroRedundancyOptimizer`). It implements
+//! [`DataParallel`]. `wrap.rs` makes it, [`ZeroCore`] does the work; here are the calls of a program.
 
 use std::sync::Arc;
 

@@ -91,8 +91,8 @@ impl CallStream {
             Ok(GpuEvent::record(gpu)?)
         };
         let begun = began().map_err(blame)?;
-        let (steps, mut room) = (self.steps(&call), None);
-        let done = steps.into_iter().try_for_each(|step| self.step(&link, &call, step, &mut room));
+        let (steps, mut buffer) = (self.steps(&call), None);
+        let done = steps.into_iter().try_for_each(|step| self.step(&link, &call, step, &mut buffer));
         // Recorded after a failure too, since the work queued before it must leave the GPU.
         let ended = GpuEvent::record(gpu).map(Arc::new).map_err(Error::from);
         if let Ok(ended) = &ended {
@@ -179,8 +179,8 @@ impl CallStream {
         }
     }
 
-    /// Carries out a step; `room` is the buffer that owners receive parts into.
-    fn step(&self, link: &Link, call: &Call, step: Step, room: &mut Option<Tensor>) -> Result<()> {
+    /// Carries out a step; `buffer` is the buffer that owners receive parts into.
+    fn step(&self, link: &Link, call: &Call, step: Step, buffer: &mut Option<Tensor>) -> Result<()> {
         match step {
             Step::Native(whole) => {
                 let rank = self.private.rank();
@@ -190,20 +190,20 @@ impl CallStream {
             }
             Step::Exchange(messages) => {
                 let given = messages.iter().filter_map(|message| match message {
-                    Message::Given { range, .. } => Some(range.end),
+                    Message::ReceivePart { range, .. } => Some(range.end),
                     _ => None,
                 });
-                *room = match given.max() {
+                *buffer = match given.max() {
                     Some(count) => Some(Tensor::empty(&[count], call.dtype(), self.watchdog.gpu.device())?),
                     None => None,
                 };
                 let writes = messages.iter().any(|message| matches!(message, Message::Receive { .. }));
                 let ops = |at: Addresses| messages.iter().map(|message| at.message(message)).collect();
-                self.enqueue(link, call, writes, room.as_mut(), ops)
+                self.enqueue(link, call, writes, buffer.as_mut(), ops)
             }
             Step::Combine { own: (side, own), out, by } => {
                 let of = if side == Side::Input { &call.input } else { &call.output };
-                let (Some(of), Some(output), Some(others)) = (of, &call.output, room.take()) else {
+                let (Some(of), Some(output), Some(others)) = (of, &call.output, buffer.take()) else {
                     return Err(Error::invalid(call.kind().name(), "got no tensors to combine"));
                 };
                 let own = of.view_into(own.start, &[own.len()])?;
@@ -219,7 +219,7 @@ impl CallStream {
         link: &Link,
         call: &Call,
         writes: bool,
-        room: Option<&mut Tensor>,
+        buffer: Option<&mut Tensor>,
         ops: impl FnOnce(Addresses) -> Vec<Op>,
     ) -> Result<()> {
         let (op, dtype, gpu) = (call.kind().name(), call.dtype(), self.watchdog.gpu);
@@ -229,15 +229,16 @@ impl CallStream {
             true => output.as_mut().map(|output| output.device_write(op)).transpose()?,
             false => output.as_ref().map(|output| output.device_read(op)).transpose()?,
         };
-        let room = room.map(|room| room.device_write(op)).transpose()?;
+        let buffer = buffer.map(|buffer| buffer.device_write(op)).transpose()?;
         let address = |of: &Option<DevicePointer<'_>>| of.as_ref().map_or(0, DevicePointer::address);
-        let [input_at, output_at, room_at] = [&input, &output, &room].map(address);
-        let ops = ops(Addresses { input: input_at, output: output_at, room: room_at, size: dtype.size() });
+        let [input_at, output_at, buffer_at] = [&input, &output, &buffer].map(address);
+        let ops =
+            ops(Addresses { input: input_at, output: output_at, buffer: buffer_at, size: dtype.size() });
         gpu.make_current()?;
         let _collective = gpu.enter_collective();
         // SAFETY: the stream is this one's, of this GPU, on whose thread this runs. The ranges are the route's, inside
         // tensors of the call, whose counts `Call::checked` holds against them. `kept` holds the tensors until the stream
-        // has passed this point, or the waiting thread's stream comes after it; the room was obtained on this stream
+        // has passed this point, or the waiting thread's stream comes after it; the buffer was obtained on this stream
         // and is freed in its order.
         unsafe { link.enqueue(dtype, &ops, gpu.stream_handle()) }.map_err(Error::Launch)?;
         self.settle(link)
@@ -248,7 +249,7 @@ impl CallStream {
 struct Addresses {
     input: u64,
     output: u64,
-    room: u64,
+    buffer: u64,
     /// Bytes of an element.
     size: usize,
 }
@@ -267,8 +268,8 @@ impl Addresses {
             Message::Receive { range, from } => {
                 Op::Receive { to: self.of(Side::Output, range.start), count: range.len(), peer: *from }
             }
-            Message::Given { range, from } => {
-                let to = self.room + (range.start * self.size) as u64;
+            Message::ReceivePart { range, from } => {
+                let to = self.buffer + (range.start * self.size) as u64;
                 Op::Receive { to, count: range.len(), peer: *from }
             }
         }

@@ -1,4 +1,4 @@
-//! [`route`]: the steps of one rank for a call. A pure function: no communication.
+//! [`route`]: the steps of one rank for a call, which a `CallStream` carries out on the GPU. A pure function: no communication.
 //!
 //! It follows the same plan as the wires ([`plan`]): ranks send their parts of a chunk to its owner, which adds them in order
 //! of the ranks and sends the sum to the destinations. Parts are added in rounds, so the owner needs a buffer of bounded size.
@@ -12,7 +12,7 @@ use crate::comm::plan::{Segment, Side, Transfer, plan};
 use crate::comm::{CollectiveKind, Reduction, Signature};
 
 /// Bytes of the buffer for parts that an owner receives.
-const ROOM_BYTES: usize = 64 << 20;
+const BUFFER_BYTES: usize = 64 << 20;
 /// Elements of a round are a multiple of this, so that rounds begin where packets do.
 const ROUND: usize = 64;
 
@@ -21,7 +21,7 @@ const ROUND: usize = 64;
 pub(super) enum Step {
     /// Messages that go at the same time.
     Exchange(Vec<Message>),
-    /// This rank's elements of `own` and those in the room become `out`.
+    /// This rank's elements of `own` and those in the buffer become `out`.
     Combine { own: (Side, Range<usize>), out: Range<usize>, by: Reduction },
     /// NCCL's own collective.
     Native(Native),
@@ -40,8 +40,8 @@ pub(super) enum Message {
         range: Range<usize>,
         from: usize,
     },
-    /// Into the room.
-    Given {
+    /// A part that this rank adds, into the buffer for parts.
+    ReceivePart {
         range: Range<usize>,
         from: usize,
     },
@@ -127,7 +127,7 @@ fn transfers(signature: &Signature, me: usize, size: usize, in_place: bool) -> V
 fn rounds(transfers: &[Transfer], signature: &Signature, (me, size): (usize, usize)) -> Vec<Step> {
     let Some(by) = signature.by.filter(|_| size > 1) else { return vec![] };
     let bytes = signature.dtype.map_or(1, |dtype| dtype.size());
-    let step = (ROOM_BYTES / bytes / (size - 1) / ROUND).max(1) * ROUND;
+    let step = (BUFFER_BYTES / bytes / (size - 1) / ROUND).max(1) * ROUND;
     let longest = transfers.iter().map(|t| t.dests[0].range.len()).max().unwrap_or(0);
     let mut steps = vec![];
     for start in (0..longest).step_by(step) {
@@ -147,7 +147,7 @@ fn rounds(transfers: &[Transfer], signature: &Signature, (me, size): (usize, usi
                 continue;
             }
             let others = sources.iter().filter(|source| source.rank != me).enumerate();
-            messages.extend(others.map(|(i, source)| Message::Given {
+            messages.extend(others.map(|(i, source)| Message::ReceivePart {
                 range: i * range.len()..(i + 1) * range.len(),
                 from: source.rank,
             }));
@@ -203,11 +203,11 @@ mod tests {
     fn an_uneven_all_reduce_of_two() {
         let all_reduce = signature(CollectiveKind::AllReduce, &[3], &[], None);
         let give = Message::Send { from: Side::Output, range: 2..3, to: 1 };
-        let given = Message::Given { range: 0..2, from: 1 };
+        let part = Message::ReceivePart { range: 0..2, from: 1 };
         let combine = Step::Combine { own: (Side::Output, 0..2), out: 0..2, by: Reduction::Sum };
         let mine = Message::Send { from: Side::Output, range: 0..2, to: 1 };
         let theirs = Message::Receive { range: 2..3, from: 1 };
-        let wanted = [Step::Exchange(vec![given, give]), combine, Step::Exchange(vec![mine, theirs])];
+        let wanted = [Step::Exchange(vec![part, give]), combine, Step::Exchange(vec![mine, theirs])];
         assert_eq!(route(&all_reduce, (0, 2), true, Sums::InOrder), wanted);
     }
 
@@ -235,21 +235,21 @@ mod tests {
     }
 
     #[test]
-    fn rounds_need_a_bounded_room() {
-        let count = 3 * ROOM_BYTES / 8 + 1;
+    fn rounds_need_a_bounded_buffer() {
+        let count = 3 * BUFFER_BYTES / 8 + 1;
         let steps =
             route(&signature(CollectiveKind::Reduce, &[count], &[], Some(2)), (2, 3), true, Sums::InOrder);
-        let (mut rounds, mut room) = (0, 0);
+        let (mut rounds, mut buffer) = (0, 0);
         for step in &steps {
             let Step::Exchange(messages) = step else { continue };
             rounds += 1;
             for message in messages {
-                let Message::Given { range, .. } = message else { panic!("{message:?}") };
-                room = room.max(range.end * 8);
+                let Message::ReceivePart { range, .. } = message else { panic!("{message:?}") };
+                buffer = buffer.max(range.end * 8);
             }
         }
         assert_eq!(rounds, 7);
-        assert!(room <= ROOM_BYTES && room > ROOM_BYTES / 2, "{room}");
+        assert!(buffer <= BUFFER_BYTES && buffer > BUFFER_BYTES / 2, "{buffer}");
     }
 
     /// One rank's tensors.
@@ -257,7 +257,7 @@ mod tests {
     struct Memory {
         input: Vec<f64>,
         output: Vec<f64>,
-        room: Vec<f64>,
+        buffer: Vec<f64>,
     }
 
     /// Carries out the steps of all ranks as GPUs do: a step waits for its messages, NCCL's all-gather for all ranks.
@@ -328,7 +328,7 @@ mod tests {
         fn receive(&mut self, messages: &[Message], me: usize, mail: &mut Mail) -> bool {
             let from = |message: &Message| match message {
                 Message::Send { .. } => None,
-                Message::Receive { from, .. } | Message::Given { from, .. } => Some(*from),
+                Message::Receive { from, .. } | Message::ReceivePart { from, .. } => Some(*from),
             };
             if !messages.iter().filter_map(from).all(|q| mail.get(&(q, me)).is_some_and(|m| !m.is_empty())) {
                 return false;
@@ -337,7 +337,7 @@ mod tests {
                 let (to, range, from) = match message {
                     Message::Send { .. } => continue,
                     Message::Receive { range, from } => (&mut self.output, range, from),
-                    Message::Given { range, from } => (&mut self.room, range, from),
+                    Message::ReceivePart { range, from } => (&mut self.buffer, range, from),
                 };
                 let came = mail.get_mut(&(*from, me)).unwrap().pop_front().unwrap();
                 to.resize(to.len().max(range.end), f64::NAN);
@@ -353,7 +353,7 @@ mod tests {
             (me, size): (usize, usize),
         ) {
             let (count, own) = (own.len(), self.side(*side)[own.clone()].to_vec());
-            let mut parts: Vec<&[f64]> = self.room[..count * (size - 1)].chunks(count).collect();
+            let mut parts: Vec<&[f64]> = self.buffer[..count * (size - 1)].chunks(count).collect();
             parts.insert(me, &own);
             let sum = |i: usize| parts[1..].iter().fold(parts[0][i], |sum, part| sum + part[i]);
             let sums: Vec<f64> = (0..count).map(sum).collect();
@@ -371,7 +371,7 @@ mod tests {
         let one = |rank| {
             let (input, output) = sizes(rank);
             let output = (0..output).map(|i| draw(rank, i)).collect();
-            Memory { input: (0..input).map(|i| draw(rank, i)).collect(), output, room: vec![] }
+            Memory { input: (0..input).map(|i| draw(rank, i)).collect(), output, buffer: vec![] }
         };
         (0..size).map(one).collect()
     }

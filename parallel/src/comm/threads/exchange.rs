@@ -1,4 +1,5 @@
-//! Moves the elements of a complete call between the tensors of all ranks.
+//! Moves the elements of a complete call between the tensors of all ranks, on the pool's threads: [`exchange`] of a collective,
+//! [`deliver`] of a message. The rank that comes last calls them (`World::carry_out`).
 
 use std::sync::Mutex;
 

@@ -1,4 +1,6 @@
-//! [`Driver`]: the thread that owns a process's wire. [`Shared`]: where the process's ranks wait for it.
+//! [`Driver`]: the thread that owns a process's wire. It takes events (a call of this rank, a message, a lost process), lets each
+//! group's first task go on, matches sends with receives, and finds the ranks that are late. [`Shared`]: where the process's ranks
+//! wait for it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};

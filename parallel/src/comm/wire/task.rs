@@ -1,4 +1,5 @@
-//! [`Task`]: a collective under way, as one rank sees it.
+//! [`Task`]: a collective under way, as one rank sees it. The driver calls [`Task::progress`] when messages have come; the task
+//! sends this rank's messages and combines the parts of the transfers that this rank owns.
 
 use std::collections::HashMap;
 use std::sync::Arc;

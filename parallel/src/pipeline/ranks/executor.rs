@@ -1,4 +1,6 @@
-//! [`ScheduleRun`]: one rank carries out its list of actions. The computations are here, sends and receives in `transfer.rs`.
+//! [`ScheduleRun`]: one rank carries out its list of actions, one after the other. [`Pipeline`](super::Pipeline) calls
+//! [`ScheduleRun::run`]. The computations are here and call the caller's [`Stages`]; sends and receives are in `transfer.rs`, weight
+//! versions in `versions.rs`.
 
 use std::collections::HashMap;
 use std::sync::Arc;

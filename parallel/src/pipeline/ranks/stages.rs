@@ -1,4 +1,5 @@
-//! What the stages of a pipeline compute: [`Stages`], a trait; [`StageFn`], the same as a function of the batch.
+//! What the stages of a pipeline compute, which the caller brings: [`Stages`], a trait that the executor calls; [`StageFn`], the same
+//! as a function of [`StageArgs`] (Megatron-LM: `forward_step`).
 
 use std::ops::Range;
 use std::sync::Arc;
