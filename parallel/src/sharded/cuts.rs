@@ -53,6 +53,8 @@ impl Cuts {
     }
 }
 
+/// Cuts near `total * rank / ranks`, at the nearest block of a parameter. It is no `even_piece`, whose cuts would lie inside blocks, so
+/// that two ranks would have parts of one node of the norm's tree.
 fn even(elements: &[usize], loads: &mut [usize]) -> Cuts {
     let (total, ranks) = (elements.iter().sum::<usize>(), loads.len());
     let mut bounds = vec![0];
