@@ -98,7 +98,7 @@ impl ShardedTensor {
     ///
     /// # Errors
     /// If a tensor cannot be copied or a part is not well-formed.
-    fn take(&self, others: &[&ShardedTensor]) -> Result<()> {
+    fn copy_from_parts(&self, others: &[&ShardedTensor]) -> Result<()> {
         let (place, own) = (self.place()?, self.values.with_shape(&[self.values.numel()])?);
         for other in others.iter().rev() {
             let values = other.values.with_shape(&[other.values.numel()])?;
@@ -124,7 +124,7 @@ pub(crate) fn load(what: &str, own: &[ShardedTensor], given: &[ShardedTensor], a
         let places = others.iter().map(|other| other.place()).collect::<Result<Vec<_>>>()?;
         if let Some(other) = places.iter().find(|other| other.whole() != place.whole()) {
             problems.misshaped.push((part.name.clone(), other.shape.clone(), place.shape));
-        } else if !fill(place.elements(), places.iter().flat_map(|other| other.overlaps(&place))) {
+        } else if !covers(place.elements(), places.iter().flat_map(|other| other.overlaps(&place))) {
             problems.missing.push(part.name.clone());
         }
     }
@@ -133,7 +133,7 @@ pub(crate) fn load(what: &str, own: &[ShardedTensor], given: &[ShardedTensor], a
     problems.unexpected.sort();
     problems.unexpected.dedup();
     problems.check(what)?;
-    own.iter().try_for_each(|part| part.take(&named(&part.name)))
+    own.iter().try_for_each(|part| part.copy_from_parts(&named(&part.name)))
 }
 
 /// A box of a whole tensor, and a range of its elements in row-major order.
@@ -285,7 +285,7 @@ impl Iterator for Segments<'_> {
 }
 
 /// Whether the overlaps cover all of `elements`; some elements may be covered twice.
-pub(crate) fn fill(elements: usize, overlaps: impl IntoIterator<Item = Overlap>) -> bool {
+pub(crate) fn covers(elements: usize, overlaps: impl IntoIterator<Item = Overlap>) -> bool {
     let mut ranges: Vec<Range<usize>> = overlaps.into_iter().map(|o| o.to..o.to + o.count).collect();
     ranges.sort_unstable_by_key(|range| range.start);
     let reach = |at: usize, range: Range<usize>| if range.start <= at { at.max(range.end) } else { at };
@@ -344,10 +344,10 @@ mod tests {
     #[test]
     fn filled_is_what_has_no_gap() {
         let overlap = |to, count| Overlap { from: 0, to, count };
-        assert!(fill(5, [overlap(3, 2), overlap(0, 2), overlap(1, 2)]));
-        assert!(!fill(5, [overlap(3, 2), overlap(0, 2)]));
-        assert!(!fill(5, [overlap(0, 4)]));
-        assert!(fill(0, []) && !fill(1, []));
+        assert!(covers(5, [overlap(3, 2), overlap(0, 2), overlap(1, 2)]));
+        assert!(!covers(5, [overlap(3, 2), overlap(0, 2)]));
+        assert!(!covers(5, [overlap(0, 4)]));
+        assert!(covers(0, []) && !covers(1, []));
     }
 
     #[test]
@@ -409,7 +409,7 @@ mod tests {
             let wanted: Vec<_> = sources.iter().enumerate().filter_map(|(i, n)| Some((i, place(n)?))).collect();
             prop_assert_eq!(&got, &wanted);
             let all = wanted.len() == targets.len();
-            prop_assert_eq!(fill(targets.len(), from.overlaps(&to)), all);
+            prop_assert_eq!(covers(targets.len(), from.overlaps(&to)), all);
         }
     }
 }

@@ -17,7 +17,7 @@ use super::{Settings, file_error};
 use crate::Result;
 use crate::all_gather::{all_gather_object, all_ok};
 use crate::comm::Comm;
-use crate::sharded_tensor::{BoxRange, Overlap, ShardedTensor, fill};
+use crate::sharded_tensor::{BoxRange, Overlap, ShardedTensor, covers};
 
 /// A complete checkpoint. Opening reads its index only; reading parts reads the blocks that hold some of them.
 #[derive(Debug)]
@@ -162,7 +162,7 @@ impl Checkpoint {
                 return Err(self.error(format!("tensor {name:?} was saved as {got}, wanted {wanted}")));
             }
             let sources = sources(stored, &place);
-            if !fill(place.elements(), sources.iter().flat_map(|(_, overlaps)| overlaps.iter().copied())) {
+            if !covers(place.elements(), sources.iter().flat_map(|(_, overlaps)| overlaps.iter().copied())) {
                 return Err(
                     self.error(format!("tensor {name:?} is incomplete: elements of {place:?} are missing"))
                 );

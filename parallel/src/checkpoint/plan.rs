@@ -79,7 +79,7 @@ pub(super) fn assign(ranks: &[Vec<PartInfo>]) -> Result<BTreeMap<String, TensorP
         }
         let shape = first.place.shape.clone();
         wholes.insert(name.to_string(), TensorPlan { dtype: first.dtype, shape, pieces: Vec::new() });
-        let cut = |owners| if first.buffer { vec![owners] } else { shared_out(owners, first.dtype) };
+        let cut = |owners| if first.buffer { vec![owners] } else { split_among_owners(owners, first.dtype) };
         open.extend(pieces.into_iter().flat_map(cut).map(|owners| (name, first, owners)));
     }
     let bytes = |d: &PartInfo, owners: &[Piece]| d.dtype.size() * owners[0].place.elements();
@@ -97,7 +97,7 @@ pub(super) fn assign(ranks: &[Vec<PartInfo>]) -> Result<BTreeMap<String, TensorP
 }
 
 /// A piece as several, one for each rank that has it, but none smaller than a block.
-fn shared_out(owners: Vec<Piece>, dtype: DType) -> Vec<Vec<Piece>> {
+fn split_among_owners(owners: Vec<Piece>, dtype: DType) -> Vec<Vec<Piece>> {
     let range = owners[0].place.range.clone();
     let most = range.len() * dtype.size() / BLOCK;
     let part = |cut: std::ops::Range<usize>| {

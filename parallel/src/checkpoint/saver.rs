@@ -203,7 +203,7 @@ impl SaveJob {
         });
         // Rank 0 alone removes it, since rank 0 begins the next save.
         if done.is_err() && self.comm.rank() == 0 {
-            self.folder.give_up();
+            self.folder.discard();
         }
         done.map(drop)
     }

@@ -155,7 +155,7 @@ impl Call {
         }
         self.check_tensors(op)?;
         self.fill_counts(op, rank, size)?;
-        self.part_from_output(rank)?;
+        self.separate_input(rank)?;
         Ok(self)
     }
 
@@ -232,7 +232,7 @@ impl Call {
     }
 
     /// Handles an input that lies in the output's storage: drops it if it is in its place, else copies it.
-    fn part_from_output(&mut self, rank: usize) -> Result<()> {
+    fn separate_input(&mut self, rank: usize) -> Result<()> {
         let (Some(input), Some(output)) = (&self.input, &self.output) else { return Ok(()) };
         if !input.shares_storage(output) {
             return Ok(());

@@ -41,8 +41,8 @@ pub(crate) fn check_trained(wrapper: &str, parameter: &Parameter, trained: bool)
 }
 
 /// Refuses to go on when another wrapper has taken the model over.
-pub(crate) fn check_owned(wrapper: &str, lost: bool) -> Result<()> {
-    match lost {
+pub(crate) fn check_owned(wrapper: &str, replaced: bool) -> Result<()> {
+    match replaced {
         false => Ok(()),
         true => Err(Error::Config(format!(
             "{wrapper}: another wrapper, made later, has the model now; this one can only be dropped"

@@ -102,7 +102,7 @@ impl Ddp {
 
     /// Refuses a model that is not as it was when this was made.
     fn check(&self) -> Result<()> {
-        consistency::check_owned("Ddp", self.reducer.is_lost())?;
+        consistency::check_owned("Ddp", self.reducer.is_replaced())?;
         self.parameters.iter().try_for_each(|(p, trained)| consistency::check_trained("Ddp", p, *trained))
     }
 
@@ -121,7 +121,7 @@ impl Ddp {
     /// As [`Ddp::begin`], [`Var::backward`] and [`Ddp::finish`]; if the loss depends on parameters that no wrapper adds up.
     pub fn backward(&self, loss: &Var) -> Result<()> {
         // Nothing is under way, and after `zero_grad` all goes on.
-        self.reducer.check_unspoiled()?;
+        self.reducer.clear_refused_pass()?;
         let pass = || {
             self.check()?;
             consistency::check_reached("Ddp", loss)?;
@@ -222,7 +222,7 @@ impl ParameterOwner for DdpOwner {
     }
 
     fn replaced(&self) {
-        self.0.upgrade().iter().for_each(|reducer| reducer.lose());
+        self.0.upgrade().iter().for_each(|reducer| reducer.mark_replaced());
     }
 }
 
@@ -263,7 +263,7 @@ impl Drop for Ddp {
     fn drop(&mut self) {
         self.hooks.iter().for_each(HookHandle::remove);
         self.parameters.iter().for_each(|(p, _)| p.release_owner(&self.owner));
-        if self.comm.size() > 1 && !self.reducer.was_used() && !self.reducer.is_lost() {
+        if self.comm.size() > 1 && !self.reducer.was_used() && !self.reducer.is_replaced() {
             let unused: Arc<dyn ParameterOwner> = Arc::new(consistency::DroppedWrapper);
             self.parameters().iter().for_each(|p| p.set_owner(unused.clone()));
         }

@@ -100,7 +100,7 @@ impl Ddp {
                 let round = self.announce(own)?;
                 match round.what {
                     NextAction::Nothing => {
-                        self.reducer.agree(last)?;
+                        self.reducer.broadcast_zeroed(last)?;
                         return self.broadcast_values(last);
                     }
                     NextAction::Batch => {

@@ -41,7 +41,7 @@ pub(super) struct Reducer {
     /// Whether this rank has gradients that were not added to the others'.
     unreduced: AtomicBool,
     /// Whether another wrapper has the parameters.
-    lost: AtomicBool,
+    replaced: AtomicBool,
     /// Whether a pass has ever begun.
     used: AtomicBool,
     state: Mutex<ReducerState>,
@@ -69,12 +69,12 @@ struct ReducerState {
     launcher: BucketTracker,
     roles: Roles,
     /// Whether a leaf has its gradient of this pass.
-    came: Vec<bool>,
+    has_arrived: Vec<bool>,
     /// Whether one got a gradient since the last synchronisation.
     touched: Vec<bool>,
     /// Leaves that got a gradient on no rank (`find_unused`). Their gradient is outside the buckets until they get
     /// one.
-    apart: Vec<bool>,
+    unused: Vec<bool>,
     /// The leaves to which the last synchronised pass gave the sum of all ranks. None from the beginning of the next pass on.
     reduced: Vec<bool>,
 }
@@ -118,13 +118,13 @@ impl Reducer {
             zeroed: vec![0; sizes.len()],
             rebuilt: false,
             roles: Roles { first: 0, divisor: comm.size() },
-            came: vec![false; sizes.len()],
+            has_arrived: vec![false; sizes.len()],
             touched: vec![false; sizes.len()],
-            apart: vec![false; sizes.len()],
+            unused: vec![false; sizes.len()],
             reduced: vec![false; sizes.len()],
         };
-        let ([unreduced, lost, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));
-        Ok(Reducer { leaves, together, sizes, comm, config, scheduler, unreduced, lost, used, state })
+        let ([unreduced, replaced, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));
+        Ok(Reducer { leaves, together, sizes, comm, config, scheduler, unreduced, replaced, used, state })
     }
 
     pub(super) fn leaves(&self) -> &[(Parameter, Leaf)] {
@@ -161,12 +161,12 @@ impl Reducer {
     }
 
     /// Another wrapper has the parameters.
-    pub(super) fn lose(&self) {
-        self.lost.store(true, Ordering::Relaxed);
+    pub(super) fn mark_replaced(&self) {
+        self.replaced.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed)
+    pub(super) fn is_replaced(&self) -> bool {
+        self.replaced.load(Ordering::Relaxed)
     }
 
     /// Whether a pass has ever begun.
@@ -180,7 +180,7 @@ impl Reducer {
     }
 
     /// Drops the gradients that a refused pass has added, where there were no others; elsewhere asks for `zero_grad`.
-    pub(super) fn check_unspoiled(&self) -> Result<()> {
+    pub(super) fn clear_refused_pass(&self) -> Result<()> {
         let state = &mut *self.lock();
         let Some(then) = &state.refused else { return Ok(()) };
         let was_empty = |number: usize| {
@@ -209,7 +209,7 @@ impl Reducer {
                 let (got, wanted) = (held.shape(), view.shape());
                 return wrong(format!("holds a tensor of shape {got:?}, and held {wanted:?} when {AGAIN}"));
             }
-            if !state.apart[number] && !matches!(leaf.slot(), Slot::Into(to) if to.shares_storage(view)) {
+            if !state.unused[number] && !matches!(leaf.slot(), Slot::Into(to) if to.shares_storage(view)) {
                 return wrong(format!("its gradients do not go where they went when {AGAIN}"));
             }
         }
@@ -221,7 +221,7 @@ impl Reducer {
     /// passes comes out, the earlier one first, as on one device. (The sum travels again: a mean is multiplied by its
     /// divisor here and divided anew, and a hook that rounds rounds it once more.)
     pub(super) fn begin(&self, roles: Roles) -> Result<()> {
-        self.check_unspoiled()?;
+        self.clear_refused_pass()?;
         let state = &mut *self.lock();
         self.check_leaves(state)?;
         state.begun = true;
@@ -262,7 +262,7 @@ impl Reducer {
     pub(super) fn arrived(&self, number: usize, synchronise: bool) -> Result<()> {
         let mut state = self.lock();
         let wrong = |why| Err(phalanx_nn::Error::invalid(self.name(number), why).into());
-        if self.is_lost() {
+        if self.is_replaced() {
             return Ok(());
         }
         if !state.begun {
@@ -274,17 +274,17 @@ impl Reducer {
         }
         state.touched[number] = true;
         self.unreduced.store(true, Ordering::Relaxed);
-        if state.apart[number] {
+        if state.unused[number] {
             self.rejoin(&mut state, number)?;
         }
         if !synchronise {
             return Ok(());
         }
-        if std::mem::replace(&mut state.came[number], true) {
+        if std::mem::replace(&mut state.has_arrived[number], true) {
             return wrong("its gradient came again after it was sent; give each use a site of its own");
         }
         let mut together = self.together[number].clone();
-        match together.clone().all(|number| state.came[number]) {
+        match together.clone().all(|number| state.has_arrived[number]) {
             true => together.try_for_each(|number| self.launch(&mut state, number)),
             false => Ok(()),
         }
@@ -297,7 +297,7 @@ impl Reducer {
             kernels::copy_(view, grad.tensor())?;
         }
         leaf.set_slot(Slot::Into(view.clone()))?;
-        state.apart[number] = false;
+        state.unused[number] = false;
         Ok(())
     }
 
@@ -339,17 +339,17 @@ impl Reducer {
         missing.into_iter().try_for_each(|number| self.launch(state, number))?;
         self.scheduler.wait_all(&state.store.buffers)?;
         if self.config.find_unused {
-            self.set_unused_apart(state)?;
+            self.mark_unused(state)?;
         }
         if !state.rebuilt {
             self.rebuild(state, arrivals)?;
         }
         state.launcher = BucketTracker::new(&state.store.buckets);
-        state.came.fill(false);
+        state.has_arrived.fill(false);
         state.touched.fill(false);
         // A leaf that no rank used has no gradient to carry over, and one on meta no values.
         state.reduced = (0..self.leaves.len())
-            .map(|number| !state.apart[number] && !self.sizes[number].device.is_meta())
+            .map(|number| !state.unused[number] && !self.sizes[number].device.is_meta())
             .collect();
         state.zeroed = self.times_zeroed();
         self.unreduced.store(false, Ordering::Relaxed);
@@ -357,7 +357,7 @@ impl Reducer {
     }
 
     /// Gives all ranks zeros where `root` has zeroed its gradients.
-    pub(super) fn agree(&self, root: usize) -> Result<()> {
+    pub(super) fn broadcast_zeroed(&self, root: usize) -> Result<()> {
         let state = &mut *self.lock();
         let mut mine = vec![0i32; self.sizes.len()];
         self.carried_over(state).into_iter().for_each(|number| mine[number] = 1);
@@ -369,7 +369,7 @@ impl Reducer {
     }
 
     /// A leaf that no rank used has no gradient, rather than one of zeros, which an optimizer would act on.
-    fn set_unused_apart(&self, state: &mut ReducerState) -> Result<()> {
+    fn mark_unused(&self, state: &mut ReducerState) -> Result<()> {
         let touched: Vec<i32> = state.touched.iter().map(|&t| i32::from(t)).collect();
         let mut touched = Tensor::from_slice(&touched, &[touched.len()], self.host())?;
         if self.comm.has_peers() {
@@ -381,10 +381,10 @@ impl Reducer {
                 leaf.set_slot(Slot::Owned(Some(self.sizes[number].dtype)))?;
                 // A hook with a memory may have written there.
                 kernels::fill_(&mut state.store.views[number], 0.0)?;
-            } else if state.apart[number] {
+            } else if state.unused[number] {
                 leaf.set_slot(Slot::Into(state.store.views[number].clone()))?;
             }
-            state.apart[number] = touched == 0;
+            state.unused[number] = touched == 0;
         }
         Ok(())
     }
@@ -408,7 +408,7 @@ impl Reducer {
         let mut store = BucketStore::new(buckets, &self.sizes, &self.leaves, &self.scheduler.engine)?;
         for (number, (_, leaf)) in self.leaves.iter().enumerate() {
             kernels::copy_(&mut store.views[number], &state.store.views[number])?;
-            if !state.apart[number] {
+            if !state.unused[number] {
                 leaf.set_slot(Slot::Into(store.views[number].clone()))?;
             }
         }

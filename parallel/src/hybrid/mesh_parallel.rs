@@ -46,8 +46,8 @@ impl MeshParallel {
         groups: Groups,
         schedule: &Schedule,
     ) -> Result<MeshParallel> {
-        let line = groups.along(Axis::Pp);
-        let tied = TiedTable::new(model, schedule, line)?;
+        let pipeline = groups.along(Axis::Pp);
+        let tied = TiedTable::new(model, schedule, pipeline)?;
         let duplicate =
             tied.as_ref().filter(|tied| tied.is_duplicate()).map(|tied| tied.table().name().to_string());
         let mut names: Vec<String> =
@@ -55,7 +55,7 @@ impl MeshParallel {
         names.retain(|name| Some(name) != duplicate.as_ref());
         names.sort();
         names.dedup();
-        let counted = all_names(line, &names)?;
+        let counted = all_names(pipeline, &names)?;
         let device = model.parameters().first().map_or(Device::CPU, Parameter::device);
         Ok(MeshParallel { replicas, groups, tied, counted, device })
     }
@@ -67,12 +67,12 @@ impl MeshParallel {
 
     /// The sums of squares of the parameters of all stages.
     fn of_all_stages(&self, own: Squares) -> Result<Squares> {
-        let line = self.groups.along(Axis::Pp);
-        if line.size() == 1 || !line.has_peers() {
+        let pipeline = self.groups.along(Axis::Pp);
+        if pipeline.size() == 1 || !pipeline.has_peers() {
             return Ok(own);
         }
         let place = |name: &String| own.of.iter().position(|square| square.name == *name);
-        let places: Option<Vec<usize>> = self.counted[line.rank()].iter().map(place).collect();
+        let places: Option<Vec<usize>> = self.counted[pipeline.rank()].iter().map(place).collect();
         let missing = || Error::Config("the parameters that are trained have changed".into());
         let places = places.ok_or_else(missing)?;
         // If this rank trains nothing, its sums are not on the model's device.
@@ -86,7 +86,7 @@ impl MeshParallel {
         let mut names: Vec<(&String, usize)> = self.counted.iter().flatten().zip(0..).collect();
         names.sort();
         let pairs = names.iter().enumerate().map(|(to, &(_, from))| (to, from));
-        let sums = gather_sums(line, &sums.narrow(0, 0, places.len())?, &counts, names.len(), pairs)?;
+        let sums = gather_sums(pipeline, &sums.narrow(0, 0, places.len())?, &counts, names.len(), pairs)?;
         let of = names.into_iter().map(|(name, _)| Square { name: name.clone(), whole: true }).collect();
         Ok(Squares { of, sums })
     }

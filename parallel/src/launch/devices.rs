@@ -84,9 +84,9 @@ pub(super) struct Cores {
 }
 
 impl Cores {
-    /// Shares `cores` (all there are, if none are named) among `ranks`, each at least one; `devices` are those of
+    /// Divides `cores` (all there are, if none are named) among `ranks`, each at least one; `devices` are those of
     /// this process, by their rank on this machine.
-    pub(super) fn share(
+    pub(super) fn divide(
         cores: Option<usize>,
         ranks: usize,
         devices: &[(usize, Device)],

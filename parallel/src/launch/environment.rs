@@ -117,7 +117,7 @@ impl Environment {
             Some(worker) => worker.clone().checked()?,
             None => WorkerEnv::find(|name| std::env::var(name).ok())?,
         };
-        let _cores = Cores::share(self.cores, worker.local_size, &[(worker.local_rank, Device::CPU)])?;
+        let _cores = Cores::divide(self.cores, worker.local_size, &[(worker.local_rank, Device::CPU)])?;
         let (devices, local) = (self.devices, worker.local_rank);
         let (mut process, control) = self.join(worker)?;
         // A rank without a GPU ends the run of all ranks.

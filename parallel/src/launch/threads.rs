@@ -74,7 +74,7 @@ impl Threads {
             (0..self.ranks).map(|rank| self.devices.device(rank)).collect::<Result<_>>()?;
         devices.iter().try_for_each(|device| self.devices.check(*device))?;
         let numbered: Vec<_> = devices.iter().copied().enumerate().collect();
-        let _cores = Cores::share(self.cores, self.ranks, &numbered)?;
+        let _cores = Cores::divide(self.cores, self.ranks, &numbered)?;
         let world = World::new(self.ranks, self.timeout);
         let context = Context::current();
         let work = |rank: usize| {

@@ -27,7 +27,7 @@ pub(super) struct ZeroCore {
     /// Whether this rank has gradients that were not added to the others'.
     pub(super) unreduced: AtomicBool,
     /// Whether another wrapper has the parameters.
-    pub(super) lost: AtomicBool,
+    pub(super) replaced: AtomicBool,
     /// Whether a pass has ever begun.
     pub(super) used: AtomicBool,
     pub(super) state: Mutex<ZeroState>,
@@ -40,7 +40,7 @@ pub(super) struct ZeroState {
     /// Whether a pass was refused, which may have added to any leaf.
     pub(super) refused: bool,
     /// Sites of each parameter that backward has not come to.
-    pub(super) sites: Vec<usize>,
+    pub(super) sites_left: Vec<usize>,
     /// Whether a parameter got a gradient since the last synchronisation.
     pub(super) touched: Vec<bool>,
     /// A unit that is unsharded for the module that is expected next. It is resharded if another one runs.
@@ -84,21 +84,21 @@ impl ZeroCore {
             trained.map(move |m| (m.parameter.clone(), u)).collect::<Vec<_>>()
         };
         let parameters: Vec<_> = units.iter().enumerate().flat_map(of_unit).collect();
-        let sites = parameters.iter().map(|(p, _)| p.leaves().len()).collect();
+        let sites_left = parameters.iter().map(|(p, _)| p.leaves().len()).collect();
         let (touched, unsent) = (vec![false; parameters.len()], units.len());
         let state = ZeroState {
             units,
             begun: false,
             refused: false,
-            sites,
+            sites_left,
             touched,
             prefetched: None,
             held: 0,
             unsent,
             sent: VecDeque::new(),
         };
-        let ([unreduced, lost, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));
-        ZeroCore { ranks, config, unit_of, parameters, unreduced, lost, used, state }
+        let ([unreduced, replaced, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));
+        ZeroCore { ranks, config, unit_of, parameters, unreduced, replaced, used, state }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, ZeroState> {
@@ -106,8 +106,8 @@ impl ZeroCore {
     }
 
     /// Another wrapper has the parameters.
-    pub(super) fn lose(&self) {
-        self.lost.store(true, Ordering::Relaxed);
+    pub(super) fn mark_replaced(&self) {
+        self.replaced.store(true, Ordering::Relaxed);
     }
 
     /// Whether a pass has ever begun.
@@ -115,8 +115,8 @@ impl ZeroCore {
         self.used.load(Ordering::Relaxed)
     }
 
-    pub(super) fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed)
+    pub(super) fn is_replaced(&self) -> bool {
+        self.replaced.load(Ordering::Relaxed)
     }
 
     /// Whether this rank has gradients that were not added to the others'.

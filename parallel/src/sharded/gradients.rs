@@ -30,7 +30,7 @@ const IN_FLIGHT: usize = 2;
 impl ZeroCore {
     /// A site of a parameter has its gradient of this pass.
     pub(super) fn arrived(&self, number: usize, synchronise: bool) -> Result<()> {
-        if self.is_lost() {
+        if self.is_replaced() {
             return Ok(());
         }
         let state = &mut *self.lock();
@@ -46,11 +46,11 @@ impl ZeroCore {
             return Ok(());
         }
         let (parameter, unit) = &self.parameters[number];
-        let Some(left) = state.sites[number].checked_sub(1) else {
+        let Some(left) = state.sites_left[number].checked_sub(1) else {
             let why = "its gradient came again after it was sent; give each use a site of its own";
             return Err(phalanx_nn::Error::invalid(parameter.name(), why).into());
         };
-        state.sites[number] = left;
+        state.sites_left[number] = left;
         if left == 0 {
             state.units[*unit].missing -= 1;
         }
@@ -88,7 +88,7 @@ impl ZeroCore {
     /// Sends the gradients that are left, waits for all, and gets ready for the next pass.
     pub(super) fn finish(&self) -> Result<()> {
         let state = &mut *self.lock();
-        let missing = self.parameters.iter().zip(&state.sites).filter(|(_, sites)| **sites > 0);
+        let missing = self.parameters.iter().zip(&state.sites_left).filter(|(_, sites)| **sites > 0);
         let missing: Vec<String> = missing.map(|((p, _), _)| p.name().into()).collect();
         if !missing.is_empty() && !self.config.find_unused {
             return Err(Error::Unused { parameters: missing });
@@ -100,7 +100,7 @@ impl ZeroCore {
             Self::receive_next(&self.ranks, state)?;
         }
         // The gradients of a parameter's sites are added to each other.
-        for piece in state.units.iter().flat_map(|g| &g.flats).flat_map(|f| &f.pieces) {
+        for piece in state.units.iter().flat_map(|unit| &unit.flats).flat_map(|f| &f.pieces) {
             piece.finish_grad()?;
         }
         if self.config.find_unused {
@@ -108,7 +108,7 @@ impl ZeroCore {
         }
         state.unsent = state.units.len();
         state.units.iter_mut().for_each(|unit| unit.missing = unit.trained);
-        state.sites = self.parameters.iter().map(|(p, _)| p.leaves().len()).collect();
+        state.sites_left = self.parameters.iter().map(|(p, _)| p.leaves().len()).collect();
         state.touched.fill(false);
         self.unreduced.store(false, Ordering::Relaxed);
         state.reshard()
@@ -130,7 +130,7 @@ impl ZeroCore {
         state.touched.fill(false);
         state.refused = false;
         self.unreduced.store(false, Ordering::Relaxed);
-        for flat in state.units.iter_mut().flat_map(|g| &mut g.flats) {
+        for flat in state.units.iter_mut().flat_map(|unit| &mut unit.flats) {
             flat.pieces.iter().try_for_each(Parameter::zero_grad)?;
             flat.close()?;
         }
@@ -149,7 +149,7 @@ impl ZeroCore {
         let touched = touched.to_vec::<i32>()?;
         let unused: Vec<&str> =
             self.parameters().zip(touched).filter(|(_, t)| *t == 0).map(|(p, _)| p.name()).collect();
-        let pieces = state.units.iter().flat_map(|g| &g.flats).flat_map(FlatParameter::first_grads);
+        let pieces = state.units.iter().flat_map(|unit| &unit.flats).flat_map(FlatParameter::first_grads);
         pieces.filter(|piece| unused.contains(&piece.name())).for_each(|piece| piece.set_grad(None));
         Ok(())
     }

@@ -15,7 +15,7 @@ use crate::all_gather::gather_sums;
 pub(super) fn grad_squares(core: &ZeroCore) -> Result<Squares> {
     let state = core.lock();
     let flats: Vec<&FlatParameter> =
-        state.units.iter().flat_map(|g| &g.flats).filter(|f| f.trained).collect();
+        state.units.iter().flat_map(|unit| &unit.flats).filter(|f| f.trained).collect();
     let device = flats.first().map_or(Device::CPU, |flat| flat.device());
     if flats.is_empty() || device.is_meta() {
         return Ok(Squares { of: Vec::new(), sums: Tensor::empty(&[0], DType::F64, device)? });

@@ -156,7 +156,7 @@ impl Zero {
         let own: HashMap<String, Tensor> = own.into_iter().collect();
         let (state, first) = (self.core.lock(), self.core.ranks.all.rank() == 0);
         let mut whole = Entries::new();
-        for flat in state.units.iter().flat_map(|g| &g.flats).filter(|f| f.trained) {
+        for flat in state.units.iter().flat_map(|unit| &unit.flats).filter(|f| f.trained) {
             let steps = self.steps(flat, &own)?;
             let dtype = optim_state_dtype(flat.shard_dtype());
             let mut kinds = kinds.to_vec();
@@ -224,7 +224,7 @@ impl Zero {
     /// If a tensor is not of its parameter's shape, or as [`crate::comm::Pending::wait`].
     pub fn part_of_optimizer_state(&self, whole: Entries) -> Result<Entries> {
         let part = self.own_part(whole)?;
-        if self.core.lock().units.iter().flat_map(|g| &g.flats).any(FlatParameter::shard_is_master) {
+        if self.core.lock().units.iter().flat_map(|unit| &unit.flats).any(FlatParameter::shard_is_master) {
             self.core.updated(false)?;
         }
         Ok(part)
@@ -233,7 +233,7 @@ impl Zero {
     fn own_part(&self, whole: Entries) -> Result<Entries> {
         let mut state = self.core.lock();
         let mut flats: Vec<&mut FlatParameter> =
-            state.units.iter_mut().flat_map(|g| &mut g.flats).filter(|f| f.trained).collect();
+            state.units.iter_mut().flat_map(|unit| &mut unit.flats).filter(|f| f.trained).collect();
         let places = flats.iter().enumerate().flat_map(|(f, flat)| {
             flat.members
                 .iter()

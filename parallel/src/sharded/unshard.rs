@@ -81,7 +81,7 @@ impl ZeroCore {
     /// stays so until the pass is over. Values of which only this rank's shard is up to date are withheld.
     pub(super) fn used(&self, unit: usize) -> Result<()> {
         let unit = &mut self.lock().units[unit];
-        if self.is_lost() {
+        if self.is_replaced() {
             return Ok(());
         }
         if self.ranks.shard.size() > 1 {
@@ -95,7 +95,7 @@ impl ZeroCore {
     }
 
     /// Drops the gradients that a refused pass has added, if there were no others; otherwise asks for `zero_grad`.
-    pub(super) fn check_unspoiled(&self) -> Result<()> {
+    pub(super) fn clear_refused_pass(&self) -> Result<()> {
         let state = &mut *self.lock();
         if state.refused && state.touched.contains(&true) {
             let why = "gradients may have a part of a backward pass that was refused; call `zero.zero_grad()` first";
@@ -109,7 +109,7 @@ impl ZeroCore {
 
     /// Begins a backward pass: unshards the root and other units used outside modules, in case an earlier pass has freed them.
     pub(super) fn begin(&self) -> Result<()> {
-        self.check_unspoiled()?;
+        self.clear_refused_pass()?;
         let state = &mut *self.lock();
         state.begun = true;
         self.used.store(true, Ordering::Relaxed);
@@ -154,7 +154,8 @@ impl ZeroCore {
         let state = &mut *self.lock();
         state.reshard()?;
         let held = state.held > 0;
-        let mut flats: Vec<&mut FlatParameter> = state.units.iter_mut().flat_map(|g| &mut g.flats).collect();
+        let mut flats: Vec<&mut FlatParameter> =
+            state.units.iter_mut().flat_map(|unit| &mut unit.flats).collect();
         flats.retain(|flat| (held || flat.keeps_full()) && (flat.trained || frozen));
         flats.iter_mut().try_for_each(|flat| flat.start_refresh(&self.ranks))?;
         flats.into_iter().try_for_each(|flat| flat.unshard(&self.ranks))
@@ -163,7 +164,11 @@ impl ZeroCore {
     /// Unshards everything until [`ZeroCore::release`] was called as often.
     pub(super) fn hold(&self) -> Result<()> {
         let state = &mut *self.lock();
-        state.units.iter_mut().flat_map(|g| &mut g.flats).try_for_each(|flat| flat.unshard(&self.ranks))?;
+        state
+            .units
+            .iter_mut()
+            .flat_map(|unit| &mut unit.flats)
+            .try_for_each(|flat| flat.unshard(&self.ranks))?;
         state.held += 1;
         Ok(())
     }
@@ -183,12 +188,13 @@ impl ZeroCore {
     /// Refuses values that are older than the last update, replaced or overwritten.
     pub(super) fn check_fresh(&self) -> Result<()> {
         let state = self.lock();
-        let is = |what: fn(&FlatParameter) -> bool| state.units.iter().flat_map(|g| &g.flats).any(what);
+        let is = |what: fn(&FlatParameter) -> bool| state.units.iter().flat_map(|unit| &unit.flats).any(what);
         let refuse = |why: &str| Err(Error::Config(format!("Zero: {why}")));
         if is(FlatParameter::is_stale) {
             return refuse("parameters were changed and `updated` was not called before backward");
         }
-        if let Some(other) = state.units.iter().flat_map(|g| &g.flats).find_map(FlatParameter::replaced) {
+        if let Some(other) = state.units.iter().flat_map(|unit| &unit.flats).find_map(FlatParameter::replaced)
+        {
             let why =
                 "holds another tensor than `Zero` has given it; make it anew after parameters are replaced";
             return Err(phalanx_nn::Error::invalid(other.name(), why).into());
@@ -210,7 +216,7 @@ impl ZeroCore {
         let held = state.held > 0;
         // Values that a `Gathered` holds stay for good.
         state.held += usize::from(held);
-        for flat in state.units.iter_mut().flat_map(|g| &mut g.flats) {
+        for flat in state.units.iter_mut().flat_map(|unit| &mut unit.flats) {
             // An empty stand-in and an empty slot always fit.
             let _ = if held { Ok(()) } else { flat.abandon() };
             let _ = flat.close();
@@ -229,7 +235,7 @@ impl ZeroState {
     /// Reshards everything that need not stay.
     pub(super) fn reshard(&mut self) -> Result<()> {
         match self.held {
-            0 => self.units.iter_mut().flat_map(|g| &mut g.flats).try_for_each(FlatParameter::reshard),
+            0 => self.units.iter_mut().flat_map(|unit| &mut unit.flats).try_for_each(FlatParameter::reshard),
             _ => Ok(()),
         }
     }

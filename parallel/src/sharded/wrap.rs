@@ -187,7 +187,7 @@ impl ParameterOwner for UnitOwner {
     }
 
     fn replaced(&self) {
-        self.core.get().and_then(Weak::upgrade).iter().for_each(|core| core.lose());
+        self.core.get().and_then(Weak::upgrade).iter().for_each(|core| core.mark_replaced());
     }
 
     fn observes_uses(&self) -> bool {
@@ -231,7 +231,7 @@ pub(super) struct ModuleHooks {
 
 impl ModuleHooks {
     fn with(&self, f: impl FnOnce(&ZeroCore) -> Result<()>) -> phalanx_nn::Result<()> {
-        let core = self.core.upgrade().filter(|core| !core.is_lost());
+        let core = self.core.upgrade().filter(|core| !core.is_replaced());
         let done = core.map_or(Ok(()), |core| f(&core));
         Ok(done.map_err(phalanx_nn::autograd::Error::from)?)
     }

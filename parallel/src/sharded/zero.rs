@@ -76,7 +76,7 @@ impl Zero {
     /// are those of all ranks, added.
     pub fn parameters(&self) -> Vec<Parameter> {
         let state = self.core.lock();
-        state.units.iter().flat_map(|g| &g.flats).flat_map(|f| f.pieces.iter().cloned()).collect()
+        state.units.iter().flat_map(|unit| &unit.flats).flat_map(|f| f.pieces.iter().cloned()).collect()
     }
 
     /// Forgets the gradients of [`Zero::parameters`], as an optimizer's `zero_grad` does, and also those that passes under
@@ -106,13 +106,13 @@ impl Zero {
 
     /// Refuses a model that is not as it was when this was made.
     fn check(&self) -> Result<()> {
-        self.check_lost()?;
+        self.check_not_replaced()?;
         self.frozen.iter().try_for_each(|p| consistency::check_trained("Zero", p, false))?;
         self.core.parameters().try_for_each(|p| consistency::check_trained("Zero", p, true))
     }
 
-    fn check_lost(&self) -> Result<()> {
-        consistency::check_owned("Zero", self.core.is_lost())
+    fn check_not_replaced(&self) -> Result<()> {
+        consistency::check_owned("Zero", self.core.is_replaced())
     }
 
     /// Refuses another model than this was made of, or one with other parameters.
@@ -128,7 +128,7 @@ impl Zero {
     /// As [`Zero::begin`], [`Var::backward`] and [`Zero::finish`]; if the loss depends on parameters that no wrapper adds up.
     pub fn backward(&self, loss: &Var) -> Result<()> {
         // Nothing is under way, and after `zero_grad` all goes on.
-        self.core.check_unspoiled()?;
+        self.core.clear_refused_pass()?;
         let pass = || {
             self.check()?;
             consistency::check_reached("Zero", loss)?;
@@ -193,7 +193,7 @@ impl Zero {
     /// # Errors
     /// If a later wrapper has the model, or as [`crate::comm::Pending::wait`].
     pub fn updated(&self) -> Result<()> {
-        self.check_lost()?;
+        self.check_not_replaced()?;
         self.core.updated(false)
     }
 
@@ -203,7 +203,7 @@ impl Zero {
     /// # Errors
     /// As [`crate::comm::Pending::wait`].
     pub fn gathered(&self) -> Result<Gathered> {
-        self.check_lost()?;
+        self.check_not_replaced()?;
         self.core.hold()?;
         Ok(Gathered::new(Held(self.core.clone())))
     }
@@ -218,7 +218,7 @@ impl Zero {
     pub fn shard_sizes(&self) -> Vec<usize> {
         let state = self.core.lock();
         let mut sizes = vec![0; self.core.ranks.shard.size()];
-        for flat in state.units.iter().flat_map(|g| &g.flats).filter(|f| f.trained) {
+        for flat in state.units.iter().flat_map(|unit| &unit.flats).filter(|f| f.trained) {
             sizes.iter_mut().zip(flat.cuts.counts()).for_each(|(size, count)| *size += count);
         }
         sizes
@@ -236,10 +236,10 @@ impl Drop for Zero {
         self.hooks.iter().for_each(HookHandle::remove);
         self.module_hooks.iter().for_each(UnitHooksHandle::remove);
         // A later wrapper owns the values and gradients.
-        if !self.core.is_lost() {
+        if !self.core.is_replaced() {
             self.core.abandon();
         }
-        let unused = self.core.ranks.all.size() > 1 && !self.core.was_used() && !self.core.is_lost();
+        let unused = self.core.ranks.all.size() > 1 && !self.core.was_used() && !self.core.is_replaced();
         let left: Option<Arc<dyn ParameterOwner>> =
             unused.then(|| Arc::new(consistency::DroppedWrapper) as _);
         let state = self.core.lock();

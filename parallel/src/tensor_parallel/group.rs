@@ -4,7 +4,7 @@
 use phalanx_nn::autograd::{Result as GradResult, Var};
 use phalanx_nn::{Error, Parameter, Squares, grad_squares, norm_of};
 
-use super::mappings::{Exchange, Exchanged, Split, exchanged, reduce_from_region};
+use super::mappings::{Exchange, PendingExchange, Split, exchanged, reduce_from_region};
 use crate::Result;
 use crate::all_gather::gather_sums;
 use crate::comm::Comm;
@@ -127,32 +127,32 @@ impl TensorParallel {
 }
 
 /// An exchange inside a backward pass. It is asynchronous, unless it has to be differentiated again.
-pub(super) enum StartedExchange {
+pub(super) enum BackwardExchange {
     Done(Var),
-    Started(Exchanged),
+    Pending(PendingExchange),
 }
 
-impl StartedExchange {
+impl BackwardExchange {
     pub(super) fn new(
         x: Var,
         comm: &Comm,
         exchanges: [Exchange; 2],
         linked: bool,
-    ) -> GradResult<StartedExchange> {
+    ) -> GradResult<BackwardExchange> {
         match linked {
-            true => Ok(StartedExchange::Done(exchanged("exchange", x, comm, exchanges)?)),
+            true => Ok(BackwardExchange::Done(exchanged("exchange", x, comm, exchanges)?)),
             false => {
                 let [forth, _] = exchanges;
                 let spare = x.tensor().is_sole_owner();
-                Ok(StartedExchange::Started(forth.start(comm, x.tensor(), spare)?))
+                Ok(BackwardExchange::Pending(forth.start(comm, x.tensor(), spare)?))
             }
         }
     }
 
     pub(super) fn finish(self) -> GradResult<Var> {
         match self {
-            StartedExchange::Done(y) => Ok(y),
-            StartedExchange::Started(started) => Ok(Var::new(started.finish()?)),
+            BackwardExchange::Done(y) => Ok(y),
+            BackwardExchange::Pending(started) => Ok(Var::new(started.finish()?)),
         }
     }
 }

@@ -10,7 +10,7 @@ use phalanx_nn::{
     Error, Init, LinearConfig, LinearSpec, Module, Parameter, Result, Scope, Shard, parameters,
 };
 
-use super::group::{StartedExchange, TensorParallel};
+use super::group::{BackwardExchange, TensorParallel};
 use super::mappings::{Exchange, Split, exchanged};
 
 /// `y = x Wᵀ + b` for activations `x` `[.., in]`. A rank computes some of the outputs, and holds those rows of `W` `[out, in]`
@@ -256,7 +256,7 @@ impl Backward for Columns {
         let dys: Vec<Option<Var>> = dys.collect::<GradResult<_>>()?;
         let [enter, leave] = self.exchanges.clone();
         let begin =
-            |x: Var, exchanges| StartedExchange::new(x, self.group.comm(), exchanges, cx.create_graph());
+            |x: Var, exchanges| BackwardExchange::new(x, self.group.comm(), exchanges, cx.create_graph());
         let x = self.x.as_ref().filter(|_| (1..=count).any(|i| cx.needs(i)));
         let x = x.map(|x| begin(cx.get(x)?, [enter.clone(), leave.clone()])).transpose()?;
         let dx = self.partial(cx, &dys)?.map(|dx| begin(dx, [leave, enter])).transpose()?;
@@ -271,7 +271,7 @@ impl Backward for Columns {
             let dy = dy.as_ref().filter(|_| cx.needs(grads.len()));
             grads.push(dy.map(|dy| dy.sum(&[0], false)).transpose()?);
         }
-        grads[0] = dx.map(StartedExchange::finish).transpose()?;
+        grads[0] = dx.map(BackwardExchange::finish).transpose()?;
         Ok(grads)
     }
 }

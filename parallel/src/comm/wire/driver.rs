@@ -111,7 +111,7 @@ impl Driver {
             let cause = "the communication thread panicked".into();
             self.shared.fail(Error::Failed { rank: self.rank, cause });
         }
-        self.abandon();
+        self.finish_all();
         self.shared.close();
     }
 
@@ -180,7 +180,7 @@ impl Driver {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Start(ticket, ranks, me) => self.start(ticket, ranks, me),
-            Event::Message(from, message) => self.dispatch(from, message),
+            Event::Message(from, message) => self.handle_message(from, message),
             Event::Lost(rank, why) if !self.gone.contains(&rank) => {
                 self.gone.insert(rank);
                 self.lost = true;
@@ -226,7 +226,7 @@ impl Driver {
         }
     }
 
-    fn dispatch(&mut self, from: usize, message: Vec<u8>) {
+    fn handle_message(&mut self, from: usize, message: Vec<u8>) {
         let Some(address) = Address::of(&message) else { return self.fail(malformed(from)) };
         let frame = Frame(message);
         match address.kind {
@@ -241,11 +241,7 @@ impl Driver {
             FrameKind::Failure => {
                 let what = String::from_utf8_lossy(frame.content()).into_owned();
                 // Passed on, so that every rank learns the cause before this process's end.
-                self.conclude(
-                    Error::Reported { rank: address.part, what: what.clone() },
-                    address.part,
-                    &what,
-                );
+                self.end_run(Error::Reported { rank: address.part, what: what.clone() }, address.part, &what);
             }
             _ => {
                 self.inbox.insert((from, address), frame);
@@ -350,20 +346,20 @@ impl Driver {
     /// Ends the run for an error found here.
     fn fail(&mut self, error: Error) {
         let what = error.to_string();
-        self.conclude(error, self.rank, &what);
+        self.end_run(error, self.rank, &what);
     }
 
     /// Ends the run with the error that rank `from` reported, unless it has ended already.
-    fn conclude(&mut self, error: Error, from: usize, what: &str) {
+    fn end_run(&mut self, error: Error, from: usize, what: &str) {
         if self.shared.failure().is_some() {
             return;
         }
         self.shared.fail(error);
         self.send_to_all(Address { part: from, ..Address::plain(FrameKind::Failure) }, what.as_bytes());
-        self.abandon();
+        self.finish_all();
     }
 
-    fn abandon(&mut self) {
+    fn finish_all(&mut self) {
         let failure = self.shared.failure().unwrap_or_else(|| Error::Launch("the run has ended".into()));
         let tasks = self.tasks.drain().flat_map(|(_, queue)| queue).map(|task| (task.ticket, task.ranks));
         let receives = self.receives.drain(..).map(|receive| (receive.ticket, receive.ranks));

@@ -34,7 +34,7 @@ pub(super) struct Task {
 enum Phase {
     New,
     Check,
-    Give,
+    Parts,
     Results,
 }
 
@@ -58,11 +58,11 @@ impl Task {
         while self.awaited.iter().all(|key| inbox.contains_key(key)) {
             self.since = Instant::now();
             match self.phase {
-                Phase::New => self.check(wire)?,
-                Phase::Check => self.give(inbox, wire)?,
-                Phase::Give => self.results(inbox, wire)?,
+                Phase::New => self.send_signature(wire)?,
+                Phase::Check => self.send_parts(inbox, wire)?,
+                Phase::Parts => self.send_results(inbox, wire)?,
                 Phase::Results => {
-                    self.receive(inbox)?;
+                    self.receive_results(inbox)?;
                     return Ok(true);
                 }
             }
@@ -95,7 +95,7 @@ impl Task {
         (0..self.ranks.len()).filter(move |rank| *rank != me)
     }
 
-    fn check(&mut self, wire: &mut dyn Wire) -> Result<()> {
+    fn send_signature(&mut self, wire: &mut dyn Wire) -> Result<()> {
         let mine = self.ticket.call.signature.encode();
         self.others().try_for_each(|rank| self.send(wire, rank, FrameKind::Check, 0, &mine))?;
         self.awaited = self.others().map(|rank| self.key(rank, FrameKind::Check, 0)).collect();
@@ -103,7 +103,7 @@ impl Task {
         Ok(())
     }
 
-    fn give(&mut self, inbox: &mut Inbox, wire: &mut dyn Wire) -> Result<()> {
+    fn send_parts(&mut self, inbox: &mut Inbox, wire: &mut dyn Wire) -> Result<()> {
         let call = &self.ticket.call;
         let mut signatures = vec![];
         for (rank, &world) in self.ranks.iter().enumerate() {
@@ -131,11 +131,11 @@ impl Task {
                 }
             }
         }
-        self.phase = Phase::Give;
+        self.phase = Phase::Parts;
         Ok(())
     }
 
-    fn results(&mut self, inbox: &mut Inbox, wire: &mut dyn Wire) -> Result<()> {
+    fn send_results(&mut self, inbox: &mut Inbox, wire: &mut dyn Wire) -> Result<()> {
         self.awaited.clear();
         for (part, transfer) in self.plan.iter().enumerate() {
             if transfer.owner == self.me {
@@ -174,7 +174,7 @@ impl Task {
         })
     }
 
-    fn receive(&mut self, inbox: &mut Inbox) -> Result<()> {
+    fn receive_results(&mut self, inbox: &mut Inbox) -> Result<()> {
         for (part, transfer) in self.plan.iter().enumerate().filter(|(_, t)| t.owner != self.me) {
             if let Some(dest) = transfer.dests.iter().find(|dest| dest.rank == self.me)
                 && let Some(frame) = inbox.remove(&self.key(transfer.owner, FrameKind::Result, part))

@@ -193,7 +193,7 @@ pub(super) struct InFlight {
     /// The input's gradient, for `SEND_B`.
     pub(super) input_grad: Option<Tensor>,
     /// The weights' part of the backward pass, for `W`.
-    pub(super) weights: Option<Weights>,
+    pub(super) weights: Option<WeightPass>,
 }
 
 impl InFlight {
@@ -218,7 +218,7 @@ pub(super) struct Graph {
 }
 
 /// The work that `I` leaves for `W`; `None` if the stage trains no parameter.
-pub(super) struct Weights(pub(super) Option<WeightWork>);
+pub(super) struct WeightPass(pub(super) Option<WeightWork>);
 
 impl<S: Stages> ScheduleRun<'_, S> {
     pub(super) fn forward(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
@@ -290,7 +290,7 @@ impl<S: Stages> ScheduleRun<'_, S> {
         match (kind, grad) {
             (ActionKind::Input, grad) => {
                 let weights = trains.then(|| backward_inputs(&[(root, grad)])).transpose()?;
-                cell.weights = Some(Weights(weights));
+                cell.weights = Some(WeightPass(weights));
             }
             _ if !trains => {}
             (_, Some(grad)) => root.backward_with(grad)?,
@@ -308,7 +308,7 @@ impl<S: Stages> ScheduleRun<'_, S> {
     pub(super) fn weight(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
         let _accumulate = self.no_sync(micro_batch);
         let weights = self.cell(stage, micro_batch).weights.take();
-        let Weights(weights) = weights.ok_or_else(|| missing("weights' part of a backward pass"))?;
+        let WeightPass(weights) = weights.ok_or_else(|| missing("weights' part of a backward pass"))?;
         Ok(weights.map_or(Ok(()), |weights| weights.run())?)
     }
 
