@@ -137,6 +137,7 @@ impl BucketTracker {
     }
 }
 
+/// The buffers of all buckets, and each gradient's view of one.
 pub(super) struct BucketStore {
     pub(super) buckets: Buckets,
     /// The buffers, each with the variable by which the engine orders its bucket's work.
@@ -145,7 +146,7 @@ pub(super) struct BucketStore {
     pub(super) views: Vec<Tensor>,
 }
 
-/// A bucket.
+/// A bucket's buffer, and what a hook has to know of it.
 pub(super) struct BucketBuffer {
     pub(super) index: usize,
     /// The gradients of its parameters, one after the other.

@@ -200,6 +200,7 @@ impl fmt::Debug for PowerSgd {
     }
 }
 
+/// A gradient that is sent as factors.
 pub(super) struct Matrix {
     /// Of the parameter.
     pub(super) number: usize,

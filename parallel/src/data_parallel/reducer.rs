@@ -25,6 +25,7 @@ use crate::{Error, Result};
 /// The end of an error that finds the model changed since it was wrapped.
 const AGAIN: &str = "`Ddp` was made; make it anew";
 
+/// The gradients of a `Ddp`: which have arrived, and the buckets that they lie in.
 pub(super) struct Reducer {
     /// The leaves whose gradients are all-reduced, one for each site (use in the model) of each parameter. Sites
     /// are added to each other only after the ranks, so that the order of additions is that of one device with as
@@ -56,6 +57,7 @@ pub(super) struct Roles {
     pub(super) divisor: usize,
 }
 
+/// What changes in a pass.
 struct ReducerState {
     store: BucketStore,
     /// Whether a pass was announced that is not over.

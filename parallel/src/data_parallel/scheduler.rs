@@ -22,6 +22,7 @@ use crate::Result;
 use crate::comm::Comm;
 use crate::engine::{Cause, Engine, Lane, Op, Resource, Variable};
 
+/// Runs buckets on an engine, in the order in which they are scheduled.
 pub(super) struct BucketScheduler {
     pub(super) engine: Arc<Engine>,
     /// Whether the operation that starts a bucket waits for it.
@@ -33,6 +34,8 @@ pub(super) struct BucketScheduler {
 }
 
 impl BucketScheduler {
+    /// A scheduler on the config's engine, or on a serial engine of its own.
+    ///
     /// # Errors
     /// If the engine has no priority lane.
     pub(super) fn new(config: &DdpConfig, comm: Comm) -> Result<BucketScheduler> {

@@ -17,6 +17,7 @@ use super::flat_parameter::{FlatParameter, Ranks, ReduceScatter};
 
 pub(super) use super::unshard::Pass;
 
+/// The ranks, the settings, and the state of all FSDP units.
 pub(super) struct ZeroCore {
     pub(super) ranks: Ranks,
     pub(super) config: ZeroConfig,
@@ -33,6 +34,7 @@ pub(super) struct ZeroCore {
     pub(super) state: Mutex<ZeroState>,
 }
 
+/// What changes in a pass.
 pub(super) struct ZeroState {
     pub(super) units: Vec<FsdpUnit>,
     /// Whether `begin` was called and the pass has not ended.
@@ -53,6 +55,7 @@ pub(super) struct ZeroState {
     pub(super) sent: VecDeque<(usize, usize, ReduceScatter)>,
 }
 
+/// Parameters that are unsharded together, in a flat parameter for each dtype.
 pub(super) struct FsdpUnit {
     pub(super) flats: Vec<FlatParameter>,
     /// The modules it belongs to: the first and the last.

@@ -25,7 +25,7 @@ impl Zero {
     pub fn full_state_dict(&self) -> Result<Entries> {
         let (state, first) = (self.core.lock(), self.core.ranks.all.rank() == 0);
         let mut found: HashMap<(usize, usize, usize), Tensor> = HashMap::new();
-        for (g, unit) in state.units.iter().enumerate() {
+        for (u, unit) in state.units.iter().enumerate() {
             for (f, flat) in unit.flats.iter().enumerate() {
                 let whole = flat.whole(&self.core.ranks)?;
                 if !first {
@@ -33,13 +33,13 @@ impl Zero {
                 }
                 let whole = to_host(&whole)?;
                 for (m, member) in flat.members.iter().enumerate() {
-                    found.insert((g, f, m), member.of(&whole)?);
+                    found.insert((u, f, m), member.of(&whole)?);
                 }
             }
         }
         let entry = |(path, source): &(String, EntryStorage)| -> Result<Option<(String, Tensor)>> {
             let tensor = match source {
-                EntryStorage::Sharded(g, f, m) => found.get(&(*g, *f, *m)).cloned(),
+                EntryStorage::Sharded { unit, flat, member } => found.get(&(*unit, *flat, *member)).cloned(),
                 EntryStorage::Parameter(p) => Some(copy(&p.tensor())?),
                 EntryStorage::Buffer(b) => Some(copy(&b.tensor())?),
             };
@@ -60,7 +60,9 @@ impl Zero {
             let mut state = self.core.lock();
             for (path, source) in &self.entries {
                 let shape = match source {
-                    EntryStorage::Sharded(g, f, m) => state.units[*g].flats[*f].members[*m].shape.to_vec(),
+                    EntryStorage::Sharded { unit, flat, member } => {
+                        state.units[*unit].flats[*flat].members[*member].shape.to_vec()
+                    }
                     EntryStorage::Parameter(p) => p.tensor().shape().to_vec(),
                     EntryStorage::Buffer(b) => b.tensor().shape().to_vec(),
                 };
@@ -77,7 +79,9 @@ impl Zero {
             problems.check("state dict")?;
             for (source, values) in fitting {
                 match source {
-                    EntryStorage::Sharded(g, f, m) => state.units[*g].flats[*f].load(*m, &values)?,
+                    EntryStorage::Sharded { unit, flat, member } => {
+                        state.units[*unit].flats[*flat].load(*member, &values)?
+                    }
                     EntryStorage::Parameter(p) => p.load(&values)?,
                     EntryStorage::Buffer(b) => b.load(&values)?,
                 }
@@ -110,14 +114,11 @@ impl Zero {
         let mut parts: Vec<ShardedTensor> = Vec::new();
         for (path, source) in &self.entries {
             let part = match source {
-                EntryStorage::Sharded(g, f, m) => {
-                    let flat = &state.units[*g].flats[*f];
-                    let (range, values) = flat.own_elements(*m)?;
-                    ShardedTensor {
-                        range,
-                        values,
-                        ..ShardedTensor::of_parameter(&flat.members[*m].parameter)
-                    }
+                EntryStorage::Sharded { unit, flat, member } => {
+                    let flat = &state.units[*unit].flats[*flat];
+                    let (range, values) = flat.own_elements(*member)?;
+                    let whole = ShardedTensor::of_parameter(&flat.members[*member].parameter);
+                    ShardedTensor { range, values, ..whole }
                 }
                 EntryStorage::Parameter(p) => ShardedTensor::of_parameter(p),
                 EntryStorage::Buffer(b) => ShardedTensor::of_buffer(path, b),

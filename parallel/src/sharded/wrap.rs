@@ -114,12 +114,13 @@ fn locate(entries: &mut [(String, EntryStorage)], units: &[FsdpUnit]) {
         let flats = units
             .iter()
             .enumerate()
-            .flat_map(|(g, unit)| unit.flats.iter().enumerate().map(move |(f, flat)| (g, f, flat)));
-        let mut places = flats.filter_map(|(g, f, flat)| {
-            Some((g, f, flat.members.iter().position(|m| m.parameter.is(parameter))?))
+            .flat_map(|(u, unit)| unit.flats.iter().enumerate().map(move |(f, flat)| (u, f, flat)));
+        let mut places = flats.filter_map(|(unit, number, flat)| {
+            let member = flat.members.iter().position(|m| m.parameter.is(parameter))?;
+            Some(EntryStorage::Sharded { unit, flat: number, member })
         });
-        if let Some((g, f, m)) = places.next() {
-            *source = EntryStorage::Sharded(g, f, m);
+        if let Some(place) = places.next() {
+            *source = place;
         }
     }
 }

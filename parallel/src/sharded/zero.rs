@@ -63,10 +63,14 @@ pub struct Zero {
     pub(super) module_hooks: Vec<UnitHooksHandle>,
 }
 
-/// The storage of an entry of the model's state dict.
+/// Where the values of an entry of the model's state dict are.
 pub(super) enum EntryStorage {
-    /// FSDP unit, flat parameter, member.
-    Sharded(usize, usize, usize),
+    /// A parameter that is spread: its FSDP unit, the flat parameter there, and the member there, by number.
+    Sharded {
+        unit: usize,
+        flat: usize,
+        member: usize,
+    },
     Parameter(Parameter),
     Buffer(Buffer),
 }
