@@ -240,6 +240,7 @@ pub(super) fn columns(group: &TensorParallel, x: &Var, maps: &[WeightAndBias]) -
     Ok(record_many("column_parallel", &inputs, outputs, save)?.into_vec())
 }
 
+/// The node of [`columns`].
 struct Columns {
     group: TensorParallel,
     /// Of `x` when it enters the region, and of its gradient when that leaves it.

@@ -100,6 +100,7 @@ pub(super) fn exchanged(
     record(name, &[&x], y, |_| Ok(Conjugate { name, comm: comm.clone(), exchanges: [back, forth] }))
 }
 
+/// The node of [`exchanged`]: backward is the second exchange, and its own backward the first again.
 struct Conjugate {
     name: &'static str,
     comm: Comm,

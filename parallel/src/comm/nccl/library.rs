@@ -86,6 +86,7 @@ pub(super) struct Link {
     comm: Mutex<Option<Handle>>,
 }
 
+/// NCCL's handle of a communicator.
 #[derive(Debug)]
 struct Handle(Comm);
 

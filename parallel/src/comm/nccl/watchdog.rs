@@ -56,6 +56,7 @@ pub(super) struct Watchdog {
     wake: Condvar,
 }
 
+/// What the watchdog's thread looks at.
 #[derive(Debug, Default)]
 struct WatchdogState {
     links: Vec<Arc<Link>>,

@@ -122,6 +122,7 @@ impl fmt::Debug for World {
     }
 }
 
+/// The calls of all ranks that have begun, under the world's lock.
 #[derive(Debug, Default)]
 struct WorldState {
     /// The first error, which ended the run.

@@ -377,6 +377,7 @@ pub(crate) struct Shared {
     wake: Condvar,
 }
 
+/// How the run ended, if it has.
 #[derive(Debug, Default)]
 struct Outcome {
     failure: Option<Error>,

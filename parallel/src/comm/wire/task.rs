@@ -30,6 +30,7 @@ pub(super) struct Task {
     pub(super) since: Instant,
 }
 
+/// What a task has sent last; it goes on when the others' messages of that phase have come.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     New,

@@ -146,6 +146,7 @@ pub(super) struct Mailboxes {
     changed: Condvar,
 }
 
+/// The values that were posted and not yet taken.
 #[derive(Default)]
 struct MailboxState {
     batches: BTreeMap<Cell, Vec<Sent>>,

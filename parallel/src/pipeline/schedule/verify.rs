@@ -259,6 +259,7 @@ fn check_deadlock(schedule: &Schedule, capacity: usize) -> Result<()> {
     }
 }
 
+/// A run of the lists in which only the order of actions counts.
 struct DeadlockCheck<'a> {
     schedule: &'a Schedule,
     capacity: usize,
