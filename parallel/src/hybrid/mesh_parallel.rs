@@ -22,7 +22,7 @@ use crate::{Error, Result};
 /// split.
 ///
 /// ```text
-/// begin()              pipeline.train(work)              finish()
+/// begin()              pipeline.train(stages)            finish()
 /// replicas begin       schedule, last pass synchronises  tied table's sites exchanged, replicas finish
 /// ```
 pub struct MeshParallel {

@@ -50,7 +50,7 @@ pub(super) struct Executor {
 /// A schedule under way.
 pub(super) struct ScheduleRun<'a, S> {
     pub(super) executor: &'a Executor,
-    pub(super) work: &'a Arc<S>,
+    pub(super) stages: &'a Arc<S>,
     /// The tensors and graphs of each cell that later actions use.
     cells: HashMap<Cell, InFlight>,
     /// Sent tensors that are held for slow receivers, by the action that releases them.
@@ -65,10 +65,19 @@ pub(super) struct ScheduleRun<'a, S> {
 }
 
 impl<'a, S: Stages> ScheduleRun<'a, S> {
-    pub(super) fn new(executor: &'a Executor, work: &'a Arc<S>) -> ScheduleRun<'a, S> {
+    pub(super) fn new(executor: &'a Executor, stages: &'a Arc<S>) -> ScheduleRun<'a, S> {
         let losses = vec![None; executor.schedule.micro_batches];
         let (cells, held) = (HashMap::new(), HashMap::new());
-        ScheduleRun { executor, work, cells, held, sent: Vec::new(), losses, following: None, updates: None }
+        ScheduleRun {
+            executor,
+            stages,
+            cells,
+            held,
+            sent: Vec::new(),
+            losses,
+            following: None,
+            updates: None,
+        }
     }
 
     /// The run, with weight versions and updates.
@@ -253,12 +262,12 @@ impl<S: Stages> ScheduleRun<'_, S> {
         let part = self.part_of_batch(micro_batch);
         if !recompute {
             let _part = part.enter();
-            return Ok((self.work.forward(stage, micro_batch, input)?, None));
+            return Ok((self.stages.forward(stage, micro_batch, input)?, None));
         }
-        let work = Arc::clone(self.work);
+        let stages = Arc::clone(self.stages);
         let forward = move |inputs: &[Var]| {
             let _part = part.enter();
-            Ok(work.forward(stage, micro_batch, inputs.first())?)
+            Ok(stages.forward(stage, micro_batch, inputs.first())?)
         };
         Ok(checkpoint_apart(forward, input.as_slice())?)
     }
@@ -272,7 +281,7 @@ impl<S: Stages> ScheduleRun<'_, S> {
     /// The shape and dtype of a stage's input, if the caller's [`Stages`] knows it.
     pub(super) fn input_spec(&self, stage: usize, micro_batch: usize) -> Option<Spec> {
         let _part = self.part_of_batch(micro_batch).enter();
-        self.work.input_spec(stage, micro_batch)
+        self.stages.input_spec(stage, micro_batch)
     }
 
     /// `B`, or `I`, which leaves the weights' part for `W`.
@@ -314,7 +323,7 @@ impl<S: Stages> ScheduleRun<'_, S> {
 
     /// A guard that keeps gradients on this rank, except for the last micro-batch of a sum, which completes them.
     fn no_sync(&self, micro_batch: usize) -> Option<NoSync> {
-        if (micro_batch + 1).is_multiple_of(self.interval()) { None } else { self.work.no_sync() }
+        if (micro_batch + 1).is_multiple_of(self.interval()) { None } else { self.stages.no_sync() }
     }
 }
 

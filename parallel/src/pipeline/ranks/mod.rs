@@ -31,7 +31,7 @@
 //! replicas.finish()
 //!
 //! pipeline ──> executor <──> transfer          chunks    tied
-//!     └──────────> └──> versions    work
+//!     └──────────> └──> versions    stages
 //! ```
 
 mod chunks;

@@ -101,7 +101,7 @@ type InputSpec<B> = dyn Fn(StageArgs<'_, B>) -> Option<Spec> + Send + Sync;
 ///     let pipeline = Pipeline::new(&schedule, rank.comm().clone(), rank.device())?;
 ///
 ///     let layers = model.clone();
-///     let work = StageFn::new(move |args: StageArgs<'_, Tensor>, input: Option<&Var>| {
+///     let stage_fn = StageFn::new(move |args: StageArgs<'_, Tensor>, input: Option<&Var>| {
 ///         let rows = args.rows(args.batch.shape()[0]);
 ///         let x = Var::new(args.batch.narrow(0, rows.start, rows.len())?);
 ///         let y = layers.of(args.stage)?.forward(input.unwrap_or(&x))?;
@@ -110,7 +110,7 @@ type InputSpec<B> = dyn Fn(StageArgs<'_, B>) -> Option<Spec> + Send + Sync;
 ///     let mut losses = Vec::new();
 ///     for step in 0..3 {
 ///         let batch = Tensor::from_slice(&[1.0f32; 12], &[4, 3], rank.device())?;
-///         for loss in pipeline.train(&work.on(batch, step))? {
+///         for loss in pipeline.train(&stage_fn.on(batch, step))? {
 ///             losses.push(loss.item()?);
 ///         }
 ///         optimizer.step()?;
@@ -163,15 +163,15 @@ impl<B: Send + Sync + 'static> StageFn<B> {
     /// The computation on a batch, in a step.
     pub fn on(&self, batch: B, step: u64) -> Arc<StagesOnBatch<B>> {
         let StageFn { forward, input_spec, replicas } = self;
-        let work =
+        let function =
             StageFn { forward: forward.clone(), input_spec: input_spec.clone(), replicas: replicas.clone() };
-        Arc::new(StagesOnBatch { work, batch, step })
+        Arc::new(StagesOnBatch { function, batch, step })
     }
 }
 
 /// [`StageFn`] on a batch, the argument of [`Pipeline::train`](super::Pipeline::train).
 pub struct StagesOnBatch<B> {
-    work: StageFn<B>,
+    function: StageFn<B>,
     batch: B,
     step: u64,
 }
@@ -186,15 +186,15 @@ impl<B> StagesOnBatch<B> {
 
 impl<B: Send + Sync + 'static> Stages for StagesOnBatch<B> {
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> Result<Var> {
-        (self.work.forward)(self.args(stage, micro_batch), input)
+        (self.function.forward)(self.args(stage, micro_batch), input)
     }
 
     fn input_spec(&self, stage: usize, micro_batch: usize) -> Option<Spec> {
-        let spec = self.work.input_spec.as_ref()?;
+        let spec = self.function.input_spec.as_ref()?;
         spec(self.args(stage, micro_batch))
     }
 
     fn no_sync(&self) -> Option<NoSync> {
-        self.work.replicas.as_ref().map(|replicas| replicas.no_sync())
+        self.function.replicas.as_ref().map(|replicas| replicas.no_sync())
     }
 }
