@@ -18,9 +18,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::Result;
 
-/// A part of a tensor of a model or an optimizer: a box of the whole tensor (the split of tensor parallelism), and a range of that
-/// box (the split of ZeRO). Parts are compared by the elements of the whole that they hold, in row-major order. So one part may
-/// see the whole as `[3, out, in]` and another as `[3 out, in]`.
+/// A part of a tensor of a model or an optimizer (Megatron-Core: `ShardedTensor`): a box of the whole tensor (the split of tensor
+/// parallelism), and a range of that box (the split of ZeRO). Parts are compared by the elements of the whole that they hold, in
+/// row-major order. So one part may see the whole as `[3, out, in]` and another as `[3 out, in]`.
 #[derive(Clone, Debug)]
 pub struct ShardedTensor {
     /// The tensor's name in the whole run, the same on all ranks.

@@ -185,7 +185,7 @@ impl Gathered {
     }
 }
 
-/// One device without other ranks.
+/// The [`DataParallel`] of a model on one device, without other ranks.
 pub struct SingleDevice {
     parameters: Vec<Parameter>,
     synchronise: Synchronise,

@@ -4,7 +4,7 @@
 //! Layout        how many ranks along which axis, which schedule      pure: refuses what cannot be, and names the nearest
 //! StagedModel   a rank's stages of a model; `decoder` builds those of a language model
 //! Step          a training step of a StagedModel, as the stages of a pipeline
-//! MeshParallel        what the ranks of all axes share, as a DataParallel: tied tables, norms, whole state
+//! MeshParallel  what the ranks of all axes share, as a DataParallel: tied tables, norms, whole state
 //!
 //! Layout, StagedModel, MeshParallel ──> mesh, pipeline, tensor_parallel, data_parallel, sharded
 //! ```

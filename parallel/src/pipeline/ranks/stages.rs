@@ -129,7 +129,7 @@ pub struct StageFn<B> {
 }
 
 impl<B: Send + Sync + 'static> StageFn<B> {
-    /// `forward` is [`Stages::forward`] as a function of a [`StageArgs`] and the output of the stage before, which is `None` for the
+    /// `forward` is [`Stages::forward`] as a function of [`StageArgs`] and the output of the stage before, which is `None` for the
     /// first stage.
     pub fn new(
         forward: impl Fn(StageArgs<'_, B>, Option<&Var>) -> Result<Var> + Send + Sync + 'static,
