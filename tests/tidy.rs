@@ -17,7 +17,7 @@ const UNSAFE: [&str; 16] = [
     "tensor/src/allocator.rs",
     "tensor/src/pool/",
     "tensor/src/streaming.rs",
-    "tensor/src/models.rs",
+    "tensor/src/loom_models.rs",
     "tensor/src/io/",
     "kernels/src/simd/",
     "kernels/src/gemm/",

@@ -35,7 +35,7 @@ use crate::graph::saved_variable::SavedVariable;
 use crate::graph::sequence::{self, next_sequence};
 use crate::mode::ContextMode;
 use crate::record::{UseListenerGuard, listen_to_uses};
-use crate::{Backward, Cx, Error, Grads, Result, Saver, Var, grads1, record};
+use crate::{Backward, Cx, Error, Grads, Result, SaveContext, Var, grads1, record};
 
 /// Runs `f` without keeping what it computes; backward computes it again. Gradients are the same bits as those of
 /// `f(inputs)`, dropout included.
@@ -154,7 +154,7 @@ impl Recompute {
         let (at, forked) = fork(at)?;
         let mark = phony(self.node.device(), false)?.into_tensor();
         let device = at.device();
-        let again = |_: &Saver<'_>| Ok(RunAgain { recompute: self.clone(), device });
+        let again = |_: &SaveContext<'_>| Ok(RunAgain { recompute: self.clone(), device });
         join(&at, &record("recompute", &[&forked], mark, again)?)
     }
 

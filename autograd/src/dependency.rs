@@ -16,7 +16,9 @@ use std::sync::Mutex;
 use phalanx_tensor::{DType, Device, Dims, Tensor, unpoisoned};
 use smallvec::smallvec;
 
-use crate::{Backward, Cx, Grads, Result, Saver, Var, grads1, grads2, is_recording, record, record_many};
+use crate::{
+    Backward, Cx, Grads, Result, SaveContext, Var, grads1, grads2, is_recording, record, record_many,
+};
 
 static CACHE: Mutex<BTreeMap<(Device, bool), Var>> = Mutex::new(BTreeMap::new());
 
@@ -48,7 +50,7 @@ pub fn fork(x: &Var) -> Result<(Var, Var)> {
     let value = x.tensor();
     let saved = Fork { shape: value.shape().into(), dtype: value.dtype(), device: value.device() };
     let outputs = smallvec![value.clone(), phony.into_tensor()];
-    let mut made = record_many("fork", &[x], outputs, |_: &Saver<'_>| Ok(saved))?.into_iter();
+    let mut made = record_many("fork", &[x], outputs, |_: &SaveContext<'_>| Ok(saved))?.into_iter();
     let mut next = || made.next().unwrap_or_else(|| unreachable!("two outputs were recorded"));
     Ok((next(), next()))
 }
@@ -63,7 +65,7 @@ pub fn join(x: &Var, phony: &Var) -> Result<Var> {
         return Ok(x.clone());
     }
     let device = phony.device();
-    record("join", &[x, phony], x.tensor().clone(), |_: &Saver<'_>| Ok(Join { device }))
+    record("join", &[x, phony], x.tensor().clone(), |_: &SaveContext<'_>| Ok(Join { device }))
 }
 
 struct Fork {

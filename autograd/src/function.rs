@@ -4,13 +4,13 @@
 use phalanx_tensor::Tensor;
 use smallvec::SmallVec;
 
-use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, no_grad, record_many};
+use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, no_grad, record_many};
 
 /// An operation with a derivative of its own: how to compute it, what to keep, how to differentiate it.
 ///
 /// ```
 /// use phalanx_autograd::tensor::{Device, Tensor};
-/// use phalanx_autograd::{Cx, Function, Grads, Result, SavedVariable, Saver, Var, grads1};
+/// use phalanx_autograd::{Cx, Function, Grads, Result, SavedVariable, SaveContext, Var, grads1};
 /// use phalanx_kernels as kernels;
 ///
 /// /// `y = x³`; `dx = 3 x² dy`.
@@ -25,8 +25,8 @@ use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, no_g
 ///         Ok(vec![kernels::mul(&kernels::mul(inputs[0], inputs[0])?, inputs[0])?])
 ///     }
 ///
-///     fn save(&self, saver: &Saver<'_>) -> Result<Vec<SavedVariable>> {
-///         Ok(vec![saver.input(0)?])
+///     fn save(&self, ctx: &SaveContext<'_>) -> Result<Vec<SavedVariable>> {
+///         Ok(vec![ctx.input(0)?])
 ///     }
 ///
 ///     fn backward(&self, cx: &Cx<'_>, saved: &[SavedVariable]) -> Result<Grads> {
@@ -54,8 +54,8 @@ pub trait Function: Send + Sync + Sized + 'static {
     ///
     /// # Errors
     /// If a saved-value hook refuses.
-    fn save(&self, saver: &Saver<'_>) -> Result<Vec<SavedVariable>> {
-        let _ = saver;
+    fn save(&self, ctx: &SaveContext<'_>) -> Result<Vec<SavedVariable>> {
+        let _ = ctx;
         Ok(Vec::new())
     }
 
@@ -77,7 +77,7 @@ pub trait Function: Send + Sync + Sized + 'static {
         let outputs = self.forward(&tensors)?;
         drop(plain);
         let name = self.name();
-        let save = |s: &Saver<'_>| Ok(Applied { saved: self.save(s)?, function: self });
+        let save = |s: &SaveContext<'_>| Ok(Applied { saved: self.save(s)?, function: self });
         Ok(record_many(name, inputs, outputs.into(), save)?.into_vec())
     }
 }

@@ -171,7 +171,7 @@ mod tests {
     use phalanx_tensor::Device;
 
     use super::*;
-    use crate::{Backward, Cx, Grads, SavedVariable, Saver, grads1, record};
+    use crate::{Backward, Cx, Grads, SaveContext, SavedVariable, grads1, record};
 
     fn x() -> Tensor {
         Tensor::from_slice(&[0.3, -0.7, 1.2, 0.9], &[2, 2], Device::CPU).unwrap()
@@ -194,7 +194,7 @@ mod tests {
 
     fn square(x: &Var, slope: f64, linked: bool) -> Result<Var> {
         let y = phalanx_kernels::mul(x.tensor(), x.tensor())?;
-        record("square", &[x], y, |s: &Saver<'_>| Ok(Square { x: s.input(0)?, slope, linked }))
+        record("square", &[x], y, |s: &SaveContext<'_>| Ok(Square { x: s.input(0)?, slope, linked }))
     }
 
     #[test]

@@ -92,7 +92,7 @@ pub use phalanx_kernels as kernels;
 pub use phalanx_kernels::{Conv1dOptions, ConvOptions, Gelu, PoolOptions};
 pub use phalanx_tensor as tensor;
 pub use profile::{OperationTime, Pass, Profiler, begins, waiting};
-pub use record::{Saver, is_recording, record, record_many, record_none};
+pub use record::{SaveContext, is_recording, record, record_many, record_none};
 pub use var::Var;
 
 /// [`Rematerialized`] by its earlier name.
@@ -102,6 +102,10 @@ pub type Remade = Rematerialized;
 /// [`SavedVariable`] by its earlier name.
 #[deprecated(since = "0.1.0", note = "renamed to `SavedVariable`")]
 pub type Saved = SavedVariable;
+
+/// [`SaveContext`] by its earlier name.
+#[deprecated(since = "0.1.0", note = "renamed to `SaveContext`")]
+pub type Saver<'a> = SaveContext<'a>;
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]

@@ -15,14 +15,15 @@ use crate::graph::sequence::{next_sequence, pass_over};
 use crate::mode::is_grad_enabled;
 use crate::{Error, Result, Var, profile};
 
-/// Saves values for backward, while an operation is recorded.
-pub struct Saver<'a> {
+/// The inputs and outputs of an operation while it is recorded, of which it saves those that backward needs (torch: `ctx` in
+/// `save_for_backward`).
+pub struct SaveContext<'a> {
     name: &'static str,
     inputs: &'a [&'a Var],
     outputs: &'a [Tensor],
 }
 
-impl Saver<'_> {
+impl SaveContext<'_> {
     /// Keeps input `i`.
     ///
     /// # Errors
@@ -51,7 +52,7 @@ impl Saver<'_> {
         Some(Rematerialized::new(self.name, &self.outputs[i], sources, compute))
     }
 
-    /// [`Saver::rematerialized`] of output `of`, which the operation saves, and of some inputs.
+    /// [`SaveContext::rematerialized`] of output `of`, which the operation saves, and of some inputs.
     pub(crate) fn rematerialized_of_output(
         &self,
         i: usize,
@@ -66,7 +67,7 @@ impl Saver<'_> {
     }
 
     /// How the output is computed again of some inputs, one of which is rematerialized itself, but not of another such (so
-    /// that no chain of these is long). The other inputs are as for [`Saver::rematerialized`].
+    /// that no chain of these is long). The other inputs are as for [`SaveContext::rematerialized`].
     pub(crate) fn rematerialized_of_rematerialized<const N: usize>(
         &self,
         inputs: [usize; N],
@@ -107,14 +108,14 @@ pub fn record<B: Backward + 'static>(
     name: &'static str,
     inputs: &[&Var],
     output: Tensor,
-    backward: impl FnOnce(&Saver<'_>) -> Result<B>,
+    backward: impl FnOnce(&SaveContext<'_>) -> Result<B>,
 ) -> Result<Var> {
     profile::forward(name, inputs, std::slice::from_ref(&output));
     if !joins(name, inputs) {
         return Ok(Var::from_parts(output, None));
     }
     let outputs = std::slice::from_ref(&output);
-    let node = new_node(name, inputs, outputs, backward(&Saver { name, inputs, outputs })?);
+    let node = new_node(name, inputs, outputs, backward(&SaveContext { name, inputs, outputs })?);
     Ok(Var::from_parts(output, Some(Edge::new(node, 0))))
 }
 
@@ -126,13 +127,13 @@ pub fn record_many<B: Backward + 'static>(
     name: &'static str,
     inputs: &[&Var],
     outputs: SmallVec<[Tensor; 4]>,
-    backward: impl FnOnce(&Saver<'_>) -> Result<B>,
+    backward: impl FnOnce(&SaveContext<'_>) -> Result<B>,
 ) -> Result<SmallVec<[Var; 4]>> {
     profile::forward(name, inputs, &outputs);
     if !joins(name, inputs) || outputs.is_empty() {
         return Ok(outputs.into_iter().map(|t| Var::from_parts(t, None)).collect());
     }
-    let node = new_node(name, inputs, &outputs, backward(&Saver { name, inputs, outputs: &outputs })?);
+    let node = new_node(name, inputs, &outputs, backward(&SaveContext { name, inputs, outputs: &outputs })?);
     let link = |(output, tensor): (usize, Tensor)| {
         let edge = tensor.dtype().is_float().then(|| Edge::new(node.clone(), output));
         Var::from_parts(tensor, edge)

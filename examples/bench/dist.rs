@@ -9,12 +9,12 @@ use phalanx::nn::models::Decoder;
 use phalanx::nn::{LayerFactory, OneDevice};
 use phalanx::parallel::comm::threads::world;
 use phalanx::parallel::comm::{self, Comm, Reduction};
-use phalanx::parallel::data_parallel::{Alone, Ddp, DdpConfig};
+use phalanx::parallel::data_parallel::{Ddp, DdpConfig, SingleDevice};
 use phalanx::parallel::hybrid::Layout;
 use phalanx::parallel::launch::{Rank, TIMEOUT, Threads};
 use phalanx::parallel::mesh::{Axis, Groups};
 use phalanx::parallel::pipeline::ranks::Chunks;
-use phalanx::parallel::sharded::{Stage, Zero, ZeroConfig};
+use phalanx::parallel::sharded::{Zero, ZeroConfig, ZeroStage};
 use phalanx::parallel::tensor_parallel::TensorParallel;
 use phalanx::{DType, Device, Tensor};
 
@@ -45,8 +45,14 @@ pub fn training(data: &Path) -> Result<bool, Box<dyn Error>> {
     let report = Report { threads: 1 };
     Device::CPU.set_threads(1)?;
     let at = At { comm: world(1, TIMEOUT).swap_remove(0), device: Device::CPU };
-    let mut alone =
-        train(&SMALL, data, &at, &Layout::default(), |_| OneDevice, |m, _| Ok(Box::new(Alone::new(m))))?;
+    let mut alone = train(
+        &SMALL,
+        data,
+        &at,
+        &Layout::default(),
+        |_| OneDevice,
+        |m, _| Ok(Box::new(SingleDevice::new(m))),
+    )?;
     let mut same = emit(&report, SMALL.name, &SMALL, &mut alone);
     let rows = Rows { report, data, one_ms: median(&mut alone.times_ms) };
     let one = Layout::default();
@@ -56,10 +62,10 @@ pub fn training(data: &Path) -> Result<bool, Box<dyn Error>> {
     }
     let layers = |groups: &Groups| TensorParallel::new(groups.along(Axis::Tp));
     let cut = Layout { tp: RANKS, ..one.clone() };
-    same &= rows.row("tp", &cut, layers, |model, _| Ok(Box::new(Alone::new(model))))?;
+    same &= rows.row("tp", &cut, layers, |model, _| Ok(Box::new(SingleDevice::new(model))))?;
     for (name, schedule, micro_batches) in SCHEDULES {
         let stages = Layout { pp: RANKS, schedule: schedule.into(), micro_batches, ..one.clone() };
-        same &= rows.row(name, &stages, |_| OneDevice, |model, _| Ok(Box::new(Alone::new(model))))?;
+        same &= rows.row(name, &stages, |_| OneDevice, |model, _| Ok(Box::new(SingleDevice::new(model))))?;
     }
     Ok(same)
 }
@@ -96,15 +102,15 @@ fn ddp(model: &Model, comm: &Comm) -> Share {
 }
 
 fn zero1(model: &Model, comm: &Comm) -> Share {
-    Ok(Box::new(Zero::new(model, comm.clone(), ZeroConfig::new(Stage::Optimizer))?))
+    Ok(Box::new(Zero::new(model, comm.clone(), ZeroConfig::new(ZeroStage::Optimizer))?))
 }
 
 fn zero2(model: &Model, comm: &Comm) -> Share {
-    Ok(Box::new(Zero::new(model, comm.clone(), ZeroConfig::new(Stage::Gradients))?))
+    Ok(Box::new(Zero::new(model, comm.clone(), ZeroConfig::new(ZeroStage::Gradients))?))
 }
 
 fn fsdp(model: &Model, comm: &Comm) -> Share {
-    Ok(Box::new(Zero::new(model, comm.clone(), ZeroConfig::new(Stage::Parameters))?))
+    Ok(Box::new(Zero::new(model, comm.clone(), ZeroConfig::new(ZeroStage::Parameters))?))
 }
 
 const WARMUPS: usize = 3;

@@ -11,8 +11,8 @@ use phalanx::nn::models::{Decoder, GptConfig, ModelConfig};
 use phalanx::nn::{AdamW, Batch, Group, LayerFactory, OneDevice, Optimizer, Parameters, Rule, Scope, cut};
 use phalanx::parallel::comm::Comm;
 use phalanx::parallel::comm::threads::world;
-use phalanx::parallel::data_parallel::{Alone, DataParallel};
-use phalanx::parallel::hybrid::{Layout, OnMesh, StagedModel, Step};
+use phalanx::parallel::data_parallel::{DataParallel, SingleDevice};
+use phalanx::parallel::hybrid::{Layout, MeshParallel, StagedModel, Step};
 use phalanx::parallel::launch::TIMEOUT;
 use phalanx::parallel::mesh::{Axis, Groups};
 use phalanx::parallel::pipeline::ranks::{Chunks, Pipeline};
@@ -112,7 +112,7 @@ pub fn run(report: &Report, size: &Size, data: &Path, device: Device) -> Result<
         |_| OneDevice,
         |model, _| {
             report.emit(size.name, "rss_before", peak_rss(), "MiB");
-            Ok(Box::new(Alone::new(model)))
+            Ok(Box::new(SingleDevice::new(model)))
         },
     )?;
     let same = emit(report, size.name, size, &mut trained);
@@ -157,7 +157,7 @@ pub fn train<L: LayerFactory>(
     let pipeline = Pipeline::new(&schedule, line.clone(), *device)?;
     let replicas = groups.along(Axis::Dp).clone();
     let share = wrap(&model, &replicas)?;
-    let share: Arc<dyn DataParallel> = Arc::new(OnMesh::new(&model, share, groups.clone(), &schedule)?);
+    let share: Arc<dyn DataParallel> = Arc::new(MeshParallel::new(&model, share, groups.clone(), &schedule)?);
     let model: Arc<dyn StagedModel> = Arc::new(model);
     let group = Group::new(share.parameters(), 3e-4).with_weight_decay(0.1);
     let mut optimizer = AdamW::default().with_betas(0.9, 0.95).init(vec![group])?;

@@ -8,19 +8,17 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 
 use phalanx_autograd::Var;
-use phalanx_tensor::{Category, Context, Device, PhiloxStream, RngKey, Tensor};
+use phalanx_tensor::{Category, Context, Device, PhiloxStream, RngKey, Tensor, even_piece};
 
 use crate::{Error, Result};
 
-/// Divides `0 .. n` into `parts` consecutive ranges of equal length; the first `n % parts` are one longer.
+/// Divides `0..n` into `parts` contiguous ranges whose lengths differ by at most one; the first `n % parts` are longer.
 ///
 /// ```
 /// assert_eq!(phalanx_nn::cut(7, 3), [0..3, 3..5, 5..7]);
 /// ```
 pub fn cut(n: usize, parts: usize) -> Vec<Range<usize>> {
-    let (short, longer) = (n / parts.max(1), n % parts.max(1));
-    let start = |i: usize| i * short + i.min(longer);
-    (0..parts).map(|i| start(i)..start(i + 1)).collect()
+    (0..parts).map(|i| even_piece(n, parts, i)).collect()
 }
 
 /// Windows of `context + 1` consecutive tokens: inputs, and targets one token further. Their shuffled order covers the text once in

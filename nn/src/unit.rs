@@ -10,8 +10,8 @@
 use std::sync::{Arc, RwLock, Weak};
 
 use phalanx_autograd::{
-    Backward, Cx, Grads, Result as GradResult, Saver, Var, checkpoint, is_recomputing, is_recording, phony,
-    record,
+    Backward, Cx, Grads, Result as GradResult, SaveContext, Var, checkpoint, is_recomputing, is_recording,
+    phony, record,
 };
 use smallvec::smallvec;
 
@@ -201,7 +201,7 @@ enum Side {
 fn boundary(name: &'static str, inputs: &[&Var], hooks: &[Hooks], side: Side) -> Result<Var> {
     let hooks = hooks.to_vec();
     let (output, anchor) = (inputs[0].tensor().clone(), inputs.get(1).map(|v| v.detach()));
-    Ok(record(name, inputs, output, |_: &Saver<'_>| Ok(Boundary { hooks, side, anchor }))?)
+    Ok(record(name, inputs, output, |_: &SaveContext<'_>| Ok(Boundary { hooks, side, anchor }))?)
 }
 
 struct Boundary {

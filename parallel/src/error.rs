@@ -1,4 +1,5 @@
-//! [`Error`]: how parallel training can fail.
+//! [`Error`]: how parallel training can fail. Collectives, `nn`, the engine and schedules have errors of their own, which this one
+//! wraps; wrappers and pipelines add theirs.
 
 use std::fmt;
 

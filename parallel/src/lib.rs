@@ -11,25 +11,30 @@
 //! | tensor and sequence parallelism | [`tensor_parallel::TensorParallel`], [`tensor_parallel::ColumnParallelLinear`], [`tensor_parallel::RowParallelLinear`] |
 //! | pipelines over ranks | [`pipeline::ranks::Pipeline`], [`pipeline::ranks::Work`], [`pipeline::schedule`] |
 //! | a pipeline in one process | [`pipeline::gpipe::GPipe`], [`pipeline::DeferredBatchNorm`] |
-//! | all axes at once | [`mesh::Mesh`], [`mesh::Groups`], [`hybrid::Layout`], [`hybrid::OnMesh`] |
+//! | all axes at once | [`mesh::Mesh`], [`mesh::Groups`], [`hybrid::Layout`], [`hybrid::MeshParallel`] |
 //! | checkpoints | [`checkpoint::Saver`], [`checkpoint::Checkpoint`] |
 //! | operations that run beside each other | [`engine::Engine`], [`engine::Op`], [`engine::Variable`] |
 //! | costs and stages of a model | [`planning::balance_by_time`], [`planning::profile()`], [`planning::plan()`], [`planning::Transformer`] |
 //!
 //! | word | meaning |
 //! |---|---|
-//! | part | one rank's elements of a tensor, under any layout: [`part::Part`] |
+//! | part | one rank's elements of a tensor, under any layout: [`sharded_tensor::ShardedTensor`] |
 //! | shard | a box of a tensor (tensor parallelism, [`nn::Shard`]) or a range of a flat buffer (ZeRO) |
 //! | piece | ZeRO: what a rank's shard has of one parameter; checkpoints: a range of a tensor that one rank writes |
-//! | share | the part of a collective's tensor that belongs to one rank (torch: chunk) |
+//! | chunk | the part of a collective's tensor that belongs to one rank ([`comm::Call`]); a stage, where a rank has several ([`pipeline::ranks::Chunks`]) |
+//! | sub-batch | the rows of a batch that one replica computes on; it is split into micro-batches |
 //! | cut | to divide into ranges, and the place where one range ends and the next begins |
 //! | site | a use of a parameter in a model; a tied table has two, each with a gradient of its own |
-//! | lane | a queue of work with threads ([`engine::Lane`]) or a stream (NCCL) of its own |
+//! | unit | the parameters of a wrapped module, which ZeRO-3 gathers and frees together |
+//! | lane | some threads of an engine, with a queue of their own ([`engine::Lane`]) |
 //! | replica | a copy of the model, or of its part, that computes on other rows of the batch |
+//! | wrapper | [`data_parallel::Ddp`] or [`sharded::Zero`] of a model, or another [`data_parallel::DataParallel`] |
 //!
 //! Unsafe code is denied but for `comm/wire/mpi.rs` and `comm/nccl/`, which call MPI and NCCL.
 #![deny(unsafe_code)]
 
+mod all_gather;
+mod catch_panic;
 pub mod checkpoint;
 pub mod comm;
 pub mod data_parallel;
@@ -38,12 +43,10 @@ mod error;
 pub mod hybrid;
 pub mod launch;
 pub mod mesh;
-mod objects;
-mod panics;
-pub mod part;
 pub mod pipeline;
 pub mod planning;
 pub mod sharded;
+pub mod sharded_tensor;
 pub mod tensor_parallel;
 
 /// The former place of [`planning::Transformer`].
@@ -52,9 +55,15 @@ pub mod estimate {
     pub use crate::planning::{Degrees as Layout, RecomputeGranularity as Recompute, Transformer};
 }
 
-pub use error::{Error, Result};
+/// The former place of [`sharded_tensor::ShardedTensor`].
+#[deprecated(since = "0.1.0", note = "is `sharded_tensor::ShardedTensor`")]
+pub mod part {
+    pub use crate::sharded_tensor::ShardedTensor as Part;
+}
+
 #[allow(deprecated)] // the old name stays importable
-pub use objects::{all_gather_object, tell};
+pub use all_gather::{all_gather_object, tell};
+pub use error::{Error, Result};
 pub use phalanx_nn as nn;
 pub use phalanx_nn::autograd;
 pub use phalanx_tensor as tensor;

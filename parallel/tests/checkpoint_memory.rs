@@ -2,7 +2,7 @@
 #![cfg(target_os = "linux")]
 
 use phalanx_parallel::checkpoint::{BLOCK, Checkpoint, Saver, Settings};
-use phalanx_parallel::part::Part;
+use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_parallel::{Result, comm, launch};
 use phalanx_tensor::{DType, Device};
 
@@ -31,7 +31,8 @@ fn a_save_and_a_load_hold_one_block_and_ranks_books_count_nothing() {
     one_block();
     let folder = std::env::temp_dir().join(format!("phalanx-books-{}", std::process::id()));
     let run = |rank: launch::Rank| -> Result<()> {
-        let parts = vec![Part::whole("w", phalanx_kernels::full(&[5000], 1.0, DType::F32, rank.device())?)];
+        let parts =
+            vec![ShardedTensor::whole("w", phalanx_kernels::full(&[5000], 1.0, DType::F32, rank.device())?)];
         let ledger = rank.device().ledger()?;
         rank.comm().barrier()?;
         ledger.reset_peak();
@@ -51,7 +52,7 @@ fn one_block() {
     let folder = std::env::temp_dir().join(format!("phalanx-memory-{}", std::process::id()));
     let device = Device::Cpu(3);
     let tensor = |value| phalanx_kernels::full(&[BYTES / 4 / 2], value, DType::F32, device).unwrap();
-    let parts = [1.0, 2.0].map(|value| Part::whole(format!("w{value}"), tensor(value))).to_vec();
+    let parts = [1.0, 2.0].map(|value| ShardedTensor::whole(format!("w{value}"), tensor(value))).to_vec();
     let ledger = device.ledger().unwrap();
     ledger.reset_peak();
     let before = ledger.total().now;

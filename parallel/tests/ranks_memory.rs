@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use phalanx_nn::models::RecomputeMode::{self, Always, ExceptLast, Never};
 use phalanx_parallel::pipeline::ranks::{AsynchronousPipeline, Executed, Pipeline};
-use phalanx_parallel::pipeline::schedule::{Kind, Schedule, gpipe, one_f_one_b, zb_h1};
+use phalanx_parallel::pipeline::schedule::{ActionKind, Schedule, gpipe, one_f_one_b, zb_h1};
 use phalanx_parallel::{comm, launch};
 use phalanx_tensor::{Category, Device};
 
@@ -40,7 +40,7 @@ fn books(
     pieces: usize,
     rank: usize,
     mode: RecomputeMode,
-) -> (Vec<(Kind, usize)>, usize) {
+) -> (Vec<(ActionKind, usize)>, usize) {
     books_for(schedule, pieces, rank, mode, false)
 }
 
@@ -51,7 +51,7 @@ fn books_for(
     rank: usize,
     mode: RecomputeMode,
     slow: bool,
-) -> (Vec<(Kind, usize)>, usize) {
+) -> (Vec<(ActionKind, usize)>, usize) {
     let device = Device::Meta(700);
     let ranks = schedule.ranks.len();
     let comm = comm::meta(rank, ranks).unwrap();
@@ -76,7 +76,7 @@ fn books_for(
 fn kept(ranks: usize, micro_batches: usize, rank: usize, mode: RecomputeMode) -> usize {
     let (books, _) = books(&gpipe(ranks, micro_batches).unwrap(), micro_batches, rank, mode);
     let forwards: Vec<usize> =
-        books.iter().filter(|(kind, _)| *kind == Kind::Forward).map(|(_, bytes)| *bytes).collect();
+        books.iter().filter(|(kind, _)| *kind == ActionKind::Forward).map(|(_, bytes)| *bytes).collect();
     forwards[1] - forwards[0] - loss(ranks, rank)
 }
 
@@ -95,18 +95,18 @@ fn one_f_one_b_holds_stages_minus_rank_micro_batches_and_sent_outputs_are_gone()
             let (mut live, mut most, mut forwards, mut waits) = (0, 0, 0, 0);
             for &(kind, bytes) in &books {
                 match kind {
-                    Kind::Forward => (live, forwards) = (live + 1, forwards + 1),
-                    Kind::Backward => live -= 1,
+                    ActionKind::Forward => (live, forwards) = (live + 1, forwards + 1),
+                    ActionKind::Backward => live -= 1,
                     _ => {}
                 }
                 most = most.max(live);
                 // What came and is not yet used, or is not yet sent.
-                waits += usize::from(matches!(kind, Kind::RecvForward | Kind::RecvBackward));
-                waits -= usize::from(kind == Kind::Forward && rank > 0);
-                waits -= usize::from(kind == Kind::Backward && rank + 1 < ranks);
-                waits += usize::from(kind == Kind::Forward && rank + 1 < ranks);
-                waits += usize::from(kind == Kind::Backward && rank > 0);
-                if matches!(kind, Kind::SendForward | Kind::SendBackward) {
+                waits += usize::from(matches!(kind, ActionKind::RecvForward | ActionKind::RecvBackward));
+                waits -= usize::from(kind == ActionKind::Forward && rank > 0);
+                waits -= usize::from(kind == ActionKind::Backward && rank + 1 < ranks);
+                waits += usize::from(kind == ActionKind::Forward && rank + 1 < ranks);
+                waits += usize::from(kind == ActionKind::Backward && rank > 0);
+                if matches!(kind, ActionKind::SendForward | ActionKind::SendBackward) {
                     // Said while the tensor is still there.
                     waits -= 1;
                     continue;
@@ -131,7 +131,7 @@ fn a_split_backward_leaves_less_than_twice_what_it_found_and_nothing_in_the_end(
         let left = waiting - end;
         assert!(left < 2 * each, "rank {rank}: {left} of {each} each");
         assert!(peak < ranks * left + each, "rank {rank}: {peak} of {each} each, {left} left");
-        assert_eq!(books.last().unwrap(), &(Kind::Weight, micro_batches * loss(ranks, rank)));
+        assert_eq!(books.last().unwrap(), &(ActionKind::Weight, micro_batches * loss(ranks, rank)));
     }
 }
 
@@ -166,7 +166,7 @@ fn on_cpus(schedule: &Schedule, pieces: usize, late: bool) -> Vec<(Vec<usize>, u
         let (told, device, first) = (Arc::clone(&heard), rank.device(), rank.rank() == 0);
         let counted = Arc::clone(done);
         let observer = move |done: Executed| {
-            let forward = done.action.kind == Kind::Forward;
+            let forward = done.action.kind == ActionKind::Forward;
             told.lock().unwrap().extend(forward.then(|| activations(device).now));
             counted.fetch_add(usize::from(forward && first), Ordering::Relaxed);
         };
@@ -197,13 +197,13 @@ fn ranks_on_cpus_hold_at_most_what_they_hold_on_meta_for_slow_receivers() {
     let schedule = gpipe(2, 4).unwrap();
     let (books, _) = books_for(&schedule, 4, 0, Never, true);
     let after: Vec<usize> =
-        books.iter().filter(|(kind, _)| *kind == Kind::Forward).map(|&(_, b)| b).collect();
+        books.iter().filter(|(kind, _)| *kind == ActionKind::Forward).map(|&(_, b)| b).collect();
     assert_eq!(after[3] - after[2], after[0], "{after:?}: each with its output");
     assert_eq!(on_cpus(&schedule, 4, true)[0].0, after);
 }
 
 /// Bytes of parameters after each action, and at peak, of a rank without peers; and of the stage's parameters alone.
-fn weights(case: &Case, rank: usize) -> (Vec<(Kind, usize)>, usize, usize) {
+fn weights(case: &Case, rank: usize) -> (Vec<(ActionKind, usize)>, usize, usize) {
     let device = Device::Meta(701);
     let parameters = move || device.ledger().unwrap().category(Category::Parameters);
     let heard = Arc::new(Mutex::new(Vec::new()));
@@ -231,7 +231,7 @@ fn weight_stashing_holds_a_version_more_than_the_warm_up() {
             let warm_up = stages - rank - 1;
             assert_eq!(peak, (warm_up + 1) * each, "rank {rank} of {stages}");
             // After update u the micro-batches u + 1 to u + warm_up are on their way, with the versions from u + 1 - warm_up on.
-            let updates = books.iter().filter(|(kind, _)| *kind == Kind::Update);
+            let updates = books.iter().filter(|(kind, _)| *kind == ActionKind::Update);
             for (u, &(_, bytes)) in updates.enumerate() {
                 let under_way = u + 1..(u + 1 + warm_up).min(micro_batches);
                 let mut versions: Vec<usize> = under_way.map(|m| m.saturating_sub(warm_up)).collect();

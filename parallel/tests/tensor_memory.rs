@@ -1,4 +1,4 @@
-//! The memory that a tensor-parallel layer keeps for its backward pass, from the ledger. Alone in this file, since no other
+//! The memory that a tensor-parallel layer keeps for its backward pass, from the ledger. SingleDevice in this file, since no other
 //! test may use its ledgers.
 
 #[path = "tensor/kit.rs"]

@@ -1,4 +1,4 @@
-//! ZeRO: the bytes of the formulas, from the ledger. Alone in this file, whose ledgers no other test may touch.
+//! ZeRO: the bytes of the formulas, from the ledger. SingleDevice in this file, whose ledgers no other test may touch.
 
 mod gpt;
 
@@ -9,11 +9,11 @@ use phalanx_nn::autograd::{Var, checkpoint};
 use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
 use phalanx_nn::{AdamW, Group, LinearConfig, Module, Parameters, Rule, Scope, Sequential, WrappedUnit};
 use phalanx_parallel::comm::{self, Comm};
-use phalanx_parallel::sharded::{Reshard, Stage, Zero, ZeroConfig};
+use phalanx_parallel::sharded::{Reshard, Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::{Category, Context, DType, Device, Tensor};
 
-const STAGES: [Stage; 3] = [Stage::Optimizer, Stage::Gradients, Stage::Parameters];
+const STAGES: [ZeroStage; 3] = [ZeroStage::Optimizer, ZeroStage::Gradients, ZeroStage::Parameters];
 /// The ledgers are the process's.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
@@ -52,7 +52,7 @@ fn books(
     let ledger = device.ledger()?;
     let of = |category| ledger.category(category).now;
     let bytes = [Category::Parameters, Category::Gradients, Category::OptimizerState].map(of);
-    Ok((bytes, sent, zero.shares()))
+    Ok((bytes, sent, zero.shard_sizes()))
 }
 
 #[test]
@@ -71,13 +71,13 @@ fn memory_and_traffic_are_those_of_the_formulas() {
                 assert!((own * ranks).abs_diff(PARAMETERS) <= 4 * 64 * ranks, "{shares:?}");
                 assert!(!ranks.is_power_of_two() || own * ranks == PARAMETERS, "{shares:?}");
                 let wanted = match stage {
-                    Stage::Optimizer => [2 * PARAMETERS, g * PARAMETERS, 12 * own],
-                    Stage::Gradients => [2 * PARAMETERS, g * own, 12 * own],
-                    Stage::Parameters => [2 * own, g * own, 12 * own],
+                    ZeroStage::Optimizer => [2 * PARAMETERS, g * PARAMETERS, 12 * own],
+                    ZeroStage::Gradients => [2 * PARAMETERS, g * own, 12 * own],
+                    ZeroStage::Parameters => [2 * own, g * own, 12 * own],
                 };
                 assert_eq!(bytes, wanted, "{stage:?}, rank {rank} of {ranks}");
                 // A gradient is sent but for the own share, and values are sent to all others.
-                let passes = if stage == Stage::Parameters { 2 } else { 1 };
+                let passes = if stage == ZeroStage::Parameters { 2 } else { 1 };
                 let wanted = g * (PARAMETERS - own) + passes * 2 * own * (ranks - 1);
                 assert_eq!(sent, wanted as u64, "{stage:?}, rank {rank} of {ranks}");
                 let meta = comm::meta(rank, ranks).unwrap();
@@ -97,7 +97,7 @@ fn root_books(comm: &Comm, device: Device, units: usize) -> Result<([usize; 5], 
         model = if i < units { model.with(WrappedUnit::new(Arc::new(linear))) } else { model.with(linear) };
     }
     let ledger = device.ledger()?;
-    let config = ZeroConfig { reshard: Reshard::Always, ..ZeroConfig::new(Stage::Parameters) };
+    let config = ZeroConfig { reshard: Reshard::Always, ..ZeroConfig::new(ZeroStage::Parameters) };
     let zero = Zero::new(&model, comm.clone(), config)?;
     ledger.reset_peak();
     let now = || ledger.category(Category::Parameters).now;
@@ -111,7 +111,7 @@ fn root_books(comm: &Comm, device: Device, units: usize) -> Result<([usize; 5], 
     optimizer.step()?;
     zero.updated()?;
     let peak = ledger.category(Category::Parameters).peak;
-    Ok(([first, forward, backward, now(), peak], zero.shares()[comm.rank()]))
+    Ok(([first, forward, backward, now(), peak], zero.shard_sizes()[comm.rank()]))
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn what_is_no_unit_is_spread_too_and_whole_only_from_forward_to_the_end_of_backw
 }
 
 /// Bytes of every category now and at peak, after two steps of a GPT and a third's backward.
-fn gpt_books(comm: &Comm, device: Device, stage: Stage, recompute: bool) -> Result<Vec<[usize; 2]>> {
+fn gpt_books(comm: &Comm, device: Device, stage: ZeroStage, recompute: bool) -> Result<Vec<[usize; 2]>> {
     let mut model = gpt::model(DType::BF16, device);
     if recompute {
         model.set_recompute(phalanx_nn::models::RecomputeMode::Always);
@@ -180,7 +180,7 @@ fn a_rank_without_peers_on_meta_has_the_books_of_one_among_all() {
 }
 
 /// The state of one of `ranks` ranks between the backward pass and the step, of a GPT trained in bf16.
-fn state_bytes(config: &GptConfig, ranks: usize, stage: Stage) -> (usize, usize) {
+fn state_bytes(config: &GptConfig, ranks: usize, stage: ZeroStage) -> (usize, usize) {
     let device = Device::Meta(40);
     let model = config.init(&Scope::new(1, DType::BF16, device)).unwrap();
     let parameters = model.parameters().iter().map(|p| p.tensor().numel()).sum();
@@ -257,13 +257,13 @@ fn two_units_are_gathered_at_a_time_and_the_gradients_of_three_are_here() {
         (false, Reshard::ExceptLast, None, 1),
         (true, Reshard::Never, None, 8),
     ] {
-        for stage in [Stage::Gradients, Stage::Parameters] {
+        for stage in [ZeroStage::Gradients, ZeroStage::Parameters] {
             let model = maps(8, 512, DType::BF16, Device::Meta(41));
             let x = || Var::new(Tensor::zeros(&[1, 512], DType::BF16, Device::Meta(41)).unwrap());
             let loss = || model.forward(&x()).unwrap().sum_all().unwrap();
             let config = ZeroConfig { prefetch, reshard, shard_dtype, ..ZeroConfig::new(stage) };
             let [values, gradients] = peaks(&model, &loss, &config);
-            assert_eq!(values, if stage == Stage::Parameters { units * UNIT } else { 0 }, "{config:?}");
+            assert_eq!(values, if stage == ZeroStage::Parameters { units * UNIT } else { 0 }, "{config:?}");
             // One that is computed, two under way, and the shares.
             assert!((3 * UNIT..3 * UNIT + UNIT / 4).contains(&gradients), "{config:?}: {gradients}");
         }
@@ -290,7 +290,7 @@ fn no_view_keeps_the_values_of_a_decoder_that_were_given_up() {
                 let tokens = Var::new(Tensor::empty(&[2, 16], DType::I64, Device::Meta(42)).unwrap());
                 model.loss(&model.forward(&tokens).unwrap(), &tokens, 1.0).unwrap()
             };
-            let [values, _] = peaks(&model, &loss, &ZeroConfig::new(Stage::Parameters));
+            let [values, _] = peaks(&model, &loss, &ZeroConfig::new(ZeroStage::Parameters));
             assert_eq!(values, wanted, "{recompute:?}, {config:?}");
         }
     }
@@ -305,7 +305,7 @@ fn frozen_values_are_given_up_between_the_passes_too() {
     model.parameters()[1..].iter().for_each(phalanx_nn::Parameter::freeze);
     let x = || Var::new(Tensor::zeros(&[1, 512], DType::BF16, Device::Meta(43)).unwrap());
     let loss = || model.forward(&x()).unwrap().sum_all().unwrap();
-    let [values, _] = peaks(&model, &loss, &ZeroConfig::new(Stage::Parameters));
+    let [values, _] = peaks(&model, &loss, &ZeroConfig::new(ZeroStage::Parameters));
     assert_eq!(values, 2 * UNIT);
 }
 
@@ -321,7 +321,7 @@ fn a_wrong_guess_of_what_comes_next_is_given_up() {
         };
         (0..8).map(|i| Arc::new(Sequential::new().with(unit(i)))).collect()
     };
-    let config = ZeroConfig { reshard: Reshard::Always, ..ZeroConfig::new(Stage::Parameters) };
+    let config = ZeroConfig { reshard: Reshard::Always, ..ZeroConfig::new(ZeroStage::Parameters) };
     // From the last to the first.
     let model = units(Device::Meta(44));
     let backwards = || {

@@ -21,11 +21,12 @@ pub mod cuda;
 mod device;
 mod dtype;
 mod error;
+mod even_piece;
 pub mod io;
 mod layout;
 mod ledger;
 #[cfg(all(test, feature = "loom"))]
-mod models;
+mod loom_models;
 mod pool;
 mod resources;
 mod rng;
@@ -48,6 +49,8 @@ pub use rng::{PhiloxStream, RngKey, Window};
 #[allow(missing_docs)]
 #[deprecated(since = "0.1.0", note = "renamed to `PhiloxStream`")]
 pub type Stream4 = PhiloxStream;
+#[doc(hidden)] // for Phalanx's other crates
+pub use even_piece::even_piece;
 pub use storage::{Read, Storage, Write};
 pub use stream::{Event, Stream, record_stream};
 #[doc(hidden)] // for Phalanx's other crates

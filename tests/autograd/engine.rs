@@ -176,8 +176,8 @@ impl Function for Reentrant {
         Ok(vec![kernels::mul(inputs[0], inputs[0])?])
     }
 
-    fn save(&self, saver: &phalanx_autograd::Saver<'_>) -> Result<Vec<SavedVariable>> {
-        Ok(vec![saver.input(0)?])
+    fn save(&self, ctx: &phalanx_autograd::SaveContext<'_>) -> Result<Vec<SavedVariable>> {
+        Ok(vec![ctx.input(0)?])
     }
 
     fn backward(&self, cx: &Cx<'_>, saved: &[SavedVariable]) -> Result<Grads> {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use phalanx_autograd::{
-    Cx, Error, Function, Grads, Leaf, Result, SavedVariable, Saver, Var, grads1, grads2, is_recomputing,
+    Cx, Error, Function, Grads, Leaf, Result, SaveContext, SavedVariable, Var, grads1, grads2, is_recomputing,
 };
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Context, Device, Tensor};
@@ -135,8 +135,8 @@ impl Function for Scale {
         Ok(vec![kernels::mul(inputs[0], inputs[1])?])
     }
 
-    fn save(&self, saver: &Saver<'_>) -> Result<Vec<SavedVariable>> {
-        Ok(vec![saver.input(0)?, saver.input(1)?])
+    fn save(&self, ctx: &SaveContext<'_>) -> Result<Vec<SavedVariable>> {
+        Ok(vec![ctx.input(0)?, ctx.input(1)?])
     }
 
     fn backward(&self, cx: &Cx<'_>, saved: &[SavedVariable]) -> Result<Grads> {

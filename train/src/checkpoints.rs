@@ -88,7 +88,7 @@ fn earlier(folder: &Path) -> Vec<PathBuf> {
 /// Loads a checkpoint's values into the model and its optimizers.
 pub(crate) fn load(saved: &Checkpoint, run: &mut Run) -> Result<()> {
     let ranks = run.place().all_ranks().clone();
-    let trained = [Trained { model: &*run.model, share: &*run.means.share }];
+    let trained = [Trained { model: &*run.model, wrapper: &*run.means.share }];
     let mut optimizers: Vec<_> = run.optimizers.iter_mut().collect();
     Ok(saved.restore(&ranks, &trained, &mut optimizers)?)
 }
@@ -171,7 +171,7 @@ impl Checkpoints {
 }
 
 fn begin(run: &Run, path: &Path) -> Result<()> {
-    let trained = [Trained { model: &*run.model, share: &*run.means.share }];
+    let trained = [Trained { model: &*run.model, wrapper: &*run.means.share }];
     let optimizers: Vec<_> = run.optimizers.iter().collect();
     run.means.saver.save(path, parts(&trained, &optimizers)?, &run.settings()?)
 }

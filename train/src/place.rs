@@ -5,9 +5,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use phalanx_nn::{Parameters, Scope};
 use phalanx_parallel::comm::{self, Comm, Observer, observed};
-use phalanx_parallel::data_parallel::{Alone, Buckets, DataParallel, Ddp, DdpConfig};
+use phalanx_parallel::data_parallel::{Buckets, DataParallel, Ddp, DdpConfig, SingleDevice};
 use phalanx_parallel::mesh::{Axis, Coordinates, Groups, Mesh};
-use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
+use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::{self as parallel, launch};
 use phalanx_tensor::{DType, Device, Tensor};
 
@@ -256,10 +256,10 @@ impl Place {
     pub(crate) fn share(&self, model: &impl Parameters, config: &Config) -> Result<Box<dyn DataParallel>> {
         let (replicas, grad_dtype, find_unused) = (self.replicas(), config.grad_dtype(), config.find_unused);
         Ok(match config.zero {
-            0 if replicas.size() == 1 => Box::new(Alone::new(model)),
+            0 if replicas.size() == 1 => Box::new(SingleDevice::new(model)),
             0 => Box::new(self.ddp(model, replicas, grad_dtype, find_unused)?),
             stage => {
-                let config = ZeroConfig::new(Stage::try_from(stage)?);
+                let config = ZeroConfig::new(ZeroStage::try_from(stage)?);
                 let config = ZeroConfig { grad_dtype: Some(grad_dtype), find_unused, ..config };
                 Box::new(Zero::new(model, replicas.clone(), config)?)
             }

@@ -8,8 +8,8 @@ use std::sync::atomic::AtomicBool;
 use phalanx_nn::{Batch, LossScaler, Optimizer, Parameters, cut};
 use phalanx_parallel::all_gather_object;
 use phalanx_parallel::checkpoint::Saver;
-use phalanx_parallel::data_parallel::{DataParallel, DistributedSampler, Share};
-use phalanx_parallel::hybrid::{OnMesh, StagedModel};
+use phalanx_parallel::data_parallel::{DataParallel, DistributedSampler, SampleSplit};
+use phalanx_parallel::hybrid::{MeshParallel, StagedModel};
 use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{Observer, Pipeline, TiedTable};
 use phalanx_tensor::{Device, Tensor};
@@ -100,7 +100,7 @@ impl Run {
         model.parameters().iter().try_for_each(|p| p.set_grad_dtype(config.grad_dtype()))?;
         let replicas = place.share(&model, config)?;
         let share: Arc<dyn DataParallel> =
-            Arc::new(OnMesh::new(&model, replicas, place.groups.clone(), &schedule)?);
+            Arc::new(MeshParallel::new(&model, replicas, place.groups.clone(), &schedule)?);
         let mut trained = share.parameters();
         if config.asynchronous.is_some()
             && let Some(follower) = TiedTable::new(&model, &schedule, &line)?.filter(TiedTable::is_duplicate)
@@ -261,8 +261,8 @@ impl Run {
         let shares = match replicas.size() {
             1 => cut(config.batch, config.chains),
             ranks => {
-                let rows =
-                    DistributedSampler::new(config.batch, ranks, replicas.rank())?.with_share(Share::Blocks);
+                let rows = DistributedSampler::new(config.batch, ranks, replicas.rank())?
+                    .with_split(SampleSplit::Blocks);
                 let rows = rows.indices(0);
                 vec![rows.first().map_or(0..0, |&first| first..first + rows.len())]
             }

@@ -12,11 +12,11 @@ use std::time::Instant;
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{Leaf, Var};
 use phalanx_nn::{Batch, Clip, Parameter, Squares};
-use phalanx_parallel::checkpoint::Saver;
+use phalanx_parallel::checkpoint::{self, Saver};
 use phalanx_parallel::data_parallel::DataParallel;
 use phalanx_parallel::hybrid::{StagedModel, Step};
 use phalanx_parallel::pipeline::ranks::Pipeline;
-use phalanx_parallel::{checkpoint, part};
+use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_tensor::{Context, DType, RngKey, Tensor, unpoisoned};
 
 use crate::data::Data;
@@ -54,7 +54,12 @@ impl Saving {
     }
 
     /// Begins a save, after the one before is complete.
-    pub fn save(&self, folder: &Path, parts: Vec<part::Part>, settings: &checkpoint::Settings) -> Result<()> {
+    pub fn save(
+        &self,
+        folder: &Path,
+        parts: Vec<ShardedTensor>,
+        settings: &checkpoint::Settings,
+    ) -> Result<()> {
         Ok(self.lock().save(folder, parts, settings)?)
     }
 

@@ -17,7 +17,7 @@ use std::time::Instant;
 use phalanx_parallel::all_gather_object;
 use phalanx_parallel::comm::{Comm, Observer};
 use phalanx_parallel::pipeline::ranks::{self as actions, Executed};
-use phalanx_parallel::pipeline::schedule::Kind;
+use phalanx_parallel::pipeline::schedule::ActionKind;
 use serde_json::{Value, json};
 
 use phalanx_tensor::unpoisoned;
@@ -164,14 +164,14 @@ impl Lane {
         let lane = self.clone();
         Some(Arc::new(move |done: Executed| {
             let name = match done.action.kind {
-                Kind::Forward => "forward",
-                Kind::Backward => "backward",
-                Kind::Input => "backward of inputs",
-                Kind::Weight => "backward of weights",
-                Kind::Update => "update",
-                Kind::RecvForward => "receive input",
-                Kind::RecvBackward => "receive gradient",
-                Kind::SendForward | Kind::SendBackward => return,
+                ActionKind::Forward => "forward",
+                ActionKind::Backward => "backward",
+                ActionKind::Input => "backward of inputs",
+                ActionKind::Weight => "backward of weights",
+                ActionKind::Update => "update",
+                ActionKind::RecvForward => "receive input",
+                ActionKind::RecvBackward => "receive gradient",
+                ActionKind::SendForward | ActionKind::SendBackward => return,
             };
             let Executed { action, started, ended } = done;
             let place = Some((action.stage as u64, action.micro_batch as u64));

@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 
 use crate::{Error, Result, no_grad};
 
-/// How a result is computed again. [`crate::Saver::rematerialized`] makes one, [`crate::Backward::rematerialized`]
+/// How a result is computed again. [`crate::SaveContext::rematerialized`] makes one, [`crate::Backward::rematerialized`]
 /// offers it.
 pub struct Rematerialized {
     op: &'static str,

@@ -8,7 +8,8 @@ use phalanx_tensor::{Dims, Result as TensorResult, Scalar, Tensor};
 
 use super::elementwise::{Elementwise, elementwise};
 use crate::{
-    Backward, Cx, Grads, Rematerialized, Result, SavedVariable, Saver, Var, begins, grads1, grads2, record,
+    Backward, Cx, Grads, Rematerialized, Result, SaveContext, SavedVariable, Var, begins, grads1, grads2,
+    record,
 };
 
 /// `y = a + b`, broadcast, and `y = a + s` with a number.
@@ -22,7 +23,7 @@ impl Var {
     pub fn add(&self, other: &Var) -> Result<Var> {
         begins();
         let y = kernels::add(self.tensor(), other.tensor())?;
-        record("add", &[self, other], y, |_: &Saver<'_>| Ok(AddBackward))
+        record("add", &[self, other], y, |_: &SaveContext<'_>| Ok(AddBackward))
     }
 
     /// `self + number`, in this dtype.
@@ -32,7 +33,7 @@ impl Var {
     pub fn add_scalar(&self, number: impl Into<Scalar>) -> Result<Var> {
         begins();
         let y = kernels::add_scalar(self.tensor(), number.into())?;
-        record("add", &[self], y, |_: &Saver<'_>| Ok(AddScalar))
+        record("add", &[self], y, |_: &SaveContext<'_>| Ok(AddScalar))
     }
 }
 
@@ -82,7 +83,7 @@ impl Var {
         begins();
         let y = kernels::sub(self.tensor(), other.tensor())?;
         let shapes = || [Dims::from_slice(self.shape()), Dims::from_slice(other.shape())];
-        record("sub", &[self, other], y, |_: &Saver<'_>| Ok(SubBackward { shapes: shapes() }))
+        record("sub", &[self, other], y, |_: &SaveContext<'_>| Ok(SubBackward { shapes: shapes() }))
     }
 
     /// `self - number`, in this dtype.
@@ -92,7 +93,7 @@ impl Var {
     pub fn sub_scalar(&self, number: impl Into<Scalar>) -> Result<Var> {
         begins();
         let y = kernels::sub_scalar(self.tensor(), number.into())?;
-        record("sub", &[self], y, |_: &Saver<'_>| Ok(SubScalar))
+        record("sub", &[self], y, |_: &SaveContext<'_>| Ok(SubScalar))
     }
 
     /// `number - self`, in this dtype.
@@ -102,7 +103,7 @@ impl Var {
     pub fn rsub_scalar(&self, number: impl Into<Scalar>) -> Result<Var> {
         begins();
         let y = kernels::rsub_scalar(self.tensor(), number.into())?;
-        record("sub", &[self], y, |_: &Saver<'_>| Ok(ScalarSub))
+        record("sub", &[self], y, |_: &SaveContext<'_>| Ok(ScalarSub))
     }
 }
 
@@ -146,7 +147,7 @@ impl Var {
     pub fn mul(&self, other: &Var) -> Result<Var> {
         begins();
         let y = kernels::mul(self.tensor(), other.tensor())?;
-        record("mul", &[self, other], y, |s: &Saver<'_>| {
+        record("mul", &[self, other], y, |s: &SaveContext<'_>| {
             let mut operands = [None, None];
             for (i, operand) in operands.iter_mut().enumerate().filter(|(i, _)| s.needs(1 - i)) {
                 *operand = Some(s.input(i)?);
@@ -167,7 +168,7 @@ impl Var {
         begins();
         let number = number.into();
         let y = kernels::mul_scalar(self.tensor(), number)?;
-        record("mul", &[self], y, |_: &Saver<'_>| Ok(MulScalar { number }))
+        record("mul", &[self], y, |_: &SaveContext<'_>| Ok(MulScalar { number }))
     }
 }
 
@@ -237,7 +238,7 @@ impl Var {
     pub fn div(&self, other: &Var) -> Result<Var> {
         begins();
         let y = kernels::div(self.tensor(), other.tensor())?;
-        record("div", &[self, other], y, |s: &Saver<'_>| {
+        record("div", &[self, other], y, |s: &SaveContext<'_>| {
             let a = s.needs(1).then(|| s.input(0)).transpose()?;
             Ok(DivBackward { a, b: s.input(1)? })
         })
@@ -251,7 +252,7 @@ impl Var {
         begins();
         let number = number.into();
         let y = kernels::div_scalar(self.tensor(), number)?;
-        record("div", &[self], y, |_: &Saver<'_>| Ok(DivScalar { number }))
+        record("div", &[self], y, |_: &SaveContext<'_>| Ok(DivScalar { number }))
     }
 
     /// `number / self`, in this dtype.

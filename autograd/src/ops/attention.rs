@@ -4,7 +4,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Dims, Tensor};
 use smallvec::SmallVec;
 
-use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, record};
+use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, grads1, record};
 
 pub use phalanx_kernels::Rope;
 pub use phalanx_kernels::{Attention, AttentionDropout};
@@ -43,7 +43,7 @@ impl Var {
         }
         let (y, stats) = kernels::scaled_dot_product_attention(q, k, v, mask.map(Var::tensor), config)?;
         let inputs: SmallVec<[&Var; 4]> = [self, key, value].into_iter().chain(mask).collect();
-        record(OP, &inputs, y, |s: &Saver<'_>| {
+        record(OP, &inputs, y, |s: &SaveContext<'_>| {
             let mask = mask.is_some().then(|| s.input(3)).transpose()?;
             let inputs = [s.input(0)?, s.input(1)?, s.input(2)?];
             Ok(Recorded { inputs, mask, y: s.output(0)?, stats, config: *config })
@@ -229,7 +229,9 @@ impl Var {
             Sense::Forth => kernels::rope(self.tensor(), ids, config)?,
             Sense::Back => kernels::rope_backward(self.tensor(), ids, config)?,
         };
-        record("rope", &[self], y, |_: &Saver<'_>| Ok(Turn { ids: ids.cloned(), config: *config, sense }))
+        record("rope", &[self], y, |_: &SaveContext<'_>| {
+            Ok(Turn { ids: ids.cloned(), config: *config, sense })
+        })
     }
 }
 

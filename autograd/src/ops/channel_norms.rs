@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::frame::{composed, named, product};
 use super::layer_norm::{Normalization, beside};
-use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, is_recomputing, record};
+use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, is_recomputing, record};
 
 pub use phalanx_kernels::BatchNorm;
 
@@ -42,7 +42,7 @@ impl Var {
             kernels::batch_norm_update_(running, x, &stats, config.momentum)?;
         }
         let inputs: SmallVec<[&Var; 3]> = [self].into_iter().chain(weight).chain(bias).collect();
-        record("batch_norm", &inputs, y, |s: &Saver<'_>| {
+        record("batch_norm", &inputs, y, |s: &SaveContext<'_>| {
             let saved = (weight.is_some() && s.needs(0)).then(|| s.input(1)).transpose()?;
             let has = [weight.is_some(), bias.is_some()];
             Ok(Recorded { x: s.input(0)?, weight: saved, has, stats, config: *config })
@@ -138,7 +138,7 @@ impl Var {
         let affine = [weight.map(Var::tensor), bias.map(Var::tensor)];
         let (y, stats) = kernels::group_norm(self.tensor(), num_groups, affine[0], affine[1], eps)?;
         let inputs: SmallVec<[&Var; 3]> = [self].into_iter().chain(weight).chain(bias).collect();
-        record("group_norm", &inputs, y, |s: &Saver<'_>| {
+        record("group_norm", &inputs, y, |s: &SaveContext<'_>| {
             let saved = (weight.is_some() && s.needs(0)).then(|| s.input(1)).transpose()?;
             let has = [weight.is_some(), bias.is_some()];
             Ok(GroupNorm { x: s.input(0)?, weight: saved, has, stats, num_groups, eps })

@@ -6,7 +6,7 @@ use phalanx_tensor::{Error, Result as TensorResult, Tensor};
 use super::elementwise::{Broadcasting, broadcasting};
 use super::frame::composed;
 use super::regression_losses::one_shape;
-use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, record};
+use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, grads1, record};
 
 pub use phalanx_kernels::NllLoss;
 pub use phalanx_kernels::{CrossEntropy, Reduction};
@@ -30,7 +30,7 @@ impl Var {
     pub fn cross_entropy(&self, target: &Var, config: &CrossEntropy) -> Result<Var> {
         begins();
         let (y, stats) = kernels::cross_entropy(self.tensor(), target.tensor(), config)?;
-        record("cross_entropy", &[self], y, |s: &Saver<'_>| {
+        record("cross_entropy", &[self], y, |s: &SaveContext<'_>| {
             let target = target.tensor().clone();
             Ok(RecordedCrossEntropy { x: s.input(0)?, target, stats, config: config.clone() })
         })
@@ -88,7 +88,7 @@ impl Var {
     pub fn nll_loss(&self, target: &Var, config: &NllLoss) -> Result<Var> {
         begins();
         let y = kernels::nll_loss(self.tensor(), target.tensor(), config)?;
-        record("nll_loss", &[self], y, |s: &Saver<'_>| {
+        record("nll_loss", &[self], y, |s: &SaveContext<'_>| {
             // Only the shape of x is used.
             Ok(RecordedNll { x: s.input(0)?, target: target.tensor().clone(), config: config.clone() })
         })

@@ -11,7 +11,7 @@ use phalanx_tensor::Error;
 use smallvec::SmallVec;
 
 use super::frame::named;
-use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, record};
+use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, record};
 
 impl Var {
     /// The convolution with `weight` `[out, in / groups, kh, kw]`, plus `bias` `[out]`.
@@ -166,7 +166,7 @@ fn solve(
         Part::Grid => kernels::conv2d(x, y, added, options, sizes[2])?,
     };
     let inputs: SmallVec<[&Var; 3]> = [a, b].into_iter().chain(bias).collect();
-    record(part.name(), &inputs, out, |s: &Saver<'_>| {
+    record(part.name(), &inputs, out, |s: &SaveContext<'_>| {
         let for_other = |i: usize| s.needs(1 - i).then(|| s.input(i)).transpose();
         let operands = [for_other(0)?, for_other(1)?];
         Ok(Form { part, options: *options, sizes, operands, has_bias: bias.is_some() })

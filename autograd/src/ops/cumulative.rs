@@ -5,7 +5,7 @@ use phalanx_tensor::{DType, Dim, Dims, Result as TensorResult, Tensor};
 
 use super::frame::{record_linear, wide};
 use super::reduce::{OverDims, reduce};
-use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, grads2, record};
+use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, grads1, grads2, record};
 
 /// `y = x[0] x[1] ..` over a dimension, or over all.
 ///
@@ -57,7 +57,7 @@ impl OverDims for Product {
         }
         begins();
         let y = kernels::prod_of_others(x.tensor(), dim)?;
-        record("prod_of_others", &[x], y, |s: &Saver<'_>| Ok(Others { dim, x: s.input(0)? }))?.mul(dy)
+        record("prod_of_others", &[x], y, |s: &SaveContext<'_>| Ok(Others { dim, x: s.input(0)? }))?.mul(dy)
     }
 }
 
@@ -104,14 +104,14 @@ impl Var {
         begins();
         let dim = dim.resolve(self.rank().max(1), "cumprod")?;
         let y = kernels::cumprod(self.tensor(), dim)?;
-        record("cumprod", &[self], y, |s: &Saver<'_>| Ok(Products { dim, x: s.input(0)? }))
+        record("cumprod", &[self], y, |s: &SaveContext<'_>| Ok(Products { dim, x: s.input(0)? }))
     }
 
     /// `y[i] = a[i] y[i - 1] + b[i]` along `dim`, which exists, beginning with `y[0] = b[0]`; from the end if `reversed`.
     pub(super) fn recurrence(&self, b: &Var, dim: usize, reversed: bool) -> Result<Var> {
         begins();
         let y = kernels::recurrence(self.tensor(), b.tensor(), dim, reversed)?;
-        record("recurrence", &[self, b], y, |s: &Saver<'_>| {
+        record("recurrence", &[self, b], y, |s: &SaveContext<'_>| {
             Ok(Recurrence { dim, reversed, a: s.input(0)?, b: s.input(1)? })
         })
     }
@@ -246,7 +246,7 @@ impl Var {
         begins();
         let dim = dim.resolve(self.rank().max(1), "logcumsumexp")?;
         let y = kernels::logcumsumexp(self.tensor(), dim)?;
-        record("logcumsumexp", &[self], y, |s: &Saver<'_>| Ok(Node { dim, x: s.input(0)? }))
+        record("logcumsumexp", &[self], y, |s: &SaveContext<'_>| Ok(Node { dim, x: s.input(0)? }))
     }
 }
 

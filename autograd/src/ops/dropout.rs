@@ -7,7 +7,7 @@
 use phalanx_kernels::random;
 use phalanx_tensor::{Context, Dims, PhiloxStream, Window};
 
-use crate::{Backward, ContextMode, Cx, Grads, Result, Saver, Var, begins, grads1, record};
+use crate::{Backward, ContextMode, Cx, Grads, Result, SaveContext, Var, begins, grads1, record};
 
 impl Var {
     /// Leaves out elements with probability `p` and scales the others by `1 / (1 - p)`. The draws are those of
@@ -29,7 +29,7 @@ impl Var {
     fn drop_out(&self, p: f64, stream: PhiloxStream, window: Window) -> Result<Var> {
         begins();
         let y = random::dropout(self.tensor(), p, stream, &window)?;
-        record("dropout", &[self], y, |_: &Saver<'_>| Ok(Dropout { p, stream, window }))
+        record("dropout", &[self], y, |_: &SaveContext<'_>| Ok(Dropout { p, stream, window }))
     }
 }
 

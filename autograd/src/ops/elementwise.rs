@@ -7,7 +7,9 @@ use phalanx_tensor::{DType, Result as TensorResult, Tensor};
 use smallvec::SmallVec;
 
 use super::frame::{floats, named, wide};
-use crate::{Backward, Cx, Grads, Rematerialized, Result, SavedVariable, Saver, Var, begins, grads1, record};
+use crate::{
+    Backward, Cx, Grads, Rematerialized, Result, SaveContext, SavedVariable, Var, begins, grads1, record,
+};
 
 // The frame of functions of one value, elementwise: `y = f(x)`, `dx = dy f'(x)`.
 //
@@ -40,7 +42,7 @@ pub(crate) trait Elementwise: Send + Sync + 'static {
 
 /// Makes `y` the function's recorded result.
 pub(crate) fn elementwise<F: Elementwise>(x: &Var, y: Tensor, function: F) -> Result<Var> {
-    record(F::NAME, &[x], y, |s: &Saver<'_>| {
+    record(F::NAME, &[x], y, |s: &SaveContext<'_>| {
         let saved = if F::OF_OUTPUT { s.output(0)? } else { s.input(0)? };
         let rematerialized =
             function.rematerialize().and_then(|f| s.rematerialized(0, [0], move |x| f(&x[0])));
@@ -94,7 +96,7 @@ pub(crate) trait Broadcasting: Send + Sync + 'static {
 
 /// Makes `y` the function's recorded result.
 pub(crate) fn broadcasting<F: Broadcasting>(inputs: &[&Var], y: Tensor, function: F) -> Result<Var> {
-    record(F::NAME, inputs, y, |s: &Saver<'_>| {
+    record(F::NAME, inputs, y, |s: &SaveContext<'_>| {
         let saved = (0..inputs.len()).map(|i| s.input(i)).collect::<Result<_>>()?;
         Ok(BroadcastNode { saved, function })
     })
@@ -154,7 +156,7 @@ impl Formula {
         let y = (self.forward)(&constants).and_then(|y| y.to(dtype));
         let y = named(self.name, y)?.into_tensor();
         let gradient = self.gradient;
-        record(self.name, inputs, y, |s: &Saver<'_>| {
+        record(self.name, inputs, y, |s: &SaveContext<'_>| {
             let saved = (0..inputs.len()).map(|i| s.input(i)).collect::<Result<_>>()?;
             Ok(FormulaNode { saved, gradient, dtype })
         })
@@ -193,7 +195,7 @@ mod tests {
     use crate::ops::testing::check_twice;
     use crate::ops::{KlReduction, KlTarget};
     use crate::{
-        Backward, Cx, Grads, Options, Result, Saver, Var, backward, enable_grad, grad, grads1, record,
+        Backward, Cx, Grads, Options, Result, SaveContext, Var, backward, enable_grad, grad, grads1, record,
     };
 
     type Function = fn(&Var) -> Result<Var>;
@@ -309,7 +311,7 @@ mod tests {
         let y = f(&x).unwrap();
         meanwhile(&y);
         let out = y.tensor().clone();
-        let z = record("gives", &[&y], out, |_: &Saver<'_>| Ok(Gives(Mutex::new(Some(dy))))).unwrap();
+        let z = record("gives", &[&y], out, |_: &SaveContext<'_>| Ok(Gives(Mutex::new(Some(dy))))).unwrap();
         drop(y);
         backward(&[(z.sum_all().unwrap(), None)], options).unwrap();
         let dx = kernels::cast(leaf.grad().unwrap().tensor(), DType::F64).unwrap();

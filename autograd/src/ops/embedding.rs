@@ -5,7 +5,7 @@ use phalanx_tensor::{DType, Dim, Dims, Error};
 
 use super::frame::{composed, named};
 use super::gather::zeros;
-use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads2, record};
+use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, grads2, record};
 
 /// `y[.., :] = weight[index[..], :]`: rows of a table.
 ///
@@ -29,7 +29,7 @@ impl Var {
             place.filter(|&place| place < rows).ok_or_else(wrong)
         };
         let padding = padding.map(place).transpose()?;
-        record("embedding", &[self, index], y, |s: &Saver<'_>| {
+        record("embedding", &[self, index], y, |s: &SaveContext<'_>| {
             Ok(Embedding { from: Dims::from_slice(self.shape()), padding, index: s.input(1)? })
         })
     }

@@ -4,7 +4,7 @@
 use phalanx_tensor::{DType, Dims, Error as TensorError, Tensor, broadcast_shapes};
 use smallvec::SmallVec;
 
-use crate::{Backward, Cx, Error, Grads, Result, Saver, Var, grads1, record};
+use crate::{Backward, Cx, Error, Grads, Result, SaveContext, Var, grads1, record};
 
 // The frame of operations that are made of others: the halves are computed in f32 and rounded once, and an error names the
 // operation that was called.
@@ -125,7 +125,7 @@ pub(super) fn record_view(
     y: Tensor,
     transposed: impl Fn(&Var) -> Result<Var> + Send + Sync + 'static,
 ) -> Result<Var> {
-    record(name, &[x], y, |_: &Saver<'_>| Ok(LinearMap { transposed, is_view: true }))
+    record(name, &[x], y, |_: &SaveContext<'_>| Ok(LinearMap { transposed, is_view: true }))
 }
 
 /// Records `y`, any linear map of `x`, given the transposed map.
@@ -135,7 +135,7 @@ pub(super) fn record_linear(
     y: Tensor,
     transposed: impl Fn(&Var) -> Result<Var> + Send + Sync + 'static,
 ) -> Result<Var> {
-    record(name, &[x], y, |_: &Saver<'_>| Ok(LinearMap { transposed, is_view: false }))
+    record(name, &[x], y, |_: &SaveContext<'_>| Ok(LinearMap { transposed, is_view: false }))
 }
 
 struct LinearMap<F> {

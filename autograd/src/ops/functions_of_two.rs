@@ -6,7 +6,7 @@ use phalanx_tensor::{Device, Dims, Error, Result as TensorResult, Scalar, Tensor
 
 use super::elementwise::{Broadcasting, Elementwise, Formula, broadcasting, elementwise};
 use super::frame::{broadcasts, composed, named, same};
-use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads2, record};
+use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, grads2, record};
 
 /// `y = a^b`, elementwise and broadcast, also with a number on either side.
 ///
@@ -185,7 +185,7 @@ impl Var {
     pub fn where_(&self, condition: &Var, other: &Var) -> Result<Var> {
         begins();
         let y = kernels::where_(condition.tensor(), self.tensor(), other.tensor())?;
-        record("where", &[self, other, condition], y, |s: &Saver<'_>| {
+        record("where", &[self, other, condition], y, |s: &SaveContext<'_>| {
             let shapes = [Dims::from_slice(self.shape()), Dims::from_slice(other.shape())];
             Ok(Where { shapes, condition: s.input(2)? })
         })
@@ -199,7 +199,7 @@ impl Var {
     pub fn masked_fill(&self, mask: &Var, value: impl Into<Scalar>) -> Result<Var> {
         begins();
         let y = kernels::masked_fill(self.tensor(), mask.tensor(), value.into())?;
-        record("masked_fill", &[self, mask], y, |s: &Saver<'_>| Ok(MaskedFill { mask: s.input(1)? }))
+        record("masked_fill", &[self, mask], y, |s: &SaveContext<'_>| Ok(MaskedFill { mask: s.input(1)? }))
     }
 
     /// `value` everywhere, with the shape, dtype and device of `like`, without memory for each element.

@@ -4,7 +4,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Dim, Dims, Error, Tensor, broadcast_shapes};
 
 use super::frame::named;
-use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, record};
+use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, grads1, record};
 
 /// `y = x` at indices along a dimension (`gather`), and its transposed map, adding at indices (`scatter_add`).
 ///
@@ -20,7 +20,7 @@ impl Var {
         begins();
         let dim = dim.resolve(self.rank().max(1), "gather")?;
         let y = kernels::gather(self.tensor(), dim, index.tensor())?;
-        record("gather", &[self, index], y, |s: &Saver<'_>| {
+        record("gather", &[self, index], y, |s: &SaveContext<'_>| {
             Ok(Gather { dim, from: Dims::from_slice(self.shape()), index: s.input(1)? })
         })
     }
@@ -59,7 +59,7 @@ impl Var {
         begins();
         let dim = dim.resolve(self.rank().max(1), "scatter_add")?;
         let y = kernels::scatter_add(self.tensor(), dim, index.tensor(), source.tensor())?;
-        record("scatter_add", &[self, index, source], y, |s: &Saver<'_>| {
+        record("scatter_add", &[self, index, source], y, |s: &SaveContext<'_>| {
             Ok(ScatterAdd { dim, index: s.needs(2).then(|| s.input(1)).transpose()? })
         })
     }
@@ -116,7 +116,7 @@ impl Var {
         begins();
         let dim = dim.resolve(self.rank(), "index_select")?;
         let y = kernels::index_select(self.tensor(), dim, index.tensor())?;
-        record("index_select", &[self, index], y, |s: &Saver<'_>| {
+        record("index_select", &[self, index], y, |s: &SaveContext<'_>| {
             Ok(IndexSelect { dim, from: Dims::from_slice(self.shape()), index: s.input(1)? })
         })
     }
@@ -129,7 +129,7 @@ impl Var {
         begins();
         let dim = dim.resolve(self.rank(), "index_add")?;
         let y = kernels::index_add(self.tensor(), dim, index.tensor(), source.tensor(), alpha)?;
-        record("index_add", &[self, index, source], y, |s: &Saver<'_>| {
+        record("index_add", &[self, index, source], y, |s: &SaveContext<'_>| {
             Ok(IndexAdd { dim, alpha, index: s.needs(2).then(|| s.input(1)).transpose()? })
         })
     }

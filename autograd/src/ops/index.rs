@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::counting::positions;
 use super::frame::{named, product};
-use crate::{Backward, Cx, Grads, Result, Saver, Var, begins, grads2, record};
+use crate::{Backward, Cx, Grads, Result, SaveContext, Var, begins, grads2, record};
 
 impl Var {
     /// `self[indices[0], indices[1], ..]` as in PyTorch and NumPy: an index is an i64 or i32 tensor for one dimension,
@@ -303,7 +303,7 @@ fn replaced(x: &Var, places: &Var, values: &Var) -> Result<Var> {
     let taken = column(&taken)?;
     let new = kernels::index_select(values.tensor(), 0, &from)?;
     let y = kernels::where_(&taken, &new, x.tensor())?;
-    record("index_put", &[x, values], y, |s: &Saver<'_>| {
+    record("index_put", &[x, values], y, |s: &SaveContext<'_>| {
         let lost = match s.needs(1) {
             false => None,
             true => {

@@ -7,7 +7,7 @@ use phalanx_tensor::{Dims, Result as TensorResult, Tensor};
 use smallvec::SmallVec;
 
 use crate::{
-    Backward, Cx, Grads, Rematerialized, Result, SavedVariable, Saver, Var, begins, record, record_many,
+    Backward, Cx, Grads, Rematerialized, Result, SaveContext, SavedVariable, Var, begins, record, record_many,
 };
 
 /// `y = (x - mean) / sqrt(var + eps) * w + b` over the last dimensions, mean and variance of each row its own.
@@ -80,7 +80,7 @@ pub(super) fn record_norm<'a>(
     (y, stats): (Tensor, Tensor),
 ) -> Result<Var> {
     let inputs: SmallVec<[&Var; 4]> = inputs.collect();
-    record(name, &inputs, y, |s: &Saver<'_>| {
+    record(name, &inputs, y, |s: &SaveContext<'_>| {
         let weight = (weighted && s.needs(0)).then(|| s.input(1)).transpose()?;
         let rematerialized = s.rematerialized(0, 0..inputs.len(), form.rematerialize(weighted));
         Ok(RowNorm {
@@ -106,7 +106,7 @@ pub(super) fn record_added<'a>(
     [sum, y, stats]: [Tensor; 3],
 ) -> Result<(Var, Var)> {
     let inputs: SmallVec<[&Var; 4]> = inputs.collect();
-    let mut made = record_many(name, &inputs, [sum, y].into_iter().collect(), |s: &Saver<'_>| {
+    let mut made = record_many(name, &inputs, [sum, y].into_iter().collect(), |s: &SaveContext<'_>| {
         let weight = (weighted && (s.needs(0) || s.needs(1))).then(|| s.input(2)).transpose()?;
         let rematerialized = s.rematerialized_of_output(1, 0, 2..inputs.len(), form.rematerialize(weighted));
         Ok(RowNorm {

@@ -14,7 +14,7 @@ use phalanx_kernels as kernels;
 use smallvec::SmallVec;
 
 use super::matmul::{linear_weight_grad, rows};
-use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, record_many};
+use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, record_many};
 
 impl Var {
     /// The outputs `[B, T, n]` of an LSTM and its last cell `[B, n]`, of its gates' shares of the inputs, this, `[B, T,
@@ -33,7 +33,7 @@ impl Var {
             kernels::lstm(self.tensor(), weight.tensor(), bias.map(Var::tensor), states)?;
         let inputs: SmallVec<[&Var; 5]> = [self, weight, hidden, cell].into_iter().chain(bias).collect();
         let made = [output, cells, gates].into_iter().collect();
-        let mut made = record_many("lstm", &inputs, made, |s: &Saver<'_>| {
+        let mut made = record_many("lstm", &inputs, made, |s: &SaveContext<'_>| {
             let before =
                 s.needs(1).then(|| Ok::<_, crate::Error>([s.input(2)?, s.output(0)?])).transpose()?;
             Ok(Lstm {

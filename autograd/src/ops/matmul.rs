@@ -5,7 +5,9 @@ use phalanx_tensor::{DType, Dims, Error};
 use smallvec::SmallVec;
 
 use super::frame::{composed, floats, named, same};
-use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads2, is_recording, record};
+use crate::{
+    Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, grads2, is_recording, record,
+};
 
 /// `c = a b`, matrices in the last two dimensions, those before them broadcast; a one-dimensional `a` is a row, a
 /// one-dimensional `b` a column, and that dimension is not in the result.
@@ -22,7 +24,7 @@ impl Var {
     pub fn matmul(&self, other: &Var) -> Result<Var> {
         begins();
         let y = kernels::matmul(self.tensor(), other.tensor())?;
-        record("matmul", &[self, other], y, |s: &Saver<'_>| {
+        record("matmul", &[self, other], y, |s: &SaveContext<'_>| {
             let for_other = |i: usize| s.needs(1 - i).then(|| s.input(i)).transpose();
             let shapes = [Dims::from_slice(self.shape()), Dims::from_slice(other.shape())];
             Ok(Matmul { shapes, operands: [for_other(0)?, for_other(1)?] })
@@ -87,7 +89,7 @@ impl Var {
         begins();
         let y = kernels::linear(self.tensor(), weight.tensor(), bias.map(Var::tensor))?;
         let inputs: SmallVec<[&Var; 3]> = [self, weight].into_iter().chain(bias).collect();
-        record("linear", &inputs, y, |s: &Saver<'_>| {
+        record("linear", &inputs, y, |s: &SaveContext<'_>| {
             let shape = Dims::from_slice(self.shape());
             let x = s.needs(1).then(|| s.input(0)).transpose()?;
             let weight = s.needs(0).then(|| s.input(1)).transpose()?;

@@ -4,7 +4,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Dim, Dims, Tensor, resolve_dims};
 
 use super::frame::record_linear;
-use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, record};
+use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, grads1, record};
 
 // Reductions whose derivative depends on the values.
 //
@@ -29,7 +29,7 @@ pub(super) fn reduce<R: OverDims>(x: &Var, dims: Dims, keepdim: bool, reduction:
     let y = reduction.forward(x.tensor(), &dims)?;
     let kept = |d: &usize| keepdim || !dims.contains(d);
     let shape: Dims = (0..x.rank()).filter(kept).map(|d| y.shape()[d]).collect();
-    record(R::NAME, &[x], y.with_shape(&shape)?, |s: &Saver<'_>| {
+    record(R::NAME, &[x], y.with_shape(&shape)?, |s: &SaveContext<'_>| {
         Ok(ReductionNode { x: s.input(0)?, y: s.output(0)?, dims, reduction })
     })
 }

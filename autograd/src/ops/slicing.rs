@@ -7,7 +7,7 @@ use phalanx_tensor::{Dim, Dims, Error, Tensor};
 use smallvec::SmallVec;
 
 use super::frame::record_view;
-use crate::{Backward, Cx, Grads, Result, Saver, Var, begins, grads1, record, record_many};
+use crate::{Backward, Cx, Grads, Result, SaveContext, Var, begins, grads1, record, record_many};
 
 /// Views of a part: `narrow`, `slice`, `select`.
 ///
@@ -113,7 +113,7 @@ impl Var {
         };
         let pieces = sizes.iter().map(piece).collect::<phalanx_tensor::Result<SmallVec<[Tensor; 4]>>>()?;
         let (from, sizes) = (Dims::from_slice(self.shape()), Dims::from_slice(sizes));
-        record_many("split", &[self], pieces, |_: &Saver<'_>| Ok(Split { from, sizes, dim }))
+        record_many("split", &[self], pieces, |_: &SaveContext<'_>| Ok(Split { from, sizes, dim }))
     }
 
     /// At most `chunks` pieces of one size along `dim`, the last one perhaps smaller.
@@ -207,7 +207,7 @@ impl Var {
         };
         let dim = dim.resolve(first.rank(), "cat")?;
         let y = kernels::cat(&tensors, dim)?;
-        record("cat", &vars, y, |_: &Saver<'_>| {
+        record("cat", &vars, y, |_: &SaveContext<'_>| {
             Ok(Cat { dim, sizes: vars.iter().map(|v| v.shape()[dim]).collect() })
         })
     }

@@ -3,7 +3,7 @@
 use phalanx_kernels as kernels;
 use phalanx_tensor::Dim;
 
-use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, record};
+use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, grads1, record};
 
 /// `y = e^x / sum(e^x)` along a dimension.
 ///
@@ -18,7 +18,7 @@ impl Var {
         begins();
         let dim = dim.resolve(self.rank().max(1), "softmax")?;
         let y = kernels::softmax(self.tensor(), dim)?;
-        record("softmax", &[self], y, |s: &Saver<'_>| Ok(Softmax { y: s.output(0)?, dim }))
+        record("softmax", &[self], y, |s: &SaveContext<'_>| Ok(Softmax { y: s.output(0)?, dim }))
     }
 }
 
@@ -56,7 +56,7 @@ impl Var {
         begins();
         let dim = dim.resolve(self.rank().max(1), "log_softmax")?;
         let y = kernels::log_softmax(self.tensor(), dim)?;
-        record("log_softmax", &[self], y, |s: &Saver<'_>| Ok(LogSoftmax { y: s.output(0)?, dim }))
+        record("log_softmax", &[self], y, |s: &SaveContext<'_>| Ok(LogSoftmax { y: s.output(0)?, dim }))
     }
 }
 

@@ -7,7 +7,9 @@ use smallvec::smallvec;
 use super::frame::composed;
 use super::gather::gathered_from;
 use super::reduce::{all_dims, reduced, share};
-use crate::{Backward, Cx, Grads, Result, SavedVariable, Saver, Var, begins, grads1, record, record_many};
+use crate::{
+    Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, grads1, record, record_many,
+};
 
 /// Values picked along a dimension: `max`, `min`, `sort`, `topk`, each with the indices of what was picked; and
 /// `argmax` and `argmin`, the indices alone.
@@ -80,7 +82,7 @@ fn picked(
     let dim = dim.resolve(x.rank().max(1), name)?;
     let from = Dims::from_slice(x.shape());
     let kept = if one { reduced(&from, &[dim]) } else { Dims::from_slice(values.shape()) };
-    let mut outputs = record_many(name, &[x], smallvec![values, indices], |s: &Saver<'_>| {
+    let mut outputs = record_many(name, &[x], smallvec![values, indices], |s: &SaveContext<'_>| {
         Ok(Picked { dim, from, kept, indices: s.output(1)? })
     })?
     .into_iter();
@@ -134,7 +136,7 @@ impl Var {
             0 if self.dtype().is_float() => Var::full(f64::NAN, &flat.sum_all()?)?,
             _ => flat.median(0, false)?.0,
         };
-        record("median", &[self], y.into_tensor(), |s: &Saver<'_>| {
+        record("median", &[self], y.into_tensor(), |s: &SaveContext<'_>| {
             Ok(Shared { x: s.input(0)?, y: s.output(0)? })
         })
     }

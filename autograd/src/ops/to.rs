@@ -6,7 +6,9 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Device};
 
 use super::frame::record_view;
-use crate::{Backward, Cx, Grads, Rematerialized, Result, Saver, Var, begins, grads1, record, record_none};
+use crate::{
+    Backward, Cx, Grads, Rematerialized, Result, SaveContext, Var, begins, grads1, record, record_none,
+};
 
 /// `y = x` in another dtype.
 ///
@@ -28,7 +30,7 @@ impl Var {
         if !dtype.is_float() {
             return record_none("to", &[self], y);
         }
-        record("to", &[self], y, |s: &Saver<'_>| {
+        record("to", &[self], y, |s: &SaveContext<'_>| {
             Ok(To {
                 from,
                 rematerialized: s.rematerialized_of_rematerialized([0], move |x| kernels::cast(&x[0], dtype)),

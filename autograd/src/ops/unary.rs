@@ -7,7 +7,7 @@ use phalanx_kernels::{self as kernels, Gelu};
 use phalanx_tensor::{Result as TensorResult, Scalar, Tensor};
 
 use super::elementwise::{Elementwise, elementwise};
-use crate::{Backward, Cx, Grads, Result, Saver, Var, begins, grads1, record};
+use crate::{Backward, Cx, Grads, Result, SaveContext, Var, begins, grads1, record};
 
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident $Function:ident of $kind:ident, saves $saves:ident $saved:ident, $dy:ident:
@@ -115,7 +115,7 @@ impl Var {
     pub fn neg(&self) -> Result<Var> {
         begins();
         let y = kernels::neg(self.tensor())?;
-        record("neg", &[self], y, |_: &Saver<'_>| Ok(Neg))
+        record("neg", &[self], y, |_: &SaveContext<'_>| Ok(Neg))
     }
 }
 

@@ -80,7 +80,7 @@ pub(crate) use element::{GemmElem, PanelElem};
 pub(crate) use epilogue::{Epilogue, Write};
 pub(crate) use mat::{Cell, MatMut, MatRef};
 pub(crate) use offsets::{OffsetTable, gemm_by_offsets, gemm_by_panel};
-pub(crate) use plan::{is_parallel, share};
+pub(crate) use plan::is_parallel;
 pub(crate) use product::Batch;
 pub(crate) use segments::{
     SegmentedRows, gemm_segmented, pack_columns, pack_panels, packed_len, steps_in_place,

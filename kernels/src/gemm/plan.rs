@@ -9,6 +9,8 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use phalanx_tensor::even_piece;
+
 use super::tile::{FEW_ROWS, TileShape, keeps};
 use crate::simd::LANES_MAX;
 
@@ -139,7 +141,7 @@ impl Plan {
 
     /// The steps of a block of k: near-equal shares too.
     pub(super) fn steps(&self, block: usize) -> Range<usize> {
-        share(self.problem.k, self.k_blocks, block)
+        even_piece(self.problem.k, self.k_blocks, block)
     }
 
     /// The most steps a block has.
@@ -239,16 +241,6 @@ pub(super) fn rows_cache_well(
     step_stride == 1
         && row_stride <= 4 * k
         && !(row_stride * element_bytes).is_multiple_of(CACHE_PERIOD_BYTES)
-}
-
-/// The `part`-th of `parts` near-equal shares of `0..total`.
-pub(crate) fn share(total: usize, parts: usize, part: usize) -> Range<usize> {
-    if parts == 1 {
-        return 0..total; // the usual case, without a division
-    }
-    let (size, longer) = (total / parts, total % parts);
-    let start = |part: usize| part * size + part.min(longer);
-    start(part)..start(part + 1)
 }
 
 /// Elements of a block of B with all of its k at most, that is held while rows pass along it.

@@ -7,7 +7,7 @@
 
 use std::any::TypeId;
 
-use phalanx_tensor::Pool;
+use phalanx_tensor::{Pool, even_piece};
 
 use super::element::{GemmElem, steps_on};
 use super::epilogue::{Epilogue, Write};
@@ -15,7 +15,7 @@ use super::job::Job;
 use super::kernel::run_tile;
 use super::mat::{MatMut, MatRef};
 use super::pack::Shared;
-use super::plan::{Parts, Plan, Problem, is_parallel, rows_cache_well, share};
+use super::plan::{Parts, Plan, Problem, is_parallel, rows_cache_well};
 use super::thin::THIN_ROWS;
 use super::tile::{FEW_ROWS, Tile, TileShape};
 use crate::scratch::with_scratch;
@@ -57,7 +57,7 @@ impl<T: GemmElem> Product<'_, T> {
         let job = |job: usize| Job {
             product: self,
             plan: &plan,
-            parts: Parts::new(&plan, share(plan.col_panels, col_jobs, job), row_jobs, kept.is_some()),
+            parts: Parts::new(&plan, even_piece(plan.col_panels, col_jobs, job), row_jobs, kept.is_some()),
             packed_b: &[],
         };
         if pool.is_none() && kept.is_none() {
@@ -110,7 +110,7 @@ impl<T: GemmElem> Product<'_, T> {
         let _ = (self.a.shifted(last * batch.a), self.b.shifted(last * batch.b));
         let pieces = pool.map_or(1, |pool| 4 * pool.threads());
         let piece = |piece: usize| {
-            let (Some(tile), items) = (self.only_tile(shape), share(batch.count, pieces, piece)) else {
+            let (Some(tile), items) = (self.only_tile(shape), even_piece(batch.count, pieces, piece)) else {
                 return;
             };
             let mut tile = Tile {

@@ -4,12 +4,13 @@
 
 #![allow(unsafe_code)]
 
+use phalanx_tensor::even_piece;
+
 use super::element::{GemmElem, PanelElem, steps_on};
 use super::epilogue::Write;
 use super::kernel::{ROWS_MAX, run_tile};
 use super::mat::{MatMut, MatRef};
 use super::pack::Panels;
-use super::plan::share;
 use super::tile::{StepSegment, Tile, TileShape};
 use crate::scratch::{Scratch, with_scratch};
 use crate::simd::Runner;
@@ -100,7 +101,7 @@ pub(crate) fn gemm_segmented<P: PanelElem<Acc: Scratch>>(
     let least = shape.rows - 2;
     with_scratch(shape.rows * width, |spare: &mut [P::Acc]| {
         for panel in 0..panels {
-            let rows = share(m, panels, panel);
+            let rows = even_piece(m, panels, panel);
             let mut at = [0; ROWS_MAX];
             at.iter_mut().enumerate().for_each(|(i, at)| *at = a.at[(rows.start + i).min(rows.end - 1)]);
             for col in (0..n).step_by(width) {

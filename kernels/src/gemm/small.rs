@@ -5,10 +5,11 @@
 
 use std::ops::Range;
 
+use phalanx_tensor::even_piece;
+
 use super::element::One;
 use super::kernel::run_tile;
 use super::mat::{MatMut, MatRef};
-use super::plan::share;
 use super::tile::{Tile, TileShape, VECTORS};
 use crate::simd::{Float, Runner};
 
@@ -35,7 +36,7 @@ pub(crate) fn gemm_small<T: Float>(
     for col in (0..n).step_by(shape.cols()) {
         let vectors = VECTORS.min((n - col) / shape.lanes);
         for panel in 0..panels {
-            let rows = share(m, panels, panel);
+            let rows = even_piece(m, panels, panel);
             let steps = steps(rows.clone(), col..col + vectors * shape.lanes);
             assert!(steps.start <= steps.end && steps.end <= k, "steps beyond k");
             let out = c.data().as_mut_ptr().wrapping_add(rows.start * c_row + col);

@@ -3,12 +3,11 @@
 
 #![allow(unsafe_code)]
 
-use phalanx_tensor::Pool;
+use phalanx_tensor::{Pool, even_piece};
 
 use super::element::{GemmElem, PanelElem, steps_on};
 use super::epilogue::FinishTile;
 use super::pack::Panels;
-use super::plan::share;
 use super::product::Product;
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
@@ -42,7 +41,7 @@ impl<T: GemmElem> Product<'_, T> {
         let least = pool.map_or(1, |pool| PIECES * pool.threads()).min(n.div_ceil(LANES_MAX));
         let pieces = n.div_ceil(COLS_MAX).max(least);
         let piece = |piece: usize| {
-            let vectors = share(n.div_ceil(LANES_MAX), pieces, piece);
+            let vectors = even_piece(n.div_ceil(LANES_MAX), pieces, piece);
             let cols = vectors.start * LANES_MAX..(vectors.end * LANES_MAX).min(n);
             // SAFETY: the caller's; pieces have different columns.
             unsafe {

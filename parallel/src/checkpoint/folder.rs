@@ -118,7 +118,7 @@ impl Folder {
     }
 
     /// Removes the files of a save that failed.
-    pub(super) fn give_up(&self) {
+    pub(super) fn discard(&self) {
         self.remove(&self.saving);
     }
 

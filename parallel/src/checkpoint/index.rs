@@ -10,7 +10,7 @@ use xxhash_rust::xxh64::xxh64;
 
 use super::plan::{self, SavePlan, TensorPlan};
 use super::{Settings, dtype_text};
-use crate::part::BoxRange;
+use crate::sharded_tensor::BoxRange;
 
 const FORMAT: &str = "phalanx checkpoint";
 const VERSION: u32 = 1;

@@ -15,9 +15,9 @@ use super::folder::Folder;
 use super::index::{Index, Piece, Stored, checksum};
 use super::{Settings, file_error};
 use crate::Result;
+use crate::all_gather::{all_gather_object, all_ok};
 use crate::comm::Comm;
-use crate::objects::{all_gather_object, all_ok};
-use crate::part::{BoxRange, Overlap, Part, fill};
+use crate::sharded_tensor::{BoxRange, Overlap, ShardedTensor, covers};
 
 /// A complete checkpoint. Opening reads its index only; reading parts reads the blocks that hold some of them.
 #[derive(Debug)]
@@ -84,20 +84,20 @@ impl Checkpoint {
 
 /// A part to be read, and whether its values may be converted.
 #[derive(Debug)]
-pub(super) struct Wanted {
-    pub(super) part: Part,
+pub(super) struct ReadItem {
+    pub(super) part: ShardedTensor,
     pub(super) converted: bool,
 }
 
-impl Wanted {
+impl ReadItem {
     /// In the dtype that was saved.
-    pub(super) fn exactly(part: &Part) -> Wanted {
-        Wanted { part: part.clone(), converted: false }
+    pub(super) fn exactly(part: &ShardedTensor) -> ReadItem {
+        ReadItem { part: part.clone(), converted: false }
     }
 
     /// In its own dtype.
-    pub(super) fn converted(part: &Part) -> Wanted {
-        Wanted { part: part.clone(), converted: true }
+    pub(super) fn converted(part: &ShardedTensor) -> ReadItem {
+        ReadItem { part: part.clone(), converted: true }
     }
 }
 
@@ -110,29 +110,29 @@ impl Checkpoint {
     /// # Errors
     /// If tensors are not there or of another size or dtype; then nothing is changed. If a file cannot be read or is
     /// damaged; then some tensors have their new values and others have not.
-    pub fn read(&self, parts: &[Part]) -> Result<()> {
-        self.read_wanted(&Vec::from_iter(parts.iter().map(Wanted::exactly)))
+    pub fn read(&self, parts: &[ShardedTensor]) -> Result<()> {
+        self.read_wanted(&Vec::from_iter(parts.iter().map(ReadItem::exactly)))
     }
 
     /// [`Checkpoint::read`], which converts values to the dtypes of the parts.
     ///
     /// # Errors
     /// As [`Checkpoint::read`].
-    pub fn read_converted(&self, parts: &[Part]) -> Result<()> {
-        self.read_wanted(&Vec::from_iter(parts.iter().map(Wanted::converted)))
+    pub fn read_converted(&self, parts: &[ShardedTensor]) -> Result<()> {
+        self.read_wanted(&Vec::from_iter(parts.iter().map(ReadItem::converted)))
     }
 
     /// [`Checkpoint::read`] on all ranks, each its parts. Every tensor of the checkpoint must be one that some rank reads.
     ///
     /// # Errors
     /// The error of any rank, on every rank; or if there are tensors that no rank wants.
-    pub fn load(&self, comm: &Comm, parts: &[Part]) -> Result<()> {
+    pub fn load(&self, comm: &Comm, parts: &[ShardedTensor]) -> Result<()> {
         let names = parts.iter().map(|part| &*part.name).collect();
-        self.load_wanted(comm, &Vec::from_iter(parts.iter().map(Wanted::exactly)), &names)
+        self.load_wanted(comm, &Vec::from_iter(parts.iter().map(ReadItem::exactly)), &names)
     }
 
     /// Reads on all ranks; `known` are names that this rank has a use for, read or not.
-    pub(super) fn load_wanted(&self, comm: &Comm, wanted: &[Wanted], known: &HashSet<&str>) -> Result<()> {
+    pub(super) fn load_wanted(&self, comm: &Comm, wanted: &[ReadItem], known: &HashSet<&str>) -> Result<()> {
         let read = self.read_wanted(wanted).map_err(|e| e.to_string());
         let has = |name: &String| known.contains(name.as_str());
         let uses: Vec<bool> = self.index.tensors.keys().map(has).collect();
@@ -145,9 +145,9 @@ impl Checkpoint {
         Ok(Mismatch { unexpected, ..Mismatch::default() }.check(&self.path.display().to_string())?)
     }
 
-    fn read_wanted(&self, wanted: &[Wanted]) -> Result<()> {
+    fn read_wanted(&self, wanted: &[ReadItem]) -> Result<()> {
         let (mut problems, mut plans) = (Mismatch::default(), Vec::new());
-        for Wanted { part, converted } in wanted {
+        for ReadItem { part, converted } in wanted {
             let (name, place) = (&part.name, part.place()?);
             let Some(stored) = self.index.tensors.get(name) else {
                 problems.missing.push(name.clone());
@@ -162,7 +162,7 @@ impl Checkpoint {
                 return Err(self.error(format!("tensor {name:?} was saved as {got}, wanted {wanted}")));
             }
             let sources = sources(stored, &place);
-            if !fill(place.elements(), sources.iter().flat_map(|(_, overlaps)| overlaps.iter().copied())) {
+            if !covers(place.elements(), sources.iter().flat_map(|(_, overlaps)| overlaps.iter().copied())) {
                 return Err(
                     self.error(format!("tensor {name:?} is incomplete: elements of {place:?} are missing"))
                 );
@@ -179,7 +179,7 @@ impl Checkpoint {
     fn read_part(
         &self,
         reader: &mut Reader<'_>,
-        part: &Part,
+        part: &ShardedTensor,
         stored: &Stored,
         sources: &Sources,
     ) -> Result<()> {

@@ -13,11 +13,11 @@
 //! other numbers of ranks for data, tensor and pipeline parallelism, other stages of ZeRO.
 //!
 //! ```no_run
-//! # use phalanx_parallel::{Result, checkpoint::{self, Checkpoint, Saver, Trained}, data_parallel::Alone, launch};
+//! # use phalanx_parallel::{Result, checkpoint::{self, Checkpoint, Saver, Trained}, data_parallel::SingleDevice, launch};
 //! # fn run(rank: &launch::Rank, model: &dyn phalanx_nn::Parameters) -> Result<()> {
-//! # let share = Alone::new(model);
+//! # let wrapper = SingleDevice::new(model);
 //! # let mut optimizer = phalanx_nn::Rule::init(phalanx_nn::Sgd::default(), vec![])?;
-//! let trained = [Trained { model, share: &share }];
+//! let trained = [Trained { model, wrapper: &wrapper }];
 //! let mut saver = Saver::new(rank.comm())?;
 //! let settings = [("step".to_string(), "100".to_string())].into();
 //! saver.save("run/checkpoint", checkpoint::parts(&trained, &[&optimizer])?, &settings)?;

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{BLOCK, dtype_text};
-use crate::part::BoxRange;
+use crate::sharded_tensor::BoxRange;
 
 /// A part as a rank describes it to the others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -79,7 +79,7 @@ pub(super) fn assign(ranks: &[Vec<PartInfo>]) -> Result<BTreeMap<String, TensorP
         }
         let shape = first.place.shape.clone();
         wholes.insert(name.to_string(), TensorPlan { dtype: first.dtype, shape, pieces: Vec::new() });
-        let cut = |owners| if first.buffer { vec![owners] } else { shared_out(owners, first.dtype) };
+        let cut = |owners| if first.buffer { vec![owners] } else { split_among_owners(owners, first.dtype) };
         open.extend(pieces.into_iter().flat_map(cut).map(|owners| (name, first, owners)));
     }
     let bytes = |d: &PartInfo, owners: &[Piece]| d.dtype.size() * owners[0].place.elements();
@@ -97,7 +97,7 @@ pub(super) fn assign(ranks: &[Vec<PartInfo>]) -> Result<BTreeMap<String, TensorP
 }
 
 /// A piece as several, one for each rank that has it, but none smaller than a block.
-fn shared_out(owners: Vec<Piece>, dtype: DType) -> Vec<Vec<Piece>> {
+fn split_among_owners(owners: Vec<Piece>, dtype: DType) -> Vec<Vec<Piece>> {
     let range = owners[0].place.range.clone();
     let most = range.len() * dtype.size() / BLOCK;
     let part = |cut: std::ops::Range<usize>| {
@@ -258,10 +258,10 @@ mod tests {
     }
 
     #[test]
-    fn shares_that_were_cut_differently_are_cut_everywhere() {
-        // Two copies of a tensor, one in shares cut at 64, the other at 100.
-        let share = |range| vec![part("w", &[150], 0..150, range)];
-        let ranks = [share(0..64), share(64..150), share(0..100), share(100..150)];
+    fn shards_that_were_cut_differently_are_cut_everywhere() {
+        // Two copies of a tensor, one in shards cut at 64, the other at 100.
+        let shard = |range| vec![part("w", &[150], 0..150, range)];
+        let ranks = [shard(0..64), shard(64..150), shard(0..100), shard(100..150)];
         let wanted = [(0, 0, 0, 0, 0..64), (2, 0, 64, 0, 64..100), (1, 0, 36, 0, 100..150)];
         assert_eq!(assigned(&ranks, "w"), wanted);
     }

@@ -23,9 +23,9 @@ use super::folder::Folder;
 use super::index::{Index, checksum, file_name};
 use super::plan::{PartInfo, SavePlan, assign, contents};
 use super::{BLOCK, Settings, file_error};
+use crate::all_gather::{all_gather_object, all_ok};
 use crate::comm::Comm;
-use crate::objects::{all_gather_object, all_ok};
-use crate::part::Part;
+use crate::sharded_tensor::ShardedTensor;
 use crate::{Error, Result};
 
 /// Saves the parts of all ranks as one checkpoint, in the background and atomically: whenever a run is killed, the last
@@ -77,7 +77,12 @@ impl Saver {
     /// # Errors
     /// The error of the previous save, if it failed (see [`Saver::wait`]); or if the path does not end in a name,
     /// or a buffer cannot be copied.
-    pub fn save(&mut self, folder: impl AsRef<Path>, parts: Vec<Part>, settings: &Settings) -> Result<()> {
+    pub fn save(
+        &mut self,
+        folder: impl AsRef<Path>,
+        parts: Vec<ShardedTensor>,
+        settings: &Settings,
+    ) -> Result<()> {
         self.wait()?;
         let (comm, folder) = (self.comm.clone(), Folder::new(folder.as_ref())?);
         let parts = parts.into_iter().map(VersionedPart::new).collect::<Result<_>>()?;
@@ -125,7 +130,7 @@ impl Drop for Saver {
 
 /// A rank's folder and parts, exchanged before a save.
 #[derive(Serialize, Deserialize)]
-struct Intent {
+struct LocalPlan {
     folder: String,
     parts: Vec<PartInfo>,
 }
@@ -137,25 +142,25 @@ impl SavePlan {
     /// On every rank, if some rank's parts are not well-formed, ranks disagree on a tensor or the folder, no rank has some of
     /// a tensor's elements, or the folder cannot be made.
     pub(super) fn agree(comm: &Comm, folder: &Folder, parts: &[VersionedPart]) -> Result<SavePlan> {
-        let told = all_gather_object(comm, &intend(comm, folder, parts).map_err(|e| e.to_string()))?;
+        let told = all_gather_object(comm, &local_plan(comm, folder, parts).map_err(|e| e.to_string()))?;
         let told = all_ok(comm, told)?;
         if let Some(rank) = told.iter().position(|other| other.folder != told[0].folder) {
             let (first, other) = (&told[0].folder, &told[rank].folder);
             return Err(Error::Config(format!("save: rank 0 has {first}, rank {rank} has {other}")));
         }
-        let described: Vec<Vec<PartInfo>> = told.into_iter().map(|intent| intent.parts).collect();
+        let described: Vec<Vec<PartInfo>> = told.into_iter().map(|plan| plan.parts).collect();
         let wholes = assign(&described).map_err(|why| Error::Config(format!("save: {why}")))?;
         let contents = contents(&wholes, comm.size());
         Ok(SavePlan { wholes, contents })
     }
 }
 
-fn intend(comm: &Comm, folder: &Folder, parts: &[VersionedPart]) -> Result<Intent> {
+fn local_plan(comm: &Comm, folder: &Folder, parts: &[VersionedPart]) -> Result<LocalPlan> {
     let parts = parts.iter().map(VersionedPart::describe).collect::<Result<_>>()?;
     if comm.rank() == 0 {
         folder.begin()?;
     }
-    Ok(Intent { folder: folder.path().display().to_string(), parts })
+    Ok(LocalPlan { folder: folder.path().display().to_string(), parts })
 }
 
 /// How long a rank writes between two exchanges of progress.
@@ -198,7 +203,7 @@ impl SaveJob {
         });
         // Rank 0 alone removes it, since rank 0 begins the next save.
         if done.is_err() && self.comm.rank() == 0 {
-            self.folder.give_up();
+            self.folder.discard();
         }
         done.map(drop)
     }
@@ -272,7 +277,7 @@ const UNSYNCED_MAX: usize = 64 << 20;
 
 /// A part that must not change while it is written.
 pub(super) struct VersionedPart {
-    part: Part,
+    part: ShardedTensor,
     version: u64,
 }
 
@@ -281,10 +286,10 @@ impl VersionedPart {
     ///
     /// # Errors
     /// If a buffer cannot be copied.
-    pub(super) fn new(part: Part) -> Result<VersionedPart> {
+    pub(super) fn new(part: ShardedTensor) -> Result<VersionedPart> {
         let values = if part.buffer { part.values.copy()? } else { part.values };
         let version = values.version();
-        Ok(VersionedPart { part: Part { values, ..part }, version })
+        Ok(VersionedPart { part: ShardedTensor { values, ..part }, version })
     }
 
     /// Its description for the other ranks.
@@ -292,7 +297,7 @@ impl VersionedPart {
     /// # Errors
     /// If it is not well-formed or has no elements to write.
     pub(super) fn describe(&self) -> Result<PartInfo> {
-        let Part { name, values, buffer, .. } = &self.part;
+        let ShardedTensor { name, values, buffer, .. } = &self.part;
         if values.device().is_meta() {
             return Err(Error::Config(format!("save: {name} is on meta and has no elements")));
         }

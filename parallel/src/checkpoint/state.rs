@@ -1,4 +1,5 @@
-//! A model and its optimizers as the parts of a checkpoint, and the way back.
+//! A model and its optimizers as the parts of a checkpoint ([`parts`], which [`Saver::save`](super::Saver::save) takes), and the way
+//! back ([`Checkpoint::restore`]).
 //!
 //! Parameters and buffers are called `model.NAME`, optimizers' tensors `optimizer.NAME.KIND`.
 
@@ -8,19 +9,19 @@ use phalanx_nn::{Optimizer, Parameter, Parameters, Rule};
 use phalanx_tensor::{DType, Tensor};
 
 use super::Checkpoint;
-use super::load::Wanted;
+use super::load::ReadItem;
 use crate::Result;
 use crate::comm::Comm;
 use crate::data_parallel::{DataParallel, Entries};
-use crate::part::Part;
+use crate::sharded_tensor::ShardedTensor;
 
 /// A model, or a stage of one, and how it is trained.
 #[derive(Clone, Copy)]
 pub struct Trained<'a> {
     /// The model.
     pub model: &'a dyn Parameters,
-    /// The wrapper, which gives the parts that this rank keeps.
-    pub share: &'a dyn DataParallel,
+    /// Its data-parallel wrapper, which gives the parts that this rank keeps.
+    pub wrapper: &'a dyn DataParallel,
 }
 
 /// The parts of models and of their optimizers that this rank has, to be saved or read. The tensors are those of the models
@@ -28,7 +29,7 @@ pub struct Trained<'a> {
 ///
 /// # Errors
 /// If a step's number cannot be allocated.
-pub fn parts<R: Rule>(trained: &[Trained<'_>], optimizers: &[&Optimizer<R>]) -> Result<Vec<Part>> {
+pub fn parts<R: Rule>(trained: &[Trained<'_>], optimizers: &[&Optimizer<R>]) -> Result<Vec<ShardedTensor>> {
     let mut parts = model_parts(trained)?;
     for optimizer in optimizers {
         parts.extend(optimizer_parts(&optimizer.parameters(), &optimizer.state_dict()?));
@@ -36,24 +37,24 @@ pub fn parts<R: Rule>(trained: &[Trained<'_>], optimizers: &[&Optimizer<R>]) -> 
     Ok(parts)
 }
 
-fn model_parts(trained: &[Trained<'_>]) -> Result<Vec<Part>> {
+fn model_parts(trained: &[Trained<'_>]) -> Result<Vec<ShardedTensor>> {
     let mut parts = Vec::new();
-    for Trained { model, share } in trained {
-        let named = |part: Part| Part { name: format!("model.{}", part.name), ..part };
-        parts.extend(share.parts(*model)?.into_iter().map(named));
+    for Trained { model, wrapper } in trained {
+        let named = |part: ShardedTensor| ShardedTensor { name: format!("model.{}", part.name), ..part };
+        parts.extend(wrapper.parts(*model)?.into_iter().map(named));
     }
     Ok(parts)
 }
 
 /// `entries`: the optimizer's [`Optimizer::state_dict`].
-fn optimizer_parts(parameters: &[Parameter], entries: &Entries) -> Vec<Part> {
+fn optimizer_parts(parameters: &[Parameter], entries: &Entries) -> Vec<ShardedTensor> {
     let by_name: HashMap<&str, &Parameter> = parameters.iter().map(|p| (p.name(), p)).collect();
     let part = |(entry, values): &(String, Tensor)| {
         let name = format!("optimizer.{entry}");
         let parameter = entry.rsplit_once('.').and_then(|(name, _)| by_name.get(name));
         match parameter.filter(|p| p.range().len() == values.numel() && values.rank() > 0) {
-            Some(p) => Part { name, values: values.clone(), ..Part::of_parameter(p) },
-            None => Part::whole(name, values.clone()),
+            Some(p) => ShardedTensor { name, values: values.clone(), ..ShardedTensor::of_parameter(p) },
+            None => ShardedTensor::whole(name, values.clone()),
         }
     };
     entries.iter().map(part).collect()
@@ -84,9 +85,9 @@ impl Checkpoint {
         let masters: Vec<String> = parts.iter().filter_map(|part| master_of(&part.name)).collect();
         let names: HashSet<&str> =
             parts.iter().map(|part| &part.name).chain(&masters).map(String::as_str).collect();
-        let wanted: Vec<Wanted> = parts.iter().map(|part| self.source_of(part, &parts)).collect();
+        let wanted: Vec<ReadItem> = parts.iter().map(|part| self.source_of(part, &parts)).collect();
         self.load_wanted(comm, &wanted, &names)?;
-        trained.iter().try_for_each(|trained| trained.share.reloaded())?;
+        trained.iter().try_for_each(|trained| trained.wrapper.reloaded())?;
         for (optimizer, entries) in optimizers.iter_mut().zip(states) {
             optimizer.load_state_dict(entries)?;
         }
@@ -94,13 +95,13 @@ impl Checkpoint {
     }
 
     /// The saved tensor that has a part's values with all their bits.
-    fn source_of(&self, part: &Part, parts: &[Part]) -> Wanted {
+    fn source_of(&self, part: &ShardedTensor, parts: &[ShardedTensor]) -> ReadItem {
         let dtype = part.values.dtype();
         let saved_as = |name: &str| self.index.tensors.get(name).map(|stored| stored.dtype);
-        let from = |name: String| Wanted::exactly(&Part { name, ..part.clone() });
+        let from = |name: String| ReadItem::exactly(&ShardedTensor { name, ..part.clone() });
         let is = |name: &str, dtype: DType| saved_as(name) == Some(dtype);
         if is(&part.name, dtype) {
-            return Wanted::exactly(part);
+            return ReadItem::exactly(part);
         }
         if let Some(master) = master_of(&part.name) {
             if is(&master, dtype) {
@@ -108,11 +109,11 @@ impl Checkpoint {
             }
             // The saved values are rounded to the dtype of the computation; the master copy has all bits.
             let kept = parts.iter().any(|p| p.name == master && is(&part.name, p.values.dtype()));
-            return if kept { Wanted::converted(part) } else { Wanted::exactly(part) };
+            return if kept { ReadItem::converted(part) } else { ReadItem::exactly(part) };
         }
         match model_of(&part.name).filter(|model| saved_as(&part.name).is_none() && is(model, dtype)) {
             Some(model) => from(model),
-            None => Wanted::exactly(part),
+            None => ReadItem::exactly(part),
         }
     }
 }

@@ -9,7 +9,7 @@ use phalanx_tensor::{DType, Device, Tensor};
 use super::index::{Index, checksum};
 use super::saver::Create;
 use super::{Checkpoint, Saver, Settings};
-use crate::part::Part;
+use crate::sharded_tensor::ShardedTensor;
 use crate::{Result, comm, launch};
 
 /// Rank 1's file is made by `create`: returns the error on every rank, and checks that the save before is still there.
@@ -19,7 +19,7 @@ fn save_with(name: &str, create: Create) -> Vec<String> {
     let run = |rank: launch::Rank| -> Result<String> {
         let mut saver = Saver::new(rank.comm())?.with_block(64)?;
         let values = Tensor::zeros(&[5000], DType::F32, Device::CPU)?;
-        let parts = || vec![Part::whole(format!("w{}", rank.rank()), values.clone())];
+        let parts = || vec![ShardedTensor::whole(format!("w{}", rank.rank()), values.clone())];
         saver.save(&folder, parts(), &Settings::new())?;
         saver.wait()?;
         saver.create = create;
@@ -86,7 +86,7 @@ fn a_panic_while_saving_ends_all() {
             false => File::create_new(path),
         };
         let values = Tensor::zeros(&[5000], DType::F32, Device::CPU)?;
-        saver.save(place.join("saved"), vec![Part::whole("w", values)], &Settings::new())?;
+        saver.save(place.join("saved"), vec![ShardedTensor::whole("w", values)], &Settings::new())?;
         saver.wait()
     };
     let error = launch::threads(2, run).unwrap_err().to_string();
@@ -99,7 +99,10 @@ fn an_index_that_was_made_up_is_refused() {
     let place = std::env::temp_dir().join(format!("phalanx-index-{}", std::process::id()));
     let mut saver = Saver::new(&comm::meta(0, 1).unwrap()).unwrap().with_block(64).unwrap();
     let of = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, Device::CPU).unwrap();
-    let parts = vec![Part::whole("w", of(&[50], DType::F32)), Part::whole("v", of(&[3, 11], DType::F64))];
+    let parts = vec![
+        ShardedTensor::whole("w", of(&[50], DType::F32)),
+        ShardedTensor::whole("v", of(&[3, 11], DType::F64)),
+    ];
     saver.save(&place, parts, &Settings::new()).unwrap();
     saver.wait().unwrap();
     let text = std::fs::read_to_string(place.join("checkpoint.json")).unwrap();

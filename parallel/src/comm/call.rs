@@ -1,5 +1,6 @@
-//! [`Call`]: a collective with its tensors, before it is started. [`Observation`]: when it began and its observer.
-//! [`Staged`]: the output tensor on a GPU of a call that runs on host copies.
+//! [`Call`]: a collective with its tensors, before it is started. A communicator's methods make one and give it to
+//! `Communicator::start`, which checks it ([`Call::checked`]) and hands it to the backend. [`Observation`]: when it began and its
+//! observer. [`Staged`]: the output tensor on a GPU of a call that runs on host copies.
 //!
 //! A backend that moves elements itself (threads, wires) takes copies of a GPU's tensors in the host's memory. The thread that
 //! finishes the call copies the output back to the GPU, after the work that the caller had queued there before. A rank that
@@ -12,9 +13,9 @@ use std::time::Instant;
 use phalanx_tensor::cuda::{Gpu, GpuEvent};
 use phalanx_tensor::{DType, Tensor, unpoisoned};
 
-use super::{Error, Kind, Reduction, Result, Signature};
+use super::{CollectiveKind, Error, Reduction, Result, Signature};
 
-/// A collective with its tensors. A *share* is the part of a tensor that belongs to one rank (torch: chunk).
+/// A collective with its tensors. A *chunk* is the part of a tensor that belongs to one rank.
 /// Tensors that are written must be contiguous; those only read may have any strides. Between start and end the
 /// tensors must not be changed nor, where they are written, read.
 #[derive(Clone, Debug)]
@@ -32,7 +33,7 @@ pub struct Call {
 
 /// Constructors. Arguments that do not fit each other are reported when the call is started.
 impl Call {
-    fn new(kind: Kind, input: Option<Tensor>, output: Option<Tensor>) -> Call {
+    fn new(kind: CollectiveKind, input: Option<Tensor>, output: Option<Tensor>) -> Call {
         let dtype = output.as_ref().or(input.as_ref()).map(Tensor::dtype);
         let (by, root, counts, wanted) = Default::default();
         let signature = Signature { kind, by, dtype, root, counts, wanted, on_gpus: false };
@@ -51,21 +52,21 @@ impl Call {
 
     /// Every rank waits for all others.
     pub fn barrier() -> Call {
-        Call::new(Kind::Barrier, None, None)
+        Call::new(CollectiveKind::Barrier, None, None)
     }
 
     /// `tensor` becomes the reduction of all ranks' tensors.
     pub fn all_reduce(tensor: Tensor, by: Reduction) -> Call {
-        Call::new(Kind::AllReduce, None, Some(tensor)).by(by)
+        Call::new(CollectiveKind::AllReduce, None, Some(tensor)).by(by)
     }
 
-    /// `output` becomes this rank's share of the reduction of all ranks' inputs, which consist of as many equal
-    /// shares as there are ranks.
+    /// `output` becomes this rank's chunk of the reduction of all ranks' inputs, which consist of as many equal
+    /// chunks as there are ranks.
     pub fn reduce_scatter(output: Tensor, input: Tensor, by: Reduction) -> Call {
-        Call::new(Kind::ReduceScatter, Some(input), Some(output)).by(by)
+        Call::new(CollectiveKind::ReduceScatter, Some(input), Some(output)).by(by)
     }
 
-    /// [`Call::reduce_scatter`] with shares of `counts` elements, the same on all ranks.
+    /// [`Call::reduce_scatter`] with chunks of `counts` elements, the same on all ranks.
     pub fn reduce_scatter_uneven(output: Tensor, input: Tensor, counts: &[usize], by: Reduction) -> Call {
         Call::reduce_scatter(output, input, by).counts(counts)
     }
@@ -73,7 +74,7 @@ impl Call {
     /// `output` becomes the inputs of all ranks, one after another. An input that is this rank's part of the
     /// output stays where it is.
     pub fn all_gather(output: Tensor, input: Tensor) -> Call {
-        Call::new(Kind::AllGather, Some(input), Some(output))
+        Call::new(CollectiveKind::AllGather, Some(input), Some(output))
     }
 
     /// [`Call::all_gather`] of inputs of `counts` elements, the same on all ranks.
@@ -83,30 +84,30 @@ impl Call {
 
     /// `tensor` becomes the root's.
     pub fn broadcast(tensor: Tensor, root: usize) -> Call {
-        Call::new(Kind::Broadcast, None, Some(tensor)).root(root)
+        Call::new(CollectiveKind::Broadcast, None, Some(tensor)).root(root)
     }
 
     /// On the root, `tensor` becomes the reduction of all ranks' tensors; elsewhere it stays.
     pub fn reduce(tensor: Tensor, root: usize, by: Reduction) -> Call {
-        Call::new(Kind::Reduce, None, Some(tensor)).root(root).by(by)
+        Call::new(CollectiveKind::Reduce, None, Some(tensor)).root(root).by(by)
     }
 
     /// On the root, `output` becomes the inputs of all ranks, one after another; elsewhere there is none.
     pub fn gather(output: Option<Tensor>, input: Tensor, root: usize) -> Call {
-        Call::new(Kind::Gather, Some(input), output).root(root)
+        Call::new(CollectiveKind::Gather, Some(input), output).root(root)
     }
 
-    /// `output` becomes this rank's share of the root's input; elsewhere there is none.
+    /// `output` becomes this rank's chunk of the root's input; elsewhere there is none.
     pub fn scatter(output: Tensor, input: Option<Tensor>, root: usize) -> Call {
-        Call::new(Kind::Scatter, input, Some(output)).root(root)
+        Call::new(CollectiveKind::Scatter, input, Some(output)).root(root)
     }
 
-    /// Share `i` of the input goes to rank `i`, and share `j` of the output comes from rank `j`.
+    /// Chunk `i` of the input goes to rank `i`, and chunk `j` of the output comes from rank `j`.
     pub fn all_to_all(output: Tensor, input: Tensor) -> Call {
-        Call::new(Kind::AllToAll, Some(input), Some(output))
+        Call::new(CollectiveKind::AllToAll, Some(input), Some(output))
     }
 
-    /// [`Call::all_to_all`] with shares of `sent` and `wanted` elements.
+    /// [`Call::all_to_all`] with chunks of `sent` and `wanted` elements.
     pub fn all_to_all_uneven(output: Tensor, wanted: &[usize], input: Tensor, sent: &[usize]) -> Call {
         let mut call = Call::all_to_all(output, input).counts(sent);
         call.signature.wanted = wanted.to_vec();
@@ -115,12 +116,12 @@ impl Call {
 
     /// Sends `tensor` to rank `to`, which receives this pair's messages in the order in which they are sent.
     pub fn send(tensor: Tensor, to: usize) -> Call {
-        Call::new(Kind::Send, Some(tensor), None).root(to)
+        Call::new(CollectiveKind::Send, Some(tensor), None).root(to)
     }
 
     /// `tensor` becomes the next that rank `from` sends to this one.
     pub fn recv(tensor: Tensor, from: usize) -> Call {
-        Call::new(Kind::Receive, None, Some(tensor)).root(from)
+        Call::new(CollectiveKind::Receive, None, Some(tensor)).root(from)
     }
 
     fn counts(mut self, counts: &[usize]) -> Call {
@@ -139,7 +140,7 @@ impl Call {
     }
 
     /// Which collective it is.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> CollectiveKind {
         self.signature.kind
     }
 
@@ -154,7 +155,7 @@ impl Call {
         }
         self.check_tensors(op)?;
         self.fill_counts(op, rank, size)?;
-        self.part_from_output(rank)?;
+        self.separate_input(rank)?;
         Ok(self)
     }
 
@@ -183,23 +184,30 @@ impl Call {
         let (input, output) = (numel(&self.input), numel(&self.output));
         let Signature { kind, root, counts, wanted, .. } = &mut self.signature;
         let at_root = *root == Some(rank);
-        let shares = |count: usize| vec![count; size];
+        let chunks = |count: usize| vec![count; size];
         if counts.is_empty() {
             *counts = match kind {
-                Kind::Barrier => vec![],
-                Kind::AllReduce | Kind::Broadcast | Kind::Reduce | Kind::Receive => vec![output.unwrap_or(0)],
-                Kind::Send => vec![input.unwrap_or(0)],
-                Kind::ReduceScatter | Kind::Scatter => shares(output.unwrap_or(0)),
-                Kind::AllGather | Kind::Gather => shares(input.unwrap_or(0)),
-                Kind::AllToAll => shares(input.unwrap_or(0) / size),
+                CollectiveKind::Barrier => vec![],
+                CollectiveKind::AllReduce
+                | CollectiveKind::Broadcast
+                | CollectiveKind::Reduce
+                | CollectiveKind::Receive => vec![output.unwrap_or(0)],
+                CollectiveKind::Send => vec![input.unwrap_or(0)],
+                CollectiveKind::ReduceScatter | CollectiveKind::Scatter => chunks(output.unwrap_or(0)),
+                CollectiveKind::AllGather | CollectiveKind::Gather => chunks(input.unwrap_or(0)),
+                CollectiveKind::AllToAll => chunks(input.unwrap_or(0) / size),
             };
         }
-        if *kind == Kind::AllToAll && wanted.is_empty() {
-            *wanted = shares(output.unwrap_or(0) / size);
+        if *kind == CollectiveKind::AllToAll && wanted.is_empty() {
+            *wanted = chunks(output.unwrap_or(0) / size);
         }
         let shared = matches!(
             kind,
-            Kind::ReduceScatter | Kind::Scatter | Kind::AllGather | Kind::Gather | Kind::AllToAll
+            CollectiveKind::ReduceScatter
+                | CollectiveKind::Scatter
+                | CollectiveKind::AllGather
+                | CollectiveKind::Gather
+                | CollectiveKind::AllToAll
         );
         if shared && (counts.len() != size || !(wanted.is_empty() || wanted.len() == size)) {
             let why = format!("got counts {counts:?} and {wanted:?}, wanted one for each of {size} ranks");
@@ -207,11 +215,11 @@ impl Call {
         }
         let total = counts.iter().sum();
         let (gives, gets) = match kind {
-            Kind::ReduceScatter => (Some(total), Some(counts[rank])),
-            Kind::AllGather => (Some(counts[rank]), Some(total)),
-            Kind::Gather => (Some(counts[rank]), at_root.then_some(total)),
-            Kind::Scatter => (at_root.then_some(total), Some(counts[rank])),
-            Kind::AllToAll => (Some(total), Some(wanted.iter().sum())),
+            CollectiveKind::ReduceScatter => (Some(total), Some(counts[rank])),
+            CollectiveKind::AllGather => (Some(counts[rank]), Some(total)),
+            CollectiveKind::Gather => (Some(counts[rank]), at_root.then_some(total)),
+            CollectiveKind::Scatter => (at_root.then_some(total), Some(counts[rank])),
+            CollectiveKind::AllToAll => (Some(total), Some(wanted.iter().sum())),
             _ => (input, output),
         };
         if (input, output) != (gives, gets) {
@@ -224,13 +232,13 @@ impl Call {
     }
 
     /// Handles an input that lies in the output's storage: drops it if it is in its place, else copies it.
-    fn part_from_output(&mut self, rank: usize) -> Result<()> {
+    fn separate_input(&mut self, rank: usize) -> Result<()> {
         let (Some(input), Some(output)) = (&self.input, &self.output) else { return Ok(()) };
         if !input.shares_storage(output) {
             return Ok(());
         }
         let before: usize = self.signature.counts[..rank].iter().sum();
-        let in_place = matches!(self.kind(), Kind::AllGather | Kind::Gather);
+        let in_place = matches!(self.kind(), CollectiveKind::AllGather | CollectiveKind::Gather);
         let here = in_place && (input.numel() == 0 || input.offset() == output.offset() + before);
         self.input = if here { None } else { Some(input.copy()?) };
         Ok(())
@@ -238,7 +246,7 @@ impl Call {
 
     /// The other rank of a send or receive.
     pub(crate) fn peer(&self) -> Option<usize> {
-        self.signature.root.filter(|_| matches!(self.kind(), Kind::Send | Kind::Receive))
+        self.signature.root.filter(|_| matches!(self.kind(), CollectiveKind::Send | CollectiveKind::Receive))
     }
 
     /// The elements' type.
@@ -252,7 +260,7 @@ impl Call {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Observed {
     /// Which collective it was.
-    pub kind: Kind,
+    pub kind: CollectiveKind,
     /// Bytes of elements of the larger of this rank's tensors.
     pub bytes: usize,
     /// When this rank called it.
@@ -274,7 +282,7 @@ pub(crate) struct Observation {
 
 impl Observation {
     /// The call is over.
-    pub(crate) fn report(&self, kind: Kind) {
+    pub(crate) fn report(&self, kind: CollectiveKind) {
         let &Observation { bytes, started, .. } = self;
         (self.observer)(Observed { kind, bytes, started, ended: Instant::now() });
     }
@@ -317,8 +325,11 @@ impl Call {
         }
         let Some(output) = self.output.take_if(|output| output.device().is_cuda()) else { return Ok(self) };
         let (at_root, kind) = (self.signature.root == Some(rank), self.kind());
-        let is_read = self.input.is_none() && kind != Kind::Receive && (kind != Kind::Broadcast || at_root);
-        let is_written = !matches!((kind, at_root), (Kind::Broadcast, true) | (Kind::Reduce, false));
+        let is_read = self.input.is_none()
+            && kind != CollectiveKind::Receive
+            && (kind != CollectiveKind::Broadcast || at_root);
+        let is_written =
+            !matches!((kind, at_root), (CollectiveKind::Broadcast, true) | (CollectiveKind::Reduce, false));
         let host = output.device().host();
         self.output = Some(match is_read {
             true => output.to_device(host, true)?,

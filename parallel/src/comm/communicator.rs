@@ -1,4 +1,5 @@
-//! [`Communicator`]: one rank's membership in a group, with the collectives as methods. [`Traffic`]: the bytes it has sent.
+//! [`Communicator`]: one rank's membership in a group, with the collectives as methods (torch: `ProcessGroup`). The backends
+//! `threads`, `wire`, `nccl` and `meta` implement it. [`Traffic`]: the bytes it has sent.
 
 use std::fmt;
 use std::sync::Arc;

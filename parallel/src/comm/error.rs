@@ -132,7 +132,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loss_is_one_whoever_tells_of_it() {
+    fn a_loss_is_one_whichever_rank_reports_it() {
         let lost = Error::Lost { rank: 2, why: "its connection broke".into() };
         let told = Error::Reported { rank: 3, what: format!("1RECV_F0: {lost}") };
         let inside = Error::Interrupted { call: "recv".into(), cause: Box::new(told.clone()) };

@@ -90,13 +90,13 @@ mod tests {
     fn counts_what_a_ring_would_send() {
         let tensor = |n: usize, device| Tensor::empty(&[n], DType::BF16, device).unwrap();
         let comm = meta(3, 64).unwrap();
-        let (mut whole, mut share) = (tensor(6400, Device::Meta(0)), tensor(100, Device::Meta(0)));
+        let (mut whole, mut chunk) = (tensor(6400, Device::Meta(0)), tensor(100, Device::Meta(0)));
         comm.all_reduce(&mut whole, Reduction::Sum).unwrap();
         assert_eq!(comm.traffic(), Traffic { calls: 1, bytes: 2 * 2 * 6300 });
-        comm.reduce_scatter(&mut share, &whole, Reduction::Sum).unwrap();
-        comm.all_gather(&mut whole, &share).unwrap();
+        comm.reduce_scatter(&mut chunk, &whole, Reduction::Sum).unwrap();
+        comm.all_gather(&mut whole, &chunk).unwrap();
         assert_eq!(comm.traffic(), Traffic { calls: 3, bytes: 4 * 2 * 6300 });
-        assert!(comm.all_gather(&mut share, &whole).is_err());
+        assert!(comm.all_gather(&mut chunk, &whole).is_err());
         assert!(comm.all_reduce(&mut tensor(4, Device::CPU), Reduction::Sum).is_err());
         let pair = comm.group(&[9, 3]).unwrap();
         assert_eq!((pair.rank(), pair.size(), pair.ranks()), (1, 2, &[9, 3][..]));

@@ -39,10 +39,15 @@ pub use meta::meta;
 pub use nccl::{NcclConfig, Sums, check_nccl, nccl};
 pub use observed::observed;
 pub use pending::Pending;
+#[expect(deprecated, reason = "it stays importable")]
 pub use plan::shares;
 pub use reduction::Reduction;
-pub use signature::Kind;
+pub use signature::CollectiveKind;
 
 #[cfg(feature = "nccl")]
 pub(crate) use nccl::{Session as NcclSession, join as join_nccl};
 pub(crate) use signature::Signature;
+
+/// The former name of [`CollectiveKind`].
+#[deprecated(since = "0.1.0", note = "renamed to `CollectiveKind`")]
+pub type Kind = CollectiveKind;

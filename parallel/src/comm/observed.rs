@@ -13,10 +13,10 @@ use super::{Call, Comm, Communicator, Error, Observer, Pending, Result, Traffic}
 ///
 /// ```
 /// use std::sync::{Arc, Mutex};
-/// use phalanx_parallel::comm::{Kind, observed};
+/// use phalanx_parallel::comm::{CollectiveKind, observed};
 /// use phalanx_parallel::launch;
 ///
-/// let kinds = launch::threads(2, |rank| -> phalanx_parallel::comm::Result<Vec<Kind>> {
+/// let kinds = launch::threads(2, |rank| -> phalanx_parallel::comm::Result<Vec<CollectiveKind>> {
 ///     let heard = Arc::new(Mutex::new(vec![]));
 ///     let told = Arc::clone(&heard);
 ///     let comm = observed(rank.comm().clone(), Arc::new(move |call| told.lock().unwrap().push(call.kind)));
@@ -24,7 +24,7 @@ use super::{Call, Comm, Communicator, Error, Observer, Pending, Result, Traffic}
 ///     let kinds = heard.lock().unwrap().clone();
 ///     Ok(kinds)
 /// })?;
-/// assert_eq!(kinds, [[Kind::Barrier], [Kind::Barrier]]);
+/// assert_eq!(kinds, [[CollectiveKind::Barrier], [CollectiveKind::Barrier]]);
 /// # Ok::<(), phalanx_parallel::comm::Error>(())
 /// ```
 pub fn observed(comm: Comm, observer: Observer) -> Comm {

@@ -1,18 +1,20 @@
 //! Turns a collective into a list of transfers: which elements of which ranks are combined, in what order, and where
-//! they go. Pure functions: no communication.
+//! they go. Pure functions: no communication. `threads::exchange`, `wire::task` and `nccl::route` carry the transfers out.
 //!
 //! Each transfer has an owner: over a wire, the sources send their part to the owner, which combines them in order
 //! and sends the result to the destinations. So an all-reduce costs what a ring costs:
 //!
 //! ```text
-//!            share 0           share 1                         share 0        share 1
+//!            chunk 0           chunk 1                         chunk 0        chunk 1
 //! rank 0  [ a0       ]      [ b0  ──┐   ]       rank 0  [ a0 + a1 ──┐ ] [ ◄──┐     ]
 //! rank 1  [ a1 ─► to 0 ]    [ b1 ◄──┘   ]       rank 1  [ ◄─────────┘ ] [ b0 + b1 ─┘ ]
 //! ```
 
 use std::ops::Range;
 
-use super::{Kind, Signature};
+use phalanx_tensor::even_piece;
+
+use super::{CollectiveKind, Signature};
 
 /// A rank's tensor in a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +40,7 @@ pub(crate) struct Transfer {
     pub(crate) dests: Vec<Segment>,
 }
 
-/// Where the shares of `counts` elements begin and end.
+/// Where the chunks of `counts` elements begin and end.
 pub(crate) fn ranges(counts: &[usize]) -> Vec<Range<usize>> {
     let mut end = 0;
     let next = |&count: &usize| {
@@ -49,9 +51,10 @@ pub(crate) fn ranges(counts: &[usize]) -> Vec<Range<usize>> {
     counts.iter().map(next).collect()
 }
 
-/// `count` elements in `parts` shares that differ by at most one, larger first.
+/// The lengths of `count` elements in `parts` pieces that differ by at most one, the longer first.
+#[deprecated(since = "0.1.0", note = "use the lengths of `phalanx_nn::cut`")]
 pub fn shares(count: usize, parts: usize) -> Vec<usize> {
-    (0..parts).map(|i| count / parts + usize::from(i < count % parts)).collect()
+    (0..parts).map(|i| even_piece(count, parts, i).len()).collect()
 }
 
 fn input(rank: usize, range: Range<usize>) -> Segment {
@@ -76,35 +79,35 @@ pub(crate) fn plan(all: &[&Signature], in_place: &[bool]) -> Vec<Transfer> {
     };
     let transfer = |owner, sources, dests| Transfer { owner, sources, dests };
     let mut transfers: Vec<Transfer> = match first.kind {
-        Kind::Barrier | Kind::Send | Kind::Receive => vec![],
-        Kind::AllReduce => {
-            let shares = ranges(&shares(count, size));
-            shares.iter().enumerate().map(|(q, share)| transfer(q, every(share), every(share))).collect()
+        CollectiveKind::Barrier | CollectiveKind::Send | CollectiveKind::Receive => vec![],
+        CollectiveKind::AllReduce => {
+            let piece = |q: usize| every(&even_piece(count, size, q));
+            (0..size).map(|q| transfer(q, piece(q), piece(q))).collect()
         }
-        Kind::Reduce => vec![transfer(root, every(&(0..count)), vec![output(root, 0..count)])],
-        Kind::Broadcast => {
+        CollectiveKind::Reduce => vec![transfer(root, every(&(0..count)), vec![output(root, 0..count)])],
+        CollectiveKind::Broadcast => {
             let others = every(&(0..count)).into_iter().filter(|place| place.rank != root).collect();
             vec![transfer(root, vec![output(root, 0..count)], others)]
         }
-        Kind::ReduceScatter => {
+        CollectiveKind::ReduceScatter => {
             let sources = |block: &Range<usize>| (0..size).map(|r| input(r, block.clone())).collect();
-            let share = |(q, b): (usize, &Range<usize>)| transfer(q, sources(b), vec![output(q, 0..b.len())]);
-            blocks.iter().enumerate().map(share).collect()
+            let chunk = |(q, b): (usize, &Range<usize>)| transfer(q, sources(b), vec![output(q, 0..b.len())]);
+            blocks.iter().enumerate().map(chunk).collect()
         }
-        Kind::AllGather => {
+        CollectiveKind::AllGather => {
             blocks.iter().enumerate().map(|(q, b)| transfer(q, vec![given(q, b)], every(b))).collect()
         }
-        Kind::Gather => {
+        CollectiveKind::Gather => {
             let to_root = |(q, b)| transfer(q, vec![given(q, b)], vec![output(root, b.clone())]);
             blocks.iter().enumerate().map(to_root).collect()
         }
-        Kind::Scatter => {
+        CollectiveKind::Scatter => {
             let from_root = |(q, b): (usize, &Range<usize>)| {
                 transfer(root, vec![input(root, b.clone())], vec![output(q, 0..b.len())])
             };
             blocks.iter().enumerate().map(from_root).collect()
         }
-        Kind::AllToAll => {
+        CollectiveKind::AllToAll => {
             let sent: Vec<_> = all.iter().map(|s| ranges(&s.counts)).collect();
             let wanted: Vec<_> = all.iter().map(|s| ranges(&s.wanted)).collect();
             let pairs = (0..size).flat_map(|q| (0..size).map(move |r| (q, r)));
@@ -123,42 +126,42 @@ pub(crate) fn sent(signature: &Signature, rank: usize, size: usize) -> usize {
     let Signature { kind, counts, root, .. } = signature;
     let (total, at_root) = (counts.iter().sum::<usize>(), *root == Some(rank));
     match kind {
-        Kind::Barrier | Kind::Receive => 0,
-        Kind::AllReduce => {
-            let own = shares(total, size)[rank];
+        CollectiveKind::Barrier | CollectiveKind::Receive => 0,
+        CollectiveKind::AllReduce => {
+            let own = even_piece(total, size, rank).len();
             total - own + own * (size - 1)
         }
-        Kind::ReduceScatter | Kind::AllToAll => total - counts[rank],
-        Kind::AllGather => counts[rank] * (size - 1),
-        Kind::Broadcast => {
+        CollectiveKind::ReduceScatter | CollectiveKind::AllToAll => total - counts[rank],
+        CollectiveKind::AllGather => counts[rank] * (size - 1),
+        CollectiveKind::Broadcast => {
             if at_root {
                 total * (size - 1)
             } else {
                 0
             }
         }
-        Kind::Reduce => {
+        CollectiveKind::Reduce => {
             if at_root {
                 0
             } else {
                 total
             }
         }
-        Kind::Gather => {
+        CollectiveKind::Gather => {
             if at_root {
                 0
             } else {
                 counts[rank]
             }
         }
-        Kind::Scatter => {
+        CollectiveKind::Scatter => {
             if at_root {
                 total - counts[rank]
             } else {
                 0
             }
         }
-        Kind::Send => {
+        CollectiveKind::Send => {
             if at_root {
                 0
             } else {
@@ -174,21 +177,19 @@ mod tests {
 
     use super::*;
 
-    fn signature(kind: Kind, counts: &[usize], wanted: &[usize]) -> Signature {
+    fn signature(kind: CollectiveKind, counts: &[usize], wanted: &[usize]) -> Signature {
         let (counts, wanted) = (counts.to_vec(), wanted.to_vec());
         Signature { kind, by: None, dtype: Some(DType::F32), root: Some(1), counts, wanted, on_gpus: false }
     }
 
     #[test]
-    fn shares_differ_by_one_and_the_larger_come_first() {
-        assert_eq!(shares(7, 3), [3, 2, 2]);
-        assert_eq!(shares(1, 3), [1, 0, 0]);
+    fn blocks_follow_each_other() {
         assert_eq!(ranges(&[3, 0, 2]), [0..3, 3..3, 3..5]);
     }
 
     #[test]
     fn an_all_reduce_of_three_over_two_ranks() {
-        let all = vec![signature(Kind::AllReduce, &[3], &[]); 2];
+        let all = vec![signature(CollectiveKind::AllReduce, &[3], &[]); 2];
         let both = |range: Range<usize>| vec![output(0, range.clone()), output(1, range)];
         let wanted = [
             Transfer { owner: 0, sources: both(0..2), dests: both(0..2) },
@@ -199,7 +200,7 @@ mod tests {
 
     #[test]
     fn an_all_gather_in_place_reads_where_it_writes() {
-        let all = vec![signature(Kind::AllGather, &[2, 1], &[]); 2];
+        let all = vec![signature(CollectiveKind::AllGather, &[2, 1], &[]); 2];
         let plan = plan(&[&all[0], &all[1]], &[true, false]);
         assert_eq!(plan[0].sources, [output(0, 0..2)]);
         assert_eq!(plan[1].sources, [input(1, 0..1)]);
@@ -209,12 +210,19 @@ mod tests {
     #[test]
     fn the_elements_sent_are_those_of_the_plan() {
         let size = 3;
-        for kind in Kind::ALL.into_iter().filter(|k| !matches!(k, Kind::Send | Kind::Receive)) {
+        for kind in CollectiveKind::ALL
+            .into_iter()
+            .filter(|k| !matches!(k, CollectiveKind::Send | CollectiveKind::Receive))
+        {
             let all: Vec<_> = (0..size)
                 .map(|r| match kind {
-                    Kind::Barrier => signature(kind, &[], &[]),
-                    Kind::AllReduce | Kind::Broadcast | Kind::Reduce => signature(kind, &[7], &[]),
-                    Kind::AllToAll => signature(kind, &[1 + r, 2 + r, 3 + r], &[1 + r, 2 + r, 3 + r]),
+                    CollectiveKind::Barrier => signature(kind, &[], &[]),
+                    CollectiveKind::AllReduce | CollectiveKind::Broadcast | CollectiveKind::Reduce => {
+                        signature(kind, &[7], &[])
+                    }
+                    CollectiveKind::AllToAll => {
+                        signature(kind, &[1 + r, 2 + r, 3 + r], &[1 + r, 2 + r, 3 + r])
+                    }
                     _ => signature(kind, &[4, 0, 2], &[]),
                 })
                 .collect();

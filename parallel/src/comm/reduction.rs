@@ -1,5 +1,5 @@
-//! [`Reduction`]: how the elements of several ranks become one, and in which order. [`Block`] does it on slices, [`combine`] on
-//! the bytes of messages.
+//! [`Reduction`]: how the elements of several ranks become one, and in which order. [`Block`] does it on slices (for
+//! threads), [`combine`] on the bytes of messages (for wires).
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! [`Signature`]: the description of a call that ranks compare, to find that they call different things.
+//! [`CollectiveKind`]: which collective. [`Signature`]: the description of a call without its tensors. Ranks compare signatures before
+//! they exchange elements, and so find that they call different things.
 
 use std::fmt;
 
@@ -6,14 +7,14 @@ use phalanx_tensor::DType;
 
 use super::{Error, Reduction};
 
-/// The collectives.
+/// The collectives, and the messages between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum CollectiveKind {
     /// Wait for all.
     Barrier,
     /// Every rank gets the reduction of all ranks' tensors.
     AllReduce,
-    /// Every rank gets its share of the reduction.
+    /// Every rank gets its chunk of the reduction.
     ReduceScatter,
     /// Every rank gets all ranks' tensors, one after another.
     AllGather,
@@ -23,9 +24,9 @@ pub enum Kind {
     Reduce,
     /// The root gets all ranks' tensors.
     Gather,
-    /// Every rank gets its share of the root's tensor.
+    /// Every rank gets its chunk of the root's tensor.
     Scatter,
-    /// Every rank gets from each other the share meant for it.
+    /// Every rank gets from each other the chunk meant for it.
     AllToAll,
     /// To one other rank.
     Send,
@@ -33,35 +34,35 @@ pub enum Kind {
     Receive,
 }
 
-impl Kind {
-    pub(crate) const ALL: [Kind; 11] = [
-        Kind::Barrier,
-        Kind::AllReduce,
-        Kind::ReduceScatter,
-        Kind::AllGather,
-        Kind::Broadcast,
-        Kind::Reduce,
-        Kind::Gather,
-        Kind::Scatter,
-        Kind::AllToAll,
-        Kind::Send,
-        Kind::Receive,
+impl CollectiveKind {
+    pub(crate) const ALL: [CollectiveKind; 11] = [
+        CollectiveKind::Barrier,
+        CollectiveKind::AllReduce,
+        CollectiveKind::ReduceScatter,
+        CollectiveKind::AllGather,
+        CollectiveKind::Broadcast,
+        CollectiveKind::Reduce,
+        CollectiveKind::Gather,
+        CollectiveKind::Scatter,
+        CollectiveKind::AllToAll,
+        CollectiveKind::Send,
+        CollectiveKind::Receive,
     ];
 
     /// The name of the method that calls it.
     pub const fn name(self) -> &'static str {
         match self {
-            Kind::Barrier => "barrier",
-            Kind::AllReduce => "all_reduce",
-            Kind::ReduceScatter => "reduce_scatter",
-            Kind::AllGather => "all_gather",
-            Kind::Broadcast => "broadcast",
-            Kind::Reduce => "reduce",
-            Kind::Gather => "gather",
-            Kind::Scatter => "scatter",
-            Kind::AllToAll => "all_to_all",
-            Kind::Send => "send",
-            Kind::Receive => "recv",
+            CollectiveKind::Barrier => "barrier",
+            CollectiveKind::AllReduce => "all_reduce",
+            CollectiveKind::ReduceScatter => "reduce_scatter",
+            CollectiveKind::AllGather => "all_gather",
+            CollectiveKind::Broadcast => "broadcast",
+            CollectiveKind::Reduce => "reduce",
+            CollectiveKind::Gather => "gather",
+            CollectiveKind::Scatter => "scatter",
+            CollectiveKind::AllToAll => "all_to_all",
+            CollectiveKind::Send => "send",
+            CollectiveKind::Receive => "recv",
         }
     }
 }
@@ -69,14 +70,14 @@ impl Kind {
 /// A call's kind, dtype, root and counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Signature {
-    pub(crate) kind: Kind,
+    pub(crate) kind: CollectiveKind,
     /// Of reducing calls.
     pub(crate) by: Option<Reduction>,
     /// Of all but barriers.
     pub(crate) dtype: Option<DType>,
     /// The root; of sends and receives the peer.
     pub(crate) root: Option<usize>,
-    /// Elements of each rank's share, or one number where there are no shares. Of an all-to-all what this rank
+    /// Elements of each rank's chunk, or one number where there are no chunks. Of an all-to-all what this rank
     /// sends to each.
     pub(crate) counts: Vec<usize>,
     /// Of an all-to-all what this rank gets from each.
@@ -89,7 +90,7 @@ impl Signature {
     /// Whether rank `a`, which calls this, and rank `b`, which calls `other`, mean the same.
     fn agrees(&self, a: usize, other: &Signature, b: usize) -> bool {
         match (self.kind, other.kind) {
-            (Kind::AllToAll, Kind::AllToAll) => {
+            (CollectiveKind::AllToAll, CollectiveKind::AllToAll) => {
                 let fits =
                     |from: &Signature, r: usize, to: &Signature, s: usize| from.counts[s] == to.wanted[r];
                 (self.dtype, self.on_gpus) == (other.dtype, other.on_gpus)
@@ -104,7 +105,7 @@ impl Signature {
     pub(crate) fn mismatch(all: &[&Signature], ranks: &[usize], sequence: u64) -> Option<Error> {
         let pairs = |a: usize| (a + 1..all.len()).map(move |b| (a, b));
         // Equality is transitive; only the counts of an all-to-all have to be compared between all pairs.
-        let firsts = if all.first()?.kind == Kind::AllToAll { all.len() } else { 1 };
+        let firsts = if all.first()?.kind == CollectiveKind::AllToAll { all.len() } else { 1 };
         let (a, b) = (0..firsts).flat_map(pairs).find(|&(a, b)| !all[a].agrees(a, all[b], b))?;
         let call = |rank: usize| format!("{} (call {sequence} of group {ranks:?})", all[rank]);
         Some(Error::Mismatch { left: ranks[a], left_call: call(a), right: ranks[b], right_call: call(b) })
@@ -124,7 +125,7 @@ impl Signature {
     /// As bytes, for the wire.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let at = |place: Option<usize>| place.map_or(0, |i| i as u64 + 1);
-        let kind = Kind::ALL.iter().position(|k| *k == self.kind);
+        let kind = CollectiveKind::ALL.iter().position(|k| *k == self.kind);
         let by = self.by.and_then(|by| Reduction::ALL.iter().position(|r| *r == by));
         let dtype = self.dtype.and_then(|dtype| DType::ALL.iter().position(|d| *d == dtype));
         let head =
@@ -139,7 +140,7 @@ impl Signature {
             bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word) as usize).collect();
         let (&[kind, by, dtype, root, on_gpus, counts], rest) = words.split_first_chunk::<6>()?;
         Some(Signature {
-            kind: *Kind::ALL.get(kind.checked_sub(1)?)?,
+            kind: *CollectiveKind::ALL.get(kind.checked_sub(1)?)?,
             by: by.checked_sub(1).and_then(|i| Reduction::ALL.get(i).copied()),
             dtype: dtype.checked_sub(1).and_then(|i| DType::ALL.get(i).copied()),
             root: root.checked_sub(1),
@@ -166,8 +167,10 @@ impl fmt::Display for Signature {
         }
         match (self.kind, self.root) {
             (_, None) => {}
-            (Kind::Send, Some(peer)) => write!(f, " to {peer}")?,
-            (Kind::Receive | Kind::Broadcast | Kind::Scatter, Some(root)) => write!(f, " from {root}")?,
+            (CollectiveKind::Send, Some(peer)) => write!(f, " to {peer}")?,
+            (CollectiveKind::Receive | CollectiveKind::Broadcast | CollectiveKind::Scatter, Some(root)) => {
+                write!(f, " from {root}")?
+            }
             (_, Some(root)) => write!(f, " to {root}")?,
         }
         if self.on_gpus { f.write_str(" on GPUs") } else { Ok(()) }
@@ -181,7 +184,7 @@ mod tests {
     fn sum(count: usize) -> Signature {
         let (by, dtype) = (Some(Reduction::Sum), Some(DType::F32));
         Signature {
-            kind: Kind::AllReduce,
+            kind: CollectiveKind::AllReduce,
             by,
             dtype,
             root: None,
@@ -194,7 +197,7 @@ mod tests {
     fn all_to_all(counts: [usize; 2], wanted: [usize; 2]) -> Signature {
         let (counts, wanted) = (counts.to_vec(), wanted.to_vec());
         Signature {
-            kind: Kind::AllToAll,
+            kind: CollectiveKind::AllToAll,
             by: None,
             dtype: Some(DType::I64),
             root: None,

@@ -1,4 +1,4 @@
-//! [`Buckets`]: which parameters' gradients share a buffer. [`Launcher`]: when each bucket may start. [`BucketStore`]: the
+//! [`Buckets`]: which parameters' gradients share a buffer. [`BucketTracker`]: when each bucket may start. [`BucketStore`]: the
 //! buffers.
 //!
 //! Backward completes gradients from the last layer to the first, so buckets are filled in reverse order of registration; the
@@ -14,7 +14,7 @@ use phalanx_nn::Parameter;
 use phalanx_nn::autograd::Leaf;
 use phalanx_tensor::{Category, DType, Device, Dims, Tensor};
 
-use super::hook::{Bucket, Rest};
+use super::hook::{Bucket, PendingBucket};
 use crate::Result;
 use crate::engine::{Engine, Resource};
 
@@ -90,7 +90,7 @@ impl Buckets {
 
 /// Counts arrived gradients, and returns the buckets that may start.
 #[derive(Clone, Debug)]
-pub struct Launcher {
+pub struct BucketTracker {
     /// The bucket of each parameter.
     bucket: Vec<usize>,
     /// Gradients that each bucket waits for.
@@ -100,16 +100,16 @@ pub struct Launcher {
     arrivals: Vec<usize>,
 }
 
-impl Launcher {
+impl BucketTracker {
     /// For one backward pass.
-    pub fn new(buckets: &Buckets) -> Launcher {
+    pub fn new(buckets: &Buckets) -> BucketTracker {
         let parameters = buckets.members().iter().map(Vec::len).sum();
         let mut bucket = vec![0; parameters];
         for (b, members) in buckets.members().iter().enumerate() {
             members.iter().for_each(|&number| bucket[number] = b);
         }
         let missing = buckets.members().iter().map(Vec::len).collect();
-        Launcher { bucket, missing, ready: vec![false; parameters], next: 0, arrivals: Vec::new() }
+        BucketTracker { bucket, missing, ready: vec![false; parameters], next: 0, arrivals: Vec::new() }
     }
 
     /// Notes that a parameter's gradient is complete (a second time changes nothing), and returns the buckets to
@@ -137,6 +137,7 @@ impl Launcher {
     }
 }
 
+/// The buffers of all buckets, and each gradient's view of one.
 pub(super) struct BucketStore {
     pub(super) buckets: Buckets,
     /// The buffers, each with the variable by which the engine orders its bucket's work.
@@ -145,15 +146,15 @@ pub(super) struct BucketStore {
     pub(super) views: Vec<Tensor>,
 }
 
-/// A bucket.
+/// A bucket's buffer, and what a hook has to know of it.
 pub(super) struct BucketBuffer {
     pub(super) index: usize,
     /// The gradients of its parameters, one after the other.
     pub(super) gradients: Tensor,
     parameters: Vec<usize>,
     shapes: Vec<Dims>,
-    /// The rest of the hook's work, after the bucket was started.
-    pub(super) rest: Mutex<Option<Rest>>,
+    /// The hook's collective, after the bucket was started and until it is waited for.
+    pub(super) pending: Mutex<Option<PendingBucket>>,
 }
 
 impl BucketBuffer {
@@ -187,7 +188,7 @@ impl BucketStore {
                 gradients,
                 parameters: members.clone(),
                 shapes,
-                rest: Mutex::new(None),
+                pending: Mutex::new(None),
             };
             for (&number, view) in members.iter().zip(buffer.bucket().views()?) {
                 views[number] = Some(view);
@@ -231,7 +232,7 @@ mod tests {
     fn buckets_go_in_order_whatever_the_order_of_arrival() {
         let buckets = Buckets::fill(&[3, 2, 1, 0], &sizes(&[10; 4]), 40, 80);
         assert_eq!(buckets.members(), [vec![3], vec![2, 1], vec![0]]);
-        let mut launcher = Launcher::new(&buckets);
+        let mut launcher = BucketTracker::new(&buckets);
         assert_eq!(launcher.arrive(0), 0..0);
         assert_eq!(launcher.arrive(2), 0..0);
         assert_eq!(launcher.missing(), [1, 3]);

@@ -1,4 +1,4 @@
-//! [`DdpConfig`]: how gradients are added over the ranks.
+//! [`DdpConfig`]: the settings of a [`Ddp`](super::Ddp): the sizes of buckets, sum or mean, the hook that adds a bucket.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub enum Average {
     Mean,
 }
 
-/// How gradients are added.
+/// The settings of a [`Ddp`](super::Ddp).
 #[derive(Clone, Debug)]
 pub struct DdpConfig {
     /// The first bucket's size in bytes.

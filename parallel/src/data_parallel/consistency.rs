@@ -18,9 +18,9 @@ pub(crate) const UNREDUCED: &str = "has gradients of this rank alone, which are 
 
 /// Takes the wrapper's place at its parameters when the wrapper was dropped before its first pass, which is most often a mistake
 /// (`let _ = Ddp::new(..)`).
-pub(crate) struct Unused;
+pub(crate) struct DroppedWrapper;
 
-impl ParameterOwner for Unused {
+impl ParameterOwner for DroppedWrapper {
     fn refusal(&self, usage: Usage) -> Option<&'static str> {
         (usage == Usage::Update).then_some(
             "is of a model whose `Ddp` or `Zero` was dropped before its first pass, so that ranks would train apart: bind it to a \
@@ -41,8 +41,8 @@ pub(crate) fn check_trained(wrapper: &str, parameter: &Parameter, trained: bool)
 }
 
 /// Refuses to go on when another wrapper has taken the model over.
-pub(crate) fn check_owned(wrapper: &str, lost: bool) -> Result<()> {
-    match lost {
+pub(crate) fn check_owned(wrapper: &str, replaced: bool) -> Result<()> {
+    match replaced {
         false => Ok(()),
         true => Err(Error::Config(format!(
             "{wrapper}: another wrapper, made later, has the model now; this one can only be dropped"

@@ -11,14 +11,14 @@ use phalanx_nn::autograd::{HookHandle, Var};
 use phalanx_nn::{Buffer, Entry, Parameter, ParameterOwner, Parameters, Usage, load_state_dict, state_dict};
 use phalanx_tensor::{Tensor, unpoisoned};
 
-use super::join::{NextAction, Uneven};
+use super::join::{JoinConfig, NextAction};
 use super::reducer::{Reducer, Roles};
 use super::{DataParallel, DdpConfig, Entries, NoSync, Synchronise, consistency};
 use crate::comm::{Comm, Traffic};
-use crate::part::Part;
+use crate::sharded_tensor::ShardedTensor;
 use crate::{Error, Result};
 
-/// A model whose gradients are added over a group of ranks, each of which computes on its share of the batch.
+/// A model whose gradients are added over a group of ranks, each of which computes on its sub-batch.
 ///
 /// ```
 /// use phalanx_nn::{LinearConfig, Module, Parameters, Scope};
@@ -41,13 +41,13 @@ pub struct Ddp {
     pub(super) reducer: Arc<Reducer>,
     /// All parameters of the model, and whether each one requires a gradient.
     parameters: Vec<(Parameter, bool)>,
-    hands: Arc<dyn ParameterOwner>,
+    owner: Arc<dyn ParameterOwner>,
     buffers: Vec<Buffer>,
     broadcasts: bool,
     pub(super) comm: Comm,
     synchronise: Synchronise,
     /// Set inside [`Ddp::join`], where ranks may have different numbers of batches.
-    pub(super) uneven: Mutex<Option<(Uneven, Roles)>>,
+    pub(super) uneven: Mutex<Option<(JoinConfig, Roles)>>,
     hooks: Vec<HookHandle>,
 }
 
@@ -79,9 +79,9 @@ impl Ddp {
         let reducer = Arc::new(Reducer::new(trained, is_local, comm.clone(), config)?);
         let synchronise = Synchronise::default();
         let mut hooks = Vec::new();
-        let hands: Arc<dyn ParameterOwner> = Arc::new(DdpOwner(Arc::downgrade(&reducer)));
+        let owner: Arc<dyn ParameterOwner> = Arc::new(DdpOwner(Arc::downgrade(&reducer)));
         for (number, (parameter, leaf)) in reducer.leaves().iter().enumerate() {
-            parameter.set_owner(hands.clone());
+            parameter.set_owner(owner.clone());
             // The reducer holds the parameters and they the hooks, so the hooks hold it weakly.
             let (reducer, synchronise) = (Arc::downgrade(&reducer), synchronise.clone());
             hooks.push(leaf.on_accumulate(move |_| {
@@ -90,7 +90,7 @@ impl Ddp {
             }));
         }
         let uneven = Mutex::new(None);
-        let ddp = Ddp { reducer, parameters, hands, buffers, broadcasts, comm, synchronise, uneven, hooks };
+        let ddp = Ddp { reducer, parameters, owner, buffers, broadcasts, comm, synchronise, uneven, hooks };
         ddp.broadcast_values(0)?;
         Ok(ddp)
     }
@@ -102,7 +102,7 @@ impl Ddp {
 
     /// Refuses a model that is not as it was when this was made.
     fn check(&self) -> Result<()> {
-        consistency::check_owned("Ddp", self.reducer.is_lost())?;
+        consistency::check_owned("Ddp", self.reducer.is_replaced())?;
         self.parameters.iter().try_for_each(|(p, trained)| consistency::check_trained("Ddp", p, *trained))
     }
 
@@ -121,7 +121,7 @@ impl Ddp {
     /// As [`Ddp::begin`], [`Var::backward`] and [`Ddp::finish`]; if the loss depends on parameters that no wrapper adds up.
     pub fn backward(&self, loss: &Var) -> Result<()> {
         // Nothing is under way, and after `zero_grad` all goes on.
-        self.reducer.check_unspoiled()?;
+        self.reducer.clear_refused_pass()?;
         let pass = || {
             self.check()?;
             consistency::check_reached("Ddp", loss)?;
@@ -197,7 +197,7 @@ impl Ddp {
         self.uneven().map_or(Roles { first: 0, divisor: self.comm.size() }, |(_, roles)| roles)
     }
 
-    pub(super) fn uneven(&self) -> Option<(Uneven, Roles)> {
+    pub(super) fn uneven(&self) -> Option<(JoinConfig, Roles)> {
         *unpoisoned(self.uneven.lock())
     }
 
@@ -222,7 +222,7 @@ impl ParameterOwner for DdpOwner {
     }
 
     fn replaced(&self) {
-        self.0.upgrade().iter().for_each(|reducer| reducer.lose());
+        self.0.upgrade().iter().for_each(|reducer| reducer.mark_replaced());
     }
 }
 
@@ -250,9 +250,9 @@ impl DataParallel for Ddp {
         self.check_model(model)?;
         Ok(load_state_dict(model, entries)?)
     }
-    fn parts(&self, model: &dyn Parameters) -> Result<Vec<Part>> {
+    fn parts(&self, model: &dyn Parameters) -> Result<Vec<ShardedTensor>> {
         self.check_model(model)?;
-        Ok(Part::all_of(model))
+        Ok(ShardedTensor::all_of(model))
     }
     fn traffic(&self) -> Traffic {
         self.comm.traffic()
@@ -262,9 +262,9 @@ impl DataParallel for Ddp {
 impl Drop for Ddp {
     fn drop(&mut self) {
         self.hooks.iter().for_each(HookHandle::remove);
-        self.parameters.iter().for_each(|(p, _)| p.release_owner(&self.hands));
-        if self.comm.size() > 1 && !self.reducer.was_used() && !self.reducer.is_lost() {
-            let unused: Arc<dyn ParameterOwner> = Arc::new(consistency::Unused);
+        self.parameters.iter().for_each(|(p, _)| p.release_owner(&self.owner));
+        if self.comm.size() > 1 && !self.reducer.was_used() && !self.reducer.is_replaced() {
+            let unused: Arc<dyn ParameterOwner> = Arc::new(consistency::DroppedWrapper);
             self.parameters().iter().for_each(|p| p.set_owner(unused.clone()));
         }
     }

@@ -1,4 +1,5 @@
-//! [`BucketHook`]: how a bucket's gradients are added over the ranks.
+//! [`BucketHook`]: how a bucket's gradients are added over the ranks (torch: DDP's communication hooks). The scheduler calls it with
+//! a full bucket. [`AllReduce`] is the default, [`Compress`] sends a smaller dtype, [`PowerSgd`](super::PowerSgd) thin factors.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ pub trait BucketHook: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// If memory is short or the communicator refuses.
-    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<Rest>;
+    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<PendingBucket>;
 
     /// The same hook with a state of its own, which every [`super::Ddp`] asks for; `None` of a hook without state.
     fn fresh(&self) -> Option<Arc<dyn BucketHook>> {
@@ -57,14 +58,14 @@ impl Bucket<'_> {
 
 /// Waits for the collective that [`BucketHook::start`] began, and leaves the sums in the bucket's buffer (torch:
 /// the future that a communication hook returns).
-pub type Rest = Box<dyn FnOnce() -> Result<()> + Send>;
+pub type PendingBucket = Box<dyn FnOnce() -> Result<()> + Send>;
 
 /// Sums in the gradients' dtype, rank 0's first.
 #[derive(Clone, Copy, Debug)]
 pub struct AllReduce;
 
 impl BucketHook for AllReduce {
-    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<Rest> {
+    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<PendingBucket> {
         let pending: Pending = comm.start(Call::all_reduce(bucket.gradients.clone(), Reduction::Sum));
         Ok(Box::new(move || Ok(pending.wait()?)))
     }
@@ -78,7 +79,7 @@ pub struct Compress(
 );
 
 impl BucketHook for Compress {
-    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<Rest> {
+    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<PendingBucket> {
         let small = kernels::cast(bucket.gradients, self.0)?;
         let pending = comm.start(Call::all_reduce(small.clone(), Reduction::Sum));
         let mut gradients = bucket.gradients.clone();

@@ -18,7 +18,7 @@ use crate::{Error, Result};
 
 /// How [`Ddp::join`] treats ranks that have run out of batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Uneven {
+pub struct JoinConfig {
     /// The divisor of a mean; a sum is not divided.
     pub divisor: Divisor,
     /// Whether a rank that runs out before others is an error, on all ranks (PyTorch's
@@ -61,18 +61,18 @@ impl Ddp {
     /// other ranks wait for it until the communicator's timeout. With such layers, run passes over batches without rows.
     ///
     /// # Errors
-    /// Whatever `step` returns; if a rank runs out early and [`Uneven::refuse`] is set, or ranks that compute do different
+    /// Whatever `step` returns; if a rank runs out early and [`JoinConfig::refuse`] is set, or ranks that compute do different
     /// things; or as [`crate::comm::Pending::wait`].
     ///
     /// ```
     /// # use phalanx_nn::{LinearConfig, Module, Parameters, Scope, autograd::Var};
-    /// # use phalanx_parallel::{Result, data_parallel::{Ddp, DdpConfig, Uneven}, launch};
+    /// # use phalanx_parallel::{Result, data_parallel::{Ddp, DdpConfig, JoinConfig}, launch};
     /// # use phalanx_tensor::DType;
     /// launch::threads(2, |rank| -> Result<()> {
     ///     let model = LinearConfig::new(1, 1).init(&Scope::new(7, DType::F32, rank.device()))?;
     ///     let ddp = Ddp::new(&model, rank.comm().clone(), DdpConfig::default())?;
     ///     let batches = vec![1f32; 2 + rank.rank()];
-    ///     ddp.join(batches, Uneven::default(), |batch| {
+    ///     ddp.join(batches, JoinConfig::default(), |batch| {
     ///         if let Some(x) = batch {
     ///             let x = Var::from_slice(&[x], &[1, 1], rank.device())?;
     ///             ddp.backward(&model.forward(&x)?.sum_all()?)?;
@@ -86,7 +86,7 @@ impl Ddp {
     pub fn join<B>(
         &self,
         batches: impl IntoIterator<Item = B>,
-        config: Uneven,
+        config: JoinConfig,
         mut step: impl FnMut(Option<B>) -> Result<()>,
     ) -> Result<()> {
         let roles = Roles { first: 0, divisor: self.comm.size() };
@@ -100,7 +100,7 @@ impl Ddp {
                 let round = self.announce(own)?;
                 match round.what {
                     NextAction::Nothing => {
-                        self.reducer.agree(last)?;
+                        self.reducer.broadcast_zeroed(last)?;
                         return self.broadcast_values(last);
                     }
                     NextAction::Batch => {
@@ -169,7 +169,7 @@ impl Round {
 struct Joined<'a>(&'a Ddp);
 
 impl<'a> Joined<'a> {
-    fn new(ddp: &'a Ddp, config: Uneven, roles: Roles) -> Result<Joined<'a>> {
+    fn new(ddp: &'a Ddp, config: JoinConfig, roles: Roles) -> Result<Joined<'a>> {
         let mut uneven = unpoisoned(ddp.uneven.lock());
         if uneven.is_some() {
             return Err(phalanx_nn::Error::invalid("join", "got a `join` inside a `join`").into());

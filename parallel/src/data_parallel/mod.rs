@@ -1,4 +1,4 @@
-//! Data parallelism: every rank holds the model, computes on its share of the batch, and adds up the gradients of all ranks.
+//! Data parallelism: every rank holds the model, computes on its sub-batch (its rows of the batch), and adds up the gradients of all ranks.
 //!
 //! ```text
 //! gradients of backward, the last layer's first      b3 b2 │ w3 │ w2 b1 │ w1
@@ -28,14 +28,34 @@ mod scheduler;
 mod sync_batch_norm;
 mod wrapper;
 
-pub use buckets::{Buckets, GradSize, Launcher};
+pub use buckets::{BucketTracker, Buckets, GradSize};
 pub use config::{Average, DdpConfig};
 pub use ddp::Ddp;
-pub use hook::{AllReduce, Bucket, BucketHook, Compress, Rest};
-pub use join::{Divisor, Uneven};
+pub use hook::{AllReduce, Bucket, BucketHook, Compress, PendingBucket};
+pub use join::{Divisor, JoinConfig};
 pub use power_sgd::{PowerSgd, PowerSgdConfig};
-pub use sampler::{DistributedSampler, Share};
+pub use sampler::{DistributedSampler, SampleSplit};
 pub(crate) use sync_batch_norm::Moments;
 pub use sync_batch_norm::SyncBatchNorm;
 pub(crate) use wrapper::Synchronise;
-pub use wrapper::{Alone, DataParallel, Entries, Gathered, NoSync};
+pub use wrapper::{DataParallel, Entries, Gathered, NoSync, SingleDevice};
+
+/// The former name of [`SingleDevice`].
+#[deprecated(since = "0.1.0", note = "renamed to `SingleDevice`")]
+pub type Alone = SingleDevice;
+
+/// The former name of [`SampleSplit`].
+#[deprecated(since = "0.1.0", note = "renamed to `SampleSplit`")]
+pub type Share = SampleSplit;
+
+/// The former name of [`JoinConfig`].
+#[deprecated(since = "0.1.0", note = "renamed to `JoinConfig`")]
+pub type Uneven = JoinConfig;
+
+/// The former name of [`BucketTracker`].
+#[deprecated(since = "0.1.0", note = "renamed to `BucketTracker`")]
+pub type Launcher = BucketTracker;
+
+/// The former name of [`PendingBucket`].
+#[deprecated(since = "0.1.0", note = "renamed to `PendingBucket`")]
+pub type Rest = PendingBucket;

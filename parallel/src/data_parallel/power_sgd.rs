@@ -25,7 +25,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, PhiloxStream, RngKey, Tensor, unpoisoned};
 
-use super::hook::{AllReduce, Bucket, BucketHook, Rest};
+use super::hook::{AllReduce, Bucket, BucketHook, PendingBucket};
 use crate::Result;
 use crate::comm::{Call, Comm, Reduction};
 
@@ -66,12 +66,12 @@ impl Default for PowerSgdConfig {
 /// whole. Factors are computed and sent in f32 (f64 of f64 gradients). Every [`super::Ddp`] has a memory of its own.
 pub struct PowerSgd {
     config: PowerSgdConfig,
-    memory: Arc<Mutex<HashMap<usize, Memory>>>,
+    memory: Arc<Mutex<HashMap<usize, ParameterMemory>>>,
 }
 
 /// A parameter's passes, residual and factor.
 #[derive(Default)]
-struct Memory {
+struct ParameterMemory {
     passes: u64,
     /// [n, m]
     residual: Option<Tensor>,
@@ -79,7 +79,7 @@ struct Memory {
     q: Option<Tensor>,
 }
 
-fn lock(memory: &Mutex<HashMap<usize, Memory>>) -> MutexGuard<'_, HashMap<usize, Memory>> {
+fn lock(memory: &Mutex<HashMap<usize, ParameterMemory>>) -> MutexGuard<'_, HashMap<usize, ParameterMemory>> {
     unpoisoned(memory.lock())
 }
 
@@ -107,7 +107,7 @@ impl PowerSgd {
         let memory = all.entry(number).or_default();
         memory.passes += 1;
         let Some((rows, columns, rank)) =
-            worth(config, view.shape()).filter(|_| memory.passes > config.start_after)
+            factor_sizes(config, view.shape()).filter(|_| memory.passes > config.start_after)
         else {
             return Ok(None);
         };
@@ -128,7 +128,7 @@ impl PowerSgd {
 }
 
 impl BucketHook for PowerSgd {
-    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<Rest> {
+    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<PendingBucket> {
         let (mut whole, mut thin) = (Vec::new(), Vec::new());
         for (&number, view) in bucket.parameters.iter().zip(bucket.views()?) {
             match self.matrix(number, &view)? {
@@ -150,7 +150,7 @@ impl BucketHook for PowerSgd {
         let (config, memory, comm) = (self.config, Arc::clone(&self.memory), Arc::clone(comm));
         Ok(Box::new(move || {
             p_sums.wait()?;
-            second_half(&config, &memory, &comm, (thin, &p))?;
+            finish_factors(&config, &memory, &comm, (thin, &p))?;
             rest_sums.wait()?;
             Ok(whole.iter_mut().zip(&rest.parts).try_for_each(|(view, part)| kernels::copy_(view, part))?)
         }))
@@ -162,9 +162,9 @@ impl BucketHook for PowerSgd {
 }
 
 /// From the sums of `P` to the gradients.
-fn second_half(
+fn finish_factors(
     config: &PowerSgdConfig,
-    memory: &Mutex<HashMap<usize, Memory>>,
+    memory: &Mutex<HashMap<usize, ParameterMemory>>,
     comm: &Comm,
     (mut thin, p): (Vec<Matrix>, &Flat),
 ) -> Result<()> {
@@ -200,6 +200,7 @@ impl fmt::Debug for PowerSgd {
     }
 }
 
+/// A gradient that is sent as factors.
 pub(super) struct Matrix {
     /// Of the parameter.
     pub(super) number: usize,
@@ -212,7 +213,7 @@ pub(super) struct Matrix {
 }
 
 /// Rows and columns of a gradient of this shape, and of its factors; `None` if it goes whole.
-pub(super) fn worth(config: &PowerSgdConfig, shape: &[usize]) -> Option<(usize, usize, usize)> {
+pub(super) fn factor_sizes(config: &PowerSgdConfig, shape: &[usize]) -> Option<(usize, usize, usize)> {
     let [rows, ref others @ ..] = *shape else { return None };
     let columns = others.iter().product::<usize>();
     if others.is_empty() || rows.min(columns) == 0 {
@@ -247,7 +248,7 @@ impl Flat {
 }
 
 /// The fraction of a column's length that must be new for it to count as a direction of its own.
-const NEW: f64 = 1e-10;
+const NEW_FRACTION_MIN: f64 = 1e-10;
 
 /// An orthonormal basis of what the columns of `matrix` [n, r] span, r <= n; `epsilon` is added to lengths that are
 /// divided by. A column that depends on those before it, or is no number, becomes 0; with `random` numbers it becomes
@@ -265,10 +266,10 @@ pub(super) fn orthonormal_columns(
     let mut basis: Vec<Vec<f64>> = Vec::with_capacity(rank);
     for number in 0..rank {
         let mut column: Vec<f64> = (0..rows).map(|row| values[row * rank + number]).collect();
-        let mut done = straighten(&mut column, &basis, epsilon);
+        let mut done = orthonormalise(&mut column, &basis, epsilon);
         if let Some(stream) = random.filter(|_| !done || column.iter().any(|x| !x.is_finite())) {
             column = (0..rows).map(|row| draw(&stream, row * rank + number)).collect();
-            done = straighten(&mut column, &basis, epsilon);
+            done = orthonormalise(&mut column, &basis, epsilon);
         }
         if !done {
             column.fill(0.0);
@@ -280,7 +281,7 @@ pub(super) fn orthonormal_columns(
 }
 
 /// Subtracts the components along `basis`, and scales the rest to length 1; false if nothing is left.
-fn straighten(column: &mut [f64], basis: &[Vec<f64>], epsilon: f64) -> bool {
+fn orthonormalise(column: &mut [f64], basis: &[Vec<f64>], epsilon: f64) -> bool {
     let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
     let before = dot(column, column).sqrt();
     // Twice: the second time removes the rounding errors of the first.
@@ -289,7 +290,7 @@ fn straighten(column: &mut [f64], basis: &[Vec<f64>], epsilon: f64) -> bool {
         column.iter_mut().zip(direction).for_each(|(x, d)| *x -= along * d);
     }
     let length = dot(column, column).sqrt();
-    if length <= NEW * before {
+    if length <= NEW_FRACTION_MIN * before {
         return false;
     }
     column.iter_mut().for_each(|x| *x /= length + epsilon);
@@ -311,13 +312,13 @@ mod tests {
     #[test]
     fn what_saves_little_goes_whole() {
         let config = PowerSgdConfig { rank: 2, min_rate: 2.0, ..PowerSgdConfig::default() };
-        assert_eq!(worth(&config, &[100]), None);
-        assert_eq!(worth(&config, &[8, 8]), None, "2 (8 + 8) 2 = 64");
-        assert_eq!(worth(&config, &[8, 9]), Some((8, 9, 2)), "2 (8 + 9) 2 = 68");
-        assert_eq!(worth(&config, &[30, 3, 5, 5]), Some((30, 75, 2)));
-        assert_eq!(worth(&config, &[0, 5]), None);
+        assert_eq!(factor_sizes(&config, &[100]), None);
+        assert_eq!(factor_sizes(&config, &[8, 8]), None, "2 (8 + 8) 2 = 64");
+        assert_eq!(factor_sizes(&config, &[8, 9]), Some((8, 9, 2)), "2 (8 + 9) 2 = 68");
+        assert_eq!(factor_sizes(&config, &[30, 3, 5, 5]), Some((30, 75, 2)));
+        assert_eq!(factor_sizes(&config, &[0, 5]), None);
         let all = PowerSgdConfig { rank: 50, min_rate: 0.0, ..config };
-        assert_eq!(worth(&all, &[4, 7]), Some((4, 7, 4)));
+        assert_eq!(factor_sizes(&all, &[4, 7]), Some((4, 7, 4)));
     }
 
     fn basis(values: &[f64], shape: [usize; 2], random: bool) -> Vec<f64> {

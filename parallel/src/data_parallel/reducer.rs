@@ -1,4 +1,11 @@
-//! [`Reducer`]: counts the gradients that have arrived in a pass, starts buckets, and ends the pass.
+//! [`Reducer`]: the gradients of a [`Ddp`](super::Ddp), pass by pass.
+//!
+//! ```text
+//! Ddp::begin    begin      gradients that are already sums of all ranks stay on one rank alone
+//! leaf hooks    arrived    counts the leaf's gradient; a bucket that is full, and first in order, goes to the scheduler
+//! Ddp::finish   finish     schedules the buckets that are left, waits for all; after the first pass fills buckets anew
+//! Ddp::join     shadow     the same on a rank without a batch, which adds zeros
+//! ```
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,13 +18,14 @@ use phalanx_tensor::{Device, Tensor, unpoisoned};
 
 use super::buckets::BucketStore;
 use super::scheduler::BucketScheduler;
-use super::{Average, Buckets, DdpConfig, GradSize, Launcher};
+use super::{Average, BucketTracker, Buckets, DdpConfig, GradSize};
 use crate::comm::{Comm, Reduction};
 use crate::{Error, Result};
 
 /// The end of an error that finds the model changed since it was wrapped.
 const AGAIN: &str = "`Ddp` was made; make it anew";
 
+/// The gradients of a `Ddp`: which have arrived, and the buckets that they lie in.
 pub(super) struct Reducer {
     /// The leaves whose gradients are all-reduced, one for each site (use in the model) of each parameter. Sites
     /// are added to each other only after the ranks, so that the order of additions is that of one device with as
@@ -34,10 +42,10 @@ pub(super) struct Reducer {
     /// Whether this rank has gradients that were not added to the others'.
     unreduced: AtomicBool,
     /// Whether another wrapper has the parameters.
-    lost: AtomicBool,
+    replaced: AtomicBool,
     /// Whether a pass has ever begun.
     used: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<ReducerState>,
 }
 
 /// The roles of the ranks in a pass.
@@ -49,7 +57,8 @@ pub(super) struct Roles {
     pub(super) divisor: usize,
 }
 
-struct State {
+/// What changes in a pass.
+struct ReducerState {
     store: BucketStore,
     /// Whether a pass was announced that is not over.
     begun: bool,
@@ -59,15 +68,15 @@ struct State {
     zeroed: Vec<u64>,
     /// Whether the buckets were rebuilt in the order of arrival.
     rebuilt: bool,
-    launcher: Launcher,
+    launcher: BucketTracker,
     roles: Roles,
     /// Whether a leaf has its gradient of this pass.
-    came: Vec<bool>,
+    has_arrived: Vec<bool>,
     /// Whether one got a gradient since the last synchronisation.
     touched: Vec<bool>,
     /// Leaves that got a gradient on no rank (`find_unused`). Their gradient is outside the buckets until they get
     /// one.
-    apart: Vec<bool>,
+    unused: Vec<bool>,
     /// The leaves to which the last synchronised pass gave the sum of all ranks. None from the beginning of the next pass on.
     reduced: Vec<bool>,
 }
@@ -103,21 +112,21 @@ impl Reducer {
         for ((_, leaf), view) in leaves.iter().zip(&store.views) {
             leaf.set_slot(Slot::Into(view.clone()))?;
         }
-        let state = State {
-            launcher: Launcher::new(&store.buckets),
+        let state = ReducerState {
+            launcher: BucketTracker::new(&store.buckets),
             store,
             begun: false,
             refused: None,
             zeroed: vec![0; sizes.len()],
             rebuilt: false,
             roles: Roles { first: 0, divisor: comm.size() },
-            came: vec![false; sizes.len()],
+            has_arrived: vec![false; sizes.len()],
             touched: vec![false; sizes.len()],
-            apart: vec![false; sizes.len()],
+            unused: vec![false; sizes.len()],
             reduced: vec![false; sizes.len()],
         };
-        let ([unreduced, lost, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));
-        Ok(Reducer { leaves, together, sizes, comm, config, scheduler, unreduced, lost, used, state })
+        let ([unreduced, replaced, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));
+        Ok(Reducer { leaves, together, sizes, comm, config, scheduler, unreduced, replaced, used, state })
     }
 
     pub(super) fn leaves(&self) -> &[(Parameter, Leaf)] {
@@ -139,7 +148,7 @@ impl Reducer {
         self.lock().store.buckets.members().iter().map(members).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, ReducerState> {
         unpoisoned(self.state.lock())
     }
 
@@ -154,12 +163,12 @@ impl Reducer {
     }
 
     /// Another wrapper has the parameters.
-    pub(super) fn lose(&self) {
-        self.lost.store(true, Ordering::Relaxed);
+    pub(super) fn mark_replaced(&self) {
+        self.replaced.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed)
+    pub(super) fn is_replaced(&self) -> bool {
+        self.replaced.load(Ordering::Relaxed)
     }
 
     /// Whether a pass has ever begun.
@@ -173,7 +182,7 @@ impl Reducer {
     }
 
     /// Drops the gradients that a refused pass has added, where there were no others; elsewhere asks for `zero_grad`.
-    pub(super) fn check_unspoiled(&self) -> Result<()> {
+    pub(super) fn clear_refused_pass(&self) -> Result<()> {
         let state = &mut *self.lock();
         let Some(then) = &state.refused else { return Ok(()) };
         let was_empty = |number: usize| {
@@ -193,7 +202,7 @@ impl Reducer {
     }
 
     /// Refuses leaves that have changed since the buckets were made.
-    fn check_leaves(&self, state: &State) -> Result<()> {
+    fn check_leaves(&self, state: &ReducerState) -> Result<()> {
         for (number, (parameter, leaf)) in self.leaves.iter().enumerate() {
             let view = &state.store.views[number];
             let wrong = |why: String| Err(phalanx_nn::Error::invalid(parameter.name(), why).into());
@@ -202,7 +211,7 @@ impl Reducer {
                 let (got, wanted) = (held.shape(), view.shape());
                 return wrong(format!("holds a tensor of shape {got:?}, and held {wanted:?} when {AGAIN}"));
             }
-            if !state.apart[number] && !matches!(leaf.slot(), Slot::Into(to) if to.shares_storage(view)) {
+            if !state.unused[number] && !matches!(leaf.slot(), Slot::Into(to) if to.shares_storage(view)) {
                 return wrong(format!("its gradients do not go where they went when {AGAIN}"));
             }
         }
@@ -214,7 +223,7 @@ impl Reducer {
     /// passes comes out, the earlier one first, as on one device. (The sum travels again: a mean is multiplied by its
     /// divisor here and divided anew, and a hook that rounds rounds it once more.)
     pub(super) fn begin(&self, roles: Roles) -> Result<()> {
-        self.check_unspoiled()?;
+        self.clear_refused_pass()?;
         let state = &mut *self.lock();
         self.check_leaves(state)?;
         state.begun = true;
@@ -236,7 +245,7 @@ impl Reducer {
 
     /// The leaves that still hold the sum of all ranks: it was not zeroed since the last synchronised pass. If a caller
     /// writes zeros into a gradient instead, zeros are carried over.
-    fn carried_over(&self, state: &State) -> Vec<usize> {
+    fn carried_over(&self, state: &ReducerState) -> Vec<usize> {
         let holds = |number: &usize| {
             state.reduced[*number] && self.leaves[*number].1.times_zeroed() == state.zeroed[*number]
         };
@@ -255,7 +264,7 @@ impl Reducer {
     pub(super) fn arrived(&self, number: usize, synchronise: bool) -> Result<()> {
         let mut state = self.lock();
         let wrong = |why| Err(phalanx_nn::Error::invalid(self.name(number), why).into());
-        if self.is_lost() {
+        if self.is_replaced() {
             return Ok(());
         }
         if !state.begun {
@@ -267,35 +276,35 @@ impl Reducer {
         }
         state.touched[number] = true;
         self.unreduced.store(true, Ordering::Relaxed);
-        if state.apart[number] {
+        if state.unused[number] {
             self.rejoin(&mut state, number)?;
         }
         if !synchronise {
             return Ok(());
         }
-        if std::mem::replace(&mut state.came[number], true) {
+        if std::mem::replace(&mut state.has_arrived[number], true) {
             return wrong("its gradient came again after it was sent; give each use a site of its own");
         }
         let mut together = self.together[number].clone();
-        match together.clone().all(|number| state.came[number]) {
+        match together.clone().all(|number| state.has_arrived[number]) {
             true => together.try_for_each(|number| self.launch(&mut state, number)),
             false => Ok(()),
         }
     }
 
     /// Moves a gradient of a leaf that had none on any rank back into its bucket.
-    fn rejoin(&self, state: &mut State, number: usize) -> Result<()> {
+    fn rejoin(&self, state: &mut ReducerState, number: usize) -> Result<()> {
         let (leaf, view) = (&self.leaves[number].1, &mut state.store.views[number]);
         if let Some(grad) = leaf.grad() {
             kernels::copy_(view, grad.tensor())?;
         }
         leaf.set_slot(Slot::Into(view.clone()))?;
-        state.apart[number] = false;
+        state.unused[number] = false;
         Ok(())
     }
 
     /// Starts the buckets that may go now that a leaf's gradient is complete.
-    fn launch(&self, state: &mut State, number: usize) -> Result<()> {
+    fn launch(&self, state: &mut ReducerState, number: usize) -> Result<()> {
         for bucket in state.launcher.arrive(number) {
             self.scheduler.schedule(&state.store.buffers[bucket], bucket, self.divisor(state.roles))?;
         }
@@ -327,22 +336,22 @@ impl Reducer {
     }
 
     /// Ends a pass; `missing` are the leaves whose gradients have not arrived.
-    fn end_pass(&self, state: &mut State, missing: Vec<usize>) -> Result<()> {
+    fn end_pass(&self, state: &mut ReducerState, missing: Vec<usize>) -> Result<()> {
         let arrivals = state.launcher.arrivals().to_vec();
         missing.into_iter().try_for_each(|number| self.launch(state, number))?;
         self.scheduler.wait_all(&state.store.buffers)?;
         if self.config.find_unused {
-            self.set_unused_apart(state)?;
+            self.mark_unused(state)?;
         }
         if !state.rebuilt {
             self.rebuild(state, arrivals)?;
         }
-        state.launcher = Launcher::new(&state.store.buckets);
-        state.came.fill(false);
+        state.launcher = BucketTracker::new(&state.store.buckets);
+        state.has_arrived.fill(false);
         state.touched.fill(false);
         // A leaf that no rank used has no gradient to carry over, and one on meta no values.
         state.reduced = (0..self.leaves.len())
-            .map(|number| !state.apart[number] && !self.sizes[number].device.is_meta())
+            .map(|number| !state.unused[number] && !self.sizes[number].device.is_meta())
             .collect();
         state.zeroed = self.times_zeroed();
         self.unreduced.store(false, Ordering::Relaxed);
@@ -350,7 +359,7 @@ impl Reducer {
     }
 
     /// Gives all ranks zeros where `root` has zeroed its gradients.
-    pub(super) fn agree(&self, root: usize) -> Result<()> {
+    pub(super) fn broadcast_zeroed(&self, root: usize) -> Result<()> {
         let state = &mut *self.lock();
         let mut mine = vec![0i32; self.sizes.len()];
         self.carried_over(state).into_iter().for_each(|number| mine[number] = 1);
@@ -362,7 +371,7 @@ impl Reducer {
     }
 
     /// A leaf that no rank used has no gradient, rather than one of zeros, which an optimizer would act on.
-    fn set_unused_apart(&self, state: &mut State) -> Result<()> {
+    fn mark_unused(&self, state: &mut ReducerState) -> Result<()> {
         let touched: Vec<i32> = state.touched.iter().map(|&t| i32::from(t)).collect();
         let mut touched = Tensor::from_slice(&touched, &[touched.len()], self.host())?;
         if self.comm.has_peers() {
@@ -374,16 +383,16 @@ impl Reducer {
                 leaf.set_slot(Slot::Owned(Some(self.sizes[number].dtype)))?;
                 // A hook with a memory may have written there.
                 kernels::fill_(&mut state.store.views[number], 0.0)?;
-            } else if state.apart[number] {
+            } else if state.unused[number] {
                 leaf.set_slot(Slot::Into(state.store.views[number].clone()))?;
             }
-            state.apart[number] = touched == 0;
+            state.unused[number] = touched == 0;
         }
         Ok(())
     }
 
     /// Fills buckets anew, once, in the order in which the first rank's gradients came.
-    fn rebuild(&self, state: &mut State, mut order: Vec<usize>) -> Result<()> {
+    fn rebuild(&self, state: &mut ReducerState, mut order: Vec<usize>) -> Result<()> {
         let late: Vec<usize> = (0..self.leaves.len()).filter(|number| !order.contains(number)).collect();
         order.extend(late);
         let mine: Vec<i64> = order.iter().map(|&number| number as i64).collect();
@@ -401,7 +410,7 @@ impl Reducer {
         let mut store = BucketStore::new(buckets, &self.sizes, &self.leaves, &self.scheduler.engine)?;
         for (number, (_, leaf)) in self.leaves.iter().enumerate() {
             kernels::copy_(&mut store.views[number], &state.store.views[number])?;
-            if !state.apart[number] {
+            if !state.unused[number] {
                 leaf.set_slot(Slot::Into(store.views[number].clone()))?;
             }
         }

@@ -5,7 +5,7 @@ use phalanx_tensor::{PhiloxStream, RngKey};
 
 /// How the shuffled indices of an epoch are divided among the ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Share {
+pub enum SampleSplit {
     /// Rank r of R takes places r, r + R, r + 2 R, .. (PyTorch's).
     #[default]
     Strided,
@@ -18,7 +18,7 @@ const SITE: u64 = 0x7361_6d70;
 
 /// The samples of a data set that one of several ranks draws, the same number for every rank.
 ///
-/// The order of an epoch is a function of (seed, epoch), equal on all ranks; its shares are disjoint. Where the ranks
+/// The order of an epoch is a function of (seed, epoch), equal on all ranks; the ranks' samples are disjoint. Where the ranks
 /// do not divide the number of samples, the order is filled up by repeating its beginning, or cut with `drop_last`.
 ///
 /// ```
@@ -32,12 +32,12 @@ pub struct DistributedSampler {
     ranks: usize,
     rank: usize,
     shuffle: Option<u64>,
-    share: Share,
+    split: SampleSplit,
     drop_last: bool,
 }
 
 impl DistributedSampler {
-    /// The share of `rank` among `ranks` of `samples` samples: in order, strided, filled up.
+    /// The samples of rank `rank` among `ranks`, of a data set of `samples`: in order, strided, filled up.
     ///
     /// # Errors
     /// If there is no such rank.
@@ -50,7 +50,7 @@ impl DistributedSampler {
             ranks,
             rank,
             shuffle: None,
-            share: Share::Strided,
+            split: SampleSplit::Strided,
             drop_last: false,
         })
     }
@@ -61,10 +61,17 @@ impl DistributedSampler {
         DistributedSampler { shuffle: Some(seed), ..self }
     }
 
-    /// Dealt in this way.
+    /// With the indices divided in this way.
     #[must_use]
-    pub fn with_share(self, share: Share) -> DistributedSampler {
-        DistributedSampler { share, ..self }
+    pub fn with_split(self, split: SampleSplit) -> DistributedSampler {
+        DistributedSampler { split, ..self }
+    }
+
+    /// The former name of [`DistributedSampler::with_split`].
+    #[deprecated(since = "0.1.0", note = "renamed to `with_split`")]
+    #[must_use]
+    pub fn with_share(self, split: SampleSplit) -> DistributedSampler {
+        self.with_split(split)
     }
 
     /// Leaves out the samples at the end that are too few for all ranks.
@@ -89,9 +96,9 @@ impl DistributedSampler {
         if let Some(seed) = self.shuffle {
             shuffle(&mut order, RngKey { seed, step: epoch }.site(SITE));
         }
-        let place = |i: usize| match self.share {
-            Share::Strided => i * self.ranks + self.rank,
-            Share::Blocks => self.rank * self.len() + i,
+        let place = |i: usize| match self.split {
+            SampleSplit::Strided => i * self.ranks + self.rank,
+            SampleSplit::Blocks => self.rank * self.len() + i,
         };
         (0..self.len()).map(|i| order[place(i) % self.samples]).collect()
     }
@@ -113,10 +120,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_disjoint_cover_everything_and_are_as_long_as_each_other() {
+    fn ranks_samples_are_disjoint_cover_everything_and_are_as_long_as_each_other() {
         for (samples, ranks) in [(0, 1), (1, 3), (7, 1), (7, 2), (8, 4), (10, 3), (100, 7)] {
-            for share in [Share::Strided, Share::Blocks] {
-                let sampler = |rank| DistributedSampler::new(samples, ranks, rank).unwrap().with_share(share);
+            for split in [SampleSplit::Strided, SampleSplit::Blocks] {
+                let sampler = |rank| DistributedSampler::new(samples, ranks, rank).unwrap().with_split(split);
                 let all: Vec<Vec<usize>> = (0..ranks).map(|r| sampler(r).shuffled(3).indices(1)).collect();
                 assert!(all.iter().all(|own| own.len() == samples.div_ceil(ranks)));
                 let mut seen: Vec<usize> = all.into_iter().flatten().collect();
@@ -138,7 +145,7 @@ mod tests {
         let sampler = |rank| DistributedSampler::new(7, 3, rank).unwrap();
         let strided: Vec<_> = (0..3).map(|r| sampler(r).indices(0)).collect();
         assert_eq!(strided, [[0, 3, 6], [1, 4, 0], [2, 5, 1]]);
-        let blocks: Vec<_> = (0..3).map(|r| sampler(r).with_share(Share::Blocks).indices(0)).collect();
+        let blocks: Vec<_> = (0..3).map(|r| sampler(r).with_split(SampleSplit::Blocks).indices(0)).collect();
         assert_eq!(blocks, [[0, 1, 2], [3, 4, 5], [6, 0, 1]]);
     }
 

@@ -1,4 +1,4 @@
-//! [`BucketScheduler`]: the work of buckets as operations of an engine.
+//! [`BucketScheduler`]: pushes each full bucket's work (divide, the hook's collective) as operations of an engine. The reducer calls it.
 //!
 //! ```text
 //! on a serial engine (default)  "bucket i"          mutates its buffer and the communicator: divide, start
@@ -22,6 +22,7 @@ use crate::Result;
 use crate::comm::Comm;
 use crate::engine::{Cause, Engine, Lane, Op, Resource, Variable};
 
+/// Runs buckets on an engine, in the order in which they are scheduled.
 pub(super) struct BucketScheduler {
     pub(super) engine: Arc<Engine>,
     /// Whether the operation that starts a bucket waits for it.
@@ -33,6 +34,8 @@ pub(super) struct BucketScheduler {
 }
 
 impl BucketScheduler {
+    /// A scheduler on the config's engine, or on a serial engine of its own.
+    ///
     /// # Errors
     /// If the engine has no priority lane.
     pub(super) fn new(config: &DdpConfig, comm: Comm) -> Result<BucketScheduler> {
@@ -58,11 +61,11 @@ impl BucketScheduler {
             if let Some(divisor) = divisor {
                 kernels::scale_(&mut buffer.gradients, 1.0 / divisor)?;
             }
-            let rest = hook.start(&buffer.bucket(), &comm)?;
+            let pending = hook.start(&buffer.bucket(), &comm)?;
             if waits {
-                return Ok(rest()?);
+                return Ok(pending()?);
             }
-            *unpoisoned(buffer.rest.get_mut()) = Some(rest);
+            *unpoisoned(buffer.pending.get_mut()) = Some(pending);
             Ok(())
         };
         let op = Op::new(format!("bucket {index}")).on(Lane::Priority);
@@ -77,8 +80,8 @@ impl BucketScheduler {
         for (index, buffer) in buffers.iter().enumerate().filter(|_| !self.waits) {
             let held = buffer.clone();
             let work = move || -> Result<(), Cause> {
-                let rest = unpoisoned(held.write()?.rest.get_mut()).take();
-                Ok(rest.map_or(Ok(()), |rest| rest())?)
+                let pending = unpoisoned(held.write()?.pending.get_mut()).take();
+                Ok(pending.map_or(Ok(()), |pending| pending())?)
             };
             let op = Op::new(format!("rest of bucket {index}")).on(Lane::Priority);
             self.engine.push(op.mutates(&[buffer.variable()]), work)?;

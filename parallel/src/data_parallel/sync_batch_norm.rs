@@ -11,8 +11,8 @@
 
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{
-    self, Backward, BatchNorm as Numbers, Cx, Function, Grads, SavedVariable, Saver, Var, begins, grads1,
-    is_recomputing, record,
+    self, Backward, BatchNorm as BatchNormArgs, Cx, Function, Grads, SaveContext, SavedVariable, Var, begins,
+    grads1, is_recomputing, record,
 };
 use phalanx_nn::{BatchNorm, Entry, Module, Parameter, Parameters};
 use phalanx_tensor::{DType, Device, Tensor};
@@ -21,7 +21,7 @@ use crate::comm::{Comm, Reduction};
 use crate::{Error, Result};
 
 /// A [`BatchNorm`] whose statistics in training are those of the batches of all ranks together, exactly: the same as of
-/// one device with the whole batch, whatever share a rank has. Otherwise it is that layer, with its names.
+/// one device with the whole batch, whatever rows a rank has. Otherwise it is that layer, with its names.
 ///
 /// ```
 /// # use phalanx_nn::{BatchNormConfig, Module, Scope, autograd::Var};
@@ -71,14 +71,14 @@ impl SyncBatchNorm {
         let BatchNorm { weight, bias, .. } = &self.norm;
         let [weight, bias] = [weight, bias].map(|p| p.as_ref().map(Parameter::var));
         let eps = self.norm.eps();
-        let numbers = Numbers { training: false, momentum: 0.0, eps };
+        let numbers = BatchNormArgs { training: false, momentum: 0.0, eps };
         let [mean, var] = [&moments.mean, &moments.variance()]
             .map(|values| Tensor::from_slice(values, &[values.len()], x.device()));
         let given = [&mean?, &var?];
         let affine = [&weight, &bias].map(|p| p.as_ref().map(Var::tensor));
         let (y, stats) = kernels::batch_norm(x.tensor(), Some(given), affine[0], affine[1], &numbers)?;
         let inputs: Vec<&Var> = [x].into_iter().chain(&weight).chain(&bias).collect();
-        let recorded = |s: &Saver<'_>| {
+        let recorded = |s: &SaveContext<'_>| {
             Ok(Recorded {
                 x: s.input(0)?,
                 weight: (weight.is_some() && s.needs(0)).then(|| s.input(1)).transpose()?,
@@ -240,7 +240,7 @@ impl Recorded {
         let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
         let [x, dy] = [kernels::cast(x, wide)?, kernels::cast(dy, wide)?];
         let weight = weight.map(|w| kernels::cast(w, wide)).transpose()?;
-        let numbers = Numbers { training: false, momentum: 0.0, eps: self.eps };
+        let numbers = BatchNormArgs { training: false, momentum: 0.0, eps: self.eps };
         let own = [needs[0], needs[0] || needs[1], needs[0] || needs[2]];
         let [scaled, along, sum] =
             kernels::batch_norm_backward(&x, &self.stats, weight.as_ref(), &dy, &numbers, own)?;
@@ -269,15 +269,15 @@ impl Recorded {
         let sums = sums.to_vec::<f64>()?;
         let weight = weight.map_or_else(|| Ok(vec![1.0; channels]), values)?;
         let variance = values(&self.given[1])?;
-        let share = |which: usize| {
+        let scaled = |which: usize| {
             let value = |c: usize| {
                 sums[which * channels + c] * weight[c] / (self.count * (variance[c] + self.eps).sqrt())
             };
             let values: Vec<f64> = (0..channels).map(value).collect();
             kernels::cast(&Tensor::from_slice(&values, &[channels], x.device())?, x.dtype())
         };
-        let (along, shift) = (share(0)?, share(1)?);
-        let numbers = Numbers { training: false, momentum: 0.0, eps: self.eps };
+        let (along, shift) = (scaled(0)?, scaled(1)?);
+        let numbers = BatchNormArgs { training: false, momentum: 0.0, eps: self.eps };
         let given = [&self.given[0], &self.given[1]];
         Ok(kernels::batch_norm(x, Some(given), Some(&along), Some(&shift), &numbers)?.0)
     }

@@ -1,5 +1,5 @@
 //! [`DataParallel`]: the calls that a training loop makes to ranks that share a batch, whatever each rank keeps. [`NoSync`] and
-//! [`Gathered`] are its guards, [`Alone`] its implementation for one device.
+//! [`Gathered`] are its guards, [`SingleDevice`] its implementation for one device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,13 +10,13 @@ use phalanx_tensor::Tensor;
 
 use crate::Result;
 use crate::comm::Traffic;
-use crate::part::Part;
+use crate::sharded_tensor::ShardedTensor;
 
 /// Tensors by name.
 pub type Entries = Vec<(String, Tensor)>;
 
 /// The data-parallel wrapper of a model, as a trait: [`Ddp`](super::Ddp), [`Zero`](crate::sharded::Zero), or a
-/// single device ([`Alone`]), so that one training loop serves all three.
+/// single device ([`SingleDevice`]), so that one training loop serves all three.
 ///
 /// ```text
 /// optimizer over parameters()
@@ -139,8 +139,8 @@ pub trait DataParallel: Send + Sync {
     ///
     /// # Errors
     /// As the implementation's.
-    fn parts(&self, model: &dyn Parameters) -> Result<Vec<Part>> {
-        Ok(Part::all_of(model))
+    fn parts(&self, model: &dyn Parameters) -> Result<Vec<ShardedTensor>> {
+        Ok(ShardedTensor::all_of(model))
     }
 
     /// After the tensors of [`DataParallel::parts`] were written: gives all ranks the values that each has. All ranks
@@ -185,21 +185,21 @@ impl Gathered {
     }
 }
 
-/// One device without other ranks.
-pub struct Alone {
+/// The [`DataParallel`] of a model on one device, without other ranks.
+pub struct SingleDevice {
     parameters: Vec<Parameter>,
     synchronise: Synchronise,
 }
 
-impl Alone {
+impl SingleDevice {
     /// Trains a model's parameters.
-    pub fn new(model: &(impl Parameters + ?Sized)) -> Alone {
+    pub fn new(model: &(impl Parameters + ?Sized)) -> SingleDevice {
         let parameters = model.parameters().into_iter().filter(Parameter::is_trained).collect();
-        Alone { parameters, synchronise: Synchronise::default() }
+        SingleDevice { parameters, synchronise: Synchronise::default() }
     }
 }
 
-impl DataParallel for Alone {
+impl DataParallel for SingleDevice {
     fn parameters(&self) -> Vec<Parameter> {
         self.parameters.clone()
     }

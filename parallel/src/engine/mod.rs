@@ -29,13 +29,13 @@
 //! ```text
 //! mod (Engine) ──► runner ──► variable ◄──► node ──► op        resource: a value with its variable
 //!      │             └──► queue                │
-//!      └──► wait ◄─────────┘                 error             sync: locks and atomics, loom's in `models`
+//!      └──► wait ◄─────────┘                 error             sync: locks and atomics, loom's in `loom_models`
 //! ```
 #![forbid(unsafe_code)]
 
 mod error;
 #[cfg(all(test, feature = "loom"))]
-mod models;
+mod loom_models;
 mod node;
 mod op;
 mod queue;
@@ -59,7 +59,7 @@ pub use resource::{Generator, Resource, ResourceRef, ResourceRefMut, Scratch};
 pub use variable::Variable;
 
 use error::Failure;
-use node::Kind;
+use node::NodeKind;
 use runner::{Runner, Serial, Threaded};
 use variable::Access;
 use wait::Signal;
@@ -124,7 +124,7 @@ impl Engine {
     where
         F: FnOnce() -> Result<(), Cause> + Send + 'static,
     {
-        self.enter(op, Kind::Plain, move |_| work())
+        self.enter(op, NodeKind::Plain, move |_| work())
     }
 
     /// Queues the end of a variable: `free` runs after all that use it, poisoned or not. An
@@ -133,7 +133,7 @@ impl Engine {
     /// # Errors
     /// As [`Engine::push`].
     pub fn delete_variable(&self, variable: &Variable, free: impl FnOnce() + Send + 'static) -> Result<()> {
-        self.enter(Op::new("delete").mutates(&[variable]), Kind::Delete, move |_| {
+        self.enter(Op::new("delete").mutates(&[variable]), NodeKind::Delete, move |_| {
             free();
             Ok(())
         })
@@ -181,11 +181,11 @@ impl Engine {
             Access::Read => Op::new(wait).reads(&variables),
             Access::Write => Op::new(wait).mutates(&variables),
         };
-        self.enter(op, Kind::Wait, signal.clone().notifier())?;
+        self.enter(op, NodeKind::Wait, signal.clone().notifier())?;
         signal.wait()
     }
 
-    fn enter<F>(&self, op: Op<'_>, kind: Kind, work: F) -> Result<()>
+    fn enter<F>(&self, op: Op<'_>, kind: NodeKind, work: F) -> Result<()>
     where
         F: FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send + 'static,
     {
@@ -202,7 +202,7 @@ impl Engine {
         };
         let node = core.free_nodes.take(|node| node.fill(op, lane, kind, work));
         let Some(node) = variable::enter(node, &core.progress.pushed.0)? else { return Ok(()) };
-        if kind == Kind::Wait {
+        if kind == NodeKind::Wait {
             let mut ready = smallvec![node];
             runner::end_waits(&mut ready);
             ready.into_iter().for_each(|node| self.runner.start(node));

@@ -1,7 +1,7 @@
 //! [`Node`]: an operation between its push and its end. [`FreeList`]: nodes that have run, kept for the next pushes.
 //!
 //! ```text
-//! push ◄── near ◄──(the whole list at once)── far ◄──(a batch at a time)── workers
+//! push ◄── free ◄──(the whole list at once)── returned ◄──(a batch at a time)── workers
 //! ```
 //! The pushing thread allocates what workers would free. Reuse avoids the allocator's locks, which would cost more than the
 //! rest of a push.
@@ -16,9 +16,9 @@ use smallvec::SmallVec;
 
 use super::error::{Cause, Failure, Reason};
 use super::op::Op;
-use super::sync::{AtomicU32, AtomicU64, Mutex, Padded, get_mut, lock};
+use super::sync::{AtomicU32, AtomicU64, CachePadded, Mutex, get_mut, lock};
 use super::variable::{Access, Variable};
-use crate::panics::message;
+use crate::catch_panic::panic_text;
 
 /// An operation and its variables. It is reused when it has run ([`FreeList`]).
 pub(crate) struct Node {
@@ -27,7 +27,7 @@ pub(crate) struct Node {
     /// The runner's number of the lane.
     pub(crate) lane: u32,
     pub(crate) priority: i32,
-    pub(crate) kind: Kind,
+    pub(crate) kind: NodeKind,
     /// The number of the push.
     pub(crate) sequence: AtomicU64,
     pub(crate) name: Cow<'static, str>,
@@ -41,18 +41,18 @@ type Uses = SmallVec<[(Variable, Access); 2]>;
 /// An operation's closure, the context it was pushed in, and the failure that poisons one of its variables.
 struct Job {
     /// `None` before the node's first use. The box is reused by the next closure of the same type.
-    work: Option<Box<dyn Work>>,
+    work: Option<Box<dyn OnceWork>>,
     context: Context,
     taint: Option<Arc<Failure>>,
 }
 
 /// A closure that runs once; afterwards its empty place. It gets the failure that poisons the operation's variables.
-trait Work: Any + Send {
+trait OnceWork: Any + Send {
     fn run(&mut self, taint: Option<Arc<Failure>>) -> Result<(), Cause>;
     fn clear(&mut self);
 }
 
-impl<F: FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send + 'static> Work for Option<F> {
+impl<F: FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send + 'static> OnceWork for Option<F> {
     fn run(&mut self, taint: Option<Arc<Failure>>) -> Result<(), Cause> {
         self.take().map_or(Ok(()), |work| work(taint))
     }
@@ -64,7 +64,7 @@ impl<F: FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send + 'static> Work
 
 /// How the engine treats an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum NodeKind {
     /// Skipped if a variable is poisoned.
     Plain,
     /// Frees a variable, poisoned or not. It is the variable's last operation.
@@ -87,7 +87,7 @@ impl Node {
             waits: AtomicU32::new(0),
             lane: 0,
             priority: 0,
-            kind: Kind::Plain,
+            kind: NodeKind::Plain,
             sequence: AtomicU64::new(0),
             name: Cow::Borrowed(""),
             uses: Uses::new(),
@@ -96,7 +96,7 @@ impl Node {
     }
 
     /// Makes an empty node an operation of the caller's context.
-    pub(crate) fn fill<F>(&mut self, op: Op<'_>, lane: u32, kind: Kind, work: F)
+    pub(crate) fn fill<F>(&mut self, op: Op<'_>, lane: u32, kind: NodeKind, work: F)
     where
         F: FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send + 'static,
     {
@@ -126,7 +126,7 @@ impl Node {
     pub(crate) fn run(&self) -> Outcome {
         let Job { work, context, taint } = &mut *lock(&self.job);
         let failure = taint.take();
-        let skipped = failure.clone().filter(|_| self.kind == Kind::Plain);
+        let skipped = failure.clone().filter(|_| self.kind == NodeKind::Plain);
         // Values that the closure holds may panic when they are dropped, so clearing is inside as well.
         let run = || match work {
             Some(work) if skipped.is_none() => {
@@ -139,15 +139,15 @@ impl Node {
             }
         };
         match catch_unwind(AssertUnwindSafe(run)) {
-            Err(panic) => Outcome::Failed(Reason::Panic(message(panic.as_ref()))),
+            Err(panic) => Outcome::Failed(Reason::Panic(panic_text(panic.as_ref()))),
             Ok(Err(cause)) => Outcome::Failed(Reason::Error(cause)),
             Ok(Ok(())) => skipped.map_or(Outcome::Done, Outcome::Skipped),
         }
     }
 
     /// Whether it takes the poison of the variables it is granted.
-    pub(crate) fn heals(&self) -> bool {
-        self.kind == Kind::Wait
+    pub(crate) fn clears_poison(&self) -> bool {
+        self.kind == NodeKind::Wait
     }
 }
 
@@ -167,24 +167,24 @@ const KEPT: usize = 1 << 16;
 /// Empty nodes of an engine.
 pub(crate) struct FreeList {
     /// Those that pushes take.
-    near: Padded<Mutex<Vec<Arc<Node>>>>,
+    free: CachePadded<Mutex<Vec<Arc<Node>>>>,
     /// Those that workers have brought back.
-    far: Padded<Mutex<Vec<Arc<Node>>>>,
+    returned: CachePadded<Mutex<Vec<Arc<Node>>>>,
 }
 
 impl FreeList {
     pub(crate) fn new() -> FreeList {
-        FreeList { near: Padded(Mutex::new(Vec::new())), far: Padded(Mutex::new(Vec::new())) }
+        FreeList { free: CachePadded(Mutex::new(Vec::new())), returned: CachePadded(Mutex::new(Vec::new())) }
     }
 
     /// A node, new or reused, after `fill`.
     pub(crate) fn take(&self, fill: impl FnOnce(&mut Node)) -> Arc<Node> {
-        let mut near = lock(&self.near.0);
-        if near.is_empty() {
-            std::mem::swap(&mut *near, &mut *lock(&self.far.0));
+        let mut free = lock(&self.free.0);
+        if free.is_empty() {
+            std::mem::swap(&mut *free, &mut *lock(&self.returned.0));
         }
-        let kept = near.pop();
-        drop(near);
+        let kept = free.pop();
+        drop(free);
         let mut node = kept.unwrap_or_else(|| Arc::new(Node::empty()));
         fill(Arc::get_mut(&mut node).unwrap_or_else(|| unreachable!("what is kept has one handle")));
         node
@@ -192,9 +192,9 @@ impl FreeList {
 
     /// Keeps nodes that [`recycled`] returned.
     pub(crate) fn keep(&self, nodes: impl IntoIterator<Item = Arc<Node>>) {
-        let mut far = lock(&self.far.0);
-        let room = KEPT.saturating_sub(far.len());
-        far.extend(nodes.into_iter().take(room));
+        let mut returned = lock(&self.returned.0);
+        let room = KEPT.saturating_sub(returned.len());
+        returned.extend(nodes.into_iter().take(room));
     }
 }
 

@@ -9,19 +9,21 @@
 
 use std::collections::VecDeque;
 
-use super::sync::{AtomicI64, AtomicUsize, Condvar, Mutex, MutexGuard, Ordering, Padded, lock, sleep, watch};
+use super::sync::{
+    AtomicI64, AtomicUsize, CachePadded, Condvar, Mutex, MutexGuard, Ordering, lock, sleep, spin_until,
+};
 
 /// Items by priority; of equal priority the oldest comes first. A worker that finds none spins for a while, then sleeps.
 pub(crate) struct ReadyQueue<T> {
     /// A thread that takes both locks takes this one first.
-    work: Padded<Mutex<Work<T>>>,
-    inbox: Padded<Mutex<Inbox<T>>>,
+    worker_side: CachePadded<Mutex<WorkerSide<T>>>,
+    inbox: CachePadded<Mutex<Inbox<T>>>,
     /// The highest priority in the inbox, or [`EMPTY`]. Written under the inbox's lock, and only when it changes.
-    top: Padded<AtomicI64>,
+    top: CachePadded<AtomicI64>,
     /// Workers that sleep and have not been woken. Written under the inbox's lock; increased under both locks.
     sleeping: AtomicUsize,
     /// How many items the levels hold, for workers that spin.
-    left: Padded<AtomicUsize>,
+    left: CachePadded<AtomicUsize>,
     wake: Condvar,
 }
 
@@ -29,16 +31,18 @@ const EMPTY: i64 = i64::MIN;
 /// A value other than [`EMPTY`], at which workers stop spinning.
 const CLOSED: i64 = i64::MIN + 1;
 
-struct Work<T> {
+/// The items that workers take.
+struct WorkerSide<T> {
     levels: PriorityLevels<T>,
     /// The empty vector that is swapped with the inbox's items.
     spare: Vec<(i32, T)>,
 }
 
+/// The items that pushing threads add, and the workers that wait for some.
 struct Inbox<T> {
     items: Vec<(i32, T)>,
     /// Workers that spin, which need not be woken.
-    watching: usize,
+    spinning: usize,
     /// Workers that were woken and do not run yet.
     woken: usize,
     closed: bool,
@@ -46,13 +50,16 @@ struct Inbox<T> {
 
 impl<T> ReadyQueue<T> {
     pub(crate) fn new() -> ReadyQueue<T> {
-        let inbox = Inbox { items: Vec::new(), watching: 0, woken: 0, closed: false };
+        let inbox = Inbox { items: Vec::new(), spinning: 0, woken: 0, closed: false };
         ReadyQueue {
-            work: Padded(Mutex::new(Work { levels: PriorityLevels::new(), spare: Vec::new() })),
-            inbox: Padded(Mutex::new(inbox)),
-            top: Padded(AtomicI64::new(EMPTY)),
+            worker_side: CachePadded(Mutex::new(WorkerSide {
+                levels: PriorityLevels::new(),
+                spare: Vec::new(),
+            })),
+            inbox: CachePadded(Mutex::new(inbox)),
+            top: CachePadded(AtomicI64::new(EMPTY)),
             sleeping: AtomicUsize::new(0),
-            left: Padded(AtomicUsize::new(0)),
+            left: CachePadded(AtomicUsize::new(0)),
             wake: Condvar::new(),
         }
     }
@@ -75,24 +82,24 @@ impl<T> ReadyQueue<T> {
         items: impl ExactSizeIterator<Item = (i32, T)>,
         idle: impl FnOnce(),
     ) -> Option<T> {
-        let mut work = lock(&self.work.0);
-        self.empty_inbox(&mut work, items.len() > 0);
-        items.for_each(|(priority, item)| work.levels.push(priority, item));
-        if let Some(item) = self.take(&mut work) {
+        let mut side = lock(&self.worker_side.0);
+        self.empty_inbox(&mut side, items.len() > 0);
+        items.for_each(|(priority, item)| side.levels.push(priority, item));
+        if let Some(item) = self.take(&mut side) {
             return Some(item);
         }
-        lock(&self.inbox.0).watching += 1;
-        drop(work);
+        lock(&self.inbox.0).spinning += 1;
+        drop(side);
         idle();
-        watch(|| self.top.0.load(Ordering::Relaxed) != EMPTY || self.left.0.load(Ordering::Relaxed) > 0);
-        lock(&self.inbox.0).watching -= 1;
+        spin_until(|| self.top.0.load(Ordering::Relaxed) != EMPTY || self.left.0.load(Ordering::Relaxed) > 0);
+        lock(&self.inbox.0).spinning -= 1;
         loop {
-            let mut work = lock(&self.work.0);
-            self.empty_inbox(&mut work, true);
-            if let Some(item) = self.take(&mut work) {
+            let mut side = lock(&self.worker_side.0);
+            self.empty_inbox(&mut side, true);
+            if let Some(item) = self.take(&mut side) {
                 return Some(item);
             }
-            if !self.sleep(work) {
+            if !self.sleep(side) {
                 return None;
             }
         }
@@ -111,23 +118,23 @@ impl<T> ReadyQueue<T> {
 
     /// Moves the inbox's items to the levels, if one of them is the first of all, or if the caller has `others` to add
     /// behind them.
-    fn empty_inbox(&self, work: &mut Work<T>, others: bool) {
+    fn empty_inbox(&self, side: &mut WorkerSide<T>, others: bool) {
         let top = self.top.0.load(Ordering::Relaxed);
-        if top == EMPTY || !(others || work.levels.top().is_none_or(|priority| i64::from(priority) < top)) {
+        if top == EMPTY || !(others || side.levels.top().is_none_or(|priority| i64::from(priority) < top)) {
             return;
         }
         let mut inbox = lock(&self.inbox.0);
-        std::mem::swap(&mut inbox.items, &mut work.spare);
+        std::mem::swap(&mut inbox.items, &mut side.spare);
         self.top.0.store(if inbox.closed { CLOSED } else { EMPTY }, Ordering::Relaxed);
         drop(inbox);
-        let Work { levels, spare } = work;
+        let WorkerSide { levels, spare } = side;
         spare.drain(..).for_each(|(priority, item)| levels.push(priority, item));
     }
 
     /// Takes the first item of the levels, and wakes workers for the others.
-    fn take(&self, work: &mut Work<T>) -> Option<T> {
-        let item = work.levels.pop()?;
-        let left = work.levels.len();
+    fn take(&self, side: &mut WorkerSide<T>) -> Option<T> {
+        let item = side.levels.pop()?;
+        let left = side.levels.len();
         if left > 0 || self.left.0.load(Ordering::Relaxed) > 0 {
             self.left.0.store(left, Ordering::Relaxed);
         }
@@ -141,7 +148,7 @@ impl<T> ReadyQueue<T> {
     /// Wakes workers until there is one for each of `items`.
     fn wake(&self, mut inbox: MutexGuard<'_, Inbox<T>>, items: usize) {
         let sleeping = self.sleeping.load(Ordering::Relaxed);
-        let wake = items.saturating_sub(inbox.watching + inbox.woken).min(sleeping);
+        let wake = items.saturating_sub(inbox.spinning + inbox.woken).min(sleeping);
         if wake > 0 {
             self.sleeping.store(sleeping - wake, Ordering::Relaxed);
             inbox.woken += wake;
@@ -151,13 +158,13 @@ impl<T> ReadyQueue<T> {
     }
 
     /// Sleeps until woken, unless there are items after all. Returns whether to look again.
-    fn sleep(&self, work: MutexGuard<'_, Work<T>>) -> bool {
+    fn sleep(&self, side: MutexGuard<'_, WorkerSide<T>>) -> bool {
         let mut inbox = lock(&self.inbox.0);
         if !inbox.items.is_empty() || inbox.closed {
             return !inbox.items.is_empty();
         }
         self.sleeping.fetch_add(1, Ordering::Relaxed);
-        drop(work);
+        drop(side);
         while inbox.woken == 0 && !inbox.closed {
             inbox = sleep(&self.wake, inbox);
         }

@@ -1,6 +1,6 @@
 //! [`Runner`]: the part of an engine that runs operations. [`Serial`] runs them on the caller, one after another,
 //! for debugging and as the reference that the other must equal; [`Threaded`] has a pool of threads and a ready
-//! queue for each lane. [`Core`] is what both do with an operation.
+//! queue for each lane. [`EngineCore`] is what both do with an operation.
 //!
 //! ```text
 //! push ──► ready queue of a lane ──► worker: run, leave ──► newly ready: own lane with the next take, other lanes at once
@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use smallvec::smallvec;
 
 use super::error::{Error, Failure, Failures, Result};
-use super::node::{FreeList, Kind, Node, Outcome, recycled};
+use super::node::{FreeList, Node, NodeKind, Outcome, recycled};
 use super::op::{EngineConfig, Lane};
 use super::queue::{PriorityLevels, ReadyQueue};
 use super::sync::{Mutex, Ordering, lock};
@@ -22,7 +22,7 @@ use super::variable::{Ready, leave};
 use super::wait::Progress;
 
 /// The state of an engine that does not depend on how it runs operations.
-pub(crate) struct Core {
+pub(crate) struct EngineCore {
     /// Unique in the process.
     pub(crate) id: u64,
     pub(crate) progress: Progress,
@@ -35,9 +35,14 @@ thread_local! {
     static INSIDE: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-impl Core {
-    pub(crate) fn new(id: u64, workers: usize) -> Core {
-        Core { id, progress: Progress::new(workers), failures: Failures::new(), free_nodes: FreeList::new() }
+impl EngineCore {
+    pub(crate) fn new(id: u64, workers: usize) -> EngineCore {
+        EngineCore {
+            id,
+            progress: Progress::new(workers),
+            failures: Failures::new(),
+            free_nodes: FreeList::new(),
+        }
     }
 
     /// Whether an operation of this engine is the caller.
@@ -68,7 +73,7 @@ impl Core {
 
 /// Wakes the threads whose waits have been granted, and takes those waits out of `ready`.
 pub(crate) fn end_waits(ready: &mut Ready) {
-    while let Some(at) = ready.iter().position(|node: &Arc<Node>| node.kind == Kind::Wait) {
+    while let Some(at) = ready.iter().position(|node: &Arc<Node>| node.kind == NodeKind::Wait) {
         let wait = ready.remove(at);
         wait.run();
         leave(&wait, true, None, ready);
@@ -78,7 +83,7 @@ pub(crate) fn end_waits(ready: &mut Ready) {
 /// How an engine runs operations.
 pub(crate) trait Runner: Send + Sync {
     /// The engine's counters and failures.
-    fn core(&self) -> &Core;
+    fn core(&self) -> &EngineCore;
     /// The number of a lane, 0 for the first; or the names of the lanes there are.
     fn lane(&self, lane: Lane) -> Result<u32, String>;
     /// Runs an operation that was granted all its variables, now or later.
@@ -87,7 +92,7 @@ pub(crate) trait Runner: Send + Sync {
 
 /// Runs an operation before `push` returns; one that an operation pushes runs after that operation.
 pub(crate) struct Serial {
-    core: Core,
+    core: EngineCore,
     ready: Mutex<PriorityLevels<Arc<Node>>>,
     /// Held by the thread that runs operations.
     driver: Mutex<()>,
@@ -95,7 +100,11 @@ pub(crate) struct Serial {
 
 impl Serial {
     pub(crate) fn new(id: u64) -> Serial {
-        Serial { core: Core::new(id, 1), ready: Mutex::new(PriorityLevels::new()), driver: Mutex::new(()) }
+        Serial {
+            core: EngineCore::new(id, 1),
+            ready: Mutex::new(PriorityLevels::new()),
+            driver: Mutex::new(()),
+        }
     }
 
     /// Adds operations that may run, and takes the first one.
@@ -107,7 +116,7 @@ impl Serial {
 }
 
 impl Runner for Serial {
-    fn core(&self) -> &Core {
+    fn core(&self) -> &EngineCore {
         &self.core
     }
 
@@ -141,7 +150,7 @@ pub(crate) struct Threaded {
 
 /// What the threads share.
 struct WorkerPool {
-    core: Core,
+    core: EngineCore,
     lanes: Vec<(Lane, ReadyQueue<Arc<Node>>)>,
 }
 
@@ -149,7 +158,7 @@ impl Threaded {
     pub(crate) fn new(id: u64, config: &EngineConfig) -> Result<Threaded> {
         let config = config.lanes();
         let workers = config.iter().map(|(_, threads)| threads).sum();
-        let core = Core::new(id, workers);
+        let core = EngineCore::new(id, workers);
         let lanes = config.iter().map(|&(lane, _)| (lane, ReadyQueue::new())).collect();
         let mut threaded = Threaded { pool: Arc::new(WorkerPool { core, lanes }), threads: Vec::new() };
         for (at, &(lane, threads)) in config.iter().enumerate() {
@@ -166,7 +175,7 @@ impl Threaded {
 }
 
 impl Runner for Threaded {
-    fn core(&self) -> &Core {
+    fn core(&self) -> &EngineCore {
         &self.pool.core
     }
 

@@ -16,7 +16,7 @@ pub(crate) use std::sync::{
 };
 
 /// How long a thread spins before it sleeps: waking it costs more than most operations take.
-const WATCH: Duration = Duration::from_micros(100);
+const SPIN_MAX: Duration = Duration::from_micros(100);
 
 /// Locks a mutex. Operations run outside the engine's locks, so a panic leaves no content half changed.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -35,7 +35,7 @@ pub(crate) fn sleep<'a, T>(wake: &Condvar, guard: MutexGuard<'a, T>) -> MutexGua
 
 /// Spins until `done`, for a while at most; after the first rounds it yields the processor.
 #[cfg(not(feature = "loom"))]
-pub(crate) fn watch(done: impl Fn() -> bool) {
+pub(crate) fn spin_until(done: impl Fn() -> bool) {
     for _ in 0..64 {
         if done() {
             return;
@@ -43,18 +43,18 @@ pub(crate) fn watch(done: impl Fn() -> bool) {
         std::hint::spin_loop();
     }
     let start = std::time::Instant::now();
-    while !done() && start.elapsed() < WATCH {
+    while !done() && start.elapsed() < SPIN_MAX {
         std::thread::yield_now();
     }
 }
 
 /// A model does not spin: spinning changes when things happen, not what happens.
 #[cfg(feature = "loom")]
-pub(crate) fn watch(_: impl Fn() -> bool) {
-    let _ = WATCH;
+pub(crate) fn spin_until(_: impl Fn() -> bool) {
+    let _ = SPIN_MAX;
 }
 
 /// A value with cache lines of its own, so that writing it does not slow down reads of its neighbours.
 #[derive(Default)]
 #[repr(align(128))]
-pub(crate) struct Padded<T>(pub(crate) T);
+pub(crate) struct CachePadded<T>(pub(crate) T);

@@ -22,16 +22,16 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::error::{Error, Failure, Result};
-use super::node::{Kind, Node};
+use super::node::{Node, NodeKind};
 use super::sync::{AtomicU32, AtomicU64, Mutex, MutexGuard, Ordering, lock};
 
 /// Something that operations read and mutate: a tensor, a bucket, a generator, a file. The engine knows nothing else
 /// of it. Clones are handles of one variable.
 #[derive(Clone)]
-pub struct Variable(pub(crate) Arc<State>);
+pub struct Variable(pub(crate) Arc<VariableState>);
 
 /// A variable's identity and queue.
-pub(crate) struct State {
+pub(crate) struct VariableState {
     /// Unique in the process; variables are locked in this order.
     pub(crate) id: u64,
     /// The engine it belongs to.
@@ -51,7 +51,7 @@ pub(crate) struct VariableQueue {
 impl Variable {
     pub(crate) fn new(id: u64, engine: u64) -> Variable {
         let queue = VariableQueue { fifo: Fifo::new(), version: 0, poison: None, deleted: false };
-        Variable(Arc::new(State { id, engine, queue: Mutex::new(queue) }))
+        Variable(Arc::new(VariableState { id, engine, queue: Mutex::new(queue) }))
     }
 
     /// How many operations have mutated it. One that failed counts, since it may have changed something; one that was
@@ -63,11 +63,11 @@ impl Variable {
 
 impl VariableQueue {
     /// Passes the variable's poison on to an operation that was granted access. A wait takes the poison away.
-    pub(crate) fn hand_to(poison: &mut Option<Arc<Failure>>, node: &Node) {
+    pub(crate) fn pass_poison(poison: &mut Option<Arc<Failure>>, node: &Node) {
         poison.take_if(|failure| failure.lifted());
         if let Some(failure) = poison {
             node.taint(failure);
-            if node.heals() {
+            if node.clears_poison() {
                 *poison = None;
             }
         }
@@ -77,7 +77,7 @@ impl VariableQueue {
     pub(crate) fn leave(&mut self, access: Access, mut ready: impl FnMut(Arc<Node>)) {
         let VariableQueue { fifo, poison, .. } = self;
         fifo.leave(access, |node| {
-            VariableQueue::hand_to(poison, &node);
+            VariableQueue::pass_poison(poison, &node);
             if granted(&node.waits) {
                 ready(node);
             }
@@ -168,15 +168,15 @@ pub(crate) fn enter(node: Arc<Node>, pushed: &AtomicU64) -> Result<Option<Arc<No
     if let Some(at) = queues.iter().position(|queue| queue.deleted) {
         return Err(Error::Deleted { op: node.name.to_string(), variable: node.uses[at].0.0.id });
     }
-    if node.kind != Kind::Wait {
+    if node.kind != NodeKind::Wait {
         // The number is taken under the locks, so numbers ascend along every queue.
         node.sequence.store(pushed.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
     }
     let mut waits = 0;
     for (queue, &(_, access)) in queues.iter_mut().zip(&node.uses) {
-        queue.deleted = node.kind == Kind::Delete;
+        queue.deleted = node.kind == NodeKind::Delete;
         if queue.fifo.admit(access) {
-            VariableQueue::hand_to(&mut queue.poison, &node);
+            VariableQueue::pass_poison(&mut queue.poison, &node);
         } else {
             queue.fifo.wait(access, node.clone());
             waits += 1;
@@ -193,7 +193,7 @@ pub(crate) fn enter(node: Arc<Node>, pushed: &AtomicU64) -> Result<Option<Arc<No
 pub(crate) fn leave(node: &Node, run: bool, failure: Option<&Arc<Failure>>, ready: &mut Ready) {
     for (variable, access) in &node.uses {
         let mut queue = lock(&variable.0.queue);
-        if *access == Access::Write && node.kind != Kind::Wait {
+        if *access == Access::Write && node.kind != NodeKind::Wait {
             queue.version += u64::from(run);
             if failure.is_some() {
                 queue.poison = failure.cloned();
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_between_two_writes_come_together_and_nobody_overtakes() {
+    fn reads_between_two_writes_come_together_and_none_overtakes() {
         let mut fifo = Fifo::new();
         assert!(fifo.admit(Read) && fifo.admit(Read));
         for (access, op) in [(Write, 'a'), (Read, 'b'), (Read, 'c'), (Write, 'd'), (Write, 'e'), (Read, 'f')]

@@ -6,16 +6,18 @@
 use std::sync::Arc;
 
 use super::error::{Cause, Failure, Result};
-use super::sync::{AtomicU32, AtomicU64, Condvar, Mutex, Ordering, Padded, fence, lock, sleep, watch};
+use super::sync::{
+    AtomicU32, AtomicU64, CachePadded, Condvar, Mutex, Ordering, fence, lock, sleep, spin_until,
+};
 
 /// An engine's counters.
 pub(crate) struct Progress {
     /// Operations pushed.
-    pub(crate) pushed: Padded<AtomicU64>,
+    pub(crate) pushed: CachePadded<AtomicU64>,
     /// Operations that have run, by worker.
-    done: Vec<Padded<AtomicU64>>,
+    done: Vec<CachePadded<AtomicU64>>,
     /// Threads that wait for all.
-    waiters: Padded<AtomicU64>,
+    waiters: CachePadded<AtomicU64>,
     /// How often a worker found that all operations had run while a thread waited.
     signals: AtomicU64,
     lock: Mutex<()>,
@@ -25,9 +27,9 @@ pub(crate) struct Progress {
 impl Progress {
     pub(crate) fn new(workers: usize) -> Progress {
         Progress {
-            pushed: Padded(AtomicU64::new(0)),
-            done: (0..workers).map(|_| Padded(AtomicU64::new(0))).collect(),
-            waiters: Padded(AtomicU64::new(0)),
+            pushed: CachePadded(AtomicU64::new(0)),
+            done: (0..workers).map(|_| CachePadded(AtomicU64::new(0))).collect(),
+            waiters: CachePadded(AtomicU64::new(0)),
             signals: AtomicU64::new(0),
             lock: Mutex::new(()),
             wake: Condvar::new(),
@@ -69,7 +71,7 @@ impl Progress {
                 break;
             }
             let signalled = || self.signals.load(Ordering::Acquire) != seen;
-            watch(signalled);
+            spin_until(signalled);
             let mut guard = lock(&self.lock);
             while !signalled() {
                 guard = sleep(&self.wake, guard);
@@ -95,7 +97,7 @@ impl Signal {
     /// Blocks until notified, and returns the variable's failure.
     pub(crate) fn wait(&self) -> Result<()> {
         let notified = || self.notified.load(Ordering::Acquire) > 0;
-        watch(notified);
+        spin_until(notified);
         let mut failure = lock(&self.failure);
         while !notified() {
             failure = sleep(&self.wake, failure);

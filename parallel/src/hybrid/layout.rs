@@ -30,7 +30,7 @@ pub struct Layout {
     pub schedule: String,
     /// The number of stages of a rank, in schedules with several.
     pub chunks: usize,
-    /// The number of micro-batches into which a replica's share of the batch is split.
+    /// The number of micro-batches into which a replica's sub-batch is split.
     pub micro_batches: usize,
     /// What backward recomputes: with several stages the whole stage, for the micro-batches of the mode; with one stage blocks.
     pub recompute: RecomputeMode,
@@ -105,10 +105,12 @@ impl Layout {
                 "{blocks} blocks are to be {got} stages of each rank, wanted at most {most}"
             ));
         }
-        let share = sequences / self.dp;
-        if self.micro_batches > share {
+        let sub_batch = sequences / self.dp;
+        if self.micro_batches > sub_batch {
             let pieces = self.micro_batches;
-            return refuse(format!("a share of {share} sequences cannot be cut into {pieces} micro-batches"));
+            return refuse(format!(
+                "a share of {sub_batch} sequences cannot be cut into {pieces} micro-batches"
+            ));
         }
         let cut = self.sequence_parallel.then_some(positions);
         Ok(TensorParallel::check(model, self.tp, cut)?)

@@ -3,23 +3,27 @@
 //! ```text
 //! Layout        how many ranks along which axis, which schedule      pure: refuses what cannot be, and names the nearest
 //! StagedModel   a rank's stages of a model; `decoder` builds those of a language model
-//! Step          a training step of a StagedModel, as a pipeline's work
-//! OnMesh        what the ranks of all axes share, as a DataParallel: tied tables, norms, whole state
+//! Step          a training step of a StagedModel, as the stages of a pipeline
+//! MeshParallel  what the ranks of all axes share, as a DataParallel: tied tables, norms, whole state
 //!
-//! Layout, StagedModel, OnMesh ──> mesh, pipeline, tensor_parallel, data_parallel, sharded
+//! Layout, StagedModel, MeshParallel ──> mesh, pipeline, tensor_parallel, data_parallel, sharded
 //! ```
 //! A rank has some stages of a model ([`Chunks`](crate::pipeline::ranks::Chunks)), whose layers may be split over its
 //! tensor-parallel ranks ([`TensorParallel`](crate::tensor_parallel::TensorParallel)). A
 //! [`Pipeline`](crate::pipeline::ranks::Pipeline) runs them, and [`Ddp`](crate::data_parallel::Ddp) or
-//! [`Zero`](crate::sharded::Zero) adds the gradients of replicas. None of these knows the others; [`OnMesh`] joins them.
+//! [`Zero`](crate::sharded::Zero) adds the gradients of replicas. None of these knows the others; [`MeshParallel`] joins them.
 
 mod layout;
-mod on_mesh;
+mod mesh_parallel;
 mod staged_model;
 
 pub use layout::Layout;
-pub use on_mesh::OnMesh;
+pub use mesh_parallel::MeshParallel;
 pub use staged_model::{StagedModel, Step, decoder};
 
 /// The former name of [`StagedModel`].
 pub use staged_model::StagedModel as Part;
+
+/// The former name of [`MeshParallel`].
+#[deprecated(since = "0.1.0", note = "renamed to `MeshParallel`")]
+pub type OnMesh = MeshParallel;

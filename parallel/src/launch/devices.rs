@@ -3,9 +3,9 @@
 
 use std::num::NonZero;
 
-use phalanx_tensor::Device;
+use phalanx_tensor::{Device, even_piece};
 
-use crate::comm::{Comm, Error, Result, shares};
+use crate::comm::{Comm, Error, Result};
 
 #[cfg(feature = "nccl")]
 use crate::comm::{NcclConfig, join_nccl};
@@ -84,18 +84,17 @@ pub(super) struct Cores {
 }
 
 impl Cores {
-    /// Shares `cores` (all there are, if none are named) among `ranks`, each at least one; `devices` are those of
+    /// Divides `cores` (all there are, if none are named) among `ranks`, each at least one; `devices` are those of
     /// this process, by their rank on this machine.
-    pub(super) fn share(
+    pub(super) fn divide(
         cores: Option<usize>,
         ranks: usize,
         devices: &[(usize, Device)],
     ) -> phalanx_tensor::Result<Cores> {
         let cores = cores.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, NonZero::get));
-        let threads = shares(cores, ranks);
         let mut shared = Cores { before: vec![] };
         for &(rank, device) in devices.iter().filter(|(_, device)| matches!(device, Device::Cpu(_))) {
-            let (wanted, now) = (threads[rank].max(1), device.pool()?.threads());
+            let (wanted, now) = (even_piece(cores, ranks, rank).len().max(1), device.pool()?.threads());
             if wanted != now {
                 shared.before.push((device, now));
                 device.set_threads(wanted)?;

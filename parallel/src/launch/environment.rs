@@ -10,10 +10,10 @@ use phalanx_tensor::Device;
 use super::devices::{Cores, RankDevices};
 use super::rendezvous::rendezvous;
 use super::{Rank, TIMEOUT};
+use crate::catch_panic::catch_panic;
 use crate::comm::wire::tcp::Tcp;
 use crate::comm::wire::{Process, Wire, connect};
 use crate::comm::{Comm, Error, Result};
-use crate::panics::caught;
 
 /// Runs `f` as this process's rank of a run, over TCP. See [`Environment`].
 ///
@@ -117,17 +117,17 @@ impl Environment {
             Some(worker) => worker.clone().checked()?,
             None => WorkerEnv::find(|name| std::env::var(name).ok())?,
         };
-        let _cores = Cores::share(self.cores, worker.local_size, &[(worker.local_rank, Device::CPU)])?;
+        let _cores = Cores::divide(self.cores, worker.local_size, &[(worker.local_rank, Device::CPU)])?;
         let (devices, local) = (self.devices, worker.local_rank);
         let (mut process, control) = self.join(worker)?;
         // A rank without a GPU ends the run of all ranks.
-        let seated = caught(|| {
+        let seated = catch_panic(|| {
             // Processes share no memory: their CPUs need no numbers.
             let device = if let RankDevices::Cpu = devices { Device::CPU } else { devices.device(local)? };
             devices.join(&control, device).map(|(comm, session)| (Rank::new(comm, device), session))
         });
         let outcome = seated.map_err(|cause| control.fail(&cause)).and_then(|(me, session)| {
-            let outcome = caught(|| f(me)).map_err(|cause| control.fail(&cause));
+            let outcome = catch_panic(|| f(me)).map_err(|cause| control.fail(&cause));
             session.leave();
             outcome
         });

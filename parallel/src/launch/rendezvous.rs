@@ -51,6 +51,7 @@ pub(super) fn rendezvous(
     })
 }
 
+/// One rank's meeting with the others.
 struct Rendezvous {
     rank: usize,
     size: usize,
@@ -62,6 +63,7 @@ struct Rendezvous {
 /// The ranks that have arrived, and the port on which each listens.
 type Arrivals = Vec<Option<(TcpStream, u16)>>;
 
+/// Why ranks did not meet: an error that names them, or one of a socket.
 enum Failure {
     Known(Error),
     Io(io::Error),

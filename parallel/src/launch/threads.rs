@@ -1,4 +1,4 @@
-//! [`threads`]: ranks as threads of this process.
+//! [`threads`]: ranks as threads of this process, which exchange tensors directly ([`crate::comm::threads`]).
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -7,9 +7,9 @@ use phalanx_tensor::{Context, Device};
 
 use super::devices::{Cores, RankDevices};
 use super::{Rank, TIMEOUT};
+use crate::catch_panic::catch_panic;
 use crate::comm::threads::{World, member};
 use crate::comm::{Error, Result};
-use crate::panics::caught;
 
 /// Runs `f` on `ranks` threads, each with a device of its own, and returns their results in order.
 ///
@@ -74,15 +74,15 @@ impl Threads {
             (0..self.ranks).map(|rank| self.devices.device(rank)).collect::<Result<_>>()?;
         devices.iter().try_for_each(|device| self.devices.check(*device))?;
         let numbered: Vec<_> = devices.iter().copied().enumerate().collect();
-        let _cores = Cores::share(self.cores, self.ranks, &numbered)?;
+        let _cores = Cores::divide(self.cores, self.ranks, &numbered)?;
         let world = World::new(self.ranks, self.timeout);
         let context = Context::current();
         let work = |rank: usize| {
             let _context = context.enter();
             let control = member(&world, rank);
-            let outcome = caught(|| self.devices.join(&control, devices[rank]));
+            let outcome = catch_panic(|| self.devices.join(&control, devices[rank]));
             let outcome = outcome.map_err(|cause| control.fail(&cause)).ok().and_then(|(comm, session)| {
-                let outcome = caught(|| f(Rank::new(comm, devices[rank])));
+                let outcome = catch_panic(|| f(Rank::new(comm, devices[rank])));
                 let outcome = outcome.map_err(|cause| control.fail(&cause)).ok();
                 session.leave();
                 outcome

@@ -11,7 +11,7 @@
 use std::any::Any;
 use std::sync::{Mutex, MutexGuard};
 
-use phalanx_nn::autograd::{BatchNorm as Numbers, Var, is_recomputing};
+use phalanx_nn::autograd::{BatchNorm as BatchNormArgs, Var, is_recomputing};
 use phalanx_nn::{BatchNorm, Entry, Module, Parameter, Parameters, Sequential};
 use phalanx_tensor::{Category, Context, DType, Tensor, unpoisoned};
 
@@ -74,7 +74,7 @@ impl DeferredBatchNorm {
         };
         // With momentum 1 the running statistics become those of the batch.
         let [mut mean, mut var] = [zeros()?, zeros()?];
-        let numbers = Numbers { training: true, momentum: 1.0, eps: self.norm.eps() };
+        let numbers = BatchNormArgs { training: true, momentum: 1.0, eps: self.norm.eps() };
         let [weight, bias] = [&self.norm.weight, &self.norm.bias].map(|p| p.as_ref().map(Parameter::var));
         let y = x.batch_norm(Some([&mut mean, &mut var]), weight.as_ref(), bias.as_ref(), &numbers)?;
         let values = |t: Tensor| match t.device().is_meta() {

@@ -85,7 +85,8 @@ pub fn block_partition(costs: &[u64], blocks: usize) -> Result<Vec<usize>> {
             Some(*sum)
         }))
         .collect();
-    // Block i is cuts[i]..cuts[i + 1].
+    // Block i is cuts[i]..cuts[i + 1]. The paper begins with blocks of one size, the last one longer; from `even_piece`'s the search
+    // would end with other blocks.
     let mut cuts: Vec<usize> = (0..blocks).map(|block| costs.len() / blocks * block).collect();
     cuts.push(costs.len());
     while let Some((smallest, largest)) = uneven(&before, &cuts, one) {

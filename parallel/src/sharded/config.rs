@@ -10,7 +10,7 @@ use crate::{Error, Result};
 /// Which parts of the state are sharded over the ranks. Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 /// Parameter Models" (2020), section 5.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Stage {
+pub enum ZeroStage {
     /// Optimizer state (ZeRO-1).
     Optimizer = 1,
     /// Optimizer state and gradients (ZeRO-2).
@@ -19,7 +19,7 @@ pub enum Stage {
     Parameters = 3,
 }
 
-/// Which units' parameters stay gathered between forward and backward, in [`Stage::Parameters`].
+/// Which units' parameters stay gathered between forward and backward, in [`ZeroStage::Parameters`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reshard {
     /// None: every unit is gathered twice a step.
@@ -35,7 +35,7 @@ pub enum Reshard {
 #[derive(Clone, Debug)]
 pub struct ZeroConfig {
     /// Which parts of the state are sharded.
-    pub stage: Stage,
+    pub stage: ZeroStage,
     /// How parameters are cut.
     pub ownership: Ownership,
     /// Which units stay gathered.
@@ -48,23 +48,23 @@ pub struct ZeroConfig {
     /// Sum or mean of the ranks' gradients.
     pub average: Average,
     /// Whether parameters may get no gradient; see [`DdpConfig::find_unused`](crate::data_parallel::DdpConfig). Ranks may
-    /// leave out different ones, but in [`Stage::Parameters`] no units; there all gradients are sent after the pass.
+    /// leave out different ones, but in [`ZeroStage::Parameters`] no units; there all gradients are sent after the pass.
     pub find_unused: bool,
     /// Whether all ranks take rank 0's buffers at the end of each pass that synchronises; see
     /// [`DdpConfig::broadcast_buffers`](crate::data_parallel::DdpConfig).
     pub broadcast_buffers: bool,
     /// The gradients' dtype; `None`: each parameter's own.
     pub grad_dtype: Option<DType>,
-    /// The dtype that ranks keep their shares in, wider than the dtype of the computation: f32 shares of a bf16 model are
+    /// The dtype that ranks keep their shards in, wider than the dtype of the computation: f32 shards of a bf16 model are
     /// rounded as they are gathered, and no master copy is needed. `None`: each parameter's own.
     pub shard_dtype: Option<DType>,
-    /// Where shares, their gradients and their optimizer state live, if not on the model's device.
+    /// Where shards, their gradients and their optimizer state live, if not on the model's device.
     pub offload: Option<Device>,
 }
 
 impl ZeroConfig {
     /// A stage, with defaults for the rest.
-    pub fn new(stage: Stage) -> ZeroConfig {
+    pub fn new(stage: ZeroStage) -> ZeroConfig {
         ZeroConfig {
             stage,
             ownership: Ownership::Even,
@@ -106,7 +106,7 @@ impl ZeroConfig {
         Ok(())
     }
 
-    /// The ranks of the group of `ranks` ranks that share a copy with `rank`, and those that hold the same share.
+    /// The ranks of the group of `ranks` ranks that share a copy with `rank`, and those that hold the same shard.
     pub(super) fn groups(&self, rank: usize, ranks: usize) -> Result<(Vec<usize>, Vec<usize>)> {
         let each = self.shard_ranks.unwrap_or(ranks);
         if each == 0 || !ranks.is_multiple_of(each) {
@@ -117,14 +117,14 @@ impl ZeroConfig {
     }
 }
 
-impl TryFrom<u8> for Stage {
+impl TryFrom<u8> for ZeroStage {
     type Error = Error;
 
-    fn try_from(number: u8) -> Result<Stage> {
+    fn try_from(number: u8) -> Result<ZeroStage> {
         match number {
-            1 => Ok(Stage::Optimizer),
-            2 => Ok(Stage::Gradients),
-            3 => Ok(Stage::Parameters),
+            1 => Ok(ZeroStage::Optimizer),
+            2 => Ok(ZeroStage::Gradients),
+            3 => Ok(ZeroStage::Parameters),
             _ => Err(Error::Config(format!("got ZeRO stage {number}, wanted 1, 2 or 3"))),
         }
     }
@@ -136,10 +136,10 @@ mod tests {
 
     #[test]
     fn hybrid_groups() {
-        let config = ZeroConfig { shard_ranks: Some(2), ..ZeroConfig::new(Stage::Parameters) };
+        let config = ZeroConfig { shard_ranks: Some(2), ..ZeroConfig::new(ZeroStage::Parameters) };
         assert_eq!(config.groups(3, 6).unwrap(), (vec![2, 3], vec![1, 3, 5]));
         assert!(config.groups(0, 3).is_err());
-        assert_eq!(ZeroConfig::new(Stage::Optimizer).groups(1, 3).unwrap(), (vec![0, 1, 2], vec![1]));
-        assert!(Stage::try_from(4).unwrap_err().to_string().contains("ZeRO stage 4"));
+        assert_eq!(ZeroConfig::new(ZeroStage::Optimizer).groups(1, 3).unwrap(), (vec![0, 1, 2], vec![1]));
+        assert!(ZeroStage::try_from(4).unwrap_err().to_string().contains("ZeRO stage 4"));
     }
 }

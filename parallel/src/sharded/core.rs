@@ -1,4 +1,4 @@
-//! [`Core`]: the state of [`Zero`](super::Zero), which hooks of parameters and modules change.
+//! [`ZeroCore`]: the state of [`Zero`](super::Zero), which hooks of parameters and modules change.
 //!
 //! An [`FsdpUnit`] is the parameters that are unsharded together: those of a wrapped module, of several modules that share one
 //! (a table and the head tied to it), or those of no module, the root's. Gradients are sent unit by unit, the last first,
@@ -17,7 +17,8 @@ use super::flat_parameter::{FlatParameter, Ranks, ReduceScatter};
 
 pub(super) use super::unshard::Pass;
 
-pub(super) struct Core {
+/// The ranks, the settings, and the state of all FSDP units.
+pub(super) struct ZeroCore {
     pub(super) ranks: Ranks,
     pub(super) config: ZeroConfig,
     /// The FSDP unit of each wrapped module.
@@ -27,20 +28,21 @@ pub(super) struct Core {
     /// Whether this rank has gradients that were not added to the others'.
     pub(super) unreduced: AtomicBool,
     /// Whether another wrapper has the parameters.
-    pub(super) lost: AtomicBool,
+    pub(super) replaced: AtomicBool,
     /// Whether a pass has ever begun.
     pub(super) used: AtomicBool,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<ZeroState>,
 }
 
-pub(super) struct State {
+/// What changes in a pass.
+pub(super) struct ZeroState {
     pub(super) units: Vec<FsdpUnit>,
     /// Whether `begin` was called and the pass has not ended.
     pub(super) begun: bool,
     /// Whether a pass was refused, which may have added to any leaf.
     pub(super) refused: bool,
     /// Sites of each parameter that backward has not come to.
-    pub(super) sites: Vec<usize>,
+    pub(super) sites_left: Vec<usize>,
     /// Whether a parameter got a gradient since the last synchronisation.
     pub(super) touched: Vec<bool>,
     /// A unit that is unsharded for the module that is expected next. It is resharded if another one runs.
@@ -53,6 +55,7 @@ pub(super) struct State {
     pub(super) sent: VecDeque<(usize, usize, ReduceScatter)>,
 }
 
+/// Parameters that are unsharded together, in a flat parameter for each dtype.
 pub(super) struct FsdpUnit {
     pub(super) flats: Vec<FlatParameter>,
     /// The modules it belongs to: the first and the last.
@@ -72,37 +75,42 @@ impl FsdpUnit {
     }
 }
 
-impl Core {
-    pub(super) fn new(ranks: Ranks, config: ZeroConfig, units: Vec<FsdpUnit>, unit_of: Vec<usize>) -> Core {
+impl ZeroCore {
+    pub(super) fn new(
+        ranks: Ranks,
+        config: ZeroConfig,
+        units: Vec<FsdpUnit>,
+        unit_of: Vec<usize>,
+    ) -> ZeroCore {
         let of_unit = |(u, unit): (usize, &FsdpUnit)| {
             let trained = unit.flats.iter().filter(|f| f.trained).flat_map(|f| &f.members);
             trained.map(move |m| (m.parameter.clone(), u)).collect::<Vec<_>>()
         };
         let parameters: Vec<_> = units.iter().enumerate().flat_map(of_unit).collect();
-        let sites = parameters.iter().map(|(p, _)| p.leaves().len()).collect();
+        let sites_left = parameters.iter().map(|(p, _)| p.leaves().len()).collect();
         let (touched, unsent) = (vec![false; parameters.len()], units.len());
-        let state = State {
+        let state = ZeroState {
             units,
             begun: false,
             refused: false,
-            sites,
+            sites_left,
             touched,
             prefetched: None,
             held: 0,
             unsent,
             sent: VecDeque::new(),
         };
-        let ([unreduced, lost, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));
-        Core { ranks, config, unit_of, parameters, unreduced, lost, used, state }
+        let ([unreduced, replaced, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));
+        ZeroCore { ranks, config, unit_of, parameters, unreduced, replaced, used, state }
     }
 
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, ZeroState> {
         unpoisoned(self.state.lock())
     }
 
     /// Another wrapper has the parameters.
-    pub(super) fn lose(&self) {
-        self.lost.store(true, Ordering::Relaxed);
+    pub(super) fn mark_replaced(&self) {
+        self.replaced.store(true, Ordering::Relaxed);
     }
 
     /// Whether a pass has ever begun.
@@ -110,8 +118,8 @@ impl Core {
         self.used.load(Ordering::Relaxed)
     }
 
-    pub(super) fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed)
+    pub(super) fn is_replaced(&self) -> bool {
+        self.replaced.load(Ordering::Relaxed)
     }
 
     /// Whether this rank has gradients that were not added to the others'.

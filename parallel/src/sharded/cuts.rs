@@ -1,4 +1,4 @@
-//! Where a flat buffer is cut into the shares of the ranks (the elements that each owns). Pure functions: no
+//! Where a flat buffer is cut into the shards of the ranks (the elements that each owns). Pure functions: no
 //! communication.
 //!
 //! ```text
@@ -23,7 +23,7 @@ pub enum Ownership {
     Whole,
 }
 
-/// The order in which parameters lie in a buffer, and where the ranks' shares of it begin and end.
+/// The order in which parameters lie in a buffer, and where the ranks' shards of it begin and end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cuts {
     /// Numbers of the parameters.
@@ -53,6 +53,8 @@ impl Cuts {
     }
 }
 
+/// Cuts near `total * rank / ranks`, at the nearest block of a parameter. It is no `even_piece`, whose cuts would lie inside blocks, so
+/// that two ranks would have parts of one node of the norm's tree.
 fn even(elements: &[usize], loads: &mut [usize]) -> Cuts {
     let (total, ranks) = (elements.iter().sum::<usize>(), loads.len());
     let mut bounds = vec![0];
@@ -82,8 +84,8 @@ fn whole(elements: &[usize], loads: &mut [usize]) -> Cuts {
     }
     let mut bounds = vec![0];
     for numbers in &owned {
-        let share: usize = numbers.iter().map(|&number| elements[number]).sum();
-        bounds.push(bounds[bounds.len() - 1] + share);
+        let shard: usize = numbers.iter().map(|&number| elements[number]).sum();
+        bounds.push(bounds[bounds.len() - 1] + shard);
     }
     Cuts { order: owned.concat(), bounds }
 }
@@ -114,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn even_shares_differ_by_less_than_a_block() {
+    fn even_shards_differ_by_less_than_a_block() {
         for (ranks, seed) in (1..9).flat_map(|ranks| (0..50).map(move |seed| (ranks, seed))) {
             let elements: Vec<usize> =
                 (0..1 + seed % 7).map(|i| (seed * 7919 + i * 104_729) % 1000).collect();
@@ -128,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_parameters_go_to_whoever_owns_least() {
+    fn whole_parameters_go_to_the_rank_that_owns_least() {
         let mut loads = vec![0, 5];
         let cuts = Cuts::new(Ownership::Whole, &[10, 3, 4, 2], &mut loads);
         assert_eq!(cuts, Cuts { order: vec![0, 3, 1, 2], bounds: vec![0, 12, 19] });

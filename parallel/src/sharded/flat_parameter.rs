@@ -13,13 +13,13 @@ use phalanx_nn::Parameter;
 use phalanx_tensor::{Category, DType, Device, Dims, Tensor};
 
 use super::gradients::Gradients;
-use super::{Cuts, Stage, ZeroConfig};
+use super::{Cuts, ZeroConfig, ZeroStage};
 use crate::Result;
 use crate::comm::{Comm, Pending};
 
 pub(super) use super::gradients::ReduceScatter;
 
-/// A parameter's place in a buffer.
+/// A parameter and its elements in the flat buffer.
 pub(super) struct Member {
     pub(super) parameter: Parameter,
     pub(super) range: Range<usize>,
@@ -36,23 +36,32 @@ pub(super) struct Ranks {
     pub(super) all: Comm,
 }
 
+/// Parameters in one flat buffer, and this rank's shard of it. `unshard.rs` gathers and frees the values, `gradients.rs` sends the
+/// gradients.
 pub(super) struct FlatParameter {
     pub(super) members: Vec<Member>,
+    /// Which elements each rank owns.
     pub(super) cuts: Cuts,
     pub(super) trained: bool,
     /// This rank's parts of the parameters, for an optimizer.
     pub(super) pieces: Vec<Parameter>,
+    /// The elements that this rank owns.
     pub(super) own: Range<usize>,
     pub(super) dtype: DType,
     pub(super) device: Device,
     pub(super) grad_dtype: DType,
     /// This rank's values.
     pub(super) shard: Tensor,
-    /// Whether all values stay with every rank, the shard being a part of them if it is of their dtype and device.
+    /// Whether all values stay on every rank (ZeRO-1 and 2).
     pub(super) keeps_full: bool,
+    /// Whether the shard has a storage of its own; otherwise it is a view of `full`. It has one in ZeRO-3, and if its dtype or device
+    /// is not the parameters'.
     pub(super) apart: bool,
+    /// Whether the sums of gradients are written into the buffer of all gradients (ZeRO-1).
     pub(super) keeps_grads: bool,
+    /// All values, while they are unsharded or being gathered.
     pub(super) full: Option<Tensor>,
+    /// The all-gather under way.
     pub(super) unsharding: Option<Pending>,
     /// The shard's version that `full` has.
     pub(super) unsharded_version: u64,
@@ -87,7 +96,7 @@ impl FlatParameter {
         }
         let own = cuts.range(rank);
         let (shard_dtype, home) = (config.shard_dtype.unwrap_or(dtype), config.offload.unwrap_or(device));
-        let keeps_full = config.stage < Stage::Parameters;
+        let keeps_full = config.stage < ZeroStage::Parameters;
         let apart = !keeps_full || shard_dtype != dtype || home != device;
         let part = full.narrow(0, own.start, own.len())?;
         let shard = match apart {
@@ -102,7 +111,7 @@ impl FlatParameter {
             trained: parameters[0].is_trained(),
             pieces: Vec::new(),
             grad_dtype: config.grad_dtype.unwrap_or(dtype),
-            keeps_grads: config.stage == Stage::Optimizer,
+            keeps_grads: config.stage == ZeroStage::Optimizer,
             unsharding: None,
             gradients: Vec::new(),
             first_grads: Vec::new(),
@@ -153,7 +162,7 @@ impl FlatParameter {
     }
 
     /// Whether the shards are as precise as master copies.
-    pub(super) fn share_is_master(&self) -> bool {
+    pub(super) fn shard_is_master(&self) -> bool {
         self.has_master() && optim_state_dtype(self.shard_dtype()) == self.shard_dtype()
     }
 

@@ -1,5 +1,10 @@
-//! When gradients are sent, and where they go: [`Core`] counts the gradients that have arrived, [`Gradients`]
+//! When gradients are sent, and where they go: [`ZeroCore`] counts the gradients that have arrived, [`Gradients`]
 //! collects those of a flat parameter and reduce-scatters them.
+//!
+//! ```text
+//! leaf hook ──► arrived ──(a unit is complete, and those after it are sent)──► send_next: FlatParameter::send, a reduce-scatter
+//! Zero::finish ──► finish: sends the rest ──► receive_next: FlatParameter::receive, the sums become the pieces' gradients
+//! ```
 //!
 //! Most parameters have one site. A table that is tied to a head has two, which travel apart: their gradients are added to each
 //! other only after the ranks, so that the order of additions is that of one device with as many micro-batches as ranks.
@@ -12,8 +17,8 @@ use phalanx_nn::Parameter;
 use phalanx_nn::autograd::{Leaf, Slot, Var};
 use phalanx_tensor::{Category, Device, Tensor};
 
-use super::Stage;
-use super::core::{Core, State};
+use super::ZeroStage;
+use super::core::{ZeroCore, ZeroState};
 use super::flat_parameter::{FlatParameter, Ranks};
 use crate::comm::{Call, Pending, Reduction};
 use crate::data_parallel::Average;
@@ -22,10 +27,10 @@ use crate::{Error, Result};
 /// How many reduce-scatters may be under way at a time.
 const IN_FLIGHT: usize = 2;
 
-impl Core {
+impl ZeroCore {
     /// A site of a parameter has its gradient of this pass.
     pub(super) fn arrived(&self, number: usize, synchronise: bool) -> Result<()> {
-        if self.is_lost() {
+        if self.is_replaced() {
             return Ok(());
         }
         let state = &mut *self.lock();
@@ -41,11 +46,11 @@ impl Core {
             return Ok(());
         }
         let (parameter, unit) = &self.parameters[number];
-        let Some(left) = state.sites[number].checked_sub(1) else {
+        let Some(left) = state.sites_left[number].checked_sub(1) else {
             let why = "its gradient came again after it was sent; give each use a site of its own";
             return Err(phalanx_nn::Error::invalid(parameter.name(), why).into());
         };
-        state.sites[number] = left;
+        state.sites_left[number] = left;
         if left == 0 {
             state.units[*unit].missing -= 1;
         }
@@ -58,11 +63,11 @@ impl Core {
     /// Whether gradients are sent while backward runs. It is not where units are
     /// unsharded in between and ranks may leave out different parameters: then ranks would call collectives in different orders.
     fn sends_early(&self) -> bool {
-        !(self.config.find_unused && self.config.stage == Stage::Parameters)
+        !(self.config.find_unused && self.config.stage == ZeroStage::Parameters)
     }
 
     /// Sends the gradients of the next unit in order, and waits for earlier ones if there are many.
-    fn send_next(&self, state: &mut State) -> Result<()> {
+    fn send_next(&self, state: &mut ZeroState) -> Result<()> {
         state.unsent -= 1;
         let unit = state.unsent;
         for (number, flat) in state.units[unit].flats.iter_mut().enumerate().filter(|(_, f)| f.trained) {
@@ -75,7 +80,7 @@ impl Core {
         Ok(())
     }
 
-    fn receive_next(ranks: &Ranks, state: &mut State) -> Result<()> {
+    fn receive_next(ranks: &Ranks, state: &mut ZeroState) -> Result<()> {
         let Some((unit, flat, sent)) = state.sent.pop_front() else { return Ok(()) };
         state.units[unit].flats[flat].receive(sent, ranks)
     }
@@ -83,7 +88,7 @@ impl Core {
     /// Sends the gradients that are left, waits for all, and gets ready for the next pass.
     pub(super) fn finish(&self) -> Result<()> {
         let state = &mut *self.lock();
-        let missing = self.parameters.iter().zip(&state.sites).filter(|(_, sites)| **sites > 0);
+        let missing = self.parameters.iter().zip(&state.sites_left).filter(|(_, sites)| **sites > 0);
         let missing: Vec<String> = missing.map(|((p, _), _)| p.name().into()).collect();
         if !missing.is_empty() && !self.config.find_unused {
             return Err(Error::Unused { parameters: missing });
@@ -95,7 +100,7 @@ impl Core {
             Self::receive_next(&self.ranks, state)?;
         }
         // The gradients of a parameter's sites are added to each other.
-        for piece in state.units.iter().flat_map(|g| &g.flats).flat_map(|f| &f.pieces) {
+        for piece in state.units.iter().flat_map(|unit| &unit.flats).flat_map(|f| &f.pieces) {
             piece.finish_grad()?;
         }
         if self.config.find_unused {
@@ -103,7 +108,7 @@ impl Core {
         }
         state.unsent = state.units.len();
         state.units.iter_mut().for_each(|unit| unit.missing = unit.trained);
-        state.sites = self.parameters.iter().map(|(p, _)| p.leaves().len()).collect();
+        state.sites_left = self.parameters.iter().map(|(p, _)| p.leaves().len()).collect();
         state.touched.fill(false);
         self.unreduced.store(false, Ordering::Relaxed);
         state.reshard()
@@ -125,7 +130,7 @@ impl Core {
         state.touched.fill(false);
         state.refused = false;
         self.unreduced.store(false, Ordering::Relaxed);
-        for flat in state.units.iter_mut().flat_map(|g| &mut g.flats) {
+        for flat in state.units.iter_mut().flat_map(|unit| &mut unit.flats) {
             flat.pieces.iter().try_for_each(Parameter::zero_grad)?;
             flat.close()?;
         }
@@ -134,7 +139,7 @@ impl Core {
 
     /// A parameter that no rank used has no gradient, rather than one of zeros, which an optimizer would act on. One
     /// that an earlier pass has left stays.
-    fn forget_unused(&self, state: &mut State) -> Result<()> {
+    fn forget_unused(&self, state: &mut ZeroState) -> Result<()> {
         let device = self.parameters.first().map_or(Device::CPU, |(p, _)| p.device().host());
         let touched: Vec<i32> = state.touched.iter().map(|&t| i32::from(t)).collect();
         let mut touched = Tensor::from_slice(&touched, &[touched.len()], device)?;
@@ -144,7 +149,7 @@ impl Core {
         let touched = touched.to_vec::<i32>()?;
         let unused: Vec<&str> =
             self.parameters().zip(touched).filter(|(_, t)| *t == 0).map(|(p, _)| p.name()).collect();
-        let pieces = state.units.iter().flat_map(|g| &g.flats).flat_map(FlatParameter::first_grads);
+        let pieces = state.units.iter().flat_map(|unit| &unit.flats).flat_map(FlatParameter::first_grads);
         pieces.filter(|piece| unused.contains(&piece.name())).for_each(|piece| piece.set_grad(None));
         Ok(())
     }

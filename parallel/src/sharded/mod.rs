@@ -14,11 +14,11 @@
 //!   ├──► state_dict, norm            unshard    gradients: when values are gathered and freed, when gradients are sent
 //! ```
 //!
-//! | of a parameter's bytes | every rank keeps                        | and sends a step, of the parameters' bytes |
-//! |------------------------|-----------------------------------------|--------------------------------------------|
-//! | `Stage::Optimizer`     | parameters, gradients, 1/N of the state | 2 (N-1)/N                                  |
-//! | `Stage::Gradients`     | parameters, 1/N of the rest             | 2 (N-1)/N                                  |
-//! | `Stage::Parameters`    | 1/N                                     | 3 (N-1)/N, less units that are not resharded |
+//! | of a parameter's bytes  | every rank keeps                        | and sends a step, of the parameters' bytes |
+//! |-------------------------|-----------------------------------------|--------------------------------------------|
+//! | `ZeroStage::Optimizer`  | parameters, gradients, 1/N of the state | 2 (N-1)/N                                  |
+//! | `ZeroStage::Gradients`  | parameters, 1/N of the rest             | 2 (N-1)/N                                  |
+//! | `ZeroStage::Parameters` | 1/N                                     | 3 (N-1)/N, less units that are not resharded |
 //!
 //! Parameters outside all wrapped modules are a unit of their own, the root. It is unsharded before the first module's forward
 //! pass, or when one of its parameters is first used, and resharded after the backward pass. So a model without wrapped modules
@@ -40,6 +40,10 @@ mod wrap;
 mod zero;
 
 pub use crate::data_parallel::Gathered;
-pub use config::{Reshard, Stage, ZeroConfig};
+pub use config::{Reshard, ZeroConfig, ZeroStage};
 pub use cuts::{Cuts, Ownership};
 pub use zero::Zero;
+
+/// The former name of [`ZeroStage`].
+#[deprecated(since = "0.1.0", note = "renamed to `ZeroStage`")]
+pub type Stage = ZeroStage;

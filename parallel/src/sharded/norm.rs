@@ -6,16 +6,16 @@ use phalanx_nn::norm_tree::{cover, joins};
 use phalanx_nn::{Square, Squares};
 use phalanx_tensor::{DType, Device, Tensor};
 
-use super::core::Core;
+use super::core::ZeroCore;
 use super::flat_parameter::{FlatParameter, Member};
 use crate::Result;
-use crate::objects::gather_sums;
+use crate::all_gather::gather_sums;
 
 /// Each parameter's sum of squares, on all ranks. On a `meta` device there are none.
-pub(super) fn grad_squares(core: &Core) -> Result<Squares> {
+pub(super) fn grad_squares(core: &ZeroCore) -> Result<Squares> {
     let state = core.lock();
     let flats: Vec<&FlatParameter> =
-        state.units.iter().flat_map(|g| &g.flats).filter(|f| f.trained).collect();
+        state.units.iter().flat_map(|unit| &unit.flats).filter(|f| f.trained).collect();
     let device = flats.first().map_or(Device::CPU, |flat| flat.device());
     if flats.is_empty() || device.is_meta() {
         return Ok(Squares { of: Vec::new(), sums: Tensor::empty(&[0], DType::F64, device)? });
@@ -53,7 +53,7 @@ pub(super) fn grad_squares(core: &Core) -> Result<Squares> {
 fn own_sums(device: Device, flats: &[&FlatParameter], covers: &[Cover]) -> Result<Tensor> {
     let (mut of, mut home): (Vec<Stretches>, _) = (Vec::new(), device);
     for (piece, Cover { first, nodes, .. }) in flats.iter().flat_map(|f| &f.pieces).zip(covers) {
-        // Pieces are all on the device of the shares.
+        // Pieces are all on the device of the shards.
         home = piece.device();
         let node = |&(level, index): &(u32, u64)| {
             let start = ((index << level) - first) as usize;

@@ -9,15 +9,15 @@ use phalanx_tensor::{DType, Device, Tensor};
 
 use super::Zero;
 use super::flat_parameter::FlatParameter;
-use super::zero::Source;
+use super::zero::EntryStorage;
 use crate::comm::{Call, Reduction};
 use crate::data_parallel::Entries;
-use crate::part::Part;
-use crate::{Error, Result, part};
+use crate::sharded_tensor::ShardedTensor;
+use crate::{Error, Result, sharded_tensor};
 
 impl Zero {
     /// Every parameter and buffer by name, as [`phalanx_nn::state_dict`] of a whole model, copied to the CPU; parameters in
-    /// the dtype that shares are kept in. On rank 0; elsewhere nothing. All ranks call it. One unit of parameters is gathered
+    /// the dtype that shards are kept in. On rank 0; elsewhere nothing. All ranks call it. One unit of parameters is gathered
     /// at a time.
     ///
     /// # Errors
@@ -25,7 +25,7 @@ impl Zero {
     pub fn full_state_dict(&self) -> Result<Entries> {
         let (state, first) = (self.core.lock(), self.core.ranks.all.rank() == 0);
         let mut found: HashMap<(usize, usize, usize), Tensor> = HashMap::new();
-        for (g, unit) in state.units.iter().enumerate() {
+        for (u, unit) in state.units.iter().enumerate() {
             for (f, flat) in unit.flats.iter().enumerate() {
                 let whole = flat.whole(&self.core.ranks)?;
                 if !first {
@@ -33,15 +33,15 @@ impl Zero {
                 }
                 let whole = to_host(&whole)?;
                 for (m, member) in flat.members.iter().enumerate() {
-                    found.insert((g, f, m), member.of(&whole)?);
+                    found.insert((u, f, m), member.of(&whole)?);
                 }
             }
         }
-        let entry = |(path, source): &(String, Source)| -> Result<Option<(String, Tensor)>> {
+        let entry = |(path, source): &(String, EntryStorage)| -> Result<Option<(String, Tensor)>> {
             let tensor = match source {
-                Source::Sharded(g, f, m) => found.get(&(*g, *f, *m)).cloned(),
-                Source::Parameter(p) => Some(copy(&p.tensor())?),
-                Source::Buffer(b) => Some(copy(&b.tensor())?),
+                EntryStorage::Sharded { unit, flat, member } => found.get(&(*unit, *flat, *member)).cloned(),
+                EntryStorage::Parameter(p) => Some(copy(&p.tensor())?),
+                EntryStorage::Buffer(b) => Some(copy(&b.tensor())?),
             };
             Ok(tensor.map(|tensor| (path.clone(), tensor)))
         };
@@ -60,9 +60,11 @@ impl Zero {
             let mut state = self.core.lock();
             for (path, source) in &self.entries {
                 let shape = match source {
-                    Source::Sharded(g, f, m) => state.units[*g].flats[*f].members[*m].shape.to_vec(),
-                    Source::Parameter(p) => p.tensor().shape().to_vec(),
-                    Source::Buffer(b) => b.tensor().shape().to_vec(),
+                    EntryStorage::Sharded { unit, flat, member } => {
+                        state.units[*unit].flats[*flat].members[*member].shape.to_vec()
+                    }
+                    EntryStorage::Parameter(p) => p.tensor().shape().to_vec(),
+                    EntryStorage::Buffer(b) => b.tensor().shape().to_vec(),
                 };
                 match given.remove(path) {
                     None => problems.missing.push(path.clone()),
@@ -77,9 +79,11 @@ impl Zero {
             problems.check("state dict")?;
             for (source, values) in fitting {
                 match source {
-                    Source::Sharded(g, f, m) => state.units[*g].flats[*f].load(*m, &values)?,
-                    Source::Parameter(p) => p.load(&values)?,
-                    Source::Buffer(b) => b.load(&values)?,
+                    EntryStorage::Sharded { unit, flat, member } => {
+                        state.units[*unit].flats[*flat].load(*member, &values)?
+                    }
+                    EntryStorage::Parameter(p) => p.load(&values)?,
+                    EntryStorage::Buffer(b) => b.load(&values)?,
                 }
             }
         }
@@ -100,23 +104,24 @@ fn copy(tensor: &Tensor) -> Result<Tensor> {
 }
 
 impl Zero {
-    /// This rank's part of every parameter, in the dtype that shares are kept in, by the parameter's name, and every tensor
+    /// This rank's part of every parameter, in the dtype that shards are kept in, by the parameter's name, and every tensor
     /// that is not spread, such as buffers by their paths. The tensors are the model's own, not copies. Nothing is sent.
     ///
     /// # Errors
     /// Never for tensors that are contiguous, as a model's are.
-    pub fn sharded_state_dict(&self) -> Result<Vec<Part>> {
+    pub fn sharded_state_dict(&self) -> Result<Vec<ShardedTensor>> {
         let state = self.core.lock();
-        let mut parts: Vec<Part> = Vec::new();
+        let mut parts: Vec<ShardedTensor> = Vec::new();
         for (path, source) in &self.entries {
             let part = match source {
-                Source::Sharded(g, f, m) => {
-                    let flat = &state.units[*g].flats[*f];
-                    let (range, values) = flat.share_of(*m)?;
-                    Part { range, values, ..Part::of_parameter(&flat.members[*m].parameter) }
+                EntryStorage::Sharded { unit, flat, member } => {
+                    let flat = &state.units[*unit].flats[*flat];
+                    let (range, values) = flat.own_elements(*member)?;
+                    let whole = ShardedTensor::of_parameter(&flat.members[*member].parameter);
+                    ShardedTensor { range, values, ..whole }
                 }
-                Source::Parameter(p) => Part::of_parameter(p),
-                Source::Buffer(b) => Part::of_buffer(path, b),
+                EntryStorage::Parameter(p) => ShardedTensor::of_parameter(p),
+                EntryStorage::Buffer(b) => ShardedTensor::of_buffer(path, b),
             };
             if !parts.iter().any(|known| known.name == part.name) {
                 parts.push(part);
@@ -130,8 +135,8 @@ impl Zero {
     ///
     /// # Errors
     /// If parts of this rank's tensors are missing, or names are not known or of another size; then nothing is changed.
-    pub fn load_sharded_state_dict(&self, parts: &[Part]) -> Result<()> {
-        part::load("sharded state dict", &self.sharded_state_dict()?, parts, true)?;
+    pub fn load_sharded_state_dict(&self, parts: &[ShardedTensor]) -> Result<()> {
+        sharded_tensor::load("sharded state dict", &self.sharded_state_dict()?, parts, true)?;
         self.core.updated(true)
     }
 }
@@ -141,7 +146,7 @@ impl Zero {
     /// would have, in the order of the buffers. `kinds`: the tensors that its rule keeps of a parameter
     /// ([`phalanx_nn::Rule::state`]). On rank 0; elsewhere nothing. All ranks call it.
     ///
-    /// It is the same for every layout: shares that are kept wider than the dtype of the computation
+    /// It is the same for every layout: shards that are kept wider than the dtype of the computation
     /// ([`ZeroConfig::shard_dtype`](super::ZeroConfig)) are in it as the master copies that one device would have.
     ///
     /// # Errors
@@ -152,20 +157,20 @@ impl Zero {
         let own: HashMap<String, Tensor> = own.into_iter().collect();
         let (state, first) = (self.core.lock(), self.core.ranks.all.rank() == 0);
         let mut whole = Entries::new();
-        for flat in state.units.iter().flat_map(|g| &g.flats).filter(|f| f.trained) {
+        for flat in state.units.iter().flat_map(|unit| &unit.flats).filter(|f| f.trained) {
             let steps = self.steps(flat, &own)?;
             let dtype = optim_state_dtype(flat.shard_dtype());
             let mut kinds = kinds.to_vec();
             kinds.extend(flat.has_master().then_some("master"));
-            let shares: HashMap<&str, Tensor> = flat.pieces.iter().map(|p| (p.name(), p.tensor())).collect();
+            let shards: HashMap<&str, Tensor> = flat.pieces.iter().map(|p| (p.name(), p.tensor())).collect();
             for (m, (member, step)) in flat.members.iter().zip(steps).enumerate() {
                 let name = member.parameter.name();
                 if first {
                     whole.push((format!("{name}.step"), Tensor::scalar(step, Device::CPU)?));
                 }
                 for kind in &kinds {
-                    let own = match *kind == "master" && flat.share_is_master() {
-                        true => shares.get(name),
+                    let own = match *kind == "master" && flat.shard_is_master() {
+                        true => shards.get(name),
                         false => own.get(&format!("{name}.{kind}")),
                     };
                     if let Some(tensor) = self.gather_member(flat, m, own, dtype)? {
@@ -213,14 +218,14 @@ impl Zero {
     }
 
     /// This rank's part of an optimizer's state of whole parameters, for [`phalanx_nn::Optimizer::load_state_dict`].
-    /// Where shares are kept wider than the dtype of the computation, they become the master copies in it. All ranks call it with
+    /// Where shards are kept wider than the dtype of the computation, they become the master copies in it. All ranks call it with
     /// the same, after [`Zero::load_full_state_dict`].
     ///
     /// # Errors
     /// If a tensor is not of its parameter's shape, or as [`crate::comm::Pending::wait`].
     pub fn part_of_optimizer_state(&self, whole: Entries) -> Result<Entries> {
         let part = self.own_part(whole)?;
-        if self.core.lock().units.iter().flat_map(|g| &g.flats).any(FlatParameter::share_is_master) {
+        if self.core.lock().units.iter().flat_map(|unit| &unit.flats).any(FlatParameter::shard_is_master) {
             self.core.updated(false)?;
         }
         Ok(part)
@@ -229,7 +234,7 @@ impl Zero {
     fn own_part(&self, whole: Entries) -> Result<Entries> {
         let mut state = self.core.lock();
         let mut flats: Vec<&mut FlatParameter> =
-            state.units.iter_mut().flat_map(|g| &mut g.flats).filter(|f| f.trained).collect();
+            state.units.iter_mut().flat_map(|unit| &mut unit.flats).filter(|f| f.trained).collect();
         let places = flats.iter().enumerate().flat_map(|(f, flat)| {
             flat.members
                 .iter()
@@ -257,7 +262,7 @@ impl Zero {
                     "optimizer state: {name}: got shape {got:?}, wanted {wanted:?}"
                 )));
             }
-            if kind == "master" && flat.share_is_master() {
+            if kind == "master" && flat.shard_is_master() {
                 flat.load(m, &tensor)?;
             } else if let Some(inside) = inside {
                 let all = tensor.with_shape(&[member.range.len()])?;

@@ -1,4 +1,12 @@
-//! When values are unsharded (all-gathered) and resharded (freed): [`Core`] decides it for FSDP units, [`FlatParameter`] does it.
+//! When values are unsharded (all-gathered) and resharded (freed): [`ZeroCore`] decides it for FSDP units, [`FlatParameter`] does it.
+//!
+//! ```text
+//! module i            pre_forward: enter          post_forward: leave      pre_backward: enter       post_backward: leave
+//! unit of module i    unshard                     reshard (`Reshard`)      unshard                   reshard
+//! the next unit       prefetch: all-gather starts                          prefetch (module i - 1)
+//! ```
+//! The hooks of a wrapped module (`wrap.rs`) call [`ZeroCore::enter`] and [`ZeroCore::leave`]. A parameter that is used outside its
+//! module comes in through [`ZeroCore::used`].
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -9,7 +17,7 @@ use phalanx_nn::autograd::{is_grad_enabled, is_recomputing};
 use phalanx_tensor::{Category, Tensor};
 
 use super::Reshard;
-use super::core::{Core, FsdpUnit, State};
+use super::core::{FsdpUnit, ZeroCore, ZeroState};
 use super::flat_parameter::{FlatParameter, Member, Ranks};
 use crate::comm::Call;
 use crate::{Error, Result};
@@ -24,7 +32,7 @@ pub(super) enum Pass {
     Backward,
 }
 
-impl Core {
+impl ZeroCore {
     /// A module is about to compute: unshards its unit, and prefetches the next one.
     pub(super) fn enter(&self, module: usize, pass: Pass) -> Result<()> {
         let state = &mut *self.lock();
@@ -61,7 +69,7 @@ impl Core {
         next.filter(|_| self.config.prefetch).and_then(|next| self.unit_of.get(next)).copied()
     }
 
-    fn prefetch(&self, state: &mut State, unit: usize) -> Result<()> {
+    fn prefetch(&self, state: &mut ZeroState, unit: usize) -> Result<()> {
         let flats = &mut state.units[unit].flats;
         if flats.iter().any(|flat| !flat.is_here()) {
             state.prefetched = Some(unit);
@@ -73,7 +81,7 @@ impl Core {
     /// stays so until the pass is over. Values of which only this rank's shard is up to date are withheld.
     pub(super) fn used(&self, unit: usize) -> Result<()> {
         let unit = &mut self.lock().units[unit];
-        if self.is_lost() {
+        if self.is_replaced() {
             return Ok(());
         }
         if self.ranks.shard.size() > 1 {
@@ -87,7 +95,7 @@ impl Core {
     }
 
     /// Drops the gradients that a refused pass has added, if there were no others; otherwise asks for `zero_grad`.
-    pub(super) fn check_unspoiled(&self) -> Result<()> {
+    pub(super) fn clear_refused_pass(&self) -> Result<()> {
         let state = &mut *self.lock();
         if state.refused && state.touched.contains(&true) {
             let why = "gradients may have a part of a backward pass that was refused; call `zero.zero_grad()` first";
@@ -101,7 +109,7 @@ impl Core {
 
     /// Begins a backward pass: unshards the root and other units used outside modules, in case an earlier pass has freed them.
     pub(super) fn begin(&self) -> Result<()> {
-        self.check_unspoiled()?;
+        self.clear_refused_pass()?;
         let state = &mut *self.lock();
         state.begun = true;
         self.used.store(true, Ordering::Relaxed);
@@ -146,21 +154,26 @@ impl Core {
         let state = &mut *self.lock();
         state.reshard()?;
         let held = state.held > 0;
-        let mut flats: Vec<&mut FlatParameter> = state.units.iter_mut().flat_map(|g| &mut g.flats).collect();
+        let mut flats: Vec<&mut FlatParameter> =
+            state.units.iter_mut().flat_map(|unit| &mut unit.flats).collect();
         flats.retain(|flat| (held || flat.keeps_full()) && (flat.trained || frozen));
         flats.iter_mut().try_for_each(|flat| flat.start_refresh(&self.ranks))?;
         flats.into_iter().try_for_each(|flat| flat.unshard(&self.ranks))
     }
 
-    /// Unshards everything until [`Core::release`] was called as often.
+    /// Unshards everything until [`ZeroCore::release`] was called as often.
     pub(super) fn hold(&self) -> Result<()> {
         let state = &mut *self.lock();
-        state.units.iter_mut().flat_map(|g| &mut g.flats).try_for_each(|flat| flat.unshard(&self.ranks))?;
+        state
+            .units
+            .iter_mut()
+            .flat_map(|unit| &mut unit.flats)
+            .try_for_each(|flat| flat.unshard(&self.ranks))?;
         state.held += 1;
         Ok(())
     }
 
-    /// See [`Core::hold`].
+    /// See [`ZeroCore::hold`].
     pub(super) fn release(&self) -> Result<()> {
         let state = &mut *self.lock();
         state.held = state.held.saturating_sub(1);
@@ -175,12 +188,13 @@ impl Core {
     /// Refuses values that are older than the last update, replaced or overwritten.
     pub(super) fn check_fresh(&self) -> Result<()> {
         let state = self.lock();
-        let is = |what: fn(&FlatParameter) -> bool| state.units.iter().flat_map(|g| &g.flats).any(what);
+        let is = |what: fn(&FlatParameter) -> bool| state.units.iter().flat_map(|unit| &unit.flats).any(what);
         let refuse = |why: &str| Err(Error::Config(format!("Zero: {why}")));
         if is(FlatParameter::is_stale) {
             return refuse("parameters were changed and `updated` was not called before backward");
         }
-        if let Some(other) = state.units.iter().flat_map(|g| &g.flats).find_map(FlatParameter::replaced) {
+        if let Some(other) = state.units.iter().flat_map(|unit| &unit.flats).find_map(FlatParameter::replaced)
+        {
             let why =
                 "holds another tensor than `Zero` has given it; make it anew after parameters are replaced";
             return Err(phalanx_nn::Error::invalid(other.name(), why).into());
@@ -195,14 +209,14 @@ impl Core {
 }
 
 /// Dropping the wrapper.
-impl Core {
+impl ZeroCore {
     /// Drops unsharded values, unless a `Gathered` lives, and gradients that were not sent. Waits for nothing.
     pub(super) fn abandon(&self) {
         let state = &mut *self.lock();
         let held = state.held > 0;
         // Values that a `Gathered` holds stay for good.
         state.held += usize::from(held);
-        for flat in state.units.iter_mut().flat_map(|g| &mut g.flats) {
+        for flat in state.units.iter_mut().flat_map(|unit| &mut unit.flats) {
             // An empty stand-in and an empty slot always fit.
             let _ = if held { Ok(()) } else { flat.abandon() };
             let _ = flat.close();
@@ -217,11 +231,11 @@ impl FsdpUnit {
     }
 }
 
-impl State {
+impl ZeroState {
     /// Reshards everything that need not stay.
     pub(super) fn reshard(&mut self) -> Result<()> {
         match self.held {
-            0 => self.units.iter_mut().flat_map(|g| &mut g.flats).try_for_each(FlatParameter::reshard),
+            0 => self.units.iter_mut().flat_map(|unit| &mut unit.flats).try_for_each(FlatParameter::reshard),
             _ => Ok(()),
         }
     }
@@ -355,7 +369,7 @@ impl FlatParameter {
     }
 
     /// This rank's elements of a member, and their values.
-    pub(super) fn share_of(&self, member: usize) -> Result<(Range<usize>, Tensor)> {
+    pub(super) fn own_elements(&self, member: usize) -> Result<(Range<usize>, Tensor)> {
         let member = &self.members[member];
         let inside = member.inside(&self.own).unwrap_or(0..0);
         let start = (member.range.start + inside.start).saturating_sub(self.own.start);
@@ -364,9 +378,9 @@ impl FlatParameter {
 
     /// Loads this rank's elements of a member from a tensor of all its elements.
     pub(super) fn load(&mut self, member: usize, values: &Tensor) -> Result<()> {
-        let (own, mut share) = self.share_of(member)?;
+        let (own, mut shard) = self.own_elements(member)?;
         let values = values.with_shape(&[values.numel()])?.narrow(0, own.start, own.len())?;
-        let values = kernels::cast(&values.to_device(share.device(), false)?, share.dtype())?;
-        Ok(kernels::copy_(&mut share, &values)?)
+        let values = kernels::cast(&values.to_device(shard.device(), false)?, shard.dtype())?;
+        Ok(kernels::copy_(&mut shard, &values)?)
     }
 }

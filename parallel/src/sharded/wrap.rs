@@ -7,10 +7,10 @@ use std::sync::{Arc, OnceLock, Weak};
 use phalanx_nn::{Entry, Parameter, ParameterOwner, Parameters, UnitHooks, Usage};
 use phalanx_tensor::{DType, Device};
 
-use super::core::{Core, FsdpUnit, Pass};
+use super::core::{FsdpUnit, Pass, ZeroCore};
 use super::flat_parameter::{FlatParameter, Ranks};
-use super::zero::Source;
-use super::{Cuts, Stage, Zero, ZeroConfig};
+use super::zero::EntryStorage;
+use super::{Cuts, Zero, ZeroConfig, ZeroStage};
 use crate::Result;
 use crate::comm::Comm;
 use crate::data_parallel::{Synchronise, consistency};
@@ -37,8 +37,8 @@ impl Zero {
             entries.push((
                 path.to_string(),
                 match entry {
-                    Entry::Parameter(p) => Source::Parameter(p.clone()),
-                    Entry::Buffer(b) => Source::Buffer(b.clone()),
+                    Entry::Parameter(p) => EntryStorage::Parameter(p.clone()),
+                    Entry::Buffer(b) => EntryStorage::Buffer(b.clone()),
                 },
             ));
         });
@@ -56,17 +56,17 @@ impl Zero {
             }
             units.push(FsdpUnit::new(flats, bounds));
         }
-        let holders: Vec<_> =
+        let owners: Vec<_> =
             (0..units.len()).map(|unit| Arc::new(UnitOwner { core: OnceLock::new(), unit })).collect();
         locate(&mut entries, &units);
-        let core = Arc::new(Core::new(ranks, config, units, unit_of));
-        let of_units = holders.into_iter().map(|holder| {
-            let _ = holder.core.set(Arc::downgrade(&core));
-            let holder: Arc<dyn ParameterOwner> = holder;
-            holder
+        let core = Arc::new(ZeroCore::new(ranks, config, units, unit_of));
+        let of_units = owners.into_iter().map(|owner| {
+            let _ = owner.core.set(Arc::downgrade(&core));
+            let owner: Arc<dyn ParameterOwner> = owner;
+            owner
         });
         let mut zero = Zero {
-            holders: of_units.collect(),
+            owners: of_units.collect(),
             core,
             entries,
             frozen: model.parameters().into_iter().filter(|p| !p.is_trained()).collect(),
@@ -74,17 +74,17 @@ impl Zero {
             hooks: Vec::new(),
             module_hooks: Vec::new(),
         };
-        zero.hold_parameters();
+        zero.own_parameters();
         zero.hook(model);
         Ok(zero)
     }
 
-    fn hold_parameters(&self) {
-        let shares: Arc<dyn ParameterOwner> = Arc::new(ShardOwner(Arc::downgrade(&self.core)));
-        for (unit, holders) in self.core.lock().units.iter().zip(&self.holders) {
+    fn own_parameters(&self) {
+        let shard_owner: Arc<dyn ParameterOwner> = Arc::new(ShardOwner(Arc::downgrade(&self.core)));
+        for (unit, owner) in self.core.lock().units.iter().zip(&self.owners) {
             for flat in &unit.flats {
-                flat.members.iter().for_each(|member| member.parameter.set_owner(holders.clone()));
-                flat.pieces.iter().for_each(|piece| piece.set_owner(shares.clone()));
+                flat.members.iter().for_each(|member| member.parameter.set_owner(owner.clone()));
+                flat.pieces.iter().for_each(|piece| piece.set_owner(shard_owner.clone()));
             }
         }
     }
@@ -108,18 +108,19 @@ impl Zero {
 }
 
 /// Finds the flat parameter of every entry that has one.
-fn locate(entries: &mut [(String, Source)], units: &[FsdpUnit]) {
+fn locate(entries: &mut [(String, EntryStorage)], units: &[FsdpUnit]) {
     for (_, source) in entries {
-        let Source::Parameter(parameter) = source else { continue };
+        let EntryStorage::Parameter(parameter) = source else { continue };
         let flats = units
             .iter()
             .enumerate()
-            .flat_map(|(g, unit)| unit.flats.iter().enumerate().map(move |(f, flat)| (g, f, flat)));
-        let mut places = flats.filter_map(|(g, f, flat)| {
-            Some((g, f, flat.members.iter().position(|m| m.parameter.is(parameter))?))
+            .flat_map(|(u, unit)| unit.flats.iter().enumerate().map(move |(f, flat)| (u, f, flat)));
+        let mut places = flats.filter_map(|(unit, number, flat)| {
+            let member = flat.members.iter().position(|m| m.parameter.is(parameter))?;
+            Some(EntryStorage::Sharded { unit, flat: number, member })
         });
-        if let Some((g, f, m)) = places.next() {
-            *source = Source::Sharded(g, f, m);
+        if let Some(place) = places.next() {
+            *source = place;
         }
     }
 }
@@ -157,9 +158,9 @@ fn fsdp_units(model: &(impl Parameters + ?Sized)) -> (Vec<UnitParameters>, Vec<u
 }
 
 /// A unit's parameters in sets of one dtype, device and trained flag. Frozen parameters are sharded only where values are.
-fn alike(parameters: Vec<Parameter>, stage: Stage) -> Vec<Vec<Parameter>> {
+fn alike(parameters: Vec<Parameter>, stage: ZeroStage) -> Vec<Vec<Parameter>> {
     let mut sets: Vec<((DType, Device, bool), Vec<Parameter>)> = Vec::new();
-    let spread = |p: &Parameter| p.is_trained() || stage == Stage::Parameters;
+    let spread = |p: &Parameter| p.is_trained() || stage == ZeroStage::Parameters;
     for parameter in parameters.into_iter().filter(spread) {
         let kind = (parameter.dtype(), parameter.device(), parameter.is_trained());
         match sets.iter_mut().find(|(known, _)| *known == kind) {
@@ -172,7 +173,7 @@ fn alike(parameters: Vec<Parameter>, stage: Stage) -> Vec<Vec<Parameter>> {
 
 /// Answers, for the parameters of an FSDP unit, what other code may do with them.
 pub(super) struct UnitOwner {
-    pub(super) core: OnceLock<Weak<Core>>,
+    pub(super) core: OnceLock<Weak<ZeroCore>>,
     pub(super) unit: usize,
 }
 
@@ -187,7 +188,7 @@ impl ParameterOwner for UnitOwner {
     }
 
     fn replaced(&self) {
-        self.core.get().and_then(Weak::upgrade).iter().for_each(|core| core.lose());
+        self.core.get().and_then(Weak::upgrade).iter().for_each(|core| core.mark_replaced());
     }
 
     fn observes_uses(&self) -> bool {
@@ -204,7 +205,7 @@ impl ParameterOwner for UnitOwner {
 }
 
 /// Answers the same for this rank's pieces, which an optimizer updates.
-pub(super) struct ShardOwner(pub(super) Weak<Core>);
+pub(super) struct ShardOwner(pub(super) Weak<ZeroCore>);
 
 impl ParameterOwner for ShardOwner {
     fn refusal(&self, usage: Usage) -> Option<&'static str> {
@@ -225,13 +226,13 @@ impl ParameterOwner for ShardOwner {
 
 /// The hooks of a wrapped module.
 pub(super) struct ModuleHooks {
-    pub(super) core: Weak<Core>,
+    pub(super) core: Weak<ZeroCore>,
     pub(super) module: usize,
 }
 
 impl ModuleHooks {
-    fn with(&self, f: impl FnOnce(&Core) -> Result<()>) -> phalanx_nn::Result<()> {
-        let core = self.core.upgrade().filter(|core| !core.is_lost());
+    fn with(&self, f: impl FnOnce(&ZeroCore) -> Result<()>) -> phalanx_nn::Result<()> {
+        let core = self.core.upgrade().filter(|core| !core.is_replaced());
         let done = core.map_or(Ok(()), |core| f(&core));
         Ok(done.map_err(phalanx_nn::autograd::Error::from)?)
     }

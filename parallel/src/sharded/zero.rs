@@ -1,4 +1,5 @@
-//! [`Zero`]: data parallelism in which every rank keeps a shard of the state. It implements [`DataParallel`].
+//! [`Zero`]: data parallelism in which every rank keeps a shard of the state (torch: FSDP, `ZeroRedundancyOptimizer`). It implements
+//! [`DataParallel`]. `wrap.rs` makes it, [`ZeroCore`] does the work; here are the calls of a program.
 
 use std::sync::Arc;
 
@@ -6,18 +7,18 @@ use phalanx_nn::autograd::{HookHandle, Var};
 use phalanx_nn::{Buffer, Parameter, ParameterOwner, Parameters, Squares, UnitHooksHandle, norm_of};
 use phalanx_tensor::Tensor;
 
-use super::core::Core;
+use super::core::ZeroCore;
 use super::flat_parameter::Member;
 use super::{Gathered, norm};
 use crate::comm::Traffic;
 use crate::data_parallel::{DataParallel, Entries, NoSync, Synchronise, consistency};
-use crate::part::Part;
+use crate::sharded_tensor::ShardedTensor;
 use crate::{Error, Result};
 
 /// A model whose optimizer state, gradients and parameters are sharded over a group of ranks, each of which
 /// computes on its part of the batch. The bits are those of [`Ddp`](crate::data_parallel::Ddp) and of one device.
 ///
-/// Dropping it leaves the model with its values in ZeRO-1 and 2. In ZeRO-3 ([`Stage::Parameters`](super::Stage))
+/// Dropping it leaves the model with its values in ZeRO-1 and 2. In ZeRO-3 ([`ZeroStage::Parameters`](super::ZeroStage))
 /// the model then has no values, because each rank had only its shard, and other wrappers refuse it: take
 /// [`Zero::full_state_dict`] first, or drop it while the result of [`Zero::gathered`] lives.
 ///
@@ -29,18 +30,18 @@ use crate::{Error, Result};
 ///
 /// An optimizer is built over [`Zero::parameters`], and [`Zero::updated`] follows its step. One over the model's own parameters is
 /// refused; so are `loss.backward()`, and reading or saving the model's own tensors where they are spread. After
-/// parameters were added, frozen, unfrozen or replaced, make a new `Zero` (in [`Stage::Parameters`](super::Stage) of a model that
+/// parameters were added, frozen, unfrozen or replaced, make a new `Zero` (in [`ZeroStage::Parameters`](super::ZeroStage) of a model that
 /// has its values).
 ///
 /// ```
 /// use phalanx_nn::{Group, LinearConfig, Module, Rule, Scope, Sequential, Sgd, WrappedUnit};
-/// use phalanx_parallel::{Result, launch, sharded::{Stage, Zero, ZeroConfig}};
+/// use phalanx_parallel::{Result, launch, sharded::{Zero, ZeroConfig, ZeroStage}};
 /// use phalanx_tensor::DType;
 ///
 /// let values = launch::threads(2, |rank| -> Result<Vec<f32>> {
 ///     let linear = LinearConfig::new(1, 1).init(&Scope::new(7, DType::F32, rank.device()))?;
 ///     let model = Sequential::new().with(WrappedUnit::new(std::sync::Arc::new(linear)));
-///     let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(Stage::Parameters))?;
+///     let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(ZeroStage::Parameters))?;
 ///     let mut optimizer = Sgd::default().init(vec![Group::new(zero.parameters(), 0.5)])?;
 ///     let x = phalanx_nn::autograd::Var::from_slice(&[1.0 + rank.rank() as f32], &[1, 1], rank.device())?;
 ///     zero.backward(&model.forward(&x)?.sum_all()?)?;
@@ -52,20 +53,24 @@ use crate::{Error, Result};
 /// assert_eq!(values.unwrap().concat(), [3.0, 2.0]); // the weight's gradient on one rank, the bias's on the other
 /// ```
 pub struct Zero {
-    pub(super) core: Arc<Core>,
-    pub(super) entries: Vec<(String, Source)>,
+    pub(super) core: Arc<ZeroCore>,
+    pub(super) entries: Vec<(String, EntryStorage)>,
     pub(super) frozen: Vec<Parameter>,
     /// The owner of each unit's parameters.
-    pub(super) holders: Vec<Arc<dyn ParameterOwner>>,
+    pub(super) owners: Vec<Arc<dyn ParameterOwner>>,
     pub(super) synchronise: Synchronise,
     pub(super) hooks: Vec<HookHandle>,
     pub(super) module_hooks: Vec<UnitHooksHandle>,
 }
 
-/// The storage of an entry of the model's state dict.
-pub(super) enum Source {
-    /// FSDP unit, flat parameter, member.
-    Sharded(usize, usize, usize),
+/// Where the values of an entry of the model's state dict are.
+pub(super) enum EntryStorage {
+    /// A parameter that is spread: its FSDP unit, the flat parameter there, and the member there, by number.
+    Sharded {
+        unit: usize,
+        flat: usize,
+        member: usize,
+    },
     Parameter(Parameter),
     Buffer(Buffer),
 }
@@ -75,7 +80,7 @@ impl Zero {
     /// are those of all ranks, added.
     pub fn parameters(&self) -> Vec<Parameter> {
         let state = self.core.lock();
-        state.units.iter().flat_map(|g| &g.flats).flat_map(|f| f.pieces.iter().cloned()).collect()
+        state.units.iter().flat_map(|unit| &unit.flats).flat_map(|f| f.pieces.iter().cloned()).collect()
     }
 
     /// Forgets the gradients of [`Zero::parameters`], as an optimizer's `zero_grad` does, and also those that passes under
@@ -105,13 +110,13 @@ impl Zero {
 
     /// Refuses a model that is not as it was when this was made.
     fn check(&self) -> Result<()> {
-        self.check_lost()?;
+        self.check_not_replaced()?;
         self.frozen.iter().try_for_each(|p| consistency::check_trained("Zero", p, false))?;
         self.core.parameters().try_for_each(|p| consistency::check_trained("Zero", p, true))
     }
 
-    fn check_lost(&self) -> Result<()> {
-        consistency::check_owned("Zero", self.core.is_lost())
+    fn check_not_replaced(&self) -> Result<()> {
+        consistency::check_owned("Zero", self.core.is_replaced())
     }
 
     /// Refuses another model than this was made of, or one with other parameters.
@@ -127,7 +132,7 @@ impl Zero {
     /// As [`Zero::begin`], [`Var::backward`] and [`Zero::finish`]; if the loss depends on parameters that no wrapper adds up.
     pub fn backward(&self, loss: &Var) -> Result<()> {
         // Nothing is under way, and after `zero_grad` all goes on.
-        self.core.check_unspoiled()?;
+        self.core.clear_refused_pass()?;
         let pass = || {
             self.check()?;
             consistency::check_reached("Zero", loss)?;
@@ -153,8 +158,8 @@ impl Zero {
     }
 
     fn broadcast_buffers(&self) -> Result<()> {
-        let buffer = |(_, source): &(String, Source)| match source {
-            Source::Buffer(buffer) if self.core.config.broadcast_buffers => Some(buffer.tensor()),
+        let buffer = |(_, source): &(String, EntryStorage)| match source {
+            EntryStorage::Buffer(buffer) if self.core.config.broadcast_buffers => Some(buffer.tensor()),
             _ => None,
         };
         let buffers: Vec<Tensor> = self.entries.iter().filter_map(buffer).collect();
@@ -192,7 +197,7 @@ impl Zero {
     /// # Errors
     /// If a later wrapper has the model, or as [`crate::comm::Pending::wait`].
     pub fn updated(&self) -> Result<()> {
-        self.check_lost()?;
+        self.check_not_replaced()?;
         self.core.updated(false)
     }
 
@@ -202,7 +207,7 @@ impl Zero {
     /// # Errors
     /// As [`crate::comm::Pending::wait`].
     pub fn gathered(&self) -> Result<Gathered> {
-        self.check_lost()?;
+        self.check_not_replaced()?;
         self.core.hold()?;
         Ok(Gathered::new(Held(self.core.clone())))
     }
@@ -214,13 +219,19 @@ impl Zero {
     }
 
     /// How many elements of the trained parameters each rank that shares a copy owns.
-    pub fn shares(&self) -> Vec<usize> {
+    pub fn shard_sizes(&self) -> Vec<usize> {
         let state = self.core.lock();
-        let mut shares = vec![0; self.core.ranks.shard.size()];
-        for flat in state.units.iter().flat_map(|g| &g.flats).filter(|f| f.trained) {
-            shares.iter_mut().zip(flat.cuts.counts()).for_each(|(share, count)| *share += count);
+        let mut sizes = vec![0; self.core.ranks.shard.size()];
+        for flat in state.units.iter().flat_map(|unit| &unit.flats).filter(|f| f.trained) {
+            sizes.iter_mut().zip(flat.cuts.counts()).for_each(|(size, count)| *size += count);
         }
-        shares
+        sizes
+    }
+
+    /// The former name of [`Zero::shard_sizes`].
+    #[deprecated(since = "0.1.0", note = "renamed to `shard_sizes`")]
+    pub fn shares(&self) -> Vec<usize> {
+        self.shard_sizes()
     }
 }
 
@@ -229,15 +240,16 @@ impl Drop for Zero {
         self.hooks.iter().for_each(HookHandle::remove);
         self.module_hooks.iter().for_each(UnitHooksHandle::remove);
         // A later wrapper owns the values and gradients.
-        if !self.core.is_lost() {
+        if !self.core.is_replaced() {
             self.core.abandon();
         }
-        let unused = self.core.ranks.all.size() > 1 && !self.core.was_used() && !self.core.is_lost();
-        let left: Option<Arc<dyn ParameterOwner>> = unused.then(|| Arc::new(consistency::Unused) as _);
+        let unused = self.core.ranks.all.size() > 1 && !self.core.was_used() && !self.core.is_replaced();
+        let left: Option<Arc<dyn ParameterOwner>> =
+            unused.then(|| Arc::new(consistency::DroppedWrapper) as _);
         let state = self.core.lock();
-        for (unit, holders) in state.units.iter().zip(&self.holders) {
+        for (unit, owner) in state.units.iter().zip(&self.owners) {
             for Member { parameter, .. } in unit.flats.iter().flat_map(|flat| &flat.members) {
-                parameter.release_owner(holders);
+                parameter.release_owner(owner);
                 left.iter().for_each(|left| parameter.set_owner(left.clone()));
             }
         }
@@ -283,7 +295,7 @@ impl DataParallel for Zero {
         self.check_model(model)?;
         Zero::load_full_state_dict(self, entries)
     }
-    fn parts(&self, model: &dyn Parameters) -> Result<Vec<Part>> {
+    fn parts(&self, model: &dyn Parameters) -> Result<Vec<ShardedTensor>> {
         self.check_model(model)?;
         Zero::sharded_state_dict(self)
     }
@@ -299,7 +311,7 @@ impl DataParallel for Zero {
 }
 
 /// Keeps all values gathered until it is dropped; see [`Zero::gathered`].
-struct Held(Arc<Core>);
+struct Held(Arc<ZeroCore>);
 
 impl Drop for Held {
     fn drop(&mut self) {

@@ -11,7 +11,7 @@
 //! Derivative: `dx = dy (e^(x - M) / Z - q)` with q the smoothed target. A rank computes it for its classes alone, without an
 //! exchange. It saves x and two numbers an item. Halves are computed in f32.
 //!
-//! The vocabulary is not padded: ranks have shares that differ by at most one class. Smoothing spreads over all classes
+//! The vocabulary is not padded: the numbers of the ranks' classes differ by at most one. Smoothing spreads over all classes
 //! and averages over all of them; Megatron-LM's (0.11) spreads over the rank's.
 //! Source: Shoeybi et al.: Megatron-LM (2019), section 3.
 
@@ -19,7 +19,8 @@ use phalanx_kernels as kernels;
 use phalanx_kernels::split_indices;
 use phalanx_nn::Error;
 use phalanx_nn::autograd::{
-    Backward, CrossEntropy, Cx, Grads, Reduction, Result, SavedVariable, Saver, Var, begins, grads1, record,
+    Backward, CrossEntropy, Cx, Grads, Reduction, Result, SaveContext, SavedVariable, Var, begins, grads1,
+    record,
 };
 use phalanx_tensor::{DType, Result as TensorResult, Scalar, Tensor, Value};
 
@@ -53,7 +54,7 @@ pub fn vocab_parallel_cross_entropy(
     let dtypes = [config.result_dtype(x.dtype()), wide(x)];
     let Merged { y, max, sum, factors } = merged(&all, targets.tensor(), dtypes, &split, config)?;
     drop(all);
-    record(OP, &[logits], y, |s: &Saver<'_>| {
+    record(OP, &[logits], y, |s: &SaveContext<'_>| {
         let on_target = kernels::full(elsewhere.shape(), smoothing - 1.0, wide(x), x.device())?;
         let on_target = kernels::masked_fill(&on_target, &elsewhere, Scalar::Float(-0.0))?;
         let [max, sum, factors, target, on_target] = [max, sum, factors, target, on_target].map(Var::new);

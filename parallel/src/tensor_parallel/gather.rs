@@ -18,10 +18,10 @@ use phalanx_nn::{LayerFactory, Parameter, Parameters, Shard};
 use phalanx_tensor::{DType, Device, Dims, Tensor, Window};
 use serde::{Deserialize, Serialize};
 
+use crate::all_gather::all_gather_object;
 use crate::comm::Comm;
 use crate::data_parallel::Entries;
-use crate::objects::all_gather_object;
-use crate::part::Part;
+use crate::sharded_tensor::ShardedTensor;
 use crate::{Error, Result};
 
 /// Writes the folder of a model that these ranks hold together, as [`phalanx_nn::models::save_model`] does on one device. All
@@ -48,14 +48,14 @@ pub fn save_model<L: LayerFactory>(
 /// # Errors
 /// If parts are missing, or as [`crate::comm::Pending::wait`].
 pub fn gather_parameters(parameters: &[Parameter], comm: &Comm) -> Result<Entries> {
-    gather_parts(&parameters.iter().map(Part::of_parameter).collect::<Vec<_>>(), comm)
+    gather_parts(&parameters.iter().map(ShardedTensor::of_parameter).collect::<Vec<_>>(), comm)
 }
 
-/// [`gather_parameters`] of any parts, of buffers too ([`Part::all_of`]), which are never split.
+/// [`gather_parameters`] of any parts, of buffers too ([`ShardedTensor::all_of`]), which are never split.
 ///
 /// # Errors
 /// As [`gather_parameters`].
-pub fn gather_parts(parts: &[Part], comm: &Comm) -> Result<Entries> {
+pub fn gather_parts(parts: &[ShardedTensor], comm: &Comm) -> Result<Entries> {
     let held = all_gather_object(comm, &parts.iter().map(HeldPart::of).collect::<Vec<_>>())?;
     let wanted = first_holders(&held);
     if comm.rank() != 0 {
@@ -121,7 +121,7 @@ fn first_holders(held: &[Vec<HeldPart>]) -> Vec<(usize, usize)> {
 }
 
 impl HeldPart {
-    fn of(part: &Part) -> HeldPart {
+    fn of(part: &ShardedTensor) -> HeldPart {
         let Shard { window: Window { global, offset }, extent } = &part.shard;
         HeldPart {
             name: part.name.clone(),

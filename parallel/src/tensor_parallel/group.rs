@@ -4,10 +4,10 @@
 use phalanx_nn::autograd::{Result as GradResult, Var};
 use phalanx_nn::{Error, Parameter, Squares, grad_squares, norm_of};
 
-use super::mappings::{Exchange, Exchanged, Split, exchanged, reduce_from_region};
+use super::mappings::{Exchange, PendingExchange, Split, exchanged, reduce_from_region};
 use crate::Result;
+use crate::all_gather::gather_sums;
 use crate::comm::Comm;
-use crate::objects::gather_sums;
 
 /// The ranks over which the layers of a model are split, as this rank sees them. It builds `nn`'s models with parallel layers,
 /// through [`phalanx_nn::LayerFactory`].
@@ -80,7 +80,7 @@ impl TensorParallel {
     ///
     /// # Errors
     /// None yet; kept for layers that check more.
-    pub fn share(&self, parameters: &[Parameter]) -> GradResult<()> {
+    pub fn all_reduce_whole_grads(&self, parameters: &[Parameter]) -> GradResult<()> {
         if !self.is_sequence_parallel() {
             return Ok(());
         }
@@ -92,6 +92,15 @@ impl TensorParallel {
             let _stays = leaf.var().on_grad(sum);
         }
         Ok(())
+    }
+
+    /// The former name of [`TensorParallel::all_reduce_whole_grads`].
+    ///
+    /// # Errors
+    /// As [`TensorParallel::all_reduce_whole_grads`].
+    #[deprecated(since = "0.1.0", note = "renamed to `all_reduce_whole_grads`")]
+    pub fn share(&self, parameters: &[Parameter]) -> GradResult<()> {
+        self.all_reduce_whole_grads(parameters)
     }
 
     pub(super) fn entering(&self, x: &Var) -> GradResult<[Exchange; 2]> {
@@ -118,32 +127,32 @@ impl TensorParallel {
 }
 
 /// An exchange inside a backward pass. It is asynchronous, unless it has to be differentiated again.
-pub(super) enum StartedExchange {
+pub(super) enum BackwardExchange {
     Done(Var),
-    Started(Exchanged),
+    Pending(PendingExchange),
 }
 
-impl StartedExchange {
+impl BackwardExchange {
     pub(super) fn new(
         x: Var,
         comm: &Comm,
         exchanges: [Exchange; 2],
         linked: bool,
-    ) -> GradResult<StartedExchange> {
+    ) -> GradResult<BackwardExchange> {
         match linked {
-            true => Ok(StartedExchange::Done(exchanged("exchange", x, comm, exchanges)?)),
+            true => Ok(BackwardExchange::Done(exchanged("exchange", x, comm, exchanges)?)),
             false => {
                 let [forth, _] = exchanges;
                 let spare = x.tensor().is_sole_owner();
-                Ok(StartedExchange::Started(forth.start(comm, x.tensor(), spare)?))
+                Ok(BackwardExchange::Pending(forth.start(comm, x.tensor(), spare)?))
             }
         }
     }
 
     pub(super) fn finish(self) -> GradResult<Var> {
         match self {
-            StartedExchange::Done(y) => Ok(y),
-            StartedExchange::Started(started) => Ok(Var::new(started.finish()?)),
+            BackwardExchange::Done(y) => Ok(y),
+            BackwardExchange::Pending(started) => Ok(Var::new(started.finish()?)),
         }
     }
 }

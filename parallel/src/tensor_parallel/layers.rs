@@ -64,7 +64,7 @@ impl LayerFactory for TensorParallel {
     }
 
     fn built(&self, parameters: &[Parameter]) -> Result<()> {
-        Ok(self.share(parameters)?)
+        Ok(self.all_reduce_whole_grads(parameters)?)
     }
 }
 

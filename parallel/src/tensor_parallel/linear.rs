@@ -2,7 +2,7 @@
 
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{
-    Backward, Cx, Grads, Result as GradResult, SavedVariable, Saver, Var, begins, linear_weight_grad,
+    Backward, Cx, Grads, Result as GradResult, SaveContext, SavedVariable, Var, begins, linear_weight_grad,
     record_many,
 };
 use phalanx_nn::tensor::{Dims, Window};
@@ -10,7 +10,7 @@ use phalanx_nn::{
     Error, Init, LinearConfig, LinearSpec, Module, Parameter, Result, Scope, Shard, parameters,
 };
 
-use super::group::{StartedExchange, TensorParallel};
+use super::group::{BackwardExchange, TensorParallel};
 use super::mappings::{Exchange, Split, exchanged};
 
 /// `y = x Wᵀ + b` for activations `x` `[.., in]`. A rank computes some of the outputs, and holds those rows of `W` `[out, in]`
@@ -226,7 +226,7 @@ pub(super) fn columns(group: &TensorParallel, x: &Var, maps: &[WeightAndBias]) -
     let weights = maps.iter().map(|(weight, _)| weight);
     let biases = maps.iter().filter_map(|(_, bias)| bias.as_ref());
     let inputs: Vec<&Var> = [x].into_iter().chain(weights).chain(biases).collect();
-    let save = |s: &Saver<'_>| {
+    let save = |s: &SaveContext<'_>| {
         let trains = (1..=maps.len()).any(|i| s.needs(i));
         let weights = (1..=maps.len()).map(|i| s.needs(0).then(|| s.input(i)).transpose());
         Ok(Columns {
@@ -240,6 +240,7 @@ pub(super) fn columns(group: &TensorParallel, x: &Var, maps: &[WeightAndBias]) -
     Ok(record_many("column_parallel", &inputs, outputs, save)?.into_vec())
 }
 
+/// The node of [`columns`].
 struct Columns {
     group: TensorParallel,
     /// Of `x` when it enters the region, and of its gradient when that leaves it.
@@ -256,7 +257,7 @@ impl Backward for Columns {
         let dys: Vec<Option<Var>> = dys.collect::<GradResult<_>>()?;
         let [enter, leave] = self.exchanges.clone();
         let begin =
-            |x: Var, exchanges| StartedExchange::new(x, self.group.comm(), exchanges, cx.create_graph());
+            |x: Var, exchanges| BackwardExchange::new(x, self.group.comm(), exchanges, cx.create_graph());
         let x = self.x.as_ref().filter(|_| (1..=count).any(|i| cx.needs(i)));
         let x = x.map(|x| begin(cx.get(x)?, [enter.clone(), leave.clone()])).transpose()?;
         let dx = self.partial(cx, &dys)?.map(|dx| begin(dx, [leave, enter])).transpose()?;
@@ -271,7 +272,7 @@ impl Backward for Columns {
             let dy = dy.as_ref().filter(|_| cx.needs(grads.len()));
             grads.push(dy.map(|dy| dy.sum(&[0], false)).transpose()?);
         }
-        grads[0] = dx.map(StartedExchange::finish).transpose()?;
+        grads[0] = dx.map(BackwardExchange::finish).transpose()?;
         Ok(grads)
     }
 }

@@ -20,9 +20,9 @@ use std::ops::Range;
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{Backward, Cx, Error, Grads, Result, Var, begins, grads1, record};
 use phalanx_nn::{Error as NnError, Result as NnResult};
-use phalanx_tensor::{Dim, Tensor};
+use phalanx_tensor::{Dim, Tensor, even_piece};
 
-use crate::comm::{self, Call, Comm, Pending, Reduction, shares};
+use crate::comm::{self, Call, Comm, Pending, Reduction};
 
 /// `f`: enters the region with `x`, of which every rank then computes something else. Backward adds the ranks' gradients.
 ///
@@ -100,6 +100,7 @@ pub(super) fn exchanged(
     record(name, &[&x], y, |_| Ok(Conjugate { name, comm: comm.clone(), exchanges: [back, forth] }))
 }
 
+/// The node of [`exchanged`]: backward is the second exchange, and its own backward the first again.
 struct Conjugate {
     name: &'static str,
     comm: Comm,
@@ -129,9 +130,9 @@ pub(super) enum Exchange {
 
 impl Exchange {
     /// Starts the exchange. With `spare` the tensor is not used any more, and the result may take its memory.
-    pub(super) fn start(&self, comm: &Comm, x: &Tensor, spare: bool) -> Result<Exchanged> {
+    pub(super) fn start(&self, comm: &Comm, x: &Tensor, spare: bool) -> Result<PendingExchange> {
         let (rank, begun) = (comm.rank(), |call: Call| Some(comm.start(call)));
-        let done = |result| Ok(Exchanged { pending: None, result, unpack: None });
+        let done = |result| Ok(PendingExchange { pending: None, result, unpack: None });
         if comm.size() == 1 {
             return done(x.clone());
         }
@@ -144,14 +145,14 @@ impl Exchange {
             Exchange::Sum => {
                 let sum = if spare && x.is_contiguous() { x.clone() } else { x.copy()? };
                 let pending = begun(Call::all_reduce(sum.clone(), Reduction::Sum));
-                Ok(Exchanged { pending, result: sum, unpack: None })
+                Ok(PendingExchange { pending, result: sum, unpack: None })
             }
             Exchange::Gather(split) => {
                 let shape = split.shape(x.shape(), split.total());
                 let parts = Tensor::empty(&[shape.iter().product()], x.dtype(), x.device())?;
                 let counts = counts(split, x.shape());
                 let pending = begun(Call::all_gather_uneven(parts.clone(), x.clone(), &counts));
-                Ok(Exchanged { pending, result: parts, unpack: Some((split.clone(), shape)) })
+                Ok(PendingExchange { pending, result: parts, unpack: Some((split.clone(), shape)) })
             }
             Exchange::SumPart(split) => {
                 let sum = Tensor::empty(&split.shape(x.shape(), split.lengths[rank]), x.dtype(), x.device())?;
@@ -161,7 +162,7 @@ impl Exchange {
                     &counts(split, x.shape()),
                     Reduction::Sum,
                 );
-                Ok(Exchanged { pending: begun(call), result: sum, unpack: None })
+                Ok(PendingExchange { pending: begun(call), result: sum, unpack: None })
             }
         }
     }
@@ -173,14 +174,14 @@ impl Exchange {
 }
 
 /// An exchange that was started.
-pub(super) struct Exchanged {
+pub(super) struct PendingExchange {
     pending: Option<Pending>,
     result: Tensor,
     /// If the result is parts one after the other: the split, and the shape of the whole tensor.
     unpack: Option<(Split, Vec<usize>)>,
 }
 
-impl Exchanged {
+impl PendingExchange {
     /// Waits for the result.
     pub(super) fn finish(self) -> Result<Tensor> {
         if let Some(pending) = self.pending {
@@ -265,7 +266,8 @@ impl Split {
             let why = format!("got {count} to cut over {ranks} ranks, wanted at least one each");
             return Err(NnError::invalid(what, why));
         }
-        Ok(Split { dim, lengths: shares(count, ranks) })
+        let lengths = (0..ranks).map(|rank| even_piece(count, ranks, rank).len()).collect();
+        Ok(Split { dim, lengths })
     }
 
     /// `count` along `dim` in equal parts.

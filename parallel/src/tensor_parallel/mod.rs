@@ -25,7 +25,7 @@
 //!
 //! All ranks hold what is not split: norms, biases of row-parallel layers, positions, and keys and values whose heads do not
 //! divide by the ranks. [`Shard::is_whole`](phalanx_nn::Shard::is_whole) tells such a parameter. Its gradients are the same on
-//! all ranks after every backward pass: with sequence parallelism a hook adds the ranks' parts ([`TensorParallel::share`]).
+//! all ranks after every backward pass: with sequence parallelism a hook adds the ranks' parts ([`TensorParallel::all_reduce_whole_grads`]).
 //!
 //! ```text
 //! mappings       how a dimension is split, exchanges, and exchanges as differentiable functions

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use phalanx_nn::{Parameter, Shard, cut};
 use phalanx_parallel::checkpoint::Checkpoint;
-use phalanx_parallel::part::Part;
+use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::io::SafeTensors;
 use phalanx_tensor::{DType, Device, Dims, Tensor, Window};
@@ -36,7 +36,7 @@ fn of(values: Range<usize>, dtype: DType, device: Device) -> Tensor {
 }
 
 /// What a rank has, with its values or with others.
-fn parts(layout: Cut, rank: usize, device: Device, values: bool) -> Vec<Part> {
+fn parts(layout: Cut, rank: usize, device: Device, values: bool) -> Vec<ShardedTensor> {
     let (group, member) = (rank % layout.tp, rank / layout.tp);
     let mut parts = Vec::new();
     for (number, (name, shape, dim)) in TENSORS.into_iter().enumerate() {
@@ -50,7 +50,7 @@ fn parts(layout: Cut, rank: usize, device: Device, values: bool) -> Vec<Part> {
         let whole = of(0..shape.iter().product(), dtype, device).with_shape(shape).unwrap();
         let mine = shard.of(&whole).unwrap().copy().unwrap();
         let parameter = Parameter::shard(name, mine, shard).unwrap();
-        let mut part = Part::of_parameter(&parameter);
+        let mut part = ShardedTensor::of_parameter(&parameter);
         if layout.zero {
             let range = cut(part.range.len(), layout.dp)[member].clone();
             let flat = part.values.with_shape(&[part.range.len()]).unwrap();
@@ -153,7 +153,7 @@ fn a_piece_of_a_layer_reads_only_the_blocks_that_hold_it() {
     let shard = Shard { window, extent: Dims::from_slice(&[2, 6]) };
     let rows = |range: Range<usize>| {
         let values = Tensor::zeros(&[range.len()], DType::F32, Device::CPU).unwrap();
-        Part { name: "table".into(), shard: shard.clone(), range, values, buffer: false }
+        ShardedTensor { name: "table".into(), shard: shard.clone(), range, values, buffer: false }
     };
     let near = rows(0..10);
     saved.read(std::slice::from_ref(&near)).unwrap();

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use phalanx_parallel::checkpoint::{Checkpoint, Saver};
-use phalanx_parallel::part::Part;
+use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::{DType, Device, Tensor};
 
@@ -18,9 +18,9 @@ fn tensor(n: usize, dtype: DType) -> Tensor {
     phalanx_kernels::cast(&Tensor::from_slice(&values, &[n], Device::CPU).unwrap(), dtype).unwrap()
 }
 
-fn parts() -> Vec<Part> {
+fn parts() -> Vec<ShardedTensor> {
     let moments = tensor(33, DType::F64).with_shape(&[3, 11]).unwrap();
-    vec![Part::whole("w", tensor(50, DType::F32)), Part::whole("v", moments)]
+    vec![ShardedTensor::whole("w", tensor(50, DType::F32)), ShardedTensor::whole("v", moments)]
 }
 
 fn saved(place: &Place, ranks: usize) -> std::path::PathBuf {
@@ -34,8 +34,8 @@ fn read(folder: &Path) -> Result<Vec<Vec<u8>>> {
     let saved = Checkpoint::open(folder)?;
     saved.verify()?;
     assert_eq!(saved.settings(), &settings(7));
-    let parts: Vec<Part> =
-        parts().into_iter().map(|p| Part { values: p.values.zeros_like().unwrap(), ..p }).collect();
+    let parts: Vec<ShardedTensor> =
+        parts().into_iter().map(|p| ShardedTensor { values: p.values.zeros_like().unwrap(), ..p }).collect();
     saved.read(&parts)?;
     parts.iter().map(|part| Ok(part.values.to_bytes()?)).collect()
 }
@@ -73,7 +73,8 @@ fn every_flipped_bit_and_every_cut_is_found() {
 fn of_several_damages_the_first_is_named_each_time() {
     let place = Place::new("first");
     let folder = place.join("saved");
-    let parts = || (0..64).map(|n| Part::whole(format!("t{n:02}"), tensor(1000, DType::F32))).collect();
+    let parts =
+        || (0..64).map(|n| ShardedTensor::whole(format!("t{n:02}"), tensor(1000, DType::F32))).collect();
     launch::threads(1, |rank| save(&rank, &folder, parts(), &settings(7))).unwrap();
     let path = folder.join("rank-0.safetensors");
     let mut bytes = fs::read(&path).unwrap();
@@ -91,15 +92,15 @@ fn of_several_damages_the_first_is_named_each_time() {
 fn what_does_not_fit_is_named_and_changes_nothing() {
     let place = Place::new("fit");
     let saved = Checkpoint::open(saved(&place, 1)).unwrap();
-    let part = |name: &str, values: Tensor| Part::whole(name, values);
+    let part = |name: &str, values: Tensor| ShardedTensor::whole(name, values);
     let seven = || phalanx_kernels::full(&[50], 7.0, DType::F32, Device::CPU).unwrap();
     for (wrong, says) in [
         (part("x", tensor(50, DType::F32)), "missing: x"),
         (part("v", tensor(34, DType::F64)), "got [3, 11], wanted [34]"),
         (part("v", tensor(33, DType::F32)), "saved as f64, wanted f32"),
         (part("v", tensor(66, DType::F64).slice(0, 0, 66, 2).unwrap()), "contiguous"),
-        (Part { range: 0..60, ..part("w", tensor(60, DType::F32)) }, "got [50], wanted [60]"),
-        (Part { range: 1..51, ..part("w", seven()) }, "elements 1..51"),
+        (ShardedTensor { range: 0..60, ..part("w", tensor(60, DType::F32)) }, "got [50], wanted [60]"),
+        (ShardedTensor { range: 1..51, ..part("w", seven()) }, "elements 1..51"),
     ] {
         let fitting = part("w", seven());
         let error = saved.read(&[fitting.clone(), wrong]).unwrap_err().to_string();
@@ -134,7 +135,7 @@ fn what_goes_wrong_on_one_rank_all_hear() {
     let folder = saved(&place, 1);
     let run = |rank: launch::Rank| -> Result<String> {
         let names = ["w", "w", "other"];
-        let part = Part { name: names[rank.rank()].into(), ..parts().remove(0) };
+        let part = ShardedTensor { name: names[rank.rank()].into(), ..parts().remove(0) };
         Ok(Checkpoint::open(&folder)?.load(rank.comm(), &[part]).unwrap_err().to_string())
     };
     for error in launch::threads(3, run).unwrap() {
@@ -162,8 +163,8 @@ fn folders_without_a_checkpoint_are_refused() {
 const FOLDER: &str = "PHALANX_TEST_KILLED_FOLDER";
 const ELEMENTS: usize = 40_000;
 
-fn part(rank: usize, value: f64) -> Part {
-    Part::whole(
+fn part(rank: usize, value: f64) -> ShardedTensor {
+    ShardedTensor::whole(
         format!("w{rank}"),
         phalanx_kernels::full(&[ELEMENTS], value, DType::F32, Device::CPU).unwrap(),
     )

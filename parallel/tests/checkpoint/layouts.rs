@@ -8,9 +8,9 @@ use phalanx_kernels as kernels;
 use phalanx_nn::models::{Decoder, GptConfig, ModelConfig, Stage as ModelStage};
 use phalanx_nn::{AdamW, OneDevice, Optimizer, Parameter, Parameters, Scope, cut, grad_norm};
 use phalanx_parallel::checkpoint::{Checkpoint, Saver, Trained};
-use phalanx_parallel::data_parallel::{Alone, DataParallel, Ddp, DdpConfig};
-use phalanx_parallel::part::Part;
-use phalanx_parallel::sharded::{Ownership, Stage, Zero, ZeroConfig};
+use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig, SingleDevice};
+use phalanx_parallel::sharded::{Ownership, Zero, ZeroConfig, ZeroStage};
+use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_parallel::{Result, checkpoint, launch, sharded};
 use phalanx_tensor::{DType, Device};
 
@@ -31,9 +31,9 @@ fn share(model: &dyn Parameters, rank: &launch::Rank, zero: usize) -> Result<Box
     let (comm, grad_dtype) = (rank.comm().clone(), Some(DType::F32));
     let stage = match zero {
         0 => return Ok(Box::new(Ddp::new(model, comm, DdpConfig { grad_dtype, ..DdpConfig::default() })?)),
-        1 => Stage::Optimizer,
-        2 => Stage::Gradients,
-        _ => Stage::Parameters,
+        1 => ZeroStage::Optimizer,
+        2 => ZeroStage::Gradients,
+        _ => ZeroStage::Parameters,
     };
     // Cuts of both kinds.
     let ownership = if rank.size().is_multiple_of(2) { Ownership::Even } else { Ownership::Whole };
@@ -54,7 +54,7 @@ fn train(
         let model = gpt::model(dtype, rank.device());
         let share = share(&model, &rank, zero)?;
         let mut optimizer = gpt::optimizer(share.parameters());
-        let trained = [Trained { model: &model, share: &*share }];
+        let trained = [Trained { model: &model, wrapper: &*share }];
         if let Some(folder) = from {
             // What is read must not be there already.
             share
@@ -163,19 +163,19 @@ fn over<T: Send>(
         let model = model(stage, stages, seed, rank.device());
         let peers = rank.comm().group(&Vec::from_iter(stage * each..(stage + 1) * each))?;
         let share: Box<dyn DataParallel> = match each {
-            1 => Box::new(Alone::new(&model)),
-            _ => Box::new(Zero::new(&model, peers, ZeroConfig::new(sharded::Stage::Parameters))?),
+            1 => Box::new(SingleDevice::new(&model)),
+            _ => Box::new(Zero::new(&model, peers, ZeroConfig::new(sharded::ZeroStage::Parameters))?),
         };
         let mut optimizer = gpt::optimizer(share.parameters());
-        f(&rank, &[Trained { model: &model, share: &*share }], &mut optimizer)
+        f(&rank, &[Trained { model: &model, wrapper: &*share }], &mut optimizer)
     };
     launch::threads(stages * each, run).unwrap()
 }
 
 fn write(stages: usize, each: usize, folder: &Path) {
     over(stages, each, 1, |rank, trained, optimizer| {
-        step(&trained[0].share.parameters(), optimizer)?;
-        trained[0].share.updated()?;
+        step(&trained[0].wrapper.parameters(), optimizer)?;
+        trained[0].wrapper.updated()?;
         save(rank, folder, checkpoint::parts(trained, &[optimizer])?, &settings(1))
     });
 }
@@ -184,7 +184,7 @@ fn write(stages: usize, each: usize, folder: &Path) {
 fn everything(folder: &Path) -> Vec<(String, Vec<u8>)> {
     over(1, 1, 2, |rank, trained, optimizer| {
         Checkpoint::open(folder)?.restore(rank.comm(), trained, &mut [optimizer])?;
-        let parts: Vec<Part> = checkpoint::parts(trained, &[optimizer])?;
+        let parts: Vec<ShardedTensor> = checkpoint::parts(trained, &[optimizer])?;
         parts.into_iter().map(|part| Ok((part.name, part.values.to_bytes()?))).collect::<Result<Vec<_>>>()
     })
     .swap_remove(0)

@@ -13,7 +13,7 @@ mod wires;
 use std::path::{Path, PathBuf};
 
 use phalanx_parallel::checkpoint::{Saver, Settings};
-use phalanx_parallel::part::Part;
+use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_parallel::{Result, launch};
 
 /// A folder of a test's own, removed when it ends.
@@ -39,7 +39,7 @@ impl Drop for Place {
 }
 
 /// Saves and waits, with small blocks, so that tensors have several.
-fn save(rank: &launch::Rank, folder: &Path, parts: Vec<Part>, settings: &Settings) -> Result<()> {
+fn save(rank: &launch::Rank, folder: &Path, parts: Vec<ShardedTensor>, settings: &Settings) -> Result<()> {
     let mut saver = Saver::new(rank.comm())?.with_block(64)?;
     saver.save(folder, parts, settings)?;
     saver.wait()

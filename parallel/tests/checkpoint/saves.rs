@@ -8,8 +8,8 @@ use std::time::Duration;
 use phalanx_nn::{BatchNormConfig, Buffer, Module, Parameters, Scope};
 use phalanx_parallel::checkpoint::{BLOCK, Checkpoint, Saver, Trained};
 use phalanx_parallel::data_parallel::DataParallel;
-use phalanx_parallel::part::Part;
-use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
+use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
+use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_parallel::{Result, checkpoint, launch};
 use phalanx_tensor::{Context, DType, Device, Tensor};
 
@@ -34,15 +34,15 @@ fn each_save_replaces_the_one_before() {
         for number in 1..4 {
             saver.wait()?;
             phalanx_kernels::fill_(&mut w, number as f64)?;
-            saver.save(&folder, vec![Part::whole("w", w.clone())], &settings(number))?;
+            saver.save(&folder, vec![ShardedTensor::whole("w", w.clone())], &settings(number))?;
         }
         // Another follows at once, and one is left to the end.
-        saver.save(&folder, vec![Part::whole("w", w.clone())], &settings(4))
+        saver.save(&folder, vec![ShardedTensor::whole("w", w.clone())], &settings(4))
     };
     launch::threads(3, run).unwrap();
     let saved = Checkpoint::open(&folder).unwrap();
     assert_eq!(step(&saved), "4");
-    let part = Part::whole("w", filled(0.0, 1000));
+    let part = ShardedTensor::whole("w", filled(0.0, 1000));
     saved.read(std::slice::from_ref(&part)).unwrap();
     assert_eq!(part.values.to_vec::<f32>().unwrap(), [3.0; 1000]);
     let beside: Vec<_> = fs::read_dir(folder.parent().unwrap()).unwrap().collect();
@@ -53,7 +53,7 @@ fn each_save_replaces_the_one_before() {
 fn what_a_killed_save_leaves_is_no_checkpoint_and_the_next_removes_it() {
     let place = Place::new("killed");
     let (folder, half) = (place.join("saved"), place.join(".saved.saving"));
-    let part = || vec![Part::whole("w", filled(1.0, 100))];
+    let part = || vec![ShardedTensor::whole("w", filled(1.0, 100))];
     let write = |number| {
         launch::threads(2, |rank| save(&rank, &folder, part(), &settings(number))).unwrap();
     };
@@ -90,7 +90,7 @@ fn a_tensor_that_is_written_meanwhile_is_an_error_on_every_rank() {
     let run = |rank: launch::Rank| -> Result<String> {
         let mut saver = Saver::new(rank.comm())?;
         let mut w = filled(rank.rank() as f64, 2000);
-        let parts = vec![Part::whole(format!("w{}", rank.rank()), w.clone())];
+        let parts = vec![ShardedTensor::whole(format!("w{}", rank.rank()), w.clone())];
         save(&rank, &folder, parts.clone(), &settings(1))?;
         // Nothing is written before the last rank has come, which is after the tensor was written.
         if rank.rank() != 2 {
@@ -126,7 +126,7 @@ fn buffers_are_those_of_the_first_rank_when_the_save_began() {
         };
         pass()?;
         let mut saver = Saver::new(rank.comm())?;
-        saver.save(&folder, Part::all_of(&norm), &settings(1))?;
+        saver.save(&folder, ShardedTensor::all_of(&norm), &settings(1))?;
         for _ in 0..5 {
             pass()?;
         }
@@ -134,7 +134,7 @@ fn buffers_are_those_of_the_first_rank_when_the_save_began() {
     };
     launch::threads(2, run).unwrap();
     let norm = BatchNormConfig::new(3).init_1d(&Scope::new(1, DType::F32, Device::CPU)).unwrap();
-    Checkpoint::open(&folder).unwrap().read(&Part::all_of(&norm)).unwrap();
+    Checkpoint::open(&folder).unwrap().read(&ShardedTensor::all_of(&norm)).unwrap();
     let mut means = Vec::new();
     norm.visit("", &mut |path, entry| {
         if path == "running_mean" {
@@ -143,7 +143,7 @@ fn buffers_are_those_of_the_first_rank_when_the_save_began() {
     });
     assert_eq!(means, [0.2; 3], "a tenth of the first rank's mean");
     let plain = Buffer::new(filled(1.0, 2));
-    assert!(Part::of_buffer("b", &plain).buffer);
+    assert!(ShardedTensor::of_buffer("b", &plain).buffer);
 }
 
 #[test]
@@ -152,7 +152,7 @@ fn a_rank_that_fails_while_others_save_ends_all_with_its_cause() {
     for panics in [false, true] {
         let run = |rank: launch::Rank| -> Result<()> {
             let mut saver = Saver::new(rank.comm())?.with_block(8)?;
-            let w = Part::whole(format!("w{}", rank.rank()), filled(1.0, 300_000));
+            let w = ShardedTensor::whole(format!("w{}", rank.rank()), filled(1.0, 300_000));
             saver.save(place.join("saved"), vec![w], &settings(1))?;
             if rank.rank() == 1 {
                 assert!(!panics, "the panic of rank 1");
@@ -176,7 +176,7 @@ fn a_rank_that_does_not_come_is_named() {
         if rank.rank() == 2 {
             return Ok(());
         }
-        saver.save(place.join("saved"), vec![Part::whole("w", filled(1.0, 3))], &settings(1))?;
+        saver.save(place.join("saved"), vec![ShardedTensor::whole("w", filled(1.0, 3))], &settings(1))?;
         saver.wait()
     };
     let ended = launch::Threads::new(3).timeout(Duration::from_secs(20)).run(run);
@@ -186,16 +186,22 @@ fn a_rank_that_does_not_come_is_named() {
 #[test]
 fn what_cannot_be_saved_is_refused_on_every_rank() {
     let place = Place::new("refused");
-    type Make = fn(usize) -> Part;
+    type Make = fn(usize) -> ShardedTensor;
     let cases: [(Make, &str); 5] = [
-        (|rank| Part { range: 0..rank + 3, ..Part::whole("w", filled(1.0, 4)) }, "part of w"),
-        (|rank| Part::whole("w", filled(1.0, 3 + rank)), "rank 0 has f32 [3], rank 1 f32 [4]"),
         (
-            |_| Part { range: 0..2, ..Part { values: filled(1.0, 2), ..Part::whole("w", filled(1.0, 3)) } },
+            |rank| ShardedTensor { range: 0..rank + 3, ..ShardedTensor::whole("w", filled(1.0, 4)) },
+            "part of w",
+        ),
+        (|rank| ShardedTensor::whole("w", filled(1.0, 3 + rank)), "rank 0 has f32 [3], rank 1 f32 [4]"),
+        (
+            |_| ShardedTensor {
+                range: 0..2,
+                ..ShardedTensor { values: filled(1.0, 2), ..ShardedTensor::whole("w", filled(1.0, 3)) }
+            },
             "2 of 3",
         ),
-        (|_| Part::whole("w", Tensor::zeros(&[2], DType::F32, Device::Meta(0)).unwrap()), "on meta"),
-        (|_| Part::whole("w", filled(1.0, 6).slice(0, 0, 6, 2).unwrap()), "contiguous"),
+        (|_| ShardedTensor::whole("w", Tensor::zeros(&[2], DType::F32, Device::Meta(0)).unwrap()), "on meta"),
+        (|_| ShardedTensor::whole("w", filled(1.0, 6).slice(0, 0, 6, 2).unwrap()), "contiguous"),
     ];
     for (part, says) in cases {
         let run = |rank: launch::Rank| -> Result<String> {
@@ -209,7 +215,7 @@ fn what_cannot_be_saved_is_refused_on_every_rank() {
     }
     let run = |rank: launch::Rank| -> Result<()> {
         let folder = place.join(&format!("saved-{}", rank.rank()));
-        save(&rank, &folder, vec![Part::whole("w", filled(1.0, 3))], &settings(1))
+        save(&rank, &folder, vec![ShardedTensor::whole("w", filled(1.0, 3))], &settings(1))
     };
     assert!(launch::threads(2, run).unwrap_err().to_string().contains("saved-1"));
 }
@@ -225,8 +231,8 @@ fn a_table_larger_than_all_else_is_shared_out() {
     let folder = place.join("saved");
     let saved = launch::threads(3, |rank| -> Result<()> {
         let parts = vec![
-            Part::whole("table", table(elements, rank.device())),
-            Part::whole("small", table(5, rank.device())),
+            ShardedTensor::whole("table", table(elements, rank.device())),
+            ShardedTensor::whole("small", table(5, rank.device())),
         ];
         let mut saver = Saver::new(rank.comm())?;
         saver.save(&folder, parts, &settings(1))?;
@@ -237,8 +243,10 @@ fn a_table_larger_than_all_else_is_shared_out() {
         let bytes = fs::metadata(folder.join(format!("rank-{rank}.safetensors"))).unwrap().len() as usize;
         assert!((BLOCK..BLOCK + 1000).contains(&bytes), "rank {rank} has written {bytes}");
     }
-    let read =
-        Part::whole("table", Tensor::zeros(&[elements], phalanx_tensor::DType::F32, Device::CPU).unwrap());
+    let read = ShardedTensor::whole(
+        "table",
+        Tensor::zeros(&[elements], phalanx_tensor::DType::F32, Device::CPU).unwrap(),
+    );
     let saved = Checkpoint::open(&folder).unwrap();
     saved.verify().unwrap();
     saved.read(std::slice::from_ref(&read)).unwrap();
@@ -253,10 +261,10 @@ fn train(wide: bool, from: Option<&str>, to: Option<&str>, place: &Place) -> Sta
         let model = gpt::model(DType::BF16, rank.device());
         let shard_dtype = wide.then_some(DType::F32);
         let grad_dtype = Some(DType::F32);
-        let config = ZeroConfig { shard_dtype, grad_dtype, ..ZeroConfig::new(Stage::Parameters) };
+        let config = ZeroConfig { shard_dtype, grad_dtype, ..ZeroConfig::new(ZeroStage::Parameters) };
         let zero = Zero::new(&model, rank.comm().clone(), config)?;
         let mut optimizer = gpt::optimizer(zero.parameters());
-        let trained = [Trained { model: &model, share: &zero }];
+        let trained = [Trained { model: &model, wrapper: &zero }];
         if let Some(from) = from {
             Checkpoint::open(place.join(from))?.restore(rank.comm(), &trained, &mut [&mut optimizer])?;
         }
@@ -292,10 +300,10 @@ fn nothing_is_rounded_where_the_bits_would_be_lost() {
     train(true, None, Some("wide"), &place);
     let run = |rank: launch::Rank| -> Result<String> {
         let model = gpt::model(DType::BF16, rank.device());
-        let share = phalanx_parallel::data_parallel::Alone::new(&model);
+        let share = phalanx_parallel::data_parallel::SingleDevice::new(&model);
         phalanx_nn::note_ranks(2); // as a rank that holds nothing
         let mut optimizer = phalanx_nn::Rule::init(phalanx_nn::Sgd::default(), vec![])?;
-        let trained = [Trained { model: &model, share: &share }];
+        let trained = [Trained { model: &model, wrapper: &share }];
         let saved = Checkpoint::open(place.join("wide"))?;
         Ok(saved.restore(rank.comm(), &trained, &mut [&mut optimizer]).unwrap_err().to_string())
     };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use phalanx_parallel::checkpoint::{Checkpoint, Saver};
 use phalanx_parallel::comm::Reduction;
 use phalanx_parallel::launch::{Environment, Rank};
-use phalanx_parallel::part::Part;
+use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_parallel::{Error, Result};
 use phalanx_tensor::{DType, Device, Tensor};
 
@@ -28,9 +28,12 @@ fn run(f: impl Fn(Rank) -> Result<()> + Sync) -> Vec<Result<(), String>> {
     })
 }
 
-fn parts(rank: &Rank, value: f64) -> Result<Vec<Part>> {
+fn parts(rank: &Rank, value: f64) -> Result<Vec<ShardedTensor>> {
     let of = |n: usize| phalanx_kernels::full(&[n], value, DType::F32, Device::CPU);
-    Ok(vec![Part::whole("all", of(500)?), Part::whole(format!("w{}", rank.rank()), of(100_000)?)])
+    Ok(vec![
+        ShardedTensor::whole("all", of(500)?),
+        ShardedTensor::whole(format!("w{}", rank.rank()), of(100_000)?),
+    ])
 }
 
 /// Saves while other calls go on.

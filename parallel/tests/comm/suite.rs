@@ -1,22 +1,22 @@
 //! The suite that every backend passes: what one rank calls and checks. Its random programs of collectives are derived from a
 //! seed, so every rank has the same.
 
-use phalanx_parallel::comm::{Call, Comm, Kind, Pending, Reduction};
+use phalanx_parallel::comm::{Call, CollectiveKind, Comm, Pending, Reduction};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::twin::{Value, bits, collective, draw, tensor, values};
 
 /// The kinds that all ranks of a group call.
-pub const COLLECTIVES: [Kind; 9] = [
-    Kind::Barrier,
-    Kind::AllReduce,
-    Kind::ReduceScatter,
-    Kind::AllGather,
-    Kind::Broadcast,
-    Kind::Reduce,
-    Kind::Gather,
-    Kind::Scatter,
-    Kind::AllToAll,
+pub const COLLECTIVES: [CollectiveKind; 9] = [
+    CollectiveKind::Barrier,
+    CollectiveKind::AllReduce,
+    CollectiveKind::ReduceScatter,
+    CollectiveKind::AllGather,
+    CollectiveKind::Broadcast,
+    CollectiveKind::Reduce,
+    CollectiveKind::Gather,
+    CollectiveKind::Scatter,
+    CollectiveKind::AllToAll,
 ];
 
 const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Prod, Reduction::Max, Reduction::Min];
@@ -24,7 +24,7 @@ const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Prod, Reduction::
 /// One step of a program.
 #[derive(Clone, Copy, Debug)]
 pub struct Step {
-    pub kind: Kind,
+    pub kind: CollectiveKind,
     pub by: Reduction,
     pub dtype: DType,
     pub count: usize,
@@ -48,12 +48,12 @@ impl Step {
     fn sizes(&self, rank: usize, size: usize) -> (usize, usize) {
         let (one, all) = (self.count, self.count * size);
         match self.kind {
-            Kind::AllReduce | Kind::Broadcast | Kind::Reduce => (one, one),
-            Kind::ReduceScatter => (all, one),
-            Kind::AllGather => (one, all),
-            Kind::Gather => (one, if rank == self.root { all } else { 0 }),
-            Kind::Scatter => (if rank == self.root { all } else { 0 }, one),
-            Kind::AllToAll => (all, all),
+            CollectiveKind::AllReduce | CollectiveKind::Broadcast | CollectiveKind::Reduce => (one, one),
+            CollectiveKind::ReduceScatter => (all, one),
+            CollectiveKind::AllGather => (one, all),
+            CollectiveKind::Gather => (one, if rank == self.root { all } else { 0 }),
+            CollectiveKind::Scatter => (if rank == self.root { all } else { 0 }, one),
+            CollectiveKind::AllToAll => (all, all),
             _ => (0, 0),
         }
     }
@@ -66,20 +66,23 @@ impl Step {
             (0..size).map(one).collect()
         };
         let (inputs, before) = (draws(0, |s| s.0), draws(1000, |s| s.1));
-        let in_place = matches!(self.kind, Kind::AllReduce | Kind::Broadcast | Kind::Reduce);
+        let in_place = matches!(
+            self.kind,
+            CollectiveKind::AllReduce | CollectiveKind::Broadcast | CollectiveKind::Reduce
+        );
         let before = if in_place { inputs.clone() } else { before };
         let make = |values: &[Value]| tensor(self.dtype, values, device);
         let (input, output) = (make(&inputs[rank]), make(&before[rank]));
         let at_root = |t: &Tensor| (rank == self.root).then(|| t.clone());
         let call = match self.kind {
-            Kind::AllReduce => Call::all_reduce(output.clone(), self.by),
-            Kind::ReduceScatter => Call::reduce_scatter(output.clone(), input, self.by),
-            Kind::AllGather => Call::all_gather(output.clone(), input),
-            Kind::Broadcast => Call::broadcast(output.clone(), self.root),
-            Kind::Reduce => Call::reduce(output.clone(), self.root, self.by),
-            Kind::Gather => Call::gather(at_root(&output), input, self.root),
-            Kind::Scatter => Call::scatter(output.clone(), at_root(&input), self.root),
-            Kind::AllToAll => Call::all_to_all(output.clone(), input),
+            CollectiveKind::AllReduce => Call::all_reduce(output.clone(), self.by),
+            CollectiveKind::ReduceScatter => Call::reduce_scatter(output.clone(), input, self.by),
+            CollectiveKind::AllGather => Call::all_gather(output.clone(), input),
+            CollectiveKind::Broadcast => Call::broadcast(output.clone(), self.root),
+            CollectiveKind::Reduce => Call::reduce(output.clone(), self.root, self.by),
+            CollectiveKind::Gather => Call::gather(at_root(&output), input, self.root),
+            CollectiveKind::Scatter => Call::scatter(output.clone(), at_root(&input), self.root),
+            CollectiveKind::AllToAll => Call::all_to_all(output.clone(), input),
             _ => Call::barrier(),
         };
         let wanted = collective(self.kind, self.by, self.root, &inputs, &before).swap_remove(rank);
@@ -101,7 +104,7 @@ impl Running {
         self.pending.wait().map_err(|e| e.to_string())?;
         let wanted: Vec<u64> = self.wanted.into_iter().map(Value::bits).collect();
         let got = bits(&self.output);
-        if self.step.kind != Kind::Barrier && got != wanted {
+        if self.step.kind != CollectiveKind::Barrier && got != wanted {
             let at = got.iter().zip(&wanted).position(|(a, b)| a != b);
             return Err(format!("WRONG {:?}: first at {at:?} of {}", self.step, wanted.len()));
         }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use phalanx_parallel::comm::{Call, Comm, Error, Kind, Observed, Reduction, observed};
+use phalanx_parallel::comm::{Call, CollectiveKind, Comm, Error, Observed, Reduction, observed};
 use phalanx_parallel::launch;
 use phalanx_parallel::launch::{Rank, Threads, threads};
 use phalanx_tensor::{DType, Device, Tensor};
@@ -70,18 +70,18 @@ fn every_way(rank: &Rank) -> Result<(), Error> {
     };
     let mut x = Tensor::zeros(&[10], DType::F32, rank.device())?;
     comm.all_reduce(&mut x, Reduction::Sum)?;
-    next(Kind::AllReduce, 40);
+    next(CollectiveKind::AllReduce, 40);
     comm.start(Call::broadcast(x.clone(), 0)).wait()?;
-    next(Kind::Broadcast, 40);
+    next(CollectiveKind::Broadcast, 40);
     let all = comm.split(Some(0), 0)?.unwrap();
     all.barrier()?;
-    next(Kind::Barrier, 0);
+    next(CollectiveKind::Barrier, 0);
     let pair = all.group(&[0, 1])?;
     match rank.rank() {
         0 => pair.send(&x, 1)?,
         _ => pair.recv(&mut x, 0)?,
     }
-    next([Kind::Send, Kind::Receive][rank.rank()], 40);
+    next([CollectiveKind::Send, CollectiveKind::Receive][rank.rank()], 40);
     assert_eq!(comm.traffic(), rank.comm().traffic());
     Ok(())
 }
@@ -95,7 +95,7 @@ fn a_call_is_reported_before_its_waiter_goes_on() {
 }
 
 /// Rank 1 comes late; rank 0, which looks much later still, is told of the end when it was.
-fn nobody_waits(rank: &Rank, started: &Barrier) -> Result<(), Error> {
+fn no_rank_waits(rank: &Rank, started: &Barrier) -> Result<(), Error> {
     let (comm, heard) = watched(rank);
     let late = Duration::from_millis(200);
     if rank.rank() == 1 {
@@ -121,10 +121,10 @@ fn nobody_waits(rank: &Rank, started: &Barrier) -> Result<(), Error> {
 }
 
 #[test]
-fn the_end_is_the_true_one_though_nobody_waits() {
+fn the_end_is_the_true_one_though_no_rank_waits() {
     let started = Barrier::new(2);
-    threads(2, |rank| nobody_waits(&rank, &started)).unwrap();
-    for outcome in run(2, LONG, |rank| nobody_waits(&rank, &started).map_err(|e| e.to_string())) {
+    threads(2, |rank| no_rank_waits(&rank, &started)).unwrap();
+    for outcome in run(2, LONG, |rank| no_rank_waits(&rank, &started).map_err(|e| e.to_string())) {
         outcome.unwrap();
     }
 }

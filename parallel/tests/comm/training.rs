@@ -12,7 +12,7 @@ use phalanx_parallel::Result;
 use phalanx_parallel::comm::Comm;
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig};
 use phalanx_parallel::launch::{Rank, Threads};
-use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
+use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
 use phalanx_tensor::DType;
 
 use crate::faults::{first_seed, patiently, stall, trials, trials_over_wires};
@@ -88,7 +88,7 @@ impl Trial {
         let model: Decoder = ModelConfig::Gpt(config).init(&Scope::new(1, DType::F32, rank.device()))?;
         let buckets = DdpConfig { first_bucket_bytes: 1 << 8, bucket_bytes: 1 << 10, ..DdpConfig::default() };
         let comm = rank.comm().clone();
-        let share: Box<dyn DataParallel> = match Stage::try_from(self.zero) {
+        let share: Box<dyn DataParallel> = match ZeroStage::try_from(self.zero) {
             Ok(stage) => Box::new(Zero::new(&model, comm.clone(), ZeroConfig::new(stage))?),
             Err(_) => Box::new(Ddp::new(&model, comm.clone(), buckets)?),
         };

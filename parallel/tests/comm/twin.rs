@@ -1,6 +1,6 @@
 //! What every rank must get, computed from the definition of each collective, element by element.
 
-use phalanx_parallel::comm::{Kind, Reduction};
+use phalanx_parallel::comm::{CollectiveKind, Reduction};
 use phalanx_tensor::{DType, Device, Tensor, bf16, f16};
 
 /// A counter-based draw (splitmix64).
@@ -167,7 +167,7 @@ pub fn reduce(by: Reduction, ranks: &[Value]) -> Value {
 /// What each rank's output holds after a collective with equal shares: `inputs[r]` is what rank `r` gives, `before[r]`
 /// what its output held.
 pub fn collective(
-    kind: Kind,
+    kind: CollectiveKind,
     by: Reduction,
     root: usize,
     inputs: &[Vec<Value>],
@@ -184,15 +184,15 @@ pub fn collective(
     let at_root = |r: usize, value: Vec<Value>| if r == root { value } else { before[r].clone() };
     (0..size)
         .map(|r| match kind {
-            Kind::Barrier | Kind::Send | Kind::Receive => vec![],
-            Kind::AllReduce => reduced(0..inputs[0].len()),
-            Kind::ReduceScatter => reduced(share(r, 0)),
-            Kind::AllGather => inputs.concat(),
-            Kind::Broadcast => inputs[root].clone(),
-            Kind::Reduce => at_root(r, reduced(0..inputs[0].len())),
-            Kind::Gather => at_root(r, inputs.concat()),
-            Kind::Scatter => inputs[root][share(r, root)].to_vec(),
-            Kind::AllToAll => (0..size).flat_map(|q| inputs[q][share(r, q)].to_vec()).collect(),
+            CollectiveKind::Barrier | CollectiveKind::Send | CollectiveKind::Receive => vec![],
+            CollectiveKind::AllReduce => reduced(0..inputs[0].len()),
+            CollectiveKind::ReduceScatter => reduced(share(r, 0)),
+            CollectiveKind::AllGather => inputs.concat(),
+            CollectiveKind::Broadcast => inputs[root].clone(),
+            CollectiveKind::Reduce => at_root(r, reduced(0..inputs[0].len())),
+            CollectiveKind::Gather => at_root(r, inputs.concat()),
+            CollectiveKind::Scatter => inputs[root][share(r, root)].to_vec(),
+            CollectiveKind::AllToAll => (0..size).flat_map(|q| inputs[q][share(r, q)].to_vec()).collect(),
         })
         .collect()
 }

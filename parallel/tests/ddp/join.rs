@@ -3,7 +3,7 @@
 use phalanx_nn::autograd::ContextMode;
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{BatchNormConfig, Module, Parameters, Scope};
-use phalanx_parallel::data_parallel::{Average, Ddp, DdpConfig, Divisor, Uneven};
+use phalanx_parallel::data_parallel::{Average, Ddp, DdpConfig, Divisor, JoinConfig};
 use phalanx_parallel::{Error, Result, launch};
 use phalanx_tensor::{Context, DType, Tensor};
 
@@ -89,7 +89,7 @@ fn together(counts: &[usize], run: Run) -> Vec<Vec<Vec<u8>>> {
         };
         let ddp = Ddp::new(&model, rank.comm().clone(), config)?;
         let mut optimizer = model.optimizer();
-        let uneven = Uneven { divisor: run.divisor, ..Uneven::default() };
+        let uneven = JoinConfig { divisor: run.divisor, ..JoinConfig::default() };
         ddp.join(0..counts[rank.rank()], uneven, |number| {
             if let Some(number) = number {
                 for micro in 0..run.micros {
@@ -159,7 +159,7 @@ fn a_rank_that_runs_out_early_can_be_an_error_on_all_ranks() {
     let body = |rank: launch::Rank| -> Result<()> {
         let model = Small::new(rank.device());
         let ddp = Ddp::new(&model, rank.comm().clone(), DdpConfig::default())?;
-        let refuse = Uneven { refuse: true, ..Uneven::default() };
+        let refuse = JoinConfig { refuse: true, ..JoinConfig::default() };
         let step = |number: Option<usize>| match number {
             Some(number) => {
                 ddp.backward(&model.loss(number as u64, 2, true)?).and_then(|()| model.zero_grad())
@@ -180,7 +180,7 @@ fn different_numbers_of_passes_and_failing_steps_end_all_ranks() {
     let passes = |rank: launch::Rank| -> Result<()> {
         let model = Small::new(rank.device());
         let ddp = Ddp::new(&model, rank.comm().clone(), DdpConfig::default())?;
-        ddp.join(0..3, Uneven::default(), |_| {
+        ddp.join(0..3, JoinConfig::default(), |_| {
             let twice = 1 + usize::from(rank.rank() == 1);
             (0..twice).try_for_each(|_| ddp.backward(&model.loss(1, 2, true)?))?;
             model.zero_grad()
@@ -191,7 +191,7 @@ fn different_numbers_of_passes_and_failing_steps_end_all_ranks() {
     let failing = |rank: launch::Rank| -> Result<()> {
         let model = Small::new(rank.device());
         let ddp = Ddp::new(&model, rank.comm().clone(), DdpConfig::default())?;
-        ddp.join(0..2 * rank.rank(), Uneven::default(), |number| match number {
+        ddp.join(0..2 * rank.rank(), JoinConfig::default(), |number| match number {
             Some(3) => Err(phalanx_nn::Error::invalid("step", "no more").into()),
             Some(number) => ddp.backward(&model.loss(number as u64, 2, true)?),
             None => Ok(()),
@@ -210,7 +210,7 @@ fn running(broadcast_buffers: bool) -> Vec<Vec<f32>> {
         let _train = Context::with(|c| c.set_train(true));
         let mean = || -> Result<f32> { Ok(model.running_mean.as_ref().unwrap().tensor().to_vec()?[1]) };
         let mut seen = Vec::new();
-        ddp.join(0..[1, 2, 2][rank.rank()], Uneven::default(), |number| {
+        ddp.join(0..[1, 2, 2][rank.rank()], JoinConfig::default(), |number| {
             if let Some(number) = number {
                 let x = [0f32, 0.0, 2.0, (10 * (rank.rank() + 1) + number) as f32];
                 let x = Var::new(Tensor::from_slice(&x, &[2, 2], rank.device())?);

@@ -19,7 +19,7 @@ use phalanx_nn::{
 };
 use phalanx_parallel::comm::Comm;
 use phalanx_parallel::data_parallel::{
-    AllReduce, Average, Bucket, BucketHook, Compress, Ddp, DdpConfig, Rest,
+    AllReduce, Average, Bucket, BucketHook, Compress, Ddp, DdpConfig, PendingBucket,
 };
 use phalanx_parallel::engine::{Engine, EngineConfig, Lane};
 use phalanx_parallel::{Result, launch};
@@ -290,7 +290,7 @@ fn an_engine_with_threads_gives_the_same_bits() {
 struct Refuses;
 
 impl BucketHook for Refuses {
-    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<Rest> {
+    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<PendingBucket> {
         if bucket.index == 1 && comm.rank() == 1 {
             return Err(phalanx_nn::Error::invalid("hook", "not this one").into());
         }

@@ -8,7 +8,7 @@ use phalanx_nn::autograd::{Slot, Var};
 use phalanx_nn::{Linear, LinearConfig, Module, Parameter, Parameters, Scope, parameters};
 use phalanx_parallel::comm::Comm;
 use phalanx_parallel::data_parallel::{
-    AllReduce, Average, Bucket, BucketHook, DataParallel, Ddp, DdpConfig, Rest,
+    AllReduce, Average, Bucket, BucketHook, DataParallel, Ddp, DdpConfig, PendingBucket,
 };
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::{DType, Device, Tensor};
@@ -125,7 +125,7 @@ fn a_backward_pass_of_ones_own_is_announced() {
 struct Remembers;
 
 impl BucketHook for Remembers {
-    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<Rest> {
+    fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<PendingBucket> {
         let (rest, mut sums) = (AllReduce.start(bucket, comm)?, bucket.gradients.clone());
         Ok(Box::new(move || {
             rest()?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use phalanx_kernels as kernels;
 use phalanx_parallel::data_parallel::{
-    Average, Bucket, BucketHook, Ddp, DdpConfig, PowerSgd, PowerSgdConfig, Uneven,
+    Average, Bucket, BucketHook, Ddp, DdpConfig, JoinConfig, PowerSgd, PowerSgdConfig,
 };
 use phalanx_parallel::engine::{Engine, EngineConfig, Lane};
 use phalanx_parallel::{Result, launch};
@@ -168,7 +168,7 @@ fn ranks_without_batches_and_unused_parameters_go_along() {
         let model = Small::new(rank.device());
         let ddp = Ddp::new(&model, rank.comm().clone(), config.clone())?;
         let mut optimizer = model.optimizer();
-        ddp.join(0..2 * rank.rank(), Uneven::default(), |number| {
+        ddp.join(0..2 * rank.rank(), JoinConfig::default(), |number| {
             if let Some(number) = number {
                 ddp.backward(&model.loss(number as u64, 2, number == 1)?)?;
             }

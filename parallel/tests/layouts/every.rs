@@ -9,8 +9,8 @@ use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
 use phalanx_parallel::Result;
 use phalanx_parallel::hybrid::Layout;
 use phalanx_parallel::launch::Rank;
-use phalanx_parallel::part::Part;
 use phalanx_parallel::pipeline::schedule::NAMES;
+use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_tensor::DType;
 
 use crate::case::{Case, Draws, LENGTH, WIDTH, all, gpt, llama};
@@ -134,7 +134,7 @@ fn check_sgd(case: &Case) {
     let whole = gradients(&single.share).unwrap();
     single.update();
     let values = named(single.parts());
-    let rank = |rank: Rank| -> Result<[Vec<Part>; 2]> {
+    let rank = |rank: Rank| -> Result<[Vec<ShardedTensor>; 2]> {
         let _context = context(0);
         let mut run = Run::new(case, rank.comm(), rank.device(), Update::Sgd)?;
         run.pass(0)?;

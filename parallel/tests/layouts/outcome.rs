@@ -11,9 +11,9 @@ use phalanx_nn::{Clip, Optimizer, Parameters, Rule, Scope};
 use phalanx_parallel::Result;
 use phalanx_parallel::checkpoint::{self, Checkpoint, Trained};
 use phalanx_parallel::comm;
-use phalanx_parallel::data_parallel::{Alone, DataParallel};
+use phalanx_parallel::data_parallel::{DataParallel, SingleDevice};
 use phalanx_parallel::launch::{Rank, Threads};
-use phalanx_parallel::part::Part;
+use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_tensor::{Context, DType, Device, Tensor};
 
 use crate::case::Case;
@@ -34,7 +34,7 @@ pub struct Alike {
 pub struct Own {
     pub losses: Vec<Vec<f64>>,
     pub norms: Vec<f64>,
-    pub parts: Vec<Part>,
+    pub parts: Vec<ShardedTensor>,
 }
 
 impl Own {
@@ -63,7 +63,7 @@ pub fn together(case: &Case, steps: Range<u64>) -> Vec<Own> {
 pub struct Single {
     case: Case,
     pub model: Decoder,
-    pub share: Alone,
+    pub share: SingleDevice,
     pub optimizer: Optimizer<Box<dyn Rule>>,
 }
 
@@ -72,7 +72,7 @@ impl Single {
         let model = case.model.init(&Scope::new(SEED, case.dtype, Device::CPU)).unwrap();
         model.parameters().iter().for_each(|p| p.set_grad_dtype(grad_dtype(case)).unwrap());
         case.freeze(&model.parameters());
-        let share = Alone::new(&model);
+        let share = SingleDevice::new(&model);
         let optimizer = update.optimizer(share.parameters()).unwrap();
         Single { case: case.clone(), share, model, optimizer }
     }
@@ -80,7 +80,7 @@ impl Single {
     /// Goes on from a checkpoint.
     pub fn restore(&mut self, saved: &Checkpoint) {
         let comm = comm::threads::world(1, Duration::ZERO).swap_remove(0);
-        let trained = [Trained { model: &self.model, share: &self.share }];
+        let trained = [Trained { model: &self.model, wrapper: &self.share }];
         saved.restore(&comm, &trained, &mut [&mut self.optimizer]).unwrap();
     }
 
@@ -114,8 +114,8 @@ impl Single {
     }
 
     /// The model and its optimizer.
-    pub fn parts(&self) -> Vec<Part> {
-        let trained = [Trained { model: &self.model, share: &self.share }];
+    pub fn parts(&self) -> Vec<ShardedTensor> {
+        let trained = [Trained { model: &self.model, wrapper: &self.share }];
         checkpoint::parts(&trained, &[&self.optimizer]).unwrap()
     }
 
@@ -136,7 +136,7 @@ pub fn alone(case: &Case, steps: Range<u64>) -> Alike {
 }
 
 /// Whole tensors by their names.
-pub fn named(parts: Vec<Part>) -> BTreeMap<String, Vec<f64>> {
+pub fn named(parts: Vec<ShardedTensor>) -> BTreeMap<String, Vec<f64>> {
     parts.into_iter().map(|part| (part.name.clone(), numbers(&part.values))).collect()
 }
 
@@ -145,7 +145,7 @@ fn numbers(values: &Tensor) -> Vec<f64> {
 }
 
 /// The numbers of a part's elements in the whole.
-fn elements(part: &Part) -> Vec<i64> {
+fn elements(part: &ShardedTensor) -> Vec<i64> {
     let shape = &part.shard.window.global;
     let all: Vec<i64> = (0..shape.iter().product::<usize>() as i64).collect();
     let all = Tensor::from_slice(&all, shape, Device::CPU).unwrap();
@@ -153,7 +153,12 @@ fn elements(part: &Part) -> Vec<i64> {
 }
 
 /// Panics unless parts that ranks have are those of whole tensors, to a part of the largest element, and all there are.
-pub fn assert_parts(case: &Case, parts: &[&Part], wanted: &BTreeMap<String, Vec<f64>>, tolerance: f64) {
+pub fn assert_parts(
+    case: &Case,
+    parts: &[&ShardedTensor],
+    wanted: &BTreeMap<String, Vec<f64>>,
+    tolerance: f64,
+) {
     let mut missing: BTreeMap<&str, Vec<bool>> =
         wanted.iter().map(|(name, values)| (&**name, vec![true; values.len()])).collect();
     for part in parts {

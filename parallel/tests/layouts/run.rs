@@ -8,12 +8,12 @@ use phalanx_nn::{
 };
 use phalanx_parallel::checkpoint::{self, Checkpoint, Trained};
 use phalanx_parallel::comm::Comm;
-use phalanx_parallel::data_parallel::{Alone, DataParallel, Ddp, DdpConfig};
-use phalanx_parallel::hybrid::{self, OnMesh, Step};
+use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig, SingleDevice};
+use phalanx_parallel::hybrid::{self, MeshParallel, Step};
 use phalanx_parallel::mesh::{Axis, Groups};
-use phalanx_parallel::part::Part;
 use phalanx_parallel::pipeline::ranks::{Chunks, Pipeline};
-use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
+use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
+use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_parallel::tensor_parallel::TensorParallel;
 use phalanx_parallel::{Error, Result};
 use phalanx_tensor::{Context, DType, Device, RngKey, Tensor};
@@ -103,7 +103,7 @@ impl Run {
         case.freeze(&model.parameters());
         let replicas = replicas(case, &model, groups.along(Axis::Dp))?;
         let share: Arc<dyn DataParallel> =
-            Arc::new(OnMesh::new(&model, replicas, groups.clone(), &schedule)?);
+            Arc::new(MeshParallel::new(&model, replicas, groups.clone(), &schedule)?);
         let optimizer = update.optimizer(share.parameters())?;
         Ok(Run { case: case.clone(), device, groups, model: Arc::new(model), pipeline, share, optimizer })
     }
@@ -135,8 +135,8 @@ impl Run {
     }
 
     /// What this rank has of the model and the optimizer.
-    pub fn parts(&self) -> Result<Vec<Part>> {
-        let trained = Trained { model: &*self.model, share: &*self.share };
+    pub fn parts(&self) -> Result<Vec<ShardedTensor>> {
+        let trained = Trained { model: &*self.model, wrapper: &*self.share };
         checkpoint::parts(&[trained], &[&self.optimizer])
     }
 
@@ -149,7 +149,7 @@ impl Run {
     /// Goes on from a checkpoint. The values before must differ from those in it.
     pub fn restore(&mut self, saved: &Checkpoint, comm: &Comm) -> Result<()> {
         self.forget()?;
-        let trained = Trained { model: &*self.model, share: &*self.share };
+        let trained = Trained { model: &*self.model, wrapper: &*self.share };
         saved.restore(comm, &[trained], &mut [&mut self.optimizer])
     }
 }
@@ -160,20 +160,20 @@ fn replicas(case: &Case, model: &impl Parameters, comm: &Comm) -> Result<Box<dyn
     let ddp =
         DdpConfig { first_bucket_bytes: 1 << 11, bucket_bytes: 1 << 13, grad_dtype, ..DdpConfig::default() };
     Ok(match (case.zero, comm.size()) {
-        (0, 1) => Box::new(Alone::new(model)),
+        (0, 1) => Box::new(SingleDevice::new(model)),
         (0, _) => Box::new(Ddp::new(model, comm.clone(), ddp)?),
         (stage, _) => {
-            let config = ZeroConfig { grad_dtype, ..ZeroConfig::new(Stage::try_from(stage)?) };
+            let config = ZeroConfig { grad_dtype, ..ZeroConfig::new(ZeroStage::try_from(stage)?) };
             Box::new(Zero::new(model, comm.clone(), config)?)
         }
     })
 }
 
 /// Gradients of parameters or of parts of them.
-pub fn gradients(share: &dyn DataParallel) -> Result<Vec<Part>> {
+pub fn gradients(share: &dyn DataParallel) -> Result<Vec<ShardedTensor>> {
     let of = |p: Parameter| {
         let grad = p.grad()?.ok_or_else(|| Error::Config(format!("no gradient of {}", p.name())))?;
-        Ok(Part { values: grad.contiguous()?.copy()?, ..Part::of_parameter(&p) })
+        Ok(ShardedTensor { values: grad.contiguous()?.copy()?, ..ShardedTensor::of_parameter(&p) })
     };
     share.parameters().into_iter().map(of).collect()
 }

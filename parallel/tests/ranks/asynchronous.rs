@@ -11,9 +11,9 @@ use phalanx_parallel::launch::Rank;
 use phalanx_parallel::mesh::{Axis, Groups, Mesh};
 use phalanx_parallel::pipeline::ranks::{AsynchronousPipeline, Executed, Pipeline, Stages, Weights};
 use phalanx_parallel::pipeline::schedule::{
-    Action, Asynchronous, Kind, Schedule, weight_stashing, with_transfers,
+    Action, ActionKind, Asynchronous, Schedule, weight_stashing, with_transfers,
 };
-use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
+use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::{Result, comm, launch};
 use phalanx_tensor::{DType, Device};
 
@@ -156,7 +156,7 @@ impl Weights for Faltering {
 
     fn update(&mut self, stage: usize, update: usize) -> Result<()> {
         let Action { kind, micro_batch, .. } = self.fault.action;
-        let due = kind == Kind::Update && update == micro_batch / self.descent.case.interval();
+        let due = kind == ActionKind::Update && update == micro_batch / self.descent.case.interval();
         if due { Err(self.fault.strike().into()) } else { self.descent.update(stage, update) }
     }
 }
@@ -329,7 +329,7 @@ fn train_replicas(case: &Case, zero: u8, replicas: usize, rank: &Rank) -> Result
     let (line, others) = (groups.along(Axis::Pp), groups.along(Axis::Dp));
     let work = Work::new(case, line.rank(), rank.device())?;
     let buckets = DdpConfig { first_bucket_bytes: 1 << 8, bucket_bytes: 1 << 10, ..DdpConfig::default() };
-    let share: Arc<dyn DataParallel> = match Stage::try_from(zero) {
+    let share: Arc<dyn DataParallel> = match ZeroStage::try_from(zero) {
         Ok(stage) => Arc::new(Zero::new(&*work.model, others.clone(), ZeroConfig::new(stage))?),
         Err(_) => Arc::new(Ddp::new(&*work.model, others.clone(), buckets)?),
     };

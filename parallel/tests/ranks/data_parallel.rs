@@ -10,7 +10,7 @@ use phalanx_parallel::launch::Rank;
 use phalanx_parallel::mesh::{Axis, Groups, Mesh};
 use phalanx_parallel::pipeline::ranks::{Chunks, Pipeline, Stages, TiedTable};
 use phalanx_parallel::pipeline::schedule::{NAMES, by_name, gpipe};
-use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
+use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::Device;
 
@@ -71,7 +71,7 @@ fn train(
     let tied = TiedTable::new(&work.model, &schedule, line)?;
     // In which the two sites of the tied table are not together.
     let buckets = DdpConfig { first_bucket_bytes: 1 << 8, bucket_bytes: 1 << 10, ..DdpConfig::default() };
-    let share: Box<dyn DataParallel> = match Stage::try_from(zero) {
+    let share: Box<dyn DataParallel> = match ZeroStage::try_from(zero) {
         Ok(stage) => Box::new(Zero::new(&work.model, replicas.clone(), ZeroConfig::new(stage))?),
         Err(_) => Box::new(Ddp::new(&work.model, replicas.clone(), buckets)?),
     };

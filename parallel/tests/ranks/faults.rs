@@ -12,7 +12,7 @@ use phalanx_parallel::comm::{self, Call, Comm, Communicator, Pending, Traffic};
 use phalanx_parallel::launch::{Environment, Rank, Threads, environment};
 use phalanx_parallel::pipeline::ranks::{Pipeline, Spec, Stages};
 use phalanx_parallel::pipeline::schedule::{
-    Action, Kind, Schedule, by_name, one_f_one_b, with_transfers, zb_h1,
+    Action, ActionKind, Schedule, by_name, one_f_one_b, with_transfers, zb_h1,
 };
 use phalanx_parallel::{Error, Result};
 use phalanx_tensor::{DType, Device, Tensor};
@@ -62,11 +62,11 @@ impl<W: Stages> Stages for Faulty<W> {
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> Result<Var> {
         let fault = self.fault;
         let here = (fault.action.stage, fault.action.micro_batch) == (stage, micro_batch);
-        if here && fault.action.kind == Kind::Forward {
+        if here && fault.action.kind == ActionKind::Forward {
             return Err(fault.strike().into());
         }
         let output = self.work.forward(stage, micro_batch, input)?;
-        if here && matches!(fault.action.kind, Kind::Backward | Kind::Input) {
+        if here && matches!(fault.action.kind, ActionKind::Backward | ActionKind::Input) {
             output.on_grad(move |_| Err(fault.strike()));
         }
         Ok(output)
@@ -78,7 +78,7 @@ impl<W: Stages> Stages for Faulty<W> {
 pub struct Broken {
     comm: Comm,
     fault: Fault,
-    kind: comm::Kind,
+    kind: comm::CollectiveKind,
     /// Calls of that kind that are still to go well.
     left: AtomicUsize,
 }
@@ -87,10 +87,10 @@ impl Broken {
     /// A communicator that fails in the fault's transfer, if this rank's list has it. Each transfer is one call.
     pub fn over(comm: &Comm, list: &[Action], fault: Fault) -> Comm {
         let kind = |action: &Action| match action.kind {
-            Kind::SendForward | Kind::SendBackward => comm::Kind::Send,
-            Kind::RecvForward | Kind::RecvBackward => comm::Kind::Receive,
+            ActionKind::SendForward | ActionKind::SendBackward => comm::CollectiveKind::Send,
+            ActionKind::RecvForward | ActionKind::RecvBackward => comm::CollectiveKind::Receive,
             // There is none.
-            _ => comm::Kind::Scatter,
+            _ => comm::CollectiveKind::Scatter,
         };
         let (calls, kind_of) =
             (list.iter().take_while(|action| **action != fault.action), kind(&fault.action));
@@ -156,7 +156,7 @@ pub fn step(schedule: &Schedule, fault: Option<Fault>, rank: &Rank) -> Result<()
     let weights = work.model.of(fault.action.stage)?.parameters();
     let left = AtomicUsize::new(fault.action.micro_batch);
     let _hook = weights[weights.len() - 1].leaves()[0].on_accumulate(move |_| {
-        let due = fault.action.kind == Kind::Weight && left.fetch_sub(1, Ordering::Relaxed) == 0;
+        let due = fault.action.kind == ActionKind::Weight && left.fetch_sub(1, Ordering::Relaxed) == 0;
         if due { Err(fault.strike()) } else { Ok(()) }
     });
     Pipeline::new(schedule, broken, rank.device())?.train(&Arc::new(Faulty { work, fault }))?;
@@ -194,7 +194,7 @@ fn a_fault_in_any_action_ends_all_ranks_with_its_cause_rank_and_action() {
 /// Panics unless every rank says what went wrong where.
 pub fn assert_named(heard: Vec<String>, culprit: usize, Fault { action, how }: Fault) {
     let panics = how == How::Panic;
-    let is_send = matches!(action.kind, Kind::SendForward | Kind::SendBackward);
+    let is_send = matches!(action.kind, ActionKind::SendForward | ActionKind::SendBackward);
     let cause = if is_send && !panics { "got rank 3" } else { "the layer is broken" };
     for (rank, text) in heard.into_iter().enumerate() {
         let place = match rank == culprit {

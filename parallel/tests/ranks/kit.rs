@@ -177,7 +177,7 @@ pub fn train_on<L: LayerFactory>(
         work.step = step;
         let shared = Arc::new(work);
         let losses = pipeline.train(&shared)?;
-        work = Arc::into_inner(shared).expect("nobody keeps the work");
+        work = Arc::into_inner(shared).expect("the work has other owners");
         tied.iter().try_for_each(TiedTable::exchange)?;
         trained.step(losses, &mut optimizer, &parameters);
     }

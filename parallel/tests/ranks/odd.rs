@@ -6,7 +6,9 @@ use phalanx_nn::autograd::Var;
 use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{Linear, LinearConfig, Module, Parameters, Scope};
 use phalanx_parallel::pipeline::ranks::{Chunks, Executed, Pipeline, Spec, Stages};
-use phalanx_parallel::pipeline::schedule::{Kind, NAMES, Schedule, by_name, one_f_one_b, with_transfers};
+use phalanx_parallel::pipeline::schedule::{
+    ActionKind, NAMES, Schedule, by_name, one_f_one_b, with_transfers,
+};
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::{DType, Device, Dims};
 
@@ -93,7 +95,7 @@ fn every_micro_batch_may_have_its_own_shape() {
 }
 
 #[test]
-fn stages_that_use_no_input_or_train_nothing_stop_nobody() {
+fn stages_that_use_no_input_or_train_nothing_stop_no_rank() {
     for schedule in [one_f_one_b(3, 2).unwrap(), by_name("zb-h1", 3, 1, 2).unwrap()] {
         let deaf = |maps: &mut Maps| maps.deaf = Some(1);
         let (_, grads) = together(run(&schedule, deaf, RecomputeMode::Never).unwrap());
@@ -148,7 +150,8 @@ fn an_observer_hears_of_every_action_in_order() {
     for (heard, wanted) in heard.unwrap().into_iter().zip(&schedule.ranks) {
         assert_eq!(&heard.iter().map(|done| done.action).collect::<Vec<_>>(), wanted);
         assert!(heard.iter().all(|done| done.started <= done.ended));
-        let is_send = |done: &&Executed| matches!(done.action.kind, Kind::SendForward | Kind::SendBackward);
+        let is_send =
+            |done: &&Executed| matches!(done.action.kind, ActionKind::SendForward | ActionKind::SendBackward);
         let (_, others): (Vec<&Executed>, Vec<&Executed>) = heard.iter().partition(is_send);
         assert!(others.windows(2).all(|pair| pair[0].ended <= pair[1].started), "one after the other");
     }

@@ -11,13 +11,13 @@ use phalanx_nn::{
 };
 use phalanx_parallel::comm::Comm;
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig, NoSync, SyncBatchNorm};
-use phalanx_parallel::hybrid::OnMesh;
+use phalanx_parallel::hybrid::MeshParallel;
 use phalanx_parallel::launch::Rank;
 use phalanx_parallel::mesh::{Axis, Groups, Mesh};
-use phalanx_parallel::part::Part;
 use phalanx_parallel::pipeline::ranks::{Chunks, Pipeline, Stages};
 use phalanx_parallel::pipeline::schedule::{Schedule, by_name};
-use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
+use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
+use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_parallel::{Error, Result, launch};
 use phalanx_tensor::{Context, DType, Device, Tensor};
 
@@ -67,7 +67,7 @@ fn loss(y: &Var) -> Result<Var> {
 
 struct Work {
     model: Chunks<Numbered>,
-    share: OnMesh,
+    share: MeshParallel,
     replica: usize,
     stages: usize,
     step: Mutex<usize>,
@@ -88,13 +88,13 @@ impl Stages for Work {
 }
 
 /// What the ranks share.
-fn share(model: &Chunks<Numbered>, groups: &Groups, schedule: &Schedule, zero: u8) -> Result<OnMesh> {
+fn share(model: &Chunks<Numbered>, groups: &Groups, schedule: &Schedule, zero: u8) -> Result<MeshParallel> {
     let replicas = groups.along(Axis::Dp).clone();
-    let replicas: Box<dyn DataParallel> = match Stage::try_from(zero) {
+    let replicas: Box<dyn DataParallel> = match ZeroStage::try_from(zero) {
         Ok(stage) => Box::new(Zero::new(model, replicas, ZeroConfig::new(stage))?),
         Err(_) => Box::new(Ddp::new(model, replicas, DdpConfig::default())?),
     };
-    OnMesh::new(model, replicas, groups.clone(), schedule)
+    MeshParallel::new(model, replicas, groups.clone(), schedule)
 }
 
 /// A rank's stages.
@@ -129,7 +129,7 @@ fn train(name: &str, zero: u8, mode: RecomputeMode, rank: &Rank) -> Result<State
     whole(&work.share, &work.model)
 }
 
-fn whole(share: &OnMesh, model: &Chunks<Numbered>) -> Result<State> {
+fn whole(share: &MeshParallel, model: &Chunks<Numbered>) -> Result<State> {
     let entries = share.full_state_dict(model)?;
     entries.iter().map(|(name, t)| Ok((name.clone(), t.to_bytes()?))).collect::<Result<_, Error>>()
 }
@@ -156,7 +156,7 @@ fn alone(steps: usize, stages: usize) -> Vec<(String, Tensor)> {
         optimizer.step().unwrap();
         optimizer.zero_grad().unwrap();
     }
-    parts.iter().flat_map(Part::all_of).map(|part| (part.name, part.values)).collect()
+    parts.iter().flat_map(ShardedTensor::all_of).map(|part| (part.name, part.values)).collect()
 }
 
 #[test]

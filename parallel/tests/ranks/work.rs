@@ -1,4 +1,4 @@
-//! `Work`, the computation as a function of the batch; and what is refused when a call is missing, such as `exchange`.
+//! `StageFn`, the computation as a function of the batch; and what is refused when a call is missing, such as `exchange`.
 
 use std::sync::{Arc, Mutex};
 
@@ -8,7 +8,7 @@ use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig};
 use phalanx_parallel::launch::Rank;
 use phalanx_parallel::mesh::{Axis, Groups, Mesh};
 use phalanx_parallel::pipeline::ranks::{
-    AsynchronousPipeline, Chunks, Pipeline, Spec, TiedTable, Turn, Weights, Work,
+    AsynchronousPipeline, Chunks, Pipeline, Spec, StageArgs, StageFn, TiedTable, Weights,
 };
 use phalanx_parallel::pipeline::schedule::{double_buffered, gpipe, one_f_one_b};
 use phalanx_parallel::{Result, launch};
@@ -40,16 +40,16 @@ fn train(rank: &Rank, replicas: usize, says_specs: bool) -> Result<Vec<Vec<f32>>
     let mut optimizer = Sgd::default().init(vec![Group::new(model.parameters(), 0.1)])?;
     let pipeline = Pipeline::new(&one_f_one_b(2, 3)?, line.clone(), rank.device())?;
     let layers = model.clone();
-    let mut work = Work::new(move |turn: Turn<'_, Tensor>, input: Option<&Var>| {
-        let rows = turn.rows(turn.batch.shape()[0]);
-        let x = Var::new(turn.batch.narrow(0, rows.start, rows.len())?);
-        let y = layers.of(turn.stage)?.forward(input.unwrap_or(&x))?;
-        if turn.stage == 1 { loss(&y) } else { Ok(y) }
+    let mut work = StageFn::new(move |args: StageArgs<'_, Tensor>, input: Option<&Var>| {
+        let rows = args.rows(args.batch.shape()[0]);
+        let x = Var::new(args.batch.narrow(0, rows.start, rows.len())?);
+        let y = layers.of(args.stage)?.forward(input.unwrap_or(&x))?;
+        if args.stage == 1 { loss(&y) } else { Ok(y) }
     })
-    .shared_with(ddp.clone());
+    .with_data_parallel(ddp.clone());
     if says_specs {
-        work = work.with_input_spec(|turn| {
-            let rows = turn.rows(turn.batch.shape()[0]).len();
+        work = work.with_input_spec(|args| {
+            let rows = args.rows(args.batch.shape()[0]).len();
             Some(Spec { shape: [rows, 3].into_iter().collect(), dtype: DType::F32 })
         });
     }
@@ -104,7 +104,7 @@ fn work_on_a_batch_trains_as_one_device_does() {
     }
 }
 
-/// What a turn said: stage, micro-batch, of how many, update, step, batch.
+/// What the arguments said: stage, micro-batch, of how many, update, step, batch.
 type Said = [usize; 6];
 
 #[test]
@@ -113,8 +113,8 @@ fn a_turn_says_what_is_to_be_computed() {
         let model = Arc::new(layer(rank.rank(), rank.device())?);
         let said = Arc::new(Mutex::new(Vec::new()));
         let (layer, notes) = (model.clone(), said.clone());
-        let work = Work::new(move |turn: Turn<'_, usize>, input: Option<&Var>| {
-            let Turn { stage, micro_batch, micro_batches, update, step, batch } = turn;
+        let work = StageFn::new(move |args: StageArgs<'_, usize>, input: Option<&Var>| {
+            let StageArgs { stage, micro_batch, micro_batches, update, step, batch } = args;
             notes.lock().unwrap().push([stage, micro_batch, micro_batches, update, step as usize, *batch]);
             let x = Var::new(Tensor::zeros(&[1, 3], DType::F32, layer.weight.device())?);
             let y = layer.forward(input.unwrap_or(&x))?;
@@ -179,13 +179,13 @@ fn a_pipelines_pass_that_was_not_announced_to_its_replicas_is_refused() {
         let ddp: Arc<dyn DataParallel> =
             Arc::new(Ddp::new(&*model, rank.comm().clone(), DdpConfig::default())?);
         let layer = model.clone();
-        let work = Work::new(move |turn: Turn<'_, Tensor>, _: Option<&Var>| {
-            let rows = turn.rows(4);
-            loss(&layer.forward(&Var::new(turn.batch.narrow(0, rows.start, rows.len())?))?)
+        let work = StageFn::new(move |args: StageArgs<'_, Tensor>, _: Option<&Var>| {
+            let rows = args.rows(4);
+            loss(&layer.forward(&Var::new(args.batch.narrow(0, rows.start, rows.len())?))?)
         });
         let alone = rank.comm().group(&[rank.rank()])?;
         let pipeline = Pipeline::new(&schedule, alone, rank.device())?;
-        pipeline.train(&work.shared_with(ddp).on(batch(0, 4, rank.device())?, 0)).map(drop)
+        pipeline.train(&work.with_data_parallel(ddp).on(batch(0, 4, rank.device())?, 0)).map(drop)
     };
     let error = launch::threads(2, run).unwrap_err().to_string();
     assert!(error.contains("`ddp.begin()` before it"), "{error}");

@@ -1,7 +1,8 @@
 //! Schedules without flushes.
 
 use phalanx_parallel::pipeline::schedule::{
-    Action, Costs, Kind, double_buffered, one_f_one_b, simulate, verify, weight_stashing, with_transfers,
+    Action, ActionKind, Costs, double_buffered, one_f_one_b, simulate, verify, weight_stashing,
+    with_transfers,
 };
 
 #[test]
@@ -90,10 +91,10 @@ fn updates_that_stand_elsewhere_or_nowhere_are_found() {
     less.schedule.ranks[0].pop();
     assert_eq!(less.verify(0).unwrap_err().to_string(), "rank 0: nothing does 0U3");
     let mut more = plan.clone();
-    more.schedule.ranks[0].insert(2, Action::new(0, Kind::Update, 0));
+    more.schedule.ranks[0].insert(2, Action::new(0, ActionKind::Update, 0));
     let wanted = "rank 0, action 2 (0U0): the next update is due after micro-batch 1";
     assert_eq!(more.verify(0).unwrap_err().to_string(), wanted);
-    more.schedule.ranks[0].insert(3, Action::new(0, Kind::Update, 0));
+    more.schedule.ranks[0].insert(3, Action::new(0, ActionKind::Update, 0));
     assert_eq!(more.verify(0).unwrap_err().to_string(), "rank 0, action 3 (0U0): 0U0 has been done");
 }
 
@@ -104,7 +105,7 @@ fn updates_change_neither_transfers_nor_times() {
             (weight_stashing(ranks, micro_batches).unwrap(), one_f_one_b(ranks, micro_batches).unwrap());
         let mut travelling = with_transfers(&plan.schedule).unwrap();
         assert_eq!(verify(&travelling, 0), verify(&plain, 0));
-        travelling.ranks.iter_mut().for_each(|list| list.retain(|action| action.kind != Kind::Update));
+        travelling.ranks.iter_mut().for_each(|list| list.retain(|action| action.kind != ActionKind::Update));
         assert_eq!(travelling, with_transfers(&plain).unwrap());
         let costs = Costs::even(&plain, 1.0, 1.0, 1.0, 0.1);
         assert_eq!(simulate(&plan.schedule, &costs), simulate(&plain, &costs));

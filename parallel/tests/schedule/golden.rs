@@ -1,8 +1,8 @@
 //! What the generators give, literally, and the textual form.
 
 use phalanx_parallel::pipeline::schedule::{
-    Action, Kind, NAMES, Schedule, by_name, gpipe, interleaved, one_f_one_b, verify, with_transfers, zb_h1,
-    zb_h2, zb_v,
+    Action, ActionKind, NAMES, Schedule, by_name, gpipe, interleaved, one_f_one_b, verify, with_transfers,
+    zb_h1, zb_h2, zb_v,
 };
 
 fn same(schedule: Schedule, ranks: &[&str]) {
@@ -143,7 +143,7 @@ fn refused(text: &str) -> String {
 
 #[test]
 fn every_kind_of_action_has_a_token() {
-    let tokens = Kind::ALL.map(|kind| Action::new(12, kind, 3).to_string());
+    let tokens = ActionKind::ALL.map(|kind| Action::new(12, kind, 3).to_string());
     assert_eq!(
         tokens,
         ["12F3", "12B3", "12I3", "12W3", "12U3", "12SEND_F3", "12RECV_F3", "12SEND_B3", "12RECV_B3"]

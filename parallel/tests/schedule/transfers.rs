@@ -6,8 +6,8 @@ use std::thread;
 use std::time::Duration;
 
 use phalanx_parallel::pipeline::schedule::{
-    Action, Costs, Kind, NAMES, Schedule, Transfer, acknowledgements, by_name, gpipe, one_f_one_b, simulate,
-    verify, with_transfers, zb_v,
+    Action, ActionKind, Costs, NAMES, Schedule, Transfer, acknowledgements, by_name, gpipe, one_f_one_b,
+    simulate, verify, with_transfers, zb_v,
 };
 
 fn lowered(schedule: Schedule) -> Vec<String> {
@@ -73,11 +73,11 @@ fn run(schedule: &Schedule) {
         thread::spawn(move || {
             for &action in &schedule.ranks[rank] {
                 match action.kind {
-                    Kind::SendForward | Kind::SendBackward => {
+                    ActionKind::SendForward | ActionKind::SendBackward => {
                         let transfer = schedule.transfer(action).unwrap();
                         senders[&(rank, schedule.placement[transfer.to])].send(transfer).unwrap();
                     }
-                    Kind::RecvForward | Kind::RecvBackward => {
+                    ActionKind::RecvForward | ActionKind::RecvBackward => {
                         let transfer = schedule.transfer(action).unwrap();
                         let got = receivers[&(schedule.placement[transfer.from], rank)].recv().unwrap();
                         assert_eq!(got, transfer);
@@ -113,14 +113,16 @@ fn makespan(schedule: &Schedule) -> u64 {
         for rank in 0..ranks {
             while let Some(&action) = schedule.ranks[rank].get(positions[rank]) {
                 match (action.kind, schedule.transfer(action)) {
-                    (Kind::SendForward | Kind::SendBackward, transfer) => {
+                    (ActionKind::SendForward | ActionKind::SendBackward, transfer) => {
                         sent.insert(transfer, clocks[rank]);
                     }
-                    (Kind::RecvForward | Kind::RecvBackward, transfer) => match sent.get(&transfer) {
-                        Some(&time) => clocks[rank] = time.max(clocks[rank]),
-                        None => break,
-                    },
-                    (kind, _) => clocks[rank] += if kind == Kind::Backward { 2 } else { 1 },
+                    (ActionKind::RecvForward | ActionKind::RecvBackward, transfer) => {
+                        match sent.get(&transfer) {
+                            Some(&time) => clocks[rank] = time.max(clocks[rank]),
+                            None => break,
+                        }
+                    }
+                    (kind, _) => clocks[rank] += if kind == ActionKind::Backward { 2 } else { 1 },
                 }
                 positions[rank] += 1;
             }

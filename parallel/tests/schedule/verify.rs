@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use phalanx_parallel::pipeline::schedule::{
-    Action, Costs, Error, Kind, NAMES, Schedule, Timeline, by_name, gpipe, one_f_one_b, simulate, verify,
-    with_transfers,
+    Action, ActionKind, Costs, Error, NAMES, Schedule, Timeline, by_name, gpipe, one_f_one_b, simulate,
+    verify, with_transfers,
 };
 use proptest::prelude::*;
 
@@ -155,9 +155,9 @@ fn is_tight(schedule: &Schedule, costs: &Costs, timeline: &Timeline) -> bool {
         let input = schedule.input(action)?;
         let producer = |kind| ends.get(&Action::new(input.from, kind, input.micro_batch));
         let end = if input.from < input.to {
-            producer(Kind::Forward)
+            producer(ActionKind::Forward)
         } else {
-            producer(Kind::Backward).or(producer(Kind::Input))
+            producer(ActionKind::Backward).or(producer(ActionKind::Input))
         };
         let transfer = if schedule.travels(input) { costs.transfer[input.from.min(input.to)] } else { 0.0 };
         Some(end.unwrap() + transfer)

@@ -11,7 +11,7 @@ use phalanx_nn::{
     Scope, Sequential, Sgd, WrappedUnit, parameters,
 };
 use phalanx_parallel::data_parallel::{Average, DataParallel, Ddp, DdpConfig};
-use phalanx_parallel::sharded::{Ownership, Reshard, Stage, Zero, ZeroConfig};
+use phalanx_parallel::sharded::{Ownership, Reshard, Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::{Context, DType, Device};
 
@@ -172,7 +172,7 @@ fn decoders_tied_and_not_with_every_recomputation() {
         let modes = [RecomputeMode::Never, RecomputeMode::ExceptLast, RecomputeMode::Always];
         for (number, mode) in modes.into_iter().enumerate() {
             let reshard = [Reshard::Always, Reshard::ExceptLast, Reshard::Never][number];
-            for (stage, reshard) in [(STAGES[number % 2], reshard), (Stage::Parameters, reshard)] {
+            for (stage, reshard) in [(STAGES[number % 2], reshard), (ZeroStage::Parameters, reshard)] {
                 let config = ZeroConfig { reshard, ..ZeroConfig::new(stage) };
                 let what = format!("{name}, {mode:?}, {stage:?}, {reshard:?}");
                 let got = course.together(&config, |device| build(device, mode));
@@ -229,12 +229,12 @@ fn groups_that_share_a_copy_come_near_and_agree() {
 }
 
 fn alone_in(dtype: DType) -> crate::gpt::Trained {
-    together(dtype, 4, 1, 3, &ZeroConfig { grad_dtype: None, ..config(Stage::Optimizer) })
+    together(dtype, 4, 1, 3, &ZeroConfig { grad_dtype: None, ..config(ZeroStage::Optimizer) })
 }
 
 #[test]
 fn a_mean_is_the_sum_over_the_ranks() {
-    let config = ZeroConfig { average: Average::Mean, ..config(Stage::Gradients) };
+    let config = ZeroConfig { average: Average::Mean, ..config(ZeroStage::Gradients) };
     let (mean, sum) = (together(DType::F32, 4, 1, 1, &config), alone(DType::F32, 4, 1, 1));
     assert_eq!(mean.0[0] * 4.0, sum.0[0]);
 }
@@ -248,13 +248,13 @@ fn settings_that_do_not_fit_are_refused() {
         };
         launch::threads(3, run).unwrap_err().to_string()
     };
-    let shards = try_it(ZeroConfig { shard_ranks: Some(2), ..config(Stage::Parameters) });
+    let shards = try_it(ZeroConfig { shard_ranks: Some(2), ..config(ZeroStage::Parameters) });
     assert!(shards.contains("shard_ranks 2") && shards.contains("3 ranks"), "{shards}");
-    let dtype = try_it(ZeroConfig { shard_dtype: Some(DType::I64), ..config(Stage::Parameters) });
+    let dtype = try_it(ZeroConfig { shard_dtype: Some(DType::I64), ..config(ZeroStage::Parameters) });
     assert!(dtype.contains("shard_dtype i64"), "{dtype}");
-    let narrow = try_it(ZeroConfig { shard_dtype: Some(DType::BF16), ..config(Stage::Parameters) });
+    let narrow = try_it(ZeroConfig { shard_dtype: Some(DType::BF16), ..config(ZeroStage::Parameters) });
     assert!(narrow.contains("wte.weight") && narrow.contains("shard_dtype bf16"), "{narrow}");
-    let grads = try_it(ZeroConfig { grad_dtype: Some(DType::Bool), ..config(Stage::Parameters) });
+    let grads = try_it(ZeroConfig { grad_dtype: Some(DType::Bool), ..config(ZeroStage::Parameters) });
     assert!(grads.contains("grad_dtype bool"), "{grads}");
 }
 

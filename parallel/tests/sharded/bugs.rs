@@ -7,7 +7,7 @@ use phalanx_nn::{
     BatchNormConfig, Entry, Linear, LinearConfig, Module, Parameters, Scope, Sequential, WrappedUnit,
     parameters,
 };
-use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
+use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::{DType, Device};
 
@@ -123,7 +123,7 @@ fn gathered_values_stay_whatever_runs() {
             zero.updated()?;
             let now = bytes(&phalanx_nn::state_dict(&model));
             drop(held);
-            assert!(stage < Stage::Parameters || !whole());
+            assert!(stage < ZeroStage::Parameters || !whole());
             let state = bytes(&zero.full_state_dict()?);
             assert!(rank.rank() > 0 || state == now, "{stage:?}: after an update");
             Ok(())
@@ -174,7 +174,7 @@ fn nothing_is_left_when_it_is_dropped() {
             // The last unit's values stay for a backward pass that never comes.
             drop(gpt::loss(&model, 0, 0..2)?);
             drop((zero, accumulate));
-            if stage == Stage::Parameters {
+            if stage == ZeroStage::Parameters {
                 assert!(model.parameters().iter().all(|p| p.tensor().why_withheld().is_some()));
                 let again = Zero::new(&model, rank.comm().clone(), config(stage)).map(drop);
                 let error = again.unwrap_err().to_string();
@@ -265,7 +265,7 @@ fn what_passes_without_synchronisation_have_left_can_be_forgotten() {
 
 #[test]
 fn values_written_to_the_model_alone_are_not_lost_in_silence() {
-    for stage in [Stage::Optimizer, Stage::Gradients] {
+    for stage in [ZeroStage::Optimizer, ZeroStage::Gradients] {
         let run = |rank: launch::Rank| -> Result<()> {
             let model = gpt::model(DType::BF16, rank.device());
             let config = ZeroConfig { shard_dtype: Some(DType::F32), ..config(stage) };

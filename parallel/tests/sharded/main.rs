@@ -12,15 +12,15 @@ mod traps;
 use phalanx_nn::autograd::ContextMode;
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{Clip, Group, Optimizer, Parameter, Parameters, Rule, grad_norm};
-use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
+use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::{Context, DType, Device};
 
 use crate::gpt::{Trained, add_chains, bytes, loss, model, optimizer, rows, update};
 
-const STAGES: [Stage; 3] = [Stage::Optimizer, Stage::Gradients, Stage::Parameters];
+const STAGES: [ZeroStage; 3] = [ZeroStage::Optimizer, ZeroStage::Gradients, ZeroStage::Parameters];
 
-fn config(stage: Stage) -> ZeroConfig {
+fn config(stage: ZeroStage) -> ZeroConfig {
     ZeroConfig { grad_dtype: Some(DType::F32), ..ZeroConfig::new(stage) }
 }
 

@@ -10,7 +10,7 @@ use phalanx_nn::{
     Scope, Sgd, WrappedUnit, autograd, parameters,
 };
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig};
-use phalanx_parallel::sharded::{Reshard, Stage, Zero, ZeroConfig};
+use phalanx_parallel::sharded::{Reshard, Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::{DType, Device};
 
@@ -26,7 +26,7 @@ fn frozen_and_shared_parameters_and_those_of_no_unit() {
         Odd { a: WrappedUnit::new(Arc::new(a)), b: WrappedUnit::new(Arc::new(b)), c }
     };
     let input = |device| Var::from_slice(&[0.5, -1.0, 2.0, 0.25, 3.0], &[1, 5], device);
-    let run = |rank: launch::Rank, stage: Stage| -> Result<_> {
+    let run = |rank: launch::Rank, stage: ZeroStage| -> Result<_> {
         let model = build(rank.device());
         let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(stage))?;
         let mut optimizer = Sgd::default().init(vec![Group::new(zero.parameters(), 0.1)])?;
@@ -78,7 +78,7 @@ fn two_forward_passes_before_their_backward_passes_and_one_without() {
     let run = |rank: &launch::Rank, together: bool, reshard: Reshard| -> Result<_> {
         let model = gpt::model(DType::F32, rank.device());
         let zero =
-            Zero::new(&model, rank.comm().clone(), ZeroConfig { reshard, ..config(Stage::Parameters) })?;
+            Zero::new(&model, rank.comm().clone(), ZeroConfig { reshard, ..config(ZeroStage::Parameters) })?;
         let mut optimizer = gpt::optimizer(zero.parameters());
         for step in 0..2 {
             let [a, b] = [gpt::rows(2, rank.rank(), 2)[0].clone(), gpt::rows(2, rank.rank(), 2)[1].clone()];
@@ -110,7 +110,7 @@ fn two_forward_passes_before_their_backward_passes_and_one_without() {
 
 #[test]
 fn an_unused_parameter_is_an_error_or_has_no_gradient() {
-    let run = |rank: &launch::Rank, stage: Stage, find_unused: bool| -> Result<Vec<bool>> {
+    let run = |rank: &launch::Rank, stage: ZeroStage, find_unused: bool| -> Result<Vec<bool>> {
         let scope = Scope::new(2, DType::F32, rank.device());
         let [a, b] = ["a", "b"].map(|name| LinearConfig::new(9, 9).init(&scope.child(name)).unwrap());
         let c = LinearConfig::new(9, 9).init(&scope.child("c"))?;
@@ -143,7 +143,7 @@ fn an_unused_parameter_is_an_error_or_has_no_gradient() {
 fn values_of_before_the_last_update_are_not_gone_on_from() {
     let run = |rank: launch::Rank| -> Result<()> {
         let model = gpt::model(DType::F32, rank.device());
-        let zero = Zero::new(&model, rank.comm().clone(), config(Stage::Optimizer))?;
+        let zero = Zero::new(&model, rank.comm().clone(), config(ZeroStage::Optimizer))?;
         let mut optimizer = gpt::optimizer(zero.parameters());
         for step in 0..2 {
             zero.backward(&gpt::loss(&model, step, 0..2)?)?;
@@ -262,10 +262,10 @@ fn a_model_that_is_no_unit_in_part_trains_to_the_same_bits() {
         });
         let wanted = wanted.unwrap();
         for (stage, reshard, mode) in [
-            (Stage::Gradients, Reshard::ExceptLast, RecomputeMode::Never),
-            (Stage::Parameters, Reshard::ExceptLast, RecomputeMode::Never),
-            (Stage::Parameters, Reshard::Always, RecomputeMode::Always),
-            (Stage::Parameters, Reshard::Never, RecomputeMode::Never),
+            (ZeroStage::Gradients, Reshard::ExceptLast, RecomputeMode::Never),
+            (ZeroStage::Parameters, Reshard::ExceptLast, RecomputeMode::Never),
+            (ZeroStage::Parameters, Reshard::Always, RecomputeMode::Always),
+            (ZeroStage::Parameters, Reshard::Never, RecomputeMode::Never),
         ] {
             let got = launch::threads(ranks, |rank| {
                 let model = Model::new(rank.device());
@@ -288,7 +288,7 @@ fn two_forward_passes_before_their_backward_passes_find_the_values_again() {
     let all = launch::threads(2, |rank| -> Result<_> {
         let run = |together: bool| -> Result<Vec<_>> {
             let model = Model::new(rank.device());
-            let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(Stage::Parameters))?;
+            let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(ZeroStage::Parameters))?;
             let first = model.loss(0, rank.rank(), false)?;
             if together {
                 let second = model.loss(1, rank.rank(), false)?;
@@ -311,7 +311,7 @@ fn two_forward_passes_before_their_backward_passes_find_the_values_again() {
 fn nothing_is_whole_between_steps_nor_after_an_evaluation_that_is_over() {
     let run = |rank: launch::Rank| -> Result<()> {
         let model = Model::new(rank.device());
-        let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(Stage::Parameters))?;
+        let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(ZeroStage::Parameters))?;
         let spread = || model.parameters().iter().all(|p| p.tensor().why_withheld().is_some());
         assert!(spread(), "at first");
         zero.backward(&model.loss(0, rank.rank(), false)?)?;

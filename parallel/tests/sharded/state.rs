@@ -1,8 +1,8 @@
 //! State dicts: whole ones are those of one device and load under any other layout.
 
 use phalanx_nn::{Group, Parameters, Rule, Sgd};
-use phalanx_parallel::sharded::{Ownership, Stage, Zero, ZeroConfig};
-use phalanx_parallel::{Result, launch, part::Part};
+use phalanx_parallel::sharded::{Ownership, Zero, ZeroConfig, ZeroStage};
+use phalanx_parallel::{Result, launch, sharded_tensor::ShardedTensor};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::gpt::{self, bytes};
@@ -52,8 +52,8 @@ fn sorted(entries: &Entries) -> Vec<(String, Vec<u8>)> {
 #[test]
 fn a_run_goes_on_under_every_other_layout() {
     // Numbers of ranks that are powers of two, by which gradients are divided without rounding.
-    let whole = train(2, &config(Stage::Optimizer), None, 0..4);
-    let half = train(4, &config(Stage::Parameters), None, 0..2);
+    let whole = train(2, &config(ZeroStage::Optimizer), None, 0..4);
+    let half = train(4, &config(ZeroStage::Parameters), None, 0..2);
     let names: Vec<&String> = half.0.iter().map(|(name, _)| name).collect();
     let model = gpt::model(DType::BF16, Device::CPU);
     assert_eq!(names, phalanx_nn::state_dict(&model).iter().map(|(name, _)| name).collect::<Vec<_>>());
@@ -69,9 +69,10 @@ fn a_run_goes_on_under_every_other_layout() {
 
 #[test]
 fn a_run_goes_on_with_other_dtypes_of_shares_offload_and_groups() {
-    let whole = train(2, &config(Stage::Optimizer), None, 0..4);
-    let [narrow, wide] = [None, Some(DType::F32)]
-        .map(|shard_dtype| train(4, &ZeroConfig { shard_dtype, ..config(Stage::Parameters) }, None, 0..2));
+    let whole = train(2, &config(ZeroStage::Optimizer), None, 0..4);
+    let [narrow, wide] = [None, Some(DType::F32)].map(|shard_dtype| {
+        train(4, &ZeroConfig { shard_dtype, ..config(ZeroStage::Parameters) }, None, 0..2)
+    });
     assert!(sorted(&narrow.1) == sorted(&wide.1));
     for stage in STAGES {
         for (half, shard_dtype, offload, shard_ranks) in [
@@ -96,7 +97,7 @@ fn a_run_goes_on_with_other_dtypes_of_shares_offload_and_groups() {
 fn what_does_not_fit_is_named_and_changes_nothing() {
     let run = |rank: launch::Rank| -> Result<Vec<String>> {
         let model = gpt::model(DType::F32, rank.device());
-        let zero = Zero::new(&model, rank.comm().clone(), config(Stage::Parameters))?;
+        let zero = Zero::new(&model, rank.comm().clone(), config(ZeroStage::Parameters))?;
         let before = bytes(&zero.full_state_dict()?);
         let mut values = phalanx_nn::state_dict(&gpt::model(DType::F32, rank.device()));
         let (name, tensor) = values.remove(0);
@@ -122,13 +123,13 @@ fn parts_of_any_layout_are_loaded_by_any_other() {
             let model = gpt::model(DType::BF16, rank.device());
             let zero = Zero::new(&model, rank.comm().clone(), config.clone())?;
             let parts = zero.sharded_state_dict()?.into_iter();
-            let copied = parts.map(|part| Ok(Part { values: part.values.copy()?, ..part }));
+            let copied = parts.map(|part| Ok(ShardedTensor { values: part.values.copy()?, ..part }));
             Ok((copied.collect::<Result<Vec<_>>>()?, zero.full_state_dict()?))
         };
         let (parts, whole): (Vec<_>, Vec<_>) = launch::threads(ranks, run).unwrap().into_iter().unzip();
         (parts.concat(), whole.into_iter().next().unwrap())
     };
-    let load = |ranks: usize, config: &ZeroConfig, parts: &[Part]| {
+    let load = |ranks: usize, config: &ZeroConfig, parts: &[ShardedTensor]| {
         let run = |rank: launch::Rank| -> Result<_> {
             let model = gpt::model(DType::BF16, rank.device());
             model.parameters().iter().try_for_each(|p| {
@@ -140,7 +141,7 @@ fn parts_of_any_layout_are_loaded_by_any_other() {
         };
         launch::threads(ranks, run).map(|mut all| all.swap_remove(0))
     };
-    let (parts, whole) = save(3, config(Stage::Parameters));
+    let (parts, whole) = save(3, config(ZeroStage::Parameters));
     for stage in STAGES {
         let config = ZeroConfig { ownership: Ownership::Whole, ..config(stage) };
         assert!(bytes(&load(4, &config, &parts).unwrap()) == bytes(&whole), "{stage:?}");
@@ -150,6 +151,6 @@ fn parts_of_any_layout_are_loaded_by_any_other() {
     let mut short = parts;
     let lost = short.remove(2);
     assert!(!lost.range.is_empty());
-    let error = load(2, &config(Stage::Parameters), &short).unwrap_err().to_string();
+    let error = load(2, &config(ZeroStage::Parameters), &short).unwrap_err().to_string();
     assert!(error.contains(&lost.name), "{error}");
 }

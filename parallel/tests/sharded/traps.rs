@@ -8,7 +8,7 @@ use phalanx_nn::{
     grad_norm, load_state_dict, parameters, state_dict,
 };
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig};
-use phalanx_parallel::sharded::{Stage, Zero, ZeroConfig};
+use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::io::save_safetensors;
 use phalanx_tensor::{DType, Device};
@@ -29,7 +29,7 @@ fn loss(model: &Sequential, seed: usize) -> Result<Var> {
     Ok(model.forward(&Var::from_slice(&x, &[2, 70], device)?)?.square()?.sum_all()?)
 }
 
-fn wrap(model: &impl Parameters, rank: &launch::Rank, stage: Stage) -> Result<Zero> {
+fn wrap(model: &impl Parameters, rank: &launch::Rank, stage: ZeroStage) -> Result<Zero> {
     Zero::new(model, rank.comm().clone(), ZeroConfig::new(stage))
 }
 
@@ -38,7 +38,7 @@ fn grads(zero: &Zero) -> Vec<Option<Vec<f32>>> {
 }
 
 /// What every rank of two is told by `f`, in every stage.
-fn told(f: impl Fn(&launch::Rank, Stage) -> Result<String> + Sync, words: &[&str]) {
+fn told(f: impl Fn(&launch::Rank, ZeroStage) -> Result<String> + Sync, words: &[&str]) {
     for stage in STAGES {
         for message in launch::threads(2, |rank| f(&rank, stage)).unwrap() {
             assert!(words.iter().all(|word| message.contains(word)), "{stage:?}: {message}");
@@ -72,7 +72,7 @@ fn a_backward_pass_that_zero_does_not_know_of_is_refused_at_once_on_every_rank()
 
 #[test]
 fn what_a_refused_pass_has_added_to_earlier_gradients_is_to_be_zeroed_first() {
-    let run = |rank: &launch::Rank, stage: Stage| -> Result<String> {
+    let run = |rank: &launch::Rank, stage: ZeroStage| -> Result<String> {
         let model = model(rank.device());
         let zero = wrap(&model, rank, stage)?;
         let accumulate = zero.no_sync();
@@ -89,7 +89,7 @@ fn what_a_refused_pass_has_added_to_earlier_gradients_is_to_be_zeroed_first() {
 
 #[test]
 fn an_optimizer_over_the_models_own_parameters_is_refused_before_and_after_wrapping() {
-    let after = |rank: &launch::Rank, stage: Stage| -> Result<String> {
+    let after = |rank: &launch::Rank, stage: ZeroStage| -> Result<String> {
         let model = model(rank.device());
         let _zero = wrap(&model, rank, stage)?;
         let made = AdamW::default().init(vec![Group::new(model.parameters(), 1e-3)]);
@@ -99,7 +99,7 @@ fn an_optimizer_over_the_models_own_parameters_is_refused_before_and_after_wrapp
         after,
         &["optimizer", "\"0.weight\" is sharded by Zero", "build the optimizer over `zero.parameters()`"],
     );
-    let before = |rank: &launch::Rank, stage: Stage| -> Result<String> {
+    let before = |rank: &launch::Rank, stage: ZeroStage| -> Result<String> {
         let model = model(rank.device());
         let mut optimizer = AdamW::default().init(vec![Group::new(model.parameters(), 1e-3)])?;
         let zero = wrap(&model, rank, stage)?;
@@ -111,21 +111,21 @@ fn an_optimizer_over_the_models_own_parameters_is_refused_before_and_after_wrapp
 
 #[test]
 fn norms_and_gradients_of_the_models_own_parameters_are_not_taken_for_all() {
-    let model_norm = |rank: &launch::Rank, stage: Stage| -> Result<String> {
+    let model_norm = |rank: &launch::Rank, stage: ZeroStage| -> Result<String> {
         let model = model(rank.device());
         let zero = wrap(&model, rank, stage)?;
         zero.backward(&loss(&model, 1)?)?;
         Ok(grad_norm(&model.parameters()).unwrap_err().to_string())
     };
     told(model_norm, &["is sharded by Zero", "`zero.grad_norm()`"]);
-    let share_norm = |rank: &launch::Rank, stage: Stage| -> Result<String> {
+    let share_norm = |rank: &launch::Rank, stage: ZeroStage| -> Result<String> {
         let model = model(rank.device());
         let zero = wrap(&model, rank, stage)?;
         zero.backward(&loss(&model, 1)?)?;
         Ok(phalanx_nn::clip_grad_norm(&zero.parameters(), 1.0).unwrap_err().to_string())
     };
     told(share_norm, &["this rank's share alone", "`zero.clip_grad_norm(..)`"]);
-    let zeroed = |rank: &launch::Rank, stage: Stage| -> Result<String> {
+    let zeroed = |rank: &launch::Rank, stage: ZeroStage| -> Result<String> {
         let model = model(rank.device());
         let _zero = wrap(&model, rank, stage)?;
         Ok(model.parameters()[1].zero_grad().unwrap_err().to_string())
@@ -139,7 +139,7 @@ fn a_state_dict_of_spread_values_is_not_read_saved_or_loaded() {
         let model = model(rank.device());
         let plain = state_dict(&model).into_iter().map(|(name, t)| Ok((name, t.copy()?)));
         let plain = plain.collect::<Result<Vec<_>>>()?;
-        let zero = wrap(&model, &rank, Stage::Parameters)?;
+        let zero = wrap(&model, &rank, ZeroStage::Parameters)?;
         let entries = state_dict(&model);
         let remedy = |error: String| {
             assert!(
@@ -173,7 +173,7 @@ fn a_state_dict_of_spread_values_is_not_read_saved_or_loaded() {
 fn what_computes_with_spread_values_says_where_they_are() {
     let run = |rank: launch::Rank| -> Result<String> {
         let model = model(rank.device());
-        let _zero = wrap(&model, &rank, Stage::Parameters)?;
+        let _zero = wrap(&model, &rank, ZeroStage::Parameters)?;
         let weight = Var::new(model.parameters()[0].tensor());
         Ok(weight.mul(&weight).map(drop).unwrap_err().to_string())
     };
@@ -184,14 +184,14 @@ fn what_computes_with_spread_values_says_where_they_are() {
 
 #[test]
 fn a_parameter_frozen_unfrozen_or_replaced_after_wrapping_is_an_error_of_the_next_pass() {
-    let frozen = |rank: &launch::Rank, stage: Stage| -> Result<String> {
+    let frozen = |rank: &launch::Rank, stage: ZeroStage| -> Result<String> {
         let model = model(rank.device());
         let zero = wrap(&model, rank, stage)?;
         model.parameters()[2].freeze();
         Ok(zero.begin().unwrap_err().to_string())
     };
     told(frozen, &["1.weight", "frozen now", "make it anew"]);
-    let unfrozen = |rank: &launch::Rank, stage: Stage| -> Result<String> {
+    let unfrozen = |rank: &launch::Rank, stage: ZeroStage| -> Result<String> {
         let model = model(rank.device());
         model.parameters()[2].freeze();
         let zero = wrap(&model, rank, stage)?;
@@ -199,7 +199,7 @@ fn a_parameter_frozen_unfrozen_or_replaced_after_wrapping_is_an_error_of_the_nex
         Ok(zero.begin().unwrap_err().to_string())
     };
     told(unfrozen, &["1.weight", "trained now", "make it anew"]);
-    let replaced = |rank: &launch::Rank, stage: Stage| -> Result<String> {
+    let replaced = |rank: &launch::Rank, stage: ZeroStage| -> Result<String> {
         let model = model(rank.device());
         let zero = wrap(&model, rank, stage)?;
         let _all = zero.gathered()?;
@@ -218,13 +218,13 @@ parameters!(Larger { inner, head });
 
 #[test]
 fn a_parameter_added_after_wrapping_is_an_error_of_the_first_pass_and_state_dict_that_meet_it() {
-    let larger = |rank: &launch::Rank, stage: Stage| -> Result<(Zero, Larger)> {
+    let larger = |rank: &launch::Rank, stage: ZeroStage| -> Result<(Zero, Larger)> {
         let inner = model(rank.device());
         let zero = wrap(&inner, rank, stage)?;
         let head = LinearConfig::new(1, 1).init(&Scope::new(1, DType::F32, rank.device()).child("head"))?;
         Ok((zero, Larger { inner, head }))
     };
-    let saved = |rank: &launch::Rank, stage: Stage| -> Result<String> {
+    let saved = |rank: &launch::Rank, stage: ZeroStage| -> Result<String> {
         let (zero, model) = larger(rank, stage)?;
         let share: &dyn DataParallel = &zero;
         Ok(share.full_state_dict(&model).map(drop).unwrap_err().to_string())
@@ -242,7 +242,7 @@ fn a_parameter_added_after_wrapping_is_an_error_of_the_first_pass_and_state_dict
 
 #[test]
 fn an_optimizer_does_not_step_on_what_has_only_accumulated_nor_for_a_zero_that_is_gone() {
-    let accumulated = |rank: &launch::Rank, stage: Stage| -> Result<String> {
+    let accumulated = |rank: &launch::Rank, stage: ZeroStage| -> Result<String> {
         let model = model(rank.device());
         let zero = wrap(&model, rank, stage)?;
         let mut optimizer = Sgd::default().init(vec![Group::new(zero.parameters(), 0.1)])?;
@@ -251,7 +251,7 @@ fn an_optimizer_does_not_step_on_what_has_only_accumulated_nor_for_a_zero_that_i
         Ok(optimizer.step().unwrap_err().to_string())
     };
     told(accumulated, &["gradients of this rank alone"]);
-    let gone = |rank: &launch::Rank, stage: Stage| -> Result<String> {
+    let gone = |rank: &launch::Rank, stage: ZeroStage| -> Result<String> {
         let model = model(rank.device());
         let zero = wrap(&model, rank, stage)?;
         let mut optimizer = Sgd::default().init(vec![Group::new(zero.parameters(), 0.1)])?;
@@ -259,7 +259,7 @@ fn an_optimizer_does_not_step_on_what_has_only_accumulated_nor_for_a_zero_that_i
         Ok(optimizer.step().unwrap_err().to_string())
     };
     told(gone, &["`Zero` was dropped"]);
-    let unbegun = |rank: &launch::Rank, stage: Stage| -> Result<String> {
+    let unbegun = |rank: &launch::Rank, stage: ZeroStage| -> Result<String> {
         Ok(wrap(&model(rank.device()), rank, stage)?.finish().unwrap_err().to_string())
     };
     told(unbegun, &["`finish` came without the `begin`"]);
@@ -267,7 +267,7 @@ fn an_optimizer_does_not_step_on_what_has_only_accumulated_nor_for_a_zero_that_i
 
 #[test]
 fn a_model_that_is_wrapped_again_is_the_later_wrappers() {
-    for stage in [Stage::Optimizer, Stage::Gradients] {
+    for stage in [ZeroStage::Optimizer, ZeroStage::Gradients] {
         let run = |rank: launch::Rank| -> Result<()> {
             let model = model(rank.device());
             let zero = wrap(&model, &rank, stage)?;
@@ -287,7 +287,7 @@ fn a_model_that_is_wrapped_again_is_the_later_wrappers() {
     }
     let run = |rank: launch::Rank| -> Result<String> {
         let model = model(rank.device());
-        let _zero = wrap(&model, &rank, Stage::Parameters)?;
+        let _zero = wrap(&model, &rank, ZeroStage::Parameters)?;
         Ok(Ddp::new(&model, rank.comm().clone(), DdpConfig::default()).map(drop).unwrap_err().to_string())
     };
     for message in launch::threads(2, run).unwrap() {
@@ -297,7 +297,9 @@ fn a_model_that_is_wrapped_again_is_the_later_wrappers() {
 
 #[test]
 fn values_that_are_new_in_part_are_not_computed_with_until_updated_is_called() {
-    for (stage, held) in [(Stage::Optimizer, false), (Stage::Gradients, false), (Stage::Parameters, true)] {
+    for (stage, held) in
+        [(ZeroStage::Optimizer, false), (ZeroStage::Gradients, false), (ZeroStage::Parameters, true)]
+    {
         let run = |rank: launch::Rank| -> Result<Vec<f32>> {
             let model = model(rank.device());
             let zero = wrap(&model, &rank, stage)?;

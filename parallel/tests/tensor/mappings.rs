@@ -2,8 +2,9 @@
 //! that of one device.
 
 use phalanx_nn::autograd::{CrossEntropy, Options, Reduction, Result, Var, grad};
+use phalanx_nn::cut;
 use phalanx_nn::tensor::{DType, Device, Tensor};
-use phalanx_parallel::comm::{Comm, shares};
+use phalanx_parallel::comm::Comm;
 use phalanx_parallel::launch;
 use phalanx_parallel::tensor_parallel::{
     all_gather, copy_to_region, gather_from_region, reduce_from_region, reduce_scatter, scatter_to_region,
@@ -30,6 +31,11 @@ fn side_by_side(parts: &[Vec<f64>]) -> Vec<f64> {
     let row =
         |i: usize| parts.iter().flat_map(move |part| part.chunks(part.len() / 2).nth(i).unwrap().to_vec());
     row(0).chain(row(1)).collect()
+}
+
+/// How many classes each rank has.
+fn lengths(classes: usize, ranks: usize) -> Vec<usize> {
+    cut(classes, ranks).iter().map(|range| range.len()).collect()
 }
 
 fn sum(all: &[Vec<f64>]) -> Vec<f64> {
@@ -170,7 +176,7 @@ fn losses_and_gradients_are_those_of_one_device() {
                 let y = Var::from_slice(&targets, &[ITEMS], Device::CPU).unwrap();
                 let [loss, dx] = both(&x, x.cross_entropy(&y, &config).unwrap()).unwrap();
                 let run = |rank: launch::Rank| -> Result<[Vec<f64>; 2]> {
-                    let (lengths, r) = (shares(classes, ranks), rank.rank());
+                    let (lengths, r) = (lengths(classes, ranks), rank.rank());
                     let whole = tensor(&logits, &[ITEMS, classes], dtype, rank.device())?;
                     let own = whole.narrow(1, lengths[..r].iter().sum(), lengths[r])?.copy()?;
                     let (x, y) = (Var::leaf(own)?, Var::from_slice(&targets, &[ITEMS], rank.device())?);
@@ -180,7 +186,7 @@ fn losses_and_gradients_are_those_of_one_device() {
                 let what = format!("{classes} over {ranks}, {dtype}, {config:?}");
                 assert!(found.iter().all(|own| own[0] == found[0][0]), "{what}: one loss on all ranks");
                 assert_close(&what, &found[0][0], &loss, tolerance);
-                let lengths = shares(classes, ranks);
+                let lengths = lengths(classes, ranks);
                 let row = |i: usize| {
                     let of = |(r, own): (usize, &[Vec<f64>; 2])| {
                         own[1].chunks(lengths[r]).nth(i).unwrap().to_vec()

@@ -8,9 +8,9 @@ use phalanx_nn::models::{
     Decoder, GptConfig, LlamaConfig, ModelConfig, RecomputeMode, Stage, load_stage, read_config,
 };
 use phalanx_nn::{AdamW, Clip, Group, LayerFactory, OneDevice, Parameters, Rule, Scope, Sgd, cut, norm_of};
-use phalanx_parallel::data_parallel::{Alone, DataParallel, Ddp, DdpConfig, Entries};
+use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig, Entries, SingleDevice};
 use phalanx_parallel::mesh::{Axis, Groups, Mesh};
-use phalanx_parallel::sharded::{Stage as ZeroStage, Zero, ZeroConfig};
+use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::tensor_parallel::{TensorParallel, save_model, sum_squares};
 use phalanx_parallel::{Error, Result, launch};
 use phalanx_tensor::{DType, Device};
@@ -132,7 +132,7 @@ fn on_mesh(
 fn replicas_of_cut_models_have_one_devices_losses_and_norms_under_ddp_and_zero() {
     for config in [gpt(4, 0.2), llama(4, 1, 0.1)] {
         let model = build(&config, OneDevice, DType::F64, Device::CPU).unwrap();
-        let alone = Alone::new(&model);
+        let alone = SingleDevice::new(&model);
         let mut optimizer =
             AdamW::default().init(Group::decay_matrices(alone.parameters(), 3e-3, 0.1)).unwrap();
         let mut wanted = Vec::new();

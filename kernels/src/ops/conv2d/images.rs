@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use phalanx_tensor::Pool;
+use phalanx_tensor::{Pool, even_piece};
 
 use super::job::Correlation;
 use super::job::Summed;
@@ -16,7 +16,7 @@ use super::unit::Side;
 use super::window::{Axis, Order, Tap};
 use crate::gemm::{
     GemmElem, MatMut, MatRef, OffsetTable, PanelElem, SegmentedRows, Step, StepSegment, TileShape, Write,
-    gemm_by_offsets, gemm_segmented, pack_columns, share,
+    gemm_by_offsets, gemm_segmented, pack_columns,
 };
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector, dispatch};
@@ -195,7 +195,7 @@ impl<T: GemmElem<Acc: Summed>> Images<'_, T> {
         let panels = self.weights[0].panels;
         for (i, out) in out.chunks_mut(TOGETHER * channels * points).enumerate() {
             for panel in 0..channels / panels.unit * panels.count {
-                let rows = share(panels.unit, panels.count, panel % panels.count);
+                let rows = even_piece(panels.unit, panels.count, panel % panels.count);
                 let channel = panel / panels.count * panels.unit + rows.start;
                 for (row, channel) in (channel..channel + rows.len()).enumerate() {
                     let sums = &sums[(panel * panels.rows + row) * points * room + first + i * TOGETHER..];

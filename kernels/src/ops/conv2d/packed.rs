@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use phalanx_tensor::Pool;
+use phalanx_tensor::{Pool, even_piece};
 
 use super::job::Correlation;
 use super::job::Summed;
 use super::window::Axis;
 use super::window::Order;
-use crate::gemm::{GemmElem, MatRef, PanelElem, pack_panels, share, steps_in_place};
+use crate::gemm::{GemmElem, MatRef, PanelElem, pack_panels, steps_in_place};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
 
 /// Elements that a thread packs at least.
@@ -39,7 +39,7 @@ impl Panels {
 
     /// Whether `f` is true of the rows of all panels.
     pub(super) fn rows_all(&self, f: impl Fn(usize) -> bool) -> bool {
-        (0..self.count).all(|panel| f(share(self.unit, self.count, panel).len()))
+        (0..self.count).all(|panel| f(even_piece(self.unit, self.count, panel).len()))
     }
 }
 
@@ -59,7 +59,7 @@ impl<V> Packed<'_, V> {
     /// A panel of all units', and its rows.
     pub(super) fn of_panel(&self, panel: usize) -> (&[V], usize) {
         let Panels { count, len, steps, unit, .. } = self.panels;
-        let rows = share(unit, count, panel % count).len();
+        let rows = even_piece(unit, count, panel % count).len();
         (&self.data[panel * len..][..steps * rows], rows)
     }
 }
@@ -78,7 +78,7 @@ impl Correlation<'_> {
         pool.for_each_chunk(to, (together * panels.len).max(1), |i, to| {
             for (j, to) in to.chunks_exact_mut(panels.len).enumerate() {
                 let panel = i * together + j;
-                let rows = share(panels.unit, panels.count, panel % panels.count);
+                let rows = even_piece(panels.unit, panels.count, panel % panels.count);
                 let channel = panel / panels.count * panels.unit + rows.start;
                 self.pack_panel(
                     weight,

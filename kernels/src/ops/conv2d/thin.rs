@@ -4,13 +4,12 @@
 
 use std::ops::Range;
 
-use phalanx_tensor::Pool;
+use phalanx_tensor::{Pool, even_piece};
 
 use super::job::Correlation;
 use super::job::Summed;
 use super::packed::Packed;
 use super::window::Axis;
-use crate::gemm::share;
 use crate::ops::sheets::{Lay, Reach, Sheets, VECTORS_MAX, runs};
 use crate::real::Real;
 use crate::scratch::with_scratch;
@@ -201,7 +200,7 @@ impl<T: Real<Wide: Summed>> Thin<'_, T> {
             }
             let count = weights.panels.count;
             for panel in 0..count {
-                let here = share(self.unit, count, panel);
+                let here = even_piece(self.unit, count, panel);
                 let bias = self.bias.map(|bias| &bias[channel + here.start..][..here.len()]);
                 let (weights, _) = weights.panel(channel / self.unit, panel);
                 let out = &mut out[here.start * apart + down.out_start * self.size[1] + right.out_start..];

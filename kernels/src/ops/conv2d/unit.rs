@@ -1,6 +1,8 @@
 //! One thread's block (*unit*) of output channels of one group: packed weights times the input pixels under the kernel
 //! elements at a panel of points, which are read in place or gathered.
 
+use phalanx_tensor::even_piece;
+
 use super::job::{POINTS_MIN, Part};
 use std::cell::OnceCell;
 use std::ops::Range;
@@ -14,7 +16,7 @@ use super::window::Cut;
 use super::window::Order;
 use super::window::{Frame, Segment, segments, steps_in_plane};
 use crate::gemm::{
-    GemmElem, MatMut, MatRef, OffsetTable, PanelElem, Step, TileShape, gemm_by_offsets, gemm_by_panel, share,
+    GemmElem, MatMut, MatRef, OffsetTable, PanelElem, Step, TileShape, gemm_by_offsets, gemm_by_panel,
 };
 use crate::scratch::with_scratch;
 use crate::simd::{Runner, dispatch};
@@ -182,7 +184,7 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
                             if is_whole {
                                 self.multiply_panel(panel, images, &b, segments, sums, out);
                             } else {
-                                let rows = share(unit, count, panel);
+                                let rows = even_piece(unit, count, panel);
                                 let sums = &mut sums[i * panel_sums + rows.start * width..];
                                 let steps = block.start * of_group..block.end * of_group;
                                 self.multiply_points(
@@ -199,7 +201,7 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
                     found[..here].iter().zip(sums.chunks(panel_sums)).filter(|_| !is_whole)
                 {
                     for panel in 0..count {
-                        let rows = share(unit, count, panel);
+                        let rows = even_piece(unit, count, panel);
                         self.write(panel, images, segments, &sums[rows.start * width..], out);
                     }
                 }
@@ -298,7 +300,7 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
         if !full || self.pass[1].out_step != 1 || !segments.iter().all(follows) {
             return false;
         }
-        let rows = share(self.cut.unit, self.weights.panels.count, panel);
+        let rows = even_piece(self.cut.unit, self.weights.panels.count, panel);
         let start = self.place(images, first.image, self.first + rows.start) + first.to;
         let Some(out) = T::as_wide_mut(&mut out[start..]) else { return false };
         b.times::<T>(a, MatMut::new(out, rows.len(), cols, plane, 1), false);
@@ -335,7 +337,7 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
 
     /// Takes a panel's sums to the output.
     fn write(&self, panel: usize, images: &Range<usize>, found: &[Segment], sums: &[T::Acc], out: &mut [T]) {
-        let rows = share(self.cut.unit, self.weights.panels.count, panel);
+        let rows = even_piece(self.cut.unit, self.weights.panels.count, panel);
         let channel = self.first + rows.start;
         let bias = self.side.bias.map(|bias| &bias[channel..]);
         let plane = self.side.shape[2] * self.side.shape[3];

@@ -6,7 +6,7 @@
 use super::job::{Band, WEIGHT_WINDOW_MAX, WeightGrad};
 use std::ops::Range;
 
-use phalanx_tensor::{Pool, Result, Tensor};
+use phalanx_tensor::{Pool, Result, Tensor, even_piece};
 
 use super::channels;
 use super::dots::Dots;
@@ -19,7 +19,7 @@ use super::window::Order;
 use super::window::{Frame, Segment, segments};
 use crate::gemm::{
     GemmElem, MatMut, MatRef, PanelElem, SegmentedRows, StepSegment, Write, gemm_segmented, pack_columns,
-    packed_len, share, tile_shape,
+    packed_len, tile_shape,
 };
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector, dispatch};
@@ -170,7 +170,7 @@ impl WeightGrad<'_> {
         let groups = (0..all).step_by(together).map(|n| n..all.min(n + together));
         let groups = groups.chain((all..images).map(|n| n..n + 1));
         let band = |images: Range<usize>| {
-            (0..parts).map(move |i| Band { images: images.clone(), rows: share(rows.count, parts, i) })
+            (0..parts).map(move |i| Band { images: images.clone(), rows: even_piece(rows.count, parts, i) })
         };
         groups.flat_map(band).collect()
     }

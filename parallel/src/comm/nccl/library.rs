@@ -46,7 +46,7 @@ macro_rules! functions {
 type Comm = sys::ncclComm_t;
 type Input = *const c_void;
 type Output = *mut c_void;
-type Kind = sys::ncclDataType_t;
+type DataType = sys::ncclDataType_t;
 type Stream = sys::cudaStream_t;
 type Status = sys::ncclResult_t;
 
@@ -61,13 +61,13 @@ functions! {
     last_error = ncclGetLastError(Comm) -> *const c_char;
     group_start = ncclGroupStart() -> Status;
     group_end = ncclGroupEnd() -> Status;
-    send = ncclSend(Input, usize, Kind, c_int, Comm, Stream) -> Status;
-    receive = ncclRecv(Output, usize, Kind, c_int, Comm, Stream) -> Status;
-    broadcast = ncclBroadcast(Input, Output, usize, Kind, c_int, Comm, Stream) -> Status;
-    all_gather = ncclAllGather(Input, Output, usize, Kind, Comm, Stream) -> Status;
-    all_reduce = ncclAllReduce(Input, Output, usize, Kind, sys::ncclRedOp_t, Comm, Stream) -> Status;
-    reduce_scatter = ncclReduceScatter(Input, Output, usize, Kind, sys::ncclRedOp_t, Comm, Stream) -> Status;
-    reduce = ncclReduce(Input, Output, usize, Kind, sys::ncclRedOp_t, c_int, Comm, Stream) -> Status;
+    send = ncclSend(Input, usize, DataType, c_int, Comm, Stream) -> Status;
+    receive = ncclRecv(Output, usize, DataType, c_int, Comm, Stream) -> Status;
+    broadcast = ncclBroadcast(Input, Output, usize, DataType, c_int, Comm, Stream) -> Status;
+    all_gather = ncclAllGather(Input, Output, usize, DataType, Comm, Stream) -> Status;
+    all_reduce = ncclAllReduce(Input, Output, usize, DataType, sys::ncclRedOp_t, Comm, Stream) -> Status;
+    reduce_scatter = ncclReduceScatter(Input, Output, usize, DataType, sys::ncclRedOp_t, Comm, Stream) -> Status;
+    reduce = ncclReduce(Input, Output, usize, DataType, sys::ncclRedOp_t, c_int, Comm, Stream) -> Status;
 }
 
 /// NCCL, loaded once.
@@ -86,6 +86,7 @@ pub(super) struct Link {
     comm: Mutex<Option<Handle>>,
 }
 
+/// NCCL's handle of a communicator.
 #[derive(Debug)]
 struct Handle(Comm);
 
@@ -199,7 +200,7 @@ impl Link {
 
 /// # Safety
 /// As for [`Link::enqueue`].
-unsafe fn call(nccl: &Functions, comm: Comm, op: Op, dtype: Kind, stream: Stream) -> Status {
+unsafe fn call(nccl: &Functions, comm: Comm, op: Op, dtype: DataType, stream: Stream) -> Status {
     let from = |address: u64| address as *const c_void;
     let to = |address: u64| address as *mut c_void;
     // SAFETY: the caller's contract is NCCL's. Ranks are those of the communicator, so they fit.

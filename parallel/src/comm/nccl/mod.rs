@@ -7,19 +7,19 @@
 //!
 //! ```text
 //! caller    announce ──submit─────────────────────── wait: the caller's later GPU work comes after the call
-//! lane               └─all have announced─ exchange ─ add in order of the ranks ─ exchange ─┘   (a stream of its own)
+//! call stream        └─all have announced─ exchange ─ add in order of the ranks ─ exchange ─┘
 //! watchdog                                 polls calls under way; aborts them if the run has failed
 //!
-//! mod (communicator) ──► lane (calls of a group, in order) ──► route (the steps of one rank; pure)
+//! mod (communicator) ──► call_stream (calls of a group, in order) ──► route (the steps of one rank; pure)
 //!                           ├──► watchdog (calls under way on the GPU)
 //!                           └──► library (NCCL's functions)       combine.cu: adds the ranks' elements in order
 //! ```
 //!
-//! A group has a lane (a queue of calls with a stream) and an NCCL communicator of its own, made at its first use;
+//! A group has a call stream (a queue of calls with a CUDA stream) and an NCCL communicator of its own, made at its first use;
 //! a pair of ranks has one for each direction of its messages. The host waits for the GPU only in calls that have
 //! an observer.
 
-mod lane;
+mod call_stream;
 mod library;
 mod route;
 mod watchdog;
@@ -29,12 +29,12 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use lane::{Lane, prepare};
+use call_stream::{CallStream, prepare};
 use phalanx_tensor::cuda::{Library, require};
 use phalanx_tensor::{Device, Tensor, unpoisoned};
 use watchdog::Watchdog;
 
-use super::{Call, Comm, Communicator, Error, Kind, Pending, Result, Traffic};
+use super::{Call, CollectiveKind, Comm, Communicator, Error, Pending, Result, Traffic};
 
 /// Which code adds the elements of several ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -121,24 +121,24 @@ impl Drop for Root {
 }
 
 /// The group's collectives, or the messages to (true) or from another rank.
-type Lanes = HashMap<Option<(usize, bool)>, Arc<Lane>>;
+type CallStreams = HashMap<Option<(usize, bool)>, Arc<CallStream>>;
 
 /// A rank's membership in a group.
 #[derive(Debug)]
 struct Member {
     root: Arc<Root>,
-    /// The control plane: calls are announced here, in the order of the lanes.
+    /// The control plane: calls are announced here, in the order of the call streams.
     control: Comm,
-    /// The same ranks, for messages between lanes.
+    /// The same ranks, for messages between call streams.
     private: Comm,
-    lanes: Mutex<Lanes>,
+    streams: Mutex<CallStreams>,
 }
 
 impl Member {
     fn new(root: Arc<Root>, control: Comm) -> Result<Member> {
         let all: Vec<usize> = (0..control.size()).collect();
         let private = control.group(&all)?;
-        Ok(Member { root, control, private, lanes: Mutex::default() })
+        Ok(Member { root, control, private, streams: Mutex::default() })
     }
 
     /// Whether everything that this rank brings is on its GPU. A message to itself goes over the control plane, which has
@@ -158,23 +158,23 @@ impl Member {
             return Ok(Pending::done(call, outcome));
         }
         if let (Some(by), Some(dtype)) = (call.signature.by, call.signature.dtype) {
-            // Compiled now, before a GPU waits for this rank. The lane reports an error, if there is one.
+            // Compiled now, before a GPU waits for this rank. The call stream reports an error, if there is one.
             let _ = prepare(call.kind().name(), self.root.watchdog.gpu, dtype, by);
         }
-        let key = call.peer().map(|peer| (peer, call.kind() == Kind::Send));
+        let key = call.peer().map(|peer| (peer, call.kind() == CollectiveKind::Send));
         // Announced and handed over in the same order.
-        let mut lanes = unpoisoned(self.lanes.lock());
-        let lane = match lanes.get(&key) {
-            Some(lane) => Arc::clone(lane),
+        let mut streams = unpoisoned(self.streams.lock());
+        let stream = match streams.get(&key) {
+            Some(stream) => Arc::clone(stream),
             None => {
                 let watchdog = Arc::clone(&self.root.watchdog);
-                let lane = Lane::new(watchdog, Arc::clone(&self.private), key, self.root.sums)?;
-                lanes.insert(key, Arc::clone(&lane));
-                lane
+                let stream = CallStream::new(watchdog, Arc::clone(&self.private), key, self.root.sums)?;
+                streams.insert(key, Arc::clone(&stream));
+                stream
             }
         };
         let announced = self.control.start(announcement);
-        Ok(lane.start(call, announced))
+        Ok(stream.start(call, announced))
     }
 }
 

@@ -1,6 +1,6 @@
-//! [`route`]: the steps of one rank for a call. A pure function: no communication.
+//! [`route`]: the steps of one rank for a call, which a `CallStream` carries out on the GPU. A pure function: no communication.
 //!
-//! It follows the same plan as the wires ([`plan`]): ranks send their parts of a share to its owner, which adds them in order
+//! It follows the same plan as the wires ([`plan`]): ranks send their parts of a chunk to its owner, which adds them in order
 //! of the ranks and sends the sum to the destinations. Parts are added in rounds, so the owner needs a buffer of bounded size.
 //! Where nothing is added and every rank gets the same, NCCL's own broadcast or all-gather does the last step, since NCCL
 //! knows how the GPUs are connected.
@@ -9,10 +9,10 @@ use std::ops::Range;
 
 use super::Sums;
 use crate::comm::plan::{Segment, Side, Transfer, plan};
-use crate::comm::{Kind, Reduction, Signature};
+use crate::comm::{CollectiveKind, Reduction, Signature};
 
 /// Bytes of the buffer for parts that an owner receives.
-const ROOM_BYTES: usize = 64 << 20;
+const BUFFER_BYTES: usize = 64 << 20;
 /// Elements of a round are a multiple of this, so that rounds begin where packets do.
 const ROUND: usize = 64;
 
@@ -21,7 +21,7 @@ const ROUND: usize = 64;
 pub(super) enum Step {
     /// Messages that go at the same time.
     Exchange(Vec<Message>),
-    /// This rank's elements of `own` and those in the room become `out`.
+    /// This rank's elements of `own` and those in the buffer become `out`.
     Combine { own: (Side, Range<usize>), out: Range<usize>, by: Reduction },
     /// NCCL's own collective.
     Native(Native),
@@ -40,8 +40,8 @@ pub(super) enum Message {
         range: Range<usize>,
         from: usize,
     },
-    /// Into the room.
-    Given {
+    /// A part that this rank adds, into the buffer for parts.
+    ReceivePart {
         range: Range<usize>,
         from: usize,
     },
@@ -70,13 +70,17 @@ pub(super) fn route(
     let root = signature.root.unwrap_or(0);
     let whole = match (kind, *by) {
         _ if total == 0 => None,
-        (Kind::Broadcast, _) => Some(Native::Broadcast { root, count: total }),
-        (Kind::AllGather, _) if even => Some(gather(in_place, me, first)),
-        (Kind::AllReduce, Some(by)) if sums == Sums::Library => Some(Native::AllReduce { by, count: total }),
-        (Kind::ReduceScatter, Some(by)) if sums == Sums::Library && even => {
+        (CollectiveKind::Broadcast, _) => Some(Native::Broadcast { root, count: total }),
+        (CollectiveKind::AllGather, _) if even => Some(gather(in_place, me, first)),
+        (CollectiveKind::AllReduce, Some(by)) if sums == Sums::Library => {
+            Some(Native::AllReduce { by, count: total })
+        }
+        (CollectiveKind::ReduceScatter, Some(by)) if sums == Sums::Library && even => {
             Some(Native::ReduceScatter { by, count: first })
         }
-        (Kind::Reduce, Some(by)) if sums == Sums::Library => Some(Native::Reduce { by, root, count: total }),
+        (CollectiveKind::Reduce, Some(by)) if sums == Sums::Library => {
+            Some(Native::Reduce { by, root, count: total })
+        }
         _ => None,
     };
     if let Some(whole) = whole {
@@ -85,7 +89,7 @@ pub(super) fn route(
     let transfers = transfers(signature, me, size, in_place);
     let mut steps = rounds(&transfers, signature, (me, size));
     match (kind, total % size) {
-        (Kind::AllReduce, 0) if total > 0 => {
+        (CollectiveKind::AllReduce, 0) if total > 0 => {
             let count = total / size;
             steps.push(Step::Native(Native::AllGather { own: (Side::Output, me * count), count }));
         }
@@ -101,7 +105,7 @@ fn gather(in_place: bool, me: usize, count: usize) -> Native {
 
 /// The call's transfers; of those that are not this rank's, an all-to-all has none.
 fn transfers(signature: &Signature, me: usize, size: usize, in_place: bool) -> Vec<Transfer> {
-    let Signature { kind: Kind::AllToAll, counts, wanted, .. } = signature else {
+    let Signature { kind: CollectiveKind::AllToAll, counts, wanted, .. } = signature else {
         let here = Signature { on_gpus: false, ..signature.clone() };
         return plan(&vec![&here; size], &vec![in_place; size]);
     };
@@ -123,7 +127,7 @@ fn transfers(signature: &Signature, me: usize, size: usize, in_place: bool) -> V
 fn rounds(transfers: &[Transfer], signature: &Signature, (me, size): (usize, usize)) -> Vec<Step> {
     let Some(by) = signature.by.filter(|_| size > 1) else { return vec![] };
     let bytes = signature.dtype.map_or(1, |dtype| dtype.size());
-    let step = (ROOM_BYTES / bytes / (size - 1) / ROUND).max(1) * ROUND;
+    let step = (BUFFER_BYTES / bytes / (size - 1) / ROUND).max(1) * ROUND;
     let longest = transfers.iter().map(|t| t.dests[0].range.len()).max().unwrap_or(0);
     let mut steps = vec![];
     for start in (0..longest).step_by(step) {
@@ -143,7 +147,7 @@ fn rounds(transfers: &[Transfer], signature: &Signature, (me, size): (usize, usi
                 continue;
             }
             let others = sources.iter().filter(|source| source.rank != me).enumerate();
-            messages.extend(others.map(|(i, source)| Message::Given {
+            messages.extend(others.map(|(i, source)| Message::ReceivePart {
                 range: i * range.len()..(i + 1) * range.len(),
                 from: source.rank,
             }));
@@ -186,62 +190,66 @@ mod tests {
 
     use super::*;
 
-    fn signature(kind: Kind, counts: &[usize], wanted: &[usize], root: Option<usize>) -> Signature {
-        let reduces = matches!(kind, Kind::AllReduce | Kind::ReduceScatter | Kind::Reduce);
+    fn signature(kind: CollectiveKind, counts: &[usize], wanted: &[usize], root: Option<usize>) -> Signature {
+        let reduces = matches!(
+            kind,
+            CollectiveKind::AllReduce | CollectiveKind::ReduceScatter | CollectiveKind::Reduce
+        );
         let (by, dtype) = (reduces.then_some(Reduction::Sum), Some(DType::F64));
         Signature { kind, by, dtype, root, counts: counts.to_vec(), wanted: wanted.to_vec(), on_gpus: true }
     }
 
     #[test]
     fn an_uneven_all_reduce_of_two() {
-        let all_reduce = signature(Kind::AllReduce, &[3], &[], None);
+        let all_reduce = signature(CollectiveKind::AllReduce, &[3], &[], None);
         let give = Message::Send { from: Side::Output, range: 2..3, to: 1 };
-        let given = Message::Given { range: 0..2, from: 1 };
+        let part = Message::ReceivePart { range: 0..2, from: 1 };
         let combine = Step::Combine { own: (Side::Output, 0..2), out: 0..2, by: Reduction::Sum };
         let mine = Message::Send { from: Side::Output, range: 0..2, to: 1 };
         let theirs = Message::Receive { range: 2..3, from: 1 };
-        let wanted = [Step::Exchange(vec![given, give]), combine, Step::Exchange(vec![mine, theirs])];
+        let wanted = [Step::Exchange(vec![part, give]), combine, Step::Exchange(vec![mine, theirs])];
         assert_eq!(route(&all_reduce, (0, 2), true, Sums::InOrder), wanted);
     }
 
     #[test]
     fn nccl_does_what_adds_nothing_and_all_of_it_if_asked() {
-        let even = signature(Kind::AllReduce, &[8], &[], None);
+        let even = signature(CollectiveKind::AllReduce, &[8], &[], None);
         let gathered = Step::Native(Native::AllGather { own: (Side::Output, 4), count: 4 });
         assert_eq!(route(&even, (1, 2), true, Sums::InOrder).last(), Some(&gathered));
         let whole = Step::Native(Native::AllReduce { by: Reduction::Sum, count: 8 });
         assert_eq!(route(&even, (1, 2), true, Sums::Library), [whole]);
         let broadcast = Step::Native(Native::Broadcast { root: 1, count: 5 });
         assert_eq!(
-            route(&signature(Kind::Broadcast, &[5], &[], Some(1)), (0, 2), true, Sums::InOrder),
+            route(&signature(CollectiveKind::Broadcast, &[5], &[], Some(1)), (0, 2), true, Sums::InOrder),
             [broadcast]
         );
     }
 
     #[test]
     fn calls_of_nothing_have_no_steps() {
-        for kind in Kind::ALL {
-            let counts = if kind == Kind::Barrier { vec![] } else { vec![0; 3] };
+        for kind in CollectiveKind::ALL {
+            let counts = if kind == CollectiveKind::Barrier { vec![] } else { vec![0; 3] };
             let steps = route(&signature(kind, &counts, &[0; 3], Some(0)), (1, 3), false, Sums::InOrder);
             assert_eq!(steps, [], "{kind:?}");
         }
     }
 
     #[test]
-    fn rounds_need_a_bounded_room() {
-        let count = 3 * ROOM_BYTES / 8 + 1;
-        let steps = route(&signature(Kind::Reduce, &[count], &[], Some(2)), (2, 3), true, Sums::InOrder);
-        let (mut rounds, mut room) = (0, 0);
+    fn rounds_need_a_bounded_buffer() {
+        let count = 3 * BUFFER_BYTES / 8 + 1;
+        let steps =
+            route(&signature(CollectiveKind::Reduce, &[count], &[], Some(2)), (2, 3), true, Sums::InOrder);
+        let (mut rounds, mut buffer) = (0, 0);
         for step in &steps {
             let Step::Exchange(messages) = step else { continue };
             rounds += 1;
             for message in messages {
-                let Message::Given { range, .. } = message else { panic!("{message:?}") };
-                room = room.max(range.end * 8);
+                let Message::ReceivePart { range, .. } = message else { panic!("{message:?}") };
+                buffer = buffer.max(range.end * 8);
             }
         }
         assert_eq!(rounds, 7);
-        assert!(room <= ROOM_BYTES && room > ROOM_BYTES / 2, "{room}");
+        assert!(buffer <= BUFFER_BYTES && buffer > BUFFER_BYTES / 2, "{buffer}");
     }
 
     /// One rank's tensors.
@@ -249,7 +257,7 @@ mod tests {
     struct Memory {
         input: Vec<f64>,
         output: Vec<f64>,
-        room: Vec<f64>,
+        buffer: Vec<f64>,
     }
 
     /// Carries out the steps of all ranks as GPUs do: a step waits for its messages, NCCL's all-gather for all ranks.
@@ -289,9 +297,9 @@ mod tests {
                     moved = true;
                 }
             }
-            assert!(moved, "everybody waits: {steps:?}");
+            assert!(moved, "every rank waits: {steps:?}");
         }
-        assert!(mail.values().all(VecDeque::is_empty), "messages that nobody took");
+        assert!(mail.values().all(VecDeque::is_empty), "messages that no rank took");
     }
 
     type Mail = HashMap<(usize, usize), VecDeque<Vec<f64>>>;
@@ -320,7 +328,7 @@ mod tests {
         fn receive(&mut self, messages: &[Message], me: usize, mail: &mut Mail) -> bool {
             let from = |message: &Message| match message {
                 Message::Send { .. } => None,
-                Message::Receive { from, .. } | Message::Given { from, .. } => Some(*from),
+                Message::Receive { from, .. } | Message::ReceivePart { from, .. } => Some(*from),
             };
             if !messages.iter().filter_map(from).all(|q| mail.get(&(q, me)).is_some_and(|m| !m.is_empty())) {
                 return false;
@@ -329,7 +337,7 @@ mod tests {
                 let (to, range, from) = match message {
                     Message::Send { .. } => continue,
                     Message::Receive { range, from } => (&mut self.output, range, from),
-                    Message::Given { range, from } => (&mut self.room, range, from),
+                    Message::ReceivePart { range, from } => (&mut self.buffer, range, from),
                 };
                 let came = mail.get_mut(&(*from, me)).unwrap().pop_front().unwrap();
                 to.resize(to.len().max(range.end), f64::NAN);
@@ -345,7 +353,7 @@ mod tests {
             (me, size): (usize, usize),
         ) {
             let (count, own) = (own.len(), self.side(*side)[own.clone()].to_vec());
-            let mut parts: Vec<&[f64]> = self.room[..count * (size - 1)].chunks(count).collect();
+            let mut parts: Vec<&[f64]> = self.buffer[..count * (size - 1)].chunks(count).collect();
             parts.insert(me, &own);
             let sum = |i: usize| parts[1..].iter().fold(parts[0][i], |sum, part| sum + part[i]);
             let sums: Vec<f64> = (0..count).map(sum).collect();
@@ -363,7 +371,7 @@ mod tests {
         let one = |rank| {
             let (input, output) = sizes(rank);
             let output = (0..output).map(|i| draw(rank, i)).collect();
-            Memory { input: (0..input).map(|i| draw(rank, i)).collect(), output, room: vec![] }
+            Memory { input: (0..input).map(|i| draw(rank, i)).collect(), output, buffer: vec![] }
         };
         (0..size).map(one).collect()
     }
@@ -374,20 +382,20 @@ mod tests {
             let sum = |i: usize| (1..size).fold(draw(0, i), |sum, rank| sum + draw(rank, i));
             for count in [1, 3, 8, 65] {
                 let mut m = memory(|_| (0, count), size);
-                run(&vec![signature(Kind::AllReduce, &[count], &[], None); size], &mut m, true);
+                run(&vec![signature(CollectiveKind::AllReduce, &[count], &[], None); size], &mut m, true);
                 let wanted: Vec<f64> = (0..count).map(sum).collect();
                 assert!(m.iter().all(|m| m.output == wanted), "all_reduce of {count} on {size}");
 
                 let root = size - 1;
                 let mut m = memory(|_| (0, count), size);
-                run(&vec![signature(Kind::Reduce, &[count], &[], Some(root)); size], &mut m, true);
+                run(&vec![signature(CollectiveKind::Reduce, &[count], &[], Some(root)); size], &mut m, true);
                 assert_eq!(m[root].output, wanted, "reduce on {size}");
 
                 // Uneven, with nothing for one rank.
                 let counts: Vec<usize> = (0..size).map(|r| if r == 1 { 0 } else { count + r }).collect();
                 let (total, begins) = (counts.iter().sum::<usize>(), crate::comm::plan::ranges(&counts));
                 let mut m = memory(|r| (total, counts[r]), size);
-                run(&vec![signature(Kind::ReduceScatter, &counts, &[], None); size], &mut m, false);
+                run(&vec![signature(CollectiveKind::ReduceScatter, &counts, &[], None); size], &mut m, false);
                 for (r, m) in m.iter().enumerate() {
                     let wanted: Vec<f64> = begins[r].clone().map(sum).collect();
                     assert_eq!(m.output, wanted, "reduce_scatter on {size}");
@@ -395,13 +403,13 @@ mod tests {
                 let joined: Vec<f64> =
                     (0..size).flat_map(|r| (0..counts[r]).map(move |i| draw(r, i))).collect();
                 let mut m = memory(|r| (counts[r], total), size);
-                run(&vec![signature(Kind::AllGather, &counts, &[], None); size], &mut m, false);
+                run(&vec![signature(CollectiveKind::AllGather, &counts, &[], None); size], &mut m, false);
                 assert!(m.iter().all(|m| m.output == joined), "all_gather on {size}");
                 let mut m = memory(|r| (counts[r], if r == root { total } else { 0 }), size);
-                run(&vec![signature(Kind::Gather, &counts, &[], Some(root)); size], &mut m, false);
+                run(&vec![signature(CollectiveKind::Gather, &counts, &[], Some(root)); size], &mut m, false);
                 assert_eq!(m[root].output, joined, "gather on {size}");
                 let mut m = memory(|r| (if r == root { total } else { 0 }, counts[r]), size);
-                run(&vec![signature(Kind::Scatter, &counts, &[], Some(root)); size], &mut m, false);
+                run(&vec![signature(CollectiveKind::Scatter, &counts, &[], Some(root)); size], &mut m, false);
                 for (r, m) in m.iter().enumerate() {
                     let wanted: Vec<f64> = begins[r].clone().map(|i| draw(root, i)).collect();
                     assert_eq!(m.output, wanted, "scatter on {size}");
@@ -411,19 +419,19 @@ mod tests {
     }
 
     #[test]
-    fn an_uneven_all_to_all_gives_each_pair_its_share() {
+    fn an_uneven_all_to_all_gives_each_pair_its_chunk() {
         let size = 3;
-        let share = |q: usize, r: usize| (2 * q + r) % 4;
-        let sent: Vec<Vec<usize>> = (0..size).map(|q| (0..size).map(|r| share(q, r)).collect()).collect();
-        let wanted: Vec<Vec<usize>> = (0..size).map(|r| (0..size).map(|q| share(q, r)).collect()).collect();
+        let count = |q: usize, r: usize| (2 * q + r) % 4;
+        let sent: Vec<Vec<usize>> = (0..size).map(|q| (0..size).map(|r| count(q, r)).collect()).collect();
+        let wanted: Vec<Vec<usize>> = (0..size).map(|r| (0..size).map(|q| count(q, r)).collect()).collect();
         let all: Vec<Signature> =
-            (0..size).map(|r| signature(Kind::AllToAll, &sent[r], &wanted[r], None)).collect();
+            (0..size).map(|r| signature(CollectiveKind::AllToAll, &sent[r], &wanted[r], None)).collect();
         let mut m = memory(|r| (sent[r].iter().sum(), wanted[r].iter().sum()), size);
         run(&all, &mut m, false);
         for (r, m) in m.iter().enumerate() {
             let from = |q: usize| {
                 let begin: usize = sent[q][..r].iter().sum();
-                (begin..begin + share(q, r)).map(move |i| draw(q, i))
+                (begin..begin + count(q, r)).map(move |i| draw(q, i))
             };
             let wanted: Vec<f64> = (0..size).flat_map(from).collect();
             assert_eq!(m.output, wanted);

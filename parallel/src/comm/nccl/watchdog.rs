@@ -37,7 +37,7 @@ impl KeptTensors {
 
 /// A call under way.
 #[derive(Debug)]
-pub(super) struct Work {
+pub(super) struct RunningCall {
     /// Which.
     pub(super) call: String,
     /// When its turn on the GPU came, and when it was done there.
@@ -52,15 +52,16 @@ pub(super) struct Watchdog {
     pub(super) gpu: &'static Gpu,
     pub(super) control: Comm,
     timeout: Duration,
-    state: Mutex<State>,
+    state: Mutex<WatchdogState>,
     wake: Condvar,
 }
 
+/// What the watchdog's thread looks at.
 #[derive(Debug, Default)]
-struct State {
+struct WatchdogState {
     links: Vec<Arc<Link>>,
-    under_way: Vec<(Work, Option<Instant>)>,
-    /// Calls that a lane has not yet given to the GPU.
+    under_way: Vec<(RunningCall, Option<Instant>)>,
+    /// Calls that a call stream has not yet given to the GPU.
     queued: usize,
     /// No further call will come.
     ended: bool,
@@ -82,7 +83,7 @@ impl Watchdog {
             .map_err(|e| Error::Launch(format!("no thread for communication: {e}")))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WatchdogState> {
         unpoisoned(self.state.lock())
     }
 
@@ -91,13 +92,13 @@ impl Watchdog {
         self.timeout
     }
 
-    /// A lane has taken one more call.
+    /// A call stream has taken one more call.
     pub(super) fn queued(&self) {
         self.lock().queued += 1;
     }
 
-    /// A lane has queued the call on the GPU, from where on the call is watched; or it has failed to (`None`).
-    pub(super) fn given(&self, work: Option<Work>) {
+    /// A call stream has queued the call on the GPU, from where on the call is watched; or it has failed to (`None`).
+    pub(super) fn given(&self, work: Option<RunningCall>) {
         let mut state = self.lock();
         state.queued -= 1;
         state.under_way.extend(work.map(|work| (work, None)));
@@ -156,7 +157,7 @@ impl Watchdog {
         let links = self.lock().links.clone();
         links.iter().for_each(|link| link.abort());
         let begin = Instant::now();
-        let is_over = |(work, _): &(Work, _)| work.ended.is_done().unwrap_or(true);
+        let is_over = |(work, _): &(RunningCall, _)| work.ended.is_done().unwrap_or(true);
         while begin.elapsed() < SHUTDOWN_TIMEOUT && !self.lock().under_way.iter().all(is_over) {
             std::thread::sleep(LOOK);
         }
@@ -190,7 +191,7 @@ impl Watchdog {
 }
 
 /// Drops calls that have ended. Returns the first error of the others, with its call.
-fn look(state: &mut State, timeout: Duration) -> Option<(String, String)> {
+fn look(state: &mut WatchdogState, timeout: Duration) -> Option<(String, String)> {
     let mut wrong = None;
     state.under_way.retain_mut(|(work, since)| match progress(work, since, timeout) {
         Ok(ended) => {
@@ -211,7 +212,7 @@ fn look(state: &mut State, timeout: Duration) -> Option<(String, String)> {
 
 /// Whether a call has ended; the time counts from its turn on the GPU.
 fn progress(
-    work: &Work,
+    work: &RunningCall,
     since: &mut Option<Instant>,
     timeout: Duration,
 ) -> std::result::Result<bool, String> {

@@ -1,4 +1,5 @@
-//! Moves the elements of a complete call between the tensors of all ranks.
+//! Moves the elements of a complete call between the tensors of all ranks, on the pool's threads: [`exchange`] of a collective,
+//! [`deliver`] of a message. The rank that comes last calls them (`World::carry_out`).
 
 use std::sync::Mutex;
 
@@ -163,7 +164,7 @@ impl<'a, T: Summand> Output<'a, T> {
 }
 
 /// The sources of a piece.
-enum Source<'a, T> {
+enum PieceSource<'a, T> {
     Slice(&'a [T]),
     /// One of the destinations.
     Dest(usize),
@@ -171,7 +172,7 @@ enum Source<'a, T> {
 
 /// A part of a transfer.
 struct Piece<'a, T> {
-    sources: Vec<Source<'a, T>>,
+    sources: Vec<PieceSource<'a, T>>,
     dests: Vec<&'a mut [T]>,
 }
 
@@ -189,12 +190,12 @@ fn cut<'a, T: Summand>(
             let length = step.min(total - start);
             let piece = |place: &Segment| place.range.start + start..place.range.start + start + length;
             let source = |place: &Segment| match (place.side, &outputs[place.rank]) {
-                (Side::Input, _) => Source::Slice(
+                (Side::Input, _) => PieceSource::Slice(
                     inputs[place.rank].as_ref().map_or(&[][..], |view| &view.elements()[piece(place)]),
                 ),
-                (Side::Output, Output::Read(elements)) => Source::Slice(&elements[piece(place)]),
+                (Side::Output, Output::Read(elements)) => PieceSource::Slice(&elements[piece(place)]),
                 // By the plan a destination of this transfer.
-                _ => Source::Dest(dests.iter().position(|d| d.rank == place.rank).unwrap_or(0)),
+                _ => PieceSource::Dest(dests.iter().position(|d| d.rank == place.rank).unwrap_or(0)),
             };
             let sources = sources.iter().map(source).collect();
             let dests = dests.iter().map(|d| outputs[d.rank].take(piece(d).start, length)).collect();
@@ -209,8 +210,8 @@ impl<T: Summand> Piece<'_, T> {
         let Piece { sources, dests } = self;
         match (by, &sources[..]) {
             (Some(by), [_, _, ..]) => reduce(sources, dests, by),
-            (_, [Source::Slice(from), ..]) => dests.iter_mut().for_each(|to| to.copy_from_slice(from)),
-            (_, &[Source::Dest(i), ..]) => {
+            (_, [PieceSource::Slice(from), ..]) => dests.iter_mut().for_each(|to| to.copy_from_slice(from)),
+            (_, &[PieceSource::Dest(i), ..]) => {
                 let from = std::mem::take(&mut dests[i]);
                 dests.iter_mut().filter(|to| !to.is_empty()).for_each(|to| to.copy_from_slice(from));
             }
@@ -219,14 +220,14 @@ impl<T: Summand> Piece<'_, T> {
     }
 }
 
-fn reduce<T: Summand>(sources: &[Source<'_, T>], dests: &mut [&mut [T]], by: Reduction) {
+fn reduce<T: Summand>(sources: &[PieceSource<'_, T>], dests: &mut [&mut [T]], by: Reduction) {
     let mut block = Block::new();
     for start in (0..dests[0].len()).step_by(BLOCK) {
         let range = start..dests[0].len().min(start + BLOCK);
         for (i, source) in sources.iter().enumerate() {
             let elements = match *source {
-                Source::Slice(elements) => &elements[range.clone()],
-                Source::Dest(d) => &dests[d][range.clone()],
+                PieceSource::Slice(elements) => &elements[range.clone()],
+                PieceSource::Dest(d) => &dests[d][range.clone()],
             };
             if i == 0 { block.load(elements) } else { block.combine(elements, by) }
         }

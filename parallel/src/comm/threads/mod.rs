@@ -25,7 +25,7 @@ use phalanx_tensor::{Pool, unpoisoned};
 
 use super::communicator::{ChildGroups, Meter, members};
 use super::pending::{Ticket, Waiter, blame};
-use super::{Call, Comm, Communicator, Error, Kind, Pending, Result, Traffic};
+use super::{Call, CollectiveKind, Comm, Communicator, Error, Pending, Result, Traffic};
 
 /// The communicators of `size` ranks, each to be used by a thread of its own. A rank that lets others wait for longer
 /// than `timeout` ends the run of all. See [`launch::threads`](crate::launch::threads), which starts the threads too.
@@ -110,7 +110,7 @@ const WATCH: Duration = Duration::from_micros(50);
 pub(crate) struct World {
     size: usize,
     timeout: Duration,
-    state: Mutex<State>,
+    state: Mutex<WorldState>,
     wake: Condvar,
     sleepers: AtomicUsize,
     pool: OnceLock<Pool>,
@@ -122,8 +122,9 @@ impl fmt::Debug for World {
     }
 }
 
+/// The calls of all ranks that have begun, under the world's lock.
 #[derive(Debug, Default)]
-struct State {
+struct WorldState {
     /// The first error, which ended the run.
     failure: Option<Error>,
     /// Ranks that have ended.
@@ -134,7 +135,7 @@ struct State {
     /// Calls that ranks wait for, with the ranks of their groups.
     waits: Vec<(Arc<Ticket>, Vec<usize>)>,
     /// Complete calls that no rank is there to carry out, in order.
-    ready: VecDeque<Work>,
+    ready: VecDeque<CompleteCall>,
     /// Whether a thread is carrying them out.
     running: bool,
 }
@@ -162,7 +163,7 @@ struct Mailbox {
 
 /// A call for which all ranks have come: of a group, or a send and its receive.
 #[derive(Debug)]
-struct Work {
+struct CompleteCall {
     group: Option<u64>,
     tickets: Vec<Arc<Ticket>>,
     ranks: Vec<usize>,
@@ -170,7 +171,7 @@ struct Work {
 
 impl World {
     pub(crate) fn new(size: usize, timeout: Duration) -> Arc<World> {
-        let state = State { ended: vec![false; size], ..State::default() };
+        let state = WorldState { ended: vec![false; size], ..WorldState::default() };
         let (wake, sleepers, pool) = (Condvar::new(), AtomicUsize::new(0), OnceLock::new());
         Arc::new(World { size, timeout, state: Mutex::new(state), wake, sleepers, pool })
     }
@@ -179,7 +180,7 @@ impl World {
         self.size
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, WorldState> {
         unpoisoned(self.state.lock())
     }
 
@@ -210,7 +211,7 @@ impl World {
     ) -> Arc<Ticket> {
         let mut state = self.lock();
         let (ticket, work) = match call.kind() {
-            Kind::Send | Kind::Receive => state.post(group, rank, call),
+            CollectiveKind::Send | CollectiveKind::Receive => state.post(group, rank, call),
             _ => state.join(group, rank, call),
         };
         if let Some(failure) = &state.failure {
@@ -258,7 +259,7 @@ impl World {
         }
     }
 
-    fn carry_out(&self, work: &Work) {
+    fn carry_out(&self, work: &CompleteCall) {
         let pool = self.pool.get_or_init(|| {
             Pool::new(self.size.min(std::thread::available_parallelism().map_or(1, |n| n.get())))
         });
@@ -283,9 +284,14 @@ impl World {
     }
 }
 
-impl State {
+impl WorldState {
     /// Enters a collective; complete if all have come.
-    fn join(&mut self, (id, ranks): (u64, &[usize]), rank: usize, call: Call) -> (Arc<Ticket>, Option<Work>) {
+    fn join(
+        &mut self,
+        (id, ranks): (u64, &[usize]),
+        rank: usize,
+        call: Call,
+    ) -> (Arc<Ticket>, Option<CompleteCall>) {
         let group = self.groups.entry(id).or_insert_with(|| Group {
             next: vec![0; ranks.len()],
             first: 0,
@@ -304,7 +310,7 @@ impl State {
         let complete = group.rounds.front().is_some_and(|round| round.iter().all(Option::is_some));
         let round = if complete { group.rounds.pop_front() } else { None };
         group.first += u64::from(complete);
-        let work = |round: Vec<_>| Work {
+        let work = |round: Vec<_>| CompleteCall {
             group: Some(id),
             tickets: round.into_iter().flatten().collect(),
             ranks: ranks.to_vec(),
@@ -313,9 +319,14 @@ impl State {
     }
 
     /// Enters a send or receive; complete if there is one of each.
-    fn post(&mut self, (id, ranks): (u64, &[usize]), rank: usize, call: Call) -> (Arc<Ticket>, Option<Work>) {
+    fn post(
+        &mut self,
+        (id, ranks): (u64, &[usize]),
+        rank: usize,
+        call: Call,
+    ) -> (Arc<Ticket>, Option<CompleteCall>) {
         let peer = call.signature.root.unwrap_or(rank);
-        let sends = call.kind() == Kind::Send;
+        let sends = call.kind() == CollectiveKind::Send;
         let (from, to) = if sends { (rank, peer) } else { (peer, rank) };
         let mailbox = self.mailboxes.entry((id, from, to)).or_default();
         let (count, queue) = match sends {
@@ -329,7 +340,7 @@ impl State {
             return (ticket, None);
         }
         let tickets = mailbox.sends.pop_front().into_iter().chain(mailbox.receives.pop_front()).collect();
-        (ticket, Some(Work { group: None, tickets, ranks: vec![ranks[from], ranks[to]] }))
+        (ticket, Some(CompleteCall { group: None, tickets, ranks: vec![ranks[from], ranks[to]] }))
     }
 
     /// The ranks that have not come to a call; none if all have.
@@ -363,7 +374,7 @@ impl State {
     }
 }
 
-impl Work {
+impl CompleteCall {
     fn carry_out(&self, pool: &Pool) -> Result<()> {
         let calls: Vec<Call> = self.tickets.iter().map(|ticket| ticket.whole_call()).collect();
         let calls: Vec<&Call> = calls.iter().collect();

@@ -1,4 +1,6 @@
-//! [`Driver`]: the thread that owns a process's wire. [`Shared`]: where the process's ranks wait for it.
+//! [`Driver`]: the thread that owns a process's wire. It takes events (a call of this rank, a message, a lost process), lets each
+//! group's first task go on, matches sends with receives, and finds the ranks that are late. [`Shared`]: where the process's ranks
+//! wait for it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -11,7 +13,7 @@ use super::task::{Inbox, Task, malformed, read, write};
 use super::{Address, Frame, FrameKind, Wire};
 use crate::comm::pending::{Ticket, blame};
 use crate::comm::plan::Side;
-use crate::comm::{Error, Kind, Result, Signature};
+use crate::comm::{CollectiveKind, Error, Result, Signature};
 
 /// How long the driver of a polled wire sleeps between polls while calls are under way.
 const POLL: Duration = Duration::from_micros(20);
@@ -109,7 +111,7 @@ impl Driver {
             let cause = "the communication thread panicked".into();
             self.shared.fail(Error::Failed { rank: self.rank, cause });
         }
-        self.abandon();
+        self.finish_all();
         self.shared.close();
     }
 
@@ -178,7 +180,7 @@ impl Driver {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Start(ticket, ranks, me) => self.start(ticket, ranks, me),
-            Event::Message(from, message) => self.dispatch(from, message),
+            Event::Message(from, message) => self.handle_message(from, message),
             Event::Lost(rank, why) if !self.gone.contains(&rank) => {
                 self.gone.insert(rank);
                 self.lost = true;
@@ -210,21 +212,21 @@ impl Driver {
             return self.shared.notify();
         }
         match ticket.call.kind() {
-            Kind::Send => {
+            CollectiveKind::Send => {
                 let outcome = self.post(&ticket, &ranks);
                 let failed = outcome.clone().err();
                 ticket.finish(outcome);
                 self.shared.notify();
                 failed.into_iter().for_each(|error| self.fail(error));
             }
-            Kind::Receive => {
+            CollectiveKind::Receive => {
                 self.receives.push(Receive { ticket, ranks, me, since: Instant::now() });
             }
             _ => self.tasks.entry(ticket.group).or_default().push_back(Task::new(ticket, ranks, me)),
         }
     }
 
-    fn dispatch(&mut self, from: usize, message: Vec<u8>) {
+    fn handle_message(&mut self, from: usize, message: Vec<u8>) {
         let Some(address) = Address::of(&message) else { return self.fail(malformed(from)) };
         let frame = Frame(message);
         match address.kind {
@@ -239,11 +241,7 @@ impl Driver {
             FrameKind::Failure => {
                 let what = String::from_utf8_lossy(frame.content()).into_owned();
                 // Passed on, so that every rank learns the cause before this process's end.
-                self.conclude(
-                    Error::Reported { rank: address.part, what: what.clone() },
-                    address.part,
-                    &what,
-                );
+                self.end_run(Error::Reported { rank: address.part, what: what.clone() }, address.part, &what);
             }
             _ => {
                 self.inbox.insert((from, address), frame);
@@ -348,20 +346,20 @@ impl Driver {
     /// Ends the run for an error found here.
     fn fail(&mut self, error: Error) {
         let what = error.to_string();
-        self.conclude(error, self.rank, &what);
+        self.end_run(error, self.rank, &what);
     }
 
     /// Ends the run with the error that rank `from` reported, unless it has ended already.
-    fn conclude(&mut self, error: Error, from: usize, what: &str) {
+    fn end_run(&mut self, error: Error, from: usize, what: &str) {
         if self.shared.failure().is_some() {
             return;
         }
         self.shared.fail(error);
         self.send_to_all(Address { part: from, ..Address::plain(FrameKind::Failure) }, what.as_bytes());
-        self.abandon();
+        self.finish_all();
     }
 
-    fn abandon(&mut self) {
+    fn finish_all(&mut self) {
         let failure = self.shared.failure().unwrap_or_else(|| Error::Launch("the run has ended".into()));
         let tasks = self.tasks.drain().flat_map(|(_, queue)| queue).map(|task| (task.ticket, task.ranks));
         let receives = self.receives.drain(..).map(|receive| (receive.ticket, receive.ranks));
@@ -379,6 +377,7 @@ pub(crate) struct Shared {
     wake: Condvar,
 }
 
+/// How the run ended, if it has.
 #[derive(Debug, Default)]
 struct Outcome {
     failure: Option<Error>,

@@ -118,7 +118,7 @@ impl Communicator for Member {
             Err(error) => return Pending::done(Call::barrier(), Err(error)),
         };
         self.meter.count(&call.signature, self.rank, self.size());
-        let key = call.peer().map(|peer| (peer, call.kind() == crate::comm::Kind::Send));
+        let key = call.peer().map(|peer| (peer, call.kind() == crate::comm::CollectiveKind::Send));
         // Numbered and handed over in the same order.
         let mut next = unpoisoned(self.next.lock());
         let number = next.entry(key).or_default();

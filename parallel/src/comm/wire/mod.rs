@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! check    every rank sends its signature to every other; if two differ, all ranks find it
-//! give     sources send their part of each transfer to its owner          (see the plan)
+//! parts    sources send their part of each transfer to its owner          (see the plan)
 //! results  owners combine the parts in order of the ranks, and send the result to the destinations
 //! ```
 //!

@@ -1,4 +1,5 @@
-//! [`Task`]: a collective under way, as one rank sees it.
+//! [`Task`]: a collective under way, as one rank sees it. The driver calls [`Task::progress`] when messages have come; the task
+//! sends this rank's messages and combines the parts of the transfers that this rank owns.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,11 +30,12 @@ pub(super) struct Task {
     pub(super) since: Instant,
 }
 
+/// What a task has sent last; it goes on when the others' messages of that phase have come.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     New,
     Check,
-    Give,
+    Parts,
     Results,
 }
 
@@ -57,11 +59,11 @@ impl Task {
         while self.awaited.iter().all(|key| inbox.contains_key(key)) {
             self.since = Instant::now();
             match self.phase {
-                Phase::New => self.check(wire)?,
-                Phase::Check => self.give(inbox, wire)?,
-                Phase::Give => self.results(inbox, wire)?,
+                Phase::New => self.send_signature(wire)?,
+                Phase::Check => self.send_parts(inbox, wire)?,
+                Phase::Parts => self.send_results(inbox, wire)?,
                 Phase::Results => {
-                    self.receive(inbox)?;
+                    self.receive_results(inbox)?;
                     return Ok(true);
                 }
             }
@@ -94,7 +96,7 @@ impl Task {
         (0..self.ranks.len()).filter(move |rank| *rank != me)
     }
 
-    fn check(&mut self, wire: &mut dyn Wire) -> Result<()> {
+    fn send_signature(&mut self, wire: &mut dyn Wire) -> Result<()> {
         let mine = self.ticket.call.signature.encode();
         self.others().try_for_each(|rank| self.send(wire, rank, FrameKind::Check, 0, &mine))?;
         self.awaited = self.others().map(|rank| self.key(rank, FrameKind::Check, 0)).collect();
@@ -102,7 +104,7 @@ impl Task {
         Ok(())
     }
 
-    fn give(&mut self, inbox: &mut Inbox, wire: &mut dyn Wire) -> Result<()> {
+    fn send_parts(&mut self, inbox: &mut Inbox, wire: &mut dyn Wire) -> Result<()> {
         let call = &self.ticket.call;
         let mut signatures = vec![];
         for (rank, &world) in self.ranks.iter().enumerate() {
@@ -130,11 +132,11 @@ impl Task {
                 }
             }
         }
-        self.phase = Phase::Give;
+        self.phase = Phase::Parts;
         Ok(())
     }
 
-    fn results(&mut self, inbox: &mut Inbox, wire: &mut dyn Wire) -> Result<()> {
+    fn send_results(&mut self, inbox: &mut Inbox, wire: &mut dyn Wire) -> Result<()> {
         self.awaited.clear();
         for (part, transfer) in self.plan.iter().enumerate() {
             if transfer.owner == self.me {
@@ -173,7 +175,7 @@ impl Task {
         })
     }
 
-    fn receive(&mut self, inbox: &mut Inbox) -> Result<()> {
+    fn receive_results(&mut self, inbox: &mut Inbox) -> Result<()> {
         for (part, transfer) in self.plan.iter().enumerate().filter(|(_, t)| t.owner != self.me) {
             if let Some(dest) = transfer.dests.iter().find(|dest| dest.rank == self.me)
                 && let Some(frame) = inbox.remove(&self.key(transfer.owner, FrameKind::Result, part))

@@ -1,4 +1,4 @@
-//! [`Tcp`]: a wire of sockets, one to each other rank.
+//! [`Tcp`]: a wire of sockets, one to each other rank. `launch::rendezvous` has connected them.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};

@@ -121,6 +121,7 @@ impl IndexMut<usize> for Batch {
 pub type MicroBatchRows = (Batch, Range<usize>);
 
 /// At most `micro_batches` pieces of one number of rows, the last one perhaps with fewer: 9 rows in 8 are 2, 2, 2, 2, 1.
+/// This is `torch.chunk`'s rule, as in torchgpipe; `even_piece` would make 8 pieces, of 2 rows and of 1.
 ///
 /// # Errors
 /// If values have different numbers of rows.

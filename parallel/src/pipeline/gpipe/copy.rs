@@ -15,8 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use phalanx_nn::autograd::{
-    Backward, Cx, Error as GradError, Grads, Result as GradResult, Saver, Var, grads1, is_detecting_anomaly,
-    record,
+    Backward, Cx, Error as GradError, Grads, Result as GradResult, SaveContext, Var, grads1,
+    is_detecting_anomaly, record,
 };
 use phalanx_tensor::{Device, Result as TensorResult, Stream, Tensor, record_stream, unpoisoned};
 
@@ -145,7 +145,7 @@ impl Sent {
             Sent::Local(value) => Ok(value),
             Sent::Remote { place, copy, sender } => {
                 let tensor = copy.wait()?;
-                Ok(record("copy", &[&place], tensor, |_: &Saver<'_>| Ok(Copy(sender)))?)
+                Ok(record("copy", &[&place], tensor, |_: &SaveContext<'_>| Ok(Copy(sender)))?)
             }
         }
     }

@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use phalanx_nn::autograd::{
-    Backward, Cx, Grads, Result as GradResult, Saver, Var, phony, record, record_many,
+    Backward, Cx, Grads, Result as GradResult, SaveContext, Var, phony, record, record_many,
 };
 use phalanx_tensor::{Device, Tensor, unpoisoned};
 
@@ -56,7 +56,7 @@ pub(super) fn enter(after: &[&Var], start: &Arc<BackwardStart>) -> Result<Var> {
     let first = phony(device, true)?;
     let inputs = if after.is_empty() { &[&first] } else { after };
     let devices = inputs.iter().map(|phony| phony.device()).collect();
-    let node = |_: &Saver<'_>| Ok(Enter { start: start.clone(), devices });
+    let node = |_: &SaveContext<'_>| Ok(Enter { start: start.clone(), devices });
     Ok(record("enter", inputs, empty(device)?, node)?)
 }
 
@@ -77,7 +77,7 @@ pub(super) fn leave(
     }
     let tensors = tied.iter().map(|value| value.tensor().clone());
     let outputs = tensors.chain([empty(start.cell_observer.device)?]).collect();
-    let node = |_: &Saver<'_>| Ok(Leave { start: start.clone(), pending_grads });
+    let node = |_: &SaveContext<'_>| Ok(Leave { start: start.clone(), pending_grads });
     let inputs: Vec<&Var> = tied.iter().map(|value| &**value).chain([entered]).collect();
     let mut left = record_many("leave", &inputs, outputs, node)?;
     let phony = left.pop();

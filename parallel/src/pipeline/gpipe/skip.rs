@@ -198,7 +198,7 @@ impl Skips {
         match self.held.insert(skip.clone(), value.into()) {
             None => Ok(()),
             Some(_) => {
-                Err(self.wrong(format!("stashes {skip}, which nobody has popped since it was stashed")))
+                Err(self.wrong(format!("stashes {skip}, which no layer has popped since it was stashed")))
             }
         }
     }
@@ -211,7 +211,7 @@ impl Skips {
         close(&mut self.open.pops, skip).ok_or_else(|| {
             self.wrong(format!("pops {skip}, which it does not declare or has done already"))
         })?;
-        self.take(skip).ok_or_else(|| self.wrong(format!("pops {skip}, which nobody has stashed")))
+        self.take(skip).ok_or_else(|| self.wrong(format!("pops {skip}, which no layer has stashed")))
     }
 
     /// Keeps a value that another stage has stashed.
@@ -359,12 +359,12 @@ mod tests {
     }
 
     #[test]
-    fn popping_what_nobody_has_stashed_is_an_error() {
+    fn popping_what_no_layer_has_stashed_is_an_error() {
         let (mut skips, a) = (Skips::default(), Skip::new("a"));
         let pop = |skips: &mut Skips| skips.within(4, Skippable::new().pop(Skip::new("a")), |s| s.pop(&a));
         assert_eq!(
             pop(&mut skips).unwrap_err().to_string(),
-            "gpipe: layer 4 pops `a`, which nobody has stashed"
+            "gpipe: layer 4 pops `a`, which no layer has stashed"
         );
         skips.hold(&a, None);
         assert!(pop(&mut skips).unwrap().is_none());
@@ -379,6 +379,6 @@ mod tests {
         };
         stash(&mut skips).unwrap();
         let message = stash(&mut skips).unwrap_err().to_string();
-        assert_eq!(message, "gpipe: layer 1 stashes `a`, which nobody has popped since it was stashed");
+        assert_eq!(message, "gpipe: layer 1 stashes `a`, which no layer has popped since it was stashed");
     }
 }

@@ -21,7 +21,7 @@ use super::clock::{CellObserver, Phase};
 use super::copy::{CopyStreams, PendingGrads, Sender, Sent};
 use super::dependency::{BackwardStart, enter, leave};
 use super::{Batch, Cell, Observer, Route, Sequence, Skip, Skips, StageLayers, device_orders};
-use crate::panics::caught;
+use crate::catch_panic::catch_panic;
 use crate::pipeline::MicroBatch;
 use crate::{Error, Result};
 
@@ -64,7 +64,7 @@ impl ForwardPass<'_> {
         for &cell in order {
             let stage = &self.stages[cell.stage];
             let Some(arrived) = self.mailboxes.take(cell, self.stages.len(), &stage.incoming) else { return };
-            let outcome = caught(|| Ok::<_, Error>(self.compute(cell, arrived, &mut tie)));
+            let outcome = catch_panic(|| Ok::<_, Error>(self.compute(cell, arrived, &mut tie)));
             let panicked = |why| Err(Error::Config(why));
             if let Err(error) = outcome.unwrap_or_else(panicked) {
                 let (device, source) = (stage.own.device, Box::new(error));
@@ -142,12 +142,13 @@ struct Arrived {
 /// The values that cells send to each other in one forward pass; all workers share it.
 #[derive(Default)]
 pub(super) struct Mailboxes {
-    state: Mutex<State>,
+    state: Mutex<MailboxState>,
     changed: Condvar,
 }
 
+/// The values that were posted and not yet taken.
 #[derive(Default)]
-struct State {
+struct MailboxState {
     batches: BTreeMap<Cell, Vec<Sent>>,
     /// By micro-batch and skip.
     skips: BTreeMap<(usize, Skip), Option<Sent>>,
@@ -159,7 +160,7 @@ struct State {
 }
 
 impl Mailboxes {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, MailboxState> {
         unpoisoned(self.state.lock())
     }
 

@@ -1,4 +1,6 @@
-//! [`Run`]: one rank carries out its list of actions. The computations are here, sends and receives in `transfer.rs`.
+//! [`ScheduleRun`]: one rank carries out its list of actions, one after the other. [`Pipeline`](super::Pipeline) calls
+//! [`ScheduleRun::run`]. The computations are here and call the caller's [`Stages`]; sends and receives are in `transfer.rs`, weight
+//! versions in `versions.rs`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,10 +14,10 @@ use phalanx_tensor::{Category, Device, Tensor};
 
 use super::versions::Updates;
 use super::{Spec, Stages};
+use crate::catch_panic::catch_panic;
 use crate::comm::{Comm, Pending};
 use crate::data_parallel::NoSync;
-use crate::panics::caught;
-use crate::pipeline::schedule::{Action, Kind, Schedule};
+use crate::pipeline::schedule::{Action, ActionKind, Schedule};
 use crate::pipeline::{Cell, MicroBatch};
 use crate::{Error, Result};
 
@@ -46,9 +48,9 @@ pub(super) struct Executor {
 }
 
 /// A schedule under way.
-pub(super) struct Run<'a, S> {
+pub(super) struct ScheduleRun<'a, S> {
     pub(super) executor: &'a Executor,
-    pub(super) work: &'a Arc<S>,
+    pub(super) stages: &'a Arc<S>,
     /// The tensors and graphs of each cell that later actions use.
     cells: HashMap<Cell, InFlight>,
     /// Sent tensors that are held for slow receivers, by the action that releases them.
@@ -62,26 +64,35 @@ pub(super) struct Run<'a, S> {
     updates: Option<Updates<'a>>,
 }
 
-impl<'a, S: Stages> Run<'a, S> {
-    pub(super) fn new(executor: &'a Executor, work: &'a Arc<S>) -> Run<'a, S> {
+impl<'a, S: Stages> ScheduleRun<'a, S> {
+    pub(super) fn new(executor: &'a Executor, stages: &'a Arc<S>) -> ScheduleRun<'a, S> {
         let losses = vec![None; executor.schedule.micro_batches];
         let (cells, held) = (HashMap::new(), HashMap::new());
-        Run { executor, work, cells, held, sent: Vec::new(), losses, following: None, updates: None }
+        ScheduleRun {
+            executor,
+            stages,
+            cells,
+            held,
+            sent: Vec::new(),
+            losses,
+            following: None,
+            updates: None,
+        }
     }
 
     /// The run, with weight versions and updates.
-    pub(super) fn updated_by(self, updates: Updates<'a>) -> Run<'a, S> {
-        Run { updates: Some(updates), ..self }
+    pub(super) fn updated_by(self, updates: Updates<'a>) -> ScheduleRun<'a, S> {
+        ScheduleRun { updates: Some(updates), ..self }
     }
 
     /// Carries out the actions of these kinds, and returns the losses.
-    pub(super) fn run(mut self, wanted: impl Fn(Kind) -> bool) -> Result<Vec<Tensor>> {
+    pub(super) fn run(mut self, wanted: impl Fn(ActionKind) -> bool) -> Result<Vec<Tensor>> {
         self.run_actions(wanted)?;
         self.updates.take().map_or(Ok(()), Updates::end)?;
         Ok(self.losses.into_iter().flatten().collect())
     }
 
-    fn run_actions(&mut self, wanted: impl Fn(Kind) -> bool) -> Result<()> {
+    fn run_actions(&mut self, wanted: impl Fn(ActionKind) -> bool) -> Result<()> {
         let Executor { schedule, comm, observer, .. } = self.executor;
         let mut actions = schedule.ranks[comm.rank()].iter().filter(|action| wanted(action.kind)).peekable();
         while let Some(&action) = actions.next() {
@@ -93,7 +104,7 @@ impl<'a, S: Stages> Run<'a, S> {
             let ended = Instant::now();
             self.reap_sends(false)?;
             // A send is reported when it ends (`send`).
-            let reports = !matches!(action.kind, Kind::SendForward | Kind::SendBackward);
+            let reports = !matches!(action.kind, ActionKind::SendForward | ActionKind::SendBackward);
             if let Some(observer) = observer.as_ref().filter(|_| reports) {
                 observer(Executed { action, started, ended });
             }
@@ -104,7 +115,7 @@ impl<'a, S: Stages> Run<'a, S> {
     /// Runs `f`. If it fails or panics, the error names the action, and the run of all ranks ends.
     fn guarded<T>(&mut self, action: Action, f: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
         let comm = &self.executor.comm;
-        caught(|| f(self)).map_err(|cause| {
+        catch_panic(|| f(self)).map_err(|cause| {
             let error = Error::Action { action: action.to_string(), cause };
             comm.fail(&error.to_string());
             error
@@ -136,20 +147,20 @@ impl<'a, S: Stages> Run<'a, S> {
 
     fn act(&mut self, action: Action) -> Result<()> {
         match action.kind {
-            Kind::Forward => self.forward(action),
-            Kind::Backward | Kind::Input => self.backward(action),
-            Kind::Weight => self.weight(action),
-            Kind::Update => self.updates.iter_mut().try_for_each(|updates| updates.update(action)),
-            Kind::SendForward => self.send_forward(action),
-            Kind::RecvForward => self.receive_forward(action),
-            Kind::SendBackward => self.send_backward(action),
-            Kind::RecvBackward => self.receive_backward(action),
+            ActionKind::Forward => self.forward(action),
+            ActionKind::Backward | ActionKind::Input => self.backward(action),
+            ActionKind::Weight => self.weight(action),
+            ActionKind::Update => self.updates.iter_mut().try_for_each(|updates| updates.update(action)),
+            ActionKind::SendForward => self.send_forward(action),
+            ActionKind::RecvForward => self.receive_forward(action),
+            ActionKind::SendBackward => self.send_backward(action),
+            ActionKind::RecvBackward => self.receive_backward(action),
         }
     }
 }
 
 /// Lookups.
-impl<S> Run<'_, S> {
+impl<S> ScheduleRun<'_, S> {
     pub(super) fn cell(&mut self, stage: usize, micro_batch: usize) -> &mut InFlight {
         self.cells.entry(Cell { stage, micro_batch }).or_default()
     }
@@ -191,7 +202,7 @@ pub(super) struct InFlight {
     /// The input's gradient, for `SEND_B`.
     pub(super) input_grad: Option<Tensor>,
     /// The weights' part of the backward pass, for `W`.
-    pub(super) weights: Option<Weights>,
+    pub(super) weights: Option<WeightPass>,
 }
 
 impl InFlight {
@@ -216,9 +227,9 @@ pub(super) struct Graph {
 }
 
 /// The work that `I` leaves for `W`; `None` if the stage trains no parameter.
-pub(super) struct Weights(pub(super) Option<WeightWork>);
+pub(super) struct WeightPass(pub(super) Option<WeightWork>);
 
-impl<S: Stages> Run<'_, S> {
+impl<S: Stages> ScheduleRun<'_, S> {
     pub(super) fn forward(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
         let input = match stage {
             0 => None,
@@ -251,12 +262,12 @@ impl<S: Stages> Run<'_, S> {
         let part = self.part_of_batch(micro_batch);
         if !recompute {
             let _part = part.enter();
-            return Ok((self.work.forward(stage, micro_batch, input)?, None));
+            return Ok((self.stages.forward(stage, micro_batch, input)?, None));
         }
-        let work = Arc::clone(self.work);
+        let stages = Arc::clone(self.stages);
         let forward = move |inputs: &[Var]| {
             let _part = part.enter();
-            Ok(work.forward(stage, micro_batch, inputs.first())?)
+            Ok(stages.forward(stage, micro_batch, inputs.first())?)
         };
         Ok(checkpoint_apart(forward, input.as_slice())?)
     }
@@ -270,7 +281,7 @@ impl<S: Stages> Run<'_, S> {
     /// The shape and dtype of a stage's input, if the caller's [`Stages`] knows it.
     pub(super) fn input_spec(&self, stage: usize, micro_batch: usize) -> Option<Spec> {
         let _part = self.part_of_batch(micro_batch).enter();
-        self.work.input_spec(stage, micro_batch)
+        self.stages.input_spec(stage, micro_batch)
     }
 
     /// `B`, or `I`, which leaves the weights' part for `W`.
@@ -286,9 +297,9 @@ impl<S: Stages> Run<'_, S> {
         // The stages up to here train nothing if the root requires no gradient.
         let trains = root.requires_grad();
         match (kind, grad) {
-            (Kind::Input, grad) => {
+            (ActionKind::Input, grad) => {
                 let weights = trains.then(|| backward_inputs(&[(root, grad)])).transpose()?;
-                cell.weights = Some(Weights(weights));
+                cell.weights = Some(WeightPass(weights));
             }
             _ if !trains => {}
             (_, Some(grad)) => root.backward_with(grad)?,
@@ -306,13 +317,13 @@ impl<S: Stages> Run<'_, S> {
     pub(super) fn weight(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
         let _accumulate = self.no_sync(micro_batch);
         let weights = self.cell(stage, micro_batch).weights.take();
-        let Weights(weights) = weights.ok_or_else(|| missing("weights' part of a backward pass"))?;
+        let WeightPass(weights) = weights.ok_or_else(|| missing("weights' part of a backward pass"))?;
         Ok(weights.map_or(Ok(()), |weights| weights.run())?)
     }
 
     /// A guard that keeps gradients on this rank, except for the last micro-batch of a sum, which completes them.
     fn no_sync(&self, micro_batch: usize) -> Option<NoSync> {
-        if (micro_batch + 1).is_multiple_of(self.interval()) { None } else { self.work.no_sync() }
+        if (micro_batch + 1).is_multiple_of(self.interval()) { None } else { self.stages.no_sync() }
     }
 }
 

@@ -18,35 +18,47 @@
 //! | for | items |
 //! |---|---|
 //! | running a schedule | [`Pipeline`]; without flushes, where updates are actions, [`AsynchronousPipeline`] |
-//! | the computation of the stages, which the caller brings | [`Stages`] as a type, [`Work`] as a function of the batch |
+//! | the computation of the stages, which the caller brings | [`Stages`] as a type, [`StageFn`] as a function of the batch |
 //! | dividing a model's blocks among stages | [`split_blocks`]; [`Chunks`] are the stages of one rank |
 //! | a table that the first and the last stage share | [`TiedTable`] |
 //!
 //! Data parallelism over the ranks with the same stages of other pipelines goes around it:
 //!
 //! ```text
-//! share.begin()
+//! replicas.begin()
 //! pipeline.train(..)      gradients only accumulate (Stages::no_sync), except in each stage's last B or W, which sends them
 //! tied.exchange()         where a table is tied
-//! share.finish()
+//! replicas.finish()
 //!
 //! pipeline ──> executor <──> transfer          chunks    tied
-//!     └──────────> └──> versions    work
+//!     └──────────> └──> versions    stages
 //! ```
 
 mod chunks;
 mod executor;
 mod pipeline;
+mod stages;
 mod tied;
 mod transfer;
 mod versions;
-mod work;
 
 #[expect(deprecated, reason = "the old name of `split_blocks`")]
 pub use chunks::place;
 pub use chunks::{Chunks, split_blocks};
 pub use executor::{Executed, Observer};
 pub use pipeline::{AsynchronousPipeline, Pipeline};
+pub use stages::{Spec, StageArgs, StageFn, Stages, StagesOnBatch};
 pub use tied::TiedTable;
 pub use versions::Weights;
-pub use work::{OnBatch, Spec, Stages, Turn, Work};
+
+/// The former name of [`StageArgs`].
+#[deprecated(since = "0.1.0", note = "renamed to `StageArgs`")]
+pub type Turn<'a, B> = StageArgs<'a, B>;
+
+/// The former name of [`StageFn`].
+#[deprecated(since = "0.1.0", note = "renamed to `StageFn`")]
+pub type Work<B> = StageFn<B>;
+
+/// The former name of [`StagesOnBatch`].
+#[deprecated(since = "0.1.0", note = "renamed to `StagesOnBatch`")]
+pub type OnBatch<B> = StagesOnBatch<B>;

@@ -6,11 +6,13 @@ use phalanx_nn::autograd::no_grad;
 use phalanx_nn::models::RecomputeMode;
 use phalanx_tensor::{Context, Device, Tensor};
 
-use super::executor::{Executor, Run};
+use super::executor::{Executor, ScheduleRun};
 use super::versions::Updates;
 use super::{Observer, Stages, Weights};
 use crate::comm::Comm;
-use crate::pipeline::schedule::{Asynchronous, Kind, Schedule, acknowledgements, verify, with_transfers};
+use crate::pipeline::schedule::{
+    ActionKind, Asynchronous, Schedule, acknowledgements, verify, with_transfers,
+};
 use crate::{Error, Result};
 
 /// One rank's part of a schedule, over the group of a pipeline's ranks.
@@ -23,9 +25,9 @@ use crate::{Error, Result};
 /// use phalanx_parallel::{Result, launch};
 /// use phalanx_tensor::DType;
 ///
-/// struct Work(Linear);
+/// struct TwoLayers(Linear);
 ///
-/// impl Stages for Work {
+/// impl Stages for TwoLayers {
 ///     fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> Result<Var> {
 ///         let device = self.0.parameters()[0].device();
 ///         let x = Var::from_slice(&[1.0 + micro_batch as f32], &[1, 1], device)?;
@@ -38,7 +40,7 @@ use crate::{Error, Result};
 /// let losses = launch::threads(2, |rank| -> Result<_> {
 ///     let linear = LinearConfig::new(1, 1).init(&Scope::new(7, DType::F32, rank.device()))?;
 ///     let pipeline = Pipeline::new(&schedule, rank.comm().clone(), rank.device())?;
-///     let losses = pipeline.train(&Arc::new(Work(linear)))?;
+///     let losses = pipeline.train(&Arc::new(TwoLayers(linear)))?;
 ///     Ok(losses.len())
 /// });
 /// assert_eq!(losses.unwrap(), [0, 3]);
@@ -114,19 +116,20 @@ impl Pipeline {
     ///
     /// # Errors
     /// An error or panic in an action of any rank; every rank gets it.
-    pub fn train(&self, work: &Arc<impl Stages>) -> Result<Vec<Tensor>> {
+    pub fn train(&self, stages: &Arc<impl Stages>) -> Result<Vec<Tensor>> {
         let _pass = Context::one_pass();
-        Run::new(&self.executor, work).run(|_| true)
+        ScheduleRun::new(&self.executor, stages).run(|_| true)
     }
 
     /// Runs the schedule's forward passes alone, without gradients. Returns the losses as [`Pipeline::train`] does.
     ///
     /// # Errors
     /// As [`Pipeline::train`].
-    pub fn evaluate(&self, work: &Arc<impl Stages>) -> Result<Vec<Tensor>> {
+    pub fn evaluate(&self, stages: &Arc<impl Stages>) -> Result<Vec<Tensor>> {
         let _no_grad = no_grad();
-        Run::new(&self.executor, work)
-            .run(|kind| matches!(kind, Kind::Forward | Kind::SendForward | Kind::RecvForward))
+        ScheduleRun::new(&self.executor, stages).run(|kind| {
+            matches!(kind, ActionKind::Forward | ActionKind::SendForward | ActionKind::RecvForward)
+        })
     }
 }
 
@@ -165,9 +168,9 @@ impl Pipeline {
 /// use phalanx_parallel::{Result, launch};
 /// use phalanx_tensor::DType;
 ///
-/// struct Work(Linear);
+/// struct TwoLayers(Linear);
 ///
-/// impl Stages for Work {
+/// impl Stages for TwoLayers {
 ///     fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> Result<Var> {
 ///         let x = Var::from_slice(&[micro_batch as f32], &[1, 1], self.0.parameters()[0].device())?;
 ///         let y = self.0.forward(input.unwrap_or(&x))?;
@@ -191,7 +194,7 @@ impl Pipeline {
 ///     let linear = LinearConfig::new(1, 1).init(&Scope::new(7, DType::F32, rank.device()))?;
 ///     let mut descent = Descent(Sgd::default().init(vec![Group::new(linear.parameters(), 1e-3)])?);
 ///     let pipeline = AsynchronousPipeline::new(&plan, rank.comm().clone(), rank.device())?;
-///     Ok(pipeline.train(&Arc::new(Work(linear)), &mut descent)?.len())
+///     Ok(pipeline.train(&Arc::new(TwoLayers(linear)), &mut descent)?.len())
 /// });
 /// assert_eq!(losses.unwrap(), [0, 6]);
 /// # Ok::<(), phalanx_parallel::Error>(())
@@ -241,17 +244,17 @@ impl AsynchronousPipeline {
     /// # Errors
     /// An error or panic in an action of any rank; every rank gets it. Also if two stages share a parameter, of which each would
     /// need another version, or if a parameter has no storage of its own (`Zero`'s).
-    pub fn train<S: Stages>(&self, work: &Arc<S>, weights: &mut dyn Weights) -> Result<Vec<Tensor>> {
+    pub fn train<S: Stages>(&self, stages: &Arc<S>, weights: &mut dyn Weights) -> Result<Vec<Tensor>> {
         let _pass = Context::one_pass();
         let updates = Updates::new(&self.plan, self.stages(), self.ends.as_ref(), weights)?;
-        Run::new(&self.pipeline.executor, work).updated_by(updates).run(|_| true)
+        ScheduleRun::new(&self.pipeline.executor, stages).updated_by(updates).run(|_| true)
     }
 
     /// As [`Pipeline::evaluate`], with the weights that the parameters hold.
     ///
     /// # Errors
     /// As [`Pipeline::evaluate`].
-    pub fn evaluate(&self, work: &Arc<impl Stages>) -> Result<Vec<Tensor>> {
-        self.pipeline.evaluate(work)
+    pub fn evaluate(&self, stages: &Arc<impl Stages>) -> Result<Vec<Tensor>> {
+        self.pipeline.evaluate(stages)
     }
 }

@@ -27,15 +27,15 @@ pub struct TiedTable {
     table: Parameter,
     /// The group of the first stage's rank and the last's.
     pair: Comm,
-    hands: Arc<Hands>,
+    owner: Arc<TiedTableOwner>,
     hooks: [HookHandle; 2],
 }
 
 /// Whether backward has given a copy gradients that were not exchanged.
 #[derive(Default)]
-struct Hands(AtomicBool);
+struct TiedTableOwner(AtomicBool);
 
-impl ParameterOwner for Hands {
+impl ParameterOwner for TiedTableOwner {
     fn refusal(&self, usage: Usage) -> Option<&'static str> {
         let alone = usage == Usage::Update && self.0.load(Ordering::Relaxed);
         alone.then_some(
@@ -64,20 +64,20 @@ impl TiedTable {
     }
 
     fn of(table: Parameter, pair: Comm) -> TiedTable {
-        let hands = Arc::new(Hands::default());
+        let owner = Arc::new(TiedTableOwner::default());
         // If DDP or ZeRO already owns the table, it reports an unfinished pass itself.
         if table.owner().is_none() {
-            table.set_owner(hands.clone());
+            table.set_owner(owner.clone());
         }
         // Backward accumulates the rank's own site first; `exchange` then accumulates the other one.
         let hooks = [(1 - pair.rank(), true), (pair.rank(), false)].map(|(site, waits)| {
-            let hands = hands.clone();
+            let owner = owner.clone();
             table.leaves()[site].on_accumulate(move |_| {
-                hands.0.store(waits, Ordering::Relaxed);
+                owner.0.store(waits, Ordering::Relaxed);
                 Ok(())
             })
         });
-        TiedTable { table, pair, hands, hooks }
+        TiedTable { table, pair, owner, hooks }
     }
 
     /// Whether sums over all parameters of all stages, such as a norm, have to leave this copy out. That is so for the last
@@ -116,7 +116,7 @@ impl TiedTable {
 impl Drop for TiedTable {
     fn drop(&mut self) {
         self.hooks.iter().for_each(HookHandle::remove);
-        let hands: Arc<dyn ParameterOwner> = self.hands.clone();
-        self.table.release_owner(&hands);
+        let owner: Arc<dyn ParameterOwner> = self.owner.clone();
+        self.table.release_owner(&owner);
     }
 }

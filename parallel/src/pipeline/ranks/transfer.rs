@@ -5,13 +5,13 @@ use std::sync::Arc;
 use phalanx_nn::autograd::waiting;
 use phalanx_tensor::{Category, Context, DType, Device, Dims, Tensor};
 
-use super::executor::{Executor, Run, missing};
+use super::executor::{Executor, ScheduleRun, missing};
 use super::{Executed, Spec, Stages};
 use crate::comm::{Call, Comm};
 use crate::pipeline::schedule::Action;
 use crate::{Error, Result};
 
-impl<S: Stages> Run<'_, S> {
+impl<S: Stages> ScheduleRun<'_, S> {
     pub(super) fn send_forward(&mut self, action: Action) -> Result<()> {
         let Action { stage, micro_batch, .. } = action;
         let output = self.cell(stage, micro_batch).output.take().ok_or_else(|| missing("output"))?;
@@ -91,7 +91,7 @@ impl<S: Stages> Run<'_, S> {
     }
 }
 
-impl<S> Run<'_, S> {
+impl<S> ScheduleRun<'_, S> {
     /// The rank of a neighbouring stage.
     fn neighbour(&self, stage: Option<usize>) -> Result<usize> {
         let rank = stage.and_then(|stage| self.rank_of(stage));

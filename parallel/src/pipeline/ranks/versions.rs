@@ -18,7 +18,7 @@ use phalanx_nn::autograd::{Leaf, Slot, Stash, Var};
 use phalanx_tensor::{Category, Context, Tensor};
 
 use crate::comm::{Call, Comm, Pending};
-use crate::pipeline::schedule::{Action, Asynchronous, Kind};
+use crate::pipeline::schedule::{Action, ActionKind, Asynchronous};
 use crate::{Error, Result};
 
 /// The weights of a rank's stages, and how to update them, for a schedule without flushes.
@@ -221,7 +221,7 @@ impl<'a> Updates<'a> {
     /// Before an action: lets the parameters hold the version that it uses.
     pub(super) fn enter(&mut self, Action { stage, kind, micro_batch }: Action) -> Result<()> {
         // A recomputation may run while a gradient is received.
-        if !computes(kind) && kind != Kind::RecvBackward {
+        if !computes(kind) && kind != ActionKind::RecvBackward {
             return Ok(());
         }
         let (version, of_table) = (self.version(stage, micro_batch), self.version(0, micro_batch));
@@ -289,8 +289,8 @@ fn has_its_own_gradients(table: &Parameter) -> Result<()> {
 }
 
 /// Whether an action uses weights.
-fn computes(kind: Kind) -> bool {
-    matches!(kind, Kind::Forward | Kind::Backward | Kind::Input | Kind::Weight)
+fn computes(kind: ActionKind) -> bool {
+    matches!(kind, ActionKind::Forward | ActionKind::Backward | ActionKind::Input | ActionKind::Weight)
 }
 
 /// The site of a tied table at which it is the head.

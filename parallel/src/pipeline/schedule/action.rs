@@ -15,14 +15,14 @@ use super::{Error, Result};
 
 /// The kind of an action: a pass, an update or a transfer of a micro-batch at a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum ActionKind {
     /// `F`: the forward pass.
     Forward,
     /// `B`: the whole backward pass, of inputs and weights.
     Backward,
     /// `I`: the backward pass of the inputs only.
     Input,
-    /// `W`: the backward pass of the weights, some time after [`Kind::Input`].
+    /// `W`: the backward pass of the weights, some time after [`ActionKind::Input`].
     Weight,
     /// `U`: the update of the stage's weights by the gradients up to this micro-batch's. Only in schedules without flushes
     /// ([`Asynchronous`](super::Asynchronous)); in all others the optimizer's step follows the whole schedule.
@@ -37,23 +37,23 @@ pub enum Kind {
     RecvBackward,
 }
 
-impl Kind {
+impl ActionKind {
     /// Every kind.
-    pub const ALL: [Kind; 9] = [
-        Kind::Forward,
-        Kind::Backward,
-        Kind::Input,
-        Kind::Weight,
-        Kind::Update,
-        Kind::SendForward,
-        Kind::RecvForward,
-        Kind::SendBackward,
-        Kind::RecvBackward,
+    pub const ALL: [ActionKind; 9] = [
+        ActionKind::Forward,
+        ActionKind::Backward,
+        ActionKind::Input,
+        ActionKind::Weight,
+        ActionKind::Update,
+        ActionKind::SendForward,
+        ActionKind::RecvForward,
+        ActionKind::SendBackward,
+        ActionKind::RecvBackward,
     ];
 
     /// Whether it moves data between ranks.
     pub fn is_transfer(self) -> bool {
-        use Kind::{RecvBackward, RecvForward, SendBackward, SendForward};
+        use ActionKind::{RecvBackward, RecvForward, SendBackward, SendForward};
         matches!(self, SendForward | RecvForward | SendBackward | RecvBackward)
     }
 }
@@ -64,19 +64,19 @@ pub struct Action {
     /// The stage, numbered over the whole model: stage 0 has the first layers. A rank may have several stages.
     pub stage: usize,
     /// The kind of action.
-    pub kind: Kind,
+    pub kind: ActionKind,
     /// The micro-batch, from 0.
     pub micro_batch: usize,
 }
 
 impl Action {
     /// `kind` of `micro_batch` at `stage`.
-    pub fn new(stage: usize, kind: Kind, micro_batch: usize) -> Action {
+    pub fn new(stage: usize, kind: ActionKind, micro_batch: usize) -> Action {
         Action { stage, kind, micro_batch }
     }
 
     /// The action of another kind for the same micro-batch at the same stage.
-    pub fn with(self, kind: Kind) -> Action {
+    pub fn with(self, kind: ActionKind) -> Action {
         Action { kind, ..self }
     }
 }
@@ -107,12 +107,12 @@ impl Schedule {
     }
 
     /// The transfer that a computation needs, or that a receive receives: the output of the stage before for
-    /// [`Kind::Forward`], the gradient of the next stage for [`Kind::Backward`] and [`Kind::Input`]. `None` if there is no such
+    /// [`ActionKind::Forward`], the gradient of the next stage for [`ActionKind::Backward`] and [`ActionKind::Input`]. `None` if there is no such
     /// stage.
     pub fn input(&self, action: Action) -> Option<Transfer> {
         let from = match action.kind {
-            Kind::Forward | Kind::RecvForward => action.stage.checked_sub(1)?,
-            Kind::Backward | Kind::Input | Kind::RecvBackward => action.stage + 1,
+            ActionKind::Forward | ActionKind::RecvForward => action.stage.checked_sub(1)?,
+            ActionKind::Backward | ActionKind::Input | ActionKind::RecvBackward => action.stage + 1,
             _ => return None,
         };
         let transfer = Transfer { from, to: action.stage, micro_batch: action.micro_batch };
@@ -122,8 +122,10 @@ impl Schedule {
     /// The transfer that a computation makes possible, or that a send sends. `None` if there is no stage to receive it.
     pub fn output(&self, action: Action) -> Option<Transfer> {
         let to = match action.kind {
-            Kind::Forward | Kind::SendForward => action.stage + 1,
-            Kind::Backward | Kind::Input | Kind::SendBackward => action.stage.checked_sub(1)?,
+            ActionKind::Forward | ActionKind::SendForward => action.stage + 1,
+            ActionKind::Backward | ActionKind::Input | ActionKind::SendBackward => {
+                action.stage.checked_sub(1)?
+            }
             _ => return None,
         };
         let transfer = Transfer { from: action.stage, to, micro_batch: action.micro_batch };
@@ -133,15 +135,15 @@ impl Schedule {
     /// The transfer of a send or a receive. `None` for computations, and if there is no such stage.
     pub fn transfer(&self, action: Action) -> Option<Transfer> {
         match action.kind {
-            Kind::SendForward | Kind::SendBackward => self.output(action),
-            Kind::RecvForward | Kind::RecvBackward => self.input(action),
+            ActionKind::SendForward | ActionKind::SendBackward => self.output(action),
+            ActionKind::RecvForward | ActionKind::RecvBackward => self.input(action),
             _ => None,
         }
     }
 
     /// Whether it has updates, which change the weights while it runs: see [`Asynchronous`](super::Asynchronous).
     pub fn has_updates(&self) -> bool {
-        self.ranks.iter().flatten().any(|action| action.kind == Kind::Update)
+        self.ranks.iter().flatten().any(|action| action.kind == ActionKind::Update)
     }
 
     /// Whether it has sends and receives: see [`with_transfers`](super::with_transfers).
@@ -169,29 +171,29 @@ pub struct Transfer {
 impl Transfer {
     /// The action of the sender.
     pub fn send(self) -> Action {
-        let kind = if self.from < self.to { Kind::SendForward } else { Kind::SendBackward };
+        let kind = if self.from < self.to { ActionKind::SendForward } else { ActionKind::SendBackward };
         Action::new(self.from, kind, self.micro_batch)
     }
 
     /// The action of the receiver.
     pub fn receive(self) -> Action {
-        let kind = if self.from < self.to { Kind::RecvForward } else { Kind::RecvBackward };
+        let kind = if self.from < self.to { ActionKind::RecvForward } else { ActionKind::RecvBackward };
         Action::new(self.to, kind, self.micro_batch)
     }
 }
 
-impl fmt::Display for Kind {
+impl fmt::Display for ActionKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Kind::Forward => "F",
-            Kind::Backward => "B",
-            Kind::Input => "I",
-            Kind::Weight => "W",
-            Kind::Update => "U",
-            Kind::SendForward => "SEND_F",
-            Kind::RecvForward => "RECV_F",
-            Kind::SendBackward => "SEND_B",
-            Kind::RecvBackward => "RECV_B",
+            ActionKind::Forward => "F",
+            ActionKind::Backward => "B",
+            ActionKind::Input => "I",
+            ActionKind::Weight => "W",
+            ActionKind::Update => "U",
+            ActionKind::SendForward => "SEND_F",
+            ActionKind::RecvForward => "RECV_F",
+            ActionKind::SendBackward => "SEND_B",
+            ActionKind::RecvBackward => "RECV_B",
         })
     }
 }
@@ -251,7 +253,7 @@ fn parse_action(token: &str) -> Result<Action, &'static str> {
     let (stage, rest) =
         leading_number(token).ok_or("an action such as 2F3, beginning with a stage's number")?;
     let symbol = rest.trim_end_matches(|c: char| c.is_ascii_digit());
-    let kind = Kind::ALL.into_iter().find(|kind| kind.to_string() == symbol).ok_or(KINDS)?;
+    let kind = ActionKind::ALL.into_iter().find(|kind| kind.to_string() == symbol).ok_or(KINDS)?;
     match leading_number(&rest[symbol.len()..]) {
         Some((micro_batch, "")) => Ok(Action::new(stage, kind, micro_batch)),
         _ => Err("a micro-batch's number at the end"),

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Action, Error, Kind, Result, Schedule, one_f_one_b, verify};
+use super::{Action, ActionKind, Error, Result, Schedule, one_f_one_b, verify};
 
 /// A schedule with updates, and the weight version that each action uses.
 ///
@@ -71,8 +71,9 @@ fn build(
     let mut schedule = one_f_one_b(ranks, micro_batches)?;
     for list in &mut schedule.ranks {
         let updated = |action: &Action| {
-            let due = action.kind == Kind::Backward && (action.micro_batch + 1).is_multiple_of(interval);
-            due.then_some(action.with(Kind::Update))
+            let due =
+                action.kind == ActionKind::Backward && (action.micro_batch + 1).is_multiple_of(interval);
+            due.then_some(action.with(ActionKind::Update))
         };
         *list = list.iter().flat_map(|action| std::iter::once(*action).chain(updated(action))).collect();
     }
@@ -105,7 +106,7 @@ impl Asynchronous {
     /// How many of a stage's computations use each version, of its own weights or of another stage's.
     pub(crate) fn uses(&self, stage: usize, of: usize) -> BTreeMap<usize, usize> {
         let mut uses = BTreeMap::new();
-        for (_, action) in self.work(stage).filter(|(_, action)| action.kind != Kind::Update) {
+        for (_, action) in self.work(stage).filter(|(_, action)| action.kind != ActionKind::Update) {
             *uses.entry(self.versions[of][action.micro_batch]).or_default() += 1;
         }
         uses
@@ -126,11 +127,11 @@ impl Asynchronous {
             let due = (newest + 1) * self.interval;
             let used = self.versions[stage][action.micro_batch];
             match action.kind {
-                Kind::Update if action.micro_batch + 1 == due => newest += 1,
-                Kind::Update => {
+                ActionKind::Update if action.micro_batch + 1 == due => newest += 1,
+                ActionKind::Update => {
                     return wrong(format!("the next update is due after micro-batch {}", due - 1));
                 }
-                Kind::Backward | Kind::Weight if action.micro_batch >= due => {
+                ActionKind::Backward | ActionKind::Weight if action.micro_batch >= due => {
                     return wrong(format!("an update was due after micro-batch {}", due - 1));
                 }
                 _ if used > newest => {
@@ -140,13 +141,13 @@ impl Asynchronous {
             }
             let again = left.iter().filter(|&(&version, &count)| version < newest && count > 0).count();
             most = most.max(again + 1);
-            if action.kind != Kind::Update {
+            if action.kind != ActionKind::Update {
                 left.entry(used).and_modify(|count| *count -= 1);
             }
         }
         let last = (newest + 1) * self.interval;
         match last <= self.schedule.micro_batches {
-            true => Err(Error::Missing { rank, action: Action::new(stage, Kind::Update, last - 1) }),
+            true => Err(Error::Missing { rank, action: Action::new(stage, ActionKind::Update, last - 1) }),
             false => Ok(most),
         }
     }

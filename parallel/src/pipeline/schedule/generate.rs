@@ -1,6 +1,8 @@
 //! Schedules as pure functions of the number of ranks and of micro-batches. Both can be any number from 1 up.
 
-use super::{Action, Error, Kind, Result, Schedule};
+use phalanx_tensor::even_piece;
+
+use super::{Action, ActionKind, Error, Result, Schedule};
 use crate::pipeline::Cell;
 
 /// A schedule of ranks, stages of each, and micro-batches.
@@ -55,21 +57,21 @@ enum Backward {
 fn alternate(forwards: &[Cell], backwards: &[Cell], warm_up: usize, backward: Backward) -> Vec<Action> {
     let act = |kind, Cell { stage, micro_batch }: Cell| Action::new(stage, kind, micro_batch);
     let (first, rest) = forwards.split_at(warm_up.min(forwards.len()));
-    let mut actions: Vec<Action> = first.iter().map(|&f| act(Kind::Forward, f)).collect();
+    let mut actions: Vec<Action> = first.iter().map(|&f| act(ActionKind::Forward, f)).collect();
     let mut rest = rest.iter();
     for (i, &b) in backwards.iter().enumerate() {
-        actions.extend(rest.next().map(|&f| act(Kind::Forward, f)));
+        actions.extend(rest.next().map(|&f| act(ActionKind::Forward, f)));
         match backward {
-            Backward::Whole => actions.push(act(Kind::Backward, b)),
+            Backward::Whole => actions.push(act(ActionKind::Backward, b)),
             Backward::Split { delay } => {
-                actions.push(act(Kind::Input, b));
-                actions.extend(i.checked_sub(delay).map(|done| act(Kind::Weight, backwards[done])));
+                actions.push(act(ActionKind::Input, b));
+                actions.extend(i.checked_sub(delay).map(|done| act(ActionKind::Weight, backwards[done])));
             }
         }
     }
     if let Backward::Split { delay } = backward {
         let left = backwards.len().saturating_sub(delay);
-        actions.extend(backwards[left..].iter().map(|&b| act(Kind::Weight, b)));
+        actions.extend(backwards[left..].iter().map(|&b| act(ActionKind::Weight, b)));
     }
     actions
 }
@@ -167,11 +169,10 @@ fn interleaved_cells(
     groups: usize,
     stages: impl Iterator<Item = usize> + Clone,
 ) -> Vec<Cell> {
-    let first = |group: usize| group * (micro_batches / groups) + group.min(micro_batches % groups);
     let through = |group| {
         let stages = stages.clone();
         stages.flat_map(move |stage| {
-            (first(group)..first(group + 1)).map(move |micro_batch| Cell { stage, micro_batch })
+            even_piece(micro_batches, groups, group).map(move |micro_batch| Cell { stage, micro_batch })
         })
     };
     (0..groups).flat_map(through).collect()
@@ -231,7 +232,7 @@ pub fn zb_v(ranks: usize, micro_batches: usize) -> Result<Schedule> {
 /// A rank's actions for `count` micro-batches, `2 ranks - 1` or more. `down` is its stage on the way down the V, `up` the one on
 /// the way back.
 fn zb_v_list(ranks: usize, rank: usize, count: usize) -> Vec<Action> {
-    use Kind::{Forward, Input, Weight};
+    use ActionKind::{Forward, Input, Weight};
     let (mut down, mut up) = (StageProgress::new(rank), StageProgress::new(2 * ranks - 1 - rank));
     let mut actions = Vec::new();
 
@@ -283,10 +284,10 @@ impl StageProgress {
     }
 
     /// The kind's next micro-batch.
-    fn next(&mut self, kind: Kind) -> Action {
+    fn next(&mut self, kind: ActionKind) -> Action {
         let count = match kind {
-            Kind::Forward => &mut self.forwards,
-            Kind::Input => &mut self.inputs,
+            ActionKind::Forward => &mut self.forwards,
+            ActionKind::Input => &mut self.inputs,
             _ => &mut self.weights,
         };
         *count += 1;

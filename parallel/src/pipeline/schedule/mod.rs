@@ -21,7 +21,7 @@ mod simulate;
 mod transfers;
 mod verify;
 
-pub use action::{Action, Kind, Schedule, Transfer};
+pub use action::{Action, ActionKind, Schedule, Transfer};
 pub use asynchronous::{Asynchronous, double_buffered, weight_stashing};
 pub use error::{Error, Result, Wait};
 pub use generate::{NAMES, by_name, gpipe, interleaved, one_f_one_b, zb_h1, zb_h2, zb_v};
@@ -30,3 +30,7 @@ pub use simulate::{Costs, Span, Timeline, simulate};
 pub use transfers::receipts;
 pub use transfers::{acknowledgements, with_transfers};
 pub use verify::verify;
+
+/// The former name of [`ActionKind`].
+#[deprecated(since = "0.1.0", note = "renamed to `ActionKind`")]
+pub type Kind = ActionKind;

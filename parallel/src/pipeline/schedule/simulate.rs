@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt::Write;
 
-use super::{Action, Error, Kind, Result, Schedule, Transfer, verify};
+use super::{Action, ActionKind, Error, Result, Schedule, Transfer, verify};
 
 /// The times at which each rank computes the actions of a schedule.
 ///
@@ -44,8 +44,8 @@ pub fn simulate(schedule: &Schedule, costs: &Costs) -> Result<Timeline> {
     Ok(Timeline { ranks: spans, peak_activations: peaks })
 }
 
-fn computes(kind: Kind) -> bool {
-    !kind.is_transfer() && kind != Kind::Update
+fn computes(kind: ActionKind) -> bool {
+    !kind.is_transfer() && kind != ActionKind::Update
 }
 
 /// The most activations that a rank holds at once. It holds one from the beginning of an `F` to the end of its `B` or `W`.
@@ -53,8 +53,8 @@ fn peak(actions: &[Action], costs: &Costs) -> f64 {
     let (mut now, mut most) = (0.0_f64, 0.0_f64);
     for action in actions {
         match action.kind {
-            Kind::Forward => now += costs.activation[action.stage],
-            Kind::Backward | Kind::Weight => now -= costs.activation[action.stage],
+            ActionKind::Forward => now += costs.activation[action.stage],
+            ActionKind::Backward | ActionKind::Weight => now -= costs.activation[action.stage],
             _ => {}
         }
         most = most.max(now);
@@ -124,10 +124,10 @@ impl Costs {
     /// The time of a computation; 0 for sends and receives.
     fn of(&self, action: Action) -> f64 {
         match action.kind {
-            Kind::Forward => self.forward[action.stage],
-            Kind::Backward => self.backward[action.stage],
-            Kind::Input => self.input[action.stage],
-            Kind::Weight => self.weight[action.stage],
+            ActionKind::Forward => self.forward[action.stage],
+            ActionKind::Backward => self.backward[action.stage],
+            ActionKind::Input => self.input[action.stage],
+            ActionKind::Weight => self.weight[action.stage],
             _ => 0.0,
         }
     }
@@ -279,9 +279,9 @@ impl Timeline {
 fn draw(svg: &mut String, span: &Span, top: f64, scale: f64) {
     let Span { action, begin, end } = span;
     let fill = match action.kind {
-        Kind::Forward => "#8ecae6",
-        Kind::Input => "#ffd166",
-        Kind::Weight => "#95d5b2",
+        ActionKind::Forward => "#8ecae6",
+        ActionKind::Input => "#ffd166",
+        ActionKind::Weight => "#95d5b2",
         _ => "#f4a261",
     };
     let (left, width) = (NAME + begin * scale, (end - begin) * scale);

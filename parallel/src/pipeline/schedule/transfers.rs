@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::{Action, Error, Kind, Result, Schedule, Transfer, Wait, verify};
+use super::{Action, ActionKind, Error, Result, Schedule, Transfer, Wait, verify};
 
 /// The schedule with a send and a receive for each transfer between stages of different ranks.
 ///
@@ -86,8 +86,8 @@ impl<'a> Rendezvous<'a> {
         self.lists[rank].push(action);
         self.next[rank] += 1;
         self.clocks[rank] += match action.kind {
-            Kind::Backward => 2,
-            Kind::Update => 0,
+            ActionKind::Backward => 2,
+            ActionKind::Update => 0,
             _ => 1,
         };
         self.offers[rank] = self.schedule.output(action).filter(|&output| self.schedule.travels(output));

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::{Action, Error, Kind, Result, Schedule, Transfer, Wait};
+use super::{Action, ActionKind, Error, Result, Schedule, Transfer, Wait};
 
 /// Checks a schedule, with or without transfers, and counts the activations that each rank must hold.
 ///
@@ -30,12 +30,12 @@ pub fn verify(schedule: &Schedule, capacity: usize) -> Result<Vec<usize>> {
 }
 
 /// The most activations that are held at once.
-fn live(kinds: impl Iterator<Item = Kind>) -> usize {
+fn live(kinds: impl Iterator<Item = ActionKind>) -> usize {
     let (mut now, mut most) = (0_usize, 0);
     for kind in kinds {
         match kind {
-            Kind::Forward => now += 1,
-            Kind::Backward | Kind::Weight => now = now.saturating_sub(1),
+            ActionKind::Forward => now += 1,
+            ActionKind::Backward | ActionKind::Weight => now = now.saturating_sub(1),
             _ => {}
         }
         most = most.max(now);
@@ -66,8 +66,8 @@ fn check_complete(schedule: &Schedule) -> Result<()> {
     for (stage, &rank) in schedule.placement.iter().enumerate() {
         for micro_batch in 0..schedule.micro_batches {
             let has = |kind| done.contains(&Action::new(stage, kind, micro_batch));
-            let backward = if has(Kind::Input) { Kind::Weight } else { Kind::Backward };
-            if let Some(kind) = [Kind::Forward, backward].into_iter().find(|&kind| !has(kind)) {
+            let backward = if has(ActionKind::Input) { ActionKind::Weight } else { ActionKind::Backward };
+            if let Some(kind) = [ActionKind::Forward, backward].into_iter().find(|&kind| !has(kind)) {
                 return Err(Error::Missing { rank, action: Action::new(stage, kind, micro_batch) });
             }
         }
@@ -92,9 +92,9 @@ fn sizes(schedule: &Schedule) -> Result<()> {
 
 /// The actions that must not come before this one, since they compute the same.
 fn repeats(action: Action) -> impl Iterator<Item = Action> {
-    let others: &[Kind] = match action.kind {
-        Kind::Backward => &[Kind::Input, Kind::Weight],
-        Kind::Input | Kind::Weight => &[Kind::Backward],
+    let others: &[ActionKind] = match action.kind {
+        ActionKind::Backward => &[ActionKind::Input, ActionKind::Weight],
+        ActionKind::Input | ActionKind::Weight => &[ActionKind::Backward],
         _ => &[],
     };
     std::iter::once(action).chain(others.iter().map(move |&kind| action.with(kind)))
@@ -103,7 +103,7 @@ fn repeats(action: Action) -> impl Iterator<Item = Action> {
 fn check_order(schedule: &Schedule) -> Result<()> {
     let transfers = schedule.has_transfers();
     for (rank, actions) in schedule.ranks.iter().enumerate() {
-        let mut list = List { schedule, transfers, done: HashSet::new(), added: HashMap::new() };
+        let mut list = ListCheck { schedule, transfers, done: HashSet::new(), added: HashMap::new() };
         for (position, &action) in actions.iter().enumerate() {
             list.visit(action).map_err(|why| Error::Action { rank, position, action, why })?;
         }
@@ -112,7 +112,7 @@ fn check_order(schedule: &Schedule) -> Result<()> {
 }
 
 /// A rank's list up to an action: which actions it has done.
-struct List<'a> {
+struct ListCheck<'a> {
     schedule: &'a Schedule,
     /// Whether the schedule has transfers, so that tensors of other ranks have to be received.
     transfers: bool,
@@ -121,11 +121,11 @@ struct List<'a> {
     added: HashMap<usize, usize>,
 }
 
-impl List<'_> {
+impl ListCheck<'_> {
     fn visit(&mut self, action: Action) -> Result<(), String> {
         let own = match action.kind {
-            Kind::Backward | Kind::Input => Some(Kind::Forward),
-            Kind::Weight => Some(Kind::Input),
+            ActionKind::Backward | ActionKind::Input => Some(ActionKind::Forward),
+            ActionKind::Weight => Some(ActionKind::Input),
             _ => None,
         };
         if let Some(kind) = own {
@@ -140,13 +140,13 @@ impl List<'_> {
                 self.wants(input.receive())?;
             }
         }
-        if matches!(action.kind, Kind::Backward | Kind::Weight) {
+        if matches!(action.kind, ActionKind::Backward | ActionKind::Weight) {
             let last = self.added.insert(action.stage, action.micro_batch);
             if let Some(last) = last.filter(|&last| last > action.micro_batch) {
                 return Err(format!("adds gradients after those of micro-batch {last}, wanted ascending"));
             }
         }
-        if action.kind == Kind::Update {
+        if action.kind == ActionKind::Update {
             self.has_just_added(action)?;
         }
         self.done.insert(action);
@@ -174,9 +174,9 @@ impl List<'_> {
     fn has_computed(&self, transfer: Transfer) -> Result<(), String> {
         let action = |kind| Action::new(transfer.from, kind, transfer.micro_batch);
         if transfer.from < transfer.to {
-            return self.wants(action(Kind::Forward));
+            return self.wants(action(ActionKind::Forward));
         }
-        self.wants(action(Kind::Input)).or_else(|_| self.wants(action(Kind::Backward)))
+        self.wants(action(ActionKind::Input)).or_else(|_| self.wants(action(ActionKind::Backward)))
     }
 
     fn transfer(&self, action: Action) -> Result<(), String> {
@@ -233,7 +233,7 @@ fn in_order(from: usize, to: usize, pair: &Pair) -> Result<()> {
 /// Runs the lists, every rank as far as it can. The lists are fixed, so if they come to the end in one order, they do in all.
 fn check_deadlock(schedule: &Schedule, capacity: usize) -> Result<()> {
     let ranks = schedule.ranks.len();
-    let mut run = Run {
+    let mut run = DeadlockCheck {
         schedule,
         capacity,
         next: vec![0; ranks],
@@ -259,7 +259,8 @@ fn check_deadlock(schedule: &Schedule, capacity: usize) -> Result<()> {
     }
 }
 
-struct Run<'a> {
+/// A run of the lists in which only the order of actions counts.
+struct DeadlockCheck<'a> {
     schedule: &'a Schedule,
     capacity: usize,
     /// Each rank's next action.
@@ -274,7 +275,7 @@ struct Run<'a> {
     transfers: bool,
 }
 
-impl Run<'_> {
+impl DeadlockCheck<'_> {
     fn action(&self, rank: usize) -> Option<Action> {
         self.schedule.ranks[rank].get(self.next[rank]).copied()
     }
@@ -287,13 +288,13 @@ impl Run<'_> {
         let Some(action) = self.action(rank) else { return false };
         let pair = self.pair(action);
         let can = match action.kind {
-            Kind::SendForward | Kind::SendBackward => {
+            ActionKind::SendForward | ActionKind::SendBackward => {
                 let flying = self.in_flight.entry(pair).or_default();
                 *flying += usize::from(!self.sent[rank]);
                 self.sent[rank] = *flying > self.capacity;
                 !self.sent[rank]
             }
-            Kind::RecvForward | Kind::RecvBackward => {
+            ActionKind::RecvForward | ActionKind::RecvBackward => {
                 let flying = self.in_flight.entry(pair).or_default();
                 let has = *flying > 0;
                 *flying -= usize::from(has);

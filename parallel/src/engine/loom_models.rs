@@ -1,6 +1,6 @@
 //! loom's models of the engine's state machine: every interleaving of a few threads, up to a number of preemptions.
 //!
-//! `cargo test -p phalanx-parallel --release --features loom --lib models`
+//! `cargo test -p phalanx-parallel --release --features loom --lib engine::loom_models`
 //!
 //! loom finds races that are lost in a million runs: it runs a model once for each order in which its threads can touch
 //! the locks and atomics, and reports a thread that waits for ever as a deadlock.
@@ -11,7 +11,7 @@ use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use loom::thread;
 use smallvec::smallvec;
 
-use super::node::{FreeList, Kind, recycled};
+use super::node::{FreeList, NodeKind, recycled};
 use super::op::Op;
 use super::queue::ReadyQueue;
 use super::variable::{Ready, Variable, enter, leave};
@@ -46,7 +46,7 @@ fn push_and_run(op: Op<'_>, probe: Probe, pushed: &AtomicU64, free_nodes: &FreeL
         probe.run();
         Ok(())
     };
-    let node = free_nodes.take(|node| node.fill(op, 0, Kind::Plain, work));
+    let node = free_nodes.take(|node| node.fill(op, 0, NodeKind::Plain, work));
     let mut ready: Ready = enter(node, pushed).unwrap().into_iter().collect();
     while let Some(node) = ready.pop() {
         node.run();
@@ -156,7 +156,7 @@ fn a_wait_for_one_hears_its_signal() {
         };
         let mutates = [&variable];
         let write = Op::new("op").mutates(&mutates);
-        let node = free_nodes.take(|node| node.fill(write, 0, Kind::Plain, work));
+        let node = free_nodes.take(|node| node.fill(write, 0, NodeKind::Plain, work));
         let node = enter(node, &pushed).unwrap().unwrap();
         let worker = thread::spawn(move || {
             node.run();
@@ -166,7 +166,7 @@ fn a_wait_for_one_hears_its_signal() {
         });
         let signal = Arc::new(Signal::new());
         let wait = Op::new("wait").mutates(&mutates);
-        let wait = free_nodes.take(|node| node.fill(wait, 0, Kind::Wait, signal.clone().notifier()));
+        let wait = free_nodes.take(|node| node.fill(wait, 0, NodeKind::Wait, signal.clone().notifier()));
         if let Some(wait) = enter(wait, &pushed).unwrap() {
             super::runner::end_waits(&mut smallvec![wait]);
         }

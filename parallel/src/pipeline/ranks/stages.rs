@@ -1,4 +1,5 @@
-//! What the stages of a pipeline compute: [`Stages`], a trait; [`Work`], the same as a function of the batch.
+//! What the stages of a pipeline compute, which the caller brings: [`Stages`], a trait that the executor calls; [`StageFn`], the same
+//! as a function of [`StageArgs`] (Megatron-LM: `forward_step`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -54,7 +55,7 @@ impl Spec {
 
 /// The arguments of a stage's forward pass besides the input tensor: stage, micro-batch, step and batch.
 #[derive(Debug)]
-pub struct Turn<'a, B> {
+pub struct StageArgs<'a, B> {
     /// The stage, numbered over the whole model.
     pub stage: usize,
     /// The micro-batch, from 0.
@@ -63,29 +64,29 @@ pub struct Turn<'a, B> {
     pub micro_batches: usize,
     /// In a schedule without flushes the update to which the micro-batch belongs, from 0; otherwise 0.
     pub update: usize,
-    /// The training step, as it was given to [`Work::on`].
+    /// The training step, as it was given to [`StageFn::on`].
     pub step: u64,
-    /// The whole batch, as it was given to [`Work::on`].
+    /// The whole batch, as it was given to [`StageFn::on`].
     pub batch: &'a B,
 }
 
-impl<B> Turn<'_, B> {
+impl<B> StageArgs<'_, B> {
     /// The micro-batch's part of `rows` rows. Parts are contiguous, and earlier micro-batches take the remainder.
     pub fn rows(&self, rows: usize) -> Range<usize> {
         cut(rows, self.micro_batches).swap_remove(self.micro_batch)
     }
 }
 
-type Forward<B> = dyn Fn(Turn<'_, B>, Option<&Var>) -> Result<Var> + Send + Sync;
+type Forward<B> = dyn Fn(StageArgs<'_, B>, Option<&Var>) -> Result<Var> + Send + Sync;
 
-type InputSpec<B> = dyn Fn(Turn<'_, B>) -> Option<Spec> + Send + Sync;
+type InputSpec<B> = dyn Fn(StageArgs<'_, B>) -> Option<Spec> + Send + Sync;
 
 /// The computation of a rank's stages as a function of the batch and the step, for pipelines of a program's own layers.
 ///
 /// ```
 /// use std::sync::Arc;
 /// use phalanx_nn::{Group, LinearConfig, Module, Parameters, Rule, Scope, Sgd, autograd::Var};
-/// use phalanx_parallel::pipeline::ranks::{Chunks, Pipeline, Turn, Work};
+/// use phalanx_parallel::pipeline::ranks::{Chunks, Pipeline, StageArgs, StageFn};
 /// use phalanx_parallel::pipeline::schedule::one_f_one_b;
 /// use phalanx_parallel::{Result, launch};
 /// use phalanx_tensor::{DType, Tensor};
@@ -100,16 +101,16 @@ type InputSpec<B> = dyn Fn(Turn<'_, B>) -> Option<Spec> + Send + Sync;
 ///     let pipeline = Pipeline::new(&schedule, rank.comm().clone(), rank.device())?;
 ///
 ///     let layers = model.clone();
-///     let work = Work::new(move |turn: Turn<'_, Tensor>, input: Option<&Var>| {
-///         let rows = turn.rows(turn.batch.shape()[0]);
-///         let x = Var::new(turn.batch.narrow(0, rows.start, rows.len())?);
-///         let y = layers.of(turn.stage)?.forward(input.unwrap_or(&x))?;
-///         Ok(if turn.stage == 1 { y.square()?.sum_all()? } else { y })
+///     let stage_fn = StageFn::new(move |args: StageArgs<'_, Tensor>, input: Option<&Var>| {
+///         let rows = args.rows(args.batch.shape()[0]);
+///         let x = Var::new(args.batch.narrow(0, rows.start, rows.len())?);
+///         let y = layers.of(args.stage)?.forward(input.unwrap_or(&x))?;
+///         Ok(if args.stage == 1 { y.square()?.sum_all()? } else { y })
 ///     });
 ///     let mut losses = Vec::new();
 ///     for step in 0..3 {
 ///         let batch = Tensor::from_slice(&[1.0f32; 12], &[4, 3], rank.device())?;
-///         for loss in pipeline.train(&work.on(batch, step))? {
+///         for loss in pipeline.train(&stage_fn.on(batch, step))? {
 ///             losses.push(loss.item()?);
 ///         }
 ///         optimizer.step()?;
@@ -121,72 +122,79 @@ type InputSpec<B> = dyn Fn(Turn<'_, B>) -> Option<Spec> + Send + Sync;
 /// assert!(losses[0].is_empty() && losses[1].len() == 6 && losses[1][5] < losses[1][0]);
 /// # Ok::<(), phalanx_parallel::Error>(())
 /// ```
-pub struct Work<B> {
+pub struct StageFn<B> {
     forward: Arc<Forward<B>>,
     input_spec: Option<Arc<InputSpec<B>>>,
     replicas: Option<Arc<dyn DataParallel>>,
 }
 
-impl<B: Send + Sync + 'static> Work<B> {
-    /// `forward` is [`Stages::forward`] as a function of a [`Turn`] and the output of the stage before, which is `None` for the
+impl<B: Send + Sync + 'static> StageFn<B> {
+    /// `forward` is [`Stages::forward`] as a function of [`StageArgs`] and the output of the stage before, which is `None` for the
     /// first stage.
     pub fn new(
-        forward: impl Fn(Turn<'_, B>, Option<&Var>) -> Result<Var> + Send + Sync + 'static,
-    ) -> Work<B> {
-        Work { forward: Arc::new(forward), input_spec: None, replicas: None }
+        forward: impl Fn(StageArgs<'_, B>, Option<&Var>) -> Result<Var> + Send + Sync + 'static,
+    ) -> StageFn<B> {
+        StageFn { forward: Arc::new(forward), input_spec: None, replicas: None }
     }
 
     /// With [`Stages::input_spec`], so that no headers are sent.
     #[must_use]
     pub fn with_input_spec(
         self,
-        spec: impl Fn(Turn<'_, B>) -> Option<Spec> + Send + Sync + 'static,
-    ) -> Work<B> {
-        Work { input_spec: Some(Arc::new(spec)), ..self }
+        spec: impl Fn(StageArgs<'_, B>) -> Option<Spec> + Send + Sync + 'static,
+    ) -> StageFn<B> {
+        StageFn { input_spec: Some(Arc::new(spec)), ..self }
     }
 
     /// With data parallelism: each stage's gradients are added over the replicas after its last micro-batch. The program calls
     /// `begin` before [`Pipeline::train`](super::Pipeline::train), and `finish` after it.
     #[must_use]
-    pub fn shared_with(self, replicas: Arc<dyn DataParallel>) -> Work<B> {
-        Work { replicas: Some(replicas), ..self }
+    pub fn with_data_parallel(self, replicas: Arc<dyn DataParallel>) -> StageFn<B> {
+        StageFn { replicas: Some(replicas), ..self }
+    }
+
+    /// The former name of [`StageFn::with_data_parallel`].
+    #[deprecated(since = "0.1.0", note = "renamed to `with_data_parallel`")]
+    #[must_use]
+    pub fn shared_with(self, replicas: Arc<dyn DataParallel>) -> StageFn<B> {
+        self.with_data_parallel(replicas)
     }
 
     /// The computation on a batch, in a step.
-    pub fn on(&self, batch: B, step: u64) -> Arc<OnBatch<B>> {
-        let Work { forward, input_spec, replicas } = self;
-        let work =
-            Work { forward: forward.clone(), input_spec: input_spec.clone(), replicas: replicas.clone() };
-        Arc::new(OnBatch { work, batch, step })
+    pub fn on(&self, batch: B, step: u64) -> Arc<StagesOnBatch<B>> {
+        let StageFn { forward, input_spec, replicas } = self;
+        let function =
+            StageFn { forward: forward.clone(), input_spec: input_spec.clone(), replicas: replicas.clone() };
+        Arc::new(StagesOnBatch { function, batch, step })
     }
 }
 
-/// [`Work`] on a batch, the argument of [`Pipeline::train`](super::Pipeline::train).
-pub struct OnBatch<B> {
-    work: Work<B>,
+/// [`StageFn`] on a batch, the argument of [`Pipeline::train`](super::Pipeline::train).
+pub struct StagesOnBatch<B> {
+    function: StageFn<B>,
     batch: B,
     step: u64,
 }
 
-impl<B> OnBatch<B> {
-    fn turn(&self, stage: usize, number: usize) -> Turn<'_, B> {
+impl<B> StagesOnBatch<B> {
+    fn args(&self, stage: usize, number: usize) -> StageArgs<'_, B> {
         let count = MicroBatch::current().count;
         let (micro_batch, update) = (number % count, number / count);
-        Turn { stage, micro_batch, micro_batches: count, update, step: self.step, batch: &self.batch }
+        StageArgs { stage, micro_batch, micro_batches: count, update, step: self.step, batch: &self.batch }
     }
 }
 
-impl<B: Send + Sync + 'static> Stages for OnBatch<B> {
+impl<B: Send + Sync + 'static> Stages for StagesOnBatch<B> {
     fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> Result<Var> {
-        (self.work.forward)(self.turn(stage, micro_batch), input)
+        (self.function.forward)(self.args(stage, micro_batch), input)
     }
 
     fn input_spec(&self, stage: usize, micro_batch: usize) -> Option<Spec> {
-        let spec = self.work.input_spec.as_ref()?;
-        spec(self.turn(stage, micro_batch))
+        let spec = self.function.input_spec.as_ref()?;
+        spec(self.args(stage, micro_batch))
     }
 
     fn no_sync(&self) -> Option<NoSync> {
-        self.work.replicas.as_ref().map(|replicas| replicas.no_sync())
+        self.function.replicas.as_ref().map(|replicas| replicas.no_sync())
     }
 }

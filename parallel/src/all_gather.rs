@@ -1,5 +1,5 @@
-//! Small collectives: an all-gather of serialised values ([`all_gather_object`]) and of a few f64, with sums of them
-//! ([`gather_sums`]).
+//! What is made of one all-gather: [`all_gather_object`] of serialised values, by which checkpoints and meshes agree on a plan, and
+//! [`gather_sums`] of a few f64, by which gradients' norms are added over ranks.
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Device, Tensor};
@@ -72,8 +72,8 @@ pub(crate) fn gather_sums(
 ) -> Result<Tensor> {
     let gathered = counts.iter().sum();
     let mut all = Tensor::zeros(&[count + gathered], DType::F64, own.device())?;
-    let room = all.narrow(0, count, gathered)?;
-    comm.run(Call::all_gather_uneven(room, own.clone(), counts))?;
+    let parts = all.narrow(0, count, gathered)?;
+    comm.run(Call::all_gather_uneven(parts, own.clone(), counts))?;
     let pairs: Vec<_> = pairs.into_iter().map(|(to, from)| (to, count + from)).collect();
     kernels::add_pairs_(&mut all, &pairs)?;
     Ok(all.narrow(0, 0, count)?)

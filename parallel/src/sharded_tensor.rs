@@ -1,4 +1,4 @@
-//! [`Part`]: one rank's elements of a tensor, under any layout; `BoxRange`: which elements of the whole tensor
+//! [`ShardedTensor`]: one rank's elements of a tensor, under any layout; `BoxRange`: which elements of the whole tensor
 //! these are.
 //!
 //! ```text
@@ -18,11 +18,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::Result;
 
-/// A part of a tensor of a model or an optimizer: a box of the whole tensor (the split of tensor parallelism), and a range of that
-/// box (the split of ZeRO). Parts are compared by the elements of the whole that they hold, in row-major order. So one part may
-/// see the whole as `[3, out, in]` and another as `[3 out, in]`.
+/// A part of a tensor of a model or an optimizer (Megatron-Core: `ShardedTensor`): a box of the whole tensor (the split of tensor
+/// parallelism), and a range of that box (the split of ZeRO). Parts are compared by the elements of the whole that they hold, in
+/// row-major order. So one part may see the whole as `[3, out, in]` and another as `[3 out, in]`.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct ShardedTensor {
     /// The tensor's name in the whole run, the same on all ranks.
     pub name: String,
     /// The box, and the shape of the whole tensor.
@@ -35,30 +35,37 @@ pub struct Part {
     pub buffer: bool,
 }
 
-impl Part {
+impl ShardedTensor {
     /// A whole tensor.
-    pub fn whole(name: impl Into<String>, values: Tensor) -> Part {
+    pub fn whole(name: impl Into<String>, values: Tensor) -> ShardedTensor {
         let (shard, range) = (Shard::whole(values.shape()), 0..values.numel());
-        Part { name: name.into(), shard, range, values, buffer: false }
+        ShardedTensor { name: name.into(), shard, range, values, buffer: false }
     }
 
     /// The part of a parameter that this rank holds.
-    pub fn of_parameter(parameter: &Parameter) -> Part {
+    pub fn of_parameter(parameter: &Parameter) -> ShardedTensor {
         let (shard, values) = (parameter.part().clone(), parameter.tensor());
-        Part { name: parameter.name().into(), shard, range: parameter.range(), values, buffer: false }
+        ShardedTensor {
+            name: parameter.name().into(),
+            shard,
+            range: parameter.range(),
+            values,
+            buffer: false,
+        }
     }
 
     /// A buffer, by its path in the module.
-    pub fn of_buffer(path: impl Into<String>, buffer: &Buffer) -> Part {
-        Part { buffer: true, ..Part::whole(path, buffer.tensor()) }
+    pub fn of_buffer(path: impl Into<String>, buffer: &Buffer) -> ShardedTensor {
+        ShardedTensor { buffer: true, ..ShardedTensor::whole(path, buffer.tensor()) }
     }
 
     /// All parameters of a model by their names, each once, and all buffers by their paths.
-    pub fn all_of(model: &(impl Parameters + ?Sized)) -> Vec<Part> {
-        let mut parts: Vec<Part> = model.parameters().iter().map(Part::of_parameter).collect();
+    pub fn all_of(model: &(impl Parameters + ?Sized)) -> Vec<ShardedTensor> {
+        let mut parts: Vec<ShardedTensor> =
+            model.parameters().iter().map(ShardedTensor::of_parameter).collect();
         model.visit("", &mut |path, entry| {
             if let phalanx_nn::Entry::Buffer(buffer) = entry {
-                parts.push(Part::of_buffer(path, buffer));
+                parts.push(ShardedTensor::of_buffer(path, buffer));
             }
         });
         parts
@@ -91,7 +98,7 @@ impl Part {
     ///
     /// # Errors
     /// If a tensor cannot be copied or a part is not well-formed.
-    fn take(&self, others: &[&Part]) -> Result<()> {
+    fn copy_from_parts(&self, others: &[&ShardedTensor]) -> Result<()> {
         let (place, own) = (self.place()?, self.values.with_shape(&[self.values.numel()])?);
         for other in others.iter().rev() {
             let values = other.values.with_shape(&[other.values.numel()])?;
@@ -109,7 +116,7 @@ impl Part {
 /// # Errors
 /// If elements are missing or a whole tensor has another size, or, with `all`, if a given name is not among the own parts. Then
 /// nothing is changed. The message begins with `what`.
-pub(crate) fn load(what: &str, own: &[Part], given: &[Part], all: bool) -> Result<()> {
+pub(crate) fn load(what: &str, own: &[ShardedTensor], given: &[ShardedTensor], all: bool) -> Result<()> {
     let mut problems = Mismatch::default();
     let named = |name: &str| given.iter().filter(|part| part.name == name).collect::<Vec<_>>();
     for part in own {
@@ -117,7 +124,7 @@ pub(crate) fn load(what: &str, own: &[Part], given: &[Part], all: bool) -> Resul
         let places = others.iter().map(|other| other.place()).collect::<Result<Vec<_>>>()?;
         if let Some(other) = places.iter().find(|other| other.whole() != place.whole()) {
             problems.misshaped.push((part.name.clone(), other.shape.clone(), place.shape));
-        } else if !fill(place.elements(), places.iter().flat_map(|other| other.overlaps(&place))) {
+        } else if !covers(place.elements(), places.iter().flat_map(|other| other.overlaps(&place))) {
             problems.missing.push(part.name.clone());
         }
     }
@@ -126,7 +133,7 @@ pub(crate) fn load(what: &str, own: &[Part], given: &[Part], all: bool) -> Resul
     problems.unexpected.sort();
     problems.unexpected.dedup();
     problems.check(what)?;
-    own.iter().try_for_each(|part| part.take(&named(&part.name)))
+    own.iter().try_for_each(|part| part.copy_from_parts(&named(&part.name)))
 }
 
 /// A box of a whole tensor, and a range of its elements in row-major order.
@@ -278,7 +285,7 @@ impl Iterator for Segments<'_> {
 }
 
 /// Whether the overlaps cover all of `elements`; some elements may be covered twice.
-pub(crate) fn fill(elements: usize, overlaps: impl IntoIterator<Item = Overlap>) -> bool {
+pub(crate) fn covers(elements: usize, overlaps: impl IntoIterator<Item = Overlap>) -> bool {
     let mut ranges: Vec<Range<usize>> = overlaps.into_iter().map(|o| o.to..o.to + o.count).collect();
     ranges.sort_unstable_by_key(|range| range.start);
     let reach = |at: usize, range: Range<usize>| if range.start <= at { at.max(range.end) } else { at };
@@ -337,10 +344,10 @@ mod tests {
     #[test]
     fn filled_is_what_has_no_gap() {
         let overlap = |to, count| Overlap { from: 0, to, count };
-        assert!(fill(5, [overlap(3, 2), overlap(0, 2), overlap(1, 2)]));
-        assert!(!fill(5, [overlap(3, 2), overlap(0, 2)]));
-        assert!(!fill(5, [overlap(0, 4)]));
-        assert!(fill(0, []) && !fill(1, []));
+        assert!(covers(5, [overlap(3, 2), overlap(0, 2), overlap(1, 2)]));
+        assert!(!covers(5, [overlap(3, 2), overlap(0, 2)]));
+        assert!(!covers(5, [overlap(0, 4)]));
+        assert!(covers(0, []) && !covers(1, []));
     }
 
     #[test]
@@ -402,7 +409,7 @@ mod tests {
             let wanted: Vec<_> = sources.iter().enumerate().filter_map(|(i, n)| Some((i, place(n)?))).collect();
             prop_assert_eq!(&got, &wanted);
             let all = wanted.len() == targets.len();
-            prop_assert_eq!(fill(targets.len(), from.overlaps(&to)), all);
+            prop_assert_eq!(covers(targets.len(), from.overlaps(&to)), all);
         }
     }
 }

@@ -1,31 +1,31 @@
-//! [`OnMesh`]: the data-parallel wrapper of a model that is split over a mesh: tied tables, norms and state over
+//! [`MeshParallel`]: the data-parallel wrapper of a model that is split over a mesh: tied tables, norms and state over
 //! all its ranks.
 
 use phalanx_kernels as kernels;
 use phalanx_nn::{Parameter, Parameters, Square, Squares};
 use phalanx_tensor::{DType, Device, Tensor};
 
+use crate::all_gather::all_gather_object;
+use crate::all_gather::gather_sums;
 use crate::comm::{Comm, Traffic};
 use crate::data_parallel::Gathered;
 use crate::data_parallel::{DataParallel, Entries, NoSync};
 use crate::mesh::{Axis, Groups};
-use crate::objects::all_gather_object;
-use crate::objects::gather_sums;
-use crate::part::{self, Part};
 use crate::pipeline::ranks::TiedTable;
 use crate::pipeline::schedule::Schedule;
+use crate::sharded_tensor::{self, ShardedTensor};
 use crate::tensor_parallel::{gather_parts, sum_squares};
 use crate::{Error, Result};
 
-/// A [`DataParallel`] for a rank's part of a model on a mesh. It adds replicas by the [`DataParallel`] that it wraps, keeps the
+/// A [`DataParallel`] for a rank's part of a model on a mesh of ranks. It adds replicas by the [`DataParallel`] that it wraps, keeps the
 /// two copies of a tied table equal, and computes the norm of the whole model, with the bits of one device if layers are not
 /// split.
 ///
 /// ```text
-/// begin()              pipeline.train(work)              finish()
+/// begin()              pipeline.train(stages)            finish()
 /// replicas begin       schedule, last pass synchronises  tied table's sites exchanged, replicas finish
 /// ```
-pub struct OnMesh {
+pub struct MeshParallel {
     replicas: Box<dyn DataParallel>,
     groups: Groups,
     tied: Option<TiedTable>,
@@ -35,7 +35,7 @@ pub struct OnMesh {
     device: Device,
 }
 
-impl OnMesh {
+impl MeshParallel {
     /// Wraps `replicas`, the data parallelism of `model`, this rank's part of a model. All ranks of the mesh call it.
     ///
     /// # Errors
@@ -45,9 +45,9 @@ impl OnMesh {
         replicas: Box<dyn DataParallel>,
         groups: Groups,
         schedule: &Schedule,
-    ) -> Result<OnMesh> {
-        let line = groups.along(Axis::Pp);
-        let tied = TiedTable::new(model, schedule, line)?;
+    ) -> Result<MeshParallel> {
+        let pipeline = groups.along(Axis::Pp);
+        let tied = TiedTable::new(model, schedule, pipeline)?;
         let duplicate =
             tied.as_ref().filter(|tied| tied.is_duplicate()).map(|tied| tied.table().name().to_string());
         let mut names: Vec<String> =
@@ -55,9 +55,9 @@ impl OnMesh {
         names.retain(|name| Some(name) != duplicate.as_ref());
         names.sort();
         names.dedup();
-        let counted = all_names(line, &names)?;
+        let counted = all_names(pipeline, &names)?;
         let device = model.parameters().first().map_or(Device::CPU, Parameter::device);
-        Ok(OnMesh { replicas, groups, tied, counted, device })
+        Ok(MeshParallel { replicas, groups, tied, counted, device })
     }
 
     /// The communicators.
@@ -67,12 +67,12 @@ impl OnMesh {
 
     /// The sums of squares of the parameters of all stages.
     fn of_all_stages(&self, own: Squares) -> Result<Squares> {
-        let line = self.groups.along(Axis::Pp);
-        if line.size() == 1 || !line.has_peers() {
+        let pipeline = self.groups.along(Axis::Pp);
+        if pipeline.size() == 1 || !pipeline.has_peers() {
             return Ok(own);
         }
         let place = |name: &String| own.of.iter().position(|square| square.name == *name);
-        let places: Option<Vec<usize>> = self.counted[line.rank()].iter().map(place).collect();
+        let places: Option<Vec<usize>> = self.counted[pipeline.rank()].iter().map(place).collect();
         let missing = || Error::Config("the parameters that are trained have changed".into());
         let places = places.ok_or_else(missing)?;
         // If this rank trains nothing, its sums are not on the model's device.
@@ -86,13 +86,13 @@ impl OnMesh {
         let mut names: Vec<(&String, usize)> = self.counted.iter().flatten().zip(0..).collect();
         names.sort();
         let pairs = names.iter().enumerate().map(|(to, &(_, from))| (to, from));
-        let sums = gather_sums(line, &sums.narrow(0, 0, places.len())?, &counts, names.len(), pairs)?;
+        let sums = gather_sums(pipeline, &sums.narrow(0, 0, places.len())?, &counts, names.len(), pairs)?;
         let of = names.into_iter().map(|(name, _)| Square { name: name.clone(), whole: true }).collect();
         Ok(Squares { of, sums })
     }
 }
 
-impl DataParallel for OnMesh {
+impl DataParallel for MeshParallel {
     fn parameters(&self) -> Vec<Parameter> {
         self.replicas.parameters()
     }
@@ -135,14 +135,14 @@ impl DataParallel for OnMesh {
     /// The parameters and buffers of all stages, on rank 0 of each replica; buffers are those of that replica.
     fn full_state_dict(&self, model: &dyn Parameters) -> Result<Entries> {
         let _values = self.gathered()?;
-        gather_parts(&Part::all_of(model), self.groups.model())
+        gather_parts(&ShardedTensor::all_of(model), self.groups.model())
     }
 
     fn load_full_state_dict(&self, model: &dyn Parameters, entries: Entries) -> Result<()> {
-        let whole = |(name, values): (String, Tensor)| Ok(Part::whole(name, values.contiguous()?));
-        let given = entries.into_iter().map(whole).collect::<Result<Vec<Part>>>()?;
+        let whole = |(name, values): (String, Tensor)| Ok(ShardedTensor::whole(name, values.contiguous()?));
+        let given = entries.into_iter().map(whole).collect::<Result<Vec<ShardedTensor>>>()?;
         // The entries of other stages are unknown to this rank, so unknown names are allowed.
-        part::load("state dict", &self.parts(model)?, &given, false)?;
+        sharded_tensor::load("state dict", &self.parts(model)?, &given, false)?;
         self.reloaded()
     }
 
@@ -154,7 +154,7 @@ impl DataParallel for OnMesh {
         Err(Error::Config(WHOLE_OPTIMIZER.into()))
     }
 
-    fn parts(&self, model: &dyn Parameters) -> Result<Vec<Part>> {
+    fn parts(&self, model: &dyn Parameters) -> Result<Vec<ShardedTensor>> {
         self.replicas.parts(model)
     }
 

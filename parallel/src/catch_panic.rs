@@ -1,4 +1,5 @@
-//! Handling of panics: their text and place, for the error that other ranks get.
+//! [`catch_panic`]: a panic as an error, with its place. Ranks, actions of pipelines and GPipe's workers run inside it, so that the
+//! other ranks get the cause.
 
 use phalanx_tensor::panic_message;
 
@@ -14,7 +15,7 @@ thread_local! {
 }
 
 /// Runs `f`. Returns its error as text, or its panic as text that names the line.
-pub(crate) fn caught<T, E: Display>(f: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
+pub(crate) fn catch_panic<T, E: Display>(f: impl FnOnce() -> Result<T, E>) -> Result<T, String> {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let before = std::panic::take_hook();
@@ -27,12 +28,12 @@ pub(crate) fn caught<T, E: Display>(f: impl FnOnce() -> Result<T, E>) -> Result<
         Ok(outcome) => outcome.map_err(|e| e.to_string()),
         Err(panic) => {
             let place = PLACE.take().unwrap_or_else(|| "an unknown place".into());
-            Err(format!("panicked at {place}: {}", message(panic.as_ref())))
+            Err(format!("panicked at {place}: {}", panic_text(panic.as_ref())))
         }
     }
 }
 
 /// The text that a panic was raised with.
-pub(crate) fn message(panic: &(dyn Any + Send)) -> String {
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
     panic_message(panic).unwrap_or("a payload that is no text").to_string()
 }

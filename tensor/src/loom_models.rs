@@ -1,7 +1,7 @@
 //! loom's models of what threads share: the jobs of a pool, and the counts of a storage's users and handles. Each runs every interleaving
 //! of a few threads, those of the pool up to a number of preemptions.
 //!
-//! `cargo test -p phalanx-tensor --release --features loom --lib models`
+//! `cargo test -p phalanx-tensor --release --features loom --lib loom_models`
 #![allow(unsafe_code)]
 
 mod storage {

@@ -1,4 +1,4 @@
-//! [`Lane`]: the calls of a group, or the messages of a pair in one direction, in order, on a stream of their own.
+//! [`CallStream`]: the calls of a group, or the messages of a pair in one direction, in order, on a stream of their own.
 //!
 //! [`combine`] launches the kernel that adds the elements of several ranks, in order of the ranks. Its reference,
 //! slow and with the same bits, is the reduction on the host ([`crate::comm::reduction`]).
@@ -14,20 +14,20 @@ use phalanx_tensor::{DType, Device, Event, Stream, Tensor};
 use super::Sums;
 use super::library::{ID_BYTES, Link, Op, unique_id};
 use super::route::{Message, Native, Step, route};
-use super::watchdog::{KeptTensors, Watchdog, Work};
+use super::watchdog::{KeptTensors, RunningCall, Watchdog};
 use crate::comm::pending::{Ticket, Waiter};
 use crate::comm::plan::Side;
-use crate::comm::{Call, Comm, Error, Kind, Pending, Reduction, Result};
+use crate::comm::{Call, CollectiveKind, Comm, Error, Pending, Reduction, Result};
 
-/// How long a lane sleeps between two polls of NCCL.
+/// How long a call stream sleeps between two polls of NCCL.
 const NAP: Duration = Duration::from_micros(50);
 
 /// Calls in order.
 #[derive(Debug)]
-pub(super) struct Lane {
+pub(super) struct CallStream {
     watchdog: Arc<Watchdog>,
     stream: Stream,
-    /// The control plane's group for the lanes' own messages.
+    /// The control plane's group for the messages of call streams to each other.
     private: Comm,
     /// The other rank and whether this one sends; none for the collectives of the group.
     pair: Option<(usize, bool)>,
@@ -35,27 +35,27 @@ pub(super) struct Lane {
     link: OnceLock<Arc<Link>>,
 }
 
-impl Lane {
+impl CallStream {
     pub(super) fn new(
         watchdog: Arc<Watchdog>,
         private: Comm,
         pair: Option<(usize, bool)>,
         sums: Sums,
-    ) -> Result<Arc<Lane>> {
+    ) -> Result<Arc<CallStream>> {
         let stream = Stream::new(watchdog.gpu.device())?;
-        Ok(Arc::new(Lane { watchdog, stream, private, pair, sums, link: OnceLock::new() }))
+        Ok(Arc::new(CallStream { watchdog, stream, private, pair, sums, link: OnceLock::new() }))
     }
 
     /// Takes a call that was announced to the control plane.
-    pub(super) fn start(self: &Arc<Lane>, call: Call, announced: Pending) -> Pending {
+    pub(super) fn start(self: &Arc<CallStream>, call: Call, announced: Pending) -> Pending {
         let kept = KeptTensors::new(call.input.iter().chain(&call.output).cloned());
         let Ticket { rank, group, sequence, .. } = *announced.ticket;
         let ticket = Ticket::new(call, rank, group, sequence);
         self.watchdog.queued();
-        let (lane, ours, tensors) = (Arc::clone(self), Arc::clone(&ticket), Arc::clone(&kept));
+        let (this, ours, tensors) = (Arc::clone(self), Arc::clone(&ticket), Arc::clone(&kept));
         self.stream.submit(move || {
-            let mut queued = Queued { watchdog: &lane.watchdog, work: None };
-            let mut outcome = lane.carry_out(&ours, announced, &tensors, &mut queued.work);
+            let mut queued = Queued { watchdog: &this.watchdog, work: None };
+            let mut outcome = this.carry_out(&ours, announced, &tensors, &mut queued.work);
             if outcome.is_err() && queued.work.is_none() {
                 tensors.release();
             }
@@ -64,14 +64,14 @@ impl Lane {
             // Now that it is watched it comes to an end, even if another rank's part never does.
             if let (Ok(()), Some((call, ended)), false) = (&outcome, given, ours.call.observations.is_empty())
             {
-                outcome = ended.synchronize().map_err(|error| lane.blame(&call, &error.into()));
+                outcome = ended.synchronize().map_err(|error| this.blame(&call, &error.into()));
             }
             ours.finish(outcome);
             Ok(())
         });
         let event = self.stream.record();
         let stream = self.watchdog.gpu.stream_handle().addr();
-        Pending::new(ticket, Arc::new(LaneWaiter { gpu: self.watchdog.gpu, stream, event, kept }))
+        Pending::new(ticket, Arc::new(StreamWaiter { gpu: self.watchdog.gpu, stream, event, kept }))
     }
 
     fn carry_out(
@@ -79,7 +79,7 @@ impl Lane {
         ticket: &Ticket,
         announced: Pending,
         kept: &Arc<KeptTensors>,
-        work: &mut Option<Work>,
+        work: &mut Option<RunningCall>,
     ) -> Result<()> {
         let text = announced.ticket.describe(self.private.ranks());
         announced.wait()?;
@@ -91,13 +91,13 @@ impl Lane {
             Ok(GpuEvent::record(gpu)?)
         };
         let begun = began().map_err(blame)?;
-        let (steps, mut room) = (self.steps(&call), None);
-        let done = steps.into_iter().try_for_each(|step| self.step(&link, &call, step, &mut room));
+        let (steps, mut buffer) = (self.steps(&call), None);
+        let done = steps.into_iter().try_for_each(|step| self.step(&link, &call, step, &mut buffer));
         // Recorded after a failure too, since the work queued before it must leave the GPU.
         let ended = GpuEvent::record(gpu).map(Arc::new).map_err(Error::from);
         if let Ok(ended) = &ended {
             let (call, ended, kept) = (text.clone(), Arc::clone(ended), Arc::clone(kept));
-            *work = Some(Work { call, begun, ended, kept });
+            *work = Some(RunningCall { call, begun, ended, kept });
         }
         done.and(ended).map(drop).map_err(blame)
     }
@@ -165,11 +165,13 @@ impl Lane {
     fn steps(&self, call: &Call) -> Vec<Step> {
         let count = call.signature.counts.first().copied().unwrap_or(0);
         match call.kind() {
-            Kind::Send | Kind::Receive if count == 0 => vec![],
-            Kind::Send => {
+            CollectiveKind::Send | CollectiveKind::Receive if count == 0 => vec![],
+            CollectiveKind::Send => {
                 vec![Step::Exchange(vec![Message::Send { from: Side::Input, range: 0..count, to: 1 }])]
             }
-            Kind::Receive => vec![Step::Exchange(vec![Message::Receive { range: 0..count, from: 0 }])],
+            CollectiveKind::Receive => {
+                vec![Step::Exchange(vec![Message::Receive { range: 0..count, from: 0 }])]
+            }
             _ => {
                 let place = (self.private.rank(), self.private.size());
                 route(&call.signature, place, call.input.is_none(), self.sums)
@@ -177,8 +179,8 @@ impl Lane {
         }
     }
 
-    /// Carries out a step; `room` is the buffer that owners receive parts into.
-    fn step(&self, link: &Link, call: &Call, step: Step, room: &mut Option<Tensor>) -> Result<()> {
+    /// Carries out a step; `buffer` is the buffer that owners receive parts into.
+    fn step(&self, link: &Link, call: &Call, step: Step, buffer: &mut Option<Tensor>) -> Result<()> {
         match step {
             Step::Native(whole) => {
                 let rank = self.private.rank();
@@ -188,20 +190,20 @@ impl Lane {
             }
             Step::Exchange(messages) => {
                 let given = messages.iter().filter_map(|message| match message {
-                    Message::Given { range, .. } => Some(range.end),
+                    Message::ReceivePart { range, .. } => Some(range.end),
                     _ => None,
                 });
-                *room = match given.max() {
+                *buffer = match given.max() {
                     Some(count) => Some(Tensor::empty(&[count], call.dtype(), self.watchdog.gpu.device())?),
                     None => None,
                 };
                 let writes = messages.iter().any(|message| matches!(message, Message::Receive { .. }));
                 let ops = |at: Addresses| messages.iter().map(|message| at.message(message)).collect();
-                self.enqueue(link, call, writes, room.as_mut(), ops)
+                self.enqueue(link, call, writes, buffer.as_mut(), ops)
             }
             Step::Combine { own: (side, own), out, by } => {
                 let of = if side == Side::Input { &call.input } else { &call.output };
-                let (Some(of), Some(output), Some(others)) = (of, &call.output, room.take()) else {
+                let (Some(of), Some(output), Some(others)) = (of, &call.output, buffer.take()) else {
                     return Err(Error::invalid(call.kind().name(), "got no tensors to combine"));
                 };
                 let own = of.view_into(own.start, &[own.len()])?;
@@ -217,7 +219,7 @@ impl Lane {
         link: &Link,
         call: &Call,
         writes: bool,
-        room: Option<&mut Tensor>,
+        buffer: Option<&mut Tensor>,
         ops: impl FnOnce(Addresses) -> Vec<Op>,
     ) -> Result<()> {
         let (op, dtype, gpu) = (call.kind().name(), call.dtype(), self.watchdog.gpu);
@@ -227,15 +229,16 @@ impl Lane {
             true => output.as_mut().map(|output| output.device_write(op)).transpose()?,
             false => output.as_ref().map(|output| output.device_read(op)).transpose()?,
         };
-        let room = room.map(|room| room.device_write(op)).transpose()?;
+        let buffer = buffer.map(|buffer| buffer.device_write(op)).transpose()?;
         let address = |of: &Option<DevicePointer<'_>>| of.as_ref().map_or(0, DevicePointer::address);
-        let [input_at, output_at, room_at] = [&input, &output, &room].map(address);
-        let ops = ops(Addresses { input: input_at, output: output_at, room: room_at, size: dtype.size() });
+        let [input_at, output_at, buffer_at] = [&input, &output, &buffer].map(address);
+        let ops =
+            ops(Addresses { input: input_at, output: output_at, buffer: buffer_at, size: dtype.size() });
         gpu.make_current()?;
         let _collective = gpu.enter_collective();
-        // SAFETY: the stream is this lane's, of this GPU, on whose thread this runs. The ranges are the route's, inside
+        // SAFETY: the stream is this one's, of this GPU, on whose thread this runs. The ranges are the route's, inside
         // tensors of the call, whose counts `Call::checked` holds against them. `kept` holds the tensors until the stream
-        // has passed this point, or the waiting thread's stream comes after it; the room was obtained on this stream
+        // has passed this point, or the waiting thread's stream comes after it; the buffer was obtained on this stream
         // and is freed in its order.
         unsafe { link.enqueue(dtype, &ops, gpu.stream_handle()) }.map_err(Error::Launch)?;
         self.settle(link)
@@ -246,7 +249,7 @@ impl Lane {
 struct Addresses {
     input: u64,
     output: u64,
-    room: u64,
+    buffer: u64,
     /// Bytes of an element.
     size: usize,
 }
@@ -265,8 +268,8 @@ impl Addresses {
             Message::Receive { range, from } => {
                 Op::Receive { to: self.of(Side::Output, range.start), count: range.len(), peer: *from }
             }
-            Message::Given { range, from } => {
-                let to = self.room + (range.start * self.size) as u64;
+            Message::ReceivePart { range, from } => {
+                let to = self.buffer + (range.start * self.size) as u64;
                 Op::Receive { to, count: range.len(), peer: *from }
             }
         }
@@ -286,10 +289,10 @@ impl Addresses {
     }
 }
 
-/// A call between its arrival at a lane and its queueing on the GPU; counted even if that fails or panics.
+/// A call between its arrival at a call stream and its queueing on the GPU; counted even if that fails or panics.
 struct Queued<'a> {
     watchdog: &'a Watchdog,
-    work: Option<Work>,
+    work: Option<RunningCall>,
 }
 
 impl Drop for Queued<'_> {
@@ -298,18 +301,18 @@ impl Drop for Queued<'_> {
     }
 }
 
-/// Waits for a call of a lane.
+/// Waits for a call of a call stream.
 #[derive(Debug)]
-struct LaneWaiter {
+struct StreamWaiter {
     gpu: &'static Gpu,
     /// The caller's stream, on which its tensors are freed.
     stream: usize,
-    /// The lane has given it to the GPU.
+    /// Marks that the call stream has given it to the GPU.
     event: Event,
     kept: Arc<KeptTensors>,
 }
 
-impl Waiter for LaneWaiter {
+impl Waiter for StreamWaiter {
     fn wait(&self, ticket: &Arc<Ticket>) -> Result<()> {
         self.event.synchronize()?;
         ticket.outcome().unwrap_or_else(|| Err(Error::Launch("a lane of NCCL has ended early".into())))
