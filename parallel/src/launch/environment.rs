@@ -2,13 +2,14 @@
 //! the launcher gave this process in its environment.
 
 use std::fmt::Display;
+use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use phalanx_tensor::Device;
 
 use super::devices::{Cores, RankDevices};
-use super::rendezvous::rendezvous;
+use super::rendezvous::{Master, rendezvous};
 use super::{Rank, TIMEOUT};
 use crate::catch_panic::catch_panic;
 use crate::comm::wire::tcp::Tcp;
@@ -31,7 +32,7 @@ pub fn is_launched() -> bool {
 /// The transport of messages between processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
-    /// Sockets. Ranks meet at `MASTER_ADDR:MASTER_PORT`.
+    /// Sockets. Ranks meet at `MASTER_ADDR:MASTER_PORT`, or by the file of `PHALANX_RENDEZVOUS=file:///PATH`.
     Tcp,
     /// MPI, whose own launcher has started the processes.
     #[cfg(feature = "mpi")]
@@ -39,7 +40,7 @@ pub enum Backend {
 }
 
 /// How this process joins a run whose processes were started by `mpirun`, `srun`, `torchrun` or anything that sets
-/// `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`. Without any it is a run of one rank.
+/// `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as `phalanx-launch` does. Without any it is a run of one rank.
 ///
 /// Sockets are neither encrypted nor authenticated: any process that reaches rank 0's port while ranks are awaited can join.
 #[derive(Clone, Debug)]
@@ -71,7 +72,7 @@ impl Environment {
 
     /// As rank `rank` of `size` on this machine, meeting at port `port` of it, whatever the environment says.
     pub fn local(mut self, rank: usize, size: usize, port: u16) -> Environment {
-        let (local_rank, local_size, master) = (rank, size, ("127.0.0.1".into(), port));
+        let (local_rank, local_size, master) = (rank, size, Master::Address("127.0.0.1".into(), port));
         self.worker = Some(WorkerEnv { rank, size, local_rank, local_size, master });
         self
     }
@@ -141,13 +142,13 @@ impl Environment {
     }
 
     fn join(self, worker: WorkerEnv) -> Result<(Process, Comm)> {
-        let WorkerEnv { rank, size, master: (host, port), .. } = worker;
+        let WorkerEnv { rank, size, master, .. } = worker;
         let timeout = self.timeout;
         let (events, heard) = channel();
         let told = events.clone();
         match self.backend {
             Backend::Tcp => {
-                let sockets = rendezvous(rank, size, (&host, port), timeout)?;
+                let sockets = rendezvous(rank, size, &master, timeout)?;
                 let wire =
                     Tcp::new(sockets, &told).map_err(|e| Error::Launch(format!("rank {rank}: {e}")))?;
                 connect((rank, size), timeout, (events, heard), move || Ok(Box::new(wire) as Box<dyn Wire>))
@@ -171,7 +172,7 @@ pub(super) struct WorkerEnv {
     pub(super) local_rank: usize,
     pub(super) local_size: usize,
     /// Where rank 0 listens.
-    pub(super) master: (String, u16),
+    pub(super) master: Master,
 }
 
 /// Names of the rank, the number of ranks, and the same on this machine: torchrun's, Open MPI's, MPICH's and Intel's,
@@ -197,29 +198,18 @@ impl WorkerEnv {
     /// # Errors
     /// If a variable is no number, the rank is not below the size, or several machines have no address to meet at.
     pub(super) fn find(variable: impl Fn(&str) -> Option<String>) -> Result<WorkerEnv> {
-        let number = |name: &str| -> Result<Option<usize>> {
-            let wrong = |text: &String| Error::Launch(format!("got {name}={text}, wanted a number"));
-            variable(name).map(|text| text.trim().parse().map_err(|_| wrong(&text))).transpose()
-        };
+        let number = |name: &str| number(&variable, name);
         let Some(names) = WorkerEnv::names(&variable) else {
-            let master = ("127.0.0.1".into(), PORT);
+            let master = Master::Address("127.0.0.1".into(), PORT);
             return Ok(WorkerEnv { rank: 0, size: 1, local_rank: 0, local_size: 1, master });
         };
         let (rank, size) = (number(names[0])?.unwrap_or(0), number(names[1])?.unwrap_or(1));
         let local_size = number(names[3])?.filter(|&n| n > 0 && n <= size);
         let local_rank = number(names[2])?.filter(|&r| r < local_size.unwrap_or(size));
-        let address = match variable("MASTER_ADDR") {
-            Some(address) => address,
-            None if local_size.unwrap_or(size) == size => "127.0.0.1".into(),
-            None => {
-                return Err(Error::Launch(
-                    "the ranks are on several machines: set MASTER_ADDR to rank 0's".into(),
-                ));
-            }
+        let master = match variable("PHALANX_RENDEZVOUS") {
+            Some(url) => file(&url)?,
+            None => address(&variable, local_size.unwrap_or(size) == size)?,
         };
-        let port = number("MASTER_PORT")?.unwrap_or(PORT.into());
-        let wrong = |_| Error::Launch(format!("got MASTER_PORT={port}, wanted a number below 65536"));
-        let master = (address, u16::try_from(port).map_err(wrong)?);
         let local_size = local_size.unwrap_or(size);
         let local_rank = local_rank.unwrap_or(rank % local_size.max(1));
         WorkerEnv { rank, size, local_rank, local_size, master }.checked()
@@ -241,6 +231,35 @@ impl WorkerEnv {
     }
 }
 
+/// The variable as a number.
+fn number(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<usize>> {
+    let wrong = |text: &String| Error::Launch(format!("got {name}={text}, wanted a number"));
+    variable(name).map(|text| text.trim().parse().map_err(|_| wrong(&text))).transpose()
+}
+
+/// The address of rank 0. Ranks that are all on this machine need none.
+fn address(variable: &impl Fn(&str) -> Option<String>, one_machine: bool) -> Result<Master> {
+    let address = match variable("MASTER_ADDR") {
+        Some(address) => address,
+        None if one_machine => "127.0.0.1".into(),
+        None => {
+            return Err(Error::Launch(
+                "the ranks are on several machines: set MASTER_ADDR to rank 0's".into(),
+            ));
+        }
+    };
+    let port = number(variable, "MASTER_PORT")?.unwrap_or(PORT.into());
+    let wrong = |_| Error::Launch(format!("got MASTER_PORT={port}, wanted a number below 65536"));
+    Ok(Master::Address(address, u16::try_from(port).map_err(wrong)?))
+}
+
+/// The file of a URL.
+fn file(url: &str) -> Result<Master> {
+    let path = url.strip_prefix("file://").map(Path::new).filter(|path| path.is_absolute());
+    let wrong = || Error::Launch(format!("got PHALANX_RENDEZVOUS={url}, wanted file:///PATH"));
+    path.map(|path| Master::File(path.into())).ok_or_else(wrong)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -250,7 +269,7 @@ mod tests {
     }
 
     fn worker(rank: usize, size: usize, local: (usize, usize), master: (&str, u16)) -> WorkerEnv {
-        let master = (master.0.into(), master.1);
+        let master = Master::Address(master.0.into(), master.1);
         WorkerEnv { rank, size, local_rank: local.0, local_size: local.1, master }
     }
 
@@ -284,5 +303,8 @@ mod tests {
         assert!(error(&[("RANK", "2"), ("WORLD_SIZE", "2")]).contains("rank 2 of 2"));
         let apart = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")];
         assert!(error(&apart).contains("MASTER_ADDR"));
+        let by_file = |url| find(&[&apart[..], &[("PHALANX_RENDEZVOUS", url)]].concat());
+        assert_eq!(by_file("file:///shared/run7").unwrap().master, Master::File("/shared/run7".into()));
+        assert!(by_file("file://run7").unwrap_err().to_string().contains("wanted file:///PATH"));
     }
 }

@@ -1,7 +1,7 @@
-//! [`rendezvous`]: processes that know one address find each other.
+//! [`rendezvous`]: processes that know one address, or one file, find each other.
 //!
 //! ```text
-//! rank 1..   ──hello: rank, size, my port──►  rank 0, at MASTER_ADDR:MASTER_PORT, waits for all
+//! rank 1..   ──hello: rank, size, my port──►  rank 0, at MASTER_ADDR:MASTER_PORT, or where the file says, waits for all
 //!            ◄──addresses of all ranks──────
 //! rank r     ──hello──►  ranks 1 .. r         so that each pair has one socket
 //! ```
@@ -10,9 +10,13 @@
 #[path = "../../tests/comm/port.rs"]
 mod port;
 
+use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use phalanx_tensor::io::atomic;
 
 use crate::comm::{Error, Result};
 
@@ -23,6 +27,68 @@ const PAUSE: Duration = Duration::from_millis(2);
 /// How long rank 0 waits for the hello of a connection, which may be no rank's.
 const GREETING: Duration = Duration::from_secs(2);
 
+/// Where the other ranks find rank 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Master {
+    /// A host and a port.
+    Address(String, u16),
+    /// A file that all ranks see. Rank 0 listens on a free port, writes its address there, and removes the file once all ranks have
+    /// come. A file that a killed run has left is replaced.
+    File(PathBuf),
+}
+
+impl fmt::Display for Master {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Master::Address(host, port) => write!(f, "{host}:{port}"),
+            Master::File(path) => write!(f, "the address in {}", path.display()),
+        }
+    }
+}
+
+impl Master {
+    /// Rank 0's socket.
+    fn listen(&self) -> io::Result<TcpListener> {
+        let path = match self {
+            Master::Address(host, port) => return TcpListener::bind((host.as_str(), *port)),
+            Master::File(path) => path,
+        };
+        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        let address = SocketAddr::new(own_address(), listener.local_addr()?.port());
+        atomic::write(path, |file| writeln!(file, "{address}")).map_err(io::Error::other)?;
+        Ok(listener)
+    }
+
+    /// Where rank 0 listens, as far as it has said.
+    fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
+        match self {
+            Master::Address(host, port) => Ok((host.as_str(), *port).to_socket_addrs()?.collect()),
+            Master::File(path) => Ok(read_address(path).into_iter().collect()),
+        }
+    }
+
+    /// Leaves nothing for the next run.
+    fn met(&self) {
+        if let Master::File(path) = self {
+            // It may be gone.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn read_address(path: &Path) -> Option<SocketAddr> {
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// The address by which other machines reach this one: that of the interface which leads out of it. The loopback's if there is none.
+fn own_address() -> IpAddr {
+    // To connect a datagram socket sends nothing. The address is one that is reserved for documents (RFC 5737).
+    let found = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
+        socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).and_then(|()| socket.local_addr())
+    });
+    found.map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip())
+}
+
 /// A socket to every other rank, in order, this one's own place empty. Rank 0 listens at `master`.
 ///
 /// # Errors
@@ -31,19 +97,13 @@ const GREETING: Duration = Duration::from_secs(2);
 pub(super) fn rendezvous(
     rank: usize,
     size: usize,
-    master: (&str, u16),
+    master: &Master,
     timeout: Duration,
 ) -> Result<Vec<Option<TcpStream>>> {
     if size == 1 {
         return Ok(vec![None]);
     }
-    let meeting = Rendezvous {
-        rank,
-        size,
-        place: format!("{}:{}", master.0, master.1),
-        start: Instant::now(),
-        timeout,
-    };
+    let meeting = Rendezvous { rank, size, place: master.to_string(), start: Instant::now(), timeout };
     let met = if rank == 0 { meeting.host(master) } else { meeting.visit(master) };
     met.map_err(|error| match error {
         Failure::Known(error) => error,
@@ -175,9 +235,11 @@ impl Rendezvous {
     }
 
     /// Rank 0's part.
-    fn host(&self, master: (&str, u16)) -> Result<Vec<Option<TcpStream>>, Failure> {
-        let listener = TcpListener::bind(master)?;
-        let mut arrived = match self.collect(&listener, 1..self.size) {
+    fn host(&self, master: &Master) -> Result<Vec<Option<TcpStream>>, Failure> {
+        let listener = master.listen()?;
+        let met = self.collect(&listener, 1..self.size);
+        master.met();
+        let mut arrived = match met {
             Ok(arrived) => arrived,
             Err((failure, arrived)) => {
                 if let Failure::Known(Error::Launch(why)) = &failure {
@@ -200,8 +262,8 @@ impl Rendezvous {
     }
 
     /// Every other rank's part.
-    fn visit(&self, master: (&str, u16)) -> Result<Vec<Option<TcpStream>>, Failure> {
-        let mut host = self.connect(master, "rank 0")?;
+    fn visit(&self, master: &Master) -> Result<Vec<Option<TcpStream>>, Failure> {
+        let mut host = self.connect(|| master.addresses(), "rank 0")?;
         let here: IpAddr = host.local_addr()?.ip();
         let listener = TcpListener::bind((here, 0))?;
         let hello = Hello { rank: self.rank, size: self.size, port: listener.local_addr()?.port() };
@@ -218,7 +280,8 @@ impl Rendezvous {
         }
         let mut sockets: Vec<Option<TcpStream>> = (0..self.size).map(|_| None).collect();
         for (rank, address) in (1..self.rank).zip(text.lines()) {
-            let mut socket = self.connect(address, &format!("rank {rank}"))?;
+            let addresses = || Ok(address.to_socket_addrs()?.collect());
+            let mut socket = self.connect(addresses, &format!("rank {rank}"))?;
             hello.write(&mut socket)?;
             sockets[rank] = Some(socket);
         }
@@ -231,8 +294,11 @@ impl Rendezvous {
     }
 
     /// Tries until a process listens there.
-    fn connect(&self, to: impl ToSocketAddrs, who: &str) -> Result<TcpStream, Failure> {
-        let addresses: Vec<SocketAddr> = to.to_socket_addrs()?.collect();
+    fn connect(
+        &self,
+        addresses: impl Fn() -> io::Result<Vec<SocketAddr>>,
+        who: &str,
+    ) -> Result<TcpStream, Failure> {
         loop {
             let Some(left) = self.left() else {
                 let waited = self.timeout.as_millis();
@@ -241,8 +307,8 @@ impl Rendezvous {
                     self.rank, self.place
                 ));
             };
-            for address in &addresses {
-                if let Ok(socket) = TcpStream::connect_timeout(address, left) {
+            for address in addresses()? {
+                if let Ok(socket) = TcpStream::connect_timeout(&address, left) {
                     return Ok(socket);
                 }
             }
@@ -258,10 +324,14 @@ mod tests {
 
     /// The results of the ranks that come.
     fn meet(arrived: &[(usize, usize)], timeout_ms: u64) -> Vec<Result<usize>> {
-        let (port, timeout) = (free_port(), Duration::from_millis(timeout_ms));
+        meet_at(&Master::Address("127.0.0.1".into(), free_port()), arrived, timeout_ms)
+    }
+
+    fn meet_at(master: &Master, arrived: &[(usize, usize)], timeout_ms: u64) -> Vec<Result<usize>> {
+        let timeout = Duration::from_millis(timeout_ms);
         std::thread::scope(|scope| {
             let join = |&(rank, size)| {
-                let meet = move || rendezvous(rank, size, ("127.0.0.1", port), timeout);
+                let meet = move || rendezvous(rank, size, master, timeout);
                 scope.spawn(move || meet().map(|sockets| sockets.iter().flatten().count()))
             };
             let threads: Vec<_> = arrived.iter().map(join).collect();
@@ -294,5 +364,21 @@ mod tests {
         }
         let errors = meet(&[(0, 3), (1, 3), (1, 3)], 5000);
         assert!(errors.iter().all(|e| e.as_ref().unwrap_err().to_string().contains("say they are rank 1")));
+    }
+
+    #[test]
+    fn ranks_meet_by_a_file_even_if_a_killed_run_has_left_one() {
+        let path = std::env::temp_dir().join(format!("phalanx-rendezvous-{}", std::process::id()));
+        // A free port has no listener: a rank that reads this before rank 0 has replaced it tries again.
+        std::fs::write(&path, format!("127.0.0.1:{}\n", free_port())).unwrap();
+        for met in meet_at(&Master::File(path.clone()), &[(2, 3), (1, 3), (0, 3)], 20_000) {
+            assert_eq!(met.unwrap(), 2);
+        }
+        assert!(!path.exists(), "the file is left");
+        let error = meet_at(&Master::File(path.clone()), &[(1, 2)], 100).remove(0).unwrap_err().to_string();
+        assert!(error.contains("rank 0 did not come to the address in"), "{error}");
+        let nowhere = Master::File(path.join("nowhere"));
+        let error = meet_at(&nowhere, &[(0, 2)], 100).remove(0).unwrap_err().to_string();
+        assert!(error.contains("rank 0 at the address in") && error.contains("nowhere"), "{error}");
     }
 }
