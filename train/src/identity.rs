@@ -28,7 +28,7 @@ pub(crate) fn fingerprint(data: &Data, items: Option<&dyn Dataset>) -> String {
     items.map_or_else(|| told.clone(), |items| format!("{} items, {told}", items.len()))
 }
 
-/// FNV-1a (Fowler, Noll, Vo).
+/// A 64-bit fingerprint of some bytes: their hash FNV-1a.
 pub fn digest(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+    phalanx_nn::fnv1a(bytes.iter().copied())
 }

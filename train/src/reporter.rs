@@ -6,12 +6,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use phalanx_tensor::io::atomic;
 
 use crate::callback::{Callback, Event};
-use crate::inspect::layout;
 use crate::machine::{command, machine};
 use crate::record::{Record, Summary, numbers_in};
 use crate::report::events::Events;
 use crate::report::table::Table;
 use crate::report::{Collective, Curves, Mark, MarkKind, Profile, Report, Sample, Series, Setting, svg};
+use crate::run::inspect::layout;
 use crate::{Config, Error, Result, Run};
 
 /// The page is written after so many steps. The next time comes after as many again, or after a tenth of the steps done if that is more, because a
@@ -103,7 +103,7 @@ impl Reporter {
     /// # Errors
     /// If the page cannot be written.
     pub fn profiled(mut self, run: &Run, profile: &Profile) -> Result<()> {
-        if run.config().folder().is_none() || !run.place().is_first() {
+        if run.config().folder().is_none() || !run.mesh_rank().is_first() {
             return Ok(());
         }
         std::fs::create_dir_all(&self.folder).map_err(|e| Error::file(&self.folder, e))?;

@@ -1,4 +1,4 @@
-//! [`Decoder`]: token embedding, blocks, final norm and head, or a pipeline [`Stage`] of them.
+//! [`Decoder`]: token embedding, blocks, final norm and head, or a pipeline [`DecoderStage`] of them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -63,7 +63,7 @@ pub(crate) struct DecoderSpec<'a> {
 /// A language model, or a stage of one.
 pub struct Decoder<L: LayerFactory = OneDevice> {
     names: &'static Names,
-    stage: Stage,
+    stage: DecoderStage,
     /// Blocks of the whole model.
     total: usize,
     context: usize,
@@ -106,7 +106,7 @@ impl<L: LayerFactory> Decoder<L> {
     pub(crate) fn build(
         layers: &Arc<L>,
         scope: &Scope,
-        stage: Stage,
+        stage: DecoderStage,
         first: Option<&Decoder<L>>,
         spec: DecoderSpec<'_>,
         block: impl Fn(usize, &Scope) -> Result<Arc<dyn Block>>,
@@ -151,7 +151,7 @@ impl<L: LayerFactory> Decoder<L> {
     }
 
     /// Which part of the model this is.
-    pub fn stage(&self) -> &Stage {
+    pub fn stage(&self) -> &DecoderStage {
         &self.stage
     }
 
@@ -406,9 +406,9 @@ impl<L: LayerFactory> Parameters for Decoder<L> {
     }
 }
 
-/// The part of a model that is built: a pipeline stage.
+/// A pipeline stage of a decoder: which of its parts are built.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stage {
+pub struct DecoderStage {
     /// The blocks.
     pub layers: Range<usize>,
     /// Whether the embedding belongs to it.
@@ -417,10 +417,10 @@ pub struct Stage {
     pub last: bool,
 }
 
-impl Stage {
+impl DecoderStage {
     /// The whole of a model of that many blocks.
-    pub fn whole(layers: usize) -> Stage {
-        Stage { layers: 0..layers, first: true, last: true }
+    pub fn whole(layers: usize) -> DecoderStage {
+        DecoderStage { layers: 0..layers, first: true, last: true }
     }
 }
 

@@ -12,7 +12,7 @@ use phalanx_autograd::Var;
 use phalanx_tensor::DType;
 
 use super::decoder::{DecoderSpec, Names, check_numbers, check_sizes};
-use super::{Activation, Block, Decoder, Documents, KvCache, Stage};
+use super::{Activation, Block, Decoder, DecoderStage, Documents, KvCache};
 use crate::layer_factory::{EmbeddingSpec, LinearSpec, activation_window};
 use crate::modules::attention::{CausalAttention, Heads, Positions};
 use crate::modules::{Dropout, LayerNorm, LayerNormConfig};
@@ -79,7 +79,7 @@ impl GptConfig {
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
     pub fn init(&self, scope: &Scope) -> Result<Decoder> {
-        self.init_stage(&Arc::new(OneDevice), scope, Stage::whole(self.layers))
+        self.init_stage(&Arc::new(OneDevice), scope, DecoderStage::whole(self.layers))
     }
 
     /// A stage of the model, of these layers.
@@ -90,7 +90,7 @@ impl GptConfig {
         &self,
         layers: &Arc<L>,
         scope: &Scope,
-        stage: Stage,
+        stage: DecoderStage,
     ) -> Result<Decoder<L>> {
         self.init_stage_beside(layers, scope, stage, None)
     }
@@ -103,7 +103,7 @@ impl GptConfig {
         &self,
         layers: &Arc<L>,
         scope: &Scope,
-        stage: Stage,
+        stage: DecoderStage,
         first: Option<&Decoder<L>>,
     ) -> Result<Decoder<L>> {
         self.check().map_err(|why| Error::invalid("GPT", why))?;

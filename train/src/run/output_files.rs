@@ -69,8 +69,8 @@ pub(crate) fn remove_leftovers(folder: &Path) {
 }
 
 /// Opens the files that the first rank writes during a run.
-pub(crate) fn files(run: &Run, fresh: &mut NewFiles) -> Result<Metrics> {
-    let config = &run.means.config;
+pub(crate) fn open_files(run: &Run, new_files: &mut NewFiles) -> Result<Metrics> {
+    let config = &run.setup.config;
     let own = config.folder().map(|folder| folder.join("metrics.jsonl"));
     if let Some(out) = config.folder() {
         let continued =
@@ -81,15 +81,15 @@ pub(crate) fn files(run: &Run, fresh: &mut NewFiles) -> Result<Metrics> {
                 "{out} holds a run: go on with it by `resume` {out}, or choose another `out`"
             )));
         }
-        fresh.folder(out)?;
+        new_files.folder(out)?;
         remove_leftovers(out);
-        fresh.written(out, || run.beside.iter().try_for_each(|write| write(out)))?;
+        new_files.written(out, || run.extra_files.iter().try_for_each(|write| write(out)))?;
     }
     for path in run.metrics.iter().chain(&own).chain(&config.trace) {
-        fresh.file(path);
+        new_files.file(path);
     }
     let metrics = Metrics::create(&run.metrics, own.as_deref(), run.done)?;
-    config.trace.as_ref().map_or(Ok(()), |path| run.lane.open(path))?;
+    config.trace.as_ref().map_or(Ok(()), |path| run.trace.open(path))?;
     Ok(metrics)
 }
 
