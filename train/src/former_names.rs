@@ -8,7 +8,28 @@ use std::sync::Arc;
 use phalanx_parallel::data_parallel::DataParallel;
 use phalanx_parallel::launch::Rank;
 
-use crate::{MeshRank, RankTrace, Result, Run, Trace, Trainer};
+use crate::{
+    GivenValues, MeshRank, RankTrace, Result, Run, StatusLine, Trace, Trainer, ValueKind, ValueSource,
+};
+
+/// The former name of [`SettingValue`](crate::SettingValue).
+pub use crate::SettingValue as Value;
+
+/// The former name of [`ValueKind`].
+#[deprecated(since = "0.1.0", note = "renamed to `ValueKind`")]
+pub type Kind = ValueKind;
+
+/// The former name of [`ValueSource`].
+#[deprecated(since = "0.1.0", note = "renamed to `ValueSource`")]
+pub type Source = ValueSource;
+
+/// The former name of [`GivenValues`].
+#[deprecated(since = "0.1.0", note = "renamed to `GivenValues`")]
+pub type Given<'a> = GivenValues<'a>;
+
+/// The former name of [`StatusLine`].
+#[deprecated(since = "0.1.0", note = "renamed to `StatusLine`")]
+pub type Line = StatusLine;
 
 /// The former name of [`MeshRank`].
 #[deprecated(since = "0.1.0", note = "renamed to `MeshRank`")]

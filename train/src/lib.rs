@@ -48,12 +48,12 @@ mod trainer;
 
 pub use phalanx_parallel::hybrid::Layout;
 
-pub use callback::{Callback, Event, Line, Progress};
+pub use callback::{Callback, Event, Progress, StatusLine};
 pub use config::{Asynchronous, Backend, Config, OnDivergence, Plateau};
 pub use data::Data;
 pub use error::{Error, Result};
 #[allow(deprecated)]
-pub use former_names::{Lane, Place, room};
+pub use former_names::{Given, Kind, Lane, Line, Place, Source, Value, room};
 pub use identity::digest;
 pub use launch::{ranks, start};
 pub use machine::check_memory;
@@ -62,7 +62,7 @@ pub use record::{Record, Summary, numbers_in};
 pub use reporter::Reporter;
 pub use run::Run;
 pub use run::optimizers::{AnyRule, Averaged, adamw, adamw_with, muon};
-pub use settings::{Given, Key, Keyed, Kind, Settings, Source, Value};
+pub use settings::{GivenValues, Key, Keyed, SettingValue, Settings, ValueKind, ValueSource};
 pub use trace::{RankTrace, Trace};
 pub use trainer::Trainer;
 

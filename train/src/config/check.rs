@@ -8,7 +8,7 @@ use phalanx_tensor::Device;
 
 use super::keys::total;
 use super::{Asynchronous, Config, OnDivergence, Plateau};
-use crate::settings::{Given, Key, Keyed};
+use crate::settings::{GivenValues, Key, Keyed};
 use crate::{Error, Result};
 
 fn refuse(why: impl Into<String>) -> Result<()> {
@@ -227,7 +227,7 @@ impl Keyed for Config {
         super::keys::keys()
     }
 
-    fn settle(&mut self, given: &Given<'_>) -> Result<()> {
+    fn settle(&mut self, given: &GivenValues<'_>) -> Result<()> {
         self.settle_ranks(given)?;
         self.settle_pieces(given)?;
         self.settle_schedule(given)?;
@@ -245,18 +245,18 @@ fn conflict(why: impl Into<String>) -> Result<()> {
 }
 
 /// A key's whole number, whose form was checked when the key was set.
-fn whole(given: &Given<'_>, name: &str) -> Option<usize> {
+fn whole(given: &GivenValues<'_>, name: &str) -> Option<usize> {
     given(name)?.1.parse().ok()
 }
 
 /// Whether a key is given, and no later source gives the other key, which would overrule this one.
-fn is_beside(given: &Given<'_>, name: &str, other: &str) -> bool {
+fn is_beside(given: &GivenValues<'_>, name: &str, other: &str) -> bool {
     given(name).is_some_and(|(source, _)| given(other).is_none_or(|(other, _)| other <= source))
 }
 
 impl Config {
     /// Sets the number of replicas by `ranks`.
-    fn settle_ranks(&mut self, given: &Given<'_>) -> Result<()> {
+    fn settle_ranks(&mut self, given: &GivenValues<'_>) -> Result<()> {
         let Some(all) = whole(given, "ranks").filter(|_| is_beside(given, "ranks", "dp")) else {
             return Ok(());
         };
@@ -281,7 +281,7 @@ impl Config {
     }
 
     /// Divides a rank's micro-batches among its chains.
-    fn settle_pieces(&mut self, given: &Given<'_>) -> Result<()> {
+    fn settle_pieces(&mut self, given: &GivenValues<'_>) -> Result<()> {
         let (pieces, chains) = (whole(given, "micro-batches"), whole(given, "emulate-dp"));
         let pieces = pieces.unwrap_or(self.layout.micro_batches.saturating_mul(self.chains));
         self.chains = chains.unwrap_or(self.chains);
@@ -301,7 +301,7 @@ impl Config {
     }
 
     /// Refuses keys of a pipeline that have no effect.
-    fn settle_schedule(&mut self, given: &Given<'_>) -> Result<()> {
+    fn settle_schedule(&mut self, given: &GivenValues<'_>) -> Result<()> {
         if let Some((_, schedule)) =
             given("schedule").filter(|_| given("pp").is_none() && self.layout.pp == 1)
         {

@@ -21,13 +21,13 @@ pub struct Layout {
     /// The pipeline's schedule, such as `1f1b`; may be empty.
     pub schedule: String,
     /// What each rank holds.
-    pub ranks: Vec<Holds>,
+    pub ranks: Vec<RankStorage>,
 }
 
 /// What one rank holds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Holds {
+pub struct RankStorage {
     /// The rank's number.
     pub rank: usize,
     /// Its replica, from 0.
@@ -80,7 +80,7 @@ impl Layout {
             let _ = write!(html, "<span class=\"axis\">data {replica}</span>");
             for place in 0..self.pipeline.max(1) {
                 html.push_str("<div class=\"place\">");
-                let here = |rank: &&Holds| rank.data == replica && rank.pipeline == place;
+                let here = |rank: &&RankStorage| rank.data == replica && rank.pipeline == place;
                 self.ranks.iter().filter(here).for_each(|rank| self.rank(&mut html, rank, parameters, dense));
                 html.push_str("</div>\n");
             }
@@ -108,7 +108,7 @@ impl Layout {
         }
     }
 
-    fn rank(&self, html: &mut String, rank: &Holds, parameters: u64, dense: bool) {
+    fn rank(&self, html: &mut String, rank: &RankStorage, parameters: u64, dense: bool) {
         // The first replica has every place in the pipeline, and so every colour.
         let places = self.ranks.iter().filter(|r| r.data == 0 && r.tensor == 0);
         let colour = places.take_while(|r| r.stages != rank.stages).count() % 8 + 1;
@@ -131,13 +131,13 @@ impl Layout {
     }
 
     /// The text of one rank.
-    fn own(&self, rank: &Holds) -> Vec<String> {
+    fn own(&self, rank: &RankStorage) -> Vec<String> {
         let tensor = if self.tensor > 1 { format!("tensor {}", rank.tensor) } else { String::new() };
         [tensor, rank.device.clone()].into_iter().filter(|fact| !fact.is_empty()).collect()
     }
 
     /// The text that all ranks of a column share.
-    fn facts(&self, rank: &Holds, parameters: u64) -> Vec<String> {
+    fn facts(&self, rank: &RankStorage, parameters: u64) -> Vec<String> {
         let mut facts = Vec::new();
         if self.pipeline > 1 && !rank.stages.is_empty() {
             let stages: Vec<String> = rank.stages.iter().map(usize::to_string).collect();
@@ -191,14 +191,14 @@ mod tests {
 
     fn layout(data: usize, pipeline: usize) -> Layout {
         let at = |rank| (rank / pipeline, rank % pipeline);
-        let holds = |rank| Holds {
+        let holds = |rank| RankStorage {
             rank,
             data: at(rank).0,
             pipeline: at(rank).1,
             stages: vec![at(rank).1],
             holds: "blocks <0>".to_owned(),
             parameters: 25,
-            ..Holds::default()
+            ..RankStorage::default()
         };
         let ranks = (0..data * pipeline).map(holds).collect();
         Layout { data, tensor: 1, pipeline, ranks, ..Layout::default() }

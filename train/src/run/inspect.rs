@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::machine::memory_bytes;
 use crate::mesh_rank::{MeshRank, process};
-use crate::report::{Collective, Holds, Layout, Memory, Span, Timeline};
+use crate::report::{Collective, Layout, Memory, RankStorage, Span, Timeline};
 use crate::run::Run;
 use crate::trace::{Notes, RankTrace, ms_since};
 use crate::{Config, Result, report};
@@ -41,7 +41,7 @@ struct Seen {
     compute: Vec<Span>,
     communication: Vec<Span>,
     memory: Memory,
-    holds: Holds,
+    holds: RankStorage,
 }
 
 /// The start of the step's time axis. In one process it is the same moment for all ranks; else each rank takes the moment after an
@@ -86,7 +86,7 @@ impl Inspection {
     }
 
     /// Ends the inspection and gathers the observations of all ranks. All ranks call it.
-    pub fn end(self, run: &Run) -> Result<(Vec<Memory>, Timeline, Vec<Holds>)> {
+    pub fn end(self, run: &Run) -> Result<(Vec<Memory>, Timeline, Vec<RankStorage>)> {
         let mesh_rank = &run.mesh_rank;
         mesh_rank.device.synchronize()?;
         let changes = mesh_rank.device.ledger()?.watched();
@@ -207,7 +207,7 @@ pub(crate) fn layout(config: &Config) -> Option<Layout> {
     let holds = |rank: usize| {
         let Coordinates { tp, dp, pp } = mesh.coordinates(rank);
         let stages: Vec<usize> = schedule.stages_of(pp).collect();
-        Holds { rank, data: dp, tensor: tp, pipeline: pp, stages, ..Holds::default() }
+        RankStorage { rank, data: dp, tensor: tp, pipeline: pp, stages, ..RankStorage::default() }
     };
     Some(Layout {
         data: mesh.size(Axis::Dp),
@@ -220,7 +220,7 @@ pub(crate) fn layout(config: &Config) -> Option<Layout> {
 }
 
 /// What this rank stores of the model now.
-pub(crate) fn holds(run: &Run) -> Result<Holds> {
+pub(crate) fn holds(run: &Run) -> Result<RankStorage> {
     let (mesh_rank, config) = (&run.mesh_rank, &run.setup.config);
     let Coordinates { tp, dp, pp } = mesh_rank.groups.at();
     let names: Vec<String> = run.model.parameters().iter().map(|p| p.name().to_string()).collect();
@@ -228,7 +228,7 @@ pub(crate) fn holds(run: &Run) -> Result<Holds> {
     let whole: usize = run.model.parameters().iter().map(|p| p.tensor().numel()).sum();
     let ledger = mesh_rank.device.ledger()?;
     let bytes = |category| ledger.category(category).now as u64;
-    Ok(Holds {
+    Ok(RankStorage {
         rank: mesh_rank.rank(),
         data: dp,
         tensor: tp,
