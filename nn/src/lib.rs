@@ -54,7 +54,7 @@ pub use data::{Batch, Loader, Windows, cut};
 pub use error::{Error, Mismatch, Result};
 pub use files::{LoadOptions, load, load_state_dict, load_state_dict_with, load_with, save, state_dict};
 #[allow(deprecated)]
-pub use former_names::{At, Holder, Layers, Map, Table, TableHead, Unit, UnitPolicy};
+pub use former_names::{At, Hidden, Holder, Layers, Map, Table, TableHead, Unit, UnitPolicy};
 pub use forward_hooks::{ForwardHookHandle, Hooked};
 pub use layer_factory::{
     EmbeddingSpec, Head, LayerFactory, LinearHead, LinearSpec, OneDevice, activation_window,

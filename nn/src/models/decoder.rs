@@ -65,7 +65,7 @@ pub struct Decoder<L: LayerFactory = OneDevice> {
     names: &'static Names,
     stage: DecoderStage,
     /// Blocks of the whole model.
-    total: usize,
+    blocks_of_all: usize,
     context: usize,
     vocabulary: usize,
     layers: Arc<L>,
@@ -95,6 +95,7 @@ struct InputEmbedding<L: LayerFactory> {
 struct NormAndHead<L: LayerFactory> {
     norm: Box<dyn Module>,
     head: L::Head,
+    /// The dtype of the head.
     matrix: DType,
     /// What the head's table is called here; nothing if the embedding of this stage has it.
     head_name: Option<&'static str>,
@@ -102,7 +103,8 @@ struct NormAndHead<L: LayerFactory> {
 }
 
 impl<L: LayerFactory> Decoder<L> {
-    /// Builds a stage, perhaps beside the first. `block` makes the block of a number at a place.
+    /// Builds a stage. `first` is the first stage of the same model, if this rank has that too: a tied head shares its table. `block` makes
+    /// block i in its scope.
     pub(crate) fn build(
         layers: &Arc<L>,
         scope: &Scope,
@@ -117,19 +119,19 @@ impl<L: LayerFactory> Decoder<L> {
         }
         let names = spec.names;
         let embed = if stage.first { Some(InputEmbedding::new(layers, scope, &spec)?) } else { None };
-        let elsewhere = first.and_then(|first| first.embed.as_ref()).map(WrappedUnit::module);
+        let of_first = first.and_then(|first| first.embed.as_ref()).map(WrappedUnit::module);
         let blocks = scope.child(names.blocks);
         let blocks = stage
             .layers
             .clone()
             .map(|i| Ok(WrappedUnit::new(block(i, &blocks.child(i))?)))
             .collect::<Result<_>>()?;
-        let table = embed.as_ref().or(elsewhere);
+        let table = embed.as_ref().or(of_first);
         let tail = if stage.last { Some(NormAndHead::new(&**layers, scope, &spec, table)?) } else { None };
         let decoder = Decoder {
             names,
             stage,
-            total: spec.blocks,
+            blocks_of_all: spec.blocks,
             context: spec.context,
             vocabulary: spec.table.count,
             layers: layers.clone(),
@@ -217,7 +219,7 @@ impl<L: LayerFactory> Decoder<L> {
         for (i, block) in self.stage.layers.clone().zip(&self.blocks) {
             let recompute = match self.recompute {
                 RecomputeMode::Never => false,
-                RecomputeMode::ExceptLast => i + 1 < self.total,
+                RecomputeMode::ExceptLast => i + 1 < self.blocks_of_all,
                 RecomputeMode::Always => true,
             };
             x = match documents.cloned() {

@@ -120,7 +120,7 @@ impl GptConfig {
             stream: self.stream.unwrap_or(scope.dtype()),
             norm: &norm,
         };
-        let block = |_, place: &Scope| Ok(Arc::new(GptBlock::new(self, layers, place)?) as Arc<dyn Block>);
+        let block = |_, scope: &Scope| Ok(Arc::new(GptBlock::new(self, layers, scope)?) as Arc<dyn Block>);
         Decoder::build(layers, scope, stage, first, spec, block)
     }
 
@@ -154,6 +154,7 @@ struct GptBlock<L: LayerFactory> {
     attend: CausalAttention,
     activation: Activation,
     dropouts: [Dropout; 2],
+    /// The dtype of the linear layers.
     matrix: DType,
 }
 
@@ -179,13 +180,13 @@ impl<L: LayerFactory> GptBlock<L> {
         let init = |std: f64| Init::Normal { mean: 0.0, std };
         // The branches' outputs are scaled down, so that the stream's variance does not grow with the depth.
         let residual = config.init_std / (2.0 * config.layers as f64).sqrt();
-        let column = |place: &Scope, outputs: &[usize]| {
+        let column = |scope: &Scope, outputs: &[usize]| {
             let init = init(config.init_std);
-            layers.column(place, LinearSpec { inputs: width, outputs, bias: true, init, whole: false })
+            layers.column(scope, LinearSpec { inputs: width, outputs, bias: true, init, whole: false })
         };
-        let row = |place: &Scope, inputs: usize| {
+        let row = |scope: &Scope, inputs: usize| {
             let init = init(residual);
-            layers.row(place, LinearSpec { inputs, outputs: &[width], bias: true, init, whole: true })
+            layers.row(scope, LinearSpec { inputs, outputs: &[width], bias: true, init, whole: true })
         };
         let stream = scope.with_dtype(config.stream.unwrap_or(scope.dtype()));
         let (attn, mlp) = (scope.child("attn"), scope.child("mlp"));

@@ -182,11 +182,11 @@ impl<L: LayerFactory> LlamaBlock<L> {
     fn new(config: &LlamaConfig, layers: &Arc<L>, scope: &Scope) -> Result<LlamaBlock<L>> {
         let LlamaConfig { width, inner, attention_bias, mlp_bias, .. } = *config;
         let init = Init::Normal { mean: 0.0, std: config.init_std };
-        let column = |place: Scope, out: usize, bias: bool| {
-            layers.column(&place, LinearSpec { inputs: width, outputs: &[out], bias, init, whole: false })
+        let column = |scope: Scope, out: usize, bias: bool| {
+            layers.column(&scope, LinearSpec { inputs: width, outputs: &[out], bias, init, whole: false })
         };
-        let row = |place: Scope, inputs: usize, bias: bool| {
-            layers.row(&place, LinearSpec { inputs, outputs: &[width], bias, init, whole: true })
+        let row = |scope: Scope, inputs: usize, bias: bool| {
+            layers.row(&scope, LinearSpec { inputs, outputs: &[width], bias, init, whole: true })
         };
         let mlp = scope.child("mlp");
         let stream = scope.with_dtype(config.stream.unwrap_or(scope.dtype()));

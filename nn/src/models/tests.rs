@@ -1,9 +1,8 @@
 //! What the models promise: the same bits however they are run, the same files as elsewhere.
 
-use phalanx_autograd::ContextMode;
 use std::path::PathBuf;
 
-use phalanx_autograd::{CrossEntropy, Var, no_grad};
+use phalanx_autograd::{ContextMode, CrossEntropy, Var, no_grad};
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, Context, DType, Device, RngKey};
 

@@ -187,10 +187,10 @@ impl<R: Rule> Optimizer<R> {
     /// Each parameter with its state tensor of this kind, one of [`Optimizer::kinds`] or `master`. The tensors are the optimizer's own, not
     /// copies. Parameters without one are left out.
     pub fn state_of(&self, kind: &str) -> Vec<(Parameter, Tensor)> {
-        let place = self.rule.state().iter().position(|known| *known == kind);
+        let index = self.rule.state().iter().position(|known| *known == kind);
         let of = |state: &State| match kind {
             "master" => state.master.clone(),
-            _ => state.tensors.get(place?).cloned(),
+            _ => state.tensors.get(index?).cloned(),
         };
         self.each().filter_map(|(parameter, state)| Some((parameter.clone(), of(state)?))).collect()
     }
