@@ -44,8 +44,8 @@ pub type Lane = RankTrace;
 /// # Errors
 /// Those of [`check_memory`](crate::check_memory).
 #[deprecated(since = "0.1.0", note = "renamed to `check_memory`")]
-pub fn room(things: &[(&str, f64)]) -> Result<()> {
-    crate::check_memory(things)
+pub fn room(allocations: &[(&str, f64)]) -> Result<()> {
+    crate::check_memory(allocations)
 }
 
 impl MeshRank {
@@ -54,8 +54,8 @@ impl MeshRank {
     /// # Errors
     /// Those of [`MeshRank::check_equal`].
     #[deprecated(since = "0.1.0", note = "renamed to `check_equal`")]
-    pub fn agree(&self, told: &str) -> Result<()> {
-        self.check_equal(told)
+    pub fn agree(&self, text: &str) -> Result<()> {
+        self.check_equal(text)
     }
 
     /// The former name of [`MeshRank::all_gather`].

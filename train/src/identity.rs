@@ -23,9 +23,9 @@ pub(crate) fn fingerprint(data: &Data, items: Option<&dyn Dataset>) -> String {
     let bytes = |tensor: &Tensor| format!("{} {:?} {:?}", tensor.dtype(), tensor.shape(), tensor.to_bytes());
     // A sample that cannot be read is an error of its step, not of the fingerprint.
     let first = (0..2).filter_map(|number| data.samples.sample(number).ok()).flatten();
-    let told: String = first.map(|tensor| bytes(&tensor)).collect();
-    let told = format!("{:016x}", digest(told.as_bytes()));
-    items.map_or_else(|| told.clone(), |items| format!("{} items, {told}", items.len()))
+    let samples: String = first.map(|tensor| bytes(&tensor)).collect();
+    let hash = format!("{:016x}", digest(samples.as_bytes()));
+    items.map_or_else(|| hash.clone(), |items| format!("{} items, {hash}", items.len()))
 }
 
 /// A 64-bit fingerprint of some bytes: their hash FNV-1a.

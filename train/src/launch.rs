@@ -29,18 +29,18 @@ pub fn start<T>(
     Tensor::empty(&[0], DType::F32, config.device)
         .map_err(|e| Error::Config(format!("`device` {}: {e}", config.device)))?;
     let Some(backend) = backend else { return f(None) };
-    let mut own = None;
+    let mut reported = None;
     let outcome = environment(config, backend).run(|rank| {
         let done = fits(config, rank.size()).and_then(|()| f(Some(&rank)));
         done.inspect_err(|error| {
-            own = said(rank.comm(), error);
-            if let Some(text) = &own {
+            reported = error_to_report(rank.comm(), error);
+            if let Some(text) = &reported {
                 tell(text);
             }
         })
     });
-    outcome.map_err(|error| match (own, error) {
-        (Some(said), _) => Error::Config(said),
+    outcome.map_err(|error| match (reported, error) {
+        (Some(text), _) => Error::Config(text),
         (None, comm) if matches!(&comm, comm::Error::Reported { .. }) && !comm.is_loss() => {
             // Time for the other process to print it.
             std::thread::sleep(3 * PATIENCE);
@@ -133,7 +133,7 @@ fn fits(config: &Config, started: usize) -> Result<()> {
 
 /// The error that ended the run, or `None` if another rank reports it: ranks often fail of one cause. A lost process is reported by all
 /// others, since they may be on different machines.
-fn said(comm: &Comm, error: &Error) -> Option<String> {
+fn error_to_report(comm: &Comm, error: &Error) -> Option<String> {
     let (begin, patience) = (Instant::now(), PATIENCE * comm.rank().min(10) as u32);
     while comm.failure().is_none() && begin.elapsed() < patience {
         std::thread::sleep(PATIENCE / 20);
@@ -159,8 +159,8 @@ pub fn ranks<T: Send>(
     let run = |device, comm| f(MeshRank::new(device, comm, mesh)?);
     if config.device.is_meta() && ranks > 1 {
         let first = |pp| mesh.rank(Coordinates { tp: 0, dp: 0, pp });
-        let stand = |pp| run(config.device, comm::meta(first(pp), ranks)?);
-        return (0..mesh.size(Axis::Pp)).map(stand).collect();
+        let for_stage = |pp| run(config.device, comm::meta(first(pp), ranks)?);
+        return (0..mesh.size(Axis::Pp)).map(for_stage).collect();
     }
     if ranks == 1 || process.is_some() {
         if let (Device::Cpu(_), Some(threads)) = (config.device, config.threads) {

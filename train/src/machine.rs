@@ -78,14 +78,17 @@ pub(crate) fn peak(mesh_rank: &MeshRank, config: &Config) -> Result<f64> {
 ///
 /// # Errors
 /// The allocations' bytes and the machine's.
-pub fn check_memory(things: &[(&str, f64)]) -> Result<()> {
+pub fn check_memory(allocations: &[(&str, f64)]) -> Result<()> {
     let Some(available) = memory_bytes().map(|bytes| bytes as f64) else { return Ok(()) };
-    let all: f64 = things.iter().map(|(_, bytes)| bytes).sum();
+    let all: f64 = allocations.iter().map(|(_, bytes)| bytes).sum();
     if all <= available {
         return Ok(());
     }
-    let told: Vec<String> = things.iter().map(|(what, bytes)| format!("{what} {bytes:.2e}")).collect();
-    Err(Error::Config(format!("wanted bytes for {}, and this machine has {available:.2e}", told.join(", "))))
+    let listed: Vec<String> = allocations.iter().map(|(what, bytes)| format!("{what} {bytes:.2e}")).collect();
+    Err(Error::Config(format!(
+        "wanted bytes for {}, and this machine has {available:.2e}",
+        listed.join(", ")
+    )))
 }
 
 /// The command line that the run was started with, quoted for a shell.

@@ -124,8 +124,8 @@ impl MeshRank {
     ///
     /// # Errors
     /// If it differs; the error names two ranks.
-    pub fn check_equal(&self, told: &str) -> Result<()> {
-        let digests = self.all_gather((digest(told.as_bytes()) >> 12) as f64)?;
+    pub fn check_equal(&self, text: &str) -> Result<()> {
+        let digests = self.all_gather((digest(text.as_bytes()) >> 12) as f64)?;
         match digests.iter().position(|other| *other != digests[0]) {
             None => Ok(()),
             Some(other) => {

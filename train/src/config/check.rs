@@ -232,7 +232,7 @@ impl Keyed for Config {
         self.settle_pieces(given)?;
         self.settle_schedule(given)?;
         match self.on_divergence {
-            OnDivergence::Stop if is_beside(given, "divergence-limit", "on-divergence") => {
+            OnDivergence::Stop if is_given_over(given, "divergence-limit", "on-divergence") => {
                 conflict("`divergence-limit` goes with `on-divergence` skip or rollback, and it is stop")
             }
             _ => Ok(()),
@@ -250,21 +250,21 @@ fn whole(given: &GivenValues<'_>, name: &str) -> Option<usize> {
 }
 
 /// Whether a key is given, and no later source gives the other key, which would overrule this one.
-fn is_beside(given: &GivenValues<'_>, name: &str, other: &str) -> bool {
+fn is_given_over(given: &GivenValues<'_>, name: &str, other: &str) -> bool {
     given(name).is_some_and(|(source, _)| given(other).is_none_or(|(other, _)| other <= source))
 }
 
 impl Config {
     /// Sets the number of replicas by `ranks`.
     fn settle_ranks(&mut self, given: &GivenValues<'_>) -> Result<()> {
-        let Some(all) = whole(given, "ranks").filter(|_| is_beside(given, "ranks", "dp")) else {
+        let Some(all) = whole(given, "ranks").filter(|_| is_given_over(given, "ranks", "dp")) else {
             return Ok(());
         };
         if all == 0 {
             return conflict("`ranks` is 0, wanted at least 1");
         }
         let (tp, pp) = (self.layout.tp, self.layout.pp);
-        let has_dp = is_beside(given, "dp", "ranks");
+        let has_dp = is_given_over(given, "dp", "ranks");
         if !has_dp {
             self.layout.dp = (all / tp.saturating_mul(pp).max(1)).max(1);
         }
@@ -308,7 +308,7 @@ impl Config {
             return conflict(format!("`schedule` {schedule} goes with `pp`, which is not given"));
         }
         let stages =
-            whole(given, "virtual-stages").filter(|_| is_beside(given, "virtual-stages", "schedule"));
+            whole(given, "virtual-stages").filter(|_| is_given_over(given, "virtual-stages", "schedule"));
         match (&self.layout.schedule[..], stages) {
             (_, None) | ("interleaved", _) | ("zb-v", Some(2)) => Ok(()),
             ("zb-v", Some(n)) => conflict(format!("`virtual-stages` is {n}, and zb-v always has 2")),

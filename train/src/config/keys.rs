@@ -36,7 +36,7 @@ const POLICIES: ValueKind = ValueKind::Choice(&["stop", "skip", "rollback"]);
 const GRADIENTS: ValueKind = ValueKind::Choice(&["f32", "bf16", "f64"]);
 
 /// The default limit of skipped updates in a row, and of returns to a checkpoint.
-const BORNE: u32 = 10;
+const DIVERGENCES_MAX: u32 = 10;
 const PLATEAU: Plateau = Plateau { factor: 0.1, patience: 10 };
 
 /// All keys, in the order in which they are set.
@@ -312,8 +312,8 @@ fn outcomes() -> Vec<Key<Config>> {
             |c, text| {
                 c.on_divergence = match text {
                     "stop" => OnDivergence::Stop,
-                    "skip" => OnDivergence::Skip { most: BORNE },
-                    "rollback" => OnDivergence::Rollback { most: BORNE },
+                    "skip" => OnDivergence::Skip { most: DIVERGENCES_MAX },
+                    "rollback" => OnDivergence::Rollback { most: DIVERGENCES_MAX },
                     _ => return None,
                 };
                 Some(())

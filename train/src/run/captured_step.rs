@@ -43,9 +43,10 @@ impl CapturedTrainingStep {
         let parameters = optimizer.parameters();
         captured.run_with(optimizer, &given, |inputs| {
             let each = inputs.len() / micros.len();
-            let here = inputs.chunks_exact(each).zip(micros);
-            let here = here.map(|(own, batch)| Batch { tensors: own.to_vec(), first_row: batch.first_row });
-            let loss = accumulate_gradients(model, &parameters, &here.collect::<Vec<_>>(), options)?;
+            let batches = inputs.chunks_exact(each).zip(micros);
+            let batches =
+                batches.map(|(own, batch)| Batch { tensors: own.to_vec(), first_row: batch.first_row });
+            let loss = accumulate_gradients(model, &parameters, &batches.collect::<Vec<_>>(), options)?;
             loss.ok_or_else(|| Error::Config("a step has no loss".into()))
         })?;
         Ok(captured.results())

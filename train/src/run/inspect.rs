@@ -36,7 +36,7 @@ pub(crate) fn steps_to_inspect(run: &Run) -> Range<u64> {
 
 /// A rank's observations, which it sends to the first rank.
 #[derive(Serialize, Deserialize)]
-struct Seen {
+struct RankObservations {
     rank: usize,
     compute: Vec<Span>,
     communication: Vec<Span>,
@@ -46,7 +46,7 @@ struct Seen {
 
 /// The start of the step's time axis. In one process it is the same moment for all ranks; else each rank takes the moment after an
 /// exchange with all others.
-fn origin(mesh_rank: &MeshRank) -> Result<Instant> {
+fn time_origin(mesh_rank: &MeshRank) -> Result<Instant> {
     let one = mesh_rank.is_one_process()?;
     let (first, _) = process();
     let all = mesh_rank.all_gather(first.elapsed().as_secs_f64())?;
@@ -73,7 +73,7 @@ impl Inspection {
         steps: Range<u64>,
     ) -> Result<Inspection> {
         mesh_rank.device.synchronize()?;
-        let begin = origin(mesh_rank)?;
+        let begin = time_origin(mesh_rank)?;
         let mut noted = notes.lock();
         (noted.inspected, noted.compute, noted.communication) =
             (Some((steps.clone(), begin)), Vec::new(), Vec::new());
@@ -100,13 +100,14 @@ impl Inspection {
             .map(|(at, bytes)| (ms_since(self.begin, at), bytes.map(|b| b as u64)))
             .collect();
         let memory = memory(mesh_rank, self.steps.start + 1, changes);
-        let own = Seen { rank: mesh_rank.rank(), compute, communication, memory, holds: holds(run)? };
+        let own =
+            RankObservations { rank: mesh_rank.rank(), compute, communication, memory, holds: holds(run)? };
         let mut all = all_gather_object(mesh_rank.all_ranks(), &own)?;
         if self.steps.end > self.steps.start + 1 {
             crop(&mut all);
         }
         let (mut memories, mut lanes, mut held) = (Vec::new(), Vec::new(), Vec::new());
-        for Seen { rank, compute, communication, memory, holds } in all {
+        for RankObservations { rank, compute, communication, memory, holds } in all {
             memories.push(memory);
             held.push(holds);
             let lane = |name: &str, spans| report::Lane { rank, name: name.into(), spans };
@@ -138,7 +139,7 @@ impl Inspection {
 }
 
 /// Crops the observations of overlapping steps to the time between their first and last span.
-fn crop(all: &mut [Seen]) {
+fn crop(all: &mut [RankObservations]) {
     let spans = || all.iter().flat_map(|seen| &seen.compute);
     let from = spans().map(|span| span.start_ms).fold(f64::INFINITY, f64::min);
     let to = spans().map(|span| span.start_ms + span.ms).fold(0.0, f64::max);

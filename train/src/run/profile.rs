@@ -22,7 +22,7 @@ const WARM_UP: u64 = 3;
 
 /// A rank's measurements, which it sends to the others.
 #[derive(Serialize, Deserialize)]
-struct Seen(Profiled, Vec<Operation>);
+struct RankMeasurements(Profiled, Vec<Operation>);
 
 /// The calls and the time of phases that are no operations: `data`, `optimizer`.
 type Phases = RefCell<BTreeMap<&'static str, (u64, Duration)>>;
@@ -71,10 +71,10 @@ impl Run {
         let ms = begin.elapsed().as_secs_f64() * 1e3;
         let own = operations(rank, ms, profiler.end(), phases.take());
         let [peak_flops_per_s, peak_bytes_per_s] = peaks;
-        let own = Seen(Profiled { rank, ms, peak_flops_per_s, peak_bytes_per_s }, own);
+        let own = RankMeasurements(Profiled { rank, ms, peak_flops_per_s, peak_bytes_per_s }, own);
         let (ranks, operations): (Vec<_>, Vec<_>) = all_gather_object(self.mesh_rank.all_ranks(), &own)?
             .into_iter()
-            .map(|Seen(rank, operations)| (rank, operations))
+            .map(|RankMeasurements(rank, operations)| (rank, operations))
             .unzip();
         Ok(Profile { steps, ranks, operations: operations.concat() })
     }
