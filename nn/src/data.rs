@@ -125,7 +125,7 @@ const AHEAD: usize = 2;
 
 impl Loader {
     /// From step `position` on, global batches of `batch` windows, of which each step yields the runs of rows in
-    /// `pieces` (see [`cut`]): a rank's share, cut into micro-batches. [`Loader::next_step`] refuses a batch of 0 and pieces
+    /// `pieces` (see [`cut`]): a rank's rows, cut into micro-batches. [`Loader::next_step`] refuses a batch of 0 and pieces
     /// that do not lie in the batch.
     pub fn new(
         windows: Windows,

@@ -1,4 +1,7 @@
 //! [`Trainer`]: a training run as one value, made of a configuration, data and a model.
+//!
+//! [`Trainer::run`] and [`Trainer::run_layers`] make a [staged model](crate::staged_models) and call [`Trainer::run_parts`]. That starts the
+//! ranks ([`launch`](crate::launch)), builds a [`Run`] on each, resumes it, and calls [`Run::train`], the loop over steps.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -73,7 +76,7 @@ pub struct Trainer {
     /// The settings that the report lists.
     settings: Vec<Setting>,
     extra_files: Vec<Arc<WriteFiles>>,
-    /// This process's rank in the launcher's process group (`Some(None)` if there is no launcher); `None` until it has joined.
+    /// This process's rank of a process group that the program has joined (`Some(None)` if there is no group); with `None` the trainer joins it.
     process: Option<Option<Rank>>,
 }
 
@@ -347,14 +350,14 @@ impl Trainer {
         }
     }
 
-    /// Runs `work` on every rank of this process.
+    /// Starts the ranks, builds a run on every rank of this process, and calls `work` with it.
     fn on_ranks<P: StagedModel, T: Send>(
         &mut self,
         part: impl Fn(&MeshRank) -> Result<P> + Sync,
         work: impl Fn(Run) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
         self.config.check()?;
-        let data = self.data_read()?;
+        let data = self.run_data()?;
         let mut identity = std::mem::take(&mut self.identity);
         identity.entry("data".into()).or_insert_with(|| fingerprint(&data, self.dataset.as_deref()));
         let Trainer { config, optimizers, metrics, stop, hooks, extra_files, flops, process, .. } = self;
@@ -388,7 +391,8 @@ impl Trainer {
         }
     }
 
-    fn data_read(&self) -> Result<Data> {
+    /// The training samples and the validation data.
+    fn run_data(&self) -> Result<Data> {
         let samples: Arc<dyn Samples> = match (&self.samples, &self.dataset) {
             (Some(samples), _) => samples.clone(),
             (None, Some(dataset)) => Arc::new(Shuffled::new(dataset.clone(), self.config.seed)?),

@@ -1,5 +1,5 @@
-//! [`NewFiles`]: the files that a run makes before its first step is done. They are removed if that step fails. [`remove_leftovers`]
-//! removes files that a killed run left incomplete.
+//! [`open_files`] makes a run's folder and opens its metrics and its trace. [`NewFiles`] removes the files that did not exist before, if the
+//! first step fails. [`remove_leftovers`] removes files that a killed run left incomplete.
 
 use std::path::{Path, PathBuf};
 

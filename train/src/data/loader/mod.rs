@@ -43,7 +43,7 @@ impl DataLoaderConfig {
         DataLoaderConfig { batch, pieces: None, workers: 1, ahead: 2, device: Device::CPU, position: 0 }
     }
 
-    /// Reads only these runs of rows of each step, each as a batch of its own: a rank's share, cut into micro-batches.
+    /// Reads only these ranges of rows of each step, each as a batch of its own: a rank's rows, cut into micro-batches.
     pub fn with_pieces(self, pieces: Vec<Range<usize>>) -> DataLoaderConfig {
         DataLoaderConfig { pieces: Some(pieces), ..self }
     }
