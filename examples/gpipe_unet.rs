@@ -68,7 +68,7 @@ fn run(path: &Path, steps: &str) -> Result<bool> {
     for device in DEVICES {
         device.set_threads(1)?; // the pipeline's workers are the threads
     }
-    let layers = NET.parts().len();
+    let layers = NET.layers().len();
     let one = Partition::new(&[layers], &DEVICES)?;
     let sample = disc_images(0, IMAGES / MICRO_BATCHES, DEVICES[0])?.0;
     let balance = balance_by_time(DEVICES.len(), &NET.build(&one)?, sample.clone(), BUDGET)?;

@@ -43,17 +43,17 @@ pub use phalanx_nn::{
 // Their former names.
 #[doc(hidden)]
 #[allow(deprecated)]
-pub use phalanx_nn::{Unit, UnitPolicy};
+pub use phalanx_nn::{Hidden, Unit, UnitPolicy};
 
 // Layers, and how they are made.
 pub use phalanx_nn::{
-    AdaptiveAvgPool2d, AvgPool2d, BatchNorm, BatchNormConfig, Conv1d, Conv1dConfig, Conv1dOptions, Conv2d,
-    Conv2dConfig, ConvOptions, ConvTranspose2d, Dropout, DropoutConfig, Elu, Embedding, EmbeddingConfig,
-    Flatten, Gelu, GeluKind, GroupNorm, GroupNormConfig, GroupedQueryAttention, GroupedQueryAttentionConfig,
-    Gru, Hidden, Hooked, LayerNorm, LayerNormConfig, LeakyRelu, Linear, LinearConfig, LogSoftmax, Lstm,
-    LstmOutput, MaxPool2d, MultiheadAttention, MultiheadAttentionConfig, PoolOptions, RecurrentConfig, Relu,
-    RmsNorm, RmsNormConfig, Sigmoid, Silu, Softmax, Softplus, Tanh, TransformerEncoderLayer,
-    TransformerEncoderLayerConfig,
+    AdaptiveAvgPool2d, AttentionMasks, AvgPool2d, BatchNorm, BatchNormConfig, Conv1d, Conv1dConfig,
+    Conv1dOptions, Conv2d, Conv2dConfig, ConvOptions, ConvTranspose2d, Dropout, DropoutConfig, Elu,
+    Embedding, EmbeddingConfig, Flatten, Gelu, GeluKind, GroupNorm, GroupNormConfig, GroupedQueryAttention,
+    GroupedQueryAttentionConfig, Gru, Hooked, LayerNorm, LayerNormConfig, LeakyRelu, Linear, LinearConfig,
+    LogSoftmax, Lstm, LstmOutput, MaxPool2d, MultiheadAttention, MultiheadAttentionConfig, PoolOptions,
+    RecurrentConfig, Relu, RmsNorm, RmsNormConfig, Sigmoid, Silu, Softmax, Softplus, Tanh,
+    TransformerEncoderLayer, TransformerEncoderLayerConfig,
 };
 
 // Training: losses, optimizers, rates, clipping.

@@ -1,4 +1,4 @@
-//! torchgpipe's simplified U-Net (its `benchmarks/models/unet`): the plan as a flat list of parts, and the layers.
+//! torchgpipe's simplified U-Net (its `benchmarks/models/unet`): the flat list of its layers, and the layers themselves.
 //!
 //! ```text
 //! [encoder]------------------[decoder]--[segment]        each encoder and decoder and the bottleneck:
@@ -32,9 +32,9 @@ pub struct UNet {
     pub channels: usize,
 }
 
-/// A layer to be.
+/// One layer of the U-Net, before it is built on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum LayerKind {
     /// A convolution without bias that keeps the image's size.
     Conv { inputs: usize, outputs: usize, kernel: usize },
     /// A tenth of the channels left out.
@@ -55,63 +55,63 @@ pub enum Part {
 
 impl UNet {
     /// All layers, in order.
-    pub fn parts(&self) -> Vec<Part> {
+    pub fn layers(&self) -> Vec<LayerKind> {
         let UNet { depth, channels, .. } = *self;
         let wide = |level: usize| channels << level;
-        let mut parts = Vec::new();
+        let mut layers = Vec::new();
         for level in 0..depth {
             let inputs = if level == 0 { INPUTS } else { wide(level - 1) };
-            self.cell(&mut parts, [inputs, wide(level), wide(level)]);
-            parts.extend([Part::Stash { level }, Part::Down]);
+            self.cell(&mut layers, [inputs, wide(level), wide(level)]);
+            layers.extend([LayerKind::Stash { level }, LayerKind::Down]);
         }
-        self.cell(&mut parts, [wide(depth - 1), wide(depth), wide(depth - 1)]);
+        self.cell(&mut layers, [wide(depth - 1), wide(depth), wide(depth - 1)]);
         for level in (0..depth).rev() {
-            parts.extend([Part::Up, Part::PopCat { level }]);
-            self.cell(&mut parts, [wide(level + 1), wide(level) / 2, wide(level) / 2]);
+            layers.extend([LayerKind::Up, LayerKind::PopCat { level }]);
+            self.cell(&mut layers, [wide(level + 1), wide(level) / 2, wide(level) / 2]);
         }
-        parts.push(Part::Conv { inputs: channels / 2, outputs: OUTPUTS, kernel: 1 });
-        parts
+        layers.push(LayerKind::Conv { inputs: channels / 2, outputs: OUTPUTS, kernel: 1 });
+        layers
     }
 
     /// Convolutions from the first number of channels over the second to the last.
-    fn cell(&self, parts: &mut Vec<Part>, [first, middle, last]: [usize; 3]) {
+    fn cell(&self, layers: &mut Vec<LayerKind>, [first, middle, last]: [usize; 3]) {
         for conv in 0..self.convs {
             let inputs = if conv == 0 { first } else { middle };
             let outputs = if conv + 1 == self.convs { last } else { middle };
-            let conv = Part::Conv { inputs, outputs, kernel: 3 };
-            parts.extend([conv, Part::Dropout, Part::Norm { channels: outputs }, Part::Relu]);
+            let conv = LayerKind::Conv { inputs, outputs, kernel: 3 };
+            layers.extend([conv, LayerKind::Dropout, LayerKind::Norm { channels: outputs }, LayerKind::Relu]);
         }
     }
 
     /// The layers, each on the device that the partition gives it.
     pub fn build(&self, partition: &Partition) -> Result<Sequence> {
-        let layer = |(i, part): (usize, Part)| {
+        let layer = |(i, kind): (usize, LayerKind)| {
             let device = partition.device(i).ok_or("the partition is of fewer layers than the model")?;
-            part.build(&Scope::new(1, DType::F32, device).child(i))
+            kind.build(&Scope::new(1, DType::F32, device).child(i))
         };
-        let layers: Result<Vec<Box<dyn Layer>>> = self.parts().into_iter().enumerate().map(layer).collect();
+        let layers: Result<Vec<Box<dyn Layer>>> = self.layers().into_iter().enumerate().map(layer).collect();
         Ok(layers?.into())
     }
 }
 
-impl Part {
+impl LayerKind {
     fn build(self, scope: &Scope) -> Result<Box<dyn Layer>> {
         Ok(match self {
-            Part::Conv { inputs, outputs, kernel } => {
+            LayerKind::Conv { inputs, outputs, kernel } => {
                 let padding = [kernel / 2; 2];
                 let options = kernels::ConvOptions { padding, ..Default::default() };
                 let conv = Conv2dConfig::new(inputs, outputs, [kernel; 2]).with_options(options);
                 Box::new(conv.with_bias(false).init(scope)?)
             }
-            Part::Dropout => Box::new(Dropout2d { p: 0.1, site: scope.site() }),
-            Part::Norm { channels } => {
+            LayerKind::Dropout => Box::new(Dropout2d { p: 0.1, site: scope.site() }),
+            LayerKind::Norm { channels } => {
                 Box::new(GroupNormConfig::new(channels, channels).with_affine(false).init(scope)?)
             }
-            Part::Relu => Box::new(LeakyRelu { slope: 0.01 }),
-            Part::Stash { level } => Box::new(Stash { level }),
-            Part::Down => Box::new(MaxPool2d(kernels::PoolOptions::new([2, 2]))),
-            Part::Up => Box::new(Upsample),
-            Part::PopCat { level } => Box::new(PopCat { level }),
+            LayerKind::Relu => Box::new(LeakyRelu { slope: 0.01 }),
+            LayerKind::Stash { level } => Box::new(Stash { level }),
+            LayerKind::Down => Box::new(MaxPool2d(kernels::PoolOptions::new([2, 2]))),
+            LayerKind::Up => Box::new(Upsample),
+            LayerKind::PopCat { level } => Box::new(PopCat { level }),
         })
     }
 }

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use phalanx::kernels;
 use phalanx::train::data::Prepared;
 use phalanx::train::text::PrepareConfig;
-use phalanx::train::{Error, Keyed, Line, Result, Settings};
+use phalanx::train::{Error, Keyed, Result, Settings, StatusLine};
 
 use generate::Generate;
 use gpt::Gpt;
@@ -102,7 +102,7 @@ fn take(words: &mut Vec<String>, flag: &str) -> Result<Option<String>> {
 
 /// Makes token files, and says what they have.
 fn prepare(config: &PrepareConfig) -> Result<()> {
-    let mut line = Line::default();
+    let mut line = StatusLine::default();
     let done = config.run(&mut |done, all| line.show(&format!("{} of {} MiB", done >> 20, all >> 20)));
     line.clear();
     let (Prepared { documents, tokens, validation_documents, validation_tokens }, codec) = done?;

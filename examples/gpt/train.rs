@@ -9,7 +9,7 @@ use phalanx::nn::{Scope, load_state_dict};
 use phalanx::parallel::hybrid::decoder;
 use phalanx::parallel::launch::Rank;
 use phalanx::train::text::Codec;
-use phalanx::train::{Place, Progress, Result, Run, Settings, Trainer, check_memory, digest, start};
+use phalanx::train::{MeshRank, Progress, Result, Run, Settings, Trainer, check_memory, digest, start};
 
 use crate::generate::{self, FOLDERS};
 use crate::gpt::{FROM_FOLDER, Gpt, optimizers};
@@ -56,15 +56,15 @@ fn train_here(
     }
     let (data, digest, bytes_per_token) = corpus.data(config.vocabulary(), run.seed)?;
     let codec = Arc::new(corpus.into_codec());
-    let (rule, decay, beside) = (gpt.optimizer, gpt.weight_decay, codec.clone());
+    let (rule, decay, tokenizer) = (gpt.optimizer, gpt.weight_decay, codec.clone());
     let mut trainer = Trainer::new(run.clone())
-        .within(process)
+        .in_process_group(process)
         .settings("gpt", settings)
         .sources(data)
         .flops(config.flops_per_token(context))
         .bytes_per_token(bytes_per_token)
         .optimizers(move |parameters, lr| optimizers(rule, decay, parameters, lr))
-        .beside(move |folder| beside.save(folder))
+        .extra_files(move |folder| tokenizer.save(folder))
         .stop_when(stop.clone())
         .identity("data", digest);
     for (key, size) in ["layers", "heads", "width"].into_iter().zip(gpt.sizes()) {
@@ -79,8 +79,8 @@ fn train_here(
     if let Some(path) = &gpt.metrics {
         trainer = trainer.metrics(path);
     }
-    let part = |place: &Place| {
-        Ok(decoder(&config, &run.layout, &place.groups, &place.scope(run), gpt.init.as_deref())?)
+    let part = |rank: &MeshRank| {
+        Ok(decoder(&config, &run.layout, &rank.groups, &rank.scope(run), gpt.init.as_deref())?)
     };
     if profiles {
         trainer.profile(5, part)?.iter().for_each(|profile| crate::say(&profile.table()));
@@ -115,10 +115,10 @@ fn train_here(
 fn whole(run: &Run, config: &ModelConfig) -> Result<Option<Decoder>> {
     let _averages = run.averaged()?;
     let entries = run.full_state_dict()?;
-    if !run.place().is_first() {
+    if !run.mesh_rank().is_first() {
         return Ok(None);
     }
-    let model = config.init(&Scope::new(0, run.config().dtype, run.place().device))?;
+    let model = config.init(&Scope::new(0, run.config().dtype, run.mesh_rank().device))?;
     load_state_dict(&model, entries)?;
     Ok(Some(model))
 }

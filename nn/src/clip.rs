@@ -71,7 +71,7 @@ impl Squares {
             return Ok(Tensor::zeros(&[], DType::F64, self.sums.device())?);
         }
         let mut sums = self.sums.copy()?;
-        let rest: Vec<_> = (1..self.of.len()).map(|place| (0, place)).collect();
+        let rest: Vec<_> = (1..self.of.len()).map(|index| (0, index)).collect();
         kernels::add_pairs_(&mut sums, &rest)?;
         Ok(kernels::sqrt(&sums.select(0, 0)?)?)
     }
@@ -98,14 +98,14 @@ pub fn grad_squares(parameters: &[Parameter]) -> Result<Squares> {
     sorted.dedup_by(|a, b| a.is(b));
     sorted.iter().try_for_each(|p| p.check_usage("grad_norm", Usage::Norm))?;
     let mut parts: BTreeMap<Device, (Vec<usize>, Vec<Stretches>)> = BTreeMap::new();
-    for (place, parameter) in sorted.iter().enumerate() {
+    for (index, parameter) in sorted.iter().enumerate() {
         let grad = match parameter.finish_grad()? {
             Some(grad) => grad,
             None => Tensor::empty(&[0], parameter.dtype(), parameter.device())?,
         };
-        let (places, stretches) = parts.entry(grad.device()).or_default();
+        let (indices, stretches) = parts.entry(grad.device()).or_default();
         let all = 0..grad.numel().div_ceil(NORM_BLOCK);
-        places.push(place);
+        indices.push(index);
         stretches.push((grad, vec![all]));
     }
     let home = sorted.first().map_or(Device::CPU, |parameter| parameter.device());
@@ -121,11 +121,11 @@ fn gather_sums(home: Device, mut parts: BTreeMap<Device, (Vec<usize>, Vec<Stretc
     if let (1, Some((_, stretches))) = (parts.len(), parts.get(&home)) {
         return Ok(kernels::sums_of_squares(home, stretches)?);
     }
-    let count = parts.values().map(|(places, _)| places.len()).sum();
+    let count = parts.values().map(|(indices, _)| indices.len()).sum();
     let (mut all, mut pairs) = (vec![Tensor::zeros(&[count], DType::F64, home)?], Vec::new());
-    while let Some((device, (places, stretches))) = parts.pop_first() {
-        let (first, of) = (count + pairs.len(), places.len());
-        pairs.extend(places.into_iter().zip(first..first + of));
+    while let Some((device, (indices, stretches))) = parts.pop_first() {
+        let (first, of) = (count + pairs.len(), indices.len());
+        pairs.extend(indices.into_iter().zip(first..first + of));
         all.push(kernels::sums_of_squares(device, &stretches)?.to_device(home, false)?);
     }
     let mut all = kernels::cat(&all.iter().collect::<Vec<_>>(), 0)?;

@@ -59,9 +59,7 @@ impl Windows {
     pub fn start(&self, sample: u64) -> usize {
         let (epoch, window) = self.order.draw(sample);
         let shifts = (self.tokens.len() - self.context * self.per_epoch() as usize) as u64;
-        let [a, b, ..] = self.order.stream().block(epoch, 0);
-        let shift = ((u64::from(a) << 32) | u64::from(b)) % shifts;
-        shift as usize + window as usize * self.context
+        self.order.shift(epoch, shifts) as usize + window as usize * self.context
     }
 
     /// Inputs and targets of rows of a step.
@@ -125,7 +123,7 @@ const AHEAD: usize = 2;
 
 impl Loader {
     /// From step `position` on, global batches of `batch` windows, of which each step yields the runs of rows in
-    /// `pieces` (see [`cut`]): a rank's share, cut into micro-batches. [`Loader::next_step`] refuses a batch of 0 and pieces
+    /// `pieces` (see [`cut`]): a rank's rows, cut into micro-batches. [`Loader::next_step`] refuses a batch of 0 and pieces
     /// that do not lie in the batch.
     pub fn new(
         windows: Windows,
@@ -195,7 +193,7 @@ const SITE: u64 = 0x6461_7461;
 /// The numbers `0 .. count` in a random order for each epoch. Each index is computed by itself, in constant memory.
 ///
 /// It is a Feistel network over the next even power of two, applied again until the result is below `count`. It uses lanes 1 and up of
-/// the stream; lane 0 is free for other draws.
+/// the stream; [`Permutation::shift`] uses lane 0.
 /// Source: Black and Rogaway: Ciphers with arbitrary finite domains (2002).
 #[derive(Clone, Debug)]
 pub struct Permutation {
@@ -224,6 +222,12 @@ impl Permutation {
         &self.stream
     }
 
+    /// A random number below `shifts` for each epoch. Windows of a text begin so many tokens later in that epoch.
+    pub fn shift(&self, epoch: u64, shifts: u64) -> u64 {
+        let [a, b, ..] = self.stream.block(epoch, 0);
+        ((u64::from(a) << 32) | u64::from(b)) % shifts
+    }
+
     /// The number at `index` of the epoch's order.
     ///
     /// # Panics
@@ -232,16 +236,16 @@ impl Permutation {
         assert!(index < self.count, "Permutation: got place {index}, wanted one below {}", self.count);
         let half = (64 - (self.count - 1).leading_zeros()).div_ceil(2).max(1);
         let mask = (1u64 << half) - 1;
-        let mut place = index;
+        let mut number = index;
         loop {
-            let (mut left, mut right) = (place >> half, place & mask);
+            let (mut left, mut right) = (number >> half, number & mask);
             for round in 0..4 {
                 let [word, ..] = self.stream.block(epoch, 1 + round + (right << 3));
                 (left, right) = (right, left ^ (u64::from(word) & mask));
             }
-            place = (left << half) | right;
-            if place < self.count {
-                return place;
+            number = (left << half) | right;
+            if number < self.count {
+                return number;
             }
         }
     }

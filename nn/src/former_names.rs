@@ -25,3 +25,11 @@ pub type Unit<M> = crate::WrappedUnit<M>;
 /// The former name of [`WrapPolicy`](crate::WrapPolicy).
 #[deprecated(since = "0.1.0", note = "renamed to `WrapPolicy`")]
 pub type UnitPolicy = crate::WrapPolicy;
+
+/// The former name of [`StepHyperparameters`](crate::StepHyperparameters).
+#[deprecated(since = "0.1.0", note = "renamed to `StepHyperparameters`")]
+pub type At = crate::StepHyperparameters;
+
+/// The former name of [`AttentionMasks`](crate::AttentionMasks).
+#[deprecated(since = "0.1.0", note = "renamed to `AttentionMasks`")]
+pub type Hidden<'a> = crate::AttentionMasks<'a>;

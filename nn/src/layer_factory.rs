@@ -56,34 +56,33 @@ pub trait LayerFactory: Send + Sync + 'static {
     ///
     /// # Errors
     /// If it cannot be cut or allocated.
-    fn column(&self, scope: &Scope, map: LinearSpec<'_>) -> Result<Self::Column>;
+    fn column(&self, scope: &Scope, spec: LinearSpec<'_>) -> Result<Self::Column>;
 
     /// A linear layer from a sharded input to the residual stream.
     ///
     /// # Errors
     /// If it cannot be cut or allocated.
-    fn row(&self, scope: &Scope, map: LinearSpec<'_>) -> Result<Self::Row>;
+    fn row(&self, scope: &Scope, spec: LinearSpec<'_>) -> Result<Self::Row>;
 
     /// The outputs of several column layers for one input. If ranks have to exchange the input, they do so once for all layers.
     ///
     /// # Errors
     /// If the input does not fit.
-    fn columns(&self, maps: &[&Self::Column], x: &Var) -> Result<Vec<Var>> {
-        maps.iter().map(|map| map.forward(x)).collect()
+    fn columns(&self, layers: &[&Self::Column], x: &Var) -> Result<Vec<Var>> {
+        layers.iter().map(|layer| layer.forward(x)).collect()
     }
 
     /// An embedding from indices to the residual stream.
     ///
     /// # Errors
     /// If it cannot be cut or allocated.
-    fn embedding(&self, scope: &Scope, table: EmbeddingSpec) -> Result<Self::Embedding>;
+    fn embedding(&self, scope: &Scope, spec: EmbeddingSpec) -> Result<Self::Embedding>;
 
     /// The head: with the table of `tied`, or with a table of its own.
     ///
     /// # Errors
     /// If it cannot be cut or allocated.
-    fn head(&self, scope: &Scope, table: EmbeddingSpec, tied: Option<&Self::Embedding>)
-    -> Result<Self::Head>;
+    fn head(&self, scope: &Scope, spec: EmbeddingSpec, tied: Option<&Self::Embedding>) -> Result<Self::Head>;
 
     /// Which of `heads` attention heads this rank has.
     ///
@@ -139,27 +138,27 @@ impl LayerFactory for OneDevice {
     type Embedding = Embedding;
     type Head = LinearHead;
 
-    fn column(&self, scope: &Scope, map: LinearSpec<'_>) -> Result<Linear> {
-        let config = LinearConfig::new(map.inputs, map.outputs.iter().sum());
-        config.with_bias(map.bias).with_init(map.init).init(scope)
+    fn column(&self, scope: &Scope, spec: LinearSpec<'_>) -> Result<Linear> {
+        let config = LinearConfig::new(spec.inputs, spec.outputs.iter().sum());
+        config.with_bias(spec.bias).with_init(spec.init).init(scope)
     }
 
-    fn row(&self, scope: &Scope, map: LinearSpec<'_>) -> Result<Linear> {
-        self.column(scope, map)
+    fn row(&self, scope: &Scope, spec: LinearSpec<'_>) -> Result<Linear> {
+        self.column(scope, spec)
     }
 
-    fn embedding(&self, scope: &Scope, table: EmbeddingSpec) -> Result<Embedding> {
-        let config = EmbeddingConfig::new(table.count, table.width).with_init(table.init);
-        config.with_tied_head(table.tied).init(scope)
+    fn embedding(&self, scope: &Scope, spec: EmbeddingSpec) -> Result<Embedding> {
+        let config = EmbeddingConfig::new(spec.count, spec.width).with_init(spec.init);
+        config.with_tied_head(spec.tied).init(scope)
     }
 
-    fn head(&self, scope: &Scope, table: EmbeddingSpec, tied: Option<&Embedding>) -> Result<LinearHead> {
+    fn head(&self, scope: &Scope, spec: EmbeddingSpec, tied: Option<&Embedding>) -> Result<LinearHead> {
         let weight = match tied {
             Some(embedding) => embedding.weight.clone(),
             // The embedding's site is on another stage, which sends its chain of gradients.
             None => scope
-                .parameter("weight", &[table.count, table.width], table.init)?
-                .with_sites(1 + usize::from(table.tied))?,
+                .parameter("weight", &[spec.count, spec.width], spec.init)?
+                .with_sites(1 + usize::from(spec.tied))?,
         };
         Ok(LinearHead { weight })
     }

@@ -54,7 +54,7 @@ pub use data::{Batch, Loader, Windows, cut};
 pub use error::{Error, Mismatch, Result};
 pub use files::{LoadOptions, load, load_state_dict, load_state_dict_with, load_with, save, state_dict};
 #[allow(deprecated)]
-pub use former_names::{Holder, Layers, Map, Table, TableHead, Unit, UnitPolicy};
+pub use former_names::{At, Hidden, Holder, Layers, Map, Table, TableHead, Unit, UnitPolicy};
 pub use forward_hooks::{ForwardHookHandle, Hooked};
 pub use layer_factory::{
     EmbeddingSpec, Head, LayerFactory, LinearHead, LinearSpec, OneDevice, activation_window,
@@ -70,8 +70,8 @@ pub use modules::*;
 #[doc(hidden)]
 pub use optim::note_ranks;
 pub use optim::{
-    Adagrad, Adam, AdamW, At, CapturedStep, EMA, Ema, Group, Lion, Muon, MuonScale, Optimizer, Rmsprop, Rule,
-    Sgd,
+    Adagrad, Adam, AdamW, CapturedStep, EMA, Ema, Group, Lion, Muon, MuonScale, Optimizer, Rmsprop, Rule,
+    Sgd, StepHyperparameters,
 };
 pub use parameter::{Parameter, ParameterOwner, Shard, Usage};
 pub use phalanx_autograd::{
@@ -81,6 +81,8 @@ pub use phalanx_autograd::{
 pub use sample::{SampleOptions, sample};
 pub use scaler::LossScaler;
 pub use schedule::{OneCycle, Schedule};
+#[doc(hidden)]
+pub use scope::fnv1a;
 pub use scope::{Init, Scope};
 pub use sequential::{Build, Sequential, SequentialConfig, WrapPolicy};
 pub use unit::{AnyUnit, UnitHooks, UnitHooksHandle, WrappedUnit};

@@ -1,10 +1,9 @@
 //! [`Mode`]: whether one layer is in training mode, independently of the model around it.
 
-use phalanx_autograd::ContextMode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use phalanx_autograd::repeated;
+use phalanx_autograd::{ContextMode, repeated};
 use phalanx_tensor::{Context, ContextGuard};
 
 /// Whether a layer, and its clones, may be in training mode. A layer is in training mode if both its mode and the context

@@ -42,16 +42,16 @@ pub fn cover(first: u64, count: u64) -> Vec<(u32, u64)> {
 pub fn joins(nodes: &[(u32, u64)], total: u64) -> (Vec<(usize, usize)>, Option<usize>) {
     let mut levels: BTreeMap<(u32, u64), usize> = BTreeMap::new();
     let top = total.max(1).next_power_of_two().trailing_zeros();
-    levels.extend(nodes.iter().enumerate().map(|(place, &node)| (node, place)));
+    levels.extend(nodes.iter().enumerate().map(|(number, &node)| (node, number)));
     let mut pairs = Vec::new();
     for level in 0..top {
         let here: Vec<(u64, usize)> =
-            levels.range((level, 0)..(level + 1, 0)).map(|(&(_, index), &place)| (index, place)).collect();
-        for (index, place) in here {
+            levels.range((level, 0)..(level + 1, 0)).map(|(&(_, index), &number)| (index, number)).collect();
+        for (index, number) in here {
             // In order of the index, so the left half comes first.
             match levels.entry((level + 1, index / 2)) {
-                Entry::Vacant(parent) => drop(parent.insert(place)),
-                Entry::Occupied(left) => pairs.push((*left.get(), place)),
+                Entry::Vacant(parent) => drop(parent.insert(number)),
+                Entry::Occupied(left) => pairs.push((*left.get(), number)),
             }
         }
     }
@@ -72,7 +72,7 @@ mod tests {
         let mut sums: Vec<f64> = nodes.iter().map(of).collect();
         let (pairs, root) = joins(nodes, blocks.len() as u64);
         pairs.into_iter().for_each(|(to, from)| sums[to] += sums[from]);
-        root.map_or(0.0, |place| sums[place])
+        root.map_or(0.0, |number| sums[number])
     }
 
     #[test]

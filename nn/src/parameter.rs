@@ -26,9 +26,11 @@ pub struct Parameter(Arc<State>);
 struct State {
     name: String,
     part: Shard,
+    /// The elements of the part that it stores.
     range: Range<usize>,
+    /// The dimensions of the tensor before a wrapper cut it into pieces.
     rank: usize,
-    /// The bits [`TRAINED`], [`HELD`], [`HEARD`].
+    /// The bits [`TRAINED`], [`OWNED`], [`OBSERVED`].
     flags: AtomicU8,
     sites: Vec<Leaf>,
     owner: Mutex<Option<Arc<dyn ParameterOwner>>>,
@@ -37,9 +39,9 @@ struct State {
 /// Gradients are recorded for it.
 const TRAINED: u8 = 1;
 /// An owner is set.
-const HELD: u8 = 2;
+const OWNED: u8 = 2;
 /// The owner asks to be called before each use.
-const HEARD: u8 = 4;
+const OBSERVED: u8 = 4;
 
 impl Parameter {
     /// A whole parameter.
@@ -73,8 +75,8 @@ impl Parameter {
         if sites == 0 {
             return Err(Error::invalid(self.name(), "a parameter has at least one site, got 0"));
         }
-        let place = (self.0.part.clone(), self.range());
-        Parameter::build(self.0.name.clone(), self.tensor(), place, sites, self.0.rank)
+        let stored = (self.0.part.clone(), self.range());
+        Parameter::build(self.0.name.clone(), self.tensor(), stored, sites, self.0.rank)
     }
 
     /// The shard of this parameter that an optimizer updates on this rank, where a wrapper shards parameters over
@@ -89,8 +91,8 @@ impl Parameter {
             let why = format!("got {:?} for elements {range:?} of {whole}", tensor.shape());
             return Err(Error::invalid(self.name(), why));
         }
-        let place = (self.0.part.clone(), range);
-        Parameter::build(self.0.name.clone(), tensor, place, self.0.sites.len(), self.0.rank)
+        let stored = (self.0.part.clone(), range);
+        Parameter::build(self.0.name.clone(), tensor, stored, self.0.sites.len(), self.0.rank)
     }
 
     fn build(
@@ -157,7 +159,7 @@ impl Parameter {
     /// If there is no such site. A model's code fixes the number of sites.
     pub fn site(&self, site: usize) -> Var {
         let (leaf, flags) = (&self.0.sites[site], self.flags());
-        if flags & HEARD != 0
+        if flags & OBSERVED != 0
             && let Some(owner) = self.owner()
         {
             owner.before_use(self);
@@ -200,34 +202,34 @@ impl Parameter {
     /// Makes a wrapper its owner: the wrapper may refuse uses of the parameter from now on. It replaces an earlier owner, whose
     /// [`ParameterOwner::replaced`] is called.
     pub fn set_owner(&self, owner: Arc<dyn ParameterOwner>) {
-        let earlier = self.hold(Some(owner.clone())).filter(|earlier| !same(earlier, &owner));
+        let earlier = self.replace_owner(Some(owner.clone())).filter(|earlier| !same(earlier, &owner));
         earlier.iter().for_each(|earlier| earlier.replaced());
     }
 
     /// Undoes [`Parameter::set_owner`], unless another wrapper has become the owner since.
     pub fn release_owner(&self, owner: &Arc<dyn ParameterOwner>) {
         if self.owner().is_some_and(|own| same(&own, owner)) {
-            self.hold(None);
+            self.replace_owner(None);
         }
     }
 
     /// The wrapper that owns it.
     pub fn owner(&self) -> Option<Arc<dyn ParameterOwner>> {
-        match self.flags() & HELD {
+        match self.flags() & OWNED {
             0 => None,
             _ => unpoisoned(self.0.owner.lock()).clone(),
         }
     }
 
     /// Sets the owner and returns the earlier one.
-    fn hold(&self, owner: Option<Arc<dyn ParameterOwner>>) -> Option<Arc<dyn ParameterOwner>> {
+    fn replace_owner(&self, owner: Option<Arc<dyn ParameterOwner>>) -> Option<Arc<dyn ParameterOwner>> {
         let flags = match &owner {
             None => 0,
-            Some(owner) if owner.observes_uses() => HELD | HEARD,
-            Some(_) => HELD,
+            Some(owner) if owner.observes_uses() => OWNED | OBSERVED,
+            Some(_) => OWNED,
         };
         let mut held = unpoisoned(self.0.owner.lock());
-        self.0.flags.fetch_and(!(HELD | HEARD), Ordering::Relaxed);
+        self.0.flags.fetch_and(!(OWNED | OBSERVED), Ordering::Relaxed);
         self.0.flags.fetch_or(flags, Ordering::Relaxed);
         std::mem::replace(&mut *held, owner)
     }

@@ -141,9 +141,9 @@ pub(crate) fn draw_index(
     Ok(order[drawn.unwrap_or(weights.len() - 1)])
 }
 
-/// How many of these weights, the largest first, are needed to reach the share of their sum. At least one.
-fn nucleus(weights: &[f64], share: f64) -> usize {
-    let wanted = share * weights.iter().sum::<f64>();
+/// How many of these weights, the largest first, are needed to reach `top_p` of their sum. At least one.
+fn nucleus(weights: &[f64], top_p: f64) -> usize {
+    let wanted = top_p * weights.iter().sum::<f64>();
     let mut reached = 0.0;
     let last = weights.iter().position(|weight| {
         reached += weight;
@@ -156,12 +156,12 @@ fn nucleus(weights: &[f64], share: f64) -> usize {
 fn penalised(op: &str, scores: &[f64], history: &[i64], penalty: f64) -> Result<Vec<f64>> {
     let mut changed = scores.to_vec();
     for &index in history {
-        let place = usize::try_from(index).ok().filter(|&place| place < scores.len()).ok_or_else(|| {
+        let index = usize::try_from(index).ok().filter(|&index| index < scores.len()).ok_or_else(|| {
             Error::invalid(op, format!("the history holds {index}, and there are {} scores", scores.len()))
         })?;
         // Computed from the original score, so that an index that was drawn twice is penalised once.
-        let score = scores[place];
-        changed[place] = if score > 0.0 { score / penalty } else { score * penalty };
+        let score = scores[index];
+        changed[index] = if score > 0.0 { score / penalty } else { score * penalty };
     }
     Ok(changed)
 }

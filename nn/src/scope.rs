@@ -73,8 +73,7 @@ impl Scope {
     /// one scope draw different numbers.
     pub fn site(&self) -> u64 {
         let before = self.sites.fetch_add(1, Ordering::Relaxed);
-        let bytes = self.seed.to_le_bytes().into_iter().chain(before.to_le_bytes());
-        bytes.fold(site(&self.path), |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME))
+        fnv1a(self.path.bytes().chain(self.seed.to_le_bytes()).chain(before.to_le_bytes()))
     }
 
     /// A parameter with initial values.
@@ -98,7 +97,7 @@ impl Scope {
 
     /// The random numbers of the initial values of the parameter with that global name.
     fn draws(&self, name: &str) -> PhiloxStream {
-        RngKey { seed: self.seed, step: 0 }.site(site(name))
+        RngKey { seed: self.seed, step: 0 }.site(fnv1a(name.bytes()))
     }
 }
 
@@ -107,12 +106,11 @@ pub(crate) fn join(path: &str, name: impl std::fmt::Display) -> String {
     if path.is_empty() { name.to_string() } else { format!("{path}.{name}") }
 }
 
-/// A 64-bit hash of a path: FNV-1a.
-fn site(path: &str) -> u64 {
-    path.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME))
+/// The 64-bit hash FNV-1a (Fowler, Noll, Vo).
+pub fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    let step = |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, step)
 }
-
-const PRIME: u64 = 0x100_0000_01b3;
 
 /// How a parameter's first values are drawn. Fans are those of the whole tensor: of a weight `[out, in, ..kernel]`,
 /// fan in is `in` and fan out `out`, each times the kernel's elements.

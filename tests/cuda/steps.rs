@@ -10,7 +10,7 @@ use phalanx::parallel::launch::TIMEOUT;
 use phalanx::parallel::pipeline::ranks::Chunks;
 use phalanx::tensor::cuda::{Calls, Readback, calls};
 use phalanx::train::data::TokenWindows;
-use phalanx::train::{AnyRule, Config, Data, Error, Place, Result, Run, Trace};
+use phalanx::train::{AnyRule, Config, Data, Error, MeshRank, Result, Run, Trace};
 use phalanx::{DType, Device, Tensor, Var, kernels};
 
 const GPU: Device = Device::Cuda(0);
@@ -55,15 +55,15 @@ fn run(form: Form, how: How) -> Result<Run> {
         ..Config::default()
     };
     let comm = comm::threads::world(1, TIMEOUT).swap_remove(0);
-    let place = Place::new(GPU, comm, config.layout.mesh()?)?;
+    let rank = MeshRank::new(GPU, comm, config.layout.mesh()?)?;
     let model = ModelConfig::Gpt(GptConfig::new(101, CONTEXT, 2, 2, 16).with_dropout(0.1));
     let mut model =
-        Chunks::build(&model, &Arc::new(OneDevice), &place.scope(&config), &config.layout.schedule()?, 0)?;
+        Chunks::build(&model, &Arc::new(OneDevice), &rank.scope(&config), &config.layout.schedule()?, 0)?;
     model.iter_mut().for_each(|stage| stage.set_recompute(form.recompute));
     let samples = TokenWindows::new(vec![0; 2 * CONTEXT], CONTEXT, 1)?;
     let data = Data { samples: Arc::new(samples), counted: CONTEXT, validation: None };
-    let lane = Trace::new(&config, None)?.lane(0);
-    let run = Run::new(&config, place, lane, model, data, &|parameters, lr| {
+    let trace = Trace::new(&config, None)?.rank(0);
+    let run = Run::new(&config, rank, trace, model, data, &|parameters, lr| {
         let rule: AnyRule = Box::<AdamW>::default();
         Ok(vec![Optimizer::new(rule, Group::decay_matrices(parameters, lr, 0.1))?])
     })?;

@@ -3,9 +3,9 @@
 use phalanx::kernels::{Conv1dOptions, ConvOptions};
 use phalanx::nn::models::{GptConfig, LlamaConfig};
 use phalanx::nn::{
-    BatchNormConfig, Conv1dConfig, Conv2dConfig, CrossEntropyLoss, Dropout, EmbeddingConfig, GroupNormConfig,
-    GroupedQueryAttentionConfig, Hidden, Init, L1Loss, LayerNormConfig, LinearConfig, Loss, Module, MseLoss,
-    MultiheadAttentionConfig, Parameter, RecurrentConfig, RmsNormConfig, SmoothL1Loss,
+    AttentionMasks, BatchNormConfig, Conv1dConfig, Conv2dConfig, CrossEntropyLoss, Dropout, EmbeddingConfig,
+    GroupNormConfig, GroupedQueryAttentionConfig, Init, L1Loss, LayerNormConfig, LinearConfig, Loss, Module,
+    MseLoss, MultiheadAttentionConfig, Parameter, RecurrentConfig, RmsNormConfig, SmoothL1Loss,
     TransformerEncoderLayerConfig, load_state_dict, state_dict,
 };
 use phalanx::{DType, Tensor};
@@ -112,11 +112,11 @@ fn inputs() -> Vec<Mistake> {
             .map(std::mem::drop);
         "MultiheadAttention: | [2, 5] | [B, T, 4]" => {
             let (layer, x) = (attention(4, 2).init(&scope()).unwrap(), f(&[2, 5]));
-            layer.forward(&x, &x, &x, Hidden::default())
+            layer.forward(&x, &x, &x, AttentionMasks::default())
         };
         "MultiheadAttention: | mask | f32 | bool" => {
             let (layer, x, mask) = (attention(4, 2).init(&scope()).unwrap(), f(&[1, 3, 4]), f(&[3, 3]));
-            layer.forward(&x, &x, &x, Hidden { mask: Some(&mask), keys: None })
+            layer.forward(&x, &x, &x, AttentionMasks { mask: Some(&mask), keys: None })
         };
         "mse_loss: | [2] | [2, 1]" => MseLoss::default().forward(&f(&[2]), &f(&[2, 1]));
         "l1_loss: | [2] | [2, 1]" => L1Loss::default().forward(&f(&[2]), &f(&[2, 1]));

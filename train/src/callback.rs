@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::record::{Record, Summary};
-use crate::report::{Collective, Holds, Memory, Timeline};
+use crate::report::{Collective, Memory, RankStorage, Timeline};
 use crate::{Config, Error, Result};
 
 /// A run calls these methods on its first rank while it trains. The default methods do nothing.
@@ -94,7 +94,7 @@ pub enum Event<'a> {
         /// What ran when.
         timeline: &'a Timeline,
         /// What each rank stores of the model.
-        holds: &'a [Holds],
+        holds: &'a [RankStorage],
     },
     /// Each rank's communication calls so far. A run sends it at each pause and at its end.
     Collectives(&'a [Collective]),
@@ -120,18 +120,18 @@ const PAUSE: Duration = Duration::from_millis(100);
 const LINES: u64 = 25;
 
 /// The last line of a terminal, which shows how far something is. Without a terminal it shows nothing.
-pub struct Line {
+pub struct StatusLine {
     terminal: bool,
     shown: Option<Instant>,
 }
 
-impl Default for Line {
-    fn default() -> Line {
-        Line { terminal: std::io::stderr().is_terminal(), shown: None }
+impl Default for StatusLine {
+    fn default() -> StatusLine {
+        StatusLine { terminal: std::io::stderr().is_terminal(), shown: None }
     }
 }
 
-impl Line {
+impl StatusLine {
     /// Replaces the text of the line.
     pub fn show(&mut self, text: &str) {
         if self.terminal && self.shown.is_none_or(|shown| shown.elapsed() > PAUSE) {
@@ -159,7 +159,7 @@ impl Line {
 /// A callback that shows the loss, the speed and the time left. On a terminal it updates one line; elsewhere it prints a line every 25
 /// steps.
 pub struct Progress {
-    line: Line,
+    line: StatusLine,
     /// What the validation loss is divided by, and the unit of the quotient.
     unit: (f64, &'static str),
     name: &'static str,
@@ -173,7 +173,7 @@ impl Default for Progress {
     fn default() -> Progress {
         let begin = (Instant::now(), 0);
         Progress {
-            line: Line::default(),
+            line: StatusLine::default(),
             unit: (1.0, ""),
             name: "rows",
             validation: String::new(),

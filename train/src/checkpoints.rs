@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use phalanx_parallel::checkpoint::{Checkpoint, Trained, parts};
 
 use crate::config::is_checkpoint;
-use crate::divergence::WatchState;
 use crate::run::Run;
-use crate::validation::{Best, PlateauState};
+use crate::run::divergence::LossWatchState;
+use crate::run::validation::{BestLoss, PlateauState};
 use crate::{Config, Error, Result};
 
 /// The newest checkpoint's name in a run's folder.
@@ -33,7 +33,7 @@ pub(crate) struct Checkpoints {
 pub(crate) struct Position {
     pub step: u64,
     pub data_ahead: u64,
-    pub best: Best,
+    pub best: BestLoss,
 }
 
 /// The newest complete checkpoint in a run's folder, or the checkpoint that the folder is itself. Only its index is read.
@@ -87,8 +87,8 @@ fn earlier(folder: &Path) -> Vec<PathBuf> {
 
 /// Loads a checkpoint's values into the model and its optimizers.
 pub(crate) fn load(saved: &Checkpoint, run: &mut Run) -> Result<()> {
-    let ranks = run.place().all_ranks().clone();
-    let trained = [Trained { model: &*run.model, wrapper: &*run.means.share }];
+    let ranks = run.mesh_rank().all_ranks().clone();
+    let trained = [Trained { model: &*run.model, wrapper: &*run.setup.data_parallel }];
     let mut optimizers: Vec<_> = run.optimizers.iter_mut().collect();
     Ok(saved.restore(&ranks, &trained, &mut optimizers)?)
 }
@@ -108,18 +108,18 @@ pub(crate) fn restore(
     }
     let number = |key: &str| settings.get(key).and_then(|number| number.parse().ok());
     let step = number("step").ok_or_else(|| Error::file(file, "the step is missing"))?;
-    let best = Best {
+    let best = BestLoss {
         loss: settings.get("best_loss").and_then(|loss| loss.parse().ok()),
         step: number("best_step").unwrap_or(0),
         since: number("best_since").unwrap_or(0) as usize,
     };
-    let watched: WatchState =
+    let watched: LossWatchState =
         settings.get("watch").and_then(|watch| serde_json::from_str(watch).ok()).unwrap_or_default();
     load(saved, run)?;
-    run.watched = watched;
+    run.loss_watch = watched;
     let float = |key: &str| settings.get(key).and_then(|number| number.parse::<f64>().ok());
-    run.rate = PlateauState {
-        share: float("rate").unwrap_or(1.0),
+    run.plateau = PlateauState {
+        lr_factor: float("rate").unwrap_or(1.0),
         stale: number("rate_stale").unwrap_or(0) as usize,
     };
     if let (Some(scaler), Some(scale)) = (run.scaler, float("loss_scale")) {
@@ -138,11 +138,11 @@ impl Checkpoints {
     pub fn save(&mut self, run: &Run) -> Result<PathBuf> {
         let path = self.folder.join(NAME);
         if self.keep_last > 1 {
-            run.means.saver.wait()?;
-            if run.place().is_first() {
+            run.setup.saver.wait()?;
+            if run.mesh_rank().is_first() {
                 self.set_aside(&path)?;
             }
-            run.place().all_ranks().barrier()?;
+            run.mesh_rank().all_ranks().barrier()?;
         }
         begin(run, &path)?;
         Ok(path)
@@ -171,9 +171,9 @@ impl Checkpoints {
 }
 
 fn begin(run: &Run, path: &Path) -> Result<()> {
-    let trained = [Trained { model: &*run.model, wrapper: &*run.means.share }];
+    let trained = [Trained { model: &*run.model, wrapper: &*run.setup.data_parallel }];
     let optimizers: Vec<_> = run.optimizers.iter().collect();
-    run.means.saver.save(path, parts(&trained, &optimizers)?, &run.settings()?)
+    run.setup.saver.save(path, parts(&trained, &optimizers)?, &run.settings()?)
 }
 
 impl Run {
@@ -185,8 +185,8 @@ impl Run {
         let saved = latest(folder)?;
         let position = restore(&saved, self, &self.identity.clone())?;
         (self.done, self.data_ahead, self.best) = (position.step, position.data_ahead, position.best);
-        if self.done > self.means.config.steps {
-            let (steps, done) = (self.means.config.steps, self.done);
+        if self.done > self.setup.config.steps {
+            let (steps, done) = (self.setup.config.steps, self.done);
             return Err(Error::Config(format!("`steps` {steps} is the total, and the run has done {done}")));
         }
         Ok(())
@@ -197,8 +197,8 @@ impl Run {
     /// # Errors
     /// If there is none, or it is damaged.
     pub fn load_best(&mut self) -> Result<()> {
-        self.means.saver.wait()?;
-        let folder = self.means.config.folder();
+        self.setup.saver.wait()?;
+        let folder = self.setup.config.folder();
         let folder = folder
             .ok_or_else(|| Error::Config("train: a run without a folder keeps no best checkpoint".into()))?;
         let saved = best(folder)?;
@@ -209,7 +209,7 @@ impl Run {
     fn settings(&self) -> Result<BTreeMap<String, String>> {
         let mut settings = self.identity.clone();
         let watch =
-            serde_json::to_string(&self.watched).map_err(|e| Error::data("checkpoint", e.to_string()))?;
+            serde_json::to_string(&self.loss_watch).map_err(|e| Error::data("checkpoint", e.to_string()))?;
         let best = &self.best;
         if let Some(loss) = best.loss {
             settings.insert("best_loss".into(), loss.to_string());
@@ -225,8 +225,8 @@ impl Run {
             ("best_step", best.step.to_string()),
             ("best_since", best.since.to_string()),
             ("watch", watch),
-            ("rate", self.rate.share.to_string()),
-            ("rate_stale", self.rate.stale.to_string()),
+            ("rate", self.plateau.lr_factor.to_string()),
+            ("rate_stale", self.plateau.stale.to_string()),
         ];
         settings.extend(own.into_iter().map(|(key, value)| (key.to_string(), value)));
         Ok(settings)

@@ -23,12 +23,12 @@ pub(crate) fn fingerprint(data: &Data, items: Option<&dyn Dataset>) -> String {
     let bytes = |tensor: &Tensor| format!("{} {:?} {:?}", tensor.dtype(), tensor.shape(), tensor.to_bytes());
     // A sample that cannot be read is an error of its step, not of the fingerprint.
     let first = (0..2).filter_map(|number| data.samples.sample(number).ok()).flatten();
-    let told: String = first.map(|tensor| bytes(&tensor)).collect();
-    let told = format!("{:016x}", digest(told.as_bytes()));
-    items.map_or_else(|| told.clone(), |items| format!("{} items, {told}", items.len()))
+    let samples: String = first.map(|tensor| bytes(&tensor)).collect();
+    let hash = format!("{:016x}", digest(samples.as_bytes()));
+    items.map_or_else(|| hash.clone(), |items| format!("{} items, {hash}", items.len()))
 }
 
-/// FNV-1a (Fowler, Noll, Vo).
+/// A 64-bit fingerprint of some bytes: their hash FNV-1a.
 pub fn digest(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+    phalanx_nn::fnv1a(bytes.iter().copied())
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use phalanx_kernels::peak_flops;
 use phalanx_tensor::Device;
 
-use crate::place::Place;
+use crate::mesh_rank::MeshRank;
 use crate::report::Machine;
 use crate::{Config, Error, Result};
 
@@ -64,11 +64,11 @@ fn commit(folder: &Path) -> Option<String> {
 /// The peak of all ranks together in the run's dtype, in floating-point operations a second. All ranks measure at the same time. On a CPU
 /// it is the rate of the fused multiply-add instruction between registers. If the ranks of one process have more threads than there are
 /// cores, the sum is reduced by that ratio. All ranks call it.
-pub(crate) fn peak(place: &Place, config: &Config) -> Result<f64> {
-    let one_process = place.is_one_process()?;
-    let all = place.sum(peak_flops(config.dtype, place.device)?)?;
-    let Device::Cpu(_) = place.device else { return Ok(all) };
-    let threads = place.sum(place.device.pool()?.threads() as f64)?;
+pub(crate) fn peak(mesh_rank: &MeshRank, config: &Config) -> Result<f64> {
+    let one_process = mesh_rank.is_one_process()?;
+    let all = mesh_rank.sum(peak_flops(config.dtype, mesh_rank.device)?)?;
+    let Device::Cpu(_) = mesh_rank.device else { return Ok(all) };
+    let threads = mesh_rank.sum(mesh_rank.device.pool()?.threads() as f64)?;
     let cores = std::thread::available_parallelism().map_or(threads, |cores| cores.get() as f64);
     Ok(if one_process { all * (cores / threads).min(1.0) } else { all })
 }
@@ -78,23 +78,17 @@ pub(crate) fn peak(place: &Place, config: &Config) -> Result<f64> {
 ///
 /// # Errors
 /// The allocations' bytes and the machine's.
-pub fn check_memory(things: &[(&str, f64)]) -> Result<()> {
+pub fn check_memory(allocations: &[(&str, f64)]) -> Result<()> {
     let Some(available) = memory_bytes().map(|bytes| bytes as f64) else { return Ok(()) };
-    let all: f64 = things.iter().map(|(_, bytes)| bytes).sum();
+    let all: f64 = allocations.iter().map(|(_, bytes)| bytes).sum();
     if all <= available {
         return Ok(());
     }
-    let told: Vec<String> = things.iter().map(|(what, bytes)| format!("{what} {bytes:.2e}")).collect();
-    Err(Error::Config(format!("wanted bytes for {}, and this machine has {available:.2e}", told.join(", "))))
-}
-
-/// The former name of [`check_memory`].
-///
-/// # Errors
-/// Those of [`check_memory`].
-#[deprecated(since = "0.1.0", note = "renamed to `check_memory`")]
-pub fn room(things: &[(&str, f64)]) -> Result<()> {
-    check_memory(things)
+    let listed: Vec<String> = allocations.iter().map(|(what, bytes)| format!("{what} {bytes:.2e}")).collect();
+    Err(Error::Config(format!(
+        "wanted bytes for {}, and this machine has {available:.2e}",
+        listed.join(", ")
+    )))
 }
 
 /// The command line that the run was started with, quoted for a shell.

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
-use crate::step::Outcome;
 use crate::{Error, Result};
 
 /// The numbers of a finished step.
@@ -64,16 +63,6 @@ pub struct Summary {
     /// Why the run ended before its last step, if it did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stopped: Option<String>,
-}
-
-/// The numbers of a finished step on this rank.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StepReport {
-    pub step: u64,
-    pub outcome: Outcome,
-    pub seconds: f64,
-    /// The most bytes in tensors so far, on this rank.
-    pub peak: usize,
 }
 
 /// The steps in a metrics file with one of their numbers, such as `loss` or `validation_loss`.

@@ -6,12 +6,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use phalanx_tensor::io::atomic;
 
 use crate::callback::{Callback, Event};
-use crate::inspect::layout;
 use crate::machine::{command, machine};
 use crate::record::{Record, Summary, numbers_in};
 use crate::report::events::Events;
 use crate::report::table::Table;
 use crate::report::{Collective, Curves, Mark, MarkKind, Profile, Report, Sample, Series, Setting, svg};
+use crate::run::inspect::layout;
 use crate::{Config, Error, Result, Run};
 
 /// The page is written after so many steps. The next time comes after as many again, or after a tenth of the steps done if that is more, because a
@@ -103,7 +103,7 @@ impl Reporter {
     /// # Errors
     /// If the page cannot be written.
     pub fn profiled(mut self, run: &Run, profile: &Profile) -> Result<()> {
-        if run.config().folder().is_none() || !run.place().is_first() {
+        if run.config().folder().is_none() || !run.mesh_rank().is_first() {
             return Ok(());
         }
         std::fs::create_dir_all(&self.folder).map_err(|e| Error::file(&self.folder, e))?;
@@ -206,7 +206,7 @@ fn earlier(folder: &Path) -> Option<Report> {
     serde_json::from_str(&std::fs::read_to_string(folder.join("report.json")).ok()?).ok()
 }
 
-fn told(text: String) -> Error {
+fn file_error(text: String) -> Error {
     Error::Config(text)
 }
 
@@ -224,7 +224,7 @@ impl Callback for Reporter {
                 0 => Events::create(&self.folder),
                 _ => Events::resume(&self.folder, done),
             }
-            .map_err(told)?,
+            .map_err(file_error)?,
         );
         let path = self.folder.join("metrics.csv");
         self.table = Some(
@@ -232,7 +232,7 @@ impl Callback for Reporter {
                 0 => Table::create(&path, &COLUMNS),
                 _ => Table::resume(&path, &COLUMNS, done),
             }
-            .map_err(told)?,
+            .map_err(file_error)?,
         );
         Ok(())
     }
@@ -259,7 +259,7 @@ impl Callback for Reporter {
                 mfu,
                 most,
             ];
-            table.row(step, &row).map_err(told)?;
+            table.row(step, &row).map_err(file_error)?;
         }
         if let Some(events) = &mut self.events {
             let scalars = [
@@ -272,9 +272,9 @@ impl Callback for Reporter {
                 ("memory/peak_bytes", most),
             ];
             for (tag, value) in scalars {
-                value.map_or(Ok(()), |value| events.scalar(tag, step, value)).map_err(told)?;
+                value.map_or(Ok(()), |value| events.scalar(tag, step, value)).map_err(file_error)?;
             }
-            events.flush().map_err(told)?;
+            events.flush().map_err(file_error)?;
         }
         self.report.summary.steps = step + 1;
         self.report.summary.seconds += step_ms / 1e3;
@@ -294,13 +294,13 @@ impl Callback for Reporter {
                 self.mark(step + 1, MarkKind::RolledBack, why);
                 each_curve(&mut self.report.curves).into_iter().for_each(|series| series.truncate(to + 1));
                 self.table =
-                    Some(Table::resume(&self.folder.join("metrics.csv"), &COLUMNS, to).map_err(told)?);
-                self.events = Some(Events::resume(&self.folder, to).map_err(told)?);
+                    Some(Table::resume(&self.folder.join("metrics.csv"), &COLUMNS, to).map_err(file_error)?);
+                self.events = Some(Events::resume(&self.folder, to).map_err(file_error)?);
             }
             Event::Sample { step, text } => {
                 self.report.samples.push(Sample { step, prompt: String::new(), text: text.into() });
                 if let Some(events) = &mut self.events {
-                    events.text("sample", step, text).map_err(told)?;
+                    events.text("sample", step, text).map_err(file_error)?;
                 }
             }
             Event::Peak(peak) => self.report.machine.peak_flops_per_s = peak,

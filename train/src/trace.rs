@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use phalanx_tensor::unpoisoned;
 
-use crate::place::Observers;
+use crate::mesh_rank::Observers;
 use crate::report::{Collective, Span, SpanKind};
 use crate::{Config, Error, Result};
 
@@ -42,9 +42,9 @@ struct Sink {
     waiting: String,
 }
 
-/// One rank's two lanes, for computation and communication.
+/// One rank's part of a trace: two lanes, for computation and communication.
 #[derive(Clone)]
-pub struct Lane {
+pub struct RankTrace {
     trace: Trace,
     rank: usize,
     notes: Option<Notes>,
@@ -66,10 +66,10 @@ impl Trace {
         Ok(Trace { sink: wanted.then(Arc::default), inspects, begin: Instant::now() })
     }
 
-    /// Rank `rank`'s lanes.
-    pub fn lane(&self, rank: usize) -> Lane {
+    /// The trace of rank `rank`.
+    pub fn rank(&self, rank: usize) -> RankTrace {
         let notes = self.inspects.then(Notes::default);
-        Lane { trace: self.clone(), rank, notes, step: Arc::default() }
+        RankTrace { trace: self.clone(), rank, notes, step: Arc::default() }
     }
 
     /// Begins the file.
@@ -117,7 +117,7 @@ impl Trace {
     }
 }
 
-impl Lane {
+impl RankTrace {
     /// Begins the file of all lanes, and names this one's.
     pub fn open(&self, path: &Path) -> Result<()> {
         self.trace.open(path)

@@ -1,4 +1,7 @@
 //! [`Trainer`]: a training run as one value, made of a configuration, data and a model.
+//!
+//! [`Trainer::run`] and [`Trainer::run_layers`] make a [staged model](crate::staged_models) and call [`Trainer::run_parts`]. That starts the
+//! ranks ([`launch`](crate::launch)), builds a [`Run`] on each, resumes it, and calls [`Run::train`], the loop over steps.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,19 +19,20 @@ use phalanx_tensor::unpoisoned;
 use crate::callback::Callback;
 use crate::data::{Data, Dataset, Samples, Shuffled};
 use crate::identity::fingerprint;
-use crate::model::{Plain, StagedLayers};
-use crate::optimizers::{AnyRule, adamw};
-use crate::place::{Place, ranks, start};
+use crate::launch::{ranks, start};
+use crate::mesh_rank::MeshRank;
 use crate::record::Summary;
 use crate::report::{Profile, Setting};
 use crate::reporter::Reporter;
-use crate::run::{Beside, Hook, Run};
+use crate::run::optimizers::{AnyRule, adamw};
+use crate::run::{Hook, Run, WriteFiles};
 use crate::settings::{Keyed, Settings};
+use crate::staged_models::{Plain, StagedLayers};
 use crate::trace::Trace;
 use crate::{Config, Error, Result, checkpoints};
 
 type MakeOptimizers = dyn Fn(Vec<Parameter>, f64) -> Result<Vec<Optimizer<AnyRule>>> + Send + Sync;
-type Each = dyn Fn(&mut Run) -> Result<()> + Send + Sync;
+type AtEnd = dyn Fn(&mut Run) -> Result<()> + Send + Sync;
 
 /// A training run: a configuration, data, and at the end a model.
 ///
@@ -65,14 +69,14 @@ pub struct Trainer {
     metrics: Vec<PathBuf>,
     stop: Arc<AtomicBool>,
     hooks: Vec<(u64, Arc<Hook>)>,
-    each: Vec<Box<Each>>,
+    at_end: Vec<Box<AtEnd>>,
     identity: BTreeMap<String, String>,
-    /// Of the report.
+    /// The report's title.
     name: String,
-    /// What the report lists.
+    /// The settings that the report lists.
     settings: Vec<Setting>,
-    beside: Vec<Arc<Beside>>,
-    /// The process that this is, if that is known already.
+    extra_files: Vec<Arc<WriteFiles>>,
+    /// This process's rank of a process group that the program has joined (`Some(None)` if there is no group); with `None` the trainer joins it.
     process: Option<Option<Rank>>,
 }
 
@@ -96,11 +100,11 @@ impl Trainer {
             metrics: Vec::new(),
             stop: Arc::default(),
             hooks: Vec::new(),
-            each: Vec::new(),
+            at_end: Vec::new(),
             identity: BTreeMap::new(),
             name: "training run".into(),
             settings: Vec::new(),
-            beside: Vec::new(),
+            extra_files: Vec::new(),
             process: None,
         };
         trainer.settings("training run", &settings)
@@ -114,12 +118,12 @@ impl Trainer {
             let write = |file: &mut dyn std::io::Write| file.write_all(text.as_bytes());
             Ok(phalanx_tensor::io::atomic::write(folder.join(CONFIG), write)?)
         };
-        Trainer { name: name.into(), settings: settings.listed(), beside: vec![Arc::new(write)], ..self }
+        Trainer { name: name.into(), settings: settings.listed(), extra_files: vec![Arc::new(write)], ..self }
     }
 
     /// Writes files into the run's folder before the first step, on the first rank, such as a tokenizer.
-    pub fn beside(mut self, write: impl Fn(&Path) -> Result<()> + Send + Sync + 'static) -> Trainer {
-        self.beside.push(Arc::new(write));
+    pub fn extra_files(mut self, write: impl Fn(&Path) -> Result<()> + Send + Sync + 'static) -> Trainer {
+        self.extra_files.push(Arc::new(write));
         self
     }
 
@@ -142,7 +146,7 @@ impl Trainer {
     }
 
     /// Runs as a rank of the process group that [`start`] has joined. Without it the trainer joins the group itself.
-    pub fn within(self, process: Option<&Rank>) -> Trainer {
+    pub fn in_process_group(self, process: Option<&Rank>) -> Trainer {
         Trainer { process: Some(process.cloned()), ..self }
     }
 
@@ -221,7 +225,7 @@ impl Trainer {
 
     /// Calls `work` on every rank after training. There [`Run::full_state_dict`] has the model's values.
     pub fn at_end(mut self, work: impl Fn(&mut Run) -> Result<()> + Send + Sync + 'static) -> Trainer {
-        self.each.push(Box::new(work));
+        self.at_end.push(Box::new(work));
         self
     }
 
@@ -240,8 +244,8 @@ impl Trainer {
             return Err(Error::Config(format!("train: got tp {tp} x pp {pp}, wanted 1 x 1: {why}")));
         }
         let (config, counted) = (self.config.clone(), self.counted);
-        self.run_parts(|place| {
-            Ok(Plain { model: model(&place.scope(&config))?, loss: loss.clone(), counted })
+        self.run_parts(|mesh_rank| {
+            Ok(Plain { model: model(&mesh_rank.scope(&config))?, loss: loss.clone(), counted })
         })
     }
 
@@ -261,9 +265,9 @@ impl Trainer {
             return Err(Error::Config(format!("train: got tp {tp}, wanted 1: {why}")));
         }
         let (config, counted) = (self.config.clone(), self.counted);
-        self.run_parts(|place| {
-            let (schedule, rank) = (config.layout.schedule()?, place.groups.along(Axis::Pp).rank());
-            StagedLayers::build(&layers, &place.scope(&config), &schedule, rank, loss.clone(), counted)
+        self.run_parts(|mesh_rank| {
+            let (schedule, rank) = (config.layout.schedule()?, mesh_rank.groups.along(Axis::Pp).rank());
+            StagedLayers::build(&layers, &mesh_rank.scope(&config), &schedule, rank, loss.clone(), counted)
         })
     }
 
@@ -271,23 +275,26 @@ impl Trainer {
     ///
     /// # Errors
     /// If settings do not fit, or an error of a rank.
-    pub fn run_parts<P: StagedModel>(mut self, part: impl Fn(&Place) -> Result<P> + Sync) -> Result<Summary> {
+    pub fn run_parts<P: StagedModel>(
+        mut self,
+        part: impl Fn(&MeshRank) -> Result<P> + Sync,
+    ) -> Result<Summary> {
         if self.config.folder().is_some() {
             let reporter = self.reporter();
             self.callbacks.push(Box::new(reporter));
         }
         let callbacks = Mutex::new(std::mem::take(&mut self.callbacks));
-        let (resume, each) = (self.config.resume.clone(), std::mem::take(&mut self.each));
+        let (resume, at_end) = (self.config.resume.clone(), std::mem::take(&mut self.at_end));
         let summaries = self.on_ranks(part, |mut run| {
             if let Some(folder) = &resume {
                 run.resume(folder)?;
             }
-            let mut own = match run.place().is_first() {
+            let mut own = match run.mesh_rank().is_first() {
                 true => std::mem::take(&mut *unpoisoned(callbacks.lock())),
                 false => Vec::new(),
             };
             let summary = run.train(&mut own)?;
-            each.iter().try_for_each(|work| work(&mut run))?;
+            at_end.iter().try_for_each(|work| work(&mut run))?;
             Ok(summary)
         })?;
         summaries.into_iter().next().ok_or_else(|| Error::Config("train: there is no rank".into()))
@@ -299,7 +306,7 @@ impl Trainer {
     /// As [`Trainer::run_parts`].
     pub fn memory<P: StagedModel>(
         mut self,
-        part: impl Fn(&Place) -> Result<P> + Sync,
+        part: impl Fn(&MeshRank) -> Result<P> + Sync,
     ) -> Result<Vec<String>> {
         // A device without elements validates nothing.
         self.validation = None;
@@ -314,7 +321,7 @@ impl Trainer {
     pub fn profile<P: StagedModel>(
         mut self,
         steps: u64,
-        part: impl Fn(&Place) -> Result<P> + Sync,
+        part: impl Fn(&MeshRank) -> Result<P> + Sync,
     ) -> Result<Option<Profile>> {
         let reporter = Mutex::new(Some(self.reporter()));
         let (resume, steps) = (self.config.resume.clone(), steps.min(self.config.steps));
@@ -323,7 +330,7 @@ impl Trainer {
                 run.resume(folder)?;
             }
             let profile = run.profile(steps)?;
-            if !run.place().is_first() {
+            if !run.mesh_rank().is_first() {
                 return Ok(None);
             }
             let reporter = unpoisoned(reporter.lock()).take();
@@ -343,36 +350,36 @@ impl Trainer {
         }
     }
 
-    /// Runs `work` on every rank of this process.
+    /// Starts the ranks, builds a run on every rank of this process, and calls `work` with it.
     fn on_ranks<P: StagedModel, T: Send>(
         &mut self,
-        part: impl Fn(&Place) -> Result<P> + Sync,
+        part: impl Fn(&MeshRank) -> Result<P> + Sync,
         work: impl Fn(Run) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
         self.config.check()?;
-        let data = self.data_read()?;
+        let data = self.run_data()?;
         let mut identity = std::mem::take(&mut self.identity);
         identity.entry("data".into()).or_insert_with(|| fingerprint(&data, self.dataset.as_deref()));
-        let Trainer { config, optimizers, metrics, stop, hooks, beside, flops, process, .. } = self;
+        let Trainer { config, optimizers, metrics, stop, hooks, extra_files, flops, process, .. } = self;
         let (config, optimizers, flops) = (&*config, &**optimizers, *flops);
-        let (metrics, stop, hooks, beside) = (&*metrics, &*stop, &*hooks, &*beside);
+        let (metrics, stop, hooks, extra_files) = (&*metrics, &*stop, &*hooks, &*extra_files);
         let run = |process: Option<&Rank>| {
             let processes = process.map(Rank::comm);
             let trace = Trace::new(config, processes)?;
-            let done = ranks(config, process, |place| {
+            let done = ranks(config, process, |mesh_rank| {
                 if process.is_some() {
-                    place.agree(&format!("{}{identity:?}", config.in_common()))?;
+                    mesh_rank.check_equal(&format!("{}{identity:?}", config.in_common()))?;
                 }
-                let lane = trace.lane(place.rank());
-                let place = place.observed(lane.observer())?;
-                let model = part(&place)?;
-                let mut run = Run::new(config, place, lane, model, data.clone(), optimizers)?
+                let rank_trace = trace.rank(mesh_rank.rank());
+                let mesh_rank = mesh_rank.observed(rank_trace.observer())?;
+                let model = part(&mesh_rank)?;
+                let mut run = Run::new(config, mesh_rank, rank_trace, model, data.clone(), optimizers)?
                     .with_metrics(metrics.to_vec())
                     .with_stop(stop.clone())
                     .with_flops(flops);
                 run.identity.extend(identity.clone());
                 run.hooks.extend(hooks.iter().cloned());
-                run.beside.extend(beside.iter().cloned());
+                run.extra_files.extend(extra_files.iter().cloned());
                 work(run)
             })?;
             trace.finish(processes)?;
@@ -384,7 +391,8 @@ impl Trainer {
         }
     }
 
-    fn data_read(&self) -> Result<Data> {
+    /// The training samples and the validation data.
+    fn run_data(&self) -> Result<Data> {
         let samples: Arc<dyn Samples> = match (&self.samples, &self.dataset) {
             (Some(samples), _) => samples.clone(),
             (None, Some(dataset)) => Arc::new(Shuffled::new(dataset.clone(), self.config.seed)?),

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use phalanx_tensor::DType;
 use serde_json::{Map, Value, json};
 
-use super::{Activation, Decoder, GptConfig, LlamaConfig, Stage};
+use super::{Activation, Decoder, DecoderStage, GptConfig, LlamaConfig};
 use crate::{Error, LayerFactory, Result, Scope};
 
 /// A model's settings, of either family.
@@ -27,7 +27,7 @@ impl ModelConfig {
         &self,
         layers: &Arc<L>,
         scope: &Scope,
-        stage: Stage,
+        stage: DecoderStage,
     ) -> Result<Decoder<L>> {
         self.init_stage_beside(layers, scope, stage, None)
     }
@@ -40,7 +40,7 @@ impl ModelConfig {
         &self,
         layers: &Arc<L>,
         scope: &Scope,
-        stage: Stage,
+        stage: DecoderStage,
         first: Option<&Decoder<L>>,
     ) -> Result<Decoder<L>> {
         match self {
@@ -54,7 +54,7 @@ impl ModelConfig {
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
     pub fn init(&self, scope: &Scope) -> Result<Decoder> {
-        self.init_stage(&Arc::new(crate::OneDevice), scope, Stage::whole(self.layers()))
+        self.init_stage(&Arc::new(crate::OneDevice), scope, DecoderStage::whole(self.layers()))
     }
 
     /// Blocks.

@@ -1,4 +1,4 @@
-//! [`Decoder`]: token embedding, blocks, final norm and head, or a pipeline [`Stage`] of them.
+//! [`Decoder`]: token embedding, blocks, final norm and head, or a pipeline [`DecoderStage`] of them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -63,9 +63,9 @@ pub(crate) struct DecoderSpec<'a> {
 /// A language model, or a stage of one.
 pub struct Decoder<L: LayerFactory = OneDevice> {
     names: &'static Names,
-    stage: Stage,
+    stage: DecoderStage,
     /// Blocks of the whole model.
-    total: usize,
+    blocks_of_all: usize,
     context: usize,
     vocabulary: usize,
     layers: Arc<L>,
@@ -95,6 +95,7 @@ struct InputEmbedding<L: LayerFactory> {
 struct NormAndHead<L: LayerFactory> {
     norm: Box<dyn Module>,
     head: L::Head,
+    /// The dtype of the head.
     matrix: DType,
     /// What the head's table is called here; nothing if the embedding of this stage has it.
     head_name: Option<&'static str>,
@@ -102,11 +103,12 @@ struct NormAndHead<L: LayerFactory> {
 }
 
 impl<L: LayerFactory> Decoder<L> {
-    /// Builds a stage, perhaps beside the first. `block` makes the block of a number at a place.
+    /// Builds a stage. `first` is the first stage of the same model, if this rank has that too: a tied head shares its table. `block` makes
+    /// block i in its scope.
     pub(crate) fn build(
         layers: &Arc<L>,
         scope: &Scope,
-        stage: Stage,
+        stage: DecoderStage,
         first: Option<&Decoder<L>>,
         spec: DecoderSpec<'_>,
         block: impl Fn(usize, &Scope) -> Result<Arc<dyn Block>>,
@@ -117,19 +119,19 @@ impl<L: LayerFactory> Decoder<L> {
         }
         let names = spec.names;
         let embed = if stage.first { Some(InputEmbedding::new(layers, scope, &spec)?) } else { None };
-        let elsewhere = first.and_then(|first| first.embed.as_ref()).map(WrappedUnit::module);
+        let of_first = first.and_then(|first| first.embed.as_ref()).map(WrappedUnit::module);
         let blocks = scope.child(names.blocks);
         let blocks = stage
             .layers
             .clone()
             .map(|i| Ok(WrappedUnit::new(block(i, &blocks.child(i))?)))
             .collect::<Result<_>>()?;
-        let table = embed.as_ref().or(elsewhere);
+        let table = embed.as_ref().or(of_first);
         let tail = if stage.last { Some(NormAndHead::new(&**layers, scope, &spec, table)?) } else { None };
         let decoder = Decoder {
             names,
             stage,
-            total: spec.blocks,
+            blocks_of_all: spec.blocks,
             context: spec.context,
             vocabulary: spec.table.count,
             layers: layers.clone(),
@@ -151,7 +153,7 @@ impl<L: LayerFactory> Decoder<L> {
     }
 
     /// Which part of the model this is.
-    pub fn stage(&self) -> &Stage {
+    pub fn stage(&self) -> &DecoderStage {
         &self.stage
     }
 
@@ -217,7 +219,7 @@ impl<L: LayerFactory> Decoder<L> {
         for (i, block) in self.stage.layers.clone().zip(&self.blocks) {
             let recompute = match self.recompute {
                 RecomputeMode::Never => false,
-                RecomputeMode::ExceptLast => i + 1 < self.total,
+                RecomputeMode::ExceptLast => i + 1 < self.blocks_of_all,
                 RecomputeMode::Always => true,
             };
             x = match documents.cloned() {
@@ -406,9 +408,9 @@ impl<L: LayerFactory> Parameters for Decoder<L> {
     }
 }
 
-/// The part of a model that is built: a pipeline stage.
+/// A pipeline stage of a decoder: which of its parts are built.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Stage {
+pub struct DecoderStage {
     /// The blocks.
     pub layers: Range<usize>,
     /// Whether the embedding belongs to it.
@@ -417,10 +419,10 @@ pub struct Stage {
     pub last: bool,
 }
 
-impl Stage {
+impl DecoderStage {
     /// The whole of a model of that many blocks.
-    pub fn whole(layers: usize) -> Stage {
-        Stage { layers: 0..layers, first: true, last: true }
+    pub fn whole(layers: usize) -> DecoderStage {
+        DecoderStage { layers: 0..layers, first: true, last: true }
     }
 }
 

@@ -12,7 +12,7 @@ use phalanx_autograd::Var;
 use phalanx_tensor::DType;
 
 use super::decoder::{DecoderSpec, Names, check_numbers, check_sizes};
-use super::{Activation, Block, Decoder, Documents, KvCache, Stage};
+use super::{Activation, Block, Decoder, DecoderStage, Documents, KvCache};
 use crate::layer_factory::{EmbeddingSpec, LinearSpec, activation_window};
 use crate::modules::attention::{CausalAttention, Heads, Positions};
 use crate::modules::{Dropout, LayerNorm, LayerNormConfig};
@@ -79,7 +79,7 @@ impl GptConfig {
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
     pub fn init(&self, scope: &Scope) -> Result<Decoder> {
-        self.init_stage(&Arc::new(OneDevice), scope, Stage::whole(self.layers))
+        self.init_stage(&Arc::new(OneDevice), scope, DecoderStage::whole(self.layers))
     }
 
     /// A stage of the model, of these layers.
@@ -90,7 +90,7 @@ impl GptConfig {
         &self,
         layers: &Arc<L>,
         scope: &Scope,
-        stage: Stage,
+        stage: DecoderStage,
     ) -> Result<Decoder<L>> {
         self.init_stage_beside(layers, scope, stage, None)
     }
@@ -103,7 +103,7 @@ impl GptConfig {
         &self,
         layers: &Arc<L>,
         scope: &Scope,
-        stage: Stage,
+        stage: DecoderStage,
         first: Option<&Decoder<L>>,
     ) -> Result<Decoder<L>> {
         self.check().map_err(|why| Error::invalid("GPT", why))?;
@@ -120,7 +120,7 @@ impl GptConfig {
             stream: self.stream.unwrap_or(scope.dtype()),
             norm: &norm,
         };
-        let block = |_, place: &Scope| Ok(Arc::new(GptBlock::new(self, layers, place)?) as Arc<dyn Block>);
+        let block = |_, scope: &Scope| Ok(Arc::new(GptBlock::new(self, layers, scope)?) as Arc<dyn Block>);
         Decoder::build(layers, scope, stage, first, spec, block)
     }
 
@@ -154,6 +154,7 @@ struct GptBlock<L: LayerFactory> {
     attend: CausalAttention,
     activation: Activation,
     dropouts: [Dropout; 2],
+    /// The dtype of the linear layers.
     matrix: DType,
 }
 
@@ -179,13 +180,13 @@ impl<L: LayerFactory> GptBlock<L> {
         let init = |std: f64| Init::Normal { mean: 0.0, std };
         // The branches' outputs are scaled down, so that the stream's variance does not grow with the depth.
         let residual = config.init_std / (2.0 * config.layers as f64).sqrt();
-        let column = |place: &Scope, outputs: &[usize]| {
+        let column = |scope: &Scope, outputs: &[usize]| {
             let init = init(config.init_std);
-            layers.column(place, LinearSpec { inputs: width, outputs, bias: true, init, whole: false })
+            layers.column(scope, LinearSpec { inputs: width, outputs, bias: true, init, whole: false })
         };
-        let row = |place: &Scope, inputs: usize| {
+        let row = |scope: &Scope, inputs: usize| {
             let init = init(residual);
-            layers.row(place, LinearSpec { inputs, outputs: &[width], bias: true, init, whole: true })
+            layers.row(scope, LinearSpec { inputs, outputs: &[width], bias: true, init, whole: true })
         };
         let stream = scope.with_dtype(config.stream.unwrap_or(scope.dtype()));
         let (attn, mlp) = (scope.child("attn"), scope.child("mlp"));

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use phalanx_tensor::io::{SafeTensors, atomic, save_safetensors};
 use phalanx_tensor::{Device, Tensor};
 
-use super::{Decoder, ModelConfig, Stage};
+use super::{Decoder, DecoderStage, ModelConfig};
 use crate::{Error, LayerFactory, Mismatch, OneDevice, Parameters, Result, Scope};
 
 const WEIGHTS: &str = "model.safetensors";
@@ -45,7 +45,7 @@ pub fn load_model(folder: impl AsRef<Path>, scope: &Scope) -> Result<(ModelConfi
 /// # Errors
 /// As [`load_weights`].
 pub fn load_configured(config: &ModelConfig, folder: impl AsRef<Path>, scope: &Scope) -> Result<Decoder> {
-    load_stage(config, folder, &Arc::new(OneDevice), scope, Stage::whole(config.layers()))
+    load_stage(config, folder, &Arc::new(OneDevice), scope, DecoderStage::whole(config.layers()))
 }
 
 /// Builds a stage of a folder's model from these layers. Each parameter loads its part of the weights.
@@ -57,7 +57,7 @@ pub fn load_stage<L: LayerFactory>(
     folder: impl AsRef<Path>,
     layers: &Arc<L>,
     scope: &Scope,
-    stage: Stage,
+    stage: DecoderStage,
 ) -> Result<Decoder<L>> {
     check_size(config, &folder)?;
     let model = config.init_stage(layers, scope, stage)?;
@@ -139,7 +139,9 @@ pub fn save_model<L: LayerFactory>(
     folder: impl AsRef<Path>,
 ) -> Result<()> {
     let parameters = model.parameters();
-    if *model.stage() != Stage::whole(config.layers()) || !parameters.iter().all(|p| p.part().is_whole()) {
+    if *model.stage() != DecoderStage::whole(config.layers())
+        || !parameters.iter().all(|p| p.part().is_whole())
+    {
         return Err(Error::invalid("save_model", "got a part of a model, wanted a whole one"));
     }
     let tensors = parameters.iter().map(|p| (p.name().to_string(), p.tensor())).collect();

@@ -12,7 +12,7 @@ use phalanx_autograd::Var;
 use phalanx_tensor::DType;
 
 use super::decoder::{DecoderSpec, Names, check_numbers, check_sizes};
-use super::{Block, Decoder, Documents, KvCache, Stage};
+use super::{Block, Decoder, DecoderStage, Documents, KvCache};
 use crate::layer_factory::{EmbeddingSpec, LinearSpec};
 use crate::modules::attention::Positions;
 use crate::modules::{GroupedQueryAttention, GroupedQueryAttentionConfig, RmsNorm, RmsNormConfig};
@@ -86,7 +86,7 @@ impl LlamaConfig {
     /// # Errors
     /// If the sizes do not fit each other, or it cannot be allocated.
     pub fn init(&self, scope: &Scope) -> Result<Decoder> {
-        self.init_stage(&Arc::new(OneDevice), scope, Stage::whole(self.layers))
+        self.init_stage(&Arc::new(OneDevice), scope, DecoderStage::whole(self.layers))
     }
 
     /// A stage of the model, of these layers.
@@ -97,7 +97,7 @@ impl LlamaConfig {
         &self,
         layers: &Arc<L>,
         scope: &Scope,
-        stage: Stage,
+        stage: DecoderStage,
     ) -> Result<Decoder<L>> {
         self.init_stage_beside(layers, scope, stage, None)
     }
@@ -110,7 +110,7 @@ impl LlamaConfig {
         &self,
         layers: &Arc<L>,
         scope: &Scope,
-        stage: Stage,
+        stage: DecoderStage,
         first: Option<&Decoder<L>>,
     ) -> Result<Decoder<L>> {
         self.check().map_err(|why| Error::invalid("Llama", why))?;
@@ -182,11 +182,11 @@ impl<L: LayerFactory> LlamaBlock<L> {
     fn new(config: &LlamaConfig, layers: &Arc<L>, scope: &Scope) -> Result<LlamaBlock<L>> {
         let LlamaConfig { width, inner, attention_bias, mlp_bias, .. } = *config;
         let init = Init::Normal { mean: 0.0, std: config.init_std };
-        let column = |place: Scope, out: usize, bias: bool| {
-            layers.column(&place, LinearSpec { inputs: width, outputs: &[out], bias, init, whole: false })
+        let column = |scope: Scope, out: usize, bias: bool| {
+            layers.column(&scope, LinearSpec { inputs: width, outputs: &[out], bias, init, whole: false })
         };
-        let row = |place: Scope, inputs: usize, bias: bool| {
-            layers.row(&place, LinearSpec { inputs, outputs: &[width], bias, init, whole: true })
+        let row = |scope: Scope, inputs: usize, bias: bool| {
+            layers.row(&scope, LinearSpec { inputs, outputs: &[width], bias, init, whole: true })
         };
         let mlp = scope.child("mlp");
         let stream = scope.with_dtype(config.stream.unwrap_or(scope.dtype()));

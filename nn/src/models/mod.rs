@@ -1,5 +1,5 @@
-//! Transformers: GPT and Llama, written once over [`crate::LayerFactory`]. A [`Stage`] is a range of blocks, with or without the embedding and
-//! the head.
+//! Transformers: GPT and Llama, written once over [`crate::LayerFactory`]. A [`DecoderStage`] says which blocks a pipeline stage has, and whether
+//! it has the embedding and the head.
 
 mod config;
 mod decoder;
@@ -14,7 +14,7 @@ mod tests;
 pub use crate::modules::activation::Activation;
 pub use crate::modules::attention::{Documents, KvCache};
 pub use config::ModelConfig;
-pub use decoder::{Block, Decoder, Stage, next_token_targets};
+pub use decoder::{Block, Decoder, DecoderStage, next_token_targets};
 pub use generate::{Sampling, generate, generate_with};
 pub use gpt::GptConfig;
 pub use hugging_face::{
@@ -22,3 +22,7 @@ pub use hugging_face::{
 };
 pub use llama::LlamaConfig;
 pub use recompute::RecomputeMode;
+
+/// The former name of [`DecoderStage`].
+#[deprecated(since = "0.1.0", note = "renamed to `DecoderStage`")]
+pub type Stage = DecoderStage;

@@ -1,9 +1,8 @@
 //! What the models promise: the same bits however they are run, the same files as elsewhere.
 
-use phalanx_autograd::ContextMode;
 use std::path::PathBuf;
 
-use phalanx_autograd::{CrossEntropy, Var, no_grad};
+use phalanx_autograd::{ContextMode, CrossEntropy, Var, no_grad};
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, Context, DType, Device, RngKey};
 
@@ -88,7 +87,7 @@ fn stages_have_the_gradients_of_the_whole() {
     let scope = Scope::new(3, DType::F32, Device::CPU);
     let layers = std::sync::Arc::new(crate::OneDevice);
     let stage = |layers_of: std::ops::Range<usize>, first: bool, last: bool| {
-        config.init_stage(&layers, &scope, Stage { layers: layers_of, first, last }).unwrap()
+        config.init_stage(&layers, &scope, DecoderStage { layers: layers_of, first, last }).unwrap()
     };
     let stages = [stage(0..1, true, false), stage(1..3, false, true)];
     let (tokens, targets) = batch(4, Device::CPU);
@@ -246,7 +245,7 @@ fn parameters_are_called_as_in_the_files_and_initial_values_depend_on_nothing_el
     assert_eq!(names[..4], ["wte.weight", "wpe.weight", "h.0.ln_1.weight", "h.0.ln_1.bias"]);
     assert!(model.named_parameters().iter().all(|(path, p)| path == p.name()));
     let scope = Scope::new(3, DType::F32, Device::CPU);
-    let last = Stage { layers: 2..3, first: false, last: true };
+    let last = DecoderStage { layers: 2..3, first: false, last: true };
     let stage = gpt(0.0).init_stage(&std::sync::Arc::new(crate::OneDevice), &scope, last).unwrap();
     for parameter in stage.parameters() {
         let twin = model.parameters().into_iter().find(|p| p.name() == parameter.name()).unwrap();

@@ -186,7 +186,7 @@ pub(crate) struct CausalAttention {
     /// This rank's key heads.
     key_heads: usize,
     /// The key head of each query head, if the query heads do not share the key heads evenly.
-    uses: Option<Vec<i64>>,
+    key_of_query: Option<Vec<i64>>,
     dim: usize,
     rope: Option<f64>,
     dropout: Dropout,
@@ -225,12 +225,12 @@ impl CausalAttention {
     ) -> Result<CausalAttention> {
         let here = layers.heads(heads.query)?;
         let keys = layers.key_heads(heads.query, heads.key)?;
-        let uses: Vec<usize> = here.clone().map(|i| i * heads.key / heads.query - keys.start).collect();
+        let keys_here: Vec<usize> = here.clone().map(|i| i * heads.key / heads.query - keys.start).collect();
         let even = |(i, &key): (usize, &usize)| key == i * keys.len() / here.len();
-        let evenly = here.len().is_multiple_of(keys.len()) && uses.iter().enumerate().all(even);
-        let uses = (!evenly).then(|| uses.into_iter().map(|key| key as i64).collect());
+        let evenly = here.len().is_multiple_of(keys.len()) && keys_here.iter().enumerate().all(even);
+        let key_of_query = (!evenly).then(|| keys_here.into_iter().map(|key| key as i64).collect());
         let (all, dim) = (heads.query, heads.dim);
-        Ok(CausalAttention { heads: here, all, key_heads: keys.len(), uses, dim, rope, dropout })
+        Ok(CausalAttention { heads: here, all, key_heads: keys.len(), key_of_query, dim, rope, dropout })
     }
 
     /// An empty cache for `batch` sequences of at most `capacity` positions.
@@ -271,9 +271,9 @@ impl CausalAttention {
             Some(cache) => cache.append(&k, &v)?,
             None => (k, v),
         };
-        let (k, v) = (self.used(k)?, self.used(v)?);
+        let (k, v) = (self.key_heads_by_query(k)?, self.key_heads_by_query(v)?);
         let y = if self.dropout.is_active() {
-            self.composed(&q, &k, &v, before, documents)?
+            self.with_dropout(&q, &k, &v, before, documents)?
         } else {
             self.fused(&q, &k, &v, before, documents)?
         };
@@ -282,9 +282,9 @@ impl CausalAttention {
     }
 
     /// Keys or values with a head for each query head, unless the heads are shared evenly.
-    fn used(&self, x: Var) -> Result<Var> {
-        let Some(uses) = &self.uses else { return Ok(x) };
-        Ok(x.index_select(1, &Var::from_slice(uses, &[uses.len()], x.device())?)?)
+    fn key_heads_by_query(&self, x: Var) -> Result<Var> {
+        let Some(key_of_query) = &self.key_of_query else { return Ok(x) };
+        Ok(x.index_select(1, &Var::from_slice(key_of_query, &[key_of_query.len()], x.device())?)?)
     }
 
     fn fused(&self, q: &Var, k: &Var, v: &Var, before: usize, documents: Option<&Documents>) -> Result<Var> {
@@ -302,7 +302,7 @@ impl CausalAttention {
     }
 
     /// Attention with dropout on the probabilities, which are therefore computed and kept.
-    fn composed(
+    fn with_dropout(
         &self,
         q: &Var,
         k: &Var,
@@ -311,7 +311,7 @@ impl CausalAttention {
         documents: Option<&Documents>,
     ) -> Result<Var> {
         let (queries, keys) = (q.shape()[2], k.shape()[2]);
-        let (k, v) = (self.shared(k)?, self.shared(v)?);
+        let (k, v) = (self.repeated(k)?, self.repeated(v)?);
         let scores = q.matmul(&k.transpose(2, 3)?)?.mul_scalar((self.dim as f64).sqrt().recip())?;
         let hidden = causal_mask(queries, before, q.device())?.eq_scalar(false)?;
         let mut scores = scores.masked_fill(&hidden, f64::NEG_INFINITY)?;
@@ -327,7 +327,7 @@ impl CausalAttention {
     }
 
     /// Keys or values repeated for the query heads that share them.
-    fn shared(&self, x: &Var) -> Result<Var> {
+    fn repeated(&self, x: &Var) -> Result<Var> {
         let group = self.heads.len() / x.shape()[1];
         if group == 1 {
             return Ok(x.clone());

@@ -142,6 +142,12 @@ pub struct Conv1dConfig {
 }
 
 impl Conv1dConfig {
+    /// From `inputs` channels to `outputs`, with a bias.
+    pub fn new(inputs: usize, outputs: usize, kernel: usize) -> Conv1dConfig {
+        let options = Conv1dOptions::default();
+        Conv1dConfig { inputs, outputs, kernel, options, output_padding: 0, bias: true }
+    }
+
     /// With this stride.
     #[must_use]
     pub fn with_stride(self, stride: usize) -> Conv1dConfig {
@@ -152,12 +158,6 @@ impl Conv1dConfig {
     #[must_use]
     pub fn with_padding(self, padding: usize) -> Conv1dConfig {
         self.with_options(Conv1dOptions { padding, ..self.options })
-    }
-
-    /// From `inputs` channels to `outputs`, with a bias.
-    pub fn new(inputs: usize, outputs: usize, kernel: usize) -> Conv1dConfig {
-        let options = Conv1dOptions::default();
-        Conv1dConfig { inputs, outputs, kernel, options, output_padding: 0, bias: true }
     }
 
     /// With stride, padding, dilation and groups.
@@ -316,7 +316,7 @@ impl Conv3dConfig {
         Conv3dConfig { options, ..self }
     }
 
-    /// With this many more places at the end, for a transposed convolution.
+    /// With this many more voxels at the end, for a transposed convolution.
     #[must_use]
     pub fn with_output_padding(self, output_padding: [usize; 3]) -> Conv3dConfig {
         Conv3dConfig { output_padding, ..self }

@@ -57,18 +57,18 @@ impl EmbeddingConfig {
     /// If it cannot be allocated, or the padding row does not exist.
     pub fn init(self, scope: &Scope) -> Result<Embedding> {
         let EmbeddingConfig { count, width, init, padding, tied } = self;
-        let place = |row: isize| {
+        let index_of = |row: isize| {
             if row < 0 { count.checked_sub(row.unsigned_abs()) } else { Some(row.unsigned_abs()) }
         };
         if let Some(row) = padding
-            && place(row).is_none_or(|place| place >= count)
+            && index_of(row).is_none_or(|index| index >= count)
         {
             let why = format!("got the padding row {row}, wanted one of the {count} rows");
             return Err(Error::invalid(label("Embedding", scope.path()), why));
         }
         let weight = scope.parameter("weight", &[count, width], init)?;
-        if let Some(place) = padding.and_then(place) {
-            phalanx_kernels::fill_(&mut weight.tensor().narrow(0, place, 1)?, 0.0)?;
+        if let Some(index) = padding.and_then(index_of) {
+            phalanx_kernels::fill_(&mut weight.tensor().narrow(0, index, 1)?, 0.0)?;
         }
         let weight = weight.with_sites(1 + usize::from(tied))?;
         Ok(Embedding { weight, site: usize::from(tied), padding })

@@ -42,6 +42,6 @@ pub use pool::{
 };
 pub use recurrent::{Gru, Lstm, LstmOutput, RecurrentConfig};
 pub use transformer_encoder::{
-    Hidden, MultiheadAttention, MultiheadAttentionConfig, TransformerEncoderLayer,
+    AttentionMasks, MultiheadAttention, MultiheadAttentionConfig, TransformerEncoderLayer,
     TransformerEncoderLayerConfig,
 };

@@ -96,24 +96,24 @@ impl Parameters for Weights {
 
 impl Layer {
     /// The inputs' contribution to the gates, for all times at once: `[B, T, in]` to `[B, T, gates hidden]`.
-    fn of_inputs(&self, x: &Var) -> Result<Var> {
+    fn input_gates(&self, x: &Var) -> Result<Var> {
         Ok(x.linear(&self.weight_ih.var(), self.bias_ih.as_ref().map(Parameter::var).as_ref())?)
     }
 
     /// The weight and the bias of the hidden state's contribution.
-    pub(super) fn of_hidden(&self) -> (Var, Option<Var>) {
+    pub(super) fn hidden_weights(&self) -> (Var, Option<Var>) {
         (self.weight_hh.var(), self.bias_hh.as_ref().map(Parameter::var))
     }
 }
 
 impl Weights {
     /// Runs all layers over time. `over_time` computes a layer's outputs `[B, T, hidden]` and last states from its weights, the inputs'
-    /// contributions to the gates `[B, T, gates hidden]` and the initial states. `first` are the initial states of all layers, each
+    /// contributions to the gates `[B, T, gates hidden]` and the initial states. `initial` are the initial states of all layers, each
     /// `[layers, B, hidden]`, 0 if absent. Returns the last layer's outputs and the last states of all layers.
     pub(super) fn run<const N: usize>(
         &self,
         x: &Var,
-        first: [Option<&Var>; N],
+        initial: [Option<&Var>; N],
         over_time: impl Fn(&Layer, &Var, [Var; N]) -> Result<(Var, [Var; N])>,
     ) -> Result<(Var, [Var; N])> {
         let &[_, _, inputs] = x.shape() else { return Err(self.refuse(x)) };
@@ -122,7 +122,8 @@ impl Weights {
         }
         let (mut outputs, mut last) = (x.clone(), [const { Vec::new() }; N]);
         for (i, layer) in self.layers.iter().enumerate() {
-            let (made, states) = over_time(layer, &layer.of_inputs(&outputs)?, self.first(i, first, x)?)?;
+            let (made, states) =
+                over_time(layer, &layer.input_gates(&outputs)?, self.initial_states(i, initial, x)?)?;
             outputs = made;
             last.iter_mut().zip(states).for_each(|(all, state)| all.push(state));
         }
@@ -130,7 +131,12 @@ impl Weights {
     }
 
     /// The initial states of layer `i`.
-    fn first<const N: usize>(&self, i: usize, given: [Option<&Var>; N], x: &Var) -> Result<[Var; N]> {
+    fn initial_states<const N: usize>(
+        &self,
+        i: usize,
+        given: [Option<&Var>; N],
+        x: &Var,
+    ) -> Result<[Var; N]> {
         let shape = [self.layers.len(), x.shape()[0], self.hidden];
         if let Some(odd) = given.into_iter().flatten().find(|state| state.shape() != shape) {
             let why = format!("got a state of shape {:?}, wanted {shape:?}", odd.shape());
@@ -195,10 +201,10 @@ impl Lstm {
             let why = format!("got a {came} state without a {missing} state, wanted both or neither");
             return Err(Error::invalid("Lstm", why));
         }
-        let (output, [hidden, cell]) = self.0.run(x, [hidden, cell], |layer, shares, [h, c]| {
-            let (weight, bias) = layer.of_hidden();
-            let (output, cell) = shares.lstm(&weight, bias.as_ref(), [&h, &c])?;
-            let hidden = match shares.shape()[1] {
+        let (output, [hidden, cell]) = self.0.run(x, [hidden, cell], |layer, gates, [h, c]| {
+            let (weight, bias) = layer.hidden_weights();
+            let (output, cell) = gates.lstm(&weight, bias.as_ref(), [&h, &c])?;
+            let hidden = match gates.shape()[1] {
                 0 => h,
                 times => output.select(1, times - 1)?,
             };
@@ -209,7 +215,7 @@ impl Lstm {
 }
 
 /// `n = tanh(x_n + sigmoid(r) h_n)`, `h = (1 - sigmoid(z)) n + sigmoid(z) h`, with the gates r, z, n stacked in the
-/// weights; `x_n` and `h_n` are the inputs' and the hidden state's shares of n, each with its bias.
+/// weights; `x_n` and `h_n` are the inputs' and the hidden state's contributions to n, each with its bias.
 /// Source: Cho et al.: Learning phrase representations (2014).
 pub struct Gru(Weights);
 
@@ -236,20 +242,20 @@ impl Gru {
     /// # Errors
     /// If the inputs do not fit.
     pub fn forward(&self, x: &Var, hidden: Option<&Var>) -> Result<(Var, Var)> {
-        let (output, [hidden]) = self.0.run(x, [hidden], |layer, shares, [mut h]| {
-            let ((weight, bias), times) = (layer.of_hidden(), shares.shape()[1]);
+        let (output, [hidden]) = self.0.run(x, [hidden], |layer, gates, [mut h]| {
+            let ((weight, bias), times) = (layer.hidden_weights(), gates.shape()[1]);
             let mut outputs = Vec::with_capacity(times);
             // `split` is one node for all times. A `narrow` for each time would allocate a gradient of the whole for each.
-            for share in shares.split_sizes(&vec![1; times], 1)? {
+            for of_time in gates.split_sizes(&vec![1; times], 1)? {
                 let (x, own) =
-                    (share.squeeze(&[1])?.chunk(3, 1)?, h.linear(&weight, bias.as_ref())?.chunk(3, 1)?);
+                    (of_time.squeeze(&[1])?.chunk(3, 1)?, h.linear(&weight, bias.as_ref())?.chunk(3, 1)?);
                 let (r, z) = (x[0].add(&own[0])?.sigmoid()?, x[1].add(&own[1])?.sigmoid()?);
                 let n = x[2].add(&r.mul(&own[2])?)?.tanh()?;
                 h = n.add(&z.mul(&h.sub(&n)?)?)?;
                 outputs.push(h.clone());
             }
             let output = match times {
-                0 => shares.narrow(2, 0, h.shape()[1])?,
+                0 => gates.narrow(2, 0, h.shape()[1])?,
                 _ => Var::stack(&outputs, 1)?,
             };
             Ok((output, [h]))

@@ -1,8 +1,7 @@
 //! What all layers promise: PyTorch's names and shapes, its initial values, modes, errors.
 
-use phalanx_autograd::ContextMode;
 use phalanx_autograd::{
-    BagMode, FoldOptions, Interpolate, InterpolateMode, Pool1dOptions, Pool3dOptions, Var,
+    BagMode, ContextMode, FoldOptions, Interpolate, InterpolateMode, Pool1dOptions, Pool3dOptions, Var,
 };
 use phalanx_kernels::{Conv1dOptions, ConvOptions, PoolOptions};
 use phalanx_tensor::{Context, DType, Device};
@@ -157,12 +156,12 @@ fn hidden_keys_are_as_if_absent_and_one_input_thrice_as_three_alike() {
     let attention = MultiheadAttentionConfig::new(4, 2).init(&scope()).unwrap();
     let (q, k) = (wave(&[1, 3, 4]), wave(&[1, 5, 4]));
     let hidden = Var::from_slice(&[false, false, false, true, true], &[1, 5], Device::CPU).unwrap();
-    let masked = attention.forward(&q, &k, &k, Hidden { keys: Some(&hidden), mask: None }).unwrap();
+    let masked = attention.forward(&q, &k, &k, AttentionMasks { keys: Some(&hidden), mask: None }).unwrap();
     let short = k.narrow(1, 0, 3).unwrap();
-    close(&masked, &attention.forward(&q, &short, &short, Hidden::default()).unwrap());
-    let apart = attention.forward(&q, &q.clone(), &q.clone(), Hidden::default()).unwrap();
-    assert_eq!(values(&attention.forward(&q, &q, &q, Hidden::default()).unwrap()), values(&apart));
-    let (y, p) = attention.forward_with_weights(&q, &q, &q, Hidden::default()).unwrap();
+    close(&masked, &attention.forward(&q, &short, &short, AttentionMasks::default()).unwrap());
+    let apart = attention.forward(&q, &q.clone(), &q.clone(), AttentionMasks::default()).unwrap();
+    assert_eq!(values(&attention.forward(&q, &q, &q, AttentionMasks::default()).unwrap()), values(&apart));
+    let (y, p) = attention.forward_with_weights(&q, &q, &q, AttentionMasks::default()).unwrap();
     close(&y, &apart);
     assert_eq!(p.shape(), [1, 2, 3, 3]);
 }
@@ -253,7 +252,7 @@ fn errors_say_what_came_and_what_was_wanted() {
     said(MultiheadAttentionConfig::new(5, 2).init(s).err().unwrap(), &["MultiheadAttention", "2", "5"]);
     let attention = MultiheadAttentionConfig::new(4, 2).init(s).unwrap();
     let x = wave(&[3, 4]);
-    said(attention.forward(&x, &x, &x, Hidden::default()).err().unwrap(), &["[3, 4]", "[B, T, 4]"]);
+    said(attention.forward(&x, &x, &x, AttentionMasks::default()).err().unwrap(), &["[3, 4]", "[B, T, 4]"]);
     let lstm = RecurrentConfig::new(3, 4).init_lstm(s).unwrap();
     said(lstm.forward(&x, None, None).err().unwrap(), &["[3, 4]", "[B, T, 3]"]);
     let (x, state) = (wave(&[2, 5, 3]), wave(&[1, 3, 4]));

@@ -82,7 +82,7 @@ impl MultiheadAttentionConfig {
 
 /// The attention masks. True means *hidden*, as in PyTorch's modules.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Hidden<'a> {
+pub struct AttentionMasks<'a> {
     /// bool, `[T, S]`, or `[B heads, T, S]` with a mask for each head.
     pub mask: Option<&'a Var>,
     /// bool, `[B, S]`.
@@ -94,13 +94,13 @@ impl MultiheadAttention {
     ///
     /// # Errors
     /// If the inputs do not fit.
-    pub fn forward(&self, query: &Var, key: &Var, value: &Var, hidden: Hidden<'_>) -> Result<Var> {
+    pub fn forward(&self, query: &Var, key: &Var, value: &Var, masks: AttentionMasks<'_>) -> Result<Var> {
         let _mode = self.mode.enter();
         let [q, k, v] = self.project([query, key, value])?;
-        let seen = self.seen(&q, &k, hidden)?;
+        let visible = self.visible_keys(&q, &k, masks)?;
         self.join(&match self.dropout.is_active() {
-            true => self.probabilities(&q, &k, seen.as_ref())?.matmul(&v)?,
-            false => q.scaled_dot_product_attention(&k, &v, seen.as_ref(), &Attention::default())?,
+            true => self.probabilities(&q, &k, visible.as_ref())?.matmul(&v)?,
+            false => q.scaled_dot_product_attention(&k, &v, visible.as_ref(), &Attention::default())?,
         })
     }
 
@@ -113,11 +113,11 @@ impl MultiheadAttention {
         query: &Var,
         key: &Var,
         value: &Var,
-        hidden: Hidden<'_>,
+        masks: AttentionMasks<'_>,
     ) -> Result<(Var, Var)> {
         let _mode = self.mode.enter();
         let [q, k, v] = self.project([query, key, value])?;
-        let p = self.probabilities(&q, &k, self.seen(&q, &k, hidden)?.as_ref())?;
+        let p = self.probabilities(&q, &k, self.visible_keys(&q, &k, masks)?.as_ref())?;
         Ok((self.join(&p.matmul(&v)?)?, p))
     }
 
@@ -145,9 +145,9 @@ impl MultiheadAttention {
     }
 
     /// The mask of visible keys, in a shape that broadcasts to `[B, heads, T, S]`.
-    fn seen(&self, q: &Var, k: &Var, hidden: Hidden<'_>) -> Result<Option<Var>> {
+    fn visible_keys(&self, q: &Var, k: &Var, masks: AttentionMasks<'_>) -> Result<Option<Var>> {
         let (batch, queries, keys) = (q.shape()[0], q.shape()[2], k.shape()[2]);
-        let mask = match hidden.mask {
+        let mask = match masks.mask {
             Some(mask) if mask.rank() == 3 => {
                 let mask = wanted(mask, &[batch * self.heads, queries, keys])?;
                 Some(mask.reshape_to(&[batch, self.heads, queries, keys])?.eq_scalar(false)?)
@@ -155,18 +155,18 @@ impl MultiheadAttention {
             Some(mask) => Some(wanted(mask, &[queries, keys])?.eq_scalar(false)?),
             None => None,
         };
-        let Some(padding) = hidden.keys else { return Ok(mask) };
+        let Some(padding) = masks.keys else { return Ok(mask) };
         let padding = wanted(padding, &[batch, keys])?.reshape_to(&[batch, 1, 1, keys])?;
         let Some(mask) = mask else { return Ok(Some(padding.eq_scalar(false)?)) };
         let shape = [batch, if mask.rank() == 4 { self.heads } else { 1 }, queries, keys];
         Ok(Some(mask.broadcast_to(&shape)?.masked_fill(&padding, false)?))
     }
 
-    fn probabilities(&self, q: &Var, k: &Var, seen: Option<&Var>) -> Result<Var> {
+    fn probabilities(&self, q: &Var, k: &Var, visible: Option<&Var>) -> Result<Var> {
         let scale = ((self.width / self.heads) as f64).sqrt().recip();
         let mut scores = q.matmul(&k.transpose(2, 3)?)?.mul_scalar(scale)?;
-        if let Some(seen) = seen {
-            scores = scores.masked_fill(&seen.eq_scalar(false)?, f64::NEG_INFINITY)?;
+        if let Some(visible) = visible {
+            scores = scores.masked_fill(&visible.eq_scalar(false)?, f64::NEG_INFINITY)?;
         }
         self.dropout.forward(&scores.softmax(-1)?)
     }
@@ -272,18 +272,18 @@ impl TransformerEncoderLayer {
     ///
     /// # Errors
     /// If the inputs do not fit.
-    pub fn forward_masked(&self, x: &Var, hidden: Hidden<'_>) -> Result<Var> {
+    pub fn forward_masked(&self, x: &Var, masks: AttentionMasks<'_>) -> Result<Var> {
         let _mode = self.mode.enter();
         if self.config.norm_first {
-            let x = x.add(&self.attend(&self.norm1.forward(x)?, hidden)?)?;
+            let x = x.add(&self.attend(&self.norm1.forward(x)?, masks)?)?;
             return Ok(x.add(&self.perceptron(&self.norm2.forward(&x)?)?)?);
         }
-        let x = self.norm1.forward(&x.add(&self.attend(x, hidden)?)?)?;
+        let x = self.norm1.forward(&x.add(&self.attend(x, masks)?)?)?;
         self.norm2.forward(&x.add(&self.perceptron(&x)?)?)
     }
 
-    fn attend(&self, x: &Var, hidden: Hidden<'_>) -> Result<Var> {
-        self.dropouts[1].forward(&self.self_attn.forward(x, x, x, hidden)?)
+    fn attend(&self, x: &Var, masks: AttentionMasks<'_>) -> Result<Var> {
+        self.dropouts[1].forward(&self.self_attn.forward(x, x, x, masks)?)
     }
 
     fn perceptron(&self, x: &Var) -> Result<Var> {
@@ -294,6 +294,6 @@ impl TransformerEncoderLayer {
 
 impl Module for TransformerEncoderLayer {
     fn forward(&self, x: &Var) -> Result<Var> {
-        self.forward_masked(x, Hidden::default())
+        self.forward_masked(x, AttentionMasks::default())
     }
 }

@@ -16,7 +16,7 @@ use phalanx_kernels::optim::{Item, Numbers, Slice, Step};
 use phalanx_tensor::cuda::Graph;
 use phalanx_tensor::{Category, Context, DType, Device, Tensor};
 
-use super::{At, Optimizer, Rule, check_groups};
+use super::{Optimizer, Rule, StepHyperparameters, check_groups};
 use crate::{Clip, Error, Result, grad_squares};
 
 /// A step of one GPU over batches of one shape. The update consumes the gradients, so there are none between runs.
@@ -189,10 +189,10 @@ impl<R: Rule> Optimizer<R> {
                 let why = format!("parameters of one group are at steps {step} and {}", other.step);
                 return Err(Error::invalid("captured_step", why));
             }
-            let at = At { lr: group.lr, weight_decay: group.weight_decay, step };
+            let hyper = StepHyperparameters { lr: group.lr, weight_decay: group.weight_decay, step };
             let mut numbers = Vec::new();
             let ask = Step { items: Vec::new(), factor: None, numbers: Numbers::Ask(&mut numbers) };
-            self.rule.update(ask, at)?;
+            self.rule.update(ask, hyper)?;
             all.push(numbers);
         }
         Ok(all)
@@ -213,8 +213,8 @@ impl<R: Rule> Optimizer<R> {
             });
             let step = Step { items: items.collect(), factor, numbers: Numbers::OnDevice(numbers) };
             // The kernels read their numbers from the device; these only select the kernel: what it leaves out, and the first step.
-            let at = At { lr: group.lr, weight_decay: group.weight_decay, step: number };
-            self.rule.update(step, at)?;
+            let hyper = StepHyperparameters { lr: group.lr, weight_decay: group.weight_decay, step: number };
+            self.rule.update(step, hyper)?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use phalanx_kernels as kernels;
 use phalanx_kernels::optim::{Item, Slice, Step};
 
-use super::{At, Rule};
+use super::{Rule, StepHyperparameters};
 use crate::error::check_decay;
 use crate::{Error, Parameter, Result};
 
@@ -48,7 +48,7 @@ impl<R: Rule> Rule for Ema<R> {
         self.rule.fits(parameter)
     }
 
-    fn update(&self, step: Step<'_>, at: At) -> Result<()> {
+    fn update(&self, step: Step<'_>, hyper: StepHyperparameters) -> Result<()> {
         let Step { mut items, factor, numbers } = step;
         let own = |item: &mut Item<'_>| match item.state.len().checked_sub(1) {
             Some(others) => Ok(others),
@@ -61,14 +61,14 @@ impl<R: Rule> Rule for Ema<R> {
             Ok(Item { slice, state: &mut item.state[..others] })
         });
         let inner = inner.collect::<Result<Vec<_>>>()?;
-        self.rule.update(Step { items: inner, factor, numbers }, at)?;
+        self.rule.update(Step { items: inner, factor, numbers }, hyper)?;
         for Item { slice, state } in items {
             let Some(average) = state.last_mut() else { continue };
             let weights = match slice.master {
                 Some(master) => master.clone(),
                 None => kernels::cast(slice.param, average.dtype())?,
             };
-            if at.step == 1 {
+            if hyper.step == 1 {
                 kernels::copy_(average, &weights)?;
             } else {
                 kernels::scale_(average, self.decay)?;

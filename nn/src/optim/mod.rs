@@ -54,14 +54,14 @@ impl Group {
     }
 }
 
-/// The hyperparameters of one parameter's step.
+/// A group's hyperparameters in one step of its parameters.
 #[derive(Clone, Copy, Debug)]
-pub struct At {
+pub struct StepHyperparameters {
     /// The learning rate.
     pub lr: f64,
     /// The weight decay.
     pub weight_decay: f64,
-    /// The number of this parameter's step, from 1.
+    /// The number of the step, from 1. Parameters without gradients in some steps have made fewer.
     pub step: u64,
 }
 
@@ -95,7 +95,7 @@ pub trait Rule: Send + Sync {
     ///
     /// # Errors
     /// If the tensors do not fit.
-    fn update(&self, step: Step<'_>, at: At) -> Result<()>;
+    fn update(&self, step: Step<'_>, hyper: StepHyperparameters) -> Result<()>;
 
     /// An optimizer of these parameters by this rule.
     ///
@@ -123,8 +123,8 @@ impl<R: Rule + ?Sized> Rule for Box<R> {
     fn fits(&self, parameter: &Parameter) -> Result<()> {
         (**self).fits(parameter)
     }
-    fn update(&self, step: Step<'_>, at: At) -> Result<()> {
-        (**self).update(step, at)
+    fn update(&self, step: Step<'_>, hyper: StepHyperparameters) -> Result<()> {
+        (**self).update(step, hyper)
     }
 }
 
@@ -187,10 +187,10 @@ impl<R: Rule> Optimizer<R> {
     /// Each parameter with its state tensor of this kind, one of [`Optimizer::kinds`] or `master`. The tensors are the optimizer's own, not
     /// copies. Parameters without one are left out.
     pub fn state_of(&self, kind: &str) -> Vec<(Parameter, Tensor)> {
-        let place = self.rule.state().iter().position(|known| *known == kind);
+        let index = self.rule.state().iter().position(|known| *known == kind);
         let of = |state: &State| match kind {
             "master" => state.master.clone(),
-            _ => state.tensors.get(place?).cloned(),
+            _ => state.tensors.get(index?).cloned(),
         };
         self.each().filter_map(|(parameter, state)| Some((parameter.clone(), of(state)?))).collect()
     }
@@ -266,12 +266,12 @@ impl<R: Rule> Optimizer<R> {
             due.sort_by_key(|(_, _, state)| state.step);
             for same in due.chunk_by_mut(|a, b| a.2.step == b.2.step) {
                 let step = same.first().map_or(0, |(_, _, state)| state.step);
-                let at = At { lr: group.lr, weight_decay: group.weight_decay, step };
+                let hyper = StepHyperparameters { lr: group.lr, weight_decay: group.weight_decay, step };
                 let items = same.iter_mut().map(|(param, grad, state)| {
                     let slice = Slice { param, master: state.master.as_mut(), grad, scale };
                     Item { slice, state: &mut state.tensors }
                 });
-                self.rule.update(Step { factor, ..Step::new(items.collect()) }, at)?;
+                self.rule.update(Step { factor, ..Step::new(items.collect()) }, hyper)?;
             }
         }
         Ok(())

@@ -4,7 +4,7 @@ use phalanx_kernels as kernels;
 use phalanx_kernels::optim::{Item, Numbers, Slice, Step};
 use phalanx_tensor::Tensor;
 
-use super::{At, Rule};
+use super::{Rule, StepHyperparameters};
 use crate::error::{check_decay, check_non_negative, check_setting};
 use crate::{Error, Parameter, Result};
 
@@ -62,7 +62,7 @@ impl Muon {
     }
 
     /// One parameter's step.
-    fn step(&self, item: Item<'_>, factor: Option<&Tensor>, at: At) -> Result<()> {
+    fn step(&self, item: Item<'_>, factor: Option<&Tensor>, hyper: StepHyperparameters) -> Result<()> {
         let Item { slice: Slice { param, master, grad, scale }, state: [mean] } = item else {
             return Err(Error::invalid("muon", format!("got {} state tensors, wanted 1", item.state.len())));
         };
@@ -81,15 +81,15 @@ impl Muon {
         let matrix = grad.with_shape(&[rows, grad.numel() / rows.max(1)])?;
         let update =
             orthogonal(&matrix, self.iterations, self.eps)?.contiguous()?.with_shape(param.shape())?;
-        let rate = -at.lr * self.scale_of(matrix.shape());
+        let rate = -hyper.lr * self.scale_of(matrix.shape());
         let held = match master {
             Some(master) => master,
             None => {
-                kernels::scale_(param, 1.0 - at.lr * at.weight_decay)?;
+                kernels::scale_(param, 1.0 - hyper.lr * hyper.weight_decay)?;
                 return Ok(kernels::add_scaled_(param, &update, rate)?);
             }
         };
-        kernels::scale_(held, 1.0 - at.lr * at.weight_decay)?;
+        kernels::scale_(held, 1.0 - hyper.lr * hyper.weight_decay)?;
         kernels::add_scaled_(held, &update, rate)?;
         Ok(kernels::copy_(param, &kernels::cast(held, param.dtype())?)?)
     }
@@ -145,12 +145,12 @@ impl Rule for Muon {
         Err(Error::invalid("Muon", format!("got `{}` of shape {shape:?}, {wanted}", parameter.name())))
     }
 
-    fn update(&self, step: Step<'_>, at: At) -> Result<()> {
+    fn update(&self, step: Step<'_>, hyper: StepHyperparameters) -> Result<()> {
         let Numbers::Given = step.numbers else {
             let why = "got a captured step, wanted one that is not: its updates are products of matrices";
             return Err(Error::invalid("Muon", why));
         };
-        step.items.into_iter().try_for_each(|item| self.step(item, step.factor, at))
+        step.items.into_iter().try_for_each(|item| self.step(item, step.factor, hyper))
     }
 }
 

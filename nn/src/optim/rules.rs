@@ -2,7 +2,7 @@
 
 use phalanx_kernels::optim::{self as kernel, Step};
 
-use super::{At, Rule};
+use super::{Rule, StepHyperparameters};
 use crate::error::{check_decay, check_non_negative, check_probability, check_setting};
 use crate::{Error, Result};
 
@@ -41,9 +41,9 @@ impl Rule for Sgd {
         Ok(())
     }
 
-    fn update(&self, step: Step<'_>, at: At) -> Result<()> {
+    fn update(&self, step: Step<'_>, hyper: StepHyperparameters) -> Result<()> {
         let Sgd { momentum, dampening, nesterov } = *self;
-        let At { lr, weight_decay, step: number } = at;
+        let StepHyperparameters { lr, weight_decay, step: number } = hyper;
         let numbers = kernel::Sgd { lr, momentum, dampening, nesterov, weight_decay, step: number };
         Ok(kernel::sgd_(step, numbers)?)
     }
@@ -102,9 +102,9 @@ macro_rules! adam {
                 check_non_negative(stringify!($rule), "an eps of", self.eps)
             }
 
-            fn update(&self, step: Step<'_>, at: At) -> Result<()> {
+            fn update(&self, step: Step<'_>, hyper: StepHyperparameters) -> Result<()> {
                 let (beta1, beta2) = self.betas;
-                let At { lr, weight_decay, step: number } = at;
+                let StepHyperparameters { lr, weight_decay, step: number } = hyper;
                 let numbers = kernel::Adam { lr, beta1, beta2, eps: self.eps, weight_decay, step: number };
                 Ok($update(step, numbers)?)
             }
@@ -147,8 +147,8 @@ impl Rule for Adagrad {
         check_non_negative("Adagrad", "an eps of", self.eps)
     }
 
-    fn update(&self, step: Step<'_>, at: At) -> Result<()> {
-        let At { lr, weight_decay, step: number } = at;
+    fn update(&self, step: Step<'_>, hyper: StepHyperparameters) -> Result<()> {
+        let StepHyperparameters { lr, weight_decay, step: number } = hyper;
         let (lr_decay, eps) = (self.lr_decay, self.eps);
         let numbers = kernel::Adagrad { lr, lr_decay, eps, weight_decay, step: number };
         Ok(kernel::adagrad_(step, numbers)?)
@@ -188,9 +188,9 @@ impl Rule for Rmsprop {
         check_non_negative("Rmsprop", "a momentum of", self.momentum)
     }
 
-    fn update(&self, step: Step<'_>, at: At) -> Result<()> {
+    fn update(&self, step: Step<'_>, hyper: StepHyperparameters) -> Result<()> {
         let Rmsprop { alpha, eps, momentum, centered } = *self;
-        let At { lr, weight_decay, .. } = at;
+        let StepHyperparameters { lr, weight_decay, .. } = hyper;
         let numbers = kernel::Rmsprop { lr, alpha, eps, weight_decay, momentum, centered };
         Ok(kernel::rmsprop_(step, numbers)?)
     }
@@ -219,9 +219,9 @@ impl Rule for Lion {
         check_decay("Lion", "the second beta", self.betas.1)
     }
 
-    fn update(&self, step: Step<'_>, at: At) -> Result<()> {
+    fn update(&self, step: Step<'_>, hyper: StepHyperparameters) -> Result<()> {
         let (beta1, beta2) = self.betas;
-        let numbers = kernel::Lion { lr: at.lr, beta1, beta2, weight_decay: at.weight_decay };
+        let numbers = kernel::Lion { lr: hyper.lr, beta1, beta2, weight_decay: hyper.weight_decay };
         Ok(kernel::lion_(step, numbers)?)
     }
 }

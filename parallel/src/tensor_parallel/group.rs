@@ -14,7 +14,7 @@ use crate::comm::Comm;
 ///
 /// ```
 /// use std::sync::Arc;
-/// use phalanx_nn::models::{GptConfig, Stage};
+/// use phalanx_nn::models::{DecoderStage, GptConfig};
 /// use phalanx_nn::{Parameters, Scope};
 /// use phalanx_parallel::tensor_parallel::TensorParallel;
 /// use phalanx_parallel::{Result, launch};
@@ -23,7 +23,7 @@ use crate::comm::Comm;
 /// let shapes = launch::threads(3, |rank| -> Result<Vec<usize>> {
 ///     let layers = Arc::new(TensorParallel::new(rank.comm()).with_sequence_parallel(true));
 ///     let scope = Scope::new(1, DType::F32, rank.device());
-///     let model = GptConfig::new(256, 24, 2, 6, 48).init_stage(&layers, &scope, Stage::whole(2))?;
+///     let model = GptConfig::new(256, 24, 2, 6, 48).init_stage(&layers, &scope, DecoderStage::whole(2))?;
 ///     Ok(model.parameters()[0].tensor().shape().to_vec())
 /// })?;
 /// assert_eq!(shapes, [[86, 48], [85, 48], [85, 48]]);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use phalanx_kernels as kernels;
-use phalanx_nn::models::{Decoder, GptConfig, ModelConfig, Stage as ModelStage};
+use phalanx_nn::models::{Decoder, DecoderStage, GptConfig, ModelConfig};
 use phalanx_nn::{AdamW, OneDevice, Optimizer, Parameter, Parameters, Scope, cut, grad_norm};
 use phalanx_parallel::checkpoint::{Checkpoint, Saver, Trained};
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig, SingleDevice};
@@ -137,7 +137,7 @@ const LAYERS: usize = 4;
 fn model(stage: usize, stages: usize, seed: u64, device: Device) -> Decoder {
     let config = ModelConfig::Gpt(GptConfig::new(37, 8, LAYERS, 2, 16));
     let layers = cut(LAYERS, stages).swap_remove(stage);
-    let stage = ModelStage { layers, first: stage == 0, last: stage + 1 == stages };
+    let stage = DecoderStage { layers, first: stage == 0, last: stage + 1 == stages };
     config.init_stage(&Arc::new(OneDevice), &Scope::new(seed, DType::F32, device), stage).unwrap()
 }
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::models::{Decoder, GptConfig, LlamaConfig, ModelConfig, Stage, next_token_targets};
+use phalanx_nn::models::{Decoder, DecoderStage, GptConfig, LlamaConfig, ModelConfig, next_token_targets};
 use phalanx_nn::{AdamW, Clip, Group, LayerFactory, OneDevice, Parameter, Parameters, Rule, Scope, cut};
 use phalanx_parallel::comm::Comm;
 use phalanx_parallel::tensor_parallel::{TensorParallel, grad_norm};
@@ -40,7 +40,7 @@ pub fn build<L: LayerFactory>(
     device: Device,
 ) -> Result<Decoder<L>> {
     let scope = Scope::new(3, dtype, device);
-    Ok(config.init_stage(&Arc::new(layers), &scope, Stage::whole(config.layers()))?)
+    Ok(config.init_stage(&Arc::new(layers), &scope, DecoderStage::whole(config.layers()))?)
 }
 
 /// Adds the gradients of some rows of a step's batch; their part of the mean loss.

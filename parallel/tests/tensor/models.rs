@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::backward_inputs;
 use phalanx_nn::models::{
-    Decoder, GptConfig, LlamaConfig, ModelConfig, RecomputeMode, Stage, load_stage, read_config,
+    Decoder, DecoderStage, GptConfig, LlamaConfig, ModelConfig, RecomputeMode, load_stage, read_config,
 };
 use phalanx_nn::{AdamW, Clip, Group, LayerFactory, OneDevice, Parameters, Rule, Scope, Sgd, cut, norm_of};
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig, Entries, SingleDevice};
@@ -225,10 +225,10 @@ fn models_in_bf16_lose_no_more_than_one_device_does() {
 }
 
 /// A rank's part of a model on a mesh of stages.
-fn stage(groups: &Groups, layers: usize) -> Stage {
+fn stage(groups: &Groups, layers: usize) -> DecoderStage {
     let (stages, at) = (groups.mesh().size(Axis::Pp), groups.at().pp);
     let layers = layers * at / stages..layers * (at + 1) / stages;
-    Stage { layers, first: at == 0, last: at + 1 == stages }
+    DecoderStage { layers, first: at == 0, last: at + 1 == stages }
 }
 
 #[test]

@@ -178,7 +178,8 @@ impl Case<'_> {
         let query = self.call.var("query")?;
         let key = self.call.opt("key").unwrap_or(query);
         let value = self.call.opt("value").unwrap_or(key);
-        let hidden = nn::Hidden { mask: self.call.opt("attn_mask"), keys: self.call.opt("key_padding_mask") };
+        let hidden =
+            nn::AttentionMasks { mask: self.call.opt("attn_mask"), keys: self.call.opt("key_padding_mask") };
         let config = nn::MultiheadAttentionConfig::new(self.size("embed_dim")?, self.size("num_heads")?)
             .with_bias(self.bias())
             .with_dropout(self.init.float_or("dropout", 0.0));
@@ -210,7 +211,7 @@ impl Case<'_> {
             ..nn::TransformerEncoderLayerConfig::new(self.size("d_model")?, self.size("nhead")?)
         };
         let keys = self.call.opt("src_key_padding_mask");
-        let hidden = nn::Hidden { mask: self.call.opt("src_mask"), keys };
+        let hidden = nn::AttentionMasks { mask: self.call.opt("src_mask"), keys };
         let src = self.call.var("src")?;
         self.call(config.init(&self.scope()), |module| Ok(vec![module.forward_masked(src, hidden)?]))
     }

@@ -8,7 +8,7 @@ use phalanx_tensor::Device;
 
 use super::keys::total;
 use super::{Asynchronous, Config, OnDivergence, Plateau};
-use crate::settings::{Given, Key, Keyed};
+use crate::settings::{GivenValues, Key, Keyed};
 use crate::{Error, Result};
 
 fn refuse(why: impl Into<String>) -> Result<()> {
@@ -227,12 +227,12 @@ impl Keyed for Config {
         super::keys::keys()
     }
 
-    fn settle(&mut self, given: &Given<'_>) -> Result<()> {
+    fn settle(&mut self, given: &GivenValues<'_>) -> Result<()> {
         self.settle_ranks(given)?;
         self.settle_pieces(given)?;
         self.settle_schedule(given)?;
         match self.on_divergence {
-            OnDivergence::Stop if is_beside(given, "divergence-limit", "on-divergence") => {
+            OnDivergence::Stop if is_given_over(given, "divergence-limit", "on-divergence") => {
                 conflict("`divergence-limit` goes with `on-divergence` skip or rollback, and it is stop")
             }
             _ => Ok(()),
@@ -245,26 +245,26 @@ fn conflict(why: impl Into<String>) -> Result<()> {
 }
 
 /// A key's whole number, whose form was checked when the key was set.
-fn whole(given: &Given<'_>, name: &str) -> Option<usize> {
+fn whole(given: &GivenValues<'_>, name: &str) -> Option<usize> {
     given(name)?.1.parse().ok()
 }
 
 /// Whether a key is given, and no later source gives the other key, which would overrule this one.
-fn is_beside(given: &Given<'_>, name: &str, other: &str) -> bool {
+fn is_given_over(given: &GivenValues<'_>, name: &str, other: &str) -> bool {
     given(name).is_some_and(|(source, _)| given(other).is_none_or(|(other, _)| other <= source))
 }
 
 impl Config {
     /// Sets the number of replicas by `ranks`.
-    fn settle_ranks(&mut self, given: &Given<'_>) -> Result<()> {
-        let Some(all) = whole(given, "ranks").filter(|_| is_beside(given, "ranks", "dp")) else {
+    fn settle_ranks(&mut self, given: &GivenValues<'_>) -> Result<()> {
+        let Some(all) = whole(given, "ranks").filter(|_| is_given_over(given, "ranks", "dp")) else {
             return Ok(());
         };
         if all == 0 {
             return conflict("`ranks` is 0, wanted at least 1");
         }
         let (tp, pp) = (self.layout.tp, self.layout.pp);
-        let has_dp = is_beside(given, "dp", "ranks");
+        let has_dp = is_given_over(given, "dp", "ranks");
         if !has_dp {
             self.layout.dp = (all / tp.saturating_mul(pp).max(1)).max(1);
         }
@@ -281,7 +281,7 @@ impl Config {
     }
 
     /// Divides a rank's micro-batches among its chains.
-    fn settle_pieces(&mut self, given: &Given<'_>) -> Result<()> {
+    fn settle_pieces(&mut self, given: &GivenValues<'_>) -> Result<()> {
         let (pieces, chains) = (whole(given, "micro-batches"), whole(given, "emulate-dp"));
         let pieces = pieces.unwrap_or(self.layout.micro_batches.saturating_mul(self.chains));
         self.chains = chains.unwrap_or(self.chains);
@@ -301,14 +301,14 @@ impl Config {
     }
 
     /// Refuses keys of a pipeline that have no effect.
-    fn settle_schedule(&mut self, given: &Given<'_>) -> Result<()> {
+    fn settle_schedule(&mut self, given: &GivenValues<'_>) -> Result<()> {
         if let Some((_, schedule)) =
             given("schedule").filter(|_| given("pp").is_none() && self.layout.pp == 1)
         {
             return conflict(format!("`schedule` {schedule} goes with `pp`, which is not given"));
         }
         let stages =
-            whole(given, "virtual-stages").filter(|_| is_beside(given, "virtual-stages", "schedule"));
+            whole(given, "virtual-stages").filter(|_| is_given_over(given, "virtual-stages", "schedule"));
         match (&self.layout.schedule[..], stages) {
             (_, None) | ("interleaved", _) | ("zb-v", Some(2)) => Ok(()),
             ("zb-v", Some(n)) => conflict(format!("`virtual-stages` is {n}, and zb-v always has 2")),

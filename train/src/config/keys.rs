@@ -6,16 +6,24 @@ use phalanx_tensor::DType;
 
 use super::{Asynchronous, Backend, Config, OnDivergence, Plateau};
 use crate::choices;
-use crate::settings::{Key, Kind, Value};
+use crate::settings::{Key, SettingValue, ValueKind};
 
 choices! {
     RecomputeMode { RecomputeMode::Never = "never", RecomputeMode::ExceptLast = "except-last", RecomputeMode::Always = "always" }
     Backend { Backend::Threads = "threads", Backend::Mpi = "mpi", Backend::Nccl = "nccl" }
 }
 
-const SCHEDULES: Kind =
-    Kind::Choice(&["gpipe", "1f1b", "interleaved", "zb-h1", "zb-h2", "zb-v", "pipedream", "pipedream-2bw"]);
-const RATES: Kind = Kind::Choice(&[
+const SCHEDULES: ValueKind = ValueKind::Choice(&[
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "zb-h1",
+    "zb-h2",
+    "zb-v",
+    "pipedream",
+    "pipedream-2bw",
+]);
+const RATES: ValueKind = ValueKind::Choice(&[
     "constant",
     "cosine",
     "linear",
@@ -24,11 +32,11 @@ const RATES: Kind = Kind::Choice(&[
     "one-cycle",
     "step",
 ]);
-const POLICIES: Kind = Kind::Choice(&["stop", "skip", "rollback"]);
-const GRADIENTS: Kind = Kind::Choice(&["f32", "bf16", "f64"]);
+const POLICIES: ValueKind = ValueKind::Choice(&["stop", "skip", "rollback"]);
+const GRADIENTS: ValueKind = ValueKind::Choice(&["f32", "bf16", "f64"]);
 
 /// The default limit of skipped updates in a row, and of returns to a checkpoint.
-const BORNE: u32 = 10;
+const DIVERGENCES_MAX: u32 = 10;
 const PLATEAU: Plateau = Plateau { factor: 0.1, patience: 10 };
 
 /// All keys, in the order in which they are set.
@@ -49,7 +57,7 @@ fn steps() -> Vec<Key<Config>> {
         Key::with(
             "steps",
             "Optimizer steps in all, those before a resume included",
-            Kind::Whole,
+            ValueKind::Whole,
             |c| c.steps.text(),
             total,
         ),
@@ -108,7 +116,7 @@ fn averages() -> Vec<Key<Config>> {
         Key::with(
             "plateau-factor",
             "Multiply the rate by this where validations bring no lower loss",
-            Kind::Number,
+            ValueKind::Number,
             |c| c.plateau.and_then(|plateau| plateau.factor.text()),
             |c, text| {
                 c.plateau.get_or_insert(PLATEAU).factor = text.parse().ok()?;
@@ -118,7 +126,7 @@ fn averages() -> Vec<Key<Config>> {
         Key::with(
             "plateau-patience",
             "After that many validations in a row without a lower loss",
-            Kind::Whole,
+            ValueKind::Whole,
             |c| c.plateau.and_then(|plateau| plateau.patience.text()),
             |c, text| {
                 c.plateau.get_or_insert(PLATEAU).patience = text.parse().ok()?;
@@ -128,7 +136,7 @@ fn averages() -> Vec<Key<Config>> {
         Key::with(
             "clip",
             "Largest global gradient norm; 0 for no clipping",
-            Kind::Number,
+            ValueKind::Number,
             |c| c.clip.unwrap_or(0.0).text(),
             |c, text| {
                 c.clip = Some(text.parse().ok()?).filter(|clip| *clip != 0.0);
@@ -170,7 +178,7 @@ fn numbers() -> Vec<Key<Config>> {
         Key::with(
             "no-capture",
             "Give a GPU the kernels of a step one by one; by default a step of one GPU is captured once, as a CUDA graph, and launched whole",
-            Kind::Switch,
+            ValueKind::Switch,
             |c| (!c.capture).text(),
             |c, text| {
                 c.capture = !bool::parse(text)?;
@@ -185,7 +193,7 @@ fn numbers() -> Vec<Key<Config>> {
 fn layout() -> Vec<Key<Config>> {
     let checked = |_: &mut Config, text: &str| usize::parse(text).map(drop);
     vec![
-        Key::with("ranks", "Ranks in all [default: dp x tp x pp]", Kind::Whole, |_| None, checked),
+        Key::with("ranks", "Ranks in all [default: dp x tp x pp]", ValueKind::Whole, |_| None, checked),
         Key::new("dp", "Data-parallel ranks", |c| &mut c.layout.dp),
         Key::new("tp", "Tensor-parallel ranks", |c| &mut c.layout.tp),
         Key::new("pp", "Pipeline ranks", |c| &mut c.layout.pp),
@@ -199,7 +207,7 @@ fn layout() -> Vec<Key<Config>> {
                 Some(Asynchronous::DoubleBuffered) => Some("pipedream-2bw".into()),
             },
             |c, text| {
-                let Kind::Choice(names) = SCHEDULES else { return None };
+                let ValueKind::Choice(names) = SCHEDULES else { return None };
                 let name = names.iter().find(|name| **name == text)?;
                 c.asynchronous = match *name {
                     "pipedream" => Some(Asynchronous::WeightStashing),
@@ -213,7 +221,7 @@ fn layout() -> Vec<Key<Config>> {
         Key::with(
             "virtual-stages",
             "Stages of a pipeline rank in interleaved schedules [default: 2]; zb-v always has 2",
-            Kind::Whole,
+            ValueKind::Whole,
             |c| {
                 ["interleaved", "zb-v"].contains(&&c.layout.schedule[..]).then(|| c.layout.chunks.to_string())
             },
@@ -225,14 +233,14 @@ fn layout() -> Vec<Key<Config>> {
         Key::with(
             "micro-batches",
             "Pieces into which a rank cuts its share of the batch",
-            Kind::Whole,
+            ValueKind::Whole,
             |c| (c.layout.micro_batches * c.chains).text(),
             checked,
         ),
         Key::with(
             "emulate-dp",
             "Add gradients in the order in which that many data-parallel ranks would",
-            Kind::Whole,
+            ValueKind::Whole,
             |c| c.chains.text(),
             checked,
         ),
@@ -304,8 +312,8 @@ fn outcomes() -> Vec<Key<Config>> {
             |c, text| {
                 c.on_divergence = match text {
                     "stop" => OnDivergence::Stop,
-                    "skip" => OnDivergence::Skip { most: BORNE },
-                    "rollback" => OnDivergence::Rollback { most: BORNE },
+                    "skip" => OnDivergence::Skip { most: DIVERGENCES_MAX },
+                    "rollback" => OnDivergence::Rollback { most: DIVERGENCES_MAX },
                     _ => return None,
                 };
                 Some(())

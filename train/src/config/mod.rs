@@ -237,7 +237,7 @@ mod tests {
     use phalanx_tensor::DType;
 
     use super::*;
-    use crate::{Keyed, Settings, Source};
+    use crate::{Keyed, Settings, ValueSource};
 
     /// A configuration in which every setting that has a key is other than the default.
     fn unlike() -> Config {
@@ -328,7 +328,7 @@ mod tests {
         );
         assert!(resolve("virtual-stages = 3", &[]).is_err());
         let mut both = Settings::new(Config::default());
-        both.set("steps", "5", Source::Words).unwrap();
+        both.set("steps", "5", ValueSource::Words).unwrap();
         both.read_text("steps = 6", "run.toml").unwrap();
         assert_eq!(both.resolve().unwrap().steps, 5);
     }

@@ -14,15 +14,15 @@ use crate::{Error, Result};
 
 /// An open file. Any number of threads read it.
 #[derive(Debug)]
-pub(super) struct Bytes {
+pub(super) struct RandomAccessFile {
     file: File,
     path: PathBuf,
     len: u64,
 }
 
-impl Bytes {
+impl RandomAccessFile {
     /// Opens a regular file that is not empty.
-    pub(super) fn open(path: &Path) -> Result<Bytes> {
+    pub(super) fn open(path: &Path) -> Result<RandomAccessFile> {
         let refuse = |why: io::Error| wrong(path.display(), why);
         // The type is checked before opening, because opening a pipe would wait for a writer.
         let about = std::fs::metadata(path).map_err(refuse)?;
@@ -33,7 +33,7 @@ impl Bytes {
         let len = file.metadata().map_err(refuse)?.len();
         match len {
             0 => Err(wrong(path.display(), "got an empty file, wanted data")),
-            _ => Ok(Bytes { file, path: path.into(), len }),
+            _ => Ok(RandomAccessFile { file, path: path.into(), len }),
         }
     }
 
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn parts_are_read_where_they_lie() {
         let folder = Folder::new();
-        let bytes = Bytes::open(&folder.file("a", b"0123456789")).unwrap();
+        let bytes = RandomAccessFile::open(&folder.file("a", b"0123456789")).unwrap();
         assert_eq!(&bytes.bytes::<3>(4).unwrap(), b"456");
         let mut blocks = Vec::new();
         let see = |at: u64, block: &[u8]| {
@@ -142,7 +142,7 @@ mod tests {
     fn a_file_that_was_cut_short_is_an_error() {
         let folder = Folder::new();
         let path = folder.file("a", b"0123456789");
-        let bytes = Bytes::open(&path).unwrap();
+        let bytes = RandomAccessFile::open(&path).unwrap();
         std::fs::write(&path, b"01").unwrap();
         let error = bytes.bytes::<4>(6).unwrap_err().to_string();
         assert!(error.contains("got no 4 bytes at byte 6 of 10"), "{error}");
@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn what_is_no_file_with_bytes_is_refused() {
         let folder = Folder::new();
-        let error = |path: &Path| Bytes::open(path).unwrap_err().to_string();
+        let error = |path: &Path| RandomAccessFile::open(path).unwrap_err().to_string();
         assert!(error(&folder.path("none")).starts_with(&folder.path("none").display().to_string()));
         assert!(error(folder.as_ref()).ends_with("got no regular file, wanted one"));
         assert!(error(&folder.file("empty", b"")).ends_with("got an empty file, wanted data"));

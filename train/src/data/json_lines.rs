@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::Dataset;
 use super::dataset::in_range;
-use super::file::Bytes;
+use super::file::RandomAccessFile;
 use crate::{Error, Result};
 
 /// A file with a JSON value on each line. Where each line begins is found out once and kept, in eight bytes a line; values are read
@@ -18,7 +18,7 @@ pub struct JsonLines(Arc<Lines>);
 
 #[derive(Debug)]
 struct Lines {
-    file: Bytes,
+    file: RandomAccessFile,
     /// Where each line with a value begins.
     starts: Vec<u64>,
     /// For each blank line, how many lines with a value come before it.
@@ -36,7 +36,7 @@ impl JsonLines {
     /// # Errors
     /// If the file cannot be read or has no line with a value.
     pub fn open(path: impl AsRef<Path>) -> Result<JsonLines> {
-        let file = Bytes::open(path.as_ref())?;
+        let file = RandomAccessFile::open(path.as_ref())?;
         let mut head = [0; BYTE_ORDER_MARK.len()];
         let marked =
             file.len() >= head.len() as u64 && file.read(0, &mut head).map(|()| head == BYTE_ORDER_MARK)?;

@@ -90,7 +90,7 @@ impl<D: Dataset> Ordered<D> {
         self.count
     }
 
-    fn place(&self, number: u64) -> (u64, u64) {
+    fn epoch_and_item(&self, number: u64) -> (u64, u64) {
         (number / self.count, number % self.count)
     }
 }
@@ -124,12 +124,12 @@ impl<D: Dataset> Samples for Shuffled<D> {
 
 impl<D: Dataset> Samples for Ordered<D> {
     fn sample(&self, number: u64) -> Result<Vec<Tensor>> {
-        let (epoch, item) = self.place(number);
+        let (epoch, item) = self.epoch_and_item(number);
         self.dataset.item(item as usize, epoch)
     }
 
     fn name(&self, number: u64) -> String {
-        name(self.place(number))
+        name(self.epoch_and_item(number))
     }
 
     fn collate(&self, items: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>> {

@@ -21,13 +21,13 @@ pub struct Layout {
     /// The pipeline's schedule, such as `1f1b`; may be empty.
     pub schedule: String,
     /// What each rank holds.
-    pub ranks: Vec<Holds>,
+    pub ranks: Vec<RankStorage>,
 }
 
 /// What one rank holds.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Holds {
+pub struct RankStorage {
     /// The rank's number.
     pub rank: usize,
     /// Its replica, from 0.
@@ -78,9 +78,9 @@ impl Layout {
                     writeln!(html, "<p class=\"alike\">Replicas {from} to {to} have the same stages.</p>");
             }
             let _ = write!(html, "<span class=\"axis\">data {replica}</span>");
-            for place in 0..self.pipeline.max(1) {
+            for pipeline_rank in 0..self.pipeline.max(1) {
                 html.push_str("<div class=\"place\">");
-                let here = |rank: &&Holds| rank.data == replica && rank.pipeline == place;
+                let here = |rank: &&RankStorage| rank.data == replica && rank.pipeline == pipeline_rank;
                 self.ranks.iter().filter(here).for_each(|rank| self.rank(&mut html, rank, parameters, dense));
                 html.push_str("</div>\n");
             }
@@ -100,26 +100,28 @@ impl Layout {
             return;
         }
         html.push_str("<span></span>");
-        for place in 0..self.pipeline.max(1) {
-            let first = self.ranks.iter().find(|rank| rank.pipeline == place).filter(|_| dense);
+        for pipeline_rank in 0..self.pipeline.max(1) {
+            let first = self.ranks.iter().find(|rank| rank.pipeline == pipeline_rank).filter(|_| dense);
             let facts = first.map(|rank| self.facts(rank, parameters).join(", ")).unwrap_or_default();
-            let name = if self.pipeline > 1 { format!("pipeline {place}") } else { "all ranks".to_owned() };
+            let name =
+                if self.pipeline > 1 { format!("pipeline {pipeline_rank}") } else { "all ranks".to_owned() };
             let _ = write!(html, "<span class=\"axis head\"><b>{name}</b> {}</span>", escape(&facts));
         }
     }
 
-    fn rank(&self, html: &mut String, rank: &Holds, parameters: u64, dense: bool) {
-        // The first replica has every place in the pipeline, and so every colour.
-        let places = self.ranks.iter().filter(|r| r.data == 0 && r.tensor == 0);
-        let colour = places.take_while(|r| r.stages != rank.stages).count() % 8 + 1;
+    fn rank(&self, html: &mut String, rank: &RankStorage, parameters: u64, dense: bool) {
+        // The first replica has every rank of the pipeline, and so every colour.
+        let first_replica = self.ranks.iter().filter(|r| r.data == 0 && r.tensor == 0);
+        let colour = first_replica.take_while(|r| r.stages != rank.stages).count() % 8 + 1;
         if dense {
-            let facts = escape(&[self.own(rank), self.facts(rank, parameters)].concat().join(", "));
+            let facts = escape(&[self.labels(rank), self.facts(rank, parameters)].concat().join(", "));
             let _ =
                 write!(html, "<div class=\"rank c{colour}\" title=\"{facts}\"><b>{}</b></div>", rank.rank);
             return;
         }
-        let own = escape(&self.own(rank).join(", "));
-        let _ = write!(html, "<div class=\"rank c{colour}\"><b>rank {}</b> <small>{own}</small>", rank.rank);
+        let labels = escape(&self.labels(rank).join(", "));
+        let _ =
+            write!(html, "<div class=\"rank c{colour}\"><b>rank {}</b> <small>{labels}</small>", rank.rank);
         for fact in self.facts(rank, parameters) {
             let _ = write!(html, "<span>{}</span>", escape(&fact));
         }
@@ -130,14 +132,14 @@ impl Layout {
         html.push_str("</div>");
     }
 
-    /// The text of one rank.
-    fn own(&self, rank: &Holds) -> Vec<String> {
+    /// What tells a rank from the others in its field of the grid.
+    fn labels(&self, rank: &RankStorage) -> Vec<String> {
         let tensor = if self.tensor > 1 { format!("tensor {}", rank.tensor) } else { String::new() };
         [tensor, rank.device.clone()].into_iter().filter(|fact| !fact.is_empty()).collect()
     }
 
     /// The text that all ranks of a column share.
-    fn facts(&self, rank: &Holds, parameters: u64) -> Vec<String> {
+    fn facts(&self, rank: &RankStorage, parameters: u64) -> Vec<String> {
         let mut facts = Vec::new();
         if self.pipeline > 1 && !rank.stages.is_empty() {
             let stages: Vec<String> = rank.stages.iter().map(usize::to_string).collect();
@@ -191,14 +193,14 @@ mod tests {
 
     fn layout(data: usize, pipeline: usize) -> Layout {
         let at = |rank| (rank / pipeline, rank % pipeline);
-        let holds = |rank| Holds {
+        let holds = |rank| RankStorage {
             rank,
             data: at(rank).0,
             pipeline: at(rank).1,
             stages: vec![at(rank).1],
             holds: "blocks <0>".to_owned(),
             parameters: 25,
-            ..Holds::default()
+            ..RankStorage::default()
         };
         let ranks = (0..data * pipeline).map(holds).collect();
         Layout { data, tensor: 1, pipeline, ranks, ..Layout::default() }

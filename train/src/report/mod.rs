@@ -22,10 +22,14 @@ mod texts;
 
 pub use curves::{Chart, Curves, Mark, MarkKind, Series};
 pub use html::Summary;
-pub use layout::{Holds, Layout};
+pub use layout::{Layout, RankStorage};
 use serde::{Deserialize, Serialize};
 pub use step::{Collective, Lane, Memory, Operation, Pass, Profile, Profiled, Span, SpanKind, Timeline};
 pub use texts::{Machine, Sample, Setting};
+
+/// The former name of [`RankStorage`].
+#[deprecated(since = "0.1.0", note = "renamed to `RankStorage`")]
+pub type Holds = RankStorage;
 
 /// The contents of a run's page. Every field may be empty.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

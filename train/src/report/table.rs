@@ -48,9 +48,9 @@ impl Table {
             kept.push('\n');
         }
         // The old file stays whole until the new one is.
-        let mut beside = path.as_os_str().to_owned();
-        beside.push(".part");
-        std::fs::write(&beside, kept).and_then(|()| std::fs::rename(&beside, path)).map_err(fails)?;
+        let mut part_file = path.as_os_str().to_owned();
+        part_file.push(".part");
+        std::fs::write(&part_file, kept).and_then(|()| std::fs::rename(&part_file, path)).map_err(fails)?;
         let file = File::options().append(true).open(path).map_err(fails)?;
         Ok(Table { path: path.to_path_buf(), file, columns: columns.len() })
     }

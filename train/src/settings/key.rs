@@ -1,16 +1,16 @@
-//! [`Key`]: a setting of a configuration; [`Keyed`]: a configuration of such settings; [`Value`]: a type that keys can set.
+//! [`Key`]: a setting of a configuration; [`Keyed`]: a configuration of such settings; [`SettingValue`]: a type that keys can set.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use phalanx_tensor::{DType, Device};
 
-use super::Given;
+use super::GivenValues;
 use crate::{Error, Result};
 
 /// The form of a key's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ValueKind {
     /// A whole number from 0 up.
     Whole,
     /// A number.
@@ -27,24 +27,24 @@ pub enum Kind {
     Form(&'static str),
 }
 
-impl Kind {
+impl ValueKind {
     /// The allowed values, for errors.
     pub(super) fn wanted(self) -> String {
         match self {
-            Kind::Whole => "a whole number from 0 up".into(),
-            Kind::Number => "a number".into(),
-            Kind::Switch => "true or false".into(),
-            Kind::Text | Kind::Texts => "a text".into(),
-            Kind::Choice(names) => names.join(", "),
-            Kind::Form(form) => form.into(),
+            ValueKind::Whole => "a whole number from 0 up".into(),
+            ValueKind::Number => "a number".into(),
+            ValueKind::Switch => "true or false".into(),
+            ValueKind::Text | ValueKind::Texts => "a text".into(),
+            ValueKind::Choice(names) => names.join(", "),
+            ValueKind::Form(form) => form.into(),
         }
     }
 
     /// The same value in one way of writing it.
     pub(super) fn plain(self, text: &str) -> String {
         let plain = match self {
-            Kind::Whole => text.parse().ok().map(|n: u64| n.to_string()),
-            Kind::Number => text.parse().ok().map(|x: f64| x.to_string()),
+            ValueKind::Whole => text.parse().ok().map(|n: u64| n.to_string()),
+            ValueKind::Number => text.parse().ok().map(|x: f64| x.to_string()),
             _ => None,
         };
         plain.unwrap_or_else(|| text.into())
@@ -53,13 +53,13 @@ impl Kind {
     /// The value as TOML has it. Texts are quoted, numbers are written as numbers.
     pub(super) fn toml(self, text: &str) -> String {
         match self {
-            Kind::Whole => text.parse::<i64>().map_or_else(|_| quoted(text), |n| n.to_string()),
-            Kind::Number => {
+            ValueKind::Whole => text.parse::<i64>().map_or_else(|_| quoted(text), |n| n.to_string()),
+            ValueKind::Number => {
                 text.parse::<f64>().map_or_else(|_| quoted(text), |x| format!("{x:?}").replace("NaN", "nan"))
             }
-            Kind::Switch => text.into(),
-            Kind::Texts => format!("[{}]", text.lines().map(quoted).collect::<Vec<_>>().join(", ")),
-            Kind::Text | Kind::Choice(_) | Kind::Form(_) => quoted(text),
+            ValueKind::Switch => text.into(),
+            ValueKind::Texts => format!("[{}]", text.lines().map(quoted).collect::<Vec<_>>().join(", ")),
+            ValueKind::Text | ValueKind::Choice(_) | ValueKind::Form(_) => quoted(text),
         }
     }
 }
@@ -80,34 +80,34 @@ pub struct Key<C> {
     /// What it does, in a sentence or two.
     pub help: &'static str,
     /// The form of its values.
-    pub kind: Kind,
+    pub kind: ValueKind,
     pub(super) get: Get<C>,
     pub(super) set: Set<C>,
 }
 
 impl<C: Clone + 'static> Key<C> {
     /// A key for a field.
-    pub fn new<T: Value + 'static>(
+    pub fn new<T: SettingValue + 'static>(
         name: &'static str,
         help: &'static str,
-        place: fn(&mut C) -> &mut T,
+        field: fn(&mut C) -> &mut T,
     ) -> Key<C> {
-        let get = move |config: &C| place(&mut config.clone()).text();
-        let set = move |config: &mut C, text: &str| T::parse(text).map(|value| *place(config) = value);
+        let get = move |config: &C| field(&mut config.clone()).text();
+        let set = move |config: &mut C, text: &str| T::parse(text).map(|value| *field(config) = value);
         Key { name, help, kind: T::KIND, get: Arc::new(get), set: Arc::new(set) }
     }
 
     /// A key for a field that only some configurations have. For others it does nothing.
-    pub fn partial<T: Value + 'static>(
+    pub fn partial<T: SettingValue + 'static>(
         name: &'static str,
         help: &'static str,
-        place: fn(&mut C) -> Option<&mut T>,
+        field: fn(&mut C) -> Option<&mut T>,
     ) -> Key<C> {
-        let get = move |config: &C| place(&mut config.clone()).and_then(|value| value.text());
+        let get = move |config: &C| field(&mut config.clone()).and_then(|value| value.text());
         let set = move |config: &mut C, text: &str| {
             let value = T::parse(text)?;
-            if let Some(place) = place(config) {
-                *place = value;
+            if let Some(field) = field(config) {
+                *field = value;
             }
             Some(())
         };
@@ -118,7 +118,7 @@ impl<C: Clone + 'static> Key<C> {
     pub fn with(
         name: &'static str,
         help: &'static str,
-        kind: Kind,
+        kind: ValueKind,
         get: fn(&C) -> Option<String>,
         set: fn(&mut C, &str) -> Option<()>,
     ) -> Key<C> {
@@ -126,10 +126,10 @@ impl<C: Clone + 'static> Key<C> {
     }
 
     /// The same key of a configuration that contains this one.
-    pub fn of<D: Clone + 'static>(self, place: fn(&mut D) -> &mut C) -> Key<D> {
+    pub fn of<D: Clone + 'static>(self, field: fn(&mut D) -> &mut C) -> Key<D> {
         let Key { name, help, kind, get, set } = self;
-        let get = move |outer: &D| get(place(&mut outer.clone()));
-        let set = move |outer: &mut D, text: &str| set(place(outer), text);
+        let get = move |outer: &D| get(field(&mut outer.clone()));
+        let set = move |outer: &mut D, text: &str| set(field(outer), text);
         Key { name, help, kind, get: Arc::new(get), set: Arc::new(set) }
     }
 
@@ -147,7 +147,7 @@ pub trait Keyed: Clone + 'static {
     ///
     /// # Errors
     /// If keys do not go together.
-    fn settle(&mut self, _given: &Given<'_>) -> Result<()> {
+    fn settle(&mut self, _given: &GivenValues<'_>) -> Result<()> {
         Ok(())
     }
 }
@@ -202,7 +202,7 @@ macro_rules! keyed {
                 keys
             }
 
-            fn settle(&mut self, _given: &$crate::Given<'_>) -> $crate::Result<()> {
+            fn settle(&mut self, _given: &$crate::GivenValues<'_>) -> $crate::Result<()> {
                 $($crate::Keyed::settle(&mut self.$part, _given)?;)*
                 Ok(())
             }
@@ -211,9 +211,9 @@ macro_rules! keyed {
 }
 
 /// A type that keys can set: read from text, and written as text that is read as the same value.
-pub trait Value: Sized {
+pub trait SettingValue: Sized {
     /// The form of its texts.
-    const KIND: Kind;
+    const KIND: ValueKind;
 
     /// The value of a text; none if it is of another form.
     fn parse(text: &str) -> Option<Self>;
@@ -224,8 +224,8 @@ pub trait Value: Sized {
 
 macro_rules! values {
     ($($type:ty: $kind:expr),* $(,)?) => {$(
-        impl Value for $type {
-            const KIND: Kind = $kind;
+        impl SettingValue for $type {
+            const KIND: ValueKind = $kind;
 
             fn parse(text: &str) -> Option<Self> {
                 text.parse().ok()
@@ -239,20 +239,20 @@ macro_rules! values {
 }
 
 values! {
-    u64: Kind::Whole,
-    usize: Kind::Whole,
-    u8: Kind::Whole,
-    u32: Kind::Whole,
-    bool: Kind::Switch,
-    f64: Kind::Number,
-    String: Kind::Text,
-    Device: Kind::Form("cpu, cuda, cuda:1 or meta"),
+    u64: ValueKind::Whole,
+    usize: ValueKind::Whole,
+    u8: ValueKind::Whole,
+    u32: ValueKind::Whole,
+    bool: ValueKind::Switch,
+    f64: ValueKind::Number,
+    String: ValueKind::Text,
+    Device: ValueKind::Form("cpu, cuda, cuda:1 or meta"),
 }
 
-/// Implements [`Value`] for an enum by a text for each variant, or defines such an enum.
+/// Implements [`SettingValue`] for an enum by a text for each variant, or defines such an enum.
 ///
 /// ```
-/// use phalanx_train::{Value, choices};
+/// use phalanx_train::{SettingValue, choices};
 /// choices! { pub enum Color { Red = "red", Green = "green" } }
 /// assert_eq!(Color::parse("green"), Some(Color::Green));
 /// assert_eq!(Color::parse("blue"), None);
@@ -266,8 +266,8 @@ macro_rules! choices {
         $crate::choices! { $name { $($name::$value = $text),* } }
     )*};
     ($($type:ty { $($value:path = $text:literal),* $(,)? })*) => {$(
-        impl $crate::Value for $type {
-            const KIND: $crate::Kind = $crate::Kind::Choice(&[$($text),*]);
+        impl $crate::SettingValue for $type {
+            const KIND: $crate::ValueKind = $crate::ValueKind::Choice(&[$($text),*]);
 
             fn parse(text: &str) -> Option<Self> {
                 [$(($text, $value)),*].into_iter().find(|(name, _)| *name == text).map(|(_, value)| value)
@@ -286,8 +286,8 @@ macro_rules! choices {
 
 choices! { DType { DType::F32 = "f32", DType::BF16 = "bf16", DType::F16 = "f16", DType::F64 = "f64" } }
 
-impl Value for PathBuf {
-    const KIND: Kind = Kind::Text;
+impl SettingValue for PathBuf {
+    const KIND: ValueKind = ValueKind::Text;
 
     fn parse(text: &str) -> Option<PathBuf> {
         (!text.is_empty()).then(|| text.into())
@@ -299,8 +299,8 @@ impl Value for PathBuf {
 }
 
 /// A list is a text with a line for each element.
-impl Value for Vec<String> {
-    const KIND: Kind = Kind::Texts;
+impl SettingValue for Vec<String> {
+    const KIND: ValueKind = ValueKind::Texts;
 
     fn parse(text: &str) -> Option<Vec<String>> {
         Some(text.lines().map(String::from).collect())
@@ -311,8 +311,8 @@ impl Value for Vec<String> {
     }
 }
 
-impl<T: Value> Value for Option<T> {
-    const KIND: Kind = T::KIND;
+impl<T: SettingValue> SettingValue for Option<T> {
+    const KIND: ValueKind = T::KIND;
 
     fn parse(text: &str) -> Option<Option<T>> {
         T::parse(text).map(Some)

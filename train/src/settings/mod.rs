@@ -8,14 +8,14 @@ use std::path::Path;
 
 use toml::{Table, Value as Toml};
 
-pub use key::{Key, Keyed, Kind, Value};
+pub use key::{Key, Keyed, SettingValue, ValueKind};
 
 use crate::report::Setting;
 use crate::{Error, Result};
 
 /// The source of a value. Later ones overrule earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Source {
+pub enum ValueSource {
     /// A file.
     File,
     /// A command line, or the program.
@@ -23,7 +23,7 @@ pub enum Source {
 }
 
 /// Returns the source and the text that a file or words gave a key, by the key's name.
-pub type Given<'a> = dyn Fn(&str) -> Option<(Source, String)> + 'a;
+pub type GivenValues<'a> = dyn Fn(&str) -> Option<(ValueSource, String)> + 'a;
 
 /// The values of a configuration's keys: those of the program, and those that files and words give.
 ///
@@ -43,7 +43,7 @@ pub type Given<'a> = dyn Fn(&str) -> Option<(Source, String)> + 'a;
 pub struct Settings<C> {
     keys: Vec<Key<C>>,
     base: C,
-    given: BTreeMap<&'static str, (Source, String)>,
+    given: BTreeMap<&'static str, (ValueSource, String)>,
 }
 
 impl<C: Keyed> Settings<C> {
@@ -80,14 +80,14 @@ impl<C: Keyed> Settings<C> {
     ///
     /// # Errors
     /// If there is no such key, or the text is not of its form.
-    pub fn set(&mut self, name: &str, text: &str, source: Source) -> Result<()> {
+    pub fn set(&mut self, name: &str, text: &str, source: ValueSource) -> Result<()> {
         let key = self.keys.iter().find(|key| key.name == name).ok_or_else(|| self.unknown(name))?;
         (key.set)(&mut self.base.clone(), text).ok_or_else(|| key.refused(text))?;
         let text = key.kind.plain(text);
         let text = match self.given.get(key.name) {
             Some((before, _)) if *before > source => return Ok(()),
             // The texts of a list are given one by one.
-            Some((before, texts)) if *before == source && key.kind == Kind::Texts => {
+            Some((before, texts)) if *before == source && key.kind == ValueKind::Texts => {
                 format!("{texts}\n{text}")
             }
             _ => text,
@@ -132,7 +132,8 @@ impl<C: Keyed> Settings<C> {
             .parse()
             .map_err(|e: toml::de::Error| Error::data(name, e.to_string().trim().replace('\n', " ")))?;
         for (key, value) in &table {
-            let set = as_text(key, value, &self.keys).and_then(|text| self.set(key, &text, Source::File));
+            let set =
+                as_text(key, value, &self.keys).and_then(|text| self.set(key, &text, ValueSource::File));
             set.map_err(|error| Error::data(name, error.to_string()))?;
         }
         Ok(())
@@ -158,15 +159,15 @@ impl<C: Keyed> Settings<C> {
             let kind = key.kind;
             let value = match value {
                 Some(value) => value,
-                None if kind == Kind::Switch => "true".into(),
+                None if kind == ValueKind::Switch => "true".into(),
                 // A text that begins like a key can only be given with `=`.
                 None => words.next_if(|word| !word.starts_with("--")).ok_or_else(|| {
                     Error::Config(format!("`{name}` has no value, wanted {}", kind.wanted()))
                 })?,
             };
-            self.set(name, &value, Source::Words)?;
-            while let Some(more) = words.next_if(|word| kind == Kind::Texts && !word.starts_with("--")) {
-                self.set(name, &more, Source::Words)?;
+            self.set(name, &value, ValueSource::Words)?;
+            while let Some(more) = words.next_if(|word| kind == ValueKind::Texts && !word.starts_with("--")) {
+                self.set(name, &more, ValueSource::Words)?;
             }
         }
         Ok(self)
@@ -176,15 +177,16 @@ impl<C: Keyed> Settings<C> {
     pub fn help(&self) -> String {
         let line = |key: &Key<C>| {
             let value = match key.kind {
-                Kind::Whole => " N".into(),
-                Kind::Number => " X".into(),
-                Kind::Switch => String::new(),
-                Kind::Text | Kind::Form(_) => " TEXT".into(),
-                Kind::Texts => " TEXT..".into(),
-                Kind::Choice(names) => format!(" {}", names.join("|")),
+                ValueKind::Whole => " N".into(),
+                ValueKind::Number => " X".into(),
+                ValueKind::Switch => String::new(),
+                ValueKind::Text | ValueKind::Form(_) => " TEXT".into(),
+                ValueKind::Texts => " TEXT..".into(),
+                ValueKind::Choice(names) => format!(" {}", names.join("|")),
             };
-            let default =
-                self.value(key.name).filter(|_| key.kind != Kind::Switch && !key.help.contains("[default"));
+            let default = self
+                .value(key.name)
+                .filter(|_| key.kind != ValueKind::Switch && !key.help.contains("[default"));
             let default =
                 default.map_or_else(String::new, |value| format!(" [default: {}]", value.escape_debug()));
             format!("  --{}{value}\n      {}{default}\n", key.name, key.help)
@@ -230,7 +232,7 @@ fn as_text<C>(name: &str, value: &Toml, keys: &[Key<C>]) -> Result<String> {
         Toml::Integer(n) => Ok(n.to_string()),
         Toml::Float(x) => Ok(format!("{x:?}")),
         Toml::Boolean(on) => Ok(on.to_string()),
-        Toml::Array(all) if keys.iter().any(|key| key.name == name && key.kind == Kind::Texts) => {
+        Toml::Array(all) if keys.iter().any(|key| key.name == name && key.kind == ValueKind::Texts) => {
             Ok(all.iter().map(|one| as_text(name, one, keys)).collect::<Result<Vec<_>>>()?.join("\n"))
         }
         other => {

@@ -38,14 +38,14 @@ impl Bpe {
             && let Some(pair) = learner.most_frequent()
         {
             let token = bpe.vocabulary() as u32;
-            learner.join(pair, token);
+            learner.merge(pair, token);
             bpe.push(pair);
         }
         bpe
     }
 
     /// An encoding of these pairs, in the order in which they were learned.
-    pub(super) fn of(merges: Vec<Pair>) -> Bpe {
+    pub(super) fn from_merges(merges: Vec<Pair>) -> Bpe {
         let mut bpe = Bpe::default();
         merges.into_iter().for_each(|pair| bpe.push(pair));
         bpe
@@ -79,10 +79,10 @@ impl Bpe {
     fn encode_word(&self, word: &str) -> Vec<u32> {
         let mut tokens: Vec<u32> = word.bytes().map(u32::from).collect();
         loop {
-            let joined = tokens.windows(2).filter_map(|pair| self.token_of.get(&(pair[0], pair[1])));
-            let Some(&token) = joined.min() else { return tokens };
+            let known = tokens.windows(2).filter_map(|pair| self.token_of.get(&(pair[0], pair[1])));
+            let Some(&token) = known.min() else { return tokens };
             let pair = self.merges[(token - BYTES) as usize];
-            tokens = joined_in(&tokens, pair, token);
+            tokens = merged(&tokens, pair, token);
         }
     }
 
@@ -108,7 +108,7 @@ struct Learner {
     words: Vec<(Vec<u32>, u64)>,
     counts: HashMap<Pair, u64>,
     /// For each pair the words that may contain it; some have lost it since.
-    places: HashMap<Pair, BTreeSet<u32>>,
+    words_with: HashMap<Pair, BTreeSet<u32>>,
     /// Pairs by counts, which may be outdated.
     queue: BinaryHeap<(u64, Reverse<Pair>)>,
 }
@@ -118,7 +118,7 @@ impl Learner {
         let tokens = |word: &str| word.bytes().map(u32::from).collect::<Vec<u32>>();
         let words: Vec<_> = words.into_iter().map(|(word, count)| (tokens(word), count)).collect();
         let mut learner =
-            Learner { words, counts: HashMap::new(), places: HashMap::new(), queue: BinaryHeap::new() };
+            Learner { words, counts: HashMap::new(), words_with: HashMap::new(), queue: BinaryHeap::new() };
         for word in 0..learner.words.len() {
             learner.count(word, true);
         }
@@ -134,7 +134,7 @@ impl Learner {
             let count = self.counts.entry(pair).or_default();
             if add {
                 *count += times;
-                self.places.entry(pair).or_default().insert(word as u32);
+                self.words_with.entry(pair).or_default().insert(word as u32);
             } else {
                 *count -= times;
             }
@@ -154,12 +154,12 @@ impl Learner {
     }
 
     /// Replaces a pair by one token in all words.
-    fn join(&mut self, pair: Pair, token: u32) {
+    fn merge(&mut self, pair: Pair, token: u32) {
         let mut changed = BTreeSet::new();
-        for word in self.places.remove(&pair).unwrap_or_default() {
+        for word in self.words_with.remove(&pair).unwrap_or_default() {
             let word = word as usize;
             changed.extend(self.count(word, false));
-            self.words[word].0 = joined_in(&self.words[word].0, pair, token);
+            self.words[word].0 = merged(&self.words[word].0, pair, token);
             changed.extend(self.count(word, true));
         }
         for pair in changed {
@@ -172,7 +172,7 @@ impl Learner {
 }
 
 /// Replaces each `pair` of the tokens, from the left, by `token`.
-fn joined_in(tokens: &[u32], pair: Pair, token: u32) -> Vec<u32> {
+fn merged(tokens: &[u32], pair: Pair, token: u32) -> Vec<u32> {
     let mut joined = Vec::with_capacity(tokens.len());
     let mut rest = tokens;
     while let [first, others @ ..] = rest {
@@ -190,38 +190,40 @@ fn joined_in(tokens: &[u32], pair: Pair, token: u32) -> Vec<u32> {
     joined
 }
 
-/// The kinds of words.
+/// The classes of characters. A word has characters of one class.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum CharacterClass {
     Letter,
     Digit,
     Mark,
     Space,
 }
 
-fn kind(c: char) -> Kind {
+fn class_of(c: char) -> CharacterClass {
     match c {
-        '_' => Kind::Letter,
-        c if c.is_whitespace() => Kind::Space,
-        c if c.is_numeric() => Kind::Digit,
-        c if c.is_alphabetic() => Kind::Letter,
-        _ => Kind::Mark,
+        '_' => CharacterClass::Letter,
+        c if c.is_whitespace() => CharacterClass::Space,
+        c if c.is_numeric() => CharacterClass::Digit,
+        c if c.is_alphabetic() => CharacterClass::Letter,
+        _ => CharacterClass::Mark,
     }
 }
 
-/// Splits a text into words: runs of one kind, with one space (`' '`) before them if there is one. Of
+/// Splits a text into words: runs of one class, with one space (`' '`) before them if there is one. Of
 /// white space before a word the last character is a word of its own.
 pub(super) fn words(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
         let first = rest.chars().next()?;
         let after = &rest[first.len_utf8()..];
-        let run = |text: &str, of: Kind| text.find(|c| kind(c) != of).unwrap_or(text.len());
-        let next = after.chars().next().map(kind);
-        let length = match (kind(first), next) {
-            (Kind::Space, Some(next)) if first == ' ' && next != Kind::Space => 1 + run(after, next),
-            (Kind::Space, _) => {
-                let all = run(rest, Kind::Space);
+        let run = |text: &str, of: CharacterClass| text.find(|c| class_of(c) != of).unwrap_or(text.len());
+        let next = after.chars().next().map(class_of);
+        let length = match (class_of(first), next) {
+            (CharacterClass::Space, Some(next)) if first == ' ' && next != CharacterClass::Space => {
+                1 + run(after, next)
+            }
+            (CharacterClass::Space, _) => {
+                let all = run(rest, CharacterClass::Space);
                 let last = rest[..all].chars().next_back().map_or(0, char::len_utf8);
                 if all == rest.len() || all == last { all } else { all - last }
             }
@@ -242,8 +244,8 @@ fn character(byte: u8) -> char {
     if printable(byte) {
         return char::from(byte);
     }
-    let place = (0..byte).filter(|&b| !printable(b)).count() as u32;
-    char::from_u32(256 + place).unwrap_or('?')
+    let rank = (0..byte).filter(|&b| !printable(b)).count() as u32;
+    char::from_u32(256 + rank).unwrap_or('?')
 }
 
 impl Bpe {
@@ -300,7 +302,7 @@ impl Bpe {
         let known = model.get("vocab")?.as_object()?;
         let same = known.len() == numbers.len()
             && known.iter().all(|(name, number)| numbers.get(name).map(|&n| n.into()) == number.as_u64());
-        same.then(|| Bpe::of(merges))
+        same.then(|| Bpe::from_merges(merges))
     }
 }
 
@@ -342,7 +344,7 @@ mod tests {
                 .for_each(|p| *counts.entry((p[0], p[1])).or_default() += 1);
             let best = counts.iter().max_by_key(|&(&pair, &count)| (count, Reverse(pair)));
             assert_eq!(best.map(|(&pair, _)| pair), Some(pair), "merge {i}");
-            words.iter_mut().for_each(|w| *w = joined_in(w, pair, BYTES + i as u32));
+            words.iter_mut().for_each(|w| *w = merged(w, pair, BYTES + i as u32));
         }
         assert_eq!(bpe.encode(&text), words.concat());
     }

@@ -16,9 +16,9 @@ pub const TRAINING: &str = "train.bin";
 /// Tokens that are held out.
 pub const VALIDATION: [&str; 2] = ["validation.bin", "val.bin"];
 /// The number of tokens at a file's beginning and at its end that identify it.
-const TOLD_APART: u64 = 1 << 16;
+const DIGEST_TOKENS: u64 = 1 << 16;
 /// The number of tokens from which the mean bytes of a token are measured.
-const MEASURED: u64 = 1 << 17;
+const MEASURED_TOKENS: u64 = 1 << 17;
 /// Bytes in memory for each byte of a text: itself, and at most one token of four bytes.
 const TEXT_BYTES: f64 = 5.0;
 /// The allowed sizes of a vocabulary.
@@ -48,25 +48,26 @@ keyed! {
     }
 }
 
-/// A text in memory, or token files.
-enum Source {
+/// Where the tokens of a part come from: a text in memory, a token file, or an indexed pair of files.
+enum CorpusSource {
     Text(Vec<u8>),
     File(PathBuf),
     Indexed(PathBuf),
 }
 
-struct Part {
+/// One path of `data` or `validation`.
+struct CorpusPart {
     /// Its name in errors.
     name: String,
-    source: Source,
+    source: CorpusSource,
     weight: f64,
 }
 
 /// Training data, validation data and tokenizer.
 pub struct Corpus {
     config: CorpusConfig,
-    training: Vec<Part>,
-    held_out: Vec<Part>,
+    training: Vec<CorpusPart>,
+    held_out: Vec<CorpusPart>,
     codec: Codec,
 }
 
@@ -102,8 +103,11 @@ impl Corpus {
             held_out.push(part(Path::new(text), &VALIDATION, 1.0)?);
         }
         if config.data.is_empty() {
-            let named =
-                |name: &str, text| Part { name: name.into(), source: Source::Text(text), weight: 1.0 };
+            let named = |name: &str, text| CorpusPart {
+                name: name.into(),
+                source: CorpusSource::Text(text),
+                weight: 1.0,
+            };
             let [text, rest] = default()?;
             training.push(named("the bundled text", text));
             if held_out.is_empty() && !rest.is_empty() {
@@ -129,23 +133,22 @@ impl Corpus {
         self.config.vocabulary_size.unwrap_or(0).max(self.codec.vocabulary())
     }
 
-    /// Windows of the tokens in an order drawn from the seed, for a model with this vocabulary. Also returns the digest that tells the data
-    /// from other data, and the mean bytes of text in a token of the validation data, if tokens stand for text.
+    /// Windows of the tokens in an order drawn from the seed, for a model with this vocabulary. Also returns the digest that identifies the data, and the mean bytes of text in a token of the validation data, if tokens stand for text.
     ///
     /// # Errors
     /// If tokens are beyond the vocabulary, files damaged, or there are fewer tokens than the context asks for.
     pub fn data(&self, vocabulary: usize, seed: u64) -> Result<(Data, String, Option<f64>)> {
-        let open = |parts: &[Part]| {
+        let open = |parts: &[CorpusPart]| {
             parts.iter().map(|part| self.tokens(part, vocabulary)).collect::<Result<Vec<_>>>()
         };
         let (training, held_out) = (open(&self.training)?, open(&self.held_out)?);
-        let mut told = String::new();
+        let mut identity = String::new();
         for tokens in &training {
-            told += &format!("{} {:016x} ", tokens.len(), self.ends(tokens)?);
+            identity += &format!("{} {:016x} ", tokens.len(), self.digest_of_ends(tokens)?);
         }
         let packed = self.config.packed;
         if packed {
-            told += &format!("packed {:?}", self.config.end_of_text);
+            identity += &format!("packed {:?}", self.config.end_of_text);
         }
         let mut sources = Vec::new();
         for (part, tokens) in self.training.iter().zip(&training) {
@@ -169,12 +172,12 @@ impl Corpus {
         };
         let measured = held_out.first().unwrap_or(&training[0]);
         let bytes = self.bytes_per_token(measured)?;
-        Ok((Data { samples, counted: self.config.context, validation }, told.trim_end().into(), bytes))
+        Ok((Data { samples, counted: self.config.context, validation }, identity.trim_end().into(), bytes))
     }
 
     fn windows(
         &self,
-        part: &Part,
+        part: &CorpusPart,
         tokens: &Arc<dyn Tokens>,
         seed: u64,
     ) -> Result<TokenWindows<Arc<dyn Tokens>>> {
@@ -184,9 +187,9 @@ impl Corpus {
         })
     }
 
-    fn tokens(&self, part: &Part, vocabulary: usize) -> Result<Arc<dyn Tokens>> {
+    fn tokens(&self, part: &CorpusPart, vocabulary: usize) -> Result<Arc<dyn Tokens>> {
         let tokens = self.stored(part, vocabulary)?;
-        let indexed = matches!(part.source, Source::Indexed(_));
+        let indexed = matches!(part.source, CorpusSource::Indexed(_));
         match self.config.end_of_text {
             Some(end) if end >= vocabulary => {
                 refuse(format!("`end-of-text` is {end}, and there are {vocabulary} tokens"))
@@ -201,11 +204,13 @@ impl Corpus {
     }
 
     /// The tokens, with the documents of the index, if there is one.
-    fn stored(&self, part: &Part, vocabulary: usize) -> Result<Arc<dyn Tokens>> {
+    fn stored(&self, part: &CorpusPart, vocabulary: usize) -> Result<Arc<dyn Tokens>> {
         Ok(match &part.source {
-            Source::Text(text) => Arc::new(self.codec.encode(text, vocabulary)?),
-            Source::Indexed(path) => Arc::new(IndexedTokens::open(path)?.with_vocabulary(vocabulary as u32)),
-            Source::File(path) => {
+            CorpusSource::Text(text) => Arc::new(self.codec.encode(text, vocabulary)?),
+            CorpusSource::Indexed(path) => {
+                Arc::new(IndexedTokens::open(path)?.with_vocabulary(vocabulary as u32))
+            }
+            CorpusSource::File(path) => {
                 let wide = if vocabulary > 1 << 16 { Width::U32 } else { Width::U16 };
                 let width = self.config.token_width.unwrap_or(wide);
                 if width == Width::U16 && wide == Width::U32 {
@@ -220,17 +225,17 @@ impl Corpus {
     }
 
     /// A digest of the first and last tokens. Reading them also refuses a file without tokens before anything is written.
-    fn ends(&self, tokens: &Arc<dyn Tokens>) -> Result<u64> {
-        let some = TOLD_APART.min(tokens.len());
-        let mut told = vec![0; 2 * some as usize];
-        let (first, last) = told.split_at_mut(some as usize);
+    fn digest_of_ends(&self, tokens: &Arc<dyn Tokens>) -> Result<u64> {
+        let some = DIGEST_TOKENS.min(tokens.len());
+        let mut ends = vec![0; 2 * some as usize];
+        let (first, last) = ends.split_at_mut(some as usize);
         tokens.copy(0, first)?;
         tokens.copy(tokens.len() - some, last)?;
-        Ok(digest(&told.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<u8>>()))
+        Ok(digest(&ends.iter().flat_map(|token| token.to_le_bytes()).collect::<Vec<u8>>()))
     }
 
     fn bytes_per_token(&self, tokens: &Arc<dyn Tokens>) -> Result<Option<f64>> {
-        let mut some = vec![0; MEASURED.min(tokens.len()) as usize];
+        let mut some = vec![0; MEASURED_TOKENS.min(tokens.len()) as usize];
         tokens.copy(0, &mut some)?;
         let bytes = |text: String| text.len() as f64 / some.len().max(1) as f64;
         Ok(if self.codec.is_text() { Some(bytes(self.codec.decode(&some)?)) } else { None })
@@ -263,7 +268,7 @@ fn weighted(text: &str) -> Result<(PathBuf, f64)> {
 }
 
 /// The path itself if it is a file; in a folder the first of `names` that exists.
-fn part(path: &Path, names: &[&str], weight: f64) -> Result<Part> {
+fn part(path: &Path, names: &[&str], weight: f64) -> Result<CorpusPart> {
     let inside = || names.iter().map(|name| path.join(name)).find(|path| path.exists());
     let path = match path.is_dir() {
         true => inside().ok_or_else(|| {
@@ -277,12 +282,12 @@ fn part(path: &Path, names: &[&str], weight: f64) -> Result<Part> {
     let is = |name: &str| path.extension().is_some_and(|extension| extension == name);
     let index = if is("idx") { path.clone() } else { path.with_extension("idx") };
     let source = match () {
-        () if index.exists() && (is("bin") || is("idx") || !path.exists()) => Source::Indexed(index),
-        () if is("bin") => Source::File(path.clone()),
-        () if is("idx") => Source::Indexed(index),
-        () => Source::Text(read(&path)?),
+        () if index.exists() && (is("bin") || is("idx") || !path.exists()) => CorpusSource::Indexed(index),
+        () if is("bin") => CorpusSource::File(path.clone()),
+        () if is("idx") => CorpusSource::Indexed(index),
+        () => CorpusSource::Text(read(&path)?),
     };
-    Ok(Part { name: path.display().to_string(), source, weight })
+    Ok(CorpusPart { name: path.display().to_string(), source, weight })
 }
 
 /// Reads a text, if it fits into memory.
@@ -299,10 +304,10 @@ fn read(path: &Path) -> Result<Vec<u8>> {
 }
 
 /// The tokenizer: learned from the text, or the one beside the tokens.
-fn codec_of(config: &CorpusConfig, training: &[Part]) -> Result<Codec> {
-    let mut made: Option<(Codec, &Part)> = None;
+fn codec_of(config: &CorpusConfig, training: &[CorpusPart]) -> Result<Codec> {
+    let mut beside_files: Option<(Codec, &CorpusPart)> = None;
     for part in training {
-        let (Source::File(path) | Source::Indexed(path)) = &part.source else { continue };
+        let (CorpusSource::File(path) | CorpusSource::Indexed(path)) = &part.source else { continue };
         if let Some(vocabulary) = config.vocabulary {
             let name = &part.name;
             return refuse(format!(
@@ -321,19 +326,19 @@ fn codec_of(config: &CorpusConfig, training: &[Part]) -> Result<Codec> {
                 ));
             }
         };
-        if let Some((other, first)) = made.as_ref().filter(|(other, _)| !other.is_same(&codec)) {
+        if let Some((other, first)) = beside_files.as_ref().filter(|(other, _)| !other.is_same(&codec)) {
             let (one, two) = (first.name.as_str(), part.name.as_str());
             let why = format!("its tokens are not those of {one} ({}; {})", codec.source(), other.source());
             return Err(Error::data(two, why));
         }
-        made.get_or_insert((codec, part));
+        beside_files.get_or_insert((codec, part));
     }
-    match (made, config.vocabulary) {
+    match (beside_files, config.vocabulary) {
         (Some((codec, _)), _) => Ok(codec),
         (None, None) => Ok(Codec::Bytes(None)),
         (None, Some(vocabulary)) => {
             let texts = training.iter().filter_map(|part| match &part.source {
-                Source::Text(text) => Some((part, std::str::from_utf8(text))),
+                CorpusSource::Text(text) => Some((part, std::str::from_utf8(text))),
                 _ => None,
             });
             let mut all = String::new();

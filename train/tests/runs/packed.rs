@@ -9,7 +9,7 @@ use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::Chunks;
 use phalanx_parallel::tensor_parallel::TensorParallel;
 use phalanx_train::data::{Dataset, Packed, Samples, Subset, TokenWindows, Tokens};
-use phalanx_train::{Config, Place, Result, Trainer};
+use phalanx_train::{Config, MeshRank, Result, Trainer};
 
 use super::{Told, config};
 
@@ -37,23 +37,23 @@ fn train(config: Config, model: &ModelConfig, data: impl Samples + 'static, told
     let trainer = trainer.callback(told.clone());
     let how = config;
     if how.layout.tp > 1 {
-        let layers = |place: &Place| {
-            let tp = place.groups.along(Axis::Tp);
+        let layers = |rank: &MeshRank| {
+            let tp = rank.groups.along(Axis::Tp);
             TensorParallel::new(tp).with_sequence_parallel(how.layout.sequence_parallel)
         };
-        return trainer.run_parts(|place| part(&how, model, Arc::new(layers(place)), place)).map(drop);
+        return trainer.run_parts(|rank| part(&how, model, Arc::new(layers(rank)), rank)).map(drop);
     }
-    trainer.run_parts(|place| part(&how, model, Arc::new(OneDevice), place)).map(drop)
+    trainer.run_parts(|rank| part(&how, model, Arc::new(OneDevice), rank)).map(drop)
 }
 
 fn part<L: phalanx_nn::LayerFactory>(
     how: &Config,
     model: &ModelConfig,
     layers: Arc<L>,
-    place: &Place,
+    mesh_rank: &MeshRank,
 ) -> Result<Chunks<phalanx_nn::models::Decoder<L>>> {
-    let rank = place.groups.along(Axis::Pp).rank();
-    Ok(Chunks::build(model, &layers, &place.scope(how), &how.layout.schedule()?, rank)?)
+    let rank = mesh_rank.groups.along(Axis::Pp).rank();
+    Ok(Chunks::build(model, &layers, &mesh_rank.scope(how), &how.layout.schedule()?, rank)?)
 }
 
 #[test]
@@ -97,7 +97,7 @@ fn documents_that_see_each_other_train_otherwise() {
     let config = Config { validate_every: 0, ..how };
     let windows = TokenWindows::new(tokens(), CONTEXT, 5).unwrap();
     let trainer = Trainer::new(config.clone()).samples(windows, CONTEXT).callback(together.clone());
-    trainer.run_parts(|place| part(&config, &model, Arc::new(OneDevice), place)).unwrap();
+    trainer.run_parts(|rank| part(&config, &model, Arc::new(OneDevice), rank)).unwrap();
     assert!(apart.losses() != together.losses());
     assert!(Dataset::len(&packed()) > 8);
 }

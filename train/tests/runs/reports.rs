@@ -166,7 +166,7 @@ fn a_profile_has_the_arithmetic_of_each_rank_and_accounts_for_the_time() {
         let config = Config { steps: 1, validate_every: 0, ..config(layout, zero) };
         let trainer = Trainer::new(config).data(training).at_end(move |run| {
             let profile = run.profile(3)?;
-            if run.place().is_first() {
+            if run.mesh_rank().is_first() {
                 *kept.lock().unwrap() = Some(profile);
             }
             Ok(())

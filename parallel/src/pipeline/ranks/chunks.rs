@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use phalanx_nn::models::{Decoder, ModelConfig, Stage};
+use phalanx_nn::models::{Decoder, DecoderStage, ModelConfig};
 use phalanx_nn::{AnyUnit, Entry, LayerFactory, Parameter, Parameters, Scope, cut};
 
 use crate::pipeline::schedule::Schedule;
@@ -22,11 +22,11 @@ use crate::{Error, Result};
 /// assert!(stages[0].first && stages[2].last && !stages[1].first && !stages[1].last);
 /// # Ok::<(), phalanx_parallel::Error>(())
 /// ```
-pub fn split_blocks(blocks: usize, stages: usize) -> Result<Vec<Stage>> {
+pub fn split_blocks(blocks: usize, stages: usize) -> Result<Vec<DecoderStage>> {
     if stages == 0 {
         return Err(Error::Config(format!("place: got 0 stages for {blocks} blocks, wanted at least 1")));
     }
-    let stage = |(i, layers)| Stage { layers, first: i == 0, last: i + 1 == stages };
+    let stage = |(i, layers)| DecoderStage { layers, first: i == 0, last: i + 1 == stages };
     Ok(cut(blocks, stages).into_iter().enumerate().map(stage).collect())
 }
 
@@ -35,7 +35,7 @@ pub fn split_blocks(blocks: usize, stages: usize) -> Result<Vec<Stage>> {
 /// # Errors
 /// As [`split_blocks`].
 #[deprecated(since = "0.1.0", note = "renamed to `split_blocks`")]
-pub fn place(blocks: usize, stages: usize) -> Result<Vec<Stage>> {
+pub fn place(blocks: usize, stages: usize) -> Result<Vec<DecoderStage>> {
     split_blocks(blocks, stages)
 }
 

@@ -1,13 +1,13 @@
 //! [`DataLoader`]: the batches of steps, read ahead by worker threads.
 //!
 //! ```text
-//!   Plan         which rows a step has, and the runs of rows that workers take   (pure)
-//!   ReadJob      reads the rows of a run, makes a batch of a piece               (runs on any thread)
-//!   Workers      threads that take runs in the order of the steps                (up to `ahead` steps)
+//!   ReadPlan     which rows a step has, and the chunks of rows that workers take (pure)
+//!   ReadJob      reads the rows of a chunk, makes a batch of a piece             (runs on any thread)
+//!   Workers      threads that take chunks in the order of the steps              (up to `ahead` steps)
 //!   DataLoader   returns the steps in order, on the device
 //! ```
 //!
-//! A row is computed from its number alone, and a step's parts are put together by their places. So neither the number of workers nor
+//! A row is computed from its number alone, and a step's parts are put together in the order of the rows. So neither the number of workers nor
 //! their pace changes what a step yields.
 
 #[cfg(test)]
@@ -22,7 +22,7 @@ use phalanx_tensor::{Category, Context, Device, Tensor};
 
 use super::{Batch, Dataset, Ordered, Samples, Shuffled, wrong};
 use crate::Result;
-use workers::{Plan, ReadJob, Workers};
+use workers::{ReadJob, ReadPlan, Workers};
 
 /// How a [`DataLoader`] reads. By default it reads the whole batch as one piece, to the CPU, from step 0 on, with one worker thread that
 /// prefetches up to two steps.
@@ -43,7 +43,7 @@ impl DataLoaderConfig {
         DataLoaderConfig { batch, pieces: None, workers: 1, ahead: 2, device: Device::CPU, position: 0 }
     }
 
-    /// Reads only these runs of rows of each step, each as a batch of its own: a rank's share, cut into micro-batches.
+    /// Reads only these ranges of rows of each step, each as a batch of its own: a rank's rows, cut into micro-batches.
     pub fn with_pieces(self, pieces: Vec<Range<usize>>) -> DataLoaderConfig {
         DataLoaderConfig { pieces: Some(pieces), ..self }
     }
@@ -98,7 +98,7 @@ impl DataLoaderConfig {
     }
 
     fn init(self, samples: Box<dyn Samples>, total: Option<u64>) -> Result<DataLoader> {
-        let plan = Plan::new(self.batch, self.pieces, total, self.workers)?;
+        let plan = ReadPlan::new(self.batch, self.pieces, total, self.workers)?;
         if self.ahead == 0 {
             return Err(wrong("DataLoader", "got 0 steps ahead, wanted at least 1"));
         }
@@ -107,8 +107,8 @@ impl DataLoaderConfig {
         }
         let job = Arc::new(ReadJob::new(samples, plan));
         let start = || Workers::start(&job, self.workers, self.ahead, self.position);
-        let crew = if self.workers == 0 { None } else { Some(start()?) };
-        Ok(DataLoader { job, crew, device: self.device, position: self.position })
+        let workers = if self.workers == 0 { None } else { Some(start()?) };
+        Ok(DataLoader { job, workers, device: self.device, position: self.position })
     }
 }
 
@@ -121,7 +121,7 @@ impl DataLoaderConfig {
 pub struct DataLoader {
     job: Arc<ReadJob>,
     /// `None` if the caller's thread reads.
-    crew: Option<Workers>,
+    workers: Option<Workers>,
     device: Device,
     position: u64,
 }
@@ -139,8 +139,8 @@ impl DataLoader {
             );
             return Err(wrong("DataLoader", why));
         }
-        let read = match &self.crew {
-            Some(crew) => crew.next()?,
+        let read = match &self.workers {
+            Some(workers) => workers.next()?,
             None => self.job.step(self.position, &AtomicBool::new(false)),
         };
         self.position += 1;

@@ -21,7 +21,7 @@ fn steps(loader: &mut DataLoader, count: usize) -> Vec<Vec<i64>> {
     (0..count).map(|_| values(&loader.next_step().unwrap())).collect()
 }
 
-/// A rank's share that is one piece.
+/// A rank's rows that are one piece.
 fn one(rows: Range<usize>) -> Vec<Range<usize>> {
     std::iter::once(rows).collect()
 }

@@ -1,5 +1,5 @@
-//! The worker threads of a loader: [`Plan`] says which rows a step has and deals them to workers, [`ReadJob`] reads rows and makes
-//! batches, [`Workers`] are the threads, which take runs of rows in the order of the steps.
+//! The worker threads of a loader: [`ReadPlan`] says which rows a step has and deals them to workers in chunks, [`ReadJob`] reads rows and makes
+//! batches, [`Workers`] are the threads, which take chunks of rows in the order of the steps.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -15,36 +15,36 @@ use crate::Result;
 use crate::data::dataset::odd_one;
 use crate::data::{HOST, Samples, wrong};
 
-/// The rows of all steps.
+/// Which rows each step has, and how they are dealt to workers.
 #[derive(Clone, Debug)]
-pub(super) struct Plan {
+pub(super) struct ReadPlan {
     batch: usize,
     /// Rows that this rank reads, a batch for each range.
     pieces: Vec<Range<usize>>,
     /// Samples until the end, if there is one.
     total: Option<u64>,
-    /// The largest number of rows of a run.
-    run_rows: usize,
+    /// The largest number of rows of a chunk.
+    chunk_rows: usize,
 }
 
-/// Rows that a worker reads together.
+/// Rows of one piece that a worker reads together.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Run {
+pub(super) struct Chunk {
     /// The piece that the rows belong to.
     pub(super) piece: usize,
-    /// The number of the run in its piece.
-    pub(super) place: usize,
+    /// The number of the chunk in its piece.
+    pub(super) index: usize,
     pub(super) rows: Range<usize>,
 }
 
-impl Plan {
+impl ReadPlan {
     /// Steps of `batch` rows; without pieces, the batch is one.
     pub(super) fn new(
         batch: usize,
         pieces: Option<Vec<Range<usize>>>,
         total: Option<u64>,
         workers: usize,
-    ) -> Result<Plan> {
+    ) -> Result<ReadPlan> {
         if batch == 0 {
             return Err(wrong("DataLoader", "got batches of 0 rows, wanted at least 1"));
         }
@@ -55,7 +55,7 @@ impl Plan {
             return Err(wrong("DataLoader", why));
         }
         let rows: usize = pieces.iter().map(Range::len).sum();
-        Ok(Plan { batch, pieces, total, run_rows: rows.div_ceil(workers.max(1)).max(1) })
+        Ok(ReadPlan { batch, pieces, total, chunk_rows: rows.div_ceil(workers.max(1)).max(1) })
     }
 
     /// Steps until the end.
@@ -76,13 +76,13 @@ impl Plan {
         self.pieces.iter().map(cut).filter(|rows| !rows.is_empty()).collect()
     }
 
-    /// The runs of these pieces, in the order of the rows.
-    pub(super) fn runs(&self, pieces: &[Range<usize>]) -> Vec<Run> {
+    /// The chunks of these pieces, in the order of the rows.
+    pub(super) fn chunks(&self, pieces: &[Range<usize>]) -> Vec<Chunk> {
         let of_piece = |(piece, rows): (usize, &Range<usize>)| {
-            let (rows, most) = (rows.clone(), self.run_rows);
-            rows.clone().step_by(most).enumerate().map(move |(place, start)| Run {
+            let (rows, most) = (rows.clone(), self.chunk_rows);
+            rows.clone().step_by(most).enumerate().map(move |(index, start)| Chunk {
                 piece,
-                place,
+                index,
                 rows: start..rows.end.min(start + most),
             })
         };
@@ -90,7 +90,7 @@ impl Plan {
     }
 }
 
-/// The rows of a run: the tensors of each.
+/// The rows of a chunk: the tensors of each.
 pub(super) type Items = Vec<Vec<Tensor>>;
 
 /// The pieces of a step that are ready: their rows, and their batch.
@@ -99,15 +99,15 @@ pub(super) type Pieces = Vec<(Range<usize>, Result<Vec<Tensor>>)>;
 /// The samples and the plan, by which any thread reads a step's rows and makes a batch of them. A panic in either becomes an error.
 pub(super) struct ReadJob {
     samples: Box<dyn Samples>,
-    plan: Plan,
+    plan: ReadPlan,
 }
 
 impl ReadJob {
-    pub(super) fn new(samples: Box<dyn Samples>, plan: Plan) -> ReadJob {
+    pub(super) fn new(samples: Box<dyn Samples>, plan: ReadPlan) -> ReadJob {
         ReadJob { samples, plan }
     }
 
-    pub(super) fn plan(&self) -> &Plan {
+    pub(super) fn plan(&self) -> &ReadPlan {
         &self.plan
     }
 
@@ -121,7 +121,7 @@ impl ReadJob {
         self.plan.pieces(step).into_iter().map(piece).collect()
     }
 
-    /// The items of a run of rows, up to the first error. It stops early if the loader has been dropped.
+    /// The items of a chunk of rows, up to the first error. It stops early if the loader has been dropped.
     pub(super) fn read(&self, step: u64, rows: Range<usize>, closed: &AtomicBool) -> Result<Items> {
         let open = |_: &usize| !closed.load(Ordering::Relaxed);
         rows.take_while(open).map(|row| self.item(self.plan.first_sample(step) + row as u64)).collect()
@@ -177,7 +177,7 @@ struct Shared {
     /// Whether the loader was dropped. Workers read it between two items, without the lock.
     closed: AtomicBool,
     queue: Mutex<Queue>,
-    /// Wakes workers: there may be a run to take.
+    /// Wakes workers: there may be a chunk to take.
     work: Condvar,
     /// Wakes the loader: the first step may be ready.
     ready: Condvar,
@@ -187,23 +187,24 @@ struct Shared {
 struct Queue {
     /// The number of the first.
     first: u64,
-    steps: VecDeque<Step>,
+    steps: VecDeque<QueuedStep>,
     /// A worker has died.
     failed: bool,
 }
 
 /// A step that is being read.
-struct Step {
+struct QueuedStep {
     /// Runs that no worker has taken yet.
-    runs: VecDeque<Run>,
-    pieces: Vec<Piece>,
+    chunks: VecDeque<Chunk>,
+    pieces: Vec<QueuedPiece>,
     /// Pieces that are not ready.
     left: usize,
 }
 
-struct Piece {
+/// A piece of a step that is being read.
+struct QueuedPiece {
     rows: Range<usize>,
-    /// The runs' items, by their place.
+    /// The chunks' items, by the number of the chunk.
     read: Vec<Option<Result<Items>>>,
     /// Runs that are not read.
     left: usize,
@@ -222,20 +223,20 @@ impl Workers {
             ready: Condvar::new(),
         });
         // It is made first, so that dropping it ends the started threads if a later one cannot be started.
-        let mut crew = Workers { shared, threads: Vec::new() };
+        let mut started = Workers { shared, threads: Vec::new() };
         let context = Context { category: Category::Buffers, ..Context::current() };
         for number in 0..workers {
-            let shared = Arc::clone(&crew.shared);
+            let shared = Arc::clone(&started.shared);
             let name = format!("data-{number}");
             let thread = std::thread::Builder::new().name(name).spawn(move || {
                 let _context = context.enter();
                 shared.work();
             });
-            crew.threads.push(
+            started.threads.push(
                 thread.map_err(|e| wrong("DataLoader", format!("no thread for worker {number}: {e}")))?,
             );
         }
-        Ok(crew)
+        Ok(started)
     }
 
     /// Waits for the next step.
@@ -251,7 +252,7 @@ impl Workers {
         queue.first += 1;
         let step = queue.steps.pop_front();
         shared.work.notify_all();
-        let ready = |piece: Piece| piece.batch.map(|batch| (piece.rows, batch));
+        let ready = |piece: QueuedPiece| piece.batch.map(|batch| (piece.rows, batch));
         Ok(step.into_iter().flat_map(|step| step.pieces).filter_map(ready).collect())
     }
 }
@@ -270,9 +271,9 @@ impl Drop for Workers {
 }
 
 /// Wakes the loader when a worker unwinds. Without it the loader would wait forever.
-struct Alarm<'a>(&'a Shared);
+struct PanicAlarm<'a>(&'a Shared);
 
-impl Drop for Alarm<'_> {
+impl Drop for PanicAlarm<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.lock().failed = true;
@@ -293,14 +294,14 @@ impl Shared {
 
     /// The loop of a worker thread.
     fn work(&self) {
-        let _alarm = Alarm(self);
+        let _alarm = PanicAlarm(self);
         let mut queue = self.lock();
         while !self.closed() {
             match queue.claim(&self.job, self.ahead) {
-                Some((step, run)) => {
+                Some((step, chunk)) => {
                     drop(queue);
-                    let items = self.job.read(step, run.rows.clone(), &self.closed);
-                    self.put(step, &run, items);
+                    let items = self.job.read(step, chunk.rows.clone(), &self.closed);
+                    self.put(step, &chunk, items);
                     queue = self.lock();
                 }
                 None => {
@@ -312,11 +313,11 @@ impl Shared {
         }
     }
 
-    /// Stores a run's items. The worker that stores the last run of a piece makes the batch.
-    fn put(&self, step: u64, run: &Run, items: Result<Items>) {
+    /// Stores a chunk's items. The worker that stores the last chunk of a piece makes the batch.
+    fn put(&self, step: u64, chunk: &Chunk, items: Result<Items>) {
         let mut queue = self.lock();
-        let piece = queue.piece(step, run.piece);
-        piece.read[run.place] = Some(items);
+        let piece = queue.piece(step, chunk.piece);
+        piece.read[chunk.index] = Some(items);
         piece.left -= 1;
         if piece.left > 0 || self.closed() {
             return;
@@ -328,7 +329,7 @@ impl Shared {
         let batch =
             items.and_then(|items| self.job.collate(step, &rows, items.into_iter().flatten().collect()));
         let mut queue = self.lock();
-        queue.piece(step, run.piece).batch = Some(batch);
+        queue.piece(step, chunk.piece).batch = Some(batch);
         let step = queue.step(step);
         step.left -= 1;
         if step.left == 0 {
@@ -339,42 +340,41 @@ impl Shared {
 
 impl Queue {
     /// A step that is being read. The loader takes a step only when its last piece is ready.
-    fn step(&mut self, number: u64) -> &mut Step {
-        let place = (number - self.first) as usize;
-        &mut self.steps[place]
+    fn step(&mut self, number: u64) -> &mut QueuedStep {
+        &mut self.steps[(number - self.first) as usize]
     }
 
-    fn piece(&mut self, step: u64, piece: usize) -> &mut Piece {
+    fn piece(&mut self, step: u64, piece: usize) -> &mut QueuedPiece {
         &mut self.step(step).pieces[piece]
     }
 
-    /// The next run to read, and its step.
-    fn claim(&mut self, job: &ReadJob, ahead: usize) -> Option<(u64, Run)> {
+    /// The next chunk to read, and its step.
+    fn claim(&mut self, job: &ReadJob, ahead: usize) -> Option<(u64, Chunk)> {
         loop {
             let waiting = self.steps.iter_mut().zip(self.first..);
-            let run = waiting.filter_map(|(step, number)| Some((number, step.runs.pop_front()?))).next();
+            let chunk = waiting.filter_map(|(step, number)| Some((number, step.chunks.pop_front()?))).next();
             let next = self.first + self.steps.len() as u64;
-            if run.is_some()
+            if chunk.is_some()
                 || self.steps.len() >= ahead
                 || job.plan().steps().is_some_and(|steps| next >= steps)
             {
-                return run;
+                return chunk;
             }
-            self.steps.push_back(Step::new(job, next));
+            self.steps.push_back(QueuedStep::new(job, next));
         }
     }
 }
 
-impl Step {
-    fn new(job: &ReadJob, number: u64) -> Step {
+impl QueuedStep {
+    fn new(job: &ReadJob, number: u64) -> QueuedStep {
         let rows = job.plan().pieces(number);
-        let runs = job.plan().runs(&rows);
+        let chunks = job.plan().chunks(&rows);
         let piece = |(piece, rows): (usize, Range<usize>)| {
-            let left = runs.iter().filter(|run| run.piece == piece).count();
-            Piece { rows, read: (0..left).map(|_| None).collect(), left, batch: None }
+            let left = chunks.iter().filter(|chunk| chunk.piece == piece).count();
+            QueuedPiece { rows, read: (0..left).map(|_| None).collect(), left, batch: None }
         };
-        let pieces: Vec<Piece> = rows.into_iter().enumerate().map(piece).collect();
-        Step { left: pieces.len(), pieces, runs: runs.into() }
+        let pieces: Vec<QueuedPiece> = rows.into_iter().enumerate().map(piece).collect();
+        QueuedStep { left: pieces.len(), pieces, chunks: chunks.into() }
     }
 }
 
@@ -382,25 +382,25 @@ impl Step {
 mod tests {
     use super::*;
 
-    fn plan(batch: usize, pieces: &[Range<usize>], total: Option<u64>, workers: usize) -> Plan {
-        Plan::new(batch, Some(pieces.to_vec()), total, workers).unwrap()
+    fn plan(batch: usize, pieces: &[Range<usize>], total: Option<u64>, workers: usize) -> ReadPlan {
+        ReadPlan::new(batch, Some(pieces.to_vec()), total, workers).unwrap()
     }
 
     #[test]
     fn a_step_is_dealt_in_runs_of_equal_size() {
-        let runs = |pieces: &[Range<usize>], workers: usize| -> Vec<(usize, usize, Range<usize>)> {
-            let runs = plan(8, pieces, None, workers).runs(pieces);
-            runs.into_iter().map(|run| (run.piece, run.place, run.rows)).collect()
+        let chunks = |pieces: &[Range<usize>], workers: usize| -> Vec<(usize, usize, Range<usize>)> {
+            let chunks = plan(8, pieces, None, workers).chunks(pieces);
+            chunks.into_iter().map(|chunk| (chunk.piece, chunk.index, chunk.rows)).collect()
         };
         let whole = std::slice::from_ref(&(0..8));
-        assert_eq!(runs(whole, 1), [(0, 0, 0..8)]);
-        assert_eq!(runs(whole, 3), [(0, 0, 0..3), (0, 1, 3..6), (0, 2, 6..8)]);
-        assert_eq!(runs(&[2..4, 4..7], 2), [(0, 0, 2..4), (1, 0, 4..7)]);
+        assert_eq!(chunks(whole, 1), [(0, 0, 0..8)]);
+        assert_eq!(chunks(whole, 3), [(0, 0, 0..3), (0, 1, 3..6), (0, 2, 6..8)]);
+        assert_eq!(chunks(&[2..4, 4..7], 2), [(0, 0, 2..4), (1, 0, 4..7)]);
         assert_eq!(
-            runs(&[2..4, 4..7], 9),
+            chunks(&[2..4, 4..7], 9),
             [(0, 0, 2..3), (0, 1, 3..4), (1, 0, 4..5), (1, 1, 5..6), (1, 2, 6..7)]
         );
-        assert_eq!(runs(&[], 2), []);
+        assert_eq!(chunks(&[], 2), []);
     }
 
     #[test]
@@ -415,12 +415,13 @@ mod tests {
 
     #[test]
     fn settings_that_make_no_sense_are_refused() {
-        let error =
-            |batch, rows: Range<usize>| Plan::new(batch, Some(vec![rows]), None, 1).unwrap_err().to_string();
+        let error = |batch, rows: Range<usize>| {
+            ReadPlan::new(batch, Some(vec![rows]), None, 1).unwrap_err().to_string()
+        };
         assert_eq!(error(0, 0..1), "DataLoader: got batches of 0 rows, wanted at least 1");
         for rows in [2..5, 1..1, 0..usize::MAX] {
             assert!(error(4, rows.clone()).contains(&format!("got the rows {rows:?} as a piece")));
         }
-        assert_eq!(Plan::new(3, None, None, 1).unwrap().pieces(5).len(), 1);
+        assert_eq!(ReadPlan::new(3, None, None, 1).unwrap().pieces(5).len(), 1);
     }
 }

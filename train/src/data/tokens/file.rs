@@ -7,7 +7,7 @@ use std::path::Path;
 
 use super::{Tokens, beyond, check_range, check_vocabulary};
 use crate::Result;
-use crate::data::file::{Bytes, write_whole};
+use crate::data::file::{RandomAccessFile, write_whole};
 use crate::data::wrong;
 
 /// Bytes of a token in a [`TokenFile`]. The file itself does not store them.
@@ -31,7 +31,7 @@ impl Width {
 
 /// A file of little-endian tokens without a header. It is read a window at a time, however large it is.
 #[derive(Debug)]
-pub struct TokenFile(Stored);
+pub struct TokenFile(EncodedTokens);
 
 impl TokenFile {
     /// Opens a file of tokens of this width.
@@ -39,7 +39,7 @@ impl TokenFile {
     /// # Errors
     /// If it cannot be opened, is empty, or does not consist of whole tokens.
     pub fn open(path: impl AsRef<Path>, width: Width) -> Result<TokenFile> {
-        Ok(TokenFile(Stored::new(Bytes::open(path.as_ref())?, width.encoding())?))
+        Ok(TokenFile(EncodedTokens::new(RandomAccessFile::open(path.as_ref())?, width.encoding())?))
     }
 
     /// Refuses to read tokens from `vocabulary` on.
@@ -104,8 +104,8 @@ impl Tokens for TokenFile {
 
 /// Tokens that fill a file.
 #[derive(Debug)]
-pub(super) struct Stored {
-    pub(super) file: Bytes,
+pub(super) struct EncodedTokens {
+    pub(super) file: RandomAccessFile,
     encoding: Encoding,
     pub(super) len: u64,
     vocabulary: Option<u32>,
@@ -114,18 +114,18 @@ pub(super) struct Stored {
 /// Tokens that are read or written at a time.
 const BLOCK: usize = 1 << 15;
 
-impl Stored {
+impl EncodedTokens {
     /// All bytes of a file.
-    pub(super) fn new(file: Bytes, encoding: Encoding) -> Result<Stored> {
+    pub(super) fn new(file: RandomAccessFile, encoding: Encoding) -> Result<EncodedTokens> {
         let size = encoding.size() as u64;
         if !file.len().is_multiple_of(size) {
             return Err(file.wrong(format!("got {} bytes, wanted whole tokens of {size} bytes", file.len())));
         }
-        Ok(Stored { len: file.len() / size, file, encoding, vocabulary: None })
+        Ok(EncodedTokens { len: file.len() / size, file, encoding, vocabulary: None })
     }
 
-    pub(super) fn with_vocabulary(self, vocabulary: u32) -> Stored {
-        Stored { vocabulary: Some(vocabulary), ..self }
+    pub(super) fn with_vocabulary(self, vocabulary: u32) -> EncodedTokens {
+        EncodedTokens { vocabulary: Some(vocabulary), ..self }
     }
 
     pub(super) fn copy(&self, at: u64, to: &mut [u32]) -> Result<()> {

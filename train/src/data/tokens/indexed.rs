@@ -20,10 +20,10 @@ use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use super::file::{Encoding, Stored};
+use super::file::{EncodedTokens, Encoding};
 use super::{TokenWriter, Tokens, check_range};
 use crate::Result;
-use crate::data::file::{Bytes, write_whole};
+use crate::data::file::{RandomAccessFile, write_whole};
 use crate::data::wrong;
 
 /// Tokens with an index of their sequences and documents, as Megatron-LM writes them. They are read a window at a time; of the index
@@ -31,8 +31,8 @@ use crate::data::wrong;
 #[derive(Debug)]
 pub struct IndexedTokens {
     index: Index,
-    documents: Documents,
-    tokens: Stored,
+    documents: DocumentIndex,
+    tokens: EncodedTokens,
 }
 
 impl IndexedTokens {
@@ -44,7 +44,7 @@ impl IndexedTokens {
     pub fn open(prefix: impl AsRef<Path>) -> Result<IndexedTokens> {
         let (bin, idx) = pair(prefix.as_ref());
         let index = Index::open(&idx)?;
-        let file = Bytes::open(&bin)?;
+        let file = RandomAccessFile::open(&bin)?;
         let wanted = u128::from(index.tokens) * index.encoding.size() as u128;
         if u128::from(file.len()) != wanted {
             let why = format!(
@@ -57,8 +57,8 @@ impl IndexedTokens {
             );
             return Err(file.wrong(why));
         }
-        let tokens = Stored::new(file, index.encoding)?;
-        Ok(IndexedTokens { documents: Documents::new(&index)?, index, tokens })
+        let tokens = EncodedTokens::new(file, index.encoding)?;
+        Ok(IndexedTokens { documents: DocumentIndex::new(&index)?, index, tokens })
     }
 
     /// Refuses to read tokens from `vocabulary` on.
@@ -134,7 +134,7 @@ pub(super) const CODES: [(u8, Encoding); 6] = [
 /// An open index, whose contents have been checked.
 #[derive(Debug)]
 pub(super) struct Index {
-    file: Bytes,
+    file: RandomAccessFile,
     pub(super) encoding: Encoding,
     pub(super) sequences: u64,
     /// Entries of the list of documents.
@@ -146,7 +146,7 @@ pub(super) struct Index {
 impl Index {
     /// Opens an index, and goes through it once to see that it holds together.
     pub(super) fn open(path: &Path) -> Result<Index> {
-        let file = Bytes::open(path)?;
+        let file = RandomAccessFile::open(path)?;
         let encoding = header(&file)?;
         let (sequences, entries) = (u64::from_le_bytes(file.bytes(18)?), u64::from_le_bytes(file.bytes(26)?));
         let mut index = Index { file, encoding, sequences, entries, tokens: 0 };
@@ -251,7 +251,7 @@ impl Index {
 }
 
 /// Checks the magic and the version, and returns how tokens are stored.
-fn header(file: &Bytes) -> Result<Encoding> {
+fn header(file: &RandomAccessFile) -> Result<Encoding> {
     if file.len() < HEADER {
         return Err(
             file.wrong(format!("got a truncated index of {} bytes, wanted at least {HEADER}", file.len()))
@@ -287,12 +287,12 @@ const STRIDE: u64 = 256;
 
 /// The first tokens of documents 0, 256, 512, ..
 #[derive(Debug)]
-pub(super) struct Documents(Vec<u64>);
+pub(super) struct DocumentIndex(Vec<u64>);
 
-impl Documents {
-    pub(super) fn new(index: &Index) -> Result<Documents> {
+impl DocumentIndex {
+    pub(super) fn new(index: &Index) -> Result<DocumentIndex> {
         let kept = (0..index.documents()).step_by(STRIDE as usize);
-        Ok(Documents(kept.map(|number| index.document_start(number)).collect::<Result<_>>()?))
+        Ok(DocumentIndex(kept.map(|number| index.document_start(number)).collect::<Result<_>>()?))
     }
 
     /// The places in `range` at which a document with tokens begins.

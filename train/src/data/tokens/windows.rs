@@ -9,7 +9,7 @@ use crate::data::{Dataset, HOST, Permutation, Samples, wrong};
 
 /// Windows of `context + 1` consecutive tokens: inputs `[context]` i64, and targets `[context]` i64, which are the tokens one further.
 ///
-/// As [`Samples`], they come in an order that covers the text once an epoch. Each epoch cuts the text at another place. As a
+/// As [`Samples`], they come in an order that covers the text once an epoch. Each epoch cuts the text at another offset. As a
 /// [`Dataset`], item i of draw e is the i-th window of epoch e in the order of the text; shuffled with the same seed, they are
 /// the same samples.
 #[derive(Clone, Debug)]
@@ -56,20 +56,18 @@ impl<T: Tokens> TokenWindows<T> {
     /// The token at which window `sample` begins, counted over all epochs.
     pub fn start(&self, sample: u64) -> u64 {
         let (epoch, window) = self.order.draw(sample);
-        self.place(epoch, window)
+        self.window_start(epoch, window)
     }
 
     /// The token at which a window of an epoch begins. Windows are counted in the order of the text.
-    pub(super) fn place(&self, epoch: u64, window: u64) -> u64 {
-        let [a, b, ..] = self.order.stream().block(epoch, 0);
-        let shift = ((u64::from(a) << 32) | u64::from(b)) % self.shifts;
-        shift + window * self.context as u64
+    fn window_start(&self, epoch: u64, window: u64) -> u64 {
+        self.order.shift(epoch, self.shifts) + window * self.context as u64
     }
 
     /// The window of an item of the data set.
     pub(super) fn item_start(&self, index: usize, draw: u64) -> Result<u64> {
         in_range("TokenWindows", index, Dataset::len(self))?;
-        Ok(self.place(draw, index as u64))
+        Ok(self.window_start(draw, index as u64))
     }
 
     pub(super) fn tokens(&self) -> &T {

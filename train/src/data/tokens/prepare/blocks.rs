@@ -26,11 +26,11 @@ pub(super) struct Blocks<'a> {
     /// A block of this size is cut even if no document or line ends in it.
     block_max: usize,
     all_bytes: u64,
-    current: Option<Current<'a>>,
+    current: Option<OpenFile<'a>>,
 }
 
 /// A file that is being read.
-struct Current<'a> {
+struct OpenFile<'a> {
     file: File,
     path: &'a Path,
     /// Bytes that were read and are in no block yet.
@@ -95,10 +95,10 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    fn open(&mut self) -> Result<Option<Current<'a>>> {
+    fn open(&mut self) -> Result<Option<OpenFile<'a>>> {
         let Some(path) = self.inputs.next() else { return Ok(None) };
         let file = File::open(path).map_err(|e| wrong(path.display(), e))?;
-        Ok(Some(Current { file, path, rest: Vec::new(), at: 0, ended: false }))
+        Ok(Some(OpenFile { file, path, rest: Vec::new(), at: 0, ended: false }))
     }
 
     /// The end of the last document, or of the last line where files are documents.
@@ -133,7 +133,7 @@ fn last_line_end(text: &[u8]) -> Option<usize> {
     text.iter().rposition(|&byte| byte == b'\n').map(|place| place + 1)
 }
 
-impl Current<'_> {
+impl OpenFile<'_> {
     /// Reads until there are `size` bytes or the file has ended.
     fn fill(&mut self, size: usize) -> Result<()> {
         let missing = size.saturating_sub(self.rest.len()) as u64;

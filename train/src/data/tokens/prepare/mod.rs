@@ -1,9 +1,9 @@
 //! [`prepare`]: encodes text files to a token file, on all cores and in bounded memory.
 //!
 //! ```text
-//!   Blocks     the inputs in pieces of about a MiB, cut where documents or lines end    (reads ahead)
-//!   encode     the documents of each block, blocks side by side                         (rayon)
-//!   Sink       writes the tokens in the order of the text, each document to its file
+//!   Blocks         the inputs in pieces of about a MiB, cut where documents or lines end    (reads ahead)
+//!   encode         the documents of each block, blocks side by side                         (rayon)
+//!   DocumentSink   writes the tokens in the order of the text, each document to its file
 //! ```
 
 mod blocks;
@@ -122,7 +122,7 @@ impl PrepareOptions {
             ));
         }
         if let (Some((_, share)), None) = (&self.validation, &self.separator)
-            && !is_shared(inputs.len() as u64, *share)
+            && !splits_documents(inputs.len() as u64, *share)
         {
             return refuse(format!(
                 "got a validation share of {share} of {} documents, wanted one that holds out some and leaves some, or a separator of documents",
@@ -189,13 +189,19 @@ pub fn prepare(
     let mut done = Default::default();
     TokenFile::write(output, width, vocabulary, |training| match &options.validation {
         None => {
-            done = fill(inputs, encode, options, progress, Sink::new(options.end_of_text, training, None))?;
+            done = encode_files(
+                inputs,
+                encode,
+                options,
+                progress,
+                DocumentSink::new(options.end_of_text, training, None),
+            )?;
             remove_index(output)
         }
         Some((path, share)) => {
             TokenFile::write(path, width, vocabulary, |validation| {
-                let sink = Sink::new(options.end_of_text, training, Some((validation, *share)));
-                done = fill(inputs, encode, options, progress, sink)?;
+                let sink = DocumentSink::new(options.end_of_text, training, Some((validation, *share)));
+                done = encode_files(inputs, encode, options, progress, sink)?;
                 remove_index(path)
             })?;
             remove_index(output)
@@ -219,12 +225,12 @@ fn remove_index(path: &Path) -> Result<()> {
 }
 
 /// Reads, encodes and writes. The next blocks are read while these are encoded.
-fn fill(
+fn encode_files(
     inputs: &[PathBuf],
     encode: &(dyn Fn(&str) -> Vec<u32> + Sync),
     options: &PrepareOptions,
     progress: &mut dyn FnMut(u64, u64),
-    mut sink: Sink<'_, '_, '_>,
+    mut sink: DocumentSink<'_, '_, '_>,
 ) -> Result<(Prepared, [Vec<u64>; 2])> {
     let separator = options.separator.as_deref();
     let mut blocks = Blocks::new(inputs, separator, options.block_bytes)?;
@@ -232,8 +238,9 @@ fn fill(
     let at_once = rayon::current_num_threads() * BLOCKS_PER_THREAD;
     let mut read = blocks.take(at_once)?;
     while !read.is_empty() {
-        let encoded =
-            || -> Vec<Vec<Part>> { read.par_iter().map(|block| parts(block, separator, encode)).collect() };
+        let encoded = || -> Vec<Vec<EncodedPart>> {
+            read.par_iter().map(|block| encode_block(block, separator, encode)).collect()
+        };
         let (next, encoded) = rayon::join(|| blocks.take(at_once), encoded);
         for (block, parts) in read.iter().zip(encoded) {
             parts.iter().try_for_each(|part| sink.put(part))?;
@@ -246,22 +253,26 @@ fn fill(
 }
 
 /// The documents of a block, encoded. The last may continue in the next block.
-fn parts(block: &Block, separator: Option<&str>, encode: &(dyn Fn(&str) -> Vec<u32> + Sync)) -> Vec<Part> {
+fn encode_block(
+    block: &Block,
+    separator: Option<&str>,
+    encode: &(dyn Fn(&str) -> Vec<u32> + Sync),
+) -> Vec<EncodedPart> {
     let texts: Vec<&str> = match separator {
         Some(separator) => block.text.split(separator).collect(),
         None => vec![&block.text],
     };
     let last = texts.len() - 1;
-    let part = |(place, text): (usize, &str)| Part {
+    let part = |(index, text): (usize, &str)| EncodedPart {
         tokens: if text.is_empty() { vec![] } else { encode(text) },
         has_text: !text.is_empty(),
-        ends_document: place < last || block.ends_document,
+        ends_document: index < last || block.ends_document,
     };
     texts.into_iter().enumerate().map(part).collect()
 }
 
 /// A document, or a part of one.
-pub(super) struct Part {
+pub(super) struct EncodedPart {
     pub(super) tokens: Vec<u32>,
     pub(super) has_text: bool,
     /// Whether the document ends here.
@@ -269,10 +280,10 @@ pub(super) struct Part {
 }
 
 /// Writes encoded documents to the training file or to the validation file.
-pub(super) struct Sink<'a, 't, 'v> {
+pub(super) struct DocumentSink<'a, 't, 'v> {
     end_of_text: Option<u32>,
     training: &'a mut TokenWriter<'t>,
-    validation: Option<(&'a mut TokenWriter<'v>, Draw)>,
+    validation: Option<(&'a mut TokenWriter<'v>, ValidationDraw)>,
     /// The number of the current document.
     document: u64,
     /// Whether the current document has text so far.
@@ -284,15 +295,15 @@ pub(super) struct Sink<'a, 't, 'v> {
     prepared: Prepared,
 }
 
-impl<'a, 't, 'v> Sink<'a, 't, 'v> {
+impl<'a, 't, 'v> DocumentSink<'a, 't, 'v> {
     /// If there is a validation file, it gets this share of the documents.
     pub(super) fn new(
         end_of_text: Option<u32>,
         training: &'a mut TokenWriter<'t>,
         validation: Option<(&'a mut TokenWriter<'v>, f64)>,
-    ) -> Sink<'a, 't, 'v> {
-        let validation = validation.map(|(writer, share)| (writer, Draw::new(share)));
-        Sink {
+    ) -> DocumentSink<'a, 't, 'v> {
+        let validation = validation.map(|(writer, share)| (writer, ValidationDraw::new(share)));
+        DocumentSink {
             end_of_text,
             training,
             validation,
@@ -305,7 +316,7 @@ impl<'a, 't, 'v> Sink<'a, 't, 'v> {
     }
 
     /// Writes the next part of the text.
-    pub(super) fn put(&mut self, part: &Part) -> Result<()> {
+    pub(super) fn put(&mut self, part: &EncodedPart) -> Result<()> {
         self.has_text |= part.has_text;
         let validates = self.validation.as_ref().is_some_and(|(_, draw)| draw.has(self.document));
         self.push(validates, &part.tokens)?;
@@ -338,14 +349,14 @@ impl<'a, 't, 'v> Sink<'a, 't, 'v> {
 }
 
 /// Whether some of so many documents are drawn for validation, and some are not.
-pub(super) fn is_shared(documents: u64, share: f64) -> bool {
-    let draw = Draw::new(share);
+pub(super) fn splits_documents(documents: u64, share: f64) -> bool {
+    let draw = ValidationDraw::new(share);
     let drawn = (0..documents).filter(|&document| draw.has(document)).count() as u64;
     drawn > 0 && drawn < documents
 }
 
 /// Draws the documents of the validation file: one at random of each run of 1 / share documents.
-struct Draw {
+struct ValidationDraw {
     /// The share, as a part of 2^32.
     share: u64,
     stream: PhiloxStream,
@@ -356,10 +367,10 @@ const SITE: u64 = 0x7661_6c69;
 /// Fixed-point bits of a share.
 const BITS: u32 = 32;
 
-impl Draw {
-    fn new(share: f64) -> Draw {
+impl ValidationDraw {
+    fn new(share: f64) -> ValidationDraw {
         let share = (share * (1u64 << BITS) as f64).round().clamp(1.0, (1u64 << BITS) as f64) as u64;
-        Draw { share, stream: RngKey { seed: 0, step: 0 }.site(SITE) }
+        ValidationDraw { share, stream: RngKey { seed: 0, step: 0 }.site(SITE) }
     }
 
     fn has(&self, document: u64) -> bool {

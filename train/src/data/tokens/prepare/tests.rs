@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use super::super::super::scratch::Folder;
 use super::super::{TokenFile, Tokens, Width};
 use super::blocks::Blocks;
-use super::{Draw, PrepareOptions, Prepared, prepare};
+use super::{PrepareOptions, Prepared, ValidationDraw, prepare};
 
 const END: u32 = 256;
 
@@ -211,7 +211,7 @@ fn settings_that_make_no_sense_are_refused() {
 #[test]
 fn the_share_of_the_documents_is_drawn_within_one_of_any_number() {
     for share in [0.001, 0.1, 0.25, 0.3333, 0.5, 0.77, 0.999] {
-        let draw = Draw::new(share);
+        let draw = ValidationDraw::new(share);
         let mut drawn = 0;
         for document in 0..20_000u64 {
             drawn += u64::from(draw.has(document));
@@ -219,6 +219,6 @@ fn the_share_of_the_documents_is_drawn_within_one_of_any_number() {
             assert!((drawn as f64 - wanted).abs() <= 1.001, "{share}: {drawn} of {document}");
         }
     }
-    let gaps: Vec<u64> = (0..1000).filter(|&d| Draw::new(0.1).has(d)).collect();
+    let gaps: Vec<u64> = (0..1000).filter(|&d| ValidationDraw::new(0.1).has(d)).collect();
     assert!(gaps.windows(2).any(|pair| pair[1] - pair[0] != 10), "drawn at random");
 }

@@ -1,16 +1,16 @@
-//! One training step: forward and backward over micro-batches, clipping, the optimizer.
+//! One training step of this rank: [`compute_gradients`] runs forward and backward passes over its micro-batches, and [`update`] clips the
+//! gradients and runs the optimizers. [`TrainingSetup`] and [`StepOptions`] say how.
 //!
 //! The order of additions is the same as in a run over many ranks. Each micro-batch's loss is divided by the rows or tokens of the
 //! *global* batch, and gradients are added in ascending order of the micro-batches. With several chains, each group of micro-batches
 //! has a sum of its own, and the sums are added in order, as data-parallel ranks add theirs.
 
-use phalanx_nn::autograd::ContextMode;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use phalanx_kernels as kernels;
-use phalanx_nn::autograd::{Leaf, Var};
+use phalanx_nn::autograd::{ContextMode, Leaf, Var};
 use phalanx_nn::{Batch, Clip, Parameter, Squares};
 use phalanx_parallel::checkpoint::{self, Saver};
 use phalanx_parallel::data_parallel::DataParallel;
@@ -19,65 +19,68 @@ use phalanx_parallel::pipeline::ranks::Pipeline;
 use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_tensor::{Context, DType, RngKey, Tensor, unpoisoned};
 
+use super::optimizers::Optimizers;
 use crate::data::Data;
-use crate::optimizers::Optimizers;
 use crate::{Config, Error, Result};
 
-/// How a step is done.
+/// What a rank uses in every step: configuration, pipeline, data-parallel wrapper, saver, data.
+pub(crate) struct TrainingSetup {
+    pub config: Config,
+    /// The pipeline schedule of this rank's stages.
+    pub pipeline: Pipeline,
+    /// The model's data-parallel wrapper.
+    pub data_parallel: Arc<dyn DataParallel>,
+    pub saver: BackgroundSaver,
+    /// The data of the run.
+    pub data: Data,
+}
+
+impl TrainingSetup {
+    /// The options of a step whose loss is not scaled.
+    pub fn step_options<'a>(&'a self, on_phase: &'a dyn Fn(&'static str, Instant)) -> StepOptions<'a> {
+        let TrainingSetup { config, pipeline, data_parallel, saver, data } = self;
+        let Config { chains, clip, seed, batch, .. } = *config;
+        StepOptions {
+            chains,
+            counted: batch * data.counted,
+            scale: 1.0,
+            data_parallel,
+            pipeline,
+            saver,
+            clip,
+            seed,
+            on_phase,
+        }
+    }
+}
+
+/// How one step is done: the setup, with what may differ from step to step.
 #[derive(Clone, Copy)]
-pub(crate) struct Settings<'a> {
-    /// Chains that gradients are added in.
+pub(crate) struct StepOptions<'a> {
+    /// Groups of micro-batches whose gradients have a sum of their own (see above).
     pub chains: usize,
-    /// Rows or tokens that count in the global batch.
+    /// The rows or tokens of the global batch, by which its loss is divided.
     pub counted: usize,
     /// The loss scale: losses are multiplied by it before their backward pass, and gradients divided by it.
     pub scale: f64,
-    /// The ranks that share the batch and the model.
-    pub ranks: &'a Arc<dyn DataParallel>,
+    /// The model's data-parallel wrapper.
+    pub data_parallel: &'a Arc<dyn DataParallel>,
     /// The pipeline schedule of this rank's stages.
     pub pipeline: &'a Pipeline,
     /// The saver. An update waits for a save in progress.
-    pub saver: &'a Saving,
+    pub saver: &'a BackgroundSaver,
     /// Largest global norm.
     pub clip: Option<f64>,
     pub seed: u64,
-    /// Is called at the end of each phase with its name and its start.
-    pub watch: &'a dyn Fn(&'static str, Instant),
+    /// Called at the end of each phase with its name and its start.
+    pub on_phase: &'a dyn Fn(&'static str, Instant),
 }
 
-/// Saves the run's checkpoints in the background.
-pub(crate) struct Saving(Mutex<Saver>);
-
-impl Saving {
-    pub fn new(saver: Saver) -> Saving {
-        Saving(Mutex::new(saver))
-    }
-
-    /// Begins a save, after the one before is complete.
-    pub fn save(
-        &self,
-        folder: &Path,
-        parts: Vec<ShardedTensor>,
-        settings: &checkpoint::Settings,
-    ) -> Result<()> {
-        Ok(self.lock().save(folder, parts, settings)?)
-    }
-
-    /// Waits until the save in progress is complete.
-    pub fn wait(&self) -> Result<()> {
-        Ok(self.lock().wait()?)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Saver> {
-        unpoisoned(self.0.lock())
-    }
-}
-
-impl Settings<'_> {
+impl StepOptions<'_> {
     fn phase<T>(&self, name: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
         let begin = Instant::now();
         let done = work()?;
-        (self.watch)(name, begin);
+        (self.on_phase)(name, begin);
         Ok(done)
     }
 }
@@ -91,16 +94,18 @@ pub(crate) struct Outcome {
     pub grad_norm: f64,
 }
 
-/// The context of a step's passes: training mode, and the step's random draws.
-pub(crate) fn context(seed: u64, step: u64) -> impl Drop {
-    Context::with(|c| {
-        c.set_train(true);
-        c.rng = RngKey { seed, step };
-    })
+/// The numbers of a finished step on this rank.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepReport {
+    pub step: u64,
+    pub outcome: Outcome,
+    pub seconds: f64,
+    /// The most bytes in tensors so far, on this rank.
+    pub peak: usize,
 }
 
 /// A step after its backward pass and before its update.
-pub(crate) struct Passed {
+pub(crate) struct StepGradients {
     /// This rank's part of the loss and the gradients' norm before clipping, both times the scale: f64 `[2]` on the device, for which the
     /// host has not waited.
     pub results: Tensor,
@@ -109,54 +114,66 @@ pub(crate) struct Passed {
 }
 
 /// Computes the gradients of this rank's part of a batch, which is given as its micro-batches in order.
-pub(crate) fn pass(
+pub(crate) fn compute_gradients(
     model: &Arc<dyn StagedModel>,
     optimizers: &Optimizers,
     micros: &[Batch],
-    settings: Settings<'_>,
+    options: StepOptions<'_>,
     step: u64,
-) -> Result<Passed> {
-    let _context = context(settings.seed, step);
-    settings.ranks.zero_grad()?;
-    let loss = gradients(model, &optimizers.parameters(), micros, settings)?;
-    let squares = settings.ranks.grad_squares()?;
+) -> Result<StepGradients> {
+    let _context = training_context(options.seed, step);
+    options.data_parallel.zero_grad()?;
+    let loss = accumulate_gradients(model, &optimizers.parameters(), micros, options)?;
+    let squares = options.data_parallel.grad_squares()?;
     let norm = squares.norm()?;
     let loss = loss.map_or_else(|| norm.zeros_like(), Ok)?;
     let results = kernels::cat(&[&loss.with_shape(&[1])?, &norm.with_shape(&[1])?], 0)?;
-    Ok(Passed { results, squares, norm })
+    Ok(StepGradients { results, squares, norm })
 }
 
 /// Clips the gradients and updates the parameters.
-pub(crate) fn update(optimizers: &mut Optimizers, passed: &Passed, settings: Settings<'_>) -> Result<()> {
-    settings.phase("optimizer", || {
-        let clip = settings.clip.map(|max_norm| Clip::factor(&passed.norm, max_norm * settings.scale));
+pub(crate) fn update(
+    optimizers: &mut Optimizers,
+    gradients: &StepGradients,
+    options: StepOptions<'_>,
+) -> Result<()> {
+    options.phase("optimizer", || {
+        let clip = options.clip.map(|max_norm| Clip::factor(&gradients.norm, max_norm * options.scale));
         let factor = match clip.transpose()? {
-            Some(factor) if settings.scale != 1.0 => {
-                Some(kernels::mul_scalar(&factor, (1.0 / settings.scale).into())?)
+            Some(factor) if options.scale != 1.0 => {
+                Some(kernels::mul_scalar(&factor, (1.0 / options.scale).into())?)
             }
             factor => factor,
         };
-        settings.saver.wait()?;
+        options.saver.wait()?;
         match factor {
-            None if settings.scale != 1.0 => optimizers.step_scaled(1.0 / settings.scale)?,
+            None if options.scale != 1.0 => optimizers.step_scaled(1.0 / options.scale)?,
             factor => optimizers.step(factor.as_ref())?,
         }
-        Ok(settings.ranks.updated()?)
+        Ok(options.data_parallel.updated()?)
+    })
+}
+
+/// The context of a step's passes: training mode, and the step's random draws.
+pub(crate) fn training_context(seed: u64, step: u64) -> impl Drop {
+    Context::with(|c| {
+        c.set_train(true);
+        c.rng = RngKey { seed, step };
     })
 }
 
 /// Computes the gradients of a step's micro-batches. Returns this rank's part of the loss, f64, if it has the last stage.
-pub(crate) fn gradients(
+pub(crate) fn accumulate_gradients(
     model: &Arc<dyn StagedModel>,
     parameters: &[Parameter],
     micros: &[Batch],
-    settings: Settings<'_>,
+    options: StepOptions<'_>,
 ) -> Result<Option<Tensor>> {
-    let scale = settings.scale / settings.counted as f64;
+    let scale = options.scale / options.counted as f64;
     let mut loss: Option<Tensor> = None;
-    for (number, chain) in micros.chunks(micros.len().div_ceil(settings.chains)).enumerate() {
+    for (number, chain) in micros.chunks(micros.len().div_ceil(options.chains)).enumerate() {
         let earlier = if number == 0 { Vec::new() } else { take_grads(parameters) };
-        loss = sum(loss, forward_backward(model, chain, scale, settings)?)?;
+        loss = sum(loss, forward_backward(model, chain, scale, options)?)?;
         add_to(parameters, earlier)?;
     }
     Ok(loss)
@@ -167,14 +184,14 @@ fn forward_backward(
     model: &Arc<dyn StagedModel>,
     micros: &[Batch],
     scale: f64,
-    settings: Settings<'_>,
+    options: StepOptions<'_>,
 ) -> Result<Option<Tensor>> {
-    let (model, replicas, micro_batches) = (model.clone(), settings.ranks.clone(), micros.to_vec());
+    let (model, replicas, micro_batches) = (model.clone(), options.data_parallel.clone(), micros.to_vec());
     let work = Arc::new(Step { model, replicas, micro_batches, scale });
-    settings.ranks.begin()?;
-    let losses = settings.pipeline.train(&work)?;
+    options.data_parallel.begin()?;
+    let losses = options.pipeline.train(&work)?;
     // Waits for reductions that are still in progress after backward.
-    settings.phase("wait", || Ok(settings.ranks.finish()?))?;
+    options.phase("wait", || Ok(options.data_parallel.finish()?))?;
     losses.iter().try_fold(None, |all, loss| sum(all, Some(kernels::cast(loss, DType::F64)?)))
 }
 
@@ -187,7 +204,7 @@ fn sum(a: Option<Tensor>, b: Option<Tensor>) -> Result<Option<Tensor>> {
 }
 
 /// A loss as a number; NaN on a meta device.
-pub(crate) fn number(loss: &Tensor) -> Result<f64> {
+pub(crate) fn loss_value(loss: &Tensor) -> Result<f64> {
     let loss = kernels::cast(loss, DType::F64)?;
     Ok(if loss.device().is_meta() { f64::NAN } else { loss.item()? })
 }
@@ -215,7 +232,7 @@ fn add_to(parameters: &[Parameter], earlier: Vec<Option<Var>>) -> Result<()> {
 }
 
 /// The batch with its floating-point tensors in the model's dtype.
-pub(crate) fn converted(batch: Batch, dtype: DType) -> Result<Batch> {
+pub(crate) fn in_model_dtype(batch: Batch, dtype: DType) -> Result<Batch> {
     let fits = |tensor: &Tensor| !tensor.dtype().is_float() || tensor.dtype() == dtype;
     let convert = |tensor: Tensor| if fits(&tensor) { Ok(tensor) } else { kernels::cast(&tensor, dtype) };
     let tensors = batch.tensors.into_iter().map(convert).collect::<phalanx_tensor::Result<_>>()?;
@@ -227,32 +244,30 @@ pub(crate) fn in_step<T>(step: u64, done: Result<T>) -> Result<T> {
     done.map_err(|error: Error| error.in_step(step))
 }
 
-/// A rank's fixed setup of training: configuration, pipeline, data-parallel wrapper, saver, data.
-pub(crate) struct TrainingSetup {
-    pub config: Config,
-    /// The pipeline schedule of this rank's stages.
-    pub pipeline: Pipeline,
-    /// The model's data-parallel wrapper.
-    pub share: Arc<dyn DataParallel>,
-    pub saver: Saving,
-    /// The data of the run.
-    pub data: Data,
-}
+/// Saves the run's checkpoints in the background.
+pub(crate) struct BackgroundSaver(Mutex<Saver>);
 
-impl TrainingSetup {
-    pub fn settings<'a>(&'a self, watch: &'a dyn Fn(&'static str, Instant)) -> Settings<'a> {
-        let TrainingSetup { config, pipeline, share: ranks, saver, data } = self;
-        let Config { chains, clip, seed, batch, .. } = *config;
-        Settings {
-            chains,
-            counted: batch * data.counted,
-            scale: 1.0,
-            ranks,
-            pipeline,
-            saver,
-            clip,
-            seed,
-            watch,
-        }
+impl BackgroundSaver {
+    pub fn new(saver: Saver) -> BackgroundSaver {
+        BackgroundSaver(Mutex::new(saver))
+    }
+
+    /// Begins a save, after the one before is complete.
+    pub fn save(
+        &self,
+        folder: &Path,
+        parts: Vec<ShardedTensor>,
+        settings: &checkpoint::Settings,
+    ) -> Result<()> {
+        Ok(self.lock().save(folder, parts, settings)?)
+    }
+
+    /// Waits until the save in progress is complete.
+    pub fn wait(&self) -> Result<()> {
+        Ok(self.lock().wait()?)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Saver> {
+        unpoisoned(self.0.lock())
     }
 }

@@ -1,4 +1,29 @@
 //! [`Run`]: one rank of a training run, from its first step to its last.
+//!
+//! ```text
+//! Run::train
+//!    v
+//! training_loop               steps, validations, checkpoints, hooks; output_files opens the files
+//!    |-- checked_step         the loss and the norm are read before the update, which divergence may skip
+//!    |-- Run::unchecked_step  they are read later (pending_steps); on one GPU the step is a CUDA graph (captured_step)
+//!    |-- asynchronous_steps   steps of a pipeline without flushes
+//!    v
+//! step, optimizers            forward and backward passes over micro-batches, clipping, update
+//! ```
+//! `profile` and `inspect` measure steps: the time of each operation, and one step's timeline and memory.
+
+mod asynchronous_steps;
+mod captured_step;
+mod checked_step;
+pub(crate) mod divergence;
+pub(crate) mod inspect;
+pub(crate) mod optimizers;
+mod output_files;
+mod pending_steps;
+mod profile;
+mod step;
+mod training_loop;
+pub(crate) mod validation;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -14,15 +39,15 @@ use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{Observer, Pipeline, TiedTable};
 use phalanx_tensor::{Device, Tensor};
 
+use self::captured_step::CapturedTrainingStep;
+use self::divergence::LossWatchState;
+use self::optimizers::{AnyRule, Averaged, Optimizers};
+use self::step::{BackgroundSaver, TrainingSetup, compute_gradients, in_step, update};
+use self::validation::{BestLoss, PlateauState, Validation};
 use crate::data::{Data, DataLoader, DataLoaderConfig};
-use crate::divergence::WatchState;
-use crate::gpu_step::Captured;
 use crate::identity::identity;
-use crate::optimizers::{AnyRule, Averaged, Optimizers};
-use crate::place::Place;
-use crate::step::{Saving, TrainingSetup, in_step, pass, update};
-use crate::trace::Lane;
-use crate::validation::{Best, PlateauState, Validation};
+use crate::mesh_rank::MeshRank;
+use crate::trace::RankTrace;
 use crate::{Config, Error, Result};
 
 /// Makes the optimizers of a rank's parameters, at the schedule's peak rate.
@@ -31,11 +56,11 @@ pub type MakeOptimizers<'a> =
 
 /// One rank of a run.
 pub struct Run {
-    pub(crate) place: Place,
-    pub(crate) lane: Lane,
+    pub(crate) mesh_rank: MeshRank,
+    pub(crate) trace: RankTrace,
     /// This rank's part of the model. Under ZeRO its parameters may have no values between steps.
     pub(crate) model: Arc<dyn StagedModel>,
-    pub(crate) means: TrainingSetup,
+    pub(crate) setup: TrainingSetup,
     pub(crate) optimizers: Optimizers,
     pub(crate) validation: Option<Validation>,
     pub(crate) parameters: usize,
@@ -45,12 +70,12 @@ pub struct Run {
     /// How many steps the data is ahead of the run, after returns to a checkpoint.
     pub(crate) data_ahead: u64,
     /// The step as a CUDA graph, if steps are captured.
-    pub(crate) captured: Option<Captured>,
-    pub(crate) best: Best,
+    pub(crate) captured: Option<CapturedTrainingStep>,
+    pub(crate) best: BestLoss,
     /// The state of the loss watch, for checkpoints.
-    pub(crate) watched: WatchState,
+    pub(crate) loss_watch: LossWatchState,
     /// How far plateaus have lowered the learning rate.
-    pub(crate) rate: PlateauState,
+    pub(crate) plateau: PlateauState,
     /// The loss scaler, if losses are scaled.
     pub(crate) scaler: Option<LossScaler>,
     /// Files besides those in the run's folder that get a line a step.
@@ -60,12 +85,12 @@ pub struct Run {
     pub(crate) flops: f64,
     /// Hooks that every rank calls every so many steps.
     pub(crate) hooks: Vec<(u64, Arc<Hook>)>,
-    /// Writers of further files into the run's folder before the first step.
-    pub(crate) beside: Vec<Arc<Beside>>,
+    /// Functions that write further files into the run's folder before the first step.
+    pub(crate) extra_files: Vec<Arc<WriteFiles>>,
 }
 
-/// Writes files into a run's folder, beside its checkpoints.
-pub(crate) type Beside = dyn Fn(&Path) -> Result<()> + Send + Sync;
+/// Writes further files into a run's folder.
+pub(crate) type WriteFiles = dyn Fn(&Path) -> Result<()> + Send + Sync;
 
 /// A hook that every rank calls while a run trains.
 pub(crate) type Hook = dyn Fn(&Run) -> Result<Option<String>> + Send + Sync;
@@ -77,51 +102,51 @@ impl Run {
     /// If settings do not fit, or memory is short.
     pub fn new(
         config: &Config,
-        place: Place,
-        lane: Lane,
+        mesh_rank: MeshRank,
+        trace: RankTrace,
         model: impl StagedModel,
         data: Data,
         optimizers: MakeOptimizers<'_>,
     ) -> Result<Run> {
         config.check()?;
         config.check_validation(data.validation.is_some())?;
-        let (layout, line) = (&config.layout, place.groups.along(Axis::Pp).clone());
+        let (layout, line) = (&config.layout, mesh_rank.groups.along(Axis::Pp).clone());
         let schedule = layout.schedule()?;
-        let mut pipeline = Pipeline::new(&schedule, line.clone(), place.device)?;
+        let mut pipeline = Pipeline::new(&schedule, line.clone(), mesh_rank.device)?;
         if schedule.stages() > 1 {
             pipeline = pipeline.recompute(layout.recompute);
         }
         if config.device.is_meta() {
             pipeline = pipeline.with_slow_receivers()?;
         }
-        if let Some(observer) = lane.actions() {
+        if let Some(observer) = trace.actions() {
             pipeline = pipeline.observer(observer);
         }
         model.parameters().iter().try_for_each(|p| p.set_grad_dtype(config.grad_dtype()))?;
-        let replicas = place.share(&model, config)?;
-        let share: Arc<dyn DataParallel> =
-            Arc::new(MeshParallel::new(&model, replicas, place.groups.clone(), &schedule)?);
-        let mut trained = share.parameters();
+        let replicas = mesh_rank.data_parallel(&model, config)?;
+        let data_parallel: Arc<dyn DataParallel> =
+            Arc::new(MeshParallel::new(&model, replicas, mesh_rank.groups.clone(), &schedule)?);
+        let mut trained = data_parallel.parameters();
         if config.asynchronous.is_some()
             && let Some(follower) = TiedTable::new(&model, &schedule, &line)?.filter(TiedTable::is_duplicate)
         {
             // Without flushes the last stage receives the tied table's values.
             trained.retain(|p| !p.is(follower.table()));
         }
-        let parameters = count(&model, &place)?;
+        let parameters = count(&model, &mesh_rank)?;
         let made = optimizers(trained.clone(), config.lr.peak())?;
         let optimizers = Optimizers::new(made, &trained, config.ema)?;
-        let saver = Saving::new(Saver::new(place.all_ranks())?);
+        let saver = BackgroundSaver::new(Saver::new(mesh_rank.all_ranks())?);
         let validation = match &data.validation {
-            Some(validation) => Some(Validation::new(config, &place, validation.clone(), data.counted)?),
+            Some(validation) => Some(Validation::new(config, &mesh_rank, validation.clone(), data.counted)?),
             None => None,
         };
-        let means = TrainingSetup { config: config.clone(), pipeline, share, saver, data };
+        let setup = TrainingSetup { config: config.clone(), pipeline, data_parallel, saver, data };
         let mut run = Run {
-            place,
-            lane,
+            mesh_rank,
+            trace,
             model: Arc::new(model),
-            means,
+            setup,
             optimizers,
             validation,
             parameters,
@@ -129,25 +154,25 @@ impl Run {
             done: 0,
             data_ahead: 0,
             captured: None,
-            best: Best::default(),
-            watched: WatchState::default(),
-            rate: PlateauState::default(),
+            best: BestLoss::default(),
+            loss_watch: LossWatchState::default(),
+            plateau: PlateauState::default(),
             scaler: config.scales_loss().then(LossScaler::default),
             metrics: Vec::new(),
             stop: Arc::default(),
             flops: 0.0,
             hooks: Vec::new(),
-            beside: Vec::new(),
+            extra_files: Vec::new(),
         };
-        run.captured = run.captures().then(|| Captured::new(run.place.device));
+        run.captured = run.captures().then(|| CapturedTrainingStep::new(run.mesh_rank.device));
         Ok(run)
     }
 
     /// Adds an observer of this rank's actions in the pipeline.
     #[must_use]
     pub fn with_observer(self, observer: Observer) -> Run {
-        let pipeline = self.means.pipeline.observer(observer);
-        Run { means: TrainingSetup { pipeline, ..self.means }, ..self }
+        let pipeline = self.setup.pipeline.observer(observer);
+        Run { setup: TrainingSetup { pipeline, ..self.setup }, ..self }
     }
 
     /// The settings that must be equal when a run is resumed, in place of the configuration's batch, seed and dtypes.
@@ -189,12 +214,12 @@ impl Run {
 
     /// How the run trains.
     pub fn config(&self) -> &Config {
-        &self.means.config
+        &self.setup.config
     }
 
-    /// This rank's place among all.
-    pub fn place(&self) -> &Place {
-        &self.place
+    /// This rank of the mesh: its device and its communicators.
+    pub fn mesh_rank(&self) -> &MeshRank {
+        &self.mesh_rank
     }
 
     /// This rank's part of the model.
@@ -203,8 +228,8 @@ impl Run {
     }
 
     /// The model's data-parallel wrapper.
-    pub fn share(&self) -> &Arc<dyn DataParallel> {
-        &self.means.share
+    pub fn data_parallel(&self) -> &Arc<dyn DataParallel> {
+        &self.setup.data_parallel
     }
 
     /// Elements of the whole model's parameters.
@@ -227,7 +252,7 @@ impl Run {
     /// # Errors
     /// If a rank does not take part.
     pub fn full_state_dict(&self) -> Result<Vec<(String, Tensor)>> {
-        Ok(self.means.share.full_state_dict(&*self.model)?)
+        Ok(self.setup.data_parallel.full_state_dict(&*self.model)?)
     }
 
     /// Replaces the weights by their averages until the result is dropped, if the run keeps averages ([`Config::ema`]) and has begun. All
@@ -239,7 +264,7 @@ impl Run {
         let averages = self.optimizers.averages();
         match averages.is_empty() || self.done == 0 {
             true => Ok(None),
-            false => Averaged::new(averages, self.means.share.clone()).map(Some),
+            false => Averaged::new(averages, self.setup.data_parallel.clone()).map(Some),
         }
     }
 
@@ -252,13 +277,13 @@ impl Run {
             return Err(Error::Config("train: there is no validation data".into()));
         };
         let _averages = self.averaged()?;
-        validation.loss(&self.place, &self.model, &self.means.share)
+        validation.loss(&self.mesh_rank, &self.model, &self.setup.data_parallel)
     }
 
     /// The rows of each micro-batch of this rank's replica, in order.
-    pub(crate) fn pieces(&self) -> Result<Vec<std::ops::Range<usize>>> {
-        let (config, replicas) = (&self.means.config, self.place.replicas());
-        let shares = match replicas.size() {
+    pub(crate) fn micro_batch_rows(&self) -> Result<Vec<std::ops::Range<usize>>> {
+        let (config, replicas) = (&self.setup.config, self.mesh_rank.replicas());
+        let pieces = match replicas.size() {
             1 => cut(config.batch, config.chains),
             ranks => {
                 let rows = DistributedSampler::new(config.batch, ranks, replicas.rank())?
@@ -267,23 +292,24 @@ impl Run {
                 vec![rows.first().map_or(0..0, |&first| first..first + rows.len())]
             }
         };
-        let of_share = |share: std::ops::Range<usize>| {
-            let within = cut(share.len(), config.layout.micro_batches);
-            within.into_iter().map(move |r| share.start + r.start..share.start + r.end)
+        let micro_batches = |piece: std::ops::Range<usize>| {
+            let within = cut(piece.len(), config.layout.micro_batches);
+            within.into_iter().map(move |r| piece.start + r.start..piece.start + r.end)
         };
-        Ok(shares.into_iter().flat_map(of_share).collect())
+        Ok(pieces.into_iter().flat_map(micro_batches).collect())
     }
 
     /// The loader of this rank's rows from a step on.
     pub(crate) fn loader(&self, device: Device, step: u64) -> Result<DataLoader> {
         let position = step + self.data_ahead;
-        let config =
-            DataLoaderConfig::new(self.means.config.batch).with_pieces(self.pieces()?).with_device(device);
+        let config = DataLoaderConfig::new(self.setup.config.batch)
+            .with_pieces(self.micro_batch_rows()?)
+            .with_device(device);
         config
             .with_position(position)
-            .with_workers(self.means.config.workers)
-            .with_ahead(self.means.config.prefetch)
-            .stream(self.means.data.samples.clone())
+            .with_workers(self.setup.config.workers)
+            .with_ahead(self.setup.config.prefetch)
+            .stream(self.setup.data.samples.clone())
     }
 
     /// One step on the caller's batches: this rank's micro-batches, in order. Returns this rank's part of the loss and the gradients' norm
@@ -293,50 +319,50 @@ impl Run {
     /// # Errors
     /// An error of the step, with its number; if losses are scaled, since only [`Run::train`] reads the numbers before the update.
     pub fn step(&mut self, micros: &[Batch]) -> Result<Tensor> {
-        if self.scaler.is_some() && !self.place.device.is_meta() {
+        if self.scaler.is_some() && !self.mesh_rank.device.is_meta() {
             let why = "train: got loss scaling (by default in f16), wanted `train`, which leaves out steps that overflow";
             return Err(Error::Config(why.into()));
         }
-        let results = in_step(self.done, self.unguarded(micros))?;
+        let results = in_step(self.done, self.unchecked_step(micros))?;
         self.done += 1;
         Ok(results)
     }
 
-    /// A step whose loss and norm the host reads later.
-    pub(crate) fn unguarded(&mut self, micros: &[Batch]) -> Result<Tensor> {
-        let (lane, step) = (self.lane.clone(), self.done);
-        lane.begin(step);
+    /// A step whose loss and norm the host reads after the update, if at all.
+    pub(crate) fn unchecked_step(&mut self, micros: &[Batch]) -> Result<Tensor> {
+        let (trace, step) = (self.trace.clone(), self.done);
+        trace.begin(step);
         // An error of the trace's file is returned by the next span.
-        let watch = |phase: &'static str, begin| drop(lane.note(phase, step, begin));
-        self.optimizers.set_lr(&self.means.config.lr, step, self.rate.share);
-        let settings = self.means.settings(&watch);
+        let watch = |phase: &'static str, begin| drop(trace.note(phase, step, begin));
+        self.optimizers.set_lr(&self.setup.config.lr, step, self.plateau.lr_factor);
+        let options = self.setup.step_options(&watch);
         if let (Some(captured), Some(optimizer)) = (&mut self.captured, self.optimizers.only()) {
-            return Ok(captured.step(&self.model, optimizer, micros, settings, step)?.clone());
+            return Ok(captured.step(&self.model, optimizer, micros, options, step)?.clone());
         }
-        let passed = pass(&self.model, &self.optimizers, micros, settings, step)?;
-        update(&mut self.optimizers, &passed, settings)?;
-        Ok(passed.results)
+        let gradients = compute_gradients(&self.model, &self.optimizers, micros, options, step)?;
+        update(&mut self.optimizers, &gradients, options)?;
+        Ok(gradients.results)
     }
 
     /// Whether steps are captured: on a GPU, unless the configuration or the run prevents it.
     pub(crate) fn captures(&mut self) -> bool {
-        self.means.config.device.is_cuda() && self.means.config.capture && self.why_uncaptured().is_none()
+        self.setup.config.device.is_cuda() && self.setup.config.capture && self.why_uncaptured().is_none()
     }
 
     /// Why the steps of a run on a GPU cannot be captured although the configuration asks for it. Ranks exchange data through the host in
     /// each step, and a trace needs the parts of a step.
     pub(crate) fn why_uncaptured(&mut self) -> Option<&'static str> {
-        let config = &self.means.config;
+        let config = &self.setup.config;
         if !config.device.is_cuda() || !config.capture {
             return None;
         }
         let several = self.optimizers.only().is_none();
-        let config = &self.means.config;
+        let config = &self.setup.config;
         let reasons = [
             (config.ranks() > 1 || config.zero > 0, "there are several ranks, or ZeRO"),
             (config.asynchronous.is_some(), "the pipeline has no flushes"),
             (config.trace.is_some(), "a trace has what a step consists of"),
-            (self.is_guarded(), "the numbers of a step are looked at before its update"),
+            (self.checks_steps(), "the numbers of a step are looked at before its update"),
             (several, "there are several optimizers"),
         ];
         reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)
@@ -344,19 +370,19 @@ impl Run {
 
     /// Whether a step's loss and norm are read before its update. On a GPU reading them is a wait in each step, so it is done only if an
     /// update may have to be skipped.
-    pub(crate) fn is_guarded(&self) -> bool {
-        let Config { device, on_divergence, .. } = self.means.config;
+    pub(crate) fn checks_steps(&self) -> bool {
+        let Config { device, on_divergence, .. } = self.setup.config;
         let waits = device.is_cuda() && on_divergence == crate::OnDivergence::Stop && self.scaler.is_none();
         !waits && !device.is_meta()
     }
 }
 
 /// Elements of the whole model's parameters. All ranks call it.
-fn count(model: &impl Parameters, place: &Place) -> Result<usize> {
+fn count(model: &impl Parameters, mesh_rank: &MeshRank) -> Result<usize> {
     let size = |p: &phalanx_nn::Parameter| p.global_shape().iter().product::<usize>();
     let own: Vec<(String, usize)> =
         model.parameters().iter().map(|p| (p.name().to_string(), size(p))).collect();
-    let line = place.groups.along(Axis::Pp);
+    let line = mesh_rank.groups.along(Axis::Pp);
     if line.size() == 1 || !line.has_peers() {
         return Ok(own.iter().map(|(_, size)| size).sum());
     }

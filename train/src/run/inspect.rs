@@ -11,10 +11,10 @@ use phalanx_tensor::{Category, Device};
 use serde::{Deserialize, Serialize};
 
 use crate::machine::memory_bytes;
-use crate::place::{Place, process};
-use crate::report::{Collective, Holds, Layout, Memory, Span, Timeline};
+use crate::mesh_rank::{MeshRank, process};
+use crate::report::{Collective, Layout, Memory, RankStorage, Span, Timeline};
 use crate::run::Run;
-use crate::trace::{Lane, Notes, ms_since};
+use crate::trace::{Notes, RankTrace, ms_since};
 use crate::{Config, Result, report};
 
 /// Steps of this process before the inspected one. The first steps compile kernels and allocate memory.
@@ -26,7 +26,7 @@ const CHANGES: usize = 400;
 
 /// The steps of a run to inspect.
 pub(crate) fn steps_to_inspect(run: &Run) -> Range<u64> {
-    let config = &run.means.config;
+    let config = &run.setup.config;
     // If steps are captured, only the first one runs its operations one by one.
     let before = if run.captured.is_some() { 0 } else { BEFORE };
     let first = (run.done + before).min(config.steps.saturating_sub(1));
@@ -36,20 +36,20 @@ pub(crate) fn steps_to_inspect(run: &Run) -> Range<u64> {
 
 /// A rank's observations, which it sends to the first rank.
 #[derive(Serialize, Deserialize)]
-struct Seen {
+struct RankObservations {
     rank: usize,
     compute: Vec<Span>,
     communication: Vec<Span>,
     memory: Memory,
-    holds: Holds,
+    holds: RankStorage,
 }
 
 /// The start of the step's time axis. In one process it is the same moment for all ranks; else each rank takes the moment after an
 /// exchange with all others.
-fn origin(place: &Place) -> Result<Instant> {
-    let one = place.is_one_process()?;
+fn time_origin(mesh_rank: &MeshRank) -> Result<Instant> {
+    let one = mesh_rank.is_one_process()?;
     let (first, _) = process();
-    let all = place.all(first.elapsed().as_secs_f64())?;
+    let all = mesh_rank.all_gather(first.elapsed().as_secs_f64())?;
     let here = Instant::now();
     let latest = all.into_iter().fold(0.0, f64::max);
     Ok(if one { first + std::time::Duration::from_secs_f64(latest) } else { here })
@@ -66,25 +66,30 @@ pub(crate) struct Inspection {
 
 impl Inspection {
     /// Begins. All ranks call it.
-    pub fn begin(notes: &Notes, lane: &Lane, place: &Place, steps: Range<u64>) -> Result<Inspection> {
-        place.device.synchronize()?;
-        let begin = origin(place)?;
+    pub fn begin(
+        notes: &Notes,
+        trace: &RankTrace,
+        mesh_rank: &MeshRank,
+        steps: Range<u64>,
+    ) -> Result<Inspection> {
+        mesh_rank.device.synchronize()?;
+        let begin = time_origin(mesh_rank)?;
         let mut noted = notes.lock();
         (noted.inspected, noted.compute, noted.communication) =
             (Some((steps.clone(), begin)), Vec::new(), Vec::new());
         drop(noted);
-        place.device.ledger()?.watch();
-        let (heard, lane) = (notes.clone(), lane.clone());
+        mesh_rank.device.ledger()?.watch();
+        let (heard, trace) = (notes.clone(), trace.clone());
         let recomputations =
-            hear_recomputations(move |times| heard.note("recompute", lane.current(), times, None));
+            hear_recomputations(move |times| heard.note("recompute", trace.current(), times, None));
         Ok(Inspection { notes: notes.clone(), steps, begin, _recomputations: recomputations })
     }
 
     /// Ends the inspection and gathers the observations of all ranks. All ranks call it.
-    pub fn end(self, run: &Run) -> Result<(Vec<Memory>, Timeline, Vec<Holds>)> {
-        let place = &run.place;
-        place.device.synchronize()?;
-        let changes = place.device.ledger()?.watched();
+    pub fn end(self, run: &Run) -> Result<(Vec<Memory>, Timeline, Vec<RankStorage>)> {
+        let mesh_rank = &run.mesh_rank;
+        mesh_rank.device.synchronize()?;
+        let changes = mesh_rank.device.ledger()?.watched();
         let mut noted = self.notes.lock();
         noted.inspected = None;
         let (compute, communication) =
@@ -94,19 +99,20 @@ impl Inspection {
             .into_iter()
             .map(|(at, bytes)| (ms_since(self.begin, at), bytes.map(|b| b as u64)))
             .collect();
-        let memory = memory(place, self.steps.start + 1, changes);
-        let own = Seen { rank: place.rank(), compute, communication, memory, holds: holds(run)? };
-        let mut all = all_gather_object(place.all_ranks(), &own)?;
+        let memory = memory(mesh_rank, self.steps.start + 1, changes);
+        let own =
+            RankObservations { rank: mesh_rank.rank(), compute, communication, memory, holds: holds(run)? };
+        let mut all = all_gather_object(mesh_rank.all_ranks(), &own)?;
         if self.steps.end > self.steps.start + 1 {
             crop(&mut all);
         }
         let (mut memories, mut lanes, mut held) = (Vec::new(), Vec::new(), Vec::new());
-        for Seen { rank, compute, communication, memory, holds } in all {
+        for RankObservations { rank, compute, communication, memory, holds } in all {
             memories.push(memory);
             held.push(holds);
             let lane = |name: &str, spans| report::Lane { rank, name: name.into(), spans };
             lanes.push(lane("compute", compute));
-            if place.size() > 1 {
+            if mesh_rank.size() > 1 {
                 lanes.push(lane("communication", communication));
             }
         }
@@ -115,7 +121,7 @@ impl Inspection {
 
     /// The caption of the timeline.
     fn note(&self, run: &Run) -> String {
-        let config = &run.means.config;
+        let config = &run.setup.config;
         let mut note = match (&config.asynchronous, config.layout.pp) {
             (Some(_), _) => format!(
                 "Steps {} to {} overlap, since no flush is between them.",
@@ -133,7 +139,7 @@ impl Inspection {
 }
 
 /// Crops the observations of overlapping steps to the time between their first and last span.
-fn crop(all: &mut [Seen]) {
+fn crop(all: &mut [RankObservations]) {
     let spans = || all.iter().flat_map(|seen| &seen.compute);
     let from = spans().map(|span| span.start_ms).fold(f64::INFINITY, f64::min);
     let to = spans().map(|span| span.start_ms + span.ms).fold(0.0, f64::max);
@@ -159,20 +165,20 @@ fn crop(all: &mut [Seen]) {
 }
 
 /// The changes of memory for the chart. Of very many only some are kept, but always the one with the most bytes.
-fn memory(place: &Place, step: u64, changes: Vec<(f64, [u64; 5])>) -> Memory {
+fn memory(mesh_rank: &MeshRank, step: u64, changes: Vec<(f64, [u64; 5])>) -> Memory {
     let each = changes.len().div_ceil(CHANGES).max(1);
     let most =
         |some: &[(f64, [u64; 5])]| some.iter().max_by_key(|(_, bytes)| bytes.iter().sum::<u64>()).copied();
     let kept: Vec<(f64, [u64; 5])> =
         changes.chunks(each).filter_map(most).chain(changes.last().copied()).collect();
     Memory {
-        rank: place.rank(),
+        rank: mesh_rank.rank(),
         step,
         categories: Category::ALL.iter().map(|category| category.name().to_string()).collect(),
         // The first entry is the memory at the start of the step.
         times_ms: kept.iter().enumerate().map(|(i, (at, _))| if i == 0 { 0.0 } else { *at }).collect(),
         bytes: (0..Category::ALL.len()).map(|i| kept.iter().map(|(_, bytes)| bytes[i]).collect()).collect(),
-        limit_bytes: capacity(place.device),
+        limit_bytes: capacity(mesh_rank.device),
     }
 }
 
@@ -185,12 +191,12 @@ fn capacity(device: Device) -> u64 {
 }
 
 /// The calls of all ranks so far. All ranks call it.
-pub(crate) fn collectives(notes: &Notes, place: &Place) -> Result<Vec<Collective>> {
-    let rank = place.rank();
+pub(crate) fn collectives(notes: &Notes, mesh_rank: &MeshRank) -> Result<Vec<Collective>> {
+    let rank = mesh_rank.rank();
     let own = notes.lock().calls.clone();
     let own: Vec<Collective> =
         own.into_iter().map(|((kind, group), call)| Collective { rank, kind, group, ..call }).collect();
-    Ok(all_gather_object(place.all_ranks(), &own)?.concat())
+    Ok(all_gather_object(mesh_rank.all_ranks(), &own)?.concat())
 }
 
 /// The layout of the ranks, if there are several.
@@ -202,7 +208,7 @@ pub(crate) fn layout(config: &Config) -> Option<Layout> {
     let holds = |rank: usize| {
         let Coordinates { tp, dp, pp } = mesh.coordinates(rank);
         let stages: Vec<usize> = schedule.stages_of(pp).collect();
-        Holds { rank, data: dp, tensor: tp, pipeline: pp, stages, ..Holds::default() }
+        RankStorage { rank, data: dp, tensor: tp, pipeline: pp, stages, ..RankStorage::default() }
     };
     Some(Layout {
         data: mesh.size(Axis::Dp),
@@ -215,16 +221,16 @@ pub(crate) fn layout(config: &Config) -> Option<Layout> {
 }
 
 /// What this rank stores of the model now.
-pub(crate) fn holds(run: &Run) -> Result<Holds> {
-    let (place, config) = (&run.place, &run.means.config);
-    let Coordinates { tp, dp, pp } = place.groups.at();
+pub(crate) fn holds(run: &Run) -> Result<RankStorage> {
+    let (mesh_rank, config) = (&run.mesh_rank, &run.setup.config);
+    let Coordinates { tp, dp, pp } = mesh_rank.groups.at();
     let names: Vec<String> = run.model.parameters().iter().map(|p| p.name().to_string()).collect();
-    let elements: usize = run.means.share.parameters().iter().map(|p| p.tensor().numel()).sum();
+    let elements: usize = run.setup.data_parallel.parameters().iter().map(|p| p.tensor().numel()).sum();
     let whole: usize = run.model.parameters().iter().map(|p| p.tensor().numel()).sum();
-    let ledger = place.device.ledger()?;
+    let ledger = mesh_rank.device.ledger()?;
     let bytes = |category| ledger.category(category).now as u64;
-    Ok(Holds {
-        rank: place.rank(),
+    Ok(RankStorage {
+        rank: mesh_rank.rank(),
         data: dp,
         tensor: tp,
         pipeline: pp,
@@ -235,7 +241,7 @@ pub(crate) fn holds(run: &Run) -> Result<Holds> {
         parameters_bytes: bytes(Category::Parameters),
         gradients_bytes: bytes(Category::Gradients),
         optimizer_bytes: bytes(Category::OptimizerState),
-        device: place.device.to_string(),
+        device: mesh_rank.device.to_string(),
     })
 }
 

@@ -1,5 +1,5 @@
-//! [`NewFiles`]: the files that a run makes before its first step is done. They are removed if that step fails. [`remove_leftovers`]
-//! removes files that a killed run left incomplete.
+//! [`open_files`] makes a run's folder and opens its metrics and its trace. [`NewFiles`] removes the files that did not exist before, if the
+//! first step fails. [`remove_leftovers`] removes files that a killed run left incomplete.
 
 use std::path::{Path, PathBuf};
 
@@ -69,8 +69,8 @@ pub(crate) fn remove_leftovers(folder: &Path) {
 }
 
 /// Opens the files that the first rank writes during a run.
-pub(crate) fn files(run: &Run, fresh: &mut NewFiles) -> Result<Metrics> {
-    let config = &run.means.config;
+pub(crate) fn open_files(run: &Run, new_files: &mut NewFiles) -> Result<Metrics> {
+    let config = &run.setup.config;
     let own = config.folder().map(|folder| folder.join("metrics.jsonl"));
     if let Some(out) = config.folder() {
         let continued =
@@ -81,15 +81,15 @@ pub(crate) fn files(run: &Run, fresh: &mut NewFiles) -> Result<Metrics> {
                 "{out} holds a run: go on with it by `resume` {out}, or choose another `out`"
             )));
         }
-        fresh.folder(out)?;
+        new_files.folder(out)?;
         remove_leftovers(out);
-        fresh.written(out, || run.beside.iter().try_for_each(|write| write(out)))?;
+        new_files.written(out, || run.extra_files.iter().try_for_each(|write| write(out)))?;
     }
     for path in run.metrics.iter().chain(&own).chain(&config.trace) {
-        fresh.file(path);
+        new_files.file(path);
     }
     let metrics = Metrics::create(&run.metrics, own.as_deref(), run.done)?;
-    config.trace.as_ref().map_or(Ok(()), |path| run.lane.open(path))?;
+    config.trace.as_ref().map_or(Ok(()), |path| run.trace.open(path))?;
     Ok(metrics)
 }
 

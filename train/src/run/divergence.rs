@@ -1,4 +1,4 @@
-//! [`LossWatch`] finds a loss that is not finite or explodes; [`origin`] names the batch or the parameter that it comes from.
+//! [`LossWatch`] finds a loss that is not finite or explodes; [`local_cause`] names the batch or the parameter that it comes from.
 
 use std::collections::VecDeque;
 
@@ -7,7 +7,7 @@ use phalanx_nn::{Batch, Parameter, Squares};
 use phalanx_tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
-use crate::step::Outcome;
+use super::step::Outcome;
 use crate::{Config, OnDivergence, Result};
 
 /// Losses that an exploding one is compared with.
@@ -30,7 +30,7 @@ pub(crate) struct LossWatch {
 
 /// The state of a [`LossWatch`] in a checkpoint.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct WatchState {
+pub(crate) struct LossWatchState {
     /// The bits of the last losses.
     pub losses: Vec<u64>,
     /// The bits of the first losses.
@@ -42,7 +42,7 @@ pub(crate) struct WatchState {
 
 /// A cause of divergence: its kind (0 the batch, 1 a parameter, 2 a gradient, 3 the largest gradient), a key that orders causes of one
 /// kind, and its text. The smallest is reported.
-pub(crate) type Origin = (u8, u64, String);
+pub(crate) type Cause = (u8, u64, String);
 
 /// What the run does about a step.
 pub(crate) enum Verdict {
@@ -54,7 +54,7 @@ pub(crate) enum Verdict {
 
 impl LossWatch {
     /// A watch in the state after the run's last step.
-    pub fn new(config: &Config, state: &WatchState) -> LossWatch {
+    pub fn new(config: &Config, state: &LossWatchState) -> LossWatch {
         let Config { on_divergence: policy, explodes_at, .. } = *config;
         let mut watch =
             LossWatch { policy, explodes_at, losses: VecDeque::new(), first: Vec::new(), times: state.times };
@@ -63,14 +63,14 @@ impl LossWatch {
     }
 
     /// Restores the losses of a checkpoint.
-    pub fn remember(&mut self, state: &WatchState) {
+    pub fn remember(&mut self, state: &LossWatchState) {
         self.losses = state.losses.iter().map(|&bits| f64::from_bits(bits)).collect();
         self.first = state.first.iter().map(|&bits| f64::from_bits(bits)).collect();
     }
 
     /// Its state for a checkpoint.
-    pub fn state(&self) -> WatchState {
-        WatchState {
+    pub fn state(&self) -> LossWatchState {
+        LossWatchState {
             losses: self.losses.iter().map(|loss| loss.to_bits()).collect(),
             first: self.first.iter().map(|loss| loss.to_bits()).collect(),
             times: self.times,
@@ -129,20 +129,20 @@ impl LossWatch {
 
 /// The cause of a diverged loss on this rank: numbers that are not finite in the batch, the parameters or the gradients. If there are
 /// none, the parameter with the largest gradient.
-pub(crate) fn origin(
+pub(crate) fn local_cause(
     batches: &[Batch],
     parameters: &[Parameter],
     squares: &Squares,
-) -> Result<Option<Origin>> {
+) -> Result<Option<Cause>> {
     for batch in batches {
-        for (place, tensor) in batch.tensors.iter().enumerate() {
+        for (index, tensor) in batch.tensors.iter().enumerate() {
             if !all_finite(tensor)? {
                 let first = batch.first_row;
                 return Ok(Some((
                     0,
                     0,
                     format!(
-                        "; tensor {place} of the batch has numbers that are not finite, in the rows from {first} on"
+                        "; tensor {index} of the batch has numbers that are not finite, in the rows from {first} on"
                     ),
                 )));
             }

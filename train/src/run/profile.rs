@@ -12,9 +12,9 @@ use phalanx_parallel::mesh::Axis;
 use phalanx_tensor::Category;
 use serde::{Deserialize, Serialize};
 
+use super::step::{compute_gradients, in_model_dtype, in_step, update};
 use crate::report::{Operation, Pass, Profile, Profiled};
 use crate::run::Run;
-use crate::step::{converted, in_step, pass, update};
 use crate::{Error, Result};
 
 /// Steps before the timed ones. They compile kernels and allocate memory.
@@ -22,7 +22,7 @@ const WARM_UP: u64 = 3;
 
 /// A rank's measurements, which it sends to the others.
 #[derive(Serialize, Deserialize)]
-struct Seen(Profiled, Vec<Operation>);
+struct RankMeasurements(Profiled, Vec<Operation>);
 
 /// The calls and the time of phases that are no operations: `data`, `optimizer`.
 type Phases = RefCell<BTreeMap<&'static str, (u64, Duration)>>;
@@ -35,7 +35,7 @@ impl Run {
     /// # Errors
     /// On a meta device, where nothing takes time; for a pipeline without flushes, whose steps overlap; errors of a step.
     pub fn profile(&mut self, steps: u64) -> Result<Profile> {
-        let config = &self.means.config;
+        let config = &self.setup.config;
         if config.device.is_meta() || config.asynchronous.is_some() || steps == 0 {
             let got = match (config.device.is_meta(), config.asynchronous.is_some()) {
                 (true, _) => "a meta device, wanted one that computes",
@@ -44,15 +44,15 @@ impl Run {
             };
             return Err(Error::Config(format!("profile: got {got}")));
         }
-        let (device, dtype, rank) = (self.place.device, config.dtype, self.place.rank());
+        let (device, dtype, rank) = (self.mesh_rank.device, config.dtype, self.mesh_rank.rank());
         // All ranks measure at the same time, since they train at the same time.
-        self.place.sum(0.0)?;
+        self.mesh_rank.sum(0.0)?;
         let peaks = [peak_flops(dtype, device)?, peak_bandwidth(device)?];
         let mut loader = self.loader(device, self.done)?;
         let phases = Phases::default();
         let mut batches = |phases: &Phases| -> Result<Vec<Batch>> {
             let begin = Instant::now();
-            let batches = loader.next_step()?.into_iter().map(|batch| converted(batch, dtype)).collect();
+            let batches = loader.next_step()?.into_iter().map(|batch| in_model_dtype(batch, dtype)).collect();
             note(phases, "data", begin);
             batches
         };
@@ -61,7 +61,7 @@ impl Run {
             self.phased(&micros, &phases)?;
         }
         phases.take();
-        self.place.sum(0.0)?;
+        self.mesh_rank.sum(0.0)?;
         let (profiler, begin) = (Profiler::begin(device)?, Instant::now());
         for _ in 0..steps {
             let micros = batches(&phases)?;
@@ -71,26 +71,27 @@ impl Run {
         let ms = begin.elapsed().as_secs_f64() * 1e3;
         let own = operations(rank, ms, profiler.end(), phases.take());
         let [peak_flops_per_s, peak_bytes_per_s] = peaks;
-        let own = Seen(Profiled { rank, ms, peak_flops_per_s, peak_bytes_per_s }, own);
-        let (ranks, operations): (Vec<_>, Vec<_>) = all_gather_object(self.place.all_ranks(), &own)?
+        let own = RankMeasurements(Profiled { rank, ms, peak_flops_per_s, peak_bytes_per_s }, own);
+        let (ranks, operations): (Vec<_>, Vec<_>) = all_gather_object(self.mesh_rank.all_ranks(), &own)?
             .into_iter()
-            .map(|Seen(rank, operations)| (rank, operations))
+            .map(|RankMeasurements(rank, operations)| (rank, operations))
             .unzip();
         Ok(Profile { steps, ranks, operations: operations.concat() })
     }
 
     /// A step whose phases are timed.
     fn phased(&mut self, micros: &[Batch], phases: &Phases) -> Result<()> {
-        let (device, step) = (self.place.device, self.done);
+        let (device, step) = (self.mesh_rank.device, self.done);
         let watch = |phase: &'static str, begin| {
             // An error of the device is returned by the next operation.
             let _ = device.synchronize();
             note(phases, phase, begin);
         };
-        self.optimizers.set_lr(&self.means.config.lr, step, self.rate.share);
-        let settings = self.means.settings(&watch);
-        let passed = in_step(step, pass(&self.model, &self.optimizers, micros, settings, step))?;
-        in_step(step, update(&mut self.optimizers, &passed, settings))?;
+        self.optimizers.set_lr(&self.setup.config.lr, step, self.plateau.lr_factor);
+        let options = self.setup.step_options(&watch);
+        let gradients =
+            in_step(step, compute_gradients(&self.model, &self.optimizers, micros, options, step))?;
+        in_step(step, update(&mut self.optimizers, &gradients, options))?;
         self.done += 1;
         Ok(())
     }
@@ -146,24 +147,24 @@ impl Run {
     /// # Errors
     /// What goes wrong in a step.
     pub fn memory_report(&mut self) -> Result<String> {
-        let mut loader = self.loader(self.place().device, 0)?;
-        let ledger = self.place().device.ledger()?;
+        let mut loader = self.loader(self.mesh_rank().device, 0)?;
+        let ledger = self.mesh_rank().device.ledger()?;
         // The peak of building the model is not part of a step.
         ledger.reset_peak();
         let mut sent = 0;
         for _ in 0..2 {
             let micros = loader.next_step()?;
-            sent = self.means.share.traffic().bytes;
+            sent = self.setup.data_parallel.traffic().bytes;
             self.step(&micros)?;
         }
-        sent = self.means.share.traffic().bytes - sent;
-        let place = self.place();
-        let of = if place.size() > 1 { ", for each rank" } else { "" };
-        let mut report = match place.groups.mesh().size(Axis::Pp) {
+        sent = self.setup.data_parallel.traffic().bytes - sent;
+        let mesh_rank = self.mesh_rank();
+        let of = if mesh_rank.size() > 1 { ", for each rank" } else { "" };
+        let mut report = match mesh_rank.groups.mesh().size(Axis::Pp) {
             1 => format!("{} parameters; ", self.parameters()),
             n => format!(
                 "pipeline rank {} of {n}, if all that it sends waits as long as it can; ",
-                place.groups.at().pp
+                mesh_rank.groups.at().pp
             ),
         };
         report += &format!("peak bytes of a training step{of}:\n");
@@ -174,7 +175,7 @@ impl Run {
         rows().for_each(|(name, usage)| report += &format!("  {name:<16} {:>15}\n", usage.peak));
         report += "after backward:\n";
         rows().for_each(|(name, usage)| report += &format!("  {name:<16} {:>15}\n", usage.now));
-        if place.size() > 1 {
+        if mesh_rank.size() > 1 {
             report += &format!("sent in a step:    {sent:>15}\n");
         }
         Ok(report)

@@ -1,16 +1,15 @@
-//! Pipelines without a flush between steps.
+//! Steps of a pipeline without flushes between them.
 //!
-//! The steps up to the next checkpoint are one run of the pipeline, which is filled once and drained once. An update is a step. PipeDream
+//! The steps up to the next pause are one run of the pipeline, which is filled once and drained (flushed) at the end. An update is a step. PipeDream
 //! updates after each micro-batch, which is the whole batch; PipeDream-2BW after all micro-batches of a batch. Gradients belong to
 //! weights that are some updates old, so losses differ from those of one device, and depend on the number of ranks.
 
-use phalanx_nn::autograd::ContextMode;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use phalanx_nn::autograd::Var;
+use phalanx_nn::autograd::{ContextMode, Var};
 use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{Batch, Clip, Parameter, Schedule, grad_squares, norm_of};
 use phalanx_parallel as parallel;
@@ -22,30 +21,33 @@ use phalanx_parallel::pipeline::schedule::{self, double_buffered, weight_stashin
 use phalanx_parallel::tensor_parallel::sum_squares;
 use phalanx_tensor::{Context, DType, RngKey, unpoisoned};
 
+use super::optimizers::Optimizers;
+use super::step::{BackgroundSaver, Outcome, StepReport, in_model_dtype, loss_value};
 use crate::data::DataLoader;
-use crate::model::passed_on;
-use crate::optimizers::Optimizers;
-use crate::record::StepReport;
 use crate::run::Run;
-use crate::step::{Outcome, Saving, converted, number};
-use crate::trace::Lane;
+use crate::staged_models::passed_on;
+use crate::trace::RankTrace;
 use crate::{Asynchronous, Result};
 
-/// Runs a stretch of steps. Returns a report of each step, without its peak memory. All ranks call it.
-pub(crate) fn stretch(kind: Asynchronous, run: &mut Run, steps: Range<u64>) -> Result<Vec<StepReport>> {
-    let (place, config, first) = (run.place().clone(), run.config().clone(), steps.start);
+/// Runs steps as one run of the pipeline. Returns a report of each step, without its peak memory. All ranks call it.
+pub(crate) fn run_asynchronously(
+    kind: Asynchronous,
+    run: &mut Run,
+    steps: Range<u64>,
+) -> Result<Vec<StepReport>> {
+    let (mesh_rank, config, first) = (run.mesh_rank().clone(), run.config().clone(), steps.start);
     let interval = config.layout.micro_batches;
     let count = (steps.end - steps.start) as usize;
-    let (line, stages) = (place.groups.along(Axis::Pp), config.layout.pp);
+    let (line, stages) = (mesh_rank.groups.along(Axis::Pp), config.layout.pp);
     let plan = plan(kind, stages, interval, count * interval)?;
     // The model of one stage recomputes its blocks by itself.
     let mode = if stages == 1 { RecomputeMode::Never } else { config.layout.recompute };
-    let pipeline = AsynchronousPipeline::new(&plan, line.clone(), place.device)?.recompute(mode);
-    let pipeline = match observer(&run.lane, first, interval) {
+    let pipeline = AsynchronousPipeline::new(&plan, line.clone(), mesh_rank.device)?.recompute(mode);
+    let pipeline = match observer(&run.trace, first, interval) {
         Some(observer) => pipeline.observer(observer),
         None => pipeline,
     };
-    let loader = run.loader(place.device, first)?;
+    let loader = run.loader(mesh_rank.device, first)?;
     let feed = BatchFeed {
         loader,
         dtype: config.dtype,
@@ -53,18 +55,18 @@ pub(crate) fn stretch(kind: Asynchronous, run: &mut Run, steps: Range<u64>) -> R
         read: BTreeMap::new(),
         kept: stages as u64 + 1,
     };
-    let scale = 1.0 / (config.batch * run.means.data.counted) as f64;
+    let scale = 1.0 / (config.batch * run.setup.data.counted) as f64;
     let (model, seed) = (run.model.clone(), config.seed);
     let (feed, failed) = (Mutex::new(feed), Mutex::new(None));
     let work = Arc::new(StageWork { model, feed, first, interval, scale, seed, failed });
-    let mut descent = StageOptimizer {
+    let mut optimizer = StageOptimizer {
         parameters: run.model.parameters(),
         optimizers: &mut run.optimizers,
-        saver: &run.means.saver,
-        cut: place.groups.along(Axis::Tp),
+        saver: &run.setup.saver,
+        cut: mesh_rank.groups.along(Axis::Tp),
         rates: config.lr,
         first,
-        share: run.rate.share,
+        lr_factor: run.plateau.lr_factor,
         clip: config.clip,
         norms: Vec::new(),
         ends: vec![Instant::now()],
@@ -74,18 +76,18 @@ pub(crate) fn stretch(kind: Asynchronous, run: &mut Run, steps: Range<u64>) -> R
         Some(_) => error,
         None => error.in_step(first),
     };
-    let losses = pipeline.train(&work, &mut descent).map_err(|e| failed(e.into()))?;
-    let StageOptimizer { norms, ends, .. } = descent;
-    let mut told = Vec::new();
+    let losses = pipeline.train(&work, &mut optimizer).map_err(|e| failed(e.into()))?;
+    let StageOptimizer { norms, ends, .. } = optimizer;
+    let mut reports = Vec::new();
     for (i, step) in steps.enumerate() {
         // Only the last stage has losses.
         let own = losses.iter().skip(i * interval).take(interval);
-        let own = own.map(number).try_fold(0.0, |sum, loss| Ok::<_, crate::Error>(sum + loss?))?;
-        let share = |own: f64| place.sum(if place.tells_loss() { own } else { 0.0 });
-        let outcome = Outcome { loss: share(own)?, grad_norm: share(norms[i] * norms[i])?.sqrt() };
-        told.push(StepReport { step, outcome, seconds: (ends[i + 1] - ends[i]).as_secs_f64(), peak: 0 });
+        let own = own.map(loss_value).try_fold(0.0, |sum, loss| Ok::<_, crate::Error>(sum + loss?))?;
+        let sum = |own: f64| mesh_rank.sum(if mesh_rank.counts_loss() { own } else { 0.0 });
+        let outcome = Outcome { loss: sum(own)?, grad_norm: sum(norms[i] * norms[i])?.sqrt() };
+        reports.push(StepReport { step, outcome, seconds: (ends[i + 1] - ends[i]).as_secs_f64(), peak: 0 });
     }
-    Ok(told)
+    Ok(reports)
 }
 
 fn plan(
@@ -102,16 +104,16 @@ fn plan(
 }
 
 /// An observer that traces a rank's actions under the numbers of their steps.
-fn observer(lane: &Lane, first: u64, interval: usize) -> Option<Observer> {
-    let (inner, lane) = (lane.actions()?, lane.clone());
+fn observer(trace: &RankTrace, first: u64, interval: usize) -> Option<Observer> {
+    let (inner, trace) = (trace.actions()?, trace.clone());
     Some(Arc::new(move |mut done: Executed| {
-        lane.begin(first + (done.action.micro_batch / interval) as u64);
+        trace.begin(first + (done.action.micro_batch / interval) as u64);
         done.action.micro_batch %= interval;
         inner(done);
     }))
 }
 
-/// The forward and backward passes of a stretch.
+/// The forward passes of the steps; the pipeline runs the backward passes.
 struct StageWork {
     model: Arc<dyn StagedModel>,
     feed: Mutex<BatchFeed>,
@@ -137,7 +139,7 @@ impl BatchFeed {
     fn batch(&mut self, step: u64, micro_batch: usize) -> parallel::Result<Batch> {
         while self.next <= step {
             let rows = self.loader.next_step().map_err(passed_on)?;
-            let rows = rows.into_iter().map(|batch| converted(batch, self.dtype));
+            let rows = rows.into_iter().map(|batch| in_model_dtype(batch, self.dtype));
             let rows = rows.collect::<Result<Vec<_>>>().map_err(passed_on)?;
             self.read.insert(self.next, rows);
             self.next += 1;
@@ -187,13 +189,13 @@ impl Stages for StageWork {
 struct StageOptimizer<'a> {
     parameters: Vec<Parameter>,
     optimizers: &'a mut Optimizers,
-    saver: &'a Saving,
+    saver: &'a BackgroundSaver,
     /// The tensor-parallel ranks.
     cut: &'a Comm,
     rates: Schedule,
     first: u64,
-    /// The share of the learning rate after plateaus.
-    share: f64,
+    /// The factor of the learning rate after plateaus.
+    lr_factor: f64,
     clip: Option<f64>,
     /// The norm of each update's gradients of this stage.
     norms: Vec<f64>,
@@ -210,7 +212,7 @@ impl Weights for StageOptimizer<'_> {
         let norm = norm_of(&sum_squares(grad_squares(&self.parameters)?, self.cut)?)?;
         let mut updated = || -> Result<()> {
             self.saver.wait()?;
-            self.optimizers.set_lr(&self.rates, self.first + update as u64, self.share);
+            self.optimizers.set_lr(&self.rates, self.first + update as u64, self.lr_factor);
             self.optimizers.step_scaled(self.clip.map_or(1.0, |clip| Clip::new(norm, clip).scale))
         };
         updated().map_err(passed_on)?;

@@ -102,9 +102,9 @@ impl Optimizers {
         self.all.iter().flat_map(|optimizer| optimizer.state_of(EMA)).collect()
     }
 
-    /// Sets each group's rate for a step: the schedule's rate times `share`, times the group's own rate over the schedule's peak.
-    pub fn set_lr(&mut self, schedule: &Schedule, step: u64, share: f64) {
-        let (lr, peak) = (schedule.lr(step) * share, schedule.peak());
+    /// Sets each group's rate for a step: the schedule's rate times `factor`, times the group's own rate over the schedule's peak.
+    pub fn set_lr(&mut self, schedule: &Schedule, step: u64, factor: f64) {
+        let (lr, peak) = (schedule.lr(step) * factor, schedule.peak());
         for (optimizer, rates) in self.all.iter_mut().zip(&self.rates) {
             for (group, &given) in optimizer.groups_mut().iter_mut().zip(rates) {
                 group.lr = if given == peak || peak == 0.0 { lr } else { given * lr / peak };
@@ -146,25 +146,28 @@ impl Optimizers {
 #[must_use = "the weights come back when it is dropped"]
 pub struct Averaged {
     weights: Vec<(Parameter, Tensor)>,
-    share: Arc<dyn DataParallel>,
+    data_parallel: Arc<dyn DataParallel>,
 }
 
 impl Averaged {
-    pub(crate) fn new(averages: Vec<(Parameter, Tensor)>, share: Arc<dyn DataParallel>) -> Result<Averaged> {
+    pub(crate) fn new(
+        averages: Vec<(Parameter, Tensor)>,
+        data_parallel: Arc<dyn DataParallel>,
+    ) -> Result<Averaged> {
         let mut weights = Vec::new();
         for (parameter, average) in averages {
             weights.push((parameter.clone(), parameter.tensor().copy()?));
             kernels::copy_(&mut parameter.tensor(), &kernels::cast(&average, parameter.dtype())?)?;
         }
-        share.updated()?;
-        Ok(Averaged { weights, share })
+        data_parallel.updated()?;
+        Ok(Averaged { weights, data_parallel })
     }
 
     fn put_back(&self) -> Result<()> {
         for (parameter, weights) in &self.weights {
             kernels::copy_(&mut parameter.tensor(), weights)?;
         }
-        Ok(self.share.updated()?)
+        Ok(self.data_parallel.updated()?)
     }
 }
 

@@ -1,61 +1,13 @@
-//! Steps of one GPU: [`Captured`] launches a step as a CUDA graph, with the bits of a step without one. [`PendingSteps`] are the steps
-//! whose losses the host has not read yet, so that it prepares the next step while the GPU works.
+//! [`PendingSteps`]: steps whose loss and gradient norm the host has not read yet, so that it prepares the next step while the GPU works.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Instant;
 
-use phalanx_nn::{Batch, CapturedStep, Optimizer};
-use phalanx_parallel::hybrid::StagedModel;
 use phalanx_tensor::cuda::{GpuEvent, Readback};
 use phalanx_tensor::{Device, Tensor};
 
-use crate::optimizers::AnyRule;
-use crate::record::StepReport;
-use crate::step::{Outcome, Settings, context, gradients};
-use crate::{Error, Result};
-
-/// A step of [`crate::step`] as a CUDA graph. Its micro-batches are on the host.
-pub(crate) struct Captured {
-    device: Device,
-    /// It is made with the first batch.
-    step: Option<CapturedStep>,
-}
-
-impl Captured {
-    pub fn new(device: Device) -> Captured {
-        Captured { device, step: None }
-    }
-
-    /// A step; the loss and the gradients' norm before clipping, f64 `[2]`, on the device, until the next step.
-    pub fn step(
-        &mut self,
-        model: &Arc<dyn StagedModel>,
-        optimizer: &mut Optimizer<AnyRule>,
-        micros: &[Batch],
-        settings: Settings<'_>,
-        step: u64,
-    ) -> Result<&Tensor> {
-        let _context = context(settings.seed, step);
-        let given: Vec<Tensor> = micros.iter().flat_map(|b| b.tensors.clone()).collect();
-        let captured = match self.step.take() {
-            Some(captured) => captured,
-            None => CapturedStep::new(self.device, &given, settings.clip)?,
-        };
-        let captured = self.step.insert(captured);
-        // A checkpoint that is being saved reads the tensors that the launch writes.
-        settings.saver.wait()?;
-        let parameters = optimizer.parameters();
-        captured.run_with(optimizer, &given, |inputs| {
-            let each = inputs.len() / micros.len();
-            let here = inputs.chunks_exact(each).zip(micros);
-            let here = here.map(|(own, batch)| Batch { tensors: own.to_vec(), first_row: batch.first_row });
-            let loss = gradients(model, &parameters, &here.collect::<Vec<_>>(), settings)?;
-            loss.ok_or_else(|| Error::Config("a step has no loss".into()))
-        })?;
-        Ok(captured.results())
-    }
-}
+use super::step::{Outcome, StepReport};
+use crate::Result;
 
 /// Steps that may be pending when the next one has begun. With one, the GPU's queue is never empty.
 const DEPTH: usize = 1;

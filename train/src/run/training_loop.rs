@@ -1,4 +1,9 @@
-//! [`Run::train`] and [`Training`], the loop over the steps of a run.
+//! [`Run::train`]: the loop over the steps of a run.
+//!
+//! One turn of [`TrainingLoop::train_steps`] runs a step (or, without flushes, all steps up to the next pause), validates if a validation is
+//! due, reports the steps whose numbers the host has read, saves a checkpoint if one is due, and calls the run's hooks. A step is a
+//! [`checked_step`](super::checked_step) or an unchecked one, whose numbers [`PendingSteps`] reads later. A *pause* is a step that
+//! a checkpoint, a validation or a hook follows; there all numbers are read.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering;
@@ -7,38 +12,41 @@ use std::time::Instant;
 use phalanx_nn::Batch;
 use phalanx_tensor::{Device, Tensor};
 
+use super::asynchronous_steps;
+use super::divergence::{LossWatch, Verdict};
+use super::inspect::{self, Inspection};
+use super::output_files::{NewFiles, open_files};
+use super::pending_steps::PendingSteps;
+use super::step::{Outcome, StepReport, in_model_dtype, in_step};
 use crate::callback::{Callback, Event};
 use crate::checkpoints::Checkpoints;
 use crate::data::DataLoader;
-use crate::divergence::{LossWatch, Verdict};
-use crate::gpu_step::PendingSteps;
-use crate::inspect::{self, Inspection};
 use crate::machine::peak;
-use crate::outputs::{NewFiles, files};
-use crate::place::Place;
-use crate::record::{Metrics, Record, StepReport, Summary};
+use crate::mesh_rank::MeshRank;
+use crate::record::{Metrics, Record, Summary};
 use crate::run::Run;
-use crate::step::{Outcome, converted, in_step};
-use crate::{Config, Error, Result, asynchronous};
+use crate::{Config, Error, Result};
 
 /// A run while it trains.
-pub(crate) struct Training<'a> {
+pub(crate) struct TrainingLoop<'a> {
     pub(crate) run: &'a mut Run,
-    pub(crate) callbacks: &'a mut [Box<dyn Callback>],
+    callbacks: &'a mut [Box<dyn Callback>],
     pub(crate) metrics: Metrics,
     /// Files that are removed if there is an error before the first step is done.
-    pub(crate) fresh: NewFiles,
-    pub(crate) checkpoints: Option<Checkpoints>,
+    new_files: NewFiles,
+    checkpoints: Option<Checkpoints>,
     pub(crate) loader: DataLoader,
-    pub(crate) ahead: PendingSteps,
-    pub(crate) watch: LossWatch,
+    /// Steps whose loss and norm have not been read.
+    pending: PendingSteps,
+    pub(crate) loss_watch: LossWatch,
+    /// The steps that were reported, each with its loss.
     pub(crate) losses: Vec<(u64, f64)>,
-    pub(crate) last_validation: Option<f64>,
+    last_validation: Option<f64>,
     /// Whether the last step had no update.
     pub(crate) skipped: bool,
     /// The measured peak of all ranks in operations a second; 0 if unknown.
-    pub(crate) peak: f64,
-    pub(crate) begin: Instant,
+    peak: f64,
+    begin: Instant,
     /// The steps that the report shows in detail; none once it has them.
     to_inspect: Option<Range<u64>>,
 }
@@ -49,37 +57,39 @@ impl Run {
     /// # Errors
     /// An error of a step, with its number; an error of a callback or a file.
     pub fn train(&mut self, callbacks: &mut [Box<dyn Callback>]) -> Result<Summary> {
-        if self.place.device.is_meta() {
+        if self.mesh_rank.device.is_meta() {
             let why =
                 "train: a meta device has no numbers to train on; `memory_report` measures a step there";
             return Err(Error::Config(why.into()));
         }
-        let first = self.place.is_first();
-        Training::new(self, if first { callbacks } else { &mut [] })?.go()
+        let first = self.mesh_rank.is_first();
+        TrainingLoop::new(self, if first { callbacks } else { &mut [] })?.run()
     }
 }
 
-impl<'a> Training<'a> {
-    pub fn new(run: &'a mut Run, callbacks: &'a mut [Box<dyn Callback>]) -> Result<Training<'a>> {
-        let (config, done) = (run.means.config.clone(), run.done);
-        let mut fresh = NewFiles::default();
-        let metrics = match run.place.is_first() {
-            true => files(run, &mut fresh)?,
+impl<'a> TrainingLoop<'a> {
+    /// Opens files, measures the peak, starts the loader, and calls [`Callback::started`].
+    fn new(run: &'a mut Run, callbacks: &'a mut [Box<dyn Callback>]) -> Result<TrainingLoop<'a>> {
+        let (config, done) = (run.setup.config.clone(), run.done);
+        let mut new_files = NewFiles::default();
+        let metrics = match run.mesh_rank.is_first() {
+            true => open_files(run, &mut new_files)?,
             false => Metrics::create(&[], None, 0)?,
         };
         let uncaptured = run.why_uncaptured();
         let checkpoints = config.folder().map(|folder| Checkpoints::new(folder, &config));
-        let peak = if run.flops > 0.0 && !config.device.is_meta() { peak(&run.place, &config)? } else { 0.0 };
-        let ledger = run.place.device.ledger()?;
+        let peak =
+            if run.flops > 0.0 && !config.device.is_meta() { peak(&run.mesh_rank, &config)? } else { 0.0 };
+        let ledger = run.mesh_rank.device.ledger()?;
         // The peak memory of building the model and of measuring is not a step's.
         ledger.reset_peak();
         // A captured step copies the batch from the host to tensors of its own.
-        let device = if run.captured.is_some() { Device::CPU } else { run.place.device };
-        let waits = run.is_guarded() || config.trace.is_some();
-        let ahead = PendingSteps::new(run.place.device, run.place.size() == 1, waits);
+        let device = if run.captured.is_some() { Device::CPU } else { run.mesh_rank.device };
+        let waits = run.checks_steps() || config.trace.is_some();
+        let pending = PendingSteps::new(run.mesh_rank.device, run.mesh_rank.size() == 1, waits);
         let loader = run.loader(device, done)?;
         let parameters = run.parameters;
-        let to_inspect = run.lane.notes().map(|_| inspect::steps_to_inspect(run));
+        let to_inspect = run.trace.notes().map(|_| inspect::steps_to_inspect(run));
         callbacks.iter_mut().try_for_each(|c| c.started(&config, done, parameters))?;
         if peak > 0.0 {
             callbacks.iter_mut().try_for_each(|c| c.event(&Event::Peak(peak)))?;
@@ -88,15 +98,15 @@ impl<'a> Training<'a> {
             let event = Event::Notice { step: done, text: &format!("steps are not captured: {why}") };
             callbacks.iter_mut().try_for_each(|c| c.event(&event))?;
         }
-        Ok(Training {
-            watch: LossWatch::new(&config, &run.watched),
+        Ok(TrainingLoop {
+            loss_watch: LossWatch::new(&config, &run.loss_watch),
             run,
             callbacks,
             metrics,
-            fresh,
+            new_files,
             checkpoints,
             loader,
-            ahead,
+            pending,
             losses: Vec::new(),
             last_validation: None,
             skipped: false,
@@ -106,8 +116,9 @@ impl<'a> Training<'a> {
         })
     }
 
-    pub fn go(mut self) -> Result<Summary> {
-        let trained = self.steps();
+    /// Trains, and calls [`Callback::ended`] or [`Callback::failed`].
+    fn run(mut self) -> Result<Summary> {
+        let trained = self.train_steps();
         if let Err(error) = &trained
             && !self.losses.is_empty()
         {
@@ -119,18 +130,18 @@ impl<'a> Training<'a> {
     }
 
     /// Runs the remaining steps. Returns why the run ends before the last, if it does.
-    fn steps(&mut self) -> Result<Option<String>> {
+    fn train_steps(&mut self) -> Result<Option<String>> {
         // A run that ended early before it was resumed ends early again.
         let mut stopped = self.out_of_patience();
-        while self.run.done < self.run.means.config.steps && stopped.is_none() {
+        while self.run.done < self.run.setup.config.steps && stopped.is_none() {
             let end = self.next_pause();
-            let (told, interrupted) = match self.run.means.config.asynchronous {
+            let (reports, interrupted) = match self.run.setup.config.asynchronous {
                 Some(kind) => {
-                    let told = self.stretch(kind, end)?;
-                    (told, self.of_all(0.0)?.1)
+                    let reports = self.asynchronous_steps(kind, end)?;
+                    (reports, self.of_all_ranks(0.0)?.1)
                 }
                 None => match self.step(end)? {
-                    Some(told) => told,
+                    Some(done) => done,
                     None => continue,
                 },
             };
@@ -139,11 +150,11 @@ impl<'a> Training<'a> {
                 self.collectives()?;
             }
             // A validation may lower the rate of the steps after it.
-            let share = self.run.rate.share;
+            let lr_factor = self.run.plateau.lr_factor;
             let validated = if self.is_validated() { Some(self.validate()?) } else { None };
-            let last = told.last().map(|told| told.step);
-            for told in told {
-                self.record(&told, share, validated.filter(|_| Some(told.step) == last))?;
+            let last = reports.last().map(|report| report.step);
+            for report in reports {
+                self.record(&report, lr_factor, validated.filter(|_| Some(report.step) == last))?;
             }
             if interrupted {
                 stopped = Some("interrupted".to_string());
@@ -175,12 +186,12 @@ impl<'a> Training<'a> {
 
     /// Runs steps by `work`. If they are the steps to inspect, callbacks get the observations. All ranks call it.
     fn inspected<T>(&mut self, steps: Range<u64>, work: impl FnOnce(&mut Self) -> Result<T>) -> Result<T> {
-        let notes = self.run.lane.notes().cloned();
+        let notes = self.run.trace.notes().cloned();
         let (notes, wanted) = match (notes, &self.to_inspect) {
             (Some(notes), Some(wanted)) if steps.contains(&wanted.start) => (notes, wanted.clone()),
             _ => return work(self),
         };
-        let inspection = Inspection::begin(&notes, &self.run.lane, &self.run.place, wanted)?;
+        let inspection = Inspection::begin(&notes, &self.run.trace, &self.run.mesh_rank, wanted)?;
         let done = work(self)?;
         self.to_inspect = None;
         let (memory, timeline, holds) = inspection.end(self.run)?;
@@ -190,16 +201,16 @@ impl<'a> Training<'a> {
 
     /// Sends the ranks' communication calls so far to the callbacks. All ranks call it.
     fn collectives(&mut self) -> Result<()> {
-        let Some(notes) = self.run.lane.notes().filter(|_| self.run.place.size() > 1).cloned() else {
+        let Some(notes) = self.run.trace.notes().filter(|_| self.run.mesh_rank.size() > 1).cloned() else {
             return Ok(());
         };
-        let all = inspect::collectives(&notes, &self.run.place)?;
+        let all = inspect::collectives(&notes, &self.run.mesh_rank)?;
         self.event(&Event::Collectives(&all))
     }
 
     /// The next number of steps after which a checkpoint, a validation or a hook is due.
     fn next_pause(&self) -> u64 {
-        let Config { steps, save_every, validate_every, .. } = self.run.means.config;
+        let Config { steps, save_every, validate_every, .. } = self.run.setup.config;
         let done = self.run.done;
         let due = |every: u64| done.checked_div(every).map_or(steps, |times| (times + 1) * every);
         let validations = if self.run.validation.is_some() { due(validate_every) } else { steps };
@@ -209,21 +220,21 @@ impl<'a> Training<'a> {
 
     fn is_due(&self, every: u64) -> bool {
         let done = self.run.done;
-        done == self.run.means.config.steps || every > 0 && done.is_multiple_of(every)
+        done == self.run.setup.config.steps || every > 0 && done.is_multiple_of(every)
     }
 
     fn is_saved(&self) -> bool {
-        self.is_due(self.run.means.config.save_every)
+        self.is_due(self.run.setup.config.save_every)
     }
 
     fn is_validated(&self) -> bool {
-        self.run.validation.is_some() && self.is_due(self.run.means.config.validate_every)
+        self.run.validation.is_some() && self.is_due(self.run.setup.config.validate_every)
     }
 
     /// Why the run ends early, if too many validations in a row brought no lower loss.
     fn out_of_patience(&self) -> Option<String> {
         let since = self.run.best.since;
-        let most = self.run.means.config.patience?;
+        let most = self.run.setup.config.patience?;
         (since >= most).then(|| format!("{since} validations without a lower loss"))
     }
 
@@ -231,158 +242,162 @@ impl<'a> Training<'a> {
     /// has gone back to a checkpoint.
     fn step(&mut self, end: u64) -> Result<Option<(Vec<StepReport>, bool)>> {
         let (since, step) = (Instant::now(), self.run.done);
-        let peak = |run: &Run| -> Result<usize> { Ok(run.place.device.ledger()?.total().peak) };
-        if self.run.is_guarded() {
+        let peak = |run: &Run| -> Result<usize> { Ok(run.mesh_rank.device.ledger()?.total().peak) };
+        if self.run.checks_steps() {
             let Some((outcome, interrupted)) =
-                in_step(step, self.inspected(step..step + 1, |own| own.guarded(step)))?
+                in_step(step, self.inspected(step..step + 1, |own| own.checked_step(step)))?
             else {
                 return Ok(None);
             };
             self.run.done += 1;
-            let told =
+            let report =
                 StepReport { step, outcome, seconds: since.elapsed().as_secs_f64(), peak: peak(self.run)? };
-            return Ok(Some((vec![told], interrupted)));
+            return Ok(Some((vec![report], interrupted)));
         }
-        let results = in_step(step, self.inspected(step..step + 1, |own| own.unguarded(step)))?;
-        self.ahead.begun(step, since, peak(self.run)?, &results)?;
+        let results = in_step(step, self.inspected(step..step + 1, |own| own.unchecked_step(step)))?;
+        self.pending.begun(step, since, peak(self.run)?, &results)?;
         self.run.done += 1;
-        let (mut told, mut interrupted) = (Vec::new(), false);
-        // At the end of a stretch all pending steps are read.
-        while let Some(own) = self.ahead.next(step + 1 == end || interrupted)? {
-            let (loss, stop) = self.of_all(own.outcome.loss)?;
+        let (mut reports, mut interrupted) = (Vec::new(), false);
+        // At a pause all pending steps are read.
+        while let Some(own) = self.pending.next(step + 1 == end || interrupted)? {
+            let (loss, stop) = self.of_all_ranks(own.outcome.loss)?;
             let outcome = Outcome { loss, ..own.outcome };
-            if let Verdict::Stop(why) = self.watch.judge(outcome, || Ok(String::new()))? {
+            if let Verdict::Stop(why) = self.loss_watch.judge(outcome, || Ok(String::new()))? {
                 return Err(Error::Diverged(why).in_step(own.step));
             }
             interrupted |= stop;
-            told.push(StepReport { outcome, ..own });
+            reports.push(StepReport { outcome, ..own });
         }
-        Ok(Some((told, interrupted)))
+        Ok(Some((reports, interrupted)))
     }
 
+    /// The micro-batches of this rank's next step.
     pub(crate) fn batches(&mut self, step: u64) -> Result<Vec<Batch>> {
-        let (lane, loader) = (self.run.lane.clone(), &mut self.loader);
-        let dtype = self.run.means.config.dtype;
-        lane.span("data", step, || {
-            loader.next_step()?.into_iter().map(|batch| converted(batch, dtype)).collect()
+        let (trace, loader) = (self.run.trace.clone(), &mut self.loader);
+        let dtype = self.run.setup.config.dtype;
+        trace.span("data", step, || {
+            loader.next_step()?.into_iter().map(|batch| in_model_dtype(batch, dtype)).collect()
         })
     }
 
-    /// A step whose loss and norm the host reads later.
-    fn unguarded(&mut self, step: u64) -> Result<Tensor> {
+    /// A step whose loss and norm the host reads later. Returns both, f64 `[2]` on the device.
+    fn unchecked_step(&mut self, step: u64) -> Result<Tensor> {
         let micros = self.batches(step)?;
-        let (lane, begin) = (self.run.lane.clone(), Instant::now());
-        let results = self.run.unguarded(&micros)?;
+        let (trace, begin) = (self.run.trace.clone(), Instant::now());
+        let results = self.run.unchecked_step(&micros)?;
         // In a trace a step ends when the device has finished it.
-        if self.run.means.config.trace.is_some() {
-            self.run.place.device.synchronize()?;
+        if self.run.setup.config.trace.is_some() {
+            self.run.mesh_rank.device.synchronize()?;
         }
-        lane.note("step", step, begin)?;
+        trace.note("step", step, begin)?;
         Ok(results)
     }
 
     /// The loss of the whole batch, which is the sum of the ranks' parts, and whether a rank was told to stop.
-    pub(crate) fn of_all(&self, own: f64) -> Result<(f64, bool)> {
-        let place = &self.run.place;
+    pub(crate) fn of_all_ranks(&self, own: f64) -> Result<(f64, bool)> {
+        let mesh_rank = &self.run.mesh_rank;
         let stop = f64::from(u8::from(self.run.stop.load(Ordering::Relaxed)));
-        if place.size() == 1 {
+        if mesh_rank.size() == 1 {
             return Ok((own, stop > 0.0));
         }
-        let all = place.all_of(&[if place.tells_loss() { own } else { 0.0 }, stop])?;
+        let all = mesh_rank.all_gather_slice(&[if mesh_rank.counts_loss() { own } else { 0.0 }, stop])?;
         let (losses, stops) = (all.iter().step_by(2), all.iter().skip(1).step_by(2));
         Ok((losses.fold(0.0, |sum, x| sum + x), stops.sum::<f64>() > 0.0))
     }
 
-    /// Steps without a flush between them.
-    fn stretch(&mut self, kind: crate::Asynchronous, end: u64) -> Result<Vec<StepReport>> {
+    /// Runs the steps up to `end` without a flush between them.
+    fn asynchronous_steps(&mut self, kind: crate::Asynchronous, end: u64) -> Result<Vec<StepReport>> {
         let steps = self.run.done..end;
-        let work = |own: &mut Self| asynchronous::stretch(kind, own.run, steps.clone());
-        let mut told = self.inspected(steps.clone(), work)?;
-        let peak = self.run.place.device.ledger()?.total().peak;
-        for told in &mut told {
-            told.peak = peak;
-            if let Verdict::Stop(why) = self.watch.judge(told.outcome, || Ok(String::new()))? {
-                return Err(Error::Diverged(why).in_step(told.step));
+        let work = |own: &mut Self| asynchronous_steps::run_asynchronously(kind, own.run, steps.clone());
+        let mut reports = self.inspected(steps.clone(), work)?;
+        let peak = self.run.mesh_rank.device.ledger()?.total().peak;
+        for report in &mut reports {
+            report.peak = peak;
+            if let Verdict::Stop(why) = self.loss_watch.judge(report.outcome, || Ok(String::new()))? {
+                return Err(Error::Diverged(why).in_step(report.step));
             }
         }
         self.run.done = end;
-        Ok(told)
+        Ok(reports)
     }
 
+    /// Validates, and saves the checkpoint of the lowest loss if this one is it.
     fn validate(&mut self) -> Result<f64> {
         let step = self.run.done.saturating_sub(1);
-        let lane = self.run.lane.clone();
-        let loss = in_step(step, lane.span("validation", step, || self.run.validate()))?;
+        let trace = self.run.trace.clone();
+        let loss = in_step(step, trace.span("validation", step, || self.run.validate()))?;
         self.last_validation = Some(loss);
-        self.run.best.hear(self.run.done, loss);
-        if let Some(plateau) = self.run.means.config.plateau {
-            self.run.rate.hear(plateau, self.run.best.step == self.run.done);
+        self.run.best.update(self.run.done, loss);
+        if let Some(plateau) = self.run.setup.config.plateau {
+            self.run.plateau.update(plateau, self.run.best.step == self.run.done);
         }
-        if self.run.means.config.keep_best
+        if self.run.setup.config.keep_best
             && self.run.best.step == self.run.done
             && let Some(checkpoints) = &self.checkpoints
         {
-            self.run.watched = self.watch.state();
+            self.run.loss_watch = self.loss_watch.state();
             checkpoints.save_best(self.run)?;
         }
         Ok(loss)
     }
 
-    fn record(&mut self, told: &StepReport, share: f64, validation_loss: Option<f64>) -> Result<()> {
-        let StepReport { step, outcome, seconds, peak } = *told;
-        let place = &self.run.place;
-        let config = &self.run.means.config;
-        let tokens_per_s = (config.batch * self.run.means.data.counted) as f64 / seconds;
+    /// Writes a step's record into the metrics and gives it to the callbacks.
+    fn record(&mut self, report: &StepReport, lr_factor: f64, validation_loss: Option<f64>) -> Result<()> {
+        let StepReport { step, outcome, seconds, peak } = *report;
+        let mesh_rank = &self.run.mesh_rank;
+        let config = &self.run.setup.config;
+        let tokens_per_s = (config.batch * self.run.setup.data.counted) as f64 / seconds;
         let record = Record {
             step,
             loss: outcome.loss,
             grad_norm: outcome.grad_norm,
-            lr: config.lr.lr(step) * share,
+            lr: config.lr.lr(step) * lr_factor,
             step_ms: seconds * 1e3,
             tokens_per_s,
             mfu: (self.peak > 0.0).then(|| tokens_per_s * self.run.flops / self.peak),
-            peak_bytes: peaks(place, peak)?,
+            peak_bytes: peaks(mesh_rank, peak)?,
             validation_loss,
             skipped: std::mem::take(&mut self.skipped),
         };
         self.losses.push((step, outcome.loss));
         self.metrics.step(&record)?;
-        self.fresh.keep();
+        self.new_files.keep();
         self.callbacks.iter_mut().try_for_each(|c| c.step(&record))
     }
 
     fn save(&mut self) -> Result<()> {
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
         let step = self.run.done;
-        let lane = self.run.lane.clone();
-        self.run.watched = self.watch.state();
+        let trace = self.run.trace.clone();
+        self.run.loss_watch = self.loss_watch.state();
         let run = &*self.run;
-        let path = lane.span("checkpoint", step.saturating_sub(1), || checkpoints.save(run))?;
+        let path = trace.span("checkpoint", step.saturating_sub(1), || checkpoints.save(run))?;
         self.event(&Event::Saving { step, path: &path })
     }
 
     /// Gives an interrupted run without a folder the folder `rescue` for its checkpoint.
     fn rescue(&mut self) -> Result<()> {
-        let config = &self.run.means.config;
+        let config = &self.run.setup.config;
         let Some(folder) = config.rescue.clone().filter(|_| self.checkpoints.is_none()) else {
             return Ok(());
         };
-        if self.run.place.is_first() {
+        if self.run.mesh_rank.is_first() {
             std::fs::create_dir_all(&folder).map_err(|e| Error::file(&folder, e))?;
-            self.run.beside.iter().try_for_each(|write| write(&folder))?;
+            self.run.extra_files.iter().try_for_each(|write| write(&folder))?;
         }
         self.checkpoints = Some(Checkpoints::new(&folder, config));
-        Ok(self.run.place.all_ranks().barrier()?)
+        Ok(self.run.mesh_rank.all_ranks().barrier()?)
     }
 
     pub(crate) fn event(&mut self, event: &Event<'_>) -> Result<()> {
         self.callbacks.iter_mut().try_for_each(|c| c.event(event))
     }
 
+    /// Writes the summary and gives it to the callbacks.
     fn end(mut self, stopped: Option<String>) -> Result<Summary> {
-        self.run.means.saver.wait()?;
-        self.fresh.keep();
-        if self.run.means.config.restore_best && self.run.best.loss.is_some() {
+        self.run.setup.saver.wait()?;
+        self.new_files.keep();
+        if self.run.setup.config.restore_best && self.run.best.loss.is_some() {
             self.run.load_best()?;
         }
         if self.losses.is_empty() && self.run.validation.is_some() {
@@ -390,8 +405,8 @@ impl<'a> Training<'a> {
         }
         let seconds = self.begin.elapsed().as_secs_f64();
         self.collectives()?;
-        let peak_bytes = peaks(&self.run.place, self.run.place.device.ledger()?.total().peak)?;
-        let rows = self.losses.len() * self.run.means.config.batch;
+        let peak_bytes = peaks(&self.run.mesh_rank, self.run.mesh_rank.device.ledger()?.total().peak)?;
+        let rows = self.losses.len() * self.run.setup.config.batch;
         let summary = Summary {
             steps: self.losses.len() as u64,
             parameters: self.run.parameters,
@@ -400,7 +415,7 @@ impl<'a> Training<'a> {
             validation_loss: self.last_validation,
             best_validation_loss: self.run.best.loss,
             seconds,
-            tokens_per_s: (rows * self.run.means.data.counted) as f64 / seconds,
+            tokens_per_s: (rows * self.run.setup.data.counted) as f64 / seconds,
             peak_bytes,
             stopped,
         };
@@ -411,6 +426,6 @@ impl<'a> Training<'a> {
 }
 
 /// Every rank's peak.
-fn peaks(place: &Place, own: usize) -> Result<Vec<usize>> {
-    Ok(place.all(own as f64)?.into_iter().map(|peak| peak as usize).collect())
+fn peaks(mesh_rank: &MeshRank, own: usize) -> Result<Vec<usize>> {
+    Ok(mesh_rank.all_gather(own as f64)?.into_iter().map(|peak| peak as usize).collect())
 }

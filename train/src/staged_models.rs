@@ -1,4 +1,5 @@
-//! The [`StagedModel`]s that the trainer makes of models: [`Plain`] modules, and [`StagedLayers`], which are cut into pipeline stages.
+//! The [`StagedModel`]s that [`Trainer`](crate::Trainer) makes: [`Plain`] of a module that is whole on every rank, and [`StagedLayers`] of a
+//! sequence of layers, which it cuts into pipeline stages.
 
 use std::ops::Range;
 
@@ -72,19 +73,19 @@ impl<F> StagedLayers<F> {
         counted: usize,
     ) -> Result<StagedLayers<F>> {
         let stages = schedule.stages();
-        let places = cut(config().len(), stages);
-        if places.iter().any(Range::is_empty) {
+        let layers_of = cut(config().len(), stages);
+        if layers_of.iter().any(Range::is_empty) {
             let layers = config().len();
             return Err(Error::Config(format!(
                 "train: got {layers} layers for {stages} stages, wanted one a stage"
             )));
         }
         let stage = |stage: usize| {
-            let layers = config().slice(places[stage].clone())?.init(scope)?;
+            let layers = config().slice(layers_of[stage].clone())?.init(scope)?;
             Ok((stage, layers.into_units(&phalanx_nn::WrapPolicy::EachLayer)))
         };
         let stages = schedule.stages_of(rank).map(stage).collect::<Result<Vec<_>>>()?;
-        Ok(StagedLayers { stages: Chunks::new(stages), last: places.len() - 1, loss, counted })
+        Ok(StagedLayers { stages: Chunks::new(stages), last: layers_of.len() - 1, loss, counted })
     }
 }
 

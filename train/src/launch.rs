@@ -1,0 +1,177 @@
+//! Starts the ranks of a run: [`start`] joins the process group of a launcher, and [`ranks`] runs a function on every rank of this process.
+
+use std::time::{Duration, Instant};
+
+use phalanx_parallel::comm::{self, Comm};
+use phalanx_parallel::launch;
+use phalanx_parallel::mesh::{Axis, Coordinates};
+use phalanx_tensor::{DType, Device, Tensor};
+
+use crate::mesh_rank::MeshRank;
+use crate::{Backend, Config, Error, Result};
+
+/// A rank that fails waits this long for each rank before it, in case one of those has reported the failure already.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Runs `f` in this process. If a launcher has started several processes, each is one rank. If they fail, one of them returns the
+/// error, and the others return [`Error::Elsewhere`]. The one with the error calls `tell` with the message first, because launchers such
+/// as `mpirun` end all processes as soon as one has failed.
+///
+/// # Errors
+/// That of `f`, or of joining the other processes.
+pub fn start<T>(
+    config: &Config,
+    tell: impl FnOnce(&str),
+    f: impl FnOnce(Option<&launch::Rank>) -> Result<T>,
+) -> Result<T> {
+    let backend = backend(config)?;
+    // Finds out whether the device exists.
+    Tensor::empty(&[0], DType::F32, config.device)
+        .map_err(|e| Error::Config(format!("`device` {}: {e}", config.device)))?;
+    let Some(backend) = backend else { return f(None) };
+    let mut reported = None;
+    let outcome = environment(config, backend).run(|rank| {
+        let done = fits(config, rank.size()).and_then(|()| f(Some(&rank)));
+        done.inspect_err(|error| {
+            reported = error_to_report(rank.comm(), error);
+            if let Some(text) = &reported {
+                tell(text);
+            }
+        })
+    });
+    outcome.map_err(|error| match (reported, error) {
+        (Some(text), _) => Error::Config(text),
+        (None, comm) if matches!(&comm, comm::Error::Reported { .. }) && !comm.is_loss() => {
+            // Time for the other process to print it.
+            std::thread::sleep(3 * PATIENCE);
+            Error::Elsewhere
+        }
+        (None, comm) => comm.into(),
+    })
+}
+
+/// How processes communicate; `None` if all ranks are in this process.
+fn backend(config: &Config) -> Result<Option<launch::Backend>> {
+    match config.backend {
+        Some(Backend::Threads) => Ok(None),
+        #[cfg(feature = "mpi")]
+        Some(Backend::Mpi) => Ok(Some(launch::Backend::Mpi)),
+        #[cfg(not(feature = "mpi"))]
+        Some(Backend::Mpi) => Err(Error::Config(
+            "`backend` mpi: built without MPI, wanted a build with `--features mpi`".into(),
+        )),
+        Some(Backend::Nccl) => {
+            check_nccl(config)?;
+            #[cfg(feature = "mpi")]
+            if is_under_mpi() {
+                return Ok(Some(launch::Backend::Mpi));
+            }
+            Ok(launch::is_launched().then_some(launch::Backend::Tcp))
+        }
+        None => {
+            let launched = ["RANK", "WORLD_SIZE"].iter().all(|name| std::env::var_os(name).is_some());
+            Ok(launched.then_some(launch::Backend::Tcp))
+        }
+    }
+}
+
+/// Whether MPI's own launcher has started this process, and no variable names another place where ranks meet.
+#[cfg(feature = "mpi")]
+fn is_under_mpi() -> bool {
+    let is_set = |name: &str| std::env::var_os(name).is_some();
+    ["OMPI_COMM_WORLD_RANK", "PMI_RANK"].into_iter().any(is_set) && !is_set("RANK") && !is_set("MASTER_ADDR")
+}
+
+/// Refuses NCCL if the device is no GPU or the library is missing.
+fn check_nccl(config: &Config) -> Result<()> {
+    if !config.device.is_cuda() {
+        let why =
+            format!("`backend` nccl is between GPUs, got `device` {}, wanted `device` cuda", config.device);
+        return Err(Error::Config(why));
+    }
+    #[cfg(feature = "nccl")]
+    return comm::check_nccl().map(drop).map_err(|e| Error::Config(format!("`backend` nccl: {e}")));
+    #[cfg(not(feature = "nccl"))]
+    Err(Error::Config("`backend` nccl: built without NCCL, wanted a build with `--features nccl`".into()))
+}
+
+/// How this process joins the others.
+fn environment(config: &Config, backend: launch::Backend) -> launch::Environment {
+    let environment = launch::Environment::new().backend(backend);
+    match config.device {
+        #[cfg(feature = "nccl")]
+        Device::Cuda(_) if config.backend == Some(Backend::Nccl) => environment.nccl(Default::default()),
+        Device::Cuda(_) => environment.cuda(),
+        _ => environment,
+    }
+}
+
+/// How the ranks of this process are started.
+fn threads(config: &Config) -> launch::Threads {
+    let ranks = config.ranks();
+    let threads = launch::Threads::new(ranks);
+    let threads = config.threads.map_or(threads, |each| threads.cores(each * ranks));
+    match config.device {
+        #[cfg(feature = "nccl")]
+        Device::Cuda(_) if config.backend == Some(Backend::Nccl) => threads.nccl(Default::default()),
+        Device::Cuda(_) => threads.cuda(),
+        _ => threads,
+    }
+}
+
+/// Refuses a layout with another number of ranks than the launcher has started.
+fn fits(config: &Config, started: usize) -> Result<()> {
+    let (wanted, layout) = (config.ranks(), &config.layout);
+    match wanted == started {
+        true => Ok(()),
+        false => Err(Error::Config(format!(
+            "dp {} x tp {} x pp {} wants {wanted} ranks, and the launcher has started {started}",
+            layout.dp, layout.tp, layout.pp
+        ))),
+    }
+}
+
+/// The error that ended the run, or `None` if another rank reports it: ranks often fail of one cause. A lost process is reported by all
+/// others, since they may be on different machines.
+fn error_to_report(comm: &Comm, error: &Error) -> Option<String> {
+    let (begin, patience) = (Instant::now(), PATIENCE * comm.rank().min(10) as u32);
+    while comm.failure().is_none() && begin.elapsed() < patience {
+        std::thread::sleep(PATIENCE / 20);
+    }
+    match comm.failure() {
+        Some(failure @ comm::Error::Reported { .. }) if !failure.is_loss() => None,
+        Some(failure) => Some(failure.to_string()),
+        None => Some(format!("rank {} failed: {error}", comm.rank())),
+    }
+}
+
+/// Runs `f` on every rank of this process, or as the one rank that the process is. Returns the results in order of the ranks. On a meta
+/// device one rank of each pipeline stage runs for all ranks of its stage.
+///
+/// # Errors
+/// The first error of a rank, which ends all ranks.
+pub fn ranks<T: Send>(
+    config: &Config,
+    process: Option<&launch::Rank>,
+    f: impl Fn(MeshRank) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
+    let (ranks, mesh) = (config.ranks(), config.layout.mesh()?);
+    let run = |device, comm| f(MeshRank::new(device, comm, mesh)?);
+    if config.device.is_meta() && ranks > 1 {
+        let first = |pp| mesh.rank(Coordinates { tp: 0, dp: 0, pp });
+        let for_stage = |pp| run(config.device, comm::meta(first(pp), ranks)?);
+        return (0..mesh.size(Axis::Pp)).map(for_stage).collect();
+    }
+    if ranks == 1 || process.is_some() {
+        if let (Device::Cpu(_), Some(threads)) = (config.device, config.threads) {
+            config.device.set_threads(threads)?;
+        }
+        let (device, comm) = match process.filter(|_| ranks > 1) {
+            Some(rank) if config.device.is_cuda() => (rank.device(), rank.comm().clone()),
+            Some(rank) => (config.device, rank.comm().clone()),
+            None => (config.device, comm::threads::world(1, launch::TIMEOUT).swap_remove(0)),
+        };
+        return Ok(vec![run(device, comm)?]);
+    }
+    Ok(threads(config).run(|rank| run(rank.device(), rank.comm().clone()))?)
+}

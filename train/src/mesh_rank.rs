@@ -1,0 +1,176 @@
+//! [`MeshRank`]: one rank of a run's mesh, with its device, its communicators and its data-parallel wrapper.
+
+use std::sync::{Arc, OnceLock};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use phalanx_nn::{Parameters, Scope};
+use phalanx_parallel as parallel;
+use phalanx_parallel::comm::{Comm, Observer, observed};
+use phalanx_parallel::data_parallel::{Buckets, DataParallel, Ddp, DdpConfig, SingleDevice};
+use phalanx_parallel::mesh::{Axis, Groups, Mesh};
+use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
+use phalanx_tensor::{DType, Device, Tensor};
+
+use crate::identity::digest;
+use crate::{Config, Error, Result};
+
+/// The number of gradient buckets that is aimed at, and the smallest size of a bucket.
+const BUCKETS: usize = 8;
+const BUCKET_BYTES_MIN: usize = 1 << 16;
+
+/// Makes the observer of a group's calls from the group's name.
+pub type Observers = Arc<dyn Fn(&'static str) -> Observer>;
+
+/// One rank of a run's mesh: its device and its communicators.
+#[derive(Clone, Debug)]
+pub struct MeshRank {
+    /// This rank's own device.
+    pub device: Device,
+    /// All ranks.
+    comm: Comm,
+    /// Its group along each axis of the mesh.
+    pub groups: Groups,
+}
+
+impl MeshRank {
+    /// The rank of `comm` on a mesh, computing on `device`. All ranks call it.
+    ///
+    /// # Errors
+    /// If the mesh is of another number of ranks.
+    pub fn new(device: Device, comm: Comm, mesh: Mesh) -> Result<MeshRank> {
+        let groups = Groups::new(mesh, &comm)?;
+        Ok(MeshRank { device, comm, groups })
+    }
+
+    /// The same rank, with observers on the calls of each group along an axis. The run's own exchanges among all ranks are not observed.
+    ///
+    /// # Errors
+    /// If a rank does not take part.
+    pub fn observed(self, observers: Option<Observers>) -> Result<MeshRank> {
+        let Some(of) = observers else { return Ok(self) };
+        Ok(MeshRank { groups: self.groups.wrapped(|name, comm| observed(comm, of(name))), ..self })
+    }
+
+    /// The scope in which this rank's part of the model is made.
+    pub fn scope(&self, config: &Config) -> Scope {
+        Scope::new(config.seed, config.dtype, self.device)
+    }
+
+    /// All ranks.
+    pub fn all_ranks(&self) -> &Comm {
+        &self.comm
+    }
+
+    /// This rank's number.
+    pub fn rank(&self) -> usize {
+        self.comm.rank()
+    }
+
+    /// How many ranks there are.
+    pub fn size(&self) -> usize {
+        self.comm.size()
+    }
+
+    /// Whether this rank writes files and shows progress.
+    pub fn is_first(&self) -> bool {
+        self.rank() == 0
+    }
+
+    /// The data-parallel group: the ranks that train the same part of the model on other rows of the batch.
+    pub fn replicas(&self) -> &Comm {
+        self.groups.along(Axis::Dp)
+    }
+
+    /// Whether this rank's losses count. The tensor-parallel ranks of a stage all have the same loss, of which one counts.
+    pub(crate) fn counts_loss(&self) -> bool {
+        self.groups.at().tp == 0
+    }
+
+    /// The data-parallel wrapper of a model: none, DDP or ZeRO.
+    pub(crate) fn data_parallel(
+        &self,
+        model: &impl Parameters,
+        config: &Config,
+    ) -> Result<Box<dyn DataParallel>> {
+        let (replicas, grad_dtype, find_unused) = (self.replicas(), config.grad_dtype(), config.find_unused);
+        Ok(match config.zero {
+            0 if replicas.size() == 1 => Box::new(SingleDevice::new(model)),
+            0 => Box::new(self.ddp(model, replicas, grad_dtype, find_unused)?),
+            stage => {
+                let config = ZeroConfig::new(ZeroStage::try_from(stage)?);
+                let config = ZeroConfig { grad_dtype: Some(grad_dtype), find_unused, ..config };
+                Box::new(Zero::new(model, replicas.clone(), config)?)
+            }
+        })
+    }
+
+    /// DDP over these replicas. A small model's buckets are small too, so that most are reduced before backward is over.
+    fn ddp(
+        &self,
+        model: &impl Parameters,
+        comm: &Comm,
+        grad_dtype: DType,
+        find_unused: bool,
+    ) -> parallel::Result<Ddp> {
+        let elements: usize = model.parameters().iter().map(|p| p.tensor().numel()).sum();
+        let bucket_bytes = (elements * grad_dtype.size() / BUCKETS).clamp(BUCKET_BYTES_MIN, Buckets::BYTES);
+        let first_bucket_bytes = bucket_bytes.min(Buckets::FIRST_BYTES);
+        let (grad_dtype, default) = (Some(grad_dtype), DdpConfig::default());
+        let config = DdpConfig { first_bucket_bytes, bucket_bytes, grad_dtype, find_unused, ..default };
+        Ddp::new(model, comm.clone(), config)
+    }
+
+    /// Compares a text between all ranks.
+    ///
+    /// # Errors
+    /// If it differs; the error names two ranks.
+    pub fn check_equal(&self, text: &str) -> Result<()> {
+        let digests = self.all_gather((digest(text.as_bytes()) >> 12) as f64)?;
+        match digests.iter().position(|other| *other != digests[0]) {
+            None => Ok(()),
+            Some(other) => {
+                Err(Error::Config(format!("ranks 0 and {other} were given different flags or texts")))
+            }
+        }
+    }
+
+    /// The sum of a number of each rank, added in order of the ranks.
+    ///
+    /// # Errors
+    /// If a rank does not take part.
+    pub fn sum(&self, own: f64) -> Result<f64> {
+        Ok(self.all_gather(own)?.into_iter().fold(0.0, |sum, x| sum + x))
+    }
+
+    /// All-gathers a number of each rank, in order of the ranks.
+    ///
+    /// # Errors
+    /// If a rank does not take part.
+    pub fn all_gather(&self, own: f64) -> Result<Vec<f64>> {
+        self.all_gather_slice(&[own])
+    }
+
+    /// All-gathers the numbers of each rank, as many of each, in order of the ranks.
+    ///
+    /// # Errors
+    /// If a rank does not take part.
+    pub fn all_gather_slice(&self, own: &[f64]) -> Result<Vec<f64>> {
+        let own = Tensor::from_slice(own, &[own.len()], Device::CPU)?;
+        let mut all = Tensor::zeros(&[self.size() * own.numel()], DType::F64, Device::CPU)?;
+        self.comm.all_gather(&mut all, &own)?;
+        Ok(all.to_vec()?)
+    }
+
+    /// Whether all ranks are threads of this process. All ranks call it.
+    pub(crate) fn is_one_process(&self) -> Result<bool> {
+        let (_, own) = process();
+        Ok(self.all_gather_slice(&own)?.chunks(2).all(|rank| rank == own))
+    }
+}
+
+/// The identity of this process: when this was first called, and its birth time with its process id.
+pub(crate) fn process() -> (Instant, [f64; 2]) {
+    static PROCESS: OnceLock<(Instant, [f64; 2])> = OnceLock::new();
+    let born = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_nanos() as f64);
+    *PROCESS.get_or_init(|| (Instant::now(), [born(), f64::from(std::process::id())]))
+}
