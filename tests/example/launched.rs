@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::Write;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
@@ -32,6 +33,43 @@ fn over_tcp_each_on(args: &[Vec<&str>], on: &dyn Fn(Command) -> Command) -> Vec<
     };
     let children: Vec<_> = (0..ranks).map(start).collect();
     children.into_iter().map(|child| child.wait_with_output().expect("the example ends")).collect()
+}
+
+/// `phalanx-launch`, built if need be, with two ranks of the example.
+fn by_launcher(options: &[&str], args: &[&str]) -> Output {
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--package", "phalanx-launch"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    if !cfg!(debug_assertions) {
+        build.arg("--release");
+    }
+    assert!(build.status().expect("cargo runs").success(), "the launcher builds");
+    let gpt = example("gpt").get_program().to_owned();
+    let folder = Path::new(&gpt).parent().and_then(Path::parent).expect("target/PROFILE/examples");
+    let mut command = Command::new(folder.join("phalanx-launch"));
+    command.args(["-n", "2"]).args(options).arg(gpt).args(args).output().expect("the launcher starts")
+}
+
+#[test]
+fn the_launcher_starts_ranks_that_meet_by_an_address_or_a_file() {
+    let folder = Folder::new("launcher");
+    let data = folder.file("text.txt", text());
+    let threads = train(&folder, "threads", &["--steps", "3", "--dp", "2"]);
+    let [metrics, logs, meeting] = ["metrics", "logs", "meeting"].map(|name| folder.path(name));
+    let by_file = format!("file://{meeting}");
+    let more = ["--data", &data, "--steps", "3", "--dp", "2", "--metrics", &metrics];
+    for options in [&["--log-dir", &logs][..], &["--rendezvous", &by_file]] {
+        let output = by_launcher(options, &[&SMALL[..], &more].concat());
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(losses(&metrics), threads);
+        fs::remove_file(&metrics).expect("a file");
+    }
+    assert!(fs::exists(format!("{logs}/rank1/stderr.log")).expect("a folder"));
+    assert!(!fs::exists(meeting).expect("a folder"));
+    let output = by_launcher(&[], &[&SMALL[..], &["--data", &data, "--dp", "4"]].concat());
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert_eq!(said.matches("wants 4 ranks, and the launcher has started 2").count(), 1, "{said}");
+    assert!(said.contains("phalanx-launch: rank "), "{said}");
 }
 
 /// The example under `mpirun`, or the reason why it cannot run there.
