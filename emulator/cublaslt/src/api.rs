@@ -13,7 +13,7 @@ use crate::plan::{
     Algorithm, Found, LIBRARIES, MAX_WORKSPACE_BYTES, PREFERENCES, WORKSPACE_ALIGNMENT, check, found, plan,
     workspace,
 };
-use crate::status::{Status, name, present};
+use crate::status::{Status, answer, name, present};
 
 phalanx_emulator_link::export! {
     fn phalanx_emulated_cublaslt_name() -> *const c_char { c"phalanx emulated cuBLASLt".as_ptr() }
@@ -23,7 +23,8 @@ phalanx_emulator_link::export! {
     fn cublasLtGetCudartVersion() -> usize { 13_000 }
 }
 
-export! {
+phalanx_emulator_link::export! {
+    answered by answer;
     fn cublasLtCreate(handle: Out<usize>) {
         Driver::loaded().map_err(|why| Status::NOT_INITIALIZED.because(why))?;
         present(handle.set(LIBRARIES.add(())), "handle")

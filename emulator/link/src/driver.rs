@@ -5,11 +5,11 @@
 //! already; a driver without these functions is a real one, which these libraries refuse.
 #![allow(unsafe_code)]
 
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{c_char, c_void};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::OnceLock;
 
-use crate::pointer::Host;
+use crate::pointer::{Host, c_text};
 use libloading::os::unix::{Library, RTLD_NOW};
 
 /// The name under which programs load a CUDA driver.
@@ -117,7 +117,7 @@ impl Driver {
     ) -> Result<(), i32> {
         let boxed: Box<Boxed> = Box::new(Box::new(work));
         let work = Work { data: Host::from_raw(Box::into_raw(boxed).cast()), run, release };
-        let what = CString::new(what.replace('\0', " ")).unwrap_or_default();
+        let what = c_text(what);
         status((self.submit)(stream, what.as_ptr(), accesses.as_ptr(), accesses.len(), work))
     }
 
@@ -159,9 +159,8 @@ extern "C" fn run(data: Host, turn: u64) -> i32 {
         Progress::Done => DONE,
         Progress::Waiting => WAITING,
         Progress::Failed(status, text) => {
-            let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
             if let Ok(driver) = Driver::loaded() {
-                (driver.explain)(text.as_ptr());
+                (driver.explain)(c_text(&text).as_ptr());
             }
             status.max(1)
         }

@@ -11,7 +11,7 @@ use crate::communicator::{
 use crate::joining::unique_id;
 use crate::reduction::{Kind, Reduction};
 use crate::relay::{Id, Ranks};
-use crate::status::{Result, Status, last, present, text};
+use crate::status::{Result, Status, answer, last, present, text};
 
 /// The version that this library reports: 2.30.7.
 const VERSION: i32 = 23_007;
@@ -68,7 +68,8 @@ phalanx_emulator_link::export! {
     fn ncclGetLastError(communicator: usize) -> *const c_char { last() }
 }
 
-export! {
+phalanx_emulator_link::export! {
+    answered by answer;
     fn ncclGetVersion(version: Out<i32>) { present(version.set(VERSION), "version") }
     fn ncclGetUniqueId(id: Out<Id>) { present(id.set(unique_id()), "uniqueId") }
     fn ncclCommInitRank(out: Out<usize>, ranks: i32, id: Id, rank: i32) {

@@ -25,9 +25,6 @@
 //! reduction      numbers
 //! ```
 
-#[macro_use]
-mod status;
-
 mod api;
 mod call;
 mod communicator;
@@ -37,6 +34,7 @@ mod message;
 mod reduction;
 mod relay;
 mod rendezvous;
+mod status;
 
 /// The file of this library, to be loaded by its path: beside the running executable or test, or in the folder that
 /// the environment variable `PHALANX_CUDA_EMULATOR` names. `None` if it is not there, as when no `cdylib` was built.

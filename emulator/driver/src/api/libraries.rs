@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use phalanx_emulator_link::driver::{self, DONE, WAITING, Work};
 use phalanx_emulator_link::pointer::{Bytes, BytesMut, Host, In, Text};
 
-use super::call::answer;
+use super::call::{answer, answer_always};
 use crate::device::{device_of, devices};
 use crate::queue::{Progress, Task};
 use crate::race::Access;
@@ -67,16 +67,16 @@ phalanx_emulator_link::export! {
         stream: usize, what: Text, accesses: In<driver::Access>, count: usize, work: Work,
     ) -> i32 {
         let work = Foreign(work);
-        answer("phalanx_driver_submit", true, || submit_foreign(stream, what, accesses, count, work))
+        answer("phalanx_driver_submit", || submit_foreign(stream, what, accesses, count, work))
     }
     fn phalanx_driver_read(address: u64, to: Host, bytes: usize) -> i32 {
-        answer("phalanx_driver_read", false, || {
+        answer_always("phalanx_driver_read", || {
             let memory = memory(address)?;
             BytesMut::at(to.address(), bytes).write(|out| memory.read(address, out).map_err(|fault| failure(&fault)))
         })
     }
     fn phalanx_driver_write(address: u64, from: Host, bytes: usize) -> i32 {
-        answer("phalanx_driver_write", false, || {
+        answer_always("phalanx_driver_write", || {
             let memory = memory(address)?;
             Bytes::at(from.address(), bytes).read(|data| memory.write(address, data).map_err(|fault| failure(&fault)))
         })
