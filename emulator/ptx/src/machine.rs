@@ -3,7 +3,8 @@
 //! ```text
 //! grid                         blocks come and go; warps in turn
 //!   run, call, collective      a warp's loop; functions; shuffles and votes
-//!     load, store              ── access                from an address to checked bytes
+//!     load, store              ── runs ── access        lanes in runs; from an address to checked bytes
+//!     atomic                   ── access
 //!     barrier, asynchronous    ── access
 //!     matrix, warpgroup        ── access
 //!       fault                  where and whose, in words
@@ -12,6 +13,7 @@
 
 mod access;
 mod asynchronous;
+mod atomic;
 mod barrier;
 mod call;
 mod clocks;
@@ -21,6 +23,7 @@ mod grid;
 mod load;
 mod matrix;
 mod run;
+mod runs;
 mod state;
 mod store;
 mod warpgroup;

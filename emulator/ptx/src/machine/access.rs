@@ -1,53 +1,24 @@
 //! What loads, stores, copies and matrices have in common: from an address to checked bytes.
 //!
-//! An address is found in its space, checked against bounds and alignment, and its bytes against races and against
-//! reads of what nothing has written. Strong accesses publish what their warp knows.
+//! The machine finds an address in its space, checks it against bounds and alignment, and its bytes against races and
+//! against reads of what nothing has written. Strong accesses publish what their warp knows.
 //!
-//! Loads and stores take lanes in runs: neighbours that touch bytes one behind the other, or all the same. A warp
-//! that loads a row is one run, and is looked up, checked and copied at once. Copies and matrices take a [`Site`] and
-//! ranges.
+//! Loads and stores take lanes in runs ([`super::runs`]). Copies and matrices take a [`Site`] and ranges.
+
+use std::sync::MutexGuard;
 
 use super::clocks::Clocks;
-use super::state::{Cached, Machine, Outcome, RANK_SHIFT, Range, Target, Warp, space_of, within};
+use super::state::{
+    Block, Cached, Machine, Outcome, RANK_SHIFT, Range, SHARED_WINDOW, Target, Warp, space_of, within,
+};
 use crate::code::{Instruction, Order, Space};
 use crate::lanes::{LANES, Lanes, lanes};
-use crate::memory::Contents;
 use crate::memory::shadow::{Cell, STRONG, cell};
+use crate::memory::{AddressSpace, Contents};
 use crate::{Checks, FaultKind};
 
-/// Neighbouring lanes whose bytes lie one behind the other, or are the same.
-#[derive(Clone, Copy)]
-pub(super) struct Run {
-    pub(super) lane: usize,
-    pub(super) lanes: usize,
-    pub(super) uniform: bool,
-}
-
-/// The run that begins at the first lane of a mask.
-#[inline(always)]
-pub(super) fn run(addresses: &Lanes, mask: u32, bytes: u64) -> Run {
-    let lane = mask.trailing_zeros() as usize;
-    let most = (!(mask >> lane)).trailing_zeros().min(32 - lane as u32) as usize;
-    let first = addresses[lane];
-    let mut n = 1;
-    if most > 1 && addresses[lane + 1] == first {
-        while n < most && addresses[lane + n] == first {
-            n += 1;
-        }
-        return Run { lane, lanes: n, uniform: true };
-    }
-    while n < most && addresses[lane + n] == first.wrapping_add(n as u64 * bytes) {
-        n += 1;
-    }
-    Run { lane, lanes: n, uniform: false }
-}
-
-pub(super) fn bits(lane: usize, n: usize) -> u32 {
-    (u32::MAX >> (32 - n)) << lane
-}
-
-/// Whether and as what a race in a space counts.
-pub(super) fn raced(checks: &Checks, space: Space) -> Option<FaultKind> {
+/// The kind of a race in a space, if races there are looked for.
+pub(super) fn race_kind(checks: &Checks, space: Space) -> Option<FaultKind> {
     match space {
         Space::Shared if checks.shared_races => Some(FaultKind::SharedRace),
         Space::Global if checks.global_races => Some(FaultKind::GlobalRace),
@@ -150,11 +121,7 @@ impl Machine<'_> {
             Space::Global => Some(address),
             Space::Shared => {
                 let (block, offset) = self.shared(warp, address)?;
-                Some(
-                    crate::machine::state::SHARED_WINDOW
-                        | (self.blocks[block].number as u64) << RANK
-                        | offset,
-                )
+                Some(SHARED_WINDOW | (self.blocks[block].number as u64) << RANK_SHIFT | offset)
             }
             _ => None,
         }
@@ -183,8 +150,22 @@ impl Machine<'_> {
     }
 }
 
-/// Bits of an offset in shared memory.
-const RANK: u32 = crate::machine::state::RANK_SHIFT;
+/// The contents of a region of these memories. A kernel's parameters have none, nor has a thread's local memory if
+/// `local` is `None`. (The parts of the machine are borrowed one by one, so that the clocks can be used meanwhile.)
+#[inline(always)]
+pub(super) fn contents_in<'c>(
+    spaces: &'c mut [MutexGuard<'_, AddressSpace>],
+    blocks: &'c mut [Block],
+    local: Option<&'c mut Contents>,
+    target: Target,
+) -> Option<&'c mut Contents> {
+    match target {
+        Target::Global { space, slot } => spaces[space].at(slot).map(|a| &mut a.contents),
+        Target::Shared { block } => Some(&mut blocks[block].shared),
+        Target::Local => local,
+        Target::Parameter => None,
+    }
+}
 
 impl Machine<'_> {
     /// Finds the target of `bytes` bytes at an address of a space, and where in its contents they begin.
@@ -248,15 +229,10 @@ impl Machine<'_> {
         None
     }
 
-    /// The contents of a target. A kernel's parameters have none.
+    /// The contents of a region. A kernel's parameters have none.
     #[inline(always)]
     pub(crate) fn contents<'c>(&'c mut self, warp: &'c mut Warp, target: Target) -> Option<&'c mut Contents> {
-        match target {
-            Target::Global { space, slot } => self.spaces[space].at(slot).map(|a| &mut a.contents),
-            Target::Shared { block } => Some(&mut self.blocks[block].shared),
-            Target::Local => Some(&mut warp.local),
-            Target::Parameter => None,
-        }
+        contents_in(&mut self.spaces, &mut self.blocks, Some(&mut warp.local), target)
     }
 
     /// The fault of an access that `find` did not find.
@@ -344,16 +320,10 @@ impl Machine<'_> {
     ) -> Outcome<()> {
         let Range { target, offset, bytes } = range;
         let shared = matches!(target, Target::Shared { .. });
-        let checked = if shared { self.checks.shared_races } else { self.checks.global_races };
-        if !checked || bytes == 0 {
-            return Ok(());
-        }
-        let contents = match target {
-            Target::Global { space, slot } => self.spaces[space].at(slot).map(|a| &mut a.contents),
-            Target::Shared { block } => Some(&mut self.blocks[block].shared),
-            _ => None,
-        };
-        let Some(contents) = contents else { return Ok(()) };
+        let space = if shared { Space::Shared } else { Space::Global };
+        let Some(kind) = race_kind(&self.checks, space) else { return Ok(()) };
+        let contents = contents_in(&mut self.spaces, &mut self.blocks, None, target);
+        let Some(contents) = contents.filter(|_| bytes > 0) else { return Ok(()) };
         let touch = Touch {
             at: site.at,
             resident: warp.resident,
@@ -369,18 +339,13 @@ impl Machine<'_> {
             false => touch.read(&mut self.clocks, contents),
         };
         let Some((cell, lane, wrote)) = found else { return Ok(()) };
-        let kind = if shared { FaultKind::SharedRace } else { FaultKind::GlobalRace };
         let what = format!("{bytes} bytes at {}", self.name(target, offset));
         self.race(kind, warp, site.i, (lane, writes), (cell, wrote), &what)
     }
 
-    /// The contents of a range's target.
+    /// The contents of a range's region, which is none of a thread's own.
     pub(crate) fn contents_of(&mut self, target: Target) -> Option<&mut Contents> {
-        match target {
-            Target::Global { space, slot } => self.spaces[space].at(slot).map(|a| &mut a.contents),
-            Target::Shared { block } => Some(&mut self.blocks[block].shared),
-            Target::Local | Target::Parameter => None,
-        }
+        contents_in(&mut self.spaces, &mut self.blocks, None, target)
     }
 
     /// The bytes of a range, and which of them were ever written.

@@ -9,6 +9,7 @@
 //!   thread that has heard of the write. As in [`super::clocks`] that is kept at the grain of warps.
 
 use super::access::Site;
+use super::atomic::updated;
 use super::barrier::Which;
 use super::state::{Landing, Machine, Next, Outcome, PendingCopy, Range, Target, Warp};
 use crate::FaultKind;
@@ -360,9 +361,7 @@ fn reduced((update, kind, size): (Update, Kind, u8), old: &[u8], new: &[u8]) -> 
     let size = size as usize;
     let pairs = old.chunks_exact(size).zip(new.chunks_exact(size));
     pairs
-        .flat_map(|(old, new)| {
-            crate::machine::store::updated(atomic, number(old), number(new), 0).to_le_bytes()[..size].to_vec()
-        })
+        .flat_map(|(old, new)| updated(atomic, number(old), number(new), 0).to_le_bytes()[..size].to_vec())
         .collect()
 }
 

@@ -1,6 +1,7 @@
-//! Loads.
+//! Loads (`ld`).
 
-use super::access::{Run, Touch, bits, raced, run, strength};
+use super::access::{Touch, contents_in, race_kind, strength};
+use super::runs::{LaneRun, by_size};
 use super::state::{Machine, Outcome, Target, Warp};
 use crate::FaultKind;
 use crate::code::{Access, Instruction, NOWHERE, Order, Space};
@@ -49,11 +50,7 @@ impl Machine<'_> {
                 self.report.global_bytes_read += total as u64 * same.count_ones() as u64;
             }
             while same != 0 {
-                let run = match space {
-                    Space::Local => Run { lane: same.trailing_zeros() as usize, lanes: 1, uniform: false },
-                    _ => run(&addresses, same, total as u64),
-                };
-                same &= !bits(run.lane, run.lanes);
+                let run = LaneRun::take(space, &addresses, &mut same, total as u64);
                 self.load_run(warp, at, i, access, (space, addresses[run.lane], run), &mut values)?;
             }
         }
@@ -73,22 +70,14 @@ impl Machine<'_> {
         at: u32,
         i: &Instruction,
         access: Access,
-        (space, address, run): (Space, u64, Run),
+        (space, address, run): (Space, u64, LaneRun),
         values: &mut [Lanes; N],
     ) -> Outcome<()> {
         let (size, total) = (access.size as usize, access.size as usize * N);
         let all = if run.uniform { total } else { total * run.lanes };
-        let found = self.find(warp, at, space, address, all as u64);
+        let found = self.locate_run(warp, at, i, "read", (space, address, run), total)?;
         let Some((target, offset)) = found else {
             return self.load_apart(warp, at, i, access, (space, address, run), values);
-        };
-        if address % total as u64 != 0 {
-            return self.misaligned(warp, i, run.lane, "read", total, address);
-        }
-        let offset = if target == Target::Local {
-            offset + run.lane * self.program.local_bytes as usize
-        } else {
-            offset
         };
         if target == Target::Parameter {
             let number = |at: usize| {
@@ -99,14 +88,10 @@ impl Machine<'_> {
             spread(values, run, size, offset, number);
             return Ok(());
         }
-        let race = raced(&self.checks, space);
+        let race = race_kind(&self.checks, space);
         let check = self.checks.uninitialised;
         let resident = warp.resident;
-        let contents = match target {
-            Target::Global { space, slot } => self.spaces[space].at(slot).map(|a| &mut a.contents),
-            Target::Shared { block } => Some(&mut self.blocks[block].shared),
-            _ => Some(&mut warp.local),
-        };
+        let contents = contents_in(&mut self.spaces, &mut self.blocks, Some(&mut warp.local), target);
         let Some(contents) = contents else { return Ok(()) };
         let unwritten = check && !contents.written.all(offset, offset + all);
         let mut found = None;
@@ -134,7 +119,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// A run that does not lie in one allocation: lane by lane.
+    /// A run that does not lie in one region: lane by lane.
     #[cold]
     fn load_apart<const N: usize>(
         &mut self,
@@ -142,16 +127,11 @@ impl Machine<'_> {
         at: u32,
         i: &Instruction,
         access: Access,
-        (space, address, run): (Space, u64, Run),
+        (space, address, run): (Space, u64, LaneRun),
         values: &mut [Lanes; N],
     ) -> Outcome<()> {
-        let total = access.size as u64 * N as u64;
-        if run.lanes == 1 || run.uniform {
-            return self.outside(warp, i, run.lane, "read", (space, address, total));
-        }
-        for n in 0..run.lanes {
-            let one = Run { lane: run.lane + n, lanes: 1, uniform: false };
-            self.load_run(warp, at, i, access, (space, address.wrapping_add(n as u64 * total), one), values)?;
+        for (address, one) in run.apart(address, access.size as u64 * N as u64) {
+            self.load_run(warp, at, i, access, (space, address, one), values)?;
         }
         Ok(())
     }
@@ -176,7 +156,7 @@ impl Machine<'_> {
         i: &Instruction,
         access: Access,
         target: Target,
-        (run, offset): (Run, usize),
+        (run, offset): (LaneRun, usize),
     ) -> Outcome<()> {
         let size = access.size as usize;
         for n in 0..run.lanes {
@@ -224,7 +204,7 @@ fn extend(values: &mut Lanes, size: u8, to: u8) {
 #[inline(always)]
 fn spread<const N: usize>(
     values: &mut [Lanes; N],
-    run: Run,
+    run: LaneRun,
     size: usize,
     offset: usize,
     number: impl Fn(usize) -> u64,
@@ -240,35 +220,25 @@ fn spread<const N: usize>(
 #[inline(always)]
 fn load_values<const N: usize>(
     values: &mut [Lanes; N],
-    run: Run,
+    run: LaneRun,
     size: usize,
     offset: usize,
     contents: &Contents,
 ) {
-    macro_rules! of {
-        ($t:ty) => {{
-            const BYTES: usize = size_of::<$t>();
-            let places = if run.uniform { 1 } else { run.lanes };
-            let bytes = &contents.data[offset..offset + places * BYTES * N];
-            let (chunks, _) = bytes.as_chunks::<BYTES>();
+    by_size!(size, T, {
+        const BYTES: usize = size_of::<T>();
+        let places = if run.uniform { 1 } else { run.lanes };
+        let bytes = &contents.data[offset..offset + places * BYTES * N];
+        let (chunks, _) = bytes.as_chunks::<BYTES>();
+        for k in 0..N {
+            let lanes = &mut values[k][run.lane..run.lane + run.lanes];
             if run.uniform {
-                for k in 0..N {
-                    values[k][run.lane..run.lane + run.lanes].fill(<$t>::from_le_bytes(chunks[k]) as u64);
-                }
-                return;
+                lanes.fill(T::from_le_bytes(chunks[k]) as u64);
+                continue;
             }
-            for k in 0..N {
-                let lanes = &mut values[k][run.lane..run.lane + run.lanes];
-                for (n, value) in lanes.iter_mut().enumerate() {
-                    *value = <$t>::from_le_bytes(chunks[n * N + k]) as u64;
-                }
+            for (n, value) in lanes.iter_mut().enumerate() {
+                *value = T::from_le_bytes(chunks[n * N + k]) as u64;
             }
-        }};
-    }
-    match size {
-        1 => of!(u8),
-        2 => of!(u16),
-        4 => of!(u32),
-        _ => of!(u64),
-    }
+        }
+    })
 }

@@ -204,7 +204,7 @@ impl Element {
             Element::F16 => round::f16_bits(round(sum, Mode::Nearest, round::F16)) as u32,
             // Sums of whole numbers of 8 bits are exact, and wrap.
             Element::S32 => sum as i64 as u32,
-            _ if sum.is_nan() => crate::lanes::float::NAN,
+            _ if sum.is_nan() => crate::lanes::float::CANONICAL_NAN,
             _ => (sum as f32).to_bits(),
         }
     }
