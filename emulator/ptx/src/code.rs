@@ -34,8 +34,8 @@ pub(crate) struct Instruction {
     pub(crate) offset: i64,
     /// The line of the PTX text.
     pub(crate) line: u32,
-    /// The number of its source location, plus one.
-    pub(crate) place: u32,
+    /// The number of its source location in [`Program::locations`], plus one; 0 for none.
+    pub(crate) location: u32,
 }
 
 /// The state spaces of an address.
@@ -90,7 +90,7 @@ pub(crate) enum Update {
 
 /// The types of atomic operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum AtomicType {
     Bits,
     Signed,
     F16,
@@ -106,7 +106,7 @@ pub(crate) enum Kind {
 pub(crate) struct Atomic {
     pub(crate) space: Space,
     pub(crate) update: Update,
-    pub(crate) kind: Kind,
+    pub(crate) kind: AtomicType,
     pub(crate) size: u8,
     pub(crate) order: Order,
     pub(crate) count: u8,
@@ -284,7 +284,7 @@ pub(crate) enum CalleeKind {
 
 /// A call: the function, or none for one whose number is in a register, and where the arguments lie.
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
+pub(crate) struct CallSite {
     pub(crate) callee: Option<u32>,
     pub(crate) arguments: Vec<(u32, u32)>,
     pub(crate) results: Vec<(u32, u32)>,
@@ -298,7 +298,7 @@ pub(crate) struct Program {
     pub(crate) tables: Vec<Vec<u32>>,
     pub(crate) matrices: Vec<Matrix>,
     pub(crate) asynchronous: Vec<Asynchronous>,
-    pub(crate) calls: Vec<Call>,
+    pub(crate) calls: Vec<CallSite>,
     pub(crate) callees: Vec<Callee>,
     pub(crate) presets: Vec<(Reg, Preset)>,
     pub(crate) registers: u32,
@@ -308,7 +308,7 @@ pub(crate) struct Program {
     pub(crate) local_bytes: u32,
     /// Where dynamic shared memory begins.
     pub(crate) dynamic_start: u32,
-    pub(crate) places: Vec<Location>,
+    pub(crate) locations: Vec<Location>,
 }
 
 /// The offset of a map that is a plain move.
@@ -437,7 +437,7 @@ pub(crate) struct Bulk {
     pub(crate) from: Space,
     /// Coordinates of a tensor; 0 for plain bytes.
     pub(crate) rank: u8,
-    pub(crate) reduce: Option<(Update, Kind, u8)>,
+    pub(crate) reduce: Option<(Update, AtomicType, u8)>,
     /// Coordinates, then the mask of a multicast.
     pub(crate) list: u32,
     pub(crate) barrier: bool,
@@ -458,18 +458,18 @@ pub(crate) enum Asynchronous {
     CopyArrive {
         noinc: bool,
     },
-    BarrierInit {
+    MbarrierInit {
         generic: bool,
     },
-    BarrierInvalid {
+    MbarrierInvalidate {
         generic: bool,
     },
-    BarrierBytes {
+    MbarrierBytes {
         generic: bool,
         expect: bool,
     },
-    BarrierArrive(Arrival),
-    BarrierTest {
+    MbarrierArrive(Arrival),
+    MbarrierTest {
         generic: bool,
         parity: bool,
     },

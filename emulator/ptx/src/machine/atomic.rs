@@ -1,9 +1,9 @@
 //! Atomic operations (`atom`, `red`): each lane in turn reads the old value, computes the new one and writes it.
 
 use super::access::{Touch, contents_in, race_kind};
-use super::state::{Machine, Outcome, Target, Warp};
+use super::state::{Machine, Outcome, Region, Warp};
 use crate::FaultKind;
-use crate::code::{Atomic, Instruction, Kind, Space, Update};
+use crate::code::{Atomic, AtomicType, Instruction, Space, Update};
 use crate::lanes::float::{self, CANONICAL_NAN};
 use crate::lanes::round::{self, Mode, odd_sum, round};
 use crate::lanes::{LANES, lanes};
@@ -13,7 +13,7 @@ impl Machine<'_> {
     pub(crate) fn atomic(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         atomic: Atomic,
         mask: u32,
@@ -31,17 +31,17 @@ impl Machine<'_> {
             }
             for l in lanes(same) {
                 let (size, total) = (atomic.size as usize, atomic.size as usize * count);
-                let (target, offset) =
-                    self.place_of_atomic(warp, at, i, atomic, (space, addresses[l], total), l)?;
+                let (region, offset) =
+                    self.place_of_atomic(warp, pc, i, atomic, (space, addresses[l], total), l)?;
                 let mut fresh = [0; 8];
                 for k in 0..count {
-                    let Some(contents) = self.contents(warp, target) else { continue };
+                    let Some(contents) = self.contents(warp, region) else { continue };
                     let value = contents.number(offset + k * size, size);
                     old[k][l] = value;
                     let operand = warp.get(self.program.lists[list + k])[l];
                     fresh[k] = updated(atomic, value, operand, warp.get(i.c)[l]);
                 }
-                let Some(contents) = self.contents(warp, target) else { continue };
+                let Some(contents) = self.contents(warp, region) else { continue };
                 let mut changed = false;
                 for k in 0..count {
                     changed |= fresh[k] != old[k][l];
@@ -67,19 +67,19 @@ impl Machine<'_> {
     fn place_of_atomic(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         atomic: Atomic,
         (space, address, total): (Space, u64, usize),
         lane: usize,
-    ) -> Outcome<(Target, usize)> {
-        let Some((target, offset)) = self.find(warp, at, space, address, total as u64) else {
+    ) -> Outcome<(Region, usize)> {
+        let Some((region, offset)) = self.find(warp, pc, space, address, total as u64) else {
             return self.outside(warp, i, lane, "atomic operation", (space, address, total as u64));
         };
         if address % total as u64 != 0 {
             return self.misaligned(warp, i, lane, "atomic operation", total, address);
         }
-        if matches!(target, Target::Local | Target::Parameter) {
+        if matches!(region, Region::Local | Region::Parameter) {
             return self.fault(
                 FaultKind::InvalidOperand,
                 warp,
@@ -91,28 +91,28 @@ impl Machine<'_> {
         let (shared, resident) = (space == Space::Shared, warp.resident);
         let race = race_kind(&self.checks, space);
         let (uninitialised, clocks) = (self.checks.uninitialised, &mut self.clocks);
-        let contents = contents_in(&mut self.spaces, &mut self.blocks, None, target);
-        let Some(contents) = contents else { return Ok((target, offset)) };
+        let contents = contents_in(&mut self.spaces, &mut self.blocks, None, region);
+        let Some(contents) = contents else { return Ok((region, offset)) };
         let written = contents.written.all(offset, offset + total);
         let mut found = None;
         if race.is_some() {
-            let touch = Touch { at, resident, lane, lanes: 1, offset, bytes: total, flags: STRONG, shared };
+            let touch = Touch { pc, resident, lane, lanes: 1, offset, bytes: total, flags: STRONG, shared };
             found = touch.write(clocks, contents);
         }
         if let (Some((cell, lane, wrote)), Some(kind)) = (found, race)
             && (wrote || atomic.update != Update::Swap)
         {
-            let what = format!("{total} bytes (atomically) at {}", self.name(target, offset));
+            let what = format!("{total} bytes (atomically) at {}", self.name(region, offset));
             return self.race(kind, warp, i, (lane, true), (cell, wrote), &what);
         }
         if uninitialised && !written && atomic.update != Update::Exchange {
             let message = format!(
                 "atomic operation on {total} bytes at {} that nothing has written",
-                self.name(target, offset)
+                self.name(region, offset)
             );
             return self.fault(FaultKind::Uninitialised, warp, i, lane, message);
         }
-        Ok((target, offset))
+        Ok((region, offset))
     }
 }
 
@@ -147,11 +147,11 @@ pub(crate) fn updated(atomic: Atomic, old: u64, operand: u64, new: u64) -> u64 {
                 old - 1
             }
         }
-        (Update::Add, Kind::Bits | Kind::Signed) => old.wrapping_add(operand) & width,
-        (Update::Min, Kind::Bits) => old.min(operand),
-        (Update::Max, Kind::Bits) => old.max(operand),
-        (Update::Min, Kind::Signed) => signed(old, bits).min(signed(operand, bits)) as u64 & width,
-        (Update::Max, Kind::Signed) => signed(old, bits).max(signed(operand, bits)) as u64 & width,
+        (Update::Add, AtomicType::Bits | AtomicType::Signed) => old.wrapping_add(operand) & width,
+        (Update::Min, AtomicType::Bits) => old.min(operand),
+        (Update::Max, AtomicType::Bits) => old.max(operand),
+        (Update::Min, AtomicType::Signed) => signed(old, bits).min(signed(operand, bits)) as u64 & width,
+        (Update::Max, AtomicType::Signed) => signed(old, bits).max(signed(operand, bits)) as u64 & width,
         (update, kind) => float_updated(update, kind, old, operand),
     }
 }
@@ -178,16 +178,16 @@ fn brain(update: Update, a: u16, b: u16) -> u16 {
     round::bf16_bits(round(sum, Mode::Nearest, round::BF16))
 }
 
-fn float_updated(update: Update, kind: Kind, a: u64, b: u64) -> u64 {
+fn float_updated(update: Update, kind: AtomicType, a: u64, b: u64) -> u64 {
     let both = |f: fn(Update, u16, u16) -> u16| {
         f(update, a as u16, b as u16) as u64 | (f(update, (a >> 16) as u16, (b >> 16) as u16) as u64) << 16
     };
     match kind {
-        Kind::F16 => half(update, a as u16, b as u16) as u64,
-        Kind::Bf16 => brain(update, a as u16, b as u16) as u64,
-        Kind::F16x2 => both(half),
-        Kind::Bf16x2 => both(brain),
-        Kind::F32 => {
+        AtomicType::F16 => half(update, a as u16, b as u16) as u64,
+        AtomicType::Bf16 => brain(update, a as u16, b as u16) as u64,
+        AtomicType::F16x2 => both(half),
+        AtomicType::Bf16x2 => both(brain),
+        AtomicType::F32 => {
             let sum = f32::from_bits(a as u32) + f32::from_bits(b as u32);
             if sum.is_nan() { CANONICAL_NAN as u64 } else { sum.to_bits() as u64 }
         }

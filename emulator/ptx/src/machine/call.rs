@@ -15,7 +15,7 @@ impl Machine<'_> {
     pub(crate) fn call(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         number: u32,
         mask: u32,
@@ -23,7 +23,7 @@ impl Machine<'_> {
     ) -> Outcome<Next> {
         let program = self.program;
         let call = &program.calls[number as usize];
-        warp.move_to(active, at + 1);
+        warp.move_to(active, pc + 1);
         for l in lanes(mask) {
             let callee = match call.callee {
                 Some(callee) => callee,
@@ -37,8 +37,8 @@ impl Machine<'_> {
                     for (&(from, _), &(to, bytes)) in call.arguments.iter().zip(&function.parameters) {
                         self.copy_local(warp, l, to, from, bytes);
                     }
-                    warp.calls[l].extend([callee, at]);
-                    warp.at[l] = start;
+                    warp.calls[l].extend([callee, pc]);
+                    warp.pc[l] = start;
                     warp.deep = true;
                 }
                 CalleeKind::Print => {
@@ -59,9 +59,9 @@ impl Machine<'_> {
     }
 
     /// Lanes return from a function, or end if they are in the kernel itself.
-    pub(crate) fn give_back(&mut self, warp: &mut Warp, at: u32, mask: u32, active: u32) -> Outcome<Next> {
+    pub(crate) fn give_back(&mut self, warp: &mut Warp, pc: u32, mask: u32, active: u32) -> Outcome<Next> {
         let program = self.program;
-        warp.move_to(active & !mask, at + 1);
+        warp.move_to(active & !mask, pc + 1);
         for l in lanes(mask) {
             let (Some(from), Some(callee)) = (warp.calls[l].pop(), warp.calls[l].pop()) else {
                 warp.live &= !(1 << l);
@@ -72,7 +72,7 @@ impl Machine<'_> {
             for (&(to, _), &(from, bytes)) in call.results.iter().zip(&function.returns) {
                 self.copy_local(warp, l, to, from, bytes);
             }
-            warp.at[l] = from + 1;
+            warp.pc[l] = from + 1;
         }
         warp.deep = lanes(warp.live).any(|l| !warp.calls[l].is_empty());
         Ok(Next::Apart)
@@ -106,15 +106,15 @@ impl Machine<'_> {
     ) -> Outcome<u64> {
         let space = space_of(address);
         let address = within(space, address);
-        let Some((target, offset)) = self.find(warp, 0, space, address, size as u64) else {
+        let Some((region, offset)) = self.find(warp, 0, space, address, size as u64) else {
             return self.outside(warp, i, lane, "read", (space, address, size as u64));
         };
-        let local = if target == crate::machine::state::Target::Local {
+        let local = if region == crate::machine::state::Region::Local {
             lane * self.program.local_bytes as usize
         } else {
             0
         };
-        Ok(self.contents(warp, target).map_or(0, |c| c.number(offset + local, size)))
+        Ok(self.contents(warp, region).map_or(0, |c| c.number(offset + local, size)))
     }
 
     /// The argument of a call, of some bytes.

@@ -2,7 +2,7 @@
 
 use super::access::{Touch, contents_in, race_kind, strength};
 use super::runs::{LaneRun, by_size};
-use super::state::{Machine, Outcome, Target, Warp};
+use super::state::{Machine, Outcome, Region, Warp};
 use crate::FaultKind;
 use crate::code::{Access, Instruction, NOWHERE, Order, Space};
 use crate::lanes::{LANES, Lanes, lanes};
@@ -12,23 +12,23 @@ impl Machine<'_> {
     pub(crate) fn load(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         access: Access,
         mask: u32,
     ) -> Outcome<()> {
         match access.count {
-            1 => self.load_n::<1>(warp, at, i, access, mask),
-            2 => self.load_n::<2>(warp, at, i, access, mask),
-            4 => self.load_n::<4>(warp, at, i, access, mask),
-            _ => self.load_n::<8>(warp, at, i, access, mask),
+            1 => self.load_n::<1>(warp, pc, i, access, mask),
+            2 => self.load_n::<2>(warp, pc, i, access, mask),
+            4 => self.load_n::<4>(warp, pc, i, access, mask),
+            _ => self.load_n::<8>(warp, pc, i, access, mask),
         }
     }
 
     fn load_n<const N: usize>(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         access: Access,
         mask: u32,
@@ -51,7 +51,7 @@ impl Machine<'_> {
             }
             while same != 0 {
                 let run = LaneRun::take(space, &addresses, &mut same, total as u64);
-                self.load_run(warp, at, i, access, (space, addresses[run.lane], run), &mut values)?;
+                self.load_run(warp, pc, i, access, (space, addresses[run.lane], run), &mut values)?;
             }
         }
         for k in 0..N.min(access.count as usize) {
@@ -67,7 +67,7 @@ impl Machine<'_> {
     fn load_run<const N: usize>(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         access: Access,
         (space, address, run): (Space, u64, LaneRun),
@@ -75,14 +75,14 @@ impl Machine<'_> {
     ) -> Outcome<()> {
         let (size, total) = (access.size as usize, access.size as usize * N);
         let all = if run.uniform { total } else { total * run.lanes };
-        let found = self.locate_run(warp, at, i, "read", (space, address, run), total)?;
-        let Some((target, offset)) = found else {
-            return self.load_apart(warp, at, i, access, (space, address, run), values);
+        let found = self.locate_run(warp, pc, i, "read", (space, address, run), total)?;
+        let Some((region, offset)) = found else {
+            return self.load_apart(warp, pc, i, access, (space, address, run), values);
         };
-        if target == Target::Parameter {
-            let number = |at: usize| {
+        if region == Region::Parameter {
+            let number = |start: usize| {
                 let mut bytes = [0; 8];
-                bytes[..size].copy_from_slice(&self.parameters[at..at + size]);
+                bytes[..size].copy_from_slice(&self.parameters[start..start + size]);
                 u64::from_le_bytes(bytes)
             };
             spread(values, run, size, offset, number);
@@ -91,14 +91,14 @@ impl Machine<'_> {
         let race = race_kind(&self.checks, space);
         let check = self.checks.uninitialised;
         let resident = warp.resident;
-        let contents = contents_in(&mut self.spaces, &mut self.blocks, Some(&mut warp.local), target);
+        let contents = contents_in(&mut self.spaces, &mut self.blocks, Some(&mut warp.local), region);
         let Some(contents) = contents else { return Ok(()) };
         let unwritten = check && !contents.written.all(offset, offset + all);
         let mut found = None;
         if race.is_some() {
             let (lane, lanes) = (run.lane, if run.uniform { 1 } else { run.lanes });
             let (bytes, flags, shared) = (total, strength(access.order), space == Space::Shared);
-            let touch = Touch { at, resident, lane, lanes, offset, bytes, flags, shared };
+            let touch = Touch { pc, resident, lane, lanes, offset, bytes, flags, shared };
             found = touch.read(&mut self.clocks, contents);
             if run.uniform && found.is_none() {
                 // Any one writer differs from the first or the last of them.
@@ -110,11 +110,11 @@ impl Machine<'_> {
         if let (Some((cell, lane, wrote)), Some(kind)) = (found, race)
             && !self.swapped(cell)
         {
-            let what = format!("{total} bytes at {}", self.name(target, offset));
+            let what = format!("{total} bytes at {}", self.name(region, offset));
             return self.race(kind, warp, i, (lane, false), (cell, wrote), &what);
         }
         if unwritten {
-            return self.unwritten(warp, i, access, target, (run, offset));
+            return self.unwritten(warp, i, access, region, (run, offset));
         }
         Ok(())
     }
@@ -124,14 +124,14 @@ impl Machine<'_> {
     fn load_apart<const N: usize>(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         access: Access,
         (space, address, run): (Space, u64, LaneRun),
         values: &mut [Lanes; N],
     ) -> Outcome<()> {
         for (address, one) in run.apart(address, access.size as u64 * N as u64) {
-            self.load_run(warp, at, i, access, (space, address, one), values)?;
+            self.load_run(warp, pc, i, access, (space, address, one), values)?;
         }
         Ok(())
     }
@@ -155,7 +155,7 @@ impl Machine<'_> {
         warp: &mut Warp,
         i: &Instruction,
         access: Access,
-        target: Target,
+        region: Region,
         (run, offset): (LaneRun, usize),
     ) -> Outcome<()> {
         let size = access.size as usize;
@@ -164,20 +164,20 @@ impl Machine<'_> {
                 let reg = self.program.lists[access.list as usize + k];
                 let place = if run.uniform { 0 } else { n };
                 let start = offset + (place * access.count as usize + k) * size;
-                let Some(contents) = self.contents(warp, target) else { continue };
+                let Some(contents) = self.contents(warp, region) else { continue };
                 let missing = !contents.written.few(start, size) & (u8::MAX >> (8 - size));
                 if missing == 0 || reg == NOWHERE {
                     continue;
                 }
                 if contents.under_way(start, start + size) {
-                    let place = self.name(target, start);
+                    let place = self.name(region, start);
                     let message = format!(
                         "read of {size} bytes at {place} before the asynchronous copy was waited for"
                     );
                     return self.fault(FaultKind::Pending, warp, i, run.lane + n, message);
                 }
                 if self.program.computed[reg as usize] {
-                    let place = self.name(target, start);
+                    let place = self.name(region, start);
                     let byte = missing.trailing_zeros();
                     let message = if missing == u8::MAX >> (8 - size) {
                         format!("read of {size} bytes at {place} that nothing has written")

@@ -1,7 +1,7 @@
 //! Lanes in runs: neighbours that touch bytes one behind the other, or all the same. A warp that loads or stores a row is
 //! one run, so its bytes are looked up, checked and copied at once.
 
-use super::state::{Machine, Outcome, Target, Warp};
+use super::state::{Machine, Outcome, Region, Warp};
 use crate::code::{Instruction, Space};
 use crate::lanes::Lanes;
 
@@ -62,14 +62,14 @@ impl Machine<'_> {
     pub(super) fn locate_run(
         &mut self,
         warp: &Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         verb: &str,
         (space, address, run): (Space, u64, LaneRun),
         bytes: usize,
-    ) -> Outcome<Option<(Target, usize)>> {
+    ) -> Outcome<Option<(Region, usize)>> {
         let all = if run.uniform { bytes } else { bytes * run.lanes };
-        let Some((target, offset)) = self.find(warp, at, space, address, all as u64) else {
+        let Some((region, offset)) = self.find(warp, pc, space, address, all as u64) else {
             if run.lanes > 1 && !run.uniform {
                 return Ok(None);
             }
@@ -78,8 +78,8 @@ impl Machine<'_> {
         if address % bytes as u64 != 0 {
             return self.misaligned(warp, i, run.lane, verb, bytes, address);
         }
-        let own = if target == Target::Local { run.lane * self.program.local_bytes as usize } else { 0 };
-        Ok(Some((target, offset + own)))
+        let own = if region == Region::Local { run.lane * self.program.local_bytes as usize } else { 0 };
+        Ok(Some((region, offset + own)))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::access::{Touch, contents_in, race_kind, strength};
 use super::runs::{LaneRun, by_size};
-use super::state::{Machine, Outcome, Target, Warp};
+use super::state::{Machine, Outcome, Region, Warp};
 use crate::FaultKind;
 use crate::code::{Access, Instruction, Order, Space};
 use crate::lanes::{LANES, Lanes, lanes};
@@ -12,7 +12,7 @@ impl Machine<'_> {
     pub(crate) fn store(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         access: Access,
         mask: u32,
@@ -37,7 +37,7 @@ impl Machine<'_> {
             }
             while same != 0 {
                 let run = LaneRun::take(space, &addresses, &mut same, total as u64);
-                self.store_run(warp, at, i, access, (space, addresses[run.lane], run), again != 0)?;
+                self.store_run(warp, pc, i, access, (space, addresses[run.lane], run), again != 0)?;
             }
         }
         Ok(())
@@ -111,7 +111,7 @@ impl Machine<'_> {
     fn store_run(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         access: Access,
         (space, address, run): (Space, u64, LaneRun),
@@ -122,14 +122,14 @@ impl Machine<'_> {
         // Of lanes that write the same place the last one's value stays.
         let run = if run.uniform { LaneRun::one(run.lane + run.lanes - 1) } else { run };
         let (lane, n) = (run.lane, run.lanes);
-        let found = self.locate_run(warp, at, i, "write", (space, address, run), total)?;
-        let Some((target, offset)) = found else {
-            return self.store_apart(warp, at, i, access, (space, address, run), again);
+        let found = self.locate_run(warp, pc, i, "write", (space, address, run), total)?;
+        let Some((region, offset)) = found else {
+            return self.store_apart(warp, pc, i, access, (space, address, run), again);
         };
         let race = race_kind(&self.checks, space);
         let resident = warp.resident;
         let Warp { local, registers, .. } = warp;
-        let contents = contents_in(&mut self.spaces, &mut self.blocks, Some(local), target);
+        let contents = contents_in(&mut self.spaces, &mut self.blocks, Some(local), region);
         let Some(contents) = contents else {
             return self.fault(FaultKind::InvalidOperand, warp, i, lane, "write to the kernel's parameters");
         };
@@ -137,7 +137,7 @@ impl Machine<'_> {
         if race.is_some() {
             let flags = strength(access.order) | if again { SAME } else { 0 };
             let shared = space == Space::Shared;
-            let touch = Touch { at, resident, lane, lanes: n, offset, bytes: total, flags, shared };
+            let touch = Touch { pc, resident, lane, lanes: n, offset, bytes: total, flags, shared };
             found = touch.write(&mut self.clocks, contents);
         }
         let list = &self.program.lists[access.list as usize..][..count];
@@ -147,11 +147,11 @@ impl Machine<'_> {
         }
         contents.written.set(offset, offset + total * n);
         if let (Some((cell, lane, wrote)), Some(kind)) = (found, race) {
-            let what = format!("{total} bytes at {}", self.name(target, offset));
+            let what = format!("{total} bytes at {}", self.name(region, offset));
             return self.race(kind, warp, i, (lane, true), (cell, wrote), &what);
         }
         if !warp.unwritten.is_empty() {
-            self.carry_unwritten(warp, access, target, (lane, n, offset));
+            self.carry_unwritten(warp, access, region, (lane, n, offset));
         }
         Ok(())
     }
@@ -161,14 +161,14 @@ impl Machine<'_> {
     fn store_apart(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         access: Access,
         (space, address, run): (Space, u64, LaneRun),
         again: bool,
     ) -> Outcome<()> {
         for (address, one) in run.apart(address, access.size as u64 * access.count as u64) {
-            self.store_run(warp, at, i, access, (space, address, one), again)?;
+            self.store_run(warp, pc, i, access, (space, address, one), again)?;
         }
         Ok(())
     }
@@ -179,14 +179,14 @@ impl Machine<'_> {
         &mut self,
         warp: &mut Warp,
         access: Access,
-        target: Target,
+        region: Region,
         (lane, n, offset): (usize, usize, usize),
     ) {
         let (size, count) = (access.size as usize, access.count as usize);
         for k in 0..count {
             let reg = self.program.lists[access.list as usize + k];
             let Some(missing) = warp.unwritten.get(&reg).copied() else { continue };
-            let Some(contents) = self.contents(warp, target) else { continue };
+            let Some(contents) = self.contents(warp, region) else { continue };
             for l in 0..n {
                 let start = offset + (l * count + k) * size;
                 for byte in (0..size).filter(|b| missing[lane + l] >> b & 1 == 1) {
