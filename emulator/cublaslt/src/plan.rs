@@ -6,7 +6,7 @@ use phalanx_emulator_link::handle::Handles;
 use phalanx_emulator_link::pointer::In;
 
 use crate::description::{Bias, DESCRIPTIONS, Description};
-use crate::element::{Inputs, Kind};
+use crate::element::{ElementType, InputRounding};
 use crate::layout::{Layout, layout};
 use crate::status::{Result, Status};
 
@@ -58,11 +58,11 @@ impl Plan {
         let Description { double, scale, inputs, .. } = self.description;
         let (a, b, c, d) = (self.a.kind, self.b.kind, self.c.kind, self.d.kind);
         let results = match a {
-            Kind::F64 => double && d == Kind::F64,
-            Kind::F32 => !double && d == Kind::F32,
-            narrow => !double && (d == narrow || d == Kind::F32) && inputs == Inputs::AsTheyAre,
+            ElementType::F64 => double && d == ElementType::F64,
+            ElementType::F32 => !double && d == ElementType::F32,
+            narrow => !double && (d == narrow || d == ElementType::F32) && inputs == InputRounding::AsTheyAre,
         };
-        let scales = scale == if double { Kind::F64 } else { Kind::F32 };
+        let scales = scale == if double { ElementType::F64 } else { ElementType::F32 };
         if a == b && c == d && results && scales {
             return Ok(());
         }
@@ -126,7 +126,7 @@ pub(crate) const WORKSPACE_ALIGNMENT: u64 = 256;
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Found {
+pub(crate) struct HeuristicResult {
     algorithm: Algorithm,
     workspace_bytes: usize,
     state: i32,
@@ -135,9 +135,15 @@ pub(crate) struct Found {
 }
 
 /// The algorithm with such a workspace.
-pub(crate) fn found(workspace_bytes: u64) -> Found {
+pub(crate) fn found(workspace_bytes: u64) -> HeuristicResult {
     let algorithm = [MARK, workspace_bytes, 0, 0, 0, 0, 0, 0];
-    Found { algorithm, workspace_bytes: workspace_bytes as usize, state: 0, waves: 1.0, reserved: [0; 4] }
+    HeuristicResult {
+        algorithm,
+        workspace_bytes: workspace_bytes as usize,
+        state: 0,
+        waves: 1.0,
+        reserved: [0; 4],
+    }
 }
 
 /// The workspace of a product whose sums are cut in two, if it is longer than it is wide and there may be one.

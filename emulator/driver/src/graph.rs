@@ -56,15 +56,15 @@ impl Graph {
 
 /// Which calls of which threads a capture forbids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum CaptureMode {
     Global,
     ThreadLocal,
     Relaxed,
 }
 
-impl Mode {
-    pub(crate) fn from_number(mode: i32) -> Result<Mode> {
-        let known = [Mode::Global, Mode::ThreadLocal, Mode::Relaxed];
+impl CaptureMode {
+    pub(crate) fn from_number(mode: i32) -> Result<CaptureMode> {
+        let known = [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed];
         let found = usize::try_from(mode).ok().and_then(|i| known.get(i)).copied();
         found.ok_or_else(|| Status::INVALID_VALUE.because(format!("capture mode {mode}")))
     }
@@ -73,7 +73,7 @@ impl Mode {
 /// A graph that is being captured.
 #[derive(Debug)]
 pub(crate) struct Capture {
-    pub mode: Mode,
+    pub mode: CaptureMode,
     pub thread: ThreadId,
     /// The number of the stream that it began on.
     pub origin: u64,

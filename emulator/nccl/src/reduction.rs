@@ -6,7 +6,7 @@ use crate::status::{Result, Status};
 
 /// The type of a buffer's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ElementType {
     I8,
     U8,
     I32,
@@ -19,10 +19,10 @@ pub(crate) enum Kind {
     Bf16,
 }
 
-impl Kind {
+impl ElementType {
     /// The type of an `ncclDataType_t`.
-    pub(crate) fn from_number(number: i32) -> Result<Kind> {
-        use Kind::*;
+    pub(crate) fn from_number(number: i32) -> Result<ElementType> {
+        use ElementType::*;
         let known = [I8, U8, I32, U32, I64, U64, F16, F32, F64, Bf16];
         let found = usize::try_from(number).ok().and_then(|i| known.get(i)).copied();
         found.ok_or_else(|| Status::INVALID_ARGUMENT.because(format!("data type {number} is not emulated")))
@@ -30,10 +30,10 @@ impl Kind {
 
     pub(crate) fn bytes(self) -> usize {
         match self {
-            Kind::I8 | Kind::U8 => 1,
-            Kind::F16 | Kind::Bf16 => 2,
-            Kind::I32 | Kind::U32 | Kind::F32 => 4,
-            Kind::I64 | Kind::U64 | Kind::F64 => 8,
+            ElementType::I8 | ElementType::U8 => 1,
+            ElementType::F16 | ElementType::Bf16 => 2,
+            ElementType::I32 | ElementType::U32 | ElementType::F32 => 4,
+            ElementType::I64 | ElementType::U64 | ElementType::F64 => 8,
         }
     }
 }
@@ -65,7 +65,7 @@ impl Reduction {
 }
 
 /// Reduces buffers of the same length.
-pub(crate) fn reduce(kind: Kind, reduction: Reduction, buffers: &[&[u8]]) -> Vec<u8> {
+pub(crate) fn reduce(kind: ElementType, reduction: Reduction, buffers: &[&[u8]]) -> Vec<u8> {
     macro_rules! numbers {
         ($type:ty, $steps:expr) => {
             elements::<$type, { size_of::<$type>() }>(
@@ -93,14 +93,14 @@ pub(crate) fn reduce(kind: Kind, reduction: Reduction, buffers: &[&[u8]]) -> Vec
         };
     }
     match kind {
-        Kind::I8 => integers!(i8),
-        Kind::U8 => integers!(u8),
-        Kind::I32 => integers!(i32),
-        Kind::U32 => integers!(u32),
-        Kind::I64 => integers!(i64),
-        Kind::U64 => integers!(u64),
-        Kind::F32 => numbers!(f32, steps(reduction)),
-        Kind::F64 => numbers!(
+        ElementType::I8 => integers!(i8),
+        ElementType::U8 => integers!(u8),
+        ElementType::I32 => integers!(i32),
+        ElementType::U32 => integers!(u32),
+        ElementType::I64 => integers!(i64),
+        ElementType::U64 => integers!(u64),
+        ElementType::F32 => numbers!(f32, steps(reduction)),
+        ElementType::F64 => numbers!(
             f64,
             match reduction {
                 Reduction::Sum => Steps { pair: |x, y| x + y, end: |x, _| x },
@@ -110,13 +110,13 @@ pub(crate) fn reduce(kind: Kind, reduction: Reduction, buffers: &[&[u8]]) -> Vec
                 Reduction::Min => Steps { pair: f64::min, end: |x, _| x },
             }
         ),
-        Kind::F16 => elements::<f32, 2>(
+        ElementType::F16 => elements::<f32, 2>(
             buffers,
             |b| f16::from_le_bytes(b).to_f32(),
             |x| f16::from_f32(x).to_le_bytes(),
             steps(reduction),
         ),
-        Kind::Bf16 => elements::<f32, 2>(
+        ElementType::Bf16 => elements::<f32, 2>(
             buffers,
             |b| bf16::from_le_bytes(b).to_f32(),
             |x| bf16::from_f32(x).to_le_bytes(),
@@ -176,9 +176,9 @@ mod tests {
         ];
         for (reduction, wanted) in wanted {
             let floats = [2_f32, 5.0, 6.0].map(f32::to_le_bytes);
-            let got = reduce(Kind::F32, reduction, &[&floats[0], &floats[1], &floats[2]]);
+            let got = reduce(ElementType::F32, reduction, &[&floats[0], &floats[1], &floats[2]]);
             assert_eq!(got, (wanted as f32).to_le_bytes());
-            assert_eq!(reduce(Kind::U8, reduction, &[&[2], &[5], &[6]]), [wanted as u8]);
+            assert_eq!(reduce(ElementType::U8, reduction, &[&[2], &[5], &[6]]), [wanted as u8]);
         }
     }
 
@@ -186,7 +186,7 @@ mod tests {
     fn narrow_floats_are_rounded_once() {
         // 256 + 1 + 1: bf16 has 8 bits of mantissa, so adding one after the other would lose both ones.
         let numbers = [256.0, 1.0, 1.0].map(|x| bf16::from_f32(x).to_le_bytes());
-        let got = reduce(Kind::Bf16, Reduction::Sum, &[&numbers[0], &numbers[1], &numbers[2]]);
+        let got = reduce(ElementType::Bf16, Reduction::Sum, &[&numbers[0], &numbers[1], &numbers[2]]);
         assert_eq!(got, bf16::from_f32(258.0).to_le_bytes());
     }
 }

@@ -67,9 +67,5 @@ fn allowed() -> Result<()> {
         return Err(Status::NOT_PERMITTED.because("a host function of a stream must not call the driver"));
     }
     devices()?;
-    match current().and_then(|context| context.lost()) {
-        // It was explained when it happened.
-        Some(status) => Err(status.into()),
-        None => Ok(()),
-    }
+    current().map_or(Ok(()), |context| context.check())
 }
