@@ -1,6 +1,6 @@
-//! A product whose parts fit together, and the heuristic: one algorithm for everything that is emulated, and a second
-//! for products that are mostly a sum, which wants a workspace as algorithms that cut the sum do. It uses none; it
-//! overwrites it, so that a program that keeps something else there notices.
+//! [`Plan`]: a product whose shapes and types were checked. The heuristic: one algorithm for all products, and a second
+//! one for products with a long k, which asks for a workspace as split-k algorithms do. The second only overwrites its
+//! workspace, so that a program that keeps something else there notices.
 
 use phalanx_emulator_link::handle::Handles;
 use phalanx_emulator_link::pointer::In;
@@ -146,7 +146,8 @@ pub(crate) fn found(workspace_bytes: u64) -> HeuristicResult {
     }
 }
 
-/// The workspace of a product whose sums are cut in two, if it is longer than it is wide and there may be one.
+/// Bytes of the workspace that a split-k algorithm would take: two sums for each element. 0 if k is short, or if that is
+/// more than `bytes_max`.
 pub(crate) fn workspace(plan: &Plan, bytes_max: u64) -> u64 {
     let parts = 2 * (plan.m * plan.n * plan.d.batches * size_of::<f32>()) as u64;
     let bytes = parts.next_multiple_of(WORKSPACE_ALIGNMENT);

@@ -17,13 +17,13 @@ use crate::status::{self, Failure, Result, Status};
 /// A context of a device.
 #[derive(Debug)]
 pub(crate) struct Context {
-    /// Counts contexts.
+    /// A number that no other context has.
     pub id: u64,
     pub ordinal: usize,
     devices: &'static [Device],
     /// The fault that has ended the context, with its reason.
     lost: Mutex<Option<(Status, String)>>,
-    /// Contexts whose memory kernels of this one may reach.
+    /// Ordinals of the other devices whose memory this context's kernels may reach.
     peers: Mutex<Vec<usize>>,
 }
 

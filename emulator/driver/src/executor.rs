@@ -25,7 +25,7 @@ pub(crate) struct Executor {
     queue: Mutex<Queue>,
     changed: Condvar,
     random: Mutex<Random>,
-    streams: Schedule,
+    schedule: Schedule,
     races: Races,
     /// Finds the allocation that an address is in.
     allocation: fn(u64) -> Option<u64>,
@@ -45,18 +45,18 @@ enum Preference {
 /// The executor of this process.
 pub(crate) fn executor() -> &'static Executor {
     static EXECUTOR: LazyLock<Executor> =
-        LazyLock::new(|| Executor::new(settings().streams, settings().races, allocation_start));
+        LazyLock::new(|| Executor::new(settings().schedule, settings().races, allocation_start));
     &EXECUTOR
 }
 
 impl Executor {
-    fn new(streams: Schedule, races: Races, allocation: fn(u64) -> Option<u64>) -> Executor {
-        let seed = if let Schedule::Deferred { seed } = streams { seed } else { 0 };
+    fn new(schedule: Schedule, races: Races, allocation: fn(u64) -> Option<u64>) -> Executor {
+        let seed = if let Schedule::Deferred { seed } = schedule { seed } else { 0 };
         Executor {
             queue: Mutex::default(),
             changed: Condvar::new(),
             random: Mutex::new(Random::new(seed)),
-            streams,
+            schedule,
             races,
             allocation,
         }
@@ -73,7 +73,7 @@ impl Executor {
         // What waits for something else is asked once, and again when something has run here: to go on asking as long
         // as others change anything is for threads that wait.
         let mut since = queue.changes;
-        while self.streams == Schedule::Eager || queue.len() > QUEUED_MAX {
+        while self.schedule == Schedule::Eager || queue.len() > QUEUED_MAX {
             let Some(ticket) = queue.runnable(since).next() else { break };
             queue = self.run(queue, ticket);
             if queue.has_run(ticket) {
@@ -115,7 +115,7 @@ impl Executor {
     }
 
     fn preference(&self) -> Preference {
-        if self.streams == Schedule::Eager {
+        if self.schedule == Schedule::Eager {
             return Preference::Any;
         }
         [Preference::Needed, Preference::Others, Preference::Any][self.below(3)]
@@ -127,7 +127,7 @@ impl Executor {
 
     fn choose(&self, queue: &Queue, target: Ticket, preference: Preference) -> Option<Ticket> {
         let runnable: Vec<Ticket> = queue.runnable(queue.changes).collect();
-        if self.streams == Schedule::Eager || runnable.len() <= 1 {
+        if self.schedule == Schedule::Eager || runnable.len() <= 1 {
             return runnable.first().copied();
         }
         let needed = queue.needed(target);

@@ -138,7 +138,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// A new chain, as a stream is one.
+    /// A new chain: operations that come one after another, as those of a stream do.
     pub(crate) fn chain(&mut self) -> u64 {
         self.chains += 1;
         self.chains
@@ -193,8 +193,8 @@ impl Queue {
         self.operations.len()
     }
 
-    /// Operations that may run now, in the order in which they were queued: those that wait for something else only
-    /// if they have not been asked since `changes` was so large.
+    /// Operations that may run now, in the order in which they were queued. One that has answered that it waits for
+    /// something else is among them only if [`Queue::changes`] was below `since` then.
     pub(crate) fn runnable(&self, since: u64) -> impl Iterator<Item = Ticket> {
         let fresh = move |ticket: &Ticket| {
             self.operations.get(ticket).is_some_and(|o| o.asked_at.is_none_or(|asked| asked < since))

@@ -26,22 +26,24 @@ pub(crate) fn unique_id() -> UniqueId {
     UniqueId::new(relay::port(arrived))
 }
 
-/// A gathering of ranks.
+/// Which ranks gather: those with an id, or those of a split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum GatheringKey {
     Id(UniqueId),
-    /// The n-th split of the communicator whose rendezvous is at this address; it is kept alive by its ranks.
+    /// The n-th split of the communicator whose rendezvous is at this address. Its ranks keep it alive.
     Split(usize, u64),
 }
 
-/// What a rank brings: its colour and key, of a split; zeros otherwise.
+/// The colour and the key that a rank of a split comes with; zeros for a new communicator.
 type ColourAndKey = (i32, i32);
 /// A rank's place in a communicator: the rendezvous, and its rank there.
 type Seat = (Arc<Rendezvous>, usize);
 
+/// Ranks that have come, until all are there and each has taken its seat.
 #[derive(Debug, Default)]
 struct Gathering {
     ranks: usize,
+    /// The ranks that have come.
     came: BTreeMap<usize, ColourAndKey>,
     /// Those of them that are in other processes.
     elsewhere: Vec<usize>,

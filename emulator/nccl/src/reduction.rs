@@ -64,84 +64,68 @@ impl Reduction {
     }
 }
 
-/// Reduces buffers of the same length.
-pub(crate) fn reduce(kind: ElementType, reduction: Reduction, buffers: &[&[u8]]) -> Vec<u8> {
-    macro_rules! numbers {
-        ($type:ty, $steps:expr) => {
-            elements::<$type, { size_of::<$type>() }>(
-                buffers,
-                <$type>::from_le_bytes,
-                <$type>::to_le_bytes,
-                $steps,
-            )
-        };
-    }
-    macro_rules! integers {
-        ($type:ty) => {
-            numbers!(
-                $type,
-                match reduction {
-                    Reduction::Sum => Steps { pair: <$type>::wrapping_add, end: |x, _| x },
-                    Reduction::Average => {
-                        Steps { pair: <$type>::wrapping_add, end: |x, ranks| x.wrapping_div(ranks as $type) }
-                    }
-                    Reduction::Product => Steps { pair: <$type>::wrapping_mul, end: |x, _| x },
-                    Reduction::Max => Steps { pair: <$type>::max, end: |x, _| x },
-                    Reduction::Min => Steps { pair: <$type>::min, end: |x, _| x },
-                }
-            )
-        };
-    }
-    match kind {
-        ElementType::I8 => integers!(i8),
-        ElementType::U8 => integers!(u8),
-        ElementType::I32 => integers!(i32),
-        ElementType::U32 => integers!(u32),
-        ElementType::I64 => integers!(i64),
-        ElementType::U64 => integers!(u64),
-        ElementType::F32 => numbers!(f32, steps(reduction)),
-        ElementType::F64 => numbers!(
-            f64,
-            match reduction {
-                Reduction::Sum => Steps { pair: |x, y| x + y, end: |x, _| x },
-                Reduction::Average => Steps { pair: |x, y| x + y, end: |x, ranks| x / ranks as f64 },
-                Reduction::Product => Steps { pair: |x, y| x * y, end: |x, _| x },
-                Reduction::Max => Steps { pair: f64::max, end: |x, _| x },
-                Reduction::Min => Steps { pair: f64::min, end: |x, _| x },
-            }
-        ),
-        ElementType::F16 => elements::<f32, 2>(
-            buffers,
-            |b| f16::from_le_bytes(b).to_f32(),
-            |x| f16::from_f32(x).to_le_bytes(),
-            steps(reduction),
-        ),
-        ElementType::Bf16 => elements::<f32, 2>(
-            buffers,
-            |b| bf16::from_le_bytes(b).to_f32(),
-            |x| bf16::from_f32(x).to_le_bytes(),
-            steps(reduction),
-        ),
-    }
-}
-
-/// How two numbers are reduced, and what is done with the result of all.
+/// How two numbers are reduced, and what is done with the result of all ranks, given their number.
 struct Steps<T> {
     pair: fn(T, T) -> T,
     end: fn(T, usize) -> T,
 }
 
-fn steps(reduction: Reduction) -> Steps<f32> {
-    match reduction {
-        Reduction::Sum => Steps { pair: |x, y| x + y, end: |x, _| x },
-        Reduction::Average => Steps { pair: |x, y| x + y, end: |x, ranks| x / ranks as f32 },
-        Reduction::Product => Steps { pair: |x, y| x * y, end: |x, _| x },
-        Reduction::Max => Steps { pair: f32::max, end: |x, _| x },
-        Reduction::Min => Steps { pair: f32::min, end: |x, _| x },
+/// Reduces buffers of the same length.
+pub(crate) fn reduce(kind: ElementType, reduction: Reduction, buffers: &[&[u8]]) -> Vec<u8> {
+    macro_rules! steps {
+        ($type:ty, $add:expr, $multiply:expr, $divide:expr) => {
+            match reduction {
+                Reduction::Sum => Steps { pair: $add, end: |x, _| x },
+                Reduction::Average => Steps { pair: $add, end: $divide },
+                Reduction::Product => Steps { pair: $multiply, end: |x, _| x },
+                Reduction::Max => Steps { pair: <$type>::max, end: |x, _| x },
+                Reduction::Min => Steps { pair: <$type>::min, end: |x, _| x },
+            }
+        };
+    }
+    macro_rules! float_steps {
+        ($type:ty) => {
+            steps!($type, |x, y| x + y, |x, y| x * y, |x, ranks| x / ranks as $type)
+        };
+    }
+    macro_rules! integer_steps {
+        ($type:ty) => {
+            steps!($type, <$type>::wrapping_add, <$type>::wrapping_mul, |x, ranks| x
+                .wrapping_div(ranks as $type))
+        };
+    }
+    macro_rules! numbers {
+        ($type:ty, $steps:expr) => {{
+            const BYTES: usize = size_of::<$type>();
+            elements::<$type, BYTES>(buffers, <$type>::from_le_bytes, <$type>::to_le_bytes, $steps)
+        }};
+    }
+    // Narrow floats are reduced in f32.
+    macro_rules! narrow_floats {
+        ($type:ty) => {
+            elements::<f32, 2>(
+                buffers,
+                |bytes| <$type>::from_le_bytes(bytes).to_f32(),
+                |x| <$type>::from_f32(x).to_le_bytes(),
+                float_steps!(f32),
+            )
+        };
+    }
+    match kind {
+        ElementType::I8 => numbers!(i8, integer_steps!(i8)),
+        ElementType::U8 => numbers!(u8, integer_steps!(u8)),
+        ElementType::I32 => numbers!(i32, integer_steps!(i32)),
+        ElementType::U32 => numbers!(u32, integer_steps!(u32)),
+        ElementType::I64 => numbers!(i64, integer_steps!(i64)),
+        ElementType::U64 => numbers!(u64, integer_steps!(u64)),
+        ElementType::F32 => numbers!(f32, float_steps!(f32)),
+        ElementType::F64 => numbers!(f64, float_steps!(f64)),
+        ElementType::F16 => narrow_floats!(f16),
+        ElementType::Bf16 => narrow_floats!(bf16),
     }
 }
 
-/// `T` is what is computed in, `N` the bytes of an element.
+/// Reduces each element, which has `N` bytes and is computed in `T`.
 fn elements<T: Copy, const N: usize>(
     buffers: &[&[u8]],
     load: impl Fn([u8; N]) -> T,

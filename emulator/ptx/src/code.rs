@@ -23,7 +23,7 @@ pub(crate) struct Instruction {
     /// The predicate, and the value of it for which a lane takes part. Register `NOWHERE` for all.
     pub(crate) guard: Reg,
     pub(crate) wanted: bool,
-    /// A register of it is used by a `wgmma`, too.
+    /// A `wgmma` uses one of its registers, too.
     pub(crate) watched: bool,
     pub(crate) d: Reg,
     pub(crate) a: Reg,
@@ -48,7 +48,7 @@ pub(crate) enum Space {
     Parameter,
 }
 
-/// How strongly an access orders others.
+/// The memory order of an access (`.relaxed`, `.acquire`, ...). `Both` is `.acq_rel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     Weak,
@@ -175,13 +175,13 @@ pub(crate) enum Clock {
 /// What an instruction does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op {
-    /// From each lane's sources its result.
+    /// Computes each lane's result from its sources.
     Map(Map),
     Nop,
     Branch(u32),
-    /// To the entry of a table that `a` names.
+    /// Branches to the entry of the table of this number that `a` says.
     BranchTable(u32),
-    /// The call of that number; an indirect one's function is in `a`.
+    /// The call of this number; the function of an indirect one is in `a`.
     Call(u32),
     Return,
     Exit,
@@ -189,12 +189,13 @@ pub(crate) enum Op {
     Load(Access),
     Store(Access),
     Atomic(Atomic),
-    /// Whether the generic address in `a` is of a space.
+    /// `isspacep`: whether the generic address in `a` is one of this space.
     IsSpace(Space),
-    /// The address in `a` as another block of the cluster, of number `b`, sees it.
+    /// `mapa`: the address that the shared address in `a` has in the block of rank `b` of the cluster.
     MapShared {
         generic: bool,
     },
+    /// `getctarank`: the rank of the block that the shared address in `a` is of.
     RankOfShared {
         generic: bool,
     },
@@ -203,12 +204,13 @@ pub(crate) enum Op {
     ReadClock(Clock),
     Barrier(Barrier),
     Fence,
-    /// Makes what threads wrote and what the asynchronous proxy wrote known to each other.
+    /// `fence.proxy.async`: makes what threads wrote known to the asynchronous proxy, and the other way round.
     ProxyFence,
-    /// Others may go first.
+    /// `nanosleep`: other lanes and warps go first.
     Yield,
-    /// An instruction with many operands: its number among them.
+    /// The instruction of this number in [`Program::matrices`].
     Matrix(u32),
+    /// The instruction of this number in [`Program::asynchronous`].
     Asynchronous(u32),
 }
 

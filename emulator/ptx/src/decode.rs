@@ -1,5 +1,5 @@
-//! From spelled instructions to decoded ones, once, when a module is parsed: names are looked up, types chosen, labels
-//! resolved. [`Form`] is an instruction's name with its modifiers and types.
+//! From the syntax tree to decoded instructions, once, when a module is parsed: the [`Builder`] looks names up, chooses
+//! the functions of types, and resolves labels. [`Form`] is an instruction's name with its modifiers and types.
 
 use std::collections::HashMap;
 

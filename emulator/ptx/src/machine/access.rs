@@ -27,7 +27,7 @@ pub(super) fn race_kind(checks: &Checks, space: Space) -> Option<FaultKind> {
     }
 }
 
-/// What an access is, for its checks.
+/// An access of neighbouring lanes, as the race check takes it.
 #[derive(Clone, Copy)]
 pub(crate) struct Touch {
     pub(crate) pc: u32,
@@ -116,7 +116,7 @@ impl Machine<'_> {
         self.fault(FaultKind::Misaligned, warp, i, lane, message)
     }
 
-    /// The name under which an address is published.
+    /// The name under which the clocks know an address.
     pub(crate) fn flag(&self, warp: &Warp, space: Space, address: u64) -> Option<u64> {
         match space {
             Space::Global => Some(address),
@@ -128,6 +128,7 @@ impl Machine<'_> {
         }
     }
 
+    /// A strong read: the warp hears what was published at its lanes' addresses.
     pub(crate) fn listen(&mut self, warp: &Warp, space: Space, addresses: &Lanes, mask: u32) {
         for l in lanes(mask) {
             if let Some(flag) = self.flag(warp, space, addresses[l]) {
@@ -136,6 +137,7 @@ impl Machine<'_> {
         }
     }
 
+    /// A strong write: the warp publishes what it knows at its lanes' addresses.
     pub(crate) fn publish(&mut self, warp: &Warp, space: Space, addresses: &Lanes, mask: u32, order: Order) {
         if matches!(order, Order::Release | Order::Both) {
             self.clocks.fence(warp.resident);

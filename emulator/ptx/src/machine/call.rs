@@ -1,8 +1,8 @@
 //! Calls of device functions, and of the few that a device's runtime brings: `printf` and `assert`.
 
-use super::state::{Machine, Next, Outcome, Warp, space_of, within};
+use super::state::{Machine, Next, Outcome, Region, Warp, space_of, within};
 use crate::FaultKind;
-use crate::code::{CalleeKind, Instruction};
+use crate::code::{CalleeKind, Instruction, Op};
 use crate::lanes::lanes;
 
 /// What the number of a function begins with when it is taken as an address.
@@ -59,7 +59,7 @@ impl Machine<'_> {
     }
 
     /// Lanes return from a function, or end if they are in the kernel itself.
-    pub(crate) fn give_back(&mut self, warp: &mut Warp, pc: u32, mask: u32, active: u32) -> Outcome<Next> {
+    pub(crate) fn return_lanes(&mut self, warp: &mut Warp, pc: u32, mask: u32, active: u32) -> Outcome<Next> {
         let program = self.program;
         warp.move_to(active & !mask, pc + 1);
         for l in lanes(mask) {
@@ -67,7 +67,7 @@ impl Machine<'_> {
                 warp.live &= !(1 << l);
                 continue;
             };
-            let crate::code::Op::Call(number) = program.code[from as usize].op else { continue };
+            let Op::Call(number) = program.code[from as usize].op else { continue };
             let (call, function) = (&program.calls[number as usize], &program.callees[callee as usize]);
             for (&(to, _), &(from, bytes)) in call.results.iter().zip(&function.returns) {
                 self.copy_local(warp, l, to, from, bytes);
@@ -109,11 +109,7 @@ impl Machine<'_> {
         let Some((region, offset)) = self.find(warp, 0, space, address, size as u64) else {
             return self.outside(warp, i, lane, "read", (space, address, size as u64));
         };
-        let local = if region == crate::machine::state::Region::Local {
-            lane * self.program.local_bytes as usize
-        } else {
-            0
-        };
+        let local = if region == Region::Local { lane * self.program.local_bytes as usize } else { 0 };
         Ok(self.contents(warp, region).map_or(0, |c| c.number(offset + local, size)))
     }
 

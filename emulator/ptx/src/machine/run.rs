@@ -1,7 +1,7 @@
 //! The loop that runs a warp: lanes that took different ways join again because those at the lowest instruction run
 //! first.
 
-use super::state::{ALL, Group, Machine, Next, Outcome, Warp};
+use super::state::{ALL, Group, Machine, Next, Outcome, RANK_SHIFT, SHARED_WINDOW, Warp, space_of};
 use crate::code::{Clock, Instruction, NOWHERE, Op, Special};
 use crate::lanes::{LANES, lanes};
 use crate::{FaultKind, Launch};
@@ -127,7 +127,7 @@ impl Machine<'_> {
             Op::ProxyFence => self.proxy_fence(warp, mask),
             Op::Return if !warp.deep => return self.exit(warp, pc, mask, active),
             Op::Exit => return self.exit(warp, pc, mask, active),
-            Op::Return => return self.give_back(warp, pc, mask, active),
+            Op::Return => return self.return_lanes(warp, pc, mask, active),
             Op::Call(number) => return self.call(warp, pc, i, number, mask, active),
             Op::BranchTable(table) => {
                 let targets = &self.program.tables[table as usize];
@@ -152,7 +152,7 @@ impl Machine<'_> {
                 );
             }
             Op::IsSpace(space) => {
-                let values = warp.get(i.a).map(|a| (crate::machine::state::space_of(a) == space) as u64);
+                let values = warp.get(i.a).map(|a| (space_of(a) == space) as u64);
                 warp.set(i.d, mask, &values);
             }
             Op::ActiveMask => warp.set(i.d, mask, &[mask as u64; LANES]),
@@ -195,24 +195,23 @@ impl Machine<'_> {
     }
 
     fn map_shared(&mut self, warp: &mut Warp, i: &Instruction, mask: u32, generic: bool) {
-        let window = if generic { crate::machine::state::SHARED_WINDOW } else { 0 };
+        let window = if generic { SHARED_WINDOW } else { 0 };
         let (a, b) = (*warp.get(i.a), *warp.get(i.b));
         let mut values = [0; LANES];
         for l in 0..LANES {
-            let offset = a[l].wrapping_sub(window) & ((1 << crate::machine::state::RANK_SHIFT) - 1);
-            values[l] = window + (((b[l] & 0xff) + 1) << crate::machine::state::RANK_SHIFT | offset);
+            let offset = a[l].wrapping_sub(window) & ((1 << RANK_SHIFT) - 1);
+            values[l] = window + (((b[l] & 0xff) + 1) << RANK_SHIFT | offset);
         }
         warp.set(i.d, mask, &values);
     }
 
     fn rank_of_shared(&mut self, warp: &mut Warp, i: &Instruction, mask: u32, generic: bool) {
-        let window = if generic { crate::machine::state::SHARED_WINDOW } else { 0 };
+        let window = if generic { SHARED_WINDOW } else { 0 };
         let own = self.blocks[warp.block].rank as u64;
-        let values =
-            warp.get(i.a).map(|a| match a.wrapping_sub(window) >> crate::machine::state::RANK_SHIFT {
-                0 => own,
-                rank => rank - 1,
-            });
+        let values = warp.get(i.a).map(|a| match a.wrapping_sub(window) >> RANK_SHIFT {
+            0 => own,
+            rank => rank - 1,
+        });
         warp.set(i.d, mask, &values);
     }
 

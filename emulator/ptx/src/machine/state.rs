@@ -3,7 +3,7 @@
 //! ```text
 //! Machine ── spaces: the devices' memories, locked
 //!    │   └── clocks: which warp knows of which accesses
-//!    └── Block ── shared memory, barriers, memory barriers
+//!    └── Block ── shared memory, barriers, mbarriers
 //!           └── Warp ── 32 lanes: registers, where each lane is, local memory
 //!
 //! generic address   bits 56..: 0 global (an allocation of a memory), 1 shared, 2 local, 3 parameters
@@ -21,7 +21,7 @@ use crate::{Checks, Fault, Kernel, Launch, Report};
 
 pub(crate) type Outcome<T> = Result<T, Box<Fault>>;
 
-/// What a group does after an instruction.
+/// What a group of lanes does after an instruction.
 pub(crate) enum Next {
     /// The next instruction.
     On,
@@ -63,7 +63,7 @@ pub(crate) struct Block {
     pub(crate) rank: u32,
     pub(crate) shared: Contents,
     pub(crate) warps: Vec<Warp>,
-    /// Barriers in shared memory, by their offset.
+    /// Barriers in shared memory (`mbarrier`), by their offset.
     pub(crate) mbarriers: HashMap<u64, Mbarrier>,
     pub(crate) barriers: [BarrierState; BARRIERS],
 }
@@ -109,7 +109,7 @@ impl ClusterBarrier {
     }
 }
 
-/// A barrier in memory.
+/// A barrier in shared memory (`mbarrier`).
 #[derive(Debug, Default)]
 pub(crate) struct Mbarrier {
     /// Arrivals of a phase, and those that are still to come.
@@ -229,28 +229,32 @@ pub(crate) struct Warp {
     pub(crate) block: usize,
     pub(crate) registers: Vec<Lanes>,
     pub(crate) pc: [u32; LANES],
-    /// The calls of each lane: the instruction behind each.
+    /// The calls that each lane is in: for each the function's number and the instruction of the call.
     pub(crate) calls: Vec<Vec<u32>>,
-    /// Lanes that there are, and those that have not exited.
+    /// Lanes that there are: fewer than 32 in the last warp of some blocks.
     pub(crate) lanes: u32,
+    /// Lanes that have not exited.
     pub(crate) live: u32,
-    /// Lanes that wait at an operation of the warp, or at a barrier.
+    /// Lanes that wait for other lanes at an operation of the warp: a shuffle, a vote, `__syncwarp`, a matrix product.
     pub(crate) at_warp_op: u32,
+    /// Lanes that wait at a barrier of the block or the cluster.
     pub(crate) at_barrier: u32,
     /// Lanes that have run long enough for others to have their turn.
     pub(crate) rested: u32,
     /// Lanes that have touched memory since others began to wait for them at an operation of the warp.
     pub(crate) worked: u32,
-    /// Copies to shared memory that nothing has waited for, and the groups that each lane has made of its own.
+    /// Copies to shared memory (`cp.async`) that no lane has waited for.
     pub(crate) copies: Vec<PendingCopy>,
+    /// How many groups of copies each lane has committed.
     pub(crate) groups: [u32; LANES],
     /// Accumulators of matrix products under way: register and group.
     pub(crate) held: HashMap<Reg, u32>,
     pub(crate) held_groups: u32,
-    /// Registers of matrix products that were computed since the last `wgmma.fence`, with the instruction; whether
-    /// there was one.
+    /// Registers of matrix products that were computed since the last `wgmma.fence`, with the instruction.
     pub(crate) computed: HashMap<Reg, u32>,
+    /// Whether there was a `wgmma.fence`.
     pub(crate) fenced: bool,
+    /// Whether any lane is in a called function.
     pub(crate) deep: bool,
     /// The round of the cluster's barrier that each lane has come to.
     pub(crate) cluster_round: [u32; LANES],
