@@ -1,5 +1,5 @@
-//! A product in stream order: when it is queued the driver is told which memory it touches, and when the stream has come
-//! to it it reads that memory.
+//! A product in stream order. The call tells the driver which memory the product touches; the product reads and writes
+//! it when its stream has come to it.
 //!
 //! Alpha and beta are on the host, where the call reads them, or in device memory, where the product reads them when it
 //! runs.

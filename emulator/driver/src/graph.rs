@@ -1,4 +1,4 @@
-//! Graphs: captured work that is launched as often as one likes, the capture that becomes one, and its memory.
+//! Graphs: captured work that can be launched any number of times, the capture that makes one, and its memory.
 //!
 //! Memory that is allocated in a capture has the same addresses at each launch of the graph. So it stays allocated
 //! for as long as the graph may run, even if a stream frees it in the meantime. When the graph is gone, what was

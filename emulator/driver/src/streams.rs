@@ -281,7 +281,7 @@ impl Streams {
         Ok(())
     }
 
-    /// The capture gives no graph any more.
+    /// The capture will give no graph.
     pub(crate) fn invalidate(&mut self, capture: u64) {
         if let Some(capture) = self.captures.get_mut(&capture) {
             capture.broken = true;

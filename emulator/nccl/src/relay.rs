@@ -94,8 +94,8 @@ static RELAYS: LazyLock<Mutex<HashMap<UniqueId, Arc<Relay>>>> = LazyLock::new(Mu
 /// Where this process listens, once it does.
 static PORT: OnceLock<u16> = OnceLock::new();
 
-/// Is told of each rank that has come in another process: the communicator's id, the rank, and how many ranks there
-/// are.
+/// Called for each rank that has come in another process, with the communicator's id, the rank, and how many ranks
+/// there are.
 pub(crate) type Arrived = fn(UniqueId, usize, usize);
 
 /// What a relay delivers to: the ranks of one communicator.

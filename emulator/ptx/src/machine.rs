@@ -7,7 +7,7 @@
 //!     atomic                   ── access
 //!     barrier, asynchronous    ── access
 //!     matrix, warpgroup        ── access
-//!       fault                  where and whose, in words
+//!       fault                  kernel, line, block and thread of a fault
 //!         state ── clocks
 //! ```
 

@@ -159,16 +159,6 @@ impl Builder<'_> {
             None => return self.error("unsupported atomic operation"),
         };
         let size = type_bytes(kind).unwrap_or(4);
-        let number = match kind {
-            "f16" => AtomicType::F16,
-            "f16x2" => AtomicType::F16x2,
-            "bf16" => AtomicType::Bf16,
-            "bf16x2" => AtomicType::Bf16x2,
-            "f32" => AtomicType::F32,
-            "f64" => AtomicType::F64,
-            kind if kind.starts_with('s') => AtomicType::Signed,
-            _ => AtomicType::Bits,
-        };
         if size > 8 {
             return self.error("unsupported: atomic operations on 128 bits");
         }
@@ -190,8 +180,15 @@ impl Builder<'_> {
         values.extend(destinations);
         let list = self.list(&values);
         let (space, order) = (self.access_space(form, address.symbol), form.order(Order::Relaxed));
-        let atomic =
-            Atomic { space, update, kind: number, size: size as u8, order, count: count as u8, list };
+        let atomic = Atomic {
+            space,
+            update,
+            kind: atomic_type(kind),
+            size: size as u8,
+            order,
+            count: count as u8,
+            list,
+        };
         let at = self.push(Op::Atomic(atomic), d, &[address.base, b, new]);
         self.program.code[at].offset = address.offset;
         Ok(())
@@ -241,6 +238,19 @@ fn update(part: &str) -> Option<Update> {
         "dec" => Update::Decrement,
         _ => return None,
     })
+}
+
+fn atomic_type(kind: &str) -> AtomicType {
+    match kind {
+        "f16" => AtomicType::F16,
+        "f16x2" => AtomicType::F16x2,
+        "bf16" => AtomicType::Bf16,
+        "bf16x2" => AtomicType::Bf16x2,
+        "f32" => AtomicType::F32,
+        "f64" => AtomicType::F64,
+        kind if kind.starts_with('s') => AtomicType::Signed,
+        _ => AtomicType::Bits,
+    }
 }
 
 impl Builder<'_> {
@@ -398,31 +408,12 @@ impl Builder<'_> {
     }
 
     fn reduction(&mut self, form: &Form) -> Result<(Update, AtomicType, u8), ParseError> {
-        let update = match form
-            .parts
-            .iter()
-            .find(|p| matches!(**p, "add" | "min" | "max" | "and" | "or" | "xor" | "inc" | "dec"))
-        {
-            Some(&"add") => Update::Add,
-            Some(&"min") => Update::Min,
-            Some(&"max") => Update::Max,
-            Some(&"and") => Update::And,
-            Some(&"or") => Update::Or,
-            Some(&"xor") => Update::Xor,
-            Some(&"inc") => Update::Increment,
-            Some(_) => Update::Decrement,
-            None => return self.error("unsupported reduction"),
+        let found = form.parts[1..].iter().find_map(|part| update(part));
+        let Some(update) = found.filter(|u| !matches!(u, Update::Exchange | Update::Swap)) else {
+            return self.error("unsupported reduction");
         };
-        // A tensor's map says the type; 4-byte floats stand in until it is read.
-        Ok(match form.kind() {
-            Some("f16") => (update, AtomicType::F16, 2),
-            Some("bf16") => (update, AtomicType::Bf16, 2),
-            Some("f64") => (update, AtomicType::F64, 8),
-            Some("s32") => (update, AtomicType::Signed, 4),
-            Some("s64") => (update, AtomicType::Signed, 8),
-            Some("u64" | "b64") => (update, AtomicType::Bits, 8),
-            Some("f32") | None => (update, AtomicType::F32, 4),
-            Some(_) => (update, AtomicType::Bits, 4),
-        })
+        // A tensor's map says the type; f32 stands in until the copy reads the map.
+        let kind = form.kind().unwrap_or("f32");
+        Ok((update, atomic_type(kind), type_bytes(kind).unwrap_or(4) as u8))
     }
 }

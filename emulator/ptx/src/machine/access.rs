@@ -122,10 +122,15 @@ impl Machine<'_> {
             Space::Global => Some(address),
             Space::Shared => {
                 let (block, offset) = self.shared(warp, address)?;
-                Some(SHARED_WINDOW | (self.blocks[block].number as u64) << RANK_SHIFT | offset)
+                Some(self.shared_flag(block, offset))
             }
             _ => None,
         }
+    }
+
+    /// The name of an offset in a block's shared memory: no other block of the grid has the same.
+    pub(super) fn shared_flag(&self, block: usize, offset: u64) -> u64 {
+        SHARED_WINDOW | (self.blocks[block].number as u64) << RANK_SHIFT | offset
     }
 
     /// A strong read: the warp hears what was published at its lanes' addresses.
@@ -324,9 +329,9 @@ impl Machine<'_> {
         let ByteRange { region, offset, bytes } = range;
         let shared = matches!(region, Region::Shared { .. });
         let space = if shared { Space::Shared } else { Space::Global };
-        let Some(kind) = race_kind(&self.checks, space) else { return Ok(()) };
+        let Some(kind) = race_kind(&self.checks, space).filter(|_| bytes > 0) else { return Ok(()) };
         let contents = contents_in(&mut self.spaces, &mut self.blocks, None, region);
-        let Some(contents) = contents.filter(|_| bytes > 0) else { return Ok(()) };
+        let Some(contents) = contents else { return Ok(()) };
         let touch = Touch {
             pc: site.pc,
             resident: warp.resident,

@@ -17,6 +17,7 @@ use crate::code::{
     Asynchronous, Atomic, AtomicType, Bulk, Instruction, Matrix, Order, Program, Space, Update,
 };
 use crate::lanes::lanes;
+use crate::memory::shadow::{ASYNC, STRONG};
 use crate::tensor_map::{Fill, TensorMap, TensorType};
 
 impl Machine<'_> {
@@ -186,9 +187,9 @@ impl Machine<'_> {
         (mut data, written): (Vec<u8>, Vec<bool>),
         id: Option<MbarrierId>,
     ) -> Outcome<()> {
-        let strong = if bulk.reduce.is_some() { crate::memory::shadow::STRONG } else { 0 };
+        let strong = if bulk.reduce.is_some() { STRONG } else { 0 };
         self.seen_by_async_proxy(warp, site, "writes", range)?;
-        self.touch(warp, site, range, true, strong | crate::memory::shadow::ASYNC)?;
+        self.touch(warp, site, range, true, strong | ASYNC)?;
         if bulk.to == Space::Global {
             self.report.global_bytes_written += range.bytes as u64;
         }
@@ -199,7 +200,7 @@ impl Machine<'_> {
         let bytes = range.bytes as i64;
         match id {
             Some(id) => {
-                self.mbarrier_brings(id, Landing { range, data, written });
+                self.mbarrier_add_landing(id, Landing { range, data, written });
                 self.mbarrier_publish(warp, id);
                 self.mbarrier_bytes(id, -bytes);
             }

@@ -10,6 +10,7 @@ use super::state::{
 use crate::FaultKind;
 use crate::code::{Asynchronous, Barrier, BarrierKind, Instruction, NOWHERE, Space};
 use crate::lanes::{LANES, lanes};
+use crate::memory::shadow::STRONG;
 
 impl Machine<'_> {
     pub(crate) fn barrier(
@@ -354,7 +355,7 @@ impl Machine<'_> {
         }
         let range =
             ByteRange { region: Region::Shared { block: id.block }, offset: id.offset as usize, bytes: 8 };
-        self.touch(warp, site, range, false, crate::memory::shadow::STRONG)?;
+        self.touch(warp, site, range, false, STRONG)?;
         Ok(id)
     }
 
@@ -364,9 +365,7 @@ impl Machine<'_> {
     }
 
     fn mbarrier_flag(&self, id: MbarrierId) -> u64 {
-        crate::machine::state::SHARED_WINDOW
-            | (self.blocks[id.block].number as u64) << crate::machine::state::RANK_SHIFT
-            | id.offset
+        self.shared_flag(id.block, id.offset)
     }
 
     /// More bytes are expected, or have come.
@@ -375,7 +374,7 @@ impl Machine<'_> {
         if let Some(barrier) = self.blocks[id.block].mbarriers.get_mut(&id.offset) {
             barrier.bytes += bytes;
         }
-        self.mbarrier_over(id);
+        self.mbarrier_end_phase(id);
     }
 
     fn mbarrier_arrive(&mut self, warp: &Warp, site: Site, id: MbarrierId, times: i64) -> Outcome<()> {
@@ -387,7 +386,7 @@ impl Machine<'_> {
             let message = "more arrivals at the barrier than a phase has";
             return self.fault(FaultKind::InvalidOperand, warp, site.i, site.lane, message);
         }
-        self.mbarrier_over(id);
+        self.mbarrier_end_phase(id);
         Ok(())
     }
 
@@ -398,8 +397,8 @@ impl Machine<'_> {
         self.clocks.publish(warp.resident, flag);
     }
 
-    /// Bytes that come with the end of the phase.
-    pub(crate) fn mbarrier_brings(&mut self, id: MbarrierId, landing: Landing) {
+    /// Bytes that arrive with the end of the phase.
+    pub(crate) fn mbarrier_add_landing(&mut self, id: MbarrierId, landing: Landing) {
         let range = landing.range;
         if let Some(contents) = self.contents_of(range.region) {
             contents.announce(range.offset, range.offset + range.bytes);
@@ -410,7 +409,7 @@ impl Machine<'_> {
     }
 
     /// Ends the phase if nothing is missing.
-    fn mbarrier_over(&mut self, id: MbarrierId) {
+    fn mbarrier_end_phase(&mut self, id: MbarrierId) {
         let Some(barrier) = self.blocks[id.block].mbarriers.get_mut(&id.offset) else { return };
         if barrier.left != 0 || barrier.bytes != 0 {
             return;

@@ -1,4 +1,4 @@
-//! Calls of device functions, and of the few that a device's runtime brings: `printf` and `assert`.
+//! Calls of device functions, and of the two that CUDA's device runtime provides: `printf` and `assert`.
 
 use super::state::{Machine, Next, Outcome, Region, Warp, space_of, within};
 use crate::FaultKind;

@@ -1,4 +1,4 @@
-//! Faults with everything that says where, and the faults of a launch in which no thread gets on.
+//! Makes faults, with the kernel, line, block and thread; also those of a launch in which no thread can go on.
 
 use super::state::{Machine, Outcome, Warp};
 use crate::code::{Atomic, Collective, Instruction, Op, Update};

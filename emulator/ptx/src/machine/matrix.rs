@@ -32,8 +32,7 @@ impl Machine<'_> {
         Ok(Next::On)
     }
 
-    /// Carries out the instruction that a lane waits at if all others wait there too. The lanes that are settled with
-    /// it.
+    /// Carries out the instruction that a lane waits at if all others wait there too. Gives the lanes that wait there.
     pub(crate) fn finish_matrix(&mut self, warp: &mut Warp, lane: usize) -> Outcome<u32> {
         let pc = warp.pc[lane];
         let here = lanes(warp.at_warp_op).filter(|&l| warp.pc[l] == pc).fold(0u32, |m, l| m | 1 << l);
