@@ -230,12 +230,14 @@ fn load_values<const N: usize>(
         let places = if run.uniform { 1 } else { run.lanes };
         let bytes = &contents.data[offset..offset + places * BYTES * N];
         let (chunks, _) = bytes.as_chunks::<BYTES>();
+        if run.uniform {
+            for k in 0..N {
+                values[k][run.lane..run.lane + run.lanes].fill(T::from_le_bytes(chunks[k]) as u64);
+            }
+            return;
+        }
         for k in 0..N {
             let lanes = &mut values[k][run.lane..run.lane + run.lanes];
-            if run.uniform {
-                lanes.fill(T::from_le_bytes(chunks[k]) as u64);
-                continue;
-            }
             for (n, value) in lanes.iter_mut().enumerate() {
                 *value = T::from_le_bytes(chunks[n * N + k]) as u64;
             }

@@ -107,7 +107,8 @@ impl Machine<'_> {
         Ok(if race_kind(&self.checks, space).is_some() { again } else { 0 })
     }
 
-    #[inline(always)]
+    /// Stores a run's values. Out of line, so that `step`, which all other instructions pass through, stays small.
+    #[inline(never)]
     fn store_run(
         &mut self,
         warp: &mut Warp,
