@@ -148,8 +148,11 @@ impl Ranks for Rendezvous {
         // What was carried out is done, even if the rank has not asked yet.
         state.batches.retain(|(of, _), batch| *of != rank || batch.open.is_empty());
         // Its buffers may be gone.
-        state.mail.values_mut().for_each(|parts| parts.retain(|part| part.rank != rank));
-        state.together.values_mut().for_each(|parts| parts.retain(|part| part.rank != rank));
+        state.mail.values_mut().for_each(|rank_calls| rank_calls.retain(|rank_call| rank_call.rank != rank));
+        state
+            .together
+            .values_mut()
+            .for_each(|rank_calls| rank_calls.retain(|rank_call| rank_call.rank != rank));
     }
 
     fn posted(&self, rank: usize, ticket: u64, calls: Vec<(Call, Vec<u8>)>) {
@@ -195,56 +198,56 @@ impl RendezvousState {
         }
     }
 
-    fn post(&mut self, driver: &Driver, ranks: usize, part: RankCall) -> Result<(), Error> {
-        if part.rank >= ranks {
-            return Err(usage(format!("a call of rank {} of {ranks}", part.rank)));
+    fn post(&mut self, driver: &Driver, ranks: usize, rank_call: RankCall) -> Result<(), Error> {
+        if rank_call.rank >= ranks {
+            return Err(usage(format!("a call of rank {} of {ranks}", rank_call.rank)));
         }
-        if part.call.is_between_two() {
-            let Some((send, receive)) = self.pair(part)? else { return Ok(()) };
+        if rank_call.call.is_between_two() {
+            let Some((send, receive)) = self.pair(rank_call)? else { return Ok(()) };
             if !self.elsewhere.contains(&receive.rank) {
                 write_output(driver, receive.rank, &receive.call, &send.data).map_err(refused)?;
             }
             self.carried_out(&[send, receive]);
             return Ok(());
         }
-        let number = self.next[part.rank];
-        self.next[part.rank] += 1;
+        let number = self.next[rank_call.rank];
+        self.next[rank_call.rank] += 1;
         let posted = self.together.entry(number).or_default();
-        if let Some(other) = posted.first().filter(|other| !other.call.fits(&part.call)) {
+        if let Some(other) = posted.first().filter(|other| !other.call.fits(&rank_call.call)) {
             return Err(usage(format!(
                 "call {number} of the communicator differs between ranks: rank {} calls {}, rank {} calls {}",
-                other.rank, other.call, part.rank, part.call
+                other.rank, other.call, rank_call.rank, rank_call.call
             )));
         }
-        posted.push(part);
+        posted.push(rank_call);
         if posted.len() < ranks {
             return Ok(());
         }
-        let mut parts = self.together.remove(&number).unwrap_or_default();
-        parts.sort_by_key(|part| part.rank);
-        let brought: Vec<&[u8]> = parts.iter().map(|part| part.data.as_slice()).collect();
-        for part in parts.iter().filter(|part| !self.elsewhere.contains(&part.rank)) {
-            carry_out(driver, part.rank, &part.call, &brought).map_err(refused)?;
+        let mut rank_calls = self.together.remove(&number).unwrap_or_default();
+        rank_calls.sort_by_key(|rank_call| rank_call.rank);
+        let brought: Vec<&[u8]> = rank_calls.iter().map(|rank_call| rank_call.data.as_slice()).collect();
+        for rank_call in rank_calls.iter().filter(|rank_call| !self.elsewhere.contains(&rank_call.rank)) {
+            carry_out(driver, rank_call.rank, &rank_call.call, &brought).map_err(refused)?;
         }
-        self.carried_out(&parts);
+        self.carried_out(&rank_calls);
         Ok(())
     }
 
     /// The send and the receive, if the other side is there already.
-    fn pair(&mut self, part: RankCall) -> Result<Option<(RankCall, RankCall)>, Error> {
-        let ends = match part.call.operation {
-            Operation::Send(to) => (part.rank, to),
-            Operation::Receive(from) => (from, part.rank),
+    fn pair(&mut self, rank_call: RankCall) -> Result<Option<(RankCall, RankCall)>, Error> {
+        let ends = match rank_call.call.operation {
+            Operation::Send(to) => (rank_call.rank, to),
+            Operation::Receive(from) => (from, rank_call.rank),
             _ => return Ok(None),
         };
-        let sends = |part: &RankCall| matches!(part.call.operation, Operation::Send(_));
+        let sends = |rank_call: &RankCall| matches!(rank_call.call.operation, Operation::Send(_));
         let mail = self.mail.entry(ends).or_default();
-        if mail.front().is_none_or(|other| sends(other) == sends(&part)) {
-            mail.push_back(part);
+        if mail.front().is_none_or(|other| sends(other) == sends(&rank_call)) {
+            mail.push_back(rank_call);
             return Ok(None);
         }
         let Some(other) = mail.pop_front() else { return Ok(None) };
-        let (send, receive) = if sends(&part) { (part, other) } else { (other, part) };
+        let (send, receive) = if sends(&rank_call) { (rank_call, other) } else { (other, rank_call) };
         if (send.call.kind, send.call.count) != (receive.call.kind, receive.call.count) {
             let (sent, received) = (send.call, receive.call);
             return Err(usage(format!("rank {} calls {sent}, rank {} calls {received}", ends.0, ends.1)));
@@ -252,10 +255,10 @@ impl RendezvousState {
         Ok(Some((send, receive)))
     }
 
-    fn carried_out(&mut self, parts: &[RankCall]) {
-        for part in parts {
-            if let Some(batch) = self.batches.get_mut(&(part.rank, part.ticket)) {
-                batch.open.remove(&part.index);
+    fn carried_out(&mut self, rank_calls: &[RankCall]) {
+        for rank_call in rank_calls {
+            if let Some(batch) = self.batches.get_mut(&(rank_call.rank, rank_call.ticket)) {
+                batch.open.remove(&rank_call.index);
             }
         }
     }
@@ -309,8 +312,8 @@ impl RendezvousState {
     }
 
     fn is_missing(&self, rank: usize, other: usize) -> bool {
-        let waits = |parts: &Vec<RankCall>| {
-            parts.iter().any(|p| p.rank == rank) && parts.iter().all(|p| p.rank != other)
+        let waits = |rank_calls: &Vec<RankCall>| {
+            rank_calls.iter().any(|p| p.rank == rank) && rank_calls.iter().all(|p| p.rank != other)
         };
         self.together.values().any(waits)
     }

@@ -11,7 +11,8 @@ use crate::decode::names::{Names, Symbol};
 use crate::lanes::round::Mode;
 use crate::module::{Kernel, Parameter, Variable};
 use crate::syntax::{
-    Declaration, Function, LocDirective, Operand, Spelled, StateSpace, Statement, SyntaxTree, type_bytes,
+    Declaration, Function, LocDirective, Operand, RawInstruction, StateSpace, Statement, SyntaxTree,
+    type_bytes,
 };
 
 mod arithmetic;
@@ -157,7 +158,7 @@ impl<'a> Builder<'a> {
                     self.names.add(name, Symbol::Table(number as u32));
                 }
                 Statement::Prototype(name) => self.names.add(name, Symbol::Prototype),
-                Statement::Instruction(spelled) => self.instruction(spelled)?,
+                Statement::Instruction(raw) => self.instruction(raw)?,
             }
         }
         // A thread that runs past the end returns.
@@ -194,26 +195,22 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    fn instruction(&mut self, spelled: &Spelled) -> Result<(), ParseError> {
-        self.line = spelled.line;
-        self.location = self.location_of(&spelled.loc);
+    fn instruction(&mut self, raw: &RawInstruction) -> Result<(), ParseError> {
+        self.line = raw.line;
+        self.location = self.location_of(&raw.loc);
         self.guard = (NOWHERE, true);
-        if let Some((name, negated)) = &spelled.guard {
+        if let Some((name, negated)) = &raw.guard {
             self.guard = (self.register(name)?.0, !negated);
         }
-        let form = Form::new(&spelled.parts);
-        let ops = &spelled.operands;
+        let form = Form::new(&raw.parts);
+        let ops = &raw.operands;
         let known = self.arithmetic(&form, ops)?
             || self.memory(&form, ops)?
             || self.control(&form, ops)?
             || self.together(&form, ops)?
             || self.matrix(&form, ops)?
             || self.asynchronous(&form, ops)?;
-        if known {
-            Ok(())
-        } else {
-            self.error(&format!("unsupported instruction `{}`", spelled.parts.join(".")))
-        }
+        if known { Ok(()) } else { self.error(&format!("unsupported instruction `{}`", raw.parts.join("."))) }
     }
 
     fn location_of(&mut self, loc: &Option<LocDirective>) -> u32 {

@@ -10,7 +10,7 @@ mod parser;
 
 pub(crate) use parser::read;
 
-/// A module's text.
+/// A module's text as a tree.
 #[derive(Debug, Default)]
 pub(crate) struct SyntaxTree {
     pub(crate) functions: Vec<Function>,
@@ -72,12 +72,12 @@ pub(crate) enum Statement {
     Targets(String, Vec<String>),
     /// The label of a `.callprototype`: a call finds its function's parameters without it.
     Prototype(String),
-    Instruction(Box<Spelled>),
+    Instruction(Box<RawInstruction>),
 }
 
-/// An instruction as it is spelled.
+/// An instruction as the text has it, with names not yet looked up.
 #[derive(Debug)]
-pub(crate) struct Spelled {
+pub(crate) struct RawInstruction {
     pub(crate) guard: Option<(String, bool)>,
     /// `ld`, `global`, `v4`, `f32`.
     pub(crate) parts: Vec<String>,

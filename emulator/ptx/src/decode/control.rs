@@ -111,11 +111,11 @@ fn reaches(tree: &SyntaxTree, from: &str, to: &str, seen: &mut Vec<String>) -> b
         return false;
     };
     for statement in function.body.iter().flatten() {
-        let Statement::Instruction(spelled) = statement else { continue };
-        if spelled.parts[0] != "call" {
+        let Statement::Instruction(raw) = statement else { continue };
+        if raw.parts[0] != "call" {
             continue;
         }
-        for operand in &spelled.operands {
+        for operand in &raw.operands {
             let Operand::Name(name, 0) = operand else { continue };
             if name == to {
                 return true;

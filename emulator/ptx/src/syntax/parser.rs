@@ -2,7 +2,7 @@
 
 use super::lexer::{Cursor, TokenKind, tokens};
 use super::{
-    Declaration, Function, LocDirective, Operand, Spelled, StateSpace, Statement, SyntaxTree, literal,
+    Declaration, Function, LocDirective, Operand, RawInstruction, StateSpace, Statement, SyntaxTree, literal,
     operand, type_bytes,
 };
 use crate::ParseError;
@@ -338,7 +338,7 @@ fn labelled(cursor: &mut Cursor, label: String) -> Result<Statement, ParseError>
     Ok(Statement::Label(label))
 }
 
-fn instruction(cursor: &mut Cursor, loc: &Option<LocDirective>) -> Result<Spelled, ParseError> {
+fn instruction(cursor: &mut Cursor, loc: &Option<LocDirective>) -> Result<RawInstruction, ParseError> {
     let line = cursor.peek().line;
     let mut guard = None;
     if cursor.eat("@") {
@@ -356,5 +356,5 @@ fn instruction(cursor: &mut Cursor, loc: &Option<LocDirective>) -> Result<Spelle
             return cursor.error("`,` or `;`");
         }
     }
-    Ok(Spelled { guard, parts, operands, line, loc: loc.clone() })
+    Ok(RawInstruction { guard, parts, operands, line, loc: loc.clone() })
 }
