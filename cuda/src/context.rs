@@ -7,7 +7,8 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::driver::{self, CUcontext, CUevent, CUstream, Failure};
+use crate::driver::{self, CUcontext, CUevent, CUstream};
+use crate::vendor::{DeviceProperties, Failure};
 use crate::{Error, Result};
 
 /// A logical device: the context of a GPU, and the streams to which threads give its work.
@@ -19,7 +20,7 @@ pub struct Context {
     ordinal: usize,
     handle: CUcontext,
     stream: CUstream,
-    about: About,
+    properties: DeviceProperties,
     /// Streams of lanes that have ended, for the next lanes.
     idle: Mutex<Vec<LaneStream>>,
     launches: AtomicU64,
@@ -36,15 +37,6 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 // SAFETY: a stream's handle may be used from any thread.
 unsafe impl Send for LaneStream {}
-
-/// The properties of a GPU.
-#[derive(Clone, Debug)]
-struct About {
-    name: String,
-    capability: (u32, u32),
-    processors: u32,
-    shared_bytes_max: u32,
-}
 
 /// The number of logical devices.
 const DEVICES: &str = "PHALANX_CUDA_DEVICES";
@@ -70,16 +62,15 @@ impl Context {
         }
         let ordinal = usize::from(index) % gpus;
         let failed = |failure: Failure| unsupported(failure.text);
-        let driver::About { context, name, capability, processors, shared_bytes_max } =
-            driver::open(ordinal).map_err(failed)?;
+        let (handle, properties) = driver::open(ordinal).map_err(failed)?;
         CURRENT.set(Some(index));
         connect(ordinal).map_err(failed)?;
         Ok(Context {
             index,
             ordinal,
-            handle: context,
+            handle,
             stream: driver::stream().map_err(failed)?,
-            about: About { name, capability, processors, shared_bytes_max },
+            properties,
             idle: Mutex::default(),
             launches: AtomicU64::new(0),
             count_memory,
@@ -98,22 +89,22 @@ impl Context {
 
     /// What the vendor calls it.
     pub fn name(&self) -> &str {
-        &self.about.name
+        &self.properties.name
     }
 
     /// Its compute capability: major and minor.
     pub fn capability(&self) -> (u32, u32) {
-        self.about.capability
+        self.properties.capability
     }
 
     /// Its streaming multiprocessors. As many blocks run at the same time, times the blocks that fit one.
     pub fn processors(&self) -> u32 {
-        self.about.processors
+        self.properties.processors
     }
 
     /// Shared memory that a block may ask for, in bytes.
     pub fn shared_bytes_max(&self) -> u32 {
-        self.about.shared_bytes_max
+        self.properties.shared_bytes_max
     }
 
     /// Kernels launched so far.
@@ -234,7 +225,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl std::fmt::Debug for Context {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let About { name, capability: (major, minor), processors, .. } = &self.about;
+        let DeviceProperties { name, capability: (major, minor), processors, .. } = &self.properties;
         let index = self.index;
         write!(f, "cuda:{index} ({name}, compute capability {major}.{minor}, {processors} multiprocessors)")
     }

@@ -19,11 +19,12 @@ use cudarc::cublaslt::sys;
 
 use crate::Result;
 use crate::context::{Context, lock};
-use crate::driver::{CUstream, Failure};
-use crate::gate::LoadGate;
-use crate::library::{Library, require};
+use crate::driver::CUstream;
+use crate::library::require;
+use crate::load_gate::LoadGate;
 use crate::memory::DeviceBlock;
 use crate::product::{Epilogue, Float, MatrixLayout, ProductForm, ProductPointers};
+use crate::vendor::{Failure, Library, OUT_OF_MEMORY};
 
 /// Memory for an algorithm to work in, for each stream: what NVIDIA advises for these GPUs.
 const WORKSPACE_BYTES: usize = 32 << 20;
@@ -155,9 +156,12 @@ unsafe impl Sync for Plan {}
 
 impl From<CublasError> for Failure {
     fn from(CublasError(status): CublasError) -> Failure {
-        // 2 is the driver's code for memory that is not there; other failures are told apart by their text only.
+        // Failures other than this one are told apart by their text only.
         let out_of_memory = status == sys::cublasStatus_t::CUBLAS_STATUS_ALLOC_FAILED;
-        Failure { code: if out_of_memory { 2 } else { u32::MAX }, text: format!("cuBLASLt: {status:?}") }
+        Failure {
+            code: if out_of_memory { OUT_OF_MEMORY } else { u32::MAX },
+            text: format!("cuBLASLt: {status:?}"),
+        }
     }
 }
 

@@ -5,28 +5,10 @@ use std::ffi::{CString, c_int, c_void};
 
 use cudarc::driver::{DriverError, result, sys};
 
-use crate::library::{Library, require};
+use crate::library::require;
+use crate::vendor::{Called, DeviceProperties, Failure, Library};
 
 pub(crate) use sys::{CUcontext, CUevent, CUfunction, CUgraphExec, CUmodule, CUstream};
-
-/// A failed call: the driver's code and text.
-#[derive(Clone, Debug)]
-pub(crate) struct Failure {
-    pub(crate) code: u32,
-    pub(crate) text: String,
-}
-
-impl Failure {
-    /// The device has no memory left.
-    pub(crate) fn is_out_of_memory(&self) -> bool {
-        self.code == sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32
-    }
-
-    /// Of an event: its work has not run yet.
-    pub(crate) fn is_not_ready(&self) -> bool {
-        self.code == sys::CUresult::CUDA_ERROR_NOT_READY as u32
-    }
-}
 
 impl From<DriverError> for Failure {
     fn from(error: DriverError) -> Failure {
@@ -37,17 +19,6 @@ impl From<DriverError> for Failure {
     }
 }
 
-type Called<T = ()> = Result<T, Failure>;
-
-/// The properties of a GPU.
-pub(crate) struct About {
-    pub(crate) context: CUcontext,
-    pub(crate) name: String,
-    pub(crate) capability: (u32, u32),
-    pub(crate) processors: u32,
-    pub(crate) shared_bytes_max: u32,
-}
-
 /// The number of GPUs.
 pub(crate) fn count() -> Result<usize, String> {
     require(Library::Driver)?;
@@ -56,8 +27,8 @@ pub(crate) fn count() -> Result<usize, String> {
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
-/// Opens GPU number `ordinal`, which exists.
-pub(crate) fn open(ordinal: usize) -> Called<About> {
+/// Opens GPU number `ordinal`, which exists: its primary context and its properties.
+pub(crate) fn open(ordinal: usize) -> Called<(CUcontext, DeviceProperties)> {
     use sys::CUdevice_attribute as A;
     let device = result::device::get(ordinal as c_int)?;
     // SAFETY: `device` was just obtained and no attribute has further requirements; the context is never released, so it lives
@@ -71,8 +42,7 @@ pub(crate) fn open(ordinal: usize) -> Called<About> {
         let mut threshold = u64::MAX;
         let release = sys::CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         result::mem_pool::set_attribute(pool, release, (&raw mut threshold).cast())?;
-        Ok(About {
-            context,
+        let properties = DeviceProperties {
             name: result::device::get_name(device)?,
             capability: (
                 attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
@@ -80,7 +50,8 @@ pub(crate) fn open(ordinal: usize) -> Called<About> {
             ),
             processors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             shared_bytes_max: attribute(A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
-        })
+        };
+        Ok((context, properties))
     }
 }
 

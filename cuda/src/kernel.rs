@@ -10,20 +10,21 @@ use smallvec::SmallVec;
 
 use crate::context::{Context, lock};
 use crate::driver::{self, CUfunction, CUmodule};
-use crate::gate::LoadGate;
+use crate::load_gate::LoadGate;
 use crate::nvrtc;
 use crate::program::{Program, Target};
+use crate::vendor::Failure;
 use crate::{Error, Result};
 
 /// The programs that a device has loaded.
 #[derive(Default)]
 pub(crate) struct Kernels {
-    loaded: RwLock<HashMap<u64, Vec<Loaded>>>,
+    loaded: RwLock<HashMap<u64, Vec<LoadedProgram>>>,
     /// One compilation at a time, so that none is done twice.
     loading: Mutex<()>,
 }
 
-struct Loaded {
+struct LoadedProgram {
     files: &'static [(&'static str, &'static str)],
     defines: Vec<(String, String)>,
     module: Module,
@@ -46,7 +47,7 @@ unsafe impl Send for Function {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Function {}
 
-impl Loaded {
+impl LoadedProgram {
     fn is(&self, program: &Program<'_>) -> bool {
         let files = program.files.len() == self.files.len()
             && program.files.iter().zip(self.files).all(|(a, b)| std::ptr::eq(a.1, b.1));
@@ -95,7 +96,7 @@ impl Kernels {
             None => {
                 let own = |(name, value): &(&str, &str)| ((*name).to_string(), (*value).to_string());
                 let defines = program.defines.iter().map(own).collect();
-                all.push(Loaded { files: program.files, defines, module, functions: vec![named] });
+                all.push(LoadedProgram { files: program.files, defines, module, functions: vec![named] });
             }
         }
     }
@@ -114,7 +115,7 @@ impl Kernels {
             return Ok(function);
         }
         let wrong = |what: String| Error::Failed { op, index: context.index(), what };
-        let failed = |f: driver::Failure| wrong(format!("{} of {}: {}", entry, program.name, f.text));
+        let failed = |f: Failure| wrong(format!("{} of {}: {}", entry, program.name, f.text));
         context.bind(op)?;
         let module = match self.module(key, program) {
             Some(module) => module,

@@ -13,10 +13,13 @@
 //!   kernel     loaded programs, launches        cublaslt   plans and calls of matrix products
 //!   nvrtc      source -> machine code, cached   product    the description of a matrix product
 //!   program    sources and targets              fault      errors that kernels report
-//!   gate       loads wait for collectives       memory     device and pinned memory, uploads
+//!   load_gate  loads wait for collectives       memory     device and pinned memory, uploads
 //!    │
 //!   context    context, streams, events, counters
-//!   driver     the calls of the driver          library    which files, from where          off      stubs without the feature `cuda`
+//!   driver     the calls of the driver          library    which files, from where
+//!   stubs      in place of these, of nvrtc and of cublaslt without the feature `cuda`
+//!    │
+//!   vendor     the libraries' names, a GPU's properties, the failure of a call
 //! ```
 
 mod context;
@@ -25,21 +28,22 @@ mod cublaslt;
 #[cfg(feature = "cuda")]
 mod driver;
 mod fault;
-mod gate;
 mod gpu;
 mod kernel;
 #[cfg(feature = "cuda")]
 mod library;
+mod load_gate;
 mod memory;
 #[cfg(feature = "cuda")]
 mod nvrtc;
-#[cfg(not(feature = "cuda"))]
-mod off;
 mod product;
 mod program;
+#[cfg(not(feature = "cuda"))]
+mod stubs;
+mod vendor;
 
 #[cfg(not(feature = "cuda"))]
-use off::{cublaslt, driver, library, nvrtc};
+use stubs::{cublaslt, driver, library, nvrtc};
 
 pub use context::{Calls, Context, GpuEvent, LaneGuard, calls};
 pub use cublaslt::PlannedProduct;
@@ -47,16 +51,17 @@ pub use cublaslt::PlannedProduct;
 #[cfg(feature = "cuda")]
 pub use cudarc;
 pub use fault::FAULT;
-pub use gate::CollectiveGuard;
 pub use gpu::{Gpu, Graph, Readback};
 pub use kernel::{Arguments, Grid, Kernel};
 #[cfg(feature = "cuda")]
 pub use library::symbol;
-pub use library::{Library, driver_name, emulated, require};
+pub use library::{driver_name, emulated, require};
+pub use load_gate::CollectiveGuard;
 pub use memory::{DeviceBlock, Pinned, captured_step};
 pub use nvrtc::{compile, compiled};
 pub use product::{Epilogue, Float, MatrixLayout, ProductForm, ProductPointers};
 pub use program::{Image, Program, Target};
+pub use vendor::Library;
 
 /// The crate's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

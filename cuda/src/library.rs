@@ -8,18 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// A library that CUDA programs use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Library {
-    /// `libcuda`: devices, memory, launches. It comes with the GPU's driver.
-    Driver,
-    /// `libnvrtc`: the compiler of kernels.
-    Nvrtc,
-    /// `libcublasLt`: matrix products.
-    CublasLt,
-    /// `libnccl`: communication between GPUs.
-    Nccl,
-}
+use crate::vendor::Library;
 
 /// The folder of stand-in libraries, where they are not beside the program.
 const EMULATOR_DIR: &str = "PHALANX_CUDA_EMULATOR";
@@ -53,20 +42,20 @@ pub unsafe fn symbol<F: Copy>(library: Library, name: &str) -> Result<F, String>
 
 /// # Safety
 /// As for [`symbol`]; the library is not closed as long as the function may be called.
-unsafe fn function<F: Copy>(Loaded { from, file }: &Loaded, name: &str) -> Result<F, String> {
+unsafe fn function<F: Copy>(LoadedLibrary { from, file }: &LoadedLibrary, name: &str) -> Result<F, String> {
     // SAFETY: by the caller.
     let found = unsafe { file.get::<F>(name.as_bytes()) };
     found.map(|f| *f).map_err(|_| format!("{from} has no function {name}: another version is needed"))
 }
 
 /// A library that is never closed.
-struct Loaded {
+struct LoadedLibrary {
     from: String,
     file: libloading::Library,
 }
 
-fn loaded(library: Library) -> Result<&'static Loaded, String> {
-    static FOUND: [OnceLock<Result<Loaded, String>>; 4] = [const { OnceLock::new() }; 4];
+fn loaded(library: Library) -> Result<&'static LoadedLibrary, String> {
+    static FOUND: [OnceLock<Result<LoadedLibrary, String>>; 4] = [const { OnceLock::new() }; 4];
     FOUND[library as usize].get_or_init(|| find(library)).as_ref().map_err(Clone::clone)
 }
 
@@ -78,7 +67,7 @@ pub fn driver_name() -> Result<&'static str, String> {
     require(Library::Driver)
 }
 
-fn find(library: Library) -> Result<Loaded, String> {
+fn find(library: Library) -> Result<LoadedLibrary, String> {
     let Files { stand_in, names } = files(library);
     if let (Some(stand_in), true) = (stand_in, emulated()) {
         return stand_in_library(stand_in);
@@ -91,12 +80,12 @@ fn find(library: Library) -> Result<Loaded, String> {
             let file = load(&path)?;
             // Never closed, so the system finds them by their names from now on.
             companions.into_iter().for_each(std::mem::forget);
-            Loaded { from: path.display().to_string(), file }
+            LoadedLibrary { from: path.display().to_string(), file }
         }
         // By name, from where the system looks.
         None => {
             let by_name =
-                |name: &&str| Some(Loaded { from: (*name).into(), file: load(Path::new(name)).ok()? });
+                |name: &&str| Some(LoadedLibrary { from: (*name).into(), file: load(Path::new(name)).ok()? });
             names.iter().find_map(by_name).ok_or_else(|| missing(library, names))?
         }
     };
@@ -178,7 +167,7 @@ fn wheels(names: &[&str]) -> Vec<PathBuf> {
 }
 
 /// The stand-in, by its absolute path.
-fn stand_in_library(name: &str) -> Result<Loaded, String> {
+fn stand_in_library(name: &str) -> Result<LoadedLibrary, String> {
     let file = format!("{}{name}{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
     let named = std::env::var_os(EMULATOR_DIR).map(PathBuf::from);
     let program = std::env::current_exe().ok();
@@ -196,7 +185,7 @@ fn stand_in_library(name: &str) -> Result<Loaded, String> {
         ));
     };
     let from = format!("{} (an emulator: kernels run on the CPU)", path.display());
-    Ok(Loaded { from, file: load(&path)? })
+    Ok(LoadedLibrary { from, file: load(&path)? })
 }
 
 /// The libraries that a library loads by itself, by name, when it is used, taken from the same folder.
@@ -265,7 +254,7 @@ mod tests {
     #[test]
     fn a_function_that_a_library_does_not_have_is_an_error() {
         let file = load(Path::new("libc.so.6")).unwrap();
-        let known = Loaded { from: "libc.so.6".into(), file };
+        let known = LoadedLibrary { from: "libc.so.6".into(), file };
         // SAFETY: `getpid` is such a function; the other one is not there.
         let (there, missing) = unsafe {
             (

@@ -10,8 +10,9 @@ use std::sync::{Mutex, OnceLock};
 use cudarc::nvrtc::{result, sys};
 
 use crate::context::lock;
-use crate::library::{Library, require};
+use crate::library::require;
 use crate::program::{Image, Target};
+use crate::vendor::Library;
 
 /// Compiles a program, or takes it from the cache.
 ///
@@ -83,9 +84,9 @@ fn version() -> Result<String, String> {
 }
 
 /// A program in the compiler, destroyed on drop.
-struct Source(sys::nvrtcProgram);
+struct NvrtcProgram(sys::nvrtcProgram);
 
-impl Drop for Source {
+impl Drop for NvrtcProgram {
     fn drop(&mut self) {
         // SAFETY: it came from `create_program` and is used no more.
         let _ = unsafe { result::destroy_program(self.0) };
@@ -95,21 +96,21 @@ impl Drop for Source {
 fn build(name: &str, text: &str, options: &[String], target: Target) -> Result<Image, String> {
     let c = |s: &str| CString::new(s).map_err(|_| format!("{name}: the source has a 0 byte"));
     let (code, file) = (c(text)?, c(name)?);
-    let source = result::create_program(&code, Some(&file)).map_err(|e| format!("NVRTC: {e:?}"))?;
-    let source = Source(source);
+    let program = result::create_program(&code, Some(&file)).map_err(|e| format!("NVRTC: {e:?}"))?;
+    let program = NvrtcProgram(program);
     // SAFETY: the program exists; no option has a 0 byte.
-    let compiled = unsafe { result::compile_program(source.0, options) };
+    let compiled = unsafe { result::compile_program(program.0, options) };
     // SAFETY: the program exists and was compiled, or failed to be.
-    let log = unsafe { result::get_program_log(source.0) }.unwrap_or_default();
+    let log = unsafe { result::get_program_log(program.0) }.unwrap_or_default();
     let log = log_text(&log);
     if let Err(e) = compiled {
         return Err(format!("{name} does not compile for {target} ({e:?}):\n{log}"));
     }
     let code = match target {
         // SAFETY: the program was compiled to a CUBIN, or else its size is 0.
-        Target::Cubin(_) => unsafe { take(&source, sys::nvrtcGetCUBINSize, sys::nvrtcGetCUBIN) },
+        Target::Cubin(_) => unsafe { read_output(&program, sys::nvrtcGetCUBINSize, sys::nvrtcGetCUBIN) },
         // SAFETY: the program was compiled.
-        Target::Ptx(_) => unsafe { take(&source, sys::nvrtcGetPTXSize, sys::nvrtcGetPTX) },
+        Target::Ptx(_) => unsafe { read_output(&program, sys::nvrtcGetPTXSize, sys::nvrtcGetPTX) },
     };
     Ok(Image { code: code.map_err(|e| format!("{name}: {e}"))?, log })
 }
@@ -123,14 +124,14 @@ type GetSize = unsafe fn(sys::nvrtcProgram, *mut usize) -> sys::nvrtcResult;
 type GetBytes = unsafe fn(sys::nvrtcProgram, *mut c_char) -> sys::nvrtcResult;
 
 /// # Safety
-/// The functions are the size and the bytes of one product of the program.
-unsafe fn take(source: &Source, size: GetSize, bytes: GetBytes) -> Result<Vec<u8>, String> {
+/// The functions give the size and the bytes of one output of the program, its CUBIN or its PTX.
+unsafe fn read_output(program: &NvrtcProgram, size: GetSize, bytes: GetBytes) -> Result<Vec<u8>, String> {
     let mut length = 0;
     // SAFETY: the program exists; `length` is there to be written, then as many bytes.
     unsafe {
-        size(source.0, &raw mut length).result().map_err(|e| format!("{e:?}"))?;
+        size(program.0, &raw mut length).result().map_err(|e| format!("{e:?}"))?;
         let mut taken = vec![0u8; length];
-        bytes(source.0, taken.as_mut_ptr().cast()).result().map_err(|e| format!("{e:?}"))?;
+        bytes(program.0, taken.as_mut_ptr().cast()).result().map_err(|e| format!("{e:?}"))?;
         Ok(taken)
     }
 }

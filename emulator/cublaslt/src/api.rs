@@ -6,14 +6,14 @@ use phalanx_emulator_link::driver::Driver;
 use phalanx_emulator_link::pointer::{Host, In, Out};
 
 use crate::description::{self, Bias, DESCRIPTIONS, Description};
-use crate::element::Kind;
+use crate::element::ElementType;
 use crate::layout::{self, LAYOUTS, Layout, value};
-use crate::matmul::{Scale, Work, address, submit};
+use crate::matmul::{Matmul, Scale, address, submit};
 use crate::plan::{
-    Algorithm, Found, LIBRARIES, MAX_WORKSPACE_BYTES, PREFERENCES, WORKSPACE_ALIGNMENT, check, found, plan,
-    workspace,
+    Algorithm, HeuristicResult, LIBRARIES, MAX_WORKSPACE_BYTES, PREFERENCES, WORKSPACE_ALIGNMENT, check,
+    found, plan, workspace,
 };
-use crate::status::{Status, name, present};
+use crate::status::{Status, answer, name, present};
 
 phalanx_emulator_link::export! {
     fn phalanx_emulated_cublaslt_name() -> *const c_char { c"phalanx emulated cuBLASLt".as_ptr() }
@@ -23,7 +23,8 @@ phalanx_emulator_link::export! {
     fn cublasLtGetCudartVersion() -> usize { 13_000 }
 }
 
-export! {
+phalanx_emulator_link::export! {
+    answered by answer;
     fn cublasLtCreate(handle: Out<usize>) {
         Driver::loaded().map_err(|why| Status::NOT_INITIALIZED.because(why))?;
         present(handle.set(LIBRARIES.add(())), "handle")
@@ -32,7 +33,7 @@ export! {
     fn cublasLtLoggerSetLevel(level: i32) { Ok(()) }
     fn cublasLtLoggerOpenFile(file: Host) { Ok(()) }
     fn cublasLtMatrixLayoutCreate(out: Out<usize>, kind: i32, rows: u64, columns: u64, leading: i64) {
-        let kind = Kind::from_number(kind)?;
+        let kind = ElementType::from_number(kind)?;
         let (rows, columns) = (rows as usize, columns as usize);
         let leading = layout::size("the leading dimension", leading)?;
         let layout = Layout { kind, by_rows: false, rows, columns, leading, batches: 1, batch_stride: 0 };
@@ -65,7 +66,7 @@ export! {
     }
     fn cublasLtMatmulAlgoGetHeuristic(
         library: usize, operation: usize, a: usize, b: usize, c: usize, d: usize, preference: usize, room: i32,
-        results: Out<Found>, count: Out<i32>,
+        results: Out<HeuristicResult>, count: Out<i32>,
     ) {
         present(count.set(0), "returnAlgoCount")?;
         if room < 1 {
@@ -78,7 +79,7 @@ export! {
     }
     fn cublasLtMatmulAlgoCheck(
         library: usize, operation: usize, a: usize, b: usize, c: usize, d: usize, algorithm: In<Algorithm>,
-        result: Out<Found>,
+        result: Out<HeuristicResult>,
     ) {
         plan(library, operation, [a, b, c, d])?;
         present(result.set(found(check(algorithm)?)), "result")
@@ -112,6 +113,6 @@ export! {
             return Err(Status::INVALID_VALUE.because("the epilogue has an aux, but the aux pointer is not set"));
         }
         let (a, b, d) = (address(a, "A")?, address(b, "B")?, address(d, "D")?);
-        submit(Work { plan, alpha, beta, a, b, c, d, workspace }, stream)
+        submit(Matmul { plan, alpha, beta, a, b, c, d, workspace }, stream)
     }
 }

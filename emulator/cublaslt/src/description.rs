@@ -10,7 +10,7 @@
 use phalanx_emulator_link::handle::Handles;
 use phalanx_emulator_link::pointer::Host;
 
-use crate::element::{Inputs, Kind};
+use crate::element::{ElementType, InputRounding};
 use crate::layout::value;
 use crate::status::{Result, Status};
 
@@ -18,20 +18,20 @@ use crate::status::{Result, Status};
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Description {
     /// What inputs are rounded to, and whether everything is f64.
-    pub inputs: Inputs,
+    pub inputs: InputRounding,
     pub double: bool,
     /// The type of alpha and beta.
-    pub scale: Kind,
+    pub scale: ElementType,
     /// Whether alpha and beta are in device memory.
     pub scale_on_device: bool,
     pub transposed: [bool; 2],
     pub epilogue: Epilogue,
     /// Device addresses; 0 for none. The types are those of D if not set.
     pub bias: u64,
-    pub bias_kind: Option<Kind>,
+    pub bias_kind: Option<ElementType>,
     pub bias_stride: i64,
     pub aux: u64,
-    pub aux_kind: Option<Kind>,
+    pub aux_kind: Option<ElementType>,
     pub aux_leading: usize,
     pub aux_stride: i64,
 }
@@ -40,13 +40,13 @@ pub(crate) struct Description {
 pub(crate) static DESCRIPTIONS: Handles<Description> = Handles::new("matmul description", 18);
 
 /// What a compute type means for inputs, and whether it is f64's.
-pub(crate) fn compute(number: i32) -> Result<(Inputs, bool)> {
+pub(crate) fn compute(number: i32) -> Result<(InputRounding, bool)> {
     match number {
-        68 | 69 => Ok((Inputs::AsTheyAre, false)),
-        74 => Ok((Inputs::F16, false)),
-        75 => Ok((Inputs::Bf16, false)),
-        77 => Ok((Inputs::Tf32, false)),
-        70 | 71 => Ok((Inputs::AsTheyAre, true)),
+        68 | 69 => Ok((InputRounding::AsTheyAre, false)),
+        74 => Ok((InputRounding::F16, false)),
+        75 => Ok((InputRounding::Bf16, false)),
+        77 => Ok((InputRounding::Tf32, false)),
+        70 | 71 => Ok((InputRounding::AsTheyAre, true)),
         _ => Err(Status::NOT_SUPPORTED.because(format!("compute type {number} is not emulated"))),
     }
 }
@@ -60,10 +60,10 @@ fn transposition(name: &str, at: Host, bytes: usize) -> Result<bool> {
     }
 }
 
-fn kind(name: &str, at: Host, bytes: usize) -> Result<Option<Kind>> {
+fn kind(name: &str, at: Host, bytes: usize) -> Result<Option<ElementType>> {
     match value::<i32>(name, at, bytes)? {
         -1 => Ok(None),
-        number => Kind::from_number(number).map(Some),
+        number => ElementType::from_number(number).map(Some),
     }
 }
 
@@ -71,7 +71,7 @@ fn kind(name: &str, at: Host, bytes: usize) -> Result<Option<Kind>> {
 pub(crate) fn set(d: &mut Description, attribute: i32, at: Host, bytes: usize) -> Result<()> {
     match attribute {
         0 => (d.inputs, d.double) = compute(value("compute type", at, bytes)?)?,
-        1 => d.scale = Kind::from_number(value("scale type", at, bytes)?)?,
+        1 => d.scale = ElementType::from_number(value("scale type", at, bytes)?)?,
         2 => {
             d.scale_on_device = match value::<i32>("pointer mode", at, bytes)? {
                 0 => false,
@@ -114,7 +114,7 @@ impl Description {
         Ok(Description {
             inputs,
             double,
-            scale: Kind::from_number(scale)?,
+            scale: ElementType::from_number(scale)?,
             scale_on_device: false,
             transposed: [false; 2],
             epilogue: Epilogue::default(),

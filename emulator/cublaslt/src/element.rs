@@ -6,50 +6,50 @@ use crate::status::{Result, Status};
 
 /// The type of a matrix's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ElementType {
     F64,
     F32,
     F16,
     Bf16,
 }
 
-impl Kind {
+impl ElementType {
     /// The type of a `cudaDataType`.
-    pub(crate) fn from_number(number: i32) -> Result<Kind> {
+    pub(crate) fn from_number(number: i32) -> Result<ElementType> {
         match number {
-            0 => Ok(Kind::F32),
-            1 => Ok(Kind::F64),
-            2 => Ok(Kind::F16),
-            14 => Ok(Kind::Bf16),
+            0 => Ok(ElementType::F32),
+            1 => Ok(ElementType::F64),
+            2 => Ok(ElementType::F16),
+            14 => Ok(ElementType::Bf16),
             _ => Err(Status::NOT_SUPPORTED.because(format!("data type {number} is not emulated"))),
         }
     }
 
     pub(crate) fn bytes(self) -> usize {
         match self {
-            Kind::F64 => 8,
-            Kind::F32 => 4,
-            Kind::F16 | Kind::Bf16 => 2,
+            ElementType::F64 => 8,
+            ElementType::F32 => 4,
+            ElementType::F16 | ElementType::Bf16 => 2,
         }
     }
 }
 
 /// What inputs are rounded to before they are multiplied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Inputs {
+pub(crate) enum InputRounding {
     AsTheyAre,
     Tf32,
     F16,
     Bf16,
 }
 
-impl Inputs {
+impl InputRounding {
     fn round(self, x: f32) -> f32 {
         match self {
-            Inputs::AsTheyAre => x,
-            Inputs::Tf32 => tf32(x),
-            Inputs::F16 => f16::from_f32(x).to_f32(),
-            Inputs::Bf16 => bf16::from_f32(x).to_f32(),
+            InputRounding::AsTheyAre => x,
+            InputRounding::Tf32 => tf32(x),
+            InputRounding::F16 => f16::from_f32(x).to_f32(),
+            InputRounding::Bf16 => bf16::from_f32(x).to_f32(),
         }
     }
 }
@@ -62,9 +62,9 @@ fn tf32(x: f32) -> f32 {
 /// A number that products are computed in: f32, or f64 for f64.
 pub(crate) trait Number: Copy + Send + Sync + Default + 'static {
     /// Element `index` of bytes that are elements of `kind`.
-    fn load(kind: Kind, inputs: Inputs, bytes: &[u8], index: usize) -> Self;
+    fn load(kind: ElementType, inputs: InputRounding, bytes: &[u8], index: usize) -> Self;
     /// Puts a value there, rounded.
-    fn store(self, kind: Kind, bytes: &mut [u8], index: usize);
+    fn store(self, kind: ElementType, bytes: &mut [u8], index: usize);
     fn fused(self, times: Self, plus: Self) -> Self;
     fn plain(self, times: Self, plus: Self) -> Self;
     fn from_f64(x: f64) -> Self;
@@ -79,23 +79,23 @@ fn at<const N: usize>(bytes: &[u8], index: usize) -> [u8; N] {
 
 impl Number for f32 {
     #[inline(always)]
-    fn load(kind: Kind, inputs: Inputs, bytes: &[u8], index: usize) -> f32 {
+    fn load(kind: ElementType, inputs: InputRounding, bytes: &[u8], index: usize) -> f32 {
         match kind {
-            Kind::F32 => inputs.round(f32::from_le_bytes(at(bytes, index))),
-            Kind::F64 => f64::from_le_bytes(at(bytes, index)) as f32,
-            Kind::F16 => f16::from_le_bytes(at(bytes, index)).to_f32(),
-            Kind::Bf16 => bf16::from_le_bytes(at(bytes, index)).to_f32(),
+            ElementType::F32 => inputs.round(f32::from_le_bytes(at(bytes, index))),
+            ElementType::F64 => f64::from_le_bytes(at(bytes, index)) as f32,
+            ElementType::F16 => f16::from_le_bytes(at(bytes, index)).to_f32(),
+            ElementType::Bf16 => bf16::from_le_bytes(at(bytes, index)).to_f32(),
         }
     }
 
     #[inline(always)]
-    fn store(self, kind: Kind, bytes: &mut [u8], index: usize) {
+    fn store(self, kind: ElementType, bytes: &mut [u8], index: usize) {
         let to = &mut bytes[index * kind.bytes()..][..kind.bytes()];
         match kind {
-            Kind::F32 => to.copy_from_slice(&self.to_le_bytes()),
-            Kind::F64 => to.copy_from_slice(&f64::from(self).to_le_bytes()),
-            Kind::F16 => to.copy_from_slice(&f16::from_f32(self).to_le_bytes()),
-            Kind::Bf16 => to.copy_from_slice(&bf16::from_f32(self).to_le_bytes()),
+            ElementType::F32 => to.copy_from_slice(&self.to_le_bytes()),
+            ElementType::F64 => to.copy_from_slice(&f64::from(self).to_le_bytes()),
+            ElementType::F16 => to.copy_from_slice(&f16::from_f32(self).to_le_bytes()),
+            ElementType::Bf16 => to.copy_from_slice(&bf16::from_f32(self).to_le_bytes()),
         }
     }
 
@@ -120,17 +120,17 @@ impl Number for f32 {
 
 impl Number for f64 {
     #[inline(always)]
-    fn load(kind: Kind, _: Inputs, bytes: &[u8], index: usize) -> f64 {
+    fn load(kind: ElementType, _: InputRounding, bytes: &[u8], index: usize) -> f64 {
         match kind {
-            Kind::F64 => f64::from_le_bytes(at(bytes, index)),
-            other => f64::from(f32::load(other, Inputs::AsTheyAre, bytes, index)),
+            ElementType::F64 => f64::from_le_bytes(at(bytes, index)),
+            other => f64::from(f32::load(other, InputRounding::AsTheyAre, bytes, index)),
         }
     }
 
     #[inline(always)]
-    fn store(self, kind: Kind, bytes: &mut [u8], index: usize) {
+    fn store(self, kind: ElementType, bytes: &mut [u8], index: usize) {
         match kind {
-            Kind::F64 => bytes[index * 8..][..8].copy_from_slice(&self.to_le_bytes()),
+            ElementType::F64 => bytes[index * 8..][..8].copy_from_slice(&self.to_le_bytes()),
             other => (self as f32).store(other, bytes, index),
         }
     }

@@ -3,13 +3,13 @@
 use phalanx_emulator_link::handle::Handles;
 use phalanx_emulator_link::pointer::{Host, Plain};
 
-use crate::element::Kind;
+use crate::element::ElementType;
 use crate::status::{Failure, Result, Status, present};
 
 /// A matrix, or a batch of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
-    pub kind: Kind,
+    pub kind: ElementType,
     /// Whether rows lie together, rather than columns.
     pub by_rows: bool,
     pub rows: usize,
@@ -89,7 +89,7 @@ pub(crate) fn size(name: &str, number: i64) -> Result<usize> {
 /// Sets an attribute, by its number in `cublasLtMatrixLayoutAttribute_t`.
 pub(crate) fn set(layout: &mut Layout, attribute: i32, at: Host, bytes: usize) -> Result<()> {
     match attribute {
-        0 => layout.kind = Kind::from_number(value("type", at, bytes)?)?,
+        0 => layout.kind = ElementType::from_number(value("type", at, bytes)?)?,
         1 => {
             layout.by_rows = match value::<i32>("order", at, bytes)? {
                 0 => false,

@@ -16,9 +16,6 @@
 //! `CUBLAS_STATUS_NOT_SUPPORTED`; either is explained on stderr. The library refuses to work over any driver but the
 //! emulated one.
 
-#[macro_use]
-mod status;
-
 mod api;
 mod description;
 mod element;
@@ -26,6 +23,7 @@ mod layout;
 mod matmul;
 mod plan;
 mod product;
+mod status;
 
 /// The file of this library, to be loaded by its path: beside the running executable or test, or in the folder that
 /// the environment variable `PHALANX_CUDA_EMULATOR` names. `None` if it is not there, as when no `cdylib` was built.

@@ -1,13 +1,14 @@
-//! A product in stream order: what it touches is said when it is queued, and read when it is its turn.
+//! A product in stream order. The call tells the driver which memory the product touches; the product reads and writes
+//! it when its stream has come to it.
 //!
-//! Alpha and beta are on the host, where they are read at the call, or in device memory, where they are read when it is
-//! the product's turn.
+//! Alpha and beta are on the host, where the call reads them, or in device memory, where the product reads them when it
+//! runs.
 
 use phalanx_emulator_link::driver::{Access, Driver, Progress};
 use phalanx_emulator_link::pointer::Host;
 
 use crate::description::{Activation, Bias, gelu, gelu_derivative};
-use crate::element::{Inputs, Kind, Number};
+use crate::element::{ElementType, InputRounding, Number};
 use crate::layout::Layout;
 use crate::plan::Plan;
 use crate::product::product;
@@ -17,32 +18,32 @@ use crate::status::{Result, Status, present};
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Scale {
     Known(f64),
-    OnDevice { address: u64, kind: Kind },
+    OnDevice { address: u64, kind: ElementType },
 }
 
 impl Scale {
-    pub(crate) fn new(at: Host, kind: Kind, on_device: bool, name: &str) -> Result<Scale> {
+    pub(crate) fn new(at: Host, kind: ElementType, on_device: bool, name: &str) -> Result<Scale> {
         if on_device {
             let address = present((!at.is_null()).then_some(at.address() as u64), name)?;
             return Ok(Scale::OnDevice { address, kind });
         }
         let value = match kind {
-            Kind::F64 => at.get::<f64>(),
+            ElementType::F64 => at.get::<f64>(),
             _ => at.get::<f32>().map(f64::from),
         };
         Ok(Scale::Known(present(value, name)?))
     }
 
-    /// The value, when it is the product's turn.
+    /// The value, when the product runs.
     pub(crate) fn value(self, driver: &Driver) -> std::result::Result<f64, i32> {
-        let Scale::OnDevice { address, kind } = self else {
-            let Scale::Known(value) = self else { return Ok(0.0) };
-            return Ok(value);
+        let (address, kind) = match self {
+            Scale::Known(value) => return Ok(value),
+            Scale::OnDevice { address, kind } => (address, kind),
         };
         let mut bytes = [0; 8];
         driver.read(address, &mut bytes[..kind.bytes()])?;
         let [a, b, c, d, ..] = bytes;
-        Ok(if kind == Kind::F64 {
+        Ok(if kind == ElementType::F64 {
             f64::from_le_bytes(bytes)
         } else {
             f64::from(f32::from_le_bytes([a, b, c, d]))
@@ -65,9 +66,9 @@ const RANGES_MAX: usize = 256;
 /// What a workspace is filled with: bytes that are no number in any floating-point type.
 const SPOILT: u8 = 0xff;
 
-/// A product with everything it needs.
+/// A product that is queued, with everything it needs.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Work {
+pub(crate) struct Matmul {
     pub plan: Plan,
     pub alpha: Scale,
     pub beta: Scale,
@@ -79,8 +80,8 @@ pub(crate) struct Work {
     pub workspace: (u64, u64),
 }
 
-/// The driver's status of an access that went wrong, with what it was for.
-type Step<T> = std::result::Result<T, (i32, String)>;
+/// A value, or the driver's status of an access that went wrong and what the access was for.
+type DriverResult<T> = std::result::Result<T, (i32, String)>;
 
 fn ranges(layout: &Layout, address: u64, written: bool) -> impl Iterator<Item = Access> {
     let at = move |(offset, bytes): (i64, usize)| Access {
@@ -92,7 +93,7 @@ fn ranges(layout: &Layout, address: u64, written: bool) -> impl Iterator<Item = 
 }
 
 /// The bytes of one matrix of a batch.
-fn read(driver: &Driver, name: &str, layout: &Layout, address: u64, batch: usize) -> Step<Vec<u8>> {
+fn read(driver: &Driver, name: &str, layout: &Layout, address: u64, batch: usize) -> DriverResult<Vec<u8>> {
     let mut bytes = vec![0; layout.bytes()];
     let status = driver.read(address.wrapping_add_signed(layout.offset(batch)), &mut bytes);
     status.map_err(|status| (status, format!("{name} is not where it is said to be")))?;
@@ -100,7 +101,14 @@ fn read(driver: &Driver, name: &str, layout: &Layout, address: u64, batch: usize
 }
 
 /// Writes the elements of one matrix of a batch, and nothing between its columns.
-fn write(driver: &Driver, name: &str, layout: &Layout, address: u64, batch: usize, bytes: &[u8]) -> Step<()> {
+fn write(
+    driver: &Driver,
+    name: &str,
+    layout: &Layout,
+    address: u64,
+    batch: usize,
+    bytes: &[u8],
+) -> DriverResult<()> {
     let one = Layout { batches: 1, ..*layout };
     for (offset, length) in one.ranges(usize::MAX) {
         let to = address.wrapping_add_signed(layout.offset(batch) + offset);
@@ -110,7 +118,7 @@ fn write(driver: &Driver, name: &str, layout: &Layout, address: u64, batch: usiz
     Ok(())
 }
 
-impl Work {
+impl Matmul {
     fn accesses(&self) -> Vec<Access> {
         let Plan { description, a, b, c, d, .. } = &self.plan;
         let mut all: Vec<Access> = [self.alpha, self.beta].into_iter().filter_map(Scale::access).collect();
@@ -134,7 +142,7 @@ impl Work {
         all
     }
 
-    fn run<T: Number>(&self, driver: &Driver) -> Step<()> {
+    fn run<T: Number>(&self, driver: &Driver) -> DriverResult<()> {
         let scale = |scale: Scale| scale.value(driver).map_err(|status| (status, "alpha or beta".into()));
         let (alpha, beta) = (scale(self.alpha)?, scale(self.beta)?);
         let (workspace, bytes) = self.workspace;
@@ -145,7 +153,7 @@ impl Work {
         (0..self.plan.d.batches).try_for_each(|batch| self.run_one::<T>(driver, batch, alpha, beta))
     }
 
-    fn run_one<T: Number>(&self, driver: &Driver, batch: usize, alpha: f64, beta: f64) -> Step<()> {
+    fn run_one<T: Number>(&self, driver: &Driver, batch: usize, alpha: f64, beta: f64) -> DriverResult<()> {
         let Plan { description, a, b, c, d, m, n, k } = &self.plan;
         let (left, right) = (read(driver, "A", a, self.a, batch)?, read(driver, "B", b, self.b, batch)?);
         let element = |layout: &Layout, transposed: bool| {
@@ -164,7 +172,7 @@ impl Work {
         for (at, z) in z.iter_mut().enumerate() {
             let (i, j) = (at % m, at / m);
             let scaled = alpha.plain(*z, T::default());
-            let c = |bytes: &[u8]| T::load(c.kind, Inputs::AsTheyAre, bytes, i * c_row + j * c_column);
+            let c = |bytes: &[u8]| T::load(c.kind, InputRounding::AsTheyAre, bytes, i * c_row + j * c_column);
             *z = if before.is_empty() { scaled } else { beta.plain(c(&before), scaled) };
         }
         self.finish(driver, batch, &mut z)?;
@@ -181,14 +189,15 @@ impl Work {
     }
 
     /// Bias and activation.
-    fn finish<T: Number>(&self, driver: &Driver, batch: usize, z: &mut [T]) -> Step<()> {
+    fn finish<T: Number>(&self, driver: &Driver, batch: usize, z: &mut [T]) -> DriverResult<()> {
         let Plan { description, m, .. } = &self.plan;
         let epilogue = description.epilogue;
         if epilogue.bias == Bias::Added {
             let layout = self.plan.bias();
             let bias = read(driver, "the bias", &layout, description.bias, batch)?;
             for (at, z) in z.iter_mut().enumerate() {
-                *z = T::from_f64(1.0).plain(*z, T::load(layout.kind, Inputs::AsTheyAre, &bias, at % m));
+                *z =
+                    T::from_f64(1.0).plain(*z, T::load(layout.kind, InputRounding::AsTheyAre, &bias, at % m));
             }
         }
         if epilogue.keeps_input {
@@ -203,7 +212,7 @@ impl Work {
                 let aux = read(driver, "aux", &layout, description.aux, batch)?;
                 for (at, z) in z.iter_mut().enumerate() {
                     let (i, j) = (at % m, at / m);
-                    let input = T::load(layout.kind, Inputs::AsTheyAre, &aux, j * layout.leading + i);
+                    let input = T::load(layout.kind, InputRounding::AsTheyAre, &aux, j * layout.leading + i);
                     *z = T::from_f64(z.to_f64() * gelu_derivative(input.to_f64()));
                 }
             }
@@ -220,7 +229,7 @@ impl Work {
         address: u64,
         batch: usize,
         values: &[T],
-    ) -> Step<()> {
+    ) -> DriverResult<()> {
         let (row, column) = layout.strides();
         let mut bytes = vec![0; layout.bytes()];
         for (at, value) in values.iter().enumerate() {
@@ -243,18 +252,18 @@ pub(crate) fn address(pointer: Host, name: &str) -> Result<u64> {
 }
 
 /// Queues a product on a stream.
-pub(crate) fn submit(work: Work, stream: usize) -> Result<()> {
+pub(crate) fn submit(matmul: Matmul, stream: usize) -> Result<()> {
     let driver = Driver::loaded().map_err(|why| Status::NOT_INITIALIZED.because(why))?;
-    let Plan { description, m, n, k, d, .. } = &work.plan;
+    let Plan { description, m, n, k, d, .. } = &matmul.plan;
     let what = match d.batches {
         1 => format!("a cublasLt product of {m} x {n} x {k}"),
         batches => format!("{batches} cublasLt products of {m} x {n} x {k}"),
     };
     let double = description.double;
     let run = move |_| {
-        let done = if double { work.run::<f64>(driver) } else { work.run::<f32>(driver) };
+        let done = if double { matmul.run::<f64>(driver) } else { matmul.run::<f32>(driver) };
         done.map_or_else(|(status, why)| Progress::Failed(status, why), |()| Progress::Done)
     };
-    let queued = driver.submit(stream, &what, &work.accesses(), run);
+    let queued = driver.submit(stream, &what, &matmul.accesses(), run);
     queued.map_err(|status| Status::EXECUTION_FAILED.because(format!("the driver refuses it with {status}")))
 }

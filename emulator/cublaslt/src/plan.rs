@@ -1,12 +1,12 @@
-//! A product whose parts fit together, and the heuristic: one algorithm for everything that is emulated, and a second
-//! for products that are mostly a sum, which wants a workspace as algorithms that cut the sum do. It uses none; it
-//! overwrites it, so that a program that keeps something else there notices.
+//! [`Plan`]: a product whose shapes and types were checked. The heuristic: one algorithm for all products, and a second
+//! one for products with a long k, which asks for a workspace as split-k algorithms do. The second only overwrites its
+//! workspace, so that a program that keeps something else there notices.
 
 use phalanx_emulator_link::handle::Handles;
 use phalanx_emulator_link::pointer::In;
 
 use crate::description::{Bias, DESCRIPTIONS, Description};
-use crate::element::{Inputs, Kind};
+use crate::element::{ElementType, InputRounding};
 use crate::layout::{Layout, layout};
 use crate::status::{Result, Status};
 
@@ -58,11 +58,11 @@ impl Plan {
         let Description { double, scale, inputs, .. } = self.description;
         let (a, b, c, d) = (self.a.kind, self.b.kind, self.c.kind, self.d.kind);
         let results = match a {
-            Kind::F64 => double && d == Kind::F64,
-            Kind::F32 => !double && d == Kind::F32,
-            narrow => !double && (d == narrow || d == Kind::F32) && inputs == Inputs::AsTheyAre,
+            ElementType::F64 => double && d == ElementType::F64,
+            ElementType::F32 => !double && d == ElementType::F32,
+            narrow => !double && (d == narrow || d == ElementType::F32) && inputs == InputRounding::AsTheyAre,
         };
-        let scales = scale == if double { Kind::F64 } else { Kind::F32 };
+        let scales = scale == if double { ElementType::F64 } else { ElementType::F32 };
         if a == b && c == d && results && scales {
             return Ok(());
         }
@@ -126,7 +126,7 @@ pub(crate) const WORKSPACE_ALIGNMENT: u64 = 256;
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Found {
+pub(crate) struct HeuristicResult {
     algorithm: Algorithm,
     workspace_bytes: usize,
     state: i32,
@@ -135,12 +135,19 @@ pub(crate) struct Found {
 }
 
 /// The algorithm with such a workspace.
-pub(crate) fn found(workspace_bytes: u64) -> Found {
+pub(crate) fn found(workspace_bytes: u64) -> HeuristicResult {
     let algorithm = [MARK, workspace_bytes, 0, 0, 0, 0, 0, 0];
-    Found { algorithm, workspace_bytes: workspace_bytes as usize, state: 0, waves: 1.0, reserved: [0; 4] }
+    HeuristicResult {
+        algorithm,
+        workspace_bytes: workspace_bytes as usize,
+        state: 0,
+        waves: 1.0,
+        reserved: [0; 4],
+    }
 }
 
-/// The workspace of a product whose sums are cut in two, if it is longer than it is wide and there may be one.
+/// Bytes of the workspace that a split-k algorithm would take: two sums for each element. 0 if k is short, or if that is
+/// more than `bytes_max`.
 pub(crate) fn workspace(plan: &Plan, bytes_max: u64) -> u64 {
     let parts = 2 * (plan.m * plan.n * plan.d.batches * size_of::<f32>()) as u64;
     let bytes = parts.next_multiple_of(WORKSPACE_ALIGNMENT);

@@ -1,9 +1,10 @@
-//! Statuses, and how the end of a call is told.
+//! cuBLASLt's statuses, and the report of a failed call.
 
 use std::ffi::CStr;
-use std::panic::{self, AssertUnwindSafe};
 
-use phalanx_emulator_link::handle::Unknown;
+use phalanx_emulator_link::status::{self, StatusCode};
+
+pub(crate) use phalanx_emulator_link::status::present;
 
 /// A `cublasStatus_t` other than success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,54 +14,30 @@ impl Status {
     pub(crate) const NOT_INITIALIZED: Status = Status(1);
     pub(crate) const INVALID_VALUE: Status = Status(7);
     pub(crate) const EXECUTION_FAILED: Status = Status(13);
-    pub(crate) const NOT_SUPPORTED: Status = Status(15);
     pub(crate) const INTERNAL_ERROR: Status = Status(14);
+    pub(crate) const NOT_SUPPORTED: Status = Status(15);
 
+    /// The status with the reason for it.
     pub(crate) fn because(self, message: impl Into<String>) -> Failure {
-        Failure { status: self, message: message.into() }
+        Failure::new(self, message)
     }
 }
 
-/// Why a call did not succeed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Failure {
-    pub status: Status,
-    pub message: String,
-}
+impl StatusCode for Status {
+    const INVALID_ARGUMENT: Status = Status::INVALID_VALUE;
+    const PANICKED: Status = Status::INTERNAL_ERROR;
 
-impl From<Unknown> for Failure {
-    fn from(unknown: Unknown) -> Failure {
-        Status::INVALID_VALUE.because(format!("{:#x} is no living {}", unknown.handle, unknown.kind))
+    fn number(self) -> i32 {
+        self.0
     }
 }
 
+pub(crate) type Failure = status::Failure<Status>;
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
-/// An error if a pointer that must not be null is.
-pub(crate) fn present<T>(value: Option<T>, name: &str) -> Result<T> {
-    value.ok_or_else(|| Status::INVALID_VALUE.because(format!("{name} is null")))
-}
-
-/// Exports functions whose bodies give `Result<()>`.
-macro_rules! export {
-    ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {
-        phalanx_emulator_link::export! {
-            $(fn $name($($arg: $type),*) -> i32 { crate::status::answer(stringify!($name), || $body) })*
-        }
-    };
-}
-
-/// Runs a call and gives its status; a failure's reason goes to stderr.
+/// Runs the body of the exported function `name` and gives its status; a failure's reason goes to stderr.
 pub(crate) fn answer(name: &str, body: impl FnOnce() -> Result<()>) -> i32 {
-    // A panic is a mistake of the emulator's own, and must not take the program down.
-    let bug = |_| Err(Status::INTERNAL_ERROR.because("a bug of the emulator: it panicked, see above"));
-    match panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(bug) {
-        Ok(()) => 0,
-        Err(Failure { status, message }) => {
-            eprintln!("phalanx emulated cuBLASLt: {name}: {message}");
-            status.0
-        }
-    }
+    status::answer(body, |failure| eprintln!("phalanx emulated cuBLASLt: {name}: {}", failure.message))
 }
 
 /// A status's name in C.

@@ -331,13 +331,13 @@ fn floats(count: usize, seed: usize) -> Vec<f32> {
 }
 
 /// What an epilogue left in D, in the bias and in aux, and what went in.
-struct Run {
+struct EpilogueResult {
     d: Vec<f32>,
     bias: Vec<f32>,
     aux: Vec<f32>,
 }
 
-fn run(epilogue: Epilogue, set_pointers: bool) -> Result<Run, Status> {
+fn run(epilogue: Epilogue, set_pointers: bool) -> Result<EpilogueResult, Status> {
     let stream = stream();
     let matrix = |rows, columns| Matrix::new(Kind::CUDA_R_32F, rows, columns);
     let send = |values: Vec<f32>| stream.clone_htod(&values).unwrap();
@@ -358,7 +358,7 @@ fn run(epilogue: Epilogue, set_pointers: bool) -> Result<Run, Status> {
     let at = [&a, &b, &d, &d].map(|slice| slice.device_ptr(&stream).0);
     product.run(&stream, [1_f32, 0.0], at).map_err(|error| error.0)?;
     let back = |slice| stream.clone_dtoh(slice).unwrap();
-    Ok(Run { d: back(&d), bias: back(&bias), aux: back(&aux) })
+    Ok(EpilogueResult { d: back(&d), bias: back(&bias), aux: back(&aux) })
 }
 
 fn a(i: usize, p: usize) -> f64 {
@@ -394,7 +394,7 @@ fn close(got: f32, wanted: f64, place: &str) {
     assert!((f64::from(got) - wanted).abs() < 2e-6 * (1.0 + wanted.abs()), "{place}: {got} {wanted}");
 }
 
-fn check_d(run: &Run, wanted: impl Fn(usize, usize) -> f64) {
+fn check_d(run: &EpilogueResult, wanted: impl Fn(usize, usize) -> f64) {
     for j in 0..N {
         for i in 0..M {
             close(run.d[j * M + i], wanted(i, j), &format!("({i}, {j})"));

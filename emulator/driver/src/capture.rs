@@ -5,25 +5,25 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::thread;
 
-use crate::graph::{Capture, Graph, GraphMemory, Joined, Mode};
+use crate::graph::{Capture, CaptureMode, Graph, GraphMemory, Joined};
 use crate::queue::Task;
 use crate::status::{Result, Status};
-use crate::streams::{Kind, StreamId, Streams, streams};
+use crate::streams::{StreamId, StreamKind, Streams, streams};
 
 thread_local! {
-    static MODE: Cell<Mode> = const { Cell::new(Mode::Global) };
+    static MODE: Cell<CaptureMode> = const { Cell::new(CaptureMode::Global) };
 }
 
 /// Sets which calls captures forbid this thread, and gives what was set before.
-pub(crate) fn exchange_mode(mode: Mode) -> Mode {
+pub(crate) fn exchange_mode(mode: CaptureMode) -> CaptureMode {
     MODE.replace(mode)
 }
 
 impl Streams {
     /// Begins the capture of a stream.
-    pub(crate) fn begin_capture(&mut self, id: StreamId, mode: Mode) -> Result<()> {
+    pub(crate) fn begin_capture(&mut self, id: StreamId, mode: CaptureMode) -> Result<()> {
         let found = self.get(id)?;
-        if found.kind == Kind::Legacy {
+        if found.kind == StreamKind::Legacy {
             return Err(Status::CAPTURE_UNSUPPORTED.because("the legacy default stream cannot be captured"));
         }
         if found.capture.is_some() {
@@ -46,7 +46,7 @@ impl Streams {
             );
         }
         let found = self.get(id)?;
-        if found.kind == Kind::Legacy {
+        if found.kind == StreamKind::Legacy {
             self.invalidate(other.capture);
             return Err(Status::CAPTURE_IMPLICIT.because("the legacy default stream cannot join a capture"));
         }
@@ -78,7 +78,7 @@ impl Streams {
             capture.broken = true;
             return Err(Status::CAPTURE_UNMATCHED.into());
         }
-        if capture.mode != Mode::Relaxed && capture.thread != thread::current().id() {
+        if capture.mode != CaptureMode::Relaxed && capture.thread != thread::current().id() {
             return Err(Status::CAPTURE_WRONG_THREAD.into());
         }
         let ended = self.captures.remove(&joined.capture);
@@ -113,9 +113,11 @@ pub(crate) fn forbidden(call: &str) -> Result<()> {
     let (mode, thread) = (MODE.get(), thread::current().id());
     let mut streams = streams();
     let forbids = |c: &Capture| match mode {
-        Mode::Relaxed => false,
-        Mode::ThreadLocal => c.thread == thread && c.mode != Mode::Relaxed,
-        Mode::Global => c.mode == Mode::Global || c.thread == thread && c.mode != Mode::Relaxed,
+        CaptureMode::Relaxed => false,
+        CaptureMode::ThreadLocal => c.thread == thread && c.mode != CaptureMode::Relaxed,
+        CaptureMode::Global => {
+            c.mode == CaptureMode::Global || c.thread == thread && c.mode != CaptureMode::Relaxed
+        }
     };
     let Some(capture) = streams.captures.values_mut().find(|c| forbids(c)) else { return Ok(()) };
     capture.broken = true;

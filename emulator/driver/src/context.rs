@@ -17,13 +17,13 @@ use crate::status::{self, Failure, Result, Status};
 /// A context of a device.
 #[derive(Debug)]
 pub(crate) struct Context {
-    /// Counts contexts.
+    /// A number that no other context has.
     pub id: u64,
     pub ordinal: usize,
     devices: &'static [Device],
     /// The fault that has ended the context, with its reason.
     lost: Mutex<Option<(Status, String)>>,
-    /// Contexts whose memory kernels of this one may reach.
+    /// Ordinals of the other devices whose memory this context's kernels may reach.
     peers: Mutex<Vec<usize>>,
 }
 
@@ -71,10 +71,18 @@ impl Context {
 
     /// The status that every call gives if a fault has ended this context. Whichever thread it happened on, this one
     /// can ask for its reason now.
-    pub(crate) fn lost(&self) -> Option<Status> {
+    fn lost(&self) -> Option<Status> {
         let (status, reason) = self.fault().clone()?;
         status::keep(status, &reason);
         Some(status)
+    }
+
+    /// Whether the context still works.
+    ///
+    /// # Errors
+    /// The status of the fault that ended it, without a reason: that was reported when it happened.
+    pub(crate) fn check(&self) -> Result<()> {
+        self.lost().map_or(Ok(()), |status| Err(status.into()))
     }
 
     pub(crate) fn is_lost(&self) -> bool {

@@ -1,7 +1,7 @@
 //! Copies, in every direction, and fills: at once and in stream order.
 //!
 //! Ordinary memory of the host is read when the copy is queued, and written before the call returns, as CUDA
-//! documents it for pageable memory. Page-locked memory is read and written when it is the copy's turn; changing it
+//! documents it for pageable memory. Page-locked memory is read and written when the copy runs; changing it
 //! in between is found.
 
 use std::collections::hash_map::DefaultHasher;
@@ -53,7 +53,7 @@ impl Shape {
     }
 }
 
-fn memory_of(address: u64) -> Result<&'static Device> {
+fn owner_of(address: u64) -> Result<&'static Device> {
     let unknown = || Status::INVALID_VALUE.because(format!("{address:#x} is no device's address"));
     device_of(address).ok_or_else(unknown)
 }
@@ -63,7 +63,7 @@ fn check(address: u64, bytes: usize) -> Result<()> {
     if bytes == 0 {
         return Ok(());
     }
-    let device = memory_of(address)?;
+    let device = owner_of(address)?;
     match device.memory.allocation(address) {
         Some((start, size)) if address - start + bytes as u64 <= size => Ok(()),
         Some((start, size)) => Err(Status::INVALID_VALUE.because(format!(
@@ -83,7 +83,7 @@ fn to_device(to: u64, from: usize, shape: Shape, capturing: bool) -> Result<Task
     let span = shape.span(shape.from_pitch);
     let locked = host::holds(from, span);
     let what = format!("a copy of {} bytes from the host to {to:#x}", shape.width * shape.height);
-    let memory = &memory_of(to)?.memory;
+    let memory = &owner_of(to)?.memory;
     let write = move |bytes: &[u8]| {
         rows(shape, |t, f| {
             memory.write(to + t as u64, &bytes[f..f + shape.width]).map_err(|fault| failure(&fault))
@@ -117,7 +117,7 @@ fn sum(bytes: &[u8]) -> u64 {
 fn to_host(to: usize, from: u64, shape: Shape) -> Result<Task> {
     let span = shape.span(shape.to_pitch);
     let what = format!("a copy of {} bytes from {from:#x} to the host", shape.width * shape.height);
-    let memory = &memory_of(from)?.memory;
+    let memory = &owner_of(from)?.memory;
     let run = move |_| {
         BytesMut::at(to, span).write(|bytes| {
             rows(shape, |t, f| {
@@ -130,7 +130,7 @@ fn to_host(to: usize, from: u64, shape: Shape) -> Result<Task> {
 
 fn on_device(to: u64, from: u64, shape: Shape) -> Result<Task> {
     let what = format!("a copy of {} bytes from {from:#x} to {to:#x}", shape.width * shape.height);
-    let (target, source): (&Memory, &Memory) = (&memory_of(to)?.memory, &memory_of(from)?.memory);
+    let (target, source): (&Memory, &Memory) = (&owner_of(to)?.memory, &owner_of(from)?.memory);
     let run = move |_| {
         rows(shape, |t, f| {
             target
@@ -200,7 +200,7 @@ pub(crate) fn copy_async(to: End, from: End, shape: Shape, stream: usize) -> Res
     let point = submit(stream, task)?;
     if pageable && !capturing {
         executor().wait(&point);
-        return context.lost().map_or(Ok(()), |status| Err(status.into()));
+        return context.check();
     }
     Ok(())
 }
@@ -221,8 +221,7 @@ fn fill_task(address: u64, pattern: Vec<u8>, rows: Rows) -> Result<Task> {
             Status::INVALID_VALUE.because(format!("{address:#x} is no multiple of the pattern's size"))
         );
     }
-    let unknown = || Status::INVALID_VALUE.because(format!("{address:#x} is no device's address"));
-    let memory = &device_of(address).ok_or_else(unknown)?.memory;
+    let memory = &owner_of(address)?.memory;
     let bytes = match rows.height {
         0 => 0,
         height => (height - 1) * rows.pitch + rows.width * pattern.len(),

@@ -18,12 +18,12 @@ use crate::streams::streams;
 pub(crate) struct Event {
     pub context: Arc<Context>,
     timed: bool,
-    state: Mutex<State>,
+    recording: Mutex<Recording>,
 }
 
 /// What it was recorded behind.
 #[derive(Debug, Clone, Default)]
-enum State {
+enum Recording {
     #[default]
     Nothing,
     Work(Point, Arc<OnceLock<Instant>>),
@@ -36,23 +36,23 @@ pub(crate) static EVENTS: Handles<Arc<Event>> = Handles::new("event", 3);
 impl Event {
     /// An event of the current context.
     pub(crate) fn new(timed: bool) -> Result<Event> {
-        Ok(Event { context: here()?, timed, state: Mutex::default() })
+        Ok(Event { context: here()?, timed, recording: Mutex::default() })
     }
 
-    fn state(&self) -> State {
-        lock(&self.state).clone()
+    fn recording(&self) -> Recording {
+        lock(&self.recording).clone()
     }
 
-    fn set(&self, state: State) {
-        *lock(&self.state) = state;
+    fn set(&self, recording: Recording) {
+        *lock(&self.recording) = recording;
     }
 
     /// The work that it was recorded behind, if any.
     pub(crate) fn work(&self) -> Result<Option<Point>> {
-        match self.state() {
-            State::Nothing => Ok(None),
-            State::Work(point, _) => Ok(Some(point)),
-            State::Captured(joined) => {
+        match self.recording() {
+            Recording::Nothing => Ok(None),
+            Recording::Work(point, _) => Ok(Some(point)),
+            Recording::Captured(joined) => {
                 streams().invalidate(joined.capture);
                 Err(Status::CAPTURED_EVENT
                     .because("the event was last recorded in a stream that was captured"))
@@ -61,13 +61,13 @@ impl Event {
     }
 
     fn time(&self) -> Result<Instant> {
-        match self.state() {
-            State::Work(point, time) if executor().query(&point) => {
+        match self.recording() {
+            Recording::Work(point, time) if executor().query(&point) => {
                 time.get().copied().ok_or(Status::NOT_READY.into())
             }
-            State::Work(..) => Err(Status::NOT_READY.into()),
-            State::Nothing => Err(Status::INVALID_HANDLE.because("the event was never recorded")),
-            State::Captured(_) => Err(Status::CAPTURED_EVENT.into()),
+            Recording::Work(..) => Err(Status::NOT_READY.into()),
+            Recording::Nothing => Err(Status::INVALID_HANDLE.because("the event was never recorded")),
+            Recording::Captured(_) => Err(Status::CAPTURED_EVENT.into()),
         }
     }
 }
@@ -82,7 +82,7 @@ pub(crate) fn record(handle: usize, stream: usize) -> Result<()> {
         return Err(Status::INVALID_HANDLE.because("the event and the stream are of different devices"));
     }
     if let Some(joined) = found.capture.clone() {
-        event.set(State::Captured(joined));
+        event.set(Recording::Captured(joined));
         return Ok(());
     }
     let time = Arc::new(OnceLock::new());
@@ -92,7 +92,7 @@ pub(crate) fn record(handle: usize, stream: usize) -> Result<()> {
         Progress::Done(Vec::new())
     };
     let point = streams.enqueue(id, Arc::new(Task::new("an event", &context, run)))?;
-    event.set(State::Work(point, time));
+    event.set(Recording::Work(point, time));
     drop(streams);
     executor().added();
     Ok(())
@@ -103,10 +103,10 @@ pub(crate) fn wait(stream: usize, handle: usize) -> Result<()> {
     let event = EVENTS.get(handle)?;
     let mut streams = streams();
     let id = streams.find(stream)?;
-    match event.state() {
-        State::Nothing => Ok(()),
-        State::Captured(joined) => streams.join_capture(id, &joined),
-        State::Work(point, _) => {
+    match event.recording() {
+        Recording::Nothing => Ok(()),
+        Recording::Captured(joined) => streams.join_capture(id, &joined),
+        Recording::Work(point, _) => {
             if let Some(joined) = streams.get(id)?.capture.clone() {
                 streams.invalidate(joined.capture);
                 return Err(

@@ -9,7 +9,7 @@ use std::time::Duration;
 use phalanx_emulator_link::lock;
 
 use crate::device::allocation_start;
-use crate::queue::{Point, Progress, Queue, Task, Turn};
+use crate::queue::{Point, Progress, Queue, Task, Ticket};
 use crate::race::{Access, Origin};
 use crate::settings::{Races, Schedule, settings};
 use crate::status::{Status, caught, say};
@@ -25,7 +25,7 @@ pub(crate) struct Executor {
     queue: Mutex<Queue>,
     changed: Condvar,
     random: Mutex<Random>,
-    streams: Schedule,
+    schedule: Schedule,
     races: Races,
     /// Finds the allocation that an address is in.
     allocation: fn(u64) -> Option<u64>,
@@ -45,18 +45,18 @@ enum Preference {
 /// The executor of this process.
 pub(crate) fn executor() -> &'static Executor {
     static EXECUTOR: LazyLock<Executor> =
-        LazyLock::new(|| Executor::new(settings().streams, settings().races, allocation_start));
+        LazyLock::new(|| Executor::new(settings().schedule, settings().races, allocation_start));
     &EXECUTOR
 }
 
 impl Executor {
-    fn new(streams: Schedule, races: Races, allocation: fn(u64) -> Option<u64>) -> Executor {
-        let seed = if let Schedule::Deferred { seed } = streams { seed } else { 0 };
+    fn new(schedule: Schedule, races: Races, allocation: fn(u64) -> Option<u64>) -> Executor {
+        let seed = if let Schedule::Deferred { seed } = schedule { seed } else { 0 };
         Executor {
             queue: Mutex::default(),
             changed: Condvar::new(),
             random: Mutex::new(Random::new(seed)),
-            streams,
+            schedule,
             races,
             allocation,
         }
@@ -73,10 +73,10 @@ impl Executor {
         // What waits for something else is asked once, and again when something has run here: to go on asking as long
         // as others change anything is for threads that wait.
         let mut since = queue.changes;
-        while self.streams == Schedule::Eager || queue.len() > QUEUED_MAX {
-            let Some(turn) = queue.runnable(since).next() else { break };
-            queue = self.run(queue, turn);
-            if queue.has_run(turn) {
+        while self.schedule == Schedule::Eager || queue.len() > QUEUED_MAX {
+            let Some(ticket) = queue.runnable(since).next() else { break };
+            queue = self.run(queue, ticket);
+            if queue.has_run(ticket) {
                 since = queue.changes;
             }
         }
@@ -89,8 +89,8 @@ impl Executor {
         let preference = self.preference();
         let mut queue = self.queue();
         while !queue.passed(point) {
-            queue = match self.choose(&queue, point.turn, preference) {
-                Some(turn) => self.run(queue, turn),
+            queue = match self.choose(&queue, point.ticket, preference) {
+                Some(ticket) => self.run(queue, ticket),
                 None => self.listen(queue),
             };
         }
@@ -103,8 +103,8 @@ impl Executor {
         let mut queue = self.queue();
         if !queue.passed(point) {
             queue.changes += 1;
-            if let Some(turn) = self.choose(&queue, point.turn, Preference::Any) {
-                queue = self.run(queue, turn);
+            if let Some(ticket) = self.choose(&queue, point.ticket, Preference::Any) {
+                queue = self.run(queue, ticket);
             }
         }
         let passed = queue.passed(point);
@@ -115,7 +115,7 @@ impl Executor {
     }
 
     fn preference(&self) -> Preference {
-        if self.streams == Schedule::Eager {
+        if self.schedule == Schedule::Eager {
             return Preference::Any;
         }
         [Preference::Needed, Preference::Others, Preference::Any][self.below(3)]
@@ -125,14 +125,14 @@ impl Executor {
         lock(&self.random).below(bound)
     }
 
-    fn choose(&self, queue: &Queue, target: Turn, preference: Preference) -> Option<Turn> {
-        let runnable: Vec<Turn> = queue.runnable(queue.changes).collect();
-        if self.streams == Schedule::Eager || runnable.len() <= 1 {
+    fn choose(&self, queue: &Queue, target: Ticket, preference: Preference) -> Option<Ticket> {
+        let runnable: Vec<Ticket> = queue.runnable(queue.changes).collect();
+        if self.schedule == Schedule::Eager || runnable.len() <= 1 {
             return runnable.first().copied();
         }
         let needed = queue.needed(target);
-        let (wanted, others): (Vec<Turn>, Vec<Turn>) =
-            runnable.iter().partition(|turn| needed.contains(turn));
+        let (wanted, others): (Vec<Ticket>, Vec<Ticket>) =
+            runnable.iter().partition(|ticket| needed.contains(ticket));
         let among = match preference {
             // What is needed may itself wait for something that only the others bring about.
             Preference::Needed if !wanted.is_empty() => wanted,
@@ -151,24 +151,24 @@ impl Executor {
         queue
     }
 
-    fn run<'a>(&'a self, mut queue: MutexGuard<'a, Queue>, turn: Turn) -> MutexGuard<'a, Queue> {
-        let Some((task, origin)) = queue.start(turn) else { return queue };
+    fn run<'a>(&'a self, mut queue: MutexGuard<'a, Queue>, ticket: Ticket) -> MutexGuard<'a, Queue> {
+        let Some((task, origin)) = queue.start(ticket) else { return queue };
         drop(queue);
         // A lost context runs nothing any more, but others must not wait for it for ever.
         let progress = match task.context.is_lost() {
             true => Progress::Done(Vec::new()),
-            false => caught(|| Ok((task.run)(turn))).unwrap_or_else(Progress::Failed),
+            false => caught(|| Ok((task.run)(ticket))).unwrap_or_else(Progress::Failed),
         };
         let mut queue = self.queue();
         let is_news = match progress {
-            Progress::Waiting => queue.postpone(turn),
+            Progress::Waiting => queue.postpone(ticket),
             Progress::Failed(failure) => {
                 task.context.lose(failure, &origin.what);
-                queue.finish(turn)
+                queue.finish(ticket)
             }
             Progress::Done(touched) => {
                 self.record(&mut queue, &task, &origin, &touched);
-                queue.finish(turn)
+                queue.finish(ticket)
             }
         };
         // Waiting threads must not wake each other by asking in vain.

@@ -1,4 +1,4 @@
-//! Graphs: captured work that is launched as often as one likes, the capture that becomes one, and its memory.
+//! Graphs: captured work that can be launched any number of times, the capture that makes one, and its memory.
 //!
 //! Memory that is allocated in a capture has the same addresses at each launch of the graph. So it stays allocated
 //! for as long as the graph may run, even if a stream frees it in the meantime. When the graph is gone, what was
@@ -56,15 +56,15 @@ impl Graph {
 
 /// Which calls of which threads a capture forbids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum CaptureMode {
     Global,
     ThreadLocal,
     Relaxed,
 }
 
-impl Mode {
-    pub(crate) fn from_number(mode: i32) -> Result<Mode> {
-        let known = [Mode::Global, Mode::ThreadLocal, Mode::Relaxed];
+impl CaptureMode {
+    pub(crate) fn from_number(mode: i32) -> Result<CaptureMode> {
+        let known = [CaptureMode::Global, CaptureMode::ThreadLocal, CaptureMode::Relaxed];
         let found = usize::try_from(mode).ok().and_then(|i| known.get(i)).copied();
         found.ok_or_else(|| Status::INVALID_VALUE.because(format!("capture mode {mode}")))
     }
@@ -73,7 +73,7 @@ impl Mode {
 /// A graph that is being captured.
 #[derive(Debug)]
 pub(crate) struct Capture {
-    pub mode: Mode,
+    pub mode: CaptureMode,
     pub thread: ThreadId,
     /// The number of the stream that it began on.
     pub origin: u64,

@@ -25,10 +25,9 @@
 //! context       contexts, and faults that end them            device    memory and attributes
 //! ```
 //!
-//! The way of an operation: `streams` puts a task behind what its stream and CUDA's rules say, as an operation in
-//! `queue`; `executor` runs it; what it touched goes to `race`. While a stream is captured the task becomes a node
-//! instead. A fault ends the context with a text that `cuGetErrorString` gives and that is said on stderr once
-//! (`status`).
+//! `streams` puts a task behind what its stream and CUDA's rules say, as an operation in `queue`. `executor` runs the
+//! operation and gives what it touched to `race`. While a stream is captured the task becomes a node of a graph instead.
+//! A fault ends the context with a text that goes to stderr once and that `cuGetErrorString` gives (`status`).
 //!
 //! Each file has the static table of the handles of its objects. Locks are taken downwards: the streams' before the
 //! queue's.

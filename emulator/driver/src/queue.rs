@@ -28,11 +28,8 @@ pub(crate) enum Progress {
     Failed(Failure),
 }
 
-/// The number of an operation. Each queueing of a task has a new one, larger than those before.
-pub(crate) type Turn = u64;
-
-/// The work of a task; the argument is the operation's number.
-pub(crate) type Run = dyn Fn(Turn) -> Progress + Send + Sync;
+/// The number of an operation. A task gets a new one each time it is queued, larger than all before.
+pub(crate) type Ticket = u64;
 
 /// A piece of work that can be queued on a stream or be a node of a graph: it may run many times.
 pub(crate) struct Task {
@@ -43,7 +40,7 @@ pub(crate) struct Task {
     pub accesses: Vec<Access>,
     /// Page-locked memory of the host that must stay until it has run: `start .. end`.
     pub host: Option<(usize, usize)>,
-    pub run: Box<Run>,
+    pub run: Box<dyn Fn(Ticket) -> Progress + Send + Sync>,
 }
 
 impl Task {
@@ -51,7 +48,7 @@ impl Task {
     pub(crate) fn new(
         what: impl Into<String>,
         context: &Arc<Context>,
-        run: impl Fn(Turn) -> Progress + Send + Sync + 'static,
+        run: impl Fn(Ticket) -> Progress + Send + Sync + 'static,
     ) -> Task {
         Task {
             what: what.into(),
@@ -96,7 +93,7 @@ const CHAINS_MAX: usize = 256;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Point {
     /// 0 is before everything.
-    pub turn: Turn,
+    pub ticket: Ticket,
     pub clock: Arc<Clock>,
 }
 
@@ -106,9 +103,9 @@ pub(crate) struct Operation {
     pub task: Arc<Task>,
     pub origin: Origin,
     /// Operations that have not run and come before this one.
-    before: BTreeSet<Turn>,
-    after: Vec<Turn>,
-    /// The value of [`Queue::changes`] when it last said that it waits for something else.
+    before: BTreeSet<Ticket>,
+    after: Vec<Ticket>,
+    /// The value of [`Queue::changes`] when it was last run and answered that it waits for something else.
     asked_at: Option<u64>,
     /// Whether it has said so before.
     postponed: bool,
@@ -118,19 +115,21 @@ pub(crate) struct Operation {
 /// What is queued, and what was touched by what has run.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
-    operations: BTreeMap<Turn, Operation>,
+    operations: BTreeMap<Ticket, Operation>,
     /// Operations whose predecessors have all run, and which are not running.
-    ready: BTreeSet<Turn>,
-    last: Turn,
+    ready: BTreeSet<Ticket>,
+    last: Ticket,
     /// Counts changes after which an operation that waits for something else is run again.
     pub changes: u64,
+    /// How many operations each chain has had.
     ticks: HashMap<u64, u64>,
+    /// How many chains there were.
     chains: u64,
     /// What the host knows to have run.
     host: Clock,
     /// What it knew when so many operations had been queued: records of those can be forgotten when what was queued
     /// until then has run, for it may be in conflict with them.
-    known: VecDeque<(Turn, Clock)>,
+    known: VecDeque<(Ticket, Clock)>,
     /// Chains that get no more operations.
     retired: Vec<u64>,
     /// Clocks with fewer entries are not pruned.
@@ -139,7 +138,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// A new chain, as a stream is one.
+    /// A new chain: operations that come one after another, as those of a stream do.
     pub(crate) fn chain(&mut self) -> u64 {
         self.chains += 1;
         self.chains
@@ -149,7 +148,7 @@ impl Queue {
     pub(crate) fn push(&mut self, task: Arc<Task>, place: &str, chain: u64, before: &[Point]) -> Point {
         self.last += 1;
         self.changes += 1;
-        let turn = self.last;
+        let ticket = self.last;
         let tick = self.ticks.entry(chain).or_default();
         *tick += 1;
         let stamp = Stamp { chain, tick: *tick };
@@ -158,32 +157,35 @@ impl Queue {
         self.prune(&mut clock);
         clock.add(stamp);
         let clock = Arc::new(clock);
-        let waits: BTreeSet<Turn> =
-            before.iter().map(|point| point.turn).filter(|turn| self.operations.contains_key(turn)).collect();
+        let waits: BTreeSet<Ticket> = before
+            .iter()
+            .map(|point| point.ticket)
+            .filter(|ticket| self.operations.contains_key(ticket))
+            .collect();
         for earlier in &waits {
             if let Some(operation) = self.operations.get_mut(earlier) {
-                operation.after.push(turn);
+                operation.after.push(ticket);
             }
         }
         if waits.is_empty() {
-            self.ready.insert(turn);
+            self.ready.insert(ticket);
         }
         let origin = Origin { what: format!("{}{place}", task.what).into(), stamp, clock: clock.clone() };
         let (after, asked_at) = (Vec::new(), None);
         let operation =
             Operation { task, origin, before: waits, after, asked_at, postponed: false, running: false };
-        self.operations.insert(turn, operation);
-        Point { turn, clock }
+        self.operations.insert(ticket, operation);
+        Point { ticket, clock }
     }
 
     /// Whether the operation behind which the point lies has run.
     pub(crate) fn passed(&self, point: &Point) -> bool {
-        self.has_run(point.turn)
+        self.has_run(point.ticket)
     }
 
     /// Whether an operation has run.
-    pub(crate) fn has_run(&self, turn: Turn) -> bool {
-        !self.operations.contains_key(&turn)
+    pub(crate) fn has_run(&self, ticket: Ticket) -> bool {
+        !self.operations.contains_key(&ticket)
     }
 
     /// How many operations have not run.
@@ -191,21 +193,21 @@ impl Queue {
         self.operations.len()
     }
 
-    /// Operations that may run now, in the order in which they were queued: those that wait for something else only
-    /// if they have not been asked since `changes` was so large.
-    pub(crate) fn runnable(&self, since: u64) -> impl Iterator<Item = Turn> {
-        let fresh = move |turn: &Turn| {
-            self.operations.get(turn).is_some_and(|o| o.asked_at.is_none_or(|asked| asked < since))
+    /// Operations that may run now, in the order in which they were queued. One that has answered that it waits for
+    /// something else is among them only if [`Queue::changes`] was below `since` then.
+    pub(crate) fn runnable(&self, since: u64) -> impl Iterator<Item = Ticket> {
+        let fresh = move |ticket: &Ticket| {
+            self.operations.get(ticket).is_some_and(|o| o.asked_at.is_none_or(|asked| asked < since))
         };
         self.ready.iter().copied().filter(fresh)
     }
 
-    /// `turn` and everything that has to run before it.
-    pub(crate) fn needed(&self, turn: Turn) -> BTreeSet<Turn> {
-        let (mut needed, mut waiting) = (BTreeSet::new(), vec![turn]);
-        while let Some(turn) = waiting.pop() {
-            if let Some(operation) = self.operations.get(&turn)
-                && needed.insert(turn)
+    /// `ticket` and everything that has to run before it.
+    pub(crate) fn needed(&self, ticket: Ticket) -> BTreeSet<Ticket> {
+        let (mut needed, mut waiting) = (BTreeSet::new(), vec![ticket]);
+        while let Some(ticket) = waiting.pop() {
+            if let Some(operation) = self.operations.get(&ticket)
+                && needed.insert(ticket)
             {
                 waiting.extend(&operation.before);
             }
@@ -214,9 +216,9 @@ impl Queue {
     }
 
     /// Takes an operation to run it.
-    pub(crate) fn start(&mut self, turn: Turn) -> Option<(Arc<Task>, Origin)> {
-        self.ready.remove(&turn);
-        let operation = self.operations.get_mut(&turn)?;
+    pub(crate) fn start(&mut self, ticket: Ticket) -> Option<(Arc<Task>, Origin)> {
+        self.ready.remove(&ticket);
+        let operation = self.operations.get_mut(&ticket)?;
         operation.running = true;
         operation.asked_at = Some(self.changes);
         Some((operation.task.clone(), operation.origin.clone()))
@@ -224,22 +226,22 @@ impl Queue {
 
     /// Puts an operation back that waits for something else. Says whether it is the first time: others may wait for
     /// just that.
-    pub(crate) fn postpone(&mut self, turn: Turn) -> bool {
-        let Some(operation) = self.operations.get_mut(&turn) else { return false };
+    pub(crate) fn postpone(&mut self, ticket: Ticket) -> bool {
+        let Some(operation) = self.operations.get_mut(&ticket) else { return false };
         let is_first = !std::mem::replace(&mut operation.postponed, true);
         operation.running = false;
-        self.ready.insert(turn);
+        self.ready.insert(ticket);
         self.changes += u64::from(is_first);
         is_first
     }
 
     /// An operation has run: those behind it may. `false` if it had run before.
-    pub(crate) fn finish(&mut self, turn: Turn) -> bool {
-        let Some(operation) = self.operations.remove(&turn) else { return false };
+    pub(crate) fn finish(&mut self, ticket: Ticket) -> bool {
+        let Some(operation) = self.operations.remove(&ticket) else { return false };
         self.changes += 1;
         for later in operation.after {
             if let Some(waiting) = self.operations.get_mut(&later) {
-                waiting.before.remove(&turn);
+                waiting.before.remove(&ticket);
                 if waiting.before.is_empty() {
                     self.ready.insert(later);
                 }
@@ -251,12 +253,13 @@ impl Queue {
     /// The host has waited for `point`: all that is queued from now on comes behind it.
     pub(crate) fn host_waited(&mut self, point: &Point) {
         self.host.join(&point.clock);
-        if self.known.len() == KNOWN_MAX || self.known.back().is_some_and(|(turn, _)| *turn == self.last) {
+        if self.known.len() == KNOWN_MAX || self.known.back().is_some_and(|(ticket, _)| *ticket == self.last)
+        {
             self.known.pop_back();
         }
         self.known.push_back((self.last, self.host.clone()));
-        let oldest = self.operations.keys().next().copied().unwrap_or(Turn::MAX);
-        while self.known.front().is_some_and(|(turn, _)| *turn < oldest) {
+        let oldest = self.operations.keys().next().copied().unwrap_or(Ticket::MAX);
+        while self.known.front().is_some_and(|(ticket, _)| *ticket < oldest) {
             if let Some((_, host)) = self.known.pop_front() {
                 self.accesses.forget(&host);
             }
@@ -290,12 +293,12 @@ impl Queue {
     /// The operations of a context that have not run.
     pub(crate) fn of_context(&self, id: u64) -> Vec<Point> {
         let of_it = self.operations.iter().filter(|(_, o)| o.task.context.id == id);
-        of_it.map(|(turn, o)| Point { turn: *turn, clock: o.origin.clock.clone() }).collect()
+        of_it.map(|(ticket, o)| Point { ticket: *ticket, clock: o.origin.clock.clone() }).collect()
     }
 
     /// Operations that have not run and use page-locked memory in `start .. end`.
     pub(crate) fn using_host(&self, start: usize, end: usize) -> Vec<(Point, Arc<str>)> {
-        let point = |turn: &Turn, o: &Operation| Point { turn: *turn, clock: o.origin.clock.clone() };
+        let point = |ticket: &Ticket, o: &Operation| Point { ticket: *ticket, clock: o.origin.clock.clone() };
         let uses = |o: &Operation| o.task.host.is_some_and(|(s, e)| s < end && start < e);
         self.operations
             .iter()

@@ -37,7 +37,7 @@ pub(crate) enum Races {
 pub(crate) struct Settings {
     pub devices: usize,
     pub memory_bytes: u64,
-    pub streams: Schedule,
+    pub schedule: Schedule,
     pub races: Races,
 }
 
@@ -47,7 +47,7 @@ impl Settings {
         Settings {
             devices: parsed(DEVICES, 2, |text| text.parse().ok().filter(|n| (1..=64).contains(n))),
             memory_bytes: parsed(MEMORY, 16 << 30, |text| text.parse().ok()),
-            streams: parsed(STREAMS, Schedule::Eager, streams),
+            schedule: parsed(STREAMS, Schedule::Eager, schedule),
             races: parsed(RACES, Races::Error, races),
         }
     }
@@ -67,7 +67,7 @@ fn parsed<T>(name: &str, default: T, parse: impl Fn(&str) -> Option<T>) -> T {
     })
 }
 
-fn streams(text: &str) -> Option<Schedule> {
+fn schedule(text: &str) -> Option<Schedule> {
     match text.split_once(':') {
         None if text == "eager" => Some(Schedule::Eager),
         None if text == "deferred" => Some(Schedule::Deferred { seed: 0 }),
@@ -91,10 +91,10 @@ mod tests {
 
     #[test]
     fn modes_are_read_with_and_without_a_seed() {
-        assert_eq!(streams("eager"), Some(Schedule::Eager));
-        assert_eq!(streams("deferred"), Some(Schedule::Deferred { seed: 0 }));
-        assert_eq!(streams("deferred:17"), Some(Schedule::Deferred { seed: 17 }));
-        assert_eq!(streams("deferred:x"), None);
-        assert_eq!(streams("lazy"), None);
+        assert_eq!(schedule("eager"), Some(Schedule::Eager));
+        assert_eq!(schedule("deferred"), Some(Schedule::Deferred { seed: 0 }));
+        assert_eq!(schedule("deferred:17"), Some(Schedule::Deferred { seed: 17 }));
+        assert_eq!(schedule("deferred:x"), None);
+        assert_eq!(schedule("lazy"), None);
     }
 }

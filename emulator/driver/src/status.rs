@@ -1,16 +1,19 @@
-//! The driver's status codes, why a call failed, and how that is told: on stderr, and by `cuGetErrorString`, which
-//! gives the last reason of each code.
+//! The driver's status codes, and the reasons of failures: each goes to stderr, and `cuGetErrorString` gives the last
+//! one of each code.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
-use std::ffi::{CString, c_char};
+use std::ffi::{CStr, c_char};
 use std::io::Write;
-use std::panic::{self, AssertUnwindSafe};
 use std::sync::{LazyLock, Mutex};
 
 use phalanx_emulator_link::handle::Unknown;
 use phalanx_emulator_link::lock;
+use phalanx_emulator_link::pointer::c_text;
+use phalanx_emulator_link::status::{self, StatusCode};
 use phalanx_ptx::{Fault, FaultKind};
+
+pub(crate) use phalanx_emulator_link::status::{caught, present};
 
 /// A `CUresult` other than success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -84,36 +87,25 @@ statuses! {
     UNKNOWN = 999 CUDA_ERROR_UNKNOWN "unknown error",
 }
 
-/// Why a call or an operation did not succeed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Failure {
-    pub status: Status,
-    /// The reason, in words; empty if the code says enough.
-    pub message: String,
-}
-
+pub(crate) type Failure = status::Failure<Status>;
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
 
 impl Status {
     /// The status with the reason for it.
     pub(crate) fn because(self, message: impl Into<String>) -> Failure {
-        Failure { status: self, message: message.into() }
+        Failure::new(self, message)
     }
 }
 
-impl From<Status> for Failure {
-    fn from(status: Status) -> Failure {
-        status.because("")
+impl StatusCode for Status {
+    const INVALID_ARGUMENT: Status = Status::INVALID_VALUE;
+    const PANICKED: Status = Status::UNKNOWN;
+
+    fn number(self) -> i32 {
+        self.0
     }
-}
 
-/// An error if a pointer that must not be null is.
-pub(crate) fn present<T>(value: Option<T>, name: &str) -> Result<T> {
-    value.ok_or_else(|| Status::INVALID_VALUE.because(format!("{name} is null")))
-}
-
-impl From<Unknown> for Failure {
-    fn from(unknown: Unknown) -> Failure {
+    fn unknown_handle(unknown: Unknown) -> Failure {
         let why = if unknown.was_destroyed { "was destroyed" } else { "is none" };
         Status::INVALID_HANDLE.because(format!("the {} handle {:#x} {why}", unknown.kind, unknown.handle))
     }
@@ -133,17 +125,11 @@ pub(crate) fn failure(fault: &Fault) -> Failure {
     status.because(fault.to_string())
 }
 
-/// Runs code of the emulator. A panic in it is a bug of the emulator, and must not end the program.
-pub(crate) fn caught<T>(run: impl FnOnce() -> Result<T>) -> Result<T> {
-    let ended = panic::catch_unwind(AssertUnwindSafe(run));
-    ended.unwrap_or_else(|_| Err(Status::UNKNOWN.because("a bug of the emulator: it panicked, see above")))
-}
-
 /// Texts handed out are kept for ever, as C expects of them; equal ones are kept once.
 #[derive(Default)]
 struct Texts {
     last: HashMap<i32, String>,
-    kept: HashSet<&'static std::ffi::CStr>,
+    kept: HashSet<&'static CStr>,
 }
 
 thread_local! {
@@ -195,12 +181,12 @@ pub(crate) fn text(code: i32) -> Option<*const c_char> {
 
 /// A C text that stays valid.
 pub(crate) fn kept(text: &str) -> *const c_char {
-    let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
+    let text = c_text(text);
     let mut texts = lock(&TEXTS);
     if let Some(kept) = texts.kept.get(text.as_c_str()) {
         return kept.as_ptr();
     }
-    let leaked: &'static CString = Box::leak(Box::new(text));
+    let leaked: &'static CStr = Box::leak(text.into_boxed_c_str());
     texts.kept.insert(leaked);
     leaked.as_ptr()
 }

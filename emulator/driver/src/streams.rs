@@ -34,7 +34,7 @@ pub(crate) type StreamId = u64;
 
 /// How a stream is ordered with the legacy default stream of its context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum StreamKind {
     Legacy,
     Blocking,
     NonBlocking,
@@ -44,7 +44,7 @@ pub(crate) enum Kind {
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub context: Arc<Context>,
-    pub kind: Kind,
+    pub kind: StreamKind,
     pub priority: i32,
     chain: u64,
     pub tail: Point,
@@ -72,7 +72,7 @@ pub(crate) fn streams() -> MutexGuard<'static, Streams> {
 
 impl Streams {
     /// A new stream.
-    pub(crate) fn add(&mut self, context: &Arc<Context>, kind: Kind, priority: i32) -> StreamId {
+    pub(crate) fn add(&mut self, context: &Arc<Context>, kind: StreamKind, priority: i32) -> StreamId {
         self.last += 1;
         let chain = executor().queue().chain();
         let (context, tail) = (context.clone(), Point::default());
@@ -90,8 +90,10 @@ impl Streams {
     /// The stream of a handle; default streams are those of the current context.
     pub(crate) fn find(&mut self, handle: usize) -> Result<StreamId> {
         match handle {
-            0 | LEGACY => Ok(self.default_stream(&here()?, Kind::Legacy, None)),
-            PER_THREAD => Ok(self.default_stream(&here()?, Kind::Blocking, Some(thread::current().id()))),
+            0 | LEGACY => Ok(self.default_stream(&here()?, StreamKind::Legacy, None)),
+            PER_THREAD => {
+                Ok(self.default_stream(&here()?, StreamKind::Blocking, Some(thread::current().id())))
+            }
             _ => {
                 let stream = handle.wrapping_sub(BASE) as u64 / 16;
                 let living = self
@@ -104,13 +106,18 @@ impl Streams {
         }
     }
 
-    fn default_stream(&mut self, context: &Arc<Context>, kind: Kind, thread: Option<ThreadId>) -> StreamId {
+    fn default_stream(
+        &mut self,
+        context: &Arc<Context>,
+        kind: StreamKind,
+        thread: Option<ThreadId>,
+    ) -> StreamId {
         let is_it = |l: &Stream| {
             l.context.id == context.id
                 && l.thread == thread
-                && (kind == Kind::Legacy) == (l.kind == Kind::Legacy)
+                && (kind == StreamKind::Legacy) == (l.kind == StreamKind::Legacy)
         };
-        if kind == Kind::Legacy || thread.is_some() {
+        if kind == StreamKind::Legacy || thread.is_some() {
             let found = self.streams.iter().find(|(_, stream)| is_it(stream)).map(|(id, _)| *id);
             if let Some(found) = found {
                 return found;
@@ -162,9 +169,9 @@ impl Streams {
         let Some(stream) = self.streams.get(&id) else { return Vec::new() };
         let others = self.streams.values().filter(|other| other.context.id == stream.context.id);
         let ordered = others.filter(|other| match stream.kind {
-            Kind::NonBlocking => false,
-            Kind::Blocking => other.kind == Kind::Legacy,
-            Kind::Legacy => other.kind == Kind::Blocking,
+            StreamKind::NonBlocking => false,
+            StreamKind::Blocking => other.kind == StreamKind::Legacy,
+            StreamKind::Legacy => other.kind == StreamKind::Blocking,
         });
         std::iter::once(&stream.tail).chain(ordered.map(|other| &other.tail)).cloned().collect()
     }
@@ -245,7 +252,7 @@ impl Streams {
     /// As it is called in reports.
     fn name(&self, id: StreamId) -> String {
         match self.streams.get(&id) {
-            Some(stream) if stream.kind == Kind::Legacy => {
+            Some(stream) if stream.kind == StreamKind::Legacy => {
                 format!(" on the default stream of device {}", stream.context.ordinal)
             }
             Some(stream) => format!(" on stream {id} of device {}", stream.context.ordinal),
@@ -274,7 +281,7 @@ impl Streams {
         Ok(())
     }
 
-    /// The capture gives no graph any more.
+    /// The capture will give no graph.
     pub(crate) fn invalidate(&mut self, capture: u64) {
         if let Some(capture) = self.captures.get_mut(&capture) {
             capture.broken = true;
@@ -284,10 +291,10 @@ impl Streams {
     /// Work of the legacy default stream while a blocking stream of its context is captured is an error.
     pub(crate) fn check_implicit(&mut self, id: StreamId) -> Result<()> {
         let (kind, context) = (self.get(id)?.kind, self.get(id)?.context.id);
-        if kind != Kind::Legacy {
+        if kind != StreamKind::Legacy {
             return Ok(());
         }
-        let blocking = |l: &Stream| l.context.id == context && l.kind == Kind::Blocking;
+        let blocking = |l: &Stream| l.context.id == context && l.kind == StreamKind::Blocking;
         let captured =
             self.iter().find_map(|(_, l)| l.capture.as_ref().filter(|_| blocking(l)).map(|j| j.capture));
         let Some(capture) = captured else { return Ok(()) };
@@ -314,7 +321,7 @@ pub(crate) fn submit_and_wait(task: Task) -> Result<()> {
     let context = task.context.clone();
     let point = submit(0, task)?;
     executor().wait(&point);
-    context.lost().map_or(Ok(()), |status| Err(status.into()))
+    context.check()
 }
 
 /// Whether work on a stream becomes nodes of a graph.

@@ -5,11 +5,11 @@
 //! already; a driver without these functions is a real one, which these libraries refuse.
 #![allow(unsafe_code)]
 
-use std::ffi::{CString, c_char, c_void};
+use std::ffi::{c_char, c_void};
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::OnceLock;
 
-use crate::pointer::Host;
+use crate::pointer::{Host, c_text};
 use libloading::os::unix::{Library, RTLD_NOW};
 
 /// The name under which programs load a CUDA driver.
@@ -31,12 +31,12 @@ pub struct Access {
     pub written: u32,
 }
 
-/// What became of an operation whose turn it was.
+/// What became of an operation that was run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
     /// It has run.
     Done,
-    /// It waits for others; it will be asked again.
+    /// It waits for others; the driver will run it again.
     Waiting,
     /// It failed with a driver's status and a reason; the context of its stream is lost, as after a kernel's fault.
     Failed(i32, String),
@@ -47,20 +47,21 @@ pub enum Progress {
 pub const DONE: i32 = 0;
 /// See [`DONE`].
 pub const WAITING: i32 = -1;
+
 /// An operation to be run in stream order; again at each launch of a graph that it was captured into.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct Work {
-    /// What `run` and `release` get.
+pub struct StreamOperation {
+    /// The argument of `run` and `release`.
     pub data: Host,
-    /// Called on any thread when it is the operation's turn, with a number that is another one for each time the
-    /// operation is queued.
+    /// Called on any thread when the stream has come to the operation, with its ticket: a number that is another one
+    /// for each time the operation is queued.
     pub run: extern "C" fn(Host, u64) -> i32,
     /// Called once, when the operation cannot run again.
     pub release: extern "C" fn(Host),
 }
 
-type Submit = extern "C" fn(usize, *const c_char, *const Access, usize, Work) -> i32;
+type Submit = extern "C" fn(usize, *const c_char, *const Access, usize, StreamOperation) -> i32;
 type Read = extern "C" fn(u64, *mut c_void, usize) -> i32;
 type Write = extern "C" fn(u64, *const c_void, usize) -> i32;
 type Explain = extern "C" fn(*const c_char);
@@ -116,12 +117,12 @@ impl Driver {
         work: impl Fn(u64) -> Progress + Send + Sync + 'static,
     ) -> Result<(), i32> {
         let boxed: Box<Boxed> = Box::new(Box::new(work));
-        let work = Work { data: Host::from_raw(Box::into_raw(boxed).cast()), run, release };
-        let what = CString::new(what.replace('\0', " ")).unwrap_or_default();
+        let work = StreamOperation { data: Host::from_raw(Box::into_raw(boxed).cast()), run, release };
+        let what = c_text(what);
         status((self.submit)(stream, what.as_ptr(), accesses.as_ptr(), accesses.len(), work))
     }
 
-    /// Reads device memory. Only for operations, when it is their turn.
+    /// Reads device memory. Only for operations while they run.
     ///
     /// # Errors
     /// The driver's status if the range is not in one allocation.
@@ -129,7 +130,7 @@ impl Driver {
         status((self.read)(address, to.as_mut_ptr().cast(), to.len()))
     }
 
-    /// Writes device memory. Only for operations, when it is their turn.
+    /// Writes device memory. Only for operations while they run.
     ///
     /// # Errors
     /// As [`read`](Driver::read).
@@ -151,17 +152,16 @@ fn status(code: i32) -> Result<(), i32> {
     if code == 0 { Ok(()) } else { Err(code) }
 }
 
-extern "C" fn run(data: Host, turn: u64) -> i32 {
+extern "C" fn run(data: Host, ticket: u64) -> i32 {
     // SAFETY: `submit` made `data` from this type, and `release` has not been called.
     let work = unsafe { &*data.as_ptr().cast::<Boxed>() };
     let bug = |_| Progress::Failed(UNKNOWN, "a bug of the emulator: it panicked, see above".into());
-    match panic::catch_unwind(AssertUnwindSafe(|| work(turn))).unwrap_or_else(bug) {
+    match panic::catch_unwind(AssertUnwindSafe(|| work(ticket))).unwrap_or_else(bug) {
         Progress::Done => DONE,
         Progress::Waiting => WAITING,
         Progress::Failed(status, text) => {
-            let text = CString::new(text.replace('\0', " ")).unwrap_or_default();
             if let Ok(driver) = Driver::loaded() {
-                (driver.explain)(text.as_ptr());
+                (driver.explain)(c_text(&text).as_ptr());
             }
             status.max(1)
         }

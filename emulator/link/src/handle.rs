@@ -11,8 +11,15 @@ pub struct Handles<T> {
     kind: &'static str,
     /// The upper half of the numbers, another one for each kind.
     base: usize,
-    /// How many objects were ever made, and those that live.
-    living: Mutex<(usize, BTreeMap<usize, T>)>,
+    table: Mutex<Table<T>>,
+}
+
+#[derive(Debug)]
+struct Table<T> {
+    /// How many objects were ever made.
+    made: usize,
+    /// Those that live, by their handle.
+    living: BTreeMap<usize, T>,
 }
 
 /// A number that is no handle of a living object.
@@ -29,20 +36,20 @@ pub struct Unknown {
 impl<T: Clone> Handles<T> {
     /// A table without objects. `number` tells the handles of kinds apart.
     pub const fn new(kind: &'static str, number: usize) -> Handles<T> {
-        Handles { kind, base: number << 40, living: Mutex::new((0, BTreeMap::new())) }
+        Handles { kind, base: number << 40, table: Mutex::new(Table { made: 0, living: BTreeMap::new() }) }
     }
 
-    fn living(&self) -> MutexGuard<'_, (usize, BTreeMap<usize, T>)> {
-        lock(&self.living)
+    fn table(&self) -> MutexGuard<'_, Table<T>> {
+        lock(&self.table)
     }
 
     /// Adds an object and gives its handle.
     pub fn add(&self, object: T) -> usize {
-        let mut living = self.living();
-        living.0 += 1;
+        let mut table = self.table();
+        table.made += 1;
         // Aligned like a pointer to something.
-        let handle = self.base + living.0 * 16;
-        living.1.insert(handle, object);
+        let handle = self.base + table.made * 16;
+        table.living.insert(handle, object);
         handle
     }
 
@@ -51,7 +58,7 @@ impl<T: Clone> Handles<T> {
     /// # Errors
     /// No living object has the handle.
     pub fn get(&self, handle: usize) -> Result<T, Unknown> {
-        self.living().1.get(&handle).cloned().ok_or_else(|| self.unknown(handle))
+        self.table().living.get(&handle).cloned().ok_or_else(|| self.unknown(handle))
     }
 
     /// Takes the object out of the table: its handle is no longer valid.
@@ -59,7 +66,7 @@ impl<T: Clone> Handles<T> {
     /// # Errors
     /// As [`get`](Handles::get).
     pub fn remove(&self, handle: usize) -> Result<T, Unknown> {
-        self.living().1.remove(&handle).ok_or_else(|| self.unknown(handle))
+        self.table().living.remove(&handle).ok_or_else(|| self.unknown(handle))
     }
 
     /// Changes the object in its place.
@@ -71,12 +78,12 @@ impl<T: Clone> Handles<T> {
         handle: usize,
         change: impl FnOnce(&mut T) -> Result<(), E>,
     ) -> Result<(), E> {
-        change(self.living().1.get_mut(&handle).ok_or_else(|| self.unknown(handle))?)
+        change(self.table().living.get_mut(&handle).ok_or_else(|| self.unknown(handle))?)
     }
 
     /// Clones of all living objects.
     pub fn all(&self) -> Vec<T> {
-        self.living().1.values().cloned().collect()
+        self.table().living.values().cloned().collect()
     }
 
     fn unknown(&self, handle: usize) -> Unknown {

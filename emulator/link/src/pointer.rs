@@ -5,7 +5,7 @@
 //! functions.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, CString, c_char, c_void};
 
 /// Where a result is to be written: `T *`.
 #[repr(transparent)]
@@ -163,6 +163,11 @@ impl Plain for u64 {}
 impl Plain for f32 {}
 impl Plain for f64 {}
 impl Plain for usize {}
+
+/// A text for C: zeros within it become spaces.
+pub fn c_text(text: &str) -> CString {
+    CString::new(text.replace('\0', " ")).unwrap_or_default()
+}
 
 /// The text at `at` before its zero, if there is one within `bytes_max`.
 pub fn text_at(at: Host, bytes_max: usize) -> Option<Vec<u8>> {

@@ -9,9 +9,9 @@ use crate::communicator::{
     COMMUNICATORS, Config, enqueue, group_end, group_start, init_all, init_rank, split,
 };
 use crate::joining::unique_id;
-use crate::reduction::{Kind, Reduction};
-use crate::relay::{Id, Ranks};
-use crate::status::{Result, Status, last, present, text};
+use crate::reduction::{ElementType, Reduction};
+use crate::relay::{Ranks, UniqueId};
+use crate::status::{Result, Status, answer, last, present, text};
 
 /// The version that this library reports: 2.30.7.
 const VERSION: i32 = 23_007;
@@ -30,7 +30,7 @@ fn call(operation: Operation, buffers: Buffers, handle: usize, stream: usize) ->
     let Buffers { from, to, count, kind } = buffers;
     let call = Call {
         operation,
-        kind: Kind::from_number(kind)?,
+        kind: ElementType::from_number(kind)?,
         count,
         from: from.address() as u64,
         to: to.address() as u64,
@@ -68,13 +68,14 @@ phalanx_emulator_link::export! {
     fn ncclGetLastError(communicator: usize) -> *const c_char { last() }
 }
 
-export! {
+phalanx_emulator_link::export! {
+    answered by answer;
     fn ncclGetVersion(version: Out<i32>) { present(version.set(VERSION), "version") }
-    fn ncclGetUniqueId(id: Out<Id>) { present(id.set(unique_id()), "uniqueId") }
-    fn ncclCommInitRank(out: Out<usize>, ranks: i32, id: Id, rank: i32) {
+    fn ncclGetUniqueId(id: Out<UniqueId>) { present(id.set(unique_id()), "uniqueId") }
+    fn ncclCommInitRank(out: Out<usize>, ranks: i32, id: UniqueId, rank: i32) {
         init_rank(out, ranks, id, rank, In::null())
     }
-    fn ncclCommInitRankConfig(out: Out<usize>, ranks: i32, id: Id, rank: i32, config: In<Config>) {
+    fn ncclCommInitRankConfig(out: Out<usize>, ranks: i32, id: UniqueId, rank: i32, config: In<Config>) {
         init_rank(out, ranks, id, rank, config)
     }
     fn ncclCommInitAll(out: Out<usize>, count: i32, devices: In<i32>) { init_all(out, count, devices) }

@@ -8,7 +8,7 @@ use std::fmt;
 
 use phalanx_emulator_link::driver::{Access, Driver};
 
-use crate::reduction::{Kind, Reduction, reduce};
+use crate::reduction::{ElementType, Reduction, reduce};
 
 /// The operation of a call, without what differs between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,7 @@ pub(crate) enum Operation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Call {
     pub operation: Operation,
-    pub kind: Kind,
+    pub kind: ElementType,
     pub count: usize,
     pub from: u64,
     pub to: u64,

@@ -12,7 +12,7 @@ use phalanx_emulator_link::pointer::{In, Out};
 use crate::call::Call;
 use crate::driver::{current, driver, order, primary, within};
 use crate::joining::{Joining, unique_id};
-use crate::relay::Id;
+use crate::relay::UniqueId;
 use crate::rendezvous::Rendezvous;
 use crate::status::{Result, Status, present};
 
@@ -74,7 +74,13 @@ fn start(out: Out<usize>, communicator: Communicator, config: In<Config>) -> Res
     communicator.seat().map(|_| ())
 }
 
-pub(crate) fn init_rank(out: Out<usize>, ranks: i32, id: Id, rank: i32, config: In<Config>) -> Result<()> {
+pub(crate) fn init_rank(
+    out: Out<usize>,
+    ranks: i32,
+    id: UniqueId,
+    rank: i32,
+    config: In<Config>,
+) -> Result<()> {
     let wrong = || Status::INVALID_ARGUMENT.because(format!("rank {rank} of {ranks}"));
     let (rank, ranks) =
         (usize::try_from(rank).map_err(|_| wrong())?, usize::try_from(ranks).map_err(|_| wrong())?);

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use phalanx_emulator_link::lock;
 
 use crate::message::Message;
-use crate::relay::{self, Id, Ranks, Relay};
+use crate::relay::{self, Ranks, Relay, UniqueId};
 use crate::rendezvous::Rendezvous;
 use crate::status::{Result, Status};
 
@@ -22,43 +22,45 @@ pub(crate) fn timeout() -> Duration {
 }
 
 /// A new id, by which ranks of this process and of others find each other.
-pub(crate) fn unique_id() -> Id {
-    Id::new(relay::port(arrived))
+pub(crate) fn unique_id() -> UniqueId {
+    UniqueId::new(relay::port(arrived))
 }
 
-/// A gathering of ranks.
+/// Which ranks gather: those with an id, or those of a split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Place {
-    Id(Id),
-    /// The n-th split of the communicator whose rendezvous is at this address; it is kept alive by its ranks.
+enum GatheringKey {
+    Id(UniqueId),
+    /// The n-th split of the communicator whose rendezvous is at this address. Its ranks keep it alive.
     Split(usize, u64),
 }
 
-/// What a rank brings: its colour and key, of a split; zeros otherwise.
-type Wish = (i32, i32);
+/// The colour and the key that a rank of a split comes with; zeros for a new communicator.
+type ColourAndKey = (i32, i32);
 /// A rank's place in a communicator: the rendezvous, and its rank there.
 type Seat = (Arc<Rendezvous>, usize);
 
+/// Ranks that have come, until all are there and each has taken its seat.
 #[derive(Debug, Default)]
 struct Gathering {
     ranks: usize,
-    wishes: BTreeMap<usize, Wish>,
+    /// The ranks that have come.
+    came: BTreeMap<usize, ColourAndKey>,
     /// Those of them that are in other processes.
     elsewhere: Vec<usize>,
     seats: BTreeMap<usize, Seat>,
 }
 
-static GATHERINGS: LazyLock<Mutex<HashMap<Place, Gathering>>> = LazyLock::new(Mutex::default);
+static GATHERINGS: LazyLock<Mutex<HashMap<GatheringKey, Gathering>>> = LazyLock::new(Mutex::default);
 static CHANGED: Condvar = Condvar::new();
 
-fn gatherings() -> MutexGuard<'static, HashMap<Place, Gathering>> {
+fn gatherings() -> MutexGuard<'static, HashMap<GatheringKey, Gathering>> {
     lock(&GATHERINGS)
 }
 
 /// A rank that has come, and waits for the others.
 #[derive(Debug)]
 pub(crate) struct Joining {
-    place: Place,
+    key: GatheringKey,
     rank: usize,
     /// The way to other processes, if there can be any.
     relay: Option<Arc<Relay>>,
@@ -67,7 +69,7 @@ pub(crate) struct Joining {
 
 impl Joining {
     /// A rank of a new communicator comes.
-    pub(crate) fn by_id(id: Id, rank: usize, ranks: usize) -> Result<Joining> {
+    pub(crate) fn by_id(id: UniqueId, rank: usize, ranks: usize) -> Result<Joining> {
         if !id.is_ours() && !id.is_emulated() {
             return Err(Status::INVALID_ARGUMENT.because("the unique id was made by another library"));
         }
@@ -75,7 +77,7 @@ impl Joining {
             Status::SYSTEM_ERROR
                 .because(format!("the process that made the unique id cannot be reached: {error}"))
         })?;
-        let joining = Joining::come(Place::Id(id), rank, ranks, (0, 0))?;
+        let joining = Joining::come(GatheringKey::Id(id), rank, ranks, (0, 0))?;
         relay.tell(&Message::Hello { rank, ranks });
         Ok(Joining { relay: Some(relay), ..joining })
     }
@@ -85,18 +87,23 @@ impl Joining {
         rendezvous: &Arc<Rendezvous>,
         number: u64,
         rank: usize,
-        wish: Wish,
+        colour_and_key: ColourAndKey,
     ) -> Result<Joining> {
         if !rendezvous.is_here() {
             let why = "a split of a communicator of several processes is not emulated";
             return Err(Status::INVALID_USAGE.because(why));
         }
-        Joining::come(Place::Split(Arc::as_ptr(rendezvous) as usize, number), rank, rendezvous.ranks, wish)
+        Joining::come(
+            GatheringKey::Split(Arc::as_ptr(rendezvous) as usize, number),
+            rank,
+            rendezvous.ranks,
+            colour_and_key,
+        )
     }
 
-    fn come(place: Place, rank: usize, ranks: usize, wish: Wish) -> Result<Joining> {
-        add(place, rank, ranks, wish, false)?;
-        Ok(Joining { place, rank, relay: None, seat: OnceLock::new() })
+    fn come(key: GatheringKey, rank: usize, ranks: usize, colour_and_key: ColourAndKey) -> Result<Joining> {
+        add(key, rank, ranks, colour_and_key, false)?;
+        Ok(Joining { key, rank, relay: None, seat: OnceLock::new() })
     }
 
     /// The rank's seat, if all have come.
@@ -110,11 +117,11 @@ impl Joining {
         }
         // Of several threads that ask, one takes it from the gathering; the others find it here when they get the lock.
         let mut gatherings = gatherings();
-        if let Some(gathering) = gatherings.get_mut(&self.place)
+        if let Some(gathering) = gatherings.get_mut(&self.key)
             && let Some(seat) = gathering.seats.remove(&self.rank)
         {
             if gathering.seats.is_empty() {
-                gatherings.remove(&self.place);
+                gatherings.remove(&self.key);
             }
             self.seat.get_or_init(|| seat);
         }
@@ -132,9 +139,8 @@ impl Joining {
                 return Ok(seat);
             }
             let gatherings = gatherings();
-            let (absent, ranks) = gatherings.get(&self.place).map_or((Vec::new(), 0), |gathering| {
-                let absent =
-                    (0..gathering.ranks).filter(|rank| !gathering.wishes.contains_key(rank)).collect();
+            let (absent, ranks) = gatherings.get(&self.key).map_or((Vec::new(), 0), |gathering| {
+                let absent = (0..gathering.ranks).filter(|rank| !gathering.came.contains_key(rank)).collect();
                 (absent, gathering.ranks)
             });
             if start.elapsed() > timeout() {
@@ -151,27 +157,33 @@ impl Joining {
 }
 
 /// Notes that a rank has come; with the last, all have seats.
-fn add(place: Place, rank: usize, ranks: usize, wish: Wish, is_elsewhere: bool) -> Result<()> {
+fn add(
+    key: GatheringKey,
+    rank: usize,
+    ranks: usize,
+    colour_and_key: ColourAndKey,
+    is_elsewhere: bool,
+) -> Result<()> {
     let mut gatherings = gatherings();
-    let gathering = gatherings.entry(place).or_default();
+    let gathering = gatherings.entry(key).or_default();
     let wrong = |why: String| Err(Status::INVALID_ARGUMENT.because(why));
-    if gathering.wishes.is_empty() {
+    if gathering.came.is_empty() {
         gathering.ranks = ranks;
     } else if gathering.ranks != ranks {
         return wrong(format!("rank {rank} says {ranks} ranks, another one said {}", gathering.ranks));
     }
-    if gathering.wishes.insert(rank, wish).is_some() {
+    if gathering.came.insert(rank, colour_and_key).is_some() {
         return wrong(format!("rank {rank} comes twice"));
     }
     if is_elsewhere {
         gathering.elsewhere.push(rank);
     }
-    if gathering.wishes.len() == ranks {
-        gathering.seats = match place {
-            Place::Id(id) if !gathering.elsewhere.is_empty() => {
+    if gathering.came.len() == ranks {
+        gathering.seats = match key {
+            GatheringKey::Id(id) if !gathering.elsewhere.is_empty() => {
                 seats_across(id, ranks, &gathering.elsewhere)?
             }
-            _ => seats(&gathering.wishes),
+            _ => seats(&gathering.came),
         };
     }
     drop(gatherings);
@@ -180,14 +192,14 @@ fn add(place: Place, rank: usize, ranks: usize, wish: Wish, is_elsewhere: bool) 
 }
 
 /// A rank has come in another process.
-pub(crate) fn arrived(id: Id, rank: usize, ranks: usize) {
-    if let Err(error) = add(Place::Id(id), rank, ranks, (0, 0), true) {
+pub(crate) fn arrived(id: UniqueId, rank: usize, ranks: usize) {
+    if let Err(error) = add(GatheringKey::Id(id), rank, ranks, (0, 0), true) {
         eprintln!("phalanx emulated NCCL: {}", error.message);
     }
 }
 
 /// One rendezvous, with seats for the ranks that are here.
-fn seats_across(id: Id, ranks: usize, elsewhere: &[usize]) -> Result<BTreeMap<usize, Seat>> {
+fn seats_across(id: UniqueId, ranks: usize, elsewhere: &[usize]) -> Result<BTreeMap<usize, Seat>> {
     let relay = relay::open(id, arrived).map_err(|error| Status::SYSTEM_ERROR.because(error.to_string()))?;
     let rendezvous = Arc::new(Rendezvous::across(ranks, timeout(), elsewhere.to_vec(), relay.clone()));
     relay.meet(&(rendezvous.clone() as Arc<dyn Ranks>));
@@ -196,9 +208,9 @@ fn seats_across(id: Id, ranks: usize, elsewhere: &[usize]) -> Result<BTreeMap<us
 }
 
 /// One rendezvous a colour, ranks by key and then by their old rank.
-fn seats(wishes: &BTreeMap<usize, Wish>) -> BTreeMap<usize, Seat> {
+fn seats(came: &BTreeMap<usize, ColourAndKey>) -> BTreeMap<usize, Seat> {
     let mut colours: BTreeMap<i32, Vec<(i32, usize)>> = BTreeMap::new();
-    for (rank, (colour, key)) in wishes {
+    for (rank, (colour, key)) in came {
         colours.entry(*colour).or_default().push((*key, *rank));
     }
     let mut seats = BTreeMap::new();

@@ -3,12 +3,12 @@
 //!
 //! Ranks are threads, or several are served by one thread within a group, or they are in several processes; they may
 //! be on devices of their own or share one. A call is queued on its stream and becomes a node of a graph when the
-//! stream is captured. When it is the turn of all ranks, whichever comes last moves the data; results are those of
-//! adding in order of the ranks, narrow floats in f32 and rounded once.
+//! stream is captured. The operation of the rank that comes last moves the data of all. Sums are added in the order
+//! of the ranks, those of narrow floats in f32 and rounded once.
 //!
 //! What would hang or corrupt on GPUs is an error here that names the rank and its call: ranks that call different
 //! things, counts that differ, a rank that aborts, and one that does not come within
-//! `PHALANX_EMULATOR_NCCL_TIMEOUT_MS` milliseconds (60 seconds if unset). Such an error is said on stderr, is what
+//! `PHALANX_EMULATOR_NCCL_TIMEOUT_MS` milliseconds (60 seconds if unset). Such an error goes to stderr, is what
 //! `ncclCommGetAsyncError` gives, and loses the contexts of the streams that wait. Where a rank has aborted, calls
 //! that need it stay on their streams, as on GPUs, until their own rank aborts too, or the time is over.
 //!
@@ -25,9 +25,6 @@
 //! reduction      numbers
 //! ```
 
-#[macro_use]
-mod status;
-
 mod api;
 mod call;
 mod communicator;
@@ -37,6 +34,7 @@ mod message;
 mod reduction;
 mod relay;
 mod rendezvous;
+mod status;
 
 /// The file of this library, to be loaded by its path: beside the running executable or test, or in the folder that
 /// the environment variable `PHALANX_CUDA_EMULATOR` names. `None` if it is not there, as when no `cdylib` was built.

@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 
 use crate::call::{Call, Operation};
-use crate::reduction::{Kind, Reduction};
+use crate::reduction::{ElementType, Reduction};
 
 /// The most bytes of a message: a larger length is no message.
 const BYTES_MAX: u64 = 1 << 34;
@@ -13,8 +13,9 @@ const BYTES_MAX: u64 = 1 << 34;
 pub(crate) enum Message {
     /// The rank has come, and says how many ranks there are.
     Hello { rank: usize, ranks: usize },
-    /// It is the turn of these calls, each with the elements that it reads.
-    Post { rank: usize, turn: u64, calls: Vec<(Call, Vec<u8>)> },
+    /// The rank's stream has come to the operation `ticket`, which has these calls, each with the elements that it
+    /// reads.
+    Post { rank: usize, ticket: u64, calls: Vec<(Call, Vec<u8>)> },
     /// The rank takes part no more.
     Leave { rank: usize },
 }
@@ -25,8 +26,8 @@ impl Message {
         match self {
             Message::Hello { rank, ranks } => numbers(&[0, *rank as u64, *ranks as u64]),
             Message::Leave { rank } => numbers(&[2, *rank as u64]),
-            Message::Post { rank, turn, calls } => {
-                let mut all = numbers(&[1, *rank as u64, *turn, calls.len() as u64]);
+            Message::Post { rank, ticket, calls } => {
+                let mut all = numbers(&[1, *rank as u64, *ticket, calls.len() as u64]);
                 for (call, data) in calls {
                     let [what, detail, peer] = operation(call.operation);
                     let (kind, count) = (call.kind as u64, call.count as u64);
@@ -42,17 +43,17 @@ impl Message {
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Message> {
         let mut rest = bytes;
         let message = match number(&mut rest)? {
-            0 => Message::Hello { rank: place(&mut rest)?, ranks: place(&mut rest)? },
+            0 => Message::Hello { rank: size(&mut rest)?, ranks: size(&mut rest)? },
             1 => {
-                let (rank, turn) = (place(&mut rest)?, number(&mut rest)?);
+                let (rank, ticket) = (size(&mut rest)?, number(&mut rest)?);
                 let count = number(&mut rest)?;
                 Message::Post {
                     rank,
-                    turn,
+                    ticket,
                     calls: (0..count).map(|_| called(&mut rest)).collect::<Option<_>>()?,
                 }
             }
-            2 => Message::Leave { rank: place(&mut rest)? },
+            2 => Message::Leave { rank: size(&mut rest)? },
             _ => return None,
         };
         rest.is_empty().then_some(message)
@@ -65,12 +66,12 @@ fn number(rest: &mut &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(*number))
 }
 
-fn place(rest: &mut &[u8]) -> Option<usize> {
+fn size(rest: &mut &[u8]) -> Option<usize> {
     number(rest)?.try_into().ok()
 }
 
 fn called(rest: &mut &[u8]) -> Option<(Call, Vec<u8>)> {
-    let (what, detail, peer) = (number(rest)?, number(rest)?, place(rest)?);
+    let (what, detail, peer) = (number(rest)?, number(rest)?, size(rest)?);
     let reduction = || Reduction::from_number(detail.try_into().ok()?).ok();
     let operation = match what {
         0 => Operation::AllReduce(reduction()?),
@@ -85,8 +86,8 @@ fn called(rest: &mut &[u8]) -> Option<(Call, Vec<u8>)> {
         9 => Operation::Receive(peer),
         _ => return None,
     };
-    let kind = Kind::from_number(number(rest)?.try_into().ok()?).ok()?;
-    let (count, length) = (place(rest)?, place(rest)?);
+    let kind = ElementType::from_number(number(rest)?.try_into().ok()?).ok()?;
+    let (count, length) = (size(rest)?, size(rest)?);
     let (data, after) = rest.split_at_checked(length)?;
     *rest = after;
     Some((Call { operation, kind, count, from: 0, to: 0 }, data.to_vec()))
@@ -133,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_message_comes_back_and_a_cut_one_is_none() {
-        let call = |operation| Call { operation, kind: Kind::Bf16, count: 3, from: 0, to: 0 };
+        let call = |operation| Call { operation, kind: ElementType::Bf16, count: 3, from: 0, to: 0 };
         let calls = [
             (call(Operation::Reduce(Reduction::Min, 2)), vec![1; 6]),
             (call(Operation::Send(1)), vec![2; 6]),
@@ -141,7 +142,7 @@ mod tests {
         ];
         let messages = [
             Message::Hello { rank: 1, ranks: 3 },
-            Message::Post { rank: 2, turn: 9, calls: calls.to_vec() },
+            Message::Post { rank: 2, ticket: 9, calls: calls.to_vec() },
             Message::Leave { rank: 0 },
         ];
         for message in messages {

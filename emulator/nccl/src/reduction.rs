@@ -6,7 +6,7 @@ use crate::status::{Result, Status};
 
 /// The type of a buffer's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ElementType {
     I8,
     U8,
     I32,
@@ -19,10 +19,10 @@ pub(crate) enum Kind {
     Bf16,
 }
 
-impl Kind {
+impl ElementType {
     /// The type of an `ncclDataType_t`.
-    pub(crate) fn from_number(number: i32) -> Result<Kind> {
-        use Kind::*;
+    pub(crate) fn from_number(number: i32) -> Result<ElementType> {
+        use ElementType::*;
         let known = [I8, U8, I32, U32, I64, U64, F16, F32, F64, Bf16];
         let found = usize::try_from(number).ok().and_then(|i| known.get(i)).copied();
         found.ok_or_else(|| Status::INVALID_ARGUMENT.because(format!("data type {number} is not emulated")))
@@ -30,10 +30,10 @@ impl Kind {
 
     pub(crate) fn bytes(self) -> usize {
         match self {
-            Kind::I8 | Kind::U8 => 1,
-            Kind::F16 | Kind::Bf16 => 2,
-            Kind::I32 | Kind::U32 | Kind::F32 => 4,
-            Kind::I64 | Kind::U64 | Kind::F64 => 8,
+            ElementType::I8 | ElementType::U8 => 1,
+            ElementType::F16 | ElementType::Bf16 => 2,
+            ElementType::I32 | ElementType::U32 | ElementType::F32 => 4,
+            ElementType::I64 | ElementType::U64 | ElementType::F64 => 8,
         }
     }
 }
@@ -64,84 +64,68 @@ impl Reduction {
     }
 }
 
-/// Reduces buffers of the same length.
-pub(crate) fn reduce(kind: Kind, reduction: Reduction, buffers: &[&[u8]]) -> Vec<u8> {
-    macro_rules! numbers {
-        ($type:ty, $steps:expr) => {
-            elements::<$type, { size_of::<$type>() }>(
-                buffers,
-                <$type>::from_le_bytes,
-                <$type>::to_le_bytes,
-                $steps,
-            )
-        };
-    }
-    macro_rules! integers {
-        ($type:ty) => {
-            numbers!(
-                $type,
-                match reduction {
-                    Reduction::Sum => Steps { pair: <$type>::wrapping_add, end: |x, _| x },
-                    Reduction::Average => {
-                        Steps { pair: <$type>::wrapping_add, end: |x, ranks| x.wrapping_div(ranks as $type) }
-                    }
-                    Reduction::Product => Steps { pair: <$type>::wrapping_mul, end: |x, _| x },
-                    Reduction::Max => Steps { pair: <$type>::max, end: |x, _| x },
-                    Reduction::Min => Steps { pair: <$type>::min, end: |x, _| x },
-                }
-            )
-        };
-    }
-    match kind {
-        Kind::I8 => integers!(i8),
-        Kind::U8 => integers!(u8),
-        Kind::I32 => integers!(i32),
-        Kind::U32 => integers!(u32),
-        Kind::I64 => integers!(i64),
-        Kind::U64 => integers!(u64),
-        Kind::F32 => numbers!(f32, steps(reduction)),
-        Kind::F64 => numbers!(
-            f64,
-            match reduction {
-                Reduction::Sum => Steps { pair: |x, y| x + y, end: |x, _| x },
-                Reduction::Average => Steps { pair: |x, y| x + y, end: |x, ranks| x / ranks as f64 },
-                Reduction::Product => Steps { pair: |x, y| x * y, end: |x, _| x },
-                Reduction::Max => Steps { pair: f64::max, end: |x, _| x },
-                Reduction::Min => Steps { pair: f64::min, end: |x, _| x },
-            }
-        ),
-        Kind::F16 => elements::<f32, 2>(
-            buffers,
-            |b| f16::from_le_bytes(b).to_f32(),
-            |x| f16::from_f32(x).to_le_bytes(),
-            steps(reduction),
-        ),
-        Kind::Bf16 => elements::<f32, 2>(
-            buffers,
-            |b| bf16::from_le_bytes(b).to_f32(),
-            |x| bf16::from_f32(x).to_le_bytes(),
-            steps(reduction),
-        ),
-    }
-}
-
-/// How two numbers are reduced, and what is done with the result of all.
+/// How two numbers are reduced, and what is done with the result of all ranks, given their number.
 struct Steps<T> {
     pair: fn(T, T) -> T,
     end: fn(T, usize) -> T,
 }
 
-fn steps(reduction: Reduction) -> Steps<f32> {
-    match reduction {
-        Reduction::Sum => Steps { pair: |x, y| x + y, end: |x, _| x },
-        Reduction::Average => Steps { pair: |x, y| x + y, end: |x, ranks| x / ranks as f32 },
-        Reduction::Product => Steps { pair: |x, y| x * y, end: |x, _| x },
-        Reduction::Max => Steps { pair: f32::max, end: |x, _| x },
-        Reduction::Min => Steps { pair: f32::min, end: |x, _| x },
+/// Reduces buffers of the same length.
+pub(crate) fn reduce(kind: ElementType, reduction: Reduction, buffers: &[&[u8]]) -> Vec<u8> {
+    macro_rules! steps {
+        ($type:ty, $add:expr, $multiply:expr, $divide:expr) => {
+            match reduction {
+                Reduction::Sum => Steps { pair: $add, end: |x, _| x },
+                Reduction::Average => Steps { pair: $add, end: $divide },
+                Reduction::Product => Steps { pair: $multiply, end: |x, _| x },
+                Reduction::Max => Steps { pair: <$type>::max, end: |x, _| x },
+                Reduction::Min => Steps { pair: <$type>::min, end: |x, _| x },
+            }
+        };
+    }
+    macro_rules! float_steps {
+        ($type:ty) => {
+            steps!($type, |x, y| x + y, |x, y| x * y, |x, ranks| x / ranks as $type)
+        };
+    }
+    macro_rules! integer_steps {
+        ($type:ty) => {
+            steps!($type, <$type>::wrapping_add, <$type>::wrapping_mul, |x, ranks| x
+                .wrapping_div(ranks as $type))
+        };
+    }
+    macro_rules! numbers {
+        ($type:ty, $steps:expr) => {{
+            const BYTES: usize = size_of::<$type>();
+            elements::<$type, BYTES>(buffers, <$type>::from_le_bytes, <$type>::to_le_bytes, $steps)
+        }};
+    }
+    // Narrow floats are reduced in f32.
+    macro_rules! narrow_floats {
+        ($type:ty) => {
+            elements::<f32, 2>(
+                buffers,
+                |bytes| <$type>::from_le_bytes(bytes).to_f32(),
+                |x| <$type>::from_f32(x).to_le_bytes(),
+                float_steps!(f32),
+            )
+        };
+    }
+    match kind {
+        ElementType::I8 => numbers!(i8, integer_steps!(i8)),
+        ElementType::U8 => numbers!(u8, integer_steps!(u8)),
+        ElementType::I32 => numbers!(i32, integer_steps!(i32)),
+        ElementType::U32 => numbers!(u32, integer_steps!(u32)),
+        ElementType::I64 => numbers!(i64, integer_steps!(i64)),
+        ElementType::U64 => numbers!(u64, integer_steps!(u64)),
+        ElementType::F32 => numbers!(f32, float_steps!(f32)),
+        ElementType::F64 => numbers!(f64, float_steps!(f64)),
+        ElementType::F16 => narrow_floats!(f16),
+        ElementType::Bf16 => narrow_floats!(bf16),
     }
 }
 
-/// `T` is what is computed in, `N` the bytes of an element.
+/// Reduces each element, which has `N` bytes and is computed in `T`.
 fn elements<T: Copy, const N: usize>(
     buffers: &[&[u8]],
     load: impl Fn([u8; N]) -> T,
@@ -176,9 +160,9 @@ mod tests {
         ];
         for (reduction, wanted) in wanted {
             let floats = [2_f32, 5.0, 6.0].map(f32::to_le_bytes);
-            let got = reduce(Kind::F32, reduction, &[&floats[0], &floats[1], &floats[2]]);
+            let got = reduce(ElementType::F32, reduction, &[&floats[0], &floats[1], &floats[2]]);
             assert_eq!(got, (wanted as f32).to_le_bytes());
-            assert_eq!(reduce(Kind::U8, reduction, &[&[2], &[5], &[6]]), [wanted as u8]);
+            assert_eq!(reduce(ElementType::U8, reduction, &[&[2], &[5], &[6]]), [wanted as u8]);
         }
     }
 
@@ -186,7 +170,7 @@ mod tests {
     fn narrow_floats_are_rounded_once() {
         // 256 + 1 + 1: bf16 has 8 bits of mantissa, so adding one after the other would lose both ones.
         let numbers = [256.0, 1.0, 1.0].map(|x| bf16::from_f32(x).to_le_bytes());
-        let got = reduce(Kind::Bf16, Reduction::Sum, &[&numbers[0], &numbers[1], &numbers[2]]);
+        let got = reduce(ElementType::Bf16, Reduction::Sum, &[&numbers[0], &numbers[1], &numbers[2]]);
         assert_eq!(got, bf16::from_f32(258.0).to_le_bytes());
     }
 }

@@ -6,7 +6,7 @@
 //!
 //! ```text
 //! process B ──┐
-//!             ├── process A, which made the id ── process D        A hears each line and passes it on to the others
+//!             ├── process A, which made the id ── process D        A passes on what it hears to the others
 //! process C ──┘
 //! ```
 
@@ -27,24 +27,24 @@ use crate::message::{self, Message};
 /// `ncclUniqueId`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Id([u8; 128]);
+pub(crate) struct UniqueId([u8; 128]);
 
-impl Id {
+impl UniqueId {
     /// An id that no other process of this machine has, and that no id of a real NCCL looks like; `port` is where this
     /// process listens.
-    pub(crate) fn new(port: u16) -> Id {
+    pub(crate) fn new(port: u16) -> UniqueId {
         static LAST: AtomicU64 = AtomicU64::new(0);
         let mut bytes = [0; 128];
         bytes[..16].copy_from_slice(b"phalanx emulated");
         bytes[16..20].copy_from_slice(&std::process::id().to_le_bytes());
         bytes[20..22].copy_from_slice(&port.to_le_bytes());
         bytes[22..30].copy_from_slice(&LAST.fetch_add(1, Ordering::Relaxed).to_le_bytes());
-        Id(bytes)
+        UniqueId(bytes)
     }
 
     /// Whether it was made in this process.
     pub(crate) fn is_ours(self) -> bool {
-        let made_here = |port: &u16| self.0[..22] == Id::new(*port).0[..22];
+        let made_here = |port: &u16| self.0[..22] == UniqueId::new(*port).0[..22];
         PORT.get().is_some_and(made_here)
     }
 
@@ -62,25 +62,25 @@ impl Id {
         self.0
     }
 
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Id> {
-        bytes.try_into().ok().map(Id)
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<UniqueId> {
+        bytes.try_into().ok().map(UniqueId)
     }
 }
 
 /// One communicator's way to other processes: what this process tells them and hears from them.
 #[derive(Debug)]
 pub(crate) struct Relay {
-    id: Id,
+    id: UniqueId,
     arrived: Arrived,
-    state: Mutex<State>,
+    state: Mutex<RelayState>,
     /// How many messages are not yet written to their sockets.
     unwritten: Arc<AtomicUsize>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// To the process that listens, or from there to all others. Lines that have ended stay.
-    lines: Vec<Sender<Vec<u8>>>,
+struct RelayState {
+    /// To the process that listens, or from there to all others. Connections that have ended stay.
+    connections: Vec<Sender<Vec<u8>>>,
     /// The ranks that have come, for processes that connect later.
     hellos: Vec<Vec<u8>>,
     /// `None` until all ranks have come; the weak reference ends when all ranks of this process have left.
@@ -89,19 +89,19 @@ struct State {
     early: Vec<Message>,
 }
 
-static RELAYS: LazyLock<Mutex<HashMap<Id, Arc<Relay>>>> = LazyLock::new(Mutex::default);
+static RELAYS: LazyLock<Mutex<HashMap<UniqueId, Arc<Relay>>>> = LazyLock::new(Mutex::default);
 
 /// Where this process listens, once it does.
 static PORT: OnceLock<u16> = OnceLock::new();
 
-/// Is told of each rank that has come in another process: the communicator's id, the rank, and how many ranks there
-/// are.
-pub(crate) type Arrived = fn(Id, usize, usize);
+/// Called for each rank that has come in another process, with the communicator's id, the rank, and how many ranks
+/// there are.
+pub(crate) type Arrived = fn(UniqueId, usize, usize);
 
 /// What a relay delivers to: the ranks of one communicator.
 pub(crate) trait Ranks: Debug + Send + Sync {
-    /// It is the turn of calls of a rank in another process.
-    fn posted(&self, rank: usize, turn: u64, calls: Vec<(Call, Vec<u8>)>);
+    /// The stream of a rank in another process has come to these calls.
+    fn posted(&self, rank: usize, ticket: u64, calls: Vec<(Call, Vec<u8>)>);
     /// A rank takes part no more: what waits for it fails.
     fn leave(&self, rank: usize);
 }
@@ -112,7 +112,10 @@ pub(crate) fn port(arrived: Arrived) -> u16 {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).ok()?;
         let port = listener.local_addr().ok()?.port();
         let accept = move || {
-            listener.incoming().flatten().for_each(|line| drop(thread::spawn(move || welcome(line, arrived))))
+            listener
+                .incoming()
+                .flatten()
+                .for_each(|connection| drop(thread::spawn(move || welcome(connection, arrived))))
         };
         thread::Builder::new().name("phalanx emulated nccl".into()).spawn(accept).ok().map(|_| port)
     };
@@ -120,18 +123,18 @@ pub(crate) fn port(arrived: Arrived) -> u16 {
 }
 
 /// Another process: the first message is the communicator's id.
-fn welcome(line: TcpStream, arrived: Arrived) {
-    let Ok(reader) = line.try_clone() else { return };
+fn welcome(connection: TcpStream, arrived: Arrived) {
+    let Ok(reader) = connection.try_clone() else { return };
     let mut reader = BufReader::new(reader);
-    let id = message::read(&mut reader).ok().and_then(|bytes| Id::from_bytes(&bytes));
+    let id = message::read(&mut reader).ok().and_then(|bytes| UniqueId::from_bytes(&bytes));
     if let Some(id) = id.filter(|id| id.is_ours()) {
         let relay = relay(id, arrived);
-        let place = relay.add(line);
-        relay.listen(reader, Some(place));
+        let index = relay.add(connection);
+        relay.listen(reader, Some(index));
     }
 }
 
-fn relay(id: Id, arrived: Arrived) -> Arc<Relay> {
+fn relay(id: UniqueId, arrived: Arrived) -> Arc<Relay> {
     let mut relays = lock(&RELAYS);
     Arc::clone(relays.entry(id).or_insert_with(|| Arc::new(Relay::new(id, arrived))))
 }
@@ -140,51 +143,51 @@ fn relay(id: Id, arrived: Arrived) -> Arc<Relay> {
 ///
 /// # Errors
 /// If that process cannot be reached.
-pub(crate) fn open(id: Id, arrived: Arrived) -> std::io::Result<Arc<Relay>> {
+pub(crate) fn open(id: UniqueId, arrived: Arrived) -> std::io::Result<Arc<Relay>> {
     static CONNECTING: Mutex<()> = Mutex::new(());
     let _one = lock(&CONNECTING);
     let relay = relay(id, arrived);
-    if !id.is_ours() && relay.state().lines.is_empty() {
-        let mut line = TcpStream::connect((Ipv4Addr::LOCALHOST, id.port()))?;
-        message::write(&mut line, &id.bytes())?;
-        let (reader, ours) = (BufReader::new(line.try_clone()?), Arc::clone(&relay));
-        relay.add(line);
+    if !id.is_ours() && relay.state().connections.is_empty() {
+        let mut connection = TcpStream::connect((Ipv4Addr::LOCALHOST, id.port()))?;
+        message::write(&mut connection, &id.bytes())?;
+        let (reader, ours) = (BufReader::new(connection.try_clone()?), Arc::clone(&relay));
+        relay.add(connection);
         thread::spawn(move || ours.listen(reader, None));
     }
     Ok(relay)
 }
 
 impl Relay {
-    fn new(id: Id, arrived: Arrived) -> Relay {
+    fn new(id: UniqueId, arrived: Arrived) -> Relay {
         Relay { id, arrived, state: Mutex::default(), unwritten: Arc::default() }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RelayState> {
         lock(&self.state)
     }
 
-    /// Adds a line, which hears of the ranks that have come so far, and gives its place. Sending never blocks.
-    fn add(&self, mut line: TcpStream) -> usize {
+    /// Adds a connection, which is told of the ranks that have come so far, and gives its index. Sending never blocks.
+    fn add(&self, mut connection: TcpStream) -> usize {
         let (sender, messages) = channel::<Vec<u8>>();
-        let _ = line.set_nodelay(true);
+        let _ = connection.set_nodelay(true);
         let unwritten = Arc::clone(&self.unwritten);
         thread::spawn(move || {
             let mut is_gone = false;
             for bytes in messages {
-                is_gone = is_gone || message::write(&mut line, &bytes).is_err();
+                is_gone = is_gone || message::write(&mut connection, &bytes).is_err();
                 unwritten.fetch_sub(1, Ordering::Release);
             }
         });
         let mut state = self.state();
         state.hellos.iter().for_each(|hello| self.send(&sender, hello.clone()));
-        state.lines.push(sender);
-        state.lines.len() - 1
+        state.connections.push(sender);
+        state.connections.len() - 1
     }
 
-    fn send(&self, line: &Sender<Vec<u8>>, bytes: Vec<u8>) {
+    fn send(&self, connection: &Sender<Vec<u8>>, bytes: Vec<u8>) {
         self.unwritten.fetch_add(1, Ordering::Relaxed);
         // Its thread takes all messages, even after the other end has closed.
-        let _ = line.send(bytes);
+        let _ = connection.send(bytes);
     }
 
     /// Whether all messages so far are written to their sockets, so that the others get them even if this process ends.
@@ -200,8 +203,9 @@ impl Relay {
     fn pass(&self, message: &Message, from: Option<usize>) {
         let mut state = self.state();
         let bytes = message.bytes();
-        for (_, line) in state.lines.iter().enumerate().filter(|(place, _)| Some(*place) != from) {
-            self.send(line, bytes.clone());
+        for (_, connection) in state.connections.iter().enumerate().filter(|(index, _)| Some(*index) != from)
+        {
+            self.send(connection, bytes.clone());
         }
         if let Message::Hello { .. } = message {
             state.hellos.push(bytes);
@@ -222,9 +226,9 @@ impl Relay {
         }
     }
 
-    /// Hears what a line says until it ends, and passes it on if this process listens; the line's ranks leave when it
-    /// ends.
-    fn listen(&self, mut reader: BufReader<TcpStream>, place: Option<usize>) {
+    /// Hears what comes over a connection until it ends, and passes it on if this process listens. The connection's
+    /// ranks leave when it ends.
+    fn listen(&self, mut reader: BufReader<TcpStream>, index: Option<usize>) {
         let mut ranks = Vec::new();
         while let Some(message) =
             message::read(&mut reader).ok().and_then(|bytes| Message::from_bytes(&bytes))
@@ -232,15 +236,15 @@ impl Relay {
             if let Message::Hello { rank, .. } = message {
                 ranks.push(rank);
             }
-            self.hear(message, place);
+            self.hear(message, index);
         }
-        ranks.into_iter().for_each(|rank| self.hear(Message::Leave { rank }, place));
+        ranks.into_iter().for_each(|rank| self.hear(Message::Leave { rank }, index));
     }
 
-    fn hear(&self, message: Message, place: Option<usize>) {
+    fn hear(&self, message: Message, index: Option<usize>) {
         // First, so that the others hear of it before they hear what this process does because of it.
-        if place.is_some() {
-            self.pass(&message, place);
+        if index.is_some() {
+            self.pass(&message, index);
         }
         if let Message::Hello { rank, ranks } = message {
             return (self.arrived)(self.id, rank, ranks);
@@ -261,7 +265,7 @@ impl Relay {
 fn deliver(to: &dyn Ranks, message: Message) {
     match message {
         Message::Hello { .. } => {}
-        Message::Post { rank, turn, calls } => to.posted(rank, turn, calls),
+        Message::Post { rank, ticket, calls } => to.posted(rank, ticket, calls),
         Message::Leave { rank } => to.leave(rank),
     }
 }
@@ -274,14 +278,14 @@ mod tests {
 
     #[test]
     fn what_is_told_is_on_its_way_when_it_can_be_read_and_not_before() {
-        let relay = Relay::new(Id::new(0), |_, _, _| ());
+        let relay = Relay::new(UniqueId::new(0), |_, _, _| ());
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         relay.add(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
         let (mut other, _) = listener.accept().unwrap();
         assert!(relay.is_flushed());
         // More than a socket holds.
-        let line = relay.state().lines[0].clone();
-        let tell = || (0..32).for_each(|_| relay.send(&line, vec![7; 1 << 20]));
+        let connection = relay.state().connections[0].clone();
+        let tell = || (0..32).for_each(|_| relay.send(&connection, vec![7; 1 << 20]));
         tell();
         assert!(!relay.is_flushed());
         // The messages' heads are left, which it holds.

@@ -1,10 +1,13 @@
 //! Where the calls of a communicator's ranks meet.
 //!
-//! The ranks' calls are matched by their number: the n-th call of all ranks is one, whatever streams they are on.
-//! Sends and receives are matched in order for each pair of ranks. A rank posts its calls when it is their turn on
-//! its stream, and asks again until all have been carried out; the rank that posts the last part carries it out.
-//! Calls of ranks in other processes are posted when they are heard of; each process carries out what its own ranks
-//! get.
+//! The rendezvous matches the ranks' calls by their number: the n-th call of all ranks is one, whatever streams they
+//! are on. It matches sends and receives in order for each pair of ranks. A rank posts its calls when its stream has
+//! come to them, and asks again until all have been carried out. The rank whose call was the last one missing carries
+//! out the call of all. Calls of ranks in other processes are posted when this process hears of them; each process
+//! carries out what its own ranks get.
+//!
+//! The driver gives a *ticket* to each operation that it queues: a number that no other operation has. Rank and ticket
+//! name a batch of calls.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -21,33 +24,36 @@ use crate::status::{Failure, Status};
 /// `CUDA_ERROR_LAUNCH_FAILED`: what the stream of a call that cannot be carried out gets.
 const LAUNCH_FAILED: i32 = 719;
 
-/// Calls of one rank that are carried out together, whose turn has come.
+/// The calls of one operation on a rank's stream, which the stream has come to: one call, or those of a group.
 #[derive(Debug)]
-struct Turn {
+struct Batch {
     since: Instant,
-    /// Those that have not been carried out, by their place in the turn.
+    /// Those that have not been carried out, by their index in the batch.
     open: BTreeMap<usize, Call>,
 }
 
-/// One rank's part of a call: the rank, its turn, the call's place in the turn, and the bytes that the rank brings.
+/// One rank's call: the rank, the ticket of its batch, the call's index in the batch, and the bytes that the rank
+/// brings.
 #[derive(Debug, Clone)]
-struct Part {
+struct RankCall {
     rank: usize,
-    turn: u64,
-    place: usize,
+    ticket: u64,
+    index: usize,
     call: Call,
     data: Vec<u8>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    turns: HashMap<(usize, u64), Turn>,
+struct RendezvousState {
+    /// By rank and ticket.
+    batches: HashMap<(usize, u64), Batch>,
     /// Calls that not all ranks have posted yet, by number.
-    together: BTreeMap<u64, Vec<Part>>,
+    together: BTreeMap<u64, Vec<RankCall>>,
     /// The number of each rank's next one.
     next: Vec<u64>,
     /// Sends (or receives) that wait for the other side, by sender and receiver.
-    mail: HashMap<(usize, usize), VecDeque<Part>>,
+    mail: HashMap<(usize, usize), VecDeque<RankCall>>,
+    /// Ranks that have left.
     left: Vec<usize>,
     error: Option<(i32, Failure)>,
     /// Ranks that are not in this process.
@@ -59,14 +65,14 @@ struct State {
 pub(crate) struct Rendezvous {
     pub ranks: usize,
     timeout: Duration,
-    state: Mutex<State>,
+    state: Mutex<RendezvousState>,
     /// The way to the processes of ranks that are not in this one.
     relay: Option<Arc<Relay>>,
 }
 
 impl Rendezvous {
     pub(crate) fn new(ranks: usize, timeout: Duration) -> Rendezvous {
-        let state = State { next: vec![0; ranks], ..State::default() };
+        let state = RendezvousState { next: vec![0; ranks], ..RendezvousState::default() };
         Rendezvous { ranks, timeout, state: Mutex::new(state), relay: None }
     }
 
@@ -77,7 +83,7 @@ impl Rendezvous {
         elsewhere: Vec<usize>,
         relay: Arc<Relay>,
     ) -> Rendezvous {
-        let state = State { next: vec![0; ranks], elsewhere, ..State::default() };
+        let state = RendezvousState { next: vec![0; ranks], elsewhere, ..RendezvousState::default() };
         Rendezvous { ranks, timeout, state: Mutex::new(state), relay: Some(relay) }
     }
 
@@ -86,7 +92,7 @@ impl Rendezvous {
         self.relay.is_none()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RendezvousState> {
         lock(&self.state)
     }
 
@@ -95,10 +101,10 @@ impl Rendezvous {
         self.state().error.clone().map(|(_, failure)| failure)
     }
 
-    /// It is the turn of a rank's calls: posts them the first time, and says how they are.
-    pub(crate) fn ask(&self, driver: &Driver, rank: usize, turn: u64, calls: &[Call]) -> Progress {
+    /// A rank's stream has come to its calls: posts them the first time, and says how they are.
+    pub(crate) fn ask(&self, driver: &Driver, rank: usize, ticket: u64, calls: &[Call]) -> Progress {
         let mut state = self.state();
-        let is_known = state.turns.contains_key(&(rank, turn));
+        let is_known = state.batches.contains_key(&(rank, ticket));
         if state.left.contains(&rank) && !is_known {
             eprintln!("phalanx emulated NCCL: rank {rank} left with {} not carried out", list(calls));
             calls.iter().for_each(|call| abandon(driver, rank, self.ranks, call));
@@ -106,7 +112,7 @@ impl Rendezvous {
         }
         if !is_known {
             let open = calls.iter().copied().enumerate().collect();
-            state.turns.insert((rank, turn), Turn { since: Instant::now(), open });
+            state.batches.insert((rank, ticket), Batch { since: Instant::now(), open });
             // After an error no other rank comes to them: they wait for their rank to leave, or for the time to be
             // over.
             let posted = if state.error.is_some() { &[] } else { calls };
@@ -114,20 +120,21 @@ impl Rendezvous {
             match posted.iter().map(bring).collect::<Result<Vec<_>, _>>() {
                 Ok(calls) => {
                     if let Some(relay) = &self.relay {
-                        relay.tell(&Message::Post { rank, turn, calls: calls.clone() });
+                        relay.tell(&Message::Post { rank, ticket, calls: calls.clone() });
                     }
-                    state.post_all(driver, self.ranks, rank, turn, calls);
+                    state.post_all(driver, self.ranks, rank, ticket, calls);
                 }
                 Err(error) => state.fail(refused(error)),
             }
         }
         // Its process may end once it is done: the others have to have been told by then.
         let is_told = self.relay.as_ref().is_none_or(|relay| relay.is_flushed());
-        let is_early = |turn: &Turn| turn.open.is_empty() && !is_told && turn.since.elapsed() < self.timeout;
-        if state.turns.get(&(rank, turn)).is_some_and(is_early) {
+        let is_early =
+            |batch: &Batch| batch.open.is_empty() && !is_told && batch.since.elapsed() < self.timeout;
+        if state.batches.get(&(rank, ticket)).is_some_and(is_early) {
             return Progress::Waiting;
         }
-        state.progress(rank, turn, self.ranks, self.timeout)
+        state.progress(rank, ticket, self.ranks, self.timeout)
     }
 }
 
@@ -139,15 +146,18 @@ impl Ranks for Rendezvous {
         }
         state.left.push(rank);
         // What was carried out is done, even if the rank has not asked yet.
-        state.turns.retain(|(of, _), turn| *of != rank || turn.open.is_empty());
+        state.batches.retain(|(of, _), batch| *of != rank || batch.open.is_empty());
         // Its buffers may be gone.
-        state.mail.values_mut().for_each(|parts| parts.retain(|part| part.rank != rank));
-        state.together.values_mut().for_each(|parts| parts.retain(|part| part.rank != rank));
+        state.mail.values_mut().for_each(|rank_calls| rank_calls.retain(|rank_call| rank_call.rank != rank));
+        state
+            .together
+            .values_mut()
+            .for_each(|rank_calls| rank_calls.retain(|rank_call| rank_call.rank != rank));
     }
 
-    fn posted(&self, rank: usize, turn: u64, calls: Vec<(Call, Vec<u8>)>) {
+    fn posted(&self, rank: usize, ticket: u64, calls: Vec<(Call, Vec<u8>)>) {
         if let Ok(driver) = Driver::loaded() {
-            self.state().post_all(driver, self.ranks, rank, turn, calls);
+            self.state().post_all(driver, self.ranks, rank, ticket, calls);
         }
     }
 }
@@ -166,7 +176,7 @@ fn list<'a>(calls: impl IntoIterator<Item = &'a Call>) -> String {
     calls.into_iter().map(Call::to_string).collect::<Vec<_>>().join(", ")
 }
 
-impl State {
+impl RendezvousState {
     fn fail(&mut self, error: Error) {
         if self.error.is_none() {
             self.error = Some(error);
@@ -178,66 +188,66 @@ impl State {
         driver: &Driver,
         ranks: usize,
         rank: usize,
-        turn: u64,
+        ticket: u64,
         calls: Vec<(Call, Vec<u8>)>,
     ) {
-        for (place, (call, data)) in calls.into_iter().enumerate() {
-            if let Err(error) = self.post(driver, ranks, Part { rank, turn, place, call, data }) {
+        for (index, (call, data)) in calls.into_iter().enumerate() {
+            if let Err(error) = self.post(driver, ranks, RankCall { rank, ticket, index, call, data }) {
                 return self.fail(error);
             }
         }
     }
 
-    fn post(&mut self, driver: &Driver, ranks: usize, part: Part) -> Result<(), Error> {
-        if part.rank >= ranks {
-            return Err(usage(format!("a call of rank {} of {ranks}", part.rank)));
+    fn post(&mut self, driver: &Driver, ranks: usize, rank_call: RankCall) -> Result<(), Error> {
+        if rank_call.rank >= ranks {
+            return Err(usage(format!("a call of rank {} of {ranks}", rank_call.rank)));
         }
-        if part.call.is_between_two() {
-            let Some((send, receive)) = self.pair(part)? else { return Ok(()) };
+        if rank_call.call.is_between_two() {
+            let Some((send, receive)) = self.pair(rank_call)? else { return Ok(()) };
             if !self.elsewhere.contains(&receive.rank) {
                 write_output(driver, receive.rank, &receive.call, &send.data).map_err(refused)?;
             }
             self.carried_out(&[send, receive]);
             return Ok(());
         }
-        let number = self.next[part.rank];
-        self.next[part.rank] += 1;
+        let number = self.next[rank_call.rank];
+        self.next[rank_call.rank] += 1;
         let posted = self.together.entry(number).or_default();
-        if let Some(other) = posted.first().filter(|other| !other.call.fits(&part.call)) {
+        if let Some(other) = posted.first().filter(|other| !other.call.fits(&rank_call.call)) {
             return Err(usage(format!(
                 "call {number} of the communicator differs between ranks: rank {} calls {}, rank {} calls {}",
-                other.rank, other.call, part.rank, part.call
+                other.rank, other.call, rank_call.rank, rank_call.call
             )));
         }
-        posted.push(part);
+        posted.push(rank_call);
         if posted.len() < ranks {
             return Ok(());
         }
-        let mut parts = self.together.remove(&number).unwrap_or_default();
-        parts.sort_by_key(|part| part.rank);
-        let brought: Vec<&[u8]> = parts.iter().map(|part| part.data.as_slice()).collect();
-        for part in parts.iter().filter(|part| !self.elsewhere.contains(&part.rank)) {
-            carry_out(driver, part.rank, &part.call, &brought).map_err(refused)?;
+        let mut rank_calls = self.together.remove(&number).unwrap_or_default();
+        rank_calls.sort_by_key(|rank_call| rank_call.rank);
+        let brought: Vec<&[u8]> = rank_calls.iter().map(|rank_call| rank_call.data.as_slice()).collect();
+        for rank_call in rank_calls.iter().filter(|rank_call| !self.elsewhere.contains(&rank_call.rank)) {
+            carry_out(driver, rank_call.rank, &rank_call.call, &brought).map_err(refused)?;
         }
-        self.carried_out(&parts);
+        self.carried_out(&rank_calls);
         Ok(())
     }
 
     /// The send and the receive, if the other side is there already.
-    fn pair(&mut self, part: Part) -> Result<Option<(Part, Part)>, Error> {
-        let ends = match part.call.operation {
-            Operation::Send(to) => (part.rank, to),
-            Operation::Receive(from) => (from, part.rank),
+    fn pair(&mut self, rank_call: RankCall) -> Result<Option<(RankCall, RankCall)>, Error> {
+        let ends = match rank_call.call.operation {
+            Operation::Send(to) => (rank_call.rank, to),
+            Operation::Receive(from) => (from, rank_call.rank),
             _ => return Ok(None),
         };
-        let sends = |part: &Part| matches!(part.call.operation, Operation::Send(_));
+        let sends = |rank_call: &RankCall| matches!(rank_call.call.operation, Operation::Send(_));
         let mail = self.mail.entry(ends).or_default();
-        if mail.front().is_none_or(|other| sends(other) == sends(&part)) {
-            mail.push_back(part);
+        if mail.front().is_none_or(|other| sends(other) == sends(&rank_call)) {
+            mail.push_back(rank_call);
             return Ok(None);
         }
         let Some(other) = mail.pop_front() else { return Ok(None) };
-        let (send, receive) = if sends(&part) { (part, other) } else { (other, part) };
+        let (send, receive) = if sends(&rank_call) { (rank_call, other) } else { (other, rank_call) };
         if (send.call.kind, send.call.count) != (receive.call.kind, receive.call.count) {
             let (sent, received) = (send.call, receive.call);
             return Err(usage(format!("rank {} calls {sent}, rank {} calls {received}", ends.0, ends.1)));
@@ -245,28 +255,28 @@ impl State {
         Ok(Some((send, receive)))
     }
 
-    fn carried_out(&mut self, parts: &[Part]) {
-        for part in parts {
-            if let Some(turn) = self.turns.get_mut(&(part.rank, part.turn)) {
-                turn.open.remove(&part.place);
+    fn carried_out(&mut self, rank_calls: &[RankCall]) {
+        for rank_call in rank_calls {
+            if let Some(batch) = self.batches.get_mut(&(rank_call.rank, rank_call.ticket)) {
+                batch.open.remove(&rank_call.index);
             }
         }
     }
 
-    fn progress(&mut self, rank: usize, turn: u64, ranks: usize, timeout: Duration) -> Progress {
-        if self.turns.get(&(rank, turn)).is_some_and(|turn| turn.open.is_empty()) {
-            self.turns.remove(&(rank, turn));
+    fn progress(&mut self, rank: usize, ticket: u64, ranks: usize, timeout: Duration) -> Progress {
+        if self.batches.get(&(rank, ticket)).is_some_and(|batch| batch.open.is_empty()) {
+            self.batches.remove(&(rank, ticket));
             return Progress::Done;
         }
-        let late = self.turns.get(&(rank, turn)).is_some_and(|turn| turn.since.elapsed() > timeout);
-        if let (None, Some(waiting)) = (&self.error, self.turns.get(&(rank, turn))) {
+        let late = self.batches.get(&(rank, ticket)).is_some_and(|batch| batch.since.elapsed() > timeout);
+        if let (None, Some(waiting)) = (&self.error, self.batches.get(&(rank, ticket))) {
             self.error = self.trouble(rank, waiting, ranks, late);
         }
         match &self.error {
             // As on a GPU the call stays there until this rank aborts as well; but not for ever.
             Some((_, failure)) if failure.status == Status::REMOTE_ERROR && !late => Progress::Waiting,
             Some((status, failure)) => {
-                self.turns.remove(&(rank, turn));
+                self.batches.remove(&(rank, ticket));
                 Progress::Failed(*status, failure.message.clone())
             }
             None => Progress::Waiting,
@@ -274,7 +284,7 @@ impl State {
     }
 
     /// The error of a rank that still waits: a rank that it waits for has left, or the timeout has passed.
-    fn trouble(&self, rank: usize, waiting: &Turn, ranks: usize, late: bool) -> Option<Error> {
+    fn trouble(&self, rank: usize, waiting: &Batch, ranks: usize, late: bool) -> Option<Error> {
         let missing = self.missing(rank, waiting, ranks);
         let calls = list(waiting.open.values());
         if let Some(gone) = missing.iter().find(|missing| self.left.contains(missing)) {
@@ -287,8 +297,8 @@ impl State {
         late.then(|| (LAUNCH_FAILED, Status::TIMEOUT.because(why)))
     }
 
-    /// The ranks that a turn waits for.
-    fn missing(&self, rank: usize, waiting: &Turn, ranks: usize) -> Vec<usize> {
+    /// The ranks that a batch waits for.
+    fn missing(&self, rank: usize, waiting: &Batch, ranks: usize) -> Vec<usize> {
         let mut missing = Vec::new();
         for call in waiting.open.values() {
             match call.operation {
@@ -302,18 +312,19 @@ impl State {
     }
 
     fn is_missing(&self, rank: usize, other: usize) -> bool {
-        let waits =
-            |parts: &Vec<Part>| parts.iter().any(|p| p.rank == rank) && parts.iter().all(|p| p.rank != other);
+        let waits = |rank_calls: &Vec<RankCall>| {
+            rank_calls.iter().any(|p| p.rank == rank) && rank_calls.iter().all(|p| p.rank != other)
+        };
         self.together.values().any(waits)
     }
 
     /// What the others are doing.
     fn others(&self, rank: usize) -> String {
         let doing: Vec<String> = self
-            .turns
+            .batches
             .iter()
             .filter(|((other, _), _)| *other != rank)
-            .map(|((other, _), turn)| format!("rank {other} is in {}", list(turn.open.values())))
+            .map(|((other, _), batch)| format!("rank {other} is in {}", list(batch.open.values())))
             .collect();
         if doing.is_empty() { "no other rank is in any call".into() } else { doing.join(", ") }
     }

@@ -1,10 +1,12 @@
-//! Statuses, and how the end of a call is told.
+//! NCCL's statuses, the report of a failed call, and `ncclGetLastError`'s text.
 
 use std::cell::RefCell;
-use std::ffi::{CString, c_char};
-use std::panic::{self, AssertUnwindSafe};
+use std::ffi::{CStr, CString, c_char};
 
-use phalanx_emulator_link::handle::Unknown;
+use phalanx_emulator_link::pointer::c_text;
+use phalanx_emulator_link::status::{self, StatusCode};
+
+pub(crate) use phalanx_emulator_link::status::present;
 
 /// An `ncclResult_t` other than success.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,46 +15,30 @@ pub(crate) struct Status(pub i32);
 impl Status {
     pub(crate) const UNHANDLED_CUDA_ERROR: Status = Status(1);
     pub(crate) const SYSTEM_ERROR: Status = Status(2);
+    pub(crate) const INTERNAL_ERROR: Status = Status(3);
     pub(crate) const INVALID_ARGUMENT: Status = Status(4);
     pub(crate) const INVALID_USAGE: Status = Status(5);
     pub(crate) const REMOTE_ERROR: Status = Status(6);
     pub(crate) const IN_PROGRESS: Status = Status(7);
     pub(crate) const TIMEOUT: Status = Status(8);
-    pub(crate) const INTERNAL_ERROR: Status = Status(3);
 
+    /// The status with the reason for it.
     pub(crate) fn because(self, message: impl Into<String>) -> Failure {
-        Failure { status: self, message: message.into() }
+        Failure::new(self, message)
     }
 }
 
-/// Why something did not succeed.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Failure {
-    pub status: Status,
-    pub message: String,
-}
+impl StatusCode for Status {
+    const INVALID_ARGUMENT: Status = Status::INVALID_ARGUMENT;
+    const PANICKED: Status = Status::INTERNAL_ERROR;
 
-impl From<Unknown> for Failure {
-    fn from(unknown: Unknown) -> Failure {
-        Status::INVALID_ARGUMENT.because(format!("{:#x} is no living {}", unknown.handle, unknown.kind))
+    fn number(self) -> i32 {
+        self.0
     }
 }
 
+pub(crate) type Failure = status::Failure<Status>;
 pub(crate) type Result<T> = std::result::Result<T, Failure>;
-
-/// An error if a pointer that must not be null is.
-pub(crate) fn present<T>(value: Option<T>, name: &str) -> Result<T> {
-    value.ok_or_else(|| Status::INVALID_ARGUMENT.because(format!("{name} is null")))
-}
-
-/// Exports functions whose bodies give `Result<()>`.
-macro_rules! export {
-    ($(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {
-        phalanx_emulator_link::export! {
-            $(fn $name($($arg: $type),*) -> i32 { crate::status::answer(stringify!($name), || $body) })*
-        }
-    };
-}
 
 thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
@@ -63,24 +49,19 @@ pub(crate) fn last() -> *const c_char {
     LAST.with_borrow(|last| last.as_ptr())
 }
 
-/// Runs a call and gives its status; a failure's reason goes to stderr.
+/// Runs the body of the exported function `name` and gives its status. A failure's reason goes to stderr and to
+/// [`last`]; `ncclInProgress` is no failure.
 pub(crate) fn answer(name: &str, body: impl FnOnce() -> Result<()>) -> i32 {
-    // A panic is a mistake of the emulator's own, and must not take the program down.
-    let bug = |_| Err(Status::INTERNAL_ERROR.because("a bug of the emulator: it panicked, see above"));
-    match panic::catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(bug) {
-        Ok(()) => 0,
-        Err(Failure { status, message }) => {
-            if status != Status::IN_PROGRESS {
-                eprintln!("phalanx emulated NCCL: {name}: {message}");
-                LAST.set(CString::new(message.replace('\0', " ")).unwrap_or_default());
-            }
-            status.0
+    status::answer(body, |failure| {
+        if failure.status != Status::IN_PROGRESS {
+            eprintln!("phalanx emulated NCCL: {name}: {}", failure.message);
+            LAST.set(c_text(&failure.message));
         }
-    }
+    })
 }
 
 /// What a status means, in words.
-pub(crate) fn text(status: i32) -> &'static std::ffi::CStr {
+pub(crate) fn text(status: i32) -> &'static CStr {
     match status {
         0 => c"no error",
         1 => c"unhandled cuda error",

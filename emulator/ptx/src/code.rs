@@ -23,7 +23,7 @@ pub(crate) struct Instruction {
     /// The predicate, and the value of it for which a lane takes part. Register `NOWHERE` for all.
     pub(crate) guard: Reg,
     pub(crate) wanted: bool,
-    /// A register of it is used by a `wgmma`, too.
+    /// A `wgmma` uses one of its registers, too.
     pub(crate) watched: bool,
     pub(crate) d: Reg,
     pub(crate) a: Reg,
@@ -34,8 +34,8 @@ pub(crate) struct Instruction {
     pub(crate) offset: i64,
     /// The line of the PTX text.
     pub(crate) line: u32,
-    /// The number of its source location, plus one.
-    pub(crate) place: u32,
+    /// The number of its source location in [`Program::locations`], plus one; 0 for none.
+    pub(crate) location: u32,
 }
 
 /// The state spaces of an address.
@@ -48,7 +48,7 @@ pub(crate) enum Space {
     Parameter,
 }
 
-/// How strongly an access orders others.
+/// The memory order of an access (`.relaxed`, `.acquire`, ...). `Both` is `.acq_rel`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     Weak,
@@ -90,7 +90,7 @@ pub(crate) enum Update {
 
 /// The types of atomic operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum AtomicType {
     Bits,
     Signed,
     F16,
@@ -106,7 +106,7 @@ pub(crate) enum Kind {
 pub(crate) struct Atomic {
     pub(crate) space: Space,
     pub(crate) update: Update,
-    pub(crate) kind: Kind,
+    pub(crate) kind: AtomicType,
     pub(crate) size: u8,
     pub(crate) order: Order,
     pub(crate) count: u8,
@@ -175,13 +175,13 @@ pub(crate) enum Clock {
 /// What an instruction does.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Op {
-    /// From each lane's sources its result.
+    /// Computes each lane's result from its sources.
     Map(Map),
     Nop,
     Branch(u32),
-    /// To the entry of a table that `a` names.
+    /// Branches to the entry of the table of this number that `a` says.
     BranchTable(u32),
-    /// The call of that number; an indirect one's function is in `a`.
+    /// The call of this number; the function of an indirect one is in `a`.
     Call(u32),
     Return,
     Exit,
@@ -189,12 +189,13 @@ pub(crate) enum Op {
     Load(Access),
     Store(Access),
     Atomic(Atomic),
-    /// Whether the generic address in `a` is of a space.
+    /// `isspacep`: whether the generic address in `a` is one of this space.
     IsSpace(Space),
-    /// The address in `a` as another block of the cluster, of number `b`, sees it.
+    /// `mapa`: the address that the shared address in `a` has in the block of rank `b` of the cluster.
     MapShared {
         generic: bool,
     },
+    /// `getctarank`: the rank of the block that the shared address in `a` is of.
     RankOfShared {
         generic: bool,
     },
@@ -203,12 +204,13 @@ pub(crate) enum Op {
     ReadClock(Clock),
     Barrier(Barrier),
     Fence,
-    /// Makes what threads wrote and what the asynchronous proxy wrote known to each other.
+    /// `fence.proxy.async`: makes what threads wrote known to the asynchronous proxy, and the other way round.
     ProxyFence,
-    /// Others may go first.
+    /// `nanosleep`: other lanes and warps go first.
     Yield,
-    /// An instruction with many operands: its number among them.
+    /// The instruction of this number in [`Program::matrices`].
     Matrix(u32),
+    /// The instruction of this number in [`Program::asynchronous`].
     Asynchronous(u32),
 }
 
@@ -284,7 +286,7 @@ pub(crate) enum CalleeKind {
 
 /// A call: the function, or none for one whose number is in a register, and where the arguments lie.
 #[derive(Clone, Debug)]
-pub(crate) struct Call {
+pub(crate) struct CallSite {
     pub(crate) callee: Option<u32>,
     pub(crate) arguments: Vec<(u32, u32)>,
     pub(crate) results: Vec<(u32, u32)>,
@@ -298,7 +300,7 @@ pub(crate) struct Program {
     pub(crate) tables: Vec<Vec<u32>>,
     pub(crate) matrices: Vec<Matrix>,
     pub(crate) asynchronous: Vec<Asynchronous>,
-    pub(crate) calls: Vec<Call>,
+    pub(crate) calls: Vec<CallSite>,
     pub(crate) callees: Vec<Callee>,
     pub(crate) presets: Vec<(Reg, Preset)>,
     pub(crate) registers: u32,
@@ -308,7 +310,7 @@ pub(crate) struct Program {
     pub(crate) local_bytes: u32,
     /// Where dynamic shared memory begins.
     pub(crate) dynamic_start: u32,
-    pub(crate) places: Vec<Location>,
+    pub(crate) locations: Vec<Location>,
 }
 
 /// The offset of a map that is a plain move.
@@ -437,7 +439,7 @@ pub(crate) struct Bulk {
     pub(crate) from: Space,
     /// Coordinates of a tensor; 0 for plain bytes.
     pub(crate) rank: u8,
-    pub(crate) reduce: Option<(Update, Kind, u8)>,
+    pub(crate) reduce: Option<(Update, AtomicType, u8)>,
     /// Coordinates, then the mask of a multicast.
     pub(crate) list: u32,
     pub(crate) barrier: bool,
@@ -458,18 +460,18 @@ pub(crate) enum Asynchronous {
     CopyArrive {
         noinc: bool,
     },
-    BarrierInit {
+    MbarrierInit {
         generic: bool,
     },
-    BarrierInvalid {
+    MbarrierInvalidate {
         generic: bool,
     },
-    BarrierBytes {
+    MbarrierBytes {
         generic: bool,
         expect: bool,
     },
-    BarrierArrive(Arrival),
-    BarrierTest {
+    MbarrierArrive(Arrival),
+    MbarrierTest {
         generic: bool,
         parity: bool,
     },

@@ -1,5 +1,5 @@
-//! From spelled instructions to decoded ones, once, when a module is parsed: names are looked up, types chosen, labels
-//! resolved. [`Form`] is an instruction's name with its modifiers and types.
+//! From the syntax tree to decoded instructions, once, when a module is parsed: the [`Builder`] looks names up, chooses
+//! the functions of types, and resolves labels. [`Form`] is an instruction's name with its modifiers and types.
 
 use std::collections::HashMap;
 
@@ -10,7 +10,10 @@ use crate::code::{
 use crate::decode::names::{Names, Symbol};
 use crate::lanes::round::Mode;
 use crate::module::{Kernel, Parameter, Variable};
-use crate::syntax::{Declaration, Function, Home, Operand, Place, Source, Spelled, Statement, type_bytes};
+use crate::syntax::{
+    Declaration, Function, LocDirective, Operand, RawInstruction, StateSpace, Statement, SyntaxTree,
+    type_bytes,
+};
 
 mod arithmetic;
 mod control;
@@ -22,27 +25,28 @@ mod names;
 ///
 /// # Errors
 /// With the line of the first instruction that the interpreter does not know.
-pub(crate) fn module(source: &Source) -> Result<(Vec<Kernel>, Vec<Variable>), ParseError> {
-    let stored = |d: &&Declaration| matches!(d.home, Home::Global | Home::Constant) && !d.external;
-    let variables: Vec<Variable> = source.variables.iter().filter(stored).map(variable).collect();
-    let entries = source.functions.iter().filter(|f| f.entry && f.body.is_some());
-    let kernels = entries.map(|f| Builder::new(source, &variables).kernel(f)).collect::<Result<_, _>>()?;
+pub(crate) fn module(tree: &SyntaxTree) -> Result<(Vec<Kernel>, Vec<Variable>), ParseError> {
+    let stored =
+        |d: &&Declaration| matches!(d.space, StateSpace::Global | StateSpace::Constant) && !d.external;
+    let variables: Vec<Variable> = tree.variables.iter().filter(stored).map(variable).collect();
+    let entries = tree.functions.iter().filter(|f| f.entry && f.body.is_some());
+    let kernels = entries.map(|f| Builder::new(tree, &variables).kernel(f)).collect::<Result<_, _>>()?;
     Ok((kernels, variables))
 }
 
 fn variable(d: &Declaration) -> Variable {
-    let (name, bytes, align, constant) = (d.name.clone(), d.bytes, d.align, d.home == Home::Constant);
+    let (name, bytes, align, constant) = (d.name.clone(), d.bytes, d.align, d.space == StateSpace::Constant);
     Variable { name, bytes, align, constant, value: d.value.clone(), addresses: d.addresses.clone() }
 }
 
 /// A kernel under construction.
 pub(crate) struct Builder<'a> {
-    source: &'a Source,
+    tree: &'a SyntaxTree,
     variables: &'a [Variable],
     program: Program,
     names: Names,
     constants: HashMap<Preset, Reg>,
-    places: HashMap<Place, u32>,
+    locations: HashMap<LocDirective, u32>,
     functions: HashMap<String, u32>,
     /// Functions that are called and not yet decoded.
     waiting: Vec<(u32, &'a Function)>,
@@ -56,7 +60,7 @@ pub(crate) struct Builder<'a> {
     carry: Option<Reg>,
     /// Of the instruction that is being decoded.
     line: u32,
-    place: u32,
+    location: u32,
     guard: (Reg, bool),
 }
 
@@ -65,14 +69,14 @@ fn aligned(at: u32, align: u32) -> u32 {
 }
 
 impl<'a> Builder<'a> {
-    fn new(source: &'a Source, variables: &'a [Variable]) -> Builder<'a> {
+    fn new(tree: &'a SyntaxTree, variables: &'a [Variable]) -> Builder<'a> {
         let mut builder = Builder {
-            source,
+            tree,
             variables,
             program: Program::default(),
             names: Names::default(),
             constants: HashMap::new(),
-            places: HashMap::new(),
+            locations: HashMap::new(),
             functions: HashMap::new(),
             waiting: Vec::new(),
             branches: Vec::new(),
@@ -83,7 +87,7 @@ impl<'a> Builder<'a> {
             parameters: Vec::new(),
             carry: None,
             line: 0,
-            place: 0,
+            location: 0,
             guard: (NOWHERE, true),
         };
         builder.constant(0);
@@ -154,19 +158,19 @@ impl<'a> Builder<'a> {
                     self.names.add(name, Symbol::Table(number as u32));
                 }
                 Statement::Prototype(name) => self.names.add(name, Symbol::Prototype),
-                Statement::Instruction(spelled) => self.instruction(spelled)?,
+                Statement::Instruction(raw) => self.instruction(raw)?,
             }
         }
         // A thread that runs past the end returns.
-        (self.guard, self.place) = ((NOWHERE, true), 0);
+        (self.guard, self.location) = ((NOWHERE, true), 0);
         self.push(Op::Return, ZERO, &[]);
         Ok(())
     }
 
     fn declare(&mut self, d: &Declaration) -> Result<(), ParseError> {
         self.line = d.line;
-        match d.home {
-            Home::Register => {
+        match d.space {
+            StateSpace::Register => {
                 let bits = if d.kind == "pred" { 1 } else { d.bytes as u32 * 8 };
                 let many = d.many.unwrap_or(1);
                 let first = self.program.registers;
@@ -176,51 +180,47 @@ impl<'a> Builder<'a> {
                     None => self.names.add(&d.name, Symbol::Register(first, bits)),
                 }
             }
-            Home::Local | Home::Parameter => {
+            StateSpace::Local | StateSpace::Parameter => {
                 let offset = self.local(d.bytes as u32, d.align);
                 self.names.add(&d.name, Symbol::Local(offset));
             }
-            Home::Shared => {
+            StateSpace::Shared => {
                 let offset = self.share(d.bytes as u32, d.align);
                 self.names.add(&d.name, Symbol::Shared(offset));
             }
-            Home::Global | Home::Constant => {
+            StateSpace::Global | StateSpace::Constant => {
                 return self.error("a variable of the module's inside of a function");
             }
         }
         Ok(())
     }
 
-    fn instruction(&mut self, spelled: &Spelled) -> Result<(), ParseError> {
-        self.line = spelled.line;
-        self.place = self.place_of(&spelled.place);
+    fn instruction(&mut self, raw: &RawInstruction) -> Result<(), ParseError> {
+        self.line = raw.line;
+        self.location = self.location_of(&raw.loc);
         self.guard = (NOWHERE, true);
-        if let Some((name, negated)) = &spelled.guard {
+        if let Some((name, negated)) = &raw.guard {
             self.guard = (self.register(name)?.0, !negated);
         }
-        let form = Form::new(&spelled.parts);
-        let ops = &spelled.operands;
+        let form = Form::new(&raw.parts);
+        let ops = &raw.operands;
         let known = self.arithmetic(&form, ops)?
             || self.memory(&form, ops)?
             || self.control(&form, ops)?
             || self.together(&form, ops)?
             || self.matrix(&form, ops)?
             || self.asynchronous(&form, ops)?;
-        if known {
-            Ok(())
-        } else {
-            self.error(&format!("unsupported instruction `{}`", spelled.parts.join(".")))
-        }
+        if known { Ok(()) } else { self.error(&format!("unsupported instruction `{}`", raw.parts.join("."))) }
     }
 
-    fn place_of(&mut self, place: &Option<Place>) -> u32 {
-        let Some(place) = place else { return 0 };
-        if let Some(&number) = self.places.get(place) {
+    fn location_of(&mut self, loc: &Option<LocDirective>) -> u32 {
+        let Some(loc) = loc else { return 0 };
+        if let Some(&number) = self.locations.get(loc) {
             return number;
         }
-        self.program.places.push(place.resolve(&self.source.files));
-        let number = self.program.places.len() as u32;
-        self.places.insert(place.clone(), number);
+        self.program.locations.push(loc.resolve(&self.tree.files));
+        let number = self.program.locations.len() as u32;
+        self.locations.insert(loc.clone(), number);
         number
     }
 
@@ -317,7 +317,7 @@ impl<'a> Builder<'a> {
             e: source(3),
             offset: 0,
             line: self.line,
-            place: self.place,
+            location: self.location,
         });
         self.program.code.len() - 1
     }

@@ -1,12 +1,11 @@
-//! Instructions that compute each lane's result from the same lane's sources: one function for all lanes an
-//! instruction and type.
+//! Instructions that compute each lane's result from the same lane's sources. Each instruction and type has one
+//! function, a [`Map`], that computes all 32 lanes.
 //!
-//! A register holds 64 bits a lane; of a narrower type the low bits, and zeros above. So a function reads its sources
-//! as the types that the instruction names and leaves its result in the same way.
+//! A register holds 64 bits a lane: a value of a narrower type is in the low bits, with zeros above. A [`Map`] reads its
+//! sources as the types that the instruction names ([`Lane`]) and leaves its result in the same way.
 
 pub(crate) mod compare;
 pub(crate) mod convert;
-pub(crate) mod double;
 pub(crate) mod float;
 pub(crate) mod half;
 pub(crate) mod integer;
@@ -30,7 +29,7 @@ pub(crate) fn lanes(mut mask: u32) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Up to four sources and the result.
+/// Computes an instruction's result, the last argument, from up to four sources.
 pub(crate) type Map = fn(&Lanes, &Lanes, &Lanes, &Lanes, &mut Lanes);
 
 /// A type that a register can hold.
@@ -41,7 +40,31 @@ pub(crate) trait Lane {
     fn put(self) -> u64;
 }
 
-macro_rules! whole {
+/// A lane as the number it stands for. A type may flush, saturate or round the number when it becomes bits.
+pub(crate) trait Number: Lane + Copy {
+    /// What the number is computed in.
+    type Value: Copy + PartialOrd;
+    /// A lane that stands for the number.
+    fn of(value: Self::Value) -> Self;
+    /// The number.
+    fn value(self) -> Self::Value;
+}
+
+/// Types that are their own number.
+macro_rules! numbers {
+    ($($t:ty),*) => {$(
+        impl Number for $t {
+            type Value = $t;
+            #[inline(always)]
+            fn of(value: $t) -> $t { value }
+            #[inline(always)]
+            fn value(self) -> $t { self }
+        }
+    )*};
+}
+numbers!(u16, i16, u32, i32, u64, i64, f32, f64);
+
+macro_rules! integer_lanes {
     ($($signed:ty as $unsigned:ty),*) => {$(
         impl Lane for $signed {
             #[inline(always)]
@@ -57,7 +80,19 @@ macro_rules! whole {
         }
     )*};
 }
-whole!(i8 as u8, i16 as u16, i32 as u32, i64 as u64);
+integer_lanes!(i8 as u8, i16 as u16, i32 as u32, i64 as u64);
+
+macro_rules! float_lanes {
+    ($($float:ty as $unsigned:ty),*) => {$(
+        impl Lane for $float {
+            #[inline(always)]
+            fn get(bits: u64) -> Self { <$float>::from_bits(bits as $unsigned) }
+            #[inline(always)]
+            fn put(self) -> u64 { self.to_bits() as u64 }
+        }
+    )*};
+}
+float_lanes!(f32 as u32, f64 as u64);
 
 impl Lane for bool {
     #[inline(always)]

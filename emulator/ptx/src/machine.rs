@@ -3,15 +3,17 @@
 //! ```text
 //! grid                         blocks come and go; warps in turn
 //!   run, call, collective      a warp's loop; functions; shuffles and votes
-//!     load, store              ── access                from an address to checked bytes
+//!     load, store              ── runs ── access        lanes in runs; from an address to checked bytes
+//!     atomic                   ── access
 //!     barrier, asynchronous    ── access
 //!     matrix, warpgroup        ── access
-//!       fault                  where and whose, in words
+//!       fault                  kernel, line, block and thread of a fault
 //!         state ── clocks
 //! ```
 
 mod access;
 mod asynchronous;
+mod atomic;
 mod barrier;
 mod call;
 mod clocks;
@@ -21,6 +23,7 @@ mod grid;
 mod load;
 mod matrix;
 mod run;
+mod runs;
 mod state;
 mod store;
 mod warpgroup;

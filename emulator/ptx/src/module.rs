@@ -18,8 +18,8 @@ impl Module {
     /// # Errors
     /// With the line of the first statement that is no PTX or that the interpreter does not know.
     pub fn parse(ptx: &str) -> Result<Module, ParseError> {
-        let source = syntax::read(ptx)?;
-        let (kernels, variables) = decode::module(&source)?;
+        let tree = syntax::read(ptx)?;
+        let (kernels, variables) = decode::module(&tree)?;
         Ok(Module { kernels, variables })
     }
 

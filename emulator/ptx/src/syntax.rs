@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::syntax::lexer::{Cursor, Kind, integer};
+use crate::syntax::lexer::{Cursor, TokenKind, integer};
 use crate::{Location, ParseError};
 
 mod lexer;
@@ -10,9 +10,9 @@ mod parser;
 
 pub(crate) use parser::read;
 
-/// A module's text.
+/// A module's text as a tree.
 #[derive(Debug, Default)]
-pub(crate) struct Source {
+pub(crate) struct SyntaxTree {
     pub(crate) functions: Vec<Function>,
     pub(crate) variables: Vec<Declaration>,
     pub(crate) files: HashMap<u64, String>,
@@ -20,7 +20,7 @@ pub(crate) struct Source {
 
 /// The spaces that a variable can be declared in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Home {
+pub(crate) enum StateSpace {
     Register,
     Global,
     Constant,
@@ -32,7 +32,7 @@ pub(crate) enum Home {
 /// A variable as it is declared.
 #[derive(Clone, Debug)]
 pub(crate) struct Declaration {
-    pub(crate) home: Home,
+    pub(crate) space: StateSpace,
     pub(crate) name: String,
     /// How many registers `%r<n>` declares.
     pub(crate) many: Option<u32>,
@@ -72,32 +72,32 @@ pub(crate) enum Statement {
     Targets(String, Vec<String>),
     /// The label of a `.callprototype`: a call finds its function's parameters without it.
     Prototype(String),
-    Instruction(Box<Spelled>),
+    Instruction(Box<RawInstruction>),
 }
 
-/// An instruction as it is spelled.
+/// An instruction as the text has it, with names not yet looked up.
 #[derive(Debug)]
-pub(crate) struct Spelled {
+pub(crate) struct RawInstruction {
     pub(crate) guard: Option<(String, bool)>,
     /// `ld`, `global`, `v4`, `f32`.
     pub(crate) parts: Vec<String>,
     pub(crate) operands: Vec<Operand>,
     pub(crate) line: u32,
-    /// Which of the function's locations it has.
-    pub(crate) place: Option<Place>,
+    /// The `.loc` that it stands behind.
+    pub(crate) loc: Option<LocDirective>,
 }
 
 /// A `.loc`: file, line, column, and where that was inlined.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Place {
+pub(crate) struct LocDirective {
     pub(crate) file: u64,
     pub(crate) line: u32,
     pub(crate) column: u32,
     pub(crate) inlined_at: Option<(u64, u32, u32)>,
 }
 
-impl Place {
-    /// The place with its files' names.
+impl LocDirective {
+    /// The location with its files' names.
     pub(crate) fn resolve(&self, files: &HashMap<u64, String>) -> Location {
         let name = |file: u64| files.get(&file).cloned().unwrap_or_else(|| format!("file {file}"));
         let inlined_at = self.inlined_at.map(|(file, line, column)| {
@@ -177,14 +177,14 @@ fn single(cursor: &mut Cursor) -> Result<Operand, ParseError> {
     if cursor.eat("!") {
         return Ok(Operand::Not(Box::new(single(cursor)?)));
     }
-    if cursor.at_mark("-") || cursor.peek().kind == Kind::Number {
+    if cursor.at_mark("-") || cursor.peek().kind == TokenKind::Number {
         return number(cursor);
     }
-    let mut name = cursor.want_kind(Kind::Word, "an operand")?.text.to_string();
+    let mut name = cursor.want_kind(TokenKind::Word, "an operand")?.text.to_string();
     if name == "_" {
         return Ok(Operand::Nothing);
     }
-    while cursor.peek().kind == Kind::Dot {
+    while cursor.peek().kind == TokenKind::Dot {
         name.push('.');
         name.push_str(cursor.next().text);
     }
@@ -199,7 +199,7 @@ fn single(cursor: &mut Cursor) -> Result<Operand, ParseError> {
 
 fn number(cursor: &mut Cursor) -> Result<Operand, ParseError> {
     let negative = cursor.eat("-");
-    let token = cursor.want_kind(Kind::Number, "a number")?;
+    let token = cursor.want_kind(TokenKind::Number, "a number")?;
     let Some(value) = literal(token.text) else {
         return Err(ParseError { line: token.line, what: format!("`{}` is no number", token.text) });
     };

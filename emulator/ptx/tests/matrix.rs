@@ -78,26 +78,26 @@ fn a_fragment_is_transposed() {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum Element {
     F16,
     Bf16,
     Tf32,
     S8,
 }
 
-impl Kind {
+impl Element {
     fn bits(self, x: f32) -> u32 {
         match self {
-            Kind::F16 => f16::from_f32(x).to_bits() as u32,
-            Kind::Bf16 => bf16::from_f32(x).to_bits() as u32,
-            Kind::Tf32 => x.to_bits(),
-            Kind::S8 => x as i8 as u8 as u32,
+            Element::F16 => f16::from_f32(x).to_bits() as u32,
+            Element::Bf16 => bf16::from_f32(x).to_bits() as u32,
+            Element::Tf32 => x.to_bits(),
+            Element::S8 => x as i8 as u8 as u32,
         }
     }
     fn size(self) -> usize {
         match self {
-            Kind::Tf32 => 32,
-            Kind::S8 => 8,
+            Element::Tf32 => 32,
+            Element::S8 => 8,
             _ => 16,
         }
     }
@@ -111,7 +111,7 @@ fn numbers(n: usize, seed: u64) -> Vec<f32> {
 
 /// `mma.sync` of one shape with A, B and C filled by the ISA's tables: A's element (row, col) and so on at index i of
 /// a register list.
-fn mma(name: &str, kind: Kind, k: usize, narrow: bool) {
+fn mma(name: &str, kind: Element, k: usize, narrow: bool) {
     let (a, b, c) = (numbers(16 * k, 1), numbers(k * 8, 2), numbers(128, 3));
     let each = 32 / kind.size();
     let (a_regs, b_regs) = (16 * k / 32 / each, 8 * k / 32 / each);
@@ -120,25 +120,25 @@ fn mma(name: &str, kind: Kind, k: usize, narrow: bool) {
         let (group, place) = (lane >> 2, lane % 4);
         // As the ISA writes it: element i of a fragment, with its row and its column.
         let a_at = |i: usize| match (kind, k) {
-            (Kind::F16 | Kind::Bf16, 16) => (
+            (Element::F16 | Element::Bf16, 16) => (
                 if i < 2 || (4..6).contains(&i) { group } else { group + 8 },
                 place * 2 + (i & 1) + if i < 4 { 0 } else { 8 },
             ),
-            (Kind::F16 | Kind::Bf16, _) => (if i < 2 { group } else { group + 8 }, place * 2 + (i & 1)),
-            (Kind::Tf32, 4) => (if i == 0 { group } else { group + 8 }, place),
-            (Kind::Tf32, _) => {
+            (Element::F16 | Element::Bf16, _) => (if i < 2 { group } else { group + 8 }, place * 2 + (i & 1)),
+            (Element::Tf32, 4) => (if i == 0 { group } else { group + 8 }, place),
+            (Element::Tf32, _) => {
                 (if i == 0 || i == 2 { group } else { group + 8 }, if i < 2 { place } else { place + 4 })
             }
-            (Kind::S8, _) => (
+            (Element::S8, _) => (
                 if i < 4 || (8..12).contains(&i) { group } else { group + 8 },
                 place * 4 + (i & 3) + if i < 8 { 0 } else { 16 },
             ),
         };
         let b_at = |i: usize| match (kind, k) {
-            (Kind::F16 | Kind::Bf16, 16) => (place * 2 + (i & 1) + if i < 2 { 0 } else { 8 }, group),
-            (Kind::F16 | Kind::Bf16, _) => (place * 2 + (i & 1), group),
-            (Kind::Tf32, _) => (place + 4 * i, group),
-            (Kind::S8, _) => (place * 4 + (i & 3) + if i < 4 { 0 } else { 16 }, group),
+            (Element::F16 | Element::Bf16, 16) => (place * 2 + (i & 1) + if i < 2 { 0 } else { 8 }, group),
+            (Element::F16 | Element::Bf16, _) => (place * 2 + (i & 1), group),
+            (Element::Tf32, _) => (place + 4 * i, group),
+            (Element::S8, _) => (place * 4 + (i & 3) + if i < 4 { 0 } else { 16 }, group),
         };
         for r in 0..a_regs {
             registers.push(
@@ -167,7 +167,7 @@ fn mma(name: &str, kind: Kind, k: usize, narrow: bool) {
                     f16::from_f32(c_at(2 * r)).to_bits() as u32
                         | (f16::from_f32(c_at(2 * r + 1)).to_bits() as u32) << 16
                 }
-                (_, Kind::S8) => c_at(r) as i32 as u32,
+                (_, Element::S8) => c_at(r) as i32 as u32,
                 _ => c_at(r).to_bits(),
             });
         }
@@ -196,7 +196,7 @@ fn mma(name: &str, kind: Kind, k: usize, narrow: bool) {
             let wanted = c[row * 8 + col] + (0..k).map(|j| a[row * k + j] * b[j * 8 + col]).sum::<f32>();
             let value = match (narrow, kind) {
                 (true, _) => f16::from_bits((found[lane * 4 + i / 2] >> (16 * (i & 1))) as u16).to_f32(),
-                (_, Kind::S8) => found[lane * 4 + i] as i32 as f32,
+                (_, Element::S8) => found[lane * 4 + i] as i32 as f32,
                 _ => f32::from_bits(found[lane * 4 + i]),
             };
             assert_eq!(value, wanted, "{name} row {row} column {col}");
@@ -206,15 +206,15 @@ fn mma(name: &str, kind: Kind, k: usize, narrow: bool) {
 
 #[test]
 fn products_follow_the_fragment_layouts() {
-    mma("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", Kind::Bf16, 16, false);
-    mma("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", Kind::F16, 16, false);
-    mma("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16", Kind::F16, 16, true);
-    mma("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32", Kind::Bf16, 8, false);
-    mma("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", Kind::F16, 8, false);
-    mma("mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16", Kind::F16, 8, true);
-    mma("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", Kind::Tf32, 8, false);
-    mma("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32", Kind::Tf32, 4, false);
-    mma("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", Kind::S8, 32, false);
+    mma("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", Element::Bf16, 16, false);
+    mma("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", Element::F16, 16, false);
+    mma("mma.sync.aligned.m16n8k16.row.col.f16.f16.f16.f16", Element::F16, 16, true);
+    mma("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32", Element::Bf16, 8, false);
+    mma("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32", Element::F16, 8, false);
+    mma("mma.sync.aligned.m16n8k8.row.col.f16.f16.f16.f16", Element::F16, 8, true);
+    mma("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", Element::Tf32, 8, false);
+    mma("mma.sync.aligned.m16n8k4.row.col.f32.tf32.tf32.f32", Element::Tf32, 4, false);
+    mma("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", Element::S8, 32, false);
 }
 
 /// How a matrix of `outer` by `k` 16-bit numbers lies in shared memory, by the canonical layouts of the ISA: byte
@@ -268,7 +268,7 @@ impl Layout {
 
 /// One `wgmma` with both operands in the given layouts: D = A B or, with a fragment, A from registers.
 fn wgmma(layout_a: Option<Layout>, layout_b: Layout, n: usize, bf: bool) {
-    let kind = if bf { Kind::Bf16 } else { Kind::F16 };
+    let kind = if bf { Element::Bf16 } else { Element::F16 };
     let name = if bf { "bf16" } else { "f16" };
     let (a, b) = (numbers(64 * 16, 4), numbers(16 * n, 5));
     let mut image = vec![0u8; 32768];

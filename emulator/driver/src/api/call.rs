@@ -1,10 +1,12 @@
-//! What every call into the driver goes through: is it allowed now, and how its end is told.
+//! What every exported function goes through: whether a call is allowed now, and the status that it returns.
 
 use std::cell::Cell;
 
+use phalanx_emulator_link::status;
+
 use crate::context::current;
 use crate::device::devices;
-use crate::status::{Result, Status, caught, explain};
+use crate::status::{Result, Status, explain};
 
 /// Exports functions of the driver. A body gives `Result<()>`, which becomes the status. The macro also makes
 /// `function`, which finds their addresses by name. Those under `@always` answer in any state; the others need an
@@ -13,10 +15,12 @@ macro_rules! export {
     ($(@always { $(fn $plain:ident($($parg:ident: $ptype:ty),* $(,)?) $pbody:block)* })?
      $(fn $name:ident($($arg:ident: $type:ty),* $(,)?) $body:block)*) => {
         phalanx_emulator_link::export! {
-            $($(fn $plain($($parg: $ptype),*) -> i32 {
-                crate::api::call::answer(stringify!($plain), false, || $pbody)
-            })*)?
-            $(fn $name($($arg: $type),*) -> i32 { crate::api::call::answer(stringify!($name), true, || $body) })*
+            answered by crate::api::call::answer_always;
+            $($(fn $plain($($parg: $ptype),*) $pbody)*)?
+        }
+        phalanx_emulator_link::export! {
+            answered by crate::api::call::answer;
+            $(fn $name($($arg: $type),*) $body)*
         }
 
         /// The address of the function of this name.
@@ -48,16 +52,14 @@ pub(crate) fn as_host_function(run: impl FnOnce()) {
     IN_HOST_FUNCTION.set(outer);
 }
 
-/// Calls `body` if calls are allowed, and gives the status of its result.
-pub(crate) fn answer(name: &str, checked: bool, body: impl FnOnce() -> Result<()>) -> i32 {
-    let allowed = if checked { allowed() } else { Ok(()) };
-    match allowed.and_then(|()| caught(body)) {
-        Ok(()) => 0,
-        Err(failure) => {
-            explain(name, &failure);
-            failure.status.0
-        }
-    }
+/// Runs the body of the exported function `name` if calls are allowed now, and gives its status.
+pub(crate) fn answer(name: &str, body: impl FnOnce() -> Result<()>) -> i32 {
+    answer_always(name, || allowed().and_then(|()| body()))
+}
+
+/// As [`answer`], in any state of the driver and the context.
+pub(crate) fn answer_always(name: &str, body: impl FnOnce() -> Result<()>) -> i32 {
+    status::answer(body, |failure| drop(explain(name, failure)))
 }
 
 fn allowed() -> Result<()> {
@@ -65,9 +67,5 @@ fn allowed() -> Result<()> {
         return Err(Status::NOT_PERMITTED.because("a host function of a stream must not call the driver"));
     }
     devices()?;
-    match current().and_then(|context| context.lost()) {
-        // It was explained when it happened.
-        Some(status) => Err(status.into()),
-        None => Ok(()),
-    }
+    current().map_or(Ok(()), |context| context.check())
 }

@@ -162,7 +162,7 @@ export! {
         let context = here()?;
         forbidden("cuCtxSynchronize")?;
         synchronize_all(context.id);
-        context.lost().map_or(Ok(()), |status| Err(status.into()))
+        context.check()
     }
     fn cuCtxEnablePeerAccess(handle: usize, flags: u32) {
         let (here, other) = peer(handle)?;

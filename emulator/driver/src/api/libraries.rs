@@ -3,10 +3,10 @@
 
 use std::cell::RefCell;
 
-use phalanx_emulator_link::driver::{self, DONE, WAITING, Work};
+use phalanx_emulator_link::driver::{self, DONE, StreamOperation, WAITING};
 use phalanx_emulator_link::pointer::{Bytes, BytesMut, Host, In, Text};
 
-use super::call::answer;
+use super::call::{answer, answer_always};
 use crate::device::{device_of, devices};
 use crate::queue::{Progress, Task};
 use crate::race::Access;
@@ -19,11 +19,11 @@ thread_local! {
 }
 
 /// Work of another library; released when nothing can run it any more.
-struct Foreign(Work);
+struct ForeignOperation(StreamOperation);
 
-impl Foreign {
-    fn run(&self, turn: u64) -> Progress {
-        match (self.0.run)(self.0.data, turn) {
+impl ForeignOperation {
+    fn run(&self, ticket: u64) -> Progress {
+        match (self.0.run)(self.0.data, ticket) {
             DONE => Progress::Done(Vec::new()),
             WAITING => Progress::Waiting,
             status => Progress::Failed(Status(status).because(REASON.take())),
@@ -31,7 +31,7 @@ impl Foreign {
     }
 }
 
-impl Drop for Foreign {
+impl Drop for ForeignOperation {
     fn drop(&mut self) {
         (self.0.release)(self.0.data);
     }
@@ -42,7 +42,7 @@ fn submit_foreign(
     what: Text,
     accesses: In<driver::Access>,
     count: usize,
-    work: Foreign,
+    operation: ForeignOperation,
 ) -> Result<()> {
     let what = present(what.string(), "what")?;
     let touched = accesses.list(count).into_iter().map(|a| Access {
@@ -51,7 +51,7 @@ fn submit_foreign(
         written: a.written != 0,
     });
     let context = context_of(stream)?;
-    let task = Task::new(what, &context, move |turn| work.run(turn)).touching(touched);
+    let task = Task::new(what, &context, move |ticket| operation.run(ticket)).touching(touched);
     submit(stream, task).map(|_| ())
 }
 
@@ -64,19 +64,19 @@ fn memory(address: u64) -> Result<&'static phalanx_ptx::Memory> {
 phalanx_emulator_link::export! {
     fn phalanx_emulated_driver_name() -> *const std::ffi::c_char { c"phalanx emulated driver".as_ptr() }
     fn phalanx_driver_submit(
-        stream: usize, what: Text, accesses: In<driver::Access>, count: usize, work: Work,
+        stream: usize, what: Text, accesses: In<driver::Access>, count: usize, operation: StreamOperation,
     ) -> i32 {
-        let work = Foreign(work);
-        answer("phalanx_driver_submit", true, || submit_foreign(stream, what, accesses, count, work))
+        let operation = ForeignOperation(operation);
+        answer("phalanx_driver_submit", || submit_foreign(stream, what, accesses, count, operation))
     }
     fn phalanx_driver_read(address: u64, to: Host, bytes: usize) -> i32 {
-        answer("phalanx_driver_read", false, || {
+        answer_always("phalanx_driver_read", || {
             let memory = memory(address)?;
             BytesMut::at(to.address(), bytes).write(|out| memory.read(address, out).map_err(|fault| failure(&fault)))
         })
     }
     fn phalanx_driver_write(address: u64, from: Host, bytes: usize) -> i32 {
-        answer("phalanx_driver_write", false, || {
+        answer_always("phalanx_driver_write", || {
             let memory = memory(address)?;
             Bytes::at(from.address(), bytes).read(|data| memory.write(address, data).map_err(|fault| failure(&fault)))
         })

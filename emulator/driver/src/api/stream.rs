@@ -11,10 +11,10 @@ use crate::context::{Context, here};
 use crate::device::devices;
 use crate::event::{EVENTS, Event, elapsed, record, wait};
 use crate::executor::executor;
-use crate::graph::{EXECUTABLES, Executable, GRAPHS, Mode, NODES, Node};
+use crate::graph::{CaptureMode, EXECUTABLES, Executable, GRAPHS, NODES, Node};
 use crate::queue::{Point, Progress, Task};
 use crate::status::{Result, Status, present};
-use crate::streams::{Kind, PRIORITY_GREATEST, PRIORITY_LEAST, Streams, streams, submit};
+use crate::streams::{PRIORITY_GREATEST, PRIORITY_LEAST, StreamKind, Streams, streams, submit};
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
@@ -24,7 +24,7 @@ const DISABLE_TIMING: u32 = 2;
 fn synchronize(stream: usize) -> Result<()> {
     let (tail, context) = tail(stream)?;
     tail.iter().for_each(|point| executor().wait(point));
-    context.lost().map_or(Ok(()), |status| Err(status.into()))
+    context.check()
 }
 
 /// The operations that have to have run for a stream to be idle.
@@ -39,7 +39,8 @@ fn tail(stream: usize) -> Result<(Vec<Point>, Arc<Context>)> {
     }
     streams.check_implicit(id)?;
     let found = streams.get(id)?;
-    let (context, is_legacy, own) = (found.context.clone(), found.kind == Kind::Legacy, found.tail.clone());
+    let (context, is_legacy, own) =
+        (found.context.clone(), found.kind == StreamKind::Legacy, found.tail.clone());
     Ok((if is_legacy { streams.before(id) } else { vec![own] }, context))
 }
 
@@ -48,7 +49,7 @@ fn create(out: Out<usize>, flags: u32, priority: i32) -> Result<()> {
         return Err(Status::INVALID_VALUE.because(format!("stream flags {flags:#x}")));
     }
     let context = here()?;
-    let kind = if flags == NON_BLOCKING { Kind::NonBlocking } else { Kind::Blocking };
+    let kind = if flags == NON_BLOCKING { StreamKind::NonBlocking } else { StreamKind::Blocking };
     let priority = priority.clamp(PRIORITY_GREATEST, PRIORITY_LEAST);
     let id = streams().add(&context, kind, priority);
     set!(out, Streams::handle(id))
@@ -146,7 +147,7 @@ export! {
     fn cuStreamDestroy_v2(stream: usize) {
         let mut streams = streams();
         let id = streams.find(stream)?;
-        if streams.get(id)?.kind == Kind::Legacy {
+        if streams.get(id)?.kind == StreamKind::Legacy {
             return Err(Status::INVALID_HANDLE.because("the default stream cannot be destroyed"));
         }
         if let Some(joined) = streams.get(id)?.capture.take() {
@@ -158,9 +159,7 @@ export! {
     fn cuStreamQuery(stream: usize) {
         let (tail, context) = tail(stream)?;
         let passed = tail.iter().all(|point| executor().query(point));
-        if let Some(status) = context.lost() {
-            return Err(status.into());
-        }
+        context.check()?;
         if passed { Ok(()) } else { Err(Status::NOT_READY.into()) }
     }
     fn cuStreamGetPriority(stream: usize, priority: Out<i32>) {
@@ -171,7 +170,7 @@ export! {
     fn cuStreamGetFlags(stream: usize, flags: Out<u32>) {
         let mut streams = streams();
         let id = streams.find(stream)?;
-        set!(flags, if streams.get(id)?.kind == Kind::NonBlocking { NON_BLOCKING } else { 0 })
+        set!(flags, if streams.get(id)?.kind == StreamKind::NonBlocking { NON_BLOCKING } else { 0 })
     }
     fn cuStreamGetId(stream: usize, id: Out<u64>) { set!(id, streams().find(stream)?) }
     fn cuStreamGetDevice(stream: usize, device: Out<i32>) {
@@ -201,7 +200,7 @@ export! {
     fn cuStreamBeginCapture_v2(stream: usize, mode: i32) {
         let mut streams = streams();
         let id = streams.find(stream)?;
-        streams.begin_capture(id, Mode::from_number(mode)?)
+        streams.begin_capture(id, CaptureMode::from_number(mode)?)
     }
     fn cuStreamEndCapture(stream: usize, graph: Out<usize>) {
         set!(graph, 0)?;
@@ -226,7 +225,7 @@ export! {
         capture_info(stream, status, id)
     }
     fn cuThreadExchangeStreamCaptureMode(mode: Out<i32>) {
-        let wanted = Mode::from_number(present(mode.get(), "mode")?)?;
+        let wanted = CaptureMode::from_number(present(mode.get(), "mode")?)?;
         set!(mode, exchange_mode(wanted) as i32)
     }
     fn cuEventCreate(out: Out<usize>, flags: u32) {
@@ -252,9 +251,7 @@ export! {
     fn cuEventQuery(event: usize) {
         let event = EVENTS.get(event)?;
         let passed = event.work()?.is_none_or(|point| executor().query(&point));
-        if let Some(status) = event.context.lost() {
-            return Err(status.into());
-        }
+        event.context.check()?;
         if passed { Ok(()) } else { Err(Status::NOT_READY.into()) }
     }
     fn cuEventSynchronize(event: usize) {
@@ -262,7 +259,7 @@ export! {
         if let Some(point) = event.work()? {
             executor().wait(&point);
         }
-        event.context.lost().map_or(Ok(()), |status| Err(status.into()))
+        event.context.check()
     }
     fn cuEventElapsedTime(milliseconds: Out<f32>, start: usize, end: usize) { set!(milliseconds, elapsed(start, end)?) }
     fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: usize, end: usize) { set!(milliseconds, elapsed(start, end)?) }

@@ -4,7 +4,7 @@ use super::{Builder, Form};
 use crate::ParseError;
 use crate::code::{MOVE, NOWHERE, Op, Reg, ZERO};
 use crate::lanes::round::Mode;
-use crate::lanes::{Map, compare, convert, double, float, half, integer};
+use crate::lanes::{Map, compare, convert, float, half, integer};
 use crate::syntax::{Operand, type_bytes};
 
 /// Shift amounts, positions and the like are `u32` whatever the instruction's type is.
@@ -364,21 +364,23 @@ fn find(form: &Form, kind: &str) -> Option<Map> {
     let mode = form.mode().unwrap_or(Mode::Nearest);
     let approximate = form.has("approx");
     match kind {
-        "f32" if approximate => float::approximate(form.name(), ftz, sat),
-        "f32" if form.has("full") => float::approximate("div.full", ftz, sat),
+        "f32" if approximate => float::f32_approximate(form.name(), ftz, sat),
+        "f32" if form.has("full") => float::f32_approximate("div.full", ftz, sat),
         "f32" => {
             let key = form.key(&["sat"]);
-            float::rounded(&key, if key == "mad" { Mode::Nearest } else { mode }, ftz, sat)
-                .or_else(|| float::exact(&key, ftz))
+            float::f32_rounded(&key, if key == "mad" { Mode::Nearest } else { mode }, ftz, sat)
+                .or_else(|| float::f32_exact(&key, ftz))
                 .or_else(|| integer::bits(&key, kind))
-                .or_else(|| (key == "mad").then(|| float::rounded("fma", mode, ftz, sat)).flatten())
+                .or_else(|| (key == "mad").then(|| float::f32_rounded("fma", mode, ftz, sat)).flatten())
         }
-        "f64" if approximate && form.name() == "rsqrt" && ftz => double::exact("rsqrt.approx.ftz"),
-        "f64" if approximate => double::exact(&form.key(&[])),
+        "f64" if approximate && form.name() == "rsqrt" && ftz => float::f64_exact("rsqrt.approx.ftz"),
+        "f64" if approximate => float::f64_exact(&form.key(&[])),
         "f64" => {
             let key = form.key(&[]);
             let key = if key == "mad" { "fma" } else { key.as_str() };
-            double::rounded(key, mode).or_else(|| double::exact(key)).or_else(|| integer::bits(key, kind))
+            float::f64_rounded(key, mode)
+                .or_else(|| float::f64_exact(key))
+                .or_else(|| integer::bits(key, kind))
         }
         "f16" | "f16x2" | "bf16" | "bf16x2" => {
             let key = form.key(&["sat", "approx"]);

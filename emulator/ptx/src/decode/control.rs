@@ -3,8 +3,10 @@
 use super::names::Symbol;
 use super::{Builder, Form};
 use crate::ParseError;
-use crate::code::{Barrier, BarrierKind, Call, Callee, CalleeKind, Collective, NOWHERE, Op, Shuffle, ZERO};
-use crate::syntax::{Operand, Statement, type_bytes};
+use crate::code::{
+    Barrier, BarrierKind, CallSite, Callee, CalleeKind, Collective, NOWHERE, Op, Shuffle, ZERO,
+};
+use crate::syntax::{Operand, Statement, SyntaxTree, type_bytes};
 
 impl Builder<'_> {
     /// Decodes an instruction of this family, if it is one.
@@ -55,9 +57,9 @@ impl Builder<'_> {
         let callee = Callee { name: name.into(), kind, parameters: Vec::new(), returns: Vec::new() };
         self.program.callees.push(callee);
         self.functions.insert(name.into(), number);
-        let function = self.source.functions.iter().find(|f| f.name == name && f.body.is_some());
+        let function = self.tree.functions.iter().find(|f| f.name == name && f.body.is_some());
         if let Some(function) = function {
-            if reaches(self.source, name, name, &mut Vec::new()) {
+            if reaches(self.tree, name, name, &mut Vec::new()) {
                 return self.error(&format!("unsupported: `{name}` calls itself"));
             }
             self.waiting.push((number, function));
@@ -83,7 +85,7 @@ impl Builder<'_> {
             _ => (Some(self.callee(name)?), ZERO),
         };
         let number = self.program.calls.len() as u32;
-        self.program.calls.push(Call { callee, arguments, results });
+        self.program.calls.push(CallSite { callee, arguments, results });
         self.push(Op::Call(number), ZERO, &[target]);
         Ok(())
     }
@@ -104,23 +106,23 @@ impl Builder<'_> {
 }
 
 /// Whether calls lead from one function to another.
-fn reaches(source: &crate::syntax::Source, from: &str, to: &str, seen: &mut Vec<String>) -> bool {
-    let Some(function) = source.functions.iter().find(|f| f.name == from && f.body.is_some()) else {
+fn reaches(tree: &SyntaxTree, from: &str, to: &str, seen: &mut Vec<String>) -> bool {
+    let Some(function) = tree.functions.iter().find(|f| f.name == from && f.body.is_some()) else {
         return false;
     };
     for statement in function.body.iter().flatten() {
-        let Statement::Instruction(spelled) = statement else { continue };
-        if spelled.parts[0] != "call" {
+        let Statement::Instruction(raw) = statement else { continue };
+        if raw.parts[0] != "call" {
             continue;
         }
-        for operand in &spelled.operands {
+        for operand in &raw.operands {
             let Operand::Name(name, 0) = operand else { continue };
             if name == to {
                 return true;
             }
             if !seen.contains(name) {
                 seen.push(name.clone());
-                if reaches(source, name, to, seen) {
+                if reaches(tree, name, to, seen) {
                     return true;
                 }
             }

@@ -5,7 +5,8 @@ use super::names::Symbol;
 use super::{Builder, Form};
 use crate::ParseError;
 use crate::code::{
-    Access, Arrival, Asynchronous, Atomic, Bulk, Kind, NOWHERE, Op, Order, Preset, Reg, Space, Update, ZERO,
+    Access, Arrival, Asynchronous, Atomic, AtomicType, Bulk, NOWHERE, Op, Order, Preset, Reg, Space, Update,
+    ZERO,
 };
 use crate::lanes::{convert, integer, map};
 use crate::machine::{LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW};
@@ -77,7 +78,7 @@ impl Builder<'_> {
     }
 
     /// The space of an access: a function's own parameters lie in local memory.
-    fn home(&self, form: &Form, symbol: Option<Symbol>) -> Space {
+    fn access_space(&self, form: &Form, symbol: Option<Symbol>) -> Space {
         match (form.space(), symbol) {
             (_, Some(Symbol::Local(_))) => Space::Local,
             (Space::Generic, Some(Symbol::Shared(_) | Symbol::Dynamic)) => Space::Shared,
@@ -104,7 +105,7 @@ impl Builder<'_> {
         if let (Space::Parameter, Some(Symbol::Parameter(start))) = (form.space(), address.symbol) {
             return self.parameter(start as i64 + address.offset, size, extend, &registers);
         }
-        let space = self.home(form, address.symbol);
+        let space = self.access_space(form, address.symbol);
         let order = form.order(Order::Weak);
         let (list, count) = (self.list(&registers), registers.len() as u8);
         let access = Access { space, size: size as u8, count, extend, order, list };
@@ -139,7 +140,7 @@ impl Builder<'_> {
         for element in self.elements(&ops[1]) {
             registers.push(self.source(element, kind)?);
         }
-        let space = self.home(form, address.symbol);
+        let space = self.access_space(form, address.symbol);
         let order = form.order(Order::Weak);
         let (list, count) = (self.list(&registers), registers.len() as u8);
         let access = Access { space, size: size as u8, count, extend: 0, order, list };
@@ -158,16 +159,6 @@ impl Builder<'_> {
             None => return self.error("unsupported atomic operation"),
         };
         let size = type_bytes(kind).unwrap_or(4);
-        let number = match kind {
-            "f16" => Kind::F16,
-            "f16x2" => Kind::F16x2,
-            "bf16" => Kind::Bf16,
-            "bf16x2" => Kind::Bf16x2,
-            "f32" => Kind::F32,
-            "f64" => Kind::F64,
-            kind if kind.starts_with('s') => Kind::Signed,
-            _ => Kind::Bits,
-        };
         if size > 8 {
             return self.error("unsupported: atomic operations on 128 bits");
         }
@@ -188,9 +179,16 @@ impl Builder<'_> {
         let (d, b) = (destinations[0], values[0]);
         values.extend(destinations);
         let list = self.list(&values);
-        let (space, order) = (self.home(form, address.symbol), form.order(Order::Relaxed));
-        let atomic =
-            Atomic { space, update, kind: number, size: size as u8, order, count: count as u8, list };
+        let (space, order) = (self.access_space(form, address.symbol), form.order(Order::Relaxed));
+        let atomic = Atomic {
+            space,
+            update,
+            kind: atomic_type(kind),
+            size: size as u8,
+            order,
+            count: count as u8,
+            list,
+        };
         let at = self.push(Op::Atomic(atomic), d, &[address.base, b, new]);
         self.program.code[at].offset = address.offset;
         Ok(())
@@ -240,6 +238,19 @@ fn update(part: &str) -> Option<Update> {
         "dec" => Update::Decrement,
         _ => return None,
     })
+}
+
+fn atomic_type(kind: &str) -> AtomicType {
+    match kind {
+        "f16" => AtomicType::F16,
+        "f16x2" => AtomicType::F16x2,
+        "bf16" => AtomicType::Bf16,
+        "bf16x2" => AtomicType::Bf16x2,
+        "f32" => AtomicType::F32,
+        "f64" => AtomicType::F64,
+        kind if kind.starts_with('s') => AtomicType::Signed,
+        _ => AtomicType::Bits,
+    }
 }
 
 impl Builder<'_> {
@@ -304,15 +315,15 @@ impl Builder<'_> {
         match form.parts[1] {
             "init" => {
                 let (address, count) = (self.moved(&ops[0])?, self.source(&ops[1], "u32")?);
-                self.push_asynchronous(Asynchronous::BarrierInit { generic }, NOWHERE, &[address, count]);
+                self.push_asynchronous(Asynchronous::MbarrierInit { generic }, NOWHERE, &[address, count]);
             }
             "inval" => {
                 let address = self.moved(&ops[0])?;
-                self.push_asynchronous(Asynchronous::BarrierInvalid { generic }, NOWHERE, &[address]);
+                self.push_asynchronous(Asynchronous::MbarrierInvalidate { generic }, NOWHERE, &[address]);
             }
             "expect_tx" | "complete_tx" => {
                 let (address, bytes) = (self.moved(&ops[0])?, self.source(&ops[1], "u32")?);
-                let op = Asynchronous::BarrierBytes { generic, expect: form.parts[1] == "expect_tx" };
+                let op = Asynchronous::MbarrierBytes { generic, expect: form.parts[1] == "expect_tx" };
                 self.push_asynchronous(op, NOWHERE, &[address, bytes]);
             }
             "arrive" | "arrive_drop" => {
@@ -326,12 +337,12 @@ impl Builder<'_> {
                     None => self.constant(1),
                 };
                 let arrival = Arrival { generic, expect, drop: form.parts[1] == "arrive_drop" };
-                self.push_asynchronous(Asynchronous::BarrierArrive(arrival), d, &[address, number]);
+                self.push_asynchronous(Asynchronous::MbarrierArrive(arrival), d, &[address, number]);
             }
             "test_wait" | "try_wait" => {
                 let (d, _) = self.destination(&ops[0])?;
                 let (address, state) = (self.moved(&ops[1])?, self.source(&ops[2], "u64")?);
-                let op = Asynchronous::BarrierTest { generic, parity: form.has("parity") };
+                let op = Asynchronous::MbarrierTest { generic, parity: form.has("parity") };
                 self.push_asynchronous(op, d, &[address, state]);
             }
             _ => return self.error("unsupported instruction on a barrier in memory"),
@@ -396,32 +407,13 @@ impl Builder<'_> {
         Ok(())
     }
 
-    fn reduction(&mut self, form: &Form) -> Result<(Update, Kind, u8), ParseError> {
-        let update = match form
-            .parts
-            .iter()
-            .find(|p| matches!(**p, "add" | "min" | "max" | "and" | "or" | "xor" | "inc" | "dec"))
-        {
-            Some(&"add") => Update::Add,
-            Some(&"min") => Update::Min,
-            Some(&"max") => Update::Max,
-            Some(&"and") => Update::And,
-            Some(&"or") => Update::Or,
-            Some(&"xor") => Update::Xor,
-            Some(&"inc") => Update::Increment,
-            Some(_) => Update::Decrement,
-            None => return self.error("unsupported reduction"),
+    fn reduction(&mut self, form: &Form) -> Result<(Update, AtomicType, u8), ParseError> {
+        let found = form.parts[1..].iter().find_map(|part| update(part));
+        let Some(update) = found.filter(|u| !matches!(u, Update::Exchange | Update::Swap)) else {
+            return self.error("unsupported reduction");
         };
-        // A tensor's map says the type; 4-byte floats stand in until it is read.
-        Ok(match form.kind() {
-            Some("f16") => (update, Kind::F16, 2),
-            Some("bf16") => (update, Kind::Bf16, 2),
-            Some("f64") => (update, Kind::F64, 8),
-            Some("s32") => (update, Kind::Signed, 4),
-            Some("s64") => (update, Kind::Signed, 8),
-            Some("u64" | "b64") => (update, Kind::Bits, 8),
-            Some("f32") | None => (update, Kind::F32, 4),
-            Some(_) => (update, Kind::Bits, 4),
-        })
+        // A tensor's map says the type; f32 stands in until the copy reads the map.
+        let kind = form.kind().unwrap_or("f32");
+        Ok((update, atomic_type(kind), type_bytes(kind).unwrap_or(4) as u8))
     }
 }

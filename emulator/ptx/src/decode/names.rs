@@ -6,7 +6,7 @@ use super::Builder;
 use crate::ParseError;
 use crate::code::{Clock, NOWHERE, Op, Preset, Reg, Special, ZERO};
 use crate::lanes::{integer, round};
-use crate::syntax::{Home, Operand, type_bytes};
+use crate::syntax::{Operand, StateSpace, type_bytes};
 
 /// What a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -116,7 +116,7 @@ impl<'a> Builder<'a> {
         if let Some(number) = self.variables.iter().position(|v| v.name == name) {
             return Some(Symbol::Variable(number as u32));
         }
-        let shared = self.source.variables.iter().find(|v| v.home == Home::Shared && v.name == name)?;
+        let shared = self.tree.variables.iter().find(|v| v.space == StateSpace::Shared && v.name == name)?;
         if shared.external || shared.bytes == 0 {
             self.dynamic_align = self.dynamic_align.max(shared.align);
             return Some(Symbol::Dynamic);
@@ -212,7 +212,7 @@ impl<'a> Builder<'a> {
                 None => self.error(&format!("`{name}` is no value")),
             };
         }
-        if self.source.functions.iter().any(|f| f.name == name) {
+        if self.tree.functions.iter().any(|f| f.name == name) {
             let number = self.callee(name)?;
             return Ok(self.preset(Preset::Function(number)));
         }

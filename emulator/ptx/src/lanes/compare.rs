@@ -2,39 +2,18 @@
 
 use super::float::Single;
 use super::half::{Brain, Half};
-use super::{LANES, Lane, Lanes, Map, integers, map};
-
-/// What a register holds for a comparison.
-trait Compared: Lane {
-    type Value: PartialOrd;
-    fn value(self) -> Self::Value;
-}
-
-macro_rules! compared {
-    ($($t:ty => $v:ty, |$x:ident| $value:expr);*) => {$(
-        impl Compared for $t {
-            type Value = $v;
-            #[inline(always)]
-            fn value(self) -> $v { let $x = self; $value }
-        }
-    )*};
-}
-compared!(
-    u16 => u16, |x| x; i16 => i16, |x| x; u32 => u32, |x| x; i32 => i32, |x| x; u64 => u64, |x| x; i64 => i64, |x| x;
-    f32 => f32, |x| x; f64 => f64, |x| x; Single<true, false> => f32, |x| x.0;
-    Half<false, false> => f64, |x| x.0; Half<true, false> => f64, |x| x.0; Brain => f64, |x| x.0
-);
+use super::{LANES, Lanes, Map, Number, integers, map};
 
 #[inline(always)]
-fn each<T: Compared>(a: &Lanes, b: &Lanes, d: &mut Lanes, test: impl Fn(T::Value, T::Value) -> bool) {
+fn each<T: Number>(a: &Lanes, b: &Lanes, d: &mut Lanes, test: impl Fn(T::Value, T::Value) -> bool) {
     for l in 0..LANES {
         d[l] = test(T::get(a[l]).value(), T::get(b[l]).value()) as u64;
     }
 }
 
-#[allow(clippy::double_comparisons)]
 /// The tests by PTX's names; those that end in `u` are true of a NaN.
-fn tests<T: Compared>(test: &str) -> Option<Map> {
+#[allow(clippy::double_comparisons)]
+fn tests<T: Number>(test: &str) -> Option<Map> {
     Some(match test {
         "eq" => |a, b, _, _, d| each::<T>(a, b, d, |x, y| x == y),
         // Not `x != y`, which is true of a NaN.

@@ -3,9 +3,9 @@
 //! What depends on modifiers (direction, flushing, clamping) is read from the fourth source, a constant that [`flags`]
 //! makes: the pairs of types are many enough without.
 
-use super::float::{NAN, flush};
+use super::float::{CANONICAL_NAN, flush, positive, saturate};
 use super::round::{self, Format, Mode, round};
-use super::{Lane, Map, map};
+use super::{Lane, Map, integers, map};
 
 /// A conversion's modifiers as the fourth source of its map.
 pub(crate) fn flags(mode: Mode, ftz: bool, sat: bool, relu: bool) -> u64 {
@@ -112,7 +112,7 @@ impl Real for Tf32 {
         self.0 as f64
     }
     fn of(value: f64, _: bool) -> Self {
-        Tf32(if value.is_nan() { f32::from_bits(NAN) } else { value as f32 })
+        Tf32(if value.is_nan() { f32::from_bits(CANONICAL_NAN) } else { value as f32 })
     }
 }
 
@@ -124,7 +124,7 @@ impl Real for f32 {
     fn of(value: f64, ftz: bool) -> Self {
         let value = value as f32;
         if value.is_nan() {
-            return f32::from_bits(NAN);
+            return f32::from_bits(CANONICAL_NAN);
         }
         if ftz { flush(value) } else { value }
     }
@@ -159,7 +159,7 @@ fn whole_to_real<A: Whole, R: Real>(a: A, flags: u64) -> R {
     let exact = a.exact();
     let near = exact as f64;
     let error = exact - near as i128;
-    let clamp = |x: f64| if set(flags, 4) { x.clamp(0.0, 1.0) } else { x };
+    let clamp = |x: f64| if set(flags, 4) { saturate(x) } else { x };
     match R::FORMAT {
         Some(format) => {
             // Rounded to odd: a sticky bit for the second rounding.
@@ -188,15 +188,16 @@ fn real_to_real<A: Real, R: Real>(a: A, flags: u64) -> R {
         None => x,
     };
     if set(flags, 4) {
-        x = if x > 0.0 { x.min(1.0) } else { 0.0 };
+        x = saturate(x);
     }
-    if set(flags, 5) && x < 0.0 {
-        x = 0.0;
+    if set(flags, 5) {
+        x = positive(x);
     }
     R::of(x, set(flags, 3))
 }
 
-macro_rules! each {
+/// [`integers!`](super::integers) with the types of 8 bits.
+macro_rules! all_integers {
     ($kind:expr, $t:ident, $map:expr) => {
         match $kind {
             "u8" | "b8" => {
@@ -207,36 +208,12 @@ macro_rules! each {
                 type $t = i8;
                 Some($map)
             }
-            "u16" | "b16" => {
-                type $t = u16;
-                Some($map)
-            }
-            "s16" => {
-                type $t = i16;
-                Some($map)
-            }
-            "u32" | "b32" => {
-                type $t = u32;
-                Some($map)
-            }
-            "s32" => {
-                type $t = i32;
-                Some($map)
-            }
-            "u64" | "b64" => {
-                type $t = u64;
-                Some($map)
-            }
-            "s64" => {
-                type $t = i64;
-                Some($map)
-            }
-            _ => None,
+            other => integers!(other, $t, $map),
         }
     };
 }
 
-macro_rules! real {
+macro_rules! floats {
     ($kind:expr, $t:ident, $map:expr) => {
         match $kind {
             "f16" => {
@@ -270,28 +247,36 @@ pub(crate) fn plain(to: &str, from: &str) -> Option<Map> {
         matches!(kind, "f16" | "bf16" | "tf32" | "f32" | "f64")
     }
     match (floating(to), floating(from)) {
-        (false, false) => each!(
+        (false, false) => all_integers!(
             to,
             R,
-            each!(from, A, map!((a: A, _b: u64, _c: u64, e: u64) -> R { whole_to_whole::<A, R>(a, e) }))
+            all_integers!(
+                from,
+                A,
+                map!((a: A, _b: u64, _c: u64, e: u64) -> R { whole_to_whole::<A, R>(a, e) })
+            )
         )
         .flatten(),
-        (false, true) => each!(
+        (false, true) => all_integers!(
             to,
             R,
-            real!(from, A, map!((a: A, _b: u64, _c: u64, e: u64) -> R { real_to_whole::<A, R>(a, e) }))
+            floats!(from, A, map!((a: A, _b: u64, _c: u64, e: u64) -> R { real_to_whole::<A, R>(a, e) }))
         )
         .flatten(),
-        (true, false) => real!(
+        (true, false) => floats!(
             to,
             R,
-            each!(from, A, map!((a: A, _b: u64, _c: u64, e: u64) -> R { whole_to_real::<A, R>(a, e) }))
+            all_integers!(
+                from,
+                A,
+                map!((a: A, _b: u64, _c: u64, e: u64) -> R { whole_to_real::<A, R>(a, e) })
+            )
         )
         .flatten(),
-        (true, true) => real!(
+        (true, true) => floats!(
             to,
             R,
-            real!(from, A, map!((a: A, _b: u64, _c: u64, e: u64) -> R { real_to_real::<A, R>(a, e) }))
+            floats!(from, A, map!((a: A, _b: u64, _c: u64, e: u64) -> R { real_to_real::<A, R>(a, e) }))
         )
         .flatten(),
     }
@@ -329,8 +314,8 @@ pub(crate) fn halves(to: &str, zero: bool, relu: bool) -> Option<Map> {
             match (zero, relu) {
                 (false, false) => map!((a: f32, b: f32) -> u32 { join($bits(fit(a, Mode::Nearest, $format)), $bits(fit(b, Mode::Nearest, $format))) }),
                 (true, false) => map!((a: f32, b: f32) -> u32 { join($bits(fit(a, Mode::Zero, $format)), $bits(fit(b, Mode::Zero, $format))) }),
-                (false, true) => map!((a: f32, b: f32) -> u32 { join($bits(fit(up(a), Mode::Nearest, $format)), $bits(fit(up(b), Mode::Nearest, $format))) }),
-                (true, true) => map!((a: f32, b: f32) -> u32 { join($bits(fit(up(a), Mode::Zero, $format)), $bits(fit(up(b), Mode::Zero, $format))) }),
+                (false, true) => map!((a: f32, b: f32) -> u32 { join($bits(fit(positive(a), Mode::Nearest, $format)), $bits(fit(positive(b), Mode::Nearest, $format))) }),
+                (true, true) => map!((a: f32, b: f32) -> u32 { join($bits(fit(positive(a), Mode::Zero, $format)), $bits(fit(positive(b), Mode::Zero, $format))) }),
             }
         };
     }
@@ -347,11 +332,6 @@ fn join(high: u16, low: u16) -> u32 {
 
 fn fit(x: f32, mode: Mode, format: Format) -> f64 {
     round(x as f64, mode, format)
-}
-
-/// Negative numbers become zero.
-fn up(x: f32) -> f32 {
-    if x < 0.0 { 0.0 } else { x }
 }
 
 /// The bits of an f8, clamped to its largest number.
@@ -395,10 +375,6 @@ fn f16_pair(bits: u32) -> (f64, f64) {
 
 fn two_f8(high: f64, low: f64, e5m2: bool) -> u16 {
     (f8_bits(high, e5m2) as u16) << 8 | f8_bits(low, e5m2) as u16
-}
-
-fn positive(x: f64) -> f64 {
-    if x < 0.0 { 0.0 } else { x }
 }
 
 /// `cvt` to and from two f8 (`e4m3x2`, `e5m2x2`).

@@ -1,9 +1,11 @@
 //! Arithmetic of f16 and bf16: every operation is computed exactly, or rounded to odd, in f64 and rounded once.
 
+use super::float::{max, max_nan, min, min_nan, saturate, xor_sign};
 use super::round::{self, Mode, odd_sum};
-use super::{Lane, Map, map};
+use super::{Lane, Map, Number, map};
 
-/// An f16 in a register, as the value it has or, before it is put there, an f64 that is exact or rounded to odd.
+/// An f16 in a register, as its value; a result is an f64, exact or rounded to odd, until it is put there. `FTZ` replaces
+/// subnormal sources and results by zero, `SAT` clamps the result to 0..=1.
 #[derive(Clone, Copy)]
 pub(crate) struct Half<const FTZ: bool, const SAT: bool>(pub(crate) f64);
 
@@ -25,13 +27,7 @@ impl<const FTZ: bool, const SAT: bool> Lane for Half<FTZ, SAT> {
     fn put(self) -> u64 {
         let x = round::round(self.0, Mode::Nearest, round::F16);
         let x = if FTZ { flush16(x) } else { x };
-        let x = if !SAT {
-            x
-        } else if x > 0.0 {
-            x.min(1.0)
-        } else {
-            0.0
-        };
+        let x = if SAT { saturate(x) } else { x };
         round::f16_bits(x) as u64
     }
 }
@@ -47,26 +43,26 @@ impl Lane for Brain {
     }
 }
 
-/// An f64 that stands for a value of the type.
-pub(crate) trait Narrow: Lane {
-    fn of(x: f64) -> Self;
-    fn value(&self) -> f64;
-}
-
-impl<const FTZ: bool, const SAT: bool> Narrow for Half<FTZ, SAT> {
-    fn of(x: f64) -> Self {
-        Half(x)
+impl<const FTZ: bool, const SAT: bool> Number for Half<FTZ, SAT> {
+    type Value = f64;
+    #[inline(always)]
+    fn of(value: f64) -> Self {
+        Half(value)
     }
-    fn value(&self) -> f64 {
+    #[inline(always)]
+    fn value(self) -> f64 {
         self.0
     }
 }
 
-impl Narrow for Brain {
-    fn of(x: f64) -> Self {
-        Brain(x)
+impl Number for Brain {
+    type Value = f64;
+    #[inline(always)]
+    fn of(value: f64) -> Self {
+        Brain(value)
     }
-    fn value(&self) -> f64 {
+    #[inline(always)]
+    fn value(self) -> f64 {
         self.0
     }
 }
@@ -86,7 +82,7 @@ impl<N: Lane> Lane for Two<N> {
 }
 
 #[inline(always)]
-fn pairs<N: Narrow>(a: Two<N>, b: Two<N>, f: impl Fn(f64, f64) -> f64) -> Two<N> {
+fn pairs<N: Number<Value = f64>>(a: Two<N>, b: Two<N>, f: impl Fn(f64, f64) -> f64) -> Two<N> {
     Two(N::of(f(a.0.value(), b.0.value())), N::of(f(a.1.value(), b.1.value())))
 }
 
@@ -100,78 +96,54 @@ fn fma_relu(a: f64, b: f64, c: f64) -> f64 {
     if x.is_sign_negative() && !x.is_nan() { 0.0 } else { x }
 }
 
-pub(crate) fn least(a: f64, b: f64) -> f64 {
-    if a.is_nan() {
-        return b;
-    }
-    if b.is_nan() || a < b || a == b && a.is_sign_negative() { a } else { b }
-}
-
-pub(crate) fn greatest(a: f64, b: f64) -> f64 {
-    -least(-a, -b)
-}
-
-fn least_nan(a: f64, b: f64) -> f64 {
-    if a.is_nan() || b.is_nan() { f64::NAN } else { least(a, b) }
-}
-
-fn greatest_nan(a: f64, b: f64) -> f64 {
-    -least_nan(-a, -b)
-}
-
-fn with_sign(size: f64, a: f64, b: f64) -> f64 {
-    let negative = a.is_sign_negative() != b.is_sign_negative();
-    if negative { -size.abs() } else { size.abs() }
-}
-
 /// Every operation for one narrow type, alone and packed.
 macro_rules! operations {
     ($name:expr, $packed:expr, $n:ty) => {
         Some(match ($name, $packed) {
-            ("add", false) => map!((a: $n, b: $n) -> $n { Narrow::of(odd_sum(a.value(), b.value())) }),
-            ("sub", false) => map!((a: $n, b: $n) -> $n { Narrow::of(odd_sum(a.value(), -b.value())) }),
-            ("mul", false) => map!((a: $n, b: $n) -> $n { Narrow::of(a.value() * b.value()) }),
-            ("fma", false) => map!((a: $n, b: $n, c: $n) -> $n { Narrow::of(fma(a.value(), b.value(), c.value())) }),
-            ("fma.relu", false) => map!((a: $n, b: $n, c: $n) -> $n { Narrow::of(fma_relu(a.value(), b.value(), c.value())) }),
-            ("min", false) => map!((a: $n, b: $n) -> $n { Narrow::of(least(a.value(), b.value())) }),
-            ("max", false) => map!((a: $n, b: $n) -> $n { Narrow::of(greatest(a.value(), b.value())) }),
-            ("min.NaN", false) => map!((a: $n, b: $n) -> $n { Narrow::of(least_nan(a.value(), b.value())) }),
-            ("max.NaN", false) => map!((a: $n, b: $n) -> $n { Narrow::of(greatest_nan(a.value(), b.value())) }),
+            ("add", false) => map!((a: $n, b: $n) -> $n { Number::of(odd_sum(a.value(), b.value())) }),
+            ("sub", false) => map!((a: $n, b: $n) -> $n { Number::of(odd_sum(a.value(), -b.value())) }),
+            ("mul", false) => map!((a: $n, b: $n) -> $n { Number::of(a.value() * b.value()) }),
+            ("fma", false) => map!((a: $n, b: $n, c: $n) -> $n { Number::of(fma(a.value(), b.value(), c.value())) }),
+            ("fma.relu", false) => map!((a: $n, b: $n, c: $n) -> $n { Number::of(fma_relu(a.value(), b.value(), c.value())) }),
+            ("min", false) => map!((a: $n, b: $n) -> $n { Number::of(min(a.value(), b.value())) }),
+            ("max", false) => map!((a: $n, b: $n) -> $n { Number::of(max(a.value(), b.value())) }),
+            ("min.NaN", false) => map!((a: $n, b: $n) -> $n { Number::of(min_nan(a.value(), b.value())) }),
+            ("max.NaN", false) => map!((a: $n, b: $n) -> $n { Number::of(max_nan(a.value(), b.value())) }),
             ("min.xorsign.abs", false) => map!((a: $n, b: $n) -> $n {
                 let (x, y) = (a.value(), b.value());
-                Narrow::of(with_sign(least(x.abs(), y.abs()), x, y))
+                Number::of(xor_sign(min(x.abs(), y.abs()), x, y))
             }),
             ("max.xorsign.abs", false) => map!((a: $n, b: $n) -> $n {
                 let (x, y) = (a.value(), b.value());
-                Narrow::of(with_sign(greatest(x.abs(), y.abs()), x, y))
+                Number::of(xor_sign(max(x.abs(), y.abs()), x, y))
             }),
-            ("tanh", false) => map!((a: $n) -> $n { Narrow::of(a.value().tanh()) }),
-            ("ex2", false) => map!((a: $n) -> $n { Narrow::of(a.value().exp2()) }),
-            ("tanh", true) => map!((a: Two<$n>) -> Two<$n> { pairs(a, Two(Narrow::of(0.0), Narrow::of(0.0)), |x, _| x.tanh()) }),
-            ("ex2", true) => map!((a: Two<$n>) -> Two<$n> { pairs(a, Two(Narrow::of(0.0), Narrow::of(0.0)), |x, _| x.exp2()) }),
+            ("tanh", false) => map!((a: $n) -> $n { Number::of(a.value().tanh()) }),
+            ("ex2", false) => map!((a: $n) -> $n { Number::of(a.value().exp2()) }),
+            ("tanh", true) => map!((a: Two<$n>) -> Two<$n> { pairs(a, Two(Number::of(0.0), Number::of(0.0)), |x, _| x.tanh()) }),
+            ("ex2", true) => map!((a: Two<$n>) -> Two<$n> { pairs(a, Two(Number::of(0.0), Number::of(0.0)), |x, _| x.exp2()) }),
             ("add", true) => map!((a: Two<$n>, b: Two<$n>) -> Two<$n> { pairs(a, b, odd_sum) }),
             ("sub", true) => map!((a: Two<$n>, b: Two<$n>) -> Two<$n> { pairs(a, b, |x, y| odd_sum(x, -y)) }),
             ("mul", true) => map!((a: Two<$n>, b: Two<$n>) -> Two<$n> { pairs(a, b, |x, y| x * y) }),
-            ("min", true) => map!((a: Two<$n>, b: Two<$n>) -> Two<$n> { pairs(a, b, least) }),
-            ("max", true) => map!((a: Two<$n>, b: Two<$n>) -> Two<$n> { pairs(a, b, greatest) }),
-            ("min.NaN", true) => map!((a: Two<$n>, b: Two<$n>) -> Two<$n> { pairs(a, b, least_nan) }),
-            ("max.NaN", true) => map!((a: Two<$n>, b: Two<$n>) -> Two<$n> { pairs(a, b, greatest_nan) }),
+            ("min", true) => map!((a: Two<$n>, b: Two<$n>) -> Two<$n> { pairs(a, b, min) }),
+            ("max", true) => map!((a: Two<$n>, b: Two<$n>) -> Two<$n> { pairs(a, b, max) }),
+            ("min.NaN", true) => map!((a: Two<$n>, b: Two<$n>) -> Two<$n> { pairs(a, b, min_nan) }),
+            ("max.NaN", true) => map!((a: Two<$n>, b: Two<$n>) -> Two<$n> { pairs(a, b, max_nan) }),
             ("min.xorsign.abs", true) => map!((a: Two<$n>, b: Two<$n>) -> Two<$n> {
-                pairs(a, b, |x, y| with_sign(least(x.abs(), y.abs()), x, y))
+                pairs(a, b, |x, y| xor_sign(min(x.abs(), y.abs()), x, y))
             }),
             ("max.xorsign.abs", true) => map!((a: Two<$n>, b: Two<$n>) -> Two<$n> {
-                pairs(a, b, |x, y| with_sign(greatest(x.abs(), y.abs()), x, y))
+                pairs(a, b, |x, y| xor_sign(max(x.abs(), y.abs()), x, y))
             }),
             ("fma", true) => map!((a: Two<$n>, b: Two<$n>, c: Two<$n>) -> Two<$n> {
                 Two(
-                    Narrow::of(fma(a.0.value(), b.0.value(), c.0.value())),
-                    Narrow::of(fma(a.1.value(), b.1.value(), c.1.value())),
+                    Number::of(fma(a.0.value(), b.0.value(), c.0.value())),
+                    Number::of(fma(a.1.value(), b.1.value(), c.1.value())),
                 )
             }),
             ("fma.relu", true) => map!((a: Two<$n>, b: Two<$n>, c: Two<$n>) -> Two<$n> {
                 Two(
-                    Narrow::of(fma_relu(a.0.value(), b.0.value(), c.0.value())),
-                    Narrow::of(fma_relu(a.1.value(), b.1.value(), c.1.value())),
+                    Number::of(fma_relu(a.0.value(), b.0.value(), c.0.value())),
+                    Number::of(fma_relu(a.1.value(), b.1.value(), c.1.value())),
                 )
             }),
             _ => return None,

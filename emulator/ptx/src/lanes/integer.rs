@@ -35,28 +35,9 @@ macro_rules! high64 {
 }
 high64!(u64 => u128, i64 => i128);
 
-macro_rules! wide_kinds {
-    ($kind:expr, $t:ident, $map:expr) => {
-        match $kind {
-            "u16" => {
-                type $t = u16;
-                Some($map)
-            }
-            "s16" => {
-                type $t = i16;
-                Some($map)
-            }
-            "u32" => {
-                type $t = u32;
-                Some($map)
-            }
-            "s32" => {
-                type $t = i32;
-                Some($map)
-            }
-            _ => None,
-        }
-    };
+/// Whether there is a type for the whole product of two numbers of a type.
+fn has_wider(kind: &str) -> bool {
+    matches!(kind, "u16" | "s16" | "u32" | "s32")
 }
 
 /// Sums and the like: `name` without its type.
@@ -66,10 +47,12 @@ pub(crate) fn plain(name: &str, kind: &str) -> Option<Map> {
         "sub" => integers!(kind, T, map!((a: T, b: T) -> T { a.wrapping_sub(b) })),
         "mul.lo" => integers!(kind, T, map!((a: T, b: T) -> T { a.wrapping_mul(b) })),
         "mul.hi" => integers!(kind, T, map!((a: T, b: T) -> T { a.high(b) })),
-        "mul.wide" => wide_kinds!(kind, T, map!((a: T, b: T) -> <T as Wide>::Wider { a.wide(b) })),
+        "mul.wide" if has_wider(kind) => {
+            integers!(kind, T, map!((a: T, b: T) -> <T as Wide>::Wider { a.wide(b) }))
+        }
         "mad.lo" => integers!(kind, T, map!((a: T, b: T, c: T) -> T { a.wrapping_mul(b).wrapping_add(c) })),
         "mad.hi" => integers!(kind, T, map!((a: T, b: T, c: T) -> T { a.high(b).wrapping_add(c) })),
-        "mad.wide" => wide_kinds!(
+        "mad.wide" if has_wider(kind) => integers!(
             kind,
             T,
             map!((a: T, b: T, c: <T as Wide>::Wider) -> <T as Wide>::Wider {
@@ -182,9 +165,8 @@ macro_rules! bytes_dot {
 macro_rules! words_dot {
     ($ta:ty, $tb:ty, $from:expr) => {
         map!((a: u32, b: u32, c: u32) -> u32 {
-            let (x, y) = (a.to_le_bytes(), b.to_le_bytes());
+            let y = b.to_le_bytes();
             let word = |i: usize| if i == 0 { a as u16 } else { (a >> 16) as u16 };
-            let _ = x;
             (0..2).fold(c, |sum, i| {
                 sum.wrapping_add((word(i) as $ta as i32).wrapping_mul(y[$from + i] as $tb as i32) as u32)
             })

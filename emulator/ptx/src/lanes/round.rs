@@ -90,12 +90,18 @@ fn odd(sum: f64, error: f64) -> f64 {
     f64::from_bits(if inexact { neighbour } else { bits })
 }
 
-/// `a + b` rounded to odd (Knuth's TwoSum gives the error).
+/// What the rounded sum of `a` and `b` misses (Knuth's TwoSum).
+#[inline(always)]
+pub(crate) fn sum_error(a: f64, b: f64, sum: f64) -> f64 {
+    let part = sum - a;
+    (a - (sum - part)) + (b - part)
+}
+
+/// `a + b` rounded to odd.
 #[inline(always)]
 pub(crate) fn odd_sum(a: f64, b: f64) -> f64 {
     let sum = a + b;
-    let part = sum - a;
-    odd(sum, (a - (sum - part)) + (b - part))
+    odd(sum, sum_error(a, b, sum))
 }
 
 /// `a / b` rounded to odd.

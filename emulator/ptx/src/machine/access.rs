@@ -1,53 +1,25 @@
 //! What loads, stores, copies and matrices have in common: from an address to checked bytes.
 //!
-//! An address is found in its space, checked against bounds and alignment, and its bytes against races and against
-//! reads of what nothing has written. Strong accesses publish what their warp knows.
+//! The machine finds an address in its space, checks it against bounds and alignment, and its bytes against races and
+//! against reads of what nothing has written. Strong accesses publish what their warp knows.
 //!
-//! Loads and stores take lanes in runs: neighbours that touch bytes one behind the other, or all the same. A warp
-//! that loads a row is one run, and is looked up, checked and copied at once. Copies and matrices take a [`Site`] and
-//! ranges.
+//! Loads and stores take lanes in runs ([`super::runs`]). Copies and matrices take a [`Site`] and ranges.
+
+use std::sync::MutexGuard;
 
 use super::clocks::Clocks;
-use super::state::{Cached, Machine, Outcome, RANK_SHIFT, Range, Target, Warp, space_of, within};
+use super::state::{
+    Block, ByteRange, CachedAllocation, Machine, Outcome, RANK_SHIFT, Region, SHARED_WINDOW, Warp, space_of,
+    within,
+};
 use crate::code::{Instruction, Order, Space};
 use crate::lanes::{LANES, Lanes, lanes};
-use crate::memory::Contents;
 use crate::memory::shadow::{Cell, STRONG, cell};
+use crate::memory::{AddressSpace, Contents};
 use crate::{Checks, FaultKind};
 
-/// Neighbouring lanes whose bytes lie one behind the other, or are the same.
-#[derive(Clone, Copy)]
-pub(super) struct Run {
-    pub(super) lane: usize,
-    pub(super) lanes: usize,
-    pub(super) uniform: bool,
-}
-
-/// The run that begins at the first lane of a mask.
-#[inline(always)]
-pub(super) fn run(addresses: &Lanes, mask: u32, bytes: u64) -> Run {
-    let lane = mask.trailing_zeros() as usize;
-    let most = (!(mask >> lane)).trailing_zeros().min(32 - lane as u32) as usize;
-    let first = addresses[lane];
-    let mut n = 1;
-    if most > 1 && addresses[lane + 1] == first {
-        while n < most && addresses[lane + n] == first {
-            n += 1;
-        }
-        return Run { lane, lanes: n, uniform: true };
-    }
-    while n < most && addresses[lane + n] == first.wrapping_add(n as u64 * bytes) {
-        n += 1;
-    }
-    Run { lane, lanes: n, uniform: false }
-}
-
-pub(super) fn bits(lane: usize, n: usize) -> u32 {
-    (u32::MAX >> (32 - n)) << lane
-}
-
-/// Whether and as what a race in a space counts.
-pub(super) fn raced(checks: &Checks, space: Space) -> Option<FaultKind> {
+/// The kind of a race in a space, if races there are looked for.
+pub(super) fn race_kind(checks: &Checks, space: Space) -> Option<FaultKind> {
     match space {
         Space::Shared if checks.shared_races => Some(FaultKind::SharedRace),
         Space::Global if checks.global_races => Some(FaultKind::GlobalRace),
@@ -55,10 +27,10 @@ pub(super) fn raced(checks: &Checks, space: Space) -> Option<FaultKind> {
     }
 }
 
-/// What an access is, for its checks.
+/// An access of neighbouring lanes, as the race check takes it.
 #[derive(Clone, Copy)]
 pub(crate) struct Touch {
-    pub(crate) at: u32,
+    pub(crate) pc: u32,
     pub(crate) resident: usize,
     pub(crate) lane: usize,
     pub(crate) lanes: usize,
@@ -71,7 +43,7 @@ pub(crate) struct Touch {
 
 impl Touch {
     fn cell(&self, clocks: &mut Clocks) -> Cell {
-        cell(clocks.record(self.resident), self.at, self.lane as u32, self.flags)
+        cell(clocks.record(self.resident), self.pc, self.lane as u32, self.flags)
     }
 
     /// Notes a read. What it races with, if anything: the access, the lane, and that it was a write.
@@ -144,22 +116,24 @@ impl Machine<'_> {
         self.fault(FaultKind::Misaligned, warp, i, lane, message)
     }
 
-    /// The name under which an address is published.
+    /// The name under which the clocks know an address.
     pub(crate) fn flag(&self, warp: &Warp, space: Space, address: u64) -> Option<u64> {
         match space {
             Space::Global => Some(address),
             Space::Shared => {
                 let (block, offset) = self.shared(warp, address)?;
-                Some(
-                    crate::machine::state::SHARED_WINDOW
-                        | (self.blocks[block].number as u64) << RANK
-                        | offset,
-                )
+                Some(self.shared_flag(block, offset))
             }
             _ => None,
         }
     }
 
+    /// The name of an offset in a block's shared memory: no other block of the grid has the same.
+    pub(super) fn shared_flag(&self, block: usize, offset: u64) -> u64 {
+        SHARED_WINDOW | (self.blocks[block].number as u64) << RANK_SHIFT | offset
+    }
+
+    /// A strong read: the warp hears what was published at its lanes' addresses.
     pub(crate) fn listen(&mut self, warp: &Warp, space: Space, addresses: &Lanes, mask: u32) {
         for l in lanes(mask) {
             if let Some(flag) = self.flag(warp, space, addresses[l]) {
@@ -168,6 +142,7 @@ impl Machine<'_> {
         }
     }
 
+    /// A strong write: the warp publishes what it knows at its lanes' addresses.
     pub(crate) fn publish(&mut self, warp: &Warp, space: Space, addresses: &Lanes, mask: u32, order: Order) {
         if matches!(order, Order::Release | Order::Both) {
             self.clocks.fence(warp.resident);
@@ -183,8 +158,22 @@ impl Machine<'_> {
     }
 }
 
-/// Bits of an offset in shared memory.
-const RANK: u32 = crate::machine::state::RANK_SHIFT;
+/// The contents of a region of these memories. A kernel's parameters have none, nor has a thread's local memory if
+/// `local` is `None`. (The parts of the machine are borrowed one by one, so that the clocks can be used meanwhile.)
+#[inline(always)]
+pub(super) fn contents_in<'c>(
+    spaces: &'c mut [MutexGuard<'_, AddressSpace>],
+    blocks: &'c mut [Block],
+    local: Option<&'c mut Contents>,
+    region: Region,
+) -> Option<&'c mut Contents> {
+    match region {
+        Region::Global { space, slot } => spaces[space].at(slot).map(|a| &mut a.contents),
+        Region::Shared { block } => Some(&mut blocks[block].shared),
+        Region::Local => local,
+        Region::Parameter => None,
+    }
+}
 
 impl Machine<'_> {
     /// Finds the target of `bytes` bytes at an address of a space, and where in its contents they begin.
@@ -192,35 +181,35 @@ impl Machine<'_> {
     pub(crate) fn find(
         &mut self,
         warp: &Warp,
-        at: u32,
+        pc: u32,
         space: Space,
         address: u64,
         bytes: u64,
-    ) -> Option<(Target, usize)> {
+    ) -> Option<(Region, usize)> {
         match space {
             Space::Global | Space::Generic => {
-                let cached = self.cache[at as usize];
+                let cached = self.cache[pc as usize];
                 if let Some(space) = self.spaces.get_mut(cached.space as usize)
                     && let Some(allocation) = space.at(cached.slot as usize)
                     && allocation.holds(address, bytes)
                 {
-                    let target = Target::Global { space: cached.space as usize, slot: cached.slot as usize };
-                    return Some((target, allocation.offset(address)));
+                    let region = Region::Global { space: cached.space as usize, slot: cached.slot as usize };
+                    return Some((region, allocation.offset(address)));
                 }
-                self.find_global(at, address, bytes)
+                self.find_global(pc, address, bytes)
             }
             Space::Shared => {
                 let (block, offset) = self.shared(warp, address)?;
                 let len = self.blocks[block].shared.data.len() as u64;
-                (bytes <= len && offset <= len - bytes).then_some((Target::Shared { block }, offset as usize))
+                (bytes <= len && offset <= len - bytes).then_some((Region::Shared { block }, offset as usize))
             }
             Space::Local => {
                 let len = self.program.local_bytes as u64;
-                (bytes <= len && address <= len - bytes).then_some((Target::Local, address as usize))
+                (bytes <= len && address <= len - bytes).then_some((Region::Local, address as usize))
             }
             Space::Parameter => {
                 let len = self.parameters.len() as u64;
-                (bytes <= len && address <= len - bytes).then_some((Target::Parameter, address as usize))
+                (bytes <= len && address <= len - bytes).then_some((Region::Parameter, address as usize))
             }
         }
     }
@@ -238,25 +227,20 @@ impl Machine<'_> {
     }
 
     #[cold]
-    fn find_global(&mut self, at: u32, address: u64, bytes: u64) -> Option<(Target, usize)> {
+    fn find_global(&mut self, pc: u32, address: u64, bytes: u64) -> Option<(Region, usize)> {
         for (number, space) in self.spaces.iter_mut().enumerate() {
             let Some(slot) = space.slot(address, bytes) else { continue };
-            self.cache[at as usize] = Cached { space: number as u32, slot: slot as u32 };
+            self.cache[pc as usize] = CachedAllocation { space: number as u32, slot: slot as u32 };
             let offset = space.at(slot)?.offset(address);
-            return Some((Target::Global { space: number, slot }, offset));
+            return Some((Region::Global { space: number, slot }, offset));
         }
         None
     }
 
-    /// The contents of a target. A kernel's parameters have none.
+    /// The contents of a region. A kernel's parameters have none.
     #[inline(always)]
-    pub(crate) fn contents<'c>(&'c mut self, warp: &'c mut Warp, target: Target) -> Option<&'c mut Contents> {
-        match target {
-            Target::Global { space, slot } => self.spaces[space].at(slot).map(|a| &mut a.contents),
-            Target::Shared { block } => Some(&mut self.blocks[block].shared),
-            Target::Local => Some(&mut warp.local),
-            Target::Parameter => None,
-        }
+    pub(crate) fn contents<'c>(&'c mut self, warp: &'c mut Warp, region: Region) -> Option<&'c mut Contents> {
+        contents_in(&mut self.spaces, &mut self.blocks, Some(&mut warp.local), region)
     }
 
     /// The fault of an access that `find` did not find.
@@ -291,15 +275,15 @@ impl Machine<'_> {
     }
 
     /// A target's name in reports, with an offset in it.
-    pub(crate) fn name(&self, target: Target, offset: usize) -> String {
-        match target {
-            Target::Global { space, slot } => {
+    pub(crate) fn name(&self, region: Region, offset: usize) -> String {
+        match region {
+            Region::Global { space, slot } => {
                 let bytes = self.spaces[space].bytes(slot);
                 format!("offset {offset} of an allocation of {bytes} bytes")
             }
-            Target::Shared { .. } => format!("offset {offset} of shared memory"),
-            Target::Local => format!("offset {offset} of local memory"),
-            Target::Parameter => format!("offset {offset} of the parameters"),
+            Region::Shared { .. } => format!("offset {offset} of shared memory"),
+            Region::Local => format!("offset {offset} of local memory"),
+            Region::Parameter => format!("offset {offset} of the parameters"),
         }
     }
 }
@@ -307,7 +291,7 @@ impl Machine<'_> {
 /// Where an instruction touches memory: the instruction's number and itself, and the lane.
 #[derive(Clone, Copy)]
 pub(crate) struct Site<'i> {
-    pub(crate) at: u32,
+    pub(crate) pc: u32,
     pub(crate) i: &'i Instruction,
     pub(crate) lane: usize,
 }
@@ -321,14 +305,14 @@ impl Machine<'_> {
         verb: &str,
         (space, address): (Space, u64),
         (bytes, align): (usize, usize),
-    ) -> Outcome<Range> {
+    ) -> Outcome<ByteRange> {
         let found = if space == Space::Generic { space_of(address) } else { space };
         let address = if space == Space::Generic { within(found, address) } else { address };
         if address % align as u64 != 0 {
             return self.misaligned(warp, site.i, site.lane, verb, align, address);
         }
-        match self.find(warp, site.at, found, address, bytes as u64) {
-            Some((target, offset)) => Ok(Range { target, offset, bytes }),
+        match self.find(warp, site.pc, found, address, bytes as u64) {
+            Some((region, offset)) => Ok(ByteRange { region, offset, bytes }),
             None => self.outside(warp, site.i, site.lane, verb, (found, address, bytes as u64)),
         }
     }
@@ -338,24 +322,18 @@ impl Machine<'_> {
         &mut self,
         warp: &Warp,
         site: Site,
-        range: Range,
+        range: ByteRange,
         writes: bool,
         flags: Cell,
     ) -> Outcome<()> {
-        let Range { target, offset, bytes } = range;
-        let shared = matches!(target, Target::Shared { .. });
-        let checked = if shared { self.checks.shared_races } else { self.checks.global_races };
-        if !checked || bytes == 0 {
-            return Ok(());
-        }
-        let contents = match target {
-            Target::Global { space, slot } => self.spaces[space].at(slot).map(|a| &mut a.contents),
-            Target::Shared { block } => Some(&mut self.blocks[block].shared),
-            _ => None,
-        };
+        let ByteRange { region, offset, bytes } = range;
+        let shared = matches!(region, Region::Shared { .. });
+        let space = if shared { Space::Shared } else { Space::Global };
+        let Some(kind) = race_kind(&self.checks, space).filter(|_| bytes > 0) else { return Ok(()) };
+        let contents = contents_in(&mut self.spaces, &mut self.blocks, None, region);
         let Some(contents) = contents else { return Ok(()) };
         let touch = Touch {
-            at: site.at,
+            pc: site.pc,
             resident: warp.resident,
             lane: site.lane,
             lanes: 1,
@@ -369,32 +347,27 @@ impl Machine<'_> {
             false => touch.read(&mut self.clocks, contents),
         };
         let Some((cell, lane, wrote)) = found else { return Ok(()) };
-        let kind = if shared { FaultKind::SharedRace } else { FaultKind::GlobalRace };
-        let what = format!("{bytes} bytes at {}", self.name(target, offset));
+        let what = format!("{bytes} bytes at {}", self.name(region, offset));
         self.race(kind, warp, site.i, (lane, writes), (cell, wrote), &what)
     }
 
-    /// The contents of a range's target.
-    pub(crate) fn contents_of(&mut self, target: Target) -> Option<&mut Contents> {
-        match target {
-            Target::Global { space, slot } => self.spaces[space].at(slot).map(|a| &mut a.contents),
-            Target::Shared { block } => Some(&mut self.blocks[block].shared),
-            Target::Local | Target::Parameter => None,
-        }
+    /// The contents of a range's region, which is none of a thread's own.
+    pub(crate) fn contents_of(&mut self, region: Region) -> Option<&mut Contents> {
+        contents_in(&mut self.spaces, &mut self.blocks, None, region)
     }
 
     /// The bytes of a range, and which of them were ever written.
-    pub(crate) fn copy_out(&mut self, range: Range) -> (Vec<u8>, Vec<bool>) {
-        let Range { target, offset, bytes } = range;
-        if target == Target::Parameter {
+    pub(crate) fn copy_out(&mut self, range: ByteRange) -> (Vec<u8>, Vec<bool>) {
+        let ByteRange { region, offset, bytes } = range;
+        if region == Region::Parameter {
             return (self.parameters[offset..offset + bytes].to_vec(), vec![true; bytes]);
         }
-        let Some(contents) = self.contents_of(target) else { return (vec![0; bytes], vec![false; bytes]) };
+        let Some(contents) = self.contents_of(region) else { return (vec![0; bytes], vec![false; bytes]) };
         let data = contents.data[offset..offset + bytes].to_vec();
         if contents.written.all(offset, offset + bytes) {
             return (data, vec![true; bytes]);
         }
-        (data, (offset..offset + bytes).map(|at| contents.written.get(at)).collect())
+        (data, (offset..offset + bytes).map(|byte| contents.written.get(byte)).collect())
     }
 
     /// Reads `N` bytes at an address that is a multiple of `N`, all of which must have been written.
@@ -407,11 +380,11 @@ impl Machine<'_> {
     ) -> Outcome<[u8; N]> {
         let range = self.locate(warp, site, verb, place, (N, N))?;
         // Nearly always it lies in the block's own memory, and there is nothing to say.
-        if let Target::Shared { block } = range.target {
+        if let Region::Shared { block } = range.region {
             let contents = &mut self.blocks[block].shared;
             let (offset, resident) = (range.offset, warp.resident);
             let touch = Touch {
-                at: site.at,
+                pc: site.pc,
                 resident,
                 lane: site.lane,
                 lanes: 1,
@@ -427,17 +400,17 @@ impl Machine<'_> {
         }
         self.touch(warp, site, range, false, 0)?;
         self.written(warp, site, range)?;
-        if range.target == Target::Parameter {
+        if range.region == Region::Parameter {
             return Ok(bytes_at(self.parameters, range.offset));
         }
-        Ok(self.contents_of(range.target).map_or([0; N], |contents| bytes_at(&contents.data, range.offset)))
+        Ok(self.contents_of(range.region).map_or([0; N], |contents| bytes_at(&contents.data, range.offset)))
     }
 
     /// Checks that bytes an instruction computes with were written.
-    pub(crate) fn written(&mut self, warp: &Warp, site: Site, range: Range) -> Outcome<()> {
-        let Range { target, offset, bytes } = range;
+    pub(crate) fn written(&mut self, warp: &Warp, site: Site, range: ByteRange) -> Outcome<()> {
+        let ByteRange { region, offset, bytes } = range;
         let check = self.checks.uninitialised;
-        let Some(contents) = self.contents_of(target) else { return Ok(()) };
+        let Some(contents) = self.contents_of(region) else { return Ok(()) };
         if contents.written.all(offset, offset + bytes) {
             return Ok(());
         }
@@ -445,7 +418,7 @@ impl Machine<'_> {
         if !check && !pending {
             return Ok(());
         }
-        let place = self.name(target, offset);
+        let place = self.name(region, offset);
         match pending {
             true => {
                 let message =
@@ -460,9 +433,9 @@ impl Machine<'_> {
     }
 }
 
-/// The `N` bytes from `at` on, which are there.
-fn bytes_at<const N: usize>(data: &[u8], at: usize) -> [u8; N] {
+/// The `N` bytes from `start` on, which are there.
+fn bytes_at<const N: usize>(data: &[u8], start: usize) -> [u8; N] {
     let mut bytes = [0; N];
-    bytes.copy_from_slice(&data[at..at + N]);
+    bytes.copy_from_slice(&data[start..start + N]);
     bytes
 }

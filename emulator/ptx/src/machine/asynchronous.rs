@@ -9,18 +9,22 @@
 //!   thread that has heard of the write. As in [`super::clocks`] that is kept at the grain of warps.
 
 use super::access::Site;
-use super::barrier::Which;
-use super::state::{Landing, Machine, Next, Outcome, PendingCopy, Range, Target, Warp};
+use super::atomic::updated;
+use super::barrier::MbarrierId;
+use super::state::{ByteRange, Landing, Machine, Next, Outcome, PendingCopy, Region, Warp};
 use crate::FaultKind;
-use crate::code::{Asynchronous, Atomic, Bulk, Instruction, Kind, Matrix, Order, Program, Space, Update};
+use crate::code::{
+    Asynchronous, Atomic, AtomicType, Bulk, Instruction, Matrix, Order, Program, Space, Update,
+};
 use crate::lanes::lanes;
+use crate::memory::shadow::{ASYNC, STRONG};
 use crate::tensor_map::{Fill, TensorMap, TensorType};
 
 impl Machine<'_> {
     pub(crate) fn asynchronous(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         number: u32,
         mask: u32,
@@ -29,22 +33,22 @@ impl Machine<'_> {
         match op {
             Asynchronous::Copy { size } => {
                 for lane in lanes(mask) {
-                    self.copy(warp, Site { at, i, lane }, size as usize)?;
+                    self.copy(warp, Site { pc, i, lane }, size as usize)?;
                 }
             }
             Asynchronous::Commit => lanes(mask).for_each(|l| warp.groups[l] += 1),
             Asynchronous::Wait => {
                 let n = warp.get(i.a)[mask.trailing_zeros() as usize] as u32;
                 let groups = warp.groups;
-                self.land(warp, at, i, |copy| {
+                self.land(warp, pc, i, |copy| {
                     mask >> copy.lane & 1 == 1 && copy.group + n < groups[copy.lane as usize]
                 })?;
             }
-            Asynchronous::WaitAll => self.land(warp, at, i, |copy| mask >> copy.lane & 1 == 1)?,
+            Asynchronous::WaitAll => self.land(warp, pc, i, |copy| mask >> copy.lane & 1 == 1)?,
             _ => {
                 let mut next = Next::On;
                 for lane in lanes(mask) {
-                    if !self.barrier_or_bulk(warp, Site { at, i, lane }, op)? {
+                    if !self.mbarrier_or_bulk(warp, Site { pc, i, lane }, op)? {
                         next = Next::Yield;
                     }
                 }
@@ -63,7 +67,7 @@ impl Machine<'_> {
             lane: lane as u8,
             size: size as u8,
             group: warp.groups[lane],
-            target: range.target,
+            region: range.region,
             offset: range.offset,
             data: [0; 16],
             written: u16::MAX,
@@ -72,7 +76,7 @@ impl Machine<'_> {
             let source =
                 self.locate(warp, site, "asynchronous read", (Space::Global, from), (bytes, size))?;
             self.touch(warp, site, source, false, 0)?;
-            if let Some(contents) = self.contents_of(source.target) {
+            if let Some(contents) = self.contents_of(source.region) {
                 copy.data[..bytes].copy_from_slice(&contents.data[source.offset..source.offset + bytes]);
                 for byte in
                     if contents.written.all(source.offset, source.offset + bytes) { 0..0 } else { 0..bytes }
@@ -83,7 +87,7 @@ impl Machine<'_> {
             self.report.global_bytes_read += bytes as u64;
         }
         self.touch(warp, site, range, true, 0)?;
-        if let Some(contents) = self.contents_of(range.target) {
+        if let Some(contents) = self.contents_of(range.region) {
             contents.announce(range.offset, range.offset + size);
         }
         warp.copies.push(copy);
@@ -95,16 +99,16 @@ impl Machine<'_> {
     pub(crate) fn land(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         done: impl Fn(&PendingCopy) -> bool,
     ) -> Outcome<()> {
         let mut copies = std::mem::take(&mut warp.copies);
         for copy in copies.iter().filter(|copy| done(copy)) {
             let (lane, bytes) = (copy.lane as usize, copy.size as usize);
-            let range = Range { target: copy.target, offset: copy.offset, bytes };
-            self.touch(warp, Site { at, i, lane }, range, true, 0)?;
-            if let Some(contents) = self.contents_of(copy.target) {
+            let range = ByteRange { region: copy.region, offset: copy.offset, bytes };
+            self.touch(warp, Site { pc, i, lane }, range, true, 0)?;
+            if let Some(contents) = self.contents_of(copy.region) {
                 contents.land(copy.offset, &copy.data[..bytes], |byte| copy.written >> byte & 1 == 1);
             }
         }
@@ -115,7 +119,7 @@ impl Machine<'_> {
 
     /// All copies of a lane have arrived.
     pub(crate) fn land_lane(&mut self, warp: &mut Warp, site: Site) -> Outcome<()> {
-        self.land(warp, site.at, site.i, |copy| copy.lane as usize == site.lane)
+        self.land(warp, site.pc, site.i, |copy| copy.lane as usize == site.lane)
     }
 }
 
@@ -144,10 +148,10 @@ impl Machine<'_> {
         if bulk.from == Space::Global {
             self.report.global_bytes_read += size as u64;
         }
-        let which = if bulk.barrier { Some(self.which(warp, site, false, barrier)?) } else { None };
+        let id = if bulk.barrier { Some(self.mbarrier(warp, site, false, barrier)?) } else { None };
         let first = self.locate(warp, site, "bulk write", (bulk.to, to), (size, 16))?;
-        for (range, which) in self.destinations(warp, site, bulk, first, which) {
-            self.arrives(warp, site, bulk, range, (data.clone(), written.clone()), which)?;
+        for (range, id) in self.destinations(warp, site, bulk, first, id) {
+            self.arrives(warp, site, bulk, range, (data.clone(), written.clone()), id)?;
         }
         Ok(())
     }
@@ -158,17 +162,17 @@ impl Machine<'_> {
         warp: &Warp,
         site: Site,
         bulk: Bulk,
-        first: Range,
-        which: Option<Which>,
-    ) -> Vec<(Range, Option<Which>)> {
+        first: ByteRange,
+        id: Option<MbarrierId>,
+    ) -> Vec<(ByteRange, Option<MbarrierId>)> {
         if !bulk.multicast {
-            return vec![(first, which)];
+            return vec![(first, id)];
         }
         let mask = warp.get(self.program.lists[bulk.list as usize + bulk.rank as usize])[site.lane];
         let blocks = (0..self.blocks.len()).filter(|b| mask >> b & 1 == 1);
         let each = |block| {
-            let range = Range { target: Target::Shared { block }, ..first };
-            (range, which.map(|which| self.in_block(which, block)))
+            let range = ByteRange { region: Region::Shared { block }, ..first };
+            (range, id.map(|id| self.in_block(id, block)))
         };
         blocks.map(each).collect()
     }
@@ -179,29 +183,29 @@ impl Machine<'_> {
         warp: &mut Warp,
         site: Site,
         bulk: Bulk,
-        range: Range,
+        range: ByteRange,
         (mut data, written): (Vec<u8>, Vec<bool>),
-        which: Option<Which>,
+        id: Option<MbarrierId>,
     ) -> Outcome<()> {
-        let strong = if bulk.reduce.is_some() { crate::memory::shadow::STRONG } else { 0 };
+        let strong = if bulk.reduce.is_some() { STRONG } else { 0 };
         self.seen_by_async_proxy(warp, site, "writes", range)?;
-        self.touch(warp, site, range, true, strong | crate::memory::shadow::ASYNC)?;
+        self.touch(warp, site, range, true, strong | ASYNC)?;
         if bulk.to == Space::Global {
             self.report.global_bytes_written += range.bytes as u64;
         }
-        if let (Some((update, kind, size)), Some(contents)) = (bulk.reduce, self.contents_of(range.target)) {
+        if let (Some((update, kind, size)), Some(contents)) = (bulk.reduce, self.contents_of(range.region)) {
             let old = &contents.data[range.offset..range.offset + range.bytes];
             data = reduced((update, kind, size), old, &data);
         }
         let bytes = range.bytes as i64;
-        match which {
-            Some(which) => {
-                self.barrier_brings(which, Landing { range, data, written });
-                self.barrier_publish(warp, which);
-                self.barrier_bytes(which, -bytes);
+        match id {
+            Some(id) => {
+                self.mbarrier_add_landing(id, Landing { range, data, written });
+                self.mbarrier_publish(warp, id);
+                self.mbarrier_bytes(id, -bytes);
             }
             None => {
-                if let Some(contents) = self.contents_of(range.target) {
+                if let Some(contents) = self.contents_of(range.region) {
                     contents.land(range.offset, &data, |byte| written[byte]);
                 }
             }
@@ -233,10 +237,10 @@ impl Machine<'_> {
         let verb = if bulk.to == Space::Shared { "tensor write" } else { "tensor read" };
         let first = self.locate(warp, site, verb, (Space::Shared, shared), (total, align.min(128)))?;
         if bulk.to == Space::Shared {
-            let which = self.which(warp, site, false, barrier)?;
+            let id = self.mbarrier(warp, site, false, barrier)?;
             let (data, written) = self.gather(warp, site, &map, &pieces, first.offset)?;
-            for (range, which) in self.destinations(warp, site, bulk, first, Some(which)) {
-                self.arrives(warp, site, bulk, range, (data.clone(), written.clone()), which)?;
+            for (range, id) in self.destinations(warp, site, bulk, first, Some(id)) {
+                self.arrives(warp, site, bulk, range, (data.clone(), written.clone()), id)?;
             }
             return Ok(());
         }
@@ -341,28 +345,26 @@ fn pieces(map: &TensorMap, start: &[i64]) -> Vec<Piece> {
     pieces
 }
 
-fn typed(update: Update, kind: TensorType) -> (Update, Kind, u8) {
+fn typed(update: Update, kind: TensorType) -> (Update, AtomicType, u8) {
     let number = match kind {
-        TensorType::F16 => Kind::F16,
-        TensorType::Bf16 => Kind::Bf16,
-        TensorType::F32 | TensorType::Tf32 => Kind::F32,
-        TensorType::F64 => Kind::F64,
-        TensorType::I32 | TensorType::I64 => Kind::Signed,
-        TensorType::U8 | TensorType::U16 | TensorType::U32 | TensorType::U64 => Kind::Bits,
+        TensorType::F16 => AtomicType::F16,
+        TensorType::Bf16 => AtomicType::Bf16,
+        TensorType::F32 | TensorType::Tf32 => AtomicType::F32,
+        TensorType::F64 => AtomicType::F64,
+        TensorType::I32 | TensorType::I64 => AtomicType::Signed,
+        TensorType::U8 | TensorType::U16 | TensorType::U32 | TensorType::U64 => AtomicType::Bits,
     };
     (update, number, kind.bytes() as u8)
 }
 
-fn reduced((update, kind, size): (Update, Kind, u8), old: &[u8], new: &[u8]) -> Vec<u8> {
+fn reduced((update, kind, size): (Update, AtomicType, u8), old: &[u8], new: &[u8]) -> Vec<u8> {
     let atomic =
         Atomic { space: Space::Global, update, kind, size, order: Order::Relaxed, count: 1, list: 0 };
     let number = |bytes: &[u8]| bytes.iter().rev().fold(0u64, |value, &byte| value << 8 | byte as u64);
     let size = size as usize;
     let pairs = old.chunks_exact(size).zip(new.chunks_exact(size));
     pairs
-        .flat_map(|(old, new)| {
-            crate::machine::store::updated(atomic, number(old), number(new), 0).to_le_bytes()[..size].to_vec()
-        })
+        .flat_map(|(old, new)| updated(atomic, number(old), number(new), 0).to_le_bytes()[..size].to_vec())
         .collect()
 }
 
@@ -387,9 +389,9 @@ impl Machine<'_> {
         warp: &Warp,
         site: Site,
         verb: &str,
-        range: Range,
+        range: ByteRange,
     ) -> Outcome<()> {
-        let Target::Shared { block } = range.target else { return Ok(()) };
+        let Region::Shared { block } = range.region else { return Ok(()) };
         if !self.checks.shared_races {
             return Ok(());
         }
@@ -399,7 +401,7 @@ impl Machine<'_> {
         };
         let bytes = range.bytes;
         let what =
-            format!("{verb} {bytes} bytes at {} beside the threads", self.name(range.target, range.offset));
+            format!("{verb} {bytes} bytes at {} beside the threads", self.name(range.region, range.offset));
         let party = self.party(warp, write);
         let message = format!("{what}, written {party}, with no fence.proxy.async between");
         self.fault(FaultKind::MissingFence, warp, site.i, site.lane, message)

@@ -4,18 +4,19 @@
 use super::access::Site;
 use super::clocks::Gathering;
 use super::state::{
-    BARRIERS, BarrierState, Landing, Machine, MemoryBarrier, Next, Outcome, Range, Target, Waiting, Warp,
+    BARRIERS, BarrierState, ByteRange, Landing, Machine, Mbarrier, Next, Outcome, Region, Waiting, Warp,
     space_of, within,
 };
 use crate::FaultKind;
 use crate::code::{Asynchronous, Barrier, BarrierKind, Instruction, NOWHERE, Space};
 use crate::lanes::{LANES, lanes};
+use crate::memory::shadow::STRONG;
 
 impl Machine<'_> {
     pub(crate) fn barrier(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         barrier: Barrier,
         mask: u32,
@@ -23,7 +24,7 @@ impl Machine<'_> {
     ) -> Outcome<Next> {
         match barrier.kind {
             BarrierKind::ClusterArrive => return self.cluster_arrive(warp, i, mask),
-            BarrierKind::ClusterWait => return Ok(self.cluster_wait(warp, at, mask, active)),
+            BarrierKind::ClusterWait => return Ok(self.cluster_wait(warp, pc, mask, active)),
             _ => {}
         }
         let first = mask.trailing_zeros() as usize;
@@ -39,7 +40,7 @@ impl Machine<'_> {
         }
         let expected = self.expected(warp, i, first, number as usize, count)?;
         if barrier.aligned {
-            self.same_instruction(warp, at, i, number as usize, count)?;
+            self.same_instruction(warp, pc, i, number as usize, count)?;
         }
         let whole = mask == warp.live && warp.live == warp.lanes;
         let weight = if count != 0 && whole { 32 } else { mask.count_ones() };
@@ -56,10 +57,10 @@ impl Machine<'_> {
             state.passed = true;
         } else {
             let (block, kind) = (warp.block, barrier.kind);
-            state.waiting.push(Waiting { block, warp: warp.number, lanes: mask, at, kind });
-            warp.stopped |= mask;
-            warp.move_to(mask, at);
-            warp.move_to(active & !mask, at + 1);
+            state.waiting.push(Waiting { block, warp: warp.number, lanes: mask, pc, kind });
+            warp.at_barrier |= mask;
+            warp.move_to(mask, pc);
+            warp.move_to(active & !mask, pc + 1);
         }
         if state.arrived >= expected {
             let state = std::mem::take(state);
@@ -96,17 +97,17 @@ impl Machine<'_> {
     fn same_instruction(
         &self,
         warp: &Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         number: usize,
         count: u32,
     ) -> Outcome<()> {
         for waiting in &self.blocks[warp.block].barriers[number].waiting {
             let own = waiting.warp == warp.number;
-            if waiting.at == at || !(own || number == 0 && count == 0) {
+            if waiting.pc == pc || !(own || number == 0 && count == 0) {
                 continue;
             }
-            let other = &self.program.code[waiting.at as usize];
+            let other = &self.program.code[waiting.pc as usize];
             let [x, y, z] = self.thread(waiting.warp, waiting.lanes.trailing_zeros() as usize);
             let lane = (warp.runnable().trailing_zeros() as usize).min(31);
             let place = self.place(other);
@@ -123,11 +124,11 @@ impl Machine<'_> {
         self.report.barriers += 1;
         self.idle = 0;
         for w in &state.waiting {
-            let i = &self.program.code[w.at as usize];
+            let i = &self.program.code[w.pc as usize];
             let own = w.block == current.block && w.warp == current.number;
             let warp = if own { &mut *current } else { &mut self.blocks[w.block].warps[w.warp] };
-            warp.stopped &= !w.lanes;
-            warp.move_to(w.lanes, w.at + 1);
+            warp.at_barrier &= !w.lanes;
+            warp.move_to(w.lanes, w.pc + 1);
             if i.d != NOWHERE {
                 let value = match w.kind {
                     BarrierKind::Count => state.yes as u64,
@@ -207,17 +208,17 @@ impl Machine<'_> {
         Ok(Next::On)
     }
 
-    fn cluster_wait(&mut self, warp: &mut Warp, at: u32, mask: u32, active: u32) -> Next {
+    fn cluster_wait(&mut self, warp: &mut Warp, pc: u32, mask: u32, active: u32) -> Next {
         if lanes(mask).all(|l| warp.cluster_round[l] <= self.cluster.round) {
             let all = warp.live & !mask == 0;
             self.clocks.leave(warp.resident, &self.cluster.last, mask, all);
             return Next::On;
         }
         let (block, kind) = (warp.block, BarrierKind::ClusterWait);
-        self.cluster.state.waiting.push(Waiting { block, warp: warp.number, lanes: mask, at, kind });
-        warp.stopped |= mask;
-        warp.move_to(mask, at);
-        warp.move_to(active & !mask, at + 1);
+        self.cluster.state.waiting.push(Waiting { block, warp: warp.number, lanes: mask, pc, kind });
+        warp.at_barrier |= mask;
+        warp.move_to(mask, pc);
+        warp.move_to(active & !mask, pc + 1);
         Next::Apart
     }
 }
@@ -227,61 +228,66 @@ const COUNT_MAX: u64 = (1 << 20) - 1;
 
 /// Which barrier: the block and the offset in its shared memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Which {
+pub(crate) struct MbarrierId {
     block: usize,
     offset: u64,
 }
 
 impl Machine<'_> {
     /// Carries out an operation of a lane on a barrier in memory, or a bulk copy. False if it has to be tried again.
-    pub(crate) fn barrier_or_bulk(&mut self, warp: &mut Warp, site: Site, op: Asynchronous) -> Outcome<bool> {
+    pub(crate) fn mbarrier_or_bulk(
+        &mut self,
+        warp: &mut Warp,
+        site: Site,
+        op: Asynchronous,
+    ) -> Outcome<bool> {
         let i = site.i;
         let (a, b) = (warp.get(i.a)[site.lane], warp.get(i.b)[site.lane]);
         match op {
-            Asynchronous::BarrierInit { generic } => self.barrier_init(warp, site, (generic, a), b)?,
-            Asynchronous::BarrierInvalid { generic } => {
-                let which = self.which(warp, site, generic, a)?;
-                self.blocks[which.block].mbarriers.remove(&which.offset);
+            Asynchronous::MbarrierInit { generic } => self.mbarrier_init(warp, site, (generic, a), b)?,
+            Asynchronous::MbarrierInvalidate { generic } => {
+                let id = self.mbarrier(warp, site, generic, a)?;
+                self.blocks[id.block].mbarriers.remove(&id.offset);
             }
-            Asynchronous::BarrierBytes { generic, expect } => {
-                let which = self.which(warp, site, generic, a)?;
+            Asynchronous::MbarrierBytes { generic, expect } => {
+                let id = self.mbarrier(warp, site, generic, a)?;
                 let bytes = b as u32 as i64;
-                self.barrier_bytes(which, if expect { bytes } else { -bytes });
+                self.mbarrier_bytes(id, if expect { bytes } else { -bytes });
             }
-            Asynchronous::BarrierArrive(arrival) => {
-                let which = self.which(warp, site, arrival.generic, a)?;
-                let phase = self.blocks[which.block].mbarriers.get(&which.offset).map_or(0, |b| b.phase);
+            Asynchronous::MbarrierArrive(arrival) => {
+                let id = self.mbarrier(warp, site, arrival.generic, a)?;
+                let phase = self.blocks[id.block].mbarriers.get(&id.offset).map_or(0, |b| b.phase);
                 warp.set(i.d, 1 << site.lane, &[phase; 32]);
                 if arrival.expect {
-                    self.barrier_bytes(which, b as u32 as i64);
+                    self.mbarrier_bytes(id, b as u32 as i64);
                 }
                 if arrival.drop
-                    && let Some(barrier) = self.blocks[which.block].mbarriers.get_mut(&which.offset)
+                    && let Some(barrier) = self.blocks[id.block].mbarriers.get_mut(&id.offset)
                 {
                     barrier.count -= 1;
                 }
                 let times = if arrival.expect { 1 } else { b as u32 as i64 };
-                self.barrier_arrive(warp, site, which, times)?;
+                self.mbarrier_arrive(warp, site, id, times)?;
             }
-            Asynchronous::BarrierTest { generic, parity } => {
-                let which = self.which(warp, site, generic, a)?;
-                let phase = self.blocks[which.block].mbarriers.get(&which.offset).map_or(0, |b| b.phase);
+            Asynchronous::MbarrierTest { generic, parity } => {
+                let id = self.mbarrier(warp, site, generic, a)?;
+                let phase = self.blocks[id.block].mbarriers.get(&id.offset).map_or(0, |b| b.phase);
                 let over = if parity { phase & 1 != b & 1 } else { phase != b };
                 if over {
-                    self.barrier_seen(which);
-                    let flag = self.barrier_flag(which);
+                    self.mbarrier_seen(id);
+                    let flag = self.mbarrier_flag(id);
                     self.clocks.listen(warp.resident, flag);
                 }
                 warp.set(i.d, 1 << site.lane, &[over as u64; 32]);
                 return Ok(over);
             }
             Asynchronous::CopyArrive { noinc } => {
-                let which = self.which(warp, site, false, a)?;
+                let id = self.mbarrier(warp, site, false, a)?;
                 self.land_lane(warp, site)?;
                 if noinc {
-                    self.barrier_arrive(warp, site, which, 1)?;
+                    self.mbarrier_arrive(warp, site, id, 1)?;
                 } else {
-                    let flag = self.barrier_flag(which);
+                    let flag = self.mbarrier_flag(id);
                     self.clocks.fence(warp.resident);
                     self.clocks.publish(warp.resident, flag);
                 }
@@ -292,7 +298,7 @@ impl Machine<'_> {
         Ok(true)
     }
 
-    fn barrier_place(&self, warp: &Warp, site: Site, generic: bool, address: u64) -> Outcome<Which> {
+    fn mbarrier_place(&self, warp: &Warp, site: Site, generic: bool, address: u64) -> Outcome<MbarrierId> {
         let address = match generic {
             true if space_of(address) == Space::Shared => within(Space::Shared, address),
             true => {
@@ -307,100 +313,104 @@ impl Machine<'_> {
             false => address,
         };
         match self.shared(warp, address) {
-            Some((block, offset)) => Ok(Which { block, offset }),
+            Some((block, offset)) => Ok(MbarrierId { block, offset }),
             None => self.outside(warp, site.i, site.lane, "barrier", (Space::Shared, address, 8)),
         }
     }
 
-    fn barrier_init(
+    fn mbarrier_init(
         &mut self,
         warp: &mut Warp,
         site: Site,
         (generic, address): (bool, u64),
         count: u64,
     ) -> Outcome<()> {
-        let which = self.barrier_place(warp, site, generic, address)?;
-        let range = self.locate(warp, site, "barrier", (Space::Shared, which.offset), (8, 8))?;
+        let id = self.mbarrier_place(warp, site, generic, address)?;
+        let range = self.locate(warp, site, "barrier", (Space::Shared, id.offset), (8, 8))?;
         if count == 0 || count > COUNT_MAX {
             let message = format!("a barrier for {count} arrivals, where 1 to {COUNT_MAX} can be");
             return self.fault(FaultKind::InvalidOperand, warp, site.i, site.lane, message);
         }
         self.touch(warp, site, range, true, 0)?;
-        if let Some(contents) = self.contents_of(range.target) {
+        if let Some(contents) = self.contents_of(range.region) {
             contents.set_number(range.offset, 8, count);
         }
-        let barrier = MemoryBarrier { count: count as i64, left: count as i64, ..MemoryBarrier::default() };
-        self.blocks[which.block].mbarriers.insert(which.offset, barrier);
+        let barrier = Mbarrier { count: count as i64, left: count as i64, ..Mbarrier::default() };
+        self.blocks[id.block].mbarriers.insert(id.offset, barrier);
         Ok(())
     }
 
     /// The barrier at an address. That it was initialised before is checked like any other read.
-    pub(crate) fn which(&mut self, warp: &Warp, site: Site, generic: bool, address: u64) -> Outcome<Which> {
-        let which = self.barrier_place(warp, site, generic, address)?;
-        if !self.blocks[which.block].mbarriers.contains_key(&which.offset) {
-            let message = format!("no barrier was initialised at offset {} of shared memory", which.offset);
+    pub(crate) fn mbarrier(
+        &mut self,
+        warp: &Warp,
+        site: Site,
+        generic: bool,
+        address: u64,
+    ) -> Outcome<MbarrierId> {
+        let id = self.mbarrier_place(warp, site, generic, address)?;
+        if !self.blocks[id.block].mbarriers.contains_key(&id.offset) {
+            let message = format!("no barrier was initialised at offset {} of shared memory", id.offset);
             return self.fault(FaultKind::Uninitialised, warp, site.i, site.lane, message);
         }
         let range =
-            Range { target: Target::Shared { block: which.block }, offset: which.offset as usize, bytes: 8 };
-        self.touch(warp, site, range, false, crate::memory::shadow::STRONG)?;
-        Ok(which)
+            ByteRange { region: Region::Shared { block: id.block }, offset: id.offset as usize, bytes: 8 };
+        self.touch(warp, site, range, false, STRONG)?;
+        Ok(id)
     }
 
     /// The same barrier in another block of the cluster.
-    pub(crate) fn in_block(&self, which: Which, block: usize) -> Which {
-        Which { block, ..which }
+    pub(crate) fn in_block(&self, id: MbarrierId, block: usize) -> MbarrierId {
+        MbarrierId { block, ..id }
     }
 
-    fn barrier_flag(&self, which: Which) -> u64 {
-        crate::machine::state::SHARED_WINDOW
-            | (self.blocks[which.block].number as u64) << crate::machine::state::RANK_SHIFT
-            | which.offset
+    fn mbarrier_flag(&self, id: MbarrierId) -> u64 {
+        self.shared_flag(id.block, id.offset)
     }
 
     /// More bytes are expected, or have come.
-    pub(crate) fn barrier_bytes(&mut self, which: Which, bytes: i64) {
+    pub(crate) fn mbarrier_bytes(&mut self, id: MbarrierId, bytes: i64) {
         self.idle = 0;
-        if let Some(barrier) = self.blocks[which.block].mbarriers.get_mut(&which.offset) {
+        if let Some(barrier) = self.blocks[id.block].mbarriers.get_mut(&id.offset) {
             barrier.bytes += bytes;
         }
-        self.barrier_over(which);
+        self.mbarrier_end_phase(id);
     }
 
-    fn barrier_arrive(&mut self, warp: &Warp, site: Site, which: Which, times: i64) -> Outcome<()> {
+    fn mbarrier_arrive(&mut self, warp: &Warp, site: Site, id: MbarrierId, times: i64) -> Outcome<()> {
         self.idle = 0;
-        self.barrier_publish(warp, which);
-        let Some(barrier) = self.blocks[which.block].mbarriers.get_mut(&which.offset) else { return Ok(()) };
+        self.mbarrier_publish(warp, id);
+        let Some(barrier) = self.blocks[id.block].mbarriers.get_mut(&id.offset) else { return Ok(()) };
         barrier.left -= times;
         if barrier.left < 0 {
             let message = "more arrivals at the barrier than a phase has";
             return self.fault(FaultKind::InvalidOperand, warp, site.i, site.lane, message);
         }
-        self.barrier_over(which);
+        self.mbarrier_end_phase(id);
         Ok(())
     }
 
     /// What a warp has done so far is known to every thread that waits for the barrier.
-    pub(crate) fn barrier_publish(&mut self, warp: &Warp, which: Which) {
-        let flag = self.barrier_flag(which);
+    pub(crate) fn mbarrier_publish(&mut self, warp: &Warp, id: MbarrierId) {
+        let flag = self.mbarrier_flag(id);
         self.clocks.fence(warp.resident);
         self.clocks.publish(warp.resident, flag);
     }
 
-    /// Bytes that come with the end of the phase.
-    pub(crate) fn barrier_brings(&mut self, which: Which, landing: Landing) {
+    /// Bytes that arrive with the end of the phase.
+    pub(crate) fn mbarrier_add_landing(&mut self, id: MbarrierId, landing: Landing) {
         let range = landing.range;
-        if let Some(contents) = self.contents_of(range.target) {
+        if let Some(contents) = self.contents_of(range.region) {
             contents.announce(range.offset, range.offset + range.bytes);
         }
-        if let Some(barrier) = self.blocks[which.block].mbarriers.get_mut(&which.offset) {
+        if let Some(barrier) = self.blocks[id.block].mbarriers.get_mut(&id.offset) {
             barrier.landing.push(landing);
         }
     }
 
     /// Ends the phase if nothing is missing.
-    fn barrier_over(&mut self, which: Which) {
-        let Some(barrier) = self.blocks[which.block].mbarriers.get_mut(&which.offset) else { return };
+    fn mbarrier_end_phase(&mut self, id: MbarrierId) {
+        let Some(barrier) = self.blocks[id.block].mbarriers.get_mut(&id.offset) else { return };
         if barrier.left != 0 || barrier.bytes != 0 {
             return;
         }
@@ -411,10 +421,10 @@ impl Machine<'_> {
     }
 
     /// A thread has seen the end of a phase: only now are the bytes there.
-    fn barrier_seen(&mut self, which: Which) {
-        let Some(barrier) = self.blocks[which.block].mbarriers.get_mut(&which.offset) else { return };
+    fn mbarrier_seen(&mut self, id: MbarrierId) {
+        let Some(barrier) = self.blocks[id.block].mbarriers.get_mut(&id.offset) else { return };
         for landing in std::mem::take(&mut barrier.landed) {
-            if let Some(contents) = self.contents_of(landing.range.target) {
+            if let Some(contents) = self.contents_of(landing.range.region) {
                 contents.land(landing.range.offset, &landing.data, |byte| landing.written[byte]);
             }
         }

@@ -1,8 +1,8 @@
-//! Calls of device functions, and of the few that a device's runtime brings: `printf` and `assert`.
+//! Calls of device functions, and of the two that CUDA's device runtime provides: `printf` and `assert`.
 
-use super::state::{Machine, Next, Outcome, Warp, space_of, within};
+use super::state::{Machine, Next, Outcome, Region, Warp, space_of, within};
 use crate::FaultKind;
-use crate::code::{CalleeKind, Instruction};
+use crate::code::{CalleeKind, Instruction, Op};
 use crate::lanes::lanes;
 
 /// What the number of a function begins with when it is taken as an address.
@@ -15,7 +15,7 @@ impl Machine<'_> {
     pub(crate) fn call(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         number: u32,
         mask: u32,
@@ -23,7 +23,7 @@ impl Machine<'_> {
     ) -> Outcome<Next> {
         let program = self.program;
         let call = &program.calls[number as usize];
-        warp.move_to(active, at + 1);
+        warp.move_to(active, pc + 1);
         for l in lanes(mask) {
             let callee = match call.callee {
                 Some(callee) => callee,
@@ -37,8 +37,8 @@ impl Machine<'_> {
                     for (&(from, _), &(to, bytes)) in call.arguments.iter().zip(&function.parameters) {
                         self.copy_local(warp, l, to, from, bytes);
                     }
-                    warp.calls[l].extend([callee, at]);
-                    warp.at[l] = start;
+                    warp.calls[l].extend([callee, pc]);
+                    warp.pc[l] = start;
                     warp.deep = true;
                 }
                 CalleeKind::Print => {
@@ -59,20 +59,20 @@ impl Machine<'_> {
     }
 
     /// Lanes return from a function, or end if they are in the kernel itself.
-    pub(crate) fn give_back(&mut self, warp: &mut Warp, at: u32, mask: u32, active: u32) -> Outcome<Next> {
+    pub(crate) fn return_lanes(&mut self, warp: &mut Warp, pc: u32, mask: u32, active: u32) -> Outcome<Next> {
         let program = self.program;
-        warp.move_to(active & !mask, at + 1);
+        warp.move_to(active & !mask, pc + 1);
         for l in lanes(mask) {
             let (Some(from), Some(callee)) = (warp.calls[l].pop(), warp.calls[l].pop()) else {
                 warp.live &= !(1 << l);
                 continue;
             };
-            let crate::code::Op::Call(number) = program.code[from as usize].op else { continue };
+            let Op::Call(number) = program.code[from as usize].op else { continue };
             let (call, function) = (&program.calls[number as usize], &program.callees[callee as usize]);
             for (&(to, _), &(from, bytes)) in call.results.iter().zip(&function.returns) {
                 self.copy_local(warp, l, to, from, bytes);
             }
-            warp.at[l] = from + 1;
+            warp.pc[l] = from + 1;
         }
         warp.deep = lanes(warp.live).any(|l| !warp.calls[l].is_empty());
         Ok(Next::Apart)
@@ -106,15 +106,11 @@ impl Machine<'_> {
     ) -> Outcome<u64> {
         let space = space_of(address);
         let address = within(space, address);
-        let Some((target, offset)) = self.find(warp, 0, space, address, size as u64) else {
+        let Some((region, offset)) = self.find(warp, 0, space, address, size as u64) else {
             return self.outside(warp, i, lane, "read", (space, address, size as u64));
         };
-        let local = if target == crate::machine::state::Target::Local {
-            lane * self.program.local_bytes as usize
-        } else {
-            0
-        };
-        Ok(self.contents(warp, target).map_or(0, |c| c.number(offset + local, size)))
+        let local = if region == Region::Local { lane * self.program.local_bytes as usize } else { 0 };
+        Ok(self.contents(warp, region).map_or(0, |c| c.number(offset + local, size)))
     }
 
     /// The argument of a call, of some bytes.

@@ -10,7 +10,7 @@ impl Machine<'_> {
     pub(crate) fn meet(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         (op, p): (Collective, Reg),
         mask: u32,
@@ -28,31 +28,31 @@ impl Machine<'_> {
                 format!("lane {l} takes part with mask {:#010x}, which does not name it", masks[l] as u32);
             return self.fault(FaultKind::DivergentShuffle, warp, i, l, message);
         }
-        self.park(warp, at, mask, active);
-        self.unpark(warp)?;
+        self.wait_at_warp_op(warp, pc, mask, active);
+        self.finish_warp_ops(warp)?;
         Ok(Next::Apart)
     }
 
     /// Lanes wait for others.
-    pub(crate) fn park(&mut self, warp: &mut Warp, at: u32, mask: u32, active: u32) {
-        if warp.parked == 0 {
+    pub(crate) fn wait_at_warp_op(&mut self, warp: &mut Warp, pc: u32, mask: u32, active: u32) {
+        if warp.at_warp_op == 0 {
             warp.worked = 0;
         }
-        warp.move_to(mask, at);
-        warp.move_to(active & !mask, at + 1);
-        warp.parked |= mask;
+        warp.move_to(mask, pc);
+        warp.move_to(active & !mask, pc + 1);
+        warp.at_warp_op |= mask;
     }
 
     /// Carries out every operation whose lanes are all there.
-    pub(crate) fn unpark(&mut self, warp: &mut Warp) -> Outcome<()> {
+    pub(crate) fn finish_warp_ops(&mut self, warp: &mut Warp) -> Outcome<()> {
         let program = self.program;
-        let mut rest = warp.parked;
+        let mut rest = warp.at_warp_op;
         while rest != 0 {
             let first = rest.trailing_zeros() as usize;
-            let of = |l: usize| &program.code[warp.at[l] as usize];
+            let of = |l: usize| &program.code[warp.pc[l] as usize];
             let named = warp.get(of(first).e)[first] as u32;
             let Op::Collective(op, _) = of(first).op else {
-                rest &= !self.unpark_matrix(warp, first)?;
+                rest &= !self.finish_matrix(warp, first)?;
                 continue;
             };
             let with = |l: &usize| {
@@ -64,8 +64,8 @@ impl Machine<'_> {
             if named & warp.live & !all != 0 {
                 continue;
             }
-            let start = warp.at[first];
-            if lanes(all).all(|l| warp.at[l] == start) {
+            let start = warp.pc[first];
+            if lanes(all).all(|l| warp.pc[l] == start) {
                 let i = of(first);
                 let Op::Collective(op, p) = i.op else { return Ok(()) };
                 self.carry_out(warp, i, (op, p), all)?;
@@ -73,9 +73,9 @@ impl Machine<'_> {
                 self.carry_out_apart(warp, op, all)?;
             }
             for l in lanes(all) {
-                warp.at[l] += 1;
+                warp.pc[l] += 1;
             }
-            warp.parked &= !all;
+            warp.at_warp_op &= !all;
         }
         Ok(())
     }
@@ -117,7 +117,7 @@ impl Machine<'_> {
         let program = self.program;
         let mut sources = [[0; LANES]; 3];
         for l in lanes(all) {
-            let i = &program.code[warp.at[l] as usize];
+            let i = &program.code[warp.pc[l] as usize];
             for (source, reg) in sources.iter_mut().zip([i.a, i.b, i.c]) {
                 source[l] = warp.get(reg)[l];
             }
@@ -126,7 +126,7 @@ impl Machine<'_> {
         match result(op, [a, b, c], all) {
             Ok((values, predicates)) => {
                 for l in lanes(all) {
-                    let i = &program.code[warp.at[l] as usize];
+                    let i = &program.code[warp.pc[l] as usize];
                     let Op::Collective(_, p) = i.op else { continue };
                     warp.set(i.d, 1 << l, &values);
                     if p != NOWHERE {
@@ -136,7 +136,7 @@ impl Machine<'_> {
                 Ok(())
             }
             Err((lane, from)) => {
-                let i = &program.code[warp.at[lane] as usize];
+                let i = &program.code[warp.pc[lane] as usize];
                 let message = format!("lane {lane} reads from lane {from}, which does not take part");
                 self.fault(FaultKind::DivergentShuffle, warp, i, lane, message)
             }

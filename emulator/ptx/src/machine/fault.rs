@@ -1,4 +1,4 @@
-//! Faults with everything that says where, and the faults of a launch in which no thread gets on.
+//! Makes faults, with the kernel, line, block and thread; also those of a launch in which no thread can go on.
 
 use super::state::{Machine, Outcome, Warp};
 use crate::code::{Atomic, Collective, Instruction, Op, Update};
@@ -24,7 +24,7 @@ impl Machine<'_> {
 
     /// The source location of an instruction.
     pub(crate) fn location(&self, i: &Instruction) -> Option<Location> {
-        self.program.places.get((i.place as usize).checked_sub(1)?).cloned()
+        self.program.locations.get((i.location as usize).checked_sub(1)?).cloned()
     }
 
     /// Where an instruction is, in words.
@@ -105,17 +105,17 @@ impl Machine<'_> {
     }
 
     fn at(&self, warp: &Warp, lane: usize) -> &Instruction {
-        &self.program.code[warp.at[lane] as usize]
+        &self.program.code[warp.pc[lane] as usize]
     }
 
     /// No thread can go on: the fault names threads that wait, and where.
     #[cold]
     pub(crate) fn stuck(&self) -> Outcome<()> {
-        if let Some(warp) = self.some_warp(|w| w.parked != 0) {
-            let lane = warp.parked.trailing_zeros() as usize;
+        if let Some(warp) = self.some_warp(|w| w.at_warp_op != 0) {
+            let lane = warp.at_warp_op.trailing_zeros() as usize;
             let i = self.at(warp, lane);
             let named = warp.get(i.e)[lane] as u32;
-            let missing = named & warp.live & !warp.parked;
+            let missing = named & warp.live & !warp.at_warp_op;
             let other = lanes(if missing != 0 { missing } else { named & warp.live & !(1 << lane) }).next();
             let whereabouts = other
                 .map_or(String::new(), |l| format!("; lane {l} waits at {}", self.place(self.at(warp, l))));
@@ -126,8 +126,8 @@ impl Machine<'_> {
             let message = format!("mask {named:#010x} of {what} names lanes that do not come{whereabouts}");
             return self.fault(FaultKind::DivergentShuffle, warp, i, lane, message);
         }
-        let Some(warp) = self.some_warp(|w| w.stopped != 0) else { return Ok(()) };
-        let lane = warp.stopped.trailing_zeros() as usize;
+        let Some(warp) = self.some_warp(|w| w.at_barrier != 0) else { return Ok(()) };
+        let lane = warp.at_barrier.trailing_zeros() as usize;
         let i = self.at(warp, lane);
         let mut kind = FaultKind::Deadlock;
         let block = &self.blocks[warp.block];
@@ -138,7 +138,7 @@ impl Machine<'_> {
             .iter()
             .chain(self.blocks.iter().filter(|b| b.rank != block.rank).flat_map(|b| &b.warps))
         {
-            for l in lanes(other.stopped).filter(|&l| other.at[l] != warp.at[lane]) {
+            for l in lanes(other.at_barrier).filter(|&l| other.pc[l] != warp.pc[lane]) {
                 let place = self.place(self.at(other, l));
                 if elsewhere.iter().all(|(_, p)| *p != place) {
                     elsewhere.push((self.thread(other.number, l), place));

@@ -4,7 +4,7 @@ use std::sync::MutexGuard;
 
 use super::call::FUNCTION_WINDOW;
 use super::clocks::Clocks;
-use super::state::{Block, Cached, Machine, Outcome, Warp};
+use super::state::{Block, CachedAllocation, Machine, Outcome, Warp};
 use crate::code::{Preset, Special};
 use crate::lanes::LANES;
 use crate::memory::{AddressSpace, Contents};
@@ -41,7 +41,7 @@ pub(crate) fn run(
         spaces,
         blocks: Vec::new(),
         clocks: Clocks::new(first, program.uses_async_proxy()),
-        cache: vec![Cached::default(); program.code.len()],
+        cache: vec![CachedAllocation::default(); program.code.len()],
         report: Report::default(),
         idle: 0,
         cluster: Default::default(),
@@ -164,10 +164,10 @@ impl Machine<'_> {
     }
 
     fn begin_warp(&self, warp: &mut Warp) {
-        warp.at = [0; LANES];
+        warp.pc = [0; LANES];
         warp.cluster_round = [0; LANES];
         warp.live = warp.lanes;
-        (warp.parked, warp.stopped, warp.rested, warp.deep) = (0, 0, 0, false);
+        (warp.at_warp_op, warp.at_barrier, warp.rested, warp.deep) = (0, 0, 0, false);
         warp.calls.iter_mut().for_each(Vec::clear);
         warp.unwritten.clear();
         warp.copies.clear();
@@ -202,7 +202,7 @@ impl Machine<'_> {
                         continue;
                     }
                     let mut warp = std::mem::take(&mut self.blocks[b].warps[w]);
-                    let outcome = self.run_warp(&mut warp).and_then(|()| self.unpark(&mut warp));
+                    let outcome = self.run_warp(&mut warp).and_then(|()| self.finish_warp_ops(&mut warp));
                     left |= warp.live != 0;
                     ran = true;
                     self.blocks[b].warps[w] = warp;

@@ -1,7 +1,8 @@
-//! Loads.
+//! Loads (`ld`).
 
-use super::access::{Run, Touch, bits, raced, run, strength};
-use super::state::{Machine, Outcome, Target, Warp};
+use super::access::{Touch, contents_in, race_kind, strength};
+use super::runs::{LaneRun, by_size};
+use super::state::{Machine, Outcome, Region, Warp};
 use crate::FaultKind;
 use crate::code::{Access, Instruction, NOWHERE, Order, Space};
 use crate::lanes::{LANES, Lanes, lanes};
@@ -11,23 +12,23 @@ impl Machine<'_> {
     pub(crate) fn load(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         access: Access,
         mask: u32,
     ) -> Outcome<()> {
         match access.count {
-            1 => self.load_n::<1>(warp, at, i, access, mask),
-            2 => self.load_n::<2>(warp, at, i, access, mask),
-            4 => self.load_n::<4>(warp, at, i, access, mask),
-            _ => self.load_n::<8>(warp, at, i, access, mask),
+            1 => self.load_n::<1>(warp, pc, i, access, mask),
+            2 => self.load_n::<2>(warp, pc, i, access, mask),
+            4 => self.load_n::<4>(warp, pc, i, access, mask),
+            _ => self.load_n::<8>(warp, pc, i, access, mask),
         }
     }
 
     fn load_n<const N: usize>(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         access: Access,
         mask: u32,
@@ -49,12 +50,8 @@ impl Machine<'_> {
                 self.report.global_bytes_read += total as u64 * same.count_ones() as u64;
             }
             while same != 0 {
-                let run = match space {
-                    Space::Local => Run { lane: same.trailing_zeros() as usize, lanes: 1, uniform: false },
-                    _ => run(&addresses, same, total as u64),
-                };
-                same &= !bits(run.lane, run.lanes);
-                self.load_run(warp, at, i, access, (space, addresses[run.lane], run), &mut values)?;
+                let run = LaneRun::take(space, &addresses, &mut same, total as u64);
+                self.load_run(warp, pc, i, access, (space, addresses[run.lane], run), &mut values)?;
             }
         }
         for k in 0..N.min(access.count as usize) {
@@ -70,50 +67,38 @@ impl Machine<'_> {
     fn load_run<const N: usize>(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         access: Access,
-        (space, address, run): (Space, u64, Run),
+        (space, address, run): (Space, u64, LaneRun),
         values: &mut [Lanes; N],
     ) -> Outcome<()> {
         let (size, total) = (access.size as usize, access.size as usize * N);
         let all = if run.uniform { total } else { total * run.lanes };
-        let found = self.find(warp, at, space, address, all as u64);
-        let Some((target, offset)) = found else {
-            return self.load_apart(warp, at, i, access, (space, address, run), values);
+        let found = self.locate_run(warp, pc, i, "read", (space, address, run), total)?;
+        let Some((region, offset)) = found else {
+            return self.load_apart(warp, pc, i, access, (space, address, run), values);
         };
-        if address % total as u64 != 0 {
-            return self.misaligned(warp, i, run.lane, "read", total, address);
-        }
-        let offset = if target == Target::Local {
-            offset + run.lane * self.program.local_bytes as usize
-        } else {
-            offset
-        };
-        if target == Target::Parameter {
-            let number = |at: usize| {
+        if region == Region::Parameter {
+            let number = |start: usize| {
                 let mut bytes = [0; 8];
-                bytes[..size].copy_from_slice(&self.parameters[at..at + size]);
+                bytes[..size].copy_from_slice(&self.parameters[start..start + size]);
                 u64::from_le_bytes(bytes)
             };
             spread(values, run, size, offset, number);
             return Ok(());
         }
-        let race = raced(&self.checks, space);
+        let race = race_kind(&self.checks, space);
         let check = self.checks.uninitialised;
         let resident = warp.resident;
-        let contents = match target {
-            Target::Global { space, slot } => self.spaces[space].at(slot).map(|a| &mut a.contents),
-            Target::Shared { block } => Some(&mut self.blocks[block].shared),
-            _ => Some(&mut warp.local),
-        };
+        let contents = contents_in(&mut self.spaces, &mut self.blocks, Some(&mut warp.local), region);
         let Some(contents) = contents else { return Ok(()) };
         let unwritten = check && !contents.written.all(offset, offset + all);
         let mut found = None;
         if race.is_some() {
             let (lane, lanes) = (run.lane, if run.uniform { 1 } else { run.lanes });
             let (bytes, flags, shared) = (total, strength(access.order), space == Space::Shared);
-            let touch = Touch { at, resident, lane, lanes, offset, bytes, flags, shared };
+            let touch = Touch { pc, resident, lane, lanes, offset, bytes, flags, shared };
             found = touch.read(&mut self.clocks, contents);
             if run.uniform && found.is_none() {
                 // Any one writer differs from the first or the last of them.
@@ -125,33 +110,28 @@ impl Machine<'_> {
         if let (Some((cell, lane, wrote)), Some(kind)) = (found, race)
             && !self.swapped(cell)
         {
-            let what = format!("{total} bytes at {}", self.name(target, offset));
+            let what = format!("{total} bytes at {}", self.name(region, offset));
             return self.race(kind, warp, i, (lane, false), (cell, wrote), &what);
         }
         if unwritten {
-            return self.unwritten(warp, i, access, target, (run, offset));
+            return self.unwritten(warp, i, access, region, (run, offset));
         }
         Ok(())
     }
 
-    /// A run that does not lie in one allocation: lane by lane.
+    /// A run that does not lie in one region: lane by lane.
     #[cold]
     fn load_apart<const N: usize>(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         access: Access,
-        (space, address, run): (Space, u64, Run),
+        (space, address, run): (Space, u64, LaneRun),
         values: &mut [Lanes; N],
     ) -> Outcome<()> {
-        let total = access.size as u64 * N as u64;
-        if run.lanes == 1 || run.uniform {
-            return self.outside(warp, i, run.lane, "read", (space, address, total));
-        }
-        for n in 0..run.lanes {
-            let one = Run { lane: run.lane + n, lanes: 1, uniform: false };
-            self.load_run(warp, at, i, access, (space, address.wrapping_add(n as u64 * total), one), values)?;
+        for (address, one) in run.apart(address, access.size as u64 * N as u64) {
+            self.load_run(warp, pc, i, access, (space, address, one), values)?;
         }
         Ok(())
     }
@@ -175,8 +155,8 @@ impl Machine<'_> {
         warp: &mut Warp,
         i: &Instruction,
         access: Access,
-        target: Target,
-        (run, offset): (Run, usize),
+        region: Region,
+        (run, offset): (LaneRun, usize),
     ) -> Outcome<()> {
         let size = access.size as usize;
         for n in 0..run.lanes {
@@ -184,20 +164,20 @@ impl Machine<'_> {
                 let reg = self.program.lists[access.list as usize + k];
                 let place = if run.uniform { 0 } else { n };
                 let start = offset + (place * access.count as usize + k) * size;
-                let Some(contents) = self.contents(warp, target) else { continue };
+                let Some(contents) = self.contents(warp, region) else { continue };
                 let missing = !contents.written.few(start, size) & (u8::MAX >> (8 - size));
                 if missing == 0 || reg == NOWHERE {
                     continue;
                 }
                 if contents.under_way(start, start + size) {
-                    let place = self.name(target, start);
+                    let place = self.name(region, start);
                     let message = format!(
                         "read of {size} bytes at {place} before the asynchronous copy was waited for"
                     );
                     return self.fault(FaultKind::Pending, warp, i, run.lane + n, message);
                 }
                 if self.program.computed[reg as usize] {
-                    let place = self.name(target, start);
+                    let place = self.name(region, start);
                     let byte = missing.trailing_zeros();
                     let message = if missing == u8::MAX >> (8 - size) {
                         format!("read of {size} bytes at {place} that nothing has written")
@@ -224,7 +204,7 @@ fn extend(values: &mut Lanes, size: u8, to: u8) {
 #[inline(always)]
 fn spread<const N: usize>(
     values: &mut [Lanes; N],
-    run: Run,
+    run: LaneRun,
     size: usize,
     offset: usize,
     number: impl Fn(usize) -> u64,
@@ -240,35 +220,27 @@ fn spread<const N: usize>(
 #[inline(always)]
 fn load_values<const N: usize>(
     values: &mut [Lanes; N],
-    run: Run,
+    run: LaneRun,
     size: usize,
     offset: usize,
     contents: &Contents,
 ) {
-    macro_rules! of {
-        ($t:ty) => {{
-            const BYTES: usize = size_of::<$t>();
-            let places = if run.uniform { 1 } else { run.lanes };
-            let bytes = &contents.data[offset..offset + places * BYTES * N];
-            let (chunks, _) = bytes.as_chunks::<BYTES>();
-            if run.uniform {
-                for k in 0..N {
-                    values[k][run.lane..run.lane + run.lanes].fill(<$t>::from_le_bytes(chunks[k]) as u64);
-                }
-                return;
-            }
+    by_size!(size, T, {
+        const BYTES: usize = size_of::<T>();
+        let places = if run.uniform { 1 } else { run.lanes };
+        let bytes = &contents.data[offset..offset + places * BYTES * N];
+        let (chunks, _) = bytes.as_chunks::<BYTES>();
+        if run.uniform {
             for k in 0..N {
-                let lanes = &mut values[k][run.lane..run.lane + run.lanes];
-                for (n, value) in lanes.iter_mut().enumerate() {
-                    *value = <$t>::from_le_bytes(chunks[n * N + k]) as u64;
-                }
+                values[k][run.lane..run.lane + run.lanes].fill(T::from_le_bytes(chunks[k]) as u64);
             }
-        }};
-    }
-    match size {
-        1 => of!(u8),
-        2 => of!(u16),
-        4 => of!(u32),
-        _ => of!(u64),
-    }
+            return;
+        }
+        for k in 0..N {
+            let lanes = &mut values[k][run.lane..run.lane + run.lanes];
+            for (n, value) in lanes.iter_mut().enumerate() {
+                *value = T::from_le_bytes(chunks[n * N + k]) as u64;
+            }
+        }
+    })
 }

@@ -4,7 +4,7 @@
 //! Sums of products are made in f64 and rounded once.
 
 use super::access::Site;
-use super::state::{Machine, Next, Outcome, Range, Warp};
+use super::state::{ByteRange, Machine, Next, Outcome, Warp};
 use crate::FaultKind;
 use crate::code::{Element, Fragment, Instruction, Matrix, Op, Product, Tile, TileProduct};
 use crate::lanes::round::{self, Mode, round};
@@ -17,37 +17,36 @@ impl Machine<'_> {
     pub(crate) fn matrix(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         number: u32,
         mask: u32,
         active: u32,
     ) -> Outcome<Next> {
         if mask != warp.live {
-            self.park(warp, at, mask, active);
-            self.unpark(warp)?;
+            self.wait_at_warp_op(warp, pc, mask, active);
+            self.finish_warp_ops(warp)?;
             return Ok(Next::Apart);
         }
-        self.carry_out_matrix(warp, at, i, number)?;
+        self.carry_out_matrix(warp, pc, i, number)?;
         Ok(Next::On)
     }
 
-    /// Carries out the instruction that a lane waits at if all others wait there too. The lanes that are settled with
-    /// it.
-    pub(crate) fn unpark_matrix(&mut self, warp: &mut Warp, lane: usize) -> Outcome<u32> {
-        let at = warp.at[lane];
-        let here = lanes(warp.parked).filter(|&l| warp.at[l] == at).fold(0u32, |m, l| m | 1 << l);
-        let i = &self.program.code[at as usize];
+    /// Carries out the instruction that a lane waits at if all others wait there too. Gives the lanes that wait there.
+    pub(crate) fn finish_matrix(&mut self, warp: &mut Warp, lane: usize) -> Outcome<u32> {
+        let pc = warp.pc[lane];
+        let here = lanes(warp.at_warp_op).filter(|&l| warp.pc[l] == pc).fold(0u32, |m, l| m | 1 << l);
+        let i = &self.program.code[pc as usize];
         let Op::Matrix(number) = i.op else { return Ok(here) };
         if here == warp.live {
-            self.carry_out_matrix(warp, at, i, number)?;
-            warp.parked &= !here;
-            warp.move_to(here, at + 1);
+            self.carry_out_matrix(warp, pc, i, number)?;
+            warp.at_warp_op &= !here;
+            warp.move_to(here, pc + 1);
         }
         Ok(here)
     }
 
-    fn carry_out_matrix(&mut self, warp: &mut Warp, at: u32, i: &Instruction, number: u32) -> Outcome<()> {
+    fn carry_out_matrix(&mut self, warp: &mut Warp, pc: u32, i: &Instruction, number: u32) -> Outcome<()> {
         if warp.live != u32::MAX {
             let lane = (!warp.live).trailing_zeros();
             let message =
@@ -61,8 +60,8 @@ impl Machine<'_> {
             );
         }
         match self.program.matrices[number as usize] {
-            Matrix::Fragment(fragment) if fragment.loads => self.load_fragment(warp, at, i, fragment),
-            Matrix::Fragment(fragment) => self.store_fragment(warp, at, i, fragment),
+            Matrix::Fragment(fragment) if fragment.loads => self.load_fragment(warp, pc, i, fragment),
+            Matrix::Fragment(fragment) => self.store_fragment(warp, pc, i, fragment),
             Matrix::Transpose => {
                 let values = to_lanes(&from_lanes(warp.get(i.a)), true);
                 warp.set(i.d, u32::MAX, &values);
@@ -72,13 +71,13 @@ impl Machine<'_> {
                 self.product(warp, product);
                 Ok(())
             }
-            Matrix::Tile(tile) if tile.loads => self.load_tile(warp, at, i, tile),
-            Matrix::Tile(tile) => self.store_tile(warp, at, i, tile),
+            Matrix::Tile(tile) if tile.loads => self.load_tile(warp, pc, i, tile),
+            Matrix::Tile(tile) => self.store_tile(warp, pc, i, tile),
             Matrix::TileProduct(product) => {
                 self.tile_product(warp, product);
                 Ok(())
             }
-            Matrix::Warpgroup(product) => self.warpgroup(warp, at, i, product),
+            Matrix::Warpgroup(product) => self.warpgroup(warp, pc, i, product),
             Matrix::WarpgroupFence => {
                 warp.fenced = true;
                 warp.computed.clear();
@@ -100,14 +99,14 @@ impl Machine<'_> {
     fn load_fragment(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         fragment: Fragment,
     ) -> Outcome<()> {
         for n in 0..fragment.count as usize {
             let mut tile: Rows8 = [[0; 8]; 8];
             for (row, elements) in tile.iter_mut().enumerate() {
-                let site = Site { at, i, lane: n * 8 + row };
+                let site = Site { pc, i, lane: n * 8 + row };
                 let address = warp.get(i.a)[site.lane].wrapping_add(i.offset as u64);
                 let bytes: [u8; 16] = self.take(warp, site, "matrix read", (fragment.space, address))?;
                 for (element, pair) in elements.iter_mut().zip(bytes.as_chunks().0) {
@@ -123,7 +122,7 @@ impl Machine<'_> {
     fn store_fragment(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         fragment: Fragment,
     ) -> Outcome<()> {
@@ -131,11 +130,11 @@ impl Machine<'_> {
         for n in 0..fragment.count as usize {
             let tile = from_lanes(warp.get(self.program.lists[fragment.list as usize + n]));
             for row in 0..8 {
-                let site = Site { at, i, lane: n * 8 + row };
+                let site = Site { pc, i, lane: n * 8 + row };
                 let address = warp.get(i.a)[site.lane].wrapping_add(i.offset as u64);
                 let range = self.locate(warp, site, "matrix write", (fragment.space, address), (16, 16))?;
                 self.touch(warp, site, range, true, 0)?;
-                let Some(contents) = self.contents_of(range.target) else { continue };
+                let Some(contents) = self.contents_of(range.region) else { continue };
                 for k in 0..8 {
                     let element = if fragment.transposed { tile[k][row] } else { tile[row][k] };
                     contents.set_number(range.offset + 2 * k, 2, element as u64);
@@ -204,7 +203,7 @@ impl Element {
             Element::F16 => round::f16_bits(round(sum, Mode::Nearest, round::F16)) as u32,
             // Sums of whole numbers of 8 bits are exact, and wrap.
             Element::S32 => sum as i64 as u32,
-            _ if sum.is_nan() => crate::lanes::float::NAN,
+            _ if sum.is_nan() => crate::lanes::float::CANONICAL_NAN,
             _ => (sum as f32).to_bits(),
         }
     }
@@ -238,9 +237,9 @@ pub(crate) fn tile(a: &Rows, b: &Columns, k: usize) -> [[f64; 8]; 16] {
     for (a, sums) in a.iter().zip(&mut sums) {
         let mut chains = [[0.0; 8]; 4];
         for (i, chain) in chains.iter_mut().enumerate() {
-            for at in (i..k).step_by(4) {
-                for (sum, b) in chain.iter_mut().zip(&b[at]) {
-                    *sum += a[at] * b;
+            for p in (i..k).step_by(4) {
+                for (sum, b) in chain.iter_mut().zip(&b[p]) {
+                    *sum += a[p] * b;
                 }
             }
         }
@@ -321,7 +320,7 @@ fn place(n: usize, elements: usize, kind: Element) -> (usize, usize, u32) {
 
 impl Machine<'_> {
     /// The lines of a tile, rows or columns, in memory.
-    fn lines(&mut self, warp: &Warp, (at, i): (u32, &Instruction), tile: Tile) -> Outcome<Vec<Range>> {
+    fn lines(&mut self, warp: &Warp, (pc, i): (u32, &Instruction), tile: Tile) -> Outcome<Vec<ByteRange>> {
         let size = tile.kind.bits() as usize / 8;
         let (lines, len) = if tile.by_rows { (tile.rows, tile.columns) } else { (tile.columns, tile.rows) };
         let (start, stride) =
@@ -329,7 +328,7 @@ impl Machine<'_> {
         let verb = if tile.loads { "matrix read" } else { "matrix write" };
         let mut ranges = Vec::new();
         for line in 0..lines as usize {
-            let site = Site { at, i, lane: line % LANES };
+            let site = Site { pc, i, lane: line % LANES };
             let address = start.wrapping_add(line as u64 * stride * size as u64);
             let bytes = len as usize * size;
             let range = self.locate(warp, site, verb, (tile.space, address), (bytes, bytes.min(16)))?;
@@ -342,8 +341,8 @@ impl Machine<'_> {
         Ok(ranges)
     }
 
-    pub(crate) fn load_tile(&mut self, warp: &mut Warp, at: u32, i: &Instruction, tile: Tile) -> Outcome<()> {
-        let lines = self.lines(warp, (at, i), tile)?;
+    pub(crate) fn load_tile(&mut self, warp: &mut Warp, pc: u32, i: &Instruction, tile: Tile) -> Outcome<()> {
+        let lines = self.lines(warp, (pc, i), tile)?;
         let (size, elements) = (tile.kind.bits() as usize / 8, (tile.rows * tile.columns) as usize);
         let count = tile.count as usize;
         let once = elements * size / 4 / LANES;
@@ -352,7 +351,7 @@ impl Machine<'_> {
             let (row, column) = (n / tile.columns as usize, n % tile.columns as usize);
             let (line, along) = if tile.by_rows { (row, column) } else { (column, row) };
             let range = lines[line];
-            let Some(contents) = self.contents_of(range.target) else { continue };
+            let Some(contents) = self.contents_of(range.region) else { continue };
             let bits = contents.number(range.offset + along * size, size);
             let (lane, register, shift) = place(n, elements, tile.kind);
             registers[register][lane] |= bits << shift;
@@ -366,12 +365,12 @@ impl Machine<'_> {
     pub(crate) fn store_tile(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         tile: Tile,
     ) -> Outcome<()> {
         self.idle = 0;
-        let lines = self.lines(warp, (at, i), tile)?;
+        let lines = self.lines(warp, (pc, i), tile)?;
         let (size, elements) = (tile.kind.bits() as usize / 8, (tile.rows * tile.columns) as usize);
         let list = &self.program.lists[tile.list as usize..];
         for n in 0..elements {
@@ -380,7 +379,7 @@ impl Machine<'_> {
             let (lane, register, shift) = place(n, elements, tile.kind);
             let bits = warp.get(list[register])[lane] >> shift;
             let range = lines[line];
-            let Some(contents) = self.contents_of(range.target) else { continue };
+            let Some(contents) = self.contents_of(range.region) else { continue };
             contents.set_number(range.offset + along * size, size, bits);
         }
         Ok(())

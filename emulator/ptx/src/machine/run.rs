@@ -1,7 +1,7 @@
 //! The loop that runs a warp: lanes that took different ways join again because those at the lowest instruction run
 //! first.
 
-use super::state::{ALL, Group, Machine, Next, Outcome, Warp};
+use super::state::{ALL, Group, Machine, Next, Outcome, RANK_SHIFT, SHARED_WINDOW, Warp, space_of};
 use crate::code::{Clock, Instruction, NOWHERE, Op, Special};
 use crate::lanes::{LANES, lanes};
 use crate::{FaultKind, Launch};
@@ -27,18 +27,18 @@ impl Machine<'_> {
 
     /// Runs lanes until they part, meet others, or wait. `false` if their turn is over.
     fn run_group(&mut self, warp: &mut Warp, group: Group, turns: &mut u32) -> Outcome<bool> {
-        let Group { mut at, lanes: active, join } = group;
+        let Group { mut pc, lanes: active, join } = group;
         let program = self.program;
         let weight = active.count_ones() as u64;
         let start = *turns;
         let mut executed = 0u64;
         let outcome = loop {
-            let i = &program.code[at as usize];
+            let i = &program.code[pc as usize];
             executed += 1;
             let mask = if i.guard == NOWHERE { active } else { active & warp.holds(i.guard, i.wanted) };
             if i.watched
                 && mask != 0
-                && let Err(fault) = self.watched(warp, at, i, mask.trailing_zeros() as usize)
+                && let Err(fault) = self.watched(warp, pc, i, mask.trailing_zeros() as usize)
             {
                 break Err(fault);
             }
@@ -50,7 +50,7 @@ impl Machine<'_> {
                 }
                 Op::Branch(target) => {
                     if mask == active {
-                        if target <= at {
+                        if target <= pc {
                             *turns = turns.saturating_sub((executed as u32).min(TURN));
                             self.count(&mut executed, weight);
                             if *turns == 0 {
@@ -58,36 +58,36 @@ impl Machine<'_> {
                                 break Ok(self.turn_over(start));
                             }
                         }
-                        at = target;
-                        if at >= join {
-                            warp.move_to(active, at);
+                        pc = target;
+                        if pc >= join {
+                            warp.move_to(active, pc);
                             break Ok(true);
                         }
                         continue;
                     }
                     if mask != 0 {
                         warp.move_to(mask, target);
-                        warp.move_to(active & !mask, at + 1);
+                        warp.move_to(active & !mask, pc + 1);
                         *turns = turns.saturating_sub(executed as u32);
                         self.count(&mut executed, weight);
                         break Ok(*turns > 0 || self.turn_over(start));
                     }
                 }
                 _ if mask == 0 => {}
-                _ => match self.step(warp, at, i, mask, active) {
+                _ => match self.step(warp, pc, i, mask, active) {
                     Ok(Next::On) => {}
                     Ok(Next::Apart) => break Ok(true),
                     Ok(Next::Yield) => {
-                        warp.move_to(active, at + 1);
+                        warp.move_to(active, pc + 1);
                         self.idle += YIELD;
                         break Ok(false);
                     }
                     Err(fault) => break Err(fault),
                 },
             }
-            at += 1;
-            if at >= join {
-                warp.move_to(active, at);
+            pc += 1;
+            if pc >= join {
+                warp.move_to(active, pc);
                 break Ok(true);
             }
         };
@@ -109,36 +109,36 @@ impl Machine<'_> {
     /// Carries out what is neither a map nor a branch. `active` are the lanes that are here, `mask` those that take
     /// part.
     #[inline(never)]
-    fn step(&mut self, warp: &mut Warp, at: u32, i: &Instruction, mask: u32, active: u32) -> Outcome<Next> {
-        if warp.parked != 0 && matches!(i.op, Op::Load(_) | Op::Store(_) | Op::Atomic(_)) {
+    fn step(&mut self, warp: &mut Warp, pc: u32, i: &Instruction, mask: u32, active: u32) -> Outcome<Next> {
+        if warp.at_warp_op != 0 && matches!(i.op, Op::Load(_) | Op::Store(_) | Op::Atomic(_)) {
             warp.worked |= mask;
         }
         match i.op {
-            Op::Load(access) => self.load(warp, at, i, access, mask)?,
-            Op::Store(access) => self.store(warp, at, i, access, mask)?,
-            Op::Atomic(atomic) => self.atomic(warp, at, i, atomic, mask)?,
-            Op::Collective(op, p) => return self.meet(warp, at, i, (op, p), mask, active),
-            Op::Barrier(barrier) => return self.barrier(warp, at, i, barrier, mask, active),
+            Op::Load(access) => self.load(warp, pc, i, access, mask)?,
+            Op::Store(access) => self.store(warp, pc, i, access, mask)?,
+            Op::Atomic(atomic) => self.atomic(warp, pc, i, atomic, mask)?,
+            Op::Collective(op, p) => return self.meet(warp, pc, i, (op, p), mask, active),
+            Op::Barrier(barrier) => return self.barrier(warp, pc, i, barrier, mask, active),
             Op::Fence => {
                 if self.checks.global_races || self.checks.shared_races {
                     self.clocks.fence(warp.resident);
                 }
             }
             Op::ProxyFence => self.proxy_fence(warp, mask),
-            Op::Return if !warp.deep => return self.exit(warp, at, mask, active),
-            Op::Exit => return self.exit(warp, at, mask, active),
-            Op::Return => return self.give_back(warp, at, mask, active),
-            Op::Call(number) => return self.call(warp, at, i, number, mask, active),
+            Op::Return if !warp.deep => return self.exit(warp, pc, mask, active),
+            Op::Exit => return self.exit(warp, pc, mask, active),
+            Op::Return => return self.return_lanes(warp, pc, mask, active),
+            Op::Call(number) => return self.call(warp, pc, i, number, mask, active),
             Op::BranchTable(table) => {
                 let targets = &self.program.tables[table as usize];
-                warp.move_to(active & !mask, at + 1);
+                warp.move_to(active & !mask, pc + 1);
                 for l in lanes(mask) {
                     let index = warp.get(i.a)[l] as usize;
                     let Some(&target) = targets.get(index) else {
                         let why = format!("branch to entry {index} of {}", targets.len());
                         return self.fault(FaultKind::InvalidOperand, warp, i, l, why);
                     };
-                    warp.at[l] = target;
+                    warp.pc[l] = target;
                 }
                 return Ok(Next::Apart);
             }
@@ -152,7 +152,7 @@ impl Machine<'_> {
                 );
             }
             Op::IsSpace(space) => {
-                let values = warp.get(i.a).map(|a| (crate::machine::state::space_of(a) == space) as u64);
+                let values = warp.get(i.a).map(|a| (space_of(a) == space) as u64);
                 warp.set(i.d, mask, &values);
             }
             Op::ActiveMask => warp.set(i.d, mask, &[mask as u64; LANES]),
@@ -171,16 +171,16 @@ impl Machine<'_> {
             Op::RankOfShared { generic } => self.rank_of_shared(warp, i, mask, generic),
             Op::Yield => return Ok(Next::Yield),
             Op::Nop | Op::Map(_) | Op::Branch(_) => {}
-            Op::Matrix(number) => return self.matrix(warp, at, i, number, mask, active),
-            Op::Asynchronous(number) => return self.asynchronous(warp, at, i, number, mask),
+            Op::Matrix(number) => return self.matrix(warp, pc, i, number, mask, active),
+            Op::Asynchronous(number) => return self.asynchronous(warp, pc, i, number, mask),
         }
         Ok(Next::On)
     }
 
     /// Ends threads. One that others wait for may end, but not go on with other work and then end.
-    fn exit(&mut self, warp: &mut Warp, at: u32, mask: u32, active: u32) -> Outcome<Next> {
-        for l in lanes(if warp.worked & mask != 0 { warp.parked } else { 0 }) {
-            let i = &self.program.code[warp.at[l] as usize];
+    fn exit(&mut self, warp: &mut Warp, pc: u32, mask: u32, active: u32) -> Outcome<Next> {
+        for l in lanes(if warp.worked & mask != 0 { warp.at_warp_op } else { 0 }) {
+            let i = &self.program.code[warp.pc[l] as usize];
             let missing = warp.get(i.e)[l] as u32 & warp.worked & mask;
             if matches!(i.op, Op::Collective(..)) && missing != 0 {
                 let lane = missing.trailing_zeros();
@@ -189,30 +189,29 @@ impl Machine<'_> {
             }
         }
         warp.live &= !mask;
-        warp.move_to(active & !mask, at + 1);
+        warp.move_to(active & !mask, pc + 1);
         self.idle = 0;
         Ok(Next::Apart)
     }
 
     fn map_shared(&mut self, warp: &mut Warp, i: &Instruction, mask: u32, generic: bool) {
-        let window = if generic { crate::machine::state::SHARED_WINDOW } else { 0 };
+        let window = if generic { SHARED_WINDOW } else { 0 };
         let (a, b) = (*warp.get(i.a), *warp.get(i.b));
         let mut values = [0; LANES];
         for l in 0..LANES {
-            let offset = a[l].wrapping_sub(window) & ((1 << crate::machine::state::RANK_SHIFT) - 1);
-            values[l] = window + (((b[l] & 0xff) + 1) << crate::machine::state::RANK_SHIFT | offset);
+            let offset = a[l].wrapping_sub(window) & ((1 << RANK_SHIFT) - 1);
+            values[l] = window + (((b[l] & 0xff) + 1) << RANK_SHIFT | offset);
         }
         warp.set(i.d, mask, &values);
     }
 
     fn rank_of_shared(&mut self, warp: &mut Warp, i: &Instruction, mask: u32, generic: bool) {
-        let window = if generic { crate::machine::state::SHARED_WINDOW } else { 0 };
+        let window = if generic { SHARED_WINDOW } else { 0 };
         let own = self.blocks[warp.block].rank as u64;
-        let values =
-            warp.get(i.a).map(|a| match a.wrapping_sub(window) >> crate::machine::state::RANK_SHIFT {
-                0 => own,
-                rank => rank - 1,
-            });
+        let values = warp.get(i.a).map(|a| match a.wrapping_sub(window) >> RANK_SHIFT {
+            0 => own,
+            rank => rank - 1,
+        });
         warp.set(i.d, mask, &values);
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! Machine ── spaces: the devices' memories, locked
 //!    │   └── clocks: which warp knows of which accesses
-//!    └── Block ── shared memory, barriers, memory barriers
+//!    └── Block ── shared memory, barriers, mbarriers
 //!           └── Warp ── 32 lanes: registers, where each lane is, local memory
 //!
 //! generic address   bits 56..: 0 global (an allocation of a memory), 1 shared, 2 local, 3 parameters
@@ -21,7 +21,7 @@ use crate::{Checks, Fault, Kernel, Launch, Report};
 
 pub(crate) type Outcome<T> = Result<T, Box<Fault>>;
 
-/// What a group does after an instruction.
+/// What a group of lanes does after an instruction.
 pub(crate) enum Next {
     /// The next instruction.
     On,
@@ -42,7 +42,7 @@ pub(crate) struct Machine<'a> {
     pub(crate) blocks: Vec<Block>,
     pub(crate) clocks: Clocks,
     /// For each instruction, the allocation that it met last.
-    pub(crate) cache: Vec<Cached>,
+    pub(crate) cache: Vec<CachedAllocation>,
     pub(crate) report: Report,
     /// Instructions since anything was written or any thread got past a barrier.
     pub(crate) idle: u64,
@@ -63,8 +63,8 @@ pub(crate) struct Block {
     pub(crate) rank: u32,
     pub(crate) shared: Contents,
     pub(crate) warps: Vec<Warp>,
-    /// Barriers in shared memory, by their offset.
-    pub(crate) mbarriers: HashMap<u64, MemoryBarrier>,
+    /// Barriers in shared memory (`mbarrier`), by their offset.
+    pub(crate) mbarriers: HashMap<u64, Mbarrier>,
     pub(crate) barriers: [BarrierState; BARRIERS],
 }
 
@@ -89,7 +89,7 @@ pub(crate) struct Waiting {
     pub(crate) block: usize,
     pub(crate) warp: usize,
     pub(crate) lanes: u32,
-    pub(crate) at: u32,
+    pub(crate) pc: u32,
     pub(crate) kind: BarrierKind,
 }
 
@@ -109,9 +109,9 @@ impl ClusterBarrier {
     }
 }
 
-/// A barrier in memory.
+/// A barrier in shared memory (`mbarrier`).
 #[derive(Debug, Default)]
-pub(crate) struct MemoryBarrier {
+pub(crate) struct Mbarrier {
     /// Arrivals of a phase, and those that are still to come.
     pub(crate) count: i64,
     pub(crate) left: i64,
@@ -128,7 +128,7 @@ pub(crate) struct MemoryBarrier {
 /// Bytes that a bulk copy brings.
 #[derive(Debug)]
 pub(crate) struct Landing {
-    pub(crate) range: Range,
+    pub(crate) range: ByteRange,
     pub(crate) data: Vec<u8>,
     pub(crate) written: Vec<bool>,
 }
@@ -144,14 +144,14 @@ pub(crate) const RANK_SHIFT: u32 = 24;
 
 /// The allocation that an instruction met last.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Cached {
+pub(crate) struct CachedAllocation {
     pub(crate) space: u32,
     pub(crate) slot: u32,
 }
 
 /// What an address is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Target {
+pub(crate) enum Region {
     /// An allocation of one of the memories.
     Global {
         space: usize,
@@ -189,8 +189,8 @@ pub(crate) fn within(space: Space, address: u64) -> u64 {
 
 /// A range of bytes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Range {
-    pub(crate) target: Target,
+pub(crate) struct ByteRange {
+    pub(crate) region: Region,
     pub(crate) offset: usize,
     pub(crate) bytes: usize,
 }
@@ -201,7 +201,7 @@ pub(crate) const ALL: u32 = u32::MAX;
 /// Lanes that run together: at one instruction and one depth of calls.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Group {
-    pub(crate) at: u32,
+    pub(crate) pc: u32,
     pub(crate) lanes: u32,
     /// The next instruction at which other lanes wait for these.
     pub(crate) join: u32,
@@ -214,7 +214,7 @@ pub(crate) struct PendingCopy {
     pub(crate) size: u8,
     /// The lane's group that it belongs to.
     pub(crate) group: u32,
-    pub(crate) target: Target,
+    pub(crate) region: Region,
     pub(crate) offset: usize,
     pub(crate) data: [u8; 16],
     pub(crate) written: u16,
@@ -228,29 +228,33 @@ pub(crate) struct Warp {
     pub(crate) resident: usize,
     pub(crate) block: usize,
     pub(crate) registers: Vec<Lanes>,
-    pub(crate) at: [u32; LANES],
-    /// The calls of each lane: the instruction behind each.
+    pub(crate) pc: [u32; LANES],
+    /// The calls that each lane is in: for each the function's number and the instruction of the call.
     pub(crate) calls: Vec<Vec<u32>>,
-    /// Lanes that there are, and those that have not exited.
+    /// Lanes that there are: fewer than 32 in the last warp of some blocks.
     pub(crate) lanes: u32,
+    /// Lanes that have not exited.
     pub(crate) live: u32,
-    /// Lanes that wait at an operation of the warp, or at a barrier.
-    pub(crate) parked: u32,
-    pub(crate) stopped: u32,
+    /// Lanes that wait for other lanes at an operation of the warp: a shuffle, a vote, `__syncwarp`, a matrix product.
+    pub(crate) at_warp_op: u32,
+    /// Lanes that wait at a barrier of the block or the cluster.
+    pub(crate) at_barrier: u32,
     /// Lanes that have run long enough for others to have their turn.
     pub(crate) rested: u32,
     /// Lanes that have touched memory since others began to wait for them at an operation of the warp.
     pub(crate) worked: u32,
-    /// Copies to shared memory that nothing has waited for, and the groups that each lane has made of its own.
+    /// Copies to shared memory (`cp.async`) that no lane has waited for.
     pub(crate) copies: Vec<PendingCopy>,
+    /// How many groups of copies each lane has committed.
     pub(crate) groups: [u32; LANES],
     /// Accumulators of matrix products under way: register and group.
     pub(crate) held: HashMap<Reg, u32>,
     pub(crate) held_groups: u32,
-    /// Registers of matrix products that were computed since the last `wgmma.fence`, with the instruction; whether
-    /// there was one.
+    /// Registers of matrix products that were computed since the last `wgmma.fence`, with the instruction.
     pub(crate) computed: HashMap<Reg, u32>,
+    /// Whether there was a `wgmma.fence`.
     pub(crate) fenced: bool,
+    /// Whether any lane is in a called function.
     pub(crate) deep: bool,
     /// The round of the cluster's barrier that each lane has come to.
     pub(crate) cluster_round: [u32; LANES],
@@ -283,7 +287,7 @@ impl Warp {
 
     /// Lanes that can go on.
     pub(crate) fn runnable(&self) -> u32 {
-        self.live & !(self.parked | self.stopped)
+        self.live & !(self.at_warp_op | self.at_barrier)
     }
 
     /// The lanes to run: the deepest in calls, of those the ones at the lowest instruction, so that the others are met.
@@ -302,17 +306,17 @@ impl Warp {
             candidates =
                 lanes(candidates).filter(|&l| self.calls[l].len() == depth).fold(0, |m, l| m | 1 << l);
         }
-        let first = self.at[candidates.trailing_zeros() as usize];
-        if candidates == ALL && self.at.iter().all(|&at| at == first) {
-            return Some(Group { at: first, lanes: ALL, join: u32::MAX });
+        let first = self.pc[candidates.trailing_zeros() as usize];
+        if candidates == ALL && self.pc.iter().all(|&pc| pc == first) {
+            return Some(Group { pc: first, lanes: ALL, join: u32::MAX });
         }
-        let at = lanes(candidates).map(|l| self.at[l]).min()?;
-        let mut group = Group { at, lanes: 0, join: u32::MAX };
+        let pc = lanes(candidates).map(|l| self.pc[l]).min()?;
+        let mut group = Group { pc, lanes: 0, join: u32::MAX };
         for l in lanes(candidates) {
-            if self.at[l] == at {
+            if self.pc[l] == pc {
                 group.lanes |= 1 << l;
             } else {
-                group.join = group.join.min(self.at[l]);
+                group.join = group.join.min(self.pc[l]);
             }
         }
         Some(group)
@@ -320,13 +324,13 @@ impl Warp {
 
     /// Lets lanes go on at an instruction.
     #[inline(always)]
-    pub(crate) fn move_to(&mut self, mask: u32, at: u32) {
+    pub(crate) fn move_to(&mut self, mask: u32, pc: u32) {
         if mask == ALL {
-            self.at = [at; LANES];
+            self.pc = [pc; LANES];
             return;
         }
         for l in lanes(mask) {
-            self.at[l] = at;
+            self.pc[l] = pc;
         }
     }
 

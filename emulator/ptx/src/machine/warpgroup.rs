@@ -11,9 +11,9 @@ use crate::code::{Element, Instruction, MOVE, Matrix, NOWHERE, Op, Reg, Space, W
 use crate::lanes::LANES;
 use crate::tensor_map::Swizzle;
 
-/// A matrix in shared memory, as its descriptor says.
+/// A matrix in shared memory: the 64 bits of its descriptor, decoded.
 #[derive(Clone, Copy, Debug)]
-struct Described {
+struct MatrixDescriptor {
     start: u64,
     /// Byte offsets between core matrices ("leading" and "stride").
     leading: u64,
@@ -24,13 +24,13 @@ struct Described {
     bytes: u64,
 }
 
-impl Described {
-    fn new(bits: u64, kind: Element, across: bool) -> Described {
+impl MatrixDescriptor {
+    fn new(bits: u64, kind: Element, across: bool) -> MatrixDescriptor {
         let field = |at: u32| (bits >> at & 0x3fff) << 4;
         let swizzle =
             [Swizzle::None, Swizzle::Bytes128, Swizzle::Bytes64, Swizzle::Bytes32][(bits >> 62) as usize];
         let bytes = kind.bits() as u64 / 8;
-        Described { start: field(0), leading: field(16), stride: field(32), swizzle, across, bytes }
+        MatrixDescriptor { start: field(0), leading: field(16), stride: field(32), swizzle, across, bytes }
     }
 
     /// 16-byte pieces of a row of the pattern that is repeated.
@@ -71,19 +71,19 @@ impl Machine<'_> {
     pub(crate) fn warpgroup(
         &mut self,
         warp: &mut Warp,
-        at: u32,
+        pc: u32,
         i: &Instruction,
         p: WarpgroupProduct,
     ) -> Outcome<()> {
         self.ready(warp, i, p)?;
         let (n, k) = (p.n as usize, p.k as usize);
-        let site = Site { at, i, lane: 0 };
+        let site = Site { pc, i, lane: 0 };
         let a = match p.a_count {
             0 => {
-                let matrix = Described::new(warp.get(i.a)[0], p.kind, p.transpose_a);
+                let matrix = MatrixDescriptor::new(warp.get(i.a)[0], p.kind, p.transpose_a);
                 let first = warp.number as u64 % 4 * 16;
                 let mut a = [[0.0; 32]; 16];
-                self.described(warp, site, matrix, p.kind, (first, 16), k, |row, at, x| a[row][at] = x)?;
+                self.read_matrix(warp, site, matrix, p.kind, (first, 16), k, |row, at, x| a[row][at] = x)?;
                 a
             }
             count => {
@@ -92,9 +92,9 @@ impl Machine<'_> {
             }
         };
         let mut b = vec![[[0.0; 8]; 32]; n / 8];
-        let matrix = Described::new(warp.get(i.b)[0], p.b_kind, p.transpose_b);
+        let matrix = MatrixDescriptor::new(warp.get(i.b)[0], p.b_kind, p.transpose_b);
         let put = |column: usize, at: usize, x| b[column / 8][at][column % 8] = x;
-        self.described(warp, site, matrix, p.b_kind, (0, n as u64), k, put)?;
+        self.read_matrix(warp, site, matrix, p.b_kind, (0, n as u64), k, put)?;
         let sign = if p.negate_a != p.negate_b { -1.0 } else { 1.0 };
         let adds = warp.get(i.c)[0] & 1 == 1;
         let list = &self.program.lists[p.d as usize..][..p.d_count as usize];
@@ -112,14 +112,14 @@ impl Machine<'_> {
         Ok(())
     }
 
+    /// Reads `count` rows or columns of a matrix, in pieces of 16 bytes: `put` gets the row or column, the index along
+    /// K, and the value.
     #[allow(clippy::too_many_arguments)]
-    /// Reads `count` rows or columns of a described matrix, in pieces of 16 bytes: `put` gets the row, the place
-    /// along K, and the value.
-    fn described(
+    fn read_matrix(
         &mut self,
         warp: &Warp,
         site: Site,
-        matrix: Described,
+        matrix: MatrixDescriptor,
         kind: Element,
         (first, count): (u64, u64),
         k: usize,
@@ -136,7 +136,7 @@ impl Machine<'_> {
                 self.seen_by_async_proxy(warp, site, "reads", piece)?;
                 self.touch(warp, site, piece, false, 0)?;
                 self.written(warp, site, piece)?;
-                let Some(contents) = self.contents_of(piece.target) else { continue };
+                let Some(contents) = self.contents_of(piece.region) else { continue };
                 for e in 0..each {
                     let value = kind.value(contents.number(piece.offset + e * size, size) as u32);
                     let (o, c) = if matrix.across { (o + e, c) } else { (o, c + e) };
@@ -149,9 +149,10 @@ impl Machine<'_> {
 }
 
 impl Machine<'_> {
-    /// An instruction with such a register.
+    /// An instruction that touches a register of a `wgmma`: it must not be one of a product under way. Notes which
+    /// registers it computes.
     #[cold]
-    pub(crate) fn watched(&mut self, warp: &mut Warp, at: u32, i: &Instruction, lane: usize) -> Outcome<()> {
+    pub(crate) fn watched(&mut self, warp: &mut Warp, pc: u32, i: &Instruction, lane: usize) -> Outcome<()> {
         // A plain move passes on what it moves: compilers rename accumulators between two products. A constant may be
         // moved at any time.
         if i.offset == MOVE && matches!(i.op, Op::Map(_)) {
@@ -174,7 +175,7 @@ impl Machine<'_> {
                 if let Matrix::Fragment(f) = program.matrices[number as usize]
                     && f.loads
                 {
-                    warp.computed.extend(list(f.list, f.count as usize).iter().map(|&reg| (reg, at)));
+                    warp.computed.extend(list(f.list, f.count as usize).iter().map(|&reg| (reg, pc)));
                 }
                 return Ok(());
             }
@@ -186,7 +187,7 @@ impl Machine<'_> {
             let message = "register of a wgmma that was not waited for (wgmma.wait_group)";
             return self.fault(FaultKind::Pending, warp, i, lane, message);
         }
-        warp.computed.extend([i.d].iter().chain(loaded).filter(|reg| **reg != NOWHERE).map(|&reg| (reg, at)));
+        warp.computed.extend([i.d].iter().chain(loaded).filter(|reg| **reg != NOWHERE).map(|&reg| (reg, pc)));
         Ok(())
     }
 

@@ -260,7 +260,7 @@ impl AddressSpace {
     }
 }
 
-/// Ranges of one allocation that are told; a launch that touches more tells the first ones.
+/// The most ranges of one allocation that a report has; of a launch that touches more it has the first ones.
 const RANGES_MAX: usize = 64;
 
 impl AddressSpace {

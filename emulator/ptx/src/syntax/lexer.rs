@@ -5,14 +5,14 @@ use crate::ParseError;
 /// A token with its line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Token<'a> {
-    pub(crate) kind: Kind,
+    pub(crate) kind: TokenKind,
     pub(crate) text: &'a str,
     pub(crate) line: u32,
 }
 
 /// What a token is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum TokenKind {
     /// A name, perhaps with `%` or `$` in it.
     Word,
     /// `.name`, perhaps with `::` in it; the text is without the first dot.
@@ -52,28 +52,28 @@ pub(crate) fn tokens(text: &str) -> Result<Vec<Token<'_>>, ParseError> {
             b'"' => {
                 let what = "a text has no end".to_string();
                 at = find(bytes, at + 1, b"\"").ok_or(ParseError { line, what })? + 1;
-                tokens.push(Token { kind: Kind::Text, text: &text[start + 1..at - 1], line });
+                tokens.push(Token { kind: TokenKind::Text, text: &text[start + 1..at - 1], line });
             }
             byte if byte.is_ascii_digit() => {
                 at = number(bytes, at);
-                tokens.push(Token { kind: Kind::Number, text: &text[start..at], line });
+                tokens.push(Token { kind: TokenKind::Number, text: &text[start..at], line });
             }
             b'.' if bytes.get(at + 1).is_some_and(|&b| is_word(b)) => {
                 at = dotted(bytes, at + 1);
-                tokens.push(Token { kind: Kind::Dot, text: &text[start + 1..at], line });
+                tokens.push(Token { kind: TokenKind::Dot, text: &text[start + 1..at], line });
             }
             byte if is_word(byte) => {
                 at += bytes[at..].iter().take_while(|&&b| is_word(b)).count();
-                tokens.push(Token { kind: Kind::Word, text: &text[start..at], line });
+                tokens.push(Token { kind: TokenKind::Word, text: &text[start..at], line });
             }
             byte if byte.is_ascii() => {
                 at += 1;
-                tokens.push(Token { kind: Kind::Mark, text: &text[start..at], line });
+                tokens.push(Token { kind: TokenKind::Mark, text: &text[start..at], line });
             }
             _ => return Err(ParseError { line, what: "a character that is not ASCII".into() }),
         }
     }
-    tokens.push(Token { kind: Kind::End, text: "", line });
+    tokens.push(Token { kind: TokenKind::End, text: "", line });
     Ok(tokens)
 }
 
@@ -134,7 +134,7 @@ impl<'a> Cursor<'a> {
     /// Takes the next token. `End` stays.
     pub(crate) fn next(&mut self) -> Token<'a> {
         let token = self.peek();
-        if token.kind != Kind::End {
+        if token.kind != TokenKind::End {
             self.at += 1;
         }
         token
@@ -143,13 +143,13 @@ impl<'a> Cursor<'a> {
     /// An error at the next token.
     pub(crate) fn error<T>(&self, wanted: &str) -> Result<T, ParseError> {
         let token = self.peek();
-        let found = if token.kind == Kind::End { "the end" } else { token.text };
+        let found = if token.kind == TokenKind::End { "the end" } else { token.text };
         Err(ParseError { line: token.line, what: format!("{wanted} wanted, found `{found}`") })
     }
 
     /// Whether the next token is this mark.
     pub(crate) fn at_mark(&self, mark: &str) -> bool {
-        self.peek().kind == Kind::Mark && self.peek().text == mark
+        self.peek().kind == TokenKind::Mark && self.peek().text == mark
     }
 
     /// Takes a mark if it is next.
@@ -163,7 +163,7 @@ impl<'a> Cursor<'a> {
 
     /// Takes `.name` if it is next.
     pub(crate) fn eat_dot(&mut self, name: &str) -> bool {
-        let found = self.peek().kind == Kind::Dot && self.peek().text == name;
+        let found = self.peek().kind == TokenKind::Dot && self.peek().text == name;
         if found {
             self.at += 1;
         }
@@ -176,7 +176,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Takes a token of a kind that must be next.
-    pub(crate) fn want_kind(&mut self, kind: Kind, what: &str) -> Result<Token<'a>, ParseError> {
+    pub(crate) fn want_kind(&mut self, kind: TokenKind, what: &str) -> Result<Token<'a>, ParseError> {
         if self.peek().kind == kind { Ok(self.next()) } else { self.error(what) }
     }
 
@@ -186,7 +186,7 @@ impl<'a> Cursor<'a> {
         if !negative {
             self.eat("+");
         }
-        let token = self.want_kind(Kind::Number, "a number")?;
+        let token = self.want_kind(TokenKind::Number, "a number")?;
         let Some(value) = integer(token.text) else {
             return Err(ParseError {
                 line: token.line,
@@ -201,11 +201,11 @@ impl<'a> Cursor<'a> {
         self.want("{")?;
         let mut depth = 1;
         while depth > 0 {
-            if self.peek().kind == Kind::End {
+            if self.peek().kind == TokenKind::End {
                 return self.error("`}`");
             }
             let token = self.next();
-            if token.kind == Kind::Mark {
+            if token.kind == TokenKind::Mark {
                 depth += (token.text == "{") as i32 - (token.text == "}") as i32;
             }
         }
@@ -215,7 +215,7 @@ impl<'a> Cursor<'a> {
     /// Skips everything up to and with the next `;`.
     pub(crate) fn skip_statement(&mut self) -> Result<(), ParseError> {
         while !self.eat(";") {
-            if self.peek().kind == Kind::End {
+            if self.peek().kind == TokenKind::End {
                 return self.error("`;`");
             }
             self.next();
@@ -242,7 +242,7 @@ pub(crate) fn integer(text: &str) -> Option<i128> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Kind, tokens};
+    use super::{TokenKind, tokens};
 
     #[test]
     fn words_dots_numbers_and_lines_are_told_apart() {
@@ -252,7 +252,7 @@ mod tests {
         let texts: Vec<_> = found.iter().map(|t| t.text).collect();
         let wanted = "ld|shared::cta|v2|{|%f1|}|,|[|x|+|0x10|]|;|mov|0f3F800000|1e-5|,|$L_1|:|a b|";
         assert_eq!(texts.join("|"), wanted);
-        assert_eq!(found[1].kind, Kind::Dot);
+        assert_eq!(found[1].kind, TokenKind::Dot);
         assert_eq!((found[13].line, found[19].line), (2, 3));
     }
 }

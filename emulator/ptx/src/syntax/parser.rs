@@ -1,8 +1,9 @@
 //! Tokens to the tree: files, variables and the heads of functions; statements and what is declared among them.
 
-use super::lexer::{Cursor, Kind, tokens};
+use super::lexer::{Cursor, TokenKind, tokens};
 use super::{
-    Declaration, Function, Home, Operand, Place, Source, Spelled, Statement, literal, operand, type_bytes,
+    Declaration, Function, LocDirective, Operand, RawInstruction, StateSpace, Statement, SyntaxTree, literal,
+    operand, type_bytes,
 };
 use crate::ParseError;
 
@@ -10,18 +11,18 @@ use crate::ParseError;
 ///
 /// # Errors
 /// With the line of what is no PTX.
-pub(crate) fn read(text: &str) -> Result<Source, ParseError> {
+pub(crate) fn read(text: &str) -> Result<SyntaxTree, ParseError> {
     let mut cursor = Cursor::new(tokens(text)?);
-    let mut source = Source::default();
-    while cursor.peek().kind != Kind::End {
-        top(&mut cursor, &mut source)?;
+    let mut tree = SyntaxTree::default();
+    while cursor.peek().kind != TokenKind::End {
+        top(&mut cursor, &mut tree)?;
     }
-    Ok(source)
+    Ok(tree)
 }
 
-fn top(cursor: &mut Cursor, source: &mut Source) -> Result<(), ParseError> {
+fn top(cursor: &mut Cursor, tree: &mut SyntaxTree) -> Result<(), ParseError> {
     let token = cursor.peek();
-    if token.kind != Kind::Dot {
+    if token.kind != TokenKind::Dot {
         return cursor.error("a directive");
     }
     match token.text {
@@ -39,27 +40,27 @@ fn top(cursor: &mut Cursor, source: &mut Source) -> Result<(), ParseError> {
         "file" => {
             cursor.next();
             let number = cursor.integer()? as u64;
-            let name = cursor.want_kind(Kind::Text, "a file's name")?.text.to_string();
-            source.files.insert(number, name);
+            let name = cursor.want_kind(TokenKind::Text, "a file's name")?.text.to_string();
+            tree.files.insert(number, name);
             while cursor.eat(",") {
                 cursor.integer()?;
             }
         }
         "section" => {
-            while !cursor.at_mark("{") && cursor.peek().kind != Kind::End {
+            while !cursor.at_mark("{") && cursor.peek().kind != TokenKind::End {
                 cursor.next();
             }
             cursor.skip_braces()?;
         }
         "pragma" | "alias" => cursor.skip_statement()?,
-        "loc" => loc(cursor).map(|_| ())?,
-        _ => linked(cursor, source)?,
+        "loc" => loc_directive(cursor).map(|_| ())?,
+        _ => linked(cursor, tree)?,
     }
     Ok(())
 }
 
 /// A variable or a function, with what says how it is linked.
-fn linked(cursor: &mut Cursor, source: &mut Source) -> Result<(), ParseError> {
+fn linked(cursor: &mut Cursor, tree: &mut SyntaxTree) -> Result<(), ParseError> {
     let mut external = false;
     loop {
         match cursor.peek().text {
@@ -70,12 +71,12 @@ fn linked(cursor: &mut Cursor, source: &mut Source) -> Result<(), ParseError> {
         cursor.next();
     }
     if cursor.peek().text == "entry" || cursor.peek().text == "func" {
-        source.functions.push(function(cursor)?);
+        tree.functions.push(function(cursor)?);
         return Ok(());
     }
     for mut variable in declarations(cursor)? {
         variable.external = external;
-        source.variables.push(variable);
+        tree.variables.push(variable);
     }
     Ok(())
 }
@@ -85,7 +86,7 @@ fn function(cursor: &mut Cursor) -> Result<Function, ParseError> {
     let entry = cursor.next().text == "entry";
     let attributes = |cursor: &mut Cursor| -> Result<(), ParseError> {
         while cursor.eat_dot("attribute") {
-            while !cursor.eat(")") && cursor.peek().kind != Kind::End {
+            while !cursor.eat(")") && cursor.peek().kind != TokenKind::End {
                 cursor.next();
             }
         }
@@ -93,13 +94,13 @@ fn function(cursor: &mut Cursor) -> Result<Function, ParseError> {
     };
     attributes(cursor)?;
     let returns = if cursor.at_mark("(") { parameters(cursor)? } else { Vec::new() };
-    let name = cursor.want_kind(Kind::Word, "a function's name")?.text.to_string();
+    let name = cursor.want_kind(TokenKind::Word, "a function's name")?.text.to_string();
     let takes = if cursor.at_mark("(") { parameters(cursor)? } else { Vec::new() };
     let (mut threads_max, mut cluster) = (None, None);
-    while cursor.peek().kind == Kind::Dot {
+    while cursor.peek().kind == TokenKind::Dot {
         let directive = cursor.next();
         let mut numbers = Vec::new();
-        while cursor.peek().kind == Kind::Number {
+        while cursor.peek().kind == TokenKind::Number {
             numbers.push(cursor.integer()? as u32);
             cursor.eat(",");
         }
@@ -146,23 +147,23 @@ pub(super) fn declarations(cursor: &mut Cursor) -> Result<Vec<Declaration>, Pars
 
 fn declaration(cursor: &mut Cursor, like: Option<&Declaration>) -> Result<Declaration, ParseError> {
     let line = cursor.peek().line;
-    let (mut home, mut align, mut kind, mut lanes) = (None, None, None, 1);
+    let (mut space, mut align, mut kind, mut lanes) = (None, None, None, 1);
     if let Some(like) = like {
-        (home, align, kind) = (Some(like.home), Some(like.align), Some(like.kind.clone()));
+        (space, align, kind) = (Some(like.space), Some(like.align), Some(like.kind.clone()));
     }
-    while cursor.peek().kind == Kind::Dot {
+    while cursor.peek().kind == TokenKind::Dot {
         match cursor.next().text {
-            "reg" => home = Some(Home::Register),
-            "global" => home = Some(Home::Global),
-            "const" => home = Some(Home::Constant),
-            "shared" => home = Some(Home::Shared),
-            "local" => home = Some(Home::Local),
-            "param" => home = Some(Home::Parameter),
+            "reg" => space = Some(StateSpace::Register),
+            "global" => space = Some(StateSpace::Global),
+            "const" => space = Some(StateSpace::Constant),
+            "shared" => space = Some(StateSpace::Shared),
+            "local" => space = Some(StateSpace::Local),
+            "param" => space = Some(StateSpace::Parameter),
             "align" => align = Some(cursor.integer()? as u32),
             "v2" => lanes = 2,
             "v4" => lanes = 4,
             "attribute" => {
-                while !cursor.eat(")") && cursor.peek().kind != Kind::End {
+                while !cursor.eat(")") && cursor.peek().kind != TokenKind::End {
                     cursor.next();
                 }
             }
@@ -173,9 +174,10 @@ fn declaration(cursor: &mut Cursor, like: Option<&Declaration>) -> Result<Declar
         }
     }
     let Some(kind) = kind else { return cursor.error("a type") };
-    let (Some(home), Some(size)) = (home, type_bytes(&kind)) else { return cursor.error("a state space") };
+    let (Some(space), Some(size)) = (space, type_bytes(&kind)) else { return cursor.error("a state space") };
     // In a prototype a parameter may go without a name.
-    let name = if cursor.peek().kind == Kind::Word { cursor.next().text.to_string() } else { "_".into() };
+    let name =
+        if cursor.peek().kind == TokenKind::Word { cursor.next().text.to_string() } else { "_".into() };
     let mut many = None;
     if cursor.eat("<") {
         many = Some(cursor.integer()? as u32);
@@ -195,7 +197,7 @@ fn declaration(cursor: &mut Cursor, like: Option<&Declaration>) -> Result<Declar
     let (value, addresses) = (Vec::new(), Vec::new());
     let bytes = if open { 0 } else { bytes };
     let mut made =
-        Declaration { home, name, many, kind, align, bytes, external: false, value, addresses, line };
+        Declaration { space, name, many, kind, align, bytes, external: false, value, addresses, line };
     if cursor.eat("=") {
         initial(cursor, &mut made)?;
         made.bytes = made.bytes.max(made.value.len() as u64);
@@ -220,18 +222,18 @@ fn initial(cursor: &mut Cursor, into: &mut Declaration) -> Result<(), ParseError
         if depth == 0 {
             return Ok(());
         }
-        if cursor.peek().kind == Kind::End {
+        if cursor.peek().kind == TokenKind::End {
             return cursor.error("`}`");
         }
     }
 }
 
 fn element(cursor: &mut Cursor, into: &mut Declaration, size: usize) -> Result<(), ParseError> {
-    if cursor.peek().kind == Kind::Word {
+    if cursor.peek().kind == TokenKind::Word {
         let mut name = cursor.next().text.to_string();
         if name == "generic" {
             cursor.want("(")?;
-            name = cursor.want_kind(Kind::Word, "a variable")?.text.to_string();
+            name = cursor.want_kind(TokenKind::Word, "a variable")?.text.to_string();
             cursor.want(")")?;
         }
         let added =
@@ -241,7 +243,7 @@ fn element(cursor: &mut Cursor, into: &mut Declaration, size: usize) -> Result<(
         return Ok(());
     }
     let negative = cursor.eat("-");
-    let token = cursor.want_kind(Kind::Number, "a number")?;
+    let token = cursor.want_kind(TokenKind::Number, "a number")?;
     let bits = match (literal(token.text), into.kind.as_str()) {
         (Some(Operand::Integer(bits)), _) if negative => bits.wrapping_neg(),
         (Some(Operand::Integer(bits)), _) => bits,
@@ -256,7 +258,7 @@ fn element(cursor: &mut Cursor, into: &mut Declaration, size: usize) -> Result<(
 /// Reads a body with its braces.
 pub(super) fn body(cursor: &mut Cursor) -> Result<Vec<Statement>, ParseError> {
     cursor.want("{")?;
-    let (mut found, mut depth, mut place) = (Vec::new(), 1, None);
+    let (mut found, mut depth, mut loc) = (Vec::new(), 1, None);
     while depth > 0 {
         if cursor.eat("{") {
             depth += 1;
@@ -266,15 +268,15 @@ pub(super) fn body(cursor: &mut Cursor) -> Result<Vec<Statement>, ParseError> {
             if depth > 0 {
                 found.push(Statement::Close);
             }
-        } else if cursor.peek().kind == Kind::Dot {
-            directive(cursor, &mut found, &mut place)?;
-        } else if cursor.peek().kind == Kind::Word && cursor.second().text == ":" {
+        } else if cursor.peek().kind == TokenKind::Dot {
+            directive(cursor, &mut found, &mut loc)?;
+        } else if cursor.peek().kind == TokenKind::Word && cursor.second().text == ":" {
             let label = cursor.next().text.to_string();
             cursor.next();
             found.push(labelled(cursor, label)?);
         } else if cursor.eat(";") {
         } else {
-            found.push(Statement::Instruction(Box::new(instruction(cursor, &place)?)));
+            found.push(Statement::Instruction(Box::new(instruction(cursor, &loc)?)));
         }
     }
     Ok(found)
@@ -283,10 +285,10 @@ pub(super) fn body(cursor: &mut Cursor) -> Result<Vec<Statement>, ParseError> {
 fn directive(
     cursor: &mut Cursor,
     found: &mut Vec<Statement>,
-    place: &mut Option<Place>,
+    loc: &mut Option<LocDirective>,
 ) -> Result<(), ParseError> {
     match cursor.peek().text {
-        "loc" => *place = Some(loc(cursor)?),
+        "loc" => *loc = Some(loc_directive(cursor)?),
         "pragma" => cursor.skip_statement()?,
         "reg" | "local" | "shared" | "param" | "global" | "const" => {
             found.extend(declarations(cursor)?.into_iter().map(Statement::Declare));
@@ -297,26 +299,26 @@ fn directive(
 }
 
 /// `.loc file line column, function_name label, inlined_at file line column`
-pub(super) fn loc(cursor: &mut Cursor) -> Result<Place, ParseError> {
+pub(super) fn loc_directive(cursor: &mut Cursor) -> Result<LocDirective, ParseError> {
     cursor.next();
     let three = |cursor: &mut Cursor| -> Result<(u64, u32, u32), ParseError> {
         Ok((cursor.integer()? as u64, cursor.integer()? as u32, cursor.integer()? as u32))
     };
     let (file, line, column) = three(cursor)?;
-    let mut place = Place { file, line, column, inlined_at: None };
+    let mut loc = LocDirective { file, line, column, inlined_at: None };
     while cursor.eat(",") {
-        match cursor.want_kind(Kind::Word, "`function_name` or `inlined_at`")?.text {
+        match cursor.want_kind(TokenKind::Word, "`function_name` or `inlined_at`")?.text {
             "function_name" => {
                 cursor.next();
                 if cursor.eat("+") {
                     cursor.integer()?;
                 }
             }
-            "inlined_at" => place.inlined_at = Some(three(cursor)?),
+            "inlined_at" => loc.inlined_at = Some(three(cursor)?),
             _ => return cursor.error("`inlined_at`"),
         }
     }
-    Ok(place)
+    Ok(loc)
 }
 
 /// What stands behind a label: perhaps a table of targets or a prototype.
@@ -324,7 +326,7 @@ fn labelled(cursor: &mut Cursor, label: String) -> Result<Statement, ParseError>
     if cursor.eat_dot("branchtargets") || cursor.eat_dot("calltargets") {
         let mut names = Vec::new();
         while !cursor.eat(";") {
-            names.push(cursor.want_kind(Kind::Word, "a target")?.text.to_string());
+            names.push(cursor.want_kind(TokenKind::Word, "a target")?.text.to_string());
             cursor.eat(",");
         }
         return Ok(Statement::Targets(label, names));
@@ -336,15 +338,15 @@ fn labelled(cursor: &mut Cursor, label: String) -> Result<Statement, ParseError>
     Ok(Statement::Label(label))
 }
 
-fn instruction(cursor: &mut Cursor, place: &Option<Place>) -> Result<Spelled, ParseError> {
+fn instruction(cursor: &mut Cursor, loc: &Option<LocDirective>) -> Result<RawInstruction, ParseError> {
     let line = cursor.peek().line;
     let mut guard = None;
     if cursor.eat("@") {
         let negated = cursor.eat("!");
-        guard = Some((cursor.want_kind(Kind::Word, "a predicate")?.text.to_string(), negated));
+        guard = Some((cursor.want_kind(TokenKind::Word, "a predicate")?.text.to_string(), negated));
     }
-    let mut parts = vec![cursor.want_kind(Kind::Word, "an instruction")?.text.to_string()];
-    while cursor.peek().kind == Kind::Dot {
+    let mut parts = vec![cursor.want_kind(TokenKind::Word, "an instruction")?.text.to_string()];
+    while cursor.peek().kind == TokenKind::Dot {
         parts.push(cursor.next().text.to_string());
     }
     let mut operands = Vec::new();
@@ -354,5 +356,5 @@ fn instruction(cursor: &mut Cursor, place: &Option<Place>) -> Result<Spelled, Pa
             return cursor.error("`,` or `;`");
         }
     }
-    Ok(Spelled { guard, parts, operands, line, place: place.clone() })
+    Ok(RawInstruction { guard, parts, operands, line, loc: loc.clone() })
 }

@@ -1,9 +1,11 @@
-//! Stubs of `driver`, `library`, `nvrtc` and `cublaslt` for a build without the feature `cuda`. No GPU is ever found,
-//! so the functions that need one are never called.
+//! Stubs: what a build without the feature `cuda` has in place of `driver`, `library`, `nvrtc` and `cublaslt`. No GPU is
+//! ever found, so the functions that need one are never called.
 #![allow(unsafe_code)]
 
 pub(crate) mod driver {
     use std::ffi::c_void;
+
+    use crate::vendor::{Called, DeviceProperties, Failure};
 
     pub(crate) type CUcontext = *mut c_void;
     pub(crate) type CUevent = *mut c_void;
@@ -11,36 +13,6 @@ pub(crate) mod driver {
     pub(crate) type CUgraphExec = *mut c_void;
     pub(crate) type CUmodule = *mut c_void;
     pub(crate) type CUstream = *mut c_void;
-
-    /// A failed call: the driver's code and text.
-    #[derive(Clone, Debug)]
-    pub(crate) struct Failure {
-        pub(crate) code: u32,
-        pub(crate) text: String,
-    }
-
-    impl Failure {
-        /// The device has no memory left.
-        pub(crate) fn is_out_of_memory(&self) -> bool {
-            self.code == 2
-        }
-
-        /// Of an event: its work has not run yet.
-        pub(crate) fn is_not_ready(&self) -> bool {
-            self.code == 600
-        }
-    }
-
-    type Called<T = ()> = Result<T, Failure>;
-
-    /// The properties of a GPU.
-    pub(crate) struct About {
-        pub(crate) context: CUcontext,
-        pub(crate) name: String,
-        pub(crate) capability: (u32, u32),
-        pub(crate) processors: u32,
-        pub(crate) shared_bytes_max: u32,
-    }
 
     /// Always an error.
     pub(crate) fn count() -> Result<usize, String> {
@@ -70,7 +42,7 @@ pub(crate) mod driver {
     }
 
     stubs! {
-        fn open(usize) -> About;
+        fn open(usize) -> (CUcontext, DeviceProperties);
         fn share_pool(usize, usize) -> ();
         fn trim(usize) -> ();
         #[unsafety] fn set_current(CUcontext) -> ();
@@ -104,18 +76,7 @@ pub(crate) mod driver {
 }
 
 pub(crate) mod library {
-    /// A library that CUDA programs use.
-    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum Library {
-        /// `libcuda`: devices, memory, launches. It comes with the GPU's driver.
-        Driver,
-        /// `libnvrtc`: the compiler of kernels.
-        Nvrtc,
-        /// `libcublasLt`: matrix products.
-        CublasLt,
-        /// `libnccl`: communication between GPUs.
-        Nccl,
-    }
+    use crate::vendor::Library;
 
     /// Whether `PHALANX_CUDA=emulator` asks for the stand-in libraries: not in this build.
     pub fn emulated() -> bool {
@@ -161,7 +122,7 @@ pub(crate) mod cublaslt {
 
     use crate::Result;
     use crate::context::Context;
-    use crate::gate::LoadGate;
+    use crate::load_gate::LoadGate;
     use crate::product::{ProductForm, ProductPointers};
 
     #[derive(Default)]

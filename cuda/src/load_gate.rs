@@ -18,14 +18,14 @@ use std::time::Duration;
 
 use crate::context::{Context, GpuEvent, lock};
 
-/// How often a thread that waits to load asks whether the collectives have ended.
+/// How long a thread that waits to load sleeps before it asks again whether the collectives have ended.
 const POLL: Duration = Duration::from_micros(100);
 
 /// The gate of a GPU.
 pub(crate) type LoadGate = Gate<GpuEvent>;
 
-/// Which threads may go on, on one GPU. `E` is the event that marks the end of a collective ([`GpuEvent`]; another in
-/// tests).
+/// Which threads of one GPU may load or launch. `E` is the event at the end of a collective ([`GpuEvent`]; another type
+/// in tests).
 #[derive(Debug)]
 pub(crate) struct Gate<E> {
     state: Mutex<State<E>>,
@@ -35,7 +35,7 @@ pub(crate) struct Gate<E> {
 #[derive(Debug)]
 struct State<E> {
     is_loading: bool,
-    /// Threads that give a collective at this moment.
+    /// Threads that launch a collective at this moment.
     entering: usize,
     under_way: Vec<E>,
 }
@@ -52,14 +52,14 @@ impl<E> Gate<E> {
         lock(&self.state)
     }
 
-    /// Waits until nothing is being loaded; then the thread may give a collective.
+    /// Waits until nothing is being loaded; then the thread may launch a collective.
     fn enter(&self) {
         let loading = |state: &mut State<E>| state.is_loading;
         let wait = self.changed.wait_while(self.lock(), loading);
         wait.unwrap_or_else(PoisonError::into_inner).entering += 1;
     }
 
-    /// The collective was given. `ends` tells when it has ended, if that can be known.
+    /// The thread has launched its collective. `ends` is the event at its end, if one could be recorded.
     fn leave(&self, ends: Option<E>, is_over: impl Fn(&E) -> bool) {
         let mut state = self.lock();
         state.entering -= 1;
@@ -112,7 +112,7 @@ fn is_over(work: &GpuEvent) -> bool {
     work.is_done().unwrap_or(true)
 }
 
-/// While it lives, its thread gives a collective to the GPU. See [`Gpu::enter_collective`](crate::Gpu::enter_collective).
+/// While it lives, its thread launches a collective. See [`Gpu::enter_collective`](crate::Gpu::enter_collective).
 #[derive(Debug)]
 pub struct CollectiveGuard {
     context: &'static Context,
