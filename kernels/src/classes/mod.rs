@@ -5,10 +5,10 @@
 use phalanx_tensor::cuda::{Args, Gpu, Grid, Kernel, Program, Scratch};
 use phalanx_tensor::{DType, Dims, Error, Result, Tensor};
 
+use crate::block_reader::elements;
+use crate::block_reader::values_f64;
 use crate::check;
 use crate::cuda::{FAULT, File, PRELUDE, type_name};
-use crate::source::elements;
-use crate::source::values_f64;
 
 /// How the items of a loss over classes are weighed and combined.
 #[derive(Clone, Copy)]

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use phalanx_tensor::{bf16, f16};
 
-use super::kernel::SizedTile;
+use super::micro_kernel::SizedTile;
 use crate::real::Real;
 use crate::scratch::Scratch;
 use crate::simd::{Float, Halves, Isa, Kernel, Runner, Vector, pair};

@@ -3,7 +3,7 @@
 //! **Bits.** An element of A B is one chain of fused multiply-adds over ascending k, begun at zero, in f32 (f64 for
 //! f64). Its bits are those of `for k { sum = a.mul_add(b, sum) }`, whatever the number of rows and columns, strides,
 //! blocking, threads, batch, position or instruction set. There are two exceptions. AVX-512's dot product of bf16 pairs
-//! (`vdpbf16ps`) flushes subnormal inputs and sums to zero. `gemm_column` adds in another order, which the number of
+//! (`vdpbf16ps`) flushes subnormal inputs and sums to zero. `gemv` adds in another order, which the number of
 //! steps alone decides.
 //!
 //! **Blocking** (after Goto and van de Geijn):
@@ -52,20 +52,20 @@
 //! cuda       products on a GPU
 //! ```
 
-mod column;
 mod cuda;
 mod element;
 mod epilogue;
-mod job;
-mod kernel;
+mod gemv;
+mod macro_kernel;
 mod mat;
+mod micro_kernel;
 mod offsets;
 mod pack;
+mod peak;
 mod plan;
 mod product;
 mod segments;
 mod small;
-mod speed;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -74,19 +74,19 @@ mod tile;
 
 use phalanx_tensor::Pool;
 
-pub(crate) use column::{COLUMN_STEPS_MIN, gemm_column};
 pub(crate) use cuda::multiply_on_gpu;
 pub(crate) use element::{GemmElem, PanelElem};
 pub(crate) use epilogue::{Epilogue, Write};
+pub(crate) use gemv::{GEMV_STEPS_MIN, gemv};
 pub(crate) use mat::{Cell, MatMut, MatRef};
 pub(crate) use offsets::{OffsetTable, gemm_by_offsets, gemm_by_panel};
+pub use peak::{peak_bandwidth, peak_flops};
 pub(crate) use plan::{is_parallel, share};
 pub(crate) use product::Batch;
 pub(crate) use segments::{
     SegmentedRows, gemm_segmented, pack_columns, pack_panels, packed_len, steps_in_place,
 };
 pub(crate) use small::{gemm_few, gemm_small};
-pub use speed::{peak_bandwidth, peak_flops};
 pub(crate) use tile::{Step, StepSegment, TileShape};
 
 use crate::simd::{Float, Runner};

@@ -7,8 +7,8 @@
 use std::ops::Range;
 
 use super::element::PanelElem;
-use super::kernel::run_tile;
 use super::mat::{MatMut, MatRef};
+use super::micro_kernel::run_tile;
 use super::tile::{Step, Tile, TileShape};
 use crate::simd::{Float, Runner};
 

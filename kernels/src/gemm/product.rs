@@ -11,9 +11,9 @@ use phalanx_tensor::Pool;
 
 use super::element::{GemmElem, steps_on};
 use super::epilogue::{Epilogue, Write};
-use super::job::Job;
-use super::kernel::run_tile;
+use super::macro_kernel::Job;
 use super::mat::{MatMut, MatRef};
+use super::micro_kernel::run_tile;
 use super::pack::Shared;
 use super::plan::{Parts, Plan, Problem, is_parallel, rows_cache_well, share};
 use super::thin::THIN_ROWS;

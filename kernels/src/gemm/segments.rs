@@ -6,8 +6,8 @@
 
 use super::element::{GemmElem, PanelElem, steps_on};
 use super::epilogue::Write;
-use super::kernel::{ROWS_MAX, run_tile};
 use super::mat::{MatMut, MatRef};
+use super::micro_kernel::{ROWS_MAX, run_tile};
 use super::pack::Panels;
 use super::plan::share;
 use super::tile::{StepSegment, Tile, TileShape};

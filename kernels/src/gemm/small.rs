@@ -6,8 +6,8 @@
 use std::ops::Range;
 
 use super::element::One;
-use super::kernel::run_tile;
 use super::mat::{MatMut, MatRef};
+use super::micro_kernel::run_tile;
 use super::plan::share;
 use super::tile::{Tile, TileShape, VECTORS};
 use crate::simd::{Float, Runner};

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::element::PanelElem;
-use super::kernel::{AHEAD, load};
+use super::micro_kernel::{AHEAD, load};
 use super::tile::Tile;
 use crate::simd::{Float, Isa, Vector};
 
@@ -11,7 +11,7 @@ use crate::simd::{Float, Isa, Vector};
 ///
 /// # Safety
 ///
-/// [`run_tile`](super::kernel::run_tile)'s.
+/// [`run_tile`](super::micro_kernel::run_tile)'s.
 #[inline(always)]
 pub(super) unsafe fn add_planes<P, S, V, const H: usize, const W: usize>(
     tile: &Tile<P::Acc>,
@@ -65,7 +65,7 @@ where
 ///
 /// # Safety
 ///
-/// [`run_tile`](super::kernel::run_tile)'s.
+/// [`run_tile`](super::micro_kernel::run_tile)'s.
 #[inline(always)]
 pub(super) unsafe fn add_segments<P, S, V, const H: usize, const W: usize>(
     tile: &Tile<P::Acc>,

@@ -3,6 +3,7 @@
 use phalanx_tensor::cuda::{Args, Grid, Program, Scratch};
 use phalanx_tensor::{DType, Dim, Element, Error, Result, Tensor};
 
+use crate::block_reader::{BLOCK, BlockReader};
 use crate::cuda::{PRELUDE, type_name};
 use crate::dispatch::Kernels;
 use crate::pointwise::PIECE;
@@ -13,7 +14,6 @@ use crate::reduce::{
     fold_tensor,
 };
 use crate::simd::{Isa, Kernel, dispatch};
-use crate::source::{BLOCK, Source};
 
 /// The largest element over `dims`, which stay with size 1 if `keepdim`; NaN if there is one. Any dtype.
 ///
@@ -83,7 +83,7 @@ fn extremum_on_cpu<C: Combine>(op: &'static str, frame: &Frame, combine: C, out:
     }
     let numel = out.numel();
     for_integer!(op, out.dtype(), T => {
-        let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
+        let source = BlockReader::<T>::open(op, &frame.view, frame.view.shape())?;
         let target = &mut out.write::<T>(op)?[..numel];
         match C::START < 0.0 {
             true => fold_each::<T, T>(frame, &source, &By(Most), target),
@@ -171,13 +171,13 @@ fn search_on_cpu(
 ) -> Result<()> {
     if values.dtype().is_float() {
         return for_real!(op, values.dtype(), T => {
-            let source = Wide(Source::<T>::open(op, &frame.view, frame.view.shape())?);
+            let source = Wide(BlockReader::<T>::open(op, &frame.view, frame.view.shape())?);
             let found = search::<<T as Real>::Wide>(frame, &source, largest)?;
             store(op, found, values, indices, <T as Real>::narrow)
         });
     }
     for_integer!(op, values.dtype(), T => {
-        let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
+        let source = BlockReader::<T>::open(op, &frame.view, frame.view.shape())?;
         let found = search::<T>(frame, &source, largest)?;
         store(op, found, values, indices, |x: T| x)
     })
@@ -359,7 +359,7 @@ fn any_nan_on_gpu(x: &Tensor) -> Result<bool> {
 }
 
 fn any_nan_of<T: Real>(x: &Tensor) -> Result<bool> {
-    let source = Source::<T>::open(ANY_NAN, x, x.shape())?;
+    let source = BlockReader::<T>::open(ANY_NAN, x, x.shape())?;
     let mut scratch = [T::zeroed(); BLOCK];
     let is_nan = |x: &T| x.partial_cmp(x).is_none();
     let starts = (0..x.numel()).step_by(BLOCK);

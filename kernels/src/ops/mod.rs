@@ -46,12 +46,12 @@ mod rearrange;
 mod recurrence;
 mod rope;
 mod scaled_dot_product_attention;
-mod sheets;
 mod softmax;
 mod sort;
+mod space_to_depth;
 mod sum;
 mod sum_of_squares;
-mod taps;
+mod tap_range;
 mod unary;
 mod where_;
 

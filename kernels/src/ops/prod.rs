@@ -2,6 +2,7 @@
 
 use phalanx_tensor::{DType, Dim, Element, Result, Tensor};
 
+use crate::block_reader::{BLOCK, BlockReader};
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::ops::cast::Number;
@@ -10,7 +11,6 @@ use crate::real::{Real, for_integer, for_real};
 use crate::reduce::{By, Frame, Itself, Kind, Product, Stored, Times, each, fold_each, fold_in};
 use crate::scratch::{Scratch, with_scratch};
 use crate::simd::{Float, Isa, Kernel, dispatch};
-use crate::source::{BLOCK, Source};
 
 /// The product over `dims`, which stay with size 1 if `keepdim`; 1 over nothing. Floats are multiplied in f64 and
 /// rounded once; integers and bools in i64, where they wrap.
@@ -47,7 +47,7 @@ fn products_on_cpu(frame: &Frame, out: &mut Tensor) -> Result<()> {
         let frame = frame.in_any_order()?;
         let mut target = out.write::<i64>(OP)?;
         return for_integer!(OP, from, T => {
-            let source = Source::<T>::open(OP, &frame.view, frame.view.shape())?;
+            let source = BlockReader::<T>::open(OP, &frame.view, frame.view.shape())?;
             fold_each::<T, i64>(&frame, &source, &By(Product), &mut target[..numel])
         });
     }
@@ -113,7 +113,7 @@ fn others(x: &Tensor, dim: usize) -> Result<Tensor> {
 
 fn others_of<T: Real>(x: &Tensor, [n, inner]: [usize; 2], out: &mut Tensor) -> Result<()> {
     let (slab, numel) = (n * inner, out.numel());
-    let source = Source::<T>::open(OTHERS, x, x.shape())?;
+    let source = BlockReader::<T>::open(OTHERS, x, x.shape())?;
     let mut target = out.write::<T>(OTHERS)?;
     let pool = x.device().pool()?;
     let width = (PIECE / n.max(1)).max(NARROW).next_multiple_of(NARROW);
@@ -154,7 +154,7 @@ fn with_room<W: Scratch>(elements: usize, f: impl FnOnce(Room<'_, W>)) {
 
 /// Sets `to`, the rows of some columns or these as a whole. Rows of `x` begin `apart` elements from each other.
 fn others_at<T: Real>(
-    source: &Source<'_, T>,
+    source: &BlockReader<'_, T>,
     start: usize,
     apart: usize,
     [n, inner]: [usize; 2],

@@ -7,8 +7,8 @@ use super::creation::full_for;
 use super::in_place::{copy_, elements};
 use crate::check;
 use crate::cuda::Strided;
+use crate::data_movement::reverse;
 use crate::dispatch::Kernels;
-use crate::moves::reverse;
 use crate::pointwise::PIECE;
 use crate::pointwise::cuda::{self, Arrangement, Expression, bits_name};
 

@@ -2,6 +2,7 @@
 
 use phalanx_tensor::{DType, Dim, Result, Tensor};
 
+use crate::block_reader::BlockReader;
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_integer, for_real};
@@ -10,7 +11,6 @@ use crate::reduce::{
     By, Deviation, ExpAbove, Frame, Itself, Kind, Largest, Sum, Total, each, fold, fold_each, fold_tensor,
 };
 use crate::simd::Float;
-use crate::source::Source;
 
 /// The sum over `dims`, which stay with size 1 if `keepdim`; 0 over nothing. Integers and bools are summed in i64
 /// and wrap. Of floats a block's elements are added in the type that is computed in, over many chains side by side,
@@ -56,7 +56,7 @@ fn integers_on_cpu(op: &'static str, frame: &Frame, out: &mut Tensor) -> Result<
     let (numel, frame) = (out.numel(), frame.in_any_order()?);
     let mut target = out.write::<i64>(op)?;
     for_integer!(op, frame.view.dtype(), T => {
-        let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
+        let source = BlockReader::<T>::open(op, &frame.view, frame.view.shape())?;
         fold_each::<T, i64>(&frame, &source, &By(Sum), &mut target[..numel])
     })
 }

@@ -2,13 +2,13 @@
 
 use phalanx_tensor::{DType, Element, Result, Scalar, Tensor};
 
+use crate::block_reader::{BLOCK, BlockReader, Cut, Scratch};
 use crate::check;
-use crate::moves::choose;
+use crate::data_movement::choose;
 use crate::ops::cast::Number;
 use crate::pointwise::cuda::{self, Expression};
 use crate::pointwise::{evaluate, in_order, update};
 use crate::real::for_element;
-use crate::source::{BLOCK, Cut, Scratch, Source};
 
 /// `a` where `condition` (a bool), else `b`; all three broadcast. Any dtype, the same for both.
 ///
@@ -68,11 +68,11 @@ fn choose_all<T: Element>(
     out: &mut Tensor,
 ) -> Result<()> {
     let (a, number) = match a {
-        Choice::Of(a) => (Some(Source::<T>::open(op, a, out.shape())?), T::zeroed()),
+        Choice::Of(a) => (Some(BlockReader::<T>::open(op, a, out.shape())?), T::zeroed()),
         Choice::Number(number) => (None, number),
     };
-    let condition = Source::<u8>::open(op, condition, out.shape())?;
-    let b = Source::<T>::open(op, b, out.shape())?;
+    let condition = BlockReader::<u8>::open(op, condition, out.shape())?;
+    let b = BlockReader::<T>::open(op, b, out.shape())?;
     let cut = Cut::NONE.with(&condition).with(&b);
     let cut = a.as_ref().map_or(cut, |a| cut.with(a));
     let numbers = [number; BLOCK];

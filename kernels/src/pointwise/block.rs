@@ -5,13 +5,13 @@
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
+use crate::block_reader::GROUP;
 use crate::real::{Input, Output};
-use crate::source::GROUP;
 
 use super::Pointwise;
+use crate::block_reader::{BlockReader, Cut, Scratch};
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
-use crate::source::{Cut, Scratch, Source};
 
 /// Inputs seen as lines of one length, as many as the output has, which lie one after the other there.
 #[derive(Clone, Copy)]
@@ -219,7 +219,7 @@ const LINES_MAX: usize = 64;
 #[inline(never)]
 pub(super) fn map_apart<T: Real, const N: usize>(
     f: Function<'_, T::Wide, N>,
-    sources: &[Source<'_, T>; N],
+    sources: &[BlockReader<'_, T>; N],
     (cut, width): (Cut, Option<usize>),
     start: usize,
     target: &mut [T],
@@ -233,7 +233,7 @@ pub(super) fn map_apart<T: Real, const N: usize>(
 /// Block by block, each gathered.
 fn map_gathered<T: Real, const N: usize>(
     f: Function<'_, T::Wide, N>,
-    sources: &[Source<'_, T>; N],
+    sources: &[BlockReader<'_, T>; N],
     cut: Cut,
     start: usize,
     target: &mut [T],
@@ -249,11 +249,11 @@ fn map_gathered<T: Real, const N: usize>(
     });
 }
 
-/// Lines of `width` elements, see [`crate::source::line_width`], many by one call: elements are read in place. What a piece
+/// Lines of `width` elements, see [`crate::block_reader::line_width`], many by one call: elements are read in place. What a piece
 /// has of lines that it shares with its neighbours is computed apart.
 fn map_lines<T: Real, const N: usize>(
     f: Function<'_, T::Wide, N>,
-    sources: &[Source<'_, T>; N],
+    sources: &[BlockReader<'_, T>; N],
     width: usize,
     mut start: usize,
     mut target: &mut [T],

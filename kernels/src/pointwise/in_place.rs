@@ -4,10 +4,10 @@ use phalanx_tensor::{Result, Tensor};
 
 use super::order::contiguous_if_scattered;
 use super::{Function, Lines, Pointwise, apply, cuda, map, run, update};
+use crate::block_reader::{BLOCK, BlockReader, Scratch};
 use crate::check;
 use crate::dispatch::by_device;
 use crate::real::{Real, for_real};
-use crate::source::{BLOCK, Scratch, Source};
 
 /// Elements of a small tensor: to clear the scratch of a whole block takes longer than its operation.
 const FEW: usize = BLOCK / 16;
@@ -93,7 +93,7 @@ fn modify_by<T: Real, const B: usize>(
     to: &mut Tensor,
     x: Option<&Tensor>,
 ) -> Result<()> {
-    let source = x.map(|x| Source::<T>::open(op, x, x.shape())).transpose()?;
+    let source = x.map(|x| BlockReader::<T>::open(op, x, x.shape())).transpose()?;
     update(op, to, |start, target: &mut [T]| {
         let (mut before, mut other) = ([T::zeroed(); B], Scratch::new());
         for (i, target) in target.chunks_mut(B).enumerate() {

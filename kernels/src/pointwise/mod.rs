@@ -18,11 +18,11 @@ use cuda::Expression;
 pub(crate) use in_place::{map_over, modify};
 pub(crate) use order::in_order;
 
+use crate::block_reader::{BLOCK, BlockReader, Cut, Scratch, for_each_part, line_width};
 use crate::check;
 use crate::dispatch::by_device;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch, each};
-use crate::source::{BLOCK, Cut, Scratch, Source, for_each_part, line_width};
 
 /// A function of `N` elements.
 pub(crate) trait Pointwise<const N: usize>: Copy + Sync {
@@ -125,10 +125,10 @@ fn map_typed<T: Real, const N: usize>(
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
-    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, out.shape())?;
+    let sources: [BlockReader<'_, T>; N] = BlockReader::open_all(op, inputs, out.shape())?;
     let ways = (Cut::of(&sources), line_width(&sources));
     update(op, out, |start, target: &mut [T]| {
-        if sources.iter().all(Source::is_contiguous) {
+        if sources.iter().all(BlockReader::is_contiguous) {
             let x = std::array::from_fn(|n| T::input(sources[n].block(start, target.len(), &mut [])));
             return apply(f, x, T::output(target));
         }
@@ -201,7 +201,7 @@ pub(crate) fn map_stored<T: Element, U: Element, const N: usize>(
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
-    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, out.shape())?;
+    let sources: [BlockReader<'_, T>; N] = BlockReader::open_all(op, inputs, out.shape())?;
     let cut = Cut::of(&sources);
     update(op, out, |start, target: &mut [U]| {
         let mut scratch: [Scratch<T>; N] = std::array::from_fn(|_| Scratch::new());

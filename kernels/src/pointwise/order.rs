@@ -9,7 +9,7 @@ use phalanx_tensor::{DType, Dims, Result, Tensor};
 use smallvec::SmallVec;
 
 use super::common_shape;
-use crate::source::BLOCK;
+use crate::block_reader::BLOCK;
 
 /// A tensor of `dtype` of the shape that the inputs broadcast to. `compute` fills it, contiguous, from the inputs seen in its order.
 pub(crate) fn in_order<const N: usize>(

@@ -15,11 +15,11 @@ use phalanx_tensor::{Element, Result};
 
 use super::term::{Elements, Half, halves};
 use super::{Combine, Finish, Frame, Reduction, Stored, Term};
+use crate::block_reader::{BLOCK, BlockReader};
 use crate::real::Input;
 use crate::real::Real;
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, PARTS_MAX, Vector, each};
-use crate::source::{BLOCK, Source};
 
 /// Rows brought together before f64.
 const ROWS: usize = 64;
@@ -42,7 +42,7 @@ pub(super) fn fold<T: Real, W: Float, U: Send, const K: usize>(
 where
     T::Wide: Stored<W>,
 {
-    let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
+    let source = BlockReader::<T>::open(op, &frame.view, frame.view.shape())?;
     let (device, outputs, rows) = (frame.view.device(), out.len(), rows_a_part(frame));
     let (pool, parts) = (device.pool()?, frame.n.div_ceil(rows).max(1));
     let whole = frame.inner.min(BLOCK);
@@ -119,12 +119,12 @@ struct Scratch<E, W, const K: usize> {
     room: usize,
     /// Columns that are being brought together.
     sums: [[W; BLOCK]; K],
-    /// See [`Source::across`].
+    /// See [`BlockReader::across`].
     along: Option<[usize; 2]>,
 }
 
 impl<E: Element, W: Float, const K: usize> Scratch<E, W, K> {
-    fn new<T: Real<Wide = E>>(source: &Source<'_, T>, inner: usize) -> Self {
+    fn new<T: Real<Wide = E>>(source: &BlockReader<'_, T>, inner: usize) -> Self {
         let along = source.across(inner);
         let rows = match source.is_across() && along.is_none() {
             true => 16,
@@ -160,7 +160,7 @@ fn segments(range: Range<usize>, inner: usize, most: usize) -> impl Iterator<Ite
 
 /// Reduces the columns from `output` on, which lie in one row, over `rows`.
 fn fold_columns<T: Real, W: Float, const K: usize>(
-    source: &Source<'_, T>,
+    source: &BlockReader<'_, T>,
     frame: &Frame,
     reduction: Reduction<'_, T::Wide, W, K>,
     rows: Range<usize>,

@@ -4,10 +4,10 @@ use phalanx_tensor::cuda::{Args, Gpu, Grid, Kernel, Program, Scratch};
 use phalanx_tensor::{DType, Loops, Result, Tensor};
 
 use super::{Combine, Frame, Term};
+use crate::block_reader::wide_dtype;
 use crate::cuda::{File, PRELUDE, type_name};
 use crate::pointwise::trace::{self, Traced, VECTOR};
 use crate::rows::cuda::ROWS;
-use crate::source::wide_dtype;
 
 const FILES: &[File] = &[
     PRELUDE,

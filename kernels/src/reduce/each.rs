@@ -6,10 +6,10 @@ use std::ops::Range;
 use phalanx_tensor::{Element, Result};
 
 use super::Frame;
+use crate::block_reader::{BLOCK, BlockReader};
 use crate::pointwise::PIECE;
 use crate::real::Real;
 use crate::simd::{Isa, Kernel, dispatch};
-use crate::source::{BLOCK, Source};
 
 /// Elements of a part of an output, at least.
 const PART: usize = 16 * BLOCK;
@@ -34,18 +34,18 @@ pub(crate) trait Blocks<E>: Sync {
     fn block<'a>(&'a self, start: usize, len: usize, room: &'a mut [E]) -> &'a [E];
 }
 
-impl<E: Element> Blocks<E> for Source<'_, E> {
+impl<E: Element> Blocks<E> for BlockReader<'_, E> {
     fn in_place(&self) -> bool {
         self.is_contiguous()
     }
 
     fn block<'a>(&'a self, start: usize, len: usize, room: &'a mut [E]) -> &'a [E] {
-        Source::block(self, start, len, room)
+        BlockReader::block(self, start, len, room)
     }
 }
 
 /// Floats, widened.
-pub(crate) struct Wide<'a, T>(pub(crate) Source<'a, T>);
+pub(crate) struct Wide<'a, T>(pub(crate) BlockReader<'a, T>);
 
 impl<T: Real> Blocks<T::Wide> for Wide<'_, T> {
     fn in_place(&self) -> bool {

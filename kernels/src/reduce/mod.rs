@@ -8,28 +8,28 @@
 mod columns;
 pub(crate) mod cuda;
 mod each;
-mod frame;
 mod rows;
 mod term;
 #[cfg(test)]
 mod tests;
+mod view;
 
 use phalanx_tensor::{Result, Tensor};
 
+use crate::block_reader::BLOCK;
 use crate::real::Real;
 use crate::simd::{Float, dispatch};
-use crate::source::BLOCK;
 
 use columns::{Columns, OfColumns};
 use rows::{OfRows, Rows};
 
 pub(crate) use cuda::{Kind, VALUE, each, stored};
 pub(crate) use each::{Blocks, By, Least, Most, Product, Sum, Wide, fold_each};
-pub(crate) use frame::Frame;
 pub(crate) use term::{Combine, Largest, Smallest, Times, Total};
 pub(crate) use term::{
     Deviation, ExpAbove, Itself, Magnitude, NonZero, Power, Relative, Square, Stored, Term,
 };
+pub(crate) use view::Frame;
 
 /// Reduces every output's elements to `K` numbers, and calls `finish(output index, numbers)` for what is to be
 /// stored. `shifts` holds a number for each output that the terms refer to, or nothing.

@@ -8,12 +8,12 @@ use phalanx_tensor::Result;
 
 use super::term::{Elements, Half, halves};
 use super::{Combine, Finish, Frame, Reduction, Stored, Term};
+use crate::block_reader::{BLOCK, BlockReader};
 use crate::pointwise::piece_of;
 use crate::real::Input;
 use crate::real::Real;
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
-use crate::source::{BLOCK, Source};
 
 /// Rows that are handed to the vectors at once, at most.
 const ROWS: usize = 128;
@@ -32,7 +32,7 @@ pub(super) fn fold<T: Real, W: Float, U: Send, const K: usize>(
 where
     T::Wide: Stored<W>,
 {
-    let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
+    let source = BlockReader::<T>::open(op, &frame.view, frame.view.shape())?;
     if frame.n > BLOCK {
         return fold_long(&source, frame, reduction, out, finish);
     }
@@ -75,7 +75,7 @@ where
 
 /// Rows of several blocks: first each block, then each row's blocks.
 fn fold_long<T: Real, W: Float, U: Send, const K: usize>(
-    source: &Source<'_, T>,
+    source: &BlockReader<'_, T>,
     frame: &Frame,
     reduction: Reduction<'_, T::Wide, W, K>,
     out: &mut [U],
@@ -151,7 +151,7 @@ where
 
 /// If rows lie across memory and some of them, one after the other, are a block: how many elements a row has, how many rows lie
 /// beside each other, and how far apart a row's elements are.
-fn linked<T: Real, W: Float>(source: &Source<'_, T>, n: usize) -> Option<[usize; 3]> {
+fn linked<T: Real, W: Float>(source: &BlockReader<'_, T>, n: usize) -> Option<[usize; 3]> {
     let width = source.run();
     let [side, stride] =
         source.across(width).filter(|_| width > 0 && width.is_multiple_of(SIDE * LANES_MAX))?;

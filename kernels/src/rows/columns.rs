@@ -3,10 +3,10 @@
 
 use phalanx_tensor::{Result, Tensor};
 
+use crate::block_reader::BlockReader;
 use crate::real::Real;
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch};
-use crate::source::Source;
 
 /// Columns that a kernel computes at a time: a group.
 pub(crate) const SIDE: usize = LANES_MAX;
@@ -69,7 +69,7 @@ fn run_by<T: Real, const N: usize>(
     if numel == 0 {
         return Ok(());
     }
-    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, inputs[0].shape())?;
+    let sources: [BlockReader<'_, T>; N] = BlockReader::open_all(op, inputs, inputs[0].shape())?;
     let (pool, outer) = (inputs[0].device().pool()?, numel / slab);
     let pieces = (4 * pool.threads()).div_ceil(outer).min(inner.div_ceil(SIDE));
     let width = inner.div_ceil(pieces).next_multiple_of(SIDE);
@@ -116,7 +116,7 @@ impl<T: Real> Block<'_, T> {
         &mut self,
         kernel: Columnwise<'_, T::Wide, N>,
         [n, inner]: [usize; 2],
-        sources: &[Source<'_, T>; N],
+        sources: &[BlockReader<'_, T>; N],
         kept: usize,
     ) {
         let strip =

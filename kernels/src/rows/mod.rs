@@ -13,13 +13,13 @@ use std::ops::Range;
 
 use phalanx_tensor::{Device, Result, Tensor};
 
+use crate::block_reader::BlockReader;
 use crate::check;
 use crate::dispatch::by_device;
 use crate::pointwise::{PIECE, piece_of};
 use crate::real::{Real, for_real};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, dispatch};
-use crate::source::Source;
 use columns::ColumnKernel;
 use cuda::RowProgram;
 
@@ -111,7 +111,8 @@ fn run_by<T: Real, const N: usize>(
 ) -> Result<Vec<f64>> {
     let like = inputs.first().copied();
     let pool = like.or(outputs.y.as_deref()).map_or(Device::CPU, Tensor::device).pool()?;
-    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, like.map_or(&[], Tensor::shape))?;
+    let sources: [BlockReader<'_, T>; N] =
+        BlockReader::open_all(op, inputs, like.map_or(&[], Tensor::shape))?;
     let mut y = outputs.y.map(|y| Ok((y.offset(), y.write::<T>(op)?))).transpose()?;
     let y: &mut [T] = y.as_mut().map_or(&mut [], |(at, y)| &mut y[*at..][..shape.rows * shape.width]);
     let mut sum = sum.map(|sum| Ok((sum.offset(), sum.write::<T>(op)?))).transpose()?;
@@ -171,7 +172,7 @@ impl<T: Real> Block<'_, T> {
         &mut self,
         kernel: Rowwise<'_, T::Wide, N>,
         shape: Shape,
-        sources: &[Source<'_, T>; N],
+        sources: &[BlockReader<'_, T>; N],
     ) {
         let direct = T::as_wide(&[]).is_some();
         let together = (TOGETHER / shape.width.max(1)).clamp(1, self.count);
@@ -198,7 +199,7 @@ impl<T: Real> Block<'_, T> {
         rows: Range<usize>,
         kernel: Rowwise<'_, T::Wide, N>,
         shape: Shape,
-        sources: &[Source<'_, T>; N],
+        sources: &[BlockReader<'_, T>; N],
         gathered: &mut [&mut [T::Wide]; N],
         [wide, wide_sum]: [&mut [T::Wide]; 2],
     ) {

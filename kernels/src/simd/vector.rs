@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use super::halves::Halves;
 use super::math;
 use super::tables::Tables;
-use super::whole::small;
+use super::truncate::small_integer;
 
 /// The most lanes any instruction set has (16 x f32 in 512 bits).
 pub(crate) const LANES_MAX: usize = 16;
@@ -370,7 +370,7 @@ pub(crate) trait Float:
     fn is_nan(self) -> bool;
 
     /// The integer that this is, from 0 to 2^24; some such number of any other.
-    fn small(self) -> i32;
+    fn small_integer(self) -> i32;
 
     /// At most a vector's lanes, widened; zeros beyond. Only f32 is what halves are computed in: f64 gives zeros.
     fn load_bf16<S: Isa>(from: &[bf16]) -> Self::Vec<S>;
@@ -422,8 +422,8 @@ float! {
     f32: F32
 
     #[inline(always)]
-    fn small(self) -> i32 {
-        small(self)
+    fn small_integer(self) -> i32 {
+        small_integer(self)
     }
 
     #[inline(always)]
@@ -451,8 +451,8 @@ float! {
     f64: F64
 
     #[inline(always)]
-    fn small(self) -> i32 {
-        small(self as f32)
+    fn small_integer(self) -> i32 {
+        small_integer(self as f32)
     }
 
     #[inline(always)]

@@ -4,11 +4,11 @@ use phalanx_tensor::cuda::{Args, Gpu, Grid, Kernel, Program, Scratch};
 use phalanx_tensor::{DType, Dims, Result, Tensor};
 
 use super::{Channels, KEPT};
+use crate::block_reader::wide_dtype;
 use crate::cuda::{File, PRELUDE, type_name};
 use crate::reduce::cuda::{Finish, Precision, Target, fold, numbers};
 use crate::reduce::{Deviation, Frame, Itself, Total};
 use crate::rows::cuda::{ROWS, STANDARD};
-use crate::source::wide_dtype;
 
 const FILES: &[File] = &[PRELUDE, ROWS, STANDARD, ("channels.cu", include_str!("channels.cu"))];
 /// As many blocks as keep a large device busy, whatever the device.

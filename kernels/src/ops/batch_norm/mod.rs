@@ -6,6 +6,9 @@ mod whole;
 
 use phalanx_tensor::{Device, Error, Result, Tensor};
 
+use crate::block_reader::GROUP;
+use crate::block_reader::values_f64;
+use crate::block_reader::{elements, store, wide_dtype, widened_if};
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::ops::copy_;
@@ -13,9 +16,6 @@ use crate::real::{Real, for_real};
 use crate::reduce::{Deviation, Frame, Itself, Total, fold};
 use crate::rows::{self, Outputs, Shape};
 use crate::simd::Float;
-use crate::source::GROUP;
-use crate::source::values_f64;
-use crate::source::{elements, store, wide_dtype, widened_if};
 
 /// Numbers kept of a channel: the mean's two parts, the inverse deviation, and the variance.
 const KEPT: usize = 4;

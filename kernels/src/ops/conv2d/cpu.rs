@@ -1,19 +1,19 @@
 //! Convolutions on the CPU, plain and transposed, as implicit GEMM: packed weights times the source pixels under each
-//! kernel element ([`super::unit`]). The pixels are read in the source itself if its rows are as long as the
+//! kernel element ([`super::implicit_gemm`]). The pixels are read in the source itself if its rows are as long as the
 //! output's, else in a window (a padded copy of some rows): in place if a panel's points lie side by side there, else
-//! gathered into panels. Few output channels are summed without panels ([`super::thin`], [`super::channels`]). Each
+//! gathered into panels. Few output channels are summed without panels ([`super::thin`], [`super::depthwise`]). Each
 //! output is one chain of multiply-adds over channels and kernel elements, in the order of [`super::window`], however
 //! the work is divided; there is no zero-stuffing and nothing is scattered.
 
-use super::job::Correlation;
+use super::problem::Correlation;
 use phalanx_tensor::{Result, Tensor};
 
-use super::channels::{self, Channels};
-use super::images::{self, Images};
-use super::job::Summed;
-use super::packed::{Packed, Panels};
+use super::batch_last::{self, Images};
+use super::depthwise::{self, Channels};
+use super::implicit_gemm::{Side, Unit};
+use super::packed_weights::{Packed, Panels};
+use super::problem::Summed;
 use super::thin::{self, Thin};
-use super::unit::{Side, Unit};
 use super::window::Axis;
 use super::window::Cut;
 use super::window::Order;
@@ -43,7 +43,7 @@ impl Correlation<'_> {
         let thin = thin::unit(self, shape[0], pool.threads());
         let group = Panels::new(self.channels_out, tile.rows, 1);
         let reads_offsets = thin.is_none() && group.rows_all(|rows| tile.reads_offsets(rows));
-        let by_images = reads_offsets && images::pays(self, shape[0], tile);
+        let by_images = reads_offsets && batch_last::pays(self, shape[0], tile);
         let (unit, rows_max) = match thin {
             Some(unit) => (unit, thin::ROWS),
             None if by_images => (self.channels_out, tile.rows),
@@ -72,8 +72,8 @@ impl Correlation<'_> {
             if let Some(unit) = thin {
                 let (weights, size) = (&weights[..], [shape[2], shape[3]]);
                 let pixels = [2, 3].map(|d| self.source.shape()[d]);
-                if self.groups >= channels::CHANNELS_MIN
-                    && channels::pays(&self.passes, [self.channels_in, self.channels_out], pixels)
+                if self.groups >= depthwise::CHANNELS_MIN
+                    && depthwise::pays(&self.passes, [self.channels_in, self.channels_out], pixels)
                 {
                     return Channels { job: self, source, bias, weights, size }.run(&pool, out);
                 }

@@ -5,21 +5,21 @@
 //! `sum over grid points and kernel elements of image[point * stride - padding + element * dilation] *
 //! weight[element] * grid[point]`; each function is its derivative by one of the three tensors.
 
-mod channels;
+mod as_linear;
+mod batch_last;
 mod cpu;
 mod cuda;
-mod dots;
+mod depthwise;
 mod gather;
-mod images;
-mod job;
+mod implicit_gemm;
 mod options;
-mod packed;
-mod point;
+mod packed_weights;
+mod problem;
 #[cfg(test)]
 mod tests;
 mod thin;
-mod unit;
-mod weight;
+mod thin_weight_gradient;
+mod weight_gradient;
 mod window;
 
 pub use options::{Conv1dOptions, Conv3dOptions, ConvOptions};
@@ -28,8 +28,8 @@ use phalanx_tensor::{Error, Result, Tensor};
 
 use crate::check;
 use crate::dispatch::{Kernels, by_device};
+use crate::flops;
 use crate::real::for_real;
-use crate::work;
 
 /// The convolution of `image` `[n, in, h, w]` with `weight` `[out, in / groups, kh, kw]`, plus `bias` `[out]`, at a grid
 /// of `size` points ([`ConvOptions::size`]): `[n, out, ..size]`.
@@ -51,10 +51,10 @@ pub fn conv2d(
     let axis = |i: usize, kernel| {
         window::direct(size[i], kernel, options.stride[i], options.padding[i], options.dilation[i])
     };
-    if point::is_single(options, parts.size(), size, [kh, kw]) {
-        return point::direct(&parts, weight, bias);
+    if as_linear::covers_image(options, parts.size(), size, [kh, kw]) {
+        return as_linear::direct(&parts, weight, bias);
     }
-    work::count([image.shape()[0], outputs, size[0], size[1], inputs, kh, kw]);
+    flops::count_multiply_adds([image.shape()[0], outputs, size[0], size[1], inputs, kh, kw]);
     let strides = weight.strides();
     let form = parts.form(parts.size(), size, [kh, kw]);
     let on_gpu = |bias: Option<&Tensor>, out: &mut Tensor| form.direct(&parts.source, weight, bias, out);
@@ -84,10 +84,10 @@ pub fn conv_transpose2d(
     let axes = |i: usize, kernel| {
         window::transposed(size[i], kernel, options.stride[i], options.padding[i], options.dilation[i])
     };
-    if point::is_single(options, size, parts.size(), [kh, kw]) {
-        return point::transposed(&parts, weight, bias);
+    if as_linear::covers_image(options, size, parts.size(), [kh, kw]) {
+        return as_linear::transposed(&parts, weight, bias);
     }
-    work::count([grid.numel(), outputs, kh, kw]);
+    flops::count_multiply_adds([grid.numel(), outputs, kh, kw]);
     let strides = weight.strides();
     let form = parts.form(size, parts.size(), [kh, kw]);
     let on_gpu = |bias: Option<&Tensor>, out: &mut Tensor| form.transposed(&parts.source, weight, bias, out);
@@ -118,10 +118,10 @@ pub fn conv2d_weight(
     }
     parts.divides("output channels", outputs)?;
     let shape = [outputs, parts.channels_source, kernel[0], kernel[1]];
-    if point::is_single(options, parts.size(), [gh, gw], kernel) {
-        return point::weight(&parts, grid);
+    if as_linear::covers_image(options, parts.size(), [gh, gw], kernel) {
+        return as_linear::weight(&parts, grid);
     }
-    work::count([grid.numel(), parts.channels_source, kernel[0], kernel[1]]);
+    flops::count_multiply_adds([grid.numel(), parts.channels_source, kernel[0], kernel[1]]);
     let grid = grid.contiguous()?;
     let mut out = Tensor::empty_for(OP, &shape, image.dtype(), image.device())?;
     WEIGHT.run(out.device(), |weight| weight(&parts, &grid, kernel, &mut out))?;
@@ -228,7 +228,7 @@ impl<'a> Parts<'a> {
         }
         let on_cpu = |out: &mut Tensor| {
             let (passes, weight_strides) = plan();
-            let job = job::Correlation {
+            let job = problem::Correlation {
                 op: self.op,
                 source: &self.source,
                 weight: self.other,
@@ -251,7 +251,7 @@ fn weight_on_cpu(parts: &Parts<'_>, grid: &Tensor, kernel: [usize; 2], out: &mut
     let axis = |i: usize, count| {
         window::direct(count, kernel[i], options.stride[i], options.padding[i], options.dilation[i])
     };
-    let job = job::WeightGrad {
+    let job = problem::WeightGrad {
         op: parts.op,
         image: &parts.source,
         grid,

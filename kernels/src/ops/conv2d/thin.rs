@@ -6,12 +6,12 @@ use std::ops::Range;
 
 use phalanx_tensor::Pool;
 
-use super::job::Correlation;
-use super::job::Summed;
-use super::packed::Packed;
+use super::packed_weights::Packed;
+use super::problem::Correlation;
+use super::problem::Summed;
 use super::window::Axis;
 use crate::gemm::share;
-use crate::ops::sheets::{Lay, Reach, Sheets, VECTORS_MAX, runs};
+use crate::ops::space_to_depth::{Lay, Reach, Sheets, VECTORS_MAX, runs};
 use crate::real::Real;
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};

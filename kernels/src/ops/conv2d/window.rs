@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use super::job::{POINTS_MIN, Part};
+use super::problem::{POINTS_MIN, Part};
 use crate::gemm::{GemmElem, PanelElem, Step, TileShape, steps_in_place};
 
 /// Output pixel `out_start + i * out_step`, for `i` below `count`, is made of source pixels

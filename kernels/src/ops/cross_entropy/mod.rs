@@ -6,6 +6,8 @@ mod cpu;
 use phalanx_tensor::cuda::Kernel;
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
+use crate::block_reader::{BlockReader, values_f64};
+use crate::block_reader::{elements, store, wide_dtype};
 use crate::check;
 use crate::classes::Reduction;
 use crate::classes::{CLASSES, Targets};
@@ -16,8 +18,6 @@ use crate::real::{Real, for_real};
 use crate::rows::cuda::{Operand, PACKET_BYTES, RowProgram, Team, row_program};
 use crate::rows::{self, Outputs, Shape, columns};
 use crate::simd::Float;
-use crate::source::{Source, values_f64};
-use crate::source::{elements, store, wide_dtype};
 
 const FORWARD: Kernels<Forward> = Kernels { cpu: forward_on_cpu, cuda: forward_on_gpu };
 const GRADIENT: Kernels<Gradient> = Kernels { cpu: backward_on_cpu, cuda: backward_on_gpu };
@@ -133,7 +133,7 @@ fn forward<T: Real>(
         }
     }
     let (x, inner) = columns.as_ref().map_or((x, 1), |(x, [_, inner])| (x, *inner));
-    let (source, kept) = (Source::<T>::open(op, x, x.shape())?, elements::<T::Wide>(op, stats)?);
+    let (source, kept) = (BlockReader::<T>::open(op, x, x.shape())?, elements::<T::Wide>(op, stats)?);
     let (share, total) = smoothing(classes, config, shape.width);
     let item = |row: usize| {
         let Some(class) = classes.targets[row] else { return 0.0 };

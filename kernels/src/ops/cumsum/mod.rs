@@ -6,6 +6,7 @@ use phalanx_tensor::{DType, Dim, Element, Error, Result, Tensor};
 
 use super::cast::{Number, to_odd};
 use super::functions::add_logarithms;
+use crate::block_reader::BLOCK;
 use crate::cuda::{File, PRELUDE};
 use crate::dispatch::by_device;
 use crate::pointwise::PIECE;
@@ -13,7 +14,6 @@ use crate::real::{Real, for_element, for_integer, for_real};
 use crate::reduce::{VALUE, stored};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, dispatch};
-use crate::source::BLOCK;
 
 /// `y[i] = x[0] + .. + x[i]` along `dim`. Floats are summed in f64, each result rounded once; integers and bools in
 /// i64. If the elements of a line lie together, runs of 32 of them are added by themselves, and the sum of what comes

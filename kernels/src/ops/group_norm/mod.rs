@@ -6,13 +6,13 @@ use phalanx_tensor::{Error, Result, Tensor};
 use super::batch_norm::Channels;
 use super::batch_norm::cuda::{Sums, together};
 use super::layer_norm::cpu::{Standard, measure};
+use crate::block_reader::{elements, store, wide_dtype, widened_if};
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::rows::cuda::{Operand, RowProgram, STANDARD, Team, row_program};
 use crate::rows::{self, Outputs, Row, RowKernel, Shape, lanes};
 use crate::simd::{Float, Isa, Vector};
-use crate::source::{elements, store, wide_dtype, widened_if};
 
 const FORWARD: Kernels<Forward> = Kernels { cpu: forward_on_cpu, cuda: forward_on_gpu };
 const BACKWARD: Kernels<Backward> = Kernels { cpu: backward_on_cpu, cuda: backward_on_gpu };

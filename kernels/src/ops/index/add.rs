@@ -13,12 +13,12 @@ use super::cuda::{self, Rows};
 use super::select::{check_index, loops};
 use super::summand::{End, Summand, bring};
 use super::{all_in_range, check_range, indices};
+use crate::block_reader::{BLOCK, BlockReader};
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::ops::creation::fill_;
 use crate::pointwise::PIECE;
 use crate::real::for_real;
-use crate::source::{BLOCK, Source};
 
 /// `x`, with `alpha` times part `i` of `source` added to its part `index[i]` along `dim`, for each `i`. Floats and
 /// integers; what goes to one part is summed first, in ascending order.
@@ -166,7 +166,7 @@ fn add<T: Summand>(
     let (slab, points) = (out.shape()[apart..].iter().product(), index[apart..].iter().product::<usize>());
     let size = out.shape().get(dim).copied().unwrap_or(1);
     let (numel, pool, fits) = (out.numel(), out.device().pool()?, AtomicBool::new(true));
-    let source = Source::<T>::open(op, source, source.shape())?;
+    let source = BlockReader::<T>::open(op, source, source.shape())?;
     let (inner, [stride]) = (loops.inner(), loops.inner_strides());
     let add_slab = |nth: usize, sums: &mut [T::Sum], scratch: &mut [T], added: &mut [T::Sum]| {
         for (run, start) in (0..loops.runs()).flat_map(|run| (0..inner).step_by(BLOCK).map(move |s| (run, s)))
@@ -322,7 +322,7 @@ fn add_rows<T: Summand>(
     }
     let words = if inner == 1 { 2 * rows } else { rows + 2 + at.len() };
     let _use = device.ledger()?.scratch_of(words * size_of::<usize>());
-    let source = Source::<T>::open(op, source, source.shape())?;
+    let source = BlockReader::<T>::open(op, source, source.shape())?;
     let (pool, mut target) = (device.pool()?, out.write::<T>(op)?);
     let target = &mut target[offset..][..numel];
     match inner {
@@ -335,7 +335,7 @@ fn add_rows<T: Summand>(
 fn add_owned<T: Summand>(
     pool: &Pool,
     owners: &Owners,
-    source: &Source<'_, T>,
+    source: &BlockReader<'_, T>,
     [rows, count, inner]: [usize; 3],
     target: &mut [T],
     end: End,
@@ -380,7 +380,7 @@ fn add_owned<T: Summand>(
 fn add_elements<T: Summand>(
     pool: &Pool,
     at: &[i64],
-    source: &Source<'_, T>,
+    source: &BlockReader<'_, T>,
     rows: usize,
     target: &mut [T],
     end: End,

@@ -6,12 +6,12 @@ pub(in crate::ops) mod cpu;
 use phalanx_tensor::cuda::{Args, Grid, Scratch};
 use phalanx_tensor::{DType, Dims, Error, Result, Tensor};
 
+use crate::block_reader::{elements, store, wide_dtype, widened_if};
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::rows::cuda::{Operand, RowProgram, STANDARD, Team, row_program};
 use crate::rows::{self, Outputs, Shape};
-use crate::source::{elements, store, wide_dtype, widened_if};
 
 /// `y = (x - mean) / sqrt(var + eps) * weight + bias` over the last dimensions of `x`, which must be
 /// `normalized_shape`; mean and variance (divided by n) are each row's own. Also gives what the backward pass needs of

@@ -13,7 +13,7 @@ use crate::pointwise::PIECE;
 use crate::real::{Real, for_real};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch, each};
-use crate::{check, work};
+use crate::{check, flops};
 
 const OP: &str = "lstm";
 /// Elements of a state that a thread takes at least: each has five functions.
@@ -47,7 +47,7 @@ pub fn lstm(
     let empty = |n: usize| Tensor::empty_for(OP, &[sizes.batch, sizes.times, n], x.dtype(), x.device());
     let [mut output, mut cells, mut gates] =
         [empty(sizes.hidden)?, empty(sizes.hidden)?, empty(sizes.gates())?];
-    work::count([sizes.batch * sizes.times * sizes.gates(), sizes.hidden]);
+    flops::count_multiply_adds([sizes.batch * sizes.times * sizes.gates(), sizes.hidden]);
     if !x.device().is_meta() && output.numel() > 0 {
         let inputs = [&x, &columns, &hidden, &cell];
         let outputs = [&mut output, &mut cells, &mut gates];
@@ -81,7 +81,7 @@ pub fn lstm_backward(
     let (weight, before) = (weight.contiguous()?, before.contiguous()?);
     let mut dx = dgates.map_or_else(|| gates.zeros_like(), Tensor::copy)?;
     let [mut dhidden, mut dcell] = [before.empty_like()?, before.empty_like()?];
-    work::count([sizes.batch * sizes.times * sizes.hidden, sizes.gates()]);
+    flops::count_multiply_adds([sizes.batch * sizes.times * sizes.hidden, sizes.gates()]);
     if !dx.device().is_meta() && dy.numel() > 0 {
         let inputs = [&dy, &weight, &before, cells, gates];
         let outputs = [&mut dx, &mut dhidden, &mut dcell];

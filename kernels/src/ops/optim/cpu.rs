@@ -3,10 +3,10 @@
 use phalanx_tensor::{Element, Read, Result, Tensor};
 
 use super::Rule;
+use crate::block_reader::BLOCK;
 use crate::pointwise::PIECE;
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch, each};
-use crate::source::BLOCK;
 
 /// The gradient as it is stored: in the parameter's dtype or in the one that is computed in.
 enum Gradient<'a, T: Real> {

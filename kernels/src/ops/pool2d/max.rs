@@ -4,11 +4,11 @@ use std::ops::Range;
 
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
-use super::largest::{DISTANCES, OfChannels, OfPlane};
+use super::max_kernels::{DISTANCES, OfChannels, OfPlane};
 use super::{PoolOptions, cuda, image, piece, resized};
 use crate::check;
 use crate::dispatch::Kernels;
-use crate::ops::sheets::{Lay, Reach, Sheets};
+use crate::ops::space_to_depth::{Lay, Reach, Sheets};
 use crate::real::{Real, for_real};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, dispatch};

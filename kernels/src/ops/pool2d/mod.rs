@@ -1,8 +1,8 @@
 //! Pooling: images reduced window by window, `[channels, h, w]` or `[n, channels, h, w]`.
 
 mod cuda;
-mod largest;
 mod max;
+mod max_kernels;
 mod mean;
 mod pick;
 

@@ -2,8 +2,8 @@
 
 use phalanx_tensor::{Dims, Error, Loops, PhiloxStream, Result, Window, contiguous_strides};
 
+use crate::block_reader::for_each_part;
 use crate::simd::{Isa, Kernel, dispatch, each};
-use crate::source::for_each_part;
 
 /// The words of a shard's elements.
 pub(crate) struct Words {

@@ -3,13 +3,13 @@
 use phalanx_tensor::cuda::{Args, Grid, Program};
 use phalanx_tensor::{DType, Error, Pool, Result, Tensor};
 
+use crate::block_reader::elements;
 use crate::check;
 use crate::cuda::{File, LAYOUT, PRELUDE, Strided, type_name};
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::rows::{self, Outputs, Row, RowKernel, Shape, lanes};
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
-use crate::source::elements;
 
 const ROTATE: Kernels<RotateFn> = Kernels { cpu: rotate_on_cpu, cuda: rotate_on_gpu };
 

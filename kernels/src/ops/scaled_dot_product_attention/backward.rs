@@ -14,12 +14,12 @@ use super::forward::PIECES;
 use super::operand::{Cut, Heads, Mask, Rows, carve, empty_as, empty_joined, padded, store};
 use super::tile::{self, Changes, Differentiate, KEYS_BACKWARD, QUERIES, ROOM, Stats};
 use super::{Attention, Problem};
+use crate::block_reader::{elements, wide_dtype};
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::gemm::Cell;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, dispatch};
-use crate::source::{elements, wide_dtype};
 
 /// The gradients of [`scaled_dot_product_attention`](super::scaled_dot_product_attention) with respect to query, key,
 /// value and the scores (before a mask is broadcast, in the type that is computed in; the only one of T x S elements):

@@ -19,10 +19,10 @@ mod tile;
 
 use phalanx_tensor::{DType, Dims, Error, Result, Tensor, broadcast_shapes};
 
+use crate::block_reader::wide_dtype;
 use crate::dispatch::Kernels;
 use crate::real::for_real;
-use crate::source::wide_dtype;
-use crate::{check, work};
+use crate::{check, flops};
 
 pub use backward::scaled_dot_product_attention_backward;
 pub use dropout::{AttentionDropout, attention_keep};
@@ -148,7 +148,7 @@ impl Problem {
     fn count(&self, each: usize) {
         let (queries, keys) = (self.queries, self.keys);
         let unseen = if self.causal { unseen(queries, keys) } else { 0 };
-        work::count([self.heads, queries * keys - unseen, each]);
+        flops::count_multiply_adds([self.heads, queries * keys - unseen, each]);
     }
 
     fn deepest(&self) -> usize {

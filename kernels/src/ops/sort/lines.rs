@@ -5,10 +5,10 @@ use smallvec::SmallVec;
 
 use super::best::Best;
 use super::keys::{Bits, CHUNK, Key, Keys, Map};
+use crate::block_reader::BLOCK;
 use crate::ops::in_place::elements;
 use crate::pointwise::PIECE;
 use crate::simd::dispatch;
-use crate::source::BLOCK;
 
 /// Elements of a line that a thread takes at least.
 const PART: usize = 2 * PIECE;

@@ -19,7 +19,7 @@ use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
 
 /// Steps from which a column's sums have this order; shorter ones are one chain.
-pub(crate) const COLUMN_STEPS_MIN: usize = 64;
+pub(crate) const GEMV_STEPS_MIN: usize = 64;
 /// Steps of a part.
 const PART: usize = 1 << 12;
 /// The most chains there are.
@@ -37,12 +37,12 @@ const fn chains<A>() -> usize {
     CHAIN_BYTES / size_of::<A>()
 }
 
-/// [`super::gemm_batched`] for a B of one column and [`COLUMN_STEPS_MIN`] steps or more.
+/// [`super::gemm_batched`] for a B of one column and [`GEMV_STEPS_MIN`] steps or more.
 ///
 /// # Panics
 ///
 /// If the shapes do not fit together, an item lies outside its slice, or two items share a place in C.
-pub(crate) fn gemm_column<T: GemmElem>(
+pub(crate) fn gemv<T: GemmElem>(
     pool: Option<&Pool>,
     batch: Batch,
     a: MatRef<'_, T>,
@@ -54,7 +54,7 @@ pub(crate) fn gemm_column<T: GemmElem>(
     run(Runner::current(), pool, batch, a, b, c, (write, epilogue));
 }
 
-/// [`gemm_column`] on a given instruction set.
+/// [`gemv`] on a given instruction set.
 pub(super) fn run<T: GemmElem>(
     runner: Runner,
     pool: Option<&Pool>,

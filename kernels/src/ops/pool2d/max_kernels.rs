@@ -3,7 +3,7 @@
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
-use super::super::sheets::{Sheets, VECTORS_MAX, runs};
+use super::super::space_to_depth::{Sheets, VECTORS_MAX, runs};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
 /// Distances that every float type holds exactly.
@@ -117,7 +117,7 @@ fn name<V: Float>(
     for i in 0..values.len() {
         is_unknown |= largest[i] == -V::INFINITY;
         values[i] = largest[i];
-        places[i] = first + i as i32 * step + distances[i].small();
+        places[i] = first + i as i32 * step + distances[i].small_integer();
     }
     is_unknown
 }
@@ -180,7 +180,7 @@ impl<V: Float> Kernel for OfChannels<'_, V> {
                 }
                 let mut named = [0; LANES_MAX];
                 for i in 0..LANES_MAX {
-                    named[i] = origin + distances[i].small();
+                    named[i] = origin + distances[i].small_integer();
                 }
                 let places = &mut places[here];
                 match places.len() == lanes {

@@ -7,7 +7,7 @@ use super::{ConvOptions, Parts};
 use crate::ops::{linear, matmul};
 
 /// Whether the grid has one point, at which the kernel covers the whole image.
-pub(super) fn is_single(
+pub(super) fn covers_image(
     options: &ConvOptions,
     image: [usize; 2],
     grid: [usize; 2],

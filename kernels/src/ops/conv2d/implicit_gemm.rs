@@ -1,14 +1,14 @@
 //! One thread's block (*unit*) of output channels of one group: packed weights times the input pixels under the kernel
 //! elements at a panel of points, which are read in place or gathered.
 
-use super::job::{POINTS_MIN, Part};
+use super::problem::{POINTS_MIN, Part};
 use std::cell::OnceCell;
 use std::ops::Range;
 
 use super::gather::{Fill, Gather, Put};
-use super::job::Correlation;
-use super::job::Summed;
-use super::packed::{Packed, Panels};
+use super::packed_weights::{Packed, Panels};
+use super::problem::Correlation;
+use super::problem::Summed;
 use super::window::Axis;
 use super::window::Cut;
 use super::window::Order;

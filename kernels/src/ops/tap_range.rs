@@ -2,7 +2,7 @@
 
 /// The steps at which one kernel element lies inside a dimension, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tap {
+pub(super) struct TapRange {
     /// The first such step.
     pub first: usize,
     /// How many there are.
@@ -11,24 +11,29 @@ pub(super) struct Tap {
     pub start: usize,
 }
 
-impl Tap {
+impl TapRange {
     /// Of `steps` steps of `stride` places from `offset` on, in a dimension of `size` places. Sizes and offsets are
     /// below 2^63.
-    pub fn new(offset: isize, stride: usize, steps: usize, size: usize) -> Tap {
+    pub fn new(offset: isize, stride: usize, steps: usize, size: usize) -> TapRange {
         let first = offset.min(0).unsigned_abs().div_ceil(stride);
         // Below the stride where steps were left out.
         let start = first.checked_mul(stride).and_then(|n| n.checked_add_signed(offset)).unwrap_or(size);
         let inside = size.saturating_sub(start).div_ceil(stride);
         let count = inside.min(steps.saturating_sub(first));
         match count {
-            0 => Tap { first: 0, count: 0, start: 0 },
-            _ => Tap { first, count, start },
+            0 => TapRange { first: 0, count: 0, start: 0 },
+            _ => TapRange { first, count, start },
         }
     }
 
     /// Of element `nth` of a kernel.
-    pub fn of_kernel(nth: usize, [stride, padding, dilation]: [usize; 3], steps: usize, size: usize) -> Tap {
-        Tap::new((nth * dilation) as isize - padding as isize, stride, steps, size)
+    pub fn of_kernel(
+        nth: usize,
+        [stride, padding, dilation]: [usize; 3],
+        steps: usize,
+        size: usize,
+    ) -> TapRange {
+        TapRange::new((nth * dilation) as isize - padding as isize, stride, steps, size)
     }
 
     /// One past the last place, as the end of a slice by the stride.
@@ -39,19 +44,19 @@ impl Tap {
 
 #[cfg(test)]
 mod tests {
-    use super::Tap;
+    use super::TapRange;
 
     #[test]
     fn touches_what_plain_counting_says() {
         for (offset, stride, steps, size) in (-5..4).flat_map(|o| {
             (1..4).flat_map(move |s| (0..5).flat_map(move |n| (0..6).map(move |z| (o, s, n, z))))
         }) {
-            let tap = Tap::new(offset, stride, steps, size);
+            let tap = TapRange::new(offset, stride, steps, size);
             let place = |step: usize| offset + (step * stride) as isize;
             let inside: Vec<usize> = (0..steps).filter(|&i| (0..size as isize).contains(&place(i))).collect();
             let wanted = match inside.first() {
-                Some(&first) => Tap { first, count: inside.len(), start: place(first) as usize },
-                None => Tap { first: 0, count: 0, start: 0 },
+                Some(&first) => TapRange { first, count: inside.len(), start: place(first) as usize },
+                None => TapRange { first: 0, count: 0, start: 0 },
             };
             assert_eq!(tap, wanted, "{offset} {stride} {steps} {size}");
         }

@@ -5,11 +5,11 @@
 
 use phalanx_tensor::Pool;
 
-use super::images::{Lay, TOGETHER as SIDE, Take};
-use super::job::Correlation;
-use super::job::Summed;
-use super::job::WeightGrad;
-use super::packed::Packed;
+use super::batch_last::{Lay, TOGETHER as SIDE, Take};
+use super::packed_weights::Packed;
+use super::problem::Correlation;
+use super::problem::Summed;
+use super::problem::WeightGrad;
 use super::window::{Axis, Tap};
 use crate::gemm::{GemmElem, PanelElem};
 use crate::scratch::with_scratch;

@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use phalanx_tensor::Pool;
 
-use super::job::Correlation;
-use super::job::Summed;
+use super::problem::Correlation;
+use super::problem::Summed;
 use super::window::Axis;
 use super::window::Order;
 use crate::gemm::{GemmElem, MatRef, PanelElem, pack_panels, share, steps_in_place};

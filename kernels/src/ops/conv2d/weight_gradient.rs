@@ -3,18 +3,18 @@
 //! of its band is summed. The gradients of some bands are packed by all threads first, then every thread multiplies
 //! for its channels.
 
-use super::job::{Band, WEIGHT_WINDOW_MAX, WeightGrad};
+use super::problem::{Band, WEIGHT_WINDOW_MAX, WeightGrad};
 use std::ops::Range;
 
 use phalanx_tensor::{Pool, Result, Tensor};
 
-use super::channels;
-use super::dots::Dots;
+use super::batch_last::TOGETHER;
+use super::depthwise;
 use super::gather::Fill;
-use super::images::TOGETHER;
-use super::job::POINTS_MIN;
-use super::job::Summed;
+use super::problem::POINTS_MIN;
+use super::problem::Summed;
 use super::thin;
+use super::thin_weight_gradient::Dots;
 use super::window::Order;
 use super::window::{Frame, Segment, segments};
 use crate::gemm::{
@@ -48,10 +48,10 @@ impl WeightGrad<'_> {
         with_scratch(len, |sums| {
             let pixels = [2, 3].map(|d| self.image.shape()[d]);
             let passes = std::slice::from_ref(&self.axes);
-            if channels::pays(passes, [self.channels_in, self.channels_out], pixels) {
+            if depthwise::pays(passes, [self.channels_in, self.channels_out], pixels) {
                 let channels = channels.next_multiple_of(TOGETHER);
                 pool.for_each_chunk(sums, channels * taps, |i, sums| {
-                    channels::weight(self, [image, grid], i * channels, sums);
+                    depthwise::weight(self, [image, grid], i * channels, sums);
                 });
             } else if self.is_thin() {
                 let dots = Dots::new(self, image, grid);

@@ -5,7 +5,7 @@
 
 use phalanx_tensor::{Element, Loops};
 
-use super::{BLOCK, Source};
+use super::{BLOCK, BlockReader};
 use crate::real::Input;
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
@@ -28,9 +28,14 @@ impl<T: Element> Scratch<T> {
         Scratch { elements: Vec::new(), phase: 0, kept: 0, run: Run::default() }
     }
 
-    /// [`Source::block`].
+    /// [`BlockReader::block`].
     #[inline]
-    pub(crate) fn block<'b>(&'b mut self, source: &'b Source<'_, T>, start: usize, len: usize) -> &'b [T] {
+    pub(crate) fn block<'b>(
+        &'b mut self,
+        source: &'b BlockReader<'_, T>,
+        start: usize,
+        len: usize,
+    ) -> &'b [T] {
         if self.keeps(source.period, start, len) {
             return &self.elements[..len];
         }
@@ -40,11 +45,11 @@ impl<T: Element> Scratch<T> {
         }
     }
 
-    /// [`Source::input`], and what is the same in the whole block is not gathered.
+    /// [`BlockReader::input`], and what is the same in the whole block is not gathered.
     #[inline]
     pub(crate) fn input<'b, S: Real<Wide = T>>(
         &'b mut self,
-        source: &'b Source<'_, S>,
+        source: &'b BlockReader<'_, S>,
         start: usize,
         len: usize,
     ) -> Input<'b, T> {
@@ -95,7 +100,7 @@ struct Run {
 impl Run {
     /// Where element `start` lies and how far apart the elements from there on are, 0 or 1, if `len` of them are in one run.
     #[inline]
-    fn find<T>(&mut self, source: &Source<'_, T>, start: usize, len: usize) -> Option<(usize, usize)> {
+    fn find<T>(&mut self, source: &BlockReader<'_, T>, start: usize, len: usize) -> Option<(usize, usize)> {
         let Some(loops) = source.loops.as_deref() else { return Some((start, 1)) };
         let [stride] = loops.inner_strides();
         if stride > 1 {
@@ -135,15 +140,15 @@ pub(crate) struct Lying {
 
 /// The length of the lines in which the elements of every source are neighbours or the same, if these are long and not all
 /// sources lie together.
-pub(crate) fn line_width<T: Element>(sources: &[Source<'_, T>]) -> Option<usize> {
-    let width = sources.iter().map(Source::run).min().filter(|&width| width >= GROUP)?;
-    let fits = |source: &Source<'_, T>| {
+pub(crate) fn line_width<T: Element>(sources: &[BlockReader<'_, T>]) -> Option<usize> {
+    let width = sources.iter().map(BlockReader::run).min().filter(|&width| width >= GROUP)?;
+    let fits = |source: &BlockReader<'_, T>| {
         !source.is_across() && (source.is_contiguous() || source.run().is_multiple_of(width))
     };
     (width < usize::MAX && sources.iter().all(fits)).then_some(width)
 }
 
-impl<T: Real> Source<'_, T> {
+impl<T: Real> BlockReader<'_, T> {
     /// How lines of [`line_width`] lie from element `start` on, which is in the first of them.
     pub(crate) fn lie(&self, start: usize, width: usize) -> Lying {
         let Some(loops) = self.loops.as_deref() else {
@@ -191,7 +196,7 @@ pub(crate) struct Cut {
 
 impl Cut {
     /// For inputs that are read together.
-    pub(crate) fn of<T: Element, const N: usize>(sources: &[Source<'_, T>; N]) -> Cut {
+    pub(crate) fn of<T: Element, const N: usize>(sources: &[BlockReader<'_, T>; N]) -> Cut {
         sources.iter().fold(Cut::NONE, |cut, source| cut.with(source))
     }
 
@@ -199,7 +204,7 @@ impl Cut {
     pub(crate) const NONE: Cut = Cut { run: usize::MAX, block: BLOCK };
 
     /// With another input.
-    pub(crate) fn with<T: Element>(self, source: &Source<'_, T>) -> Cut {
+    pub(crate) fn with<T: Element>(self, source: &BlockReader<'_, T>) -> Cut {
         let run = source.loops.as_ref().map_or(usize::MAX, |loops| loops.inner());
         match source.period {
             0 if (BLOCK / 4..self.run).contains(&run) => {

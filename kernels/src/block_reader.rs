@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use phalanx_tensor::{DType, Element, Loops, Read, Result, Tensor};
 
-use crate::moves::fill;
+use crate::data_movement::fill;
 use crate::real::Input;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, LANES_MAX, dispatch};
@@ -27,7 +27,7 @@ const SHORT: usize = 256;
 type Run<'a, T, U> = &'a dyn Fn(&[T], usize, &mut [U]);
 
 /// An open tensor, seen in a shape that it broadcasts to.
-pub(crate) struct Source<'a, T> {
+pub(crate) struct BlockReader<'a, T> {
     elements: Read<'a, T>,
     offset: usize,
     /// `None` if the elements lie together. Boxed: an open tensor is moved about, and most have none.
@@ -36,17 +36,17 @@ pub(crate) struct Source<'a, T> {
     period: usize,
 }
 
-impl<'a, T: Element> Source<'a, T> {
+impl<'a, T: Element> BlockReader<'a, T> {
     /// Opens `tensor`, whose shape broadcasts to `shape`.
     #[inline]
-    pub(crate) fn open(op: &'static str, tensor: &'a Tensor, shape: &[usize]) -> Result<Source<'a, T>> {
+    pub(crate) fn open(op: &'static str, tensor: &'a Tensor, shape: &[usize]) -> Result<BlockReader<'a, T>> {
         let same = tensor.shape() == shape;
         let loops = match same && tensor.is_contiguous() {
             true => None,
             false => Some(loops_over(tensor, shape)?),
         };
         let period = loops.as_deref().map_or(0, period);
-        Ok(Source { elements: tensor.read(op)?, offset: tensor.offset(), loops, period })
+        Ok(BlockReader { elements: tensor.read(op)?, offset: tensor.offset(), loops, period })
     }
 
     /// Opens several.
@@ -55,16 +55,16 @@ impl<'a, T: Element> Source<'a, T> {
         op: &'static str,
         tensors: [&'a Tensor; N],
         shape: &[usize],
-    ) -> Result<[Source<'a, T>; N]> {
+    ) -> Result<[BlockReader<'a, T>; N]> {
         let mut opened = [const { None }; N];
         for (slot, tensor) in opened.iter_mut().zip(tensors) {
-            *slot = Some(Source::open(op, tensor, shape)?);
+            *slot = Some(BlockReader::open(op, tensor, shape)?);
         }
         Ok(opened.map(|source| source.unwrap_or_else(|| unreachable!("every slot was filled"))))
     }
 }
 
-impl<T: Element> Source<'_, T> {
+impl<T: Element> BlockReader<'_, T> {
     /// Whether the elements lie together, so that no block is ever gathered.
     pub(crate) fn is_contiguous(&self) -> bool {
         self.loops.is_none()
@@ -168,22 +168,22 @@ impl<T: Element> Source<'_, T> {
 /// would have to count too.
 pub(crate) fn values_f64(op: &'static str, x: &Tensor) -> Result<Vec<f64>> {
     for_real!(op, x.dtype(), T => {
-        let source = Source::<T>::open(op, x, x.shape())?;
+        let source = BlockReader::<T>::open(op, x, x.shape())?;
         let value = |i| source.wide(i, 1, &mut [<T as Real>::Wide::ZERO])[0].to_f64();
         Ok((0..x.numel()).map(value).collect())
     })
 }
 
-impl<T: Real> Source<'_, T> {
+impl<T: Real> BlockReader<'_, T> {
     const WIDENED: [Run<'static, T, T::Wide>; 2] =
         [&|from, _, to| T::widen_all(from, to), &|from, stride, to| dispatch(Apart { from, stride, to })];
 
-    /// Whether [`Source::wide`] finds the elements in place and needs no scratch.
+    /// Whether [`BlockReader::wide`] finds the elements in place and needs no scratch.
     pub(crate) fn is_wide(&self) -> bool {
         self.is_input(false)
     }
 
-    /// [`Source::copy_to`] in the type that is computed in.
+    /// [`BlockReader::copy_to`] in the type that is computed in.
     pub(crate) fn copy_wide(&self, start: usize, to: &mut [T::Wide]) {
         let runs = Self::WIDENED;
         let short = |loops: &Loops<1>| loops.inner_strides() == [1] && (FEW..SHORT).contains(&loops.inner());
@@ -285,12 +285,12 @@ impl<T: Real> Source<'_, T> {
         Input::Wide(self.wide(start, len, room))
     }
 
-    /// Whether [`Source::input`] and [`Source::lines`] need no room.
+    /// Whether [`BlockReader::input`] and [`BlockReader::lines`] need no room.
     pub(crate) fn is_input(&self, halves: bool) -> bool {
         self.is_contiguous() && (halves || T::as_wide(&[]).is_some())
     }
 
-    /// [`Source::block`] in the type that is computed in.
+    /// [`BlockReader::block`] in the type that is computed in.
     #[inline]
     pub(crate) fn wide<'b>(&'b self, start: usize, len: usize, scratch: &'b mut [T::Wide]) -> &'b [T::Wide] {
         if let Some(wide) = self.lying(start, len).and_then(T::as_wide) {
@@ -301,7 +301,7 @@ impl<T: Real> Source<'_, T> {
     }
 }
 
-/// See [`Source`].
+/// See [`BlockReader`].
 fn period(loops: &Loops<1>) -> usize {
     let (inner, outer) = (loops.inner(), loops.strides().len() - 1);
     match loops.inner_strides() {
@@ -343,7 +343,7 @@ pub(crate) fn wide_dtype(dtype: DType) -> DType {
 
 /// All elements in row-major order, widened.
 pub(crate) fn widened<T: Real>(op: &'static str, tensor: &Tensor) -> Result<Vec<T::Wide>> {
-    let source = Source::<T>::open(op, tensor, tensor.shape())?;
+    let source = BlockReader::<T>::open(op, tensor, tensor.shape())?;
     let mut wide = vec![T::Wide::ZERO; tensor.numel()];
     source.copy_wide(0, &mut wide);
     Ok(wide)
@@ -356,7 +356,7 @@ pub(crate) fn widened_if<T: Real>(op: &'static str, tensor: Option<&Tensor>) -> 
 
 /// All elements of a tensor that has the wide dtype already.
 pub(crate) fn elements<T: Element>(op: &'static str, tensor: &Tensor) -> Result<Vec<T>> {
-    let source = Source::<T>::open(op, tensor, tensor.shape())?;
+    let source = BlockReader::<T>::open(op, tensor, tensor.shape())?;
     let mut elements = vec![T::zeroed(); tensor.numel()];
     source.copy_to(0, &mut elements);
     Ok(elements)

@@ -8,11 +8,11 @@ use std::ops::Range;
 
 use phalanx_tensor::Pool;
 
-use super::job::Correlation;
-use super::job::Summed;
-use super::job::{Band, WEIGHT_WINDOW_MAX, WeightGrad};
-use super::packed::Packed;
-use super::unit::Side;
+use super::implicit_gemm::Side;
+use super::packed_weights::Packed;
+use super::problem::Correlation;
+use super::problem::Summed;
+use super::problem::{Band, WEIGHT_WINDOW_MAX, WeightGrad};
 use super::window::{Axis, Order, Tap};
 use crate::gemm::{
     GemmElem, MatMut, MatRef, OffsetTable, PanelElem, SegmentedRows, Step, StepSegment, TileShape, Write,

@@ -3,10 +3,10 @@
 //! SIMD lane adds a band's products in one chain; bands are added, ascending through the images, and lanes at the
 //! end.
 
-use super::job::Summed;
-use super::job::WeightGrad;
+use super::problem::Summed;
+use super::problem::WeightGrad;
 use super::thin::ROWS;
-use crate::ops::sheets::{Lay, Reach, Sheets};
+use crate::ops::space_to_depth::{Lay, Reach, Sheets};
 use crate::real::Real;
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};

@@ -24,7 +24,7 @@ pub fn flops() -> f64 {
 
 /// A call of so many multiplications, each with an addition.
 #[inline]
-pub(crate) fn count<const N: usize>(factors: [usize; N]) {
+pub(crate) fn count_multiply_adds<const N: usize>(factors: [usize; N]) {
     let product: f64 = factors.into_iter().map(|factor| factor as f64).product();
     FLOPS.set(FLOPS.get() + 2.0 * product);
 }
