@@ -10,9 +10,9 @@ use crate::data_movement::fill;
 use crate::real::Input;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, LANES_MAX, dispatch};
-use blocks::{Apart, Transposed, Widened};
+use blocks::{WidenLines, WidenStrided, WidenTransposed};
 
-pub(crate) use blocks::{Cut, GROUP, Scratch, line_width};
+pub(crate) use blocks::{BlockScratch, BlockSplit, GROUP, line_width};
 
 /// Elements that a block holds at most: small enough for all blocks of an operation to stay in the first-level
 /// cache, large enough to hide what a block costs.
@@ -24,7 +24,7 @@ const FEW: usize = 16;
 const SHORT: usize = 256;
 
 /// Sets a slice to converted elements that lie a distance apart.
-type Run<'a, T, U> = &'a dyn Fn(&[T], usize, &mut [U]);
+type ConvertRun<'a, T, U> = &'a dyn Fn(&[T], usize, &mut [U]);
 
 /// An open tensor, seen in a shape that it broadcasts to.
 pub(crate) struct BlockReader<'a, T> {
@@ -111,7 +111,7 @@ impl<T: Element> BlockReader<'_, T> {
 
     /// Elements `start .. start + len`, if they lie together, all or in a run.
     #[inline]
-    fn lying(&self, start: usize, len: usize) -> Option<&[T]> {
+    fn contiguous_run(&self, start: usize, len: usize) -> Option<&[T]> {
         let at = match &self.loops {
             None => start,
             Some(loops) => {
@@ -146,7 +146,7 @@ impl<T: Element> BlockReader<'_, T> {
         start: usize,
         to: &mut [U],
         one: impl Fn(T) -> U,
-        [together, apart]: [Run<'_, T, U>; 2],
+        [together, apart]: [ConvertRun<'_, T, U>; 2],
     ) {
         let Some(loops) = &self.loops else {
             return together(&self.elements[self.offset + start..][..to.len()], 1, to);
@@ -175,8 +175,10 @@ pub(crate) fn values_f64(op: &'static str, x: &Tensor) -> Result<Vec<f64>> {
 }
 
 impl<T: Real> BlockReader<'_, T> {
-    const WIDENED: [Run<'static, T, T::Wide>; 2] =
-        [&|from, _, to| T::widen_all(from, to), &|from, stride, to| dispatch(Apart { from, stride, to })];
+    const WIDENED: [ConvertRun<'static, T, T::Wide>; 2] =
+        [&|from, _, to| T::widen_all(from, to), &|from, stride, to| {
+            dispatch(WidenStrided { from, stride, to })
+        }];
 
     /// Whether [`BlockReader::wide`] finds the elements in place and needs no scratch.
     pub(crate) fn is_wide(&self) -> bool {
@@ -214,7 +216,7 @@ impl<T: Real> BlockReader<'_, T> {
             let lines = (side - run % side).min(to.len() / len);
             let from = &self.elements[self.offset + loops.start(run)[0]..];
             let (now, later) = to.split_at_mut(lines * len);
-            dispatch(Widened { from, stride, len, to: now });
+            dispatch(WidenLines { from, stride, len, to: now });
             (run, to) = (run + lines, later);
         }
     }
@@ -247,7 +249,7 @@ impl<T: Real> BlockReader<'_, T> {
             let count = (rows - row).min(side - at / apart % side).min(LANES_MAX);
             let from = &self.elements[self.place(at)..];
             let to = &mut to[row * width..][..count * width];
-            dispatch(Transposed { from, stride, rows: count, width, to });
+            dispatch(WidenTransposed { from, stride, rows: count, width, to });
             row += count;
         }
     }
@@ -266,7 +268,7 @@ impl<T: Real> BlockReader<'_, T> {
         if halves || T::as_wide(&[]).is_some() {
             return (T::input(from), stride);
         }
-        dispatch(Widened { from, stride, len, to: &mut room[..lines * len] });
+        dispatch(WidenLines { from, stride, len, to: &mut room[..lines * len] });
         (Input::Wide(&room[..lines * len]), len)
     }
 
@@ -279,7 +281,7 @@ impl<T: Real> BlockReader<'_, T> {
         halves: bool,
         room: &'b mut [T::Wide],
     ) -> Input<'b, T::Wide> {
-        if halves && let Some(lying) = self.lying(start, len) {
+        if halves && let Some(lying) = self.contiguous_run(start, len) {
             return T::input(lying);
         }
         Input::Wide(self.wide(start, len, room))
@@ -293,7 +295,7 @@ impl<T: Real> BlockReader<'_, T> {
     /// [`BlockReader::block`] in the type that is computed in.
     #[inline]
     pub(crate) fn wide<'b>(&'b self, start: usize, len: usize, scratch: &'b mut [T::Wide]) -> &'b [T::Wide] {
-        if let Some(wide) = self.lying(start, len).and_then(T::as_wide) {
+        if let Some(wide) = self.contiguous_run(start, len).and_then(T::as_wide) {
             return wide;
         }
         self.copy_wide(start, &mut scratch[..len]);

@@ -10,22 +10,22 @@ use crate::real::Input;
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
-/// Elements of a [`Function`]'s line at least, whatever the instruction set.
+/// Elements of a [`LineFn`](crate::pointwise::LineFn)'s line at least, whatever the instruction set.
 pub(crate) const GROUP: usize = 4 * LANES_MAX;
 
 /// Where a block is gathered. What comes again in the next block is kept.
-pub(crate) struct Scratch<T> {
+pub(crate) struct BlockScratch<T> {
     /// None before the first block that is gathered: to clear them takes as long as some operations.
     elements: Vec<T>,
     /// Where in its period what is kept begins.
     phase: usize,
     kept: usize,
-    run: Run,
+    run: RunCursor,
 }
 
-impl<T: Element> Scratch<T> {
-    pub(crate) fn new() -> Scratch<T> {
-        Scratch { elements: Vec::new(), phase: 0, kept: 0, run: Run::default() }
+impl<T: Element> BlockScratch<T> {
+    pub(crate) fn new() -> BlockScratch<T> {
+        BlockScratch { elements: Vec::new(), phase: 0, kept: 0, run: RunCursor::default() }
     }
 
     /// [`BlockReader::block`].
@@ -87,7 +87,7 @@ impl<T: Element> Scratch<T> {
 
 /// The run of a source that was read last. The one after it is found without divisions.
 #[derive(Default)]
-struct Run {
+struct RunCursor {
     /// Which elements it has, in row-major order.
     begin: usize,
     end: usize,
@@ -97,7 +97,7 @@ struct Run {
     further: usize,
 }
 
-impl Run {
+impl RunCursor {
     /// Where element `start` lies and how far apart the elements from there on are, 0 or 1, if `len` of them are in one run.
     #[inline]
     fn find<T>(&mut self, source: &BlockReader<'_, T>, start: usize, len: usize) -> Option<(usize, usize)> {
@@ -116,19 +116,24 @@ impl Run {
         let (sizes, strides, inner) = (loops.sizes(), loops.strides(), loops.inner().max(1));
         if start == self.end && self.further > 0 {
             let [stride] = strides[strides.len() - 2];
-            *self = Run { begin: start, end: start + inner, at: self.at + stride, further: self.further - 1 };
+            *self = RunCursor {
+                begin: start,
+                end: start + inner,
+                at: self.at + stride,
+                further: self.further - 1,
+            };
             return;
         }
         let run = start / inner;
         let further =
             if sizes.len() > 1 { sizes[sizes.len() - 2] - 1 - run % sizes[sizes.len() - 2] } else { 0 };
-        *self = Run { begin: run * inner, end: (run + 1) * inner, at: loops.start(run)[0], further };
+        *self = RunCursor { begin: run * inner, end: (run + 1) * inner, at: loops.start(run)[0], further };
     }
 }
 
 /// How lines of one length lie in a source, from some line on.
 #[derive(Clone, Copy)]
-pub(crate) struct Lying {
+pub(crate) struct LineLayout {
     at: usize,
     /// From one element of a line to the next: 0 or 1.
     stride: usize,
@@ -150,9 +155,9 @@ pub(crate) fn line_width<T: Element>(sources: &[BlockReader<'_, T>]) -> Option<u
 
 impl<T: Real> BlockReader<'_, T> {
     /// How lines of [`line_width`] lie from element `start` on, which is in the first of them.
-    pub(crate) fn lie(&self, start: usize, width: usize) -> Lying {
+    pub(crate) fn line_layout(&self, start: usize, width: usize) -> LineLayout {
         let Some(loops) = self.loops.as_deref() else {
-            return Lying { at: start, stride: 1, step: width, count: usize::MAX };
+            return LineLayout { at: start, stride: 1, step: width, count: usize::MAX };
         };
         let (sizes, inner, [stride]) = (loops.sizes(), loops.inner(), loops.inner_strides());
         let (run, skip) = (start / inner, start % inner);
@@ -160,16 +165,16 @@ impl<T: Real> BlockReader<'_, T> {
         match sizes.len().checked_sub(2) {
             Some(outer) if inner == width => {
                 let [step] = loops.strides()[outer];
-                Lying { at, stride, step, count: sizes[outer] - run % sizes[outer] }
+                LineLayout { at, stride, step, count: sizes[outer] - run % sizes[outer] }
             }
-            _ => Lying { at, stride, step: width * stride, count: ((inner - skip) / width).max(1) },
+            _ => LineLayout { at, stride, step: width * stride, count: ((inner - skip) / width).max(1) },
         }
     }
 
     /// The first `count` of such lines, of which `len` elements are wanted, with the numbers that they are in `room` if each is one.
     pub(crate) fn read_lines<'b>(
         &'b self,
-        lying: Lying,
+        lying: LineLayout,
         [count, len]: [usize; 2],
         room: &'b mut [T::Wide],
     ) -> Input<'b, T::Wide> {
@@ -189,28 +194,30 @@ impl<T: Real> BlockReader<'_, T> {
 /// How a result is cut into blocks of up to [`BLOCK`] elements, so that little is gathered. Where all inputs have long runs blocks
 /// end with them: what lies together in a run is read in place. Else blocks are whole periods of an input that has one.
 #[derive(Clone, Copy)]
-pub(crate) struct Cut {
+pub(crate) struct BlockSplit {
     run: usize,
     block: usize,
 }
 
-impl Cut {
+impl BlockSplit {
     /// For inputs that are read together.
-    pub(crate) fn of<T: Element, const N: usize>(sources: &[BlockReader<'_, T>; N]) -> Cut {
-        sources.iter().fold(Cut::NONE, |cut, source| cut.with(source))
+    pub(crate) fn of<T: Element, const N: usize>(sources: &[BlockReader<'_, T>; N]) -> BlockSplit {
+        sources.iter().fold(BlockSplit::NONE, |cut, source| cut.with(source))
     }
 
     /// Of inputs that lie together.
-    pub(crate) const NONE: Cut = Cut { run: usize::MAX, block: BLOCK };
+    pub(crate) const NONE: BlockSplit = BlockSplit { run: usize::MAX, block: BLOCK };
 
     /// With another input.
-    pub(crate) fn with<T: Element>(self, source: &BlockReader<'_, T>) -> Cut {
+    pub(crate) fn with<T: Element>(self, source: &BlockReader<'_, T>) -> BlockSplit {
         let run = source.loops.as_ref().map_or(usize::MAX, |loops| loops.inner());
         match source.period {
             0 if (BLOCK / 4..self.run).contains(&run) => {
-                Cut { run, block: run.div_ceil(run.div_ceil(BLOCK)) }
+                BlockSplit { run, block: run.div_ceil(run.div_ceil(BLOCK)) }
             }
-            2.. if self.run == usize::MAX => Cut { block: BLOCK / source.period * source.period, ..self },
+            2.. if self.run == usize::MAX => {
+                BlockSplit { block: BLOCK / source.period * source.period, ..self }
+            }
             _ => self,
         }
     }
@@ -231,7 +238,7 @@ impl Cut {
 }
 
 /// Rows of `width` elements that lie across memory, at most [`LANES_MAX`] of them: element i of all is at `from[i * stride..]`.
-pub(super) struct Transposed<'a, T: Real> {
+pub(super) struct WidenTransposed<'a, T: Real> {
     pub(super) from: &'a [T],
     pub(super) stride: usize,
     pub(super) rows: usize,
@@ -239,7 +246,7 @@ pub(super) struct Transposed<'a, T: Real> {
     pub(super) to: &'a mut [T::Wide],
 }
 
-impl<T: Real> Kernel for Transposed<'_, T> {
+impl<T: Real> Kernel for WidenTransposed<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -258,7 +265,7 @@ impl<T: Real> Kernel for Transposed<'_, T> {
     }
 }
 
-impl<T: Real> Transposed<'_, T> {
+impl<T: Real> WidenTransposed<'_, T> {
     #[inline(always)]
     fn square<S: Isa>(&mut self, [row, column]: [usize; 2], [rows, columns]: [usize; 2]) {
         let mut square = [<T::Wide as Float>::Vec::<S>::zero(); LANES_MAX];
@@ -273,14 +280,14 @@ impl<T: Real> Transposed<'_, T> {
 }
 
 /// Lines of `len` elements that begin `stride` apart, to be widened one after the other.
-pub(super) struct Widened<'a, T: Real> {
+pub(super) struct WidenLines<'a, T: Real> {
     pub(super) from: &'a [T],
     pub(super) stride: usize,
     pub(super) len: usize,
     pub(super) to: &'a mut [T::Wide],
 }
 
-impl<T: Real> Kernel for Widened<'_, T> {
+impl<T: Real> Kernel for WidenLines<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -303,18 +310,18 @@ impl<T: Real> Kernel for Widened<'_, T> {
 }
 
 /// Single elements that lie `stride` apart, to be widened.
-pub(super) struct Apart<'a, T: Real> {
+pub(super) struct WidenStrided<'a, T: Real> {
     pub(super) from: &'a [T],
     pub(super) stride: usize,
     pub(super) to: &'a mut [T::Wide],
 }
 
-impl<T: Real> Kernel for Apart<'_, T> {
+impl<T: Real> Kernel for WidenStrided<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        let Apart { from, stride, to } = self;
+        let WidenStrided { from, stride, to } = self;
         // The compiler makes vectors where it knows the stride.
         match stride {
             2 => widen_apart::<T, 2>(from, to),

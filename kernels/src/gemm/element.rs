@@ -17,11 +17,11 @@ pub(crate) trait GemmElem: Real<Wide = <Self as GemmElem>::Acc> {
     type PanelElem: PanelElem<Acc = Self::Acc>;
 
     /// What a place of a panel holds for this step and, if it holds two, the next.
-    fn beside<S: Isa>(self, next: Self) -> Self::Acc;
-    /// A place of each lane: [`GemmElem::beside`] for the elements of two slices.
-    fn across<S: Isa>(lanes: &[Self], next: &[Self]) -> <Self::Acc as Float>::Vec<S>;
+    fn pair_up<S: Isa>(self, next: Self) -> Self::Acc;
+    /// A place of each lane: [`GemmElem::pair_up`] for the elements of two slices.
+    fn load_lines<S: Isa>(lanes: &[Self], next: &[Self]) -> <Self::Acc as Float>::Vec<S>;
     /// The places that steps of one lane fill; `beyond` stands for what is missing in a place.
-    fn along<S: Isa>(steps: &[Self], beyond: Self) -> <Self::Acc as Float>::Vec<S>;
+    fn load_steps<S: Isa>(steps: &[Self], beyond: Self) -> <Self::Acc as Float>::Vec<S>;
 }
 
 /// What a place of a packed panel, of the sums' size, holds: one step of k or several.
@@ -64,9 +64,9 @@ pub(super) fn steps_on<P: PanelElem>(runner: Runner) -> usize {
 }
 
 /// A step as it is.
-pub(crate) struct One<T>(PhantomData<T>);
+pub(crate) struct OneStep<T>(PhantomData<T>);
 
-impl<T: Float> PanelElem for One<T> {
+impl<T: Float> PanelElem for OneStep<T> {
     type Acc = T;
     const IN_PANELS: bool = false;
 
@@ -92,9 +92,9 @@ impl<T: Float> PanelElem for One<T> {
 }
 
 /// The steps of bf16 that [`Isa::dot_bf16`] takes at a time.
-pub(crate) struct Dot;
+pub(crate) struct Bf16Pairs;
 
-impl PanelElem for Dot {
+impl PanelElem for Bf16Pairs {
     type Acc = f32;
     const IN_PANELS: bool = true;
 
@@ -116,7 +116,7 @@ impl PanelElem for Dot {
     /// Where a place holds one step, tiles are those of f32.
     #[inline]
     fn compute<const H: usize, const W: usize>(runner: Runner, tile: SizedTile<'_, Self, H, W>) {
-        runner.run_on_pairs(tile).unwrap_or_else(|tile| runner.run(tile.of::<One<f32>>()))
+        runner.run_on_pairs(tile).unwrap_or_else(|tile| runner.run(tile.of::<OneStep<f32>>()))
     }
 }
 
@@ -124,20 +124,20 @@ macro_rules! one {
     ($($elem:ident sums $acc:ident),*) => {$(
         impl GemmElem for $elem {
             type Acc = $acc;
-            type PanelElem = One<$acc>;
+            type PanelElem = OneStep<$acc>;
 
             #[inline(always)]
-            fn beside<S: Isa>(self, _next: $elem) -> $acc {
+            fn pair_up<S: Isa>(self, _next: $elem) -> $acc {
                 self.widen()
             }
 
             #[inline(always)]
-            fn across<S: Isa>(lanes: &[$elem], _next: &[$elem]) -> <$acc as Float>::Vec<S> {
+            fn load_lines<S: Isa>(lanes: &[$elem], _next: &[$elem]) -> <$acc as Float>::Vec<S> {
                 $elem::load::<S>(lanes)
             }
 
             #[inline(always)]
-            fn along<S: Isa>(steps: &[$elem], _beyond: $elem) -> <$acc as Float>::Vec<S> {
+            fn load_steps<S: Isa>(steps: &[$elem], _beyond: $elem) -> <$acc as Float>::Vec<S> {
                 $elem::load::<S>(steps)
             }
         }
@@ -148,20 +148,20 @@ one!(f32 sums f32, f64 sums f64, f16 sums f32);
 
 impl GemmElem for bf16 {
     type Acc = f32;
-    type PanelElem = Dot;
+    type PanelElem = Bf16Pairs;
 
     #[inline(always)]
-    fn beside<S: Isa>(self, next: bf16) -> f32 {
+    fn pair_up<S: Isa>(self, next: bf16) -> f32 {
         if S::BF16_IN_LANE == 2 { pair(self, next) } else { self.widen() }
     }
 
     #[inline(always)]
-    fn across<S: Isa>(lanes: &[bf16], next: &[bf16]) -> S::F32 {
+    fn load_lines<S: Isa>(lanes: &[bf16], next: &[bf16]) -> S::F32 {
         if S::BF16_IN_LANE == 2 { S::F32::load_pairs_of(lanes, next) } else { S::F32::load_bf16(lanes) }
     }
 
     #[inline(always)]
-    fn along<S: Isa>(steps: &[bf16], beyond: bf16) -> S::F32 {
+    fn load_steps<S: Isa>(steps: &[bf16], beyond: bf16) -> S::F32 {
         if S::BF16_IN_LANE == 2 { S::F32::load_pairs(steps, beyond) } else { S::F32::load_bf16(steps) }
     }
 }

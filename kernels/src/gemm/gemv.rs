@@ -65,29 +65,29 @@ pub(super) fn run<T: GemmElem>(
     (write, epilogue): (Write, Epilogue<'_, T>),
 ) {
     batch.check(&a, &b, &c, &epilogue);
-    assert!(b.cols() == 1, "got {} columns, wanted one", b.cols());
+    assert!(b.cols() == 1, "got {} groups, wanted one", b.cols());
     if a.rows() == 0 || batch.count == 0 {
         return;
     }
-    let columns = Columns::new(runner, batch, a, b, c.strides().0);
-    let group = columns.group;
-    with_scratch(columns.groups() * columns.parts * group, |sums: &mut [T::Acc]| {
+    let groups = RowGroups::new(runner, batch, a, b, c.strides().0);
+    let group = groups.group;
+    with_scratch(groups.groups() * groups.parts * group, |sums: &mut [T::Acc]| {
         let units = |first: usize, sums: &mut [T::Acc]| {
-            sums.chunks_exact_mut(group).enumerate().for_each(|(i, sums)| columns.sum(first + i, sums));
+            sums.chunks_exact_mut(group).enumerate().for_each(|(i, sums)| groups.sum(first + i, sums));
         };
         match pool.filter(|pool| pool.threads() > 1) {
             Some(pool) => {
-                let together = (columns.groups() * columns.parts).div_ceil(8 * pool.threads());
+                let together = (groups.groups() * groups.parts).div_ceil(8 * pool.threads());
                 pool.for_each_chunk(sums, together * group, |i, sums| units(i * together, sums));
             }
             None => units(0, sums),
         }
-        columns.finish(sums, &mut c, write, epilogue);
+        groups.finish(sums, &mut c, write, epilogue);
     });
 }
 
 /// The rows of all items of a batch, in groups; an item of one row is a row of a single item.
-struct Columns<'a, T> {
+struct RowGroups<'a, T> {
     runner: Runner,
     a: &'a [T],
     b: &'a [T],
@@ -105,7 +105,7 @@ struct Columns<'a, T> {
     parts: usize,
 }
 
-impl<'a, T: GemmElem> Columns<'a, T> {
+impl<'a, T: GemmElem> RowGroups<'a, T> {
     fn new(runner: Runner, batch: Batch, a: MatRef<'a, T>, b: MatRef<'a, T>, c_row: usize) -> Self {
         let (rows, steps, (a_row, a_step)) = (a.rows(), a.cols(), a.strides());
         let (item_apart, b_step) = ([batch.a, batch.b, batch.c], b.strides().0);
@@ -116,7 +116,7 @@ impl<'a, T: GemmElem> Columns<'a, T> {
             _ => (batch.count, rows, [a_row, 0, c_row]),
         };
         let across = row_apart[0] == 1 && row_apart[1] == 0 && a_step != 1;
-        Columns {
+        RowGroups {
             runner,
             a: a.data(),
             b: b.data(),
@@ -158,17 +158,17 @@ impl<'a, T: GemmElem> Columns<'a, T> {
         if self.group == ROWS_ACROSS {
             with_scratch(chains::<T::Acc>() * ROWS_ACROSS, |chains| {
                 chains.fill(T::Acc::ZERO);
-                self.runner.run(Across { a, a_step, b, b_step, steps, chains, sums });
+                self.runner.run(AxpyRows { a, a_step, b, b_step, steps, chains, sums });
             });
         } else if a_step == 1 && b_row == 0 && rows > 1 {
             // What all rows use is widened once.
             let near = if b_step == 1 { T::as_wide(&b[..steps]) } else { None };
             with_scratch(if near.is_some() { 0 } else { steps }, |room: &mut [T::Acc]| {
                 gather(b, b_step, room);
-                self.runner.run(Along { a, a_row, b: near.unwrap_or(room), b_row, steps, sums });
+                self.runner.run(DotRows { a, a_row, b: near.unwrap_or(room), b_row, steps, sums });
             });
         } else if [a_step, b_step] == [1, 1] {
-            self.runner.run(Along { a, a_row, b, b_row, steps, sums });
+            self.runner.run(DotRows { a, a_row, b, b_row, steps, sums });
         } else {
             with_scratch(2 * steps, |room: &mut [T::Acc]| {
                 let (a_near, b_near) = room.split_at_mut(steps);
@@ -178,7 +178,7 @@ impl<'a, T: GemmElem> Columns<'a, T> {
                         gather(&b[i * b_row..], b_step, b_near);
                     }
                     let (a, b, sums) = (&*a_near, &*b_near, std::slice::from_mut(sum));
-                    self.runner.run(Along { a, a_row: 0, b, b_row: 0, steps, sums });
+                    self.runner.run(DotRows { a, a_row: 0, b, b_row: 0, steps, sums });
                 }
             });
         }
@@ -223,7 +223,7 @@ fn gather<T: GemmElem>(from: &[T], apart: usize, to: &mut [T::Acc]) {
 }
 
 /// A part's sums of rows whose steps lie side by side, as B's do: a row, and its B, so far behind the one before.
-struct Along<'a, T: GemmElem, B> {
+struct DotRows<'a, T: GemmElem, B> {
     a: &'a [T],
     a_row: usize,
     b: &'a [B],
@@ -232,7 +232,7 @@ struct Along<'a, T: GemmElem, B> {
     sums: &'a mut [T::Acc],
 }
 
-impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> Kernel for Along<'_, T, B> {
+impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> Kernel for DotRows<'_, T, B> {
     type Output = ();
 
     #[inline(always)]
@@ -241,7 +241,7 @@ impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> Kernel for Along<'_, T, B> {
     }
 }
 
-impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> Along<'_, T, B> {
+impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> DotRows<'_, T, B> {
     #[inline(always)]
     fn rows<S: Isa, V: Vector<Elem = T::Acc>>(self)
     where
@@ -305,7 +305,7 @@ where
 }
 
 /// A part's sums of rows that lie side by side; `chains` has [`ROWS_ACROSS`] places for each chain, and begins at zero.
-struct Across<'a, T: GemmElem> {
+struct AxpyRows<'a, T: GemmElem> {
     a: &'a [T],
     a_step: usize,
     b: &'a [T],
@@ -315,7 +315,7 @@ struct Across<'a, T: GemmElem> {
     sums: &'a mut [T::Acc],
 }
 
-impl<T: GemmElem> Kernel for Across<'_, T> {
+impl<T: GemmElem> Kernel for AxpyRows<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -324,7 +324,7 @@ impl<T: GemmElem> Kernel for Across<'_, T> {
     }
 }
 
-impl<T: GemmElem> Across<'_, T> {
+impl<T: GemmElem> AxpyRows<'_, T> {
     #[inline(always)]
     fn rows<S: Isa, V: Vector<Elem = T::Acc>>(self)
     where

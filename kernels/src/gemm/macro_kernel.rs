@@ -12,8 +12,8 @@ use super::epilogue::{Epilogue, Write};
 use super::mat::MatRef;
 use super::micro_kernel::run_tile;
 use super::pack::Panels;
-use super::plan::Plan;
-use super::plan::{Part, Parts};
+use super::plan::BlockingPlan;
+use super::plan::{Chunk, ChunkQueue};
 use super::product::{Product, wide_start};
 use super::tile::Tile;
 use crate::scratch::with_scratch;
@@ -22,104 +22,104 @@ use crate::simd::{Float, LANES_MAX};
 /// Panels of B that a thread packs at a time where all pack them together.
 const PACKED_TOGETHER: usize = 4;
 
-/// Columns of C, whose parts threads take in turns.
-pub(super) struct Job<'a, 'p, T: GemmElem> {
+/// Columns of C, whose chunks threads take in turns.
+pub(super) struct MacroKernel<'a, 'p, T: GemmElem> {
     pub(super) product: &'a Product<'p, T>,
-    pub(super) plan: &'a Plan,
-    pub(super) parts: Parts,
+    pub(super) plan: &'a BlockingPlan,
+    pub(super) chunks: ChunkQueue,
     /// The panels of B, if they are packed before: all columns of a block of k, then the next block's.
     pub(super) packed_b: &'a [T::Acc],
 }
 
-/// Some rows of a part, for the steps of one block of k.
-struct Block<'a> {
-    part: &'a Part,
+/// Some rows of a chunk, for the steps of one block of k.
+struct ABlock<'a> {
+    chunk: &'a Chunk,
     steps: Range<usize>,
     is_first: bool,
     is_last: bool,
     rows: Range<usize>,
-    /// Where its panels of B lie in memory, and whether they are still to be packed.
+    /// Where its panels of B lie in buffers, and whether they are still to be packed.
     b_start: usize,
     packs_b: bool,
 }
 
-/// A thread's working memory: packed panels of A (and what a tile may write behind them) and of B, empty where an operand is
+/// A thread's working buffers: packed panels of A (and what a tile may write behind them) and of B, empty where an operand is
 /// read in place, and sums that wait for C.
-struct Memory<'a, A> {
+struct PackBuffers<'a, A> {
     a: &'a mut [A],
     b: &'a mut [A],
     sums: &'a mut [A],
 }
 
-impl<T: GemmElem> Job<'_, '_, T> {
-    /// Takes and computes parts until none is left.
+impl<T: GemmElem> MacroKernel<'_, '_, T> {
+    /// Takes and computes chunks until none is left.
     ///
     /// # Safety
     ///
     /// C's elements in these columns are valid, and only threads that run this job touch them.
     pub(super) unsafe fn run(&self) {
-        let (plan, parts) = (self.plan, &self.parts);
-        let Some(first) = parts.take() else { return };
+        let (plan, chunks) = (self.plan, &self.chunks);
+        let Some(first) = chunks.take() else { return };
         let width = plan.shape.cols();
         let row_block = plan.row_block().min(plan.row_panels);
         let a_len = if plan.a_direct { 0 } else { row_block * plan.a_panel(plan.steps_max()) + LANES_MAX };
-        let b_steps = if parts.holds_b { plan.problem.k } else { plan.steps_max() };
-        let b_len = if plan.b_direct || parts.shares_b { 0 } else { parts.cols_max * width * b_steps };
+        let b_steps = if chunks.holds_b { plan.problem.k } else { plan.steps_max() };
+        let b_len = if plan.b_direct || chunks.shares_b { 0 } else { chunks.cols_max * width * b_steps };
         let slots = match plan.k_blocks {
             _ if self.product.is_in_place() && self.product.write == Write::Store => 0,
             1 => 1,
-            _ => parts.rows_max * parts.cols_max,
+            _ => chunks.rows_max * chunks.cols_max,
         };
         with_scratch::<T::Acc, _>(a_len + b_len + slots * plan.shape.rows * width, |scratch| {
             let (b, rest) = scratch.split_at_mut(b_len);
             let (a, sums) = rest.split_at_mut(a_len);
-            let mut memory = Memory { a, b, sums };
+            let mut buffers = PackBuffers { a, b, sums };
             let mut packed = None;
             let mut next = Some(first);
-            while let Some(part) = next {
-                let packs_b = !parts.holds_b
-                    || !parts.shares_b && packed.replace(part.cols.start) != Some(part.cols.start);
+            while let Some(chunk) = next {
+                let packs_b = !chunks.holds_b
+                    || !chunks.shares_b && packed.replace(chunk.cols.start) != Some(chunk.cols.start);
                 for k_block in 0..plan.k_blocks {
                     let steps = plan.steps(k_block);
-                    for rows in blocks(&part.rows, row_block) {
-                        let block = Block {
-                            part: &part,
+                    for rows in blocks(&chunk.rows, row_block) {
+                        let block = ABlock {
+                            chunk: &chunk,
                             is_first: k_block == 0,
                             is_last: k_block + 1 == plan.k_blocks,
-                            b_start: if parts.holds_b { part.cols.len() * width * steps.start } else { 0 },
-                            packs_b: packs_b && rows.start == part.rows.start,
+                            b_start: if chunks.holds_b { chunk.cols.len() * width * steps.start } else { 0 },
+                            packs_b: packs_b && rows.start == chunk.rows.start,
                             steps: steps.clone(),
                             rows,
                         };
                         // SAFETY: the caller's; what was taken is this thread's.
-                        unsafe { self.run_block(&block, &mut memory) }
+                        unsafe { self.run_block(&block, &mut buffers) }
                     }
                 }
                 // Not before, as `iter::successors` would: another thread may be waiting for it.
-                next = parts.take();
+                next = chunks.take();
             }
         });
     }
 
     /// Where a packed panel of A, or of B, begins.
-    fn a_start(&self, row: usize, block: &Block<'_>) -> usize {
+    fn a_start(&self, row: usize, block: &ABlock<'_>) -> usize {
         (row - block.rows.start) * self.plan.a_panel(block.steps.len())
     }
 
-    fn b_start(&self, col: usize, block: &Block<'_>) -> usize {
-        block.b_start + (col - block.part.cols.start) * self.plan.shape.cols() * block.steps.len()
+    fn b_start(&self, col: usize, block: &ABlock<'_>) -> usize {
+        block.b_start + (col - block.chunk.cols.start) * self.plan.shape.cols() * block.steps.len()
     }
 
     /// Packs those panels of A that the tiles do not pack themselves.
-    fn pack_a(&self, rows: Range<usize>, block: &Block<'_>, dst: &mut [T::Acc]) {
+    fn pack_a(&self, rows: Range<usize>, block: &ABlock<'_>, dst: &mut [T::Acc]) {
         let plan = self.plan;
         if !plan.a_direct && !rows.is_empty() {
             let lanes = plan.rows(rows.start).start..plan.rows(rows.end - 1).end;
             // What stands beside A's last step leaves the sum as it is, -0 too, where B has a zero there.
             let beyond = T::narrow(-T::Acc::ZERO);
-            let lanes_apart = plan.a_packed().0;
+            let line_pitch = plan.a_packed().0;
             let dst = &mut dst[self.a_start(rows.start, block)..];
-            self.pack(self.product.a, lanes, (plan.height, lanes_apart), &block.steps, beyond, dst);
+            self.pack(self.product.a, lanes, (plan.height, line_pitch), &block.steps, beyond, dst);
         }
     }
 
@@ -134,10 +134,10 @@ impl<T: GemmElem> Job<'_, '_, T> {
         }
     }
 
-    /// The elements of [`Job::packed_b`].
+    /// The elements of [`MacroKernel::packed_b`].
     pub(super) fn packed_b_len(&self) -> usize {
-        let all = self.parts.cols.len() * self.plan.shape.cols() * self.plan.problem.k;
-        if self.parts.shares_b { all } else { 0 }
+        let all = self.chunks.cols.len() * self.plan.shape.cols() * self.plan.problem.k;
+        if self.chunks.shares_b { all } else { 0 }
     }
 
     /// Packs all panels of B, as far as they are shared.
@@ -145,7 +145,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
         if to.is_empty() {
             return;
         }
-        let (cols, width) = (&self.parts.cols, self.plan.shape.cols());
+        let (cols, width) = (&self.chunks.cols, self.plan.shape.cols());
         let mut pieces = Vec::new();
         for steps in (0..self.plan.k_blocks).map(|block| self.plan.steps(block)) {
             for cols in blocks(cols, PACKED_TOGETHER) {
@@ -167,101 +167,101 @@ impl<T: GemmElem> Job<'_, '_, T> {
         &self,
         matrix: MatRef<'_, T>,
         lanes: Range<usize>,
-        (width, lanes_apart): (usize, usize),
+        (width, line_pitch): (usize, usize),
         places: &Range<usize>,
         beyond: T,
         dst: &mut [T::Acc],
     ) {
-        let (lane_stride, step_stride) = matrix.strides();
+        let (line_stride, step_stride) = matrix.strides();
         let per_place = steps_on::<T::PanelElem>(self.product.runner);
         let first = places.start * per_place;
-        let start = lanes.start * lane_stride + first * step_stride;
+        let start = lanes.start * line_stride + first * step_stride;
         let panels = Panels {
             src: &matrix.data()[start.min(matrix.data().len())..],
-            lane_stride,
+            line_stride,
             step_stride,
             lanes: lanes.len(),
             steps: (places.len() * per_place).min(matrix.cols() - first),
             places: places.len(),
             width,
-            lanes_apart,
+            line_pitch,
             beyond,
-            dst: match lanes_apart {
+            dst: match line_pitch {
                 1 => &mut dst[..lanes.len().div_ceil(width) * width * places.len()],
-                _ => &mut dst[..lanes.len() * lanes_apart],
+                _ => &mut dst[..lanes.len() * line_pitch],
             },
         };
         T::PanelElem::run(self.product.runner, panels);
     }
 
     /// A panel of A at a time passes along B's panels. The first panel of rows packs B's, the first of columns A's, as far
-    /// as [`Plan::keeps_b`] and [`Plan::keeps_a`] go. If the plan [`Plan::goes_down`], other tiles pass along one panel of B, then
+    /// as [`BlockingPlan::tiles_pack_b`] and [`BlockingPlan::tiles_pack_a`] go. If the plan [`BlockingPlan::goes_down`], other tiles pass along one panel of B, then
     /// along the next.
     ///
     /// # Safety
     ///
-    /// [`Job::run`]'s.
-    unsafe fn run_block(&self, block: &Block<'_>, memory: &mut Memory<'_, T::Acc>) {
-        let (plan, cols) = (self.plan, &block.part.cols);
+    /// [`MacroKernel::run`]'s.
+    unsafe fn run_block(&self, block: &ABlock<'_>, buffers: &mut PackBuffers<'_, T::Acc>) {
+        let (plan, cols) = (self.plan, &block.chunk.cols);
         let is_high = |row: usize| plan.rows(row).len() == plan.height;
         // The last panel of columns may be narrower.
         let whole_end = cols.end - usize::from(plan.cols(cols.end - 1).len() < plan.shape.cols());
-        let keeps_b = plan.keeps_b && is_high(block.rows.start);
-        let keeps_a = plan.keeps_a && whole_end > cols.start;
+        let tiles_pack_b = plan.tiles_pack_b && is_high(block.rows.start);
+        let tiles_pack_a = plan.tiles_pack_a && whole_end > cols.start;
         if block.packs_b && !plan.b_direct {
-            let cols = if keeps_b { whole_end..cols.end } else { cols.clone() };
+            let cols = if tiles_pack_b { whole_end..cols.end } else { cols.clone() };
             let start = self.b_start(cols.start, block);
-            self.pack_b(cols, &block.steps, &mut memory.b[start..]);
+            self.pack_b(cols, &block.steps, &mut buffers.b[start..]);
         }
-        if !keeps_a {
-            self.pack_a(block.rows.clone(), block, memory.a);
+        if !tiles_pack_a {
+            self.pack_a(block.rows.clone(), block, buffers.a);
         }
         // Tiles that are finished one by one are not run in strips.
         let finishes = block.is_last && !self.product.is_in_place();
-        let first_packs_b = keeps_b && block.packs_b;
+        let first_packs_b = tiles_pack_b && block.packs_b;
         // Rows that go down: all high ones, but the first if it packs B.
         let high_end = block.rows.end - usize::from(!is_high(block.rows.end - 1));
         let down = match !finishes && plan.goes_down(cols.len(), block.rows.len()) {
             true => block.rows.start + usize::from(first_packs_b)..high_end,
             false => block.rows.end..block.rows.end,
         };
-        let packing_end = cols.start + usize::from(keeps_a);
+        let packing_end = cols.start + usize::from(tiles_pack_a);
         for row in block.rows.clone() {
-            let keep_a = keeps_a && is_high(row);
-            if keeps_a && !keep_a {
-                self.pack_a(row..row + 1, block, memory.a); // now, after what was written behind the panel before
+            let packs_a = tiles_pack_a && is_high(row);
+            if tiles_pack_a && !packs_a {
+                self.pack_a(row..row + 1, block, buffers.a); // now, after what was written behind the panel before
             }
             // Of rows that go down, only the tiles that pack.
             let cols_end = if down.contains(&row) { packing_end } else { cols.end };
             let mut start = cols.start;
             while start < cols_end {
-                let keep_a = keep_a && start == cols.start;
-                let end = if keep_a || finishes || start == whole_end { start + 1 } else { whole_end };
-                let keep_b = first_packs_b && row == block.rows.start && start < whole_end;
-                let strip = Strip { rows: row..row + 1, cols: start..end, keep_a, keep_b };
+                let packs_a = packs_a && start == cols.start;
+                let end = if packs_a || finishes || start == whole_end { start + 1 } else { whole_end };
+                let packs_b = first_packs_b && row == block.rows.start && start < whole_end;
+                let strip = Strip { rows: row..row + 1, cols: start..end, packs_a, packs_b };
                 // SAFETY: the caller's.
-                unsafe { self.run_strip(block, &strip, memory) }
+                unsafe { self.run_strip(block, &strip, buffers) }
                 start = end;
             }
         }
         for rows in blocks(&down, plan.rows_down()) {
             for col in packing_end..cols.end {
-                let strip = Strip { rows: rows.clone(), cols: col..col + 1, keep_a: false, keep_b: false };
+                let strip = Strip { rows: rows.clone(), cols: col..col + 1, packs_a: false, packs_b: false };
                 // SAFETY: the caller's.
-                unsafe { self.run_strip(block, &strip, memory) }
+                unsafe { self.run_strip(block, &strip, buffers) }
             }
         }
     }
 
     /// # Safety
     ///
-    /// [`Job::run`]'s.
-    unsafe fn run_strip(&self, block: &Block<'_>, strip: &Strip, memory: &mut Memory<'_, T::Acc>) {
+    /// [`MacroKernel::run`]'s.
+    unsafe fn run_strip(&self, block: &ABlock<'_>, strip: &Strip, buffers: &mut PackBuffers<'_, T::Acc>) {
         let (plan, product) = (self.plan, self.product);
         let (rows, cols, width) =
             (plan.rows(strip.rows.start), plan.cols(strip.cols.start), plan.shape.cols());
-        let a_packed = memory.a.as_mut_ptr().wrapping_add(self.a_start(strip.rows.start, block));
-        let (a, a_row, a_step, a_next) = if plan.a_direct || strip.keep_a {
+        let a_packed = buffers.a.as_mut_ptr().wrapping_add(self.a_start(strip.rows.start, block));
+        let (a, a_row, a_step, a_next) = if plan.a_direct || strip.packs_a {
             let (row_stride, step_stride) = product.a.strides();
             let start = rows.start * row_stride + block.steps.start * step_stride;
             (wide_start(&product.a).wrapping_add(start), row_stride, step_stride, plan.height * row_stride)
@@ -271,8 +271,8 @@ impl<T: GemmElem> Job<'_, '_, T> {
         };
         let b_start = self.b_start(strip.cols.start, block);
         let b_packed =
-            if self.parts.shares_b { self.packed_b } else { &*memory.b }.as_ptr().wrapping_add(b_start);
-        let (b, b_step, b_col, b_next) = if plan.b_direct || strip.keep_b {
+            if self.chunks.shares_b { self.packed_b } else { &*buffers.b }.as_ptr().wrapping_add(b_start);
+        let (b, b_step, b_col, b_next) = if plan.b_direct || strip.packs_b {
             let (step_stride, col_stride) = product.b.strides();
             let col_stride = if plan.problem.b_contiguous { 1 } else { col_stride };
             let start = block.steps.start * step_stride + cols.start * col_stride;
@@ -281,12 +281,12 @@ impl<T: GemmElem> Job<'_, '_, T> {
             (b_packed, width, 1, width * block.steps.len())
         };
         let tile_len = plan.shape.rows * width;
-        let slots_apart = block.part.rows.len() * tile_len;
+        let slots_apart = block.chunk.rows.len() * tile_len;
         let slot = match plan.k_blocks {
             1 => 0,
             _ => {
-                (strip.cols.start - block.part.cols.start) * slots_apart
-                    + (strip.rows.start - block.part.rows.start) * tile_len
+                (strip.cols.start - block.chunk.cols.start) * slots_apart
+                    + (strip.rows.start - block.chunk.rows.start) * tile_len
             }
         };
         let (c_row, c_col) = product.c_strides;
@@ -299,7 +299,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
         let down = strip.rows.len() > 1;
         let next = |down_by: usize, across_by: usize| if down { down_by } else { across_by };
         let whole = (c.cast::<T::Acc>(), c_row, next(plan.height * c_row, width));
-        let scratch = (memory.sums.as_mut_ptr().wrapping_add(slot), width, next(tile_len, slots_apart));
+        let scratch = (buffers.sums.as_mut_ptr().wrapping_add(slot), width, next(tile_len, slots_apart));
         let partial = if in_place && product.write == Write::Store { whole } else { scratch };
         let out = if in_place && block.is_last { whole } else { partial };
         let mut tile = Tile {
@@ -325,12 +325,12 @@ impl<T: GemmElem> Job<'_, '_, T> {
             },
             out: out.0,
             out_row: out.1,
-            near: if finishes { c.cast_const().cast() } else { out.0.wrapping_add(out.2) },
-            near_row: if finishes { c_row * size_of::<T>() / size_of::<T::Acc>() } else { out.1 },
+            prefetch: if finishes { c.cast_const().cast() } else { out.0.wrapping_add(out.2) },
+            prefetch_row: if finishes { c_row * size_of::<T>() / size_of::<T::Acc>() } else { out.1 },
             add: in_place && block.is_last && product.write == Write::Accumulate,
-            keep_a: if strip.keep_a { a_packed } else { std::ptr::null_mut() },
-            keep_b: if strip.keep_b {
-                memory.b.as_mut_ptr().wrapping_add(b_start)
+            pack_a_to: if strip.packs_a { a_packed } else { std::ptr::null_mut() },
+            pack_b_to: if strip.packs_b {
+                buffers.b.as_mut_ptr().wrapping_add(b_start)
             } else {
                 std::ptr::null_mut()
             },
@@ -342,7 +342,7 @@ impl<T: GemmElem> Job<'_, '_, T> {
         unsafe { run_tile::<T::PanelElem>(product.runner, plan.shape.lanes, rows.len(), &mut tile) }
         if finishes {
             let finish = FinishTile {
-                sums: &mut memory.sums[slot..],
+                sums: &mut buffers.sums[slot..],
                 sums_row: width,
                 bias,
                 activation,
@@ -364,8 +364,8 @@ struct Strip {
     rows: Range<usize>,
     cols: Range<usize>,
     /// Whether they pack A's panel, or B's panels, on the way.
-    keep_a: bool,
-    keep_b: bool,
+    packs_a: bool,
+    packs_b: bool,
 }
 
 /// `all` in blocks of so many.

@@ -170,8 +170,31 @@ fn disjoint<const N: usize>(mut dims: [(usize, usize); N]) -> bool {
     })
 }
 
+/// Where several threads write a matrix, each its own elements.
+#[derive(Clone, Copy)]
+pub(super) struct SharedMut<'a, T> {
+    ptr: *mut T,
+    lifetime: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it gives no access but a pointer, whose users keep threads apart.
+unsafe impl<T: Send> Send for SharedMut<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
+
+impl<'a, T> SharedMut<'a, T> {
+    pub(super) fn new(slice: &'a mut [T]) -> Self {
+        SharedMut { ptr: slice.as_mut_ptr(), lifetime: PhantomData }
+    }
+
+    /// The start, for pointer arithmetic within the slice.
+    pub(super) fn ptr(&self) -> *mut T {
+        self.ptr
+    }
+}
+
 /// Neighbouring columns of neighbouring rows of a matrix, to write.
-pub(crate) struct Cell<'a, T> {
+pub(crate) struct SubMatMut<'a, T> {
     start: *mut T,
     rows: usize,
     cols: usize,
@@ -181,9 +204,9 @@ pub(crate) struct Cell<'a, T> {
 }
 
 // SAFETY: a cell is the one way to its elements, like `&mut [T]`, and goes where that may go.
-unsafe impl<T: Send> Send for Cell<'_, T> {}
+unsafe impl<T: Send> Send for SubMatMut<'_, T> {}
 
-impl<'a, T> Cell<'a, T> {
+impl<'a, T> SubMatMut<'a, T> {
     /// A matrix of `rows` rows, each of `across` cells of `cols` columns, cut into cells of at most `height` rows: from the
     /// top to the bottom, then the next columns.
     ///
@@ -194,7 +217,7 @@ impl<'a, T> Cell<'a, T> {
         rows: usize,
         [across, cols]: [usize; 2],
         height: usize,
-    ) -> impl Iterator<Item = Cell<'a, T>> {
+    ) -> impl Iterator<Item = SubMatMut<'a, T>> {
         let stride = across * cols;
         let needed = rows.checked_mul(stride);
         assert!(
@@ -204,7 +227,7 @@ impl<'a, T> Cell<'a, T> {
         );
         let start = data.as_mut_ptr();
         (0..across).flat_map(move |i| {
-            (0..rows).step_by(height).map(move |top| Cell {
+            (0..rows).step_by(height).map(move |top| SubMatMut {
                 start: start.wrapping_add(top * stride + i * cols),
                 rows: height.min(rows - top),
                 cols,
@@ -231,7 +254,7 @@ impl<'a, T> Cell<'a, T> {
 
 #[cfg(test)]
 mod tests {
-    use super::Cell;
+    use super::SubMatMut;
 
     #[test]
     fn every_element_lies_in_one_cell_from_the_top_down() {
@@ -239,7 +262,7 @@ mod tests {
             [(7, [3, 2], 3), (1, [1, 1], 1), (4, [2, 3], 9), (0, [2, 2], 1), (3, [2, 0], 2), (3, [0, 2], 2)]
         {
             let mut data = vec![0; rows * across * cols + 1];
-            let mut cells: Vec<_> = Cell::cut(&mut data, rows, [across, cols], height).collect();
+            let mut cells: Vec<_> = SubMatMut::cut(&mut data, rows, [across, cols], height).collect();
             assert_eq!(cells.len(), across * rows.div_ceil(height));
             for (number, cell) in cells.iter_mut().enumerate() {
                 (0..cell.rows()).for_each(|i| cell.row(i).iter_mut().for_each(|x| *x += number + 1));
@@ -255,13 +278,13 @@ mod tests {
     #[test]
     #[should_panic(expected = "elements")]
     fn a_matrix_larger_than_its_slice_is_refused() {
-        let _ = Cell::cut(&mut [0; 5], 3, [1, 2], 1);
+        let _ = SubMatMut::cut(&mut [0; 5], 3, [1, 2], 1);
     }
 
     #[test]
     #[should_panic(expected = "row 1")]
     fn a_row_that_is_not_there_is_refused() {
         let mut data = [0; 4];
-        Cell::cut(&mut data, 2, [1, 2], 1).for_each(|mut cell| cell.row(1).fill(1));
+        SubMatMut::cut(&mut data, 2, [1, 2], 1).for_each(|mut cell| cell.row(1).fill(1));
     }
 }

@@ -15,15 +15,15 @@
 #![allow(unsafe_code)]
 
 use super::element::PanelElem;
-use super::tables::{add_planes, add_segments, prefetch_near};
-use super::tile::{FEW_ROWS, Tile, VECTORS, VECTORS_MAX, is_high, keeps, reads_packed, reads_table, rows};
+use super::tables::{add_planes, add_segments, prefetch_output};
+use super::tile::{FEW_ROWS, Tile, VECTORS, VECTORS_MAX, can_pack, is_high, reads_packed, reads_table, rows};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector, each};
 
 /// The most rows a tile has on any instruction set.
 pub(super) const ROWS_MAX: usize = 14;
 /// How many steps ahead B is prefetched, and how many what is packed on the way, whose steps often lie a page apart.
 pub(super) const AHEAD: usize = 12;
-const AHEAD_KEEPING: usize = 28;
+const AHEAD_PACKING: usize = 28;
 
 /// Computes `tile.count` tiles of `rows` rows. `tile` is advanced past the last.
 ///
@@ -33,7 +33,7 @@ const AHEAD_KEEPING: usize = 28;
 /// read, and to write for `out` (which no other thread touches), and the tile is no larger than the instruction set's
 /// [`TileShape`](super::TileShape), or that [`TileShape::widened`](super::TileShape::widened); one column of B at least
 /// exists, and one vector of columns at most where `b_col` is not 1.
-/// A tile that keeps A or B is one that [`keeps`]; a tile whose B has a table is one that [`reads_table`]. Either has whole
+/// A tile that can_pack A or B is one that [`can_pack`]; a tile whose B has a table is one that [`reads_table`]. Either has whole
 /// vectors of columns, which are neighbours in B. A's rows are neighbours if A is kept or B has a table. What is kept is
 /// written to places that are valid to write, and that no other thread uses.
 /// B's table has as many places as a plane has steps. Each place names the step of A, within the plane, that it is
@@ -87,9 +87,9 @@ const RAGGED: u8 = 2;
 /// B's columns, to be transposed.
 const TRANSPOSED: u8 = 3;
 /// B by whole vectors, packing A, B, or both.
-const KEEP_A: u8 = 4;
-const KEEP_B: u8 = 5;
-const KEEP_BOTH: u8 = 6;
+const PACK_A: u8 = 4;
+const PACK_B: u8 = 5;
+const PACK_BOTH: u8 = 6;
 /// B from a table's places.
 const OFFSETS: u8 = 7;
 /// B by whole vectors, A's rows from a table.
@@ -104,19 +104,19 @@ impl<P: PanelElem, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H
         let packed = tile.a_row == 1;
         let whole = tile.cols == W * <P::Acc as Float>::Vec::<S>::LANES;
         // Sizes that an instruction set has no registers for are never asked for, and only packed panels hold places of
-        // several steps; this keeps the others uncompiled.
+        // several steps; this can_pack the others uncompiled.
         if const { H <= rows::<S>() && H * W <= rows::<S>() * VECTORS && (W <= VECTORS || H <= FEW_ROWS) } {
             // SAFETY: `run_tile`'s contract; the type is made only there.
             unsafe {
                 if const { reads_table(H, W, rows::<S>()) } && !tile.offsets.is_null() {
                     return compute_all::<P, S, _, H, W, OFFSETS>(tile);
                 }
-                if const { !P::IN_PANELS && keeps(H, W, rows::<S>()) } {
-                    match (tile.keep_a.is_null(), tile.keep_b.is_null()) {
+                if const { !P::IN_PANELS && can_pack(H, W, rows::<S>()) } {
+                    match (tile.pack_a_to.is_null(), tile.pack_b_to.is_null()) {
                         (true, true) => {}
-                        (false, true) => return compute_all::<P, S, _, H, W, KEEP_A>(tile),
-                        (true, false) => return compute_all::<P, S, _, H, W, KEEP_B>(tile),
-                        (false, false) => return compute_all::<P, S, _, H, W, KEEP_BOTH>(tile),
+                        (false, true) => return compute_all::<P, S, _, H, W, PACK_A>(tile),
+                        (true, false) => return compute_all::<P, S, _, H, W, PACK_B>(tile),
+                        (false, false) => return compute_all::<P, S, _, H, W, PACK_BOTH>(tile),
                     }
                 }
                 if const { is_high(H, rows::<S>()) && W <= VECTORS } && !tile.segments.is_null() {
@@ -155,8 +155,8 @@ where
         tile.a = tile.a.wrapping_add(tile.a_next);
         tile.b = tile.b.wrapping_add(tile.b_next);
         tile.out = tile.out.wrapping_add(tile.out_next);
-        if !tile.near.is_null() {
-            tile.near = tile.near.wrapping_add(tile.out_next);
+        if !tile.prefetch.is_null() {
+            tile.prefetch = tile.prefetch.wrapping_add(tile.out_next);
         }
         if !tile.from.is_null() {
             tile.from = tile.from.wrapping_add(tile.from_next);
@@ -164,7 +164,7 @@ where
         if !tile.bias.is_null() {
             tile.bias = tile.bias.wrapping_add(tile.bias_next);
         }
-        tile.keep_b = tile.keep_b.wrapping_add(W * V::LANES * tile.steps);
+        tile.pack_b_to = tile.pack_b_to.wrapping_add(W * V::LANES * tile.steps);
     }
 }
 
@@ -244,12 +244,12 @@ where
     V: Vector<Elem = P::Acc>,
 {
     let (mut a, mut b) = (tile.a, tile.b);
-    let (mut keep_a, mut keep_b) = (tile.keep_a, tile.keep_b);
-    let ahead = if matches!(READ, KEEP_A | KEEP_B | KEEP_BOTH) { AHEAD_KEEPING } else { AHEAD };
-    let near_rows = if tile.near.is_null() { 0 } else { H };
+    let (mut pack_a_to, mut pack_b_to) = (tile.pack_a_to, tile.pack_b_to);
+    let ahead = if matches!(READ, PACK_A | PACK_B | PACK_BOTH) { AHEAD_PACKING } else { AHEAD };
+    let near_rows = if tile.prefetch.is_null() { 0 } else { H };
     for step in 0..tile.steps {
         if step < near_rows {
-            prefetch_near::<V, W>(tile, step);
+            prefetch_output::<V, W>(tile, step);
         }
         let mut b_row = [V::zero(); W];
         for (j, lanes) in b_row.iter_mut().enumerate() {
@@ -257,14 +257,14 @@ where
             *lanes = unsafe { load(b.wrapping_add(j * V::LANES), lens[j]) };
             V::prefetch(b.wrapping_add(ahead * tile.b_step + j * V::LANES));
         }
-        if matches!(READ, KEEP_B | KEEP_BOTH) {
+        if matches!(READ, PACK_B | PACK_BOTH) {
             for (j, &lanes) in b_row.iter().enumerate() {
                 // SAFETY: a place of B's panel.
-                unsafe { store(lanes, keep_b.wrapping_add(j * V::LANES), V::LANES) };
+                unsafe { store(lanes, pack_b_to.wrapping_add(j * V::LANES), V::LANES) };
             }
-            keep_b = keep_b.wrapping_add(W * V::LANES);
+            pack_b_to = pack_b_to.wrapping_add(W * V::LANES);
         }
-        if matches!(READ, KEEP_A | KEEP_BOTH) {
+        if matches!(READ, PACK_A | PACK_BOTH) {
             for first in (0..H).step_by(V::LANES) {
                 let next = a.wrapping_add(ahead * tile.a_step + first);
                 V::prefetch(next);
@@ -272,12 +272,12 @@ where
                 // SAFETY: A's rows are neighbours.
                 let lanes: V = unsafe { load(a.wrapping_add(first), V::LANES.min(H - first)) };
                 // SAFETY: places of A's panel, and what may be written behind it.
-                unsafe { store(lanes, keep_a.wrapping_add(first), V::LANES) };
+                unsafe { store(lanes, pack_a_to.wrapping_add(first), V::LANES) };
             }
-            keep_a = keep_a.wrapping_add(H);
+            pack_a_to = pack_a_to.wrapping_add(H);
         }
         for (i, row) in sums.iter_mut().enumerate() {
-            let side_by_side = matches!(READ, PACKED | KEEP_A | KEEP_BOTH);
+            let side_by_side = matches!(READ, PACKED | PACK_A | PACK_BOTH);
             // SAFETY: A's places are valid.
             let x = V::splat(unsafe { *a.add(if side_by_side { i } else { i * tile.a_row }) });
             for (sum, lanes) in row.iter_mut().zip(b_row) {
@@ -308,10 +308,10 @@ where
     V: Vector<Elem = P::Acc>,
 {
     let (mut a, mut b) = (tile.a, tile.b);
-    let near_rows = if tile.near.is_null() { 0 } else { H };
+    let near_rows = if tile.prefetch.is_null() { 0 } else { H };
     for step in 0..tile.steps {
         if step < near_rows {
-            prefetch_near::<V, W>(tile, step);
+            prefetch_output::<V, W>(tile, step);
         }
         let mut a_column = [V::zero(); H];
         for (i, x) in a_column.iter_mut().enumerate() {

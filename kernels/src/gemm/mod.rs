@@ -78,7 +78,7 @@ pub(crate) use cuda::multiply_on_gpu;
 pub(crate) use element::{GemmElem, PanelElem};
 pub(crate) use epilogue::{Epilogue, Write};
 pub(crate) use gemv::{GEMV_STEPS_MIN, gemv};
-pub(crate) use mat::{Cell, MatMut, MatRef};
+pub(crate) use mat::{MatMut, MatRef, SubMatMut};
 pub(crate) use offsets::{OffsetTable, gemm_by_offsets, gemm_by_panel};
 pub use peak::{peak_bandwidth, peak_flops};
 pub(crate) use plan::{is_parallel, share};
@@ -87,7 +87,7 @@ pub(crate) use segments::{
     SegmentedRows, gemm_segmented, pack_columns, pack_panels, packed_len, steps_in_place,
 };
 pub(crate) use small::{gemm_few, gemm_small};
-pub(crate) use tile::{Step, StepSegment, TileShape};
+pub(crate) use tile::{OffsetStep, StepSegment, TileShape};
 
 use crate::simd::{Float, Runner};
 

@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::element::PanelElem;
 use super::mat::{MatMut, MatRef};
 use super::micro_kernel::run_tile;
-use super::tile::{Step, Tile, TileShape};
+use super::tile::{OffsetStep, Tile, TileShape};
 use crate::simd::{Float, Runner};
 
 /// Where all steps lie: as these in every plane, `apart` elements from one plane to the next.
@@ -18,7 +18,7 @@ pub(crate) struct OffsetTable<'a, T> {
     data: &'a [T],
     /// Where the first plane begins.
     start: usize,
-    each: &'a [Step],
+    each: &'a [OffsetStep],
     /// A's steps for a plane. Those without a step of B are left out, as if B were zero there.
     steps: usize,
     planes: usize,
@@ -33,7 +33,13 @@ impl<'a, T: Float> OffsetTable<'a, T> {
     /// # Panics
     ///
     /// If an element that is there lies outside `data`, a vector has fewer lanes, or A fewer steps.
-    pub(crate) fn new(data: &'a [T], each: &'a [Step], steps: usize, planes: usize, apart: usize) -> Self {
+    pub(crate) fn new(
+        data: &'a [T],
+        each: &'a [OffsetStep],
+        steps: usize,
+        planes: usize,
+        apart: usize,
+    ) -> Self {
         assert!(each.iter().all(|step| step.nth < steps), "a step beyond A");
         let lanes = TileShape::of::<T>(Runner::current()).lanes;
         let last = planes.saturating_sub(1).checked_mul(apart);
@@ -141,15 +147,15 @@ fn packed_tile<T: Float>(a: MatRef<'_, T>, mut c: MatMut<'_, T>, goes_on: bool) 
         from_row: c_row,
         out,
         out_row: c_row,
-        near: out,
-        near_row: c_row,
+        prefetch: out,
+        prefetch_row: c_row,
         ..Tile::default()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::element::One;
+    use super::super::element::OneStep;
     use super::super::tile::VECTORS;
     use super::*;
 
@@ -164,7 +170,7 @@ mod tests {
         let each = [(-1, [all - 1, all]), (7, [all; 2]), (last, [all, all >> 1]), (9, [all & 0x5555, 0])];
         // One of A's steps, the third, is left out.
         let mut nth = [0, 1, 3, 4].into_iter();
-        let each = each.map(|(at, lanes)| Step { at, lanes, nth: nth.next().unwrap() });
+        let each = each.map(|(at, lanes)| OffsetStep { at, lanes, nth: nth.next().unwrap() });
         let in_plane = each.len() + 1;
         for rows in [shape.rows.div_ceil(2), shape.rows - 2, shape.rows] {
             let steps = planes * in_plane;
@@ -175,7 +181,7 @@ mod tests {
                 let steps = range.start * in_plane..range.end * in_plane;
                 let a = MatRef::new(&a[steps.start * rows..], rows, steps.len(), 1, rows);
                 let c = MatMut::row_major(&mut c, rows, cols);
-                gemm_by_offsets::<One<f32>>(a, &b.planes(range), c, goes_on);
+                gemm_by_offsets::<OneStep<f32>>(a, &b.planes(range), c, goes_on);
             }
             for (i, &got) in c.iter().enumerate() {
                 let (row, col) = (i / cols, i % cols);
@@ -196,7 +202,7 @@ mod tests {
     fn steps_beyond_the_data_are_refused() {
         let refused = |at: isize, lanes: [u32; VECTORS], planes: usize| {
             std::panic::catch_unwind(|| {
-                OffsetTable::new(&[0.0_f32; 64], &[Step { at, lanes, nth: 0 }], 1, planes, 10);
+                OffsetTable::new(&[0.0_f32; 64], &[OffsetStep { at, lanes, nth: 0 }], 1, planes, 10);
             })
             .is_err()
         };
@@ -206,7 +212,7 @@ mod tests {
         );
         let shifted = |by: usize| {
             let refused = std::panic::catch_unwind(|| {
-                OffsetTable::new(&[0.0_f32; 64], &[Step { at: 0, lanes: [1, 0], nth: 0 }], 1, 1, 10)
+                OffsetTable::new(&[0.0_f32; 64], &[OffsetStep { at: 0, lanes: [1, 0], nth: 0 }], 1, 1, 10)
                     .shifted(60)
                     .shifted(by);
             });

@@ -7,7 +7,6 @@
 
 #![allow(unsafe_code)]
 
-use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::element::{GemmElem, PanelElem};
@@ -22,7 +21,7 @@ const AHEAD_ALONG: usize = 4;
 pub(super) struct Panels<'a, T: GemmElem> {
     /// Starts at lane 0, step 0.
     pub(super) src: &'a [T],
-    pub(super) lane_stride: usize,
+    pub(super) line_stride: usize,
     pub(super) step_stride: usize,
     /// Lanes that exist.
     pub(super) lanes: usize,
@@ -34,7 +33,7 @@ pub(super) struct Panels<'a, T: GemmElem> {
     pub(super) width: usize,
     /// Elements of `dst` from a lane to the next: 1 in a panel. More, at least `places` in whole vectors, for rows whose
     /// steps lie side by side, and stay so.
-    pub(super) lanes_apart: usize,
+    pub(super) line_pitch: usize,
     /// What stands for a step after the last.
     pub(super) beyond: T,
     /// `width` places for each place of each panel, or each row's.
@@ -49,9 +48,9 @@ impl<T: GemmElem> Kernel for Panels<'_, T> {
         if self.dst.is_empty() {
             return; // a product without steps has nothing to pack
         }
-        if self.lanes_apart > 1 {
+        if self.line_pitch > 1 {
             self.copy_lanes::<S, <T::Acc as Float>::Vec<S>>();
-        } else if self.lane_stride == 1 {
+        } else if self.line_stride == 1 {
             self.copy_rows::<S, <T::Acc as Float>::Vec<S>>();
         } else if self.step_stride == 1 {
             self.transpose::<S, <T::Acc as Float>::Vec<S>>();
@@ -87,7 +86,7 @@ impl<T: GemmElem> Panels<'_, T> {
                             V::prefetch(src[lanes.clone()].as_ptr().wrapping_add(ahead).cast());
                         }
                         // What it writes too much is the place after, whose turn comes.
-                        put(T::across::<S>(&src[lanes], next), &mut dst[lane..], self.width - lane, true);
+                        put(T::load_lines::<S>(&src[lanes], next), &mut dst[lane..], self.width - lane, true);
                     }
                 }
             }
@@ -102,11 +101,11 @@ impl<T: GemmElem> Panels<'_, T> {
     {
         let square = T::PanelElem::steps::<S>() * V::LANES;
         // Near come the next lane's steps: within a lane the CPU sees by itself what comes next.
-        for (lane, dst) in self.dst.chunks_mut(self.lanes_apart).enumerate() {
-            let src = &self.src[lane * self.lane_stride..][..self.steps];
+        for (lane, dst) in self.dst.chunks_mut(self.line_pitch).enumerate() {
+            let src = &self.src[lane * self.line_stride..][..self.steps];
             for (steps, dst) in src.chunks(square).zip(dst.chunks_exact_mut(V::LANES)) {
-                V::prefetch(steps.as_ptr().wrapping_add(self.lane_stride).cast());
-                T::along::<S>(steps, self.beyond).store(dst);
+                V::prefetch(steps.as_ptr().wrapping_add(self.line_stride).cast());
+                T::load_steps::<S>(steps, self.beyond).store(dst);
             }
         }
     }
@@ -122,9 +121,9 @@ impl<T: GemmElem> Panels<'_, T> {
                 for (i, dst) in dst.iter_mut().enumerate() {
                     let lane = p * self.width + i;
                     let at =
-                        |step: usize| self.src[lane * self.lane_stride + (first + step) * self.step_stride];
+                        |step: usize| self.src[lane * self.line_stride + (first + step) * self.step_stride];
                     let next = || if count > 1 { at(1) } else { self.beyond };
-                    *dst = if lane < self.lanes { at(0).beside::<S>(next()) } else { T::Acc::ZERO };
+                    *dst = if lane < self.lanes { at(0).pair_up::<S>(next()) } else { T::Acc::ZERO };
                 }
             }
         }
@@ -136,9 +135,9 @@ impl<T: GemmElem> Panels<'_, T> {
     where
         T::Acc: Float<Vec<S> = V>,
     {
-        let steps = &self.src[lane * self.lane_stride..][steps];
+        let steps = &self.src[lane * self.line_stride..][steps];
         V::prefetch(steps.as_ptr().wrapping_add(AHEAD_ALONG * V::LANES * T::PanelElem::steps::<S>()).cast());
-        T::along::<S>(steps, self.beyond)
+        T::load_steps::<S>(steps, self.beyond)
     }
 
     /// The steps of a lane lie side by side: squares of LANES x LANES are transposed in registers.
@@ -186,28 +185,5 @@ fn put<V: Vector>(lanes: V, dst: &mut [V::Elem], width: usize, may_spill: bool) 
         lanes.store(dst);
     } else {
         lanes.store_partial(&mut dst[..width]);
-    }
-}
-
-/// Where several threads write a matrix, each its own elements.
-#[derive(Clone, Copy)]
-pub(super) struct Shared<'a, T> {
-    ptr: *mut T,
-    lifetime: PhantomData<&'a mut [T]>,
-}
-
-// SAFETY: it gives no access but a pointer, whose users keep threads apart.
-unsafe impl<T: Send> Send for Shared<'_, T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Sync for Shared<'_, T> {}
-
-impl<'a, T> Shared<'a, T> {
-    pub(super) fn new(slice: &'a mut [T]) -> Self {
-        Shared { ptr: slice.as_mut_ptr(), lifetime: PhantomData }
-    }
-
-    /// The start, for pointer arithmetic within the slice.
-    pub(super) fn ptr(&self) -> *mut T {
-        self.ptr
     }
 }

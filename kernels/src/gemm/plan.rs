@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::tile::{FEW_ROWS, TileShape, keeps};
+use super::tile::{FEW_ROWS, TileShape, can_pack};
 use crate::simd::LANES_MAX;
 
 /// Steps of k in a block at most: two panels of A so long fit the first-level cache.
@@ -34,7 +34,7 @@ const SHORT_STEPS_MAX: usize = 16;
 /// With so many steps a tile spends most of its time on them, not on its sums.
 const LONG_STEPS_MIN: usize = 64;
 /// From this many panels of rows on, they pass one after the other along one panel of B, which stays in the first-level
-/// cache ([`Plan::goes_down`]).
+/// cache ([`BlockingPlan::goes_down`]).
 const DOWN_ROW_PANELS_MIN: usize = 5;
 /// For that, B's panels together have at least this many elements: fewer stay near by themselves.
 const FAR_B_MIN: usize = 1 << 15;
@@ -68,7 +68,7 @@ pub(super) struct Problem {
 
 /// The cut.
 #[derive(Clone, Copy)]
-pub(super) struct Plan {
+pub(super) struct BlockingPlan {
     pub(super) problem: Problem,
     pub(super) shape: TileShape,
     pub(super) row_panels: usize,
@@ -82,12 +82,12 @@ pub(super) struct Plan {
     /// Whether A is packed as rows, not as panels.
     pub(super) a_in_rows: bool,
     /// Whether the first tile that reads a panel packs it on the way, if tile and panel are whole.
-    pub(super) keeps_a: bool,
-    pub(super) keeps_b: bool,
+    pub(super) tiles_pack_a: bool,
+    pub(super) tiles_pack_b: bool,
 }
 
-impl Plan {
-    pub(super) fn new(problem: Problem, shape: TileShape) -> Plan {
+impl BlockingPlan {
+    pub(super) fn new(problem: Problem, shape: TileShape) -> BlockingPlan {
         let wide = shape.widened(problem.m.min(FEW_ROWS));
         let short = problem.readable && problem.k <= SHORT_STEPS_MAX && problem.n >= wide.cols();
         let shape = if short { TileShape { rows: FEW_ROWS, ..wide } } else { shape };
@@ -110,8 +110,8 @@ impl Plan {
         let once = col_panels <= 1 && problem.a_rows_contiguous;
         let a_direct = problem.readable && (tiny || small || short || once || problem.a_cacheable);
         let a_in_rows = !a_direct && problem.a_steps_contiguous;
-        let keeps = problem.readable && keeps(height, shape.vectors, shape.rows);
-        Plan {
+        let can_pack = problem.readable && can_pack(height, shape.vectors, shape.rows);
+        BlockingPlan {
             problem,
             shape,
             row_panels,
@@ -121,8 +121,8 @@ impl Plan {
             a_direct,
             b_direct,
             a_in_rows,
-            keeps_a: keeps && !a_direct && !a_in_rows && problem.a_rows_contiguous,
-            keeps_b: keeps && !b_direct && problem.b_contiguous,
+            tiles_pack_a: can_pack && !a_direct && !a_in_rows && problem.a_rows_contiguous,
+            tiles_pack_b: can_pack && !b_direct && problem.b_contiguous,
         }
     }
 
@@ -200,7 +200,7 @@ impl Plan {
 
     /// Into how many jobs rows and columns are cut, one for each thread: the cut that reads the least, for every job
     /// reads (and packs) its rows of A and its columns of B.
-    pub(super) fn jobs(&self, threads: usize) -> (usize, usize) {
+    pub(super) fn thread_grid(&self, threads: usize) -> (usize, usize) {
         let cuts = (1..=threads).map(|rows| (rows, threads.div_ceil(rows)));
         let cuts = cuts.map(|(rows, cols)| (rows.min(self.row_panels), cols.min(self.col_panels)));
         let read = |&(rows, cols): &(usize, usize)| {
@@ -259,14 +259,14 @@ const SHARED_B_MAX: usize = 1 << 21;
 const HELD_COLS_MIN: usize = 16;
 
 /// Panels of rows and of columns that one thread works on, with all of k.
-pub(super) struct Part {
+pub(super) struct Chunk {
     pub(super) rows: Range<usize>,
     pub(super) cols: Range<usize>,
 }
 
 /// The parts of a job, which its threads take in turns: first all of a block of columns, then the next block's.
-pub(super) struct Parts {
-    /// Whether a thread that takes several parts keeps the block's panels of B, for all of k (or needs none).
+pub(super) struct ChunkQueue {
+    /// Whether a thread that takes several parts can_pack the block's panels of B, for all of k (or needs none).
     pub(super) holds_b: bool,
     /// Whether all panels of B are packed before, together.
     pub(super) shares_b: bool,
@@ -280,15 +280,15 @@ pub(super) struct Parts {
     taken: AtomicUsize,
 }
 
-impl Parts {
+impl ChunkQueue {
     /// All rows, and these panels of columns, for so many threads. If B is `kept`, its panels are packed before, however many.
-    pub(super) fn new(plan: &Plan, cols: Range<usize>, threads: usize, kept: bool) -> Parts {
+    pub(super) fn new(plan: &BlockingPlan, cols: Range<usize>, threads: usize, kept: bool) -> ChunkQueue {
         let held = |elements: usize| elements / (plan.shape.cols() * plan.problem.k).max(1);
-        let packs_before = !plan.b_direct && !plan.keeps_b;
+        let packs_before = !plan.b_direct && !plan.tiles_pack_b;
         let shares_b = packs_before && (kept || threads > 1 && held(SHARED_B_MAX) >= cols.len());
         let held = if shares_b || plan.b_direct { cols.len() } else { held(HELD_B_MAX) };
         let holds_b = (threads > 1 || shares_b) && held >= cols.len().min(HELD_COLS_MIN);
-        Parts {
+        ChunkQueue {
             holds_b,
             shares_b,
             rows_max: if holds_b { plan.row_block() } else { plan.row_panels.div_ceil(threads) }
@@ -301,9 +301,9 @@ impl Parts {
         }
     }
 
-    /// Takes the next part; `None` if all are taken. Parts of held columns are the smaller the less there is left, so
+    /// Takes the next part; `None` if all are taken. ChunkQueue of held columns are the smaller the less there is left, so
     /// that all threads end together (guided self-scheduling; Polychronopoulos and Kuck, 1987).
-    pub(super) fn take(&self) -> Option<Part> {
+    pub(super) fn take(&self) -> Option<Chunk> {
         let all = self.rows * self.cols.len().div_ceil(self.cols_max.max(1));
         let end = |taken: usize| {
             let left = (all - taken) / (2 * self.threads);
@@ -313,7 +313,7 @@ impl Parts {
         let more = |taken: usize| (taken < all).then(|| end(taken));
         let taken = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
         let (row, col) = (taken % self.rows, self.cols.start + taken / self.rows * self.cols_max);
-        Some(Part { rows: row..row + end(taken) - taken, cols: col..self.cols.end.min(col + self.cols_max) })
+        Some(Chunk { rows: row..row + end(taken) - taken, cols: col..self.cols.end.min(col + self.cols_max) })
     }
 }
 
@@ -337,8 +337,8 @@ mod tests {
         }
     }
 
-    pub(in crate::gemm) fn plan(m: usize, n: usize, k: usize) -> Plan {
-        Plan::new(problem(m, n, k), SHAPE)
+    pub(in crate::gemm) fn plan(m: usize, n: usize, k: usize) -> BlockingPlan {
+        BlockingPlan::new(problem(m, n, k), SHAPE)
     }
 
     #[test]
@@ -359,14 +359,16 @@ mod tests {
 
     #[test]
     fn what_is_read_once_or_lies_well_is_not_packed() {
-        let direct = |plan: Plan| (plan.a_direct, plan.b_direct);
+        let direct = |plan: BlockingPlan| (plan.a_direct, plan.b_direct);
         assert_eq!(direct(plan(16, 16, 16)), (true, true));
         assert_eq!(direct(plan(512, 512, 512)), (true, false));
         assert_eq!(direct(plan(200, 20, 16)), (true, true));
         assert_eq!(direct(plan(512, 512, 1024)), (false, false));
         let transposed = |m: usize, b_transposable: bool| {
-            let plan =
-                Plan::new(Problem { b_contiguous: false, b_transposable, ..problem(m, 512, 512) }, SHAPE);
+            let plan = BlockingPlan::new(
+                Problem { b_contiguous: false, b_transposable, ..problem(m, 512, 512) },
+                SHAPE,
+            );
             (plan.b_direct, plan.shape.vectors)
         };
         assert_eq!(transposed(8, false), (false, 2));
@@ -376,13 +378,13 @@ mod tests {
 
     #[test]
     fn what_is_read_again_is_packed_by_tiles_where_its_order_allows() {
-        let kept = |plan: Plan| (plan.keeps_a, plan.keeps_b, plan.a_in_rows);
+        let kept = |plan: BlockingPlan| (plan.tiles_pack_a, plan.tiles_pack_b, plan.a_in_rows);
         assert_eq!(kept(plan(512, 512, 512)), (false, true, false));
         assert_eq!(kept(plan(512, 512, 1024)), (false, true, true));
         let weight_gradient = |m: usize, readable: bool| {
             let rows =
                 Problem { a_rows_contiguous: true, a_steps_contiguous: false, ..problem(m, 512, 1024) };
-            Plan::new(Problem { readable, ..rows }, SHAPE)
+            BlockingPlan::new(Problem { readable, ..rows }, SHAPE)
         };
         assert_eq!(kept(weight_gradient(512, true)), (true, true, false));
         assert_eq!(kept(weight_gradient(512, false)), (false, false, false));
@@ -395,7 +397,10 @@ mod tests {
         assert_eq!([1, 28].map(|m| plan(m, 512, 16).shape.vectors), [8, 8]);
         assert_eq!(plan(28, 512, 16).height, 3);
         let narrow = TileShape { rows: 6, lanes: 8, vectors: 2 };
-        assert_eq!([1, 2, 3, 4].map(|m| Plan::new(problem(m, 512, 64), narrow).shape.vectors), [8, 4, 4, 2]);
+        assert_eq!(
+            [1, 2, 3, 4].map(|m| BlockingPlan::new(problem(m, 512, 64), narrow).shape.vectors),
+            [8, 4, 4, 2]
+        );
     }
 
     #[test]
@@ -415,11 +420,11 @@ mod tests {
 
     #[test]
     fn one_thread_gets_one_job_and_several_share_what_costs_least_to_read() {
-        assert_eq!(plan(256, 256, 256).jobs(1), (1, 1));
-        assert_eq!(plan(2048, 256, 256).jobs(4), (4, 1));
-        assert_eq!(plan(256, 2048, 256).jobs(4), (1, 4));
-        assert_eq!(plan(1024, 1024, 256).jobs(4), (2, 2));
-        assert_eq!(plan(1, 32, 32).jobs(8), (1, 1));
+        assert_eq!(plan(256, 256, 256).thread_grid(1), (1, 1));
+        assert_eq!(plan(2048, 256, 256).thread_grid(4), (4, 1));
+        assert_eq!(plan(256, 2048, 256).thread_grid(4), (1, 4));
+        assert_eq!(plan(1024, 1024, 256).thread_grid(4), (2, 2));
+        assert_eq!(plan(1, 32, 32).thread_grid(8), (1, 1));
     }
 
     #[test]
@@ -432,7 +437,7 @@ mod tests {
             (0, 5, 5, 2),
         ] {
             let plan = plan(m, n, k);
-            let parts = Parts::new(&plan, 1..plan.col_panels, threads, false);
+            let parts = ChunkQueue::new(&plan, 1..plan.col_panels, threads, false);
             let mut seen = vec![0; plan.row_panels * plan.col_panels];
             let mut lens = Vec::new();
             while let Some(part) = parts.take() {

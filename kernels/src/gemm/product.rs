@@ -11,11 +11,10 @@ use phalanx_tensor::Pool;
 
 use super::element::{GemmElem, steps_on};
 use super::epilogue::{Epilogue, Write};
-use super::macro_kernel::Job;
-use super::mat::{MatMut, MatRef};
+use super::macro_kernel::MacroKernel;
+use super::mat::{MatMut, MatRef, SharedMut};
 use super::micro_kernel::run_tile;
-use super::pack::Shared;
-use super::plan::{Parts, Plan, Problem, is_parallel, rows_cache_well, share};
+use super::plan::{BlockingPlan, ChunkQueue, Problem, is_parallel, rows_cache_well, share};
 use super::thin::THIN_ROWS;
 use super::tile::{FEW_ROWS, Tile, TileShape};
 use crate::scratch::with_scratch;
@@ -26,7 +25,7 @@ pub(super) struct Product<'a, T: GemmElem> {
     pub(super) runner: Runner,
     pub(super) a: MatRef<'a, T>,
     pub(super) b: MatRef<'a, T>,
-    pub(super) c: Shared<'a, T>,
+    pub(super) c: SharedMut<'a, T>,
     pub(super) c_start: usize,
     pub(super) c_strides: (usize, usize),
     pub(super) write: Write,
@@ -52,33 +51,38 @@ impl<T: GemmElem> Product<'_, T> {
             // SAFETY: the caller's.
             return unsafe { self.run_thin(pool) };
         }
-        let plan = Plan::new(self.problem(), shape);
-        let (row_jobs, col_jobs) = pool.map_or((1, 1), |pool| plan.jobs(pool.threads()));
-        let job = |job: usize| Job {
+        let plan = BlockingPlan::new(self.problem(), shape);
+        let (row_threads, col_ranges) = pool.map_or((1, 1), |pool| plan.thread_grid(pool.threads()));
+        let macro_kernel = |range: usize| MacroKernel {
             product: self,
             plan: &plan,
-            parts: Parts::new(&plan, share(plan.col_panels, col_jobs, job), row_jobs, kept.is_some()),
+            chunks: ChunkQueue::new(
+                &plan,
+                share(plan.col_panels, col_ranges, range),
+                row_threads,
+                kept.is_some(),
+            ),
             packed_b: &[],
         };
         if pool.is_none() && kept.is_none() {
             // SAFETY: the caller's.
-            return unsafe { job(0).run() };
+            return unsafe { macro_kernel(0).run() };
         }
-        let jobs: Vec<_> = (0..col_jobs).map(job).collect();
-        let len = jobs.iter().map(Job::packed_b_len).sum();
+        let macro_kernels: Vec<_> = (0..col_ranges).map(macro_kernel).collect();
+        let len = macro_kernels.iter().map(MacroKernel::packed_b_len).sum();
         let run = |mut panels: &mut [T::Acc], packs: bool| {
-            let jobs = jobs.into_iter().map(|job| {
-                let panels = panels.split_off_mut(..job.packed_b_len()).unwrap_or_default();
+            let packed = macro_kernels.into_iter().map(|one| {
+                let panels = panels.split_off_mut(..one.packed_b_len()).unwrap_or_default();
                 if packs {
-                    job.pack_together(pool, panels);
+                    one.pack_together(pool, panels);
                 }
-                Job { packed_b: panels, ..job }
+                MacroKernel { packed_b: panels, ..one }
             });
-            let jobs: Vec<_> = jobs.collect();
-            // SAFETY: the caller's; jobs have different columns, hence different elements of C.
-            let piece = |piece: usize| unsafe { jobs[piece % col_jobs].run() };
+            let macro_kernels: Vec<_> = packed.collect();
+            // SAFETY: the caller's; macro-kernels have different columns, hence different elements of C.
+            let piece = |piece: usize| unsafe { macro_kernels[piece % col_ranges].run() };
             match pool {
-                Some(pool) => pool.for_each(row_jobs * col_jobs, piece),
+                Some(pool) => pool.for_each(row_threads * col_ranges, piece),
                 None => piece(0),
             }
         };
@@ -287,7 +291,7 @@ pub(super) fn run<T: GemmElem>(
     }
 
     let c_strides = c.strides();
-    let c = Shared::new(c.data());
+    let c = SharedMut::new(c.data());
     let product = |i: usize| Product {
         runner,
         a: a.shifted(i * batch.a),

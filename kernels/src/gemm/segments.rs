@@ -61,12 +61,12 @@ pub(crate) fn pack_columns<T: Scratch + GemmElem<Acc = T>>(b: MatRef<'_, T>, dst
 ///
 /// If `dst` has no room.
 pub(crate) fn pack_panels<T: GemmElem>(steps: MatRef<'_, T>, width: usize, dst: &mut [T::Acc]) {
-    let (runner, (step_stride, lane_stride)) = (Runner::current(), steps.strides());
+    let (runner, (step_stride, line_stride)) = (Runner::current(), steps.strides());
     let (src, lanes, steps, beyond) = (steps.data(), steps.cols(), steps.rows(), T::zeroed());
     let places = steps.div_ceil(steps_in_place::<T>());
     let dst = &mut dst[..lanes.next_multiple_of(width) * places];
     let panels =
-        Panels { src, lane_stride, step_stride, lanes, steps, places, width, lanes_apart: 1, beyond, dst };
+        Panels { src, line_stride, step_stride, lanes, steps, places, width, line_pitch: 1, beyond, dst };
     T::PanelElem::run(runner, panels);
 }
 
@@ -121,8 +121,8 @@ pub(crate) fn gemm_segmented<P: PanelElem<Acc: Scratch>>(
                     cols,
                     out,
                     out_row,
-                    near: out,
-                    near_row: out_row,
+                    prefetch: out,
+                    prefetch_row: out_row,
                     add: whole && adds,
                     ..Tile::default()
                 };
@@ -145,7 +145,7 @@ pub(crate) fn gemm_segmented<P: PanelElem<Acc: Scratch>>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::element::One;
+    use super::super::element::OneStep;
     use super::*;
 
     #[test]
@@ -177,7 +177,7 @@ mod tests {
             let rows = SegmentedRows::new(&data, &at, &segments, steps.len());
             let both = [Write::Store, Write::Accumulate];
             for write in both {
-                gemm_segmented::<One<f32>>(&rows, &packed, MatMut::row_major(&mut c, m, row_len), write);
+                gemm_segmented::<OneStep<f32>>(&rows, &packed, MatMut::row_major(&mut c, m, row_len), write);
             }
             for (i, j) in (0..m).flat_map(|i| (0..outputs).map(move |j| (i, j))) {
                 let term = |sum: f32, (k, step): (usize, &Option<usize>)| match step {

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use super::element::One;
+use super::element::OneStep;
 use super::mat::{MatMut, MatRef};
 use super::micro_kernel::run_tile;
 use super::plan::share;
@@ -56,7 +56,7 @@ pub(crate) fn gemm_small<T: Float>(
             };
             // SAFETY: rows, columns and steps lie within the matrices, whose bounds were proven when they were made;
             // no two of C's elements share a place, and C is borrowed mutably. The tile's size is at most `shape`'s.
-            unsafe { run_tile::<One<T>>(runner, shape.lanes, rows.len(), &mut tile) }
+            unsafe { run_tile::<OneStep<T>>(runner, shape.lanes, rows.len(), &mut tile) }
         }
     }
 }
@@ -99,6 +99,6 @@ pub(crate) fn gemm_few<T: Float>(a: MatRef<'_, T>, b: MatRef<'_, T>, mut c: MatM
             ..Tile::default()
         };
         // SAFETY: as in `gemm_small`; a tile has a column at least, and no more than one that turns.
-        unsafe { run_tile::<One<T>>(runner, shape.lanes, m, &mut tile) }
+        unsafe { run_tile::<OneStep<T>>(runner, shape.lanes, m, &mut tile) }
     }
 }

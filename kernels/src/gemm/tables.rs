@@ -28,7 +28,7 @@ where
     for first in (0..tile.steps).step_by(each.max(1)) {
         for i in 0..each {
             if first + i < H {
-                prefetch_near::<V, W>(tile, first + i);
+                prefetch_output::<V, W>(tile, first + i);
             }
             // SAFETY: the table has so many places.
             let step = unsafe { &*tile.offsets.add(i) };
@@ -76,7 +76,7 @@ where
     S: Isa,
     V: Vector<Elem = P::Acc>,
 {
-    (0..H).for_each(|row| prefetch_near::<V, W>(tile, row));
+    (0..H).for_each(|row| prefetch_output::<V, W>(tile, row));
     let mut b = tile.b;
     for i in 0..tile.segment_count {
         // SAFETY: there are so many runs.
@@ -105,8 +105,8 @@ where
 
 /// Brings a row of what the tile wants near.
 #[inline(always)]
-pub(super) fn prefetch_near<V: Vector, const W: usize>(tile: &Tile<V::Elem>, row: usize) {
+pub(super) fn prefetch_output<V: Vector, const W: usize>(tile: &Tile<V::Elem>, row: usize) {
     for j in 0..W {
-        V::prefetch(tile.near.wrapping_add(row * tile.near_row + j * V::LANES));
+        V::prefetch(tile.prefetch.wrapping_add(row * tile.prefetch_row + j * V::LANES));
     }
 }

@@ -72,20 +72,20 @@ impl<T: GemmElem> Product<'_, T> {
             let (sums, a) = scratch.split_at_mut(H * width);
             let panels = Panels {
                 src: self.a.data(),
-                lane_stride: a_row,
+                line_stride: a_row,
                 step_stride: a_step,
                 lanes: m,
                 steps: k,
                 places,
                 width: H,
-                lanes_apart: 1,
+                line_pitch: 1,
                 beyond: T::narrow(-T::Acc::ZERO),
                 dst: &mut a[..H * places],
             };
             T::PanelElem::run(self.runner, panels);
             let (a, b) = (&a[..H * places], self.b.data().get(first * b_col..).unwrap_or_default());
             let b_col = if self.b.cols() == 1 { 1 } else { b_col };
-            let thin = Thin::<T, H> { a, b, b_step, b_col, steps: k, cols, sums, width };
+            let thin = ThinProduct::<T, H> { a, b, b_step, b_col, steps: k, cols, sums, width };
             T::PanelElem::run(self.runner, thin);
             let (c_row, c_col) = self.c_strides;
             let tile = FinishTile {
@@ -106,7 +106,7 @@ impl<T: GemmElem> Product<'_, T> {
 }
 
 /// Sums of H rows, `width` apart, over all steps of some columns.
-struct Thin<'a, T: GemmElem, const H: usize> {
+struct ThinProduct<'a, T: GemmElem, const H: usize> {
     /// A's places, H rows each.
     a: &'a [T::Acc],
     /// From the first column on.
@@ -120,7 +120,7 @@ struct Thin<'a, T: GemmElem, const H: usize> {
     width: usize,
 }
 
-impl<T: GemmElem, const H: usize> Kernel for Thin<'_, T, H> {
+impl<T: GemmElem, const H: usize> Kernel for ThinProduct<'_, T, H> {
     type Output = ();
 
     #[inline(always)]
@@ -136,7 +136,7 @@ impl<T: GemmElem, const H: usize> Kernel for Thin<'_, T, H> {
     }
 }
 
-impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
+impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
     /// B's columns are neighbours.
     #[inline(always)]
     fn rows<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self)
@@ -178,7 +178,7 @@ impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
                     let ahead = (AHEAD * per_place + step) * self.b_step;
                     V::prefetch(row[lanes.clone()].as_ptr().wrapping_add(ahead).cast());
                 }
-                let b = T::across::<S>(&row[lanes.clone()], &next[lanes]);
+                let b = T::load_lines::<S>(&row[lanes.clone()], &next[lanes]);
                 for i in 0..H {
                     sums[i][j] = T::PanelElem::add::<S>(V::splat(a[i]), b, sums[i][j]);
                 }
@@ -200,18 +200,18 @@ impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
     {
         let mut col = 0;
         while col + 2 * V::LANES <= self.cols {
-            self.turned_block::<S, V, 2>(col, V::LANES);
+            self.transposed_block::<S, V, 2>(col, V::LANES);
             col += 2 * V::LANES;
         }
         while col < self.cols {
-            self.turned_block::<S, V, 1>(col, V::LANES.min(self.cols - col));
+            self.transposed_block::<S, V, 1>(col, V::LANES.min(self.cols - col));
             col += V::LANES;
         }
     }
 
     /// W vectors of so many columns: squares of LANES columns x LANES places are transposed in registers.
     #[inline(always)]
-    fn turned_block<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self, col: usize, lanes: usize)
+    fn transposed_block<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self, col: usize, lanes: usize)
     where
         T::Acc: Float<Vec<S> = V>,
     {
@@ -230,11 +230,11 @@ impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
                         let column = &self.b[(first + i) * self.b_col..][steps.clone()];
                         let ahead = SQUARES_AHEAD * V::LANES * per_place;
                         V::prefetch_far(column.as_ptr().wrapping_add(ahead).cast());
-                        *row = T::along::<S>(column, beyond);
+                        *row = T::load_steps::<S>(column, beyond);
                     }
                 } else {
                     for (i, row) in square[..lanes].iter_mut().enumerate() {
-                        *row = T::along::<S>(&self.b[(first + i) * self.b_col..][steps.clone()], beyond);
+                        *row = T::load_steps::<S>(&self.b[(first + i) * self.b_col..][steps.clone()], beyond);
                     }
                 }
                 V::transpose(square);

@@ -67,7 +67,7 @@ pub(super) const fn reads_table(rows: usize, vectors: usize, rows_max: usize) ->
 }
 
 /// Whether a tile of so many rows and vectors can pack what it reads: one that is about as large as tiles get.
-pub(super) const fn keeps(rows: usize, vectors: usize, rows_max: usize) -> bool {
+pub(super) const fn can_pack(rows: usize, vectors: usize, rows_max: usize) -> bool {
     vectors == VECTORS && is_high(rows, rows_max)
 }
 
@@ -105,7 +105,7 @@ pub(crate) struct Tile<T> {
     /// 1, or anything where `b_step` is 1.
     pub(super) b_col: usize,
     /// Where B's steps lie in each of so many planes, `b_step` apart from `b` on. Null: the steps themselves are `b_step` apart.
-    pub(super) offsets: *const Step,
+    pub(super) offsets: *const OffsetStep,
     pub(super) planes: usize,
     /// What A's steps for a plane add to its place.
     pub(super) a_plane: usize,
@@ -125,15 +125,15 @@ pub(crate) struct Tile<T> {
     pub(super) out: *mut T,
     pub(super) out_row: usize,
     /// What is prefetched meanwhile, as many rows as the tile has: where sums go next. Null: nothing.
-    pub(super) near: *const T,
-    pub(super) near_row: usize,
+    pub(super) prefetch: *const T,
+    pub(super) prefetch_row: usize,
     /// Whether they are added to what is there.
     pub(super) add: bool,
     /// Where A's panel is packed on the way, of as many rows as the tile has: up to a vector less one more is written
     /// behind it. Null: nowhere.
-    pub(super) keep_a: *mut T,
+    pub(super) pack_a_to: *mut T,
     /// Where B's panel is packed. Null: nowhere.
-    pub(super) keep_b: *mut T,
+    pub(super) pack_b_to: *mut T,
 }
 
 impl<T> Default for Tile<T> {
@@ -166,18 +166,18 @@ impl<T> Default for Tile<T> {
             bias: read,
             out: write,
             out_row: 0,
-            near: read,
-            near_row: 0,
+            prefetch: read,
+            prefetch_row: 0,
             add: false,
-            keep_a: write,
-            keep_b: write,
+            pack_a_to: write,
+            pack_b_to: write,
         }
     }
 }
 
 /// A step of B: its offsets in a plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct OffsetStep {
     /// The first column's element, counted from the plane's first; it may lie outside.
     pub(crate) at: isize,
     /// For each vector of columns, which lanes are there. The others are zero.
@@ -186,10 +186,10 @@ pub(crate) struct Step {
     pub(crate) nth: usize,
 }
 
-impl Step {
+impl OffsetStep {
     /// One of whole vectors of so many lanes.
-    pub(crate) fn whole(at: isize, lanes: usize, nth: usize) -> Step {
-        Step { at, lanes: [u32::MAX >> (u32::BITS as usize - lanes); VECTORS], nth }
+    pub(crate) fn whole(at: isize, lanes: usize, nth: usize) -> OffsetStep {
+        OffsetStep { at, lanes: [u32::MAX >> (u32::BITS as usize - lanes); VECTORS], nth }
     }
 }
 

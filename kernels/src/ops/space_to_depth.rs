@@ -1,5 +1,5 @@
 //! A padded plane regrouped by (row mod stride, column mod stride), as space-to-depth does. The pixels of one such
-//! pair of remainders are a *sheet*. The pixels that neighbouring outputs read at one kernel element then lie side by
+//! pair of remainders are a *phase*. The pixels that neighbouring outputs read at one kernel element then lie side by
 //! side, from row to row too: the outputs of a whole plane are one long run, in which each row is followed by a gap
 //! that holds no output.
 
@@ -12,7 +12,7 @@ pub(super) const VECTORS_MAX: usize = 4;
 
 /// What `count` outputs read along an axis: output i reads pixel `i * step + offset` for each of some offsets.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Reach {
+pub(super) struct ReceptiveField {
     step: usize,
     count: usize,
     /// The lowest offset.
@@ -21,57 +21,61 @@ pub(super) struct Reach {
     high: isize,
 }
 
-impl Reach {
+impl ReceptiveField {
     /// That of `count` outputs and these offsets, of which there is one at least.
-    pub(super) fn new(step: usize, count: usize, offsets: impl Iterator<Item = isize> + Clone) -> Reach {
+    pub(super) fn new(
+        step: usize,
+        count: usize,
+        offsets: impl Iterator<Item = isize> + Clone,
+    ) -> ReceptiveField {
         let last = (count.max(1) - 1) * step;
         let (low, high) = (offsets.clone().min().unwrap_or(0), offsets.max().unwrap_or(0));
-        Reach { step, count, low, high: last as isize + high }
+        ReceptiveField { step, count, low, high: last as isize + high }
     }
 
     fn len(&self) -> usize {
         (self.high - self.low + 1) as usize
     }
 
-    /// The sheet of the pixel that output 0 reads at an offset, and its place there.
+    /// The phase of the pixel that output 0 reads at an offset, and its place there.
     fn place(&self, offset: isize) -> (usize, usize) {
         let from_low = (offset - self.low) as usize;
         (from_low % self.step, from_low / self.step)
     }
 }
 
-/// The sheets of a plane, or of as many of its rows as some rows of outputs read.
+/// The layout of a plane, or of as many of its rows as some rows of outputs read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sheets {
-    axes: [Reach; 2],
-    /// Places of a sheet's row.
+pub(super) struct PhaseLayout {
+    axes: [ReceptiveField; 2],
+    /// Places of a phase's row.
     pub(super) row_len: usize,
-    sheet_len: usize,
-    /// Places of all sheets.
+    phase_len: usize,
+    /// Places of all layout.
     pub(super) len: usize,
 }
 
-impl Sheets {
-    pub(super) fn new(mut axes: [Reach; 2]) -> Sheets {
+impl PhaseLayout {
+    pub(super) fn new(mut axes: [ReceptiveField; 2]) -> PhaseLayout {
         if axes[1].count <= 1 {
-            // Each pixel of a row has a sheet: then the outputs of all rows lie side by side.
+            // Each pixel of a row has a phase: then the outputs of all rows lie side by side.
             axes[1].step = axes[1].len();
         }
         let [rows, cols] = [0, 1].map(|i| axes[i].len().div_ceil(axes[i].step));
-        // A row is written by whole vectors, the last of which may reach beyond a sheet.
-        let sheet_len = rows * cols + LANES_MAX;
+        // A row is written by whole vectors, the last of which may reach beyond a phase.
+        let phase_len = rows * cols + LANES_MAX;
         let beyond = VECTORS_MAX * LANES_MAX;
-        Sheets { axes, row_len: cols, sheet_len, len: axes[0].step * axes[1].step * sheet_len + beyond }
+        PhaseLayout { axes, row_len: cols, phase_len, len: axes[0].step * axes[1].step * phase_len + beyond }
     }
 
     /// The place of the pixel that the first output reads at an offset. That of the output in another row and column is
     /// `row * row_len + column` further on.
     pub(super) fn place(&self, [row, col]: [isize; 2]) -> usize {
         let ((down, y), (right, x)) = (self.axes[0].place(row), self.axes[1].place(col));
-        (down * self.axes[1].step + right) * self.sheet_len + y * self.row_len + x
+        (down * self.axes[1].step + right) * self.phase_len + y * self.row_len + x
     }
 
-    /// The most that [`Sheets::rows`] are.
+    /// The most that [`PhaseLayout::rows`] are.
     pub(super) fn rows_max(&self, height: usize) -> usize {
         self.axes[0].len().min(height)
     }
@@ -97,8 +101,8 @@ pub(super) fn runs([rows, cols]: [usize; 2], row_len: usize, block: usize) -> im
 }
 
 /// Lays out planes, one after the other, `apart` elements of `source` from one to the next.
-pub(super) struct Lay<'a, V> {
-    pub(super) sheets: &'a Sheets,
+pub(super) struct SpaceToDepth<'a, V> {
+    pub(super) layout: &'a PhaseLayout,
     pub(super) source: &'a [V],
     pub(super) apart: usize,
     /// The source begins with this row of the plane, and has so many rows and columns.
@@ -108,29 +112,29 @@ pub(super) struct Lay<'a, V> {
     pub(super) first: usize,
     /// What the margin holds.
     pub(super) margin: V,
-    /// As many sheets as there are planes.
+    /// As many layout as there are planes.
     pub(super) to: &'a mut [V],
 }
 
-impl<V: Float> Kernel for Lay<'_, V> {
+impl<V: Float> Kernel for SpaceToDepth<'_, V> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        let Sheets { axes: [rows, cols], row_len, sheet_len, len } = *self.sheets;
+        let PhaseLayout { axes: [rows, cols], row_len, phase_len, len } = *self.layout;
         let [height, width] = self.size;
         let top = (self.first * rows.step) as isize + rows.low - self.top as isize;
-        // The columns that a row of the sheets has: a margin, pixels from `left` on, and a margin.
+        // The columns that a row of the layout has: a margin, pixels from `left` on, and a margin.
         let (margin, left) = ((-cols.low).max(0) as usize, cols.low.max(0) as usize);
         let margin = margin.min(cols.len());
         let pixels = width.saturating_sub(left).min(cols.len() - margin);
         for (plane, to) in self.to.chunks_exact_mut(len).enumerate() {
-            // The sheet and the row in it, counted on: divisions would take longer than a short row.
-            let (mut sheet, mut line) = (0, 0);
+            // The phase and the row in it, counted on: divisions would take longer than a short row.
+            let (mut phase, mut line) = (0, 0);
             for y in 0..rows.len() {
-                let at = sheet * cols.step * sheet_len + line * row_len;
-                sheet += 1;
-                (sheet, line) = if sheet == rows.step { (0, line + 1) } else { (sheet, line) };
+                let at = phase * cols.step * phase_len + line * row_len;
+                phase += 1;
+                (phase, line) = if phase == rows.step { (0, line + 1) } else { (phase, line) };
                 let from = top + y as isize;
                 let is_inside = from >= 0 && (from as usize) < height;
                 let from = match is_inside {
@@ -140,11 +144,11 @@ impl<V: Float> Kernel for Lay<'_, V> {
                     false => &[],
                 };
                 if cols.step == 1 {
-                    lay_row::<V::Vec<S>>(from, margin, self.margin, row_len, &mut to[at..]);
+                    copy_row::<V::Vec<S>>(from, margin, self.margin, row_len, &mut to[at..]);
                 } else {
                     let row = &mut to[at..];
                     for right in 0..cols.step {
-                        let to = &mut row[right * sheet_len..][..row_len];
+                        let to = &mut row[right * phase_len..][..row_len];
                         let before = margin.saturating_sub(right).div_ceil(cols.step).min(row_len);
                         let skipped = before * cols.step + right - margin;
                         let there = from.len().saturating_sub(skipped).div_ceil(cols.step);
@@ -179,7 +183,7 @@ impl<V: Float> Kernel for Lay<'_, V> {
 
 /// A row of `len` places: a margin, the pixels, and a margin. By whole vectors, so that places behind it are written too.
 #[inline(always)]
-fn lay_row<X: Vector>(from: &[X::Elem], margin: usize, beyond: X::Elem, len: usize, to: &mut [X::Elem]) {
+fn copy_row<X: Vector>(from: &[X::Elem], margin: usize, beyond: X::Elem, len: usize, to: &mut [X::Elem]) {
     let empty = X::splat(beyond);
     (0..margin).step_by(X::LANES).for_each(|i| empty.store(&mut to[i..]));
     (margin + from.len()..len).step_by(X::LANES).for_each(|i| empty.store(&mut to[i..]));
@@ -210,14 +214,14 @@ mod tests {
         ] {
             for (first, count) in [(0, [3, 5]), (1, [2, 12]), (2, [1, 1])] {
                 let axis = |i: usize| {
-                    Reach::new(steps[i], count[i], (0..kernel[i]).map(move |k| lows[i] + k as isize))
+                    ReceptiveField::new(steps[i], count[i], (0..kernel[i]).map(move |k| lows[i] + k as isize))
                 };
-                let sheets = Sheets::new([axis(0), axis(1)]);
+                let layout = PhaseLayout::new([axis(0), axis(1)]);
                 for isa in available_isas() {
-                    for rows in [0..height, sheets.rows(first, height)] {
-                        let mut to = vec![f32::NAN; 2 * sheets.len];
-                        let lay = Lay {
-                            sheets: &sheets,
+                    for rows in [0..height, layout.rows(first, height)] {
+                        let mut to = vec![f32::NAN; 2 * layout.len];
+                        let lay = SpaceToDepth {
+                            layout: &layout,
                             source: &plane[rows.start * width..],
                             apart: height * width,
                             top: rows.start,
@@ -239,7 +243,7 @@ mod tests {
                                 true => plane[(c * height + row as usize) * width + col as usize],
                                 false => -1.0,
                             };
-                            let got = to[c * sheets.len + sheets.place(offset) + y * sheets.row_len + x];
+                            let got = to[c * layout.len + layout.place(offset) + y * layout.row_len + x];
                             assert_eq!(got, wanted, "{isa} {steps:?} {lows:?} {kernel:?} {first} {offset:?}");
                         }
                     }

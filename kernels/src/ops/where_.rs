@@ -2,7 +2,7 @@
 
 use phalanx_tensor::{DType, Element, Result, Scalar, Tensor};
 
-use crate::block_reader::{BLOCK, BlockReader, Cut, Scratch};
+use crate::block_reader::{BLOCK, BlockReader, BlockScratch, BlockSplit};
 use crate::check;
 use crate::data_movement::choose;
 use crate::ops::cast::Number;
@@ -73,11 +73,12 @@ fn choose_all<T: Element>(
     };
     let condition = BlockReader::<u8>::open(op, condition, out.shape())?;
     let b = BlockReader::<T>::open(op, b, out.shape())?;
-    let cut = Cut::NONE.with(&condition).with(&b);
+    let cut = BlockSplit::NONE.with(&condition).with(&b);
     let cut = a.as_ref().map_or(cut, |a| cut.with(a));
     let numbers = [number; BLOCK];
     update(op, out, |start, target: &mut [T]| {
-        let (mut bytes, mut left, mut right) = (Scratch::new(), Scratch::new(), Scratch::new());
+        let (mut bytes, mut left, mut right) =
+            (BlockScratch::new(), BlockScratch::new(), BlockScratch::new());
         cut.blocks(start, target, |start, target| {
             let len = target.len();
             let condition = bytes.block(&condition, start, len);

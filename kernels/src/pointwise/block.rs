@@ -9,7 +9,7 @@ use crate::block_reader::GROUP;
 use crate::real::{Input, Output};
 
 use super::Pointwise;
-use crate::block_reader::{BlockReader, Cut, Scratch};
+use crate::block_reader::{BlockReader, BlockScratch, BlockSplit};
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
 
@@ -25,7 +25,7 @@ pub(crate) struct Lines<'a, W, const N: usize> {
 
 /// A function of `N` inputs, erased so that the frame around it is compiled once and not for every function. To be called by
 /// [`apply`] or [`apply_to_lines`].
-pub(crate) type Function<'a, W, const N: usize> = &'a (dyn Fn(Lines<'_, W, N>, Output<'_, W>) + Sync);
+pub(crate) type LineFn<'a, W, const N: usize> = &'a (dyn Fn(Lines<'_, W, N>, Output<'_, W>) + Sync);
 
 /// Vectors that are computed together.
 const STRIP: usize = GROUP / LANES_MAX;
@@ -33,7 +33,7 @@ const STRIP: usize = GROUP / LANES_MAX;
 /// Calls `f` for an output of any length, which shares no memory with the inputs. These are as long, or the same everywhere. An
 /// output shorter than a group is filled up to one.
 pub(crate) fn apply<W: Float, const N: usize>(
-    f: Function<'_, W, N>,
+    f: LineFn<'_, W, N>,
     inputs: [Input<'_, W>; N],
     out: Output<'_, W>,
 ) {
@@ -56,7 +56,7 @@ pub(crate) fn apply<W: Float, const N: usize>(
 
 /// [`apply`] for whole lines; those shorter than a group come singly.
 pub(crate) fn apply_to_lines<W: Float, const N: usize>(
-    f: Function<'_, W, N>,
+    f: LineFn<'_, W, N>,
     lines: Lines<'_, W, N>,
     out: Output<'_, W>,
 ) {
@@ -64,23 +64,23 @@ pub(crate) fn apply_to_lines<W: Float, const N: usize>(
     if lines.width < GROUP { apply(f, lines.x, out) } else { f(lines, out) }
 }
 
-/// The body of a [`Function`]; a function of its own, so that the halves share f32's.
+/// The body of a [`LineFn`]; a function of its own, so that the halves share f32's.
 #[inline(never)]
 pub(crate) fn run<W: Float, const N: usize>(
     f: impl Pointwise<N>,
     lines: Lines<'_, W, N>,
     out: Output<'_, W>,
 ) {
-    dispatch(Block { f, lines, out });
+    dispatch(PointwiseBlock { f, lines, out });
 }
 
-struct Block<'a, W, F, const N: usize> {
+struct PointwiseBlock<'a, W, F, const N: usize> {
     f: F,
     lines: Lines<'a, W, N>,
     out: Output<'a, W>,
 }
 
-impl<W: Float, F: Pointwise<N>, const N: usize> Kernel for Block<'_, W, F, N> {
+impl<W: Float, F: Pointwise<N>, const N: usize> Kernel for PointwiseBlock<'_, W, F, N> {
     type Output = ();
 
     #[inline(always)]
@@ -90,11 +90,11 @@ impl<W: Float, F: Pointwise<N>, const N: usize> Kernel for Block<'_, W, F, N> {
     }
 }
 
-impl<W: Float, F: Pointwise<N>, const N: usize> Block<'_, W, F, N> {
+impl<W: Float, F: Pointwise<N>, const N: usize> PointwiseBlock<'_, W, F, N> {
     /// In strips of `M` vectors. The last one of a line overlaps the one before it if the length is no multiple of a strip's.
     #[inline(always)]
     fn strips<S: Isa, const M: usize>(self) {
-        let Block { f, lines: Lines { x: inputs, steps, width }, mut out } = self;
+        let PointwiseBlock { f, lines: Lines { x: inputs, steps, width }, mut out } = self;
         let lanes = W::Vec::<S>::LANES;
         let last = width - M * lanes;
         for row in 0..out.len() / width {
@@ -218,9 +218,9 @@ const LINES_MAX: usize = 64;
 /// A piece by whichever way its inputs allow: lines of `width` elements if there are such.
 #[inline(never)]
 pub(super) fn map_apart<T: Real, const N: usize>(
-    f: Function<'_, T::Wide, N>,
+    f: LineFn<'_, T::Wide, N>,
     sources: &[BlockReader<'_, T>; N],
-    (cut, width): (Cut, Option<usize>),
+    (cut, width): (BlockSplit, Option<usize>),
     start: usize,
     target: &mut [T],
 ) {
@@ -230,15 +230,15 @@ pub(super) fn map_apart<T: Real, const N: usize>(
     }
 }
 
-/// Block by block, each gathered.
+/// PointwiseBlock by block, each gathered.
 fn map_gathered<T: Real, const N: usize>(
-    f: Function<'_, T::Wide, N>,
+    f: LineFn<'_, T::Wide, N>,
     sources: &[BlockReader<'_, T>; N],
-    cut: Cut,
+    cut: BlockSplit,
     start: usize,
     target: &mut [T],
 ) {
-    let mut scratch: [Scratch<T::Wide>; N] = std::array::from_fn(|_| Scratch::new());
+    let mut scratch: [BlockScratch<T::Wide>; N] = std::array::from_fn(|_| BlockScratch::new());
     cut.blocks(start, target, |start, target| {
         let mut scratch = scratch.iter_mut();
         let x = std::array::from_fn(|n| match scratch.next() {
@@ -252,7 +252,7 @@ fn map_gathered<T: Real, const N: usize>(
 /// Lines of `width` elements, see [`crate::block_reader::line_width`], many by one call: elements are read in place. What a piece
 /// has of lines that it shares with its neighbours is computed apart.
 fn map_lines<T: Real, const N: usize>(
-    f: Function<'_, T::Wide, N>,
+    f: LineFn<'_, T::Wide, N>,
     sources: &[BlockReader<'_, T>; N],
     width: usize,
     mut start: usize,
@@ -260,7 +260,7 @@ fn map_lines<T: Real, const N: usize>(
 ) {
     let mut rooms = [[T::Wide::ZERO; LINES_MAX]; N];
     while !target.is_empty() {
-        let lying = sources.each_ref().map(|source| source.lie(start, width));
+        let lying = sources.each_ref().map(|source| source.line_layout(start, width));
         let left = (width - start % width).min(target.len());
         let (count, len) = match left == width {
             true => (lying.iter().fold(LINES_MAX.min(target.len() / width), |n, l| n.min(l.count)), width),

@@ -3,8 +3,8 @@
 use phalanx_tensor::{Result, Tensor};
 
 use super::order::contiguous_if_scattered;
-use super::{Function, Lines, Pointwise, apply, cuda, map, run, update};
-use crate::block_reader::{BLOCK, BlockReader, Scratch};
+use super::{LineFn, Lines, Pointwise, apply, cuda, map, run, update};
+use crate::block_reader::{BLOCK, BlockReader, BlockScratch};
 use crate::check;
 use crate::dispatch::by_device;
 use crate::real::{Real, for_real};
@@ -79,7 +79,7 @@ fn operand(op: &'static str, to: &Tensor, x: &Tensor) -> Result<Tensor> {
 
 fn modify_typed<T: Real>(
     op: &'static str,
-    f: Function<'_, T::Wide, 2>,
+    f: LineFn<'_, T::Wide, 2>,
     to: &mut Tensor,
     x: Option<&Tensor>,
 ) -> Result<()> {
@@ -89,13 +89,13 @@ fn modify_typed<T: Real>(
 /// In blocks of `B` elements, each of which is copied first.
 fn modify_by<T: Real, const B: usize>(
     op: &'static str,
-    f: Function<'_, T::Wide, 2>,
+    f: LineFn<'_, T::Wide, 2>,
     to: &mut Tensor,
     x: Option<&Tensor>,
 ) -> Result<()> {
     let source = x.map(|x| BlockReader::<T>::open(op, x, x.shape())).transpose()?;
     update(op, to, |start, target: &mut [T]| {
-        let (mut before, mut other) = ([T::zeroed(); B], Scratch::new());
+        let (mut before, mut other) = ([T::zeroed(); B], BlockScratch::new());
         for (i, target) in target.chunks_mut(B).enumerate() {
             let before = &mut before[..target.len()];
             before.copy_from_slice(target);

@@ -13,12 +13,12 @@ pub(crate) mod trace;
 use phalanx_tensor::{Dims, Element, Error, Loops, Result, Tensor, broadcast_shapes};
 
 use block::map_apart;
-pub(crate) use block::{Function, Lines, apply, apply_to_lines, run};
+pub(crate) use block::{LineFn, Lines, apply, apply_to_lines, run};
 use cuda::Expression;
 pub(crate) use in_place::{map_over, modify};
 pub(crate) use order::in_order;
 
-use crate::block_reader::{BLOCK, BlockReader, Cut, Scratch, for_each_part, line_width};
+use crate::block_reader::{BLOCK, BlockReader, BlockScratch, BlockSplit, for_each_part, line_width};
 use crate::check;
 use crate::dispatch::by_device;
 use crate::real::{Real, for_real};
@@ -121,12 +121,12 @@ pub(crate) fn map_into<const N: usize>(
 
 fn map_typed<T: Real, const N: usize>(
     op: &'static str,
-    f: Function<'_, T::Wide, N>,
+    f: LineFn<'_, T::Wide, N>,
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
     let sources: [BlockReader<'_, T>; N] = BlockReader::open_all(op, inputs, out.shape())?;
-    let ways = (Cut::of(&sources), line_width(&sources));
+    let ways = (BlockSplit::of(&sources), line_width(&sources));
     update(op, out, |start, target: &mut [T]| {
         if sources.iter().all(BlockReader::is_contiguous) {
             let x = std::array::from_fn(|n| T::input(sources[n].block(start, target.len(), &mut [])));
@@ -168,7 +168,7 @@ impl<T: Copy, U, F: Fn([T; N]) -> U, const N: usize> Kernel for Scalars<'_, T, U
     }
 }
 
-/// A function of `N` slices of one length into another, erased as a [`Function`] is.
+/// A function of `N` slices of one length into another, erased as a [`LineFn`] is.
 pub(crate) type Blockwise<'a, T, U, const N: usize> = &'a (dyn Fn([&[T]; N], &mut [U]) + Sync);
 
 /// [`map_scalar`] of a function of stored blocks.
@@ -202,9 +202,9 @@ pub(crate) fn map_stored<T: Element, U: Element, const N: usize>(
     out: &mut Tensor,
 ) -> Result<()> {
     let sources: [BlockReader<'_, T>; N] = BlockReader::open_all(op, inputs, out.shape())?;
-    let cut = Cut::of(&sources);
+    let cut = BlockSplit::of(&sources);
     update(op, out, |start, target: &mut [U]| {
-        let mut scratch: [Scratch<T>; N] = std::array::from_fn(|_| Scratch::new());
+        let mut scratch: [BlockScratch<T>; N] = std::array::from_fn(|_| BlockScratch::new());
         cut.blocks(start, target, |start, target| {
             let mut scratch = scratch.iter_mut();
             let inputs: [&[T]; N] = std::array::from_fn(|n| match scratch.next() {

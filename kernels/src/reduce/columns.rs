@@ -14,7 +14,7 @@ use std::ops::Range;
 use phalanx_tensor::{Element, Result};
 
 use super::term::{Elements, Half, halves};
-use super::{Combine, Finish, Frame, Reduction, Stored, Term};
+use super::{Combine, Finish, ReduceView, Reduction, Stored, Term};
 use crate::block_reader::{BLOCK, BlockReader};
 use crate::real::Input;
 use crate::real::Real;
@@ -34,7 +34,7 @@ const CUTS_MAX: usize = 64;
 
 pub(super) fn fold<T: Real, W: Float, U: Send, const K: usize>(
     op: &'static str,
-    frame: &Frame,
+    view: &ReduceView,
     reduction: Reduction<'_, T::Wide, W, K>,
     out: &mut [U],
     finish: Finish<'_, U, K>,
@@ -42,21 +42,21 @@ pub(super) fn fold<T: Real, W: Float, U: Send, const K: usize>(
 where
     T::Wide: Stored<W>,
 {
-    let source = BlockReader::<T>::open(op, &frame.view, frame.view.shape())?;
-    let (device, outputs, rows) = (frame.view.device(), out.len(), rows_a_part(frame));
-    let (pool, parts) = (device.pool()?, frame.n.div_ceil(rows).max(1));
-    let whole = frame.inner.min(BLOCK);
-    let width = PIECE.div_ceil(rows.min(frame.n).max(1)).next_multiple_of(whole);
+    let source = BlockReader::<T>::open(op, &view.input, view.input.shape())?;
+    let (device, outputs, rows) = (view.input.device(), out.len(), rows_a_part(view));
+    let (pool, parts) = (device.pool()?, view.n.div_ceil(rows).max(1));
+    let whole = view.inner.min(BLOCK);
+    let width = PIECE.div_ceil(rows.min(view.n).max(1)).next_multiple_of(whole);
     let run = |slot: usize, scratch: &mut Scratch<T::Wide, W, K>, totals: &mut [[f64; K]]| {
         let (part, output) = (slot / outputs, slot % outputs);
-        let rows = part * rows..frame.n.min((part + 1) * rows);
-        fold_columns(&source, frame, reduction, rows, output, scratch, totals);
+        let rows = part * rows..view.n.min((part + 1) * rows);
+        fold_columns(&source, view, reduction, rows, output, scratch, totals);
     };
     if parts == 1 {
         pool.for_each_chunk(out, width, |piece, out| {
             let (start, mut scratch, mut totals) =
-                (piece * width, Scratch::new(&source, frame.inner), [[0.0; K]; BLOCK]);
-            for range in segments(start..start + out.len(), frame.inner, scratch.width()) {
+                (piece * width, Scratch::new(&source, view.inner), [[0.0; K]; BLOCK]);
+            for range in segments(start..start + out.len(), view.inner, scratch.width()) {
                 let totals = &mut totals[..range.len()];
                 run(range.start, &mut scratch, totals);
                 finish(range.start, totals, &mut out[range.start - start..range.end - start]);
@@ -68,8 +68,8 @@ where
     with_scratch(parts * outputs * K, |slots: &mut [f64]| {
         let slots = slots.as_chunks_mut::<K>().0;
         pool.for_each_chunk(slots, width, |piece, slots| {
-            let (start, mut scratch) = (piece * width, Scratch::new(&source, frame.inner));
-            for range in segments(start..start + slots.len(), frame.inner, scratch.width()) {
+            let (start, mut scratch) = (piece * width, Scratch::new(&source, view.inner));
+            for range in segments(start..start + slots.len(), view.inner, scratch.width()) {
                 run(range.start, &mut scratch, &mut slots[range.start - start..range.end - start]);
             }
         });
@@ -140,12 +140,12 @@ impl<E: Element, W: Float, const K: usize> Scratch<E, W, K> {
 }
 
 /// How many rows make a part: all of them, unless that leaves too few pieces of work.
-fn rows_a_part(frame: &Frame) -> usize {
-    if frame.outputs() >= CUTS_MAX * BLOCK {
-        return frame.n.max(1);
+fn rows_a_part(view: &ReduceView) -> usize {
+    if view.outputs() >= CUTS_MAX * BLOCK {
+        return view.n.max(1);
     }
-    let enough = (PIECE / 2).div_ceil(frame.inner.min(BLOCK));
-    frame.n.div_ceil(CUTS_MAX).max(enough).next_multiple_of(ROWS)
+    let enough = (PIECE / 2).div_ceil(view.inner.min(BLOCK));
+    view.n.div_ceil(CUTS_MAX).max(enough).next_multiple_of(ROWS)
 }
 
 /// A range of outputs cut where a row ends and after `most`.
@@ -161,7 +161,7 @@ fn segments(range: Range<usize>, inner: usize, most: usize) -> impl Iterator<Ite
 /// Reduces the columns from `output` on, which lie in one row, over `rows`.
 fn fold_columns<T: Real, W: Float, const K: usize>(
     source: &BlockReader<'_, T>,
-    frame: &Frame,
+    view: &ReduceView,
     reduction: Reduction<'_, T::Wide, W, K>,
     rows: Range<usize>,
     output: usize,
@@ -170,8 +170,8 @@ fn fold_columns<T: Real, W: Float, const K: usize>(
 ) where
     T::Wide: Stored<W>,
 {
-    let (width, inner) = (totals.len(), frame.inner);
-    let first = output / inner * frame.n * inner + output % inner;
+    let (width, inner) = (totals.len(), view.inner);
+    let first = output / inner * view.n * inner + output % inner;
     let (shifts, neutral) = (reduction.shifts_of(output..output + width), reduction.fold.start());
     let Scratch { rows: gathered, room, sums, along } = scratch;
     let halves = T::Wide::HALVES;

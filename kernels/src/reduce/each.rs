@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use phalanx_tensor::{Element, Result};
 
-use super::Frame;
+use super::ReduceView;
 use crate::block_reader::{BLOCK, BlockReader};
 use crate::pointwise::PIECE;
 use crate::real::Real;
@@ -139,20 +139,20 @@ impl<E: Copy, A: Copy, M: Merge<E, A>> Kernel for Columns<'_, E, A, M> {
     }
 }
 
-/// Sets every output to what its elements make. The order depends on the shape of `frame`.
+/// Sets every output to what its elements make. The order depends on the shape of `view`.
 pub(crate) fn fold_each<E: Element, A: Copy + Send + Sync>(
-    frame: &Frame,
+    view: &ReduceView,
     source: &dyn Blocks<E>,
     by: &dyn Each<E, A>,
     out: &mut [A],
 ) -> Result<()> {
-    let (n, outputs, device) = (frame.n, out.len(), frame.view.device());
-    let pass = Pass { frame, source, by };
+    let (n, outputs, device) = (view.n, out.len(), view.input.device());
+    let pass = EachPass { view, source, by };
     // Rows of the outputs that are columns, of which each part of them has as many.
-    let rows = PART.div_ceil(frame.inner.min(BLOCK));
+    let rows = PART.div_ceil(view.inner.min(BLOCK));
     let parts = if n < 2 * rows { 1 } else { n.div_ceil(rows) };
     let rows = if parts == 1 { n } else { rows };
-    let least = if frame.inner == 1 { 1 } else { COLUMNS.min(frame.inner) };
+    let least = if view.inner == 1 { 1 } else { COLUMNS.min(view.inner) };
     let width = PIECE.div_ceil(rows.max(1)).next_multiple_of(least);
     let range = |part: usize| part * rows..n.min((part + 1) * rows);
     let pool = device.pool()?;
@@ -176,16 +176,16 @@ pub(crate) fn fold_each<E: Element, A: Copy + Send + Sync>(
 }
 
 /// One pass over the elements.
-struct Pass<'a, E, A> {
-    frame: &'a Frame,
+struct EachPass<'a, E, A> {
+    view: &'a ReduceView,
     source: &'a dyn Blocks<E>,
     by: &'a dyn Each<E, A>,
 }
 
-impl<E: Element, A: Copy> Pass<'_, E, A> {
+impl<E: Element, A: Copy> EachPass<'_, E, A> {
     /// Reduces the outputs from `first` on over `rows`, a range of what each is reduced over.
     fn run(&self, first: usize, rows: Range<usize>, out: &mut [A]) {
-        let (n, inner) = (self.frame.n, self.frame.inner);
+        let (n, inner) = (self.view.n, self.view.inner);
         let mut room = [E::zeroed(); BLOCK];
         out.fill(self.by.start());
         if inner == 1 && rows.len() <= BLOCK && rows.len() == n {

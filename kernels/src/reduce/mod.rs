@@ -1,6 +1,6 @@
 //! Reductions: an output element depends on all elements along some dimensions.
 //!
-//! Whatever the shape and strides, the input is seen as `[outer, n, inner]` and reduced over `n` ([`Frame`]). A
+//! Whatever the shape and strides, the input is seen as `[outer, n, inner]` and reduced over `n` ([`ReduceView`]). A
 //! reduction states what it takes of an element ([`Term`]) and how those are brought together ([`Combine`]):
 //! [`fold`] does it in vectors of floats, in an order that the shape alone decides; [`fold_each`] is its counterpart for
 //! integers, and for products.
@@ -23,13 +23,13 @@ use crate::simd::{Float, dispatch};
 use columns::{Columns, OfColumns};
 use rows::{OfRows, Rows};
 
-pub(crate) use cuda::{Kind, VALUE, each, stored};
+pub(crate) use cuda::{MergeKind, VALUE, each, stored};
 pub(crate) use each::{Blocks, By, Least, Most, Product, Sum, Wide, fold_each};
 pub(crate) use term::{Combine, Largest, Smallest, Times, Total};
 pub(crate) use term::{
     Deviation, ExpAbove, Itself, Magnitude, NonZero, Power, Relative, Square, Stored, Term,
 };
-pub(crate) use view::Frame;
+pub(crate) use view::ReduceView;
 
 /// Reduces every output's elements to `K` numbers, and calls `finish(output index, numbers)` for what is to be
 /// stored. `shifts` holds a number for each output that the terms refer to, or nothing.
@@ -38,19 +38,19 @@ pub(crate) use view::Frame;
 /// blocks' results in f64.
 pub(crate) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
     op: &'static str,
-    frame: &Frame,
+    view: &ReduceView,
     fold_with: (C, F),
     shifts: &[T::Wide],
     out: &mut [U],
     finish: impl Fn(usize, [f64; K]) -> U + Sync,
 ) -> Result<()> {
-    fold_in::<T, T::Wide, C, F, U, K>(op, frame, fold_with, shifts, out, finish)
+    fold_in::<T, T::Wide, C, F, U, K>(op, view, fold_with, shifts, out, finish)
 }
 
 /// [`fold`], computed in `W`.
 pub(crate) fn fold_in<T: Real, W: Float, C: Combine, F: Term<K>, U: Send, const K: usize>(
     op: &'static str,
-    frame: &Frame,
+    view: &ReduceView,
     (combine, term): (C, F),
     shifts: &[W],
     out: &mut [U],
@@ -66,16 +66,16 @@ where
     };
     let fold = Fold { combine, term };
     let reduction = Reduction { fold: &fold, shifts };
-    match frame.inner {
-        1 => rows::fold::<T, W, U, K>(op, frame, reduction, out, &finish),
-        _ => columns::fold::<T, W, U, K>(op, frame, reduction, out, &finish),
+    match view.inner {
+        1 => rows::fold::<T, W, U, K>(op, view, reduction, out, &finish),
+        _ => columns::fold::<T, W, U, K>(op, view, reduction, out, &finish),
     }
 }
 
 /// [`fold`] of a tensor to a new one of its dtype. `finish` is given the count of an output's elements too.
 pub(crate) fn fold_tensor<T: Real, C: Combine, F: Term<K>, const K: usize>(
     op: &'static str,
-    frame: &Frame,
+    view: &ReduceView,
     fold_with: (C, F),
     shifts: &[T::Wide],
     out: &mut Tensor,
@@ -84,7 +84,7 @@ pub(crate) fn fold_tensor<T: Real, C: Combine, F: Term<K>, const K: usize>(
     let numel = out.numel();
     let mut target = out.write::<T>(op)?;
     let finish = |i: usize, parts: [f64; K]| T::narrow(T::Wide::from_f64(finish(i, parts)));
-    fold::<T, C, F, T, K>(op, frame, fold_with, shifts, &mut target[..numel], finish)
+    fold::<T, C, F, T, K>(op, view, fold_with, shifts, &mut target[..numel], finish)
 }
 
 /// Stores outputs: the first one's number, and the numbers of each.

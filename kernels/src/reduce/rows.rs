@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 use phalanx_tensor::Result;
 
 use super::term::{Elements, Half, halves};
-use super::{Combine, Finish, Frame, Reduction, Stored, Term};
+use super::{Combine, Finish, ReduceView, Reduction, Stored, Term};
 use crate::block_reader::{BLOCK, BlockReader};
 use crate::pointwise::piece_of;
 use crate::real::Input;
@@ -24,7 +24,7 @@ const SHORT: usize = 256;
 
 pub(super) fn fold<T: Real, W: Float, U: Send, const K: usize>(
     op: &'static str,
-    frame: &Frame,
+    view: &ReduceView,
     reduction: Reduction<'_, T::Wide, W, K>,
     out: &mut [U],
     finish: Finish<'_, U, K>,
@@ -32,11 +32,11 @@ pub(super) fn fold<T: Real, W: Float, U: Send, const K: usize>(
 where
     T::Wide: Stored<W>,
 {
-    let source = BlockReader::<T>::open(op, &frame.view, frame.view.shape())?;
-    if frame.n > BLOCK {
-        return fold_long(&source, frame, reduction, out, finish);
+    let source = BlockReader::<T>::open(op, &view.input, view.input.shape())?;
+    if view.n > BLOCK {
+        return fold_long(&source, view, reduction, out, finish);
     }
-    let (n, pool) = (frame.n, frame.view.device().pool()?);
+    let (n, pool) = (view.n, view.input.device().pool()?);
     let across = source.across(n).filter(|_| n > 0);
     let halves = T::Wide::HALVES && (n >= SHORT || across.is_some());
     let in_place = source.is_input(halves);
@@ -76,7 +76,7 @@ where
 /// Rows of several blocks: first each block, then each row's blocks.
 fn fold_long<T: Real, W: Float, U: Send, const K: usize>(
     source: &BlockReader<'_, T>,
-    frame: &Frame,
+    view: &ReduceView,
     reduction: Reduction<'_, T::Wide, W, K>,
     out: &mut [U],
     finish: Finish<'_, U, K>,
@@ -84,7 +84,7 @@ fn fold_long<T: Real, W: Float, U: Send, const K: usize>(
 where
     T::Wide: Stored<W>,
 {
-    let (n, device) = (frame.n, frame.view.device());
+    let (n, device) = (view.n, view.input.device());
     let (blocks, pool) = (n.div_ceil(BLOCK), device.pool()?);
     let (halves, in_place) = (T::Wide::HALVES, source.is_input(T::Wide::HALVES));
     let mut parts = vec![[0.0; K]; blocks * out.len()];

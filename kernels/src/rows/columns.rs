@@ -42,7 +42,7 @@ pub(crate) trait ColumnKernel<T: Float, const N: usize>: Sync {
     fn run<S: Isa>(&self, columns: Columns<'_, T, N>);
 }
 
-type Columnwise<'a, T, const N: usize> = &'a (dyn Fn(Columns<'_, T, N>) + Sync);
+type ColumnsFn<'a, T, const N: usize> = &'a (dyn Fn(Columns<'_, T, N>) + Sync);
 
 /// Runs `kernel` over the columns of the inputs, seen as `[outer, n, inner]`. Results go to the columns of `y`, which is new and
 /// contiguous, and `kept` numbers of each column to `stats`.
@@ -54,12 +54,19 @@ pub(crate) fn run<T: Real, const N: usize>(
     y: Option<&mut Tensor>,
     (stats, kept): (&mut [T::Wide], usize),
 ) -> Result<()> {
-    run_by::<T, N>(op, &|columns| dispatch(Call { kernel, columns }), [n, inner], inputs, y, (stats, kept))
+    run_by::<T, N>(
+        op,
+        &|columns| dispatch(RunColumns { kernel, columns }),
+        [n, inner],
+        inputs,
+        y,
+        (stats, kept),
+    )
 }
 
 fn run_by<T: Real, const N: usize>(
     op: &'static str,
-    kernel: Columnwise<'_, T::Wide, N>,
+    kernel: ColumnsFn<'_, T::Wide, N>,
     [n, inner]: [usize; 2],
     inputs: [&Tensor; N],
     y: Option<&mut Tensor>,
@@ -75,10 +82,10 @@ fn run_by<T: Real, const N: usize>(
     let width = inner.div_ceil(pieces).next_multiple_of(SIDE);
     let mut target = y.map(|y| y.write::<T>(op)).transpose()?;
     let target = target.as_mut().map_or(&mut [][..], |y| &mut y[..numel]);
-    let mut blocks: Vec<Block<'_, T>> = Vec::new();
+    let mut blocks: Vec<ColumnBlock<'_, T>> = Vec::new();
     for slab in 0..outer {
         let starts = (0..inner).step_by(width);
-        blocks.extend(starts.map(|column| Block {
+        blocks.extend(starts.map(|column| ColumnBlock {
             slab,
             column,
             width: width.min(inner - column),
@@ -102,7 +109,7 @@ fn run_by<T: Real, const N: usize>(
 }
 
 /// Some neighbouring columns, worked on by one thread.
-struct Block<'a, T: Real> {
+struct ColumnBlock<'a, T: Real> {
     slab: usize,
     column: usize,
     width: usize,
@@ -111,10 +118,10 @@ struct Block<'a, T: Real> {
     stats: &'a mut [T::Wide],
 }
 
-impl<T: Real> Block<'_, T> {
+impl<T: Real> ColumnBlock<'_, T> {
     fn run<const N: usize>(
         &mut self,
-        kernel: Columnwise<'_, T::Wide, N>,
+        kernel: ColumnsFn<'_, T::Wide, N>,
         [n, inner]: [usize; 2],
         sources: &[BlockReader<'_, T>; N],
         kept: usize,
@@ -132,9 +139,9 @@ impl<T: Real> Block<'_, T> {
                 for (source, x) in sources.iter().zip(x.chunks_mut(groups * room)) {
                     for row in 0..n {
                         let at = |row| source.address(first + row * inner).filter(|_| row < n);
-                        near(at(row + AHEAD), count);
+                        prefetch_row(at(row + AHEAD), count);
                         let from = source.wide(first + row * inner, count, &mut band);
-                        dispatch(Spread { from, to: &mut x[row..], room });
+                        dispatch(ScatterRow { from, to: &mut x[row..], room });
                     }
                 }
                 for group in 0..count.div_ceil(SIDE) {
@@ -155,9 +162,9 @@ impl<T: Real> Block<'_, T> {
                     }
                 }
                 for row in 0..self.y.len() {
-                    near(self.y.get(row + AHEAD).map(|to| to[column..].as_ptr()), count);
+                    prefetch_row(self.y.get(row + AHEAD).map(|to| to[column..].as_ptr()), count);
                     let to = &mut self.y[row][column..][..count];
-                    dispatch(Join { from: &x[row..], room, to });
+                    dispatch(GatherRow { from: &x[row..], room, to });
                 }
             }
         });
@@ -169,18 +176,18 @@ const AHEAD: usize = 8;
 
 /// Asks for elements that are read or written soon: rows are pages apart, so that none is prefetched by the hardware, and a write that
 /// waits for its page holds up those behind it.
-fn near<T: Real>(at: Option<*const T>, count: usize) {
+fn prefetch_row<T: Real>(at: Option<*const T>, count: usize) {
     if let Some(at) = at {
-        dispatch(Near { at, count });
+        dispatch(PrefetchRow { at, count });
     }
 }
 
-struct Near<T> {
+struct PrefetchRow<T> {
     at: *const T,
     count: usize,
 }
 
-impl<T: Real> Kernel for Near<T> {
+impl<T: Real> Kernel for PrefetchRow<T> {
     type Output = ();
 
     #[inline(always)]
@@ -193,13 +200,13 @@ impl<T: Real> Kernel for Near<T> {
 }
 
 /// Deals a row out to groups, whose rows of this number are `room` rows apart.
-struct Spread<'a, T> {
+struct ScatterRow<'a, T> {
     from: &'a [T],
     to: &'a mut [[T; SIDE]],
     room: usize,
 }
 
-impl<T: Float> Kernel for Spread<'_, T> {
+impl<T: Float> Kernel for ScatterRow<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -216,13 +223,13 @@ impl<T: Float> Kernel for Spread<'_, T> {
 }
 
 /// Puts a row together again, and rounds it.
-struct Join<'a, T: Real> {
+struct GatherRow<'a, T: Real> {
     from: &'a [[T::Wide; SIDE]],
     to: &'a mut [T],
     room: usize,
 }
 
-impl<T: Real> Kernel for Join<'_, T> {
+impl<T: Real> Kernel for GatherRow<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -236,12 +243,12 @@ impl<T: Real> Kernel for Join<'_, T> {
     }
 }
 
-struct Call<'a, K, T, const N: usize> {
+struct RunColumns<'a, K, T, const N: usize> {
     kernel: &'a K,
     columns: Columns<'a, T, N>,
 }
 
-impl<T: Float, K: ColumnKernel<T, N>, const N: usize> Kernel for Call<'_, K, T, N> {
+impl<T: Float, K: ColumnKernel<T, N>, const N: usize> Kernel for RunColumns<'_, K, T, N> {
     type Output = ();
 
     #[inline(always)]

@@ -56,11 +56,11 @@ struct Rows<'a, T, const N: usize> {
 
 /// [`RowKernel::run`] of some rows on the process's instruction set, erased so that the frame around it is compiled once and not
 /// for every kernel.
-type Rowwise<'a, T, const N: usize> = &'a (dyn Fn(Rows<'_, T, N>) + Sync);
+type RowsFn<'a, T, const N: usize> = &'a (dyn Fn(Rows<'_, T, N>) + Sync);
 
 /// The sizes of an operation on rows.
 #[derive(Clone, Copy)]
-pub(crate) struct Shape {
+pub(crate) struct RowSizes {
     /// How many rows.
     pub(crate) rows: usize,
     /// Elements of an input's row.
@@ -82,7 +82,7 @@ pub(crate) struct Outputs<'a, W> {
 pub(crate) fn run<T: Real, const N: usize>(
     op: &'static str,
     kernel: &impl RowKernel<T::Wide, N>,
-    shape: Shape,
+    shape: RowSizes,
     inputs: [&Tensor; N],
     outputs: Outputs<'_, T::Wide>,
 ) -> Result<Vec<f64>> {
@@ -93,18 +93,18 @@ pub(crate) fn run<T: Real, const N: usize>(
 pub(crate) fn run_added<T: Real, const N: usize>(
     op: &'static str,
     kernel: &impl RowKernel<T::Wide, N>,
-    shape: Shape,
+    shape: RowSizes,
     inputs: [&Tensor; N],
     sum: Option<&mut Tensor>,
     outputs: Outputs<'_, T::Wide>,
 ) -> Result<Vec<f64>> {
-    run_by::<T, N>(op, &|rows| dispatch(Call { kernel, rows }), shape, inputs, sum, outputs)
+    run_by::<T, N>(op, &|rows| dispatch(RunRows { kernel, rows }), shape, inputs, sum, outputs)
 }
 
 fn run_by<T: Real, const N: usize>(
     op: &'static str,
-    kernel: Rowwise<'_, T::Wide, N>,
-    shape: Shape,
+    kernel: RowsFn<'_, T::Wide, N>,
+    shape: RowSizes,
     inputs: [&Tensor; N],
     sum: Option<&mut Tensor>,
     outputs: Outputs<'_, T::Wide>,
@@ -131,8 +131,8 @@ fn run_by<T: Real, const N: usize>(
         let mut sum_parts = parts(sum, block * shape.width);
         let mut stats_parts = parts(stats, block * shape.stats);
         let mut sums_parts = parts(sums, shape.sums);
-        let mut blocks: Vec<Block<'_, T>> = (0..shape.rows.div_ceil(block))
-            .map(|i| Block {
+        let mut blocks: Vec<RowBlock<'_, T>> = (0..shape.rows.div_ceil(block))
+            .map(|i| RowBlock {
                 first: i * block,
                 count: block.min(shape.rows - i * block),
                 y: y_parts.next().unwrap_or_default(),
@@ -158,7 +158,7 @@ fn parts<T>(data: &mut [T], size: usize) -> std::slice::ChunksMut<'_, T> {
 }
 
 /// Some neighbouring rows, worked on by one thread.
-struct Block<'a, T: Real> {
+struct RowBlock<'a, T: Real> {
     first: usize,
     count: usize,
     y: &'a mut [T],
@@ -167,11 +167,11 @@ struct Block<'a, T: Real> {
     sums: &'a mut [T::Wide],
 }
 
-impl<T: Real> Block<'_, T> {
+impl<T: Real> RowBlock<'_, T> {
     fn run<const N: usize>(
         &mut self,
-        kernel: Rowwise<'_, T::Wide, N>,
-        shape: Shape,
+        kernel: RowsFn<'_, T::Wide, N>,
+        shape: RowSizes,
         sources: &[BlockReader<'_, T>; N],
     ) {
         let direct = T::as_wide(&[]).is_some();
@@ -197,8 +197,8 @@ impl<T: Real> Block<'_, T> {
     fn run_rows<const N: usize>(
         &mut self,
         rows: Range<usize>,
-        kernel: Rowwise<'_, T::Wide, N>,
-        shape: Shape,
+        kernel: RowsFn<'_, T::Wide, N>,
+        shape: RowSizes,
         sources: &[BlockReader<'_, T>; N],
         gathered: &mut [&mut [T::Wide]; N],
         [wide, wide_sum]: [&mut [T::Wide]; 2],
@@ -256,12 +256,12 @@ impl<T: Float> Kernel for Add<'_, T> {
     }
 }
 
-struct Call<'a, K, T, const N: usize> {
+struct RunRows<'a, K, T, const N: usize> {
     kernel: &'a K,
     rows: Rows<'a, T, N>,
 }
 
-impl<T: Float, K: RowKernel<T, N>, const N: usize> Kernel for Call<'_, K, T, N> {
+impl<T: Float, K: RowKernel<T, N>, const N: usize> Kernel for RunRows<'_, K, T, N> {
     type Output = ();
 
     #[inline(always)]
@@ -334,7 +334,7 @@ fn rows_of<T: Real, const N: usize>(
     y: &mut Tensor,
 ) -> Result<()> {
     let width = y.size(-1)?;
-    let shape = Shape { rows: y.numel() / width.max(1), width, stats: 0, sums: 0 };
+    let shape = RowSizes { rows: y.numel() / width.max(1), width, stats: 0, sums: 0 };
     run::<T, N>(op, kernel, shape, inputs, Outputs { y: Some(y), stats: &mut [] })?;
     Ok(())
 }

@@ -39,20 +39,20 @@ impl<T: Float> RowKernel<T, 2> for Sums<'_, T> {
 }
 
 /// For every channel the two parts of its mean and `N` coefficients.
-pub(super) struct Lines<T, const N: usize> {
+pub(super) struct ChannelLines<T, const N: usize> {
     mean: [Vec<T>; 2],
     coefficients: [Vec<T>; N],
     /// The rows that a channel of an item is; none if a row is all channels.
     parts: Option<usize>,
 }
 
-impl<T: Float, const N: usize> Lines<T, N> {
+impl<T: Float, const N: usize> ChannelLines<T, N> {
     /// `line` gives a channel's coefficients from its number and its inverse deviation.
     pub(super) fn new(channels: &Channels, stats: &[T], line: impl Fn(usize, T) -> [T; N]) -> Self {
         let kept = |which: usize| stats.iter().skip(which).step_by(KEPT).copied().collect::<Vec<T>>();
         let lines: Vec<[T; N]> =
             kept(2).into_iter().enumerate().map(|(c, inverse)| line(c, inverse)).collect();
-        Lines {
+        ChannelLines {
             mean: [kept(0), kept(1)],
             coefficients: std::array::from_fn(|n| lines.iter().map(|line| line[n]).collect()),
             parts: (channels.places != 1).then(|| channels.parts()),
@@ -73,12 +73,12 @@ impl<T: Float, const N: usize> Lines<T, N> {
 
 /// The sums of `dy` and `dy xhat` over the items of [N, C]: a row is an item's channels. The coefficient is the inverse
 /// deviation.
-pub(super) struct ItemSums<T>(pub(super) Lines<T, 1>);
+pub(super) struct ItemSums<T>(pub(super) ChannelLines<T, 1>);
 
 impl<T: Float> RowKernel<T, 2> for ItemSums<T> {
     #[inline(always)]
     fn run<S: Isa>(&self, row: Row<'_, T, 2>) {
-        let ([x, dy], Lines { mean: [high, low], coefficients: [inverse], .. }) = (row.x, &self.0);
+        let ([x, dy], ChannelLines { mean: [high, low], coefficients: [inverse], .. }) = (row.x, &self.0);
         let (sums, products) = row.sums.split_at_mut(x.len());
         let inputs = [x, dy, high, low, inverse];
         lanes::update_both(
@@ -98,12 +98,12 @@ pub(super) fn line<V: Vector>(x: V, [high, low]: [V; 2], [scale, shift]: [V; 2])
 }
 
 /// `y = (x - mean) scale + shift`
-pub(super) struct Forward<T>(pub(super) Lines<T, 2>);
+pub(super) struct Forward<T>(pub(super) ChannelLines<T, 2>);
 
 impl<T: Float> RowKernel<T, 1> for Forward<T> {
     #[inline(always)]
     fn run<S: Isa>(&self, row: Row<'_, T, 1>) {
-        let ([x], Lines { mean: [high, low], coefficients: [scale, shift], .. }) = (row.x, &self.0);
+        let ([x], ChannelLines { mean: [high, low], coefficients: [scale, shift], .. }) = (row.x, &self.0);
         if let Some(c) = self.0.channel(row.index) {
             let splat = T::Vec::<S>::splat;
             let (high, low) = (splat(high[c]), splat(low[c]));
@@ -120,13 +120,13 @@ impl<T: Float> RowKernel<T, 1> for Forward<T> {
 }
 
 /// `dx = dy scale + (x - mean) slope + shift`
-pub(super) struct BackwardOf<T>(pub(super) Lines<T, 3>);
+pub(super) struct BackwardOf<T>(pub(super) ChannelLines<T, 3>);
 
 impl<T: Float> RowKernel<T, 2> for BackwardOf<T> {
     #[inline(always)]
     fn run<S: Isa>(&self, row: Row<'_, T, 2>) {
         let [x, dy] = row.x;
-        let Lines { mean: [high, low], coefficients: [scale, slope, shift], .. } = &self.0;
+        let ChannelLines { mean: [high, low], coefficients: [scale, slope, shift], .. } = &self.0;
         if let Some(c) = self.0.channel(row.index) {
             let splat = T::Vec::<S>::splat;
             let (high, low) = (splat(high[c]), splat(low[c]));

@@ -6,8 +6,8 @@ use phalanx_tensor::{DType, Dims, Result, Tensor};
 use super::{Channels, KEPT};
 use crate::block_reader::wide_dtype;
 use crate::cuda::{File, PRELUDE, type_name};
-use crate::reduce::cuda::{Finish, Precision, Target, fold, numbers};
-use crate::reduce::{Deviation, Frame, Itself, Total};
+use crate::reduce::cuda::{Destination, Finish, Precision, fold, numbers};
+use crate::reduce::{Deviation, Itself, ReduceView, Total};
 use crate::rows::cuda::{ROWS, STANDARD};
 
 const FILES: &[File] = &[PRELUDE, ROWS, STANDARD, ("channels.cu", include_str!("channels.cu"))];
@@ -47,17 +47,17 @@ fn measure(op: &'static str, channels: &Channels, x: &Tensor, eps: f64, stats: &
     let (outer, n) = (channels.channels, channels.count);
     let shape = Dims::from_slice(&[outer]);
     let reduced = (1..x.rank()).collect();
-    let frame = Frame { view: channels.transposed(x)?, outer, n, inner: 1, shape, reduced };
-    let means = numbers(op, &frame)?;
+    let view = ReduceView { input: channels.transposed(x)?, outer, n, inner: 1, shape, reduced };
+    let means = numbers(op, &view)?;
     let mean = Finish { text: "set(out, o, x[0] / a)", numbers: [n as f64, 0.0] };
     let with = (Total, Itself { neutral: 0.0 });
-    fold(op, &frame, with, Precision::Plain, None, Target::Scratch(&means), &mean)?;
+    fold(op, &view, with, Precision::Plain, None, Destination::Scratch(&means), &mean)?;
     let text = "const f64 low = x[0] / a, variance = x[1] / a - low * low; \
                 set(out, 4 * o, shift); set(out, 4 * o + 1, low); \
                 set(out, 4 * o + 2, 1.0 / sqrt(variance + b)); set(out, 4 * o + 3, variance)";
     let finish = Finish { text, numbers: [n as f64, eps] };
     let with = (Total, Deviation);
-    fold(op, &frame, with, Precision::Plain, Some(&means), Target::Tensor(stats), &finish)
+    fold(op, &view, with, Precision::Plain, Some(&means), Destination::Tensor(stats), &finish)
 }
 
 /// Given statistics, kept as a batch's own.

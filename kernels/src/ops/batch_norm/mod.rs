@@ -13,8 +13,8 @@ use crate::check;
 use crate::dispatch::Kernels;
 use crate::ops::copy_;
 use crate::real::{Real, for_real};
-use crate::reduce::{Deviation, Frame, Itself, Total, fold};
-use crate::rows::{self, Outputs, Shape};
+use crate::reduce::{Deviation, Itself, ReduceView, Total, fold};
+use crate::rows::{self, Outputs, RowSizes};
 use crate::simd::Float;
 
 /// Numbers kept of a channel: the mean's two parts, the inverse deviation, and the variance.
@@ -116,7 +116,7 @@ fn forward_on_cpu(
         }
         let numbers = elements::<<T as Real>::Wide>(op, stats)?;
         let [weight, bias] = channels.affine::<T>(op, affine)?;
-        let lines = cpu::Lines::new(channels, &numbers, |c, inverse| [weight[c] * inverse, bias[c]]);
+        let lines = cpu::ChannelLines::new(channels, &numbers, |c, inverse| [weight[c] * inverse, bias[c]]);
         if channels.are_whole::<T>(&[x]) {
             return whole::forward::<T>(op, x, &lines, channels, y);
         }
@@ -128,13 +128,13 @@ fn forward_on_cpu(
 
 /// Statistics of [N, C]: the sums over columns, which are not transposed.
 fn measure_columns<T: Real>(op: &'static str, x: &Tensor, eps: f64, stats: &mut Tensor) -> Result<()> {
-    let frame = Frame::new(op, x, &[0usize], false)?;
-    let n = frame.n as f64;
-    let mut means = vec![T::Wide::ZERO; frame.outputs()];
-    let mut rests = vec![[0.0; 2]; frame.outputs()];
+    let view = ReduceView::new(op, x, &[0usize], false)?;
+    let n = view.n as f64;
+    let mut means = vec![T::Wide::ZERO; view.outputs()];
+    let mut rests = vec![[0.0; 2]; view.outputs()];
     let mean = |_: usize, [sum]: [f64; 1]| T::Wide::from_f64(sum / n);
-    fold::<T, _, _, _, 1>(op, &frame, (Total, Itself { neutral: 0.0 }), &[], &mut means, mean)?;
-    fold::<T, _, _, _, 2>(op, &frame, (Total, Deviation), &means, &mut rests, |_, rest| rest)?;
+    fold::<T, _, _, _, 1>(op, &view, (Total, Itself { neutral: 0.0 }), &[], &mut means, mean)?;
+    fold::<T, _, _, _, 2>(op, &view, (Total, Deviation), &means, &mut rests, |_, rest| rest)?;
     let mut stats = stats.write::<T::Wide>(op)?;
     for ((kept, high), [rest, squares]) in stats.chunks_exact_mut(KEPT).zip(means).zip(rests) {
         let low = rest / n;
@@ -235,8 +235,8 @@ fn backward_on_cpu(
         let [weight, _] = channels.affine::<T>(op, [weight, None])?;
         let mut sums = vec![wide(0.0); channels.channels * 2];
         if channels.places == 1 {
-            let kernel = cpu::ItemSums(cpu::Lines::new(channels, &stats, |_, inverse| [inverse]));
-            let shape = Shape { sums: 2 * channels.channels, ..channels.by_place() };
+            let kernel = cpu::ItemSums(cpu::ChannelLines::new(channels, &stats, |_, inverse| [inverse]));
+            let shape = RowSizes { sums: 2 * channels.channels, ..channels.by_place() };
             let all = rows::run::<T, 2>(op, &kernel, shape, [x, dy], Outputs { y: None, stats: &mut [] })?;
             let (of_dy, of_product) = all.split_at(channels.channels);
             for (sums, (&dy, &product)) in sums.chunks_exact_mut(2).zip(of_dy.iter().zip(of_product)) {
@@ -258,7 +258,7 @@ fn backward_on_cpu(
             let own = if training { scale / n } else { wide(0.0) };
             [scale, -(own * inverse * sums[2 * c + 1]), -(own * sums[2 * c])]
         };
-        let lines = cpu::Lines::new(channels, &stats, line);
+        let lines = cpu::ChannelLines::new(channels, &stats, line);
         if channels.are_whole::<T>(&[x, dy]) {
             return whole::backward::<T>(op, [x, dy], &lines, channels, dx);
         }
@@ -299,17 +299,17 @@ impl Channels {
     }
 
     /// Rows that are the channels of [`Channels::transposed`].
-    fn by_channel(&self, stats: usize) -> Shape {
-        Shape { rows: self.channels, width: self.count, stats, sums: 0 }
+    fn by_channel(&self, stats: usize) -> RowSizes {
+        RowSizes { rows: self.channels, width: self.count, stats, sums: 0 }
     }
 
     /// Rows that are a part of a channel of an item; where that is a single element, an item's channels.
-    fn by_place(&self) -> Shape {
+    fn by_place(&self) -> RowSizes {
         let (rows, width) = match self.places {
             1 => (self.items, self.channels),
             _ => (self.items * self.channels * self.parts(), self.places / self.parts()),
         };
-        Shape { rows, width, stats: 0, sums: 0 }
+        RowSizes { rows, width, stats: 0, sums: 0 }
     }
 
     /// The rows that a channel of an item is: equal parts, if there is a number for which they are neither large nor small.

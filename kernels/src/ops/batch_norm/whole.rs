@@ -4,8 +4,8 @@
 use phalanx_tensor::{Result, Tensor};
 
 use super::Channels;
-use super::cpu::{Lines as Numbers, line};
-use crate::pointwise::{Function, Lines, apply_to_lines, pointwise, run, update};
+use super::cpu::{ChannelLines, line};
+use crate::pointwise::{LineFn, Lines, apply_to_lines, pointwise, run, update};
 use crate::real::Input;
 use crate::real::Real;
 use crate::simd::Float;
@@ -19,7 +19,7 @@ pointwise!(Backward, |x, dy, high, low, scale, slope, shift| {
 pub(super) fn forward<T: Real>(
     op: &'static str,
     x: &Tensor,
-    numbers: &Numbers<T::Wide, 2>,
+    numbers: &ChannelLines<T::Wide, 2>,
     channels: &Channels,
     y: &mut Tensor,
 ) -> Result<()> {
@@ -30,7 +30,7 @@ pub(super) fn forward<T: Real>(
 pub(super) fn backward<T: Real>(
     op: &'static str,
     inputs: [&Tensor; 2],
-    numbers: &Numbers<T::Wide, 3>,
+    numbers: &ChannelLines<T::Wide, 3>,
     channels: &Channels,
     dx: &mut Tensor,
 ) -> Result<()> {
@@ -40,7 +40,7 @@ pub(super) fn backward<T: Real>(
 /// Sets `y` to `f` of the inputs and of the numbers that each channel has.
 fn map<T: Real, const N: usize>(
     op: &'static str,
-    f: Function<'_, T::Wide, N>,
+    f: LineFn<'_, T::Wide, N>,
     inputs: &[&Tensor],
     numbers: &[&[T::Wide]],
     channels: &Channels,

@@ -3,7 +3,7 @@
 
 use phalanx_tensor::{Result, Tensor};
 
-use super::{ConvOptions, Parts};
+use super::{ConvArgs, ConvOptions};
 use crate::ops::{linear, matmul};
 
 /// Whether the grid has one point, at which the kernel covers the whole image.
@@ -21,19 +21,19 @@ pub(super) fn covers_image(
 }
 
 /// `[n, in, h, w]` and a weight `[out, in, h, w]` to `[n, out, 1, 1]`.
-pub(super) fn direct(parts: &Parts<'_>, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let (n, outputs) = (parts.source.shape()[0], weight.shape()[0]);
-    parts.bias(bias, outputs)?;
-    let y = linear(&flat(&parts.source, n)?, &flat(weight, outputs)?, bias)?;
+pub(super) fn direct(args: &ConvArgs<'_>, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let (n, outputs) = (args.source.shape()[0], weight.shape()[0]);
+    args.bias(bias, outputs)?;
+    let y = linear(&flat(&args.source, n)?, &flat(weight, outputs)?, bias)?;
     y.with_shape(&[n, outputs, 1, 1])
 }
 
 /// `[n, in, 1, 1]` and a weight `[in, out, h, w]` to `[n, out, h, w]`.
-pub(super) fn transposed(parts: &Parts<'_>, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    let (n, &[inputs, outputs, h, w]) = (parts.source.shape()[0], weight.shape()) else {
+pub(super) fn transposed(args: &ConvArgs<'_>, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let (n, &[inputs, outputs, h, w]) = (args.source.shape()[0], weight.shape()) else {
         unreachable!("a weight has four dimensions")
     };
-    let bias = match parts.bias(bias, outputs)? {
+    let bias = match args.bias(bias, outputs)? {
         Some(bias) => {
             let every = bias.with_shape(&[outputs, 1])?.broadcast_to(&[outputs, h * w])?;
             Some(every.with_shape(&[outputs * h * w])?)
@@ -41,14 +41,14 @@ pub(super) fn transposed(parts: &Parts<'_>, weight: &Tensor, bias: Option<&Tenso
         None => None,
     };
     let weight = flat(weight, inputs)?.transpose(0, 1)?;
-    linear(&flat(&parts.source, n)?, &weight, bias.as_ref())?.with_shape(&[n, outputs, h, w])
+    linear(&flat(&args.source, n)?, &weight, bias.as_ref())?.with_shape(&[n, outputs, h, w])
 }
 
 /// The weight's gradient, `[out, in, h, w]`, of `[n, in, h, w]` and a grid `[n, out, 1, 1]`.
-pub(super) fn weight(parts: &Parts<'_>, grid: &Tensor) -> Result<Tensor> {
-    let (n, outputs) = (parts.source.shape()[0], grid.shape()[1]);
-    let product = matmul(&flat(grid, n)?.transpose(0, 1)?, &flat(&parts.source, n)?)?;
-    let &[_, inputs, h, w] = parts.source.shape() else { unreachable!("an image has four dimensions") };
+pub(super) fn weight(args: &ConvArgs<'_>, grid: &Tensor) -> Result<Tensor> {
+    let (n, outputs) = (args.source.shape()[0], grid.shape()[1]);
+    let product = matmul(&flat(grid, n)?.transpose(0, 1)?, &flat(&args.source, n)?)?;
+    let &[_, inputs, h, w] = args.source.shape() else { unreachable!("an image has four dimensions") };
     product.with_shape(&[outputs, inputs, h, w])
 }
 

@@ -31,7 +31,7 @@ struct Axis {
 }
 
 /// The options of a convolution, and the sizes of its image, grid and kernel.
-pub(super) struct Form<'a> {
+pub(super) struct ConvSizes<'a> {
     pub(super) op: &'static str,
     pub(super) options: &'a ConvOptions,
     pub(super) image: [usize; 2],
@@ -39,7 +39,7 @@ pub(super) struct Form<'a> {
     pub(super) kernel: [usize; 2],
 }
 
-impl Form<'_> {
+impl ConvSizes<'_> {
     /// `out = weight * image + bias`; the image is contiguous, `out` contiguous and has elements.
     pub(super) fn direct(
         &self,
@@ -68,7 +68,7 @@ impl Form<'_> {
         })
     }
 
-    /// The transpose of [`Form::direct`] in the image: `image` is contiguous and has elements.
+    /// The transpose of [`ConvSizes::direct`] in the image: `image` is contiguous and has elements.
     pub(super) fn transposed(
         &self,
         grid: &Tensor,
@@ -89,7 +89,7 @@ impl Form<'_> {
         })
     }
 
-    /// The gradient of [`Form::direct`]'s weight; `out` is contiguous and has elements.
+    /// The gradient of [`ConvSizes::direct`]'s weight; `out` is contiguous and has elements.
     pub(super) fn weight(&self, image: &Tensor, grid: &Tensor, out: &mut Tensor) -> Result<()> {
         let (groups, channels) = (self.options.groups, image.shape()[1]);
         let (rows, outputs) = (channels / groups * self.elements(), grid.shape()[1] / groups);
@@ -159,7 +159,7 @@ impl Form<'_> {
         Ok(columns)
     }
 
-    /// Images of columns `[image, .., point]`.
+    /// BatchLast of columns `[image, .., point]`.
     fn fold(&self, columns: &Tensor, bias: Option<&Tensor>, image: &mut Tensor) -> Result<()> {
         let (channels, dtype) = (image.shape()[1], image.dtype());
         let (planes, pixels) = (image.shape()[0] * channels, self.image.iter().product());

@@ -5,8 +5,8 @@
 
 use phalanx_tensor::Pool;
 
-use super::batch_last::{Lay, TOGETHER as SIDE, Take};
-use super::packed_weights::Packed;
+use super::batch_last::{Deinterleave, Interleave, TOGETHER as SIDE};
+use super::packed_weights::PackedWeights;
 use super::problem::Correlation;
 use super::problem::Summed;
 use super::problem::WeightGrad;
@@ -15,10 +15,10 @@ use crate::gemm::{GemmElem, PanelElem};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, Runner, Vector, dispatch};
 
-/// Channels that fill enough of the lanes. In the gradient of the weight it may be fewer, so that a channel has the bits that it
+/// Depthwise that fill enough of the lanes. In the gradient of the weight it may be fewer, so that a channel has the bits that it
 /// has alone.
 pub(super) const CHANNELS_MIN: usize = 8;
-/// Pixels and points of a plane at most: where neighbours lie side by side, and where there are steps.
+/// Pixels and points of a plane at most: where neighbours lie shared by shared, and where there are steps.
 const PLANE_MAX: [usize; 2] = [400, 1 << 12];
 /// Neighbouring points that are computed together.
 const POINTS: usize = 4;
@@ -44,29 +44,30 @@ fn whole<X: Vector>(lane: usize) -> usize {
 /// Lays so many planes out, which lie one after the other: pixel by pixel.
 fn lay<T: GemmElem<Acc: Summed>>(planes: &[T], count: usize, to: &mut [[T::Acc; SIDE]]) {
     let (pixels, to) = (to.len(), to.as_flattened_mut());
-    let lay = Lay { source: planes, second: None, pixels, apart: pixels, images: count, room: SIDE, to };
+    let lay =
+        Interleave { source: planes, second: None, pixels, apart: pixels, images: count, room: SIDE, to };
     T::PanelElem::run(Runner::current(), lay);
 }
 
 /// Plain and transposed.
-pub(super) struct Channels<'a, T: GemmElem> {
-    pub(super) job: &'a Correlation<'a>,
+pub(super) struct Depthwise<'a, T: GemmElem> {
+    pub(super) problem: &'a Correlation<'a>,
     pub(super) source: &'a [T],
     pub(super) bias: Option<&'a [T::Acc]>,
     /// For each pass.
-    pub(super) weights: &'a [Packed<'a, T::Acc>],
+    pub(super) weights: &'a [PackedWeights<'a, T::Acc>],
     /// Rows and columns of the output.
     pub(super) size: [usize; 2],
 }
 
 /// An output pixel: its place in the output, and for each kernel element inside the image its number and its pixel's
 /// place.
-type Met = (usize, Vec<(usize, usize)>);
+type OutputPixel = (usize, Vec<(usize, usize)>);
 
 /// A pass, rows times columns; columns with the number of points that lie alike.
-struct Pass {
-    rows: Vec<Met>,
-    cols: Vec<(usize, Met)>,
+struct PassTable {
+    rows: Vec<OutputPixel>,
+    cols: Vec<(usize, OutputPixel)>,
     /// From a point to the next, in the source and in the output.
     step: usize,
     out_step: usize,
@@ -74,10 +75,10 @@ struct Pass {
     first: usize,
 }
 
-impl<T: GemmElem<Acc: Summed>> Channels<'_, T> {
+impl<T: GemmElem<Acc: Summed>> Depthwise<'_, T> {
     /// Computes into `out`, all planes.
     pub(super) fn run(&self, pool: &Pool, out: &mut [T]) {
-        let (channels, passes) = (self.job.groups, self.passes());
+        let (channels, passes) = (self.problem.groups, self.passes());
         let [pixels, points] = [self.source_size(), self.size].map(|[height, width]| height * width);
         let steps: usize = self.weights.iter().map(|weights| weights.panels.steps).sum();
         let blocks = channels.div_ceil(SIDE);
@@ -108,9 +109,16 @@ impl<T: GemmElem<Acc: Summed>> Channels<'_, T> {
                         }
                         let bias = self.bias.map(|_| &bias);
                         let weights = &weights[*block * steps..][..steps];
-                        dispatch(Sums { passes: &passes, source, weights, bias, count, sums });
+                        dispatch(DepthwiseSums { passes: &passes, source, weights, bias, count, sums });
                         let sums = sums.as_flattened();
-                        dispatch(Take::<T> { sums, room: SIDE, bias: None, points, out, apart: points });
+                        dispatch(Deinterleave::<T> {
+                            sums,
+                            room: SIDE,
+                            bias: None,
+                            points,
+                            out,
+                            apart: points,
+                        });
                     }
                 });
             });
@@ -118,13 +126,13 @@ impl<T: GemmElem<Acc: Summed>> Channels<'_, T> {
     }
 
     fn source_size(&self) -> [usize; 2] {
-        [2, 3].map(|d| self.job.source.shape()[d])
+        [2, 3].map(|d| self.problem.source.shape()[d])
     }
 
-    fn passes(&self) -> Vec<Pass> {
+    fn passes(&self) -> Vec<PassTable> {
         let [height, width] = self.source_size();
         let mut first = 0;
-        let pass = |([rows, cols], weights): (&[Axis; 2], &Packed<'_, T::Acc>)| {
+        let pass = |([rows, cols], weights): (&[Axis; 2], &PackedWeights<'_, T::Acc>)| {
             let taps = cols.taps.len();
             let row = |i: usize| {
                 let met = rows.inside(i, height).map(|(nth, y)| (nth * taps, y * width));
@@ -141,17 +149,17 @@ impl<T: GemmElem<Acc: Summed>> Channels<'_, T> {
                 i += count;
             }
             let rows = (0..rows.count).map(row).collect();
-            let pass = Pass { rows, cols: met, step: cols.step, out_step: cols.out_step, first };
+            let pass = PassTable { rows, cols: met, step: cols.step, out_step: cols.out_step, first };
             first += weights.panels.steps;
             pass
         };
-        self.job.passes.iter().zip(self.weights).map(pass).collect()
+        self.problem.passes.iter().zip(self.weights).map(pass).collect()
     }
 }
 
 /// The sums of some channels at all points.
-struct Sums<'a, V> {
-    passes: &'a [Pass],
+struct DepthwiseSums<'a, V> {
+    passes: &'a [PassTable],
     source: &'a [[V; SIDE]],
     weights: &'a [[V; SIDE]],
     bias: Option<&'a [V; SIDE]>,
@@ -159,7 +167,7 @@ struct Sums<'a, V> {
     sums: &'a mut [[V; SIDE]],
 }
 
-impl<V: Float> Kernel for Sums<'_, V> {
+impl<V: Float> Kernel for DepthwiseSums<'_, V> {
     type Output = ();
 
     #[inline(always)]
@@ -179,13 +187,13 @@ impl<V: Float> Kernel for Sums<'_, V> {
     }
 }
 
-impl<V: Float> Sums<'_, V> {
+impl<V: Float> DepthwiseSums<'_, V> {
     #[inline(always)]
     fn points<X: Vector<Elem = V>, const W: usize>(
         &mut self,
-        pass: &Pass,
-        (row, down): &Met,
-        (col, across): &Met,
+        pass: &PassTable,
+        (row, down): &OutputPixel,
+        (col, across): &OutputPixel,
         lane: usize,
     ) {
         let lane = whole::<X>(lane);
@@ -209,16 +217,16 @@ impl<V: Float> Sums<'_, V> {
     }
 }
 
-/// The sums of the weight's gradient for channels from `first` on, kernel elements of each side by side. An image's products
+/// The sums of the weight's gradient for channels from `first` on, kernel elements of each shared by shared. An image's products
 /// are added in chains that take the points of a row in turns; images are added in their order.
 pub(super) fn weight<T: GemmElem<Acc: Summed>>(
-    job: &WeightGrad<'_>,
+    problem: &WeightGrad<'_>,
     [image, grid]: [&[T]; 2],
     first: usize,
     sums: &mut [T::Acc],
 ) {
-    let [rows, cols] = &job.axes;
-    let size = [2, 3].map(|d| job.image.shape()[d]);
+    let [rows, cols] = &problem.axes;
+    let size = [2, 3].map(|d| problem.image.shape()[d]);
     let (pixels, points) = (size[0] * size[1], rows.count * cols.count);
     let taps = rows.taps.len() * cols.taps.len();
     with_scratch((pixels + points + taps) * SIDE, |scratch| {
@@ -227,11 +235,11 @@ pub(super) fn weight<T: GemmElem<Acc: Summed>>(
         for (block, sums) in sums.chunks_mut(SIDE * taps).enumerate() {
             let count = sums.len() / taps;
             totals.fill([T::Acc::ZERO; SIDE]);
-            for n in 0..job.image.shape()[0] {
-                let plane = n * job.groups + first + block * SIDE;
+            for n in 0..problem.image.shape()[0] {
+                let plane = n * problem.groups + first + block * SIDE;
                 lay(&image[plane * pixels..], count, x);
                 lay(&grid[plane * points..], count, dy);
-                dispatch(Products { axes: &job.axes, size, x, dy, count, totals });
+                dispatch(DepthwiseProducts { axes: &problem.axes, size, x, dy, count, totals });
             }
             for (lane, sums) in sums.chunks_exact_mut(taps).enumerate() {
                 sums.iter_mut().zip(&*totals).for_each(|(sum, total)| *sum = total[lane]);
@@ -241,7 +249,7 @@ pub(super) fn weight<T: GemmElem<Acc: Summed>>(
 }
 
 /// Adds the products of an image.
-struct Products<'a, V> {
+struct DepthwiseProducts<'a, V> {
     axes: &'a [Axis; 2],
     size: [usize; 2],
     x: &'a [[V; SIDE]],
@@ -251,7 +259,7 @@ struct Products<'a, V> {
     totals: &'a mut [[V; SIDE]],
 }
 
-impl<V: Float> Kernel for Products<'_, V> {
+impl<V: Float> Kernel for DepthwiseProducts<'_, V> {
     type Output = ();
 
     #[inline(always)]

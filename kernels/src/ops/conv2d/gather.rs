@@ -3,7 +3,7 @@
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
-use super::window::{Frame, Segment};
+use super::window::{Segment, WindowLayout};
 use crate::gemm::GemmElem;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
@@ -32,40 +32,40 @@ fn store<V: Vector>(value: V, row: &mut [V::Elem], at: usize) {
 }
 
 /// Copies the window of a channel, or of two that share lanes, out of their planes; of no channel it is zero.
-pub(super) struct Fill<'a, T: GemmElem> {
-    pub(super) frame: &'a Frame,
+pub(super) struct FillWindow<'a, T: GemmElem> {
+    pub(super) layout: &'a WindowLayout,
     pub(super) planes: [&'a [T]; 2],
     pub(super) size: [usize; 2],
     pub(super) window: &'a mut [T::Acc],
 }
 
-impl<T: GemmElem> Kernel for Fill<'_, T> {
+impl<T: GemmElem> Kernel for FillWindow<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        let ([height, width], frame) = (self.size, self.frame);
+        let ([height, width], layout) = (self.size, self.layout);
         if self.planes[0].is_empty() {
             return self.window.fill(T::Acc::ZERO);
         }
-        for y in 0..self.window.len() / frame.row_len() {
-            let row = &mut self.window[y * frame.row_len()..];
-            let Some(from) = usize::try_from(frame.top + y as isize).ok().filter(|&y| y < height) else {
-                row[..frame.row_len()].fill(T::Acc::ZERO);
+        for y in 0..self.window.len() / layout.row_len() {
+            let row = &mut self.window[y * layout.row_len()..];
+            let Some(from) = usize::try_from(layout.top + y as isize).ok().filter(|&y| y < height) else {
+                row[..layout.row_len()].fill(T::Acc::ZERO);
                 continue;
             };
             let row_of =
                 |plane: &'_ [T]| if plane.is_empty() { 0..0 } else { from * width..(from + 1) * width };
             let from = self.planes.map(|plane| &plane[row_of(plane)]);
-            let left = usize::try_from(frame.left).ok();
-            let inside = left.filter(|left| left + frame.row_len() <= width);
-            if let Some(left) = inside.filter(|_| frame.phases >= TRANSPOSED_MIN) {
-                transpose_row::<T, S>(from, left, [frame.phases, frame.phase_len], row);
+            let left = usize::try_from(layout.left).ok();
+            let inside = left.filter(|left| left + layout.row_len() <= width);
+            if let Some(left) = inside.filter(|_| layout.phases >= TRANSPOSED_MIN) {
+                transpose_row::<T, S>(from, left, [layout.phases, layout.phase_len], row);
                 continue;
             }
-            for phase in 0..frame.phases {
-                let to = &mut row[phase * frame.phase_len..];
-                fill_row::<T, S>(from, frame.left + phase as isize, frame.phases, frame.phase_len, to);
+            for phase in 0..layout.phases {
+                let to = &mut row[phase * layout.phase_len..];
+                fill_row::<T, S>(from, layout.left + phase as isize, layout.phases, layout.phase_len, to);
             }
         }
     }
@@ -90,7 +90,7 @@ fn transpose_row<T: GemmElem, S: Isa>(
             for i in 0..count {
                 let start = left + (at + i) * phases + first;
                 square[i] = match second.get(start..start + here) {
-                    Some(second) => T::across::<S>(&from[start..start + here], second),
+                    Some(second) => T::load_lines::<S>(&from[start..start + here], second),
                     None => T::load::<S>(&from[start..start + here]),
                 };
             }
@@ -124,7 +124,7 @@ fn fill_row<T: GemmElem, S: Isa>(
     if step > 1 {
         let seconds = second.iter().copied().chain(std::iter::repeat(T::zeroed())).step_by(step);
         let pixels = from.iter().step_by(step).zip(seconds);
-        to[begin..end].iter_mut().zip(pixels).for_each(|(to, (&x, y))| *to = x.beside::<S>(y));
+        to[begin..end].iter_mut().zip(pixels).for_each(|(to, (&x, y))| *to = x.pair_up::<S>(y));
         return;
     }
     let lanes = <<T::Acc as Float>::Vec<S> as Vector>::LANES;
@@ -133,7 +133,7 @@ fn fill_row<T: GemmElem, S: Isa>(
         let to = &mut to[begin + at..];
         // The half of a lane for a second channel that there is not is zero, as where one is widened.
         let x = match second.get(here.clone()) {
-            Some(second) => T::across::<S>(&from[here], second),
+            Some(second) => T::load_lines::<S>(&from[here], second),
             None => T::load::<S>(&from[here]),
         };
         if to.len() < lanes { x.store_partial(to) } else { x.store(to) }
@@ -141,7 +141,7 @@ fn fill_row<T: GemmElem, S: Isa>(
 }
 
 /// Takes sums to the output: of each row of them those at a segment's places, plus the row's bias.
-pub(super) struct Put<'a, T: GemmElem> {
+pub(super) struct StoreSums<'a, T: GemmElem> {
     pub(super) sums: &'a [T::Acc],
     pub(super) row_len: usize,
     pub(super) segment: Segment,
@@ -153,7 +153,7 @@ pub(super) struct Put<'a, T: GemmElem> {
     pub(super) step: usize,
 }
 
-impl<T: GemmElem> Kernel for Put<'_, T> {
+impl<T: GemmElem> Kernel for StoreSums<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -185,7 +185,7 @@ impl<T: GemmElem> Kernel for Put<'_, T> {
 
 /// Gathers a panel: row k holds the pixel under the k-th kernel element at each point. What lies beyond the segments is
 /// unspecified.
-pub(super) struct Gather<'a, V> {
+pub(super) struct GatherPanel<'a, V> {
     pub(super) window: &'a [V],
     pub(super) taps: &'a [usize],
     pub(super) segments: &'a [Segment],
@@ -193,7 +193,7 @@ pub(super) struct Gather<'a, V> {
     pub(super) row_len: usize,
 }
 
-impl<V: Float> Kernel for Gather<'_, V> {
+impl<V: Float> Kernel for GatherPanel<'_, V> {
     type Output = ();
 
     #[inline(always)]

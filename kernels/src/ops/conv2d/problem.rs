@@ -39,7 +39,7 @@ pub(super) struct Correlation<'a> {
 }
 
 /// A task's part of the output.
-pub(super) struct Part {
+pub(super) struct OutputPart {
     pub(super) images: Range<usize>,
     pub(super) channels: Range<usize>,
 }

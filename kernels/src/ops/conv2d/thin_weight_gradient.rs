@@ -1,30 +1,30 @@
 //! The weight's gradient where a group has few output channels (depthwise convolutions, above all): for each kernel
-//! element the dot product of the pixels under it, in the sheets of one input channel, and the outputs' gradients. A
+//! element the dot product of the pixels under it, in the phases of one input channel, and the outputs' gradients. A
 //! SIMD lane adds a band's products in one chain; bands are added, ascending through the images, and lanes at the
 //! end.
 
 use super::problem::Summed;
 use super::problem::WeightGrad;
 use super::thin::ROWS;
-use crate::ops::space_to_depth::{Lay, Reach, Sheets};
+use crate::ops::space_to_depth::{PhaseLayout, ReceptiveField, SpaceToDepth};
 use crate::real::Real;
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
 
-/// Places of a channel's sheets at most, unless a row of points needs more: they stay in the first-level cache, beside the
+/// Places of a channel's phases at most, unless a row of points needs more: they stay in the first-level cache, beside the
 /// gradients.
-const SHEETS_MAX: usize = 1 << 13;
+const PHASES_MAX: usize = 1 << 13;
 /// Kernel elements at a time, of one output channel and of several.
 const TAPS_OF_ONE: usize = 5;
 const TAPS: usize = 3;
 
-pub(super) struct Dots<'a, T: Real> {
-    job: &'a WeightGrad<'a>,
+pub(super) struct ThinWeightGradient<'a, T: Real> {
+    problem: &'a WeightGrad<'a>,
     image: &'a [T],
     grid: &'a [T],
-    sheets: Sheets,
+    layout: PhaseLayout,
     /// The gradients', whose rows are as long.
-    dy_sheets: Sheets,
+    dy_layout: PhaseLayout,
     /// One where a run has a point, zero in its gaps.
     points: Vec<T::Wide>,
     /// Rows of points at a time.
@@ -32,66 +32,69 @@ pub(super) struct Dots<'a, T: Real> {
     taps: Vec<usize>,
 }
 
-impl<'a, T: Real<Wide: Summed>> Dots<'a, T> {
-    pub(super) fn new(job: &'a WeightGrad<'a>, image: &'a [T], grid: &'a [T]) -> Self {
-        let [rows, cols] = &job.axes;
+impl<'a, T: Real<Wide: Summed>> ThinWeightGradient<'a, T> {
+    pub(super) fn new(problem: &'a WeightGrad<'a>, image: &'a [T], grid: &'a [T]) -> Self {
+        let [rows, cols] = &problem.axes;
         let reach = |axis: &super::window::Axis, count: usize| {
-            Reach::new(axis.step, count, axis.taps.iter().map(|tap| tap.offset))
+            ReceptiveField::new(axis.step, count, axis.taps.iter().map(|tap| tap.offset))
         };
-        let sheets = |band: usize| Sheets::new([reach(rows, band), reach(cols, cols.count)]);
-        let band = (SHEETS_MAX / sheets(1).len).clamp(1, rows.count.max(1));
-        let sheets = sheets(band);
-        let place = |y: isize| cols.taps.iter().map(move |x| sheets.place([y, x.offset]));
+        let layout = |band: usize| PhaseLayout::new([reach(rows, band), reach(cols, cols.count)]);
+        let band = (PHASES_MAX / layout(1).len).clamp(1, rows.count.max(1));
+        let layout = layout(band);
+        let place = |y: isize| cols.taps.iter().map(move |x| layout.place([y, x.offset]));
         let taps = rows.taps.iter().flat_map(|y| place(y.offset)).collect();
         let zero = || std::iter::once(0);
-        let dy_sheets = Sheets::new([Reach::new(1, band, zero()), Reach::new(1, sheets.row_len, zero())]);
-        let mut points = vec![T::Wide::ZERO; dy_sheets.len];
-        for row in points.chunks_exact_mut(sheets.row_len).take(band) {
+        let dy_layout = PhaseLayout::new([
+            ReceptiveField::new(1, band, zero()),
+            ReceptiveField::new(1, layout.row_len, zero()),
+        ]);
+        let mut points = vec![T::Wide::ZERO; dy_layout.len];
+        for row in points.chunks_exact_mut(layout.row_len).take(band) {
             row[..cols.count].fill(T::Wide::ONE);
         }
-        Dots { job, image, grid, sheets, dy_sheets, points, band, taps }
+        ThinWeightGradient { problem, image, grid, layout, dy_layout, points, band, taps }
     }
 
     /// The sums of the input channels from `first` on: `[channel, kernel element, output channel]`.
     pub(super) fn run(&self, first: usize, sums: &mut [T::Wide]) {
-        let (job, rows) = (self.job, self.job.channels_out);
-        let size = [2, 3].map(|d| job.image.shape()[d]);
-        let (count, width) = (job.axes[0].count, job.axes[1].count);
+        let (problem, rows) = (self.problem, self.problem.channels_out);
+        let size = [2, 3].map(|d| problem.image.shape()[d]);
+        let (count, width) = (problem.axes[0].count, problem.axes[1].count);
         let is_wide = T::as_wide(&[]).is_some();
         let from = match is_wide {
             true => 0,
-            false => (self.sheets.rows_max(size[0]) * size[1]).max(rows * self.band * width),
+            false => (self.layout.rows_max(size[0]) * size[1]).max(rows * self.band * width),
         };
-        let lens = [self.taps.len() * rows * LANES_MAX, self.sheets.len, self.dy_sheets.len * rows];
+        let lens = [self.taps.len() * rows * LANES_MAX, self.layout.len, self.dy_layout.len * rows];
         with_scratch(lens.iter().sum::<usize>() + from, |scratch| {
             let (totals, scratch) = scratch.split_at_mut(lens[0]);
-            let (sheets, scratch) = scratch.split_at_mut(lens[1]);
+            let (phases, scratch) = scratch.split_at_mut(lens[1]);
             let (dy, from) = scratch.split_at_mut(lens[2]);
             dy.fill(T::Wide::ZERO);
             for (i, sums) in sums.chunks_exact_mut(self.taps.len() * rows).enumerate() {
                 totals.fill(T::Wide::ZERO);
-                for image in 0..job.image.shape()[0] {
+                for image in 0..problem.image.shape()[0] {
                     for start in (0..count).step_by(self.band).filter(|_| width > 0) {
-                        self.lay(image, first + i, start, from, sheets);
+                        self.lay(image, first + i, start, from, phases);
                         self.lay_grid(image, first + i, start, from, dy);
-                        let (row_len, taps, points) = (self.sheets.row_len, &self.taps, &self.points);
+                        let (row_len, taps, points) = (self.layout.row_len, &self.taps, &self.points);
                         let run = (self.band - 1) * row_len + width;
-                        let apart = self.dy_sheets.len;
-                        dispatch(Add { sheets, taps, points, run, dy, apart, rows, totals });
+                        let apart = self.dy_layout.len;
+                        dispatch(AddProducts { phases, taps, points, run, dy, apart, rows, totals });
                     }
                 }
-                dispatch(Total { totals, sums });
+                dispatch(SumLanes { totals, sums });
             }
         });
     }
 
     /// Lays out the pixels of an input channel that points from row `start` on read.
     fn lay(&self, image: usize, channel: usize, start: usize, from: &mut [T::Wide], to: &mut [T::Wide]) {
-        let [height, width] = [2, 3].map(|d| self.job.image.shape()[d]);
-        let rows = self.sheets.rows(start, height);
-        let plane = image * self.job.groups * self.job.channels_in + channel;
+        let [height, width] = [2, 3].map(|d| self.problem.image.shape()[d]);
+        let rows = self.layout.rows(start, height);
+        let plane = image * self.problem.groups * self.problem.channels_in + channel;
         let source = &self.image[(plane * height + rows.start) * width..][..rows.len() * width];
-        let (sheets, size, margin) = (&self.sheets, [rows.len(), width], T::Wide::ZERO);
+        let (layout, size, margin) = (&self.layout, [rows.len(), width], T::Wide::ZERO);
         let source = match T::as_wide(source) {
             Some(source) => source,
             None => {
@@ -100,15 +103,15 @@ impl<'a, T: Real<Wide: Summed>> Dots<'a, T> {
                 from
             }
         };
-        dispatch(Lay { sheets, source, apart: 0, top: rows.start, size, first: start, margin, to });
+        dispatch(SpaceToDepth { layout, source, apart: 0, top: rows.start, size, first: start, margin, to });
     }
 
     /// The gradients of a group's outputs at the points from row `start` on, zeros after the last.
     fn lay_grid(&self, image: usize, channel: usize, start: usize, from: &mut [T::Wide], to: &mut [T::Wide]) {
-        let (job, rows) = (self.job, self.job.channels_out);
-        let size = [self.band.min(job.axes[0].count - start), job.axes[1].count];
-        let (plane, here) = (job.axes[0].count * size[1], size[0] * size[1]);
-        let first = (image * job.groups + channel / job.channels_in) * rows * plane + start * size[1];
+        let (problem, rows) = (self.problem, self.problem.channels_out);
+        let size = [self.band.min(problem.axes[0].count - start), problem.axes[1].count];
+        let (plane, here) = (problem.axes[0].count * size[1], size[0] * size[1]);
+        let first = (image * problem.groups + channel / problem.channels_in) * rows * plane + start * size[1];
         let grid = &self.grid[first..];
         let (source, apart) = match T::as_wide(grid) {
             Some(grid) => (grid, plane),
@@ -120,13 +123,13 @@ impl<'a, T: Real<Wide: Summed>> Dots<'a, T> {
             }
         };
         let margin = T::Wide::ZERO;
-        dispatch(Lay { sheets: &self.dy_sheets, source, apart, top: 0, size, first: 0, margin, to });
+        dispatch(SpaceToDepth { layout: &self.dy_layout, source, apart, top: 0, size, first: 0, margin, to });
     }
 }
 
 /// Adds a band's products to each lane's total of each kernel element and output channel.
-struct Add<'a, V> {
-    sheets: &'a [V],
+struct AddProducts<'a, V> {
+    phases: &'a [V],
     taps: &'a [usize],
     /// One for each place of the run, as long, that is a point; zero for the others.
     points: &'a [V],
@@ -138,7 +141,7 @@ struct Add<'a, V> {
     totals: &'a mut [V],
 }
 
-impl<V: Float> Kernel for Add<'_, V> {
+impl<V: Float> Kernel for AddProducts<'_, V> {
     type Output = ();
 
     #[inline(always)]
@@ -155,12 +158,12 @@ impl<V: Float> Kernel for Add<'_, V> {
     }
 }
 
-impl<V: Float> Add<'_, V> {
+impl<V: Float> AddProducts<'_, V> {
     #[inline(always)]
     fn run_rows<X: Vector<Elem = V>, const R: usize, const T: usize>(self) {
         let totals = self.totals.chunks_mut(T * R * LANES_MAX);
         for (taps, totals) in self.taps.chunks(T).zip(totals) {
-            let met: [&[V]; T] = each(|i| &self.sheets[taps[i.min(taps.len() - 1)]..]);
+            let met: [&[V]; T] = each(|i| &self.phases[taps[i.min(taps.len() - 1)]..]);
             let mut sums = [[X::zero(); R]; T];
             for at in (0..self.run).step_by(X::LANES) {
                 let is_point = X::load(&self.points[at..]).ne(X::zero());
@@ -180,12 +183,12 @@ impl<V: Float> Add<'_, V> {
 }
 
 /// The sums of the lanes.
-struct Total<'a, V> {
+struct SumLanes<'a, V> {
     totals: &'a [V],
     sums: &'a mut [V],
 }
 
-impl<V: Float> Kernel for Total<'_, V> {
+impl<V: Float> Kernel for SumLanes<'_, V> {
     type Output = ();
 
     #[inline(always)]

@@ -10,13 +10,13 @@ use phalanx_tensor::{Pool, Result, Tensor};
 
 use super::batch_last::TOGETHER;
 use super::depthwise;
-use super::gather::Fill;
+use super::gather::FillWindow;
 use super::problem::POINTS_MIN;
 use super::problem::Summed;
 use super::thin;
-use super::thin_weight_gradient::Dots;
-use super::window::Order;
-use super::window::{Frame, Segment, segments};
+use super::thin_weight_gradient::ThinWeightGradient;
+use super::window::StepOrder;
+use super::window::{Segment, WindowLayout, segments};
 use crate::gemm::{
     GemmElem, MatMut, MatRef, PanelElem, SegmentedRows, StepSegment, Write, gemm_segmented, pack_columns,
     packed_len, share, tile_shape,
@@ -54,7 +54,7 @@ impl WeightGrad<'_> {
                     depthwise::weight(self, [image, grid], i * channels, sums);
                 });
             } else if self.is_thin() {
-                let dots = Dots::new(self, image, grid);
+                let dots = ThinWeightGradient::new(self, image, grid);
                 let chunk = channels * taps * row_len;
                 pool.for_each_chunk(sums, chunk, |i, sums| dots.run(i * channels, sums));
             } else {
@@ -69,7 +69,7 @@ impl WeightGrad<'_> {
                 for (j, out) in out.chunks_mut(rows * block).enumerate() {
                     let first = (i * together + j) * rows;
                     let sums = &sums[first / self.channels_out * block * row_len..][..block * row_len];
-                    dispatch(Transposed { sums, row_len, first: first % self.channels_out, block, out });
+                    dispatch(StoreTransposed { sums, row_len, first: first % self.channels_out, block, out });
                 }
             });
         });
@@ -86,7 +86,7 @@ impl WeightGrad<'_> {
         sums: &mut [T::Acc],
     ) {
         let taps: usize = self.axes.iter().map(|axis| axis.taps.len()).product();
-        let together = Order::of::<T>(self.image.shape()[0]).together;
+        let together = StepOrder::of::<T>(self.image.shape()[0]).together;
         let (row_len, bands, by_images) = (self.row_len::<T>(), self.bands(together), self.by_images());
         let lanes = bands.iter().map(|band| self.lanes::<T>(band)).max().unwrap_or(0);
         let packed_len = packed_len::<T::Acc>(lanes, self.channels_out);
@@ -138,7 +138,7 @@ impl WeightGrad<'_> {
 
     /// Lanes of a row of the band's products.
     fn lanes<T: GemmElem>(&self, band: &Band) -> usize {
-        let order = Order::of::<T>(band.images.len());
+        let order = StepOrder::of::<T>(band.images.len());
         order.planes(band.images.len()) * band.rows.len() * self.axes[1].count
     }
 
@@ -185,20 +185,20 @@ impl WeightGrad<'_> {
         (write, sums): (Write, &mut [T::Acc]),
     ) {
         let [rows, cols] = &self.axes;
-        let (order, taps) = (Order::of::<T>(band.images.len()), rows.taps.len() * cols.taps.len());
+        let (order, taps) = (StepOrder::of::<T>(band.images.len()), rows.taps.len() * cols.taps.len());
         let (groups, places) = (order.groups(band.images.len()), order.places());
         let row_len = self.row_len::<T>();
         let here = sums.len() / (taps * row_len);
-        let channel_len = Frame::new(rows, cols, &band.rows, 1).channel_len * groups * places;
+        let channel_len = WindowLayout::new(rows, cols, &band.rows, 1).channel_len * groups * places;
         let channels = here.div_ceil(here.div_ceil((WEIGHT_WINDOW_MAX / channel_len.max(1)).max(1)));
         for (i, sums) in sums.chunks_mut(channels * taps * row_len).enumerate() {
             let count = sums.len() / (taps * row_len);
-            let frame = Frame::new(rows, cols, &band.rows, count);
-            let at: Vec<usize> = frame.taps(rows, cols, count, 1).iter().map(|at| at * places).collect();
+            let layout = WindowLayout::new(rows, cols, &band.rows, count);
+            let at: Vec<usize> = layout.taps(rows, cols, count, 1).iter().map(|at| at * places).collect();
             let (points, mut found) = (0..groups * band.rows.len() * cols.count, Vec::new());
-            segments(&frame, (rows, cols), &band.rows, 0, points, &mut found);
-            with_scratch(frame.image_len * groups * places, |window| {
-                self.fill(&frame, image, first + i * channels, count, band, window);
+            segments(&layout, (rows, cols), &band.rows, 0, points, &mut found);
+            with_scratch(layout.image_len * groups * places, |window| {
+                self.fill(&layout, image, first + i * channels, count, band, window);
                 let run = |s: &Segment| StepSegment { skip: 0, from: s.from * places, len: s.len * places };
                 let runs: Vec<StepSegment> = found.iter().map(run).collect();
                 let rows = SegmentedRows::new(window, &at, &runs, runs.iter().map(|run| run.len).sum());
@@ -217,8 +217,8 @@ impl WeightGrad<'_> {
             let grid = &grid[first + band.rows.start * cols.count..];
             return pack_columns(MatRef::new(grid, outputs, lanes, plane, 1).transposed(), dy);
         }
-        let frame = Frame::of_rows(&band.rows, cols.count);
-        let order = Order::of::<T>(band.images.len());
+        let layout = WindowLayout::of_rows(&band.rows, cols.count);
+        let order = StepOrder::of::<T>(band.images.len());
         let groups = order.groups(band.images.len());
         with_scratch(outputs * lanes, |by_output| {
             for (i, to) in by_output.chunks_exact_mut(lanes / groups).enumerate() {
@@ -226,7 +226,7 @@ impl WeightGrad<'_> {
                     let image = i % groups * order.together + nth;
                     &grid[first + (image * self.groups * outputs + i / groups) * plane..][..plane]
                 };
-                lay(order, &frame, plane_of, [rows.count, cols.count], to);
+                interleave(order, &layout, plane_of, [rows.count, cols.count], to);
             }
             pack_columns(MatRef::row_major(by_output, outputs, lanes).transposed(), dy);
         });
@@ -235,7 +235,7 @@ impl WeightGrad<'_> {
     /// The band's window of input channels `first .. first + count`.
     fn fill<T: GemmElem<Acc: Summed>>(
         &self,
-        frame: &Frame,
+        layout: &WindowLayout,
         image: &[T],
         first: usize,
         count: usize,
@@ -244,28 +244,28 @@ impl WeightGrad<'_> {
     ) {
         let size = [self.image.shape()[2], self.image.shape()[3]];
         let (plane, all) = (size[0] * size[1], self.groups * self.channels_in);
-        let order = Order::of::<T>(band.images.len());
-        let channel_len = (frame.channel_len * order.places()).max(1);
+        let order = StepOrder::of::<T>(band.images.len());
+        let channel_len = (layout.channel_len * order.places()).max(1);
         for (i, window) in window.chunks_exact_mut(channel_len).enumerate() {
             let plane_of = |nth: usize| {
                 let at = band.images.start + i / count * order.together + nth;
                 &image[(at * all + first + i % count) * plane..][..plane]
             };
-            lay(order, frame, plane_of, size, window);
+            interleave(order, layout, plane_of, size, window);
         }
     }
 }
 
-/// Lays the planes of images that alternate out in a window: in the same lanes, or side by side.
-fn lay<'a, T: GemmElem<Acc: Summed>>(
-    order: Order,
-    frame: &Frame,
+/// Lays the planes of images that alternate out in a window: in the same lanes, or shared by shared.
+fn interleave<'a, T: GemmElem<Acc: Summed>>(
+    order: StepOrder,
+    layout: &WindowLayout,
     plane_of: impl Fn(usize) -> &'a [T],
     size: [usize; 2],
     window: &mut [T::Acc],
 ) {
     let fill = |planes: [&[T]; 2], window: &mut [T::Acc]| {
-        T::PanelElem::run(Runner::current(), Fill { frame, planes, size, window });
+        T::PanelElem::run(Runner::current(), FillWindow { layout, planes, size, window });
     };
     match (order.together, order.in_lane) {
         (1, _) => fill([plane_of(0), &[]], window),
@@ -281,7 +281,7 @@ fn lay<'a, T: GemmElem<Acc: Summed>>(
 }
 
 /// The sums of some output channels of a group, one row each, rounded.
-struct Transposed<'a, T: GemmElem> {
+struct StoreTransposed<'a, T: GemmElem> {
     /// A row for each element of a channel's weight.
     sums: &'a [T::Acc],
     row_len: usize,
@@ -291,7 +291,7 @@ struct Transposed<'a, T: GemmElem> {
     out: &'a mut [T],
 }
 
-impl<T: GemmElem> Kernel for Transposed<'_, T> {
+impl<T: GemmElem> Kernel for StoreTransposed<'_, T> {
     type Output = ();
 
     #[inline(always)]

@@ -1,11 +1,11 @@
 //! Index arithmetic of convolutions: which source pixels an output pixel reads along one axis ([`Axis`]), the layout
-//! of a window, which is a padded part of the source ([`Frame`]), the order of the additions ([`Order`]), and how the
-//! outputs are cut for threads ([`Cut`]).
+//! of a window, which is a padded part of the source ([`WindowLayout`]), the order of the additions ([`StepOrder`]), and how the
+//! outputs are cut for threads ([`OutputSplit`]).
 
 use std::ops::Range;
 
-use super::problem::{POINTS_MIN, Part};
-use crate::gemm::{GemmElem, PanelElem, Step, TileShape, steps_in_place};
+use super::problem::{OutputPart, POINTS_MIN};
+use crate::gemm::{GemmElem, OffsetStep, PanelElem, TileShape, steps_in_place};
 
 /// Output pixel `out_start + i * out_step`, for `i` below `count`, is made of source pixels
 /// `i * step + tap.offset`; those outside the source count as zero.
@@ -87,7 +87,7 @@ impl Axis {
 /// How a window lies: pixel (y, x) of channel c of the i-th image, counted from the window's corner, is at
 /// `i * image_len + c * channel_len + y * row_len + (x % phases) * phase_len + x / phases`.
 #[derive(Clone, Debug)]
-pub(super) struct Frame {
+pub(super) struct WindowLayout {
     /// The source pixel at the window's corner.
     pub(super) top: isize,
     pub(super) left: isize,
@@ -99,9 +99,9 @@ pub(super) struct Frame {
     pub(super) image_len: usize,
 }
 
-impl Frame {
+impl WindowLayout {
     /// The window that these rows of output points read, for so many channels.
-    pub(super) fn new(rows: &Axis, cols: &Axis, points: &Range<usize>, channels: usize) -> Frame {
+    pub(super) fn new(rows: &Axis, cols: &Axis, points: &Range<usize>, channels: usize) -> WindowLayout {
         let (top, bottom) = rows.span(points.start, points.len());
         let (left, right) = cols.span(0, cols.count);
         let height = (bottom - top + 1) as usize;
@@ -109,13 +109,13 @@ impl Frame {
         let channel_len = height * cols.step * phase_len;
         let image_len = channels * channel_len;
         let (first_point, row_step, phases) = (points.start, rows.step, cols.step);
-        Frame { top, left, phases, phase_len, first_point, row_step, channel_len, image_len }
+        WindowLayout { top, left, phases, phase_len, first_point, row_step, channel_len, image_len }
     }
 
     /// Some whole rows, one after the other.
-    pub(super) fn of_rows(rows: &Range<usize>, width: usize) -> Frame {
+    pub(super) fn of_rows(rows: &Range<usize>, width: usize) -> WindowLayout {
         let (top, channel_len) = (rows.start as isize, rows.len() * width);
-        Frame {
+        WindowLayout {
             top,
             left: 0,
             phases: 1,
@@ -134,10 +134,10 @@ impl Frame {
         points: &Range<usize>,
         source: [usize; 2],
         channels: usize,
-    ) -> Option<Frame> {
+    ) -> Option<WindowLayout> {
         let ((top, bottom), (left, right)) = (rows.span(0, points.end), cols.span(0, cols.count));
         let inside = top >= 0 && bottom < source[0] as isize && left >= 0 && right < source[1] as isize;
-        (inside && cols.step == 1).then(|| Frame {
+        (inside && cols.step == 1).then(|| WindowLayout {
             top: 0,
             left: 0,
             phases: 1,
@@ -178,7 +178,7 @@ impl Frame {
     }
 }
 
-/// Points that lie side by side in a window, the output and a panel.
+/// Points that lie shared by shared in a window, the output and a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     /// Position in the panel.
@@ -193,7 +193,7 @@ pub(super) struct Segment {
 
 /// The segments of points `range`, counted row by row through the images.
 pub(super) fn segments(
-    frame: &Frame,
+    layout: &WindowLayout,
     (rows, cols): (&Axis, &Axis),
     points: &Range<usize>,
     width: usize,
@@ -207,7 +207,7 @@ pub(super) fn segments(
         let (row, col) = (next / cols.count, next % cols.count);
         let (image, row) = (row / points.len(), points.start + row % points.len());
         let len = (cols.count - col).min(range.end - next);
-        let from = image * frame.image_len + frame.point(row, col);
+        let from = image * layout.image_len + layout.point(row, col);
         let to = (rows.out_start + row * rows.out_step) * width + cols.out_start + col * cols.out_step;
         match out.last_mut() {
             Some(last)
@@ -230,7 +230,7 @@ pub(super) fn steps_in_plane(
     [height, width]: [usize; 2],
     points: Range<usize>,
     tile: TileShape,
-) -> Vec<Step> {
+) -> Vec<OffsetStep> {
     // Which points a kernel element's row, or column, leaves inside.
     let (mut in_rows, mut in_cols) = (vec![0_u64; rows.taps.len()], vec![0_u64; cols.taps.len()]);
     let (mut row, mut col) = (points.start / width, points.start % width);
@@ -254,28 +254,28 @@ pub(super) fn steps_in_plane(
             let at = row.offset.wrapping_mul(width as isize).wrapping_add(col.offset);
             let at = at.wrapping_add_unsigned(points.start);
             let lanes = [0, tile.lanes].map(|first| lanes(in_row & in_col, first));
-            steps.push(Step { at, lanes, nth: steps.len() });
+            steps.push(OffsetStep { at, lanes, nth: steps.len() });
         }
     }
     steps
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Order {
+pub(super) struct StepOrder {
     /// Channels that alternate. A last one that lacks a partner has zeros for it.
     pub(super) together: usize,
     /// Of how many channels a lane holds an element.
     pub(super) in_lane: usize,
 }
 
-impl Order {
+impl StepOrder {
     /// Channel by channel.
-    pub(super) const PLAIN: Order = Order { together: 1, in_lane: 1 };
+    pub(super) const PLAIN: StepOrder = StepOrder { together: 1, in_lane: 1 };
 
     /// That of products of `T`.
-    pub(super) fn of<T: GemmElem>(channels: usize) -> Order {
+    pub(super) fn of<T: GemmElem>(channels: usize) -> StepOrder {
         let together = if T::PanelElem::IN_PANELS { channels.clamp(1, 2) } else { 1 };
-        Order { together, in_lane: steps_in_place::<T>().min(together) }
+        StepOrder { together, in_lane: steps_in_place::<T>().min(together) }
     }
 
     /// Lanes of a kernel element, one after the other.
@@ -300,7 +300,7 @@ const PARALLEL_WORK_MIN: usize = 1 << 19;
 const CHANNELS_MIN: usize = 16;
 
 /// The output in chunks, each of some images, or of some channels of one image.
-pub(super) struct Cut {
+pub(super) struct OutputSplit {
     /// Elements in a chunk.
     pub(super) chunk: usize,
     /// Output channels that are computed together, all in one group.
@@ -312,16 +312,16 @@ pub(super) struct Cut {
     all_channels: usize,
 }
 
-impl Cut {
+impl OutputSplit {
     /// For an output of `shape`, so many multiplications in all, and so many threads.
     pub(super) fn new(
         [images, channels, height, width]: [usize; 4],
         groups: usize,
         work: usize,
         threads: usize,
-    ) -> Cut {
+    ) -> OutputSplit {
         let (plane, group) = (height * width, channels / groups);
-        let cut = |images_here: usize, channels_here: usize| Cut {
+        let cut = |images_here: usize, channels_here: usize| OutputSplit {
             chunk: images_here * channels_here * plane,
             unit: channels_here.min(group),
             images: images_here,
@@ -344,11 +344,11 @@ impl Cut {
     }
 
     /// What chunk `i` holds.
-    pub(super) fn part(&self, i: usize) -> Part {
+    pub(super) fn part(&self, i: usize) -> OutputPart {
         let blocks = self.all_channels / self.channels;
         let (image, channel) = (i / blocks * self.images, i % blocks * self.channels);
         let images = image..self.all_images.min(image + self.images);
-        Part { images, channels: channel..channel + self.channels }
+        OutputPart { images, channels: channel..channel + self.channels }
     }
 }
 
@@ -390,7 +390,7 @@ mod tests {
             [([16, 64, 56, 56], 1), ([1, 64, 56, 56], 1), ([1, 6, 9, 9], 3), ([300, 8, 2, 2], 2)]
         {
             for (work, threads) in [(0, 8), (1 << 30, 1), (1 << 30, 2), (1 << 30, 32)] {
-                let cut = Cut::new(shape, groups, work, threads);
+                let cut = OutputSplit::new(shape, groups, work, threads);
                 let total: usize = shape.iter().product();
                 let mut covered = 0;
                 for i in 0..total.div_ceil(cut.chunk) {

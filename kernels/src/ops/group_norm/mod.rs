@@ -11,7 +11,7 @@ use crate::check;
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::rows::cuda::{Operand, RowProgram, STANDARD, Team, row_program};
-use crate::rows::{self, Outputs, Row, RowKernel, Shape, lanes};
+use crate::rows::{self, Outputs, Row, RowKernel, RowSizes, lanes};
 use crate::simd::{Float, Isa, Vector};
 
 const FORWARD: Kernels<Forward> = Kernels { cpu: forward_on_cpu, cuda: forward_on_gpu };
@@ -54,7 +54,7 @@ fn forward_on_cpu(
     for_real!(op, x.dtype(), T => {
         let [weight, bias] = groups.affine::<T>(op, [weight, bias])?;
         let kernel = ForwardRow { weight: &weight, bias: &bias, places: groups.places, eps };
-        let shape = Shape { stats: 3, ..groups.shape };
+        let shape = RowSizes { stats: 3, ..groups.shape };
         rows::run::<T, 1>(op, &kernel, shape, [x], Outputs { y: Some(y), stats: &mut stats.write(op)? })
     })?;
     Ok(())
@@ -97,7 +97,7 @@ fn backward_on_cpu(
         let stats = elements::<<T as Real>::Wide>(op, stats)?;
         let [weight, _] = groups.affine::<T>(op, [weight, None])?;
         let kernel = BackwardRow { weight: &weight, stats: &stats, places: groups.places };
-        let shape = Shape { sums: 2 * groups.channels, ..groups.shape };
+        let shape = RowSizes { sums: 2 * groups.channels, ..groups.shape };
         let sums = rows::run::<T, 2>(op, &kernel, shape, [x, dy], Outputs { y: dx, stats: &mut [] })?;
         let (dw_sums, db_sums) = sums.split_at(groups.channels);
         dw.map_or(Ok(()), |dw| store::<T>(op, dw, dw_sums))?;
@@ -107,7 +107,7 @@ fn backward_on_cpu(
 
 /// The sizes: a row is a group of one item.
 struct Groups {
-    shape: Shape,
+    shape: RowSizes,
     groups: usize,
     channels: usize,
     /// Elements of a channel of one item.
@@ -130,7 +130,7 @@ impl Groups {
         }
         let places = places.iter().product();
         let width = channels / num_groups * places;
-        let shape = Shape { rows: items * num_groups, width, stats: 0, sums: 0 };
+        let shape = RowSizes { rows: items * num_groups, width, stats: 0, sums: 0 };
         Ok(Groups { shape, groups: num_groups, channels, places })
     }
 

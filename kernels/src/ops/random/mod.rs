@@ -10,7 +10,7 @@ use super::creation::fill_;
 use crate::block_reader::{BLOCK, BlockReader};
 use crate::check;
 use crate::dispatch::{Kernels, by_device};
-use crate::pointwise::{Function, Pointwise, apply, c, pointwise, run, update};
+use crate::pointwise::{LineFn, Pointwise, apply, c, pointwise, run, update};
 use crate::real::{Input, Output};
 use crate::real::{Real, for_real};
 use crate::simd::{Float, Isa, Kernel, dispatch};
@@ -171,7 +171,7 @@ fn draw(
 
 fn fill<T: Real>(
     op: &'static str,
-    make: Function<'_, T::Wide, 2>,
+    make: LineFn<'_, T::Wide, 2>,
     words: &Words,
     out: &mut Tensor,
 ) -> Result<()> {

@@ -8,7 +8,7 @@ use crate::check;
 use crate::cuda::{File, LAYOUT, PRELUDE, Strided, type_name};
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
-use crate::rows::{self, Outputs, Row, RowKernel, Shape, lanes};
+use crate::rows::{self, Outputs, Row, RowKernel, RowSizes, lanes};
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
 
 const ROTATE: Kernels<RotateFn> = Kernels { cpu: rotate_on_cpu, cuda: rotate_on_gpu };
@@ -113,7 +113,7 @@ fn run<T: Real>(
     rows::run::<T, 1>(
         op,
         &kernel,
-        Shape { rows, width, stats: 0, sums: 0 },
+        RowSizes { rows, width, stats: 0, sums: 0 },
         [x],
         Outputs { y: Some(y), stats: &mut [] },
     )?;

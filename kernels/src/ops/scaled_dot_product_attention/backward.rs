@@ -11,13 +11,13 @@ use super::Groups;
 use super::cuda;
 use super::dropout::Keep;
 use super::forward::PIECES;
-use super::operand::{Cut, Heads, Mask, Rows, carve, empty_as, empty_joined, padded, store};
-use super::tile::{self, Changes, Differentiate, KEYS_BACKWARD, QUERIES, ROOM, Stats};
+use super::operand::{HeadLayout, Heads, Mask, Rows, carve, empty_as, empty_joined, padded, store};
+use super::tile::{self, Differentiate, KEYS_BACKWARD, QUERIES, ROOM, ScoreChanges, Stats};
 use super::{Attention, Problem};
 use crate::block_reader::{elements, wide_dtype};
 use crate::check;
 use crate::dispatch::Kernels;
-use crate::gemm::Cell;
+use crate::gemm::SubMatMut;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, dispatch};
 
@@ -104,7 +104,7 @@ fn backward_on_cpu(
     (whole, made): (Option<&mut Tensor>, &mut [Option<Tensor>; 4]),
 ) -> Result<()> {
     for_real!(op, inputs[0].dtype(), T => {
-        let pass = Pass::<T> {
+        let pass = BackwardPass::<T> {
             problem: *problem,
             inputs: inputs.map(|t| Heads::open(op, t)).into_iter().collect::<Result<_>>()?,
             mask: Mask::open(op, mask, &problem.scores_shape(inputs[0]))?,
@@ -139,7 +139,7 @@ fn parts(whole: &Tensor, inputs: [&Tensor; 3]) -> Result<[Option<Tensor>; 4]> {
 }
 
 /// What all threads read.
-struct Pass<'a, T: Real> {
+struct BackwardPass<'a, T: Real> {
     problem: Problem,
     /// Query, key, value, output and the output's gradient.
     inputs: Vec<Heads<'a, T>>,
@@ -149,22 +149,22 @@ struct Pass<'a, T: Real> {
 }
 
 /// A key head and the query heads that share it, worked on by one thread. What is not wanted is absent or empty.
-struct Part<'a, T: Real> {
+struct KeyHeadPart<'a, T: Real> {
     key_head: usize,
     /// One a query head.
-    dq: Vec<Cell<'a, T>>,
-    dk: Option<Cell<'a, T>>,
-    dv: Option<Cell<'a, T>>,
+    dq: Vec<SubMatMut<'a, T>>,
+    dk: Option<SubMatMut<'a, T>>,
+    dv: Option<SubMatMut<'a, T>>,
     slopes: &'a mut [T::Wide],
 }
 
 /// A thread's working memory.
-struct Scratch<'a, T> {
+struct BackwardBuffers<'a, T> {
     keys: Rows<'a, T>,
     values: Rows<'a, T>,
     dk: &'a mut [T],
     dv: &'a mut [T],
-    queries: Queries<'a, T>,
+    queries: QueryBuffers<'a, T>,
     scores: &'a mut [T],
     slopes: &'a mut [T],
     bias: &'a mut [T],
@@ -174,7 +174,7 @@ struct Scratch<'a, T> {
 }
 
 /// What is held of a block of queries: themselves and the output's gradient as columns, and room for rows.
-struct Queries<'a, T> {
+struct QueryBuffers<'a, T> {
     dq: &'a mut [T],
     rows: &'a mut [T],
     columns: &'a mut [T],
@@ -183,7 +183,7 @@ struct Queries<'a, T> {
     out_rows: &'a mut [T],
 }
 
-impl<T: Real> Pass<'_, T> {
+impl<T: Real> BackwardPass<'_, T> {
     /// The first three results are parts of `whole`, if there is one.
     fn run(
         &self,
@@ -195,7 +195,7 @@ impl<T: Real> Pass<'_, T> {
         let pool = made.iter().flatten().next().map(|t| t.device().pool()).transpose()?;
         let Some(pool) = pool else { return Ok(()) };
         let [dq, dk, dv, slopes] = made;
-        let open = |t| Cut::open::<T>(op, t);
+        let open = |t| HeadLayout::open::<T>(op, t);
         let (mut whole, mut apart) = match whole {
             Some(whole) => (Some(open(whole)?), [None, None, None]),
             None => {
@@ -204,22 +204,22 @@ impl<T: Real> Pass<'_, T> {
             }
         };
         let mut cells = apart.each_mut().map(|open| match open {
-            Some((cut, data)) => cut.heads(data).collect(),
+            Some((layout, data)) => layout.heads(data).collect(),
             None => Vec::new(),
         });
-        if let Some((cut, data)) = &mut whole {
-            let queries = p.heads / cut.outer.max(1);
+        if let Some((layout, data)) = &mut whole {
+            let queries = p.heads / layout.outer.max(1);
             let ends = [queries, queries + queries / p.group];
-            for (i, cell) in cut.heads(data).enumerate() {
-                let i = i % cut.across;
+            for (i, cell) in layout.heads(data).enumerate() {
+                let i = i % layout.across;
                 cells[ends.iter().filter(|&&end| i >= end).count()].push(cell);
             }
         }
         let [mut dq, mut dk, mut dv] = cells.map(Vec::into_iter);
         let mut slopes = slopes.as_mut().map(|t| t.write::<T::Wide>(op)).transpose()?;
         let mut slopes = parts_of(slopes.as_deref_mut(), p.group * p.queries * p.keys);
-        let mut heads: Vec<Part<'_, T>> = (0..p.heads / p.group)
-            .map(|key_head| Part {
+        let mut heads: Vec<KeyHeadPart<'_, T>> = (0..p.heads / p.group)
+            .map(|key_head| KeyHeadPart {
                 key_head,
                 dq: dq.by_ref().take(p.group).collect(),
                 dk: dk.next(),
@@ -234,7 +234,7 @@ impl<T: Real> Pass<'_, T> {
         Ok(())
     }
 
-    fn run_part(&self, part: &mut Part<'_, T>) {
+    fn run_part(&self, part: &mut KeyHeadPart<'_, T>) {
         let p = &self.problem;
         let [depth, value] = p.rows::<T::Wide>();
         let whole =
@@ -253,9 +253,9 @@ impl<T: Real> Pass<'_, T> {
                 carve(tiles, |[scores, slopes, bias, kept, room]| {
                     room.fill(T::Wide::ZERO);
                     let (dk, dv) = (&mut *dk, &mut *dv);
-                    let queries = Queries { dq, rows, columns, dy_rows, dy_columns, out_rows };
+                    let queries = QueryBuffers { dq, rows, columns, dy_rows, dy_columns, out_rows };
                     let mut scratch =
-                        Scratch { keys, values, dk, dv, queries, scores, slopes, bias, kept, room };
+                        BackwardBuffers { keys, values, dk, dv, queries, scores, slopes, bias, kept, room };
                     for member in 0..p.group {
                         let mut first = 0;
                         while first < p.queries {
@@ -280,10 +280,10 @@ impl<T: Real> Pass<'_, T> {
     /// One block of queries of the group's head number `member`, from number `first` on: how many they are.
     fn run_block(
         &self,
-        part: &mut Part<'_, T>,
+        part: &mut KeyHeadPart<'_, T>,
         member: usize,
         first: usize,
-        s: &mut Scratch<'_, T::Wide>,
+        s: &mut BackwardBuffers<'_, T::Wide>,
     ) -> usize {
         let p = &self.problem;
         let head = part.key_head * p.group + member;
@@ -308,7 +308,7 @@ impl<T: Real> Pass<'_, T> {
             tile.products(values, (q.dy_columns, p.value_depth), s.room, s.slopes);
             dispatch(Differentiate {
                 tile,
-                changes: Changes {
+                changes: ScoreChanges {
                     bias: self.mask.tile(&tile, s.bias),
                     keep: self.keep.as_ref().map(|k| k.tile(&tile, [p.queries, p.keys], s.kept)),
                 },
@@ -342,7 +342,13 @@ impl<T: Real> Pass<'_, T> {
     }
 
     /// Scores of keys outside of `seen`, which these queries do not see, have gradient 0.
-    fn hide(&self, part: &mut Part<'_, T>, member: usize, [first, count]: [usize; 2], seen: Range<usize>) {
+    fn hide(
+        &self,
+        part: &mut KeyHeadPart<'_, T>,
+        member: usize,
+        [first, count]: [usize; 2],
+        seen: Range<usize>,
+    ) {
         if part.slopes.is_empty() {
             return;
         }

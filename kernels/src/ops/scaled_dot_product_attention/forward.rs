@@ -7,9 +7,9 @@ use phalanx_tensor::{Result, Tensor};
 
 use super::Problem;
 use super::dropout::Keep;
-use super::operand::{Cut, Heads, Mask, Rows, carve, padded, store};
-use super::tile::{self, Changes, Exponentials, KEYS, QUERIES, ROOM};
-use crate::gemm::Cell;
+use super::operand::{HeadLayout, Heads, Mask, Rows, carve, padded, store};
+use super::tile::{self, Exponentials, KEYS, QUERIES, ROOM, ScoreChanges};
+use crate::gemm::SubMatMut;
 use crate::real::Real;
 use crate::simd::{Float, dispatch};
 
@@ -17,10 +17,10 @@ use crate::simd::{Float, dispatch};
 pub(super) const PIECES: usize = 16;
 
 /// A part of one head's queries, worked on by one thread.
-struct Part<'a, T: Real> {
+struct QueryPart<'a, T: Real> {
     head: usize,
     first: usize,
-    out: Cell<'a, T>,
+    out: SubMatMut<'a, T>,
     stats: &'a mut [T::Wide],
 }
 
@@ -36,9 +36,9 @@ pub(super) fn run<T: Real>(
     let mask = Mask::<T>::open(op, mask, &problem.scores_shape(query))?;
     let [query, key, value] = [query, key, value].map(|t| Heads::<T>::open(op, t));
     let inputs = [query?, key?, value?];
-    let (cut, mut out) = Cut::open::<T>(op, out)?;
+    let (layout, mut out) = HeadLayout::open::<T>(op, out)?;
     let mut stats = stats.write::<T::Wide>(op)?;
-    // Blocks of queries do not depend on each other, so how a head is cut does not show in the bits.
+    // Blocks of queries do not depend on each other, so how a head is layout does not show in the bits.
     let cuts = (2 * pool.threads()).div_ceil(problem.heads.max(1));
     let cuts = if problem.heads >= 4 * pool.threads() { 1 } else { cuts };
     let size = problem.queries.div_ceil(cuts).next_multiple_of(QUERIES).max(1);
@@ -46,9 +46,9 @@ pub(super) fn run<T: Real>(
         (0..problem.heads).flat_map(|head| (0..problem.queries).step_by(size).map(move |at| (head, at)));
     let heads = stats.chunks_mut(problem.queries.max(1) * 2);
     let stats = heads.flat_map(|stats| stats.chunks_mut(size * 2));
-    let parts = places.zip(cut.cells(&mut out, size)).zip(stats);
+    let parts = places.zip(layout.row_blocks(&mut out, size)).zip(stats);
     let mut parts: Vec<_> =
-        parts.map(|(((head, first), out), stats)| Part { head, first, out, stats }).collect();
+        parts.map(|(((head, first), out), stats)| QueryPart { head, first, out, stats }).collect();
     let together = (parts.len() / (PIECES * pool.threads())).max(1);
     pool.for_each_chunk(&mut parts, together, |_, parts| {
         parts.iter_mut().for_each(|part| part.run(&problem, &inputs, &mask, keep));
@@ -56,7 +56,7 @@ pub(super) fn run<T: Real>(
     Ok(())
 }
 
-impl<T: Real> Part<'_, T> {
+impl<T: Real> QueryPart<'_, T> {
     fn run(
         &mut self,
         problem: &Problem,
@@ -83,7 +83,7 @@ impl<T: Real> Part<'_, T> {
             let key_head = self.head / problem.group;
             let keys = inputs[1].rows(key_head, 0, [seen; 2], keys);
             let values = inputs[2].rows(key_head, 0, [seen; 2], values);
-            let mut scratch = Scratch { keys, values, rows, columns, out, scores, bias, kept, room };
+            let mut scratch = ForwardBuffers { keys, values, rows, columns, out, scores, bias, kept, room };
             let mut at = 0;
             while at < self.out.rows() {
                 at += self.block(problem, &inputs[0], (mask, keep), at, &mut scratch);
@@ -98,7 +98,7 @@ impl<T: Real> Part<'_, T> {
         query: &Heads<'_, T>,
         (mask, keep): (&Mask<'_, T>, Option<&Keep>),
         at: usize,
-        s: &mut Scratch<'_, T::Wide>,
+        s: &mut ForwardBuffers<'_, T::Wide>,
     ) -> usize {
         let first = self.first + at;
         let (count, seen) = mask.block(self.head, first, self.out.rows() - at);
@@ -113,7 +113,7 @@ impl<T: Real> Part<'_, T> {
             tile.products(s.keys.from(tile.key), (s.columns, problem.depth), s.room, s.scores);
             dispatch(Exponentials {
                 tile,
-                changes: Changes {
+                changes: ScoreChanges {
                     bias: mask.tile(&tile, s.bias),
                     keep: keep.map(|k| k.tile(&tile, [problem.queries, problem.keys], s.kept)),
                 },
@@ -139,7 +139,7 @@ impl<T: Real> Part<'_, T> {
 }
 
 /// A thread's working memory.
-struct Scratch<'a, T> {
+struct ForwardBuffers<'a, T> {
     keys: Rows<'a, T>,
     values: Rows<'a, T>,
     rows: &'a mut [T],

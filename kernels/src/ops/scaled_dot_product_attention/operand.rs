@@ -5,7 +5,7 @@ use phalanx_tensor::{DType, Dims, Element, Loops, Read, Result, Tensor, Write};
 
 use super::first_keys::FirstKeys;
 use super::tile::{QUERIES, Tile, Transpose};
-use crate::gemm::{Cell, MatRef};
+use crate::gemm::{MatRef, SubMatMut};
 use crate::real::Real;
 use crate::scratch::{Scratch, with_scratch};
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
@@ -183,7 +183,7 @@ impl<'a, T> Rows<'a, T> {
 }
 
 /// Rows without their padding, rounded, into a cell's from number `first` on.
-pub(super) fn store<T: Real>(to: &mut Cell<'_, T>, first: usize, rows: &[T::Wide], width: usize) {
+pub(super) fn store<T: Real>(to: &mut SubMatMut<'_, T>, first: usize, rows: &[T::Wide], width: usize) {
     for (i, row) in rows.chunks(width.max(1)).enumerate() {
         let to = to.row(first + i);
         T::narrow_all(&row[..to.len()], to);
@@ -192,37 +192,41 @@ pub(super) fn store<T: Real>(to: &mut Cell<'_, T>, first: usize, rows: &[T::Wide
 
 /// How the heads of a tensor without gaps lie: in memory it is [outer, rows, across, columns].
 #[derive(Clone, Copy)]
-pub(super) struct Cut {
+pub(super) struct HeadLayout {
     pub(super) outer: usize,
     rows: usize,
     pub(super) across: usize,
     columns: usize,
 }
 
-impl Cut {
+impl HeadLayout {
     /// And the elements, to write.
     pub(super) fn open<'a, T: Element>(
         op: &'static str,
         tensor: &'a mut Tensor,
-    ) -> Result<(Cut, Write<'a, T>)> {
+    ) -> Result<(HeadLayout, Write<'a, T>)> {
         let (shape, lead) = (tensor.shape(), tensor.rank() - 2);
         let across = if has_heads_side_by_side(tensor) { shape[lead - 1] } else { 1 };
         let outer = shape[..lead].iter().product::<usize>() / across.max(1);
-        let cut = Cut { outer, rows: shape[lead], across, columns: shape[lead + 1] };
-        Ok((cut, tensor.write(op)?))
+        let layout = HeadLayout { outer, rows: shape[lead], across, columns: shape[lead + 1] };
+        Ok((layout, tensor.write(op)?))
     }
 
     /// A cell a head, unless there are no rows.
-    pub(super) fn heads<T>(self, data: &mut [T]) -> impl Iterator<Item = Cell<'_, T>> {
-        self.cells(data, self.rows.max(1))
+    pub(super) fn heads<T>(self, data: &mut [T]) -> impl Iterator<Item = SubMatMut<'_, T>> {
+        self.row_blocks(data, self.rows.max(1))
     }
 
     /// Cells of at most `height` of a head's rows, in the order of the heads.
-    pub(super) fn cells<T>(self, mut data: &mut [T], height: usize) -> impl Iterator<Item = Cell<'_, T>> {
+    pub(super) fn row_blocks<T>(
+        self,
+        mut data: &mut [T],
+        height: usize,
+    ) -> impl Iterator<Item = SubMatMut<'_, T>> {
         let size = self.rows * self.across * self.columns;
         (0..self.outer).flat_map(move |_| {
             let part = data.split_off_mut(..size).unwrap_or_default();
-            Cell::cut(part, self.rows, [self.across, self.columns], height)
+            SubMatMut::cut(part, self.rows, [self.across, self.columns], height)
         })
     }
 }

@@ -103,7 +103,7 @@ impl Tile {
 
 /// What changes scores and probabilities besides: both of the tile's shape [keys, width].
 #[derive(Clone, Copy)]
-pub(super) struct Changes<'a, T> {
+pub(super) struct ScoreChanges<'a, T> {
     /// What is added to the scores; negative infinity hides.
     pub(super) bias: Option<&'a [T]>,
     /// What probabilities are multiplied with, 0 where one is left out.
@@ -113,7 +113,7 @@ pub(super) struct Changes<'a, T> {
 /// Scores become exponentials below each query's largest score so far.
 pub(super) struct Exponentials<'a, T> {
     pub(super) tile: Tile,
-    pub(super) changes: Changes<'a, T>,
+    pub(super) changes: ScoreChanges<'a, T>,
     /// The tile.
     pub(super) scores: &'a mut [T],
     /// Each query's largest score so far, and the sum of the exponentials below it.
@@ -216,7 +216,7 @@ pub(super) struct Stats<'a, T> {
 /// Scores become probabilities, and the probabilities' gradient the scores'.
 pub(super) struct Differentiate<'a, T> {
     pub(super) tile: Tile,
-    pub(super) changes: Changes<'a, T>,
+    pub(super) changes: ScoreChanges<'a, T>,
     pub(super) stats: Stats<'a, T>,
     pub(super) scores: &'a mut [T],
     pub(super) slopes: &'a mut [T],
