@@ -4,7 +4,7 @@ mod blocks;
 
 use std::ops::Range;
 
-use phalanx_tensor::{DType, Element, Loops, Read, Result, Tensor};
+use phalanx_tensor::{Element, Loops, Read, Result, Tensor};
 
 use crate::data_movement::fill;
 use crate::real::Input;
@@ -336,11 +336,6 @@ pub(crate) fn for_each_part(
         f(done..done + count, loops.start(run)[0] + skip * stride, stride);
         (run, skip, done) = (run + 1, 0, done + count);
     }
-}
-
-/// The dtype that elements of a floating-point `dtype` are computed in.
-pub(crate) fn wide_dtype(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 /// All elements in row-major order, widened.

@@ -1,4 +1,14 @@
-//! Which input positions one element of a kernel reads along a dimension as the kernel steps along it.
+//! [`TapRange`]: the output positions at which one kernel element reads inside the input, along one dimension.
+//!
+//! ```text
+//! input of 5, padding 1, stride 2, kernel of 3       step:    0     1     2
+//!                                                    place: -1|0 1  2 3 4|5
+//! kernel element 0 reads places -1, 1, 3             inside at steps 1, 2:   first 1, count 2, start 1
+//! ```
+//!
+//! Convolutions (`conv2d`, `conv3d`), `fold` and max pooling leave out the products and pixels outside the input by it.
+
+use std::ops::Range;
 
 /// The steps at which one kernel element lies inside a dimension, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +44,11 @@ impl TapRange {
         size: usize,
     ) -> TapRange {
         TapRange::new((nth * dilation) as isize - padding as isize, stride, steps, size)
+    }
+
+    /// The numbers of the steps.
+    pub fn steps(&self) -> Range<usize> {
+        self.first..self.first + self.count
     }
 
     /// One past the last place, as the end of a slice by the stride.

@@ -4,9 +4,9 @@ use phalanx_tensor::cuda::{Args, Gpu, Grid, Kernel, Program, Scratch};
 use phalanx_tensor::{DType, Loops, Result, Tensor};
 
 use super::{Combine, ReduceView, Term};
-use crate::block_reader::wide_dtype;
 use crate::cuda::{File, PRELUDE, type_name};
 use crate::pointwise::trace::{self, Traced, VECTOR};
+use crate::real::wide_dtype;
 use crate::rows::cuda::ROWS;
 
 const FILES: &[File] = &[

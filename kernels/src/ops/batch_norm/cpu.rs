@@ -1,7 +1,18 @@
-//! A channel measured, and elements moved along each channel's line.
+//! Batch normalisation on a CPU: statistics of a channel, and the line `scale (x - mean) + shift` that each channel's elements are put through.
+//!
+//! ```text
+//! Measure, Sums           rows that are channels, [C, N places]: mean and variance; sums of dy and of dy xhat
+//! ItemSums                rows that are items, [N, C]: the same sums, for inputs without places
+//! Forward, BackwardOf     rows that are a part of a channel of an item: y, dx
+//! forward_lines, ..       the same with the pointwise frame: halves in long lines, many by one call, with the same bits
+//! ```
+
+use phalanx_tensor::{Result, Tensor};
 
 use super::{Channels, KEPT};
 use crate::ops::layer_norm::cpu::{Standard, measure};
+use crate::pointwise::{LineFn, Lines, apply_to_lines, pointwise, run, update};
+use crate::real::{Input, Real};
 use crate::rows::{Row, RowKernel, lanes};
 use crate::simd::{Float, Isa, Vector};
 
@@ -141,4 +152,69 @@ impl<T: Float> RowKernel<T, 2> for BackwardOf<T> {
             });
         }
     }
+}
+
+pointwise!(ForwardLine, |x, high, low, scale, shift| line(x, [high, low], [scale, shift]));
+pointwise!(BackwardLine, |x, dy, high, low, scale, slope, shift| {
+    dy.mul_add(scale, line(x, [high, low], [slope, shift]))
+});
+
+/// `y` of [`Forward`], many lines by one call; for a batch for which [`Channels::has_long_lines`].
+pub(super) fn forward_lines<T: Real>(
+    op: &'static str,
+    x: &Tensor,
+    numbers: &ChannelLines<T::Wide, 2>,
+    channels: &Channels,
+    y: &mut Tensor,
+) -> Result<()> {
+    map_lines::<T, 5>(op, &|lines, out| run(ForwardLine, lines, out), &[x], &numbers.all(), channels, y)
+}
+
+/// `dx` of [`BackwardOf`], as [`forward_lines`].
+pub(super) fn backward_lines<T: Real>(
+    op: &'static str,
+    inputs: [&Tensor; 2],
+    numbers: &ChannelLines<T::Wide, 3>,
+    channels: &Channels,
+    dx: &mut Tensor,
+) -> Result<()> {
+    map_lines::<T, 7>(op, &|lines, out| run(BackwardLine, lines, out), &inputs, &numbers.all(), channels, dx)
+}
+
+/// Sets `y` to `f` of the inputs `[N, C, places]` and of `numbers`, `[C]` each. A line is a channel of an item, `places` elements; if `places`
+/// is 1 it is an item, `C` elements. Halves are widened and rounded in registers.
+fn map_lines<T: Real, const N: usize>(
+    op: &'static str,
+    f: LineFn<'_, T::Wide, N>,
+    inputs: &[&Tensor],
+    numbers: &[&[T::Wide]],
+    channels: &Channels,
+    y: &mut Tensor,
+) -> Result<()> {
+    let reads = inputs.iter().map(|x| Ok((x.offset(), x.read::<T>(op)?))).collect::<Result<Vec<_>>>()?;
+    let (width, by_item) = (channels.width(), channels.places == 1);
+    update(op, y, |mut start, mut target: &mut [T]| {
+        while !target.is_empty() {
+            let (skip, channel) = (start % width, start / width % channels.channels);
+            // A line that is shared with the pieces beside this one is computed apart.
+            let left = (width - skip).min(target.len());
+            let most = if by_item { usize::MAX } else { channels.channels - channel };
+            let count = if left == width { (target.len() / width).min(most) } else { 1 };
+            let (here, after) = target.split_at_mut(count * left);
+            let mut lines = Lines { x: [Input::Same(T::Wide::ZERO); N], steps: [0; N], width: left };
+            let (of_inputs, of_numbers) = lines.x.split_at_mut(reads.len());
+            for ((x, step), (offset, read)) in of_inputs.iter_mut().zip(&mut lines.steps).zip(&reads) {
+                (*x, *step) = (T::input(&read[offset + start..][..here.len()]), left);
+            }
+            for (x, numbers) in of_numbers.iter_mut().zip(numbers) {
+                *x = match by_item {
+                    true => Input::Wide(&numbers[skip..][..left]),
+                    false if count == 1 => Input::Same(numbers[channel]),
+                    false => Input::Each(&numbers[channel..][..count]),
+                };
+            }
+            apply_to_lines(f, lines, T::output(here));
+            (start, target) = (start + count * left, after);
+        }
+    })
 }

@@ -4,8 +4,8 @@ use phalanx_tensor::cuda::{Args, Gpu, Grid, Kernel, Program, Scratch};
 use phalanx_tensor::{DType, Dims, Result, Tensor};
 
 use super::{Channels, KEPT};
-use crate::block_reader::wide_dtype;
 use crate::cuda::{File, PRELUDE, type_name};
+use crate::real::wide_dtype;
 use crate::reduce::cuda::{Destination, Finish, Precision, fold, numbers};
 use crate::reduce::{Deviation, Itself, ReduceView, Total};
 use crate::rows::cuda::{ROWS, STANDARD};

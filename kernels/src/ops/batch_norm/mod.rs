@@ -2,17 +2,16 @@
 
 mod cpu;
 pub(in crate::ops) mod cuda;
-mod whole;
 
 use phalanx_tensor::{Device, Error, Result, Tensor};
 
 use crate::block_reader::GROUP;
 use crate::block_reader::values_f64;
-use crate::block_reader::{elements, store, wide_dtype, widened_if};
+use crate::block_reader::{elements, store, widened_if};
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::ops::copy_;
-use crate::real::{Real, for_real};
+use crate::real::{Real, for_real, wide_dtype};
 use crate::reduce::{Deviation, Itself, ReduceView, Total, fold};
 use crate::rows::{self, Outputs, RowSizes};
 use crate::simd::Float;
@@ -99,7 +98,7 @@ fn forward_on_cpu(
     channels: &Channels,
     x: &Tensor,
     running: Option<[&Tensor; 2]>,
-    affine: [Option<&Tensor>; 2],
+    weight_and_bias: [Option<&Tensor>; 2],
     eps: f64,
     [y, stats]: [&mut Tensor; 2],
 ) -> Result<()> {
@@ -115,10 +114,10 @@ fn forward_on_cpu(
             }
         }
         let numbers = elements::<<T as Real>::Wide>(op, stats)?;
-        let [weight, bias] = channels.affine::<T>(op, affine)?;
+        let [weight, bias] = affine::<T>(op, channels.channels, weight_and_bias)?;
         let lines = cpu::ChannelLines::new(channels, &numbers, |c, inverse| [weight[c] * inverse, bias[c]]);
-        if channels.are_whole::<T>(&[x]) {
-            return whole::forward::<T>(op, x, &lines, channels, y);
+        if channels.has_long_lines::<T>(&[x]) {
+            return cpu::forward_lines::<T>(op, x, &lines, channels, y);
         }
         let kernel = cpu::Forward(lines);
         rows::run::<T, 1>(op, &kernel, channels.by_place(), [x], Outputs { y: Some(y), stats: &mut [] })?;
@@ -232,7 +231,7 @@ fn backward_on_cpu(
     for_real!(op, x.dtype(), T => {
         let wide = <<T as Real>::Wide as Float>::from_f64;
         let stats = elements::<<T as Real>::Wide>(op, stats)?;
-        let [weight, _] = channels.affine::<T>(op, [weight, None])?;
+        let [weight, _] = affine::<T>(op, channels.channels, [weight, None])?;
         let mut sums = vec![wide(0.0); channels.channels * 2];
         if channels.places == 1 {
             let kernel = cpu::ItemSums(cpu::ChannelLines::new(channels, &stats, |_, inverse| [inverse]));
@@ -259,8 +258,8 @@ fn backward_on_cpu(
             [scale, -(own * inverse * sums[2 * c + 1]), -(own * sums[2 * c])]
         };
         let lines = cpu::ChannelLines::new(channels, &stats, line);
-        if channels.are_whole::<T>(&[x, dy]) {
-            return whole::backward::<T>(op, [x, dy], &lines, channels, dx);
+        if channels.has_long_lines::<T>(&[x, dy]) {
+            return cpu::backward_lines::<T>(op, [x, dy], &lines, channels, dx);
         }
         let kernel = cpu::BackwardOf(lines);
         let outputs = Outputs { y: Some(dx), stats: &mut [] };
@@ -285,10 +284,7 @@ impl Channels {
         let [items, channels, ref places @ ..] = *x.shape() else {
             return Err(Error::shape(op, format!("{:?}", x.shape()), "[N, C] or [N, C, ...]"));
         };
-        for t in affine.iter().copied().flatten() {
-            check::same(op, &[x, t])?;
-            check::shape(op, "a weight or bias", t, &[channels])?;
-        }
+        check::affine(op, x, affine, &[channels])?;
         let places = places.iter().product();
         Ok(Channels { device: x.device(), items, channels, places, count: items * places })
     }
@@ -318,22 +314,26 @@ impl Channels {
         (least..=2 * least).find(|&parts| self.places.is_multiple_of(parts)).unwrap_or(1)
     }
 
-    /// Elements of a line that [`whole`] computes with: a channel's of an item, or an item's channels where that is one.
+    /// Elements of a line that [`cpu::forward_lines`] computes with: a channel's of an item, or an item's channels where that is one.
     fn width(&self) -> usize {
         if self.places == 1 { self.channels } else { self.places }
     }
 
-    /// Whether these inputs are to be computed by [`whole`]: halves, as there is nothing to widen of others.
-    fn are_whole<T: Real>(&self, inputs: &[&Tensor]) -> bool {
+    /// Whether these inputs are to be computed by [`cpu::forward_lines`]: halves in long lines. Others have nothing to widen.
+    fn has_long_lines<T: Real>(&self, inputs: &[&Tensor]) -> bool {
         T::as_wide(&[]).is_none() && self.width() >= GROUP && inputs.iter().all(|x| x.is_contiguous())
     }
+}
 
-    /// Weight and bias of every channel, 1 and 0 where they are absent.
-    fn affine<T: Real>(&self, op: &'static str, [w, b]: [Option<&Tensor>; 2]) -> Result<[Vec<T::Wide>; 2]> {
-        let all = |x: T::Wide| vec![x; self.channels];
-        let (w, b) = (widened_if::<T>(op, w)?, widened_if::<T>(op, b)?);
-        Ok([w.unwrap_or_else(|| all(T::Wide::ONE)), b.unwrap_or_else(|| all(T::Wide::ZERO))])
-    }
+/// Weight and bias of each of so many channels, 1 and 0 where they are absent.
+pub(in crate::ops) fn affine<T: Real>(
+    op: &'static str,
+    channels: usize,
+    [weight, bias]: [Option<&Tensor>; 2],
+) -> Result<[Vec<T::Wide>; 2]> {
+    let all = |x: T::Wide| vec![x; channels];
+    let (weight, bias) = (widened_if::<T>(op, weight)?, widened_if::<T>(op, bias)?);
+    Ok([weight.unwrap_or_else(|| all(T::Wide::ONE)), bias.unwrap_or_else(|| all(T::Wide::ZERO))])
 }
 
 #[cfg(test)]

@@ -7,11 +7,11 @@ use phalanx_tensor::cuda::{Args, Gpu, Grid, Kernel, Program};
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
 use super::ConvOptions;
-use crate::block_reader::wide_dtype;
 use crate::cuda::{File, PRELUDE, type_name};
 use crate::gemm::Write;
 use crate::ops::cast::cast;
 use crate::ops::matmul::{Finish, multiply_on_gpu};
+use crate::real::wide_dtype;
 
 const FILES: &[File] = &[PRELUDE, ("columns.cu", include_str!("columns.cu"))];
 

@@ -1,7 +1,7 @@
 //! One thread's block (*unit*) of output channels of one group: packed weights times the input pixels under the kernel
 //! elements at a panel of points, which are read in place or gathered.
 
-use super::problem::{OutputPart, POINTS_MIN};
+use super::problem::{OutputPart, OutputSplit, POINTS_MIN};
 use std::cell::OnceCell;
 use std::ops::Range;
 
@@ -10,7 +10,6 @@ use super::packed_weights::{PackedWeights, WeightPanels};
 use super::problem::Correlation;
 use super::problem::Summed;
 use super::window::Axis;
-use super::window::OutputSplit;
 use super::window::StepOrder;
 use super::window::{Segment, WindowLayout, segments, steps_in_plane};
 use crate::gemm::{

@@ -7,14 +7,14 @@ use phalanx_tensor::cuda::Kernel;
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
 use crate::block_reader::{BlockReader, values_f64};
-use crate::block_reader::{elements, store, wide_dtype};
+use crate::block_reader::{elements, store};
 use crate::check;
 use crate::classes::Reduction;
 use crate::classes::{CLASSES, Targets};
 use crate::classes::{Classes, Weighing, classes_last, classes_second};
 use crate::cuda::{FAULT, type_name};
 use crate::dispatch::Kernels;
-use crate::real::{Real, for_real};
+use crate::real::{Real, for_real, wide_dtype};
 use crate::rows::cuda::{Operand, PACKET_BYTES, RowProgram, Team, row_program};
 use crate::rows::{self, Outputs, RowSizes, columns};
 use crate::simd::Float;

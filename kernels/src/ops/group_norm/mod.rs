@@ -3,13 +3,13 @@
 use phalanx_tensor::cuda::Args;
 use phalanx_tensor::{Error, Result, Tensor};
 
-use super::batch_norm::Channels;
 use super::batch_norm::cuda::{Sums, together};
+use super::batch_norm::{Channels, affine};
 use super::layer_norm::cpu::{Standard, measure};
-use crate::block_reader::{elements, store, wide_dtype, widened_if};
+use crate::block_reader::{elements, store};
 use crate::check;
 use crate::dispatch::Kernels;
-use crate::real::{Real, for_real};
+use crate::real::{Real, for_real, wide_dtype};
 use crate::rows::cuda::{Operand, RowProgram, STANDARD, Team, row_program};
 use crate::rows::{self, Outputs, Row, RowKernel, RowSizes, lanes};
 use crate::simd::{Float, Isa, Vector};
@@ -52,7 +52,7 @@ fn forward_on_cpu(
     [y, stats]: [&mut Tensor; 2],
 ) -> Result<()> {
     for_real!(op, x.dtype(), T => {
-        let [weight, bias] = groups.affine::<T>(op, [weight, bias])?;
+        let [weight, bias] = affine::<T>(op, groups.channels, [weight, bias])?;
         let kernel = ForwardRow { weight: &weight, bias: &bias, places: groups.places, eps };
         let shape = RowSizes { stats: 3, ..groups.shape };
         rows::run::<T, 1>(op, &kernel, shape, [x], Outputs { y: Some(y), stats: &mut stats.write(op)? })
@@ -95,7 +95,7 @@ fn backward_on_cpu(
 ) -> Result<()> {
     for_real!(op, x.dtype(), T => {
         let stats = elements::<<T as Real>::Wide>(op, stats)?;
-        let [weight, _] = groups.affine::<T>(op, [weight, None])?;
+        let [weight, _] = affine::<T>(op, groups.channels, [weight, None])?;
         let kernel = BackwardRow { weight: &weight, stats: &stats, places: groups.places };
         let shape = RowSizes { sums: 2 * groups.channels, ..groups.shape };
         let sums = rows::run::<T, 2>(op, &kernel, shape, [x, dy], Outputs { y: dx, stats: &mut [] })?;
@@ -124,10 +124,7 @@ impl Groups {
             let got = format!("{num_groups} groups for {channels} channels");
             return Err(Error::shape(op, got, "groups that divide the channels"));
         }
-        for t in affine.iter().copied().flatten() {
-            check::same(op, &[x, t])?;
-            check::shape(op, "a weight or bias", t, &[channels])?;
-        }
+        check::affine(op, x, affine, &[channels])?;
         let places = places.iter().product();
         let width = channels / num_groups * places;
         let shape = RowSizes { rows: items * num_groups, width, stats: 0, sums: 0 };
@@ -138,13 +135,6 @@ impl Groups {
     fn as_channels(&self, x: &Tensor) -> Channels {
         let (items, channels, places) = (x.shape()[0], self.channels, self.places);
         Channels { device: x.device(), items, channels, places, count: items * places }
-    }
-
-    /// Weight and bias of every channel, 1 and 0 where they are absent.
-    fn affine<T: Real>(&self, op: &'static str, [w, b]: [Option<&Tensor>; 2]) -> Result<[Vec<T::Wide>; 2]> {
-        let all = |x: T::Wide| vec![x; self.channels];
-        let (w, b) = (widened_if::<T>(op, w)?, widened_if::<T>(op, b)?);
-        Ok([w.unwrap_or_else(|| all(T::Wide::ONE)), b.unwrap_or_else(|| all(T::Wide::ZERO))])
     }
 }
 

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use phalanx_tensor::{DType, Dim, Dims, Error, Pool, Result, Scalar, Tensor, bf16, f16};
+use phalanx_tensor::{DType, Dim, Dims, Error, Pool, Result, Scalar, Tensor};
 
 use super::cuda::{self, Rows};
 use super::select::{check_index, loops};
@@ -18,7 +18,7 @@ use crate::check;
 use crate::dispatch::Kernels;
 use crate::ops::creation::fill_;
 use crate::pointwise::PIECE;
-use crate::real::for_real;
+use crate::real::{for_number, for_real};
 
 /// `x`, with `alpha` times part `i` of `source` added to its part `index[i]` along `dim`, for each `i`. Floats and
 /// integers; what goes to one part is summed first, in ascending order.
@@ -131,16 +131,7 @@ fn scatter_on_cpu(
 ) -> Result<()> {
     let read = index.read::<i64>(op)?;
     let at = &read[index.offset()..][..index.numel()];
-    let fits = match out.dtype() {
-        DType::F64 => add::<f64>(op, dim, at, index.shape(), source, out)?,
-        DType::F32 => add::<f32>(op, dim, at, index.shape(), source, out)?,
-        DType::BF16 => add::<bf16>(op, dim, at, index.shape(), source, out)?,
-        DType::F16 => add::<f16>(op, dim, at, index.shape(), source, out)?,
-        DType::I64 => add::<i64>(op, dim, at, index.shape(), source, out)?,
-        DType::I32 => add::<i32>(op, dim, at, index.shape(), source, out)?,
-        DType::U8 => add::<u8>(op, dim, at, index.shape(), source, out)?,
-        DType::Bool => return Err(Error::dtype(op, DType::Bool, "a number dtype")),
-    };
+    let fits = for_number!(op, out.dtype(), T => add::<T>(op, dim, at, index.shape(), source, out))?;
     if !fits {
         check_range(op, at, out.shape().get(dim).copied().unwrap_or(1))?;
     }
@@ -245,16 +236,7 @@ fn add_numbers(
     what: Rows,
 ) -> Result<()> {
     let (end, _) = what.end();
-    match source.dtype() {
-        DType::F64 => add_rows::<f64>(op, index, source, sizes, out, end),
-        DType::F32 => add_rows::<f32>(op, index, source, sizes, out, end),
-        DType::BF16 => add_rows::<bf16>(op, index, source, sizes, out, end),
-        DType::F16 => add_rows::<f16>(op, index, source, sizes, out, end),
-        DType::I64 => add_rows::<i64>(op, index, source, sizes, out, end),
-        DType::I32 => add_rows::<i32>(op, index, source, sizes, out, end),
-        DType::U8 => add_rows::<u8>(op, index, source, sizes, out, end),
-        DType::Bool => Err(Error::dtype(op, DType::Bool, "a number dtype")),
-    }
+    for_number!(op, source.dtype(), T => add_rows::<T>(op, index, source, sizes, out, end))
 }
 
 fn add_numbers_on_gpu(

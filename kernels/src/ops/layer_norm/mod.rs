@@ -6,10 +6,10 @@ pub(in crate::ops) mod cpu;
 use phalanx_tensor::cuda::{Args, Grid, Scratch};
 use phalanx_tensor::{DType, Dims, Error, Result, Tensor};
 
-use crate::block_reader::{elements, store, wide_dtype, widened_if};
+use crate::block_reader::{elements, store, widened_if};
 use crate::check;
 use crate::dispatch::Kernels;
-use crate::real::{Real, for_real};
+use crate::real::{Real, for_real, wide_dtype};
 use crate::rows::cuda::{Operand, RowProgram, STANDARD, Team, row_program};
 use crate::rows::{self, Outputs, RowSizes};
 
@@ -192,10 +192,7 @@ fn sizes(
         let wanted = format!("a shape that ends in {normalized_shape:?}, of at least one dimension");
         return Err(Error::shape(op, format!("{:?}", x.shape()), wanted));
     }
-    for t in affine.iter().copied().flatten() {
-        check::same(op, &[x, t])?;
-        check::shape(op, "a weight or bias", t, normalized_shape)?;
-    }
+    check::affine(op, x, affine, normalized_shape)?;
     let lead = x.rank() - normalized_shape.len();
     let rows = x.shape()[..lead].iter().product();
     Ok(RowSizes { rows, width: normalized_shape.iter().product(), stats: 0, sums: 0 })

@@ -9,6 +9,7 @@ use super::{PoolOptions, cuda, image, piece, resized};
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::ops::space_to_depth::{PhaseLayout, ReceptiveField, SpaceToDepth};
+use crate::ops::tap_range::TapRange;
 use crate::real::{Real, for_real};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, dispatch};
@@ -107,12 +108,9 @@ fn by_channels(
 /// For each window along an axis its first pixel's place before the margin was added, and which of its pixels are
 /// inside the image.
 fn taps(options: &PoolOptions, i: usize, image: usize, count: usize) -> Vec<(isize, Range<usize>)> {
-    let dilation = options.dilation[i];
     let tap = |at: usize| {
         let start = (at * options.stride[i]) as isize - options.padding[i] as isize;
-        let first = start.min(0).unsigned_abs().div_ceil(dilation);
-        let end = ((image as isize - start).max(0) as usize).div_ceil(dilation).min(options.kernel[i]);
-        (start, first.min(end)..end)
+        (start, TapRange::new(start, options.dilation[i], options.kernel[i], image).steps())
     };
     (0..count).map(tap).collect()
 }

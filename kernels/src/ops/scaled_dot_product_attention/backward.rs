@@ -14,11 +14,11 @@ use super::forward::PIECES;
 use super::operand::{HeadLayout, Heads, Mask, Rows, carve, empty_as, empty_joined, padded, store};
 use super::tile::{self, Differentiate, KEYS_BACKWARD, QUERIES, ROOM, ScoreChanges, Stats};
 use super::{Attention, Problem};
-use crate::block_reader::{elements, wide_dtype};
+use crate::block_reader::elements;
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::gemm::SubMatMut;
-use crate::real::{Real, for_real};
+use crate::real::{Real, for_real, wide_dtype};
 use crate::simd::{Float, dispatch};
 
 /// The gradients of [`scaled_dot_product_attention`](super::scaled_dot_product_attention) with respect to query, key,

@@ -19,9 +19,8 @@ mod tile;
 
 use phalanx_tensor::{DType, Dims, Error, Result, Tensor, broadcast_shapes};
 
-use crate::block_reader::wide_dtype;
 use crate::dispatch::Kernels;
-use crate::real::for_real;
+use crate::real::{for_real, wide_dtype};
 use crate::{check, flops};
 
 pub use backward::scaled_dot_product_attention_backward;

@@ -14,8 +14,8 @@ use phalanx_tensor::{DType, Error, Result, Tensor};
 
 use super::Problem;
 use super::dropout::Keep;
-use crate::block_reader::wide_dtype;
 use crate::cuda::{FAULT, File, PRELUDE};
+use crate::real::wide_dtype;
 use variant::{BlockSize, Variant};
 
 pub(super) use variant::DEPTH_MAX;

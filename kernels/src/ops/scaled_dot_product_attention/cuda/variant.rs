@@ -4,8 +4,8 @@
 
 use phalanx_tensor::DType;
 
-use crate::block_reader::wide_dtype;
 use crate::cuda::type_name;
+use crate::real::wide_dtype;
 
 /// What the kernels are compiled for.
 #[derive(Clone, Copy)]
