@@ -1,4 +1,7 @@
-//! What a product's elements may be, the type their sums are kept in, and what a tile reads of them at a time.
+//! [`GemmElem`]: the element types of products, f64, f32, bf16 and f16, and the type of their sums. [`PanelElem`]: what one place of a packed panel
+//! holds, one step of k ([`OneStep`]) or, for bf16 where the CPU has a dot product of pairs, two ([`Bf16Pairs`]).
+//!
+//! A *line* is a row of A or a column of B. A *place* is an element of a packed panel; it has the size of a sum.
 
 use std::marker::PhantomData;
 
@@ -13,35 +16,35 @@ use crate::simd::{Float, Halves, Isa, Kernel, Runner, Vector, pair};
 pub(crate) trait GemmElem: Real<Wide = <Self as GemmElem>::Acc> {
     /// The type of the sums.
     type Acc: Scratch + GemmElem<Acc = <Self as GemmElem>::Acc>;
-    /// What a tile does with a place of A's and B's packed panels.
+    /// What a place of A's and B's packed panels holds.
     type PanelElem: PanelElem<Acc = Self::Acc>;
 
-    /// What a place of a panel holds for this step and, if it holds two, the next.
+    /// The place of this step and, if a place holds two, the next one.
     fn pair_up<S: Isa>(self, next: Self) -> Self::Acc;
-    /// A place of each lane: [`GemmElem::pair_up`] for the elements of two slices.
+    /// A vector of places, each of another line: [`GemmElem::pair_up`] of a step's elements and the next step's.
     fn load_lines<S: Isa>(lanes: &[Self], next: &[Self]) -> <Self::Acc as Float>::Vec<S>;
-    /// The places that steps of one lane fill; `beyond` stands for what is missing in a place.
+    /// A vector of places, successive steps of one line; `beyond` stands for a step that a place lacks.
     fn load_steps<S: Isa>(steps: &[Self], beyond: Self) -> <Self::Acc as Float>::Vec<S>;
 }
 
-/// What a place of a packed panel, of the sums' size, holds: one step of k or several.
+/// What a place of a packed panel holds: one step of k or several, in the size of a sum.
 pub(crate) trait PanelElem: 'static {
     /// The type of the sums.
     type Acc: Float;
     /// Whether only packed panels hold such places, so that no tile reads them from where a matrix lies.
     const IN_PANELS: bool;
 
-    /// The steps on an instruction set.
+    /// How many steps a place holds on an instruction set.
     fn steps<S: Isa>() -> usize;
 
-    /// `sum` and the products of a place's steps, ascending.
+    /// `sum` plus the products of a place's steps, in ascending order.
     fn add<S: Isa>(
         a: <Self::Acc as Float>::Vec<S>,
         b: <Self::Acc as Float>::Vec<S>,
         sum: <Self::Acc as Float>::Vec<S>,
     ) -> <Self::Acc as Float>::Vec<S>;
 
-    /// Runs a kernel that makes places.
+    /// Runs a kernel that packs, on the instruction set that has these places.
     fn run<K: Kernel>(runner: Runner, kernel: K) -> K::Output;
     /// Computes a tile.
     fn compute<const H: usize, const W: usize>(runner: Runner, tile: SizedTile<'_, Self, H, W>)
@@ -63,7 +66,7 @@ pub(super) fn steps_on<P: PanelElem>(runner: Runner) -> usize {
     P::run(runner, Ask::<P>(PhantomData))
 }
 
-/// A step as it is.
+/// One step a place.
 pub(crate) struct OneStep<T>(PhantomData<T>);
 
 impl<T: Float> PanelElem for OneStep<T> {
@@ -91,7 +94,7 @@ impl<T: Float> PanelElem for OneStep<T> {
     }
 }
 
-/// The steps of bf16 that [`Isa::dot_bf16`] takes at a time.
+/// The steps of bf16 that [`Isa::dot_bf16`] takes at a time: two on CPUs that have it, else one.
 pub(crate) struct Bf16Pairs;
 
 impl PanelElem for Bf16Pairs {
@@ -113,7 +116,7 @@ impl PanelElem for Bf16Pairs {
         runner.run_on_pairs(kernel).unwrap_or_else(|kernel| runner.run(kernel))
     }
 
-    /// Where a place holds one step, tiles are those of f32.
+    /// On a CPU without the dot product, tiles are those of f32.
     #[inline]
     fn compute<const H: usize, const W: usize>(runner: Runner, tile: SizedTile<'_, Self, H, W>) {
         runner.run_on_pairs(tile).unwrap_or_else(|tile| runner.run(tile.of::<OneStep<f32>>()))

@@ -1,5 +1,5 @@
-//! A matrix's view of a slice: any row and column stride, bounds proven once when it is made; and a matrix cut into
-//! cells, so that threads write parts of the same rows.
+//! Views of matrices in slices, with any row and column stride and bounds proven once, when a view is made: [`MatRef`] to read, [`MatMut`] to write.
+//! [`SubMatMut`] is a part of a matrix, so that threads write parts of the same rows; [`SharedMut`] is the unchecked form of that inside `gemm`.
 
 #![allow(unsafe_code)]
 
@@ -57,7 +57,7 @@ impl<'a, T> MatRef<'a, T> {
         (self.row_stride, self.col_stride)
     }
 
-    /// The slice from its first element on.
+    /// The slice from the matrix's first element on.
     pub(super) fn data(&self) -> &'a [T] {
         self.data
     }
@@ -156,7 +156,7 @@ fn span<const N: usize>(dims: [(usize, usize); N]) -> usize {
     dims.into_iter().fold(1, |end: usize, (len, stride)| end.saturating_add((len - 1).saturating_mul(stride)))
 }
 
-/// Whether every index has a place of its own, as it has when each stride steps over all that smaller ones reach.
+/// Whether no two indices have the same place: each stride exceeds the largest offset that the smaller strides reach.
 fn disjoint<const N: usize>(mut dims: [(usize, usize); N]) -> bool {
     if dims.iter().any(|dim| dim.0 == 0) {
         return true;
@@ -170,7 +170,7 @@ fn disjoint<const N: usize>(mut dims: [(usize, usize); N]) -> bool {
     })
 }
 
-/// Where several threads write a matrix, each its own elements.
+/// A slice that several threads write, each its own elements.
 #[derive(Clone, Copy)]
 pub(super) struct SharedMut<'a, T> {
     ptr: *mut T,
@@ -193,7 +193,7 @@ impl<'a, T> SharedMut<'a, T> {
     }
 }
 
-/// Neighbouring columns of neighbouring rows of a matrix, to write.
+/// A submatrix to write: some neighbouring columns of some neighbouring rows.
 pub(crate) struct SubMatMut<'a, T> {
     start: *mut T,
     rows: usize,
@@ -203,11 +203,11 @@ pub(crate) struct SubMatMut<'a, T> {
     data: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a cell is the one way to its elements, like `&mut [T]`, and goes where that may go.
+// SAFETY: a submatrix is the one way to its elements, like `&mut [T]`, and goes where that may go.
 unsafe impl<T: Send> Send for SubMatMut<'_, T> {}
 
 impl<'a, T> SubMatMut<'a, T> {
-    /// A matrix of `rows` rows, each of `across` cells of `cols` columns, cut into cells of at most `height` rows: from the
+    /// Cuts a contiguous matrix `[rows, across * cols]` into submatrices of `cols` columns and at most `height` rows: from the
     /// top to the bottom, then the next columns.
     ///
     /// # Panics
@@ -245,9 +245,9 @@ impl<'a, T> SubMatMut<'a, T> {
     /// If there is no such row.
     pub(crate) fn row(&mut self, i: usize) -> &mut [T] {
         assert!(i < self.rows, "row {i} of {}", self.rows);
-        // SAFETY: the row lies inside the slice that `cut` took, which is borrowed mutably as long as the cell lives: its
-        // end is at most `rows * stride` of the matrix. No other cell has its elements, for the columns or the rows of any
-        // two cells differ and a cell's columns end before the next one's begin. The cell is borrowed mutably.
+        // SAFETY: the row lies inside the slice that `cut` took, which is borrowed mutably as long as the submatrix lives: its
+        // end is at most `rows * stride` of the matrix. No other submatrix has its elements, for the columns or the rows of any
+        // two differ and the columns of one end before those of the next begin. The submatrix is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(i * self.stride), self.cols) }
     }
 }

@@ -1,5 +1,5 @@
-//! Products of matrices that lie in the caches, on the calling thread: nothing is packed, and terms known to be zero
-//! are left out.
+//! Products of matrices that lie in the caches, on the calling thread: nothing is packed, and steps whose terms are known to be zero
+//! are left out. Attention calls these for its tiles: [`gemm_few`] for scores of few queries, [`gemm_small`] for all others.
 
 #![allow(unsafe_code)]
 
@@ -12,8 +12,8 @@ use super::plan::share;
 use super::tile::{Tile, TileShape, VECTORS};
 use crate::simd::{Float, Runner};
 
-/// C = A B, or C += A B (then a chain of additions goes on from C). B's and C's columns are neighbours and fill whole
-/// vectors. A tile of C takes only the `steps(its rows, its columns)` of k; how C is cut depends on its shape alone.
+/// C = A B, or, if it is to `accumulate`, C += A B in chains that begin with C. B's and C's columns are neighbours and fill whole
+/// vectors. A tile of C takes only the `steps(its rows, its columns)` of k; how C is cut into tiles depends on its shape alone.
 ///
 /// # Panics
 ///
@@ -61,7 +61,7 @@ pub(crate) fn gemm_small<T: Float>(
     }
 }
 
-/// C = A B for few rows and a B whose columns have their steps side by side.
+/// C = A B for at most a tile's rows and a B whose columns have their steps side by side.
 ///
 /// # Panics
 ///
@@ -98,7 +98,7 @@ pub(crate) fn gemm_few<T: Float>(a: MatRef<'_, T>, b: MatRef<'_, T>, mut c: MatM
             out_row: c_row,
             ..Tile::default()
         };
-        // SAFETY: as in `gemm_small`; a tile has a column at least, and no more than one that turns.
+        // SAFETY: as in `gemm_small`; a tile has one column at least, and at most one vector of columns.
         unsafe { run_tile::<OneStep<T>>(runner, shape.lanes, m, &mut tile) }
     }
 }

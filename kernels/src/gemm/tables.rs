@@ -1,4 +1,5 @@
-//! The steps of a tile that finds B's steps by a table of offsets, or A's by a list of segments.
+//! The micro-kernel's loops for operands that are no matrices: B by an offset table ([`add_planes`], for `offsets.rs`), A by segments
+//! ([`add_segments`], for `segments.rs`).
 
 #![allow(unsafe_code)]
 
@@ -7,7 +8,7 @@ use super::micro_kernel::{AHEAD, load};
 use super::tile::Tile;
 use crate::simd::{Float, Isa, Vector};
 
-/// Adds all steps to the sums, B's being in planes, at a table's places.
+/// Adds all steps to the sums. B's steps are those of the offset table in each of `tile.planes` planes.
 ///
 /// # Safety
 ///
@@ -44,7 +45,7 @@ where
                         false => V::load_where(b, step.lanes[j]),
                     }
                 };
-                // What the next points need, which come when all rows have had these.
+                // The vectors of the next tile, which follow these in memory.
                 V::prefetch(b.wrapping_add(W * V::LANES));
             }
             for (i, row) in sums.iter_mut().enumerate() {
@@ -61,7 +62,7 @@ where
     sums
 }
 
-/// Adds all steps to the sums, A's rows beginning at a table's places and their steps lying in runs.
+/// Adds all steps to the sums. A's row i begins at `tile.rows[i]`; its steps are those of the segments.
 ///
 /// # Safety
 ///
@@ -79,7 +80,7 @@ where
     (0..H).for_each(|row| prefetch_output::<V, W>(tile, row));
     let mut b = tile.b;
     for i in 0..tile.segment_count {
-        // SAFETY: there are so many runs.
+        // SAFETY: there are so many segments.
         let run = unsafe { &*tile.segments.add(i) };
         b = b.wrapping_add(run.skip * tile.b_step);
         for step in run.from..run.from + run.len {
@@ -103,7 +104,7 @@ where
     sums
 }
 
-/// Brings a row of what the tile wants near.
+/// Prefetches a row of where the sums go.
 #[inline(always)]
 pub(super) fn prefetch_output<V: Vector, const W: usize>(tile: &Tile<V::Elem>, row: usize) {
     for j in 0..W {

@@ -1,5 +1,5 @@
-//! Products of few rows of halves: each element of B is used a few times, so it is read in place, and widened or paired in
-//! registers instead of in packed panels. The sums are those of tiles.
+//! Products of up to [`THIN_ROWS`] rows of halves, as in decoding token by token. Each element of B is used so few times that packing does not pay:
+//! B is read in place, and widened or paired in registers. The sums have the bits of the micro-kernel's.
 
 #![allow(unsafe_code)]
 
@@ -13,19 +13,19 @@ use super::product::Product;
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
-/// Rows at most.
+/// Rows of A at most.
 pub(super) const THIN_ROWS: usize = 4;
 /// Columns that a thread takes at a time, and sums that it keeps for them.
 const COLS_MAX: usize = 512;
 /// Pieces of columns for each thread.
 const PIECES: usize = 4;
-/// How many places ahead rows of B are prefetched, and how many squares ahead its columns.
+/// How many places ahead rows of B are prefetched, and how many squares ahead its columns if they lie along k.
 const AHEAD: usize = 8;
 const SQUARES_AHEAD: usize = 4;
 /// Vectors of columns that have sums in registers at most.
 const VECTORS_MAX: usize = 8;
 
-/// How many vectors of columns the sums of so many rows fit registers for.
+/// How many vectors of columns have registers for the sums of so many rows.
 const fn vectors<S: Isa>(rows: usize) -> usize {
     let fitting = (S::REGISTERS - S::FACTORS) / rows;
     if fitting >= VECTORS_MAX { VECTORS_MAX } else { 1 << fitting.ilog2() }
@@ -58,7 +58,7 @@ impl<T: GemmElem> Product<'_, T> {
         }
     }
 
-    /// Some columns, with sums for H rows.
+    /// Computes C's columns `first .. first + cols`, with sums for H rows (A is filled up to H).
     ///
     /// # Safety
     ///
@@ -74,7 +74,7 @@ impl<T: GemmElem> Product<'_, T> {
                 src: self.a.data(),
                 line_stride: a_row,
                 step_stride: a_step,
-                lanes: m,
+                lines: m,
                 steps: k,
                 places,
                 width: H,
@@ -105,11 +105,11 @@ impl<T: GemmElem> Product<'_, T> {
     }
 }
 
-/// Sums of H rows, `width` apart, over all steps of some columns.
+/// Sums over all steps of some columns of B: H rows of sums, `width` apart.
 struct ThinProduct<'a, T: GemmElem, const H: usize> {
-    /// A's places, H rows each.
+    /// A, packed: H rows for each place.
     a: &'a [T::Acc],
-    /// From the first column on.
+    /// B from the first column on.
     b: &'a [T],
     b_step: usize,
     /// 1, or anything where `b_step` is 1.
@@ -137,7 +137,7 @@ impl<T: GemmElem, const H: usize> Kernel for ThinProduct<'_, T, H> {
 }
 
 impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
-    /// B's columns are neighbours.
+    /// The columns of B are neighbours: W vectors of columns at a time.
     #[inline(always)]
     fn rows<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self)
     where
@@ -154,7 +154,7 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         }
     }
 
-    /// W vectors of so many columns.
+    /// W vectors of columns from `col` on, of which the last has `len` columns.
     #[inline(always)]
     fn block<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self, col: usize, len: usize)
     where
@@ -171,7 +171,7 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
                 true => &self.b[(step + 1) * self.b_step + col..][..cols],
                 false => &beyond[..cols],
             };
-            #[allow(clippy::needless_range_loop)] // vectors stay out of closures; see `lanes`
+            #[allow(clippy::needless_range_loop)] // vectors stay out of closures; see `rows/lanes.rs`
             for j in 0..W {
                 let lanes = j * V::LANES..if j + 1 == W { cols } else { (j + 1) * V::LANES };
                 for step in 0..per_place {
@@ -186,13 +186,13 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         }
         for (i, row) in sums.iter().enumerate() {
             for (j, sum) in row.iter().enumerate() {
-                // The places of a vector that lacks columns are there, and not looked at.
+                // `sums` has room for whole vectors; what lies beyond the last column is not read.
                 sum.store(&mut self.sums[i * self.width + col + j * V::LANES..]);
             }
         }
     }
 
-    /// The steps of each of B's columns are neighbours. Two vectors of columns at a time have as many chains under way.
+    /// The steps of each column of B are neighbours. Two vectors of columns at a time, so that there are twice as many independent chains.
     #[inline(always)]
     fn transposed<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
     where
@@ -209,7 +209,7 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         }
     }
 
-    /// W vectors of so many columns: squares of LANES columns x LANES places are transposed in registers.
+    /// W vectors of `lanes` columns each: squares of LANES columns x LANES places are transposed in registers.
     #[inline(always)]
     fn transposed_block<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self, col: usize, lanes: usize)
     where
@@ -224,7 +224,7 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
             let mut squares = [[V::zero(); LANES_MAX]; W];
             for (j, square) in squares.iter_mut().enumerate() {
                 let first = col + j * V::LANES;
-                // One loop of a length that the compiler knows, for all columns but the last.
+                // A loop whose length the compiler knows, for all vectors but the last.
                 if lanes == V::LANES {
                     for (i, row) in square[..V::LANES].iter_mut().enumerate() {
                         let column = &self.b[(first + i) * self.b_col..][steps.clone()];
@@ -240,7 +240,7 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
                 V::transpose(square);
             }
             let a = &self.a[place * H..];
-            // One of the two is for a count that the compiler knows.
+            // The first call has a count that the compiler knows.
             sums = match count == V::LANES {
                 true => add_squares::<T, S, V, H, W>(a, &squares, V::LANES, sums),
                 false => add_squares::<T, S, V, H, W>(a, &squares, count, sums),
@@ -254,7 +254,7 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
     }
 }
 
-/// Adds the first `count` places of squares that are transposed.
+/// Adds the products of the first `count` places of transposed squares to the sums.
 #[inline(always)]
 fn add_squares<T: GemmElem, S: Isa, V: Vector<Elem = T::Acc>, const H: usize, const W: usize>(
     a: &[T::Acc],
