@@ -1,16 +1,28 @@
-//! A padded plane regrouped by (row mod stride, column mod stride), as space-to-depth does. The pixels of one such
-//! pair of remainders are a *phase*. The pixels that neighbouring outputs read at one kernel element then lie side by
-//! side, from row to row too: the outputs of a whole plane are one long run, in which each row is followed by a gap
+//! A padded plane regrouped by (row mod stride, column mod stride), as space-to-depth does: [`PhaseLayout`] and the copy, [`SpaceToDepth`].
+//!
+//! The pixels of one such pair of remainders are a *phase*. The pixels that neighbouring outputs read at one kernel element lie side by
+//! side in a phase, from row to row too: the outputs of a whole plane are one long run of vectors, in which each row is followed by a gap
 //! that holds no output.
+//!
+//! ```text
+//!  stride 2, kernel 3, padding 1, a row of pixels 0..4, margins _:
+//!
+//!    padded row    _ 0 1 2 3 4 _                outputs 0, 1, 2 read at kernel element
+//!    phase 0       _   1   3   _                  0: _ 1 3  phase 0 from place 0
+//!    phase 1         0   2   4                    1: 0 2 4  phase 1 from place 0
+//!                                                 2: 1 3 _  phase 0 from place 1
+//! ```
+//!
+//! Direct convolution (`conv2d/thin.rs`), its weight's gradient and max pooling read their pixels so.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
-/// Vectors that one step over a run may read, and so reach beyond its end.
+/// Vectors that one step over a run reads at most, and so may read beyond its end.
 pub(super) const VECTORS_MAX: usize = 4;
 
-/// What `count` outputs read along an axis: output i reads pixel `i * step + offset` for each of some offsets.
+/// The receptive field of `count` outputs along an axis: output i reads pixel `i * step + offset` for each of some offsets.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ReceptiveField {
     step: usize,
@@ -37,21 +49,21 @@ impl ReceptiveField {
         (self.high - self.low + 1) as usize
     }
 
-    /// The phase of the pixel that output 0 reads at an offset, and its place there.
+    /// The phase of the pixel that output 0 reads at an offset, and the pixel's place in it.
     fn place(&self, offset: isize) -> (usize, usize) {
         let from_low = (offset - self.low) as usize;
         (from_low % self.step, from_low / self.step)
     }
 }
 
-/// The layout of a plane, or of as many of its rows as some rows of outputs read.
+/// The layout of the phases of a plane, or of the rows that some rows of outputs read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PhaseLayout {
     axes: [ReceptiveField; 2],
     /// Places of a phase's row.
     pub(super) row_len: usize,
     phase_len: usize,
-    /// Places of all layout.
+    /// Places of all phases.
     pub(super) len: usize,
 }
 
@@ -88,7 +100,7 @@ impl PhaseLayout {
     }
 }
 
-/// Where blocks of so many places begin that hold all outputs of some rows, `row_len` places apart: blocks of one long run, or of
+/// Where blocks of `block` places begin that hold all outputs of some rows, `row_len` places apart: blocks of one long run, or of
 /// a run for each row if those are fewer.
 #[inline(always)]
 pub(super) fn runs([rows, cols]: [usize; 2], row_len: usize, block: usize) -> impl Iterator<Item = usize> {
@@ -100,7 +112,7 @@ pub(super) fn runs([rows, cols]: [usize; 2], row_len: usize, block: usize) -> im
     (0..count).flat_map(move |row| (row * row_len..row * row_len + len).step_by(block))
 }
 
-/// Lays out planes, one after the other, `apart` elements of `source` from one to the next.
+/// Copies planes into phases. Planes are `apart` elements of `source` from each other.
 pub(super) struct SpaceToDepth<'a, V> {
     pub(super) layout: &'a PhaseLayout,
     pub(super) source: &'a [V],
@@ -112,7 +124,7 @@ pub(super) struct SpaceToDepth<'a, V> {
     pub(super) first: usize,
     /// What the margin holds.
     pub(super) margin: V,
-    /// As many layout as there are planes.
+    /// Room for the phases of each plane.
     pub(super) to: &'a mut [V],
 }
 
@@ -124,12 +136,12 @@ impl<V: Float> Kernel for SpaceToDepth<'_, V> {
         let PhaseLayout { axes: [rows, cols], row_len, phase_len, len } = *self.layout;
         let [height, width] = self.size;
         let top = (self.first * rows.step) as isize + rows.low - self.top as isize;
-        // The columns that a row of the layout has: a margin, pixels from `left` on, and a margin.
+        // A padded row is a margin, pixels from `left` on, and a margin.
         let (margin, left) = ((-cols.low).max(0) as usize, cols.low.max(0) as usize);
         let margin = margin.min(cols.len());
         let pixels = width.saturating_sub(left).min(cols.len() - margin);
         for (plane, to) in self.to.chunks_exact_mut(len).enumerate() {
-            // The phase and the row in it, counted on: divisions would take longer than a short row.
+            // The row's phase and its number there are counted: divisions would take longer than a short row.
             let (mut phase, mut line) = (0, 0);
             for y in 0..rows.len() {
                 let at = phase * cols.step * phase_len + line * row_len;

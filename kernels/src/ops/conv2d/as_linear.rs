@@ -1,5 +1,5 @@
-//! Convolutions whose kernel is as large as the image, without padding or groups: one output pixel, so a linear layer
-//! over all pixels and channels, and its derivatives. (Not pointwise convolutions, whose kernel is 1 x 1.)
+//! Convolutions whose kernel covers the whole image, without padding or groups: the output has one pixel, so each of the three functions is a
+//! matrix product over all pixels and channels, as in a linear layer. (Not pointwise convolutions, whose kernel is 1 x 1.)
 
 use phalanx_tensor::{Result, Tensor};
 
@@ -52,7 +52,7 @@ pub(super) fn weight(args: &ConvArgs<'_>, grid: &Tensor) -> Result<Tensor> {
     product.with_shape(&[outputs, inputs, h, w])
 }
 
-/// As a matrix of so many rows.
+/// `x` as a matrix of `rows` rows.
 fn flat(x: &Tensor, rows: usize) -> Result<Tensor> {
     x.with_shape(&[rows, x.shape()[1..].iter().product()])
 }

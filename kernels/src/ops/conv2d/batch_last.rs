@@ -1,6 +1,13 @@
-//! Convolutions of small planes, many images at a time: the columns of the matrix product are the same output pixel
-//! of many images. So what lies outside the image does so for all of them and is left out; in small planes the border
-//! is a third or a half of all multiplications. Source and sums are laid out with images last.
+//! Convolutions of small planes, many images at a time: a tile's columns are the same output pixel
+//! of many images. A kernel element that lies outside the image does so for all of them and is left out; in small planes the border
+//! is a third or a half of all multiplications. Source and sums are laid out with images last (CHWN).
+//!
+//! ```text
+//!  source [n, c, h w]  --interleave-->  [c, h w, n]  --gemm_by_offsets for each point-->  [channel, point, n]  --deinterleave-->  output
+//! ```
+//!
+//! `cpu.rs` calls [`BatchLast::run`] where [`pays`] says so; `weight_gradient.rs` uses the methods of [`WeightGrad`] below, where
+//! [`WeightGrad::by_images`] says so.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
@@ -21,28 +28,28 @@ use crate::gemm::{
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector, dispatch};
 
-/// Points of the output at most, and the part of all multiplications that may be left over, in sixteenths, for this to pay:
-/// beside images that are read in place, beside gathered ones, and beside those whose columns have to be sorted first.
+/// Conditions for this to pay: points of the output at most, and the share of all multiplications that may remain, in sixteenths. The share
+/// depends on what the other way would be: images read in place, gathered ones, or ones whose columns are regrouped by a stride first.
 const POINTS_MAX: usize = 1024;
 const LEFT_MAX: [usize; 3] = [14, 15, 16];
-/// Elements of the source that stay in the second-level cache while they are multiplied.
+/// Elements of the source that stay in the L2 cache while they are multiplied.
 const SOURCE_MAX: usize = 1 << 16;
-/// BatchLast that are computed together.
+/// Images that are computed together.
 const IMAGES_MAX: usize = 64;
-/// BatchLast whose sums are taken to the output together: a cache line of them.
+/// Images whose sums are written to the output together: a cache line of them.
 pub(super) const TOGETHER: usize = 16;
 /// Elements of the output that a thread writes at least.
 const PIECE: usize = 1 << 13;
 
-/// What all tasks share.
+/// A convolution with images last.
 pub(super) struct BatchLast<'a, T: GemmElem> {
     pub(super) problem: &'a Correlation<'a>,
     pub(super) shared: &'a SharedInputs<'a, T>,
-    /// For each pass.
+    /// The weights of each pass.
     pub(super) weights: &'a [PackedWeights<'a, T::Acc>],
 }
 
-/// Whether this pays, for a tile that can read places.
+/// Whether this pays, for a tile that can read offset tables.
 pub(super) fn pays(problem: &Correlation<'_>, images: usize, tile: TileShape) -> bool {
     let [height, width] = [2, 3].map(|d| problem.source.shape()[d]);
     let inside = |axis: &Axis, size| -> usize { (0..axis.count).map(|i| axis.inside(i, size).count()).sum() };
@@ -61,7 +68,7 @@ pub(super) fn pays(problem: &Correlation<'_>, images: usize, tile: TileShape) ->
 }
 
 impl<T: GemmElem<Acc: Summed>> BatchLast<'_, T> {
-    /// Elements of scratch: source and sums of a block of images.
+    /// Elements of scratch memory for a block of images: of the source, and of the sums.
     pub(super) fn elements(&self) -> [usize; 2] {
         let panels = self.weights[0].panels;
         let source = self.problem.groups * self.shared.order.planes(self.problem.channels_in) * self.pixels();
@@ -69,7 +76,7 @@ impl<T: GemmElem<Acc: Summed>> BatchLast<'_, T> {
             .map(|len| len * self.room())
     }
 
-    /// Computes into `out`, all planes.
+    /// Computes all planes of `out`.
     pub(super) fn run(&self, pool: &Pool, out: &mut [T]) {
         let (images, steps, [source, sums]) = (self.shared.shape[0], self.steps(), self.elements());
         let len = out.len() / images;
@@ -105,7 +112,7 @@ impl<T: GemmElem<Acc: Summed>> BatchLast<'_, T> {
         pool.for_each_chunk(out, together * len, |i, out| self.take(i * together, sums, out));
     }
 
-    /// Elements for each point: a block's images, filled up to whole tiles.
+    /// Elements for each pixel or point: a block's images, filled up to whole tiles.
     fn room(&self) -> usize {
         self.shared.shape[0].min(IMAGES_MAX).next_multiple_of(self.shared.tile.cols())
     }
@@ -118,7 +125,7 @@ impl<T: GemmElem<Acc: Summed>> BatchLast<'_, T> {
         self.problem.source.shape()[2] * self.problem.source.shape()[3]
     }
 
-    /// Fills a plane of lanes of a group's channels, images last.
+    /// Fills plane number `plane` of a group, images last; a plane of pairs holds two channels.
     fn interleave(&self, images: &Range<usize>, group: usize, plane: usize, to: &mut [T::Acc]) {
         let (pixels, order, channels) = (self.pixels(), self.shared.order, self.problem.channels_in);
         let (first, all) = (plane * order.in_lane, self.problem.groups * channels);
@@ -140,7 +147,7 @@ impl<T: GemmElem<Acc: Summed>> BatchLast<'_, T> {
         T::PanelElem::run(Runner::current(), lay);
     }
 
-    /// For each pass and point: its place in the output, and the steps of a plane that lie inside the image there.
+    /// For each pass and point: its place in the output, and the offset table of the kernel elements inside the image there.
     fn steps(&self) -> Vec<Vec<(usize, Vec<OffsetStep>)>> {
         let ([height, width], places) =
             ([2, 3].map(|d| self.problem.source.shape()[d]), self.shared.order.places());
@@ -197,7 +204,7 @@ impl<T: GemmElem<Acc: Summed>> BatchLast<'_, T> {
         }
     }
 
-    /// Takes the sums of some images to the output.
+    /// Writes the sums of images from `first` on to the output.
     fn take(&self, first: usize, sums: &[T::Acc], out: &mut [T]) {
         let (points, room, channels) = (self.points(), self.room(), self.shared.shape[1]);
         let panels = self.weights[0].panels;
@@ -216,13 +223,13 @@ impl<T: GemmElem<Acc: Summed>> BatchLast<'_, T> {
     }
 }
 
-/// A plane of each image to a plane with images last.
+/// Interleaves planes: `[planes, pixels]` to `[pixels, planes]`, widened. Planes are images here, channels in `depthwise.rs`.
 pub(super) struct Interleave<'a, T: GemmElem> {
     pub(super) source: &'a [T],
-    /// How far from it the plane lies that shares lanes with it, if one does.
+    /// The distance to a second plane whose elements share places with the first's (bf16 pairs), if there is one.
     pub(super) second: Option<usize>,
     pub(super) pixels: usize,
-    /// From an image to the next.
+    /// From a plane to the next.
     pub(super) apart: usize,
     pub(super) images: usize,
     pub(super) room: usize,
@@ -271,14 +278,14 @@ impl<T: GemmElem> Interleave<'_, T> {
     }
 }
 
-/// A channel of some images.
+/// Deinterleaves planes: `[points, planes]` to `[planes, points]`, plus a bias, rounded.
 pub(super) struct Deinterleave<'a, T: GemmElem> {
-    /// BatchLast last.
+    /// The sums, planes last.
     pub(super) sums: &'a [T::Acc],
     pub(super) room: usize,
     pub(super) bias: Option<T::Acc>,
     pub(super) points: usize,
-    /// From the first image's plane on, so far from one to the next.
+    /// The output from the first plane on; planes are `apart` from each other.
     pub(super) out: &'a mut [T],
     pub(super) apart: usize,
 }
@@ -328,14 +335,14 @@ impl<T: GemmElem<Acc: Summed>> Deinterleave<'_, T> {
     }
 }
 
-/// Points of a plane at most, images at least, and the part of all multiplications that may be left over, in sixteenths, for this
-/// to pay. The order of sums depends on it.
+/// Conditions for images last to pay in the gradient of the weight: points of a plane at most, images at least, and the share of all
+/// multiplications that may remain, in sixteenths. The order of sums depends on them.
 const WEIGHT_POINTS_MAX: usize = 128;
 const IMAGES_MIN: usize = 16;
 const WEIGHT_LEFT_MAX: usize = 14;
 
 impl WeightGrad<'_> {
-    /// Whether images are last. The shapes alone decide.
+    /// Whether the gradient is computed with images last. The shapes alone decide.
     pub(super) fn by_images(&self) -> bool {
         let ([rows, cols], [images, _, height, width]) =
             (&self.axes, [0, 1, 2, 3].map(|d| self.image.shape()[d]));
@@ -380,7 +387,7 @@ impl WeightGrad<'_> {
         }
     }
 
-    /// For each kernel element the pixels that it is multiplied with, of so many lanes each.
+    /// For each kernel element the segments of pixels that meet a point, of `lanes` places a pixel.
     fn runs(&self, lanes: usize) -> Vec<Vec<StepSegment>> {
         let ([rows, cols], [height, width]) = (&self.axes, [2, 3].map(|d| self.image.shape()[d]));
         let pixel = |point: usize, step: usize, offset: isize| (point * step).wrapping_add_signed(offset);
@@ -421,7 +428,7 @@ impl WeightGrad<'_> {
     }
 }
 
-/// Lays a channel of some images out, so many lanes a pixel.
+/// Interleaves a channel of some images, `lanes` places a pixel.
 fn interleave<T: GemmElem>(
     planes: &[T],
     channels: usize,

@@ -1,9 +1,11 @@
-//! Convolutions on the CPU, plain and transposed, as implicit GEMM: packed weights times the source pixels under each
+//! Convolutions on a CPU, plain and transposed: packs the weights, chooses a way to compute, and runs it on the pool's threads.
+//!
+//! The usual way is implicit GEMM: packed weights times the source pixels under each
 //! kernel element ([`super::implicit_gemm`]). The pixels are read in the source itself if its rows are as long as the
-//! output's, else in a window (a padded copy of some rows): in place if a panel's points lie shared by shared there, else
-//! gathered into panels. Few output channels are summed without panels ([`super::thin`], [`super::depthwise`]). Each
-//! output is one chain of multiply-adds over channels and kernel elements, in the order of [`super::window`], however
-//! the work is divided; there is no zero-stuffing and nothing is scattered.
+//! output's, else in a window (a padded copy of some rows): in place if a panel's points lie side by side there, else
+//! gathered into panels. Small planes are multiplied many images at a time ([`super::batch_last`]). Few output channels are summed without
+//! panels ([`super::thin`], [`super::depthwise`]). Each output is one chain of multiply-adds over channels and kernel elements, in the order of
+//! [`super::window::StepOrder`], however the work is split. A transposed convolution inserts no zeros and scatters nothing.
 
 use super::problem::Correlation;
 use phalanx_tensor::{Result, Tensor};

@@ -159,7 +159,7 @@ impl ConvSizes<'_> {
         Ok(columns)
     }
 
-    /// BatchLast of columns `[image, .., point]`.
+    /// Images of columns `[image, .., point]`.
     fn fold(&self, columns: &Tensor, bias: Option<&Tensor>, image: &mut Tensor) -> Result<()> {
         let (channels, dtype) = (image.shape()[1], image.dtype());
         let (planes, pixels) = (image.shape()[0] * channels, self.image.iter().product());

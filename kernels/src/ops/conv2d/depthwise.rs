@@ -1,5 +1,7 @@
 //! Depthwise convolutions of small planes, and those with a stride: each SIMD lane computes one channel. Source and
-//! sums are laid out pixel by pixel (channels last) for it. What lies outside the image is left out.
+//! sums are laid out channels last (NHWC), [`SIDE`] channels at a time. Kernel elements outside the image are left out.
+//!
+//! `cpu.rs` runs [`Depthwise`], `weight_gradient.rs` calls [`weight`], both where [`pays`] says so.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
@@ -18,11 +20,11 @@ use crate::simd::{Float, Isa, Kernel, Runner, Vector, dispatch};
 /// Depthwise that fill enough of the lanes. In the gradient of the weight it may be fewer, so that a channel has the bits that it
 /// has alone.
 pub(super) const CHANNELS_MIN: usize = 8;
-/// Pixels and points of a plane at most: where neighbours lie shared by shared, and where there are steps.
+/// Pixels and points of a plane at most: with stride 1, where the other way reads neighbours as vectors, and with larger strides.
 const PLANE_MAX: [usize; 2] = [400, 1 << 12];
 /// Neighbouring points that are computed together.
 const POINTS: usize = 4;
-/// Chains of a sum in the gradient of the weight.
+/// Chains of a sum in the gradient of the weight, which hide the latency of a multiply-add.
 const CHAINS: usize = 4;
 /// Multiplications that make a task.
 const TASK: usize = 1 << 17;
@@ -35,13 +37,13 @@ pub(super) fn pays(passes: &[[Axis; 2]], channels: [usize; 2], size: [usize; 2])
     channels == [1; 2] && points.max(size[0] * size[1]) <= PLANE_MAX[usize::from(takes_steps)]
 }
 
-/// The lane of a place that a vector begins with, in a form that shows the compiler that it ends in the place.
+/// `lane`, a multiple of a vector's lanes, in a form that shows the compiler that the vector ends within [`SIDE`].
 #[inline(always)]
 fn whole<X: Vector>(lane: usize) -> usize {
     lane & (SIDE - X::LANES)
 }
 
-/// Lays so many planes out, which lie one after the other: pixel by pixel.
+/// Interleaves `count` planes that lie one after the other.
 fn lay<T: GemmElem<Acc: Summed>>(planes: &[T], count: usize, to: &mut [[T::Acc; SIDE]]) {
     let (pixels, to) = (to.len(), to.as_flattened_mut());
     let lay =
@@ -49,12 +51,12 @@ fn lay<T: GemmElem<Acc: Summed>>(planes: &[T], count: usize, to: &mut [[T::Acc; 
     T::PanelElem::run(Runner::current(), lay);
 }
 
-/// Plain and transposed.
+/// A depthwise convolution, plain or transposed.
 pub(super) struct Depthwise<'a, T: GemmElem> {
     pub(super) problem: &'a Correlation<'a>,
     pub(super) source: &'a [T],
     pub(super) bias: Option<&'a [T::Acc]>,
-    /// For each pass.
+    /// The weights of each pass.
     pub(super) weights: &'a [PackedWeights<'a, T::Acc>],
     /// Rows and columns of the output.
     pub(super) size: [usize; 2],
@@ -64,19 +66,20 @@ pub(super) struct Depthwise<'a, T: GemmElem> {
 /// place.
 type OutputPixel = (usize, Vec<(usize, usize)>);
 
-/// A pass, rows times columns; columns with the number of points that lie alike.
+/// The output pixels of a pass, rows times columns. Each column comes with the number of neighbouring points that have the same kernel elements
+/// inside the image: 1 or [`POINTS`].
 struct PassTable {
     rows: Vec<OutputPixel>,
     cols: Vec<(usize, OutputPixel)>,
     /// From a point to the next, in the source and in the output.
     step: usize,
     out_step: usize,
-    /// Its first kernel element, of those of all passes.
+    /// The number of its first kernel element among those of all passes.
     first: usize,
 }
 
 impl<T: GemmElem<Acc: Summed>> Depthwise<'_, T> {
-    /// Computes into `out`, all planes.
+    /// Computes all planes of `out`.
     pub(super) fn run(&self, pool: &Pool, out: &mut [T]) {
         let (channels, passes) = (self.problem.groups, self.passes());
         let [pixels, points] = [self.source_size(), self.size].map(|[height, width]| height * width);
@@ -188,6 +191,7 @@ impl<V: Float> Kernel for DepthwiseSums<'_, V> {
 }
 
 impl<V: Float> DepthwiseSums<'_, V> {
+    /// `W` neighbouring points of a vector of channels.
     #[inline(always)]
     fn points<X: Vector<Elem = V>, const W: usize>(
         &mut self,
@@ -217,7 +221,7 @@ impl<V: Float> DepthwiseSums<'_, V> {
     }
 }
 
-/// The sums of the weight's gradient for channels from `first` on, kernel elements of each shared by shared. An image's products
+/// The weight's gradient for channels from `first` on, `[channel, kernel element]`. An image's products
 /// are added in chains that take the points of a row in turns; images are added in their order.
 pub(super) fn weight<T: GemmElem<Acc: Summed>>(
     problem: &WeightGrad<'_>,
@@ -248,14 +252,14 @@ pub(super) fn weight<T: GemmElem<Acc: Summed>>(
     });
 }
 
-/// Adds the products of an image.
+/// Adds an image's products to the totals of each kernel element.
 struct DepthwiseProducts<'a, V> {
     axes: &'a [Axis; 2],
     size: [usize; 2],
     x: &'a [[V; SIDE]],
     dy: &'a [[V; SIDE]],
     count: usize,
-    /// For each kernel element.
+    /// The sums of each kernel element.
     totals: &'a mut [[V; SIDE]],
 }
 

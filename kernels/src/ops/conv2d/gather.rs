@@ -1,5 +1,5 @@
-//! The inner loops around a convolution's products: filling a window, gathering panels from it, and taking sums to the
-//! output.
+//! The copies around a convolution's products: filling a window with pixels ([`FillWindow`]), gathering a panel of points from it as im2col does
+//! ([`GatherPanel`]), and writing sums to the output ([`StoreSums`]).
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
@@ -7,13 +7,13 @@ use super::window::{Segment, WindowLayout};
 use crate::gemm::GemmElem;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
-/// A segment's vectors: the last one may reach beyond it.
+/// A segment's length in whole vectors; the last one may reach beyond the segment.
 #[inline(always)]
 fn padded<V: Vector>(segment: &Segment) -> usize {
     segment.len.next_multiple_of(V::LANES)
 }
 
-/// A vector of the window; zeros beyond its end.
+/// Loads a vector of the window; zeros beyond its end.
 #[inline(always)]
 fn load<V: Vector>(window: &[V::Elem], at: usize) -> V {
     match window.get(at..at + V::LANES) {
@@ -31,7 +31,7 @@ fn store<V: Vector>(value: V, row: &mut [V::Elem], at: usize) {
     }
 }
 
-/// Copies the window of a channel, or of two that share lanes, out of their planes; of no channel it is zero.
+/// Copies a channel's pixels into its window, or those of two channels that share places (bf16 pairs). Without a channel the window is zero.
 pub(super) struct FillWindow<'a, T: GemmElem> {
     pub(super) layout: &'a WindowLayout,
     pub(super) planes: [&'a [T]; 2],
@@ -71,10 +71,10 @@ impl<T: GemmElem> Kernel for FillWindow<'_, T> {
     }
 }
 
-/// Phases that are worth turning.
+/// With so many phases (column remainders to the stride), transposing squares is faster than strided reads.
 const TRANSPOSED_MIN: usize = 4;
 
-/// [`fill_row`] for each of some phases of a row that is inside: squares of pixels are transposed.
+/// [`fill_row`] for all phases of a row inside the image: squares of pixels are transposed.
 #[inline(always)]
 fn transpose_row<T: GemmElem, S: Isa>(
     [from, second]: [&[T]; 2],
@@ -103,7 +103,7 @@ fn transpose_row<T: GemmElem, S: Isa>(
     }
 }
 
-/// Every `step`-th pixel of a row from `left` on, zero outside. What it writes too much is what comes next.
+/// Copies every `step`-th pixel of a row from `left` on, zero outside. Whole vectors may overwrite what follows, which is written next.
 #[inline(always)]
 fn fill_row<T: GemmElem, S: Isa>(
     [from, second]: [&[T]; 2],
@@ -131,7 +131,7 @@ fn fill_row<T: GemmElem, S: Isa>(
     for at in (0..end - begin).step_by(lanes) {
         let here = at..(end - begin).min(at + lanes);
         let to = &mut to[begin + at..];
-        // The half of a lane for a second channel that there is not is zero, as where one is widened.
+        // Without a second channel, its half of each place is zero.
         let x = match second.get(here.clone()) {
             Some(second) => T::load_lines::<S>(&from[here], second),
             None => T::load::<S>(&from[here]),
@@ -140,14 +140,14 @@ fn fill_row<T: GemmElem, S: Isa>(
     }
 }
 
-/// Takes sums to the output: of each row of them those at a segment's places, plus the row's bias.
+/// Writes the sums of a segment's points to the output, for each row (output channel), plus the row's bias.
 pub(super) struct StoreSums<'a, T: GemmElem> {
     pub(super) sums: &'a [T::Acc],
     pub(super) row_len: usize,
     pub(super) segment: Segment,
     pub(super) bias: Option<&'a [T::Acc]>,
     pub(super) rows: usize,
-    /// From the segment's first place in the first row's plane on; so far from a plane to the next, and from a place.
+    /// The output from the segment's first point in the first row's plane on; from a plane to the next, and from a point to the next.
     pub(super) out: &'a mut [T],
     pub(super) plane: usize,
     pub(super) step: usize,
@@ -183,7 +183,7 @@ impl<T: GemmElem> Kernel for StoreSums<'_, T> {
     }
 }
 
-/// Gathers a panel: row k holds the pixel under the k-th kernel element at each point. What lies beyond the segments is
+/// Gathers a panel of points (im2col): row k holds the pixel of step k at each point. Places beyond the segments are
 /// unspecified.
 pub(super) struct GatherPanel<'a, V> {
     pub(super) window: &'a [V],

@@ -1,5 +1,13 @@
-//! One thread's block (*unit*) of output channels of one group: packed weights times the input pixels under the kernel
-//! elements at a panel of points, which are read in place or gathered.
+//! Convolution as implicit GEMM: a thread's *unit* of output channels of one group ([`ChannelBlock`]), packed weights times the input pixels
+//! under the kernel elements, a panel of points at a time.
+//!
+//! ```text
+//!  the source, if its rows are as long as the output's     read in place, by an offset table for each panel of points
+//!  a window (a padded copy) or an unpadded source          a panel whose points are one segment is read in place,
+//!                                                          any other is gathered first (im2col of one panel)
+//! ```
+//!
+//! `cpu.rs` calls [`ChannelBlock::run`] for each unit of a task's part of the output. Products are [`gemm_by_offsets`] and [`gemm_by_panel`].
 
 use super::problem::{OutputPart, OutputSplit, POINTS_MIN};
 use std::cell::OnceCell;
@@ -19,25 +27,26 @@ use crate::gemm::{
 use crate::scratch::with_scratch;
 use crate::simd::{Runner, dispatch};
 
-/// Elements of a window at most, unless a single row of points needs more.
+/// Elements of a window at most, unless one row of points needs more.
 const WINDOW_MAX: usize = 1 << 18;
-/// Elements gathered before they are multiplied: they stay in the second-level cache, beside the window and the weights.
+/// Elements gathered before they are multiplied: they stay in the L2 cache, beside the window and the weights.
 const GATHERED_MAX: usize = 1 << 15;
-/// Elements of weights that stay in the second-level cache. Of more, so many steps at a time are multiplied for all outputs.
+/// Elements of a unit's weights that stay in the L2 cache. If it has more, about [`STEPS_MAX`] steps at a time are multiplied for all its
+/// channels.
 const WEIGHTS_MAX: usize = 1 << 17;
 const STEPS_MAX: usize = 512;
 
-/// What all threads share beside the problem.
+/// What all tasks read beside the problem.
 pub(super) struct SharedInputs<'a, T: GemmElem> {
     pub(super) source: &'a [T],
     pub(super) bias: Option<&'a [T::Acc]>,
-    /// The output's.
+    /// The output's sizes.
     pub(super) shape: [usize; 4],
     pub(super) tile: TileShape,
     pub(super) order: StepOrder,
 }
 
-/// One pass over one unit of output channels, all in one group.
+/// One pass over one unit of output channels.
 pub(super) struct ChannelBlock<'a, T: GemmElem> {
     pub(super) problem: &'a Correlation<'a>,
     pub(super) shared: &'a SharedInputs<'a, T>,
@@ -49,6 +58,7 @@ pub(super) struct ChannelBlock<'a, T: GemmElem> {
 }
 
 impl<T: GemmElem<Acc: Summed>> ChannelBlock<'_, T> {
+    /// Computes the unit's channels in `out`, which is the task's part of the output.
     pub(super) fn run(&self, out: &mut [T]) {
         let [rows, cols] = self.pass;
         if rows.count * cols.count == 0 {
@@ -101,6 +111,7 @@ impl<T: GemmElem<Acc: Summed>> ChannelBlock<'_, T> {
         self.first / self.problem.channels_out
     }
 
+    /// Copies the pixels of these images into a window.
     fn fill(&self, layout: &WindowLayout, images: &Range<usize>, window: &mut [T::Acc]) {
         let (size, channels, order) = (self.source_size(), self.problem.channels_in, self.shared.order);
         let (plane, planes) = (size[0] * size[1], order.planes(channels));
@@ -116,7 +127,7 @@ impl<T: GemmElem<Acc: Summed>> ChannelBlock<'_, T> {
         }
     }
 
-    /// The product over the points of these rows in these images.
+    /// The product for the points of these rows in these images, whose pixels are in a window, or in the source with the layout of one.
     fn multiply(
         &self,
         layout: &WindowLayout,
@@ -129,14 +140,14 @@ impl<T: GemmElem<Acc: Summed>> ChannelBlock<'_, T> {
         let WeightPanels { steps, count, unit, rows: rows_max, .. } = self.weights.panels;
         let (groups, planes) = (order.groups(self.problem.channels_in), order.places());
         let of_group = steps.checked_div(groups).unwrap_or(0);
-        // Groups of channels that are multiplied together.
+        // Groups of channels that are multiplied in one go.
         let together = match unit * steps > WEIGHTS_MAX {
             true => (STEPS_MAX / of_group.max(1)).clamp(1, groups),
             false => groups.max(1),
         };
         let is_whole = together >= groups;
         let taps = layout.taps(rows, cols, together.min(groups), planes);
-        // A full run of points is read where the window has it.
+        // A panel whose points are one segment is read in place, by offsets.
         let (places_read, places) = (self.reads_offsets(), OnceCell::new());
         let apart = planes * layout.channel_len;
         let lanes = self.shared.tile.lanes;
@@ -213,8 +224,8 @@ impl<T: GemmElem<Acc: Summed>> ChannelBlock<'_, T> {
         let ([rows, cols], tile) = (self.pass, self.shared.tile);
         let (images, total) = (image..image + 1, rows.count * cols.count);
         let size = self.source_size();
-        // Rows at which all kernel elements are inside. Points there read the same places as those of the first such
-        // row, so much further on; the last place is for the others.
+        // Rows at which all kernel elements are inside. A panel there has the offset table of the first such panel that begins in its column,
+        // shifted. `known` keeps a table for each column; its last place is for all other panels.
         let met = rows.taps.iter().map(|tap| rows.met(tap, size[0]));
         let inside = met.fold(0..rows.count, |all, met| all.start.max(met.start)..all.end.min(met.end));
         let mut known = vec![None; size[1] + 1];
@@ -241,7 +252,7 @@ impl<T: GemmElem<Acc: Summed>> ChannelBlock<'_, T> {
         });
     }
 
-    /// Whether panels of the weights make tiles that read places.
+    /// Whether panels of the weights make tiles that can read an offset table.
     fn reads_offsets(&self) -> bool {
         self.weights.panels.rows_all(|rows| self.shared.tile.reads_offsets(rows))
     }
@@ -265,7 +276,7 @@ impl<T: GemmElem<Acc: Summed>> ChannelBlock<'_, T> {
         MatRef::new(&weights[steps.start * rows..], rows, steps.len(), 1, rows)
     }
 
-    /// A panel of the weights times the pixels under the kernel elements at a panel's points, taken to the output.
+    /// A panel of the weights times a panel of points, written to the output.
     fn multiply_panel(
         &self,
         panel: usize,
@@ -282,7 +293,7 @@ impl<T: GemmElem<Acc: Summed>> ChannelBlock<'_, T> {
         }
     }
 
-    /// [`ChannelBlock::multiply_points`] straight to the output, if the panel's points fill it and lie there shared by shared.
+    /// [`ChannelBlock::multiply_points`] straight to the output, if the panel is full and its points lie side by side there. Returns whether.
     fn multiply_in_place(
         &self,
         panel: usize,
@@ -312,7 +323,7 @@ impl<T: GemmElem<Acc: Summed>> ChannelBlock<'_, T> {
         true
     }
 
-    /// A panel's sums, begun anew or going on.
+    /// The sums of a panel; if it `goes_on`, they begin with what `sums` holds.
     fn multiply_points(
         &self,
         a: MatRef<'_, T::Acc>,
@@ -334,7 +345,7 @@ impl<T: GemmElem<Acc: Summed>> ChannelBlock<'_, T> {
         (image * channels.len() + channel - channels.start) * plane
     }
 
-    /// Takes a panel's sums to the output.
+    /// Writes a panel's sums to the output.
     fn write(&self, panel: usize, images: &Range<usize>, found: &[Segment], sums: &[T::Acc], out: &mut [T]) {
         let rows = share(self.cut.unit, self.weights.panels.count, panel);
         let channel = self.first + rows.start;
@@ -348,16 +359,16 @@ impl<T: GemmElem<Acc: Summed>> ChannelBlock<'_, T> {
     }
 }
 
-/// The pixels under the kernel elements at a panel's points.
+/// B for a panel of points: the pixels under the kernel elements.
 enum Points<'a, V> {
     /// Gathered, row by row.
     Gathered(&'a [V]),
-    /// Side by shared in the planes of a window or a source.
+    /// In the planes of a window or a source.
     OffsetTable(OffsetTable<'a, V>),
 }
 
 impl<V: Summed> Points<'_, V> {
-    /// A panel of the weights times that.
+    /// A panel of the weights times these pixels.
     fn times<T: GemmElem<Acc = V>>(&self, a: MatRef<'_, V>, c: MatMut<'_, V>, goes_on: bool) {
         match self {
             Points::OffsetTable(places) => gemm_by_offsets::<T::PanelElem>(a, places, c, goes_on),

@@ -4,6 +4,37 @@
 //! the kernel on the image: it is the output of [`conv2d`] and the input of [`conv_transpose2d`]. The contraction is
 //! `sum over grid points and kernel elements of image[point * stride - padding + element * dilation] *
 //! weight[element] * grid[point]`; each function is its derivative by one of the three tensors.
+//!
+//! ```text
+//! mod ── as_linear                      a kernel as large as the image: a linear layer
+//!  │
+//!  ├── cuda                             on a GPU: im2col and matrix products
+//!  │
+//!  ├── cpu                              plain and transposed: chooses among
+//!  │    ├── implicit_gemm               weights times pixels: packed_weights, gather
+//!  │    ├── batch_last                  small planes: a tile's columns are images
+//!  │    ├── thin                        few output channels: direct sums from a space-to-depth layout
+//!  │    └── depthwise                   depthwise, small planes or strides: a SIMD lane is a channel
+//!  │
+//!  └── weight_gradient                  the gradient of the weight: chooses among
+//!       ├── itself, batch_last          products of images and gradients
+//!       ├── thin_weight_gradient        few output channels
+//!       └── depthwise                   depthwise, small planes
+//! problem, window                       what is computed, and the index arithmetic that all use
+//! ```
+//!
+//! As implicit GEMM, C = A B has a row for each output channel, a column for each point of the output, and a step of k for each input channel
+//! and kernel element:
+//!
+//! ```text
+//!                points                      A  weights, packed once
+//!            +-----------+                   B  pixel under kernel element (ky, kx) of channel c at a point: read in the image
+//!   c,ky,kx  |     B     |                      itself where rows allow, else in a window (a padded copy of some rows)
+//!            +-----------+
+//!  +-------+ +-----------+
+//!  |   A   | |     C     | output channels
+//!  +-------+ +-----------+
+//! ```
 
 mod as_linear;
 mod batch_last;
@@ -132,20 +163,20 @@ const WEIGHT: Kernels<Weight> = Kernels { cpu: weight_on_cpu, cuda: weight_on_gp
 
 type Weight = fn(&ConvArgs<'_>, &Tensor, [usize; 2], &mut Tensor) -> Result<()>;
 
-/// A tensor's four sizes.
+/// The sizes of a tensor of four dimensions.
 fn dims(op: &'static str, what: &str, tensor: &Tensor) -> Result<[usize; 4]> {
     <[usize; 4]>::try_from(tensor.shape())
         .map_err(|_| Error::shape(op, format!("{what} of shape {:?}", tensor.shape()), "one of 4 dimensions"))
 }
 
-/// The checked arguments that the three have in common.
+/// The checked arguments that the three functions have in common. `source` is the tensor of images or the grid that comes first.
 struct ConvArgs<'a> {
     op: &'static str,
-    /// Contiguous.
+    /// The first argument, contiguous.
     source: Tensor,
     other: &'a Tensor,
     options: &'a ConvOptions,
-    /// Channels in a group of the source.
+    /// Channels of a group of the source.
     channels_source: usize,
 }
 
@@ -202,7 +233,7 @@ impl<'a> ConvArgs<'a> {
         bias.contiguous().map(Some)
     }
 
-    /// The source's pixels.
+    /// Rows and columns of the source.
     fn size(&self) -> [usize; 2] {
         [self.source.shape()[2], self.source.shape()[3]]
     }
@@ -211,7 +242,8 @@ impl<'a> ConvArgs<'a> {
         cuda::ConvSizes { op: self.op, options: self.options, image, grid, kernel }
     }
 
-    /// A result of so many channels and pixels, by `on_gpu`, or by the passes and weight strides that `plan` names.
+    /// A result of `channels` channels and `size` pixels: computed by `on_gpu`, or on a CPU by the passes and the strides of the weight that
+    /// `plan` gives.
     fn run(
         &self,
         bias: Option<&Tensor>,

@@ -1,4 +1,5 @@
-//! A convolution's weights, in panels as tiles read them.
+//! A convolution's weights, packed into panels that the micro-kernel reads: [`Correlation::pack`] fills [`PackedWeights`], one for each pass. `cpu.rs`
+//! packs them once, all ways of computing read them.
 
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
 /// Elements that a thread packs at least.
 const PIECE: usize = 1 << 13;
 
-/// How weights are packed: `count` panels a unit of channels, `len` elements apart.
+/// The layout of packed weights: `count` panels for each unit of output channels, `len` elements apart.
 #[derive(Clone, Copy)]
 pub(super) struct WeightPanels {
     pub(super) unit: usize,
@@ -32,18 +33,18 @@ impl WeightPanels {
         WeightPanels { unit, count, len: steps * rows, rows, steps }
     }
 
-    /// The elements of the panels of so many channels.
+    /// The number of elements of the panels of so many channels.
     pub(super) fn elements(&self, channels: usize) -> usize {
         self.len * self.count * (channels / self.unit)
     }
 
-    /// Whether `f` is true of the rows of all panels.
+    /// Whether `f` is true of the number of rows of every panel.
     pub(super) fn rows_all(&self, f: impl Fn(usize) -> bool) -> bool {
         (0..self.count).all(|panel| f(share(self.unit, self.count, panel).len()))
     }
 }
 
-/// PackedWeights weights.
+/// The packed weights of a pass.
 #[derive(Clone, Copy)]
 pub(super) struct PackedWeights<'a, V> {
     pub(super) panels: WeightPanels,
@@ -51,12 +52,12 @@ pub(super) struct PackedWeights<'a, V> {
 }
 
 impl<V> PackedWeights<'_, V> {
-    /// A panel of a unit, and its rows.
+    /// A panel of a unit, and how many rows it has.
     pub(super) fn panel(&self, unit: usize, panel: usize) -> (&[V], usize) {
         self.of_panel(unit * self.panels.count + panel)
     }
 
-    /// A panel of all units', and its rows.
+    /// A panel by its number among those of all units, and how many rows it has.
     pub(super) fn of_panel(&self, panel: usize) -> (&[V], usize) {
         let WeightPanels { count, len, steps, unit, .. } = self.panels;
         let rows = share(unit, count, panel % count).len();
@@ -133,18 +134,18 @@ impl Correlation<'_> {
     }
 }
 
-/// The weights of some output channels, step by step.
+/// Packs the weights of some output channels, step by step.
 struct PackSteps<'a, T: GemmElem> {
     weight: &'a [T],
     /// From an output channel to the next, and from an input channel.
     strides: [usize; 2],
-    /// Where the kernel elements lie.
+    /// The place of each kernel element within an input channel's weights.
     places: &'a [usize],
     channels: usize,
     order: StepOrder,
     /// Output channels.
     count: usize,
-    /// Those of each step.
+    /// `count` places for each step.
     to: &'a mut [T::Acc],
 }
 
@@ -183,7 +184,7 @@ impl<T: GemmElem> PackSteps<'_, T> {
                             held[i] = start;
                         }
                         let (lanes, to) = (squares[i][place - start], &mut self.to[at..]);
-                        // What it writes too much is the step after, whose turn comes.
+                        // A whole vector may overwrite the step after, which is written next.
                         if to.len() >= V::LANES && (rows == V::LANES || row == 0) {
                             lanes.store(to);
                         } else {
@@ -196,7 +197,7 @@ impl<T: GemmElem> PackSteps<'_, T> {
         }
     }
 
-    /// For each output channel a vector of the kernel elements that lie from `start` on.
+    /// Loads for each output channel a vector of the kernel elements from place `start` on.
     #[inline(always)]
     fn load<S: Isa, V: Vector<Elem = T::Acc>>(
         &self,
@@ -225,7 +226,7 @@ impl<T: GemmElem> PackSteps<'_, T> {
         }
     }
 
-    /// One after the other.
+    /// Element by element.
     #[inline(always)]
     fn gather<S: Isa>(self) {
         let (order, [out_stride, in_stride]) = (self.order, self.strides);

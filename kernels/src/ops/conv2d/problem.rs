@@ -1,6 +1,5 @@
-//! What is to be computed: a convolution ([`Correlation`]) or the gradient of a weight ([`WeightGrad`]), and the parts
-//! of them that threads take. The ways to compute them (panels in `unit.rs`, images in `images.rs`, few channels in
-//! `thin.rs` and `channels.rs`) read these; `cpu.rs` and `weight.rs` choose among the ways.
+//! What a CPU is to compute: a convolution ([`Correlation`]) or the gradient of a weight ([`WeightGrad`]); and how their outputs are split into
+//! the parts that threads take ([`OutputSplit`], [`Band`]). `mod.rs` makes them, `cpu.rs` and `weight_gradient.rs` carry them out.
 
 use std::ops::Range;
 
@@ -11,12 +10,12 @@ use crate::gemm::GemmElem;
 use crate::scratch::Scratch;
 use crate::simd::Float;
 
-/// Points that fill panels well.
+/// Points of a product that fill panels of B well.
 pub(super) const POINTS_MIN: usize = 512;
-/// Elements of a window at most, unless a channel has more: it stays in the second-level cache, beside a band's gradients.
+/// Elements of a window of a weight's gradient at most, unless a channel has more: it stays in the L2 cache, beside a band's gradients.
 pub(super) const WEIGHT_WINDOW_MAX: usize = 1 << 16;
 
-/// The type of a product's sums.
+/// The type of a product's sums: f32 or f64.
 pub(crate) trait Summed: Float + Element + Scratch + GemmElem<Acc = Self> {}
 
 impl Summed for f32 {}
@@ -30,7 +29,8 @@ pub(super) struct Correlation<'a> {
     /// The weight's strides by group, output channel, input channel, row and column.
     pub(super) weight_strides: [usize; 5],
     pub(super) bias: Option<&'a Tensor>,
-    /// Rows and columns of each part of the output.
+    /// The passes over the output, each with the axes of its rows and columns: one of a plain convolution; of a transposed one a pass for each
+    /// remainder of the output's pixels to the stride.
     pub(super) passes: Vec<[Axis; 2]>,
     pub(super) groups: usize,
     /// Channels of one group.
@@ -38,13 +38,13 @@ pub(super) struct Correlation<'a> {
     pub(super) channels_out: usize,
 }
 
-/// A task's part of the output.
+/// The part of the output that a task computes.
 pub(super) struct OutputPart {
     pub(super) images: Range<usize>,
     pub(super) channels: Range<usize>,
 }
 
-/// Contiguous `image` `[n, groups * channels_in, h, w]` and `grid` `[n, groups * channels_out, ..]`.
+/// The gradient of a weight, of contiguous `image` `[n, groups * channels_in, h, w]` and `grid` `[n, groups * channels_out, ..]`.
 pub(super) struct WeightGrad<'a> {
     pub(super) op: &'static str,
     pub(super) image: &'a Tensor,
@@ -55,7 +55,7 @@ pub(super) struct WeightGrad<'a> {
     pub(super) channels_out: usize,
 }
 
-/// Points summed in one chain: these rows of these images. Fixed by the shapes alone.
+/// Points that are summed in one chain: some rows of points of some images. The shapes alone decide.
 pub(super) struct Band {
     pub(super) images: Range<usize>,
     pub(super) rows: Range<usize>,
@@ -63,14 +63,14 @@ pub(super) struct Band {
 
 /// Multiplications below which starting threads costs more than it brings.
 const PARALLEL_WORK_MIN: usize = 1 << 19;
-/// Output channels that are worth gathering what they are made of.
+/// With fewer output channels a thread would spend more time on gathering pixels than on products.
 const CHANNELS_MIN: usize = 16;
 
-/// The output in chunks, each of some images, or of some channels of one image.
+/// The output split into chunks, each of some images, or of some channels of one image.
 pub(super) struct OutputSplit {
     /// Elements in a chunk.
     pub(super) chunk: usize,
-    /// Output channels that are computed together, all in one group.
+    /// Output channels of a *unit*: they are computed together and are all in one group.
     pub(super) unit: usize,
     images: usize,
     all_images: usize,
@@ -110,7 +110,7 @@ impl OutputSplit {
         cut(1, group / parts.unwrap_or(1))
     }
 
-    /// What chunk `i` holds.
+    /// The images and channels of chunk `i`.
     pub(super) fn part(&self, i: usize) -> OutputPart {
         let blocks = self.all_channels / self.channels;
         let (image, channel) = (i / blocks * self.images, i % blocks * self.channels);

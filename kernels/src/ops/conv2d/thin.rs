@@ -1,6 +1,6 @@
-//! Convolutions to few output channels a group, depthwise ones above all: sums are made straight from the sheets
-//! (`sheets.rs`) of a group's input channels, all outputs of some rows in one run. One table serves all groups and
-//! images.
+//! Direct convolution for few output channels a group, depthwise ones above all: no GEMM; sums are made straight from the pixels of a
+//! group's input channels, laid out by `space_to_depth.rs`, all outputs of some rows in one run. One table serves all groups and
+//! images. `cpu.rs` runs [`Thin`] where [`unit`] gives a number of channels.
 
 use std::ops::Range;
 
@@ -18,45 +18,45 @@ use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
 
 /// Output channels whose sums are made together at most.
 pub(super) const ROWS: usize = 4;
-/// Steps that are too few for products to be worth their panels.
+/// With at most so many steps of k, packing panels takes longer than it saves.
 const STEPS_MAX: usize = 32;
-/// Places of a group's phases, and of a run, at most, unless a single row of outputs needs more.
+/// Places of a group's phases, and of a run, at most, unless one row of outputs needs more.
 const PHASES_MAX: usize = 1 << 16;
 const RUN_MAX: usize = 1 << 13;
 /// Multiplications that make a task.
 const TASK: usize = 1 << 17;
 
-/// What all tasks share.
+/// A convolution to few output channels.
 pub(super) struct Thin<'a, T: Real> {
     pub(super) problem: &'a Correlation<'a>,
     pub(super) source: &'a [T],
     pub(super) bias: Option<&'a [T::Wide]>,
-    /// For each pass.
+    /// The weights of each pass.
     pub(super) weights: &'a [PackedWeights<'a, T::Wide>],
     /// Rows and columns of the output.
     pub(super) size: [usize; 2],
-    /// Output channels for which a group's phases are made once.
+    /// Output channels that are computed together: a group's phases are made once for them.
     pub(super) unit: usize,
 }
 
-/// Where the kernel elements of each pass lie in the phases, and how many rows of points these are for.
+/// The layout of the phases for `band` rows of points, and the places of each pass's kernel elements there.
 struct ThinPlan {
     layout: PhaseLayout,
     band: usize,
     taps: Vec<Vec<usize>>,
 }
 
-/// Working memory of a task.
+/// Scratch memory of a task.
 struct Buffers<'a, V> {
     phases: &'a mut [V],
     run: &'a mut [V],
-    /// Where the elements have to be widened: those of the source, and of the output.
+    /// Where halves are widened: those of the source, and of the output.
     from: &'a mut [V],
     to: &'a mut [V],
 }
 
-/// The output channels that are computed at a time where a group has few of them, or few steps: all of a group, or as many as
-/// leave each thread some work.
+/// The number of output channels that are computed together, if a group has few of them or few steps: all of a group, or as many as
+/// leave each thread some work. `None` if the convolution is for GEMM.
 pub(super) fn unit(problem: &Correlation<'_>, images: usize, threads: usize) -> Option<usize> {
     let taps = problem.passes[0].each_ref().map(|axis| axis.taps.len());
     let steps = problem.channels_in * taps.iter().product::<usize>();
@@ -67,7 +67,7 @@ pub(super) fn unit(problem: &Correlation<'_>, images: usize, threads: usize) -> 
 }
 
 impl<T: Real<Wide: Summed>> Thin<'_, T> {
-    /// Computes into `out`, all planes.
+    /// Computes all planes of `out`.
     pub(super) fn run(&self, pool: &Pool, out: &mut [T]) {
         let (plan, plane) = (self.plan(), self.size[0] * self.size[1]);
         let (unit, work) = (self.unit, self.weights[0].panels.steps * self.unit * plane);
@@ -115,7 +115,7 @@ impl<T: Real<Wide: Summed>> Thin<'_, T> {
         ThinPlan { layout, band, taps: passes.iter().map(taps).collect() }
     }
 
-    /// These rows of the planes from `first` on, which are whole units or one plane.
+    /// Computes some rows of the planes from number `first` on: whole units, or one plane.
     fn task(&self, plan: &ThinPlan, first: usize, rows: Range<usize>, out: &mut [T]) {
         let (problem, width, plane) = (self.problem, self.size[1], rows.len() * self.size[1]);
         let band = plan.band.saturating_mul(problem.passes[0][0].out_step).min(rows.len());
@@ -140,7 +140,7 @@ impl<T: Real<Wide: Summed>> Thin<'_, T> {
         });
     }
 
-    /// Rows of a unit's planes, the first of which is `first`; those of `out` are so far apart.
+    /// Computes a band of rows of a unit's planes, the first of which is `first`; planes of `out` are `apart` from each other.
     fn band(
         &self,
         plan: &ThinPlan,
@@ -160,7 +160,7 @@ impl<T: Real<Wide: Summed>> Thin<'_, T> {
         }
     }
 
-    /// The phases of the input channels that an output plane is made of, for points from row `first` on.
+    /// Fills the phases of the input channels that an output plane is made of, for points from row `first` on.
     fn lay(&self, plan: &ThinPlan, plane: usize, first: usize, work: &mut Buffers<'_, T::Wide>) {
         let (problem, layout) = (self.problem, &plan.layout);
         let [height, width] = [2, 3].map(|d| problem.source.shape()[d]);
@@ -226,7 +226,7 @@ impl<T: Real<Wide: Summed>> Thin<'_, T> {
     }
 }
 
-/// ThinSums of up to [`ROWS`] output channels: each the sum over the kernel elements, ascending, of the pixels under them
+/// Sums of up to [`ROWS`] output channels: each the sum over the kernel elements, ascending, of the pixels under them
 /// times their weights.
 struct ThinSums<'a, V> {
     phases: &'a [V],
@@ -234,7 +234,7 @@ struct ThinSums<'a, V> {
     taps: &'a [usize],
     /// Rows and columns of points.
     points: [usize; 2],
-    /// One for each kernel element and output channel.
+    /// For each kernel element a weight for each output channel.
     weights: &'a [V],
     rows: usize,
     bias: Option<&'a [V]>,

@@ -1,7 +1,7 @@
 //! The weight's gradient where a group has few output channels (depthwise convolutions, above all): for each kernel
-//! element the dot product of the pixels under it, in the phases of one input channel, and the outputs' gradients. A
-//! SIMD lane adds a band's products in one chain; bands are added, ascending through the images, and lanes at the
-//! end.
+//! element the dot product of the pixels under it and the outputs' gradients. The pixels of one input channel are laid out by
+//! `space_to_depth.rs`, the gradients with rows of the same length. A SIMD lane adds a band's products in one chain; bands are added in ascending
+//! order through the images, and lanes at the end. `weight_gradient.rs` runs it.
 
 use super::problem::Summed;
 use super::problem::WeightGrad;
@@ -11,10 +11,10 @@ use crate::real::Real;
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
 
-/// Places of a channel's phases at most, unless a row of points needs more: they stay in the first-level cache, beside the
+/// Places of a channel's phases at most, unless a row of points needs more: they stay in the L1 cache, beside the
 /// gradients.
 const PHASES_MAX: usize = 1 << 13;
-/// Kernel elements at a time, of one output channel and of several.
+/// Kernel elements that are summed together, for one output channel and for several.
 const TAPS_OF_ONE: usize = 5;
 const TAPS: usize = 3;
 
@@ -23,9 +23,9 @@ pub(super) struct ThinWeightGradient<'a, T: Real> {
     image: &'a [T],
     grid: &'a [T],
     layout: PhaseLayout,
-    /// The gradients', whose rows are as long.
+    /// The layout of the gradients, whose rows are as long as the pixels'.
     dy_layout: PhaseLayout,
-    /// One where a run has a point, zero in its gaps.
+    /// A mask of the run: 1 where it has a point, 0 in the gaps behind rows.
     points: Vec<T::Wide>,
     /// Rows of points at a time.
     band: usize,
@@ -88,7 +88,7 @@ impl<'a, T: Real<Wide: Summed>> ThinWeightGradient<'a, T> {
         });
     }
 
-    /// Lays out the pixels of an input channel that points from row `start` on read.
+    /// Fills the phases with the pixels of an input channel that points from row `start` on read.
     fn lay(&self, image: usize, channel: usize, start: usize, from: &mut [T::Wide], to: &mut [T::Wide]) {
         let [height, width] = [2, 3].map(|d| self.problem.image.shape()[d]);
         let rows = self.layout.rows(start, height);
@@ -106,7 +106,7 @@ impl<'a, T: Real<Wide: Summed>> ThinWeightGradient<'a, T> {
         dispatch(SpaceToDepth { layout, source, apart: 0, top: rows.start, size, first: start, margin, to });
     }
 
-    /// The gradients of a group's outputs at the points from row `start` on, zeros after the last.
+    /// Copies the gradients of a group's outputs at the points from row `start` on, with zeros after the last.
     fn lay_grid(&self, image: usize, channel: usize, start: usize, from: &mut [T::Wide], to: &mut [T::Wide]) {
         let (problem, rows) = (self.problem, self.problem.channels_out);
         let size = [self.band.min(problem.axes[0].count - start), problem.axes[1].count];
@@ -127,14 +127,14 @@ impl<'a, T: Real<Wide: Summed>> ThinWeightGradient<'a, T> {
     }
 }
 
-/// Adds a band's products to each lane's total of each kernel element and output channel.
+/// Adds a band's products to the totals of each lane, for each kernel element and output channel.
 struct AddProducts<'a, V> {
     phases: &'a [V],
     taps: &'a [usize],
-    /// One for each place of the run, as long, that is a point; zero for the others.
+    /// The mask of the run: 1 at points.
     points: &'a [V],
     run: usize,
-    /// Of each output channel so many elements further on.
+    /// The gradients; output channels are `apart` from each other.
     dy: &'a [V],
     apart: usize,
     rows: usize,
@@ -182,7 +182,7 @@ impl<V: Float> AddProducts<'_, V> {
     }
 }
 
-/// The sums of the lanes.
+/// Adds up the lanes of each total.
 struct SumLanes<'a, V> {
     totals: &'a [V],
     sums: &'a mut [V],

@@ -1,7 +1,13 @@
-//! The weight's gradient on the CPU: for each band of points, the pixels under the kernel elements in a window of the
-//! image times the outputs' gradients, bands ascending through the images. A sum is added to those before it once all
-//! of its band is summed. The gradients of some bands are packed by all threads first, then every thread multiplies
-//! for its channels.
+//! The weight's gradient on a CPU: C = A B with a row for each input channel and kernel element, a column for each output channel, and a step of k
+//! for each point. A is the image's pixels in a window, read by segments; B is the outputs' gradients, packed.
+//!
+//! ```text
+//!  for each group of bands:    all threads pack the bands' gradients (B)
+//!    for each part of C:       a thread multiplies for its input channels
+//!      for each band:          points in one chain; the band's sum is added to those before, in ascending order through the images
+//! ```
+//!
+//! Few output channels go to `thin_weight_gradient.rs`, depthwise ones to `depthwise.rs`, small planes to `batch_last.rs`.
 
 use super::problem::{Band, WEIGHT_WINDOW_MAX, WeightGrad};
 use std::ops::Range;
@@ -24,7 +30,7 @@ use crate::gemm::{
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector, dispatch};
 
-/// Elements of gradients packed before they are multiplied, unless a band has more.
+/// Elements of packed gradients at a time, unless a band has more.
 const PACKED_MAX: usize = 1 << 20;
 /// Elements of the result that a thread writes at least.
 const PIECE: usize = 1 << 12;
@@ -39,7 +45,7 @@ impl WeightGrad<'_> {
         let (image, grid) = (self.image.read::<T>(self.op)?, self.grid.read::<T>(self.op)?);
         let (image, grid) = (&image[self.image.offset()..], &grid[self.grid.offset()..]);
         let taps: usize = self.axes.iter().map(|axis| axis.taps.len()).product();
-        // Sums lie as [group, input channel, tap, output channel].
+        // Sums are [group, input channel, kernel element, output channel].
         let row_len = self.row_len::<T>();
         let len = self.groups * self.channels_in * taps * row_len;
         let _use = out.device().ledger()?.scratch_of(len * size_of::<T::Acc>());
@@ -61,7 +67,7 @@ impl WeightGrad<'_> {
                 self.add_bands(image, grid, channels, &pool, sums);
             }
             let (sums, block) = (&*sums, self.channels_in * taps);
-            // Rows of one group at a time: of many, two cache lines of sums, which the CPU brings near together.
+            // Output channels of one group at a time: of many, two cache lines of sums, which the hardware prefetches together.
             let lines = if self.channels_out >= 4 * LANES_MAX * pool.threads() { 2 } else { 1 };
             let rows = if self.groups == 1 { lines * LANES_MAX } else { self.channels_out };
             let together = if self.groups == 1 { 1 } else { PIECE.div_ceil(rows * block) };
@@ -76,7 +82,7 @@ impl WeightGrad<'_> {
         Ok(())
     }
 
-    /// The sums of all bands, those of so many input channels a task.
+    /// Adds up all bands; a task has `channels` input channels.
     fn add_bands<T: GemmElem<Acc: Summed>>(
         &self,
         image: &[T],
@@ -88,7 +94,7 @@ impl WeightGrad<'_> {
         let taps: usize = self.axes.iter().map(|axis| axis.taps.len()).product();
         let together = StepOrder::of::<T>(self.image.shape()[0]).together;
         let (row_len, bands, by_images) = (self.row_len::<T>(), self.bands(together), self.by_images());
-        let lanes = bands.iter().map(|band| self.lanes::<T>(band)).max().unwrap_or(0);
+        let lanes = bands.iter().map(|band| self.places::<T>(band)).max().unwrap_or(0);
         let packed_len = packed_len::<T::Acc>(lanes, self.channels_out);
         let at_once = (PACKED_MAX / (self.groups * packed_len).max(1)).clamp(1, bands.len().max(1));
         if bands.is_empty() {
@@ -123,12 +129,12 @@ impl WeightGrad<'_> {
         });
     }
 
-    /// Whether there are so few output channels that sums are made straight from the window.
+    /// Whether there are so few output channels that [`ThinWeightGradient`] computes the sums.
     fn is_thin(&self) -> bool {
         self.channels_out <= thin::ROWS
     }
 
-    /// Sums of a kernel element: one for each output channel, filled up to whole vectors for products.
+    /// Elements of a row of sums: the output channels, filled up to whole vectors for products.
     pub(super) fn row_len<T: GemmElem<Acc: Summed>>(&self) -> usize {
         match self.is_thin() {
             true => self.channels_out,
@@ -136,13 +142,13 @@ impl WeightGrad<'_> {
         }
     }
 
-    /// Lanes of a row of the band's products.
-    fn lanes<T: GemmElem>(&self, band: &Band) -> usize {
+    /// Places of k in a band's product.
+    fn places<T: GemmElem>(&self, band: &Band) -> usize {
         let order = StepOrder::of::<T>(band.images.len());
         order.planes(band.images.len()) * band.rows.len() * self.axes[1].count
     }
 
-    /// Input channels, of all groups, that a task takes: a divisor or a multiple of a group's.
+    /// Input channels that a task takes, counted through all groups: a divisor or a multiple of a group's.
     fn channels_here(&self, threads: usize) -> usize {
         if threads == 1 {
             return self.groups * self.channels_in;
@@ -156,7 +162,7 @@ impl WeightGrad<'_> {
         self.channels_in / parts.unwrap_or(self.channels_in)
     }
 
-    /// Of whole groups of images that alternate; one that is left over is by itself.
+    /// The bands: of whole groups of `alternating` images, whose steps alternate; an image left over is a band by itself.
     fn bands(&self, alternating: usize) -> Vec<Band> {
         let [rows, cols] = &self.axes;
         let (images, plane) = (self.image.shape()[0], rows.count * cols.count);
@@ -208,9 +214,9 @@ impl WeightGrad<'_> {
         }
     }
 
-    /// The band's gradients of a group, packed.
+    /// Packs the band's gradients of a group.
     fn pack_grid<T: GemmElem<Acc: Summed>>(&self, grid: &[T], group: usize, band: &Band, dy: &mut [T::Acc]) {
-        let ([rows, cols], outputs, lanes) = (&self.axes, self.channels_out, self.lanes::<T>(band));
+        let ([rows, cols], outputs, lanes) = (&self.axes, self.channels_out, self.places::<T>(band));
         let plane = rows.count * cols.count;
         let first = (band.images.start * self.groups + group) * outputs * plane;
         if let (Some(grid), 1) = (T::as_wide(grid), band.images.len()) {
@@ -232,7 +238,7 @@ impl WeightGrad<'_> {
         });
     }
 
-    /// The band's window of input channels `first .. first + count`.
+    /// Fills the band's window of input channels `first .. first + count`.
     fn fill<T: GemmElem<Acc: Summed>>(
         &self,
         layout: &WindowLayout,
@@ -256,7 +262,7 @@ impl WeightGrad<'_> {
     }
 }
 
-/// Lays the planes of images that alternate out in a window: in the same lanes, or shared by shared.
+/// Copies the planes of images that alternate into a window: in the same places, or in neighbouring ones.
 fn interleave<'a, T: GemmElem<Acc: Summed>>(
     order: StepOrder,
     layout: &WindowLayout,
@@ -280,9 +286,9 @@ fn interleave<'a, T: GemmElem<Acc: Summed>>(
     }
 }
 
-/// The sums of some output channels of a group, one row each, rounded.
+/// Writes the sums of some output channels of a group, transposed and rounded: a row of `out` for each output channel.
 struct StoreTransposed<'a, T: GemmElem> {
-    /// A row for each element of a channel's weight.
+    /// A row for each input channel and kernel element.
     sums: &'a [T::Acc],
     row_len: usize,
     /// The first channel.

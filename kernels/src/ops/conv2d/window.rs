@@ -1,5 +1,6 @@
-//! Index arithmetic of convolutions: which source pixels an output pixel reads along one axis ([`Axis`]), the layout
-//! of a window, which is a padded part of the source ([`WindowLayout`]), and the order of the additions ([`StepOrder`]).
+//! Index arithmetic of convolutions on a CPU: which source pixels an output pixel reads along one axis ([`Axis`]), the layout
+//! of a window, which is a padded copy of a part of the source ([`WindowLayout`]), runs of points in it ([`Segment`]), and the order of the
+//! additions ([`StepOrder`]).
 
 use std::ops::Range;
 
@@ -17,23 +18,22 @@ pub(super) struct Axis {
     pub(super) out_step: usize,
 }
 
-/// A kernel element.
+/// A kernel element along one axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tap {
     pub(super) kernel: usize,
     pub(super) offset: isize,
 }
 
-/// A convolution's axis: every output is made of all kernel elements. A single point needs no step, however large.
+/// The axis of a plain convolution: every output is made of all kernel elements. A single point has step 1, however large the stride.
 pub(super) fn direct(count: usize, kernel: usize, stride: usize, padding: usize, dilation: usize) -> Axis {
     let tap = |k: usize| Tap { kernel: k, offset: (k * dilation) as isize - padding as isize };
     let step = if count > 1 { stride } else { 1 };
     Axis { count, step, taps: (0..kernel).map(tap).collect(), out_start: 0, out_step: 1 }
 }
 
-/// A transposed convolution's axes: the output pixels that leave one remainder to the stride are made of the kernel
-/// elements that reach them from a source pixel, which are the same for all of them. So it is `stride` convolutions of
-/// step 1, each dense.
+/// The axes of a transposed convolution, one for each remainder of the output's pixels to the stride. The output pixels of one remainder are
+/// made of the same kernel elements. So a transposed convolution is `stride` plain convolutions of step 1 along each axis.
 pub(super) fn transposed(
     size: usize,
     kernel: usize,
@@ -41,7 +41,7 @@ pub(super) fn transposed(
     padding: usize,
     dilation: usize,
 ) -> Vec<Axis> {
-    // No distance is as large.
+    // Offsets are below 2^63, so that a larger stride makes no difference.
     let stride = stride.min(isize::MAX as usize);
     let axis = |start: usize| {
         let tap = |k: usize| {
@@ -61,14 +61,14 @@ impl Axis {
         self.out_start + point * self.out_step
     }
 
-    /// The kernel elements that lie on a pixel at a point, by number, with the pixel; the source has `size` pixels.
+    /// The kernel elements that lie inside the source at a point: each one's number in `taps` and its pixel, of `size`.
     pub(super) fn inside(&self, point: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
         let pixel =
             move |tap: &Tap| (point * self.step).checked_add_signed(tap.offset).filter(|&at| at < size);
         self.taps.iter().enumerate().filter_map(move |(nth, tap)| Some((nth, pixel(tap)?)))
     }
 
-    /// The points at which a kernel element lies on a pixel; the source has `size` pixels.
+    /// The points at which a kernel element lies inside the source, which has `size` pixels.
     pub(super) fn met(&self, tap: &Tap, size: usize) -> Range<usize> {
         TapRange::new(tap.offset, self.step, self.count, size).steps()
     }
@@ -82,7 +82,7 @@ impl Axis {
     }
 }
 
-/// How a window lies: pixel (y, x) of channel c of the i-th image, counted from the window's corner, is at
+/// The layout of a window: pixel (y, x) of channel c of the i-th image, counted from the window's corner, is at
 /// `i * image_len + c * channel_len + y * row_len + (x % phases) * phase_len + x / phases`.
 #[derive(Clone, Debug)]
 pub(super) struct WindowLayout {
@@ -110,7 +110,7 @@ impl WindowLayout {
         WindowLayout { top, left, phases, phase_len, first_point, row_step, channel_len, image_len }
     }
 
-    /// Some whole rows, one after the other.
+    /// The layout of some whole rows, one after the other.
     pub(super) fn of_rows(rows: &Range<usize>, width: usize) -> WindowLayout {
         let (top, channel_len) = (rows.start as isize, rows.len() * width);
         WindowLayout {
@@ -125,7 +125,7 @@ impl WindowLayout {
         }
     }
 
-    /// The source itself as a window, if these points read nothing outside it and columns need no sorting.
+    /// The layout of the source itself, if these points read nothing outside it and the columns' step is 1, so that no window has to be copied.
     pub(super) fn of_source(
         rows: &Axis,
         cols: &Axis,
@@ -151,13 +151,13 @@ impl WindowLayout {
         self.phases * self.phase_len
     }
 
-    /// What a point in row `row` and column `col` of the output adds to a kernel element's place.
+    /// The offset of the point in row `row` and column `col`, to be added to a kernel element's place.
     pub(super) fn point(&self, row: usize, col: usize) -> usize {
         (row - self.first_point) * self.row_step * self.row_len() + col
     }
 
-    /// The places of each kernel element for the window's first point, in so many planes one after the other; those of all
-    /// groups of planes, group by group.
+    /// The places of all steps of k for the window's first point: for each of `groups` groups of channels each kernel element, and for that each of
+    /// the group's `planes` planes.
     pub(super) fn taps(&self, rows: &Axis, cols: &Axis, groups: usize, planes: usize) -> Vec<usize> {
         let first_row = (self.first_point * self.row_step) as isize;
         let mut places = Vec::with_capacity(groups * planes * rows.taps.len() * cols.taps.len());
@@ -176,7 +176,7 @@ impl WindowLayout {
     }
 }
 
-/// Points that lie shared by shared in a window, the output and a panel.
+/// Points that lie side by side in a window, in the output and in a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     /// Position in the panel.
@@ -184,12 +184,12 @@ pub(super) struct Segment {
     pub(super) len: usize,
     /// Position in the window, to be added to a kernel element's place.
     pub(super) from: usize,
-    /// Which image, and where in a plane of the output, a step apart.
+    /// The image, and the first point's place in a plane of the output. Points are `out_step` apart there.
     pub(super) image: usize,
     pub(super) to: usize,
 }
 
-/// The segments of points `range`, counted row by row through the images.
+/// Sets `out` to the segments of points `range`, counted row by row through the images.
 pub(super) fn segments(
     layout: &WindowLayout,
     (rows, cols): (&Axis, &Axis),
@@ -258,11 +258,13 @@ pub(super) fn steps_in_plane(
     steps
 }
 
+/// The order in which the steps of k are added: group by group of channels that alternate; in a group kernel element by kernel element; for each
+/// of these the group's channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct StepOrder {
-    /// Channels that alternate. A last one that lacks a partner has zeros for it.
+    /// Channels whose steps alternate: 1, or 2 for bf16. A last channel without a partner has zeros for it.
     pub(super) together: usize,
-    /// Of how many channels a lane holds an element.
+    /// Channels of which a place (a 32-bit lane) holds an element: 2 where the CPU has a dot product of bf16 pairs.
     pub(super) in_lane: usize,
 }
 
@@ -270,13 +272,13 @@ impl StepOrder {
     /// Channel by channel.
     pub(super) const PLAIN: StepOrder = StepOrder { together: 1, in_lane: 1 };
 
-    /// That of products of `T`.
+    /// The order of products of `T`.
     pub(super) fn of<T: GemmElem>(channels: usize) -> StepOrder {
         let together = if T::PanelElem::IN_PANELS { channels.clamp(1, 2) } else { 1 };
         StepOrder { together, in_lane: steps_in_place::<T>().min(together) }
     }
 
-    /// Lanes of a kernel element, one after the other.
+    /// Places that a kernel element takes in a group of channels.
     pub(super) fn places(self) -> usize {
         self.together / self.in_lane
     }
@@ -286,7 +288,7 @@ impl StepOrder {
         channels.div_ceil(self.together)
     }
 
-    /// Planes of lanes that so many channels fill.
+    /// Planes of places that so many channels fill.
     pub(super) fn planes(self, channels: usize) -> usize {
         self.groups(channels) * self.places()
     }

@@ -1,4 +1,5 @@
-//! The largest pixel of each window: where it is and what it is.
+//! [`max_pool2d`]: the largest pixel of each window, and its place. On a CPU planes are searched in vectors (`max_kernels.rs`); windows without a
+//! number above minus infinity are searched again pixel by pixel, for their place.
 
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ use crate::real::{Real, for_real};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, dispatch};
 
-/// Places of a plane's layout at most, unless a row of windows needs more.
+/// Places of a plane's phases at most, unless a row of windows needs more.
 const PHASES_MAX: usize = 1 << 13;
 
 /// The largest pixel of each window, and its place in its image's plane (i32): the first of equal ones, the first NaN
@@ -145,7 +146,7 @@ fn find<T: Real>(
     Ok(())
 }
 
-/// How the windows of a plane are found.
+/// The windows of a plane: how their largest pixels are found.
 struct MaxWindows<T: Real> {
     size: [usize; 2],
     counts: [usize; 2],
@@ -155,7 +156,7 @@ struct MaxWindows<T: Real> {
     dilation: [usize; 2],
 }
 
-/// What finding them in vectors needs, if [`is_near`].
+/// What the search in vectors needs; made if [`is_near`].
 struct Vectors<V> {
     layout: PhaseLayout,
     /// Rows of windows at a time.

@@ -1,5 +1,5 @@
-//! Max pooling in SIMD vectors: of a plane laid out in layout (`ops/layout.rs`), or of the channels of pixels that
-//! lie side by side. The rule is [`super::max_pool2d`]'s: the first of equal ones, a NaN before all.
+//! The SIMD kernels of max pooling: of a plane laid out by `ops/space_to_depth.rs` ([`OfPlane`]), or of pixels whose channels
+//! lie side by side ([`OfChannels`]). The rule is [`super::max_pool2d`]'s: the first of equal pixels, a NaN before all. `max.rs` calls them.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
@@ -27,7 +27,7 @@ fn read<X: Vector>(from: &[X::Elem]) -> X {
 pub(super) struct OfPlane<'a, V> {
     pub(super) layout: &'a PhaseLayout,
     pub(super) plane: &'a [V],
-    /// Where a window's pixels lie in the layout, and how far from its first in the image.
+    /// For each pixel of a window its place in the phases, and its distance from the window's first pixel in the image.
     pub(super) taps: &'a [(usize, V)],
     /// Rows and columns of windows.
     pub(super) size: [usize; 2],
