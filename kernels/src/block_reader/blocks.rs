@@ -1,5 +1,5 @@
-//! Blocks of several sources that are read together: how they are cut, where one is gathered, and the loops that widen
-//! and transpose lines of elements on the way.
+//! What the readers of several inputs that are read together share: how a result is cut into blocks ([`BlockSplit`]), the buffer that a block is
+//! gathered into ([`BlockScratch`]), lines of one length ([`LineLayout`]), and the kernels that widen and transpose elements meanwhile.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
@@ -13,11 +13,11 @@ use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 /// Elements of a [`LineFn`](crate::pointwise::LineFn)'s line at least, whatever the instruction set.
 pub(crate) const GROUP: usize = 4 * LANES_MAX;
 
-/// Where a block is gathered. What comes again in the next block is kept.
+/// The buffer that blocks of one input are gathered into. A block of an input that repeats is kept for the next block.
 pub(crate) struct BlockScratch<T> {
-    /// None before the first block that is gathered: to clear them takes as long as some operations.
+    /// Empty before the first block that is gathered: clearing it takes as long as some operations.
     elements: Vec<T>,
-    /// Where in its period what is kept begins.
+    /// The place in the input's period at which the kept elements begin.
     phase: usize,
     kept: usize,
     run: RunCursor,
@@ -45,7 +45,7 @@ impl<T: Element> BlockScratch<T> {
         }
     }
 
-    /// [`BlockReader::input`], and what is the same in the whole block is not gathered.
+    /// [`BlockReader::input`]. A block whose elements are all the same is [`Input::Same`], and not gathered.
     #[inline]
     pub(crate) fn input<'b, S: Real<Wide = T>>(
         &'b mut self,
@@ -70,7 +70,7 @@ impl<T: Element> BlockScratch<T> {
         &mut self.elements
     }
 
-    /// Whether the block is here already; if not, it will be.
+    /// Whether the buffer holds this block already. If not, the caller gathers it now.
     #[inline]
     fn keeps(&mut self, period: usize, start: usize, len: usize) -> bool {
         if period == 0 {
@@ -85,20 +85,20 @@ impl<T: Element> BlockScratch<T> {
     }
 }
 
-/// The run of a source that was read last. The one after it is found without divisions.
+/// A cursor over the runs of a source: the one that was read last. The next one is found without divisions.
 #[derive(Default)]
 struct RunCursor {
-    /// Which elements it has, in row-major order.
+    /// The elements of the run, in row-major order.
     begin: usize,
     end: usize,
-    /// Where the first one lies.
+    /// The place of the first element.
     at: usize,
-    /// Further runs that lie as far apart as this one and the next.
+    /// How many runs follow along the same dimension.
     further: usize,
 }
 
 impl RunCursor {
-    /// Where element `start` lies and how far apart the elements from there on are, 0 or 1, if `len` of them are in one run.
+    /// The place of element `start` and the stride of the elements from there on, 0 or 1, if `len` of them are in one run.
     #[inline]
     fn find<T>(&mut self, source: &BlockReader<'_, T>, start: usize, len: usize) -> Option<(usize, usize)> {
         let Some(loops) = source.loops.as_deref() else { return Some((start, 1)) };
@@ -131,7 +131,7 @@ impl RunCursor {
     }
 }
 
-/// How lines of one length lie in a source, from some line on.
+/// The layout of lines of one length in a source, from some line on.
 #[derive(Clone, Copy)]
 pub(crate) struct LineLayout {
     at: usize,
@@ -139,12 +139,12 @@ pub(crate) struct LineLayout {
     stride: usize,
     /// From one line to the next.
     pub(crate) step: usize,
-    /// How many lie so, from this one on.
+    /// How many lines have this layout, from this one on.
     pub(crate) count: usize,
 }
 
-/// The length of the lines in which the elements of every source are neighbours or the same, if these are long and not all
-/// sources lie together.
+/// The length of lines in which the elements of every source are neighbours or all the same, if such lines are long and not all
+/// sources are contiguous.
 pub(crate) fn line_width<T: Element>(sources: &[BlockReader<'_, T>]) -> Option<usize> {
     let width = sources.iter().map(BlockReader::run).min().filter(|&width| width >= GROUP)?;
     let fits = |source: &BlockReader<'_, T>| {
@@ -154,7 +154,7 @@ pub(crate) fn line_width<T: Element>(sources: &[BlockReader<'_, T>]) -> Option<u
 }
 
 impl<T: Real> BlockReader<'_, T> {
-    /// How lines of [`line_width`] lie from element `start` on, which is in the first of them.
+    /// The layout of lines of [`line_width`] from the one that has element `start` on.
     pub(crate) fn line_layout(&self, start: usize, width: usize) -> LineLayout {
         let Some(loops) = self.loops.as_deref() else {
             return LineLayout { at: start, stride: 1, step: width, count: usize::MAX };
@@ -171,7 +171,7 @@ impl<T: Real> BlockReader<'_, T> {
         }
     }
 
-    /// The first `count` of such lines, of which `len` elements are wanted, with the numbers that they are in `room` if each is one.
+    /// `len` elements of each of the first `count` such lines. If each line is one number repeated, the numbers go to `room`.
     pub(crate) fn read_lines<'b>(
         &'b self,
         lying: LineLayout,
@@ -191,8 +191,8 @@ impl<T: Real> BlockReader<'_, T> {
     }
 }
 
-/// How a result is cut into blocks of up to [`BLOCK`] elements, so that little is gathered. Where all inputs have long runs blocks
-/// end with them: what lies together in a run is read in place. Else blocks are whole periods of an input that has one.
+/// How a result is cut into blocks of up to [`BLOCK`] elements, so that little is gathered. If all inputs have long runs, blocks
+/// end where runs end, so that the neighbours in a run are read in place. Else blocks are whole periods of an input that repeats.
 #[derive(Clone, Copy)]
 pub(crate) struct BlockSplit {
     run: usize,
@@ -205,7 +205,7 @@ impl BlockSplit {
         sources.iter().fold(BlockSplit::NONE, |cut, source| cut.with(source))
     }
 
-    /// Of inputs that lie together.
+    /// For inputs that are contiguous.
     pub(crate) const NONE: BlockSplit = BlockSplit { run: usize::MAX, block: BLOCK };
 
     /// With another input.
@@ -237,7 +237,7 @@ impl BlockSplit {
     }
 }
 
-/// Rows of `width` elements that lie across memory, at most [`LANES_MAX`] of them: element i of all is at `from[i * stride..]`.
+/// Widens and transposes at most [`LANES_MAX`] rows of `width` elements that lie across memory: element i of all rows is at `from[i * stride..]`.
 pub(super) struct WidenTransposed<'a, T: Real> {
     pub(super) from: &'a [T],
     pub(super) stride: usize,
@@ -279,7 +279,7 @@ impl<T: Real> WidenTransposed<'_, T> {
     }
 }
 
-/// Lines of `len` elements that begin `stride` apart, to be widened one after the other.
+/// Widens lines of `len` elements that begin `stride` apart.
 pub(super) struct WidenLines<'a, T: Real> {
     pub(super) from: &'a [T],
     pub(super) stride: usize,
@@ -309,7 +309,7 @@ impl<T: Real> Kernel for WidenLines<'_, T> {
     }
 }
 
-/// Single elements that lie `stride` apart, to be widened.
+/// Widens single elements that lie `stride` apart.
 pub(super) struct WidenStrided<'a, T: Real> {
     pub(super) from: &'a [T],
     pub(super) stride: usize,

@@ -1,11 +1,13 @@
-//! The outputs lie together: columns, reduced over rows without being transposed.
+//! Reductions whose outputs are neighbours ([`ReduceView`] with a large `inner`): columns, reduced over rows without being transposed.
 //!
 //! ```text
-//!     rows  0..64   -> f32, in the first-level cache --+
+//!     rows  0..64   -> f32, in the L1 cache -----------+
 //!     rows 64..128  -> f32 ----------------------------+-> f64: a part --+
 //!     ...                                                                +-> output
-//!     the rows of another piece of work -----------------> f64: a part --+
+//!     the rows of another part --------------------------> f64: a part --+
 //! ```
+//!
+//! [`fold`] is called by [`super::fold`]. Columns that lie along memory (of a transposed input) are read as lines and transposed in registers.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
@@ -21,13 +23,13 @@ use crate::real::Real;
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, PARTS_MAX, Vector, each};
 
-/// Rows brought together before f64.
+/// Rows that are merged in the type that is computed in, before f64.
 const ROWS: usize = 64;
-/// Columns along memory that are read at a time.
+/// Columns along memory that are reduced at a time.
 const ALONG: usize = 64;
-/// Elements that make a piece of work.
+/// Elements of a task.
 const PIECE: usize = 4 * crate::pointwise::PIECE;
-/// Outputs whose parts are joined side by side: in f64 they fill a few cache lines.
+/// Outputs whose parts are merged together: in f64 they fill a few cache lines.
 const LINE: usize = 64;
 /// Parts that the rows are split into, at most.
 const CUTS_MAX: usize = 64;
@@ -86,7 +88,7 @@ where
     Ok(())
 }
 
-/// [`Reduction::pairwise`] of several outputs at a time, of which there is a part at least. Parts begin `apart` from each other.
+/// [`Reduction::pairwise`] for several outputs together. There is one part at least; parts begin `apart` from each other.
 fn join_parts<E, W: Float, const K: usize>(
     reduction: Reduction<'_, E, W, K>,
     slots: &[[f64; K]],
@@ -112,12 +114,12 @@ fn join_parts<E, W: Float, const K: usize>(
     reduction.fold.join(line, right);
 }
 
-/// What one thread needs at a time.
+/// Buffers of one thread.
 struct Scratch<E, W, const K: usize> {
-    /// Rows that are gathered, and how many elements there is room for once some are.
+    /// The buffer for gathered rows, empty until some are gathered, and the length that it then gets.
     rows: Vec<E>,
     room: usize,
-    /// Columns that are being brought together.
+    /// The sums of a block of columns.
     sums: [[W; BLOCK]; K],
     /// See [`BlockReader::across`].
     along: Option<[usize; 2]>,
@@ -133,13 +135,13 @@ impl<E: Element, W: Float, const K: usize> Scratch<E, W, K> {
         Scratch { rows: Vec::new(), room: rows * BLOCK, sums: [[W::ZERO; BLOCK]; K], along }
     }
 
-    /// How many columns are brought together at a time.
+    /// How many columns are reduced at a time.
     fn width(&self) -> usize {
         if self.along.is_some() { ALONG } else { BLOCK }
     }
 }
 
-/// How many rows make a part: all of them, unless that leaves too few pieces of work.
+/// How many rows a part has: all of them, unless there would be too few tasks.
 fn rows_a_part(view: &ReduceView) -> usize {
     if view.outputs() >= CUTS_MAX * BLOCK {
         return view.n.max(1);
@@ -148,7 +150,7 @@ fn rows_a_part(view: &ReduceView) -> usize {
     view.n.div_ceil(CUTS_MAX).max(enough).next_multiple_of(ROWS)
 }
 
-/// A range of outputs cut where a row ends and after `most`.
+/// A range of outputs, cut where a row of `inner` ends and after `most` outputs.
 fn segments(range: Range<usize>, inner: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let mut start = range.start;
     std::iter::from_fn(move || {
@@ -175,7 +177,7 @@ fn fold_columns<T: Real, W: Float, const K: usize>(
     let (shifts, neutral) = (reduction.shifts_of(output..output + width), reduction.fold.start());
     let Scratch { rows: gathered, room, sums, along } = scratch;
     let halves = T::Wide::HALVES;
-    // Blocks and units begin at multiples of `SIDE` rows, so that the same rows meet whatever the layout.
+    // Blocks and units begin at multiples of `SIDE` rows, so that the same rows are merged whatever the layout.
     let unit = if source.is_input(halves) { ROWS } else { (*room / width / SIDE * SIDE).min(ROWS) };
     totals.fill([neutral; K]);
     for block in rows.clone().step_by(ROWS) {
@@ -202,15 +204,15 @@ fn fold_columns<T: Real, W: Float, const K: usize>(
     }
 }
 
-/// Rows read side by side: they are brought together in registers.
+/// Rows that are merged in registers before they are added to the sums.
 pub(super) const SIDE: usize = 4;
-/// Columns of which a vector is brought together over all rows, at most.
+/// With at most so many columns, each vector of columns is reduced over all rows of a block before the next.
 const NARROW: usize = 128;
 
-/// Some columns of some rows, brought together with what `sums` holds.
+/// A block of columns of some rows, to be merged into `sums`.
 pub(super) struct Columns<'a, E, W, const K: usize> {
     pub(super) x: Input<'a, E>,
-    /// How far apart rows begin; columns, if they lie along memory.
+    /// The stride of rows; of columns, if these lie along memory.
     pub(super) stride: usize,
     pub(super) along: bool,
     pub(super) rows: usize,
@@ -219,7 +221,7 @@ pub(super) struct Columns<'a, E, W, const K: usize> {
     pub(super) sums: &'a mut [[W; BLOCK]; K],
 }
 
-/// What is done with them.
+/// The kernel that reduces a block of columns.
 pub(super) struct OfColumns<'a, E, W, C, F, const K: usize> {
     pub(super) combine: C,
     pub(super) term: F,
@@ -238,7 +240,7 @@ impl<E: Stored<W>, W: Float, C: Combine, F: Term<K>, const K: usize> Kernel for 
             Input::F16(x) => Half::F16(x),
             Input::Same(_) | Input::Each(_) => unreachable!("a tensor's elements are none of these"),
         };
-        // Code that no halves come to is left out.
+        // Not compiled for types that are never widened from halves.
         if E::HALVES {
             columns.add_all::<S, C, F, _>(c, term, half);
         }
@@ -256,7 +258,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
             }
             return;
         }
-        // Few columns stay in the first-level cache meanwhile; of many, rows are read as they lie.
+        // Few columns stay in the L1 cache while all rows are read; many are read row by row.
         let at_once = if self.width <= NARROW { self.rows } else { SIDE };
         for row in (0..self.rows).step_by(at_once.max(1)) {
             let rows = row..self.rows.min(row + at_once);
@@ -269,7 +271,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
         }
     }
 
-    /// One vector of columns of some rows.
+    /// Merges one vector of columns of some rows; `PART` if it lacks lanes.
     #[inline(always)]
     fn add<S: Isa, C: Combine, F: Term<K>, X: Elements<W>, const PART: bool>(
         &mut self,
@@ -308,7 +310,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
         }
     }
 
-    /// A vector of columns that lie along memory, of all rows.
+    /// Merges a vector of columns that lie along memory, over all rows.
     #[inline(always)]
     fn add_transposed<S: Isa, C: Combine, F: Term<K>, X: Elements<W>>(
         &mut self,
@@ -361,8 +363,8 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
         }
     }
 
-    /// As many rows and columns that lie along memory as there are lanes: each four rows are brought together as in
-    /// [`Columns::add`], while a vector holds one column's and its parts four rows each. Only what comes of them is transposed.
+    /// For as many rows and columns (along memory) as there are lanes: merges each four rows as [`Columns::add`] does, before transposing. A
+    /// vector holds rows of one column, and each of its parts four rows; only the merged vectors are transposed.
     #[inline(always)]
     fn fours<S: Isa, C: Combine, F: Term<K>, X: Elements<W>>(
         &self,
@@ -395,7 +397,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
         fours
     }
 
-    /// Rows of some columns, at most as many of either as there are lanes.
+    /// Vectors that each hold a row of some columns along memory, at most as many rows and columns as there are lanes.
     #[inline(always)]
     fn transposed<S: Isa, X: Elements<W>>(
         &self,

@@ -1,4 +1,5 @@
-//! Reductions on a GPU: where an output's elements lie, how many threads take them, and what becomes of the result.
+//! Reductions on a GPU: the launches of `reduce.cu` ([`fold`]) and of `each.cu` ([`each`]). How many threads take an output depends on the shape
+//! alone, and so does the order of additions.
 
 use phalanx_tensor::cuda::{Args, Gpu, Grid, Kernel, Program, Scratch};
 use phalanx_tensor::{DType, Loops, Result, Tensor};
@@ -18,14 +19,14 @@ const FILES: &[File] = &[
 ];
 /// Blocks that keep a large device busy; a number of its own, so that the order of sums is the same on every device.
 const BLOCKS: usize = 1024;
-/// Elements that a warp reduces alone.
+/// Elements of an output up to which one warp reduces it.
 const WARP_MAX: usize = 1024;
 /// Threads of a larger team, and of a block of columns.
 const THREADS: usize = 256;
-/// Rows that a thread of such a block takes at once.
+/// Rows that a thread of a block of columns takes at once.
 const SIDE: usize = 4;
 
-/// What is made of an output's numbers.
+/// What is stored for an output, as CUDA text of its reduced numbers.
 pub(crate) struct Finish {
     /// CUDA statements: see `view.cuh`'s `Output`.
     pub(crate) text: &'static str,
@@ -41,16 +42,16 @@ pub(crate) enum Destination<'a> {
     Scratch(&'a Scratch),
 }
 
-/// What terms are computed in.
+/// The type that terms are computed in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Precision {
-    /// In the type that elements are computed in.
+    /// The type that elements are computed in.
     Plain,
-    /// In f64.
+    /// f64.
     Double,
 }
 
-/// The counterpart of [`super::fold`]. `shifts` holds a number for each output, of the type that is computed in.
+/// The counterpart of [`super::fold`] on a GPU. `shifts` holds a number for each output, of the type that is computed in.
 pub(crate) fn fold<C: Combine, F: Term<K>, const K: usize>(
     op: &'static str,
     view: &ReduceView,
@@ -66,7 +67,7 @@ pub(crate) fn fold<C: Combine, F: Term<K>, const K: usize>(
     fold_traced(op, view, &traced, precision, shifts, target, finish)
 }
 
-/// What is reduced to, noted.
+/// A term and a merge as CUDA text, with the neutral element.
 struct TracedFold {
     terms: usize,
     term: Traced,
@@ -109,13 +110,13 @@ fn fold_traced(
     kernel("finish")?.launch(Grid::new(outputs.div_ceil(4), 128), args)
 }
 
-/// Room for a number for each output, of the type that is computed in.
+/// Scratch memory for a number for each output, of the type that is computed in.
 pub(crate) fn numbers(op: &'static str, view: &ReduceView) -> Result<Scratch> {
     let bytes = wide_dtype(view.input.dtype()).size();
     view.input.device().gpu()?.scratch(op, view.outputs() * bytes)
 }
 
-/// The argument `Output`.
+/// Adds the argument `Output` of `view.cuh`.
 fn output<'a>(
     args: Args<'a>,
     target: &'a mut Destination<'_>,
@@ -140,7 +141,7 @@ fn shifts_of<'a>(args: Args<'a>, shifts: Option<&Scratch>) -> Args<'a> {
     }
 }
 
-/// What a program is compiled for.
+/// The macros that a program is compiled with.
 struct Names<'a> {
     dtype: DType,
     computed: DType,
@@ -171,9 +172,9 @@ impl Names<'_> {
 
 /// How a shape is spread over threads.
 struct ThreadPlan {
-    /// Threads an output, where its elements lie together.
+    /// Threads for each output, if its elements are neighbours.
     team: usize,
-    /// Threads side by side, where outputs lie together.
+    /// Threads side by side along the outputs, if these are neighbours.
     lanes: usize,
     /// Blocks of columns.
     tiles: usize,
@@ -210,10 +211,10 @@ impl ThreadPlan {
     }
 }
 
-/// The argument `ViewArgs`: where the elements lie.
+/// The argument `View` of `view.cuh`: where the elements lie.
 struct ViewArgs<'a> {
     tensor: &'a Tensor,
-    /// The elements, together, unless they can be read in place.
+    /// A contiguous copy of the elements, unless they can be read in place.
     gathered: Option<Scratch>,
     outer: [u64; 3],
     run: [u64; 3],
@@ -276,7 +277,7 @@ const EACH: &[File] = &[PRELUDE, VALUE, ("each.cu", include_str!("each.cu"))];
 /// Bytes of a part's result.
 const BEST_BYTES: usize = 16;
 
-/// What elements are merged to.
+/// How elements are merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MergeKind {
     /// The sum of integers, in i64.
@@ -290,7 +291,7 @@ pub(crate) enum MergeKind {
 }
 
 impl MergeKind {
-    /// What elements of a dtype are compared or merged in.
+    /// The dtype that elements of a dtype are compared or merged in.
     fn value(self, dtype: DType) -> DType {
         match self {
             _ if !dtype.is_float() => DType::I64,
@@ -300,7 +301,7 @@ impl MergeKind {
     }
 }
 
-/// The counterpart of [`super::fold_each`]: sets `values`, and `places` (i64) if they are wanted.
+/// The counterpart of [`super::fold_each`] on a GPU: sets `values`, and `places` (i64) if they are wanted.
 pub(crate) fn each(
     op: &'static str,
     view: &ReduceView,
@@ -346,7 +347,7 @@ pub(crate) fn each(
     gpu.kernel(op, &program, "finish")?.launch(Grid::new(outputs.div_ceil(4), 128), args)
 }
 
-/// The type that elements are stored in.
+/// The CUDA name of the type that elements are stored in.
 pub(crate) fn stored(dtype: DType) -> &'static str {
     if dtype == DType::Bool { "u8" } else { type_name(dtype) }
 }

@@ -1,4 +1,4 @@
-//! A tensor as `[outer, n, inner]`, to be reduced over `n`.
+//! [`ReduceView`]: a tensor seen as `[outer, n, inner]`, to be reduced over `n`. Reduced dimensions that do not lie together are permuted so.
 
 use phalanx_tensor::{Dim, Dims, Result, Tensor, resolve_dims};
 
@@ -9,11 +9,11 @@ const COLUMNS_MIN: usize = 8;
 pub(crate) struct ReduceView {
     /// The input, dimensions permuted so that its elements come in the order of `[outer, n, inner]`.
     pub(crate) input: Tensor,
-    /// Slow outputs.
+    /// Outputs along the dimensions before the reduced ones.
     pub(crate) outer: usize,
-    /// Elements an output.
+    /// Elements of an output.
     pub(crate) n: usize,
-    /// Fast outputs: 1, or at least [`COLUMNS_MIN`].
+    /// Outputs along the dimensions after the reduced ones: 1, or at least [`COLUMNS_MIN`].
     pub(crate) inner: usize,
     /// The result's shape.
     pub(crate) shape: Dims,
@@ -107,34 +107,34 @@ mod tests {
 
     #[test]
     fn what_may_come_in_any_order_is_read_as_it_lies() {
-        let view = |shape: &[usize], order: &[usize], dims: &[usize]| {
+        let viewed = |shape: &[usize], order: &[usize], dims: &[usize]| {
             let x = Tensor::empty(shape, DType::F32, Device::Meta(0)).unwrap().permute(order).unwrap();
             let f = ReduceView::new("sum", &x, dims, false).unwrap().in_any_order().unwrap();
             (f.outer, f.n, f.inner, f.input.is_contiguous())
         };
-        assert_eq!(view(&[40, 50], &[1, 0], &[1]), (1, 40, 50, true));
-        assert_eq!(view(&[40, 50], &[1, 0], &[0]), (40, 50, 1, true));
-        assert_eq!(view(&[40, 50], &[1, 0], &[0, 1]), (1, 2000, 1, true));
-        assert_eq!(view(&[2, 5, 6, 9], &[0, 3, 1, 2], &[0, 2, 3]), (1, 60, 9, true));
-        assert_eq!(view(&[2, 5, 6, 9], &[0, 3, 1, 2], &[2, 3]), (2, 30, 9, true));
-        assert_eq!(view(&[4, 5], &[0, 1], &[0]), (5, 4, 1, false));
+        assert_eq!(viewed(&[40, 50], &[1, 0], &[1]), (1, 40, 50, true));
+        assert_eq!(viewed(&[40, 50], &[1, 0], &[0]), (40, 50, 1, true));
+        assert_eq!(viewed(&[40, 50], &[1, 0], &[0, 1]), (1, 2000, 1, true));
+        assert_eq!(viewed(&[2, 5, 6, 9], &[0, 3, 1, 2], &[0, 2, 3]), (1, 60, 9, true));
+        assert_eq!(viewed(&[2, 5, 6, 9], &[0, 3, 1, 2], &[2, 3]), (2, 30, 9, true));
+        assert_eq!(viewed(&[4, 5], &[0, 1], &[0]), (5, 4, 1, false));
     }
 
     #[test]
     fn a_tensor_is_permuted_only_where_reduced_dimensions_lie_apart_or_columns_are_few() {
-        let view = |shape: &[usize], dims: &[usize]| {
+        let viewed = |shape: &[usize], dims: &[usize]| {
             let x = Tensor::empty(shape, DType::F32, Device::Meta(0)).unwrap();
             let f = ReduceView::new("sum", &x, dims, false).unwrap();
             (f.outer, f.n, f.inner, f.input.shape() == x.shape())
         };
-        assert_eq!(view(&[4, 5], &[1]), (4, 5, 1, true));
-        assert_eq!(view(&[4, 50], &[0]), (1, 4, 50, true));
-        assert_eq!(view(&[4, 5], &[0]), (5, 4, 1, false));
-        assert_eq!(view(&[2, 3, 40], &[1]), (2, 3, 40, true));
-        assert_eq!(view(&[2, 3, 4], &[0, 2]), (3, 8, 1, false));
-        assert_eq!(view(&[2, 3, 1, 4], &[1, 3]), (2, 12, 1, true));
-        assert_eq!(view(&[1, 9, 1], &[0, 2]), (9, 1, 1, true));
-        assert_eq!(view(&[0, 3], &[0]), (3, 0, 1, false));
-        assert_eq!(view(&[], &[]), (1, 1, 1, true));
+        assert_eq!(viewed(&[4, 5], &[1]), (4, 5, 1, true));
+        assert_eq!(viewed(&[4, 50], &[0]), (1, 4, 50, true));
+        assert_eq!(viewed(&[4, 5], &[0]), (5, 4, 1, false));
+        assert_eq!(viewed(&[2, 3, 40], &[1]), (2, 3, 40, true));
+        assert_eq!(viewed(&[2, 3, 4], &[0, 2]), (3, 8, 1, false));
+        assert_eq!(viewed(&[2, 3, 1, 4], &[1, 3]), (2, 12, 1, true));
+        assert_eq!(viewed(&[1, 9, 1], &[0, 2]), (9, 1, 1, true));
+        assert_eq!(viewed(&[0, 3], &[0]), (3, 0, 1, false));
+        assert_eq!(viewed(&[], &[]), (1, 1, 1, true));
     }
 }

@@ -1,5 +1,11 @@
-//! Rows that lie across the tensor, as columns: each vector holds one element of several neighbours, which are computed side by
-//! side with the bits that they have as rows.
+//! Rows that lie across memory, computed as columns: each vector holds one element of several rows. A softmax along the first dimension is
+//! computed so. Sums have the order of [`super::lanes`], so that a column has the bits that it has as a row.
+//!
+//! ```text
+//!  a slab [n, inner], read row by row into groups of SIDE columns      one group at a time is handed to the ColumnKernel
+//!    row 0:  | group 0 | group 1 | ..                                    x[0][..SIDE], x[1][..SIDE], .. : vectors across columns
+//!    row 1:  | group 0 | group 1 | ..
+//! ```
 
 use phalanx_tensor::{Result, Tensor};
 
@@ -10,13 +16,13 @@ use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch};
 
 /// Columns that a kernel computes at a time: a group.
 pub(crate) const SIDE: usize = LANES_MAX;
-/// Columns that are prefetched together, at most: a row's part of so many is long enough to hide what its page costs.
+/// Columns that are prefetched together, at most: a row's part of so many is long enough to hide a TLB miss.
 const COLUMNS_MAX: usize = 16 * SIDE;
-/// Elements of the columns that are prefetched together, about. One group should fit a second-level cache, all of them the third.
+/// Elements of the columns that are read together, about: a group should fit the L2 cache, all of them the L3 cache.
 const ELEMENTS: usize = 1024 * 1024;
 /// Elements of a column, at most.
 const LENGTH_MAX: usize = 16 * 1024;
-/// Accumulators of a row's sum, at most: those of [`super::lanes::fold`].
+/// Accumulator vectors of a row's sum in [`super::lanes`].
 const CHAINS: usize = 4;
 
 /// Whether [`run`] takes columns of `n` elements, `inner` of them side by side.
@@ -36,7 +42,7 @@ pub(crate) struct Columns<'a, T, const N: usize> {
     pub(crate) stats: &'a mut [[T; SIDE]],
 }
 
-/// What an operation does to columns: with the bits of its [`super::RowKernel`].
+/// What an operation does to a group of columns: the same as its [`super::RowKernel`], with the same bits.
 pub(crate) trait ColumnKernel<T: Float, const N: usize>: Sync {
     /// The computation. To be marked `#[inline(always)]`.
     fn run<S: Isa>(&self, columns: Columns<'_, T, N>);
@@ -44,8 +50,8 @@ pub(crate) trait ColumnKernel<T: Float, const N: usize>: Sync {
 
 type ColumnsFn<'a, T, const N: usize> = &'a (dyn Fn(Columns<'_, T, N>) + Sync);
 
-/// Runs `kernel` over the columns of the inputs, seen as `[outer, n, inner]`. Results go to the columns of `y`, which is new and
-/// contiguous, and `kept` numbers of each column to `stats`.
+/// Runs `kernel` over the columns of the inputs, seen as `[outer, n, inner]`: a column has n elements. Results go to the columns of `y`, which is
+/// new and contiguous, and `kept` numbers of each column to `stats`.
 pub(crate) fn run<T: Real, const N: usize>(
     op: &'static str,
     kernel: &impl ColumnKernel<T::Wide, N>,
@@ -128,7 +134,7 @@ impl<T: Real> ColumnBlock<'_, T> {
     ) {
         let strip =
             (ELEMENTS / (N * n).max(1)).clamp(SIDE, COLUMNS_MAX).min(self.width).next_multiple_of(SIDE);
-        // A row more than there are, so that the groups' rows do not share places in the cache.
+        // One row more than needed, so that the groups' rows do not fall into the same sets of the cache.
         let (groups, room) = (strip / SIDE, n + 1);
         let mut band = [T::Wide::ZERO; COLUMNS_MAX];
         with_scratch((N * groups * room + kept) * SIDE, |scratch| {
@@ -171,11 +177,11 @@ impl<T: Real> ColumnBlock<'_, T> {
     }
 }
 
-/// How many rows ahead elements are asked for.
+/// How many rows ahead elements are prefetched.
 const AHEAD: usize = 8;
 
-/// Asks for elements that are read or written soon: rows are pages apart, so that none is prefetched by the hardware, and a write that
-/// waits for its page holds up those behind it.
+/// Prefetches elements that are read or written soon. Rows are pages apart, so the hardware prefetches none, and a store that
+/// misses the TLB delays the stores behind it.
 fn prefetch_row<T: Real>(at: Option<*const T>, count: usize) {
     if let Some(at) = at {
         dispatch(PrefetchRow { at, count });
@@ -199,7 +205,7 @@ impl<T: Real> Kernel for PrefetchRow<T> {
     }
 }
 
-/// Deals a row out to groups, whose rows of this number are `room` rows apart.
+/// Copies a row into groups of columns, whose rows of this number are `room` rows apart.
 struct ScatterRow<'a, T> {
     from: &'a [T],
     to: &'a mut [[T; SIDE]],
@@ -222,7 +228,7 @@ impl<T: Float> Kernel for ScatterRow<'_, T> {
     }
 }
 
-/// Puts a row together again, and rounds it.
+/// Copies a row back from the groups, and rounds it.
 struct GatherRow<'a, T: Real> {
     from: &'a [[T::Wide; SIDE]],
     to: &'a mut [T],
@@ -263,7 +269,7 @@ pub(crate) fn at<V: Vector>(row: &[V::Elem; SIDE], column: usize) -> V {
     V::load(&row[column..])
 }
 
-/// Sets the vector of columns at `column` of each row to `f` of it and the row's number.
+/// Sets the vector of columns at `column` of each row to `f(vector, row)`.
 #[inline(always)]
 pub(crate) fn update<V: Vector>(x: &mut [[V::Elem; SIDE]], column: usize, f: impl Fn(V, usize) -> V) {
     for (i, row) in x.iter_mut().enumerate() {
@@ -271,7 +277,7 @@ pub(crate) fn update<V: Vector>(x: &mut [[V::Elem; SIDE]], column: usize, f: imp
     }
 }
 
-/// The sums that [`super::lanes::sums`] makes of rows of `n` elements, of which `term` gives those with one number.
+/// The sums of columns of `n` elements in the order of [`super::lanes::sums`]; `term(row)` gives a vector of columns.
 #[inline(always)]
 pub(crate) fn sums<V: Vector>(n: usize, term: impl Fn(usize) -> V) -> V {
     let mut chains = [V::zero(); CHAINS * LANES_MAX];
@@ -299,7 +305,7 @@ pub(crate) fn sums<V: Vector>(n: usize, term: impl Fn(usize) -> V) -> V {
     chains[0]
 }
 
-/// Adds what is `apart` to each of some chains.
+/// Adds chain `i + apart` to chain i, for i from `first` to `end`.
 #[inline(always)]
 fn join<V: Vector>(
     chains: &mut [V; CHAINS * LANES_MAX],
@@ -315,7 +321,7 @@ fn join<V: Vector>(
     }
 }
 
-/// The largest elements of the vector of columns at `column`, NaN passed over; `low` of none.
+/// The largest elements of the vector of columns at `column`, ignoring NaN; `low` if there are none.
 #[inline(always)]
 pub(crate) fn max<V: Vector>(x: &[[V::Elem; SIDE]], column: usize, low: V::Elem) -> V {
     let mut max = V::splat(low);

@@ -1,9 +1,10 @@
-//! Operations on rows: each row of the output depends on the same row of the inputs, and sums over rows are the
+//! Operations on rows, such as softmax and layer norm: each row of the output depends on the same row of the inputs, and sums over rows are the
 //! only thing that rows share.
 //!
-//! An operation states what it does to one row of vectors; this module gathers strided inputs, widens halves, splits
-//! the rows over the device's threads and adds the sums of fixed blocks of rows in their order, so that bits do not
-//! depend on the number of threads.
+//! An operation implements [`RowKernel`], what it does to one row of vectors. [`run`] gathers strided inputs, widens halves, splits
+//! the rows over the device's threads, and adds the sums of fixed blocks of rows in their order, so that bits do not
+//! depend on the number of threads. [`along`] does it along any dimension; there, rows that lie across memory are computed as columns
+//! (`columns.rs`). `lanes.rs` has the loops over the vectors of a row, `cuda.rs` the rows of a GPU.
 
 pub(crate) mod columns;
 pub(crate) mod cuda;
@@ -23,22 +24,22 @@ use crate::simd::{Float, Isa, Kernel, LANES_MAX, dispatch};
 use columns::ColumnKernel;
 use cuda::RowProgram;
 
-/// Blocks of rows that have sums of their own, at most.
+/// Blocks of rows, each with sums of its own, at most.
 const SUMS_MAX: usize = 64;
-/// Elements of neighbouring rows that are widened, computed and rounded by a call each, unless a row has more.
+/// Elements of neighbouring rows that are widened, computed and rounded in one call each, unless a row has more.
 const TOGETHER: usize = 1024;
 
-/// One row's work.
+/// A row, as a [`RowKernel`] gets it.
 pub(crate) struct Row<'a, T, const N: usize> {
     /// Its number.
     pub(crate) index: usize,
     /// The inputs' rows.
     pub(crate) x: [&'a [T]; N],
-    /// The output's row; empty if the operation has no such output. Without inputs it is what the row holds.
+    /// The output's row; empty if the operation has no such output. Without inputs it holds what the tensor held.
     pub(crate) y: &'a mut [T],
-    /// What is kept of the row besides.
+    /// The numbers that are kept of the row, such as its mean.
     pub(crate) stats: &'a mut [T],
-    /// Sums over the rows of a block, to add to.
+    /// Sums over the rows of a block, to which the kernel adds.
     pub(crate) sums: &'a mut [T],
 }
 
@@ -48,13 +49,13 @@ pub(crate) trait RowKernel<T: Float, const N: usize>: Sync {
     fn run<S: Isa>(&self, row: Row<'_, T, N>);
 }
 
-/// Neighbouring rows, the first of which is a row's `index`: the slices hold one row's part after the other.
+/// Some neighbouring rows, from number `all.index` on: each slice of `all` holds the rows' parts one after the other.
 struct Rows<'a, T, const N: usize> {
     all: Row<'a, T, N>,
     count: usize,
 }
 
-/// [`RowKernel::run`] of some rows on the process's instruction set, erased so that the frame around it is compiled once and not
+/// [`RowKernel::run`] of some rows, as a trait object, so that the frame around it is compiled once and not
 /// for every kernel.
 type RowsFn<'a, T, const N: usize> = &'a (dyn Fn(Rows<'_, T, N>) + Sync);
 
@@ -71,8 +72,8 @@ pub(crate) struct RowSizes {
     pub(crate) sums: usize,
 }
 
-/// Where results go: `y` has rows of the inputs' width, or is absent; `stats` holds each row's numbers. Without inputs,
-/// `y` holds what the kernel changes.
+/// Where results go: `y` has rows of the inputs' width, or is absent; `stats` gets each row's numbers. Without inputs,
+/// the kernel changes `y` in place.
 pub(crate) struct Outputs<'a, W> {
     pub(crate) y: Option<&'a mut Tensor>,
     pub(crate) stats: &'a mut [W],
@@ -89,7 +90,7 @@ pub(crate) fn run<T: Real, const N: usize>(
     run_added::<T, N>(op, kernel, shape, inputs, None, outputs)
 }
 
-/// [`run`]; with `sum`, the first two inputs are added and rounded into it, and what is there is the kernel's first input.
+/// [`run`] of a residual sum: with `sum`, the first two inputs are added and rounded into it, and the sum is the kernel's first input.
 pub(crate) fn run_added<T: Real, const N: usize>(
     op: &'static str,
     kernel: &impl RowKernel<T::Wide, N>,
@@ -176,7 +177,7 @@ impl<T: Real> RowBlock<'_, T> {
     ) {
         let direct = T::as_wide(&[]).is_some();
         let together = (TOGETHER / shape.width.max(1)).clamp(1, self.count);
-        // Whole cache lines each: like rows of tensors, so that no row's place in a page meets half of another's.
+        // Whole cache lines each, as rows of tensors have, so that no row straddles another's lines.
         let room = (together * shape.width).next_multiple_of(LANES_MAX);
         let places = |yes: bool| if yes { room } else { 0 };
         let gathered = sources.each_ref().map(|source| places(!source.is_wide()));
@@ -193,7 +194,7 @@ impl<T: Real> RowBlock<'_, T> {
         });
     }
 
-    /// Rows of the block, in rooms for what is not computed with in place.
+    /// Computes some rows of the block. Inputs that are not read in place go to `gathered`, outputs that are halves to `wide`.
     fn run_rows<const N: usize>(
         &mut self,
         rows: Range<usize>,
@@ -228,7 +229,7 @@ impl<T: Real> RowBlock<'_, T> {
     }
 }
 
-/// Sets `to` to the sum of rows, rounded, and returns what is there, widened in `room` if need be.
+/// Sets `to` to the sum of rows, rounded, and returns it widened, in `room` if `to` is of halves.
 fn added<'a, T: Real>(x: [&[T::Wide]; 2], to: &'a mut [T], room: &'a mut [T::Wide]) -> &'a [T::Wide] {
     if let Some(to) = T::as_wide_mut(to) {
         dispatch(Add { x, to });
@@ -256,6 +257,7 @@ impl<T: Float> Kernel for Add<'_, T> {
     }
 }
 
+/// Runs a [`RowKernel`] for some rows on the process's instruction set.
 struct RunRows<'a, K, T, const N: usize> {
     kernel: &'a K,
     rows: Rows<'a, T, N>,
@@ -281,7 +283,7 @@ impl<T: Float, K: RowKernel<T, N>, const N: usize> Kernel for RunRows<'_, K, T, 
     }
 }
 
-/// A kernel for rows of a wide type, and for columns.
+/// A kernel of an operation that is computed by rows or by columns.
 pub(crate) trait LineKernel<T: Float, const N: usize>: RowKernel<T, N> + ColumnKernel<T, N> {}
 
 impl<T: Float, K: RowKernel<T, N> + ColumnKernel<T, N>, const N: usize> LineKernel<T, N> for K {}

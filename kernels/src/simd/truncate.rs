@@ -4,15 +4,15 @@
 
 macro_rules! truncate {
     ($($name:ident $from:ident $type:ident;)*) => {$(
-        #[doc = concat!("`x as ", stringify!($type), "`: without the fraction, the nearest there is, 0 of a NaN.")]
+        #[doc = concat!("`x as ", stringify!($type), "`: without the fraction; the nearest that the type holds; 0 of a NaN.")]
         #[inline(always)]
         pub(crate) fn $name(x: $from) -> $type {
-            // Both bounds are powers of two, which floats hold; -MIN is one more than MAX. A NaN is the lower one at first.
+            // Both bounds are powers of two, which floats hold; -MIN is one more than MAX. A NaN becomes the lower bound here, and 0 at the end.
             const END: $from = -($type::MIN as $from);
             const LAST: $from = $from::from_bits(END.to_bits() - 1);
             let raised = if x > -END { x } else { -END };
             let held = if raised < LAST { raised } else { LAST };
-            // SAFETY: without its fraction the number is from MIN to MAX.
+            // SAFETY: without its fraction `held` is from MIN to MAX.
             let cut = unsafe { held.to_int_unchecked::<$type>() };
             let cut = if x >= END { $type::MAX } else { cut };
             if x.is_nan() { 0 } else { cut }
@@ -26,7 +26,7 @@ truncate! {
     truncate_f32_to_i32 f32 i32;
 }
 
-/// The integer of a float that holds one from 0 to 2^24, in few instructions; some such number of any other.
+/// A float that holds an integer from 0 to 2^24 as that integer, in few instructions. Any other float gives some integer of that range.
 #[inline(always)]
 pub(crate) fn small_integer(x: f32) -> i32 {
     const MOST: f32 = (1 << 24) as f32;
