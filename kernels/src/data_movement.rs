@@ -1,5 +1,5 @@
 //! Kernels that only move elements: [`fill`], [`reverse`] and [`choose`], compiled once for each element size and not
-//! for each dtype; and the runs of a strided destination ([`for_each_run_mut`]). `full`, `fill_`, `flip`, `where_`, `cat`, `pad` and `tril` use them.
+//! for each dtype; and the runs of a strided destination ([`for_each_run_mut`]). `fill_`, `cast`, `flip`, `where_` and the block reader use them.
 
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use phalanx_tensor::{Layout, Loops};

@@ -1,7 +1,8 @@
-//! A function of vectors over a block whose inputs and output are of any type that is computed in the vectors'.
+//! A pointwise function over a block: inputs and output may be of any type that is computed in the vectors' type.
 //!
-//! Halves are widened and rounded in registers. Which type a slice has is found out for each strip of a few vectors, so
-//! that a function is compiled once for f32 and halves.
+//! Halves are widened and rounded in registers. Each strip of a few vectors branches on a slice's type, so
+//! that a function is compiled once for f32 and halves. [`apply`] takes slices of one length, [`apply_to_lines`] broadcast lines,
+//! [`map_apart`] inputs that are not contiguous.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
@@ -13,25 +14,25 @@ use crate::block_reader::{BlockReader, BlockScratch, BlockSplit};
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
 
-/// Inputs seen as lines of one length, as many as the output has, which lie one after the other there.
+/// Inputs seen as lines of one length, one for each line of the output; the output's lines lie one after the other.
 #[derive(Clone, Copy)]
 pub(crate) struct Lines<'a, W, const N: usize> {
     pub(crate) x: [Input<'a, W>; N],
-    /// How far apart the lines of each begin; 0 if all are the same.
+    /// The stride of each input's lines; 0 if all lines are the same.
     pub(crate) steps: [usize; N],
     /// The length of a line.
     pub(crate) width: usize,
 }
 
-/// A function of `N` inputs, erased so that the frame around it is compiled once and not for every function. To be called by
-/// [`apply`] or [`apply_to_lines`].
+/// A pointwise function of `N` inputs as a trait object, so that the code around it is compiled once and not for every function. Only
+/// [`apply`] and [`apply_to_lines`] call it.
 pub(crate) type LineFn<'a, W, const N: usize> = &'a (dyn Fn(Lines<'_, W, N>, Output<'_, W>) + Sync);
 
 /// Vectors that are computed together.
 const STRIP: usize = GROUP / LANES_MAX;
 
-/// Calls `f` for an output of any length, which shares no memory with the inputs. These are as long, or the same everywhere. An
-/// output shorter than a group is filled up to one.
+/// Calls `f` for an output of any length, which shares no memory with the inputs. Inputs are as long, or one number. An
+/// output shorter than [`GROUP`] is computed in a buffer of that length.
 pub(crate) fn apply<W: Float, const N: usize>(
     f: LineFn<'_, W, N>,
     inputs: [Input<'_, W>; N],
@@ -54,7 +55,7 @@ pub(crate) fn apply<W: Float, const N: usize>(
     dispatch(Round { x: &results, to: out });
 }
 
-/// [`apply`] for whole lines; those shorter than a group come singly.
+/// [`apply`] for lines of [`GROUP`] elements or more, or a single shorter one.
 pub(crate) fn apply_to_lines<W: Float, const N: usize>(
     f: LineFn<'_, W, N>,
     lines: Lines<'_, W, N>,
@@ -64,7 +65,7 @@ pub(crate) fn apply_to_lines<W: Float, const N: usize>(
     if lines.width < GROUP { apply(f, lines.x, out) } else { f(lines, out) }
 }
 
-/// The body of a [`LineFn`]; a function of its own, so that the halves share f32's.
+/// The body of a [`LineFn`]. Not inlined, so that f32 and halves share the code.
 #[inline(never)]
 pub(crate) fn run<W: Float, const N: usize>(
     f: impl Pointwise<N>,
@@ -85,7 +86,7 @@ impl<W: Float, F: Pointwise<N>, const N: usize> Kernel for PointwiseBlock<'_, W,
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        // Without vectors single elements do, in less code.
+        // Without vectors a strip of one element needs less code.
         if W::Vec::<S>::LANES == 1 { self.strips::<S, 1>() } else { self.strips::<S, STRIP>() }
     }
 }
@@ -116,7 +117,7 @@ impl<W: Float, F: Pointwise<N>, const N: usize> PointwiseBlock<'_, W, F, N> {
     }
 }
 
-/// The first elements.
+/// Widens the first elements of an input.
 struct Widen<'a, W> {
     x: Input<'a, W>,
     to: &'a mut [W],
@@ -135,6 +136,7 @@ impl<W: Float> Kernel for Widen<'_, W> {
     }
 }
 
+/// Rounds the first elements of a group to the output's type.
 struct Round<'a, W> {
     x: &'a [W; GROUP],
     to: Output<'a, W>,
@@ -212,10 +214,10 @@ fn store<W: Float, S: Isa, const M: usize>(
     }
 }
 
-/// Lines that are computed by one call at most: so many numbers of an input that has one for each.
+/// Lines that are computed by one call at most: an input that has a number for each line needs a buffer of so many.
 const LINES_MAX: usize = 64;
 
-/// A piece by whichever way its inputs allow: lines of `width` elements if there are such.
+/// Computes a piece of the output: by lines of `width` elements if the inputs have such, else by gathered blocks.
 #[inline(never)]
 pub(super) fn map_apart<T: Real, const N: usize>(
     f: LineFn<'_, T::Wide, N>,
@@ -230,7 +232,7 @@ pub(super) fn map_apart<T: Real, const N: usize>(
     }
 }
 
-/// PointwiseBlock by block, each gathered.
+/// Computes a piece block by block, each gathered.
 fn map_gathered<T: Real, const N: usize>(
     f: LineFn<'_, T::Wide, N>,
     sources: &[BlockReader<'_, T>; N],
@@ -249,8 +251,8 @@ fn map_gathered<T: Real, const N: usize>(
     });
 }
 
-/// Lines of `width` elements, see [`crate::block_reader::line_width`], many by one call: elements are read in place. What a piece
-/// has of lines that it shares with its neighbours is computed apart.
+/// Computes a piece by lines of `width` elements ([`crate::block_reader::line_width`]), many by one call: elements are read in place. A line that
+/// the piece shares with its neighbours is computed by itself.
 fn map_lines<T: Real, const N: usize>(
     f: LineFn<'_, T::Wide, N>,
     sources: &[BlockReader<'_, T>; N],

@@ -1,4 +1,5 @@
-//! Pointwise operations on a GPU: which kernel, which layout, which arguments.
+//! Pointwise operations on a GPU: the launches of `pointwise.cu` (bodies over vectors, as traced text) and of `expression.cu` (scalar functions as
+//! CUDA text).
 
 use phalanx_tensor::cuda::{Args, Grid, Program};
 use phalanx_tensor::{DType, Element, Result, Tensor};
@@ -143,11 +144,11 @@ pub(crate) fn evaluate_in(
     })
 }
 
-/// How a kernel finds the elements.
+/// How a kernel finds the elements: the layout of inputs and output.
 pub(crate) enum Arrangement {
-    /// There are none.
+    /// There are no elements.
     Empty,
-    /// In one order, aligned.
+    /// All contiguous and aligned.
     Contiguous { lanes: usize },
     /// By strides; with aligned packets of `lanes`.
     Strided { layout: Box<Strided>, lanes: usize },

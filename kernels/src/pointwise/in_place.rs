@@ -1,4 +1,5 @@
-//! Pointwise operations whose result lies where an input was.
+//! Pointwise operations whose result is written over an input: [`modify`] for operations in place, [`map_over`] for an input that is not needed
+//! any more.
 
 use phalanx_tensor::{Result, Tensor};
 
@@ -9,9 +10,9 @@ use crate::check;
 use crate::dispatch::by_device;
 use crate::real::{Real, for_real};
 
-/// Elements of a small tensor: to clear the scratch of a whole block takes longer than its operation.
+/// Buffer length for a small tensor: clearing a whole block's buffer would take longer than the operation.
 const FEW: usize = BLOCK / 16;
-/// Elements of a larger one that are copied at a time.
+/// Buffer length for a larger tensor.
 const MANY: usize = BLOCK / 2;
 
 /// Sets `to` to `f(to, x)` in place, for floating-point tensors; without an `x` the second element is the first

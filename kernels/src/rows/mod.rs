@@ -177,7 +177,7 @@ impl<T: Real> RowBlock<'_, T> {
     ) {
         let direct = T::as_wide(&[]).is_some();
         let together = (TOGETHER / shape.width.max(1)).clamp(1, self.count);
-        // Whole cache lines each, as rows of tensors have, so that no row straddles another's lines.
+        // Whole cache lines each, as rows of tensors have: places within a page that overlap by half a line would stall (4K aliasing).
         let room = (together * shape.width).next_multiple_of(LANES_MAX);
         let places = |yes: bool| if yes { room } else { 0 };
         let gathered = sources.each_ref().map(|source| places(!source.is_wide()));

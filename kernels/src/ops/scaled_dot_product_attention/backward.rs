@@ -1,6 +1,6 @@
-//! The backward pass: scores are made again tile by tile from what the forward pass kept of each query.
+//! The backward pass: scores are computed again tile by tile, from the maximum and the sum that the forward pass kept of each query.
 //!
-//! One thread does all query heads that share a key head, blocks of queries ascending, blocks of keys inside; so each
+//! A task on a CPU is a key head with all query heads that share it ([`KeyHeadPart`]): blocks of queries ascending, blocks of keys inside. So each
 //! gradient's additions have one order.
 
 use std::ops::Range;
@@ -126,7 +126,7 @@ fn backward_on_gpu(
     cuda::backward(op, problem, inputs, stats, (mask, keep.as_ref()), made)
 }
 
-/// The gradients of these inputs in one tensor, head after head; that of the scores is none of it.
+/// The gradients of query, key and value as parts of `whole`, head after head. The gradient of the scores is no part of it.
 fn parts(whole: &Tensor, inputs: [&Tensor; 3]) -> Result<[Option<Tensor>; 4]> {
     let mut first = 0;
     let part = |input: &Tensor| {
@@ -138,7 +138,7 @@ fn parts(whole: &Tensor, inputs: [&Tensor; 3]) -> Result<[Option<Tensor>; 4]> {
     Ok([dq?, dk?, dv?, None])
 }
 
-/// What all threads read.
+/// What all tasks read.
 struct BackwardPass<'a, T: Real> {
     problem: Problem,
     /// Query, key, value, output and the output's gradient.
@@ -148,17 +148,17 @@ struct BackwardPass<'a, T: Real> {
     stats: Vec<T::Wide>,
 }
 
-/// A key head and the query heads that share it, worked on by one thread. What is not wanted is absent or empty.
+/// A task: a key head and the query heads that share it, with the gradients that it writes. Gradients that are not wanted are absent or empty.
 struct KeyHeadPart<'a, T: Real> {
     key_head: usize,
-    /// One a query head.
+    /// One for each query head.
     dq: Vec<SubMatMut<'a, T>>,
     dk: Option<SubMatMut<'a, T>>,
     dv: Option<SubMatMut<'a, T>>,
     slopes: &'a mut [T::Wide],
 }
 
-/// A thread's working memory.
+/// Scratch memory of a task.
 struct BackwardBuffers<'a, T> {
     keys: Rows<'a, T>,
     values: Rows<'a, T>,
@@ -169,11 +169,11 @@ struct BackwardBuffers<'a, T> {
     slopes: &'a mut [T],
     bias: &'a mut [T],
     kept: &'a mut [T],
-    /// Zeros, and scores of few queries.
+    /// Zeros at first; [`tile::Tile::products`] puts the scores of few queries here.
     room: &'a mut [T],
 }
 
-/// What is held of a block of queries: themselves and the output's gradient as columns, and room for rows.
+/// Scratch memory for a block of queries: the queries and the output's gradient as rows and transposed, the output as rows.
 struct QueryBuffers<'a, T> {
     dq: &'a mut [T],
     rows: &'a mut [T],
@@ -184,7 +184,7 @@ struct QueryBuffers<'a, T> {
 }
 
 impl<T: Real> BackwardPass<'_, T> {
-    /// The first three results are parts of `whole`, if there is one.
+    /// Computes the gradients in `made`. The first three are parts of `whole`, if there is one.
     fn run(
         &self,
         op: &'static str,
@@ -241,7 +241,7 @@ impl<T: Real> BackwardPass<'_, T> {
             [self.inputs[1].room(p.keys), self.inputs[2].room(p.keys), p.keys * depth, p.keys * value];
         let block = [depth, depth, depth, value, value, value].map(|row| QUERIES * row);
         let tile = |wanted: bool| if wanted { KEYS_BACKWARD * QUERIES } else { 0 };
-        // A mask's tile is transposed from rows beside it.
+        // The second half is for the rows that a mask's tile is transposed from.
         let bias = 2 * tile(!matches!(self.mask, Mask::None));
         let tiles = [tile(true), tile(true), bias, tile(self.keep.is_some()), ROOM];
         carve(whole, |[keys, values, dk, dv]| {
@@ -277,7 +277,7 @@ impl<T: Real> BackwardPass<'_, T> {
         });
     }
 
-    /// One block of queries of the group's head number `member`, from number `first` on: how many they are.
+    /// Adds the gradients of a block of queries, from number `first` on, of the group's head number `member`. Returns how many queries they are.
     fn run_block(
         &self,
         part: &mut KeyHeadPart<'_, T>,
@@ -341,7 +341,7 @@ impl<T: Real> BackwardPass<'_, T> {
         count
     }
 
-    /// Scores of keys outside of `seen`, which these queries do not see, have gradient 0.
+    /// Sets the gradient of the scores of keys outside of `seen`, which these queries do not see, to 0.
     fn hide(
         &self,
         part: &mut KeyHeadPart<'_, T>,

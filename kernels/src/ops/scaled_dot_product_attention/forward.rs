@@ -1,7 +1,5 @@
-//! The forward pass: a head's queries in blocks, each block taking in the keys block by block with a running softmax.
-//!
-//! Source: Dao, Fu, Ermon, Rudra, Ré: FlashAttention (2022); Milakov, Gimelshein: Online normalizer calculation for
-//! softmax (2018).
+//! The forward pass on a CPU. Heads are cut into tasks of some queries each ([`QueryPart`]); a task takes its queries in blocks, and each block meets
+//! the keys block by block with an online softmax (`tile.rs`).
 
 use phalanx_tensor::{Result, Tensor};
 
@@ -13,10 +11,10 @@ use crate::gemm::SubMatMut;
 use crate::real::Real;
 use crate::simd::{Float, dispatch};
 
-/// Pieces for each thread, where there are so many heads.
+/// Tasks for each thread, if there are so many heads.
 pub(super) const PIECES: usize = 16;
 
-/// A part of one head's queries, worked on by one thread.
+/// A task: some queries of one head, with the parts of the results that they write.
 struct QueryPart<'a, T: Real> {
     head: usize,
     first: usize,
@@ -38,7 +36,7 @@ pub(super) fn run<T: Real>(
     let inputs = [query?, key?, value?];
     let (layout, mut out) = HeadLayout::open::<T>(op, out)?;
     let mut stats = stats.write::<T::Wide>(op)?;
-    // Blocks of queries do not depend on each other, so how a head is layout does not show in the bits.
+    // Blocks of queries do not depend on each other, so the cut changes no bit.
     let cuts = (2 * pool.threads()).div_ceil(problem.heads.max(1));
     let cuts = if problem.heads >= 4 * pool.threads() { 1 } else { cuts };
     let size = problem.queries.div_ceil(cuts).next_multiple_of(QUERIES).max(1);
@@ -74,7 +72,7 @@ impl<T: Real> QueryPart<'_, T> {
             QUERIES * depth_row,
             QUERIES * value_row,
             tile(true),
-            2 * tile(!matches!(mask, Mask::None)), // a mask's tile is transposed from rows beside it
+            2 * tile(!matches!(mask, Mask::None)), // the second half is for the rows that a mask's tile is transposed from
             tile(keep.is_some()),
             ROOM,
         ];
@@ -91,7 +89,7 @@ impl<T: Real> QueryPart<'_, T> {
         });
     }
 
-    /// The block of queries from number `at` of this part on: how many they are.
+    /// Computes the block of queries from number `at` of this part on. Returns how many they are.
     fn block(
         &mut self,
         problem: &Problem,
@@ -138,7 +136,7 @@ impl<T: Real> QueryPart<'_, T> {
     }
 }
 
-/// A thread's working memory.
+/// Scratch memory of a task.
 struct ForwardBuffers<'a, T> {
     keys: Rows<'a, T>,
     values: Rows<'a, T>,
@@ -148,6 +146,6 @@ struct ForwardBuffers<'a, T> {
     scores: &'a mut [T],
     bias: &'a mut [T],
     kept: &'a mut [T],
-    /// Zeros, and scores of few queries.
+    /// Zeros at first; [`tile::Tile::products`] puts the scores of few queries here.
     room: &'a mut [T],
 }

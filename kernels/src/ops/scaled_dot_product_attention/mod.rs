@@ -1,13 +1,25 @@
-//! Attention in tiles: the scores are made a tile at a time and never stored whole, forward and backward.
+//! Scaled dot-product attention in tiles, as FlashAttention: scores are computed a tile at a time and never stored whole, forward and backward.
 //!
 //! ```text
-//! tile      a block of keys against a block of queries
-//! operand   strided tensors as padded rows; masks as tiles
-//! first_keys  the first key that a query sees, and blocks that end where documents do
-//! dropout   probabilities left out, by their place
-//! forward   all blocks of a head      backward   the same
-//! cuda      the same on a GPU
+//!                 keys of a head                       forward: a task has some queries of a head. For each block of queries:
+//!             | tile | tile | tile |                     for each block of keys:   scores = q k' scale + mask
+//!    block of +------+------+------+                       new maximum, exponentials, running sum (online softmax)
+//!    queries  | s, p | s, p |  -   |  - : hidden by        out = out * shrink + p v
+//!             +------+------+------+  the causal mask    out / sum; stats = (maximum, 1 / sum) of each query
+//!             | s, p | s, p | s, p |
+//!             +------+------+------+                   backward: a task has a key head and the query heads that share it.
+//!                                                        for each block of queries, for each block of keys:
+//!                                                          scores again, p = exp(s - maximum) / sum;  dv += p' dy
+//!                                                          ds = p (dy v' - delta);  dk += ds' q;  dq += ds k
+//!
+//!  mod          arguments, shapes, the choice of the device's kernel
+//!  forward      the tasks of the forward pass            backward     those of the backward pass
+//!  tile         a tile's products and its softmax        operand      heads of strided tensors as padded rows; masks as tiles
+//!  first_keys   documents packed in one row              dropout      which probabilities are dropped, by their position
+//!  cuda         the same on a GPU
 //! ```
+//!
+//! Source: Dao, Fu, Ermon, Rudra, Ré: FlashAttention (2022); Milakov, Gimelshein: Online normalizer calculation for softmax (2018).
 
 mod backward;
 mod cuda;
@@ -135,7 +147,7 @@ pub fn attention_in_tiles(
     Ok(!query.device().is_cuda() || problem.deepest() <= cuda::DEPTH_MAX)
 }
 
-/// The scores of keys behind their queries.
+/// The number of scores that the causal mask hides.
 fn unseen(queries: usize, keys: usize) -> usize {
     // Query i does not see the keys from i + 1 on.
     let rows = queries.min(keys.saturating_sub(1));
@@ -143,7 +155,7 @@ fn unseen(queries: usize, keys: usize) -> usize {
 }
 
 impl Problem {
-    /// Counts products of so many multiplications for each score. Of causal attention those that are seen.
+    /// Counts `each` multiplications for each score that the causal mask does not hide.
     fn count(&self, each: usize) {
         let (queries, keys) = (self.queries, self.keys);
         let unseen = if self.causal { unseen(queries, keys) } else { 0 };
@@ -227,7 +239,7 @@ impl Problem {
     }
 }
 
-/// How the heads of one query each are joined.
+/// How query heads that share a key head become the queries of one head, where each has a single query (decoding).
 #[derive(Clone, Copy)]
 struct Groups {
     /// Heads, and how many share a key head.
@@ -236,7 +248,7 @@ struct Groups {
 }
 
 impl Groups {
-    /// What can be joined with the same bits: no query has a number of its own that matters. A GPU's tiles join heads
+    /// `None` if joining would change bits, because a query's number matters (causal mask, dropout, first keys), and on a GPU, whose tiles join heads
     /// themselves.
     fn new(problem: &Problem, query: &Tensor, mask: Option<&Tensor>, config: &Attention) -> Option<Groups> {
         let numbered = config.is_causal
@@ -255,7 +267,7 @@ impl Groups {
         self.seen_as(tensor, [self.heads / self.group, self.group])
     }
 
-    /// And back.
+    /// The inverse of [`Groups::join`].
     fn part(self, tensor: &Tensor) -> Result<Tensor> {
         self.seen_as(tensor, [self.heads, 1])
     }
@@ -267,7 +279,7 @@ impl Groups {
         tensor.reshape(&shape)
     }
 
-    /// The mask that queries joined so see.
+    /// The mask for joined queries.
     fn join_mask(self, problem: &Problem, query: &Tensor, mask: Option<&Tensor>) -> Result<Option<Tensor>> {
         mask.map(|mask| self.join(&mask.broadcast_to(&problem.scores_shape(query))?)).transpose()
     }

@@ -1,9 +1,11 @@
-//! Attention on a GPU: which kernels, compiled for what, and their arguments.
+//! Attention on a GPU: the launches of its kernels.
 //!
 //! ```text
-//! view      strided tensors as kernels take them       variant   what kernels are compiled for, sizes of blocks
-//! forward.cu   backward_keys.cu   backward_queries.cu  on tensor cores, over tile.cuh
-//! general.cu   the same without                        sums.cu, keep.cu, first_keys.cu   what surrounds them
+//! Launcher       what the launches of a call share: operands, mask, variant      view      strided tensors as kernel arguments
+//! variant        the macros that kernels are compiled with; sizes of blocks
+//! forward.cu     backward_keys.cu     backward_queries.cu                        by tensor cores, over tile.cuh
+//! general.cu     the same by multiply-adds, for f32, f64 and deep heads
+//! sums.cu        delta = sum(dy out) of each query      keep.cu      the factors of dropout     first_keys.cu   checks first keys
 //! ```
 
 mod variant;
@@ -32,7 +34,7 @@ const SUMS: &[File] = &[PRELUDE, PROBLEM, ("sums.cu", include_str!("sums.cu"))];
 const KEEP: &[File] = &[PRELUDE, PROBLEM, ("keep.cu", include_str!("keep.cu"))];
 const FIRST_KEYS: &[File] = &[PRELUDE, FAULT, PROBLEM, ("first_keys.cu", include_str!("first_keys.cu"))];
 
-/// Output and numbers of each query.
+/// Sets the output and each query's maximum and inverse sum.
 pub(super) fn forward(
     op: &'static str,
     problem: &Problem,
@@ -94,7 +96,7 @@ pub(super) fn backward(
     Ok(())
 }
 
-/// What the dropout multiplies probabilities with.
+/// Sets `out` to the factors that dropout multiplies probabilities with.
 pub(super) fn keep(
     op: &'static str,
     query: &Tensor,
@@ -115,7 +117,7 @@ pub(super) fn keep(
     call.launch((KEEP, "keep.cu"), "attention_keep", block, (usize::from(words > 0), words), args)
 }
 
-/// What is given for a pointer.
+/// An operand of a kernel: its pointer and its strides.
 #[derive(Default)]
 enum KernelOperand<'a> {
     #[default]
@@ -132,7 +134,7 @@ impl<'a> KernelOperand<'a> {
         tensor.as_mut().map_or(KernelOperand::None, KernelOperand::Write)
     }
 
-    /// The pointer, and the strides of batch, head and row.
+    /// Adds the pointer, and the strides of batch, head and row, to the arguments.
     fn operand(self, args: Args<'a>) -> Result<Args<'a>> {
         let strides = match &self {
             KernelOperand::None => [0; 3],
@@ -158,7 +160,7 @@ fn contiguous_strides(tensor: &Tensor) -> [u64; 3] {
     [batch, head, row].map(|n| n as u64)
 }
 
-/// What is kept of each query, and the scores' gradient.
+/// The statistics of each query, and the scores' gradient.
 #[derive(Default)]
 struct StatsArgs<'a> {
     stats: KernelOperand<'a>,
@@ -166,7 +168,7 @@ struct StatsArgs<'a> {
     slopes: KernelOperand<'a>,
 }
 
-/// What the launches of a call have in common.
+/// What the launches of one call have in common.
 struct Launcher<'c> {
     op: &'static str,
     gpu: &'static Gpu,
@@ -221,7 +223,7 @@ impl<'c> Launcher<'c> {
         })
     }
 
-    /// The kernels' `Problem`, field by field.
+    /// The kernels' argument `Problem` (`problem.cuh`), field by field.
     fn args<'a, const N: usize>(
         &'a self,
         operands: [KernelOperand<'a>; N],
@@ -259,7 +261,7 @@ impl<'c> Launcher<'c> {
         Ok(args.value([p.scale, self.keep.map_or(1.0, |keep| keep.scale)]).value(counts))
     }
 
-    /// Finds first visible keys that are none, on the device.
+    /// Launches the check of first visible keys, which reports wrong ones as a fault of the device.
     fn check_first_keys(&self) -> Result<()> {
         let (heads, rows) = (self.problem.heads, self.problem.queries);
         if self.variant.mask != 3 || heads * rows == 0 {

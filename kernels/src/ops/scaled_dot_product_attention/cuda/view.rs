@@ -1,9 +1,9 @@
-//! [`StridedView`]: a tensor as the kernels take it, [batch items, heads, rows, columns] by strides.
+//! [`StridedView`]: a tensor as the kernels take it, [batch items, heads, rows, columns] by four strides.
 
 use phalanx_tensor::cuda::{Args, Scratch};
 use phalanx_tensor::{Result, Tensor};
 
-/// A tensor of any strides. Where they cannot be told in four numbers, its elements are gathered first.
+/// A tensor of any strides. If four numbers do not describe them, a contiguous copy is made first.
 pub(super) struct StridedView {
     tensor: Tensor,
     gathered: Option<Scratch>,
