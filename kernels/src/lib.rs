@@ -11,6 +11,7 @@
 //! | norms and losses | [`layer_norm`], [`rms_norm`], [`batch_norm`], [`cross_entropy`], [`nll_loss`] |
 //! | by index | [`index_select`], [`gather`], [`scatter_add`], [`cat`], [`pad`] |
 //! | optimizers, draws | [`ops::optim`], [`ops::random`] |
+//! | speed | [`flops()`] counts the arithmetic of a thread, [`peak_flops`] and [`peak_bandwidth`] measure a device |
 //! | the processor | [`isa`] tells the instruction set in use, [`available_isas`] what there is |
 //! | GPUs | [`cuda`] |
 

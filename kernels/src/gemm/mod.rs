@@ -1,12 +1,12 @@
 //! Matrix products C = A B on a CPU, over slices with any row and column strides: A is m x k, B is k x n, C is m x n.
 //!
-//! `matmul`, `linear` and the LSTM call [`gemm_batched`] and [`gemv`]; convolutions call [`gemm_by_offsets`], [`gemm_by_panel`] and
+//! `matmul`, `linear` and the LSTM call [`gemm_batched`] and [`gemv()`]; convolutions call [`gemm_by_offsets`], [`gemm_by_panel`] and
 //! [`gemm_segmented`]; attention calls [`gemm_small`] and [`gemm_few`]. All of them end in the micro-kernel (`micro_kernel.rs`).
 //!
 //! **Bits.** An element of A B is one chain of fused multiply-adds over ascending k, begun at zero, in f32 (f64 for
 //! f64). Its bits are those of `for k { sum = a.mul_add(b, sum) }`, whatever the number of rows and columns, strides,
 //! blocking, threads, batch, position or instruction set. There are two exceptions. AVX-512's dot product of bf16 pairs
-//! (`vdpbf16ps`) flushes subnormal inputs and sums to zero. [`gemv`] adds in another order, which k alone decides.
+//! (`vdpbf16ps`) flushes subnormal inputs and sums to zero. [`gemv()`] adds in another order, which k alone decides.
 //!
 //! **Blocking** after BLIS (Goto and van de Geijn: Anatomy of high-performance matrix multiplication, 2008; Van Zee and van de Geijn: BLIS,
 //! 2015). The words of this folder, with BLIS's names of the sizes:

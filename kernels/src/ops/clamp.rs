@@ -1,4 +1,4 @@
-//! Elements kept between bounds.
+//! [`clamp`]: elements limited to an interval.
 
 use phalanx_tensor::{Element, Error, Result, Scalar, Tensor};
 

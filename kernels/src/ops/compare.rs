@@ -1,4 +1,4 @@
-//! Comparisons, which give bools.
+//! Comparisons of elements, which give bools.
 
 use bytemuck::Zeroable;
 use phalanx_tensor::{DType, Result, Scalar, Tensor};

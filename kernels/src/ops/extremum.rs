@@ -1,4 +1,4 @@
-//! Extrema over dimensions, where they are, and the search for NaN.
+//! Extrema over dimensions ([`amax`], [`amin`]), their positions ([`argmax`], [`argmin`], [`max`], [`min`]), and the search for NaN ([`any_nan`]).
 
 use phalanx_tensor::cuda::{Args, Grid, Program, Scratch};
 use phalanx_tensor::{DType, Dim, Element, Error, Result, Tensor};

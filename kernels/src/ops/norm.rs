@@ -1,4 +1,4 @@
-//! Vector norms over dimensions.
+//! Vector norms over dimensions ([`norm`]), of any order.
 
 use phalanx_tensor::{DType, Dim, Error, Result, Tensor};
 

@@ -1,4 +1,4 @@
-//! Powers of two tensors, or of a tensor and a number.
+//! Powers of two tensors, or of a tensor and a number, and their gradients.
 
 use phalanx_tensor::{DType, Error, Result, Scalar, Tensor};
 

@@ -1,4 +1,4 @@
-//! Products over dimensions.
+//! Products over dimensions ([`prod`]), and of all other elements ([`prod_of_others`], for the gradient).
 
 use phalanx_tensor::{DType, Dim, Element, Result, Tensor};
 

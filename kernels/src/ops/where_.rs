@@ -1,4 +1,4 @@
-//! A choice between two elements.
+//! [`where_`] and [`masked_fill`]: a choice between two elements by a bool.
 
 use phalanx_tensor::{DType, Element, Result, Scalar, Tensor};
 

@@ -176,12 +176,12 @@ impl<T: Copy, U, F: Fn([T; N]) -> U, const N: usize> Kernel for Scalars<'_, T, U
 }
 
 /// A function of `N` slices of one length into another, a trait object as [`LineFn`] is.
-pub(crate) type Blockwise<'a, T, U, const N: usize> = &'a (dyn Fn([&[T]; N], &mut [U]) + Sync);
+pub(crate) type BlockFn<'a, T, U, const N: usize> = &'a (dyn Fn([&[T]; N], &mut [U]) + Sync);
 
 /// [`map_scalar`] by a function of whole blocks of stored elements.
 pub(crate) fn map_blocks<T: Element, U: Element, const N: usize>(
     op: &'static str,
-    f: Blockwise<'_, T, U, N>,
+    f: BlockFn<'_, T, U, N>,
     expression: &Expression<'_>,
     inputs: [&Tensor; N],
     out: &mut Tensor,
@@ -204,7 +204,7 @@ pub(crate) fn evaluate<const N: usize>(
 /// [`map_blocks`] on a CPU.
 pub(crate) fn map_stored<T: Element, U: Element, const N: usize>(
     op: &'static str,
-    f: Blockwise<'_, T, U, N>,
+    f: BlockFn<'_, T, U, N>,
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {

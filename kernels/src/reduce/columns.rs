@@ -293,7 +293,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
             let at = row * self.stride + column;
             let (terms, count) = if row + SIDE <= rows.end {
                 let terms = each::<_, SIDE>(|i| {
-                    // The next rows, which are far from these, are prefetched meanwhile. The first-level cache has no room for
+                    // The next rows, which are far from these, are prefetched meanwhile. The L1 cache has no room for
                     // them where all rows share its places.
                     W::Vec::<S>::prefetch_far(x.address(at + (SIDE + i) * self.stride));
                     term.of(x.load::<S>(at + i * self.stride, end - column, W::ZERO), shift)

@@ -152,7 +152,7 @@ pub(crate) trait Vector:
     #[inline(always)]
     fn prefetch(_address: *const Self::Elem) {}
 
-    /// As [`Vector::prefetch`], but no nearer than the second-level cache: for many lines that the first has one place for.
+    /// As [`Vector::prefetch`], but into the L2 cache at most: for many lines that fall into one set of the L1 cache.
     #[inline(always)]
     fn prefetch_far(_address: *const Self::Elem) {}
 

@@ -16,7 +16,7 @@ use crate::real::{Input, Real};
 use crate::rows::{Row, RowKernel, lanes};
 use crate::simd::{Float, Isa, Vector};
 
-/// Keeps a mean and a variance.
+/// Stores a mean, in two parts, the inverse deviation and the variance.
 pub(super) fn keep<T: Float>(mean: f64, var: f64, eps: f64, kept: &mut [T]) {
     let high = T::from_f64(mean);
     let rest = [mean - high.to_f64(), 1.0 / (var + eps).sqrt(), var];
@@ -49,11 +49,11 @@ impl<T: Float> RowKernel<T, 2> for Sums<'_, T> {
     }
 }
 
-/// For every channel the two parts of its mean and `N` coefficients.
+/// For every channel the two parts of its mean and `N` coefficients, each as a vector over the channels.
 pub(super) struct ChannelLines<T, const N: usize> {
     mean: [Vec<T>; 2],
     coefficients: [Vec<T>; N],
-    /// The rows that a channel of an item is; none if a row is all channels.
+    /// How many rows a channel of an item is cut into; `None` if a row is an item's channels.
     parts: Option<usize>,
 }
 
@@ -70,12 +70,12 @@ impl<T: Float, const N: usize> ChannelLines<T, N> {
         }
     }
 
-    /// All of them, each for every channel.
+    /// All vectors: the mean's parts, then the coefficients.
     pub(super) fn all(&self) -> Vec<&[T]> {
         self.mean.iter().chain(&self.coefficients).map(Vec::as_slice).collect()
     }
 
-    /// The channel that a row is of, if it is of one.
+    /// The channel of a row; `None` if a row is an item's channels.
     #[inline(always)]
     fn channel(&self, row: usize) -> Option<usize> {
         Some(row / self.parts? % self.mean[0].len())
@@ -196,7 +196,7 @@ fn map_lines<T: Real, const N: usize>(
     update(op, y, |mut start, mut target: &mut [T]| {
         while !target.is_empty() {
             let (skip, channel) = (start % width, start / width % channels.channels);
-            // A line that is shared with the pieces beside this one is computed apart.
+            // A line that this piece shares with its neighbours is computed by itself.
             let left = (width - skip).min(target.len());
             let most = if by_item { usize::MAX } else { channels.channels - channel };
             let count = if left == width { (target.len() / width).min(most) } else { 1 };

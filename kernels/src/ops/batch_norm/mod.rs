@@ -19,7 +19,7 @@ use crate::simd::Float;
 /// Numbers kept of a channel: the mean's two parts, the inverse deviation, and the variance.
 const KEPT: usize = 4;
 
-/// Elements of a row at most, where a channel of an item can be cut into as many: they stay in the first-level cache.
+/// Elements of a row at most, where a channel of an item can be cut into as many: they stay in the L1 cache.
 const ROW_MAX: usize = 1024;
 
 /// The options of batch normalisation.

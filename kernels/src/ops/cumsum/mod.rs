@@ -1,5 +1,4 @@
-//! Running sums, products, extrema and logarithms of sums along a dimension: one scan, with another way to put two
-//! numbers together for each.
+//! Scans along a dimension: running sums, products, extrema and logarithms of sums, each with a merge of its own.
 
 use phalanx_tensor::cuda::{Args, Grid, Program};
 use phalanx_tensor::{DType, Dim, Element, Error, Result, Tensor};
@@ -69,7 +68,7 @@ fn scanned(
     Ok(out)
 }
 
-/// How a GPU puts the numbers `a` and `b` together, `a` being of earlier elements, and what leaves the others as they are.
+/// How a GPU merges the numbers `a` (of earlier elements) and `b`, as CUDA text, and the neutral element.
 #[derive(Clone, Copy)]
 struct Merge {
     text: &'static str,
@@ -308,7 +307,7 @@ pub fn logcumsumexp(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
     running_by("logcumsumexp", x, dim, merge, (add_logarithms, f64::NEG_INFINITY), (i64::wrapping_add, 0))
 }
 
-/// How numbers are put together on a CPU, and what leaves the others as they are.
+/// How numbers are merged on a CPU, and the neutral element.
 type With<T> = (fn(T, T) -> T, T);
 
 fn running_by(

@@ -1,4 +1,4 @@
-//! Group normalisation: the channels of an item in groups, each normalised over its channels and places.
+//! Group normalisation: the channels of an item are in groups, and each group is normalised over its channels and places, as a row of layer norm.
 
 use phalanx_tensor::cuda::Args;
 use phalanx_tensor::{Error, Result, Tensor};
@@ -138,6 +138,7 @@ impl Groups {
     }
 }
 
+/// The forward pass of a row, which is a group of an item: standardises it, and applies each channel's weight and bias.
 struct ForwardRow<'a, T> {
     weight: &'a [T],
     bias: &'a [T],
@@ -165,6 +166,7 @@ impl<T: Float> RowKernel<T, 1> for ForwardRow<'_, T> {
     }
 }
 
+/// The backward pass of a row: `dx`, and the parts of `dw` and `db` of its channels.
 struct BackwardRow<'a, T> {
     weight: &'a [T],
     stats: &'a [T],
@@ -196,7 +198,7 @@ impl<T: Float> RowKernel<T, 2> for BackwardRow<'_, T> {
         }
         let (mut sum, mut product) = (T::ZERO, T::ZERO);
         for (i, (x, dy)) in x.chunks(places).zip(dy.chunks(places)).enumerate() {
-            // Beyond a channel's end the gradient is 0, so what stands for x there does not matter.
+            // A partial vector is filled up with gradients of 0, so that its values of x do not matter.
             let [of_dy, of_product] =
                 lanes::sums([x, dy], [T::ZERO; 2], |[x, dy]: [T::Vec<S>; 2]| [dy, dy * standard.of(x)]);
             dw[first + i] += of_product;

@@ -138,8 +138,8 @@ fn scatter_on_cpu(
     Ok(())
 }
 
-/// Slabs, the parts of `out` at each place of the dimensions before `dim`, are independent. Whether all indices were in
-/// range; each slab looks at its own.
+/// Adds element by element. Slabs (the parts of `out` at each position of the dimensions before `dim`) are independent, and threads take whole
+/// slabs. Returns whether all indices were in range; each slab checks its own.
 fn add<T: Summand>(
     op: &'static str,
     dim: usize,
@@ -253,11 +253,11 @@ fn add_numbers_on_gpu(
     }
 }
 
-/// So many positions ahead rows are prefetched, and so many bytes of each.
+/// How many positions ahead rows are prefetched, and how many bytes of each.
 const AHEAD: usize = 6;
 const BROUGHT_MAX: usize = 512;
 
-/// The positions that name each row.
+/// The positions of an index, sorted by the row that they name (a counting sort).
 struct Owners {
     /// Where each row's positions begin, and the end of the last.
     starts: Vec<usize>,
@@ -270,7 +270,7 @@ impl Owners {
         let (mut starts, mut positions) = (vec![0; rows + 2], vec![0; indices.len()]);
         indices.iter().for_each(|&i| starts[i as usize + 2] += 1);
         (0..rows).for_each(|row| starts[row + 2] += starts[row + 1]);
-        // A row's start moves up to the next one's while its positions are put down.
+        // While a row's positions are written, its start moves to the start of the next row.
         for (position, &i) in indices.iter().enumerate() {
             let next = &mut starts[i as usize + 1];
             positions[*next] = position;
@@ -279,13 +279,13 @@ impl Owners {
         Owners { starts, positions }
     }
 
-    /// Where in [`Owners::positions`] a row's are.
+    /// The range of [`Owners::positions`] that a row has.
     fn of(&self, row: usize) -> Range<usize> {
         self.starts[row]..self.starts[row + 1]
     }
 }
 
-/// Sums for each row of `out`, seen as `[outer, rows, inner]` and contiguous, the rows of `source`, seen as
+/// Adds to each row of `out`, contiguous and seen as `[outer, rows, inner]`, the rows of `source`, seen as
 /// `[outer, positions, inner]`, whose position in `indices` names it.
 fn add_rows<T: Summand>(
     op: &'static str,
@@ -314,6 +314,7 @@ fn add_rows<T: Summand>(
     Ok(())
 }
 
+/// Adds rows of several elements: each destination row sums its own positions, ascending.
 fn add_owned<T: Summand>(
     pool: &Pool,
     owners: &Owners,
@@ -342,7 +343,7 @@ fn add_owned<T: Summand>(
                 }
                 let start = |position: usize| (line + position) * inner + part * BLOCK;
                 for nth in own.clone() {
-                    // The order of positions is not that in memory.
+                    // Rows of the source are read in another order than memory's, so that the hardware does not prefetch them.
                     let ahead = owners.positions.get(nth + AHEAD).and_then(|&p| source.address(start(p)));
                     ahead
                         .into_iter()
@@ -359,6 +360,7 @@ fn add_owned<T: Summand>(
     });
 }
 
+/// Adds rows of one element: position by position into sums of all rows of a line.
 fn add_elements<T: Summand>(
     pool: &Pool,
     at: &[i64],
@@ -393,7 +395,7 @@ fn add_elements<T: Summand>(
                 let old = &mut scratch[..target.len()];
                 old.copy_from_slice(target);
                 T::end_all(target, sums, end);
-                // What nothing is added to keeps its bits.
+                // A row that no index names keeps its bits.
                 for ((to, &old), &named) in target.iter_mut().zip(&*old).zip(named) {
                     *to = if named { *to } else { old };
                 }

@@ -1,4 +1,4 @@
-//! A rule over one item on the CPU: pieces for the pool's threads, blocks for the first-level cache.
+//! An optimizer's rule over one item on a CPU: pieces for the pool's threads, blocks for the L1 cache.
 
 use phalanx_tensor::{Element, Read, Result, Tensor};
 
@@ -93,7 +93,7 @@ fn take_front<'a, T>(slice: &mut &'a mut [T], len: usize) -> &'a mut [T] {
     front
 }
 
-/// One stretch, block by block, so that what is widened stays in the first-level cache.
+/// One stretch, block by block, so that widened elements stay in the L1 cache.
 fn step<T: Real, const N: usize>(
     apply: Apply<'_, T::Wide, N>,
     piece: &mut Piece<'_, T, N>,

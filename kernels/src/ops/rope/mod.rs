@@ -1,4 +1,6 @@
-//! Rotary position embedding.
+//! Rotary position embedding (RoPE).
+//!
+//! Source: Su, Lu, Pan, Murtadha, Wen, Liu: RoFormer (2021).
 
 use phalanx_tensor::cuda::{Args, Grid, Program};
 use phalanx_tensor::{DType, Error, Pool, Result, Tensor};
