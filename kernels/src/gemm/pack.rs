@@ -92,7 +92,12 @@ impl<T: GemmElem> Panels<'_, T> {
                             V::prefetch(src[lanes.clone()].as_ptr().wrapping_add(ahead).cast());
                         }
                         // A whole vector may overwrite the place after, which is written next.
-                        put(T::load_lines::<S>(&src[lanes], next), &mut dst[lane..], self.width - lane, true);
+                        store_lanes(
+                            T::load_lines::<S>(&src[lanes], next),
+                            &mut dst[lane..],
+                            self.width - lane,
+                            true,
+                        );
                     }
                 }
             }
@@ -176,7 +181,7 @@ impl<T: GemmElem> Panels<'_, T> {
                     V::transpose(&mut square);
                     for (i, row) in square[..count].iter().enumerate() {
                         let dst = &mut panel[(place + i) * self.width + first..];
-                        put(*row, dst, width, self.width == width);
+                        store_lanes(*row, dst, width, self.width == width);
                     }
                 }
             }
@@ -186,7 +191,7 @@ impl<T: GemmElem> Panels<'_, T> {
 
 /// Writes the first `width` lanes; all of the vector if that is faster and `may_spill` allows to overwrite what follows.
 #[inline(always)]
-fn put<V: Vector>(lanes: V, dst: &mut [V::Elem], width: usize, may_spill: bool) {
+fn store_lanes<V: Vector>(lanes: V, dst: &mut [V::Elem], width: usize, may_spill: bool) {
     if width >= V::LANES || may_spill && dst.len() >= V::LANES {
         lanes.store(dst);
     } else {

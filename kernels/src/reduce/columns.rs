@@ -49,7 +49,7 @@ where
     let (pool, parts) = (device.pool()?, view.n.div_ceil(rows).max(1));
     let whole = view.inner.min(BLOCK);
     let width = PIECE.div_ceil(rows.min(view.n).max(1)).next_multiple_of(whole);
-    let run = |slot: usize, scratch: &mut Scratch<T::Wide, W, K>, totals: &mut [[f64; K]]| {
+    let run = |slot: usize, scratch: &mut ColumnBuffers<T::Wide, W, K>, totals: &mut [[f64; K]]| {
         let (part, output) = (slot / outputs, slot % outputs);
         let rows = part * rows..view.n.min((part + 1) * rows);
         fold_columns(&source, view, reduction, rows, output, scratch, totals);
@@ -57,7 +57,7 @@ where
     if parts == 1 {
         pool.for_each_chunk(out, width, |piece, out| {
             let (start, mut scratch, mut totals) =
-                (piece * width, Scratch::new(&source, view.inner), [[0.0; K]; BLOCK]);
+                (piece * width, ColumnBuffers::new(&source, view.inner), [[0.0; K]; BLOCK]);
             for range in segments(start..start + out.len(), view.inner, scratch.width()) {
                 let totals = &mut totals[..range.len()];
                 run(range.start, &mut scratch, totals);
@@ -70,7 +70,7 @@ where
     with_scratch(parts * outputs * K, |slots: &mut [f64]| {
         let slots = slots.as_chunks_mut::<K>().0;
         pool.for_each_chunk(slots, width, |piece, slots| {
-            let (start, mut scratch) = (piece * width, Scratch::new(&source, view.inner));
+            let (start, mut scratch) = (piece * width, ColumnBuffers::new(&source, view.inner));
             for range in segments(start..start + slots.len(), view.inner, scratch.width()) {
                 run(range.start, &mut scratch, &mut slots[range.start - start..range.end - start]);
             }
@@ -115,7 +115,7 @@ fn join_parts<E, W: Float, const K: usize>(
 }
 
 /// Buffers of one thread.
-struct Scratch<E, W, const K: usize> {
+struct ColumnBuffers<E, W, const K: usize> {
     /// The buffer for gathered rows, empty until some are gathered, and the length that it then gets.
     rows: Vec<E>,
     room: usize,
@@ -125,14 +125,14 @@ struct Scratch<E, W, const K: usize> {
     along: Option<[usize; 2]>,
 }
 
-impl<E: Element, W: Float, const K: usize> Scratch<E, W, K> {
+impl<E: Element, W: Float, const K: usize> ColumnBuffers<E, W, K> {
     fn new<T: Real<Wide = E>>(source: &BlockReader<'_, T>, inner: usize) -> Self {
         let along = source.across(inner);
         let rows = match source.is_across() && along.is_none() {
             true => 16,
             false => SIDE.max(ALONG * ROWS / BLOCK),
         };
-        Scratch { rows: Vec::new(), room: rows * BLOCK, sums: [[W::ZERO; BLOCK]; K], along }
+        ColumnBuffers { rows: Vec::new(), room: rows * BLOCK, sums: [[W::ZERO; BLOCK]; K], along }
     }
 
     /// How many columns are reduced at a time.
@@ -167,7 +167,7 @@ fn fold_columns<T: Real, W: Float, const K: usize>(
     reduction: Reduction<'_, T::Wide, W, K>,
     rows: Range<usize>,
     output: usize,
-    scratch: &mut Scratch<T::Wide, W, K>,
+    scratch: &mut ColumnBuffers<T::Wide, W, K>,
     totals: &mut [[f64; K]],
 ) where
     T::Wide: Stored<W>,
@@ -175,7 +175,7 @@ fn fold_columns<T: Real, W: Float, const K: usize>(
     let (width, inner) = (totals.len(), view.inner);
     let first = output / inner * view.n * inner + output % inner;
     let (shifts, neutral) = (reduction.shifts_of(output..output + width), reduction.fold.start());
-    let Scratch { rows: gathered, room, sums, along } = scratch;
+    let ColumnBuffers { rows: gathered, room, sums, along } = scratch;
     let halves = T::Wide::HALVES;
     // Blocks and units begin at multiples of `SIDE` rows, so that the same rows are merged whatever the layout.
     let unit = if source.is_input(halves) { ROWS } else { (*room / width / SIDE * SIDE).min(ROWS) };

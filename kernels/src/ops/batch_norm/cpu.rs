@@ -17,7 +17,7 @@ use crate::rows::{Row, RowKernel, lanes};
 use crate::simd::{Float, Isa, Vector};
 
 /// Stores a mean, in two parts, the inverse deviation and the variance.
-pub(super) fn keep<T: Float>(mean: f64, var: f64, eps: f64, kept: &mut [T]) {
+pub(super) fn store_stats<T: Float>(mean: f64, var: f64, eps: f64, kept: &mut [T]) {
     let high = T::from_f64(mean);
     let rest = [mean - high.to_f64(), 1.0 / (var + eps).sqrt(), var];
     kept[0] = high;

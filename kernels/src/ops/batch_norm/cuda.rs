@@ -36,7 +36,7 @@ pub(super) fn forward(
     [y, stats]: [&mut Tensor; 2],
 ) -> Result<()> {
     match running {
-        Some(running) => given(op, x.dtype(), running, eps, stats)?,
+        Some(running) => running_stats(op, x.dtype(), running, eps, stats)?,
         None => measure(op, channels, x, eps, stats)?,
     }
     apply(op, channels, [x, stats], affine, y)
@@ -61,7 +61,13 @@ fn measure(op: &'static str, channels: &Channels, x: &Tensor, eps: f64, stats: &
 }
 
 /// Given statistics, kept as a batch's own.
-fn given(op: &'static str, dtype: DType, running: [&Tensor; 2], eps: f64, stats: &mut Tensor) -> Result<()> {
+fn running_stats(
+    op: &'static str,
+    dtype: DType,
+    running: [&Tensor; 2],
+    eps: f64,
+    stats: &mut Tensor,
+) -> Result<()> {
     let gpu = stats.device().gpu()?;
     let channels = stats.numel() / KEPT;
     // One type for both.

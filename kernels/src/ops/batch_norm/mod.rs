@@ -104,7 +104,7 @@ fn forward_on_cpu(
 ) -> Result<()> {
     for_real!(op, x.dtype(), T => {
         match running {
-            Some(running) => given::<T>(op, running, eps, stats)?,
+            Some(running) => running_stats::<T>(op, running, eps, stats)?,
             None if channels.places == 1 => measure_columns::<T>(op, x, eps, stats)?,
             None => {
                 let kernel = cpu::Measure { eps };
@@ -146,11 +146,16 @@ fn measure_columns<T: Real>(op: &'static str, x: &Tensor, eps: f64, stats: &mut 
 }
 
 /// Keeps given statistics as the batch's own are.
-fn given<T: Real>(op: &'static str, running: [&Tensor; 2], eps: f64, stats: &mut Tensor) -> Result<()> {
+fn running_stats<T: Real>(
+    op: &'static str,
+    running: [&Tensor; 2],
+    eps: f64,
+    stats: &mut Tensor,
+) -> Result<()> {
     let [mean, var] = [values_f64(op, running[0])?, values_f64(op, running[1])?];
     let mut stats = stats.write::<T::Wide>(op)?;
     for ((kept, mean), var) in stats.chunks_exact_mut(KEPT).zip(mean).zip(var) {
-        cpu::keep(mean, var, eps, kept);
+        cpu::store_stats(mean, var, eps, kept);
     }
     Ok(())
 }

@@ -52,7 +52,8 @@ pub(super) struct BatchLast<'a, T: GemmElem> {
 /// Whether this pays, for a tile that can read offset tables.
 pub(super) fn pays(problem: &Correlation<'_>, images: usize, tile: TileShape) -> bool {
     let [height, width] = [2, 3].map(|d| problem.source.shape()[d]);
-    let inside = |axis: &Axis, size| -> usize { (0..axis.count).map(|i| axis.inside(i, size).count()).sum() };
+    let inside =
+        |axis: &Axis, size| -> usize { (0..axis.count).map(|i| axis.taps_inside(i, size).count()).sum() };
     let all = |[rows, cols]: &[Axis; 2]| rows.count * rows.taps.len() * cols.count * cols.taps.len();
     let left = |[rows, cols]: &[Axis; 2]| inside(rows, height) * inside(cols, width);
     let all: usize = problem.passes.iter().map(all).sum::<usize>() * images;
@@ -101,7 +102,7 @@ impl<T: GemmElem<Acc: Summed>> BatchLast<'_, T> {
         let (panels, len) = (self.weights[0].panels, out.len() / images.len());
         let planes = self.shared.order.planes(self.problem.channels_in);
         pool.for_each_chunk(source, self.pixels() * self.room(), |i, plane| {
-            self.interleave(&images, i / planes, i % planes, plane);
+            self.fill_plane(&images, i / planes, i % planes, plane);
         });
         let (source, group_len) = (&*source, source.len() / self.problem.groups);
         pool.for_each_chunk(sums, panels.rows * self.points() * self.room(), |i, sums| {
@@ -109,7 +110,7 @@ impl<T: GemmElem<Acc: Summed>> BatchLast<'_, T> {
             self.multiply(i, images.len(), source, steps, sums);
         });
         let (sums, together) = (&*sums, PIECE.div_ceil(len).next_multiple_of(TOGETHER));
-        pool.for_each_chunk(out, together * len, |i, out| self.take(i * together, sums, out));
+        pool.for_each_chunk(out, together * len, |i, out| self.write_images(i * together, sums, out));
     }
 
     /// Elements for each pixel or point: a block's images, filled up to whole tiles.
@@ -126,7 +127,7 @@ impl<T: GemmElem<Acc: Summed>> BatchLast<'_, T> {
     }
 
     /// Fills plane number `plane` of a group, images last; a plane of pairs holds two channels.
-    fn interleave(&self, images: &Range<usize>, group: usize, plane: usize, to: &mut [T::Acc]) {
+    fn fill_plane(&self, images: &Range<usize>, group: usize, plane: usize, to: &mut [T::Acc]) {
         let (pixels, order, channels) = (self.pixels(), self.shared.order, self.problem.channels_in);
         let (first, all) = (plane * order.in_lane, self.problem.groups * channels);
         if first >= channels {
@@ -135,7 +136,7 @@ impl<T: GemmElem<Acc: Summed>> BatchLast<'_, T> {
         let from = (images.start * all + group * channels + first) * pixels;
         let second = (order.in_lane > 1 && first + 1 < channels).then_some(pixels);
         let source = &self.shared.source[from..];
-        let lay = Interleave {
+        let interleave = Interleave {
             source,
             second,
             pixels,
@@ -144,7 +145,7 @@ impl<T: GemmElem<Acc: Summed>> BatchLast<'_, T> {
             room: self.room(),
             to,
         };
-        T::PanelElem::run(Runner::current(), lay);
+        T::PanelElem::run(Runner::current(), interleave);
     }
 
     /// For each pass and point: its place in the output, and the offset table of the kernel elements inside the image there.
@@ -154,8 +155,8 @@ impl<T: GemmElem<Acc: Summed>> BatchLast<'_, T> {
         let (room, plane) = (self.room(), self.pixels() * self.room());
         let of_point = |[rows, cols]: &[Axis; 2], i: usize, j: usize| {
             let mut steps = Vec::new();
-            for (nth_row, y) in rows.inside(i, height) {
-                for (nth_col, x) in cols.inside(j, width) {
+            for (nth_row, y) in rows.taps_inside(i, height) {
+                for (nth_col, x) in cols.taps_inside(j, width) {
                     let (nth, at) = (nth_row * cols.taps.len() + nth_col, (y * width + x) * room);
                     let step = |k: usize| {
                         OffsetStep::whole((k * plane + at) as isize, self.shared.tile.lanes, nth * places + k)
@@ -205,7 +206,7 @@ impl<T: GemmElem<Acc: Summed>> BatchLast<'_, T> {
     }
 
     /// Writes the sums of images from `first` on to the output.
-    fn take(&self, first: usize, sums: &[T::Acc], out: &mut [T]) {
+    fn write_images(&self, first: usize, sums: &[T::Acc], out: &mut [T]) {
         let (points, room, channels) = (self.points(), self.room(), self.shared.shape[1]);
         let panels = self.weights[0].panels;
         for (i, out) in out.chunks_mut(TOGETHER * channels * points).enumerate() {
@@ -346,8 +347,9 @@ impl WeightGrad<'_> {
     pub(super) fn by_images(&self) -> bool {
         let ([rows, cols], [images, _, height, width]) =
             (&self.axes, [0, 1, 2, 3].map(|d| self.image.shape()[d]));
-        let met =
-            |axis: &Axis, size| -> usize { axis.taps.iter().map(|tap| axis.met(tap, size).len()).sum() };
+        let met = |axis: &Axis, size| -> usize {
+            axis.taps.iter().map(|tap| axis.points_inside(tap, size).len()).sum()
+        };
         let all = rows.count * rows.taps.len() * cols.count * cols.taps.len();
         let left = met(rows, height) * met(cols, width);
         images >= IMAGES_MIN
@@ -394,7 +396,9 @@ impl WeightGrad<'_> {
         let taps = rows.taps.iter().flat_map(|y| cols.taps.iter().map(move |x| (y, x)));
         let of_tap = |(y, x): (&Tap, &Tap)| {
             let (mut runs, mut met): (Vec<StepSegment>, usize) = (Vec::new(), 0);
-            for (i, j) in rows.met(y, height).flat_map(|i| cols.met(x, width).map(move |j| (i, j))) {
+            for (i, j) in
+                rows.points_inside(y, height).flat_map(|i| cols.points_inside(x, width).map(move |j| (i, j)))
+            {
                 let from = (pixel(i, rows.step, y.offset) * width + pixel(j, cols.step, x.offset)) * lanes;
                 let skip = (i * cols.count + j) * lanes - met;
                 match runs.last_mut() {
@@ -440,6 +444,7 @@ fn interleave<T: GemmElem>(
     let apart = channels * pixels;
     let source = &planes[images.start * apart + channel * pixels..];
     let second = (in_lane > 1).then_some(apart);
-    let lay = Interleave { source, second, pixels, apart: in_lane * apart, images: lanes, room: lanes, to };
-    T::PanelElem::run(Runner::current(), lay);
+    let interleave =
+        Interleave { source, second, pixels, apart: in_lane * apart, images: lanes, room: lanes, to };
+    T::PanelElem::run(Runner::current(), interleave);
 }

@@ -44,11 +44,11 @@ fn whole<X: Vector>(lane: usize) -> usize {
 }
 
 /// Interleaves `count` planes that lie one after the other.
-fn lay<T: GemmElem<Acc: Summed>>(planes: &[T], count: usize, to: &mut [[T::Acc; SIDE]]) {
+fn interleave<T: GemmElem<Acc: Summed>>(planes: &[T], count: usize, to: &mut [[T::Acc; SIDE]]) {
     let (pixels, to) = (to.len(), to.as_flattened_mut());
-    let lay =
+    let interleave =
         Interleave { source: planes, second: None, pixels, apart: pixels, images: count, room: SIDE, to };
-    T::PanelElem::run(Runner::current(), lay);
+    T::PanelElem::run(Runner::current(), interleave);
 }
 
 /// A depthwise convolution, plain or transposed.
@@ -95,7 +95,7 @@ impl<T: GemmElem<Acc: Summed>> Depthwise<'_, T> {
                 let (first, count) = (block * SIDE, SIDE.min(channels - block * SIDE));
                 for (pass, packed) in passes.iter().zip(self.weights) {
                     let steps = packed.panels.steps;
-                    lay(&packed.data[first * steps..], count, &mut to[pass.first..][..steps]);
+                    interleave(&packed.data[first * steps..], count, &mut to[pass.first..][..steps]);
                 }
             }
             let weights = &*weights;
@@ -105,7 +105,7 @@ impl<T: GemmElem<Acc: Summed>> Depthwise<'_, T> {
                     let (source, sums) = scratch.as_chunks_mut::<SIDE>().0.split_at_mut(pixels);
                     for (image, block, out) in parts {
                         let (first, count) = (*block * SIDE, out.len() / points);
-                        lay(&self.source[(*image * channels + first) * pixels..], count, source);
+                        interleave(&self.source[(*image * channels + first) * pixels..], count, source);
                         let mut bias = [T::Acc::ZERO; SIDE];
                         if let Some(from) = self.bias {
                             bias[..count].copy_from_slice(&from[first..][..count]);
@@ -138,17 +138,17 @@ impl<T: GemmElem<Acc: Summed>> Depthwise<'_, T> {
         let pass = |([rows, cols], weights): (&[Axis; 2], &PackedWeights<'_, T::Acc>)| {
             let taps = cols.taps.len();
             let row = |i: usize| {
-                let met = rows.inside(i, height).map(|(nth, y)| (nth * taps, y * width));
+                let met = rows.taps_inside(i, height).map(|(nth, y)| (nth * taps, y * width));
                 (rows.place(i) * self.size[1], met.collect())
             };
             let alike = |i: usize, j: usize| {
-                let numbers = |point| cols.inside(point, width).map(|(nth, _)| nth);
+                let numbers = |point| cols.taps_inside(point, width).map(|(nth, _)| nth);
                 j < cols.count && numbers(i).eq(numbers(j))
             };
             let (mut met, mut i) = (Vec::new(), 0);
             while i < cols.count {
                 let count = if (1..POINTS).all(|next| alike(i, i + next)) { POINTS } else { 1 };
-                met.push((count, (cols.place(i), cols.inside(i, width).collect())));
+                met.push((count, (cols.place(i), cols.taps_inside(i, width).collect())));
                 i += count;
             }
             let rows = (0..rows.count).map(row).collect();
@@ -241,8 +241,8 @@ pub(super) fn weight<T: GemmElem<Acc: Summed>>(
             totals.fill([T::Acc::ZERO; SIDE]);
             for n in 0..problem.image.shape()[0] {
                 let plane = n * problem.groups + first + block * SIDE;
-                lay(&image[plane * pixels..], count, x);
-                lay(&grid[plane * points..], count, dy);
+                interleave(&image[plane * pixels..], count, x);
+                interleave(&grid[plane * points..], count, dy);
                 dispatch(DepthwiseProducts { axes: &problem.axes, size, x, dy, count, totals });
             }
             for (lane, sums) in sums.chunks_exact_mut(taps).enumerate() {
@@ -275,7 +275,7 @@ impl<V: Float> Kernel for DepthwiseProducts<'_, V> {
             let mut totals = self.totals.iter_mut();
             for down in &rows.taps {
                 for (right, total) in cols.taps.iter().zip(&mut totals) {
-                    let (met, inside) = (rows.met(down, height), cols.met(right, width));
+                    let (met, inside) = (rows.points_inside(down, height), cols.points_inside(right, width));
                     let mut chains = [V::Vec::<S>::zero(); CHAINS];
                     for i in met.filter(|_| !inside.is_empty()) {
                         let place = |tap: &Tap, point: usize| (point as isize + tap.offset) as usize;

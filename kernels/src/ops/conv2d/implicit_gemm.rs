@@ -226,7 +226,7 @@ impl<T: GemmElem<Acc: Summed>> ChannelBlock<'_, T> {
         let size = self.source_size();
         // Rows at which all kernel elements are inside. A panel there has the offset table of the first such panel that begins in its column,
         // shifted. `known` keeps a table for each column; its last place is for all other panels.
-        let met = rows.taps.iter().map(|tap| rows.met(tap, size[0]));
+        let met = rows.taps.iter().map(|tap| rows.points_inside(tap, size[0]));
         let inside = met.fold(0..rows.count, |all, met| all.start.max(met.start)..all.end.min(met.end));
         let mut known = vec![None; size[1] + 1];
         with_scratch(self.weights.panels.rows * tile.cols(), |sums| {

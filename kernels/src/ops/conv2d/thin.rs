@@ -149,7 +149,7 @@ impl<T: Real<Wide: Summed>> Thin<'_, T> {
         work: &mut Buffers<'_, T::Wide>,
         (apart, out): (usize, &mut [T]),
     ) {
-        self.lay(plan, first, rows.start / self.problem.passes[0][0].out_step, work);
+        self.fill_phases(plan, first, rows.start / self.problem.passes[0][0].out_step, work);
         if let Some(out) = T::as_wide_mut(out) {
             return self.sum(plan, first, rows, work.phases, work.run, (apart, out));
         }
@@ -161,7 +161,7 @@ impl<T: Real<Wide: Summed>> Thin<'_, T> {
     }
 
     /// Fills the phases of the input channels that an output plane is made of, for points from row `first` on.
-    fn lay(&self, plan: &ThinPlan, plane: usize, first: usize, work: &mut Buffers<'_, T::Wide>) {
+    fn fill_phases(&self, plan: &ThinPlan, plane: usize, first: usize, work: &mut Buffers<'_, T::Wide>) {
         let (problem, layout) = (self.problem, &plan.layout);
         let [height, width] = [2, 3].map(|d| problem.source.shape()[d]);
         let apart = height * width;

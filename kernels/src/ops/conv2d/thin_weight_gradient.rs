@@ -75,8 +75,8 @@ impl<'a, T: Real<Wide: Summed>> ThinWeightGradient<'a, T> {
                 totals.fill(T::Wide::ZERO);
                 for image in 0..problem.image.shape()[0] {
                     for start in (0..count).step_by(self.band).filter(|_| width > 0) {
-                        self.lay(image, first + i, start, from, phases);
-                        self.lay_grid(image, first + i, start, from, dy);
+                        self.fill_phases(image, first + i, start, from, phases);
+                        self.fill_gradients(image, first + i, start, from, dy);
                         let (row_len, taps, points) = (self.layout.row_len, &self.taps, &self.points);
                         let run = (self.band - 1) * row_len + width;
                         let apart = self.dy_layout.len;
@@ -89,7 +89,14 @@ impl<'a, T: Real<Wide: Summed>> ThinWeightGradient<'a, T> {
     }
 
     /// Fills the phases with the pixels of an input channel that points from row `start` on read.
-    fn lay(&self, image: usize, channel: usize, start: usize, from: &mut [T::Wide], to: &mut [T::Wide]) {
+    fn fill_phases(
+        &self,
+        image: usize,
+        channel: usize,
+        start: usize,
+        from: &mut [T::Wide],
+        to: &mut [T::Wide],
+    ) {
         let [height, width] = [2, 3].map(|d| self.problem.image.shape()[d]);
         let rows = self.layout.rows(start, height);
         let plane = image * self.problem.groups * self.problem.channels_in + channel;
@@ -107,7 +114,14 @@ impl<'a, T: Real<Wide: Summed>> ThinWeightGradient<'a, T> {
     }
 
     /// Copies the gradients of a group's outputs at the points from row `start` on, with zeros after the last.
-    fn lay_grid(&self, image: usize, channel: usize, start: usize, from: &mut [T::Wide], to: &mut [T::Wide]) {
+    fn fill_gradients(
+        &self,
+        image: usize,
+        channel: usize,
+        start: usize,
+        from: &mut [T::Wide],
+        to: &mut [T::Wide],
+    ) {
         let (problem, rows) = (self.problem, self.problem.channels_out);
         let size = [self.band.min(problem.axes[0].count - start), problem.axes[1].count];
         let (plane, here) = (problem.axes[0].count * size[1], size[0] * size[1]);

@@ -62,14 +62,14 @@ impl Axis {
     }
 
     /// The kernel elements that lie inside the source at a point: each one's number in `taps` and its pixel, of `size`.
-    pub(super) fn inside(&self, point: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
+    pub(super) fn taps_inside(&self, point: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
         let pixel =
             move |tap: &Tap| (point * self.step).checked_add_signed(tap.offset).filter(|&at| at < size);
         self.taps.iter().enumerate().filter_map(move |(nth, tap)| Some((nth, pixel(tap)?)))
     }
 
     /// The points at which a kernel element lies inside the source, which has `size` pixels.
-    pub(super) fn met(&self, tap: &Tap, size: usize) -> Range<usize> {
+    pub(super) fn points_inside(&self, tap: &Tap, size: usize) -> Range<usize> {
         TapRange::new(tap.offset, self.step, self.count, size).steps()
     }
 

@@ -11,7 +11,7 @@ use phalanx_tensor::{DType, Dim, Dims, Error, Pool, Result, Scalar, Tensor};
 
 use super::cuda::{self, Rows};
 use super::select::{check_index, loops};
-use super::summand::{End, Summand, bring};
+use super::summand::{End, Summand, prefetch_bytes};
 use super::{all_in_range, check_range, indices};
 use crate::block_reader::{BLOCK, BlockReader};
 use crate::check;
@@ -255,7 +255,7 @@ fn add_numbers_on_gpu(
 
 /// How many positions ahead rows are prefetched, and how many bytes of each.
 const AHEAD: usize = 6;
-const BROUGHT_MAX: usize = 512;
+const PREFETCHED_MAX: usize = 512;
 
 /// The positions of an index, sorted by the row that they name (a counting sort).
 struct Owners {
@@ -345,9 +345,9 @@ fn add_owned<T: Summand>(
                 for nth in own.clone() {
                     // Rows of the source are read in another order than memory's, so that the hardware does not prefetch them.
                     let ahead = owners.positions.get(nth + AHEAD).and_then(|&p| source.address(start(p)));
-                    ahead
-                        .into_iter()
-                        .for_each(|at| bring(at.cast(), (sums.len() * size_of::<T>()).min(BROUGHT_MAX)));
+                    ahead.into_iter().for_each(|at| {
+                        prefetch_bytes(at.cast(), (sums.len() * size_of::<T>()).min(PREFETCHED_MAX))
+                    });
                     let x = source.block(start(owners.positions[nth]), sums.len(), &mut scratch);
                     match end {
                         End::Add | End::AddScaled(_) if nth == own.start => T::begin_all(sums, x),

@@ -164,16 +164,16 @@ impl<T: Real> Kernel for Finish<'_, T> {
 }
 
 /// Prefetches `bytes` bytes from `address` on.
-pub(super) fn bring(address: *const f32, bytes: usize) {
-    dispatch(Bring { address, bytes });
+pub(super) fn prefetch_bytes(address: *const f32, bytes: usize) {
+    dispatch(PrefetchBytes { address, bytes });
 }
 
-struct Bring {
+struct PrefetchBytes {
     address: *const f32,
     bytes: usize,
 }
 
-impl Kernel for Bring {
+impl Kernel for PrefetchBytes {
     type Output = ();
 
     #[inline(always)]

@@ -7,11 +7,11 @@ use std::ops::Range;
 
 use phalanx_tensor::{Result, Tensor};
 
-use super::Groups;
+use super::JoinedHeads;
 use super::cuda;
 use super::dropout::Keep;
 use super::forward::PIECES;
-use super::operand::{HeadLayout, Heads, Mask, Rows, carve, empty_as, empty_joined, padded, store};
+use super::operand::{HeadLayout, Heads, Mask, Rows, empty_as, empty_joined, padded, store, with_slices};
 use super::tile::{self, Differentiate, KEYS_BACKWARD, QUERIES, ROOM, ScoreChanges, Stats};
 use super::{Attention, Problem};
 use crate::block_reader::elements;
@@ -38,7 +38,7 @@ pub fn scaled_dot_product_attention_backward(
 ) -> Result<[Option<Tensor>; 4]> {
     const OP: &str = "scaled_dot_product_attention_backward";
     let problem = Problem::new(OP, [query, key, value], mask, config)?;
-    if let Some(groups) = Groups::new(&problem, query, mask, config) {
+    if let Some(groups) = JoinedHeads::new(&problem, query, mask, config) {
         let mask = groups.join_mask(&problem, query, mask)?;
         let [query, out, stats, dy] = [query, out, stats, dy].map(|t| groups.join(t));
         let (config, inputs) =
@@ -51,7 +51,7 @@ pub fn scaled_dot_product_attention_backward(
             &config,
             needs,
         )?;
-        let part = |made: Option<Tensor>| made.map(|made| groups.part(&made)).transpose();
+        let part = |made: Option<Tensor>| made.map(|made| groups.split(&made)).transpose();
         return Ok([part(dq)?, dk, dv, part(slopes)?]);
     }
     // The scores and the gradient of the probabilities, then what is asked for.
@@ -64,7 +64,7 @@ pub fn scaled_dot_product_attention_backward(
     let inputs = [query, key, value];
     let mut whole = if needs[..3] == [true; 3] { empty_joined(inputs)? } else { None };
     let mut made = match &whole {
-        Some(whole) => parts(whole, inputs)?,
+        Some(whole) => gradients_in(whole, inputs)?,
         None => {
             let like = |i: usize| needs[i].then(|| empty_as(inputs[i], inputs[i].shape())).transpose();
             [like(0)?, like(1)?, like(2)?, None]
@@ -127,7 +127,7 @@ fn backward_on_gpu(
 }
 
 /// The gradients of query, key and value as parts of `whole`, head after head. The gradient of the scores is no part of it.
-fn parts(whole: &Tensor, inputs: [&Tensor; 3]) -> Result<[Option<Tensor>; 4]> {
+fn gradients_in(whole: &Tensor, inputs: [&Tensor; 3]) -> Result<[Option<Tensor>; 4]> {
     let mut first = 0;
     let part = |input: &Tensor| {
         let heads = input.size(-3)?;
@@ -244,13 +244,13 @@ impl<T: Real> BackwardPass<'_, T> {
         // The second half is for the rows that a mask's tile is transposed from.
         let bias = 2 * tile(!matches!(self.mask, Mask::None));
         let tiles = [tile(true), tile(true), bias, tile(self.keep.is_some()), ROOM];
-        carve(whole, |[keys, values, dk, dv]| {
+        with_slices(whole, |[keys, values, dk, dv]| {
             let keys = self.inputs[1].rows(part.key_head, 0, [p.keys; 2], keys);
             let values = self.inputs[2].rows(part.key_head, 0, [p.keys; 2], values);
             dk.fill(T::Wide::ZERO);
             dv.fill(T::Wide::ZERO);
-            carve(block, |[dq, rows, columns, dy_rows, dy_columns, out_rows]| {
-                carve(tiles, |[scores, slopes, bias, kept, room]| {
+            with_slices(block, |[dq, rows, columns, dy_rows, dy_columns, out_rows]| {
+                with_slices(tiles, |[scores, slopes, bias, kept, room]| {
                     room.fill(T::Wide::ZERO);
                     let (dk, dv) = (&mut *dk, &mut *dv);
                     let queries = QueryBuffers { dq, rows, columns, dy_rows, dy_columns, out_rows };
@@ -333,7 +333,7 @@ impl<T: Real> BackwardPass<'_, T> {
                 }
             }
         }
-        self.hide(part, member, [first, count], seen..p.keys_before(first + count));
+        self.zero_hidden(part, member, [first, count], seen..p.keys_before(first + count));
         if let Some(to) = part.dq.get_mut(member) {
             tile::scale_rows(dq, rows.width, &[scale; QUERIES]);
             store(to, first, &dq[..count * rows.width], rows.width);
@@ -342,7 +342,7 @@ impl<T: Real> BackwardPass<'_, T> {
     }
 
     /// Sets the gradient of the scores of keys outside of `seen`, which these queries do not see, to 0.
-    fn hide(
+    fn zero_hidden(
         &self,
         part: &mut KeyHeadPart<'_, T>,
         member: usize,

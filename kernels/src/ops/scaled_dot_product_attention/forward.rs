@@ -5,7 +5,7 @@ use phalanx_tensor::{Result, Tensor};
 
 use super::Problem;
 use super::dropout::Keep;
-use super::operand::{HeadLayout, Heads, Mask, Rows, carve, padded, store};
+use super::operand::{HeadLayout, Heads, Mask, Rows, padded, store, with_slices};
 use super::tile::{self, Exponentials, KEYS, QUERIES, ROOM, ScoreChanges};
 use crate::gemm::SubMatMut;
 use crate::real::Real;
@@ -76,7 +76,7 @@ impl<T: Real> QueryPart<'_, T> {
             tile(keep.is_some()),
             ROOM,
         ];
-        carve(lens, |[keys, values, rows, columns, out, scores, bias, kept, room]| {
+        with_slices(lens, |[keys, values, rows, columns, out, scores, bias, kept, room]| {
             room.fill(T::Wide::ZERO);
             let key_head = self.head / problem.group;
             let keys = inputs[1].rows(key_head, 0, [seen; 2], keys);

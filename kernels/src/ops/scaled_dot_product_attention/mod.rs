@@ -89,11 +89,11 @@ pub fn scaled_dot_product_attention(
 ) -> Result<(Tensor, Tensor)> {
     const OP: &str = "scaled_dot_product_attention";
     let problem = Problem::new(OP, [query, key, value], mask, config)?;
-    if let Some(groups) = Groups::new(&problem, query, mask, config) {
+    if let Some(groups) = JoinedHeads::new(&problem, query, mask, config) {
         let mask = groups.join_mask(&problem, query, mask)?;
         let config = Attention { enable_gqa: false, scale: Some(problem.scale), ..*config };
         let made = scaled_dot_product_attention(&groups.join(query)?, key, value, mask.as_ref(), &config)?;
-        return Ok((groups.part(&made.0)?, groups.part(&made.1)?));
+        return Ok((groups.split(&made.0)?, groups.split(&made.1)?));
     }
     problem.count(problem.depth + problem.value_depth);
     let mut shape = Dims::from_slice(query.shape());
@@ -241,16 +241,21 @@ impl Problem {
 
 /// How query heads that share a key head become the queries of one head, where each has a single query (decoding).
 #[derive(Clone, Copy)]
-struct Groups {
+struct JoinedHeads {
     /// Heads, and how many share a key head.
     heads: usize,
     group: usize,
 }
 
-impl Groups {
+impl JoinedHeads {
     /// `None` if joining would change bits, because a query's number matters (causal mask, dropout, first keys), and on a GPU, whose tiles join heads
     /// themselves.
-    fn new(problem: &Problem, query: &Tensor, mask: Option<&Tensor>, config: &Attention) -> Option<Groups> {
+    fn new(
+        problem: &Problem,
+        query: &Tensor,
+        mask: Option<&Tensor>,
+        config: &Attention,
+    ) -> Option<JoinedHeads> {
         let numbered = config.is_causal
             || config.dropout.is_some()
             || mask.is_some_and(|mask| mask.dtype() == DType::I64);
@@ -259,7 +264,7 @@ impl Groups {
             && problem.group > 1
             && !numbered
             && !query.device().is_cuda();
-        joins.then(|| Groups { heads: query.shape()[query.rank() - 3], group: problem.group })
+        joins.then(|| JoinedHeads { heads: query.shape()[query.rank() - 3], group: problem.group })
     }
 
     /// [.., H, 1, D] as [.., H / group, group, D].
@@ -267,8 +272,8 @@ impl Groups {
         self.seen_as(tensor, [self.heads / self.group, self.group])
     }
 
-    /// The inverse of [`Groups::join`].
-    fn part(self, tensor: &Tensor) -> Result<Tensor> {
+    /// The inverse of [`JoinedHeads::join`].
+    fn split(self, tensor: &Tensor) -> Result<Tensor> {
         self.seen_as(tensor, [self.heads, 1])
     }
 

@@ -24,7 +24,7 @@ pub(super) fn padded<T: Float>(len: usize) -> usize {
 }
 
 /// Calls `f` with slices of this thread's scratch memory, of these lengths and any content.
-pub(super) fn carve<T: Scratch, const N: usize>(lens: [usize; N], f: impl FnOnce([&mut [T]; N])) {
+pub(super) fn with_slices<T: Scratch, const N: usize>(lens: [usize; N], f: impl FnOnce([&mut [T]; N])) {
     // Whole cache lines, so that each piece begins at one.
     let lens = lens.map(padded::<T>);
     with_scratch(lens.iter().sum(), |mut rest: &mut [T]| {

@@ -158,7 +158,7 @@ impl<T: Float> Exponentials<'_, T> {
             }
         }
         for row in seen_by_all..seen {
-            let score = hide(V::load(&scores[row * width..]), -T::INFINITY, tile.ahead(row, lane));
+            let score = mask_causal(V::load(&scores[row * width..]), -T::INFINITY, tile.ahead(row, lane));
             score.store(&mut scores[row * width..]);
         }
         let old = V::load(&self.max[lane..]);
@@ -200,7 +200,7 @@ fn exp_below<V: Vector>(x: V, base: V) -> V {
 
 /// `x` with `hidden` in the lanes whose queries do not see a key: lane i if i < `ahead`.
 #[inline(always)]
-fn hide<V: Vector>(x: V, hidden: V::Elem, ahead: f64) -> V {
+fn mask_causal<V: Vector>(x: V, hidden: V::Elem, ahead: f64) -> V {
     let mut numbers = [V::Elem::ZERO; LANES_MAX];
     #[allow(clippy::needless_range_loop)] // see `lanes`
     for i in 0..V::LANES {
@@ -256,7 +256,7 @@ impl<T: Float> Differentiate<'_, T> {
             };
             let mut p = exp_below(score, base) * inverse;
             if row >= seen_by_all {
-                p = hide(p, T::ZERO, tile.ahead(row, lane));
+                p = mask_causal(p, T::ZERO, tile.ahead(row, lane));
             }
             let keep = match self.changes.keep {
                 Some(keep) => V::load(&keep[place..]),

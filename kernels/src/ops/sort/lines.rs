@@ -98,10 +98,10 @@ impl<U: Bits> Wanted<U> {
             let bits = u64::BITS - (most - least).leading_zeros();
             if bits <= u64::KEY_BITS && self.is_narrow() {
                 narrow.sort(pool, parts, &keys, least, bits);
-                put(pool, &narrow.items, line, values, indices);
+                write_sorted(pool, &narrow.items, line, values, indices);
             } else {
                 wide.sort(pool, parts, &keys, least, bits);
-                put(pool, &wide.items, line, values, indices);
+                write_sorted(pool, &wide.items, line, values, indices);
             }
         }
     }
@@ -110,8 +110,8 @@ impl<U: Bits> Wanted<U> {
     fn keys(&self, pool: &Pool, parts: usize, line: &[U], keys: &mut [U::Key]) -> [u64; 2] {
         let part = self.n.div_ceil(parts);
         let mut ends = SmallVec::<[[u64; 2]; 1]>::from_elem([u64::MAX, 0], parts);
-        let jobs = line.chunks(part).zip(keys.chunks_mut(part)).zip(&mut ends);
-        for_each_task(pool, jobs, |_, ((line, keys), [least, most])| {
+        let tasks = line.chunks(part).zip(keys.chunks_mut(part)).zip(&mut ends);
+        for_each_task(pool, tasks, |_, ((line, keys), [least, most])| {
             for (from, to) in line.chunks(BLOCK).zip(keys.chunks_mut(BLOCK)) {
                 let mut chunks = [U::Key::MAX; BLOCK / CHUNK];
                 let chunks = &mut chunks[..from.len().div_ceil(CHUNK)];
@@ -138,7 +138,7 @@ impl<U: Bits> Wanted<U> {
                 all.select_nth_unstable(self.k - 1);
             }
             all[..self.k].sort_unstable();
-            put(pool, &all, line, values, indices);
+            write_sorted(pool, &all, line, values, indices);
         }
     }
 }
@@ -173,7 +173,13 @@ impl<I: Item> Sorter<I> {
 }
 
 /// Writes as many of the sorted items as there is room for.
-fn put<U: Bits, I: Item>(pool: &Pool, items: &[I], line: &[U], values: &mut [U], indices: &mut [i64]) {
+fn write_sorted<U: Bits, I: Item>(
+    pool: &Pool,
+    items: &[I],
+    line: &[U],
+    values: &mut [U],
+    indices: &mut [i64],
+) {
     let outputs = values.chunks_mut(PART).zip(indices.chunks_mut(PART));
     for_each_task(pool, items.chunks(PART).zip(outputs), |_, (items, (values, indices))| {
         for ((value, index), item) in values.iter_mut().zip(indices.iter_mut()).zip(*items) {

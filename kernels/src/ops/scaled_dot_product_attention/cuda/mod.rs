@@ -80,16 +80,24 @@ pub(super) fn backward(
     }
     if dkey.is_some() || dvalue.is_some() {
         let [q, k, v, o, g] = read();
-        let slots =
-            [q, k, v, o, g, KernelOperand::None, KernelOperand::made(dkey), KernelOperand::made(dvalue)];
+        let slots = [
+            q,
+            k,
+            v,
+            o,
+            g,
+            KernelOperand::None,
+            KernelOperand::write_if(dkey),
+            KernelOperand::write_if(dvalue),
+        ];
         let args = call.args(slots, numbers(KernelOperand::None))?;
         let made = (problem.heads / problem.group, problem.keys);
         call.launch((KEYS, "backward_keys.cu"), "attention_backward_keys", call.variant.keys(), made, args)?;
     }
     if dquery.is_some() || slopes.is_some() {
         let [q, k, v, o, g] = read();
-        let slots = [q, k, v, o, g, KernelOperand::made(dquery)];
-        let args = call.args(slots, numbers(KernelOperand::made(slopes)))?;
+        let slots = [q, k, v, o, g, KernelOperand::write_if(dquery)];
+        let args = call.args(slots, numbers(KernelOperand::write_if(slopes)))?;
         let (made, block) = ((problem.heads, problem.queries), call.variant.queries());
         call.launch((QUERIES, "backward_queries.cu"), "attention_backward_queries", block, made, args)?;
     }
@@ -130,7 +138,7 @@ enum KernelOperand<'a> {
 }
 
 impl<'a> KernelOperand<'a> {
-    fn made(tensor: &'a mut Option<Tensor>) -> KernelOperand<'a> {
+    fn write_if(tensor: &'a mut Option<Tensor>) -> KernelOperand<'a> {
         tensor.as_mut().map_or(KernelOperand::None, KernelOperand::Write)
     }
 
