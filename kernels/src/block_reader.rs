@@ -12,8 +12,7 @@ use std::ops::Range;
 use phalanx_tensor::{Element, Loops, Read, Result, Tensor};
 
 use crate::data_movement::fill;
-use crate::real::Input;
-use crate::real::{Real, for_real};
+use crate::real::{Input, Real, for_real};
 use crate::simd::{Float, LANES_MAX, dispatch};
 use blocks::{WidenLines, WidenStrided, WidenTransposed};
 

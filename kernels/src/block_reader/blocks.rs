@@ -6,8 +6,7 @@
 use phalanx_tensor::{Element, Loops};
 
 use super::{BLOCK, BlockReader};
-use crate::real::Input;
-use crate::real::Real;
+use crate::real::{Input, Real};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
 /// Elements of a [`LineFn`](crate::pointwise::LineFn)'s line at least, whatever the instruction set.

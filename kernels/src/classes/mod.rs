@@ -5,8 +5,7 @@
 use phalanx_tensor::cuda::{Args, Gpu, Grid, Kernel, Program, Scratch};
 use phalanx_tensor::{DType, Dims, Error, Result, Tensor};
 
-use crate::block_reader::elements;
-use crate::block_reader::values_f64;
+use crate::block_reader::{elements, values_f64};
 use crate::check;
 use crate::cuda::{FAULT, File, PRELUDE, type_name};
 

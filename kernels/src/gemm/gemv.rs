@@ -12,8 +12,7 @@
 use phalanx_tensor::Pool;
 
 use super::element::GemmElem;
-use super::epilogue::FinishTile;
-use super::epilogue::{Epilogue, Write};
+use super::epilogue::{Epilogue, FinishTile, Write};
 use super::mat::{MatMut, MatRef};
 use super::product::Batch;
 use crate::scratch::with_scratch;

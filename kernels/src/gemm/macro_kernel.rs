@@ -11,13 +11,11 @@ use std::ops::Range;
 use phalanx_tensor::Pool;
 
 use super::element::{GemmElem, PanelElem, steps_on};
-use super::epilogue::FinishTile;
-use super::epilogue::{Epilogue, Write};
+use super::epilogue::{Epilogue, FinishTile, Write};
 use super::mat::MatRef;
 use super::micro_kernel::run_tile;
 use super::pack::Panels;
-use super::plan::BlockingPlan;
-use super::plan::{Chunk, ChunkQueue};
+use super::plan::{BlockingPlan, Chunk, ChunkQueue};
 use super::product::{Product, wide_start};
 use super::tile::Tile;
 use crate::scratch::with_scratch;

@@ -4,8 +4,7 @@
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
 use super::conv2d::ConvOptions;
-use super::in_place::accumulate_;
-use super::in_place::copy_;
+use super::in_place::{accumulate_, copy_};
 use super::tap_range::TapRange;
 use crate::check;
 use crate::ops::cast::cast;

@@ -6,12 +6,10 @@
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
-use crate::block_reader::GROUP;
-use crate::real::{Input, Output};
+use crate::block_reader::{BlockReader, BlockScratch, BlockSplit, GROUP};
+use crate::real::{Input, Output, Real};
 
 use super::Pointwise;
-use crate::block_reader::{BlockReader, BlockScratch, BlockSplit};
-use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
 
 /// Inputs seen as lines of one length, one for each line of the output; the output's lines lie one after the other.

@@ -18,8 +18,7 @@ use phalanx_tensor::{Element, Result};
 use super::term::{Elements, Half, halves};
 use super::{Combine, Finish, ReduceView, Reduction, Stored, Term};
 use crate::block_reader::{BLOCK, BlockReader};
-use crate::real::Input;
-use crate::real::Real;
+use crate::real::{Input, Real};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, PARTS_MAX, Vector, each};
 

@@ -19,8 +19,7 @@ use super::term::{Elements, Half, halves};
 use super::{Combine, Finish, ReduceView, Reduction, Stored, Term};
 use crate::block_reader::{BLOCK, BlockReader};
 use crate::pointwise::piece_of;
-use crate::real::Input;
-use crate::real::Real;
+use crate::real::{Input, Real};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
 

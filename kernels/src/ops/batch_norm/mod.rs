@@ -5,9 +5,7 @@ pub(in crate::ops) mod cuda;
 
 use phalanx_tensor::{Device, Error, Result, Tensor};
 
-use crate::block_reader::GROUP;
-use crate::block_reader::values_f64;
-use crate::block_reader::{elements, store, widened_if};
+use crate::block_reader::{GROUP, elements, store, values_f64, widened_if};
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::ops::copy_;

@@ -17,9 +17,7 @@ use phalanx_tensor::Pool;
 
 use super::implicit_gemm::SharedInputs;
 use super::packed_weights::PackedWeights;
-use super::problem::Correlation;
-use super::problem::Summed;
-use super::problem::{Band, WEIGHT_WINDOW_MAX, WeightGrad};
+use super::problem::{Band, Correlation, Summed, WEIGHT_WINDOW_MAX, WeightGrad};
 use super::window::{Axis, StepOrder, Tap};
 use crate::gemm::{
     GemmElem, MatMut, MatRef, OffsetStep, OffsetTable, PanelElem, SegmentedRows, StepSegment, TileShape,

@@ -7,17 +7,15 @@
 //! panels ([`super::thin`], [`super::depthwise`]). Each output is one chain of multiply-adds over channels and kernel elements, in the order of
 //! [`super::window::StepOrder`], however the work is split. A transposed convolution inserts no zeros and scatters nothing.
 
-use super::problem::Correlation;
+use super::problem::{Correlation, OutputSplit, Summed};
 use phalanx_tensor::{Result, Tensor};
 
 use super::batch_last::{self, BatchLast};
 use super::depthwise::{self, Depthwise};
 use super::implicit_gemm::{ChannelBlock, SharedInputs};
 use super::packed_weights::{PackedWeights, WeightPanels};
-use super::problem::{OutputSplit, Summed};
 use super::thin::{self, Thin};
-use super::window::Axis;
-use super::window::StepOrder;
+use super::window::{Axis, StepOrder};
 use crate::gemm::{GemmElem, tile_shape};
 use crate::scratch::with_scratch;
 
@@ -40,7 +38,7 @@ impl Correlation<'_> {
         let tile = tile_shape::<T::Acc>();
         let work =
             numel * self.channels_in * self.passes[0].iter().map(|axis| axis.taps.len()).product::<usize>();
-        let cut = OutputSplit::new(shape, self.groups, work, pool.threads());
+        let split = OutputSplit::new(shape, self.groups, work, pool.threads());
         let thin = thin::unit(self, shape[0], pool.threads());
         let group = WeightPanels::new(self.channels_out, tile.rows, 1);
         let reads_offsets = thin.is_none() && group.rows_all(|rows| tile.reads_offsets(rows));
@@ -48,7 +46,7 @@ impl Correlation<'_> {
         let (unit, rows_max) = match thin {
             Some(unit) => (unit, thin::ROWS),
             None if by_images => (self.channels_out, tile.rows),
-            None => (cut.unit, tile.rows),
+            None => (split.unit, tile.rows),
         };
         let order = if thin.is_some() { StepOrder::PLAIN } else { StepOrder::of::<T>(self.channels_in) };
         let planes = order.planes(self.channels_in);
@@ -87,10 +85,10 @@ impl Correlation<'_> {
                 let _use = ledger.scratch_of(elements * size_of::<T::Acc>());
                 return images.run(&pool, out);
             }
-            pool.for_each_chunk(out, cut.chunk, |i, out| {
-                let part = cut.part(i);
+            pool.for_each_chunk(out, split.chunk, |i, out| {
+                let part = split.part(i);
                 for (pass, &weights) in self.passes.iter().zip(&weights) {
-                    for unit in part.channels.clone().step_by(cut.unit) {
+                    for unit in part.channels.clone().step_by(split.unit) {
                         ChannelBlock {
                             problem: self,
                             shared: &shared,
@@ -98,7 +96,7 @@ impl Correlation<'_> {
                             weights,
                             first: unit,
                             part: &part,
-                            cut: &cut,
+                            split: &split,
                         }
                         .run(out);
                     }

@@ -9,9 +9,7 @@ use phalanx_tensor::Pool;
 
 use super::batch_last::{Deinterleave, Interleave, TOGETHER as SIDE};
 use super::packed_weights::PackedWeights;
-use super::problem::Correlation;
-use super::problem::Summed;
-use super::problem::WeightGrad;
+use super::problem::{Correlation, Summed, WeightGrad};
 use super::window::{Axis, Tap};
 use crate::gemm::{GemmElem, PanelElem};
 use crate::scratch::with_scratch;

@@ -9,17 +9,13 @@
 //!
 //! `cpu.rs` calls [`ChannelBlock::run`] for each unit of a task's part of the output. Products are [`gemm_by_offsets`] and [`gemm_by_panel`].
 
-use super::problem::{OutputPart, OutputSplit, POINTS_MIN};
+use super::problem::{Correlation, OutputPart, OutputSplit, POINTS_MIN, Summed};
 use std::cell::OnceCell;
 use std::ops::Range;
 
 use super::gather::{FillWindow, GatherPanel, StoreSums};
 use super::packed_weights::{PackedWeights, WeightPanels};
-use super::problem::Correlation;
-use super::problem::Summed;
-use super::window::Axis;
-use super::window::StepOrder;
-use super::window::{Segment, WindowLayout, segments, steps_in_plane};
+use super::window::{Axis, Segment, StepOrder, WindowLayout, segments, steps_in_plane};
 use crate::gemm::{
     GemmElem, MatMut, MatRef, OffsetStep, OffsetTable, PanelElem, TileShape, gemm_by_offsets, gemm_by_panel,
     share,
@@ -54,7 +50,7 @@ pub(super) struct ChannelBlock<'a, T: GemmElem> {
     pub(super) weights: PackedWeights<'a, T::Acc>,
     pub(super) first: usize,
     pub(super) part: &'a OutputPart,
-    pub(super) cut: &'a OutputSplit,
+    pub(super) split: &'a OutputSplit,
 }
 
 impl<T: GemmElem<Acc: Summed>> ChannelBlock<'_, T> {
@@ -272,7 +268,7 @@ impl<T: GemmElem<Acc: Summed>> ChannelBlock<'_, T> {
 
     /// Some steps of a panel of the weights.
     fn weights(&self, panel: usize, steps: Range<usize>) -> MatRef<'_, T::Acc> {
-        let (weights, rows) = self.weights.panel(self.first / self.cut.unit, panel);
+        let (weights, rows) = self.weights.panel(self.first / self.split.unit, panel);
         MatRef::new(&weights[steps.start * rows..], rows, steps.len(), 1, rows)
     }
 
@@ -310,7 +306,7 @@ impl<T: GemmElem<Acc: Summed>> ChannelBlock<'_, T> {
         if !full || self.pass[1].out_step != 1 || !segments.iter().all(follows) {
             return false;
         }
-        let rows = share(self.cut.unit, self.weights.panels.count, panel);
+        let rows = share(self.split.unit, self.weights.panels.count, panel);
         let start = self.place(images, first.image, self.first + rows.start) + first.to;
         let Some(out) = T::as_wide_mut(&mut out[start..]) else { return false };
         b.times::<T>(a, MatMut::new(out, rows.len(), cols, plane, 1), false);
@@ -347,7 +343,7 @@ impl<T: GemmElem<Acc: Summed>> ChannelBlock<'_, T> {
 
     /// Writes a panel's sums to the output.
     fn write(&self, panel: usize, images: &Range<usize>, found: &[Segment], sums: &[T::Acc], out: &mut [T]) {
-        let rows = share(self.cut.unit, self.weights.panels.count, panel);
+        let rows = share(self.split.unit, self.weights.panels.count, panel);
         let channel = self.first + rows.start;
         let bias = self.shared.bias.map(|bias| &bias[channel..]);
         let plane = self.shared.shape[2] * self.shared.shape[3];

@@ -57,10 +57,9 @@ pub use options::{Conv1dOptions, Conv3dOptions, ConvOptions};
 
 use phalanx_tensor::{Error, Result, Tensor};
 
-use crate::check;
 use crate::dispatch::{Kernels, by_device};
-use crate::flops;
 use crate::real::for_real;
+use crate::{check, flops};
 
 /// The convolution of `image` `[n, in, h, w]` with `weight` `[out, in / groups, kh, kw]`, plus `bias` `[out]`, at a grid
 /// of `size` points ([`ConvOptions::size`]): `[n, out, ..size]`.

@@ -5,10 +5,8 @@ use std::ops::Range;
 
 use phalanx_tensor::Pool;
 
-use super::problem::Correlation;
-use super::problem::Summed;
-use super::window::Axis;
-use super::window::StepOrder;
+use super::problem::{Correlation, Summed};
+use super::window::{Axis, StepOrder};
 use crate::gemm::{GemmElem, MatRef, PanelElem, pack_panels, share, steps_in_place};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
 

@@ -88,7 +88,7 @@ impl OutputSplit {
         threads: usize,
     ) -> OutputSplit {
         let (plane, group) = (height * width, channels / groups);
-        let cut = |images_here: usize, channels_here: usize| OutputSplit {
+        let split = |images_here: usize, channels_here: usize| OutputSplit {
             chunk: images_here * channels_here * plane,
             unit: channels_here.min(group),
             images: images_here,
@@ -97,17 +97,17 @@ impl OutputSplit {
             all_channels: channels,
         };
         if threads == 1 || work < PARALLEL_WORK_MIN {
-            return cut(images, channels);
+            return split(images, channels);
         }
         if images >= 2 * threads {
             let filled = POINTS_MIN.div_ceil(plane).min(images.div_ceil(threads));
             // As many chunks for each thread.
             let chunks = images.div_ceil(filled.max(images / (4 * threads))).next_multiple_of(threads);
-            return cut(images.div_ceil(chunks), channels);
+            return split(images.div_ceil(chunks), channels);
         }
         let enough = |parts: &usize| images * groups * parts >= threads || group / parts < 2 * CHANNELS_MIN;
         let parts = (1..=group).filter(|parts| group.is_multiple_of(*parts)).find(enough);
-        cut(1, group / parts.unwrap_or(1))
+        split(1, group / parts.unwrap_or(1))
     }
 
     /// The images and channels of chunk `i`.
@@ -129,13 +129,13 @@ mod tests {
             [([16, 64, 56, 56], 1), ([1, 64, 56, 56], 1), ([1, 6, 9, 9], 3), ([300, 8, 2, 2], 2)]
         {
             for (work, threads) in [(0, 8), (1 << 30, 1), (1 << 30, 2), (1 << 30, 32)] {
-                let cut = OutputSplit::new(shape, groups, work, threads);
+                let split = OutputSplit::new(shape, groups, work, threads);
                 let total: usize = shape.iter().product();
                 let mut covered = 0;
-                for i in 0..total.div_ceil(cut.chunk) {
-                    let part = cut.part(i);
-                    assert!(part.channels.len().is_multiple_of(cut.unit));
-                    assert!((shape[1] / groups).is_multiple_of(cut.unit));
+                for i in 0..total.div_ceil(split.chunk) {
+                    let part = split.part(i);
+                    assert!(part.channels.len().is_multiple_of(split.unit));
+                    assert!((shape[1] / groups).is_multiple_of(split.unit));
                     let start = (part.images.start * shape[1] + part.channels.start) * shape[2] * shape[3];
                     assert_eq!(start, covered);
                     covered += part.images.len() * part.channels.len() * shape[2] * shape[3];

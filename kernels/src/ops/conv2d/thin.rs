@@ -7,8 +7,7 @@ use std::ops::Range;
 use phalanx_tensor::Pool;
 
 use super::packed_weights::PackedWeights;
-use super::problem::Correlation;
-use super::problem::Summed;
+use super::problem::{Correlation, Summed};
 use super::window::Axis;
 use crate::gemm::share;
 use crate::ops::space_to_depth::{PhaseLayout, ReceptiveField, SpaceToDepth, VECTORS_MAX, runs};

@@ -3,8 +3,7 @@
 //! `space_to_depth.rs`, the gradients with rows of the same length. A SIMD lane adds a band's products in one chain; bands are added in ascending
 //! order through the images, and lanes at the end. `weight_gradient.rs` runs it.
 
-use super::problem::Summed;
-use super::problem::WeightGrad;
+use super::problem::{Summed, WeightGrad};
 use super::thin::ROWS;
 use crate::ops::space_to_depth::{PhaseLayout, ReceptiveField, SpaceToDepth};
 use crate::real::Real;

@@ -9,20 +9,16 @@
 //!
 //! Few output channels go to `thin_weight_gradient.rs`, depthwise ones to `depthwise.rs`, small planes to `batch_last.rs`.
 
-use super::problem::{Band, WEIGHT_WINDOW_MAX, WeightGrad};
+use super::problem::{Band, POINTS_MIN, Summed, WEIGHT_WINDOW_MAX, WeightGrad};
 use std::ops::Range;
 
 use phalanx_tensor::{Pool, Result, Tensor};
 
 use super::batch_last::TOGETHER;
-use super::depthwise;
 use super::gather::FillWindow;
-use super::problem::POINTS_MIN;
-use super::problem::Summed;
-use super::thin;
 use super::thin_weight_gradient::ThinWeightGradient;
-use super::window::StepOrder;
-use super::window::{Segment, WindowLayout, segments};
+use super::window::{Segment, StepOrder, WindowLayout, segments};
+use super::{depthwise, thin};
 use crate::gemm::{
     GemmElem, MatMut, MatRef, PanelElem, SegmentedRows, StepSegment, Write, gemm_segmented, pack_columns,
     packed_len, share, tile_shape,

@@ -6,12 +6,9 @@ mod cpu;
 use phalanx_tensor::cuda::Kernel;
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
-use crate::block_reader::{BlockReader, values_f64};
-use crate::block_reader::{elements, store};
+use crate::block_reader::{BlockReader, elements, store, values_f64};
 use crate::check;
-use crate::classes::Reduction;
-use crate::classes::{CLASSES, Targets};
-use crate::classes::{Classes, Weighing, classes_last, classes_second};
+use crate::classes::{CLASSES, Classes, Reduction, Targets, Weighing, classes_last, classes_second};
 use crate::cuda::{FAULT, type_name};
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_real, wide_dtype};

@@ -3,12 +3,9 @@
 use phalanx_tensor::cuda::{Kernel, Program};
 use phalanx_tensor::{Result, Tensor};
 
-use crate::block_reader::store;
-use crate::block_reader::{BlockReader, values_f64};
+use crate::block_reader::{BlockReader, store, values_f64};
 use crate::check;
-use crate::classes::Reduction;
-use crate::classes::{CLASSES, Targets};
-use crate::classes::{Weighing, classes_last, classes_second};
+use crate::classes::{CLASSES, Reduction, Targets, Weighing, classes_last, classes_second};
 use crate::cuda::{FAULT, File, PRELUDE, type_name};
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};

@@ -11,8 +11,7 @@ use crate::block_reader::{BLOCK, BlockReader};
 use crate::check;
 use crate::dispatch::{Kernels, by_device};
 use crate::pointwise::{LineFn, Pointwise, apply, c, pointwise, run, update};
-use crate::real::{Input, Output};
-use crate::real::{Real, for_real};
+use crate::real::{Input, Output, Real, for_real};
 use crate::simd::{Float, Isa, Kernel, dispatch};
 use words::Words;
 

@@ -7,13 +7,11 @@ use std::ops::Range;
 
 use phalanx_tensor::{Result, Tensor};
 
-use super::JoinedHeads;
-use super::cuda;
 use super::dropout::Keep;
 use super::forward::PIECES;
 use super::operand::{HeadLayout, Heads, Mask, Rows, empty_as, empty_joined, padded, store, with_slices};
 use super::tile::{self, Differentiate, KEYS_BACKWARD, QUERIES, ROOM, ScoreChanges, Stats};
-use super::{Attention, Problem};
+use super::{Attention, JoinedHeads, Problem, cuda};
 use crate::block_reader::elements;
 use crate::check;
 use crate::dispatch::Kernels;
