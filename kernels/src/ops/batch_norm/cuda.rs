@@ -42,7 +42,7 @@ pub(super) fn forward(
     apply(op, channels, [x, stats], affine, y)
 }
 
-/// Each channel's own statistics: [`KEPT`] numbers.
+/// Computes each channel's statistics: [`KEPT`] numbers.
 fn measure(op: &'static str, channels: &Channels, x: &Tensor, eps: f64, stats: &mut Tensor) -> Result<()> {
     let (outer, n) = (channels.channels, channels.count);
     let shape = Dims::from_slice(&[outer]);
@@ -60,7 +60,7 @@ fn measure(op: &'static str, channels: &Channels, x: &Tensor, eps: f64, stats: &
     fold(op, &view, with, Precision::Plain, Some(&means), Destination::Tensor(stats), &finish)
 }
 
-/// Given statistics, kept as a batch's own.
+/// Stores running statistics in the form of a batch's own.
 fn running_stats(
     op: &'static str,
     dtype: DType,
@@ -142,7 +142,7 @@ pub(super) fn backward(
     kernel(op, gpu, [dtype; 2], "input_gradient")?.launch(grid, args)
 }
 
-/// How a channel's sums are made.
+/// How the sums of a channel are computed: in parts, then joined.
 pub(in crate::ops) struct Sums {
     pub(in crate::ops) op: &'static str,
     /// Numbers kept by the forward pass: of a channel, or of a group of an item.

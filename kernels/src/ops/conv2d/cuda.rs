@@ -1,7 +1,7 @@
-//! Convolutions on a GPU: columns of the pixels under the kernel elements (`columns.cu`), times the weight.
+//! Convolutions on a GPU: im2col (`columns.cu`), then matrix products with the weight.
 //!
-//! As many images at a time as their columns fit into [`COLUMNS_MAX`]. A kernel of one element that reads every pixel
-//! needs no columns: they are the image.
+//! As many images at a time as their columns fit into [`COLUMNS_MAX`] elements. A kernel of one element that reads every pixel
+//! needs no im2col: the columns are the image.
 
 use phalanx_tensor::cuda::{Args, Gpu, Grid, Kernel, Program};
 use phalanx_tensor::{DType, Error, Result, Tensor};
@@ -119,13 +119,13 @@ impl ConvSizes<'_> {
         self.grid.iter().product()
     }
 
-    /// Whether columns are images.
+    /// Whether the columns are the image itself.
     fn is_pointwise(&self) -> bool {
         let ConvOptions { stride, padding, .. } = self.options;
         self.kernel == [1, 1] && *stride == [1, 1] && *padding == [0, 0] && self.grid == self.image
     }
 
-    /// Calls `run` with the first image and the number of those that are worked on at a time.
+    /// Calls `run` for each group of images that are computed together, with the first image and their number.
     fn for_each_part(
         &self,
         images: usize,

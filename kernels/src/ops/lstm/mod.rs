@@ -1,4 +1,5 @@
-//! A layer of long short-term memory over all times, given the gates' shares of the inputs.
+//! [`lstm`]: a layer of long short-term memory over all times. The caller has multiplied the inputs with their weight before: `x` holds each gate's
+//! part of `x W' + b`.
 //!
 //! With `s = x[t] + h W' + b` for the gates i, f, g, o: `c = sigmoid(f) c + sigmoid(i) tanh(g)`, `h = sigmoid(o) tanh(c)`.
 //! Each step is a product, the same as [`crate::linear`]'s, and one pass over the rows of the batch. Halves are computed in
@@ -18,7 +19,7 @@ use crate::{check, flops};
 const OP: &str = "lstm";
 /// Elements of a state that a thread takes at least: each has five functions.
 const STATES: usize = PIECE / 8;
-/// So many steps are worth turning the weight once.
+/// From so many time steps on, the weight is transposed once before.
 const TRANSPOSED_TIMES: usize = 4;
 
 /// The outputs `[B, T, hidden]`, the cells of all times, `[B, T, hidden]`, and the gates' values, `[B, T, 4 hidden]`, of `x

@@ -1,4 +1,4 @@
-//! Matrix products, batched and broadcast, and `x Wᵀ + b`.
+//! Matrix products, batched and broadcast ([`matmul`]), and `x Wᵀ + b` ([`linear`]). A CPU's are [`crate::gemm`], a GPU's are in `cuda.rs`.
 
 mod cuda;
 
@@ -66,7 +66,7 @@ pub fn matmul_accumulate_(c: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<()> 
     product.run(c, Finish { write: Write::Accumulate, ..Finish::default() })
 }
 
-/// What is done to the finished sums.
+/// The epilogue: what is done to the finished sums.
 pub(super) struct Finish<'a> {
     pub(super) write: Write,
     /// A contiguous value per column.

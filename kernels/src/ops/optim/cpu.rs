@@ -22,7 +22,7 @@ struct Piece<'a, T: Real, const N: usize> {
     state: [&'a mut [T::Wide]; N],
 }
 
-/// [`Rule::eval`] over a block on the process's instruction set, erased so that the frame around it is compiled once and not for
+/// [`Rule::eval`] over a block, as a trait object, so that the code around it is compiled once and not for
 /// every rule.
 type Apply<'a, T, const N: usize> = &'a (dyn Fn(RuleBlock<'_, T, N>) + Sync);
 
