@@ -65,7 +65,7 @@ pub(super) fn run<T: GemmElem>(
     (write, epilogue): (Write, Epilogue<'_, T>),
 ) {
     batch.check(&a, &b, &c, &epilogue);
-    assert!(b.cols() == 1, "got {} groups, wanted one", b.cols());
+    assert!(b.cols() == 1, "got {} columns, wanted one", b.cols());
     if a.rows() == 0 || batch.count == 0 {
         return;
     }

@@ -304,8 +304,8 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         let in_place = product.is_in_place();
         let finishes = block.is_last && !in_place;
         // Where sums lie, with the strides from row to row and from tile to tile.
-        let stationary = strip.rows.len() > 1;
-        let next = |down_by: usize, across_by: usize| if stationary { down_by } else { across_by };
+        let is_down = strip.rows.len() > 1;
+        let next = |down_by: usize, across_by: usize| if is_down { down_by } else { across_by };
         let whole = (c.cast::<T::Acc>(), c_row, next(plan.height * c_row, width));
         let scratch = (buffers.sums.as_mut_ptr().wrapping_add(slot), width, next(tile_len, slots_apart));
         let partial = if in_place && product.write == Write::Store { whole } else { scratch };
