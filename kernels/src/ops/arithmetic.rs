@@ -7,6 +7,7 @@ use phalanx_tensor::{DType, Error, Result, Scalar, Tensor};
 
 use super::cast;
 use crate::check;
+use crate::ops::cast::Number;
 use crate::pointwise::cuda::Expression;
 use crate::pointwise::{Pointwise, c, in_order, map, map_over, map_scalar, pointwise};
 use crate::real::for_number;
@@ -36,7 +37,7 @@ pub(crate) fn binary(
     let cuda = &Expression::of_integers(text, &[]);
     in_order(op, a.dtype(), [a, b], |inputs, out| {
         for_number!(op, out.dtype(), integer T => {
-            map_scalar(op, |[x, y]: [T; 2]| int(x.into(), y.into()) as T, cuda, inputs, out)
+            map_scalar(op, |[x, y]: [T; 2]| T::from_i64(int(x.to_i64(), y.to_i64())), cuda, inputs, out)
         })
     })
 }
@@ -64,7 +65,7 @@ pub(crate) fn scalar(
     let cuda = &Expression::of_integers(text, &numbers);
     in_order(op, a.dtype(), [a], |inputs, out| {
         for_number!(op, out.dtype(), integer T => {
-            map_scalar(op, |[x]: [T; 1]| int(x.into(), s) as T, cuda, inputs, out)
+            map_scalar(op, |[x]: [T; 1]| T::from_i64(int(x.to_i64(), s)), cuda, inputs, out)
         })
     })
 }

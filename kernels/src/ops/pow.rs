@@ -3,6 +3,7 @@
 use phalanx_tensor::{DType, Error, Result, Scalar, Tensor};
 
 use crate::check;
+use crate::ops::cast::Number;
 use crate::pointwise::cuda::Expression;
 use crate::pointwise::{c, in_order, map, map_scalar, pointwise};
 use crate::real::for_number;
@@ -136,7 +137,7 @@ fn integers<const N: usize>(
     let power = |x: [i64; N]| integer_power(pair(x));
     in_order(op, inputs[0].dtype(), inputs, |inputs, out| {
         for_number!(op, out.dtype(), integer T => {
-            map_scalar(op, |x: [T; N]| power(x.map(i64::from)) as T, cuda, inputs, out)
+            map_scalar(op, |x: [T; N]| T::from_i64(power(x.map(T::to_i64))), cuda, inputs, out)
         })
     })
 }
