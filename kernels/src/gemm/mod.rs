@@ -1,6 +1,6 @@
 //! Matrix products C = A B on a CPU, over slices with any row and column strides: A is m x k, B is k x n, C is m x n.
 //!
-//! `matmul`, `linear` and the LSTM call [`gemm_batched`] and [`gemv()`]; convolutions call [`gemm_by_offsets`], [`gemm_by_panel`] and
+//! `matmul` and `linear` call [`gemm_batched`] and [`gemv()`], the LSTM [`gemm_again`]; convolutions call [`gemm_by_offsets`], [`gemm_by_panel`] and
 //! [`gemm_segmented`]; attention calls [`gemm_small`] and [`gemm_few`]. All of them end in the micro-kernel (`micro_kernel.rs`).
 //!
 //! **Bits.** An element of A B is one chain of fused multiply-adds over ascending k, begun at zero, in f32 (f64 for
@@ -20,14 +20,14 @@
 //!    +-------+ +----+----+----+----+          BLOCK of A   mc x kc: as many panels and steps as fit the L2 cache (plan.rs)
 //!  m | panel | |tile|tile|tile|tile|          BLOCK of B   kc x nc: as many as fit the L3 cache
 //!    +-------+ +----+----+----+----+          CHUNK        some panels of rows of a block's columns, with all of k: what a thread takes
-//!    | of A  | |tile|tile|tile|tile|                       at a time. Threads that were slower take fewer chunks (plan.rs)
+//!    | of A  | |tile|tile|tile|tile|                       at a time; a slower thread takes fewer (plan.rs)
 //!    +-------+ +----+----+----+----+ C        MACRO-KERNEL the loops around the micro-kernel, below (macro_kernel.rs)
 //!
 //!  for each range of C's columns                            ranges are computed by different threads
 //!    for each chunk: rows of a block of columns              a thread takes the next chunk when it is done
 //!      for each block of steps (kc)                          sums go on from C or from scratch memory
 //!        for each block of rows of A (mc)
-//!          for each panel of B, for each panel of A          or the other way round where B's panel stays in the L1 cache
+//!          for each panel of A, for each panel of B          or the other way round, where B's panel stays in the L1 cache
 //!            the micro-kernel computes a tile
 //! ```
 //!

@@ -1,12 +1,12 @@
-//! [`TapRange`]: the output positions at which one kernel element reads inside the input, along one dimension.
+//! [`TapRange`]: the steps (output positions) at which one kernel element reads inside the input, along one dimension.
 //!
 //! ```text
-//! input of 5, padding 1, stride 2, kernel of 3       step:    0     1     2
-//!                                                    place: -1|0 1  2 3 4|5
-//! kernel element 0 reads places -1, 1, 3             inside at steps 1, 2:   first 1, count 2, start 1
+//!  input of 5 places, stride 2, padding 1, kernel element 0:   step    0   1   2
+//!                                                              place  -1   1   3      inside at steps 1 and 2:
+//!                                                                                     first 1, count 2, start 1
 //! ```
 //!
-//! Convolutions (`conv2d`, `conv3d`), `fold` and max pooling leave out the products and pixels outside the input by it.
+//! Convolutions (`conv2d`, `conv3d`), `fold` and max pooling leave out by it what lies outside the input.
 
 use std::ops::Range;
 
@@ -17,16 +17,16 @@ pub(super) struct TapRange {
     pub first: usize,
     /// How many there are.
     pub count: usize,
-    /// The place of the first.
+    /// The place of the first such step.
     pub start: usize,
 }
 
 impl TapRange {
-    /// Of `steps` steps of `stride` places from `offset` on, in a dimension of `size` places. Sizes and offsets are
+    /// For `steps` steps of `stride` places from place `offset` on, in a dimension of `size` places. Sizes and offsets are
     /// below 2^63.
     pub fn new(offset: isize, stride: usize, steps: usize, size: usize) -> TapRange {
         let first = offset.min(0).unsigned_abs().div_ceil(stride);
-        // Below the stride where steps were left out.
+        // Below the stride if steps were left out at the beginning.
         let start = first.checked_mul(stride).and_then(|n| n.checked_add_signed(offset)).unwrap_or(size);
         let inside = size.saturating_sub(start).div_ceil(stride);
         let count = inside.min(steps.saturating_sub(first));
@@ -36,7 +36,7 @@ impl TapRange {
         }
     }
 
-    /// Of element `nth` of a kernel.
+    /// For element `nth` of a kernel.
     pub fn of_kernel(
         nth: usize,
         [stride, padding, dilation]: [usize; 3],
@@ -46,12 +46,12 @@ impl TapRange {
         TapRange::new((nth * dilation) as isize - padding as isize, stride, steps, size)
     }
 
-    /// The numbers of the steps.
+    /// The steps.
     pub fn steps(&self) -> Range<usize> {
         self.first..self.first + self.count
     }
 
-    /// One past the last place, as the end of a slice by the stride.
+    /// One past the last place: the end of a strided slice from `start` on.
     pub fn end(&self, stride: usize) -> usize {
         if self.count == 0 { self.start } else { self.start + (self.count - 1) * stride + 1 }
     }

@@ -1,7 +1,7 @@
 //! Optimizer updates: one pass over parameters, their gradients and their state, in place.
 //!
-//! An optimizer is a [`Rule`], the update of a vector of elements, in `rules.rs`. [`update`] widens halves, applies the gradient's scale (from clipping or
-//! loss scaling), keeps the master copy of a half-precision parameter, and splits the work over the device: on the CPU
+//! An optimizer is a `Rule`, the update of a vector of elements, in `rules.rs`. `update` widens halves, applies the
+//! gradient's scale (from clipping or loss scaling), keeps the master copy of a half-precision parameter, and splits the work over the device: on the CPU
 //! over the threads of its pool, by the instruction set; on a GPU many tensors in one launch. State is kept in the type
 //! that is computed in: f64 for f64 parameters, else f32.
 
