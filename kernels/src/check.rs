@@ -1,4 +1,5 @@
-//! What operations ask of their arguments, and the errors that say so.
+//! What operations ask of their arguments, and the errors that say so: one device, one dtype, a floating-point dtype, a given shape.
+//! An operation calls these before it allocates its output: `check::float("softmax", x)?`.
 
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
@@ -56,6 +57,20 @@ pub(crate) fn shape(op: &'static str, what: &str, tensor: &Tensor, wanted: &[usi
         return Ok(());
     }
     Err(Error::shape(op, format!("{what} of shape {:?}", tensor.shape()), format!("{wanted:?}")))
+}
+
+/// The weight and bias of a normalisation of `x`, where there are any: like `x`, of the given shape.
+pub(crate) fn affine(
+    op: &'static str,
+    x: &Tensor,
+    weight_and_bias: &[Option<&Tensor>],
+    wanted: &[usize],
+) -> Result<()> {
+    for t in weight_and_bias.iter().copied().flatten() {
+        same(op, &[x, t])?;
+        shape(op, "a weight or bias", t, wanted)?;
+    }
+    Ok(())
 }
 
 /// A number from 0 up.

@@ -1,4 +1,4 @@
-//! Which of an operation's kernels runs: the CPU's or the GPU's, by the device of its tensors.
+//! [`Kernels`]: an operation's kernels for a CPU and for a GPU, and the choice between them by the device of its tensors.
 //!
 //! An operation registers both in one place. Its entry point checks the arguments, allocates the outputs on any device,
 //! and runs the kernel of that device:

@@ -11,15 +11,18 @@
 //! | norms and losses | [`layer_norm`], [`rms_norm`], [`batch_norm`], [`cross_entropy`], [`nll_loss`] |
 //! | by index | [`index_select`], [`gather`], [`scatter_add`], [`cat`], [`pad`] |
 //! | optimizers, draws | [`ops::optim`], [`ops::random`] |
+//! | speed | [`flops()`] counts the arithmetic of a thread, [`peak_flops`] and [`peak_bandwidth`] measure a device |
 //! | the processor | [`isa`] tells the instruction set in use, [`available_isas`] what there is |
 //! | GPUs | [`cuda`] |
 
+mod block_reader;
 mod check;
 mod classes;
 pub mod cuda;
+mod data_movement;
 mod dispatch;
+mod flops;
 mod gemm;
-mod moves;
 pub mod ops;
 mod pointwise;
 mod real;
@@ -27,16 +30,14 @@ mod reduce;
 mod rows;
 mod scratch;
 mod simd;
-mod source;
 #[cfg(test)]
 mod testing;
-mod work;
 
 pub use classes::Reduction;
+pub use flops::flops;
 pub use gemm::{peak_bandwidth, peak_flops};
 pub use ops::*;
 pub use simd::{IsaName, available_isas, checked_isa, isa};
-pub use work::flops;
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]

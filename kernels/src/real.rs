@@ -1,6 +1,6 @@
 //! [`Real`]: the element types bf16, f16, f32 and f64, and the type [`Real::Wide`] that each is computed in.
 
-use phalanx_tensor::{Element, bf16, f16};
+use phalanx_tensor::{DType, Element, bf16, f16};
 
 use crate::scratch::Scratch;
 use crate::simd::{
@@ -234,6 +234,11 @@ impl<T: Real> Kernel for Narrow<'_, T> {
     }
 }
 
+/// The dtype that elements of a floating-point `dtype` are computed in: that of [`Real::Wide`].
+pub(crate) fn wide_dtype(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
 /// Runs `$body` with `$T` standing for the element type of a floating-point `$dtype`; any other dtype is an error
 /// that names `$op`.
 macro_rules! for_real {
@@ -318,4 +323,47 @@ macro_rules! for_integer {
     };
 }
 
-pub(crate) use {for_element, for_integer, for_real};
+/// Runs `$body` with `$T` standing for the element type of a `$dtype` of numbers, or of integers alone if it says so; any other
+/// dtype, such as bool, is an error that names `$op`.
+macro_rules! for_number {
+    ($op:expr, $dtype:expr, integer $T:ident => $body:expr) => {
+        match $dtype {
+            phalanx_tensor::DType::I64 => {
+                type $T = i64;
+                $body
+            }
+            phalanx_tensor::DType::I32 => {
+                type $T = i32;
+                $body
+            }
+            phalanx_tensor::DType::U8 => {
+                type $T = u8;
+                $body
+            }
+            other => Err(phalanx_tensor::Error::dtype($op, other, "a number dtype")),
+        }
+    };
+    ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
+        match $dtype {
+            phalanx_tensor::DType::F64 => {
+                type $T = f64;
+                $body
+            }
+            phalanx_tensor::DType::F32 => {
+                type $T = f32;
+                $body
+            }
+            phalanx_tensor::DType::BF16 => {
+                type $T = phalanx_tensor::bf16;
+                $body
+            }
+            phalanx_tensor::DType::F16 => {
+                type $T = phalanx_tensor::f16;
+                $body
+            }
+            integer => $crate::real::for_number!($op, integer, integer $T => $body),
+        }
+    };
+}
+
+pub(crate) use {for_element, for_integer, for_number, for_real};

@@ -1,10 +1,10 @@
-//! Working memory of kernels, kept per thread between calls.
+//! Scratch memory of kernels: [`with_scratch`] lends a slice of f32 or f64 that the thread keeps for the next call.
 
 use std::cell::RefCell;
 
 use crate::simd::Float;
 
-/// Elements to skip at most to reach a cache line's start.
+/// Elements to skip at most to reach the start of a cache line.
 const SLACK: usize = 16;
 const LINE_BYTES: usize = 64;
 
@@ -13,11 +13,11 @@ thread_local! {
     static F64: RefCell<Vec<Vec<f64>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A float with buffers of its own per thread.
+/// A float type for which each thread keeps buffers.
 pub(crate) trait Scratch: Float {
-    /// Takes a buffer out of this thread's store.
+    /// Takes a buffer from this thread's store; an empty one if it has none.
     fn take() -> Vec<Self>;
-    /// Puts one back.
+    /// Puts a buffer back.
     fn put(buffer: Vec<Self>);
 }
 
@@ -48,7 +48,7 @@ pub(crate) fn with_scratch<T: Scratch, R>(len: usize, f: impl FnOnce(&mut [T]) -
     }
     let mut buffer = T::take();
     if buffer.len() < len + SLACK {
-        // Old contents need not move along.
+        // A new buffer: growing the old one would copy its contents.
         buffer = vec![T::ZERO; len + SLACK];
     }
     let start = buffer.as_ptr().align_offset(LINE_BYTES).min(SLACK);

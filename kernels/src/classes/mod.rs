@@ -1,23 +1,22 @@
 //! Class-index targets of cross entropy and NLL: range check, class weights, `ignore_index`, and the [`Reduction`] of
-//! the items' losses. On a GPU the targets stay there ([`Targets`]), and with them what depends on them, the mean's
-//! denominator too.
+//! the items' losses. A CPU reads the targets into [`Classes`]. On a GPU the targets stay on the device ([`Targets`]), and so does the mean's
+//! denominator, which depends on them.
 
 use phalanx_tensor::cuda::{Args, Gpu, Grid, Kernel, Program, Scratch};
 use phalanx_tensor::{DType, Dims, Error, Result, Tensor};
 
+use crate::block_reader::{elements, values_f64};
 use crate::check;
 use crate::cuda::{FAULT, File, PRELUDE, type_name};
-use crate::source::elements;
-use crate::source::values_f64;
 
 /// How the items of a loss over classes are weighed and combined.
 #[derive(Clone, Copy)]
 pub(crate) struct Weighing<'a> {
-    /// A weight a class.
+    /// A weight for each class.
     pub(crate) weight: Option<&'a Tensor>,
-    /// The target of items that do not count.
+    /// Items with this target are ignored.
     pub(crate) ignore_index: i64,
-    /// What becomes of the items' losses.
+    /// How the items' losses are reduced.
     pub(crate) reduction: Reduction,
     /// A factor on the result.
     pub(crate) scale: f64,
@@ -76,7 +75,7 @@ impl Weighing<'_> {
     }
 }
 
-/// Targets ready for use.
+/// The targets of one call on a CPU, with the factor of the reduction.
 pub(crate) struct Classes {
     /// Each item's class; none if it is ignored.
     pub(crate) targets: Vec<Option<usize>>,
@@ -91,11 +90,11 @@ impl Classes {
         self.weight.as_ref().map_or(1.0, |w| w[class])
     }
 
-    /// What items' losses add up to, or each of them, times the factor. Items are added in order, in f64.
+    /// The reduced losses times the factor: their sum, or each of them. Items are added in order, in f64.
     pub(crate) fn reduce(&self, reduction: Reduction, losses: impl Iterator<Item = f64>) -> Vec<f64> {
         match reduction {
             Reduction::None => losses.map(|loss| loss * self.factor).collect(),
-            // An infinite factor (nothing counts) makes NaN of the empty sum.
+            // Without counted items the factor is infinite, and makes the empty sum NaN.
             _ => vec![losses.sum::<f64>() * self.factor],
         }
     }
@@ -122,11 +121,11 @@ pub(crate) fn classes_second(x: &Tensor) -> Result<Tensor> {
     x.permute(&order)
 }
 
-/// `Targets` and `Factor`.
+/// The CUDA types `Targets` and `Factor`.
 pub(crate) const CLASSES: File = ("classes.cuh", include_str!("classes.cuh"));
 const PROGRAM: &[File] = &[PRELUDE, FAULT, CLASSES, ("classes.cu", include_str!("classes.cu"))];
 
-/// The targets of one call.
+/// The targets of one call on a GPU.
 pub(crate) struct Targets<'a> {
     op: &'static str,
     gpu: &'static Gpu,
@@ -138,7 +137,7 @@ pub(crate) struct Targets<'a> {
 }
 
 impl<'a> Targets<'a> {
-    /// Of logits `x` of so many classes.
+    /// The targets for logits `x` of `classes` classes.
     pub(crate) fn new(
         op: &'static str,
         weighing: Weighing<'a>,
@@ -151,29 +150,29 @@ impl<'a> Targets<'a> {
         Ok(Targets { op, gpu, weighing, target, weight, classes, element })
     }
 
-    /// How many there are.
+    /// The number of items.
     pub(crate) fn items(&self) -> usize {
         self.target.numel()
     }
 
-    /// A thread an item.
+    /// A grid with a thread for each item.
     pub(crate) fn grid(&self) -> Grid {
         Grid::new(self.items().div_ceil(256), 256)
     }
 
-    /// No arguments yet.
+    /// An empty argument list.
     pub(crate) fn args(&self) -> Args<'_> {
         Args::new(self.op, self.gpu)
     }
 
-    /// The last argument of a kernel: `Targets`.
+    /// Adds a kernel's last argument, `Targets`.
     pub(crate) fn put<'b>(&'b self, args: Args<'b>) -> Result<Args<'b>> {
         let args = args.read(&self.target)?.read_if(self.weight.as_ref())?;
         let args = args.value(self.weighing.ignore_index).value(self.classes as u64);
         Ok(args.value(self.items() as u64).faults()?.value(0u32))
     }
 
-    /// The argument `Factor`, of which the first part is here if it is known to the device alone.
+    /// Adds the argument `Factor`: `found`, if the factor is computed on the device, else the scale.
     pub(crate) fn put_factor<'b>(&self, args: Args<'b>, found: Option<&Scratch>) -> Args<'b> {
         match found {
             Some(found) => args.scratch(found).value(0f64),
@@ -181,7 +180,7 @@ impl<'a> Targets<'a> {
         }
     }
 
-    /// The mean's factor.
+    /// Computes the mean's factor on the device; `None` for other reductions.
     pub(crate) fn factor(&self) -> Result<Option<Scratch>> {
         if self.weighing.reduction != Reduction::Mean {
             return Ok(None);
@@ -192,12 +191,12 @@ impl<'a> Targets<'a> {
         Ok(Some(factor))
     }
 
-    /// Room for a loss an item.
+    /// Scratch memory for the losses of all items.
     pub(crate) fn losses(&self) -> Result<Scratch> {
         self.gpu.scratch(self.op, self.items() * size_of::<f64>())
     }
 
-    /// What the items' losses become.
+    /// Reduces the items' losses into `loss`.
     pub(crate) fn reduce(&self, losses: &Scratch, loss: &mut Tensor) -> Result<()> {
         let (reduction, scale) = (self.weighing.reduction, self.weighing.scale);
         let result = type_name(loss.dtype());
@@ -210,12 +209,12 @@ impl<'a> Targets<'a> {
         self.kernel("reduce", result)?.launch(Grid::new(1, 1024), args)
     }
 
-    /// How far apart the gradients of two items' losses lie: 0 if there is but one.
+    /// The stride of `dy` from an item to the next: 0 if the result is a single number.
     pub(crate) fn slope_step(&self) -> u64 {
         u64::from(self.weighing.reduction == Reduction::None)
     }
 
-    /// For a result of that type.
+    /// A kernel of `classes.cu`, for a result of type `result`.
     fn kernel(&self, entry: &str, result: &str) -> Result<Kernel> {
         let defines = &[("ELEMENT", self.element), ("RESULT", result)];
         let program = Program { name: "classes.cu", files: PROGRAM, defines };
@@ -223,10 +222,10 @@ impl<'a> Targets<'a> {
     }
 }
 
-/// What a loss makes of its items' losses.
+/// How the losses of items are reduced to the result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Reduction {
-    /// One loss an item.
+    /// No reduction: a loss for each item.
     None,
     /// Their mean; losses with class weights divide by the sum of the weights.
     #[default]

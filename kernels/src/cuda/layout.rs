@@ -1,8 +1,8 @@
-//! [`Strided`]: the layouts of `N` tensors of one shape, as kernels take them.
+//! [`Strided`]: the argument of a kernel that describes the strides of up to five tensors of one shape.
 
 use phalanx_tensor::{Error, Loops, Result, Tensor};
 
-/// Dimensions that a kernel loops over at most, after neighbouring ones were merged.
+/// Dimensions that a kernel loops over at most, after neighbouring ones are merged.
 const RANK_MAX: usize = 8;
 /// Tensors at most.
 const TENSORS_MAX: usize = 5;
@@ -13,12 +13,12 @@ const TENSORS_MAX: usize = 5;
 pub(crate) struct Strided {
     rank: u64,
     sizes: [u64; RANK_MAX],
-    /// Of each tensor, in elements.
+    /// The strides of each tensor, in elements.
     strides: [[u64; RANK_MAX]; TENSORS_MAX],
 }
 
 impl Strided {
-    /// Of tensors that broadcast to `shape`; offsets are not part of it, since arguments point to first elements.
+    /// The strides of tensors that broadcast to `shape`. Offsets are not part of it, because arguments point to first elements.
     ///
     /// # Errors
     /// If a tensor does not broadcast, or more dimensions are left than a kernel loops over.
@@ -36,7 +36,7 @@ impl Strided {
         Strided::of(op, &Loops::new(shape, strides))
     }
 
-    /// Of loops that may be over anything.
+    /// The strides of given loops.
     ///
     /// # Errors
     /// If there are more than a kernel makes.
@@ -68,7 +68,7 @@ impl Strided {
         self.sizes[inner].is_multiple_of(lanes) && self.strides.iter().all(aligned)
     }
 
-    /// Lets tensor `n` go by the difference of its strides and tensor `less`'s.
+    /// Subtracts the strides of tensor `less` from those of tensor `n`.
     pub(crate) fn subtract(&mut self, n: usize, less: usize) {
         for d in 0..RANK_MAX {
             self.strides[n][d] = self.strides[n][d].wrapping_sub(self.strides[less][d]);

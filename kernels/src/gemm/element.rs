@@ -1,10 +1,13 @@
-//! What a product's elements may be, the type their sums are kept in, and what a tile reads of them at a time.
+//! [`GemmElem`]: the element types of products, f64, f32, bf16 and f16, and the type of their sums. [`PanelElem`]: what one place of a packed panel
+//! holds, one step of k ([`OneStep`]) or, for bf16 where the CPU has a dot product of pairs, two ([`Bf16Pairs`]).
+//!
+//! A *line* is a row of A or a column of B. A *place* is an element of a packed panel; it has the size of a sum.
 
 use std::marker::PhantomData;
 
 use phalanx_tensor::{bf16, f16};
 
-use super::kernel::SizedTile;
+use super::micro_kernel::SizedTile;
 use crate::real::Real;
 use crate::scratch::Scratch;
 use crate::simd::{Float, Halves, Isa, Kernel, Runner, Vector, pair};
@@ -13,35 +16,35 @@ use crate::simd::{Float, Halves, Isa, Kernel, Runner, Vector, pair};
 pub(crate) trait GemmElem: Real<Wide = <Self as GemmElem>::Acc> {
     /// The type of the sums.
     type Acc: Scratch + GemmElem<Acc = <Self as GemmElem>::Acc>;
-    /// What a tile does with a place of A's and B's packed panels.
+    /// What a place of A's and B's packed panels holds.
     type PanelElem: PanelElem<Acc = Self::Acc>;
 
-    /// What a place of a panel holds for this step and, if it holds two, the next.
-    fn beside<S: Isa>(self, next: Self) -> Self::Acc;
-    /// A place of each lane: [`GemmElem::beside`] for the elements of two slices.
-    fn across<S: Isa>(lanes: &[Self], next: &[Self]) -> <Self::Acc as Float>::Vec<S>;
-    /// The places that steps of one lane fill; `beyond` stands for what is missing in a place.
-    fn along<S: Isa>(steps: &[Self], beyond: Self) -> <Self::Acc as Float>::Vec<S>;
+    /// The place of this step and, if a place holds two, the next one.
+    fn pair_up<S: Isa>(self, next: Self) -> Self::Acc;
+    /// A vector of places, each of another line: [`GemmElem::pair_up`] of a step's elements and the next step's.
+    fn load_lines<S: Isa>(lanes: &[Self], next: &[Self]) -> <Self::Acc as Float>::Vec<S>;
+    /// A vector of places, successive steps of one line; `beyond` stands for a step that a place lacks.
+    fn load_steps<S: Isa>(steps: &[Self], beyond: Self) -> <Self::Acc as Float>::Vec<S>;
 }
 
-/// What a place of a packed panel, of the sums' size, holds: one step of k or several.
+/// What a place of a packed panel holds: one step of k or several, in the size of a sum.
 pub(crate) trait PanelElem: 'static {
     /// The type of the sums.
     type Acc: Float;
     /// Whether only packed panels hold such places, so that no tile reads them from where a matrix lies.
     const IN_PANELS: bool;
 
-    /// The steps on an instruction set.
+    /// How many steps a place holds on an instruction set.
     fn steps<S: Isa>() -> usize;
 
-    /// `sum` and the products of a place's steps, ascending.
+    /// `sum` plus the products of a place's steps, in ascending order.
     fn add<S: Isa>(
         a: <Self::Acc as Float>::Vec<S>,
         b: <Self::Acc as Float>::Vec<S>,
         sum: <Self::Acc as Float>::Vec<S>,
     ) -> <Self::Acc as Float>::Vec<S>;
 
-    /// Runs a kernel that makes places.
+    /// Runs a kernel that packs, on the instruction set that has these places.
     fn run<K: Kernel>(runner: Runner, kernel: K) -> K::Output;
     /// Computes a tile.
     fn compute<const H: usize, const W: usize>(runner: Runner, tile: SizedTile<'_, Self, H, W>)
@@ -63,10 +66,10 @@ pub(super) fn steps_on<P: PanelElem>(runner: Runner) -> usize {
     P::run(runner, Ask::<P>(PhantomData))
 }
 
-/// A step as it is.
-pub(crate) struct One<T>(PhantomData<T>);
+/// One step a place.
+pub(crate) struct OneStep<T>(PhantomData<T>);
 
-impl<T: Float> PanelElem for One<T> {
+impl<T: Float> PanelElem for OneStep<T> {
     type Acc = T;
     const IN_PANELS: bool = false;
 
@@ -91,10 +94,10 @@ impl<T: Float> PanelElem for One<T> {
     }
 }
 
-/// The steps of bf16 that [`Isa::dot_bf16`] takes at a time.
-pub(crate) struct Dot;
+/// The steps of bf16 that [`Isa::dot_bf16`] takes at a time: two on CPUs that have it, else one.
+pub(crate) struct Bf16Pairs;
 
-impl PanelElem for Dot {
+impl PanelElem for Bf16Pairs {
     type Acc = f32;
     const IN_PANELS: bool = true;
 
@@ -113,10 +116,10 @@ impl PanelElem for Dot {
         runner.run_on_pairs(kernel).unwrap_or_else(|kernel| runner.run(kernel))
     }
 
-    /// Where a place holds one step, tiles are those of f32.
+    /// On a CPU without the dot product, tiles are those of f32.
     #[inline]
     fn compute<const H: usize, const W: usize>(runner: Runner, tile: SizedTile<'_, Self, H, W>) {
-        runner.run_on_pairs(tile).unwrap_or_else(|tile| runner.run(tile.of::<One<f32>>()))
+        runner.run_on_pairs(tile).unwrap_or_else(|tile| runner.run(tile.of::<OneStep<f32>>()))
     }
 }
 
@@ -124,20 +127,20 @@ macro_rules! one {
     ($($elem:ident sums $acc:ident),*) => {$(
         impl GemmElem for $elem {
             type Acc = $acc;
-            type PanelElem = One<$acc>;
+            type PanelElem = OneStep<$acc>;
 
             #[inline(always)]
-            fn beside<S: Isa>(self, _next: $elem) -> $acc {
+            fn pair_up<S: Isa>(self, _next: $elem) -> $acc {
                 self.widen()
             }
 
             #[inline(always)]
-            fn across<S: Isa>(lanes: &[$elem], _next: &[$elem]) -> <$acc as Float>::Vec<S> {
+            fn load_lines<S: Isa>(lanes: &[$elem], _next: &[$elem]) -> <$acc as Float>::Vec<S> {
                 $elem::load::<S>(lanes)
             }
 
             #[inline(always)]
-            fn along<S: Isa>(steps: &[$elem], _beyond: $elem) -> <$acc as Float>::Vec<S> {
+            fn load_steps<S: Isa>(steps: &[$elem], _beyond: $elem) -> <$acc as Float>::Vec<S> {
                 $elem::load::<S>(steps)
             }
         }
@@ -148,20 +151,20 @@ one!(f32 sums f32, f64 sums f64, f16 sums f32);
 
 impl GemmElem for bf16 {
     type Acc = f32;
-    type PanelElem = Dot;
+    type PanelElem = Bf16Pairs;
 
     #[inline(always)]
-    fn beside<S: Isa>(self, next: bf16) -> f32 {
+    fn pair_up<S: Isa>(self, next: bf16) -> f32 {
         if S::BF16_IN_LANE == 2 { pair(self, next) } else { self.widen() }
     }
 
     #[inline(always)]
-    fn across<S: Isa>(lanes: &[bf16], next: &[bf16]) -> S::F32 {
+    fn load_lines<S: Isa>(lanes: &[bf16], next: &[bf16]) -> S::F32 {
         if S::BF16_IN_LANE == 2 { S::F32::load_pairs_of(lanes, next) } else { S::F32::load_bf16(lanes) }
     }
 
     #[inline(always)]
-    fn along<S: Isa>(steps: &[bf16], beyond: bf16) -> S::F32 {
+    fn load_steps<S: Isa>(steps: &[bf16], beyond: bf16) -> S::F32 {
         if S::BF16_IN_LANE == 2 { S::F32::load_pairs(steps, beyond) } else { S::F32::load_bf16(steps) }
     }
 }

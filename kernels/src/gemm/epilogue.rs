@@ -1,5 +1,5 @@
-//! The last steps of a product on its way to C: bias, activation, addition to what is there. They are applied to each
-//! finished tile of sums.
+//! The epilogue of a product: bias, activation, rounding, and addition to what C holds ([`Epilogue`], [`Write`]). The macro-kernel, `thin.rs` and
+//! `gemv.rs` apply it to each tile of finished sums ([`FinishTile`]).
 
 #![allow(unsafe_code)]
 
@@ -33,13 +33,13 @@ impl<T> Default for Epilogue<'_, T> {
 }
 
 impl<T> Epilogue<'_, T> {
-    /// Whether nothing is to be done.
+    /// Whether there is neither bias nor activation.
     pub(super) fn is_empty(&self) -> bool {
         self.bias.is_none() && self.activation.is_none()
     }
 }
 
-/// A tile whose sums are complete, and what is left to do.
+/// A tile whose sums are complete, and the epilogue that takes it to C.
 pub(super) struct FinishTile<'a, T: GemmElem> {
     pub(super) sums: &'a mut [T::Acc],
     /// Elements from one row of sums to the next.
@@ -77,6 +77,7 @@ impl<T: GemmElem> Kernel for Finish<'_, T> {
 }
 
 impl<T: GemmElem> FinishTile<'_, T> {
+    /// All rows of the tile.
     #[inline(always)]
     fn rows_with<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
     where
@@ -115,7 +116,7 @@ impl<T: GemmElem> FinishTile<'_, T> {
         }
     }
 
-    /// Rows whose sums need nothing but rounding.
+    /// Rows without bias, activation and addition: sums are rounded and stored.
     #[inline(always)]
     fn store_rows<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
     where
@@ -137,13 +138,13 @@ impl<T: GemmElem> FinishTile<'_, T> {
         }
     }
 
-    /// The steps for some neighbours in a row.
+    /// The epilogue of a vector of neighbours in a row; `c` is what they are stored to.
     #[inline(always)]
     fn lanes<S: Isa, V: Vector<Elem = T::Acc>>(&self, sums: V, bias: Option<V>, c: &mut [T])
     where
         T::Acc: Float<Vec<S> = V>,
     {
-        // Each step's value as an operation of its own would have stored it.
+        // Rounded after each operation, as operations of their own would have stored it.
         let mut value = sums;
         if let Some(bias) = bias {
             value = T::round::<S>(value) + bias;

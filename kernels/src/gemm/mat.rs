@@ -1,5 +1,5 @@
-//! A matrix's view of a slice: any row and column stride, bounds proven once when it is made; and a matrix cut into
-//! cells, so that threads write parts of the same rows.
+//! Views of matrices in slices, with any row and column stride and bounds proven once, when a view is made: [`MatRef`] to read, [`MatMut`] to write.
+//! [`SubMatMut`] is a part of a matrix, so that threads write parts of the same rows; [`SharedMut`] is the unchecked form of that inside `gemm`.
 
 #![allow(unsafe_code)]
 
@@ -57,7 +57,7 @@ impl<'a, T> MatRef<'a, T> {
         (self.row_stride, self.col_stride)
     }
 
-    /// The slice from its first element on.
+    /// The slice from the matrix's first element on.
     pub(super) fn data(&self) -> &'a [T] {
         self.data
     }
@@ -156,7 +156,7 @@ fn span<const N: usize>(dims: [(usize, usize); N]) -> usize {
     dims.into_iter().fold(1, |end: usize, (len, stride)| end.saturating_add((len - 1).saturating_mul(stride)))
 }
 
-/// Whether every index has a place of its own, as it has when each stride steps over all that smaller ones reach.
+/// Whether no two indices have the same place: each stride exceeds the largest offset that the smaller strides reach.
 fn disjoint<const N: usize>(mut dims: [(usize, usize); N]) -> bool {
     if dims.iter().any(|dim| dim.0 == 0) {
         return true;
@@ -170,8 +170,31 @@ fn disjoint<const N: usize>(mut dims: [(usize, usize); N]) -> bool {
     })
 }
 
-/// Neighbouring columns of neighbouring rows of a matrix, to write.
-pub(crate) struct Cell<'a, T> {
+/// A slice that several threads write, each its own elements.
+#[derive(Clone, Copy)]
+pub(super) struct SharedMut<'a, T> {
+    ptr: *mut T,
+    lifetime: PhantomData<&'a mut [T]>,
+}
+
+// SAFETY: it gives no access but a pointer, whose users keep threads apart.
+unsafe impl<T: Send> Send for SharedMut<'_, T> {}
+// SAFETY: as above.
+unsafe impl<T: Send> Sync for SharedMut<'_, T> {}
+
+impl<'a, T> SharedMut<'a, T> {
+    pub(super) fn new(slice: &'a mut [T]) -> Self {
+        SharedMut { ptr: slice.as_mut_ptr(), lifetime: PhantomData }
+    }
+
+    /// The start, for pointer arithmetic within the slice.
+    pub(super) fn ptr(&self) -> *mut T {
+        self.ptr
+    }
+}
+
+/// A submatrix to write: some neighbouring columns of some neighbouring rows.
+pub(crate) struct SubMatMut<'a, T> {
     start: *mut T,
     rows: usize,
     cols: usize,
@@ -180,11 +203,11 @@ pub(crate) struct Cell<'a, T> {
     data: PhantomData<&'a mut [T]>,
 }
 
-// SAFETY: a cell is the one way to its elements, like `&mut [T]`, and goes where that may go.
-unsafe impl<T: Send> Send for Cell<'_, T> {}
+// SAFETY: a submatrix is the one way to its elements, like `&mut [T]`, and goes where that may go.
+unsafe impl<T: Send> Send for SubMatMut<'_, T> {}
 
-impl<'a, T> Cell<'a, T> {
-    /// A matrix of `rows` rows, each of `across` cells of `cols` columns, cut into cells of at most `height` rows: from the
+impl<'a, T> SubMatMut<'a, T> {
+    /// Cuts a contiguous matrix `[rows, across * cols]` into submatrices of `cols` columns and at most `height` rows: from the
     /// top to the bottom, then the next columns.
     ///
     /// # Panics
@@ -194,7 +217,7 @@ impl<'a, T> Cell<'a, T> {
         rows: usize,
         [across, cols]: [usize; 2],
         height: usize,
-    ) -> impl Iterator<Item = Cell<'a, T>> {
+    ) -> impl Iterator<Item = SubMatMut<'a, T>> {
         let stride = across * cols;
         let needed = rows.checked_mul(stride);
         assert!(
@@ -204,7 +227,7 @@ impl<'a, T> Cell<'a, T> {
         );
         let start = data.as_mut_ptr();
         (0..across).flat_map(move |i| {
-            (0..rows).step_by(height).map(move |top| Cell {
+            (0..rows).step_by(height).map(move |top| SubMatMut {
                 start: start.wrapping_add(top * stride + i * cols),
                 rows: height.min(rows - top),
                 cols,
@@ -222,16 +245,16 @@ impl<'a, T> Cell<'a, T> {
     /// If there is no such row.
     pub(crate) fn row(&mut self, i: usize) -> &mut [T] {
         assert!(i < self.rows, "row {i} of {}", self.rows);
-        // SAFETY: the row lies inside the slice that `cut` took, which is borrowed mutably as long as the cell lives: its
-        // end is at most `rows * stride` of the matrix. No other cell has its elements, for the columns or the rows of any
-        // two cells differ and a cell's columns end before the next one's begin. The cell is borrowed mutably.
+        // SAFETY: the row lies inside the slice that `cut` took, which is borrowed mutably as long as the submatrix lives: its
+        // end is at most `rows * stride` of the matrix. No other submatrix has its elements, for the columns or the rows of any
+        // two differ and the columns of one end before those of the next begin. The submatrix is borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(i * self.stride), self.cols) }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Cell;
+    use super::SubMatMut;
 
     #[test]
     fn every_element_lies_in_one_cell_from_the_top_down() {
@@ -239,7 +262,7 @@ mod tests {
             [(7, [3, 2], 3), (1, [1, 1], 1), (4, [2, 3], 9), (0, [2, 2], 1), (3, [2, 0], 2), (3, [0, 2], 2)]
         {
             let mut data = vec![0; rows * across * cols + 1];
-            let mut cells: Vec<_> = Cell::cut(&mut data, rows, [across, cols], height).collect();
+            let mut cells: Vec<_> = SubMatMut::cut(&mut data, rows, [across, cols], height).collect();
             assert_eq!(cells.len(), across * rows.div_ceil(height));
             for (number, cell) in cells.iter_mut().enumerate() {
                 (0..cell.rows()).for_each(|i| cell.row(i).iter_mut().for_each(|x| *x += number + 1));
@@ -255,13 +278,13 @@ mod tests {
     #[test]
     #[should_panic(expected = "elements")]
     fn a_matrix_larger_than_its_slice_is_refused() {
-        let _ = Cell::cut(&mut [0; 5], 3, [1, 2], 1);
+        let _ = SubMatMut::cut(&mut [0; 5], 3, [1, 2], 1);
     }
 
     #[test]
     #[should_panic(expected = "row 1")]
     fn a_row_that_is_not_there_is_refused() {
         let mut data = [0; 4];
-        Cell::cut(&mut data, 2, [1, 2], 1).for_each(|mut cell| cell.row(1).fill(1));
+        SubMatMut::cut(&mut data, 2, [1, 2], 1).for_each(|mut cell| cell.row(1).fill(1));
     }
 }

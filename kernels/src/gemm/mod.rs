@@ -1,71 +1,73 @@
-//! Matrix products C = A B on a CPU, over slices with any row and column strides: A is m x k, B is k x n.
+//! Matrix products C = A B on a CPU, over slices with any row and column strides: A is m x k, B is k x n, C is m x n.
+//!
+//! `matmul` and `linear` call [`gemm_batched`] and [`gemv()`], the LSTM [`gemm_again`]; convolutions call [`gemm_by_offsets`], [`gemm_by_panel`] and
+//! [`gemm_segmented`]; attention calls [`gemm_small`] and [`gemm_few`]. All of them end in the micro-kernel (`micro_kernel.rs`).
 //!
 //! **Bits.** An element of A B is one chain of fused multiply-adds over ascending k, begun at zero, in f32 (f64 for
 //! f64). Its bits are those of `for k { sum = a.mul_add(b, sum) }`, whatever the number of rows and columns, strides,
 //! blocking, threads, batch, position or instruction set. There are two exceptions. AVX-512's dot product of bf16 pairs
-//! (`vdpbf16ps`) flushes subnormal inputs and sums to zero. `gemm_column` adds in another order, which the number of
-//! steps alone decides.
+//! (`vdpbf16ps`) flushes subnormal inputs and sums to zero. [`gemv()`] adds in another order, which k alone decides.
 //!
-//! **Blocking** (after Goto and van de Geijn):
+//! **Blocking** after BLIS (Goto and van de Geijn: Anatomy of high-performance matrix multiplication, 2008; Van Zee and van de Geijn: BLIS,
+//! 2015). The words of this folder, with BLIS's names of the sizes:
 //!
 //! ```text
-//!                    n                        a STEP is one value of k
-//!              +----+----+----+----+          a TILE is up to 14 rows x 2 vectors of C, whose sums stay in registers
-//!            k | panels of B       |            while k runs (kernel.rs)
-//!              |    :    :    :    |          a PANEL of A is the rows of one tile, a panel of B its columns; a packed
-//!              +----+----+----+----+            panel holds them in the order in which the tile reads them (pack.rs)
-//!       k                                     a BLOCK of A is as many panels x steps as the second-level cache holds,
-//!    +-------+ +----+----+----+----+            a block of B as many as the third-level cache holds (plan.rs)
-//!  m | panel | |tile|tile|tile|tile|          a JOB is some of C's columns; the pool's threads take its rows part by
-//!    +-------+ +----+----+----+----+            part, so that a slower thread takes fewer (job.rs)
-//!    | of A  | |tile|tile|tile|tile|
-//!    +-------+ +----+----+----+----+ C
+//!                    n                        STEP         one value of k
+//!              +----+----+----+----+          TILE         mr x nr elements of C: up to 14 rows x 2 vectors. The micro-kernel keeps
+//!            k | panels of B       |                       their sums in registers while k runs (micro_kernel.rs)
+//!              |    :    :    :    |          PANEL        of A: the mr rows of a tile; of B: its nr columns. A packed panel has its
+//!       k      +----+----+----+----+                       elements in the order in which the micro-kernel reads them (pack.rs)
+//!    +-------+ +----+----+----+----+          BLOCK of A   mc x kc: as many panels and steps as fit the L2 cache (plan.rs)
+//!  m | panel | |tile|tile|tile|tile|          BLOCK of B   kc x nc: as many as fit the L3 cache
+//!    +-------+ +----+----+----+----+          CHUNK        some panels of rows of a block's columns, with all of k: what a thread takes
+//!    | of A  | |tile|tile|tile|tile|                       at a time; a slower thread takes fewer (plan.rs)
+//!    +-------+ +----+----+----+----+ C        MACRO-KERNEL the loops around the micro-kernel, below (macro_kernel.rs)
 //!
-//!  for each part of a job's rows                          a thread takes the next one when it is done
-//!    for each block of columns of B
-//!      for each block of steps                            sums go on from C or from scratch
-//!        for each block of rows of A
-//!          for each panel of B, for each panel of A       or the other way round where B's panel stays near
-//!            one tile
+//!  for each range of C's columns                            ranges are computed by different threads
+//!    for each chunk: rows of a block of columns              a thread takes the next chunk when it is done
+//!      for each block of steps (kc)                          sums go on from C or from scratch memory
+//!        for each block of rows of A (mc)
+//!          for each panel of A, for each panel of B          or the other way round, where B's panel stays in the L1 cache
+//!            the micro-kernel computes a tile
 //! ```
 //!
 //! **Packing.** A tile reads an operand in place if no other tile reads it again, or if its order in memory suits: a
 //! product of few rows reads B directly, and transposes squares of it in registers where its columns lie along k; a
 //! product of few columns is computed as its transpose. Tiny products pack nothing. A matrix times a vector is as fast
-//! as the matrix is read. An operand that several tiles read is packed by the first of them, beside its
-//! multiplications, where the order in memory allows. Otherwise all threads pack B together before they multiply.
+//! as the matrix is read. If several tiles read an operand whose order in memory allows it, the first of these tiles packs it, by stores
+//! beside its multiplications. Otherwise all threads pack B together before they multiply.
 //! Halves (bf16, f16) are widened, or paired for the dot product, when they are packed or loaded.
 //!
-//! **Last steps.** `Accumulate` and half types sum all of k first and touch C once. In half precision the finished sum
+//! **Epilogue.** `Accumulate` and half types sum all of k first and touch C once. In half precision the finished sum
 //! is rounded once for a plain product; bias, activation and accumulation each round again, as operations of their own
 //! would.
 //!
 //! ```text
-//! mat        the views of matrices            plan      the cut into panels, blocks and jobs: numbers only
-//! element    the types of elements            pack      panels in the order in which tiles read them
-//! epilogue   bias, activation, writing C      kernel    a tile of C in registers
-//! product    one product or a batch           tile      a tile's size, and what it reads and writes
-//! job        packs, runs and finishes tiles   tables    the steps of tiles that read offset tables and segments
-//! small      operands in the caches           offsets   B by a table of offsets: implicit GEMM for convolutions
-//! thin       few rows of halves               segments  A in segments: a convolution's weight gradient
-//! column     one column, long sums            speed     the peak that a product can reach
-//! cuda       products on a GPU
+//! product        one product or a batch: chooses the way      mat        views of matrices, bounds proven once
+//! plan           sizes of panels, blocks and chunks           element    the types of elements and of their sums
+//! macro_kernel   packs blocks, runs tiles, finishes them      epilogue   bias, activation, rounding, writing C
+//! micro_kernel   a tile of C in registers                     pack       panels of A and B
+//! tile           a tile's size and operands                   tables     the micro-kernel's loops for the two below
+//! small          operands that fit the caches; attention      offsets    B by a table of offsets: implicit GEMM of convolutions
+//! thin           up to 4 rows of halves                       segments   A by segments: a convolution's weight gradient
+//! gemv           one column, long sums                        peak       measures the peak that a product can reach
+//! cuda           products on a GPU without cuBLASLt
 //! ```
 
-mod column;
 mod cuda;
 mod element;
 mod epilogue;
-mod job;
-mod kernel;
+mod gemv;
+mod macro_kernel;
 mod mat;
+mod micro_kernel;
 mod offsets;
 mod pack;
+mod peak;
 mod plan;
 mod product;
 mod segments;
 mod small;
-mod speed;
 mod tables;
 #[cfg(test)]
 mod tests;
@@ -74,20 +76,20 @@ mod tile;
 
 use phalanx_tensor::Pool;
 
-pub(crate) use column::{COLUMN_STEPS_MIN, gemm_column};
 pub(crate) use cuda::multiply_on_gpu;
 pub(crate) use element::{GemmElem, PanelElem};
 pub(crate) use epilogue::{Epilogue, Write};
-pub(crate) use mat::{Cell, MatMut, MatRef};
+pub(crate) use gemv::{GEMV_STEPS_MIN, gemv};
+pub(crate) use mat::{MatMut, MatRef, SubMatMut};
 pub(crate) use offsets::{OffsetTable, gemm_by_offsets, gemm_by_panel};
+pub use peak::{peak_bandwidth, peak_flops};
 pub(crate) use plan::is_parallel;
 pub(crate) use product::Batch;
 pub(crate) use segments::{
     SegmentedRows, gemm_segmented, pack_columns, pack_panels, packed_len, steps_in_place,
 };
 pub(crate) use small::{gemm_few, gemm_small};
-pub use speed::{peak_bandwidth, peak_flops};
-pub(crate) use tile::{Step, StepSegment, TileShape};
+pub(crate) use tile::{OffsetStep, StepSegment, TileShape};
 
 use crate::simd::{Float, Runner};
 

@@ -1,25 +1,32 @@
-//! Implicit GEMM: products with a B that is no matrix in memory. Its steps lie in planes, at the same offsets in each
-//! plane, and elements outside a plane are zero. A convolution multiplies its weight with images so, without copying
-//! their windows.
+//! Implicit GEMM: C = A B for a B that is no matrix in memory. B's steps lie in planes, at the same offsets in each
+//! plane, and elements outside a plane are zero. `ops/conv2d` multiplies weights (A) with images (B) so, without copying
+//! their windows (im2col).
+//!
+//! ```text
+//!  a 3 x 3 kernel with padding 1 over an image of width 4; a tile's columns are 8 neighbouring points
+//!    step (0, 0): offset -5, lanes of the first row and column masked     A: weights, a packed panel
+//!    step (0, 1): offset -4                                               B: plane[offset + column] for each channel's plane
+//!    ..           one [`OffsetStep`] for each kernel element
+//! ```
 
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 
 use super::element::PanelElem;
-use super::kernel::run_tile;
 use super::mat::{MatMut, MatRef};
-use super::tile::{Step, Tile, TileShape};
+use super::micro_kernel::run_tile;
+use super::tile::{OffsetStep, Tile, TileShape};
 use crate::simd::{Float, Runner};
 
-/// Where all steps lie: as these in every plane, `apart` elements from one plane to the next.
+/// Where all steps of B lie: at the offsets `each` in every plane, `apart` elements from one plane to the next.
 #[derive(Clone, Copy)]
 pub(crate) struct OffsetTable<'a, T> {
     data: &'a [T],
     /// Where the first plane begins.
     start: usize,
-    each: &'a [Step],
-    /// A's steps for a plane. Those without a step of B are left out, as if B were zero there.
+    each: &'a [OffsetStep],
+    /// A's steps for a plane. A step of A for which `each` has none is left out, as if B were zero there.
     steps: usize,
     planes: usize,
     apart: usize,
@@ -28,12 +35,18 @@ pub(crate) struct OffsetTable<'a, T> {
 }
 
 impl<'a, T: Float> OffsetTable<'a, T> {
-    /// The first plane begins with `data`; A has `steps` steps for each.
+    /// The first plane begins with `data`; A has `steps` steps for each plane.
     ///
     /// # Panics
     ///
     /// If an element that is there lies outside `data`, a vector has fewer lanes, or A fewer steps.
-    pub(crate) fn new(data: &'a [T], each: &'a [Step], steps: usize, planes: usize, apart: usize) -> Self {
+    pub(crate) fn new(
+        data: &'a [T],
+        each: &'a [OffsetStep],
+        steps: usize,
+        planes: usize,
+        apart: usize,
+    ) -> Self {
         assert!(each.iter().all(|step| step.nth < steps), "a step beyond A");
         let lanes = TileShape::of::<T>(Runner::current()).lanes;
         let last = planes.saturating_sub(1).checked_mul(apart);
@@ -53,7 +66,7 @@ impl<'a, T: Float> OffsetTable<'a, T> {
         OffsetTable { data, start: 0, each, steps, planes, apart, end }
     }
 
-    /// The first plane begins so many elements later.
+    /// The table with all planes `by` elements later: that of other columns.
     ///
     /// # Panics
     ///
@@ -66,14 +79,14 @@ impl<'a, T: Float> OffsetTable<'a, T> {
 }
 
 impl<T> OffsetTable<'_, T> {
-    /// These planes alone.
+    /// The table of these planes alone.
     pub(crate) fn planes(self, range: Range<usize>) -> Self {
         assert!(range.end <= self.planes, "planes beyond B");
         OffsetTable { start: self.start + range.start * self.apart, planes: range.len(), ..self }
     }
 }
 
-/// C = A B, a tile of whole vectors, or C += A B in the chain that C's elements have begun. A's rows and C's columns are
+/// C = A B for a C of one tile of whole vectors. If it `goes_on`, the chains begin with what C holds. A's rows and C's columns are
 /// neighbours.
 ///
 /// # Panics
@@ -104,7 +117,7 @@ pub(crate) fn gemm_by_offsets<P: PanelElem>(
     unsafe { run_tile::<P>(runner, shape.lanes, rows, &mut tile) }
 }
 
-/// [`gemm_by_offsets`] for a B whose steps lie one after the other, a tile's columns each; C may have fewer, whole vectors.
+/// [`gemm_by_offsets`] for a B that is a packed panel of a tile's width; C may have fewer columns, whole vectors.
 ///
 /// # Panics
 ///
@@ -126,7 +139,7 @@ pub(crate) fn gemm_by_panel<P: PanelElem>(
     unsafe { run_tile::<P>(runner, shape.lanes, rows, &mut tile) }
 }
 
-/// A tile of C, and of A, whose rows are neighbours, as C's columns are.
+/// The part of [`Tile`] that both have in common.
 fn packed_tile<T: Float>(a: MatRef<'_, T>, mut c: MatMut<'_, T>, goes_on: bool) -> Tile<T> {
     let ((a_row, a_step), (c_row, c_col)) = (a.strides(), c.strides());
     assert!(a.rows() == c.rows(), "matrices that do not fit together");
@@ -141,15 +154,15 @@ fn packed_tile<T: Float>(a: MatRef<'_, T>, mut c: MatMut<'_, T>, goes_on: bool) 
         from_row: c_row,
         out,
         out_row: c_row,
-        near: out,
-        near_row: c_row,
+        prefetch: out,
+        prefetch_row: c_row,
         ..Tile::default()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::element::One;
+    use super::super::element::OneStep;
     use super::super::tile::VECTORS;
     use super::*;
 
@@ -164,7 +177,7 @@ mod tests {
         let each = [(-1, [all - 1, all]), (7, [all; 2]), (last, [all, all >> 1]), (9, [all & 0x5555, 0])];
         // One of A's steps, the third, is left out.
         let mut nth = [0, 1, 3, 4].into_iter();
-        let each = each.map(|(at, lanes)| Step { at, lanes, nth: nth.next().unwrap() });
+        let each = each.map(|(at, lanes)| OffsetStep { at, lanes, nth: nth.next().unwrap() });
         let in_plane = each.len() + 1;
         for rows in [shape.rows.div_ceil(2), shape.rows - 2, shape.rows] {
             let steps = planes * in_plane;
@@ -175,7 +188,7 @@ mod tests {
                 let steps = range.start * in_plane..range.end * in_plane;
                 let a = MatRef::new(&a[steps.start * rows..], rows, steps.len(), 1, rows);
                 let c = MatMut::row_major(&mut c, rows, cols);
-                gemm_by_offsets::<One<f32>>(a, &b.planes(range), c, goes_on);
+                gemm_by_offsets::<OneStep<f32>>(a, &b.planes(range), c, goes_on);
             }
             for (i, &got) in c.iter().enumerate() {
                 let (row, col) = (i / cols, i % cols);
@@ -196,7 +209,7 @@ mod tests {
     fn steps_beyond_the_data_are_refused() {
         let refused = |at: isize, lanes: [u32; VECTORS], planes: usize| {
             std::panic::catch_unwind(|| {
-                OffsetTable::new(&[0.0_f32; 64], &[Step { at, lanes, nth: 0 }], 1, planes, 10);
+                OffsetTable::new(&[0.0_f32; 64], &[OffsetStep { at, lanes, nth: 0 }], 1, planes, 10);
             })
             .is_err()
         };
@@ -206,7 +219,7 @@ mod tests {
         );
         let shifted = |by: usize| {
             let refused = std::panic::catch_unwind(|| {
-                OffsetTable::new(&[0.0_f32; 64], &[Step { at: 0, lanes: [1, 0], nth: 0 }], 1, 1, 10)
+                OffsetTable::new(&[0.0_f32; 64], &[OffsetStep { at: 0, lanes: [1, 0], nth: 0 }], 1, 1, 10)
                     .shifted(60)
                     .shifted(by);
             });

@@ -1,50 +1,50 @@
-//! How a product is cut: panels, blocks, and the jobs threads share. Pure numbers; nothing here can change a bit of the
-//! result.
+//! The blocking of a product: sizes of panels and blocks, which operands are packed, and the chunks that threads take. Numbers only; nothing here
+//! can change a bit of the result. `product.rs` makes a [`BlockingPlan`], `macro_kernel.rs` follows it.
 //!
-//! A job is some of C's columns. Its threads take the rows in turns, so that a slower one takes fewer, and each packs for itself
-//! what its tiles do not: blocks of A, a panel of which stays in the first-level cache while it passes along B's block, and blocks of
-//! B unless all threads pack B together before (after Goto and van de Geijn, "Anatomy of High-Performance Matrix
-//! Multiplication", 2008, with a B that outgrows the second level).
+//! C's columns are cut into ranges. The threads of a range take its rows chunk by chunk ([`ChunkQueue`]), so that a slower thread takes fewer.
+//! Each thread packs for itself what its tiles do not pack: blocks of A, a panel of which stays in the L1 cache while it meets each panel of B's
+//! block, and blocks of B unless all threads pack B together before (after Goto and van de Geijn, "Anatomy of High-Performance Matrix
+//! Multiplication", 2008, with a B that outgrows the L2 cache).
+
+use phalanx_tensor::even_piece;
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use phalanx_tensor::even_piece;
-
-use super::tile::{FEW_ROWS, TileShape, keeps};
+use super::tile::{FEW_ROWS, TileShape, can_pack};
 use crate::simd::LANES_MAX;
 
-/// Steps of k in a block at most: two panels of A so long fit the first-level cache.
+/// Steps of k in a block at most (kc): two panels of A of so many steps fit the L1 cache.
 const STEPS_MAX: usize = 512;
-/// Elements of A's block at most: it fits the second-level cache.
+/// Elements of A's block at most (mc kc): it fits the L2 cache.
 const A_BLOCK_MAX: usize = 1 << 16;
-/// Elements of B's block at most. It may come from the third-level cache, for it is read in order and ahead of its use;
-/// A is packed anew for each.
+/// Elements of B's block at most (kc nc). It may lie in the L3 cache, because it is read in order and prefetched. A is packed again for each
+/// of B's blocks.
 const B_BLOCK_MAX: usize = 1 << 19;
-/// Up to this many panels of rows, B is read in place instead of packed.
+/// With up to this many panels of rows, B is read in place and not packed.
 const DIRECT_ROW_PANELS_MAX: usize = 6;
-/// Up to this many, B may also be transposed as it is read, which each panel of rows does anew.
+/// With up to this many panels of rows, a B whose columns lie along k is transposed in registers; each panel of rows does it again.
 const TRANSPOSED_ROW_PANELS_MAX: usize = 2;
-/// A is read in place, however that is, if so few panels of columns use it besides.
+/// A is read in place, whatever its strides, if at most so many panels of columns use it and rows are few too.
 const DIRECT_COL_PANELS_MAX: usize = 2;
-/// And if neither has more elements than this: then they stay in the first-level cache.
+/// Both are read in place if neither has more elements than this: then they stay in the L1 cache.
 const DIRECT_ELEMENTS_MAX: usize = 1 << 12;
-/// A whose rows are neighbours is read in place, too, if it is no larger than this: packing would take longer.
+/// An A whose rows are neighbours is read in place if it has no more elements than this: packing would take longer.
 const NEAR_ELEMENTS_MAX: usize = 1 << 15;
-/// With so few steps a product is as fast as C is written: in long runs of few rows, which are read in place.
+/// With so few steps a product takes as long as writing C. Then tiles have few rows and are wide, so that C is written in long runs.
 const SHORT_STEPS_MAX: usize = 16;
-/// With so many steps a tile spends most of its time on them, not on its sums.
+/// With so many steps a tile spends most of its time on multiplications, not on loading and storing sums.
 const LONG_STEPS_MIN: usize = 64;
-/// From this many panels of rows on, they pass one after the other along one panel of B, which stays in the first-level
-/// cache ([`Plan::goes_down`]).
-const DOWN_ROW_PANELS_MIN: usize = 5;
-/// For that, B's panels together have at least this many elements: fewer stay near by themselves.
+/// From this many panels of rows on, one panel of B stays in the L1 cache while all panels of rows meet it
+/// ([`BlockingPlan::is_b_stationary`]).
+const STATIONARY_ROW_PANELS_MIN: usize = 5;
+/// That is done only if B's panels together have at least this many elements: fewer stay in the cache anyway.
 const FAR_B_MIN: usize = 1 << 15;
-/// Vectors of B at most that stay in the first-level cache while many rows pass along them.
+/// Vectors of B at most that stay in the L1 cache while many rows meet them.
 const LOW_B_MAX: usize = 1 << 8;
-/// Panels of columns whose part of a row of C is a short run.
+/// With so few panels of columns, a row of C is a short run of memory.
 const SHORT_RUNS_MAX: usize = 4;
-/// Addresses so far apart share the places of the first-level cache.
+/// Addresses a multiple of this apart fall into the same set of the L1 cache.
 const CACHE_PERIOD_BYTES: usize = 4096;
 /// Multiplications below which starting threads costs more than it brings.
 const PARALLEL_WORK_MIN: usize = 1 << 19;
@@ -57,39 +57,39 @@ pub(super) struct Problem {
     pub(super) k: usize,
     /// Whether A's and B's elements are of the sums' type, so that a tile can read them.
     pub(super) readable: bool,
-    /// Whether a panel of A's rows can be read in place without falling out of the cache, see [`rows_cache_well`].
+    /// Whether a panel of A can be read in place without conflict misses, see [`rows_cache_well`].
     pub(super) a_cacheable: bool,
     /// Whether A's rows, or the steps of each, are next to each other.
     pub(super) a_rows_contiguous: bool,
     pub(super) a_steps_contiguous: bool,
     /// Whether B's columns are next to each other.
     pub(super) b_contiguous: bool,
-    /// Whether, if they are not, the steps of each are: then a tile can turn them.
+    /// Whether, if they are not, the steps of each column are: then a tile can transpose them.
     pub(super) b_transposable: bool,
 }
 
-/// The cut.
+/// The blocking of one product.
 #[derive(Clone, Copy)]
-pub(super) struct Plan {
+pub(super) struct BlockingPlan {
     pub(super) problem: Problem,
     pub(super) shape: TileShape,
     pub(super) row_panels: usize,
     pub(super) col_panels: usize,
-    /// Rows of a panel: as many as it takes for so many panels, so that no tile is much lower than the others.
+    /// Rows of a panel: m over the number of panels, rounded up, so that no tile has many fewer rows than the others.
     pub(super) height: usize,
     pub(super) k_blocks: usize,
     /// Whether tiles read an operand in place, or from panels packed before.
-    pub(super) a_direct: bool,
-    pub(super) b_direct: bool,
+    pub(super) a_in_place: bool,
+    pub(super) b_in_place: bool,
     /// Whether A is packed as rows, not as panels.
     pub(super) a_in_rows: bool,
-    /// Whether the first tile that reads a panel packs it on the way, if tile and panel are whole.
-    pub(super) keeps_a: bool,
-    pub(super) keeps_b: bool,
+    /// Whether the first tile that reads a panel packs it meanwhile, if tile and panel have full size.
+    pub(super) tiles_pack_a: bool,
+    pub(super) tiles_pack_b: bool,
 }
 
-impl Plan {
-    pub(super) fn new(problem: Problem, shape: TileShape) -> Plan {
+impl BlockingPlan {
+    pub(super) fn new(problem: Problem, shape: TileShape) -> BlockingPlan {
         let wide = shape.widened(problem.m.min(FEW_ROWS));
         let short = problem.readable && problem.k <= SHORT_STEPS_MAX && problem.n >= wide.cols();
         let shape = if short { TileShape { rows: FEW_ROWS, ..wide } } else { shape };
@@ -98,9 +98,9 @@ impl Plan {
         let small = problem.k.saturating_mul(problem.m.max(problem.n)) <= DIRECT_ELEMENTS_MAX;
         let b_transposed =
             problem.readable && problem.b_transposable && row_panels <= TRANSPOSED_ROW_PANELS_MAX;
-        let b_direct =
+        let b_in_place =
             b_transposed || problem.readable && problem.b_contiguous && (few_rows || small || short);
-        let shape = match (b_transposed, b_direct) {
+        let shape = match (b_transposed, b_in_place) {
             (true, _) => shape.narrow(),
             (_, true) if problem.m <= FEW_ROWS => wide,
             _ => shape,
@@ -110,21 +110,21 @@ impl Plan {
         let height = if row_panels <= 1 { problem.m } else { problem.m.div_ceil(row_panels) };
         // Rows that are neighbours and needed once.
         let once = col_panels <= 1 && problem.a_rows_contiguous;
-        let a_direct = problem.readable && (tiny || small || short || once || problem.a_cacheable);
-        let a_in_rows = !a_direct && problem.a_steps_contiguous;
-        let keeps = problem.readable && keeps(height, shape.vectors, shape.rows);
-        Plan {
+        let a_in_place = problem.readable && (tiny || small || short || once || problem.a_cacheable);
+        let a_in_rows = !a_in_place && problem.a_steps_contiguous;
+        let can_pack = problem.readable && can_pack(height, shape.vectors, shape.rows);
+        BlockingPlan {
             problem,
             shape,
             row_panels,
             col_panels,
             height,
             k_blocks: problem.k.div_ceil(STEPS_MAX).max(1),
-            a_direct,
-            b_direct,
+            a_in_place,
+            b_in_place,
             a_in_rows,
-            keeps_a: keeps && !a_direct && !a_in_rows && problem.a_rows_contiguous,
-            keeps_b: keeps && !b_direct && problem.b_contiguous,
+            tiles_pack_a: can_pack && !a_in_place && !a_in_rows && problem.a_rows_contiguous,
+            tiles_pack_b: can_pack && !b_in_place && problem.b_contiguous,
         }
     }
 
@@ -139,7 +139,7 @@ impl Plan {
         panel * width..((panel + 1) * width).min(self.problem.n)
     }
 
-    /// The steps of a block of k: near-equal shares too.
+    /// The steps of a block of k; blocks have nearly equal sizes.
     pub(super) fn steps(&self, block: usize) -> Range<usize> {
         even_piece(self.problem.k, self.k_blocks, block)
     }
@@ -149,7 +149,7 @@ impl Plan {
         self.problem.k.div_ceil(self.k_blocks)
     }
 
-    /// Places of A's packed panels from one row to the next, and from one step to the next.
+    /// Strides of A's packed panels: places from one row to the next, and from one step to the next.
     pub(super) fn a_packed(&self) -> (usize, usize) {
         if self.a_in_rows {
             (self.steps_max().next_multiple_of(LANES_MAX) + LANES_MAX, 1)
@@ -163,34 +163,34 @@ impl Plan {
         if self.a_in_rows { self.height * self.a_packed().0 } else { self.height * steps }
     }
 
-    /// Whether panels of rows pass one after the other along a panel of B that stays in the first-level cache, not each along all
-    /// of so many.
+    /// Whether the inner loop runs over the panels of A while a panel of B stays in the L1 cache, and not over the `cols` panels of B while a
+    /// panel of A stays there. `rows` and `cols` are the panels of a block.
     ///
-    /// With many steps that is better where B is large: then A's panels come from the second level, and they are smaller than B's.
-    /// With few steps it is better for rows that are read in place. But if all panels of B stay near, longer runs of C
-    /// are better, unless those are short.
-    pub(super) fn goes_down(&self, cols: usize, rows: usize) -> bool {
+    /// With many steps it is better where B is large: then A's panels come from the L2 cache, and they are smaller than B's.
+    /// With few steps it is better for rows that are read in place. But if all panels of B stay in the L1 cache, writing C in longer runs
+    /// is better, unless the runs are short anyway.
+    pub(super) fn is_b_stationary(&self, cols: usize, rows: usize) -> bool {
         let far = cols * self.shape.cols() * self.steps_max() >= FAR_B_MIN;
-        if far && self.problem.k >= LONG_STEPS_MIN && rows >= DOWN_ROW_PANELS_MIN {
+        if far && self.problem.k >= LONG_STEPS_MIN && rows >= STATIONARY_ROW_PANELS_MIN {
             return true;
         }
         let panel = self.shape.vectors * self.steps_max();
         let short_runs = cols <= SHORT_RUNS_MAX;
-        self.a_direct && cols < rows && panel <= LOW_B_MAX && (short_runs || cols * panel > LOW_B_MAX)
+        self.a_in_place && cols < rows && panel <= LOW_B_MAX && (short_runs || cols * panel > LOW_B_MAX)
     }
 
-    /// How many panels of rows pass along one panel of B before the next panel of B. They stay in the second-level
-    /// cache.
-    pub(super) fn rows_down(&self) -> usize {
+    /// How many panels of rows meet one panel of B before the next panel of B. They stay in the L2 cache.
+    pub(super) fn stationary_rows(&self) -> usize {
         self.block(A_BLOCK_MAX, self.height)
     }
 
-    /// Panels of rows (columns) in a block at most.
+    /// Panels of rows in a block of A at most.
     pub(super) fn row_block(&self) -> usize {
-        if self.a_direct { self.row_panels.max(1) } else { self.block(A_BLOCK_MAX, self.height) }
+        if self.a_in_place { self.row_panels.max(1) } else { self.block(A_BLOCK_MAX, self.height) }
     }
 
-    /// Where one panel of rows alone reads B's block, it does so soon after the block is packed: that stays in the second level.
+    /// Panels of columns in a block of B at most. If a single panel of rows reads the block, it does so soon after packing, so the block is to
+    /// stay in the L2 cache.
     pub(super) fn col_block(&self) -> usize {
         let most = if self.row_panels <= 1 { A_BLOCK_MAX } else { B_BLOCK_MAX };
         if self.col_panels <= 1 { 1 } else { self.block(most, self.shape.cols()) }
@@ -200,9 +200,9 @@ impl Plan {
         (elements / (panel * self.steps_max()).max(1)).max(1)
     }
 
-    /// Into how many jobs rows and columns are cut, one for each thread: the cut that reads the least, for every job
-    /// reads (and packs) its rows of A and its columns of B.
-    pub(super) fn jobs(&self, threads: usize) -> (usize, usize) {
+    /// How many threads share C's rows, and into how many ranges C's columns are cut: of all grids for so many threads the one that reads the
+    /// least, since every thread reads (and packs) its rows of A and its columns of B.
+    pub(super) fn thread_grid(&self, threads: usize) -> (usize, usize) {
         let cuts = (1..=threads).map(|rows| (rows, threads.div_ceil(rows)));
         let cuts = cuts.map(|(rows, cols)| (rows.min(self.row_panels), cols.min(self.col_panels)));
         let read = |&(rows, cols): &(usize, usize)| {
@@ -212,7 +212,7 @@ impl Plan {
     }
 }
 
-/// Whether so many multiplications are worth more than one thread.
+/// Whether m n k multiplications are worth more than one thread.
 pub(crate) fn is_parallel(m: usize, n: usize, k: usize) -> bool {
     m.saturating_mul(n).saturating_mul(k) >= PARALLEL_WORK_MIN
 }
@@ -222,9 +222,9 @@ fn panels(total: usize, size: usize) -> usize {
     if total <= size { usize::from(total > 0) } else { total.div_ceil(size) }
 }
 
-/// Whether the rows of a panel, read side by side along k, keep out of each other's way in the cache: they are near, and
-/// not a multiple of the cache's period apart. A few never are in the way; where they are neighbours, it is the steps of a
-/// matrix that stays in the second-level cache that must not meet.
+/// Whether the rows of a panel of A can be read together along k without conflict misses in the L1 cache: their stride is not long beside k,
+/// and no multiple of the cache's period. Up to [`FEW_ROWS`] rows never conflict. If rows are neighbours in memory, the stride of steps
+/// counts, and the matrix has to fit the L2 cache.
 pub(super) fn rows_cache_well(
     rows: usize,
     (row_stride, step_stride): (usize, usize),
@@ -243,49 +243,52 @@ pub(super) fn rows_cache_well(
         && !(row_stride * element_bytes).is_multiple_of(CACHE_PERIOD_BYTES)
 }
 
-/// Elements of a block of B with all of its k at most, that is held while rows pass along it.
-const HELD_B_MAX: usize = 1 << 20;
-/// And at most of all of B that is packed before, once for all threads.
+/// Elements at most of a block of B with all of k that a thread keeps packed while all rows meet it.
+const KEPT_B_MAX: usize = 1 << 20;
+/// Elements at most of a B that all threads pack together before they multiply.
 const SHARED_B_MAX: usize = 1 << 21;
-/// Fewer panels of columns than these, unless they are all, are not held so: A would be packed too often.
-const HELD_COLS_MIN: usize = 16;
+/// Fewer panels of columns than these, unless they are all, are not kept so: A would be packed too often.
+const KEPT_COLS_MIN: usize = 16;
 
-/// Panels of rows and of columns that one thread works on, with all of k.
-pub(super) struct Part {
+/// Panels of rows and of columns that a thread computes at a time, with all of k.
+pub(super) struct Chunk {
     pub(super) rows: Range<usize>,
     pub(super) cols: Range<usize>,
 }
 
-/// The parts of a job, which its threads take in turns: first all of a block of columns, then the next block's.
-pub(super) struct Parts {
-    /// Whether a thread that takes several parts keeps the block's panels of B, for all of k (or needs none).
-    pub(super) holds_b: bool,
-    /// Whether all panels of B are packed before, together.
-    pub(super) shares_b: bool,
-    /// Panels that a part has at most.
+/// The chunks of a range of columns. Its threads take them one after the other: first those of a block of columns, then the next block's.
+pub(super) struct ChunkQueue {
+    /// Whether a thread that takes several chunks keeps the block's packed panels of B, for all of k (or needs none).
+    pub(super) keeps_b: bool,
+    /// Whether all threads pack all panels of B together, before they multiply.
+    pub(super) shares_packed_b: bool,
+    /// Panels that a chunk has at most.
     pub(super) rows_max: usize,
     pub(super) cols_max: usize,
     rows: usize,
     pub(super) cols: Range<usize>,
     threads: usize,
-    /// Panels of rows that are taken, counted on through all blocks of columns.
+    /// Panels of rows that are taken, counted through all blocks of columns.
     taken: AtomicUsize,
 }
 
-impl Parts {
-    /// All rows, and these panels of columns, for so many threads. If B is `kept`, its panels are packed before, however many.
-    pub(super) fn new(plan: &Plan, cols: Range<usize>, threads: usize, kept: bool) -> Parts {
-        let held = |elements: usize| elements / (plan.shape.cols() * plan.problem.k).max(1);
-        let packs_before = !plan.b_direct && !plan.keeps_b;
-        let shares_b = packs_before && (kept || threads > 1 && held(SHARED_B_MAX) >= cols.len());
-        let held = if shares_b || plan.b_direct { cols.len() } else { held(HELD_B_MAX) };
-        let holds_b = (threads > 1 || shares_b) && held >= cols.len().min(HELD_COLS_MIN);
-        Parts {
-            holds_b,
-            shares_b,
-            rows_max: if holds_b { plan.row_block() } else { plan.row_panels.div_ceil(threads) }
+impl ChunkQueue {
+    /// All rows of these panels of columns, for so many threads. If B is `kept` for further products, its panels are packed before,
+    /// however many.
+    pub(super) fn new(plan: &BlockingPlan, cols: Range<usize>, threads: usize, kept: bool) -> ChunkQueue {
+        let kept_panels = |elements: usize| elements / (plan.shape.cols() * plan.problem.k).max(1);
+        let packs_before = !plan.b_in_place && !plan.tiles_pack_b;
+        let shares_packed_b =
+            packs_before && (kept || threads > 1 && kept_panels(SHARED_B_MAX) >= cols.len());
+        let kept_panels =
+            if shares_packed_b || plan.b_in_place { cols.len() } else { kept_panels(KEPT_B_MAX) };
+        let keeps_b = (threads > 1 || shares_packed_b) && kept_panels >= cols.len().min(KEPT_COLS_MIN);
+        ChunkQueue {
+            keeps_b,
+            shares_packed_b,
+            rows_max: if keeps_b { plan.row_block() } else { plan.row_panels.div_ceil(threads) }
                 .min(plan.row_panels),
-            cols_max: if holds_b { held } else { plan.col_block() }.min(cols.len()),
+            cols_max: if keeps_b { kept_panels } else { plan.col_block() }.min(cols.len()),
             rows: plan.row_panels,
             cols,
             threads,
@@ -293,19 +296,19 @@ impl Parts {
         }
     }
 
-    /// Takes the next part; `None` if all are taken. Parts of held columns are the smaller the less there is left, so
+    /// Takes the next chunk; `None` if all are taken. Where threads keep B's panels, chunks get smaller as less is left, so
     /// that all threads end together (guided self-scheduling; Polychronopoulos and Kuck, 1987).
-    pub(super) fn take(&self) -> Option<Part> {
+    pub(super) fn take(&self) -> Option<Chunk> {
         let all = self.rows * self.cols.len().div_ceil(self.cols_max.max(1));
         let end = |taken: usize| {
             let left = (all - taken) / (2 * self.threads);
-            let len = if self.holds_b { left.clamp(1, self.rows_max) } else { self.rows_max };
+            let len = if self.keeps_b { left.clamp(1, self.rows_max) } else { self.rows_max };
             taken + len.min(self.rows - taken % self.rows)
         };
         let more = |taken: usize| (taken < all).then(|| end(taken));
         let taken = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
         let (row, col) = (taken % self.rows, self.cols.start + taken / self.rows * self.cols_max);
-        Some(Part { rows: row..row + end(taken) - taken, cols: col..self.cols.end.min(col + self.cols_max) })
+        Some(Chunk { rows: row..row + end(taken) - taken, cols: col..self.cols.end.min(col + self.cols_max) })
     }
 }
 
@@ -329,8 +332,8 @@ mod tests {
         }
     }
 
-    pub(in crate::gemm) fn plan(m: usize, n: usize, k: usize) -> Plan {
-        Plan::new(problem(m, n, k), SHAPE)
+    pub(in crate::gemm) fn plan(m: usize, n: usize, k: usize) -> BlockingPlan {
+        BlockingPlan::new(problem(m, n, k), SHAPE)
     }
 
     #[test]
@@ -351,15 +354,17 @@ mod tests {
 
     #[test]
     fn what_is_read_once_or_lies_well_is_not_packed() {
-        let direct = |plan: Plan| (plan.a_direct, plan.b_direct);
+        let direct = |plan: BlockingPlan| (plan.a_in_place, plan.b_in_place);
         assert_eq!(direct(plan(16, 16, 16)), (true, true));
         assert_eq!(direct(plan(512, 512, 512)), (true, false));
         assert_eq!(direct(plan(200, 20, 16)), (true, true));
         assert_eq!(direct(plan(512, 512, 1024)), (false, false));
         let transposed = |m: usize, b_transposable: bool| {
-            let plan =
-                Plan::new(Problem { b_contiguous: false, b_transposable, ..problem(m, 512, 512) }, SHAPE);
-            (plan.b_direct, plan.shape.vectors)
+            let plan = BlockingPlan::new(
+                Problem { b_contiguous: false, b_transposable, ..problem(m, 512, 512) },
+                SHAPE,
+            );
+            (plan.b_in_place, plan.shape.vectors)
         };
         assert_eq!(transposed(8, false), (false, 2));
         assert_eq!(transposed(8, true), (true, 1));
@@ -368,13 +373,13 @@ mod tests {
 
     #[test]
     fn what_is_read_again_is_packed_by_tiles_where_its_order_allows() {
-        let kept = |plan: Plan| (plan.keeps_a, plan.keeps_b, plan.a_in_rows);
+        let kept = |plan: BlockingPlan| (plan.tiles_pack_a, plan.tiles_pack_b, plan.a_in_rows);
         assert_eq!(kept(plan(512, 512, 512)), (false, true, false));
         assert_eq!(kept(plan(512, 512, 1024)), (false, true, true));
         let weight_gradient = |m: usize, readable: bool| {
             let rows =
                 Problem { a_rows_contiguous: true, a_steps_contiguous: false, ..problem(m, 512, 1024) };
-            Plan::new(Problem { readable, ..rows }, SHAPE)
+            BlockingPlan::new(Problem { readable, ..rows }, SHAPE)
         };
         assert_eq!(kept(weight_gradient(512, true)), (true, true, false));
         assert_eq!(kept(weight_gradient(512, false)), (false, false, false));
@@ -387,35 +392,38 @@ mod tests {
         assert_eq!([1, 28].map(|m| plan(m, 512, 16).shape.vectors), [8, 8]);
         assert_eq!(plan(28, 512, 16).height, 3);
         let narrow = TileShape { rows: 6, lanes: 8, vectors: 2 };
-        assert_eq!([1, 2, 3, 4].map(|m| Plan::new(problem(m, 512, 64), narrow).shape.vectors), [8, 4, 4, 2]);
+        assert_eq!(
+            [1, 2, 3, 4].map(|m| BlockingPlan::new(problem(m, 512, 64), narrow).shape.vectors),
+            [8, 4, 4, 2]
+        );
     }
 
     #[test]
-    fn panels_of_rows_go_down_where_a_panel_of_b_stays_near() {
-        let down = |m: usize, n: usize, k: usize| {
+    fn a_panel_of_b_is_stationary_where_it_stays_in_the_cache() {
+        let stationary = |m: usize, n: usize, k: usize| {
             let plan = plan(m, n, k);
-            plan.goes_down(plan.col_panels, plan.row_panels)
+            plan.is_b_stationary(plan.col_panels, plan.row_panels)
         };
-        assert!(down(1000, 33, 33)); // few tiles side by side
-        assert!(down(1000, 1000, 16)); // all of B falls out of the cache
-        assert!(!down(1000, 1000, 2)); // all of B stays
-        assert!(!down(14, 64, 16)); // one panel of rows
-        assert!(down(1000, 1000, 512)); // many steps, and B is large
-        assert!(!down(1000, 96, 160)); // B is small
-        assert!(!down(56, 1000, 512)); // few panels of rows
+        assert!(stationary(1000, 33, 33)); // few tiles side by side
+        assert!(stationary(1000, 1000, 16)); // all of B falls out of the cache
+        assert!(!stationary(1000, 1000, 2)); // all of B stays
+        assert!(!stationary(14, 64, 16)); // one panel of rows
+        assert!(stationary(1000, 1000, 512)); // many steps, and B is large
+        assert!(!stationary(1000, 96, 160)); // B is small
+        assert!(!stationary(56, 1000, 512)); // few panels of rows
     }
 
     #[test]
-    fn one_thread_gets_one_job_and_several_share_what_costs_least_to_read() {
-        assert_eq!(plan(256, 256, 256).jobs(1), (1, 1));
-        assert_eq!(plan(2048, 256, 256).jobs(4), (4, 1));
-        assert_eq!(plan(256, 2048, 256).jobs(4), (1, 4));
-        assert_eq!(plan(1024, 1024, 256).jobs(4), (2, 2));
-        assert_eq!(plan(1, 32, 32).jobs(8), (1, 1));
+    fn one_thread_has_a_grid_of_one_and_several_have_the_grid_that_reads_least() {
+        assert_eq!(plan(256, 256, 256).thread_grid(1), (1, 1));
+        assert_eq!(plan(2048, 256, 256).thread_grid(4), (4, 1));
+        assert_eq!(plan(256, 2048, 256).thread_grid(4), (1, 4));
+        assert_eq!(plan(1024, 1024, 256).thread_grid(4), (2, 2));
+        assert_eq!(plan(1, 32, 32).thread_grid(8), (1, 1));
     }
 
     #[test]
-    fn each_part_is_taken_once() {
+    fn each_chunk_is_taken_once() {
         for (m, n, k, threads) in [
             (2048, 1024, 256, 2),
             (2048, 1024, 1700, 3),
@@ -424,19 +432,19 @@ mod tests {
             (0, 5, 5, 2),
         ] {
             let plan = plan(m, n, k);
-            let parts = Parts::new(&plan, 1..plan.col_panels, threads, false);
+            let chunks = ChunkQueue::new(&plan, 1..plan.col_panels, threads, false);
             let mut seen = vec![0; plan.row_panels * plan.col_panels];
             let mut lens = Vec::new();
-            while let Some(part) = parts.take() {
-                assert!(part.rows.len() <= parts.rows_max && part.cols.len() <= parts.cols_max);
-                part.rows.clone().for_each(|row| {
-                    part.cols.clone().for_each(|col| seen[row * plan.col_panels + col] += 1);
+            while let Some(chunk) = chunks.take() {
+                assert!(chunk.rows.len() <= chunks.rows_max && chunk.cols.len() <= chunks.cols_max);
+                chunk.rows.clone().for_each(|row| {
+                    chunk.cols.clone().for_each(|col| seen[row * plan.col_panels + col] += 1);
                 });
-                lens.push(part.rows.len());
+                lens.push(chunk.rows.len());
             }
             let once = |panel: usize| usize::from(!panel.is_multiple_of(plan.col_panels));
             assert!(seen.iter().enumerate().all(|(panel, &times)| times == once(panel)), "{m} {n} {k}");
-            assert!(!parts.holds_b || lens.last().is_none_or(|&len| len == 1));
+            assert!(!chunks.keeps_b || lens.last().is_none_or(|&len| len == 1));
         }
     }
 }

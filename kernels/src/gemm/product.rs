@@ -1,7 +1,8 @@
-//! One product carried out: as one tile, or as the plan's jobs.
+//! One product carried out, or a batch of them: [`run`] folds and transposes where that helps, then chooses among a single tile, a thin product
+//! (`thin.rs`) and macro-kernels (`macro_kernel.rs`), and splits the work over threads.
 //!
-//! Where C itself can hold the sums (same type, columns side by side, nothing to do afterwards), tiles write there. Else
-//! they go to the job's scratch, and from there to C once all of k is summed.
+//! If C itself can hold the sums (same type, columns side by side, no activation), tiles write there. Else
+//! sums go to scratch memory, and the epilogue takes them to C once all of k is summed.
 
 #![allow(unsafe_code)]
 
@@ -11,22 +12,21 @@ use phalanx_tensor::{Pool, even_piece};
 
 use super::element::{GemmElem, steps_on};
 use super::epilogue::{Epilogue, Write};
-use super::job::Job;
-use super::kernel::run_tile;
-use super::mat::{MatMut, MatRef};
-use super::pack::Shared;
-use super::plan::{Parts, Plan, Problem, is_parallel, rows_cache_well};
+use super::macro_kernel::MacroKernel;
+use super::mat::{MatMut, MatRef, SharedMut};
+use super::micro_kernel::run_tile;
+use super::plan::{BlockingPlan, ChunkQueue, Problem, is_parallel, rows_cache_well};
 use super::thin::THIN_ROWS;
 use super::tile::{FEW_ROWS, Tile, TileShape};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, LANES_MAX, Runner};
 
-/// A product to carry out. C is `m` x `n` from `c_start` on.
+/// A product to carry out. C begins at `c_start` of `c`.
 pub(super) struct Product<'a, T: GemmElem> {
     pub(super) runner: Runner,
     pub(super) a: MatRef<'a, T>,
     pub(super) b: MatRef<'a, T>,
-    pub(super) c: Shared<'a, T>,
+    pub(super) c: SharedMut<'a, T>,
     pub(super) c_start: usize,
     pub(super) c_strides: (usize, usize),
     pub(super) write: Write,
@@ -34,8 +34,8 @@ pub(super) struct Product<'a, T: GemmElem> {
 }
 
 impl<T: GemmElem> Product<'_, T> {
-    /// Carries it out on the pool's threads, or on this one alone. `kept` is the panels of a B that further products of this shape
-    /// have too: packed by the first of them, if at all.
+    /// Carries the product out on the pool's threads, or on this one alone. `kept` is for a B that further products of this shape share: the
+    /// first of them packs B's panels into it, if B is packed at all.
     ///
     /// # Safety
     ///
@@ -52,33 +52,38 @@ impl<T: GemmElem> Product<'_, T> {
             // SAFETY: the caller's.
             return unsafe { self.run_thin(pool) };
         }
-        let plan = Plan::new(self.problem(), shape);
-        let (row_jobs, col_jobs) = pool.map_or((1, 1), |pool| plan.jobs(pool.threads()));
-        let job = |job: usize| Job {
+        let plan = BlockingPlan::new(self.problem(), shape);
+        let (row_threads, col_ranges) = pool.map_or((1, 1), |pool| plan.thread_grid(pool.threads()));
+        let macro_kernel = |range: usize| MacroKernel {
             product: self,
             plan: &plan,
-            parts: Parts::new(&plan, even_piece(plan.col_panels, col_jobs, job), row_jobs, kept.is_some()),
+            chunks: ChunkQueue::new(
+                &plan,
+                even_piece(plan.col_panels, col_ranges, range),
+                row_threads,
+                kept.is_some(),
+            ),
             packed_b: &[],
         };
         if pool.is_none() && kept.is_none() {
             // SAFETY: the caller's.
-            return unsafe { job(0).run() };
+            return unsafe { macro_kernel(0).run() };
         }
-        let jobs: Vec<_> = (0..col_jobs).map(job).collect();
-        let len = jobs.iter().map(Job::packed_b_len).sum();
+        let macro_kernels: Vec<_> = (0..col_ranges).map(macro_kernel).collect();
+        let len = macro_kernels.iter().map(MacroKernel::packed_b_len).sum();
         let run = |mut panels: &mut [T::Acc], packs: bool| {
-            let jobs = jobs.into_iter().map(|job| {
-                let panels = panels.split_off_mut(..job.packed_b_len()).unwrap_or_default();
+            let packed = macro_kernels.into_iter().map(|one| {
+                let panels = panels.split_off_mut(..one.packed_b_len()).unwrap_or_default();
                 if packs {
-                    job.pack_together(pool, panels);
+                    one.pack_together(pool, panels);
                 }
-                Job { packed_b: panels, ..job }
+                MacroKernel { packed_b: panels, ..one }
             });
-            let jobs: Vec<_> = jobs.collect();
-            // SAFETY: the caller's; jobs have different columns, hence different elements of C.
-            let piece = |piece: usize| unsafe { jobs[piece % col_jobs].run() };
+            let macro_kernels: Vec<_> = packed.collect();
+            // SAFETY: the caller's; macro-kernels have different columns, hence different elements of C.
+            let piece = |piece: usize| unsafe { macro_kernels[piece % col_ranges].run() };
             match pool {
-                Some(pool) => pool.for_each(row_jobs * col_jobs, piece),
+                Some(pool) => pool.for_each(row_threads * col_ranges, piece),
                 None => piece(0),
             }
         };
@@ -95,7 +100,7 @@ impl<T: GemmElem> Product<'_, T> {
         }
     }
 
-    /// Carries out a batch of products like this one, the first, if each is a single tile: whether they are.
+    /// Carries out a batch of products whose first is this one, if each is a single tile. Returns whether they are.
     ///
     /// # Safety
     ///
@@ -164,14 +169,14 @@ impl<T: GemmElem> Product<'_, T> {
         })
     }
 
-    /// Whether it has few rows of halves and a B that can be read in place.
+    /// Whether [`Product::run_thin`] is for this product: few rows of halves, and a B that can be read in place.
     fn is_thin(&self) -> bool {
         let (step, col) = self.b.strides();
         let in_place = col == 1 || self.b.cols() == 1 || step == 1 || self.a.cols() == 1;
         !is_acc::<T>() && self.a.rows() <= THIN_ROWS && in_place
     }
 
-    /// Whether tiles write C itself: its elements are of the sums' type, so that the cast changes nothing.
+    /// Whether tiles write C itself, whose elements have the type of the sums.
     pub(super) fn is_in_place(&self) -> bool {
         let neighbours = self.c_strides.1 == 1 || self.b.cols() == 1;
         is_acc::<T>() && neighbours && self.epilogue.activation.is_none()
@@ -200,7 +205,7 @@ fn is_acc<T: GemmElem>() -> bool {
     TypeId::of::<T>() == TypeId::of::<T::Acc>()
 }
 
-/// Where a matrix begins, if its elements are of the sums' type; else nowhere.
+/// Where a matrix begins, if its elements are of the sums' type; else null.
 pub(super) fn wide_start<T: GemmElem>(matrix: &MatRef<'_, T>) -> *const T::Acc {
     T::as_wide(matrix.data()).map_or(std::ptr::null(), <[T::Acc]>::as_ptr)
 }
@@ -251,7 +256,7 @@ impl Batch {
     }
 }
 
-/// [`super::gemm_batched`] on a given instruction set, or, if `kept` is there, [`super::gemm_again`].
+/// [`super::gemm_batched`] on a given instruction set; with `kept`, [`super::gemm_again`].
 #[allow(clippy::too_many_arguments)] // of one entry point
 pub(super) fn run<T: GemmElem>(
     runner: Runner,
@@ -280,14 +285,14 @@ pub(super) fn run<T: GemmElem>(
         return run(runner, pool, batch, a, b, c, (write, epilogue), kept);
     }
     if is_better_transposed(&c, k) && epilogue.bias.is_none() {
-        // Its transpose is B^T A^T. Factors trade places in each step; nothing else does.
+        // The transpose of A B is B^T A^T: the factors of each multiplication are exchanged, which changes no bit.
         let batch = Batch { a: batch.b, b: batch.a, ..batch };
         let (a, b, c) = (b.transposed(), a.transposed(), c.transposed());
         return run(runner, pool, batch, a, b, c, (write, epilogue), None);
     }
 
     let c_strides = c.strides();
-    let c = Shared::new(c.data());
+    let c = SharedMut::new(c.data());
     let product = |i: usize| Product {
         runner,
         a: a.shifted(i * batch.a),
@@ -323,10 +328,10 @@ pub(super) fn run<T: GemmElem>(
     }
 }
 
-/// Whether C has so few columns that its rows fill vectors better, or lies in columns. Never true of the transpose, too.
+/// Whether C has so few columns that C^T fills vectors better, or C is stored by columns. Never true of both C and C^T.
 fn is_better_transposed<T>(c: &MatMut<'_, T>, k: usize) -> bool {
     let (m, n, (row, col)) = (c.rows(), c.cols(), c.strides());
-    // C is then written across its rows, which is little work beside so many steps.
+    // C^T is then written with a stride, which takes little time beside so many steps.
     let few = if k >= MANY_STEPS_MIN { LANES_MAX / 2 } else { FEW_ROWS };
     if m.min(n) <= few && m.max(n) >= LANES_MAX {
         return n < m;
@@ -334,7 +339,7 @@ fn is_better_transposed<T>(c: &MatMut<'_, T>, k: usize) -> bool {
     row == 1 && col != 1
 }
 
-/// A batch that shares B and whose A and C go on where the item before ended is one product with more rows.
+/// A batch that shares B, and in which each item's A and C begin where the item before ends, is one product with more rows.
 fn fold<'a, T: Copy>(batch: Batch, a: MatRef<'a, T>, c: &MatMut<'_, T>) -> Option<(Batch, MatRef<'a, T>)> {
     let goes_on = |stride: usize, row_stride: usize| stride == a.rows() * row_stride;
     (batch.b == 0 && goes_on(batch.a, a.strides().0) && goes_on(batch.c, c.strides().0))

@@ -1,6 +1,11 @@
-//! Products with an A that is no matrix in memory: its rows begin anywhere, and the steps of each lie in the same
-//! segments. The gradient of a convolution's weight multiplies images with the output's gradient so, without copying
+//! C = A B for an A that is no matrix in memory: its rows begin anywhere, and the steps of each row lie in the same
+//! segments of memory. The gradient of a convolution's weight multiplies images (A) with the output's gradient (B) so, without copying
 //! their windows.
+//!
+//! ```text
+//!  row 0 of A:  at[0] + | 2 3 4 |  | 12 13 14 |  | 22 23 24 |      a row for each kernel element and channel
+//!  row 1 of A:  at[1] + | 2 3 4 |  | 12 13 14 |  | 22 23 24 |      segments: the image's rows under the points
+//! ```
 
 #![allow(unsafe_code)]
 
@@ -8,20 +13,20 @@ use phalanx_tensor::even_piece;
 
 use super::element::{GemmElem, PanelElem, steps_on};
 use super::epilogue::Write;
-use super::kernel::{ROWS_MAX, run_tile};
 use super::mat::{MatMut, MatRef};
+use super::micro_kernel::{ROWS_MAX, run_tile};
 use super::pack::Panels;
 use super::tile::{StepSegment, Tile, TileShape};
 use crate::scratch::{Scratch, with_scratch};
 use crate::simd::Runner;
 
-/// Rows that begin at `at`, each with the same segments of steps, one after the other.
+/// A: rows that begin at `at`, each with the same segments of steps.
 #[derive(Clone, Copy)]
 pub(crate) struct SegmentedRows<'a, T> {
     data: &'a [T],
     at: &'a [usize],
     segments: &'a [StepSegment],
-    /// All of B's.
+    /// B's steps.
     steps: usize,
 }
 
@@ -45,29 +50,28 @@ impl<'a, T> SegmentedRows<'a, T> {
     }
 }
 
-/// The elements that [`pack_columns`] fills for a B of so many steps and columns.
+/// The number of elements that [`pack_columns`] writes for a B of so many steps and columns.
 pub(crate) fn packed_len<T: Scratch>(steps: usize, cols: usize) -> usize {
     steps * cols.next_multiple_of(TileShape::of::<T>(Runner::current()).cols())
 }
 
-/// B in panels as [`gemm_segmented`] reads them.
+/// Packs B into the panels that [`gemm_segmented`] reads.
 pub(crate) fn pack_columns<T: Scratch + GemmElem<Acc = T>>(b: MatRef<'_, T>, dst: &mut [T]) {
     pack_panels(b, TileShape::of::<T>(Runner::current()).cols(), dst);
 }
 
-/// Lanes of some steps, in panels of so many lanes, places one after the other: [`steps_in_place`] steps each. What panels
-/// have beyond the lanes is zero.
+/// Packs a matrix `[steps, lines]` into panels of `width` lines, [`steps_in_place`] steps a place. Lines beyond the matrix are zero.
 ///
 /// # Panics
 ///
 /// If `dst` has no room.
 pub(crate) fn pack_panels<T: GemmElem>(steps: MatRef<'_, T>, width: usize, dst: &mut [T::Acc]) {
-    let (runner, (step_stride, lane_stride)) = (Runner::current(), steps.strides());
-    let (src, lanes, steps, beyond) = (steps.data(), steps.cols(), steps.rows(), T::zeroed());
+    let (runner, (step_stride, line_stride)) = (Runner::current(), steps.strides());
+    let (src, lines, steps, beyond) = (steps.data(), steps.cols(), steps.rows(), T::zeroed());
     let places = steps.div_ceil(steps_in_place::<T>());
-    let dst = &mut dst[..lanes.next_multiple_of(width) * places];
+    let dst = &mut dst[..lines.next_multiple_of(width) * places];
     let panels =
-        Panels { src, lane_stride, step_stride, lanes, steps, places, width, lanes_apart: 1, beyond, dst };
+        Panels { src, line_stride, step_stride, lines, steps, places, width, line_pitch: 1, beyond, dst };
     T::PanelElem::run(runner, panels);
 }
 
@@ -76,8 +80,8 @@ pub(crate) fn steps_in_place<T: GemmElem>() -> usize {
     steps_on::<T::PanelElem>(Runner::current())
 }
 
-/// C = A B, or C += A B, each product summed first. B is packed; C's columns are neighbours, fill whole vectors, and what goes to those
-/// that B does not have is unspecified.
+/// C = A B, or C += A B where all of k is summed before it is added. B is packed. C's columns are neighbours and fill whole vectors; columns
+/// that B does not have get unspecified values.
 ///
 /// # Panics
 ///
@@ -97,7 +101,8 @@ pub(crate) fn gemm_segmented<P: PanelElem<Acc: Scratch>>(
     );
     assert!(n.next_multiple_of(width) * a.steps <= b.len(), "steps beyond B");
     let panels = m.div_ceil(shape.rows);
-    // Panels of fewer rows are filled up, their sums made elsewhere.
+    // The micro-kernel reads segments in tiles of about full height only: panels of fewer rows repeat the last row, and their sums go to scratch
+    // memory.
     let least = shape.rows - 2;
     with_scratch(shape.rows * width, |spare: &mut [P::Acc]| {
         for panel in 0..panels {
@@ -122,8 +127,8 @@ pub(crate) fn gemm_segmented<P: PanelElem<Acc: Scratch>>(
                     cols,
                     out,
                     out_row,
-                    near: out,
-                    near_row: out_row,
+                    prefetch: out,
+                    prefetch_row: out_row,
                     add: whole && adds,
                     ..Tile::default()
                 };
@@ -146,11 +151,11 @@ pub(crate) fn gemm_segmented<P: PanelElem<Acc: Scratch>>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::element::One;
+    use super::super::element::OneStep;
     use super::*;
 
     #[test]
-    fn every_element_is_one_chain_over_the_runs_added_once() {
+    fn every_element_is_one_chain_over_the_segments_added_once() {
         let (skipped, beyond) = ([2, 0, 1, 3], 4);
         let shape = TileShape::of::<f32>(Runner::current());
         let data: Vec<f32> = (0..400).map(|i| (i as f32 * 0.7).sin()).collect();
@@ -178,7 +183,7 @@ mod tests {
             let rows = SegmentedRows::new(&data, &at, &segments, steps.len());
             let both = [Write::Store, Write::Accumulate];
             for write in both {
-                gemm_segmented::<One<f32>>(&rows, &packed, MatMut::row_major(&mut c, m, row_len), write);
+                gemm_segmented::<OneStep<f32>>(&rows, &packed, MatMut::row_major(&mut c, m, row_len), write);
             }
             for (i, j) in (0..m).flat_map(|i| (0..outputs).map(move |j| (i, j))) {
                 let term = |sum: f32, (k, step): (usize, &Option<usize>)| match step {

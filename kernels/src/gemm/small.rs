@@ -1,20 +1,20 @@
-//! Products of matrices that lie in the caches, on the calling thread: nothing is packed, and terms known to be zero
-//! are left out.
+//! Products of matrices that lie in the caches, on the calling thread: nothing is packed, and steps whose terms are known to be zero
+//! are left out. Attention calls these for its tiles: [`gemm_few`] for scores of few queries, [`gemm_small`] for all others.
 
 #![allow(unsafe_code)]
 
-use std::ops::Range;
-
 use phalanx_tensor::even_piece;
 
-use super::element::One;
-use super::kernel::run_tile;
+use std::ops::Range;
+
+use super::element::OneStep;
 use super::mat::{MatMut, MatRef};
+use super::micro_kernel::run_tile;
 use super::tile::{Tile, TileShape, VECTORS};
 use crate::simd::{Float, Runner};
 
-/// C = A B, or C += A B (then a chain of additions goes on from C). B's and C's columns are neighbours and fill whole
-/// vectors. A tile of C takes only the `steps(its rows, its columns)` of k; how C is cut depends on its shape alone.
+/// C = A B, or, if it is to `accumulate`, C += A B in chains that begin with C. B's and C's columns are neighbours and fill whole
+/// vectors. A tile of C takes only the `steps(its rows, its columns)` of k; how C is cut into tiles depends on its shape alone.
 ///
 /// # Panics
 ///
@@ -57,12 +57,12 @@ pub(crate) fn gemm_small<T: Float>(
             };
             // SAFETY: rows, columns and steps lie within the matrices, whose bounds were proven when they were made;
             // no two of C's elements share a place, and C is borrowed mutably. The tile's size is at most `shape`'s.
-            unsafe { run_tile::<One<T>>(runner, shape.lanes, rows.len(), &mut tile) }
+            unsafe { run_tile::<OneStep<T>>(runner, shape.lanes, rows.len(), &mut tile) }
         }
     }
 }
 
-/// C = A B for few rows and a B whose columns have their steps side by side.
+/// C = A B for at most a tile's rows and a B whose columns have their steps side by side.
 ///
 /// # Panics
 ///
@@ -99,7 +99,7 @@ pub(crate) fn gemm_few<T: Float>(a: MatRef<'_, T>, b: MatRef<'_, T>, mut c: MatM
             out_row: c_row,
             ..Tile::default()
         };
-        // SAFETY: as in `gemm_small`; a tile has a column at least, and no more than one that turns.
-        unsafe { run_tile::<One<T>>(runner, shape.lanes, m, &mut tile) }
+        // SAFETY: as in `gemm_small`; a tile has one column at least, and at most one vector of columns.
+        unsafe { run_tile::<OneStep<T>>(runner, shape.lanes, m, &mut tile) }
     }
 }

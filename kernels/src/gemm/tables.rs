@@ -1,17 +1,18 @@
-//! The steps of a tile that finds B's steps by a table of offsets, or A's by a list of segments.
+//! The micro-kernel's loops for operands that are no matrices: B by an offset table ([`add_planes`], for `offsets.rs`), A by segments
+//! ([`add_segments`], for `segments.rs`).
 
 #![allow(unsafe_code)]
 
 use super::element::PanelElem;
-use super::kernel::{AHEAD, load};
+use super::micro_kernel::{AHEAD, load};
 use super::tile::Tile;
 use crate::simd::{Float, Isa, Vector};
 
-/// Adds all steps to the sums, B's being in planes, at a table's places.
+/// Adds all steps to the sums. B's steps are those of the offset table in each of `tile.planes` planes.
 ///
 /// # Safety
 ///
-/// [`run_tile`](super::kernel::run_tile)'s.
+/// [`run_tile`](super::micro_kernel::run_tile)'s.
 #[inline(always)]
 pub(super) unsafe fn add_planes<P, S, V, const H: usize, const W: usize>(
     tile: &Tile<P::Acc>,
@@ -28,7 +29,7 @@ where
     for first in (0..tile.steps).step_by(each.max(1)) {
         for i in 0..each {
             if first + i < H {
-                prefetch_near::<V, W>(tile, first + i);
+                prefetch_output::<V, W>(tile, first + i);
             }
             // SAFETY: the table has so many places.
             let step = unsafe { &*tile.offsets.add(i) };
@@ -44,7 +45,7 @@ where
                         false => V::load_where(b, step.lanes[j]),
                     }
                 };
-                // What the next points need, which come when all rows have had these.
+                // The vectors of the next tile, which follow these in memory.
                 V::prefetch(b.wrapping_add(W * V::LANES));
             }
             for (i, row) in sums.iter_mut().enumerate() {
@@ -61,11 +62,11 @@ where
     sums
 }
 
-/// Adds all steps to the sums, A's rows beginning at a table's places and their steps lying in runs.
+/// Adds all steps to the sums. A's row i begins at `tile.rows[i]`; its steps are those of the segments.
 ///
 /// # Safety
 ///
-/// [`run_tile`](super::kernel::run_tile)'s.
+/// [`run_tile`](super::micro_kernel::run_tile)'s.
 #[inline(always)]
 pub(super) unsafe fn add_segments<P, S, V, const H: usize, const W: usize>(
     tile: &Tile<P::Acc>,
@@ -76,10 +77,10 @@ where
     S: Isa,
     V: Vector<Elem = P::Acc>,
 {
-    (0..H).for_each(|row| prefetch_near::<V, W>(tile, row));
+    (0..H).for_each(|row| prefetch_output::<V, W>(tile, row));
     let mut b = tile.b;
     for i in 0..tile.segment_count {
-        // SAFETY: there are so many runs.
+        // SAFETY: there are so many segments.
         let run = unsafe { &*tile.segments.add(i) };
         b = b.wrapping_add(run.skip * tile.b_step);
         for step in run.from..run.from + run.len {
@@ -103,10 +104,10 @@ where
     sums
 }
 
-/// Brings a row of what the tile wants near.
+/// Prefetches a row of where the sums go.
 #[inline(always)]
-pub(super) fn prefetch_near<V: Vector, const W: usize>(tile: &Tile<V::Elem>, row: usize) {
+pub(super) fn prefetch_output<V: Vector, const W: usize>(tile: &Tile<V::Elem>, row: usize) {
     for j in 0..W {
-        V::prefetch(tile.near.wrapping_add(row * tile.near_row + j * V::LANES));
+        V::prefetch(tile.prefetch.wrapping_add(row * tile.prefetch_row + j * V::LANES));
     }
 }

@@ -1,5 +1,5 @@
-//! Products of few rows of halves: each element of B is used a few times, so it is read in place, and widened or paired in
-//! registers instead of in packed panels. The sums are those of tiles.
+//! Products of up to [`THIN_ROWS`] rows of halves, as in decoding token by token. Each element of B is used so few times that packing does not pay:
+//! B is read in place, and widened or paired in registers. The sums have the bits of the micro-kernel's.
 
 #![allow(unsafe_code)]
 
@@ -12,19 +12,19 @@ use super::product::Product;
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
-/// Rows at most.
+/// Rows of A at most.
 pub(super) const THIN_ROWS: usize = 4;
 /// Columns that a thread takes at a time, and sums that it keeps for them.
 const COLS_MAX: usize = 512;
 /// Pieces of columns for each thread.
 const PIECES: usize = 4;
-/// How many places ahead rows of B are prefetched, and how many squares ahead its columns.
+/// How many places ahead rows of B are prefetched, and how many squares ahead its columns if they lie along k.
 const AHEAD: usize = 8;
 const SQUARES_AHEAD: usize = 4;
 /// Vectors of columns that have sums in registers at most.
 const VECTORS_MAX: usize = 8;
 
-/// How many vectors of columns the sums of so many rows fit registers for.
+/// How many vectors of columns have registers for the sums of so many rows.
 const fn vectors<S: Isa>(rows: usize) -> usize {
     let fitting = (S::REGISTERS - S::FACTORS) / rows;
     if fitting >= VECTORS_MAX { VECTORS_MAX } else { 1 << fitting.ilog2() }
@@ -57,7 +57,7 @@ impl<T: GemmElem> Product<'_, T> {
         }
     }
 
-    /// Some columns, with sums for H rows.
+    /// Computes C's columns `first .. first + cols`, with sums for H rows (A is filled up to H).
     ///
     /// # Safety
     ///
@@ -71,20 +71,20 @@ impl<T: GemmElem> Product<'_, T> {
             let (sums, a) = scratch.split_at_mut(H * width);
             let panels = Panels {
                 src: self.a.data(),
-                lane_stride: a_row,
+                line_stride: a_row,
                 step_stride: a_step,
-                lanes: m,
+                lines: m,
                 steps: k,
                 places,
                 width: H,
-                lanes_apart: 1,
+                line_pitch: 1,
                 beyond: T::narrow(-T::Acc::ZERO),
                 dst: &mut a[..H * places],
             };
             T::PanelElem::run(self.runner, panels);
             let (a, b) = (&a[..H * places], self.b.data().get(first * b_col..).unwrap_or_default());
             let b_col = if self.b.cols() == 1 { 1 } else { b_col };
-            let thin = Thin::<T, H> { a, b, b_step, b_col, steps: k, cols, sums, width };
+            let thin = ThinProduct::<T, H> { a, b, b_step, b_col, steps: k, cols, sums, width };
             T::PanelElem::run(self.runner, thin);
             let (c_row, c_col) = self.c_strides;
             let tile = FinishTile {
@@ -104,11 +104,11 @@ impl<T: GemmElem> Product<'_, T> {
     }
 }
 
-/// Sums of H rows, `width` apart, over all steps of some columns.
-struct Thin<'a, T: GemmElem, const H: usize> {
-    /// A's places, H rows each.
+/// Sums over all steps of some columns of B: H rows of sums, `width` apart.
+struct ThinProduct<'a, T: GemmElem, const H: usize> {
+    /// A, packed: H rows for each place.
     a: &'a [T::Acc],
-    /// From the first column on.
+    /// B from the first column on.
     b: &'a [T],
     b_step: usize,
     /// 1, or anything where `b_step` is 1.
@@ -119,7 +119,7 @@ struct Thin<'a, T: GemmElem, const H: usize> {
     width: usize,
 }
 
-impl<T: GemmElem, const H: usize> Kernel for Thin<'_, T, H> {
+impl<T: GemmElem, const H: usize> Kernel for ThinProduct<'_, T, H> {
     type Output = ();
 
     #[inline(always)]
@@ -135,8 +135,8 @@ impl<T: GemmElem, const H: usize> Kernel for Thin<'_, T, H> {
     }
 }
 
-impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
-    /// B's columns are neighbours.
+impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
+    /// The columns of B are neighbours: W vectors of columns at a time.
     #[inline(always)]
     fn rows<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self)
     where
@@ -153,7 +153,7 @@ impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
         }
     }
 
-    /// W vectors of so many columns.
+    /// W vectors of columns from `col` on, of which the last has `len` columns.
     #[inline(always)]
     fn block<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self, col: usize, len: usize)
     where
@@ -170,14 +170,14 @@ impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
                 true => &self.b[(step + 1) * self.b_step + col..][..cols],
                 false => &beyond[..cols],
             };
-            #[allow(clippy::needless_range_loop)] // vectors stay out of closures; see `lanes`
+            #[allow(clippy::needless_range_loop)] // vectors stay out of closures; see `rows/lanes.rs`
             for j in 0..W {
                 let lanes = j * V::LANES..if j + 1 == W { cols } else { (j + 1) * V::LANES };
                 for step in 0..per_place {
                     let ahead = (AHEAD * per_place + step) * self.b_step;
                     V::prefetch(row[lanes.clone()].as_ptr().wrapping_add(ahead).cast());
                 }
-                let b = T::across::<S>(&row[lanes.clone()], &next[lanes]);
+                let b = T::load_lines::<S>(&row[lanes.clone()], &next[lanes]);
                 for i in 0..H {
                     sums[i][j] = T::PanelElem::add::<S>(V::splat(a[i]), b, sums[i][j]);
                 }
@@ -185,13 +185,13 @@ impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
         }
         for (i, row) in sums.iter().enumerate() {
             for (j, sum) in row.iter().enumerate() {
-                // The places of a vector that lacks columns are there, and not looked at.
+                // `sums` has room for whole vectors; what lies beyond the last column is not read.
                 sum.store(&mut self.sums[i * self.width + col + j * V::LANES..]);
             }
         }
     }
 
-    /// The steps of each of B's columns are neighbours. Two vectors of columns at a time have as many chains under way.
+    /// The steps of each column of B are neighbours. Two vectors of columns at a time, so that there are twice as many independent chains.
     #[inline(always)]
     fn transposed<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
     where
@@ -199,18 +199,18 @@ impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
     {
         let mut col = 0;
         while col + 2 * V::LANES <= self.cols {
-            self.turned_block::<S, V, 2>(col, V::LANES);
+            self.transposed_block::<S, V, 2>(col, V::LANES);
             col += 2 * V::LANES;
         }
         while col < self.cols {
-            self.turned_block::<S, V, 1>(col, V::LANES.min(self.cols - col));
+            self.transposed_block::<S, V, 1>(col, V::LANES.min(self.cols - col));
             col += V::LANES;
         }
     }
 
-    /// W vectors of so many columns: squares of LANES columns x LANES places are transposed in registers.
+    /// W vectors of `lanes` columns each: squares of LANES columns x LANES places are transposed in registers.
     #[inline(always)]
-    fn turned_block<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self, col: usize, lanes: usize)
+    fn transposed_block<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self, col: usize, lanes: usize)
     where
         T::Acc: Float<Vec<S> = V>,
     {
@@ -223,23 +223,23 @@ impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
             let mut squares = [[V::zero(); LANES_MAX]; W];
             for (j, square) in squares.iter_mut().enumerate() {
                 let first = col + j * V::LANES;
-                // One loop of a length that the compiler knows, for all columns but the last.
+                // A loop whose length the compiler knows, for all vectors but the last.
                 if lanes == V::LANES {
                     for (i, row) in square[..V::LANES].iter_mut().enumerate() {
                         let column = &self.b[(first + i) * self.b_col..][steps.clone()];
                         let ahead = SQUARES_AHEAD * V::LANES * per_place;
                         V::prefetch_far(column.as_ptr().wrapping_add(ahead).cast());
-                        *row = T::along::<S>(column, beyond);
+                        *row = T::load_steps::<S>(column, beyond);
                     }
                 } else {
                     for (i, row) in square[..lanes].iter_mut().enumerate() {
-                        *row = T::along::<S>(&self.b[(first + i) * self.b_col..][steps.clone()], beyond);
+                        *row = T::load_steps::<S>(&self.b[(first + i) * self.b_col..][steps.clone()], beyond);
                     }
                 }
                 V::transpose(square);
             }
             let a = &self.a[place * H..];
-            // One of the two is for a count that the compiler knows.
+            // The first call has a count that the compiler knows.
             sums = match count == V::LANES {
                 true => add_squares::<T, S, V, H, W>(a, &squares, V::LANES, sums),
                 false => add_squares::<T, S, V, H, W>(a, &squares, count, sums),
@@ -253,7 +253,7 @@ impl<T: GemmElem, const H: usize> Thin<'_, T, H> {
     }
 }
 
-/// Adds the first `count` places of squares that are transposed.
+/// Adds the products of the first `count` places of transposed squares to the sums.
 #[inline(always)]
 fn add_squares<T: GemmElem, S: Isa, V: Vector<Elem = T::Acc>, const H: usize, const W: usize>(
     a: &[T::Acc],

@@ -1,12 +1,12 @@
-//! What a tile is: how large on an instruction set, and what it reads and writes.
+//! [`TileShape`]: the size of a tile on an instruction set. [`Tile`]: the operands of a call of the micro-kernel, as pointers and strides.
 
 use crate::simd::{Float, Isa, Kernel, Runner, Vector};
 
-/// A full tile's columns in vectors.
+/// Columns of a full tile in vectors (nr over the lanes).
 pub(super) const VECTORS: usize = 2;
-/// Tiles of up to so many rows may be wider.
+/// Tiles of at most so many rows may be wider.
 pub(super) const FEW_ROWS: usize = 3;
-/// The columns of a wide tile in vectors at most.
+/// Columns of a wide tile in vectors, at most.
 pub(super) const VECTORS_MAX: usize = 8;
 
 /// A full tile's size on an instruction set.
@@ -54,48 +54,48 @@ impl TileShape {
     }
 }
 
-/// A full tile's rows: all registers but a few hold sums.
+/// Rows of a full tile (mr): all registers but a few hold sums.
 pub(super) const fn rows<S: Isa>() -> usize {
     let rows = (S::REGISTERS - S::FACTORS) / VECTORS;
     assert!(rows >= FEW_ROWS, "plans take tiles of few rows for granted");
     rows
 }
 
-/// Whether a tile of so many rows and vectors can read B by a table: one that is at least half as high as tiles get.
+/// Whether a tile of so many rows and vectors can read B by an offset table: a tile of at least half the full height.
 pub(super) const fn reads_table(rows: usize, vectors: usize, rows_max: usize) -> bool {
     vectors == VECTORS && 2 * rows >= rows_max
 }
 
-/// Whether a tile of so many rows and vectors can pack what it reads: one that is about as large as tiles get.
-pub(super) const fn keeps(rows: usize, vectors: usize, rows_max: usize) -> bool {
-    vectors == VECTORS && is_high(rows, rows_max)
+/// Whether a tile of so many rows and vectors can pack the panels that it reads: a tile of about full size.
+pub(super) const fn can_pack(rows: usize, vectors: usize, rows_max: usize) -> bool {
+    vectors == VECTORS && has_full_height(rows, rows_max)
 }
 
-/// Whether a tile has about as many rows as tiles get.
-pub(super) const fn is_high(rows: usize, rows_max: usize) -> bool {
+/// Whether a tile has about as many rows as a full one.
+pub(super) const fn has_full_height(rows: usize, rows_max: usize) -> bool {
     rows + 2 >= rows_max
 }
 
-/// Whether a tile knows when A's rows lie side by side: tiles of a product cut evenly do, and those of few rows. Others are at
-/// an edge, where it costs little to ask how far apart the rows are.
+/// Whether a tile of so many rows and vectors has a loop of its own for rows of A that are neighbours. Tiles of usual sizes have; others lie at
+/// an edge, where reading A by a row stride costs little.
 pub(super) const fn reads_packed(rows: usize, vectors: usize, rows_max: usize) -> bool {
     let least = if vectors == VECTORS { rows_max / 2 } else { rows_max - 2 };
     vectors <= VECTORS && (rows >= least || rows <= FEW_ROWS)
 }
 
-/// The work of one tile, or of several, side by side or below each other. A's places: `a[i * a_row + k * a_step]`; B's:
+/// One tile, or several side by side or below each other. A's places: `a[i * a_row + k * a_step]`; B's:
 /// `b[k * b_step + j * b_col]`.
 #[derive(Clone, Copy)]
 pub(crate) struct Tile<T> {
-    /// How many tiles. If several, each has `cols` columns, whole vectors if they lie side by side; A, B, the sums before, the
-    /// bias and the result (what is prefetched, too) are so many elements further on from one tile to the next.
+    /// How many tiles. If several, each has `cols` columns, whole vectors if they lie side by side. From one tile to the next the pointers to A,
+    /// B, the sums before, the bias, the result and what is prefetched advance by the `_next` fields.
     pub(super) count: usize,
     pub(super) a_next: usize,
     pub(super) b_next: usize,
     pub(super) bias_next: usize,
     pub(super) from_next: usize,
     pub(super) out_next: usize,
-    /// How many places k runs over.
+    /// How many places of a panel k takes: steps, or pairs of steps.
     pub(super) steps: usize,
     pub(super) a: *const T,
     pub(super) a_row: usize,
@@ -105,11 +105,11 @@ pub(crate) struct Tile<T> {
     /// 1, or anything where `b_step` is 1.
     pub(super) b_col: usize,
     /// Where B's steps lie in each of so many planes, `b_step` apart from `b` on. Null: the steps themselves are `b_step` apart.
-    pub(super) offsets: *const Step,
+    pub(super) offsets: *const OffsetStep,
     pub(super) planes: usize,
     /// What A's steps for a plane add to its place.
     pub(super) a_plane: usize,
-    /// Where each of A's rows begins, if its steps lie in `segment_count` runs. Null: the rows are `a_row` elements
+    /// Where each of A's rows begins, if its steps lie in `segment_count` segments. Null: the rows are `a_row` elements
     /// apart.
     pub(super) rows: *const usize,
     pub(super) segments: *const StepSegment,
@@ -124,16 +124,15 @@ pub(crate) struct Tile<T> {
     /// Where the sums go: `out[i * out_row + j]`.
     pub(super) out: *mut T,
     pub(super) out_row: usize,
-    /// What is prefetched meanwhile, as many rows as the tile has: where sums go next. Null: nothing.
-    pub(super) near: *const T,
-    pub(super) near_row: usize,
-    /// Whether they are added to what is there.
+    /// What is prefetched meanwhile, as many rows as the tile has: where the next sums go. Null: nothing.
+    pub(super) prefetch: *const T,
+    pub(super) prefetch_row: usize,
+    /// Whether the sums are added to what `out` holds.
     pub(super) add: bool,
-    /// Where A's panel is packed on the way, of as many rows as the tile has: up to a vector less one more is written
-    /// behind it. Null: nowhere.
-    pub(super) keep_a: *mut T,
-    /// Where B's panel is packed. Null: nowhere.
-    pub(super) keep_b: *mut T,
+    /// Where the tile packs A's panel, of as many rows as the tile has; up to a vector less one element is written behind it. Null: nowhere.
+    pub(super) pack_a_to: *mut T,
+    /// Where the tile packs B's panel. Null: nowhere.
+    pub(super) pack_b_to: *mut T,
 }
 
 impl<T> Default for Tile<T> {
@@ -166,18 +165,18 @@ impl<T> Default for Tile<T> {
             bias: read,
             out: write,
             out_row: 0,
-            near: read,
-            near_row: 0,
+            prefetch: read,
+            prefetch_row: 0,
             add: false,
-            keep_a: write,
-            keep_b: write,
+            pack_a_to: write,
+            pack_b_to: write,
         }
     }
 }
 
-/// A step of B: its offsets in a plane.
+/// An entry of an offset table: where one step of B lies in a plane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Step {
+pub(crate) struct OffsetStep {
     /// The first column's element, counted from the plane's first; it may lie outside.
     pub(crate) at: isize,
     /// For each vector of columns, which lanes are there. The others are zero.
@@ -186,19 +185,19 @@ pub(crate) struct Step {
     pub(crate) nth: usize,
 }
 
-impl Step {
-    /// One of whole vectors of so many lanes.
-    pub(crate) fn whole(at: isize, lanes: usize, nth: usize) -> Step {
-        Step { at, lanes: [u32::MAX >> (u32::BITS as usize - lanes); VECTORS], nth }
+impl OffsetStep {
+    /// An entry whose vectors have all of their lanes.
+    pub(crate) fn whole(at: isize, lanes: usize, nth: usize) -> OffsetStep {
+        OffsetStep { at, lanes: [u32::MAX >> (u32::BITS as usize - lanes); VECTORS], nth }
     }
 }
 
-/// Steps that lie side by side.
+/// Steps of A that lie side by side, for each of its rows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StepSegment {
     /// The number of B's steps before this segment that have no counterpart in A.
     pub(crate) skip: usize,
-    /// The first, from a row's beginning on.
+    /// The first step, counted from a row's beginning.
     pub(crate) from: usize,
     pub(crate) len: usize,
 }

@@ -7,8 +7,10 @@ use phalanx_tensor::{DType, Error, Result, Scalar, Tensor};
 
 use super::cast;
 use crate::check;
+use crate::ops::cast::Number;
 use crate::pointwise::cuda::Expression;
 use crate::pointwise::{Pointwise, c, in_order, map, map_over, map_scalar, pointwise};
+use crate::real::for_number;
 
 /// `float` of a floating-point operand, or `int` of an integer one (the result wraps to the dtype).
 pub(crate) fn unary(
@@ -33,11 +35,10 @@ pub(crate) fn binary(
     }
     check::same(op, &[a, b])?;
     let cuda = &Expression::of_integers(text, &[]);
-    in_order(op, a.dtype(), [a, b], |inputs, out| match out.dtype() {
-        DType::I64 => map_scalar(op, |[x, y]: [i64; 2]| int(x, y), cuda, inputs, out),
-        DType::I32 => map_scalar(op, |[x, y]: [i32; 2]| int(x.into(), y.into()) as i32, cuda, inputs, out),
-        DType::U8 => map_scalar(op, |[x, y]: [u8; 2]| int(x.into(), y.into()) as u8, cuda, inputs, out),
-        other => Err(Error::dtype(op, other, "a number dtype")),
+    in_order(op, a.dtype(), [a, b], |inputs, out| {
+        for_number!(op, out.dtype(), integer T => {
+            map_scalar(op, |[x, y]: [T; 2]| T::from_i64(int(x.to_i64(), y.to_i64())), cuda, inputs, out)
+        })
     })
 }
 
@@ -62,11 +63,10 @@ pub(crate) fn scalar(
     let s = s.fitting(op, a.dtype())?.to_i64();
     let numbers = [s];
     let cuda = &Expression::of_integers(text, &numbers);
-    in_order(op, a.dtype(), [a], |inputs, out| match out.dtype() {
-        DType::I64 => map_scalar(op, |[x]: [i64; 1]| int(x, s), cuda, inputs, out),
-        DType::I32 => map_scalar(op, |[x]: [i32; 1]| int(x.into(), s) as i32, cuda, inputs, out),
-        DType::U8 => map_scalar(op, |[x]: [u8; 1]| int(x.into(), s) as u8, cuda, inputs, out),
-        other => Err(Error::dtype(op, other, "a number dtype")),
+    in_order(op, a.dtype(), [a], |inputs, out| {
+        for_number!(op, out.dtype(), integer T => {
+            map_scalar(op, |[x]: [T; 1]| T::from_i64(int(x.to_i64(), s)), cuda, inputs, out)
+        })
     })
 }
 

@@ -1,10 +1,11 @@
-//! Elements kept between bounds.
+//! [`clamp`]: elements limited to an interval.
 
-use phalanx_tensor::{DType, Element, Error, Result, Scalar, Tensor};
+use phalanx_tensor::{Element, Error, Result, Scalar, Tensor};
 
 use crate::ops::cast::Number;
 use crate::pointwise::cuda::Expression;
 use crate::pointwise::{c, in_order, map, map_scalar, pointwise};
+use crate::real::for_number;
 
 /// `min(max(x, min), max)`, elementwise; an absent bound does not bind, NaN stays. Floating-point or integer.
 ///
@@ -36,12 +37,12 @@ pub fn clamp(x: &Tensor, min: Option<Scalar>, max: Option<Scalar>) -> Result<Ten
             format!("got the bounds {min} to {max} for a tensor of {dtype}, which holds {low} to {high}");
         return Err(Error::invalid(OP, why));
     }
-    in_order(OP, x.dtype(), [x], |[x], out| match x.dtype() {
-        DType::I64 => clamp_integers::<i64>(OP, x, min, max, out),
-        DType::I32 => clamp_integers::<i32>(OP, x, min, max, out),
-        DType::U8 => clamp_integers::<u8>(OP, x, min, max, out),
-        other => Err(Error::dtype(OP, other, "a number dtype")),
-    })
+    in_order(
+        OP,
+        x.dtype(),
+        [x],
+        |[x], out| for_number!(OP, x.dtype(), integer T => clamp_integers::<T>(OP, x, min, max, out)),
+    )
 }
 
 /// `dy` where `x` lies between the bounds and on neither, else 0.

@@ -1,16 +1,16 @@
-//! Comparisons, which give bools.
+//! Comparisons of elements, which give bools.
 
 use bytemuck::Zeroable;
 use phalanx_tensor::{DType, Result, Scalar, Tensor};
 
 use super::cast::{Convert, convert};
+use crate::block_reader::BLOCK;
 use crate::check;
 use crate::ops::cast::Number;
 use crate::pointwise::cuda::{Expression, Numbers, computed_name};
 use crate::pointwise::{in_order, map_blocks};
 use crate::real::for_element;
 use crate::simd::{Isa, Kernel, dispatch};
-use crate::source::BLOCK;
 
 macro_rules! comparisons {
     ($($name:ident $name_scalar:ident $op:tt $comparison:ident;)*) => {$(

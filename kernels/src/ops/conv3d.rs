@@ -9,7 +9,7 @@ use phalanx_tensor::{Error, Result, Tensor};
 use super::conv2d::{Conv3dOptions, conv_transpose2d, conv2d, conv2d_weight};
 use super::creation::fill_;
 use super::in_place::copy_;
-use super::taps::Tap;
+use super::tap_range::TapRange;
 
 /// The convolution of `volume` `[n, in, d, h, w]` with `weight` `[out, in / groups, kd, kh, kw]`, plus `bias` `[out]`, at
 /// a grid of `size` points ([`Conv3dOptions::size`]): `[n, out, ..size]`.
@@ -100,7 +100,8 @@ fn offsets(options: &Conv3dOptions, kernel: usize) -> Vec<isize> {
 /// are each channel at all offsets: `[n steps, channels offsets, h, w]`.
 fn gathered(op: &'static str, x: &Tensor, offsets: &[isize], stride: usize, steps: usize) -> Result<Tensor> {
     let [n, channels, depth, height, width] = five(op, x)?;
-    let taps: Vec<Tap> = offsets.iter().map(|&offset| Tap::new(offset, stride, steps, depth)).collect();
+    let taps: Vec<TapRange> =
+        offsets.iter().map(|&offset| TapRange::new(offset, stride, steps, depth)).collect();
     let shape = [n, steps, channels, offsets.len(), height, width];
     let out = match taps.iter().all(|tap| tap.count == steps) {
         true => Tensor::empty(&shape, x.dtype(), x.device())?,

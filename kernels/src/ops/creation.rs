@@ -3,13 +3,13 @@
 use phalanx_tensor::{DType, Device, Element, Error, Result, Scalar, Tensor, bf16, f16};
 
 use super::cast::{cast, to_odd};
+use crate::block_reader::BlockReader;
+use crate::data_movement;
 use crate::dispatch::by_device;
-use crate::moves;
 use crate::pointwise::cuda::{self, Expression, Numbers};
 use crate::pointwise::{evaluate, refuse_overlap, update};
 use crate::real::for_element;
 use crate::simd::{Isa, Kernel, dispatch};
-use crate::source::Source;
 
 /// A tensor of `shape` with `value` everywhere.
 ///
@@ -72,11 +72,11 @@ fn fill<T: Element>(out: &mut Tensor, value: T) -> Result<()> {
 
 fn fill_on_cpu<T: Element>(out: &mut Tensor, value: T) -> Result<()> {
     if out.is_contiguous() {
-        return update("fill", out, |_, to| moves::fill(to, value));
+        return update("fill", out, |_, to| data_movement::fill(to, value));
     }
     let layout = out.layout().clone();
     let mut target = out.write::<T>("fill")?;
-    crate::moves::for_each_run_mut(&mut target, &layout, |run| run.set(value));
+    crate::data_movement::for_each_run_mut(&mut target, &layout, |run| run.set(value));
     Ok(())
 }
 
@@ -234,7 +234,7 @@ fn cut<T: Element>(
     keep: impl Fn(usize) -> std::ops::Range<usize> + Sync,
     out: &mut Tensor,
 ) -> Result<()> {
-    let (source, pool, numel) = (Source::<T>::open(op, x, x.shape())?, x.device().pool()?, out.numel());
+    let (source, pool, numel) = (BlockReader::<T>::open(op, x, x.shape())?, x.device().pool()?, out.numel());
     let mut target = out.write::<T>(op)?;
     let rows_a_piece = crate::pointwise::PIECE.div_ceil(columns);
     pool.for_each_chunk(&mut target[..numel], rows_a_piece * columns, |piece, target| {

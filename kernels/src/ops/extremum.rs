@@ -1,26 +1,26 @@
-//! Extrema over dimensions, where they are, and the search for NaN.
+//! Extrema over dimensions ([`amax`], [`amin`]), their positions ([`argmax`], [`argmin`], [`max`], [`min`]), and the search for NaN ([`any_nan`]).
 
 use phalanx_tensor::cuda::{Args, Grid, Program, Scratch};
 use phalanx_tensor::{DType, Dim, Element, Error, Result, Tensor};
 
+use crate::block_reader::{BLOCK, BlockReader};
 use crate::cuda::{PRELUDE, type_name};
 use crate::dispatch::Kernels;
 use crate::pointwise::PIECE;
 use crate::real::{Real, for_integer, for_real};
-use crate::reduce::cuda::{self, Finish, Precision, Target};
+use crate::reduce::cuda::{self, Destination, Finish, Precision};
 use crate::reduce::{
-    Blocks, By, Combine, Frame, Itself, Kind, Largest, Least, Most, Smallest, Wide, each, fold_each,
-    fold_tensor,
+    Blocks, By, Combine, Itself, Largest, Least, MergeKind, Most, ReduceView, Smallest, Wide, each,
+    fold_each, fold_tensor,
 };
 use crate::simd::{Isa, Kernel, dispatch};
-use crate::source::{BLOCK, Source};
 
 /// The largest element over `dims`, which stay with size 1 if `keepdim`; NaN if there is one. Any dtype.
 ///
 /// # Errors
 /// If a dimension does not exist or is named twice, or there are no elements to choose from.
 pub fn amax<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor> {
-    largest(&Frame::new("amax", x, dims, keepdim)?)
+    largest(&ReduceView::new("amax", x, dims, keepdim)?)
 }
 
 /// The smallest element over `dims`; NaN if there is one. Any dtype.
@@ -28,15 +28,15 @@ pub fn amax<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor> {
 /// # Errors
 /// As [`amax`].
 pub fn amin<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor> {
-    smallest(&Frame::new("amin", x, dims, keepdim)?)
+    smallest(&ReduceView::new("amin", x, dims, keepdim)?)
 }
 
-fn largest(frame: &Frame) -> Result<Tensor> {
-    extremum("amax", frame, Largest)
+fn largest(view: &ReduceView) -> Result<Tensor> {
+    extremum("amax", view, Largest)
 }
 
-fn smallest(frame: &Frame) -> Result<Tensor> {
-    extremum("amin", frame, Smallest)
+fn smallest(view: &ReduceView) -> Result<Tensor> {
+    extremum("amin", view, Smallest)
 }
 
 /// An extremum of nothing does not exist.
@@ -47,47 +47,57 @@ pub(super) fn refuse_empty(op: &'static str, x: &Tensor, n: usize) -> Result<()>
     Err(Error::shape(op, format!("no elements to choose from in shape {:?}", x.shape()), "at least one"))
 }
 
-fn extremum<C: Combine>(op: &'static str, frame: &Frame, combine: C) -> Result<Tensor> {
-    refuse_empty(op, &frame.view, frame.n)?;
-    let (mut out, computes) = frame.output(op, frame.view.dtype())?;
+fn extremum<C: Combine>(op: &'static str, view: &ReduceView, combine: C) -> Result<Tensor> {
+    refuse_empty(op, &view.input, view.n)?;
+    let (mut out, computes) = view.output(op, view.input.dtype())?;
     if computes {
         let extremum: Kernels<Extremum<C>> =
             Kernels { cpu: extremum_on_cpu::<C>, cuda: extremum_on_gpu::<C> };
-        extremum.run(out.device(), |extremum| extremum(op, frame, combine, &mut out))?;
+        extremum.run(out.device(), |extremum| extremum(op, view, combine, &mut out))?;
     }
     Ok(out)
 }
 
-type Extremum<C> = fn(&'static str, &Frame, C, &mut Tensor) -> Result<()>;
+type Extremum<C> = fn(&'static str, &ReduceView, C, &mut Tensor) -> Result<()>;
 
-fn extremum_on_gpu<C: Combine>(op: &'static str, frame: &Frame, combine: C, out: &mut Tensor) -> Result<()> {
+fn extremum_on_gpu<C: Combine>(
+    op: &'static str,
+    view: &ReduceView,
+    combine: C,
+    out: &mut Tensor,
+) -> Result<()> {
     if out.dtype().is_float() {
         let (term, finish) =
             (Itself { neutral: C::START }, Finish { text: "set(out, o, x[0])", numbers: [0.0; 2] });
-        let target = Target::Tensor(out);
-        return cuda::fold(op, frame, (combine, term), Precision::Plain, None, target, &finish);
+        let target = Destination::Tensor(out);
+        return cuda::fold(op, view, (combine, term), Precision::Plain, None, target, &finish);
     }
-    let kind = if C::START < 0.0 { Kind::Largest } else { Kind::Smallest };
-    each(op, frame, kind, out, None)
+    let kind = if C::START < 0.0 { MergeKind::Largest } else { MergeKind::Smallest };
+    each(op, view, kind, out, None)
 }
 
-fn extremum_on_cpu<C: Combine>(op: &'static str, frame: &Frame, combine: C, out: &mut Tensor) -> Result<()> {
+fn extremum_on_cpu<C: Combine>(
+    op: &'static str,
+    view: &ReduceView,
+    combine: C,
+    out: &mut Tensor,
+) -> Result<()> {
     let term = Itself { neutral: C::START };
-    let frame = &frame.in_any_order()?;
+    let view = &view.in_any_order()?;
     if out.dtype().is_float() {
         // Which of two zeros comes last, and which of two NaN, does not show.
         let finish = |_: usize, [x]: [f64; 1]| if x.is_nan() { f64::NAN } else { x + 0.0 };
         return for_real!(op, out.dtype(), T => {
-            fold_tensor::<T, _, _, 1>(op, frame, (combine, term), &[], out, finish)
+            fold_tensor::<T, _, _, 1>(op, view, (combine, term), &[], out, finish)
         });
     }
     let numel = out.numel();
     for_integer!(op, out.dtype(), T => {
-        let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
+        let source = BlockReader::<T>::open(op, &view.input, view.input.shape())?;
         let target = &mut out.write::<T>(op)?[..numel];
         match C::START < 0.0 {
-            true => fold_each::<T, T>(frame, &source, &By(Most), target),
-            false => fold_each::<T, T>(frame, &source, &By(Least), target),
+            true => fold_each::<T, T>(view, &source, &By(Most), target),
+            false => fold_each::<T, T>(view, &source, &By(Least), target),
         }
     })
 }
@@ -132,53 +142,53 @@ fn over<D: Dim>(
     keepdim: bool,
     largest: bool,
 ) -> Result<(Tensor, Tensor)> {
-    let frame = match dim {
-        Some(dim) => Frame::new(op, x, &[dim], keepdim)?,
-        None => Frame::new(op, x, &(0..x.rank()).collect::<Vec<_>>(), keepdim)?,
+    let view = match dim {
+        Some(dim) => ReduceView::new(op, x, &[dim], keepdim)?,
+        None => ReduceView::new(op, x, &(0..x.rank()).collect::<Vec<_>>(), keepdim)?,
     };
-    search_all(op, &frame, largest)
+    search_all(op, &view, largest)
 }
 
-fn search_all(op: &'static str, frame: &Frame, largest: bool) -> Result<(Tensor, Tensor)> {
-    refuse_empty(op, &frame.view, frame.n)?;
-    let (mut values, computes) = frame.output(op, frame.view.dtype())?;
-    let (mut indices, _) = frame.output(op, DType::I64)?;
+fn search_all(op: &'static str, view: &ReduceView, largest: bool) -> Result<(Tensor, Tensor)> {
+    refuse_empty(op, &view.input, view.n)?;
+    let (mut values, computes) = view.output(op, view.input.dtype())?;
+    let (mut indices, _) = view.output(op, DType::I64)?;
     if computes {
-        SEARCH.run(values.device(), |search| search(op, frame, largest, [&mut values, &mut indices]))?;
+        SEARCH.run(values.device(), |search| search(op, view, largest, [&mut values, &mut indices]))?;
     }
     Ok((values, indices))
 }
 
 const SEARCH: Kernels<Search> = Kernels { cpu: search_on_cpu, cuda: search_on_gpu };
 
-type Search = fn(&'static str, &Frame, bool, [&mut Tensor; 2]) -> Result<()>;
+type Search = fn(&'static str, &ReduceView, bool, [&mut Tensor; 2]) -> Result<()>;
 
 fn search_on_gpu(
     op: &'static str,
-    frame: &Frame,
+    view: &ReduceView,
     largest: bool,
     [values, indices]: [&mut Tensor; 2],
 ) -> Result<()> {
-    let kind = if largest { Kind::Largest } else { Kind::Smallest };
-    each(op, frame, kind, values, Some(indices))
+    let kind = if largest { MergeKind::Largest } else { MergeKind::Smallest };
+    each(op, view, kind, values, Some(indices))
 }
 
 fn search_on_cpu(
     op: &'static str,
-    frame: &Frame,
+    view: &ReduceView,
     largest: bool,
     [values, indices]: [&mut Tensor; 2],
 ) -> Result<()> {
     if values.dtype().is_float() {
         return for_real!(op, values.dtype(), T => {
-            let source = Wide(Source::<T>::open(op, &frame.view, frame.view.shape())?);
-            let found = search::<<T as Real>::Wide>(frame, &source, largest)?;
+            let source = Wide(BlockReader::<T>::open(op, &view.input, view.input.shape())?);
+            let found = search::<<T as Real>::Wide>(view, &source, largest)?;
             store(op, found, values, indices, <T as Real>::narrow)
         });
     }
     for_integer!(op, values.dtype(), T => {
-        let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
-        let found = search::<T>(frame, &source, largest)?;
+        let source = BlockReader::<T>::open(op, &view.input, view.input.shape())?;
+        let found = search::<T>(view, &source, largest)?;
         store(op, found, values, indices, |x: T| x)
     })
 }
@@ -203,11 +213,11 @@ fn store<E: Copy, T: Element>(
     Ok(())
 }
 
-fn search<E: Element>(frame: &Frame, source: &dyn Blocks<E>, largest: bool) -> Result<Vec<Best<E>>> {
-    let (n, inner, pool) = (frame.n, frame.inner, frame.view.device().pool()?);
+fn search<E: Element>(view: &ReduceView, source: &dyn Blocks<E>, largest: bool) -> Result<Vec<Best<E>>> {
+    let (n, inner, pool) = (view.n, view.inner, view.input.device().pool()?);
     let parts = if inner == 1 { n.div_ceil(PART) } else { 1 };
     let rows = if parts == 1 { n } else { PART };
-    let mut best: Vec<Best<E>> = vec![(E::zeroed(), NOWHERE); frame.outputs() * parts];
+    let mut best: Vec<Best<E>> = vec![(E::zeroed(), NOWHERE); view.outputs() * parts];
     // Columns of a row that are one call: many, if there is enough for all threads.
     let columns = (inner / (4 * pool.threads()) / 64 * 64).clamp(64, BLOCK / 4);
     let width = PIECE.div_ceil(rows).next_multiple_of(inner.min(columns));
@@ -359,7 +369,7 @@ fn any_nan_on_gpu(x: &Tensor) -> Result<bool> {
 }
 
 fn any_nan_of<T: Real>(x: &Tensor) -> Result<bool> {
-    let source = Source::<T>::open(ANY_NAN, x, x.shape())?;
+    let source = BlockReader::<T>::open(ANY_NAN, x, x.shape())?;
     let mut scratch = [T::zeroed(); BLOCK];
     let is_nan = |x: &T| x.partial_cmp(x).is_none();
     let starts = (0..x.numel()).step_by(BLOCK);

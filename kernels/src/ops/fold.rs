@@ -4,9 +4,8 @@
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
 use super::conv2d::ConvOptions;
-use super::in_place::accumulate_;
-use super::in_place::copy_;
-use super::taps::Tap;
+use super::in_place::{accumulate_, copy_};
+use super::tap_range::TapRange;
 use crate::check;
 use crate::ops::cast::cast;
 
@@ -77,7 +76,7 @@ impl Columns<'_> {
         let ConvOptions { stride, padding, dilation, .. } = *self.options;
         let tap = |axis: usize, nth: usize| {
             let numbers = [stride[axis], padding[axis], dilation[axis]];
-            Tap::of_kernel(nth, numbers, self.grid[axis], self.image[axis])
+            TapRange::of_kernel(nth, numbers, self.grid[axis], self.image[axis])
         };
         for (row, column) in (0..self.kernel[0]).flat_map(|i| (0..self.kernel[1]).map(move |j| (i, j))) {
             let (down, right) = (tap(0, row), tap(1, column));

@@ -1,5 +1,5 @@
 //! The operations. An operation checks its arguments once, allocates its output on any device, and runs the kernel of
-//! that device (`dispatch.rs`); a meta device has no elements, so nothing runs there.
+//! that device (`dispatch.rs`); a meta device has no elements, so no kernel runs there.
 //!
 //! | file | operations |
 //! |---|---|
@@ -12,7 +12,8 @@
 //! | `cross_entropy`, `nll_loss` | losses over classes |
 //! | `index`, `pool2d`, `random`, `optim`, `sum_of_squares` | indices, windows, random numbers, optimizer steps, gradient norms |
 //!
-//! An operation with CUDA text of its own is a folder, with the `.cu` file beside its Rust files.
+//! An operation with CUDA text of its own is a folder, with the `.cu` file beside its Rust files. `space_to_depth` and `tap_range` are shared by
+//! convolutions, pooling and `fold`.
 
 mod activation;
 mod arithmetic;
@@ -46,12 +47,12 @@ mod rearrange;
 mod recurrence;
 mod rope;
 mod scaled_dot_product_attention;
-mod sheets;
 mod softmax;
 mod sort;
+mod space_to_depth;
 mod sum;
 mod sum_of_squares;
-mod taps;
+mod tap_range;
 mod unary;
 mod where_;
 

@@ -1,4 +1,4 @@
-//! Vector norms over dimensions.
+//! Vector norms over dimensions ([`norm`]), of any order.
 
 use phalanx_tensor::{DType, Dim, Error, Result, Tensor};
 
@@ -6,9 +6,9 @@ use super::extremum::refuse_empty;
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
-use crate::reduce::cuda::{self, Finish, Precision, Target};
+use crate::reduce::cuda::{self, Destination, Finish, Precision};
 use crate::reduce::{
-    Combine, Frame, Largest, Magnitude, NonZero, Power, Relative, Smallest, Square, Term, Total, fold,
+    Combine, Largest, Magnitude, NonZero, Power, ReduceView, Relative, Smallest, Square, Term, Total, fold,
     fold_tensor,
 };
 use crate::simd::Float;
@@ -25,43 +25,43 @@ pub fn norm<D: Dim>(x: &Tensor, p: f64, dims: &[D], keepdim: bool) -> Result<Ten
     if p.is_nan() {
         return Err(Error::range(OP, "the order NaN", "a number"));
     }
-    norm_over(&Frame::new(OP, x, dims, keepdim)?, p)
+    norm_over(&ReduceView::new(OP, x, dims, keepdim)?, p)
 }
 
 const OP: &str = "norm";
 
-fn norm_over(frame: &Frame, p: f64) -> Result<Tensor> {
+fn norm_over(view: &ReduceView, p: f64) -> Result<Tensor> {
     if p.is_infinite() {
-        refuse_empty(OP, &frame.view, frame.n)?;
+        refuse_empty(OP, &view.input, view.n)?;
     }
-    let (mut out, computes) = frame.output(OP, frame.view.dtype())?;
+    let (mut out, computes) = view.output(OP, view.input.dtype())?;
     if computes {
-        NORMS.run(out.device(), |norms| norms(frame, p, &mut out))?;
+        NORMS.run(out.device(), |norms| norms(view, p, &mut out))?;
     }
     Ok(out)
 }
 
 const NORMS: Kernels<Norms> = Kernels { cpu: norms_on_cpu, cuda: norms_on_gpu };
 
-type Norms = fn(&Frame, f64, &mut Tensor) -> Result<()>;
+type Norms = fn(&ReduceView, f64, &mut Tensor) -> Result<()>;
 
-fn norms_on_cpu(frame: &Frame, p: f64, out: &mut Tensor) -> Result<()> {
-    for_real!(OP, out.dtype(), T => norms::<T>(OP, frame, p, out))
+fn norms_on_cpu(view: &ReduceView, p: f64, out: &mut Tensor) -> Result<()> {
+    for_real!(OP, out.dtype(), T => norms::<T>(OP, view, p, out))
 }
 
-fn norms<T: Real>(op: &'static str, frame: &Frame, p: f64, out: &mut Tensor) -> Result<()> {
+fn norms<T: Real>(op: &'static str, view: &ReduceView, p: f64, out: &mut Tensor) -> Result<()> {
     let sums = if p == f64::INFINITY {
-        parts::<T, _, _>(op, frame, Largest, Magnitude { neutral: 0.0 })?
+        parts::<T, _, _>(op, view, Largest, Magnitude { neutral: 0.0 })?
     } else if p == f64::NEG_INFINITY {
-        parts::<T, _, _>(op, frame, Smallest, Magnitude { neutral: f64::INFINITY })?
+        parts::<T, _, _>(op, view, Smallest, Magnitude { neutral: f64::INFINITY })?
     } else if p == 0.0 {
-        parts::<T, _, _>(op, frame, Total, NonZero)?
+        parts::<T, _, _>(op, view, Total, NonZero)?
     } else if p == 1.0 {
-        parts::<T, _, _>(op, frame, Total, Magnitude { neutral: 0.0 })?
+        parts::<T, _, _>(op, view, Total, Magnitude { neutral: 0.0 })?
     } else if p == 2.0 {
-        parts::<T, _, _>(op, frame, Total, Square)?
+        parts::<T, _, _>(op, view, Total, Square)?
     } else {
-        parts::<T, _, _>(op, frame, Total, Power(p))?
+        parts::<T, _, _>(op, view, Total, Power(p))?
     };
     let rooted = p.is_finite() && p != 0.0;
     // Of f32's range, and of f64's.
@@ -76,54 +76,54 @@ fn norms<T: Real>(op: &'static str, frame: &Frame, p: f64, out: &mut Tensor) -> 
         }
         return Ok(());
     }
-    let tops = parts::<T, _, _>(op, frame, Largest, Magnitude { neutral: 0.0 })?;
+    let tops = parts::<T, _, _>(op, view, Largest, Magnitude { neutral: 0.0 })?;
     let scale = |&top: &f64| T::Wide::from_f64(if top > 0.0 && top.is_finite() { top } else { 1.0 });
     let scales: Vec<T::Wide> = tops.iter().map(scale).collect();
     let finish = |i: usize, [sum]: [f64; 1]| scales[i].to_f64() * root(sum);
-    fold_tensor::<T, _, _, 1>(op, frame, (Total, Relative(p)), &scales, out, finish)
+    fold_tensor::<T, _, _, 1>(op, view, (Total, Relative(p)), &scales, out, finish)
 }
 
 fn parts<T: Real, C: Combine, F: Term<1>>(
     op: &'static str,
-    frame: &Frame,
+    view: &ReduceView,
     combine: C,
     term: F,
 ) -> Result<Vec<f64>> {
-    let mut parts = vec![0.0; frame.outputs()];
-    fold::<T, C, F, f64, 1>(op, frame, (combine, term), &[], &mut parts, |_, [x]| x)?;
+    let mut parts = vec![0.0; view.outputs()];
+    fold::<T, C, F, f64, 1>(op, view, (combine, term), &[], &mut parts, |_, [x]| x)?;
     Ok(parts)
 }
 
 /// Squares of narrow floats are added in f64, whose range they do not leave; other powers are taken relative to the
 /// largest element.
-fn norms_on_gpu(frame: &Frame, p: f64, out: &mut Tensor) -> Result<()> {
+fn norms_on_gpu(view: &ReduceView, p: f64, out: &mut Tensor) -> Result<()> {
     const AS_IS: Finish = Finish { text: "set(out, o, x[0])", numbers: [0.0; 2] };
     let wide = out.dtype() == DType::F64;
     let magnitude = Magnitude { neutral: 0.0 };
     if p.abs() == f64::INFINITY || p == 0.0 || p == 1.0 {
-        let (precision, target) = (Precision::Double, Target::Tensor(out));
+        let (precision, target) = (Precision::Double, Destination::Tensor(out));
         return if p == f64::INFINITY {
-            cuda::fold(OP, frame, (Largest, magnitude), Precision::Plain, None, target, &AS_IS)
+            cuda::fold(OP, view, (Largest, magnitude), Precision::Plain, None, target, &AS_IS)
         } else if p == f64::NEG_INFINITY {
-            cuda::fold(OP, frame, (Smallest, magnitude), Precision::Plain, None, target, &AS_IS)
+            cuda::fold(OP, view, (Smallest, magnitude), Precision::Plain, None, target, &AS_IS)
         } else if p == 0.0 {
-            cuda::fold(OP, frame, (Total, NonZero), Precision::Plain, None, target, &AS_IS)
+            cuda::fold(OP, view, (Total, NonZero), Precision::Plain, None, target, &AS_IS)
         } else {
-            cuda::fold(OP, frame, (Total, magnitude), precision, None, target, &AS_IS)
+            cuda::fold(OP, view, (Total, magnitude), precision, None, target, &AS_IS)
         };
     }
     if p == 2.0 && !wide {
         let finish = Finish { text: "set(out, o, sqrt(x[0]))", numbers: [0.0; 2] };
-        let target = Target::Tensor(out);
-        return cuda::fold(OP, frame, (Total, Square), Precision::Double, None, target, &finish);
+        let target = Destination::Tensor(out);
+        return cuda::fold(OP, view, (Total, Square), Precision::Double, None, target, &finish);
     }
-    let tops = cuda::numbers(OP, frame)?;
+    let tops = cuda::numbers(OP, view)?;
     let text = "set(out, o, x[0] > 0.0 && isfinite(x[0]) ? x[0] : 1.0)";
-    let (top, target) = (Finish { text, numbers: [0.0; 2] }, Target::Scratch(&tops));
-    cuda::fold(OP, frame, (Largest, magnitude), Precision::Plain, None, target, &top)?;
+    let (top, target) = (Finish { text, numbers: [0.0; 2] }, Destination::Scratch(&tops));
+    cuda::fold(OP, view, (Largest, magnitude), Precision::Plain, None, target, &top)?;
     let finish = Finish { text: "set(out, o, shift * pow(x[0], a))", numbers: [1.0 / p, 0.0] };
-    let target = Target::Tensor(out);
-    cuda::fold(OP, frame, (Total, Relative(p)), Precision::Plain, Some(&tops), target, &finish)
+    let target = Destination::Tensor(out);
+    cuda::fold(OP, view, (Total, Relative(p)), Precision::Plain, Some(&tops), target, &finish)
 }
 
 #[cfg(test)]

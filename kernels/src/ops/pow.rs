@@ -1,10 +1,12 @@
-//! Powers of two tensors, or of a tensor and a number.
+//! Powers of two tensors, or of a tensor and a number, and their gradients.
 
 use phalanx_tensor::{DType, Error, Result, Scalar, Tensor};
 
 use crate::check;
+use crate::ops::cast::Number;
 use crate::pointwise::cuda::Expression;
 use crate::pointwise::{c, in_order, map, map_scalar, pointwise};
+use crate::real::for_number;
 
 /// `base^exponent`, broadcast, with IEEE 754's special cases; floating-point or integer, of one dtype.
 ///
@@ -133,11 +135,10 @@ fn integers<const N: usize>(
     inputs: [&Tensor; N],
 ) -> Result<Tensor> {
     let power = |x: [i64; N]| integer_power(pair(x));
-    in_order(op, inputs[0].dtype(), inputs, |inputs, out| match out.dtype() {
-        DType::I64 => map_scalar(op, power, cuda, inputs, out),
-        DType::I32 => map_scalar(op, |x: [i32; N]| power(x.map(i64::from)) as i32, cuda, inputs, out),
-        DType::U8 => map_scalar(op, |x: [u8; N]| power(x.map(i64::from)) as u8, cuda, inputs, out),
-        other => Err(Error::dtype(op, other, "a number dtype")),
+    in_order(op, inputs[0].dtype(), inputs, |inputs, out| {
+        for_number!(op, out.dtype(), integer T => {
+            map_scalar(op, |x: [T; N]| T::from_i64(power(x.map(T::to_i64))), cuda, inputs, out)
+        })
     })
 }
 

@@ -1,16 +1,16 @@
-//! Products over dimensions.
+//! Products over dimensions ([`prod`]), and of all other elements ([`prod_of_others`], for the gradient).
 
 use phalanx_tensor::{DType, Dim, Element, Result, Tensor};
 
+use crate::block_reader::{BLOCK, BlockReader};
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::ops::cast::Number;
 use crate::pointwise::PIECE;
 use crate::real::{Real, for_integer, for_real};
-use crate::reduce::{By, Frame, Itself, Kind, Product, Stored, Times, each, fold_each, fold_in};
+use crate::reduce::{By, Itself, MergeKind, Product, ReduceView, Stored, Times, each, fold_each, fold_in};
 use crate::scratch::{Scratch, with_scratch};
 use crate::simd::{Float, Isa, Kernel, dispatch};
-use crate::source::{BLOCK, Source};
 
 /// The product over `dims`, which stay with size 1 if `keepdim`; 1 over nothing. Floats are multiplied in f64 and
 /// rounded once; integers and bools in i64, where they wrap.
@@ -18,70 +18,70 @@ use crate::source::{BLOCK, Source};
 /// # Errors
 /// If a dimension does not exist or is named twice.
 pub fn prod<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor> {
-    prod_over(&Frame::new(OP, x, dims, keepdim)?)
+    prod_over(&ReduceView::new(OP, x, dims, keepdim)?)
 }
 
 const OP: &str = "prod";
 
-fn prod_over(frame: &Frame) -> Result<Tensor> {
-    let from = frame.view.dtype();
+fn prod_over(view: &ReduceView) -> Result<Tensor> {
+    let from = view.input.dtype();
     let dtype = if from.is_float() { from } else { DType::I64 };
-    let (mut out, computes) = frame.output(OP, dtype)?;
+    let (mut out, computes) = view.output(OP, dtype)?;
     if computes {
-        PRODUCTS.run(out.device(), |products| products(frame, &mut out))?;
+        PRODUCTS.run(out.device(), |products| products(view, &mut out))?;
     }
     Ok(out)
 }
 
 const PRODUCTS: Kernels<Products> = Kernels { cpu: products_on_cpu, cuda: products_on_gpu };
 
-type Products = fn(&Frame, &mut Tensor) -> Result<()>;
+type Products = fn(&ReduceView, &mut Tensor) -> Result<()>;
 
-fn products_on_gpu(frame: &Frame, out: &mut Tensor) -> Result<()> {
-    each(OP, frame, Kind::Multiply, out, None)
+fn products_on_gpu(view: &ReduceView, out: &mut Tensor) -> Result<()> {
+    each(OP, view, MergeKind::Multiply, out, None)
 }
 
-fn products_on_cpu(frame: &Frame, out: &mut Tensor) -> Result<()> {
-    let (from, dtype, numel) = (frame.view.dtype(), out.dtype(), out.numel());
+fn products_on_cpu(view: &ReduceView, out: &mut Tensor) -> Result<()> {
+    let (from, dtype, numel) = (view.input.dtype(), out.dtype(), out.numel());
     if dtype == DType::I64 {
-        let frame = frame.in_any_order()?;
+        let view = view.in_any_order()?;
         let mut target = out.write::<i64>(OP)?;
         return for_integer!(OP, from, T => {
-            let source = Source::<T>::open(OP, &frame.view, frame.view.shape())?;
-            fold_each::<T, i64>(&frame, &source, &By(Product), &mut target[..numel])
+            let source = BlockReader::<T>::open(OP, &view.input, view.input.shape())?;
+            fold_each::<T, i64>(&view, &source, &By(Product), &mut target[..numel])
         });
     }
-    for_real!(OP, dtype, T => products::<T>(frame, &mut out.write::<T>(OP)?[..numel]))
+    for_real!(OP, dtype, T => products::<T>(view, &mut out.write::<T>(OP)?[..numel]))
 }
 
-fn products<T: Real + Number>(frame: &Frame, to: &mut [T]) -> Result<()>
+fn products<T: Real + Number>(view: &ReduceView, to: &mut [T]) -> Result<()>
 where
     T::Wide: Stored<f64>,
 {
     let with = (Times, Itself { neutral: 1.0 });
-    let Some(rows) = rows_of(frame) else {
+    let Some(rows) = rows_of(view) else {
         let round = |_: usize, [x]: [f64; 1]| T::from_f64(x);
-        return fold_in::<T, f64, _, _, _, 1>(OP, frame, with, &[], to, round);
+        return fold_in::<T, f64, _, _, _, 1>(OP, view, with, &[], to, round);
     };
     let mut products = vec![0.0; rows.outputs()];
     fold_in::<T, f64, _, _, _, 1>(OP, &rows, with, &[], &mut products, |_, [x]| x)?;
-    for (to, rows) in to.iter_mut().zip(products.chunks(frame.n / rows.n)) {
+    for (to, rows) in to.iter_mut().zip(products.chunks(view.n / rows.n)) {
         *to = T::from_f64(rows.iter().product());
     }
     Ok(())
 }
 
 /// Long outputs that have rows are products of the rows' products, so that rows may lie across memory.
-fn rows_of(frame: &Frame) -> Option<Frame> {
+fn rows_of(view: &ReduceView) -> Option<ReduceView> {
     const ROW: usize = 64;
-    let width = frame.view.shape().last().copied().filter(|&width| frame.inner == 1 && width >= ROW)?;
-    (frame.n > BLOCK.max(width)).then(|| Frame {
-        view: frame.view.clone(),
-        outer: frame.outer * (frame.n / width),
+    let width = view.input.shape().last().copied().filter(|&width| view.inner == 1 && width >= ROW)?;
+    (view.n > BLOCK.max(width)).then(|| ReduceView {
+        input: view.input.clone(),
+        outer: view.outer * (view.n / width),
         n: width,
         inner: 1,
-        shape: frame.shape.clone(),
-        reduced: frame.reduced.clone(),
+        shape: view.shape.clone(),
+        reduced: view.reduced.clone(),
     })
 }
 
@@ -113,7 +113,7 @@ fn others(x: &Tensor, dim: usize) -> Result<Tensor> {
 
 fn others_of<T: Real>(x: &Tensor, [n, inner]: [usize; 2], out: &mut Tensor) -> Result<()> {
     let (slab, numel) = (n * inner, out.numel());
-    let source = Source::<T>::open(OTHERS, x, x.shape())?;
+    let source = BlockReader::<T>::open(OTHERS, x, x.shape())?;
     let mut target = out.write::<T>(OTHERS)?;
     let pool = x.device().pool()?;
     let width = (PIECE / n.max(1)).max(NARROW).next_multiple_of(NARROW);
@@ -154,7 +154,7 @@ fn with_room<W: Scratch>(elements: usize, f: impl FnOnce(Room<'_, W>)) {
 
 /// Sets `to`, the rows of some columns or these as a whole. Rows of `x` begin `apart` elements from each other.
 fn others_at<T: Real>(
-    source: &Source<'_, T>,
+    source: &BlockReader<'_, T>,
     start: usize,
     apart: usize,
     [n, inner]: [usize; 2],

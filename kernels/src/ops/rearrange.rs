@@ -7,8 +7,8 @@ use super::creation::full_for;
 use super::in_place::{copy_, elements};
 use crate::check;
 use crate::cuda::Strided;
+use crate::data_movement::reverse;
 use crate::dispatch::Kernels;
-use crate::moves::reverse;
 use crate::pointwise::PIECE;
 use crate::pointwise::cuda::{self, Arrangement, Expression, bits_name};
 
@@ -58,7 +58,7 @@ fn cat_along(tensors: &[&Tensor], first: &Tensor, dim: usize) -> Result<Tensor> 
 }
 
 /// A part of each row of the result, which has rows of its own one after another.
-struct Part<'a> {
+struct CatPart<'a> {
     start: usize,
     len: usize,
     bytes: Read<'a, u8>,
@@ -73,7 +73,7 @@ fn join<T: Pod + Send + Sync>(tensors: &[(usize, &Tensor)], dim: usize, out: &mu
     let mut parts = Vec::with_capacity(tensors.len());
     for &(start, tensor) in tensors.iter().filter(|(_, tensor)| tensor.numel() > 0) {
         let (start, len) = (start * inside, tensor.shape()[dim] * inside);
-        parts.push(Part { start, len, bytes: tensor.read_bytes(CAT)?, offset: tensor.offset() });
+        parts.push(CatPart { start, len, bytes: tensor.read_bytes(CAT)?, offset: tensor.offset() });
     }
     let mut target = out.write_bytes(CAT)?;
     let target = &mut bytemuck::cast_slice_mut::<u8, T>(&mut target)[..numel];
@@ -92,7 +92,7 @@ fn join<T: Pod + Send + Sync>(tensors: &[(usize, &Tensor)], dim: usize, out: &mu
 }
 
 /// Copies what belongs to a piece of the rows, which begins at element `at`.
-fn join_piece<T: Pod>(mut to: &mut [T], parts: &[Part<'_>], row: usize, mut at: usize) {
+fn join_piece<T: Pod>(mut to: &mut [T], parts: &[CatPart<'_>], row: usize, mut at: usize) {
     while !to.is_empty() {
         let (number, column) = (at / row, at % row);
         let next = parts.get(parts.partition_point(|part| part.start + part.len <= column));
@@ -108,7 +108,7 @@ fn join_piece<T: Pod>(mut to: &mut [T], parts: &[Part<'_>], row: usize, mut at: 
 }
 
 /// Copies a part of each row.
-fn join_rows<T: Pod>(target: &mut [T], from: &[T], row: usize, part: &Part<'_>) {
+fn join_rows<T: Pod>(target: &mut [T], from: &[T], row: usize, part: &CatPart<'_>) {
     match part.len {
         1 => join_few::<T, 1>(target, from, row, part.start),
         2 => join_few::<T, 2>(target, from, row, part.start),

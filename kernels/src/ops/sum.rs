@@ -2,15 +2,16 @@
 
 use phalanx_tensor::{DType, Dim, Result, Tensor};
 
+use crate::block_reader::BlockReader;
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_integer, for_real};
-use crate::reduce::cuda::{self, Finish, Precision, Target};
+use crate::reduce::cuda::{self, Destination, Finish, Precision};
 use crate::reduce::{
-    By, Deviation, ExpAbove, Frame, Itself, Kind, Largest, Sum, Total, each, fold, fold_each, fold_tensor,
+    By, Deviation, ExpAbove, Itself, Largest, MergeKind, ReduceView, Sum, Total, each, fold, fold_each,
+    fold_tensor,
 };
 use crate::simd::Float;
-use crate::source::Source;
 
 /// The sum over `dims`, which stay with size 1 if `keepdim`; 0 over nothing. Integers and bools are summed in i64
 /// and wrap. Of floats a block's elements are added in the type that is computed in, over many chains side by side,
@@ -19,7 +20,7 @@ use crate::source::Source;
 /// # Errors
 /// If a dimension does not exist or is named twice.
 pub fn sum<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor> {
-    sum_over(&Frame::new("sum", x, dims, keepdim)?)
+    sum_over(&ReduceView::new("sum", x, dims, keepdim)?)
 }
 
 /// The mean over `dims`; NaN over nothing. Rounded once, so that a sum beyond the dtype does no harm.
@@ -28,19 +29,19 @@ pub fn sum<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor> {
 /// If the dtype is no floating-point one, or a dimension does not exist or is named twice.
 pub fn mean<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor> {
     check::float("mean", x)?;
-    let frame = Frame::new("mean", x, dims, keepdim)?;
-    scaled_sum("mean", &frame, frame.n as f64)
+    let view = ReduceView::new("mean", x, dims, keepdim)?;
+    scaled_sum("mean", &view, view.n as f64)
 }
 
-fn sum_over(frame: &Frame) -> Result<Tensor> {
+fn sum_over(view: &ReduceView) -> Result<Tensor> {
     const OP: &str = "sum";
-    let dtype = frame.view.dtype();
+    let dtype = view.input.dtype();
     if dtype.is_float() {
-        return scaled_sum(OP, frame, 1.0);
+        return scaled_sum(OP, view, 1.0);
     }
-    let (mut out, computes) = frame.output(OP, DType::I64)?;
+    let (mut out, computes) = view.output(OP, DType::I64)?;
     if computes {
-        INTEGERS.run(out.device(), |sum| sum(OP, frame, &mut out))?;
+        INTEGERS.run(out.device(), |sum| sum(OP, view, &mut out))?;
     }
     Ok(out)
 }
@@ -49,44 +50,44 @@ const INTEGERS: Kernels<Integers> = Kernels { cpu: integers_on_cpu, cuda: intege
 /// The sums over a divisor.
 const FLOATS: Kernels<Floats> = Kernels { cpu: floats_on_cpu, cuda: floats_on_gpu };
 
-type Integers = fn(&'static str, &Frame, &mut Tensor) -> Result<()>;
-type Floats = fn(&'static str, &Frame, f64, &mut Tensor) -> Result<()>;
+type Integers = fn(&'static str, &ReduceView, &mut Tensor) -> Result<()>;
+type Floats = fn(&'static str, &ReduceView, f64, &mut Tensor) -> Result<()>;
 
-fn integers_on_cpu(op: &'static str, frame: &Frame, out: &mut Tensor) -> Result<()> {
-    let (numel, frame) = (out.numel(), frame.in_any_order()?);
+fn integers_on_cpu(op: &'static str, view: &ReduceView, out: &mut Tensor) -> Result<()> {
+    let (numel, view) = (out.numel(), view.in_any_order()?);
     let mut target = out.write::<i64>(op)?;
-    for_integer!(op, frame.view.dtype(), T => {
-        let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
-        fold_each::<T, i64>(&frame, &source, &By(Sum), &mut target[..numel])
+    for_integer!(op, view.input.dtype(), T => {
+        let source = BlockReader::<T>::open(op, &view.input, view.input.shape())?;
+        fold_each::<T, i64>(&view, &source, &By(Sum), &mut target[..numel])
     })
 }
 
-fn integers_on_gpu(op: &'static str, frame: &Frame, out: &mut Tensor) -> Result<()> {
-    each(op, frame, Kind::Add, out, None)
+fn integers_on_gpu(op: &'static str, view: &ReduceView, out: &mut Tensor) -> Result<()> {
+    each(op, view, MergeKind::Add, out, None)
 }
 
-fn scaled_sum(op: &'static str, frame: &Frame, divisor: f64) -> Result<Tensor> {
-    let (mut out, computes) = frame.output(op, frame.view.dtype())?;
+fn scaled_sum(op: &'static str, view: &ReduceView, divisor: f64) -> Result<Tensor> {
+    let (mut out, computes) = view.output(op, view.input.dtype())?;
     if computes {
-        FLOATS.run(out.device(), |sum| sum(op, frame, divisor, &mut out))?;
+        FLOATS.run(out.device(), |sum| sum(op, view, divisor, &mut out))?;
     }
     Ok(out)
 }
 
 const SUM: (Total, Itself) = (Total, Itself { neutral: 0.0 });
 
-fn floats_on_cpu(op: &'static str, frame: &Frame, divisor: f64, out: &mut Tensor) -> Result<()> {
+fn floats_on_cpu(op: &'static str, view: &ReduceView, divisor: f64, out: &mut Tensor) -> Result<()> {
     for_real!(op, out.dtype(), T => {
-        fold_tensor::<T, _, _, 1>(op, frame, SUM, &[], out, |_, [sum]| match divisor == 1.0 {
+        fold_tensor::<T, _, _, 1>(op, view, SUM, &[], out, |_, [sum]| match divisor == 1.0 {
             true => sum, // a division takes as long as some of the additions
             false => sum / divisor,
         })
     })
 }
 
-fn floats_on_gpu(op: &'static str, frame: &Frame, divisor: f64, out: &mut Tensor) -> Result<()> {
+fn floats_on_gpu(op: &'static str, view: &ReduceView, divisor: f64, out: &mut Tensor) -> Result<()> {
     let finish = Finish { text: "set(out, o, x[0] / a)", numbers: [divisor, 0.0] };
-    cuda::fold(op, frame, SUM, Precision::Plain, None, Target::Tensor(out), &finish)
+    cuda::fold(op, view, SUM, Precision::Plain, None, Destination::Tensor(out), &finish)
 }
 
 /// `sum((x - mean)²) / (n - correction)` over `dims`, which stay with size 1 if `keepdim`. In two passes: the
@@ -97,49 +98,49 @@ fn floats_on_gpu(op: &'static str, frame: &Frame, divisor: f64, out: &mut Tensor
 pub fn var<D: Dim>(x: &Tensor, dims: &[D], correction: f64, keepdim: bool) -> Result<Tensor> {
     check::float(VAR, x)?;
     check::from_zero(VAR, "a correction of", correction)?;
-    var_over(&Frame::new(VAR, x, dims, keepdim)?, correction)
+    var_over(&ReduceView::new(VAR, x, dims, keepdim)?, correction)
 }
 
 const VAR: &str = "var";
 
-fn var_over(frame: &Frame, correction: f64) -> Result<Tensor> {
-    let (mut out, computes) = frame.output(VAR, frame.view.dtype())?;
+fn var_over(view: &ReduceView, correction: f64) -> Result<Tensor> {
+    let (mut out, computes) = view.output(VAR, view.input.dtype())?;
     if computes {
-        VARIANCE.run(out.device(), |variance| variance(frame, correction, &mut out))?;
+        VARIANCE.run(out.device(), |variance| variance(view, correction, &mut out))?;
     }
     Ok(out)
 }
 
 const VARIANCE: Kernels<Variance> = Kernels { cpu: variance_on_cpu, cuda: variance_on_gpu };
 
-type Variance = fn(&Frame, f64, &mut Tensor) -> Result<()>;
+type Variance = fn(&ReduceView, f64, &mut Tensor) -> Result<()>;
 
-fn variance_on_cpu(frame: &Frame, correction: f64, out: &mut Tensor) -> Result<()> {
-    for_real!(VAR, out.dtype(), T => variance::<T>(VAR, frame, correction, out))
+fn variance_on_cpu(view: &ReduceView, correction: f64, out: &mut Tensor) -> Result<()> {
+    for_real!(VAR, out.dtype(), T => variance::<T>(VAR, view, correction, out))
 }
 
-fn variance<T: Real>(op: &'static str, frame: &Frame, correction: f64, out: &mut Tensor) -> Result<()> {
-    let n = frame.n as f64;
+fn variance<T: Real>(op: &'static str, view: &ReduceView, correction: f64, out: &mut Tensor) -> Result<()> {
+    let n = view.n as f64;
     let mut means = vec![T::Wide::ZERO; out.numel()];
     let mean = |_: usize, [sum]: [f64; 1]| T::Wide::from_f64(sum / n);
-    fold::<T, _, _, _, 1>(op, frame, (Total, Itself { neutral: 0.0 }), &[], &mut means, mean)?;
+    fold::<T, _, _, _, 1>(op, view, (Total, Itself { neutral: 0.0 }), &[], &mut means, mean)?;
     let divisor = (n - correction).max(0.0);
-    fold_tensor::<T, _, _, 2>(op, frame, (Total, Deviation), &means, out, |_, [sum, squares]| {
+    fold_tensor::<T, _, _, 2>(op, view, (Total, Deviation), &means, out, |_, [sum, squares]| {
         let rest = squares - sum * sum / n;
         if rest < 0.0 { 0.0 } else { rest / divisor }
     })
 }
 
-fn variance_on_gpu(frame: &Frame, correction: f64, out: &mut Tensor) -> Result<()> {
-    let (n, divisor) = (frame.n as f64, (frame.n as f64 - correction).max(0.0));
-    let means = cuda::numbers(VAR, frame)?;
+fn variance_on_gpu(view: &ReduceView, correction: f64, out: &mut Tensor) -> Result<()> {
+    let (n, divisor) = (view.n as f64, (view.n as f64 - correction).max(0.0));
+    let means = cuda::numbers(VAR, view)?;
     let mean = Finish { text: "set(out, o, x[0] / a)", numbers: [n, 0.0] };
     let with = (Total, Itself { neutral: 0.0 });
-    cuda::fold(VAR, frame, with, Precision::Plain, None, Target::Scratch(&means), &mean)?;
+    cuda::fold(VAR, view, with, Precision::Plain, None, Destination::Scratch(&means), &mean)?;
     let text = "const f64 rest = x[1] - x[0] * x[0] / a; set(out, o, rest < 0.0 ? 0.0 : rest / b)";
     let finish = Finish { text, numbers: [n, divisor] };
-    let target = Target::Tensor(out);
-    cuda::fold(VAR, frame, (Total, Deviation), Precision::Plain, Some(&means), target, &finish)
+    let target = Destination::Tensor(out);
+    cuda::fold(VAR, view, (Total, Deviation), Precision::Plain, Some(&means), target, &finish)
 }
 
 /// `log(sum(e^x))` over `dims`, which stay with size 1 if `keepdim`; -inf over nothing. The largest element is
@@ -149,45 +150,45 @@ fn variance_on_gpu(frame: &Frame, correction: f64, out: &mut Tensor) -> Result<(
 /// If the dtype is no floating-point one, or a dimension does not exist or is named twice.
 pub fn logsumexp<D: Dim>(x: &Tensor, dims: &[D], keepdim: bool) -> Result<Tensor> {
     check::float(LOGSUMEXP, x)?;
-    logsumexp_over(&Frame::new(LOGSUMEXP, x, dims, keepdim)?)
+    logsumexp_over(&ReduceView::new(LOGSUMEXP, x, dims, keepdim)?)
 }
 
 const LOGSUMEXP: &str = "logsumexp";
 
-fn logsumexp_over(frame: &Frame) -> Result<Tensor> {
-    let (mut out, computes) = frame.output(LOGSUMEXP, frame.view.dtype())?;
+fn logsumexp_over(view: &ReduceView) -> Result<Tensor> {
+    let (mut out, computes) = view.output(LOGSUMEXP, view.input.dtype())?;
     if computes {
-        LOG_SUM.run(out.device(), |log_sum| log_sum(frame, &mut out))?;
+        LOG_SUM.run(out.device(), |log_sum| log_sum(view, &mut out))?;
     }
     Ok(out)
 }
 
 const LOG_SUM: Kernels<LogSum> = Kernels { cpu: log_sum_on_cpu, cuda: log_sum_on_gpu };
 
-type LogSum = fn(&Frame, &mut Tensor) -> Result<()>;
+type LogSum = fn(&ReduceView, &mut Tensor) -> Result<()>;
 
-fn log_sum_on_cpu(frame: &Frame, out: &mut Tensor) -> Result<()> {
-    for_real!(LOGSUMEXP, out.dtype(), T => log_sum::<T>(LOGSUMEXP, frame, out))
+fn log_sum_on_cpu(view: &ReduceView, out: &mut Tensor) -> Result<()> {
+    for_real!(LOGSUMEXP, out.dtype(), T => log_sum::<T>(LOGSUMEXP, view, out))
 }
 
-fn log_sum<T: Real>(op: &'static str, frame: &Frame, out: &mut Tensor) -> Result<()> {
+fn log_sum<T: Real>(op: &'static str, view: &ReduceView, out: &mut Tensor) -> Result<()> {
     let mut tops = vec![T::Wide::ZERO; out.numel()];
     // Nothing is to be subtracted of an infinite one: the sum says the same.
     let top = |_: usize, [x]: [f64; 1]| T::Wide::from_f64(if x.is_infinite() { 0.0 } else { x });
     let term = Itself { neutral: f64::NEG_INFINITY };
-    fold::<T, _, _, _, 1>(op, frame, (Largest, term), &[], &mut tops, top)?;
+    fold::<T, _, _, _, 1>(op, view, (Largest, term), &[], &mut tops, top)?;
     let finish = |i: usize, [sum]: [f64; 1]| tops[i].to_f64() + sum.ln();
-    fold_tensor::<T, _, _, 1>(op, frame, (Total, ExpAbove), &tops, out, finish)
+    fold_tensor::<T, _, _, 1>(op, view, (Total, ExpAbove), &tops, out, finish)
 }
 
-fn log_sum_on_gpu(frame: &Frame, out: &mut Tensor) -> Result<()> {
-    let tops = cuda::numbers(LOGSUMEXP, frame)?;
+fn log_sum_on_gpu(view: &ReduceView, out: &mut Tensor) -> Result<()> {
+    let tops = cuda::numbers(LOGSUMEXP, view)?;
     let top = Finish { text: "set(out, o, isinf(x[0]) ? 0.0 : x[0])", numbers: [0.0; 2] };
     let with = (Largest, Itself { neutral: f64::NEG_INFINITY });
-    cuda::fold(LOGSUMEXP, frame, with, Precision::Plain, None, Target::Scratch(&tops), &top)?;
+    cuda::fold(LOGSUMEXP, view, with, Precision::Plain, None, Destination::Scratch(&tops), &top)?;
     let finish = Finish { text: "set(out, o, shift + log(x[0]))", numbers: [0.0; 2] };
-    let target = Target::Tensor(out);
-    cuda::fold(LOGSUMEXP, frame, (Total, ExpAbove), Precision::Plain, Some(&tops), target, &finish)
+    let target = Destination::Tensor(out);
+    cuda::fold(LOGSUMEXP, view, (Total, ExpAbove), Precision::Plain, Some(&tops), target, &finish)
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
-//! A choice between two elements.
+//! [`where_`] and [`masked_fill`]: a choice between two elements by a bool.
 
 use phalanx_tensor::{DType, Element, Result, Scalar, Tensor};
 
+use crate::block_reader::{BLOCK, BlockReader, BlockScratch, BlockSplit};
 use crate::check;
-use crate::moves::choose;
+use crate::data_movement::choose;
 use crate::ops::cast::Number;
 use crate::pointwise::cuda::{self, Expression};
 use crate::pointwise::{evaluate, in_order, update};
 use crate::real::for_element;
-use crate::source::{BLOCK, Cut, Scratch, Source};
 
 /// `a` where `condition` (a bool), else `b`; all three broadcast. Any dtype, the same for both.
 ///
@@ -68,16 +68,17 @@ fn choose_all<T: Element>(
     out: &mut Tensor,
 ) -> Result<()> {
     let (a, number) = match a {
-        Choice::Of(a) => (Some(Source::<T>::open(op, a, out.shape())?), T::zeroed()),
+        Choice::Of(a) => (Some(BlockReader::<T>::open(op, a, out.shape())?), T::zeroed()),
         Choice::Number(number) => (None, number),
     };
-    let condition = Source::<u8>::open(op, condition, out.shape())?;
-    let b = Source::<T>::open(op, b, out.shape())?;
-    let cut = Cut::NONE.with(&condition).with(&b);
+    let condition = BlockReader::<u8>::open(op, condition, out.shape())?;
+    let b = BlockReader::<T>::open(op, b, out.shape())?;
+    let cut = BlockSplit::NONE.with(&condition).with(&b);
     let cut = a.as_ref().map_or(cut, |a| cut.with(a));
     let numbers = [number; BLOCK];
     update(op, out, |start, target: &mut [T]| {
-        let (mut bytes, mut left, mut right) = (Scratch::new(), Scratch::new(), Scratch::new());
+        let (mut bytes, mut left, mut right) =
+            (BlockScratch::new(), BlockScratch::new(), BlockScratch::new());
         cut.blocks(start, target, |start, target| {
             let len = target.len();
             let condition = bytes.block(&condition, start, len);

@@ -1,39 +1,38 @@
-//! A function of vectors over a block whose inputs and output are of any type that is computed in the vectors'.
+//! A pointwise function over a block: inputs and output may be of any type that is computed in the vectors' type.
 //!
-//! Halves are widened and rounded in registers. Which type a slice has is found out for each strip of a few vectors, so
-//! that a function is compiled once for f32 and halves.
+//! Halves are widened and rounded in registers. Each strip of a few vectors branches on a slice's type, so
+//! that a function is compiled once for f32 and halves. [`apply`] takes slices of one length, [`apply_to_lines`] broadcast lines,
+//! [`map_apart`] inputs that are not contiguous.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
-use crate::real::{Input, Output};
-use crate::source::GROUP;
+use crate::block_reader::{BlockReader, BlockScratch, BlockSplit, GROUP};
+use crate::real::{Input, Output, Real};
 
 use super::Pointwise;
-use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
-use crate::source::{Cut, Scratch, Source};
 
-/// Inputs seen as lines of one length, as many as the output has, which lie one after the other there.
+/// Inputs seen as lines of one length, one for each line of the output; the output's lines lie one after the other.
 #[derive(Clone, Copy)]
 pub(crate) struct Lines<'a, W, const N: usize> {
     pub(crate) x: [Input<'a, W>; N],
-    /// How far apart the lines of each begin; 0 if all are the same.
+    /// The stride of each input's lines; 0 if all lines are the same.
     pub(crate) steps: [usize; N],
     /// The length of a line.
     pub(crate) width: usize,
 }
 
-/// A function of `N` inputs, erased so that the frame around it is compiled once and not for every function. To be called by
-/// [`apply`] or [`apply_to_lines`].
-pub(crate) type Function<'a, W, const N: usize> = &'a (dyn Fn(Lines<'_, W, N>, Output<'_, W>) + Sync);
+/// A pointwise function of `N` inputs as a trait object, so that the code around it is compiled once and not for every function. Only
+/// [`apply`] and [`apply_to_lines`] call it.
+pub(crate) type LineFn<'a, W, const N: usize> = &'a (dyn Fn(Lines<'_, W, N>, Output<'_, W>) + Sync);
 
 /// Vectors that are computed together.
 const STRIP: usize = GROUP / LANES_MAX;
 
-/// Calls `f` for an output of any length, which shares no memory with the inputs. These are as long, or the same everywhere. An
-/// output shorter than a group is filled up to one.
+/// Calls `f` for an output of any length, which shares no memory with the inputs. Inputs are as long, or one number. An
+/// output shorter than [`GROUP`] is computed in a buffer of that length.
 pub(crate) fn apply<W: Float, const N: usize>(
-    f: Function<'_, W, N>,
+    f: LineFn<'_, W, N>,
     inputs: [Input<'_, W>; N],
     out: Output<'_, W>,
 ) {
@@ -54,9 +53,9 @@ pub(crate) fn apply<W: Float, const N: usize>(
     dispatch(Round { x: &results, to: out });
 }
 
-/// [`apply`] for whole lines; those shorter than a group come singly.
+/// [`apply`] for lines of [`GROUP`] elements or more, or a single shorter one.
 pub(crate) fn apply_to_lines<W: Float, const N: usize>(
-    f: Function<'_, W, N>,
+    f: LineFn<'_, W, N>,
     lines: Lines<'_, W, N>,
     out: Output<'_, W>,
 ) {
@@ -64,37 +63,37 @@ pub(crate) fn apply_to_lines<W: Float, const N: usize>(
     if lines.width < GROUP { apply(f, lines.x, out) } else { f(lines, out) }
 }
 
-/// The body of a [`Function`]; a function of its own, so that the halves share f32's.
+/// The body of a [`LineFn`]. Not inlined, so that f32 and halves share the code.
 #[inline(never)]
 pub(crate) fn run<W: Float, const N: usize>(
     f: impl Pointwise<N>,
     lines: Lines<'_, W, N>,
     out: Output<'_, W>,
 ) {
-    dispatch(Block { f, lines, out });
+    dispatch(PointwiseBlock { f, lines, out });
 }
 
-struct Block<'a, W, F, const N: usize> {
+struct PointwiseBlock<'a, W, F, const N: usize> {
     f: F,
     lines: Lines<'a, W, N>,
     out: Output<'a, W>,
 }
 
-impl<W: Float, F: Pointwise<N>, const N: usize> Kernel for Block<'_, W, F, N> {
+impl<W: Float, F: Pointwise<N>, const N: usize> Kernel for PointwiseBlock<'_, W, F, N> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        // Without vectors single elements do, in less code.
+        // Without vectors a strip of one element needs less code.
         if W::Vec::<S>::LANES == 1 { self.strips::<S, 1>() } else { self.strips::<S, STRIP>() }
     }
 }
 
-impl<W: Float, F: Pointwise<N>, const N: usize> Block<'_, W, F, N> {
+impl<W: Float, F: Pointwise<N>, const N: usize> PointwiseBlock<'_, W, F, N> {
     /// In strips of `M` vectors. The last one of a line overlaps the one before it if the length is no multiple of a strip's.
     #[inline(always)]
     fn strips<S: Isa, const M: usize>(self) {
-        let Block { f, lines: Lines { x: inputs, steps, width }, mut out } = self;
+        let PointwiseBlock { f, lines: Lines { x: inputs, steps, width }, mut out } = self;
         let lanes = W::Vec::<S>::LANES;
         let last = width - M * lanes;
         for row in 0..out.len() / width {
@@ -116,7 +115,7 @@ impl<W: Float, F: Pointwise<N>, const N: usize> Block<'_, W, F, N> {
     }
 }
 
-/// The first elements.
+/// Widens the first elements of an input.
 struct Widen<'a, W> {
     x: Input<'a, W>,
     to: &'a mut [W],
@@ -135,6 +134,7 @@ impl<W: Float> Kernel for Widen<'_, W> {
     }
 }
 
+/// Rounds the first elements of a group to the output's type.
 struct Round<'a, W> {
     x: &'a [W; GROUP],
     to: Output<'a, W>,
@@ -212,15 +212,15 @@ fn store<W: Float, S: Isa, const M: usize>(
     }
 }
 
-/// Lines that are computed by one call at most: so many numbers of an input that has one for each.
+/// Lines that are computed by one call at most: an input that has a number for each line needs a buffer of so many.
 const LINES_MAX: usize = 64;
 
-/// A piece by whichever way its inputs allow: lines of `width` elements if there are such.
+/// Computes a piece of the output: by lines of `width` elements if the inputs have such, else by gathered blocks.
 #[inline(never)]
 pub(super) fn map_apart<T: Real, const N: usize>(
-    f: Function<'_, T::Wide, N>,
-    sources: &[Source<'_, T>; N],
-    (cut, width): (Cut, Option<usize>),
+    f: LineFn<'_, T::Wide, N>,
+    sources: &[BlockReader<'_, T>; N],
+    (cut, width): (BlockSplit, Option<usize>),
     start: usize,
     target: &mut [T],
 ) {
@@ -230,15 +230,15 @@ pub(super) fn map_apart<T: Real, const N: usize>(
     }
 }
 
-/// Block by block, each gathered.
+/// Computes a piece block by block, each gathered.
 fn map_gathered<T: Real, const N: usize>(
-    f: Function<'_, T::Wide, N>,
-    sources: &[Source<'_, T>; N],
-    cut: Cut,
+    f: LineFn<'_, T::Wide, N>,
+    sources: &[BlockReader<'_, T>; N],
+    cut: BlockSplit,
     start: usize,
     target: &mut [T],
 ) {
-    let mut scratch: [Scratch<T::Wide>; N] = std::array::from_fn(|_| Scratch::new());
+    let mut scratch: [BlockScratch<T::Wide>; N] = std::array::from_fn(|_| BlockScratch::new());
     cut.blocks(start, target, |start, target| {
         let mut scratch = scratch.iter_mut();
         let x = std::array::from_fn(|n| match scratch.next() {
@@ -249,18 +249,18 @@ fn map_gathered<T: Real, const N: usize>(
     });
 }
 
-/// Lines of `width` elements, see [`crate::source::line_width`], many by one call: elements are read in place. What a piece
-/// has of lines that it shares with its neighbours is computed apart.
+/// Computes a piece by lines of `width` elements ([`crate::block_reader::line_width`]), many by one call: elements are read in place. A line that
+/// the piece shares with its neighbours is computed by itself.
 fn map_lines<T: Real, const N: usize>(
-    f: Function<'_, T::Wide, N>,
-    sources: &[Source<'_, T>; N],
+    f: LineFn<'_, T::Wide, N>,
+    sources: &[BlockReader<'_, T>; N],
     width: usize,
     mut start: usize,
     mut target: &mut [T],
 ) {
     let mut rooms = [[T::Wide::ZERO; LINES_MAX]; N];
     while !target.is_empty() {
-        let lying = sources.each_ref().map(|source| source.lie(start, width));
+        let lying = sources.each_ref().map(|source| source.line_layout(start, width));
         let left = (width - start % width).min(target.len());
         let (count, len) = match left == width {
             true => (lying.iter().fold(LINES_MAX.min(target.len() / width), |n, l| n.min(l.count)), width),

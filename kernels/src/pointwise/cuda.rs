@@ -1,4 +1,5 @@
-//! Pointwise operations on a GPU: which kernel, which layout, which arguments.
+//! Pointwise operations on a GPU: the launches of `pointwise.cu` (bodies over vectors, as traced text) and of `expression.cu` (scalar functions as
+//! CUDA text).
 
 use phalanx_tensor::cuda::{Args, Grid, Program};
 use phalanx_tensor::{DType, Element, Result, Tensor};
@@ -88,9 +89,9 @@ pub(super) fn map<const N: usize>(
 
 fn map_traced(op: &'static str, traced: &Traced, inputs: &[&Tensor], out: &mut Tensor) -> Result<()> {
     let (dtype, t) = (out.dtype(), type_name(out.dtype()));
-    let kind = Kind { files: FUNCTION, name: "pointwise.cu", types: [t, t, t] };
+    let family = ProgramFamily { files: FUNCTION, name: "pointwise.cu", types: [t, t, t] };
     let layout = Arrangement::new(op, inputs, out, &[dtype.size()])?;
-    kind.launch(op, layout, inputs, out, &[("FUNCTION", traced.text)], &|args| traced.pass(args, dtype))
+    family.launch(op, layout, inputs, out, &[("FUNCTION", traced.text)], &|args| traced.pass(args, dtype))
 }
 
 /// Sets `out` to the expression of the inputs, which broadcast to it. An input may be `out` itself.
@@ -128,14 +129,14 @@ pub(crate) fn evaluate_in(
     out: &mut Tensor,
 ) -> Result<()> {
     const COUNTS: [&str; 5] = ["1", "1", "2", "3", "4"];
-    let kind = Kind { files: EXPRESSION, name: "expression.cu", types };
+    let family = ProgramFamily { files: EXPRESSION, name: "expression.cu", types };
     let Expression { text, value, numbers } = *expression;
     let (number, count) = match numbers {
         Numbers::Integers(k) => ("i64", k.len()),
         Numbers::Floats(k) => ("f64", k.len()),
     };
     let defines = [("EXPRESSION", text), ("VALUE", value), ("NUMBER", number), ("NUMBERS", COUNTS[count])];
-    kind.launch(op, layout, inputs, out, &defines, &|args| match numbers {
+    family.launch(op, layout, inputs, out, &defines, &|args| match numbers {
         // A kernel takes one number at least.
         _ if count == 0 => args.value(0u64),
         Numbers::Integers(k) => k.iter().fold(args, |args, &k| args.value(k)),
@@ -143,11 +144,11 @@ pub(crate) fn evaluate_in(
     })
 }
 
-/// How a kernel finds the elements.
+/// How a kernel finds the elements: the layout of inputs and output.
 pub(crate) enum Arrangement {
-    /// There are none.
+    /// There are no elements.
     Empty,
-    /// In one order, aligned.
+    /// All contiguous and aligned.
     Contiguous { lanes: usize },
     /// By strides; with aligned packets of `lanes`.
     Strided { layout: Box<Strided>, lanes: usize },
@@ -181,7 +182,7 @@ impl Arrangement {
 }
 
 /// A family of programs, and the types of one: of the first input, of the others, of the output.
-struct Kind<'a> {
+struct ProgramFamily<'a> {
     files: &'static [File],
     name: &'static str,
     types: [&'a str; 3],
@@ -190,7 +191,7 @@ struct Kind<'a> {
 /// Threads of a block.
 const THREADS: u32 = 256;
 
-impl Kind<'_> {
+impl ProgramFamily<'_> {
     fn launch<'a>(
         &self,
         op: &'static str,

@@ -1,17 +1,18 @@
-//! Pointwise operations whose result lies where an input was.
+//! Pointwise operations whose result is written over an input: [`modify`] for operations in place, [`map_over`] for an input that is not needed
+//! any more.
 
 use phalanx_tensor::{Result, Tensor};
 
 use super::order::contiguous_if_scattered;
-use super::{Function, Lines, Pointwise, apply, cuda, map, run, update};
+use super::{LineFn, Lines, Pointwise, apply, cuda, map, run, update};
+use crate::block_reader::{BLOCK, BlockReader, BlockScratch};
 use crate::check;
 use crate::dispatch::by_device;
 use crate::real::{Real, for_real};
-use crate::source::{BLOCK, Scratch, Source};
 
-/// Elements of a small tensor: to clear the scratch of a whole block takes longer than its operation.
+/// Buffer length for a small tensor: clearing a whole block's buffer would take longer than the operation.
 const FEW: usize = BLOCK / 16;
-/// Elements of a larger one that are copied at a time.
+/// Buffer length for a larger tensor.
 const MANY: usize = BLOCK / 2;
 
 /// Sets `to` to `f(to, x)` in place, for floating-point tensors; without an `x` the second element is the first
@@ -79,7 +80,7 @@ fn operand(op: &'static str, to: &Tensor, x: &Tensor) -> Result<Tensor> {
 
 fn modify_typed<T: Real>(
     op: &'static str,
-    f: Function<'_, T::Wide, 2>,
+    f: LineFn<'_, T::Wide, 2>,
     to: &mut Tensor,
     x: Option<&Tensor>,
 ) -> Result<()> {
@@ -89,13 +90,13 @@ fn modify_typed<T: Real>(
 /// In blocks of `B` elements, each of which is copied first.
 fn modify_by<T: Real, const B: usize>(
     op: &'static str,
-    f: Function<'_, T::Wide, 2>,
+    f: LineFn<'_, T::Wide, 2>,
     to: &mut Tensor,
     x: Option<&Tensor>,
 ) -> Result<()> {
-    let source = x.map(|x| Source::<T>::open(op, x, x.shape())).transpose()?;
+    let source = x.map(|x| BlockReader::<T>::open(op, x, x.shape())).transpose()?;
     update(op, to, |start, target: &mut [T]| {
-        let (mut before, mut other) = ([T::zeroed(); B], Scratch::new());
+        let (mut before, mut other) = ([T::zeroed(); B], BlockScratch::new());
         for (i, target) in target.chunks_mut(B).enumerate() {
             let before = &mut before[..target.len()];
             before.copy_from_slice(target);

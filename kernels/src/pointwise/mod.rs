@@ -1,8 +1,15 @@
-//! Pointwise operations: each output element depends on the input elements of its own place only.
+//! Pointwise operations: each output element depends on the input elements at its own position only.
 //!
-//! An operation states what it does to vectors, once; this module broadcasts, gathers strided inputs, widens
-//! halves, splits the work over the device's threads and picks the instruction set. On a GPU the same statement becomes
+//! An operation implements [`Pointwise`] once, usually by the macro `pointwise!`, and calls [`map`]. This module broadcasts, gathers strided
+//! inputs, widens halves, splits the work over the device's threads and picks the instruction set. On a GPU the same body becomes
 //! a kernel ([`trace`]).
+//!
+//! ```text
+//! map ── in_order (order)           the memory order of the result
+//!         └── update ── apply, map_apart (block)     pieces for threads; blocks or lines for the vectors
+//!                        └── run                     the body, compiled for the instruction set
+//! modify, map_over (in_place)       results written over an input          cuda, trace   a GPU
+//! ```
 
 mod block;
 pub(crate) mod cuda;
@@ -13,16 +20,16 @@ pub(crate) mod trace;
 use phalanx_tensor::{Dims, Element, Error, Loops, Result, Tensor, broadcast_shapes};
 
 use block::map_apart;
-pub(crate) use block::{Function, Lines, apply, apply_to_lines, run};
+pub(crate) use block::{LineFn, Lines, apply, apply_to_lines, run};
 use cuda::Expression;
 pub(crate) use in_place::{map_over, modify};
 pub(crate) use order::in_order;
 
+use crate::block_reader::{BLOCK, BlockReader, BlockScratch, BlockSplit, for_each_part, line_width};
 use crate::check;
 use crate::dispatch::by_device;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch, each};
-use crate::source::{BLOCK, Cut, Scratch, Source, for_each_part, line_width};
 
 /// A function of `N` elements.
 pub(crate) trait Pointwise<const N: usize>: Copy + Sync {
@@ -82,7 +89,7 @@ pub(crate) fn c<V: Vector>(x: f64) -> V {
 /// Elements that a thread works on at least: 32 KiB of f32.
 pub(crate) const PIECE: usize = 8 * BLOCK;
 
-/// Elements of a piece of `elements` in whole blocks: more of a large tensor, as what is read in one go is prefetched by the hardware.
+/// Elements of a task, in whole blocks, for a tensor of `elements`. Tasks of large tensors are larger, so that the hardware prefetches.
 pub(crate) fn piece_of(elements: usize) -> usize {
     const PIECES: usize = 64;
     (elements / PIECES).clamp(PIECE, 32 * PIECE).next_multiple_of(BLOCK)
@@ -121,14 +128,14 @@ pub(crate) fn map_into<const N: usize>(
 
 fn map_typed<T: Real, const N: usize>(
     op: &'static str,
-    f: Function<'_, T::Wide, N>,
+    f: LineFn<'_, T::Wide, N>,
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
-    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, out.shape())?;
-    let ways = (Cut::of(&sources), line_width(&sources));
+    let sources: [BlockReader<'_, T>; N] = BlockReader::open_all(op, inputs, out.shape())?;
+    let ways = (BlockSplit::of(&sources), line_width(&sources));
     update(op, out, |start, target: &mut [T]| {
-        if sources.iter().all(Source::is_contiguous) {
+        if sources.iter().all(BlockReader::is_contiguous) {
             let x = std::array::from_fn(|n| T::input(sources[n].block(start, target.len(), &mut [])));
             return apply(f, x, T::output(target));
         }
@@ -168,13 +175,13 @@ impl<T: Copy, U, F: Fn([T; N]) -> U, const N: usize> Kernel for Scalars<'_, T, U
     }
 }
 
-/// A function of `N` slices of one length into another, erased as a [`Function`] is.
-pub(crate) type Blockwise<'a, T, U, const N: usize> = &'a (dyn Fn([&[T]; N], &mut [U]) + Sync);
+/// A function of `N` slices of one length into another, a trait object as [`LineFn`] is.
+pub(crate) type BlockFn<'a, T, U, const N: usize> = &'a (dyn Fn([&[T]; N], &mut [U]) + Sync);
 
-/// [`map_scalar`] of a function of stored blocks.
+/// [`map_scalar`] by a function of whole blocks of stored elements.
 pub(crate) fn map_blocks<T: Element, U: Element, const N: usize>(
     op: &'static str,
-    f: Blockwise<'_, T, U, N>,
+    f: BlockFn<'_, T, U, N>,
     expression: &Expression<'_>,
     inputs: [&Tensor; N],
     out: &mut Tensor,
@@ -197,14 +204,14 @@ pub(crate) fn evaluate<const N: usize>(
 /// [`map_blocks`] on a CPU.
 pub(crate) fn map_stored<T: Element, U: Element, const N: usize>(
     op: &'static str,
-    f: Blockwise<'_, T, U, N>,
+    f: BlockFn<'_, T, U, N>,
     inputs: [&Tensor; N],
     out: &mut Tensor,
 ) -> Result<()> {
-    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, out.shape())?;
-    let cut = Cut::of(&sources);
+    let sources: [BlockReader<'_, T>; N] = BlockReader::open_all(op, inputs, out.shape())?;
+    let cut = BlockSplit::of(&sources);
     update(op, out, |start, target: &mut [U]| {
-        let mut scratch: [Scratch<T>; N] = std::array::from_fn(|_| Scratch::new());
+        let mut scratch: [BlockScratch<T>; N] = std::array::from_fn(|_| BlockScratch::new());
         cut.blocks(start, target, |start, target| {
             let mut scratch = scratch.iter_mut();
             let inputs: [&[T]; N] = std::array::from_fn(|n| match scratch.next() {
@@ -216,8 +223,8 @@ pub(crate) fn map_stored<T: Element, U: Element, const N: usize>(
     })
 }
 
-/// Hands `out`'s elements to `f` in pieces, each with the row-major index of its first element, on the device's
-/// threads. `f` finds what the tensor held and leaves what it shall hold. `out` may have any strides as long as it
+/// Calls `f` with pieces of `out`'s elements, each with the row-major index of its first element, on the device's
+/// threads. `f` changes the elements in place. `out` may have any strides as long as it
 /// does not overlap itself.
 pub(crate) fn update<T: Element>(
     op: &'static str,
@@ -249,7 +256,7 @@ fn update_by<T: Element>(
     Ok(())
 }
 
-/// [`update`] by way of a contiguous block.
+/// [`update`] of a strided tensor: each block is copied to a contiguous buffer and back.
 #[inline(never)]
 fn update_strided<T: Element>(op: &'static str, out: &mut Tensor, f: &dyn Fn(usize, &mut [T])) -> Result<()> {
     refuse_overlap(op, out)?;
@@ -273,7 +280,7 @@ fn update_strided<T: Element>(op: &'static str, out: &mut Tensor, f: &dyn Fn(usi
     Ok(())
 }
 
-/// An error for a destination that has an element at two places.
+/// An error if two indices of a destination share an element.
 pub(crate) fn refuse_overlap(op: &'static str, out: &Tensor) -> Result<()> {
     if out.is_contiguous() || !out.layout().overlaps_itself() {
         return Ok(());

@@ -1,15 +1,15 @@
-//! Where a pointwise result lies: as its inputs of the same shape do.
+//! The memory order of a pointwise result: that of its inputs of the same shape.
 //!
-//! Of a transposed or a channels-last tensor the result is one too, so that nothing has to be gathered, here and in what comes
-//! after. If one of several is row-major, so is the result: a residual stream that begins transposed does not stay so. Else the
-//! first one decides. All inputs are seen with their dimensions in that order, the result is computed row-major, and its
-//! dimensions are then put back as they are numbered.
+//! The result of a transposed or channels-last tensor is transposed or channels-last too, so that nothing has to be gathered, here and in the
+//! operations after. If one of several inputs is row-major, so is the result: a residual stream that begins transposed does not stay so. Else the
+//! first input decides. All inputs are permuted to that order, the result is computed row-major, and its
+//! dimensions are then permuted back.
 
 use phalanx_tensor::{DType, Dims, Result, Tensor};
 use smallvec::SmallVec;
 
 use super::common_shape;
-use crate::source::BLOCK;
+use crate::block_reader::BLOCK;
 
 /// A tensor of `dtype` of the shape that the inputs broadcast to. `compute` fills it, contiguous, from the inputs seen in its order.
 pub(crate) fn in_order<const N: usize>(
@@ -30,7 +30,7 @@ pub(crate) fn in_order<const N: usize>(
     Ok(out)
 }
 
-/// [`in_order`] of inputs that do not all lie in one way, compiled once.
+/// [`in_order`] of inputs of different layouts, compiled once.
 #[inline(never)]
 fn in_any_order(
     op: &'static str,
@@ -73,7 +73,7 @@ fn back(order: &[usize]) -> Dims {
     back
 }
 
-/// An input as it is read: a copy where a CPU would otherwise gather every few elements, which a GPU does well. A meta device
+/// `x`, or a contiguous copy where a CPU would otherwise gather every few elements. A GPU gathers well. A meta device
 /// allocates what a CPU does.
 pub(super) fn contiguous_if_scattered(x: Tensor) -> Result<Tensor> {
     let worth = x.numel() > 2 * BLOCK && !x.device().is_cuda() && x.layout().is_scattered();

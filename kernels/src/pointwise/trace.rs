@@ -1,4 +1,4 @@
-//! [`Trace`]: a vector that holds no numbers and notes what is done to it, so that a body written over [`Vector`] becomes
+//! [`Trace`]: a vector that holds no numbers and records the operations on it, so that a body written over [`Vector`] becomes
 //! the text of a CUDA function.
 //!
 //! ```text
@@ -6,8 +6,8 @@
 //!     -> const W v3 = vec::mul(x[1], k[0]); const W v4 = exp(x[0]); const W v5 = vec::mul(v3, v4); y[0] = v5;
 //! ```
 //!
-//! Numbers become parameters: another learning rate is the same function. What was noted is the function's key, and each
-//! text is made once per process; noting it again, as each launch does, allocates nothing.
+//! Numbers become parameters: another learning rate is the same function. The record is the function's key, and each
+//! text is made once per process; recording it again, as each launch does, allocates nothing.
 
 use std::cell::RefCell;
 use std::collections::HashMap;

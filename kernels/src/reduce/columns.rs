@@ -1,11 +1,13 @@
-//! The outputs lie together: columns, reduced over rows without being transposed.
+//! Reductions whose outputs are neighbours ([`ReduceView`] with a large `inner`): columns, reduced over rows without being transposed.
 //!
 //! ```text
-//!     rows  0..64   -> f32, in the first-level cache --+
+//!     rows  0..64   -> f32, in the L1 cache -----------+
 //!     rows 64..128  -> f32 ----------------------------+-> f64: a part --+
 //!     ...                                                                +-> output
-//!     the rows of another piece of work -----------------> f64: a part --+
+//!     the rows of another part --------------------------> f64: a part --+
 //! ```
+//!
+//! [`fold`] is called by [`super::fold`]. Columns that lie along memory (of a transposed input) are read as lines and transposed in registers.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
@@ -14,27 +16,26 @@ use std::ops::Range;
 use phalanx_tensor::{Element, Result};
 
 use super::term::{Elements, Half, halves};
-use super::{Combine, Finish, Frame, Reduction, Stored, Term};
-use crate::real::Input;
-use crate::real::Real;
+use super::{Combine, Finish, ReduceView, Reduction, Stored, Term};
+use crate::block_reader::{BLOCK, BlockReader};
+use crate::real::{Input, Real};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, PARTS_MAX, Vector, each};
-use crate::source::{BLOCK, Source};
 
-/// Rows brought together before f64.
+/// Rows that are merged in the type that is computed in, before f64.
 const ROWS: usize = 64;
-/// Columns along memory that are read at a time.
+/// Columns along memory that are reduced at a time.
 const ALONG: usize = 64;
-/// Elements that make a piece of work.
+/// Elements of a task.
 const PIECE: usize = 4 * crate::pointwise::PIECE;
-/// Outputs whose parts are joined side by side: in f64 they fill a few cache lines.
+/// Outputs whose parts are merged together: in f64 they fill a few cache lines.
 const LINE: usize = 64;
 /// Parts that the rows are split into, at most.
 const CUTS_MAX: usize = 64;
 
 pub(super) fn fold<T: Real, W: Float, U: Send, const K: usize>(
     op: &'static str,
-    frame: &Frame,
+    view: &ReduceView,
     reduction: Reduction<'_, T::Wide, W, K>,
     out: &mut [U],
     finish: Finish<'_, U, K>,
@@ -42,21 +43,21 @@ pub(super) fn fold<T: Real, W: Float, U: Send, const K: usize>(
 where
     T::Wide: Stored<W>,
 {
-    let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
-    let (device, outputs, rows) = (frame.view.device(), out.len(), rows_a_part(frame));
-    let (pool, parts) = (device.pool()?, frame.n.div_ceil(rows).max(1));
-    let whole = frame.inner.min(BLOCK);
-    let width = PIECE.div_ceil(rows.min(frame.n).max(1)).next_multiple_of(whole);
-    let run = |slot: usize, scratch: &mut Scratch<T::Wide, W, K>, totals: &mut [[f64; K]]| {
+    let source = BlockReader::<T>::open(op, &view.input, view.input.shape())?;
+    let (device, outputs, rows) = (view.input.device(), out.len(), rows_a_part(view));
+    let (pool, parts) = (device.pool()?, view.n.div_ceil(rows).max(1));
+    let whole = view.inner.min(BLOCK);
+    let width = PIECE.div_ceil(rows.min(view.n).max(1)).next_multiple_of(whole);
+    let run = |slot: usize, scratch: &mut ColumnBuffers<T::Wide, W, K>, totals: &mut [[f64; K]]| {
         let (part, output) = (slot / outputs, slot % outputs);
-        let rows = part * rows..frame.n.min((part + 1) * rows);
-        fold_columns(&source, frame, reduction, rows, output, scratch, totals);
+        let rows = part * rows..view.n.min((part + 1) * rows);
+        fold_columns(&source, view, reduction, rows, output, scratch, totals);
     };
     if parts == 1 {
         pool.for_each_chunk(out, width, |piece, out| {
             let (start, mut scratch, mut totals) =
-                (piece * width, Scratch::new(&source, frame.inner), [[0.0; K]; BLOCK]);
-            for range in segments(start..start + out.len(), frame.inner, scratch.width()) {
+                (piece * width, ColumnBuffers::new(&source, view.inner), [[0.0; K]; BLOCK]);
+            for range in segments(start..start + out.len(), view.inner, scratch.width()) {
                 let totals = &mut totals[..range.len()];
                 run(range.start, &mut scratch, totals);
                 finish(range.start, totals, &mut out[range.start - start..range.end - start]);
@@ -68,8 +69,8 @@ where
     with_scratch(parts * outputs * K, |slots: &mut [f64]| {
         let slots = slots.as_chunks_mut::<K>().0;
         pool.for_each_chunk(slots, width, |piece, slots| {
-            let (start, mut scratch) = (piece * width, Scratch::new(&source, frame.inner));
-            for range in segments(start..start + slots.len(), frame.inner, scratch.width()) {
+            let (start, mut scratch) = (piece * width, ColumnBuffers::new(&source, view.inner));
+            for range in segments(start..start + slots.len(), view.inner, scratch.width()) {
                 run(range.start, &mut scratch, &mut slots[range.start - start..range.end - start]);
             }
         });
@@ -86,7 +87,7 @@ where
     Ok(())
 }
 
-/// [`Reduction::pairwise`] of several outputs at a time, of which there is a part at least. Parts begin `apart` from each other.
+/// [`Reduction::pairwise`] for several outputs together. There is one part at least; parts begin `apart` from each other.
 fn join_parts<E, W: Float, const K: usize>(
     reduction: Reduction<'_, E, W, K>,
     slots: &[[f64; K]],
@@ -112,43 +113,43 @@ fn join_parts<E, W: Float, const K: usize>(
     reduction.fold.join(line, right);
 }
 
-/// What one thread needs at a time.
-struct Scratch<E, W, const K: usize> {
-    /// Rows that are gathered, and how many elements there is room for once some are.
+/// Buffers of one thread.
+struct ColumnBuffers<E, W, const K: usize> {
+    /// The buffer for gathered rows, empty until some are gathered, and the length that it then gets.
     rows: Vec<E>,
     room: usize,
-    /// Columns that are being brought together.
+    /// The sums of a block of columns.
     sums: [[W; BLOCK]; K],
-    /// See [`Source::across`].
+    /// See [`BlockReader::across`].
     along: Option<[usize; 2]>,
 }
 
-impl<E: Element, W: Float, const K: usize> Scratch<E, W, K> {
-    fn new<T: Real<Wide = E>>(source: &Source<'_, T>, inner: usize) -> Self {
+impl<E: Element, W: Float, const K: usize> ColumnBuffers<E, W, K> {
+    fn new<T: Real<Wide = E>>(source: &BlockReader<'_, T>, inner: usize) -> Self {
         let along = source.across(inner);
         let rows = match source.is_across() && along.is_none() {
             true => 16,
             false => SIDE.max(ALONG * ROWS / BLOCK),
         };
-        Scratch { rows: Vec::new(), room: rows * BLOCK, sums: [[W::ZERO; BLOCK]; K], along }
+        ColumnBuffers { rows: Vec::new(), room: rows * BLOCK, sums: [[W::ZERO; BLOCK]; K], along }
     }
 
-    /// How many columns are brought together at a time.
+    /// How many columns are reduced at a time.
     fn width(&self) -> usize {
         if self.along.is_some() { ALONG } else { BLOCK }
     }
 }
 
-/// How many rows make a part: all of them, unless that leaves too few pieces of work.
-fn rows_a_part(frame: &Frame) -> usize {
-    if frame.outputs() >= CUTS_MAX * BLOCK {
-        return frame.n.max(1);
+/// How many rows a part has: all of them, unless there would be too few tasks.
+fn rows_a_part(view: &ReduceView) -> usize {
+    if view.outputs() >= CUTS_MAX * BLOCK {
+        return view.n.max(1);
     }
-    let enough = (PIECE / 2).div_ceil(frame.inner.min(BLOCK));
-    frame.n.div_ceil(CUTS_MAX).max(enough).next_multiple_of(ROWS)
+    let enough = (PIECE / 2).div_ceil(view.inner.min(BLOCK));
+    view.n.div_ceil(CUTS_MAX).max(enough).next_multiple_of(ROWS)
 }
 
-/// A range of outputs cut where a row ends and after `most`.
+/// A range of outputs, cut where a row of `inner` ends and after `most` outputs.
 fn segments(range: Range<usize>, inner: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let mut start = range.start;
     std::iter::from_fn(move || {
@@ -160,22 +161,22 @@ fn segments(range: Range<usize>, inner: usize, most: usize) -> impl Iterator<Ite
 
 /// Reduces the columns from `output` on, which lie in one row, over `rows`.
 fn fold_columns<T: Real, W: Float, const K: usize>(
-    source: &Source<'_, T>,
-    frame: &Frame,
+    source: &BlockReader<'_, T>,
+    view: &ReduceView,
     reduction: Reduction<'_, T::Wide, W, K>,
     rows: Range<usize>,
     output: usize,
-    scratch: &mut Scratch<T::Wide, W, K>,
+    scratch: &mut ColumnBuffers<T::Wide, W, K>,
     totals: &mut [[f64; K]],
 ) where
     T::Wide: Stored<W>,
 {
-    let (width, inner) = (totals.len(), frame.inner);
-    let first = output / inner * frame.n * inner + output % inner;
+    let (width, inner) = (totals.len(), view.inner);
+    let first = output / inner * view.n * inner + output % inner;
     let (shifts, neutral) = (reduction.shifts_of(output..output + width), reduction.fold.start());
-    let Scratch { rows: gathered, room, sums, along } = scratch;
+    let ColumnBuffers { rows: gathered, room, sums, along } = scratch;
     let halves = T::Wide::HALVES;
-    // Blocks and units begin at multiples of `SIDE` rows, so that the same rows meet whatever the layout.
+    // Blocks and units begin at multiples of `SIDE` rows, so that the same rows are merged whatever the layout.
     let unit = if source.is_input(halves) { ROWS } else { (*room / width / SIDE * SIDE).min(ROWS) };
     totals.fill([neutral; K]);
     for block in rows.clone().step_by(ROWS) {
@@ -202,15 +203,15 @@ fn fold_columns<T: Real, W: Float, const K: usize>(
     }
 }
 
-/// Rows read side by side: they are brought together in registers.
+/// Rows that are merged in registers before they are added to the sums.
 pub(super) const SIDE: usize = 4;
-/// Columns of which a vector is brought together over all rows, at most.
+/// With at most so many columns, each vector of columns is reduced over all rows of a block before the next.
 const NARROW: usize = 128;
 
-/// Some columns of some rows, brought together with what `sums` holds.
+/// A block of columns of some rows, to be merged into `sums`.
 pub(super) struct Columns<'a, E, W, const K: usize> {
     pub(super) x: Input<'a, E>,
-    /// How far apart rows begin; columns, if they lie along memory.
+    /// The stride of rows; of columns, if these lie along memory.
     pub(super) stride: usize,
     pub(super) along: bool,
     pub(super) rows: usize,
@@ -219,7 +220,7 @@ pub(super) struct Columns<'a, E, W, const K: usize> {
     pub(super) sums: &'a mut [[W; BLOCK]; K],
 }
 
-/// What is done with them.
+/// The kernel that reduces a block of columns.
 pub(super) struct OfColumns<'a, E, W, C, F, const K: usize> {
     pub(super) combine: C,
     pub(super) term: F,
@@ -238,7 +239,7 @@ impl<E: Stored<W>, W: Float, C: Combine, F: Term<K>, const K: usize> Kernel for 
             Input::F16(x) => Half::F16(x),
             Input::Same(_) | Input::Each(_) => unreachable!("a tensor's elements are none of these"),
         };
-        // Code that no halves come to is left out.
+        // Not compiled for types that are never widened from halves.
         if E::HALVES {
             columns.add_all::<S, C, F, _>(c, term, half);
         }
@@ -256,7 +257,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
             }
             return;
         }
-        // Few columns stay in the first-level cache meanwhile; of many, rows are read as they lie.
+        // Few columns stay in the L1 cache while all rows are read; many are read row by row.
         let at_once = if self.width <= NARROW { self.rows } else { SIDE };
         for row in (0..self.rows).step_by(at_once.max(1)) {
             let rows = row..self.rows.min(row + at_once);
@@ -269,7 +270,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
         }
     }
 
-    /// One vector of columns of some rows.
+    /// Merges one vector of columns of some rows; `PART` if it lacks lanes.
     #[inline(always)]
     fn add<S: Isa, C: Combine, F: Term<K>, X: Elements<W>, const PART: bool>(
         &mut self,
@@ -291,7 +292,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
             let at = row * self.stride + column;
             let (terms, count) = if row + SIDE <= rows.end {
                 let terms = each::<_, SIDE>(|i| {
-                    // The next rows, which are far from these, are prefetched meanwhile. The first-level cache has no room for
+                    // The next rows, which are far from these, are prefetched meanwhile. The L1 cache has no room for
                     // them where all rows share its places.
                     W::Vec::<S>::prefetch_far(x.address(at + (SIDE + i) * self.stride));
                     term.of(x.load::<S>(at + i * self.stride, end - column, W::ZERO), shift)
@@ -308,7 +309,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
         }
     }
 
-    /// A vector of columns that lie along memory, of all rows.
+    /// Merges a vector of columns that lie along memory, over all rows.
     #[inline(always)]
     fn add_transposed<S: Isa, C: Combine, F: Term<K>, X: Elements<W>>(
         &mut self,
@@ -361,8 +362,8 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
         }
     }
 
-    /// As many rows and columns that lie along memory as there are lanes: each four rows are brought together as in
-    /// [`Columns::add`], while a vector holds one column's and its parts four rows each. Only what comes of them is transposed.
+    /// For as many rows and columns (along memory) as there are lanes: merges each four rows as [`Columns::add`] does, before transposing. A
+    /// vector holds rows of one column, and each of its parts four rows; only the merged vectors are transposed.
     #[inline(always)]
     fn fours<S: Isa, C: Combine, F: Term<K>, X: Elements<W>>(
         &self,
@@ -395,7 +396,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Columns<'_, E, W, K> {
         fours
     }
 
-    /// Rows of some columns, at most as many of either as there are lanes.
+    /// Vectors that each hold a row of some columns along memory, at most as many rows and columns as there are lanes.
     #[inline(always)]
     fn transposed<S: Isa, X: Elements<W>>(
         &self,

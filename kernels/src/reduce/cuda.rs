@@ -1,13 +1,14 @@
-//! Reductions on a GPU: where an output's elements lie, how many threads take them, and what becomes of the result.
+//! Reductions on a GPU: the launches of `reduce.cu` ([`fold`]) and of `each.cu` ([`each`]). How many threads take an output depends on the shape
+//! alone, and so does the order of additions.
 
 use phalanx_tensor::cuda::{Args, Gpu, Grid, Kernel, Program, Scratch};
 use phalanx_tensor::{DType, Loops, Result, Tensor};
 
-use super::{Combine, Frame, Term};
+use super::{Combine, ReduceView, Term};
 use crate::cuda::{File, PRELUDE, type_name};
 use crate::pointwise::trace::{self, Traced, VECTOR};
+use crate::real::wide_dtype;
 use crate::rows::cuda::ROWS;
-use crate::source::wide_dtype;
 
 const FILES: &[File] = &[
     PRELUDE,
@@ -18,14 +19,14 @@ const FILES: &[File] = &[
 ];
 /// Blocks that keep a large device busy; a number of its own, so that the order of sums is the same on every device.
 const BLOCKS: usize = 1024;
-/// Elements that a warp reduces alone.
+/// Elements of an output up to which one warp reduces it.
 const WARP_MAX: usize = 1024;
 /// Threads of a larger team, and of a block of columns.
 const THREADS: usize = 256;
-/// Rows that a thread of such a block takes at once.
+/// Rows that a thread of a block of columns takes at once.
 const SIDE: usize = 4;
 
-/// What is made of an output's numbers.
+/// What is stored for an output, as CUDA text of its reduced numbers.
 pub(crate) struct Finish {
     /// CUDA statements: see `view.cuh`'s `Output`.
     pub(crate) text: &'static str,
@@ -34,40 +35,40 @@ pub(crate) struct Finish {
 }
 
 /// Where results go.
-pub(crate) enum Target<'a> {
+pub(crate) enum Destination<'a> {
     /// A tensor, in its dtype.
     Tensor(&'a mut Tensor),
     /// Numbers of the type that is computed in.
     Scratch(&'a Scratch),
 }
 
-/// What terms are computed in.
+/// The type that terms are computed in.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Precision {
-    /// In the type that elements are computed in.
+    /// The type that elements are computed in.
     Plain,
-    /// In f64.
+    /// f64.
     Double,
 }
 
-/// The counterpart of [`super::fold`]. `shifts` holds a number for each output, of the type that is computed in.
+/// The counterpart of [`super::fold`] on a GPU. `shifts` holds a number for each output, of the type that is computed in.
 pub(crate) fn fold<C: Combine, F: Term<K>, const K: usize>(
     op: &'static str,
-    frame: &Frame,
+    view: &ReduceView,
     (_, term): (C, F),
     precision: Precision,
     shifts: Option<&Scratch>,
-    target: Target<'_>,
+    target: Destination<'_>,
     finish: &Finish,
 ) -> Result<()> {
     let term = trace::function(|[x, shift]| term.of(x, shift));
     let merge = trace::function(|[a, b]| [C::merge(a, b)]);
-    let function = Function { terms: K, term, merge, start: C::START };
-    fold_traced(op, frame, &function, precision, shifts, target, finish)
+    let traced = TracedFold { terms: K, term, merge, start: C::START };
+    fold_traced(op, view, &traced, precision, shifts, target, finish)
 }
 
-/// What is reduced to, noted.
-struct Function {
+/// A term and a merge as CUDA text, with the neutral element.
+struct TracedFold {
     terms: usize,
     term: Traced,
     merge: Traced,
@@ -76,31 +77,31 @@ struct Function {
 
 fn fold_traced(
     op: &'static str,
-    frame: &Frame,
-    function: &Function,
+    view: &ReduceView,
+    traced: &TracedFold,
     precision: Precision,
     shifts: Option<&Scratch>,
-    target: Target<'_>,
+    target: Destination<'_>,
     finish: &Finish,
 ) -> Result<()> {
-    let gpu = frame.view.device().gpu()?;
-    let dtype = frame.view.dtype();
+    let gpu = view.input.device().gpu()?;
+    let dtype = view.input.dtype();
     let computed = if precision == Precision::Double { DType::F64 } else { wide_dtype(dtype) };
     let result = match &target {
-        Target::Tensor(out) => out.dtype(),
-        Target::Scratch(_) => wide_dtype(dtype),
+        Destination::Tensor(out) => out.dtype(),
+        Destination::Scratch(_) => wide_dtype(dtype),
     };
-    let Function { terms, term, merge, start } = function;
-    let plan = Plan::new(frame, 16 / dtype.size());
+    let TracedFold { terms, term, merge, start } = traced;
+    let plan = ThreadPlan::new(view, 16 / dtype.size());
     let names = Names { dtype, computed, result, terms: *terms, term, merge, finish: finish.text };
     let kernel = |entry| names.kernel(op, gpu, plan.team, entry);
-    let outputs = frame.outputs();
+    let outputs = view.outputs();
     let parts = (plan.parts > 1).then(|| gpu.scratch(op, outputs * terms * plan.parts * 8)).transpose()?;
-    let operand = View::of(op, frame)?;
+    let operand = ViewArgs::of(op, view)?;
     let mut target = target;
     let args = output(Args::new(op, gpu), &mut target, parts.as_ref(), finish)?;
-    let args = shifts_of(operand.put(args, frame)?, shifts).value(plan.part_len as u64).value(*start);
-    let (entry, grid) = plan.launch(frame);
+    let args = shifts_of(operand.put(args, view)?, shifts).value(plan.part_len as u64).value(*start);
+    let (entry, grid) = plan.launch(view);
     let args = if entry == "columns" { args.value(plan.lanes as u64) } else { args };
     kernel(entry)?.launch(grid, term.pass(args, computed))?;
     let Some(parts) = parts else { return Ok(()) };
@@ -109,22 +110,22 @@ fn fold_traced(
     kernel("finish")?.launch(Grid::new(outputs.div_ceil(4), 128), args)
 }
 
-/// Room for a number for each output, of the type that is computed in.
-pub(crate) fn numbers(op: &'static str, frame: &Frame) -> Result<Scratch> {
-    let bytes = wide_dtype(frame.view.dtype()).size();
-    frame.view.device().gpu()?.scratch(op, frame.outputs() * bytes)
+/// Scratch memory for a number for each output, of the type that is computed in.
+pub(crate) fn numbers(op: &'static str, view: &ReduceView) -> Result<Scratch> {
+    let bytes = wide_dtype(view.input.dtype()).size();
+    view.input.device().gpu()?.scratch(op, view.outputs() * bytes)
 }
 
-/// The argument `Output`.
+/// Adds the argument `Output` of `view.cuh`.
 fn output<'a>(
     args: Args<'a>,
-    target: &'a mut Target<'_>,
+    target: &'a mut Destination<'_>,
     parts: Option<&Scratch>,
     finish: &Finish,
 ) -> Result<Args<'a>> {
     let args = match target {
-        Target::Tensor(out) => args.write(out)?,
-        Target::Scratch(scratch) => args.scratch(scratch),
+        Destination::Tensor(out) => args.write(out)?,
+        Destination::Scratch(scratch) => args.scratch(scratch),
     };
     let args = match parts {
         Some(parts) => args.scratch(parts),
@@ -140,7 +141,7 @@ fn shifts_of<'a>(args: Args<'a>, shifts: Option<&Scratch>) -> Args<'a> {
     }
 }
 
-/// What a program is compiled for.
+/// The macros that a program is compiled with.
 struct Names<'a> {
     dtype: DType,
     computed: DType,
@@ -170,10 +171,10 @@ impl Names<'_> {
 }
 
 /// How a shape is spread over threads.
-struct Plan {
-    /// Threads an output, where its elements lie together.
+struct ThreadPlan {
+    /// Threads for each output, if its elements are neighbours.
     team: usize,
-    /// Threads side by side, where outputs lie together.
+    /// Threads side by side along the outputs, if these are neighbours.
     lanes: usize,
     /// Blocks of columns.
     tiles: usize,
@@ -182,68 +183,68 @@ struct Plan {
     part_len: usize,
 }
 
-impl Plan {
+impl ThreadPlan {
     /// `len` elements are a packet.
-    fn new(frame: &Frame, len: usize) -> Plan {
-        let (n, inner) = (frame.n, frame.inner);
+    fn new(view: &ReduceView, len: usize) -> ThreadPlan {
+        let (n, inner) = (view.n, view.inner);
         if inner == 1 && n <= WARP_MAX {
-            return Plan { team: 32, lanes: 0, tiles: 0, parts: 1, part_len: n.max(1) };
+            return ThreadPlan { team: 32, lanes: 0, tiles: 0, parts: 1, part_len: n.max(1) };
         }
         let lanes = inner.div_ceil(len).next_power_of_two().min(32);
-        let tiles = frame.outer * inner.div_ceil(lanes * len);
+        let tiles = view.outer * inner.div_ceil(lanes * len);
         // Each thread is to have a few packets.
         let (blocks, least) = match inner {
-            1 => (frame.outer, THREADS * len * 4),
+            1 => (view.outer, THREADS * len * 4),
             _ => (tiles, THREADS / lanes * SIDE * 2),
         };
         let parts = (BLOCKS / blocks.max(1)).clamp(1, n.div_ceil(least).max(1));
         let part_len = n.div_ceil(parts).max(1).next_multiple_of(len.max(SIDE));
-        Plan { team: THREADS, lanes, tiles, parts: n.div_ceil(part_len).max(1), part_len }
+        ThreadPlan { team: THREADS, lanes, tiles, parts: n.div_ceil(part_len).max(1), part_len }
     }
 
-    fn launch(&self, frame: &Frame) -> (&'static str, Grid) {
+    fn launch(&self, view: &ReduceView) -> (&'static str, Grid) {
         let (rows_a_block, threads) = if self.team == 32 { (4, 128) } else { (1, THREADS as u32) };
-        match frame.inner {
-            1 => ("rows", Grid::new(frame.outer.div_ceil(rows_a_block), threads).by(self.parts, 1)),
+        match view.inner {
+            1 => ("rows", Grid::new(view.outer.div_ceil(rows_a_block), threads).by(self.parts, 1)),
             _ => ("columns", Grid::new(self.tiles, threads).by(self.parts, 1)),
         }
     }
 }
 
-/// The argument `View`: where the elements lie.
-struct View<'a> {
+/// The argument `View` of `view.cuh`: where the elements lie.
+struct ViewArgs<'a> {
     tensor: &'a Tensor,
-    /// The elements, together, unless they can be read in place.
+    /// A contiguous copy of the elements, unless they can be read in place.
     gathered: Option<Scratch>,
     outer: [u64; 3],
     run: [u64; 3],
 }
 
-impl<'a> View<'a> {
-    fn of(op: &'static str, frame: &'a Frame) -> Result<View<'a>> {
-        let tensor = &frame.view;
-        if let Some((outer, run)) = runs(frame) {
-            return Ok(View { tensor, gathered: None, outer, run });
+impl<'a> ViewArgs<'a> {
+    fn of(op: &'static str, view: &'a ReduceView) -> Result<ViewArgs<'a>> {
+        let tensor = &view.input;
+        if let Some((outer, run)) = runs(view) {
+            return Ok(ViewArgs { tensor, gathered: None, outer, run });
         }
-        let (n, inner) = (frame.n as u64, frame.inner as u64);
-        let (outer, run) = ([frame.outer.max(1) as u64, 0, n * inner], [n, 0, inner]);
-        Ok(View { tensor, gathered: Some(Scratch::of(op, tensor)?), outer, run })
+        let (n, inner) = (view.n as u64, view.inner as u64);
+        let (outer, run) = ([view.outer.max(1) as u64, 0, n * inner], [n, 0, inner]);
+        Ok(ViewArgs { tensor, gathered: Some(Scratch::of(op, tensor)?), outer, run })
     }
 
-    fn put<'b>(&'b self, args: Args<'b>, frame: &Frame) -> Result<Args<'b>> {
+    fn put<'b>(&'b self, args: Args<'b>, view: &ReduceView) -> Result<Args<'b>> {
         let args = match &self.gathered {
             Some(scratch) => args.scratch(scratch),
             None => args.read(self.tensor)?,
         };
-        let args = args.value([frame.inner as u64, frame.n as u64, frame.outputs() as u64]);
+        let args = args.value([view.inner as u64, view.n as u64, view.outputs() as u64]);
         Ok(args.value(self.outer).value(self.run))
     }
 }
 
 /// The strides of the outer and of the reduced dimensions, each as `[length of a run, stride of runs, stride within]`,
 /// if there are so few of them that kernels can read the elements in place.
-fn runs(frame: &Frame) -> Option<([u64; 3], [u64; 3])> {
-    let (shape, strides) = (frame.view.shape(), frame.view.strides());
+fn runs(view: &ReduceView) -> Option<([u64; 3], [u64; 3])> {
+    let (shape, strides) = (view.input.shape(), view.input.strides());
     let take = |from: usize, count: usize| {
         let mut end = from;
         let mut product = 1;
@@ -253,8 +254,8 @@ fn runs(frame: &Frame) -> Option<([u64; 3], [u64; 3])> {
         }
         end
     };
-    let first = take(0, frame.outer);
-    let second = take(first, frame.n);
+    let first = take(0, view.outer);
+    let second = take(first, view.n);
     let group = |from: usize, to: usize, count: usize| {
         let loops = Loops::new(&shape[from..to], [&strides[from..to]]);
         match (loops.sizes(), loops.strides()) {
@@ -263,11 +264,11 @@ fn runs(frame: &Frame) -> Option<([u64; 3], [u64; 3])> {
             _ => None,
         }
     };
-    let (outer, run) = (group(0, first, frame.outer)?, group(first, second, frame.n)?);
-    let inner = group(second, shape.len(), frame.inner)?;
+    let (outer, run) = (group(0, first, view.outer)?, group(first, second, view.n)?);
+    let inner = group(second, shape.len(), view.inner)?;
     let together = |[_, between, stride]: [u64; 3]| between == 0 && stride == 1;
-    let fits = if frame.inner == 1 { run[2] == 1 || frame.n == 1 } else { together(inner) };
-    (fits && frame.view.numel() > 0).then_some((outer, run))
+    let fits = if view.inner == 1 { run[2] == 1 || view.n == 1 } else { together(inner) };
+    (fits && view.input.numel() > 0).then_some((outer, run))
 }
 
 /// Elements of any type as numbers.
@@ -276,9 +277,9 @@ const EACH: &[File] = &[PRELUDE, VALUE, ("each.cu", include_str!("each.cu"))];
 /// Bytes of a part's result.
 const BEST_BYTES: usize = 16;
 
-/// What elements are merged to.
+/// How elements are merged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MergeKind {
     /// The sum of integers, in i64.
     Add,
     /// The product, in f64 or i64.
@@ -289,27 +290,27 @@ pub(crate) enum Kind {
     Smallest,
 }
 
-impl Kind {
-    /// What elements of a dtype are compared or merged in.
+impl MergeKind {
+    /// The dtype that elements of a dtype are compared or merged in.
     fn value(self, dtype: DType) -> DType {
         match self {
             _ if !dtype.is_float() => DType::I64,
-            Kind::Add | Kind::Multiply => DType::F64,
-            Kind::Largest | Kind::Smallest => wide_dtype(dtype),
+            MergeKind::Add | MergeKind::Multiply => DType::F64,
+            MergeKind::Largest | MergeKind::Smallest => wide_dtype(dtype),
         }
     }
 }
 
-/// The counterpart of [`super::fold_each`]: sets `values`, and `places` (i64) if they are wanted.
+/// The counterpart of [`super::fold_each`] on a GPU: sets `values`, and `places` (i64) if they are wanted.
 pub(crate) fn each(
     op: &'static str,
-    frame: &Frame,
-    kind: Kind,
+    view: &ReduceView,
+    kind: MergeKind,
     values: &mut Tensor,
     mut places: Option<&mut Tensor>,
 ) -> Result<()> {
-    let (gpu, dtype) = (frame.view.device().gpu()?, frame.view.dtype());
-    let (n, inner, outputs) = (frame.n, frame.inner, frame.outputs());
+    let (gpu, dtype) = (view.input.device().gpu()?, view.input.dtype());
+    let (n, inner, outputs) = (view.n, view.inner, view.outputs());
     let (entry, threads, blocks, least) = match inner {
         1 if n <= 256 => ("rows", 32, outputs, n),
         1 => ("rows", 256, outputs, 2048),
@@ -327,7 +328,7 @@ pub(crate) fn each(
     ];
     let program = Program { name: "each.cu", files: EACH, defines: &defines };
     let merged = (parts > 1).then(|| gpu.scratch(op, outputs * parts * BEST_BYTES)).transpose()?;
-    let gathered = (!frame.view.is_contiguous()).then(|| Scratch::of(op, &frame.view)).transpose()?;
+    let gathered = (!view.input.is_contiguous()).then(|| Scratch::of(op, &view.input)).transpose()?;
     let args = Args::new(op, gpu).write(values)?.write_if(places.as_deref_mut())?;
     let args = match &merged {
         Some(merged) => args.scratch(merged),
@@ -335,7 +336,7 @@ pub(crate) fn each(
     };
     let args = match &gathered {
         Some(gathered) => args.scratch(gathered),
-        None => args.read(&frame.view)?,
+        None => args.read(&view.input)?,
     };
     let args = args.value(n as u64).value(part_len as u64);
     let args = if inner == 1 { args } else { args.value(inner as u64).value(outputs as u64) };
@@ -346,7 +347,7 @@ pub(crate) fn each(
     gpu.kernel(op, &program, "finish")?.launch(Grid::new(outputs.div_ceil(4), 128), args)
 }
 
-/// The type that elements are stored in.
+/// The CUDA name of the type that elements are stored in.
 pub(crate) fn stored(dtype: DType) -> &'static str {
     if dtype == DType::Bool { "u8" } else { type_name(dtype) }
 }

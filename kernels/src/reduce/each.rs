@@ -1,51 +1,52 @@
-//! Reductions that are exact, of integers: the compiler makes chains side by side, and long outputs are brought together in parts.
+//! Reductions whose order may be any: sums, products and extrema of integers ([`Merge`], exact), products of floats, positions of extrema. The
+//! compiler vectorizes the loops; long outputs are reduced in parts by several threads. [`fold_each`] is the entry.
 
 use std::marker::PhantomData;
 use std::ops::Range;
 
 use phalanx_tensor::{Element, Result};
 
-use super::Frame;
+use super::ReduceView;
+use crate::block_reader::{BLOCK, BlockReader};
 use crate::pointwise::PIECE;
 use crate::real::Real;
 use crate::simd::{Isa, Kernel, dispatch};
-use crate::source::{BLOCK, Source};
 
 /// Elements of a part of an output, at least.
 const PART: usize = 16 * BLOCK;
-/// Columns that a thread works on at least.
+/// Columns of a task at least.
 const COLUMNS: usize = 64;
 
-/// How an element `E` is brought together with what there is so far.
+/// How elements `E` are merged into a result `A`.
 pub(crate) trait Merge<E, A>: Copy + Send + Sync {
-    /// What changes nothing.
+    /// The neutral element.
     const START: A;
     /// Adds an element. To be marked `#[inline(always)]`.
     fn add(a: A, x: E) -> A;
-    /// Brings results together. To be marked `#[inline(always)]`.
+    /// Merges two results. To be marked `#[inline(always)]`.
     fn join(a: A, b: A) -> A;
 }
 
-/// Elements in row-major order, as the type that they are brought together from.
+/// The input's elements in row-major order, in the type that [`Each`] takes.
 pub(crate) trait Blocks<E>: Sync {
-    /// Whether no block is ever put into a room.
+    /// Whether every block is read in place.
     fn in_place(&self) -> bool;
     /// Elements `start .. start + len`: in place, or in `room`.
     fn block<'a>(&'a self, start: usize, len: usize, room: &'a mut [E]) -> &'a [E];
 }
 
-impl<E: Element> Blocks<E> for Source<'_, E> {
+impl<E: Element> Blocks<E> for BlockReader<'_, E> {
     fn in_place(&self) -> bool {
         self.is_contiguous()
     }
 
     fn block<'a>(&'a self, start: usize, len: usize, room: &'a mut [E]) -> &'a [E] {
-        Source::block(self, start, len, room)
+        BlockReader::block(self, start, len, room)
     }
 }
 
-/// Floats, widened.
-pub(crate) struct Wide<'a, T>(pub(crate) Source<'a, T>);
+/// The elements of a floating-point tensor, widened.
+pub(crate) struct Wide<'a, T>(pub(crate) BlockReader<'a, T>);
 
 impl<T: Real> Blocks<T::Wide> for Wide<'_, T> {
     fn in_place(&self) -> bool {
@@ -57,16 +58,16 @@ impl<T: Real> Blocks<T::Wide> for Wide<'_, T> {
     }
 }
 
-/// A reduction's work on blocks. [`fold_each`] calls it through a trait object, and so is compiled once for each pair of types
-/// instead of once for each reduction.
+/// What a reduction does with blocks. [`fold_each`] calls it as a trait object, so that it is compiled once for each pair of types
+/// and not for each reduction.
 pub(crate) trait Each<E, A>: Sync {
-    /// What changes nothing.
+    /// The neutral element.
     fn start(&self) -> A;
     /// Rows of `n` elements, one for each of `to`.
     fn rows(&self, x: &[E], n: usize, to: &mut [A]);
     /// As many columns as `to` has, of rows that begin `stride` elements apart.
     fn columns(&self, x: &[E], stride: usize, to: &mut [A]);
-    /// Brings together what are results of the same outputs.
+    /// Merges results with others of the same outputs.
     fn join(&self, to: &mut [A], others: &[A]);
 }
 
@@ -104,7 +105,7 @@ impl<E: Copy, A: Copy, M: Merge<E, A>> Kernel for Rows<'_, E, A, M> {
     #[inline(always)]
     fn run<S: Isa>(self) {
         for (i, to) in self.to.iter_mut().enumerate() {
-            // The compiler makes chains.
+            // The compiler splits this into chains.
             *to = self.x[i * self.n..][..self.n].iter().fold(*to, |so_far, &x| M::add(so_far, x));
         }
     }
@@ -139,20 +140,20 @@ impl<E: Copy, A: Copy, M: Merge<E, A>> Kernel for Columns<'_, E, A, M> {
     }
 }
 
-/// Sets every output to what its elements make. The order depends on the shape of `frame`.
+/// Reduces every output's elements. The order depends on the shape of `view`.
 pub(crate) fn fold_each<E: Element, A: Copy + Send + Sync>(
-    frame: &Frame,
+    view: &ReduceView,
     source: &dyn Blocks<E>,
     by: &dyn Each<E, A>,
     out: &mut [A],
 ) -> Result<()> {
-    let (n, outputs, device) = (frame.n, out.len(), frame.view.device());
-    let pass = Pass { frame, source, by };
-    // Rows of the outputs that are columns, of which each part of them has as many.
-    let rows = PART.div_ceil(frame.inner.min(BLOCK));
+    let (n, outputs, device) = (view.n, out.len(), view.input.device());
+    let pass = EachPass { view, source, by };
+    // Elements of an output that a part has.
+    let rows = PART.div_ceil(view.inner.min(BLOCK));
     let parts = if n < 2 * rows { 1 } else { n.div_ceil(rows) };
     let rows = if parts == 1 { n } else { rows };
-    let least = if frame.inner == 1 { 1 } else { COLUMNS.min(frame.inner) };
+    let least = if view.inner == 1 { 1 } else { COLUMNS.min(view.inner) };
     let width = PIECE.div_ceil(rows.max(1)).next_multiple_of(least);
     let range = |part: usize| part * rows..n.min((part + 1) * rows);
     let pool = device.pool()?;
@@ -175,17 +176,17 @@ pub(crate) fn fold_each<E: Element, A: Copy + Send + Sync>(
     Ok(())
 }
 
-/// One pass over the elements.
-struct Pass<'a, E, A> {
-    frame: &'a Frame,
+/// A reduction of a view, with the reader of its elements.
+struct EachPass<'a, E, A> {
+    view: &'a ReduceView,
     source: &'a dyn Blocks<E>,
     by: &'a dyn Each<E, A>,
 }
 
-impl<E: Element, A: Copy> Pass<'_, E, A> {
+impl<E: Element, A: Copy> EachPass<'_, E, A> {
     /// Reduces the outputs from `first` on over `rows`, a range of what each is reduced over.
     fn run(&self, first: usize, rows: Range<usize>, out: &mut [A]) {
-        let (n, inner) = (self.frame.n, self.frame.inner);
+        let (n, inner) = (self.view.n, self.view.inner);
         let mut room = [E::zeroed(); BLOCK];
         out.fill(self.by.start());
         if inner == 1 && rows.len() <= BLOCK && rows.len() == n {

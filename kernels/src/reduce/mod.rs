@@ -1,56 +1,62 @@
-//! Reductions: an output element depends on all elements along some dimensions.
+//! Reductions: an output element depends on all input elements along some dimensions.
 //!
-//! Whatever the shape and strides, the input is seen as `[outer, n, inner]` and reduced over `n` ([`Frame`]). A
-//! reduction states what it takes of an element ([`Term`]) and how those are brought together ([`Combine`]):
-//! [`fold`] does it in vectors of floats, in an order that the shape alone decides; [`fold_each`] is its counterpart for
-//! integers, and for products.
+//! Whatever the shape and strides, the input is seen as `[outer, n, inner]` and reduced over `n` ([`ReduceView`]):
+//!
+//! ```text
+//!  inner == 1   rows.rs      each output is a row of n neighbours (or n elements with a stride, read and transposed)
+//!  inner >= 8   columns.rs   outputs are neighbours: vectors hold the sums of several outputs, rows are added to them
+//! ```
+//!
+//! A reduction states what it takes of an element ([`Term`]) and how two numbers are merged ([`Combine`]):
+//! [`fold`] runs it in vectors of floats, in an order that the shape alone decides; [`fold_each`] is its counterpart for
+//! integers, products and positions. `sum`, `mean`, `var`, `norm`, `prod`, `amax`, `argmax` and batch norm call them; on a GPU
+//! they call [`cuda`].
 
 mod columns;
 pub(crate) mod cuda;
 mod each;
-mod frame;
 mod rows;
 mod term;
 #[cfg(test)]
 mod tests;
+mod view;
 
 use phalanx_tensor::{Result, Tensor};
 
+use crate::block_reader::BLOCK;
 use crate::real::Real;
 use crate::simd::{Float, dispatch};
-use crate::source::BLOCK;
 
 use columns::{Columns, OfColumns};
 use rows::{OfRows, Rows};
 
-pub(crate) use cuda::{Kind, VALUE, each, stored};
+pub(crate) use cuda::{MergeKind, VALUE, each, stored};
 pub(crate) use each::{Blocks, By, Least, Most, Product, Sum, Wide, fold_each};
-pub(crate) use frame::Frame;
 pub(crate) use term::{Combine, Largest, Smallest, Times, Total};
 pub(crate) use term::{
     Deviation, ExpAbove, Itself, Magnitude, NonZero, Power, Relative, Square, Stored, Term,
 };
+pub(crate) use view::ReduceView;
 
-/// Reduces every output's elements to `K` numbers, and calls `finish(output index, numbers)` for what is to be
-/// stored. `shifts` holds a number for each output that the terms refer to, or nothing.
+/// Reduces every output's elements to `K` numbers, and stores `finish(output index, numbers)`. `shifts` holds a number for each output that
+/// the terms refer to, such as its mean, or is empty.
 ///
-/// Blocks of elements are brought together in the type that is computed in, over several vectors side by side; the
-/// blocks' results in f64.
+/// A block of elements is merged in the type that is computed in, in several independent vectors; the results of blocks are merged in f64.
 pub(crate) fn fold<T: Real, C: Combine, F: Term<K>, U: Send, const K: usize>(
     op: &'static str,
-    frame: &Frame,
+    view: &ReduceView,
     fold_with: (C, F),
     shifts: &[T::Wide],
     out: &mut [U],
     finish: impl Fn(usize, [f64; K]) -> U + Sync,
 ) -> Result<()> {
-    fold_in::<T, T::Wide, C, F, U, K>(op, frame, fold_with, shifts, out, finish)
+    fold_in::<T, T::Wide, C, F, U, K>(op, view, fold_with, shifts, out, finish)
 }
 
-/// [`fold`], computed in `W`.
+/// [`fold`] with blocks merged in type `W`.
 pub(crate) fn fold_in<T: Real, W: Float, C: Combine, F: Term<K>, U: Send, const K: usize>(
     op: &'static str,
-    frame: &Frame,
+    view: &ReduceView,
     (combine, term): (C, F),
     shifts: &[W],
     out: &mut [U],
@@ -66,16 +72,16 @@ where
     };
     let fold = Fold { combine, term };
     let reduction = Reduction { fold: &fold, shifts };
-    match frame.inner {
-        1 => rows::fold::<T, W, U, K>(op, frame, reduction, out, &finish),
-        _ => columns::fold::<T, W, U, K>(op, frame, reduction, out, &finish),
+    match view.inner {
+        1 => rows::fold::<T, W, U, K>(op, view, reduction, out, &finish),
+        _ => columns::fold::<T, W, U, K>(op, view, reduction, out, &finish),
     }
 }
 
-/// [`fold`] of a tensor to a new one of its dtype. `finish` is given the count of an output's elements too.
+/// [`fold`] into a tensor of the input's dtype.
 pub(crate) fn fold_tensor<T: Real, C: Combine, F: Term<K>, const K: usize>(
     op: &'static str,
-    frame: &Frame,
+    view: &ReduceView,
     fold_with: (C, F),
     shifts: &[T::Wide],
     out: &mut Tensor,
@@ -84,24 +90,24 @@ pub(crate) fn fold_tensor<T: Real, C: Combine, F: Term<K>, const K: usize>(
     let numel = out.numel();
     let mut target = out.write::<T>(op)?;
     let finish = |i: usize, parts: [f64; K]| T::narrow(T::Wide::from_f64(finish(i, parts)));
-    fold::<T, C, F, T, K>(op, frame, fold_with, shifts, &mut target[..numel], finish)
+    fold::<T, C, F, T, K>(op, view, fold_with, shifts, &mut target[..numel], finish)
 }
 
-/// Stores outputs: the first one's number, and the numbers of each.
+/// Stores outputs from a given number on, from the reduced numbers of each.
 type Finish<'a, U, const K: usize> = &'a (dyn Fn(usize, &[[f64; K]], &mut [U]) + Sync);
 
-/// What a pass over the elements does with blocks of them, so that the frames around it are compiled once and not for every
-/// reduction.
+/// What a pass over the elements does with a block of them. `rows.rs` and `columns.rs` call it as a trait object, so that they are compiled
+/// once and not for every reduction.
 trait Blockwise<E, W: Float, const K: usize>: Sync {
-    /// What changes nothing.
+    /// The neutral element.
     fn start(&self) -> f64;
-    /// Reduces rows.
+    /// Reduces a block of rows.
     fn rows(&self, rows: Rows<'_, E, W, K>);
-    /// Reduces columns.
+    /// Reduces a block of columns.
     fn columns(&self, columns: Columns<'_, E, W, K>);
-    /// Brings each output's numbers together with others of the same output.
+    /// Merges each output's numbers with others of the same output.
     fn join(&self, totals: &mut [[f64; K]], others: &[[f64; K]]);
-    /// [`Blockwise::join`] with the columns of a block.
+    /// Merges each output's numbers with its column of a block.
     fn join_columns(&self, totals: &mut [[f64; K]], columns: &[[W; BLOCK]; K]);
 }
 
@@ -130,9 +136,9 @@ impl<'a, E, W: Float, const K: usize> Reduction<'a, E, W, K> {
         if self.shifts.is_empty() { self.shifts } else { &self.shifts[outputs] }
     }
 
-    /// Brings results together by halves, so that rounding errors grow with the logarithm of their number.
+    /// Merges results pairwise in a tree, so that rounding errors grow with the logarithm of their number.
     fn pairwise(self, parts: &[[f64; K]]) -> [f64; K] {
-        /// Parts of which all pairs are joined in one call.
+        /// Parts of which all pairs are merged in one call.
         const PAIRS: usize = 64;
         if parts.len() > PAIRS {
             let (left, right) = parts.split_at(parts.len().next_power_of_two() / 2);
@@ -140,7 +146,7 @@ impl<'a, E, W: Float, const K: usize> Reduction<'a, E, W, K> {
             self.fold.join(&mut total, &[self.pairwise(right)]);
             return total[0];
         }
-        // From the leaves of the same tree: neighbours, then neighbouring pairs, and so on; the last one may be alone.
+        // The same tree from its leaves: neighbours, then neighbouring pairs, and so on; the last one may have no partner.
         let (mut even, mut odd) = ([[self.fold.start(); K]; PAIRS], [[0.0; K]; PAIRS / 2]);
         even[..parts.len()].copy_from_slice(parts);
         let mut count = parts.len();

@@ -1,4 +1,13 @@
-//! The reduced elements lie together: each output is a row's.
+//! Reductions whose elements of an output are a row ([`ReduceView`] with `inner` 1).
+//!
+//! ```text
+//!  a row of up to BLOCK elements:                                 a longer row:
+//!    8 vectors (SIDE) take the row's elements in turns,             each block as on the left, in f32; then the blocks' results
+//!    and are merged by halves, then their lanes                     are merged pairwise in f64
+//! ```
+//!
+//! Rows that lie across memory are read several at a time, a lane for each row, and have the bits of rows along memory. [`fold`] is called by
+//! [`super::fold`].
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
@@ -7,24 +16,23 @@ use std::marker::PhantomData;
 use phalanx_tensor::Result;
 
 use super::term::{Elements, Half, halves};
-use super::{Combine, Finish, Frame, Reduction, Stored, Term};
+use super::{Combine, Finish, ReduceView, Reduction, Stored, Term};
+use crate::block_reader::{BLOCK, BlockReader};
 use crate::pointwise::piece_of;
-use crate::real::Input;
-use crate::real::Real;
+use crate::real::{Input, Real};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch, each};
-use crate::source::{BLOCK, Source};
 
-/// Rows that are handed to the vectors at once, at most.
+/// Rows that a call of the kernel reduces, at most.
 const ROWS: usize = 128;
-/// Rows across memory that are handed to them: a few cache lines of each element of theirs.
+/// Rows across memory that a call reduces: a few cache lines of neighbouring rows.
 const ACROSS: usize = 64;
-/// Halves of shorter rows are widened first, many rows at a time, because each row's end costs more than that.
+/// Shorter rows of halves are widened to memory first, many rows at a time: in registers each row's partial vector would cost more.
 const SHORT: usize = 256;
 
 pub(super) fn fold<T: Real, W: Float, U: Send, const K: usize>(
     op: &'static str,
-    frame: &Frame,
+    view: &ReduceView,
     reduction: Reduction<'_, T::Wide, W, K>,
     out: &mut [U],
     finish: Finish<'_, U, K>,
@@ -32,15 +40,15 @@ pub(super) fn fold<T: Real, W: Float, U: Send, const K: usize>(
 where
     T::Wide: Stored<W>,
 {
-    let source = Source::<T>::open(op, &frame.view, frame.view.shape())?;
-    if frame.n > BLOCK {
-        return fold_long(&source, frame, reduction, out, finish);
+    let source = BlockReader::<T>::open(op, &view.input, view.input.shape())?;
+    if view.n > BLOCK {
+        return fold_long(&source, view, reduction, out, finish);
     }
-    let (n, pool) = (frame.n, frame.view.device().pool()?);
+    let (n, pool) = (view.n, view.input.device().pool()?);
     let across = source.across(n).filter(|_| n > 0);
     let halves = T::Wide::HALVES && (n >= SHORT || across.is_some());
     let in_place = source.is_input(halves);
-    // What lies as it is computed with needs no room, so that many rows are one call.
+    // Rows that are read in place need no room, so that many of them are one call.
     let room = if source.is_across() { LANES_MAX * BLOCK } else { 4 * BLOCK };
     let rows_a_block = match across {
         Some(_) => ACROSS,
@@ -73,10 +81,10 @@ where
     Ok(())
 }
 
-/// Rows of several blocks: first each block, then each row's blocks.
+/// Rows longer than a block: reduces each block, then merges each row's blocks.
 fn fold_long<T: Real, W: Float, U: Send, const K: usize>(
-    source: &Source<'_, T>,
-    frame: &Frame,
+    source: &BlockReader<'_, T>,
+    view: &ReduceView,
     reduction: Reduction<'_, T::Wide, W, K>,
     out: &mut [U],
     finish: Finish<'_, U, K>,
@@ -84,7 +92,7 @@ fn fold_long<T: Real, W: Float, U: Send, const K: usize>(
 where
     T::Wide: Stored<W>,
 {
-    let (n, device) = (frame.n, frame.view.device());
+    let (n, device) = (view.n, view.input.device());
     let (blocks, pool) = (n.div_ceil(BLOCK), device.pool()?);
     let (halves, in_place) = (T::Wide::HALVES, source.is_input(T::Wide::HALVES));
     let mut parts = vec![[0.0; K]; blocks * out.len()];
@@ -149,9 +157,9 @@ where
     Ok(())
 }
 
-/// If rows lie across memory and some of them, one after the other, are a block: how many elements a row has, how many rows lie
-/// beside each other, and how far apart a row's elements are.
-fn linked<T: Real, W: Float>(source: &Source<'_, T>, n: usize) -> Option<[usize; 3]> {
+/// If the rows of the input lie across memory and a block is several of them, one after the other: the elements of such a row, how many rows lie
+/// beside each other, and the stride of a row's elements.
+fn linked<T: Real, W: Float>(source: &BlockReader<'_, T>, n: usize) -> Option<[usize; 3]> {
     let width = source.run();
     let [side, stride] =
         source.across(width).filter(|_| width > 0 && width.is_multiple_of(SIDE * LANES_MAX))?;
@@ -165,19 +173,19 @@ fn divide(block: usize, blocks: usize, size: usize) -> (usize, usize) {
     (block / blocks, block % blocks * size)
 }
 
-/// Vectors that are filled side by side: enough to hide an addition's latency and to keep chains short.
+/// Vectors that take the elements of a row in turns: enough to hide an addition's latency and to keep chains short.
 pub(super) const SIDE: usize = 8;
-/// Vectors of rows across memory that are worked on at a time, so that what is read lies in runs. Twice as many narrow ones.
+/// Vectors of rows across memory that are reduced together, so that memory is read in runs. Twice as many where vectors are narrow.
 const RUN: usize = 4;
 
-/// Some rows of `n` elements each, one after the other.
+/// A block of rows of `n` elements each, one after the other.
 pub(super) struct Rows<'a, E, W, const K: usize> {
     pub(super) x: Input<'a, E>,
     pub(super) n: usize,
-    /// If the rows lie across memory instead: how far apart a row's elements are. Those of the next rows lie beside them.
+    /// If the rows lie across memory: the stride of a row's elements. The elements of the next rows are their neighbours.
     pub(super) across: Option<usize>,
-    /// How many rows across memory make one part, each after the other: a power of two, and at most as many as a vector has lanes.
-    /// Their elements are a multiple of the chains.
+    /// How many rows across memory, one after the other, make one part: a power of two, at most a vector's lanes. Their
+    /// elements are a multiple of the number of chains.
     pub(super) linked: usize,
     pub(super) shifts: &'a [W],
     pub(super) parts: &'a mut [[f64; K]],
@@ -195,7 +203,7 @@ impl<W: Float> Kernel for Lanes<W> {
     }
 }
 
-/// What is done with them.
+/// The kernel that reduces a block of rows.
 pub(super) struct OfRows<'a, E, W, C, F, const K: usize> {
     pub(super) combine: C,
     pub(super) term: F,
@@ -228,7 +236,7 @@ impl<E: Stored<W>, W: Float, C: Combine, F: Term<K>, const K: usize> Kernel for 
             Input::F16(x) => Half::F16(x),
             Input::Same(_) | Input::Each(_) => unreachable!("a tensor's elements are none of these"),
         };
-        // Code that no halves come to is left out.
+        // Not compiled for types that are never widened from halves.
         if E::HALVES {
             match rows.across {
                 Some(_) => rows.fold_all_across::<S, C, F, _>(c, term, half),
@@ -239,7 +247,7 @@ impl<E: Stored<W>, W: Float, C: Combine, F: Term<K>, const K: usize> Kernel for 
 }
 
 impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
-    /// The rows from number `first` on.
+    /// Reduces the rows from number `first` on, one by one.
     #[inline(always)]
     fn fold_rows<S: Isa, C: Combine, F: Term<K>, X: Elements<W>>(
         &mut self,
@@ -254,7 +262,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
         }
     }
 
-    /// A row, in `N` vectors side by side.
+    /// Reduces a row, in `N` vectors that take its elements in turns.
     #[inline(always)]
     fn fold<S: Isa, C: Combine, F: Term<K>, X: Elements<W>, const N: usize>(
         &self,
@@ -282,7 +290,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
         halves(c, sides, N)
     }
 
-    /// As many short rows from number `first` on as there are lanes, transposed.
+    /// Reduces as many short rows from number `first` on as there are lanes: a vector a row, then all are transposed.
     #[inline(always)]
     fn fold_transposed<S: Isa, C: Combine, F: Term<K>>(&mut self, c: C, term: F, x: &[E], first: usize) {
         let mut square = [[W::Vec::<S>::zero(); LANES_MAX]; K];
@@ -298,7 +306,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
         self.store::<S, C>(c, first, each(|i| each(|k| square[k][i])));
     }
 
-    /// [`Rows::fold_transposed`] of rows of `N` elements.
+    /// [`Rows::fold_transposed`] for rows of `N` elements, which are read with that stride.
     #[inline(always)]
     fn fold_dealt<S: Isa, C: Combine, F: Term<K>, const N: usize>(
         &mut self,
@@ -326,7 +334,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
         self.store::<S, C>(c, first, each(|i| if i < 4 { elements[i] } else { [start; K] }));
     }
 
-    /// All rows, which lie across memory: a vector holds one element of several.
+    /// Reduces all rows, which lie across memory: a vector holds one element of several rows.
     #[inline(always)]
     fn fold_all_across<S: Isa, C: Combine, F: Term<K>, X: Elements<W>>(&mut self, c: C, term: F, x: X) {
         let lanes = <W::Vec<S> as Vector>::LANES;
@@ -337,7 +345,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
         }
     }
 
-    /// In `N` vectors of chains, `R` vectors of rows at a time.
+    /// With `N` vectors' worth of chains for a row, `R` vectors of rows at a time.
     #[inline(always)]
     fn fold_across<S: Isa, C: Combine, F: Term<K>, X: Elements<W>, const N: usize, const R: usize>(
         &mut self,
@@ -381,7 +389,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
         }
     }
 
-    /// The parts of as many rows as there are lanes, from each lane's vector.
+    /// Stores the results of as many rows as there are lanes. `vectors` has a vector of rows for each lane of [`Rows::fold`]'s vector.
     #[inline(always)]
     fn store<S: Isa, C: Combine>(&mut self, c: C, first: usize, vectors: [[W::Vec<S>; K]; LANES_MAX]) {
         let lanes = <W::Vec<S> as Vector>::LANES;
@@ -397,7 +405,7 @@ impl<E: Stored<W>, W: Float, const K: usize> Rows<'_, E, W, K> {
     }
 }
 
-/// One chain of rows across memory: of every vector of them, whose elements `load` gives.
+/// One chain of each of `R` vectors of rows across memory; `load(j, i)` gives element j of vector i.
 #[inline(always)]
 fn chain_across<S: Isa, W: Float, C: Combine, F: Term<K>, const K: usize, const R: usize>(
     _: C,

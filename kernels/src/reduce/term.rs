@@ -1,4 +1,5 @@
-//! What a reduction takes of an element.
+//! What a reduction takes of an element ([`Term`]: `x`, `|x|`, `x²`, `e^(x - shift)`, ..) and how two numbers are merged ([`Combine`]: sum, product,
+//! largest, smallest); and how a kernel reads elements ([`Elements`]), halves among them.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
@@ -6,9 +7,9 @@ use phalanx_tensor::{bf16, f16};
 
 use crate::simd::{Float, Isa, LANES_MAX, Vector};
 
-/// An element as it lies in memory, to be computed in `W`.
+/// An element type in memory, to be computed in `W`.
 pub(crate) trait Stored<W: Float>: Copy + Sync {
-    /// Whether this is what halves are widened to, and `W` too: then halves are widened in registers.
+    /// Whether the type and `W` are f32: then halves are widened in registers.
     const HALVES: bool;
     /// A vector of the first elements of `from`, and of `fill` if there are fewer. To be marked `#[inline(always)]`.
     fn load<S: Isa>(from: &[Self], fill: W) -> W::Vec<S>;
@@ -26,14 +27,14 @@ impl<W: Float> Stored<W> for W {
     }
 }
 
-/// What a kernel reads.
+/// The elements that a kernel reads.
 pub(super) trait Elements<W: Float>: Copy {
     /// `len` elements from place `at` on.
     fn part(self, at: usize, len: usize) -> Self;
     /// A vector of `count` elements from place `at` on, at most as many as there are lanes, then `fill`. To be marked
     /// `#[inline(always)]`.
     fn load<S: Isa>(self, at: usize, count: usize, fill: W) -> W::Vec<S>;
-    /// Where place `at` is in memory, or would be.
+    /// The address of place `at`, for a prefetch; it may lie outside.
     fn address(self, at: usize) -> *const W;
 }
 
@@ -54,8 +55,7 @@ impl<E: Stored<W>, W: Float> Elements<W> for &[E] {
     }
 }
 
-/// Halves, which are widened in registers. Which type they have is found out for each vector, so that a kernel has the same
-/// code for both.
+/// Halves, which are widened in registers. Each load branches on their type, so that a kernel is compiled once for both.
 #[derive(Clone, Copy)]
 pub(super) enum Half<'a> {
     Bf16(&'a [bf16]),
@@ -104,18 +104,18 @@ impl Stored<f64> for f32 {
     }
 }
 
-/// `K` numbers made of an element `x` and its output's `shift`.
+/// A function of an element `x` and its output's `shift` that gives `K` numbers, each of which is merged.
 pub(crate) trait Term<const K: usize>: Copy + Sync {
     /// The numbers. To be marked `#[inline(always)]`.
     fn of<V: Vector>(self, x: V, shift: V) -> [V; K];
-    /// An element that contributes nothing.
+    /// An element that changes no result, to fill partial vectors with.
     fn neutral<W: Float>(self, shift: W) -> W;
 }
 
 /// `x`.
 #[derive(Clone, Copy)]
 pub(crate) struct Itself {
-    /// What changes nothing: 0 for a sum, an infinity for an extremum.
+    /// The neutral element: 0 for a sum, an infinity for an extremum.
     pub(crate) neutral: f64,
 }
 
@@ -134,7 +134,7 @@ impl Term<1> for Itself {
 /// `|x|`.
 #[derive(Clone, Copy)]
 pub(crate) struct Magnitude {
-    /// What changes nothing: 0, or an infinity for the smallest.
+    /// The neutral element: 0, or an infinity for the smallest.
     pub(crate) neutral: f64,
 }
 
@@ -249,7 +249,7 @@ impl Term<1> for Relative {
 
 /// An associative function of two numbers, up to rounding.
 pub(crate) trait Combine: Copy + Sync {
-    /// What changes nothing.
+    /// The neutral element.
     const START: f64;
     /// Lane by lane. To be marked `#[inline(always)]`.
     fn merge<V: Vector>(a: V, b: V) -> V;
@@ -257,7 +257,7 @@ pub(crate) trait Combine: Copy + Sync {
     fn join(a: f64, b: f64) -> f64;
 }
 
-/// Brings the first `count` of them together, a power of two: the first with the middle one, and so on by halves.
+/// Merges the first `count` vectors, a power of two, by halves: vector i with vector i + half, until one is left.
 #[inline(always)]
 pub(super) fn halves<V: Vector, C: Combine, const K: usize, const N: usize>(
     _: C,

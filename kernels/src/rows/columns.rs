@@ -1,22 +1,28 @@
-//! Rows that lie across the tensor, as columns: each vector holds one element of several neighbours, which are computed side by
-//! side with the bits that they have as rows.
+//! Rows that lie across memory, computed as columns: each vector holds one element of several rows. A softmax along the first dimension is
+//! computed so. Sums have the order of [`super::lanes`], so that a column has the bits that it has as a row.
+//!
+//! ```text
+//!  a slab [n, inner], read row by row into groups of SIDE columns      one group at a time is handed to the ColumnKernel
+//!    row 0:  | group 0 | group 1 | ..                                    x[0][..SIDE], x[1][..SIDE], .. : vectors across columns
+//!    row 1:  | group 0 | group 1 | ..
+//! ```
 
 use phalanx_tensor::{Result, Tensor};
 
+use crate::block_reader::BlockReader;
 use crate::real::Real;
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, dispatch};
-use crate::source::Source;
 
 /// Columns that a kernel computes at a time: a group.
 pub(crate) const SIDE: usize = LANES_MAX;
-/// Columns that are prefetched together, at most: a row's part of so many is long enough to hide what its page costs.
+/// Columns that are prefetched together, at most: a row's part of so many is long enough to hide a TLB miss.
 const COLUMNS_MAX: usize = 16 * SIDE;
-/// Elements of the columns that are prefetched together, about. One group should fit a second-level cache, all of them the third.
+/// Elements of the columns that are read together, about: a group should fit the L2 cache, all of them the L3 cache.
 const ELEMENTS: usize = 1024 * 1024;
 /// Elements of a column, at most.
 const LENGTH_MAX: usize = 16 * 1024;
-/// Accumulators of a row's sum, at most: those of [`super::lanes::fold`].
+/// Accumulator vectors of a row's sum in [`super::lanes`].
 const CHAINS: usize = 4;
 
 /// Whether [`run`] takes columns of `n` elements, `inner` of them side by side.
@@ -36,16 +42,16 @@ pub(crate) struct Columns<'a, T, const N: usize> {
     pub(crate) stats: &'a mut [[T; SIDE]],
 }
 
-/// What an operation does to columns: with the bits of its [`super::RowKernel`].
+/// What an operation does to a group of columns: the same as its [`super::RowKernel`], with the same bits.
 pub(crate) trait ColumnKernel<T: Float, const N: usize>: Sync {
     /// The computation. To be marked `#[inline(always)]`.
     fn run<S: Isa>(&self, columns: Columns<'_, T, N>);
 }
 
-type Columnwise<'a, T, const N: usize> = &'a (dyn Fn(Columns<'_, T, N>) + Sync);
+type ColumnsFn<'a, T, const N: usize> = &'a (dyn Fn(Columns<'_, T, N>) + Sync);
 
-/// Runs `kernel` over the columns of the inputs, seen as `[outer, n, inner]`. Results go to the columns of `y`, which is new and
-/// contiguous, and `kept` numbers of each column to `stats`.
+/// Runs `kernel` over the columns of the inputs, seen as `[outer, n, inner]`: a column has n elements. Results go to the columns of `y`, which is
+/// new and contiguous, and `kept` numbers of each column to `stats`.
 pub(crate) fn run<T: Real, const N: usize>(
     op: &'static str,
     kernel: &impl ColumnKernel<T::Wide, N>,
@@ -54,12 +60,19 @@ pub(crate) fn run<T: Real, const N: usize>(
     y: Option<&mut Tensor>,
     (stats, kept): (&mut [T::Wide], usize),
 ) -> Result<()> {
-    run_by::<T, N>(op, &|columns| dispatch(Call { kernel, columns }), [n, inner], inputs, y, (stats, kept))
+    run_by::<T, N>(
+        op,
+        &|columns| dispatch(RunColumns { kernel, columns }),
+        [n, inner],
+        inputs,
+        y,
+        (stats, kept),
+    )
 }
 
 fn run_by<T: Real, const N: usize>(
     op: &'static str,
-    kernel: Columnwise<'_, T::Wide, N>,
+    kernel: ColumnsFn<'_, T::Wide, N>,
     [n, inner]: [usize; 2],
     inputs: [&Tensor; N],
     y: Option<&mut Tensor>,
@@ -69,16 +82,16 @@ fn run_by<T: Real, const N: usize>(
     if numel == 0 {
         return Ok(());
     }
-    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, inputs[0].shape())?;
+    let sources: [BlockReader<'_, T>; N] = BlockReader::open_all(op, inputs, inputs[0].shape())?;
     let (pool, outer) = (inputs[0].device().pool()?, numel / slab);
     let pieces = (4 * pool.threads()).div_ceil(outer).min(inner.div_ceil(SIDE));
     let width = inner.div_ceil(pieces).next_multiple_of(SIDE);
     let mut target = y.map(|y| y.write::<T>(op)).transpose()?;
     let target = target.as_mut().map_or(&mut [][..], |y| &mut y[..numel]);
-    let mut blocks: Vec<Block<'_, T>> = Vec::new();
+    let mut blocks: Vec<ColumnBlock<'_, T>> = Vec::new();
     for slab in 0..outer {
         let starts = (0..inner).step_by(width);
-        blocks.extend(starts.map(|column| Block {
+        blocks.extend(starts.map(|column| ColumnBlock {
             slab,
             column,
             width: width.min(inner - column),
@@ -102,7 +115,7 @@ fn run_by<T: Real, const N: usize>(
 }
 
 /// Some neighbouring columns, worked on by one thread.
-struct Block<'a, T: Real> {
+struct ColumnBlock<'a, T: Real> {
     slab: usize,
     column: usize,
     width: usize,
@@ -111,17 +124,17 @@ struct Block<'a, T: Real> {
     stats: &'a mut [T::Wide],
 }
 
-impl<T: Real> Block<'_, T> {
+impl<T: Real> ColumnBlock<'_, T> {
     fn run<const N: usize>(
         &mut self,
-        kernel: Columnwise<'_, T::Wide, N>,
+        kernel: ColumnsFn<'_, T::Wide, N>,
         [n, inner]: [usize; 2],
-        sources: &[Source<'_, T>; N],
+        sources: &[BlockReader<'_, T>; N],
         kept: usize,
     ) {
         let strip =
             (ELEMENTS / (N * n).max(1)).clamp(SIDE, COLUMNS_MAX).min(self.width).next_multiple_of(SIDE);
-        // A row more than there are, so that the groups' rows do not share places in the cache.
+        // One row more than needed, so that the groups' rows do not fall into the same sets of the cache.
         let (groups, room) = (strip / SIDE, n + 1);
         let mut band = [T::Wide::ZERO; COLUMNS_MAX];
         with_scratch((N * groups * room + kept) * SIDE, |scratch| {
@@ -132,9 +145,9 @@ impl<T: Real> Block<'_, T> {
                 for (source, x) in sources.iter().zip(x.chunks_mut(groups * room)) {
                     for row in 0..n {
                         let at = |row| source.address(first + row * inner).filter(|_| row < n);
-                        near(at(row + AHEAD), count);
+                        prefetch_row(at(row + AHEAD), count);
                         let from = source.wide(first + row * inner, count, &mut band);
-                        dispatch(Spread { from, to: &mut x[row..], room });
+                        dispatch(ScatterRow { from, to: &mut x[row..], room });
                     }
                 }
                 for group in 0..count.div_ceil(SIDE) {
@@ -155,32 +168,32 @@ impl<T: Real> Block<'_, T> {
                     }
                 }
                 for row in 0..self.y.len() {
-                    near(self.y.get(row + AHEAD).map(|to| to[column..].as_ptr()), count);
+                    prefetch_row(self.y.get(row + AHEAD).map(|to| to[column..].as_ptr()), count);
                     let to = &mut self.y[row][column..][..count];
-                    dispatch(Join { from: &x[row..], room, to });
+                    dispatch(GatherRow { from: &x[row..], room, to });
                 }
             }
         });
     }
 }
 
-/// How many rows ahead elements are asked for.
+/// How many rows ahead elements are prefetched.
 const AHEAD: usize = 8;
 
-/// Asks for elements that are read or written soon: rows are pages apart, so that none is prefetched by the hardware, and a write that
-/// waits for its page holds up those behind it.
-fn near<T: Real>(at: Option<*const T>, count: usize) {
+/// Prefetches elements that are read or written soon. Rows are pages apart, so the hardware prefetches none, and a store that
+/// misses the TLB delays the stores behind it.
+fn prefetch_row<T: Real>(at: Option<*const T>, count: usize) {
     if let Some(at) = at {
-        dispatch(Near { at, count });
+        dispatch(PrefetchRow { at, count });
     }
 }
 
-struct Near<T> {
+struct PrefetchRow<T> {
     at: *const T,
     count: usize,
 }
 
-impl<T: Real> Kernel for Near<T> {
+impl<T: Real> Kernel for PrefetchRow<T> {
     type Output = ();
 
     #[inline(always)]
@@ -192,14 +205,14 @@ impl<T: Real> Kernel for Near<T> {
     }
 }
 
-/// Deals a row out to groups, whose rows of this number are `room` rows apart.
-struct Spread<'a, T> {
+/// Copies a row into groups of columns, whose rows of this number are `room` rows apart.
+struct ScatterRow<'a, T> {
     from: &'a [T],
     to: &'a mut [[T; SIDE]],
     room: usize,
 }
 
-impl<T: Float> Kernel for Spread<'_, T> {
+impl<T: Float> Kernel for ScatterRow<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -215,14 +228,14 @@ impl<T: Float> Kernel for Spread<'_, T> {
     }
 }
 
-/// Puts a row together again, and rounds it.
-struct Join<'a, T: Real> {
+/// Copies a row back from the groups, and rounds it.
+struct GatherRow<'a, T: Real> {
     from: &'a [[T::Wide; SIDE]],
     to: &'a mut [T],
     room: usize,
 }
 
-impl<T: Real> Kernel for Join<'_, T> {
+impl<T: Real> Kernel for GatherRow<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -236,12 +249,12 @@ impl<T: Real> Kernel for Join<'_, T> {
     }
 }
 
-struct Call<'a, K, T, const N: usize> {
+struct RunColumns<'a, K, T, const N: usize> {
     kernel: &'a K,
     columns: Columns<'a, T, N>,
 }
 
-impl<T: Float, K: ColumnKernel<T, N>, const N: usize> Kernel for Call<'_, K, T, N> {
+impl<T: Float, K: ColumnKernel<T, N>, const N: usize> Kernel for RunColumns<'_, K, T, N> {
     type Output = ();
 
     #[inline(always)]
@@ -256,7 +269,7 @@ pub(crate) fn at<V: Vector>(row: &[V::Elem; SIDE], column: usize) -> V {
     V::load(&row[column..])
 }
 
-/// Sets the vector of columns at `column` of each row to `f` of it and the row's number.
+/// Sets the vector of columns at `column` of each row to `f(vector, row)`.
 #[inline(always)]
 pub(crate) fn update<V: Vector>(x: &mut [[V::Elem; SIDE]], column: usize, f: impl Fn(V, usize) -> V) {
     for (i, row) in x.iter_mut().enumerate() {
@@ -264,7 +277,7 @@ pub(crate) fn update<V: Vector>(x: &mut [[V::Elem; SIDE]], column: usize, f: imp
     }
 }
 
-/// The sums that [`super::lanes::sums`] makes of rows of `n` elements, of which `term` gives those with one number.
+/// The sums of columns of `n` elements in the order of [`super::lanes::sums`]; `term(row)` gives a vector of columns.
 #[inline(always)]
 pub(crate) fn sums<V: Vector>(n: usize, term: impl Fn(usize) -> V) -> V {
     let mut chains = [V::zero(); CHAINS * LANES_MAX];
@@ -292,7 +305,7 @@ pub(crate) fn sums<V: Vector>(n: usize, term: impl Fn(usize) -> V) -> V {
     chains[0]
 }
 
-/// Adds what is `apart` to each of some chains.
+/// Adds chain `i + apart` to chain i, for i from `first` to `end`.
 #[inline(always)]
 fn join<V: Vector>(
     chains: &mut [V; CHAINS * LANES_MAX],
@@ -308,7 +321,7 @@ fn join<V: Vector>(
     }
 }
 
-/// The largest elements of the vector of columns at `column`, NaN passed over; `low` of none.
+/// The largest elements of the vector of columns at `column`, ignoring NaN; `low` if there are none.
 #[inline(always)]
 pub(crate) fn max<V: Vector>(x: &[[V::Elem; SIDE]], column: usize, low: V::Elem) -> V {
     let mut max = V::splat(low);

@@ -1,28 +1,29 @@
-//! Rows on a GPU: how many threads work on each, and where the rows of an operand lie.
+//! Rows on a GPU: [`Team`], the threads that work on a row; [`Operand`], where the rows of a tensor lie; [`RowProgram`], the CUDA files of an
+//! operation.
 
 use phalanx_tensor::cuda::{Args, Gpu, Grid, Kernel, Program, Scratch};
 use phalanx_tensor::{DType, Loops, Result, Tensor};
 
 use crate::cuda::{File, type_name};
 
-/// Teams of threads, one a row.
+/// The CUDA file with teams of threads, a team for each row.
 pub(crate) const ROWS: File = ("rows.cuh", include_str!("rows.cuh"));
-/// Rows standardised.
+/// The CUDA file with the standardisation of rows, for normalisations.
 pub(crate) const STANDARD: File = ("standard.cuh", include_str!("standard.cuh"));
 
 /// Bytes that a thread loads at once.
 pub(crate) const PACKET_BYTES: usize = 16;
-/// Warps of a block whose teams are warps.
+/// Warps of a block, where a team is a warp.
 const WARPS: usize = 4;
-/// How many packets of a row a thread may keep: one of these.
+/// The numbers of packets of a row that a thread can keep in registers.
 const KEPT: [usize; 5] = [1, 2, 3, 4, 6];
 
 /// A program of kernels over rows.
 #[derive(Clone, Copy)]
 pub(crate) struct RowProgram {
-    /// Its own file's name.
+    /// The name of the operation's file.
     pub(crate) name: &'static str,
-    /// The prelude, [`ROWS`], what else it needs, and its own file.
+    /// The prelude, [`ROWS`], other files that it needs, and the operation's file.
     pub(crate) files: &'static [File],
 }
 
@@ -42,7 +43,7 @@ macro_rules! row_program {
 }
 pub(crate) use row_program;
 
-/// The threads that work on rows of a width: a choice that depends on width and dtype alone, as the order of sums does.
+/// The threads that work on rows of a width. Width and dtype alone decide, and so they decide the order of sums.
 #[derive(Clone, Copy)]
 pub(crate) struct Team {
     dtype: DType,
@@ -100,14 +101,14 @@ impl Team {
     }
 }
 
-/// A tensor as rows that each lie together: `rows.cuh`'s `Rows`.
+/// A tensor as contiguous rows: `rows.cuh`'s `Rows`.
 pub(crate) enum Operand<'a> {
     Lying { tensor: &'a Tensor, stride: usize },
     Gathered { scratch: Scratch, width: usize },
 }
 
 impl<'a> Operand<'a> {
-    /// Rows of `width`, which the last dimensions make; gathered first if they do not lie together.
+    /// The rows of `width` elements that the last dimensions make; a contiguous copy if they do not lie so.
     pub(crate) fn of(op: &'static str, tensor: &'a Tensor, width: usize) -> Result<Operand<'a>> {
         if tensor.is_contiguous() {
             return Ok(Operand::Lying { tensor, stride: width });

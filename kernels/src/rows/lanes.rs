@@ -1,17 +1,17 @@
-//! Loops over the vectors of rows.
+//! Loops over the vectors of a row, for the bodies of row kernels: [`map`], [`update`], [`fold`], [`sums`] and variants.
 //!
-//! What is not inlined is compiled without the instruction set, and a closure cannot be marked to be. So each of these
-//! calls its function in one place only, for whole vectors and a row's end alike, and none hands vectors to a closure of
-//! the standard library.
+//! They are written for inlining. What is not inlined is compiled without the instruction set's features, and a closure cannot be marked
+//! `#[inline(always)]`. So each loop calls its function in one place only, for whole vectors and for the partial vector at a row's end, and none
+//! passes vectors to a closure of the standard library.
 
 #![allow(clippy::needless_range_loop)]
 
 use crate::simd::{Float, Vector};
 
-/// Chains of a reduction that run side by side.
+/// Independent chains of a reduction.
 const CHAINS: usize = 4;
 
-/// The first elements of each of some slices: as many, so that one comparison shows that a vector is inside all of them.
+/// The first `len` elements of each slice: with equal lengths one bounds check covers all of them.
 #[inline(always)]
 fn cut<E, const N: usize>(mut x: [&[E]; N], len: usize) -> [&[E]; N] {
     for n in 0..N {
@@ -20,7 +20,7 @@ fn cut<E, const N: usize>(mut x: [&[E]; N], len: usize) -> [&[E]; N] {
     x
 }
 
-/// The vectors from `at` on, whole ones or, beyond the end, filled up.
+/// The vectors at `at`: whole, or partial and filled up with `fill`.
 #[inline(always)]
 fn load<V: Vector, const N: usize>(
     x: &[&[V::Elem]; N],
@@ -38,7 +38,8 @@ fn load<V: Vector, const N: usize>(
     v
 }
 
-/// A function of `N` vectors: a closure, or, where that is too large to be inlined without being told, a type whose `of` is told.
+/// A function of `N` vectors: a closure, or a type whose `of` is marked `#[inline(always)]`, for bodies that the compiler would not inline as a
+/// closure.
 pub(crate) trait Function<V, const N: usize> {
     /// Its value.
     fn of(&self, x: [V; N]) -> V;
@@ -57,7 +58,7 @@ pub(crate) fn map<V: Vector, const N: usize>(x: [&[V::Elem]; N], y: &mut [V::Ele
     map_by(x, y, f);
 }
 
-/// [`map`] by a function of either kind.
+/// [`map`] by a closure or a [`Function`] type.
 #[inline(always)]
 pub(crate) fn map_by<V: Vector, const N: usize>(
     x: [&[V::Elem]; N],
@@ -109,7 +110,7 @@ pub(crate) fn update_from<V: Vector, const N: usize>(
     }
 }
 
-/// Two [`update`]s at once; meanwhile the next rows of `x` are prefetched, if they lie behind these.
+/// Two [`update`]s in one pass. Meanwhile the memory behind the rows of `x` is prefetched, where the next rows usually lie.
 #[inline(always)]
 pub(crate) fn update_both<V: Vector, const N: usize>(
     y: [&mut [V::Elem]; 2],
@@ -149,7 +150,7 @@ pub(crate) fn fold<V: Vector, const N: usize, const M: usize>(
     fold_near(&[], x, fill, start, f, join)
 }
 
-/// [`fold`]; meanwhile what lies at the addresses `near`, which need not be valid, is prefetched: as much as of a row.
+/// [`fold`]. Meanwhile as much memory as a row has is prefetched from each of the addresses `near`, which need not be valid.
 #[inline(always)]
 pub(crate) fn fold_near<V: Vector, const N: usize, const M: usize>(
     near: &[*const V::Elem],
@@ -205,7 +206,7 @@ pub(crate) fn sums<V: Vector, const N: usize, const M: usize>(
     sums
 }
 
-/// The largest element, NaN passed over; negative infinity of none.
+/// The largest element, ignoring NaN; negative infinity if there are none.
 #[inline(always)]
 pub(crate) fn max<V: Vector>(x: &[V::Elem]) -> V::Elem {
     let low = -V::Elem::INFINITY;

@@ -1,9 +1,10 @@
-//! Operations on rows: each row of the output depends on the same row of the inputs, and sums over rows are the
+//! Operations on rows, such as softmax and layer norm: each row of the output depends on the same row of the inputs, and sums over rows are the
 //! only thing that rows share.
 //!
-//! An operation states what it does to one row of vectors; this module gathers strided inputs, widens halves, splits
-//! the rows over the device's threads and adds the sums of fixed blocks of rows in their order, so that bits do not
-//! depend on the number of threads.
+//! An operation implements [`RowKernel`], what it does to one row of vectors. [`run`] gathers strided inputs, widens halves, splits
+//! the rows over the device's threads, and adds the sums of fixed blocks of rows in their order, so that bits do not
+//! depend on the number of threads. [`along`] does it along any dimension; there, rows that lie across memory are computed as columns
+//! (`columns.rs`). `lanes.rs` has the loops over the vectors of a row, `cuda.rs` the rows of a GPU.
 
 pub(crate) mod columns;
 pub(crate) mod cuda;
@@ -13,32 +14,32 @@ use std::ops::Range;
 
 use phalanx_tensor::{Device, Result, Tensor};
 
+use crate::block_reader::BlockReader;
 use crate::check;
 use crate::dispatch::by_device;
 use crate::pointwise::{PIECE, piece_of};
 use crate::real::{Real, for_real};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, dispatch};
-use crate::source::Source;
 use columns::ColumnKernel;
 use cuda::RowProgram;
 
-/// Blocks of rows that have sums of their own, at most.
+/// Blocks of rows, each with sums of its own, at most.
 const SUMS_MAX: usize = 64;
-/// Elements of neighbouring rows that are widened, computed and rounded by a call each, unless a row has more.
+/// Elements of neighbouring rows that are widened, computed and rounded in one call each, unless a row has more.
 const TOGETHER: usize = 1024;
 
-/// One row's work.
+/// A row, as a [`RowKernel`] gets it.
 pub(crate) struct Row<'a, T, const N: usize> {
     /// Its number.
     pub(crate) index: usize,
     /// The inputs' rows.
     pub(crate) x: [&'a [T]; N],
-    /// The output's row; empty if the operation has no such output. Without inputs it is what the row holds.
+    /// The output's row; empty if the operation has no such output. Without inputs it holds what the tensor held.
     pub(crate) y: &'a mut [T],
-    /// What is kept of the row besides.
+    /// The numbers that are kept of the row, such as its mean.
     pub(crate) stats: &'a mut [T],
-    /// Sums over the rows of a block, to add to.
+    /// Sums over the rows of a block, to which the kernel adds.
     pub(crate) sums: &'a mut [T],
 }
 
@@ -48,19 +49,19 @@ pub(crate) trait RowKernel<T: Float, const N: usize>: Sync {
     fn run<S: Isa>(&self, row: Row<'_, T, N>);
 }
 
-/// Neighbouring rows, the first of which is a row's `index`: the slices hold one row's part after the other.
+/// Some neighbouring rows, from number `all.index` on: each slice of `all` holds the rows' parts one after the other.
 struct Rows<'a, T, const N: usize> {
     all: Row<'a, T, N>,
     count: usize,
 }
 
-/// [`RowKernel::run`] of some rows on the process's instruction set, erased so that the frame around it is compiled once and not
+/// [`RowKernel::run`] of some rows, as a trait object, so that the frame around it is compiled once and not
 /// for every kernel.
-type Rowwise<'a, T, const N: usize> = &'a (dyn Fn(Rows<'_, T, N>) + Sync);
+type RowsFn<'a, T, const N: usize> = &'a (dyn Fn(Rows<'_, T, N>) + Sync);
 
 /// The sizes of an operation on rows.
 #[derive(Clone, Copy)]
-pub(crate) struct Shape {
+pub(crate) struct RowSizes {
     /// How many rows.
     pub(crate) rows: usize,
     /// Elements of an input's row.
@@ -71,8 +72,8 @@ pub(crate) struct Shape {
     pub(crate) sums: usize,
 }
 
-/// Where results go: `y` has rows of the inputs' width, or is absent; `stats` holds each row's numbers. Without inputs,
-/// `y` holds what the kernel changes.
+/// Where results go: `y` has rows of the inputs' width, or is absent; `stats` gets each row's numbers. Without inputs,
+/// the kernel changes `y` in place.
 pub(crate) struct Outputs<'a, W> {
     pub(crate) y: Option<&'a mut Tensor>,
     pub(crate) stats: &'a mut [W],
@@ -82,36 +83,37 @@ pub(crate) struct Outputs<'a, W> {
 pub(crate) fn run<T: Real, const N: usize>(
     op: &'static str,
     kernel: &impl RowKernel<T::Wide, N>,
-    shape: Shape,
+    shape: RowSizes,
     inputs: [&Tensor; N],
     outputs: Outputs<'_, T::Wide>,
 ) -> Result<Vec<f64>> {
     run_added::<T, N>(op, kernel, shape, inputs, None, outputs)
 }
 
-/// [`run`]; with `sum`, the first two inputs are added and rounded into it, and what is there is the kernel's first input.
+/// [`run`] of a residual sum: with `sum`, the first two inputs are added and rounded into it, and the sum is the kernel's first input.
 pub(crate) fn run_added<T: Real, const N: usize>(
     op: &'static str,
     kernel: &impl RowKernel<T::Wide, N>,
-    shape: Shape,
+    shape: RowSizes,
     inputs: [&Tensor; N],
     sum: Option<&mut Tensor>,
     outputs: Outputs<'_, T::Wide>,
 ) -> Result<Vec<f64>> {
-    run_by::<T, N>(op, &|rows| dispatch(Call { kernel, rows }), shape, inputs, sum, outputs)
+    run_by::<T, N>(op, &|rows| dispatch(RunRows { kernel, rows }), shape, inputs, sum, outputs)
 }
 
 fn run_by<T: Real, const N: usize>(
     op: &'static str,
-    kernel: Rowwise<'_, T::Wide, N>,
-    shape: Shape,
+    kernel: RowsFn<'_, T::Wide, N>,
+    shape: RowSizes,
     inputs: [&Tensor; N],
     sum: Option<&mut Tensor>,
     outputs: Outputs<'_, T::Wide>,
 ) -> Result<Vec<f64>> {
     let like = inputs.first().copied();
     let pool = like.or(outputs.y.as_deref()).map_or(Device::CPU, Tensor::device).pool()?;
-    let sources: [Source<'_, T>; N] = Source::open_all(op, inputs, like.map_or(&[], Tensor::shape))?;
+    let sources: [BlockReader<'_, T>; N] =
+        BlockReader::open_all(op, inputs, like.map_or(&[], Tensor::shape))?;
     let mut y = outputs.y.map(|y| Ok((y.offset(), y.write::<T>(op)?))).transpose()?;
     let y: &mut [T] = y.as_mut().map_or(&mut [], |(at, y)| &mut y[*at..][..shape.rows * shape.width]);
     let mut sum = sum.map(|sum| Ok((sum.offset(), sum.write::<T>(op)?))).transpose()?;
@@ -130,8 +132,8 @@ fn run_by<T: Real, const N: usize>(
         let mut sum_parts = parts(sum, block * shape.width);
         let mut stats_parts = parts(stats, block * shape.stats);
         let mut sums_parts = parts(sums, shape.sums);
-        let mut blocks: Vec<Block<'_, T>> = (0..shape.rows.div_ceil(block))
-            .map(|i| Block {
+        let mut blocks: Vec<RowBlock<'_, T>> = (0..shape.rows.div_ceil(block))
+            .map(|i| RowBlock {
                 first: i * block,
                 count: block.min(shape.rows - i * block),
                 y: y_parts.next().unwrap_or_default(),
@@ -157,7 +159,7 @@ fn parts<T>(data: &mut [T], size: usize) -> std::slice::ChunksMut<'_, T> {
 }
 
 /// Some neighbouring rows, worked on by one thread.
-struct Block<'a, T: Real> {
+struct RowBlock<'a, T: Real> {
     first: usize,
     count: usize,
     y: &'a mut [T],
@@ -166,16 +168,16 @@ struct Block<'a, T: Real> {
     sums: &'a mut [T::Wide],
 }
 
-impl<T: Real> Block<'_, T> {
+impl<T: Real> RowBlock<'_, T> {
     fn run<const N: usize>(
         &mut self,
-        kernel: Rowwise<'_, T::Wide, N>,
-        shape: Shape,
-        sources: &[Source<'_, T>; N],
+        kernel: RowsFn<'_, T::Wide, N>,
+        shape: RowSizes,
+        sources: &[BlockReader<'_, T>; N],
     ) {
         let direct = T::as_wide(&[]).is_some();
         let together = (TOGETHER / shape.width.max(1)).clamp(1, self.count);
-        // Whole cache lines each: like rows of tensors, so that no row's place in a page meets half of another's.
+        // Whole cache lines each, as rows of tensors have: places within a page that overlap by half a line would stall (4K aliasing).
         let room = (together * shape.width).next_multiple_of(LANES_MAX);
         let places = |yes: bool| if yes { room } else { 0 };
         let gathered = sources.each_ref().map(|source| places(!source.is_wide()));
@@ -192,13 +194,13 @@ impl<T: Real> Block<'_, T> {
         });
     }
 
-    /// Rows of the block, in rooms for what is not computed with in place.
+    /// Computes some rows of the block. Inputs that are not read in place go to `gathered`, outputs that are halves to `wide`.
     fn run_rows<const N: usize>(
         &mut self,
         rows: Range<usize>,
-        kernel: Rowwise<'_, T::Wide, N>,
-        shape: Shape,
-        sources: &[Source<'_, T>; N],
+        kernel: RowsFn<'_, T::Wide, N>,
+        shape: RowSizes,
+        sources: &[BlockReader<'_, T>; N],
         gathered: &mut [&mut [T::Wide]; N],
         [wide, wide_sum]: [&mut [T::Wide]; 2],
     ) {
@@ -227,7 +229,7 @@ impl<T: Real> Block<'_, T> {
     }
 }
 
-/// Sets `to` to the sum of rows, rounded, and returns what is there, widened in `room` if need be.
+/// Sets `to` to the sum of rows, rounded, and returns it widened, in `room` if `to` is of halves.
 fn added<'a, T: Real>(x: [&[T::Wide]; 2], to: &'a mut [T], room: &'a mut [T::Wide]) -> &'a [T::Wide] {
     if let Some(to) = T::as_wide_mut(to) {
         dispatch(Add { x, to });
@@ -255,12 +257,13 @@ impl<T: Float> Kernel for Add<'_, T> {
     }
 }
 
-struct Call<'a, K, T, const N: usize> {
+/// Runs a [`RowKernel`] for some rows on the process's instruction set.
+struct RunRows<'a, K, T, const N: usize> {
     kernel: &'a K,
     rows: Rows<'a, T, N>,
 }
 
-impl<T: Float, K: RowKernel<T, N>, const N: usize> Kernel for Call<'_, K, T, N> {
+impl<T: Float, K: RowKernel<T, N>, const N: usize> Kernel for RunRows<'_, K, T, N> {
     type Output = ();
 
     #[inline(always)]
@@ -280,7 +283,7 @@ impl<T: Float, K: RowKernel<T, N>, const N: usize> Kernel for Call<'_, K, T, N> 
     }
 }
 
-/// A kernel for rows of a wide type, and for columns.
+/// A kernel of an operation that is computed by rows or by columns.
 pub(crate) trait LineKernel<T: Float, const N: usize>: RowKernel<T, N> + ColumnKernel<T, N> {}
 
 impl<T: Float, K: RowKernel<T, N> + ColumnKernel<T, N>, const N: usize> LineKernel<T, N> for K {}
@@ -333,7 +336,7 @@ fn rows_of<T: Real, const N: usize>(
     y: &mut Tensor,
 ) -> Result<()> {
     let width = y.size(-1)?;
-    let shape = Shape { rows: y.numel() / width.max(1), width, stats: 0, sums: 0 };
+    let shape = RowSizes { rows: y.numel() / width.max(1), width, stats: 0, sums: 0 };
     run::<T, N>(op, kernel, shape, inputs, Outputs { y: Some(y), stats: &mut [] })?;
     Ok(())
 }

@@ -13,8 +13,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::halves::{Halves, padded};
-use super::vector::Isa;
-use super::vector::{Mask, PARTS_MAX, Vector};
+use super::vector::{Isa, Mask, PARTS_MAX, Vector};
 
 /// AVX2, FMA and F16C.
 pub(crate) struct Avx2;

@@ -13,8 +13,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use super::halves::Halves;
-use super::vector::Isa;
-use super::vector::{Mask, PARTS_MAX, Vector};
+use super::vector::{Isa, Mask, PARTS_MAX, Vector};
 
 /// AVX-512 F, BW, DQ and VL.
 pub(crate) struct Avx512;

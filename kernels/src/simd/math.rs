@@ -6,8 +6,7 @@
 //! f64 within 1e-14 relative; the tests hold both.
 
 use super::tables::Tables;
-use super::vector::Float;
-use super::vector::{LANES_MAX, Mask, Vector};
+use super::vector::{Float, LANES_MAX, Mask, Vector};
 
 /// A constant in every lane.
 #[inline(always)]

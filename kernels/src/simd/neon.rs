@@ -10,8 +10,7 @@ use std::arch::aarch64::*;
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
 use super::halves::Halves;
-use super::vector::Isa;
-use super::vector::{Mask, Vector};
+use super::vector::{Isa, Mask, Vector};
 
 /// AArch64's baseline.
 pub(crate) struct Neon;

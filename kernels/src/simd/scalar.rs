@@ -3,9 +3,7 @@
 use std::ops::{Add, BitAnd, BitOr, Div, Mul, Neg, Not, Sub};
 
 use super::halves::Halves;
-use super::vector::Float;
-use super::vector::Isa;
-use super::vector::{Mask, Vector};
+use super::vector::{Float, Isa, Mask, Vector};
 
 /// Plain Rust.
 pub(crate) struct Scalar;

@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use super::halves::Halves;
 use super::math;
 use super::tables::Tables;
-use super::whole::small;
+use super::truncate::small_integer;
 
 /// The most lanes any instruction set has (16 x f32 in 512 bits).
 pub(crate) const LANES_MAX: usize = 16;
@@ -148,11 +148,11 @@ pub(crate) trait Vector:
         Self::load(&lanes)
     }
 
-    /// Asks for the cache line at `address`, which need not be valid, to be prefetched. A hint: may do nothing.
+    /// Prefetches the cache line at `address`, which need not be valid. A hint: it may do nothing.
     #[inline(always)]
     fn prefetch(_address: *const Self::Elem) {}
 
-    /// As [`Vector::prefetch`], but no nearer than the second-level cache: for many lines that the first has one place for.
+    /// As [`Vector::prefetch`], but into the L2 cache at most: for many lines that fall into one set of the L1 cache.
     #[inline(always)]
     fn prefetch_far(_address: *const Self::Elem) {}
 
@@ -174,7 +174,7 @@ pub(crate) trait Vector:
         Self::select(self.is_nan(), self, self.max(o))
     }
 
-    /// [`Vector::select`] of a second value that is computed only if some lane is it.
+    /// [`Vector::select`] whose second value is computed only if some lane needs it.
     #[inline(always)]
     fn select_or(mask: Self::Mask, if_true: Self, if_false: impl FnOnce() -> Self) -> Self {
         if mask.all() { if_true } else { Self::select(mask, if_true, if_false()) }
@@ -204,7 +204,7 @@ pub(crate) trait Vector:
         self.ne(self)
     }
 
-    /// Brings the lanes together, always by the same tree: lane i and lane i + half, halving.
+    /// Merges the lanes, always by the same tree: lane i with lane i + half, halving.
     #[inline(always)]
     fn reduce(self, join: impl Fn(Self, Self) -> Self) -> Self::Elem {
         fold_halves(self, join)
@@ -369,8 +369,8 @@ pub(crate) trait Float:
     /// Whether this is a NaN.
     fn is_nan(self) -> bool;
 
-    /// The integer that this is, from 0 to 2^24; some such number of any other.
-    fn small(self) -> i32;
+    /// An integer from 0 to 2^24 as i32; any other value gives some integer of that range.
+    fn small_integer(self) -> i32;
 
     /// At most a vector's lanes, widened; zeros beyond. Only f32 is what halves are computed in: f64 gives zeros.
     fn load_bf16<S: Isa>(from: &[bf16]) -> Self::Vec<S>;
@@ -422,8 +422,8 @@ float! {
     f32: F32
 
     #[inline(always)]
-    fn small(self) -> i32 {
-        small(self)
+    fn small_integer(self) -> i32 {
+        small_integer(self)
     }
 
     #[inline(always)]
@@ -451,8 +451,8 @@ float! {
     f64: F64
 
     #[inline(always)]
-    fn small(self) -> i32 {
-        small(self as f32)
+    fn small_integer(self) -> i32 {
+        small_integer(self as f32)
     }
 
     #[inline(always)]
@@ -493,7 +493,7 @@ pub(crate) trait Isa {
     type F64: Vector<Elem = f64>;
     /// How many vector registers there are.
     const REGISTERS: usize;
-    /// How many of them a product's tile leaves to what is multiplied, beside its sums.
+    /// How many of them a tile of a matrix product uses for factors; the others hold its sums.
     const FACTORS: usize = 4;
 
     /// How many bf16 a lane holds for [`Isa::dot_bf16`]: one, widened, or a pair, the first in the upper half.

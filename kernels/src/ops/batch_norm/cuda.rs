@@ -5,10 +5,10 @@ use phalanx_tensor::{DType, Dims, Result, Tensor};
 
 use super::{Channels, KEPT};
 use crate::cuda::{File, PRELUDE, type_name};
-use crate::reduce::cuda::{Finish, Precision, Target, fold, numbers};
-use crate::reduce::{Deviation, Frame, Itself, Total};
+use crate::real::wide_dtype;
+use crate::reduce::cuda::{Destination, Finish, Precision, fold, numbers};
+use crate::reduce::{Deviation, Itself, ReduceView, Total};
 use crate::rows::cuda::{ROWS, STANDARD};
-use crate::source::wide_dtype;
 
 const FILES: &[File] = &[PRELUDE, ROWS, STANDARD, ("channels.cu", include_str!("channels.cu"))];
 /// As many blocks as keep a large device busy, whatever the device.
@@ -36,32 +36,38 @@ pub(super) fn forward(
     [y, stats]: [&mut Tensor; 2],
 ) -> Result<()> {
     match running {
-        Some(running) => given(op, x.dtype(), running, eps, stats)?,
+        Some(running) => running_stats(op, x.dtype(), running, eps, stats)?,
         None => measure(op, channels, x, eps, stats)?,
     }
     apply(op, channels, [x, stats], affine, y)
 }
 
-/// Each channel's own statistics: [`KEPT`] numbers.
+/// Computes each channel's statistics: [`KEPT`] numbers.
 fn measure(op: &'static str, channels: &Channels, x: &Tensor, eps: f64, stats: &mut Tensor) -> Result<()> {
     let (outer, n) = (channels.channels, channels.count);
     let shape = Dims::from_slice(&[outer]);
     let reduced = (1..x.rank()).collect();
-    let frame = Frame { view: channels.transposed(x)?, outer, n, inner: 1, shape, reduced };
-    let means = numbers(op, &frame)?;
+    let view = ReduceView { input: channels.transposed(x)?, outer, n, inner: 1, shape, reduced };
+    let means = numbers(op, &view)?;
     let mean = Finish { text: "set(out, o, x[0] / a)", numbers: [n as f64, 0.0] };
     let with = (Total, Itself { neutral: 0.0 });
-    fold(op, &frame, with, Precision::Plain, None, Target::Scratch(&means), &mean)?;
+    fold(op, &view, with, Precision::Plain, None, Destination::Scratch(&means), &mean)?;
     let text = "const f64 low = x[0] / a, variance = x[1] / a - low * low; \
                 set(out, 4 * o, shift); set(out, 4 * o + 1, low); \
                 set(out, 4 * o + 2, 1.0 / sqrt(variance + b)); set(out, 4 * o + 3, variance)";
     let finish = Finish { text, numbers: [n as f64, eps] };
     let with = (Total, Deviation);
-    fold(op, &frame, with, Precision::Plain, Some(&means), Target::Tensor(stats), &finish)
+    fold(op, &view, with, Precision::Plain, Some(&means), Destination::Tensor(stats), &finish)
 }
 
-/// Given statistics, kept as a batch's own.
-fn given(op: &'static str, dtype: DType, running: [&Tensor; 2], eps: f64, stats: &mut Tensor) -> Result<()> {
+/// Stores running statistics in the form of a batch's own.
+fn running_stats(
+    op: &'static str,
+    dtype: DType,
+    running: [&Tensor; 2],
+    eps: f64,
+    stats: &mut Tensor,
+) -> Result<()> {
     let gpu = stats.device().gpu()?;
     let channels = stats.numel() / KEPT;
     // One type for both.
@@ -136,7 +142,7 @@ pub(super) fn backward(
     kernel(op, gpu, [dtype; 2], "input_gradient")?.launch(grid, args)
 }
 
-/// How a channel's sums are made.
+/// How the sums of a channel are computed: in parts, then joined.
 pub(in crate::ops) struct Sums {
     pub(in crate::ops) op: &'static str,
     /// Numbers kept by the forward pass: of a channel, or of a group of an item.

@@ -2,25 +2,22 @@
 
 mod cpu;
 pub(in crate::ops) mod cuda;
-mod whole;
 
 use phalanx_tensor::{Device, Error, Result, Tensor};
 
+use crate::block_reader::{GROUP, elements, store, values_f64, widened_if};
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::ops::copy_;
-use crate::real::{Real, for_real};
-use crate::reduce::{Deviation, Frame, Itself, Total, fold};
-use crate::rows::{self, Outputs, Shape};
+use crate::real::{Real, for_real, wide_dtype};
+use crate::reduce::{Deviation, Itself, ReduceView, Total, fold};
+use crate::rows::{self, Outputs, RowSizes};
 use crate::simd::Float;
-use crate::source::GROUP;
-use crate::source::values_f64;
-use crate::source::{elements, store, wide_dtype, widened_if};
 
 /// Numbers kept of a channel: the mean's two parts, the inverse deviation, and the variance.
 const KEPT: usize = 4;
 
-/// Elements of a row at most, where a channel of an item can be cut into as many: they stay in the first-level cache.
+/// Elements of a row at most, where a channel of an item can be cut into as many: they stay in the L1 cache.
 const ROW_MAX: usize = 1024;
 
 /// The options of batch normalisation.
@@ -99,13 +96,13 @@ fn forward_on_cpu(
     channels: &Channels,
     x: &Tensor,
     running: Option<[&Tensor; 2]>,
-    affine: [Option<&Tensor>; 2],
+    weight_and_bias: [Option<&Tensor>; 2],
     eps: f64,
     [y, stats]: [&mut Tensor; 2],
 ) -> Result<()> {
     for_real!(op, x.dtype(), T => {
         match running {
-            Some(running) => given::<T>(op, running, eps, stats)?,
+            Some(running) => running_stats::<T>(op, running, eps, stats)?,
             None if channels.places == 1 => measure_columns::<T>(op, x, eps, stats)?,
             None => {
                 let kernel = cpu::Measure { eps };
@@ -115,10 +112,10 @@ fn forward_on_cpu(
             }
         }
         let numbers = elements::<<T as Real>::Wide>(op, stats)?;
-        let [weight, bias] = channels.affine::<T>(op, affine)?;
-        let lines = cpu::Lines::new(channels, &numbers, |c, inverse| [weight[c] * inverse, bias[c]]);
-        if channels.are_whole::<T>(&[x]) {
-            return whole::forward::<T>(op, x, &lines, channels, y);
+        let [weight, bias] = affine::<T>(op, channels.channels, weight_and_bias)?;
+        let lines = cpu::ChannelLines::new(channels, &numbers, |c, inverse| [weight[c] * inverse, bias[c]]);
+        if channels.has_long_lines::<T>(&[x]) {
+            return cpu::forward_lines::<T>(op, x, &lines, channels, y);
         }
         let kernel = cpu::Forward(lines);
         rows::run::<T, 1>(op, &kernel, channels.by_place(), [x], Outputs { y: Some(y), stats: &mut [] })?;
@@ -128,13 +125,13 @@ fn forward_on_cpu(
 
 /// Statistics of [N, C]: the sums over columns, which are not transposed.
 fn measure_columns<T: Real>(op: &'static str, x: &Tensor, eps: f64, stats: &mut Tensor) -> Result<()> {
-    let frame = Frame::new(op, x, &[0usize], false)?;
-    let n = frame.n as f64;
-    let mut means = vec![T::Wide::ZERO; frame.outputs()];
-    let mut rests = vec![[0.0; 2]; frame.outputs()];
+    let view = ReduceView::new(op, x, &[0usize], false)?;
+    let n = view.n as f64;
+    let mut means = vec![T::Wide::ZERO; view.outputs()];
+    let mut rests = vec![[0.0; 2]; view.outputs()];
     let mean = |_: usize, [sum]: [f64; 1]| T::Wide::from_f64(sum / n);
-    fold::<T, _, _, _, 1>(op, &frame, (Total, Itself { neutral: 0.0 }), &[], &mut means, mean)?;
-    fold::<T, _, _, _, 2>(op, &frame, (Total, Deviation), &means, &mut rests, |_, rest| rest)?;
+    fold::<T, _, _, _, 1>(op, &view, (Total, Itself { neutral: 0.0 }), &[], &mut means, mean)?;
+    fold::<T, _, _, _, 2>(op, &view, (Total, Deviation), &means, &mut rests, |_, rest| rest)?;
     let mut stats = stats.write::<T::Wide>(op)?;
     for ((kept, high), [rest, squares]) in stats.chunks_exact_mut(KEPT).zip(means).zip(rests) {
         let low = rest / n;
@@ -147,11 +144,16 @@ fn measure_columns<T: Real>(op: &'static str, x: &Tensor, eps: f64, stats: &mut 
 }
 
 /// Keeps given statistics as the batch's own are.
-fn given<T: Real>(op: &'static str, running: [&Tensor; 2], eps: f64, stats: &mut Tensor) -> Result<()> {
+fn running_stats<T: Real>(
+    op: &'static str,
+    running: [&Tensor; 2],
+    eps: f64,
+    stats: &mut Tensor,
+) -> Result<()> {
     let [mean, var] = [values_f64(op, running[0])?, values_f64(op, running[1])?];
     let mut stats = stats.write::<T::Wide>(op)?;
     for ((kept, mean), var) in stats.chunks_exact_mut(KEPT).zip(mean).zip(var) {
-        cpu::keep(mean, var, eps, kept);
+        cpu::store_stats(mean, var, eps, kept);
     }
     Ok(())
 }
@@ -232,11 +234,11 @@ fn backward_on_cpu(
     for_real!(op, x.dtype(), T => {
         let wide = <<T as Real>::Wide as Float>::from_f64;
         let stats = elements::<<T as Real>::Wide>(op, stats)?;
-        let [weight, _] = channels.affine::<T>(op, [weight, None])?;
+        let [weight, _] = affine::<T>(op, channels.channels, [weight, None])?;
         let mut sums = vec![wide(0.0); channels.channels * 2];
         if channels.places == 1 {
-            let kernel = cpu::ItemSums(cpu::Lines::new(channels, &stats, |_, inverse| [inverse]));
-            let shape = Shape { sums: 2 * channels.channels, ..channels.by_place() };
+            let kernel = cpu::ItemSums(cpu::ChannelLines::new(channels, &stats, |_, inverse| [inverse]));
+            let shape = RowSizes { sums: 2 * channels.channels, ..channels.by_place() };
             let all = rows::run::<T, 2>(op, &kernel, shape, [x, dy], Outputs { y: None, stats: &mut [] })?;
             let (of_dy, of_product) = all.split_at(channels.channels);
             for (sums, (&dy, &product)) in sums.chunks_exact_mut(2).zip(of_dy.iter().zip(of_product)) {
@@ -258,9 +260,9 @@ fn backward_on_cpu(
             let own = if training { scale / n } else { wide(0.0) };
             [scale, -(own * inverse * sums[2 * c + 1]), -(own * sums[2 * c])]
         };
-        let lines = cpu::Lines::new(channels, &stats, line);
-        if channels.are_whole::<T>(&[x, dy]) {
-            return whole::backward::<T>(op, [x, dy], &lines, channels, dx);
+        let lines = cpu::ChannelLines::new(channels, &stats, line);
+        if channels.has_long_lines::<T>(&[x, dy]) {
+            return cpu::backward_lines::<T>(op, [x, dy], &lines, channels, dx);
         }
         let kernel = cpu::BackwardOf(lines);
         let outputs = Outputs { y: Some(dx), stats: &mut [] };
@@ -285,10 +287,7 @@ impl Channels {
         let [items, channels, ref places @ ..] = *x.shape() else {
             return Err(Error::shape(op, format!("{:?}", x.shape()), "[N, C] or [N, C, ...]"));
         };
-        for t in affine.iter().copied().flatten() {
-            check::same(op, &[x, t])?;
-            check::shape(op, "a weight or bias", t, &[channels])?;
-        }
+        check::affine(op, x, affine, &[channels])?;
         let places = places.iter().product();
         Ok(Channels { device: x.device(), items, channels, places, count: items * places })
     }
@@ -299,17 +298,17 @@ impl Channels {
     }
 
     /// Rows that are the channels of [`Channels::transposed`].
-    fn by_channel(&self, stats: usize) -> Shape {
-        Shape { rows: self.channels, width: self.count, stats, sums: 0 }
+    fn by_channel(&self, stats: usize) -> RowSizes {
+        RowSizes { rows: self.channels, width: self.count, stats, sums: 0 }
     }
 
     /// Rows that are a part of a channel of an item; where that is a single element, an item's channels.
-    fn by_place(&self) -> Shape {
+    fn by_place(&self) -> RowSizes {
         let (rows, width) = match self.places {
             1 => (self.items, self.channels),
             _ => (self.items * self.channels * self.parts(), self.places / self.parts()),
         };
-        Shape { rows, width, stats: 0, sums: 0 }
+        RowSizes { rows, width, stats: 0, sums: 0 }
     }
 
     /// The rows that a channel of an item is: equal parts, if there is a number for which they are neither large nor small.
@@ -318,22 +317,26 @@ impl Channels {
         (least..=2 * least).find(|&parts| self.places.is_multiple_of(parts)).unwrap_or(1)
     }
 
-    /// Elements of a line that [`whole`] computes with: a channel's of an item, or an item's channels where that is one.
+    /// Elements of a line that [`cpu::forward_lines`] computes with: a channel's of an item, or an item's channels where that is one.
     fn width(&self) -> usize {
         if self.places == 1 { self.channels } else { self.places }
     }
 
-    /// Whether these inputs are to be computed by [`whole`]: halves, as there is nothing to widen of others.
-    fn are_whole<T: Real>(&self, inputs: &[&Tensor]) -> bool {
+    /// Whether these inputs are to be computed by [`cpu::forward_lines`]: halves in long lines. Others have nothing to widen.
+    fn has_long_lines<T: Real>(&self, inputs: &[&Tensor]) -> bool {
         T::as_wide(&[]).is_none() && self.width() >= GROUP && inputs.iter().all(|x| x.is_contiguous())
     }
+}
 
-    /// Weight and bias of every channel, 1 and 0 where they are absent.
-    fn affine<T: Real>(&self, op: &'static str, [w, b]: [Option<&Tensor>; 2]) -> Result<[Vec<T::Wide>; 2]> {
-        let all = |x: T::Wide| vec![x; self.channels];
-        let (w, b) = (widened_if::<T>(op, w)?, widened_if::<T>(op, b)?);
-        Ok([w.unwrap_or_else(|| all(T::Wide::ONE)), b.unwrap_or_else(|| all(T::Wide::ZERO))])
-    }
+/// Weight and bias of each of so many channels, 1 and 0 where they are absent.
+pub(in crate::ops) fn affine<T: Real>(
+    op: &'static str,
+    channels: usize,
+    [weight, bias]: [Option<&Tensor>; 2],
+) -> Result<[Vec<T::Wide>; 2]> {
+    let all = |x: T::Wide| vec![x; channels];
+    let (weight, bias) = (widened_if::<T>(op, weight)?, widened_if::<T>(op, bias)?);
+    Ok([weight.unwrap_or_else(|| all(T::Wide::ONE)), bias.unwrap_or_else(|| all(T::Wide::ZERO))])
 }
 
 #[cfg(test)]

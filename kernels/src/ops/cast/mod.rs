@@ -5,12 +5,12 @@ use std::ops::BitAnd;
 use bytemuck::{Zeroable, cast_slice};
 use phalanx_tensor::{DType, Element, Result, Tensor, bf16, f16};
 
-use crate::moves::by_size;
+use crate::block_reader::BLOCK;
+use crate::data_movement::by_size;
 use crate::pointwise::cuda::{Expression, Numbers, converted_name};
 use crate::pointwise::{in_order, map_blocks};
 use crate::real::{Real, for_element};
-use crate::simd::{Isa, Kernel, cut_f32_to_i32, cut_i32, cut_i64, dispatch};
-use crate::source::BLOCK;
+use crate::simd::{Isa, Kernel, dispatch, truncate_f32_to_i32, truncate_to_i32, truncate_to_i64};
 
 /// `x` in another dtype; `x` itself if it has that dtype. Floats round to nearest even, float to integer truncates
 /// (saturating, NaN to 0; a u8 keeps the low bits), anything to bool is `x != 0`.
@@ -96,7 +96,7 @@ pub(crate) trait Number: Element {
     #[inline(always)]
     fn from_number<T: Number>(x: T) -> Self {
         match (T::DTYPE, Self::DTYPE) {
-            (DType::F32, DType::I32) => Self::from_i64(cut_f32_to_i32(bytemuck::cast(x)).into()),
+            (DType::F32, DType::I32) => Self::from_i64(truncate_f32_to_i32(bytemuck::cast(x)).into()),
             _ if T::INTEGER => Self::from_i64(x.to_i64()),
             _ => Self::from_f64(x.to_f64()),
         }
@@ -130,13 +130,13 @@ macro_rules! number {
 }
 
 number! {
-    f64, false, x, x, cut_i64(x), x, x as f64;
-    f32, false, x, f64::from(x), cut_i64(x.into()), x as f32, x as f32;
+    f64, false, x, x, truncate_to_i64(x), x, x as f64;
+    f32, false, x, f64::from(x), truncate_to_i64(x.into()), x as f32, x as f32;
     bf16, false, x, f64::from(x.widen()), x.widen() as i64, bf16::narrow(to_odd(x)), bf16::narrow(to_odd(x as f64));
     f16, false, x, f64::from(x.widen()), x.widen() as i64, f16::narrow(to_odd(x)), f16::narrow(to_odd(x as f64));
-    i64, true, x, x as f64, x, cut_i64(x), x;
-    i32, true, x, f64::from(x), i64::from(x), cut_i32(x), x as i32;
-    u8, true, x, f64::from(x), i64::from(x), cut_i64(x) as u8, x as u8;
+    i64, true, x, x as f64, x, truncate_to_i64(x), x;
+    i32, true, x, f64::from(x), i64::from(x), truncate_to_i32(x), x as i32;
+    u8, true, x, f64::from(x), i64::from(x), truncate_to_i64(x) as u8, x as u8;
 }
 
 /// Elements that are converted at a time: to clear the room for more takes longer than to convert them.

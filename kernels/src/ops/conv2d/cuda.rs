@@ -1,7 +1,7 @@
-//! Convolutions on a GPU: columns of the pixels under the kernel elements (`columns.cu`), times the weight.
+//! Convolutions on a GPU: im2col (`columns.cu`), then matrix products with the weight.
 //!
-//! As many images at a time as their columns fit into [`COLUMNS_MAX`]. A kernel of one element that reads every pixel
-//! needs no columns: they are the image.
+//! As many images at a time as their columns fit into [`COLUMNS_MAX`] elements. A kernel of one element that reads every pixel
+//! needs no im2col: the columns are the image.
 
 use phalanx_tensor::cuda::{Args, Gpu, Grid, Kernel, Program};
 use phalanx_tensor::{DType, Error, Result, Tensor};
@@ -11,7 +11,7 @@ use crate::cuda::{File, PRELUDE, type_name};
 use crate::gemm::Write;
 use crate::ops::cast::cast;
 use crate::ops::matmul::{Finish, multiply_on_gpu};
-use crate::source::wide_dtype;
+use crate::real::wide_dtype;
 
 const FILES: &[File] = &[PRELUDE, ("columns.cu", include_str!("columns.cu"))];
 
@@ -31,7 +31,7 @@ struct Axis {
 }
 
 /// The options of a convolution, and the sizes of its image, grid and kernel.
-pub(super) struct Form<'a> {
+pub(super) struct ConvSizes<'a> {
     pub(super) op: &'static str,
     pub(super) options: &'a ConvOptions,
     pub(super) image: [usize; 2],
@@ -39,7 +39,7 @@ pub(super) struct Form<'a> {
     pub(super) kernel: [usize; 2],
 }
 
-impl Form<'_> {
+impl ConvSizes<'_> {
     /// `out = weight * image + bias`; the image is contiguous, `out` contiguous and has elements.
     pub(super) fn direct(
         &self,
@@ -68,7 +68,7 @@ impl Form<'_> {
         })
     }
 
-    /// The transpose of [`Form::direct`] in the image: `image` is contiguous and has elements.
+    /// The transpose of [`ConvSizes::direct`] in the image: `image` is contiguous and has elements.
     pub(super) fn transposed(
         &self,
         grid: &Tensor,
@@ -89,7 +89,7 @@ impl Form<'_> {
         })
     }
 
-    /// The gradient of [`Form::direct`]'s weight; `out` is contiguous and has elements.
+    /// The gradient of [`ConvSizes::direct`]'s weight; `out` is contiguous and has elements.
     pub(super) fn weight(&self, image: &Tensor, grid: &Tensor, out: &mut Tensor) -> Result<()> {
         let (groups, channels) = (self.options.groups, image.shape()[1]);
         let (rows, outputs) = (channels / groups * self.elements(), grid.shape()[1] / groups);
@@ -119,13 +119,13 @@ impl Form<'_> {
         self.grid.iter().product()
     }
 
-    /// Whether columns are images.
+    /// Whether the columns are the image itself.
     fn is_pointwise(&self) -> bool {
         let ConvOptions { stride, padding, .. } = self.options;
         self.kernel == [1, 1] && *stride == [1, 1] && *padding == [0, 0] && self.grid == self.image
     }
 
-    /// Calls `run` with the first image and the number of those that are worked on at a time.
+    /// Calls `run` for each group of images that are computed together, with the first image and their number.
     fn for_each_part(
         &self,
         images: usize,

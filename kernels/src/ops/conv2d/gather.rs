@@ -1,19 +1,19 @@
-//! The inner loops around a convolution's products: filling a window, gathering panels from it, and taking sums to the
-//! output.
+//! The copies around a convolution's products: filling a window with pixels ([`FillWindow`]), gathering a panel of points from it as im2col does
+//! ([`GatherPanel`]), and writing sums to the output ([`StoreSums`]).
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
-use super::window::{Frame, Segment};
+use super::window::{Segment, WindowLayout};
 use crate::gemm::GemmElem;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
-/// A segment's vectors: the last one may reach beyond it.
+/// A segment's length in whole vectors; the last one may reach beyond the segment.
 #[inline(always)]
 fn padded<V: Vector>(segment: &Segment) -> usize {
     segment.len.next_multiple_of(V::LANES)
 }
 
-/// A vector of the window; zeros beyond its end.
+/// Loads a vector of the window; zeros beyond its end.
 #[inline(always)]
 fn load<V: Vector>(window: &[V::Elem], at: usize) -> V {
     match window.get(at..at + V::LANES) {
@@ -31,50 +31,50 @@ fn store<V: Vector>(value: V, row: &mut [V::Elem], at: usize) {
     }
 }
 
-/// Copies the window of a channel, or of two that share lanes, out of their planes; of no channel it is zero.
-pub(super) struct Fill<'a, T: GemmElem> {
-    pub(super) frame: &'a Frame,
+/// Copies a channel's pixels into its window, or those of two channels that share places (bf16 pairs). Without a channel the window is zero.
+pub(super) struct FillWindow<'a, T: GemmElem> {
+    pub(super) layout: &'a WindowLayout,
     pub(super) planes: [&'a [T]; 2],
     pub(super) size: [usize; 2],
     pub(super) window: &'a mut [T::Acc],
 }
 
-impl<T: GemmElem> Kernel for Fill<'_, T> {
+impl<T: GemmElem> Kernel for FillWindow<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        let ([height, width], frame) = (self.size, self.frame);
+        let ([height, width], layout) = (self.size, self.layout);
         if self.planes[0].is_empty() {
             return self.window.fill(T::Acc::ZERO);
         }
-        for y in 0..self.window.len() / frame.row_len() {
-            let row = &mut self.window[y * frame.row_len()..];
-            let Some(from) = usize::try_from(frame.top + y as isize).ok().filter(|&y| y < height) else {
-                row[..frame.row_len()].fill(T::Acc::ZERO);
+        for y in 0..self.window.len() / layout.row_len() {
+            let row = &mut self.window[y * layout.row_len()..];
+            let Some(from) = usize::try_from(layout.top + y as isize).ok().filter(|&y| y < height) else {
+                row[..layout.row_len()].fill(T::Acc::ZERO);
                 continue;
             };
             let row_of =
                 |plane: &'_ [T]| if plane.is_empty() { 0..0 } else { from * width..(from + 1) * width };
             let from = self.planes.map(|plane| &plane[row_of(plane)]);
-            let left = usize::try_from(frame.left).ok();
-            let inside = left.filter(|left| left + frame.row_len() <= width);
-            if let Some(left) = inside.filter(|_| frame.phases >= TRANSPOSED_MIN) {
-                transpose_row::<T, S>(from, left, [frame.phases, frame.phase_len], row);
+            let left = usize::try_from(layout.left).ok();
+            let inside = left.filter(|left| left + layout.row_len() <= width);
+            if let Some(left) = inside.filter(|_| layout.phases >= TRANSPOSED_MIN) {
+                transpose_row::<T, S>(from, left, [layout.phases, layout.phase_len], row);
                 continue;
             }
-            for phase in 0..frame.phases {
-                let to = &mut row[phase * frame.phase_len..];
-                fill_row::<T, S>(from, frame.left + phase as isize, frame.phases, frame.phase_len, to);
+            for phase in 0..layout.phases {
+                let to = &mut row[phase * layout.phase_len..];
+                fill_row::<T, S>(from, layout.left + phase as isize, layout.phases, layout.phase_len, to);
             }
         }
     }
 }
 
-/// Phases that are worth turning.
+/// With so many phases (column remainders to the stride), transposing squares is faster than strided reads.
 const TRANSPOSED_MIN: usize = 4;
 
-/// [`fill_row`] for each of some phases of a row that is inside: squares of pixels are transposed.
+/// [`fill_row`] for all phases of a row inside the image: squares of pixels are transposed.
 #[inline(always)]
 fn transpose_row<T: GemmElem, S: Isa>(
     [from, second]: [&[T]; 2],
@@ -90,7 +90,7 @@ fn transpose_row<T: GemmElem, S: Isa>(
             for i in 0..count {
                 let start = left + (at + i) * phases + first;
                 square[i] = match second.get(start..start + here) {
-                    Some(second) => T::across::<S>(&from[start..start + here], second),
+                    Some(second) => T::load_lines::<S>(&from[start..start + here], second),
                     None => T::load::<S>(&from[start..start + here]),
                 };
             }
@@ -103,7 +103,7 @@ fn transpose_row<T: GemmElem, S: Isa>(
     }
 }
 
-/// Every `step`-th pixel of a row from `left` on, zero outside. What it writes too much is what comes next.
+/// Copies every `step`-th pixel of a row from `left` on, zero outside. Whole vectors may overwrite what follows, which is written next.
 #[inline(always)]
 fn fill_row<T: GemmElem, S: Isa>(
     [from, second]: [&[T]; 2],
@@ -124,36 +124,36 @@ fn fill_row<T: GemmElem, S: Isa>(
     if step > 1 {
         let seconds = second.iter().copied().chain(std::iter::repeat(T::zeroed())).step_by(step);
         let pixels = from.iter().step_by(step).zip(seconds);
-        to[begin..end].iter_mut().zip(pixels).for_each(|(to, (&x, y))| *to = x.beside::<S>(y));
+        to[begin..end].iter_mut().zip(pixels).for_each(|(to, (&x, y))| *to = x.pair_up::<S>(y));
         return;
     }
     let lanes = <<T::Acc as Float>::Vec<S> as Vector>::LANES;
     for at in (0..end - begin).step_by(lanes) {
         let here = at..(end - begin).min(at + lanes);
         let to = &mut to[begin + at..];
-        // The half of a lane for a second channel that there is not is zero, as where one is widened.
+        // Without a second channel, its half of each place is zero.
         let x = match second.get(here.clone()) {
-            Some(second) => T::across::<S>(&from[here], second),
+            Some(second) => T::load_lines::<S>(&from[here], second),
             None => T::load::<S>(&from[here]),
         };
         if to.len() < lanes { x.store_partial(to) } else { x.store(to) }
     }
 }
 
-/// Takes sums to the output: of each row of them those at a segment's places, plus the row's bias.
-pub(super) struct Put<'a, T: GemmElem> {
+/// Writes the sums of a segment's points to the output, for each row (output channel), plus the row's bias.
+pub(super) struct StoreSums<'a, T: GemmElem> {
     pub(super) sums: &'a [T::Acc],
     pub(super) row_len: usize,
     pub(super) segment: Segment,
     pub(super) bias: Option<&'a [T::Acc]>,
     pub(super) rows: usize,
-    /// From the segment's first place in the first row's plane on; so far from a plane to the next, and from a place.
+    /// The output from the segment's first point in the first row's plane on; from a plane to the next, and from a point to the next.
     pub(super) out: &'a mut [T],
     pub(super) plane: usize,
     pub(super) step: usize,
 }
 
-impl<T: GemmElem> Kernel for Put<'_, T> {
+impl<T: GemmElem> Kernel for StoreSums<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -183,9 +183,9 @@ impl<T: GemmElem> Kernel for Put<'_, T> {
     }
 }
 
-/// Gathers a panel: row k holds the pixel under the k-th kernel element at each point. What lies beyond the segments is
+/// Gathers a panel of points (im2col): row k holds the pixel of step k at each point. Places beyond the segments are
 /// unspecified.
-pub(super) struct Gather<'a, V> {
+pub(super) struct GatherPanel<'a, V> {
     pub(super) window: &'a [V],
     pub(super) taps: &'a [usize],
     pub(super) segments: &'a [Segment],
@@ -193,7 +193,7 @@ pub(super) struct Gather<'a, V> {
     pub(super) row_len: usize,
 }
 
-impl<V: Float> Kernel for Gather<'_, V> {
+impl<V: Float> Kernel for GatherPanel<'_, V> {
     type Output = ();
 
     #[inline(always)]

@@ -4,32 +4,62 @@
 //! the kernel on the image: it is the output of [`conv2d`] and the input of [`conv_transpose2d`]. The contraction is
 //! `sum over grid points and kernel elements of image[point * stride - padding + element * dilation] *
 //! weight[element] * grid[point]`; each function is its derivative by one of the three tensors.
+//!
+//! ```text
+//! mod ── as_linear                      a kernel as large as the image: a linear layer
+//!  │
+//!  ├── cuda                             on a GPU: im2col and matrix products
+//!  │
+//!  ├── cpu                              plain and transposed: chooses among
+//!  │    ├── implicit_gemm               weights times pixels: packed_weights, gather
+//!  │    ├── batch_last                  small planes: a tile's columns are images
+//!  │    ├── thin                        few output channels: direct sums from a space-to-depth layout
+//!  │    └── depthwise                   depthwise, small planes or strides: a SIMD lane is a channel
+//!  │
+//!  └── weight_gradient                  the gradient of the weight: chooses among
+//!       ├── itself, batch_last          products of images and gradients
+//!       ├── thin_weight_gradient        few output channels
+//!       └── depthwise                   depthwise, small planes
+//! problem, window                       what is computed, and the index arithmetic that all use
+//! ```
+//!
+//! As implicit GEMM, C = A B has a row for each output channel, a column for each point of the output, and a step of k for each input channel
+//! and kernel element:
+//!
+//! ```text
+//!                points                      A  weights, packed once
+//!            +-----------+                   B  pixel under kernel element (ky, kx) of channel c at a point: read in the image
+//!   c,ky,kx  |     B     |                      itself where rows allow, else in a window (a padded copy of some rows)
+//!            +-----------+
+//!  +-------+ +-----------+
+//!  |   A   | |     C     | output channels
+//!  +-------+ +-----------+
+//! ```
 
-mod channels;
+mod as_linear;
+mod batch_last;
 mod cpu;
 mod cuda;
-mod dots;
+mod depthwise;
 mod gather;
-mod images;
-mod job;
+mod implicit_gemm;
 mod options;
-mod packed;
-mod point;
+mod packed_weights;
+mod problem;
 #[cfg(test)]
 mod tests;
 mod thin;
-mod unit;
-mod weight;
+mod thin_weight_gradient;
+mod weight_gradient;
 mod window;
 
 pub use options::{Conv1dOptions, Conv3dOptions, ConvOptions};
 
 use phalanx_tensor::{Error, Result, Tensor};
 
-use crate::check;
 use crate::dispatch::{Kernels, by_device};
 use crate::real::for_real;
-use crate::work;
+use crate::{check, flops};
 
 /// The convolution of `image` `[n, in, h, w]` with `weight` `[out, in / groups, kh, kw]`, plus `bias` `[out]`, at a grid
 /// of `size` points ([`ConvOptions::size`]): `[n, out, ..size]`.
@@ -44,21 +74,21 @@ pub fn conv2d(
     size: [usize; 2],
 ) -> Result<Tensor> {
     const OP: &str = "conv2d";
-    let parts = Parts::new(OP, image, weight, options)?;
+    let args = ConvArgs::new(OP, image, weight, options)?;
     let [outputs, inputs, kh, kw] = dims(OP, "a weight", weight)?;
-    parts.channels("in / groups", parts.channels_source, inputs)?;
-    parts.divides("output channels", outputs)?;
+    args.channels("in / groups", args.channels_source, inputs)?;
+    args.divides("output channels", outputs)?;
     let axis = |i: usize, kernel| {
         window::direct(size[i], kernel, options.stride[i], options.padding[i], options.dilation[i])
     };
-    if point::is_single(options, parts.size(), size, [kh, kw]) {
-        return point::direct(&parts, weight, bias);
+    if as_linear::covers_image(options, args.size(), size, [kh, kw]) {
+        return as_linear::direct(&args, weight, bias);
     }
-    work::count([image.shape()[0], outputs, size[0], size[1], inputs, kh, kw]);
+    flops::count_multiply_adds([image.shape()[0], outputs, size[0], size[1], inputs, kh, kw]);
     let strides = weight.strides();
-    let form = parts.form(parts.size(), size, [kh, kw]);
-    let on_gpu = |bias: Option<&Tensor>, out: &mut Tensor| form.direct(&parts.source, weight, bias, out);
-    parts.run(bias, outputs, size, on_gpu, || {
+    let sizes = args.sizes(args.size(), size, [kh, kw]);
+    let on_gpu = |bias: Option<&Tensor>, out: &mut Tensor| sizes.direct(&args.source, weight, bias, out);
+    args.run(bias, outputs, size, on_gpu, || {
         let group_stride = outputs / options.groups * strides[0];
         let weight_strides = [group_stride, strides[0], strides[1], strides[2], strides[3]];
         (vec![[axis(0, kh), axis(1, kw)]], weight_strides)
@@ -78,20 +108,20 @@ pub fn conv_transpose2d(
     size: [usize; 2],
 ) -> Result<Tensor> {
     const OP: &str = "conv_transpose2d";
-    let parts = Parts::new(OP, grid, weight, options)?;
+    let args = ConvArgs::new(OP, grid, weight, options)?;
     let [inputs, outputs, kh, kw] = dims(OP, "a weight", weight)?;
-    parts.channels("in", parts.channels_source * options.groups, inputs)?;
+    args.channels("in", args.channels_source * options.groups, inputs)?;
     let axes = |i: usize, kernel| {
         window::transposed(size[i], kernel, options.stride[i], options.padding[i], options.dilation[i])
     };
-    if point::is_single(options, size, parts.size(), [kh, kw]) {
-        return point::transposed(&parts, weight, bias);
+    if as_linear::covers_image(options, size, args.size(), [kh, kw]) {
+        return as_linear::transposed(&args, weight, bias);
     }
-    work::count([grid.numel(), outputs, kh, kw]);
+    flops::count_multiply_adds([grid.numel(), outputs, kh, kw]);
     let strides = weight.strides();
-    let form = parts.form(size, parts.size(), [kh, kw]);
-    let on_gpu = |bias: Option<&Tensor>, out: &mut Tensor| form.transposed(&parts.source, weight, bias, out);
-    parts.run(bias, outputs.saturating_mul(options.groups), size, on_gpu, || {
+    let sizes = args.sizes(size, args.size(), [kh, kw]);
+    let on_gpu = |bias: Option<&Tensor>, out: &mut Tensor| sizes.transposed(&args.source, weight, bias, out);
+    args.run(bias, outputs.saturating_mul(options.groups), size, on_gpu, || {
         let group_stride = inputs / options.groups * strides[0];
         let weight_strides = [group_stride, strides[1], strides[0], strides[2], strides[3]];
         let pairs = |rows: window::Axis| axes(1, kw).into_iter().map(move |cols| [rows.clone(), cols]);
@@ -110,52 +140,52 @@ pub fn conv2d_weight(
     kernel: [usize; 2],
 ) -> Result<Tensor> {
     const OP: &str = "conv2d_weight";
-    let parts = Parts::new(OP, image, grid, options)?;
+    let args = ConvArgs::new(OP, image, grid, options)?;
     let [images, outputs, gh, gw] = dims(OP, "a grid", grid)?;
     if images != image.shape()[0] {
         let got = format!("{} images and {images} grids", image.shape()[0]);
         return Err(Error::shape(OP, got, "as many of both"));
     }
-    parts.divides("output channels", outputs)?;
-    let shape = [outputs, parts.channels_source, kernel[0], kernel[1]];
-    if point::is_single(options, parts.size(), [gh, gw], kernel) {
-        return point::weight(&parts, grid);
+    args.divides("output channels", outputs)?;
+    let shape = [outputs, args.channels_source, kernel[0], kernel[1]];
+    if as_linear::covers_image(options, args.size(), [gh, gw], kernel) {
+        return as_linear::weight(&args, grid);
     }
-    work::count([grid.numel(), parts.channels_source, kernel[0], kernel[1]]);
+    flops::count_multiply_adds([grid.numel(), args.channels_source, kernel[0], kernel[1]]);
     let grid = grid.contiguous()?;
     let mut out = Tensor::empty_for(OP, &shape, image.dtype(), image.device())?;
-    WEIGHT.run(out.device(), |weight| weight(&parts, &grid, kernel, &mut out))?;
+    WEIGHT.run(out.device(), |weight| weight(&args, &grid, kernel, &mut out))?;
     Ok(out)
 }
 
 const WEIGHT: Kernels<Weight> = Kernels { cpu: weight_on_cpu, cuda: weight_on_gpu };
 
-type Weight = fn(&Parts<'_>, &Tensor, [usize; 2], &mut Tensor) -> Result<()>;
+type Weight = fn(&ConvArgs<'_>, &Tensor, [usize; 2], &mut Tensor) -> Result<()>;
 
-/// A tensor's four sizes.
+/// The sizes of a tensor of four dimensions.
 fn dims(op: &'static str, what: &str, tensor: &Tensor) -> Result<[usize; 4]> {
     <[usize; 4]>::try_from(tensor.shape())
         .map_err(|_| Error::shape(op, format!("{what} of shape {:?}", tensor.shape()), "one of 4 dimensions"))
 }
 
-/// The checked arguments that the three have in common.
-struct Parts<'a> {
+/// The checked arguments that the three functions have in common. `source` is the tensor of images or the grid that comes first.
+struct ConvArgs<'a> {
     op: &'static str,
-    /// Contiguous.
+    /// The first argument, contiguous.
     source: Tensor,
     other: &'a Tensor,
     options: &'a ConvOptions,
-    /// Channels in a group of the source.
+    /// Channels of a group of the source.
     channels_source: usize,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> ConvArgs<'a> {
     fn new(
         op: &'static str,
         source: &Tensor,
         other: &'a Tensor,
         options: &'a ConvOptions,
-    ) -> Result<Parts<'a>> {
+    ) -> Result<ConvArgs<'a>> {
         check::float(op, source)?;
         check::same(op, &[source, other])?;
         let [_, channels, _, _] = dims(op, "an input", source)?;
@@ -168,9 +198,9 @@ impl<'a> Parts<'a> {
             ));
         }
         let source = source.contiguous()?;
-        let parts = Parts { op, source, other, options, channels_source: channels / options.groups };
-        parts.divides("input channels", channels)?;
-        Ok(parts)
+        let args = ConvArgs { op, source, other, options, channels_source: channels / options.groups };
+        args.divides("input channels", channels)?;
+        Ok(args)
     }
 
     fn divides(&self, what: &str, channels: usize) -> Result<()> {
@@ -202,16 +232,17 @@ impl<'a> Parts<'a> {
         bias.contiguous().map(Some)
     }
 
-    /// The source's pixels.
+    /// Rows and columns of the source.
     fn size(&self) -> [usize; 2] {
         [self.source.shape()[2], self.source.shape()[3]]
     }
 
-    fn form(&self, image: [usize; 2], grid: [usize; 2], kernel: [usize; 2]) -> cuda::Form<'a> {
-        cuda::Form { op: self.op, options: self.options, image, grid, kernel }
+    fn sizes(&self, image: [usize; 2], grid: [usize; 2], kernel: [usize; 2]) -> cuda::ConvSizes<'a> {
+        cuda::ConvSizes { op: self.op, options: self.options, image, grid, kernel }
     }
 
-    /// A result of so many channels and pixels, by `on_gpu`, or by the passes and weight strides that `plan` names.
+    /// A result of `channels` channels and `size` pixels: computed by `on_gpu`, or on a CPU by the passes and the strides of the weight that
+    /// `plan` gives.
     fn run(
         &self,
         bias: Option<&Tensor>,
@@ -228,7 +259,7 @@ impl<'a> Parts<'a> {
         }
         let on_cpu = |out: &mut Tensor| {
             let (passes, weight_strides) = plan();
-            let job = job::Correlation {
+            let problem = problem::Correlation {
                 op: self.op,
                 source: &self.source,
                 weight: self.other,
@@ -239,34 +270,34 @@ impl<'a> Parts<'a> {
                 channels_in: self.channels_source,
                 channels_out: channels / self.options.groups,
             };
-            for_real!(self.op, out.dtype(), T => job.run::<T>(out))
+            for_real!(self.op, out.dtype(), T => problem.run::<T>(out))
         };
         by_device(&mut out, on_cpu, |out| on_gpu(bias.as_ref(), out))?;
         Ok(out)
     }
 }
 
-fn weight_on_cpu(parts: &Parts<'_>, grid: &Tensor, kernel: [usize; 2], out: &mut Tensor) -> Result<()> {
-    let (options, [_, outputs, height, width]) = (parts.options, dims(parts.op, "a grid", grid)?);
+fn weight_on_cpu(args: &ConvArgs<'_>, grid: &Tensor, kernel: [usize; 2], out: &mut Tensor) -> Result<()> {
+    let (options, [_, outputs, height, width]) = (args.options, dims(args.op, "a grid", grid)?);
     let axis = |i: usize, count| {
         window::direct(count, kernel[i], options.stride[i], options.padding[i], options.dilation[i])
     };
-    let job = job::WeightGrad {
-        op: parts.op,
-        image: &parts.source,
+    let problem = problem::WeightGrad {
+        op: args.op,
+        image: &args.source,
         grid,
         axes: [axis(0, height), axis(1, width)],
         groups: options.groups,
-        channels_in: parts.channels_source,
+        channels_in: args.channels_source,
         channels_out: outputs / options.groups,
     };
-    for_real!(parts.op, out.dtype(), T => job.run::<T>(out))
+    for_real!(args.op, out.dtype(), T => problem.run::<T>(out))
 }
 
-fn weight_on_gpu(parts: &Parts<'_>, grid: &Tensor, kernel: [usize; 2], out: &mut Tensor) -> Result<()> {
+fn weight_on_gpu(args: &ConvArgs<'_>, grid: &Tensor, kernel: [usize; 2], out: &mut Tensor) -> Result<()> {
     if out.numel() == 0 {
         return Ok(());
     }
-    let [_, _, height, width] = dims(parts.op, "a grid", grid)?;
-    parts.form(parts.size(), [height, width], kernel).weight(&parts.source, grid, out)
+    let [_, _, height, width] = dims(args.op, "a grid", grid)?;
+    args.sizes(args.size(), [height, width], kernel).weight(&args.source, grid, out)
 }

@@ -1,11 +1,11 @@
-//! Index arithmetic of convolutions: which source pixels an output pixel reads along one axis ([`Axis`]), the layout
-//! of a window, which is a padded part of the source ([`Frame`]), the order of the additions ([`Order`]), and how the
-//! outputs are cut for threads ([`Cut`]).
+//! Index arithmetic of convolutions on a CPU: which source pixels an output pixel reads along one axis ([`Axis`]), the layout
+//! of a window, which is a padded copy of a part of the source ([`WindowLayout`]), runs of points in it ([`Segment`]), and the order of the
+//! additions ([`StepOrder`]).
 
 use std::ops::Range;
 
-use super::job::{POINTS_MIN, Part};
-use crate::gemm::{GemmElem, PanelElem, Step, TileShape, steps_in_place};
+use crate::gemm::{GemmElem, OffsetStep, PanelElem, TileShape, steps_in_place};
+use crate::ops::tap_range::TapRange;
 
 /// Output pixel `out_start + i * out_step`, for `i` below `count`, is made of source pixels
 /// `i * step + tap.offset`; those outside the source count as zero.
@@ -18,23 +18,22 @@ pub(super) struct Axis {
     pub(super) out_step: usize,
 }
 
-/// A kernel element.
+/// A kernel element along one axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tap {
     pub(super) kernel: usize,
     pub(super) offset: isize,
 }
 
-/// A convolution's axis: every output is made of all kernel elements. A single point needs no step, however large.
+/// The axis of a plain convolution: every output is made of all kernel elements. A single point has step 1, however large the stride.
 pub(super) fn direct(count: usize, kernel: usize, stride: usize, padding: usize, dilation: usize) -> Axis {
     let tap = |k: usize| Tap { kernel: k, offset: (k * dilation) as isize - padding as isize };
     let step = if count > 1 { stride } else { 1 };
     Axis { count, step, taps: (0..kernel).map(tap).collect(), out_start: 0, out_step: 1 }
 }
 
-/// A transposed convolution's axes: the output pixels that leave one remainder to the stride are made of the kernel
-/// elements that reach them from a source pixel, which are the same for all of them. So it is `stride` convolutions of
-/// step 1, each dense.
+/// The axes of a transposed convolution, one for each remainder of the output's pixels to the stride. The output pixels of one remainder are
+/// made of the same kernel elements. So a transposed convolution is `stride` plain convolutions of step 1 along each axis.
 pub(super) fn transposed(
     size: usize,
     kernel: usize,
@@ -42,7 +41,7 @@ pub(super) fn transposed(
     padding: usize,
     dilation: usize,
 ) -> Vec<Axis> {
-    // No distance is as large.
+    // Offsets are below 2^63, so that a larger stride makes no difference.
     let stride = stride.min(isize::MAX as usize);
     let axis = |start: usize| {
         let tap = |k: usize| {
@@ -62,17 +61,16 @@ impl Axis {
         self.out_start + point * self.out_step
     }
 
-    /// The kernel elements that lie on a pixel at a point, by number, with the pixel; the source has `size` pixels.
-    pub(super) fn inside(&self, point: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
+    /// The kernel elements that lie inside the source at a point: each one's number in `taps` and its pixel, of `size`.
+    pub(super) fn taps_inside(&self, point: usize, size: usize) -> impl Iterator<Item = (usize, usize)> {
         let pixel =
             move |tap: &Tap| (point * self.step).checked_add_signed(tap.offset).filter(|&at| at < size);
         self.taps.iter().enumerate().filter_map(move |(nth, tap)| Some((nth, pixel(tap)?)))
     }
 
-    /// The points at which a kernel element lies on a pixel; the source has `size` pixels.
-    pub(super) fn met(&self, tap: &Tap, size: usize) -> Range<usize> {
-        let before = |pixels: isize| pixels.max(0).unsigned_abs().div_ceil(self.step).min(self.count);
-        before(-tap.offset)..before(size as isize - tap.offset)
+    /// The points at which a kernel element lies inside the source, which has `size` pixels.
+    pub(super) fn points_inside(&self, tap: &Tap, size: usize) -> Range<usize> {
+        TapRange::new(tap.offset, self.step, self.count, size).steps()
     }
 
     /// The lowest and highest source pixel that `count` points from `start` on read; any if there are no taps.
@@ -84,10 +82,10 @@ impl Axis {
     }
 }
 
-/// How a window lies: pixel (y, x) of channel c of the i-th image, counted from the window's corner, is at
+/// The layout of a window: pixel (y, x) of channel c of the i-th image, counted from the window's corner, is at
 /// `i * image_len + c * channel_len + y * row_len + (x % phases) * phase_len + x / phases`.
 #[derive(Clone, Debug)]
-pub(super) struct Frame {
+pub(super) struct WindowLayout {
     /// The source pixel at the window's corner.
     pub(super) top: isize,
     pub(super) left: isize,
@@ -99,9 +97,9 @@ pub(super) struct Frame {
     pub(super) image_len: usize,
 }
 
-impl Frame {
+impl WindowLayout {
     /// The window that these rows of output points read, for so many channels.
-    pub(super) fn new(rows: &Axis, cols: &Axis, points: &Range<usize>, channels: usize) -> Frame {
+    pub(super) fn new(rows: &Axis, cols: &Axis, points: &Range<usize>, channels: usize) -> WindowLayout {
         let (top, bottom) = rows.span(points.start, points.len());
         let (left, right) = cols.span(0, cols.count);
         let height = (bottom - top + 1) as usize;
@@ -109,13 +107,13 @@ impl Frame {
         let channel_len = height * cols.step * phase_len;
         let image_len = channels * channel_len;
         let (first_point, row_step, phases) = (points.start, rows.step, cols.step);
-        Frame { top, left, phases, phase_len, first_point, row_step, channel_len, image_len }
+        WindowLayout { top, left, phases, phase_len, first_point, row_step, channel_len, image_len }
     }
 
-    /// Some whole rows, one after the other.
-    pub(super) fn of_rows(rows: &Range<usize>, width: usize) -> Frame {
+    /// The layout of some whole rows, one after the other.
+    pub(super) fn of_rows(rows: &Range<usize>, width: usize) -> WindowLayout {
         let (top, channel_len) = (rows.start as isize, rows.len() * width);
-        Frame {
+        WindowLayout {
             top,
             left: 0,
             phases: 1,
@@ -127,17 +125,17 @@ impl Frame {
         }
     }
 
-    /// The source itself as a window, if these points read nothing outside it and columns need no sorting.
+    /// The layout of the source itself, if these points read nothing outside it and the columns' step is 1, so that no window has to be copied.
     pub(super) fn of_source(
         rows: &Axis,
         cols: &Axis,
         points: &Range<usize>,
         source: [usize; 2],
         channels: usize,
-    ) -> Option<Frame> {
+    ) -> Option<WindowLayout> {
         let ((top, bottom), (left, right)) = (rows.span(0, points.end), cols.span(0, cols.count));
         let inside = top >= 0 && bottom < source[0] as isize && left >= 0 && right < source[1] as isize;
-        (inside && cols.step == 1).then(|| Frame {
+        (inside && cols.step == 1).then(|| WindowLayout {
             top: 0,
             left: 0,
             phases: 1,
@@ -153,13 +151,13 @@ impl Frame {
         self.phases * self.phase_len
     }
 
-    /// What a point in row `row` and column `col` of the output adds to a kernel element's place.
+    /// The offset of the point in row `row` and column `col`, to be added to a kernel element's place.
     pub(super) fn point(&self, row: usize, col: usize) -> usize {
         (row - self.first_point) * self.row_step * self.row_len() + col
     }
 
-    /// The places of each kernel element for the window's first point, in so many planes one after the other; those of all
-    /// groups of planes, group by group.
+    /// The places of all steps of k for the window's first point: for each of `groups` groups of channels each kernel element, and for that each of
+    /// the group's `planes` planes.
     pub(super) fn taps(&self, rows: &Axis, cols: &Axis, groups: usize, planes: usize) -> Vec<usize> {
         let first_row = (self.first_point * self.row_step) as isize;
         let mut places = Vec::with_capacity(groups * planes * rows.taps.len() * cols.taps.len());
@@ -178,7 +176,7 @@ impl Frame {
     }
 }
 
-/// Points that lie side by side in a window, the output and a panel.
+/// Points that lie side by side in a window, in the output and in a panel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     /// Position in the panel.
@@ -186,14 +184,14 @@ pub(super) struct Segment {
     pub(super) len: usize,
     /// Position in the window, to be added to a kernel element's place.
     pub(super) from: usize,
-    /// Which image, and where in a plane of the output, a step apart.
+    /// The image, and the first point's place in a plane of the output. Points are `out_step` apart there.
     pub(super) image: usize,
     pub(super) to: usize,
 }
 
-/// The segments of points `range`, counted row by row through the images.
+/// Sets `out` to the segments of points `range`, counted row by row through the images.
 pub(super) fn segments(
-    frame: &Frame,
+    layout: &WindowLayout,
     (rows, cols): (&Axis, &Axis),
     points: &Range<usize>,
     width: usize,
@@ -207,7 +205,7 @@ pub(super) fn segments(
         let (row, col) = (next / cols.count, next % cols.count);
         let (image, row) = (row / points.len(), points.start + row % points.len());
         let len = (cols.count - col).min(range.end - next);
-        let from = image * frame.image_len + frame.point(row, col);
+        let from = image * layout.image_len + layout.point(row, col);
         let to = (rows.out_start + row * rows.out_step) * width + cols.out_start + col * cols.out_step;
         match out.last_mut() {
             Some(last)
@@ -230,7 +228,7 @@ pub(super) fn steps_in_plane(
     [height, width]: [usize; 2],
     points: Range<usize>,
     tile: TileShape,
-) -> Vec<Step> {
+) -> Vec<OffsetStep> {
     // Which points a kernel element's row, or column, leaves inside.
     let (mut in_rows, mut in_cols) = (vec![0_u64; rows.taps.len()], vec![0_u64; cols.taps.len()]);
     let (mut row, mut col) = (points.start / width, points.start % width);
@@ -254,31 +252,33 @@ pub(super) fn steps_in_plane(
             let at = row.offset.wrapping_mul(width as isize).wrapping_add(col.offset);
             let at = at.wrapping_add_unsigned(points.start);
             let lanes = [0, tile.lanes].map(|first| lanes(in_row & in_col, first));
-            steps.push(Step { at, lanes, nth: steps.len() });
+            steps.push(OffsetStep { at, lanes, nth: steps.len() });
         }
     }
     steps
 }
 
+/// The order in which the steps of k are added: group by group of channels that alternate; in a group kernel element by kernel element; for each
+/// of these the group's channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Order {
-    /// Channels that alternate. A last one that lacks a partner has zeros for it.
+pub(super) struct StepOrder {
+    /// Channels whose steps alternate: 1, or 2 for bf16. A last channel without a partner has zeros for it.
     pub(super) together: usize,
-    /// Of how many channels a lane holds an element.
+    /// Channels of which a place (a 32-bit lane) holds an element: 2 where the CPU has a dot product of bf16 pairs.
     pub(super) in_lane: usize,
 }
 
-impl Order {
+impl StepOrder {
     /// Channel by channel.
-    pub(super) const PLAIN: Order = Order { together: 1, in_lane: 1 };
+    pub(super) const PLAIN: StepOrder = StepOrder { together: 1, in_lane: 1 };
 
-    /// That of products of `T`.
-    pub(super) fn of<T: GemmElem>(channels: usize) -> Order {
+    /// The order of products of `T`.
+    pub(super) fn of<T: GemmElem>(channels: usize) -> StepOrder {
         let together = if T::PanelElem::IN_PANELS { channels.clamp(1, 2) } else { 1 };
-        Order { together, in_lane: steps_in_place::<T>().min(together) }
+        StepOrder { together, in_lane: steps_in_place::<T>().min(together) }
     }
 
-    /// Lanes of a kernel element, one after the other.
+    /// Places that a kernel element takes in a group of channels.
     pub(super) fn places(self) -> usize {
         self.together / self.in_lane
     }
@@ -288,67 +288,9 @@ impl Order {
         channels.div_ceil(self.together)
     }
 
-    /// Planes of lanes that so many channels fill.
+    /// Planes of places that so many channels fill.
     pub(super) fn planes(self, channels: usize) -> usize {
         self.groups(channels) * self.places()
-    }
-}
-
-/// Multiplications below which starting threads costs more than it brings.
-const PARALLEL_WORK_MIN: usize = 1 << 19;
-/// Output channels that are worth gathering what they are made of.
-const CHANNELS_MIN: usize = 16;
-
-/// The output in chunks, each of some images, or of some channels of one image.
-pub(super) struct Cut {
-    /// Elements in a chunk.
-    pub(super) chunk: usize,
-    /// Output channels that are computed together, all in one group.
-    pub(super) unit: usize,
-    images: usize,
-    all_images: usize,
-    /// Channels in a chunk.
-    channels: usize,
-    all_channels: usize,
-}
-
-impl Cut {
-    /// For an output of `shape`, so many multiplications in all, and so many threads.
-    pub(super) fn new(
-        [images, channels, height, width]: [usize; 4],
-        groups: usize,
-        work: usize,
-        threads: usize,
-    ) -> Cut {
-        let (plane, group) = (height * width, channels / groups);
-        let cut = |images_here: usize, channels_here: usize| Cut {
-            chunk: images_here * channels_here * plane,
-            unit: channels_here.min(group),
-            images: images_here,
-            all_images: images,
-            channels: channels_here,
-            all_channels: channels,
-        };
-        if threads == 1 || work < PARALLEL_WORK_MIN {
-            return cut(images, channels);
-        }
-        if images >= 2 * threads {
-            let filled = POINTS_MIN.div_ceil(plane).min(images.div_ceil(threads));
-            // As many chunks for each thread.
-            let chunks = images.div_ceil(filled.max(images / (4 * threads))).next_multiple_of(threads);
-            return cut(images.div_ceil(chunks), channels);
-        }
-        let enough = |parts: &usize| images * groups * parts >= threads || group / parts < 2 * CHANNELS_MIN;
-        let parts = (1..=group).filter(|parts| group.is_multiple_of(*parts)).find(enough);
-        cut(1, group / parts.unwrap_or(1))
-    }
-
-    /// What chunk `i` holds.
-    pub(super) fn part(&self, i: usize) -> Part {
-        let blocks = self.all_channels / self.channels;
-        let (image, channel) = (i / blocks * self.images, i % blocks * self.channels);
-        let images = image..self.all_images.min(image + self.images);
-        Part { images, channels: channel..channel + self.channels }
     }
 }
 
@@ -381,28 +323,6 @@ mod tests {
             pairs.sort_unstable();
             converse.sort_unstable();
             assert_eq!(pairs, converse);
-        }
-    }
-
-    #[test]
-    fn chunks_cover_the_output_once_and_units_stay_inside_groups() {
-        for (shape, groups) in
-            [([16, 64, 56, 56], 1), ([1, 64, 56, 56], 1), ([1, 6, 9, 9], 3), ([300, 8, 2, 2], 2)]
-        {
-            for (work, threads) in [(0, 8), (1 << 30, 1), (1 << 30, 2), (1 << 30, 32)] {
-                let cut = Cut::new(shape, groups, work, threads);
-                let total: usize = shape.iter().product();
-                let mut covered = 0;
-                for i in 0..total.div_ceil(cut.chunk) {
-                    let part = cut.part(i);
-                    assert!(part.channels.len().is_multiple_of(cut.unit));
-                    assert!((shape[1] / groups).is_multiple_of(cut.unit));
-                    let start = (part.images.start * shape[1] + part.channels.start) * shape[2] * shape[3];
-                    assert_eq!(start, covered);
-                    covered += part.images.len() * part.channels.len() * shape[2] * shape[3];
-                }
-                assert_eq!(covered, total);
-            }
         }
     }
 }

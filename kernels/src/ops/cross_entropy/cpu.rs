@@ -56,7 +56,7 @@ impl<T: Float> ColumnKernel<T, 1> for Forward<'_, T> {
     }
 }
 
-/// Elements that stay in the first-level cache between two passes.
+/// Elements that stay in the L1 cache between two passes.
 pub(super) const BLOCK: usize = 2048;
 
 /// A row's largest element, NaN passed over, and the sum of the exponentials below it, in one pass over memory: each

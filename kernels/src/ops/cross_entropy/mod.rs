@@ -6,18 +6,15 @@ mod cpu;
 use phalanx_tensor::cuda::Kernel;
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
+use crate::block_reader::{BlockReader, elements, store, values_f64};
 use crate::check;
-use crate::classes::Reduction;
-use crate::classes::{CLASSES, Targets};
-use crate::classes::{Classes, Weighing, classes_last, classes_second};
+use crate::classes::{CLASSES, Classes, Reduction, Targets, Weighing, classes_last, classes_second};
 use crate::cuda::{FAULT, type_name};
 use crate::dispatch::Kernels;
-use crate::real::{Real, for_real};
+use crate::real::{Real, for_real, wide_dtype};
 use crate::rows::cuda::{Operand, PACKET_BYTES, RowProgram, Team, row_program};
-use crate::rows::{self, Outputs, Shape, columns};
+use crate::rows::{self, Outputs, RowSizes, columns};
 use crate::simd::Float;
-use crate::source::{Source, values_f64};
-use crate::source::{elements, store, wide_dtype};
 
 const FORWARD: Kernels<Forward> = Kernels { cpu: forward_on_cpu, cuda: forward_on_gpu };
 const GRADIENT: Kernels<Gradient> = Kernels { cpu: backward_on_cpu, cuda: backward_on_gpu };
@@ -25,9 +22,9 @@ const TARGETS: Kernels<TargetsFn> = Kernels { cpu: targets_on_cpu, cuda: targets
 
 type TargetsFn = fn(&'static str, [&Tensor; 2], &CrossEntropy, &mut Tensor) -> Result<()>;
 
-type Forward = fn(&'static str, [&Tensor; 2], Shape, &CrossEntropy, [&mut Tensor; 2]) -> Result<()>;
+type Forward = fn(&'static str, [&Tensor; 2], RowSizes, &CrossEntropy, [&mut Tensor; 2]) -> Result<()>;
 type Gradient =
-    fn(&'static str, Option<&Tensor>, [&Tensor; 3], Shape, &CrossEntropy, &mut Tensor) -> Result<()>;
+    fn(&'static str, Option<&Tensor>, [&Tensor; 3], RowSizes, &CrossEntropy, &mut Tensor) -> Result<()>;
 
 /// The options of cross entropy.
 #[derive(Clone, Debug)]
@@ -105,7 +102,7 @@ pub fn cross_entropy(x: &Tensor, target: &Tensor, config: &CrossEntropy) -> Resu
 fn forward_on_cpu(
     op: &'static str,
     [x, target]: [&Tensor; 2],
-    shape: Shape,
+    shape: RowSizes,
     config: &CrossEntropy,
     outputs: [&mut Tensor; 2],
 ) -> Result<()> {
@@ -117,7 +114,7 @@ fn forward<T: Real>(
     op: &'static str,
     x: &Tensor,
     classes: &Classes,
-    shape: Shape,
+    shape: RowSizes,
     config: &CrossEntropy,
     [loss, stats]: [&mut Tensor; 2],
 ) -> Result<()> {
@@ -133,7 +130,7 @@ fn forward<T: Real>(
         }
     }
     let (x, inner) = columns.as_ref().map_or((x, 1), |(x, [_, inner])| (x, *inner));
-    let (source, kept) = (Source::<T>::open(op, x, x.shape())?, elements::<T::Wide>(op, stats)?);
+    let (source, kept) = (BlockReader::<T>::open(op, x, x.shape())?, elements::<T::Wide>(op, stats)?);
     let (share, total) = smoothing(classes, config, shape.width);
     let item = |row: usize| {
         let Some(class) = classes.targets[row] else { return 0.0 };
@@ -222,7 +219,7 @@ fn backward_to(
     config: &CrossEntropy,
 ) -> Result<()> {
     let width = x.map_or(dx.shape(), Tensor::shape)[dx.rank() - 1];
-    let shape = Shape { rows: target.numel(), width, stats: 0, sums: 0 };
+    let shape = RowSizes { rows: target.numel(), width, stats: 0, sums: 0 };
     GRADIENT.run(dx.device(), |run| run(BACKWARD, x, [target, stats, dy], shape, config, dx))
 }
 
@@ -230,7 +227,7 @@ fn backward_on_cpu(
     op: &'static str,
     x: Option<&Tensor>,
     [target, stats, dy]: [&Tensor; 3],
-    shape: Shape,
+    shape: RowSizes,
     config: &CrossEntropy,
     dx: &mut Tensor,
 ) -> Result<()> {
@@ -242,7 +239,7 @@ fn backward<T: Real>(
     x: Option<&Tensor>,
     [stats, dy]: [&Tensor; 2],
     classes: &Classes,
-    shape: Shape,
+    shape: RowSizes,
     config: &CrossEntropy,
     dx: &mut Tensor,
 ) -> Result<()> {
@@ -317,8 +314,8 @@ fn targets_on_cpu(
 }
 
 /// Rows of [N, C, ...], one an item.
-fn sizes(x: &Tensor, target: &Tensor, stats: usize) -> Shape {
-    Shape { rows: target.numel(), width: x.shape()[1], stats, sums: 0 }
+fn sizes(x: &Tensor, target: &Tensor, stats: usize) -> RowSizes {
+    RowSizes { rows: target.numel(), width: x.shape()[1], stats, sums: 0 }
 }
 
 fn wide_weight<T: Real>(classes: &Classes) -> Option<Vec<T::Wide>> {
@@ -342,7 +339,7 @@ fn kernel(op: &'static str, x: &Tensor, result: &Tensor, team: Team, entry: &str
 fn forward_on_gpu(
     op: &'static str,
     [x, target]: [&Tensor; 2],
-    shape: Shape,
+    shape: RowSizes,
     config: &CrossEntropy,
     [loss, stats]: [&mut Tensor; 2],
 ) -> Result<()> {
@@ -360,7 +357,7 @@ fn backward_on_gpu(
     op: &'static str,
     x: Option<&Tensor>,
     [target, stats, dy]: [&Tensor; 3],
-    shape: Shape,
+    shape: RowSizes,
     config: &CrossEntropy,
     dx: &mut Tensor,
 ) -> Result<()> {

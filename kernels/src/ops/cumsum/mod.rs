@@ -1,11 +1,11 @@
-//! Running sums, products, extrema and logarithms of sums along a dimension: one scan, with another way to put two
-//! numbers together for each.
+//! Scans along a dimension: running sums, products, extrema and logarithms of sums, each with a merge of its own.
 
 use phalanx_tensor::cuda::{Args, Grid, Program};
 use phalanx_tensor::{DType, Dim, Element, Error, Result, Tensor};
 
 use super::cast::{Number, to_odd};
 use super::functions::add_logarithms;
+use crate::block_reader::BLOCK;
 use crate::cuda::{File, PRELUDE};
 use crate::dispatch::by_device;
 use crate::pointwise::PIECE;
@@ -13,7 +13,6 @@ use crate::real::{Real, for_element, for_integer, for_real};
 use crate::reduce::{VALUE, stored};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, dispatch};
-use crate::source::BLOCK;
 
 /// `y[i] = x[0] + .. + x[i]` along `dim`. Floats are summed in f64, each result rounded once; integers and bools in
 /// i64. If the elements of a line lie together, runs of 32 of them are added by themselves, and the sum of what comes
@@ -69,7 +68,7 @@ fn scanned(
     Ok(out)
 }
 
-/// How a GPU puts the numbers `a` and `b` together, `a` being of earlier elements, and what leaves the others as they are.
+/// How a GPU merges the numbers `a` (of earlier elements) and `b`, as CUDA text, and the neutral element.
 #[derive(Clone, Copy)]
 struct Merge {
     text: &'static str,
@@ -308,7 +307,7 @@ pub fn logcumsumexp(x: &Tensor, dim: impl Dim) -> Result<Tensor> {
     running_by("logcumsumexp", x, dim, merge, (add_logarithms, f64::NEG_INFINITY), (i64::wrapping_add, 0))
 }
 
-/// How numbers are put together on a CPU, and what leaves the others as they are.
+/// How numbers are merged on a CPU, and the neutral element.
 type With<T> = (fn(T, T) -> T, T);
 
 fn running_by(

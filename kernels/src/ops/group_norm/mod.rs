@@ -1,18 +1,18 @@
-//! Group normalisation: the channels of an item in groups, each normalised over its channels and places.
+//! Group normalisation: the channels of an item are in groups, and each group is normalised over its channels and places, as a row of layer norm.
 
 use phalanx_tensor::cuda::Args;
 use phalanx_tensor::{Error, Result, Tensor};
 
-use super::batch_norm::Channels;
 use super::batch_norm::cuda::{Sums, together};
+use super::batch_norm::{Channels, affine};
 use super::layer_norm::cpu::{Standard, measure};
+use crate::block_reader::{elements, store};
 use crate::check;
 use crate::dispatch::Kernels;
-use crate::real::{Real, for_real};
+use crate::real::{Real, for_real, wide_dtype};
 use crate::rows::cuda::{Operand, RowProgram, STANDARD, Team, row_program};
-use crate::rows::{self, Outputs, Row, RowKernel, Shape, lanes};
+use crate::rows::{self, Outputs, Row, RowKernel, RowSizes, lanes};
 use crate::simd::{Float, Isa, Vector};
-use crate::source::{elements, store, wide_dtype, widened_if};
 
 const FORWARD: Kernels<Forward> = Kernels { cpu: forward_on_cpu, cuda: forward_on_gpu };
 const BACKWARD: Kernels<Backward> = Kernels { cpu: backward_on_cpu, cuda: backward_on_gpu };
@@ -52,9 +52,9 @@ fn forward_on_cpu(
     [y, stats]: [&mut Tensor; 2],
 ) -> Result<()> {
     for_real!(op, x.dtype(), T => {
-        let [weight, bias] = groups.affine::<T>(op, [weight, bias])?;
+        let [weight, bias] = affine::<T>(op, groups.channels, [weight, bias])?;
         let kernel = ForwardRow { weight: &weight, bias: &bias, places: groups.places, eps };
-        let shape = Shape { stats: 3, ..groups.shape };
+        let shape = RowSizes { stats: 3, ..groups.shape };
         rows::run::<T, 1>(op, &kernel, shape, [x], Outputs { y: Some(y), stats: &mut stats.write(op)? })
     })?;
     Ok(())
@@ -95,9 +95,9 @@ fn backward_on_cpu(
 ) -> Result<()> {
     for_real!(op, x.dtype(), T => {
         let stats = elements::<<T as Real>::Wide>(op, stats)?;
-        let [weight, _] = groups.affine::<T>(op, [weight, None])?;
+        let [weight, _] = affine::<T>(op, groups.channels, [weight, None])?;
         let kernel = BackwardRow { weight: &weight, stats: &stats, places: groups.places };
-        let shape = Shape { sums: 2 * groups.channels, ..groups.shape };
+        let shape = RowSizes { sums: 2 * groups.channels, ..groups.shape };
         let sums = rows::run::<T, 2>(op, &kernel, shape, [x, dy], Outputs { y: dx, stats: &mut [] })?;
         let (dw_sums, db_sums) = sums.split_at(groups.channels);
         dw.map_or(Ok(()), |dw| store::<T>(op, dw, dw_sums))?;
@@ -107,7 +107,7 @@ fn backward_on_cpu(
 
 /// The sizes: a row is a group of one item.
 struct Groups {
-    shape: Shape,
+    shape: RowSizes,
     groups: usize,
     channels: usize,
     /// Elements of a channel of one item.
@@ -124,13 +124,10 @@ impl Groups {
             let got = format!("{num_groups} groups for {channels} channels");
             return Err(Error::shape(op, got, "groups that divide the channels"));
         }
-        for t in affine.iter().copied().flatten() {
-            check::same(op, &[x, t])?;
-            check::shape(op, "a weight or bias", t, &[channels])?;
-        }
+        check::affine(op, x, affine, &[channels])?;
         let places = places.iter().product();
         let width = channels / num_groups * places;
-        let shape = Shape { rows: items * num_groups, width, stats: 0, sums: 0 };
+        let shape = RowSizes { rows: items * num_groups, width, stats: 0, sums: 0 };
         Ok(Groups { shape, groups: num_groups, channels, places })
     }
 
@@ -139,15 +136,9 @@ impl Groups {
         let (items, channels, places) = (x.shape()[0], self.channels, self.places);
         Channels { device: x.device(), items, channels, places, count: items * places }
     }
-
-    /// Weight and bias of every channel, 1 and 0 where they are absent.
-    fn affine<T: Real>(&self, op: &'static str, [w, b]: [Option<&Tensor>; 2]) -> Result<[Vec<T::Wide>; 2]> {
-        let all = |x: T::Wide| vec![x; self.channels];
-        let (w, b) = (widened_if::<T>(op, w)?, widened_if::<T>(op, b)?);
-        Ok([w.unwrap_or_else(|| all(T::Wide::ONE)), b.unwrap_or_else(|| all(T::Wide::ZERO))])
-    }
 }
 
+/// The forward pass of a row, which is a group of an item: standardises it, and applies each channel's weight and bias.
 struct ForwardRow<'a, T> {
     weight: &'a [T],
     bias: &'a [T],
@@ -175,6 +166,7 @@ impl<T: Float> RowKernel<T, 1> for ForwardRow<'_, T> {
     }
 }
 
+/// The backward pass of a row: `dx`, and the parts of `dw` and `db` of its channels.
 struct BackwardRow<'a, T> {
     weight: &'a [T],
     stats: &'a [T],
@@ -206,7 +198,7 @@ impl<T: Float> RowKernel<T, 2> for BackwardRow<'_, T> {
         }
         let (mut sum, mut product) = (T::ZERO, T::ZERO);
         for (i, (x, dy)) in x.chunks(places).zip(dy.chunks(places)).enumerate() {
-            // Beyond a channel's end the gradient is 0, so what stands for x there does not matter.
+            // A partial vector is filled up with gradients of 0, so that its values of x do not matter.
             let [of_dy, of_product] =
                 lanes::sums([x, dy], [T::ZERO; 2], |[x, dy]: [T::Vec<S>; 2]| [dy, dy * standard.of(x)]);
             dw[first + i] += of_product;

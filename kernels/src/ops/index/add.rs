@@ -7,18 +7,18 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use phalanx_tensor::{DType, Dim, Dims, Error, Pool, Result, Scalar, Tensor, bf16, f16};
+use phalanx_tensor::{DType, Dim, Dims, Error, Pool, Result, Scalar, Tensor};
 
 use super::cuda::{self, Rows};
 use super::select::{check_index, loops};
-use super::summand::{End, Summand, bring};
+use super::summand::{End, Summand, prefetch_bytes};
 use super::{all_in_range, check_range, indices};
+use crate::block_reader::{BLOCK, BlockReader};
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::ops::creation::fill_;
 use crate::pointwise::PIECE;
-use crate::real::for_real;
-use crate::source::{BLOCK, Source};
+use crate::real::{for_number, for_real};
 
 /// `x`, with `alpha` times part `i` of `source` added to its part `index[i]` along `dim`, for each `i`. Floats and
 /// integers; what goes to one part is summed first, in ascending order.
@@ -131,24 +131,15 @@ fn scatter_on_cpu(
 ) -> Result<()> {
     let read = index.read::<i64>(op)?;
     let at = &read[index.offset()..][..index.numel()];
-    let fits = match out.dtype() {
-        DType::F64 => add::<f64>(op, dim, at, index.shape(), source, out)?,
-        DType::F32 => add::<f32>(op, dim, at, index.shape(), source, out)?,
-        DType::BF16 => add::<bf16>(op, dim, at, index.shape(), source, out)?,
-        DType::F16 => add::<f16>(op, dim, at, index.shape(), source, out)?,
-        DType::I64 => add::<i64>(op, dim, at, index.shape(), source, out)?,
-        DType::I32 => add::<i32>(op, dim, at, index.shape(), source, out)?,
-        DType::U8 => add::<u8>(op, dim, at, index.shape(), source, out)?,
-        DType::Bool => return Err(Error::dtype(op, DType::Bool, "a number dtype")),
-    };
+    let fits = for_number!(op, out.dtype(), T => add::<T>(op, dim, at, index.shape(), source, out))?;
     if !fits {
         check_range(op, at, out.shape().get(dim).copied().unwrap_or(1))?;
     }
     Ok(())
 }
 
-/// Slabs, the parts of `out` at each place of the dimensions before `dim`, are independent. Whether all indices were in
-/// range; each slab looks at its own.
+/// Adds element by element. Slabs (the parts of `out` at each position of the dimensions before `dim`) are independent, and threads take whole
+/// slabs. Returns whether all indices were in range; each slab checks its own.
 fn add<T: Summand>(
     op: &'static str,
     dim: usize,
@@ -166,7 +157,7 @@ fn add<T: Summand>(
     let (slab, points) = (out.shape()[apart..].iter().product(), index[apart..].iter().product::<usize>());
     let size = out.shape().get(dim).copied().unwrap_or(1);
     let (numel, pool, fits) = (out.numel(), out.device().pool()?, AtomicBool::new(true));
-    let source = Source::<T>::open(op, source, source.shape())?;
+    let source = BlockReader::<T>::open(op, source, source.shape())?;
     let (inner, [stride]) = (loops.inner(), loops.inner_strides());
     let add_slab = |nth: usize, sums: &mut [T::Sum], scratch: &mut [T], added: &mut [T::Sum]| {
         for (run, start) in (0..loops.runs()).flat_map(|run| (0..inner).step_by(BLOCK).map(move |s| (run, s)))
@@ -245,16 +236,7 @@ fn add_numbers(
     what: Rows,
 ) -> Result<()> {
     let (end, _) = what.end();
-    match source.dtype() {
-        DType::F64 => add_rows::<f64>(op, index, source, sizes, out, end),
-        DType::F32 => add_rows::<f32>(op, index, source, sizes, out, end),
-        DType::BF16 => add_rows::<bf16>(op, index, source, sizes, out, end),
-        DType::F16 => add_rows::<f16>(op, index, source, sizes, out, end),
-        DType::I64 => add_rows::<i64>(op, index, source, sizes, out, end),
-        DType::I32 => add_rows::<i32>(op, index, source, sizes, out, end),
-        DType::U8 => add_rows::<u8>(op, index, source, sizes, out, end),
-        DType::Bool => Err(Error::dtype(op, DType::Bool, "a number dtype")),
-    }
+    for_number!(op, source.dtype(), T => add_rows::<T>(op, index, source, sizes, out, end))
 }
 
 fn add_numbers_on_gpu(
@@ -271,11 +253,11 @@ fn add_numbers_on_gpu(
     }
 }
 
-/// So many positions ahead rows are prefetched, and so many bytes of each.
+/// How many positions ahead rows are prefetched, and how many bytes of each.
 const AHEAD: usize = 6;
-const BROUGHT_MAX: usize = 512;
+const PREFETCHED_MAX: usize = 512;
 
-/// The positions that name each row.
+/// The positions of an index, sorted by the row that they name (a counting sort).
 struct Owners {
     /// Where each row's positions begin, and the end of the last.
     starts: Vec<usize>,
@@ -288,7 +270,7 @@ impl Owners {
         let (mut starts, mut positions) = (vec![0; rows + 2], vec![0; indices.len()]);
         indices.iter().for_each(|&i| starts[i as usize + 2] += 1);
         (0..rows).for_each(|row| starts[row + 2] += starts[row + 1]);
-        // A row's start moves up to the next one's while its positions are put down.
+        // While a row's positions are written, its start moves to the start of the next row.
         for (position, &i) in indices.iter().enumerate() {
             let next = &mut starts[i as usize + 1];
             positions[*next] = position;
@@ -297,13 +279,13 @@ impl Owners {
         Owners { starts, positions }
     }
 
-    /// Where in [`Owners::positions`] a row's are.
+    /// The range of [`Owners::positions`] that a row has.
     fn of(&self, row: usize) -> Range<usize> {
         self.starts[row]..self.starts[row + 1]
     }
 }
 
-/// Sums for each row of `out`, seen as `[outer, rows, inner]` and contiguous, the rows of `source`, seen as
+/// Adds to each row of `out`, contiguous and seen as `[outer, rows, inner]`, the rows of `source`, seen as
 /// `[outer, positions, inner]`, whose position in `indices` names it.
 fn add_rows<T: Summand>(
     op: &'static str,
@@ -322,7 +304,7 @@ fn add_rows<T: Summand>(
     }
     let words = if inner == 1 { 2 * rows } else { rows + 2 + at.len() };
     let _use = device.ledger()?.scratch_of(words * size_of::<usize>());
-    let source = Source::<T>::open(op, source, source.shape())?;
+    let source = BlockReader::<T>::open(op, source, source.shape())?;
     let (pool, mut target) = (device.pool()?, out.write::<T>(op)?);
     let target = &mut target[offset..][..numel];
     match inner {
@@ -332,10 +314,11 @@ fn add_rows<T: Summand>(
     Ok(())
 }
 
+/// Adds rows of several elements: each destination row sums its own positions, ascending.
 fn add_owned<T: Summand>(
     pool: &Pool,
     owners: &Owners,
-    source: &Source<'_, T>,
+    source: &BlockReader<'_, T>,
     [rows, count, inner]: [usize; 3],
     target: &mut [T],
     end: End,
@@ -360,11 +343,11 @@ fn add_owned<T: Summand>(
                 }
                 let start = |position: usize| (line + position) * inner + part * BLOCK;
                 for nth in own.clone() {
-                    // The order of positions is not that in memory.
+                    // Rows of the source are read in another order than memory's, so that the hardware does not prefetch them.
                     let ahead = owners.positions.get(nth + AHEAD).and_then(|&p| source.address(start(p)));
-                    ahead
-                        .into_iter()
-                        .for_each(|at| bring(at.cast(), (sums.len() * size_of::<T>()).min(BROUGHT_MAX)));
+                    ahead.into_iter().for_each(|at| {
+                        prefetch_bytes(at.cast(), (sums.len() * size_of::<T>()).min(PREFETCHED_MAX))
+                    });
                     let x = source.block(start(owners.positions[nth]), sums.len(), &mut scratch);
                     match end {
                         End::Add | End::AddScaled(_) if nth == own.start => T::begin_all(sums, x),
@@ -377,10 +360,11 @@ fn add_owned<T: Summand>(
     });
 }
 
+/// Adds rows of one element: position by position into sums of all rows of a line.
 fn add_elements<T: Summand>(
     pool: &Pool,
     at: &[i64],
-    source: &Source<'_, T>,
+    source: &BlockReader<'_, T>,
     rows: usize,
     target: &mut [T],
     end: End,
@@ -411,7 +395,7 @@ fn add_elements<T: Summand>(
                 let old = &mut scratch[..target.len()];
                 old.copy_from_slice(target);
                 T::end_all(target, sums, end);
-                // What nothing is added to keeps its bits.
+                // A row that no index names keeps its bits.
                 for ((to, &old), &named) in target.iter_mut().zip(&*old).zip(named) {
                     *to = if named { *to } else { old };
                 }

@@ -5,14 +5,14 @@ use phalanx_tensor::{Element, bf16, f16};
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
 
-/// What becomes of a row's sum.
+/// What is done with a row's sum.
 #[derive(Clone, Copy)]
 pub(super) enum End {
-    /// It is stored; a row to which nothing is added becomes 0. The sum begins at 0.
+    /// The sum, begun at 0, is stored; a row to which nothing is added becomes 0.
     Store,
-    /// It is rounded and added to what is there.
+    /// The sum is rounded and added to the row.
     Add,
-    /// It is multiplied and added to what is there.
+    /// The sum is multiplied and added to the row.
     AddScaled(f64),
 }
 
@@ -22,10 +22,10 @@ pub(super) trait Summand: Element {
     type Sum: Copy + Send + Sync;
     /// 0
     const ZERO: Self::Sum;
-    /// What changes no sum, not even -0.
+    /// The neutral element, which leaves a sum of -0 as it is.
     const NOTHING: Self::Sum;
 
-    /// The elements as sums, where they are.
+    /// The elements themselves as sums, if both types are the same.
     fn as_sums(x: &mut [Self]) -> Option<&mut [Self::Sum]>;
     /// `a + b`.
     fn add(a: Self::Sum, b: Self::Sum) -> Self::Sum;
@@ -33,7 +33,7 @@ pub(super) trait Summand: Element {
     fn begin_all(sums: &mut [Self::Sum], x: &[Self]);
     /// Adds an element to each sum.
     fn add_all(sums: &mut [Self::Sum], x: &[Self]);
-    /// Does with finished sums what is to become of them.
+    /// Stores or adds finished sums.
     fn end_all(to: &mut [Self], sums: &[Self::Sum], end: End);
 }
 
@@ -129,13 +129,13 @@ impl<T: Real> Kernel for Add<'_, T> {
     }
 }
 
-/// A vector of at most as many sums as it has lanes.
+/// Loads a vector of sums, partial if they are fewer than its lanes.
 #[inline(always)]
 fn load<V: Vector>(sums: &[V::Elem]) -> V {
     if sums.len() < V::LANES { V::load_partial(sums, V::Elem::ZERO) } else { V::load(sums) }
 }
 
-/// [`Summand::end_all`] of floats, where something is there.
+/// [`Summand::end_all`] of floats that are added to a row.
 struct Finish<'a, T: Real> {
     to: &'a mut [T],
     sums: &'a [T::Wide],
@@ -163,17 +163,17 @@ impl<T: Real> Kernel for Finish<'_, T> {
     }
 }
 
-/// Asks for so many bytes from `address` on to be prefetched.
-pub(super) fn bring(address: *const f32, bytes: usize) {
-    dispatch(Bring { address, bytes });
+/// Prefetches `bytes` bytes from `address` on.
+pub(super) fn prefetch_bytes(address: *const f32, bytes: usize) {
+    dispatch(PrefetchBytes { address, bytes });
 }
 
-struct Bring {
+struct PrefetchBytes {
     address: *const f32,
     bytes: usize,
 }
 
-impl Kernel for Bring {
+impl Kernel for PrefetchBytes {
     type Output = ();
 
     #[inline(always)]

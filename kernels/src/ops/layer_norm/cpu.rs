@@ -1,4 +1,5 @@
-//! A row normalised, and the gradients of that. The row stays in the first-level cache between the passes over it.
+//! Layer norm and RMS norm of a row on a CPU ([`Forward`]), and their gradients ([`BackwardOf`]). The row stays in the L1 cache between the
+//! passes over it. Group norm and batch norm use [`measure`] and [`Standard`].
 //!
 //! The mean is `high + low`: `high` is the rounded mean, `low` the mean of what remains after subtracting it. So the
 //! differences `(x - high) - low` and the variance keep their digits when the spread is small beside the mean.
@@ -7,12 +8,12 @@ use crate::rows::lanes::{self, Function};
 use crate::rows::{Row, RowKernel};
 use crate::simd::{Float, Isa, Vector};
 
-/// Numbers kept of a row: the mean's two parts, if there is one, and the inverse deviation.
+/// How many numbers are kept of a row: the mean's two parts, if `CENTERED`, and the inverse deviation.
 pub(super) const fn stats_of<const CENTERED: bool>() -> usize {
     if CENTERED { 3 } else { 1 }
 }
 
-/// `x` standardised: the two parts of the mean and the inverse deviation, in every lane.
+/// The standardisation of a row, `(x - mean) / deviation`: the two parts of the mean and the inverse deviation, in every lane.
 #[derive(Clone, Copy)]
 pub(in crate::ops) struct Standard<V, const CENTERED: bool> {
     high: V,
@@ -36,7 +37,7 @@ impl<V: Vector, const CENTERED: bool> Standard<V, CENTERED> {
     }
 }
 
-/// `x` standardised, times a weight if `W`, plus a bias if `B`, which come after `x`.
+/// `x` standardised, times a weight if `W`, plus a bias if `B`; these follow `x` in the inputs.
 struct Affine<V, const CENTERED: bool, const W: bool, const B: bool>(Standard<V, CENTERED>);
 
 impl<V: Vector, const CENTERED: bool, const W: bool, const B: bool, const N: usize> Function<V, N>
@@ -54,6 +55,7 @@ impl<V: Vector, const CENTERED: bool, const W: bool, const B: bool, const N: usi
     }
 }
 
+/// The forward pass: measures the row, keeps its numbers in `stats`, and standardises it.
 pub(super) struct Forward<'a, T, const CENTERED: bool> {
     pub(super) weight: Option<&'a [T]>,
     pub(super) bias: Option<&'a [T]>,
@@ -104,6 +106,7 @@ pub(in crate::ops) fn measure<V: Vector, const CENTERED: bool>(
     variance
 }
 
+/// The backward pass: `dx`, and the row's part of the sums for `dw` and `db`, if they are wanted.
 pub(super) struct BackwardOf<'a, T, const CENTERED: bool> {
     pub(super) weight: Option<&'a [T]>,
     pub(super) stats: &'a [T],
@@ -150,7 +153,7 @@ fn input_gradient<V: Vector, const N: usize, const CENTERED: bool>(
     split: impl Fn([V; N]) -> (V, V),
 ) {
     let n = V::Elem::from_f64(dx.len() as f64);
-    // Beyond the row's end the gradient is 0, so what stands for x there does not matter.
+    // A partial vector is filled up with gradients of 0, so that its values of x do not matter.
     let [sum, product] = lanes::sums(inputs, [V::Elem::ZERO; N], |v| {
         let (x, g) = split(v);
         [if CENTERED { g } else { V::zero() }, g * standard.of(x)]

@@ -6,12 +6,12 @@ pub(in crate::ops) mod cpu;
 use phalanx_tensor::cuda::{Args, Grid, Scratch};
 use phalanx_tensor::{DType, Dims, Error, Result, Tensor};
 
+use crate::block_reader::{elements, store, widened_if};
 use crate::check;
 use crate::dispatch::Kernels;
-use crate::real::{Real, for_real};
+use crate::real::{Real, for_real, wide_dtype};
 use crate::rows::cuda::{Operand, RowProgram, STANDARD, Team, row_program};
-use crate::rows::{self, Outputs, Shape};
-use crate::source::{elements, store, wide_dtype, widened_if};
+use crate::rows::{self, Outputs, RowSizes};
 
 /// `y = (x - mean) / sqrt(var + eps) * weight + bias` over the last dimensions of `x`, which must be
 /// `normalized_shape`; mean and variance (divided by n) are each row's own. Also gives what the backward pass needs of
@@ -58,7 +58,7 @@ impl<const CENTERED: bool> Norm<CENTERED> {
 
 type Forward = fn(
     &'static str,
-    Shape,
+    RowSizes,
     &Tensor,
     Option<Residual<'_>>,
     [Option<&Tensor>; 2],
@@ -67,7 +67,7 @@ type Forward = fn(
 ) -> Result<()>;
 type Backward = fn(
     &'static str,
-    Shape,
+    RowSizes,
     [&Tensor; 2],
     Option<&Tensor>,
     &Tensor,
@@ -106,7 +106,7 @@ pub(in crate::ops) fn forward<const CENTERED: bool>(
 
 fn forward_on_cpu<const CENTERED: bool>(
     op: &'static str,
-    shape: Shape,
+    shape: RowSizes,
     x: &Tensor,
     residual: Option<Residual<'_>>,
     [weight, bias]: [Option<&Tensor>; 2],
@@ -158,7 +158,7 @@ pub(in crate::ops) fn backward<const CENTERED: bool>(
 
 fn backward_on_cpu<const CENTERED: bool>(
     op: &'static str,
-    shape: Shape,
+    shape: RowSizes,
     [x, dy]: [&Tensor; 2],
     dsum: Option<&Tensor>,
     stats: &Tensor,
@@ -186,19 +186,16 @@ fn sizes(
     x: &Tensor,
     normalized_shape: &[usize],
     affine: &[Option<&Tensor>],
-) -> Result<Shape> {
+) -> Result<RowSizes> {
     check::float(op, x)?;
     if normalized_shape.is_empty() || !x.shape().ends_with(normalized_shape) {
         let wanted = format!("a shape that ends in {normalized_shape:?}, of at least one dimension");
         return Err(Error::shape(op, format!("{:?}", x.shape()), wanted));
     }
-    for t in affine.iter().copied().flatten() {
-        check::same(op, &[x, t])?;
-        check::shape(op, "a weight or bias", t, normalized_shape)?;
-    }
+    check::affine(op, x, affine, normalized_shape)?;
     let lead = x.rank() - normalized_shape.len();
     let rows = x.shape()[..lead].iter().product();
-    Ok(Shape { rows, width: normalized_shape.iter().product(), stats: 0, sums: 0 })
+    Ok(RowSizes { rows, width: normalized_shape.iter().product(), stats: 0, sums: 0 })
 }
 
 const PROGRAM: RowProgram = row_program!("layer_norm.cu", STANDARD);
@@ -213,7 +210,7 @@ fn centered<const CENTERED: bool>() -> Option<(&'static str, &'static str)> {
 
 fn forward_on_gpu<const CENTERED: bool>(
     op: &'static str,
-    shape: Shape,
+    shape: RowSizes,
     x: &Tensor,
     residual: Option<Residual<'_>>,
     [weight, bias]: [Option<&Tensor>; 2],
@@ -239,14 +236,14 @@ fn forward_on_gpu<const CENTERED: bool>(
 
 fn backward_on_gpu<const CENTERED: bool>(
     op: &'static str,
-    shape: Shape,
+    shape: RowSizes,
     [x, dy]: [&Tensor; 2],
     dsum: Option<&Tensor>,
     stats: &Tensor,
     weight: Option<&Tensor>,
     [dx, dw, db]: [Option<&mut Tensor>; 3],
 ) -> Result<()> {
-    let (gpu, Shape { rows, width, .. }) = (x.device().gpu()?, shape);
+    let (gpu, RowSizes { rows, width, .. }) = (x.device().gpu()?, shape);
     let team = Team::keeping(x.dtype(), rows, width, SUMS_KEPT);
     let rows_a_block = rows.div_ceil(BLOCKS_MAX).max(1).next_multiple_of(team.rows_a_block());
     let blocks = rows.div_ceil(rows_a_block);

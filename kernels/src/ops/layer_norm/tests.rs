@@ -2,8 +2,7 @@
 
 use phalanx_tensor::{DType, Tensor};
 
-use super::{layer_norm, layer_norm_backward};
-use super::{rms_norm, rms_norm_backward};
+use super::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
 use crate::ops::{add, add_layer_norm, add_layer_norm_backward, add_rms_norm, add_rms_norm_backward};
 use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
 

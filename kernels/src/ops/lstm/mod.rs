@@ -1,4 +1,5 @@
-//! A layer of long short-term memory over all times, given the gates' shares of the inputs.
+//! [`lstm`]: a layer of long short-term memory over all times. The caller has multiplied the inputs with their weight before: `x` holds each gate's
+//! part of `x W' + b`.
 //!
 //! With `s = x[t] + h W' + b` for the gates i, f, g, o: `c = sigmoid(f) c + sigmoid(i) tanh(g)`, `h = sigmoid(o) tanh(c)`.
 //! Each step is a product, the same as [`crate::linear`]'s, and one pass over the rows of the batch. Halves are computed in
@@ -13,12 +14,12 @@ use crate::pointwise::PIECE;
 use crate::real::{Real, for_real};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch, each};
-use crate::{check, work};
+use crate::{check, flops};
 
 const OP: &str = "lstm";
 /// Elements of a state that a thread takes at least: each has five functions.
 const STATES: usize = PIECE / 8;
-/// So many steps are worth turning the weight once.
+/// From so many time steps on, the weight is transposed once before.
 const TRANSPOSED_TIMES: usize = 4;
 
 /// The outputs `[B, T, hidden]`, the cells of all times, `[B, T, hidden]`, and the gates' values, `[B, T, 4 hidden]`, of `x
@@ -47,7 +48,7 @@ pub fn lstm(
     let empty = |n: usize| Tensor::empty_for(OP, &[sizes.batch, sizes.times, n], x.dtype(), x.device());
     let [mut output, mut cells, mut gates] =
         [empty(sizes.hidden)?, empty(sizes.hidden)?, empty(sizes.gates())?];
-    work::count([sizes.batch * sizes.times * sizes.gates(), sizes.hidden]);
+    flops::count_multiply_adds([sizes.batch * sizes.times * sizes.gates(), sizes.hidden]);
     if !x.device().is_meta() && output.numel() > 0 {
         let inputs = [&x, &columns, &hidden, &cell];
         let outputs = [&mut output, &mut cells, &mut gates];
@@ -81,7 +82,7 @@ pub fn lstm_backward(
     let (weight, before) = (weight.contiguous()?, before.contiguous()?);
     let mut dx = dgates.map_or_else(|| gates.zeros_like(), Tensor::copy)?;
     let [mut dhidden, mut dcell] = [before.empty_like()?, before.empty_like()?];
-    work::count([sizes.batch * sizes.times * sizes.hidden, sizes.gates()]);
+    flops::count_multiply_adds([sizes.batch * sizes.times * sizes.hidden, sizes.gates()]);
     if !dx.device().is_meta() && dy.numel() > 0 {
         let inputs = [&dy, &weight, &before, cells, gates];
         let outputs = [&mut dx, &mut dhidden, &mut dcell];

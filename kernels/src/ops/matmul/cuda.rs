@@ -4,8 +4,7 @@
 use phalanx_tensor::cuda::{self, Epilogue, Matrices, Products};
 use phalanx_tensor::{Loops, Result, Tensor, contiguous_strides};
 
-use super::Finish;
-use super::start_of;
+use super::{Finish, start_of};
 use crate::gemm::{Write, multiply_on_gpu};
 use crate::ops::activation::{Gelu, gelu_};
 

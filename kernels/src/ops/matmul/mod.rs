@@ -1,4 +1,4 @@
-//! Matrix products, batched and broadcast, and `x Wᵀ + b`.
+//! Matrix products, batched and broadcast ([`matmul`]), and `x Wᵀ + b` ([`linear`]). A CPU's are [`crate::gemm`], a GPU's are in `cuda.rs`.
 
 mod cuda;
 
@@ -12,12 +12,11 @@ use super::activation::Gelu;
 use super::cast::cast;
 use crate::dispatch::Kernels;
 use crate::gemm::{
-    Batch, COLUMN_STEPS_MIN, Epilogue, GemmElem, MatMut, MatRef, Write, gemm_batched, gemm_column,
-    is_parallel,
+    Batch, Epilogue, GEMV_STEPS_MIN, GemmElem, MatMut, MatRef, Write, gemm_batched, gemv, is_parallel,
 };
 use crate::pointwise::{map_into, pointwise};
 use crate::real::for_real;
-use crate::{check, work};
+use crate::{check, flops};
 
 pub(super) use cuda::multiply as multiply_on_gpu;
 
@@ -67,7 +66,7 @@ pub fn matmul_accumulate_(c: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<()> 
     product.run(c, Finish { write: Write::Accumulate, ..Finish::default() })
 }
 
-/// What is done to the finished sums.
+/// The epilogue: what is done to the finished sums.
 pub(super) struct Finish<'a> {
     pub(super) write: Write,
     /// A contiguous value per column.
@@ -154,7 +153,7 @@ impl<'a> Product<'a> {
 
     /// Computes into `out`, which is contiguous.
     pub(super) fn run(&self, out: &mut Tensor, finish: Finish<'_>) -> Result<()> {
-        work::count([out.numel(), self.a.shape().last().copied().unwrap_or(1)]);
+        flops::count_multiply_adds([out.numel(), self.a.shape().last().copied().unwrap_or(1)]);
         if out.device().is_meta() {
             out.bump_version();
             return Ok(());
@@ -228,7 +227,7 @@ pub(in crate::ops) fn multiply<T: GemmElem + Element>(
             let c_mat = MatMut::row_major(&mut c_data[c_start..], m, n);
             let batch = Batch { count, a: a_step, b: b_step, c: c_step };
             // Not for one row, too: it may be one of a batch that was cut, and has the bits that it has there.
-            let multiply = if n == 1 && k >= COLUMN_STEPS_MIN { gemm_column } else { gemm_batched };
+            let multiply = if n == 1 && k >= GEMV_STEPS_MIN { gemv } else { gemm_batched };
             multiply(pool.as_deref(), batch, a_mat, b_mat, c_mat, finish.write, epilogue);
         };
     if lead == 0 {

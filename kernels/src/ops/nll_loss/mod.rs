@@ -3,17 +3,14 @@
 use phalanx_tensor::cuda::{Kernel, Program};
 use phalanx_tensor::{Result, Tensor};
 
+use crate::block_reader::{BlockReader, store, values_f64};
 use crate::check;
-use crate::classes::Reduction;
-use crate::classes::{CLASSES, Targets};
-use crate::classes::{Weighing, classes_last, classes_second};
+use crate::classes::{CLASSES, Reduction, Targets, Weighing, classes_last, classes_second};
 use crate::cuda::{FAULT, File, PRELUDE, type_name};
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
 use crate::rows::cuda::Operand;
 use crate::simd::Float;
-use crate::source::store;
-use crate::source::{Source, values_f64};
 
 const FORWARD: Kernels<Forward> = Kernels { cpu: forward_on_cpu, cuda: forward_on_gpu };
 const BACKWARD: Kernels<Forward> = Kernels { cpu: backward_on_cpu, cuda: backward_on_gpu };
@@ -72,7 +69,7 @@ fn forward_on_cpu(
     let width = x.size(-1)?;
     let classes = weighing.read(op, target, width)?;
     for_real!(op, x.dtype(), T => {
-        let source = Source::<T>::open(op, x, x.shape())?;
+        let source = BlockReader::<T>::open(op, x, x.shape())?;
         let item = |(row, class): (usize, &Option<usize>)| {
             let Some(class) = *class else { return 0.0 };
             let x = source.block(row * width + class, 1, &mut [T::narrow(Float::ZERO)])[0];

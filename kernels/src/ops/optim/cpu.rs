@@ -1,12 +1,12 @@
-//! A rule over one item on the CPU: pieces for the pool's threads, blocks for the first-level cache.
+//! An optimizer's rule over one item on a CPU: pieces for the pool's threads, blocks for the L1 cache.
 
 use phalanx_tensor::{Element, Read, Result, Tensor};
 
 use super::Rule;
+use crate::block_reader::BLOCK;
 use crate::pointwise::PIECE;
 use crate::real::Real;
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch, each};
-use crate::source::BLOCK;
 
 /// The gradient as it is stored: in the parameter's dtype or in the one that is computed in.
 enum Gradient<'a, T: Real> {
@@ -22,9 +22,9 @@ struct Piece<'a, T: Real, const N: usize> {
     state: [&'a mut [T::Wide]; N],
 }
 
-/// [`Rule::eval`] over a block on the process's instruction set, erased so that the frame around it is compiled once and not for
+/// [`Rule::eval`] over a block, as a trait object, so that the code around it is compiled once and not for
 /// every rule.
-type Apply<'a, T, const N: usize> = &'a (dyn Fn(Block<'_, T, N>) + Sync);
+type Apply<'a, T, const N: usize> = &'a (dyn Fn(RuleBlock<'_, T, N>) + Sync);
 
 /// One item's update.
 pub(super) fn run<T: Real, R: Rule<N>, const N: usize>(
@@ -36,7 +36,7 @@ pub(super) fn run<T: Real, R: Rule<N>, const N: usize>(
     scale: f64,
     state: [&mut Tensor; N],
 ) -> Result<()> {
-    let apply = |block: Block<'_, T::Wide, N>| dispatch(Ruled { rule, block });
+    let apply = |block: RuleBlock<'_, T::Wide, N>| dispatch(Ruled { rule, block });
     run_by::<T, N>(op, &apply, param, master, grad, scale, state)
 }
 
@@ -93,7 +93,7 @@ fn take_front<'a, T>(slice: &mut &'a mut [T], len: usize) -> &'a mut [T] {
     front
 }
 
-/// One stretch, block by block, so that what is widened stays in the first-level cache.
+/// One stretch, block by block, so that widened elements stay in the L1 cache.
 fn step<T: Real, const N: usize>(
     apply: Apply<'_, T::Wide, N>,
     piece: &mut Piece<'_, T, N>,
@@ -118,21 +118,21 @@ fn step<T: Real, const N: usize>(
         let stored = &mut piece.param[start..start + len];
         if let Some(master) = &mut piece.master {
             let p = &mut master[start..start + len];
-            apply(Block { scale, p, g, state });
+            apply(RuleBlock { scale, p, g, state });
             T::narrow_all(&master[start..start + len], stored);
         } else if let Some(p) = T::as_wide_mut(stored) {
-            apply(Block { scale, p, g, state });
+            apply(RuleBlock { scale, p, g, state });
         } else {
             let p = &mut p_wide[..len];
             T::widen_all(stored, p);
-            apply(Block { scale, p: &mut *p, g, state });
+            apply(RuleBlock { scale, p: &mut *p, g, state });
             T::narrow_all(p, stored);
         }
     }
 }
 
 /// One block: every slice is of one length.
-struct Block<'a, T, const N: usize> {
+struct RuleBlock<'a, T, const N: usize> {
     scale: T,
     p: &'a mut [T],
     g: &'a [T],
@@ -141,7 +141,7 @@ struct Block<'a, T, const N: usize> {
 
 struct Ruled<'a, T, R, const N: usize> {
     rule: R,
-    block: Block<'a, T, N>,
+    block: RuleBlock<'a, T, N>,
 }
 
 impl<T: Float + Element, R: Rule<N>, const N: usize> Kernel for Ruled<'_, T, R, N> {

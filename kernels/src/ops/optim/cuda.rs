@@ -21,7 +21,7 @@ const TURNS: usize = 4;
 /// Items that one program updates.
 type Form = (Device, DType, DType, bool, u64);
 
-/// What a step of this rule would be told, and its scale.
+/// The numbers that a step of this rule passes to the kernel, and the gradient's scale.
 pub(super) fn numbers<const N: usize>(rule: impl Rule<N>, scale: f64) -> Vec<f64> {
     let traced = trace(rule);
     // The kernel's structure has one number at least.

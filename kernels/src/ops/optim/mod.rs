@@ -1,7 +1,7 @@
 //! Optimizer updates: one pass over parameters, their gradients and their state, in place.
 //!
-//! A rule states what happens to vectors, once; the frame widens halves, applies the gradient's scale (from clipping or
-//! loss scaling), keeps the master copy of a half-precision parameter, and splits the work over the device: on the CPU
+//! An optimizer is a `Rule`, the update of a vector of elements, in `rules.rs`. `update` widens halves, applies the
+//! gradient's scale (from clipping or loss scaling), keeps the master copy of a half-precision parameter, and splits the work over the device: on the CPU
 //! over the threads of its pool, by the instruction set; on a GPU many tensors in one launch. State is kept in the type
 //! that is computed in: f64 for f64 parameters, else f32.
 
@@ -40,7 +40,7 @@ pub struct Item<'a> {
 
 /// One step by one rule's numbers: many items, so that a GPU updates them together.
 pub struct Step<'a> {
-    /// What is updated.
+    /// The items to update.
     pub items: Vec<Item<'a>>,
     /// One element, f32 or f64, on the items' device: multiplies all gradients. So clipping needs not wait for the norm.
     pub factor: Option<&'a Tensor>,

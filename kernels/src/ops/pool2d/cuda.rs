@@ -3,8 +3,7 @@
 use phalanx_tensor::cuda::{Args, Grid, Program};
 use phalanx_tensor::{Result, Tensor};
 
-use super::Rule;
-use super::{PoolOptions, Windows, image};
+use super::{PoolOptions, Rule, Windows, image};
 use crate::cuda::{File, PRELUDE, type_name};
 use crate::ops::index::add_to_planes;
 

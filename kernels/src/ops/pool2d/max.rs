@@ -1,20 +1,22 @@
-//! The largest pixel of each window: where it is and what it is.
+//! [`max_pool2d`]: the largest pixel of each window, and its place. On a CPU planes are searched in vectors (`max_kernels.rs`); windows without a
+//! number above minus infinity are searched again pixel by pixel, for their place.
 
 use std::ops::Range;
 
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
-use super::largest::{DISTANCES, OfChannels, OfPlane};
+use super::max_kernels::{DISTANCES, OfChannels, OfPlane};
 use super::{PoolOptions, cuda, image, piece, resized};
 use crate::check;
 use crate::dispatch::Kernels;
-use crate::ops::sheets::{Lay, Reach, Sheets};
+use crate::ops::space_to_depth::{PhaseLayout, ReceptiveField, SpaceToDepth};
+use crate::ops::tap_range::TapRange;
 use crate::real::{Real, for_real};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, dispatch};
 
-/// Places of a plane's sheets at most, unless a row of windows needs more.
-const SHEETS_MAX: usize = 1 << 13;
+/// Places of a plane's phases at most, unless a row of windows needs more.
+const PHASES_MAX: usize = 1 << 13;
 
 /// The largest pixel of each window, and its place in its image's plane (i32): the first of equal ones, the first NaN
 /// if there is one. A window without pixels gives minus infinity and -1.
@@ -84,7 +86,7 @@ fn is_near(options: &PoolOptions, size: [usize; 2]) -> bool {
     let far = [0, 1].map(|i| ((kernel[i] - 1) * dilation[i]) as f64);
     let padded = [0, 1].map(|i| (size[i] + 2 * padding[i]) as f64);
     far[0] * size[1] as f64 + far[1] < DISTANCES as f64
-        && padded[0] * padded[1] < (4 * size[0] * size[1] + SHEETS_MAX) as f64
+        && padded[0] * padded[1] < (4 * size[0] * size[1] + PHASES_MAX) as f64
 }
 
 /// Of images whose channels lie side by side; those of the results do, too.
@@ -107,12 +109,9 @@ fn by_channels(
 /// For each window along an axis its first pixel's place before the margin was added, and which of its pixels are
 /// inside the image.
 fn taps(options: &PoolOptions, i: usize, image: usize, count: usize) -> Vec<(isize, Range<usize>)> {
-    let dilation = options.dilation[i];
     let tap = |at: usize| {
         let start = (at * options.stride[i]) as isize - options.padding[i] as isize;
-        let first = start.min(0).unsigned_abs().div_ceil(dilation);
-        let end = ((image as isize - start).max(0) as usize).div_ceil(dilation).min(options.kernel[i]);
-        (start, first.min(end)..end)
+        (start, TapRange::new(start, options.dilation[i], options.kernel[i], image).steps())
     };
     (0..count).map(tap).collect()
 }
@@ -126,7 +125,7 @@ fn find<T: Real>(
     places: &mut Tensor,
 ) -> Result<()> {
     let [size, counts] = [image(op, x)?, image(op, places)?];
-    let plan = Plan::<T>::new(options, size, counts);
+    let windows_of_plane = MaxWindows::<T>::new(options, size, counts);
     let (numel, pool) = (places.numel(), places.device().pool()?);
     let source = x.read::<T>(op)?;
     let source = &source[x.offset()..][..x.numel()];
@@ -140,15 +139,15 @@ fn find<T: Real>(
             let source = &source[i * (chunk / windows) * plane..];
             let planes = values.chunks_exact_mut(windows).zip(places.chunks_exact_mut(windows));
             for ((values, places), source) in planes.zip(source.chunks_exact(plane)) {
-                plan.run(source, values, places);
+                windows_of_plane.run(source, values, places);
             }
         }
     });
     Ok(())
 }
 
-/// How the windows of a plane are found.
-struct Plan<T: Real> {
+/// The windows of a plane: how their largest pixels are found.
+struct MaxWindows<T: Real> {
     size: [usize; 2],
     counts: [usize; 2],
     vectors: Option<Vectors<T::Wide>>,
@@ -157,9 +156,9 @@ struct Plan<T: Real> {
     dilation: [usize; 2],
 }
 
-/// What finding them in vectors needs, if [`is_near`].
+/// What the search in vectors needs; made if [`is_near`].
 struct Vectors<V> {
-    sheets: Sheets,
+    layout: PhaseLayout,
     /// Rows of windows at a time.
     band: usize,
     taps: Vec<(usize, V)>,
@@ -176,37 +175,37 @@ impl<V: Float> Vectors<V> {
         let strides = [0, 1].map(|i| if counts[i] > 1 { options.stride[i] } else { 1 });
         let offset = |i: usize, k: usize| starts[i] + (k * dilation[i]) as isize;
         let reach = |i: usize, count: usize| {
-            Reach::new(strides[i], count, [0, kernel[i] - 1].into_iter().map(move |k| offset(i, k)))
+            ReceptiveField::new(strides[i], count, [0, kernel[i] - 1].into_iter().map(move |k| offset(i, k)))
         };
-        let sheets = |band: usize| Sheets::new([reach(0, band), reach(1, counts[1])]);
-        let band = (SHEETS_MAX / sheets(1).len).clamp(1, counts[0]);
-        let sheets = sheets(band);
+        let layout = |band: usize| PhaseLayout::new([reach(0, band), reach(1, counts[1])]);
+        let band = (PHASES_MAX / layout(1).len).clamp(1, counts[0]);
+        let layout = layout(band);
         let tap = |y: usize, x: usize| {
             let distance = y * dilation[0] * width + x * dilation[1];
-            (sheets.place([offset(0, y), offset(1, x)]), V::from_f64(distance as f64))
+            (layout.place([offset(0, y), offset(1, x)]), V::from_f64(distance as f64))
         };
         let taps = (0..kernel[0]).flat_map(|y| (0..kernel[1]).map(move |x| tap(y, x))).collect();
-        Vectors { sheets, band, taps, starts, strides }
+        Vectors { layout, band, taps, starts, strides }
     }
 }
 
-impl<T: Real> Plan<T> {
-    fn new(options: &PoolOptions, size: [usize; 2], counts: [usize; 2]) -> Plan<T> {
+impl<T: Real> MaxWindows<T> {
+    fn new(options: &PoolOptions, size: [usize; 2], counts: [usize; 2]) -> MaxWindows<T> {
         let vectors = is_near(options, size).then(|| Vectors::new(options, size[1], counts));
         let [rows, cols] = [0, 1].map(|i| taps(options, i, size[i], counts[i]));
-        Plan { size, counts, vectors, rows, cols, dilation: options.dilation }
+        MaxWindows { size, counts, vectors, rows, cols, dilation: options.dilation }
     }
 
     fn run(&self, source: &[T], values: &mut [T], places: &mut [i32]) {
         let (width, cols) = (self.size[1], self.counts[1]);
-        let Some(Vectors { sheets, band, taps, starts, strides }) = &self.vectors else {
+        let Some(Vectors { layout, band, taps, starts, strides }) = &self.vectors else {
             return self.find_each(source, 0, |_| true, values, places);
         };
         let (from, to) = match T::as_wide(&[]) {
             Some(_) => (0, 0),
-            None => (sheets.rows_max(self.size[0]) * width, band * cols),
+            None => (layout.rows_max(self.size[0]) * width, band * cols),
         };
-        let lens = [sheets.len, OfPlane::<T::Wide>::run_len(sheets, *band), from];
+        let lens = [layout.len, OfPlane::<T::Wide>::run_len(layout, *band), from];
         with_scratch(lens.iter().sum::<usize>() + to, |scratch| {
             let (plane, scratch) = scratch.split_at_mut(lens[0]);
             let (run, scratch) = scratch.split_at_mut(lens[1]);
@@ -214,7 +213,7 @@ impl<T: Real> Plan<T> {
             let bands = values.chunks_mut(band * cols).zip(places.chunks_mut(band * cols));
             for (i, (values, places)) in bands.enumerate() {
                 let first = i * band;
-                let rows = sheets.rows(first, self.size[0]);
+                let rows = layout.rows(first, self.size[0]);
                 let here = &source[rows.start * width..rows.end * width];
                 let here = match T::as_wide(here) {
                     Some(here) => here,
@@ -225,14 +224,23 @@ impl<T: Real> Plan<T> {
                     }
                 };
                 let (top, size, margin) = (rows.start, [rows.len(), width], -T::Wide::INFINITY);
-                dispatch(Lay { sheets, source: here, apart: 0, top, size, first, margin, to: &mut *plane });
+                dispatch(SpaceToDepth {
+                    layout,
+                    source: here,
+                    apart: 0,
+                    top,
+                    size,
+                    first,
+                    margin,
+                    to: &mut *plane,
+                });
                 let top = (first * strides[0]) as isize + starts[0];
                 let origin = (top * width as isize + starts[1]) as i32;
                 let steps = [strides[0] * width, strides[1]].map(|step| step as i32);
                 let mut largest = |values: &mut [T::Wide]| {
                     let (plane, run, size) = (&*plane, &mut *run, [values.len() / cols, cols]);
                     let places = &mut *places;
-                    dispatch(OfPlane { sheets, plane, taps, size, origin, steps, run, values, places })
+                    dispatch(OfPlane { layout, plane, taps, size, origin, steps, run, values, places })
                 };
                 let is_unknown = match T::as_wide_mut(values) {
                     Some(values) => largest(values),

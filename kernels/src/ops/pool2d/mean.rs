@@ -1,4 +1,4 @@
-//! The mean of each window, and its transpose.
+//! [`mean_pool2d`]: the mean of each window; [`mean_unpool2d`]: its transpose, the gradient.
 
 use phalanx_tensor::{Result, Tensor};
 

@@ -1,8 +1,14 @@
 //! Pooling: images reduced window by window, `[channels, h, w]` or `[n, channels, h, w]`.
+//!
+//! ```text
+//! max     max_pool2d: values and places        max_kernels   its SIMD kernels
+//! pick    max_pick2d, max_unpool2d: pixels at given places, and the transpose (the gradient)
+//! mean    mean_pool2d, mean_unpool2d           cuda          launches of pool.cu
+//! ```
 
 mod cuda;
-mod largest;
 mod max;
+mod max_kernels;
 mod mean;
 mod pick;
 

@@ -1,4 +1,4 @@
-//! The pixels at the places that max pooling found, and the transpose.
+//! [`max_pick2d`]: the pixels at the places that max pooling found; [`max_unpool2d`]: its transpose, the gradient of max pooling.
 
 use phalanx_tensor::{DType, Result, Tensor};
 

@@ -7,13 +7,12 @@ mod words;
 use phalanx_tensor::{DType, Device, Error, PhiloxStream, Result, Tensor, Window};
 
 use super::creation::fill_;
+use crate::block_reader::{BLOCK, BlockReader};
 use crate::check;
 use crate::dispatch::{Kernels, by_device};
-use crate::pointwise::{Function, Pointwise, apply, c, pointwise, run, update};
-use crate::real::{Input, Output};
-use crate::real::{Real, for_real};
+use crate::pointwise::{LineFn, Pointwise, apply, c, pointwise, run, update};
+use crate::real::{Input, Output, Real, for_real};
 use crate::simd::{Float, Isa, Kernel, dispatch};
-use crate::source::{BLOCK, Source};
 use words::Words;
 
 /// Numbers spread evenly from `low` up to, but not including, `high` (which rounding to the dtype may reach): the
@@ -171,7 +170,7 @@ fn draw(
 
 fn fill<T: Real>(
     op: &'static str,
-    make: Function<'_, T::Wide, 2>,
+    make: LineFn<'_, T::Wide, 2>,
     words: &Words,
     out: &mut Tensor,
 ) -> Result<()> {
@@ -252,7 +251,7 @@ fn drop_out_on_cpu(
 }
 
 fn drop_out<T: Real>(op: &'static str, x: &Tensor, p: f64, words: &Words, out: &mut Tensor) -> Result<()> {
-    let source = Source::<T>::open(op, x, x.shape())?;
+    let source = BlockReader::<T>::open(op, x, x.shape())?;
     let threshold = threshold(p);
     let scale = T::Wide::from_f64(1.0 / (1.0 - p));
     update(op, out, |start, target: &mut [T]| {

@@ -2,8 +2,8 @@
 
 use phalanx_tensor::{Dims, Error, Loops, PhiloxStream, Result, Window, contiguous_strides};
 
+use crate::block_reader::for_each_part;
 use crate::simd::{Isa, Kernel, dispatch, each};
-use crate::source::for_each_part;
 
 /// The words of a shard's elements.
 pub(crate) struct Words {
@@ -47,7 +47,7 @@ impl Words {
         for_each_part(&self.loops, start, to.len(), |part, at, stride| {
             let (to, first) = (&mut to[part], self.first + at as u64);
             if stride == 1 {
-                return dispatch(Run { key: self.stream.key(), lane, first, to });
+                return dispatch(WordRun { key: self.stream.key(), lane, first, to });
             }
             for (i, to) in to.iter_mut().enumerate() {
                 let place = first + (i * stride) as u64;
@@ -58,7 +58,7 @@ impl Words {
 }
 
 /// The words of consecutive places.
-struct Run<'a> {
+struct WordRun<'a> {
     key: [u32; 2],
     lane: u64,
     first: u64,
@@ -68,7 +68,7 @@ struct Run<'a> {
 /// Blocks computed together, one a lane of the vectors that the loops over them become.
 const BLOCKS: usize = 16;
 
-impl Kernel for Run<'_> {
+impl Kernel for WordRun<'_> {
     type Output = ();
 
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! Linear recurrences along a dimension.
+//! [`recurrence`]: linear recurrences `y[i] = a[i] y[i - 1] + b[i]` along a dimension.
 
 use phalanx_tensor::cuda::{Args, Grid, Program};
 use phalanx_tensor::{Dim, Error, Result, Tensor};

@@ -1,15 +1,17 @@
-//! Rotary position embedding.
+//! Rotary position embedding (RoPE).
+//!
+//! Source: Su, Lu, Pan, Murtadha, Wen, Liu: RoFormer (2021).
 
 use phalanx_tensor::cuda::{Args, Grid, Program};
 use phalanx_tensor::{DType, Error, Pool, Result, Tensor};
 
+use crate::block_reader::elements;
 use crate::check;
 use crate::cuda::{File, LAYOUT, PRELUDE, Strided, type_name};
 use crate::dispatch::Kernels;
 use crate::real::{Real, for_real};
-use crate::rows::{self, Outputs, Row, RowKernel, Shape, lanes};
+use crate::rows::{self, Outputs, Row, RowKernel, RowSizes, lanes};
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
-use crate::source::elements;
 
 const ROTATE: Kernels<RotateFn> = Kernels { cpu: rotate_on_cpu, cuda: rotate_on_gpu };
 
@@ -113,7 +115,7 @@ fn run<T: Real>(
     rows::run::<T, 1>(
         op,
         &kernel,
-        Shape { rows, width, stats: 0, sums: 0 },
+        RowSizes { rows, width, stats: 0, sums: 0 },
         [x],
         Outputs { y: Some(y), stats: &mut [] },
     )?;

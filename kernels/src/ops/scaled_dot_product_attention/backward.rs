@@ -1,25 +1,23 @@
-//! The backward pass: scores are made again tile by tile from what the forward pass kept of each query.
+//! The backward pass: scores are computed again tile by tile, from the maximum and the sum that the forward pass kept of each query.
 //!
-//! One thread does all query heads that share a key head, blocks of queries ascending, blocks of keys inside; so each
+//! A task on a CPU is a key head with all query heads that share it ([`KeyHeadPart`]): blocks of queries ascending, blocks of keys inside. So each
 //! gradient's additions have one order.
 
 use std::ops::Range;
 
 use phalanx_tensor::{Result, Tensor};
 
-use super::Groups;
-use super::cuda;
 use super::dropout::Keep;
 use super::forward::PIECES;
-use super::operand::{Cut, Heads, Mask, Rows, carve, empty_as, empty_joined, padded, store};
-use super::tile::{self, Changes, Differentiate, KEYS_BACKWARD, QUERIES, ROOM, Stats};
-use super::{Attention, Problem};
+use super::operand::{HeadLayout, Heads, Mask, Rows, empty_as, empty_joined, padded, store, with_slices};
+use super::tile::{self, Differentiate, KEYS_BACKWARD, QUERIES, ROOM, ScoreChanges, Stats};
+use super::{Attention, JoinedHeads, Problem, cuda};
+use crate::block_reader::elements;
 use crate::check;
 use crate::dispatch::Kernels;
-use crate::gemm::Cell;
-use crate::real::{Real, for_real};
+use crate::gemm::SubMatMut;
+use crate::real::{Real, for_real, wide_dtype};
 use crate::simd::{Float, dispatch};
-use crate::source::{elements, wide_dtype};
 
 /// The gradients of [`scaled_dot_product_attention`](super::scaled_dot_product_attention) with respect to query, key,
 /// value and the scores (before a mask is broadcast, in the type that is computed in; the only one of T x S elements):
@@ -38,7 +36,7 @@ pub fn scaled_dot_product_attention_backward(
 ) -> Result<[Option<Tensor>; 4]> {
     const OP: &str = "scaled_dot_product_attention_backward";
     let problem = Problem::new(OP, [query, key, value], mask, config)?;
-    if let Some(groups) = Groups::new(&problem, query, mask, config) {
+    if let Some(groups) = JoinedHeads::new(&problem, query, mask, config) {
         let mask = groups.join_mask(&problem, query, mask)?;
         let [query, out, stats, dy] = [query, out, stats, dy].map(|t| groups.join(t));
         let (config, inputs) =
@@ -51,7 +49,7 @@ pub fn scaled_dot_product_attention_backward(
             &config,
             needs,
         )?;
-        let part = |made: Option<Tensor>| made.map(|made| groups.part(&made)).transpose();
+        let part = |made: Option<Tensor>| made.map(|made| groups.split(&made)).transpose();
         return Ok([part(dq)?, dk, dv, part(slopes)?]);
     }
     // The scores and the gradient of the probabilities, then what is asked for.
@@ -64,7 +62,7 @@ pub fn scaled_dot_product_attention_backward(
     let inputs = [query, key, value];
     let mut whole = if needs[..3] == [true; 3] { empty_joined(inputs)? } else { None };
     let mut made = match &whole {
-        Some(whole) => parts(whole, inputs)?,
+        Some(whole) => gradients_in(whole, inputs)?,
         None => {
             let like = |i: usize| needs[i].then(|| empty_as(inputs[i], inputs[i].shape())).transpose();
             [like(0)?, like(1)?, like(2)?, None]
@@ -104,7 +102,7 @@ fn backward_on_cpu(
     (whole, made): (Option<&mut Tensor>, &mut [Option<Tensor>; 4]),
 ) -> Result<()> {
     for_real!(op, inputs[0].dtype(), T => {
-        let pass = Pass::<T> {
+        let pass = BackwardPass::<T> {
             problem: *problem,
             inputs: inputs.map(|t| Heads::open(op, t)).into_iter().collect::<Result<_>>()?,
             mask: Mask::open(op, mask, &problem.scores_shape(inputs[0]))?,
@@ -126,8 +124,8 @@ fn backward_on_gpu(
     cuda::backward(op, problem, inputs, stats, (mask, keep.as_ref()), made)
 }
 
-/// The gradients of these inputs in one tensor, head after head; that of the scores is none of it.
-fn parts(whole: &Tensor, inputs: [&Tensor; 3]) -> Result<[Option<Tensor>; 4]> {
+/// The gradients of query, key and value as parts of `whole`, head after head. The gradient of the scores is no part of it.
+fn gradients_in(whole: &Tensor, inputs: [&Tensor; 3]) -> Result<[Option<Tensor>; 4]> {
     let mut first = 0;
     let part = |input: &Tensor| {
         let heads = input.size(-3)?;
@@ -138,8 +136,8 @@ fn parts(whole: &Tensor, inputs: [&Tensor; 3]) -> Result<[Option<Tensor>; 4]> {
     Ok([dq?, dk?, dv?, None])
 }
 
-/// What all threads read.
-struct Pass<'a, T: Real> {
+/// What all tasks read.
+struct BackwardPass<'a, T: Real> {
     problem: Problem,
     /// Query, key, value, output and the output's gradient.
     inputs: Vec<Heads<'a, T>>,
@@ -148,33 +146,33 @@ struct Pass<'a, T: Real> {
     stats: Vec<T::Wide>,
 }
 
-/// A key head and the query heads that share it, worked on by one thread. What is not wanted is absent or empty.
-struct Part<'a, T: Real> {
+/// A task: a key head and the query heads that share it, with the gradients that it writes. Gradients that are not wanted are absent or empty.
+struct KeyHeadPart<'a, T: Real> {
     key_head: usize,
-    /// One a query head.
-    dq: Vec<Cell<'a, T>>,
-    dk: Option<Cell<'a, T>>,
-    dv: Option<Cell<'a, T>>,
+    /// One for each query head.
+    dq: Vec<SubMatMut<'a, T>>,
+    dk: Option<SubMatMut<'a, T>>,
+    dv: Option<SubMatMut<'a, T>>,
     slopes: &'a mut [T::Wide],
 }
 
-/// A thread's working memory.
-struct Scratch<'a, T> {
+/// Scratch memory of a task.
+struct BackwardBuffers<'a, T> {
     keys: Rows<'a, T>,
     values: Rows<'a, T>,
     dk: &'a mut [T],
     dv: &'a mut [T],
-    queries: Queries<'a, T>,
+    queries: QueryBuffers<'a, T>,
     scores: &'a mut [T],
     slopes: &'a mut [T],
     bias: &'a mut [T],
     kept: &'a mut [T],
-    /// Zeros, and scores of few queries.
+    /// Zeros at first; [`tile::Tile::products`] puts the scores of few queries here.
     room: &'a mut [T],
 }
 
-/// What is held of a block of queries: themselves and the output's gradient as columns, and room for rows.
-struct Queries<'a, T> {
+/// Scratch memory for a block of queries: the queries and the output's gradient as rows and transposed, the output as rows.
+struct QueryBuffers<'a, T> {
     dq: &'a mut [T],
     rows: &'a mut [T],
     columns: &'a mut [T],
@@ -183,8 +181,8 @@ struct Queries<'a, T> {
     out_rows: &'a mut [T],
 }
 
-impl<T: Real> Pass<'_, T> {
-    /// The first three results are parts of `whole`, if there is one.
+impl<T: Real> BackwardPass<'_, T> {
+    /// Computes the gradients in `made`. The first three are parts of `whole`, if there is one.
     fn run(
         &self,
         op: &'static str,
@@ -195,7 +193,7 @@ impl<T: Real> Pass<'_, T> {
         let pool = made.iter().flatten().next().map(|t| t.device().pool()).transpose()?;
         let Some(pool) = pool else { return Ok(()) };
         let [dq, dk, dv, slopes] = made;
-        let open = |t| Cut::open::<T>(op, t);
+        let open = |t| HeadLayout::open::<T>(op, t);
         let (mut whole, mut apart) = match whole {
             Some(whole) => (Some(open(whole)?), [None, None, None]),
             None => {
@@ -204,22 +202,22 @@ impl<T: Real> Pass<'_, T> {
             }
         };
         let mut cells = apart.each_mut().map(|open| match open {
-            Some((cut, data)) => cut.heads(data).collect(),
+            Some((layout, data)) => layout.heads(data).collect(),
             None => Vec::new(),
         });
-        if let Some((cut, data)) = &mut whole {
-            let queries = p.heads / cut.outer.max(1);
+        if let Some((layout, data)) = &mut whole {
+            let queries = p.heads / layout.outer.max(1);
             let ends = [queries, queries + queries / p.group];
-            for (i, cell) in cut.heads(data).enumerate() {
-                let i = i % cut.across;
+            for (i, cell) in layout.heads(data).enumerate() {
+                let i = i % layout.across;
                 cells[ends.iter().filter(|&&end| i >= end).count()].push(cell);
             }
         }
         let [mut dq, mut dk, mut dv] = cells.map(Vec::into_iter);
         let mut slopes = slopes.as_mut().map(|t| t.write::<T::Wide>(op)).transpose()?;
         let mut slopes = parts_of(slopes.as_deref_mut(), p.group * p.queries * p.keys);
-        let mut heads: Vec<Part<'_, T>> = (0..p.heads / p.group)
-            .map(|key_head| Part {
+        let mut heads: Vec<KeyHeadPart<'_, T>> = (0..p.heads / p.group)
+            .map(|key_head| KeyHeadPart {
                 key_head,
                 dq: dq.by_ref().take(p.group).collect(),
                 dk: dk.next(),
@@ -234,28 +232,28 @@ impl<T: Real> Pass<'_, T> {
         Ok(())
     }
 
-    fn run_part(&self, part: &mut Part<'_, T>) {
+    fn run_part(&self, part: &mut KeyHeadPart<'_, T>) {
         let p = &self.problem;
         let [depth, value] = p.rows::<T::Wide>();
         let whole =
             [self.inputs[1].room(p.keys), self.inputs[2].room(p.keys), p.keys * depth, p.keys * value];
         let block = [depth, depth, depth, value, value, value].map(|row| QUERIES * row);
         let tile = |wanted: bool| if wanted { KEYS_BACKWARD * QUERIES } else { 0 };
-        // A mask's tile is transposed from rows beside it.
+        // The second half is for the rows that a mask's tile is transposed from.
         let bias = 2 * tile(!matches!(self.mask, Mask::None));
         let tiles = [tile(true), tile(true), bias, tile(self.keep.is_some()), ROOM];
-        carve(whole, |[keys, values, dk, dv]| {
+        with_slices(whole, |[keys, values, dk, dv]| {
             let keys = self.inputs[1].rows(part.key_head, 0, [p.keys; 2], keys);
             let values = self.inputs[2].rows(part.key_head, 0, [p.keys; 2], values);
             dk.fill(T::Wide::ZERO);
             dv.fill(T::Wide::ZERO);
-            carve(block, |[dq, rows, columns, dy_rows, dy_columns, out_rows]| {
-                carve(tiles, |[scores, slopes, bias, kept, room]| {
+            with_slices(block, |[dq, rows, columns, dy_rows, dy_columns, out_rows]| {
+                with_slices(tiles, |[scores, slopes, bias, kept, room]| {
                     room.fill(T::Wide::ZERO);
                     let (dk, dv) = (&mut *dk, &mut *dv);
-                    let queries = Queries { dq, rows, columns, dy_rows, dy_columns, out_rows };
+                    let queries = QueryBuffers { dq, rows, columns, dy_rows, dy_columns, out_rows };
                     let mut scratch =
-                        Scratch { keys, values, dk, dv, queries, scores, slopes, bias, kept, room };
+                        BackwardBuffers { keys, values, dk, dv, queries, scores, slopes, bias, kept, room };
                     for member in 0..p.group {
                         let mut first = 0;
                         while first < p.queries {
@@ -277,13 +275,13 @@ impl<T: Real> Pass<'_, T> {
         });
     }
 
-    /// One block of queries of the group's head number `member`, from number `first` on: how many they are.
+    /// Adds the gradients of a block of queries, from number `first` on, of the group's head number `member`. Returns how many queries they are.
     fn run_block(
         &self,
-        part: &mut Part<'_, T>,
+        part: &mut KeyHeadPart<'_, T>,
         member: usize,
         first: usize,
-        s: &mut Scratch<'_, T::Wide>,
+        s: &mut BackwardBuffers<'_, T::Wide>,
     ) -> usize {
         let p = &self.problem;
         let head = part.key_head * p.group + member;
@@ -308,7 +306,7 @@ impl<T: Real> Pass<'_, T> {
             tile.products(values, (q.dy_columns, p.value_depth), s.room, s.slopes);
             dispatch(Differentiate {
                 tile,
-                changes: Changes {
+                changes: ScoreChanges {
                     bias: self.mask.tile(&tile, s.bias),
                     keep: self.keep.as_ref().map(|k| k.tile(&tile, [p.queries, p.keys], s.kept)),
                 },
@@ -333,7 +331,7 @@ impl<T: Real> Pass<'_, T> {
                 }
             }
         }
-        self.hide(part, member, [first, count], seen..p.keys_before(first + count));
+        self.zero_hidden(part, member, [first, count], seen..p.keys_before(first + count));
         if let Some(to) = part.dq.get_mut(member) {
             tile::scale_rows(dq, rows.width, &[scale; QUERIES]);
             store(to, first, &dq[..count * rows.width], rows.width);
@@ -341,8 +339,14 @@ impl<T: Real> Pass<'_, T> {
         count
     }
 
-    /// Scores of keys outside of `seen`, which these queries do not see, have gradient 0.
-    fn hide(&self, part: &mut Part<'_, T>, member: usize, [first, count]: [usize; 2], seen: Range<usize>) {
+    /// Sets the gradient of the scores of keys outside of `seen`, which these queries do not see, to 0.
+    fn zero_hidden(
+        &self,
+        part: &mut KeyHeadPart<'_, T>,
+        member: usize,
+        [first, count]: [usize; 2],
+        seen: Range<usize>,
+    ) {
         if part.slopes.is_empty() {
             return;
         }

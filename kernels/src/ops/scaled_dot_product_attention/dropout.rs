@@ -1,5 +1,5 @@
-//! Dropout of attention's probabilities: each is drawn by its place in the whole model and batch, in the forward pass
-//! and again in the backward pass, and never stored. The draws are those of [`dropout`](crate::random::dropout) on the
+//! Dropout of attention's probabilities. Each draw is a function of the probability's position in the whole model and batch, so the forward and the
+//! backward pass draw the same and store nothing. The draws are those of [`dropout`](crate::random::dropout) on the
 //! whole's probabilities.
 
 use phalanx_tensor::{Context, Error, PhiloxStream, Result, Tensor};
@@ -72,7 +72,7 @@ fn keep_on_cpu(op: &'static str, query: &Tensor, keys: usize, keep: &Keep, out: 
     })
 }
 
-/// The draws of a call.
+/// The dropout of a call, with its threshold and the numbers of its heads.
 pub(super) struct Keep {
     pub(super) dropout: AttentionDropout,
     /// Heads of these queries, and of the whole model, and the first one's number.
@@ -97,7 +97,7 @@ impl Keep {
         Ok(Keep { dropout, heads, all, first, threshold, scale })
     }
 
-    /// The factors of a tile's probabilities [keys, width], in `to`, for heads of [queries, keys].
+    /// Sets `to` to the factors of a tile's probabilities, [keys, width]; `all` is a head's number of queries and keys.
     pub(super) fn tile<'b, T: Float>(&self, tile: &Tile, all: [usize; 2], to: &'b mut [T]) -> &'b [T] {
         let (scale, to) = (T::from_f64(self.scale), &mut to[..tile.keys * tile.width]);
         to.fill(T::ZERO);

@@ -15,7 +15,7 @@ use crate::simd::Float;
 pub(super) struct FirstKeys<'a>(Heads<'a, i64>);
 
 impl<'a> FirstKeys<'a> {
-    /// Of a mask [.., T, 1] over scores of this shape.
+    /// Opens and checks a mask [.., T, 1] over scores of this shape.
     pub(super) fn open(op: &'static str, mask: &'a Tensor, scores: &[usize]) -> Result<FirstKeys<'a>> {
         let mut shape = Dims::from_slice(scores);
         shape[scores.len() - 1] = 1;
@@ -46,14 +46,15 @@ impl<'a> FirstKeys<'a> {
         usize::try_from(self.0.at(head, query)).unwrap_or(0)
     }
 
-    /// How many of the `most` queries from number `query` on are a block.
+    /// How many of the `most` queries from number `query` on make a block: up to the next document, and to a multiple of [`QUERIES`] from the
+    /// document's start.
     pub(super) fn block(&self, head: usize, query: usize, most: usize) -> usize {
         let start = self.of(head, query);
         let most = most.min(QUERIES - (query - start) % QUERIES);
         (1..most).find(|i| self.of(head, query + i) == query + i).unwrap_or(most)
     }
 
-    /// What is added to a tile's scores [keys, width], in `to`; nothing where all queries see the tile's first key.
+    /// The numbers to add to a tile's scores, [keys, width], in `to`; `None` where all queries see the tile's first key.
     pub(super) fn tile<'b, U: Float>(&self, tile: &Tile, to: &'b mut [U]) -> Option<&'b [U]> {
         if self.of(tile.head, tile.query + tile.queries - 1) <= tile.key {
             return None;

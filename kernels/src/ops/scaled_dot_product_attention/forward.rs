@@ -1,26 +1,24 @@
-//! The forward pass: a head's queries in blocks, each block taking in the keys block by block with a running softmax.
-//!
-//! Source: Dao, Fu, Ermon, Rudra, Ré: FlashAttention (2022); Milakov, Gimelshein: Online normalizer calculation for
-//! softmax (2018).
+//! The forward pass on a CPU. Heads are cut into tasks of some queries each ([`QueryPart`]); a task takes its queries in blocks, and each block meets
+//! the keys block by block with an online softmax (`tile.rs`).
 
 use phalanx_tensor::{Result, Tensor};
 
 use super::Problem;
 use super::dropout::Keep;
-use super::operand::{Cut, Heads, Mask, Rows, carve, padded, store};
-use super::tile::{self, Changes, Exponentials, KEYS, QUERIES, ROOM};
-use crate::gemm::Cell;
+use super::operand::{HeadLayout, Heads, Mask, Rows, padded, store, with_slices};
+use super::tile::{self, Exponentials, KEYS, QUERIES, ROOM, ScoreChanges};
+use crate::gemm::SubMatMut;
 use crate::real::Real;
 use crate::simd::{Float, dispatch};
 
-/// Pieces for each thread, where there are so many heads.
+/// Tasks for each thread, if there are so many heads.
 pub(super) const PIECES: usize = 16;
 
-/// A part of one head's queries, worked on by one thread.
-struct Part<'a, T: Real> {
+/// A task: some queries of one head, with the parts of the results that they write.
+struct QueryPart<'a, T: Real> {
     head: usize,
     first: usize,
-    out: Cell<'a, T>,
+    out: SubMatMut<'a, T>,
     stats: &'a mut [T::Wide],
 }
 
@@ -36,9 +34,9 @@ pub(super) fn run<T: Real>(
     let mask = Mask::<T>::open(op, mask, &problem.scores_shape(query))?;
     let [query, key, value] = [query, key, value].map(|t| Heads::<T>::open(op, t));
     let inputs = [query?, key?, value?];
-    let (cut, mut out) = Cut::open::<T>(op, out)?;
+    let (layout, mut out) = HeadLayout::open::<T>(op, out)?;
     let mut stats = stats.write::<T::Wide>(op)?;
-    // Blocks of queries do not depend on each other, so how a head is cut does not show in the bits.
+    // Blocks of queries do not depend on each other, so the cut changes no bit.
     let cuts = (2 * pool.threads()).div_ceil(problem.heads.max(1));
     let cuts = if problem.heads >= 4 * pool.threads() { 1 } else { cuts };
     let size = problem.queries.div_ceil(cuts).next_multiple_of(QUERIES).max(1);
@@ -46,9 +44,9 @@ pub(super) fn run<T: Real>(
         (0..problem.heads).flat_map(|head| (0..problem.queries).step_by(size).map(move |at| (head, at)));
     let heads = stats.chunks_mut(problem.queries.max(1) * 2);
     let stats = heads.flat_map(|stats| stats.chunks_mut(size * 2));
-    let parts = places.zip(cut.cells(&mut out, size)).zip(stats);
+    let parts = places.zip(layout.row_blocks(&mut out, size)).zip(stats);
     let mut parts: Vec<_> =
-        parts.map(|(((head, first), out), stats)| Part { head, first, out, stats }).collect();
+        parts.map(|(((head, first), out), stats)| QueryPart { head, first, out, stats }).collect();
     let together = (parts.len() / (PIECES * pool.threads())).max(1);
     pool.for_each_chunk(&mut parts, together, |_, parts| {
         parts.iter_mut().for_each(|part| part.run(&problem, &inputs, &mask, keep));
@@ -56,7 +54,7 @@ pub(super) fn run<T: Real>(
     Ok(())
 }
 
-impl<T: Real> Part<'_, T> {
+impl<T: Real> QueryPart<'_, T> {
     fn run(
         &mut self,
         problem: &Problem,
@@ -74,16 +72,16 @@ impl<T: Real> Part<'_, T> {
             QUERIES * depth_row,
             QUERIES * value_row,
             tile(true),
-            2 * tile(!matches!(mask, Mask::None)), // a mask's tile is transposed from rows beside it
+            2 * tile(!matches!(mask, Mask::None)), // the second half is for the rows that a mask's tile is transposed from
             tile(keep.is_some()),
             ROOM,
         ];
-        carve(lens, |[keys, values, rows, columns, out, scores, bias, kept, room]| {
+        with_slices(lens, |[keys, values, rows, columns, out, scores, bias, kept, room]| {
             room.fill(T::Wide::ZERO);
             let key_head = self.head / problem.group;
             let keys = inputs[1].rows(key_head, 0, [seen; 2], keys);
             let values = inputs[2].rows(key_head, 0, [seen; 2], values);
-            let mut scratch = Scratch { keys, values, rows, columns, out, scores, bias, kept, room };
+            let mut scratch = ForwardBuffers { keys, values, rows, columns, out, scores, bias, kept, room };
             let mut at = 0;
             while at < self.out.rows() {
                 at += self.block(problem, &inputs[0], (mask, keep), at, &mut scratch);
@@ -91,14 +89,14 @@ impl<T: Real> Part<'_, T> {
         });
     }
 
-    /// The block of queries from number `at` of this part on: how many they are.
+    /// Computes the block of queries from number `at` of this part on. Returns how many they are.
     fn block(
         &mut self,
         problem: &Problem,
         query: &Heads<'_, T>,
         (mask, keep): (&Mask<'_, T>, Option<&Keep>),
         at: usize,
-        s: &mut Scratch<'_, T::Wide>,
+        s: &mut ForwardBuffers<'_, T::Wide>,
     ) -> usize {
         let first = self.first + at;
         let (count, seen) = mask.block(self.head, first, self.out.rows() - at);
@@ -113,7 +111,7 @@ impl<T: Real> Part<'_, T> {
             tile.products(s.keys.from(tile.key), (s.columns, problem.depth), s.room, s.scores);
             dispatch(Exponentials {
                 tile,
-                changes: Changes {
+                changes: ScoreChanges {
                     bias: mask.tile(&tile, s.bias),
                     keep: keep.map(|k| k.tile(&tile, [problem.queries, problem.keys], s.kept)),
                 },
@@ -138,8 +136,8 @@ impl<T: Real> Part<'_, T> {
     }
 }
 
-/// A thread's working memory.
-struct Scratch<'a, T> {
+/// Scratch memory of a task.
+struct ForwardBuffers<'a, T> {
     keys: Rows<'a, T>,
     values: Rows<'a, T>,
     rows: &'a mut [T],
@@ -148,6 +146,6 @@ struct Scratch<'a, T> {
     scores: &'a mut [T],
     bias: &'a mut [T],
     kept: &'a mut [T],
-    /// Zeros, and scores of few queries.
+    /// Zeros at first; [`tile::Tile::products`] puts the scores of few queries here.
     room: &'a mut [T],
 }

@@ -1,13 +1,25 @@
-//! Attention in tiles: the scores are made a tile at a time and never stored whole, forward and backward.
+//! Scaled dot-product attention in tiles, as FlashAttention: scores are computed a tile at a time and never stored whole, forward and backward.
 //!
 //! ```text
-//! tile      a block of keys against a block of queries
-//! operand   strided tensors as padded rows; masks as tiles
-//! first_keys  the first key that a query sees, and blocks that end where documents do
-//! dropout   probabilities left out, by their place
-//! forward   all blocks of a head      backward   the same
-//! cuda      the same on a GPU
+//!                 keys of a head                       forward: a task has some queries of a head. For each block of queries:
+//!             | tile | tile | tile |                     for each block of keys:   scores = q k' scale + mask
+//!    block of +------+------+------+                       new maximum, exponentials, running sum (online softmax)
+//!    queries  | s, p | s, p |  -   |  - : hidden by        out = out * shrink + p v
+//!             +------+------+------+  the causal mask    out / sum; stats = (maximum, 1 / sum) of each query
+//!             | s, p | s, p | s, p |
+//!             +------+------+------+                   backward: a task has a key head and the query heads that share it.
+//!                                                        for each block of queries, for each block of keys:
+//!                                                          scores again, p = exp(s - maximum) / sum;  dv += p' dy
+//!                                                          ds = p (dy v' - delta);  dk += ds' q;  dq += ds k
+//!
+//!  mod          arguments, shapes, the choice of the device's kernel
+//!  forward      the tasks of the forward pass            backward     those of the backward pass
+//!  tile         a tile's products and its softmax        operand      heads of strided tensors as padded rows; masks as tiles
+//!  first_keys   documents packed in one row              dropout      which probabilities are dropped, by their position
+//!  cuda         the same on a GPU
 //! ```
+//!
+//! Source: Dao, Fu, Ermon, Rudra, Ré: FlashAttention (2022); Milakov, Gimelshein: Online normalizer calculation for softmax (2018).
 
 mod backward;
 mod cuda;
@@ -20,9 +32,8 @@ mod tile;
 use phalanx_tensor::{DType, Dims, Error, Result, Tensor, broadcast_shapes};
 
 use crate::dispatch::Kernels;
-use crate::real::for_real;
-use crate::source::wide_dtype;
-use crate::{check, work};
+use crate::real::{for_real, wide_dtype};
+use crate::{check, flops};
 
 pub use backward::scaled_dot_product_attention_backward;
 pub use dropout::{AttentionDropout, attention_keep};
@@ -78,11 +89,11 @@ pub fn scaled_dot_product_attention(
 ) -> Result<(Tensor, Tensor)> {
     const OP: &str = "scaled_dot_product_attention";
     let problem = Problem::new(OP, [query, key, value], mask, config)?;
-    if let Some(groups) = Groups::new(&problem, query, mask, config) {
+    if let Some(groups) = JoinedHeads::new(&problem, query, mask, config) {
         let mask = groups.join_mask(&problem, query, mask)?;
         let config = Attention { enable_gqa: false, scale: Some(problem.scale), ..*config };
         let made = scaled_dot_product_attention(&groups.join(query)?, key, value, mask.as_ref(), &config)?;
-        return Ok((groups.part(&made.0)?, groups.part(&made.1)?));
+        return Ok((groups.split(&made.0)?, groups.split(&made.1)?));
     }
     problem.count(problem.depth + problem.value_depth);
     let mut shape = Dims::from_slice(query.shape());
@@ -136,7 +147,7 @@ pub fn attention_in_tiles(
     Ok(!query.device().is_cuda() || problem.deepest() <= cuda::DEPTH_MAX)
 }
 
-/// The scores of keys behind their queries.
+/// The number of scores that the causal mask hides.
 fn unseen(queries: usize, keys: usize) -> usize {
     // Query i does not see the keys from i + 1 on.
     let rows = queries.min(keys.saturating_sub(1));
@@ -144,11 +155,11 @@ fn unseen(queries: usize, keys: usize) -> usize {
 }
 
 impl Problem {
-    /// Counts products of so many multiplications for each score. Of causal attention those that are seen.
+    /// Counts `each` multiplications for each score that the causal mask does not hide.
     fn count(&self, each: usize) {
         let (queries, keys) = (self.queries, self.keys);
         let unseen = if self.causal { unseen(queries, keys) } else { 0 };
-        work::count([self.heads, queries * keys - unseen, each]);
+        flops::count_multiply_adds([self.heads, queries * keys - unseen, each]);
     }
 
     fn deepest(&self) -> usize {
@@ -228,18 +239,23 @@ impl Problem {
     }
 }
 
-/// How the heads of one query each are joined.
+/// How query heads that share a key head become the queries of one head, where each has a single query (decoding).
 #[derive(Clone, Copy)]
-struct Groups {
+struct JoinedHeads {
     /// Heads, and how many share a key head.
     heads: usize,
     group: usize,
 }
 
-impl Groups {
-    /// What can be joined with the same bits: no query has a number of its own that matters. A GPU's tiles join heads
+impl JoinedHeads {
+    /// `None` if joining would change bits, because a query's number matters (causal mask, dropout, first keys), and on a GPU, whose tiles join heads
     /// themselves.
-    fn new(problem: &Problem, query: &Tensor, mask: Option<&Tensor>, config: &Attention) -> Option<Groups> {
+    fn new(
+        problem: &Problem,
+        query: &Tensor,
+        mask: Option<&Tensor>,
+        config: &Attention,
+    ) -> Option<JoinedHeads> {
         let numbered = config.is_causal
             || config.dropout.is_some()
             || mask.is_some_and(|mask| mask.dtype() == DType::I64);
@@ -248,7 +264,7 @@ impl Groups {
             && problem.group > 1
             && !numbered
             && !query.device().is_cuda();
-        joins.then(|| Groups { heads: query.shape()[query.rank() - 3], group: problem.group })
+        joins.then(|| JoinedHeads { heads: query.shape()[query.rank() - 3], group: problem.group })
     }
 
     /// [.., H, 1, D] as [.., H / group, group, D].
@@ -256,8 +272,8 @@ impl Groups {
         self.seen_as(tensor, [self.heads / self.group, self.group])
     }
 
-    /// And back.
-    fn part(self, tensor: &Tensor) -> Result<Tensor> {
+    /// The inverse of [`JoinedHeads::join`].
+    fn split(self, tensor: &Tensor) -> Result<Tensor> {
         self.seen_as(tensor, [self.heads, 1])
     }
 
@@ -268,7 +284,7 @@ impl Groups {
         tensor.reshape(&shape)
     }
 
-    /// The mask that queries joined so see.
+    /// The mask for joined queries.
     fn join_mask(self, problem: &Problem, query: &Tensor, mask: Option<&Tensor>) -> Result<Option<Tensor>> {
         mask.map(|mask| self.join(&mask.broadcast_to(&problem.scores_shape(query))?)).transpose()
     }

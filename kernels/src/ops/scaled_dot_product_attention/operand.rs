@@ -1,21 +1,21 @@
-//! Strided tensors as a head's kernels want them: rows of the wide type that fill vectors, and tiles of what is added to
-//! scores; results whose heads lie as an operand's do.
+//! The operands of attention on a CPU. [`Heads`]: a strided tensor by heads, whose rows are read in place or widened into padded [`Rows`]. [`Mask`]: a
+//! mask as tiles of numbers to add. [`HeadLayout`]: results whose heads lie in memory as an operand's do.
 
 use phalanx_tensor::{DType, Dims, Element, Loops, Read, Result, Tensor, Write};
 
 use super::first_keys::FirstKeys;
 use super::tile::{QUERIES, Tile, Transpose};
-use crate::gemm::{Cell, MatRef};
+use crate::gemm::{MatRef, SubMatMut};
 use crate::real::Real;
 use crate::scratch::{Scratch, with_scratch};
 use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
 
-/// Bytes that rows are padded to: the longest vector.
+/// Rows are padded to multiples of so many bytes, the longest vector.
 const PAD_BYTES: usize = 64;
 /// Bytes of a cache line.
 const LINE_BYTES: usize = 64;
 
-/// Rows that lie so far apart, or a multiple of that, share few places in a first-level cache, and are copied.
+/// Rows whose stride is a multiple of this fall into few sets of an L1 cache, and are copied.
 const CROWDED_BYTES: usize = 4096;
 
 /// A row length padded for `T`'s vectors.
@@ -23,8 +23,8 @@ pub(super) fn padded<T: Float>(len: usize) -> usize {
     len.next_multiple_of(PAD_BYTES / size_of::<T>())
 }
 
-/// Calls `f` with pieces of this thread's scratch memory, of any content.
-pub(super) fn carve<T: Scratch, const N: usize>(lens: [usize; N], f: impl FnOnce([&mut [T]; N])) {
+/// Calls `f` with slices of this thread's scratch memory, of these lengths and any content.
+pub(super) fn with_slices<T: Scratch, const N: usize>(lens: [usize; N], f: impl FnOnce([&mut [T]; N])) {
     // Whole cache lines, so that each piece begins at one.
     let lens = lens.map(padded::<T>);
     with_scratch(lens.iter().sum(), |mut rest: &mut [T]| {
@@ -32,7 +32,7 @@ pub(super) fn carve<T: Scratch, const N: usize>(lens: [usize; N], f: impl FnOnce
     });
 }
 
-/// An open tensor [.., rows, columns] by heads.
+/// A tensor [.., rows, columns], opened for reading; the leading dimensions are the heads.
 pub(super) struct Heads<'a, T> {
     elements: Read<'a, T>,
     starts: Vec<usize>,
@@ -46,7 +46,7 @@ impl<'a, T: Element> Heads<'a, T> {
         Heads::broadcast(op, tensor, tensor.shape())
     }
 
-    /// Seen in a shape that it broadcasts to.
+    /// Opens a tensor in a shape that it broadcasts to.
     pub(super) fn broadcast(op: &'static str, tensor: &'a Tensor, shape: &[usize]) -> Result<Heads<'a, T>> {
         let seen = tensor.broadcast_for(op, shape)?;
         let lead = shape.len() - 2;
@@ -70,14 +70,14 @@ impl<'a, T: Element> Heads<'a, T> {
         self.elements[self.starts[head] + row * self.row_stride]
     }
 
-    /// Heads, without such as lie where the one before does.
+    /// The heads, without those that are the same elements as the head before (broadcast).
     pub(super) fn distinct(&self) -> impl Iterator<Item = usize> {
         (0..self.starts.len()).filter(|&head| head == 0 || self.starts[head] != self.starts[head - 1])
     }
 }
 
 impl<T: Real> Heads<'_, T> {
-    /// Whether rows are best read in place: of the type that is computed in, whole vectors long.
+    /// Whether rows are read in place: they have the type that is computed in, are whole vectors long, and do not conflict in the cache.
     fn is_ready(&self) -> bool {
         self.col_stride == 1
             && !(self.row_stride * size_of::<T>()).is_multiple_of(CROWDED_BYTES)
@@ -85,7 +85,7 @@ impl<T: Real> Heads<'_, T> {
             && T::as_wide(&self.elements).is_some()
     }
 
-    /// The elements that [`Heads::rows`] wants as room for so many rows and no more.
+    /// The length of `room` that [`Heads::rows`] needs for so many rows without further zeros.
     pub(super) fn room(&self, rows: usize) -> usize {
         if self.is_ready() { 0 } else { rows * padded::<T::Wide>(self.columns) }
     }
@@ -130,7 +130,7 @@ impl<T: Real> Heads<'_, T> {
 /// How many rows ahead of its copy a row is prefetched.
 const AHEAD: usize = 8;
 
-/// Rows `stride` apart, copied into rows of whole vectors, with zeros behind them.
+/// Widens rows `stride` apart into rows of whole vectors, with zeros behind the columns.
 struct Widen<'a, T: Real> {
     from: &'a [T],
     stride: usize,
@@ -182,47 +182,51 @@ impl<'a, T> Rows<'a, T> {
     }
 }
 
-/// Rows without their padding, rounded, into a cell's from number `first` on.
-pub(super) fn store<T: Real>(to: &mut Cell<'_, T>, first: usize, rows: &[T::Wide], width: usize) {
+/// Stores rows without their padding, rounded, as the rows of a submatrix from number `first` on.
+pub(super) fn store<T: Real>(to: &mut SubMatMut<'_, T>, first: usize, rows: &[T::Wide], width: usize) {
     for (i, row) in rows.chunks(width.max(1)).enumerate() {
         let to = to.row(first + i);
         T::narrow_all(&row[..to.len()], to);
     }
 }
 
-/// How the heads of a tensor without gaps lie: in memory it is [outer, rows, across, columns].
+/// The memory layout of a result by heads: [outer, rows, across, columns], with `across` heads side by side.
 #[derive(Clone, Copy)]
-pub(super) struct Cut {
+pub(super) struct HeadLayout {
     pub(super) outer: usize,
     rows: usize,
     pub(super) across: usize,
     columns: usize,
 }
 
-impl Cut {
-    /// And the elements, to write.
+impl HeadLayout {
+    /// Opens a result for writing, with its layout.
     pub(super) fn open<'a, T: Element>(
         op: &'static str,
         tensor: &'a mut Tensor,
-    ) -> Result<(Cut, Write<'a, T>)> {
+    ) -> Result<(HeadLayout, Write<'a, T>)> {
         let (shape, lead) = (tensor.shape(), tensor.rank() - 2);
         let across = if has_heads_side_by_side(tensor) { shape[lead - 1] } else { 1 };
         let outer = shape[..lead].iter().product::<usize>() / across.max(1);
-        let cut = Cut { outer, rows: shape[lead], across, columns: shape[lead + 1] };
-        Ok((cut, tensor.write(op)?))
+        let layout = HeadLayout { outer, rows: shape[lead], across, columns: shape[lead + 1] };
+        Ok((layout, tensor.write(op)?))
     }
 
-    /// A cell a head, unless there are no rows.
-    pub(super) fn heads<T>(self, data: &mut [T]) -> impl Iterator<Item = Cell<'_, T>> {
-        self.cells(data, self.rows.max(1))
+    /// The submatrix of each head, unless there are no rows.
+    pub(super) fn heads<T>(self, data: &mut [T]) -> impl Iterator<Item = SubMatMut<'_, T>> {
+        self.row_blocks(data, self.rows.max(1))
     }
 
-    /// Cells of at most `height` of a head's rows, in the order of the heads.
-    pub(super) fn cells<T>(self, mut data: &mut [T], height: usize) -> impl Iterator<Item = Cell<'_, T>> {
+    /// Submatrices of at most `height` rows of a head, in the order of the heads.
+    pub(super) fn row_blocks<T>(
+        self,
+        mut data: &mut [T],
+        height: usize,
+    ) -> impl Iterator<Item = SubMatMut<'_, T>> {
         let size = self.rows * self.across * self.columns;
         (0..self.outer).flat_map(move |_| {
             let part = data.split_off_mut(..size).unwrap_or_default();
-            Cell::cut(part, self.rows, [self.across, self.columns], height)
+            SubMatMut::cut(part, self.rows, [self.across, self.columns], height)
         })
     }
 }
@@ -244,8 +248,8 @@ pub(super) fn empty_as(like: &Tensor, shape: &[usize]) -> Result<Tensor> {
         .transpose(-3, -2)
 }
 
-/// An empty tensor for results that lie as these do, if their heads lie side by side in one storage, in this order, and on
-/// a CPU.
+/// An empty tensor that holds the gradients of these three, if their heads lie side by side in one storage (as of a joint projection), in this
+/// order, and on a CPU.
 pub(super) fn empty_joined(tensors: [&Tensor; 3]) -> Result<Option<Tensor>> {
     if !tensors.iter().all(|t| has_heads_side_by_side(t)) {
         return Ok(None);
@@ -255,7 +259,7 @@ pub(super) fn empty_joined(tensors: [&Tensor; 3]) -> Result<Option<Tensor>> {
     whole.map(|whole| whole.empty_like_for("scaled_dot_product_attention")?.transpose(-3, -2)).transpose()
 }
 
-/// A mask over the scores.
+/// A mask over the scores, opened for reading.
 pub(super) enum Mask<'a, T> {
     None,
     /// True where a key may be seen.
@@ -274,7 +278,7 @@ impl<'a, T: Real> Mask<'a, T> {
         })
     }
 
-    /// How many of the `most` queries of a head from number `query` on are a block, and the first key that they see.
+    /// How many of the `most` queries of a head from number `query` on make a block, and the first key that they see.
     pub(super) fn block(&self, head: usize, query: usize, most: usize) -> (usize, usize) {
         match self {
             Mask::First(first) => (first.block(head, query, most), first.of(head, query)),
@@ -282,7 +286,7 @@ impl<'a, T: Real> Mask<'a, T> {
         }
     }
 
-    /// What is added to a tile's scores [keys, width], in the first half of `to`; nothing without a mask.
+    /// The numbers to add to a tile's scores, [keys, width], written to the first half of `to`; `None` without a mask.
     pub(super) fn tile<'b>(&self, tile: &Tile, to: &'b mut [T::Wide]) -> Option<&'b [T::Wide]> {
         let (to, rows) = to.split_at_mut(to.len() / 2);
         match self {
@@ -299,7 +303,7 @@ impl<'a, T: Real> Mask<'a, T> {
 }
 
 impl<T: Element> Heads<'_, T> {
-    /// A tile's elements [queries, keys], converted some neighbours at a time into `rows`, as [keys, width].
+    /// Sets `to`, [keys, width], to a tile's elements [queries, keys], converted into `rows` and transposed.
     fn transposed<U: Float>(
         &self,
         tile: &Tile,

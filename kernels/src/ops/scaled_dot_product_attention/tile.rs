@@ -1,7 +1,13 @@
 //! One tile of scores, a block of keys against a block of queries: its products, and its softmax forward and backward.
 //!
-//! Scores lie transposed, a row a key and a lane a query: then the softmax runs down the columns and needs no sums across
-//! lanes, and the products that follow read the tile as it lies.
+//! ```text
+//!               queries q (a lane each)               scores are stored transposed, [keys, queries]:
+//!             +--------------------------+              the softmax of a query runs down a column, so a vector of queries needs no
+//!    keys k   |  score[k * width + q]    |              sums across lanes
+//!             +--------------------------+              `sum_keys` reads the tile as A', `sum_queries` as A, both without packing
+//! ```
+//!
+//! `forward.rs` and `backward.rs` call these; the products are [`gemm_small`] and [`gemm_few`].
 
 use super::Problem;
 use super::operand::{Rows, padded};
@@ -16,16 +22,16 @@ pub(super) const KEYS: usize = 128;
 /// Keys a block has at most in the backward pass, where two tiles share the caches with eight matrices.
 pub(super) const KEYS_BACKWARD: usize = 64;
 
-/// So few queries have their scores made as rows.
+/// With at most so many queries, the scores are computed as rows of keys and transposed.
 const FEW_QUERIES: usize = 4;
-/// The elements of the room for that.
+/// Elements of the scratch memory for that.
 pub(super) const ROOM: usize = LANES_MAX * KEYS;
 
-/// Where a tile lies. Widths and rows are padded to multiples of the longest vector.
+/// The position and the size of a tile. Widths and rows are padded to multiples of the longest vector.
 #[derive(Clone, Copy)]
 pub(super) struct Tile {
     pub(super) head: usize,
-    /// The first query, how many there are, and that padded.
+    /// The first query, how many there are, and that number padded.
     pub(super) query: usize,
     pub(super) queries: usize,
     pub(super) width: usize,
@@ -47,13 +53,13 @@ impl Tile {
         if self.causal { (self.key + k).saturating_sub(self.query).min(self.width) } else { 0 }
     }
 
-    /// How far key `k` lies ahead of query `q`.
+    /// How many positions key `k` of the tile lies after query `q`; hidden if that is above 0.
     fn ahead(&self, k: usize, q: usize) -> f64 {
         (self.key + k) as f64 - (self.query + q) as f64
     }
 
-    /// The tile of the inner products of keys [keys, row] and queries [depth, width]; 0 in places where whole blocks of
-    /// registers are hidden. Those of few queries are made as rows in `room`, for then vectors hold keys.
+    /// Sets `to` to the inner products of keys [keys, depth] and queries [depth, width]; to 0 where a micro-kernel's whole tile is
+    /// hidden. For few queries they are computed as rows in `room`, so that vectors hold keys, and transposed.
     pub(super) fn products<T: Float>(
         &self,
         keys: Rows<'_, T>,
@@ -101,25 +107,25 @@ impl Tile {
     }
 }
 
-/// What changes scores and probabilities besides: both of the tile's shape [keys, width].
+/// Mask and dropout of a tile, both of its shape [keys, width].
 #[derive(Clone, Copy)]
-pub(super) struct Changes<'a, T> {
-    /// What is added to the scores; negative infinity hides.
+pub(super) struct ScoreChanges<'a, T> {
+    /// The mask, which is added to the scores; negative infinity hides.
     pub(super) bias: Option<&'a [T]>,
     /// What probabilities are multiplied with, 0 where one is left out.
     pub(super) keep: Option<&'a [T]>,
 }
 
-/// Scores become exponentials below each query's largest score so far.
+/// Online softmax, forward: scores become exponentials relative to each query's largest score so far.
 pub(super) struct Exponentials<'a, T> {
     pub(super) tile: Tile,
-    pub(super) changes: Changes<'a, T>,
+    pub(super) changes: ScoreChanges<'a, T>,
     /// The tile.
     pub(super) scores: &'a mut [T],
-    /// Each query's largest score so far, and the sum of the exponentials below it.
+    /// Each query's largest score so far, and the sum of the exponentials relative to it.
     pub(super) max: &'a mut [T],
     pub(super) sum: &'a mut [T],
-    /// What earlier sums of exponentials were multiplied with to be below the new largest score.
+    /// The factor that makes earlier sums of exponentials relative to the new largest score.
     pub(super) shrink: &'a mut [T],
 }
 
@@ -152,11 +158,11 @@ impl<T: Float> Exponentials<'_, T> {
             }
         }
         for row in seen_by_all..seen {
-            let score = hide(V::load(&scores[row * width..]), -T::INFINITY, tile.ahead(row, lane));
+            let score = mask_causal(V::load(&scores[row * width..]), -T::INFINITY, tile.ahead(row, lane));
             score.store(&mut scores[row * width..]);
         }
         let old = V::load(&self.max[lane..]);
-        // Four chains, in plain loops (see `lanes`), for a comparison takes several cycles.
+        // Four chains hide the latency of comparisons; plain loops, see `rows/lanes.rs`.
         let mut largest = [old; 4];
         for first in (0..seen).step_by(4) {
             #[allow(clippy::needless_range_loop)]
@@ -166,7 +172,7 @@ impl<T: Float> Exponentials<'_, T> {
         }
         let [a, b, c, d] = largest;
         let new = a.max(b).max(c.max(d));
-        // Where all are hidden they are taken relative to 0, which keeps NaN out.
+        // If all keys are hidden, the base is 0: infinity minus infinity would be NaN.
         let base = V::select(new.eq(V::splat(-T::INFINITY)), V::zero(), new);
         let mut terms = V::zero();
         for row in 0..seen {
@@ -184,17 +190,17 @@ impl<T: Float> Exponentials<'_, T> {
     }
 }
 
-/// `e^(x - base)`, where the largest is about 1; 0 for what is nothing beside that in any type, hidden scores among it:
-/// results that underflow take a processor a hundred times as long.
+/// `e^(x - base)`, where the largest result is about 1. Exponents below -87, hidden scores among them, give 0, which changes no sum in any type:
+/// results that underflow would take a processor a hundred times as long.
 #[inline(always)]
 fn exp_below<V: Vector>(x: V, base: V) -> V {
     let (x, low) = (x - base, V::splat(V::Elem::from_f64(-87.0)));
     V::select(x.lt(low), V::zero(), low.max(x).exp())
 }
 
-/// `x` with `hidden` in the lanes that do not see a key, which lies `ahead` of the first lane's own.
+/// `x` with `hidden` in the lanes whose queries do not see a key: lane i if i < `ahead`.
 #[inline(always)]
-fn hide<V: Vector>(x: V, hidden: V::Elem, ahead: f64) -> V {
+fn mask_causal<V: Vector>(x: V, hidden: V::Elem, ahead: f64) -> V {
     let mut numbers = [V::Elem::ZERO; LANES_MAX];
     #[allow(clippy::needless_range_loop)] // see `lanes`
     for i in 0..V::LANES {
@@ -203,7 +209,7 @@ fn hide<V: Vector>(x: V, hidden: V::Elem, ahead: f64) -> V {
     V::select(V::load(&numbers).lt(V::splat(V::Elem::from_f64(ahead))), V::splat(hidden), x)
 }
 
-/// What the softmax's derivative needs of a block of queries. Padded queries have `inverse` 0, which keeps them out.
+/// What the softmax's derivative needs of a block of queries. Padded queries have `inverse` 0, so that their probabilities are 0.
 #[derive(Clone, Copy)]
 pub(super) struct Stats<'a, T> {
     /// What the scores are taken relative to, and the inverse of the sum of the exponentials.
@@ -213,10 +219,10 @@ pub(super) struct Stats<'a, T> {
     pub(super) delta: &'a [T],
 }
 
-/// Scores become probabilities, and the probabilities' gradient the scores'.
+/// Softmax, backward: scores become probabilities, and the probabilities' gradient becomes the scores' (`slopes`).
 pub(super) struct Differentiate<'a, T> {
     pub(super) tile: Tile,
-    pub(super) changes: Changes<'a, T>,
+    pub(super) changes: ScoreChanges<'a, T>,
     pub(super) stats: Stats<'a, T>,
     pub(super) scores: &'a mut [T],
     pub(super) slopes: &'a mut [T],
@@ -250,7 +256,7 @@ impl<T: Float> Differentiate<'_, T> {
             };
             let mut p = exp_below(score, base) * inverse;
             if row >= seen_by_all {
-                p = hide(p, T::ZERO, tile.ahead(row, lane));
+                p = mask_causal(p, T::ZERO, tile.ahead(row, lane));
             }
             let keep = match self.changes.keep {
                 Some(keep) => V::load(&keep[place..]),
@@ -267,7 +273,7 @@ impl<T: Float> Differentiate<'_, T> {
     }
 }
 
-/// `width` rows as columns, multiplied: `to[d * width + q] = factor * rows[q][d]`. Both lengths are multiples of the longest
+/// Transposes `width` rows and scales them: `to[d * width + q] = factor * rows[q][d]`. Both lengths are multiples of the longest
 /// vector.
 pub(super) struct Transpose<'a, T> {
     pub(super) rows: Rows<'a, T>,
@@ -299,7 +305,7 @@ impl<T: Float> Kernel for Transpose<'_, T> {
     }
 }
 
-/// Multiplies each of the rows with its factor.
+/// Multiplies each row with its factor.
 pub(super) fn scale_rows<T: Float>(rows: &mut [T], row: usize, factors: &[T]) {
     struct Scale<'a, T>(&'a mut [T], usize, &'a [T]);
 
@@ -317,7 +323,7 @@ pub(super) fn scale_rows<T: Float>(rows: &mut [T], row: usize, factors: &[T]) {
     dispatch(Scale(rows, row, factors));
 }
 
-/// The inner products of the first rows of two matrices, as many as `out` has room for.
+/// The inner products of rows i of two matrices, for each i below the length of `out`.
 pub(super) struct RowProducts<'a, T> {
     pub(super) a: Rows<'a, T>,
     pub(super) b: Rows<'a, T>,
@@ -337,7 +343,7 @@ impl<T: Float> Kernel for RowProducts<'_, T> {
 }
 
 impl Problem {
-    /// The padded rows of queries and keys, and of values.
+    /// The padded lengths of rows of queries and keys, and of values.
     pub(super) fn rows<T: Float>(&self) -> [usize; 2] {
         [self.depth, self.value_depth].map(padded::<T>)
     }

@@ -3,10 +3,9 @@
 
 use phalanx_tensor::{Dim, Result, Tensor};
 
-use crate::rows::along;
 use crate::rows::columns::{self, ColumnKernel, Columns, SIDE};
 use crate::rows::cuda::{RowProgram, row_program};
-use crate::rows::{Row, RowKernel, lanes};
+use crate::rows::{Row, RowKernel, along, lanes};
 use crate::simd::{Float, Isa, Vector};
 
 const PROGRAM: RowProgram = row_program!("softmax.cu");

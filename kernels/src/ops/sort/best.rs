@@ -6,8 +6,8 @@
 
 use super::keys::{Bits, CHUNK, Key, Keys, Map};
 use super::lines::Item;
+use crate::block_reader::BLOCK;
 use crate::simd::dispatch;
-use crate::source::BLOCK;
 
 /// The candidates of a line.
 pub(super) struct Best<U: Bits, I> {

@@ -1,11 +1,11 @@
-//! Elements as unsigned integers that have their order, a key for each.
+//! The key of an element: an unsigned integer; keys have the order of the elements.
 
 use bytemuck::Pod;
 use phalanx_tensor::DType;
 
 use crate::simd::{Isa, Kernel};
 
-/// Keys of which the smallest is known together.
+/// Keys of a chunk, of which the smallest is stored.
 pub(super) const CHUNK: usize = 32;
 
 /// An element's bits.

@@ -1,18 +1,18 @@
-//! Lines put in order on a CPU: several a piece of work, or where they are fewer than threads, each by all threads.
+//! Sorts lines (the elements along the dimension) on a CPU: several lines a task or, if there are fewer lines than threads, each line by all threads.
 
 use phalanx_tensor::{Pool, Result, Tensor};
 use smallvec::SmallVec;
 
 use super::best::Best;
 use super::keys::{Bits, CHUNK, Key, Keys, Map};
+use crate::block_reader::BLOCK;
 use crate::ops::in_place::elements;
 use crate::pointwise::PIECE;
 use crate::simd::dispatch;
-use crate::source::BLOCK;
 
-/// Elements of a line that a thread takes at least.
+/// Elements of a part of a line at least, where several threads sort one line.
 const PART: usize = 2 * PIECE;
-/// Lines that are at most so many times what is wanted of them are sorted whole.
+/// A line that is at most so many times as long as the `k` wanted of it is sorted whole.
 const SORTED_MAX: usize = 4;
 
 /// The first `k` of each line of `n` elements, of which there are; the lines lie together.
@@ -36,16 +36,16 @@ pub(super) fn arrange<U: Bits>(
     }
     let piece = PIECE.div_ceil(n);
     let outputs = values.chunks_mut(piece * k).zip(indices.chunks_mut(piece * k));
-    share_out(&pool, source.chunks(piece * n).zip(outputs), |_, (source, (values, indices))| {
+    for_each_task(&pool, source.chunks(piece * n).zip(outputs), |_, (source, (values, indices))| {
         wanted.arrange(&pool, 1, Lines { source, values, indices });
     });
     Ok(())
 }
 
-/// Calls `work` with each job and its number, on whichever thread is free.
-fn share_out<J: Send>(pool: &Pool, jobs: impl Iterator<Item = J>, work: impl Fn(usize, &mut J) + Sync) {
-    let mut jobs: SmallVec<[J; 1]> = jobs.collect();
-    pool.for_each_chunk(&mut jobs, 1, |i, jobs| jobs.iter_mut().for_each(|job| work(i, job)));
+/// Calls `work` with each task and its number, on the pool's threads.
+fn for_each_task<J: Send>(pool: &Pool, tasks: impl Iterator<Item = J>, work: impl Fn(usize, &mut J) + Sync) {
+    let mut tasks: SmallVec<[J; 1]> = tasks.collect();
+    pool.for_each_chunk(&mut tasks, 1, |i, tasks| tasks.iter_mut().for_each(|task| work(i, task)));
 }
 
 /// Some lines and their results.
@@ -55,7 +55,7 @@ struct Lines<'a, U> {
     indices: &'a mut [i64],
 }
 
-/// What is asked of every line.
+/// What is wanted of every line.
 #[derive(Clone, Copy)]
 struct Wanted<U> {
     n: usize,
@@ -78,7 +78,7 @@ impl<U: Bits> Wanted<U> {
         if self.is_sorted() { self.n * (size_of::<U::Key>() + 2 * item) } else { 2 * self.k * item }
     }
 
-    /// Puts lines in order one after the other, each cut into so many parts.
+    /// Sorts lines one after the other, each cut into `parts` parts.
     fn arrange(&self, pool: &Pool, parts: usize, lines: Lines<'_, U>) {
         if self.is_sorted() {
             self.sort(pool, parts, lines);
@@ -98,10 +98,10 @@ impl<U: Bits> Wanted<U> {
             let bits = u64::BITS - (most - least).leading_zeros();
             if bits <= u64::KEY_BITS && self.is_narrow() {
                 narrow.sort(pool, parts, &keys, least, bits);
-                put(pool, &narrow.items, line, values, indices);
+                write_sorted(pool, &narrow.items, line, values, indices);
             } else {
                 wide.sort(pool, parts, &keys, least, bits);
-                put(pool, &wide.items, line, values, indices);
+                write_sorted(pool, &wide.items, line, values, indices);
             }
         }
     }
@@ -110,8 +110,8 @@ impl<U: Bits> Wanted<U> {
     fn keys(&self, pool: &Pool, parts: usize, line: &[U], keys: &mut [U::Key]) -> [u64; 2] {
         let part = self.n.div_ceil(parts);
         let mut ends = SmallVec::<[[u64; 2]; 1]>::from_elem([u64::MAX, 0], parts);
-        let jobs = line.chunks(part).zip(keys.chunks_mut(part)).zip(&mut ends);
-        share_out(pool, jobs, |_, ((line, keys), [least, most])| {
+        let tasks = line.chunks(part).zip(keys.chunks_mut(part)).zip(&mut ends);
+        for_each_task(pool, tasks, |_, ((line, keys), [least, most])| {
             for (from, to) in line.chunks(BLOCK).zip(keys.chunks_mut(BLOCK)) {
                 let mut chunks = [U::Key::MAX; BLOCK / CHUNK];
                 let chunks = &mut chunks[..from.len().div_ceil(CHUNK)];
@@ -129,7 +129,7 @@ impl<U: Bits> Wanted<U> {
         let mut all = Vec::new();
         let outputs = lines.values.chunks_mut(self.k).zip(lines.indices.chunks_mut(self.k));
         for (line, (values, indices)) in lines.source.chunks(self.n).zip(outputs) {
-            share_out(pool, line.chunks(part).zip(&mut best), |i, (line, best)| {
+            for_each_task(pool, line.chunks(part).zip(&mut best), |i, (line, best)| {
                 best.read(line, i * part, self.map);
             });
             all.clear();
@@ -138,7 +138,7 @@ impl<U: Bits> Wanted<U> {
                 all.select_nth_unstable(self.k - 1);
             }
             all[..self.k].sort_unstable();
-            put(pool, &all, line, values, indices);
+            write_sorted(pool, &all, line, values, indices);
         }
     }
 }
@@ -157,7 +157,7 @@ impl<I: Item> Sorter<I> {
         self.spare.resize(keys.len(), I::default());
         let mut run = keys.len().div_ceil(parts);
         let runs = self.items.chunks_mut(run).zip(self.spare.chunks_mut(run));
-        share_out(pool, keys.chunks(run).zip(runs), |part, (keys, (items, spare))| {
+        for_each_task(pool, keys.chunks(run).zip(runs), |part, (keys, (items, spare))| {
             for (i, (item, key)) in items.iter_mut().zip(*keys).enumerate() {
                 *item = I::new(key.wide() - least, part * run + i);
             }
@@ -165,7 +165,7 @@ impl<I: Item> Sorter<I> {
         });
         while run < keys.len() {
             let merges = merges(&self.items, &mut self.spare, run, PART);
-            share_out(pool, merges.into_iter(), |_, merge| merge.run());
+            for_each_task(pool, merges.into_iter(), |_, merge| merge.run());
             std::mem::swap(&mut self.items, &mut self.spare);
             run *= 2;
         }
@@ -173,9 +173,15 @@ impl<I: Item> Sorter<I> {
 }
 
 /// Writes as many of the sorted items as there is room for.
-fn put<U: Bits, I: Item>(pool: &Pool, items: &[I], line: &[U], values: &mut [U], indices: &mut [i64]) {
+fn write_sorted<U: Bits, I: Item>(
+    pool: &Pool,
+    items: &[I],
+    line: &[U],
+    values: &mut [U],
+    indices: &mut [i64],
+) {
     let outputs = values.chunks_mut(PART).zip(indices.chunks_mut(PART));
-    share_out(pool, items.chunks(PART).zip(outputs), |_, (items, (values, indices))| {
+    for_each_task(pool, items.chunks(PART).zip(outputs), |_, (items, (values, indices))| {
         for ((value, index), item) in values.iter_mut().zip(indices.iter_mut()).zip(*items) {
             (*value, *index) = (line[item.place()], item.place() as i64);
         }

@@ -1,4 +1,4 @@
-//! Orders along a dimension.
+//! [`sort`] and [`topk`] along a dimension.
 
 mod best;
 mod keys;

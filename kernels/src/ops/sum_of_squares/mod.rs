@@ -108,7 +108,7 @@ fn fill<T: Real>(op: &'static str, x: &Tensor, sums: &mut [f64]) -> Result<()> {
     Ok(())
 }
 
-/// One block, filled up with zeros, which change no sum of squares.
+/// The sum of squares of one block, filled up with zeros.
 struct Block<'a, T> {
     wide: &'a [T; NORM_BLOCK],
 }
@@ -131,9 +131,9 @@ impl<T: Float> Kernel for Block<'_, T> {
 }
 
 const FILES: &[File] = &[PRELUDE, ("sum_of_squares.cu", include_str!("sum_of_squares.cu"))];
-/// Leaves that a block of threads adds.
+/// Leaves that a block of threads computes.
 const LEAVES: usize = 32;
-/// Nodes that it joins.
+/// Nodes that a block of threads adds in pairs.
 const NODES: usize = 4096;
 /// Trees of a launch: its arguments stay below 4 KiB.
 const TREES: usize = 240;
@@ -148,7 +148,7 @@ fn kernel(
     gpu.kernel(op, &Program { name: "sum_of_squares.cu", files: FILES, defines: &defines }, entry)
 }
 
-/// The leaves; `x` lies together.
+/// Computes the leaves of `x`, which is contiguous.
 fn blocks_on_gpu(op: &'static str, x: &Tensor) -> Result<Vec<f64>> {
     let mut sums = Tensor::empty_for(op, &[x.numel().div_ceil(NORM_BLOCK)], DType::F64, x.device())?;
     leaves(op, Args::new(op, x.device().gpu()?).write(&mut sums)?, x, 0)?;
@@ -163,7 +163,7 @@ fn leaves<'a>(op: &'static str, to: Args<'a>, x: &'a Tensor, first: usize) -> Re
     kernel(op, gpu, x.dtype(), "leaves")?.launch(grid, args)
 }
 
-/// The roots of the trees over stretches of the leaves; the tensors lie together.
+/// Computes the roots of the trees over stretches of leaves; the tensors are contiguous.
 fn roots_on_gpu(op: &'static str, device: Device, of: &[Stretches], roots: &mut Tensor) -> Result<()> {
     let gpu = device.gpu()?;
     let counts = of.iter().map(|(x, _)| x.numel().div_ceil(NORM_BLOCK));

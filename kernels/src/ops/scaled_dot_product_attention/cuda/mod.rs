@@ -1,9 +1,11 @@
-//! Attention on a GPU: which kernels, compiled for what, and their arguments.
+//! Attention on a GPU: the launches of its kernels.
 //!
 //! ```text
-//! view      strided tensors as kernels take them       variant   what kernels are compiled for, sizes of blocks
-//! forward.cu   backward_keys.cu   backward_queries.cu  on tensor cores, over tile.cuh
-//! general.cu   the same without                        sums.cu, keep.cu, first_keys.cu   what surrounds them
+//! Launcher       what the launches of a call share: operands, mask, variant      view      strided tensors as kernel arguments
+//! variant        the macros that kernels are compiled with; sizes of blocks
+//! forward.cu     backward_keys.cu     backward_queries.cu                        by tensor cores, over tile.cuh
+//! general.cu     the same by multiply-adds, for f32, f64 and deep heads
+//! sums.cu        delta = sum(dy out) of each query      keep.cu      the factors of dropout     first_keys.cu   checks first keys
 //! ```
 
 mod variant;
@@ -15,11 +17,11 @@ use phalanx_tensor::{DType, Error, Result, Tensor};
 use super::Problem;
 use super::dropout::Keep;
 use crate::cuda::{FAULT, File, PRELUDE};
-use crate::source::wide_dtype;
-use variant::{Block, Variant};
+use crate::real::wide_dtype;
+use variant::{BlockSize, Variant};
 
 pub(super) use variant::DEPTH_MAX;
-use view::{View, contiguous};
+use view::{StridedView, contiguous};
 
 const PROBLEM: File = ("problem.cuh", include_str!("problem.cuh"));
 const TILE: File = ("tile.cuh", include_str!("tile.cuh"));
@@ -32,7 +34,7 @@ const SUMS: &[File] = &[PRELUDE, PROBLEM, ("sums.cu", include_str!("sums.cu"))];
 const KEEP: &[File] = &[PRELUDE, PROBLEM, ("keep.cu", include_str!("keep.cu"))];
 const FIRST_KEYS: &[File] = &[PRELUDE, FAULT, PROBLEM, ("first_keys.cu", include_str!("first_keys.cu"))];
 
-/// Output and numbers of each query.
+/// Sets the output and each query's maximum and inverse sum.
 pub(super) fn forward(
     op: &'static str,
     problem: &Problem,
@@ -41,12 +43,17 @@ pub(super) fn forward(
     keep: Option<&Keep>,
     [out, stats]: [&mut Tensor; 2],
 ) -> Result<()> {
-    let call = Call::new(op, problem, &inputs, mask, keep, false)?;
+    let call = Launcher::new(op, problem, &inputs, mask, keep, false)?;
     call.check_first_keys()?;
     let block = call.variant.forward();
     let [query, key, value] = &call.views[..] else { return Ok(()) };
-    let slots = [Slot::Read(query), Slot::Read(key), Slot::Read(value), Slot::Write(out)];
-    let args = call.args(slots, Numbers { stats: Slot::Write(stats), ..Numbers::default() })?;
+    let slots = [
+        KernelOperand::Read(query),
+        KernelOperand::Read(key),
+        KernelOperand::Read(value),
+        KernelOperand::Write(out),
+    ];
+    let args = call.args(slots, StatsArgs { stats: KernelOperand::Write(stats), ..StatsArgs::default() })?;
     call.launch((FORWARD, "forward.cu"), "attention_forward", block, (problem.heads, problem.queries), args)
 }
 
@@ -59,36 +66,45 @@ pub(super) fn backward(
     (mask, keep): (Option<&Tensor>, Option<&Keep>),
     [dquery, dkey, dvalue, slopes]: &mut [Option<Tensor>; 4],
 ) -> Result<()> {
-    let call = Call::new(op, problem, &inputs, mask, keep, slopes.is_some())?;
+    let call = Launcher::new(op, problem, &inputs, mask, keep, slopes.is_some())?;
     let stats = stats.contiguous()?;
     let rows = problem.heads * problem.queries;
     let sums = call.gpu.scratch(op, 2 * rows * wide_dtype(inputs[0].dtype()).size())?;
     let [query, key, value, out, dy] = &call.views[..] else { return Ok(()) };
-    let read = || [query, key, value, out, dy].map(Slot::Read);
-    let numbers = |slopes| Numbers { stats: Slot::Whole(&stats), sums: Some(&sums), slopes };
+    let read = || [query, key, value, out, dy].map(KernelOperand::Read);
+    let numbers = |slopes| StatsArgs { stats: KernelOperand::Whole(&stats), sums: Some(&sums), slopes };
     if rows > 0 {
-        let args = call.args(read(), numbers(Slot::None))?;
-        let block = Block { rows: 32, threads: 256, bytes: 0 };
+        let args = call.args(read(), numbers(KernelOperand::None))?;
+        let block = BlockSize { rows: 32, threads: 256, bytes: 0 };
         call.launch((SUMS, "sums.cu"), "attention_sums", block, (1, rows), args)?;
     }
     if dkey.is_some() || dvalue.is_some() {
         let [q, k, v, o, g] = read();
-        let slots = [q, k, v, o, g, Slot::None, Slot::made(dkey), Slot::made(dvalue)];
-        let args = call.args(slots, numbers(Slot::None))?;
+        let slots = [
+            q,
+            k,
+            v,
+            o,
+            g,
+            KernelOperand::None,
+            KernelOperand::write_if(dkey),
+            KernelOperand::write_if(dvalue),
+        ];
+        let args = call.args(slots, numbers(KernelOperand::None))?;
         let made = (problem.heads / problem.group, problem.keys);
         call.launch((KEYS, "backward_keys.cu"), "attention_backward_keys", call.variant.keys(), made, args)?;
     }
     if dquery.is_some() || slopes.is_some() {
         let [q, k, v, o, g] = read();
-        let slots = [q, k, v, o, g, Slot::made(dquery)];
-        let args = call.args(slots, numbers(Slot::made(slopes)))?;
+        let slots = [q, k, v, o, g, KernelOperand::write_if(dquery)];
+        let args = call.args(slots, numbers(KernelOperand::write_if(slopes)))?;
         let (made, block) = ((problem.heads, problem.queries), call.variant.queries());
         call.launch((QUERIES, "backward_queries.cu"), "attention_backward_queries", block, made, args)?;
     }
     Ok(())
 }
 
-/// What the dropout multiplies probabilities with.
+/// Sets `out` to the factors that dropout multiplies probabilities with.
 pub(super) fn keep(
     op: &'static str,
     query: &Tensor,
@@ -101,48 +117,48 @@ pub(super) fn keep(
     let queries = query.size(-2)?;
     let problem =
         Problem { heads, group: 1, queries, keys, depth: 0, value_depth: 0, causal: false, scale: 1.0 };
-    let call = Call::new(op, &problem, &[query], None, Some(keep), false)?;
-    let slots = [Slot::None, Slot::None, Slot::None, Slot::Write(out)];
-    let args = call.args(slots, Numbers::default())?;
-    let block = Block { rows: 256, threads: 256, bytes: 0 };
+    let call = Launcher::new(op, &problem, &[query], None, Some(keep), false)?;
+    let slots = [KernelOperand::None, KernelOperand::None, KernelOperand::None, KernelOperand::Write(out)];
+    let args = call.args(slots, StatsArgs::default())?;
+    let block = BlockSize { rows: 256, threads: 256, bytes: 0 };
     let words = heads * queries * keys.div_ceil(32);
     call.launch((KEEP, "keep.cu"), "attention_keep", block, (usize::from(words > 0), words), args)
 }
 
-/// What is given for a pointer.
+/// An operand of a kernel: its pointer and its strides.
 #[derive(Default)]
-enum Slot<'a> {
+enum KernelOperand<'a> {
     #[default]
     None,
-    Read(&'a View),
+    Read(&'a StridedView),
     /// A contiguous tensor.
     Whole(&'a Tensor),
     /// The same, to write.
     Write(&'a mut Tensor),
 }
 
-impl<'a> Slot<'a> {
-    fn made(tensor: &'a mut Option<Tensor>) -> Slot<'a> {
-        tensor.as_mut().map_or(Slot::None, Slot::Write)
+impl<'a> KernelOperand<'a> {
+    fn write_if(tensor: &'a mut Option<Tensor>) -> KernelOperand<'a> {
+        tensor.as_mut().map_or(KernelOperand::None, KernelOperand::Write)
     }
 
-    /// The pointer, and the strides of batch, head and row.
+    /// Adds the pointer, and the strides of batch, head and row, to the arguments.
     fn operand(self, args: Args<'a>) -> Result<Args<'a>> {
         let strides = match &self {
-            Slot::None => [0; 3],
-            Slot::Read(view) => view.strides(),
-            Slot::Whole(tensor) => contiguous_strides(tensor),
-            Slot::Write(tensor) => contiguous_strides(tensor),
+            KernelOperand::None => [0; 3],
+            KernelOperand::Read(view) => view.strides(),
+            KernelOperand::Whole(tensor) => contiguous_strides(tensor),
+            KernelOperand::Write(tensor) => contiguous_strides(tensor),
         };
         Ok(self.pointer(args)?.value(strides))
     }
 
     fn pointer(self, args: Args<'a>) -> Result<Args<'a>> {
         match self {
-            Slot::None => Ok(args.value(0u64)),
-            Slot::Read(view) => view.pointer(args),
-            Slot::Whole(tensor) => args.read(tensor),
-            Slot::Write(tensor) => args.write(tensor),
+            KernelOperand::None => Ok(args.value(0u64)),
+            KernelOperand::Read(view) => view.pointer(args),
+            KernelOperand::Whole(tensor) => args.read(tensor),
+            KernelOperand::Write(tensor) => args.write(tensor),
         }
     }
 }
@@ -152,28 +168,28 @@ fn contiguous_strides(tensor: &Tensor) -> [u64; 3] {
     [batch, head, row].map(|n| n as u64)
 }
 
-/// What is kept of each query, and the scores' gradient.
+/// The statistics of each query, and the scores' gradient.
 #[derive(Default)]
-struct Numbers<'a> {
-    stats: Slot<'a>,
+struct StatsArgs<'a> {
+    stats: KernelOperand<'a>,
     sums: Option<&'a Scratch>,
-    slopes: Slot<'a>,
+    slopes: KernelOperand<'a>,
 }
 
-/// What the launches of a call have in common.
-struct Call<'c> {
+/// What the launches of one call have in common.
+struct Launcher<'c> {
     op: &'static str,
     gpu: &'static Gpu,
     problem: &'c Problem,
     keep: Option<&'c Keep>,
-    views: Vec<View>,
-    mask: Option<View>,
+    views: Vec<StridedView>,
+    mask: Option<StridedView>,
     variant: Variant,
     /// Query heads of each batch item.
     heads: usize,
 }
 
-impl<'c> Call<'c> {
+impl<'c> Launcher<'c> {
     fn new(
         op: &'static str,
         problem: &'c Problem,
@@ -181,14 +197,15 @@ impl<'c> Call<'c> {
         mask: Option<&Tensor>,
         keep: Option<&'c Keep>,
         slopes: bool,
-    ) -> Result<Call<'c>> {
+    ) -> Result<Launcher<'c>> {
         let query = inputs[0];
         let depth = problem.deepest();
         if depth > DEPTH_MAX {
             let wanted = format!("depths of at most {DEPTH_MAX} on a GPU");
             return Err(Error::shape(op, format!("a depth of {depth}"), wanted));
         }
-        let views: Vec<View> = inputs.iter().map(|t| View::operand(op, t)).collect::<Result<_>>()?;
+        let views: Vec<StridedView> =
+            inputs.iter().map(|t| StridedView::operand(op, t)).collect::<Result<_>>()?;
         let scores = problem.scores_shape(query);
         let variant = Variant {
             dtype: query.dtype(),
@@ -200,25 +217,29 @@ impl<'c> Call<'c> {
             }),
             dropout: keep.is_some(),
             slopes,
-            packets: views.iter().all(View::is_packed),
+            packets: views.iter().all(StridedView::is_packed),
         };
-        Ok(Call {
+        Ok(Launcher {
             op,
             gpu: query.device().gpu()?,
             problem,
             keep,
             views,
-            mask: mask.map(|mask| View::mask(op, mask, &scores)).transpose()?,
+            mask: mask.map(|mask| StridedView::mask(op, mask, &scores)).transpose()?,
             variant,
             heads: if query.rank() > 2 { query.size(-3)? } else { 1 },
         })
     }
 
-    /// The kernels' `Problem`, field by field.
-    fn args<'a, const N: usize>(&'a self, operands: [Slot<'a>; N], numbers: Numbers<'a>) -> Result<Args<'a>> {
+    /// The kernels' argument `Problem` (`problem.cuh`), field by field.
+    fn args<'a, const N: usize>(
+        &'a self,
+        operands: [KernelOperand<'a>; N],
+        numbers: StatsArgs<'a>,
+    ) -> Result<Args<'a>> {
         let p = self.problem;
         let mut args = Args::new(self.op, self.gpu);
-        for slot in operands.into_iter().chain(std::iter::repeat_with(Slot::default)).take(8) {
+        for slot in operands.into_iter().chain(std::iter::repeat_with(KernelOperand::default)).take(8) {
             args = slot.operand(args)?;
         }
         args = match &self.mask {
@@ -248,14 +269,14 @@ impl<'c> Call<'c> {
         Ok(args.value([p.scale, self.keep.map_or(1.0, |keep| keep.scale)]).value(counts))
     }
 
-    /// Finds first visible keys that are none, on the device.
+    /// Launches the check of first visible keys, which reports wrong ones as a fault of the device.
     fn check_first_keys(&self) -> Result<()> {
         let (heads, rows) = (self.problem.heads, self.problem.queries);
         if self.variant.mask != 3 || heads * rows == 0 {
             return Ok(());
         }
-        let args = self.args([], Numbers::default())?.faults()?;
-        let block = Block { rows: 256, threads: 256, bytes: 0 };
+        let args = self.args([], StatsArgs::default())?.faults()?;
+        let block = BlockSize { rows: 256, threads: 256, bytes: 0 };
         self.launch((FIRST_KEYS, "first_keys.cu"), "attention_first_keys", block, (heads, rows), args)
     }
 
@@ -264,7 +285,7 @@ impl<'c> Call<'c> {
         &self,
         (files, name): (&'static [File], &str),
         entry: &str,
-        block: Block,
+        block: BlockSize,
         (heads, rows): (usize, usize),
         args: Args<'_>,
     ) -> Result<()> {

@@ -5,7 +5,7 @@
 use phalanx_tensor::DType;
 
 use crate::cuda::type_name;
-use crate::source::wide_dtype;
+use crate::real::wide_dtype;
 
 /// What the kernels are compiled for.
 #[derive(Clone, Copy)]
@@ -22,7 +22,7 @@ pub(super) struct Variant {
 
 /// The blocks of a kernel: the rows that one makes, its threads, its shared memory.
 #[derive(Clone, Copy)]
-pub(super) struct Block {
+pub(super) struct BlockSize {
     pub(super) rows: usize,
     pub(super) threads: u32,
     pub(super) bytes: usize,
@@ -59,7 +59,7 @@ impl Variant {
     }
 
     /// The forward pass, which makes queries.
-    pub(super) fn forward(&self) -> Block {
+    pub(super) fn forward(&self) -> BlockSize {
         if !self.on_tensor_cores() {
             return self.general(3);
         }
@@ -67,41 +67,41 @@ impl Variant {
         let limited = self.mask == 3 && head > 112;
         let rows = if (plain && !limited) || head <= 96 { 128 } else { 64 };
         let keys = if head <= if plain { 80 } else { 32 } { 64 } else { 32 };
-        Block { rows, threads: 128, bytes: self.tile_bytes(rows + 4 * keys, rows, keys) }
+        BlockSize { rows, threads: 128, bytes: self.tile_bytes(rows + 4 * keys, rows, keys) }
     }
 
     /// The backward pass that makes keys.
-    pub(super) fn keys(&self) -> Block {
+    pub(super) fn keys(&self) -> BlockSize {
         if !self.on_tensor_cores() {
             return self.general(4);
         }
         let threads = if self.head() <= 64 { 128 } else { 256 };
         let sums = 4 * 64 * size_of::<f32>();
-        Block { rows: 128, threads, bytes: self.tile_bytes(2 * 128 + 4 * 64, 64, 128) + sums }
+        BlockSize { rows: 128, threads, bytes: self.tile_bytes(2 * 128 + 4 * 64, 64, 128) + sums }
     }
 
     /// The backward pass that makes queries.
-    pub(super) fn queries(&self) -> Block {
+    pub(super) fn queries(&self) -> BlockSize {
         if !self.on_tensor_cores() {
             return self.general(4);
         }
         let narrow = self.head() <= 64;
         let rows = if narrow || (self.is_plain() && !self.slopes) { 128 } else { 64 };
         let keys = if narrow { 64 } else { 32 };
-        Block { rows, threads: 128, bytes: self.tile_bytes(2 * rows + 4 * keys, rows, keys) }
+        BlockSize { rows, threads: 128, bytes: self.tile_bytes(2 * rows + 4 * keys, rows, keys) }
     }
 
     /// Either pass by multiply-adds, with so many tiles of operands.
-    fn general(&self, tiles: usize) -> Block {
+    fn general(&self, tiles: usize) -> BlockSize {
         let (head, size) = (self.head(), wide_dtype(self.dtype).size());
         let rows = 16 * (2048 / (head * size)).clamp(1, if size == 8 { 2 } else { 4 });
         let packet = 16 / size;
         let elements = tiles * rows * (head + packet) + rows * (rows + packet);
-        Block { rows, threads: 256, bytes: elements * size + rows * rows.div_ceil(32) * 4 }
+        BlockSize { rows, threads: 256, bytes: elements * size + rows * rows.div_ceil(32) * 4 }
     }
 
     /// The macros of a program whose blocks are these.
-    pub(super) fn defines(&self, block: Block) -> [(&'static str, String); 9] {
+    pub(super) fn defines(&self, block: BlockSize) -> [(&'static str, String); 9] {
         let flag = |on: bool| u8::from(on).to_string();
         [
             ("ELEM", type_name(self.dtype).to_string()),

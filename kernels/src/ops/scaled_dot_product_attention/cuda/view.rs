@@ -1,34 +1,34 @@
-//! [`View`]: a tensor as the kernels take it, [batch items, heads, rows, columns] by strides.
+//! [`StridedView`]: a tensor as the kernels take it, [batch items, heads, rows, columns] by four strides.
 
 use phalanx_tensor::cuda::{Args, Scratch};
 use phalanx_tensor::{Result, Tensor};
 
-/// A tensor of any strides. Where they cannot be told in four numbers, its elements are gathered first.
-pub(super) struct View {
+/// A tensor of any strides. If four numbers do not describe them, a contiguous copy is made first.
+pub(super) struct StridedView {
     tensor: Tensor,
     gathered: Option<Scratch>,
     strides: [usize; 4],
 }
 
-impl View {
+impl StridedView {
     /// An operand, whose columns are to lie together.
-    pub(super) fn operand(op: &'static str, tensor: &Tensor) -> Result<View> {
-        View::new(op, tensor.clone(), true)
+    pub(super) fn operand(op: &'static str, tensor: &Tensor) -> Result<StridedView> {
+        StridedView::new(op, tensor.clone(), true)
     }
 
     /// A mask, seen in the scores' shape.
-    pub(super) fn mask(op: &'static str, tensor: &Tensor, scores: &[usize]) -> Result<View> {
-        View::new(op, tensor.broadcast_for(op, scores)?, false)
+    pub(super) fn mask(op: &'static str, tensor: &Tensor, scores: &[usize]) -> Result<StridedView> {
+        StridedView::new(op, tensor.broadcast_for(op, scores)?, false)
     }
 
-    fn new(op: &'static str, tensor: Tensor, together: bool) -> Result<View> {
+    fn new(op: &'static str, tensor: Tensor, together: bool) -> Result<StridedView> {
         let strides = four(tensor.shape(), tensor.strides());
         let fits = strides.filter(|strides| !together || strides[3] == 1);
         let (gathered, strides) = match fits {
             Some(strides) => (None, strides),
             None => (Some(Scratch::of(op, &tensor)?), contiguous(tensor.shape())),
         };
-        Ok(View { tensor, gathered, strides })
+        Ok(StridedView { tensor, gathered, strides })
     }
 
     /// Whether all rows are whole packets of 16 bytes.
@@ -53,7 +53,7 @@ impl View {
     }
 }
 
-/// The strides of a contiguous tensor, as [`View::strides`].
+/// The strides of a contiguous tensor, as [`StridedView::strides`].
 pub(super) fn contiguous(shape: &[usize]) -> [usize; 4] {
     let size = |back: usize| if shape.len() >= back { shape[shape.len() - back] } else { 1 };
     [size(1) * size(2) * size(3), size(1) * size(2), size(1), 1]

@@ -111,7 +111,7 @@ fn sums_of_products_that_vanish_have_one_sign_of_zero() {
         let a = MatRef::new(&a, rows, 100, row_stride, step_stride);
         let (b, to) = (MatRef::new(&b, 100, 1, 1, 1), MatMut::new(&mut c, rows, 1, 1, 1));
         let batch = Batch { count: 1, a: 0, b: 0, c: 0 };
-        gemm_column(None, batch, a, b, to, Write::Store, Epilogue::default());
+        gemv(None, batch, a, b, to, Write::Store, Epilogue::default());
         c[0].to_bits()
     };
     // Along, and across: a row that lies with stride 0 is every row.
@@ -123,7 +123,7 @@ fn nothing_is_done_without_rows_and_what_does_not_fit_is_refused() {
     let a = [1.0f32; 128];
     let product = |m: usize, batch: Batch, c: &mut [f32]| {
         let (a, b) = (MatRef::new(&a, m, 64, 64, 1), MatRef::new(&a, 64, 1, 1, 1));
-        gemm_column(None, batch, a, b, MatMut::new(c, m, 1, 1, 1), Write::Store, Epilogue::default());
+        gemv(None, batch, a, b, MatMut::new(c, m, 1, 1, 1), Write::Store, Epilogue::default());
     };
     product(0, Batch { count: 1, a: 0, b: 0, c: 0 }, &mut []);
     product(2, Batch { count: 0, a: 0, b: 0, c: 0 }, &mut [0.0; 2]);

@@ -1,6 +1,13 @@
-//! Convolutions of small planes, many images at a time: the columns of the matrix product are the same output pixel
-//! of many images. So what lies outside the image does so for all of them and is left out; in small planes the border
-//! is a third or a half of all multiplications. Source and sums are laid out with images last.
+//! Convolutions of small planes, many images at a time: a tile's columns are the same output pixel
+//! of many images. A kernel element that lies outside the image does so for all of them and is left out; in small planes the border
+//! is a third or a half of all multiplications. Source and sums are laid out with images last (CHWN).
+//!
+//! ```text
+//!  source [n, c, h w]  --interleave-->  [c, h w, n]  --gemm_by_offsets for each point-->  [channel, point, n]  --deinterleave-->  output
+//! ```
+//!
+//! `cpu.rs` calls [`BatchLast::run`] where [`pays`] says so; `weight_gradient.rs` uses the methods of [`WeightGrad`] below, where
+//! [`WeightGrad::by_images`] says so.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
@@ -8,69 +15,69 @@ use std::ops::Range;
 
 use phalanx_tensor::{Pool, even_piece};
 
-use super::job::Correlation;
-use super::job::Summed;
-use super::job::{Band, WEIGHT_WINDOW_MAX, WeightGrad};
-use super::packed::Packed;
-use super::unit::Side;
-use super::window::{Axis, Order, Tap};
+use super::implicit_gemm::SharedInputs;
+use super::packed_weights::PackedWeights;
+use super::problem::{Band, Correlation, Summed, WEIGHT_WINDOW_MAX, WeightGrad};
+use super::window::{Axis, StepOrder, Tap};
 use crate::gemm::{
-    GemmElem, MatMut, MatRef, OffsetTable, PanelElem, SegmentedRows, Step, StepSegment, TileShape, Write,
-    gemm_by_offsets, gemm_segmented, pack_columns,
+    GemmElem, MatMut, MatRef, OffsetStep, OffsetTable, PanelElem, SegmentedRows, StepSegment, TileShape,
+    Write, gemm_by_offsets, gemm_segmented, pack_columns,
 };
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector, dispatch};
 
-/// Points of the output at most, and the part of all multiplications that may be left over, in sixteenths, for this to pay:
-/// beside images that are read in place, beside gathered ones, and beside those whose columns have to be sorted first.
+/// Conditions for this to pay: points of the output at most, and the share of all multiplications that may remain, in sixteenths. The share
+/// depends on what the other way would be: images read in place, gathered ones, or ones whose columns are regrouped by a stride first.
 const POINTS_MAX: usize = 1024;
 const LEFT_MAX: [usize; 3] = [14, 15, 16];
-/// Elements of the source that stay in the second-level cache while they are multiplied.
+/// Elements of the source that stay in the L2 cache while they are multiplied.
 const SOURCE_MAX: usize = 1 << 16;
 /// Images that are computed together.
 const IMAGES_MAX: usize = 64;
-/// Images whose sums are taken to the output together: a cache line of them.
+/// Images whose sums are written to the output together: a cache line of them.
 pub(super) const TOGETHER: usize = 16;
 /// Elements of the output that a thread writes at least.
 const PIECE: usize = 1 << 13;
 
-/// What all tasks share.
-pub(super) struct Images<'a, T: GemmElem> {
-    pub(super) job: &'a Correlation<'a>,
-    pub(super) side: &'a Side<'a, T>,
-    /// For each pass.
-    pub(super) weights: &'a [Packed<'a, T::Acc>],
+/// A convolution with images last.
+pub(super) struct BatchLast<'a, T: GemmElem> {
+    pub(super) problem: &'a Correlation<'a>,
+    pub(super) shared: &'a SharedInputs<'a, T>,
+    /// The weights of each pass.
+    pub(super) weights: &'a [PackedWeights<'a, T::Acc>],
 }
 
-/// Whether this pays, for a tile that can read places.
-pub(super) fn pays(job: &Correlation<'_>, images: usize, tile: TileShape) -> bool {
-    let [height, width] = [2, 3].map(|d| job.source.shape()[d]);
-    let inside = |axis: &Axis, size| -> usize { (0..axis.count).map(|i| axis.inside(i, size).count()).sum() };
+/// Whether this pays, for a tile that can read offset tables.
+pub(super) fn pays(problem: &Correlation<'_>, images: usize, tile: TileShape) -> bool {
+    let [height, width] = [2, 3].map(|d| problem.source.shape()[d]);
+    let inside =
+        |axis: &Axis, size| -> usize { (0..axis.count).map(|i| axis.taps_inside(i, size).count()).sum() };
     let all = |[rows, cols]: &[Axis; 2]| rows.count * rows.taps.len() * cols.count * cols.taps.len();
     let left = |[rows, cols]: &[Axis; 2]| inside(rows, height) * inside(cols, width);
-    let all: usize = job.passes.iter().map(all).sum::<usize>() * images;
-    let left: usize = job.passes.iter().map(left).sum::<usize>() * images.next_multiple_of(tile.cols());
-    let [rows, cols] = &job.passes[0];
+    let all: usize = problem.passes.iter().map(all).sum::<usize>() * images;
+    let left: usize = problem.passes.iter().map(left).sum::<usize>() * images.next_multiple_of(tile.cols());
+    let [rows, cols] = &problem.passes[0];
     let kind = match [rows.step, cols.step, rows.out_step, cols.out_step] {
         [1, 1, 1, 1] if cols.count == width => 0,
         [1, 1, 1, 1] => 1,
         _ => 2,
     };
-    let points: usize = job.passes.iter().map(|[rows, cols]| rows.count * cols.count).sum();
+    let points: usize = problem.passes.iter().map(|[rows, cols]| rows.count * cols.count).sum();
     left > 0 && points <= POINTS_MAX && left * 16 <= all * LEFT_MAX[kind]
 }
 
-impl<T: GemmElem<Acc: Summed>> Images<'_, T> {
-    /// Elements of scratch: source and sums of a block of images.
+impl<T: GemmElem<Acc: Summed>> BatchLast<'_, T> {
+    /// Elements of scratch memory for a block of images: of the source, and of the sums.
     pub(super) fn elements(&self) -> [usize; 2] {
         let panels = self.weights[0].panels;
-        let source = self.job.groups * self.side.order.planes(self.job.channels_in) * self.pixels();
-        [source, self.job.groups * panels.count * panels.rows * self.points()].map(|len| len * self.room())
+        let source = self.problem.groups * self.shared.order.planes(self.problem.channels_in) * self.pixels();
+        [source, self.problem.groups * panels.count * panels.rows * self.points()]
+            .map(|len| len * self.room())
     }
 
-    /// Computes into `out`, all planes.
+    /// Computes all planes of `out`.
     pub(super) fn run(&self, pool: &Pool, out: &mut [T]) {
-        let (images, steps, [source, sums]) = (self.side.shape[0], self.steps(), self.elements());
+        let (images, steps, [source, sums]) = (self.shared.shape[0], self.steps(), self.elements());
         let len = out.len() / images;
         with_scratch(source + sums, |scratch| {
             let (source, sums) = scratch.split_at_mut(source);
@@ -85,76 +92,83 @@ impl<T: GemmElem<Acc: Summed>> Images<'_, T> {
     fn block(
         &self,
         images: Range<usize>,
-        steps: &[Vec<(usize, Vec<Step>)>],
+        steps: &[Vec<(usize, Vec<OffsetStep>)>],
         pool: &Pool,
         (source, sums): (&mut [T::Acc], &mut [T::Acc]),
         out: &mut [T],
     ) {
         let (panels, len) = (self.weights[0].panels, out.len() / images.len());
-        let planes = self.side.order.planes(self.job.channels_in);
+        let planes = self.shared.order.planes(self.problem.channels_in);
         pool.for_each_chunk(source, self.pixels() * self.room(), |i, plane| {
-            self.lay(&images, i / planes, i % planes, plane);
+            self.fill_plane(&images, i / planes, i % planes, plane);
         });
-        let (source, group_len) = (&*source, source.len() / self.job.groups);
+        let (source, group_len) = (&*source, source.len() / self.problem.groups);
         pool.for_each_chunk(sums, panels.rows * self.points() * self.room(), |i, sums| {
             let source = &source[i / panels.count * group_len..][..group_len];
             self.multiply(i, images.len(), source, steps, sums);
         });
         let (sums, together) = (&*sums, PIECE.div_ceil(len).next_multiple_of(TOGETHER));
-        pool.for_each_chunk(out, together * len, |i, out| self.take(i * together, sums, out));
+        pool.for_each_chunk(out, together * len, |i, out| self.write_images(i * together, sums, out));
     }
 
-    /// Elements for each point: a block's images, filled up to whole tiles.
+    /// Elements for each pixel or point: a block's images, filled up to whole tiles.
     fn room(&self) -> usize {
-        self.side.shape[0].min(IMAGES_MAX).next_multiple_of(self.side.tile.cols())
+        self.shared.shape[0].min(IMAGES_MAX).next_multiple_of(self.shared.tile.cols())
     }
 
     fn points(&self) -> usize {
-        self.side.shape[2] * self.side.shape[3]
+        self.shared.shape[2] * self.shared.shape[3]
     }
 
     fn pixels(&self) -> usize {
-        self.job.source.shape()[2] * self.job.source.shape()[3]
+        self.problem.source.shape()[2] * self.problem.source.shape()[3]
     }
 
-    /// Fills a plane of lanes of a group's channels, images last.
-    fn lay(&self, images: &Range<usize>, group: usize, plane: usize, to: &mut [T::Acc]) {
-        let (pixels, order, channels) = (self.pixels(), self.side.order, self.job.channels_in);
-        let (first, all) = (plane * order.in_lane, self.job.groups * channels);
+    /// Fills plane number `plane` of a group, images last; a plane of pairs holds two channels.
+    fn fill_plane(&self, images: &Range<usize>, group: usize, plane: usize, to: &mut [T::Acc]) {
+        let (pixels, order, channels) = (self.pixels(), self.shared.order, self.problem.channels_in);
+        let (first, all) = (plane * order.in_lane, self.problem.groups * channels);
         if first >= channels {
             return to.fill(<T::Acc as Float>::ZERO); // the partner that a last channel lacks
         }
         let from = (images.start * all + group * channels + first) * pixels;
         let second = (order.in_lane > 1 && first + 1 < channels).then_some(pixels);
-        let source = &self.side.source[from..];
-        let lay =
-            Lay { source, second, pixels, apart: all * pixels, images: images.len(), room: self.room(), to };
-        T::PanelElem::run(Runner::current(), lay);
+        let source = &self.shared.source[from..];
+        let interleave = Interleave {
+            source,
+            second,
+            pixels,
+            apart: all * pixels,
+            images: images.len(),
+            room: self.room(),
+            to,
+        };
+        T::PanelElem::run(Runner::current(), interleave);
     }
 
-    /// For each pass and point: its place in the output, and the steps of a plane that lie inside the image there.
-    fn steps(&self) -> Vec<Vec<(usize, Vec<Step>)>> {
+    /// For each pass and point: its place in the output, and the offset table of the kernel elements inside the image there.
+    fn steps(&self) -> Vec<Vec<(usize, Vec<OffsetStep>)>> {
         let ([height, width], places) =
-            ([2, 3].map(|d| self.job.source.shape()[d]), self.side.order.places());
+            ([2, 3].map(|d| self.problem.source.shape()[d]), self.shared.order.places());
         let (room, plane) = (self.room(), self.pixels() * self.room());
         let of_point = |[rows, cols]: &[Axis; 2], i: usize, j: usize| {
             let mut steps = Vec::new();
-            for (nth_row, y) in rows.inside(i, height) {
-                for (nth_col, x) in cols.inside(j, width) {
+            for (nth_row, y) in rows.taps_inside(i, height) {
+                for (nth_col, x) in cols.taps_inside(j, width) {
                     let (nth, at) = (nth_row * cols.taps.len() + nth_col, (y * width + x) * room);
                     let step = |k: usize| {
-                        Step::whole((k * plane + at) as isize, self.side.tile.lanes, nth * places + k)
+                        OffsetStep::whole((k * plane + at) as isize, self.shared.tile.lanes, nth * places + k)
                     };
                     steps.extend((0..places).map(step));
                 }
             }
-            (rows.place(i) * self.side.shape[3] + cols.place(j), steps)
+            (rows.place(i) * self.shared.shape[3] + cols.place(j), steps)
         };
         let of_pass = |pass: &[Axis; 2]| {
             let points = (0..pass[0].count).flat_map(|i| (0..pass[1].count).map(move |j| (i, j)));
             points.map(|(i, j)| of_point(pass, i, j)).collect()
         };
-        self.job.passes.iter().map(of_pass).collect()
+        self.problem.passes.iter().map(of_pass).collect()
     }
 
     /// The sums of a panel of output channels, at all points of all images.
@@ -163,12 +177,12 @@ impl<T: GemmElem<Acc: Summed>> Images<'_, T> {
         panel: usize,
         images: usize,
         source: &[T::Acc],
-        steps: &[Vec<(usize, Vec<Step>)>],
+        steps: &[Vec<(usize, Vec<OffsetStep>)>],
         sums: &mut [T::Acc],
     ) {
-        let (room, tile, order) = (self.room(), self.side.tile, self.side.order);
+        let (room, tile, order) = (self.room(), self.shared.tile, self.shared.order);
         let plane = self.pixels() * room;
-        let (apart, groups) = (order.places() * plane, order.groups(self.job.channels_in));
+        let (apart, groups) = (order.places() * plane, order.groups(self.problem.channels_in));
         let together = (SOURCE_MAX / apart.max(1)).clamp(1, groups.max(1));
         for first in (0..groups.max(1)).step_by(together) {
             let block: Range<usize> = first..groups.min(first + together);
@@ -189,9 +203,9 @@ impl<T: GemmElem<Acc: Summed>> Images<'_, T> {
         }
     }
 
-    /// Takes the sums of some images to the output.
-    fn take(&self, first: usize, sums: &[T::Acc], out: &mut [T]) {
-        let (points, room, channels) = (self.points(), self.room(), self.side.shape[1]);
+    /// Writes the sums of images from `first` on to the output.
+    fn write_images(&self, first: usize, sums: &[T::Acc], out: &mut [T]) {
+        let (points, room, channels) = (self.points(), self.room(), self.shared.shape[1]);
         let panels = self.weights[0].panels;
         for (i, out) in out.chunks_mut(TOGETHER * channels * points).enumerate() {
             for panel in 0..channels / panels.unit * panels.count {
@@ -199,29 +213,29 @@ impl<T: GemmElem<Acc: Summed>> Images<'_, T> {
                 let channel = panel / panels.count * panels.unit + rows.start;
                 for (row, channel) in (channel..channel + rows.len()).enumerate() {
                     let sums = &sums[(panel * panels.rows + row) * points * room + first + i * TOGETHER..];
-                    let bias = self.side.bias.map(|bias| bias[channel]);
+                    let bias = self.shared.bias.map(|bias| bias[channel]);
                     let out = &mut out[channel * points..];
-                    dispatch(Take::<T> { sums, room, bias, points, out, apart: channels * points });
+                    dispatch(Deinterleave::<T> { sums, room, bias, points, out, apart: channels * points });
                 }
             }
         }
     }
 }
 
-/// A plane of each image to a plane with images last.
-pub(super) struct Lay<'a, T: GemmElem> {
+/// Interleaves planes: `[planes, pixels]` to `[pixels, planes]`, widened. Planes are images here, channels in `depthwise.rs`.
+pub(super) struct Interleave<'a, T: GemmElem> {
     pub(super) source: &'a [T],
-    /// How far from it the plane lies that shares lanes with it, if one does.
+    /// The distance to a second plane whose elements share places with the first's (bf16 pairs), if there is one.
     pub(super) second: Option<usize>,
     pub(super) pixels: usize,
-    /// From an image to the next.
+    /// From a plane to the next.
     pub(super) apart: usize,
     pub(super) images: usize,
     pub(super) room: usize,
     pub(super) to: &'a mut [T::Acc],
 }
 
-impl<T: GemmElem> Kernel for Lay<'_, T> {
+impl<T: GemmElem> Kernel for Interleave<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -242,7 +256,7 @@ impl<T: GemmElem> Kernel for Lay<'_, T> {
     }
 }
 
-impl<T: GemmElem> Lay<'_, T> {
+impl<T: GemmElem> Interleave<'_, T> {
     /// A square of images and pixels.
     #[inline(always)]
     fn square<S: Isa>(&mut self, [first, pixel]: [usize; 2], [images, pixels]: [usize; 2]) {
@@ -250,7 +264,7 @@ impl<T: GemmElem> Lay<'_, T> {
         for i in 0..images {
             let from = &self.source[(first + i) * self.apart + pixel..];
             square[i] = match self.second {
-                Some(second) => T::across::<S>(&from[..pixels], &from[second..][..pixels]),
+                Some(second) => T::load_lines::<S>(&from[..pixels], &from[second..][..pixels]),
                 None => T::load::<S>(&from[..pixels]),
             };
         }
@@ -263,19 +277,19 @@ impl<T: GemmElem> Lay<'_, T> {
     }
 }
 
-/// A channel of some images.
-pub(super) struct Take<'a, T: GemmElem> {
-    /// Images last.
+/// Deinterleaves planes: `[points, planes]` to `[planes, points]`, plus a bias, rounded.
+pub(super) struct Deinterleave<'a, T: GemmElem> {
+    /// The sums, planes last.
     pub(super) sums: &'a [T::Acc],
     pub(super) room: usize,
     pub(super) bias: Option<T::Acc>,
     pub(super) points: usize,
-    /// From the first image's plane on, so far from one to the next.
+    /// The output from the first plane on; planes are `apart` from each other.
     pub(super) out: &'a mut [T],
     pub(super) apart: usize,
 }
 
-impl<T: GemmElem<Acc: Summed>> Kernel for Take<'_, T> {
+impl<T: GemmElem<Acc: Summed>> Kernel for Deinterleave<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -296,7 +310,7 @@ impl<T: GemmElem<Acc: Summed>> Kernel for Take<'_, T> {
     }
 }
 
-impl<T: GemmElem<Acc: Summed>> Take<'_, T> {
+impl<T: GemmElem<Acc: Summed>> Deinterleave<'_, T> {
     /// A square of images and points.
     #[inline(always)]
     fn square<S: Isa>(
@@ -320,19 +334,20 @@ impl<T: GemmElem<Acc: Summed>> Take<'_, T> {
     }
 }
 
-/// Points of a plane at most, images at least, and the part of all multiplications that may be left over, in sixteenths, for this
-/// to pay. The order of sums depends on it.
+/// Conditions for images last to pay in the gradient of the weight: points of a plane at most, images at least, and the share of all
+/// multiplications that may remain, in sixteenths. The order of sums depends on them.
 const WEIGHT_POINTS_MAX: usize = 128;
 const IMAGES_MIN: usize = 16;
 const WEIGHT_LEFT_MAX: usize = 14;
 
 impl WeightGrad<'_> {
-    /// Whether images are last. The shapes alone decide.
+    /// Whether the gradient is computed with images last. The shapes alone decide.
     pub(super) fn by_images(&self) -> bool {
         let ([rows, cols], [images, _, height, width]) =
             (&self.axes, [0, 1, 2, 3].map(|d| self.image.shape()[d]));
-        let met =
-            |axis: &Axis, size| -> usize { axis.taps.iter().map(|tap| axis.met(tap, size).len()).sum() };
+        let met = |axis: &Axis, size| -> usize {
+            axis.taps.iter().map(|tap| axis.points_inside(tap, size).len()).sum()
+        };
         let all = rows.count * rows.taps.len() * cols.count * cols.taps.len();
         let left = met(rows, height) * met(cols, width);
         images >= IMAGES_MIN
@@ -350,7 +365,7 @@ impl WeightGrad<'_> {
         (write, sums): (Write, &mut [T::Acc]),
     ) {
         let ([rows, cols], row_len) = (&self.axes, self.row_len::<T>());
-        let lanes = Order::of::<T>(band.images.len()).planes(band.images.len());
+        let lanes = StepOrder::of::<T>(band.images.len()).planes(band.images.len());
         let plane = self.image.shape()[2] * self.image.shape()[3] * lanes;
         let (runs, all) = (self.runs(lanes), self.groups * self.channels_in);
         let (steps, of_channel) = (rows.count * cols.count * lanes, runs.len() * row_len);
@@ -361,7 +376,7 @@ impl WeightGrad<'_> {
             let at: Vec<usize> = (0..count).map(|channel| channel * plane).collect();
             with_scratch(count * plane, |window| {
                 for (channel, to) in window.chunks_exact_mut(plane.max(1)).enumerate() {
-                    lay(image, all, first + i * channels + channel, &band.images, (lanes, to));
+                    interleave(image, all, first + i * channels + channel, &band.images, (lanes, to));
                 }
                 for (tap, runs) in runs.iter().enumerate() {
                     let rows = SegmentedRows::new(window, &at, runs, steps);
@@ -372,14 +387,16 @@ impl WeightGrad<'_> {
         }
     }
 
-    /// For each kernel element the pixels that it is multiplied with, of so many lanes each.
+    /// For each kernel element the segments of pixels that meet a point, of `lanes` places a pixel.
     fn runs(&self, lanes: usize) -> Vec<Vec<StepSegment>> {
         let ([rows, cols], [height, width]) = (&self.axes, [2, 3].map(|d| self.image.shape()[d]));
         let pixel = |point: usize, step: usize, offset: isize| (point * step).wrapping_add_signed(offset);
         let taps = rows.taps.iter().flat_map(|y| cols.taps.iter().map(move |x| (y, x)));
         let of_tap = |(y, x): (&Tap, &Tap)| {
             let (mut runs, mut met): (Vec<StepSegment>, usize) = (Vec::new(), 0);
-            for (i, j) in rows.met(y, height).flat_map(|i| cols.met(x, width).map(move |j| (i, j))) {
+            for (i, j) in
+                rows.points_inside(y, height).flat_map(|i| cols.points_inside(x, width).map(move |j| (i, j)))
+            {
                 let from = (pixel(i, rows.step, y.offset) * width + pixel(j, cols.step, x.offset)) * lanes;
                 let skip = (i * cols.count + j) * lanes - met;
                 match runs.last_mut() {
@@ -402,29 +419,30 @@ impl WeightGrad<'_> {
         dy: &mut [T::Acc],
     ) {
         let (outputs, [rows, cols]) = (self.channels_out, &self.axes);
-        let lanes = Order::of::<T>(band.images.len()).planes(band.images.len());
+        let lanes = StepOrder::of::<T>(band.images.len()).planes(band.images.len());
         let plane = rows.count * cols.count * lanes;
         with_scratch(outputs * plane, |by_output| {
             for (i, to) in by_output.chunks_exact_mut(plane).enumerate() {
-                lay(grid, self.groups * outputs, group * outputs + i, &band.images, (lanes, to));
+                interleave(grid, self.groups * outputs, group * outputs + i, &band.images, (lanes, to));
             }
             pack_columns(MatRef::row_major(by_output, outputs, plane).transposed(), dy);
         });
     }
 }
 
-/// Lays a channel of some images out, so many lanes a pixel.
-fn lay<T: GemmElem>(
+/// Interleaves a channel of some images, `lanes` places a pixel.
+fn interleave<T: GemmElem>(
     planes: &[T],
     channels: usize,
     channel: usize,
     images: &Range<usize>,
     (lanes, to): (usize, &mut [T::Acc]),
 ) {
-    let (pixels, in_lane) = (to.len() / lanes, Order::of::<T>(images.len()).in_lane);
+    let (pixels, in_lane) = (to.len() / lanes, StepOrder::of::<T>(images.len()).in_lane);
     let apart = channels * pixels;
     let source = &planes[images.start * apart + channel * pixels..];
     let second = (in_lane > 1).then_some(apart);
-    let lay = Lay { source, second, pixels, apart: in_lane * apart, images: lanes, room: lanes, to };
-    T::PanelElem::run(Runner::current(), lay);
+    let interleave =
+        Interleave { source, second, pixels, apart: in_lane * apart, images: lanes, room: lanes, to };
+    T::PanelElem::run(Runner::current(), interleave);
 }

@@ -1,35 +1,35 @@
-//! Products of one column: a matrix by a vector, and inner products.
+//! Matrix times vector (GEMV), and inner products: products of one column with [`GEMV_STEPS_MIN`] steps or more.
 //!
-//! Such a product has few sums with many terms, so a sum is not one chain here. Its steps are cut into parts of
-//! [`PART`]. In a part, step s belongs to chain s mod [`chains`]; a chain is fused multiply-adds over its steps,
+//! Such a product has few sums with many terms, so a sum is not one chain here. k is cut into parts of
+//! [`PART`] steps. In a part, step s belongs to chain s mod [`chains`]; a chain is fused multiply-adds over its steps,
 //! ascending, begun at zero. Chains i and i + half are added, halving, until one is left. The parts' sums are added
-//! in ascending order. So the number of steps alone decides the order, and vectors and threads can follow it.
-//! Operands are read in place, halves too.
+//! in ascending order. So k alone decides the order, and the order suits vectors and threads.
+//! Operands are read in place, halves too. Rows are computed in groups: in dot-product form if A's steps are neighbours ([`DotRows`]), in AXPY
+//! form if A's rows are ([`AxpyRows`]).
 
 #![allow(unsafe_code)]
 
 use phalanx_tensor::Pool;
 
 use super::element::GemmElem;
-use super::epilogue::FinishTile;
-use super::epilogue::{Epilogue, Write};
+use super::epilogue::{Epilogue, FinishTile, Write};
 use super::mat::{MatMut, MatRef};
 use super::product::Batch;
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
 
-/// Steps from which a column's sums have this order; shorter ones are one chain.
-pub(crate) const COLUMN_STEPS_MIN: usize = 64;
+/// Steps from which the sums have this order; shorter ones are one chain.
+pub(crate) const GEMV_STEPS_MIN: usize = 64;
 /// Steps of a part.
 const PART: usize = 1 << 12;
-/// The most chains there are.
+/// Chains of a part, at most: those of f32.
 const CHAINS_MAX: usize = 64;
-/// Bytes of all chains.
+/// Bytes of all chains of a sum.
 const CHAIN_BYTES: usize = 256;
-/// Rows in a group whose steps lie side by side, and in one whose rows do.
-const ROWS_ALONG: usize = LANES_MAX;
-const ROWS_ACROSS: usize = 64;
-/// How many steps ahead rows that lie side by side are prefetched.
+/// Rows of a group in dot-product form, and in AXPY form.
+const DOT_ROWS: usize = LANES_MAX;
+const AXPY_ROWS: usize = 64;
+/// How many steps ahead A is prefetched in AXPY form.
 const AHEAD: usize = 12;
 
 /// How many chains sums of this type have.
@@ -37,12 +37,12 @@ const fn chains<A>() -> usize {
     CHAIN_BYTES / size_of::<A>()
 }
 
-/// [`super::gemm_batched`] for a B of one column and [`COLUMN_STEPS_MIN`] steps or more.
+/// [`super::gemm_batched`] for a B of one column and [`GEMV_STEPS_MIN`] steps or more.
 ///
 /// # Panics
 ///
 /// If the shapes do not fit together, an item lies outside its slice, or two items share a place in C.
-pub(crate) fn gemm_column<T: GemmElem>(
+pub(crate) fn gemv<T: GemmElem>(
     pool: Option<&Pool>,
     batch: Batch,
     a: MatRef<'_, T>,
@@ -54,7 +54,7 @@ pub(crate) fn gemm_column<T: GemmElem>(
     run(Runner::current(), pool, batch, a, b, c, (write, epilogue));
 }
 
-/// [`gemm_column`] on a given instruction set.
+/// [`gemv`] on a given instruction set.
 pub(super) fn run<T: GemmElem>(
     runner: Runner,
     pool: Option<&Pool>,
@@ -69,25 +69,25 @@ pub(super) fn run<T: GemmElem>(
     if a.rows() == 0 || batch.count == 0 {
         return;
     }
-    let columns = Columns::new(runner, batch, a, b, c.strides().0);
-    let group = columns.group;
-    with_scratch(columns.groups() * columns.parts * group, |sums: &mut [T::Acc]| {
+    let groups = RowGroups::new(runner, batch, a, b, c.strides().0);
+    let group = groups.group;
+    with_scratch(groups.groups() * groups.parts * group, |sums: &mut [T::Acc]| {
         let units = |first: usize, sums: &mut [T::Acc]| {
-            sums.chunks_exact_mut(group).enumerate().for_each(|(i, sums)| columns.sum(first + i, sums));
+            sums.chunks_exact_mut(group).enumerate().for_each(|(i, sums)| groups.sum(first + i, sums));
         };
         match pool.filter(|pool| pool.threads() > 1) {
             Some(pool) => {
-                let together = (columns.groups() * columns.parts).div_ceil(8 * pool.threads());
+                let together = (groups.groups() * groups.parts).div_ceil(8 * pool.threads());
                 pool.for_each_chunk(sums, together * group, |i, sums| units(i * together, sums));
             }
             None => units(0, sums),
         }
-        columns.finish(sums, &mut c, write, epilogue);
+        groups.finish(sums, &mut c, write, epilogue);
     });
 }
 
 /// The rows of all items of a batch, in groups; an item of one row is a row of a single item.
-struct Columns<'a, T> {
+struct RowGroups<'a, T> {
     runner: Runner,
     a: &'a [T],
     b: &'a [T],
@@ -105,7 +105,7 @@ struct Columns<'a, T> {
     parts: usize,
 }
 
-impl<'a, T: GemmElem> Columns<'a, T> {
+impl<'a, T: GemmElem> RowGroups<'a, T> {
     fn new(runner: Runner, batch: Batch, a: MatRef<'a, T>, b: MatRef<'a, T>, c_row: usize) -> Self {
         let (rows, steps, (a_row, a_step)) = (a.rows(), a.cols(), a.strides());
         let (item_apart, b_step) = ([batch.a, batch.b, batch.c], b.strides().0);
@@ -116,7 +116,7 @@ impl<'a, T: GemmElem> Columns<'a, T> {
             _ => (batch.count, rows, [a_row, 0, c_row]),
         };
         let across = row_apart[0] == 1 && row_apart[1] == 0 && a_step != 1;
-        Columns {
+        RowGroups {
             runner,
             a: a.data(),
             b: b.data(),
@@ -126,12 +126,12 @@ impl<'a, T: GemmElem> Columns<'a, T> {
             item_apart,
             row_apart,
             step_apart: [a_step, b_step],
-            group: if across { ROWS_ACROSS } else { ROWS_ALONG },
+            group: if across { AXPY_ROWS } else { DOT_ROWS },
             parts: steps.div_ceil(PART),
         }
     }
 
-    /// The groups of an item, and of all.
+    /// The number of groups of an item; [`RowGroups::groups`] of all.
     fn groups_of_item(&self) -> usize {
         self.rows.div_ceil(self.group)
     }
@@ -146,7 +146,7 @@ impl<'a, T: GemmElem> Columns<'a, T> {
         (item, first, self.group.min(self.rows - first))
     }
 
-    /// The sums of a group of rows over a part of k.
+    /// The sums of a group of rows over a part of k; `unit` counts the parts of all groups.
     fn sum(&self, unit: usize, sums: &mut [T::Acc]) {
         let (item, row, rows) = self.place(unit / self.parts);
         let step = unit % self.parts * PART;
@@ -155,20 +155,20 @@ impl<'a, T: GemmElem> Columns<'a, T> {
             |i: usize| item * self.item_apart[i] + row * self.row_apart[i] + step * self.step_apart[i];
         let (a, b, sums) = (&self.a[start(0)..], &self.b[start(1)..], &mut sums[..rows]);
         let ([a_row, b_row, _], [a_step, b_step]) = (self.row_apart, self.step_apart);
-        if self.group == ROWS_ACROSS {
-            with_scratch(chains::<T::Acc>() * ROWS_ACROSS, |chains| {
+        if self.group == AXPY_ROWS {
+            with_scratch(chains::<T::Acc>() * AXPY_ROWS, |chains| {
                 chains.fill(T::Acc::ZERO);
-                self.runner.run(Across { a, a_step, b, b_step, steps, chains, sums });
+                self.runner.run(AxpyRows { a, a_step, b, b_step, steps, chains, sums });
             });
         } else if a_step == 1 && b_row == 0 && rows > 1 {
-            // What all rows use is widened once.
+            // B is widened once for all rows.
             let near = if b_step == 1 { T::as_wide(&b[..steps]) } else { None };
             with_scratch(if near.is_some() { 0 } else { steps }, |room: &mut [T::Acc]| {
                 gather(b, b_step, room);
-                self.runner.run(Along { a, a_row, b: near.unwrap_or(room), b_row, steps, sums });
+                self.runner.run(DotRows { a, a_row, b: near.unwrap_or(room), b_row, steps, sums });
             });
         } else if [a_step, b_step] == [1, 1] {
-            self.runner.run(Along { a, a_row, b, b_row, steps, sums });
+            self.runner.run(DotRows { a, a_row, b, b_row, steps, sums });
         } else {
             with_scratch(2 * steps, |room: &mut [T::Acc]| {
                 let (a_near, b_near) = room.split_at_mut(steps);
@@ -178,13 +178,13 @@ impl<'a, T: GemmElem> Columns<'a, T> {
                         gather(&b[i * b_row..], b_step, b_near);
                     }
                     let (a, b, sums) = (&*a_near, &*b_near, std::slice::from_mut(sum));
-                    self.runner.run(Along { a, a_row: 0, b, b_row: 0, steps, sums });
+                    self.runner.run(DotRows { a, a_row: 0, b, b_row: 0, steps, sums });
                 }
             });
         }
     }
 
-    /// Adds the parts, and takes the sums to C.
+    /// Adds the sums of the parts, and takes them through the epilogue to C.
     fn finish(
         &self,
         sums: &mut [T::Acc],
@@ -192,7 +192,7 @@ impl<'a, T: GemmElem> Columns<'a, T> {
         write: Write,
         Epilogue { bias, activation }: Epilogue<'_, T>,
     ) {
-        let bias = bias.map(|bias| [bias[0]; ROWS_ACROSS]);
+        let bias = bias.map(|bias| [bias[0]; AXPY_ROWS]);
         for (group, sums) in sums.chunks_exact_mut(self.group * self.parts).enumerate() {
             let (item, row, rows) = self.place(group);
             let (sums, others) = sums.split_at_mut(self.group);
@@ -217,13 +217,13 @@ impl<'a, T: GemmElem> Columns<'a, T> {
     }
 }
 
-/// Elements so far apart, widened.
+/// Widens elements `apart` from each other.
 fn gather<T: GemmElem>(from: &[T], apart: usize, to: &mut [T::Acc]) {
     to.iter_mut().enumerate().for_each(|(i, to)| *to = from[i * apart].widen());
 }
 
-/// A part's sums of rows whose steps lie side by side, as B's do: a row, and its B, so far behind the one before.
-struct Along<'a, T: GemmElem, B> {
+/// Dot-product form: a part's sums of rows whose steps, and B's, are neighbours. Rows of A are `a_row` apart, their Bs `b_row` (0 if they share one).
+struct DotRows<'a, T: GemmElem, B> {
     a: &'a [T],
     a_row: usize,
     b: &'a [B],
@@ -232,7 +232,7 @@ struct Along<'a, T: GemmElem, B> {
     sums: &'a mut [T::Acc],
 }
 
-impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> Kernel for Along<'_, T, B> {
+impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> Kernel for DotRows<'_, T, B> {
     type Output = ();
 
     #[inline(always)]
@@ -241,7 +241,7 @@ impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> Kernel for Along<'_, T, B> {
     }
 }
 
-impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> Along<'_, T, B> {
+impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> DotRows<'_, T, B> {
     #[inline(always)]
     fn rows<S: Isa, V: Vector<Elem = T::Acc>>(self)
     where
@@ -271,7 +271,7 @@ impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> Along<'_, T, B> {
     }
 }
 
-/// The chains' sums, added until they fill one vector.
+/// The chains of an inner product, added until they fill one vector.
 #[inline(always)]
 fn inner<T: GemmElem, B: GemmElem<Acc = T::Acc>, S: Isa, V: Vector<Elem = T::Acc>>(a: &[T], b: &[B]) -> V
 where
@@ -304,8 +304,9 @@ where
     sums[0]
 }
 
-/// A part's sums of rows that lie side by side; `chains` has [`ROWS_ACROSS`] places for each chain, and begins at zero.
-struct Across<'a, T: GemmElem> {
+/// AXPY form: a part's sums of rows that are neighbours. `chains` has [`AXPY_ROWS`] places for each chain, zero at first; each step adds a
+/// multiple of A's column to its chain.
+struct AxpyRows<'a, T: GemmElem> {
     a: &'a [T],
     a_step: usize,
     b: &'a [T],
@@ -315,7 +316,7 @@ struct Across<'a, T: GemmElem> {
     sums: &'a mut [T::Acc],
 }
 
-impl<T: GemmElem> Kernel for Across<'_, T> {
+impl<T: GemmElem> Kernel for AxpyRows<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -324,7 +325,7 @@ impl<T: GemmElem> Kernel for Across<'_, T> {
     }
 }
 
-impl<T: GemmElem> Across<'_, T> {
+impl<T: GemmElem> AxpyRows<'_, T> {
     #[inline(always)]
     fn rows<S: Isa, V: Vector<Elem = T::Acc>>(self)
     where
@@ -334,7 +335,7 @@ impl<T: GemmElem> Across<'_, T> {
         for step in 0..self.steps {
             let x = V::splat(self.b[step * self.b_step].widen());
             let a = &self.a[step * self.a_step..][..rows];
-            let sums = &mut self.chains[step % round * ROWS_ACROSS..][..ROWS_ACROSS];
+            let sums = &mut self.chains[step % round * AXPY_ROWS..][..AXPY_ROWS];
             for (i, sum) in sums.chunks_exact_mut(V::LANES).enumerate() {
                 let a = &a[(i * V::LANES).min(rows)..((i + 1) * V::LANES).min(rows)];
                 V::prefetch(a.as_ptr().wrapping_add(AHEAD * self.a_step).cast());
@@ -344,11 +345,11 @@ impl<T: GemmElem> Across<'_, T> {
         // The steps that the last round lacks are zeros.
         let last = self.steps % round;
         if last > 0 {
-            self.chains[last * ROWS_ACROSS..].iter_mut().for_each(|sum| *sum += T::Acc::ZERO);
+            self.chains[last * AXPY_ROWS..].iter_mut().for_each(|sum| *sum += T::Acc::ZERO);
         }
         let mut half = round / 2;
         while half > 0 {
-            let (sums, others) = self.chains.split_at_mut(half * ROWS_ACROSS);
+            let (sums, others) = self.chains.split_at_mut(half * AXPY_ROWS);
             for (sum, other) in sums.chunks_exact_mut(V::LANES).zip(others.chunks_exact(V::LANES)) {
                 (V::load(sum) + V::load(other)).store(sum);
             }

@@ -1,52 +1,56 @@
-//! A tensor's elements in row-major order, block by block, whatever its strides and however it is broadcast.
+//! [`BlockReader`]: a tensor's elements in row-major order, block by block, whatever its strides and however it is broadcast.
+//!
+//! An operation on a CPU opens its inputs with [`BlockReader::open_all`] and asks for elements `start .. start + len`. They are returned in place if
+//! they lie together in memory, else gathered into a buffer of the caller's. Halves are widened meanwhile, if the caller asks for the type that is
+//! computed in ([`BlockReader::wide`]). Tensors whose rows lie across memory, such as transposed ones, are read several rows at a time and
+//! transposed in registers ([`BlockReader::copy_rows`]). `blocks.rs` has what several inputs that are read together share.
 
 mod blocks;
 
 use std::ops::Range;
 
-use phalanx_tensor::{DType, Element, Loops, Read, Result, Tensor};
+use phalanx_tensor::{Element, Loops, Read, Result, Tensor};
 
-use crate::moves::fill;
-use crate::real::Input;
-use crate::real::{Real, for_real};
+use crate::data_movement::fill;
+use crate::real::{Input, Real, for_real};
 use crate::simd::{Float, LANES_MAX, dispatch};
-use blocks::{Apart, Transposed, Widened};
+use blocks::{WidenLines, WidenStrided, WidenTransposed};
 
-pub(crate) use blocks::{Cut, GROUP, Scratch, line_width};
+pub(crate) use blocks::{BlockScratch, BlockSplit, GROUP, line_width};
 
-/// Elements that a block holds at most: small enough for all blocks of an operation to stay in the first-level
-/// cache, large enough to hide what a block costs.
+/// Elements that a block holds at most: small enough for all blocks of an operation to stay in the L1
+/// cache, large enough to amortize the overhead of a block.
 pub(crate) const BLOCK: usize = 1024;
 
-/// Elements of a run that is not worth a call.
+/// Shorter runs of neighbours are copied element by element: a call would take longer.
 const FEW: usize = 16;
-/// Elements of a run that is worth one.
+/// Runs of at least so many elements are a call each; several shorter ones are copied by one call.
 const SHORT: usize = 256;
 
-/// Sets a slice to converted elements that lie a distance apart.
-type Run<'a, T, U> = &'a dyn Fn(&[T], usize, &mut [U]);
+/// Sets a slice to elements of another that lie `stride` apart, converted.
+type ConvertRun<'a, T, U> = &'a dyn Fn(&[T], usize, &mut [U]);
 
-/// An open tensor, seen in a shape that it broadcasts to.
-pub(crate) struct Source<'a, T> {
+/// A tensor opened for reading, in a shape that it broadcasts to.
+pub(crate) struct BlockReader<'a, T> {
     elements: Read<'a, T>,
     offset: usize,
-    /// `None` if the elements lie together. Boxed: an open tensor is moved about, and most have none.
+    /// The strided loops over the elements; `None` if they are contiguous. Boxed, because readers are moved and most have none.
     loops: Option<Box<Loops<1>>>,
-    /// After how many elements they are the same again, if there are few: 1 of a single number. 0 if they are not.
+    /// The period after which the elements repeat, if it is short (1 of a single number); 0 if they do not repeat.
     period: usize,
 }
 
-impl<'a, T: Element> Source<'a, T> {
+impl<'a, T: Element> BlockReader<'a, T> {
     /// Opens `tensor`, whose shape broadcasts to `shape`.
     #[inline]
-    pub(crate) fn open(op: &'static str, tensor: &'a Tensor, shape: &[usize]) -> Result<Source<'a, T>> {
+    pub(crate) fn open(op: &'static str, tensor: &'a Tensor, shape: &[usize]) -> Result<BlockReader<'a, T>> {
         let same = tensor.shape() == shape;
         let loops = match same && tensor.is_contiguous() {
             true => None,
             false => Some(loops_over(tensor, shape)?),
         };
         let period = loops.as_deref().map_or(0, period);
-        Ok(Source { elements: tensor.read(op)?, offset: tensor.offset(), loops, period })
+        Ok(BlockReader { elements: tensor.read(op)?, offset: tensor.offset(), loops, period })
     }
 
     /// Opens several.
@@ -55,33 +59,33 @@ impl<'a, T: Element> Source<'a, T> {
         op: &'static str,
         tensors: [&'a Tensor; N],
         shape: &[usize],
-    ) -> Result<[Source<'a, T>; N]> {
+    ) -> Result<[BlockReader<'a, T>; N]> {
         let mut opened = [const { None }; N];
         for (slot, tensor) in opened.iter_mut().zip(tensors) {
-            *slot = Some(Source::open(op, tensor, shape)?);
+            *slot = Some(BlockReader::open(op, tensor, shape)?);
         }
         Ok(opened.map(|source| source.unwrap_or_else(|| unreachable!("every slot was filled"))))
     }
 }
 
-impl<T: Element> Source<'_, T> {
-    /// Whether the elements lie together, so that no block is ever gathered.
+impl<T: Element> BlockReader<'_, T> {
+    /// Whether the elements are contiguous, so that no block is ever gathered.
     pub(crate) fn is_contiguous(&self) -> bool {
         self.loops.is_none()
     }
 
-    /// Whether neighbours in row-major order lie apart, so that blocks of several rows are read faster than single ones.
+    /// Whether neighbours in row-major order lie apart in memory, so that several rows are read faster together than one by one.
     pub(crate) fn is_across(&self) -> bool {
         self.loops.as_ref().is_some_and(|loops| !matches!(loops.inner_strides(), [0] | [1]))
     }
 
-    /// How many elements follow each other at one distance.
+    /// The length of the innermost loop: so many elements follow each other with one stride.
     pub(crate) fn run(&self) -> usize {
         self.loops.as_ref().map_or(usize::MAX, |loops| loops.inner())
     }
 
-    /// If rows of `width` elements lie across memory and beside each other, as a transposed tensor's: how many of them, and how far
-    /// apart a row's elements are.
+    /// If rows of `width` elements lie across memory and beside each other, as those of a transposed tensor: how many rows lie so, and the stride
+    /// of a row's elements.
     pub(crate) fn across(&self, width: usize) -> Option<[usize; 2]> {
         let loops = self.loops.as_deref().filter(|_| self.is_across())?;
         let (sizes, strides, [stride]) = (loops.sizes(), loops.strides(), loops.inner_strides());
@@ -98,7 +102,7 @@ impl<T: Element> Source<'_, T> {
             })
     }
 
-    /// Elements `start .. start + len` in row-major order: in place if they lie together, else gathered
+    /// Elements `start .. start + len` in row-major order: in place if the tensor is contiguous, else gathered
     /// into `scratch`, which must have room.
     #[inline]
     pub(crate) fn block<'b>(&'b self, start: usize, len: usize, scratch: &'b mut [T]) -> &'b [T] {
@@ -109,9 +113,9 @@ impl<T: Element> Source<'_, T> {
         &scratch[..len]
     }
 
-    /// Elements `start .. start + len`, if they lie together, all or in a run.
+    /// Elements `start .. start + len` in place, if they are neighbours in memory.
     #[inline]
-    fn lying(&self, start: usize, len: usize) -> Option<&[T]> {
+    fn contiguous_run(&self, start: usize, len: usize) -> Option<&[T]> {
         let at = match &self.loops {
             None => start,
             Some(loops) => {
@@ -126,12 +130,12 @@ impl<T: Element> Source<'_, T> {
         Some(&self.elements[self.offset + at..][..len])
     }
 
-    /// Where element `start` lies, if all lie together; it need not exist.
+    /// The address of element `start`, for a prefetch, if the tensor is contiguous; the element need not exist.
     pub(crate) fn address(&self, start: usize) -> Option<*const T> {
         self.is_contiguous().then(|| self.elements.as_ptr().wrapping_add(self.offset + start))
     }
 
-    /// Copies the elements from `start` on.
+    /// Copies the elements from `start` on, gathering them.
     pub(crate) fn copy_to(&self, start: usize, to: &mut [T]) {
         let apart = |from: &[T], stride, to: &mut [T]| {
             to.iter_mut().zip(from.iter().step_by(stride)).for_each(|(to, &x)| *to = x);
@@ -139,14 +143,14 @@ impl<T: Element> Source<'_, T> {
         self.gather(start, to, |x| x, [&|from, _, to| to.copy_from_slice(from), &apart]);
     }
 
-    /// Sets the elements of a slice to those from `start` on, converted: those of a run that lie together by the first of `runs`,
-    /// those that lie apart by the second, and single ones by `one`.
+    /// Sets a slice to the elements from `start` on, converted: runs of neighbours by `together`, runs with a larger stride by `apart`, and the
+    /// elements of short runs by `one`.
     fn gather<U: Element>(
         &self,
         start: usize,
         to: &mut [U],
         one: impl Fn(T) -> U,
-        [together, apart]: [Run<'_, T, U>; 2],
+        [together, apart]: [ConvertRun<'_, T, U>; 2],
     ) {
         let Some(loops) = &self.loops else {
             return together(&self.elements[self.offset + start..][..to.len()], 1, to);
@@ -164,26 +168,27 @@ impl<T: Element> Source<'_, T> {
     }
 }
 
-/// All elements as f64, for the few that a kernel needs before it starts. Not by way of a tensor, which a meta device
-/// would have to count too.
+/// All elements as f64, for small tensors that a kernel needs before it starts. It makes no tensor, which a meta device would have to count.
 pub(crate) fn values_f64(op: &'static str, x: &Tensor) -> Result<Vec<f64>> {
     for_real!(op, x.dtype(), T => {
-        let source = Source::<T>::open(op, x, x.shape())?;
+        let source = BlockReader::<T>::open(op, x, x.shape())?;
         let value = |i| source.wide(i, 1, &mut [<T as Real>::Wide::ZERO])[0].to_f64();
         Ok((0..x.numel()).map(value).collect())
     })
 }
 
-impl<T: Real> Source<'_, T> {
-    const WIDENED: [Run<'static, T, T::Wide>; 2] =
-        [&|from, _, to| T::widen_all(from, to), &|from, stride, to| dispatch(Apart { from, stride, to })];
+impl<T: Real> BlockReader<'_, T> {
+    const WIDENED: [ConvertRun<'static, T, T::Wide>; 2] =
+        [&|from, _, to| T::widen_all(from, to), &|from, stride, to| {
+            dispatch(WidenStrided { from, stride, to })
+        }];
 
-    /// Whether [`Source::wide`] finds the elements in place and needs no scratch.
+    /// Whether [`BlockReader::wide`] finds every element in place and needs no scratch memory.
     pub(crate) fn is_wide(&self) -> bool {
         self.is_input(false)
     }
 
-    /// [`Source::copy_to`] in the type that is computed in.
+    /// [`BlockReader::copy_to`], widened to the type that is computed in.
     pub(crate) fn copy_wide(&self, start: usize, to: &mut [T::Wide]) {
         let runs = Self::WIDENED;
         let short = |loops: &Loops<1>| loops.inner_strides() == [1] && (FEW..SHORT).contains(&loops.inner());
@@ -203,7 +208,7 @@ impl<T: Real> Source<'_, T> {
         self.gather(start + len - rest.len(), rest, T::widen, runs);
     }
 
-    /// Whole runs from number `run` on. Those along one dimension lie equally far apart and are one call.
+    /// Copies whole runs from number `run` on. Those along one dimension are equally far apart and are one call.
     fn copy_runs(&self, loops: &Loops<1>, mut run: usize, mut to: &mut [T::Wide]) {
         let (len, outer) = (loops.inner(), loops.sizes().len() - 1);
         let (side, [stride]) = match outer {
@@ -214,13 +219,13 @@ impl<T: Real> Source<'_, T> {
             let lines = (side - run % side).min(to.len() / len);
             let from = &self.elements[self.offset + loops.start(run)[0]..];
             let (now, later) = to.split_at_mut(lines * len);
-            dispatch(Widened { from, stride, len, to: now });
+            dispatch(WidenLines { from, stride, len, to: now });
             (run, to) = (run + lines, later);
         }
     }
 
-    /// `rows` rows of `width` elements, which begin `apart` elements from each other, in the type that is computed in. Of a
-    /// tensor whose rows lie across memory, as a transposed one's, several are read at a time and transposed.
+    /// Copies `rows` rows of `width` elements, which begin `apart` elements from each other in row-major order, widened. If the rows lie across
+    /// memory, as those of a transposed tensor, several are read at a time and transposed in registers.
     pub(crate) fn copy_rows(
         &self,
         start: usize,
@@ -247,13 +252,13 @@ impl<T: Real> Source<'_, T> {
             let count = (rows - row).min(side - at / apart % side).min(LANES_MAX);
             let from = &self.elements[self.place(at)..];
             let to = &mut to[row * width..][..count * width];
-            dispatch(Transposed { from, stride, rows: count, width, to });
+            dispatch(WidenTransposed { from, stride, rows: count, width, to });
             row += count;
         }
     }
 
-    /// `lines` lines of `len` elements that begin `stride` apart in memory, the first where element `start` lies: in place or
-    /// widened in `room`, and how far apart they begin there. Halves stay in place if `halves` may.
+    /// `lines` lines of `len` neighbours that begin `stride` apart in memory, the first at element `start`: in place, or
+    /// widened into `room`; and the stride of lines there. Halves stay in place if `halves` says so.
     pub(crate) fn lines<'b>(
         &'b self,
         start: usize,
@@ -266,12 +271,12 @@ impl<T: Real> Source<'_, T> {
         if halves || T::as_wide(&[]).is_some() {
             return (T::input(from), stride);
         }
-        dispatch(Widened { from, stride, len, to: &mut room[..lines * len] });
+        dispatch(WidenLines { from, stride, len, to: &mut room[..lines * len] });
         (Input::Wide(&room[..lines * len]), len)
     }
 
-    /// Elements `start .. start + len`: in place if they lie together, else widened in `room`. So are halves, unless `halves`
-    /// says that they may stay in place.
+    /// Elements `start .. start + len`: in place if they are neighbours, else gathered and widened into `room`. Halves are widened too, unless
+    /// `halves` says that they stay in place.
     pub(crate) fn input<'b>(
         &'b self,
         start: usize,
@@ -279,21 +284,21 @@ impl<T: Real> Source<'_, T> {
         halves: bool,
         room: &'b mut [T::Wide],
     ) -> Input<'b, T::Wide> {
-        if halves && let Some(lying) = self.lying(start, len) {
+        if halves && let Some(lying) = self.contiguous_run(start, len) {
             return T::input(lying);
         }
         Input::Wide(self.wide(start, len, room))
     }
 
-    /// Whether [`Source::input`] and [`Source::lines`] need no room.
+    /// Whether [`BlockReader::input`] and [`BlockReader::lines`] find every element in place.
     pub(crate) fn is_input(&self, halves: bool) -> bool {
         self.is_contiguous() && (halves || T::as_wide(&[]).is_some())
     }
 
-    /// [`Source::block`] in the type that is computed in.
+    /// [`BlockReader::block`], widened to the type that is computed in.
     #[inline]
     pub(crate) fn wide<'b>(&'b self, start: usize, len: usize, scratch: &'b mut [T::Wide]) -> &'b [T::Wide] {
-        if let Some(wide) = self.lying(start, len).and_then(T::as_wide) {
+        if let Some(wide) = self.contiguous_run(start, len).and_then(T::as_wide) {
             return wide;
         }
         self.copy_wide(start, &mut scratch[..len]);
@@ -301,7 +306,7 @@ impl<T: Real> Source<'_, T> {
     }
 }
 
-/// See [`Source`].
+/// [`BlockReader::period`]: of a single number, and of rows of up to half a block that are broadcast along the dimensions before them.
 fn period(loops: &Loops<1>) -> usize {
     let (inner, outer) = (loops.inner(), loops.strides().len() - 1);
     match loops.inner_strides() {
@@ -318,8 +323,8 @@ fn loops_over(tensor: &Tensor, shape: &[usize]) -> Result<Box<Loops<1>>> {
     Ok(Box::new(Loops::new(shape, [seen.strides()])))
 }
 
-/// Calls `f(part, at, stride)` for the parts of `len` elements from number `start` on that lie a stride apart: which
-/// they are, counted from `start`, and where the first lies.
+/// Calls `f(part, at, stride)` for each run of the elements `start .. start + len`: which elements it has, counted from `start`, the place of the
+/// first, and their stride.
 #[inline]
 pub(crate) fn for_each_part(
     loops: &Loops<1>,
@@ -336,14 +341,9 @@ pub(crate) fn for_each_part(
     }
 }
 
-/// The dtype that elements of a floating-point `dtype` are computed in.
-pub(crate) fn wide_dtype(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
-}
-
 /// All elements in row-major order, widened.
 pub(crate) fn widened<T: Real>(op: &'static str, tensor: &Tensor) -> Result<Vec<T::Wide>> {
-    let source = Source::<T>::open(op, tensor, tensor.shape())?;
+    let source = BlockReader::<T>::open(op, tensor, tensor.shape())?;
     let mut wide = vec![T::Wide::ZERO; tensor.numel()];
     source.copy_wide(0, &mut wide);
     Ok(wide)
@@ -356,13 +356,13 @@ pub(crate) fn widened_if<T: Real>(op: &'static str, tensor: Option<&Tensor>) -> 
 
 /// All elements of a tensor that has the wide dtype already.
 pub(crate) fn elements<T: Element>(op: &'static str, tensor: &Tensor) -> Result<Vec<T>> {
-    let source = Source::<T>::open(op, tensor, tensor.shape())?;
+    let source = BlockReader::<T>::open(op, tensor, tensor.shape())?;
     let mut elements = vec![T::zeroed(); tensor.numel()];
     source.copy_to(0, &mut elements);
     Ok(elements)
 }
 
-/// Sets the elements of a contiguous tensor, each rounded to its dtype.
+/// Sets the elements of a contiguous tensor to `values`, rounded to its dtype.
 pub(crate) fn store<T: Real>(op: &'static str, to: &mut Tensor, values: &[f64]) -> Result<()> {
     debug_assert!(to.is_contiguous());
     let at = to.offset();

@@ -1,4 +1,5 @@
-//! A counter for each thread of the floating-point operations of products, convolutions and attention, by their shapes.
+//! [`flops`]: a counter for each thread of the floating-point operations of products, convolutions and attention, by their shapes. The profiler of
+//! autograd reads it before and after an operation.
 
 use std::cell::Cell;
 
@@ -22,9 +23,9 @@ pub fn flops() -> f64 {
     FLOPS.get()
 }
 
-/// A call of so many multiplications, each with an addition.
+/// Counts a call whose multiplications, each with an addition, are the product of `factors`: `[m, n, k]` of a matrix product.
 #[inline]
-pub(crate) fn count<const N: usize>(factors: [usize; N]) {
+pub(crate) fn count_multiply_adds<const N: usize>(factors: [usize; N]) {
     let product: f64 = factors.into_iter().map(|factor| factor as f64).product();
     FLOPS.set(FLOPS.get() + 2.0 * product);
 }

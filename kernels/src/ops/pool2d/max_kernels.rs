@@ -1,9 +1,9 @@
-//! Max pooling in SIMD vectors: of a plane laid out in sheets (`ops/sheets.rs`), or of the channels of pixels that
-//! lie side by side. The rule is [`super::max_pool2d`]'s: the first of equal ones, a NaN before all.
+//! The SIMD kernels of max pooling: of a plane laid out by `ops/space_to_depth.rs` ([`OfPlane`]), or of pixels whose channels
+//! lie side by side ([`OfChannels`]). The rule is [`super::max_pool2d`]'s: the first of equal pixels, a NaN before all. `max.rs` calls them.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
-use super::super::sheets::{Sheets, VECTORS_MAX, runs};
+use super::super::space_to_depth::{PhaseLayout, VECTORS_MAX, runs};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
 /// Distances that every float type holds exactly.
@@ -25,9 +25,9 @@ fn read<X: Vector>(from: &[X::Elem]) -> X {
 
 /// The windows of some rows of a plane, whose margin is minus infinity.
 pub(super) struct OfPlane<'a, V> {
-    pub(super) sheets: &'a Sheets,
+    pub(super) layout: &'a PhaseLayout,
     pub(super) plane: &'a [V],
-    /// Where a window's pixels lie in the sheets, and how far from its first in the image.
+    /// For each pixel of a window its place in the phases, and its distance from the window's first pixel in the image.
     pub(super) taps: &'a [(usize, V)],
     /// Rows and columns of windows.
     pub(super) size: [usize; 2],
@@ -41,8 +41,8 @@ pub(super) struct OfPlane<'a, V> {
 
 impl<V: Float> OfPlane<'_, V> {
     /// Elements of `run` for so many rows.
-    pub(super) fn run_len(sheets: &Sheets, rows: usize) -> usize {
-        2 * (rows * sheets.row_len + VECTORS_MAX * LANES_MAX)
+    pub(super) fn run_len(layout: &PhaseLayout, rows: usize) -> usize {
+        2 * (rows * layout.row_len + VECTORS_MAX * LANES_MAX)
     }
 }
 
@@ -55,7 +55,7 @@ impl<V: Float> Kernel for OfPlane<'_, V> {
         const BLOCK: usize = 2;
         let lanes = V::Vec::<S>::LANES;
         let [rows, cols] = self.size;
-        let row_len = self.sheets.row_len;
+        let row_len = self.layout.row_len;
         let (largest, places) = self.run.split_at_mut(self.run.len() / 2);
         for first in runs(self.size, row_len, BLOCK * lanes) {
             let mut found = [V::Vec::<S>::splat(-V::INFINITY); BLOCK];
@@ -117,7 +117,7 @@ fn name<V: Float>(
     for i in 0..values.len() {
         is_unknown |= largest[i] == -V::INFINITY;
         values[i] = largest[i];
-        places[i] = first + i as i32 * step + distances[i].small();
+        places[i] = first + i as i32 * step + distances[i].small_integer();
     }
     is_unknown
 }
@@ -180,7 +180,7 @@ impl<V: Float> Kernel for OfChannels<'_, V> {
                 }
                 let mut named = [0; LANES_MAX];
                 for i in 0..LANES_MAX {
-                    named[i] = origin + distances[i].small();
+                    named[i] = origin + distances[i].small_integer();
                 }
                 let places = &mut places[here];
                 match places.len() == lanes {

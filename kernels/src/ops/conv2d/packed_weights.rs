@@ -1,22 +1,21 @@
-//! A convolution's weights, in panels as tiles read them.
+//! A convolution's weights, packed into panels that the micro-kernel reads: [`Correlation::pack`] fills [`PackedWeights`], one for each pass. `cpu.rs`
+//! packs them once, all ways of computing read them.
 
 use std::ops::Range;
 
 use phalanx_tensor::{Pool, even_piece};
 
-use super::job::Correlation;
-use super::job::Summed;
-use super::window::Axis;
-use super::window::Order;
+use super::problem::{Correlation, Summed};
+use super::window::{Axis, StepOrder};
 use crate::gemm::{GemmElem, MatRef, PanelElem, pack_panels, steps_in_place};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
 
 /// Elements that a thread packs at least.
 const PIECE: usize = 1 << 13;
 
-/// How weights are packed: `count` panels a unit of channels, `len` elements apart.
+/// The layout of packed weights: `count` panels for each unit of output channels, `len` elements apart.
 #[derive(Clone, Copy)]
-pub(super) struct Panels {
+pub(super) struct WeightPanels {
     pub(super) unit: usize,
     pub(super) count: usize,
     pub(super) len: usize,
@@ -25,40 +24,40 @@ pub(super) struct Panels {
     pub(super) steps: usize,
 }
 
-impl Panels {
-    pub(super) fn new(unit: usize, rows_max: usize, steps: usize) -> Panels {
+impl WeightPanels {
+    pub(super) fn new(unit: usize, rows_max: usize, steps: usize) -> WeightPanels {
         let count = unit.div_ceil(rows_max);
         let rows = unit.div_ceil(count);
-        Panels { unit, count, len: steps * rows, rows, steps }
+        WeightPanels { unit, count, len: steps * rows, rows, steps }
     }
 
-    /// The elements of the panels of so many channels.
+    /// The number of elements of the panels of so many channels.
     pub(super) fn elements(&self, channels: usize) -> usize {
         self.len * self.count * (channels / self.unit)
     }
 
-    /// Whether `f` is true of the rows of all panels.
+    /// Whether `f` is true of the number of rows of every panel.
     pub(super) fn rows_all(&self, f: impl Fn(usize) -> bool) -> bool {
         (0..self.count).all(|panel| f(even_piece(self.unit, self.count, panel).len()))
     }
 }
 
-/// Packed weights.
+/// The packed weights of a pass.
 #[derive(Clone, Copy)]
-pub(super) struct Packed<'a, V> {
-    pub(super) panels: Panels,
+pub(super) struct PackedWeights<'a, V> {
+    pub(super) panels: WeightPanels,
     pub(super) data: &'a [V],
 }
 
-impl<V> Packed<'_, V> {
-    /// A panel of a unit, and its rows.
+impl<V> PackedWeights<'_, V> {
+    /// A panel of a unit, and how many rows it has.
     pub(super) fn panel(&self, unit: usize, panel: usize) -> (&[V], usize) {
         self.of_panel(unit * self.panels.count + panel)
     }
 
-    /// A panel of all units', and its rows.
+    /// A panel by its number among those of all units, and how many rows it has.
     pub(super) fn of_panel(&self, panel: usize) -> (&[V], usize) {
-        let Panels { count, len, steps, unit, .. } = self.panels;
+        let WeightPanels { count, len, steps, unit, .. } = self.panels;
         let rows = even_piece(unit, count, panel % count).len();
         (&self.data[panel * len..][..steps * rows], rows)
     }
@@ -70,8 +69,8 @@ impl Correlation<'_> {
         &self,
         weight: &[T],
         pass: &[Axis; 2],
-        order: Order,
-        panels: Panels,
+        order: StepOrder,
+        panels: WeightPanels,
         (pool, to): (&Pool, &mut [T::Acc]),
     ) {
         let together = PIECE.div_ceil(panels.len.max(1));
@@ -96,7 +95,7 @@ impl Correlation<'_> {
         &self,
         weight: &[T],
         pass @ [rows, cols]: &[Axis; 2],
-        order: Order,
+        order: StepOrder,
         channel: usize,
         count: usize,
         to: &mut [T::Acc],
@@ -127,27 +126,28 @@ impl Correlation<'_> {
         let places = rows.taps.iter().flat_map(|y| cols.taps.iter().map(move |x| at(y.kernel, x.kernel)));
         let places: Vec<usize> = places.collect();
         let strides = [out_stride, in_stride];
-        let steps = Steps { weight, strides, places: &places, channels: self.channels_in, order, count, to };
+        let steps =
+            PackSteps { weight, strides, places: &places, channels: self.channels_in, order, count, to };
         T::PanelElem::run(Runner::current(), steps);
     }
 }
 
-/// The weights of some output channels, step by step.
-struct Steps<'a, T: GemmElem> {
+/// Packs the weights of some output channels, step by step.
+struct PackSteps<'a, T: GemmElem> {
     weight: &'a [T],
     /// From an output channel to the next, and from an input channel.
     strides: [usize; 2],
-    /// Where the kernel elements lie.
+    /// The place of each kernel element within an input channel's weights.
     places: &'a [usize],
     channels: usize,
-    order: Order,
+    order: StepOrder,
     /// Output channels.
     count: usize,
-    /// Those of each step.
+    /// `count` places for each step.
     to: &'a mut [T::Acc],
 }
 
-impl<T: GemmElem> Kernel for Steps<'_, T> {
+impl<T: GemmElem> Kernel for PackSteps<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -160,7 +160,7 @@ impl<T: GemmElem> Kernel for Steps<'_, T> {
     }
 }
 
-impl<T: GemmElem> Steps<'_, T> {
+impl<T: GemmElem> PackSteps<'_, T> {
     /// By squares of output channels and kernel elements, transposed in registers.
     #[inline(always)]
     fn transpose<S: Isa, V: Vector<Elem = T::Acc>>(self)
@@ -182,7 +182,7 @@ impl<T: GemmElem> Steps<'_, T> {
                             held[i] = start;
                         }
                         let (lanes, to) = (squares[i][place - start], &mut self.to[at..]);
-                        // What it writes too much is the step after, whose turn comes.
+                        // A whole vector may overwrite the step after, which is written next.
                         if to.len() >= V::LANES && (rows == V::LANES || row == 0) {
                             lanes.store(to);
                         } else {
@@ -195,7 +195,7 @@ impl<T: GemmElem> Steps<'_, T> {
         }
     }
 
-    /// For each output channel a vector of the kernel elements that lie from `start` on.
+    /// Loads for each output channel a vector of the kernel elements from place `start` on.
     #[inline(always)]
     fn load<S: Isa, V: Vector<Elem = T::Acc>>(
         &self,
@@ -218,13 +218,13 @@ impl<T: GemmElem> Steps<'_, T> {
             V::prefetch(x.as_ptr().wrapping_add(2 * self.order.together * in_stride).cast());
             let len = x.len().min(y.len());
             *row = match len >= V::LANES {
-                true => T::across::<S>(&x[..V::LANES], &y[..V::LANES]),
-                false => T::across::<S>(&x[..len], &y[..len]),
+                true => T::load_lines::<S>(&x[..V::LANES], &y[..V::LANES]),
+                false => T::load_lines::<S>(&x[..len], &y[..len]),
             };
         }
     }
 
-    /// One after the other.
+    /// Element by element.
     #[inline(always)]
     fn gather<S: Isa>(self) {
         let (order, [out_stride, in_stride]) = (self.order, self.strides);
@@ -241,11 +241,11 @@ impl<T: GemmElem> Steps<'_, T> {
                         (None, _) => to.fill(<T::Acc as Float>::ZERO),
                         (Some(x), Some(y)) => {
                             let pairs = x.iter().step_by(out_stride).zip(y.iter().step_by(out_stride));
-                            to.iter_mut().zip(pairs).for_each(|(to, (x, &y))| *to = x.beside::<S>(y));
+                            to.iter_mut().zip(pairs).for_each(|(to, (x, &y))| *to = x.pair_up::<S>(y));
                         }
                         (Some(x), None) => {
                             let x = x.iter().step_by(out_stride);
-                            to.iter_mut().zip(x).for_each(|(to, x)| *to = x.beside::<S>(T::zeroed()));
+                            to.iter_mut().zip(x).for_each(|(to, x)| *to = x.pair_up::<S>(T::zeroed()));
                         }
                     }
                 }

@@ -1,29 +1,36 @@
-//! The microkernel: a tile of C held in registers while k runs.
+//! The micro-kernel: a tile of C held in registers while k runs. [`run_tile`] is the only entry.
+//!
+//! ```text
+//!  for each step:   load W vectors of B             b_row:  | b0 | b1 |
+//!                   for each of H rows:             a[i] in every lane of a vector
+//!                     sums[i] += a[i] * b_row       one fused multiply-add a vector
+//! ```
 //!
 //! A tile is H rows by W vectors of columns. Each of its elements is one chain of fused multiply-adds over ascending k,
-//! begun at zero (or at the sum of the k before, brought from memory): the order is the same for every tile size and
-//! instruction set, which is what makes an element's bits independent of its position.
+//! begun at zero (or at the sums of the blocks of k before, loaded from memory). The order is the same for every tile size and
+//! instruction set, so an element's bits do not depend on its position.
 //!
-//! Registers on AVX-512: 14 x 2 sums, 2 vectors of B, 1 broadcast of A; a step costs 28 FMAs and 16 loads. Tiles of few
-//! rows are wider, so that B is read in longer runs and more chains are under way at once.
+//! On AVX-512 a full tile takes 14 x 2 registers for sums, 2 for B and 1 for A's broadcast element; a step costs 28 FMAs and 16 loads. Tiles of
+//! few rows are wider, so that B is read in longer runs and more independent chains hide the latency of an FMA.
 //!
-//! A tile also reads a B that is not packed: its last vector may then be partly filled. Where B's steps lie side by
-//! side and its columns apart, squares of LANES x LANES elements are transposed in registers. A tile packs a panel that
-//! other tiles read after it, by stores beside its multiplications. [`super::tables`] has the steps of tiles that read
-//! offset tables or segments.
+//! A tile also reads a B that is not packed; its last vector may then be partly filled. If B's steps are neighbours and its columns are not, squares
+//! of LANES x LANES elements are transposed in registers. A tile can pack a panel that other tiles read after it, by stores beside its
+//! multiplications. [`super::tables`] has the loops of tiles that read an offset table or segments.
 
 #![allow(unsafe_code)]
 
 use super::element::PanelElem;
-use super::tables::{add_planes, add_segments, prefetch_near};
-use super::tile::{FEW_ROWS, Tile, VECTORS, VECTORS_MAX, is_high, keeps, reads_packed, reads_table, rows};
+use super::tables::{add_planes, add_segments, prefetch_output};
+use super::tile::{
+    FEW_ROWS, Tile, VECTORS, VECTORS_MAX, can_pack, has_full_height, reads_packed, reads_table, rows,
+};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector, each};
 
 /// The most rows a tile has on any instruction set.
 pub(super) const ROWS_MAX: usize = 14;
-/// How many steps ahead B is prefetched, and how many what is packed on the way, whose steps often lie a page apart.
+/// How many steps ahead B is prefetched; and operands that a tile packs, whose steps often lie a page apart.
 pub(super) const AHEAD: usize = 12;
-const AHEAD_KEEPING: usize = 28;
+const AHEAD_PACKING: usize = 28;
 
 /// Computes `tile.count` tiles of `rows` rows. `tile` is advanced past the last.
 ///
@@ -33,12 +40,12 @@ const AHEAD_KEEPING: usize = 28;
 /// read, and to write for `out` (which no other thread touches), and the tile is no larger than the instruction set's
 /// [`TileShape`](super::TileShape), or that [`TileShape::widened`](super::TileShape::widened); one column of B at least
 /// exists, and one vector of columns at most where `b_col` is not 1.
-/// A tile that keeps A or B is one that [`keeps`]; a tile whose B has a table is one that [`reads_table`]. Either has whole
-/// vectors of columns, which are neighbours in B. A's rows are neighbours if A is kept or B has a table. What is kept is
+/// A tile that packs A or B is one that [`can_pack`]; a tile whose B has a table is one that [`reads_table`]. Either has whole
+/// vectors of columns, which are neighbours in B. A's rows are neighbours if A is packed or B has a table. Packed panels are
 /// written to places that are valid to write, and that no other thread uses.
 /// B's table has as many places as a plane has steps. Each place names the step of A, within the plane, that it is
 /// multiplied with.
-/// A tile whose rows of A have a table [`is_high`], with one or two whole vectors of columns.
+/// A tile whose rows of A have a table [`has_full_height`], with one or two whole vectors of columns.
 pub(super) unsafe fn run_tile<P: PanelElem>(
     runner: Runner,
     lanes: usize,
@@ -68,31 +75,31 @@ fn run_rows<P: PanelElem, const H: usize>(runner: Runner, vectors: usize, tile: 
     }
 }
 
-/// A tile whose size is known to the compiler.
+/// A tile whose size, H rows by W vectors, is known to the compiler.
 pub(crate) struct SizedTile<'a, P: PanelElem, const H: usize, const W: usize>(&'a mut Tile<P::Acc>);
 
 impl<'a, P: PanelElem, const H: usize, const W: usize> SizedTile<'a, P, H, W> {
-    /// The tile for places of another kind.
+    /// The same tile, with panels of another type.
     pub(super) fn of<Q: PanelElem<Acc = P::Acc>>(self) -> SizedTile<'a, Q, H, W> {
         SizedTile(self.0)
     }
 }
 
-/// How a tile reads: A's rows side by side, B by whole vectors.
+/// How a tile reads its operands. Packed: A's rows are neighbours, B has whole vectors.
 const PACKED: u8 = 0;
-/// B by whole vectors.
+/// A by a row stride, B by whole vectors.
 const WHOLE: u8 = 1;
-/// B by vectors that may lack lanes.
+/// The last vector of B may lack lanes.
 const RAGGED: u8 = 2;
-/// B's columns, to be transposed.
+/// B's steps are neighbours: squares are transposed.
 const TRANSPOSED: u8 = 3;
-/// B by whole vectors, packing A, B, or both.
-const KEEP_A: u8 = 4;
-const KEEP_B: u8 = 5;
-const KEEP_BOTH: u8 = 6;
-/// B from a table's places.
+/// B by whole vectors; A, B, or both are packed beside the multiplications.
+const PACK_A: u8 = 4;
+const PACK_B: u8 = 5;
+const PACK_BOTH: u8 = 6;
+/// B by an offset table.
 const OFFSETS: u8 = 7;
-/// B by whole vectors, A's rows from a table.
+/// B by whole vectors; A's rows by a table, its steps by segments.
 const SEGMENTS: u8 = 8;
 
 impl<P: PanelElem, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H, W> {
@@ -111,15 +118,15 @@ impl<P: PanelElem, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H
                 if const { reads_table(H, W, rows::<S>()) } && !tile.offsets.is_null() {
                     return compute_all::<P, S, _, H, W, OFFSETS>(tile);
                 }
-                if const { !P::IN_PANELS && keeps(H, W, rows::<S>()) } {
-                    match (tile.keep_a.is_null(), tile.keep_b.is_null()) {
+                if const { !P::IN_PANELS && can_pack(H, W, rows::<S>()) } {
+                    match (tile.pack_a_to.is_null(), tile.pack_b_to.is_null()) {
                         (true, true) => {}
-                        (false, true) => return compute_all::<P, S, _, H, W, KEEP_A>(tile),
-                        (true, false) => return compute_all::<P, S, _, H, W, KEEP_B>(tile),
-                        (false, false) => return compute_all::<P, S, _, H, W, KEEP_BOTH>(tile),
+                        (false, true) => return compute_all::<P, S, _, H, W, PACK_A>(tile),
+                        (true, false) => return compute_all::<P, S, _, H, W, PACK_B>(tile),
+                        (false, false) => return compute_all::<P, S, _, H, W, PACK_BOTH>(tile),
                     }
                 }
-                if const { is_high(H, rows::<S>()) && W <= VECTORS } && !tile.segments.is_null() {
+                if const { has_full_height(H, rows::<S>()) && W <= VECTORS } && !tile.segments.is_null() {
                     return compute_all::<P, S, _, H, W, SEGMENTS>(tile);
                 }
                 match (tile.b_col == 1, whole) {
@@ -137,7 +144,7 @@ impl<P: PanelElem, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H
     }
 }
 
-/// All tiles, one after the other; `tile` is moved on to each.
+/// Computes `tile.count` tiles, one after the other; `tile` is advanced to each.
 ///
 /// # Safety
 ///
@@ -155,8 +162,8 @@ where
         tile.a = tile.a.wrapping_add(tile.a_next);
         tile.b = tile.b.wrapping_add(tile.b_next);
         tile.out = tile.out.wrapping_add(tile.out_next);
-        if !tile.near.is_null() {
-            tile.near = tile.near.wrapping_add(tile.out_next);
+        if !tile.prefetch.is_null() {
+            tile.prefetch = tile.prefetch.wrapping_add(tile.out_next);
         }
         if !tile.from.is_null() {
             tile.from = tile.from.wrapping_add(tile.from_next);
@@ -164,10 +171,12 @@ where
         if !tile.bias.is_null() {
             tile.bias = tile.bias.wrapping_add(tile.bias_next);
         }
-        tile.keep_b = tile.keep_b.wrapping_add(W * V::LANES * tile.steps);
+        tile.pack_b_to = tile.pack_b_to.wrapping_add(W * V::LANES * tile.steps);
     }
 }
 
+/// Computes one tile: loads the sums before, adds all steps, then the bias, and writes or adds the sums to the result.
+///
 /// # Safety
 ///
 /// [`run_tile`]'s.
@@ -244,12 +253,12 @@ where
     V: Vector<Elem = P::Acc>,
 {
     let (mut a, mut b) = (tile.a, tile.b);
-    let (mut keep_a, mut keep_b) = (tile.keep_a, tile.keep_b);
-    let ahead = if matches!(READ, KEEP_A | KEEP_B | KEEP_BOTH) { AHEAD_KEEPING } else { AHEAD };
-    let near_rows = if tile.near.is_null() { 0 } else { H };
+    let (mut pack_a_to, mut pack_b_to) = (tile.pack_a_to, tile.pack_b_to);
+    let ahead = if matches!(READ, PACK_A | PACK_B | PACK_BOTH) { AHEAD_PACKING } else { AHEAD };
+    let near_rows = if tile.prefetch.is_null() { 0 } else { H };
     for step in 0..tile.steps {
         if step < near_rows {
-            prefetch_near::<V, W>(tile, step);
+            prefetch_output::<V, W>(tile, step);
         }
         let mut b_row = [V::zero(); W];
         for (j, lanes) in b_row.iter_mut().enumerate() {
@@ -257,14 +266,14 @@ where
             *lanes = unsafe { load(b.wrapping_add(j * V::LANES), lens[j]) };
             V::prefetch(b.wrapping_add(ahead * tile.b_step + j * V::LANES));
         }
-        if matches!(READ, KEEP_B | KEEP_BOTH) {
+        if matches!(READ, PACK_B | PACK_BOTH) {
             for (j, &lanes) in b_row.iter().enumerate() {
                 // SAFETY: a place of B's panel.
-                unsafe { store(lanes, keep_b.wrapping_add(j * V::LANES), V::LANES) };
+                unsafe { store(lanes, pack_b_to.wrapping_add(j * V::LANES), V::LANES) };
             }
-            keep_b = keep_b.wrapping_add(W * V::LANES);
+            pack_b_to = pack_b_to.wrapping_add(W * V::LANES);
         }
-        if matches!(READ, KEEP_A | KEEP_BOTH) {
+        if matches!(READ, PACK_A | PACK_BOTH) {
             for first in (0..H).step_by(V::LANES) {
                 let next = a.wrapping_add(ahead * tile.a_step + first);
                 V::prefetch(next);
@@ -272,12 +281,12 @@ where
                 // SAFETY: A's rows are neighbours.
                 let lanes: V = unsafe { load(a.wrapping_add(first), V::LANES.min(H - first)) };
                 // SAFETY: places of A's panel, and what may be written behind it.
-                unsafe { store(lanes, keep_a.wrapping_add(first), V::LANES) };
+                unsafe { store(lanes, pack_a_to.wrapping_add(first), V::LANES) };
             }
-            keep_a = keep_a.wrapping_add(H);
+            pack_a_to = pack_a_to.wrapping_add(H);
         }
         for (i, row) in sums.iter_mut().enumerate() {
-            let side_by_side = matches!(READ, PACKED | KEEP_A | KEEP_BOTH);
+            let side_by_side = matches!(READ, PACKED | PACK_A | PACK_BOTH);
             // SAFETY: A's places are valid.
             let x = V::splat(unsafe { *a.add(if side_by_side { i } else { i * tile.a_row }) });
             for (sum, lanes) in row.iter_mut().zip(b_row) {
@@ -291,7 +300,7 @@ where
     sums
 }
 
-/// As [`add_steps`], by columns of the tile: its few rows of A are in registers, where all of B's vectors would not fit.
+/// As [`add_steps`] for a wide tile: its few elements of A are in registers and B's vectors are loaded one by one, as all of them would not fit.
 ///
 /// # Safety
 ///
@@ -308,10 +317,10 @@ where
     V: Vector<Elem = P::Acc>,
 {
     let (mut a, mut b) = (tile.a, tile.b);
-    let near_rows = if tile.near.is_null() { 0 } else { H };
+    let near_rows = if tile.prefetch.is_null() { 0 } else { H };
     for step in 0..tile.steps {
         if step < near_rows {
-            prefetch_near::<V, W>(tile, step);
+            prefetch_output::<V, W>(tile, step);
         }
         let mut a_column = [V::zero(); H];
         for (i, x) in a_column.iter_mut().enumerate() {
@@ -333,7 +342,7 @@ where
     sums
 }
 
-/// `len` elements, at most a vector's, and zeros.
+/// Loads `len` elements, at most a vector's; the other lanes are zero.
 ///
 /// # Safety
 ///
@@ -357,12 +366,12 @@ unsafe fn store<V: Vector>(lanes: V, dst: *mut V::Elem, len: usize) {
     if len == V::LANES { lanes.store(dst) } else { lanes.store_partial(dst) }
 }
 
-/// So few steps are added out of registers after B's last whole square.
+/// So few steps after B's last whole square are added from registers.
 const FEW_STEPS: usize = 4;
-/// How many squares ahead of a transposed B.
+/// How many squares ahead a transposed B is prefetched.
 const SQUARES_AHEAD: usize = 8;
 
-/// Adds all steps to the sums of one vector of columns, each of which has its steps side by side.
+/// Adds all steps to the sums of one vector of columns of B, each of which has its steps side by side.
 ///
 /// # Safety
 ///
@@ -382,7 +391,7 @@ where
     let whole = tile.steps - tile.steps % V::LANES;
     for step in (0..whole).step_by(V::LANES) {
         let ahead = step + SQUARES_AHEAD * V::LANES;
-        // Behind a column's end, the one that the next tile begins with, if it lies beside this one.
+        // Near a column's end the next tile's first column is prefetched, if that tile lies beside this one.
         let ahead = if ahead < tile.steps { ahead } else { V::LANES * tile.b_col + ahead - tile.steps };
         let mut square = [V::zero(); LANES_MAX];
         for (row, column) in square[..V::LANES].iter_mut().zip(&columns) {
@@ -412,7 +421,8 @@ where
     sums
 }
 
-/// Turns a square whose rows are columns of B, and adds its first `count` steps, `MAX` at most, which are k's from `first` on.
+/// Transposes a square whose rows are columns of B, and adds its first `count` steps (at most `MAX`) to the sums; step 0 of the square is step
+/// `first` of k.
 ///
 /// # Safety
 ///

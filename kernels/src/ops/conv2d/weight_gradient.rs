@@ -1,22 +1,24 @@
-//! The weight's gradient on the CPU: for each band of points, the pixels under the kernel elements in a window of the
-//! image times the outputs' gradients, bands ascending through the images. A sum is added to those before it once all
-//! of its band is summed. The gradients of some bands are packed by all threads first, then every thread multiplies
-//! for its channels.
+//! The weight's gradient on a CPU: C = A B with a row for each input channel and kernel element, a column for each output channel, and a step of k
+//! for each point. A is the image's pixels in a window, read by segments; B is the outputs' gradients, packed.
+//!
+//! ```text
+//!  for each group of bands:    all threads pack the bands' gradients (B)
+//!    for each part of C:       a thread multiplies for its input channels
+//!      for each band:          points in one chain; the band's sum is added to those before, in ascending order through the images
+//! ```
+//!
+//! Few output channels go to `thin_weight_gradient.rs`, depthwise ones to `depthwise.rs`, small planes to `batch_last.rs`.
 
-use super::job::{Band, WEIGHT_WINDOW_MAX, WeightGrad};
+use super::problem::{Band, POINTS_MIN, Summed, WEIGHT_WINDOW_MAX, WeightGrad};
 use std::ops::Range;
 
 use phalanx_tensor::{Pool, Result, Tensor, even_piece};
 
-use super::channels;
-use super::dots::Dots;
-use super::gather::Fill;
-use super::images::TOGETHER;
-use super::job::POINTS_MIN;
-use super::job::Summed;
-use super::thin;
-use super::window::Order;
-use super::window::{Frame, Segment, segments};
+use super::batch_last::TOGETHER;
+use super::gather::FillWindow;
+use super::thin_weight_gradient::ThinWeightGradient;
+use super::window::{Segment, StepOrder, WindowLayout, segments};
+use super::{depthwise, thin};
 use crate::gemm::{
     GemmElem, MatMut, MatRef, PanelElem, SegmentedRows, StepSegment, Write, gemm_segmented, pack_columns,
     packed_len, tile_shape,
@@ -24,7 +26,7 @@ use crate::gemm::{
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector, dispatch};
 
-/// Elements of gradients packed before they are multiplied, unless a band has more.
+/// Elements of packed gradients at a time, unless a band has more.
 const PACKED_MAX: usize = 1 << 20;
 /// Elements of the result that a thread writes at least.
 const PIECE: usize = 1 << 12;
@@ -39,7 +41,7 @@ impl WeightGrad<'_> {
         let (image, grid) = (self.image.read::<T>(self.op)?, self.grid.read::<T>(self.op)?);
         let (image, grid) = (&image[self.image.offset()..], &grid[self.grid.offset()..]);
         let taps: usize = self.axes.iter().map(|axis| axis.taps.len()).product();
-        // Sums lie as [group, input channel, tap, output channel].
+        // Sums are [group, input channel, kernel element, output channel].
         let row_len = self.row_len::<T>();
         let len = self.groups * self.channels_in * taps * row_len;
         let _use = out.device().ledger()?.scratch_of(len * size_of::<T::Acc>());
@@ -48,20 +50,20 @@ impl WeightGrad<'_> {
         with_scratch(len, |sums| {
             let pixels = [2, 3].map(|d| self.image.shape()[d]);
             let passes = std::slice::from_ref(&self.axes);
-            if channels::pays(passes, [self.channels_in, self.channels_out], pixels) {
+            if depthwise::pays(passes, [self.channels_in, self.channels_out], pixels) {
                 let channels = channels.next_multiple_of(TOGETHER);
                 pool.for_each_chunk(sums, channels * taps, |i, sums| {
-                    channels::weight(self, [image, grid], i * channels, sums);
+                    depthwise::weight(self, [image, grid], i * channels, sums);
                 });
             } else if self.is_thin() {
-                let dots = Dots::new(self, image, grid);
+                let dots = ThinWeightGradient::new(self, image, grid);
                 let chunk = channels * taps * row_len;
                 pool.for_each_chunk(sums, chunk, |i, sums| dots.run(i * channels, sums));
             } else {
                 self.add_bands(image, grid, channels, &pool, sums);
             }
             let (sums, block) = (&*sums, self.channels_in * taps);
-            // Rows of one group at a time: of many, two cache lines of sums, which the CPU brings near together.
+            // Output channels of one group at a time: of many, two cache lines of sums, which the hardware prefetches together.
             let lines = if self.channels_out >= 4 * LANES_MAX * pool.threads() { 2 } else { 1 };
             let rows = if self.groups == 1 { lines * LANES_MAX } else { self.channels_out };
             let together = if self.groups == 1 { 1 } else { PIECE.div_ceil(rows * block) };
@@ -69,14 +71,14 @@ impl WeightGrad<'_> {
                 for (j, out) in out.chunks_mut(rows * block).enumerate() {
                     let first = (i * together + j) * rows;
                     let sums = &sums[first / self.channels_out * block * row_len..][..block * row_len];
-                    dispatch(Transposed { sums, row_len, first: first % self.channels_out, block, out });
+                    dispatch(StoreTransposed { sums, row_len, first: first % self.channels_out, block, out });
                 }
             });
         });
         Ok(())
     }
 
-    /// The sums of all bands, those of so many input channels a task.
+    /// Adds up all bands; a task has `channels` input channels.
     fn add_bands<T: GemmElem<Acc: Summed>>(
         &self,
         image: &[T],
@@ -86,9 +88,9 @@ impl WeightGrad<'_> {
         sums: &mut [T::Acc],
     ) {
         let taps: usize = self.axes.iter().map(|axis| axis.taps.len()).product();
-        let together = Order::of::<T>(self.image.shape()[0]).together;
+        let together = StepOrder::of::<T>(self.image.shape()[0]).together;
         let (row_len, bands, by_images) = (self.row_len::<T>(), self.bands(together), self.by_images());
-        let lanes = bands.iter().map(|band| self.lanes::<T>(band)).max().unwrap_or(0);
+        let lanes = bands.iter().map(|band| self.places::<T>(band)).max().unwrap_or(0);
         let packed_len = packed_len::<T::Acc>(lanes, self.channels_out);
         let at_once = (PACKED_MAX / (self.groups * packed_len).max(1)).clamp(1, bands.len().max(1));
         if bands.is_empty() {
@@ -123,12 +125,12 @@ impl WeightGrad<'_> {
         });
     }
 
-    /// Whether there are so few output channels that sums are made straight from the window.
+    /// Whether there are so few output channels that [`ThinWeightGradient`] computes the sums.
     fn is_thin(&self) -> bool {
         self.channels_out <= thin::ROWS
     }
 
-    /// Sums of a kernel element: one for each output channel, filled up to whole vectors for products.
+    /// Elements of a row of sums: the output channels, filled up to whole vectors for products.
     pub(super) fn row_len<T: GemmElem<Acc: Summed>>(&self) -> usize {
         match self.is_thin() {
             true => self.channels_out,
@@ -136,13 +138,13 @@ impl WeightGrad<'_> {
         }
     }
 
-    /// Lanes of a row of the band's products.
-    fn lanes<T: GemmElem>(&self, band: &Band) -> usize {
-        let order = Order::of::<T>(band.images.len());
+    /// Places of k in a band's product.
+    fn places<T: GemmElem>(&self, band: &Band) -> usize {
+        let order = StepOrder::of::<T>(band.images.len());
         order.planes(band.images.len()) * band.rows.len() * self.axes[1].count
     }
 
-    /// Input channels, of all groups, that a task takes: a divisor or a multiple of a group's.
+    /// Input channels that a task takes, counted through all groups: a divisor or a multiple of a group's.
     fn channels_here(&self, threads: usize) -> usize {
         if threads == 1 {
             return self.groups * self.channels_in;
@@ -156,7 +158,7 @@ impl WeightGrad<'_> {
         self.channels_in / parts.unwrap_or(self.channels_in)
     }
 
-    /// Of whole groups of images that alternate; one that is left over is by itself.
+    /// The bands: of whole groups of `alternating` images, whose steps alternate; an image left over is a band by itself.
     fn bands(&self, alternating: usize) -> Vec<Band> {
         let [rows, cols] = &self.axes;
         let (images, plane) = (self.image.shape()[0], rows.count * cols.count);
@@ -185,20 +187,20 @@ impl WeightGrad<'_> {
         (write, sums): (Write, &mut [T::Acc]),
     ) {
         let [rows, cols] = &self.axes;
-        let (order, taps) = (Order::of::<T>(band.images.len()), rows.taps.len() * cols.taps.len());
+        let (order, taps) = (StepOrder::of::<T>(band.images.len()), rows.taps.len() * cols.taps.len());
         let (groups, places) = (order.groups(band.images.len()), order.places());
         let row_len = self.row_len::<T>();
         let here = sums.len() / (taps * row_len);
-        let channel_len = Frame::new(rows, cols, &band.rows, 1).channel_len * groups * places;
+        let channel_len = WindowLayout::new(rows, cols, &band.rows, 1).channel_len * groups * places;
         let channels = here.div_ceil(here.div_ceil((WEIGHT_WINDOW_MAX / channel_len.max(1)).max(1)));
         for (i, sums) in sums.chunks_mut(channels * taps * row_len).enumerate() {
             let count = sums.len() / (taps * row_len);
-            let frame = Frame::new(rows, cols, &band.rows, count);
-            let at: Vec<usize> = frame.taps(rows, cols, count, 1).iter().map(|at| at * places).collect();
+            let layout = WindowLayout::new(rows, cols, &band.rows, count);
+            let at: Vec<usize> = layout.taps(rows, cols, count, 1).iter().map(|at| at * places).collect();
             let (points, mut found) = (0..groups * band.rows.len() * cols.count, Vec::new());
-            segments(&frame, (rows, cols), &band.rows, 0, points, &mut found);
-            with_scratch(frame.image_len * groups * places, |window| {
-                self.fill(&frame, image, first + i * channels, count, band, window);
+            segments(&layout, (rows, cols), &band.rows, 0, points, &mut found);
+            with_scratch(layout.image_len * groups * places, |window| {
+                self.fill(&layout, image, first + i * channels, count, band, window);
                 let run = |s: &Segment| StepSegment { skip: 0, from: s.from * places, len: s.len * places };
                 let runs: Vec<StepSegment> = found.iter().map(run).collect();
                 let rows = SegmentedRows::new(window, &at, &runs, runs.iter().map(|run| run.len).sum());
@@ -208,17 +210,17 @@ impl WeightGrad<'_> {
         }
     }
 
-    /// The band's gradients of a group, packed.
+    /// Packs the band's gradients of a group.
     fn pack_grid<T: GemmElem<Acc: Summed>>(&self, grid: &[T], group: usize, band: &Band, dy: &mut [T::Acc]) {
-        let ([rows, cols], outputs, lanes) = (&self.axes, self.channels_out, self.lanes::<T>(band));
+        let ([rows, cols], outputs, lanes) = (&self.axes, self.channels_out, self.places::<T>(band));
         let plane = rows.count * cols.count;
         let first = (band.images.start * self.groups + group) * outputs * plane;
         if let (Some(grid), 1) = (T::as_wide(grid), band.images.len()) {
             let grid = &grid[first + band.rows.start * cols.count..];
             return pack_columns(MatRef::new(grid, outputs, lanes, plane, 1).transposed(), dy);
         }
-        let frame = Frame::of_rows(&band.rows, cols.count);
-        let order = Order::of::<T>(band.images.len());
+        let layout = WindowLayout::of_rows(&band.rows, cols.count);
+        let order = StepOrder::of::<T>(band.images.len());
         let groups = order.groups(band.images.len());
         with_scratch(outputs * lanes, |by_output| {
             for (i, to) in by_output.chunks_exact_mut(lanes / groups).enumerate() {
@@ -226,16 +228,16 @@ impl WeightGrad<'_> {
                     let image = i % groups * order.together + nth;
                     &grid[first + (image * self.groups * outputs + i / groups) * plane..][..plane]
                 };
-                lay(order, &frame, plane_of, [rows.count, cols.count], to);
+                interleave(order, &layout, plane_of, [rows.count, cols.count], to);
             }
             pack_columns(MatRef::row_major(by_output, outputs, lanes).transposed(), dy);
         });
     }
 
-    /// The band's window of input channels `first .. first + count`.
+    /// Fills the band's window of input channels `first .. first + count`.
     fn fill<T: GemmElem<Acc: Summed>>(
         &self,
-        frame: &Frame,
+        layout: &WindowLayout,
         image: &[T],
         first: usize,
         count: usize,
@@ -244,28 +246,28 @@ impl WeightGrad<'_> {
     ) {
         let size = [self.image.shape()[2], self.image.shape()[3]];
         let (plane, all) = (size[0] * size[1], self.groups * self.channels_in);
-        let order = Order::of::<T>(band.images.len());
-        let channel_len = (frame.channel_len * order.places()).max(1);
+        let order = StepOrder::of::<T>(band.images.len());
+        let channel_len = (layout.channel_len * order.places()).max(1);
         for (i, window) in window.chunks_exact_mut(channel_len).enumerate() {
             let plane_of = |nth: usize| {
                 let at = band.images.start + i / count * order.together + nth;
                 &image[(at * all + first + i % count) * plane..][..plane]
             };
-            lay(order, frame, plane_of, size, window);
+            interleave(order, layout, plane_of, size, window);
         }
     }
 }
 
-/// Lays the planes of images that alternate out in a window: in the same lanes, or side by side.
-fn lay<'a, T: GemmElem<Acc: Summed>>(
-    order: Order,
-    frame: &Frame,
+/// Copies the planes of images that alternate into a window: in the same places, or in neighbouring ones.
+fn interleave<'a, T: GemmElem<Acc: Summed>>(
+    order: StepOrder,
+    layout: &WindowLayout,
     plane_of: impl Fn(usize) -> &'a [T],
     size: [usize; 2],
     window: &mut [T::Acc],
 ) {
     let fill = |planes: [&[T]; 2], window: &mut [T::Acc]| {
-        T::PanelElem::run(Runner::current(), Fill { frame, planes, size, window });
+        T::PanelElem::run(Runner::current(), FillWindow { layout, planes, size, window });
     };
     match (order.together, order.in_lane) {
         (1, _) => fill([plane_of(0), &[]], window),
@@ -280,9 +282,9 @@ fn lay<'a, T: GemmElem<Acc: Summed>>(
     }
 }
 
-/// The sums of some output channels of a group, one row each, rounded.
-struct Transposed<'a, T: GemmElem> {
-    /// A row for each element of a channel's weight.
+/// Writes the sums of some output channels of a group, transposed and rounded: a row of `out` for each output channel.
+struct StoreTransposed<'a, T: GemmElem> {
+    /// A row for each input channel and kernel element.
     sums: &'a [T::Acc],
     row_len: usize,
     /// The first channel.
@@ -291,7 +293,7 @@ struct Transposed<'a, T: GemmElem> {
     out: &'a mut [T],
 }
 
-impl<T: GemmElem> Kernel for Transposed<'_, T> {
+impl<T: GemmElem> Kernel for StoreTransposed<'_, T> {
     type Output = ();
 
     #[inline(always)]

@@ -1,5 +1,5 @@
-//! Loops that only move elements (copy, fill, reverse, choose): in vectors, compiled once for each element size, not
-//! for each dtype; and over the runs of a strided destination.
+//! Kernels that only move elements: [`fill`], [`reverse`] and [`choose`], compiled once for each element size and not
+//! for each dtype; and the runs of a strided destination ([`for_each_run_mut`]). `fill_`, `cast`, `flip`, `where_` and the block reader use them.
 
 use bytemuck::{Pod, cast_slice, cast_slice_mut};
 use phalanx_tensor::{Layout, Loops};
@@ -130,7 +130,7 @@ impl<T: bytemuck::Pod> RunMut<'_, T> {
     }
 }
 
-/// Calls `f` with each run of the layout, in row-major order. The layout must not overlap itself.
+/// Calls `f` with each run of a strided layout (the elements of its innermost loop), in row-major order. The layout must not overlap itself.
 pub(crate) fn for_each_run_mut<T>(elements: &mut [T], layout: &Layout, mut f: impl FnMut(RunMut<'_, T>)) {
     if layout.numel() == 0 {
         return;

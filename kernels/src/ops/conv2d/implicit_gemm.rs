@@ -1,149 +1,156 @@
-//! One thread's block (*unit*) of output channels of one group: packed weights times the input pixels under the kernel
-//! elements at a panel of points, which are read in place or gathered.
+//! Convolution as implicit GEMM: a thread's *unit* of output channels of one group ([`ChannelBlock`]), packed weights times the input pixels
+//! under the kernel elements, a panel of points at a time.
+//!
+//! ```text
+//!  the source, if its rows are as long as the output's     read in place, by an offset table for each panel of points
+//!  a window (a padded copy) or an unpadded source          a panel whose points are one segment is read in place,
+//!                                                          any other is gathered first (im2col of one panel)
+//! ```
+//!
+//! `cpu.rs` calls [`ChannelBlock::run`] for each unit of a task's part of the output. Products are [`gemm_by_offsets`] and [`gemm_by_panel`].
 
 use phalanx_tensor::even_piece;
 
-use super::job::{POINTS_MIN, Part};
+use super::problem::{Correlation, OutputPart, OutputSplit, POINTS_MIN, Summed};
 use std::cell::OnceCell;
 use std::ops::Range;
 
-use super::gather::{Fill, Gather, Put};
-use super::job::Correlation;
-use super::job::Summed;
-use super::packed::{Packed, Panels};
-use super::window::Axis;
-use super::window::Cut;
-use super::window::Order;
-use super::window::{Frame, Segment, segments, steps_in_plane};
+use super::gather::{FillWindow, GatherPanel, StoreSums};
+use super::packed_weights::{PackedWeights, WeightPanels};
+use super::window::{Axis, Segment, StepOrder, WindowLayout, segments, steps_in_plane};
 use crate::gemm::{
-    GemmElem, MatMut, MatRef, OffsetTable, PanelElem, Step, TileShape, gemm_by_offsets, gemm_by_panel,
+    GemmElem, MatMut, MatRef, OffsetStep, OffsetTable, PanelElem, TileShape, gemm_by_offsets, gemm_by_panel,
 };
 use crate::scratch::with_scratch;
 use crate::simd::{Runner, dispatch};
 
-/// Elements of a window at most, unless a single row of points needs more.
+/// Elements of a window at most, unless one row of points needs more.
 const WINDOW_MAX: usize = 1 << 18;
-/// Elements gathered before they are multiplied: they stay in the second-level cache, beside the window and the weights.
+/// Elements gathered before they are multiplied: they stay in the L2 cache, beside the window and the weights.
 const GATHERED_MAX: usize = 1 << 15;
-/// Elements of weights that stay in the second-level cache. Of more, so many steps at a time are multiplied for all outputs.
+/// Elements of a unit's weights that stay in the L2 cache. If it has more, about [`STEPS_MAX`] steps at a time are multiplied for all its
+/// channels.
 const WEIGHTS_MAX: usize = 1 << 17;
 const STEPS_MAX: usize = 512;
 
-/// What all threads share beside the job.
-pub(super) struct Side<'a, T: GemmElem> {
+/// What all tasks read beside the problem.
+pub(super) struct SharedInputs<'a, T: GemmElem> {
     pub(super) source: &'a [T],
     pub(super) bias: Option<&'a [T::Acc]>,
-    /// The output's.
+    /// The output's sizes.
     pub(super) shape: [usize; 4],
     pub(super) tile: TileShape,
-    pub(super) order: Order,
+    pub(super) order: StepOrder,
 }
 
-/// One pass over one unit of output channels, all in one group.
-pub(super) struct Unit<'a, T: GemmElem> {
-    pub(super) job: &'a Correlation<'a>,
-    pub(super) side: &'a Side<'a, T>,
+/// One pass over one unit of output channels.
+pub(super) struct ChannelBlock<'a, T: GemmElem> {
+    pub(super) problem: &'a Correlation<'a>,
+    pub(super) shared: &'a SharedInputs<'a, T>,
     pub(super) pass: &'a [Axis; 2],
-    pub(super) weights: Packed<'a, T::Acc>,
+    pub(super) weights: PackedWeights<'a, T::Acc>,
     pub(super) first: usize,
-    pub(super) part: &'a Part,
-    pub(super) cut: &'a Cut,
+    pub(super) part: &'a OutputPart,
+    pub(super) split: &'a OutputSplit,
 }
 
-impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
+impl<T: GemmElem<Acc: Summed>> ChannelBlock<'_, T> {
+    /// Computes the unit's channels in `out`, which is the task's part of the output.
     pub(super) fn run(&self, out: &mut [T]) {
         let [rows, cols] = self.pass;
         if rows.count * cols.count == 0 {
             return;
         }
-        let (size, channels) = (self.source_size(), self.job.channels_in);
-        let (all, planes) = (0..rows.count, self.side.order.planes(channels));
+        let (size, channels) = (self.source_size(), self.problem.channels_in);
+        let (all, planes) = (0..rows.count, self.shared.order.planes(channels));
         if self.is_flat()
-            && let Some(source) = T::as_wide(self.side.source)
+            && let Some(source) = T::as_wide(self.shared.source)
         {
-            let len = self.source_size().iter().product::<usize>() * self.job.channels_in;
+            let len = self.source_size().iter().product::<usize>() * self.problem.channels_in;
             for image in self.part.images.clone() {
-                let start = (image * self.job.groups + self.group()) * len;
+                let start = (image * self.problem.groups + self.group()) * len;
                 self.multiply_plane(image, &source[start..start + len], out);
             }
             return;
         }
         let images = POINTS_MIN.div_ceil(rows.count * cols.count);
-        if let Some(frame) = Frame::of_source(rows, cols, &all, size, self.job.groups * channels)
-            && let Some(source) = T::as_wide(self.side.source)
+        if let Some(layout) = WindowLayout::of_source(rows, cols, &all, size, self.problem.groups * channels)
+            && let Some(source) = T::as_wide(self.shared.source)
         {
             for first in self.part.images.clone().step_by(images) {
                 let images = first..self.part.images.end.min(first + images);
-                let start = (first * self.job.groups + self.group()) * channels * frame.channel_len;
-                self.multiply(&frame, &source[start..], &images, &all, out);
+                let start = (first * self.problem.groups + self.group()) * channels * layout.channel_len;
+                self.multiply(&layout, &source[start..], &images, &all, out);
             }
             return;
         }
-        let len = |points| Frame::new(rows, cols, &points, planes).image_len.max(1);
+        let len = |points| WindowLayout::new(rows, cols, &points, planes).image_len.max(1);
         let band = (WINDOW_MAX / len(0..1)).clamp(1, rows.count);
         let images = if band < rows.count { 1 } else { images.min((WINDOW_MAX / len(all)).max(1)) };
         for first in self.part.images.clone().step_by(images) {
             let images = first..self.part.images.end.min(first + images);
             for row in (0..rows.count).step_by(band) {
                 let points = row..rows.count.min(row + band);
-                let frame = Frame::new(rows, cols, &points, planes);
-                with_scratch(frame.image_len * images.len(), |window| {
-                    self.fill(&frame, &images, window);
-                    self.multiply(&frame, window, &images, &points, out);
+                let layout = WindowLayout::new(rows, cols, &points, planes);
+                with_scratch(layout.image_len * images.len(), |window| {
+                    self.fill(&layout, &images, window);
+                    self.multiply(&layout, window, &images, &points, out);
                 });
             }
         }
     }
 
     fn source_size(&self) -> [usize; 2] {
-        [self.job.source.shape()[2], self.job.source.shape()[3]]
+        [self.problem.source.shape()[2], self.problem.source.shape()[3]]
     }
 
     fn group(&self) -> usize {
-        self.first / self.job.channels_out
+        self.first / self.problem.channels_out
     }
 
-    fn fill(&self, frame: &Frame, images: &Range<usize>, window: &mut [T::Acc]) {
-        let (size, channels, order) = (self.source_size(), self.job.channels_in, self.side.order);
+    /// Copies the pixels of these images into a window.
+    fn fill(&self, layout: &WindowLayout, images: &Range<usize>, window: &mut [T::Acc]) {
+        let (size, channels, order) = (self.source_size(), self.problem.channels_in, self.shared.order);
         let (plane, planes) = (size[0] * size[1], order.planes(channels));
-        for (i, window) in window.chunks_exact_mut(frame.channel_len.max(1)).enumerate() {
+        for (i, window) in window.chunks_exact_mut(layout.channel_len.max(1)).enumerate() {
             let (image, first) = (images.start + i / planes, i % planes * order.in_lane);
-            let start = (image * self.job.groups + self.group()) * channels;
+            let start = (image * self.problem.groups + self.group()) * channels;
             let of_channel = |nth: usize| match first + nth < channels && nth < order.in_lane {
-                true => &self.side.source[(start + first + nth) * plane..][..plane],
+                true => &self.shared.source[(start + first + nth) * plane..][..plane],
                 false => &[],
             };
-            let fill = Fill { frame, planes: [of_channel(0), of_channel(1)], size, window };
+            let fill = FillWindow { layout, planes: [of_channel(0), of_channel(1)], size, window };
             T::PanelElem::run(Runner::current(), fill);
         }
     }
 
-    /// The product over the points of these rows in these images.
+    /// The product for the points of these rows in these images, whose pixels are in a window, or in the source with the layout of one.
     fn multiply(
         &self,
-        frame: &Frame,
+        layout: &WindowLayout,
         window: &[T::Acc],
         images: &Range<usize>,
         points: &Range<usize>,
         out: &mut [T],
     ) {
-        let ([rows, cols], order, width) = (self.pass, self.side.order, self.side.tile.cols());
-        let Panels { steps, count, unit, rows: rows_max, .. } = self.weights.panels;
-        let (groups, planes) = (order.groups(self.job.channels_in), order.places());
+        let ([rows, cols], order, width) = (self.pass, self.shared.order, self.shared.tile.cols());
+        let WeightPanels { steps, count, unit, rows: rows_max, .. } = self.weights.panels;
+        let (groups, planes) = (order.groups(self.problem.channels_in), order.places());
         let of_group = steps.checked_div(groups).unwrap_or(0);
-        // Groups of channels that are multiplied together.
+        // Groups of channels that are multiplied in one go.
         let together = match unit * steps > WEIGHTS_MAX {
             true => (STEPS_MAX / of_group.max(1)).clamp(1, groups),
             false => groups.max(1),
         };
         let is_whole = together >= groups;
-        let taps = frame.taps(rows, cols, together.min(groups), planes);
-        // A full run of points is read where the window has it.
+        let taps = layout.taps(rows, cols, together.min(groups), planes);
+        // A panel whose points are one segment is read in place, by offsets.
         let (places_read, places) = (self.reads_offsets(), OnceCell::new());
-        let apart = planes * frame.channel_len;
-        let lanes = self.side.tile.lanes;
+        let apart = planes * layout.channel_len;
+        let lanes = self.shared.tile.lanes;
         let each = taps[..of_group].iter().enumerate();
-        let each: Vec<Step> = each.map(|(nth, &tap)| Step::whole(tap as isize, lanes, nth)).collect();
+        let each: Vec<OffsetStep> =
+            each.map(|(nth, &tap)| OffsetStep::whole(tap as isize, lanes, nth)).collect();
         let lies = |segments: &[Segment]| places_read && matches!(segments, [all] if all.len == width);
         let total = images.len() * points.len() * cols.count;
         let panel_len = together * of_group * width;
@@ -158,7 +165,7 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
                 let here = starts.len();
                 for (start, found) in starts.zip(&mut found) {
                     let range = start..total.min(start + width);
-                    segments(frame, (rows, cols), points, self.side.shape[3], range, found);
+                    segments(layout, (rows, cols), points, self.shared.shape[3], range, found);
                 }
                 for first in (0..groups.max(1)).step_by(together) {
                     let block = first..groups.min(first + together);
@@ -168,7 +175,7 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
                     {
                         if !lies(segments) {
                             let window = &window[(first * apart).min(window.len())..];
-                            dispatch(Gather { window, taps, segments, panel, row_len: width });
+                            dispatch(GatherPanel { window, taps, segments, panel, row_len: width });
                         }
                     }
                     for panel in 0..count {
@@ -211,12 +218,12 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
 
     /// The product over all points of an image whose rows are as long as the output's: it is read in place.
     fn multiply_plane(&self, image: usize, source: &[T::Acc], out: &mut [T]) {
-        let ([rows, cols], tile) = (self.pass, self.side.tile);
+        let ([rows, cols], tile) = (self.pass, self.shared.tile);
         let (images, total) = (image..image + 1, rows.count * cols.count);
         let size = self.source_size();
-        // Rows at which all kernel elements are inside. Points there read the same places as those of the first such
-        // row, so much further on; the last place is for the others.
-        let met = rows.taps.iter().map(|tap| rows.met(tap, size[0]));
+        // Rows at which all kernel elements are inside. A panel there has the offset table of the first such panel that begins in its column,
+        // shifted. `known` keeps a table for each column; its last place is for all other panels.
+        let met = rows.taps.iter().map(|tap| rows.points_inside(tap, size[0]));
         let inside = met.fold(0..rows.count, |all, met| all.start.max(met.start)..all.end.min(met.end));
         let mut known = vec![None; size[1] + 1];
         with_scratch(self.weights.panels.rows * tile.cols(), |sums| {
@@ -233,7 +240,7 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
                 let (first, steps) =
                     known.get_or_insert_with(|| (start, steps_in_plane(self.pass, size, points, tile)));
                 let plane = size[0] * size[1];
-                let b = OffsetTable::new(source, steps, steps.len(), self.job.channels_in, plane);
+                let b = OffsetTable::new(source, steps, steps.len(), self.problem.channels_in, plane);
                 let b = Points::OffsetTable(b.shifted(start - *first));
                 for panel in 0..self.weights.panels.count {
                     self.multiply_panel(panel, &images, &b, &all, sums, out);
@@ -242,9 +249,9 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
         });
     }
 
-    /// Whether panels of the weights make tiles that read places.
+    /// Whether panels of the weights make tiles that can read an offset table.
     fn reads_offsets(&self) -> bool {
-        self.weights.panels.rows_all(|rows| self.side.tile.reads_offsets(rows))
+        self.weights.panels.rows_all(|rows| self.shared.tile.reads_offsets(rows))
     }
 
     /// Whether an image can be read in place, point by point: its rows are as long as the output's, and panels of
@@ -255,18 +262,18 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
         let steps = [rows.step, cols.step, rows.out_step, cols.out_step];
         steps == [1; 4]
             && cols.count == self.source_size()[1]
-            && points.next_multiple_of(self.side.tile.cols()) * 15 <= points * 16
+            && points.next_multiple_of(self.shared.tile.cols()) * 15 <= points * 16
             && self.weights.panels.unit * self.weights.panels.steps <= WEIGHTS_MAX
             && self.reads_offsets()
     }
 
     /// Some steps of a panel of the weights.
     fn weights(&self, panel: usize, steps: Range<usize>) -> MatRef<'_, T::Acc> {
-        let (weights, rows) = self.weights.panel(self.first / self.cut.unit, panel);
+        let (weights, rows) = self.weights.panel(self.first / self.split.unit, panel);
         MatRef::new(&weights[steps.start * rows..], rows, steps.len(), 1, rows)
     }
 
-    /// A panel of the weights times the pixels under the kernel elements at a panel's points, taken to the output.
+    /// A panel of the weights times a panel of points, written to the output.
     fn multiply_panel(
         &self,
         panel: usize,
@@ -283,7 +290,7 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
         }
     }
 
-    /// [`Unit::multiply_points`] straight to the output, if the panel's points fill it and lie there side by side.
+    /// [`ChannelBlock::multiply_points`] straight to the output, if the panel is full and its points lie side by side there. Returns whether.
     fn multiply_in_place(
         &self,
         panel: usize,
@@ -293,18 +300,18 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
         segments: &[Segment],
         out: &mut [T],
     ) -> bool {
-        let (plane, cols) = (self.side.shape[2] * self.side.shape[3], self.side.tile.cols());
+        let (plane, cols) = (self.shared.shape[2] * self.shared.shape[3], self.shared.tile.cols());
         let first = segments[0];
         let follows = |s: &Segment| s.image == first.image && s.to == first.to + s.at;
         let full = segments.iter().map(|s| s.len).sum::<usize>() == cols;
         if !full || self.pass[1].out_step != 1 || !segments.iter().all(follows) {
             return false;
         }
-        let rows = even_piece(self.cut.unit, self.weights.panels.count, panel);
+        let rows = even_piece(self.split.unit, self.weights.panels.count, panel);
         let start = self.place(images, first.image, self.first + rows.start) + first.to;
         let Some(out) = T::as_wide_mut(&mut out[start..]) else { return false };
         b.times::<T>(a, MatMut::new(out, rows.len(), cols, plane, 1), false);
-        if let Some(bias) = self.side.bias {
+        if let Some(bias) = self.shared.bias {
             let bias = &bias[self.first..][rows];
             for (row, &bias) in out.chunks_mut(plane).zip(bias) {
                 row[..cols].iter_mut().for_each(|sum| *sum += bias);
@@ -313,7 +320,7 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
         true
     }
 
-    /// A panel's sums, begun anew or going on.
+    /// The sums of a panel; if it `goes_on`, they begin with what `sums` holds.
     fn multiply_points(
         &self,
         a: MatRef<'_, T::Acc>,
@@ -321,7 +328,7 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
         segments: &[Segment],
         (sums, goes_on): (&mut [T::Acc], bool),
     ) {
-        let tile = self.side.tile;
+        let tile = self.shared.tile;
         let used = segments.last().map_or(0, |last| last.at + last.len);
         let narrow = used <= tile.lanes && matches!(b, Points::Gathered(_));
         let cols = if narrow { tile.lanes } else { tile.cols() };
@@ -330,35 +337,35 @@ impl<T: GemmElem<Acc: Summed>> Unit<'_, T> {
 
     /// Where the plane of a channel of one of these images begins in this part of the output.
     fn place(&self, images: &Range<usize>, image: usize, channel: usize) -> usize {
-        let (plane, channels) = (self.side.shape[2] * self.side.shape[3], &self.part.channels);
+        let (plane, channels) = (self.shared.shape[2] * self.shared.shape[3], &self.part.channels);
         let image = images.start + image - self.part.images.start;
         (image * channels.len() + channel - channels.start) * plane
     }
 
-    /// Takes a panel's sums to the output.
+    /// Writes a panel's sums to the output.
     fn write(&self, panel: usize, images: &Range<usize>, found: &[Segment], sums: &[T::Acc], out: &mut [T]) {
-        let rows = even_piece(self.cut.unit, self.weights.panels.count, panel);
+        let rows = even_piece(self.split.unit, self.weights.panels.count, panel);
         let channel = self.first + rows.start;
-        let bias = self.side.bias.map(|bias| &bias[channel..]);
-        let plane = self.side.shape[2] * self.side.shape[3];
+        let bias = self.shared.bias.map(|bias| &bias[channel..]);
+        let plane = self.shared.shape[2] * self.shared.shape[3];
         for &segment in found {
             let out = &mut out[self.place(images, segment.image, channel) + segment.to..];
-            let (row_len, rows, step) = (self.side.tile.cols(), rows.len(), self.pass[1].out_step);
-            dispatch(Put::<T> { sums, row_len, segment, bias, rows, out, plane, step });
+            let (row_len, rows, step) = (self.shared.tile.cols(), rows.len(), self.pass[1].out_step);
+            dispatch(StoreSums::<T> { sums, row_len, segment, bias, rows, out, plane, step });
         }
     }
 }
 
-/// The pixels under the kernel elements at a panel's points.
+/// B for a panel of points: the pixels under the kernel elements.
 enum Points<'a, V> {
     /// Gathered, row by row.
     Gathered(&'a [V]),
-    /// Side by side in the planes of a window or a source.
+    /// In the planes of a window or a source.
     OffsetTable(OffsetTable<'a, V>),
 }
 
 impl<V: Summed> Points<'_, V> {
-    /// A panel of the weights times that.
+    /// A panel of the weights times these pixels.
     fn times<T: GemmElem<Acc = V>>(&self, a: MatRef<'_, V>, c: MatMut<'_, V>, goes_on: bool) {
         match self {
             Points::OffsetTable(places) => gemm_by_offsets::<T::PanelElem>(a, places, c, goes_on),

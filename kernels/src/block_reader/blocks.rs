@@ -1,36 +1,40 @@
-//! Blocks of several sources that are read together: how they are cut, where one is gathered, and the loops that widen
-//! and transpose lines of elements on the way.
+//! What the readers of several inputs that are read together share: how a result is cut into blocks ([`BlockSplit`]), the buffer that a block is
+//! gathered into ([`BlockScratch`]), lines of one length ([`LineLayout`]), and the kernels that widen and transpose elements meanwhile.
 
 #![allow(clippy::needless_range_loop)] // an index leaves the compiler nothing to inline in a kernel's body
 
 use phalanx_tensor::{Element, Loops};
 
-use super::{BLOCK, Source};
-use crate::real::Input;
-use crate::real::Real;
+use super::{BLOCK, BlockReader};
+use crate::real::{Input, Real};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
-/// Elements of a [`Function`]'s line at least, whatever the instruction set.
+/// Elements of a [`LineFn`](crate::pointwise::LineFn)'s line at least, whatever the instruction set.
 pub(crate) const GROUP: usize = 4 * LANES_MAX;
 
-/// Where a block is gathered. What comes again in the next block is kept.
-pub(crate) struct Scratch<T> {
-    /// None before the first block that is gathered: to clear them takes as long as some operations.
+/// The buffer that blocks of one input are gathered into. A block of an input that repeats is kept for the next block.
+pub(crate) struct BlockScratch<T> {
+    /// Empty before the first block that is gathered: clearing it takes as long as some operations.
     elements: Vec<T>,
-    /// Where in its period what is kept begins.
+    /// The place in the input's period at which the kept elements begin.
     phase: usize,
     kept: usize,
-    run: Run,
+    run: RunCursor,
 }
 
-impl<T: Element> Scratch<T> {
-    pub(crate) fn new() -> Scratch<T> {
-        Scratch { elements: Vec::new(), phase: 0, kept: 0, run: Run::default() }
+impl<T: Element> BlockScratch<T> {
+    pub(crate) fn new() -> BlockScratch<T> {
+        BlockScratch { elements: Vec::new(), phase: 0, kept: 0, run: RunCursor::default() }
     }
 
-    /// [`Source::block`].
+    /// [`BlockReader::block`].
     #[inline]
-    pub(crate) fn block<'b>(&'b mut self, source: &'b Source<'_, T>, start: usize, len: usize) -> &'b [T] {
+    pub(crate) fn block<'b>(
+        &'b mut self,
+        source: &'b BlockReader<'_, T>,
+        start: usize,
+        len: usize,
+    ) -> &'b [T] {
         if self.keeps(source.period, start, len) {
             return &self.elements[..len];
         }
@@ -40,11 +44,11 @@ impl<T: Element> Scratch<T> {
         }
     }
 
-    /// [`Source::input`], and what is the same in the whole block is not gathered.
+    /// [`BlockReader::input`]. A block whose elements are all the same is [`Input::Same`], and not gathered.
     #[inline]
     pub(crate) fn input<'b, S: Real<Wide = T>>(
         &'b mut self,
-        source: &'b Source<'_, S>,
+        source: &'b BlockReader<'_, S>,
         start: usize,
         len: usize,
     ) -> Input<'b, T> {
@@ -65,7 +69,7 @@ impl<T: Element> Scratch<T> {
         &mut self.elements
     }
 
-    /// Whether the block is here already; if not, it will be.
+    /// Whether the buffer holds this block already. If not, the caller gathers it now.
     #[inline]
     fn keeps(&mut self, period: usize, start: usize, len: usize) -> bool {
         if period == 0 {
@@ -80,22 +84,22 @@ impl<T: Element> Scratch<T> {
     }
 }
 
-/// The run of a source that was read last. The one after it is found without divisions.
+/// A cursor over the runs of a source: the one that was read last. The next one is found without divisions.
 #[derive(Default)]
-struct Run {
-    /// Which elements it has, in row-major order.
+struct RunCursor {
+    /// The elements of the run, in row-major order.
     begin: usize,
     end: usize,
-    /// Where the first one lies.
+    /// The place of the first element.
     at: usize,
-    /// Further runs that lie as far apart as this one and the next.
+    /// How many runs follow along the same dimension.
     further: usize,
 }
 
-impl Run {
-    /// Where element `start` lies and how far apart the elements from there on are, 0 or 1, if `len` of them are in one run.
+impl RunCursor {
+    /// The place of element `start` and the stride of the elements from there on, 0 or 1, if `len` of them are in one run.
     #[inline]
-    fn find<T>(&mut self, source: &Source<'_, T>, start: usize, len: usize) -> Option<(usize, usize)> {
+    fn find<T>(&mut self, source: &BlockReader<'_, T>, start: usize, len: usize) -> Option<(usize, usize)> {
         let Some(loops) = source.loops.as_deref() else { return Some((start, 1)) };
         let [stride] = loops.inner_strides();
         if stride > 1 {
@@ -111,43 +115,48 @@ impl Run {
         let (sizes, strides, inner) = (loops.sizes(), loops.strides(), loops.inner().max(1));
         if start == self.end && self.further > 0 {
             let [stride] = strides[strides.len() - 2];
-            *self = Run { begin: start, end: start + inner, at: self.at + stride, further: self.further - 1 };
+            *self = RunCursor {
+                begin: start,
+                end: start + inner,
+                at: self.at + stride,
+                further: self.further - 1,
+            };
             return;
         }
         let run = start / inner;
         let further =
             if sizes.len() > 1 { sizes[sizes.len() - 2] - 1 - run % sizes[sizes.len() - 2] } else { 0 };
-        *self = Run { begin: run * inner, end: (run + 1) * inner, at: loops.start(run)[0], further };
+        *self = RunCursor { begin: run * inner, end: (run + 1) * inner, at: loops.start(run)[0], further };
     }
 }
 
-/// How lines of one length lie in a source, from some line on.
+/// The layout of lines of one length in a source, from some line on.
 #[derive(Clone, Copy)]
-pub(crate) struct Lying {
+pub(crate) struct LineLayout {
     at: usize,
     /// From one element of a line to the next: 0 or 1.
     stride: usize,
     /// From one line to the next.
     pub(crate) step: usize,
-    /// How many lie so, from this one on.
+    /// How many lines have this layout, from this one on.
     pub(crate) count: usize,
 }
 
-/// The length of the lines in which the elements of every source are neighbours or the same, if these are long and not all
-/// sources lie together.
-pub(crate) fn line_width<T: Element>(sources: &[Source<'_, T>]) -> Option<usize> {
-    let width = sources.iter().map(Source::run).min().filter(|&width| width >= GROUP)?;
-    let fits = |source: &Source<'_, T>| {
+/// The length of lines in which the elements of every source are neighbours or all the same, if such lines are long and not all
+/// sources are contiguous.
+pub(crate) fn line_width<T: Element>(sources: &[BlockReader<'_, T>]) -> Option<usize> {
+    let width = sources.iter().map(BlockReader::run).min().filter(|&width| width >= GROUP)?;
+    let fits = |source: &BlockReader<'_, T>| {
         !source.is_across() && (source.is_contiguous() || source.run().is_multiple_of(width))
     };
     (width < usize::MAX && sources.iter().all(fits)).then_some(width)
 }
 
-impl<T: Real> Source<'_, T> {
-    /// How lines of [`line_width`] lie from element `start` on, which is in the first of them.
-    pub(crate) fn lie(&self, start: usize, width: usize) -> Lying {
+impl<T: Real> BlockReader<'_, T> {
+    /// The layout of lines of [`line_width`] from the one that has element `start` on.
+    pub(crate) fn line_layout(&self, start: usize, width: usize) -> LineLayout {
         let Some(loops) = self.loops.as_deref() else {
-            return Lying { at: start, stride: 1, step: width, count: usize::MAX };
+            return LineLayout { at: start, stride: 1, step: width, count: usize::MAX };
         };
         let (sizes, inner, [stride]) = (loops.sizes(), loops.inner(), loops.inner_strides());
         let (run, skip) = (start / inner, start % inner);
@@ -155,16 +164,16 @@ impl<T: Real> Source<'_, T> {
         match sizes.len().checked_sub(2) {
             Some(outer) if inner == width => {
                 let [step] = loops.strides()[outer];
-                Lying { at, stride, step, count: sizes[outer] - run % sizes[outer] }
+                LineLayout { at, stride, step, count: sizes[outer] - run % sizes[outer] }
             }
-            _ => Lying { at, stride, step: width * stride, count: ((inner - skip) / width).max(1) },
+            _ => LineLayout { at, stride, step: width * stride, count: ((inner - skip) / width).max(1) },
         }
     }
 
-    /// The first `count` of such lines, of which `len` elements are wanted, with the numbers that they are in `room` if each is one.
+    /// `len` elements of each of the first `count` such lines. If each line is one number repeated, the numbers go to `room`.
     pub(crate) fn read_lines<'b>(
         &'b self,
-        lying: Lying,
+        lying: LineLayout,
         [count, len]: [usize; 2],
         room: &'b mut [T::Wide],
     ) -> Input<'b, T::Wide> {
@@ -181,31 +190,33 @@ impl<T: Real> Source<'_, T> {
     }
 }
 
-/// How a result is cut into blocks of up to [`BLOCK`] elements, so that little is gathered. Where all inputs have long runs blocks
-/// end with them: what lies together in a run is read in place. Else blocks are whole periods of an input that has one.
+/// How a result is cut into blocks of up to [`BLOCK`] elements, so that little is gathered. If all inputs have long runs, blocks
+/// end where runs end, so that the neighbours in a run are read in place. Else blocks are whole periods of an input that repeats.
 #[derive(Clone, Copy)]
-pub(crate) struct Cut {
+pub(crate) struct BlockSplit {
     run: usize,
     block: usize,
 }
 
-impl Cut {
+impl BlockSplit {
     /// For inputs that are read together.
-    pub(crate) fn of<T: Element, const N: usize>(sources: &[Source<'_, T>; N]) -> Cut {
-        sources.iter().fold(Cut::NONE, |cut, source| cut.with(source))
+    pub(crate) fn of<T: Element, const N: usize>(sources: &[BlockReader<'_, T>; N]) -> BlockSplit {
+        sources.iter().fold(BlockSplit::NONE, |cut, source| cut.with(source))
     }
 
-    /// Of inputs that lie together.
-    pub(crate) const NONE: Cut = Cut { run: usize::MAX, block: BLOCK };
+    /// For inputs that are contiguous.
+    pub(crate) const NONE: BlockSplit = BlockSplit { run: usize::MAX, block: BLOCK };
 
     /// With another input.
-    pub(crate) fn with<T: Element>(self, source: &Source<'_, T>) -> Cut {
+    pub(crate) fn with<T: Element>(self, source: &BlockReader<'_, T>) -> BlockSplit {
         let run = source.loops.as_ref().map_or(usize::MAX, |loops| loops.inner());
         match source.period {
             0 if (BLOCK / 4..self.run).contains(&run) => {
-                Cut { run, block: run.div_ceil(run.div_ceil(BLOCK)) }
+                BlockSplit { run, block: run.div_ceil(run.div_ceil(BLOCK)) }
             }
-            2.. if self.run == usize::MAX => Cut { block: BLOCK / source.period * source.period, ..self },
+            2.. if self.run == usize::MAX => {
+                BlockSplit { block: BLOCK / source.period * source.period, ..self }
+            }
             _ => self,
         }
     }
@@ -225,8 +236,8 @@ impl Cut {
     }
 }
 
-/// Rows of `width` elements that lie across memory, at most [`LANES_MAX`] of them: element i of all is at `from[i * stride..]`.
-pub(super) struct Transposed<'a, T: Real> {
+/// Widens and transposes at most [`LANES_MAX`] rows of `width` elements that lie across memory: element i of all rows is at `from[i * stride..]`.
+pub(super) struct WidenTransposed<'a, T: Real> {
     pub(super) from: &'a [T],
     pub(super) stride: usize,
     pub(super) rows: usize,
@@ -234,7 +245,7 @@ pub(super) struct Transposed<'a, T: Real> {
     pub(super) to: &'a mut [T::Wide],
 }
 
-impl<T: Real> Kernel for Transposed<'_, T> {
+impl<T: Real> Kernel for WidenTransposed<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -253,7 +264,7 @@ impl<T: Real> Kernel for Transposed<'_, T> {
     }
 }
 
-impl<T: Real> Transposed<'_, T> {
+impl<T: Real> WidenTransposed<'_, T> {
     #[inline(always)]
     fn square<S: Isa>(&mut self, [row, column]: [usize; 2], [rows, columns]: [usize; 2]) {
         let mut square = [<T::Wide as Float>::Vec::<S>::zero(); LANES_MAX];
@@ -267,15 +278,15 @@ impl<T: Real> Transposed<'_, T> {
     }
 }
 
-/// Lines of `len` elements that begin `stride` apart, to be widened one after the other.
-pub(super) struct Widened<'a, T: Real> {
+/// Widens lines of `len` elements that begin `stride` apart.
+pub(super) struct WidenLines<'a, T: Real> {
     pub(super) from: &'a [T],
     pub(super) stride: usize,
     pub(super) len: usize,
     pub(super) to: &'a mut [T::Wide],
 }
 
-impl<T: Real> Kernel for Widened<'_, T> {
+impl<T: Real> Kernel for WidenLines<'_, T> {
     type Output = ();
 
     #[inline(always)]
@@ -297,19 +308,19 @@ impl<T: Real> Kernel for Widened<'_, T> {
     }
 }
 
-/// Single elements that lie `stride` apart, to be widened.
-pub(super) struct Apart<'a, T: Real> {
+/// Widens single elements that lie `stride` apart.
+pub(super) struct WidenStrided<'a, T: Real> {
     pub(super) from: &'a [T],
     pub(super) stride: usize,
     pub(super) to: &'a mut [T::Wide],
 }
 
-impl<T: Real> Kernel for Apart<'_, T> {
+impl<T: Real> Kernel for WidenStrided<'_, T> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        let Apart { from, stride, to } = self;
+        let WidenStrided { from, stride, to } = self;
         // The compiler makes vectors where it knows the stride.
         match stride {
             2 => widen_apart::<T, 2>(from, to),

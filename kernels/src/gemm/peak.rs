@@ -1,5 +1,5 @@
 //! Measures a device's peak floating-point operations a second ([`peak_flops`]) and its memory bandwidth
-//! ([`peak_bandwidth`]).
+//! ([`peak_bandwidth`]). A profile sets the speed of a training step beside them.
 
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
@@ -12,10 +12,10 @@ use crate::ops::{add, full, matmul, matmul_into};
 use crate::real::for_real;
 use crate::simd::{Float, Isa, Kernel, Runner, Vector, dispatch};
 
-/// How long each is tried.
+/// How long each measurement is repeated.
 const TRIED_FOR: Duration = Duration::from_millis(60);
-/// Chains of multiply-adds that do not wait for each other: as many as an instruction set with 16 registers has room for, and more than a core
-/// has under way.
+/// Independent chains of multiply-adds: as many sums as 16 registers have room for, and more than a core executes at once, so that latency is
+/// hidden.
 const CHAINS: usize = 12;
 /// Multiply-adds of a chain in a piece: a piece takes a fraction of a millisecond.
 const ROUNDS: usize = 1 << 14;
@@ -23,7 +23,7 @@ const ROUNDS: usize = 1 << 14;
 const ARRAY: usize = 64 << 20;
 /// Rows and columns of a GPU's matrices, which are multiplied there instead.
 const SIZE_ON_GPU: usize = 4096;
-/// A smaller problem is enough if it takes that long: on the emulator, say.
+/// Seconds after which a smaller problem is accepted, on the emulator for example.
 const ENOUGH: f64 = 2e-3;
 
 /// The most floating-point operations a second for elements of this dtype, as measured now. On a CPU all of the device's threads run chains of
@@ -70,7 +70,8 @@ fn peak_of<P: PanelElem>(pool: &Pool, device: Device) -> Result<f64> {
     Ok((pieces * CHAINS * ROUNDS * chains().1 * 2) as f64 / seconds)
 }
 
-/// [`CHAINS`] sums; gives what keeps them from being left out, and how many products one instruction adds.
+/// [`CHAINS`] sums of [`ROUNDS`] products each. Returns their total, so that the compiler keeps the loop, and the number of products that one
+/// instruction adds.
 struct Chains<P>(PhantomData<P>);
 
 impl<P: PanelElem> Kernel for Chains<P> {
@@ -164,7 +165,8 @@ fn computes(op: &'static str, device: Device) -> Result<()> {
     }
 }
 
-/// Twice as much each time, up to the most or until it takes long enough: what is done a second.
+/// Runs problems of size `least`, twice that, and so on up to `most`, until one takes long enough ([`ENOUGH`]); `run` returns the work done and
+/// its seconds. Returns the work a second of the last.
 fn growing(least: usize, most: usize, mut run: impl FnMut(usize) -> Result<(f64, f64)>) -> Result<f64> {
     let mut size = least;
     loop {

@@ -1,0 +1,383 @@
+//! The macro-kernel: the loops around the micro-kernel, run by each thread of a range of C's columns.
+//!
+//! `product.rs` makes a [`MacroKernel`] for each range of columns and runs it on several threads. Each thread takes chunks of rows until none is
+//! left, packs what its tiles read again, and calls the micro-kernel for strips of tiles. Where C cannot hold the sums (halves, an activation),
+//! they wait in the thread's buffers, and the epilogue writes them to C once all of k is summed.
+
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use phalanx_tensor::Pool;
+
+use super::element::{GemmElem, PanelElem, steps_on};
+use super::epilogue::{Epilogue, FinishTile, Write};
+use super::mat::MatRef;
+use super::micro_kernel::run_tile;
+use super::pack::Panels;
+use super::plan::{BlockingPlan, Chunk, ChunkQueue};
+use super::product::{Product, wide_start};
+use super::tile::Tile;
+use crate::scratch::with_scratch;
+use crate::simd::{Float, LANES_MAX};
+
+/// Panels of B that a thread packs at a time where all threads pack B together.
+const PACKED_TOGETHER: usize = 4;
+
+/// A range of C's columns, whose chunks threads take in turns.
+pub(super) struct MacroKernel<'a, 'p, T: GemmElem> {
+    pub(super) product: &'a Product<'p, T>,
+    pub(super) plan: &'a BlockingPlan,
+    pub(super) chunks: ChunkQueue,
+    /// The panels of B, if they are packed before: all columns of a block of steps, then the next block's.
+    pub(super) packed_b: &'a [T::Acc],
+}
+
+/// A block of A: some rows of a chunk, for the steps of one block of k.
+struct ABlock<'a> {
+    chunk: &'a Chunk,
+    steps: Range<usize>,
+    is_first: bool,
+    is_last: bool,
+    rows: Range<usize>,
+    /// Where the panels of B for these steps begin in the buffer, and whether they are still to be packed.
+    b_start: usize,
+    packs_b: bool,
+}
+
+/// A thread's scratch memory: packed panels of A (and a vector that a tile may write behind them) and of B, each empty if the operand is
+/// read in place, and the sums of tiles that wait for C.
+struct PackBuffers<'a, A> {
+    a: &'a mut [A],
+    b: &'a mut [A],
+    sums: &'a mut [A],
+}
+
+impl<T: GemmElem> MacroKernel<'_, '_, T> {
+    /// Takes and computes chunks until none is left.
+    ///
+    /// # Safety
+    ///
+    /// C's elements in these columns are valid, and only threads that run this macro-kernel touch them.
+    pub(super) unsafe fn run(&self) {
+        let (plan, chunks) = (self.plan, &self.chunks);
+        let Some(first) = chunks.take() else { return };
+        let width = plan.shape.cols();
+        let row_block = plan.row_block().min(plan.row_panels);
+        let a_len = if plan.a_in_place { 0 } else { row_block * plan.a_panel(plan.steps_max()) + LANES_MAX };
+        let b_steps = if chunks.keeps_b { plan.problem.k } else { plan.steps_max() };
+        let b_len =
+            if plan.b_in_place || chunks.shares_packed_b { 0 } else { chunks.cols_max * width * b_steps };
+        let slots = match plan.k_blocks {
+            _ if self.product.is_in_place() && self.product.write == Write::Store => 0,
+            1 => 1,
+            _ => chunks.rows_max * chunks.cols_max,
+        };
+        with_scratch::<T::Acc, _>(a_len + b_len + slots * plan.shape.rows * width, |scratch| {
+            let (b, rest) = scratch.split_at_mut(b_len);
+            let (a, sums) = rest.split_at_mut(a_len);
+            let mut buffers = PackBuffers { a, b, sums };
+            let mut packed = None;
+            let mut next = Some(first);
+            while let Some(chunk) = next {
+                let packs_b = !chunks.keeps_b
+                    || !chunks.shares_packed_b && packed.replace(chunk.cols.start) != Some(chunk.cols.start);
+                for k_block in 0..plan.k_blocks {
+                    let steps = plan.steps(k_block);
+                    for rows in blocks(&chunk.rows, row_block) {
+                        let block = ABlock {
+                            chunk: &chunk,
+                            is_first: k_block == 0,
+                            is_last: k_block + 1 == plan.k_blocks,
+                            b_start: if chunks.keeps_b { chunk.cols.len() * width * steps.start } else { 0 },
+                            packs_b: packs_b && rows.start == chunk.rows.start,
+                            steps: steps.clone(),
+                            rows,
+                        };
+                        // SAFETY: the caller's; the chunk was taken by this thread alone.
+                        unsafe { self.run_block(&block, &mut buffers) }
+                    }
+                }
+                // Taken only now, not ahead as `iter::successors` would: another thread may have no work.
+                next = chunks.take();
+            }
+        });
+    }
+
+    /// Where the packed panel of A with number `row` begins in the buffer; [`MacroKernel::b_start`] likewise for B.
+    fn a_start(&self, row: usize, block: &ABlock<'_>) -> usize {
+        (row - block.rows.start) * self.plan.a_panel(block.steps.len())
+    }
+
+    fn b_start(&self, col: usize, block: &ABlock<'_>) -> usize {
+        block.b_start + (col - block.chunk.cols.start) * self.plan.shape.cols() * block.steps.len()
+    }
+
+    /// Packs these panels of A for the steps of a block.
+    fn pack_a(&self, rows: Range<usize>, block: &ABlock<'_>, dst: &mut [T::Acc]) {
+        let plan = self.plan;
+        if !plan.a_in_place && !rows.is_empty() {
+            let lines = plan.rows(rows.start).start..plan.rows(rows.end - 1).end;
+            // A place of two steps may lack its second. A's -0 times B's 0 there leaves every sum as it is, -0 too.
+            let beyond = T::narrow(-T::Acc::ZERO);
+            let line_pitch = plan.a_packed().0;
+            let dst = &mut dst[self.a_start(rows.start, block)..];
+            self.pack(self.product.a, lines, (plan.height, line_pitch), &block.steps, beyond, dst);
+        }
+    }
+
+    /// Packs these panels of B for some steps.
+    fn pack_b(&self, cols: Range<usize>, steps: &Range<usize>, dst: &mut [T::Acc]) {
+        let plan = self.plan;
+        if !cols.is_empty() {
+            let lines = plan.cols(cols.start).start..plan.cols(cols.end - 1).end;
+            let beyond = T::narrow(T::Acc::ZERO);
+            let matrix = self.product.b.transposed();
+            self.pack(matrix, lines, (plan.shape.cols(), 1), steps, beyond, dst);
+        }
+    }
+
+    /// The number of elements that [`MacroKernel::packed_b`] needs.
+    pub(super) fn packed_b_len(&self) -> usize {
+        let all = self.chunks.cols.len() * self.plan.shape.cols() * self.plan.problem.k;
+        if self.chunks.shares_packed_b { all } else { 0 }
+    }
+
+    /// Packs all panels of B by all threads, if the plan shares them.
+    pub(super) fn pack_together(&self, pool: Option<&Pool>, mut to: &mut [T::Acc]) {
+        if to.is_empty() {
+            return;
+        }
+        let (cols, width) = (&self.chunks.cols, self.plan.shape.cols());
+        let mut pieces = Vec::new();
+        for steps in (0..self.plan.k_blocks).map(|block| self.plan.steps(block)) {
+            for cols in blocks(cols, PACKED_TOGETHER) {
+                let dst = to.split_off_mut(..cols.len() * width * steps.len()).unwrap_or_default();
+                pieces.push((cols, steps.clone(), dst));
+            }
+        }
+        let one = |(cols, steps, dst): &mut (Range<usize>, Range<usize>, &mut [T::Acc])| {
+            self.pack_b(cols.clone(), steps, dst)
+        };
+        match pool {
+            Some(pool) => pool.for_each_chunk(&mut pieces, 1, |_, pieces| pieces.iter_mut().for_each(one)),
+            None => pieces.iter_mut().for_each(one),
+        }
+    }
+
+    /// Packs some steps of some lines of an operand. `matrix` has a row for each line: it is A, or B transposed.
+    fn pack(
+        &self,
+        matrix: MatRef<'_, T>,
+        lines: Range<usize>,
+        (width, line_pitch): (usize, usize),
+        places: &Range<usize>,
+        beyond: T,
+        dst: &mut [T::Acc],
+    ) {
+        let (line_stride, step_stride) = matrix.strides();
+        let per_place = steps_on::<T::PanelElem>(self.product.runner);
+        let first = places.start * per_place;
+        let start = lines.start * line_stride + first * step_stride;
+        let panels = Panels {
+            src: &matrix.data()[start.min(matrix.data().len())..],
+            line_stride,
+            step_stride,
+            lines: lines.len(),
+            steps: (places.len() * per_place).min(matrix.cols() - first),
+            places: places.len(),
+            width,
+            line_pitch,
+            beyond,
+            dst: match line_pitch {
+                1 => &mut dst[..lines.len().div_ceil(width) * width * places.len()],
+                _ => &mut dst[..lines.len() * line_pitch],
+            },
+        };
+        T::PanelElem::run(self.product.runner, panels);
+    }
+
+    /// Computes a block of A times a block of B: packs panels, then runs the tiles in strips.
+    ///
+    /// Each panel of A meets all panels of B before the next panel of A. If [`BlockingPlan::is_b_stationary`], each panel of B meets all panels
+    /// of A instead; only the tiles that pack run before. With [`BlockingPlan::tiles_pack_b`] the tiles of the first panel of A pack B's panels,
+    /// with [`BlockingPlan::tiles_pack_a`] the tiles of the first panel of B pack A's.
+    ///
+    /// # Safety
+    ///
+    /// [`MacroKernel::run`]'s.
+    unsafe fn run_block(&self, block: &ABlock<'_>, buffers: &mut PackBuffers<'_, T::Acc>) {
+        let (plan, cols) = (self.plan, &block.chunk.cols);
+        let has_full_height = |row: usize| plan.rows(row).len() == plan.height;
+        // The last panel of columns may be narrower.
+        let whole_end = cols.end - usize::from(plan.cols(cols.end - 1).len() < plan.shape.cols());
+        let tiles_pack_b = plan.tiles_pack_b && has_full_height(block.rows.start);
+        let tiles_pack_a = plan.tiles_pack_a && whole_end > cols.start;
+        if block.packs_b && !plan.b_in_place {
+            let cols = if tiles_pack_b { whole_end..cols.end } else { cols.clone() };
+            let start = self.b_start(cols.start, block);
+            self.pack_b(cols, &block.steps, &mut buffers.b[start..]);
+        }
+        if !tiles_pack_a {
+            self.pack_a(block.rows.clone(), block, buffers.a);
+        }
+        // Tiles that the epilogue takes one by one are not run in strips.
+        let finishes = block.is_last && !self.product.is_in_place();
+        let first_packs_b = tiles_pack_b && block.packs_b;
+        // Panels of A that meet a stationary panel of B: those of full height, but not the first if its tiles pack B.
+        let high_end = block.rows.end - usize::from(!has_full_height(block.rows.end - 1));
+        let stationary = match !finishes && plan.is_b_stationary(cols.len(), block.rows.len()) {
+            true => block.rows.start + usize::from(first_packs_b)..high_end,
+            false => block.rows.end..block.rows.end,
+        };
+        let packing_end = cols.start + usize::from(tiles_pack_a);
+        for row in block.rows.clone() {
+            let packs_a = tiles_pack_a && has_full_height(row);
+            if tiles_pack_a && !packs_a {
+                self.pack_a(row..row + 1, block, buffers.a); // not earlier: a tile writes behind the panel before
+            }
+            // With a stationary B, only the tiles that pack run now.
+            let cols_end = if stationary.contains(&row) { packing_end } else { cols.end };
+            let mut start = cols.start;
+            while start < cols_end {
+                let packs_a = packs_a && start == cols.start;
+                let end = if packs_a || finishes || start == whole_end { start + 1 } else { whole_end };
+                let packs_b = first_packs_b && row == block.rows.start && start < whole_end;
+                let strip = Strip { rows: row..row + 1, cols: start..end, packs_a, packs_b };
+                // SAFETY: the caller's.
+                unsafe { self.run_strip(block, &strip, buffers) }
+                start = end;
+            }
+        }
+        for rows in blocks(&stationary, plan.stationary_rows()) {
+            for col in packing_end..cols.end {
+                let strip = Strip { rows: rows.clone(), cols: col..col + 1, packs_a: false, packs_b: false };
+                // SAFETY: the caller's.
+                unsafe { self.run_strip(block, &strip, buffers) }
+            }
+        }
+    }
+
+    /// Runs the micro-kernel for the tiles of a strip, and the epilogue for one that is complete.
+    ///
+    /// # Safety
+    ///
+    /// [`MacroKernel::run`]'s.
+    unsafe fn run_strip(&self, block: &ABlock<'_>, strip: &Strip, buffers: &mut PackBuffers<'_, T::Acc>) {
+        let (plan, product) = (self.plan, self.product);
+        let (rows, cols, width) =
+            (plan.rows(strip.rows.start), plan.cols(strip.cols.start), plan.shape.cols());
+        let a_packed = buffers.a.as_mut_ptr().wrapping_add(self.a_start(strip.rows.start, block));
+        let (a, a_row, a_step, a_next) = if plan.a_in_place || strip.packs_a {
+            let (row_stride, step_stride) = product.a.strides();
+            let start = rows.start * row_stride + block.steps.start * step_stride;
+            (wide_start(&product.a).wrapping_add(start), row_stride, step_stride, plan.height * row_stride)
+        } else {
+            let (row_stride, step_stride) = plan.a_packed();
+            (a_packed.cast_const(), row_stride, step_stride, plan.a_panel(block.steps.len()))
+        };
+        let b_start = self.b_start(strip.cols.start, block);
+        let b_packed = if self.chunks.shares_packed_b { self.packed_b } else { &*buffers.b }
+            .as_ptr()
+            .wrapping_add(b_start);
+        let (b, b_step, b_col, b_next) = if plan.b_in_place || strip.packs_b {
+            let (step_stride, col_stride) = product.b.strides();
+            let col_stride = if plan.problem.b_contiguous { 1 } else { col_stride };
+            let start = block.steps.start * step_stride + cols.start * col_stride;
+            (wide_start(&product.b).wrapping_add(start), step_stride, col_stride, width * col_stride)
+        } else {
+            (b_packed, width, 1, width * block.steps.len())
+        };
+        let tile_len = plan.shape.rows * width;
+        let slots_apart = block.chunk.rows.len() * tile_len;
+        let slot = match plan.k_blocks {
+            1 => 0,
+            _ => {
+                (strip.cols.start - block.chunk.cols.start) * slots_apart
+                    + (strip.rows.start - block.chunk.rows.start) * tile_len
+            }
+        };
+        let (c_row, c_col) = product.c_strides;
+        let c = product.c.ptr().wrapping_add(product.c_start + rows.start * c_row + cols.start * c_col);
+        let Epilogue { bias, activation } = product.epilogue;
+        let bias = bias.map(|bias| &bias[cols.clone()]);
+        let in_place = product.is_in_place();
+        let finishes = block.is_last && !in_place;
+        // Where sums lie, with the strides from row to row and from tile to tile.
+        let is_down = strip.rows.len() > 1;
+        let next = |down_by: usize, across_by: usize| if is_down { down_by } else { across_by };
+        let whole = (c.cast::<T::Acc>(), c_row, next(plan.height * c_row, width));
+        let scratch = (buffers.sums.as_mut_ptr().wrapping_add(slot), width, next(tile_len, slots_apart));
+        let partial = if in_place && product.write == Write::Store { whole } else { scratch };
+        let out = if in_place && block.is_last { whole } else { partial };
+        let mut tile = Tile {
+            count: strip.rows.len() * strip.cols.len(),
+            a_next: next(a_next, 0),
+            b_next: next(0, b_next),
+            bias_next: next(0, width),
+            from_next: partial.2,
+            out_next: out.2,
+            steps: block.steps.len(),
+            a,
+            a_row,
+            a_step,
+            b,
+            b_step,
+            b_col,
+            cols: cols.len(),
+            from: if block.is_first { std::ptr::null() } else { partial.0 },
+            from_row: partial.1,
+            bias: match bias.and_then(T::as_wide) {
+                Some(bias) if in_place && block.is_last => bias.as_ptr(),
+                _ => std::ptr::null(),
+            },
+            out: out.0,
+            out_row: out.1,
+            prefetch: if finishes { c.cast_const().cast() } else { out.0.wrapping_add(out.2) },
+            prefetch_row: if finishes { c_row * size_of::<T>() / size_of::<T::Acc>() } else { out.1 },
+            add: in_place && block.is_last && product.write == Write::Accumulate,
+            pack_a_to: if strip.packs_a { a_packed } else { std::ptr::null_mut() },
+            pack_b_to: if strip.packs_b {
+                buffers.b.as_mut_ptr().wrapping_add(b_start)
+            } else {
+                std::ptr::null_mut()
+            },
+            ..Tile::default()
+        };
+        // SAFETY: A's and B's pointers lead to these rows, columns and steps within the matrices (bounds proven when
+        // those were made) or their packed panels, as do those to where panels are packed; the sums are C's own elements or whole
+        // slots of scratch.
+        unsafe { run_tile::<T::PanelElem>(product.runner, plan.shape.lanes, rows.len(), &mut tile) }
+        if finishes {
+            let finish = FinishTile {
+                sums: &mut buffers.sums[slot..],
+                sums_row: width,
+                bias,
+                activation,
+                write: product.write,
+                rows: rows.len(),
+                cols: cols.len(),
+                c,
+                c_strides: product.c_strides,
+            };
+            // SAFETY: these are the elements of the tile, the caller's alone.
+            unsafe { finish.run_on(product.runner) }
+        }
+    }
+}
+
+/// Tiles that one call of the micro-kernel computes: side by side (one panel of rows, several of columns), or below each other (several
+/// panels of rows of full height, one of columns).
+struct Strip {
+    rows: Range<usize>,
+    cols: Range<usize>,
+    /// Whether the tiles pack A's panel, and B's panels, beside their multiplications.
+    packs_a: bool,
+    packs_b: bool,
+}
+
+/// The range `all` cut into blocks of `size`; the last may be shorter.
+fn blocks(all: &Range<usize>, size: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+    let end = all.end;
+    all.clone().step_by(size.max(1)).map(move |start| start..end.min(start + size))
+}
