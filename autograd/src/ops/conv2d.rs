@@ -1,17 +1,12 @@
 //! Convolutions of `[n, channels, h, w]` (or one image without `n`), plain and transposed, plus a bias for each output
-//! channel.
-//!
-//! Both are the form `sum of x[p s - m + e d] w[e] y[p]` over grid points p and kernel elements e, solved for one tensor:
-//! `y = conv(x, w)` and `x = conv_transpose(y, w)`. Derivative: the same form solved for the others, so that `dx` of one
-//! is the other, and `dw` of both is `conv_weight(x, y)`, whose derivatives are the two again. Each operand is saved for
-//! the other's gradient, if that is wanted. No zero-stuffed or unfolded image is ever made.
+//! channel. Their derivatives are in `convolution`.
 
-use phalanx_kernels::{self as kernels, Conv1dOptions, ConvOptions};
+use phalanx_kernels::{Conv1dOptions, ConvOptions};
 use phalanx_tensor::Error;
-use smallvec::SmallVec;
 
+use super::convolution::{Part, solve};
 use super::frame::named;
-use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, record};
+use crate::{Result, Var};
 
 impl Var {
     /// The convolution with `weight` `[out, in / groups, kh, kw]`, plus `bias` `[out]`.
@@ -41,7 +36,7 @@ impl Var {
         const OP: &str = "conv_transpose2d";
         batched(OP, self, weight, |y, [_, _, kh, kw]| {
             let size = options.transposed_size(OP, image(y), [kh, kw], output_padding)?;
-            solve(Part::Image, [weight, y], bias, options, [size, [kh, kw], image(y)])
+            solve(Part::Input, [weight, y], bias, options, [size, [kh, kw], image(y)])
         })
     }
 
@@ -117,84 +112,6 @@ fn batched(
             let wanted = "[n, channels, h, w] or [channels, h, w], and a weight of 4 dimensions";
             Err(Error::shape(op, got, wanted).into())
         }
-    }
-}
-
-/// A tensor of the trilinear form.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
-    Image,
-    Weight,
-    Grid,
-}
-
-impl Part {
-    fn name(self) -> &'static str {
-        match self {
-            Part::Image => "conv_transpose2d",
-            Part::Weight => "conv2d_weight",
-            Part::Grid => "conv2d",
-        }
-    }
-
-    /// The two others, in the form's order.
-    fn others(self) -> [Part; 2] {
-        match self {
-            Part::Image => [Part::Weight, Part::Grid],
-            Part::Weight => [Part::Image, Part::Grid],
-            Part::Grid => [Part::Image, Part::Weight],
-        }
-    }
-}
-
-/// Height and width of the form's image, weight and grid.
-type Sizes = [[usize; 2]; 3];
-
-/// The form solved for `part`, of the two others in the form's order, plus a bias for each channel.
-fn solve(
-    part: Part,
-    [a, b]: [&Var; 2],
-    bias: Option<&Var>,
-    options: &ConvOptions,
-    sizes: Sizes,
-) -> Result<Var> {
-    begins();
-    let (x, y, added) = (a.tensor(), b.tensor(), bias.map(Var::tensor));
-    let out = match part {
-        Part::Image => kernels::conv_transpose2d(y, x, added, options, sizes[0])?,
-        Part::Weight => kernels::conv2d_weight(x, y, options, sizes[1])?,
-        Part::Grid => kernels::conv2d(x, y, added, options, sizes[2])?,
-    };
-    let inputs: SmallVec<[&Var; 3]> = [a, b].into_iter().chain(bias).collect();
-    record(part.name(), &inputs, out, |s: &SaveContext<'_>| {
-        let for_other = |i: usize| s.needs(1 - i).then(|| s.input(i)).transpose();
-        let operands = [for_other(0)?, for_other(1)?];
-        Ok(Form { part, options: *options, sizes, operands, has_bias: bias.is_some() })
-    })
-}
-
-struct Form {
-    part: Part,
-    options: ConvOptions,
-    sizes: Sizes,
-    operands: [Option<SavedVariable>; 2],
-    has_bias: bool,
-}
-
-impl Backward for Form {
-    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
-        let dy = cx.dy();
-        let grad = |i: usize| -> Result<Option<Var>> {
-            let Some(other) = self.operands[1 - i].as_ref().filter(|_| cx.needs(i)) else { return Ok(None) };
-            let (wanted, other) = (self.part.others()[i], cx.get(other)?);
-            let known = wanted.others().map(|part| if part == self.part { dy } else { &other });
-            solve(wanted, known, None, &self.options, self.sizes).map(Some)
-        };
-        let mut grads = Grads::from_buf([grad(0)?, grad(1)?]);
-        if self.has_bias {
-            grads.push(cx.needs(2).then(|| dy.sum(&[0, 2, 3], false)).transpose()?);
-        }
-        Ok(grads)
     }
 }
 

@@ -1,16 +1,12 @@
 //! Convolutions of `[n, channels, d, h, w]` (or one volume without `n`), plain and transposed, plus a bias for each
-//! output channel.
-//!
-//! Both are one trilinear form of volume, weight and grid, solved for one of them, as in two dimensions (`conv2d`): the
-//! derivative is the form solved for the others. Each operand is saved for the other's gradient, if that is wanted; the
-//! gathered frames that the kernels work on are not.
+//! output channel. Their derivatives are in `convolution`.
 
-use phalanx_kernels::{self as kernels, Conv3dOptions};
+use phalanx_kernels::Conv3dOptions;
 use phalanx_tensor::Error;
-use smallvec::SmallVec;
 
+use super::convolution::{Part, solve};
 use super::frame::named;
-use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, record};
+use crate::{Result, Var};
 
 impl Var {
     /// The convolution with `weight` `[out, in / groups, kd, kh, kw]`, plus `bias` `[out]`.
@@ -42,7 +38,7 @@ impl Var {
         let channels = |kernel: &[usize; 5]| [Some(kernel[0]), kernel[1].checked_mul(options.groups)];
         batched(OP, [self, weight], bias, options, channels, |y, kernel| {
             let size = options.transposed_size(OP, volume(y), tail(kernel), output_padding)?;
-            solve(Part::Volume, [weight, y], bias, options, [size, tail(kernel), volume(y)])
+            solve(Part::Input, [weight, y], bias, options, [size, tail(kernel), volume(y)])
         })
     }
 }
@@ -87,84 +83,6 @@ fn batched(
         return named(op, f(x, kernel));
     }
     named(op, f(&x.unsqueeze(0)?, kernel))?.squeeze(&[0])
-}
-
-/// A tensor of the trilinear form.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
-    Volume,
-    Weight,
-    Grid,
-}
-
-impl Part {
-    fn name(self) -> &'static str {
-        match self {
-            Part::Volume => "conv_transpose3d",
-            Part::Weight => "conv3d_weight",
-            Part::Grid => "conv3d",
-        }
-    }
-
-    /// The two others, in the form's order.
-    fn others(self) -> [Part; 2] {
-        match self {
-            Part::Volume => [Part::Weight, Part::Grid],
-            Part::Weight => [Part::Volume, Part::Grid],
-            Part::Grid => [Part::Volume, Part::Weight],
-        }
-    }
-}
-
-/// Depth, height and width of the form's volume, weight and grid.
-type Sizes = [[usize; 3]; 3];
-
-/// The form solved for `part`, of the two others in the form's order, plus a bias for each channel.
-fn solve(
-    part: Part,
-    [a, b]: [&Var; 2],
-    bias: Option<&Var>,
-    options: &Conv3dOptions,
-    sizes: Sizes,
-) -> Result<Var> {
-    begins();
-    let (x, y, added) = (a.tensor(), b.tensor(), bias.map(Var::tensor));
-    let out = match part {
-        Part::Volume => kernels::conv_transpose3d(y, x, added, options, sizes[0])?,
-        Part::Weight => kernels::conv3d_weight(x, y, options, sizes[1])?,
-        Part::Grid => kernels::conv3d(x, y, added, options, sizes[2])?,
-    };
-    let inputs: SmallVec<[&Var; 3]> = [a, b].into_iter().chain(bias).collect();
-    record(part.name(), &inputs, out, |s: &SaveContext<'_>| {
-        let for_other = |i: usize| s.needs(1 - i).then(|| s.input(i)).transpose();
-        let operands = [for_other(0)?, for_other(1)?];
-        Ok(Form { part, options: *options, sizes, operands, has_bias: bias.is_some() })
-    })
-}
-
-struct Form {
-    part: Part,
-    options: Conv3dOptions,
-    sizes: Sizes,
-    operands: [Option<SavedVariable>; 2],
-    has_bias: bool,
-}
-
-impl Backward for Form {
-    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
-        let dy = cx.dy();
-        let grad = |i: usize| -> Result<Option<Var>> {
-            let Some(other) = self.operands[1 - i].as_ref().filter(|_| cx.needs(i)) else { return Ok(None) };
-            let (wanted, other) = (self.part.others()[i], cx.get(other)?);
-            let known = wanted.others().map(|part| if part == self.part { dy } else { &other });
-            solve(wanted, known, None, &self.options, self.sizes).map(Some)
-        };
-        let mut grads = Grads::from_buf([grad(0)?, grad(1)?]);
-        if self.has_bias {
-            grads.push(cx.needs(2).then(|| dy.sum(&[0, 2, 3, 4], false)).transpose()?);
-        }
-        Ok(grads)
-    }
 }
 
 #[cfg(test)]

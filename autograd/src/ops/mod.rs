@@ -10,6 +10,7 @@ mod channel_norms;
 mod classification_losses;
 mod conv2d;
 mod conv3d;
+mod convolution;
 mod counting;
 mod creation;
 mod cumulative;

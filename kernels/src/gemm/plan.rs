@@ -6,10 +6,10 @@
 //! block, and blocks of B unless all threads pack B together before (after Goto and van de Geijn, "Anatomy of High-Performance Matrix
 //! Multiplication", 2008, with a B that outgrows the L2 cache).
 
-use phalanx_tensor::even_piece;
-
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+use phalanx_tensor::even_piece;
 
 use super::tile::{FEW_ROWS, TileShape, can_pack};
 use crate::simd::LANES_MAX;

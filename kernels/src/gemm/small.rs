@@ -3,9 +3,9 @@
 
 #![allow(unsafe_code)]
 
-use phalanx_tensor::even_piece;
-
 use std::ops::Range;
+
+use phalanx_tensor::even_piece;
 
 use super::element::OneStep;
 use super::mat::{MatMut, MatRef};

@@ -232,14 +232,14 @@ fn load_values<const N: usize>(
         let (chunks, _) = bytes.as_chunks::<BYTES>();
         if run.uniform {
             for k in 0..N {
-                values[k][run.lane..run.lane + run.lanes].fill(T::from_le_bytes(chunks[k]) as u64);
+                values[k][run.lane..run.lane + run.lanes].fill(u64::from(T::from_le_bytes(chunks[k])));
             }
             return;
         }
         for k in 0..N {
             let lanes = &mut values[k][run.lane..run.lane + run.lanes];
             for (n, value) in lanes.iter_mut().enumerate() {
-                *value = T::from_le_bytes(chunks[n * N + k]) as u64;
+                *value = u64::from(T::from_le_bytes(chunks[n * N + k]));
             }
         }
     })
