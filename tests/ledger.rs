@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use phalanx::autograd::no_grad;
 use phalanx::kernels::{ConvOptions, Gelu as Kind, PoolOptions};
-use phalanx::nn::models::{GptConfig, RecomputeMode};
+use phalanx::nn::models::{DecoderStage, GptConfig, LlamaConfig, RecomputeMode};
 use phalanx::nn::{
     Adagrad, Adam, AdamW, AdaptiveAvgPool2d, AvgPool2d, BatchNormConfig, Clip, Conv2dConfig,
     CrossEntropyLoss, Dropout, EmbeddingSpec, Gelu, Group, Head, Init, LayerFactory, Lion, Loss, MaxPool2d,
@@ -194,7 +194,7 @@ fn train_conv(rule: Box<dyn Rule>, dtype: DType, mode: RecomputeMode, device: De
 }
 
 /// The memory of a head's loss and its gradients.
-fn head_peak(dtype: DType, device: Device) -> Result<usize> {
+fn head_peak(dtype: DType, logits_max: usize, device: Device) -> Result<usize> {
     let scope = Scope::new(1, dtype, device);
     let table = EmbeddingSpec { count: 301, width: 8, init: Init::ZEROS, tied: false };
     let head = OneDevice.head(&scope, table, None)?;
@@ -202,7 +202,7 @@ fn head_peak(dtype: DType, device: Device) -> Result<usize> {
     let targets = ids(device, &[4, 128], 301, 1)?;
     let (ledger, before) = (device.ledger()?, device.ledger()?.total().now);
     ledger.reset_peak();
-    let loss = head.loss(&x, &targets, 1.0)?;
+    let loss = head.loss(&x, &targets, 1.0, logits_max)?;
     assert_eq!(loss.dtype(), DType::F32);
     loss.backward()?;
     Ok(ledger.total().peak - before)
@@ -213,12 +213,47 @@ fn the_loss_of_halves_holds_their_logits_and_nothing_of_their_size() {
     let logits = 4 * 128 * 301;
     for device in [Device::Cpu(102), Device::Meta(102)] {
         for dtype in [DType::BF16, DType::F16] {
-            let (half, whole) = (head_peak(dtype, device).unwrap(), head_peak(DType::F32, device).unwrap());
+            let peak = |dtype| head_peak(dtype, usize::MAX, device).unwrap();
+            let (half, whole) = (peak(dtype), peak(DType::F32));
             // The gradient is written over them.
             assert!((2 * logits..3 * logits).contains(&half), "{half} bytes for {logits} logits");
             assert!(2 * half < whole + logits, "{half} and {whole} bytes");
         }
     }
+}
+
+#[test]
+fn a_loss_in_chunks_takes_the_same_memory_on_a_device_that_stores_nothing() {
+    let logits = 4 * 128 * 301;
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let peaks = [Device::Cpu(103), Device::Meta(103)].map(|d| head_peak(dtype, 1 << 13, d).unwrap());
+        assert_eq!(peaks[0], peaks[1], "{dtype}");
+        assert!(peaks[0] < dtype.size() * logits / 2, "{dtype}: {} bytes", peaks[0]);
+    }
+}
+
+/// The head of a Llama 3 8B, in the second micro-batch, when its weight has a gradient: the peak falls by the logits.
+#[test]
+fn the_peak_of_a_llama_3_8b_s_loss_falls_by_its_logits() {
+    let (device, tokens, vocabulary) = (Device::Meta(104), 4096, 128_256);
+    let peak = |logits_max: usize| -> Result<usize> {
+        let config = LlamaConfig::new(vocabulary, tokens, 32, 32, 4096);
+        let last = DecoderStage { layers: 32..32, first: false, last: true };
+        let scope = Scope::new(1, DType::BF16, device);
+        let mut stage = config.init_stage(&Arc::new(OneDevice), &scope, last)?;
+        stage.set_logits_max(logits_max);
+        let x = Var::leaf(Tensor::zeros(&[1, tokens, 4096], DType::BF16, device)?)?;
+        for _ in 0..2 {
+            device.ledger()?.reset_peak();
+            stage.loss(&x, &ids(device, &[1, tokens], vocabulary as i64, 1)?, 1.0)?.backward()?;
+        }
+        Ok(device.ledger()?.total().peak)
+    };
+    let (whole, chunked) = (peak(usize::MAX).unwrap(), peak(1 << 24).unwrap());
+    let (logits, chunk) = (2 * tokens * vocabulary, 2 << 24);
+    // A chunk is there in bf16 and widened, with the rows of its weight, and the gradient of x is added in f32.
+    let taken = 3 * chunk + 4 * 4096 * (tokens + (1 << 24) / tokens);
+    assert!(whole - chunked > logits - taken, "{whole} and {chunked} bytes, {logits} of logits");
 }
 
 type Training = fn(Box<dyn Rule>, DType, RecomputeMode, Device) -> Result<Vec<Books>>;

@@ -121,11 +121,11 @@ pub trait Head: Parameters + Send + Sync {
     fn logits(&self, x: &Var) -> Result<Var>;
 
     /// The cross entropies of `targets` (i64, -100 is ignored), added and multiplied by `scale`; in f32 for bf16
-    /// and f16.
+    /// and f16. At most `logits_max` logits are held at a time; see [`Var::linear_cross_entropy`].
     ///
     /// # Errors
     /// If the inputs do not fit.
-    fn loss(&self, x: &Var, targets: &Var, scale: f64) -> Result<Var>;
+    fn loss(&self, x: &Var, targets: &Var, scale: f64, logits_max: usize) -> Result<Var>;
 }
 
 /// Makes layers for one device, which shard nothing.
@@ -189,11 +189,11 @@ impl Head for LinearHead {
         Ok(x.linear(&self.weight.var(), None)?)
     }
 
-    fn loss(&self, x: &Var, targets: &Var, scale: f64) -> Result<Var> {
-        let logits = self.logits(x)?.flatten(0, -2)?;
+    fn loss(&self, x: &Var, targets: &Var, scale: f64, logits_max: usize) -> Result<Var> {
         let reduction = Reduction::Sum;
         let config = CrossEntropy { reduction, scale, wide: true, ..CrossEntropy::default() };
-        Ok(logits.cross_entropy(&targets.flatten(0, -1)?, &config)?)
+        let (x, targets) = (x.flatten(0, -2)?, targets.flatten(0, -1)?);
+        Ok(x.linear_cross_entropy(&self.weight.var(), &targets, &config, logits_max)?)
     }
 }
 

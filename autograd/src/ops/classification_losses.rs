@@ -52,9 +52,7 @@ impl Backward for RecordedCrossEntropy {
             let dx = kernels::cross_entropy_backward(x.tensor(), target, stats, dy.tensor(), config)?;
             return grads1(Var::new(dx));
         }
-        let q = Var::new(kernels::cross_entropy_targets(x.tensor(), &self.target, &self.config)?);
-        let slope = x.to(dy.dtype())?.softmax(1)?.mul(&q.sum(&[1], true)?)?.sub(&q)?;
-        grads1(slope.mul(&beside_classes(dy)?)?.to(x.dtype())?)
+        grads1(slope(&x, &self.target, &self.config, dy)?)
     }
 
     fn backward_once(self, cx: &mut Cx<'_>) -> Result<Grads> {
@@ -63,6 +61,13 @@ impl Backward for RecordedCrossEntropy {
             kernels::cross_entropy_backward_over(cx.take(x)?, &target, &stats, cx.dy().tensor(), &config)?;
         grads1(Var::new(dx))
     }
+}
+
+/// The gradient of the logits `x`, of differentiable operations.
+pub(super) fn slope(x: &Var, target: &Tensor, config: &CrossEntropy, dy: &Var) -> Result<Var> {
+    let q = Var::new(kernels::cross_entropy_targets(x.tensor(), target, config)?);
+    let slope = x.to(dy.dtype())?.softmax(1)?.mul(&q.sum(&[1], true)?)?.sub(&q)?;
+    slope.mul(&beside_classes(dy)?)?.to(x.dtype())
 }
 
 /// The gradient of the losses, one an item [N, ...] or one of all, in a shape that broadcasts over the classes.

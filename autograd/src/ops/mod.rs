@@ -29,6 +29,7 @@ mod interpolate;
 mod layer_norm;
 #[cfg(test)]
 mod layout_tests;
+mod linear_cross_entropy;
 mod logic;
 mod lstm;
 mod margin_losses;
@@ -54,6 +55,7 @@ pub use creation::{Generator, MeshIndexing, manual_seed};
 pub use embedding::{BagMode, EmbeddingBagOptions};
 pub use image::FoldOptions;
 pub use interpolate::{Interpolate, InterpolateMode};
+pub use linear_cross_entropy::{linear_grads, linear_loss_grads, logit_rows};
 pub use margin_losses::TripletMargin;
 pub use matmul::linear_weight_grad;
 pub use padding::PadMode;

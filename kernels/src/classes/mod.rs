@@ -137,16 +137,16 @@ pub(crate) struct Targets<'a> {
 }
 
 impl<'a> Targets<'a> {
-    /// The targets for logits `x` of `classes` classes.
+    /// The targets for logits of this dtype and `classes` classes, on the device of `target`.
     pub(crate) fn new(
         op: &'static str,
         weighing: Weighing<'a>,
-        x: &Tensor,
+        dtype: DType,
         target: &Tensor,
         classes: usize,
     ) -> Result<Targets<'a>> {
         let weight = weighing.weight.map(Tensor::contiguous).transpose()?;
-        let (gpu, target, element) = (x.device().gpu()?, target.contiguous()?, type_name(x.dtype()));
+        let (gpu, target, element) = (target.device().gpu()?, target.contiguous()?, type_name(dtype));
         Ok(Targets { op, gpu, weighing, target, weight, classes, element })
     }
 
@@ -197,10 +197,14 @@ impl<'a> Targets<'a> {
     }
 
     /// Reduces the items' losses into `loss`.
-    pub(crate) fn reduce(&self, losses: &Scratch, loss: &mut Tensor) -> Result<()> {
+    pub(crate) fn reduce<'b>(
+        &'b self,
+        put_losses: impl FnOnce(Args<'b>) -> Result<Args<'b>>,
+        loss: &'b mut Tensor,
+    ) -> Result<()> {
         let (reduction, scale) = (self.weighing.reduction, self.weighing.scale);
         let result = type_name(loss.dtype());
-        let args = self.args().write(loss)?.scratch(losses);
+        let args = put_losses(self.args().write(loss)?)?;
         if reduction == Reduction::None {
             let args = args.value(scale).value(self.items() as u64);
             return self.kernel("each", result)?.launch(self.grid(), args);

@@ -14,6 +14,9 @@ pub(crate) enum Write {
     Store,
     /// C = C + A B, the finished product added once.
     Accumulate,
+    /// C = C + A B, the chains of additions going on from C. So a product whose steps come in parts has the bits of the whole. For
+    /// elements of the sums' type, in rows, without an epilogue.
+    Continue,
 }
 
 /// Steps applied to the product before it is written, in the order of the fields. Each has the bits of a step of its

@@ -69,7 +69,7 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         let b_len =
             if plan.b_in_place || chunks.shares_packed_b { 0 } else { chunks.cols_max * width * b_steps };
         let slots = match plan.k_blocks {
-            _ if self.product.is_in_place() && self.product.write == Write::Store => 0,
+            _ if self.product.is_in_place() && self.product.write != Write::Accumulate => 0,
             1 => 1,
             _ => chunks.rows_max * chunks.cols_max,
         };
@@ -308,7 +308,7 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         let next = |down_by: usize, across_by: usize| if is_down { down_by } else { across_by };
         let whole = (c.cast::<T::Acc>(), c_row, next(plan.height * c_row, width));
         let scratch = (buffers.sums.as_mut_ptr().wrapping_add(slot), width, next(tile_len, slots_apart));
-        let partial = if in_place && product.write == Write::Store { whole } else { scratch };
+        let partial = if in_place && product.write != Write::Accumulate { whole } else { scratch };
         let out = if in_place && block.is_last { whole } else { partial };
         let mut tile = Tile {
             count: strip.rows.len() * strip.cols.len(),
@@ -325,7 +325,11 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
             b_step,
             b_col,
             cols: cols.len(),
-            from: if block.is_first { std::ptr::null() } else { partial.0 },
+            from: match product.write {
+                _ if !block.is_first => partial.0,
+                Write::Continue => partial.0,
+                Write::Store | Write::Accumulate => std::ptr::null(),
+            },
             from_row: partial.1,
             bias: match bias.and_then(T::as_wide) {
                 Some(bias) if in_place && block.is_last => bias.as_ptr(),

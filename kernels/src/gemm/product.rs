@@ -124,6 +124,11 @@ impl<T: GemmElem> Product<'_, T> {
                 a_next: batch.a,
                 b: tile.b.wrapping_add(items.start * batch.b),
                 b_next: batch.b,
+                from: match self.write {
+                    Write::Continue => tile.from.wrapping_add(items.start * batch.c),
+                    Write::Store | Write::Accumulate => std::ptr::null(),
+                },
+                from_next: batch.c,
                 out: tile.out.wrapping_add(items.start * batch.c),
                 out_next: batch.c,
                 ..tile
@@ -162,6 +167,8 @@ impl<T: GemmElem> Product<'_, T> {
             b_col: if b_contiguous { 1 } else { b_col },
             cols: n,
             bias: self.epilogue.bias.and_then(T::as_wide).map_or(std::ptr::null(), <[T::Acc]>::as_ptr),
+            from: if self.write == Write::Continue { c } else { std::ptr::null() },
+            from_row: self.c_strides.0,
             out: c,
             out_row: self.c_strides.0,
             add: self.write == Write::Accumulate,
@@ -273,7 +280,7 @@ pub(super) fn run<T: GemmElem>(
     if m == 0 || n == 0 || batch.count == 0 {
         return;
     }
-    if k == 0 && write == Write::Accumulate && epilogue.is_empty() {
+    if k == 0 && write != Write::Store && epilogue.is_empty() {
         return; // Adding a zero would turn -0 into 0.
     }
     if batch.count > 1
@@ -284,7 +291,10 @@ pub(super) fn run<T: GemmElem>(
         let c = MatMut::new(c.data(), rows, n, c_strides.0, c_strides.1);
         return run(runner, pool, batch, a, b, c, (write, epilogue), kept);
     }
-    if is_better_transposed(&c, k) && epilogue.bias.is_none() {
+    if write == Write::Continue {
+        let fits = is_acc::<T>() && (c.strides().1 == 1 || n == 1) && epilogue.is_empty();
+        assert!(fits, "a product that goes on from C writes sums to its rows");
+    } else if is_better_transposed(&c, k) && epilogue.bias.is_none() {
         // The transpose of A B is B^T A^T: the factors of each multiplication are exchanged, which changes no bit.
         let batch = Batch { a: batch.b, b: batch.a, ..batch };
         let (a, b, c) = (b.transposed(), a.transposed(), c.transposed());

@@ -1,6 +1,8 @@
 //! Products against a *twin* (a slow reference written from the formula), bit for bit, on every instruction set this
 //! CPU has.
 
+use std::ops::Range;
+
 use half::{bf16, f16};
 use phalanx_tensor::Pool;
 
@@ -106,7 +108,8 @@ fn twin<T: GemmElem>(case: &Case, isa: IsaName, a: &[T], b: &[T], bias: Option<&
     for (item, i, j) in
         (0..case.batch).flat_map(|item| (0..m).flat_map(move |i| (0..n).map(move |j| (item, i, j))))
     {
-        let mut sum = T::Acc::ZERO;
+        let place = &mut c[item * batch.c + i * c_strides.0 + j * c_strides.1];
+        let mut sum = if case.write == Write::Continue { place.widen() } else { T::Acc::ZERO };
         for l in 0..k {
             let x = flush(a[item * batch.a + i * a_strides.0 + l * a_strides.1].widen());
             let y = flush(b[item * batch.b + l * b_strides.0 + j * b_strides.1].widen());
@@ -119,10 +122,9 @@ fn twin<T: GemmElem>(case: &Case, isa: IsaName, a: &[T], b: &[T], bias: Option<&
         if let Some(activation) = case.activation {
             value = T::narrow(dispatch_on(isa, Activate(value.widen(), activation)).expect("available"));
         }
-        let place = &mut c[item * batch.c + i * c_strides.0 + j * c_strides.1];
         let nothing = k == 0 && bias.is_none() && case.activation.is_none();
         *place = match case.write {
-            Write::Store => value,
+            Write::Store | Write::Continue => value,
             Write::Accumulate if nothing => *place,
             Write::Accumulate => T::narrow(place.widen() + value.widen()),
         };
@@ -248,6 +250,51 @@ fn strides_and_transposes_change_no_bit() {
                 }
             }
         }
+    }
+}
+
+/// Each product goes on from C, and so do the parts of one: its steps come in two products and have the bits of one.
+#[test]
+fn a_product_goes_on_from_c() {
+    let pools = pools();
+    for (m, n, k) in [
+        (1, 1, 1),
+        (1, 1, 700),
+        (3, 5, 0),
+        (2, 300, 33),
+        (300, 2, 129),
+        (33, 7, 129),
+        (70, 129, 1100),
+        (129, 70, 33),
+    ] {
+        for lies in [(Lie::Rows, Lie::Rows, Lie::Rows), (LIES[1], LIES[2], Lie::Rows)] {
+            for batch in [1, 3] {
+                let case = Case { lies, batch, write: Write::Continue, ..Case::plain(m, n, k) };
+                check::<f32>(case, &pools);
+                check::<f64>(case, &pools[..2]);
+            }
+        }
+    }
+    let (m, n, k) = (33, 70, 1200);
+    let mut draws = Draws(5);
+    let (a, b): (Vec<f32>, Vec<f32>) = (draws.values(m * k), draws.values(k * n));
+    let mut whole = vec![0f32; m * n];
+    let of = |steps: Range<usize>| {
+        (
+            MatRef::new(&a[steps.start..], m, steps.len(), k, 1),
+            MatRef::row_major(&b[steps.start * n..], steps.len(), n),
+        )
+    };
+    let run = |c: &mut [f32], steps: Range<usize>, write: Write| {
+        let (a, b) = of(steps);
+        gemm(&pools[1], a, b, MatMut::row_major(c, m, n), write, Epilogue::default());
+    };
+    run(&mut whole, 0..k, Write::Store);
+    for cut in [1, 511, 512, 513, 1199] {
+        let mut parts = vec![0f32; m * n];
+        run(&mut parts, 0..cut, Write::Continue);
+        run(&mut parts, cut..k, Write::Continue);
+        assert!(std::iter::zip(&parts, &whole).all(|(x, y)| x.to_bits() == y.to_bits()), "cut at {cut}");
     }
 }
 

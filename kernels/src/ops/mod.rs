@@ -73,7 +73,8 @@ pub use conv2d::{Conv1dOptions, Conv3dOptions, ConvOptions, conv_transpose2d, co
 pub use conv3d::{conv_transpose3d, conv3d, conv3d_weight};
 pub use creation::{arange, fill_, full, tril, triu};
 pub use cross_entropy::{
-    CrossEntropy, cross_entropy, cross_entropy_backward, cross_entropy_backward_over, cross_entropy_targets,
+    CrossEntropy, cross_entropy, cross_entropy_backward, cross_entropy_backward_over,
+    cross_entropy_backward_part, cross_entropy_items, cross_entropy_reduce, cross_entropy_targets,
 };
 pub use cumsum::{cummax, cummin, cumprod, cumsum, cumsum_reversed, logcumsumexp};
 pub use extremum::{amax, amin, any_nan, argmax, argmin, max, min};
@@ -100,7 +101,7 @@ pub use loss::{
     smooth_l1_loss, smooth_l1_loss_backward,
 };
 pub use lstm::{lstm, lstm_backward};
-pub use matmul::{linear, linear_gelu, matmul, matmul_accumulate_, matmul_into};
+pub use matmul::{linear, linear_gelu, matmul, matmul_accumulate_, matmul_continue_, matmul_into};
 pub use nll_loss::{NllLoss, nll_loss, nll_loss_backward};
 pub use norm::norm;
 pub use pool2d::{PoolOptions, Windows, max_pick2d, max_pool2d, max_unpool2d, mean_pool2d, mean_unpool2d};

@@ -76,6 +76,7 @@ pub struct Decoder<L: LayerFactory = OneDevice> {
     blocks: Vec<WrappedUnit<dyn Block>>,
     tail: Option<WrappedUnit<NormAndHead<L>>>,
     recompute: RecomputeMode,
+    logits_max: usize,
     mode: Mode,
 }
 
@@ -141,10 +142,17 @@ impl<L: LayerFactory> Decoder<L> {
             blocks,
             tail: tail.map(|t| WrappedUnit::new(Arc::new(t))),
             recompute: RecomputeMode::Never,
+            logits_max: usize::MAX,
             mode: Mode::default(),
         };
         layers.built(&decoder.parameters())?;
         Ok(decoder)
+    }
+
+    /// Sets how many logits a rank holds at a time when it computes the loss and its gradient (all, unless set). The bits are the same on a
+    /// CPU; the product of the logits is computed twice if they do not fit. See [`Var::linear_cross_entropy`].
+    pub fn set_logits_max(&mut self, logits_max: usize) {
+        self.logits_max = logits_max;
     }
 
     /// Sets which blocks recompute their activations from now on.
@@ -245,8 +253,11 @@ impl<L: LayerFactory> Decoder<L> {
     /// # Errors
     /// If this stage has no head, or the targets do not fit.
     pub fn loss(&self, x: &Var, targets: &Var, scale: f64) -> Result<Var> {
-        let targets = targets.clone();
-        self.tail()?.call(x, false, move |tail, x| tail.head.loss(&tail.normed(x)?, &targets, scale))
+        let (targets, logits_max) = (targets.clone(), self.logits_max);
+        let loss = move |tail: &NormAndHead<L>, x: &Var| {
+            tail.head.loss(&tail.normed(x)?, &targets, scale, logits_max)
+        };
+        self.tail()?.call(x, false, loss)
     }
 
     /// Empty caches for `batch` sequences of at most `capacity` positions, one a block.

@@ -36,6 +36,9 @@ pub struct Layout {
     pub recompute: RecomputeMode,
     /// Whether activations between layers are split by positions (sequence parallelism).
     pub sequence_parallel: bool,
+    /// How many logits a rank holds at a time (all if `None`); see
+    /// [`Decoder::set_logits_max`](phalanx_nn::models::Decoder::set_logits_max).
+    pub logits_max: Option<usize>,
 }
 
 impl Default for Layout {
@@ -50,6 +53,7 @@ impl Default for Layout {
             micro_batches: 1,
             recompute: RecomputeMode::Never,
             sequence_parallel: false,
+            logits_max: None,
         }
     }
 }

@@ -129,6 +129,9 @@ fn cut(
     if schedule.stages() == 1 {
         model.iter_mut().for_each(|stage| stage.set_recompute(layout.recompute));
     }
+    if let Some(most) = layout.logits_max {
+        model.iter_mut().for_each(|stage| stage.set_logits_max(most));
+    }
     Ok(Box::new(model))
 }
 

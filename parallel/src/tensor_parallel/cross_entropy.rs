@@ -9,18 +9,21 @@
 //! numbers, and on a GPU by its own operations, so that the host does not wait for it.
 //!
 //! Derivative: `dx = dy (e^(x - M) / Z - q)` with q the smoothed target. A rank computes it for its classes alone, without an
-//! exchange. It saves x and two numbers an item. Halves are computed in f32.
+//! exchange. It saves x and two numbers an item. Halves are computed in f32. With the linear map before it
+//! ([`vocab_parallel_linear_cross_entropy`]) the logits are not saved, but computed again by columns.
 //!
 //! The vocabulary is not padded: the numbers of the ranks' classes differ by at most one. Smoothing spreads over all classes
 //! and averages over all of them; Megatron-LM's (0.11) spreads over the rank's.
 //! Source: Shoeybi et al.: Megatron-LM (2019), section 3.
+
+use std::ops::Range;
 
 use phalanx_kernels as kernels;
 use phalanx_kernels::split_indices;
 use phalanx_nn::Error;
 use phalanx_nn::autograd::{
     Backward, CrossEntropy, Cx, Grads, Reduction, Result, SaveContext, SavedVariable, Var, begins, grads1,
-    record,
+    linear_grads, linear_loss_grads, logit_rows, record,
 };
 use phalanx_tensor::{DType, Result as TensorResult, Scalar, Tensor, Value};
 
@@ -43,27 +46,54 @@ pub fn vocab_parallel_cross_entropy(
     begins();
     let split = Split::uneven(OP, 1, classes, comm.size())?;
     check(logits, targets, split.lengths[comm.rank()], config)?;
-    let (x, smoothing) = (logits.tensor(), config.label_smoothing);
     let of_item = targets.unsqueeze(1)?;
-    let ignored = Some(config.ignore_index);
-    let (target, elsewhere) = split_indices(of_item.tensor(), split.range(comm.rank()), classes, ignored)?;
-    let own = numbers(x, &target, &elsewhere, smoothing)?;
-    let mut all = Tensor::empty(&[comm.size() * own.numel()], own.dtype(), own.device())?;
-    comm.all_gather(&mut all, &own).map_err(failed)?;
-    drop(own);
-    let dtypes = [config.result_dtype(x.dtype()), wide(x)];
-    let Merged { y, max, sum, factors } = merged(&all, targets.tensor(), dtypes, &split, config)?;
-    drop(all);
-    record(OP, &[logits], y, |s: &SaveContext<'_>| {
-        let on_target = kernels::full(elsewhere.shape(), smoothing - 1.0, wide(x), x.device())?;
-        let on_target = kernels::masked_fill(&on_target, &elsewhere, Scalar::Float(-0.0))?;
-        let [max, sum, factors, target, on_target] = [max, sum, factors, target, on_target].map(Var::new);
-        let even = smoothing / classes as f64;
-        Ok(Recorded { x: s.input(0)?, max, sum, factors, target, on_target, even, comm: comm.clone() })
+    let own = numbers(logits.tensor(), of_item.tensor(), &split, comm.rank(), config)?;
+    let (y, loss) = VocabParallelLoss::merge(&own, targets, logits.dtype(), split, comm, config)?;
+    record(OP, &[logits], y, |s: &SaveContext<'_>| Ok(Recorded { x: s.input(0)?, loss }))
+}
+
+/// [`vocab_parallel_cross_entropy`] of the logits `x weightᵀ`, for activations `x` `[N, in]`, which every rank has, and this rank's part
+/// `[C / ranks, in]` of the weight. A rank holds at most `logits_max` logits at a time, but one row at least; see
+/// [`Var::linear_cross_entropy`]. The gradient of `x` is this rank's part of a sum.
+///
+/// # Errors
+/// As [`vocab_parallel_cross_entropy`].
+pub fn vocab_parallel_linear_cross_entropy(
+    x: &Var,
+    weight: &Var,
+    targets: &Var,
+    classes: usize,
+    comm: &Comm,
+    config: &CrossEntropy,
+    logits_max: usize,
+) -> Result<Var> {
+    let split = Split::uneven(LINEAR_OP, 1, classes, comm.size())?;
+    let (&[items, inputs], &[own, columns]) = (x.shape(), weight.shape()) else {
+        let got = format!("got an input of shape {:?} and a weight of {:?}", x.shape(), weight.shape());
+        return Err(Error::invalid(LINEAR_OP, format!("{got}, wanted [N, in] and [classes, in]")).into());
+    };
+    // A gradient of one column has an order of additions of its own.
+    let whole = items.saturating_mul(own) <= logits_max || inputs == 1 || items == 0;
+    if whole || inputs != columns || own != split.lengths[comm.rank()] || targets.shape() != [items] {
+        return vocab_parallel_cross_entropy(&x.linear(weight, None)?, targets, classes, comm, config);
+    }
+    begins();
+    let (w, of_item) = (weight.tensor(), targets.unsqueeze(1)?);
+    let mut parts = Vec::new();
+    for rows in logit_rows([items, own], logits_max) {
+        let logits = kernels::linear(&x.tensor().narrow(0, rows.start, rows.len())?, w, None)?;
+        let of_item = of_item.tensor().narrow(0, rows.start, rows.len())?;
+        parts.push(numbers(&logits, &of_item, &split, comm.rank(), config)?);
+    }
+    let own = kernels::cat(&parts.iter().collect::<Vec<_>>(), 0)?;
+    let (y, loss) = VocabParallelLoss::merge(&own, targets, x.dtype(), split, comm, config)?;
+    record(LINEAR_OP, &[x, weight], y, |s: &SaveContext<'_>| {
+        Ok(RecordedLinear { x: s.input(0)?, weight: s.input(1)?, loss, logits_max })
     })
 }
 
 const OP: &str = "vocab_parallel_cross_entropy";
+const LINEAR_OP: &str = "vocab_parallel_linear_cross_entropy";
 
 fn check(logits: &Var, targets: &Var, classes: usize, config: &CrossEntropy) -> Result<()> {
     let got = match (logits.shape(), targets.shape()) {
@@ -78,44 +108,69 @@ fn check(logits: &Var, targets: &Var, classes: usize, config: &CrossEntropy) -> 
     Err(Error::invalid(OP, format!("got {got}, {wanted}")).into())
 }
 
-/// This rank's m, z and t of each item, and s if there is smoothing.
-fn numbers(x: &Tensor, target: &Tensor, elsewhere: &Tensor, smoothing: f64) -> TensorResult<Tensor> {
+/// This rank's m, z and t of each item, and s if there is smoothing, of the logits `x` of its classes. `targets` `[N, 1]` are among all
+/// classes.
+fn numbers(
+    x: &Tensor,
+    targets: &Tensor,
+    split: &Split,
+    rank: usize,
+    config: &CrossEntropy,
+) -> TensorResult<Tensor> {
     // Items with a class of another rank, and ignored items, have class 0 here: their loss is not used.
-    let (reduction, label_smoothing) = (Reduction::None, smoothing);
+    let ignored = Some(config.ignore_index);
+    let (target, elsewhere) = split_indices(targets, split.range(rank), split.total(), ignored)?;
+    let (reduction, label_smoothing) = (Reduction::None, config.label_smoothing);
     let config = CrossEntropy { reduction, label_smoothing, ..CrossEntropy::default() };
     let stats = kernels::cross_entropy(x, &target.squeeze(1)?, &config)?.1;
-    let at = kernels::cast(&kernels::gather(x, 1, target)?, wide(x))?;
-    let at = kernels::masked_fill(&at, elsewhere, Scalar::Float(0.0))?;
+    let at = kernels::cast(&kernels::gather(x, 1, &target)?, wide(x.dtype()))?;
+    let at = kernels::masked_fill(&at, &elsewhere, Scalar::Float(0.0))?;
     let below = stats.narrow(1, 2, stats.shape()[1] - 2)?;
     kernels::cat(&[&stats.narrow(1, 0, 2)?, &at, &below], 1)
 }
 
-/// The dtype that `x` is computed in.
-fn wide(x: &Tensor) -> DType {
-    CrossEntropy { wide: true, ..CrossEntropy::default() }.result_dtype(x.dtype())
+/// The dtype that logits of `dtype` are computed in.
+fn wide(dtype: DType) -> DType {
+    CrossEntropy { wide: true, ..CrossEntropy::default() }.result_dtype(dtype)
 }
 
-/// The values that backward needs; all but the logits are `[N, 1]`.
-struct Recorded {
-    x: SavedVariable,
+/// What the gradient of the logits needs of the merged numbers; tensors are `[N, 1]`.
+struct VocabParallelLoss {
     max: Var,
     sum: Var,
     /// The factor of an item's loss in the result; 0 for ignored items.
     factors: Var,
-    /// The index of the target among this rank's classes, and minus its share in the smoothed target; -0 if another rank has
-    /// the target.
-    target: Var,
-    on_target: Var,
-    /// A class's share of the smoothing.
-    even: f64,
+    /// Among all classes.
+    targets: Var,
+    split: Split,
+    config: CrossEntropy,
     comm: Comm,
 }
 
-impl Backward for Recorded {
-    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
-        let (x, wide) = (cx.get(&self.x)?, self.max.dtype());
+impl VocabParallelLoss {
+    /// Exchanges and merges the numbers of all ranks. Returns the result, too. The logits have this dtype.
+    fn merge(
+        own: &Tensor,
+        targets: &Var,
+        dtype: DType,
+        split: Split,
+        comm: &Comm,
+        config: &CrossEntropy,
+    ) -> Result<(Tensor, VocabParallelLoss)> {
+        let mut all = Tensor::empty(&[comm.size() * own.numel()], own.dtype(), own.device())?;
+        comm.all_gather(&mut all, own).map_err(failed)?;
+        let dtypes = [config.result_dtype(dtype), wide(dtype)];
+        let Merged { y, max, sum, factors } = merged(&all, targets.tensor(), dtypes, &split, config)?;
+        let [max, sum, factors] = [max, sum, factors].map(Var::new);
+        let (targets, config, comm) = (targets.unsqueeze(1)?, config.clone(), comm.clone());
+        Ok((y, VocabParallelLoss { max, sum, factors, targets, split, config, comm }))
+    }
+
+    /// The gradient of the logits `x` of these columns of the rank's own, given that of the result.
+    fn slope(&self, x: &Var, columns: Range<usize>, dy: &Var, create_graph: bool) -> Result<Var> {
+        let wide = self.max.dtype();
         // Every rank computes something else of it, so its own gradient is a sum over the ranks.
-        let dy = if cx.create_graph() { copy_to_region(cx.dy(), &self.comm)? } else { cx.dy().clone() };
+        let dy = if create_graph { copy_to_region(dy, &self.comm)? } else { dy.clone() };
         let dy = dy.to(wide)?;
         let slope = if dy.rank() == 0 { dy } else { dy.unsqueeze(1)? }.mul(&self.factors)?;
         let shifted = {
@@ -124,17 +179,57 @@ impl Backward for Recorded {
         };
         let below = shifted.exp()?;
         drop(shifted);
-        let sum = match cx.create_graph() {
+        let sum = match create_graph {
             // The sum depends on the logits of all ranks.
             true => copy_to_region(&reduce_from_region(&below.sum(&[1], true)?, &self.comm)?, &self.comm)?,
             false => self.sum.clone(),
         };
         let mut dx = below.mul(&slope.div(&sum)?)?;
         drop(below);
-        if self.even != 0.0 {
-            dx = dx.sub(&slope.mul_scalar(self.even)?)?;
+        let (classes, smoothing) = (self.split.total(), self.config.label_smoothing);
+        if smoothing != 0.0 {
+            dx = dx.sub(&slope.mul_scalar(smoothing / classes as f64)?)?;
         }
-        grads1(dx.scatter_add(1, &self.target, &slope.mul(&self.on_target)?)?.to(x.dtype())?)
+        // Minus the target's share; -0 for items whose target is in no column here, which counts as the first.
+        let first = self.split.range(self.comm.rank()).start;
+        let here = first + columns.start..first + columns.end;
+        let ignored = Some(self.config.ignore_index);
+        let (target, elsewhere) = split_indices(self.targets.tensor(), here, classes, ignored)?;
+        let on_target = kernels::full(elsewhere.shape(), smoothing - 1.0, wide, x.device())?;
+        let on_target = Var::new(kernels::masked_fill(&on_target, &elsewhere, Scalar::Float(-0.0))?);
+        dx.scatter_add(1, &Var::new(target), &slope.mul(&on_target)?)?.to(x.dtype())
+    }
+}
+
+struct Recorded {
+    x: SavedVariable,
+    loss: VocabParallelLoss,
+}
+
+impl Backward for Recorded {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        let x = cx.get(&self.x)?;
+        grads1(self.loss.slope(&x, 0..x.shape()[1], cx.dy(), cx.create_graph())?)
+    }
+}
+
+struct RecordedLinear {
+    x: SavedVariable,
+    weight: SavedVariable,
+    loss: VocabParallelLoss,
+    logits_max: usize,
+}
+
+impl Backward for RecordedLinear {
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        let (x, weight) = (cx.get(&self.x)?, cx.get(&self.weight)?);
+        if cx.create_graph() {
+            let slope = self.loss.slope(&x.linear(&weight, None)?, 0..weight.shape()[0], cx.dy(), true)?;
+            return linear_grads(cx, &slope, [&x, &weight]);
+        }
+        linear_loss_grads(cx, [x.tensor(), weight.tensor()], self.logits_max, |logits, columns| {
+            Ok(self.loss.slope(&Var::new(logits), columns, cx.dy(), false)?.into_tensor())
+        })
     }
 }
 

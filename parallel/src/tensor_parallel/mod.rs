@@ -48,7 +48,7 @@ mod linear;
 mod mappings;
 mod vocabulary;
 
-pub use cross_entropy::vocab_parallel_cross_entropy;
+pub use cross_entropy::{vocab_parallel_cross_entropy, vocab_parallel_linear_cross_entropy};
 pub use gather::{gather_parameters, gather_parts, save_model};
 pub use group::{TensorParallel, grad_norm, sum_squares};
 pub use linear::{ColumnParallelLinear, RowParallelLinear};

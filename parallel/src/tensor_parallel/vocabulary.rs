@@ -8,7 +8,7 @@ use phalanx_nn::{EmbeddingSpec, Head, Module, Parameter, Result, Scope, Shard, p
 
 use super::linear::columns;
 use super::mappings::{Exchange, Split, exchanged};
-use super::{TensorParallel, vocab_parallel_cross_entropy};
+use super::{TensorParallel, vocab_parallel_cross_entropy, vocab_parallel_linear_cross_entropy};
 
 /// Looks up rows of a table `[count, width]`: i64 indices `[B, T]`, which every rank has, to activations `[B, T, width]`. A rank
 /// holds some of the rows and gives zeros for the others; the sum over the ranks leaves the region.
@@ -118,11 +118,18 @@ impl Head for VocabParallelHead {
         Ok(exchanged("logits", own, self.group.comm(), exchanges)?)
     }
 
-    fn loss(&self, x: &Var, targets: &Var, scale: f64) -> Result<Var> {
-        let own = self.own(x)?.flatten(0, -2)?;
+    fn loss(&self, x: &Var, targets: &Var, scale: f64, logits_max: usize) -> Result<Var> {
         let reduction = Reduction::Sum;
         let config = CrossEntropy { reduction, scale, wide: true, ..CrossEntropy::default() };
         let targets = targets.flatten(0, -1)?;
-        Ok(vocab_parallel_cross_entropy(&own, &targets, self.split.total(), self.group.comm(), &config)?)
+        let (classes, comm) = (self.split.total(), self.group.comm());
+        // All ranks take the same way, that of the rank with most classes.
+        let most = self.split.lengths.iter().copied().max().unwrap_or(0);
+        if targets.numel().saturating_mul(most) <= logits_max {
+            let own = self.own(x)?.flatten(0, -2)?;
+            return Ok(vocab_parallel_cross_entropy(&own, &targets, classes, comm, &config)?);
+        }
+        let (x, weight) = (self.group.enter(x)?.flatten(0, -2)?, self.weight.var());
+        Ok(vocab_parallel_linear_cross_entropy(&x, &weight, &targets, classes, comm, &config, logits_max)?)
     }
 }

@@ -8,7 +8,7 @@ use phalanx_parallel::comm::Comm;
 use phalanx_parallel::launch;
 use phalanx_parallel::tensor_parallel::{
     all_gather, copy_to_region, gather_from_region, reduce_from_region, reduce_scatter, scatter_to_region,
-    vocab_parallel_cross_entropy,
+    vocab_parallel_cross_entropy, vocab_parallel_linear_cross_entropy,
 };
 
 use crate::kit::assert_close;
@@ -221,6 +221,52 @@ fn halves_give_what_they_give_widened() {
             assert_eq!(narrow, dtype);
             let rounded = Var::new(tensor(&want[0], &[want[0].len()], dtype, rank.device())?);
             assert_eq!(loss, self::wide(&rounded)?, "{dtype}, {config:?}");
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+/// With the linear map before it, the logits may come in chunks of any size.
+#[test]
+fn any_chunk_of_logits_has_the_bits_of_the_whole() {
+    const CLASSES: usize = 37;
+    let number = |i: usize| (i as f64 * 0.7).sin() * 3.0;
+    let targets: Vec<i64> =
+        (0..ITEMS as i64).map(|i| if i == 1 { -100 } else { i * 5 % CLASSES as i64 }).collect();
+    for (dtype, config) in [DType::F64, DType::F32, DType::BF16, DType::F16].into_iter().flat_map(|dtype| {
+        settings()
+            .into_iter()
+            .map(move |config| (dtype, CrossEntropy { ignore_index: -100, wide: true, ..config }))
+    }) {
+        launch::threads(3, |rank| -> Result<()> {
+            let make = |shape: [usize; 2], first: usize| {
+                let values: Vec<f64> = (0..shape[0] * shape[1]).map(|i| number(first + i)).collect();
+                Var::leaf(tensor(&values, &shape, dtype, rank.device())?)
+            };
+            let own = lengths(CLASSES, 3)[rank.rank()];
+            let (x, weight) = (make([ITEMS, 5], 0)?, make([own, 5], 100 * (1 + rank.rank()))?);
+            let y = Var::from_slice(&targets, &[ITEMS], rank.device())?;
+            let run = |logits_max: usize| -> Result<[Vec<f64>; 3]> {
+                let loss = vocab_parallel_linear_cross_entropy(
+                    &x,
+                    &weight,
+                    &y,
+                    CLASSES,
+                    rank.comm(),
+                    &config,
+                    logits_max,
+                )?;
+                let weights: Vec<f64> = (0..loss.numel()).map(|i| 1.0 + i as f64).collect();
+                let dy = Var::new(tensor(&weights, loss.shape(), loss.dtype(), loss.device())?);
+                let grads = grad(&[(loss.clone(), Some(dy))], &[&x, &weight], Options::default())?;
+                let [dx, dw] = [0, 1].map(|i| grads[i].clone().expect("both are used"));
+                Ok([wide(&loss)?, wide(&dx)?, wide(&dw)?])
+            };
+            let whole = run(usize::MAX)?;
+            for logits_max in [0, own, 2 * own + 1, ITEMS * own - 1] {
+                assert_eq!(run(logits_max)?, whole, "{dtype} {logits_max} {config:?}");
+            }
             Ok(())
         })
         .unwrap();

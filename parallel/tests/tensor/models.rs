@@ -164,15 +164,20 @@ fn replicas_of_cut_models_have_one_devices_losses_and_norms_under_ddp_and_zero()
 #[test]
 fn micro_batches_and_recomputation_change_nothing_but_the_order_of_additions() {
     for cut in Cut::both(2) {
-        let run = |micros: usize, mode: RecomputeMode| {
+        let run_with = |micros: usize, mode: RecomputeMode, logits_max: usize| {
             let rank = |rank: launch::Rank| -> Result<Vec<f64>> {
                 let mut model = build(&gpt(4, 0.2), cut.layers(rank.comm()), DType::F64, rank.device())?;
                 model.set_recompute(mode);
+                model.set_logits_max(logits_max);
                 train(&model, Some(rank.comm()), 2, micros)
             };
             launch::threads(2, rank).unwrap().swap_remove(0)
         };
+        let run = |micros: usize, mode: RecomputeMode| run_with(micros, mode, usize::MAX);
         let plain = run(2, RecomputeMode::Never);
+        for logits_max in [0, 100] {
+            assert_eq!(run_with(2, RecomputeMode::Never, logits_max), plain, "{logits_max} logits at a time");
+        }
         assert_eq!(run(2, RecomputeMode::Always), plain, "recomputation repeats every bit");
         assert_eq!(run(2, RecomputeMode::ExceptLast), plain);
         assert_close("micro-batches", &run(3, RecomputeMode::Never), &plain, 1e-12);

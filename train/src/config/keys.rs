@@ -266,6 +266,11 @@ fn pipeline() -> Vec<Key<Config>> {
             |c| &mut c.layout.recompute,
         ),
         Key::new(
+            "logits-max",
+            "Logits that a rank holds at a time; the others are computed again in backward. Changes memory and time, no bit on a CPU [default: all]",
+            |c| &mut c.layout.logits_max,
+        ),
+        Key::new(
             "backend",
             "How ranks talk: as threads of this process, as processes that mpirun has started, or over NCCL, each with a GPU [default: threads; TCP between processes where RANK and WORLD_SIZE are set]",
             |c| &mut c.backend,

@@ -52,7 +52,7 @@ fn check<T: GemmElem>(
         let sum = T::narrow(T::narrow(twin(&row, &column)).widen() + bias[0].widen());
         let place = &mut want[item * batch.c + i];
         *place = match write {
-            Write::Store => sum,
+            Write::Store | Write::Continue => sum,
             Write::Accumulate => T::narrow(place.widen() + sum.widen()),
         };
     }

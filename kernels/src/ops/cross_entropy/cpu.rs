@@ -97,6 +97,7 @@ fn exponentials<V: Vector>(x: &[V::Elem]) -> (V::Elem, V::Elem) {
 
 /// How a row's gradient is made: `factor e^(x - max) - even w[c]`, less `on_target` at its class.
 pub(super) struct Gradient<T> {
+    /// Beyond the row's end if the row is a part without it.
     pub(super) class: usize,
     pub(super) max: T,
     pub(super) factor: T,
@@ -124,7 +125,9 @@ impl<T: Float, const N: usize> RowKernel<T, N> for BackwardOf<'_, T> {
             None if self.smooth => lanes::update_from(x, dx, [], |x, []| exp_below(x, max) * factor - even),
             None => lanes::update_from(x, dx, [], |x, []| exp_below(x, max) * factor),
         }
-        dx[gradient.class] = dx[gradient.class] - gradient.on_target;
+        if let Some(at) = dx.get_mut(gradient.class) {
+            *at = *at - gradient.on_target;
+        }
     }
 }
 

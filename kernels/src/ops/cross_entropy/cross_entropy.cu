@@ -57,11 +57,12 @@ TEAM_KERNEL forward(f64* losses, W* stats, Rows x, u64 kept, f64 smoothing, Targ
     losses[row] = (1.0 - smoothing) * targets.weight_of(found) * missed + even;
 }
 
-// dx = slope (p sum(q) - q), for the smoothed target q; p is made again of the row's two numbers.
-TEAM_KERNEL backward(T* dx, Rows x, const W* stats, u64 kept, const RESULT* dy, u64 dy_step, Factor factor, f64 smoothing, Targets targets) {
+// dx = slope (p sum(q) - q), for the smoothed target q; p is made again of the row's two numbers. A row has the logits of `columns`
+// classes from `first` on.
+TEAM_KERNEL backward(T* dx, Rows x, const W* stats, u64 kept, const RESULT* dy, u64 dy_step, Factor factor, f64 smoothing, u64 first, u64 columns, Targets targets) {
     const u64 row = team_row();
     if (row >= targets.items) return;
-    const i64 width = targets.classes, found = targets[row];
+    const i64 width = columns, found = targets[row];
     const Line line(x, row, found < 0 ? 0 : width, narrow<T>(W(0)));
     dx += row * width;
     if (found < 0) {
@@ -70,15 +71,15 @@ TEAM_KERNEL backward(T* dx, Rows x, const W* stats, u64 kept, const RESULT* dy, 
         return;
     }
     const bool smooth = smoothing != 0.0;
-    const f64 slope = (f64)widen(dy[row * dy_step]) * factor.value(), share = smoothing / width;
+    const f64 slope = (f64)widen(dy[row * dy_step]) * factor.value(), share = smoothing / targets.classes;
     const f64 of_class = slope * (1.0 - smoothing) * targets.weight_of(found);
     const f64 all = of_class + (smooth ? slope * share * (f64)total_weight(targets) : 0.0);
     const W max = stats[row * kept], scale = all / (f64)stats[row * kept + 1];
     const W on_target = of_class, even = slope * share;
     map_row(dx, line, [&](i64 at, W x) {
         W gradient = exp(x - max) * scale;
-        if (smooth && at >= 0 && at < width) gradient -= even * (targets.weight ? widen(targets.weight[at]) : W(1));
-        return at == found ? gradient - on_target : gradient;
+        if (smooth && at >= 0 && at < width) gradient -= even * (targets.weight ? widen(targets.weight[first + at]) : W(1));
+        return (i64)first + at == found ? gradient - on_target : gradient;
     });
 }
 

@@ -1,9 +1,14 @@
 //! Cross entropy between logits and class indices. Probabilities are never stored: the forward pass keeps two numbers
 //! a row, from which the backward pass makes the gradient in one pass over the logits.
+//!
+//! Logits that are not to be held whole come in parts (`parts.rs`).
 
 mod cpu;
+mod parts;
 
-use phalanx_tensor::cuda::Kernel;
+pub use parts::{cross_entropy_backward_part, cross_entropy_items, cross_entropy_reduce};
+
+use phalanx_tensor::cuda::{Args, Kernel};
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
 use crate::block_reader::{BlockReader, elements, store, values_f64};
@@ -24,7 +29,24 @@ type TargetsFn = fn(&'static str, [&Tensor; 2], &CrossEntropy, &mut Tensor) -> R
 
 type Forward = fn(&'static str, [&Tensor; 2], RowSizes, &CrossEntropy, [&mut Tensor; 2]) -> Result<()>;
 type Gradient =
-    fn(&'static str, Option<&Tensor>, [&Tensor; 3], RowSizes, &CrossEntropy, &mut Tensor) -> Result<()>;
+    fn(&'static str, Option<&Tensor>, [&Tensor; 3], Columns, &CrossEntropy, &mut Tensor) -> Result<()>;
+
+/// The logits of some classes, all unless they come in parts.
+#[derive(Clone, Copy)]
+struct Columns {
+    rows: usize,
+    /// The first class, and how many there are.
+    first: usize,
+    width: usize,
+    /// All classes.
+    classes: usize,
+}
+
+impl Columns {
+    fn sizes(self) -> RowSizes {
+        RowSizes { rows: self.rows, width: self.width, stats: 0, sums: 0 }
+    }
+}
 
 /// The options of cross entropy.
 #[derive(Clone, Debug)]
@@ -107,17 +129,21 @@ fn forward_on_cpu(
     outputs: [&mut Tensor; 2],
 ) -> Result<()> {
     let classes = config.weighing().read(op, target, shape.width)?;
-    for_real!(op, x.dtype(), T => forward::<T>(op, x, &classes, shape, config, outputs))
+    let [loss, stats] = outputs;
+    let losses = for_real!(op, x.dtype(), T => item_losses::<T>(op, x, &classes, shape, config, stats))?;
+    let losses = classes.reduce(config.reduction, losses.into_iter());
+    for_real!(op, loss.dtype(), L => store::<L>(op, loss, &losses))
 }
 
-fn forward<T: Real>(
+/// Each item's loss, without the factor of the reduction; and each row's `stats`. `x` has its classes last.
+fn item_losses<T: Real>(
     op: &'static str,
     x: &Tensor,
     classes: &Classes,
     shape: RowSizes,
     config: &CrossEntropy,
-    [loss, stats]: [&mut Tensor; 2],
-) -> Result<()> {
+    stats: &mut Tensor,
+) -> Result<Vec<f64>> {
     let weight = wide_weight::<T>(classes);
     let kernel = cpu::Forward { targets: &classes.targets, weight: weight.as_deref() };
     let columns = in_columns(x, config)?;
@@ -142,9 +168,7 @@ fn forward<T: Real>(
         let even = if share == 0.0 { 0.0 } else { share * (total * log - kept[2].to_f64()) };
         (1.0 - config.label_smoothing) * classes.weight_of(class) * (below + log) + even
     };
-    let losses = by_item(x, shape.rows, item)?;
-    let losses = classes.reduce(config.reduction, losses.into_iter());
-    for_real!(op, loss.dtype(), L => store::<L>(op, loss, &losses))
+    by_item(x, shape.rows, item)
 }
 
 /// `dx` of [`cross_entropy`], given the result's gradient `dy` and the forward pass's `stats`; in the logits' dtype.
@@ -219,7 +243,7 @@ fn backward_to(
     config: &CrossEntropy,
 ) -> Result<()> {
     let width = x.map_or(dx.shape(), Tensor::shape)[dx.rank() - 1];
-    let shape = RowSizes { rows: target.numel(), width, stats: 0, sums: 0 };
+    let shape = Columns { rows: target.numel(), first: 0, width, classes: width };
     GRADIENT.run(dx.device(), |run| run(BACKWARD, x, [target, stats, dy], shape, config, dx))
 }
 
@@ -227,11 +251,11 @@ fn backward_on_cpu(
     op: &'static str,
     x: Option<&Tensor>,
     [target, stats, dy]: [&Tensor; 3],
-    shape: RowSizes,
+    shape: Columns,
     config: &CrossEntropy,
     dx: &mut Tensor,
 ) -> Result<()> {
-    let classes = config.weighing().read(op, target, shape.width)?;
+    let classes = config.weighing().read(op, target, shape.classes)?;
     for_real!(op, dx.dtype(), T => backward::<T>(x, [stats, dy], &classes, shape, config, dx))
 }
 
@@ -239,12 +263,12 @@ fn backward<T: Real>(
     x: Option<&Tensor>,
     [stats, dy]: [&Tensor; 2],
     classes: &Classes,
-    shape: RowSizes,
+    shape: Columns,
     config: &CrossEntropy,
     dx: &mut Tensor,
 ) -> Result<()> {
     let slopes = classes.slopes(config.reduction, &values_f64(BACKWARD, dy)?);
-    let (share, total) = smoothing(classes, config, shape.width);
+    let (share, total) = smoothing(classes, config, shape.classes);
     let (stats_shape, stats) = (stats.shape()[1], elements::<T::Wide>(BACKWARD, stats)?);
     let weight = wide_weight::<T>(classes);
     let row = |row: usize| {
@@ -254,18 +278,20 @@ fn backward<T: Real>(
         let [max, sum] = [stats[row * stats_shape], stats[row * stats_shape + 1]];
         let wide = T::Wide::from_f64;
         let (factor, even) = (wide(all / sum.to_f64()), wide(slope * share));
+        // Beyond the row's end if the class is in another part.
+        let class = class.wrapping_sub(shape.first);
         Some(cpu::Gradient { class, max, factor, on_target: wide(on_target), even })
     };
     let gradients = by_item(dx, shape.rows, row)?;
-    let weight = weight.as_deref().filter(|_| share != 0.0);
+    let weight = weight.as_deref().filter(|_| share != 0.0).map(|all| &all[shape.first..][..shape.width]);
     let kernel = cpu::BackwardOf { gradients: &gradients, weight, smooth: share != 0.0 };
     if let Some((x, sizes)) = x.map(|x| in_columns(x, config)).transpose()?.flatten() {
         return columns::run::<T, 1>(BACKWARD, &kernel, sizes, [&x], Some(dx), (&mut [], 0));
     }
     let outputs = Outputs { y: Some(dx), stats: &mut [] };
     match x {
-        Some(x) => rows::run::<T, 1>(BACKWARD, &kernel, shape, [x], outputs)?,
-        None => rows::run::<T, 0>(BACKWARD, &kernel, shape, [], outputs)?,
+        Some(x) => rows::run::<T, 1>(BACKWARD, &kernel, shape.sizes(), [x], outputs)?,
+        None => rows::run::<T, 0>(BACKWARD, &kernel, shape.sizes(), [], outputs)?,
     };
     Ok(())
 }
@@ -330,9 +356,9 @@ fn smoothing(classes: &Classes, config: &CrossEntropy, width: usize) -> (f64, f6
 
 const PROGRAM: RowProgram = row_program!("cross_entropy.cu", FAULT, CLASSES);
 
-/// For logits `x`; `result` has the result's dtype.
-fn kernel(op: &'static str, x: &Tensor, result: &Tensor, team: Team, entry: &str) -> Result<Kernel> {
-    team.kernel(op, x.device().gpu()?, PROGRAM, entry, Some(("RESULT", type_name(result.dtype()))))
+/// For logits `x`; `result` is the result's dtype.
+fn kernel(op: &'static str, x: &Tensor, result: DType, team: Team, entry: &str) -> Result<Kernel> {
+    team.kernel(op, x.device().gpu()?, PROGRAM, entry, Some(("RESULT", type_name(result))))
 }
 
 /// `x` has its classes last.
@@ -343,13 +369,27 @@ fn forward_on_gpu(
     config: &CrossEntropy,
     [loss, stats]: [&mut Tensor; 2],
 ) -> Result<()> {
-    let targets = Targets::new(op, config.weighing(), x, target, shape.width)?;
-    let team = Team::new(x.dtype(), shape.rows, shape.width);
+    let targets = Targets::new(op, config.weighing(), x.dtype(), target, shape.width)?;
     let (losses, operand) = (targets.losses()?, Operand::of(op, x, shape.width)?);
-    let args = operand.put(targets.args().scratch(&losses).write(stats)?)?;
+    let outputs = (targets.args().scratch(&losses), stats);
+    launch_forward(op, (x, &operand), &targets, shape, config, loss.dtype(), outputs)?;
+    targets.reduce(|args| Ok(args.scratch(&losses)), loss)
+}
+
+/// `losses` are the arguments so far: where each item's loss is to be written. `result` is the dtype of the reduced loss.
+fn launch_forward<'a>(
+    op: &'static str,
+    (x, operand): (&'a Tensor, &'a Operand<'_>),
+    targets: &'a Targets<'_>,
+    shape: RowSizes,
+    config: &CrossEntropy,
+    result: DType,
+    (losses, stats): (Args<'a>, &'a mut Tensor),
+) -> Result<()> {
+    let team = Team::new(x.dtype(), shape.rows, shape.width);
+    let args = operand.put(losses.write(stats)?)?;
     let args = targets.put(args.value(shape.stats as u64).value(config.label_smoothing))?;
-    kernel(op, x, loss, team, "forward")?.launch(team.grid(), args)?;
-    targets.reduce(&losses, loss)
+    kernel(op, x, result, team, "forward")?.launch(team.grid(), args)
 }
 
 /// `x` has its classes last, and so has `dx`, which holds the logits if there is no `x`.
@@ -357,20 +397,20 @@ fn backward_on_gpu(
     op: &'static str,
     x: Option<&Tensor>,
     [target, stats, dy]: [&Tensor; 3],
-    shape: RowSizes,
+    shape: Columns,
     config: &CrossEntropy,
     dx: &mut Tensor,
 ) -> Result<()> {
     let itself = dx.clone();
     let x = x.unwrap_or(&itself);
-    let targets = Targets::new(op, config.weighing(), x, target, shape.width)?;
+    let targets = Targets::new(op, config.weighing(), x.dtype(), target, shape.classes)?;
     let team = Team::new(x.dtype(), shape.rows, shape.width);
     let (factor, operand) = (targets.factor()?, Operand::of(op, x, shape.width)?);
     let (stats, dy) = (stats.contiguous()?, dy.contiguous()?);
     let args = operand.put(targets.args().write(dx)?)?.read(&stats)?.value(stats.shape()[1] as u64);
     let args = targets.put_factor(args.read(&dy)?.value(targets.slope_step()), factor.as_ref());
-    kernel(op, x, &dy, team, "backward")?
-        .launch(team.grid(), targets.put(args.value(config.label_smoothing))?)
+    let args = args.value(config.label_smoothing).value(shape.first as u64).value(shape.width as u64);
+    kernel(op, x, dy.dtype(), team, "backward")?.launch(team.grid(), targets.put(args)?)
 }
 
 /// Whether [`backward`] may be told to write over `x` [N, C]: where a thread that reads a packet sees no byte of another's.
@@ -388,9 +428,9 @@ fn targets_on_gpu(
     q: &mut Tensor,
 ) -> Result<()> {
     let classes = q.size(-1)?;
-    let targets = Targets::new(op, config.weighing(), x, target, classes)?;
+    let targets = Targets::new(op, config.weighing(), x.dtype(), target, classes)?;
     let team = Team::new(x.dtype(), targets.items(), classes);
-    let (factor, kernel) = (targets.factor()?, kernel(op, x, q, team, "targets")?);
+    let (factor, kernel) = (targets.factor()?, kernel(op, x, q.dtype(), team, "targets")?);
     let args = targets.put_factor(targets.args().write(q)?, factor.as_ref());
     kernel.launch(team.grid(), targets.put(args.value(config.label_smoothing))?)
 }

@@ -3,7 +3,8 @@
 use phalanx_tensor::{DType, Device, Tensor};
 
 use super::{
-    CrossEntropy, cross_entropy, cross_entropy_backward, cross_entropy_backward_over, cross_entropy_targets,
+    CrossEntropy, cross_entropy, cross_entropy_backward, cross_entropy_backward_over,
+    cross_entropy_backward_part, cross_entropy_items, cross_entropy_reduce, cross_entropy_targets,
 };
 use crate::Reduction;
 use crate::ops::cast;
@@ -64,6 +65,64 @@ fn loss_and_gradient_equal_the_formula() {
             }
         }
     }
+}
+
+#[test]
+fn parts_have_the_bits_of_the_whole() {
+    let targets: Vec<i64> = (0..33).map(|i| if i % 7 == 3 { 3 } else { i * 5 % CLASSES as i64 }).collect();
+    let target = Tensor::from_slice(&targets, &[33], Device::CPU).unwrap();
+    let cuts = |len: usize, at: &[usize]| -> Vec<std::ops::Range<usize>> {
+        let ends = at.iter().copied().chain([len]);
+        [0].into_iter().chain(at.iter().copied()).zip(ends).map(|(start, end)| start..end).collect()
+    };
+    for (dtype, weighted, s, wide) in FLOATS.into_iter().flat_map(|dtype| {
+        [
+            (dtype, false, 0.0, false),
+            (dtype, false, 0.0, true),
+            (dtype, true, 0.25, false),
+            (dtype, false, 0.25, true),
+        ]
+    }) {
+        let x = make(&[33, CLASSES], dtype, &floats(-4.0, 9.0));
+        let weight = weighted.then(|| make(&[CLASSES], dtype, &floats(0.5, 2.0)));
+        for reduction in [Reduction::None, Reduction::Mean, Reduction::Sum] {
+            let config = CrossEntropy { wide, ..config(weight.clone(), s, reduction) };
+            let (loss, stats) = cross_entropy(&x, &target, &config).unwrap();
+            let dy = make(loss.shape(), loss.dtype(), &floats(0.5, 1.5));
+            let dx = cross_entropy_backward(&x, &target, &stats, &dy, &config).unwrap();
+            for rows in [cuts(33, &[]), cuts(33, &[1, 20]), cuts(33, &[16])] {
+                let (mut losses, mut kept) = (Vec::new(), Vec::new());
+                for items in rows {
+                    let part = x.narrow(0, items.start, items.len()).unwrap();
+                    let (of_items, stats) = cross_entropy_items(&part, &target, items, &config).unwrap();
+                    losses.extend(values(&of_items));
+                    kept.extend(values(&stats));
+                }
+                let losses = Tensor::from_slice(&losses, &[33], Device::CPU).unwrap();
+                let whole = cross_entropy_reduce(&losses, &target, (dtype, CLASSES), &config).unwrap();
+                assert_eq!((values(&whole), whole.dtype()), (values(&loss), loss.dtype()));
+                assert_eq!(kept, values(&stats));
+            }
+            for columns in [cuts(CLASSES, &[]), cuts(CLASSES, &[1, 8, 36]), cuts(CLASSES, &[20])] {
+                for columns in columns {
+                    let part = x.narrow(1, columns.start, columns.len()).unwrap();
+                    let want = values(&dx.narrow(1, columns.start, columns.len()).unwrap());
+                    for part in [part.clone(), part.copy().unwrap()] {
+                        let at = (columns.start, CLASSES);
+                        let got = cross_entropy_backward_part(part, at, [&target, &stats, &dy], &config);
+                        assert_eq!(values(&got.unwrap()), want, "{dtype} {columns:?}");
+                    }
+                }
+            }
+        }
+    }
+    let x = make(&[2, CLASSES], DType::F32, &floats(-4.0, 9.0));
+    let error = cross_entropy_items(&x, &target, 32..34, &CrossEntropy::default()).unwrap_err().to_string();
+    assert!(error.starts_with("cross_entropy_items: ") && error.contains("32..34"), "{error}");
+    let wrong = Tensor::from_slice(&[0i64, 99], &[2], Device::CPU).unwrap();
+    let one = x.narrow(0, 0, 1).unwrap();
+    let error = cross_entropy_items(&one, &wrong, 1..2, &CrossEntropy::default()).unwrap_err().to_string();
+    assert!(error.contains("99 (item 1)"), "{error}");
 }
 
 #[test]

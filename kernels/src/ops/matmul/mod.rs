@@ -15,7 +15,7 @@ use crate::gemm::{
     Batch, Epilogue, GEMV_STEPS_MIN, GemmElem, MatMut, MatRef, Write, gemm_batched, gemv, is_parallel,
 };
 use crate::pointwise::{map_into, pointwise};
-use crate::real::for_real;
+use crate::real::{for_real, wide_dtype};
 use crate::{check, flops};
 
 pub(super) use cuda::multiply as multiply_on_gpu;
@@ -64,6 +64,25 @@ pub fn matmul_accumulate_(c: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<()> 
     }
     product.fits(OP, "a sum", c, a, b)?;
     product.run(c, Finish { write: Write::Accumulate, ..Finish::default() })
+}
+
+/// `c += a b` in place, where the chain of additions of each element goes on from what `c` holds. So on a CPU a product whose steps come in
+/// parts has the bits of one [`matmul`], if it has more than one column; on a GPU each part is added as a whole. `c` is contiguous, of the
+/// product's shape, and of the dtype that `a` and `b` are computed in: f32 for halves.
+///
+/// # Errors
+/// As [`matmul_accumulate_`].
+pub fn matmul_continue_(c: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
+    const OP: &str = "matmul_continue";
+    check::dtype(OP, c, wide_dtype(a.dtype()))?;
+    if c.device().is_cuda() {
+        return matmul_accumulate_(c, a, b);
+    }
+    let (a, b) = (cast(a, c.dtype())?, cast(b, c.dtype())?);
+    let product = Product::new(OP, &a, &b)?;
+    check::same_device(OP, &[&a, c])?;
+    product.fits(OP, "a sum", c, &a, &b)?;
+    product.run(c, Finish { write: Write::Continue, ..Finish::default() })
 }
 
 /// The epilogue: what is done to the finished sums.
@@ -227,7 +246,11 @@ pub(in crate::ops) fn multiply<T: GemmElem + Element>(
             let c_mat = MatMut::row_major(&mut c_data[c_start..], m, n);
             let batch = Batch { count, a: a_step, b: b_step, c: c_step };
             // Not for one row, too: it may be one of a batch that was cut, and has the bits that it has there.
-            let multiply = if n == 1 && k >= GEMV_STEPS_MIN { gemv } else { gemm_batched };
+            let multiply = if n == 1 && k >= GEMV_STEPS_MIN && finish.write != Write::Continue {
+                gemv
+            } else {
+                gemm_batched
+            };
             multiply(pool.as_deref(), batch, a_mat, b_mat, c_mat, finish.write, epilogue);
         };
     if lead == 0 {

@@ -1,6 +1,6 @@
 //! Products against the triple loop in f64.
 
-use phalanx_tensor::{Dims, Tensor, broadcast_shapes};
+use phalanx_tensor::{Device, Dims, Tensor, broadcast_shapes};
 
 use super::*;
 use crate::ops::{accumulate_, add, cast, gelu};
@@ -99,6 +99,28 @@ fn accumulating_has_the_bits_of_adding_the_product() {
         accumulate_(&mut apart, &matmul(&a, &b).unwrap()).unwrap();
         assert_eq!(values(&fused), values(&apart));
     }
+}
+
+#[test]
+fn a_product_whose_steps_come_in_parts_has_the_bits_of_the_whole() {
+    for (dtype, columns) in FLOATS.into_iter().flat_map(|dtype| [2, 9, 129].map(move |n| (dtype, n))) {
+        let (a, b) =
+            (make(&[7, 130], dtype, &floats(-1.0, 1.0)), make(&[130, columns], dtype, &floats(-1.0, 1.0)));
+        let whole = matmul(&a, &b).unwrap();
+        for parts in [&[130][..], &[64, 66], &[2, 100, 28]] {
+            let mut sum = Tensor::zeros(&[7, columns], wide_dtype(dtype), Device::CPU).unwrap();
+            let mut at = 0;
+            for &len in parts {
+                let (a, b) = (a.narrow(1, at, len).unwrap(), b.narrow(0, at, len).unwrap());
+                matmul_continue_(&mut sum, &a, &b).unwrap();
+                at += len;
+            }
+            assert_eq!(values(&cast(&sum, dtype).unwrap()), values(&whole), "{dtype} {columns} {parts:?}");
+        }
+    }
+    let a = make(&[2, 2], DType::BF16, &floats(-1.0, 1.0));
+    let error = matmul_continue_(&mut a.copy().unwrap(), &a, &a).unwrap_err().to_string();
+    assert!(error.starts_with("matmul_continue: ") && error.contains("f32"), "{error}");
 }
 
 #[test]

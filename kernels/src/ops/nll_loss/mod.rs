@@ -131,11 +131,11 @@ fn forward_on_gpu(
     loss: &mut Tensor,
 ) -> Result<()> {
     let classes = x.size(-1)?;
-    let targets = Targets::new(op, weighing, x, target, classes)?;
+    let targets = Targets::new(op, weighing, x.dtype(), target, classes)?;
     let (losses, operand) = (targets.losses()?, Operand::of(op, x, classes)?);
     let args = targets.put(operand.put(targets.args().scratch(&losses))?)?;
     kernel(op, x, "forward")?.launch(targets.grid(), args)?;
-    targets.reduce(&losses, loss)
+    targets.reduce(|args| Ok(args.scratch(&losses)), loss)
 }
 
 /// `dx` has its classes last, and holds zeros.
@@ -146,7 +146,7 @@ fn backward_on_gpu(
     dx: &mut Tensor,
 ) -> Result<()> {
     let classes = dx.size(-1)?;
-    let targets = Targets::new(op, weighing, dx, target, classes)?;
+    let targets = Targets::new(op, weighing, dx.dtype(), target, classes)?;
     let (factor, dy, kernel) = (targets.factor()?, dy.contiguous()?, kernel(op, dx, "backward")?);
     let args = targets.args().write(dx)?.read(&dy)?.value(targets.slope_step());
     kernel.launch(targets.grid(), targets.put(targets.put_factor(args, factor.as_ref()))?)

@@ -1,8 +1,9 @@
 //! Losses over classes: cross entropy and the negative log likelihood.
 
 use phalanx_kernels::{
-    CrossEntropy, NllLoss, Reduction, cast, cross_entropy, cross_entropy_backward,
-    cross_entropy_backward_over, cross_entropy_targets, nll_loss, nll_loss_backward,
+    CrossEntropy, NllLoss, Reduction, cast, cat, cross_entropy, cross_entropy_backward,
+    cross_entropy_backward_over, cross_entropy_backward_part, cross_entropy_items, cross_entropy_reduce,
+    cross_entropy_targets, nll_loss, nll_loss_backward,
 };
 use phalanx_tensor::{DType, Device, Result, Tensor};
 
@@ -91,8 +92,19 @@ fn loss(dtype: DType, shape: [usize; 2], reduction: Reduction, [weighed, smoothe
         let q = cross_entropy_targets(&x, &target, &config)?;
         let likelihood = nll_loss(&x, &target, &nll)?;
         let nll_dx = nll_loss_backward(&x, &target, &dy, &nll)?;
+        // The same in two parts.
+        let half = items / 2;
+        let part = |at: usize, len: usize| {
+            cross_entropy_items(&x.narrow(0, at, len)?, &target, at..at + len, &config)
+        };
+        let (first, second) = (part(0, half)?, part(half, items - half)?);
+        let losses = cat(&[&first.0, &second.0], 0)?;
+        let again = cross_entropy_reduce(&losses, &target, (dtype, classes), &config)?;
+        let right = x.narrow(1, classes / 3, classes - classes / 3)?;
+        let right =
+            cross_entropy_backward_part(right, (classes / 3, classes), [&target, &stats, &slope], &config)?;
         let over = cross_entropy_backward_over(x, &target, &stats, &slope, &config)?;
-        Ok(vec![loss, stats, dx, q, likelihood, nll_dx, over])
+        Ok(vec![loss, stats, dx, q, likelihood, nll_dx, over, again, second.1, right])
     };
     Case::new(name, dtype, run).within(2.0 * tolerance(dtype))
 }
