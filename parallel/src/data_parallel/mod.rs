@@ -8,6 +8,7 @@
 //! started strictly in this order ────────────────►   all-reduce all-reduce          while backward goes on
 //!
 //! Ddp ──► reducer (gradients that arrived) ──► scheduler (a bucket's work, on an engine) ──► hook (adds over the ranks)
+//!  │         ├──► arrivals (when a leaf has all its gradients)
 //!  │         └──► buckets (which gradients, which buffer)                    power_sgd: a hook that sends thin factors
 //!  ├──► join          ranks with unlike numbers of batches
 //!  ├──► consistency   the same model on all ranks, and the one that was wrapped
@@ -15,6 +16,7 @@
 //! sampler: the samples that a rank draws              sync_batch_norm: batch statistics of all ranks
 //! ```
 
+mod arrivals;
 mod buckets;
 mod config;
 pub(crate) mod consistency;

@@ -7,6 +7,7 @@ mod join;
 mod passes;
 mod power_sgd;
 mod sync_batch_norm;
+mod unused;
 
 use phalanx_nn::autograd::ContextMode;
 use std::sync::Arc;
