@@ -32,7 +32,7 @@ fn gradients(rank: usize, pass: u64, dtype: DType) -> Tensor {
 
 fn send(hook: &PowerSgd, gradients: &Tensor, comm: &phalanx_parallel::comm::Comm) -> Result<Vec<f64>> {
     let shapes = [Dims::from_slice(&[12, 3, 3]), Dims::from_slice(&[5])];
-    let bucket = Bucket { index: 0, gradients, parameters: &[4, 2], shapes: &shapes };
+    let bucket = Bucket { index: 0, gradients, parameters: &[4, 2], shapes: &shapes, divisor: None };
     hook.start(&bucket, comm)?()?;
     values(gradients)
 }
