@@ -7,6 +7,7 @@ mod gpt;
 mod join;
 mod passes;
 mod power_sgd;
+mod power_sgd_twin;
 mod sync_batch_norm;
 mod unused;
 
