@@ -102,7 +102,7 @@ impl SyncBatchNorm {
         begins();
         let moments = DeviceMoments::of(x.tensor())?.merged(&self.comm)?;
         // A rank with two elements knows that they suffice, without a wait for the other ranks' number.
-        if x.numel() < 2 * x.shape()[1] {
+        if x.numel() < 2 * x.shape()[1].max(1) {
             let count: f64 = moments.count()?.item()?;
             if count < 2.0 {
                 let why = format!("got {count} elements a channel on all ranks together, wanted 2");

@@ -5,7 +5,10 @@ mod compress;
 #[path = "../gpt/mod.rs"]
 mod gpt;
 mod join;
+mod overlap;
 mod passes;
+#[path = "../comm/port.rs"]
+mod port;
 mod power_sgd;
 mod power_sgd_twin;
 mod sync_batch_norm;
