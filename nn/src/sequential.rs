@@ -65,6 +65,18 @@ impl Sequential {
         &mut self.modules
     }
 
+    /// Replaces each layer for which `replacement` has one, in inner sequences too, in order. It is called with every layer that is no
+    /// `Sequential`.
+    ///
+    /// # Errors
+    /// The first of `replacement`, which ends it.
+    pub fn replace_layers<E>(
+        &mut self,
+        replacement: &mut dyn FnMut(&dyn Any) -> Result<Option<Box<dyn Module>>, E>,
+    ) -> Result<(), E> {
+        self.modules.iter_mut().try_for_each(|layer| replace(layer, replacement))
+    }
+
     /// The layer at a path (`2`, or `"2.0"` for the first layer of a `Sequential` that is number 2), if it exists and has this type.
     /// Use it to freeze a batch norm or to read a weight.
     ///
@@ -188,6 +200,23 @@ fn within(what: &str, asked: impl RangeBounds<usize>, all: Range<usize>) -> Resu
         return Err(Error::invalid(what, format!("got layers {start}..{end}, wanted some of {all:?}")));
     }
     Ok(start..end)
+}
+
+fn replace<E>(
+    layer: &mut Box<dyn Module>,
+    replacement: &mut dyn FnMut(&dyn Any) -> Result<Option<Box<dyn Module>>, E>,
+) -> Result<(), E> {
+    let any: &mut dyn Any = &mut **layer;
+    if let Some(inner) = any.downcast_mut::<Sequential>() {
+        return inner.replace_layers(replacement);
+    }
+    if let Some(inner) = any.downcast_mut::<Box<dyn Module>>() {
+        return replace(inner, replacement);
+    }
+    if let Some(new) = replacement(any)? {
+        *layer = new;
+    }
+    Ok(())
 }
 
 impl Parameters for Sequential {

@@ -2,7 +2,7 @@
 
 use phalanx_autograd::{BatchNorm as Numbers, Var, is_recomputing};
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Category, Context, DType, Tensor};
+use phalanx_tensor::{Category, Context, DType, Device, Tensor};
 
 use crate::error::{check_non_negative, check_probability, label};
 use crate::mode::{Mode, modes};
@@ -155,23 +155,49 @@ impl BatchNorm {
     }
 
     /// Counts a training batch, unless its forward pass is recomputed, and returns how far the running statistics move towards the
-    /// batch's. Layers that compute the statistics in another way call this.
+    /// batch's. Layers that compute the statistics in another way call this. Without a momentum the host waits for the number of batches.
     ///
     /// # Errors
     /// If the counter cannot be written.
     pub fn count(&self) -> Result<f64> {
         let Some(counter) = &self.num_batches_tracked else { return Ok(self.momentum.unwrap_or(0.1)) };
-        let counter_tensor = counter.tensor();
-        if counter_tensor.device().is_meta() {
+        if counter.tensor().device().is_meta() {
             return Ok(self.momentum.unwrap_or(1.0));
         }
-        let mut seen = counter_tensor.item::<i64>()?;
-        if !is_recomputing() {
-            seen += 1;
-            kernels::fill_(&mut counter.tensor(), seen)?;
+        count_one(counter)?;
+        match self.momentum {
+            Some(momentum) => Ok(momentum),
+            None => Ok(1.0 / counter.tensor().item::<i64>()?.max(1) as f64),
         }
-        Ok(self.momentum.unwrap_or(1.0 / seen.max(1) as f64))
     }
+
+    /// [`BatchNorm::count`], whose result stays on `device`, as one element of f64.
+    ///
+    /// # Errors
+    /// If the counter cannot be written, or memory is short.
+    pub fn count_on_device(&self, device: Device) -> Result<Tensor> {
+        if let Some(counter) = &self.num_batches_tracked {
+            count_one(counter)?;
+            if self.momentum.is_none() {
+                let seen = kernels::cast(&counter.tensor().reshape(&[1])?, DType::F64)?;
+                return Ok(kernels::rdiv_scalar(
+                    &kernels::clamp(&seen, Some(1.0.into()), None)?,
+                    1.0.into(),
+                )?);
+            }
+        }
+        Ok(kernels::full(&[1], self.momentum.unwrap_or(0.1), DType::F64, device)?)
+    }
+}
+
+/// Adds a batch to the counter, where it is, unless the forward pass is recomputed.
+fn count_one(counter: &Buffer) -> Result<()> {
+    if is_recomputing() {
+        return Ok(());
+    }
+    let mut seen = counter.tensor();
+    let next = kernels::add_scalar(&seen, 1i64.into())?;
+    Ok(kernels::copy_(&mut seen, &next)?)
 }
 
 impl Module for BatchNorm {

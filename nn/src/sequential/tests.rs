@@ -173,3 +173,22 @@ fn tokens_go_through_a_table() {
     let tokens = Var::from_slice(&[1i64, 6, 0, 2], &[2, 2], Device::CPU).unwrap();
     assert_eq!(model.forward(&tokens).unwrap().shape(), [2, 2, 7]);
 }
+
+#[test]
+fn layers_of_inner_sequences_are_replaced_in_order_and_an_error_ends_it() {
+    let scope = Scope::new(1, DType::F32, Device::CPU);
+    let linear = || LinearConfig::new(2, 2).init(&scope).unwrap();
+    let mut model =
+        Sequential::new().with(linear()).with(Sequential::new().with(linear()).with(Relu)).with(linear());
+    let mut seen = 0;
+    let replaced = model.replace_layers::<String>(&mut |layer| {
+        seen += 1;
+        match (layer.is::<Linear>(), seen) {
+            (true, 4) => Err("the third".into()),
+            (is_linear, _) => Ok(is_linear.then(|| Box::new(Relu) as Box<dyn Module>)),
+        }
+    });
+    assert_eq!((replaced, seen), (Err("the third".into()), 4));
+    assert_eq!(model.parameters().len(), 2, "the last linear map is left");
+    assert!(model.get::<Relu>(0).is_some() && model.get::<Relu>("1.0").is_some());
+}

@@ -8,7 +8,8 @@ use phalanx_tensor::{DType, Element, bf16, f16};
 use super::{Error, Result};
 
 /// How elements of several ranks become one. They are combined in order of the ranks, the first one as it is:
-/// `((x0 + x1) + x2) + ...`; bf16 and f16 in f32, rounded once at the end. Integers wrap.
+/// `((x0 + x1) + x2) + ...`; bf16 and f16 in f32, rounded once at the end. Integers wrap. [`Reduction::check`] says which dtypes
+/// each takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reduction {
     /// The sum.
@@ -19,20 +20,47 @@ pub enum Reduction {
     Max,
     /// The smallest; NaN if there is one. Of bools: whether all are true.
     Min,
+    /// The sum divided by the number of ranks, rounded once more. Of floats.
+    Avg,
+    /// Each bit: whether all have it. Of integers and bools.
+    BitAnd,
+    /// Each bit: whether any has it. Of integers and bools.
+    BitOr,
+    /// Each bit: whether an odd number have it. Of integers and bools.
+    BitXor,
 }
 
 impl Reduction {
-    pub(crate) const ALL: [Reduction; 4] = [Reduction::Sum, Reduction::Prod, Reduction::Max, Reduction::Min];
+    pub(crate) const ALL: [Reduction; 8] = [
+        Reduction::Sum,
+        Reduction::Prod,
+        Reduction::Max,
+        Reduction::Min,
+        Reduction::Avg,
+        Reduction::BitAnd,
+        Reduction::BitOr,
+        Reduction::BitXor,
+    ];
 
-    /// Refuses to add and multiply truth values.
-    pub(crate) fn check(self, op: &'static str, dtype: DType) -> Result<()> {
-        if dtype == DType::Bool && matches!(self, Reduction::Sum | Reduction::Prod) {
-            return Err(Error::invalid(
-                op,
-                format!("got the {self} of bools, wanted max (any) or min (all)"),
-            ));
-        }
-        Ok(())
+    /// Whether bits are combined, not numbers.
+    pub(crate) fn is_bitwise(self) -> bool {
+        matches!(self, Reduction::BitAnd | Reduction::BitOr | Reduction::BitXor)
+    }
+
+    /// Refuses a dtype that this reduction is not defined for: bools are not added, multiplied or averaged, integers not
+    /// averaged, and floats have no bits to combine.
+    ///
+    /// # Errors
+    /// If `dtype` is one of these; the text names it, and what is wanted.
+    pub fn check(self, op: &'static str, dtype: DType) -> Result<()> {
+        let wanted = match self {
+            Reduction::Avg if !dtype.is_float() => "a floating-point dtype",
+            Reduction::Sum | Reduction::Prod if dtype == DType::Bool => "max (any) or min (all)",
+            by if by.is_bitwise() && dtype.is_float() => "an integer dtype or bool",
+            _ => return Ok(()),
+        };
+        let elements = if dtype == DType::Bool { "bools".into() } else { dtype.to_string() };
+        Err(Error::invalid(op, format!("got the {self} of {elements}, wanted {wanted}")))
     }
 }
 
@@ -43,6 +71,10 @@ impl fmt::Display for Reduction {
             Reduction::Prod => "product",
             Reduction::Max => "max",
             Reduction::Min => "min",
+            Reduction::Avg => "average",
+            Reduction::BitAnd => "bitwise and",
+            Reduction::BitOr => "bitwise or",
+            Reduction::BitXor => "bitwise xor",
         })
     }
 }
@@ -57,6 +89,10 @@ pub(crate) trait Summand: Element {
     fn mul(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn max(a: Self::Wide, b: Self::Wide) -> Self::Wide;
     fn min(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn div(a: Self::Wide, ranks: usize) -> Self::Wide;
+    fn and(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn or(a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn xor(a: Self::Wide, b: Self::Wide) -> Self::Wide;
 }
 
 macro_rules! float {
@@ -86,6 +122,23 @@ macro_rules! float {
             #[inline]
             fn min(a: $wide, b: $wide) -> $wide {
                 if b < a || b.is_nan() { b } else { a }
+            }
+            #[inline]
+            fn div(a: $wide, ranks: usize) -> $wide {
+                a / ranks as $wide
+            }
+            // `Reduction::check` refuses bits of floats.
+            #[inline]
+            fn and(a: $wide, b: $wide) -> $wide {
+                <$wide>::from_bits(a.to_bits() & b.to_bits())
+            }
+            #[inline]
+            fn or(a: $wide, b: $wide) -> $wide {
+                <$wide>::from_bits(a.to_bits() | b.to_bits())
+            }
+            #[inline]
+            fn xor(a: $wide, b: $wide) -> $wide {
+                <$wide>::from_bits(a.to_bits() ^ b.to_bits())
             }
         }
     )*};
@@ -126,6 +179,23 @@ macro_rules! integer {
             fn min(a: $type, b: $type) -> $type {
                 Ord::min(a, b)
             }
+            // `Reduction::check` refuses the average of integers.
+            #[inline]
+            fn div(a: $type, ranks: usize) -> $type {
+                (i128::from(a) / ranks as i128) as $type
+            }
+            #[inline]
+            fn and(a: $type, b: $type) -> $type {
+                a & b
+            }
+            #[inline]
+            fn or(a: $type, b: $type) -> $type {
+                a | b
+            }
+            #[inline]
+            fn xor(a: $type, b: $type) -> $type {
+                a ^ b
+            }
         }
     )*};
 }
@@ -154,12 +224,22 @@ impl<T: Summand> Block<T> {
             self.0.iter_mut().zip(with).for_each(|(wide, &x)| *wide = f(*wide, x.widen()));
         };
         match by {
-            Reduction::Sum => {
+            Reduction::Sum | Reduction::Avg => {
                 self.0.iter_mut().zip(with).for_each(|(wide, &x)| *wide = T::add(*wide, x.widen()))
             }
             Reduction::Prod => each(T::mul),
             Reduction::Max => each(T::max),
             Reduction::Min => each(T::min),
+            Reduction::BitAnd => each(T::and),
+            Reduction::BitOr => each(T::or),
+            Reduction::BitXor => each(T::xor),
+        }
+    }
+
+    /// Divides the sum of `ranks` ranks, if their average is wanted.
+    pub(crate) fn finish(&mut self, by: Reduction, ranks: usize) {
+        if by == Reduction::Avg {
+            self.0.iter_mut().for_each(|wide| *wide = T::div(*wide, ranks));
         }
     }
 
@@ -194,6 +274,7 @@ fn typed<T: Summand>(by: Reduction, parts: &[&[u8]]) -> Vec<u8> {
             bytemuck::cast_slice_mut(elements).copy_from_slice(&part[range.clone()]);
             if i == 0 { block.load(elements) } else { block.combine(elements, by) }
         }
+        block.finish(by, parts.len());
         block.store(elements);
         out[range].copy_from_slice(bytemuck::cast_slice(elements));
     }
@@ -208,6 +289,7 @@ mod tests {
         let mut block = Block::<T>::new();
         block.load(&values[..1]);
         values[1..].iter().for_each(|x| block.combine(std::slice::from_ref(x), by));
+        block.finish(by, values.len());
         let mut out = [values[0]];
         block.store(&mut out);
         out[0]
@@ -230,6 +312,39 @@ mod tests {
         assert_eq!(reduce(&[3i64, -7, 5], Reduction::Min), -7);
         assert_eq!(reduce(&[i32::MAX, 1], Reduction::Sum), i32::MIN);
         assert_eq!(reduce(&[200u8, 100], Reduction::Sum), 44);
-        assert!(Reduction::Sum.check("test", DType::Bool).is_err());
+    }
+
+    #[test]
+    fn an_average_is_divided_before_it_is_rounded_and_bits_are_combined_one_by_one() {
+        assert_eq!(reduce(&[1f32, 2.0, 4.0], Reduction::Avg), 7.0 / 3.0);
+        // The sum is beyond what f16 holds, the average is not.
+        let large = [60_000f32, 60_000.0].map(f16::from_f32);
+        assert_eq!(reduce(&large, Reduction::Avg), large[0]);
+        let bits = [0b1100u8, 0b1010, 0b1001];
+        let by = |by| reduce(&bits, by);
+        assert_eq!(
+            [Reduction::BitAnd, Reduction::BitOr, Reduction::BitXor].map(by),
+            [0b1000, 0b1111, 0b1111]
+        );
+        assert_eq!(reduce(&[-1i64, 1 << 40], Reduction::BitAnd), 1 << 40);
+    }
+
+    #[test]
+    fn a_dtype_that_a_reduction_is_not_defined_for_is_named() {
+        let refused =
+            |by: Reduction, dtype| by.check("all_reduce", dtype).map_err(|e| e.to_string()).unwrap_err();
+        let cases = [
+            (Reduction::Sum, DType::Bool, "the sum of bools, wanted max (any) or min (all)"),
+            (Reduction::Avg, DType::I64, "the average of i64, wanted a floating-point dtype"),
+            (Reduction::Avg, DType::Bool, "the average of bools, wanted a floating-point dtype"),
+            (Reduction::BitAnd, DType::F32, "the bitwise and of f32, wanted an integer dtype or bool"),
+            (Reduction::BitXor, DType::BF16, "the bitwise xor of bf16, wanted an integer dtype or bool"),
+        ];
+        for (by, dtype, text) in cases {
+            assert!(refused(by, dtype).contains(text), "{}", refused(by, dtype));
+        }
+        let defined =
+            |by: Reduction| DType::ALL.iter().filter(|dtype| by.check("test", **dtype).is_ok()).count();
+        assert_eq!(Reduction::ALL.map(defined), [7, 7, 8, 8, 4, 4, 4, 4]);
     }
 }

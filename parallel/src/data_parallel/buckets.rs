@@ -158,9 +158,10 @@ pub(super) struct BucketBuffer {
 }
 
 impl BucketBuffer {
-    pub(super) fn bucket(&self) -> Bucket<'_> {
+    /// The bucket, whose gradients were divided by `divisor`, if they were.
+    pub(super) fn bucket(&self, divisor: Option<f64>) -> Bucket<'_> {
         let BucketBuffer { index, gradients, parameters, shapes, .. } = self;
-        Bucket { index: *index, gradients, parameters, shapes }
+        Bucket { index: *index, gradients, parameters, shapes, divisor }
     }
 }
 
@@ -190,7 +191,7 @@ impl BucketStore {
                 shapes,
                 pending: Mutex::new(None),
             };
-            for (&number, view) in members.iter().zip(buffer.bucket().views()?) {
+            for (&number, view) in members.iter().zip(buffer.bucket(None).views()?) {
                 views[number] = Some(view);
             }
             buffers.push(engine.resource(buffer));

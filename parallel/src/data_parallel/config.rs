@@ -28,8 +28,14 @@ pub struct DdpConfig {
     /// Sum or mean.
     pub average: Average,
     /// Whether parameters may get no gradient. Those that got one on another rank count as zero here; those that got
-    /// none anywhere keep none. Without it, a missing gradient is an error.
+    /// none anywhere keep none. Without it, a missing gradient is an error. [`Ddp::backward`](super::Ddp::backward) finds
+    /// them in the graph of the loss before backward begins, so that no bucket waits for them.
     pub find_unused: bool,
+    /// Whether every pass gives each parameter as many gradients as the first one (torch's `static_graph`). The first pass
+    /// finds out how many, none included, and starts its buckets at its end. Later ones need no `find_unused`, nor the
+    /// exchange that this costs, and a parameter may get several gradients between [`begin`](super::Ddp::begin) and
+    /// [`finish`](super::Ddp::finish). A pass that differs is an error that names the parameter.
+    pub static_graph: bool,
     /// The gradients' dtype; `None`: each parameter's own.
     pub grad_dtype: Option<DType>,
     /// How a bucket is added over the ranks.
@@ -51,6 +57,7 @@ impl Default for DdpConfig {
             bucket_bytes: Buckets::BYTES,
             average: Average::Sum,
             find_unused: false,
+            static_graph: false,
             grad_dtype: None,
             hook: Arc::new(AllReduce),
             broadcast_buffers: true,
@@ -62,11 +69,11 @@ impl Default for DdpConfig {
 impl DdpConfig {
     /// The settings that must be equal on all ranks, as text.
     pub(super) fn shared_settings(&self) -> String {
-        let DdpConfig { first_bucket_bytes, bucket_bytes, average, find_unused, grad_dtype, hook, .. } = self;
+        let DdpConfig { first_bucket_bytes, bucket_bytes, average, find_unused, static_graph, .. } = self;
         let buckets = [first_bucket_bytes, bucket_bytes];
-        let rest = (find_unused, grad_dtype, hook, self.broadcast_buffers);
+        let rest = (find_unused, static_graph, self.grad_dtype, &self.hook, self.broadcast_buffers);
         format!(
-            "Ddp, {average:?}, buckets {buckets:?}, find_unused, grad_dtype, hook, broadcast_buffers {rest:?}"
+            "Ddp, {average:?}, buckets {buckets:?}, find_unused, static_graph, grad_dtype, hook, broadcast_buffers {rest:?}"
         )
     }
 }

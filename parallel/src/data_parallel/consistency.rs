@@ -4,7 +4,7 @@
 //! [`Ddp`]: super::Ddp
 
 use phalanx_kernels as kernels;
-use phalanx_nn::autograd::Var;
+use phalanx_nn::autograd::{HookHandle, Leaf};
 use phalanx_nn::{Entry, Parameter, ParameterOwner, Parameters, Usage};
 use phalanx_tensor::{DType, Device, Tensor};
 use xxhash_rust::xxh64::xxh64;
@@ -36,8 +36,25 @@ pub(crate) fn check_trained(wrapper: &str, parameter: &Parameter, trained: bool)
         (false, true) => ("frozen", "trained"),
         _ => return Ok(()),
     };
+    Err(changed(wrapper, parameter, now, then))
+}
+
+fn changed(wrapper: &str, parameter: &Parameter, now: &str, then: &str) -> Error {
     let why = format!("is {now} now, and was {then} when `{wrapper}` was made; make it anew");
-    Err(phalanx_nn::Error::invalid(parameter.name(), why).into())
+    phalanx_nn::Error::invalid(parameter.name(), why).into()
+}
+
+/// Refuses gradients of a parameter that was frozen when `wrapper` was made and that no other wrapper has now: they would not
+/// be added over the ranks. To be removed when `wrapper` is dropped, since the hooks hold the parameter that holds them.
+pub(crate) fn refuse_gradients(wrapper: &'static str, parameter: &Parameter) -> Vec<HookHandle> {
+    let refuse = |leaf: &Leaf| {
+        let parameter = parameter.clone();
+        leaf.on_accumulate(move |_| match parameter.owner() {
+            Some(_) => Ok(()),
+            None => Err(changed(wrapper, &parameter, "trained", "frozen").into()),
+        })
+    };
+    parameter.leaves().iter().map(refuse).collect()
 }
 
 /// Refuses to go on when another wrapper has taken the model over.
@@ -77,8 +94,8 @@ pub(crate) fn check_model(
 }
 
 /// Refuses a loss that depends on a trained parameter which the wrapper does not know: its gradient would not be added over the ranks.
-pub(crate) fn check_reached(wrapper: &str, loss: &Var) -> Result<()> {
-    match loss.parameter_leaves().iter().find(|leaf| !leaf.is_watched()) {
+pub(crate) fn check_reached(wrapper: &str, reached: &[Leaf]) -> Result<()> {
+    match reached.iter().find(|leaf| !leaf.is_watched()) {
         None => Ok(()),
         Some(leaf) => Err(Error::Config(format!(
             "{wrapper}: the loss depends on a parameter of shape {:?} that is not among those that it was made with; make it \

@@ -7,7 +7,7 @@
 
 use std::sync::{Arc, Mutex, Weak};
 
-use phalanx_nn::autograd::{HookHandle, Var};
+use phalanx_nn::autograd::{HookHandle, Leaf, Var};
 use phalanx_nn::{Buffer, Entry, Parameter, ParameterOwner, Parameters, Usage, load_state_dict, state_dict};
 use phalanx_tensor::{Tensor, unpoisoned};
 
@@ -80,6 +80,9 @@ impl Ddp {
         let synchronise = Synchronise::default();
         let mut hooks = Vec::new();
         let owner: Arc<dyn ParameterOwner> = Arc::new(DdpOwner(Arc::downgrade(&reducer)));
+        for (frozen, _) in parameters.iter().filter(|(_, trained)| !trained) {
+            hooks.extend(consistency::refuse_gradients("Ddp", frozen));
+        }
         for (number, (parameter, leaf)) in reducer.leaves().iter().enumerate() {
             parameter.set_owner(owner.clone());
             // The reducer holds the parameters and they the hooks, so the hooks hold it weakly.
@@ -123,9 +126,7 @@ impl Ddp {
         // Nothing is under way, and after `zero_grad` all goes on.
         self.reducer.clear_refused_pass()?;
         let pass = || {
-            self.check()?;
-            consistency::check_reached("Ddp", loss)?;
-            self.begin()?;
+            self.begin_from(&[loss])?;
             loss.backward()?;
             self.finish()
         };
@@ -145,6 +146,21 @@ impl Ddp {
             self.announce(NextAction::Pass)?;
         }
         self.reducer.begin(self.roles())
+    }
+
+    /// [`Ddp::begin`] of a pass that starts at `outputs`: parameters that their graphs do not lead to count as unused at once, where
+    /// [`DdpConfig::find_unused`] allows it, so that no bucket waits for them until [`Ddp::finish`]. If several passes follow, the
+    /// outputs are those of the last.
+    ///
+    /// # Errors
+    /// As [`Ddp::begin`]; if an output depends on parameters that no wrapper adds up.
+    pub fn begin_from(&self, outputs: &[&Var]) -> Result<()> {
+        self.check()?;
+        let reached: Vec<Leaf> = outputs.iter().flat_map(|output| output.parameter_leaves()).collect();
+        consistency::check_reached("Ddp", &reached)?;
+        self.begin()?;
+        self.reducer.expect(&reached);
+        Ok(())
     }
 
     /// The part of [`Ddp::backward`] after the backward pass, for callers that run the pass themselves: starts the buckets

@@ -37,6 +37,8 @@ pub struct Bucket<'a> {
     pub parameters: &'a [usize],
     /// Their shapes.
     pub shapes: &'a [Dims],
+    /// What the gradients were divided by, where the mean is wanted.
+    pub divisor: Option<f64>,
 }
 
 impl Bucket<'_> {
@@ -72,6 +74,11 @@ impl BucketHook for AllReduce {
 }
 
 /// Sends gradients in a smaller dtype: each rank's is rounded, the sum is taken in f32 and rounded again.
+///
+/// f16 ends at 65504, where f32 and bf16 go on to 3e38. So gradients in f16 are sent divided by the number of ranks (torch's
+/// `fp16_compress_hook`), unless [`super::Average::Mean`] has divided them before, and their sum is multiplied by it in the
+/// gradients' dtype: a sum overflows only where the mean of the ranks, or one rank's part of it, is beyond f16. It is
+/// then infinite on all ranks, and so is the norm.
 #[derive(Clone, Copy, Debug)]
 pub struct Compress(
     /// bf16 or f16.
@@ -80,13 +87,18 @@ pub struct Compress(
 
 impl BucketHook for Compress {
     fn start(&self, bucket: &Bucket<'_>, comm: &Comm) -> Result<PendingBucket> {
-        let small = kernels::cast(bucket.gradients, self.0)?;
-        let pending = comm.start(Call::all_reduce(small.clone(), Reduction::Sum));
+        let ranks = (self.0 == DType::F16 && bucket.divisor.is_none()).then_some(comm.size() as f64);
         let mut gradients = bucket.gradients.clone();
+        if let Some(ranks) = ranks {
+            kernels::scale_(&mut gradients, 1.0 / ranks)?;
+        }
+        let small = kernels::cast(&gradients, self.0)?;
+        let pending = comm.start(Call::all_reduce(small.clone(), Reduction::Sum));
         Ok(Box::new(move || {
             pending.wait()?;
             let sums = kernels::cast(&small, gradients.dtype())?;
-            Ok(kernels::copy_(&mut gradients, &sums)?)
+            kernels::copy_(&mut gradients, &sums)?;
+            Ok(ranks.map_or(Ok(()), |ranks| kernels::scale_(&mut gradients, ranks))?)
         }))
     }
 }

@@ -8,19 +8,22 @@
 //! started strictly in this order ────────────────►   all-reduce all-reduce          while backward goes on
 //!
 //! Ddp ──► reducer (gradients that arrived) ──► scheduler (a bucket's work, on an engine) ──► hook (adds over the ranks)
+//!  │         ├──► arrivals (when a leaf has all its gradients)
 //!  │         └──► buckets (which gradients, which buffer)                    power_sgd: a hook that sends thin factors
 //!  ├──► join          ranks with unlike numbers of batches
 //!  ├──► consistency   the same model on all ranks, and the one that was wrapped
 //!  └──► wrapper       `DataParallel`: what a training loop calls; `Ddp`, `Zero` and a single device implement it
-//! sampler: the samples that a rank draws              sync_batch_norm: batch statistics of all ranks
+//! sampler: the samples that a rank draws    sync_batch_norm ──► moments: batch statistics of all ranks, on their device
 //! ```
 
+mod arrivals;
 mod buckets;
 mod config;
 pub(crate) mod consistency;
 mod ddp;
 mod hook;
 mod join;
+mod moments;
 mod power_sgd;
 mod reducer;
 mod sampler;
@@ -33,9 +36,9 @@ pub use config::{Average, DdpConfig};
 pub use ddp::Ddp;
 pub use hook::{AllReduce, Bucket, BucketHook, Compress, PendingBucket};
 pub use join::{Divisor, JoinConfig};
+pub(crate) use moments::Moments;
 pub use power_sgd::{PowerSgd, PowerSgdConfig};
 pub use sampler::{DistributedSampler, SampleSplit};
-pub(crate) use sync_batch_norm::Moments;
 pub use sync_batch_norm::SyncBatchNorm;
 pub(crate) use wrapper::Synchronise;
 pub use wrapper::{DataParallel, Entries, Gathered, NoSync, SingleDevice};

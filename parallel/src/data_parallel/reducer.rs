@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! Ddp::begin    begin      gradients that are already sums of all ranks stay on one rank alone
+//!               expect     the leaves that the graph of the loss leads to; the others count as arrived
 //! leaf hooks    arrived    counts the leaf's gradient; a bucket that is full, and first in order, goes to the scheduler
 //! Ddp::finish   finish     schedules the buckets that are left, waits for all; after the first pass fills buckets anew
 //! Ddp::join     shadow     the same on a rank without a batch, which adds zeros
@@ -16,6 +17,7 @@ use phalanx_nn::Parameter;
 use phalanx_nn::autograd::{Leaf, Slot};
 use phalanx_tensor::{Device, Tensor, unpoisoned};
 
+use super::arrivals::ArrivalCounts;
 use super::buckets::BucketStore;
 use super::scheduler::BucketScheduler;
 use super::{Average, BucketTracker, Buckets, DdpConfig, GradSize};
@@ -24,6 +26,10 @@ use crate::{Error, Result};
 
 /// The end of an error that finds the model changed since it was wrapped.
 const AGAIN: &str = "`Ddp` was made; make it anew";
+
+/// Of a leaf of a static graph.
+const UNUSED_IN_FIRST: &str = "got a gradient, and no rank's first pass gave it one: the graph has changed; set \
+    `DdpConfig::static_graph` to false, and `find_unused` if parameters may get none";
 
 /// The gradients of a `Ddp`: which have arrived, and the buckets that they lie in.
 pub(super) struct Reducer {
@@ -70,12 +76,14 @@ struct ReducerState {
     rebuilt: bool,
     launcher: BucketTracker,
     roles: Roles,
-    /// Whether a leaf has its gradient of this pass.
-    has_arrived: Vec<bool>,
+    /// How many gradients of this pass each leaf has.
+    counts: ArrivalCounts,
+    /// Whether the leaves that get no gradient in this pass were counted as arrived.
+    unused_completed: bool,
     /// Whether one got a gradient since the last synchronisation.
     touched: Vec<bool>,
-    /// Leaves that got a gradient on no rank (`find_unused`). Their gradient is outside the buckets until they get
-    /// one.
+    /// Leaves that got a gradient on no rank (`find_unused`, `static_graph`). Their gradient is outside the buckets until
+    /// they get one.
     unused: Vec<bool>,
     /// The leaves to which the last synchronised pass gave the sum of all ranks. None from the beginning of the next pass on.
     reduced: Vec<bool>,
@@ -120,7 +128,8 @@ impl Reducer {
             zeroed: vec![0; sizes.len()],
             rebuilt: false,
             roles: Roles { first: 0, divisor: comm.size() },
-            has_arrived: vec![false; sizes.len()],
+            counts: ArrivalCounts::new(sizes.len(), config.static_graph),
+            unused_completed: false,
             touched: vec![false; sizes.len()],
             unused: vec![false; sizes.len()],
             reduced: vec![false; sizes.len()],
@@ -227,6 +236,8 @@ impl Reducer {
         let state = &mut *self.lock();
         self.check_leaves(state)?;
         state.begun = true;
+        state.counts.begin();
+        state.unused_completed = false;
         self.used.store(true, Ordering::Relaxed);
         state.roles = roles;
         for number in self.carried_over(state) {
@@ -241,6 +252,13 @@ impl Reducer {
         }
         state.reduced.fill(false);
         Ok(())
+    }
+
+    /// The pass that has begun, or the last of several, gives gradients to `reached` alone (torch: `prepare_for_backward`).
+    pub(super) fn expect(&self, reached: &[Leaf]) {
+        if self.config.find_unused {
+            self.lock().counts.expect(&self.leaves, reached);
+        }
     }
 
     /// The leaves that still hold the sum of all ranks: it was not zeroed since the last synchronised pass. If a caller
@@ -277,17 +295,30 @@ impl Reducer {
         state.touched[number] = true;
         self.unreduced.store(true, Ordering::Relaxed);
         if state.unused[number] {
+            if self.config.static_graph {
+                return wrong(UNUSED_IN_FIRST);
+            }
             self.rejoin(&mut state, number)?;
         }
         if !synchronise {
             return Ok(());
         }
-        if std::mem::replace(&mut state.has_arrived[number], true) {
-            return wrong("its gradient came again after it was sent; give each use a site of its own");
+        // Not earlier: passes that do not synchronise may have given gradients to these until now.
+        if !std::mem::replace(&mut state.unused_completed, true) {
+            let unused = state.counts.unused();
+            unused.into_iter().try_for_each(|number| self.launch_complete(&mut state, number))?;
         }
+        if let Err(why) = state.counts.arrive(number) {
+            return Err(phalanx_nn::Error::invalid(self.name(number), why).into());
+        }
+        self.launch_complete(&mut state, number)
+    }
+
+    /// Starts the buckets that may go if a leaf, and those that are sent with it, have all their gradients of this pass.
+    fn launch_complete(&self, state: &mut ReducerState, number: usize) -> Result<()> {
         let mut together = self.together[number].clone();
-        match together.clone().all(|number| state.has_arrived[number]) {
-            true => together.try_for_each(|number| self.launch(&mut state, number)),
+        match together.clone().all(|number| state.counts.is_complete(number)) {
+            true => together.try_for_each(|number| self.launch(state, number)),
             false => Ok(()),
         }
     }
@@ -314,13 +345,20 @@ impl Reducer {
     /// Starts the buckets that are left, waits for all, and gets ready for the next pass.
     pub(super) fn finish(&self) -> Result<()> {
         let state = &mut *self.lock();
+        if let Err((number, why)) = state.counts.end() {
+            return Err(phalanx_nn::Error::invalid(self.name(number), why).into());
+        }
         let missing = state.launcher.missing();
-        if !missing.is_empty() && !self.config.find_unused {
+        if !missing.is_empty() && !self.config.find_unused && !self.config.static_graph {
             let mut parameters: Vec<String> = missing.iter().map(|&n| self.name(n).into()).collect();
             parameters.dedup();
             return Err(Error::Unused { parameters });
         }
-        self.end_pass(state, missing)
+        if self.config.static_graph && !state.rebuilt {
+            let order = state.counts.order().to_vec();
+            order.into_iter().try_for_each(|number| self.launch(state, number))?;
+        }
+        self.end_pass(state)
     }
 
     /// A synchronised pass of a rank without a batch (torch: a shadow all-reduce). It adds -0, which changes no
@@ -332,22 +370,25 @@ impl Reducer {
         for (view, _) in state.store.views.iter_mut().zip(&state.touched).filter(|(_, touched)| !**touched) {
             kernels::fill_(view, -0.0)?;
         }
-        self.end_pass(state, (0..self.leaves.len()).collect())
+        self.end_pass(state)
     }
 
-    /// Ends a pass; `missing` are the leaves whose gradients have not arrived.
-    fn end_pass(&self, state: &mut ReducerState, missing: Vec<usize>) -> Result<()> {
-        let arrivals = state.launcher.arrivals().to_vec();
+    /// Ends a pass: starts the buckets that are left, and waits for all.
+    fn end_pass(&self, state: &mut ReducerState) -> Result<()> {
+        let mut arrivals = state.launcher.arrivals().to_vec();
+        arrivals.retain(|&number| state.counts.has_arrived(number));
+        let missing = state.launcher.missing();
         missing.into_iter().try_for_each(|number| self.launch(state, number))?;
         self.scheduler.wait_all(&state.store.buffers)?;
-        if self.config.find_unused {
+        let marks = if self.config.static_graph { !state.rebuilt } else { self.config.find_unused };
+        if marks {
             self.mark_unused(state)?;
         }
         if !state.rebuilt {
             self.rebuild(state, arrivals)?;
         }
         state.launcher = BucketTracker::new(&state.store.buckets);
-        state.has_arrived.fill(false);
+        state.counts.clear();
         state.touched.fill(false);
         // A leaf that no rank used has no gradient to carry over, and one on meta no values.
         state.reduced = (0..self.leaves.len())

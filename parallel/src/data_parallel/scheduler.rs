@@ -61,7 +61,7 @@ impl BucketScheduler {
             if let Some(divisor) = divisor {
                 kernels::scale_(&mut buffer.gradients, 1.0 / divisor)?;
             }
-            let pending = hook.start(&buffer.bucket(), &comm)?;
+            let pending = hook.start(&buffer.bucket(divisor), &comm)?;
             if waits {
                 return Ok(pending()?);
             }

@@ -6,17 +6,19 @@
 //! `db = sum(dy)` are this rank's alone, as of any parameter: [`super::Ddp`] adds them.
 //!
 //! Two messages: forward, each rank's count, means and sums of squared deviations, merged in order of the ranks; backward,
-//! the two sums. All ranks take part in both, those without rows too.
-//! Source: Ioffe, Szegedy: Batch Normalization (2015); Chan, Golub, LeVeque: Updating formulae (1979).
+//! the two sums. All ranks take part in both, those without rows too. Both stay on the batch's device, and the host waits for
+//! neither, unless a rank has fewer than two elements a channel.
+//! Source: Ioffe, Szegedy: Batch Normalization (2015).
 
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{
     self, Backward, BatchNorm as BatchNormArgs, Cx, Function, Grads, SaveContext, SavedVariable, Var, begins,
     grads1, is_recomputing, record,
 };
-use phalanx_nn::{BatchNorm, Entry, Module, Parameter, Parameters};
-use phalanx_tensor::{DType, Device, Tensor};
+use phalanx_nn::{BatchNorm, Buffer, Entry, Module, Parameter, Parameters, Sequential};
+use phalanx_tensor::{DType, Tensor};
 
+use super::moments::DeviceMoments;
 use crate::comm::{Comm, Reduction};
 use crate::{Error, Result};
 
@@ -53,6 +55,44 @@ impl SyncBatchNorm {
         Ok(SyncBatchNorm { norm: norm.clone(), comm: comm.group(&ranks)? })
     }
 
+    /// Replaces each [`BatchNorm`] of the sequence, in inner sequences too, by a [`SyncBatchNorm`] (torch's
+    /// `convert_sync_batchnorm`), and returns how many there were. Parameters, buffers and their names stay. All ranks of `comm` call it
+    /// with models of the same layers.
+    ///
+    /// # Errors
+    /// If the communicator refuses; if a norm with running statistics is a field of a module of another type, which cannot be replaced
+    /// from outside: the error names its path, and that module is to be made with [`SyncBatchNorm::of`].
+    pub fn convert(layers: &mut Sequential, comm: &Comm) -> Result<usize> {
+        let mut converted: Vec<Buffer> = Vec::new();
+        let mut replaced = 0;
+        layers.replace_layers::<Error>(&mut |layer| {
+            let already = layer.downcast_ref::<SyncBatchNorm>().map(SyncBatchNorm::norm);
+            let norm = layer.downcast_ref::<BatchNorm>();
+            converted.extend(norm.or(already).and_then(|norm| norm.running_mean.clone()));
+            replaced += usize::from(norm.is_some());
+            norm.map(|norm| Ok(Box::new(SyncBatchNorm::of(norm, comm)?) as Box<dyn Module>)).transpose()
+        })?;
+        let mut left = None;
+        layers.visit("", &mut |path, entry| {
+            if let (Entry::Buffer(buffer), Some(norm)) = (entry, path.strip_suffix("running_mean"))
+                && !converted.iter().any(|known| known.tensor().shares_storage(&buffer.tensor()))
+            {
+                left.get_or_insert_with(|| norm.trim_end_matches('.').to_string());
+            }
+        });
+        match left {
+            None => Ok(replaced),
+            Some(path) => Err(phalanx_nn::Error::invalid(
+                "SyncBatchNorm::convert",
+                format!(
+                    "the batch norm {path:?} is inside a module that is no `Sequential`: make that module with \
+                     `SyncBatchNorm::of(&norm, comm)`"
+                ),
+            )
+            .into()),
+        }
+    }
+
     /// The layer whose parameters and buffers these are.
     pub fn norm(&self) -> &BatchNorm {
         &self.norm
@@ -60,10 +100,14 @@ impl SyncBatchNorm {
 
     fn synchronised(&self, x: &Var) -> Result<Var> {
         begins();
-        let moments = Moments::of(x.tensor())?.merged(&self.comm)?;
-        if moments.count < 2.0 {
-            let why = format!("got {} elements a channel on all ranks together, wanted 2", moments.count);
-            return Err(phalanx_nn::Error::invalid("SyncBatchNorm", why).into());
+        let moments = DeviceMoments::of(x.tensor())?.merged(&self.comm)?;
+        // A rank with two elements knows that they suffice, without a wait for the other ranks' number.
+        if x.numel() < 2 * x.shape()[1].max(1) {
+            let count: f64 = moments.count()?.item()?;
+            if count < 2.0 {
+                let why = format!("got {count} elements a channel on all ranks together, wanted 2");
+                return Err(phalanx_nn::Error::invalid("SyncBatchNorm", why).into());
+            }
         }
         if !is_recomputing() {
             moments.commit(&self.norm)?;
@@ -72,9 +116,8 @@ impl SyncBatchNorm {
         let [weight, bias] = [weight, bias].map(|p| p.as_ref().map(Parameter::var));
         let eps = self.norm.eps();
         let numbers = BatchNormArgs { training: false, momentum: 0.0, eps };
-        let [mean, var] = [&moments.mean, &moments.variance()]
-            .map(|values| Tensor::from_slice(values, &[values.len()], x.device()));
-        let given = [&mean?, &var?];
+        let given = [&moments.mean()?, &moments.variance()?];
+        let count = moments.count()?;
         let affine = [&weight, &bias].map(|p| p.as_ref().map(Var::tensor));
         let (y, stats) = kernels::batch_norm(x.tensor(), Some(given), affine[0], affine[1], &numbers)?;
         let inputs: Vec<&Var> = [x].into_iter().chain(&weight).chain(&bias).collect();
@@ -85,7 +128,7 @@ impl SyncBatchNorm {
                 has: [weight.is_some(), bias.is_some()],
                 given: given.map(Clone::clone),
                 stats,
-                count: moments.count,
+                count: count.clone(),
                 eps,
                 comm: self.comm.clone(),
             })
@@ -111,89 +154,6 @@ impl Module for SyncBatchNorm {
     }
 }
 
-/// Of [N, C, ...], in f64.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Moments {
-    /// Elements of a channel.
-    pub(crate) count: f64,
-    /// Of each channel.
-    pub(crate) mean: Vec<f64>,
-    /// Of each channel the sum of the squares of the distances from its mean.
-    pub(crate) squares: Vec<f64>,
-}
-
-impl Moments {
-    /// The moments of this rank's batch, which may have no rows.
-    pub(super) fn of(x: &Tensor) -> Result<Moments> {
-        let channels = x.shape()[1];
-        let count = x.numel().checked_div(channels).unwrap_or(0) as f64;
-        if x.numel() == 0 {
-            return Ok(Moments { count: 0.0, mean: vec![0.0; channels], squares: vec![0.0; channels] });
-        }
-        let wide = kernels::cast(x, DType::F64)?;
-        let dims: Vec<usize> = (0..x.rank()).filter(|&dim| dim != 1).collect();
-        let mean = kernels::mean(&wide, &dims, false)?.to_vec()?;
-        let variance: Vec<f64> = kernels::var(&wide, &dims, 0.0, false)?.to_vec()?;
-        Ok(Moments { count, mean, squares: variance.into_iter().map(|v| v * count).collect() })
-    }
-
-    /// The moments of all ranks' batches together; the same bits on all ranks.
-    pub(super) fn merged(&self, comm: &Comm) -> Result<Moments> {
-        let numbers: Vec<f64> = [self.count].iter().chain(&self.mean).chain(&self.squares).copied().collect();
-        let own = Tensor::from_slice(&numbers, &[numbers.len()], Device::CPU)?;
-        let mut all = Tensor::zeros(&[numbers.len() * comm.size()], DType::F64, Device::CPU)?;
-        comm.all_gather(&mut all, &own)?;
-        let all = all.to_vec::<f64>()?;
-        let channels = self.mean.len();
-        let of = |numbers: &[f64]| Moments {
-            count: numbers[0],
-            mean: numbers[1..=channels].to_vec(),
-            squares: numbers[1 + channels..].to_vec(),
-        };
-        let nothing = Moments { count: 0.0, mean: vec![0.0; channels], squares: vec![0.0; channels] };
-        Ok(all.chunks_exact(numbers.len()).map(of).fold(nothing, Moments::with))
-    }
-
-    /// The moments of both parts together, by Chan, Golub and LeVeque's formula; never a difference of large squares.
-    pub(crate) fn with(mut self, part: Moments) -> Moments {
-        if self.count == 0.0 || part.count == 0.0 {
-            return if self.count == 0.0 { part } else { self };
-        }
-        let count = self.count + part.count;
-        for channel in 0..self.mean.len() {
-            let apart = part.mean[channel] - self.mean[channel];
-            self.mean[channel] += apart * (part.count / count);
-            self.squares[channel] +=
-                part.squares[channel] + apart * apart * (self.count * part.count / count);
-        }
-        self.count = count;
-        self
-    }
-
-    /// The biased variance, by which a batch is normalised.
-    pub(super) fn variance(&self) -> Vec<f64> {
-        self.squares.iter().map(|m2| m2 / self.count).collect()
-    }
-
-    /// Moves a layer's running statistics towards these, the variance unbiased, and counts a batch.
-    pub(crate) fn commit(&self, norm: &BatchNorm) -> Result<()> {
-        let momentum = norm.count()?;
-        let unbiased: Vec<f64> = self.squares.iter().map(|m2| m2 / (self.count - 1.0)).collect();
-        let BatchNorm { running_mean, running_var, .. } = norm;
-        for (buffer, new) in [(running_mean, &self.mean), (running_var, &unbiased)] {
-            let Some(buffer) = buffer else { continue };
-            let held = buffer.tensor();
-            let wide = kernels::cast(&held, DType::F64)?;
-            let old = if held.device().is_meta() { vec![0.0; held.numel()] } else { wide.to_vec::<f64>()? };
-            let moved = |(old, new): (f64, &f64)| (1.0 - momentum) * old + momentum * new;
-            let moved: Vec<f64> = old.into_iter().zip(new).map(moved).collect();
-            let moved = Tensor::from_slice(&moved, held.shape(), held.device())?;
-            buffer.load(&moved)?;
-        }
-        Ok(())
-    }
-}
-
 /// What the backward pass needs of the forward pass.
 pub(super) struct Recorded {
     pub(super) x: SavedVariable,
@@ -205,8 +165,8 @@ pub(super) struct Recorded {
     pub(super) given: [Tensor; 2],
     /// The same as the kernels keep them.
     pub(super) stats: Tensor,
-    /// Elements of a channel on all ranks.
-    pub(super) count: f64,
+    /// Elements of a channel on all ranks: [1].
+    pub(super) count: Tensor,
     pub(super) eps: f64,
     pub(super) comm: Comm,
 }
@@ -259,22 +219,20 @@ impl Recorded {
 
     /// `r w (sum(dy) / n + xhat sum(dy xhat) / n)`, which is a normalisation with another weight and bias.
     fn shared(&self, x: &Tensor, weight: Option<&Tensor>, own: [&Tensor; 2]) -> autograd::Result<Tensor> {
-        let values =
-            |t: &Tensor| -> autograd::Result<Vec<f64>> { Ok(kernels::cast(t, DType::F64)?.to_vec()?) };
-        let (mut sums, channels) = (values(own[0])?, x.shape()[1]);
-        sums.extend(values(own[1])?);
-        let mut sums = Tensor::from_slice(&sums, &[2 * channels], Device::CPU)?;
+        let channels = x.shape()[1];
+        let mut sums = Tensor::empty(&[2, channels], DType::F64, x.device())?;
+        for (which, own) in own.into_iter().enumerate() {
+            kernels::copy_(&mut sums.select(0, which)?, &kernels::cast(own, DType::F64)?)?;
+        }
         let failed = |error: crate::comm::Error| autograd::Error::from(Error::from(error));
         self.comm.all_reduce(&mut sums, Reduction::Sum).map_err(failed)?;
-        let sums = sums.to_vec::<f64>()?;
-        let weight = weight.map_or_else(|| Ok(vec![1.0; channels]), values)?;
-        let variance = values(&self.given[1])?;
+        let deviation = kernels::sqrt(&kernels::add_scalar(&self.given[1], self.eps.into())?)?;
+        let divisor = kernels::mul(&deviation, &self.count)?;
+        let weight = weight.map(|weight| kernels::cast(weight, DType::F64)).transpose()?;
         let scaled = |which: usize| {
-            let value = |c: usize| {
-                sums[which * channels + c] * weight[c] / (self.count * (variance[c] + self.eps).sqrt())
-            };
-            let values: Vec<f64> = (0..channels).map(value).collect();
-            kernels::cast(&Tensor::from_slice(&values, &[channels], x.device())?, x.dtype())
+            let sum = sums.select(0, which)?;
+            let sum = weight.as_ref().map_or(Ok(sum.clone()), |weight| kernels::mul(&sum, weight))?;
+            kernels::cast(&kernels::div(&sum, &divisor)?, x.dtype())
         };
         let (along, shift) = (scaled(0)?, scaled(1)?);
         let numbers = BatchNormArgs { training: false, momentum: 0.0, eps: self.eps };
@@ -291,10 +249,11 @@ impl Recorded {
         needs: [bool; 3],
     ) -> autograd::Result<[Option<Var>; 3]> {
         let (channels, rank) = (x.shape()[1], x.rank());
+        let part = Var::new(kernels::cast(&kernels::rdiv_scalar(&self.count, 1.0.into())?, x.dtype())?);
         let affine: Vec<usize> = (0..rank).map(|d| if d == 1 { channels } else { 1 }).collect();
         let mean = |v: &Var| -> autograd::Result<Var> {
             let sums = SumOverRanks(self.comm.clone()).apply(&[&v.sum_to(&affine)?])?;
-            sums[0].mul_scalar(1.0 / self.count)
+            sums[0].mul(&part)
         };
         let centred = x.sub(&mean(x)?)?;
         let inverse = mean(&centred.mul(&centred)?)?.add_scalar(self.eps)?.rsqrt()?;
@@ -330,26 +289,5 @@ impl Function for SumOverRanks {
 
     fn backward(&self, cx: &Cx<'_>, _: &[SavedVariable]) -> autograd::Result<Grads> {
         grads1(SumOverRanks(self.0.clone()).apply(&[cx.dy()])?.swap_remove(0))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn parts_merge_to_the_whole_and_small_deviations_of_large_means_stay() {
-        let values: Vec<f64> = (0..12).map(|i| 1e6 + 1e-3 * f64::from(i * i % 7)).collect();
-        let of = |values: &[f64]| {
-            Moments::of(&Tensor::from_slice(values, &[values.len(), 1], Device::CPU).unwrap()).unwrap()
-        };
-        let whole = of(&values);
-        for cuts in [vec![0, 12, 12], vec![0, 0, 5, 12], vec![0, 1, 2, 9, 9, 12]] {
-            let parts = cuts.windows(2).map(|cut| of(&values[cut[0]..cut[1]]));
-            let merged = parts.reduce(Moments::with).unwrap();
-            assert_eq!(merged.count, 12.0);
-            assert!((merged.mean[0] - whole.mean[0]).abs() < 1e-9);
-            assert!((merged.squares[0] / whole.squares[0] - 1.0).abs() < 1e-6, "{merged:?}, {whole:?}");
-        }
     }
 }

@@ -8,7 +8,7 @@
 //! Moments are merged in f64 in the order of the micro-batches (Chan, Golub, LeVeque: Updating formulae, 1979), never as a
 //! difference of large squares. The variance that is kept is the unbiased one, as in any [`BatchNorm`].
 
-use std::any::Any;
+use std::convert::Infallible;
 use std::sync::{Mutex, MutexGuard};
 
 use phalanx_nn::autograd::{BatchNorm as BatchNormArgs, Var, is_recomputing};
@@ -139,18 +139,10 @@ impl Module for DeferredBatchNorm {
 /// [`DeferredBatchNorm`]. Parameters, buffers and their names stay. A norm inside a module of another type is not replaced: make
 /// that module with [`DeferredBatchNorm::of`].
 pub fn convert(layers: &mut Sequential) {
-    layers.modules_mut().iter_mut().for_each(convert_layer);
-}
-
-fn convert_layer(layer: &mut Box<dyn Module>) {
-    let any: &mut dyn Any = &mut **layer;
-    if let Some(inner) = any.downcast_mut::<Sequential>() {
-        convert(inner);
-    } else if let Some(inner) = any.downcast_mut::<Box<dyn Module>>() {
-        convert_layer(inner);
-    } else if let Some(norm) = any.downcast_ref::<BatchNorm>().filter(|norm| norm.running_mean.is_some()) {
-        *layer = Box::new(DeferredBatchNorm::of(norm));
-    }
+    let Ok(()) = layers.replace_layers::<Infallible>(&mut |layer| {
+        let norm = layer.downcast_ref::<BatchNorm>().filter(|norm| norm.running_mean.is_some());
+        Ok(norm.map(|norm| Box::new(DeferredBatchNorm::of(norm)) as Box<dyn Module>))
+    });
 }
 
 #[cfg(test)]

@@ -135,7 +135,7 @@ impl Zero {
         self.core.clear_refused_pass()?;
         let pass = || {
             self.check()?;
-            consistency::check_reached("Zero", loss)?;
+            consistency::check_reached("Zero", &loss.parameter_leaves())?;
             self.begin()?;
             loss.backward()?;
             self.finish()

@@ -19,7 +19,20 @@ pub const COLLECTIVES: [CollectiveKind; 9] = [
     CollectiveKind::AllToAll,
 ];
 
-const REDUCTIONS: [Reduction; 4] = [Reduction::Sum, Reduction::Prod, Reduction::Max, Reduction::Min];
+/// The reductions that a dtype has.
+fn reductions(dtype: DType) -> Vec<Reduction> {
+    let (numbers, bits) =
+        ([Reduction::Sum, Reduction::Prod], [Reduction::BitAnd, Reduction::BitOr, Reduction::BitXor]);
+    let mut all = vec![Reduction::Max, Reduction::Min];
+    if dtype != DType::Bool {
+        all.extend(numbers);
+    }
+    match dtype.is_float() {
+        true => all.push(Reduction::Avg),
+        false => all.extend(bits),
+    }
+    all
+}
 
 /// One step of a program.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +50,8 @@ impl Step {
     pub fn random(seed: u64, size: usize) -> Step {
         let pick = |n: u64, of: usize| (draw(seed, n) % of as u64) as usize;
         let dtype = DType::ALL[pick(1, 8)];
-        let by = REDUCTIONS[if dtype == DType::Bool { 2 + pick(2, 2) } else { pick(2, 4) }];
+        let reductions = reductions(dtype);
+        let by = reductions[pick(2, reductions.len())];
         // Mostly small; sometimes nothing, sometimes more than one piece.
         let count = [0, 1 + pick(3, 7), 1 + pick(3, 300), 1 + pick(3, 300), 100_000][pick(4, 20).min(4)];
         let count = if pick(4, 20) < 4 || pick(5, 10) == 0 { count } else { 1 + pick(3, 100) };
@@ -115,6 +129,7 @@ impl Running {
 /// Everything that needs no fault.
 pub fn all(comm: &Comm, device: Device) -> Result<(), String> {
     every_collective_of_every_dtype(comm, device)?;
+    undefined_reductions(comm, device);
     let text = |e: phalanx_parallel::comm::Error| e.to_string();
     uneven_shares(comm, device).map_err(text)?;
     in_place_and_strided(comm, device).map_err(text)?;
@@ -128,10 +143,13 @@ type Result<T, E = phalanx_parallel::comm::Error> = std::result::Result<T, E>;
 fn every_collective_of_every_dtype(comm: &Comm, device: Device) -> Result<(), String> {
     for kind in COLLECTIVES {
         for dtype in DType::ALL {
-            for by in [Reduction::Sum, Reduction::Prod, Reduction::Max, Reduction::Min] {
-                if dtype == DType::Bool && matches!(by, Reduction::Sum | Reduction::Prod) {
-                    continue;
-                }
+            let reduces = matches!(
+                kind,
+                CollectiveKind::AllReduce | CollectiveKind::ReduceScatter | CollectiveKind::Reduce
+            );
+            // The others take no notice of it.
+            let all = if reduces { reductions(dtype) } else { vec![Reduction::Max] };
+            for by in all {
                 for (count, root) in [(0, 0), (1, comm.size() - 1), (300, comm.size() / 2)] {
                     Step { kind, by, dtype, count, root, seed: count as u64 }.start(comm, device).finish()?;
                 }
@@ -143,6 +161,29 @@ fn every_collective_of_every_dtype(comm: &Comm, device: Device) -> Result<(), St
     Step { kind: COLLECTIVES[1], by: Reduction::Sum, dtype: DType::F32, count: 200_001, root: 0, seed }
         .start(comm, device)
         .finish()
+}
+
+/// A reduction that a dtype has not is refused by its name, before any rank waits for another.
+fn undefined_reductions(comm: &Comm, device: Device) {
+    let all = [
+        Reduction::Sum,
+        Reduction::Prod,
+        Reduction::Avg,
+        Reduction::BitAnd,
+        Reduction::BitOr,
+        Reduction::BitXor,
+    ];
+    for dtype in DType::ALL {
+        for by in all.into_iter().filter(|by| !reductions(dtype).contains(by)) {
+            let mut x = Tensor::zeros(&[2], dtype, device).unwrap();
+            let refused = comm.all_reduce(&mut x, by).unwrap_err().to_string();
+            let elements = if dtype == DType::Bool { "bools".into() } else { dtype.to_string() };
+            assert!(
+                refused.contains(&format!("all_reduce: got the {by} of {elements}, wanted")),
+                "{refused}"
+            );
+        }
+    }
 }
 
 fn numbers(range: std::ops::Range<usize>, device: Device) -> Result<Tensor> {

@@ -120,7 +120,7 @@ pub fn bits(tensor: &Tensor) -> Vec<u64> {
     }, bool => tensor.to_vec::<bool>().unwrap().into_iter().map(u64::from).collect())
 }
 
-/// `((x0 . x1) . x2) . ...`, narrow floats in f32 and rounded at the end.
+/// `((x0 . x1) . x2) . ...`, narrow floats in f32 and rounded at the end, an average after it was divided.
 pub fn reduce(by: Reduction, ranks: &[Value]) -> Value {
     macro_rules! float {
         ($wide:ty, $variant:ident, $narrow:expr, $widen:expr) => {{
@@ -130,12 +130,15 @@ pub fn reduce(by: Reduction, ranks: &[Value]) -> Value {
             });
             let first: $wide = wide.next().unwrap();
             let f = |a: $wide, b: $wide| match by {
-                Reduction::Sum => a + b,
+                Reduction::Sum | Reduction::Avg => a + b,
                 Reduction::Prod => a * b,
                 Reduction::Max => a.max(b),
                 Reduction::Min => a.min(b),
+                _ => panic!("the {by} of floats"),
             };
-            Value::$variant($narrow(wide.fold(first, f)))
+            let all = wide.fold(first, f);
+            let divisor = if by == Reduction::Avg { ranks.len() as $wide } else { 1.0 };
+            Value::$variant($narrow(all / divisor))
         }};
     }
     macro_rules! integer {
@@ -150,6 +153,10 @@ pub fn reduce(by: Reduction, ranks: &[Value]) -> Value {
                 Reduction::Prod => a.wrapping_mul(b),
                 Reduction::Max => a.max(b),
                 Reduction::Min => a.min(b),
+                Reduction::Avg => panic!("the average of integers"),
+                Reduction::BitAnd => a & b,
+                Reduction::BitOr => a | b,
+                Reduction::BitXor => a ^ b,
             }))
         }};
     }

@@ -20,6 +20,8 @@ mod run;
 mod staged;
 #[path = "../comm/suite.rs"]
 mod suite;
+#[cfg(feature = "nccl")]
+mod sync_batch_norm;
 mod training;
 #[allow(dead_code)]
 #[path = "../comm/twin.rs"]
@@ -42,7 +44,10 @@ fn main() -> ExitCode {
     }
     let mut tests: Vec<Test> = staged::TESTS.to_vec();
     #[cfg(feature = "nccl")]
-    tests.extend(nccl::TESTS);
+    {
+        tests.extend(nccl::TESTS);
+        tests.extend(sync_batch_norm::TESTS);
+    }
     tests.extend(training::tests());
     driver::serve("cuda", tests.len(), |filter| {
         let chosen = tests.iter().filter(|(name, _)| filter.is_none_or(|f| name.contains(f)));

@@ -78,8 +78,16 @@ fn own_sums() -> Result<(), String> {
         let mut at_root = x.copy()?;
         rank.comm().reduce(&mut at_root, 2, Reduction::Sum)?;
         assert!(close(&at_root.to_vec::<f32>()?, if me == 2.0 { &wanted } else { &values }));
+        let mut average = x.copy()?;
+        rank.comm().all_reduce(&mut average, Reduction::Avg)?;
+        let third: Vec<f32> = wanted.iter().map(|x| x / 3.0).collect();
+        assert!(close(&average.to_vec::<f32>()?, &third));
         rank.comm().all_reduce(&mut x, Reduction::Sum)?;
         assert!(close(&x.to_vec::<f32>()?, &wanted));
+        // NCCL has no bitwise reductions.
+        let mut bits = Tensor::from_slice(&[[0b1100i64, 0b1010, 0b1001][rank.rank()]; 100], &[100], device)?;
+        rank.comm().all_reduce(&mut bits, Reduction::BitAnd)?;
+        assert_eq!(bits.to_vec::<i64>()?, [0b1000; 100]);
         Ok::<_, Error>(())
     });
     run.map(drop).map_err(|e| e.to_string())

@@ -1,12 +1,18 @@
 //! Data parallelism: the bits of one device, whatever the ranks, on the default engine and on one with threads. A small model,
 //! and runs of it on one device in the order of additions of several ranks.
 
+mod compress;
 #[path = "../gpt/mod.rs"]
 mod gpt;
 mod join;
+mod overlap;
 mod passes;
+#[path = "../comm/port.rs"]
+mod port;
 mod power_sgd;
+mod power_sgd_twin;
 mod sync_batch_norm;
+mod unused;
 
 use phalanx_nn::autograd::ContextMode;
 use std::sync::Arc;
@@ -19,7 +25,7 @@ use phalanx_nn::{
 };
 use phalanx_parallel::comm::Comm;
 use phalanx_parallel::data_parallel::{
-    AllReduce, Average, Bucket, BucketHook, Compress, Ddp, DdpConfig, PendingBucket,
+    AllReduce, Average, Bucket, BucketHook, Ddp, DdpConfig, PendingBucket,
 };
 use phalanx_parallel::engine::{Engine, EngineConfig, Lane};
 use phalanx_parallel::{Result, launch};
@@ -67,16 +73,6 @@ fn every_number_of_ranks_and_micro_batches_has_the_bits_of_one_device() {
                 assert!(got == wanted, "{dtype}, {ranks} ranks, {micros} micro-batches");
             }
         }
-    }
-}
-
-#[test]
-fn gradients_sent_in_bf16_are_near() {
-    let config = DdpConfig { hook: Arc::new(Compress(DType::BF16)), ..DdpConfig::default() };
-    let (norms, ..) = together(DType::F32, 3, 1, 3, &config);
-    let (wanted, ..) = gpt::alone(DType::F32, 3, 1, 3);
-    for (norm, wanted) in norms.iter().zip(&wanted) {
-        assert!((norm / wanted - 1.0).abs() < 0.02 && norm != wanted, "{norm} {wanted}");
     }
 }
 

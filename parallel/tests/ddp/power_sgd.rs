@@ -13,7 +13,7 @@ use phalanx_tensor::{DType, Device, Dims, RngKey, Tensor, Window};
 use crate::Small;
 
 /// From the first pass on, whatever it saves.
-const ALL: PowerSgdConfig = PowerSgdConfig {
+pub const ALL: PowerSgdConfig = PowerSgdConfig {
     rank: 2,
     start_after: 0,
     min_rate: 0.0,
@@ -24,24 +24,24 @@ const ALL: PowerSgdConfig = PowerSgdConfig {
 };
 
 /// A gradient of a [12, 3, 3] and a vector of 5, different for each rank and pass.
-fn gradients(rank: usize, pass: u64, dtype: DType) -> Tensor {
+pub fn gradients(rank: usize, pass: u64, dtype: DType) -> Tensor {
     let window = Window::whole(&[113]);
     let stream = RngKey { seed: 9, step: pass }.site(rank as u64);
     kernels::random::normal(&[113], &window, stream, [0.0, 1.0], dtype, Device::CPU).unwrap()
 }
 
-fn send(hook: &PowerSgd, gradients: &Tensor, comm: &phalanx_parallel::comm::Comm) -> Result<Vec<f64>> {
+pub fn send(hook: &PowerSgd, gradients: &Tensor, comm: &phalanx_parallel::comm::Comm) -> Result<Vec<f64>> {
     let shapes = [Dims::from_slice(&[12, 3, 3]), Dims::from_slice(&[5])];
-    let bucket = Bucket { index: 0, gradients, parameters: &[4, 2], shapes: &shapes };
+    let bucket = Bucket { index: 0, gradients, parameters: &[4, 2], shapes: &shapes, divisor: None };
     hook.start(&bucket, comm)?()?;
     values(gradients)
 }
 
-fn values(t: &Tensor) -> Result<Vec<f64>> {
+pub fn values(t: &Tensor) -> Result<Vec<f64>> {
     Ok(kernels::cast(t, DType::F64)?.to_vec()?)
 }
 
-fn close(got: &[f64], wanted: &[f64], tolerance: f64) {
+pub fn close(got: &[f64], wanted: &[f64], tolerance: f64) {
     let worst = got.iter().zip(wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
     assert!(got.len() == wanted.len() && worst <= tolerance, "off by {worst}, allowed {tolerance}");
 }

@@ -4,7 +4,9 @@ use phalanx_nn::autograd::ContextMode;
 use std::ops::Range;
 
 use phalanx_nn::autograd::{GradCheck, Options, Var, checkpoint, grad, gradcheck, gradgradcheck};
-use phalanx_nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig, Module, Parameters, Scope, parameters};
+use phalanx_nn::{
+    BatchNorm, BatchNormConfig, Linear, LinearConfig, Module, Parameters, Scope, Sequential, Tanh, parameters,
+};
 use phalanx_parallel::comm::Reduction;
 use phalanx_parallel::data_parallel::{Ddp, DdpConfig, SyncBatchNorm};
 use phalanx_parallel::{Result, launch};
@@ -340,4 +342,60 @@ fn training_over_ranks_is_training_on_the_whole_batch() {
     for got in all.unwrap() {
         got.iter().zip(&wanted).for_each(|(got, wanted)| close(got, wanted, 1e-11, "after 5 steps"));
     }
+}
+
+/// A norm between two maps, all in sequences.
+fn sequences(device: Device) -> Sequential {
+    let net = Net::new(device, |norm| norm);
+    Sequential::new().with(Sequential::new().with(net.a).with(net.norm).with(Tanh)).with(net.b)
+}
+
+#[test]
+fn a_converted_sequence_trains_as_the_plain_one_on_the_whole_batch() {
+    let _train = train();
+    let loss = |model: &Sequential, share: Range<usize>, step: usize, device: Device| {
+        let x = Var::new(tensor(rows(share, &[], step, 0.0, 1.0), DType::F64, device));
+        let y = model.forward(&x).unwrap();
+        y.mul(&y).unwrap().sum_all().unwrap()
+    };
+    let whole = sequences(Device::CPU);
+    loss(&whole, 0..6, 0, Device::CPU).backward().unwrap();
+    let of = |model: &Sequential| -> Vec<Vec<f64>> {
+        let grads = model.parameters().into_iter().map(|p| p.grad().unwrap().unwrap());
+        phalanx_nn::state_dict(model).into_iter().map(|(_, t)| t).chain(grads).map(|t| wide(&t)).collect()
+    };
+    let all = launch::threads(3, |rank| -> Result<_> {
+        let mut model = sequences(rank.device());
+        let names = |model: &Sequential| -> Vec<String> {
+            phalanx_nn::state_dict(model).into_iter().map(|(name, _)| name).collect()
+        };
+        let before = names(&model);
+        assert_eq!(SyncBatchNorm::convert(&mut model, rank.comm())?, 1);
+        assert_eq!(SyncBatchNorm::convert(&mut model, rank.comm())?, 0, "there are none left");
+        assert_eq!(names(&model), before);
+        let ddp = Ddp::new(&model, rank.comm().clone(), DdpConfig::default())?;
+        ddp.backward(&loss(&model, [0..2, 2..2, 2..6][rank.rank()].clone(), 0, rank.device()))?;
+        Ok(of(&model))
+    });
+    let wanted = of(&whole);
+    for got in all.unwrap() {
+        assert_eq!(got.len(), wanted.len());
+        got.iter().zip(&wanted).for_each(|(got, wanted)| close(got, wanted, 1e-11, "a step"));
+    }
+}
+
+impl Module for Net<BatchNorm> {
+    fn forward(&self, x: &Var) -> phalanx_nn::Result<Var> {
+        self.b.forward(&self.norm.forward(&self.a.forward(x)?)?)
+    }
+}
+
+#[test]
+fn a_norm_that_cannot_be_replaced_from_outside_is_named() {
+    let run = |rank: launch::Rank| -> Result<usize> {
+        let mut model = Sequential::new().with(Tanh).with(Net::new(rank.device(), |norm| norm));
+        SyncBatchNorm::convert(&mut model, rank.comm())
+    };
+    let error = launch::threads(2, run).unwrap_err().to_string();
+    assert!(error.contains("\"1.norm\"") && error.contains("`SyncBatchNorm::of(&norm, comm)`"), "{error}");
 }

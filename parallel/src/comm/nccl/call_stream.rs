@@ -363,15 +363,23 @@ pub(super) fn combine(
     prepare(op, gpu, own.dtype(), by)?.launch(Grid::over(gpu, threads, 256), args)
 }
 
-fn defines(dtype: DType, by: Reduction) -> [(&'static str, &'static str); 3] {
-    let by = match by {
-        Reduction::Sum => "sum",
+fn defines(dtype: DType, by: Reduction) -> [(&'static str, &'static str); 4] {
+    let function = match by {
+        Reduction::Sum | Reduction::Avg => "sum",
         Reduction::Prod => "product",
         Reduction::Max => "largest",
         Reduction::Min => "smallest",
+        Reduction::BitAnd => "bits_and",
+        Reduction::BitOr => "bits_or",
+        Reduction::BitXor => "bits_xor",
     };
-    let float = if dtype.is_float() { "1" } else { "0" };
+    let flag = |set| if set { "1" } else { "0" };
     // Truth values are 0 and 1.
     let element = if dtype == DType::Bool { DType::U8 } else { dtype };
-    [("ELEM", type_name(element)), ("FLOAT", float), ("BY", by)]
+    [
+        ("ELEM", type_name(element)),
+        ("FLOAT", flag(dtype.is_float())),
+        ("BY", function),
+        ("AVERAGE", flag(by == Reduction::Avg)),
+    ]
 }

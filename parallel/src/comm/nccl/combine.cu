@@ -1,5 +1,5 @@
 // Combines the elements of several ranks, in order of the ranks: ((x0 + x1) + x2) + ... in the type that they are computed
-// in, rounded once at the end.
+// in, rounded once at the end. An average is divided by the number of ranks before that.
 //
 // One thread an aligned packet of 16 bytes, or an element where addresses do not allow it, striding by the grid; the ranks
 // in a loop. Reads each rank's element once and writes one: (ranks + 1) * sizeof(T) bytes an element.
@@ -16,6 +16,8 @@ DEVICE f32 product(f32 a, f32 b) { return __fmul_rn(a, b); }
 DEVICE f64 product(f64 a, f64 b) { return __dmul_rn(a, b); }
 DEVICE W largest(W a, W b) { return b > a || b != b ? b : a; }
 DEVICE W smallest(W a, W b) { return b < a || b != b ? b : a; }
+DEVICE f32 quotient(f32 a, f32 b) { return __fdiv_rn(a, b); }
+DEVICE f64 quotient(f64 a, f64 b) { return __ddiv_rn(a, b); }
 #else
 // Integers wrap.
 typedef T W;
@@ -25,6 +27,15 @@ DEVICE W sum(W a, W b) { return (W)((u64)a + (u64)b); }
 DEVICE W product(W a, W b) { return (W)((u64)a * (u64)b); }
 DEVICE W largest(W a, W b) { return b > a ? b : a; }
 DEVICE W smallest(W a, W b) { return b < a ? b : a; }
+DEVICE W bits_and(W a, W b) { return a & b; }
+DEVICE W bits_or(W a, W b) { return a | b; }
+DEVICE W bits_xor(W a, W b) { return a ^ b; }
+#endif
+
+#if AVERAGE
+DEVICE T finish(W all, u64 ranks) { return leave(quotient(all, (W)ranks)); }
+#else
+DEVICE T finish(W all, u64 ranks) { return leave(all); }
 #endif
 
 // `own` are the elements of rank `place`; those of rank r before it begin at others + r * stride, of one after it at
@@ -44,7 +55,7 @@ extern "C" __global__ void combine(T* out, const T* own, const T* others, u64 st
         }
         Packet<T> y;
 #pragma unroll
-        for (u64 j = 0; j < LEN; j++) y.at[j] = leave(all[j]);
+        for (u64 j = 0; j < LEN; j++) y.at[j] = finish(all[j], ranks);
         store(out + i * LEN, y);
     }
     for (u64 i = packets * LEN + first; i < count; i += step) {
@@ -53,6 +64,6 @@ extern "C" __global__ void combine(T* out, const T* own, const T* others, u64 st
             const T* from = r == place ? own : others + (r < place ? r : r - 1) * stride;
             all = r == 0 ? enter(from[i]) : BY(all, enter(from[i]));
         }
-        out[i] = leave(all);
+        out[i] = finish(all, ranks);
     }
 }

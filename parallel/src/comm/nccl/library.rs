@@ -237,6 +237,10 @@ fn reduction(by: Reduction) -> sys::ncclRedOp_t {
         Reduction::Prod => sys::ncclRedOp_t::ncclProd,
         Reduction::Max => sys::ncclRedOp_t::ncclMax,
         Reduction::Min => sys::ncclRedOp_t::ncclMin,
+        Reduction::Avg => sys::ncclRedOp_t::ncclAvg,
+        Reduction::BitAnd | Reduction::BitOr | Reduction::BitXor => {
+            unreachable!("NCCL has no bitwise reductions, so `route` combines their elements")
+        }
     }
 }
 

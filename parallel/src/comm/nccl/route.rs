@@ -68,19 +68,18 @@ pub(super) fn route(
     let (first, total) = (counts.first().copied().unwrap_or(0), counts.iter().sum::<usize>());
     let even = counts.iter().all(|&count| count == first);
     let root = signature.root.unwrap_or(0);
-    let whole = match (kind, *by) {
+    // NCCL has no bitwise reductions.
+    let by = by.filter(|by| !by.is_bitwise());
+    let native = sums == Sums::Library;
+    let whole = match (kind, by) {
         _ if total == 0 => None,
         (CollectiveKind::Broadcast, _) => Some(Native::Broadcast { root, count: total }),
         (CollectiveKind::AllGather, _) if even => Some(gather(in_place, me, first)),
-        (CollectiveKind::AllReduce, Some(by)) if sums == Sums::Library => {
-            Some(Native::AllReduce { by, count: total })
-        }
-        (CollectiveKind::ReduceScatter, Some(by)) if sums == Sums::Library && even => {
+        (CollectiveKind::AllReduce, Some(by)) if native => Some(Native::AllReduce { by, count: total }),
+        (CollectiveKind::ReduceScatter, Some(by)) if native && even => {
             Some(Native::ReduceScatter { by, count: first })
         }
-        (CollectiveKind::Reduce, Some(by)) if sums == Sums::Library => {
-            Some(Native::Reduce { by, root, count: total })
-        }
+        (CollectiveKind::Reduce, Some(by)) if native => Some(Native::Reduce { by, root, count: total }),
         _ => None,
     };
     if let Some(whole) = whole {
@@ -218,6 +217,8 @@ mod tests {
         assert_eq!(route(&even, (1, 2), true, Sums::InOrder).last(), Some(&gathered));
         let whole = Step::Native(Native::AllReduce { by: Reduction::Sum, count: 8 });
         assert_eq!(route(&even, (1, 2), true, Sums::Library), [whole]);
+        let bits = Signature { by: Some(Reduction::BitOr), dtype: Some(DType::I64), ..even.clone() };
+        assert_eq!(route(&bits, (1, 2), true, Sums::Library), route(&bits, (1, 2), true, Sums::InOrder));
         let broadcast = Step::Native(Native::Broadcast { root: 1, count: 5 });
         assert_eq!(
             route(&signature(CollectiveKind::Broadcast, &[5], &[], Some(1)), (0, 2), true, Sums::InOrder),

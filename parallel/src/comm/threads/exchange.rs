@@ -231,6 +231,7 @@ fn reduce<T: Summand>(sources: &[PieceSource<'_, T>], dests: &mut [&mut [T]], by
             };
             if i == 0 { block.load(elements) } else { block.combine(elements, by) }
         }
+        block.finish(by, sources.len());
         dests.iter_mut().for_each(|to| block.store(&mut to[range.clone()]));
     }
 }
