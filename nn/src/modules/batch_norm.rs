@@ -2,7 +2,7 @@
 
 use phalanx_autograd::{BatchNorm as Numbers, Var, is_recomputing};
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Category, Context, DType, Tensor};
+use phalanx_tensor::{Category, Context, DType, Device, Tensor};
 
 use crate::error::{check_non_negative, check_probability, label};
 use crate::mode::{Mode, modes};
@@ -142,6 +142,11 @@ impl BatchNorm {
         self.eps
     }
 
+    /// How far the running statistics move towards a batch's; none if they are the means over all batches.
+    pub fn momentum(&self) -> Option<f64> {
+        self.momentum
+    }
+
     /// Refuses an input with another number of dimensions than the layer takes.
     ///
     /// # Errors
@@ -161,16 +166,37 @@ impl BatchNorm {
     /// If the counter cannot be written.
     pub fn count(&self) -> Result<f64> {
         let Some(counter) = &self.num_batches_tracked else { return Ok(self.momentum.unwrap_or(0.1)) };
-        let counter_tensor = counter.tensor();
-        if counter_tensor.device().is_meta() {
+        if counter.tensor().device().is_meta() {
             return Ok(self.momentum.unwrap_or(1.0));
         }
-        let mut seen = counter_tensor.item::<i64>()?;
-        if !is_recomputing() {
-            seen += 1;
-            kernels::fill_(&mut counter.tensor(), seen)?;
+        self.count_batch()?;
+        match self.momentum {
+            Some(momentum) => Ok(momentum),
+            None => Ok(1.0 / counter.tensor().item::<i64>()?.max(1) as f64),
         }
-        Ok(self.momentum.unwrap_or(1.0 / seen.max(1) as f64))
+    }
+
+    /// Counts a training batch, unless its forward pass is recomputed. No host waits for a GPU.
+    ///
+    /// # Errors
+    /// If the counter cannot be written.
+    pub fn count_batch(&self) -> Result<()> {
+        let Some(counter) = self.num_batches_tracked.as_ref().filter(|_| !is_recomputing()) else {
+            return Ok(());
+        };
+        let mut seen = counter.tensor();
+        match seen.device() {
+            Device::Meta(_) => {}
+            Device::Cpu(_) => {
+                let next = seen.item::<i64>()? + 1;
+                kernels::fill_(&mut seen, next)?;
+            }
+            Device::Cuda(_) => {
+                let next = kernels::add_scalar(&seen, 1i64.into())?;
+                kernels::copy_(&mut seen, &next)?;
+            }
+        }
+        Ok(())
     }
 }
 

@@ -35,7 +35,6 @@ pub use hook::{AllReduce, Bucket, BucketHook, Compress, PendingBucket};
 pub use join::{Divisor, JoinConfig};
 pub use power_sgd::{PowerSgd, PowerSgdConfig};
 pub use sampler::{DistributedSampler, SampleSplit};
-pub(crate) use sync_batch_norm::Moments;
 pub use sync_batch_norm::SyncBatchNorm;
 pub(crate) use wrapper::Synchronise;
 pub use wrapper::{DataParallel, Entries, Gathered, NoSync, SingleDevice};
