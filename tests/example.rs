@@ -334,16 +334,24 @@ fn the_unet_has_torchgpipes_parameters_and_one_devices_losses_and_is_drawn() {
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert!(text.contains("one device's losses: equal, bit for bit"), "{text}");
+    // Parameters, and the memory that torchgpipe measured, in GiB.
     let rows = [
-        ("(6, 72)", "362157516", "362.2M"),
-        ("(11, 128)", "2213834176", "2.21B"),
-        ("(24, 128)", "4993859008", "4.99B"),
-        ("(24, 160)", "7802903600", "7.80B"),
-        ("(48, 160)", "15822206000", "15.82B"),
+        ("(6, 72)", 362_157_516u64, "362.2M", 20.3),
+        ("(11, 128)", 2_213_834_176, "2.21B", 20.5),
+        ("(24, 128)", 4_993_859_008, "4.99B", 43.4),
+        ("(24, 160)", 7_802_903_600, "7.80B", 79.1),
+        ("(48, 160)", 15_822_206_000, "15.82B", 154.1),
     ];
-    for (net, parameters, short) in rows {
+    for (net, parameters, short, theirs) in rows {
         let row = text.lines().find(|line| line.contains(net)).unwrap_or_default();
-        assert!(row.contains(parameters) && row.contains(short), "{net}: {row:?}");
+        assert!(row.contains(&parameters.to_string()) && row.contains(short), "{net}: {row:?}");
+        let printed: Vec<f64> =
+            row.split_whitespace().rev().take(2).map(|n| n.parse().expect("GiB")).collect();
+        assert_eq!(printed[0], theirs, "{row:?}");
+        // Weights and gradients at least; theirs has workspaces and the allocator's rest too. `tests/unet.rs` compares the same
+        // count with the memory of CPUs.
+        assert!(printed[1] > 8.0 * parameters as f64 / (1u64 << 30) as f64, "{row:?}");
+        assert!((0.8 * theirs..theirs).contains(&printed[1]), "{row:?}");
     }
     let drawn = std::fs::read_to_string(&picture).expect("a picture");
     assert!(drawn.starts_with("<svg") && drawn.ends_with("</svg>\n"));

@@ -5,9 +5,10 @@
 use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use crate::driver::{self, CUcontext, CUevent, CUstream};
+use crate::lane::{self, LaneStream};
 use crate::vendor::{DeviceProperties, Failure};
 use crate::{Error, Result};
 
@@ -22,21 +23,17 @@ pub struct Context {
     stream: CUstream,
     properties: DeviceProperties,
     /// Streams of lanes that have ended, for the next lanes.
-    idle: Mutex<Vec<LaneStream>>,
+    pub(crate) idle: Mutex<Vec<LaneStream>>,
+    /// The stream on which memory is freed that several streams have used.
+    pub(crate) frees: OnceLock<LaneStream>,
     launches: AtomicU64,
     count_memory: fn(u16, isize),
 }
-
-/// A stream that a lane borrows.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct LaneStream(CUstream);
 
 // SAFETY: the driver's handles may be used from any thread, and a context is never closed.
 unsafe impl Send for Context {}
 // SAFETY: as for `Send`; what changes is behind locks.
 unsafe impl Sync for Context {}
-// SAFETY: a stream's handle may be used from any thread.
-unsafe impl Send for LaneStream {}
 
 /// The number of logical devices.
 const DEVICES: &str = "PHALANX_CUDA_DEVICES";
@@ -44,8 +41,6 @@ const DEVICES: &str = "PHALANX_CUDA_DEVICES";
 thread_local! {
     /// The device whose context is current on this thread.
     static CURRENT: Cell<Option<u16>> = const { Cell::new(None) };
-    /// The stream of the lane whose thread this is, and its device.
-    static LANE: Cell<Option<(u16, LaneStream)>> = const { Cell::new(None) };
 }
 
 impl Context {
@@ -72,6 +67,7 @@ impl Context {
             stream: driver::stream().map_err(failed)?,
             properties,
             idle: Mutex::default(),
+            frees: OnceLock::new(),
             launches: AtomicU64::new(0),
             count_memory,
         })
@@ -162,30 +158,12 @@ impl Context {
     /// The stream to which this thread's work goes: the stream of its lane, else the device's own.
     #[inline]
     pub(crate) fn stream(&self) -> CUstream {
-        match LANE.get() {
-            Some((index, lane)) if index == self.index => lane.0,
-            _ => self.stream,
-        }
+        lane::current(self.index).unwrap_or(self.stream)
     }
 
     /// The handle (`CUstream`) of the stream to which this thread's work goes.
     pub fn stream_handle(&self) -> *mut c_void {
         self.stream().cast()
-    }
-
-    /// Gives this thread a stream of its own until the guard is dropped.
-    ///
-    /// # Errors
-    /// If the device is lost.
-    pub fn enter_lane(&'static self) -> Result<LaneGuard> {
-        self.bind("stream")?;
-        let idle = lock(&self.idle).pop();
-        let lane = match idle {
-            Some(lane) => lane,
-            None => LaneStream(self.called("stream", driver::stream())?),
-        };
-        LANE.set(Some((self.index, lane)));
-        Ok(LaneGuard(self))
     }
 
     /// Maps a failed call to an error.
@@ -231,24 +209,11 @@ impl std::fmt::Debug for Context {
     }
 }
 
-/// While it lives, its thread has a stream of its own. See [`Context::enter_lane`].
-#[derive(Debug)]
-pub struct LaneGuard(&'static Context);
-
-impl Drop for LaneGuard {
-    fn drop(&mut self) {
-        // Memory may still be freed in the stream's order, so streams are never destroyed.
-        if let Some((_, lane)) = LANE.take() {
-            lock(&self.0.idle).push(lane);
-        }
-    }
-}
-
 /// A point in the work of a stream.
 #[derive(Debug)]
 pub struct GpuEvent {
     context: &'static Context,
-    event: CUevent,
+    pub(crate) event: CUevent,
 }
 
 // SAFETY: an event's handle may be used from any thread.

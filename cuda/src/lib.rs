@@ -4,7 +4,7 @@
 //! files were looked for. The crate works on addresses, sizes and plain descriptions; it knows no tensor.
 //!
 //! Work goes to the *current stream* of a thread: the device's own CUDA stream, or, on the worker thread of a
-//! `phalanx_tensor::Stream` (a *lane*), the CUDA stream of that lane ([`Context::enter_lane`]). Streams wait for each
+//! `phalanx_tensor::Stream` (a *lane*), the CUDA stream of that lane ([`Context::lane`]). Streams wait for each
 //! other through a [`GpuEvent`]. No call but a read of results blocks the host.
 //!
 //! ```text
@@ -15,7 +15,7 @@
 //!   program    sources and targets              fault      errors that kernels report
 //!   load_gate  loads wait for collectives       memory     device and pinned memory, uploads
 //!    │
-//!   context    context, streams, events, counters
+//!   context    context, streams, events, counters  <->  lane   streams beside a device's own
 //!   driver     the calls of the driver          library    which files, from where
 //!   stubs      in place of these, of nvrtc and of cublaslt without the feature `cuda`
 //!    │
@@ -30,6 +30,7 @@ mod driver;
 mod fault;
 mod gpu;
 mod kernel;
+mod lane;
 #[cfg(feature = "cuda")]
 mod library;
 mod load_gate;
@@ -45,7 +46,7 @@ mod vendor;
 #[cfg(not(feature = "cuda"))]
 use stubs::{cublaslt, driver, library, nvrtc};
 
-pub use context::{Calls, Context, GpuEvent, LaneGuard, calls};
+pub use context::{Calls, Context, GpuEvent, calls};
 pub use cublaslt::PlannedProduct;
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.
 #[cfg(feature = "cuda")]
@@ -53,6 +54,7 @@ pub use cudarc;
 pub use fault::FAULT;
 pub use gpu::{Gpu, Graph, Readback};
 pub use kernel::{Arguments, Grid, Kernel};
+pub use lane::{Lane, LaneGuard};
 #[cfg(feature = "cuda")]
 pub use library::symbol;
 pub use library::{driver_name, emulated, require};

@@ -1,7 +1,8 @@
 //! Stream-ordered device memory, pinned host memory, and the copies to, from and between GPUs.
 //!
 //! Device memory comes from the driver's pool, which keeps what was freed. A block is obtained and freed in the order of the stream
-//! that was current when it was obtained. So the scratch memory of one operation is the next operation's, without a wait.
+//! that was current when it was obtained. So the scratch memory of one operation is the next operation's, without a wait. A block
+//! that other streams use too is freed on a stream that waits for all of them (`Context::free_after`).
 //!
 //! An upload of a batch's size goes through pinned memory, because the driver waits for a stream's work before it copies from
 //! ordinary memory (CUDA driver API, "API synchronization behavior"). While a thread captures a graph, its uploads copy from pinned
@@ -11,10 +12,12 @@
 use std::cell::{Cell, RefCell};
 use std::ops::{Deref, DerefMut, RangeInclusive};
 use std::ptr::NonNull;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 use crate::context::{Context, GpuEvent, count_allocation, lock};
 use crate::driver::{self, CUstream};
+use crate::lane::LaneStream;
+use crate::vendor::Failure;
 use crate::{Error, Result};
 
 /// A piece of a GPU's memory.
@@ -22,12 +25,20 @@ pub struct DeviceBlock {
     context: &'static Context,
     address: u64,
     bytes: usize,
-    stream: CUstream,
+    users: Mutex<Users>,
+}
+
+/// The streams that use a block.
+struct Users {
+    /// In whose order it is freed.
+    home: CUstream,
+    /// How far other streams have used it.
+    others: Vec<GpuEvent>,
 }
 
 // SAFETY: an address and a stream's handle mean the same on every thread.
 unsafe impl Send for DeviceBlock {}
-// SAFETY: `&DeviceBlock` gives out nothing but the address.
+// SAFETY: `&DeviceBlock` gives out nothing but the address; what changes is behind a lock.
 unsafe impl Sync for DeviceBlock {}
 
 impl DeviceBlock {
@@ -35,16 +46,33 @@ impl DeviceBlock {
     pub fn address(&self) -> u64 {
         self.address
     }
+
+    /// The block is freed after `event` too, up to which another stream uses it.
+    pub fn used_until(&self, event: GpuEvent) {
+        lock(&self.users).others.push(event);
+    }
+
+    /// The block is freed in the order of this thread's current stream from now on. That stream has been made to wait for all
+    /// that others have done with the block.
+    pub fn adopt(&self) {
+        lock(&self.users).home = self.context.stream();
+    }
 }
 
 impl Drop for DeviceBlock {
     fn drop(&mut self) {
         self.context.count_memory(-(self.bytes as isize));
+        let Users { home, others } = self.users.get_mut().unwrap_or_else(PoisonError::into_inner);
         // A failure means that the device is lost, and its memory with it.
         if self.context.bind("free").is_ok() {
-            // SAFETY: the block came from this stream, whose work is all that uses it: work of other streams keeps the block until
-            // it is done.
-            let _ = unsafe { driver::free(self.address, self.stream) };
+            // SAFETY: the memory came from this device's pool. Work of other streams that uses it was noted, or keeps the block
+            // until it is done.
+            let _ = unsafe {
+                match others.is_empty() {
+                    true => driver::free(self.address, *home),
+                    false => self.context.free_after(self.address, *home, others),
+                }
+            };
         }
     }
 }
@@ -126,7 +154,33 @@ impl Context {
             false => self.failed(op, &failure),
         })?;
         self.count_memory(bytes as isize);
-        Ok(DeviceBlock { context: self, address, bytes, stream })
+        let users = Mutex::new(Users { home: stream, others: Vec::new() });
+        Ok(DeviceBlock { context: self, address, bytes, users })
+    }
+
+    /// Frees memory of `home`, which other streams have used until `uses`, once all of them have come so far. None of them waits
+    /// for another.
+    ///
+    /// # Safety
+    /// The memory came from this device's pool, and nothing uses it any more but what was queued before.
+    unsafe fn free_after(&self, address: u64, home: CUstream, uses: &[GpuEvent]) -> Result<(), Failure> {
+        let frees = match self.frees.get() {
+            Some(frees) => frees.0,
+            None => {
+                let new = LaneStream(driver::stream()?);
+                self.frees.get_or_init(|| new).0
+            }
+        };
+        let last = driver::event(false)?;
+        // SAFETY: streams and events exist, and the memory by the caller.
+        unsafe {
+            driver::record(last, home)?;
+            for event in uses.iter().map(|event| event.event).chain([last]) {
+                driver::wait(frees, event)?;
+            }
+            driver::event_destroy(last)?;
+            driver::free(address, frees)
+        }
     }
 
     /// Sets `bytes` bytes of device memory to `byte`.

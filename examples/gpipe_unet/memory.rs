@@ -8,8 +8,9 @@ use crate::Result;
 use crate::unet::{INPUTS, OUTPUTS, UNet};
 
 /// Images of a batch, and their pixels along each side.
-const BATCH: usize = 32;
-const SIDE: usize = 192;
+const IMAGES: [usize; 2] = [32, 192];
+/// Halvings of an image.
+const DEPTH: usize = 5;
 
 /// A row of torchgpipe's table (`benchmarks/unet-memory`).
 struct Row {
@@ -31,23 +32,26 @@ const ROWS: [Row; 5] = [
 
 /// Prints the table, a row as soon as it is known.
 pub fn table() -> Result<()> {
+    let [images, side] = IMAGES;
     crate::say(&format!(
-        "memory of training with {BATCH} images of {SIDE} x {SIDE} in f32, all devices together"
+        "memory of training with {images} images of {side} x {side} in f32, all devices together"
     ));
     crate::say(&format!(
         "{:<12}{:>10}{:>9}{:>17}{:>8}{:>12}{:>13}",
         "", "U-Net", "devices", "parameters", "", "GiB", "torchgpipe"
     ));
     for row in &ROWS {
-        let (parameters, bytes) = measure(row)?;
         let [convs, channels] = row.net;
-        let (net, gib, theirs) =
+        let net = UNet { depth: DEPTH, convs, channels };
+        let devices: Vec<Device> = (0..row.balance.len() as u16).map(Device::Meta).collect();
+        let (parameters, bytes) = measure(net, row.balance, &devices, row.micro_batches, IMAGES)?;
+        let (sizes, gib, theirs) =
             (format!("({convs}, {channels})"), bytes as f64 / f64::from(1 << 30), row.gib);
-        let devices = row.balance.len();
+        let devices = devices.len();
         let name = if row.micro_batches == 1 { "baseline".into() } else { format!("pipeline-{devices}") };
         let short = in_words(parameters);
         crate::say(&format!(
-            "{name:<12}{net:>10}{devices:>9}{parameters:>17}{short:>8}{gib:>12.1}{theirs:>13.1}"
+            "{name:<12}{sizes:>10}{devices:>9}{parameters:>17}{short:>8}{gib:>12.1}{theirs:>13.1}"
         ));
     }
     crate::say(
@@ -56,17 +60,22 @@ pub fn table() -> Result<()> {
     Ok(())
 }
 
-/// Parameters, and the sum of the devices' peaks in bytes, of two training steps.
-fn measure(row: &Row) -> Result<(usize, usize)> {
-    let devices: Vec<Device> = (0..row.balance.len() as u16).map(Device::Meta).collect();
-    let partition = Partition::new(row.balance, &devices)?;
-    let model = UNet { depth: 5, convs: row.net[0], channels: row.net[1] }.build(&partition)?;
+/// Parameters, and the sum of the devices' peaks in bytes, of two training steps with some images of some pixels a side.
+pub fn measure(
+    net: UNet,
+    balance: &[usize],
+    devices: &[Device],
+    micro_batches: usize,
+    [images, side]: [usize; 2],
+) -> Result<(usize, usize)> {
+    let partition = Partition::new(balance, devices)?;
+    let model = net.build(&partition)?;
     // All but the last micro-batch are recomputed: of one alone, none.
-    let model = GPipe::new(model, partition, GPipeConfig::new(row.micro_batches))?;
+    let model = GPipe::new(model, partition, GPipeConfig::new(micro_batches))?;
     let last = devices[devices.len() - 1];
-    let x = Var::new(Tensor::zeros(&[BATCH, INPUTS, SIDE, SIDE], DType::F32, devices[0])?);
-    let target = Var::new(Tensor::zeros(&[BATCH, OUTPUTS, SIDE, SIDE], DType::F32, last)?);
-    for device in &devices {
+    let x = Var::new(Tensor::zeros(&[images, INPUTS, side, side], DType::F32, devices[0])?);
+    let target = Var::new(Tensor::zeros(&[images, OUTPUTS, side, side], DType::F32, last)?);
+    for device in devices {
         device.ledger()?.reset_peak();
     }
     let mut optimizer = Sgd::default().init(vec![Group::new(model.parameters(), 0.1)])?;

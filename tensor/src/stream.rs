@@ -14,7 +14,15 @@
 //! such a circle before it blocks, and returns an error.
 //!
 //! On a GPU the thread gives its work to a CUDA stream of its own. The CUDA streams wait for each other, while the
-//! threads go on.
+//! threads go on. A stream [between](Stream::between) two GPUs has a CUDA stream on each, so that a copy stands in the way of
+//! neither GPU's other work:
+//!
+//! ```text
+//! cuda:0   compute     ──kernels─┐──kernels──────────────────────
+//!          the copy's            └─>┐                ┌──
+//! cuda:1   the copy's               └─copy──┬────────┘
+//!          compute     ──kernels────────────└─>adopt──kernels────
+//! ```
 
 use std::any::Any;
 use std::cell::Cell;
@@ -24,9 +32,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex};
 
-use crate::cuda::GpuEvent;
+use phalanx_cuda::{Lane as GpuLane, LaneGuard};
+
+use crate::cuda::{DeviceBlock, GpuEvent};
 use crate::sync::{lock, panic_message, unpoisoned};
-use crate::{Context, Device, Error, Result, Tensor};
+use crate::{Context, DType, Device, Error, Result, Tensor};
 
 /// A stream of a device: work submitted to it runs in order, on a thread of the stream's own. Clones are handles of one
 /// stream.
@@ -56,6 +66,10 @@ type Job = Box<dyn FnOnce(&Lane) + Send>;
 struct Lane {
     id: u64,
     device: Device,
+    /// The device to which it copies; `device` if it does not copy between devices.
+    target: Device,
+    /// Its CUDA streams: of `device`, and of `target`.
+    ends: [Option<Arc<GpuLane>>; 2],
     error: Mutex<Option<Error>>,
 }
 
@@ -65,10 +79,39 @@ impl Stream {
     /// # Errors
     /// If the device cannot be used, or the system refuses a thread.
     pub fn new(device: Device) -> Result<Stream> {
+        Stream::between(device, device)
+    }
+
+    /// A new stream for copies from one device to another. It belongs to `device`, and what it records is done when the copies
+    /// are. On GPUs a copy waits for what its submitter has given `device` so far, and for nothing of `target`: it writes memory
+    /// that [`Stream::empty`] gives, which the target's other work [adopts](adopt) when it has waited for the copy.
+    ///
+    /// # Errors
+    /// If a device cannot be used, or the system refuses a thread.
+    ///
+    /// ```
+    /// use phalanx_tensor::{DType, Device, Stream, Tensor, adopt};
+    /// # fn main() -> phalanx_tensor::Result<()> {
+    /// let copies = Stream::between(Device::CPU, Device::Cpu(1))?;
+    /// let x = Tensor::from_slice(&[1f32, 2.], &[2], Device::CPU)?;
+    /// let y = copies.empty(&[2], DType::F32)?;
+    /// let mut target = y.clone();
+    /// copies.submit(move || target.copy_from(&x));
+    /// copies.record().synchronize()?;
+    /// adopt(&y);
+    /// assert_eq!(y.to_vec::<f32>()?, [1., 2.]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn between(device: Device, target: Device) -> Result<Stream> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        device.state()?;
-        let lane =
-            Arc::new(Lane { id: NEXT.fetch_add(1, Ordering::Relaxed), device, error: Mutex::new(None) });
+        let end = |device: Device| match device.is_cuda() {
+            true => device.gpu()?.lane().map(Some).map_err(Error::of_gpu),
+            false => device.state().map(|_| None),
+        };
+        let ends = [end(device)?, if target == device { None } else { end(target)? }];
+        let (id, error) = (NEXT.fetch_add(1, Ordering::Relaxed), Mutex::new(None));
+        let lane = Arc::new(Lane { id, device, target, ends, error });
         let (jobs, queue) = channel();
         let thread = std::thread::Builder::new().name(format!("lane {} of {device}", lane.id));
         let shared = lane.clone();
@@ -80,6 +123,15 @@ impl Stream {
     /// The device it belongs to.
     pub fn device(&self) -> Device {
         self.device
+    }
+
+    /// Memory on the device to which it copies, for its work alone until that memory is [adopted](adopt).
+    ///
+    /// # Errors
+    /// If the device has no room.
+    pub fn empty(&self, shape: &[usize], dtype: DType) -> Result<Tensor> {
+        let _ends = self.lane.enter()?;
+        Tensor::empty(shape, dtype, self.lane.target)
     }
 
     /// Queues work, which runs in this thread's [`Context`]. An error it returns or a panic is kept for
@@ -108,8 +160,8 @@ impl Stream {
         let event = Event::new(self.lane.id);
         let signal = Signal(event.clone());
         self.push(move |lane| {
-            match point(lane.device) {
-                Ok(point) => *lock(&signal.0.0.point) = point.map(Arc::new),
+            match lane.points() {
+                Ok(points) => *lock(&signal.0.0.points) = points.into(),
                 Err(error) => lane.fail(error),
             }
             signal.0.fire(lock(&lane.error).clone());
@@ -150,14 +202,28 @@ impl Stream {
 pub fn record_stream(tensor: &Tensor, stream: &Stream) {
     let tensor = tensor.clone();
     stream.push(move |lane| {
-        // The CUDA stream may be behind the stream's thread. That thread waits for it, not the device.
-        if let Ok(Some(point)) = point(lane.device)
-            && let Err(error) = point.synchronize()
-        {
+        if let Err(error) = record_use(&tensor) {
             lane.fail(error);
         }
-        drop(tensor);
     });
+}
+
+/// Keeps a GPU tensor's memory until this thread's current stream of its device has passed this point, even if the tensor is
+/// dropped. Neither the thread nor a stream waits. It is [`record_stream`] for work of a stream that runs now.
+///
+/// # Errors
+/// If the device is lost.
+pub fn record_use(tensor: &Tensor) -> Result<()> {
+    if let (Some(block), Some(event)) = (tensor.storage().device_block(), point(tensor.device())?) {
+        block.used_until(event.into_inner());
+    }
+    Ok(())
+}
+
+/// Makes a tensor's memory that of this thread's current stream of its device, in whose order it will be freed. That stream has
+/// been made to wait for the last work of other streams on it, as by [`Event::synchronize`]. See [`Stream::between`].
+pub fn adopt(tensor: &Tensor) {
+    tensor.storage().device_block().into_iter().for_each(DeviceBlock::adopt);
 }
 
 /// An event at the present end of this thread's work on a GPU.
@@ -166,6 +232,19 @@ fn point(device: Device) -> Result<Option<GpuEvent>> {
 }
 
 impl Lane {
+    /// Makes its CUDA streams this thread's, until the guards are dropped.
+    fn enter(&self) -> Result<[Option<LaneGuard>; 2]> {
+        let enter = |end: &Option<Arc<GpuLane>>| end.as_ref().map(GpuLane::enter).transpose();
+        let [device, target] = self.ends.each_ref().map(enter);
+        Ok([device.map_err(Error::of_gpu)?, target.map_err(Error::of_gpu)?])
+    }
+
+    /// Events at the present ends of its CUDA streams.
+    fn points(&self) -> Result<Vec<GpuEvent>> {
+        let devices = [Some(self.device), Some(self.target).filter(|target| *target != self.device)];
+        devices.into_iter().flatten().filter_map(|device| point(device).transpose()).collect()
+    }
+
     /// Keeps the first error.
     fn fail(&self, error: Error) {
         lock(&self.error).get_or_insert(error);
@@ -182,10 +261,7 @@ fn current_lane() -> &'static std::thread::LocalKey<Cell<u64>> {
 
 fn run(queue: &Receiver<Job>, lane: &Lane) {
     current_lane().set(lane.id);
-    // On a GPU the thread has a CUDA stream of its own.
-    let gpu = if lane.device.is_cuda() { lane.device.gpu().map(Some) } else { Ok(None) };
-    let entered = gpu.and_then(|gpu| gpu.map(|gpu| gpu.enter_lane()).transpose().map_err(Error::of_gpu));
-    let _stream = entered.map_err(|error| lane.fail(error));
+    let _ends = lane.enter().map_err(|error| lane.fail(error));
     for job in queue {
         job(lane);
     }
@@ -209,14 +285,15 @@ struct State {
     lane: u64,
     /// None until done; then the stream's error at that point, if any.
     done: Mutex<Option<Option<Error>>>,
-    /// On a GPU: the same point in the CUDA stream.
-    point: Mutex<Option<Arc<GpuEvent>>>,
+    /// On GPUs: the same point in the CUDA streams.
+    points: Mutex<Arc<[GpuEvent]>>,
     wake: Condvar,
 }
 
 impl Event {
     fn new(lane: u64) -> Event {
-        Event(Arc::new(State { lane, done: Mutex::new(None), point: Mutex::new(None), wake: Condvar::new() }))
+        let (done, points, wake) = Default::default();
+        Event(Arc::new(State { lane, done, points, wake }))
     }
 
     fn fire(&self, error: Option<Error>) {
@@ -226,11 +303,11 @@ impl Event {
 
     /// Whether the work before it has run.
     pub fn is_done(&self) -> bool {
-        // `point` is set before `done`, so it is read after it.
+        // `points` is set before `done`, so it is read after it.
         let is_done = lock(&self.0.done).is_some();
-        let point = lock(&self.0.point).clone();
+        let points = lock(&self.0.points).clone();
         // A point that failed counts as done: a thread that waits for it gets the failure.
-        is_done && point.is_none_or(|point| point.is_done().unwrap_or(true))
+        is_done && points.iter().all(|point| point.is_done().unwrap_or(true))
     }
 
     /// Blocks until the work before it has run. On a GPU, blocks until that work has been given to the GPU, and makes this thread's later
@@ -251,8 +328,8 @@ impl Event {
             if let Some(error) = &*done {
                 let error = error.clone();
                 drop(done);
-                let point = lock(&self.0.point).clone();
-                let ordered = point.map_or(Ok(()), |point| point.order_here());
+                let points = lock(&self.0.points).clone();
+                let ordered = points.iter().try_for_each(GpuEvent::order_here);
                 return Ok(error.or(ordered.err()));
             }
             done = unpoisoned(self.0.wake.wait(done));

@@ -5,23 +5,28 @@
 
 #[path = "../../kernels/tests/cuda/driver.rs"]
 mod driver;
+#[path = "cuda/streams.rs"]
+mod streams;
 
 use std::process::{Command, ExitCode};
 
 use phalanx_tensor::cuda::{Args, Graph, Grid, Pinned, Program, Readback, Target, calls, compile, emulated};
-use phalanx_tensor::{Category, Context, DType, Device, Error, Stream, Tensor, record_stream};
+use phalanx_tensor::{Category, Context, DType, Device, Error, Tensor};
 
 type Outcome = Result<(), Error>;
 type Test = (&'static str, fn() -> Outcome);
 type View = fn(&Tensor) -> Result<Tensor, Error>;
 
-const TESTS: [Test; 14] = [
+const TESTS: [Test; 17] = [
     ("elements come back from every view", views_come_back),
     ("the ledger counts a GPU's tensors", ledger_counts),
     ("devices do not mix and copies between them are ordered", devices),
     ("a program of two kernels is loaded once", two_kernels),
-    ("a lane sees what its submitter has done and its submitter what it did", lanes),
-    ("a tensor used by a lane outlives its handles", recorded),
+    ("a lane sees what its submitter has done and its submitter what it did", streams::lanes),
+    ("a tensor used by a lane outlives its handles", streams::recorded),
+    ("a copy that waits holds up the other work of neither device", streams::copies_beside),
+    ("lanes of CPUs and GPUs wait for each other", streams::mixed_lanes),
+    ("moments are the device's and have the host's time", streams::moments),
     ("a kernel runs on views and refuses other devices' tensors", kernels),
     ("a wrong program says what is wrong with it", wrong_programs),
     ("what a kernel finds wrong comes back at the next wait", faults),
@@ -157,48 +162,6 @@ extern "C" __global__ void get(long long* x) { *x = kept; }
     }
 }
 
-fn lanes() -> Outcome {
-    let lane = Stream::new(GPU)?;
-    for round in 0..20 {
-        let x = counted(&[40, 30], GPU)?;
-        let y = std::sync::Arc::new(std::sync::Mutex::new(None));
-        let (turned, to) = (x.transpose(0, 1)?, y.clone());
-        lane.submit(move || {
-            *to.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(turned.contiguous()?);
-            Ok(())
-        });
-        if round % 2 == 0 {
-            lane.synchronize()?;
-        } else {
-            lane.record().synchronize()?;
-        }
-        let y = y.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
-        let y = y.ok_or(Error::invalid("test", "the lane's work did not run"))?;
-        same(y.to_vec::<i64>()?, counted(&[40, 30], Device::CPU)?.transpose(0, 1)?.to_vec()?)?;
-    }
-    lane.synchronize()
-}
-
-fn recorded() -> Outcome {
-    let (lane, copies) = (Stream::new(GPU)?, Stream::new(GPU)?);
-    for round in 0..10 {
-        let x = Tensor::from_slice(&[round; 500], &[500], GPU)?;
-        let seen = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
-        let (to, used) = (seen.clone(), x.clone());
-        lane.submit(move || {
-            *to.lock().unwrap_or_else(std::sync::PoisonError::into_inner) = used.copy()?.to_vec::<i64>()?;
-            Ok(())
-        });
-        record_stream(&x, &lane);
-        copies.wait(&lane.record());
-        drop(x);
-        drop(Tensor::from_slice(&[-7i64; 500], &[500], GPU)?);
-        lane.synchronize()?;
-        same(seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner).clone(), vec![round; 500])?;
-    }
-    copies.synchronize()
-}
-
 /// Adds a number; with `LIMIT`, reports elements from it on.
 const ADD: Program<'static> = Program {
     name: "add.cu",
@@ -220,7 +183,11 @@ extern "C" __global__ void add(long long* x, unsigned long long n, int number, F
 };
 
 fn add(x: &mut Tensor, number: i32) -> Outcome {
-    let (gpu, n) = (GPU.gpu()?, x.numel());
+    add_on(GPU, x, number)
+}
+
+fn add_on(device: Device, x: &mut Tensor, number: i32) -> Outcome {
+    let (gpu, n) = (device.gpu()?, x.numel());
     let args = Args::new("add", gpu).write(x)?.value(n as u64).value(number).faults()?;
     gpu.kernel("add", &ADD, "add")?.launch(Grid::new(n.div_ceil(64), 64), args)
 }

@@ -142,6 +142,11 @@ impl BatchNorm {
         self.eps
     }
 
+    /// How far the running statistics move towards a batch's; none if they are the means over all batches.
+    pub fn momentum(&self) -> Option<f64> {
+        self.momentum
+    }
+
     /// Refuses an input with another number of dimensions than the layer takes.
     ///
     /// # Errors
@@ -164,11 +169,34 @@ impl BatchNorm {
         if counter.tensor().device().is_meta() {
             return Ok(self.momentum.unwrap_or(1.0));
         }
-        count_one(counter)?;
+        self.count_batch()?;
         match self.momentum {
             Some(momentum) => Ok(momentum),
             None => Ok(1.0 / counter.tensor().item::<i64>()?.max(1) as f64),
         }
+    }
+
+    /// Counts a training batch, unless its forward pass is recomputed. No host waits for a GPU.
+    ///
+    /// # Errors
+    /// If the counter cannot be written.
+    pub fn count_batch(&self) -> Result<()> {
+        let Some(counter) = self.num_batches_tracked.as_ref().filter(|_| !is_recomputing()) else {
+            return Ok(());
+        };
+        let mut seen = counter.tensor();
+        match seen.device() {
+            Device::Meta(_) => {}
+            Device::Cpu(_) => {
+                let next = seen.item::<i64>()? + 1;
+                kernels::fill_(&mut seen, next)?;
+            }
+            Device::Cuda(_) => {
+                let next = kernels::add_scalar(&seen, 1i64.into())?;
+                kernels::copy_(&mut seen, &next)?;
+            }
+        }
+        Ok(())
     }
 
     /// [`BatchNorm::count`], whose result stays on `device`, as one element of f64.
@@ -176,8 +204,8 @@ impl BatchNorm {
     /// # Errors
     /// If the counter cannot be written, or memory is short.
     pub fn count_on_device(&self, device: Device) -> Result<Tensor> {
+        self.count_batch()?;
         if let Some(counter) = &self.num_batches_tracked {
-            count_one(counter)?;
             if self.momentum.is_none() {
                 let seen = kernels::cast(&counter.tensor().reshape(&[1])?, DType::F64)?;
                 return Ok(kernels::rdiv_scalar(
@@ -188,16 +216,6 @@ impl BatchNorm {
         }
         Ok(kernels::full(&[1], self.momentum.unwrap_or(0.1), DType::F64, device)?)
     }
-}
-
-/// Adds a batch to the counter, where it is, unless the forward pass is recomputed.
-fn count_one(counter: &Buffer) -> Result<()> {
-    if is_recomputing() {
-        return Ok(());
-    }
-    let mut seen = counter.tensor();
-    let next = kernels::add_scalar(&seen, 1i64.into())?;
-    Ok(kernels::copy_(&mut seen, &next)?)
 }
 
 impl Module for BatchNorm {

@@ -6,7 +6,8 @@
 //! pending       m0         m0 + m1    m0 + m1 + m2  -->  running mean and variance move, once
 //! ```
 //! Moments are merged in f64 in the order of the micro-batches (Chan, Golub, LeVeque: Updating formulae, 1979), never as a
-//! difference of large squares. The variance that is kept is the unbiased one, as in any [`BatchNorm`].
+//! difference of large squares. The variance that is kept is the unbiased one, as in any [`BatchNorm`]. They stay on the device
+//! (`moments.rs`), so the layer makes no host wait for a GPU.
 
 use std::convert::Infallible;
 use std::sync::{Mutex, MutexGuard};
@@ -16,7 +17,7 @@ use phalanx_nn::{BatchNorm, Entry, Module, Parameter, Parameters, Sequential};
 use phalanx_tensor::{Category, Context, DType, Tensor, unpoisoned};
 
 use super::MicroBatch;
-use crate::data_parallel::Moments;
+use super::moments::Moments;
 use crate::{Error, Result};
 
 /// A [`BatchNorm`] that normalises each micro-batch by its own statistics, and updates the running statistics once for the
@@ -77,13 +78,7 @@ impl DeferredBatchNorm {
         let numbers = BatchNormArgs { training: true, momentum: 1.0, eps: self.norm.eps() };
         let [weight, bias] = [&self.norm.weight, &self.norm.bias].map(|p| p.as_ref().map(Parameter::var));
         let y = x.batch_norm(Some([&mut mean, &mut var]), weight.as_ref(), bias.as_ref(), &numbers)?;
-        let values = |t: Tensor| match t.device().is_meta() {
-            true => Ok(vec![0.0; channels]),
-            false => t.to_vec::<f64>(),
-        };
-        let count = (x.numel() / channels) as f64;
-        let squares = values(var)?.into_iter().map(|unbiased| unbiased * (count - 1.0)).collect();
-        Ok((y, Moments { count, mean: values(mean)?, squares }))
+        Ok((y, Moments::new((x.numel() / channels) as f64, mean, &var)?))
     }
 
     /// Adds a micro-batch's moments to those before it. The last one updates the running statistics.
@@ -101,7 +96,7 @@ impl DeferredBatchNorm {
             return Err(Error::Config(format!("DeferredBatchNorm: {why}")));
         }
         let moments = match pending.moments.take() {
-            Some(before) => before.with(moments),
+            Some(before) => before.with(&moments)?,
             None => moments,
         };
         pending.seen += 1;
@@ -391,7 +386,8 @@ mod tests {
         let x = Var::leaf(rows(0..4, 0, DType::F32, device)).unwrap();
         drop(deferred.forward(&x.tanh().unwrap()).unwrap());
         drop(x);
-        assert_eq!(device.ledger().unwrap().total().now, before);
+        let moments = 2 * CHANNELS * DType::F64.size();
+        assert_eq!(device.ledger().unwrap().total().now, before + moments);
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! schedule ──> ranks        data, and the executor of any schedule, one rank each
 //! gpipe                     clock cycles, a thread for each device
 //! micro_batch               a micro-batch of a mini-batch, and at a stage: for all of these, and for deferred_batch_norm
+//! deferred_batch_norm ──> moments    statistics of a mini-batch, micro-batch by micro-batch, on its device
 //! ```
 
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 pub mod deferred_batch_norm;
 pub mod gpipe;
 mod micro_batch;
+mod moments;
 pub mod ranks;
 pub mod schedule;
 

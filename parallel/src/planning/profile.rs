@@ -1,14 +1,16 @@
 //! What the layers of a [`Sequence`] cost, measured one after the other: [`profile()`], [`times`] and [`sizes`].
 //!
-//! A layer runs alone, on the device where it is. The model comes out as it was ([`Sandbox`]): layers run on copies of their
-//! buffers, and gradients are computed by [`grad`], which writes to no leaf. Skips work as in the plain model.
+//! A layer runs alone, on the device where it is, and its time is the device's: a GPU's from event to event. The model comes out
+//! as it was ([`Sandbox`]): layers run on copies of their buffers, and gradients are computed by [`grad`], which writes to no leaf.
+//! Skips work as in the plain model.
 
 use phalanx_nn::autograd::ContextMode;
 use std::time::{Duration, Instant};
 
 use phalanx_nn::autograd::{Leaf, Options, Var, grad};
 use phalanx_nn::{Buffer, Entry, Parameter, Parameters};
-use phalanx_tensor::{Context, ContextGuard, Tensor};
+use phalanx_tensor::cuda::Moment;
+use phalanx_tensor::{Context, ContextGuard, Device, Tensor};
 
 use crate::pipeline::gpipe::{Batch, Layer, Sequence, Skips, verify_skips};
 use crate::{Error, Result};
@@ -81,10 +83,11 @@ fn measure(op: &str, layers: &Sequence, sample: &Batch, budget: Duration) -> Res
     loop {
         let (mut x, mut skips) = (alone(sample)?, Skips::default());
         for (i, (layer, measured)) in layers.layers().iter().zip(&mut measured).enumerate() {
-            let tick = Instant::now();
+            let device = x.values().first().map_or(Device::CPU, Var::device);
+            let tick = Moment::now(device)?;
             let y = layers.run_layers(i..i + 1, x.clone(), &mut skips)?;
             backward(&**layer, &x, &y)?;
-            measured.time = tick.elapsed().min(measured.time);
+            measured.time = tick.until(&Moment::now(device)?)?.min(measured.time);
             measured.output_bytes = y.values().iter().map(|y| y.numel() * y.dtype().size()).sum();
             x = alone(&y)?;
             skips.map(value_alone)?;

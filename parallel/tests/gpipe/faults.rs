@@ -212,7 +212,7 @@ fn parameters_have_the_plain_models_names_whatever_the_balance() {
     let own = devices(3);
     let names =
         |model: &dyn Parameters| state_dict(model).into_iter().map(|(name, _)| name).collect::<Vec<_>>();
-    let wanted = names(&net(|_| Device::CPU));
+    let wanted = names(&net(|_| plain_device()));
     assert_eq!(wanted[..2], ["0.weight", "0.bias"]);
     for balance in [&[8][..], &[3, 5], &[1, 1, 6]] {
         let model = pipe(balance, &own, GPipeConfig::new(2));
@@ -230,7 +230,7 @@ fn initial_values_do_not_depend_on_the_balance() {
     let values = |model: &dyn Parameters| -> Vec<Vec<f64>> {
         model.parameters().iter().map(|p| p.tensor().to_vec().unwrap()).collect()
     };
-    assert_eq!(values(&pipe(&[3, 5], &own, GPipeConfig::new(2))), values(&net(|_| Device::CPU)));
+    assert_eq!(values(&pipe(&[3, 5], &own, GPipeConfig::new(2))), values(&net(|_| plain_device())));
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn a_parameter_of_two_stages_is_refused_and_of_one_stage_is_not() {
 #[test]
 fn a_pipeline_without_layers_is_the_identity() {
     let model = GPipe::new(Sequence::new(), Partition::new(&[], &[]).unwrap(), GPipeConfig::new(4)).unwrap();
-    let x = Var::scalar(42.0f64, Device::CPU).unwrap();
+    let x = Var::scalar(42.0f64, plain_device()).unwrap();
     assert_eq!(model.forward(&x).unwrap().item::<f64>().unwrap(), 42.0);
     assert!(model.is_empty());
 }

@@ -20,11 +20,23 @@ use phalanx_tensor::{Context, DType, Device, RngKey, Tensor};
 pub const MODES: [RecomputeMode; 3] =
     [RecomputeMode::Always, RecomputeMode::ExceptLast, RecomputeMode::Never];
 
+/// Set where all devices of these tests are CUDA devices (`gpus.rs`).
+pub const ON_GPUS: &str = "PHALANX_GPIPE_ON_GPUS";
+
+fn device(index: u16) -> Device {
+    if std::env::var_os(ON_GPUS).is_some() { Device::Cuda(index) } else { Device::Cpu(index) }
+}
+
+/// The device of plain models.
+pub fn plain_device() -> Device {
+    device(0)
+}
+
 /// Devices that no other test uses.
 pub fn devices(count: usize) -> Vec<Device> {
     static NEXT: AtomicU16 = AtomicU16::new(100);
     let first = NEXT.fetch_add(count as u16, Ordering::Relaxed);
-    let devices: Vec<Device> = (first..).take(count).map(Device::Cpu).collect();
+    let devices: Vec<Device> = (first..).take(count).map(device).collect();
     devices.iter().for_each(|d| d.set_threads(1).unwrap());
     devices
 }

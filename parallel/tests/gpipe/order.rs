@@ -123,47 +123,58 @@ fn the_observer_hears_of_every_phase_of_every_cell_once() {
     assert!(timeline.take().is_empty());
 }
 
-/// The median bubble of forward and backward together, of a model that reports its spans to `timeline`.
-fn median_bubble(model: &GPipe, x: &Var, timeline: &Timeline) -> f64 {
-    let mut measured: Vec<f64> = (0..5)
-        .map(|_| {
-            timeline.take();
-            let y = model.run(x).and_then(Batch::one).unwrap();
-            let forward = bubble(&timeline.take());
-            let dy = phalanx_kernels::full(y.shape(), 1.0, y.dtype(), y.device()).unwrap();
-            y.backward_with(Var::new(dy)).unwrap();
-            (forward + bubble(&timeline.take())) / 2.0
-        })
-        .collect();
-    measured.sort_by(f64::total_cmp);
-    measured[2]
+/// The bubble of forward and backward together, of a model that reports its spans to `timeline`.
+fn measured_bubble(model: &GPipe, x: &Var, timeline: &Timeline) -> f64 {
+    timeline.take();
+    let y = model.run(x).and_then(Batch::one).unwrap();
+    let forward = bubble(&timeline.take());
+    let dy = phalanx_kernels::full(y.shape(), 1.0, y.dtype(), y.device()).unwrap();
+    y.backward_with(Var::new(dy)).unwrap();
+    (forward + bubble(&timeline.take())) / 2.0
 }
 
-/// `cargo test --release -p phalanx-parallel --test gpipe bubble -- --ignored --nocapture`. First with stages that sleep, which
-/// shows what the order costs; then with stages that compute on a thread each, which takes an idle machine of two cores.
+/// Measures until the bubble is near the formula's: other work of the machine makes it larger for a while.
+fn assert_bubble(m: usize, mode: RecomputeMode, tolerance: f64, measure: impl Fn() -> f64) {
+    let formula = 1.0 / (m + 1) as f64;
+    let mut measured = Vec::new();
+    let is_near = (0..20).any(|_| {
+        measured.push(measure());
+        measured.iter().any(|bubble| (bubble - formula).abs() < tolerance)
+    });
+    println!("{m} micro-batches, recomputed {mode}: formula {formula:.3}, measured {measured:.3?}");
+    assert!(is_near, "{m} micro-batches, recomputed {mode}: formula {formula:.3}, measured {measured:.3?}");
+}
+
+/// With one stage after the other it would be 1/2.
 #[test]
-#[ignore = "measures time"]
 fn the_bubble_of_two_equal_stages_is_that_of_the_formula() {
     let own = devices(2);
     let timeline = Timeline::new();
-    let config = |m, mode| GPipeConfig::new(m).with_recompute(mode).with_observer(timeline.observer());
+    for (m, mode) in [2, 8].into_iter().flat_map(|m| MODES.map(|mode| (m, mode))) {
+        let config = GPipeConfig::new(m).with_recompute(mode).with_observer(timeline.observer());
+        let model = probes(&own, config, &Journal::default(), |_| [20, 20]);
+        let x = leaf(1, &[m, 1], own[0]);
+        assert_bubble(m, mode, 0.05, || measured_bubble(&model, &x, &timeline));
+    }
+}
+
+/// `cargo test --release -p phalanx-parallel --test gpipe bubble -- --ignored --nocapture`
+#[test]
+#[ignore = "takes an idle machine of two cores"]
+fn the_bubble_of_two_equal_stages_that_compute_is_that_of_the_formula() {
+    let own = devices(2);
+    let timeline = Timeline::new();
     for (m, mode) in [2, 4, 8].into_iter().flat_map(|m| MODES.map(|mode| (m, mode))) {
-        let formula = 1.0 / (m + 1) as f64;
-        let model = probes(&own, config(m, mode), &Journal::default(), |_| [60, 60]);
-        let slept = median_bubble(&model, &leaf(1, &[m, 1], own[0]), &timeline);
-        println!("{m} micro-batches, recomputed {mode}: formula {formula:.3}, sleeping {slept:.3}");
-        if cfg!(debug_assertions) {
-            continue;
-        }
+        let config = GPipeConfig::new(m).with_recompute(mode).with_observer(timeline.observer());
         let partition = Partition::new(&[4, 4], &own).unwrap();
         let linear = |i: usize| {
             let scope = Scope::new(1, DType::F32, partition.device(i).unwrap()).child(i);
             Box::new(LinearConfig::new(512, 512).init(&scope).unwrap()) as Box<dyn Layer>
         };
         let layers: Vec<_> = (0..8).map(linear).collect();
-        let model = GPipe::new(layers.into(), partition, config(m, mode)).unwrap();
-        let x = phalanx_kernels::full(&[m * 512, 512], 0.5, DType::F32, own[0]).unwrap();
-        println!("  computing {:.3}", median_bubble(&model, &Var::leaf(x).unwrap(), &timeline));
+        let model = GPipe::new(layers.into(), partition, config).unwrap();
+        let x = Var::leaf(phalanx_kernels::full(&[m * 512, 512], 0.5, DType::F32, own[0]).unwrap()).unwrap();
+        assert_bubble(m, mode, 0.1, || measured_bubble(&model, &x, &timeline));
     }
 }
 

@@ -72,7 +72,7 @@ fn outcome(model: impl Fn(&Var) -> Var, device: Device) -> [Vec<u64>; 2] {
 fn gradients_through_skips_are_the_plain_models() {
     let own = devices(4);
     let plain = Sequence::from(crossing());
-    let wanted = outcome(|x| plain.run(x).and_then(Batch::one).unwrap(), Device::CPU);
+    let wanted = outcome(|x| plain.run(x).and_then(Batch::one).unwrap(), plain_device());
     for balance in [&[8][..], &[4, 4], &[1, 2, 5], &[2, 2, 2, 2], &[1, 3, 2, 2]] {
         for mode in MODES {
             for micro_batches in [1, 2, 3, 5] {
@@ -124,7 +124,7 @@ fn a_skip_may_be_nothing() {
         ]
     };
     let plain = Sequence::from(layers());
-    let wanted = outcome(|x| plain.run(x).and_then(Batch::one).unwrap(), Device::CPU);
+    let wanted = outcome(|x| plain.run(x).and_then(Batch::one).unwrap(), plain_device());
     for mode in MODES {
         let model = each(layers(), &own, GPipeConfig::new(3).with_recompute(mode));
         assert!(outcome(|x| model.run(x).and_then(Batch::one).unwrap(), own[0]) == wanted, "{mode}");
@@ -143,7 +143,7 @@ fn a_skip_without_gradient_crosses_and_gets_none() {
         vec![Box::new(Skipping(Skippable::new().stash(skip("a")), detached)), pass(), pop(skip("a"))]
     };
     let plain = Sequence::from(layers());
-    let wanted = outcome(|x| plain.run(x).and_then(Batch::one).unwrap(), Device::CPU);
+    let wanted = outcome(|x| plain.run(x).and_then(Batch::one).unwrap(), plain_device());
     for mode in MODES {
         let model = each(layers(), &own, GPipeConfig::new(2).with_recompute(mode));
         assert!(outcome(|x| model.run(x).and_then(Batch::one).unwrap(), own[0]) == wanted, "{mode}");
@@ -374,9 +374,9 @@ fn of_the_mean(y: &Var, rows: usize) -> Var {
 fn every_balance_and_mode_gives_the_plain_models_bits() {
     let own = devices(3);
     let (rows, shape) = (10, [10, 3, 7, 5]);
-    let plain = model(DType::F64, |_| Device::CPU);
+    let plain = model(DType::F64, |_| plain_device());
     let part = |(part, _): (Batch, _)| Var::leaf(part.one().unwrap().into_tensor()).unwrap();
-    let xs = scatter(&constant(4, &shape, Device::CPU).into(), 3).unwrap();
+    let xs = scatter(&constant(4, &shape, plain_device()).into(), 3).unwrap();
     let xs: Vec<Var> = xs.into_iter().map(part).collect();
     let ys: Vec<Var> = xs.iter().map(|x| plain.run(x).and_then(Batch::one).unwrap()).collect();
     ys.iter().rev().for_each(|y| y.backward_with(of_the_mean(y, rows)).unwrap());

@@ -20,8 +20,8 @@ type Outcome = (Vec<u64>, Vec<u64>, Vec<(String, Vec<u64>)>);
 /// The plain model: micro-batches forward in order, then backward in the mirror's, the last first. Returns the outputs,
 /// the input's gradient and the parameters'.
 fn plain(rows: usize, micro_batches: usize) -> Outcome {
-    let model = net(|_| Device::CPU);
-    let (x, c) = (leaf(1, &[rows, WIDTH], Device::CPU), constant(2, &[rows, WIDTH], Device::CPU));
+    let model = net(|_| plain_device());
+    let (x, c) = (leaf(1, &[rows, WIDTH], plain_device()), constant(2, &[rows, WIDTH], plain_device()));
     let size = rows.div_ceil(micro_batches);
     let (mut output, mut losses) = (Vec::new(), Vec::new());
     let pieces = x.split(size, 0).unwrap().into_iter().zip(c.split(size, 0).unwrap());
@@ -106,8 +106,8 @@ fn evaluation_computes_the_same_and_records_no_recomputation() {
     let _context = Context::with(|c| c.set_train(false));
     let x = constant(1, &[6, WIDTH], own[0]);
     let got = model.run(&x).and_then(Batch::one).unwrap();
-    let twin = net(|_| Device::CPU);
-    let wanted = twin.run(constant(1, &[6, WIDTH], Device::CPU)).and_then(Batch::one).unwrap();
+    let twin = net(|_| plain_device());
+    let wanted = twin.run(constant(1, &[6, WIDTH], plain_device())).and_then(Batch::one).unwrap();
     assert_eq!(bits(&got), bits(&wanted));
     got.sum_all().unwrap().backward().unwrap();
     wanted.sum_all().unwrap().backward().unwrap();
@@ -151,9 +151,9 @@ fn a_transformer_over_tokens_has_the_plain_models_gradients() {
         let grads = model.parameters().into_iter().map(|p| p.grad().unwrap().unwrap());
         grads.map(|grad| grad.to_vec().unwrap()).collect()
     };
-    let plain = transformer(|_| Device::CPU);
+    let plain = transformer(|_| plain_device());
     let pieces =
-        tokens(Device::CPU).split(3, 0).unwrap().into_iter().zip(c(Device::CPU).split(3, 0).unwrap());
+        tokens(plain_device()).split(3, 0).unwrap().into_iter().zip(c(plain_device()).split(3, 0).unwrap());
     let losses: Vec<Var> = pieces
         .enumerate()
         .map(|(i, (x, c))| {
@@ -317,12 +317,12 @@ fn statistics_and_gradients_are_those_of_the_plain_model_over_the_same_micro_bat
                 let config = GPipeConfig::new(micro_batches).with_recompute(mode);
                 let layers = convolutions(|layer| partition.device(layer).unwrap());
                 let piped = GPipe::new(layers, partition, config).unwrap();
-                let alone = convolutions(|_| Device::CPU);
+                let alone = convolutions(|_| plain_device());
                 assert_eq!(alone.layers().len(), LAYERS);
                 // The second batch has fewer micro-batches than are asked for.
                 for (step, rows) in [9, 3, 7].into_iter().enumerate() {
                     let x = |device| constant(step as u64, &[rows, 2, 6, 5], device);
-                    run_plain(&alone, &x(Device::CPU), micro_batches);
+                    run_plain(&alone, &x(plain_device()), micro_batches);
                     backward(&piped.run(x(own[0])).and_then(Batch::one).unwrap());
                     assert!(state(&piped) == state(&alone), "{what}, step {step}");
                     assert!(gradients(&piped) == gradients(&alone), "{what}, step {step}");
@@ -342,11 +342,11 @@ fn statistics_behind_the_first_convolution_are_those_of_the_whole_batch() {
     let partition = Partition::new(&[3, 2], &own).unwrap();
     let layers = convolutions(|layer| partition.device(layer).unwrap());
     let piped = GPipe::new(layers, partition, GPipeConfig::new(4)).unwrap();
-    let alone = convolutions(|_| Device::CPU);
+    let alone = convolutions(|_| plain_device());
     for (step, rows) in [9, 3, 7].into_iter().enumerate() {
         let x = |device| constant(step as u64, &[rows, 2, 6, 5], device);
         piped.run(x(own[0])).unwrap();
-        alone.run(x(Device::CPU)).unwrap();
+        alone.run(x(plain_device())).unwrap();
     }
     for name in ["1.running_mean", "1.running_var"] {
         let of = |model: &dyn Fn() -> Vec<(String, Tensor)>| {

@@ -7,11 +7,13 @@
 //! mod      Gpu, Kernel, GpuEvent, Graph: their namesakes of phalanx-cuda, with this crate's errors, ledger and random step
 //! args     the arguments of a launch, which hold guards on tensors; scratch memory; addresses for other libraries
 //! copy     elements to, from and on GPUs; views made contiguous; numbers that are read late
+//! clock    when a device comes to a point in its work
 //! product  matrix products of tensors by cuBLASLt
 //! ```
 #![allow(unsafe_code)]
 
 mod args;
+mod clock;
 mod copy;
 mod product;
 
@@ -20,6 +22,7 @@ use std::ops::{Deref, DerefMut};
 use crate::{Context, Device, Error, Result};
 
 pub use args::{Args, DevicePointer, Scratch};
+pub use clock::{GpuClock, Moment};
 pub use copy::Readback;
 pub use phalanx_cuda::{
     Calls, CollectiveGuard, Epilogue, FAULT, Grid, Image, Library, Program, Target, calls, compile, compiled,
@@ -155,6 +158,10 @@ impl GpuEvent {
     /// If a device is lost.
     pub fn order(&self, gpu: &'static Gpu) -> Result<()> {
         self.0.order(gpu).map_err(Error::of_gpu)
+    }
+
+    pub(crate) fn into_inner(self) -> phalanx_cuda::GpuEvent {
+        self.0
     }
 
     /// [`GpuEvent::order`] for the event's own device.

@@ -193,9 +193,14 @@ impl Storage {
 
     /// Where its memory begins on a GPU; 0 if it has none there.
     pub(crate) fn device_address(&self) -> u64 {
+        self.device_block().map_or(0, DeviceBlock::address)
+    }
+
+    /// Its memory, if it is a GPU's.
+    pub(crate) fn device_block(&self) -> Option<&DeviceBlock> {
         match &self.block {
-            Some(Memory::Device(block)) => block.address(),
-            _ => 0,
+            Some(Memory::Device(block)) => Some(block),
+            _ => None,
         }
     }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use phalanx_tensor::{Device, unpoisoned};
 
 use super::Cell;
+use super::observe::await_reports;
 
 /// The clock cycles (ticks) of a pipeline of `micro_batches` over `stages`: a cell runs one tick after the cell that makes its
 /// input. There are `micro_batches + stages - 1` ticks. The cells of one tick do not depend on each other.
@@ -58,7 +59,8 @@ pub enum Phase {
     Copy,
 }
 
-/// A phase of a cell that has ended.
+/// A phase of a cell that has ended, by the device's time: a GPU's phase begins and ends when the GPU comes to it, not when the
+/// host has queued it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     /// The device that computes; of a copy, the target.
@@ -73,7 +75,8 @@ pub struct Span {
     pub end: Instant,
 }
 
-/// An observer of the phases of cells.
+/// An observer of the phases of cells. It hears of a CPU's phases on the thread that computes them, and of a GPU's on a thread
+/// of their own, when the GPU has ended them.
 pub type Observer = crate::pipeline::Observer<Span>;
 
 /// Collects spans. Clones share them.
@@ -92,8 +95,9 @@ impl Timeline {
         Arc::new(move |span| unpoisoned(spans.lock()).push(span))
     }
 
-    /// Removes and returns all spans so far, in order of their begin.
+    /// Removes and returns all spans so far, in order of their begin. Waits for GPUs that still compute one.
     pub fn take(&self) -> Vec<Span> {
+        await_reports();
         let mut spans = std::mem::take(&mut *unpoisoned(self.0.lock()));
         spans.sort_by_key(|span| (span.begin, span.end));
         spans
@@ -110,23 +114,6 @@ pub fn bubble(spans: &[Span]) -> f64 {
     let (Some(begin), Some(end)) = (begin, end) else { return 0.0 };
     let busy: Duration = computing.iter().map(|span| span.end - span.begin).sum();
     1.0 - busy.as_secs_f64() / ((end - begin).as_secs_f64() * devices as f64).max(f64::MIN_POSITIVE)
-}
-
-/// Reports the phases of one cell to the pipeline's observer, if there is one.
-#[derive(Clone)]
-pub(super) struct CellObserver {
-    pub(super) observer: Option<Observer>,
-    pub(super) device: Device,
-    pub(super) cell: Cell,
-}
-
-impl CellObserver {
-    /// Reports a phase that began at `begin` and ends now.
-    pub(super) fn report(&self, phase: Phase, begin: Instant) {
-        if let Some(observer) = &self.observer {
-            observer(Span { device: self.device, cell: self.cell, phase, begin, end: Instant::now() });
-        }
-    }
 }
 
 #[cfg(test)]

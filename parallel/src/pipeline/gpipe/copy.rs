@@ -6,21 +6,25 @@
 //!     copy stream                      └─copy─┐                        cell (i, 0) waits for it
 //!            cpu:1  ── cell (i-1, 1) ──── receive ── cell (i, 1) ──
 //! ```
-//! Each pair of devices has a copy stream in each direction: a thread that copies in the order of sending. Only the cell that
-//! needs a value waits for its copy.
+//! Each pair of devices has a copy stream in each direction: a thread that copies in the order of sending, and on GPUs a CUDA
+//! stream at both ends. Only the cell that needs a value waits for its copy: its thread until the copy is done, or queued on a
+//! GPU, whose compute stream then waits for the copy. What a GPU computes of other micro-batches waits for no copy. The memory of
+//! the copy is the copy stream's until the value is received ([`adopt`]); that of the source stays until it is read
+//! ([`record_use`]).
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
 
 use phalanx_nn::autograd::{
     Backward, Cx, Error as GradError, Grads, Result as GradResult, SaveContext, Var, grads1,
     is_detecting_anomaly, record,
 };
-use phalanx_tensor::{Device, Result as TensorResult, Stream, Tensor, record_stream, unpoisoned};
+use phalanx_tensor::cuda::GpuEvent;
+use phalanx_tensor::{Device, Result as TensorResult, Stream, Tensor, adopt, record_use, unpoisoned};
 
-use super::clock::{CellObserver, Phase};
+use super::clock::Phase;
+use super::observe::CellObserver;
 use crate::Result;
 
 /// The copy streams of a pipeline, by source and target device.
@@ -35,7 +39,7 @@ impl CopyStreams {
         let mut copy_streams = BTreeMap::new();
         for (a, b) in pairs.into_iter().filter(|(a, b)| a != b && !b.is_meta()) {
             for (from, to) in [(a, b), (b, a)] {
-                copy_streams.insert((from, to), Stream::new(from)?);
+                copy_streams.insert((from, to), Stream::between(from, to)?);
             }
         }
         Ok(CopyStreams(copy_streams))
@@ -43,47 +47,58 @@ impl CopyStreams {
 
     /// Begins to copy `from` to the device of the cell that it is for.
     fn copy(&self, from: &Tensor, to: &CellObserver) -> TensorResult<PendingCopy> {
-        let tensor = Tensor::empty(from.shape(), from.dtype(), to.device)?;
+        let stream = self.0.get(&(from.device(), to.device));
+        let tensor = match stream {
+            Some(stream) => stream.empty(from.shape(), from.dtype())?,
+            None => Tensor::empty(from.shape(), from.dtype(), to.device)?,
+        };
         let (completed, completion) = sync_channel(1);
         if to.device.is_meta() {
-            let _ = completed.send(Ok(()));
+            let _ = completed.send(Ok(None));
             return Ok(PendingCopy { tensor, completion });
         }
-        let (source, mut target, cell_observer) = (from.clone(), tensor.clone(), to.clone());
+        let (source, target, cell_observer) = (from.clone(), tensor.clone(), to.clone());
         let job = move || {
-            let begin = Instant::now();
-            let outcome = target.copy_from(&source);
-            // The source's memory is free before the receiver learns of the copy.
-            drop((source, target));
-            cell_observer.report(Phase::Copy, begin);
-            let _ = completed.send(outcome);
+            let _ = completed.send(run(source, target, &cell_observer));
             Ok(())
         };
-        match self.0.get(&(from.device(), to.device)) {
-            Some(stream) => {
-                stream.submit(job);
-                // A GPU reads the source after the stream's thread has gone on.
-                if from.device().is_cuda() {
-                    record_stream(from, stream);
-                }
-            }
+        match stream {
+            Some(stream) => stream.submit(job),
             None => job()?,
         }
         Ok(PendingCopy { tensor, completion })
     }
 }
 
+/// Copies on this thread's current streams, or queues the copy there: then returns the event after which a GPU has the value.
+fn run(source: Tensor, mut target: Tensor, to: &CellObserver) -> TensorResult<Option<GpuEvent>> {
+    // The time for which the copy waits for its source is not the copy's.
+    if let (true, true) = (source.device().is_cuda(), to.device.is_cuda()) {
+        GpuEvent::record(source.device().gpu()?)?.order(to.device.gpu()?)?;
+    }
+    let begin = to.now()?;
+    target.copy_from(&source)?;
+    // The source's memory is free before the receiver learns of the copy, or on a GPU when the copy has read it.
+    record_use(&source)?;
+    drop((source, target));
+    to.report(Phase::Copy, begin)?;
+    if to.device.is_cuda() { GpuEvent::record(to.device.gpu()?).map(Some) } else { Ok(None) }
+}
+
 /// A copy under way. Its tensor must not be read before the copy has completed.
 pub(super) struct PendingCopy {
     tensor: Tensor,
-    completion: Receiver<TensorResult<()>>,
+    completion: Receiver<TensorResult<Option<GpuEvent>>>,
 }
 
 impl PendingCopy {
-    /// Waits until the copy is done.
+    /// Waits until the copy is done. On a GPU, waits until it is queued, and makes this thread's later work there wait for it.
     fn wait(self) -> GradResult<Tensor> {
         let ended = |_| GradError::Custom("copy: the copy stream ended before the copy was done".into());
-        self.completion.recv().map_err(ended)??;
+        if let Some(copied) = self.completion.recv().map_err(ended)?? {
+            copied.order(self.tensor.device().gpu()?)?;
+            adopt(&self.tensor);
+        }
         Ok(self.tensor)
     }
 }

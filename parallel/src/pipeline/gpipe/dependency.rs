@@ -20,21 +20,22 @@
 //! [`AHEAD_MAX`]: super::worker::AHEAD_MAX
 
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
 
 use phalanx_nn::autograd::{
     Backward, Cx, Grads, Result as GradResult, SaveContext, Var, phony, record, record_many,
 };
+use phalanx_tensor::cuda::Moment;
 use phalanx_tensor::{Device, Tensor, unpoisoned};
 
-use super::clock::{CellObserver, Phase};
+use super::clock::Phase;
 use super::copy::PendingGrads;
+use super::observe::CellObserver;
 use crate::Result;
 
 /// When a cell's backward pass began.
 pub(super) struct BackwardStart {
     cell_observer: CellObserver,
-    begun: Mutex<Option<Instant>>,
+    begun: Mutex<Option<Moment>>,
 }
 
 impl BackwardStart {
@@ -42,7 +43,7 @@ impl BackwardStart {
         Arc::new(BackwardStart { cell_observer, begun: Mutex::default() })
     }
 
-    fn set(&self, begun: Option<Instant>) -> Option<Instant> {
+    fn set(&self, begun: Option<Moment>) -> Option<Moment> {
         std::mem::replace(&mut *unpoisoned(self.begun.lock()), begun)
     }
 }
@@ -98,9 +99,8 @@ struct Enter {
 
 impl Backward for Enter {
     fn backward(&self, _: &Cx<'_>) -> GradResult<Grads> {
-        if let Some(begun) = self.start.set(None) {
-            self.start.cell_observer.report(Phase::Backward, begun);
-        }
+        let begun = self.start.set(None);
+        self.start.cell_observer.report(Phase::Backward, begun)?;
         self.devices.iter().map(|&device| Ok(Some(phony(device, false)?))).collect()
     }
 }
@@ -117,7 +117,7 @@ impl Backward for Leave {
         let values = cx.outputs() - 1;
         let grads: Vec<&Tensor> = (0..values).filter_map(|i| cx.dy_at(i)).map(Var::tensor).collect();
         self.pending_grads.wait(&grads)?;
-        self.start.set(Some(Instant::now()));
+        self.start.set(self.start.cell_observer.now()?);
         let phony = phony(self.start.cell_observer.device, false)?;
         Ok((0..values).map(|i| cx.dy_at(i).cloned()).chain([Some(phony)]).collect())
     }

@@ -20,16 +20,16 @@
 //! - A cell is recorded between two autograd nodes, `enter` and `leave` (`dependency.rs`; torchgpipe's fork and
 //!   join), so that backward runs the mirror image. The gradient of a parameter is the sum over the micro-batches,
 //!   the last one first, bit for bit that of the plain model over the same micro-batches.
-//! - Copies run on copy streams of their own (`copy.rs`); only the cell that needs a value waits for it.
+//! - Copies run on copy streams of their own at both ends (`copy.rs`); only the cell that needs a value waits for it.
 //! - [`RecomputeMode`](phalanx_nn::models::RecomputeMode) says which micro-batches are recomputed: of these a stage keeps its
 //!   inputs and nothing else.
 //! - [`Skips`] go from stage to stage past those between.
 //! - The first error ends the pass, after all workers have ended.
 //!
 //! ```text
-//! pipe ──> worker ──> dependency ──> copy ──> clock        pipe, worker: GPipe and its threads
-//!   └──────> layer ──> skip ──> partition                  dependency, copy: autograd nodes
-//!              └─────> batch
+//! pipe ──> worker ──> dependency ──> copy ──> observe <─> clock   pipe, worker: GPipe and its threads
+//!   └──────> layer ──> skip ──> partition                         dependency, copy: autograd nodes
+//!              └─────> batch                                      observe: when devices began and ended a cell
 //! ```
 //!
 //! ```
@@ -56,6 +56,7 @@ mod clock;
 mod copy;
 mod dependency;
 mod layer;
+mod observe;
 mod partition;
 mod pipe;
 mod skip;

@@ -10,6 +10,7 @@ use phalanx_nn::{AnyUnit, Entry, Module, Parameter, Parameters, Result as NnResu
 use phalanx_tensor::{Context, Device};
 
 use super::copy::{CopyStreams, Sent};
+use super::observe::PassObserver;
 use super::worker::{ForwardPass, Mailboxes, StageModule};
 use super::{Batch, Cell, Layer, Observer, Partition, Sequence, gather, routes, scatter, verify_skips};
 use crate::{Error, Result};
@@ -50,7 +51,7 @@ impl GPipeConfig {
         self.recompute
     }
 
-    /// With an observer of every pass and copy.
+    /// With an observer of every pass and copy. On GPUs it is told the device's times ([`Span`](super::Span)).
     #[must_use]
     pub fn with_observer(self, observer: Observer) -> GPipeConfig {
         GPipeConfig { observer: Some(observer), ..self }
@@ -113,10 +114,12 @@ impl GPipe {
         let context = Context::current();
         let recomputed =
             if context.train() { self.config.recompute.recomputed(micro_batches.len()) } else { 0 };
+        let observer = self.config.observer.as_ref();
+        let observer = observer.map(|observer| PassObserver::new(observer, &self.partition)).transpose()?;
         let pass = ForwardPass {
             stages: &self.stages,
             copy_streams: &self.copy_streams,
-            observer: &self.config.observer,
+            observer,
             offsets: micro_batches.iter().map(|(_, rows)| rows.start).collect(),
             recomputed,
             context,

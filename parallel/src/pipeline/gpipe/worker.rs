@@ -9,7 +9,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::Instant;
 
 use phalanx_nn::autograd::{
     AnomalyGuard, Recompute, Result as GradResult, Var, checkpoint_apart, detect_anomaly,
@@ -17,10 +16,11 @@ use phalanx_nn::autograd::{
 };
 use phalanx_tensor::{Context, Device, unpoisoned};
 
-use super::clock::{CellObserver, Phase};
+use super::clock::Phase;
 use super::copy::{CopyStreams, PendingGrads, Sender, Sent};
 use super::dependency::{BackwardStart, enter, leave};
-use super::{Batch, Cell, Observer, Route, Sequence, Skip, Skips, StageLayers, device_orders};
+use super::observe::{CellObserver, PassObserver};
+use super::{Batch, Cell, Route, Sequence, Skip, Skips, StageLayers, device_orders};
 use crate::catch_panic::catch_panic;
 use crate::pipeline::MicroBatch;
 use crate::{Error, Result};
@@ -29,7 +29,7 @@ use crate::{Error, Result};
 pub(super) struct ForwardPass<'a> {
     pub(super) stages: &'a [Arc<StageModule>],
     pub(super) copy_streams: &'a Arc<CopyStreams>,
-    pub(super) observer: &'a Option<Observer>,
+    pub(super) observer: Option<Arc<PassObserver>>,
     /// The index of the first row of each micro-batch in the batch.
     pub(super) offsets: Vec<usize>,
     /// How many micro-batches, the first ones, are recomputed.
@@ -122,7 +122,7 @@ impl ForwardPass<'_> {
 
     fn cell_observer(&self, cell: Cell) -> CellObserver {
         let device = self.stages[cell.stage].own.device;
-        CellObserver { observer: self.observer.clone(), device, cell }
+        CellObserver { pass: self.observer.clone(), device, cell }
     }
 }
 
@@ -296,11 +296,11 @@ impl StageModule {
         let left = Arc::new(Mutex::new(ValuesSpec::default()));
         let (stage, cell_observer, packed) = (self.clone(), cell_observer.clone(), left.clone());
         let function = move |values: &[Var]| -> GradResult<Vec<Var>> {
-            let begin = Instant::now();
+            let begin = cell_observer.now()?;
             let _part = part.enter();
             let (output, spec) = stage.run(spec.unflatten(values.to_vec()))?.flatten();
             *unpoisoned(packed.lock()) = spec;
-            cell_observer.report(if is_recomputing() { Phase::Recompute } else { Phase::Forward }, begin);
+            cell_observer.report(if is_recomputing() { Phase::Recompute } else { Phase::Forward }, begin)?;
             Ok(output)
         };
         let (values, recompute) = match recomputed {
