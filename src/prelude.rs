@@ -58,9 +58,10 @@ pub use phalanx_nn::{
 
 // Training: losses, optimizers, rates, clipping.
 pub use phalanx_nn::{
-    Adagrad, Adam, AdamW, BceWithLogitsLoss, ClassesLast, CrossEntropyLoss, Group, KlDivLoss, KlReduction,
-    KlTarget, L1Loss, Lion, Loss, LossScaler, MseLoss, Muon, NllLoss, Optimizer, Reduction, Rmsprop, Rule,
-    Schedule, Sgd, SmoothL1Loss, clip_grad_norm, clip_grad_norm_, grad_norm,
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, BceWithLogitsLoss, ClassesLast, CrossEntropyLoss,
+    Group, KlDivLoss, KlReduction, KlTarget, L1Loss, Lamb, Lion, Loss, LossScaler, MseLoss, Muon, NllLoss,
+    Optimizer, Reduction, Rmsprop, Rule, Schedule, Sgd, SmoothL1Loss, clip_grad_norm, clip_grad_norm_,
+    grad_norm,
 };
 
 // Files and draws.

@@ -16,7 +16,7 @@
 //! | models | [`Module`], [`Parameters`], [`Parameter`], [`Buffer`], [`parameters!`], [`Scope`], [`Init`], [`Mode`] |
 //! | layers | [`modules`] lists them: [`Linear`], [`Conv2d`], [`Lstm`], [`MultiheadAttention`], [`LayerNorm`], [`Dropout`], ..; [`SequentialConfig`] puts them in a row |
 //! | losses | [`Loss`], [`CrossEntropyLoss`], [`MseLoss`], [`BceWithLogitsLoss`], [`KlDivLoss`], .. |
-//! | optimizers | [`Optimizer`] over [`Group`]s with a [`Rule`]: [`Sgd`], [`Adam`], [`AdamW`], [`Lion`], [`Muon`], [`Adagrad`], [`Rmsprop`]; [`Ema`] averages weights |
+//! | optimizers | [`Optimizer`] over [`Group`]s with a [`Rule`]: [`Sgd`], [`Adam`], [`AdamW`], [`Adamax`], [`Lion`], [`Muon`], [`Lamb`], [`Adafactor`], [`Adagrad`], [`Adadelta`], [`Rmsprop`]; [`Ema`] averages weights |
 //! | rates, clipping, scaling | [`Schedule`], [`clip_grad_norm`], [`LossScaler`] |
 //! | evaluation | [`inference`], [`eval`], [`no_grad`] |
 //! | files | [`save`], [`load`], [`load_with`], [`state_dict`], [`load_state_dict`] |
@@ -67,12 +67,13 @@ pub use loss::{
 pub use mode::Mode;
 pub use module::{Buffer, Entry, Module, Parameters, join_path};
 pub use modules::*;
-#[doc(hidden)]
-pub use optim::note_ranks;
 pub use optim::{
-    Adagrad, Adam, AdamW, CapturedStep, EMA, Ema, Group, Lion, Muon, MuonScale, Optimizer, Rmsprop, Rule,
-    Sgd, StepHyperparameters,
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, CapturedStep, EMA, Ema, Group, Lamb, Lion, Muon,
+    MuonScale, Optimizer, Peers, Rmsprop, Rule, Sgd, StepHyperparameters, WholeExchange, WholeRule,
+    WholeStep, is_whole_state, update_whole,
 };
+#[doc(hidden)]
+pub use optim::{is_one_of_ranks, note_ranks};
 pub use parameter::{Parameter, ParameterOwner, Shard, Usage};
 pub use phalanx_autograd::{
     Conv1dOptions, ConvOptions, Gelu as GeluKind, KlReduction, KlTarget, NllLoss, PoolOptions, Reduction,

@@ -128,6 +128,16 @@ impl Parameter {
         &self.0.part.window.global
     }
 
+    /// The shape of the whole tensor, before ranks split it.
+    pub fn whole_shape(&self) -> Vec<usize> {
+        self.0.part.whole_shape(self.0.rank)
+    }
+
+    /// Whether it has all elements of the whole tensor.
+    pub fn is_whole(&self) -> bool {
+        self.0.part.is_whole() && self.0.range.len() == self.0.part.extent.iter().product::<usize>()
+    }
+
     /// Whether it has two dimensions or more. Weight decay is commonly applied to these parameters only.
     pub fn is_matrix(&self) -> bool {
         self.0.rank >= 2

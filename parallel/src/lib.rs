@@ -48,6 +48,7 @@ pub mod planning;
 pub mod sharded;
 pub mod sharded_tensor;
 pub mod tensor_parallel;
+mod whole_parameters;
 
 /// The former place of [`planning::Transformer`].
 #[deprecated(since = "0.1.0", note = "moved to `planning`")]
@@ -67,6 +68,7 @@ pub use error::{Error, Result};
 pub use phalanx_nn as nn;
 pub use phalanx_nn::autograd;
 pub use phalanx_tensor as tensor;
+pub use whole_parameters::WholeParameters;
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]

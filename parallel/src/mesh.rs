@@ -146,6 +146,7 @@ pub struct Groups {
     dp: Comm,
     pp: Comm,
     model: Comm,
+    stage: Comm,
     embedding: Option<Comm>,
     position_embedding: Option<Comm>,
 }
@@ -162,12 +163,19 @@ impl Groups {
         }
         let rank = world.rank();
         let along = |axes: &[Axis]| world.group(&mesh.group(axes, rank));
+        let [tp, dp] = [along(&[Axis::Tp])?, along(&[Axis::Dp])?];
+        let stage = match (tp.size(), dp.size()) {
+            (1, _) => dp.clone(),
+            (_, 1) => tp.clone(),
+            _ => along(&[Axis::Tp, Axis::Dp])?,
+        };
         let member = |group: Vec<usize>| group.contains(&rank).then(|| world.group(&group)).transpose();
         Ok(Groups {
             mesh,
             at: mesh.coordinates(rank),
-            tp: along(&[Axis::Tp])?,
-            dp: along(&[Axis::Dp])?,
+            tp,
+            dp,
+            stage,
             pp: along(&[Axis::Pp])?,
             model: along(&[Axis::Tp, Axis::Pp])?,
             embedding: member(mesh.embedding_group(rank))?,
@@ -175,11 +183,11 @@ impl Groups {
         })
     }
 
-    /// The groups, each wrapped by `wrap`, which gets the group's name: `tp`, `dp`, `pp`, `model`, `embedding` or
-    /// `position embedding`. [`observed`](crate::comm::observed) makes such a wrapper.
+    /// The groups, each wrapped by `wrap`, which gets the group's name: `tp`, `dp`, `pp`, `model`, `stage`,
+    /// `embedding` or `position embedding`. [`observed`](crate::comm::observed) makes such a wrapper.
     #[must_use]
     pub fn wrapped(self, wrap: impl Fn(&'static str, Comm) -> Comm) -> Groups {
-        let Groups { mesh, at, tp, dp, pp, model, embedding, position_embedding } = self;
+        let Groups { mesh, at, tp, dp, pp, model, stage, embedding, position_embedding } = self;
         Groups {
             mesh,
             at,
@@ -187,6 +195,7 @@ impl Groups {
             dp: wrap("dp", dp),
             pp: wrap("pp", pp),
             model: wrap("model", model),
+            stage: wrap("stage", stage),
             embedding: embedding.map(|comm| wrap("embedding", comm)),
             position_embedding: position_embedding.map(|comm| wrap("position embedding", comm)),
         }
@@ -214,6 +223,11 @@ impl Groups {
     /// The ranks that hold one replica of the model together.
     pub fn model(&self) -> &Comm {
         &self.model
+    }
+
+    /// The ranks that hold the parameters of one stage, in parts and in copies.
+    pub fn stage(&self) -> &Comm {
+        &self.stage
     }
 
     /// The ranks of the first and the last stage, which hold the tied embedding; `None` on other ranks.

@@ -61,7 +61,7 @@ pub use mesh_rank::{MeshRank, Observers};
 pub use record::{Record, Summary, numbers_in};
 pub use reporter::Reporter;
 pub use run::Run;
-pub use run::optimizers::{AnyRule, Averaged, adamw, adamw_with, muon};
+pub use run::optimizers::{AnyRule, Averaged, adafactor, adamw, adamw_with, lamb, muon};
 pub use settings::{GivenValues, Key, Keyed, SettingValue, Settings, ValueKind, ValueSource};
 pub use trace::{RankTrace, Trace};
 pub use trainer::Trainer;

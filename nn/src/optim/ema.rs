@@ -2,8 +2,9 @@
 
 use phalanx_kernels as kernels;
 use phalanx_kernels::optim::{Item, Slice, Step};
+use phalanx_tensor::Tensor;
 
-use super::{Rule, StepHyperparameters};
+use super::{Rule, StepHyperparameters, WholeRule, WholeStep};
 use crate::error::check_decay;
 use crate::{Error, Parameter, Result};
 
@@ -48,40 +49,86 @@ impl<R: Rule> Rule for Ema<R> {
         self.rule.fits(parameter)
     }
 
+    fn whole_state(&self, kind: &str, shape: &[usize]) -> Option<Vec<usize>> {
+        self.rule.whole_state(kind, shape)
+    }
+
     fn update(&self, step: Step<'_>, hyper: StepHyperparameters) -> Result<()> {
         let Step { mut items, factor, numbers } = step;
-        let own = |item: &mut Item<'_>| match item.state.len().checked_sub(1) {
-            Some(others) => Ok(others),
-            None => Err(Error::invalid("Ema", "got no state, wanted its average")),
-        };
-        let inner = items.iter_mut().map(|item| {
-            let others = own(item)?;
-            let Slice { param, master, grad, scale } = &mut item.slice;
-            let slice = Slice { param, master: master.as_deref_mut(), grad, scale: *scale };
-            Ok(Item { slice, state: &mut item.state[..others] })
-        });
-        let inner = inner.collect::<Result<Vec<_>>>()?;
+        let inner = items.iter_mut().map(inner).collect::<Result<Vec<_>>>()?;
         self.rule.update(Step { items: inner, factor, numbers }, hyper)?;
-        for Item { slice, state } in items {
-            let Some(average) = state.last_mut() else { continue };
-            let weights = match slice.master {
-                Some(master) => master.clone(),
-                None => kernels::cast(slice.param, average.dtype())?,
-            };
-            if hyper.step == 1 {
-                kernels::copy_(average, &weights)?;
-            } else {
-                kernels::scale_(average, self.decay)?;
-                kernels::add_scaled_(average, &weights, 1.0 - self.decay)?;
-            }
+        items.iter_mut().try_for_each(|item| self.average(item, hyper))
+    }
+
+    fn whole(&self) -> Option<&dyn WholeRule> {
+        self.rule.whole().map(|_| self as &dyn WholeRule)
+    }
+}
+
+impl<R: Rule> Ema<R> {
+    /// Adds the item's weights to their average, its last state tensor.
+    fn average(&self, item: &mut Item<'_>, hyper: StepHyperparameters) -> Result<()> {
+        let Some(average) = item.state.last_mut() else { return Ok(()) };
+        let weights = match &item.slice.master {
+            Some(master) => (**master).clone(),
+            None => kernels::cast(item.slice.param, average.dtype())?,
+        };
+        if hyper.step == 1 {
+            return Ok(kernels::copy_(average, &weights)?);
         }
-        Ok(())
+        kernels::scale_(average, self.decay)?;
+        Ok(kernels::add_scaled_(average, &weights, 1.0 - self.decay)?)
+    }
+
+    fn inner_whole(&self) -> Result<&dyn WholeRule> {
+        let why = "got a rule that updates parts of parameters, wanted one of whole parameters";
+        self.rule.whole().ok_or_else(|| Error::invalid("Ema", why))
+    }
+}
+
+/// The item of the rule beside the average.
+fn inner<'a>(item: &'a mut Item<'_>) -> Result<Item<'a>> {
+    let Some(others) = item.state.len().checked_sub(1) else {
+        return Err(Error::invalid("Ema", "got no state, wanted its average"));
+    };
+    let Slice { param, master, grad, scale } = &mut item.slice;
+    let slice = Slice { param, master: master.as_deref_mut(), grad, scale: *scale };
+    Ok(Item { slice, state: &mut item.state[..others] })
+}
+
+impl<R: Rule> WholeRule for Ema<R> {
+    fn proposals(&self) -> usize {
+        self.rule.whole().map_or(0, WholeRule::proposals)
+    }
+
+    fn decides_number(&self) -> bool {
+        self.rule.whole().is_some_and(WholeRule::decides_number)
+    }
+
+    fn propose(&self, item: &mut Item<'_>, step: &WholeStep<'_>) -> Result<Vec<Tensor>> {
+        self.inner_whole()?.propose(&mut inner(item)?, step)
+    }
+
+    fn decide(&self, whole: &[Tensor], state: &mut [Tensor], step: &WholeStep<'_>) -> Result<Tensor> {
+        let others = state.len().saturating_sub(1);
+        self.inner_whole()?.decide(whole, &mut state[..others], step)
+    }
+
+    fn apply(
+        &self,
+        item: &mut Item<'_>,
+        proposed: &[Tensor],
+        decision: &Tensor,
+        step: &WholeStep<'_>,
+    ) -> Result<()> {
+        self.inner_whole()?.apply(&mut inner(item)?, proposed, decision, step)?;
+        self.average(item, step.hyper)
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use phalanx_tensor::{DType, Device, Tensor};
+    use phalanx_tensor::{DType, Device};
 
     use super::*;
     use crate::optim::{AdamW, Group, Optimizer, Sgd};

@@ -3,19 +3,29 @@
 //! A rule (torch: the optimizer class) is a struct of hyperparameters ([`AdamW`], [`Sgd`], ..); [`Rule::init`]
 //! gives it parameters and state and so makes an [`Optimizer`]. The arithmetic is one fused kernel a rule.
 
+mod adafactor;
 mod captured;
 mod ema;
+mod lamb;
 mod muon;
 mod rules;
 #[cfg(test)]
+mod testing;
+#[cfg(test)]
 mod tests;
+mod whole;
 
+pub use adafactor::Adafactor;
 pub use captured::CapturedStep;
 pub use ema::{EMA, Ema};
+pub use lamb::Lamb;
 pub use muon::{Muon, MuonScale};
-pub use rules::{Adagrad, Adam, AdamW, Lion, Rmsprop, Sgd};
+pub use rules::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lion, Rmsprop, Sgd};
+
+pub use whole::{Peers, WholeExchange, WholeRule, WholeStep, is_whole_state, update_whole};
 
 use std::cell::Cell;
+use std::sync::Arc;
 
 use phalanx_kernels as kernels;
 use phalanx_kernels::optim::{Item, Slice, Step, optim_state_dtype};
@@ -67,8 +77,14 @@ pub struct StepHyperparameters {
 
 /// An optimizer's update rule: how it changes a parameter by its gradient and state.
 pub trait Rule: Send + Sync {
-    /// The names of the state tensors of a parameter.
+    /// The names of the state tensors of a parameter. A name that begins with `whole_` is that of state which belongs to the whole
+    /// parameter ([`Rule::whole_state`]); any other tensor has a value for each element.
     fn state(&self) -> Vec<&'static str>;
+
+    /// The shape of state that belongs to a whole parameter of this shape; `None` if such a parameter has none.
+    fn whole_state(&self, _kind: &str, _shape: &[usize]) -> Option<Vec<usize>> {
+        None
+    }
 
     /// The initial value of state tensors.
     fn initial(&self) -> f64 {
@@ -97,6 +113,11 @@ pub trait Rule: Send + Sync {
     /// If the tensors do not fit.
     fn update(&self, step: Step<'_>, hyper: StepHyperparameters) -> Result<()>;
 
+    /// The rule itself if the update of an element depends on the whole parameter. Then [`Rule::update`] takes whole parameters.
+    fn whole(&self) -> Option<&dyn WholeRule> {
+        None
+    }
+
     /// An optimizer of these parameters by this rule.
     ///
     /// # Errors
@@ -114,6 +135,9 @@ impl<R: Rule + ?Sized> Rule for Box<R> {
     fn state(&self) -> Vec<&'static str> {
         (**self).state()
     }
+    fn whole_state(&self, kind: &str, shape: &[usize]) -> Option<Vec<usize>> {
+        (**self).whole_state(kind, shape)
+    }
     fn initial(&self) -> f64 {
         (**self).initial()
     }
@@ -126,6 +150,9 @@ impl<R: Rule + ?Sized> Rule for Box<R> {
     fn update(&self, step: Step<'_>, hyper: StepHyperparameters) -> Result<()> {
         (**self).update(step, hyper)
     }
+    fn whole(&self) -> Option<&dyn WholeRule> {
+        (**self).whole()
+    }
 }
 
 /// A rule with the parameters that it trains and their state. Parameters of bf16 and f16 have an f32 master copy: a step updates the
@@ -135,10 +162,14 @@ pub struct Optimizer<R> {
     groups: Vec<Group>,
     /// For each group, for each parameter.
     states: Vec<Vec<State>>,
+    /// How ranks get the updates of a [`WholeRule`] for parameters that they have cut.
+    exchange: Option<Box<dyn WholeExchange>>,
 }
 
 struct State {
     step: u64,
+    /// The names of the tensors.
+    kinds: Vec<&'static str>,
     tensors: Vec<Tensor>,
     master: Option<Tensor>,
 }
@@ -148,10 +179,18 @@ impl State {
         let _category = Context::with(|c| c.category = Category::OptimizerState);
         let held = parameter.tensor();
         let dtype = optim_state_dtype(held.dtype());
-        let full = |_| kernels::full(held.shape(), rule.initial(), dtype, held.device());
-        let tensors = rule.state().into_iter().map(full).collect::<Result<_, _>>()?;
+        let (mut kinds, mut tensors) = (Vec::new(), Vec::new());
+        for kind in rule.state() {
+            let shape = match is_whole_state(kind) {
+                true => rule.whole_state(kind, &parameter.whole_shape()),
+                false => Some(held.shape().to_vec()),
+            };
+            let Some(shape) = shape else { continue };
+            kinds.push(kind);
+            tensors.push(kernels::full(&shape, rule.initial(), dtype, held.device())?);
+        }
         let master = (dtype != held.dtype()).then(|| kernels::cast(&held, dtype)).transpose()?;
-        Ok(State { step: 0, tensors, master })
+        Ok(State { step: 0, kinds, tensors, master })
     }
 }
 
@@ -171,7 +210,24 @@ impl<R: Rule> Optimizer<R> {
         all.try_for_each(|p| p.check_usage("optimizer", Usage::Update).and_then(|()| rule.fits(p)))?;
         let states = |group: &Group| group.parameters.iter().map(|p| State::new(&rule, p)).collect();
         let states = groups.iter().map(states).collect::<Result<_>>()?;
-        Ok(Optimizer { rule, groups, states })
+        Ok(Optimizer { rule, groups, states, exchange: None })
+    }
+
+    /// The same, where other ranks have parts of the parameters: `peers` are those of the data-parallel wrapper. A [`WholeRule`] needs
+    /// them to update parameters that are cut. All ranks call it, also those without parameters.
+    ///
+    /// # Errors
+    /// As [`Peers::exchange`].
+    pub fn with_peers(mut self, peers: Option<Arc<dyn Peers>>) -> Result<Optimizer<R>> {
+        if let Some(peers) = peers.filter(|_| self.rule.whole().is_some()) {
+            self.exchange = Some(peers.exchange(&self.parameters())?);
+        }
+        Ok(self)
+    }
+
+    /// Whether its steps can be captured ([`CapturedStep`]). Those of a [`WholeRule`] cannot.
+    pub fn can_be_captured(&self) -> bool {
+        self.rule.whole().is_none()
     }
 
     /// The names of the tensors that its rule keeps for a parameter.
@@ -187,10 +243,9 @@ impl<R: Rule> Optimizer<R> {
     /// Each parameter with its state tensor of this kind, one of [`Optimizer::kinds`] or `master`. The tensors are the optimizer's own, not
     /// copies. Parameters without one are left out.
     pub fn state_of(&self, kind: &str) -> Vec<(Parameter, Tensor)> {
-        let index = self.rule.state().iter().position(|known| *known == kind);
         let of = |state: &State| match kind {
             "master" => state.master.clone(),
-            _ => state.tensors.get(index?).cloned(),
+            _ => state.tensors.get(state.kinds.iter().position(|known| *known == kind)?).cloned(),
         };
         self.each().filter_map(|(parameter, state)| Some((parameter.clone(), of(state)?))).collect()
     }
@@ -254,6 +309,9 @@ impl<R: Rule> Optimizer<R> {
     fn step_times(&mut self, scale: f64, factor: Option<&Tensor>) -> Result<()> {
         check_groups(&self.groups)?;
         self.check_usage()?;
+        if self.rule.whole().is_some() {
+            return self.step_whole(scale, factor);
+        }
         for (group, states) in self.groups.iter().zip(&mut self.states) {
             let mut due = Vec::new();
             for (parameter, state) in group.parameters.iter().zip(states) {
@@ -288,7 +346,7 @@ impl<R: Rule> Optimizer<R> {
             let name = parameter.name();
             let step = Tensor::scalar(state.step as i64, parameter.device())?;
             entries.push((format!("{name}.step"), step));
-            let named = self.rule.state().into_iter().zip(&state.tensors);
+            let named = state.kinds.iter().copied().zip(&state.tensors);
             let named = named.chain(state.master.as_ref().map(|m| ("master", m)));
             entries.extend(named.map(|(kind, tensor)| (format!("{name}.{kind}"), tensor.clone())));
         }
@@ -351,7 +409,8 @@ pub fn note_ranks(ranks: usize) {
 }
 
 /// Whether this thread is one of several ranks, by [`note_ranks`].
-pub(super) fn is_one_of_ranks() -> bool {
+#[doc(hidden)]
+pub fn is_one_of_ranks() -> bool {
     ONE_OF_RANKS.get()
 }
 

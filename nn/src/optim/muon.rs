@@ -1,9 +1,10 @@
 //! [`Muon`]: momentum whose matrices are orthogonalized.
 
 use phalanx_kernels as kernels;
-use phalanx_kernels::optim::{Item, Numbers, Slice, Step};
+use phalanx_kernels::optim::{Item, Step, optim_state_dtype};
 use phalanx_tensor::Tensor;
 
+use super::whole::{WholeRule, WholeStep, move_weights, scaled_grad, update_whole};
 use super::{Rule, StepHyperparameters};
 use crate::error::{check_decay, check_non_negative, check_setting};
 use crate::{Error, Parameter, Result};
@@ -61,41 +62,8 @@ impl Muon {
         Muon { scale, ..self }
     }
 
-    /// One parameter's step.
-    fn step(&self, item: Item<'_>, factor: Option<&Tensor>, hyper: StepHyperparameters) -> Result<()> {
-        let Item { slice: Slice { param, master, grad, scale }, state: [mean] } = item else {
-            return Err(Error::invalid("muon", format!("got {} state tensors, wanted 1", item.state.len())));
-        };
-        let mut grad = kernels::mul_scalar(&kernels::cast(grad, mean.dtype())?, scale.into())?;
-        if let Some(factor) = factor {
-            grad = kernels::mul(&grad, &kernels::cast(factor, mean.dtype())?.with_shape(&[])?)?;
-        }
-        kernels::scale_(mean, self.momentum)?;
-        kernels::accumulate_(mean, &grad)?;
-        if self.nesterov {
-            kernels::add_scaled_(&mut grad, mean, self.momentum)?;
-        } else {
-            grad = mean.clone();
-        }
-        let rows = grad.shape()[0];
-        let matrix = grad.with_shape(&[rows, grad.numel() / rows.max(1)])?;
-        let update =
-            orthogonal(&matrix, self.iterations, self.eps)?.contiguous()?.with_shape(param.shape())?;
-        let rate = -hyper.lr * self.scale_of(matrix.shape());
-        let held = match master {
-            Some(master) => master,
-            None => {
-                kernels::scale_(param, 1.0 - hyper.lr * hyper.weight_decay)?;
-                return Ok(kernels::add_scaled_(param, &update, rate)?);
-            }
-        };
-        kernels::scale_(held, 1.0 - hyper.lr * hyper.weight_decay)?;
-        kernels::add_scaled_(held, &update, rate)?;
-        Ok(kernels::copy_(param, &kernels::cast(held, param.dtype())?)?)
-    }
-
-    fn scale_of(&self, shape: &[usize]) -> f64 {
-        let [rows, columns] = [shape[0] as f64, shape[1] as f64];
+    fn scale_of(&self, matrix: [usize; 2]) -> f64 {
+        let [rows, columns] = matrix.map(|size| size as f64);
         match self.scale {
             MuonScale::Original => (rows / columns).max(1.0).sqrt(),
             MuonScale::MatchAdamW => 0.2 * rows.max(columns).sqrt(),
@@ -134,24 +102,64 @@ impl Rule for Muon {
         check_non_negative("Muon", "an eps of", self.eps)
     }
 
-    /// Refuses a parameter that is not a whole matrix. Orthogonalizing a part of a matrix gives another update than orthogonalizing the
-    /// matrix and taking that part.
+    /// Refuses a parameter that is no matrix.
     fn fits(&self, parameter: &Parameter) -> Result<()> {
-        let shape = parameter.tensor().shape().to_vec();
-        if shape.len() >= 2 && !shape.contains(&0) && shape == parameter.global_shape() {
+        let shape = parameter.whole_shape();
+        if shape.len() >= 2 && !shape.contains(&0) {
             return Ok(());
         }
-        let wanted = "wanted a whole matrix; give other parameters, and those that ranks share, to an AdamW";
+        let wanted = "wanted a matrix; give other parameters to an AdamW";
         Err(Error::invalid("Muon", format!("got `{}` of shape {shape:?}, {wanted}", parameter.name())))
     }
 
     fn update(&self, step: Step<'_>, hyper: StepHyperparameters) -> Result<()> {
-        let Numbers::Given = step.numbers else {
-            let why = "got a captured step, wanted one that is not: its updates are products of matrices";
-            return Err(Error::invalid("Muon", why));
-        };
-        step.items.into_iter().try_for_each(|item| self.step(item, step.factor, hyper))
+        update_whole("Muon", self, step, hyper)
     }
+
+    fn whole(&self) -> Option<&dyn WholeRule> {
+        Some(self)
+    }
+}
+
+impl WholeRule for Muon {
+    /// The mean of gradients, with the gradient once more on top of it after Nesterov.
+    fn propose(&self, item: &mut Item<'_>, step: &WholeStep<'_>) -> Result<Vec<Tensor>> {
+        let dtype = optim_state_dtype(item.slice.param.dtype());
+        let mut grad = scaled_grad(item, dtype, step)?;
+        let [mean] = &mut *item.state else {
+            return Err(Error::invalid("Muon", format!("got {} state tensors, wanted 1", item.state.len())));
+        };
+        kernels::scale_(mean, self.momentum)?;
+        kernels::accumulate_(mean, &grad)?;
+        if !self.nesterov {
+            return Ok(vec![mean.clone()]);
+        }
+        kernels::add_scaled_(&mut grad, mean, self.momentum)?;
+        Ok(vec![grad])
+    }
+
+    /// The orthogonal matrix.
+    fn decide(&self, whole: &[Tensor], _: &mut [Tensor], step: &WholeStep<'_>) -> Result<Tensor> {
+        let [rows, columns] = matrix_of(step.shape);
+        let matrix = whole[0].with_shape(&[rows, columns])?;
+        Ok(orthogonal(&matrix, self.iterations, self.eps)?.contiguous()?.with_shape(step.shape)?)
+    }
+
+    fn apply(
+        &self,
+        item: &mut Item<'_>,
+        _: &[Tensor],
+        decision: &Tensor,
+        step: &WholeStep<'_>,
+    ) -> Result<()> {
+        let StepHyperparameters { lr, weight_decay, .. } = step.hyper;
+        move_weights(item, 1.0 - lr * weight_decay, decision, -lr * self.scale_of(matrix_of(step.shape)))
+    }
+}
+
+/// The sizes of a parameter as a matrix.
+fn matrix_of(shape: &[usize]) -> [usize; 2] {
+    [shape[0], shape[1..].iter().product()]
 }
 
 #[cfg(test)]
@@ -162,13 +170,7 @@ mod tests {
     use crate::Group;
 
     fn random(shape: &[usize], seed: u64) -> Tensor {
-        let mut state = seed;
-        let mut next = || {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 40) as f64 / (1u64 << 23) as f64 - 1.0
-        };
-        let values: Vec<f64> = (0..shape.iter().product()).map(|_| next()).collect();
-        Tensor::from_vec(values, shape, Device::CPU).unwrap()
+        Tensor::from_vec(crate::optim::testing::random(shape, seed), shape, Device::CPU).unwrap()
     }
 
     /// The singular values of `G + momentum m` become 1 when they are about as large as each other, and the directions stay.
@@ -204,13 +206,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_whole_matrix_is_refused_with_the_remedy() {
+    fn what_is_no_matrix_is_refused_with_the_remedy_and_a_part_of_one_without_its_peers() {
         let vector = Parameter::new("bias", random(&[5], 1)).unwrap();
         let error = Muon::default().init(vec![Group::new(vec![vector], 0.1)]).err().unwrap().to_string();
         assert!(error.contains("`bias` of shape [5]") && error.contains("AdamW"), "{error}");
         let whole = Parameter::new("w", random(&[4, 6], 1)).unwrap();
         let piece = whole.piece(random(&[12], 1), 0..12).unwrap();
-        assert!(Muon::default().init(vec![Group::new(vec![piece], 0.1)]).is_err());
+        let mut optimizer = Muon::default().init(vec![Group::new(vec![piece.clone()], 0.1)]).unwrap();
+        piece.set_grad(Some(random(&[12], 2)));
+        let error = optimizer.step().unwrap_err().to_string();
+        assert!(error.contains("12 of 24 elements of `w`") && error.contains("with_peers"), "{error}");
     }
 
     #[test]

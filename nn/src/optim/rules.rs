@@ -1,4 +1,5 @@
-//! The rules with one fused kernel each: [`Sgd`], [`Adam`], [`AdamW`], [`Adagrad`], [`Rmsprop`], [`Lion`].
+//! The rules with one fused kernel each: [`Sgd`], [`Adam`], [`AdamW`], [`Adamax`], [`Adagrad`],
+//! [`Adadelta`], [`Rmsprop`], [`Lion`].
 
 use phalanx_kernels::optim::{self as kernel, Step};
 
@@ -67,10 +68,17 @@ pub struct AdamW {
     pub eps: f64,
 }
 
-const STATE: [&str; 2] = ["exp_avg", "exp_avg_sq"];
+/// Adam with the largest gradient, which fades, in place of the root of the second moment; weight decay is part of the gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adamax {
+    /// Decays of the first moment and of the largest gradient.
+    pub betas: (f64, f64),
+    /// Added to the gradient's magnitude.
+    pub eps: f64,
+}
 
 macro_rules! adam {
-    ($rule:ident, $update:path) => {
+    ($rule:ident, $second:literal, $update:path) => {
         impl Default for $rule {
             fn default() -> $rule {
                 $rule { betas: (0.9, 0.999), eps: 1e-8 }
@@ -84,7 +92,7 @@ macro_rules! adam {
                 $rule { betas: (first, second), ..self }
             }
 
-            /// With this added to the root.
+            /// With this eps.
             #[must_use]
             pub fn with_eps(self, eps: f64) -> $rule {
                 $rule { eps, ..self }
@@ -93,7 +101,7 @@ macro_rules! adam {
 
         impl Rule for $rule {
             fn state(&self) -> Vec<&'static str> {
-                STATE.to_vec()
+                vec!["exp_avg", $second]
             }
 
             fn check(&self) -> Result<()> {
@@ -112,8 +120,9 @@ macro_rules! adam {
     };
 }
 
-adam!(Adam, kernel::adam_);
-adam!(AdamW, kernel::adamw_);
+adam!(Adam, "exp_avg_sq", kernel::adam_);
+adam!(AdamW, "exp_avg_sq", kernel::adamw_);
+adam!(Adamax, "exp_inf", kernel::adamax_);
 
 /// The gradient over the root of the sum of all its squares.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -223,5 +232,37 @@ impl Rule for Lion {
         let (beta1, beta2) = self.betas;
         let numbers = kernel::Lion { lr: hyper.lr, beta1, beta2, weight_decay: hyper.weight_decay };
         Ok(kernel::lion_(step, numbers)?)
+    }
+}
+
+/// The gradient times the root of the running square of the updates over that of the gradients. Source: Zeiler: ADADELTA (2012).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adadelta {
+    /// Decay of the averages.
+    pub rho: f64,
+    /// Added to both averages under their roots.
+    pub eps: f64,
+}
+
+impl Default for Adadelta {
+    fn default() -> Adadelta {
+        Adadelta { rho: 0.9, eps: 1e-6 }
+    }
+}
+
+impl Rule for Adadelta {
+    fn state(&self) -> Vec<&'static str> {
+        vec!["square_avg", "acc_delta"]
+    }
+
+    fn check(&self) -> Result<()> {
+        check_probability("Adadelta", "a rho of", self.rho)?;
+        check_non_negative("Adadelta", "an eps of", self.eps)
+    }
+
+    fn update(&self, step: Step<'_>, hyper: StepHyperparameters) -> Result<()> {
+        let Adadelta { rho, eps } = *self;
+        let StepHyperparameters { lr, weight_decay, .. } = hyper;
+        Ok(kernel::adadelta_(step, kernel::Adadelta { lr, rho, eps, weight_decay })?)
     }
 }

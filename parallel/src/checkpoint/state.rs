@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use phalanx_nn::{Optimizer, Parameter, Parameters, Rule};
+use phalanx_nn::{Optimizer, Parameter, Parameters, Rule, is_whole_state};
 use phalanx_tensor::{DType, Tensor};
 
 use super::Checkpoint;
@@ -51,8 +51,11 @@ fn optimizer_parts(parameters: &[Parameter], entries: &Entries) -> Vec<ShardedTe
     let by_name: HashMap<&str, &Parameter> = parameters.iter().map(|p| (p.name(), p)).collect();
     let part = |(entry, values): &(String, Tensor)| {
         let name = format!("optimizer.{entry}");
-        let parameter = entry.rsplit_once('.').and_then(|(name, _)| by_name.get(name));
-        match parameter.filter(|p| p.range().len() == values.numel() && values.rank() > 0) {
+        let parameter = entry.rsplit_once('.').and_then(|(name, kind)| {
+            // State of the whole parameter is whole on every rank.
+            by_name.get(name).filter(|_| !is_whole_state(kind) && kind != "step")
+        });
+        match parameter {
             Some(p) => ShardedTensor { name, values: values.clone(), ..ShardedTensor::of_parameter(p) },
             None => ShardedTensor::whole(name, values.clone()),
         }

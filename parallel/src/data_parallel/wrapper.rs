@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{Clip, Parameter, Parameters, Squares, grad_squares, load_state_dict, norm_of, state_dict};
+use phalanx_nn::{
+    Clip, Parameter, Parameters, Peers, Squares, grad_squares, load_state_dict, norm_of, state_dict,
+};
 use phalanx_tensor::Tensor;
 
 use crate::Result;
@@ -19,7 +21,7 @@ pub type Entries = Vec<(String, Tensor)>;
 /// single device ([`SingleDevice`]), so that one training loop serves all three.
 ///
 /// ```text
-/// optimizer over parameters()
+/// optimizer over parameters(), with_peers(peers())
 /// each step:  for all micro-batches but the last: let _accumulate = no_sync(); backward(loss)
 ///             backward(loss); grad_norm(); optimizer.step_scaled(..); updated(); zero_grad()
 /// ```
@@ -103,6 +105,11 @@ pub trait DataParallel: Send + Sync {
     /// As the implementation's.
     fn updated(&self) -> Result<()> {
         Ok(())
+    }
+
+    /// The ranks that have parts of these parameters, for [`phalanx_nn::Optimizer::with_peers`]; none where no rank has cut them.
+    fn peers(&self) -> Option<Arc<dyn Peers>> {
+        None
     }
 
     /// The traffic of this rank for values and gradients so far.

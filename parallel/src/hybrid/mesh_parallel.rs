@@ -1,8 +1,10 @@
 //! [`MeshParallel`]: the data-parallel wrapper of a model that is split over a mesh: tied tables, norms and state over
 //! all its ranks.
 
+use std::sync::Arc;
+
 use phalanx_kernels as kernels;
-use phalanx_nn::{Parameter, Parameters, Square, Squares};
+use phalanx_nn::{Parameter, Parameters, Peers, Square, Squares};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::all_gather::all_gather_object;
@@ -15,7 +17,7 @@ use crate::pipeline::ranks::TiedTable;
 use crate::pipeline::schedule::Schedule;
 use crate::sharded_tensor::{self, ShardedTensor};
 use crate::tensor_parallel::{gather_parts, sum_squares};
-use crate::{Error, Result};
+use crate::{Error, Result, WholeParameters};
 
 /// A [`DataParallel`] for a rank's part of a model on a mesh of ranks. It adds replicas by the [`DataParallel`] that it wraps, keeps the
 /// two copies of a tied table equal, and computes the norm of the whole model, with the bits of one device if layers are not
@@ -121,6 +123,13 @@ impl DataParallel for MeshParallel {
 
     fn updated(&self) -> Result<()> {
         self.replicas.updated()
+    }
+
+    fn peers(&self) -> Option<Arc<dyn Peers>> {
+        if self.groups.along(Axis::Tp).size() == 1 {
+            return self.replicas.peers();
+        }
+        Some(Arc::new(WholeParameters::new(self.groups.stage().clone(), self.device)))
     }
 
     fn traffic(&self) -> Traffic {

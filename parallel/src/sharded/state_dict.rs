@@ -3,13 +3,15 @@
 
 use std::collections::HashMap;
 
+use phalanx_kernels as kernels;
 use phalanx_kernels::optim::optim_state_dtype;
-use phalanx_nn::Mismatch;
+use phalanx_nn::{Mismatch, is_whole_state};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use super::Zero;
 use super::flat_parameter::FlatParameter;
 use super::zero::EntryStorage;
+use crate::all_gather::all_gather_object;
 use crate::comm::{Call, Reduction};
 use crate::data_parallel::Entries;
 use crate::sharded_tensor::ShardedTensor;
@@ -173,7 +175,7 @@ impl Zero {
                         true => shards.get(name),
                         false => own.get(&format!("{name}.{kind}")),
                     };
-                    if let Some(tensor) = self.gather_member(flat, m, own, dtype)? {
+                    if let Some(tensor) = self.gather_member(flat, m, kind, own, dtype)? {
                         whole.push((format!("{name}.{kind}"), tensor));
                     }
                 }
@@ -199,10 +201,14 @@ impl Zero {
         &self,
         flat: &FlatParameter,
         m: usize,
+        kind: &str,
         own: Option<&Tensor>,
         dtype: DType,
     ) -> Result<Option<Tensor>> {
         let (member, comm) = (&flat.members[m], &self.core.ranks.shard);
+        if is_whole_state(kind) {
+            return self.whole_state(own);
+        }
         let inside = |rank: usize| member.inside(&flat.cuts.range(rank)).map_or(0, |part| part.len());
         let counts: Vec<usize> = (0..comm.size()).map(inside).collect();
         let device = flat.device();
@@ -215,6 +221,27 @@ impl Zero {
         comm.run(Call::all_gather_uneven(all.clone(), own, &counts))?;
         let whole = || Ok(to_host(&all)?.with_shape(&member.shape)?);
         (self.core.ranks.all.rank() == 0).then(whole).transpose()
+    }
+
+    /// State of a whole parameter, on rank 0: from the first rank that has it, since all have the same.
+    fn whole_state(&self, own: Option<&Tensor>) -> Result<Option<Tensor>> {
+        let own = own.map(to_host).transpose()?.filter(|tensor| !tensor.device().is_meta());
+        // As bits, since numbers as text may be rounded.
+        let bits = |tensor: Tensor| -> Result<(Vec<usize>, bool, Vec<u64>)> {
+            let values = kernels::cast(&tensor, DType::F64)?.to_vec::<f64>()?;
+            let bits = values.into_iter().map(f64::to_bits).collect();
+            Ok((tensor.shape().to_vec(), tensor.dtype() == DType::F64, bits))
+        };
+        let told = own.map(bits).transpose()?;
+        let all = match self.core.ranks.all.has_peers() {
+            true => all_gather_object(&self.core.ranks.shard, &told)?,
+            false => vec![told],
+        };
+        let Some((shape, wide, bits)) = all.into_iter().flatten().next() else { return Ok(None) };
+        let values = bits.into_iter().map(f64::from_bits).collect();
+        let tensor = Tensor::from_vec(values, &shape, Device::CPU)?;
+        let tensor = kernels::cast(&tensor, if wide { DType::F64 } else { DType::F32 })?;
+        Ok((self.core.ranks.all.rank() == 0).then_some(tensor))
     }
 
     /// This rank's part of an optimizer's state of whole parameters, for [`phalanx_nn::Optimizer::load_state_dict`].
@@ -252,7 +279,7 @@ impl Zero {
             let (flat, rank) = (&mut *flats[f], self.core.ranks.shard.rank());
             let member = &flat.members[m];
             let inside = member.inside(&flat.cuts.range(rank));
-            if kind == "step" {
+            if kind == "step" || is_whole_state(kind) {
                 part.extend(inside.map(|_| (name, tensor)));
                 continue;
             }

@@ -4,16 +4,16 @@
 use std::sync::Arc;
 
 use phalanx_nn::autograd::{HookHandle, Var};
-use phalanx_nn::{Buffer, Parameter, ParameterOwner, Parameters, Squares, UnitHooksHandle, norm_of};
-use phalanx_tensor::Tensor;
+use phalanx_nn::{Buffer, Parameter, ParameterOwner, Parameters, Peers, Squares, UnitHooksHandle, norm_of};
+use phalanx_tensor::{Device, Tensor};
 
 use super::core::ZeroCore;
-use super::flat_parameter::Member;
+use super::flat_parameter::{FlatParameter, Member};
 use super::{Gathered, norm};
 use crate::comm::Traffic;
 use crate::data_parallel::{DataParallel, Entries, NoSync, Synchronise, consistency};
 use crate::sharded_tensor::ShardedTensor;
-use crate::{Error, Result};
+use crate::{Error, Result, WholeParameters};
 
 /// A model whose optimizer state, gradients and parameters are sharded over a group of ranks, each of which
 /// computes on its part of the batch. The bits are those of [`Ddp`](crate::data_parallel::Ddp) and of one device.
@@ -212,6 +212,14 @@ impl Zero {
         Ok(Gathered::new(Held(self.core.clone())))
     }
 
+    /// The ranks that share the parameters, for [`phalanx_nn::Optimizer::with_peers`].
+    pub fn peers(&self) -> Arc<dyn Peers> {
+        let state = self.core.lock();
+        let device =
+            state.units.iter().flat_map(|unit| &unit.flats).next().map_or(Device::CPU, FlatParameter::device);
+        Arc::new(WholeParameters::new(self.core.ranks.shard.clone(), device))
+    }
+
     /// The traffic of this rank for values and gradients so far; exchanging norms and state dicts counts too.
     pub fn traffic(&self) -> Traffic {
         let (shard, replicas) = (self.core.ranks.shard.traffic(), self.core.ranks.replicas.traffic());
@@ -280,6 +288,9 @@ impl DataParallel for Zero {
     }
     fn updated(&self) -> Result<()> {
         Zero::updated(self)
+    }
+    fn peers(&self) -> Option<Arc<dyn Peers>> {
+        Some(Zero::peers(self))
     }
     fn traffic(&self) -> Traffic {
         Zero::traffic(self)

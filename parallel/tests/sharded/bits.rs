@@ -7,8 +7,8 @@ use std::sync::Arc;
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{Decoder, GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
 use phalanx_nn::{
-    Adagrad, AdamW, BatchNormConfig, Clip, Conv2dConfig, Group, Init, Lion, Module, Parameter, Rmsprop, Rule,
-    Scope, Sequential, Sgd, WrappedUnit, parameters,
+    Adadelta, Adafactor, Adagrad, AdamW, Adamax, BatchNormConfig, Clip, Conv2dConfig, Group, Init, Lamb,
+    Lion, Module, Parameter, Rmsprop, Rule, Scope, Sequential, Sgd, WrappedUnit, parameters,
 };
 use phalanx_parallel::data_parallel::{Average, DataParallel, Ddp, DdpConfig};
 use phalanx_parallel::sharded::{Ownership, Reshard, Zero, ZeroConfig, ZeroStage};
@@ -102,13 +102,17 @@ impl Task for Many {
     }
 }
 
-const RULES: [(&str, Rules); 6] = [
+const RULES: [(&str, Rules); 10] = [
     ("sgd", || Box::new(Sgd::default())),
     ("momentum", || Box::new(Sgd { momentum: 0.9, ..Sgd::default() })),
     ("lion", || Box::new(Lion::default())),
     ("adagrad", || Box::new(Adagrad { initial_accumulator_value: 0.1, ..Adagrad::default() })),
     ("rmsprop", || Box::new(Rmsprop { momentum: 0.9, centered: true, ..Rmsprop::default() })),
     ("adamw", || Box::new(AdamW::default())),
+    ("adadelta", || Box::new(Adadelta::default())),
+    ("lamb", || Box::new(Lamb::default())),
+    ("adafactor", || Box::new(Adafactor::default())),
+    ("adamax", || Box::new(Adamax::default())),
 ];
 
 #[test]

@@ -8,6 +8,7 @@ mod gpt;
 mod odd;
 mod state;
 mod traps;
+mod whole_rules;
 
 use phalanx_nn::autograd::ContextMode;
 use phalanx_nn::autograd::Var;
@@ -131,7 +132,7 @@ impl Course {
             let _train = Context::with(|c| c.set_train(true));
             let config = ZeroConfig { grad_dtype: self.grads, ..config.clone() };
             let zero = Zero::new(&model, rank.comm().clone(), config)?;
-            let mut optimizer = self.optimizer(zero.parameters());
+            let mut optimizer = self.optimizer(zero.parameters()).with_peers(Some(zero.peers()))?;
             let mut norms = Vec::new();
             for step in 0..self.steps {
                 for micro in 0..self.micros {

@@ -4,3 +4,4 @@ mod kit;
 mod layers;
 mod mappings;
 mod models;
+mod whole_rules;

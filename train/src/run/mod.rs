@@ -135,7 +135,7 @@ impl Run {
         }
         let parameters = count(&model, &mesh_rank)?;
         let made = optimizers(trained.clone(), config.lr.peak())?;
-        let optimizers = Optimizers::new(made, &trained, config.ema)?;
+        let optimizers = Optimizers::new(made, &trained, config.ema, data_parallel.peers())?;
         let saver = BackgroundSaver::new(Saver::new(mesh_rank.all_ranks())?);
         let validation = match &data.validation {
             Some(validation) => Some(Validation::new(config, &mesh_rank, validation.clone(), data.counted)?),
@@ -356,14 +356,15 @@ impl Run {
         if !config.device.is_cuda() || !config.capture {
             return None;
         }
-        let several = self.optimizers.only().is_none();
+        let only = self.optimizers.only().map(|optimizer| optimizer.can_be_captured());
         let config = &self.setup.config;
         let reasons = [
             (config.ranks() > 1 || config.zero > 0, "there are several ranks, or ZeRO"),
             (config.asynchronous.is_some(), "the pipeline has no flushes"),
             (config.trace.is_some(), "a trace has what a step consists of"),
             (self.checks_steps(), "the numbers of a step are looked at before its update"),
-            (several, "there are several optimizers"),
+            (only.is_none(), "there are several optimizers"),
+            (only == Some(false), "the optimizer's updates depend on whole parameters"),
         ];
         reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why)
     }

@@ -5,7 +5,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use phalanx_kernels as kernels;
-use phalanx_nn::{AdamW, EMA, Ema, Group, Muon, Optimizer, Parameter, Rule, Schedule};
+use phalanx_nn::{
+    Adafactor, AdamW, EMA, Ema, Group, Lamb, Muon, Optimizer, Parameter, Peers, Rule, Schedule,
+    is_one_of_ranks,
+};
 use phalanx_parallel::data_parallel::DataParallel;
 use phalanx_tensor::Tensor;
 
@@ -49,22 +52,53 @@ pub fn muon(
     weight_decay: f64,
     inside: impl Fn(&Parameter) -> bool,
 ) -> Result<Vec<Optimizer<AnyRule>>> {
+    beside_adamw(Box::<Muon>::default(), parameters, lr, weight_decay, inside)
+}
+
+/// [`Adafactor`] with a weight decay for matrices and without one for the rest.
+///
+/// # Errors
+/// As [`Rule::init`].
+pub fn adafactor(parameters: Vec<Parameter>, lr: f64, weight_decay: f64) -> Result<Vec<Optimizer<AnyRule>>> {
+    let rule: AnyRule = Box::new(Adafactor::default());
+    Ok(vec![Optimizer::new(rule, Group::decay_matrices(parameters, lr, weight_decay))?])
+}
+
+/// [`Lamb`] with a weight decay for matrices, and AdamW without one for the rest, which have norms that say little.
+///
+/// # Errors
+/// As [`Rule::init`].
+pub fn lamb(parameters: Vec<Parameter>, lr: f64, weight_decay: f64) -> Result<Vec<Optimizer<AnyRule>>> {
+    beside_adamw(Box::<Lamb>::default(), parameters, lr, weight_decay, Parameter::is_matrix)
+}
+
+/// A rule with a weight decay for the parameters for which `inside` returns true, and AdamW without one for the others.
+fn beside_adamw(
+    rule: AnyRule,
+    parameters: Vec<Parameter>,
+    lr: f64,
+    weight_decay: f64,
+    inside: impl Fn(&Parameter) -> bool,
+) -> Result<Vec<Optimizer<AnyRule>>> {
     let (inside, rest): (Vec<_>, Vec<_>) = parameters.into_iter().partition(inside);
     let adamw: AnyRule = Box::new(AdamW::default().with_betas(0.9, 0.95));
     let mut all = vec![Optimizer::new(adamw, vec![Group::new(rest, lr)])?];
-    if !inside.is_empty() {
+    // All ranks exchange parts of matrices, also one that has none.
+    if !inside.is_empty() || is_one_of_ranks() {
         let group = Group::new(inside, lr).with_weight_decay(weight_decay);
-        all.push(Optimizer::new(Box::<Muon>::default() as AnyRule, vec![group])?);
+        all.push(Optimizer::new(rule, vec![group])?);
     }
     Ok(all)
 }
 
 impl Optimizers {
-    /// The optimizers of the `trained` parameters. It is an error unless each parameter is in one optimizer.
+    /// The optimizers of the `trained` parameters, of which other ranks (`peers`) may have parts. It is an error unless each parameter is
+    /// in one optimizer. All ranks call it.
     pub fn new(
         mut all: Vec<Optimizer<AnyRule>>,
         trained: &[Parameter],
         ema: Option<f64>,
+        peers: Option<Arc<dyn Peers>>,
     ) -> Result<Optimizers> {
         let mut given: HashMap<String, usize> = HashMap::new();
         for parameter in all.iter().flat_map(Optimizer::parameters) {
@@ -88,6 +122,7 @@ impl Optimizers {
             };
             all = all.into_iter().map(averaged).collect::<Result<_, _>>()?;
         }
+        all = all.into_iter().map(|o| o.with_peers(peers.clone())).collect::<phalanx_nn::Result<_>>()?;
         let rates = all.iter_mut().map(|o| o.groups_mut().iter().map(|g| g.lr).collect()).collect();
         Ok(Optimizers { all, rates })
     }

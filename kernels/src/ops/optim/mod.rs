@@ -11,7 +11,10 @@ mod rules;
 
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
-pub use rules::{Adagrad, Adam, Lion, Rmsprop, Sgd, adagrad_, adam_, adamw_, lion_, rmsprop_, sgd_};
+pub use rules::{
+    Adadelta, Adagrad, Adam, Lion, Rmsprop, Sgd, adadelta_, adagrad_, adam_, adamax_, adamw_,
+    lamb_direction_, lion_, rmsprop_, sgd_,
+};
 
 use crate::real::for_real;
 use crate::simd::{Float, Vector};

@@ -260,3 +260,106 @@ impl Rule<1> for Lion {
         (p, [m.mul_add(splat(self.beta2), g * splat(1.0 - self.beta2))])
     }
 }
+
+// Adadelta.
+//
+// `g += decay p`; `v = rho v + (1 - rho) g²`; `d = sqrt((u + eps) / (v + eps)) g`; `u = rho u + (1 - rho) d²`; `p -= lr d`.
+// Source: Zeiler: ADADELTA: an adaptive learning rate method (2012).
+
+/// The numbers of one step.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adadelta {
+    /// The learning rate.
+    pub lr: f64,
+    /// Decay of the averages.
+    pub rho: f64,
+    /// Added to both averages under their roots.
+    pub eps: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
+}
+
+/// A step of Adadelta; each item's state is the square average of the gradients, then that of the updates.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit.
+pub fn adadelta_(step: Step<'_>, adadelta: Adadelta) -> Result<()> {
+    update("adadelta", adadelta, step)
+}
+
+impl Rule<2> for Adadelta {
+    #[inline(always)]
+    fn eval<V: Vector>(self, p: V, g: V, [v, u]: [V; 2]) -> (V, [V; 2]) {
+        let (keep, take) = (splat::<V>(self.rho), splat::<V>(1.0 - self.rho));
+        let g = decayed(g, p, self.weight_decay);
+        let v = v.mul_add(keep, g * g * take);
+        let eps = splat::<V>(self.eps);
+        // One root in place of two, for which a GPU has too few registers.
+        let delta = ((u + eps) / (v + eps)).sqrt() * g;
+        let u = u.mul_add(keep, delta * delta * take);
+        (p - delta * splat(self.lr), [v, u])
+    }
+}
+
+// Adamax: Adam with the largest gradient in place of the second moment.
+//
+// `g += decay p`; `m = b1 m + (1 - b1) g`, `u = max(b2 u, |g| + eps)`, `p -= lr / (1 - b1^t) m / u`.
+// Source: Kingma and Ba: Adam (2015), section 7.1; PyTorch's place of eps.
+
+/// A step of Adamax; each item's state is the first moment and the largest gradient.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit.
+pub fn adamax_(step: Step<'_>, adam: Adam) -> Result<()> {
+    let rate = adam.lr / (1.0 - adam.beta1.powf(adam.step as f64));
+    update("adamax", Adamax { adam, rate }, step)
+}
+
+#[derive(Clone, Copy)]
+struct Adamax {
+    adam: Adam,
+    /// `lr / (1 - b1^t)`
+    rate: f64,
+}
+
+impl Rule<2> for Adamax {
+    #[inline(always)]
+    fn eval<V: Vector>(self, p: V, g: V, [m, u]: [V; 2]) -> (V, [V; 2]) {
+        let Adam { beta1, beta2, eps, weight_decay, .. } = self.adam;
+        let g = decayed(g, p, weight_decay);
+        let m = m.mul_add(splat(beta1), g * splat(1.0 - beta1));
+        // A NaN of the gradient is kept: of two operands `max` returns the second if one is NaN.
+        let u = (u * splat(beta2)).max(g.abs() + splat(eps));
+        // The quotient first: so no GPU lacks registers.
+        (p - splat::<V>(self.rate) / u * m, [m, u])
+    }
+}
+
+// The direction of LAMB: that of Adam with decoupled weight decay, before its length is chosen.
+//
+// `m = b1 m + (1 - b1) g`, `v = b2 v + (1 - b2) g²`, `r = m / (1 - b1^t) / (sqrt(v / (1 - b2^t)) + eps) + decay p`.
+// Source: You et al.: Large batch optimization for deep learning (2020), algorithm 2.
+
+/// Replaces parameters by their directions; each item's state is the two moments.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit.
+pub fn lamb_direction_(step: Step<'_>, adam: Adam) -> Result<()> {
+    update("lamb", Direction(Corrected::new(Adam { lr: 1.0, ..adam })), step)
+}
+
+#[derive(Clone, Copy)]
+struct Direction(Corrected<true>);
+
+impl Rule<2> for Direction {
+    #[inline(always)]
+    fn eval<V: Vector>(self, p: V, g: V, [m, v]: [V; 2]) -> (V, [V; 2]) {
+        let Corrected { adam: Adam { beta1, beta2, eps, weight_decay, .. }, rate, root } = self.0;
+        // The term of the weights comes first: so a GPU holds fewer numbers at a time.
+        let p = p * splat(weight_decay);
+        let m = m.mul_add(splat(beta1), g * splat(1.0 - beta1));
+        let v = v.mul_add(splat(beta2), g * g * splat(1.0 - beta2));
+        let denominator = v.sqrt().mul_add(splat(root), splat(eps));
+        (p + m * splat(rate) / denominator, [m, v])
+    }
+}

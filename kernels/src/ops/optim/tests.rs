@@ -91,6 +91,35 @@ fn rules() -> Vec<(&'static str, usize, Update, Twin)> {
                 p - 0.01 * (0.1 * p + sign)
             },
         ),
+        (
+            "adadelta",
+            2,
+            |items, _| adadelta_(items, Adadelta { lr: 0.5, rho: 0.9, eps: 0.01, weight_decay: 0.1 }),
+            |p, g, s, _| {
+                let g = g + 0.1 * p;
+                s[0] = 0.9 * s[0] + 0.1 * g * g;
+                let delta = (s[1] + 0.01).sqrt() / (s[0] + 0.01).sqrt() * g;
+                s[1] = 0.9 * s[1] + 0.1 * delta * delta;
+                p - 0.5 * delta
+            },
+        ),
+        (
+            "lamb",
+            2,
+            |items, step| lamb_direction_(items, Adam { step, ..ADAM }),
+            |p, g, s, t| 100.0 * (p - adam_twin(p, g, s, t)) + 0.1 * p,
+        ),
+        (
+            "adamax",
+            2,
+            |items, step| adamax_(items, Adam { step, ..ADAM }),
+            |p, g, s, t| {
+                let g = g + 0.1 * p;
+                s[0] = 0.9 * s[0] + 0.1 * g;
+                s[1] = (0.99 * s[1]).max(g.abs() + 1e-3);
+                p - 0.01 / (1.0 - 0.9f64.powi(t as i32)) * s[0] / s[1]
+            },
+        ),
     ]
 }
 

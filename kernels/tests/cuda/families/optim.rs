@@ -1,8 +1,8 @@
 //! Optimizer steps, and work that is captured once and launched again, which gives what running it again gives.
 
 use phalanx_kernels::optim::{
-    Adagrad, Adam, Item, Lion, Numbers, Rmsprop, Sgd, Slice, Step, adagrad_, adam_, adamw_, lion_,
-    optim_state_dtype, rmsprop_, sgd_,
+    Adadelta, Adagrad, Adam, Item, Lion, Numbers, Rmsprop, Sgd, Slice, Step, adadelta_, adagrad_, adam_,
+    adamax_, adamw_, lamb_direction_, lion_, optim_state_dtype, rmsprop_, sgd_,
 };
 use phalanx_kernels::{cast, copy_, embedding_backward_accumulate_, linear, matmul_accumulate_};
 use phalanx_tensor::cuda::Graph;
@@ -24,7 +24,7 @@ const RMSPROP: Rmsprop =
     Rmsprop { lr: 0.01, alpha: 0.9, eps: 0.1, weight_decay: 0.1, momentum: 0.5, centered: true };
 
 /// Name, state tensors, the step.
-const RULES: [(&str, usize, Update); 9] = [
+const RULES: [(&str, usize, Update); 12] = [
     ("adam", 2, |step, t| adam_(step, Adam { step: t, ..ADAM })),
     ("adamw", 2, |step, t| adamw_(step, Adam { step: t, ..ADAM })),
     ("adamw without decay", 2, |step, t| adamw_(step, Adam { step: t, weight_decay: 0.0, ..ADAM })),
@@ -36,6 +36,9 @@ const RULES: [(&str, usize, Update); 9] = [
         adagrad_(step, Adagrad { lr: 0.1, lr_decay: 0.1, eps: 0.01, weight_decay: 0.1, step: t })
     }),
     ("lion", 1, |step, _| lion_(step, Lion { lr: 0.01, beta1: 0.9, beta2: 0.99, weight_decay: 0.1 })),
+    ("adadelta", 2, |step, _| adadelta_(step, Adadelta { lr: 0.5, rho: 0.9, eps: 0.01, weight_decay: 0.1 })),
+    ("lamb", 2, |step, t| lamb_direction_(step, Adam { step: t, ..ADAM })),
+    ("adamax", 2, |step, t| adamax_(step, Adam { step: t, ..ADAM })),
 ];
 
 fn optim_cases() -> Vec<Case> {
