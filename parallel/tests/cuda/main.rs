@@ -1,5 +1,5 @@
 //! Ranks with a GPU each, under a GPU's driver or the emulator: every collective, by way of the host and over NCCL; faults of a
-//! rank; training.
+//! rank; training; the dependency engine over two devices.
 //!
 //! There are as many logical devices as ranks, dealt out over the GPUs at hand.
 
@@ -8,6 +8,7 @@
 mod case;
 #[path = "../../../kernels/tests/cuda/driver.rs"]
 mod driver;
+mod engine;
 #[cfg(feature = "nccl")]
 mod nccl;
 #[path = "../comm/port.rs"]
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
     let mut tests: Vec<Test> = staged::TESTS.to_vec();
     #[cfg(feature = "nccl")]
     tests.extend(nccl::TESTS);
+    tests.extend(engine::TESTS);
     tests.extend(training::tests());
     driver::serve("cuda", tests.len(), |filter| {
         let chosen = tests.iter().filter(|(name, _)| filter.is_none_or(|f| name.contains(f)));
