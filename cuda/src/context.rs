@@ -166,6 +166,18 @@ impl Context {
         self.stream().cast()
     }
 
+    /// Calls `f` once the work that this thread has given its current stream so far is done, or has failed. `f` runs on a thread of
+    /// the driver, where no CUDA work may be given, waited for or freed; no thread waits meanwhile. If the driver refuses the call,
+    /// `f` gets the error at once.
+    pub fn when_done(&'static self, f: impl FnOnce(Result<()>) + Send + 'static) {
+        let op = "when_done";
+        if let Err(error) = self.bind(op) {
+            return f(Err(error));
+        }
+        // SAFETY: the stream exists.
+        unsafe { driver::call_back(self.stream(), Box::new(move |outcome| f(self.called(op, outcome)))) };
+    }
+
     /// Maps a failed call to an error.
     #[inline]
     pub(crate) fn called<T>(&self, op: &'static str, outcome: Result<T, Failure>) -> Result<T> {

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use cudarc::driver::{DriverError, result, sys};
 
@@ -99,6 +100,33 @@ pub(crate) fn stream() -> Called<CUstream> {
 pub(crate) unsafe fn synchronize(stream: CUstream) -> Called {
     // SAFETY: by the caller.
     Ok(unsafe { result::stream::synchronize(stream) }?)
+}
+
+/// Calls `f` with the stream's status when the stream has done what it has been given so far, on a thread of the driver; at once if the
+/// driver refuses.
+///
+/// # Safety
+/// As [`synchronize`].
+pub(crate) unsafe fn call_back(stream: CUstream, f: Box<dyn FnOnce(Called) + Send>) {
+    type Callback = Box<dyn FnOnce(Called) + Send>;
+    // Without the driver's text: a callback must not call the driver.
+    fn outcome(status: sys::CUresult) -> Called {
+        status.result().map_err(|error| Failure { code: error.0 as u32, text: format!("{:?}", error.0) })
+    }
+    unsafe extern "C" fn call(_: CUstream, status: sys::CUresult, data: *mut c_void) {
+        // SAFETY: the driver calls this once, with the pointer made below.
+        let f = unsafe { Box::from_raw(data.cast::<Callback>()) };
+        // A panic must not unwind into the driver.
+        let _ = catch_unwind(AssertUnwindSafe(|| f(outcome(status))));
+    }
+    let data = Box::into_raw(Box::new(f));
+    // SAFETY: by the caller; the pointer is `call`'s to free, unless the driver refuses.
+    let queued = unsafe { sys::cuStreamAddCallback(stream, Some(call), data.cast(), 0) }.result();
+    if let Err(error) = queued {
+        // SAFETY: the driver has refused, so nothing else owns the pointer.
+        let f = unsafe { Box::from_raw(data) };
+        f(Err(error.into()));
+    }
 }
 
 /// # Safety

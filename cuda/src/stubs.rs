@@ -41,6 +41,12 @@ pub(crate) mod driver {
         };
     }
 
+    /// # Safety
+    /// None: without a device it cannot be called.
+    pub(crate) unsafe fn call_back(_: CUstream, f: Box<dyn FnOnce(Called) + Send>) {
+        f(none());
+    }
+
     stubs! {
         fn open(usize) -> (CUcontext, DeviceProperties);
         fn share_pool(usize, usize) -> ();

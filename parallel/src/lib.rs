@@ -13,7 +13,7 @@
 //! | a pipeline in one process | [`pipeline::gpipe::GPipe`], [`pipeline::DeferredBatchNorm`] |
 //! | all axes at once | [`mesh::Mesh`], [`mesh::Groups`], [`hybrid::Layout`], [`hybrid::MeshParallel`] |
 //! | checkpoints | [`checkpoint::Saver`], [`checkpoint::Checkpoint`] |
-//! | operations that run beside each other | [`engine::Engine`], [`engine::Op`], [`engine::Variable`] |
+//! | operations that run beside each other | [`engine::Engine`], [`engine::Op`], [`engine::Variable`], [`engine::scope()`] |
 //! | costs and stages of a model | [`planning::balance_by_time`], [`planning::profile()`], [`planning::plan()`], [`planning::Transformer`] |
 //!
 //! | word | meaning |

@@ -13,6 +13,7 @@
 //! | files | [`io`]: safetensors, npy, atomic writes |
 //! | GPUs | [`cuda`]: libraries, kernels, graphs, numbers that are read late |
 //! | elements, for kernels | [`Storage`], [`Read`], [`Write`], [`Loops`] |
+//! | which tensors code reads and writes | [`watch_guards`] |
 
 mod allocator;
 mod context;
@@ -36,6 +37,7 @@ mod streaming;
 mod sync;
 mod tensor;
 mod tiles;
+mod watch;
 
 pub use context::{Context, ContextGuard, PassGuard};
 pub use device::Device;
@@ -57,6 +59,7 @@ pub use stream::{Event, Stream, adopt, record_stream, record_use};
 #[doc(hidden)]
 pub use sync::{lock, panic_message, unpoisoned};
 pub use tensor::{Dim, Index, Pick, Tensor, resolve_dims, resolve_shape};
+pub use watch::{GuardAccess, GuardWatch, WatchedGuards, watch_guards};
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]

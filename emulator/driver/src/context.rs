@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use phalanx_emulator_link::handle::Handles;
 use phalanx_emulator_link::lock;
+use phalanx_emulator_link::status::StatusCode;
 
 use crate::device::{Device, devices};
 use crate::status::{self, Failure, Result, Status};
@@ -83,6 +84,11 @@ impl Context {
     /// The status of the fault that ended it, without a reason: that was reported when it happened.
     pub(crate) fn check(&self) -> Result<()> {
         self.lost().map_or(Ok(()), |status| Err(status.into()))
+    }
+
+    /// The status of the fault that ended it, as C has it; 0 if it works. It keeps no reason for this thread.
+    pub(crate) fn status_number(&self) -> i32 {
+        self.fault().as_ref().map_or(0, |(status, _)| status.number())
     }
 
     pub(crate) fn is_lost(&self) -> bool {

@@ -97,6 +97,14 @@ impl Executor {
         queue.host_waited(point);
     }
 
+    /// Runs what `point` needs although nothing waits for it: a program whose streams call it back waits for that outside
+    /// the driver, and a GPU would come to it by itself.
+    pub(crate) fn drive(&'static self, point: Point) {
+        if self.schedule != Schedule::Eager {
+            std::thread::spawn(move || self.wait(&point));
+        }
+    }
+
     /// Whether `point` is passed. If work is deferred this runs an operation, so that a program that polls comes to
     /// an end.
     pub(crate) fn query(&self, point: &Point) -> bool {
@@ -155,7 +163,7 @@ impl Executor {
         let Some((task, origin)) = queue.start(ticket) else { return queue };
         drop(queue);
         // A lost context runs nothing any more, but others must not wait for it for ever.
-        let progress = match task.context.is_lost() {
+        let progress = match task.context.is_lost() && !task.even_if_lost {
             true => Progress::Done(Vec::new()),
             false => caught(|| Ok((task.run)(ticket))).unwrap_or_else(Progress::Failed),
         };

@@ -40,6 +40,8 @@ pub(crate) struct Task {
     pub accesses: Vec<Access>,
     /// Page-locked memory of the host that must stay until it has run: `start .. end`.
     pub host: Option<(usize, usize)>,
+    /// Whether it runs although a fault has ended its context: a callback, which is told so.
+    pub even_if_lost: bool,
     pub run: Box<dyn Fn(Ticket) -> Progress + Send + Sync>,
 }
 
@@ -55,6 +57,7 @@ impl Task {
             context: context.clone(),
             accesses: Vec::new(),
             host: None,
+            even_if_lost: false,
             run: Box::new(run),
         }
     }
@@ -263,6 +266,14 @@ impl Queue {
             if let Some((_, host)) = self.known.pop_front() {
                 self.accesses.forget(&host);
             }
+        }
+    }
+
+    /// An operation that is running tells the host that all before it has run.
+    pub(crate) fn tells_host(&mut self, ticket: Ticket) {
+        if let Some(operation) = self.operations.get(&ticket) {
+            let point = Point { ticket, clock: operation.origin.clock.clone() };
+            self.host_waited(&point);
         }
     }
 

@@ -205,14 +205,9 @@ impl BatchNorm {
     /// If the counter cannot be written, or memory is short.
     pub fn count_on_device(&self, device: Device) -> Result<Tensor> {
         self.count_batch()?;
-        if let Some(counter) = &self.num_batches_tracked {
-            if self.momentum.is_none() {
-                let seen = kernels::cast(&counter.tensor().reshape(&[1])?, DType::F64)?;
-                return Ok(kernels::rdiv_scalar(
-                    &kernels::clamp(&seen, Some(1.0.into()), None)?,
-                    1.0.into(),
-                )?);
-            }
+        if let (Some(counter), None) = (&self.num_batches_tracked, self.momentum) {
+            let seen = kernels::cast(&counter.tensor().reshape(&[1])?, DType::F64)?;
+            return Ok(kernels::rdiv_scalar(&kernels::clamp(&seen, Some(1.0.into()), None)?, 1.0.into())?);
         }
         Ok(kernels::full(&[1], self.momentum.unwrap_or(0.1), DType::F64, device)?)
     }

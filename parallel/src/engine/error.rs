@@ -51,6 +51,12 @@ pub enum Error {
         /// The variable's number.
         variable: u64,
     },
+    /// A declared operation is another engine's.
+    #[error("engine: `{op}` was declared by another engine")]
+    ForeignOperation {
+        /// The operation.
+        op: String,
+    },
     /// The engine has no threads for the lane that an operation asks for.
     #[error("engine: `{op}` wants {lane}, got an engine with {known}")]
     NoLane {
@@ -73,6 +79,14 @@ pub enum Error {
         /// The number of the resource's variable.
         variable: u64,
     },
+    /// A trace could not be written.
+    #[error("engine: the trace {path} was not written: {why}")]
+    Trace {
+        /// The file.
+        path: String,
+        /// The system's answer.
+        why: String,
+    },
     /// The system refused a thread.
     #[error("engine: no thread for {lane}: {why}")]
     Thread {
@@ -90,14 +104,25 @@ impl fmt::Debug for Error {
     }
 }
 
+/// Which variables a wait for one variable heals when it returns a failure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ErrorClearing {
+    /// The one that was waited for. The others hold values that were never computed, and a wait for one of them says so.
+    #[default]
+    Variable,
+    /// All that the failure has poisoned, as in MXNet, where they share one reference to the exception. Whether an operation
+    /// that was pushed before the wait is skipped may then depend on time.
+    Failure,
+}
+
 /// The root cause that poisons variables: an operation's error or panic.
 pub(crate) struct Failure {
-    /// The number of the push, by which the first failure is found.
-    sequence: u64,
+    /// The number of the push, and the place in its bulk, by which the first failure is found.
+    sequence: (u64, u32),
     error: Error,
     /// A wait has returned it.
     reported: AtomicBool,
-    /// It poisons nothing any more: a wait for all has returned it.
+    /// It poisons nothing any more: a wait that heals all variables has returned it.
     lifted: AtomicBool,
 }
 
@@ -108,18 +133,27 @@ pub(crate) enum Reason {
 }
 
 impl Failure {
-    pub(crate) fn new(sequence: u64, op: &str, reason: Reason) -> Arc<Failure> {
+    pub(crate) fn new(sequence: (u64, u32), op: &str, reason: Reason) -> Arc<Failure> {
         let op = op.to_string();
         let error = match reason {
             Reason::Error(cause) => Error::Failed { op, cause: cause.into() },
             Reason::Panic(message) => Error::Panicked { op, message },
         };
+        Failure::of(sequence, error)
+    }
+
+    pub(crate) fn of(sequence: (u64, u32), error: Error) -> Arc<Failure> {
         Arc::new(Failure {
             sequence,
             error,
             reported: AtomicBool::new(false),
             lifted: AtomicBool::new(false),
         })
+    }
+
+    /// Ends the poison of all variables.
+    pub(crate) fn lift(&self) {
+        self.lifted.store(true, Ordering::Relaxed);
     }
 
     /// The error for a wait.
@@ -173,7 +207,7 @@ impl Failures {
     pub(crate) fn report_all(&self) -> Result<()> {
         let list = std::mem::take(&mut *lock(&self.0));
         let first = list.iter().filter(|f| !f.settled()).min_by_key(|f| f.sequence);
-        list.iter().for_each(|f| f.lifted.store(true, Ordering::Relaxed));
+        list.iter().for_each(|f| f.lift());
         first.map_or(Ok(()), |f| Err(f.report()))
     }
 }

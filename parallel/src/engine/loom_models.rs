@@ -11,9 +11,11 @@ use loom::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use loom::thread;
 use smallvec::smallvec;
 
-use super::node::{FreeList, NodeKind, recycled};
-use super::op::Op;
+use super::completion::{Completion, Started};
+use super::node::{FreeList, Given, Node, NodeKind, Outcome, recycled};
+use super::op::{Lane, Op};
 use super::queue::ReadyQueue;
+use super::runner::{Ender, EngineCore, Runner};
 use super::variable::{Ready, Variable, enter, leave};
 use super::wait::{Progress, Signal};
 
@@ -42,7 +44,7 @@ impl Probe {
 
 /// Pushes an operation, and runs all operations that become ready.
 fn push_and_run(op: Op<'_>, probe: Probe, pushed: &AtomicU64, free_nodes: &FreeList) {
-    let work = move |_| {
+    let work = move |_: Given<'_>| {
         probe.run();
         Ok(())
     };
@@ -150,7 +152,7 @@ fn a_wait_for_one_hears_its_signal() {
         let (variable, pushed) = (Variable::new(1, 0), Arc::new(AtomicU64::new(0)));
         let (free_nodes, ran) = (FreeList::new(), Arc::new(AtomicUsize::new(0)));
         let counted = ran.clone();
-        let work = move |_| {
+        let work = move |_: Given<'_>| {
             counted.fetch_add(1, Ordering::Relaxed);
             Ok(())
         };
@@ -170,8 +172,79 @@ fn a_wait_for_one_hears_its_signal() {
         if let Some(wait) = enter(wait, &pushed).unwrap() {
             super::runner::end_waits(&mut smallvec![wait]);
         }
-        signal.wait().unwrap();
+        assert!(signal.wait().is_none());
         assert_eq!((ran.load(Ordering::Relaxed), variable.version()), (1, 1));
         worker.join().unwrap();
     });
+}
+
+/// A runner without threads, for operations that complete by callback.
+struct Callbacks(EngineCore);
+
+impl Runner for Callbacks {
+    fn core(&self) -> &EngineCore {
+        &self.0
+    }
+
+    fn lane(&self, _: Lane) -> Result<u32, String> {
+        Ok(0)
+    }
+
+    fn start(&self, _: Arc<Node>) {
+        unreachable!("only waits are granted here")
+    }
+
+    fn ended(&self, node: Arc<Node>, outcome: Outcome) {
+        let mut ready: Ready = smallvec![];
+        self.0.end(&node, outcome, Ender::Other, &mut ready);
+        assert!(ready.is_empty());
+        self.0.progress.idle();
+    }
+
+    fn shut_down(&self) {}
+}
+
+/// An operation completes on another thread while its closure returns, and a thread waits for it.
+fn completion_races(wait: impl Fn(&Callbacks, &Variable) + Send + Sync + 'static, is_dropped: bool) {
+    model(move || {
+        let (variable, runner) = (Variable::new(1, 0), Arc::new(Callbacks(EngineCore::new(0, 0))));
+        let mutates = [&variable];
+        let (same, complete) = (runner.clone(), move |completion: Completion| {
+            thread::spawn(move || if is_dropped { drop(completion) } else { completion.complete(Ok(())) });
+            Ok(())
+        });
+        let op = Op::new("copy").mutates(&mutates);
+        let work = move |given: Given<'_>| {
+            Started::begin(given.node, same, complete);
+            Ok(())
+        };
+        let node = runner.0.free_nodes.take(|node| node.fill(op, 0, NodeKind::Async, work));
+        let node = enter(node, &runner.0.progress.pushed.0).unwrap().unwrap();
+        let worker = thread::spawn(move || assert!(matches!(node.run(), Outcome::Started)));
+        wait(&runner, &variable);
+        assert_eq!(variable.version(), 1, "the wait comes after the operation");
+        worker.join().unwrap();
+    });
+}
+
+#[test]
+fn a_completion_races_a_wait_for_its_variable() {
+    for is_dropped in [false, true] {
+        let wait = move |runner: &Callbacks, variable: &Variable| {
+            let (signal, mutates) = (Arc::new(Signal::new()), [variable]);
+            let op = Op::new("wait").mutates(&mutates);
+            let notify = signal.clone().notifier();
+            let wait = runner.0.free_nodes.take(|node| node.fill(op, 0, NodeKind::Wait, notify));
+            if let Some(wait) = enter(wait, &runner.0.progress.pushed.0).unwrap() {
+                super::runner::end_waits(&mut smallvec![wait]);
+            }
+            assert_eq!(signal.wait().is_some(), is_dropped, "what is dropped fails");
+        };
+        completion_races(wait, is_dropped);
+    }
+}
+
+#[test]
+fn a_completion_races_a_wait_for_all() {
+    completion_races(|runner, _| runner.0.progress.wait(), false);
 }

@@ -15,7 +15,7 @@ use phalanx_tensor::Context;
 use smallvec::SmallVec;
 
 use super::error::{Cause, Failure, Reason};
-use super::op::Op;
+use super::op::{Lane, Op};
 use super::sync::{AtomicU32, AtomicU64, CachePadded, Mutex, get_mut, lock};
 use super::variable::{Access, Variable};
 use crate::catch_panic::panic_text;
@@ -26,6 +26,8 @@ pub(crate) struct Node {
     pub(crate) waits: AtomicU32,
     /// The runner's number of the lane.
     pub(crate) lane: u32,
+    /// The lane that the push named.
+    pub(crate) named_lane: Option<Lane>,
     pub(crate) priority: i32,
     pub(crate) kind: NodeKind,
     /// The number of the push.
@@ -36,7 +38,7 @@ pub(crate) struct Node {
     job: Mutex<Job>,
 }
 
-type Uses = SmallVec<[(Variable, Access); 2]>;
+pub(crate) type Uses = SmallVec<[(Variable, Access); 2]>;
 
 /// An operation's closure, the context it was pushed in, and the failure that poisons one of its variables.
 struct Job {
@@ -44,17 +46,40 @@ struct Job {
     work: Option<Box<dyn OnceWork>>,
     context: Context,
     taint: Option<Arc<Failure>>,
+    /// Of a bulk: the numbers of its poisoned variables, each with its failure.
+    taints: Vec<(u64, Arc<Failure>)>,
 }
 
-/// A closure that runs once; afterwards its empty place. It gets the failure that poisons the operation's variables.
+/// An operation but for its variables and its closure.
+pub(crate) struct NodeSpec {
+    pub(crate) name: Cow<'static, str>,
+    pub(crate) lane: u32,
+    pub(crate) named_lane: Option<Lane>,
+    pub(crate) priority: i32,
+    pub(crate) kind: NodeKind,
+}
+
+/// What an operation's closure is given.
+pub(crate) struct Given<'a> {
+    /// The operation itself.
+    pub(crate) node: &'a Arc<Node>,
+    /// The failure that poisons its variables.
+    pub(crate) taint: Option<Arc<Failure>>,
+    /// Of a bulk: the numbers of its poisoned variables, each with its failure.
+    pub(crate) taints: Vec<(u64, Arc<Failure>)>,
+    /// Of a bulk: what it has done.
+    pub(crate) bulk_end: &'a mut BulkEnd,
+}
+
+/// A closure that runs once; afterwards its empty place.
 trait OnceWork: Any + Send {
-    fn run(&mut self, taint: Option<Arc<Failure>>) -> Result<(), Cause>;
+    fn run(&mut self, given: Given<'_>) -> Result<(), Cause>;
     fn clear(&mut self);
 }
 
-impl<F: FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send + 'static> OnceWork for Option<F> {
-    fn run(&mut self, taint: Option<Arc<Failure>>) -> Result<(), Cause> {
-        self.take().map_or(Ok(()), |work| work(taint))
+impl<F: FnOnce(Given<'_>) -> Result<(), Cause> + Send + 'static> OnceWork for Option<F> {
+    fn run(&mut self, given: Given<'_>) -> Result<(), Cause> {
+        self.take().map_or(Ok(()), |work| work(given))
     }
 
     fn clear(&mut self) {
@@ -67,6 +92,10 @@ impl<F: FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send + 'static> Once
 pub(crate) enum NodeKind {
     /// Skipped if a variable is poisoned.
     Plain,
+    /// As `Plain`, but it ends when its [`Completion`](super::Completion) has come.
+    Async,
+    /// Several operations, each of which is skipped or not.
+    Bulk,
     /// Frees a variable, poisoned or not. It is the variable's last operation.
     Delete,
     /// Wakes a thread that waits, from the thread that grants it access, and takes the variable's poison.
@@ -76,9 +105,22 @@ pub(crate) enum NodeKind {
 /// How an operation ended.
 pub(crate) enum Outcome {
     Done,
+    /// Its closure has returned, and its completion ends it. The worker that ran it has nothing more to do.
+    Started,
+    /// The operations of a bulk have run or were skipped.
+    Bulk(BulkEnd),
     /// It did not run, for this reason.
     Skipped(Arc<Failure>),
     Failed(Reason),
+}
+
+/// What a bulk has done to the variables that it mutates.
+#[derive(Default)]
+pub(crate) struct BulkEnd {
+    /// The variable's number, how often it was mutated, and the failure that poisons it.
+    pub(crate) variables: Vec<(u64, u64, Option<Arc<Failure>>)>,
+    /// The failures of the bulk's operations.
+    pub(crate) failures: Vec<Arc<Failure>>,
 }
 
 impl Node {
@@ -86,22 +128,34 @@ impl Node {
         Node {
             waits: AtomicU32::new(0),
             lane: 0,
+            named_lane: None,
             priority: 0,
             kind: NodeKind::Plain,
             sequence: AtomicU64::new(0),
             name: Cow::Borrowed(""),
             uses: Uses::new(),
-            job: Mutex::new(Job { work: None, context: Context::current(), taint: None }),
+            job: Mutex::new(Job { work: None, context: Context::current(), taint: None, taints: Vec::new() }),
         }
     }
 
     /// Makes an empty node an operation of the caller's context.
     pub(crate) fn fill<F>(&mut self, op: Op<'_>, lane: u32, kind: NodeKind, work: F)
     where
-        F: FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send + 'static,
+        F: FnOnce(Given<'_>) -> Result<(), Cause> + Send + 'static,
     {
-        (self.lane, self.priority, self.kind, self.name) = (lane, op.priority, kind, op.name);
         fill(&mut self.uses, op.reads, op.mutates);
+        let (named_lane, priority) = (op.lane, op.priority);
+        self.set(NodeSpec { name: op.name, lane, named_lane, priority, kind }, work);
+    }
+
+    /// Makes an empty node, which has its variables, an operation of the caller's context.
+    pub(crate) fn set<F>(&mut self, spec: NodeSpec, work: F)
+    where
+        F: FnOnce(Given<'_>) -> Result<(), Cause> + Send + 'static,
+    {
+        let NodeSpec { name, lane, named_lane, priority, kind } = spec;
+        (self.name, self.lane, self.named_lane, self.priority, self.kind) =
+            (name, lane, named_lane, priority, kind);
         let job = get_mut(&mut self.job);
         job.context = Context::current();
         let place = job.work.as_deref_mut().and_then(|work| (work as &mut dyn Any).downcast_mut());
@@ -117,21 +171,25 @@ impl Node {
         self.name = Cow::Borrowed("");
     }
 
-    /// Records the failure that poisons one of its variables.
-    pub(crate) fn taint(&self, failure: &Arc<Failure>) {
-        Failure::first(&mut lock(&self.job).taint, failure);
+    /// Records the failure that poisons its variable of this number.
+    pub(crate) fn taint(&self, variable: u64, failure: &Arc<Failure>) {
+        let mut job = lock(&self.job);
+        match self.kind {
+            NodeKind::Bulk => job.taints.push((variable, failure.clone())),
+            _ => Failure::first(&mut job.taint, failure),
+        }
     }
 
     /// Runs the closure, or skips it if a variable is poisoned.
-    pub(crate) fn run(&self) -> Outcome {
-        let Job { work, context, taint } = &mut *lock(&self.job);
-        let failure = taint.take();
-        let skipped = failure.clone().filter(|_| self.kind == NodeKind::Plain);
+    pub(crate) fn run(self: &Arc<Node>) -> Outcome {
+        let Job { work, context, taint, taints } = &mut *lock(&self.job);
+        let (failure, taints, mut bulk_end) = (taint.take(), std::mem::take(taints), BulkEnd::default());
+        let skipped = failure.clone().filter(|_| matches!(self.kind, NodeKind::Plain | NodeKind::Async));
         // Values that the closure holds may panic when they are dropped, so clearing is inside as well.
         let run = || match work {
             Some(work) if skipped.is_none() => {
                 let _guard = context.enter();
-                work.run(failure)
+                work.run(Given { node: self, taint: failure, taints, bulk_end: &mut bulk_end })
             }
             work => {
                 work.iter_mut().for_each(|work| work.clear());
@@ -141,6 +199,8 @@ impl Node {
         match catch_unwind(AssertUnwindSafe(run)) {
             Err(panic) => Outcome::Failed(Reason::Panic(panic_text(panic.as_ref()))),
             Ok(Err(cause)) => Outcome::Failed(Reason::Error(cause)),
+            Ok(Ok(())) if self.kind == NodeKind::Bulk => Outcome::Bulk(bulk_end),
+            Ok(Ok(())) if self.kind == NodeKind::Async && skipped.is_none() => Outcome::Started,
             Ok(Ok(())) => skipped.map_or(Outcome::Done, Outcome::Skipped),
         }
     }
@@ -152,7 +212,7 @@ impl Node {
 }
 
 /// Puts each variable once into `uses`, written if it is in both lists, in the order in which all operations lock them.
-fn fill(uses: &mut Uses, reads: &[&Variable], mutates: &[&Variable]) {
+pub(crate) fn fill(uses: &mut Uses, reads: &[&Variable], mutates: &[&Variable]) {
     mutates.iter().for_each(|&v| uses.push((v.clone(), Access::Write)));
     reads.iter().for_each(|&v| uses.push((v.clone(), Access::Read)));
     if uses.len() > 1 {

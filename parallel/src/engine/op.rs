@@ -56,6 +56,9 @@ pub enum Lane {
     Device(Device),
     /// The lane for copies and communication, so that they do not queue behind computation.
     Priority,
+    /// Copies from or to a device, which do not queue behind its computation: each thread is that of a
+    /// [`Stream`](phalanx_tensor::Stream), so on a GPU it has a CUDA stream of its own.
+    Copies(Device),
 }
 
 impl From<Device> for Lane {
@@ -69,6 +72,7 @@ impl fmt::Display for Lane {
         match self {
             Lane::Device(device) => write!(f, "a pool of {device}"),
             Lane::Priority => f.write_str("a priority lane"),
+            Lane::Copies(device) => write!(f, "a lane for copies of {device}"),
         }
     }
 }
@@ -85,6 +89,18 @@ impl fmt::Display for Lane {
 #[derive(Clone, Debug, Default)]
 pub struct EngineConfig {
     lanes: Vec<(Lane, usize)>,
+    is_pooled: bool,
+    order: ReadyOrder,
+}
+
+/// Which of the operations that may run a lane runs first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReadyOrder {
+    /// The one of the highest priority, of equals the one that became ready first.
+    #[default]
+    Priority,
+    /// The one that became ready first, whatever its priority.
+    Fifo,
 }
 
 impl EngineConfig {
@@ -101,6 +117,24 @@ impl EngineConfig {
             None => self.lanes.push((lane, threads)),
         }
         self
+    }
+
+    /// One pool of threads runs the operations of every lane (MXNet's `ThreadedEnginePooled`).
+    pub fn pooled(threads: usize) -> EngineConfig {
+        EngineConfig { is_pooled: true, ..EngineConfig::new().lane(Device::CPU, threads) }
+    }
+
+    /// Which of the operations that may run a lane runs first.
+    pub fn ready_order(self, order: ReadyOrder) -> EngineConfig {
+        EngineConfig { order, ..self }
+    }
+
+    pub(crate) fn is_pooled(&self) -> bool {
+        self.is_pooled
+    }
+
+    pub(crate) fn order(&self) -> ReadyOrder {
+        self.order
     }
 
     /// The lanes, at least one.

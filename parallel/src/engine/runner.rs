@@ -1,24 +1,19 @@
-//! [`Runner`]: the part of an engine that runs operations. [`Serial`] runs them on the caller, one after another,
-//! for debugging and as the reference that the other must equal; [`Threaded`] has a pool of threads and a ready
-//! queue for each lane. [`EngineCore`] is what both do with an operation.
-//!
-//! ```text
-//! push ──► ready queue of a lane ──► worker: run, leave ──► newly ready: own lane with the next take, other lanes at once
-//! ```
-//! A worker adds what it made ready and takes its next operation under one lock of its queue.
+//! [`Runner`]: the part of an engine that runs operations. [`Serial`] runs them on the caller, one after another, for
+//! debugging and as the reference that the others must equal. [`EngineCore`] is what all of them do with an operation.
 
 use std::cell::RefCell;
 use std::sync::Arc;
-use std::thread::JoinHandle;
+use std::sync::atomic::AtomicBool;
 
 use smallvec::smallvec;
 
-use super::error::{Error, Failure, Failures, Result};
-use super::node::{FreeList, Node, NodeKind, Outcome, recycled};
-use super::op::{EngineConfig, Lane};
-use super::queue::{PriorityLevels, ReadyQueue};
-use super::sync::{Mutex, Ordering, lock};
-use super::variable::{Ready, leave};
+use super::error::{Failure, Failures};
+use super::node::{BulkEnd, FreeList, Node, NodeKind, Outcome, recycled};
+use super::op::Lane;
+use super::profile::Recorder;
+use super::queue::PriorityLevels;
+use super::sync::{AtomicU64, Condvar, Mutex, Ordering, lock, sleep};
+use super::variable::{Ready, leave, leave_each};
 use super::wait::Progress;
 
 /// The state of an engine that does not depend on how it runs operations.
@@ -28,11 +23,27 @@ pub(crate) struct EngineCore {
     pub(crate) progress: Progress,
     pub(crate) failures: Failures,
     pub(crate) free_nodes: FreeList,
+    pub(crate) recorder: Recorder,
+    /// The bulks that threads have open.
+    pub(crate) open_bulks: AtomicU64,
+    /// Whether the priorities of operations count.
+    pub(crate) has_priorities: bool,
+    /// Whether a wait for one variable heals all that its failure has poisoned.
+    pub(crate) clears_failures: AtomicBool,
 }
 
 thread_local! {
     /// The engines whose operations this thread is running, the innermost last.
     static INSIDE: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The thread that ends an operation.
+#[derive(Clone, Copy)]
+pub(crate) enum Ender {
+    /// The worker of this number.
+    Worker(usize),
+    /// Any other thread.
+    Other,
 }
 
 impl EngineCore {
@@ -42,6 +53,10 @@ impl EngineCore {
             progress: Progress::new(workers),
             failures: Failures::new(),
             free_nodes: FreeList::new(),
+            recorder: Recorder::new(),
+            open_bulks: AtomicU64::new(0),
+            has_priorities: true,
+            clears_failures: AtomicBool::new(false),
         }
     }
 
@@ -50,24 +65,57 @@ impl EngineCore {
         INSIDE.with_borrow(|engines| engines.contains(&self.id))
     }
 
-    /// Runs an operation as worker number `worker`; adds to `ready` the operations that may run now.
-    pub(crate) fn run(&self, node: &Node, worker: usize, ready: &mut Ready) {
+    /// Runs an operation; adds to `ready` the operations that may run now. Returns whether it has ended: one that completes by
+    /// callback ends later, by [`Runner::ended`].
+    pub(crate) fn run(&self, node: &Arc<Node>, ender: Ender, ready: &mut Ready) -> bool {
         INSIDE.with_borrow_mut(|engines| engines.push(self.id));
-        let ended = node.run();
+        self.recorder.begins(node);
+        let outcome = node.run();
         INSIDE.with_borrow_mut(|engines| engines.pop());
-        let (run, failure) = match ended {
-            Outcome::Done => (true, None),
+        if matches!(outcome, Outcome::Started) {
+            return false;
+        }
+        self.end(node, outcome, ender, ready);
+        true
+    }
+
+    /// Releases the variables of an operation that has ended; adds to `ready` the operations that may run now.
+    pub(crate) fn end(&self, node: &Node, outcome: Outcome, ender: Ender, ready: &mut Ready) {
+        self.recorder.ends(node, &outcome);
+        let (run, failure) = match outcome {
+            Outcome::Done | Outcome::Started => (true, None),
+            Outcome::Bulk(end) => return self.end_bulk(node, end, ender, ready),
             Outcome::Skipped(failure) => (false, Some(failure)),
             Outcome::Failed(reason) => {
-                let failure = Failure::new(node.sequence.load(Ordering::Relaxed), &node.name, reason);
+                let sequence = (node.sequence.load(Ordering::Relaxed), 0);
+                let failure = Failure::new(sequence, &node.name, reason);
                 self.failures.add(&failure);
                 (true, Some(failure))
             }
         };
         leave(node, run, failure.as_ref(), ready);
-        end_waits(ready);
         drop(failure); // a wait for all counts the handles
-        self.progress.done(worker);
+        self.has_left(ender, ready);
+    }
+
+    fn end_bulk(&self, node: &Node, end: BulkEnd, ender: Ender, ready: &mut Ready) {
+        end.failures.iter().for_each(|failure| self.failures.add(failure));
+        let mutated = |variable| {
+            let known = end.variables.iter().find(|(known, ..)| *known == variable);
+            known.map_or((0, None), |(_, times, failure)| (*times, failure.clone()))
+        };
+        leave_each(node, mutated, ready);
+        drop(end);
+        self.has_left(ender, ready);
+    }
+
+    /// Wakes waiting threads and counts an operation that has left its queues.
+    fn has_left(&self, ender: Ender, ready: &mut Ready) {
+        end_waits(ready);
+        match ender {
+            Ender::Worker(worker) => self.progress.done(worker),
+            Ender::Other => self.progress.done_elsewhere(),
+        }
     }
 }
 
@@ -88,6 +136,11 @@ pub(crate) trait Runner: Send + Sync {
     fn lane(&self, lane: Lane) -> Result<u32, String>;
     /// Runs an operation that was granted all its variables, now or later.
     fn start(&self, node: Arc<Node>);
+    /// An operation that completes by callback has ended. Called on any thread, also from a GPU driver's, which must not
+    /// run operations.
+    fn ended(&self, node: Arc<Node>, outcome: Outcome);
+    /// The engine is dropped: runs all that was pushed.
+    fn shut_down(&self);
 }
 
 /// Runs an operation before `push` returns; one that an operation pushes runs after that operation.
@@ -96,6 +149,9 @@ pub(crate) struct Serial {
     ready: Mutex<PriorityLevels<Arc<Node>>>,
     /// Held by the thread that runs operations.
     driver: Mutex<()>,
+    /// How the operation ended that completes by callback and that the driver waits for.
+    outcome: Mutex<Option<Outcome>>,
+    ended: Condvar,
 }
 
 impl Serial {
@@ -104,6 +160,8 @@ impl Serial {
             core: EngineCore::new(id, 1),
             ready: Mutex::new(PriorityLevels::new()),
             driver: Mutex::new(()),
+            outcome: Mutex::new(None),
+            ended: Condvar::new(),
         }
     }
 
@@ -112,6 +170,17 @@ impl Serial {
         let mut levels = lock(&self.ready);
         ready.drain(..).for_each(|node| levels.push(node.priority, node));
         levels.pop()
+    }
+
+    /// Blocks until the completion of the operation that was started has come.
+    fn wait_for_completion(&self) -> Outcome {
+        let mut outcome = lock(&self.outcome);
+        loop {
+            match outcome.take() {
+                Some(outcome) => return outcome,
+                None => outcome = sleep(&self.ended, outcome),
+            }
+        }
     }
 }
 
@@ -132,106 +201,19 @@ impl Runner for Serial {
         let _driver = lock(&self.driver);
         let mut ready: Ready = smallvec![node];
         while let Some(node) = self.exchange(&mut ready) {
-            self.core.run(&node, 0, &mut ready);
+            if !self.core.run(&node, Ender::Worker(0), &mut ready) {
+                self.core.end(&node, self.wait_for_completion(), Ender::Worker(0), &mut ready);
+            }
             self.core.free_nodes.keep(recycled(node));
         }
         self.core.progress.idle();
     }
-}
 
-/// How many nodes a worker gives back at once.
-const BATCH: usize = 64;
-
-/// The threads of an engine.
-pub(crate) struct Threaded {
-    pool: Arc<WorkerPool>,
-    threads: Vec<JoinHandle<()>>,
-}
-
-/// What the threads share.
-struct WorkerPool {
-    core: EngineCore,
-    lanes: Vec<(Lane, ReadyQueue<Arc<Node>>)>,
-}
-
-impl Threaded {
-    pub(crate) fn new(id: u64, config: &EngineConfig) -> Result<Threaded> {
-        let config = config.lanes();
-        let workers = config.iter().map(|(_, threads)| threads).sum();
-        let core = EngineCore::new(id, workers);
-        let lanes = config.iter().map(|&(lane, _)| (lane, ReadyQueue::new())).collect();
-        let mut threaded = Threaded { pool: Arc::new(WorkerPool { core, lanes }), threads: Vec::new() };
-        for (at, &(lane, threads)) in config.iter().enumerate() {
-            for _ in 0..threads {
-                let (pool, worker) = (threaded.pool.clone(), threaded.threads.len());
-                let thread = std::thread::Builder::new().name(format!("engine: {lane}"));
-                let spawned = thread.spawn(move || pool.work(at, worker));
-                let refused = |e| Error::Thread { lane: lane.to_string(), why: format!("{e}") };
-                threaded.threads.push(spawned.map_err(refused)?);
-            }
-        }
-        Ok(threaded)
-    }
-}
-
-impl Runner for Threaded {
-    fn core(&self) -> &EngineCore {
-        &self.pool.core
+    fn ended(&self, _: Arc<Node>, outcome: Outcome) {
+        *lock(&self.outcome) = Some(outcome);
+        self.ended.notify_all();
     }
 
-    fn lane(&self, lane: Lane) -> Result<u32, String> {
-        let lanes = &self.pool.lanes;
-        let known = || lanes.iter().map(|(lane, _)| lane.to_string()).collect::<Vec<_>>().join(" and ");
-        lanes.iter().position(|(l, _)| *l == lane).map(|at| at as u32).ok_or_else(known)
-    }
-
-    fn start(&self, node: Arc<Node>) {
-        self.pool.hand_over(node);
-    }
-}
-
-impl WorkerPool {
-    /// The loop of worker number `worker`, until the lane is closed.
-    fn work(&self, lane: usize, worker: usize) {
-        let (queue, mut ready) = (&self.lanes[lane].1, Ready::new());
-        let mut empty = Vec::with_capacity(BATCH);
-        loop {
-            let own = ready.drain(..).map(|node| (node.priority, node));
-            let Some(node) = queue.exchange(own, || self.core.progress.idle()) else { return };
-            self.core.run(&node, worker, &mut ready);
-            empty.extend(recycled(node));
-            if empty.len() == BATCH {
-                self.core.free_nodes.keep(empty.drain(..));
-            }
-            while let Some(at) = ready.iter().position(|node| node.lane as usize != lane) {
-                self.hand_over(ready.remove(at));
-            }
-        }
-    }
-
-    /// Gives an operation to the workers of its lane.
-    fn hand_over(&self, node: Arc<Node>) {
-        self.lanes[node.lane as usize].1.push(node.priority, node);
-    }
-}
-
-impl Drop for Threaded {
-    /// Runs all that was pushed, then ends the threads.
-    fn drop(&mut self) {
-        let (pool, threads) = (self.pool.clone(), std::mem::take(&mut self.threads));
-        let inside = pool.core.inside();
-        let end = move || {
-            pool.core.progress.wait();
-            pool.lanes.iter().for_each(|(_, queue)| queue.close());
-            // Panics of operations are caught, so joining a thread returns no error.
-            threads.into_iter().for_each(|thread| drop(thread.join()));
-        };
-        if inside {
-            // An operation held the last handle; it cannot wait for itself, so a thread waits. If there is no thread for that,
-            // the workers run what was pushed and then sleep.
-            let _ = std::thread::Builder::new().name("engine: end".into()).spawn(end);
-        } else {
-            end();
-        }
-    }
+    /// All that was pushed has run.
+    fn shut_down(&self) {}
 }

@@ -62,22 +62,23 @@ impl Variable {
 }
 
 impl VariableQueue {
-    /// Passes the variable's poison on to an operation that was granted access. A wait takes the poison away.
-    pub(crate) fn pass_poison(poison: &mut Option<Arc<Failure>>, node: &Node) {
+    /// Passes the poison of the variable of this number on to an operation that was granted access. A wait takes the poison away.
+    pub(crate) fn pass_poison(variable: u64, poison: &mut Option<Arc<Failure>>, node: &Node) {
         poison.take_if(|failure| failure.lifted());
         if let Some(failure) = poison {
-            node.taint(failure);
+            node.taint(variable, failure);
             if node.clears_poison() {
                 *poison = None;
             }
         }
     }
 
-    /// Ends an access, and calls `ready` with each operation that has now been granted all its variables.
-    pub(crate) fn leave(&mut self, access: Access, mut ready: impl FnMut(Arc<Node>)) {
+    /// Ends an access of the variable of this number, and calls `ready` with each operation that has now been granted all its
+    /// variables.
+    pub(crate) fn leave(&mut self, variable: u64, access: Access, mut ready: impl FnMut(Arc<Node>)) {
         let VariableQueue { fifo, poison, .. } = self;
         fifo.leave(access, |node| {
-            VariableQueue::pass_poison(poison, &node);
+            VariableQueue::pass_poison(variable, poison, &node);
             if granted(&node.waits) {
                 ready(node);
             }
@@ -173,10 +174,10 @@ pub(crate) fn enter(node: Arc<Node>, pushed: &AtomicU64) -> Result<Option<Arc<No
         node.sequence.store(pushed.fetch_add(1, Ordering::Relaxed), Ordering::Relaxed);
     }
     let mut waits = 0;
-    for (queue, &(_, access)) in queues.iter_mut().zip(&node.uses) {
+    for (queue, &(ref variable, access)) in queues.iter_mut().zip(&node.uses) {
         queue.deleted = node.kind == NodeKind::Delete;
         if queue.fifo.admit(access) {
-            VariableQueue::pass_poison(&mut queue.poison, &node);
+            VariableQueue::pass_poison(variable.0.id, &mut queue.poison, &node);
         } else {
             queue.fifo.wait(access, node.clone());
             waits += 1;
@@ -191,15 +192,25 @@ pub(crate) fn enter(node: Arc<Node>, pushed: &AtomicU64) -> Result<Option<Arc<No
 /// Leaves the queues, and adds to `ready` the operations whose turn has come. The variables that `node` mutated are
 /// poisoned by `failure`, and have a new version if the node has `run`.
 pub(crate) fn leave(node: &Node, run: bool, failure: Option<&Arc<Failure>>, ready: &mut Ready) {
+    leave_each(node, |_| (u64::from(run), failure.cloned()), ready);
+}
+
+/// As [`leave`], where `mutated` says of each variable that `node` mutates how often it did so, and what poisons it.
+pub(crate) fn leave_each(
+    node: &Node,
+    mutated: impl Fn(u64) -> (u64, Option<Arc<Failure>>),
+    ready: &mut Ready,
+) {
     for (variable, access) in &node.uses {
         let mut queue = lock(&variable.0.queue);
         if *access == Access::Write && node.kind != NodeKind::Wait {
-            queue.version += u64::from(run);
+            let (times, failure) = mutated(variable.0.id);
+            queue.version += times;
             if failure.is_some() {
-                queue.poison = failure.cloned();
+                queue.poison = failure;
             }
         }
-        queue.leave(*access, |next| ready.push(next));
+        queue.leave(variable.0.id, *access, |next| ready.push(next));
     }
 }
 

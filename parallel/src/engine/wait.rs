@@ -5,7 +5,8 @@
 
 use std::sync::Arc;
 
-use super::error::{Cause, Failure, Result};
+use super::error::{Cause, Failure};
+use super::node::Given;
 use super::sync::{
     AtomicU32, AtomicU64, CachePadded, Condvar, Mutex, Ordering, fence, lock, sleep, spin_until,
 };
@@ -14,7 +15,7 @@ use super::sync::{
 pub(crate) struct Progress {
     /// Operations pushed.
     pub(crate) pushed: CachePadded<AtomicU64>,
-    /// Operations that have run, by worker.
+    /// Operations that have run, by worker; the last count is that of all other threads.
     done: Vec<CachePadded<AtomicU64>>,
     /// Threads that wait for all.
     waiters: CachePadded<AtomicU64>,
@@ -28,7 +29,7 @@ impl Progress {
     pub(crate) fn new(workers: usize) -> Progress {
         Progress {
             pushed: CachePadded(AtomicU64::new(0)),
-            done: (0..workers).map(|_| CachePadded(AtomicU64::new(0))).collect(),
+            done: (0..=workers).map(|_| CachePadded(AtomicU64::new(0))).collect(),
             waiters: CachePadded(AtomicU64::new(0)),
             signals: AtomicU64::new(0),
             lock: Mutex::new(()),
@@ -42,7 +43,12 @@ impl Progress {
         done.store(done.load(Ordering::Relaxed) + 1, Ordering::Release);
     }
 
-    /// Called by a worker that runs out of work.
+    /// Counts an operation that a thread other than the workers has ended.
+    pub(crate) fn done_elsewhere(&self) {
+        self.done[self.done.len() - 1].0.fetch_add(1, Ordering::Release);
+    }
+
+    /// Called by a worker that runs out of work, and by another thread that has ended an operation.
     pub(crate) fn idle(&self) {
         // This thread wrote its count before the fence and reads `waiters` after it; a waiting thread does the reverse.
         // So this thread sees the waiting one, or the waiting one sees this thread's last count.
@@ -95,23 +101,21 @@ impl Signal {
     }
 
     /// Blocks until notified, and returns the variable's failure.
-    pub(crate) fn wait(&self) -> Result<()> {
+    pub(crate) fn wait(&self) -> Option<Arc<Failure>> {
         let notified = || self.notified.load(Ordering::Acquire) > 0;
         spin_until(notified);
         let mut failure = lock(&self.failure);
         while !notified() {
             failure = sleep(&self.wake, failure);
         }
-        failure.take().map_or(Ok(()), |failure| Err(failure.report()))
+        failure.take()
     }
 
     /// The wait's operation: hands the variable's poison over and wakes the thread.
-    pub(crate) fn notifier(
-        self: Arc<Signal>,
-    ) -> impl FnOnce(Option<Arc<Failure>>) -> Result<(), Cause> + Send {
-        move |poison| {
+    pub(crate) fn notifier(self: Arc<Signal>) -> impl FnOnce(Given<'_>) -> Result<(), Cause> + Send {
+        move |given| {
             let mut failure = lock(&self.failure);
-            *failure = poison;
+            *failure = given.taint;
             self.notified.store(1, Ordering::Release);
             drop(failure);
             self.wake.notify_all();

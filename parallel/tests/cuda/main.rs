@@ -1,5 +1,5 @@
 //! Ranks with a GPU each, under a GPU's driver or the emulator: every collective, by way of the host and over NCCL; faults of a
-//! rank; training.
+//! rank; training; the dependency engine over two devices.
 //!
 //! There are as many logical devices as ranks, dealt out over the GPUs at hand.
 
@@ -8,6 +8,7 @@
 mod case;
 #[path = "../../../kernels/tests/cuda/driver.rs"]
 mod driver;
+mod engine;
 #[cfg(feature = "nccl")]
 mod nccl;
 #[path = "../comm/port.rs"]
@@ -47,6 +48,7 @@ fn main() -> ExitCode {
     {
         tests.extend(nccl::TESTS);
         tests.extend(sync_batch_norm::TESTS);
+        tests.extend(engine::TESTS);
     }
     tests.extend(training::tests());
     driver::serve("cuda", tests.len(), |filter| {

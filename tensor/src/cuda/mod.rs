@@ -82,6 +82,12 @@ impl Gpu {
         self.0.synchronize().map_err(Error::of_gpu)
     }
 
+    /// Calls `f` once the work that this thread has given its current stream so far is done, or has failed. `f` runs on a thread of
+    /// the driver, where no CUDA work may be given, waited for or freed; no thread waits meanwhile.
+    pub fn when_done(&'static self, f: impl FnOnce(Result<()>) + Send + 'static) {
+        self.0.when_done(move |outcome| f(outcome.map_err(Error::of_gpu)));
+    }
+
     /// Makes this device's context current on this thread: to be called before a function of another library.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use super::Tensor;
 use crate::copy::{copy_over, copy_strided};
-use crate::{DType, Device, Error, Read, Result, Value, Write};
+use crate::{DType, Device, Error, GuardAccess, Read, Result, Value, Write};
 
 /// Elements in and out.
 impl Tensor {
@@ -198,23 +198,27 @@ impl Tensor {
 
     /// A read guard, held while a GPU is given work that reads.
     pub(crate) fn lock_read(&self, op: &'static str) -> Result<Read<'_, u8>> {
+        self.tell_guard(GuardAccess::Read, op)?;
         self.storage.read(op)
     }
 
     /// A write guard, held while a GPU is given work that writes.
     pub(crate) fn lock_write(&mut self, op: &'static str) -> Result<Write<'_, u8>> {
+        self.tell_guard(GuardAccess::Write, op)?;
         self.storage.write(op)
     }
 
     #[inline]
     pub(super) fn write_raw<T: bytemuck::Pod>(&mut self, op: &'static str) -> Result<Write<'_, T>> {
         self.refuse_without_elements(op)?;
+        self.tell_guard(GuardAccess::Write, op)?;
         self.storage.write(op)
     }
 
     #[inline]
     fn read_raw<T: bytemuck::Pod>(&self, op: &'static str) -> Result<Read<'_, T>> {
         self.refuse_without_elements(op)?;
+        self.tell_guard(GuardAccess::Read, op)?;
         self.storage.read(op)
     }
 

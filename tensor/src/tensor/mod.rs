@@ -50,7 +50,7 @@ impl Tensor {
             Error::shape(op, format!("a result of shape {shape:?}"), "a size below 2^63 bytes")
         })?;
         let bytes = if shape.contains(&0) { 0 } else { bytes };
-        Ok(Tensor { storage: Storage::allocate(op, shape, bytes, device)?, view: None, dtype })
+        Ok(Tensor { storage: Storage::allocate(op, shape, bytes, device)?, view: None, dtype }.tell_made())
     }
 
     /// All zeros.
@@ -185,7 +185,7 @@ impl Tensor {
     #[inline]
     pub fn empty_like_for(&self, op: &'static str) -> Result<Tensor> {
         match self.view {
-            None => Ok(Tensor { storage: self.storage.like(op)?, view: None, dtype: self.dtype }),
+            None => Ok(Tensor { storage: self.storage.like(op)?, view: None, dtype: self.dtype }.tell_made()),
             Some(_) => Tensor::empty_for(op, self.shape(), self.dtype, self.device()),
         }
     }

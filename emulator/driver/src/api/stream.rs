@@ -14,7 +14,9 @@ use crate::executor::executor;
 use crate::graph::{CaptureMode, EXECUTABLES, Executable, GRAPHS, NODES, Node};
 use crate::queue::{Point, Progress, Task};
 use crate::status::{Result, Status, present};
-use crate::streams::{PRIORITY_GREATEST, PRIORITY_LEAST, StreamKind, Streams, streams, submit};
+use crate::streams::{
+    PRIORITY_GREATEST, PRIORITY_LEAST, StreamKind, Streams, context_of, is_captured, streams, submit,
+};
 
 /// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
@@ -183,7 +185,8 @@ export! {
     }
     fn cuLaunchHostFunc(stream: usize, function: Option<HostFunction>, data: Host) {
         let function = present(function, "function")?;
-        let run = move |_| {
+        let run = move |ticket| {
+            executor().queue().tells_host(ticket);
             as_host_function(|| function(data));
             Progress::Done(Vec::new())
         };
@@ -191,11 +194,19 @@ export! {
     }
     fn cuStreamAddCallback(stream: usize, callback: Option<Callback>, data: Host, flags: u32) {
         let callback = present(callback, "callback")?;
-        let run = move |_| {
-            as_host_function(|| callback(stream, 0, data));
+        if is_captured(stream)? {
+            return Err(Status::CAPTURE_UNSUPPORTED.because("a callback cannot be captured"));
+        }
+        let context = context_of(stream)?;
+        let called = context.clone();
+        let run = move |ticket| {
+            executor().queue().tells_host(ticket);
+            as_host_function(|| callback(stream, called.status_number(), data));
             Progress::Done(Vec::new())
         };
-        submit(stream, Task::new("a callback", &here()?, run)).map(|_| ())
+        let task = Task { even_if_lost: true, ..Task::new("a callback", &context, run) };
+        executor().drive(submit(stream, task)?);
+        Ok(())
     }
     fn cuStreamBeginCapture_v2(stream: usize, mode: i32) {
         let mut streams = streams();

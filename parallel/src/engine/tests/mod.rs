@@ -1,6 +1,10 @@
 //! The engine against plain loops, and against everything that can go wrong: poison, waits, ends, resources.
 
+mod completion;
+mod declared;
 mod order;
+mod programs;
+mod scope;
 
 use std::error::Error as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -10,20 +14,63 @@ use std::time::Duration;
 
 use phalanx_tensor::{Device, RngKey};
 
-use super::{Engine, EngineConfig, Error, Generator, Lane, Op, Resource, Scratch, Variable};
+use super::{
+    Completion, Engine, EngineConfig, Error, ErrorClearing, Executor, Generator, Lane, Op, Policy,
+    ReadyOrder, Resource, Scratch, Task, Variable,
+};
 
 /// Long enough for anything that ends at all.
 const LONG: Duration = Duration::from_secs(60);
 
 /// Engines of every kind; threaded ones have this many threads in each of three lanes.
 fn engines() -> Vec<(String, Engine)> {
+    let policies = [
+        ("serial", Policy::Serial),
+        ("pooled", Policy::Threaded(EngineConfig::pooled(3))),
+        ("fifo", Policy::Threaded(lanes(2).ready_order(ReadyOrder::Fifo))),
+        ("custom", Policy::Custom(Box::new(Threads::new(2)))),
+    ];
+    let policies = policies.map(|(name, policy)| (name.to_string(), Engine::new(policy).unwrap()));
     let threaded = [1, 2, 8].map(|threads| (format!("{threads} threads"), threaded(threads)));
-    std::iter::once(("serial".to_string(), Engine::serial())).chain(threaded).collect()
+    policies.into_iter().chain(threaded).collect()
+}
+
+/// A policy of a program's own: threads that take tasks from a channel, the latest first.
+struct Threads(Arc<(Mutex<Vec<Task>>, std::sync::Condvar)>);
+
+impl Threads {
+    fn new(threads: usize) -> Threads {
+        let shared: Arc<(Mutex<Vec<Task>>, std::sync::Condvar)> = Arc::default();
+        for _ in 0..threads {
+            let weak = Arc::downgrade(&shared);
+            std::thread::spawn(move || {
+                while let Some(shared) = weak.upgrade() {
+                    let tasks = shared.0.lock().unwrap();
+                    let waited =
+                        shared.1.wait_timeout_while(tasks, Duration::from_millis(1), |t| t.is_empty());
+                    let task = waited.unwrap().0.pop();
+                    task.into_iter().for_each(Task::run);
+                }
+            });
+        }
+        Threads(shared)
+    }
+}
+
+impl Executor for Threads {
+    fn execute(&self, task: Task) {
+        self.0.0.lock().unwrap().push(task);
+        self.0.1.notify_one();
+    }
 }
 
 fn threaded(threads: usize) -> Engine {
+    Engine::threaded(&lanes(threads)).unwrap()
+}
+
+fn lanes(threads: usize) -> EngineConfig {
     let config = EngineConfig::new().lane(Device::CPU, threads).lane(Device::Cpu(1), threads);
-    Engine::threaded(&config.lane(Lane::Priority, threads)).unwrap()
+    config.lane(Lane::Priority, threads)
 }
 
 /// A threaded engine of one lane with one thread, which is held up until the sender sends or is dropped.

@@ -249,15 +249,22 @@ impl Plain {
     }
 }
 
-fn push(engine: &Engine, resources: &[Resource<u64>], step: &Step) {
+/// `alike`: all steps on one lane, as plain operations, which may be of one bulk.
+fn push(engine: &Engine, resources: &[Resource<u64>], step: &Step, alike: bool) {
     let pick = |at: &[usize]| at.iter().map(|&v| resources[v].clone()).collect::<Vec<_>>();
     let (reads, mutates) = (pick(&step.reads), pick(&step.mutates));
     let variables = |of: &[usize]| of.iter().map(|&v| resources[v].variable()).collect::<Vec<_>>();
     let (read, mutated) = (variables(&step.reads), variables(&step.mutates));
-    let lane = [Lane::Device(Device::CPU), Lane::Device(Device::Cpu(1)), Lane::Priority][step.lane];
-    let op = Op::new(step.id.to_string()).reads(&read).mutates(&mutated).priority(step.priority).on(lane);
+    let lane = [Lane::Device(Device::CPU), Lane::Device(Device::Cpu(1)), Lane::Priority]
+        [if alike { 0 } else { step.lane }];
+    let op = Op::new(step.id.to_string()).reads(&read).mutates(&mutated).priority(if alike {
+        0
+    } else {
+        step.priority
+    });
+    let op = op.on(lane);
     let (id, mut at, fails, panics) = (step.id, step.mutates.clone(), step.fails, step.panics);
-    let work = move || {
+    let mut work = move || -> Result<(), crate::engine::Cause> {
         let mut sum = 0u64;
         for value in &reads {
             sum = sum.wrapping_add(*value.read()?); // an error if another operation writes
@@ -275,7 +282,32 @@ fn push(engine: &Engine, resources: &[Resource<u64>], step: &Step) {
         }
         if fails { Err("it fails".into()) } else { Ok(()) }
     };
-    engine.push(op, work).unwrap();
+    match step.id % 4 {
+        _ if alike => engine.push(op, work),
+        // Its completion comes from another thread.
+        1 if !panics => engine.push_async(op, move |completion| Ok(completer().send((completion, work()))?)),
+        2 => engine.push_async(op, move |completion| {
+            work()?;
+            completion.complete(Ok(()));
+            Ok(())
+        }),
+        _ => engine.push(op, work),
+    }
+    .unwrap();
+}
+
+type Ended = (Completion, Result<(), crate::engine::Cause>);
+
+/// A thread that calls completions.
+fn completer() -> &'static Sender<Ended> {
+    static COMPLETER: std::sync::LazyLock<Sender<Ended>> = std::sync::LazyLock::new(|| {
+        let (send, receive) = channel::<Ended>();
+        let complete =
+            move || receive.into_iter().for_each(|(completion, outcome)| completion.complete(outcome));
+        std::thread::spawn(complete);
+        send
+    });
+    &COMPLETER
 }
 
 fn cause(outcome: crate::engine::Result<()>) -> Option<u64> {
@@ -300,11 +332,16 @@ fn random_workloads_equal_a_plain_loop_on_every_engine() {
         let worlds: Vec<Vec<Resource<u64>>> = (0..WORLDS).map(variables).collect();
         let mut plain: Vec<Plain> = (0..WORLDS).map(|_| Plain::new()).collect();
         for round in 0..WORKLOADS / WORLDS {
+            let size = [0, 3, 20][round as usize % 3];
+            let bulk = (size > 0).then(|| engine.bulk(size));
             for (n, (world, plain)) in (round * WORLDS..).zip(worlds.iter().zip(&mut plain)) {
                 for step in workload(n) {
-                    push(&engine, world, &step);
+                    push(&engine, world, &step, size > 0);
                     plain.run(&step);
                 }
+            }
+            if round % 2 == 0 {
+                drop(bulk); // else the waits hand over what is left
             }
             check_waits(&engine, &worlds, &mut plain, round, &name);
             for (world, plain) in worlds.iter().zip(&plain) {
