@@ -72,6 +72,15 @@ pub trait LayerFactory: Send + Sync + 'static {
         layers.iter().map(|layer| layer.forward(x)).collect()
     }
 
+    /// A row layer's output, and its bias if that is still to be added: by [`Dropout::bias_dropout_add`](crate::Dropout::bias_dropout_add),
+    /// in one pass with what follows. `None` if the layer has no bias, or added it to the product at no cost.
+    ///
+    /// # Errors
+    /// If the input does not fit.
+    fn row_and_bias(&self, layer: &Self::Row, x: &Var) -> Result<(Var, Option<Var>)> {
+        Ok((layer.forward(x)?, None))
+    }
+
     /// An embedding from indices to the residual stream.
     ///
     /// # Errors

@@ -58,6 +58,25 @@ impl Dropout {
         self.drop_out(x, Some(window))
     }
 
+    /// `residual + dropout(x + bias)`, the end of a transformer's branch, in one pass and with the bits of the three operations. Without a
+    /// window the rows are those of the context's part of the batch, as in [`Dropout::forward`].
+    ///
+    /// # Errors
+    /// If the shapes do not fit, or the dtypes differ or are no floating-point ones.
+    pub fn bias_dropout_add(
+        &self,
+        x: &Var,
+        bias: Option<&Var>,
+        residual: &Var,
+        window: Option<&Window>,
+    ) -> Result<Var> {
+        match (self.is_active(), bias) {
+            (true, _) => Ok(x.bias_dropout_add(bias, residual, self.p, self.site(), window)?),
+            (false, Some(_)) => Ok(x.bias_dropout_add(bias, residual, 0.0, self.site, window)?),
+            (false, None) => Ok(residual.add(x)?),
+        }
+    }
+
     fn drop_out(&self, x: &Var, window: Option<&Window>) -> Result<Var> {
         match self.is_active() {
             true => Ok(x.dropout(self.p, self.site(), window)?),

@@ -29,6 +29,10 @@ impl LayerFactory for TensorParallel {
         ColumnParallelLinear::apply(maps, x)
     }
 
+    fn row_and_bias(&self, layer: &RowParallelLinear, x: &Var) -> Result<(Var, Option<Var>)> {
+        layer.forward_and_bias(x)
+    }
+
     fn embedding(&self, scope: &Scope, table: EmbeddingSpec) -> Result<VocabParallelEmbedding> {
         VocabParallelEmbedding::new(self, scope, table)
     }
