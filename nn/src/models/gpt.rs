@@ -269,4 +269,8 @@ impl<L: LayerFactory> Block for GptBlock<L> {
         let device = self.parameters().first().map(crate::Parameter::device).unwrap_or_default();
         self.attend.cache(batch, capacity, self.matrix, device)
     }
+
+    fn set_recompute_attention(&self, recompute: bool) {
+        self.attend.set_recompute(recompute);
+    }
 }

@@ -32,7 +32,8 @@ pub struct Layout {
     pub chunks: usize,
     /// The number of micro-batches into which a replica's sub-batch is split.
     pub micro_batches: usize,
-    /// What backward recomputes: with several stages the whole stage, for the micro-batches of the mode; with one stage blocks.
+    /// What backward recomputes: with several stages the whole stage, for the micro-batches of the mode; with one stage blocks. Attention
+    /// alone ([`RecomputeMode::Attention`]) is recomputed in every block of every stage.
     pub recompute: RecomputeMode,
     /// Whether activations between layers are split by positions (sequence parallelism).
     pub sequence_parallel: bool,
