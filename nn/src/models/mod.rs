@@ -3,6 +3,7 @@
 
 mod config;
 mod decoder;
+mod flops;
 mod generate;
 mod gpt;
 mod hugging_face;
@@ -16,6 +17,7 @@ pub use crate::modules::attention::{Documents, KvCache};
 pub use config::ModelConfig;
 pub use decoder::{Block, Decoder, DecoderStage, next_token_targets};
 pub use generate::{Sampling, generate, generate_with};
+pub use flops::{FlopsPerToken, MegatronFlops};
 pub use gpt::GptConfig;
 pub use hugging_face::{
     check_size, load_configured, load_model, load_stage, load_weights, read_config, save_model, save_tensors,
