@@ -48,8 +48,7 @@ impl Var {
         let dropout = Dropout::of(self, if evaluates { 0.0 } else { p }, site, window);
         let Dropout { p, stream, window } = &dropout;
         let of_bias = bias.map(Var::tensor);
-        let y =
-            random::bias_dropout_add(self.tensor(), of_bias, residual.tensor(), *p, *stream, window)?;
+        let y = random::bias_dropout_add(self.tensor(), of_bias, residual.tensor(), *p, *stream, window)?;
         let inputs: Vec<&Var> = [self, residual].into_iter().chain(bias).collect();
         record("bias_dropout_add", &inputs, y, |_: &SaveContext<'_>| {
             Ok(BiasDropoutAdd { dropout, has_bias: bias.is_some() })
@@ -172,7 +171,8 @@ mod tests {
     #[test]
     fn one_operation_has_the_bits_of_three_forward_and_backward() {
         let _key = Context::with(|c| (c.rng.step, c.batch_offset) = (3, 2));
-        for (shape, with_bias) in [(&[3, 5, 7][..], true), (&[4, 9], false), (&[0, 3], true), (&[2, 1], true)] {
+        for (shape, with_bias) in [(&[3, 5, 7][..], true), (&[4, 9], false), (&[0, 3], true), (&[2, 1], true)]
+        {
             for p in [0.0, 0.4, 1.0] {
                 let width = &shape[shape.len() - 1..];
                 let shapes = [shape, shape, width];
@@ -191,7 +191,8 @@ mod tests {
     }
 
     fn spread(shape: &[usize]) -> phalanx_tensor::Tensor {
-        let values: Vec<f32> = (0..shape.iter().product()).map(|i| (i as f32 * 0.618).fract() - 0.5).collect();
+        let values: Vec<f32> =
+            (0..shape.iter().product()).map(|i| (i as f32 * 0.618).fract() - 0.5).collect();
         phalanx_tensor::Tensor::from_slice(&values, shape, Device::CPU).unwrap()
     }
 

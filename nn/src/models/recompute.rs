@@ -74,6 +74,9 @@ mod tests {
             assert_eq!((name.parse::<RecomputeMode>().unwrap(), mode.to_string().as_str()), (mode, name));
         }
         let message = "sometimes".parse::<RecomputeMode>().unwrap_err().to_string();
-        assert_eq!(message, "recomputation: got \"sometimes\", wanted always, attention, except-last or never");
+        assert_eq!(
+            message,
+            "recomputation: got \"sometimes\", wanted always, attention, except-last or never"
+        );
     }
 }

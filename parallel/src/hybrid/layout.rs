@@ -37,6 +37,11 @@ pub struct Layout {
     pub recompute: RecomputeMode,
     /// Whether activations between layers are split by positions (sequence parallelism).
     pub sequence_parallel: bool,
+    /// Whether each tensor-parallel rank sends its part of what a pipeline stage sends ([`Pipeline::scatter_gather`]). Not with sequence
+    /// parallelism, whose ranks have parts only.
+    ///
+    /// [`Pipeline::scatter_gather`]: crate::pipeline::ranks::Pipeline::scatter_gather
+    pub scatter_gather: bool,
 }
 
 impl Default for Layout {
@@ -51,6 +56,7 @@ impl Default for Layout {
             micro_batches: 1,
             recompute: RecomputeMode::Never,
             sequence_parallel: false,
+            scatter_gather: false,
         }
     }
 }
@@ -112,6 +118,11 @@ impl Layout {
             return refuse(format!(
                 "a share of {sub_batch} sequences cannot be cut into {pieces} micro-batches"
             ));
+        }
+        if self.scatter_gather && self.sequence_parallel {
+            return refuse(
+                "scatter-gather: got sequence parallelism, whose ranks send their positions alone, wanted it off".into(),
+            );
         }
         let cut = self.sequence_parallel.then_some(positions);
         Ok(TensorParallel::check(model, self.tp, cut)?)
@@ -190,6 +201,8 @@ mod tests {
         let sequence = Layout { tp: 3, sequence_parallel: true, ..Layout::default() };
         assert!(sequence.check(&model, 12, 60).is_ok());
         assert!(sequence.check(&model, 12, 61).is_err());
+        let got = nearest(Layout { scatter_gather: true, ..sequence }).unwrap();
+        assert!(got.contains("got sequence parallelism"), "{got}");
     }
 
     #[test]

@@ -100,6 +100,9 @@ impl Run {
         } else {
             pipeline = pipeline.recompute(case.layout.recompute);
         }
+        if case.layout.scatter_gather {
+            pipeline = pipeline.scatter_gather(groups.along(Axis::Tp));
+        }
         model.parameters().iter().try_for_each(|p| p.set_grad_dtype(grad_dtype(case)))?;
         case.freeze(&model.parameters());
         let replicas = replicas(case, &model, groups.along(Axis::Dp))?;

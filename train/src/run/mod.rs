@@ -117,6 +117,9 @@ impl Run {
         if schedule.stages() > 1 {
             pipeline = pipeline.recompute(layout.recompute);
         }
+        if layout.scatter_gather {
+            pipeline = pipeline.scatter_gather(mesh_rank.groups.along(Axis::Tp));
+        }
         if config.device.is_meta() {
             pipeline = pipeline.with_slow_receivers()?;
         }
@@ -189,7 +192,7 @@ impl Run {
     }
 
     /// Sets the floating-point operations of a row (or token), forward and backward, so that records have the share of the machine's peak
-    /// that is used (MFU).
+    /// that is used (MFU), and with Megatron-LM's formula the rate of FLOP/s.
     #[must_use]
     pub fn with_flops(self, flops: impl Into<FlopsPerToken>) -> Run {
         Run { flops: Some(flops.into()), ..self }

@@ -189,7 +189,11 @@ mod tests {
                 for p in [0.0, 0.3, 0.9, 1.0] {
                     for bias in [None, Some(&bias)] {
                         let y = bias_dropout_add(&x, bias, &residual, p, stream(), &window).unwrap();
-                        assert_eq!(bits(&y), bits(&apart(&x, bias, &residual, p, &window)), "{dtype} {shape:?} {p}");
+                        assert_eq!(
+                            bits(&y),
+                            bits(&apart(&x, bias, &residual, p, &window)),
+                            "{dtype} {shape:?} {p}"
+                        );
                     }
                 }
             }
