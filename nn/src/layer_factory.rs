@@ -106,6 +106,12 @@ pub trait LayerFactory: Send + Sync + 'static {
     /// If the query heads cannot be cut.
     fn key_heads(&self, queries: usize, keys: usize) -> Result<Range<usize>>;
 
+    /// Which of the `features` features of a column layer's only section this rank has.
+    ///
+    /// # Errors
+    /// If they cannot be cut.
+    fn features(&self, features: usize) -> Result<Range<usize>>;
+
     /// Which of the `positions` positions of the residual stream this rank has.
     ///
     /// # Errors
@@ -178,6 +184,10 @@ impl LayerFactory for OneDevice {
 
     fn key_heads(&self, _queries: usize, keys: usize) -> Result<Range<usize>> {
         Ok(0..keys)
+    }
+
+    fn features(&self, features: usize) -> Result<Range<usize>> {
+        Ok(0..features)
     }
 
     fn stream(&self, positions: usize) -> Result<Range<usize>> {

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use phalanx_autograd::{Var, repeated};
+use phalanx_kernels::AttentionDropout;
 use phalanx_tensor::{Context, Window, unpoisoned};
 
 use crate::error::{check_probability, label};
@@ -75,6 +76,15 @@ impl Dropout {
             (false, Some(_)) => Ok(x.bias_dropout_add(bias, residual, 0.0, self.site, window)?),
             (false, None) => Ok(residual.add(x)?),
         }
+    }
+
+    /// The dropout of probabilities inside attention's kernel, for heads from `first` on of `all`; none if it is not active.
+    pub(crate) fn of_attention(&self, [all, first]: [usize; 2]) -> Option<AttentionDropout> {
+        if !self.is_active() {
+            return None;
+        }
+        let dropout = AttentionDropout::new(self.p, self.site())?;
+        Some(AttentionDropout { heads: Some([all as u64, first as u64]), ..dropout })
     }
 
     fn drop_out(&self, x: &Var, window: Option<&Window>) -> Result<Var> {

@@ -58,6 +58,11 @@ impl LayerFactory for TensorParallel {
         if keys.is_multiple_of(self.comm().size()) { self.heads(keys) } else { Ok(0..keys) }
     }
 
+    fn features(&self, features: usize) -> Result<Range<usize>> {
+        let comm = self.comm();
+        Ok(Split::uneven("features", 0, features, comm.size())?.range(comm.rank()))
+    }
+
     fn stream(&self, positions: usize) -> Result<Range<usize>> {
         let comm = self.comm();
         if !self.is_sequence_parallel() {
