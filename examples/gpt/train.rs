@@ -61,7 +61,7 @@ fn train_here(
         .in_process_group(process)
         .settings("gpt", settings)
         .sources(data)
-        .flops(config.flops_per_token(context))
+        .flops(config.flops(context, run.layout.recompute))
         .bytes_per_token(bytes_per_token)
         .optimizers(move |parameters, lr| optimizers(rule, decay, parameters, lr))
         .extra_files(move |folder| tokenizer.save(folder))

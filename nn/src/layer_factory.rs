@@ -72,6 +72,15 @@ pub trait LayerFactory: Send + Sync + 'static {
         layers.iter().map(|layer| layer.forward(x)).collect()
     }
 
+    /// A row layer's output, and its bias if that is still to be added: by [`Dropout::bias_dropout_add`](crate::Dropout::bias_dropout_add),
+    /// in one pass with what follows. `None` if the layer has no bias, or added it to the product at no cost.
+    ///
+    /// # Errors
+    /// If the input does not fit.
+    fn row_and_bias(&self, layer: &Self::Row, x: &Var) -> Result<(Var, Option<Var>)> {
+        Ok((layer.forward(x)?, None))
+    }
+
     /// An embedding from indices to the residual stream.
     ///
     /// # Errors
@@ -96,6 +105,12 @@ pub trait LayerFactory: Send + Sync + 'static {
     /// # Errors
     /// If the query heads cannot be cut.
     fn key_heads(&self, queries: usize, keys: usize) -> Result<Range<usize>>;
+
+    /// Which of the `features` features of a column layer's only section this rank has.
+    ///
+    /// # Errors
+    /// If they cannot be cut.
+    fn features(&self, features: usize) -> Result<Range<usize>>;
 
     /// Which of the `positions` positions of the residual stream this rank has.
     ///
@@ -169,6 +184,10 @@ impl LayerFactory for OneDevice {
 
     fn key_heads(&self, _queries: usize, keys: usize) -> Result<Range<usize>> {
         Ok(0..keys)
+    }
+
+    fn features(&self, features: usize) -> Result<Range<usize>> {
+        Ok(0..features)
     }
 
     fn stream(&self, positions: usize) -> Result<Range<usize>> {

@@ -27,6 +27,14 @@ pub struct Record {
     /// ([`Run::with_flops`](crate::Run::with_flops)). Source: Chowdhery and others: PaLM (2022), appendix B.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
+    /// Floating-point operations of all ranks a second, recomputed ones included, by Megatron-LM's formula. Source: Narayanan and others:
+    /// Efficient large-scale language model training on GPU clusters (2021), equation 3.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub flops_per_s: Option<f64>,
+    /// As `mfu`, by Megatron-LM's formula, in which every position attends to the whole sequence. Source: Korthikanti and others: Reducing
+    /// activation recomputation (2022), appendix A.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub megatron_mfu: Option<f64>,
     /// The most bytes in tensors at one time, one a rank.
     pub peak_bytes: Vec<usize>,
     /// The mean loss over the validation data after this step, if it was measured.

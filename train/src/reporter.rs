@@ -163,7 +163,16 @@ impl Reporter {
                 .map(|(s, x)| (s + 1, x))
                 .collect()
         };
-        let fields = ["loss", "validation_loss", "lr", "grad_norm", "tokens_per_s", "mfu"];
+        let fields = [
+            "loss",
+            "validation_loss",
+            "lr",
+            "grad_norm",
+            "tokens_per_s",
+            "mfu",
+            "flops_per_s",
+            "megatron_mfu",
+        ];
         for (field, series) in fields.into_iter().zip(each_curve(&mut curves)) {
             let mut found = read(field);
             if field.ends_with("loss") {
@@ -195,10 +204,10 @@ impl Reporter {
     }
 }
 
-/// The curves that have a column in the metrics' file: loss, validation, learning rate, norm, throughput, MFU.
-fn each_curve(curves: &mut Curves) -> [&mut Series; 6] {
-    let Curves { loss, validation, lr, grad_norm, throughput, mfu, .. } = curves;
-    [loss, validation, lr, grad_norm, throughput, mfu]
+/// The curves that have a column in the metrics' file: loss, validation, learning rate, norm, throughput, MFU, FLOP/s.
+fn each_curve(curves: &mut Curves) -> [&mut Series; 8] {
+    let Curves { loss, validation, lr, grad_norm, throughput, mfu, flops, megatron_mfu, .. } = curves;
+    [loss, validation, lr, grad_norm, throughput, mfu, flops, megatron_mfu]
 }
 
 /// The report of a folder. One that cannot be read is treated as missing.
@@ -239,10 +248,18 @@ impl Callback for Reporter {
 
     fn step(&mut self, record: &Record) -> Result<()> {
         let Record { step, loss, grad_norm, lr, step_ms, tokens_per_s, validation_loss, mfu, .. } = *record;
+        let Record { flops_per_s, megatron_mfu, .. } = *record;
         let most = record.peak_bytes.iter().max().map(|&bytes| bytes as f64);
         let values =
             [Some(loss / self.bytes_per_token), validation_loss.map(|loss| loss / self.bytes_per_token)];
-        let values = values.into_iter().chain([Some(lr), Some(grad_norm), Some(tokens_per_s), mfu]);
+        let values = values.into_iter().chain([
+            Some(lr),
+            Some(grad_norm),
+            Some(tokens_per_s),
+            mfu,
+            flops_per_s,
+            megatron_mfu,
+        ]);
         for (series, value) in each_curve(&mut self.report.curves).into_iter().zip(values) {
             if let Some(value) = value {
                 series.push(step + 1, value);
@@ -269,6 +286,8 @@ impl Callback for Reporter {
                 ("lr", Some(lr)),
                 ("throughput", Some(tokens_per_s)),
                 ("mfu", mfu),
+                ("flops_per_s", flops_per_s),
+                ("megatron_mfu", megatron_mfu),
                 ("memory/peak_bytes", most),
             ];
             for (tag, value) in scalars {

@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use phalanx_nn::autograd::Var;
+use phalanx_nn::models::FlopsPerToken;
 use phalanx_nn::{Batch, Optimizer, Parameter, Parameters, Scope, SequentialConfig};
 use phalanx_parallel::hybrid::StagedModel;
 use phalanx_parallel::launch::Rank;
@@ -62,7 +63,7 @@ pub struct Trainer {
     dataset: Option<Arc<dyn Dataset>>,
     validation: Option<Arc<dyn Dataset>>,
     counted: usize,
-    flops: f64,
+    flops: Option<FlopsPerToken>,
     bytes_per_token: Option<f64>,
     optimizers: Arc<MakeOptimizers>,
     callbacks: Vec<Box<dyn Callback>>,
@@ -93,7 +94,7 @@ impl Trainer {
             dataset: None,
             validation: None,
             counted: 1,
-            flops: 0.0,
+            flops: None,
             bytes_per_token: None,
             optimizers: Arc::new(adamw),
             callbacks: Vec::new(),
@@ -135,9 +136,9 @@ impl Trainer {
     }
 
     /// Sets the floating-point operations of a row (or token), forward and backward, so that records have the share of the machine's peak
-    /// that is used (MFU).
-    pub fn flops(self, flops: f64) -> Trainer {
-        Trainer { flops, ..self }
+    /// that is used (MFU), and with Megatron-LM's formula the rate of FLOP/s.
+    pub fn flops(self, flops: impl Into<FlopsPerToken>) -> Trainer {
+        Trainer { flops: Some(flops.into()), ..self }
     }
 
     /// Sets the average bytes of text in a language model's token. The report then shows losses in nats a byte.
@@ -375,8 +376,8 @@ impl Trainer {
                 let model = part(&mesh_rank)?;
                 let mut run = Run::new(config, mesh_rank, rank_trace, model, data.clone(), optimizers)?
                     .with_metrics(metrics.to_vec())
-                    .with_stop(stop.clone())
-                    .with_flops(flops);
+                    .with_stop(stop.clone());
+                run.flops = flops;
                 run.identity.extend(identity.clone());
                 run.hooks.extend(hooks.iter().cloned());
                 run.extra_files.extend(extra_files.iter().cloned());

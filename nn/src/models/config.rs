@@ -316,30 +316,12 @@ impl<'a> Fields<'a> {
     }
 }
 
-impl ModelConfig {
-    /// Floating-point operations of a token in a sequence of `context` tokens, forward and backward. Each weight that a token is
-    /// multiplied by takes two forward and four backward. So does each feature of the positions that it attends to, half of the sequence
-    /// on average. Tables of positions and the embedding are looked up and multiply nothing; the head counts.
-    /// Source: Chowdhery and others: PaLM (2022), appendix B.
-    pub fn flops_per_token(&self, context: usize) -> f64 {
-        let f = |n: usize| n as f64;
-        let (weights, features) = match self {
-            ModelConfig::Gpt(c) => (self.matrix_elements() - f(c.context) * f(c.width), f(c.width)),
-            ModelConfig::Llama(c) => (self.matrix_elements(), f(c.heads) * f(c.head_dim)),
-        };
-        6.0 * weights + 6.0 * f(self.layers()) * features * f(context)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use phalanx_autograd::Var;
-    use phalanx_autograd::kernels::flops;
-    use phalanx_tensor::{DType, Device, Tensor};
+    use phalanx_tensor::DType;
 
     use super::super::{GptConfig, LlamaConfig, ModelConfig};
     use super::*;
-    use crate::Scope;
 
     fn parse(value: Value) -> std::result::Result<ModelConfig, String> {
         ModelConfig::parse(&value.to_string(), Path::new("config.json")).map_err(|e| e.to_string())
@@ -379,22 +361,5 @@ mod tests {
         json["rope_theta"] = json!(123.0);
         let ModelConfig::Llama(config) = parse(json).unwrap() else { panic!("a llama") };
         assert_eq!(config.rope_base, 123.0);
-    }
-
-    /// A third of them is the forward pass. Kernels count the position itself too, which the formula leaves out of what it attends to.
-    #[test]
-    fn flops_of_a_token_are_those_that_kernels_count() {
-        let gpt = ModelConfig::Gpt(GptConfig::new(50, 16, 2, 2, 8));
-        let llama = ModelConfig::Llama(LlamaConfig { key_heads: 1, ..LlamaConfig::new(50, 16, 2, 2, 8) });
-        for config in [gpt, llama] {
-            let (rows, positions) = (3, 12);
-            let model = config.init(&Scope::new(1, DType::F32, Device::Meta(0))).unwrap();
-            let tokens = Var::new(Tensor::zeros(&[rows, positions], DType::I64, Device::Meta(0)).unwrap());
-            let before = flops();
-            model.logits(&model.forward(&tokens).unwrap()).unwrap();
-            let own_positions = 2.0 * (2 * 8) as f64;
-            let wanted = config.flops_per_token(positions) / 3.0 + own_positions;
-            assert_eq!((flops() - before) / (rows * positions) as f64, wanted, "{config:?}");
-        }
     }
 }

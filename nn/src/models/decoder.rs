@@ -35,6 +35,9 @@ pub trait Block: Module {
     /// # Errors
     /// If it cannot be allocated.
     fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache>;
+
+    /// Sets whether the values inside attention are computed again in backward from now on ([`RecomputeMode::Attention`]).
+    fn set_recompute_attention(&self, recompute: bool);
 }
 
 /// The names of a model family's parts in Hugging Face files.
@@ -155,9 +158,11 @@ impl<L: LayerFactory> Decoder<L> {
         self.logits_max = logits_max;
     }
 
-    /// Sets which blocks recompute their activations from now on.
+    /// Sets which blocks, or which part of them, recompute their activations from now on.
     pub fn set_recompute(&mut self, mode: RecomputeMode) {
         self.recompute = mode;
+        let attention = mode == RecomputeMode::Attention;
+        self.blocks.iter().for_each(|block| block.module().set_recompute_attention(attention));
     }
 
     /// Which part of the model this is.
@@ -226,7 +231,7 @@ impl<L: LayerFactory> Decoder<L> {
         };
         for (i, block) in self.stage.layers.clone().zip(&self.blocks) {
             let recompute = match self.recompute {
-                RecomputeMode::Never => false,
+                RecomputeMode::Never | RecomputeMode::Attention => false,
                 RecomputeMode::ExceptLast => i + 1 < self.blocks_of_all,
                 RecomputeMode::Always => true,
             };

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 
 use phalanx_autograd::Var;
-use phalanx_tensor::DType;
+use phalanx_tensor::{DType, Window};
 
 use super::decoder::{DecoderSpec, Names, check_numbers, check_sizes};
 use super::{Activation, Block, Decoder, DecoderStage, Documents, KvCache};
@@ -224,21 +224,29 @@ impl<L: LayerFactory> GptBlock<L> {
         let (x, n) = self.ln_2.add_forward(x, &self.branch(y, x.dtype(), 0, length)?)?;
         let y = self.mlp.c_fc.forward(&n.to(self.matrix)?)?;
         drop(n);
-        let y = self.mlp.c_proj.forward(&self.activation.apply(&y)?)?;
-        Ok(x.add(&self.branch(y, x.dtype(), 1, length)?)?)
+        let y = self.activation.apply(&y)?;
+        if self.matrix != x.dtype() {
+            let y = self.mlp.c_proj.forward(&y)?;
+            return Ok(x.add(&self.branch(y, x.dtype(), 1, length)?)?);
+        }
+        let (y, bias) = self.layers.row_and_bias(&self.mlp.c_proj, &y)?;
+        let window = self.window(&y, length)?;
+        self.dropouts[1].bias_dropout_add(&y, bias.as_ref(), &x, Some(&window))
     }
 
     /// A branch's output after dropout, in the stream's dtype.
     fn branch(&self, y: Var, stream: DType, dropout: usize, length: usize) -> Result<Var> {
         let dropout = &self.dropouts[dropout];
         let y = match dropout.is_active() {
-            true => {
-                let start = self.layers.stream(length)?.start;
-                dropout.forward_in(&y, &activation_window(y.shape(), &[(1, start, length)])?)?
-            }
+            true => dropout.forward_in(&y, &self.window(&y, length)?)?,
             false => y,
         };
         Ok(y.to(stream)?)
+    }
+
+    /// Where this rank's positions are in the stream of whole sequences of that length.
+    fn window(&self, y: &Var, length: usize) -> Result<Window> {
+        activation_window(y.shape(), &[(1, self.layers.stream(length)?.start, length)])
     }
 }
 
@@ -260,5 +268,9 @@ impl<L: LayerFactory> Block for GptBlock<L> {
     fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {
         let device = self.parameters().first().map(crate::Parameter::device).unwrap_or_default();
         self.attend.cache(batch, capacity, self.matrix, device)
+    }
+
+    fn set_recompute_attention(&self, recompute: bool) {
+        self.attend.set_recompute(recompute);
     }
 }

@@ -243,4 +243,8 @@ impl<L: LayerFactory> Block for LlamaBlock<L> {
     fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {
         self.self_attn.cache(batch, capacity)
     }
+
+    fn set_recompute_attention(&self, recompute: bool) {
+        self.self_attn.set_recompute(recompute);
+    }
 }

@@ -1,13 +1,15 @@
-//! Transformers: GPT and Llama, written once over [`crate::LayerFactory`]. A [`DecoderStage`] says which blocks a pipeline stage has, and whether
-//! it has the embedding and the head.
+//! Transformers: GPT, Llama and the encoder-decoder T5, written once over [`crate::LayerFactory`]. A [`DecoderStage`] (a [`T5Stage`]) says which
+//! blocks a pipeline stage has, and whether it has the embedding and the head.
 
 mod config;
 mod decoder;
+mod flops;
 mod generate;
 mod gpt;
 mod hugging_face;
 mod llama;
 mod recompute;
+mod t5;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +17,7 @@ pub use crate::modules::activation::Activation;
 pub use crate::modules::attention::{Documents, KvCache};
 pub use config::ModelConfig;
 pub use decoder::{Block, Decoder, DecoderStage, next_token_targets};
+pub use flops::{FlopsPerToken, MegatronFlops};
 pub use generate::{Sampling, generate, generate_with};
 pub use gpt::GptConfig;
 pub use hugging_face::{
@@ -22,6 +25,7 @@ pub use hugging_face::{
 };
 pub use llama::LlamaConfig;
 pub use recompute::RecomputeMode;
+pub use t5::{T5, T5Config, T5Stage};
 
 /// The former name of [`DecoderStage`].
 #[deprecated(since = "0.1.0", note = "renamed to `DecoderStage`")]

@@ -3,8 +3,9 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use phalanx_autograd::{Attention, Rope, Var};
+use phalanx_autograd::{Attention, Rope, Var, checkpoint};
 use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Device, Tensor};
 
@@ -136,6 +137,11 @@ impl<L: LayerFactory> GroupedQueryAttention<L> {
         self.o_proj.forward(&self.attend.run([&qkv[0], &qkv[1], &qkv[2]], rows)?)
     }
 
+    /// Sets whether backward computes the probabilities and their dropout again, from now on, instead of keeping them.
+    pub fn set_recompute(&self, recompute: bool) {
+        self.attend.set_recompute(recompute);
+    }
+
     /// An empty cache for `batch` sequences of at most `capacity` positions.
     ///
     /// # Errors
@@ -180,15 +186,22 @@ impl Module for RotaryEmbedding {
 
 /// Causal attention of one layer, between the linear layers: heads, rotary positions, cache, dropout.
 pub(crate) struct CausalAttention {
-    /// This rank's query heads, out of `all`.
-    heads: Range<usize>,
-    all: usize,
+    core: Arc<Core>,
     /// This rank's key heads.
     key_heads: usize,
     /// The key head of each query head, if the query heads do not share the key heads evenly.
     key_of_query: Option<Vec<i64>>,
-    dim: usize,
     rope: Option<f64>,
+    /// Whether the core's values are computed again in backward where it has dropout.
+    recompute: AtomicBool,
+}
+
+/// From queries, keys and values of heads to the heads' results.
+struct Core {
+    /// This rank's query heads, out of `all`.
+    heads: Range<usize>,
+    all: usize,
+    dim: usize,
     dropout: Dropout,
 }
 
@@ -229,8 +242,13 @@ impl CausalAttention {
         let even = |(i, &key): (usize, &usize)| key == i * keys.len() / here.len();
         let evenly = here.len().is_multiple_of(keys.len()) && keys_here.iter().enumerate().all(even);
         let key_of_query = (!evenly).then(|| keys_here.into_iter().map(|key| key as i64).collect());
-        let (all, dim) = (heads.query, heads.dim);
-        Ok(CausalAttention { heads: here, all, key_heads: keys.len(), key_of_query, dim, rope, dropout })
+        let core = Core { heads: here, all: heads.query, dim: heads.dim, dropout };
+        let recompute = AtomicBool::new(false);
+        Ok(CausalAttention { core: Arc::new(core), key_heads: keys.len(), key_of_query, rope, recompute })
+    }
+
+    pub(crate) fn set_recompute(&self, recompute: bool) {
+        self.recompute.store(recompute, Ordering::Relaxed);
     }
 
     /// An empty cache for `batch` sequences of at most `capacity` positions.
@@ -241,7 +259,7 @@ impl CausalAttention {
         dtype: DType,
         device: Device,
     ) -> Result<KvCache> {
-        KvCache::new(batch, self.key_heads, capacity, self.dim, dtype, device)
+        KvCache::new(batch, self.key_heads, capacity, self.core.dim, dtype, device)
     }
 
     /// Queries `[B, T, heads dim]`, keys and values `[B, T, key heads dim]` to the heads' results, in the shape of the queries.
@@ -257,28 +275,35 @@ impl CausalAttention {
         };
         documents.map_or(Ok(()), |documents| documents.check(q.shape()[0], q.shape()[1]))?;
         let before = cache.as_ref().map_or(0, |cache| cache.len());
+        let (heads, dim) = (self.core.heads.len(), self.core.dim);
         let split = |x: &Var, heads: usize| -> Result<Var> {
-            let shape = [x.shape()[0], x.shape()[1], heads, self.dim];
+            let shape = [x.shape()[0], x.shape()[1], heads, dim];
             Ok(x.reshape_to(&shape)?.transpose(1, 2)?)
         };
         let rotated = |x: Var| -> Result<Var> {
             let Some(base) = self.rope else { return Ok(x) };
             Ok(x.rope(documents.map(Documents::positions), &Rope { base, offset: before as i64 })?)
         };
-        let (q, k) = (rotated(split(q, self.heads.len())?)?, rotated(split(k, self.key_heads)?)?);
+        let (q, k) = (rotated(split(q, heads)?)?, rotated(split(k, self.key_heads)?)?);
         let v = split(v, self.key_heads)?;
         let (k, v) = match cache {
             Some(cache) => cache.append(&k, &v)?,
             None => (k, v),
         };
         let (k, v) = (self.key_heads_by_query(k)?, self.key_heads_by_query(v)?);
-        let y = if self.dropout.is_active() {
-            self.with_dropout(&q, &k, &v, before, documents)?
-        } else {
-            self.fused(&q, &k, &v, before, documents)?
+        let y = match (self.core.dropout.is_active(), self.recompute.load(Ordering::Relaxed)) {
+            (false, _) => self.core.fused(&q, &k, &v, before, documents)?,
+            (true, false) => self.core.with_dropout([&q, &k, &v], before, documents)?,
+            (true, true) => {
+                let (core, documents) = (self.core.clone(), documents.cloned());
+                let again = move |v: &[Var]| {
+                    Ok(core.with_dropout([&v[0], &v[1], &v[2]], before, documents.as_ref())?)
+                };
+                checkpoint(again, &[&q, &k, &v])?
+            }
         };
         let (batch, positions) = (y.shape()[0], y.shape()[2]);
-        Ok(y.transpose(1, 2)?.reshape_to(&[batch, positions, self.heads.len() * self.dim])?)
+        Ok(y.transpose(1, 2)?.reshape_to(&[batch, positions, heads * dim])?)
     }
 
     /// Keys or values with a head for each query head, unless the heads are shared evenly.
@@ -286,7 +311,9 @@ impl CausalAttention {
         let Some(key_of_query) = &self.key_of_query else { return Ok(x) };
         Ok(x.index_select(1, &Var::from_slice(key_of_query, &[key_of_query.len()], x.device())?)?)
     }
+}
 
+impl Core {
     fn fused(&self, q: &Var, k: &Var, v: &Var, before: usize, documents: Option<&Documents>) -> Result<Var> {
         let positions = q.shape()[2];
         let config = Attention {
@@ -304,9 +331,7 @@ impl CausalAttention {
     /// Attention with dropout on the probabilities, which are therefore computed and kept.
     fn with_dropout(
         &self,
-        q: &Var,
-        k: &Var,
-        v: &Var,
+        [q, k, v]: [&Var; 3],
         before: usize,
         documents: Option<&Documents>,
     ) -> Result<Var> {

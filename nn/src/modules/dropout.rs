@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use phalanx_autograd::{Var, repeated};
+use phalanx_kernels::AttentionDropout;
 use phalanx_tensor::{Context, Window, unpoisoned};
 
 use crate::error::{check_probability, label};
@@ -56,6 +57,34 @@ impl Dropout {
     /// If the dtype is no floating-point one.
     pub fn forward_in(&self, x: &Var, window: &Window) -> Result<Var> {
         self.drop_out(x, Some(window))
+    }
+
+    /// `residual + dropout(x + bias)`, the end of a transformer's branch, in one pass and with the bits of the three operations. Without a
+    /// window the rows are those of the context's part of the batch, as in [`Dropout::forward`].
+    ///
+    /// # Errors
+    /// If the shapes do not fit, or the dtypes differ or are no floating-point ones.
+    pub fn bias_dropout_add(
+        &self,
+        x: &Var,
+        bias: Option<&Var>,
+        residual: &Var,
+        window: Option<&Window>,
+    ) -> Result<Var> {
+        match (self.is_active(), bias) {
+            (true, _) => Ok(x.bias_dropout_add(bias, residual, self.p, self.site(), window)?),
+            (false, Some(_)) => Ok(x.bias_dropout_add(bias, residual, 0.0, self.site, window)?),
+            (false, None) => Ok(residual.add(x)?),
+        }
+    }
+
+    /// The dropout of probabilities inside attention's kernel, for heads from `first` on of `all`; none if it is not active.
+    pub(crate) fn of_attention(&self, [all, first]: [usize; 2]) -> Option<AttentionDropout> {
+        if !self.is_active() {
+            return None;
+        }
+        let dropout = AttentionDropout::new(self.p, self.site())?;
+        Some(AttentionDropout { heads: Some([all as u64, first as u64]), ..dropout })
     }
 
     fn drop_out(&self, x: &Var, window: Option<&Window>) -> Result<Var> {

@@ -275,20 +275,24 @@ impl TransformerEncoderLayer {
     pub fn forward_masked(&self, x: &Var, masks: AttentionMasks<'_>) -> Result<Var> {
         let _mode = self.mode.enter();
         if self.config.norm_first {
-            let x = x.add(&self.attend(&self.norm1.forward(x)?, masks)?)?;
-            return Ok(x.add(&self.perceptron(&self.norm2.forward(&x)?)?)?);
+            let x = self.add_attention(x, &self.norm1.forward(x)?, masks)?;
+            return self.add_perceptron(&x, &self.norm2.forward(&x)?);
         }
-        let x = self.norm1.forward(&x.add(&self.attend(x, masks)?)?)?;
-        self.norm2.forward(&x.add(&self.perceptron(&x)?)?)
+        let x = self.norm1.forward(&self.add_attention(x, x, masks)?)?;
+        self.norm2.forward(&self.add_perceptron(&x, &x)?)
     }
 
-    fn attend(&self, x: &Var, masks: AttentionMasks<'_>) -> Result<Var> {
-        self.dropouts[1].forward(&self.self_attn.forward(x, x, x, masks)?)
+    /// `residual + dropout(attention(x))`.
+    fn add_attention(&self, residual: &Var, x: &Var, masks: AttentionMasks<'_>) -> Result<Var> {
+        let y = self.self_attn.forward(x, x, x, masks)?;
+        self.dropouts[1].bias_dropout_add(&y, None, residual, None)
     }
 
-    fn perceptron(&self, x: &Var) -> Result<Var> {
+    /// `residual + dropout(perceptron(x))`.
+    fn add_perceptron(&self, residual: &Var, x: &Var) -> Result<Var> {
         let y = self.config.activation.apply(&self.linear1.forward(x)?)?;
-        self.dropouts[2].forward(&self.linear2.forward(&self.dropouts[0].forward(&y)?)?)
+        let y = self.linear2.forward(&self.dropouts[0].forward(&y)?)?;
+        self.dropouts[2].bias_dropout_add(&y, None, residual, None)
     }
 }
 

@@ -32,13 +32,19 @@ pub struct Layout {
     pub chunks: usize,
     /// The number of micro-batches into which a replica's sub-batch is split.
     pub micro_batches: usize,
-    /// What backward recomputes: with several stages the whole stage, for the micro-batches of the mode; with one stage blocks.
+    /// What backward recomputes: with several stages the whole stage, for the micro-batches of the mode; with one stage blocks. Attention
+    /// alone ([`RecomputeMode::Attention`]) is recomputed in every block of every stage.
     pub recompute: RecomputeMode,
     /// Whether activations between layers are split by positions (sequence parallelism).
     pub sequence_parallel: bool,
     /// How many logits a rank holds at a time (all if `None`); see
     /// [`Decoder::set_logits_max`](phalanx_nn::models::Decoder::set_logits_max).
     pub logits_max: Option<usize>,
+    /// Whether each tensor-parallel rank sends its part of what a pipeline stage sends ([`Pipeline::scatter_gather`]). Not with sequence
+    /// parallelism, whose ranks have parts only.
+    ///
+    /// [`Pipeline::scatter_gather`]: crate::pipeline::ranks::Pipeline::scatter_gather
+    pub scatter_gather: bool,
 }
 
 impl Default for Layout {
@@ -54,6 +60,7 @@ impl Default for Layout {
             recompute: RecomputeMode::Never,
             sequence_parallel: false,
             logits_max: None,
+            scatter_gather: false,
         }
     }
 }
@@ -115,6 +122,11 @@ impl Layout {
             return refuse(format!(
                 "a share of {sub_batch} sequences cannot be cut into {pieces} micro-batches"
             ));
+        }
+        if self.scatter_gather && self.sequence_parallel {
+            return refuse(
+                "scatter-gather: got sequence parallelism, whose ranks send their positions alone, wanted it off".into(),
+            );
         }
         let cut = self.sequence_parallel.then_some(positions);
         Ok(TensorParallel::check(model, self.tp, cut)?)
@@ -193,6 +205,8 @@ mod tests {
         let sequence = Layout { tp: 3, sequence_parallel: true, ..Layout::default() };
         assert!(sequence.check(&model, 12, 60).is_ok());
         assert!(sequence.check(&model, 12, 61).is_err());
+        let got = nearest(Layout { scatter_gather: true, ..sequence }).unwrap();
+        assert!(got.contains("got sequence parallelism"), "{got}");
     }
 
     #[test]

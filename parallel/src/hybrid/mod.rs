@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Layout        how many ranks along which axis, which schedule      pure: refuses what cannot be, and names the nearest
-//! StagedModel   a rank's stages of a model; `decoder` builds those of a language model
+//! StagedModel   a rank's stages of a model; `decoder` builds those of a language model, `encoder_decoder` those of a T5
 //! Step          a training step of a StagedModel, as the stages of a pipeline
 //! MeshParallel  what the ranks of all axes share, as a DataParallel: tied tables, norms, whole state
 //!
@@ -13,10 +13,12 @@
 //! [`Pipeline`](crate::pipeline::ranks::Pipeline) runs them, and [`Ddp`](crate::data_parallel::Ddp) or
 //! [`Zero`](crate::sharded::Zero) adds the gradients of replicas. None of these knows the others; [`MeshParallel`] joins them.
 
+mod encoder_decoder;
 mod layout;
 mod mesh_parallel;
 mod staged_model;
 
+pub use encoder_decoder::encoder_decoder;
 pub use layout::Layout;
 pub use mesh_parallel::MeshParallel;
 pub use staged_model::{StagedModel, Step, decoder};

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::models::{Decoder, Documents, ModelConfig, check_size, load_weights};
+use phalanx_nn::models::{Decoder, Documents, ModelConfig, RecomputeMode, check_size, load_weights};
 use phalanx_nn::{Batch, LayerFactory, OneDevice, Parameters, Scope};
 use phalanx_tensor::Context;
 
@@ -126,7 +126,7 @@ fn cut(
     if let Some(folder) = weights {
         model.iter().try_for_each(|stage| load_weights(stage, config, folder))?;
     }
-    if schedule.stages() == 1 {
+    if schedule.stages() == 1 || layout.recompute == RecomputeMode::Attention {
         model.iter_mut().for_each(|stage| stage.set_recompute(layout.recompute));
     }
     if let Some(most) = layout.logits_max {

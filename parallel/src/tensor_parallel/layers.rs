@@ -29,6 +29,10 @@ impl LayerFactory for TensorParallel {
         ColumnParallelLinear::apply(maps, x)
     }
 
+    fn row_and_bias(&self, layer: &RowParallelLinear, x: &Var) -> Result<(Var, Option<Var>)> {
+        layer.forward_and_bias(x)
+    }
+
     fn embedding(&self, scope: &Scope, table: EmbeddingSpec) -> Result<VocabParallelEmbedding> {
         VocabParallelEmbedding::new(self, scope, table)
     }
@@ -52,6 +56,11 @@ impl LayerFactory for TensorParallel {
     fn key_heads(&self, queries: usize, keys: usize) -> Result<Range<usize>> {
         self.heads(queries)?;
         if keys.is_multiple_of(self.comm().size()) { self.heads(keys) } else { Ok(0..keys) }
+    }
+
+    fn features(&self, features: usize) -> Result<Range<usize>> {
+        let comm = self.comm();
+        Ok(Split::uneven("features", 0, features, comm.size())?.range(comm.rank()))
     }
 
     fn stream(&self, positions: usize) -> Result<Range<usize>> {

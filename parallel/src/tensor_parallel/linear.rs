@@ -178,10 +178,9 @@ impl RowParallelLinear {
     pub fn scatter_input(self) -> RowParallelLinear {
         RowParallelLinear { scatters: true, ..self }
     }
-}
 
-impl Module for RowParallelLinear {
-    fn forward(&self, x: &Var) -> Result<Var> {
+    /// The sum of the ranks' products, and the bias, which is still to be added.
+    pub(super) fn forward_and_bias(&self, x: &Var) -> Result<(Var, Option<Var>)> {
         let part = match self.scatters {
             true => {
                 let split = Split { dim: x.rank().saturating_sub(1), ..self.split.clone() };
@@ -191,8 +190,15 @@ impl Module for RowParallelLinear {
             false => x.clone(),
         };
         let y = self.group.leave(part.linear(&self.weight.var(), None)?)?;
-        Ok(match &self.bias {
-            Some(bias) => y.add(&bias.var())?,
+        Ok((y, self.bias.as_ref().map(Parameter::var)))
+    }
+}
+
+impl Module for RowParallelLinear {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        let (y, bias) = self.forward_and_bias(x)?;
+        Ok(match bias {
+            Some(bias) => y.add(&bias)?,
             None => y,
         })
     }

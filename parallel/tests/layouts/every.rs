@@ -14,7 +14,9 @@ use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_tensor::DType;
 
 use crate::case::{Case, Draws, LENGTH, WIDTH, all, gpt, llama};
-use crate::outcome::{Alike, STEPS, Single, alone, assert_parts, assert_same, named, on_ranks, together};
+use crate::outcome::{
+    Alike, Own, STEPS, Single, alone, assert_parts, assert_same, named, on_ranks, together,
+};
 use crate::run::{CLIP, Run, Update, context, gradients};
 
 /// One device's runs, which many layouts share.
@@ -256,6 +258,29 @@ fn parameters_may_be_frozen() {
         for (j, (dp, tp, pp, schedule)) in meshes.into_iter().enumerate() {
             let zero = ((i + j) % 4) as u8;
             check(&Case { frozen, zero, ..Case::new(model.clone(), layout(dp, tp, pp, schedule, 3)) });
+        }
+    }
+}
+
+/// Tensors that are sent in parts, and attention that is recomputed alone, change no bit of a layout.
+#[test]
+fn sent_parts_and_recomputed_attention_have_the_bits_of_the_layout() {
+    let bits = |model: &ModelConfig, layout: Layout| -> Vec<_> {
+        let of = |own: Own| {
+            let parts = own.parts.iter().map(|part| part.values.to_bytes().unwrap()).collect::<Vec<_>>();
+            (own.losses, own.norms, parts)
+        };
+        together(&Case::new(model.clone(), layout), 0..2).into_iter().map(of).collect()
+    };
+    for (tp, pp, schedule) in [(2, 2, "1f1b"), (3, 2, "zb-v"), (1, 1, "1f1b")] {
+        for model in [gpt(4, 6), llama(4, 6, 3)] {
+            let plain = layout(1, tp, pp, schedule, 3);
+            let wanted = bits(&model, plain.clone());
+            let scatter_gather = true;
+            for recompute in [RecomputeMode::Attention, RecomputeMode::Always] {
+                let other = Layout { scatter_gather, recompute, ..plain.clone() };
+                assert!(bits(&model, other) == wanted, "tp {tp} pp {pp} {schedule} {recompute}");
+            }
         }
     }
 }

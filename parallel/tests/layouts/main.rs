@@ -1,6 +1,7 @@
 //! Layout equality: a run has the same result under every layout.
 
 mod case;
+mod encoder_decoder;
 mod every;
 mod faults;
 #[path = "../gpt/mod.rs"]

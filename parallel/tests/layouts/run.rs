@@ -1,6 +1,7 @@
 //! How ranks train, as a program would: a run built of a layout, and its steps.
 
 use phalanx_nn::autograd::ContextMode;
+use phalanx_nn::models::RecomputeMode;
 use std::sync::Arc;
 
 use phalanx_nn::{
@@ -94,10 +95,13 @@ impl Run {
         let scope = Scope::new(SEED, case.dtype, device);
         let mut model = Chunks::build(&case.model, &Arc::new(layers), &scope, &schedule, line.rank())?;
         let mut pipeline = Pipeline::new(&schedule, line, device)?;
-        if schedule.stages() == 1 {
+        if schedule.stages() == 1 || case.layout.recompute == RecomputeMode::Attention {
             model.iter_mut().for_each(|stage| stage.set_recompute(case.layout.recompute));
         } else {
             pipeline = pipeline.recompute(case.layout.recompute);
+        }
+        if case.layout.scatter_gather {
+            pipeline = pipeline.scatter_gather(groups.along(Axis::Tp));
         }
         model.parameters().iter().try_for_each(|p| p.set_grad_dtype(grad_dtype(case)))?;
         case.freeze(&model.parameters());

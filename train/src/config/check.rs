@@ -123,6 +123,15 @@ impl Config {
         if self.layout.sequence_parallel && self.layout.tp == 1 {
             return refuse("`sequence-parallel` goes with `tp`, got `tp` 1");
         }
+        let Layout { tp, pp, sequence_parallel, scatter_gather, .. } = self.layout;
+        if scatter_gather && (tp == 1 || pp == 1) {
+            return refuse(format!("`scatter-gather` goes with `tp` and `pp`, got `tp` {tp} and `pp` {pp}"));
+        }
+        if scatter_gather && sequence_parallel {
+            return refuse(
+                "`scatter-gather` goes without `sequence-parallel`, whose ranks send parts anyway",
+            );
+        }
         Ok(())
     }
 

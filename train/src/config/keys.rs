@@ -9,7 +9,7 @@ use crate::choices;
 use crate::settings::{Key, SettingValue, ValueKind};
 
 choices! {
-    RecomputeMode { RecomputeMode::Never = "never", RecomputeMode::ExceptLast = "except-last", RecomputeMode::Always = "always" }
+    RecomputeMode { RecomputeMode::Never = "never", RecomputeMode::Attention = "attention", RecomputeMode::ExceptLast = "except-last", RecomputeMode::Always = "always" }
     Backend { Backend::Threads = "threads", Backend::Mpi = "mpi", Backend::Nccl = "nccl" }
 }
 
@@ -261,8 +261,13 @@ fn pipeline() -> Vec<Key<Config>> {
             |c| &mut c.layout.sequence_parallel,
         ),
         Key::new(
+            "scatter-gather",
+            "Each tensor-parallel rank sends its part of what a pipeline stage sends, and the next stage's ranks gather the parts",
+            |c| &mut c.layout.scatter_gather,
+        ),
+        Key::new(
             "recompute",
-            "What repeats its forward pass in backward instead of keeping activations: blocks, or in a pipeline the stages of micro-batches",
+            "What repeats its forward pass in backward instead of keeping activations: blocks, or in a pipeline the stages of micro-batches, or attention alone",
             |c| &mut c.layout.recompute,
         ),
         Key::new(

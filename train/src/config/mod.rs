@@ -250,6 +250,7 @@ mod tests {
             micro_batches: 6,
             recompute: RecomputeMode::ExceptLast,
             sequence_parallel: true,
+            scatter_gather: true,
         };
         Config {
             steps: 9,

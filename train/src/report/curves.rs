@@ -22,6 +22,10 @@ pub struct Curves {
     pub throughput: Series,
     /// The share of the measured peak FLOP/s that the model's arithmetic used, from 0 to 1.
     pub mfu: Series,
+    /// Floating-point operations a second, recomputed ones included, by Megatron-LM's formula.
+    pub flops: Series,
+    /// The share of the measured peak FLOP/s that the model's arithmetic used, by Megatron-LM's formula.
+    pub megatron_mfu: Series,
     /// Further charts, such as accuracy.
     pub more: Vec<Chart>,
 }

@@ -231,6 +231,11 @@ fn tiles(report: &Report) -> Vec<[String; 3]> {
         };
         tile("FLOP/s used (MFU)", format!("{} %", number(100.0 * share)), of_peak);
     }
+    if let Some(flops) = curves.flops.median() {
+        let share = curves.megatron_mfu.median();
+        let share = share.map(|share| format!("MFU {} %", number(100.0 * share))).unwrap_or_default();
+        tile("FLOP/s by Megatron-LM's formula", rate(flops, "FLOP/s"), note(&[&share, "median"], ", "));
+    }
     // Of several the first: the last one of the list turned around.
     if let Some((rank, &most)) = summary.peak_bytes.iter().enumerate().rev().max_by_key(|(_, bytes)| **bytes)
     {
@@ -377,6 +382,15 @@ mod tests {
             sentence(&trained(&[5.5, f64::NAN], &[])).ends_with("from 5.5 to a value that is not finite.")
         );
         assert!(sentence(&trained(&[f64::NAN, f64::NAN], &[])).ends_with("was never finite."));
+    }
+
+    #[test]
+    fn a_tile_tells_the_rate_of_flops_by_megatrons_formula() {
+        let (flops, megatron_mfu) = ([(1, 2e12)].into_iter().collect(), [(1, 0.25)].into_iter().collect());
+        let report =
+            Report { curves: Curves { flops, megatron_mfu, ..Curves::default() }, ..Report::default() };
+        let wanted = ["FLOP/s by Megatron-LM's formula", "2 TFLOP/s", "MFU 25 %, median"].map(String::from);
+        assert!(tiles(&report).contains(&wanted), "{:?}", tiles(&report));
     }
 
     #[test]

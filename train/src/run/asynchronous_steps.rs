@@ -42,7 +42,10 @@ pub(crate) fn run_asynchronously(
     let plan = plan(kind, stages, interval, count * interval)?;
     // The model of one stage recomputes its blocks by itself.
     let mode = if stages == 1 { RecomputeMode::Never } else { config.layout.recompute };
-    let pipeline = AsynchronousPipeline::new(&plan, line.clone(), mesh_rank.device)?.recompute(mode);
+    let mut pipeline = AsynchronousPipeline::new(&plan, line.clone(), mesh_rank.device)?.recompute(mode);
+    if config.layout.scatter_gather {
+        pipeline = pipeline.scatter_gather(mesh_rank.groups.along(Axis::Tp));
+    }
     let pipeline = match observer(&run.trace, first, interval) {
         Some(observer) => pipeline.observer(observer),
         None => pipeline,

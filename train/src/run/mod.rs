@@ -30,6 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use phalanx_nn::models::FlopsPerToken;
 use phalanx_nn::{Batch, LossScaler, Optimizer, Parameters, cut};
 use phalanx_parallel::all_gather_object;
 use phalanx_parallel::checkpoint::Saver;
@@ -82,7 +83,7 @@ pub struct Run {
     pub(crate) metrics: Vec<PathBuf>,
     pub(crate) stop: Arc<AtomicBool>,
     /// Floating-point operations of a row (or token), forward and backward; 0 if unknown.
-    pub(crate) flops: f64,
+    pub(crate) flops: Option<FlopsPerToken>,
     /// Hooks that every rank calls every so many steps.
     pub(crate) hooks: Vec<(u64, Arc<Hook>)>,
     /// Functions that write further files into the run's folder before the first step.
@@ -115,6 +116,9 @@ impl Run {
         let mut pipeline = Pipeline::new(&schedule, line.clone(), mesh_rank.device)?;
         if schedule.stages() > 1 {
             pipeline = pipeline.recompute(layout.recompute);
+        }
+        if layout.scatter_gather {
+            pipeline = pipeline.scatter_gather(mesh_rank.groups.along(Axis::Tp));
         }
         if config.device.is_meta() {
             pipeline = pipeline.with_slow_receivers()?;
@@ -160,7 +164,7 @@ impl Run {
             scaler: config.scales_loss().then(LossScaler::default),
             metrics: Vec::new(),
             stop: Arc::default(),
-            flops: 0.0,
+            flops: None,
             hooks: Vec::new(),
             extra_files: Vec::new(),
         };
@@ -188,10 +192,10 @@ impl Run {
     }
 
     /// Sets the floating-point operations of a row (or token), forward and backward, so that records have the share of the machine's peak
-    /// that is used (MFU).
+    /// that is used (MFU), and with Megatron-LM's formula the rate of FLOP/s.
     #[must_use]
-    pub fn with_flops(self, flops: f64) -> Run {
-        Run { flops, ..self }
+    pub fn with_flops(self, flops: impl Into<FlopsPerToken>) -> Run {
+        Run { flops: Some(flops.into()), ..self }
     }
 
     /// Sets the flag that ends the run. When any rank's flag is true, the run finishes its step, saves a checkpoint, and ends.

@@ -78,8 +78,11 @@ impl<'a> TrainingLoop<'a> {
         };
         let uncaptured = run.why_uncaptured();
         let checkpoints = config.folder().map(|folder| Checkpoints::new(folder, &config));
-        let peak =
-            if run.flops > 0.0 && !config.device.is_meta() { peak(&run.mesh_rank, &config)? } else { 0.0 };
+        let peak = if run.flops.is_some_and(|flops| flops.palm > 0.0) && !config.device.is_meta() {
+            peak(&run.mesh_rank, &config)?
+        } else {
+            0.0
+        };
         let ledger = run.mesh_rank.device.ledger()?;
         // The peak memory of building the model and of measuring is not a step's.
         ledger.reset_peak();
@@ -347,6 +350,8 @@ impl<'a> TrainingLoop<'a> {
         let mesh_rank = &self.run.mesh_rank;
         let config = &self.run.setup.config;
         let tokens_per_s = (config.batch * self.run.setup.data.counted) as f64 / seconds;
+        let of_peak = |flops: f64| (self.peak > 0.0).then(|| tokens_per_s * flops / self.peak);
+        let megatron = self.run.flops.and_then(|flops| flops.megatron);
         let record = Record {
             step,
             loss: outcome.loss,
@@ -354,7 +359,9 @@ impl<'a> TrainingLoop<'a> {
             lr: config.lr.lr(step) * lr_factor,
             step_ms: seconds * 1e3,
             tokens_per_s,
-            mfu: (self.peak > 0.0).then(|| tokens_per_s * self.run.flops / self.peak),
+            mfu: self.run.flops.and_then(|flops| of_peak(flops.palm)),
+            flops_per_s: megatron.map(|flops| tokens_per_s * flops.hardware),
+            megatron_mfu: megatron.and_then(|flops| of_peak(flops.model)),
             peak_bytes: peaks(mesh_rank, peak)?,
             validation_loss,
             skipped: std::mem::take(&mut self.skipped),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use phalanx_nn::models::RecomputeMode;
+use phalanx_nn::models::{FlopsPerToken, MegatronFlops, RecomputeMode};
 use phalanx_train::report::{MarkKind, Pass, Profile, Report, SpanKind};
 
 use super::*;
@@ -52,6 +52,24 @@ fn a_resumed_runs_report_has_what_came_before() {
     // Each step adds the gradients of a bucket, so there are 12 / 7 as many calls.
     let [seven, twelve] = [&before, &after].map(|report| calls(report, "all_reduce", "dp"));
     assert!(seven > 0 && twelve > seven, "{seven}, {twelve}: {:?}", after.collectives);
+}
+
+#[test]
+fn the_rate_of_flops_is_told_by_both_formulas() {
+    let (folder, [training, held_out]) = (Folder::new(), data());
+    let megatron = Some(MegatronFlops { model: 9e6, hardware: 12e6 });
+    let trainer = Trainer::new(with_out(&folder, config(Layout::default(), 0)));
+    let trainer = trainer.data(training).validation(held_out).flops(FlopsPerToken { palm: 6e6, megatron });
+    trainer.run_layers(layers, loss).unwrap();
+    let curves = report(&folder).curves;
+    assert!(!curves.throughput.values.is_empty());
+    let close = |got: &[f64], wanted: Vec<f64>| {
+        assert_eq!(got.len(), wanted.len());
+        let near = |(got, wanted): (&f64, f64)| (got / wanted - 1.0).abs() < 1e-3;
+        assert!(got.iter().zip(wanted.iter().copied()).all(near), "{got:?} {wanted:?}");
+    };
+    close(&curves.flops.values, curves.throughput.values.iter().map(|rate| rate * 12e6).collect());
+    close(&curves.megatron_mfu.values, curves.mfu.values.iter().map(|mfu| mfu * 1.5).collect());
 }
 
 #[test]

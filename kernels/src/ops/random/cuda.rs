@@ -3,6 +3,7 @@
 use phalanx_tensor::cuda::{Args, Grid, Kernel, Program, Scratch};
 use phalanx_tensor::{DType, PhiloxStream, Result, Tensor};
 
+use super::bias_dropout_add::Draw;
 use super::words::Words;
 use crate::cuda::{File, LAYOUT, PRELUDE, Strided, type_name};
 use crate::pointwise::Pointwise;
@@ -93,17 +94,54 @@ pub(super) fn drop_out(
     if n == 0 {
         return Ok(());
     }
-    // Groups lie together and are aligned.
-    let fits = x.is_contiguous() && x.offset().is_multiple_of(group(dtype));
-    let gathered = if fits { None } else { Some(Scratch::of(op, x)?) };
+    let gathered = gathered(op, x)?;
     let Places(layout, first, together) = Places::of(op, words, dtype)?;
     let kernel = kernel(op, out, None, "dropout")?;
     let args = Args::new(op, gpu).write(out)?;
-    let args = match &gathered {
-        Some(gathered) => args.scratch(gathered),
-        None => args.read(x)?,
-    };
+    let args = read(args, x, &gathered)?;
     let args = args.value(layout).value(first).value(u32::from(together));
     let args = wide(args.value(n as u64).draws(stream).value(threshold), dtype, scale);
     kernel.launch(Grid::over(gpu, n.div_ceil(group(dtype)), 256), args)
+}
+
+/// Sets the contiguous `out` to `residual + dropout(x + bias)`.
+pub(super) fn bias_dropout_add(
+    [x, residual]: [&Tensor; 2],
+    bias: Option<&Tensor>,
+    draw: Draw,
+    (words, stream): (&Words, PhiloxStream),
+    out: &mut Tensor,
+) -> Result<()> {
+    const OP: &str = "bias_dropout_add";
+    let (dtype, n, gpu) = (out.dtype(), out.numel(), out.device().gpu()?);
+    if n == 0 {
+        return Ok(());
+    }
+    // Without a bias the kernel gets `x` in its place, and a width of 0.
+    let width = bias.map_or(0, Tensor::numel) as u64;
+    let inputs = [x, residual, bias.unwrap_or(x)];
+    let [x, residual, bias] = inputs.map(|input| gathered(OP, input));
+    let gathered = [x?, residual?, bias?];
+    let Places(layout, first, together) = Places::of(OP, words, dtype)?;
+    let kernel = kernel(OP, out, None, OP)?;
+    let mut args = Args::new(OP, gpu).write(out)?;
+    for (input, gathered) in inputs.into_iter().zip(&gathered) {
+        args = read(args, input, gathered)?;
+    }
+    let args = args.value(width).value(layout).value(first).value(u32::from(together)).value(n as u64);
+    let args = args.draws(stream).value(u32::from(draw.is_drawn)).value(draw.threshold);
+    kernel.launch(Grid::over(gpu, n.div_ceil(group(dtype)), 256), wide(args, dtype, draw.scale))
+}
+
+/// A copy of the elements, unless they lie together and groups of them are aligned.
+fn gathered(op: &'static str, x: &Tensor) -> Result<Option<Scratch>> {
+    let fits = x.is_contiguous() && x.offset().is_multiple_of(group(x.dtype()));
+    (!fits).then(|| Scratch::of(op, x)).transpose()
+}
+
+fn read<'a>(args: Args<'a>, x: &'a Tensor, gathered: &'a Option<Scratch>) -> Result<Args<'a>> {
+    match gathered {
+        Some(gathered) => Ok(args.scratch(gathered)),
+        None => args.read(x),
+    }
 }

@@ -1,6 +1,7 @@
 //! Random numbers, each a function of the stream and of its element's place in the whole tensor alone: threads,
 //! shards and repetitions draw the same ones.
 
+mod bias_dropout_add;
 mod cuda;
 mod words;
 
@@ -14,6 +15,8 @@ use crate::pointwise::{LineFn, Pointwise, apply, c, pointwise, run, update};
 use crate::real::{Input, Output, Real, for_real};
 use crate::simd::{Float, Isa, Kernel, dispatch};
 use words::Words;
+
+pub use bias_dropout_add::bias_dropout_add;
 
 /// Numbers spread evenly from `low` up to, but not including, `high` (which rounding to the dtype may reach): the
 /// part of `shape` that lies at the window's place in the whole. Every dtype gets the same numbers, rounded.
@@ -213,14 +216,19 @@ fn units<W: Float>(words: &Words, lane: u64, start: usize, to: &mut [W]) {
 /// If `p` is not between 0 and 1, the window does not hold `x`, or the dtype is no floating-point one.
 pub fn dropout(x: &Tensor, p: f64, stream: PhiloxStream, window: &Window) -> Result<Tensor> {
     const OP: &str = "dropout";
-    if !(0.0..=1.0).contains(&p) {
-        return Err(Error::range(OP, format!("the probability {p}"), "one from 0 to 1"));
-    }
+    check_probability(OP, p)?;
     check::float(OP, x)?;
     let words = Words::new(OP, stream, x.shape(), window)?;
     let mut out = x.empty_like_for(OP)?;
     DROPOUT.run(out.device(), |drop_out| drop_out(OP, x, p, (&words, stream), &mut out))?;
     Ok(out)
+}
+
+fn check_probability(op: &'static str, p: f64) -> Result<()> {
+    match (0.0..=1.0).contains(&p) {
+        true => Ok(()),
+        false => Err(Error::range(op, format!("the probability {p}"), "one from 0 to 1")),
+    }
 }
 
 const DROPOUT: Kernels<Dropout> = Kernels { cpu: drop_out_on_cpu, cuda: drop_out_on_gpu };

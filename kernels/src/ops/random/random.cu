@@ -91,6 +91,45 @@ extern "C" __global__ void dropout(T* out, const T* x, const __grid_constant__ S
     for_groups(Dropout{out, x, layout, places, draws.stream(), threshold, scale}, n);
 }
 
+// residual + dropout(x + bias), each step rounded. The bias repeats after `width` elements; with a width of 0 there is none.
+struct BiasDropoutAdd {
+    T* out;
+    const T *x, *residual, *bias;
+    u64 width;
+    const Strided& layout;
+    Places places;
+    Stream stream;
+    bool drawn;
+    u32 threshold;
+    W scale;
+
+    template <int LEN> DEVICE void at(u64 i) const {
+        u32 draws[LEN] = {};
+        if (drawn) words(draws, stream, 0, layout, places, i);
+        const Group<LEN> from = *(const Group<LEN>*)(x + i), rest = *(const Group<LEN>*)(residual + i);
+        Group<LEN> to;
+        u64 column = width ? i % width : 0;
+#pragma unroll
+        for (int l = 0; l < LEN; l++) {
+            T y = from.at[l];
+            if (width) {
+                y = narrow<T>(vec::add(widen(y), widen(bias[column])));
+                column = column + 1 == width ? 0 : column + 1;
+            }
+            y = narrow<T>(draws[l] >= threshold ? vec::mul(widen(y), scale) : W(0));
+            to.at[l] = narrow<T>(vec::add(widen(rest.at[l]), widen(y)));
+        }
+        *(Group<LEN>*)(out + i) = to;
+    }
+};
+
+extern "C" __global__ void bias_dropout_add(T* out, const T* x, const T* residual, const T* bias, u64 width,
+                                            const __grid_constant__ Strided layout, u64 first, u32 together, u64 n,
+                                            Draws draws, u32 drawn, u32 threshold, W scale) {
+    const Places places = {first, together != 0};
+    for_groups(BiasDropoutAdd{out, x, residual, bias, width, layout, places, draws.stream(), drawn != 0, threshold, scale}, n);
+}
+
 #else
 
 // Makes a number of two between 0 and 1.

@@ -1,7 +1,7 @@
 //! Random numbers: the CPU's own, whole and in shards.
 
 use phalanx_kernels as k;
-use phalanx_kernels::random::{dropout, normal, truncated_normal, uniform};
+use phalanx_kernels::random::{bias_dropout_add, dropout, normal, truncated_normal, uniform};
 use phalanx_tensor::{DType, Device, Dims, PhiloxStream, Result, RngKey, Tensor, Window};
 
 use crate::case::{Case, FLOATS, make, spread, tolerance};
@@ -53,6 +53,7 @@ pub fn cases() -> Vec<Case> {
             };
             all.push(Case::new(case, dtype, run).within(0.0));
         }
+        all.extend(windows().into_iter().map(|(shape, window)| bias_dropout_add_case(dtype, shape, window)));
         all.push(Case::new(format!("random dropout {dtype} of views"), dtype, move |d| {
             let x = make(&[12, 17], dtype, d, spread(1, 0.5, 2.0));
             let window = |t: &Tensor| Window::whole(t.shape());
@@ -61,4 +62,24 @@ pub fn cases() -> Vec<Case> {
         }));
     }
     all
+}
+
+/// With and without a bias, of every probability; of views too, if there are two dimensions.
+fn bias_dropout_add_case(dtype: DType, shape: Vec<usize>, window: Window) -> Case {
+    let case = format!("random bias_dropout_add {dtype} {shape:?} of {:?}", window.global);
+    let run = move |d| {
+        let [x, residual] = [1, 2].map(|seed| make(&shape, dtype, d, spread(seed, 0.5, 2.0)));
+        let bias = make(&shape[shape.len().saturating_sub(1)..], dtype, d, spread(3, 0.5, 2.0));
+        let run = |x: &Tensor, bias, p| bias_dropout_add(x, bias, &residual, p, stream(9), &window);
+        let mut outputs = Vec::new();
+        for p in [0.0, 0.3, 0.9, 1.0] {
+            outputs.extend([run(&x, None, p)?, run(&x, Some(&bias), p)?]);
+        }
+        if let [rows, columns] = shape[..] {
+            let turned = make(&[columns, rows], dtype, d, spread(4, 0.5, 2.0)).transpose(0, 1)?;
+            outputs.push(run(&turned, Some(&bias), 0.3)?);
+        }
+        Ok(outputs)
+    };
+    Case::new(case, dtype, run).within(0.0)
 }

@@ -12,6 +12,7 @@ use phalanx_nn::autograd::{
 use phalanx_nn::models::RecomputeMode;
 use phalanx_tensor::{Category, Device, Tensor};
 
+use super::parts::Parts;
 use super::versions::Updates;
 use super::{Spec, Stages};
 use crate::catch_panic::catch_panic;
@@ -45,6 +46,8 @@ pub(super) struct Executor {
     /// For each send of this rank, the action by which the tensor has certainly been received. `None` if sent tensors need not
     /// be held until then.
     pub(super) acknowledgements: Option<HashMap<Action, Option<Action>>>,
+    /// The ranks among which sent tensors are divided.
+    pub(super) parts: Option<Parts>,
 }
 
 /// A schedule under way.

@@ -30,12 +30,13 @@
 //! tied.exchange()         where a table is tied
 //! replicas.finish()
 //!
-//! pipeline ──> executor <──> transfer          chunks    tied
+//! pipeline ──> executor <──> transfer ──> parts    chunks    tied
 //!     └──────────> └──> versions    stages
 //! ```
 
 mod chunks;
 mod executor;
+mod parts;
 mod pipeline;
 mod stages;
 mod tied;

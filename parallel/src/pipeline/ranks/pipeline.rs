@@ -7,6 +7,7 @@ use phalanx_nn::models::RecomputeMode;
 use phalanx_tensor::{Context, Device, Tensor};
 
 use super::executor::{Executor, ScheduleRun};
+use super::parts::Parts;
 use super::versions::Updates;
 use super::{Observer, Stages, Weights};
 use crate::comm::Comm;
@@ -77,7 +78,15 @@ impl Pipeline {
         };
         let (recompute, observer) = (RecomputeMode::Never, None);
         Ok(Pipeline {
-            executor: Executor { schedule, comm, device, recompute, observer, acknowledgements: None },
+            executor: Executor {
+                schedule,
+                comm,
+                device,
+                recompute,
+                observer,
+                acknowledgements: None,
+                parts: None,
+            },
         })
     }
 
@@ -87,6 +96,23 @@ impl Pipeline {
     #[must_use]
     pub fn recompute(self, mode: RecomputeMode) -> Pipeline {
         Pipeline { executor: Executor { recompute: mode, ..self.executor } }
+    }
+
+    /// Sends activations and gradients in parts. All ranks of the group have this stage and hold the same activations, bit for bit, as
+    /// the ranks of [`TensorParallel`](crate::tensor_parallel::TensorParallel) without sequence parallelism do. Of `t` ranks each sends
+    /// its `1 / t` of a tensor's elements to its own neighbour, and the receivers gather the parts over their group. So what crosses
+    /// from stage to stage is sent once and not `t` times. All ranks of all stages set it.
+    ///
+    /// ```text
+    ///   stage 0                     stage 1
+    ///   rank 0   [a b]  -- a -->    rank 0   a .   -+
+    ///                                               +-- all-gather -->  [a b] on both
+    ///   rank 1   [a b]  -- b -->    rank 1   . b   -+
+    /// ```
+    /// Source: Narayanan et al.: Efficient large-scale language model training on GPU clusters (2021), section 4.1.
+    #[must_use]
+    pub fn scatter_gather(self, group: &Comm) -> Pipeline {
+        Pipeline { executor: Executor { parts: Parts::new(group), ..self.executor } }
     }
 
     /// Sets an observer of this rank's actions.
@@ -225,6 +251,12 @@ impl AsynchronousPipeline {
     #[must_use]
     pub fn recompute(self, mode: RecomputeMode) -> AsynchronousPipeline {
         AsynchronousPipeline { pipeline: self.pipeline.recompute(mode), ..self }
+    }
+
+    /// As [`Pipeline::scatter_gather`].
+    #[must_use]
+    pub fn scatter_gather(self, group: &Comm) -> AsynchronousPipeline {
+        AsynchronousPipeline { pipeline: self.pipeline.scatter_gather(group), ..self }
     }
 
     /// Sets an observer of this rank's actions, updates included.

@@ -6,6 +6,7 @@ use phalanx_nn::autograd::waiting;
 use phalanx_tensor::{Category, Context, DType, Device, Dims, Tensor};
 
 use super::executor::{Executor, ScheduleRun, missing};
+use super::parts::Parts;
 use super::{Executed, Spec, Stages};
 use crate::comm::{Call, Comm};
 use crate::pipeline::schedule::Action;
@@ -28,19 +29,21 @@ impl<S: Stages> ScheduleRun<'_, S> {
                 return Err(Error::Config(why));
             }
         }
-        self.send(action, output, to);
-        Ok(())
+        self.send(action, output, to)
     }
 
     pub(super) fn send_backward(&mut self, action: Action) -> Result<()> {
         let Action { stage, micro_batch, .. } = action;
         let grad = self.cell(stage, micro_batch).input_grad.take();
         let to = self.neighbour(stage.checked_sub(1))?;
-        self.send(action, grad.ok_or_else(|| missing("gradient of the input"))?, to);
-        Ok(())
+        self.send(action, grad.ok_or_else(|| missing("gradient of the input"))?, to)
     }
 
-    fn send(&mut self, action: Action, tensor: Tensor, to: usize) {
+    fn send(&mut self, action: Action, tensor: Tensor, to: usize) -> Result<()> {
+        let tensor = match &self.executor.parts {
+            Some(parts) => parts.own(&tensor)?,
+            None => tensor,
+        };
         if let Some(acknowledgements) = &self.executor.acknowledgements {
             let by = acknowledgements.get(&action).copied().flatten();
             self.held.entry(by).or_default().push(tensor.clone());
@@ -52,24 +55,27 @@ impl<S: Stages> ScheduleRun<'_, S> {
             }));
         }
         self.sent.push((action, self.executor.comm.start(call)));
+        Ok(())
     }
 
     pub(super) fn receive_forward(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
-        let Executor { comm, device, .. } = self.executor;
+        let Executor { comm, device, parts, .. } = self.executor;
         let from = self.neighbour(stage.checked_sub(1))?;
         let spec = match self.input_spec(stage, micro_batch) {
             Some(spec) => spec,
             None => receive_spec(comm, from, *device)?,
         };
-        let mut input = Tensor::empty(&spec.shape, spec.dtype, *device)?;
-        waiting("receive input", || comm.recv(&mut input, from))?;
+        let input = Tensor::empty(&spec.shape, spec.dtype, *device)?;
+        let call = Call::recv(received(parts, &input)?, from);
+        waiting("receive input", || comm.run(call))?;
+        gather(parts, &input)?;
         self.cell(stage, micro_batch).input = Some(input);
         Ok(())
     }
 
     /// Receives a gradient. Meanwhile the stage is recomputed, if its values were not kept and the next action uses them.
     pub(super) fn receive_backward(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
-        let Executor { comm, device, .. } = self.executor;
+        let Executor { comm, device, parts, .. } = self.executor;
         let from = self.neighbour(stage.checked_add(1))?;
         let used_next =
             self.following.is_some_and(|next| (next.stage, next.micro_batch) == (stage, micro_batch));
@@ -77,7 +83,7 @@ impl<S: Stages> ScheduleRun<'_, S> {
         let graph =
             cell.graph.as_ref().ok_or_else(|| missing("output that this would be the gradient of"))?;
         let grad = Tensor::empty(&graph.output.shape, graph.output.dtype, *device)?;
-        let call = Call::recv(grad.clone(), from);
+        let call = Call::recv(received(parts, &grad)?, from);
         match graph.recompute.as_ref().filter(|_| used_next) {
             None => waiting("receive gradient", || comm.run(call))?,
             Some(recompute) => {
@@ -86,6 +92,7 @@ impl<S: Stages> ScheduleRun<'_, S> {
                 waiting("receive gradient", || coming.wait())?;
             }
         }
+        gather(parts, &grad)?;
         cell.output_grad = Some(grad);
         Ok(())
     }
@@ -97,6 +104,16 @@ impl<S> ScheduleRun<'_, S> {
         let rank = stage.and_then(|stage| self.rank_of(stage));
         rank.ok_or_else(|| Error::Config("there is no stage on that side".into()))
     }
+}
+
+/// What is received of a tensor: all of it, or this rank's part.
+fn received(parts: &Option<Parts>, tensor: &Tensor) -> Result<Tensor> {
+    parts.as_ref().map_or_else(|| Ok(tensor.clone()), |parts| parts.own(tensor))
+}
+
+/// Completes a tensor of which this rank has received its part.
+fn gather(parts: &Option<Parts>, tensor: &Tensor) -> Result<()> {
+    parts.as_ref().map_or(Ok(()), |parts| waiting("gather parts", || parts.gather(tensor)))
 }
 
 /// Length of a header: the dtype, the number of dimensions, and a size for each dimension that there may be.

@@ -345,7 +345,8 @@ function drawCurves(body, { curves, marks }) {
     { title: "Learning rate", uncut: true, zero: true, series: [["", curves.lr, "c3"]] },
     { title: "Gradient norm", log: true, smooth: true, zero: true, series: [["", curves.grad_norm, "c4"]] },
     { title: "Throughput", unit: curves.throughput_unit, zero: true, smooth: true, series: [["", curves.throughput, "c1"]] },
-    { title: "FLOP/s used (MFU)", unit: "share of the measured peak", percent: true, zero: true, smooth: true, series: [["", curves.mfu, "c5"]] },
+    { title: "FLOP/s used (MFU)", unit: "share of the measured peak", percent: true, zero: true, smooth: true, series: [["PaLM's formula", curves.mfu, "c5"], ["Megatron-LM's", curves.megatron_mfu, "c2"]] },
+    { title: "FLOP/s by Megatron-LM's formula", unit: "FLOP/s, recomputed ones too", zero: true, smooth: true, series: [["", curves.flops, "c1"]] },
     ...curves.more.map((chart) => ({ title: chart.title, unit: chart.unit, log: true, smooth: true,
       series: chart.series.map(([name, series], at) => [name, series, `c${(at % 8) + 1}`]) })),
   ].map((chart) => ({ ...chart, series: filled(chart.series) })).filter((chart) => chart.series.length);
