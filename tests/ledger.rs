@@ -174,7 +174,7 @@ impl ConvNet {
         let mut x = images.clone();
         for (i, block) in self.blocks.iter().enumerate() {
             let recompute = match mode {
-                RecomputeMode::Never => false,
+                RecomputeMode::Never | RecomputeMode::Attention => false,
                 RecomputeMode::ExceptLast => i + 1 < self.blocks.len(),
                 RecomputeMode::Always => true,
             };

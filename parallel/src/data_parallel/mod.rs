@@ -36,7 +36,6 @@ pub use config::{Average, DdpConfig};
 pub use ddp::Ddp;
 pub use hook::{AllReduce, Bucket, BucketHook, Compress, PendingBucket};
 pub use join::{Divisor, JoinConfig};
-pub(crate) use moments::Moments;
 pub use power_sgd::{PowerSgd, PowerSgdConfig};
 pub use sampler::{DistributedSampler, SampleSplit};
 pub use sync_batch_norm::SyncBatchNorm;

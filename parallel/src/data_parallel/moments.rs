@@ -14,18 +14,18 @@ use crate::comm::Comm;
 
 /// Of [N, C, ...], in f64.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Moments {
+struct Moments {
     /// Elements of a channel.
-    pub(crate) count: f64,
+    count: f64,
     /// Of each channel.
-    pub(crate) mean: Vec<f64>,
+    mean: Vec<f64>,
     /// Of each channel the sum of the squares of the distances from its mean.
-    pub(crate) squares: Vec<f64>,
+    squares: Vec<f64>,
 }
 
 impl Moments {
     /// The moments of both parts together, by Chan, Golub and LeVeque's formula; never a difference of large squares.
-    pub(crate) fn with(mut self, part: Moments) -> Moments {
+    fn with(mut self, part: Moments) -> Moments {
         if self.count == 0.0 || part.count == 0.0 {
             return if self.count == 0.0 { part } else { self };
         }
@@ -38,12 +38,6 @@ impl Moments {
         }
         self.count = count;
         self
-    }
-
-    /// Moves a layer's running statistics towards these, the variance unbiased, and counts a batch.
-    pub(crate) fn commit(&self, norm: &BatchNorm) -> Result<()> {
-        let device = norm.running_mean.as_ref().map_or(Device::CPU, |buffer| buffer.tensor().device());
-        DeviceMoments::from_host(self, device)?.commit(norm)
     }
 
     fn of_numbers(numbers: &[f64]) -> Moments {

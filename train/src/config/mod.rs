@@ -251,6 +251,7 @@ mod tests {
             recompute: RecomputeMode::ExceptLast,
             sequence_parallel: true,
             scatter_gather: true,
+            logits_max: Some(4096),
         };
         Config {
             steps: 9,

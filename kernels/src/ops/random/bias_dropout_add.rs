@@ -4,12 +4,12 @@ use phalanx_tensor::{PhiloxStream, Result, Tensor, Window};
 
 use super::words::Words;
 use super::{cuda, threshold};
+use crate::block_reader::{BLOCK, BlockReader};
 use crate::check;
 use crate::dispatch::Kernels;
 use crate::pointwise::update;
 use crate::real::{Real, for_real};
 use crate::simd::{Float, Isa, Kernel, dispatch};
-use crate::source::{BLOCK, Source};
 
 const OP: &str = "bias_dropout_add";
 
@@ -82,8 +82,8 @@ fn run<T: Real>(
     out: &mut Tensor,
 ) -> Result<()> {
     let shape = inputs[0].shape();
-    let [x, residual] = Source::<T>::open_all(OP, inputs, shape)?;
-    let bias = bias.map(|bias| Source::<T>::open(OP, bias, shape)).transpose()?;
+    let [x, residual] = BlockReader::<T>::open_all(OP, inputs, shape)?;
+    let bias = bias.map(|bias| BlockReader::<T>::open(OP, bias, shape)).transpose()?;
     let scale = T::Wide::from_f64(draw.scale);
     update(OP, out, |start, target: &mut [T]| {
         let (mut draws, mut scratch, mut y) = ([0; BLOCK], [T::Wide::ZERO; BLOCK], [T::Wide::ZERO; BLOCK]);

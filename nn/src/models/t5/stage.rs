@@ -168,7 +168,7 @@ impl<L: LayerFactory> T5<L> {
     /// If this stage has no head, or the labels do not fit.
     pub fn loss(&self, x: &Var, labels: &Var, scale: f64) -> Result<Var> {
         let labels = labels.clone();
-        self.head()?.call(x, false, move |head, x| head.head.loss(x, &labels, scale))
+        self.head()?.call(x, false, move |head, x| head.head.loss(x, &labels, scale, usize::MAX))
     }
 
     /// Whether block `i` of encoder and decoder together computes its activations again.
