@@ -8,9 +8,9 @@ use phalanx::autograd::no_grad;
 use phalanx::kernels::{ConvOptions, Gelu as Kind, PoolOptions};
 use phalanx::nn::models::{DecoderStage, GptConfig, LlamaConfig, RecomputeMode};
 use phalanx::nn::{
-    Adagrad, Adam, AdamW, AdaptiveAvgPool2d, AvgPool2d, BatchNormConfig, Clip, Conv2dConfig,
-    CrossEntropyLoss, Dropout, EmbeddingSpec, Gelu, Group, Head, Init, LayerFactory, Lion, Loss, MaxPool2d,
-    OneDevice, Relu, Rmsprop, Rule, Sgd,
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, AdaptiveAvgPool2d, AvgPool2d, BatchNormConfig, Clip,
+    Conv2dConfig, CrossEntropyLoss, Dropout, EmbeddingSpec, Gelu, Group, Head, Init, Lamb, LayerFactory,
+    Lion, Loss, MaxPool2d, OneDevice, Relu, Rmsprop, Rule, Sgd,
 };
 use phalanx::nn::{Linear, LinearConfig, LossScaler, Module, Parameter, Parameters, Result, Scope};
 use phalanx::nn::{Sequential, Silu, WrappedUnit, clip_grad_norm_, grad_norm};
@@ -45,7 +45,7 @@ fn assert_equal_books(what: &str, number: u16, f: impl Fn(Device) -> Result<Vec<
     }
 }
 
-fn optimizers() -> [(&'static str, Box<dyn Rule>); 6] {
+fn optimizers() -> [(&'static str, Box<dyn Rule>); 10] {
     [
         ("sgd", Box::new(Sgd { momentum: 0.9, ..Sgd::default() })),
         ("adam", Box::new(Adam::default())),
@@ -53,6 +53,10 @@ fn optimizers() -> [(&'static str, Box<dyn Rule>); 6] {
         ("rmsprop", Box::new(Rmsprop { centered: true, ..Rmsprop::default() })),
         ("adagrad", Box::new(Adagrad::default())),
         ("lion", Box::new(Lion::default())),
+        ("adadelta", Box::new(Adadelta::default())),
+        ("adamax", Box::new(Adamax::default())),
+        ("lamb", Box::new(Lamb::default())),
+        ("adafactor", Box::new(Adafactor::default())),
     ]
 }
 

@@ -9,7 +9,7 @@ use phalanx::train::{self, AnyRule, Config, Error, Result, checkpoints, choices,
 
 choices! {
     pub enum Architecture { Gpt = "gpt", Llama = "llama" }
-    pub enum Rule { AdamW = "adamw", Muon = "muon" }
+    pub enum Rule { AdamW = "adamw", Muon = "muon", Lamb = "lamb", Adafactor = "adafactor" }
 }
 
 /// Without other flags, 300 steps on sequences of the bundled text.
@@ -79,11 +79,6 @@ impl Gpt {
         if let Some((key, x, end)) = numbers.into_iter().find(|(_, x, end)| !(0.0..*end).contains(x)) {
             return refuse(format!("`{key}` is {x}, wanted a number from 0 up to {end}"));
         }
-        let (tp, zero) = (self.run.layout.tp, self.run.zero);
-        if self.optimizer == Rule::Muon && (tp > 1 || zero > 0) {
-            let why = format!("takes whole matrices, and `tp` {tp} `zero` {zero} cut them");
-            return refuse(format!("`optimizer` muon {why}: wanted `optimizer` adamw"));
-        }
         self.run.check()
     }
 
@@ -137,12 +132,14 @@ impl Gpt {
     }
 }
 
-/// AdamW for everything, or for all but the matrices inside the model, which are Muon's.
+/// AdamW or Adafactor for everything, or AdamW for all but the matrices, which are LAMB's, or those inside the model, Muon's.
 pub fn optimizers(rule: Rule, decay: f64, all: Vec<Parameter>, lr: f64) -> Result<Vec<Optimizer<AnyRule>>> {
     let ends = ["wte", "wpe", "embed_tokens", "lm_head"];
     let inside = |p: &Parameter| p.is_matrix() && !ends.iter().any(|end| p.name().contains(end));
     match rule {
         Rule::AdamW => train::adamw_with(all, lr, decay),
         Rule::Muon => train::muon(all, lr, decay, inside),
+        Rule::Lamb => train::lamb(all, lr, decay),
+        Rule::Adafactor => train::adafactor(all, lr, decay),
     }
 }

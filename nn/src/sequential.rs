@@ -37,6 +37,9 @@ pub struct Sequential {
 
 modes!(Sequential);
 
+/// Makes what replaces a module, or nothing if it stays.
+type Replacement<'a, E> = dyn FnMut(&dyn Any) -> Result<Option<Box<dyn Module>>, E> + 'a;
+
 impl Sequential {
     /// Without modules: the identity.
     pub fn new() -> Sequential {
@@ -70,10 +73,7 @@ impl Sequential {
     ///
     /// # Errors
     /// The first of `replacement`, which ends it.
-    pub fn replace_layers<E>(
-        &mut self,
-        replacement: &mut dyn FnMut(&dyn Any) -> Result<Option<Box<dyn Module>>, E>,
-    ) -> Result<(), E> {
+    pub fn replace_layers<E>(&mut self, replacement: &mut Replacement<'_, E>) -> Result<(), E> {
         self.modules.iter_mut().try_for_each(|layer| replace(layer, replacement))
     }
 
@@ -202,10 +202,7 @@ fn within(what: &str, asked: impl RangeBounds<usize>, all: Range<usize>) -> Resu
     Ok(start..end)
 }
 
-fn replace<E>(
-    layer: &mut Box<dyn Module>,
-    replacement: &mut dyn FnMut(&dyn Any) -> Result<Option<Box<dyn Module>>, E>,
-) -> Result<(), E> {
+fn replace<E>(layer: &mut Box<dyn Module>, replacement: &mut Replacement<'_, E>) -> Result<(), E> {
     let any: &mut dyn Any = &mut **layer;
     if let Some(inner) = any.downcast_mut::<Sequential>() {
         return inner.replace_layers(replacement);

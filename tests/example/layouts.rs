@@ -89,6 +89,9 @@ fn every_layout_has_the_bits_of_one_rank() {
     check(&folder, 3, 2, &["--recompute", "always"]);
     check(&folder, 2, 1, &["--dtype", "bf16"]);
     check(&folder, 4, 2, &["--dtype", "bf16"]);
+    for optimizer in ["muon", "lamb", "adafactor"] {
+        check(&folder, 3, 1, &["--optimizer", optimizer]);
+    }
 }
 
 #[test]

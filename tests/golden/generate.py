@@ -565,6 +565,34 @@ def to(_):
     return [Arg("input", floats(shape(), 0, 60).round() / 4)], attrs, lambda x: x["input"]
 
 
+@op("optim:Adadelta", "optim:Adamax", "optim:Adafactor", "optim:Muon", family="optim", dtypes=("f32", "f64", "bf16"))
+def optimizer(name):
+    """The parameters after each step. Muon's iteration, for which PyTorch rounds to bf16, is evaluated in f64."""
+    attrs = {"lr": R.choice([0.5, 0.01]), "weight_decay": R.choice([0.0, 0.1]), "steps": 4}
+    attrs |= {"optim:Adadelta": lambda: {"rho": R.choice([0.9, 0.5]), "eps": R.choice([1e-6, 1e-2])},
+              "optim:Adamax": lambda: {"betas": R.choice([[0.9, 0.999], [0.5, 0.8]]), "eps": 1e-3},
+              "optim:Adafactor": lambda: {"beta2_decay": R.choice([-0.8, -0.5]), "eps": [1e-6, R.choice([1e-3, 0.5])],
+                                          "d": R.choice([1.0, 2.0])},
+              "optim:Muon": lambda: {"momentum": R.choice([0.95, 0.5]), "nesterov": R.choice([True, False]),
+                                     "eps": 1e-30, "adjust_lr_fn": R.choice(["original", "match_rms_adamw"])}}[name]()
+    shapes = [shape(rank, 1) for rank in ((2, 2) if name == "optim:Muon" else (0, 1, 2, 3))]
+    args = [Arg(f"params.{i}", floats(s), grad=False) for i, s in enumerate(shapes)]
+    args += [Arg(f"grads.{t}.{i}", floats(s), grad=False) for t in range(attrs["steps"]) for i, s in enumerate(shapes)]
+
+    def f(a):
+        params = [torch.nn.Parameter(a[f"params.{i}"].clone()) for i in range(len(shapes))]
+        made, after = getattr(torch.optim, name[6:])(params, **{k: v for k, v in attrs.items() if k != "steps"}), []
+        for t in range(attrs["steps"]):
+            for i, p in enumerate(params):
+                p.grad = a[f"grads.{t}.{i}"].clone()
+            rounded, torch.bfloat16 = torch.bfloat16, torch.float64
+            made.step()
+            torch.bfloat16 = rounded
+            after += [p.detach().clone() for p in params]
+        return after
+    return args, attrs, f
+
+
 # ---- a case ---------------------------------------------------------------------------------------------------
 
 

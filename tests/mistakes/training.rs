@@ -4,8 +4,8 @@ use phalanx::autograd::{
     GradCheck, Options, Result, Slot, backward, backward_inputs, grad, gradcheck, grads1, record, record_none,
 };
 use phalanx::nn::{
-    Adagrad, Adam, AdamW, Clip, Error, Group, Lion, Loader, OneCycle, Optimizer, Parameter, Rmsprop, Rule,
-    Schedule, Sgd, Windows, clip_grad_norm, clip_grad_norm_,
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Clip, Error, Group, Lamb, Lion, Loader, Muon,
+    OneCycle, Optimizer, Parameter, Rmsprop, Rule, Schedule, Sgd, Windows, clip_grad_norm, clip_grad_norm_,
 };
 use phalanx::{DType, Device, Leaf, Var};
 
@@ -149,6 +149,15 @@ fn updates() -> Vec<Mistake> {
         "Rmsprop: | alpha of 2" => with(Rmsprop { alpha: 2.0, ..Rmsprop::default() });
         "Rmsprop: | eps of -1" => with(Rmsprop { eps: -1.0, ..Rmsprop::default() });
         "Adagrad: | decay of the rate of -1" => with(Adagrad { lr_decay: -1.0, ..Adagrad::default() });
+        "Adadelta: | rho of 2" => with(Adadelta { rho: 2.0, ..Adadelta::default() });
+        "Adadelta: | eps of -1" => with(Adadelta { eps: -1.0, ..Adadelta::default() });
+        "Lamb: | second beta 1.5 | less than 1" => with(Lamb::default().with_betas(0.9, 1.5));
+        "Lamb: | eps of -1" => with(Lamb::default().with_eps(-1.0));
+        "Adafactor: | beta2_decay of 0.8 | 0 or less" => with(Adafactor { beta2_decay: 0.8, ..Adafactor::default() });
+        "Adafactor: | second eps of -1" => with(Adafactor { eps: (None, -1.0), ..Adafactor::default() });
+        "Adafactor: | clip of 0.5 | 1 or more" => with(Adafactor { clip: 0.5, ..Adafactor::default() });
+        "Muon: | `w` of shape [2] | AdamW" => with(Muon::default());
+        "Adamax: | second beta 1.0 | less than 1" => with(Adamax::default().with_betas(0.9, 1.0));
         "optimizer state: | missing | w.step" => {
             Adam::default().init(vec![Group::new(vec![parameter("w")], 0.1)]).unwrap().load_state_dict(vec![])
         };

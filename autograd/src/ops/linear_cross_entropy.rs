@@ -22,7 +22,7 @@ use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins
 const OP: &str = "linear_cross_entropy";
 
 impl Var {
-    /// [`Var::cross_entropy`] of the logits `self weightᵀ`, for `self` [N, in], `weight` [classes, in] and i64 targets [N], of which at most
+    /// [`Var::cross_entropy`] of the logits `self weightᵀ`, for `self` [N, in], `weight` [classes, in] and i64 targets `[N]`, of which at most
     /// `logits_max` are held at a time, but one row at least. If that many are all of them, they are saved as usual. On a CPU the bits do
     /// not depend on it.
     ///

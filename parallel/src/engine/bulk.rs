@@ -216,7 +216,11 @@ fn run(steps: Vec<Step>, given: Given<'_>) {
 fn failure(work: Work, context: &Context, is_skipped: bool) -> Option<Reason> {
     let run = || {
         let _guard = context.enter();
-        if is_skipped { Ok(drop(work)) } else { work() }
+        if is_skipped {
+            drop(work);
+            return Ok(());
+        }
+        work()
     };
     match catch_unwind(AssertUnwindSafe(run)) {
         Ok(outcome) => outcome.err().map(Reason::Error),

@@ -96,7 +96,7 @@ impl Scope {
         op: Op<'_>,
         work: impl FnMut() -> Result<(), Cause> + Send + 'static,
     ) -> TensorOp {
-        let owned = |variables: &[&Variable]| variables.iter().map(|v| Variable::clone(v)).collect();
+        let owned = |variables: &[&Variable]| variables.iter().copied().cloned().collect();
         // The closure may change what it holds, so its runs are in order.
         let own = self.engine.new_variable();
         let mut mutates: Vec<Variable> = owned(op.mutates);

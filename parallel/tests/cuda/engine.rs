@@ -104,15 +104,21 @@ fn step(
 ) -> Outcome<()> {
     for Half { device, x, target, w: [w1, w2], h, dy, dw: [_, dw2], dh, .. } in halves {
         let on = |name| (name, Lane::from(*device), *device);
-        push(engine, on("forward h"), [x, w1], h, |[x, w1], h| Ok(*h = relu(&matmul(x, w1)?)?))?;
+        push(engine, on("forward h"), [x, w1], h, |[x, w1], h| {
+            *h = relu(&matmul(x, w1)?)?;
+            Ok(())
+        })?;
         push(engine, on("forward y"), [h, w2, target], dy, |[h, w2, target], dy| {
-            Ok(*dy = sub(&matmul(h, w2)?, target)?)
+            *dy = sub(&matmul(h, w2)?, target)?;
+            Ok(())
         })?;
         push(engine, on("backward dw2"), [h, dy], dw2, |[h, dy], dw2| {
-            Ok(*dw2 = matmul(&h.transpose(0, 1)?, dy)?)
+            *dw2 = matmul(&h.transpose(0, 1)?, dy)?;
+            Ok(())
         })?;
         push(engine, on("backward dh"), [h, dy, w2], dh, |[h, dy, w2], dh| {
-            Ok(*dh = relu_backward(h, &matmul(dy, &w2.transpose(0, 1)?)?)?)
+            *dh = relu_backward(h, &matmul(dy, &w2.transpose(0, 1)?)?)?;
+            Ok(())
         })?;
     }
     copy(engine, ["copy dw2", "copy dw2 back"], halves, 1)?;
@@ -126,7 +132,8 @@ fn step(
             (hold.take(), if *device == DEVICES[1] { "backward dw1 of 1" } else { "backward dw1" });
         push(engine, (name, Lane::from(*device), *device), [x, dh], dw1, move |[x, dh], dw1| {
             wait.map_or(Ok(()), |wait| wait.recv_timeout(Duration::from_secs(60)))?;
-            Ok(*dw1 = matmul(&x.transpose(0, 1)?, dh)?)
+            *dw1 = matmul(&x.transpose(0, 1)?, dh)?;
+            Ok(())
         })?;
     }
     copy(engine, ["copy dw1", "copy dw1 back"], halves, 0)?;
@@ -151,7 +158,8 @@ fn copy(engine: &Engine, names: [&'static str; 2], [first, second]: &[Half; 2], 
         let (target, lane) = (to.device, Lane::Copies(from.device));
         // The copy is the target's work.
         push(engine, (name, lane, target), [&from.dw[layer]], &to.arrived[layer], move |[dw], arrived| {
-            Ok(*arrived = dw.to_device(target, false)?)
+            *arrived = dw.to_device(target, false)?;
+            Ok(())
         })?;
     }
     Ok(())
@@ -256,8 +264,10 @@ fn waits() -> std::result::Result<(), String> {
 
 type Work = Box<dyn FnMut() -> Outcome<()> + Send>;
 
+type LanesAndTensors = (Vec<(Lane, Work)>, [Tensor; 4]);
+
 /// Operations of plain code over both devices, and the tensors that they change.
-fn plain_code() -> Outcome<(Vec<(Lane, Work)>, [Tensor; 4])> {
+fn plain_code() -> Outcome<LanesAndTensors> {
     let [x, y] = [6, 7].map(|site| random(HIDDEN, HIDDEN, site, DEVICES[0]));
     let [there, sum] = [8, 9].map(|site| random(HIDDEN, HIDDEN, site, DEVICES[1]));
     let tensors = [x?, y?, there?, sum?];

@@ -26,7 +26,9 @@ fn optimizers(rule: fn() -> Box<dyn Rule>, parameters: Vec<Parameter>) -> Result
     ])
 }
 
-const RULES: [(&str, fn() -> Box<dyn Rule>); 4] = [
+type MakeRule = fn() -> Box<dyn Rule>;
+
+const RULES: [(&str, MakeRule); 4] = [
     ("muon", || Box::new(Muon::default())),
     ("lamb", || Box::new(Lamb::default())),
     ("adafactor", || Box::new(Adafactor::default())),

@@ -11,7 +11,9 @@ use crate::kit::{build, gpt, llama};
 
 const STEPS: usize = 3;
 
-const RULES: [(&str, fn() -> Box<dyn Rule>); 3] = [
+type MakeRule = fn() -> Box<dyn Rule>;
+
+const RULES: [(&str, MakeRule); 3] = [
     ("muon", || Box::new(Muon::default())),
     ("lamb", || Box::new(Lamb::default())),
     ("adafactor", || Box::new(Adafactor::default())),

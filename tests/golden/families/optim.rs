@@ -2,8 +2,8 @@
 
 use phalanx::autograd::{Error, Result};
 use phalanx::nn::{
-    Adagrad, Adam, AdamW, Group, Lion, OneCycle, Optimizer, Parameter, Rmsprop, Rule, Schedule, Sgd,
-    clip_grad_norm_,
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Group, Lion, Muon, MuonScale, OneCycle, Optimizer,
+    Parameter, Rmsprop, Rule, Schedule, Sgd, clip_grad_norm_,
 };
 use phalanx::{Device, Tensor, Var, kernels};
 
@@ -46,6 +46,22 @@ fn rule(call: &Call<'_>, name: &str) -> Option<Box<dyn Rule>> {
             initial_accumulator_value: attrs.float_or("initial_accumulator_value", 0.0),
             eps: eps(1e-10),
         }),
+        "Adadelta" => Box::new(Adadelta { rho: attrs.float_or("rho", 0.9), eps: eps(1e-6) }),
+        "Adafactor" => {
+            let eps = attrs.floats("eps").unwrap_or_default();
+            let eps = (eps.first().copied(), eps.get(1).copied().unwrap_or(1e-3));
+            let (beta2_decay, clip) = (attrs.float_or("beta2_decay", -0.8), attrs.float_or("d", 1.0));
+            Box::new(Adafactor { beta2_decay, eps, clip })
+        }
+        "Muon" => {
+            let scale = match attrs.str_or("adjust_lr_fn", "original") {
+                "match_rms_adamw" => MuonScale::MatchAdamW,
+                _ => MuonScale::Original,
+            };
+            let (momentum, nesterov) = (attrs.float_or("momentum", 0.95), attrs.bool_or("nesterov", true));
+            Box::new(Muon { momentum, nesterov, scale, eps: eps(1e-7), ..Muon::default() })
+        }
+        "Adamax" => Box::new(Adamax { betas: betas((0.9, 0.999)), eps: eps(1e-8) }),
         "Lion" => Box::new(Lion { betas: betas((0.9, 0.99)) }),
         _ => return None,
     })

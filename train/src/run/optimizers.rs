@@ -60,7 +60,7 @@ pub fn muon(
 /// # Errors
 /// As [`Rule::init`].
 pub fn adafactor(parameters: Vec<Parameter>, lr: f64, weight_decay: f64) -> Result<Vec<Optimizer<AnyRule>>> {
-    let rule: AnyRule = Box::new(Adafactor::default());
+    let rule: AnyRule = Box::<Adafactor>::default();
     Ok(vec![Optimizer::new(rule, Group::decay_matrices(parameters, lr, weight_decay))?])
 }
 

@@ -200,6 +200,12 @@ fn extend(values: &mut Lanes, size: u8, to: u8) {
     }
 }
 
+/// The bits of an unsigned integer of any size, in a lane's 64.
+#[inline(always)]
+fn widened(x: impl Into<u64>) -> u64 {
+    x.into()
+}
+
 /// Gives the lanes of a run their elements.
 #[inline(always)]
 fn spread<const N: usize>(
@@ -232,14 +238,14 @@ fn load_values<const N: usize>(
         let (chunks, _) = bytes.as_chunks::<BYTES>();
         if run.uniform {
             for k in 0..N {
-                values[k][run.lane..run.lane + run.lanes].fill(u64::from(T::from_le_bytes(chunks[k])));
+                values[k][run.lane..run.lane + run.lanes].fill(widened(T::from_le_bytes(chunks[k])));
             }
             return;
         }
         for k in 0..N {
             let lanes = &mut values[k][run.lane..run.lane + run.lanes];
             for (n, value) in lanes.iter_mut().enumerate() {
-                *value = u64::from(T::from_le_bytes(chunks[n * N + k]));
+                *value = widened(T::from_le_bytes(chunks[n * N + k]));
             }
         }
     })

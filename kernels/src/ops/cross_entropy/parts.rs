@@ -22,7 +22,7 @@ type ItemsFn =
 type ReduceFn = fn(&'static str, [&Tensor; 2], (DType, usize), &CrossEntropy, &mut Tensor) -> Result<()>;
 
 /// The losses of the items `items`, whose logits are the rows of `x` [items, C], and what [`cross_entropy_backward_part`] needs of each.
-/// `target` [N] has those of all items. The losses are in f64, without the factor of the reduction: [`cross_entropy_reduce`] makes the result
+/// `target` `[N]` has those of all items. The losses are in f64, without the factor of the reduction: [`cross_entropy_reduce`] makes the result
 /// of those of all items.
 ///
 /// # Errors
@@ -79,7 +79,7 @@ fn items_on_gpu(
     launch_forward(op, (x, &operand), &targets, shape, config, result, (targets.args().write(losses)?, stats))
 }
 
-/// The result of [`crate::cross_entropy`] for logits of `dtype` and `classes` classes, of the losses [N] of all items.
+/// The result of [`crate::cross_entropy`] for logits of `dtype` and `classes` classes, of the losses `[N]` of all items.
 ///
 /// # Errors
 /// As [`crate::cross_entropy`].

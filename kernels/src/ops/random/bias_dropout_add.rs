@@ -124,7 +124,7 @@ impl<W: Float> Kernel for AddTo<'_, W> {
 
     #[inline(always)]
     fn run<S: Isa>(self) {
-        self.y.iter_mut().zip(self.x).for_each(|(y, &x)| *y = *y + x);
+        self.y.iter_mut().zip(self.x).for_each(|(y, &x)| *y += x);
     }
 }
 

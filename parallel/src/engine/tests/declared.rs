@@ -64,7 +64,12 @@ fn a_bulk_is_handed_over_when_it_is_full_or_its_lane_changes_or_its_thread_waits
         push(Device::CPU.into());
         engine.wait_for_var(&variable).unwrap(); // 1
         assert_eq!(variable.version(), 10);
-        engine.push_async(Op::new("async").mutates(&[&variable]), |c| Ok(c.complete(Ok(())))).unwrap();
+        engine
+            .push_async(Op::new("async").mutates(&[&variable]), |c| {
+                c.complete(Ok(()));
+                Ok(())
+            })
+            .unwrap();
         push(Device::CPU.into()); // 1
     }
     push(Device::CPU.into());

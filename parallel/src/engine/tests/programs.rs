@@ -61,7 +61,7 @@ impl Program {
             _ => Step::Push(random.below(operations.len())),
         };
         let steps = (0..6 + random.below(20)).map(|_| step(random)).collect();
-        let dtype = if seed % 2 == 0 { DType::F32 } else { DType::F64 };
+        let dtype = if seed.is_multiple_of(2) { DType::F32 } else { DType::F64 };
         Program { dtype, tensors, operations, steps }
     }
 
