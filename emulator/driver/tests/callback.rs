@@ -3,7 +3,6 @@
 //! The mode is read once a process, so each case is a test that is ignored here and run in processes of its own.
 #![allow(unsafe_code)]
 
-#[allow(dead_code)] // other tests use the rest
 mod common;
 
 use std::ffi::c_void;
