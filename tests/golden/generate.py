@@ -565,6 +565,36 @@ def to(_):
     return [Arg("input", floats(shape(), 0, 60).round() / 4)], attrs, lambda x: x["input"]
 
 
+# Names in torch.optim, with settings.
+OPTIMIZERS = {
+    "SGD": {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1},
+    "Adam": {"lr": 0.01, "weight_decay": 0.1},
+    "AdamW": {"lr": 0.01, "weight_decay": 0.1},
+    "RMSprop": {"lr": 0.01, "alpha": 0.9, "momentum": 0.5, "centered": True},
+    "Adagrad": {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.1},
+    "Adadelta": {"lr": 0.5, "rho": 0.8, "eps": 1e-3, "weight_decay": 0.1},
+    "Adamax": {"lr": 0.01, "weight_decay": 0.1},
+}
+
+
+@op(*(f"optim:{name}" for name in OPTIMIZERS), family="optim", dtypes=("f32", "f64"))
+def optimizer(op_name):
+    name, steps, sizes = op_name.removeprefix("optim:"), range(3), enumerate([7, 33])
+    names = [(f"{what}.{i}", n) for i, n in sizes for what in ["params", *(f"grads.{t}" for t in steps)]]
+
+    def run(a):
+        params = [a[f"params.{i}"].clone() for i in range(2)]
+        after, rule = [], getattr(torch.optim, name)(params, **OPTIMIZERS[name])
+        for t in steps:
+            for i, param in enumerate(params):
+                param.grad = a[f"grads.{t}.{i}"]
+            rule.step()
+            after += [param.clone() for param in params]
+        return after
+
+    return [Arg(what, floats([n]), grad=False) for what, n in names], OPTIMIZERS[name] | {"steps": len(steps)}, run
+
+
 # ---- a case ---------------------------------------------------------------------------------------------------
 
 

@@ -2,8 +2,8 @@
 
 use phalanx::autograd::{Error, Result};
 use phalanx::nn::{
-    Adagrad, Adam, AdamW, Group, Lion, OneCycle, Optimizer, Parameter, Rmsprop, Rule, Schedule, Sgd,
-    clip_grad_norm_,
+    Adadelta, Adagrad, Adam, AdamW, Adamax, Group, Lion, OneCycle, Optimizer, Parameter, Rmsprop, Rule,
+    Schedule, Sgd, clip_grad_norm_,
 };
 use phalanx::{Device, Tensor, Var, kernels};
 
@@ -46,6 +46,8 @@ fn rule(call: &Call<'_>, name: &str) -> Option<Box<dyn Rule>> {
             initial_accumulator_value: attrs.float_or("initial_accumulator_value", 0.0),
             eps: eps(1e-10),
         }),
+        "Adadelta" => Box::new(Adadelta { rho: attrs.float_or("rho", 0.9), eps: eps(1e-6) }),
+        "Adamax" => Box::new(Adamax { betas: betas((0.9, 0.999)), eps: eps(1e-8) }),
         "Lion" => Box::new(Lion { betas: betas((0.9, 0.99)) }),
         _ => return None,
     })
