@@ -67,7 +67,11 @@ fn one(name: &str, text: &str, capability: u32, all: &mut Assembled) {
     all.registers = all.registers.max(numbers_before(&image.log, " registers").max().unwrap_or(0));
     let spilled: u64 = numbers_before(&image.log, " bytes spill").sum();
     if spilled > 0 && !SPILLS.iter().any(|(known, _)| *known == name) {
-        all.wrong.push(format!("{name} spills {spilled} bytes on sm_{capability}:\n{}", image.log));
+        // A file is compiled many times: its macros have the dtypes and the formula.
+        let macros: Vec<&str> = text.lines().take_while(|line| line.starts_with("#define ")).collect();
+        let (macros, log) = (macros.join("\n"), &image.log);
+        let why = "reorder its formula, so that fewer numbers live at once";
+        all.wrong.push(format!("{name} spills {spilled} bytes on sm_{capability}; {why}:\n{macros}\n{log}"));
     }
 }
 

@@ -7,7 +7,7 @@ use phalanx_tensor::{DType, Device, Tensor};
 use crate::twin::{Value, bits, collective, draw, tensor, values};
 
 /// The kinds that all ranks of a group call.
-pub const COLLECTIVES: [CollectiveKind; 9] = [
+pub const COLLECTIVES: &[CollectiveKind] = &[
     CollectiveKind::Barrier,
     CollectiveKind::AllReduce,
     CollectiveKind::ReduceScatter,
@@ -55,7 +55,8 @@ impl Step {
         // Mostly small; sometimes nothing, sometimes more than one piece.
         let count = [0, 1 + pick(3, 7), 1 + pick(3, 300), 1 + pick(3, 300), 100_000][pick(4, 20).min(4)];
         let count = if pick(4, 20) < 4 || pick(5, 10) == 0 { count } else { 1 + pick(3, 100) };
-        Step { kind: COLLECTIVES[pick(6, 9)], by, dtype, count, root: pick(7, size), seed: draw(seed, 8) }
+        let kind = COLLECTIVES[pick(6, COLLECTIVES.len())];
+        Step { kind, by, dtype, count, root: pick(7, size), seed: draw(seed, 8) }
     }
 
     /// Elements that each rank gives and gets; those that it does not bring are 0.
@@ -68,7 +69,7 @@ impl Step {
             CollectiveKind::Gather => (one, if rank == self.root { all } else { 0 }),
             CollectiveKind::Scatter => (if rank == self.root { all } else { 0 }, one),
             CollectiveKind::AllToAll => (all, all),
-            _ => (0, 0),
+            CollectiveKind::Barrier | CollectiveKind::Send | CollectiveKind::Receive => (0, 0),
         }
     }
 
@@ -97,7 +98,8 @@ impl Step {
             CollectiveKind::Gather => Call::gather(at_root(&output), input, self.root),
             CollectiveKind::Scatter => Call::scatter(output.clone(), at_root(&input), self.root),
             CollectiveKind::AllToAll => Call::all_to_all(output.clone(), input),
-            _ => Call::barrier(),
+            CollectiveKind::Barrier => Call::barrier(),
+            CollectiveKind::Send | CollectiveKind::Receive => unreachable!("is no collective"),
         };
         let wanted = collective(self.kind, self.by, self.root, &inputs, &before).swap_remove(rank);
         Running { pending: comm.start(call), output, wanted, step: *self }
@@ -141,7 +143,7 @@ pub fn all(comm: &Comm, device: Device) -> Result<(), String> {
 type Result<T, E = phalanx_parallel::comm::Error> = std::result::Result<T, E>;
 
 fn every_collective_of_every_dtype(comm: &Comm, device: Device) -> Result<(), String> {
-    for kind in COLLECTIVES {
+    for &kind in COLLECTIVES {
         for dtype in DType::ALL {
             let reduces = matches!(
                 kind,

@@ -102,7 +102,7 @@ impl Task for Many {
     }
 }
 
-const RULES: [(&str, Rules); 10] = [
+const RULES: &[(&str, Rules)] = &[
     ("sgd", || Box::new(Sgd::default())),
     ("momentum", || Box::new(Sgd { momentum: 0.9, ..Sgd::default() })),
     ("lion", || Box::new(Lion::default())),
@@ -117,7 +117,7 @@ const RULES: [(&str, Rules); 10] = [
 
 #[test]
 fn odd_units_and_every_rule() {
-    for (number, (name, rule)) in RULES.into_iter().enumerate() {
+    for (number, &(name, rule)) in RULES.iter().enumerate() {
         for (place, (dtype, grads, ranks, micros)) in [
             (DType::F32, None, 3, 1),
             (DType::F64, None, 5, 2),

@@ -24,7 +24,7 @@ const RMSPROP: Rmsprop =
     Rmsprop { lr: 0.01, alpha: 0.9, eps: 0.1, weight_decay: 0.1, momentum: 0.5, centered: true };
 
 /// Name, state tensors, the step.
-const RULES: [(&str, usize, Update); 12] = [
+const RULES: &[(&str, usize, Update)] = &[
     ("adam", 2, |step, t| adam_(step, Adam { step: t, ..ADAM })),
     ("adamw", 2, |step, t| adamw_(step, Adam { step: t, ..ADAM })),
     ("adamw without decay", 2, |step, t| adamw_(step, Adam { step: t, weight_decay: 0.0, ..ADAM })),
@@ -43,7 +43,7 @@ const RULES: [(&str, usize, Update); 12] = [
 
 fn optim_cases() -> Vec<Case> {
     let mut all = Vec::new();
-    for (name, states, update) in RULES {
+    for &(name, states, update) in RULES {
         for dtype in FLOATS {
             let sizes: &[usize] = &[1, 7, 0, 33, 8, 1024, 9000];
             all.push(Case::new(format!("optim {name} {dtype}"), dtype, move |d| {

@@ -138,7 +138,8 @@ fn rounds(transfers: &[Transfer], signature: &Signature, (me, size): (usize, usi
         for Transfer { owner, sources, dests } in transfers {
             let Some(own) = sources.iter().find(|source| source.rank == me) else { continue };
             let range = part(&own.range);
-            if range.is_empty() {
+            // A single rank's elements are not combined: the owner sends them with the results.
+            if range.is_empty() || sources.len() == 1 {
                 continue;
             }
             if *owner != me {
@@ -288,7 +289,7 @@ mod tests {
                         came
                     }
                     Some(Step::Combine { own, out, .. }) => {
-                        memory[me].combine(own, out.clone(), (me, size));
+                        memory[me].combine(own, out.clone(), me);
                         true
                     }
                     _ => false,
@@ -347,14 +348,10 @@ mod tests {
             true
         }
 
-        fn combine(
-            &mut self,
-            (side, own): &(Side, Range<usize>),
-            out: Range<usize>,
-            (me, size): (usize, usize),
-        ) {
+        fn combine(&mut self, (side, own): &(Side, Range<usize>), out: Range<usize>, me: usize) {
             let (count, own) = (own.len(), self.side(*side)[own.clone()].to_vec());
-            let mut parts: Vec<&[f64]> = self.buffer[..count * (size - 1)].chunks(count).collect();
+            let came = std::mem::take(&mut self.buffer);
+            let mut parts: Vec<&[f64]> = came.chunks(count).collect();
             parts.insert(me, &own);
             let sum = |i: usize| parts[1..].iter().fold(parts[0][i], |sum, part| sum + part[i]);
             let sums: Vec<f64> = (0..count).map(sum).collect();

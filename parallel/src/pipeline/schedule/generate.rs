@@ -8,7 +8,7 @@ use crate::pipeline::Cell;
 /// A schedule of ranks, stages of each, and micro-batches.
 type Generator = fn(usize, usize, usize) -> Result<Schedule>;
 
-const GENERATORS: [(&str, Generator); 6] = [
+const GENERATORS: &[(&str, Generator)] = &[
     ("gpipe", |ranks, _, micro_batches| gpipe(ranks, micro_batches)),
     ("1f1b", |ranks, _, micro_batches| one_f_one_b(ranks, micro_batches)),
     ("interleaved", interleaved),
