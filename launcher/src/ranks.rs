@@ -24,6 +24,7 @@ enum Event {
     /// A rank's process has ended.
     Ended(usize, Result<ExitStatus, String>),
     /// The launcher got this signal.
+    #[cfg(unix)]
     Signal(Signal),
 }
 
@@ -132,7 +133,9 @@ fn wait(ranks: &mut [Rank], events: &Receiver<Event>, grace: Duration) -> Option
                 }
             }
             // The second one is in earnest.
+            #[cfg(unix)]
             Ok(Event::Signal(_)) if next.is_some() => next = Some((Instant::now(), Signal::SIGKILL)),
+            #[cfg(unix)]
             Ok(Event::Signal(got)) => {
                 left(ranks).for_each(|rank| signal(rank, got));
                 next = Some((Instant::now() + grace, Signal::SIGKILL));

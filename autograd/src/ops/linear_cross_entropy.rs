@@ -17,6 +17,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{Error, Tensor, even_piece};
 
 use super::classification_losses::{CrossEntropy, slope};
+use super::frame::named;
 use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, grads2, record};
 
 const OP: &str = "linear_cross_entropy";
@@ -43,9 +44,16 @@ impl Var {
         }
         // A gradient of one column has an order of additions of its own.
         if items.saturating_mul(classes) <= logits_max || inputs == 1 || items == 0 {
-            return self.linear(weight, None)?.cross_entropy(target, config);
+            let logits = named(OP, self.linear(weight, None))?;
+            return named(OP, logits.cross_entropy(target, config));
         }
+        named(OP, self.in_chunks(weight, target, config, logits_max))
+    }
+
+    /// [`Var::linear_cross_entropy`] whose logits are not held whole.
+    fn in_chunks(&self, weight: &Var, target: &Var, config: &CrossEntropy, logits_max: usize) -> Result<Var> {
         begins();
+        let (items, classes) = (self.shape()[0], weight.shape()[0]);
         let (x, w, t) = (self.tensor(), weight.tensor(), target.tensor());
         let (mut losses, mut stats) = (Vec::new(), Vec::new());
         for rows in logit_rows([items, classes], logits_max) {
@@ -223,7 +231,7 @@ mod tests {
     #[test]
     fn any_chunk_has_the_bits_of_the_whole() {
         for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
-            for (items, classes, inputs) in [(1, 2, 2), (7, 33, 5), (33, 129, 33), (129, 1030, 7)] {
+            for (items, classes, inputs) in [(1, 2, 2), (7, 33, 5), (7, 33, 70), (33, 129, 33), (129, 1030, 7)] {
                 let (target, wide) = (targets(items, classes), dtype.size() == 2);
                 let config = CrossEntropy { wide, scale: 0.5, ..CrossEntropy::default() };
                 let run = |logits_max: Option<usize>, passes: usize| {
@@ -285,6 +293,12 @@ mod tests {
                 error.starts_with("linear_cross_entropy: ") && error.contains(&format!("{weight:?}")),
                 "{error}"
             );
+        }
+        for logits_max in [10, usize::MAX] {
+            let weight = Var::new(random(&[9, 5], 1, DType::F64));
+            let loss = make(&[7, 5]).linear_cross_entropy(&weight, &targets(7, 9), &config, logits_max);
+            let error = loss.unwrap_err().to_string();
+            assert!(error.starts_with("linear_cross_entropy: ") && error.contains("f64"), "{error}");
         }
         let wrong = Var::from_slice(&[0i64, 1, 9], &[3], Device::CPU).unwrap();
         let error =

@@ -142,11 +142,6 @@ impl BatchNorm {
         self.eps
     }
 
-    /// How far the running statistics move towards a batch's; none if they are the means over all batches.
-    pub fn momentum(&self) -> Option<f64> {
-        self.momentum
-    }
-
     /// Refuses an input with another number of dimensions than the layer takes.
     ///
     /// # Errors
@@ -176,11 +171,34 @@ impl BatchNorm {
         }
     }
 
-    /// Counts a training batch, unless its forward pass is recomputed. No host waits for a GPU.
+    /// Counts a training batch and moves the running statistics towards the batch's `mean` and unbiased `variance`, f64 `[C]`; does nothing
+    /// while the forward pass is recomputed. Layers that compute the statistics in another way call this. The host waits for no GPU.
     ///
     /// # Errors
-    /// If the counter cannot be written.
-    pub fn count_batch(&self) -> Result<()> {
+    /// If the statistics do not fit, or memory is short.
+    pub fn track(&self, mean: &Tensor, variance: &Tensor) -> Result<()> {
+        if is_recomputing() {
+            return Ok(());
+        }
+        self.count_batch()?;
+        let share = match (&self.num_batches_tracked, self.momentum) {
+            (Some(counter), None) => {
+                let seen = kernels::cast(&counter.tensor().reshape(&[1])?, DType::F64)?;
+                kernels::rdiv_scalar(&kernels::clamp(&seen, Some(1.0.into()), None)?, 1.0.into())?
+            }
+            (_, momentum) => kernels::full(&[1], momentum.unwrap_or(0.1), DType::F64, mean.device())?,
+        };
+        let rest = kernels::rsub_scalar(&share, 1.0.into())?;
+        for (buffer, new) in [(&self.running_mean, mean), (&self.running_var, variance)] {
+            let Some(buffer) = buffer else { continue };
+            let old = kernels::cast(&buffer.tensor(), DType::F64)?;
+            buffer.load(&kernels::add(&kernels::mul(&old, &rest)?, &kernels::mul(new, &share)?)?)?;
+        }
+        Ok(())
+    }
+
+    /// Adds one to the number of batches where it is, so that the host waits for no GPU.
+    fn count_batch(&self) -> Result<()> {
         let Some(counter) = self.num_batches_tracked.as_ref().filter(|_| !is_recomputing()) else {
             return Ok(());
         };
@@ -197,19 +215,6 @@ impl BatchNorm {
             }
         }
         Ok(())
-    }
-
-    /// [`BatchNorm::count`], whose result stays on `device`, as one element of f64.
-    ///
-    /// # Errors
-    /// If the counter cannot be written, or memory is short.
-    pub fn count_on_device(&self, device: Device) -> Result<Tensor> {
-        self.count_batch()?;
-        if let (Some(counter), None) = (&self.num_batches_tracked, self.momentum) {
-            let seen = kernels::cast(&counter.tensor().reshape(&[1])?, DType::F64)?;
-            return Ok(kernels::rdiv_scalar(&kernels::clamp(&seen, Some(1.0.into()), None)?, 1.0.into())?);
-        }
-        Ok(kernels::full(&[1], self.momentum.unwrap_or(0.1), DType::F64, device)?)
     }
 }
 

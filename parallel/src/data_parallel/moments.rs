@@ -119,14 +119,8 @@ impl DeviceMoments {
 
     /// Moves a layer's running statistics towards these, the variance unbiased, and counts a batch.
     pub(super) fn commit(&self, norm: &BatchNorm) -> Result<()> {
-        let momentum = norm.count_on_device(self.numbers.device())?;
-        let rest = kernels::rsub_scalar(&momentum, 1.0.into())?;
         let unbiased = kernels::div(&self.squares()?, &kernels::sub_scalar(&self.count()?, 1.0.into())?)?;
-        for (buffer, new) in [(&norm.running_mean, self.mean()?), (&norm.running_var, unbiased)] {
-            let Some(buffer) = buffer else { continue };
-            let old = kernels::cast(&buffer.tensor(), DType::F64)?;
-            buffer.load(&kernels::add(&kernels::mul(&old, &rest)?, &kernels::mul(&new, &momentum)?)?)?;
-        }
+        norm.track(&self.mean()?, &unbiased)?;
         Ok(())
     }
 }

@@ -13,7 +13,7 @@
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{
     self, Backward, BatchNorm as BatchNormArgs, Cx, Function, Grads, SaveContext, SavedVariable, Var, begins,
-    grads1, is_recomputing, record,
+    grads1, record,
 };
 use phalanx_nn::{BatchNorm, Buffer, Entry, Module, Parameter, Parameters, Sequential};
 use phalanx_tensor::{DType, Tensor};
@@ -109,9 +109,7 @@ impl SyncBatchNorm {
                 return Err(phalanx_nn::Error::invalid("SyncBatchNorm", why).into());
             }
         }
-        if !is_recomputing() {
-            moments.commit(&self.norm)?;
-        }
+        moments.commit(&self.norm)?;
         let BatchNorm { weight, bias, .. } = &self.norm;
         let [weight, bias] = [weight, bias].map(|p| p.as_ref().map(Parameter::var));
         let eps = self.norm.eps();

@@ -1,9 +1,9 @@
 //! [`Moments`]: what [`DeferredBatchNorm`](super::DeferredBatchNorm) knows of the micro-batches so far, on their device: no host
 //! waits for a GPU.
 
-use phalanx_kernels::{self as kernels, add, div_scalar, mul, mul_scalar, rdiv_scalar, rsub_scalar, sub};
+use phalanx_kernels::{add, div_scalar, mul, mul_scalar, sub};
 use phalanx_nn::BatchNorm;
-use phalanx_tensor::{Category, Context, DType, Tensor};
+use phalanx_tensor::{Category, Context, Tensor};
 
 use crate::Result;
 
@@ -45,28 +45,7 @@ impl Moments {
     /// # Errors
     /// If the device has no room.
     pub(super) fn commit(&self, norm: &BatchNorm) -> Result<()> {
-        norm.count_batch()?;
-        let unbiased = div_scalar(&self.squares, (self.count - 1.0).into())?;
-        for (buffer, new) in [(&norm.running_mean, &self.mean), (&norm.running_var, &unbiased)] {
-            let Some(buffer) = buffer else { continue };
-            let old = kernels::cast(&buffer.tensor(), DType::F64)?;
-            buffer.load(&moved(norm, &old, new)?)?;
-        }
+        norm.track(&self.mean, &div_scalar(&self.squares, (self.count - 1.0).into())?)?;
         Ok(())
     }
-}
-
-/// `(1 - momentum) old + momentum new`. Without a momentum it is the mean of all batches, whose number is on the device.
-fn moved(norm: &BatchNorm, old: &Tensor, new: &Tensor) -> Result<Tensor> {
-    let (old, new) = match (norm.momentum(), &norm.num_batches_tracked) {
-        (None, Some(batches)) => {
-            let share = rdiv_scalar(&kernels::cast(&batches.tensor(), DType::F64)?, 1.0.into())?;
-            (mul(old, &rsub_scalar(&share, 1.0.into())?)?, mul(new, &share)?)
-        }
-        (momentum, _) => {
-            let momentum = momentum.unwrap_or(0.1);
-            (mul_scalar(old, (1.0 - momentum).into())?, mul_scalar(new, momentum.into())?)
-        }
-    };
-    Ok(add(&old, &new)?)
 }
