@@ -239,65 +239,39 @@ pub(crate) fn wide_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
+/// Runs `$body` with `$T` standing for the type beside `$dtype`; `$rest` if it is none of these.
+macro_rules! for_dtype {
+    ($dtype:expr, $T:ident => $body:expr; $($variant:ident)|+ = $type:ty $(, $($more:ident)|+ = $types:ty)* $(; $other:ident => $rest:expr)?) => {
+        match $dtype {
+            $(phalanx_tensor::DType::$variant)|+ => {
+                type $T = $type;
+                $body
+            }
+            $($(phalanx_tensor::DType::$more)|+ => {
+                type $T = $types;
+                $body
+            })*
+            $($other => $rest,)?
+        }
+    };
+}
+
 /// Runs `$body` with `$T` standing for the element type of a floating-point `$dtype`; any other dtype is an error
 /// that names `$op`.
 macro_rules! for_real {
     ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            phalanx_tensor::DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            phalanx_tensor::DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            phalanx_tensor::DType::BF16 => {
-                type $T = phalanx_tensor::bf16;
-                $body
-            }
-            phalanx_tensor::DType::F16 => {
-                type $T = phalanx_tensor::f16;
-                $body
-            }
-            other => Err(phalanx_tensor::Error::dtype($op, other, "a floating-point dtype")),
-        }
+        $crate::real::for_dtype!($dtype, $T => $body;
+            F64 = f64, F32 = f32, BF16 = phalanx_tensor::bf16, F16 = phalanx_tensor::f16;
+            other => Err(phalanx_tensor::Error::dtype($op, other, "a floating-point dtype")))
     };
 }
 
 /// Runs `$body` with `$T` standing for the stored type of any `$dtype`; bools are bytes.
 macro_rules! for_element {
     ($dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            phalanx_tensor::DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            phalanx_tensor::DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            phalanx_tensor::DType::BF16 => {
-                type $T = phalanx_tensor::bf16;
-                $body
-            }
-            phalanx_tensor::DType::F16 => {
-                type $T = phalanx_tensor::f16;
-                $body
-            }
-            phalanx_tensor::DType::I64 => {
-                type $T = i64;
-                $body
-            }
-            phalanx_tensor::DType::I32 => {
-                type $T = i32;
-                $body
-            }
-            phalanx_tensor::DType::U8 | phalanx_tensor::DType::Bool => {
-                type $T = u8;
-                $body
-            }
-        }
+        $crate::real::for_dtype!($dtype, $T => $body;
+            F64 = f64, F32 = f32, BF16 = phalanx_tensor::bf16, F16 = phalanx_tensor::f16,
+            I64 = i64, I32 = i32, U8 | Bool = u8)
     };
 }
 
@@ -305,21 +279,9 @@ macro_rules! for_element {
 /// names `$op`.
 macro_rules! for_integer {
     ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            phalanx_tensor::DType::I64 => {
-                type $T = i64;
-                $body
-            }
-            phalanx_tensor::DType::I32 => {
-                type $T = i32;
-                $body
-            }
-            phalanx_tensor::DType::U8 | phalanx_tensor::DType::Bool => {
-                type $T = u8;
-                $body
-            }
-            other => Err(phalanx_tensor::Error::dtype($op, other, "an integer dtype or bool")),
-        }
+        $crate::real::for_dtype!($dtype, $T => $body;
+            I64 = i64, I32 = i32, U8 | Bool = u8;
+            other => Err(phalanx_tensor::Error::dtype($op, other, "an integer dtype or bool")))
     };
 }
 
@@ -327,43 +289,16 @@ macro_rules! for_integer {
 /// dtype, such as bool, is an error that names `$op`.
 macro_rules! for_number {
     ($op:expr, $dtype:expr, integer $T:ident => $body:expr) => {
-        match $dtype {
-            phalanx_tensor::DType::I64 => {
-                type $T = i64;
-                $body
-            }
-            phalanx_tensor::DType::I32 => {
-                type $T = i32;
-                $body
-            }
-            phalanx_tensor::DType::U8 => {
-                type $T = u8;
-                $body
-            }
-            other => Err(phalanx_tensor::Error::dtype($op, other, "a number dtype")),
-        }
+        $crate::real::for_dtype!($dtype, $T => $body;
+            I64 = i64, I32 = i32, U8 = u8;
+            other => Err(phalanx_tensor::Error::dtype($op, other, "a number dtype")))
     };
     ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            phalanx_tensor::DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            phalanx_tensor::DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            phalanx_tensor::DType::BF16 => {
-                type $T = phalanx_tensor::bf16;
-                $body
-            }
-            phalanx_tensor::DType::F16 => {
-                type $T = phalanx_tensor::f16;
-                $body
-            }
-            integer => $crate::real::for_number!($op, integer, integer $T => $body),
-        }
+        $crate::real::for_dtype!($dtype, $T => $body;
+            F64 = f64, F32 = f32, BF16 = phalanx_tensor::bf16, F16 = phalanx_tensor::f16,
+            I64 = i64, I32 = i32, U8 = u8;
+            other => Err(phalanx_tensor::Error::dtype($op, other, "a number dtype")))
     };
 }
 
-pub(crate) use {for_element, for_integer, for_number, for_real};
+pub(crate) use {for_dtype, for_element, for_integer, for_number, for_real};

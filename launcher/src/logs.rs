@@ -11,6 +11,9 @@ pub(crate) fn create(folder: &Path, rank: usize, name: &str) -> io::Result<File>
     File::create(folder.join(format!("{name}.log")))
 }
 
+/// Longer lines, such as that of a progress bar that never ends one, are copied in pieces of so many bytes.
+const LINE_MAX: u64 = 1 << 16;
+
 /// Copies `from` to its end. Lines go to the terminal behind `prefix`, each in one piece. An output that is gone, such as a closed
 /// pipe or a full disk, is written to no more; the others go on, and the rank is never blocked.
 pub(crate) fn copy(
@@ -22,7 +25,7 @@ pub(crate) fn copy(
     let (mut from, mut line) = (BufReader::new(from), Vec::new());
     loop {
         line.clear();
-        match from.read_until(b'\n', &mut line) {
+        match from.by_ref().take(LINE_MAX).read_until(b'\n', &mut line) {
             Ok(0) | Err(_) => return,
             Ok(_) => {}
         }
@@ -62,6 +65,17 @@ mod tests {
         copy(&b"one\n\xff two\nthree"[..], "[3] ", Some(&mut terminal), Some(&mut file));
         assert_eq!(terminal, b"[3] one\n[3] \xff two\n[3] three\n");
         assert_eq!(file, b"one\n\xff two\nthree");
+    }
+
+    #[test]
+    fn a_line_without_end_is_copied_in_pieces() {
+        let (long, mut terminal, mut file) = (vec![b'.'; 3 << 15], Vec::new(), Vec::new());
+        copy(&long[..], "[0] ", Some(&mut terminal), Some(&mut file));
+        assert_eq!(file, long);
+        assert_eq!(
+            terminal.split(|&b| b == b'\n').map(<[u8]>::len).collect::<Vec<_>>(),
+            [4 + (1 << 16), 4 + (1 << 15), 0]
+        );
     }
 
     #[test]

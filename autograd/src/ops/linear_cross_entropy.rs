@@ -231,7 +231,9 @@ mod tests {
     #[test]
     fn any_chunk_has_the_bits_of_the_whole() {
         for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16] {
-            for (items, classes, inputs) in [(1, 2, 2), (7, 33, 5), (7, 33, 70), (33, 129, 33), (129, 1030, 7)] {
+            for (items, classes, inputs) in
+                [(1, 2, 2), (7, 33, 5), (7, 33, 70), (33, 129, 33), (129, 1030, 7)]
+            {
                 let (target, wide) = (targets(items, classes), dtype.size() == 2);
                 let config = CrossEntropy { wide, scale: 0.5, ..CrossEntropy::default() };
                 let run = |logits_max: Option<usize>, passes: usize| {

@@ -1,7 +1,7 @@
 //! Loops over the vectors of a row, for the bodies of row kernels: [`map`], [`update`], [`fold`], [`sums`] and variants.
 //!
-//! They are written for inlining. What is not inlined is compiled without the instruction set's features, and a closure cannot be marked
-//! `#[inline(always)]`. So each loop calls its function in one place only, for whole vectors and for the partial vector at a row's end, and none
+//! The compiler has to inline each of them, with the closure that it is given: code that it does not inline is compiled without the
+//! instruction set's features, and a closure cannot be marked `#[inline(always)]`. So each loop calls its function in one place only, for whole vectors and for the partial vector at a row's end, and none
 //! passes vectors to a closure of the standard library.
 
 #![allow(clippy::needless_range_loop)]

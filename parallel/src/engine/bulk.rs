@@ -19,9 +19,9 @@ use super::sync::{Ordering, lock};
 use super::variable::{Access, Variable};
 use crate::catch_panic::panic_text;
 
-/// While it lives, [`Engine::push`] of this thread collects operations, up to the bulk's size of one lane and priority, and
-/// hands them over as one. What is left is handed over when it is dropped, and before this thread waits for the engine,
-/// deletes a variable, or pushes an operation of another kind.
+/// While it lives, [`Engine::push`] collects the operations that this thread pushes, and gives them to the engine as one once there are as
+/// many as the bulk's size. All have one lane and priority. The engine gets fewer when the bulk is dropped, and before this thread waits for
+/// the engine, deletes a variable, or pushes an operation of another kind.
 pub struct Bulk<'a> {
     engine: &'a Engine,
     /// A bulk is its thread's.

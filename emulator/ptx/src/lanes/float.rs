@@ -105,7 +105,8 @@ fn zero_sign(x: f64, a: f64, b: f64, mode: Mode) -> f64 {
     if x == 0.0 && mode == Mode::Down && negative { -0.0 } else { x }
 }
 
-/// By f64: an f32's product is exact there, and what is not is rounded to odd first.
+/// Computes in f64. The product of two f32 is exact there. A result that is not exact is rounded to odd, then to f32, which gives the
+/// correctly rounded result.
 impl Float for f32 {
     float_parts!(f32);
 
