@@ -247,7 +247,7 @@ fn peaks(model: &dyn Parameters, loss: &dyn Fn() -> Var, config: &ZeroConfig) ->
 }
 
 #[test]
-fn two_units_are_gathered_at_a_time_and_the_gradients_of_three_are_here() {
+fn two_units_are_gathered_at_a_time_and_the_gradients_of_two_are_here() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();
     const UNIT: usize = 512 * 512 * 2;
     for (prefetch, reshard, shard_dtype, units) in [
@@ -264,8 +264,8 @@ fn two_units_are_gathered_at_a_time_and_the_gradients_of_three_are_here() {
             let config = ZeroConfig { prefetch, reshard, shard_dtype, ..ZeroConfig::new(stage) };
             let [values, gradients] = peaks(&model, &loss, &config);
             assert_eq!(values, if stage == ZeroStage::Parameters { units * UNIT } else { 0 }, "{config:?}");
-            // One that is computed, two under way, and the shares.
-            assert!((3 * UNIT..3 * UNIT + UNIT / 4).contains(&gradients), "{config:?}: {gradients}");
+            // One that is computed, one under way, and the shares.
+            assert!((2 * UNIT..2 * UNIT + UNIT / 4).contains(&gradients), "{config:?}: {gradients}");
         }
     }
 }

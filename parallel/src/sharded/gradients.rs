@@ -24,9 +24,6 @@ use crate::comm::{Call, Pending, Reduction};
 use crate::data_parallel::Average;
 use crate::{Error, Result};
 
-/// How many reduce-scatters may be under way at a time.
-const IN_FLIGHT: usize = 2;
-
 impl ZeroCore {
     /// A site of a parameter has its gradient of this pass.
     pub(super) fn arrived(&self, number: usize, synchronise: bool) -> Result<()> {
@@ -66,7 +63,8 @@ impl ZeroCore {
         !(self.config.find_unused && self.config.stage == ZeroStage::Parameters)
     }
 
-    /// Sends the gradients of the next unit in order, and waits for earlier ones if there are many.
+    /// Sends the gradients of the next unit in order, and waits for those of the unit before: while backward computes a unit's gradients,
+    /// one other unit's are here whole.
     fn send_next(&self, state: &mut ZeroState) -> Result<()> {
         state.unsent -= 1;
         let unit = state.unsent;
@@ -74,7 +72,7 @@ impl ZeroCore {
             let sent = flat.send(&self.ranks, self.config.average)?;
             state.sent.extend(sent.into_iter().map(|sent| (unit, number, sent)));
         }
-        while state.sent.len() > IN_FLIGHT {
+        while state.sent.front().is_some_and(|(earlier, ..)| *earlier != unit) {
             Self::receive_next(&self.ranks, state)?;
         }
         Ok(())

@@ -46,9 +46,12 @@ impl ZeroCore {
         if matches!(pass, Pass::Forward) {
             state.units[ROOT].unshard(&self.ranks)?;
         }
-        for flat in &mut state.units[here].flats {
+        // A unit of several modules is sent after its first module's backward pass, and gets its buffers then.
+        let unit = &mut state.units[here];
+        let is_sent = unit.modules.is_none_or(|(first, _)| first == module);
+        for flat in &mut unit.flats {
             flat.unshard(&self.ranks)?;
-            if matches!(pass, Pass::Backward) && flat.trained && state.begun {
+            if matches!(pass, Pass::Backward) && is_sent && flat.trained && state.begun {
                 flat.open()?;
             }
         }
