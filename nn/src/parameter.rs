@@ -11,6 +11,7 @@ use phalanx_autograd::{Leaf, Slot, Var};
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, DType, Device, Dims, Tensor, Window, unpoisoned};
 
+use crate::scope::{DEFERRED, Initial};
 use crate::{Error, Result};
 
 /// A handle on a trained tensor. Clones share it, an optimizer updates it in place, and a wrapper may release and replace its
@@ -33,6 +34,8 @@ struct State {
     /// The bits [`TRAINED`], [`OWNED`], [`OBSERVED`].
     flags: AtomicU8,
     sites: Vec<Leaf>,
+    /// How its values are drawn, if that is deferred.
+    initial: Option<Initial>,
     owner: Mutex<Option<Arc<dyn ParameterOwner>>>,
 }
 
@@ -64,7 +67,13 @@ impl Parameter {
             return Err(Error::invalid(name, why));
         }
         let (range, rank) = (0..tensor.numel(), tensor.rank());
-        Parameter::build(name, tensor, (part, range), 1, rank)
+        Parameter::build(name, tensor, (part, range), 1, rank, None)
+    }
+
+    /// The same parameter, whose values are drawn when [`Parameter::materialize`] is called. To be called before it is used.
+    pub(crate) fn with_initial(self, initial: Initial) -> Result<Parameter> {
+        let (stored, sites) = ((self.0.part.clone(), self.range()), self.0.sites.len());
+        Parameter::build(self.0.name.clone(), self.tensor(), stored, sites, self.0.rank, Some(initial))
     }
 
     /// The same parameter for use at `sites` places. To be called before it is used.
@@ -76,7 +85,7 @@ impl Parameter {
             return Err(Error::invalid(self.name(), "a parameter has at least one site, got 0"));
         }
         let stored = (self.0.part.clone(), self.range());
-        Parameter::build(self.0.name.clone(), self.tensor(), stored, sites, self.0.rank)
+        Parameter::build(self.0.name.clone(), self.tensor(), stored, sites, self.0.rank, self.0.initial)
     }
 
     /// The shard of this parameter that an optimizer updates on this rank, where a wrapper shards parameters over
@@ -92,7 +101,7 @@ impl Parameter {
             return Err(Error::invalid(self.name(), why));
         }
         let stored = (self.0.part.clone(), range);
-        Parameter::build(self.0.name.clone(), tensor, stored, self.0.sites.len(), self.0.rank)
+        Parameter::build(self.0.name.clone(), tensor, stored, self.0.sites.len(), self.0.rank, None)
     }
 
     fn build(
@@ -101,11 +110,12 @@ impl Parameter {
         (part, range): (Shard, Range<usize>),
         sites: usize,
         rank: usize,
+        initial: Option<Initial>,
     ) -> Result<Parameter> {
         tensor.storage().set_category(Category::Parameters);
         let sites = (0..sites).map(|_| Leaf::new(tensor.clone(), true)).collect::<Result<_, _>>()?;
         let (flags, owner) = (AtomicU8::new(TRAINED), Mutex::default());
-        Ok(Parameter(Arc::new(State { name, part, range, rank, flags, sites, owner })))
+        Ok(Parameter(Arc::new(State { name, part, range, rank, flags, sites, initial, owner })))
     }
 
     /// The name in the whole model, such as `h.0.attn.c_attn.weight`.
@@ -271,6 +281,22 @@ impl Parameter {
         Ok(self.0.sites.iter().try_for_each(|leaf| leaf.set_tensor(tensor.clone()))?)
     }
 
+    /// Whether it was made in a [deferred](crate::Scope::deferred) scope and has no values yet.
+    pub fn is_deferred(&self) -> bool {
+        self.tensor().why_withheld() == Some(DEFERRED)
+    }
+
+    /// Draws its initial values if that was [deferred](crate::Scope::deferred), and does nothing otherwise.
+    ///
+    /// # Errors
+    /// If they cannot be allocated.
+    pub fn materialize(&self) -> Result<()> {
+        let Some(initial) = self.0.initial.filter(|_| self.is_deferred()) else { return Ok(()) };
+        let held = self.tensor();
+        let values = initial.values(self.part(), held.dtype(), held.device())?;
+        self.set_tensor(values.with_shape(held.shape())?)
+    }
+
     /// Copies values into its tensor, converted to its dtype and moved to its device.
     ///
     /// # Errors
@@ -278,6 +304,9 @@ impl Parameter {
     pub fn load(&self, values: &Tensor) -> Result<()> {
         let mut held = self.tensor();
         let values = kernels::cast(&values.to_device(held.device(), false)?, held.dtype())?;
+        if self.is_deferred() {
+            return self.set_tensor(values.copy()?);
+        }
         Ok(kernels::copy_(&mut held, &values)?)
     }
 }

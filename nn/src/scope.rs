@@ -9,6 +9,10 @@ use phalanx_tensor::{Category, Context, DType, Device, PhiloxStream, RngKey, Ten
 
 use crate::{Parameter, Result, Shard};
 
+/// Why a deferred parameter has no values.
+pub(crate) const DEFERRED: &str = "the values of this parameter are deferred: give the model to `Zero` or `Ddp`, or call \
+    `materialize` of the parameter";
+
 /// The context in which a layer is built. Its path gives each parameter its global name and each random draw its site. So initial
 /// values and dropout masks depend neither on the other layers nor on the order of construction nor on the device.
 ///
@@ -23,6 +27,8 @@ pub struct Scope {
     seed: u64,
     dtype: DType,
     device: Device,
+    /// Whether parameters are made without values.
+    deferred: bool,
     /// The number of sites given out in this scope.
     sites: Arc<AtomicU64>,
 }
@@ -30,7 +36,7 @@ pub struct Scope {
 impl Scope {
     /// The root, with an empty path.
     pub fn new(seed: u64, dtype: DType, device: Device) -> Scope {
-        Scope { path: String::new(), seed, dtype, device, sites: Arc::default() }
+        Scope { path: String::new(), seed, dtype, device, deferred: false, sites: Arc::default() }
     }
 
     /// The scope of a part of this module.
@@ -41,6 +47,24 @@ impl Scope {
     /// The same scope with another dtype.
     pub fn with_dtype(&self, dtype: DType) -> Scope {
         Scope { dtype, ..self.clone() }
+    }
+
+    /// The same scope, whose parameters are made without values (torch: a module on the `meta` device and `param_init_fn`). `Zero` draws
+    /// the values of one unit after the other and keeps its shards, so that no rank ever holds a model that is larger than its memory;
+    /// elsewhere [`Parameter::materialize`] draws them. They are the values that the parameters would have been made with.
+    ///
+    /// ```
+    /// use phalanx_nn::{LinearConfig, Scope, tensor::{DType, Device}};
+    /// let scope = Scope::new(1, DType::F32, Device::CPU);
+    /// let weight = LinearConfig::new(8, 4).init(&scope.deferred())?.weight;
+    /// assert!(weight.tensor().to_vec::<f32>().is_err());
+    /// weight.materialize()?;
+    /// assert_eq!(weight.tensor().to_vec::<f32>()?, LinearConfig::new(8, 4).init(&scope)?.weight.tensor().to_vec::<f32>()?);
+    /// # Ok::<(), phalanx_nn::Error>(())
+    /// ```
+    #[must_use]
+    pub fn deferred(&self) -> Scope {
+        Scope { deferred: true, ..self.clone() }
     }
 
     /// The path of the part `name`.
@@ -90,14 +114,33 @@ impl Scope {
     /// If it cannot be allocated, or `shape` has another number of elements than the part.
     pub fn shard(&self, name: &str, shape: &[usize], part: Shard, init: Init) -> Result<Parameter> {
         let name = self.name(name);
-        let _category = Context::with(|c| c.category = Category::Parameters);
-        let values = init.sample(self.draws(&name), &part.extent, &part.window, self.dtype, self.device)?;
+        let initial = Initial { init, draws: self.draws(&name) };
+        if self.deferred {
+            let values = Tensor::withheld(shape, self.dtype, self.device, DEFERRED)?;
+            return Parameter::shard(name, values, part)?.with_initial(initial);
+        }
+        let values = initial.values(&part, self.dtype, self.device)?;
         Parameter::shard(name, values.with_shape(shape)?, part)
     }
 
     /// The random numbers of the initial values of the parameter with that global name.
     fn draws(&self, name: &str) -> PhiloxStream {
         RngKey { seed: self.seed, step: 0 }.site(fnv1a(name.bytes()))
+    }
+}
+
+/// How the values of a parameter are drawn.
+#[derive(Clone, Copy)]
+pub(crate) struct Initial {
+    init: Init,
+    draws: PhiloxStream,
+}
+
+impl Initial {
+    /// The values of a part, in the part's shape.
+    pub(crate) fn values(self, part: &Shard, dtype: DType, device: Device) -> Result<Tensor> {
+        let _category = Context::with(|c| c.category = Category::Parameters);
+        self.init.sample(self.draws, &part.extent, &part.window, dtype, device)
     }
 }
 

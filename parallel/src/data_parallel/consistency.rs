@@ -70,7 +70,8 @@ pub(crate) fn check_owned(wrapper: &str, replaced: bool) -> Result<()> {
 /// Refuses a model whose values are spread by another wrapper.
 pub(crate) fn check_values(wrapper: &str, model: &(impl Parameters + ?Sized)) -> Result<()> {
     let parameters = model.parameters();
-    let Some(gone) = parameters.iter().find(|p| p.tensor().why_withheld().is_some()) else { return Ok(()) };
+    let is_gone = |p: &&Parameter| p.tensor().why_withheld().is_some() && !p.is_deferred();
+    let Some(gone) = parameters.iter().find(is_gone) else { return Ok(()) };
     let name = gone.name();
     Err(Error::Config(format!(
         "{wrapper}: {name} has no values here: another `Zero` spreads them; load the model's state dict into a new model"

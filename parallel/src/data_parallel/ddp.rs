@@ -60,6 +60,7 @@ impl Ddp {
     /// [`Zero`](crate::sharded::Zero); if memory is short, or as [`crate::comm::Pending::wait`]; if the engine has no priority
     /// lane.
     pub fn new(model: &(impl Parameters + ?Sized), comm: Comm, config: DdpConfig) -> Result<Ddp> {
+        model.parameters().iter().try_for_each(Parameter::materialize)?;
         consistency::check_values("Ddp", model)?;
         consistency::check_same_model(model, &config.shared_settings(), &comm)?;
         let mut buffers = Vec::new();

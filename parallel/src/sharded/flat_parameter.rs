@@ -74,11 +74,11 @@ pub(super) struct FlatParameter {
 }
 
 impl FlatParameter {
-    /// Moves the parameters' values into a buffer, and keeps this rank's shard.
+    /// Moves the parameters' values into a buffer, gives all ranks rank 0's, and keeps this rank's shard. All ranks call it.
     pub(super) fn new(
         parameters: &[Parameter],
         cuts: Cuts,
-        rank: usize,
+        ranks: &Ranks,
         config: &ZeroConfig,
     ) -> Result<FlatParameter> {
         let (mut members, mut end) = (Vec::new(), 0);
@@ -89,12 +89,14 @@ impl FlatParameter {
             members.push(Member { parameter, range: start..end, shape });
         }
         let (dtype, device) = (parameters[0].dtype(), parameters[0].device());
-        let full = Tensor::empty(&[end], dtype, device)?.tagged(Category::Parameters);
+        let mut full = Tensor::empty(&[end], dtype, device)?.tagged(Category::Parameters);
         for member in &members {
+            member.parameter.materialize()?;
             kernels::copy_(&mut member.of(&full)?, &member.parameter.tensor())?;
             member.parameter.set_tensor(member.of(&full)?)?;
         }
-        let own = cuts.range(rank);
+        ranks.all.broadcast(&mut full, 0)?;
+        let own = cuts.range(ranks.shard.rank());
         let (shard_dtype, home) = (config.shard_dtype.unwrap_or(dtype), config.offload.unwrap_or(device));
         let keeps_full = config.stage < ZeroStage::Parameters;
         let apart = !keeps_full || shard_dtype != dtype || home != device;

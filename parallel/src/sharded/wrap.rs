@@ -29,11 +29,7 @@ impl Zero {
         config.check(model)?;
         let (shard, replicas) = config.groups(comm.rank(), comm.size())?;
         let mut entries = Vec::new();
-        let mut done = Ok(());
         model.visit("", &mut |path, entry| {
-            if done.is_ok() {
-                done = comm.broadcast(&mut entry.tensor(), 0);
-            }
             entries.push((
                 path.to_string(),
                 match entry {
@@ -42,7 +38,6 @@ impl Zero {
                 },
             ));
         });
-        done?;
         let ranks = Ranks { shard: comm.group(&shard)?, replicas: comm.group(&replicas)?, all: comm };
         let (parameters_of, unit_of) = fsdp_units(model);
         let mut loads = vec![0; ranks.shard.size()];
@@ -52,13 +47,14 @@ impl Zero {
             for same in alike(parameters, config.stage) {
                 let elements: Vec<usize> = same.iter().map(|p| p.tensor().numel()).collect();
                 let cuts = Cuts::new(config.ownership, &elements, &mut loads);
-                flats.push(FlatParameter::new(&same, cuts, ranks.shard.rank(), &config)?);
+                flats.push(FlatParameter::new(&same, cuts, &ranks, &config)?);
             }
             units.push(FsdpUnit::new(flats, bounds));
         }
         let owners: Vec<_> =
             (0..units.len()).map(|unit| Arc::new(UnitOwner { core: OnceLock::new(), unit })).collect();
         locate(&mut entries, &units);
+        entries.iter().try_for_each(|(_, source)| source.broadcast(&ranks.all))?;
         let core = Arc::new(ZeroCore::new(ranks, config, units, unit_of));
         let of_units = owners.into_iter().map(|owner| {
             let _ = owner.core.set(Arc::downgrade(&core));

@@ -10,7 +10,7 @@ use phalanx_tensor::{Device, Tensor};
 use super::core::ZeroCore;
 use super::flat_parameter::{FlatParameter, Member};
 use super::{Gathered, norm};
-use crate::comm::Traffic;
+use crate::comm::{Comm, Traffic};
 use crate::data_parallel::{DataParallel, Entries, NoSync, Synchronise, consistency};
 use crate::sharded_tensor::ShardedTensor;
 use crate::{Error, Result, WholeParameters};
@@ -73,6 +73,21 @@ pub(super) enum EntryStorage {
     },
     Parameter(Parameter),
     Buffer(Buffer),
+}
+
+impl EntryStorage {
+    /// Gives all ranks rank 0's values of what is not spread.
+    pub(super) fn broadcast(&self, comm: &Comm) -> Result<()> {
+        let mut tensor = match self {
+            EntryStorage::Sharded { .. } => return Ok(()),
+            EntryStorage::Parameter(parameter) => {
+                parameter.materialize()?;
+                parameter.tensor()
+            }
+            EntryStorage::Buffer(buffer) => buffer.tensor(),
+        };
+        Ok(comm.broadcast(&mut tensor, 0)?)
+    }
 }
 
 impl Zero {

@@ -1,6 +1,9 @@
 //! State dicts: whole ones are those of one device and load under any other layout.
 
-use phalanx_nn::{Group, Parameters, Rule, Sgd};
+use phalanx_nn::autograd::Var;
+use phalanx_nn::models::{Decoder, GptConfig};
+use phalanx_nn::{AdamW, Group, Parameter, Parameters, Rule, Scope, Sgd};
+use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig};
 use phalanx_parallel::sharded::{Ownership, Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::{Result, launch, sharded_tensor::ShardedTensor};
 use phalanx_tensor::{DType, Device, Tensor};
@@ -153,4 +156,49 @@ fn parts_of_any_layout_are_loaded_by_any_other() {
     assert!(!lost.range.is_empty());
     let error = load(2, &config(ZeroStage::Parameters), &short).unwrap_err().to_string();
     assert!(error.contains(&lost.name), "{error}");
+}
+
+/// A GPT with a parameter that is frozen and one that is loaded.
+fn odd_gpt(scope: &Scope) -> Decoder {
+    let model = GptConfig::new(37, 8, 2, 2, 16).init(scope).unwrap();
+    let parameters = model.parameters();
+    parameters[3].freeze();
+    assert!(parameters[4].is_matrix());
+    let zeros = Tensor::zeros(parameters[4].tensor().shape(), DType::F32, Device::CPU).unwrap();
+    parameters[4].load(&zeros).unwrap();
+    model
+}
+
+#[test]
+fn deferred_values_are_those_that_rank_0_would_have_made() {
+    let wanted = bytes(&phalanx_nn::state_dict(&odd_gpt(&Scope::new(1, DType::BF16, Device::CPU))));
+    for stage in STAGES.map(Some).into_iter().chain([None]) {
+        let run = |rank: launch::Rank| -> Result<Entries> {
+            let scope = Scope::new(1 + rank.rank() as u64, DType::BF16, rank.device()).deferred();
+            let (model, comm) = (odd_gpt(&scope), rank.comm().clone());
+            let replicas: Box<dyn DataParallel> = match stage {
+                Some(stage) => Box::new(Zero::new(&model, comm, ZeroConfig::new(stage))?),
+                None => Box::new(Ddp::new(&model, comm, DdpConfig::default())?),
+            };
+            replicas.full_state_dict(&model)
+        };
+        let got = launch::threads(3, run).unwrap().swap_remove(0);
+        assert!(bytes(&got) == wanted, "{stage:?}");
+    }
+}
+
+#[test]
+fn deferred_values_are_not_computed_with() {
+    let model = |dtype| odd_gpt(&Scope::new(1, dtype, Device::CPU).deferred());
+    let (plain, halves) = (model(DType::F32), model(DType::BF16).parameters());
+    let deferred = plain.parameters().iter().filter(|p| p.is_deferred()).count();
+    assert_eq!(deferred, plain.parameters().len() - 1, "one is loaded");
+    let tokens = Var::from_slice(&[1i64, 2], &[1, 2], Device::CPU).unwrap();
+    let forward = plain.forward(&tokens).err().map(|error| error.to_string());
+    let masters = AdamW::default().init(vec![Group::new(halves, 1.0)]).err().map(|error| error.to_string());
+    for error in [forward, masters] {
+        assert!(error.as_ref().is_some_and(|error| error.contains("call `materialize`")), "{error:?}");
+    }
+    plain.parameters().iter().try_for_each(Parameter::materialize).unwrap();
+    plain.forward(&tokens).unwrap();
 }
