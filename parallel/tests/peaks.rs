@@ -3,11 +3,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use phalanx_nn::autograd::ContextMode;
+use phalanx_nn::autograd::{ContextMode, Var};
 use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
 use phalanx_nn::{AdamW, Batch, Clip, Group, Parameters, Rule, Scope};
 use phalanx_parallel::comm::{self, Comm};
-use phalanx_parallel::data_parallel::DataParallel;
+use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig};
 use phalanx_parallel::hybrid::{Layout, MeshParallel, StagedModel, Step, decoder};
 use phalanx_parallel::mesh::{Axis, Groups};
 use phalanx_parallel::pipeline::ranks::Pipeline;
@@ -235,4 +235,30 @@ fn a_rank_without_peers_on_meta_has_the_peaks_of_one_among_all() {
             assert!(is_between && got.elements == early.elements, "{told}: {got:?}, {early:?}, {late:?}");
         }
     }
+}
+
+/// After its first pass `Ddp` puts the gradients into buckets in their order of arrival. A bucket has up to `BYTES` and the gradient that
+/// fills it.
+#[test]
+fn the_first_step_of_ddp_holds_two_buckets_more_than_later_ones_at_the_most() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    const BYTES: usize = 1 << 18;
+    let device = Device::Meta(800);
+    let model = GptConfig::new(256, 64, 12, 4, 128).init(&Scope::new(1, DType::F32, device)).unwrap();
+    let largest = model.parameters().iter().map(|p| 4 * p.tensor().numel()).max().unwrap();
+    let config = DdpConfig { first_bucket_bytes: BYTES, bucket_bytes: BYTES, ..DdpConfig::default() };
+    let ddp = Ddp::new(&model, comm::meta(0, 4).unwrap(), config).unwrap();
+    let gradients = || device.ledger().unwrap().category(Category::Gradients);
+    let before = (gradients().now, ddp.buckets());
+    let step = || {
+        device.ledger().unwrap().reset_peak();
+        let tokens = Var::new(Tensor::zeros(&[1, 64], DType::I64, device).unwrap());
+        ddp.backward(&model.loss(&model.forward(&tokens).unwrap(), &tokens, 1.0).unwrap()).unwrap();
+        gradients().peak
+    };
+    let [first, second] = [step(), step()];
+    assert_ne!(ddp.buckets(), before.1, "the order has changed");
+    assert!(before.0 > 30 * BYTES && gradients().now == before.0);
+    assert!(first <= before.0 + 2 * (BYTES + largest), "{first} in the first step, {} before", before.0);
+    assert!(second <= before.0 + largest, "{second} in the second step, {} before", before.0);
 }

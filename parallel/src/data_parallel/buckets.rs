@@ -165,6 +165,26 @@ impl BucketBuffer {
     }
 }
 
+impl BucketBuffer {
+    /// A buffer of zeros for the gradients of `parameters`.
+    fn new(
+        index: usize,
+        parameters: &[usize],
+        sizes: &[GradSize],
+        leaves: &[(Parameter, Leaf)],
+    ) -> Result<BucketBuffer> {
+        let total = parameters.iter().map(|&number| sizes[number].elements).sum();
+        let first = parameters.first().map(|&number| sizes[number]);
+        let (dtype, device) = first.map_or((DType::F32, Device::CPU), |size| (size.dtype, size.device));
+        // As `Leaf::zero_grad`.
+        let gradients = kernels::full(&[total], -0.0, dtype, device)?.tagged(Category::Gradients);
+        let shape = |&number: &usize| Dims::from_slice(leaves[number].0.tensor().shape());
+        let shapes = parameters.iter().map(shape).collect();
+        let parameters = parameters.to_vec();
+        Ok(BucketBuffer { index, gradients, parameters, shapes, pending: Mutex::new(None) })
+    }
+}
+
 impl BucketStore {
     /// Buffers of zeros.
     pub(super) fn new(
@@ -176,27 +196,44 @@ impl BucketStore {
         let mut views = vec![None; sizes.len()];
         let mut buffers = Vec::new();
         for (index, members) in buckets.members().iter().enumerate() {
-            let total = members.iter().map(|&number| sizes[number].elements).sum();
-            let (dtype, device): (DType, Device) = members
-                .first()
-                .map_or((DType::F32, Device::CPU), |&number| (sizes[number].dtype, sizes[number].device));
-            // As `Leaf::zero_grad`.
-            let gradients = kernels::full(&[total], -0.0, dtype, device)?.tagged(Category::Gradients);
-            let shape = |&number: &usize| Dims::from_slice(leaves[number].0.tensor().shape());
-            let shapes = members.iter().map(shape).collect();
-            let buffer = BucketBuffer {
-                index,
-                gradients,
-                parameters: members.clone(),
-                shapes,
-                pending: Mutex::new(None),
-            };
+            let buffer = BucketBuffer::new(index, members, sizes, leaves)?;
             for (&number, view) in members.iter().zip(buffer.bucket(None).views()?) {
                 views[number] = Some(view);
             }
             buffers.push(engine.resource(buffer));
         }
         Ok(BucketStore { buckets, buffers, views: views.into_iter().flatten().collect() })
+    }
+
+    /// Moves the gradients into other buckets, one bucket after the other, and frees a buffer when all its gradients have moved, so
+    /// that all are never here twice. `moved` is called with each gradient's number and new place. After an error no buffers are left.
+    pub(super) fn rebuild(
+        &mut self,
+        buckets: Buckets,
+        sizes: &[GradSize],
+        leaves: &[(Parameter, Leaf)],
+        engine: &Engine,
+        moved: impl Fn(usize, &Tensor) -> Result<()>,
+    ) -> Result<()> {
+        let mut old: Vec<_> = std::mem::take(&mut self.buffers).into_iter().map(Some).collect();
+        let mut left: Vec<usize> = self.buckets.members().iter().map(Vec::len).collect();
+        let before = BucketTracker::new(&self.buckets).bucket;
+        let mut buffers = Vec::new();
+        for (index, members) in buckets.members().iter().enumerate() {
+            let buffer = BucketBuffer::new(index, members, sizes, leaves)?;
+            for (&number, mut view) in members.iter().zip(buffer.bucket(None).views()?) {
+                kernels::copy_(&mut view, &self.views[number])?;
+                moved(number, &view)?;
+                self.views[number] = view;
+                left[before[number]] -= 1;
+                if left[before[number]] == 0 {
+                    old[before[number]] = None;
+                }
+            }
+            buffers.push(engine.resource(buffer));
+        }
+        (self.buckets, self.buffers) = (buckets, buffers);
+        Ok(())
     }
 }
 

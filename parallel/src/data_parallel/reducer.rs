@@ -337,7 +337,9 @@ impl Reducer {
     /// Starts the buckets that may go now that a leaf's gradient is complete.
     fn launch(&self, state: &mut ReducerState, number: usize) -> Result<()> {
         for bucket in state.launcher.arrive(number) {
-            self.scheduler.schedule(&state.store.buffers[bucket], bucket, self.divisor(state.roles))?;
+            let short = || Error::Config("Ddp: memory was short for its buckets; make it anew".into());
+            let buffer = state.store.buffers.get(bucket).ok_or_else(short)?;
+            self.scheduler.schedule(buffer, bucket, self.divisor(state.roles))?;
         }
         Ok(())
     }
@@ -448,14 +450,12 @@ impl Reducer {
         if buckets == state.store.buckets {
             return Ok(());
         }
-        let mut store = BucketStore::new(buckets, &self.sizes, &self.leaves, &self.scheduler.engine)?;
-        for (number, (_, leaf)) in self.leaves.iter().enumerate() {
-            kernels::copy_(&mut store.views[number], &state.store.views[number])?;
-            if !state.unused[number] {
-                leaf.set_slot(Slot::Into(store.views[number].clone()))?;
+        let ReducerState { store, unused, .. } = state;
+        store.rebuild(buckets, &self.sizes, &self.leaves, &self.scheduler.engine, |number, view| {
+            if unused[number] {
+                return Ok(());
             }
-        }
-        state.store = store;
-        Ok(())
+            Ok(self.leaves[number].1.set_slot(Slot::Into(view.clone()))?)
+        })
     }
 }
