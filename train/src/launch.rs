@@ -159,7 +159,10 @@ pub fn ranks<T: Send>(
     let run = |device, comm| f(MeshRank::new(device, comm, mesh)?);
     if config.device.is_meta() && ranks > 1 {
         let first = |pp| mesh.rank(Coordinates { tp: 0, dp: 0, pp });
-        let for_stage = |pp| run(config.device, comm::meta(first(pp), ranks)?);
+        let for_stage = |pp| {
+            config.device.ledger()?.reset_peak();
+            run(config.device, comm::meta(first(pp), ranks)?)
+        };
         return (0..mesh.size(Axis::Pp)).map(for_stage).collect();
     }
     if ranks == 1 || process.is_some() {

@@ -51,9 +51,10 @@ impl MeshRank {
         Ok(MeshRank { groups: self.groups.wrapped(|name, comm| observed(comm, of(name))), ..self })
     }
 
-    /// The scope in which this rank's part of the model is made.
+    /// The scope in which this rank's part of the model is made. If its parameters are to be sharded, their values are drawn when they are.
     pub fn scope(&self, config: &Config) -> Scope {
-        Scope::new(config.seed, config.dtype, self.device)
+        let scope = Scope::new(config.seed, config.dtype, self.device);
+        if config.zero == 3 { scope.deferred() } else { scope }
     }
 
     /// All ranks.

@@ -139,10 +139,11 @@ fn operations(
 }
 
 impl Run {
-    /// Runs two steps on a meta device, which has no elements, and returns a table of the bytes that the ledger counted: at the peak, and after
-    /// the second backward pass. The second step is the one that counts, because the first allocates the gradients. With several ranks the table
-    /// is that of the first rank. The others need as much, up to a block of 64 elements for each parameter that is cut. In a pipeline, a tensor
-    /// that is sent counts until its receiver takes it; the table assumes that receivers come as late as the schedule allows.
+    /// Runs two steps on a meta device, which has no elements, and returns a table of the bytes that the ledger counted: the peak of each
+    /// category, its part of the peak of all together, and the bytes after the second backward pass. The second step is the one that
+    /// counts, because the first allocates the gradients. Making the model and the optimizer has a peak of its own. With several
+    /// ranks the table is that of the first rank. The others need as much, up to a block of 64 elements for each parameter that is cut. In a
+    /// pipeline, a tensor that is sent counts until its receiver takes it; the table assumes that receivers come as late as the schedule allows.
     ///
     /// # Errors
     /// What goes wrong in a step.
@@ -150,13 +151,18 @@ impl Run {
         let mut loader = self.loader(self.mesh_rank().device, 0)?;
         let ledger = self.mesh_rank().device.ledger()?;
         // The peak of building the model is not part of a step.
+        let made = ledger.total().peak;
         ledger.reset_peak();
+        ledger.watch();
         let mut sent = 0;
         for _ in 0..2 {
             let micros = loader.next_step()?;
             sent = self.setup.data_parallel.traffic().bytes;
             self.step(&micros)?;
         }
+        // Steps of very many operations are not recorded to their end.
+        let is_peak = |each: &[usize; 5]| each.iter().sum::<usize>() == ledger.total().peak;
+        let at_peak = ledger.watched().into_iter().map(|(_, each)| each).find(is_peak);
         sent = self.setup.data_parallel.traffic().bytes - sent;
         let mesh_rank = self.mesh_rank();
         let of = if mesh_rank.size() > 1 { ", for each rank" } else { "" };
@@ -167,12 +173,18 @@ impl Run {
                 mesh_rank.groups.at().pp
             ),
         };
-        report += &format!("peak bytes of a training step{of}:\n");
+        report +=
+            &format!("peak bytes of a training step{of}, of each category alone and in the sum's peak:\n");
         let rows = || {
             let of = |category: Category| (category.name(), ledger.category(category));
             Category::ALL.map(of).into_iter().chain([("in all", ledger.total())])
         };
-        rows().for_each(|(name, usage)| report += &format!("  {name:<16} {:>15}\n", usage.peak));
+        for (number, (name, usage)) in rows().enumerate() {
+            let then = at_peak.map(|each| each.get(number).copied().unwrap_or(usage.peak));
+            let then = then.map_or(String::new(), |bytes| format!(" {bytes:>15}"));
+            report += &format!("  {name:<16} {:>15}{then}\n", usage.peak);
+        }
+        report += &format!("made with at most: {made:>15}\n");
         report += "after backward:\n";
         rows().for_each(|(name, usage)| report += &format!("  {name:<16} {:>15}\n", usage.now));
         if mesh_rank.size() > 1 {
