@@ -291,13 +291,14 @@ impl<R: Rule> Optimizer<R> {
         self.step_times(scale, None)
     }
 
-    /// One step with gradients multiplied by `factor`, as they are read. The factor is one element, f32 or f64, on their device; the
-    /// host does not wait for it.
+    /// One step with gradients multiplied by `factor`, as they are read. The factor is one element, f32 or f64. If it is on the
+    /// parameters' device, the host does not wait for it; otherwise it is copied there.
     ///
     /// # Errors
     /// If a tensor does not fit or is in use.
     pub fn step_by(&mut self, factor: &Tensor) -> Result<()> {
-        self.step_times(1.0, Some(factor))
+        let home = self.parameters().first().map_or(factor.device(), Parameter::device);
+        self.step_times(1.0, Some(&factor.to_device(home, false)?))
     }
 
     /// Refuses parameters that a wrapper has come to own since.

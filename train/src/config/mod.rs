@@ -35,6 +35,8 @@ pub struct Config {
     pub layout: Layout,
     /// The ZeRO stage: data-parallel ranks shard nothing (0), optimizer state (1), gradients too (2), parameters too (3).
     pub zero: u8,
+    /// What a rank keeps in the host's memory instead of its device's.
+    pub offload: Offload,
     /// Whether some parameters may get no gradient in a step. Replicas then agree on which.
     pub find_unused: bool,
     /// Adds gradients in the order in which this many data-parallel ranks would.
@@ -102,6 +104,19 @@ pub enum Asynchronous {
     DoubleBuffered,
 }
 
+/// What a rank keeps in the host's memory instead of its device's: on a CPU device of its own ([`MeshRank::offload_device`](crate::MeshRank::offload_device)).
+/// The host updates the parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Offload {
+    /// Nothing.
+    #[default]
+    None,
+    /// Optimizer state, and the gradients that the optimizer reads.
+    Optimizer,
+    /// These and the rank's shard of the parameters, which is uploaded when a unit is gathered (ZeRO-3).
+    Parameters,
+}
+
 /// How ranks communicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
@@ -145,6 +160,7 @@ impl Default for Config {
             threads: None,
             layout: Layout::default(),
             zero: 0,
+            offload: Offload::None,
             find_unused: false,
             chains: 1,
             asynchronous: None,
@@ -265,6 +281,7 @@ mod tests {
             threads: Some(3),
             layout,
             zero: 2,
+            offload: Offload::Optimizer,
             find_unused: true,
             chains: 1,
             asynchronous: None,

@@ -49,7 +49,7 @@ use crate::data::{Data, DataLoader, DataLoaderConfig};
 use crate::identity::identity;
 use crate::mesh_rank::MeshRank;
 use crate::trace::RankTrace;
-use crate::{Config, Error, Result};
+use crate::{Config, Error, Offload, Result};
 
 /// Makes the optimizers of a rank's parameters, at the schedule's peak rate.
 pub type MakeOptimizers<'a> =
@@ -364,6 +364,7 @@ impl Run {
         let config = &self.setup.config;
         let reasons = [
             (config.ranks() > 1 || config.zero > 0, "there are several ranks, or ZeRO"),
+            (config.offload != Offload::None, "the host updates the parameters"),
             (config.asynchronous.is_some(), "the pipeline has no flushes"),
             (config.trace.is_some(), "a trace has what a step consists of"),
             (self.checks_steps(), "the numbers of a step are looked at before its update"),
