@@ -139,6 +139,9 @@ impl Config {
     fn check_offload(&self) -> Result<()> {
         let (zero, dp) = (self.zero, self.layout.dp);
         match self.offload {
+            _ if self.offload_activations && self.asynchronous.is_some() => refuse(
+                "`offload-activations` goes with a `schedule` that flushes between steps, got pipedream",
+            ),
             Offload::None => Ok(()),
             Offload::Parameters if zero != 3 => refuse(format!(
                 "`offload` parameters goes with `zero` 3, got `zero` {zero}; wanted that or `offload` optimizer"

@@ -260,6 +260,11 @@ fn pipeline() -> Vec<Key<Config>> {
             "What a rank keeps in the host's memory, whose CPU then updates the parameters: optimizer state and gradients, or with `zero` 3 its share of the parameters too",
             |c| &mut c.offload,
         ),
+        Key::new(
+            "offload-activations",
+            "Keep the activations that a forward pass saves in the host's memory until their backward pass; with `recompute`, what that leaves of them",
+            |c| &mut c.offload_activations,
+        ),
         Key::new("find-unused", "Some parameters may get no gradient in a step", |c| &mut c.find_unused),
         Key::new(
             "sequence-parallel",

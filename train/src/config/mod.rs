@@ -37,6 +37,8 @@ pub struct Config {
     pub zero: u8,
     /// What a rank keeps in the host's memory instead of its device's.
     pub offload: Offload,
+    /// Whether the host's memory keeps the activations that a forward pass saves until their backward pass.
+    pub offload_activations: bool,
     /// Whether some parameters may get no gradient in a step. Replicas then agree on which.
     pub find_unused: bool,
     /// Adds gradients in the order in which this many data-parallel ranks would.
@@ -161,6 +163,7 @@ impl Default for Config {
             layout: Layout::default(),
             zero: 0,
             offload: Offload::None,
+            offload_activations: false,
             find_unused: false,
             chains: 1,
             asynchronous: None,
@@ -282,6 +285,7 @@ mod tests {
             layout,
             zero: 2,
             offload: Offload::Optimizer,
+            offload_activations: true,
             find_unused: true,
             chains: 1,
             asynchronous: None,

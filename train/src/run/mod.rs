@@ -30,6 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use phalanx_nn::autograd::SaveOnCpu;
 use phalanx_nn::models::FlopsPerToken;
 use phalanx_nn::{Batch, LossScaler, Optimizer, Parameters, cut};
 use phalanx_parallel::all_gather_object;
@@ -145,7 +146,12 @@ impl Run {
             Some(validation) => Some(Validation::new(config, &mesh_rank, validation.clone(), data.counted)?),
             None => None,
         };
-        let setup = TrainingSetup { config: config.clone(), pipeline, data_parallel, saver, data };
+        let activations = match config.offload_activations {
+            true => Some(Arc::new(SaveOnCpu::new(mesh_rank.offload_device(config)?))),
+            false => None,
+        };
+        let setup =
+            TrainingSetup { config: config.clone(), pipeline, data_parallel, activations, saver, data };
         let mut run = Run {
             mesh_rank,
             trace,
@@ -365,6 +371,7 @@ impl Run {
         let reasons = [
             (config.ranks() > 1 || config.zero > 0, "there are several ranks, or ZeRO"),
             (config.offload != Offload::None, "the host updates the parameters"),
+            (config.offload_activations, "activations are copied to the host"),
             (config.asynchronous.is_some(), "the pipeline has no flushes"),
             (config.trace.is_some(), "a trace has what a step consists of"),
             (self.checks_steps(), "the numbers of a step are looked at before its update"),

@@ -61,6 +61,36 @@ fn the_models_device_holds_nothing_of_the_optimizer_and_the_host_all_of_it() {
 }
 
 #[test]
+fn a_run_with_activations_on_the_host_has_the_bits_of_one_without_and_less_on_its_device() {
+    for (dp, pp, zero, offload) in
+        [(1, 1, 0, Offload::None), (2, 1, 3, Offload::Parameters), (1, 2, 1, Offload::None)]
+    {
+        let train = |first: u16, offload_activations| {
+            let layout = Layout { dp, pp, micro_batches: 2, ..Layout::default() };
+            let config = Config {
+                // Activations of one rank in one process are on the device that is asked for.
+                device: Device::Cpu(if dp * pp == 1 { first } else { 0 }),
+                batch: 128 * dp,
+                validate_every: 0,
+                offload,
+                offload_activations,
+                ..config(layout, zero)
+            };
+            let told = Told::default();
+            run(config, &told).unwrap();
+            let [device, host] = [first, first + 512].map(|i| peak(Device::Cpu(i), Category::Activations));
+            (told.losses(), device, host)
+        };
+        let (wanted, all, none) = train(70, false);
+        let (losses, rest, host) = train(71, true);
+        assert_eq!(losses, wanted, "dp {dp} x pp {pp}, ZeRO {zero}");
+        if dp * pp == 1 {
+            assert!(none == 0 && host > 0 && rest < all && rest + host >= all, "{all} {rest} {host}");
+        }
+    }
+}
+
+#[test]
 fn a_run_with_offload_resumes_bit_for_bit_from_one_without() {
     let layout = || Layout { dp: 2, ..Layout::default() };
     let whole = Told::default();
