@@ -7,7 +7,7 @@
 //! The system's page cache holds of the file what fits into memory.
 #![allow(unsafe_code)]
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
@@ -57,11 +57,13 @@ impl MappedFile {
         let path = path.into();
         let open = || {
             let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
-            file.try_lock()?;
+            if let Err(TryLockError::WouldBlock) = file.try_lock() {
+                return Err(std::io::Error::other("another process, or another run in this one, uses it"));
+            }
             file.set_len(0)?;
             Ok(file)
         };
-        let file = open().map_err(|error: std::io::Error| failed(&path, "is to hold tensors", &error))?;
+        let file = open().map_err(|error| failed(&path, "cannot hold tensors", &error))?;
         let inner = Arc::new(Inner { path, file, ranges: Mutex::default() });
         let mut open = lock(&OPEN);
         let number = match open.iter().position(|known| known.strong_count() == 0) {

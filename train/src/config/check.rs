@@ -142,6 +142,9 @@ impl Config {
             _ if self.offload_activations && self.asynchronous.is_some() => refuse(
                 "`offload-activations` goes with a `schedule` that flushes between steps, got pipedream",
             ),
+            Offload::None if self.offload_dir.is_some() => {
+                refuse("`offload-dir` goes with `offload` optimizer or parameters, got none")
+            }
             Offload::None => Ok(()),
             Offload::Parameters if zero != 3 => refuse(format!(
                 "`offload` parameters goes with `zero` 3, got `zero` {zero}; wanted that or `offload` optimizer"

@@ -261,6 +261,11 @@ fn pipeline() -> Vec<Key<Config>> {
             |c| &mut c.offload,
         ),
         Key::new(
+            "offload-dir",
+            "Folder for a file of each rank that has the optimizer's state, in place of the host's memory, with `offload`; it is removed at the end",
+            |c| &mut c.offload_dir,
+        ),
+        Key::new(
             "offload-activations",
             "Keep the activations that a forward pass saves in the host's memory until their backward pass; with `recompute`, what that leaves of them",
             |c| &mut c.offload_activations,

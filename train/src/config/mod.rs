@@ -37,6 +37,8 @@ pub struct Config {
     pub zero: u8,
     /// What a rank keeps in the host's memory instead of its device's.
     pub offload: Offload,
+    /// Folder for a file of each rank that has the optimizer's state, in place of the host's memory. The file is removed at the end.
+    pub offload_dir: Option<PathBuf>,
     /// Whether the host's memory keeps the activations that a forward pass saves until their backward pass.
     pub offload_activations: bool,
     /// Whether some parameters may get no gradient in a step. Replicas then agree on which.
@@ -163,6 +165,7 @@ impl Default for Config {
             layout: Layout::default(),
             zero: 0,
             offload: Offload::None,
+            offload_dir: None,
             offload_activations: false,
             find_unused: false,
             chains: 1,
@@ -219,6 +222,7 @@ impl Config {
         let common = Config {
             out: None,
             rescue: None,
+            offload_dir: None,
             workers: 0,
             resume: self.resume.as_ref().map(|_| PathBuf::new()),
             trace: None,
@@ -285,6 +289,7 @@ mod tests {
             layout,
             zero: 2,
             offload: Offload::Optimizer,
+            offload_dir: Some("disk".into()),
             offload_activations: true,
             find_unused: true,
             chains: 1,

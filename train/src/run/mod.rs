@@ -39,7 +39,8 @@ use phalanx_parallel::data_parallel::{DataParallel, DistributedSampler, SampleSp
 use phalanx_parallel::hybrid::{MeshParallel, StagedModel};
 use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{Observer, Pipeline, TiedTable};
-use phalanx_tensor::{Device, Tensor};
+use phalanx_tensor::io::MappedFile;
+use phalanx_tensor::{Context, Device, Tensor};
 
 use self::captured_step::CapturedTrainingStep;
 use self::divergence::LossWatchState;
@@ -139,8 +140,13 @@ impl Run {
             trained.retain(|p| !p.is(follower.table()));
         }
         let parameters = count(&model, &mesh_rank)?;
-        let made = optimizers(trained.clone(), config.lr.peak())?;
-        let optimizers = Optimizers::new(made, &trained, config.ema, data_parallel.peers())?;
+        let optimizers = {
+            // The file lives as long as the state in it.
+            let state_file = state_file(config, &mesh_rank)?;
+            let _memory = state_file.as_ref().map(|file| Context::with(|c| c.host_memory = file.memory()));
+            let made = optimizers(trained.clone(), config.lr.peak())?;
+            Optimizers::new(made, &trained, config.ema, data_parallel.peers())?
+        };
         let saver = BackgroundSaver::new(Saver::new(mesh_rank.all_ranks())?);
         let validation = match &data.validation {
             Some(validation) => Some(Validation::new(config, &mesh_rank, validation.clone(), data.counted)?),
@@ -388,6 +394,14 @@ impl Run {
         let waits = device.is_cuda() && on_divergence == crate::OnDivergence::Stop && self.scaler.is_none();
         !waits && !device.is_meta()
     }
+}
+
+/// The file for this rank's optimizer state, if it is to be in one.
+fn state_file(config: &Config, mesh_rank: &MeshRank) -> Result<Option<MappedFile>> {
+    let Some(folder) = &config.offload_dir else { return Ok(None) };
+    std::fs::create_dir_all(folder)
+        .map_err(|error| Error::Config(format!("train: `offload-dir` {}: {error}", folder.display())))?;
+    Ok(Some(MappedFile::create(folder.join(format!("optimizer-state-rank{}.bin", mesh_rank.rank())))?))
 }
 
 /// Elements of the whole model's parameters. All ranks call it.

@@ -1,10 +1,13 @@
 //! Runs whose ranks keep optimizer state, gradients or shards in the host's memory.
 
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+
 use phalanx_parallel::hybrid::Layout;
 use phalanx_tensor::{Category, DType, Device};
-use phalanx_train::{Config, Offload};
+use phalanx_train::{Config, Offload, Trainer};
 
-use crate::{Folder, Told, config, run};
+use crate::{Folder, Told, config, data, layers, loss, run};
 
 #[test]
 fn offloaded_runs_have_the_bits_of_runs_without() {
@@ -102,6 +105,100 @@ fn a_run_with_offload_resumes_bit_for_bit_from_one_without() {
         let resume = Some(folder.path().to_path_buf());
         run(Config { offload: second, resume, ..config(layout(), 2) }, &told).unwrap();
         assert_eq!(told.losses(), whole.losses(), "{first:?}, then {second:?}");
+    }
+}
+
+#[test]
+fn optimizer_state_on_disk_has_the_bits_of_memory_and_is_gone_at_the_end() {
+    for (dp, zero, offload, dtype) in [
+        (1, 0, Offload::Optimizer, DType::BF16),
+        (2, 2, Offload::Optimizer, DType::F32),
+        (2, 3, Offload::Parameters, DType::BF16),
+    ] {
+        let base = || Config { dtype, ema: Some(0.9), ..config(Layout { dp, ..Layout::default() }, zero) };
+        let whole = Told::default();
+        run(base(), &whole).unwrap();
+        let (disk, out, told) = (Folder::new(), Folder::new(), Told::default());
+        let on_disk = || Config { offload, offload_dir: Some(disk.path().join("made")), ..base() };
+        // Stopped and resumed, the second half on disk again.
+        run(Config { steps: 5, out: Some(out.path().into()), ..on_disk() }, &told).unwrap();
+        run(Config { resume: Some(out.path().into()), ..on_disk() }, &told).unwrap();
+        assert_eq!(told.losses(), whole.losses(), "dp {dp}, ZeRO {zero}, {offload:?}, {dtype}");
+        assert_eq!(told.validations().last(), whole.validations().last());
+        assert_eq!(std::fs::read_dir(disk.path().join("made")).unwrap().count(), 0);
+    }
+}
+
+#[test]
+fn optimizer_state_on_disk_is_in_the_file_of_the_rank_and_in_no_ledgers_memory() {
+    let disk = Folder::new();
+    let path = disk.path().join("optimizer-state-rank0.bin");
+    let config = Config {
+        device: Device::Cpu(80),
+        offload: Offload::Optimizer,
+        offload_dir: Some(disk.path().into()),
+        ..config(Layout::default(), 0)
+    };
+    let [training, _] = data();
+    let told = Told::default();
+    let seen = Arc::new(Mutex::new((0, 0)));
+    let (sizes, file) = (seen.clone(), path.clone());
+    Trainer::new(Config { validate_every: 0, ..config })
+        .data(training)
+        .callback(told)
+        .every(6, move |_| {
+            let on_disk = Device::Cpu(80 + 512).ledger()?.on_disk().now;
+            *sizes.lock().unwrap() = (std::fs::metadata(&file).unwrap().len() as usize, on_disk);
+            Ok(None)
+        })
+        .run_layers(layers, loss)
+        .unwrap();
+    let (length, on_disk) = *seen.lock().unwrap();
+    let weights = peak(Device::Cpu(80), Category::Parameters);
+    // The state of each parameter begins at a page of the file.
+    assert!(on_disk == 2 * weights && length >= on_disk && length.is_multiple_of(4096), "{on_disk} {length}");
+    let hosts = [80, 80 + 512].map(|i| peak(Device::Cpu(i), Category::OptimizerState));
+    assert_eq!(hosts, [0, 0]);
+    assert!(!path.exists());
+}
+
+/// What a run says whose folder for optimizer state is on a full disk: a file system of one page, in a process of its own.
+#[test]
+fn a_full_disk_or_a_folder_that_cannot_be_made_is_one_error() {
+    const FULL: &str = "PHALANX_TEST_FULL_DISK";
+    let on_disk = |folder: &Path| Config {
+        offload: Offload::Optimizer,
+        offload_dir: Some(folder.to_path_buf()),
+        ..config(Layout::default(), 0)
+    };
+    if let Some(folder) = std::env::var_os(FULL) {
+        let error = run(on_disk(Path::new(&folder)), &Told::default()).unwrap_err().to_string();
+        assert!(error.contains("optimizer-state-rank0.bin: has no room for"), "{error}");
+        assert!(error.contains("of tensors") && error.contains("space"), "{error}");
+        println!("told of the full disk");
+        return;
+    }
+    let folder = Folder::new();
+    std::fs::create_dir_all(folder.path()).unwrap();
+    let file = folder.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let error = run(on_disk(&file.join("folder")), &Told::default()).unwrap_err().to_string();
+    assert!(error.contains("`offload-dir`") && error.contains("file/folder"), "{error}");
+    let script = "mount -t tmpfs -o size=8k none \"$1\" && exec \"$2\" --exact --nocapture \"$3\"";
+    let name = "offload::a_full_disk_or_a_folder_that_cannot_be_made_is_one_error";
+    let output = std::process::Command::new("unshare")
+        .args(["-rm", "sh", "-c", script, "sh"])
+        .args([folder.path(), &std::env::current_exe().unwrap(), Path::new(name)])
+        .env(FULL, folder.path())
+        .output();
+    match output {
+        Ok(output) if output.status.success() => {
+            assert!(String::from_utf8_lossy(&output.stdout).contains("told of the full disk"));
+        }
+        Ok(output) if String::from_utf8_lossy(&output.stdout).contains("running") => {
+            panic!("{}", String::from_utf8_lossy(&[output.stdout, output.stderr].concat()))
+        }
+        _ => println!("a full disk was not tried: this system lets no process mount a small one"),
     }
 }
 
