@@ -45,7 +45,7 @@
 //! | guards | [`no_grad`], [`inference`], [`eval`], [`enable_grad`], [`ContextMode`], [`detect_anomaly`] |
 //! | operations of your own | [`Function`], [`record()`], [`Backward`], [`gradcheck()`] |
 //! | where gradients go | [`Leaf`], [`Slot`], [`HookHandle`] |
-//! | saved values | [`SavedVariable`], [`saved_hooks`], [`Rematerialized`] |
+//! | saved values | [`SavedVariable`], [`saved_hooks`], [`save_on_cpu`], [`Rematerialized`] |
 //! | recomputation | [`checkpoint()`], [`Recompute`] |
 //! | order between parts of the graph | [`fork`], [`join`] |
 //! | draws | [`manual_seed`], [`Generator`] |
@@ -81,6 +81,7 @@ pub use gradcheck::{GradCheck, gradcheck, gradgradcheck};
 pub use graph::hooks::HookHandle;
 pub use graph::node::Grads;
 pub use graph::rematerialized::Rematerialized;
+pub use graph::save_on_cpu::{SaveOnCpu, save_on_cpu};
 pub use graph::saved_variable::{SavedHooks, SavedHooksGuard, SavedVariable, saved_hooks};
 pub use leaf::{Leaf, Slot, Stash};
 pub use mode::{

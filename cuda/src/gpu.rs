@@ -107,6 +107,24 @@ impl Gpu {
         unsafe { self.uploads.copy(&self.context, op, to, bytes) }
     }
 
+    /// Copies pinned memory to `to`, in the order of this thread's current stream.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    ///
+    /// # Safety
+    /// There is as much memory at `to`; both live, and the bytes stay as they are, until the stream has come so far.
+    pub unsafe fn upload_pinned(&'static self, op: &'static str, to: u64, bytes: &[u8]) -> Result<()> {
+        self.context.bind(op)?;
+        // SAFETY: by the caller.
+        unsafe { self.copy_from_host(op, to, bytes) }
+    }
+
+    /// Whether this thread captures a graph.
+    pub fn is_capturing(&self) -> bool {
+        crate::memory::is_capturing()
+    }
+
     /// A program's kernel `entry`, compiled for this device and loaded if it is not yet.
     ///
     /// # Errors

@@ -335,7 +335,7 @@ thread_local! {
     static CAPTURING: Cell<Option<(u64, u64)>> = const { Cell::new(None) };
 }
 
-fn is_capturing() -> bool {
+pub(crate) fn is_capturing() -> bool {
     CAPTURING.get().is_some()
 }
 

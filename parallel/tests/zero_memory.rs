@@ -26,13 +26,20 @@ fn maps(count: usize, width: usize, dtype: DType, device: Device) -> Sequential 
     })
 }
 
-/// Bytes of parameters, gradients and optimizer state after a step's backward, at rest, and sent in the step.
+/// Bytes of parameters, gradients and optimizer state.
+fn state_of(device: Device) -> Result<[usize; 3]> {
+    let ledger = device.ledger()?;
+    let of = |category| ledger.category(category).now;
+    Ok([Category::Parameters, Category::Gradients, Category::OptimizerState].map(of))
+}
+
+/// The state of a step after its backward pass, on the model's device and where it is offloaded to; the bytes that are sent in a step.
 fn books(
     comm: &Comm,
     device: Device,
     dtypes: [DType; 2],
     config: &ZeroConfig,
-) -> Result<([usize; 3], u64, Vec<usize>)> {
+) -> Result<([[usize; 3]; 2], u64, Vec<usize>)> {
     let model = maps(4, 128, dtypes[0], device);
     let zero = Zero::new(&model, comm.clone(), ZeroConfig { grad_dtype: Some(dtypes[1]), ..config.clone() })?;
     let mut optimizer = AdamW::default().init(vec![Group::new(zero.parameters(), 1e-3)])?;
@@ -49,10 +56,8 @@ fn books(
         zero.updated()?;
         sent = zero.traffic().bytes - before.bytes;
     }
-    let ledger = device.ledger()?;
-    let of = |category| ledger.category(category).now;
-    let bytes = [Category::Parameters, Category::Gradients, Category::OptimizerState].map(of);
-    Ok((bytes, sent, zero.shard_sizes()))
+    let host = config.offload.map_or(Ok([0; 3]), state_of)?;
+    Ok(([state_of(device)?, host], sent, zero.shard_sizes()))
 }
 
 #[test]
@@ -75,7 +80,7 @@ fn memory_and_traffic_are_those_of_the_formulas() {
                     ZeroStage::Gradients => [2 * PARAMETERS, g * own, 12 * own],
                     ZeroStage::Parameters => [2 * own, g * own, 12 * own],
                 };
-                assert_eq!(bytes, wanted, "{stage:?}, rank {rank} of {ranks}");
+                assert_eq!(bytes[0], wanted, "{stage:?}, rank {rank} of {ranks}");
                 // A gradient is sent but for the own share, and values are sent to all others.
                 let passes = if stage == ZeroStage::Parameters { 2 } else { 1 };
                 let wanted = g * (PARAMETERS - own) + passes * 2 * own * (ranks - 1);
@@ -84,6 +89,40 @@ fn memory_and_traffic_are_those_of_the_formulas() {
                 let alone = books(&meta, Device::Meta(rank as u16), dtypes, &config).unwrap();
                 assert_eq!(alone, (bytes, sent, shares), "without peers");
             }
+        }
+    }
+}
+
+#[test]
+fn offloaded_state_is_the_hosts_and_on_meta_devices_too() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    const PARAMETERS: usize = 4 * 128 * 128;
+    let dtypes = [DType::BF16, DType::F32];
+    for (stage, offload_parameters) in
+        STAGES.into_iter().flat_map(|stage| [false, true].map(|parameters| (stage, parameters)))
+    {
+        let config = |host| ZeroConfig {
+            reshard: Reshard::Always,
+            offload: Some(host),
+            offload_parameters,
+            ..ZeroConfig::new(stage)
+        };
+        let rank = |rank: launch::Rank| {
+            books(rank.comm(), rank.device(), dtypes, &config(Device::Cpu(600 + rank.rank() as u16)))
+        };
+        for (rank, (bytes, sent, shares)) in launch::threads(2, rank).unwrap().into_iter().enumerate() {
+            let own = shares[rank];
+            let on_device = match (stage, offload_parameters) {
+                (ZeroStage::Parameters, true) => 0,
+                (ZeroStage::Parameters, false) => 2 * own,
+                _ => 2 * PARAMETERS,
+            };
+            let case = format!("{stage:?}, parameters {offload_parameters}, rank {rank}");
+            assert_eq!(bytes, [[on_device, 0, 0], [2 * own, 4 * own, 12 * own]], "{case}");
+            let meta = comm::meta(rank, 2).unwrap();
+            let alone =
+                books(&meta, Device::Meta(rank as u16), dtypes, &config(Device::Meta(600 + rank as u16)));
+            assert_eq!(alone.unwrap(), (bytes, sent, shares), "{case}, on meta devices");
         }
     }
 }

@@ -8,9 +8,11 @@ use std::sync::Mutex;
 
 use memmap2::MmapMut;
 
-use crate::Ledger;
+use crate::cuda::{Gpu, Pinned};
+use crate::io::FileBlock;
 use crate::storage::Storage;
 use crate::sync::lock;
+use crate::{Ledger, Result};
 
 /// Alignment of every block, in bytes: a cache line, which is also an AVX-512 vector.
 const ALIGN: usize = 64;
@@ -32,6 +34,8 @@ pub(crate) struct Block {
 enum Memory {
     Heap(NonNull<u8>),
     Mapped { _map: MmapMut },
+    Pinned { _pinned: Pinned },
+    File(FileBlock),
 }
 
 // SAFETY: a block owns its memory alone; nothing about it depends on the thread.
@@ -56,6 +60,34 @@ impl Block {
         // SAFETY: `skip < ALIGN`, and the layout holds ALIGN bytes more than the class.
         let start = unsafe { base.add(skip) };
         Some(Block { memory: Memory::Heap(base), start, class })
+    }
+
+    /// New memory that a GPU reads and writes without the driver's help.
+    pub(crate) fn pinned(bytes: usize, gpu: &'static Gpu, ledger: &Ledger) -> Result<Option<Block>> {
+        let Some(class) = class_of(bytes) else { return Ok(None) };
+        let mut pinned = Pinned::zeros(gpu, class_bytes(class) + ALIGN)?;
+        let skip = pinned.as_ptr().align_offset(ALIGN);
+        let Some(start) = NonNull::new(pinned[skip..].as_mut_ptr()) else { return Ok(None) };
+        ledger.obtained_add(class_bytes(class));
+        Ok(Some(Block { memory: Memory::Pinned { _pinned: pinned }, start, class }))
+    }
+
+    /// Memory in a mapped file.
+    pub(crate) fn in_file(bytes: usize, file: u32) -> Result<Option<Block>> {
+        let mut block = FileBlock::obtain(file, bytes)?;
+        Ok(block.start().map(|start| Block { memory: Memory::File(block), start, class: 0 }))
+    }
+
+    /// Whether it is pinned.
+    pub(crate) fn is_pinned(&self) -> bool {
+        matches!(self.memory, Memory::Pinned { .. })
+    }
+
+    /// Takes the pages of a mapped file out of the process's memory.
+    pub(crate) fn release_pages(&self) {
+        if let Memory::File(block) = &self.memory {
+            block.release_pages();
+        }
     }
 
     /// The first byte.

@@ -5,7 +5,8 @@ use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::{Category, RngKey};
+use crate::host_memory::Place;
+use crate::{Category, HostMemory, RngKey};
 
 /// What operations on this thread take from their surroundings. A thread that works on another's behalf captures
 /// it there ([`Context::current`]) and enters it here ([`Context::enter`]).
@@ -25,6 +26,8 @@ pub struct Context {
     pub batch_offset: u64,
     /// The ledger's category for new storage.
     pub category: Category,
+    /// The memory of new storage on CPU devices.
+    pub host_memory: HostMemory,
     /// Modes of the crates above, a bit each, all 0 at a thread's start. This crate does not know what they mean: they only
     /// travel with the context. Bit 0 is the kernels', bits 1 to 3 autograd's; an embedding program may use bits 16 to 31.
     pub flags: u32,
@@ -38,6 +41,7 @@ impl Context {
         seeding: 0,
         batch_offset: 0,
         category: Category::Activations,
+        host_memory: HostMemory(Place::Pageable),
         flags: 0,
     };
 }
@@ -103,6 +107,7 @@ fields! {
     SEEDING = 35: seeding;
     BATCH_OFFSET = 36: batch_offset;
     CATEGORY = 37: category;
+    HOST_MEMORY = 38: host_memory;
 }
 
 impl Fields {

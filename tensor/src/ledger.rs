@@ -95,6 +95,7 @@ pub struct Ledger {
     total_peak: AtomicUsize,
     scratch: Gauge,
     obtained: Gauge,
+    on_disk: Gauge,
     /// Whether changes are recorded.
     is_watched: AtomicBool,
     changes: Mutex<Vec<Change>>,
@@ -131,6 +132,19 @@ impl Ledger {
         self.obtained.usage()
     }
 
+    /// Tensors in mapped files ([`HostMemory`](crate::HostMemory)), which no category counts.
+    pub fn on_disk(&self) -> Usage {
+        self.on_disk.usage()
+    }
+
+    pub(crate) fn on_disk_add(&self, bytes: usize) {
+        self.on_disk.add(bytes);
+    }
+
+    pub(crate) fn on_disk_sub(&self, bytes: usize) {
+        self.on_disk.sub(bytes);
+    }
+
     /// Memory obtained from the system that no tensor uses: in free lists, or lost to rounding.
     pub fn pooled(&self) -> usize {
         self.obtained().now.saturating_sub(self.total().now)
@@ -146,7 +160,7 @@ impl Ledger {
 
     /// Sets every peak to the bytes in use now.
     pub fn reset_peak(&self) {
-        for gauge in self.categories.iter().chain([&self.scratch, &self.obtained]) {
+        for gauge in self.categories.iter().chain([&self.scratch, &self.obtained, &self.on_disk]) {
             gauge.peak.store(gauge.now(), Relaxed);
         }
         self.total_peak.store(self.total_now(), Relaxed);

@@ -7,7 +7,7 @@
 //! | numbers | [`Tensor`], [`DType`], [`Element`], [`Scalar`], [`struct@bf16`], [`struct@f16`] |
 //! | views | [`Layout`], [`Index`], [`Dim`], [`broadcast_shapes`] |
 //! | devices | [`Device`] (CPUs, CUDA, `meta`), [`Pool`] of threads, [`Stream`], [`Event`] |
-//! | memory | [`Ledger`], [`Category`], [`Usage`] |
+//! | memory | [`Ledger`], [`Category`], [`Usage`]; [`HostMemory`]: pinned, or in a file |
 //! | state of a thread | [`Context`]: random key, ledger category, mode bits of the crates above |
 //! | random numbers | [`RngKey`], whose page says how a draw is made |
 //! | files | [`io`]: safetensors, npy, atomic writes |
@@ -23,6 +23,7 @@ mod device;
 mod dtype;
 mod error;
 mod even_piece;
+mod host_memory;
 pub mod io;
 mod layout;
 mod ledger;
@@ -37,12 +38,14 @@ mod streaming;
 mod sync;
 mod tensor;
 mod tiles;
+mod transfer;
 mod watch;
 
 pub use context::{Context, ContextGuard, PassGuard};
 pub use device::Device;
 pub use dtype::{DType, Element, Scalar, Value, bf16, f16};
 pub use error::{Error, Result};
+pub use host_memory::HostMemory;
 pub use layout::{Dims, Layout, Loops, broadcast_shapes, contiguous_strides};
 pub use ledger::{Category, Ledger, ScratchUse, Usage};
 pub use pool::Pool;
@@ -59,6 +62,7 @@ pub use stream::{Event, Stream, adopt, record_stream, record_use};
 #[doc(hidden)]
 pub use sync::{lock, panic_message, unpoisoned};
 pub use tensor::{Dim, Index, Pick, Tensor, resolve_dims, resolve_shape};
+pub use transfer::{CopyStream, PendingCopy};
 pub use watch::{GuardAccess, GuardWatch, WatchedGuards, watch_guards};
 
 /// The README's example, compiled and run.

@@ -20,6 +20,8 @@ static METAS: [OnceLock<State>; DEVICES] = [const { OnceLock::new() }; DEVICES];
 pub(crate) struct State {
     pub(crate) ledger: Ledger,
     pub(crate) allocator: Allocator,
+    /// Of a CPU device: the storages in pinned memory that wait for their next use.
+    pub(crate) pinned: Allocator,
     /// Of a CUDA device.
     pub(crate) gpu: Option<Gpu>,
     pool: RwLock<Arc<Pool>>,
@@ -30,6 +32,7 @@ impl State {
         State {
             ledger: Ledger::default(),
             allocator: Allocator::new(),
+            pinned: Allocator::new(),
             gpu,
             pool: RwLock::new(Arc::new(Pool::new(threads))),
         }
@@ -143,6 +146,7 @@ impl Device {
     pub fn trim(self) -> Result<()> {
         let state = self.state()?;
         state.allocator.trim(&state.ledger);
+        state.pinned.trim(&state.ledger);
         state.gpu.as_ref().map_or(Ok(()), |gpu| gpu.trim()).map_err(Error::of_gpu)
     }
 

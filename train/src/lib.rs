@@ -21,6 +21,7 @@
 //! | a loop of your own | [`Run`], [`start`], [`ranks`], [`MeshRank`], [`Data`], [`Averaged`] |
 //! | data sets | [`data::Dataset`], [`data::TensorDataset`], [`data::DataLoader`]; `ImageFolder`, `Csv`, `JsonLines` with the features `images`, `csv`, `json` |
 //! | texts | [`data::TokenFile`], [`data::IndexedTokens`], [`data::Blend`], [`data::prepare`], [`text::Bpe`], [`text::Codec`] |
+//! | what the host keeps | [`Offload`] |
 //! | divergence and plateaus | [`OnDivergence`], [`Plateau`] |
 //! | reports of a run | [`Callback`], [`Event`], [`Record`], [`Reporter`], [`report::Report`], [`Trace`] |
 //! | checkpoints | [`checkpoints::latest`], [`checkpoints::best`] |
@@ -49,7 +50,7 @@ mod trainer;
 pub use phalanx_parallel::hybrid::Layout;
 
 pub use callback::{Callback, Event, Progress, StatusLine};
-pub use config::{Asynchronous, Backend, Config, OnDivergence, Plateau};
+pub use config::{Asynchronous, Backend, Config, Offload, OnDivergence, Plateau};
 pub use data::Data;
 pub use error::{Error, Result};
 #[allow(deprecated)]

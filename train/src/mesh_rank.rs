@@ -12,7 +12,7 @@ use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::identity::digest;
-use crate::{Config, Error, Result};
+use crate::{Config, Error, Offload, Result};
 
 /// The number of gradient buckets that is aimed at, and the smallest size of a bucket.
 const BUCKETS: usize = 8;
@@ -94,15 +94,46 @@ impl MeshRank {
         config: &Config,
     ) -> Result<Box<dyn DataParallel>> {
         let (replicas, grad_dtype, find_unused) = (self.replicas(), config.grad_dtype(), config.find_unused);
-        Ok(match config.zero {
-            0 if replicas.size() == 1 => Box::new(SingleDevice::new(model)),
-            0 => Box::new(self.ddp(model, replicas, grad_dtype, find_unused)?),
-            stage => {
-                let config = ZeroConfig::new(ZeroStage::try_from(stage)?);
-                let config = ZeroConfig { grad_dtype: Some(grad_dtype), find_unused, ..config };
-                Box::new(Zero::new(model, replicas.clone(), config)?)
+        Ok(match (config.zero, config.offload) {
+            (0, Offload::None) if replicas.size() == 1 => Box::new(SingleDevice::new(model)),
+            (0, Offload::None) => Box::new(self.ddp(model, replicas, grad_dtype, find_unused)?),
+            (stage, offload) => {
+                // A rank without replicas that offloads its optimizer is ZeRO-1 of one rank.
+                let zero = ZeroConfig::new(ZeroStage::try_from(stage.max(1))?);
+                let zero = ZeroConfig {
+                    grad_dtype: Some(grad_dtype),
+                    find_unused,
+                    offload: (offload != Offload::None).then(|| self.offload_device(config)).transpose()?,
+                    offload_parameters: offload == Offload::Parameters,
+                    ..zero
+                };
+                Box::new(Zero::new(model, replicas.clone(), zero)?)
             }
         })
+    }
+
+    /// The device in the host's memory for what this rank offloads: a CPU device of its own, so that its ledger has that and nothing else.
+    /// For a rank on a meta device it is another meta device.
+    ///
+    /// # Errors
+    /// If the device cannot be used.
+    pub fn offload_device(&self, config: &Config) -> Result<Device> {
+        // Ranks have the lower half of the numbers of devices.
+        let other = |index: u16| (index + 512) % 1024;
+        let host = match self.device {
+            Device::Meta(index) => return Ok(Device::Meta(other(index))),
+            Device::Cpu(index) | Device::Cuda(index) => Device::Cpu(other(index)),
+        };
+        match (self.device, config.threads) {
+            (Device::Cuda(_), Some(threads)) => host.set_threads(threads)?,
+            (Device::Cuda(_), None) => {
+                let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+                host.set_threads((cores / self.size()).max(1))?;
+            }
+            // While one computes, the other waits.
+            _ => host.set_pool(self.device.pool()?)?,
+        }
+        Ok(host)
     }
 
     /// DDP over these replicas. A small model's buckets are small too, so that most are reduced before backward is over.

@@ -14,5 +14,6 @@ pub(crate) mod hooks;
 pub(crate) mod memory;
 pub(crate) mod node;
 pub(crate) mod rematerialized;
+pub(crate) mod save_on_cpu;
 pub(crate) mod saved_variable;
 pub(crate) mod sequence;

@@ -1,8 +1,9 @@
 //! What the models promise: the same bits however they are run, the same files as elsewhere.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use phalanx_autograd::{ContextMode, CrossEntropy, Var, no_grad};
+use phalanx_autograd::{ContextMode, CrossEntropy, SaveOnCpu, Var, no_grad, saved_hooks};
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, Context, DType, Device, RngKey, Tensor};
 
@@ -63,6 +64,45 @@ fn recomputation_repeats_the_same_bits_with_dropout() {
             assert!(run(mode) == plain, "{mode}");
         }
     }
+}
+
+#[test]
+fn activations_on_the_host_change_no_bit() {
+    for config in [gpt(0.2), llama()] {
+        let run = |mode: RecomputeMode, host: Option<Device>| {
+            let mut model = build(&config, DType::F32, Device::CPU);
+            model.set_recompute(mode);
+            let hooks = host.map(|host| Arc::new(SaveOnCpu::new(host).with_bytes_min(1)));
+            let _saved = hooks.map(|hooks| saved_hooks(hooks));
+            train(&model, 2)
+        };
+        let plain = run(RecomputeMode::Never, None);
+        for mode in [RecomputeMode::Never, RecomputeMode::Attention, RecomputeMode::Always] {
+            assert!(run(mode, Some(Device::Cpu(81))) == plain, "{mode}");
+        }
+    }
+}
+
+#[test]
+fn with_recomputation_the_host_has_the_blocks_inputs_and_the_device_no_more_for_more_blocks() {
+    let (rows, positions, width) = (4, 12, 16);
+    let bytes = |blocks: usize| {
+        let [device, host] = [Device::Meta(80), Device::Meta(81)].map(|d| d.ledger().unwrap());
+        device.reset_peak();
+        let config = GptConfig::new(37, positions, blocks, 2, width);
+        let mut model = config.init(&Scope::new(1, DType::F32, Device::Meta(80))).unwrap();
+        model.set_recompute(RecomputeMode::Always);
+        let tokens = Var::new(Tensor::empty(&[rows, positions], DType::I64, Device::Meta(80)).unwrap());
+        let hooks = Arc::new(SaveOnCpu::new(Device::Meta(81)).with_bytes_min(1));
+        let _saved = saved_hooks(hooks);
+        let x = model.forward(&tokens).unwrap();
+        let saved = host.category(Category::Activations).now;
+        model.loss(&x, &tokens, 1.0).unwrap().backward().unwrap();
+        (saved, device.category(Category::Activations).peak)
+    };
+    let ((few, few_peak), (many, many_peak)) = (bytes(2), bytes(5));
+    assert_eq!(many - few, 3 * rows * positions * width * 4);
+    assert_eq!(many_peak, few_peak);
 }
 
 #[test]

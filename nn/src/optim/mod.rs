@@ -5,6 +5,7 @@
 
 mod adafactor;
 mod captured;
+mod disk;
 mod ema;
 mod lamb;
 mod muon;
@@ -22,6 +23,7 @@ pub use lamb::Lamb;
 pub use muon::{Muon, MuonScale};
 pub use rules::{Adadelta, Adagrad, Adam, AdamW, Adamax, Lion, Rmsprop, Sgd};
 
+use disk::in_blocks;
 pub use whole::{Peers, WholeExchange, WholeRule, WholeStep, is_whole_state, update_whole};
 
 use std::cell::Cell;
@@ -164,7 +166,12 @@ pub struct Optimizer<R> {
     states: Vec<Vec<State>>,
     /// How ranks get the updates of a [`WholeRule`] for parameters that they have cut.
     exchange: Option<Box<dyn WholeExchange>>,
+    /// Elements of a parameter that are updated at a time where its state is in a file.
+    disk_block: usize,
 }
+
+/// Elements of a parameter that are updated at a time where its state is in a file: 16 MiB of each state tensor in f32.
+const DISK_BLOCK: usize = 4 << 20;
 
 struct State {
     step: u64,
@@ -190,7 +197,9 @@ impl State {
             tensors.push(kernels::full(&shape, rule.initial(), dtype, held.device())?);
         }
         let master = (dtype != held.dtype()).then(|| kernels::cast(&held, dtype)).transpose()?;
-        Ok(State { step: 0, kinds, tensors, master })
+        let state = State { step: 0, kinds, tensors, master };
+        state.release_pages();
+        Ok(state)
     }
 }
 
@@ -210,7 +219,7 @@ impl<R: Rule> Optimizer<R> {
         all.try_for_each(|p| p.check_usage("optimizer", Usage::Update).and_then(|()| rule.fits(p)))?;
         let states = |group: &Group| group.parameters.iter().map(|p| State::new(&rule, p)).collect();
         let states = groups.iter().map(states).collect::<Result<_>>()?;
-        Ok(Optimizer { rule, groups, states, exchange: None })
+        Ok(Optimizer { rule, groups, states, exchange: None, disk_block: DISK_BLOCK })
     }
 
     /// The same, where other ranks have parts of the parameters: `peers` are those of the data-parallel wrapper. A [`WholeRule`] needs
@@ -223,6 +232,13 @@ impl<R: Rule> Optimizer<R> {
             self.exchange = Some(peers.exchange(&self.parameters())?);
         }
         Ok(self)
+    }
+
+    /// Sets how many elements of a parameter a step reads, updates and writes at a time where the parameter's state is in a file
+    /// ([`HostMemory`](phalanx_tensor::HostMemory)): 2^22, unless set. The bits are the same. A [`WholeRule`] takes whole parameters.
+    #[must_use]
+    pub fn with_disk_block(self, elements: usize) -> Optimizer<R> {
+        Optimizer { disk_block: elements.max(1), ..self }
     }
 
     /// Whether its steps can be captured ([`CapturedStep`]). Those of a [`WholeRule`] cannot.
@@ -291,13 +307,14 @@ impl<R: Rule> Optimizer<R> {
         self.step_times(scale, None)
     }
 
-    /// One step with gradients multiplied by `factor`, as they are read. The factor is one element, f32 or f64, on their device; the
-    /// host does not wait for it.
+    /// One step with gradients multiplied by `factor`, as they are read. The factor is one element, f32 or f64. If it is on the
+    /// parameters' device, the host does not wait for it; otherwise it is copied there.
     ///
     /// # Errors
     /// If a tensor does not fit or is in use.
     pub fn step_by(&mut self, factor: &Tensor) -> Result<()> {
-        self.step_times(1.0, Some(factor))
+        let home = self.parameters().first().map_or(factor.device(), Parameter::device);
+        self.step_times(1.0, Some(&factor.to_device(home, false)?))
     }
 
     /// Refuses parameters that a wrapper has come to own since.
@@ -325,6 +342,12 @@ impl<R: Rule> Optimizer<R> {
             for same in due.chunk_by_mut(|a, b| a.2.step == b.2.step) {
                 let step = same.first().map_or(0, |(_, _, state)| state.step);
                 let hyper = StepHyperparameters { lr: group.lr, weight_decay: group.weight_decay, step };
+                if same.iter().any(|(_, _, state)| state.is_on_disk()) {
+                    let numbers = (scale, factor, hyper);
+                    same.iter_mut()
+                        .try_for_each(|due| in_blocks(&self.rule, self.disk_block, due, numbers))?;
+                    continue;
+                }
                 let items = same.iter_mut().map(|(param, grad, state)| {
                     let slice = Slice { param, master: state.master.as_mut(), grad, scale };
                     Item { slice, state: &mut state.tensors }

@@ -133,7 +133,7 @@ pub fn update_whole(
 impl<R: Rule> Optimizer<R> {
     /// One step of a rule of whole parameters.
     pub(super) fn step_whole(&mut self, scale: f64, factor: Option<&Tensor>) -> Result<()> {
-        let Optimizer { rule, groups, states, exchange } = self;
+        let Optimizer { rule, groups, states, exchange, .. } = self;
         let Some(whole) = rule.whole() else { return Ok(()) };
         let is_cut = |index: usize| exchange.as_ref().is_some_and(|exchange| exchange.is_cut(index));
         let all = groups.iter().flat_map(|group| &group.parameters).enumerate();
@@ -159,6 +159,7 @@ impl<R: Rule> Optimizer<R> {
                 if is_cut(index) {
                     due.proposed = due.with_item(scale, factor, |item, step| whole.propose(item, step))?;
                     parts[index] = due.proposed.clone();
+                    due.state.release_pages();
                     cut.push(due);
                 } else {
                     due.update_here(rule, scale, factor)?;
@@ -179,6 +180,7 @@ impl<R: Rule> Optimizer<R> {
             let proposed = std::mem::take(&mut due.proposed);
             let part = if whole.decides_number() { part } else { part.with_shape(due.param.shape())? };
             due.with_item(scale, factor, |item, step| whole.apply(item, &proposed, &part, step))?;
+            due.state.release_pages();
         }
         Ok(())
     }
@@ -237,7 +239,9 @@ impl Due<'_> {
             state.kinds.iter().zip(&state.tensors).map(of).collect::<phalanx_tensor::Result<Vec<_>>>()?;
         let slice = Slice { param: &mut param, master: master.as_mut(), grad: &grad, scale };
         let items = vec![Item { slice, state: &mut tensors }];
-        rule.update(Step { factor, ..Step::new(items) }, hyper)
+        rule.update(Step { factor, ..Step::new(items) }, hyper)?;
+        state.release_pages();
+        Ok(())
     }
 }
 

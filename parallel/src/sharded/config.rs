@@ -58,8 +58,12 @@ pub struct ZeroConfig {
     /// The dtype that ranks keep their shards in, wider than the dtype of the computation: f32 shards of a bf16 model are
     /// rounded as they are gathered, and no master copy is needed. `None`: each parameter's own.
     pub shard_dtype: Option<DType>,
-    /// Where shards, their gradients and their optimizer state live, if not on the model's device.
+    /// Where shards, their gradients and their optimizer state live, if not on the model's device. Source: Ren et al., "ZeRO-Offload"
+    /// (2021).
     pub offload: Option<Device>,
+    /// Whether offloaded shards are uploaded for each all-gather of [`ZeroStage::Parameters`]. Otherwise the model's device keeps a copy
+    /// of its shard, in the dtype of the computation, which is uploaded once after each update.
+    pub offload_parameters: bool,
 }
 
 impl ZeroConfig {
@@ -77,12 +81,13 @@ impl ZeroConfig {
             grad_dtype: None,
             shard_dtype: None,
             offload: None,
+            offload_parameters: true,
         }
     }
 
-    /// The settings that must be equal on all ranks, as text. The device of the shards may differ.
+    /// The settings that must be equal on all ranks, as text. Where the shards live may differ.
     pub(super) fn shared_settings(&self) -> String {
-        format!("{:?}", ZeroConfig { offload: None, ..self.clone() })
+        format!("{:?}", ZeroConfig { offload: None, offload_parameters: true, ..self.clone() })
     }
 
     /// Whether it fits a model, which still has its values.

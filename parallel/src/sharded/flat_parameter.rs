@@ -13,6 +13,7 @@ use phalanx_nn::Parameter;
 use phalanx_tensor::{Category, DType, Device, Dims, Tensor};
 
 use super::gradients::Gradients;
+use super::offload::DeviceShard;
 use super::{Cuts, ZeroConfig, ZeroStage};
 use crate::Result;
 use crate::comm::{Comm, Pending};
@@ -52,6 +53,8 @@ pub(super) struct FlatParameter {
     pub(super) grad_dtype: DType,
     /// This rank's values.
     pub(super) shard: Tensor,
+    /// Where they are on the model's device for all-gathers, if they are offloaded and stay there too.
+    pub(super) device_shard: Option<DeviceShard>,
     /// Whether all values stay on every rank (ZeRO-1 and 2).
     pub(super) keeps_full: bool,
     /// Whether the shard has a storage of its own; otherwise it is a view of `full`. It has one in ZeRO-3, and if its dtype or device
@@ -123,6 +126,8 @@ impl FlatParameter {
             own,
             dtype,
             device,
+            device_shard: (!keeps_full && home != device && !config.offload_parameters)
+                .then(DeviceShard::default),
             shard,
             keeps_full,
             apart,

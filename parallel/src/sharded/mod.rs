@@ -34,6 +34,7 @@ mod cuts;
 mod flat_parameter;
 mod gradients;
 mod norm;
+mod offload;
 mod state_dict;
 mod unshard;
 mod wrap;

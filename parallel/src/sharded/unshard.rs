@@ -264,10 +264,7 @@ impl FlatParameter {
             Some(full) => full,
             None => Tensor::empty(&[self.elements()], self.dtype, self.device)?.tagged(Category::Parameters),
         };
-        let input = match self.apart {
-            true => kernels::cast(&self.shard.to_device(self.device, false)?, self.dtype)?,
-            false => self.shard.clone(),
-        };
+        let input = self.shard_on_device()?;
         let call = Call::all_gather_uneven(full.clone(), input, &self.cuts.counts());
         self.unsharding = Some(ranks.shard.start(call));
         self.unsharded_version = self.shard.version();

@@ -200,6 +200,9 @@ fn choices_change_no_bit() {
             same(&together(DType::F32, 3, 2, 3, &config), &wanted, &format!("{config:?}"));
         }
     }
+    let offload = Some(Device::Cpu(9));
+    let config = ZeroConfig { offload, offload_parameters: false, ..config(ZeroStage::Parameters) };
+    same(&together(DType::F32, 3, 2, 3, &config), &wanted, "device shards stay");
 }
 
 #[test]

@@ -43,6 +43,13 @@ fn from_host(op: &'static str, to: &mut Tensor, from: &Tensor) -> Result<()> {
     let source = from.read_bytes(op)?;
     let address = to.device_address();
     let _lock = to.lock_write(op)?;
+    if from.storage().is_pinned() && !gpu.is_capturing() {
+        let kept = from.hold(op)?;
+        // SAFETY: the tensor's memory is as large, and is freed in the stream's order; the source stays until the stream has read it.
+        unsafe { gpu.upload_pinned(op, address, &source[start..][..len]) }.map_err(Error::of_gpu)?;
+        gpu.when_done(move |_| drop(kept));
+        return Ok(());
+    }
     // SAFETY: the tensor's memory is as large, and is freed in the stream's order.
     unsafe { gpu.upload(op, address, &source[start..][..len]) }.map_err(Error::of_gpu)
 }

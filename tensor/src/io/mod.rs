@@ -1,9 +1,10 @@
-//! Tensors in files: safetensors, NumPy's npy, and atomic replacement of any file.
+//! Tensors in files: safetensors, NumPy's npy, and atomic replacement of any file; a file in place of memory.
 //!
 //! All formats are little-endian, and so must the machine be.
 #![allow(unsafe_code)]
 
 pub mod atomic;
+mod mapped;
 mod npy;
 mod safetensors;
 
@@ -12,6 +13,8 @@ use std::path::Path;
 
 use crate::{DType, Error, Result};
 
+pub(crate) use mapped::FileBlock;
+pub use mapped::MappedFile;
 pub use npy::{load_npy, load_npy_as, read_npy, save_npy, write_npy};
 pub use safetensors::{SafeTensors, save_safetensors};
 

@@ -6,7 +6,7 @@ use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::AtomicU32;
 
-use super::Storage;
+use super::{Handle, Storage};
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence};
 
 /// The elements of a whole storage, to read.
@@ -59,6 +59,25 @@ impl<T: bytemuck::Pod> Deref for Read<'_, T> {
 
 impl<T> Drop for Read<'_, T> {
     #[inline]
+    fn drop(&mut self) {
+        self.storage.users.leave(Users::reader(self.token));
+    }
+}
+
+/// A read guard that keeps the storage too, for work that goes on when the call that began it has returned.
+pub(crate) struct Hold {
+    storage: Handle,
+    token: u32,
+}
+
+impl Hold {
+    /// As [`Read::new`].
+    pub(super) fn new(storage: Handle, token: u32) -> Hold {
+        Hold { storage, token }
+    }
+}
+
+impl Drop for Hold {
     fn drop(&mut self) {
         self.storage.users.leave(Users::reader(self.token));
     }

@@ -16,11 +16,12 @@ use std::time::{Duration, Instant};
 
 use crate::allocator::Block;
 use crate::cuda::DeviceBlock;
+use crate::host_memory::Place;
 use crate::resources::State;
 use crate::sync::lock;
-use crate::{Category, Context, Device, Error, Layout, Result};
+use crate::{Category, Context, Device, Error, HostMemory, Layout, Result};
 
-use guard::{Handles, InUse, Users, token};
+use guard::{Handles, Hold, InUse, Users, token};
 pub use guard::{Read, Write};
 
 /// How long a guard waits for another thread's.
@@ -39,6 +40,10 @@ pub struct Storage {
     device: Device,
     state: &'static State,
     category: AtomicU8,
+    /// Whether its bytes are in a mapped file, and so no category's.
+    on_disk: bool,
+    /// A number that no other memory has, and how often that memory was used before.
+    identity: (u64, u64),
     /// The layout of a tensor that covers the whole storage.
     layout: Layout,
 }
@@ -68,6 +73,14 @@ impl Handle {
     #[inline]
     pub(crate) fn is_sole(&self) -> bool {
         self.handles.is_sole()
+    }
+
+    /// Keeps the bytes as they are until the result is dropped, on any thread. A writer waits for that, also on this thread.
+    pub(crate) fn hold(&self, op: &'static str) -> Result<Hold> {
+        if !self.users.enter_reader(NO_THREAD) {
+            self.wait(op, "a writer", NO_THREAD, |users| users.and_reader(NO_THREAD))?;
+        }
+        Ok(Hold::new(self.clone(), NO_THREAD))
     }
 
     /// All of the storage, to write.
@@ -135,13 +148,23 @@ impl Storage {
         lay_out: impl FnOnce(&mut Layout),
     ) -> Result<Handle> {
         let held = if device.is_meta() { 0 } else { bytes };
-        let waiting = if state.gpu.is_some() { None } else { state.allocator.take(held) };
+        let Context { category, host_memory: HostMemory(place), .. } = Context::current();
+        let waiting = match place {
+            _ if state.gpu.is_some() => None,
+            Place::Pageable => state.allocator.take(held),
+            Place::Pinned(_) => state.pinned.take(held),
+            Place::File(_) => None,
+        };
         let mut storage = match waiting {
             Some(waiting) => waiting,
-            None => Storage::obtain(op, held, device, state)?,
+            None => Storage::obtain(op, held, device, state, place)?,
         };
-        let category = Context::current().category;
-        state.ledger.allocated(category, bytes);
+        storage.on_disk = state.gpu.is_none() && matches!(place, Place::File(_));
+        match storage.on_disk {
+            false => state.ledger.allocated(category, bytes),
+            true => state.ledger.on_disk_add(bytes),
+        }
+        storage.identity.1 += 1;
         storage.bytes = bytes;
         lay_out(&mut storage.layout);
         storage.category = AtomicU8::new(category as u8);
@@ -153,27 +176,55 @@ impl Storage {
 
     /// A storage of newly obtained memory, or of none.
     #[cold]
-    fn obtain(op: &'static str, bytes: usize, device: Device, state: &'static State) -> Result<Box<Storage>> {
+    fn obtain(
+        op: &'static str,
+        bytes: usize,
+        device: Device,
+        state: &'static State,
+        place: Place,
+    ) -> Result<Box<Storage>> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let identity = (NEXT.fetch_add(1, Ordering::Relaxed), 0);
         let block = match &state.gpu {
             _ if bytes == 0 => None,
             Some(gpu) => Some(Memory::Device(gpu.allocate(op, bytes).map_err(Error::of_gpu)?)),
             None => {
-                let block = Block::obtain(bytes, &state.ledger);
+                let block = match place {
+                    Place::Pageable => Block::obtain(bytes, &state.ledger),
+                    Place::Pinned(index) => Block::pinned(bytes, Device::Cuda(index).gpu()?, &state.ledger)?,
+                    Place::File(file) => Block::in_file(bytes, file)?,
+                };
                 Some(Memory::Host(block.ok_or_else(|| Error::out_of_memory(op, device, bytes))?))
             }
         };
         let (handles, users, version, category) =
             (Handles::one(), InUse::default(), AtomicU64::new(0), AtomicU8::new(0));
-        let layout = Layout::contiguous(&[]);
-        Ok(Box::new(Storage { handles, users, version, block, bytes, device, state, category, layout }))
+        let (layout, on_disk) = (Layout::contiguous(&[]), false);
+        Ok(Box::new(Storage {
+            handles,
+            users,
+            version,
+            block,
+            bytes,
+            device,
+            state,
+            category,
+            on_disk,
+            identity,
+            layout,
+        }))
     }
 
     /// Counts it as freed and keeps it for the next tensor of about its size.
     fn recycle(self: Box<Storage>) {
-        self.state.ledger.freed(self.category(), self.bytes);
+        let State { ledger, allocator, pinned, gpu, .. } = self.state;
+        if self.on_disk {
+            return ledger.on_disk_sub(self.bytes);
+        }
+        ledger.freed(self.category(), self.bytes);
         // A GPU's memory goes back to the driver's pool, which keeps it in the order of its stream.
-        if self.state.gpu.is_none() {
-            self.state.allocator.recycle(self);
+        if gpu.is_none() {
+            if self.is_pinned() { pinned.recycle(self) } else { allocator.recycle(self) }
         }
     }
 
@@ -202,6 +253,27 @@ impl Storage {
             Some(Memory::Device(block)) => Some(block),
             _ => None,
         }
+    }
+
+    /// Whether it is pinned memory of the host.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.block().is_some_and(Block::is_pinned)
+    }
+
+    /// Whether its bytes are in a mapped file ([`HostMemory`](crate::HostMemory)).
+    pub fn is_on_disk(&self) -> bool {
+        self.on_disk
+    }
+
+    /// Takes the bytes of a mapped file out of the process's memory; the system reads them again when they are used. Other memory stays
+    /// as it is.
+    pub fn release_pages(&self) {
+        self.block().into_iter().for_each(Block::release_pages);
+    }
+
+    /// Two numbers that no other storage of the process has or had.
+    pub fn identity(&self) -> (u64, u64) {
+        self.identity
     }
 
     /// Size in bytes.
@@ -236,7 +308,7 @@ impl Storage {
     /// Counts it in another category from now on.
     pub fn set_category(&self, category: Category) {
         let before = Category::from_u8(self.category.swap(category as u8, Ordering::Relaxed));
-        if before != category {
+        if before != category && !self.on_disk {
             self.state.ledger.moved(before, category, self.bytes);
         }
     }

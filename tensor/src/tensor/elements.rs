@@ -2,6 +2,7 @@
 
 use super::Tensor;
 use crate::copy::{copy_over, copy_strided};
+use crate::storage::guard::Hold;
 use crate::{DType, Device, Error, GuardAccess, Read, Result, Value, Write};
 
 /// Elements in and out.
@@ -200,6 +201,12 @@ impl Tensor {
     pub(crate) fn lock_read(&self, op: &'static str) -> Result<Read<'_, u8>> {
         self.tell_guard(GuardAccess::Read, op)?;
         self.storage.read(op)
+    }
+
+    /// Keeps the elements as they are until the result is dropped.
+    pub(crate) fn hold(&self, op: &'static str) -> Result<Hold> {
+        self.tell_guard(GuardAccess::Read, op)?;
+        self.storage.hold(op)
     }
 
     /// A write guard, held while a GPU is given work that writes.

@@ -7,7 +7,7 @@ use phalanx_parallel::hybrid::Layout;
 use phalanx_tensor::Device;
 
 use super::keys::total;
-use super::{Asynchronous, Config, OnDivergence, Plateau};
+use super::{Asynchronous, Config, Offload, OnDivergence, Plateau};
 use crate::settings::{GivenValues, Key, Keyed};
 use crate::{Error, Result};
 
@@ -29,6 +29,7 @@ impl Config {
         self.check_counts()?;
         self.check_numbers()?;
         self.check_ranks()?;
+        self.check_offload()?;
         self.check_batch()?;
         self.check_files()?;
         self.check_asynchronous()
@@ -133,6 +134,32 @@ impl Config {
             );
         }
         Ok(())
+    }
+
+    fn check_offload(&self) -> Result<()> {
+        let (zero, dp) = (self.zero, self.layout.dp);
+        match self.offload {
+            _ if self.offload_activations && self.asynchronous.is_some() => refuse(
+                "`offload-activations` goes with a `schedule` that flushes between steps, got pipedream",
+            ),
+            Offload::None if self.offload_dir.is_some() => {
+                refuse("`offload-dir` goes with `offload` optimizer or parameters, got none")
+            }
+            Offload::None => Ok(()),
+            Offload::Parameters if zero != 3 => refuse(format!(
+                "`offload` parameters goes with `zero` 3, got `zero` {zero}; wanted that or `offload` optimizer"
+            )),
+            _ if zero == 0 && dp > 1 => {
+                refuse(format!("`offload` optimizer of `dp` {dp} goes with `zero` 1, 2 or 3, got `zero` 0"))
+            }
+            _ if self.chains > 1 => {
+                refuse(format!("`offload` goes without `emulate-dp`, got {}", self.chains))
+            }
+            _ if self.asynchronous.is_some() => {
+                refuse("`offload` goes with a `schedule` that flushes between steps, got pipedream")
+            }
+            _ => Ok(()),
+        }
     }
 
     fn check_batch(&self) -> Result<()> {

@@ -4,12 +4,13 @@ use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{OneCycle, Schedule};
 use phalanx_tensor::DType;
 
-use super::{Asynchronous, Backend, Config, OnDivergence, Plateau};
+use super::{Asynchronous, Backend, Config, Offload, OnDivergence, Plateau};
 use crate::choices;
 use crate::settings::{Key, SettingValue, ValueKind};
 
 choices! {
     RecomputeMode { RecomputeMode::Never = "never", RecomputeMode::Attention = "attention", RecomputeMode::ExceptLast = "except-last", RecomputeMode::Always = "always" }
+    Offload { Offload::None = "none", Offload::Optimizer = "optimizer", Offload::Parameters = "parameters" }
     Backend { Backend::Threads = "threads", Backend::Mpi = "mpi", Backend::Nccl = "nccl" }
 }
 
@@ -253,6 +254,21 @@ fn pipeline() -> Vec<Key<Config>> {
             "zero",
             "What data-parallel ranks share out: 1 optimizer state, 2 gradients too, 3 parameters too",
             |c| &mut c.zero,
+        ),
+        Key::new(
+            "offload",
+            "What a rank keeps in the host's memory, whose CPU then updates the parameters: optimizer state and gradients, or with `zero` 3 its share of the parameters too",
+            |c| &mut c.offload,
+        ),
+        Key::new(
+            "offload-dir",
+            "Folder for a file of each rank that has the optimizer's state, in place of the host's memory, with `offload`; it is removed at the end",
+            |c| &mut c.offload_dir,
+        ),
+        Key::new(
+            "offload-activations",
+            "Keep the activations that a forward pass saves in the host's memory until their backward pass; with `recompute`, what that leaves of them",
+            |c| &mut c.offload_activations,
         ),
         Key::new("find-unused", "Some parameters may get no gradient in a step", |c| &mut c.find_unused),
         Key::new(

@@ -35,6 +35,12 @@ pub struct Config {
     pub layout: Layout,
     /// The ZeRO stage: data-parallel ranks shard nothing (0), optimizer state (1), gradients too (2), parameters too (3).
     pub zero: u8,
+    /// What a rank keeps in the host's memory instead of its device's.
+    pub offload: Offload,
+    /// Folder for a file of each rank that has the optimizer's state, in place of the host's memory. The file is removed at the end.
+    pub offload_dir: Option<PathBuf>,
+    /// Whether the host's memory keeps the activations that a forward pass saves until their backward pass.
+    pub offload_activations: bool,
     /// Whether some parameters may get no gradient in a step. Replicas then agree on which.
     pub find_unused: bool,
     /// Adds gradients in the order in which this many data-parallel ranks would.
@@ -102,6 +108,19 @@ pub enum Asynchronous {
     DoubleBuffered,
 }
 
+/// What a rank keeps in the host's memory instead of its device's: on a CPU device of its own ([`MeshRank::offload_device`](crate::MeshRank::offload_device)).
+/// The host updates the parameters.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Offload {
+    /// Nothing.
+    #[default]
+    None,
+    /// Optimizer state, and the gradients that the optimizer reads.
+    Optimizer,
+    /// These and the rank's shard of the parameters, which is uploaded when a unit is gathered (ZeRO-3).
+    Parameters,
+}
+
 /// How ranks communicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Backend {
@@ -145,6 +164,9 @@ impl Default for Config {
             threads: None,
             layout: Layout::default(),
             zero: 0,
+            offload: Offload::None,
+            offload_dir: None,
+            offload_activations: false,
             find_unused: false,
             chains: 1,
             asynchronous: None,
@@ -200,6 +222,7 @@ impl Config {
         let common = Config {
             out: None,
             rescue: None,
+            offload_dir: None,
             workers: 0,
             resume: self.resume.as_ref().map(|_| PathBuf::new()),
             trace: None,
@@ -265,6 +288,9 @@ mod tests {
             threads: Some(3),
             layout,
             zero: 2,
+            offload: Offload::Optimizer,
+            offload_dir: Some("disk".into()),
+            offload_activations: true,
             find_unused: true,
             chains: 1,
             asynchronous: None,

@@ -30,6 +30,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use phalanx_nn::autograd::SaveOnCpu;
 use phalanx_nn::models::FlopsPerToken;
 use phalanx_nn::{Batch, LossScaler, Optimizer, Parameters, cut};
 use phalanx_parallel::all_gather_object;
@@ -38,7 +39,8 @@ use phalanx_parallel::data_parallel::{DataParallel, DistributedSampler, SampleSp
 use phalanx_parallel::hybrid::{MeshParallel, StagedModel};
 use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{Observer, Pipeline, TiedTable};
-use phalanx_tensor::{Device, Tensor};
+use phalanx_tensor::io::MappedFile;
+use phalanx_tensor::{Context, Device, Tensor};
 
 use self::captured_step::CapturedTrainingStep;
 use self::divergence::LossWatchState;
@@ -49,7 +51,7 @@ use crate::data::{Data, DataLoader, DataLoaderConfig};
 use crate::identity::identity;
 use crate::mesh_rank::MeshRank;
 use crate::trace::RankTrace;
-use crate::{Config, Error, Result};
+use crate::{Config, Error, Offload, Result};
 
 /// Makes the optimizers of a rank's parameters, at the schedule's peak rate.
 pub type MakeOptimizers<'a> =
@@ -138,14 +140,24 @@ impl Run {
             trained.retain(|p| !p.is(follower.table()));
         }
         let parameters = count(&model, &mesh_rank)?;
-        let made = optimizers(trained.clone(), config.lr.peak())?;
-        let optimizers = Optimizers::new(made, &trained, config.ema, data_parallel.peers())?;
+        let optimizers = {
+            // The file lives as long as the state in it.
+            let state_file = state_file(config, &mesh_rank)?;
+            let _memory = state_file.as_ref().map(|file| Context::with(|c| c.host_memory = file.memory()));
+            let made = optimizers(trained.clone(), config.lr.peak())?;
+            Optimizers::new(made, &trained, config.ema, data_parallel.peers())?
+        };
         let saver = BackgroundSaver::new(Saver::new(mesh_rank.all_ranks())?);
         let validation = match &data.validation {
             Some(validation) => Some(Validation::new(config, &mesh_rank, validation.clone(), data.counted)?),
             None => None,
         };
-        let setup = TrainingSetup { config: config.clone(), pipeline, data_parallel, saver, data };
+        let activations = match config.offload_activations {
+            true => Some(Arc::new(SaveOnCpu::new(mesh_rank.offload_device(config)?))),
+            false => None,
+        };
+        let setup =
+            TrainingSetup { config: config.clone(), pipeline, data_parallel, activations, saver, data };
         let mut run = Run {
             mesh_rank,
             trace,
@@ -364,6 +376,8 @@ impl Run {
         let config = &self.setup.config;
         let reasons = [
             (config.ranks() > 1 || config.zero > 0, "there are several ranks, or ZeRO"),
+            (config.offload != Offload::None, "the host updates the parameters"),
+            (config.offload_activations, "activations are copied to the host"),
             (config.asynchronous.is_some(), "the pipeline has no flushes"),
             (config.trace.is_some(), "a trace has what a step consists of"),
             (self.checks_steps(), "the numbers of a step are looked at before its update"),
@@ -380,6 +394,14 @@ impl Run {
         let waits = device.is_cuda() && on_divergence == crate::OnDivergence::Stop && self.scaler.is_none();
         !waits && !device.is_meta()
     }
+}
+
+/// The file for this rank's optimizer state, if it is to be in one.
+fn state_file(config: &Config, mesh_rank: &MeshRank) -> Result<Option<MappedFile>> {
+    let Some(folder) = &config.offload_dir else { return Ok(None) };
+    std::fs::create_dir_all(folder)
+        .map_err(|error| Error::Config(format!("train: `offload-dir` {}: {error}", folder.display())))?;
+    Ok(Some(MappedFile::create(folder.join(format!("optimizer-state-rank{}.bin", mesh_rank.rank())))?))
 }
 
 /// Elements of the whole model's parameters. All ranks call it.

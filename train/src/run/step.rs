@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
 use phalanx_kernels as kernels;
-use phalanx_nn::autograd::{ContextMode, Leaf, Var};
+use phalanx_nn::autograd::{ContextMode, Leaf, SaveOnCpu, Var, saved_hooks};
 use phalanx_nn::{Batch, Clip, Parameter, Squares};
 use phalanx_parallel::checkpoint::{self, Saver};
 use phalanx_parallel::data_parallel::DataParallel;
@@ -30,6 +30,8 @@ pub(crate) struct TrainingSetup {
     pub pipeline: Pipeline,
     /// The model's data-parallel wrapper.
     pub data_parallel: Arc<dyn DataParallel>,
+    /// Keeps saved activations on the host, if it is to.
+    pub activations: Option<Arc<SaveOnCpu>>,
     pub saver: BackgroundSaver,
     /// The data of the run.
     pub data: Data,
@@ -38,13 +40,14 @@ pub(crate) struct TrainingSetup {
 impl TrainingSetup {
     /// The options of a step whose loss is not scaled.
     pub fn step_options<'a>(&'a self, on_phase: &'a dyn Fn(&'static str, Instant)) -> StepOptions<'a> {
-        let TrainingSetup { config, pipeline, data_parallel, saver, data } = self;
+        let TrainingSetup { config, pipeline, data_parallel, activations, saver, data } = self;
         let Config { chains, clip, seed, batch, .. } = *config;
         StepOptions {
             chains,
             counted: batch * data.counted,
             scale: 1.0,
             data_parallel,
+            activations: activations.as_ref(),
             pipeline,
             saver,
             clip,
@@ -65,6 +68,8 @@ pub(crate) struct StepOptions<'a> {
     pub scale: f64,
     /// The model's data-parallel wrapper.
     pub data_parallel: &'a Arc<dyn DataParallel>,
+    /// Keeps saved activations on the host, if it is to.
+    pub activations: Option<&'a Arc<SaveOnCpu>>,
     /// The pipeline schedule of this rank's stages.
     pub pipeline: &'a Pipeline,
     /// The saver. An update waits for a save in progress.
@@ -189,7 +194,9 @@ fn forward_backward(
     let (model, replicas, micro_batches) = (model.clone(), options.data_parallel.clone(), micros.to_vec());
     let work = Arc::new(Step { model, replicas, micro_batches, scale });
     options.data_parallel.begin()?;
+    let saved = options.activations.map(|hooks| saved_hooks(hooks.clone()));
     let losses = options.pipeline.train(&work)?;
+    drop(saved);
     // Waits for reductions that are still in progress after backward.
     options.phase("wait", || Ok(options.data_parallel.finish()?))?;
     losses.iter().try_fold(None, |all, loss| sum(all, Some(kernels::cast(loss, DType::F64)?)))

@@ -1,0 +1,188 @@
+//! [`MappedFile`]: a file in which tensors of CPU devices have their elements, mapped into memory.
+//!
+//! ```text
+//! file      │ exp_avg of a │ exp_avg_sq of a │ exp_avg of b │ free │ ...     ranges of whole pages, each mapped by itself
+//! memory         map              map             map                       a page is read when it is used, and written back later
+//! ```
+//! The system's page cache holds of the file what fits into memory.
+#![allow(unsafe_code)]
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::ptr::NonNull;
+use std::sync::{Arc, Mutex, Weak};
+
+use memmap2::{MmapMut, MmapOptions};
+
+use crate::sync::lock;
+use crate::{Error, Result};
+
+/// Ranges begin at multiples of this many bytes: a page, and more than any alignment of elements.
+const PAGE: u64 = 4096;
+/// The file grows by this many bytes at a time.
+const WRITE: usize = 1 << 20;
+
+/// All files that are open, by number.
+static OPEN: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+/// A file for tensors' elements. It is removed when this and all tensors in it are dropped.
+#[derive(Debug)]
+pub struct MappedFile {
+    inner: Arc<Inner>,
+    number: u32,
+}
+
+#[derive(Debug)]
+struct Inner {
+    path: PathBuf,
+    file: File,
+    ranges: Mutex<Ranges>,
+}
+
+/// Which bytes of the file are used.
+#[derive(Debug, Default)]
+struct Ranges {
+    end: u64,
+    /// Start and length of the ranges that are not used.
+    free: Vec<(u64, u64)>,
+}
+
+impl MappedFile {
+    /// An empty file, in place of one that an earlier process has left there.
+    ///
+    /// # Errors
+    /// If it cannot be made or written, or another process uses it.
+    pub fn create(path: impl Into<PathBuf>) -> Result<MappedFile> {
+        let path = path.into();
+        let open = || {
+            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+            if let Err(TryLockError::WouldBlock) = file.try_lock() {
+                return Err(std::io::Error::other("another process, or another run in this one, uses it"));
+            }
+            file.set_len(0)?;
+            Ok(file)
+        };
+        let file = open().map_err(|error| failed(&path, "cannot hold tensors", &error))?;
+        let inner = Arc::new(Inner { path, file, ranges: Mutex::default() });
+        let mut open = lock(&OPEN);
+        let number = match open.iter().position(|known| known.strong_count() == 0) {
+            Some(free) => free,
+            None => {
+                open.push(Weak::new());
+                open.len() - 1
+            }
+        };
+        open[number] = Arc::downgrade(&inner);
+        Ok(MappedFile { inner, number: number as u32 })
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.inner.path
+    }
+
+    pub(crate) fn number(&self) -> u32 {
+        self.number
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // If it is gone already, nothing is left to do.
+        let _ = std::fs::remove_file(&self.path);
+    }
+}
+
+fn failed(path: &Path, what: &str, error: &std::io::Error) -> Error {
+    Error::File { path: path.display().to_string(), why: format!("{what}: {error}") }
+}
+
+/// A part of a [`MappedFile`] in memory.
+#[derive(Debug)]
+pub(crate) struct FileBlock {
+    map: MmapMut,
+    range: (u64, u64),
+    inner: Arc<Inner>,
+}
+
+impl FileBlock {
+    /// At least `bytes` bytes of the open file of this number. The disk has room for them.
+    pub(crate) fn obtain(number: u32, bytes: usize) -> Result<FileBlock> {
+        let inner = lock(&OPEN).get(number as usize).and_then(Weak::upgrade);
+        let closed =
+            || Error::invalid("host_memory", "got the memory of a file that is closed, wanted an open one");
+        let inner = inner.ok_or_else(closed)?;
+        let length = (bytes as u64).next_multiple_of(PAGE);
+        let start = inner.take(length).map_err(|error| {
+            failed(&inner.path, &format!("has no room for {bytes} bytes of tensors"), &error)
+        })?;
+        // SAFETY: the range is this block's alone, and the file is locked: other processes of Phalanx leave it as it is.
+        let map = unsafe { MmapOptions::new().offset(start).len(length as usize).map_mut(&inner.file) };
+        match map {
+            Ok(map) => Ok(FileBlock { map, range: (start, length), inner }),
+            Err(error) => {
+                let failed = failed(&inner.path, "cannot be mapped", &error);
+                inner.give_back((start, length));
+                Err(failed)
+            }
+        }
+    }
+
+    /// The first byte.
+    pub(crate) fn start(&mut self) -> Option<NonNull<u8>> {
+        NonNull::new(self.map.as_mut_ptr())
+    }
+
+    /// Takes its pages out of the process's memory. The file has them, and the system reads them again when they are used.
+    pub(crate) fn release_pages(&self) {
+        // SAFETY: of a shared map of a file the system keeps what was written; only the process's view of it goes.
+        #[cfg(unix)]
+        let _ = unsafe { self.map.unchecked_advise(memmap2::UncheckedAdvice::DontNeed) };
+    }
+}
+
+impl Drop for FileBlock {
+    fn drop(&mut self) {
+        self.inner.give_back(self.range);
+    }
+}
+
+impl Inner {
+    /// A range of so many bytes that the disk has.
+    fn take(&self, length: u64) -> std::io::Result<u64> {
+        let mut ranges = lock(&self.ranges);
+        if let Some(found) = ranges.free.iter().position(|&(_, free)| free >= length) {
+            let (start, free) = ranges.free.swap_remove(found);
+            if free > length {
+                ranges.free.push((start + length, free - length));
+            }
+            return Ok(start);
+        }
+        let start = ranges.end;
+        // A page that the disk has no room for would end the process when it is first written. So the room is taken here.
+        if let Err(error) = self.grow(start, length) {
+            let _ = self.file.set_len(start);
+            return Err(error);
+        }
+        ranges.end += length;
+        Ok(start)
+    }
+
+    fn grow(&self, start: u64, length: u64) -> std::io::Result<()> {
+        let zeros = vec![0; WRITE.min(length as usize)];
+        let mut file = &self.file;
+        file.seek(SeekFrom::Start(start))?;
+        let mut left = length as usize;
+        while left > 0 {
+            let part = left.min(zeros.len());
+            file.write_all(&zeros[..part])?;
+            left -= part;
+        }
+        Ok(())
+    }
+
+    fn give_back(&self, range: (u64, u64)) {
+        lock(&self.ranges).free.push(range);
+    }
+}
