@@ -72,6 +72,9 @@ pub struct WrappedUnit<M: ?Sized> {
 pub trait AnyUnit: Parameters {
     /// Adds hooks. Those that begin something run in order of their registration, those that end it in reverse.
     fn add_hooks(&self, hooks: Arc<dyn UnitHooks>) -> UnitHooksHandle;
+
+    /// Calls `visitor` with every unit directly inside this one, in order of registration.
+    fn visit_inner_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit));
 }
 
 /// A handle on hooks that were added to a unit.
@@ -187,6 +190,10 @@ impl<M: ?Sized + Module + 'static> Module for WrappedUnit<M> {
 impl<M: ?Sized + Parameters + Send + Sync + 'static> AnyUnit for WrappedUnit<M> {
     fn add_hooks(&self, hooks: Arc<dyn UnitHooks>) -> UnitHooksHandle {
         WrappedUnit::add_hooks(self, hooks)
+    }
+
+    fn visit_inner_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
+        self.module.visit_units(visitor);
     }
 }
 

@@ -34,13 +34,14 @@ mod cuts;
 mod flat_parameter;
 mod gradients;
 mod norm;
+mod order;
 mod state_dict;
 mod unshard;
 mod wrap;
 mod zero;
 
 pub use crate::data_parallel::Gathered;
-pub use config::{Reshard, ZeroConfig, ZeroStage};
+pub use config::{BackwardPrefetch, Prefetch, Reshard, ZeroConfig, ZeroStage};
 pub use cuts::{Cuts, Ownership};
 pub use zero::Zero;
 
