@@ -1,7 +1,10 @@
 //! FSDP: how many units are gathered at a time, and how often, from the ledger and the traffic. Every test has a `meta` device of its own.
 
 use phalanx_nn::autograd::{Var, checkpoint};
-use phalanx_nn::{Linear, LinearConfig, Module, Parameters, Scope, WrappedUnit, parameters};
+use phalanx_nn::models::{Decoder, GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
+use phalanx_nn::{
+    AnyUnit, Linear, LinearConfig, Module, Parameters, Scope, WrappedUnit, Wrapping, parameters, wrap_by_size,
+};
 use phalanx_parallel::comm;
 use phalanx_parallel::sharded::{BackwardPrefetch, Prefetch, Reshard, Zero, ZeroConfig, ZeroStage};
 use phalanx_tensor::{Category, DType, Device, Tensor};
@@ -138,7 +141,7 @@ fn blocks(device: Device) -> Vec<WrappedUnit<Block>> {
 fn units_in_a_unit_are_gathered_one_by_one_beside_what_is_the_outer_ones_own() {
     let device = Device::Meta(53);
     for recompute in [false, true] {
-        for (limit, units) in [(1, 2), (2, 2), (3, 3), (9, 3)] {
+        for (limit, units) in [(1, 2), (2, 3), (9, 3)] {
             let model = blocks(device);
             let output = || {
                 let call = |x, block: &WrappedUnit<Block>| block.call(&x, recompute, |b, x| b.forward(x));
@@ -166,7 +169,7 @@ fn the_last_part_that_is_recomputed_stays_for_its_backward_pass() {
     let config = ZeroConfig { reshard: Reshard::ExceptLast, ..config(Prefetch::default()) };
     let all = steps(&model, 3, config, &output);
     // Of 33 gathers the last block's own map saves one, and the last part of each block one.
-    assert!(all[1..].iter().all(|step| (step.values, step.gathers) == ([2 * UNIT; 2], 29)), "{all:?}");
+    assert!(all[1..].iter().all(|step| (step.values, step.gathers) == ([3 * UNIT; 2], 29)), "{all:?}");
 }
 
 #[test]
@@ -183,5 +186,79 @@ fn maps_recomputed_in_pairs_are_known_from_the_pass_before() {
     for step in &steps(&model, 3, config(Prefetch::default()), &output)[1..] {
         // Forward, recomputed, backward; the first of a pair is gathered ahead for its backward pass when it has left.
         assert_eq!((step.values, step.gathers), ([2 * UNIT; 2], 24));
+    }
+}
+
+fn bytes(model: &(impl Parameters + ?Sized)) -> usize {
+    model.parameters().iter().map(|p| 2 * p.tensor().numel()).sum()
+}
+
+/// Bytes of a model's units, without what is in units inside them, in the order of use, and of what is around each.
+fn units(model: &dyn Parameters) -> Vec<(usize, usize)> {
+    fn inside(unit: &dyn AnyUnit, units: &mut Vec<(usize, usize)>) -> usize {
+        let place = units.len();
+        let all = bytes(unit);
+        let mut inner = 0;
+        if !unit.is_wrapped() {
+            unit.visit_inner_units(&mut |unit| inner += inside(unit, units));
+            return inner;
+        }
+        units.push((0, 0));
+        unit.visit_inner_units(&mut |unit| inner += inside(unit, units));
+        units[place].1 = all - inner;
+        units[place + 1..].iter_mut().for_each(|(around, _)| *around += all - inner);
+        all
+    }
+    let mut found = Vec::new();
+    model.visit_units(&mut |unit| {
+        inside(unit, &mut found);
+    });
+    found
+}
+
+/// The bytes of gathered values at the peak of the second step.
+fn decoder_peak(model: &Decoder) -> usize {
+    let (device, rows) = (model.device(), [2, model.context()]);
+    let zero =
+        Zero::new(model, comm::meta(0, RANKS).unwrap(), ZeroConfig::new(ZeroStage::Parameters)).unwrap();
+    let ledger = device.ledger().unwrap();
+    let rest = ledger.category(Category::Parameters).now;
+    for _ in 0..2 {
+        ledger.reset_peak();
+        let tokens = Var::new(Tensor::empty(&rows, DType::I64, device).unwrap());
+        zero.backward(&model.loss(&model.forward(&tokens).unwrap(), &tokens, 1.0).unwrap()).unwrap();
+        zero.zero_grad().unwrap();
+    }
+    ledger.category(Category::Parameters).peak - rest
+}
+
+#[test]
+fn a_decoder_gathers_two_of_the_parts_that_its_blocks_are_wrapped_in() {
+    let gpt = ModelConfig::Gpt(GptConfig { tied: false, ..GptConfig::new(8, 4, 4, 2, 128) });
+    let llama =
+        ModelConfig::Llama(LlamaConfig { tied: false, key_heads: 1, ..LlamaConfig::new(8, 4, 4, 2, 128) });
+    for (config, mode) in [&gpt, &llama]
+        .into_iter()
+        .flat_map(|config| [RecomputeMode::Never, RecomputeMode::Always].map(|mode| (config, mode)))
+    {
+        let peak_of = |wrap: &dyn Fn(&mut Decoder)| {
+            let mut model = config.init(&Scope::new(1, DType::BF16, Device::Meta(56))).unwrap();
+            model.set_recompute(mode);
+            wrap(&mut model);
+            let units = units(&model);
+            let pair = |pair: &[(usize, usize)]| pair[0].0 + pair[0].1 + pair[1].1;
+            // What is in no unit is gathered as a whole.
+            let root = bytes(&model) - units.iter().map(|(_, own)| own).sum::<usize>();
+            let wanted = root + units.windows(2).map(pair).max().unwrap();
+            let peak = decoder_peak(&model);
+            assert_eq!(peak, wanted, "{mode:?}, {units:?}");
+            peak
+        };
+        let blocks = peak_of(&|_| ());
+        assert_eq!(peak_of(&|model| model.set_wrapping(Wrapping::Blocks)), blocks);
+        let halves = peak_of(&|model| model.set_wrapping(Wrapping::Halves));
+        let maps = peak_of(&|model| model.set_wrapping(Wrapping::Maps));
+        let large = peak_of(&|model| wrap_by_size(model, 128 * 128 * 2));
+        assert!(2 * halves <= blocks + blocks / 10 && maps < halves && large < blocks);
     }
 }

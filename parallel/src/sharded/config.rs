@@ -52,9 +52,8 @@ pub struct Prefetch {
     pub forward: usize,
     /// When a backward pass gathers the next unit ([`BackwardPrefetch::Pre`]).
     pub backward: BackwardPrefetch,
-    /// How many units are gathered or being gathered at a time, at most (2; torch: `limit_all_gathers`). Those that compute count,
-    /// and are gathered in any case: a unit inside another one is the second. The root does not count, nor do units that stay for
-    /// their backward pass ([`Reshard`]).
+    /// How many units are gathered or being gathered at a time, at most (2; torch: `limit_all_gathers`): the one that computes, and
+    /// those ahead. The units around it do not count, nor does the root, nor do units that stay for their backward pass ([`Reshard`]).
     pub limit: usize,
 }
 

@@ -35,11 +35,13 @@ impl ZeroCore {
         let state = &mut *self.lock();
         let here = self.modules[module].unit;
         state.order.enter(Step { module, pass }, is_grad_enabled());
-        let ahead = match (pass, self.config.prefetch) {
-            (Pass::Forward, Prefetch { forward, .. }) => self.ahead(state, module, pass, forward),
-            (_, Prefetch { backward: BackwardPrefetch::Pre, .. }) => self.ahead(state, module, pass, 1),
-            _ => Vec::new(),
+        let Prefetch { forward, backward, limit } = self.config.prefetch;
+        let depth = match (pass, backward) {
+            (Pass::Forward, _) => forward,
+            (_, BackwardPrefetch::Pre) => 1,
+            (_, BackwardPrefetch::Post | BackwardPrefetch::None) => 0,
         };
+        let ahead = self.ahead(state, module, pass, depth.min(limit - 1));
         let (expected, others): (Vec<usize>, Vec<usize>) =
             state.prefetched.iter().filter(|&&unit| unit != here).partition(|unit| ahead.contains(unit));
         state.prefetched = expected;
@@ -60,18 +62,16 @@ impl ZeroCore {
         self.prefetch(state, ahead)
     }
 
-    /// The units of the next modules, at most `depth`, and as many as the limit has room for beside the units that compute.
-    fn ahead(&self, state: &ZeroState, module: usize, pass: Pass, depth: usize) -> Vec<usize> {
+    /// The units of the next modules, at most so many.
+    fn ahead(&self, state: &ZeroState, module: usize, pass: Pass, units: usize) -> Vec<usize> {
         let WrappedModule { unit, around } = &self.modules[module];
-        let has_values = |unit: &usize| !state.units[*unit].flats.is_empty();
-        let busy = [&[*unit], &around[..]].concat();
-        let room = self.config.prefetch.limit.saturating_sub(busy.iter().filter(|u| has_values(u)).count());
         let mut ahead = Vec::new();
-        for next in state.order.ahead(pass).map(|module| self.modules[module].unit).filter(has_values) {
-            if ahead.len() == depth.min(room) {
+        for next in state.order.ahead(pass).map(|module| self.modules[module].unit) {
+            if ahead.len() == units {
                 break;
             }
-            if !busy.contains(&next) && !ahead.contains(&next) {
+            let busy = next == *unit || around.contains(&next) || state.units[next].flats.is_empty();
+            if !busy && !ahead.contains(&next) {
                 ahead.push(next);
             }
         }

@@ -140,9 +140,12 @@ fn visit_modules(model: &(impl Parameters + ?Sized), visitor: &mut dyn FnMut(&dy
         count: &mut usize,
         visitor: &mut dyn FnMut(&dyn AnyUnit, &[usize]),
     ) {
-        visitor(module, around);
-        let around = [around, &[*count]].concat();
-        *count += 1;
+        let mut around = around.to_vec();
+        if module.is_wrapped() {
+            visitor(module, &around);
+            around.push(*count);
+            *count += 1;
+        }
         module.visit_inner_units(&mut |inner| inside(inner, &around, count, visitor));
     }
     let mut count = 0;

@@ -1,8 +1,16 @@
 //! What FSDP adds to a plain split, against one device bit for bit: units inside units, gathers ahead, orders of use that change from
 //! pass to pass.
 
+use std::any::TypeId;
+
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{AdamW, Init, Linear, LinearConfig, Module, Parameter, Scope, WrappedUnit, parameters};
+use phalanx_nn::models::{
+    Block as DecoderBlock, Decoder, GptConfig, LlamaConfig, ModelConfig, RecomputeMode,
+};
+use phalanx_nn::{
+    AdamW, Init, Linear, LinearConfig, Module, Parameter, Scope, WrappedUnit, Wrapping, parameters, wrap_by,
+    wrap_by_size,
+};
 use phalanx_parallel::Result;
 use phalanx_parallel::sharded::{BackwardPrefetch, Prefetch, Reshard, ZeroConfig, ZeroStage};
 use phalanx_tensor::{DType, Device};
@@ -128,5 +136,47 @@ fn gradients_are_sent_in_the_order_of_the_pass_before_whatever_that_was() {
         let got =
             course(ranks).together(&ZeroConfig::new(stage), |device| Nest::new(device, ranks > 2, used));
         same(&got.unwrap(), &wanted, &format!("{ranks} ranks, {stage:?}"));
+    }
+}
+
+type Wrap = fn(&mut Decoder);
+
+#[test]
+fn a_decoder_has_the_bits_of_one_device_however_finely_it_is_wrapped() {
+    let gpt = |tied, stream| {
+        let config = GptConfig { tied, stream, ..GptConfig::new(37, 8, 2, 2, 16).with_dropout(0.1) };
+        ModelConfig::Gpt(config)
+    };
+    let llama = ModelConfig::Llama(LlamaConfig { key_heads: 1, ..LlamaConfig::new(37, 8, 2, 2, 16) });
+    let wraps: [Wrap; 5] = [
+        |model| model.set_wrapping(Wrapping::Halves),
+        |model| model.set_wrapping(Wrapping::Maps),
+        |model| wrap_by_size(model, 600),
+        |model| wrap_by(model, |unit| unit.module_type() == TypeId::of::<dyn DecoderBlock>()),
+        |model| wrap_by(model, |unit| unit.module_type() == TypeId::of::<Linear>()),
+    ];
+    for (config, dtype) in
+        [(gpt(true, None), DType::F32), (gpt(false, Some(DType::F32)), DType::BF16), (llama, DType::F32)]
+    {
+        for ranks in 1..=4 {
+            let course = Course { grads: Some(DType::F32), steps: 2, ..course(ranks) };
+            let build = |device, mode, wrap: Wrap| {
+                let mut model = config.init(&Scope::new(3, dtype, device)).unwrap();
+                model.set_recompute(mode);
+                wrap(&mut model);
+                model
+            };
+            let wanted = course.alone(|device| build(device, RecomputeMode::Never, |_| ()));
+            for (number, &wrap) in wraps.iter().enumerate() {
+                let mode = [RecomputeMode::Always, RecomputeMode::Never, RecomputeMode::ExceptLast];
+                let mode = mode[(number + ranks) % 3];
+                for stage in [STAGES[number % 2], ZeroStage::Parameters] {
+                    let config = ZeroConfig { prefetch: PREFETCHES[number], ..ZeroConfig::new(stage) };
+                    let what = format!("{ranks} ranks, wrapping {number}, {mode:?}, {config:?}");
+                    let got = course.together(&config, |device| build(device, mode, wrap));
+                    same(&got.unwrap_or_else(|e| panic!("{what}: {e}")), &wanted, &what);
+                }
+            }
+        }
     }
 }
