@@ -37,7 +37,8 @@ pub use phalanx_tensor::{Context, DType, Device, Scalar, Tensor, bf16, f16};
 // How models are written.
 pub use phalanx_nn::{
     Buffer, Build, Entry, Error, Init, Module, Parameter, Parameters, Result, Scope, Sequential,
-    SequentialConfig, WrapPolicy, WrappedUnit, load_state_dict, parameters, state_dict,
+    SequentialConfig, WrapPolicy, WrappedUnit, Wrapping, load_state_dict, parameters, state_dict, wrap_by,
+    wrap_by_size,
 };
 
 // Their former names.

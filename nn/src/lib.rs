@@ -46,6 +46,7 @@ mod schedule;
 mod scope;
 mod sequential;
 mod unit;
+mod wrap_policy;
 
 pub use clip::{Clip, Square, Squares, clip_grad_norm, clip_grad_norm_, grad_norm, grad_squares, norm_of};
 #[doc(hidden)]
@@ -85,8 +86,9 @@ pub use schedule::{OneCycle, Schedule};
 #[doc(hidden)]
 pub use scope::fnv1a;
 pub use scope::{Init, Scope};
-pub use sequential::{Build, Sequential, SequentialConfig, WrapPolicy};
+pub use sequential::{Build, Sequential, SequentialConfig};
 pub use unit::{AnyUnit, UnitHooks, UnitHooksHandle, WrappedUnit};
+pub use wrap_policy::{WrapPolicy, Wrapping, wrap_by, wrap_by_size};
 pub use {phalanx_autograd as autograd, phalanx_tensor as tensor};
 
 /// The README's example, compiled and run.

@@ -67,7 +67,7 @@ pub trait Parameters {
     /// Calls `visitor` with every parameter and buffer and its path (`path` in front), in order of registration.
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>));
 
-    /// Calls `visitor` with every [`crate::WrappedUnit`] that is not inside another, in order of registration.
+    /// Calls `visitor` with every [`crate::WrappedUnit`] that is not inside another, switched on or off, in order of registration.
     fn visit_units(&self, _visitor: &mut dyn FnMut(&dyn AnyUnit)) {}
 
     /// Parameters that this module uses but another one visits, such as the table of a tied head.
@@ -164,11 +164,12 @@ impl<T: Parameters + ?Sized> Parameters for Arc<T> {
 
 #[doc(hidden)]
 pub fn join_path(path: &str, name: &str) -> String {
-    join(path, name)
+    if name.is_empty() { path.into() } else { join(path, name) }
 }
 
 /// Implements [`Parameters`] for a struct by naming the fields that have some, in order of registration; a field
-/// whose saved name differs is given as `field = "name"`. Generics stand in brackets in front.
+/// whose saved name differs is given as `field = "name"`, and one that adds no name to those inside it as `field = ""`. Generics
+/// stand in brackets in front.
 ///
 /// ```
 /// use phalanx_nn::{Linear, parameters};

@@ -1,5 +1,4 @@
-//! [`Sequential`]: modules one after the other; [`SequentialConfig`], which builds it from configurations ([`Build`]); and
-//! [`WrapPolicy`], which wraps its layers as units.
+//! [`Sequential`]: modules one after the other; [`SequentialConfig`], which builds it from configurations ([`Build`]).
 
 #[cfg(test)]
 mod tests;
@@ -7,7 +6,6 @@ mod tests;
 use std::any::Any;
 use std::fmt::Display;
 use std::ops::{Bound, Range, RangeBounds};
-use std::sync::Arc;
 
 use phalanx_autograd::Var;
 
@@ -19,7 +17,7 @@ use crate::{
     Embedding, EmbeddingConfig, Entry, Error, GroupNorm, GroupNormConfig, GroupedQueryAttention,
     GroupedQueryAttentionConfig, LayerNorm, LayerNormConfig, Linear, LinearConfig, Module, Parameter,
     Parameters, Result, RmsNorm, RmsNormConfig, Scope, TransformerEncoderLayer,
-    TransformerEncoderLayerConfig, WrappedUnit,
+    TransformerEncoderLayerConfig, WrapPolicy, WrappedUnit,
 };
 
 /// Modules applied one after the other; their parameters' paths begin with their number.
@@ -383,88 +381,4 @@ configs! {
     RmsNormConfig => RmsNorm,
     SequentialConfig => Sequential,
     TransformerEncoderLayerConfig => TransformerEncoderLayer,
-}
-
-/// Decides whether a layer becomes a unit.
-type Predicate = Box<dyn Fn(&dyn Module) -> bool + Send + Sync>;
-
-/// Which layers [`Sequential::into_units`] wraps as [units](WrappedUnit), as FSDP's `auto_wrap_policy` does. Layers without parameters are never
-/// wrapped. A layer that is a unit already, or contains one, is not wrapped again. Other layers belong to no unit.
-#[non_exhaustive]
-pub enum WrapPolicy {
-    /// Every layer. Of a nested `Sequential`, each of its layers.
-    EachLayer,
-    /// Every layer with at least this many elements. The layers of a nested `Sequential` are wrapped one by one; if it is large enough
-    /// and none of its layers is, it becomes one unit.
-    BySize(usize),
-    /// Every layer for which this returns true. If it returns false for a nested `Sequential`, it is asked about its layers.
-    By(Predicate),
-}
-
-impl WrapPolicy {
-    /// Every layer for which `choose` returns true; see [`WrapPolicy::By`].
-    pub fn by(choose: impl Fn(&dyn Module) -> bool + Send + Sync + 'static) -> WrapPolicy {
-        WrapPolicy::By(Box::new(choose))
-    }
-
-    /// Every layer of this type, such as a transformer's block.
-    pub fn of_type<M: Module>() -> WrapPolicy {
-        WrapPolicy::by(|module| (module as &dyn Any).is::<M>())
-    }
-
-    /// The layer, or the layers in it, as units.
-    pub(crate) fn wrap(&self, module: Box<dyn Module>) -> Box<dyn Module> {
-        let module = unboxed(module);
-        if module.parameters().is_empty() || has_units(&*module) {
-            return module;
-        }
-        let nested = (&*module as &dyn Any).is::<Sequential>();
-        match self {
-            WrapPolicy::By(choose) if choose(&*module) => unit(module),
-            WrapPolicy::EachLayer if !nested => unit(module),
-            WrapPolicy::BySize(least) if !nested => if_large(module, *least),
-            WrapPolicy::BySize(least) => {
-                let inside = self.inside(module);
-                if has_units(&*inside) { inside } else { if_large(inside, *least) }
-            }
-            WrapPolicy::EachLayer | WrapPolicy::By(_) => self.inside(module),
-        }
-    }
-
-    /// Wraps the layers of a `Sequential`; returns another module unchanged.
-    fn inside(&self, module: Box<dyn Module>) -> Box<dyn Module> {
-        if !(&*module as &dyn Any).is::<Sequential>() {
-            return module;
-        }
-        match (module as Box<dyn Any>).downcast::<Sequential>() {
-            Ok(layers) => Box::new(layers.into_units(self)),
-            Err(_) => unreachable!("its type was looked at"),
-        }
-    }
-}
-
-fn unit(module: Box<dyn Module>) -> Box<dyn Module> {
-    Box::new(WrappedUnit::<dyn Module>::new(Arc::from(module)))
-}
-
-fn if_large(module: Box<dyn Module>, least: usize) -> Box<dyn Module> {
-    let elements: usize = module.parameters().iter().map(|p| p.tensor().numel()).sum();
-    if elements >= least { unit(module) } else { module }
-}
-
-fn has_units(module: &dyn Module) -> bool {
-    let mut any = false;
-    module.visit_units(&mut |_| any = true);
-    any
-}
-
-/// The module without the boxes around it, so that its type can be compared.
-fn unboxed(module: Box<dyn Module>) -> Box<dyn Module> {
-    if !(&*module as &dyn Any).is::<Box<dyn Module>>() {
-        return module;
-    }
-    match (module as Box<dyn Any>).downcast::<Box<dyn Module>>() {
-        Ok(inner) => unboxed(*inner),
-        Err(_) => unreachable!("its type was looked at"),
-    }
 }

@@ -7,6 +7,8 @@
 //! ```
 //! `enter` and `leave` are identity nodes of the graph that run hooks in backward. They are recorded only if there are hooks.
 
+use std::any::TypeId;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock, Weak};
 
 use phalanx_autograd::{
@@ -63,15 +65,55 @@ type Hooks = Arc<dyn UnitHooks>;
 type HookList = RwLock<Vec<Hooks>>;
 
 /// A module and the hooks around it.
+///
+/// A model that is to be trained by sharded data parallelism has fields of this type: they are called as the modules in them are, and
+/// ZeRO gathers and frees the parameters of one together. A unit may contain units. It can be switched off
+/// ([`WrappedUnit::part`], [`AnyUnit::set_wrapped`]); then its parameters belong to the unit around it. [`wrap_by`](crate::wrap_by)
+/// and [`wrap_by_size`](crate::wrap_by_size) do so for all units of a model.
+///
+/// ```
+/// use phalanx_nn::autograd::Var;
+/// use phalanx_nn::tensor::{DType, Device};
+/// use phalanx_nn::{Linear, LinearConfig, Module, Result, Scope, WrappedUnit, parameters, wrap_by_size};
+/// struct Mlp { up: WrappedUnit<Linear>, down: WrappedUnit<Linear> }
+/// parameters!(Mlp { up, down });
+/// impl Module for Mlp {
+///     fn forward(&self, x: &Var) -> Result<Var> {
+///         self.down.forward(&self.up.forward(x)?.relu()?)
+///     }
+/// }
+/// let scope = Scope::new(1, DType::F32, Device::CPU);
+/// let map = |name: &str, inputs, outputs| -> Result<WrappedUnit<Linear>> {
+///     Ok(WrappedUnit::of(LinearConfig::new(inputs, outputs).init(&scope.child(name))?))
+/// };
+/// let model = Mlp { up: map("up", 4, 100)?, down: map("down", 100, 4)? };
+/// wrap_by_size(&model, 450); // `up` has 500 elements, `down` 404
+/// assert!(model.up.is_wrapped() && !model.down.is_wrapped());
+/// # Ok::<(), phalanx_nn::Error>(())
+/// ```
 pub struct WrappedUnit<M: ?Sized> {
     hooks: Arc<HookList>,
+    wrapped: AtomicBool,
     module: Arc<M>,
 }
 
 /// A [`WrappedUnit`], whatever its module.
 pub trait AnyUnit: Parameters {
+    /// Whether it is a unit. If not, it is a plain module, and the wrappers that are made from now on add no hooks.
+    fn is_wrapped(&self) -> bool;
+
+    /// Switches it on or off, before a wrapper is made: one that exists keeps its units.
+    fn set_wrapped(&self, wrapped: bool);
+
+    /// The type of its module, such as `TypeId::of::<Linear>()`, or `TypeId::of::<dyn Block>()` for a block of a
+    /// [`Decoder`](crate::models::Decoder).
+    fn module_type(&self) -> TypeId;
+
     /// Adds hooks. Those that begin something run in order of their registration, those that end it in reverse.
     fn add_hooks(&self, hooks: Arc<dyn UnitHooks>) -> UnitHooksHandle;
+
+    /// Calls `visitor` with every unit directly inside this one, in order of registration.
+    fn visit_inner_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit));
 }
 
 /// A handle on hooks that were added to a unit.
@@ -95,12 +137,22 @@ impl<M: Send + Sync + 'static> WrappedUnit<M> {
     pub fn of(module: M) -> WrappedUnit<M> {
         WrappedUnit::new(Arc::new(module))
     }
+
+    /// A module that is no unit until [`AnyUnit::set_wrapped`].
+    pub fn part(module: M) -> WrappedUnit<M> {
+        WrappedUnit { hooks: Arc::default(), wrapped: AtomicBool::new(false), module: Arc::new(module) }
+    }
 }
 
 impl<M: ?Sized + Send + Sync + 'static> WrappedUnit<M> {
     /// A unit without hooks, of a module that may be shared; [`WrappedUnit::of`] takes one that is not.
     pub fn new(module: Arc<M>) -> WrappedUnit<M> {
-        WrappedUnit { hooks: Arc::default(), module }
+        WrappedUnit { hooks: Arc::default(), wrapped: AtomicBool::new(true), module }
+    }
+
+    /// Whether it is a unit; see [`AnyUnit::is_wrapped`].
+    pub fn is_wrapped(&self) -> bool {
+        self.wrapped.load(Ordering::Relaxed)
     }
 
     /// The module itself.
@@ -124,43 +176,47 @@ impl<M: ?Sized + Send + Sync + 'static> WrappedUnit<M> {
         recompute: bool,
         forward: impl Fn(&M, &Var) -> Result<Var> + Send + Sync + 'static,
     ) -> Result<Var> {
-        let hooks = unpoisoned(self.hooks.read()).clone();
-        if hooks.is_empty() {
-            return self.run(x, recompute, hooks, forward);
-        }
-        hooks.iter().try_for_each(|h| h.pre_forward())?;
-        // If the input needs no gradient, `enter` is recorded on a value of its own. It is recorded before the unit's operations,
-        // so backward runs it after them.
-        let anchor = if x.requires_grad() { x.clone() } else { phony(x.device(), true)? };
-        let entered = boundary("enter", &[&anchor], &hooks, Side::Enter)?;
-        let input = if x.requires_grad() { &entered } else { x };
-        let y = self.run(input, recompute, hooks.clone(), forward)?;
-        hooks.iter().rev().try_for_each(|h| h.post_forward())?;
-        match is_recording(&[&y]) {
-            true if x.requires_grad() => boundary("leave", &[&y], &hooks, Side::Leave),
-            true => boundary("leave", &[&y, &entered], &hooks, Side::Leave),
-            false => Ok(y),
-        }
+        self.call_once(x.clone(), |module, x| {
+            if !recompute {
+                return forward(module, &x);
+            }
+            let (module, hooks) = (self.module.clone(), unpoisoned(self.hooks.read()).clone());
+            let again = move |vars: &[Var]| {
+                if is_recomputing() {
+                    hooks.iter().try_for_each(|h| h.pre_recompute())?;
+                }
+                Ok(forward(&module, &vars[0])?)
+            };
+            Ok(checkpoint(again, &[&x])?)
+        })
     }
 
-    fn run(
-        &self,
-        x: &Var,
-        recompute: bool,
-        hooks: Vec<Hooks>,
-        forward: impl Fn(&M, &Var) -> Result<Var> + Send + Sync + 'static,
-    ) -> Result<Var> {
-        if !recompute {
+    /// Calls the module through `forward`, which may borrow and may drop its input when it is no longer needed.
+    ///
+    /// # Errors
+    /// Those of `forward` and of the hooks.
+    pub fn call_once(&self, x: Var, forward: impl FnOnce(&M, Var) -> Result<Var>) -> Result<Var> {
+        let hooks = unpoisoned(self.hooks.read()).clone();
+        if hooks.is_empty() {
             return forward(&self.module, x);
         }
-        let module = self.module.clone();
-        let again = move |vars: &[Var]| {
-            if is_recomputing() {
-                hooks.iter().try_for_each(|h| h.pre_recompute())?;
+        hooks.iter().try_for_each(|h| h.pre_forward())?;
+        // `enter` is recorded before the unit's operations, so backward runs it after them. If the input needs no gradient, it is
+        // recorded on a value of its own, the anchor.
+        let (input, anchor) = match x.requires_grad() {
+            true => (boundary("enter", &[&x], &hooks, Side::Enter)?, None),
+            false => {
+                let entered = boundary("enter", &[&phony(x.device(), true)?], &hooks, Side::Enter)?;
+                (x, Some(entered))
             }
-            Ok(forward(&module, &vars[0])?)
         };
-        Ok(checkpoint(again, &[x])?)
+        let y = forward(&self.module, input)?;
+        hooks.iter().rev().try_for_each(|h| h.post_forward())?;
+        if !is_recording(&[&y]) {
+            return Ok(y);
+        }
+        let inputs: Vec<&Var> = [&y].into_iter().chain(&anchor).collect();
+        boundary("leave", &inputs, &hooks, Side::Leave)
     }
 }
 
@@ -185,8 +241,24 @@ impl<M: ?Sized + Module + 'static> Module for WrappedUnit<M> {
 }
 
 impl<M: ?Sized + Parameters + Send + Sync + 'static> AnyUnit for WrappedUnit<M> {
+    fn is_wrapped(&self) -> bool {
+        WrappedUnit::is_wrapped(self)
+    }
+
+    fn set_wrapped(&self, wrapped: bool) {
+        self.wrapped.store(wrapped, Ordering::Relaxed);
+    }
+
+    fn module_type(&self) -> TypeId {
+        TypeId::of::<M>()
+    }
+
     fn add_hooks(&self, hooks: Arc<dyn UnitHooks>) -> UnitHooksHandle {
         WrappedUnit::add_hooks(self, hooks)
+    }
+
+    fn visit_inner_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
+        self.module.visit_units(visitor);
     }
 }
 

@@ -300,6 +300,7 @@ fn two_units_are_gathered_at_a_time_and_the_gradients_of_two_are_here() {
             let model = maps(8, 512, DType::BF16, Device::Meta(41));
             let x = || Var::new(Tensor::zeros(&[1, 512], DType::BF16, Device::Meta(41)).unwrap());
             let loss = || model.forward(&x()).unwrap().sum_all().unwrap();
+            let prefetch = prefetch.into();
             let config = ZeroConfig { prefetch, reshard, shard_dtype, ..ZeroConfig::new(stage) };
             let [values, gradients] = peaks(&model, &loss, &config);
             assert_eq!(values, if stage == ZeroStage::Parameters { units * UNIT } else { 0 }, "{config:?}");

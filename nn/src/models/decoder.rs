@@ -13,7 +13,7 @@ use crate::modules::{Dropout, Embedding};
 use crate::scope::join;
 use crate::{
     AnyUnit, Entry, Error, Head, LayerFactory, Module, OneDevice, Parameter, Parameters, Result, Scope,
-    WrappedUnit,
+    WrappedUnit, Wrapping,
 };
 
 /// A transformer block: `[B, T, width]` to the same.
@@ -163,6 +163,11 @@ impl<L: LayerFactory> Decoder<L> {
         self.recompute = mode;
         let attention = mode == RecomputeMode::Attention;
         self.blocks.iter().for_each(|block| block.module().set_recompute_attention(attention));
+    }
+
+    /// Sets how finely the blocks are wrapped, before a wrapper is made; see also [`wrap_by_size`](crate::wrap_by_size).
+    pub fn set_wrapping(&mut self, wrapping: Wrapping) {
+        self.blocks.iter().for_each(|block| wrapping.apply(block));
     }
 
     /// Which part of the model this is.

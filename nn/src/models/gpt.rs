@@ -16,7 +16,9 @@ use super::{Activation, Block, Decoder, DecoderStage, Documents, KvCache};
 use crate::layer_factory::{EmbeddingSpec, LinearSpec, activation_window};
 use crate::modules::attention::{CausalAttention, Heads, Positions};
 use crate::modules::{Dropout, LayerNorm, LayerNormConfig};
-use crate::{Error, Init, LayerFactory, Module, OneDevice, Parameters, Result, Scope, parameters};
+use crate::{
+    Error, Init, LayerFactory, Module, OneDevice, Parameters, Result, Scope, WrappedUnit, parameters,
+};
 
 /// A GPT's sizes and settings.
 #[derive(Clone, Debug, PartialEq)]
@@ -148,9 +150,9 @@ impl GptConfig {
 struct GptBlock<L: LayerFactory> {
     layers: Arc<L>,
     ln_1: LayerNorm,
-    attn: Projections<L::Column, L::Row>,
+    attn: WrappedUnit<Projections<L::Column, L::Row>>,
     ln_2: LayerNorm,
-    mlp: Perceptron<L::Column, L::Row>,
+    mlp: WrappedUnit<Perceptron<L::Column, L::Row>>,
     attend: CausalAttention,
     activation: Activation,
     dropouts: [Dropout; 2],
@@ -161,18 +163,18 @@ struct GptBlock<L: LayerFactory> {
 parameters!([L: LayerFactory] GptBlock<L> { ln_1, attn, ln_2, mlp });
 
 struct Projections<C, R> {
-    c_attn: C,
-    c_proj: R,
+    c_attn: WrappedUnit<C>,
+    c_proj: WrappedUnit<R>,
 }
 
-parameters!([C: Parameters, R: Parameters] Projections<C, R> { c_attn, c_proj });
+parameters!([C: Module + 'static, R: Module + 'static] Projections<C, R> { c_attn, c_proj });
 
 struct Perceptron<C, R> {
-    c_fc: C,
-    c_proj: R,
+    c_fc: WrappedUnit<C>,
+    c_proj: WrappedUnit<R>,
 }
 
-parameters!([C: Parameters, R: Parameters] Perceptron<C, R> { c_fc, c_proj });
+parameters!([C: Module + 'static, R: Module + 'static] Perceptron<C, R> { c_fc, c_proj });
 
 impl<L: LayerFactory> GptBlock<L> {
     fn new(config: &GptConfig, layers: &Arc<L>, scope: &Scope) -> Result<GptBlock<L>> {
@@ -182,11 +184,13 @@ impl<L: LayerFactory> GptBlock<L> {
         let residual = config.init_std / (2.0 * config.layers as f64).sqrt();
         let column = |scope: &Scope, outputs: &[usize]| {
             let init = init(config.init_std);
-            layers.column(scope, LinearSpec { inputs: width, outputs, bias: true, init, whole: false })
+            let spec = LinearSpec { inputs: width, outputs, bias: true, init, whole: false };
+            Ok::<_, Error>(WrappedUnit::part(layers.column(scope, spec)?))
         };
         let row = |scope: &Scope, inputs: usize| {
             let init = init(residual);
-            layers.row(scope, LinearSpec { inputs, outputs: &[width], bias: true, init, whole: true })
+            let spec = LinearSpec { inputs, outputs: &[width], bias: true, init, whole: true };
+            Ok::<_, Error>(WrappedUnit::part(layers.row(scope, spec)?))
         };
         let stream = scope.with_dtype(config.stream.unwrap_or(scope.dtype()));
         let (attn, mlp) = (scope.child("attn"), scope.child("mlp"));
@@ -194,15 +198,15 @@ impl<L: LayerFactory> GptBlock<L> {
         let all = Heads { query: heads, key: heads, dim: width / heads };
         Ok(GptBlock {
             ln_1: config.norm(&stream.child("ln_1"))?,
-            attn: Projections {
+            attn: WrappedUnit::part(Projections {
                 c_attn: column(&attn.child("c_attn"), &[width; 3])?,
                 c_proj: row(&attn.child("c_proj"), width)?,
-            },
+            }),
             ln_2: config.norm(&stream.child("ln_2"))?,
-            mlp: Perceptron {
+            mlp: WrappedUnit::part(Perceptron {
                 c_fc: column(&mlp.child("c_fc"), &[inner])?,
                 c_proj: row(&mlp.child("c_proj"), inner)?,
-            },
+            }),
             attend: CausalAttention::new(&**layers, all, None, probabilities)?,
             activation: config.activation,
             dropouts: [
@@ -215,21 +219,35 @@ impl<L: LayerFactory> GptBlock<L> {
     }
 
     fn run(&self, x: &Var, rows: Positions<'_>) -> Result<Var> {
-        let joint = self.attn.c_attn.forward(&self.ln_1.forward(x)?.to(self.matrix)?)?;
-        let parts = joint.chunk(3, -1)?;
-        let y = self.attend.run([&parts[0], &parts[1], &parts[2]], rows)?;
-        drop((joint, parts));
-        let length = y.shape()[1];
-        let y = self.attn.c_proj.forward(&y)?;
+        let n = self.ln_1.forward(x)?.to(self.matrix)?;
+        let mut length = 0;
+        let y = self.attn.call_once(n, |attn, n| {
+            let joint = attn.c_attn.forward(&n)?;
+            drop(n);
+            let parts = joint.chunk(3, -1)?;
+            let y = self.attend.run([&parts[0], &parts[1], &parts[2]], rows)?;
+            drop((joint, parts));
+            length = y.shape()[1];
+            attn.c_proj.forward(&y)
+        })?;
         let (x, n) = self.ln_2.add_forward(x, &self.branch(y, x.dtype(), 0, length)?)?;
-        let y = self.mlp.c_fc.forward(&n.to(self.matrix)?)?;
-        drop(n);
-        let y = self.activation.apply(&y)?;
-        if self.matrix != x.dtype() {
-            let y = self.mlp.c_proj.forward(&y)?;
+        // The bias of a map that is gathered by itself is not here after the map.
+        let in_unit = self.mlp.is_wrapped() || self.mlp.module().c_proj.is_wrapped();
+        let (is_fused, mut bias) = (self.matrix == x.dtype() && !in_unit, None);
+        let y = self.mlp.call_once(n.to(self.matrix)?, |mlp, narrow| {
+            let y = mlp.c_fc.forward(&narrow)?;
+            drop((narrow, n));
+            let y = self.activation.apply(&y)?;
+            if !is_fused {
+                return mlp.c_proj.forward(&y);
+            }
+            let (y, own) = self.layers.row_and_bias(mlp.c_proj.module(), &y)?;
+            bias = own;
+            Ok(y)
+        })?;
+        if !is_fused {
             return Ok(x.add(&self.branch(y, x.dtype(), 1, length)?)?);
         }
-        let (y, bias) = self.layers.row_and_bias(&self.mlp.c_proj, &y)?;
         let window = self.window(&y, length)?;
         self.dropouts[1].bias_dropout_add(&y, bias.as_ref(), &x, Some(&window))
     }

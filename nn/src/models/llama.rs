@@ -16,7 +16,9 @@ use super::{Block, Decoder, DecoderStage, Documents, KvCache};
 use crate::layer_factory::{EmbeddingSpec, LinearSpec};
 use crate::modules::attention::Positions;
 use crate::modules::{GroupedQueryAttention, GroupedQueryAttentionConfig, RmsNorm, RmsNormConfig};
-use crate::{Error, Init, LayerFactory, Module, OneDevice, Parameters, Result, Scope, parameters};
+use crate::{
+    Error, Init, LayerFactory, Module, OneDevice, Parameters, Result, Scope, WrappedUnit, parameters,
+};
 
 /// A Llama's sizes and settings.
 #[derive(Clone, Debug, PartialEq)]
@@ -161,9 +163,9 @@ impl LlamaConfig {
 
 struct LlamaBlock<L: LayerFactory> {
     input_layernorm: RmsNorm,
-    self_attn: GroupedQueryAttention<L>,
+    self_attn: WrappedUnit<GroupedQueryAttention<L>>,
     post_attention_layernorm: RmsNorm,
-    mlp: Gated<L::Column, L::Row>,
+    mlp: WrappedUnit<Gated<L::Column, L::Row>>,
     matrix: DType,
     layers: Arc<L>,
 }
@@ -171,12 +173,18 @@ struct LlamaBlock<L: LayerFactory> {
 parameters!([L: LayerFactory] LlamaBlock<L> { self_attn, mlp, input_layernorm, post_attention_layernorm });
 
 struct Gated<C, R> {
-    gate_proj: C,
-    up_proj: C,
-    down_proj: R,
+    gate_and_up: WrappedUnit<GateAndUp<C>>,
+    down_proj: WrappedUnit<R>,
 }
 
-parameters!([C: Parameters, R: Parameters] Gated<C, R> { gate_proj, up_proj, down_proj });
+parameters!([C: Module + 'static, R: Module + 'static] Gated<C, R> { gate_and_up = "", down_proj });
+
+struct GateAndUp<C> {
+    gate_proj: C,
+    up_proj: C,
+}
+
+parameters!([C: Parameters] GateAndUp<C> { gate_proj, up_proj });
 
 impl<L: LayerFactory> LlamaBlock<L> {
     fn new(config: &LlamaConfig, layers: &Arc<L>, scope: &Scope) -> Result<LlamaBlock<L>> {
@@ -200,28 +208,34 @@ impl<L: LayerFactory> LlamaBlock<L> {
         };
         Ok(LlamaBlock {
             input_layernorm: config.norm(&stream.child("input_layernorm"))?,
-            self_attn: attention.init_on(layers, &scope.child("self_attn"))?,
+            self_attn: WrappedUnit::part(attention.init_on(layers, &scope.child("self_attn"))?),
             post_attention_layernorm: config.norm(&stream.child("post_attention_layernorm"))?,
-            mlp: Gated {
-                gate_proj: column(mlp.child("gate_proj"), inner, mlp_bias)?,
-                up_proj: column(mlp.child("up_proj"), inner, mlp_bias)?,
-                down_proj: row(mlp.child("down_proj"), inner, mlp_bias)?,
-            },
+            mlp: WrappedUnit::part(Gated {
+                gate_and_up: WrappedUnit::part(GateAndUp {
+                    gate_proj: column(mlp.child("gate_proj"), inner, mlp_bias)?,
+                    up_proj: column(mlp.child("up_proj"), inner, mlp_bias)?,
+                }),
+                down_proj: WrappedUnit::part(row(mlp.child("down_proj"), inner, mlp_bias)?),
+            }),
             matrix: scope.dtype(),
             layers: layers.clone(),
         })
     }
 
     fn run(&self, x: &Var, rows: Positions<'_>) -> Result<Var> {
-        let mlp = &self.mlp;
         let n = self.input_layernorm.forward(x)?.to(self.matrix)?;
-        let y = self.self_attn.run(&n, rows)?;
+        let y = self.self_attn.call_once(n, |attention, n| attention.run(&n, rows))?;
         let (x, wide) = self.post_attention_layernorm.add_forward(x, &y.to(x.dtype())?)?;
         let n = wide.to(self.matrix)?;
         drop(wide);
-        let inner = self.layers.columns(&[&mlp.gate_proj, &mlp.up_proj], &n)?;
-        let gated = inner[0].silu()?.mul(&inner[1])?;
-        Ok(x.add(&mlp.down_proj.forward(&gated)?.to(x.dtype())?)?)
+        let y = self.mlp.call_once(n, |mlp, n| {
+            let gated = mlp.gate_and_up.call_once(n, |maps, n| {
+                let inner = self.layers.columns(&[&maps.gate_proj, &maps.up_proj], &n)?;
+                Ok(inner[0].silu()?.mul(&inner[1])?)
+            })?;
+            mlp.down_proj.forward(&gated)
+        })?;
+        Ok(x.add(&y.to(x.dtype())?)?)
     }
 }
 
@@ -241,10 +255,10 @@ impl<L: LayerFactory> Block for LlamaBlock<L> {
     }
 
     fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {
-        self.self_attn.cache(batch, capacity)
+        self.self_attn.module().cache(batch, capacity)
     }
 
     fn set_recompute_attention(&self, recompute: bool) {
-        self.self_attn.set_recompute(recompute);
+        self.self_attn.module().set_recompute(recompute);
     }
 }

@@ -13,17 +13,16 @@ use super::Dropout;
 use crate::layer_factory::{LinearSpec, activation_window};
 use crate::mode::{Mode, modes};
 use crate::{
-    Entry, Error, Init, LayerFactory, Module, OneDevice, Parameter, Parameters, Result, Scope, parameters,
+    Error, Init, LayerFactory, Module, OneDevice, Parameter, Parameters, Result, Scope, WrappedUnit,
+    parameters,
 };
 
 /// `o_proj(attention(rope(q_proj(x)), rope(k_proj(x)), v_proj(x)))` for `x` of shape `[B, T, width]`. Several query heads share a key
 /// head, and query i attends to the keys up to i.
 /// Source: Ainslie et al.: GQA (2023).
 pub struct GroupedQueryAttention<L: LayerFactory = OneDevice> {
-    q_proj: L::Column,
-    k_proj: L::Column,
-    v_proj: L::Column,
-    o_proj: L::Row,
+    qkv: WrappedUnit<QueriesKeysValues<L::Column>>,
+    o_proj: WrappedUnit<L::Row>,
     attend: CausalAttention,
     dtype: DType,
     layers: Arc<L>,
@@ -31,7 +30,15 @@ pub struct GroupedQueryAttention<L: LayerFactory = OneDevice> {
 }
 
 modes!([L: LayerFactory] GroupedQueryAttention<L>);
-parameters!([L: LayerFactory] GroupedQueryAttention<L> { q_proj, k_proj, v_proj, o_proj });
+parameters!([L: LayerFactory] GroupedQueryAttention<L> { qkv = "", o_proj });
+
+struct QueriesKeysValues<C> {
+    q_proj: C,
+    k_proj: C,
+    v_proj: C,
+}
+
+parameters!([C: Parameters] QueriesKeysValues<C> { q_proj, k_proj, v_proj });
 
 /// How a [`GroupedQueryAttention`] is made.
 #[derive(Clone, Copy, Debug)]
@@ -102,10 +109,12 @@ impl GroupedQueryAttentionConfig {
         let heads = Heads { query: heads, key: key_heads, dim: head_dim };
         let dropout = Dropout::new(self.dropout, &scope.child("dropout"))?;
         Ok(GroupedQueryAttention {
-            q_proj: column("q_proj", heads.query, false)?,
-            k_proj: column("k_proj", heads.key, all_keys)?,
-            v_proj: column("v_proj", heads.key, all_keys)?,
-            o_proj: layers.row(&scope.child("o_proj"), row)?,
+            qkv: WrappedUnit::part(QueriesKeysValues {
+                q_proj: column("q_proj", heads.query, false)?,
+                k_proj: column("k_proj", heads.key, all_keys)?,
+                v_proj: column("v_proj", heads.key, all_keys)?,
+            }),
+            o_proj: WrappedUnit::part(layers.row(&scope.child("o_proj"), row)?),
             attend: CausalAttention::new(&**layers, heads, self.rope_base, dropout)?,
             dtype: scope.dtype(),
             layers: layers.clone(),
@@ -133,8 +142,11 @@ impl<L: LayerFactory> GroupedQueryAttention<L> {
 
     pub(crate) fn run(&self, x: &Var, rows: Positions<'_>) -> Result<Var> {
         let _mode = self.mode.enter();
-        let qkv = self.layers.columns(&[&self.q_proj, &self.k_proj, &self.v_proj], x)?;
-        self.o_proj.forward(&self.attend.run([&qkv[0], &qkv[1], &qkv[2]], rows)?)
+        let heads = self.qkv.call_once(x.clone(), |maps, x| {
+            let qkv = self.layers.columns(&[&maps.q_proj, &maps.k_proj, &maps.v_proj], &x)?;
+            self.attend.run([&qkv[0], &qkv[1], &qkv[2]], rows)
+        })?;
+        self.o_proj.forward(&heads)
     }
 
     /// Sets whether backward computes the probabilities and their dropout again, from now on, instead of keeping them.
@@ -155,32 +167,6 @@ impl<L: LayerFactory> GroupedQueryAttention<L> {
 impl<L: LayerFactory> Module for GroupedQueryAttention<L> {
     fn forward(&self, x: &Var) -> Result<Var> {
         self.extend(x, None)
-    }
-}
-
-/// Rotates the halves of each row of `[.., T, D]` by its position.
-/// Source: Su et al.: RoFormer (2021).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RotaryEmbedding {
-    /// The ratio of the slowest to the fastest wavelength, about.
-    pub base: f64,
-    /// The first position.
-    pub offset: i64,
-}
-
-impl Default for RotaryEmbedding {
-    fn default() -> RotaryEmbedding {
-        RotaryEmbedding { base: 10000.0, offset: 0 }
-    }
-}
-
-impl Parameters for RotaryEmbedding {
-    fn visit(&self, _: &str, _: &mut dyn FnMut(&str, Entry<'_>)) {}
-}
-
-impl Module for RotaryEmbedding {
-    fn forward(&self, x: &Var) -> Result<Var> {
-        Ok(x.rope(None, &Rope { base: self.base, offset: self.offset })?)
     }
 }
 

@@ -1,9 +1,10 @@
-//! [`Embedding`]: a lookup table; [`EmbeddingBag`]: a lookup table whose rows are added up.
+//! [`Embedding`]: a lookup table; [`EmbeddingBag`]: a lookup table whose rows are added up; [`RotaryEmbedding`]: positions as
+//! rotations.
 
-use phalanx_autograd::{BagMode, EmbeddingBagOptions, Var};
+use phalanx_autograd::{BagMode, EmbeddingBagOptions, Rope, Var};
 
 use crate::error::label;
-use crate::{Error, Init, Module, Parameter, Result, Scope, parameters};
+use crate::{Entry, Error, Init, Module, Parameter, Parameters, Result, Scope, parameters};
 
 /// Row `i` of a table `[count, width]` for every index: `[..]` i64 to `[.., width]`.
 pub struct Embedding {
@@ -151,5 +152,31 @@ impl EmbeddingBag {
 impl Module for EmbeddingBag {
     fn forward(&self, indices: &Var) -> Result<Var> {
         Ok(self.weight.var().embedding_bag(indices, &self.options())?)
+    }
+}
+
+/// Rotates the halves of each row of `[.., T, D]` by its position.
+/// Source: Su et al.: RoFormer (2021).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RotaryEmbedding {
+    /// The ratio of the slowest to the fastest wavelength, about.
+    pub base: f64,
+    /// The first position.
+    pub offset: i64,
+}
+
+impl Default for RotaryEmbedding {
+    fn default() -> RotaryEmbedding {
+        RotaryEmbedding { base: 10000.0, offset: 0 }
+    }
+}
+
+impl Parameters for RotaryEmbedding {
+    fn visit(&self, _: &str, _: &mut dyn FnMut(&str, Entry<'_>)) {}
+}
+
+impl Module for RotaryEmbedding {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        Ok(x.rope(None, &Rope { base: self.base, offset: self.offset })?)
     }
 }

@@ -19,14 +19,14 @@ pub use activation::{
     Celu, Elu, Flatten, Gelu, Glu, Hardsigmoid, Hardswish, Hardtanh, LeakyRelu, LogSigmoid, LogSoftmax, Mish,
     Prelu, PreluConfig, Relu, Relu6, Selu, Sigmoid, Silu, Softmax, Softplus, Softsign, Tanh, Tanhshrink,
 };
-pub use attention::{GroupedQueryAttention, GroupedQueryAttentionConfig, RotaryEmbedding};
+pub use attention::{GroupedQueryAttention, GroupedQueryAttentionConfig};
 pub use batch_norm::{BatchNorm, BatchNormConfig};
 pub use conv::{
     Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, Conv3d, Conv3dConfig, ConvTranspose1d, ConvTranspose2d,
     ConvTranspose3d,
 };
 pub use dropout::{Dropout, DropoutConfig};
-pub use embedding::{Embedding, EmbeddingBag, EmbeddingBagConfig, EmbeddingConfig};
+pub use embedding::{Embedding, EmbeddingBag, EmbeddingBagConfig, EmbeddingConfig, RotaryEmbedding};
 pub use layout::{
     CircularPad, ConstantPad, Fold, LocalResponseNorm, PixelShuffle, PixelUnshuffle, ReflectionPad,
     ReplicationPad, Unfold, Upsample, ZeroPad,

@@ -3,6 +3,8 @@
 //!
 //! [`Ddp`]: super::Ddp
 
+use std::sync::Arc;
+
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{HookHandle, Leaf};
 use phalanx_nn::{Entry, Parameter, ParameterOwner, Parameters, Usage};
@@ -44,14 +46,16 @@ fn changed(wrapper: &str, parameter: &Parameter, now: &str, then: &str) -> Error
     phalanx_nn::Error::invalid(parameter.name(), why).into()
 }
 
-/// Refuses gradients of a parameter that was frozen when `wrapper` was made and that no other wrapper has now: they would not
+/// Refuses gradients of a parameter that was frozen when `wrapper` was made, as long as no other wrapper owns it since: they would not
 /// be added over the ranks. To be removed when `wrapper` is dropped, since the hooks hold the parameter that holds them.
 pub(crate) fn refuse_gradients(wrapper: &'static str, parameter: &Parameter) -> Vec<HookHandle> {
+    let owner = |parameter: &Parameter| parameter.owner().map(|owner| Arc::as_ptr(&owner).addr());
+    let then = owner(parameter);
     let refuse = |leaf: &Leaf| {
         let parameter = parameter.clone();
-        leaf.on_accumulate(move |_| match parameter.owner() {
-            Some(_) => Ok(()),
-            None => Err(changed(wrapper, &parameter, "trained", "frozen").into()),
+        leaf.on_accumulate(move |_| match owner(&parameter) == then {
+            false => Ok(()),
+            true => Err(changed(wrapper, &parameter, "trained", "frozen").into()),
         })
     };
     parameter.leaves().iter().map(refuse).collect()

@@ -31,6 +31,47 @@ pub enum Reshard {
     Never,
 }
 
+/// When a backward pass gathers the parameters of the unit whose gradients are computed next (torch: `BackwardPrefetch`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BackwardPrefetch {
+    /// Before the present unit's gradients are computed: two units are gathered at a time.
+    #[default]
+    Pre,
+    /// After them, when the present unit is freed: one unit is gathered at a time. The gather overlaps the sending of gradients.
+    Post,
+    /// When it is about to compute.
+    None,
+}
+
+/// Which units are gathered before they compute, in [`ZeroStage::Parameters`]. What comes next is known from the pass before; at
+/// first it is guessed from the order in which units are registered. `true.into()` is the default, `false.into()` gathers nothing
+/// ahead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefetch {
+    /// How many units ahead of the present one a forward pass gathers (1).
+    pub forward: usize,
+    /// When a backward pass gathers the next unit ([`BackwardPrefetch::Pre`]).
+    pub backward: BackwardPrefetch,
+    /// How many units are gathered or being gathered at a time, at most (2; torch: `limit_all_gathers`): the one that computes, and
+    /// those ahead. The units around it do not count, nor does the root, nor do units that stay for their backward pass ([`Reshard`]).
+    pub limit: usize,
+}
+
+impl Default for Prefetch {
+    fn default() -> Prefetch {
+        Prefetch { forward: 1, backward: BackwardPrefetch::Pre, limit: 2 }
+    }
+}
+
+impl From<bool> for Prefetch {
+    fn from(on: bool) -> Prefetch {
+        match on {
+            true => Prefetch::default(),
+            false => Prefetch { forward: 0, backward: BackwardPrefetch::None, limit: 1 },
+        }
+    }
+}
+
 /// How [`Zero`](super::Zero) spreads a model.
 #[derive(Clone, Debug)]
 pub struct ZeroConfig {
@@ -40,8 +81,8 @@ pub struct ZeroConfig {
     pub ownership: Ownership,
     /// Which units stay gathered.
     pub reshard: Reshard,
-    /// Whether the next unit's parameters are gathered while a unit computes.
-    pub prefetch: bool,
+    /// Which units' parameters are gathered while another one computes.
+    pub prefetch: Prefetch,
     /// How many ranks share one copy (hybrid sharding): consecutive ones, a divisor of the group's size. The groups' sums
     /// are then added, in order of the groups: an order of additions of its own. `None`: all.
     pub shard_ranks: Option<usize>,
@@ -73,7 +114,7 @@ impl ZeroConfig {
             stage,
             ownership: Ownership::Even,
             reshard: Reshard::ExceptLast,
-            prefetch: true,
+            prefetch: Prefetch::default(),
             shard_ranks: None,
             average: Average::Sum,
             find_unused: false,
@@ -92,6 +133,10 @@ impl ZeroConfig {
 
     /// Whether it fits a model, which still has its values.
     pub(super) fn check(&self, model: &(impl Parameters + ?Sized)) -> Result<()> {
+        if self.prefetch.limit == 0 {
+            let why = "Zero: got a prefetch limit of 0 units, wanted at least 1: the one that computes";
+            return Err(Error::Config(why.into()));
+        }
         for parameter in model.parameters() {
             let (name, dtype) = (parameter.name(), parameter.dtype());
             let refuse = |what: String| Err(Error::Config(format!("Zero: {name} of {dtype}: {what}")));

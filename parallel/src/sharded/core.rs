@@ -1,8 +1,9 @@
 //! [`ZeroCore`]: the state of [`Zero`](super::Zero), which hooks of parameters and modules change.
 //!
 //! An [`FsdpUnit`] is the parameters that are unsharded together: those of a wrapped module, of several modules that share one
-//! (a table and the head tied to it), or those of no module, the root's. Gradients are sent unit by unit, the last first,
-//! whatever the order in which they come, since all ranks must call collectives in one order.
+//! (a table and the head tied to it), or those of no module, the root's. A module inside another one has a unit of its own; the
+//! other's unit has the rest. Gradients are sent unit by unit in an order that all ranks know before the pass, whatever the order in
+//! which they come, since all ranks must call collectives in one order.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,14 +16,13 @@ use phalanx_tensor::unpoisoned;
 use super::ZeroConfig;
 use super::flat_parameter::{FlatParameter, Ranks, ReduceScatter};
 
-pub(super) use super::unshard::Pass;
+use super::order::Order;
 
 /// The ranks, the settings, and the state of all FSDP units.
 pub(super) struct ZeroCore {
     pub(super) ranks: Ranks,
     pub(super) config: ZeroConfig,
-    /// The FSDP unit of each wrapped module.
-    pub(super) unit_of: Vec<usize>,
+    pub(super) modules: Vec<WrappedModule>,
     /// The trained parameters, and each one's unit.
     pub(super) parameters: Vec<(Parameter, usize)>,
     /// Whether this rank has gradients that were not added to the others'.
@@ -45,14 +45,24 @@ pub(super) struct ZeroState {
     pub(super) sites_left: Vec<usize>,
     /// Whether a parameter got a gradient since the last synchronisation.
     pub(super) touched: Vec<bool>,
-    /// A unit that is unsharded for the module that is expected next. It is resharded if another one runs.
-    pub(super) prefetched: Option<usize>,
+    pub(super) order: Order,
+    /// Units that are unsharded for modules which are expected soon.
+    pub(super) prefetched: Vec<usize>,
     /// How many [`Gathered`](super::Gathered) live, for which all values stay here.
     pub(super) held: usize,
-    /// The units below this number have not sent their gradients in this pass.
+    /// The order in which units send their gradients, the last first: the same on all ranks.
+    pub(super) send_order: Vec<usize>,
+    /// How many units have not sent their gradients in this pass: the first ones of that order.
     pub(super) unsent: usize,
     /// Reduce-scatters under way: unit, flat parameter, call.
     pub(super) sent: VecDeque<(usize, usize, ReduceScatter)>,
+}
+
+/// A module with hooks. Modules are numbered in order of registration, each before those inside it.
+pub(super) struct WrappedModule {
+    pub(super) unit: usize,
+    /// The other units of the modules around it.
+    pub(super) around: Vec<usize>,
 }
 
 /// Parameters that are unsharded together, in a flat parameter for each dtype.
@@ -80,7 +90,7 @@ impl ZeroCore {
         ranks: Ranks,
         config: ZeroConfig,
         units: Vec<FsdpUnit>,
-        unit_of: Vec<usize>,
+        modules: Vec<WrappedModule>,
     ) -> ZeroCore {
         let of_unit = |(u, unit): (usize, &FsdpUnit)| {
             let trained = unit.flats.iter().filter(|f| f.trained).flat_map(|f| &f.members);
@@ -95,13 +105,15 @@ impl ZeroCore {
             refused: false,
             sites_left,
             touched,
-            prefetched: None,
+            order: Order::new(modules.len()),
+            prefetched: Vec::new(),
             held: 0,
+            send_order: (0..unsent).collect(),
             unsent,
             sent: VecDeque::new(),
         };
         let ([unreduced, replaced, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));
-        ZeroCore { ranks, config, unit_of, parameters, unreduced, replaced, used, state }
+        ZeroCore { ranks, config, modules, parameters, unreduced, replaced, used, state }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, ZeroState> {

@@ -9,6 +9,7 @@
 //! Most parameters have one site. A table that is tied to a head has two, which travel apart: their gradients are added to each
 //! other only after the ranks, so that the order of additions is that of one device with as many micro-batches as ranks.
 
+use std::cmp::Reverse;
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
@@ -51,7 +52,7 @@ impl ZeroCore {
         if left == 0 {
             state.units[*unit].missing -= 1;
         }
-        while self.sends_early() && state.unsent > 0 && state.units[state.unsent - 1].missing == 0 {
+        while self.sends_early() && state.next_to_send().is_some_and(|unit| state.units[unit].missing == 0) {
             self.send_next(state)?;
         }
         Ok(())
@@ -66,8 +67,8 @@ impl ZeroCore {
     /// Sends the gradients of the next unit in order, and waits for those of the unit before: while backward computes a unit's gradients,
     /// one other unit's are here whole.
     fn send_next(&self, state: &mut ZeroState) -> Result<()> {
+        let Some(unit) = state.next_to_send() else { return Ok(()) };
         state.unsent -= 1;
-        let unit = state.unsent;
         for (number, flat) in state.units[unit].flats.iter_mut().enumerate().filter(|(_, f)| f.trained) {
             let sent = flat.send(&self.ranks, self.config.average)?;
             state.sent.extend(sent.into_iter().map(|sent| (unit, number, sent)));
@@ -104,6 +105,7 @@ impl ZeroCore {
         if self.config.find_unused {
             self.forget_unused(state)?;
         }
+        state.send_order = self.send_order(state);
         state.unsent = state.units.len();
         state.units.iter_mut().for_each(|unit| unit.missing = unit.trained);
         state.sites_left = self.parameters.iter().map(|(p, _)| p.leaves().len()).collect();
@@ -112,9 +114,27 @@ impl ZeroCore {
         state.reshard()
     }
 
+    /// The order in which the next pass sends gradients, the last first: the reverse of the order in which this one has left the
+    /// modules, or of registration where ranks may use modules in different orders. Units without a module, or used outside theirs,
+    /// are complete at the end.
+    fn send_order(&self, state: &ZeroState) -> Vec<usize> {
+        let mut units: Vec<usize> = (0..state.units.len()).collect();
+        if self.config.stage == ZeroStage::Parameters && self.sends_early() {
+            let of_unit = |unit: usize| move |module: &usize| self.modules[*module].unit == unit;
+            let left = |unit: usize| state.order.finished().iter().rposition(of_unit(unit));
+            units.sort_by_cached_key(|&unit| {
+                let left = left(unit).filter(|_| !state.units[unit].outside);
+                (left.is_some(), Reverse(left))
+            });
+        }
+        units
+    }
+
     /// The pass that was announced is over.
     pub(super) fn end(&self) -> Result<()> {
-        match std::mem::take(&mut self.lock().begun) {
+        let state = &mut *self.lock();
+        state.order.end();
+        match std::mem::take(&mut state.begun) {
             true => Ok(()),
             false => {
                 Err(Error::Config("Zero: `finish` came without the `begin` of its backward pass".into()))
@@ -150,6 +170,13 @@ impl ZeroCore {
         let pieces = state.units.iter().flat_map(|unit| &unit.flats).flat_map(FlatParameter::first_grads);
         pieces.filter(|piece| unused.contains(&piece.name())).for_each(|piece| piece.set_grad(None));
         Ok(())
+    }
+}
+
+impl ZeroState {
+    /// The unit whose gradients are sent next.
+    fn next_to_send(&self) -> Option<usize> {
+        self.send_order[..self.unsent].last().copied()
     }
 }
 

@@ -35,13 +35,14 @@ mod flat_parameter;
 mod gradients;
 mod norm;
 mod offload;
+mod order;
 mod state_dict;
 mod unshard;
 mod wrap;
 mod zero;
 
 pub use crate::data_parallel::Gathered;
-pub use config::{Reshard, ZeroConfig, ZeroStage};
+pub use config::{BackwardPrefetch, Prefetch, Reshard, ZeroConfig, ZeroStage};
 pub use cuts::{Cuts, Ownership};
 pub use zero::Zero;
 

@@ -3,8 +3,10 @@
 //! ```text
 //! module i            pre_forward: enter          post_forward: leave      pre_backward: enter       post_backward: leave
 //! unit of module i    unshard                     reshard (`Reshard`)      unshard                   reshard
-//! the next unit       prefetch: all-gather starts                          prefetch (module i - 1)
+//! units ahead         prefetch: all-gathers start                          prefetch, `Pre`           prefetch, `Post`
 //! ```
+//! A module inside another one enters and leaves between the hooks of the other, whose unit stays unsharded meanwhile. What is ahead
+//! is known from the pass before (`order.rs`).
 //! The hooks of a wrapped module (`wrap.rs`) call [`ZeroCore::enter`] and [`ZeroCore::leave`]. A parameter that is used outside its
 //! module comes in through [`ZeroCore::used`].
 
@@ -13,37 +15,42 @@ use std::sync::atomic::Ordering;
 
 use phalanx_kernels as kernels;
 use phalanx_nn::Parameter;
-use phalanx_nn::autograd::{is_grad_enabled, is_recomputing};
+use phalanx_nn::autograd::is_grad_enabled;
 use phalanx_tensor::{Category, Tensor};
 
-use super::Reshard;
-use super::core::{FsdpUnit, ZeroCore, ZeroState};
+use super::core::{FsdpUnit, WrappedModule, ZeroCore, ZeroState};
 use super::flat_parameter::{FlatParameter, Member, Ranks};
+use super::order::{Order, Pass, Step};
+use super::{BackwardPrefetch, Prefetch, Reshard};
 use crate::comm::Call;
 use crate::{Error, Result};
 
 /// The unit of the parameters of no module.
 const ROOT: usize = 0;
 
-/// Whether a pass goes through the modules from the first to the last, or back.
-#[derive(Clone, Copy)]
-pub(super) enum Pass {
-    Forward,
-    Backward,
-}
-
 impl ZeroCore {
-    /// A module is about to compute: unshards its unit, and prefetches the next one.
+    /// A module is about to compute: unshards its unit, prefetches those that are expected next, and reshards those that were
+    /// prefetched in vain.
     pub(super) fn enter(&self, module: usize, pass: Pass) -> Result<()> {
         let state = &mut *self.lock();
-        let here = self.unit_of[module];
-        let is_kept = |unit: usize| unit == here || state.held > 0 || state.units[unit].outside;
-        if let Some(other) = state.prefetched.filter(|unit| !is_kept(*unit)) {
-            state.units[other].flats.iter_mut().try_for_each(FlatParameter::reshard)?;
+        let here = self.modules[module].unit;
+        state.order.enter(Step { module, pass }, is_grad_enabled());
+        let Prefetch { forward, backward, limit } = self.config.prefetch;
+        let depth = match (pass, backward) {
+            (Pass::Forward, _) => forward,
+            (_, BackwardPrefetch::Pre) => 1,
+            (_, BackwardPrefetch::Post | BackwardPrefetch::None) => 0,
+        };
+        let ahead = self.ahead(state, module, pass, depth.min(limit - 1));
+        let (expected, others): (Vec<usize>, Vec<usize>) =
+            state.prefetched.iter().filter(|&&unit| unit != here).partition(|unit| ahead.contains(unit));
+        state.prefetched = expected;
+        for other in others.into_iter().filter(|_| state.held == 0) {
+            let FsdpUnit { flats, outside, .. } = &mut state.units[other];
+            flats.iter_mut().filter(|_| !*outside).try_for_each(FlatParameter::reshard)?;
         }
-        state.prefetched = None;
         // Ranks may use different parameters of the root, so all ranks unshard the whole root here.
-        if matches!(pass, Pass::Forward) {
+        if pass != Pass::Backward {
             state.units[ROOT].unshard(&self.ranks)?;
         }
         // A unit of several modules is sent after its first module's backward pass, and gets its buffers then.
@@ -51,33 +58,38 @@ impl ZeroCore {
         let is_sent = unit.modules.is_none_or(|(first, _)| first == module);
         for flat in &mut unit.flats {
             flat.unshard(&self.ranks)?;
-            if matches!(pass, Pass::Backward) && is_sent && flat.trained && state.begun {
+            if pass == Pass::Backward && is_sent && flat.trained && state.begun {
                 flat.open()?;
             }
         }
-        match self.next_unit(module, pass) {
-            Some(next) => self.prefetch(state, next),
-            None => Ok(()),
-        }
+        self.prefetch(state, ahead)
     }
 
-    /// The unit of the module that is expected to compute next, in the order of registration. There is none in a forward pass
-    /// that is recomputed during backward, since its end is not known.
-    fn next_unit(&self, module: usize, pass: Pass) -> Option<usize> {
-        let next = match pass {
-            Pass::Forward if is_recomputing() => None,
-            Pass::Forward => Some(module + 1),
-            Pass::Backward => module.checked_sub(1),
-        };
-        next.filter(|_| self.config.prefetch).and_then(|next| self.unit_of.get(next)).copied()
+    /// The units of the next modules, at most so many.
+    fn ahead(&self, state: &ZeroState, module: usize, pass: Pass, units: usize) -> Vec<usize> {
+        let WrappedModule { unit, around } = &self.modules[module];
+        let mut ahead = Vec::new();
+        for next in state.order.ahead(pass).map(|module| self.modules[module].unit) {
+            if ahead.len() == units {
+                break;
+            }
+            let busy = next == *unit || around.contains(&next) || state.units[next].flats.is_empty();
+            if !busy && !ahead.contains(&next) {
+                ahead.push(next);
+            }
+        }
+        ahead
     }
 
-    fn prefetch(&self, state: &mut ZeroState, unit: usize) -> Result<()> {
-        let flats = &mut state.units[unit].flats;
-        if flats.iter().any(|flat| !flat.is_here()) {
-            state.prefetched = Some(unit);
+    fn prefetch(&self, state: &mut ZeroState, units: Vec<usize>) -> Result<()> {
+        for unit in units {
+            let flats = &mut state.units[unit].flats;
+            if flats.iter().any(|flat| !flat.is_here()) && !state.prefetched.contains(&unit) {
+                state.prefetched.push(unit);
+            }
+            flats.iter_mut().try_for_each(|flat| flat.start_unshard(&self.ranks))?;
         }
-        flats.iter_mut().try_for_each(|flat| flat.start_unshard(&self.ranks))
+        Ok(())
     }
 
     /// A parameter of a unit is about to be used. If the unit is resharded, the use is outside its module: it is unsharded, and
@@ -125,29 +137,42 @@ impl ZeroCore {
 
     /// A module's forward pass is about to be recomputed.
     pub(super) fn enter_again(&self, module: usize) -> Result<()> {
-        let unit = &mut self.lock().units[self.unit_of[module]];
+        let unit = &mut self.lock().units[self.modules[module].unit];
         unit.flats.iter_mut().try_for_each(|flat| flat.unshard(&self.ranks))
     }
 
     /// A module has computed: reshards its unit unless it is needed again.
     pub(super) fn leave(&self, module: usize, pass: Pass) -> Result<()> {
         let state = &mut *self.lock();
-        let unit = &mut state.units[self.unit_of[module]];
-        let kept = state.held > 0 || unit.outside;
-        let Some((first, last)) = unit.modules.filter(|_| !kept) else { return Ok(()) };
-        let over = match pass {
-            Pass::Forward => module == last && !(is_grad_enabled() && self.stays(module)),
-            Pass::Backward => module == first,
+        if pass == Pass::Backward || is_grad_enabled() {
+            state.order.leave(Step { module, pass });
+        }
+        let stays = is_grad_enabled() && self.stays(&state.order, module, pass);
+        let unit = &mut state.units[self.modules[module].unit];
+        let over = match (unit.modules, pass) {
+            _ if state.held > 0 || unit.outside => false,
+            (Some((first, _)), Pass::Backward) => module == first,
+            (Some((_, last)), _) => module == last && !stays,
+            (None, _) => false,
         };
-        if over { unit.flats.iter_mut().try_for_each(FlatParameter::reshard) } else { Ok(()) }
+        if over {
+            unit.flats.iter_mut().try_for_each(FlatParameter::reshard)?;
+        }
+        if pass != Pass::Forward && self.config.prefetch.backward == BackwardPrefetch::Post {
+            let ahead = self.ahead(state, module, pass, 1);
+            self.prefetch(state, ahead)?;
+        }
+        Ok(())
     }
 
-    /// Whether a module's parameters stay for the backward pass.
-    fn stays(&self, module: usize) -> bool {
-        match self.config.reshard {
-            Reshard::Always => false,
-            Reshard::ExceptLast => module + 1 == self.unit_of.len(),
-            Reshard::Never => true,
+    /// Whether the parameters of a module that has computed stay for its backward pass.
+    fn stays(&self, order: &Order, module: usize, pass: Pass) -> bool {
+        let next = order.next();
+        match (self.config.reshard, pass) {
+            (Reshard::Always, _) => false,
+            (Reshard::Never, _) => true,
+            (Reshard::ExceptLast, Pass::Forward) => next.is_none_or(|step| step.pass != Pass::Forward),
+            (Reshard::ExceptLast, _) => next == Some(Step { module, pass: Pass::Backward }),
         }
     }
 
@@ -237,10 +262,11 @@ impl FsdpUnit {
 impl ZeroState {
     /// Reshards everything that need not stay.
     pub(super) fn reshard(&mut self) -> Result<()> {
-        match self.held {
-            0 => self.units.iter_mut().flat_map(|unit| &mut unit.flats).try_for_each(FlatParameter::reshard),
-            _ => Ok(()),
+        if self.held > 0 {
+            return Ok(());
         }
+        self.prefetched.clear();
+        self.units.iter_mut().flat_map(|unit| &mut unit.flats).try_for_each(FlatParameter::reshard)
     }
 }
 

@@ -4,11 +4,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, Weak};
 
-use phalanx_nn::{Entry, Parameter, ParameterOwner, Parameters, UnitHooks, Usage};
+use phalanx_nn::autograd::is_recomputing;
+use phalanx_nn::{AnyUnit, Entry, Parameter, ParameterOwner, Parameters, UnitHooks, Usage};
 use phalanx_tensor::{DType, Device};
 
-use super::core::{FsdpUnit, Pass, ZeroCore};
+use super::core::{FsdpUnit, WrappedModule, ZeroCore};
 use super::flat_parameter::{FlatParameter, Ranks};
+use super::order::Pass;
 use super::zero::EntryStorage;
 use super::{Cuts, Zero, ZeroConfig, ZeroStage};
 use crate::Result;
@@ -39,7 +41,7 @@ impl Zero {
             ));
         });
         let ranks = Ranks { shard: comm.group(&shard)?, replicas: comm.group(&replicas)?, all: comm };
-        let (parameters_of, unit_of) = fsdp_units(model);
+        let (parameters_of, modules) = fsdp_units(model);
         let mut loads = vec![0; ranks.shard.size()];
         let mut units = Vec::new();
         for (parameters, bounds) in parameters_of {
@@ -55,7 +57,7 @@ impl Zero {
             (0..units.len()).map(|unit| Arc::new(UnitOwner { core: OnceLock::new(), unit })).collect();
         locate(&mut entries, &units);
         entries.iter().try_for_each(|(_, source)| source.broadcast(&ranks.all))?;
-        let core = Arc::new(ZeroCore::new(ranks, config, units, unit_of));
+        let core = Arc::new(ZeroCore::new(ranks, config, units, modules));
         let of_units = owners.into_iter().map(|owner| {
             let _ = owner.core.set(Arc::downgrade(&core));
             let owner: Arc<dyn ParameterOwner> = owner;
@@ -96,7 +98,9 @@ impl Zero {
                 }));
             }
         }
-        model.visit_units(&mut |module| {
+        let frozen = self.frozen.iter().flat_map(|p| consistency::refuse_gradients("Zero", p));
+        self.hooks.extend(frozen.collect::<Vec<_>>());
+        visit_modules(model, &mut |module, _| {
             let hooks = ModuleHooks { core: Arc::downgrade(&self.core), module: self.module_hooks.len() };
             self.module_hooks.push(module.add_hooks(Arc::new(hooks)));
         });
@@ -124,10 +128,36 @@ fn locate(entries: &mut [(String, EntryStorage)], units: &[FsdpUnit]) {
 /// The parameters of an FSDP unit, and the first and last of the wrapped modules that use them.
 type UnitParameters = (Vec<Parameter>, Option<(usize, usize)>);
 
-/// The FSDP units of a model, the root first, then in the order of their first modules; and the unit of each module.
-fn fsdp_units(model: &(impl Parameters + ?Sized)) -> (Vec<UnitParameters>, Vec<usize>) {
-    let mut used: Vec<Vec<Parameter>> = Vec::new();
-    model.visit_units(&mut |module| used.push([module.parameters(), module.borrowed()].concat()));
+/// Calls `visitor` with every wrapped module, each before those inside it, and the numbers of the modules around it.
+fn visit_modules(model: &(impl Parameters + ?Sized), visitor: &mut dyn FnMut(&dyn AnyUnit, &[usize])) {
+    fn inside(
+        module: &dyn AnyUnit,
+        around: &[usize],
+        count: &mut usize,
+        visitor: &mut dyn FnMut(&dyn AnyUnit, &[usize]),
+    ) {
+        let mut around = around.to_vec();
+        if module.is_wrapped() {
+            visitor(module, &around);
+            around.push(*count);
+            *count += 1;
+        }
+        module.visit_inner_units(&mut |inner| inside(inner, &around, count, visitor));
+    }
+    let mut count = 0;
+    model.visit_units(&mut |module| inside(module, &[], &mut count, visitor));
+}
+
+/// The FSDP units of a model, the root first, then in the order of their first modules; and the modules. A parameter belongs to the
+/// innermost module that has it.
+fn fsdp_units(model: &(impl Parameters + ?Sized)) -> (Vec<UnitParameters>, Vec<WrappedModule>) {
+    let (mut used, mut around): (Vec<Vec<Parameter>>, Vec<Vec<usize>>) = (Vec::new(), Vec::new());
+    visit_modules(model, &mut |module, outer| {
+        let own = [module.parameters(), module.borrowed()].concat();
+        outer.iter().for_each(|&outer| used[outer].retain(|p| !own.iter().any(|q| p.is(q))));
+        used.push(own);
+        around.push(outer.to_vec());
+    });
     // Modules that share a parameter are one unit, which has the number of its first module.
     let mut modules: Vec<usize> = (0..used.len()).collect();
     for (a, b) in (0..used.len()).flat_map(|a| (a + 1..used.len()).map(move |b| (a, b))) {
@@ -150,7 +180,14 @@ fn fsdp_units(model: &(impl Parameters + ?Sized)) -> (Vec<UnitParameters>, Vec<u
         let module = used.iter().position(|used| used.iter().any(|p| p.is(&parameter)));
         units[module.map_or(0, |module| modules[module])].0.push(parameter);
     }
-    (units, modules)
+    let wrapped = |(&unit, around): (&usize, Vec<usize>)| {
+        let mut around: Vec<usize> = around.into_iter().map(|outer| modules[outer]).collect();
+        around.retain(|outer| *outer != unit);
+        around.dedup();
+        WrappedModule { unit, around }
+    };
+    let wrapped = modules.iter().zip(around).map(wrapped).collect();
+    (units, wrapped)
 }
 
 /// A unit's parameters in sets of one dtype, device and trained flag. Frozen parameters are sharded only where values are.
@@ -234,12 +271,17 @@ impl ModuleHooks {
     }
 }
 
+/// The pass of a module whose forward method is called.
+fn forward_pass() -> Pass {
+    if is_recomputing() { Pass::Recompute } else { Pass::Forward }
+}
+
 impl UnitHooks for ModuleHooks {
     fn pre_forward(&self) -> phalanx_nn::Result<()> {
-        self.with(|core| core.enter(self.module, Pass::Forward))
+        self.with(|core| core.enter(self.module, forward_pass()))
     }
     fn post_forward(&self) -> phalanx_nn::Result<()> {
-        self.with(|core| core.leave(self.module, Pass::Forward))
+        self.with(|core| core.leave(self.module, forward_pass()))
     }
     fn pre_recompute(&self) -> phalanx_nn::Result<()> {
         self.with(|core| core.enter_again(self.module))

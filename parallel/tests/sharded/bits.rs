@@ -11,7 +11,7 @@ use phalanx_nn::{
     Lion, Module, Parameter, Rmsprop, Rule, Scope, Sequential, Sgd, WrappedUnit, parameters,
 };
 use phalanx_parallel::data_parallel::{Average, DataParallel, Ddp, DdpConfig};
-use phalanx_parallel::sharded::{Ownership, Reshard, Zero, ZeroConfig, ZeroStage};
+use phalanx_parallel::sharded::{Ownership, Prefetch, Reshard, Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::{Context, DType, Device};
 
@@ -190,12 +190,13 @@ fn decoders_tied_and_not_with_every_recomputation() {
 fn choices_change_no_bit() {
     let wanted = alone(DType::F32, 3, 2, 3);
     for stage in STAGES {
-        for (ownership, reshard, prefetch, offload) in [
+        for (ownership, reshard, ahead, offload) in [
             (Ownership::Whole, Reshard::ExceptLast, true, None),
             (Ownership::Even, Reshard::Always, false, None),
             (Ownership::Even, Reshard::Never, true, None),
             (Ownership::Whole, Reshard::Always, true, Some(Device::Cpu(9))),
         ] {
+            let prefetch = Prefetch::from(ahead);
             let config = ZeroConfig { ownership, reshard, prefetch, offload, ..config(stage) };
             same(&together(DType::F32, 3, 2, 3, &config), &wanted, &format!("{config:?}"));
         }

@@ -242,6 +242,36 @@ fn what_is_trained_only_later_is_refused() {
     }
 }
 
+/// The check was in `begin` alone. A pass that reached nothing but the unfrozen parameter, or one that had begun before, added a
+/// gradient of this rank alone.
+#[test]
+fn what_is_trained_only_after_the_pass_has_begun_or_without_zero_is_refused() {
+    for (stage, begins) in STAGES.into_iter().flat_map(|stage| [(stage, false), (stage, true)]) {
+        let run = |rank: launch::Rank| -> Result<()> {
+            let model = Pairs::new(rank.device());
+            let later = &model.first.module().a.weight;
+            later.freeze();
+            let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(stage))?;
+            if begins {
+                zero.begin()?;
+            }
+            later.unfreeze();
+            let loss = match begins {
+                true => model.forward([true; 2])?,
+                false => {
+                    let x = Var::from_slice(&[2f32], &[], rank.device())?;
+                    let product = |pair: &Pair, x: &Var| Ok(x.mul(&pair.a.weight.var())?);
+                    model.first.call(&x, false, product)?.sum_all()?
+                }
+            };
+            let error = loss.backward().unwrap_err().to_string();
+            assert!(error.contains("first.a.weight") && error.contains("trained now"), "{stage:?}: {error}");
+            Ok(())
+        };
+        launch::threads(2, run).unwrap();
+    }
+}
+
 #[test]
 fn what_passes_without_synchronisation_have_left_can_be_forgotten() {
     for stage in STAGES {

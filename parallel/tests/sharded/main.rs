@@ -3,6 +3,7 @@
 
 mod bits;
 mod bugs;
+mod fsdp;
 #[path = "../gpt/mod.rs"]
 mod gpt;
 mod odd;
