@@ -13,4 +13,5 @@ mod odd;
 mod port;
 mod sync_batch_norm;
 mod twin;
+mod values;
 mod work;

@@ -169,19 +169,19 @@ impl StageWork {
 }
 
 impl Stages for StageWork {
-    fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> parallel::Result<Var> {
+    fn forward_values(&self, stage: usize, micro_batch: usize, inputs: &[Var]) -> parallel::Result<Vec<Var>> {
         let (step, batch) = self.batch(micro_batch)?;
         let _context = Context::with(|c| {
             c.set_train(true);
             c.batch_offset = batch.first_row as u64;
             c.rng = RngKey { seed: self.seed, step };
         });
-        self.model.run(stage, input, &batch, self.scale).map_err(|error| self.fails(step, error))
+        self.model.run_values(stage, inputs, &batch, self.scale).map_err(|error| self.fails(step, error))
     }
 
-    fn input_spec(&self, _stage: usize, micro_batch: usize) -> Option<Spec> {
+    fn input_specs(&self, stage: usize, micro_batch: usize) -> Option<Vec<Spec>> {
         let (_, batch) = self.batch(micro_batch).ok()?;
-        self.model.stream(&batch)
+        self.model.streams(stage, &batch)
     }
 }
 

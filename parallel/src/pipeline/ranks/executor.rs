@@ -7,11 +7,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_nn::autograd::{
-    Leaf, Recompute, Var, WeightWork, backward_inputs, checkpoint_apart, is_grad_enabled, waiting,
+    Leaf, Options, Recompute, Var, WeightWork, backward, backward_inputs, checkpoint_apart, is_grad_enabled,
+    waiting,
 };
 use phalanx_nn::models::RecomputeMode;
-use phalanx_tensor::{Category, Device, Tensor};
+use phalanx_tensor::{Category, DType, Device, Tensor};
 
+use super::transfer::take;
 use super::versions::Updates;
 use super::{Spec, Stages};
 use crate::catch_panic::catch_panic;
@@ -191,16 +193,16 @@ pub(super) fn missing(what: &str) -> Error {
 /// What a rank keeps of a cell, each field until the action that uses it.
 #[derive(Default)]
 pub(super) struct InFlight {
-    /// The stage's input, for `F`.
-    pub(super) input: Option<Tensor>,
-    /// The stage's output, for `SEND_F`.
-    pub(super) output: Option<Tensor>,
+    /// The stage's inputs, for `F`.
+    pub(super) input: Vec<Tensor>,
+    /// The stage's outputs, for `SEND_F`.
+    pub(super) output: Vec<Tensor>,
     /// The autograd graph of the forward pass, for `B` or `I`.
     pub(super) graph: Option<Graph>,
-    /// The output's gradient, for `B` or `I`.
-    pub(super) output_grad: Option<Tensor>,
-    /// The input's gradient, for `SEND_B`.
-    pub(super) input_grad: Option<Tensor>,
+    /// The gradients of the floating-point outputs, for `B` or `I`.
+    pub(super) output_grad: Vec<Tensor>,
+    /// The gradients of the floating-point inputs, for `SEND_B`.
+    pub(super) input_grad: Vec<Tensor>,
     /// The weights' part of the backward pass, for `W`.
     pub(super) weights: Option<WeightPass>,
 }
@@ -210,18 +212,18 @@ impl InFlight {
     pub(super) fn is_empty(&self) -> bool {
         let InFlight { input, output, graph, output_grad, input_grad, weights } = self;
         let tensors = [input, output, output_grad, input_grad];
-        tensors.iter().all(|tensor| tensor.is_none()) && graph.is_none() && weights.is_none()
+        tensors.iter().all(|tensors| tensors.is_empty()) && graph.is_none() && weights.is_none()
     }
 }
 
 /// The graph that a forward pass records for the backward pass.
 pub(super) struct Graph {
-    /// The input as a leaf: its gradient goes to the stage before.
-    pub(super) input: Option<Leaf>,
-    /// The output. Of every stage but the last, only the node, without the values.
-    pub(super) root: Var,
-    /// The shape and dtype of the output.
-    pub(super) output: Spec,
+    /// The floating-point inputs as leaves: their gradients go to the stage before.
+    pub(super) inputs: Vec<Leaf>,
+    /// The floating-point outputs. Of every stage but the last, only the nodes, without the values.
+    pub(super) roots: Vec<Var>,
+    /// The shapes and dtypes of all outputs.
+    pub(super) outputs: Vec<Spec>,
     /// The recomputation of the stage, if its values were not kept.
     pub(super) recompute: Option<Recompute>,
 }
@@ -231,45 +233,52 @@ pub(super) struct WeightPass(pub(super) Option<WeightWork>);
 
 impl<S: Stages> ScheduleRun<'_, S> {
     pub(super) fn forward(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
-        let input = match stage {
-            0 => None,
-            _ => {
-                let input = self.cell(stage, micro_batch).input.take();
-                Some(Leaf::new(input.ok_or_else(|| missing("input"))?, false)?)
-            }
+        let given = match stage {
+            0 => Vec::new(),
+            _ => take(&mut self.cell(stage, micro_batch).input, "input")?,
         };
-        let (output, recompute) = self.compute(stage, micro_batch, input.as_ref().map(Leaf::var).as_ref())?;
-        let root = if self.is_last(stage) { output.clone() } else { output.place()? };
-        let (spec, output) = (Spec::of(output.tensor()), output.into_tensor());
-        let graph = Graph { input, root, output: spec, recompute };
+        let (inputs, values) = leaves(given)?;
+        let (outputs, recompute) = self.compute(stage, micro_batch, values)?;
+        let last = self.is_last(stage);
+        let floats = outputs.iter().filter(|output| output.dtype().is_float());
+        let roots = floats.map(|output| if last { Ok(output.clone()) } else { Ok(output.place()?) });
+        let roots = roots.collect::<Result<Vec<Var>>>()?;
+        if roots.is_empty() || (last && outputs.len() > 1) {
+            let wanted = if last { "the loss alone" } else { "a floating-point one, and any others" };
+            let dtypes: Vec<DType> = outputs.iter().map(Var::dtype).collect();
+            return Err(Error::Config(format!("got outputs of dtypes {dtypes:?}, wanted {wanted}")));
+        }
+        let specs = outputs.iter().map(|output| Spec::of(output.tensor())).collect();
+        let graph = Graph { inputs, roots, outputs: specs, recompute };
         self.cell(stage, micro_batch).graph = is_grad_enabled().then_some(graph);
+        let mut outputs: Vec<Tensor> = outputs.into_iter().map(Var::into_tensor).collect();
         match self.rank_of(stage + 1) {
-            None => self.losses[micro_batch] = Some(output),
-            Some(rank) if rank == self.rank() => self.cell(stage + 1, micro_batch).input = Some(output),
-            Some(_) => self.cell(stage, micro_batch).output = Some(output),
+            None => self.losses[micro_batch] = outputs.pop(),
+            Some(rank) if rank == self.rank() => self.cell(stage + 1, micro_batch).input = outputs,
+            Some(_) => self.cell(stage, micro_batch).output = outputs,
         }
         Ok(())
     }
 
-    /// The stage's output, and its recomputation if its values are not kept.
+    /// The stage's outputs, and its recomputation if its values are not kept.
     fn compute(
         &self,
         stage: usize,
         micro_batch: usize,
-        input: Option<&Var>,
-    ) -> Result<(Var, Option<Recompute>)> {
+        inputs: Vec<Var>,
+    ) -> Result<(Vec<Var>, Option<Recompute>)> {
         let recompute = micro_batch < self.executor.recompute.recomputed(self.losses.len());
         let part = self.part_of_batch(micro_batch);
         if !recompute {
             let _part = part.enter();
-            return Ok((self.stages.forward(stage, micro_batch, input)?, None));
+            return Ok((self.stages.forward_values(stage, micro_batch, &inputs)?, None));
         }
         let stages = Arc::clone(self.stages);
         let forward = move |inputs: &[Var]| {
             let _part = part.enter();
-            Ok(stages.forward(stage, micro_batch, inputs.first())?)
+            Ok(stages.forward_values(stage, micro_batch, inputs)?)
         };
-        Ok(checkpoint_apart(forward, input.as_slice())?)
+        Ok(checkpoint_apart(forward, &inputs.iter().collect::<Vec<_>>())?)
     }
 
     /// The micro-batch as a part of its mini-batch, for layers that ask.
@@ -278,10 +287,10 @@ impl<S: Stages> ScheduleRun<'_, S> {
         MicroBatch { index: micro_batch % count, count }
     }
 
-    /// The shape and dtype of a stage's input, if the caller's [`Stages`] knows it.
-    pub(super) fn input_spec(&self, stage: usize, micro_batch: usize) -> Option<Spec> {
+    /// The shapes and dtypes of a stage's inputs, if the caller's [`Stages`] knows them.
+    pub(super) fn input_specs(&self, stage: usize, micro_batch: usize) -> Option<Vec<Spec>> {
         let _part = self.part_of_batch(micro_batch).enter();
-        self.stages.input_spec(stage, micro_batch)
+        self.stages.input_specs(stage, micro_batch)
     }
 
     /// `B`, or `I`, which leaves the weights' part for `W`.
@@ -289,27 +298,32 @@ impl<S: Stages> ScheduleRun<'_, S> {
         let _accumulate = self.no_sync(micro_batch);
         let last = self.is_last(stage);
         let cell = self.cell(stage, micro_batch);
-        let Graph { input, root, .. } = cell.graph.take().ok_or_else(|| missing("graph"))?;
-        let grad = cell.output_grad.take().map(Var::new);
-        if grad.is_none() && !last {
+        let Graph { inputs, roots, .. } = cell.graph.take().ok_or_else(|| missing("graph"))?;
+        let grads = std::mem::take(&mut cell.output_grad);
+        if grads.len() != roots.len() && !last {
             return Err(missing("gradient of the output"));
         }
-        // The stages up to here train nothing if the root requires no gradient.
-        let trains = root.requires_grad();
-        match (kind, grad) {
-            (ActionKind::Input, grad) => {
-                let weights = trains.then(|| backward_inputs(&[(root, grad)])).transpose()?;
-                cell.weights = Some(WeightPass(weights));
-            }
-            _ if !trains => {}
-            (_, Some(grad)) => root.backward_with(grad)?,
-            (_, None) => root.backward()?,
+        let grads = grads.into_iter().map(|grad| Some(Var::new(grad))).chain(std::iter::repeat(None));
+        // The stages up to here train nothing if no root requires a gradient.
+        let roots = roots.into_iter().zip(grads).filter(|(root, _)| root.requires_grad());
+        let mut roots: Vec<(Var, Option<Var>)> = roots.collect();
+        if kind == ActionKind::Input {
+            let weights = (!roots.is_empty()).then(|| backward_inputs(&roots)).transpose()?;
+            cell.weights = Some(WeightPass(weights));
+        } else if roots.len() > 1 {
+            backward(&roots, Options::default())?;
+        } else if let Some((root, grad)) = roots.pop() {
+            // By value, so that the gradient is freed as soon as it is used.
+            grad.map_or_else(|| root.backward(), |grad| root.backward_with(grad))?;
         }
-        let Some(input) = input else { return Ok(()) };
-        let grad = input_grad(&input)?;
+        drop(roots);
+        if stage == 0 {
+            return Ok(());
+        }
+        let grads = inputs.iter().map(input_grad).collect::<Result<_>>()?;
         match self.rank_of(stage - 1) {
-            Some(rank) if rank == self.rank() => self.cell(stage - 1, micro_batch).output_grad = Some(grad),
-            _ => self.cell(stage, micro_batch).input_grad = Some(grad),
+            Some(rank) if rank == self.rank() => self.cell(stage - 1, micro_batch).output_grad = grads,
+            _ => self.cell(stage, micro_batch).input_grad = grads,
         }
         Ok(())
     }
@@ -325,6 +339,21 @@ impl<S: Stages> ScheduleRun<'_, S> {
     fn no_sync(&self, micro_batch: usize) -> Option<NoSync> {
         if (micro_batch + 1).is_multiple_of(self.interval()) { None } else { self.stages.no_sync() }
     }
+}
+
+/// The values of a stage's inputs, and those of floating-point dtypes as leaves.
+fn leaves(inputs: Vec<Tensor>) -> Result<(Vec<Leaf>, Vec<Var>)> {
+    let (mut leaves, mut values) = (Vec::new(), Vec::new());
+    for input in inputs {
+        if !input.dtype().is_float() {
+            values.push(Var::new(input));
+            continue;
+        }
+        let leaf = Leaf::new(input, false)?;
+        values.push(leaf.var());
+        leaves.push(leaf);
+    }
+    Ok((leaves, values))
 }
 
 /// The gradient of a stage's input: zeros if the stage did not use the input.
