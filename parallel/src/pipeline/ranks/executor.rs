@@ -13,6 +13,7 @@ use phalanx_nn::autograd::{
 use phalanx_nn::models::RecomputeMode;
 use phalanx_tensor::{Category, DType, Device, Tensor};
 
+use super::skips::{join_inputs, join_outputs, split_inputs, split_outputs};
 use super::transfer::take;
 use super::versions::Updates;
 use super::{Spec, Stages};
@@ -218,12 +219,12 @@ impl InFlight {
 
 /// The graph that a forward pass records for the backward pass.
 pub(super) struct Graph {
-    /// The floating-point inputs as leaves: their gradients go to the stage before.
-    pub(super) inputs: Vec<Leaf>,
+    /// The floating-point inputs as leaves: their gradients go to the stage before. `None` for other inputs.
+    pub(super) inputs: Vec<Option<Leaf>>,
     /// The floating-point outputs. Of every stage but the last, only the nodes, without the values.
     pub(super) roots: Vec<Var>,
-    /// The shapes and dtypes of all outputs.
-    pub(super) outputs: Vec<Spec>,
+    /// The shapes and dtypes of all that the stage sends on: its outputs, and the skips that pass it.
+    pub(super) sent: Vec<Spec>,
     /// The recomputation of the stage, if its values were not kept.
     pub(super) recompute: Option<Recompute>,
 }
@@ -237,6 +238,8 @@ impl<S: Stages> ScheduleRun<'_, S> {
             0 => Vec::new(),
             _ => take(&mut self.cell(stage, micro_batch).input, "input")?,
         };
+        let routes = self.stages.skips();
+        let (given, passing) = split_inputs(routes, stage, given);
         let (inputs, values) = leaves(given)?;
         let (outputs, recompute) = self.compute(stage, micro_batch, values)?;
         let last = self.is_last(stage);
@@ -248,10 +251,10 @@ impl<S: Stages> ScheduleRun<'_, S> {
             let dtypes: Vec<DType> = outputs.iter().map(Var::dtype).collect();
             return Err(Error::Config(format!("got outputs of dtypes {dtypes:?}, wanted {wanted}")));
         }
-        let specs = outputs.iter().map(|output| Spec::of(output.tensor())).collect();
-        let graph = Graph { inputs, roots, outputs: specs, recompute };
+        let outputs = outputs.into_iter().map(Var::into_tensor).collect();
+        let mut outputs = join_outputs(routes, stage, outputs, passing);
+        let graph = Graph { inputs, roots, sent: outputs.iter().map(Spec::of).collect(), recompute };
         self.cell(stage, micro_batch).graph = is_grad_enabled().then_some(graph);
-        let mut outputs: Vec<Tensor> = outputs.into_iter().map(Var::into_tensor).collect();
         match self.rank_of(stage + 1) {
             None => self.losses[micro_batch] = outputs.pop(),
             Some(rank) if rank == self.rank() => self.cell(stage + 1, micro_batch).input = outputs,
@@ -276,9 +279,14 @@ impl<S: Stages> ScheduleRun<'_, S> {
         let stages = Arc::clone(self.stages);
         let forward = move |inputs: &[Var]| {
             let _part = part.enter();
-            Ok(stages.forward_values(stage, micro_batch, inputs)?)
+            // Backward begins at the outputs in this order: see `backward`.
+            let mut outputs = stages.forward_values(stage, micro_batch, inputs)?;
+            outputs.reverse();
+            Ok(outputs)
         };
-        Ok(checkpoint_apart(forward, &inputs.iter().collect::<Vec<_>>())?)
+        let (mut outputs, recompute) = checkpoint_apart(forward, &inputs.iter().collect::<Vec<_>>())?;
+        outputs.reverse();
+        Ok((outputs, recompute))
     }
 
     /// The micro-batch as a part of its mini-batch, for layers that ask.
@@ -296,17 +304,23 @@ impl<S: Stages> ScheduleRun<'_, S> {
     /// `B`, or `I`, which leaves the weights' part for `W`.
     pub(super) fn backward(&mut self, Action { stage, micro_batch, kind }: Action) -> Result<()> {
         let _accumulate = self.no_sync(micro_batch);
-        let last = self.is_last(stage);
+        let (last, stages) = (self.is_last(stage), self.stages);
         let cell = self.cell(stage, micro_batch);
-        let Graph { inputs, roots, .. } = cell.graph.take().ok_or_else(|| missing("graph"))?;
-        let grads = std::mem::take(&mut cell.output_grad);
+        let Graph { inputs, roots, sent, .. } = cell.graph.take().ok_or_else(|| missing("graph"))?;
+        let mut grads = std::mem::take(&mut cell.output_grad).into_iter();
+        // In the places of what the stage has sent; there are none of other dtypes, nor of the loss.
+        let grads = sent.iter().map(|spec| spec.dtype.is_float().then(|| grads.next()).flatten());
+        let (grads, passing) = split_outputs(stages.skips(), stage, grads.collect());
+        let grads: Vec<Var> = grads.into_iter().flatten().map(Var::new).collect();
         if grads.len() != roots.len() && !last {
             return Err(missing("gradient of the output"));
         }
-        let grads = grads.into_iter().map(|grad| Some(Var::new(grad))).chain(std::iter::repeat(None));
+        let grads = grads.into_iter().map(Some).chain(std::iter::repeat(None));
         // The stages up to here train nothing if no root requires a gradient.
+        let grads: Vec<Option<Var>> = grads.take(roots.len()).collect();
         let roots = roots.into_iter().zip(grads).filter(|(root, _)| root.requires_grad());
-        let mut roots: Vec<(Var, Option<Var>)> = roots.collect();
+        // One device adds first what is used last, and later stages use what is later in the list.
+        let mut roots: Vec<(Var, Option<Var>)> = roots.rev().collect();
         if kind == ActionKind::Input {
             let weights = (!roots.is_empty()).then(|| backward_inputs(&roots)).transpose()?;
             cell.weights = Some(WeightPass(weights));
@@ -320,7 +334,9 @@ impl<S: Stages> ScheduleRun<'_, S> {
         if stage == 0 {
             return Ok(());
         }
-        let grads = inputs.iter().map(input_grad).collect::<Result<_>>()?;
+        let grads = inputs.iter().map(|input| input.as_ref().map(input_grad).transpose());
+        let grads = join_inputs(stages.skips(), stage, grads.collect::<Result<_>>()?, passing);
+        let grads = grads.into_iter().flatten().collect();
         match self.rank_of(stage - 1) {
             Some(rank) if rank == self.rank() => self.cell(stage - 1, micro_batch).output_grad = grads,
             _ => self.cell(stage, micro_batch).input_grad = grads,
@@ -342,18 +358,13 @@ impl<S: Stages> ScheduleRun<'_, S> {
 }
 
 /// The values of a stage's inputs, and those of floating-point dtypes as leaves.
-fn leaves(inputs: Vec<Tensor>) -> Result<(Vec<Leaf>, Vec<Var>)> {
-    let (mut leaves, mut values) = (Vec::new(), Vec::new());
-    for input in inputs {
-        if !input.dtype().is_float() {
-            values.push(Var::new(input));
-            continue;
-        }
-        let leaf = Leaf::new(input, false)?;
-        values.push(leaf.var());
-        leaves.push(leaf);
-    }
-    Ok((leaves, values))
+fn leaves(inputs: Vec<Tensor>) -> Result<(Vec<Option<Leaf>>, Vec<Var>)> {
+    let of = |input: Tensor| {
+        let leaf = input.dtype().is_float().then(|| Leaf::new(input.clone(), false)).transpose()?;
+        let value = leaf.as_ref().map_or_else(|| Var::new(input), Leaf::var);
+        Ok((leaf, value))
+    };
+    Ok(inputs.into_iter().map(of).collect::<Result<Vec<_>>>()?.into_iter().unzip())
 }
 
 /// The gradient of a stage's input: zeros if the stage did not use the input.

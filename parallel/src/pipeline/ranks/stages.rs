@@ -10,6 +10,8 @@ use phalanx_tensor::{DType, Dims, Tensor};
 
 use crate::data_parallel::{DataParallel, NoSync};
 use crate::pipeline::MicroBatch;
+
+use super::SkipRoute;
 use crate::{Error, Result};
 
 /// The computation of a rank's stages, which are numbered over the whole model.
@@ -54,6 +56,14 @@ pub trait Stages: Send + Sync + 'static {
     /// [`Stages::input_spec`] of a stage with any number of inputs.
     fn input_specs(&self, stage: usize, micro_batch: usize) -> Option<Vec<Spec>> {
         self.input_spec(stage, micro_batch).map(|spec| vec![spec])
+    }
+
+    /// The skips of the whole model, the same on every rank. The inputs of a stage are then the values of the stage before,
+    /// followed by the skips that end at it, in the order of this list; its outputs are values, followed by the skips that
+    /// begin at it. [`Stages::input_specs`] describes all that a stage receives: the values, and every skip that begins
+    /// before it and ends at it or later.
+    fn skips(&self) -> &[SkipRoute] {
+        &[]
     }
 
     /// A guard that is held during every `B`, `I` and `W` except those of a stage's last micro-batch. While it lives, gradients
@@ -151,6 +161,7 @@ type InputSpecs<B> = dyn Fn(StageArgs<'_, B>) -> Option<Vec<Spec>> + Send + Sync
 pub struct StageFn<B> {
     forward: Arc<Forward<B>>,
     input_specs: Option<Arc<InputSpecs<B>>>,
+    skips: Arc<[SkipRoute]>,
     replicas: Option<Arc<dyn DataParallel>>,
 }
 
@@ -174,7 +185,7 @@ impl<B: Send + Sync + 'static> StageFn<B> {
     pub fn of_values(
         forward: impl Fn(StageArgs<'_, B>, &[Var]) -> Result<Vec<Var>> + Send + Sync + 'static,
     ) -> StageFn<B> {
-        StageFn { forward: Arc::new(forward), input_specs: None, replicas: None }
+        StageFn { forward: Arc::new(forward), input_specs: None, skips: Arc::new([]), replicas: None }
     }
 
     /// With [`Stages::input_spec`], so that no headers are sent.
@@ -195,6 +206,12 @@ impl<B: Send + Sync + 'static> StageFn<B> {
         StageFn { input_specs: Some(Arc::new(specs)), ..self }
     }
 
+    /// With [`Stages::skips`].
+    #[must_use]
+    pub fn with_skips(self, skips: Vec<SkipRoute>) -> StageFn<B> {
+        StageFn { skips: skips.into(), ..self }
+    }
+
     /// With data parallelism: each stage's gradients are added over the replicas after its last micro-batch. The program calls
     /// `begin` before [`Pipeline::train`](super::Pipeline::train), and `finish` after it.
     #[must_use]
@@ -211,10 +228,11 @@ impl<B: Send + Sync + 'static> StageFn<B> {
 
     /// The computation on a batch, in a step.
     pub fn on(&self, batch: B, step: u64) -> Arc<StagesOnBatch<B>> {
-        let StageFn { forward, input_specs, replicas } = self;
+        let StageFn { forward, input_specs, skips, replicas } = self;
         let function = StageFn {
             forward: forward.clone(),
             input_specs: input_specs.clone(),
+            skips: skips.clone(),
             replicas: replicas.clone(),
         };
         Arc::new(StagesOnBatch { function, batch, step })
@@ -244,6 +262,10 @@ impl<B: Send + Sync + 'static> Stages for StagesOnBatch<B> {
     fn input_specs(&self, stage: usize, micro_batch: usize) -> Option<Vec<Spec>> {
         let specs = self.function.input_specs.as_ref()?;
         specs(self.args(stage, micro_batch))
+    }
+
+    fn skips(&self) -> &[SkipRoute] {
+        &self.function.skips
     }
 
     fn no_sync(&self) -> Option<NoSync> {

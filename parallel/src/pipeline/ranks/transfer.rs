@@ -87,7 +87,7 @@ impl<S: Stages> ScheduleRun<'_, S> {
         let cell = self.cell(stage, micro_batch);
         let graph =
             cell.graph.as_ref().ok_or_else(|| missing("output that this would be the gradient of"))?;
-        let floats = graph.outputs.iter().filter(|spec| spec.dtype.is_float());
+        let floats = graph.sent.iter().filter(|spec| spec.dtype.is_float());
         let grads = floats.map(|spec| Ok(Tensor::empty(&spec.shape, spec.dtype, *device)?));
         let grads: Vec<Tensor> = grads.collect::<Result<_>>()?;
         let calls = grads.iter().map(|grad| Call::recv(grad.clone(), from));
