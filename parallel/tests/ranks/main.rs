@@ -11,6 +11,7 @@ mod kit;
 mod odd;
 #[path = "../comm/port.rs"]
 mod port;
+mod replicas;
 mod skips;
 mod sync_batch_norm;
 mod twin;

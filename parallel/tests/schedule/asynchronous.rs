@@ -1,8 +1,8 @@
 //! Schedules without flushes.
 
 use phalanx_parallel::pipeline::schedule::{
-    Action, ActionKind, Costs, double_buffered, one_f_one_b, simulate, verify, weight_stashing,
-    with_transfers,
+    Action, ActionKind, Costs, double_buffered, one_f_one_b, simulate, verify, vertical_sync,
+    weight_stashing, with_transfers,
 };
 
 #[test]
@@ -26,6 +26,15 @@ fn weight_stashing_keeps_a_version_more_than_the_warm_up() {
             );
             assert!(micro_batches < 2 * ranks || kept == wanted, "{kept:?}, wanted {wanted:?}");
         }
+    }
+}
+
+#[test]
+fn vertical_sync_uses_the_first_stages_version_at_every_stage() {
+    let plan = vertical_sync(3, 6).unwrap();
+    assert_eq!(plan.versions, [[0, 0, 0, 1, 2, 3]; 3]);
+    for ranks in 1..=6 {
+        assert_eq!(vertical_sync(ranks, 3 * ranks).unwrap().verify(0).unwrap(), vec![ranks; ranks]);
     }
 }
 

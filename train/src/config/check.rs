@@ -176,6 +176,7 @@ impl Config {
         let Some(scheme) = self.asynchronous else { return Ok(()) };
         let name = match scheme {
             Asynchronous::WeightStashing => "pipedream",
+            Asynchronous::VerticalSync => "pipedream-vertical-sync",
             Asynchronous::DoubleBuffered => "pipedream-2bw",
         };
         let refuse = |why: String| refuse(format!("`schedule` {name} {why}"));
@@ -191,7 +192,7 @@ impl Config {
             return refuse("is not measured on `device` meta".into());
         }
         match scheme {
-            Asynchronous::WeightStashing if pieces > 1 => {
+            Asynchronous::WeightStashing | Asynchronous::VerticalSync if pieces > 1 => {
                 refuse(format!("updates after every micro-batch: got `micro-batches` {pieces}, wanted 1"))
             }
             Asynchronous::DoubleBuffered if pieces < pp => {

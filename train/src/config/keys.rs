@@ -21,6 +21,7 @@ const SCHEDULES: ValueKind = ValueKind::Choice(&[
     "zb-h2",
     "zb-v",
     "pipedream",
+    "pipedream-vertical-sync",
     "pipedream-2bw",
 ]);
 const RATES: ValueKind = ValueKind::Choice(&[
@@ -199,11 +200,12 @@ fn layout() -> Vec<Key<Config>> {
         Key::new("pp", "Pipeline ranks", |c| &mut c.layout.pp),
         Key::with(
             "schedule",
-            "Pipeline schedule [default: 1f1b]; pipedream and pipedream-2bw do not flush between steps: gradients are of weights some steps old, clip is for each stage's norm, and there are flushes where checkpoints are saved",
+            "Pipeline schedule [default: 1f1b]; pipedream, pipedream-vertical-sync and pipedream-2bw do not flush between steps: gradients are of weights some steps old, clip is for each stage's norm, and there are flushes where checkpoints are saved",
             SCHEDULES,
             |c| match c.asynchronous {
                 None => (c.layout.pp > 1).then(|| c.layout.schedule.clone()),
                 Some(Asynchronous::WeightStashing) => Some("pipedream".into()),
+                Some(Asynchronous::VerticalSync) => Some("pipedream-vertical-sync".into()),
                 Some(Asynchronous::DoubleBuffered) => Some("pipedream-2bw".into()),
             },
             |c, text| {
@@ -211,6 +213,7 @@ fn layout() -> Vec<Key<Config>> {
                 let name = names.iter().find(|name| **name == text)?;
                 c.asynchronous = match *name {
                     "pipedream" => Some(Asynchronous::WeightStashing),
+                    "pipedream-vertical-sync" => Some(Asynchronous::VerticalSync),
                     "pipedream-2bw" => Some(Asynchronous::DoubleBuffered),
                     _ => None,
                 };

@@ -98,6 +98,8 @@ pub struct Plateau {
 pub enum Asynchronous {
     /// PipeDream: weights are kept until their backward pass. Source: Narayanan and others (2019).
     WeightStashing,
+    /// PipeDream with vertical sync: a micro-batch uses one version of the weights at all stages. Source: as PipeDream.
+    VerticalSync,
     /// PipeDream-2BW: two versions of the weights. Source: Narayanan and others (2021).
     DoubleBuffered,
 }

@@ -17,7 +17,7 @@ use phalanx_parallel::comm::Comm;
 use phalanx_parallel::hybrid::StagedModel;
 use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{AsynchronousPipeline, Executed, Observer, Spec, Stages, Weights};
-use phalanx_parallel::pipeline::schedule::{self, double_buffered, weight_stashing};
+use phalanx_parallel::pipeline::schedule::{self, double_buffered, vertical_sync, weight_stashing};
 use phalanx_parallel::tensor_parallel::sum_squares;
 use phalanx_tensor::{Context, DType, RngKey, unpoisoned};
 
@@ -98,6 +98,7 @@ fn plan(
 ) -> Result<schedule::Asynchronous> {
     let plan = match kind {
         Asynchronous::WeightStashing => weight_stashing(stages, micro_batches),
+        Asynchronous::VerticalSync => vertical_sync(stages, micro_batches),
         Asynchronous::DoubleBuffered => double_buffered(stages, interval, micro_batches),
     };
     Ok(plan.map_err(parallel::Error::from)?)

@@ -61,6 +61,8 @@ pub(super) struct ScheduleRun<'a, S> {
     /// Sends that may still be under way.
     pub(super) sent: Vec<(Action, Pending)>,
     pub(super) losses: Vec<Option<Tensor>>,
+    /// The leaves of this rank's stage, if it has replicas.
+    pub(super) sums: Vec<Leaf>,
     /// The action after this one.
     pub(super) following: Option<Action>,
     /// The weight versions and updates, in a schedule without flushes.
@@ -78,6 +80,7 @@ impl<'a, S: Stages> ScheduleRun<'a, S> {
             held,
             sent: Vec::new(),
             losses,
+            sums: Vec::new(),
             following: None,
             updates: None,
         }
@@ -90,9 +93,23 @@ impl<'a, S: Stages> ScheduleRun<'a, S> {
 
     /// Carries out the actions of these kinds, and returns the losses.
     pub(super) fn run(mut self, wanted: impl Fn(ActionKind) -> bool) -> Result<Vec<Tensor>> {
+        let trains = wanted(ActionKind::Backward);
+        if trains {
+            self.at_the_ends(Self::begin_sums)?;
+        }
         self.run_actions(wanted)?;
+        if trains {
+            self.at_the_ends(Self::share_sums)?;
+        }
+        self.at_the_ends(Self::collect_losses)?;
+        self.reap_sends(true)?;
         self.updates.take().map_or(Ok(()), Updates::end)?;
         Ok(self.losses.into_iter().flatten().collect())
+    }
+
+    /// Runs what comes before or after all actions. If it fails, the run of all ranks ends.
+    fn at_the_ends(&mut self, f: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        f(self).inspect_err(|error| self.executor.comm.fail(&error.to_string()))
     }
 
     fn run_actions(&mut self, wanted: impl Fn(ActionKind) -> bool) -> Result<()> {
@@ -151,8 +168,9 @@ impl<'a, S: Stages> ScheduleRun<'a, S> {
     fn act(&mut self, action: Action) -> Result<()> {
         match action.kind {
             ActionKind::Forward => self.forward(action),
-            ActionKind::Backward | ActionKind::Input => self.backward(action),
-            ActionKind::Weight => self.weight(action),
+            ActionKind::Input => self.backward(action),
+            ActionKind::Backward => self.backward(action).and_then(|()| self.add_in_order(action)),
+            ActionKind::Weight => self.weight(action).and_then(|()| self.add_in_order(action)),
             ActionKind::Update => self.updates.iter_mut().try_for_each(|updates| updates.update(action)),
             ActionKind::SendForward => self.send_forward(action),
             ActionKind::RecvForward => self.receive_forward(action),
@@ -177,12 +195,12 @@ impl<S> ScheduleRun<'_, S> {
         self.executor.comm.rank()
     }
 
-    pub(super) fn rank_of(&self, stage: usize) -> Option<usize> {
-        self.executor.schedule.placement.get(stage).copied()
+    pub(super) fn rank_of(&self, stage: usize, micro_batch: usize) -> Option<usize> {
+        self.executor.schedule.rank_of(stage, micro_batch)
     }
 
     pub(super) fn is_last(&self, stage: usize) -> bool {
-        stage + 1 == self.executor.schedule.placement.len()
+        stage + 1 == self.executor.schedule.stages()
     }
 }
 
@@ -255,7 +273,7 @@ impl<S: Stages> ScheduleRun<'_, S> {
         let mut outputs = join_outputs(routes, stage, outputs, passing);
         let graph = Graph { inputs, roots, sent: outputs.iter().map(Spec::of).collect(), recompute };
         self.cell(stage, micro_batch).graph = is_grad_enabled().then_some(graph);
-        match self.rank_of(stage + 1) {
+        match self.rank_of(stage + 1, micro_batch) {
             None => self.losses[micro_batch] = outputs.pop(),
             Some(rank) if rank == self.rank() => self.cell(stage + 1, micro_batch).input = outputs,
             Some(_) => self.cell(stage, micro_batch).output = outputs,
@@ -337,7 +355,7 @@ impl<S: Stages> ScheduleRun<'_, S> {
         let grads = inputs.iter().map(|input| input.as_ref().map(input_grad).transpose());
         let grads = join_inputs(stages.skips(), stage, grads.collect::<Result<_>>()?, passing);
         let grads = grads.into_iter().flatten().collect();
-        match self.rank_of(stage - 1) {
+        match self.rank_of(stage - 1, micro_batch) {
             Some(rank) if rank == self.rank() => self.cell(stage - 1, micro_batch).output_grad = grads,
             _ => self.cell(stage, micro_batch).input_grad = grads,
         }

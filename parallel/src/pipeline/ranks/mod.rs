@@ -32,12 +32,14 @@
 //! replicas.finish()
 //!
 //! pipeline ──> executor <──> transfer          chunks    tied
-//!     └──────────> └──> versions    stages ──> skips <── sequence ──> chunks
+//!     └──────────> ├──> versions    stages ──> skips <── sequence ──> chunks
+//!                  └──> replicas
 //! ```
 
 mod chunks;
 mod executor;
 mod pipeline;
+mod replicas;
 mod sequence;
 mod skips;
 mod stages;

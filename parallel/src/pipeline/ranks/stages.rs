@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::cut;
+use phalanx_nn::{Parameter, cut};
 use phalanx_tensor::{DType, Dims, Tensor};
 
 use crate::data_parallel::{DataParallel, NoSync};
@@ -64,6 +64,17 @@ pub trait Stages: Send + Sync + 'static {
     /// before it and ends at it or later.
     fn skips(&self) -> &[SkipRoute] {
         &[]
+    }
+
+    /// The parameters of a stage, whose gradients its replicas add. Only stages with replicas
+    /// ([`replicated`](crate::pipeline::schedule::replicated)) need it.
+    ///
+    /// # Errors
+    /// If they are not known.
+    fn parameters(&self, stage: usize) -> Result<Vec<Parameter>> {
+        let why =
+            "got no parameters, wanted `Stages::parameters`, whose gradients the replicas of the stage add";
+        Err(Error::Config(format!("stage {stage}: {why}")))
     }
 
     /// A guard that is held during every `B`, `I` and `W` except those of a stage's last micro-batch. While it lives, gradients
@@ -162,6 +173,7 @@ pub struct StageFn<B> {
     forward: Arc<Forward<B>>,
     input_specs: Option<Arc<InputSpecs<B>>>,
     skips: Arc<[SkipRoute]>,
+    parameters: Option<Vec<Parameter>>,
     replicas: Option<Arc<dyn DataParallel>>,
 }
 
@@ -185,7 +197,13 @@ impl<B: Send + Sync + 'static> StageFn<B> {
     pub fn of_values(
         forward: impl Fn(StageArgs<'_, B>, &[Var]) -> Result<Vec<Var>> + Send + Sync + 'static,
     ) -> StageFn<B> {
-        StageFn { forward: Arc::new(forward), input_specs: None, skips: Arc::new([]), replicas: None }
+        StageFn {
+            forward: Arc::new(forward),
+            input_specs: None,
+            skips: Arc::new([]),
+            parameters: None,
+            replicas: None,
+        }
     }
 
     /// With [`Stages::input_spec`], so that no headers are sent.
@@ -212,6 +230,12 @@ impl<B: Send + Sync + 'static> StageFn<B> {
         StageFn { skips: skips.into(), ..self }
     }
 
+    /// With [`Stages::parameters`], for a rank whose stage has replicas.
+    #[must_use]
+    pub fn with_parameters(self, parameters: Vec<Parameter>) -> StageFn<B> {
+        StageFn { parameters: Some(parameters), ..self }
+    }
+
     /// With data parallelism: each stage's gradients are added over the replicas after its last micro-batch. The program calls
     /// `begin` before [`Pipeline::train`](super::Pipeline::train), and `finish` after it.
     #[must_use]
@@ -228,11 +252,12 @@ impl<B: Send + Sync + 'static> StageFn<B> {
 
     /// The computation on a batch, in a step.
     pub fn on(&self, batch: B, step: u64) -> Arc<StagesOnBatch<B>> {
-        let StageFn { forward, input_specs, skips, replicas } = self;
+        let StageFn { forward, input_specs, skips, parameters, replicas } = self;
         let function = StageFn {
             forward: forward.clone(),
             input_specs: input_specs.clone(),
             skips: skips.clone(),
+            parameters: parameters.clone(),
             replicas: replicas.clone(),
         };
         Arc::new(StagesOnBatch { function, batch, step })
@@ -266,6 +291,13 @@ impl<B: Send + Sync + 'static> Stages for StagesOnBatch<B> {
 
     fn skips(&self) -> &[SkipRoute] {
         &self.function.skips
+    }
+
+    fn parameters(&self, stage: usize) -> Result<Vec<Parameter>> {
+        let missing = || {
+            Error::Config(format!("stage {stage} has replicas: got a `StageFn` without `with_parameters`"))
+        };
+        self.function.parameters.clone().ok_or_else(missing)
     }
 
     fn no_sync(&self) -> Option<NoSync> {

@@ -15,7 +15,7 @@ impl<S: Stages> ScheduleRun<'_, S> {
     pub(super) fn send_forward(&mut self, action: Action) -> Result<()> {
         let Action { stage, micro_batch, .. } = action;
         let output = take(&mut self.cell(stage, micro_batch).output, "output")?;
-        let to = self.neighbour(stage.checked_add(1))?;
+        let to = self.neighbour(stage.checked_add(1), micro_batch)?;
         let specs: Vec<Spec> = output.iter().map(Spec::of).collect();
         match self.input_specs(stage + 1, micro_batch) {
             None => {
@@ -37,7 +37,7 @@ impl<S: Stages> ScheduleRun<'_, S> {
     pub(super) fn send_backward(&mut self, action: Action) -> Result<()> {
         let Action { stage, micro_batch, .. } = action;
         let grads = take(&mut self.cell(stage, micro_batch).input_grad, "gradient of the input")?;
-        let to = self.neighbour(stage.checked_sub(1))?;
+        let to = self.neighbour(stage.checked_sub(1), micro_batch)?;
         self.send(action, grads, to);
         Ok(())
     }
@@ -62,7 +62,7 @@ impl<S: Stages> ScheduleRun<'_, S> {
 
     pub(super) fn receive_forward(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
         let Executor { comm, device, .. } = self.executor;
-        let from = self.neighbour(stage.checked_sub(1))?;
+        let from = self.neighbour(stage.checked_sub(1), micro_batch)?;
         let specs = match self.input_specs(stage, micro_batch) {
             Some(specs) => specs,
             None => receive_specs(comm, from, *device)?,
@@ -81,7 +81,7 @@ impl<S: Stages> ScheduleRun<'_, S> {
     /// uses them.
     pub(super) fn receive_backward(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
         let Executor { comm, device, .. } = self.executor;
-        let from = self.neighbour(stage.checked_add(1))?;
+        let from = self.neighbour(stage.checked_add(1), micro_batch)?;
         let used_next =
             self.following.is_some_and(|next| (next.stage, next.micro_batch) == (stage, micro_batch));
         let cell = self.cell(stage, micro_batch);
@@ -111,9 +111,9 @@ pub(super) fn take(tensors: &mut Vec<Tensor>, what: &str) -> Result<Vec<Tensor>>
 }
 
 impl<S> ScheduleRun<'_, S> {
-    /// The rank of a neighbouring stage.
-    fn neighbour(&self, stage: Option<usize>) -> Result<usize> {
-        let rank = stage.and_then(|stage| self.rank_of(stage));
+    /// The rank of a neighbouring stage, for a micro-batch.
+    fn neighbour(&self, stage: Option<usize>, micro_batch: usize) -> Result<usize> {
+        let rank = stage.and_then(|stage| self.rank_of(stage, micro_batch));
         rank.ok_or_else(|| Error::Config("there is no stage on that side".into()))
     }
 }
