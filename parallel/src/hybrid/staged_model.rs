@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{Decoder, Documents, ModelConfig, check_size, load_weights};
-use phalanx_nn::{Batch, LayerFactory, OneDevice, Parameters, Scope};
+use phalanx_nn::{Batch, LayerFactory, OneDevice, Parameter, Parameters, Scope};
 use phalanx_tensor::Context;
 
 use super::Layout;
 use crate::data_parallel::{DataParallel, NoSync};
 use crate::mesh::{Axis, Groups};
-use crate::pipeline::ranks::{Chunks, Spec, Stages};
+use crate::pipeline::ranks::{Chunks, SkipRoute, Spec, Stages, split_blocks};
 use crate::tensor_parallel::TensorParallel;
 use crate::{Error, Result};
 
@@ -46,6 +46,11 @@ pub trait StagedModel: Parameters + Send + Sync + 'static {
     /// [`StagedModel::stream`] of a stage with any number of inputs.
     fn streams(&self, _stage: usize, batch: &Batch) -> Option<Vec<Spec>> {
         self.stream(batch).map(|spec| vec![spec])
+    }
+
+    /// The skips between stages, as [`Stages::skips`].
+    fn skips(&self) -> &[SkipRoute] {
+        &[]
     }
 }
 
@@ -106,6 +111,15 @@ impl Stages for Step {
         self.model.streams(stage, &self.micro_batches[micro_batch])
     }
 
+    fn skips(&self) -> &[SkipRoute] {
+        self.model.skips()
+    }
+
+    /// Those of the rank, which has no other stage if this one has replicas.
+    fn parameters(&self, _stage: usize) -> Result<Vec<Parameter>> {
+        Ok(self.model.parameters())
+    }
+
     fn no_sync(&self) -> Option<NoSync> {
         Some(self.replicas.no_sync())
     }
@@ -141,8 +155,13 @@ fn cut(
 ) -> Result<Box<dyn StagedModel>> {
     let schedule = layout.schedule()?;
     weights.map_or(Ok(()), |folder| check_size(config, folder))?;
+    let rank = groups.along(Axis::Pp).rank();
+    let placed = match &layout.plan {
+        Some(plan) => plan.decoder_stages(config.layers())?,
+        None => split_blocks(config.layers(), schedule.stages())?,
+    };
     let mut model =
-        Chunks::build(config, &Arc::new(layers), scope, &schedule, groups.along(Axis::Pp).rank())?;
+        Chunks::build_stages(config, &Arc::new(layers), scope, &placed, schedule.stages_of(rank))?;
     if let Some(folder) = weights {
         model.iter().try_for_each(|stage| load_weights(stage, config, folder))?;
     }
@@ -167,5 +186,9 @@ impl StagedModel for Box<dyn StagedModel> {
 
     fn streams(&self, stage: usize, batch: &Batch) -> Option<Vec<Spec>> {
         (**self).streams(stage, batch)
+    }
+
+    fn skips(&self) -> &[SkipRoute] {
+        (**self).skips()
     }
 }

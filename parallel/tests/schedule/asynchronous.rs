@@ -1,7 +1,7 @@
 //! Schedules without flushes.
 
 use phalanx_parallel::pipeline::schedule::{
-    Action, ActionKind, Costs, double_buffered, one_f_one_b, simulate, verify, vertical_sync,
+    Action, ActionKind, Costs, double_buffered, one_f_one_b, replicated, simulate, verify, vertical_sync,
     weight_stashing, with_transfers,
 };
 
@@ -52,6 +52,14 @@ fn double_buffers_keep_two_versions() {
             assert_eq!(kept, vec![2; ranks], "{ranks} ranks, an update every {interval}");
         }
     }
+}
+
+#[test]
+fn replicas_of_a_stage_have_no_versions() {
+    let mut plan = weight_stashing(2, 4).unwrap();
+    plan.schedule = replicated(&[2, 1], 4).unwrap();
+    let wanted = "verify: got replicas [2] in a schedule with updates, wanted one of each stage";
+    assert_eq!(plan.verify(0).unwrap_err().to_string(), wanted);
 }
 
 #[test]

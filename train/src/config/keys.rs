@@ -6,6 +6,7 @@ use phalanx_tensor::DType;
 
 use super::{Asynchronous, Backend, Config, OnDivergence, Plateau};
 use crate::choices;
+use crate::plan::{LINKS, links};
 use crate::settings::{Key, SettingValue, ValueKind};
 
 choices! {
@@ -198,6 +199,22 @@ fn layout() -> Vec<Key<Config>> {
         Key::new("dp", "Data-parallel ranks", |c| &mut c.layout.dp),
         Key::new("tp", "Tensor-parallel ranks", |c| &mut c.layout.tp),
         Key::new("pp", "Pipeline ranks", |c| &mut c.layout.pp),
+        Key::new(
+            "plan",
+            "File of a pipeline's plan, which says the layers and the replicas of each stage; there are as many pipeline ranks",
+            |c| &mut c.plan,
+        ),
+        Key::with(
+            "links",
+            "Network for which a plan is made [default: all ranks at 1e10 bytes a second]",
+            ValueKind::Form(LINKS),
+            |c| c.links.clone(),
+            |c, text| {
+                links(text)?;
+                c.links = Some(text.into());
+                Some(())
+            },
+        ),
         Key::with(
             "schedule",
             "Pipeline schedule [default: 1f1b]; pipedream, pipedream-vertical-sync and pipedream-2bw do not flush between steps: gradients are of weights some steps old, clip is for each stage's norm, and there are flushes where checkpoints are saved",

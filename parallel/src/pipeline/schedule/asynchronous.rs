@@ -105,6 +105,10 @@ impl Asynchronous {
     /// The first thing that is wrong.
     pub fn verify(&self, capacity: usize) -> Result<Vec<usize>> {
         verify(&self.schedule, capacity)?;
+        if self.schedule.replicas.iter().any(|&replicas| replicas > 1) {
+            let got = format!("replicas {:?} in a schedule with updates", self.schedule.replicas);
+            return Err(Error::Invalid { op: "verify", got, wanted: "one of each stage" });
+        }
         let (stages, micro_batches) = (self.schedule.stages(), self.schedule.micro_batches);
         let fits = self.versions.len() == stages && self.versions.iter().all(|v| v.len() == micro_batches);
         if !fits || self.interval == 0 {
