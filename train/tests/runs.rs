@@ -2,6 +2,8 @@
 
 #[path = "runs/packed.rs"]
 mod packed;
+#[path = "runs/plans.rs"]
+mod plans;
 #[path = "runs/reports.rs"]
 mod reports;
 #[path = "runs/settings.rs"]

@@ -66,7 +66,10 @@ fn check(case: &Case, modes: &[RecomputeMode]) {
 
 fn schemes(stages: usize) -> Vec<Scheme> {
     let intervals = [stages, stages + 1, 2 * stages + 1];
-    [Scheme::Stashing].into_iter().chain(intervals.map(Scheme::DoubleBuffered)).collect()
+    [Scheme::Stashing, Scheme::VerticalSync]
+        .into_iter()
+        .chain(intervals.map(Scheme::DoubleBuffered))
+        .collect()
 }
 
 #[test]
@@ -116,7 +119,7 @@ fn a_tied_table_is_of_the_first_stages_version_at_both_ends() {
 
 #[test]
 fn each_stages_norm_can_be_bounded() {
-    for scheme in [Scheme::Stashing, Scheme::DoubleBuffered(4)] {
+    for scheme in [Scheme::Stashing, Scheme::VerticalSync, Scheme::DoubleBuffered(4)] {
         let clipped = Case { clip: 0.05, ..Case::new(scheme, 3, 9) };
         check(&clipped, &[Never]);
         let free = simulated(&Case { clip: 0.0, by: By::Momentum, ..clipped.clone() });

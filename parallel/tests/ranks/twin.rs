@@ -14,7 +14,9 @@ use phalanx_nn::{
 };
 use phalanx_parallel::Result;
 use phalanx_parallel::pipeline::ranks::{Chunks, Spec, Stages, Weights};
-use phalanx_parallel::pipeline::schedule::{Asynchronous, double_buffered, one_f_one_b, weight_stashing};
+use phalanx_parallel::pipeline::schedule::{
+    Asynchronous, double_buffered, one_f_one_b, vertical_sync, weight_stashing,
+};
 use phalanx_tensor::{Context, DType, Device, Dims, RngKey, Tensor};
 
 use crate::gpt::{LENGTH, add_chains};
@@ -25,6 +27,8 @@ use crate::kit::WIDTH;
 pub enum Scheme {
     /// PipeDream.
     Stashing,
+    /// PipeDream with vertical sync.
+    VerticalSync,
     /// PipeDream-2BW, an update every so many micro-batches.
     DoubleBuffered(usize),
 }
@@ -63,6 +67,7 @@ impl Case {
     pub fn plan(&self) -> Asynchronous {
         match self.scheme {
             Scheme::Stashing => weight_stashing(self.stages, self.micro_batches),
+            Scheme::VerticalSync => vertical_sync(self.stages, self.micro_batches),
             Scheme::DoubleBuffered(interval) => double_buffered(self.stages, interval, self.micro_batches),
         }
         .unwrap()
@@ -70,7 +75,7 @@ impl Case {
 
     pub fn interval(&self) -> usize {
         match self.scheme {
-            Scheme::Stashing => 1,
+            Scheme::Stashing | Scheme::VerticalSync => 1,
             Scheme::DoubleBuffered(interval) => interval,
         }
     }
@@ -80,6 +85,8 @@ impl Case {
     fn version(&self, stage: usize, micro_batch: usize) -> usize {
         match self.scheme {
             Scheme::Stashing => micro_batch.saturating_sub(self.stages - 1 - stage),
+            // At every stage the version of the first.
+            Scheme::VerticalSync => micro_batch.saturating_sub(self.stages - 1),
             Scheme::DoubleBuffered(interval) => (micro_batch / interval).saturating_sub(1),
         }
     }

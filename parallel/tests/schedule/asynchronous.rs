@@ -1,8 +1,8 @@
 //! Schedules without flushes.
 
 use phalanx_parallel::pipeline::schedule::{
-    Action, ActionKind, Costs, double_buffered, one_f_one_b, simulate, verify, weight_stashing,
-    with_transfers,
+    Action, ActionKind, Costs, double_buffered, one_f_one_b, replicated, simulate, verify, vertical_sync,
+    weight_stashing, with_transfers,
 };
 
 #[test]
@@ -30,6 +30,15 @@ fn weight_stashing_keeps_a_version_more_than_the_warm_up() {
 }
 
 #[test]
+fn vertical_sync_uses_the_first_stages_version_at_every_stage() {
+    let plan = vertical_sync(3, 6).unwrap();
+    assert_eq!(plan.versions, [[0, 0, 0, 1, 2, 3]; 3]);
+    for ranks in 1..=6 {
+        assert_eq!(vertical_sync(ranks, 3 * ranks).unwrap().verify(0).unwrap(), vec![ranks; ranks]);
+    }
+}
+
+#[test]
 fn double_buffers_use_the_version_before_the_newest_on_every_stage() {
     let plan = double_buffered(3, 3, 9).unwrap();
     assert_eq!(plan.versions, vec![vec![0, 0, 0, 0, 0, 0, 1, 1, 1]; 3]);
@@ -43,6 +52,14 @@ fn double_buffers_keep_two_versions() {
             assert_eq!(kept, vec![2; ranks], "{ranks} ranks, an update every {interval}");
         }
     }
+}
+
+#[test]
+fn replicas_of_a_stage_have_no_versions() {
+    let mut plan = weight_stashing(2, 4).unwrap();
+    plan.schedule = replicated(&[2, 1], 4).unwrap();
+    let wanted = "verify: got replicas [2] in a schedule with updates, wanted one of each stage";
+    assert_eq!(plan.verify(0).unwrap_err().to_string(), wanted);
 }
 
 #[test]

@@ -31,6 +31,7 @@ impl Config {
         self.check_ranks()?;
         self.check_batch()?;
         self.check_files()?;
+        self.check_plan()?;
         self.check_asynchronous()
     }
 
@@ -181,10 +182,25 @@ impl Config {
         }
     }
 
+    /// Refuses what does not go with stages that have replicas.
+    fn check_plan(&self) -> Result<()> {
+        let Some(plan) = &self.layout.plan else { return Ok(()) };
+        self.layout.check_plan(plan)?;
+        if plan.ranks() == plan.stages().len() {
+            return Ok(());
+        }
+        match (self.asynchronous, self.zero) {
+            (None, 0) => Ok(()),
+            (Some(_), _) => refuse("`schedule` without flushes goes with a `plan` of one replica a stage"),
+            (None, zero) => refuse(format!("`zero` {zero} goes with a `plan` of one replica a stage")),
+        }
+    }
+
     fn check_asynchronous(&self) -> Result<()> {
         let Some(scheme) = self.asynchronous else { return Ok(()) };
         let name = match scheme {
             Asynchronous::WeightStashing => "pipedream",
+            Asynchronous::VerticalSync => "pipedream-vertical-sync",
             Asynchronous::DoubleBuffered => "pipedream-2bw",
         };
         let refuse = |why: String| refuse(format!("`schedule` {name} {why}"));
@@ -200,7 +216,7 @@ impl Config {
             return refuse("is not measured on `device` meta".into());
         }
         match scheme {
-            Asynchronous::WeightStashing if pieces > 1 => {
+            Asynchronous::WeightStashing | Asynchronous::VerticalSync if pieces > 1 => {
                 refuse(format!("updates after every micro-batch: got `micro-batches` {pieces}, wanted 1"))
             }
             Asynchronous::DoubleBuffered if pieces < pp => {
@@ -237,6 +253,7 @@ impl Keyed for Config {
     }
 
     fn settle(&mut self, given: &GivenValues<'_>) -> Result<()> {
+        self.settle_plan(given)?;
         self.settle_ranks(given)?;
         self.settle_pieces(given)?;
         self.settle_schedule(given)?;
@@ -287,6 +304,21 @@ impl Config {
                 "`ranks` {all} is no multiple of `tp` {tp} x `pp` {pp}; the nearest is `dp` {dp}, {ranks} ranks"
             )),
         }
+    }
+
+    /// Reads the plan, which says how many pipeline ranks there are.
+    fn settle_plan(&mut self, given: &GivenValues<'_>) -> Result<()> {
+        let Some(path) = &self.plan else { return Ok(()) };
+        let plan = crate::plan::read(path)?;
+        if let Some(pp) = whole(given, "pp").filter(|&pp| pp != plan.ranks()) {
+            return conflict(format!(
+                "`pp` {pp} is not the {} ranks of `plan` {}",
+                plan.ranks(),
+                path.display()
+            ));
+        }
+        (self.layout.pp, self.layout.plan) = (plan.ranks(), Some(plan));
+        Ok(())
     }
 
     /// Divides a rank's micro-batches among its chains.

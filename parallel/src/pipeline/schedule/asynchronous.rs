@@ -42,6 +42,22 @@ pub fn weight_stashing(ranks: usize, micro_batches: usize) -> Result<Asynchronou
     build(ranks, micro_batches, 1, version)
 }
 
+/// PipeDream with vertical sync: as [`weight_stashing`], but a micro-batch uses at every stage the version that the first stage
+/// has for it, so a gradient is one of a single version of the whole model. Every rank keeps `p` versions of `p` ranks.
+///
+/// ```text
+/// rank 0 | F0 F1       B0--- U F2 B1--- U    B2--- U      F2 uses version 1 ..
+/// rank 1 |    F0 B0--- U F1 B1--- U F2 B2--- U            .. here too, where version 2 is the newest
+/// ```
+///
+/// Source: Narayanan et al., "PipeDream" (2019), section 3.3, "vertical sync".
+///
+/// # Errors
+/// If a number is 0.
+pub fn vertical_sync(ranks: usize, micro_batches: usize) -> Result<Asynchronous> {
+    build(ranks, micro_batches, 1, |_, micro_batch| micro_batch.saturating_sub(ranks.saturating_sub(1)))
+}
+
 /// PipeDream-2BW: 1F1B without flush, with an update after every `interval` backward passes. The micro-batches of update `u` use the
 /// weights of version `u - 1` on every stage, so two versions are enough: `W(u + 1) = W(u) - lr * gradient(W(u - 1))`.
 ///
@@ -89,6 +105,10 @@ impl Asynchronous {
     /// The first thing that is wrong.
     pub fn verify(&self, capacity: usize) -> Result<Vec<usize>> {
         verify(&self.schedule, capacity)?;
+        if self.schedule.replicas.iter().any(|&replicas| replicas > 1) {
+            let got = format!("replicas {:?} in a schedule with updates", self.schedule.replicas);
+            return Err(Error::Invalid { op: "verify", got, wanted: "one of each stage" });
+        }
         let (stages, micro_batches) = (self.schedule.stages(), self.schedule.micro_batches);
         let fits = self.versions.len() == stages && self.versions.iter().all(|v| v.len() == micro_batches);
         if !fits || self.interval == 0 {

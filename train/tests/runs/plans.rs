@@ -1,0 +1,155 @@
+//! Runs that follow a plan: stages of unlike sizes with unlike numbers of replicas, against one rank.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig};
+use phalanx_nn::{LinearConfig, SequentialConfig, Tanh};
+use phalanx_parallel::hybrid::{Layout, decoder};
+use phalanx_parallel::planning::{StagePlan, StageReplicas, decoder_layers};
+use phalanx_train::data::{TokenWindows, Tokens};
+use phalanx_train::{Config, Result, Settings, Trainer, plan_decoder};
+
+use super::{Told, config, data, loss};
+
+const CONTEXT: usize = 8;
+
+fn plan(of: &[(usize, usize)]) -> StagePlan {
+    let mut end = 0;
+    let stage = |&(layers, replicas): &(usize, usize)| {
+        end += layers;
+        StageReplicas { layers: end - layers..end, replicas }
+    };
+    StagePlan::new(of.iter().map(stage).collect()).unwrap()
+}
+
+/// A layout of a plan, of which each stage's layers and replicas are given.
+fn planned(of: &[(usize, usize)], micro_batches: usize) -> Layout {
+    let plan = plan(of);
+    Layout { pp: plan.ranks(), plan: Some(plan), micro_batches, ..Layout::default() }
+}
+
+/// The bits of the losses, and the values of the whole model.
+type Outcome = (Vec<u64>, BTreeMap<String, Vec<u8>>);
+
+fn train(config: Config, model: &ModelConfig) -> Result<Outcome> {
+    let tokens: Vec<u32> = (0..400).map(|i: u32| (i * i + i / 7) % 31).collect();
+    let windows = || TokenWindows::new(tokens.clone().with_end_of_text(0), CONTEXT, 5);
+    let told = Told::default();
+    let values = Arc::new(Mutex::new(BTreeMap::new()));
+    let (end, how) = (values.clone(), config.clone());
+    Trainer::new(config)
+        .samples(windows()?, CONTEXT)
+        .callback(told.clone())
+        .at_end(move |run| {
+            let state = run.full_state_dict()?;
+            if run.mesh_rank().is_first() {
+                let bytes = state.into_iter().map(|(name, values)| (name, values.to_bytes().unwrap()));
+                *end.lock().unwrap() = bytes.collect();
+            }
+            Ok(())
+        })
+        .run_parts(|rank| Ok(decoder(model, &how.layout, &rank.groups, &rank.scope(&how), None)?))?;
+    let values = values.lock().unwrap().clone();
+    Ok((told.losses(), values))
+}
+
+fn short(layout: Layout) -> Config {
+    Config { steps: 5, batch: 12, validate_every: 0, clip: Some(0.5), ..config(layout, 0) }
+}
+
+#[test]
+fn a_language_model_under_a_plan_has_the_bits_of_one_rank() {
+    let gpt = ModelConfig::Gpt(GptConfig::new(31, CONTEXT, 3, 2, 16).with_dropout(0.1));
+    let llama = ModelConfig::Llama(LlamaConfig::new(31, CONTEXT, 3, 2, 16));
+    for model in [gpt, llama] {
+        let alone = train(short(Layout { micro_batches: 6, ..Layout::default() }), &model).unwrap();
+        assert!(alone.0.len() == 5 && !alone.1.is_empty());
+        for of in [&[(1, 2), (1, 1), (3, 3)][..], &[(4, 1), (1, 2)], &[(2, 3), (3, 1)], &[(1, 1), (4, 1)]] {
+            assert!(train(short(planned(of, 6)), &model).unwrap() == alone, "{of:?}");
+        }
+    }
+}
+
+#[test]
+fn layers_in_a_row_under_a_plan_have_the_bits_of_one_rank() {
+    let layers = || {
+        let linear = |from, to| LinearConfig::new(from, to);
+        let flat = SequentialConfig::new().with(phalanx_nn::Flatten::default());
+        flat.with(linear(64, 8)).with(Tanh).with(linear(8, 8)).with(Tanh).with(linear(8, 2))
+    };
+    let run = |layout: Layout| {
+        let told = Told::default();
+        let [train, validation] = data();
+        let trainer = Trainer::new(config(layout, 0)).data(train).validation(validation);
+        trainer.callback(told.clone()).run_layers(layers, loss)?;
+        Ok::<_, phalanx_train::Error>((told.losses(), told.validations()))
+    };
+    let alone = run(Layout { micro_batches: 4, ..Layout::default() }).unwrap();
+    for of in [&[(2, 2), (4, 1)][..], &[(1, 1), (1, 3), (4, 2)]] {
+        assert!(run(planned(of, 4)).unwrap() == alone, "{of:?}");
+    }
+    let error = run(planned(&[(2, 2), (3, 1)], 4)).unwrap_err().to_string();
+    assert!(error.contains("got a plan of 5 layers, wanted 6"), "{error}");
+}
+
+fn file(name: &str, text: &str) -> PathBuf {
+    let path = std::env::temp_dir().join(format!("phalanx-{name}-{}.toml", std::process::id()));
+    std::fs::write(&path, text).unwrap();
+    path
+}
+
+fn resolve(words: &[&str]) -> Result<Config> {
+    let mut settings = Settings::new(Config::default());
+    settings.words(words.iter().map(|word| word.to_string()))?;
+    let config = settings.resolve()?;
+    config.check()?;
+    Ok(config)
+}
+
+#[test]
+fn the_plan_that_is_made_of_a_model_is_the_plan_that_a_run_follows() {
+    let model = ModelConfig::Gpt(GptConfig::new(31, CONTEXT, 2, 2, 16));
+    let ranks =
+        Config { layout: Layout { dp: 3, micro_batches: 3, ..Layout::default() }, ..Config::default() };
+    let text =
+        plan_decoder(&ranks, CONTEXT, |scope, tokens| Ok(decoder_layers(&model, scope, tokens)?)).unwrap();
+    let path = file("made", &text);
+    let read = resolve(&["--plan", path.to_str().unwrap(), "--micro-batches", "3"]).unwrap();
+    let stages = read.layout.plan.as_ref().unwrap();
+    assert!(stages.ranks() <= 3 && stages.layers() == 4, "{text}");
+    assert_eq!(read.layout.pp, stages.ranks());
+    let layout = Layout { micro_batches: 3, ..Layout::default() };
+    assert!(
+        train(short(read.layout.clone()), &model).unwrap() == train(short(layout), &model).unwrap(),
+        "{text}"
+    );
+    std::fs::remove_file(path).unwrap();
+    let links = Config { links: Some("2x1e9,2x1e8".into()), ..ranks };
+    let error = plan_decoder(&links, CONTEXT, |s, x| Ok(decoder_layers(&model, s, x)?)).unwrap_err();
+    assert!(error.to_string().contains("`links` are of 4 ranks, and there are 3"), "{error}");
+}
+
+#[test]
+fn what_does_not_go_with_a_plan_is_refused() {
+    let path = file("two-one", "[[stage]]\nlayers = 2\nreplicas = 2\n[[stage]]\nlayers = 1\nreplicas = 1\n");
+    let plan = path.to_str().unwrap();
+    let error = |more: &[&str]| {
+        resolve(&[&["--plan", plan, "--micro-batches", "4"], more].concat()).unwrap_err().to_string()
+    };
+    for (more, wanted) in [
+        (&["--pp", "2"][..], "`pp` 2 is not the 3 ranks of `plan`"),
+        (&["--dp", "2"], "got dp 2 around stages with replicas [2, 1], wanted 1"),
+        (&["--zero", "1"], "`zero` 1 goes with a `plan` of one replica a stage"),
+        (&["--schedule", "zb-h1"], "got schedule zb-h1, wanted 1f1b"),
+        (&["--schedule", "pipedream-2bw"], "goes with a `plan` of one replica a stage"),
+    ] {
+        let got = error(more);
+        assert!(got.contains(wanted), "{more:?}: {got}");
+    }
+    let few = resolve(&["--plan", plan]).unwrap_err().to_string();
+    assert!(few.contains("got 1 micro-batches, wanted one for each of 2 replicas"), "{few}");
+    std::fs::remove_file(&path).unwrap();
+    assert!(resolve(&["--plan", plan]).unwrap_err().to_string().contains("phalanx-two-one"));
+}
