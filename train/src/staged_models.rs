@@ -74,12 +74,9 @@ impl<F> StagedLayers<F> {
         let schedule = layout.schedule()?;
         let stages = schedule.stages();
         let layers_of = match &layout.plan {
-            Some(plan) if plan.layers() == config().len() => {
-                plan.stages().iter().map(|stage| stage.layers.clone()).collect()
-            }
             Some(plan) => {
-                let (got, wanted) = (plan.layers(), config().len());
-                return Err(Error::Config(format!("train: got a plan of {got} layers, wanted {wanted}")));
+                plan.check_layers(config().len(), "the layers in a row")?;
+                plan.stages().iter().map(|stage| stage.layers.clone()).collect()
             }
             None => cut(config().len(), stages),
         };

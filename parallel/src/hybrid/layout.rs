@@ -126,7 +126,7 @@ impl Layout {
         }
         if let Some(plan) = &self.plan {
             plan.decoder_stages(model.layers())?;
-            self.check_plan(plan)?;
+            self.check_plan()?;
         }
         let sub_batch = sequences / self.dp;
         if self.micro_batches > sub_batch {
@@ -144,33 +144,27 @@ impl Layout {
         Ok(TensorParallel::check(model, self.tp, cut)?)
     }
 
-    /// Checks whether the ranks and the schedule are those of a plan.
+    /// Refuses ranks, a schedule or micro-batches that are not those of the plan, if there is one.
     ///
     /// # Errors
-    /// If not.
-    pub fn check_plan(&self, plan: &StagePlan) -> Result<()> {
-        let refuse = |why: String| Err(Error::Config(format!("plan: {why}")));
-        let (ranks, most) = (plan.ranks(), plan.replicas().into_iter().max().unwrap_or(1));
-        if self.pp != ranks {
-            return refuse(format!("got pp {}, wanted {ranks}: replicas {:?}", self.pp, plan.replicas()));
-        }
-        if self.schedule != "1f1b" {
-            return refuse(format!("got schedule {}, wanted 1f1b", self.schedule));
-        }
-        if most > 1 && self.dp > 1 {
-            return refuse(format!(
-                "got dp {} around stages with replicas {:?}, wanted 1",
-                self.dp,
-                plan.replicas()
-            ));
-        }
-        match self.micro_batches < most {
-            true => refuse(format!(
-                "got {} micro-batches, wanted one for each of {most} replicas",
-                self.micro_batches
-            )),
-            false => Ok(()),
-        }
+    /// If they are not.
+    pub fn check_plan(&self) -> Result<()> {
+        let Some(plan) = &self.plan else { return Ok(()) };
+        let replicas = plan.replicas();
+        let (ranks, most) = (plan.ranks(), replicas.iter().copied().max().unwrap_or(1));
+        let Layout { dp, pp, micro_batches, schedule, .. } = self;
+        let why = if *pp != ranks {
+            format!("got pp {pp}, wanted the {ranks} ranks of stages with `replicas` {replicas:?}")
+        } else if schedule != "1f1b" {
+            format!("got schedule {schedule}, wanted 1f1b")
+        } else if most > 1 && *dp > 1 {
+            format!("got dp {dp} around stages with `replicas` {replicas:?}, wanted 1")
+        } else if *micro_batches < most {
+            format!("got {micro_batches} micro-batches, wanted one for each of {most} `replicas`")
+        } else {
+            return Ok(());
+        };
+        Err(Error::Config(format!("{}: {why}", plan.name())))
     }
 
     /// The layout that works and has the least sum of differences; of several the one with the most ranks.

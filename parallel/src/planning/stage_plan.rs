@@ -38,6 +38,8 @@ pub struct StageReplicas {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StagePlan {
     stages: Vec<StageReplicas>,
+    /// What errors call it.
+    name: String,
 }
 
 impl StagePlan {
@@ -58,8 +60,23 @@ impl StagePlan {
         }
         match stages.is_empty() {
             true => Err(Error::Config("plan: got no stage, wanted at least 1".into())),
-            false => Ok(StagePlan { stages }),
+            false => Ok(StagePlan::of(stages)),
         }
+    }
+
+    fn of(stages: Vec<StageReplicas>) -> StagePlan {
+        StagePlan { stages, name: "plan".into() }
+    }
+
+    /// The plan with a name for errors, such as the path of its file. Without one they call it `plan`.
+    #[must_use]
+    pub fn named(self, name: impl Into<String>) -> StagePlan {
+        StagePlan { name: name.into(), ..self }
+    }
+
+    /// What errors call it.
+    pub fn name(&self) -> &str {
+        &self.name
     }
 
     /// The stages, in order.
@@ -95,18 +112,28 @@ impl StagePlan {
         Ok(replicated(&self.replicas(), micro_batches)?)
     }
 
+    /// Refuses a model of another number of layers; `layers` says in words which these are.
+    ///
+    /// # Errors
+    /// If it has another number.
+    pub fn check_layers(&self, wanted: usize, layers: &str) -> Result<()> {
+        let got = self.layers();
+        match got == wanted {
+            true => Ok(()),
+            false => Err(Error::Config(format!(
+                "{}: got `layers` of {got} in all stages, wanted {wanted}: {layers}",
+                self.name
+            ))),
+        }
+    }
+
     /// The stages of a language model of this many blocks. Its layers are the embedding, the blocks, and the final norm with the
     /// head and the loss.
     ///
     /// # Errors
-    /// If the plan is of another number of layers.
+    /// As [`StagePlan::check_layers`].
     pub fn decoder_stages(&self, blocks: usize) -> Result<Vec<DecoderStage>> {
-        let (got, wanted) = (self.layers(), blocks + 2);
-        if got != wanted {
-            return Err(Error::Config(format!(
-                "plan: got {got} layers for a model of {blocks} blocks, wanted {wanted}: the embedding, the blocks and the head"
-            )));
-        }
+        self.check_layers(blocks + 2, &format!("the embedding, {blocks} blocks and the head"))?;
         let stage = |StageReplicas { layers, .. }: &StageReplicas| decoder_stage(layers, blocks);
         Ok(self.stages.iter().map(stage).collect())
     }
@@ -122,7 +149,7 @@ fn decoder_stage(layers: &Range<usize>, blocks: usize) -> DecoderStage {
 /// `r` times the replicas that it has in a group.
 impl From<&Plan> for StagePlan {
     fn from(plan: &Plan) -> StagePlan {
-        StagePlan { stages: plan.stages.iter().flat_map(|stage| at_workers(stage, 1)).collect() }
+        StagePlan::of(plan.stages.iter().flat_map(|stage| at_workers(stage, 1)).collect())
     }
 }
 
@@ -201,8 +228,10 @@ mod tests {
         let ends = StagePlan::new(stages(&[(0..5, 1), (5..6, 1)])).unwrap().decoder_stages(4).unwrap();
         assert_eq!(ends, [stage(0..4, true, false), stage(4..4, false, true)]);
         assert_eq!((plan.ranks(), plan.replicas(), plan.balance()), (6, vec![2, 1, 3], vec![1, 2, 3]));
-        let error = plan.decoder_stages(5).unwrap_err().to_string();
-        assert!(error.contains("got 6 layers for a model of 5 blocks, wanted 7"), "{error}");
+        let error = plan.named("a.toml").decoder_stages(5).unwrap_err().to_string();
+        let wanted =
+            "a.toml: got `layers` of 6 in all stages, wanted 7: the embedding, 5 blocks and the head";
+        assert!(error.contains(wanted), "{error}");
     }
 
     #[test]

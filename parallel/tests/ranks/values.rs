@@ -6,6 +6,7 @@ use phalanx_nn::autograd::Var;
 use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{Embedding, EmbeddingConfig, Linear, LinearConfig, Module, Parameters, Scope};
 use phalanx_parallel::launch::Rank;
+use phalanx_parallel::mesh::{Axis, Groups, Mesh};
 use phalanx_parallel::pipeline::ranks::{Pipeline, Spec, StageArgs, StageFn};
 use phalanx_parallel::pipeline::schedule::{Schedule, by_name, one_f_one_b};
 use phalanx_parallel::{Result, launch};
@@ -68,7 +69,15 @@ fn specs(stage: usize, micro_batch: usize) -> Vec<Spec> {
     }
 }
 
-fn train(rank: &Rank, schedule: &Schedule, mode: RecomputeMode, says_specs: bool) -> Result<Outcome> {
+/// `alike` ranks have each stage and send parts of its values.
+fn train(
+    rank: &Rank,
+    alike: usize,
+    schedule: &Schedule,
+    mode: RecomputeMode,
+    says_specs: bool,
+) -> Result<Outcome> {
+    let groups = Groups::new(Mesh::new(alike, 1, schedule.ranks.len())?, rank.comm())?;
     let layers = Arc::new(Layers::new(rank.device()));
     let (own, device) = (layers.clone(), rank.device());
     let mut work = StageFn::of_values(move |args: StageArgs<'_, ()>, inputs: &[Var]| {
@@ -77,7 +86,8 @@ fn train(rank: &Rank, schedule: &Schedule, mode: RecomputeMode, says_specs: bool
     if says_specs {
         work = work.with_input_specs(|args| Some(specs(args.stage, args.micro_batch)));
     }
-    let pipeline = Pipeline::new(schedule, rank.comm().clone(), rank.device())?.recompute(mode);
+    let pipeline = Pipeline::new(schedule, groups.along(Axis::Pp).clone(), rank.device())?;
+    let pipeline = pipeline.recompute(mode).scatter_gather(groups.along(Axis::Tp));
     let losses = pipeline.train(&work.on((), 0))?;
     Ok((losses.iter().map(|loss| loss.to_bytes().unwrap()).collect(), layers.grads()))
 }
@@ -122,7 +132,8 @@ fn lists_of_values_cross_ranks_with_the_bits_of_one_device() {
         for mode in [RecomputeMode::Never, RecomputeMode::ExceptLast, RecomputeMode::Always] {
             for says_specs in [false, true] {
                 let what = format!("{name}, {mode:?}, specs {says_specs}");
-                let got = launch::threads(ranks, |rank| train(&rank, &schedule, mode, says_specs)).unwrap();
+                let got =
+                    launch::threads(ranks, |rank| train(&rank, 1, &schedule, mode, says_specs)).unwrap();
                 assert_eq!(got.iter().flat_map(|(l, _)| l.clone()).collect::<Vec<_>>(), losses, "{what}");
                 let grads: Vec<_> = got.into_iter().flat_map(|(_, grads)| grads).collect();
                 let (of_table, mut others): (Vec<_>, Vec<_>) =
@@ -134,6 +145,23 @@ fn lists_of_values_cross_ranks_with_the_bits_of_one_device() {
                     let of_table: Vec<_> = of_table.into_iter().map(|(_, grad)| grad).collect();
                     assert_eq!(of_table, tables, "{what}");
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_that_are_alike_send_parts_of_every_value() {
+    let schedule = one_f_one_b(4, 3).unwrap();
+    let mode = RecomputeMode::ExceptLast;
+    let whole = launch::threads(4, |rank| train(&rank, 1, &schedule, mode, false)).unwrap();
+    // 5 to 15 floats and 1 to 3 tokens, of which some ranks send none.
+    for alike in [2, 4] {
+        for says_specs in [false, true] {
+            let run = |rank: Rank| train(&rank, alike, &schedule, mode, says_specs);
+            let got = launch::threads(4 * alike, run).unwrap();
+            for (stage, ranks) in got.chunks(alike).enumerate() {
+                assert!(ranks.iter().all(|rank| *rank == whole[stage]), "{alike}, stage {stage}");
             }
         }
     }

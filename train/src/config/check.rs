@@ -184,8 +184,8 @@ impl Config {
 
     /// Refuses what does not go with stages that have replicas.
     fn check_plan(&self) -> Result<()> {
+        self.layout.check_plan()?;
         let Some(plan) = &self.layout.plan else { return Ok(()) };
-        self.layout.check_plan(plan)?;
         if plan.ranks() == plan.stages().len() {
             return Ok(());
         }
@@ -311,10 +311,10 @@ impl Config {
         let Some(path) = &self.plan else { return Ok(()) };
         let plan = crate::plan::read(path)?;
         if let Some(pp) = whole(given, "pp").filter(|&pp| pp != plan.ranks()) {
+            let (wanted, replicas) = (plan.ranks(), plan.replicas());
             return conflict(format!(
-                "`pp` {pp} is not the {} ranks of `plan` {}",
-                plan.ranks(),
-                path.display()
+                "{}: `replicas` {replicas:?} are {wanted} ranks, and `pp` is {pp}",
+                plan.name()
             ));
         }
         (self.layout.pp, self.layout.plan) = (plan.ranks(), Some(plan));

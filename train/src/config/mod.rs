@@ -205,7 +205,9 @@ impl Config {
 
     /// The settings that must be equal on all ranks, as text. Paths, threads and devices may differ.
     pub fn in_common(&self) -> String {
+        let plan = self.layout.plan.clone().map(|plan| plan.named("plan"));
         let common = Config {
+            layout: Layout { plan, ..self.layout.clone() },
             out: None,
             plan: None,
             rescue: None,

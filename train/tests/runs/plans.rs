@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
-use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig};
+use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
 use phalanx_nn::{LinearConfig, SequentialConfig, Tanh};
 use phalanx_parallel::hybrid::{Layout, decoder};
 use phalanx_parallel::planning::{StagePlan, StageReplicas, decoder_layers};
+use phalanx_tensor::DType;
 use phalanx_train::data::{TokenWindows, Tokens};
 use phalanx_train::{Config, Result, Settings, Trainer, plan_decoder};
 
@@ -59,16 +60,64 @@ fn short(layout: Layout) -> Config {
     Config { steps: 5, batch: 12, validate_every: 0, clip: Some(0.5), ..config(layout, 0) }
 }
 
+fn gpt() -> ModelConfig {
+    ModelConfig::Gpt(GptConfig::new(31, CONTEXT, 3, 2, 16).with_dropout(0.1))
+}
+
+/// A layout of one rank with these micro-batches.
+fn alone(micro_batches: usize) -> Layout {
+    Layout { micro_batches, ..Layout::default() }
+}
+
 #[test]
 fn a_language_model_under_a_plan_has_the_bits_of_one_rank() {
-    let gpt = ModelConfig::Gpt(GptConfig::new(31, CONTEXT, 3, 2, 16).with_dropout(0.1));
-    let llama = ModelConfig::Llama(LlamaConfig::new(31, CONTEXT, 3, 2, 16));
-    for model in [gpt, llama] {
-        let alone = train(short(Layout { micro_batches: 6, ..Layout::default() }), &model).unwrap();
-        assert!(alone.0.len() == 5 && !alone.1.is_empty());
-        for of in [&[(1, 2), (1, 1), (3, 3)][..], &[(4, 1), (1, 2)], &[(2, 3), (3, 1)], &[(1, 1), (4, 1)]] {
-            assert!(train(short(planned(of, 6)), &model).unwrap() == alone, "{of:?}");
+    // With a tied table and dropout, and without either.
+    for model in [gpt(), ModelConfig::Llama(LlamaConfig::new(31, CONTEXT, 3, 2, 16))] {
+        let wanted = train(short(alone(6)), &model).unwrap();
+        assert!(wanted.0.len() == 5 && !wanted.1.is_empty());
+        for of in [
+            &[(1, 2), (1, 1), (3, 3)][..],
+            &[(1, 1), (3, 2), (1, 1)],
+            &[(2, 2), (2, 1), (1, 1)],
+            &[(4, 3), (1, 1)],
+            &[(2, 2), (3, 1)],
+            &[(1, 1), (4, 1)],
+            &[(5, 2)],
+        ] {
+            assert!(train(short(planned(of, 6)), &model).unwrap() == wanted, "{of:?}");
         }
+    }
+}
+
+#[test]
+fn a_plan_goes_with_bf16_recomputation_and_split_layers() {
+    let of = [(1, 2), (3, 1), (1, 1)];
+    let check = |more: &dyn Fn(Layout) -> Config| {
+        let wanted = train(more(alone(4)), &gpt()).unwrap();
+        let planned = more(planned(&of, 4));
+        assert!(train(planned.clone(), &gpt()).unwrap() == wanted, "{planned:?}");
+    };
+    let bf16 = |layout| Config { dtype: DType::BF16, ..short(layout) };
+    check(&bf16);
+    for recompute in [RecomputeMode::Always, RecomputeMode::ExceptLast, RecomputeMode::Attention] {
+        check(&|layout| short(Layout { recompute, ..layout }));
+    }
+    for (sequence_parallel, scatters) in [(false, false), (true, false), (false, true)] {
+        check(&|layout| {
+            // One rank has no one to send to.
+            let scatter_gather = scatters && layout.pp > 1;
+            short(Layout { tp: 2, sequence_parallel, scatter_gather, ..layout })
+        });
+    }
+}
+
+#[test]
+fn a_plan_of_one_replica_a_stage_goes_with_data_parallelism_and_zero() {
+    let chains = Config { chains: 2, ..short(alone(3)) };
+    let wanted = train(chains, &gpt()).unwrap();
+    for zero in 0..=3 {
+        let layout = Layout { dp: 2, ..planned(&[(1, 1), (3, 1), (1, 1)], 3) };
+        assert!(train(Config { zero, ..short(layout) }, &gpt()).unwrap() == wanted, "zero {zero}");
     }
 }
 
@@ -86,12 +135,34 @@ fn layers_in_a_row_under_a_plan_have_the_bits_of_one_rank() {
         trainer.callback(told.clone()).run_layers(layers, loss)?;
         Ok::<_, phalanx_train::Error>((told.losses(), told.validations()))
     };
-    let alone = run(Layout { micro_batches: 4, ..Layout::default() }).unwrap();
+    let wanted = run(alone(4)).unwrap();
     for of in [&[(2, 2), (4, 1)][..], &[(1, 1), (1, 3), (4, 2)]] {
-        assert!(run(planned(of, 4)).unwrap() == alone, "{of:?}");
+        assert!(run(planned(of, 4)).unwrap() == wanted, "{of:?}");
     }
     let error = run(planned(&[(2, 2), (3, 1)], 4)).unwrap_err().to_string();
-    assert!(error.contains("got a plan of 5 layers, wanted 6"), "{error}");
+    assert!(
+        error.contains("plan: got `layers` of 5 in all stages, wanted 6: the layers in a row"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_run_under_a_plan_goes_on_under_another_and_on_one_rank() {
+    let wanted = train(short(alone(6)), &gpt()).unwrap();
+    let out = std::env::temp_dir().join(format!("phalanx-replanned-{}", std::process::id()));
+    let layouts = [planned(&[(1, 2), (4, 1)], 6), planned(&[(2, 1), (2, 3), (1, 1)], 6), alone(6)];
+    for (i, layout) in layouts.into_iter().enumerate() {
+        let folder = Config { save_every: 2, ..short(layout) };
+        let config = match i {
+            0 => Config { steps: 2, out: Some(out.clone()), ..folder },
+            _ => Config { steps: 2 * i as u64 + 1 + u64::from(i == 1), resume: Some(out.clone()), ..folder },
+        };
+        let (first, end) = (2 * i, config.steps as usize);
+        let (losses, values) = train(config, &gpt()).unwrap();
+        assert_eq!(losses, wanted.0[first..end]);
+        assert!(end < 5 || values == wanted.1);
+    }
+    std::fs::remove_dir_all(out).unwrap();
 }
 
 fn file(name: &str, text: &str) -> PathBuf {
@@ -120,15 +191,12 @@ fn the_plan_that_is_made_of_a_model_is_the_plan_that_a_run_follows() {
     let stages = read.layout.plan.as_ref().unwrap();
     assert!(stages.ranks() <= 3 && stages.layers() == 4, "{text}");
     assert_eq!(read.layout.pp, stages.ranks());
-    let layout = Layout { micro_batches: 3, ..Layout::default() };
-    assert!(
-        train(short(read.layout.clone()), &model).unwrap() == train(short(layout), &model).unwrap(),
-        "{text}"
-    );
+    let wanted = train(short(alone(3)), &model).unwrap();
+    assert!(train(short(read.layout.clone()), &model).unwrap() == wanted, "{text}");
     std::fs::remove_file(path).unwrap();
     let links = Config { links: Some("2x1e9,2x1e8".into()), ..ranks };
     let error = plan_decoder(&links, CONTEXT, |s, x| Ok(decoder_layers(&model, s, x)?)).unwrap_err();
-    assert!(error.to_string().contains("`links` are of 4 ranks, and there are 3"), "{error}");
+    assert!(error.to_string().contains("`links` 2x1e9,2x1e8 are of 4 ranks, and there are 3"), "{error}");
 }
 
 #[test]
@@ -139,8 +207,8 @@ fn what_does_not_go_with_a_plan_is_refused() {
         resolve(&[&["--plan", plan, "--micro-batches", "4"], more].concat()).unwrap_err().to_string()
     };
     for (more, wanted) in [
-        (&["--pp", "2"][..], "`pp` 2 is not the 3 ranks of `plan`"),
-        (&["--dp", "2"], "got dp 2 around stages with replicas [2, 1], wanted 1"),
+        (&["--pp", "2"][..], ".toml: `replicas` [2, 1] are 3 ranks, and `pp` is 2"),
+        (&["--dp", "2"], ".toml: got dp 2 around stages with `replicas` [2, 1], wanted 1"),
         (&["--zero", "1"], "`zero` 1 goes with a `plan` of one replica a stage"),
         (&["--schedule", "zb-h1"], "got schedule zb-h1, wanted 1f1b"),
         (&["--schedule", "pipedream-2bw"], "goes with a `plan` of one replica a stage"),
@@ -149,7 +217,7 @@ fn what_does_not_go_with_a_plan_is_refused() {
         assert!(got.contains(wanted), "{more:?}: {got}");
     }
     let few = resolve(&["--plan", plan]).unwrap_err().to_string();
-    assert!(few.contains("got 1 micro-batches, wanted one for each of 2 replicas"), "{few}");
+    assert!(few.contains("got 1 micro-batches, wanted one for each of 2 `replicas`"), "{few}");
     std::fs::remove_file(&path).unwrap();
     assert!(resolve(&["--plan", plan]).unwrap_err().to_string().contains("phalanx-two-one"));
 }
