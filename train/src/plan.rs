@@ -129,27 +129,27 @@ pub(crate) fn read(path: &Path) -> Result<StagePlan> {
     let table: Table =
         text.parse().map_err(|e: toml::de::Error| at(e.to_string().trim().replace('\n', " ")))?;
     let stages = match (table.keys().find(|key| *key != "stage"), table.get("stage")) {
-        (Some(key), _) => return Err(at(format!("got a key `{key}`, wanted `stage` alone"))),
+        (Some(key), _) => return Err(at(format!("got a key {key:?}, wanted \"stage\" alone"))),
         (None, Some(Value::Array(stages))) if !stages.is_empty() => stages,
         (None, got) => {
             let got = got.map_or("none".into(), shown);
-            return Err(at(format!("got `stage` {got}, wanted a table [[stage]] for each stage")));
+            return Err(at(format!("got \"stage\" {got}, wanted a table [[stage]] for each stage")));
         }
     };
     let mut end = 0_usize;
     let stage = |(i, stage): (usize, &Value)| {
         let wanted = |got: String, wanted: &str| at(format!("stage {i}: got {got}, wanted {wanted}"));
-        let both = "`layers` and `replicas`";
+        let both = "\"layers\" and \"replicas\"";
         let table = stage.as_table().ok_or_else(|| wanted(shown(stage), both))?;
         if let Some(key) = table.keys().find(|key| !["layers", "replicas"].contains(&&key[..])) {
-            return Err(wanted(format!("a key `{key}`"), both));
+            return Err(wanted(format!("a key {key:?}"), both));
         }
         let number = |key: &str| {
-            let value = table.get(key).ok_or_else(|| wanted(format!("no `{key}`"), both))?;
+            let value = table.get(key).ok_or_else(|| wanted(format!("no {key:?}"), both))?;
             let number = value.as_integer().and_then(|number| u16::try_from(number).ok());
             let number = number.filter(|number| *number > 0).map(usize::from);
             number
-                .ok_or_else(|| wanted(format!("`{key}` {}", shown(value)), "a whole number from 1 to 65535"))
+                .ok_or_else(|| wanted(format!("{key:?} {}", shown(value)), "a whole number from 1 to 65535"))
         };
         let (layers, replicas) = (number("layers")?, number("replicas")?);
         end += layers;
@@ -201,29 +201,29 @@ mod tests {
     fn what_is_no_plan_is_refused_with_file_and_key() {
         let good = "[[stage]]\nlayers = 2\nreplicas = 1\n";
         for (text, wanted) in [
-            ("stages = 2".into(), "got a key `stages`, wanted `stage` alone"),
-            (format!("ranks = 3\n{good}"), "got a key `ranks`, wanted `stage` alone"),
-            (String::new(), "got `stage` none, wanted a table [[stage]]"),
-            ("stage = []".into(), "got `stage` an array of 0, wanted a table [[stage]]"),
-            ("stage = 3".into(), "got `stage` 3, wanted a table [[stage]]"),
-            ("stage = [3]".into(), "stage 0: got 3, wanted `layers` and `replicas`"),
+            ("stages = 2".into(), "got a key \"stages\", wanted \"stage\" alone"),
+            (format!("ranks = 3\n{good}"), "got a key \"ranks\", wanted \"stage\" alone"),
+            (String::new(), "got \"stage\" none, wanted a table [[stage]]"),
+            ("stage = []".into(), "got \"stage\" an array of 0, wanted a table [[stage]]"),
+            ("stage = 3".into(), "got \"stage\" 3, wanted a table [[stage]]"),
+            ("stage = [3]".into(), "stage 0: got 3, wanted \"layers\" and \"replicas\""),
             (
                 format!("{good}[[stage]]\nlayers = 0\nreplicas = 1"),
-                "stage 1: got `layers` 0, wanted a whole number from 1",
+                "stage 1: got \"layers\" 0, wanted a whole number from 1",
             ),
             (
                 "[[stage]]\nlayers = 1\nreplicas = 0".into(),
-                "stage 0: got `replicas` 0, wanted a whole number from 1",
+                "stage 0: got \"replicas\" 0, wanted a whole number from 1",
             ),
-            ("[[stage]]\nlayers = -1\nreplicas = 1".into(), "stage 0: got `layers` -1"),
-            ("[[stage]]\nlayers = 1\nreplicas = 1.5".into(), "stage 0: got `replicas` 1.5"),
-            ("[[stage]]\nlayers = \"0..2\"\nreplicas = 1".into(), "stage 0: got `layers` \"0..2\""),
-            ("[[stage]]\nlayers = 99999999999\nreplicas = 1".into(), "stage 0: got `layers` 99999999999"),
+            ("[[stage]]\nlayers = -1\nreplicas = 1".into(), "stage 0: got \"layers\" -1"),
+            ("[[stage]]\nlayers = 1\nreplicas = 1.5".into(), "stage 0: got \"replicas\" 1.5"),
+            ("[[stage]]\nlayers = \"0..2\"\nreplicas = 1".into(), "stage 0: got \"layers\" \"0..2\""),
+            ("[[stage]]\nlayers = 99999999999\nreplicas = 1".into(), "stage 0: got \"layers\" 99999999999"),
             (
                 format!("{good}[[stage]]\nlayers = 1"),
-                "stage 1: got no `replicas`, wanted `layers` and `replicas`",
+                "stage 1: got no \"replicas\", wanted \"layers\" and \"replicas\"",
             ),
-            (format!("{good}rank = 0"), "stage 0: got a key `rank`, wanted `layers` and `replicas`"),
+            (format!("{good}rank = 0"), "stage 0: got a key \"rank\", wanted \"layers\" and \"replicas\""),
             ("[[stage".into(), "TOML parse error at line 1"),
         ] {
             let error = read_text(&text).unwrap_err().to_string();

@@ -154,13 +154,13 @@ impl Layout {
         let (ranks, most) = (plan.ranks(), replicas.iter().copied().max().unwrap_or(1));
         let Layout { dp, pp, micro_batches, schedule, .. } = self;
         let why = if *pp != ranks {
-            format!("got pp {pp}, wanted the {ranks} ranks of stages with `replicas` {replicas:?}")
+            format!("got pp {pp}, wanted the {ranks} ranks of stages with replicas {replicas:?}")
         } else if schedule != "1f1b" {
             format!("got schedule {schedule}, wanted 1f1b")
         } else if most > 1 && *dp > 1 {
-            format!("got dp {dp} around stages with `replicas` {replicas:?}, wanted 1")
+            format!("got dp {dp} around stages with replicas {replicas:?}, wanted 1")
         } else if *micro_batches < most {
-            format!("got {micro_batches} micro-batches, wanted one for each of {most} `replicas`")
+            format!("got {micro_batches} micro-batches, wanted one for each of {most} replicas")
         } else {
             return Ok(());
         };

@@ -121,7 +121,7 @@ impl StagePlan {
         match got == wanted {
             true => Ok(()),
             false => Err(Error::Config(format!(
-                "{}: got `layers` of {got} in all stages, wanted {wanted}: {layers}",
+                "{}: got stages of {got} layers in all, wanted {wanted}: {layers}",
                 self.name
             ))),
         }
@@ -229,8 +229,7 @@ mod tests {
         assert_eq!(ends, [stage(0..4, true, false), stage(4..4, false, true)]);
         assert_eq!((plan.ranks(), plan.replicas(), plan.balance()), (6, vec![2, 1, 3], vec![1, 2, 3]));
         let error = plan.named("a.toml").decoder_stages(5).unwrap_err().to_string();
-        let wanted =
-            "a.toml: got `layers` of 6 in all stages, wanted 7: the embedding, 5 blocks and the head";
+        let wanted = "a.toml: got stages of 6 layers in all, wanted 7: the embedding, 5 blocks and the head";
         assert!(error.contains(wanted), "{error}");
     }
 

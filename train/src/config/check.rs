@@ -313,7 +313,7 @@ impl Config {
         if let Some(pp) = whole(given, "pp").filter(|&pp| pp != plan.ranks()) {
             let (wanted, replicas) = (plan.ranks(), plan.replicas());
             return conflict(format!(
-                "{}: `replicas` {replicas:?} are {wanted} ranks, and `pp` is {pp}",
+                "{}: replicas {replicas:?} are {wanted} ranks, and `pp` is {pp}",
                 plan.name()
             ));
         }

@@ -140,10 +140,7 @@ fn layers_in_a_row_under_a_plan_have_the_bits_of_one_rank() {
         assert!(run(planned(of, 4)).unwrap() == wanted, "{of:?}");
     }
     let error = run(planned(&[(2, 2), (3, 1)], 4)).unwrap_err().to_string();
-    assert!(
-        error.contains("plan: got `layers` of 5 in all stages, wanted 6: the layers in a row"),
-        "{error}"
-    );
+    assert!(error.contains("plan: got stages of 5 layers in all, wanted 6: the layers in a row"), "{error}");
 }
 
 #[test]
@@ -207,8 +204,8 @@ fn what_does_not_go_with_a_plan_is_refused() {
         resolve(&[&["--plan", plan, "--micro-batches", "4"], more].concat()).unwrap_err().to_string()
     };
     for (more, wanted) in [
-        (&["--pp", "2"][..], ".toml: `replicas` [2, 1] are 3 ranks, and `pp` is 2"),
-        (&["--dp", "2"], ".toml: got dp 2 around stages with `replicas` [2, 1], wanted 1"),
+        (&["--pp", "2"][..], ".toml: replicas [2, 1] are 3 ranks, and `pp` is 2"),
+        (&["--dp", "2"], ".toml: got dp 2 around stages with replicas [2, 1], wanted 1"),
         (&["--zero", "1"], "`zero` 1 goes with a `plan` of one replica a stage"),
         (&["--schedule", "zb-h1"], "got schedule zb-h1, wanted 1f1b"),
         (&["--schedule", "pipedream-2bw"], "goes with a `plan` of one replica a stage"),
@@ -217,7 +214,7 @@ fn what_does_not_go_with_a_plan_is_refused() {
         assert!(got.contains(wanted), "{more:?}: {got}");
     }
     let few = resolve(&["--plan", plan]).unwrap_err().to_string();
-    assert!(few.contains("got 1 micro-batches, wanted one for each of 2 `replicas`"), "{few}");
+    assert!(few.contains("got 1 micro-batches, wanted one for each of 2 replicas"), "{few}");
     std::fs::remove_file(&path).unwrap();
     assert!(resolve(&["--plan", plan]).unwrap_err().to_string().contains("phalanx-two-one"));
 }

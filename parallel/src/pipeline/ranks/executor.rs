@@ -69,7 +69,7 @@ pub(super) struct ScheduleRun<'a, S> {
     /// The action after this one.
     pub(super) following: Option<Action>,
     /// The weight versions and updates, in a schedule without flushes.
-    updates: Option<Updates<'a>>,
+    pub(super) updates: Option<Updates<'a>>,
 }
 
 impl<'a, S: Stages> ScheduleRun<'a, S> {
@@ -102,7 +102,7 @@ impl<'a, S: Stages> ScheduleRun<'a, S> {
         }
         self.run_actions(wanted)?;
         if trains {
-            self.at_the_ends(Self::share_sums)?;
+            self.at_the_ends(Self::share_last_sum)?;
         }
         self.at_the_ends(Self::collect_losses)?;
         self.reap_sends(true)?;
@@ -174,7 +174,10 @@ impl<'a, S: Stages> ScheduleRun<'a, S> {
             ActionKind::Input => self.backward(action),
             ActionKind::Backward => self.backward(action).and_then(|()| self.add_in_order(action)),
             ActionKind::Weight => self.weight(action).and_then(|()| self.add_in_order(action)),
-            ActionKind::Update => self.updates.iter_mut().try_for_each(|updates| updates.update(action)),
+            ActionKind::Update => {
+                self.share_sums(action)?;
+                self.updates.iter_mut().try_for_each(|updates| updates.update(action))
+            }
             ActionKind::SendForward => self.send_forward(action),
             ActionKind::RecvForward => self.receive_forward(action),
             ActionKind::SendBackward => self.send_backward(action),
@@ -189,7 +192,7 @@ impl<S> ScheduleRun<'_, S> {
         self.cells.entry(Cell { stage, micro_batch }).or_default()
     }
 
-    /// How many micro-batches a sum of gradients has: all, or those of an update.
+    /// How many micro-batches form a mini-batch: all, or those of an update.
     pub(super) fn interval(&self) -> usize {
         self.updates.as_ref().map_or(self.losses.len(), |updates| updates.interval())
     }
@@ -324,7 +327,7 @@ impl<S: Stages> ScheduleRun<'_, S> {
 
     /// `B`, or `I`, which leaves the weights' part for `W`.
     pub(super) fn backward(&mut self, Action { stage, micro_batch, kind }: Action) -> Result<()> {
-        let _accumulate = self.no_sync(micro_batch);
+        let _accumulate = self.no_sync(stage, micro_batch);
         let (last, stages) = (self.is_last(stage), self.stages);
         let cell = self.cell(stage, micro_batch);
         let Graph { inputs, roots, sent, .. } = cell.graph.take().ok_or_else(|| missing("graph"))?;
@@ -366,15 +369,15 @@ impl<S: Stages> ScheduleRun<'_, S> {
     }
 
     pub(super) fn weight(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
-        let _accumulate = self.no_sync(micro_batch);
+        let _accumulate = self.no_sync(stage, micro_batch);
         let weights = self.cell(stage, micro_batch).weights.take();
         let WeightPass(weights) = weights.ok_or_else(|| missing("weights' part of a backward pass"))?;
         Ok(weights.map_or(Ok(()), |weights| weights.run())?)
     }
 
     /// A guard that keeps gradients on this rank, except for the last micro-batch of a sum, which completes them.
-    fn no_sync(&self, micro_batch: usize) -> Option<NoSync> {
-        if (micro_batch + 1).is_multiple_of(self.interval()) { None } else { self.stages.no_sync() }
+    fn no_sync(&self, stage: usize, micro_batch: usize) -> Option<NoSync> {
+        if (micro_batch + 1).is_multiple_of(self.sum_of(stage)) { None } else { self.stages.no_sync() }
     }
 }
 

@@ -8,6 +8,8 @@
 //! A replica adds its micro-batch's gradients to the sum of the micro-batches before, and sends the sum to the next replica. So
 //! each parameter has the additions of one device, in the same order, and every replica takes the same step. Each backward pass
 //! sends the stage's gradients once; an all-reduce of each replica's own sum would send less and add in another order.
+//!
+//! A sum has all micro-batches of the run, or, in a schedule without flushes, those of an update.
 
 use phalanx_kernels as kernels;
 use phalanx_nn::Parameter;
@@ -32,8 +34,11 @@ impl<S: Stages> ScheduleRun<'_, S> {
         let Some(stage) = schedule.stages_of(rank).find(|&stage| schedule.ranks_of(stage).len() > 1) else {
             return Ok(());
         };
-        let trained = self.stages.parameters(stage)?.into_iter().filter(Parameter::is_trained);
-        for parameter in trained {
+        let parameters = match &self.updates {
+            None => self.stages.parameters(stage)?,
+            Some(updates) => updates.parameters(stage)?,
+        };
+        for parameter in parameters.into_iter().filter(Parameter::is_trained) {
             if let Some(leaf) = parameter.leaves().iter().find(|leaf| matches!(leaf.slot(), Slot::Into(_))) {
                 let got = leaf.tensor().shape().to_vec();
                 return Err(Error::Config(format!(
@@ -51,20 +56,22 @@ impl<S: Stages> ScheduleRun<'_, S> {
     }
 
     /// After the gradients of a micro-batch: adds them to the sum of those before, which another replica has sent, and sends
-    /// the new sum to the next replica. The replica of the last micro-batch keeps it.
+    /// the new sum to the next replica. The replica of a sum's last micro-batch keeps it.
     pub(super) fn add_in_order(&mut self, action: Action) -> Result<()> {
         let Action { stage, micro_batch, .. } = action;
         if self.sums.is_empty() {
             return Ok(());
         }
-        if let Some(from) = micro_batch.checked_sub(1).and_then(|before| self.rank_of(stage, before)) {
+        let is_first = |micro_batch: usize| micro_batch.is_multiple_of(self.sum_of(stage));
+        let (begins, ends) = (is_first(micro_batch), is_first(micro_batch + 1));
+        if let Some(from) = self.rank_of(stage, micro_batch.wrapping_sub(1)).filter(|_| !begins) {
             let before = self.receive_sums(from)?;
             for (leaf, before) in self.sums.iter().zip(before) {
                 let own = leaf.grad().map(Var::into_tensor);
                 leaf.set_grad(add(before, own)?.map(Var::new));
             }
         }
-        if micro_batch + 1 == self.executor.schedule.micro_batches {
+        if ends || micro_batch + 1 == self.executor.schedule.micro_batches {
             return Ok(());
         }
         let to =
@@ -74,24 +81,47 @@ impl<S: Stages> ScheduleRun<'_, S> {
         Ok(())
     }
 
-    /// After a run: the replica of the last micro-batch sends the whole sums to the others.
-    pub(super) fn share_sums(&mut self) -> Result<()> {
+    /// How many micro-batches a stage's sum of gradients has.
+    pub(super) fn sum_of(&self, stage: usize) -> usize {
+        let all = self.executor.schedule.micro_batches;
+        self.updates.as_ref().map_or(all, |updates| updates.interval_of(stage))
+    }
+
+    /// After a run: shares the sum of the last micro-batches, unless an update has taken it.
+    pub(super) fn share_last_sum(&mut self) -> Result<()> {
         let schedule = &self.executor.schedule;
-        let (rank, last) = (self.rank(), schedule.micro_batches - 1);
-        let Some(stage) = schedule.stages_of(rank).next().filter(|_| !self.sums.is_empty()) else {
+        let (stage, last) = (schedule.stages_of(self.rank()).next(), schedule.micro_batches - 1);
+        let stage = stage.filter(|&stage| {
+            self.updates.is_none() || !schedule.micro_batches.is_multiple_of(self.sum_of(stage))
+        });
+        stage.map_or(Ok(()), |stage| self.share_sums(Action::new(stage, ActionKind::Backward, last)))
+    }
+
+    /// After the last micro-batch of a sum, which is the action's: its replica sends the sum to the others.
+    pub(super) fn share_sums(&mut self, action: Action) -> Result<()> {
+        let rank = self.rank();
+        let Some(root) = self.rank_of(action.stage, action.micro_batch).filter(|_| !self.sums.is_empty())
+        else {
             return Ok(());
         };
-        let Some(root) = self.rank_of(stage, last) else { return Ok(()) };
         if rank == root {
-            let action = Action::new(stage, ActionKind::Backward, last);
-            return schedule
-                .ranks_of(stage)
-                .filter(|&to| to != root)
-                .try_for_each(|to| self.send_sums(action, to));
+            let others = self.executor.schedule.ranks_of(action.stage).filter(|&to| to != root);
+            others.into_iter().try_for_each(|to| self.send_sums(action, to))?;
+            return if self.updates.is_some() { self.copy_sums() } else { Ok(()) };
         }
         let sums = self.receive_sums(root)?;
         self.sums.iter().zip(sums).for_each(|(leaf, sum)| leaf.set_grad(sum.map(Var::new)));
         Ok(())
+    }
+
+    /// Before an update, which may write the gradients while they are being sent.
+    fn copy_sums(&self) -> Result<()> {
+        let _category = Context::with(|c| c.category = Category::Gradients);
+        self.sums.iter().try_for_each(|leaf| {
+            let copy = leaf.grad().map(|grad| grad.tensor().copy()).transpose()?;
+            leaf.set_grad(copy.map(Var::new));
+            Ok(())
+        })
     }
 
     fn send_sums(&mut self, action: Action, to: usize) -> Result<()> {

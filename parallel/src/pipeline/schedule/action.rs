@@ -25,7 +25,7 @@ pub enum ActionKind {
     Input,
     /// `W`: the backward pass of the weights, some time after [`ActionKind::Input`].
     Weight,
-    /// `U`: the update of the stage's weights by the gradients up to this micro-batch's. Only in schedules without flushes
+    /// `U`: the update of the stage's weights by the gradients up to this micro-batch's, on every replica of the stage. Only in schedules without flushes
     /// ([`Asynchronous`](super::Asynchronous)); in all others the optimizer's step follows the whole schedule.
     Update,
     /// `SEND_F`: sends the stage's output to the next stage's rank.
@@ -127,12 +127,23 @@ impl Schedule {
         (!ranks.is_empty()).then(|| ranks.start + micro_batch % ranks.len())
     }
 
-    /// Of an action that adds gradients of weights at a stage with replicas: the stage and the micro-batch to whose sum, of
-    /// another replica, they are added.
-    pub(crate) fn sum_before(&self, action: Action) -> Option<(usize, usize)> {
-        let Action { stage, micro_batch, kind } = action;
-        let before = micro_batch.checked_sub(1).filter(|_| kind.adds() && self.ranks_of(stage).len() > 1)?;
-        Some((stage, before))
+    /// Whether a rank has the action: the rank of its micro-batch, or, of an update, every rank of the stage.
+    pub(crate) fn has(&self, rank: usize, action: Action) -> bool {
+        match action.kind {
+            ActionKind::Update => self.ranks_of(action.stage).contains(&rank),
+            _ => self.rank_of(action.stage, action.micro_batch) == Some(rank),
+        }
+    }
+
+    /// The micro-batch whose gradients must have been added before an action at a stage with replicas: of an action that adds
+    /// gradients, the micro-batch before; of an update, its own.
+    pub(crate) fn sum_before(&self, Action { stage, micro_batch, kind }: Action) -> Option<usize> {
+        let before = match kind {
+            ActionKind::Update => Some(micro_batch),
+            kind if kind.adds() => micro_batch.checked_sub(1),
+            _ => None,
+        };
+        before.filter(|_| self.ranks_of(stage).len() > 1)
     }
 
     /// The transfer that a computation needs, or that a receive receives: the output of the stage before for
@@ -274,8 +285,7 @@ impl FromStr for Schedule {
         }
         let listed =
             schedule.ranks.iter().enumerate().flat_map(|(rank, list)| list.iter().map(move |a| (rank, a)));
-        let is_elsewhere =
-            |(rank, a): &(usize, &Action)| schedule.rank_of(a.stage, a.micro_batch) != Some(*rank);
+        let is_elsewhere = |(rank, action): &(usize, &Action)| !schedule.has(*rank, **action);
         match listed.into_iter().find(is_elsewhere) {
             Some((rank, action)) => Err(wrong(rank, &action.to_string(), "a stage that no line before has")),
             None => Ok(schedule),

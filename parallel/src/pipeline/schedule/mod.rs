@@ -22,7 +22,10 @@ mod transfers;
 mod verify;
 
 pub use action::{Action, ActionKind, Schedule, Transfer};
-pub use asynchronous::{Asynchronous, double_buffered, vertical_sync, weight_stashing};
+pub use asynchronous::{
+    Asynchronous, common_multiple, double_buffered, double_buffered_over, vertical_sync, vertical_sync_over,
+    weight_stashing, weight_stashing_over,
+};
 pub use error::{Error, Result, Wait};
 pub use generate::{NAMES, by_name, gpipe, interleaved, one_f_one_b, replicated, zb_h1, zb_h2, zb_v};
 pub use simulate::{Costs, Span, Timeline, simulate};

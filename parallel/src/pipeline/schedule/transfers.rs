@@ -86,7 +86,8 @@ impl<'a> Rendezvous<'a> {
             let offered = self.offers[from].filter(|offer| self.rank(offer.to, *offer) == rank);
             return offered.is_some_and(|offer| self.carry(offer));
         }
-        if self.schedule.sum_before(action).is_some_and(|before| !self.added.contains(&before)) {
+        let before = self.schedule.sum_before(action);
+        if before.is_some_and(|before| !self.added.contains(&(action.stage, before))) {
             return false;
         }
         self.added.extend(action.kind.adds().then_some((action.stage, action.micro_batch)));

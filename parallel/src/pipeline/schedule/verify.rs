@@ -12,7 +12,7 @@ use super::{Action, ActionKind, Error, Result, Schedule, Transfer, Wait};
 ///   in ascending order.
 /// - If there are transfers, there is one for every tensor between ranks and none within a rank, and every rank receives the
 ///   tensors of another rank in the order in which they are sent.
-/// - An update (`U`) comes right after the gradients of its micro-batch have been added, before any others.
+/// - An update (`U`) comes right after the gradients of its micro-batch have been added, before any others. All replicas have it.
 /// - Replicas of a stage add gradients in the order of the micro-batches of all of them, so one waits for another.
 /// - There is no deadlock if up to `capacity` transfers between two ranks may be sent before they are received; with 0, a send
 ///   blocks until it is received. (Without transfers: if a computation waits for its inputs.)
@@ -57,21 +57,22 @@ fn check_complete(schedule: &Schedule) -> Result<()> {
                 }
                 Some(_) => {}
             }
-            if let Some(place) =
-                schedule.rank_of(action.stage, action.micro_batch).filter(|&place| place != rank)
-            {
+            if !schedule.has(rank, action) {
+                let place = schedule.rank_of(action.stage, action.micro_batch).unwrap_or_default();
                 return wrong(format!("the stage is on rank {place}"));
             }
-            if let Some(before) = repeats(action).find(|before| done.contains(before)) {
+            // Every replica of a stage has its updates.
+            let on = if action.kind == ActionKind::Update { rank } else { 0 };
+            if let Some(before) = repeats(action).find(|&before| done.contains(&(on, before))) {
                 return wrong(format!("{before} has been done"));
             }
-            done.insert(action);
+            done.insert((on, action));
         }
     }
     for stage in 0..schedule.stages() {
         for micro_batch in 0..schedule.micro_batches {
             let rank = schedule.rank_of(stage, micro_batch).unwrap_or_default();
-            let has = |kind| done.contains(&Action::new(stage, kind, micro_batch));
+            let has = |kind| done.contains(&(0, Action::new(stage, kind, micro_batch)));
             let backward = if has(ActionKind::Input) { ActionKind::Weight } else { ActionKind::Backward };
             if let Some(kind) = [ActionKind::Forward, backward].into_iter().find(|&kind| !has(kind)) {
                 return Err(Error::Missing { rank, action: Action::new(stage, kind, micro_batch) });
@@ -178,10 +179,12 @@ impl ListCheck<'_> {
         }
     }
 
-    /// An update has to follow its micro-batch's gradients, before later ones are added.
+    /// An update has to follow the gradients of its micro-batch, or of the last one before that the replica has, before later ones are
+    /// added.
     fn has_just_added(&self, Action { stage, micro_batch, .. }: Action) -> Result<(), String> {
+        let replicas = self.schedule.ranks_of(stage).len();
         match self.added.get(&stage) {
-            Some(last) if *last == micro_batch => Ok(()),
+            Some(last) if (*last..*last + replicas).contains(&micro_batch) => Ok(()),
             Some(last) => Err(format!("the last gradients are those of micro-batch {last}")),
             None => Err("there are no gradients yet".into()),
         }
@@ -322,7 +325,7 @@ impl DeadlockCheck<'_> {
             }
             _ => {
                 let input = self.schedule.input(action).filter(|_| !self.transfers);
-                input.is_none_or(|input| self.given.contains(&input)) && !self.waits_for_a_replica(action)
+                input.is_none_or(|input| self.given.contains(&input)) && self.awaited_sum(action).is_none()
             }
         };
         if can {
@@ -333,9 +336,9 @@ impl DeadlockCheck<'_> {
         can
     }
 
-    /// Whether gradients are added to those of the micro-batch before, which another replica has yet to compute.
-    fn waits_for_a_replica(&self, action: Action) -> bool {
-        self.schedule.sum_before(action).is_some_and(|before| !self.added.contains(&before))
+    /// The micro-batch for whose gradients an action waits, which another replica has yet to compute.
+    fn awaited_sum(&self, action: Action) -> Option<usize> {
+        self.schedule.sum_before(action).filter(|&before| !self.added.contains(&(action.stage, before)))
     }
 
     /// The ranks that send and receive the action's transfer, or compute and need its input.
@@ -343,9 +346,8 @@ impl DeadlockCheck<'_> {
         let transfer = self.schedule.transfer(action).or_else(|| self.schedule.input(action));
         let place = |stage| self.schedule.rank_of(stage, action.micro_batch).unwrap_or_default();
         let own = place(action.stage);
-        if self.waits_for_a_replica(action) {
-            let before = self.schedule.rank_of(action.stage, action.micro_batch - 1);
-            return (before.unwrap_or(own), own);
+        if let Some(before) = self.awaited_sum(action) {
+            return (self.schedule.rank_of(action.stage, before).unwrap_or(own), own);
         }
         transfer.map_or((own, own), |transfer| (place(transfer.from), place(transfer.to)))
     }
