@@ -32,7 +32,7 @@ const USAGE: &str = "Trains a GPT on text, or continues a text with a trained on
 
 gpt [FLAGS]            change the run of examples/gpt/first_run.toml
 gpt train [FLAGS]      train, then print a sample; --config FILE.toml has flags too, and --print-config prints such a file
-gpt profile [FLAGS]    print which operations take the time of a step; the flags are those of train
+gpt profile [FLAGS]    print which operations take the time of a step, and `gpt plan` stages for --pp ranks; the flags are those of train
 gpt prepare [FLAGS]    make token files of large texts, for `train --data DIR`
 gpt generate [FLAGS]   continue a prompt
 
@@ -52,7 +52,7 @@ fn main() -> ExitCode {
 
 fn run(mut words: Vec<String>) -> Result<()> {
     let first = words.first().cloned().unwrap_or_default();
-    if ["train", "profile", "prepare", "generate"].contains(&&first[..]) {
+    if ["train", "profile", "plan", "prepare", "generate"].contains(&&first[..]) {
         words.remove(0);
     }
     let helped = words.iter().any(|word| word == "--help" || word == "-h");
@@ -66,7 +66,7 @@ fn run(mut words: Vec<String>) -> Result<()> {
         "prepare" => prepare(&Settings::new(PrepareConfig::default()).words(words)?.resolve()?)?,
         first => {
             let mut settings = Settings::new(Gpt::default());
-            if !["train", "profile"].contains(&first) {
+            if !["train", "profile", "plan"].contains(&first) {
                 settings.read_text(FIRST_RUN, "first_run.toml")?;
             }
             let prints =
@@ -77,7 +77,7 @@ fn run(mut words: Vec<String>) -> Result<()> {
             settings.words(words)?.either("init", "resume")?;
             settings.either("vocabulary", "init")?;
             if !prints {
-                return train::train(&settings, first == "profile");
+                return train::train(&settings, first);
             }
             say(&settings.to_toml(&[]));
         }

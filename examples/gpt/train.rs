@@ -6,22 +6,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx::nn::models::{Decoder, ModelConfig, save_model};
 use phalanx::nn::{Scope, load_state_dict};
-use phalanx::parallel::hybrid::decoder;
-use phalanx::parallel::launch::Rank;
+use phalanx::parallel::{hybrid::decoder, launch::Rank, planning::decoder_layers};
 use phalanx::train::text::Codec;
-use phalanx::train::{MeshRank, Progress, Result, Run, Settings, Trainer, check_memory, digest, start};
+use phalanx::train::{MeshRank, Progress, Result, Run, Settings, Trainer};
+use phalanx::train::{check_memory, digest, plan_decoder, start};
 
 use crate::generate::{self, FOLDERS};
 use crate::gpt::{FROM_FOLDER, Gpt, optimizers};
 
-/// Trains as the settings say, or profiles five steps of it.
-pub fn train(settings: &Settings<Gpt>, profiles: bool) -> Result<()> {
+/// Trains as the settings say, profiles five steps of it, or plans its pipeline.
+pub fn train(settings: &Settings<Gpt>, command: &str) -> Result<()> {
     let mut gpt = settings.resolve()?;
     gpt.check()?;
     let name = format!("{:08x}", digest(settings.to_toml(&[]).as_bytes()) as u32);
     gpt.run.rescue = Some(Path::new("target/gpt").join(name));
     let stop = ctrl_c();
-    start(&gpt.run, crate::complain, |process| train_here(&gpt, settings, profiles, process, &stop))
+    start(&gpt.run, crate::complain, |process| train_here(&gpt, settings, command, process, &stop))
 }
 
 /// A flag that Ctrl-C sets. The run ends after the step in which it is set.
@@ -42,7 +42,7 @@ fn ctrl_c() -> Arc<AtomicBool> {
 fn train_here(
     gpt: &Gpt,
     settings: &Settings<Gpt>,
-    profiles: bool,
+    command: &str,
     process: Option<&Rank>,
     stop: &Arc<AtomicBool>,
 ) -> Result<()> {
@@ -82,12 +82,13 @@ fn train_here(
     let part = |rank: &MeshRank| {
         Ok(decoder(&config, &run.layout, &rank.groups, &rank.scope(run), gpt.init.as_deref())?)
     };
-    if profiles {
-        trainer.profile(5, part)?.iter().for_each(|profile| crate::say(&profile.table()));
-        return Ok(());
-    }
-    if run.device.is_meta() {
-        trainer.memory(part)?.iter().for_each(|report| crate::say(report));
+    if ["plan", "profile"].contains(&command) || run.device.is_meta() {
+        let told: Vec<String> = match command {
+            "plan" => vec![plan_decoder(run, context, |s, x| Ok(decoder_layers(&config, s, x)?))?],
+            "profile" => trainer.profile(5, part)?.iter().map(|profile| profile.table()).collect(),
+            _ => trainer.memory(part)?,
+        };
+        told.iter().for_each(|text| crate::say(text));
         return Ok(());
     }
     if !gpt.quiet {

@@ -8,9 +8,8 @@ use phalanx_nn::{
     AnyUnit, Batch, Entry, Module, Parameter, Parameters, Scope, Sequential, SequentialConfig, cut,
 };
 use phalanx_parallel as parallel;
-use phalanx_parallel::hybrid::StagedModel;
+use phalanx_parallel::hybrid::{Layout, StagedModel};
 use phalanx_parallel::pipeline::ranks::{Chunks, Spec};
-use phalanx_parallel::pipeline::schedule::Schedule;
 use phalanx_tensor::DType;
 
 use crate::{Error, Result};
@@ -62,18 +61,25 @@ pub(crate) struct StagedLayers<F> {
 }
 
 impl<F> StagedLayers<F> {
-    /// The stages that the schedule gives to a pipeline's `rank`. The layers are cut evenly; if they cannot be, earlier stages have one
-    /// more. Every layer is a unit, which ZeRO gathers and frees by itself.
+    /// The stages that the layout gives to a pipeline's `rank`. The layers are cut as its plan says, or evenly; if they cannot be,
+    /// earlier stages have one more. Every layer is a unit, which ZeRO gathers and frees by itself.
     pub fn build(
         config: impl Fn() -> SequentialConfig,
         scope: &Scope,
-        schedule: &Schedule,
+        layout: &Layout,
         rank: usize,
         loss: F,
         counted: usize,
     ) -> Result<StagedLayers<F>> {
+        let schedule = layout.schedule()?;
         let stages = schedule.stages();
-        let layers_of = cut(config().len(), stages);
+        let layers_of = match &layout.plan {
+            Some(plan) => {
+                plan.check_layers(config().len(), "the layers in a row")?;
+                plan.stages().iter().map(|stage| stage.layers.clone()).collect()
+            }
+            None => cut(config().len(), stages),
+        };
         if layers_of.iter().any(Range::is_empty) {
             let layers = config().len();
             return Err(Error::Config(format!(

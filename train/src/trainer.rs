@@ -267,8 +267,8 @@ impl Trainer {
         }
         let (config, counted) = (self.config.clone(), self.counted);
         self.run_parts(|mesh_rank| {
-            let (schedule, rank) = (config.layout.schedule()?, mesh_rank.groups.along(Axis::Pp).rank());
-            StagedLayers::build(&layers, &mesh_rank.scope(&config), &schedule, rank, loss.clone(), counted)
+            let (layout, rank) = (&config.layout, mesh_rank.groups.along(Axis::Pp).rank());
+            StagedLayers::build(&layers, &mesh_rank.scope(&config), layout, rank, loss.clone(), counted)
         })
     }
 

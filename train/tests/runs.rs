@@ -4,6 +4,8 @@
 mod offload;
 #[path = "runs/packed.rs"]
 mod packed;
+#[path = "runs/plans.rs"]
+mod plans;
 #[path = "runs/reports.rs"]
 mod reports;
 #[path = "runs/settings.rs"]

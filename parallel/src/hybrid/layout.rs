@@ -4,6 +4,7 @@ use phalanx_nn::models::{ModelConfig, RecomputeMode};
 
 use crate::mesh::Mesh;
 use crate::pipeline::schedule::{Schedule, by_name, one_f_one_b};
+use crate::planning::StagePlan;
 use crate::tensor_parallel::TensorParallel;
 use crate::{Error, Result};
 
@@ -45,6 +46,9 @@ pub struct Layout {
     ///
     /// [`Pipeline::scatter_gather`]: crate::pipeline::ranks::Pipeline::scatter_gather
     pub scatter_gather: bool,
+    /// The stages with their layers and replicas, if they are not even. There are as many pipeline ranks as it has, and the
+    /// schedule is 1F1B.
+    pub plan: Option<StagePlan>,
 }
 
 impl Default for Layout {
@@ -61,6 +65,7 @@ impl Default for Layout {
             sequence_parallel: false,
             logits_max: None,
             scatter_gather: false,
+            plan: None,
         }
     }
 }
@@ -79,6 +84,9 @@ impl Layout {
     /// # Errors
     /// For an unknown name, and if a number is 0.
     pub fn schedule(&self) -> Result<Schedule> {
+        if let Some(plan) = &self.plan {
+            return plan.schedule(self.micro_batches);
+        }
         let schedule = by_name(&self.schedule, self.pp, self.chunks, self.micro_batches)?;
         Ok(if schedule.stages() == 1 { one_f_one_b(1, self.micro_batches)? } else { schedule })
     }
@@ -116,6 +124,10 @@ impl Layout {
                 "{blocks} blocks are to be {got} stages of each rank, wanted at most {most}"
             ));
         }
+        if let Some(plan) = &self.plan {
+            plan.decoder_stages(model.layers())?;
+            self.check_plan()?;
+        }
         let sub_batch = sequences / self.dp;
         if self.micro_batches > sub_batch {
             let pieces = self.micro_batches;
@@ -130,6 +142,29 @@ impl Layout {
         }
         let cut = self.sequence_parallel.then_some(positions);
         Ok(TensorParallel::check(model, self.tp, cut)?)
+    }
+
+    /// Refuses ranks, a schedule or micro-batches that are not those of the plan, if there is one.
+    ///
+    /// # Errors
+    /// If they are not.
+    pub fn check_plan(&self) -> Result<()> {
+        let Some(plan) = &self.plan else { return Ok(()) };
+        let replicas = plan.replicas();
+        let (ranks, most) = (plan.ranks(), replicas.iter().copied().max().unwrap_or(1));
+        let Layout { dp, pp, micro_batches, schedule, .. } = self;
+        let why = if *pp != ranks {
+            format!("got pp {pp}, wanted the {ranks} ranks of stages with replicas {replicas:?}")
+        } else if schedule != "1f1b" {
+            format!("got schedule {schedule}, wanted 1f1b")
+        } else if most > 1 && *dp > 1 {
+            format!("got dp {dp} around stages with replicas {replicas:?}, wanted 1")
+        } else if *micro_batches < most {
+            format!("got {micro_batches} micro-batches, wanted one for each of {most} replicas")
+        } else {
+            return Ok(());
+        };
+        Err(Error::Config(format!("{}: {why}", plan.name())))
     }
 
     /// The layout that works and has the least sum of differences; of several the one with the most ranks.

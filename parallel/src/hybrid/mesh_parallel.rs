@@ -54,7 +54,10 @@ impl MeshParallel {
             tied.as_ref().filter(|tied| tied.is_duplicate()).map(|tied| tied.table().name().to_string());
         let mut names: Vec<String> =
             model.parameters().iter().filter(|p| p.is_trained()).map(|p| p.name().into()).collect();
-        names.retain(|name| Some(name) != duplicate.as_ref());
+        // Replicas of a stage have equal gradients, of which the first's count.
+        let counts = |stage| schedule.ranks_of(stage).start == pipeline.rank();
+        let counts = schedule.stages_of(pipeline.rank()).all(counts);
+        names.retain(|name| counts && Some(name) != duplicate.as_ref());
         names.sort();
         names.dedup();
         let counted = all_names(pipeline, &names)?;

@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{Decoder, Documents, ModelConfig, RecomputeMode, check_size, load_weights};
-use phalanx_nn::{Batch, LayerFactory, OneDevice, Parameters, Scope};
+use phalanx_nn::{Batch, LayerFactory, OneDevice, Parameter, Parameters, Scope};
 use phalanx_tensor::Context;
 
 use super::Layout;
-use crate::Result;
 use crate::data_parallel::{DataParallel, NoSync};
 use crate::mesh::{Axis, Groups};
-use crate::pipeline::ranks::{Chunks, Spec, Stages};
+use crate::pipeline::ranks::{Chunks, SkipRoute, Spec, Stages, split_blocks};
 use crate::tensor_parallel::TensorParallel;
+use crate::{Error, Result};
 
 /// A rank's stages of a model, under any kind of parallel layers.
 pub trait StagedModel: Parameters + Send + Sync + 'static {
@@ -27,6 +27,31 @@ pub trait StagedModel: Parameters + Send + Sync + 'static {
 
     /// The shape and dtype of a batch's activations between two stages; `None` if only the stage before knows them.
     fn stream(&self, batch: &Batch) -> Option<Spec>;
+
+    /// [`StagedModel::run`] with any number of values between stages, as
+    /// [`Stages::forward_values`]. A model that has one value leaves it as it is.
+    ///
+    /// # Errors
+    /// As [`StagedModel::run`].
+    fn run_values(&self, stage: usize, inputs: &[Var], batch: &Batch, scale: f64) -> Result<Vec<Var>> {
+        if inputs.len() > 1 {
+            let got = inputs.len();
+            return Err(Error::Config(format!(
+                "stage {stage}: got {got} inputs for `StagedModel::run`, which takes one; wanted `StagedModel::run_values`"
+            )));
+        }
+        Ok(vec![self.run(stage, inputs.first(), batch, scale)?])
+    }
+
+    /// [`StagedModel::stream`] of a stage with any number of inputs.
+    fn streams(&self, _stage: usize, batch: &Batch) -> Option<Vec<Spec>> {
+        self.stream(batch).map(|spec| vec![spec])
+    }
+
+    /// The skips between stages, as [`Stages::skips`].
+    fn skips(&self) -> &[SkipRoute] {
+        &[]
+    }
 }
 
 /// A language model's batch has inputs and targets `[rows, positions]`, and perhaps the [`Documents`] of packed rows: for each
@@ -76,14 +101,23 @@ pub struct Step {
 }
 
 impl Stages for Step {
-    fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> Result<Var> {
+    fn forward_values(&self, stage: usize, micro_batch: usize, inputs: &[Var]) -> Result<Vec<Var>> {
         let batch = &self.micro_batches[micro_batch];
         let _context = Context::with(|c| c.batch_offset = batch.first_row as u64);
-        self.model.run(stage, input, batch, self.scale)
+        self.model.run_values(stage, inputs, batch, self.scale)
     }
 
-    fn input_spec(&self, _stage: usize, micro_batch: usize) -> Option<Spec> {
-        self.model.stream(&self.micro_batches[micro_batch])
+    fn input_specs(&self, stage: usize, micro_batch: usize) -> Option<Vec<Spec>> {
+        self.model.streams(stage, &self.micro_batches[micro_batch])
+    }
+
+    fn skips(&self) -> &[SkipRoute] {
+        self.model.skips()
+    }
+
+    /// Those of the rank, which has no other stage if this one has replicas.
+    fn parameters(&self, _stage: usize) -> Result<Vec<Parameter>> {
+        Ok(self.model.parameters())
     }
 
     fn no_sync(&self) -> Option<NoSync> {
@@ -121,8 +155,13 @@ fn cut(
 ) -> Result<Box<dyn StagedModel>> {
     let schedule = layout.schedule()?;
     weights.map_or(Ok(()), |folder| check_size(config, folder))?;
+    let rank = groups.along(Axis::Pp).rank();
+    let placed = match &layout.plan {
+        Some(plan) => plan.decoder_stages(config.layers())?,
+        None => split_blocks(config.layers(), schedule.stages())?,
+    };
     let mut model =
-        Chunks::build(config, &Arc::new(layers), scope, &schedule, groups.along(Axis::Pp).rank())?;
+        Chunks::build_stages(config, &Arc::new(layers), scope, &placed, schedule.stages_of(rank))?;
     if let Some(folder) = weights {
         model.iter().try_for_each(|stage| load_weights(stage, config, folder))?;
     }
@@ -142,5 +181,17 @@ impl StagedModel for Box<dyn StagedModel> {
 
     fn stream(&self, batch: &Batch) -> Option<Spec> {
         (**self).stream(batch)
+    }
+
+    fn run_values(&self, stage: usize, inputs: &[Var], batch: &Batch, scale: f64) -> Result<Vec<Var>> {
+        (**self).run_values(stage, inputs, batch, scale)
+    }
+
+    fn streams(&self, stage: usize, batch: &Batch) -> Option<Vec<Spec>> {
+        (**self).streams(stage, batch)
+    }
+
+    fn skips(&self) -> &[SkipRoute] {
+        (**self).skips()
     }
 }

@@ -3,7 +3,7 @@
 //! ```text
 //!                            balance_by_time, balance_by_size ──> block_partition ──> gpipe::Partition (one device a stage)
 //! Sequence ──> profile ─────┤
-//!                            profile() ──> plan: PipeDream's dynamic program ──> stages with replicas
+//!                            profile() ──> plan: PipeDream's dynamic program ──> StagePlan ──> stages of ranks, with replicas
 //!
 //! Transformer                parameters, FLOPs and activation memory by formula, before there is a model
 //! ```
@@ -34,6 +34,7 @@
 mod balance;
 mod partition;
 mod profile;
+mod stage_plan;
 #[cfg(test)]
 mod tests;
 mod transformer;
@@ -41,4 +42,5 @@ mod transformer;
 pub use balance::{balance_by_size, balance_by_time, block_partition};
 pub use partition::{Level, Plan, PlannedStage, plan};
 pub use profile::{LayerProfile, SizeConfig, profile};
+pub use stage_plan::{StagePlan, StageReplicas, decoder_layers};
 pub use transformer::{Degrees, RecomputeGranularity, Transformer};

@@ -36,7 +36,7 @@ pub fn joined(ranks: Vec<Outcome>) -> Outcome {
     for rank in ranks {
         all.losses.extend(rank.losses);
         for (name, state) in rank.state {
-            // The two copies of a tied table.
+            // The copies of a tied table, or of a stage with replicas.
             let other = all.state.insert(name.clone(), state.clone());
             assert!(other.is_none_or(|other| other == state), "{name}: two values");
         }
@@ -45,7 +45,7 @@ pub fn joined(ranks: Vec<Outcome>) -> Outcome {
 }
 
 fn together(case: &Case, mode: RecomputeMode) -> Outcome {
-    let ranks = launch::threads(case.stages, |rank| train(case, mode, &rank));
+    let ranks = launch::threads(case.ranks(), |rank| train(case, mode, &rank));
     joined(ranks.unwrap_or_else(|e| panic!("{case:?}: {e}")))
 }
 
@@ -66,7 +66,10 @@ fn check(case: &Case, modes: &[RecomputeMode]) {
 
 fn schemes(stages: usize) -> Vec<Scheme> {
     let intervals = [stages, stages + 1, 2 * stages + 1];
-    [Scheme::Stashing].into_iter().chain(intervals.map(Scheme::DoubleBuffered)).collect()
+    [Scheme::Stashing, Scheme::VerticalSync]
+        .into_iter()
+        .chain(intervals.map(Scheme::DoubleBuffered))
+        .collect()
 }
 
 #[test]
@@ -115,8 +118,41 @@ fn a_tied_table_is_of_the_first_stages_version_at_both_ends() {
 }
 
 #[test]
+fn replicas_of_a_stage_make_the_updates_of_one_device() {
+    let lists: [&[usize]; 5] = [&[2], &[2, 1], &[1, 2], &[1, 3, 1], &[2, 1, 3]];
+    for replicas in lists {
+        let ranks: usize = replicas.iter().sum();
+        for scheme in [Scheme::Stashing, Scheme::VerticalSync, Scheme::DoubleBuffered(ranks + 1)] {
+            // Some micro-batches are left over.
+            let case = Case::over(scheme, replicas, 2 * ranks + 7);
+            check(&case, &[Never]);
+            check(&Case { by: By::Momentum, dtype: DType::BF16, clip: 0.05, ..case }, &[Always]);
+        }
+    }
+}
+
+#[test]
+fn a_tied_table_is_of_one_version_at_stages_with_replicas() {
+    let synced = [Scheme::VerticalSync, Scheme::DoubleBuffered(6)];
+    let stashing = [Scheme::Stashing, Scheme::VerticalSync, Scheme::DoubleBuffered(6)];
+    let cases: [(&[usize], &[Scheme]); 3] =
+        [(&[2, 1], &stashing), (&[2, 1, 2], &stashing[..1]), (&[1, 2], &synced)];
+    for (replicas, schemes) in cases {
+        for &scheme in schemes {
+            let case = Case { tied: true, by: By::Momentum, ..Case::over(scheme, replicas, 12) };
+            check(&case, &[Never]);
+            check(&Case { by: By::AdamW, clip: 0.05, ..case }, &[ExceptLast]);
+        }
+    }
+    let case = Case { tied: true, ..Case::over(Scheme::Stashing, &[1, 2], 4) };
+    let error = launch::threads(3, |rank| train(&case, Never, &rank)).unwrap_err().to_string();
+    let wanted = "wte.weight: got a tied table at a first stage of 1 replicas and a last of 2, which update after unlike numbers";
+    assert!(error.contains(wanted), "{error}");
+}
+
+#[test]
 fn each_stages_norm_can_be_bounded() {
-    for scheme in [Scheme::Stashing, Scheme::DoubleBuffered(4)] {
+    for scheme in [Scheme::Stashing, Scheme::VerticalSync, Scheme::DoubleBuffered(4)] {
         let clipped = Case { clip: 0.05, ..Case::new(scheme, 3, 9) };
         check(&clipped, &[Never]);
         let free = simulated(&Case { clip: 0.0, by: By::Momentum, ..clipped.clone() });

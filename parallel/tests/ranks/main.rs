@@ -11,6 +11,9 @@ mod kit;
 mod odd;
 #[path = "../comm/port.rs"]
 mod port;
+mod replicas;
+mod skips;
 mod sync_batch_norm;
 mod twin;
+mod values;
 mod work;

@@ -14,7 +14,9 @@ use phalanx_nn::{
 };
 use phalanx_parallel::Result;
 use phalanx_parallel::pipeline::ranks::{Chunks, Spec, Stages, Weights};
-use phalanx_parallel::pipeline::schedule::{Asynchronous, double_buffered, one_f_one_b, weight_stashing};
+use phalanx_parallel::pipeline::schedule::{
+    Asynchronous, double_buffered_over, one_f_one_b, vertical_sync_over, weight_stashing_over,
+};
 use phalanx_tensor::{Context, DType, Device, Dims, RngKey, Tensor};
 
 use crate::gpt::{LENGTH, add_chains};
@@ -25,6 +27,8 @@ use crate::kit::WIDTH;
 pub enum Scheme {
     /// PipeDream.
     Stashing,
+    /// PipeDream with vertical sync.
+    VerticalSync,
     /// PipeDream-2BW, an update every so many micro-batches.
     DoubleBuffered(usize),
 }
@@ -40,6 +44,8 @@ pub enum By {
 pub struct Case {
     pub scheme: Scheme,
     pub stages: usize,
+    /// Of each stage.
+    pub replicas: Vec<usize>,
     pub micro_batches: usize,
     pub by: By,
     pub dtype: DType,
@@ -52,7 +58,14 @@ pub struct Case {
 impl Case {
     /// By AdamW, in f32, not clipped, not tied.
     pub fn new(scheme: Scheme, stages: usize, micro_batches: usize) -> Case {
-        Case { scheme, stages, micro_batches, by: By::AdamW, dtype: DType::F32, clip: 0.0, tied: false }
+        Case::over(scheme, &vec![1; stages], micro_batches)
+    }
+
+    /// [`Case::new`] over stages with replicas.
+    pub fn over(scheme: Scheme, replicas: &[usize], micro_batches: usize) -> Case {
+        let (stages, replicas) = (replicas.len(), replicas.to_vec());
+        let (by, dtype) = (By::AdamW, DType::F32);
+        Case { scheme, stages, replicas, micro_batches, by, dtype, clip: 0.0, tied: false }
     }
 
     pub fn config(&self) -> ModelConfig {
@@ -62,24 +75,48 @@ impl Case {
 
     pub fn plan(&self) -> Asynchronous {
         match self.scheme {
-            Scheme::Stashing => weight_stashing(self.stages, self.micro_batches),
-            Scheme::DoubleBuffered(interval) => double_buffered(self.stages, interval, self.micro_batches),
+            Scheme::Stashing => weight_stashing_over(&self.replicas, self.micro_batches),
+            Scheme::VerticalSync => vertical_sync_over(&self.replicas, self.micro_batches),
+            Scheme::DoubleBuffered(interval) => {
+                double_buffered_over(&self.replicas, interval, self.micro_batches)
+            }
         }
         .unwrap()
     }
 
+    pub fn ranks(&self) -> usize {
+        self.replicas.iter().sum()
+    }
+
+    /// The micro-batches of a mini-batch.
     pub fn interval(&self) -> usize {
         match self.scheme {
             Scheme::Stashing => 1,
+            Scheme::VerticalSync => (1..).find(|n| self.replicas.iter().all(|r| n % r == 0)).unwrap(),
             Scheme::DoubleBuffered(interval) => interval,
         }
     }
 
-    /// PipeDream, section 3.3: a micro-batch is injected after the updates of all that have come back by then. 2BW, section
-    /// 3.1: W(t + 1) = W(t) - lr * gradient(W(t - 1)), with W(0) in the place of W(-1).
-    fn version(&self, stage: usize, micro_batch: usize) -> usize {
+    /// The micro-batches of an update of a stage.
+    fn interval_of(&self, stage: usize) -> usize {
         match self.scheme {
-            Scheme::Stashing => micro_batch.saturating_sub(self.stages - 1 - stage),
+            Scheme::Stashing => self.replicas[stage],
+            _ => self.interval(),
+        }
+    }
+
+    /// PipeDream, section 3.3: a micro-batch is injected after the updates of all that have come back by then. With replicas a
+    /// replica of `r` has every `r`-th micro-batch, and its share of the ranks behind it in flight. 2BW, section 3.1:
+    /// W(t + 1) = W(t) - lr * gradient(W(t - 1)), with W(0) in the place of W(-1).
+    fn version(&self, stage: usize, micro_batch: usize) -> usize {
+        let back = |stage: usize| {
+            let (own, behind) = (self.replicas[stage], self.replicas[stage + 1..].iter().sum::<usize>());
+            (micro_batch / own).saturating_sub(behind.div_ceil(own))
+        };
+        match self.scheme {
+            Scheme::Stashing => back(stage),
+            // At every stage the version of the first.
+            Scheme::VerticalSync => back(0) * self.replicas[0] / self.interval(),
             Scheme::DoubleBuffered(interval) => (micro_batch / interval).saturating_sub(1),
         }
     }
@@ -270,10 +307,8 @@ impl Twin {
             let loss = pass(&self.model, micro_batches.start + number, case.interval(), None).unwrap();
             loss.backward().unwrap();
             self.outcome.add(&[loss.into_tensor()], &[]);
-            if (number + 1) % case.interval() > 0 {
-                continue;
-            }
-            for (s, stage) in stages.iter().enumerate() {
+            let updated = |&(s, _): &(usize, _)| (number + 1) % case.interval_of(s) == 0;
+            for (s, stage) in stages.iter().enumerate().filter(updated) {
                 load(stage, versions[s].last().unwrap());
                 self.optimizers[s].step_scaled(case.clipped(stage).unwrap()).unwrap();
                 self.optimizers[s].zero_grad().unwrap();

@@ -1,8 +1,8 @@
 //! What the generators give, literally, and the textual form.
 
 use phalanx_parallel::pipeline::schedule::{
-    Action, ActionKind, NAMES, Schedule, by_name, gpipe, interleaved, one_f_one_b, verify, with_transfers,
-    zb_h1, zb_h2, zb_v,
+    Action, ActionKind, NAMES, Schedule, by_name, gpipe, interleaved, one_f_one_b, replicated, verify,
+    with_transfers, zb_h1, zb_h2, zb_v,
 };
 
 fn same(schedule: Schedule, ranks: &[&str]) {
@@ -25,6 +25,32 @@ fn one_f_one_b_warms_up_with_the_ranks_behind() {
             "2F0 2F1 2B0 2F2 2B1 2F3 2B2 2F4 2B3 2F5 2B4 2B5",
             "3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4 3F5 3B5",
         ],
+    );
+}
+
+#[test]
+fn replicas_take_micro_batches_in_turn() {
+    let schedule = replicated(&[2, 1], 4).unwrap();
+    same(schedule.clone(), &["0F0 0F2 0B0 0B2", "0F1 0F3 0B1 0B3", "1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3"]);
+    assert_eq!((schedule.placement.clone(), schedule.replicas.clone()), (vec![0, 2], vec![2]));
+    assert_eq!([0, 1, 2].map(|m| schedule.rank_of(0, m).unwrap()), [0, 1, 0]);
+    same(
+        replicated(&[2, 1, 3], 6).unwrap(),
+        &[
+            "0F0 0F2 0F4 0B0 0B2 0B4",
+            "0F1 0F3 0F5 0B1 0B3 0B5",
+            "1F0 1F1 1F2 1F3 1B0 1F4 1B1 1F5 1B2 1B3 1B4 1B5",
+            "2F0 2B0 2F3 2B3",
+            "2F1 2B1 2F4 2B4",
+            "2F2 2B2 2F5 2B5",
+        ],
+    );
+    assert_eq!(replicated(&[1, 1, 1], 4).unwrap(), one_f_one_b(3, 4).unwrap());
+    let error = |replicas: &[usize], m| replicated(replicas, m).unwrap_err().to_string();
+    assert_eq!(error(&[1, 0], 2), "replicated: got 0 replicas, wanted at least 1");
+    assert_eq!(
+        error(&[1, 3], 2),
+        "replicated: got 2 micro-batches for 3 replicas, wanted at least one for each replica"
     );
 }
 

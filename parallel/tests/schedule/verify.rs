@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use phalanx_parallel::pipeline::schedule::{
-    Action, ActionKind, Costs, Error, NAMES, Schedule, Timeline, by_name, gpipe, one_f_one_b, simulate,
-    verify, with_transfers,
+    Action, ActionKind, Costs, Error, NAMES, Schedule, Timeline, by_name, gpipe, one_f_one_b, replicated,
+    simulate, verify, with_transfers,
 };
 use proptest::prelude::*;
 
@@ -250,4 +250,41 @@ proptest! {
         let wanted = (ranks - 1) as f64 / (chunks * micro_batches + ranks - 1) as f64;
         prop_assert!((timeline.bubble_by_makespan() - wanted).abs() < 1e-9);
     }
+}
+
+proptest! {
+    #[test]
+    fn replicas_of_any_numbers_run_without_buffers_and_read_back(
+        replicas in prop::collection::vec(1..5_usize, 1..5),
+        more in 0..9_usize,
+    ) {
+        let micro_batches = replicas.iter().max().unwrap() + more;
+        let schedule = replicated(&replicas, micro_batches).unwrap();
+        verify(&schedule, 0).unwrap();
+        let lists = with_transfers(&schedule).unwrap();
+        verify(&lists, 0).unwrap();
+        prop_assert_eq!(&lists.to_string().parse::<Schedule>().unwrap(), &lists);
+        // A rank of stage s holds at most the micro-batches that keep the later stages busy, and one.
+        let held = verify(&lists, usize::MAX).unwrap();
+        for (stage, &count) in replicas.iter().enumerate() {
+            let later: usize = replicas[stage + 1..].iter().sum();
+            prop_assert!(lists.ranks_of(stage).all(|rank| held[rank] <= later.div_ceil(count) + 1));
+        }
+    }
+}
+
+#[test]
+fn replicas_have_their_micro_batches_and_wait_for_the_sums_before() {
+    assert_eq!(
+        "0F0 0B0 0F1\n0B1".parse::<Schedule>().unwrap_err().to_string(),
+        "schedule, line 1: got \"0F1\", wanted a stage that no line before has"
+    );
+    // Micro-batch 2 comes after the gradients of 0, which wait for it at the second stage.
+    let early = "0F0 0B0 0F2 0B2\n0F1 0F3 0B1 0B3\n1F0 1F1 1F2 1F3 1B0 1B1 1B2 1B3";
+    assert!(found(early, 0).contains("0B0"), "{}", found(early, 0));
+    let shared = "0F0 1F0 1B0 0B0\n0F1 1F1 1B1 0B1";
+    assert_eq!(
+        found(shared, 0),
+        "verify: got another stage on a rank of stage 0, wanted no other beside a replica"
+    );
 }

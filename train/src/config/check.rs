@@ -32,6 +32,7 @@ impl Config {
         self.check_offload()?;
         self.check_batch()?;
         self.check_files()?;
+        self.check_plan()?;
         self.check_asynchronous()
     }
 
@@ -208,10 +209,25 @@ impl Config {
         }
     }
 
+    /// Refuses what does not go with stages that have replicas.
+    fn check_plan(&self) -> Result<()> {
+        self.layout.check_plan()?;
+        let Some(plan) = &self.layout.plan else { return Ok(()) };
+        if plan.ranks() == plan.stages().len() {
+            return Ok(());
+        }
+        match (self.asynchronous, self.zero) {
+            (None, 0) => Ok(()),
+            (Some(_), _) => refuse("`schedule` without flushes goes with a `plan` of one replica a stage"),
+            (None, zero) => refuse(format!("`zero` {zero} goes with a `plan` of one replica a stage")),
+        }
+    }
+
     fn check_asynchronous(&self) -> Result<()> {
         let Some(scheme) = self.asynchronous else { return Ok(()) };
         let name = match scheme {
             Asynchronous::WeightStashing => "pipedream",
+            Asynchronous::VerticalSync => "pipedream-vertical-sync",
             Asynchronous::DoubleBuffered => "pipedream-2bw",
         };
         let refuse = |why: String| refuse(format!("`schedule` {name} {why}"));
@@ -227,7 +243,7 @@ impl Config {
             return refuse("is not measured on `device` meta".into());
         }
         match scheme {
-            Asynchronous::WeightStashing if pieces > 1 => {
+            Asynchronous::WeightStashing | Asynchronous::VerticalSync if pieces > 1 => {
                 refuse(format!("updates after every micro-batch: got `micro-batches` {pieces}, wanted 1"))
             }
             Asynchronous::DoubleBuffered if pieces < pp => {
@@ -264,6 +280,7 @@ impl Keyed for Config {
     }
 
     fn settle(&mut self, given: &GivenValues<'_>) -> Result<()> {
+        self.settle_plan(given)?;
         self.settle_ranks(given)?;
         self.settle_pieces(given)?;
         self.settle_schedule(given)?;
@@ -314,6 +331,21 @@ impl Config {
                 "`ranks` {all} is no multiple of `tp` {tp} x `pp` {pp}; the nearest is `dp` {dp}, {ranks} ranks"
             )),
         }
+    }
+
+    /// Reads the plan, which says how many pipeline ranks there are.
+    fn settle_plan(&mut self, given: &GivenValues<'_>) -> Result<()> {
+        let Some(path) = &self.plan else { return Ok(()) };
+        let plan = crate::plan::read(path)?;
+        if let Some(pp) = whole(given, "pp").filter(|&pp| pp != plan.ranks()) {
+            let (wanted, replicas) = (plan.ranks(), plan.replicas());
+            return conflict(format!(
+                "{}: replicas {replicas:?} are {wanted} ranks, and `pp` is {pp}",
+                plan.name()
+            ));
+        }
+        (self.layout.pp, self.layout.plan) = (plan.ranks(), Some(plan));
+        Ok(())
     }
 
     /// Divides a rank's micro-batches among its chains.

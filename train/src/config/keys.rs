@@ -6,6 +6,7 @@ use phalanx_tensor::DType;
 
 use super::{Asynchronous, Backend, Config, Offload, OnDivergence, Plateau};
 use crate::choices;
+use crate::plan::{LINKS, links};
 use crate::settings::{Key, SettingValue, ValueKind};
 
 choices! {
@@ -22,6 +23,7 @@ const SCHEDULES: ValueKind = ValueKind::Choice(&[
     "zb-h2",
     "zb-v",
     "pipedream",
+    "pipedream-vertical-sync",
     "pipedream-2bw",
 ]);
 const RATES: ValueKind = ValueKind::Choice(&[
@@ -198,13 +200,30 @@ fn layout() -> Vec<Key<Config>> {
         Key::new("dp", "Data-parallel ranks", |c| &mut c.layout.dp),
         Key::new("tp", "Tensor-parallel ranks", |c| &mut c.layout.tp),
         Key::new("pp", "Pipeline ranks", |c| &mut c.layout.pp),
+        Key::new(
+            "plan",
+            "File of a pipeline's plan, which says the layers and the replicas of each stage; there are as many pipeline ranks",
+            |c| &mut c.plan,
+        ),
+        Key::with(
+            "links",
+            "Network for which a plan is made [default: all ranks at 1e10 bytes a second]",
+            ValueKind::Form(LINKS),
+            |c| c.links.clone(),
+            |c, text| {
+                links(text)?;
+                c.links = Some(text.into());
+                Some(())
+            },
+        ),
         Key::with(
             "schedule",
-            "Pipeline schedule [default: 1f1b]; pipedream and pipedream-2bw do not flush between steps: gradients are of weights some steps old, clip is for each stage's norm, and there are flushes where checkpoints are saved",
+            "Pipeline schedule [default: 1f1b]; pipedream, pipedream-vertical-sync and pipedream-2bw do not flush between steps: gradients are of weights some steps old, clip is for each stage's norm, and there are flushes where checkpoints are saved",
             SCHEDULES,
             |c| match c.asynchronous {
                 None => (c.layout.pp > 1).then(|| c.layout.schedule.clone()),
                 Some(Asynchronous::WeightStashing) => Some("pipedream".into()),
+                Some(Asynchronous::VerticalSync) => Some("pipedream-vertical-sync".into()),
                 Some(Asynchronous::DoubleBuffered) => Some("pipedream-2bw".into()),
             },
             |c, text| {
@@ -212,6 +231,7 @@ fn layout() -> Vec<Key<Config>> {
                 let name = names.iter().find(|name| **name == text)?;
                 c.asynchronous = match *name {
                     "pipedream" => Some(Asynchronous::WeightStashing),
+                    "pipedream-vertical-sync" => Some(Asynchronous::VerticalSync),
                     "pipedream-2bw" => Some(Asynchronous::DoubleBuffered),
                     _ => None,
                 };

@@ -80,6 +80,10 @@ pub struct Config {
     /// A loss counts as exploding if it is more than this many times the mean of the last losses, and above the mean of the run's first
     /// losses.
     pub explodes_at: f64,
+    /// The file of a pipeline's plan. [`Settings`](crate::Settings) read it into [`Layout::plan`].
+    pub plan: Option<PathBuf>,
+    /// The levels of the network for which [`plan_layers`](crate::plan_layers) plans: `WIDTHxBYTES_A_SECOND`, the lowest first.
+    pub links: Option<String>,
     /// Folder for checkpoints and metrics.
     pub out: Option<PathBuf>,
     /// Folder for the checkpoint of a run that is interrupted and has no other folder.
@@ -104,6 +108,8 @@ pub struct Plateau {
 pub enum Asynchronous {
     /// PipeDream: weights are kept until their backward pass. Source: Narayanan and others (2019).
     WeightStashing,
+    /// PipeDream with vertical sync: a micro-batch uses one version of the weights at all stages. Source: as PipeDream.
+    VerticalSync,
     /// PipeDream-2BW: two versions of the weights. Source: Narayanan and others (2021).
     DoubleBuffered,
 }
@@ -186,6 +192,8 @@ impl Default for Config {
             patience: None,
             on_divergence: OnDivergence::Stop,
             explodes_at: 10.0,
+            plan: None,
+            links: None,
             out: None,
             rescue: None,
             resume: None,
@@ -219,8 +227,11 @@ impl Config {
 
     /// The settings that must be equal on all ranks, as text. Paths, threads and devices may differ.
     pub fn in_common(&self) -> String {
+        let plan = self.layout.plan.clone().map(|plan| plan.named("plan"));
         let common = Config {
+            layout: Layout { plan, ..self.layout.clone() },
             out: None,
+            plan: None,
             rescue: None,
             offload_dir: None,
             workers: 0,
@@ -275,6 +286,7 @@ mod tests {
             sequence_parallel: true,
             scatter_gather: true,
             logits_max: Some(4096),
+            plan: None,
         };
         Config {
             steps: 9,
@@ -310,6 +322,8 @@ mod tests {
             patience: Some(4),
             on_divergence: OnDivergence::Rollback { most: 3 },
             explodes_at: 2.5,
+            plan: None,
+            links: Some("4x1e9".into()),
             out: Some("a \"b\"\n".into()),
             rescue: None,
             resume: Some("true".into()),

@@ -17,7 +17,7 @@ use phalanx_parallel::comm::Comm;
 use phalanx_parallel::hybrid::StagedModel;
 use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{AsynchronousPipeline, Executed, Observer, Spec, Stages, Weights};
-use phalanx_parallel::pipeline::schedule::{self, double_buffered, weight_stashing};
+use phalanx_parallel::pipeline::schedule::{self, double_buffered, vertical_sync, weight_stashing};
 use phalanx_parallel::tensor_parallel::sum_squares;
 use phalanx_tensor::{Context, DType, RngKey, unpoisoned};
 
@@ -101,6 +101,7 @@ fn plan(
 ) -> Result<schedule::Asynchronous> {
     let plan = match kind {
         Asynchronous::WeightStashing => weight_stashing(stages, micro_batches),
+        Asynchronous::VerticalSync => vertical_sync(stages, micro_batches),
         Asynchronous::DoubleBuffered => double_buffered(stages, interval, micro_batches),
     };
     Ok(plan.map_err(parallel::Error::from)?)
@@ -172,19 +173,19 @@ impl StageWork {
 }
 
 impl Stages for StageWork {
-    fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> parallel::Result<Var> {
+    fn forward_values(&self, stage: usize, micro_batch: usize, inputs: &[Var]) -> parallel::Result<Vec<Var>> {
         let (step, batch) = self.batch(micro_batch)?;
         let _context = Context::with(|c| {
             c.set_train(true);
             c.batch_offset = batch.first_row as u64;
             c.rng = RngKey { seed: self.seed, step };
         });
-        self.model.run(stage, input, &batch, self.scale).map_err(|error| self.fails(step, error))
+        self.model.run_values(stage, inputs, &batch, self.scale).map_err(|error| self.fails(step, error))
     }
 
-    fn input_spec(&self, _stage: usize, micro_batch: usize) -> Option<Spec> {
+    fn input_specs(&self, stage: usize, micro_batch: usize) -> Option<Vec<Spec>> {
         let (_, batch) = self.batch(micro_batch).ok()?;
-        self.model.stream(&batch)
+        self.model.streams(stage, &batch)
     }
 }
 

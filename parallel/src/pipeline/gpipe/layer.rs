@@ -54,6 +54,13 @@ impl Sequence {
         &self.layers
     }
 
+    /// The same layers as a part of a longer sequence, in which the first of them has the number `first`. Paths and errors have
+    /// these numbers.
+    #[must_use]
+    pub fn numbered_from(self, first: usize) -> Sequence {
+        Sequence { first, ..self }
+    }
+
     /// The skips that each layer stashes and pops.
     pub fn skippables(&self) -> Vec<Skippable> {
         self.layers.iter().map(|layer| layer.skippable()).collect()
@@ -72,7 +79,7 @@ impl Sequence {
     pub(crate) fn run_layers(&self, layers: Range<usize>, input: Batch, skips: &mut Skips) -> Result<Batch> {
         let layers = self.layers.iter().enumerate().take(layers.end).skip(layers.start);
         layers.into_iter().try_fold(input, |batch, (i, layer)| {
-            skips.within(i, layer.skippable(), |skips| layer.run(batch, skips))
+            skips.within(self.first + i, layer.skippable(), |skips| layer.run(batch, skips))
         })
     }
 }

@@ -215,12 +215,12 @@ impl Skips {
     }
 
     /// Keeps a value that another stage has stashed.
-    pub(super) fn hold(&mut self, skip: &Skip, value: Option<Var>) {
+    pub(crate) fn hold(&mut self, skip: &Skip, value: Option<Var>) {
         self.held.insert(skip.clone(), value);
     }
 
     /// Takes a value that another stage pops.
-    pub(super) fn take(&mut self, skip: &Skip) -> Option<Option<Var>> {
+    pub(crate) fn take(&mut self, skip: &Skip) -> Option<Option<Var>> {
         self.held.remove(skip)
     }
 

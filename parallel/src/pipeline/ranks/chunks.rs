@@ -84,10 +84,29 @@ impl<L: LayerFactory> Chunks<Decoder<L>> {
         rank: usize,
     ) -> Result<Chunks<Decoder<L>>> {
         let placed = split_blocks(config.layers(), schedule.stages())?;
+        Chunks::build_stages(config, layers, scope, &placed, schedule.stages_of(rank))
+    }
+
+    /// Builds some stages of a model that is divided into `placed`, such as
+    /// [`StagePlan::decoder_stages`](crate::planning::StagePlan::decoder_stages). If the first and the last stage of a model with a
+    /// tied table are among `own`, both share it.
+    ///
+    /// # Errors
+    /// If a stage cannot be built, or there is none of its number.
+    pub fn build_stages(
+        config: &ModelConfig,
+        layers: &Arc<L>,
+        scope: &Scope,
+        placed: &[DecoderStage],
+        own: impl IntoIterator<Item = usize>,
+    ) -> Result<Chunks<Decoder<L>>> {
         let mut chunks: Vec<(usize, Decoder<L>)> = Vec::new();
-        for stage in schedule.stages_of(rank) {
+        for stage in own {
+            let missing =
+                || Error::Config(format!("got stage {stage} of a model of {} stages", placed.len()));
+            let part = placed.get(stage).cloned().ok_or_else(missing)?;
             let first = chunks.first().map(|(_, first)| first);
-            let chunk = config.init_stage_beside(layers, scope, placed[stage].clone(), first)?;
+            let chunk = config.init_stage_beside(layers, scope, part, first)?;
             chunks.push((stage, chunk));
         }
         Ok(Chunks(chunks))

@@ -7,12 +7,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx_nn::autograd::{
-    Leaf, Recompute, Var, WeightWork, backward_inputs, checkpoint_apart, is_grad_enabled, waiting,
+    Leaf, Options, Recompute, Var, WeightWork, backward, backward_inputs, checkpoint_apart, is_grad_enabled,
+    waiting,
 };
 use phalanx_nn::models::RecomputeMode;
-use phalanx_tensor::{Category, Device, Tensor};
+use phalanx_tensor::{Category, DType, Device, Tensor};
 
 use super::parts::Parts;
+use super::skips::{join_inputs, join_outputs, split_inputs, split_outputs};
+use super::transfer::take;
 use super::versions::Updates;
 use super::{Spec, Stages};
 use crate::catch_panic::catch_panic;
@@ -61,10 +64,12 @@ pub(super) struct ScheduleRun<'a, S> {
     /// Sends that may still be under way.
     pub(super) sent: Vec<(Action, Pending)>,
     pub(super) losses: Vec<Option<Tensor>>,
+    /// The leaves of this rank's stage, if it has replicas.
+    pub(super) sums: Vec<Leaf>,
     /// The action after this one.
     pub(super) following: Option<Action>,
     /// The weight versions and updates, in a schedule without flushes.
-    updates: Option<Updates<'a>>,
+    pub(super) updates: Option<Updates<'a>>,
 }
 
 impl<'a, S: Stages> ScheduleRun<'a, S> {
@@ -78,6 +83,7 @@ impl<'a, S: Stages> ScheduleRun<'a, S> {
             held,
             sent: Vec::new(),
             losses,
+            sums: Vec::new(),
             following: None,
             updates: None,
         }
@@ -90,9 +96,23 @@ impl<'a, S: Stages> ScheduleRun<'a, S> {
 
     /// Carries out the actions of these kinds, and returns the losses.
     pub(super) fn run(mut self, wanted: impl Fn(ActionKind) -> bool) -> Result<Vec<Tensor>> {
+        let trains = wanted(ActionKind::Backward);
+        if trains {
+            self.at_the_ends(Self::begin_sums)?;
+        }
         self.run_actions(wanted)?;
+        if trains {
+            self.at_the_ends(Self::share_last_sum)?;
+        }
+        self.at_the_ends(Self::collect_losses)?;
+        self.reap_sends(true)?;
         self.updates.take().map_or(Ok(()), Updates::end)?;
         Ok(self.losses.into_iter().flatten().collect())
+    }
+
+    /// Runs what comes before or after all actions. If it fails, the run of all ranks ends.
+    fn at_the_ends(&mut self, f: impl FnOnce(&mut Self) -> Result<()>) -> Result<()> {
+        f(self).inspect_err(|error| self.executor.comm.fail(&error.to_string()))
     }
 
     fn run_actions(&mut self, wanted: impl Fn(ActionKind) -> bool) -> Result<()> {
@@ -151,9 +171,13 @@ impl<'a, S: Stages> ScheduleRun<'a, S> {
     fn act(&mut self, action: Action) -> Result<()> {
         match action.kind {
             ActionKind::Forward => self.forward(action),
-            ActionKind::Backward | ActionKind::Input => self.backward(action),
-            ActionKind::Weight => self.weight(action),
-            ActionKind::Update => self.updates.iter_mut().try_for_each(|updates| updates.update(action)),
+            ActionKind::Input => self.backward(action),
+            ActionKind::Backward => self.backward(action).and_then(|()| self.add_in_order(action)),
+            ActionKind::Weight => self.weight(action).and_then(|()| self.add_in_order(action)),
+            ActionKind::Update => {
+                self.share_sums(action)?;
+                self.updates.iter_mut().try_for_each(|updates| updates.update(action))
+            }
             ActionKind::SendForward => self.send_forward(action),
             ActionKind::RecvForward => self.receive_forward(action),
             ActionKind::SendBackward => self.send_backward(action),
@@ -168,7 +192,7 @@ impl<S> ScheduleRun<'_, S> {
         self.cells.entry(Cell { stage, micro_batch }).or_default()
     }
 
-    /// How many micro-batches a sum of gradients has: all, or those of an update.
+    /// How many micro-batches form a mini-batch: all, or those of an update.
     pub(super) fn interval(&self) -> usize {
         self.updates.as_ref().map_or(self.losses.len(), |updates| updates.interval())
     }
@@ -177,12 +201,12 @@ impl<S> ScheduleRun<'_, S> {
         self.executor.comm.rank()
     }
 
-    pub(super) fn rank_of(&self, stage: usize) -> Option<usize> {
-        self.executor.schedule.placement.get(stage).copied()
+    pub(super) fn rank_of(&self, stage: usize, micro_batch: usize) -> Option<usize> {
+        self.executor.schedule.rank_of(stage, micro_batch)
     }
 
     pub(super) fn is_last(&self, stage: usize) -> bool {
-        stage + 1 == self.executor.schedule.placement.len()
+        stage + 1 == self.executor.schedule.stages()
     }
 }
 
@@ -194,16 +218,16 @@ pub(super) fn missing(what: &str) -> Error {
 /// What a rank keeps of a cell, each field until the action that uses it.
 #[derive(Default)]
 pub(super) struct InFlight {
-    /// The stage's input, for `F`.
-    pub(super) input: Option<Tensor>,
-    /// The stage's output, for `SEND_F`.
-    pub(super) output: Option<Tensor>,
+    /// The stage's inputs, for `F`.
+    pub(super) input: Vec<Tensor>,
+    /// The stage's outputs, for `SEND_F`.
+    pub(super) output: Vec<Tensor>,
     /// The autograd graph of the forward pass, for `B` or `I`.
     pub(super) graph: Option<Graph>,
-    /// The output's gradient, for `B` or `I`.
-    pub(super) output_grad: Option<Tensor>,
-    /// The input's gradient, for `SEND_B`.
-    pub(super) input_grad: Option<Tensor>,
+    /// The gradients of the floating-point outputs, for `B` or `I`.
+    pub(super) output_grad: Vec<Tensor>,
+    /// The gradients of the floating-point inputs, for `SEND_B`.
+    pub(super) input_grad: Vec<Tensor>,
     /// The weights' part of the backward pass, for `W`.
     pub(super) weights: Option<WeightPass>,
 }
@@ -213,18 +237,18 @@ impl InFlight {
     pub(super) fn is_empty(&self) -> bool {
         let InFlight { input, output, graph, output_grad, input_grad, weights } = self;
         let tensors = [input, output, output_grad, input_grad];
-        tensors.iter().all(|tensor| tensor.is_none()) && graph.is_none() && weights.is_none()
+        tensors.iter().all(|tensors| tensors.is_empty()) && graph.is_none() && weights.is_none()
     }
 }
 
 /// The graph that a forward pass records for the backward pass.
 pub(super) struct Graph {
-    /// The input as a leaf: its gradient goes to the stage before.
-    pub(super) input: Option<Leaf>,
-    /// The output. Of every stage but the last, only the node, without the values.
-    pub(super) root: Var,
-    /// The shape and dtype of the output.
-    pub(super) output: Spec,
+    /// The floating-point inputs as leaves: their gradients go to the stage before. `None` for other inputs.
+    pub(super) inputs: Vec<Option<Leaf>>,
+    /// The floating-point outputs. Of every stage but the last, only the nodes, without the values.
+    pub(super) roots: Vec<Var>,
+    /// The shapes and dtypes of all that the stage sends on: its outputs, and the skips that pass it.
+    pub(super) sent: Vec<Spec>,
     /// The recomputation of the stage, if its values were not kept.
     pub(super) recompute: Option<Recompute>,
 }
@@ -234,45 +258,59 @@ pub(super) struct WeightPass(pub(super) Option<WeightWork>);
 
 impl<S: Stages> ScheduleRun<'_, S> {
     pub(super) fn forward(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
-        let input = match stage {
-            0 => None,
-            _ => {
-                let input = self.cell(stage, micro_batch).input.take();
-                Some(Leaf::new(input.ok_or_else(|| missing("input"))?, false)?)
-            }
+        let given = match stage {
+            0 => Vec::new(),
+            _ => take(&mut self.cell(stage, micro_batch).input, "input")?,
         };
-        let (output, recompute) = self.compute(stage, micro_batch, input.as_ref().map(Leaf::var).as_ref())?;
-        let root = if self.is_last(stage) { output.clone() } else { output.place()? };
-        let (spec, output) = (Spec::of(output.tensor()), output.into_tensor());
-        let graph = Graph { input, root, output: spec, recompute };
+        let routes = self.stages.skips();
+        let (given, passing) = split_inputs(routes, stage, given);
+        let (inputs, values) = leaves(given)?;
+        let (outputs, recompute) = self.compute(stage, micro_batch, values)?;
+        let last = self.is_last(stage);
+        let floats = outputs.iter().filter(|output| output.dtype().is_float());
+        let roots = floats.map(|output| if last { Ok(output.clone()) } else { Ok(output.place()?) });
+        let roots = roots.collect::<Result<Vec<Var>>>()?;
+        if roots.is_empty() || (last && outputs.len() > 1) {
+            let wanted = if last { "the loss alone" } else { "a floating-point one, and any others" };
+            let dtypes: Vec<DType> = outputs.iter().map(Var::dtype).collect();
+            return Err(Error::Config(format!("got outputs of dtypes {dtypes:?}, wanted {wanted}")));
+        }
+        let outputs = outputs.into_iter().map(Var::into_tensor).collect();
+        let mut outputs = join_outputs(routes, stage, outputs, passing);
+        let graph = Graph { inputs, roots, sent: outputs.iter().map(Spec::of).collect(), recompute };
         self.cell(stage, micro_batch).graph = is_grad_enabled().then_some(graph);
-        match self.rank_of(stage + 1) {
-            None => self.losses[micro_batch] = Some(output),
-            Some(rank) if rank == self.rank() => self.cell(stage + 1, micro_batch).input = Some(output),
-            Some(_) => self.cell(stage, micro_batch).output = Some(output),
+        match self.rank_of(stage + 1, micro_batch) {
+            None => self.losses[micro_batch] = outputs.pop(),
+            Some(rank) if rank == self.rank() => self.cell(stage + 1, micro_batch).input = outputs,
+            Some(_) => self.cell(stage, micro_batch).output = outputs,
         }
         Ok(())
     }
 
-    /// The stage's output, and its recomputation if its values are not kept.
+    /// The stage's outputs, and its recomputation if its values are not kept.
     fn compute(
         &self,
         stage: usize,
         micro_batch: usize,
-        input: Option<&Var>,
-    ) -> Result<(Var, Option<Recompute>)> {
+        inputs: Vec<Var>,
+    ) -> Result<(Vec<Var>, Option<Recompute>)> {
         let recompute = micro_batch < self.executor.recompute.recomputed(self.losses.len());
         let part = self.part_of_batch(micro_batch);
         if !recompute {
             let _part = part.enter();
-            return Ok((self.stages.forward(stage, micro_batch, input)?, None));
+            return Ok((self.stages.forward_values(stage, micro_batch, &inputs)?, None));
         }
         let stages = Arc::clone(self.stages);
         let forward = move |inputs: &[Var]| {
             let _part = part.enter();
-            Ok(stages.forward(stage, micro_batch, inputs.first())?)
+            // Backward begins at the outputs in this order: see `backward`.
+            let mut outputs = stages.forward_values(stage, micro_batch, inputs)?;
+            outputs.reverse();
+            Ok(outputs)
         };
-        Ok(checkpoint_apart(forward, input.as_slice())?)
+        let (mut outputs, recompute) = checkpoint_apart(forward, &inputs.iter().collect::<Vec<_>>())?;
+        outputs.reverse();
+        Ok((outputs, recompute))
     }
 
     /// The micro-batch as a part of its mini-batch, for layers that ask.
@@ -281,53 +319,76 @@ impl<S: Stages> ScheduleRun<'_, S> {
         MicroBatch { index: micro_batch % count, count }
     }
 
-    /// The shape and dtype of a stage's input, if the caller's [`Stages`] knows it.
-    pub(super) fn input_spec(&self, stage: usize, micro_batch: usize) -> Option<Spec> {
+    /// The shapes and dtypes of a stage's inputs, if the caller's [`Stages`] knows them.
+    pub(super) fn input_specs(&self, stage: usize, micro_batch: usize) -> Option<Vec<Spec>> {
         let _part = self.part_of_batch(micro_batch).enter();
-        self.stages.input_spec(stage, micro_batch)
+        self.stages.input_specs(stage, micro_batch)
     }
 
     /// `B`, or `I`, which leaves the weights' part for `W`.
     pub(super) fn backward(&mut self, Action { stage, micro_batch, kind }: Action) -> Result<()> {
-        let _accumulate = self.no_sync(micro_batch);
-        let last = self.is_last(stage);
+        let _accumulate = self.no_sync(stage, micro_batch);
+        let (last, stages) = (self.is_last(stage), self.stages);
         let cell = self.cell(stage, micro_batch);
-        let Graph { input, root, .. } = cell.graph.take().ok_or_else(|| missing("graph"))?;
-        let grad = cell.output_grad.take().map(Var::new);
-        if grad.is_none() && !last {
+        let Graph { inputs, roots, sent, .. } = cell.graph.take().ok_or_else(|| missing("graph"))?;
+        let mut grads = std::mem::take(&mut cell.output_grad).into_iter();
+        // In the places of what the stage has sent; there are none of other dtypes, nor of the loss.
+        let grads = sent.iter().map(|spec| spec.dtype.is_float().then(|| grads.next()).flatten());
+        let (grads, passing) = split_outputs(stages.skips(), stage, grads.collect());
+        let grads: Vec<Var> = grads.into_iter().flatten().map(Var::new).collect();
+        if grads.len() != roots.len() && !last {
             return Err(missing("gradient of the output"));
         }
-        // The stages up to here train nothing if the root requires no gradient.
-        let trains = root.requires_grad();
-        match (kind, grad) {
-            (ActionKind::Input, grad) => {
-                let weights = trains.then(|| backward_inputs(&[(root, grad)])).transpose()?;
-                cell.weights = Some(WeightPass(weights));
-            }
-            _ if !trains => {}
-            (_, Some(grad)) => root.backward_with(grad)?,
-            (_, None) => root.backward()?,
+        let grads = grads.into_iter().map(Some).chain(std::iter::repeat(None));
+        // The stages up to here train nothing if no root requires a gradient.
+        let grads: Vec<Option<Var>> = grads.take(roots.len()).collect();
+        let roots = roots.into_iter().zip(grads).filter(|(root, _)| root.requires_grad());
+        // One device adds first what is used last, and later stages use what is later in the list.
+        let mut roots: Vec<(Var, Option<Var>)> = roots.rev().collect();
+        if kind == ActionKind::Input {
+            let weights = (!roots.is_empty()).then(|| backward_inputs(&roots)).transpose()?;
+            cell.weights = Some(WeightPass(weights));
+        } else if roots.len() > 1 {
+            backward(&roots, Options::default())?;
+        } else if let Some((root, grad)) = roots.pop() {
+            // By value, so that the gradient is freed as soon as it is used.
+            grad.map_or_else(|| root.backward(), |grad| root.backward_with(grad))?;
         }
-        let Some(input) = input else { return Ok(()) };
-        let grad = input_grad(&input)?;
-        match self.rank_of(stage - 1) {
-            Some(rank) if rank == self.rank() => self.cell(stage - 1, micro_batch).output_grad = Some(grad),
-            _ => self.cell(stage, micro_batch).input_grad = Some(grad),
+        drop(roots);
+        if stage == 0 {
+            return Ok(());
+        }
+        let grads = inputs.iter().map(|input| input.as_ref().map(input_grad).transpose());
+        let grads = join_inputs(stages.skips(), stage, grads.collect::<Result<_>>()?, passing);
+        let grads = grads.into_iter().flatten().collect();
+        match self.rank_of(stage - 1, micro_batch) {
+            Some(rank) if rank == self.rank() => self.cell(stage - 1, micro_batch).output_grad = grads,
+            _ => self.cell(stage, micro_batch).input_grad = grads,
         }
         Ok(())
     }
 
     pub(super) fn weight(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
-        let _accumulate = self.no_sync(micro_batch);
+        let _accumulate = self.no_sync(stage, micro_batch);
         let weights = self.cell(stage, micro_batch).weights.take();
         let WeightPass(weights) = weights.ok_or_else(|| missing("weights' part of a backward pass"))?;
         Ok(weights.map_or(Ok(()), |weights| weights.run())?)
     }
 
     /// A guard that keeps gradients on this rank, except for the last micro-batch of a sum, which completes them.
-    fn no_sync(&self, micro_batch: usize) -> Option<NoSync> {
-        if (micro_batch + 1).is_multiple_of(self.interval()) { None } else { self.stages.no_sync() }
+    fn no_sync(&self, stage: usize, micro_batch: usize) -> Option<NoSync> {
+        if (micro_batch + 1).is_multiple_of(self.sum_of(stage)) { None } else { self.stages.no_sync() }
     }
+}
+
+/// The values of a stage's inputs, and those of floating-point dtypes as leaves.
+fn leaves(inputs: Vec<Tensor>) -> Result<(Vec<Option<Leaf>>, Vec<Var>)> {
+    let of = |input: Tensor| {
+        let leaf = input.dtype().is_float().then(|| Leaf::new(input.clone(), false)).transpose()?;
+        let value = leaf.as_ref().map_or_else(|| Var::new(input), Leaf::var);
+        Ok((leaf, value))
+    };
+    Ok(inputs.into_iter().map(of).collect::<Result<Vec<_>>>()?.into_iter().unzip())
 }
 
 /// The gradient of a stage's input: zeros if the stage did not use the input.

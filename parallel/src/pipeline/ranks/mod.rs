@@ -20,6 +20,7 @@
 //! | running a schedule | [`Pipeline`]; without flushes, where updates are actions, [`AsynchronousPipeline`] |
 //! | the computation of the stages, which the caller brings | [`Stages`] as a type, [`StageFn`] as a function of the batch |
 //! | dividing a model's blocks among stages | [`split_blocks`]; [`Chunks`] are the stages of one rank |
+//! | layers in a row of a program's own, with skips | [`StagedSequence`]; [`SkipRoute`] is a skip between stages |
 //! | a table that the first and the last stage share | [`TiedTable`] |
 //!
 //! Data parallelism over the ranks with the same stages of other pipelines goes around it:
@@ -31,13 +32,17 @@
 //! replicas.finish()
 //!
 //! pipeline ──> executor <──> transfer ──> parts    chunks    tied
-//!     └──────────> └──> versions    stages
+//!     └──────────> ├──> versions    stages ──> skips <── sequence ──> chunks
+//!                  └──> replicas
 //! ```
 
 mod chunks;
 mod executor;
 mod parts;
 mod pipeline;
+mod replicas;
+mod sequence;
+mod skips;
 mod stages;
 mod tied;
 mod transfer;
@@ -48,6 +53,8 @@ pub use chunks::place;
 pub use chunks::{Chunks, split_blocks};
 pub use executor::{Executed, Observer};
 pub use pipeline::{AsynchronousPipeline, Pipeline};
+pub use sequence::StagedSequence;
+pub use skips::SkipRoute;
 pub use stages::{Spec, StageArgs, StageFn, Stages, StagesOnBatch};
 pub use tied::TiedTable;
 pub use versions::Weights;

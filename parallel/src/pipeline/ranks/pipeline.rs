@@ -8,7 +8,7 @@ use phalanx_tensor::{Context, Device, Tensor};
 
 use super::executor::{Executor, ScheduleRun};
 use super::parts::Parts;
-use super::versions::Updates;
+use super::versions::{Ends, Updates};
 use super::{Observer, Stages, Weights};
 use crate::comm::Comm;
 use crate::pipeline::schedule::{
@@ -175,6 +175,9 @@ impl Pipeline {
 /// embedding's, takes the step and sends the new table back. The last stage uses it from the micro-batch on that needs it. The
 /// last stage's copy has no gradient when that stage is updated, so optimizers do not change it.
 ///
+/// **Stages with replicas** ([`weight_stashing_over`](crate::pipeline::schedule::weight_stashing_over) and its like): the replicas of a
+/// stage add their gradients in the order of the micro-batches before each update, which all of them make alike.
+///
 /// **Data parallelism**, [`Ddp`](crate::data_parallel::Ddp) over the ranks with the same stage, needs [`Stages::no_sync`] and, in
 /// [`Weights::update`], the calls `finish`, the step, `updated`, `zero_grad`, and `begin` for the next update. The first `begin`
 /// comes before the run. Two things are refused: tied tables with replicas, since their buckets would wait for gradients that
@@ -228,8 +231,8 @@ impl Pipeline {
 pub struct AsynchronousPipeline {
     pipeline: Pipeline,
     plan: Asynchronous,
-    /// The group of the ranks of the first and the last stage, if these are two ranks and this is one of them.
-    ends: Option<Comm>,
+    /// The ranks of the first and the last stage, if these are two stages and this is one of the ranks.
+    ends: Option<Ends>,
 }
 
 impl AsynchronousPipeline {
@@ -240,10 +243,7 @@ impl AsynchronousPipeline {
     pub fn new(plan: &Asynchronous, comm: Comm, device: Device) -> Result<AsynchronousPipeline> {
         plan.verify(usize::MAX)?;
         let pipeline = Pipeline::of(&plan.schedule, comm, device)?;
-        let (comm, placement) = (&pipeline.executor.comm, &plan.schedule.placement);
-        let ends = [placement[0], placement[placement.len() - 1]];
-        let has_ends = ends[0] != ends[1] && ends.contains(&comm.rank());
-        let ends = has_ends.then(|| comm.group(&ends)).transpose()?;
+        let ends = Ends::new(&plan.schedule, &pipeline.executor.comm)?;
         Ok(AsynchronousPipeline { pipeline, plan: plan.clone(), ends })
     }
 
@@ -278,7 +278,8 @@ impl AsynchronousPipeline {
     /// need another version, or if a parameter has no storage of its own (`Zero`'s).
     pub fn train<S: Stages>(&self, stages: &Arc<S>, weights: &mut dyn Weights) -> Result<Vec<Tensor>> {
         let _pass = Context::one_pass();
-        let updates = Updates::new(&self.plan, self.stages(), self.ends.as_ref(), weights)?;
+        let rank = self.pipeline.executor.comm.rank();
+        let updates = Updates::new(&self.plan, rank, self.stages(), self.ends.as_ref(), weights)?;
         ScheduleRun::new(&self.pipeline.executor, stages).updated_by(updates).run(|_| true)
     }
 

@@ -5,12 +5,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::cut;
+use phalanx_nn::{Parameter, cut};
 use phalanx_tensor::{DType, Dims, Tensor};
 
-use crate::Result;
 use crate::data_parallel::{DataParallel, NoSync};
 use crate::pipeline::MicroBatch;
+
+use super::SkipRoute;
+use crate::{Error, Result};
 
 /// The computation of a rank's stages, which are numbered over the whole model.
 ///
@@ -20,14 +22,59 @@ pub trait Stages: Send + Sync + 'static {
     /// The stage's output for a micro-batch: activations for the next stage, or, of the last stage, the loss, a tensor of one
     /// element, from which the backward pass begins. `input` is the output of the stage before; the first stage has none.
     ///
+    /// Every implementation has this or [`Stages::forward_values`].
+    ///
     /// # Errors
     /// Any error; it ends the run of all ranks.
-    fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> Result<Var>;
+    fn forward(&self, stage: usize, _micro_batch: usize, _input: Option<&Var>) -> Result<Var> {
+        let why = "got neither `Stages::forward` nor `Stages::forward_values`, wanted one of them";
+        Err(Error::Config(format!("stage {stage}: {why}")))
+    }
+
+    /// [`Stages::forward`] with any number of values between stages: the stage's outputs, at least one, which are the inputs of
+    /// the next stage, in this order. The last stage gives the loss alone. Gradients flow back through those of floating-point
+    /// dtypes; others (lengths, masks) are constants.
+    ///
+    /// # Errors
+    /// Any error; it ends the run of all ranks.
+    fn forward_values(&self, stage: usize, micro_batch: usize, inputs: &[Var]) -> Result<Vec<Var>> {
+        if inputs.len() > 1 {
+            let got = inputs.len();
+            return Err(Error::Config(format!(
+                "stage {stage}: got {got} inputs for `Stages::forward`, which takes one; wanted `Stages::forward_values`"
+            )));
+        }
+        Ok(vec![self.forward(stage, micro_batch, inputs.first())?])
+    }
 
     /// The shape and dtype of a stage's input. If it is `None`, a header with both is sent before each input. All ranks must
     /// give it, or none.
     fn input_spec(&self, _stage: usize, _micro_batch: usize) -> Option<Spec> {
         None
+    }
+
+    /// [`Stages::input_spec`] of a stage with any number of inputs.
+    fn input_specs(&self, stage: usize, micro_batch: usize) -> Option<Vec<Spec>> {
+        self.input_spec(stage, micro_batch).map(|spec| vec![spec])
+    }
+
+    /// The skips of the whole model, the same on every rank. The inputs of a stage are then the values of the stage before,
+    /// followed by the skips that end at it, in the order of this list; its outputs are values, followed by the skips that
+    /// begin at it. [`Stages::input_specs`] describes all that a stage receives: the values, and every skip that begins
+    /// before it and ends at it or later.
+    fn skips(&self) -> &[SkipRoute] {
+        &[]
+    }
+
+    /// The parameters of a stage, whose gradients its replicas add. Only stages with replicas
+    /// ([`replicated`](crate::pipeline::schedule::replicated)) need it.
+    ///
+    /// # Errors
+    /// If they are not known.
+    fn parameters(&self, stage: usize) -> Result<Vec<Parameter>> {
+        let why =
+            "got no parameters, wanted `Stages::parameters`, whose gradients the replicas of the stage add";
+        Err(Error::Config(format!("stage {stage}: {why}")))
     }
 
     /// A guard that is held during every `B`, `I` and `W` except those of a stage's last micro-batch. While it lives, gradients
@@ -77,9 +124,9 @@ impl<B> StageArgs<'_, B> {
     }
 }
 
-type Forward<B> = dyn Fn(StageArgs<'_, B>, Option<&Var>) -> Result<Var> + Send + Sync;
+type Forward<B> = dyn Fn(StageArgs<'_, B>, &[Var]) -> Result<Vec<Var>> + Send + Sync;
 
-type InputSpec<B> = dyn Fn(StageArgs<'_, B>) -> Option<Spec> + Send + Sync;
+type InputSpecs<B> = dyn Fn(StageArgs<'_, B>) -> Option<Vec<Spec>> + Send + Sync;
 
 /// The computation of a rank's stages as a function of the batch and the step, for pipelines of a program's own layers.
 ///
@@ -124,7 +171,9 @@ type InputSpec<B> = dyn Fn(StageArgs<'_, B>) -> Option<Spec> + Send + Sync;
 /// ```
 pub struct StageFn<B> {
     forward: Arc<Forward<B>>,
-    input_spec: Option<Arc<InputSpec<B>>>,
+    input_specs: Option<Arc<InputSpecs<B>>>,
+    skips: Arc<[SkipRoute]>,
+    parameters: Option<Vec<Parameter>>,
     replicas: Option<Arc<dyn DataParallel>>,
 }
 
@@ -134,7 +183,27 @@ impl<B: Send + Sync + 'static> StageFn<B> {
     pub fn new(
         forward: impl Fn(StageArgs<'_, B>, Option<&Var>) -> Result<Var> + Send + Sync + 'static,
     ) -> StageFn<B> {
-        StageFn { forward: Arc::new(forward), input_spec: None, replicas: None }
+        StageFn::of_values(move |args: StageArgs<'_, B>, inputs: &[Var]| {
+            if inputs.len() > 1 {
+                let got = format!("stage {}: got {} inputs for a function of one", args.stage, inputs.len());
+                return Err(Error::Config(format!("{got}, wanted `StageFn::of_values`")));
+            }
+            Ok(vec![forward(args, inputs.first())?])
+        })
+    }
+
+    /// `forward` is [`Stages::forward_values`] as a function of [`StageArgs`] and the outputs of the stage before, of which the
+    /// first stage has none.
+    pub fn of_values(
+        forward: impl Fn(StageArgs<'_, B>, &[Var]) -> Result<Vec<Var>> + Send + Sync + 'static,
+    ) -> StageFn<B> {
+        StageFn {
+            forward: Arc::new(forward),
+            input_specs: None,
+            skips: Arc::new([]),
+            parameters: None,
+            replicas: None,
+        }
     }
 
     /// With [`Stages::input_spec`], so that no headers are sent.
@@ -143,7 +212,28 @@ impl<B: Send + Sync + 'static> StageFn<B> {
         self,
         spec: impl Fn(StageArgs<'_, B>) -> Option<Spec> + Send + Sync + 'static,
     ) -> StageFn<B> {
-        StageFn { input_spec: Some(Arc::new(spec)), ..self }
+        self.with_input_specs(move |args| spec(args).map(|spec| vec![spec]))
+    }
+
+    /// With [`Stages::input_specs`], so that no headers are sent.
+    #[must_use]
+    pub fn with_input_specs(
+        self,
+        specs: impl Fn(StageArgs<'_, B>) -> Option<Vec<Spec>> + Send + Sync + 'static,
+    ) -> StageFn<B> {
+        StageFn { input_specs: Some(Arc::new(specs)), ..self }
+    }
+
+    /// With [`Stages::skips`].
+    #[must_use]
+    pub fn with_skips(self, skips: Vec<SkipRoute>) -> StageFn<B> {
+        StageFn { skips: skips.into(), ..self }
+    }
+
+    /// With [`Stages::parameters`], for a rank whose stage has replicas.
+    #[must_use]
+    pub fn with_parameters(self, parameters: Vec<Parameter>) -> StageFn<B> {
+        StageFn { parameters: Some(parameters), ..self }
     }
 
     /// With data parallelism: each stage's gradients are added over the replicas after its last micro-batch. The program calls
@@ -162,9 +252,14 @@ impl<B: Send + Sync + 'static> StageFn<B> {
 
     /// The computation on a batch, in a step.
     pub fn on(&self, batch: B, step: u64) -> Arc<StagesOnBatch<B>> {
-        let StageFn { forward, input_spec, replicas } = self;
-        let function =
-            StageFn { forward: forward.clone(), input_spec: input_spec.clone(), replicas: replicas.clone() };
+        let StageFn { forward, input_specs, skips, parameters, replicas } = self;
+        let function = StageFn {
+            forward: forward.clone(),
+            input_specs: input_specs.clone(),
+            skips: skips.clone(),
+            parameters: parameters.clone(),
+            replicas: replicas.clone(),
+        };
         Arc::new(StagesOnBatch { function, batch, step })
     }
 }
@@ -185,13 +280,24 @@ impl<B> StagesOnBatch<B> {
 }
 
 impl<B: Send + Sync + 'static> Stages for StagesOnBatch<B> {
-    fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> Result<Var> {
-        (self.function.forward)(self.args(stage, micro_batch), input)
+    fn forward_values(&self, stage: usize, micro_batch: usize, inputs: &[Var]) -> Result<Vec<Var>> {
+        (self.function.forward)(self.args(stage, micro_batch), inputs)
     }
 
-    fn input_spec(&self, stage: usize, micro_batch: usize) -> Option<Spec> {
-        let spec = self.function.input_spec.as_ref()?;
-        spec(self.args(stage, micro_batch))
+    fn input_specs(&self, stage: usize, micro_batch: usize) -> Option<Vec<Spec>> {
+        let specs = self.function.input_specs.as_ref()?;
+        specs(self.args(stage, micro_batch))
+    }
+
+    fn skips(&self) -> &[SkipRoute] {
+        &self.function.skips
+    }
+
+    fn parameters(&self, stage: usize) -> Result<Vec<Parameter>> {
+        let missing = || {
+            Error::Config(format!("stage {stage} has replicas: got a `StageFn` without `with_parameters`"))
+        };
+        self.function.parameters.clone().ok_or_else(missing)
     }
 
     fn no_sync(&self) -> Option<NoSync> {

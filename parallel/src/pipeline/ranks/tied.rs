@@ -25,8 +25,12 @@ use crate::pipeline::schedule::Schedule;
 /// An optimizer refuses to update a copy whose gradients were not exchanged.
 pub struct TiedTable {
     table: Parameter,
-    /// The group of the first stage's rank and the last's.
-    pair: Comm,
+    /// The group of the first stage's ranks, and then the last's.
+    ends: Comm,
+    /// The ranks in `ends` of the stages' first replicas.
+    roots: [usize; 2],
+    /// 0 on the first stage's ranks, 1 on the last's.
+    here: usize,
     owner: Arc<TiedTableOwner>,
     hooks: [HookHandle; 2],
 }
@@ -52,38 +56,39 @@ impl TiedTable {
     /// # Errors
     /// If the schedule has other ranks than the group.
     pub fn new(model: &impl Parameters, schedule: &Schedule, comm: &Comm) -> Result<Option<TiedTable>> {
-        let (Some(&first), Some(&last)) = (schedule.placement.first(), schedule.placement.last()) else {
-            return Ok(None);
+        let last = schedule.stages().saturating_sub(1);
+        let (first, last) = (schedule.ranks_of(0), schedule.ranks_of(last));
+        let here = match comm.rank() {
+            rank if first == last || !(first.contains(&rank) || last.contains(&rank)) => return Ok(None),
+            rank => usize::from(last.contains(&rank)),
         };
-        if first == last || ![first, last].contains(&comm.rank()) {
-            return Ok(None);
-        }
-        let pair = comm.group(&[first, last])?;
+        let roots = [0, first.len()];
+        let ends = comm.group(&first.chain(last).collect::<Vec<_>>())?;
         let table = model.parameters().into_iter().find(|parameter| parameter.leaves().len() == 2);
-        Ok(table.map(|table| TiedTable::of(table, pair)))
+        Ok(table.map(|table| TiedTable::of(table, ends, roots, here)))
     }
 
-    fn of(table: Parameter, pair: Comm) -> TiedTable {
+    fn of(table: Parameter, ends: Comm, roots: [usize; 2], here: usize) -> TiedTable {
         let owner = Arc::new(TiedTableOwner::default());
         // If DDP or ZeRO already owns the table, it reports an unfinished pass itself.
         if table.owner().is_none() {
             table.set_owner(owner.clone());
         }
         // Backward accumulates the rank's own site first; `exchange` then accumulates the other one.
-        let hooks = [(1 - pair.rank(), true), (pair.rank(), false)].map(|(site, waits)| {
+        let hooks = [(1 - here, true), (here, false)].map(|(site, waits)| {
             let owner = owner.clone();
             table.leaves()[site].on_accumulate(move |_| {
                 owner.0.store(waits, Ordering::Relaxed);
                 Ok(())
             })
         });
-        TiedTable { table, pair, owner, hooks }
+        TiedTable { table, ends, roots, here, owner, hooks }
     }
 
     /// Whether sums over all parameters of all stages, such as a norm, have to leave this copy out. That is so for the last
     /// stage's copy; the first stage's counts.
     pub fn is_duplicate(&self) -> bool {
-        self.pair.rank() == 1
+        self.here == 1
     }
 
     /// The table.
@@ -100,15 +105,22 @@ impl TiedTable {
         if !self.table.is_trained() {
             return Ok(());
         }
-        let (here, there) = (self.pair.rank(), 1 - self.pair.rank());
+        let (here, there) = (self.here, 1 - self.here);
         let [own, other] = [there, here].map(|site| &self.table.leaves()[site]);
         let missing =
             || phalanx_nn::Error::invalid(self.table.name(), "backward gave a tied table no gradient");
         let sent = own.grad().map(Var::into_tensor).ok_or_else(missing)?;
         let received = Tensor::empty(sent.shape(), sent.dtype(), sent.device())?;
-        let send = self.pair.start(Call::send(sent, there));
-        self.pair.run(Call::recv(received.clone(), there))?;
-        send.wait()?;
+        if self.ends.size() == 2 {
+            let send = self.ends.start(Call::send(sent, there));
+            self.ends.run(Call::recv(received.clone(), there))?;
+            send.wait()?;
+            return Ok(other.accumulate(received)?);
+        }
+        // Replicas of a stage have equal sums already; they take part in the broadcast of their own.
+        let tensors = if here == 0 { [sent, received.clone()] } else { [received.clone(), sent] };
+        let calls = tensors.into_iter().zip(self.roots).map(|(tensor, root)| Call::broadcast(tensor, root));
+        calls.into_iter().try_for_each(|call| self.ends.run(call))?;
         Ok(other.accumulate(received)?)
     }
 }

@@ -8,24 +8,26 @@ use phalanx_tensor::{Category, Context, DType, Device, Dims, Tensor};
 use super::executor::{Executor, ScheduleRun, missing};
 use super::parts::Parts;
 use super::{Executed, Spec, Stages};
-use crate::comm::{Call, Comm};
+use crate::comm::{Call, Comm, Pending};
 use crate::pipeline::schedule::Action;
 use crate::{Error, Result};
 
 impl<S: Stages> ScheduleRun<'_, S> {
     pub(super) fn send_forward(&mut self, action: Action) -> Result<()> {
         let Action { stage, micro_batch, .. } = action;
-        let output = self.cell(stage, micro_batch).output.take().ok_or_else(|| missing("output"))?;
-        let to = self.neighbour(stage.checked_add(1))?;
-        let spec = Spec::of(&output);
-        match self.input_spec(stage + 1, micro_batch) {
+        let output = take(&mut self.cell(stage, micro_batch).output, "output")?;
+        let to = self.neighbour(stage.checked_add(1), micro_batch)?;
+        let specs: Vec<Spec> = output.iter().map(Spec::of).collect();
+        match self.input_specs(stage + 1, micro_batch) {
             None => {
-                let header = header(&spec, self.executor.device)?;
-                self.sent.push((action, self.executor.comm.start(Call::send(header, to))));
+                for (i, spec) in specs.iter().enumerate() {
+                    let header = header(spec, specs.len() - 1 - i, self.executor.device)?;
+                    self.sent.push((action, self.executor.comm.start(Call::send(header, to))));
+                }
             }
-            Some(said) if said == spec => {}
+            Some(said) if said == specs => {}
             Some(said) => {
-                let why = format!("got an output of {spec:?}, and the next stage's input is to be {said:?}");
+                let why = format!("got an output of {specs:?}, and the next stage's input is to be {said:?}");
                 return Err(Error::Config(why));
             }
         }
@@ -34,74 +36,91 @@ impl<S: Stages> ScheduleRun<'_, S> {
 
     pub(super) fn send_backward(&mut self, action: Action) -> Result<()> {
         let Action { stage, micro_batch, .. } = action;
-        let grad = self.cell(stage, micro_batch).input_grad.take();
-        let to = self.neighbour(stage.checked_sub(1))?;
-        self.send(action, grad.ok_or_else(|| missing("gradient of the input"))?, to)
+        let grads = take(&mut self.cell(stage, micro_batch).input_grad, "gradient of the input")?;
+        let to = self.neighbour(stage.checked_sub(1), micro_batch)?;
+        self.send(action, grads, to)
     }
 
-    fn send(&mut self, action: Action, tensor: Tensor, to: usize) -> Result<()> {
-        let tensor = match &self.executor.parts {
-            Some(parts) => parts.own(&tensor)?,
-            None => tensor,
-        };
+    /// Sends the tensors of an action, or this rank's parts of them. The observer gets the last of them, by which all have been sent.
+    fn send(&mut self, action: Action, mut tensors: Vec<Tensor>, to: usize) -> Result<()> {
+        if let Some(parts) = &self.executor.parts {
+            tensors = tensors.iter().map(|tensor| parts.own(tensor)).collect::<Result<_>>()?;
+        }
         if let Some(acknowledgements) = &self.executor.acknowledgements {
             let by = acknowledgements.get(&action).copied().flatten();
-            self.held.entry(by).or_default().push(tensor.clone());
+            self.held.entry(by).or_default().extend(tensors.iter().cloned());
         }
-        let mut call = Call::send(tensor, to);
-        if let Some(observer) = self.executor.observer.clone() {
-            call = call.observed(Arc::new(move |call| {
-                observer(Executed { action, started: call.started, ended: call.ended });
-            }));
+        let last = tensors.len() - 1;
+        for (i, tensor) in tensors.into_iter().enumerate() {
+            let mut call = Call::send(tensor, to);
+            if let Some(observer) = self.executor.observer.clone().filter(|_| i == last) {
+                call = call.observed(Arc::new(move |call| {
+                    observer(Executed { action, started: call.started, ended: call.ended });
+                }));
+            }
+            self.sent.push((action, self.executor.comm.start(call)));
         }
-        self.sent.push((action, self.executor.comm.start(call)));
         Ok(())
     }
 
     pub(super) fn receive_forward(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
         let Executor { comm, device, parts, .. } = self.executor;
-        let from = self.neighbour(stage.checked_sub(1))?;
-        let spec = match self.input_spec(stage, micro_batch) {
-            Some(spec) => spec,
-            None => receive_spec(comm, from, *device)?,
+        let from = self.neighbour(stage.checked_sub(1), micro_batch)?;
+        let specs = match self.input_specs(stage, micro_batch) {
+            Some(specs) => specs,
+            None => receive_specs(comm, from, *device)?,
         };
-        let input = Tensor::empty(&spec.shape, spec.dtype, *device)?;
-        let call = Call::recv(received(parts, &input)?, from);
-        waiting("receive input", || comm.run(call))?;
-        gather(parts, &input)?;
-        self.cell(stage, micro_batch).input = Some(input);
+        let mut inputs = Vec::with_capacity(specs.len());
+        for spec in specs {
+            let input = Tensor::empty(&spec.shape, spec.dtype, *device)?;
+            let call = Call::recv(received(parts, &input)?, from);
+            waiting("receive input", || comm.run(call))?;
+            inputs.push(input);
+        }
+        gather(parts, &inputs)?;
+        self.cell(stage, micro_batch).input = inputs;
         Ok(())
     }
 
-    /// Receives a gradient. Meanwhile the stage is recomputed, if its values were not kept and the next action uses them.
+    /// Receives the gradients of the outputs. Meanwhile the stage is recomputed, if its values were not kept and the next action
+    /// uses them.
     pub(super) fn receive_backward(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
         let Executor { comm, device, parts, .. } = self.executor;
-        let from = self.neighbour(stage.checked_add(1))?;
+        let from = self.neighbour(stage.checked_add(1), micro_batch)?;
         let used_next =
             self.following.is_some_and(|next| (next.stage, next.micro_batch) == (stage, micro_batch));
         let cell = self.cell(stage, micro_batch);
         let graph =
             cell.graph.as_ref().ok_or_else(|| missing("output that this would be the gradient of"))?;
-        let grad = Tensor::empty(&graph.output.shape, graph.output.dtype, *device)?;
-        let call = Call::recv(received(parts, &grad)?, from);
+        let floats = graph.sent.iter().filter(|spec| spec.dtype.is_float());
+        let grads = floats.map(|spec| Ok(Tensor::empty(&spec.shape, spec.dtype, *device)?));
+        let grads: Vec<Tensor> = grads.collect::<Result<_>>()?;
+        let calls = grads.iter().map(|grad| Ok(Call::recv(received(parts, grad)?, from)));
+        let calls: Vec<Call> = calls.collect::<Result<_>>()?;
         match graph.recompute.as_ref().filter(|_| used_next) {
-            None => waiting("receive gradient", || comm.run(call))?,
+            None => calls.into_iter().try_for_each(|call| waiting("receive gradient", || comm.run(call)))?,
             Some(recompute) => {
-                let coming = comm.start(call);
+                let coming: Vec<Pending> = calls.into_iter().map(|call| comm.start(call)).collect();
                 recompute.now()?;
-                waiting("receive gradient", || coming.wait())?;
+                coming.into_iter().try_for_each(|call| waiting("receive gradient", || call.wait()))?;
             }
         }
-        gather(parts, &grad)?;
-        cell.output_grad = Some(grad);
+        gather(parts, &grads)?;
+        cell.output_grad = grads;
         Ok(())
     }
 }
 
+/// The tensors that an action uses, which are not kept any longer.
+pub(super) fn take(tensors: &mut Vec<Tensor>, what: &str) -> Result<Vec<Tensor>> {
+    let taken = std::mem::take(tensors);
+    if taken.is_empty() { Err(missing(what)) } else { Ok(taken) }
+}
+
 impl<S> ScheduleRun<'_, S> {
-    /// The rank of a neighbouring stage.
-    fn neighbour(&self, stage: Option<usize>) -> Result<usize> {
-        let rank = stage.and_then(|stage| self.rank_of(stage));
+    /// The rank of a neighbouring stage, for a micro-batch.
+    fn neighbour(&self, stage: Option<usize>, micro_batch: usize) -> Result<usize> {
+        let rank = stage.and_then(|stage| self.rank_of(stage, micro_batch));
         rank.ok_or_else(|| Error::Config("there is no stage on that side".into()))
     }
 }
@@ -111,42 +130,57 @@ fn received(parts: &Option<Parts>, tensor: &Tensor) -> Result<Tensor> {
     parts.as_ref().map_or_else(|| Ok(tensor.clone()), |parts| parts.own(tensor))
 }
 
-/// Completes a tensor of which this rank has received its part.
-fn gather(parts: &Option<Parts>, tensor: &Tensor) -> Result<()> {
-    parts.as_ref().map_or(Ok(()), |parts| waiting("gather parts", || parts.gather(tensor)))
+/// Completes tensors of which this rank has received its parts.
+fn gather(parts: &Option<Parts>, tensors: &[Tensor]) -> Result<()> {
+    let gather = |parts: &Parts| tensors.iter().try_for_each(|tensor| parts.gather(tensor));
+    parts.as_ref().map_or(Ok(()), |parts| waiting("gather parts", || gather(parts)))
 }
 
-/// Length of a header: the dtype, the number of dimensions, and a size for each dimension that there may be.
-const HEADER: usize = 2 + MAX_DIMS;
+/// Length of a header: how many tensors follow this one, the dtype, the number of dimensions, and a size for each dimension that
+/// there may be.
+const HEADER: usize = 3 + MAX_DIMS;
 const MAX_DIMS: usize = 8;
 
-/// The header that is sent before a tensor: its dtype and shape.
-pub(super) fn header(spec: &Spec, device: Device) -> Result<Tensor> {
+/// The header that is sent before tensors, one for each: how many follow, dtype and shape.
+fn header(spec: &Spec, follow: usize, device: Device) -> Result<Tensor> {
     if spec.shape.len() > MAX_DIMS {
         let why = format!("got an output of shape {:?}, wanted at most {MAX_DIMS} dimensions", spec.shape);
         return Err(Error::Config(why));
     }
     let dtype = DType::ALL.iter().position(|&d| d == spec.dtype).unwrap_or_default();
     let mut numbers = [0; HEADER];
-    (numbers[0], numbers[1]) = (dtype as i64, spec.shape.len() as i64);
-    numbers[2..].iter_mut().zip(&spec.shape).for_each(|(number, &size)| *number = size as i64);
+    (numbers[0], numbers[1], numbers[2]) = (follow as i64, dtype as i64, spec.shape.len() as i64);
+    numbers[3..].iter_mut().zip(&spec.shape).for_each(|(number, &size)| *number = size as i64);
     let _category = Context::with(|c| c.category = Category::Buffers);
     Ok(Tensor::from_slice(&numbers, &[HEADER], device.host())?)
 }
 
-/// Receives a header.
-pub(super) fn receive_spec(comm: &Comm, from: usize, device: Device) -> Result<Spec> {
+/// Receives the headers of a list of tensors.
+fn receive_specs(comm: &Comm, from: usize, device: Device) -> Result<Vec<Spec>> {
+    let mut specs = Vec::new();
+    loop {
+        let (spec, follow) = receive_spec(comm, from, device)?;
+        specs.push(spec);
+        if follow == 0 {
+            return Ok(specs);
+        }
+    }
+}
+
+/// Receives a header: a tensor's shape and dtype, and how many tensors follow it.
+fn receive_spec(comm: &Comm, from: usize, device: Device) -> Result<(Spec, usize)> {
     let _category = Context::with(|c| c.category = Category::Buffers);
     let mut header = Tensor::empty(&[HEADER], DType::I64, device.host())?;
     comm.recv(&mut header, from)?;
     let numbers = header.to_vec::<i64>()?;
     let spec = || {
         let numbers: Vec<usize> = numbers.iter().map(|&n| usize::try_from(n).ok()).collect::<Option<_>>()?;
-        let dtype = *DType::ALL.get(numbers[0])?;
-        Some(Spec { shape: Dims::from_slice(numbers[2..].get(..numbers[1])?), dtype })
+        let dtype = *DType::ALL.get(numbers[1])?;
+        let shape = Dims::from_slice(numbers[3..].get(..numbers[2])?);
+        Some((Spec { shape, dtype }, numbers[0]))
     };
-    spec()
-        .ok_or_else(|| Error::Config(format!("got {numbers:?}, wanted a dtype, a number of sizes and sizes")))
+    let wanted = "a number of tensors, a dtype, a number of sizes and sizes";
+    spec().ok_or_else(|| Error::Config(format!("got {numbers:?}, wanted {wanted}")))
 }
 
 #[cfg(test)]
@@ -159,22 +193,20 @@ mod tests {
     fn shapes_and_dtypes_come_as_they_were() {
         let got = launch::threads(2, |rank| -> Result<_> {
             let (comm, device) = (rank.comm(), rank.device());
-            let mut specs = Vec::new();
-            for (shape, dtype) in [(&[][..], DType::F64), (&[2, 0, 3], DType::BF16), (&[5; 8], DType::I32)] {
-                let spec = Spec { shape: Dims::from_slice(shape), dtype };
-                match rank.rank() {
-                    0 => comm.send(&header(&spec, device)?, 1)?,
-                    _ => {
-                        assert_eq!(receive_spec(comm, 0, device)?, spec);
-                        specs.push(spec);
-                    }
-                }
+            let of = |(shape, dtype): (&[usize], _)| Spec { shape: Dims::from_slice(shape), dtype };
+            let specs =
+                [(&[][..], DType::F64), (&[2, 0, 3], DType::BF16), (&[5; 8], DType::I32)].map(of).to_vec();
+            if rank.rank() == 1 {
+                return Ok(receive_specs(comm, 0, device)? == specs);
             }
-            Ok(specs.len())
+            for (i, spec) in specs.iter().enumerate() {
+                comm.send(&header(spec, 2 - i, device)?, 1)?;
+            }
+            Ok(true)
         });
-        assert_eq!(got.unwrap(), [0, 3]);
+        assert_eq!(got.unwrap(), [true, true]);
         let nine = Spec { shape: Dims::from_slice(&[1; 9]), dtype: DType::F32 };
-        let error = header(&nine, Device::CPU).unwrap_err().to_string();
+        let error = header(&nine, 0, Device::CPU).unwrap_err().to_string();
         assert!(error.contains("[1, 1, 1, 1, 1, 1, 1, 1, 1], wanted at most 8 dimensions"), "{error}");
     }
 }

@@ -3,22 +3,26 @@
 //!
 //! ```text
 //! first stage (owner)                           last stage (follower)
-//!   U u   <------- gradient of the head ------- U u      after the last B of update u, before its own step
-//!         -------- version u + 1 -------------> F m      the first that uses version u + 1, or the end of the run
+//!         <------- gradient of the head ------- B m      the last micro-batch of the first stage's update u
+//!   U u   -------- version u + 1 -------------> F m      the first that uses version u + 1, or the end of the run
 //! ```
 //! A tied table belongs to the first stage, whose optimizer makes the next version: a micro-batch uses at both ends the
 //! version that the first stage has for it. Neither rank waits longer than for the micro-batch itself. The first stage's `U`
 //! comes after its `B`, which comes after the last stage's; a version is sent before the `F` on the first stage that uses it,
 //! so it arrives before the `F` on the last.
+//!
+//! Each replica of the first stage is an owner, and each of the last a follower. The replica of the last stage that has the sum of the
+//! head's gradients sends it to all owners. They make the same version, which the first of them sends to all followers.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use phalanx_nn::Parameter;
 use phalanx_nn::autograd::{Leaf, Slot, Stash, Var};
 use phalanx_tensor::{Category, Context, Tensor};
 
 use crate::comm::{Call, Comm, Pending};
-use crate::pipeline::schedule::{Action, ActionKind, Asynchronous};
+use crate::pipeline::schedule::{Action, ActionKind, Asynchronous, Schedule};
 use crate::{Error, Result};
 
 /// The weights of a rank's stages, and how to update them, for a schedule without flushes.
@@ -158,18 +162,19 @@ pub(super) struct Updates<'a> {
 }
 
 impl<'a> Updates<'a> {
-    /// `stages` are the rank's. `ends` is the group of the first and the last stage's ranks, if these are two ranks and this is
-    /// one of them.
+    /// `stages` are those of `rank`. `ends` has the first and the last stage's ranks, if these are two stages and this is one of the
+    /// ranks.
     pub(super) fn new(
         plan: &'a Asynchronous,
+        rank: usize,
         stages: Vec<usize>,
-        ends: Option<&Comm>,
+        ends: Option<&Ends>,
         weights: &'a mut dyn Weights,
     ) -> Result<Updates<'a>> {
         let mut updates = Updates { plan, weights, stages: BTreeMap::new(), owner: None, follower: None };
         let mut seen = Vec::new();
         for stage in stages {
-            let mut parameters = updates.trained(stage)?;
+            let mut parameters = updates.parameters(stage)?;
             if let Some(shared) = parameters.iter().find(|p| seen.iter().any(|other| p.is(other))) {
                 let name = shared.name();
                 return Err(Error::Config(format!(
@@ -177,36 +182,56 @@ impl<'a> Updates<'a> {
                 )));
             }
             seen.extend(parameters.iter().cloned());
-            updates.tie(ends, stage, &mut parameters)?;
-            updates.stages.insert(stage, Versions::new(parameters, plan.uses(stage, stage))?);
+            updates.tie(ends, rank, stage, &mut parameters)?;
+            updates.stages.insert(stage, Versions::new(parameters, plan.uses(rank, stage, stage))?);
         }
         Ok(updates)
     }
 
-    fn trained(&self, stage: usize) -> Result<Vec<Parameter>> {
+    /// The parameters of a stage that are trained.
+    pub(super) fn parameters(&self, stage: usize) -> Result<Vec<Parameter>> {
         let all = self.weights.parameters(stage)?;
         Ok(all.into_iter().filter(Parameter::is_trained).collect())
     }
 
     /// Registers a tied table of the first or the last stage. The last stage's copy is taken out of the stage's parameters.
-    fn tie(&mut self, ends: Option<&Comm>, stage: usize, parameters: &mut Vec<Parameter>) -> Result<()> {
+    fn tie(
+        &mut self,
+        ends: Option<&Ends>,
+        rank: usize,
+        stage: usize,
+        parameters: &mut Vec<Parameter>,
+    ) -> Result<()> {
         let last = self.plan.schedule.stages() - 1;
-        let Some(pair) = ends.filter(|_| [0, last].contains(&stage)) else { return Ok(()) };
+        let Some(ends) = ends.filter(|_| [0, last].contains(&stage)) else { return Ok(()) };
         let Some(place) = parameters.iter().position(|p| p.leaves().len() == 2) else { return Ok(()) };
         has_its_own_gradients(&parameters[place])?;
+        let [first, followers] = [0, last].map(|stage| self.plan.schedule.ranks_of(stage).len());
+        if followers > 1 && self.plan.interval_of(0) != self.plan.interval_of(last) {
+            return Err(Error::Config(format!(
+                "{}: got a tied table at a first stage of {first} replicas and a last of {followers}, which update after \
+                 unlike numbers of micro-batches; wanted equal numbers, one replica of the last stage, or vertical sync",
+                parameters[place].name()
+            )));
+        }
         if stage == 0 {
-            self.owner = Some(Owner::new(parameters[place].clone(), pair.clone()));
+            self.owner = Some(Owner::new(parameters[place].clone(), ends.clone()));
             return Ok(());
         }
         let table = parameters.remove(place);
-        let versions = Versions::new(vec![table.clone()], self.plan.uses(last, 0))?;
-        self.follower = Some(Follower::new(table, versions, pair.clone()));
+        let versions = Versions::new(vec![table.clone()], self.plan.uses(rank, last, 0))?;
+        self.follower = Some(Follower::new(table, versions, ends.clone()));
         Ok(())
     }
 
-    /// The number of micro-batches of an update.
+    /// The number of micro-batches of a mini-batch.
     pub(super) fn interval(&self) -> usize {
         self.plan.interval
+    }
+
+    /// The number of micro-batches of an update of a stage.
+    pub(super) fn interval_of(&self, stage: usize) -> usize {
+        self.plan.interval_of(stage)
     }
 
     /// The weight version of a stage that a micro-batch uses.
@@ -230,42 +255,49 @@ impl<'a> Updates<'a> {
         self.follower.iter_mut().filter(|_| is_last).try_for_each(|table| table.hold(of_table))
     }
 
-    /// After an action: counts its use of the version.
+    /// After an action: counts its use of the version, and sends the head's gradients of a whole update of the first stage.
     pub(super) fn leave(&mut self, Action { stage, kind, micro_batch }: Action) -> Result<()> {
         if !computes(kind) {
             return Ok(());
         }
         let (version, of_table) = (self.version(stage, micro_batch), self.version(0, micro_batch));
         of(&mut self.stages, stage)?.used(version)?;
-        let is_last = self.is_last(stage);
-        self.follower.iter_mut().filter(|_| is_last).try_for_each(|table| table.versions.used(of_table))
+        let is_whole = kind.adds() && (micro_batch + 1).is_multiple_of(self.interval_of(0));
+        let Some(follower) = self.follower.as_mut().filter(|_| stage + 1 == self.plan.schedule.stages())
+        else {
+            return Ok(());
+        };
+        follower.versions.used(of_table)?;
+        if is_whole { follower.send_head() } else { Ok(()) }
     }
 
     /// `U`.
     pub(super) fn update(&mut self, Action { stage, micro_batch, .. }: Action) -> Result<()> {
-        let number = micro_batch / self.plan.interval;
-        if self.is_last(stage) {
-            self.follower.iter_mut().try_for_each(Follower::send_head)?;
-        }
-        let Updates { weights, stages, owner, .. } = self;
+        let number = micro_batch / self.interval_of(stage);
+        let is_last = self.is_last(stage);
+        let Updates { weights, stages, owner, follower, .. } = self;
         let mut owner = owner.as_mut().filter(|_| stage == 0);
         let versions = of(stages, stage)?;
         if let Some(owner) = &mut owner {
-            owner.add_head()?;
+            owner.add_head(micro_batch)?;
             if !versions.keeps_newest() {
                 owner.wait()?;
             }
         }
+        // The head's gradients are not this update's, but wait for the first stage's.
+        let follower = follower.as_ref().filter(|_| is_last);
+        let head = follower.and_then(Follower::take_head);
         versions.update(|| {
             weights.update(stage, number)?;
             Ok(weights.parameters(stage)?.iter().try_for_each(Parameter::zero_grad)?)
         })?;
+        follower.into_iter().for_each(|follower| follower.table.leaves()[HEAD].set_grad(head.clone()));
         owner.map_or(Ok(()), Owner::send)
     }
 
     /// At the end of a run without errors: lets the parameters hold the newest version.
     pub(super) fn end(mut self) -> Result<()> {
-        let updates = self.plan.schedule.micro_batches / self.plan.interval;
+        let updates = self.plan.schedule.micro_batches / self.interval_of(0);
         self.stages.values_mut().try_for_each(Versions::hold_newest)?;
         self.owner.iter_mut().try_for_each(Owner::wait)?;
         self.follower.iter_mut().try_for_each(|table| table.end(updates))
@@ -295,35 +327,65 @@ fn computes(kind: ActionKind) -> bool {
 
 /// The site of a tied table at which it is the head.
 const HEAD: usize = 0;
-/// The ranks of the two copies in their group.
-const OWNER: usize = 0;
-const FOLLOWER: usize = 1;
+
+/// The ranks of the first and of the last stage.
+#[derive(Clone)]
+pub(super) struct Ends {
+    /// The first stage's ranks, then the last's.
+    comm: Comm,
+    /// How many are the first stage's.
+    owners: usize,
+}
+
+impl Ends {
+    /// `None` if there is one stage, and on the ranks of other stages.
+    pub(super) fn new(schedule: &Schedule, comm: &Comm) -> Result<Option<Ends>> {
+        let (first, last) = (schedule.ranks_of(0), schedule.ranks_of(schedule.stages() - 1));
+        let ranks: Vec<usize> = first.clone().chain(last.clone()).collect();
+        if first == last || !ranks.contains(&comm.rank()) {
+            return Ok(None);
+        }
+        Ok(Some(Ends { comm: comm.group(&ranks)?, owners: first.len() }))
+    }
+
+    fn followers(&self) -> Range<usize> {
+        self.owners..self.comm.size()
+    }
+
+    /// The follower that computes a micro-batch.
+    fn follower(&self, micro_batch: usize) -> usize {
+        self.owners + micro_batch % self.followers().len()
+    }
+}
 
 /// The first stage's copy.
 struct Owner {
     table: Parameter,
-    pair: Comm,
+    ends: Ends,
     /// Versions that may still be under way.
     sent: Vec<Pending>,
 }
 
 impl Owner {
-    fn new(table: Parameter, pair: Comm) -> Owner {
-        Owner { table, pair, sent: Vec::new() }
+    fn new(table: Parameter, ends: Ends) -> Owner {
+        Owner { table, ends, sent: Vec::new() }
     }
 
-    /// Adds the head's gradients, before an update.
-    fn add_head(&mut self) -> Result<()> {
+    /// Adds the head's gradients, before the update after `micro_batch`.
+    fn add_head(&mut self, micro_batch: usize) -> Result<()> {
         let table = self.table.tensor();
         let dtype = self.table.grad()?.map_or(table.dtype(), |grad| grad.dtype());
         let grad = Tensor::empty(table.shape(), dtype, table.device())?;
-        self.pair.run(Call::recv(grad.clone(), FOLLOWER))?;
+        self.ends.comm.run(Call::recv(grad.clone(), self.ends.follower(micro_batch)))?;
         Ok(self.table.leaves()[HEAD].accumulate(grad)?)
     }
 
-    /// Sends the version that an update has made.
+    /// Sends the version that an update has made. One owner does it for all.
     fn send(&mut self) -> Result<()> {
-        self.sent.push(self.pair.start(Call::send(self.table.tensor(), FOLLOWER)));
+        if self.ends.comm.rank() == 0 {
+            let sends = self.ends.followers().map(|to| Call::send(self.table.tensor(), to));
+            self.sent.extend(sends.map(|send| self.ends.comm.start(send)));
+        }
         settle(&mut self.sent)
     }
 
@@ -337,15 +399,15 @@ impl Owner {
 struct Follower {
     table: Parameter,
     versions: Versions,
-    pair: Comm,
+    ends: Ends,
     /// Gradients that may still be under way.
     sent: Vec<Pending>,
 }
 
 impl Follower {
     /// `versions` are those of the table, which the owner makes.
-    fn new(table: Parameter, versions: Versions, pair: Comm) -> Follower {
-        Follower { table, versions, pair, sent: Vec::new() }
+    fn new(table: Parameter, versions: Versions, ends: Ends) -> Follower {
+        Follower { table, versions, ends, sent: Vec::new() }
     }
 
     /// Lets the table hold a version, which it receives if it has not yet.
@@ -357,21 +419,28 @@ impl Follower {
     /// Receives versions up to `version`.
     fn receive(&mut self, version: usize) -> Result<()> {
         while self.versions.newest() < version {
-            let (table, pair) = (&self.table, &self.pair);
-            self.versions.update(|| Ok(pair.run(Call::recv(table.tensor(), OWNER))?))?;
+            let (table, comm) = (&self.table, &self.ends.comm);
+            self.versions.update(|| Ok(comm.run(Call::recv(table.tensor(), 0))?))?;
         }
         Ok(())
     }
 
-    /// Sends the head's gradients and clears them.
+    /// Sends the head's gradients to the owners and clears them.
     fn send_head(&mut self) -> Result<()> {
         let missing =
             || Error::Config(format!("{}: backward gave a tied table no gradient", self.table.name()));
-        let head = &self.table.leaves()[HEAD];
-        let grad = head.grad().map(Var::into_tensor).ok_or_else(missing)?;
-        head.set_grad(None);
-        self.sent.push(self.pair.start(Call::send(grad, OWNER)));
+        let grad = self.take_head().ok_or_else(missing)?.into_tensor();
+        let sends = (0..self.ends.owners).map(|to| self.ends.comm.start(Call::send(grad.clone(), to)));
+        self.sent.extend(sends);
         settle(&mut self.sent)
+    }
+
+    /// Takes the head's gradients.
+    fn take_head(&self) -> Option<Var> {
+        let head = &self.table.leaves()[HEAD];
+        let grad = head.grad();
+        head.set_grad(None);
+        grad
     }
 
     /// Waits until all gradients have been received, and receives all versions up to `version`.

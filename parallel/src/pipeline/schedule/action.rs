@@ -7,8 +7,9 @@
 //! 1RECV_F0 1F0 1B0 1RECV_F1 1SEND_B0 1F1 1B1 1SEND_B1
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::ops::Range;
 use std::str::FromStr;
 
 use super::{Error, Result};
@@ -24,7 +25,7 @@ pub enum ActionKind {
     Input,
     /// `W`: the backward pass of the weights, some time after [`ActionKind::Input`].
     Weight,
-    /// `U`: the update of the stage's weights by the gradients up to this micro-batch's. Only in schedules without flushes
+    /// `U`: the update of the stage's weights by the gradients up to this micro-batch's, on every replica of the stage. Only in schedules without flushes
     /// ([`Asynchronous`](super::Asynchronous)); in all others the optimizer's step follows the whole schedule.
     Update,
     /// `SEND_F`: sends the stage's output to the next stage's rank.
@@ -50,6 +51,11 @@ impl ActionKind {
         ActionKind::SendBackward,
         ActionKind::RecvBackward,
     ];
+
+    /// Whether it adds gradients of weights.
+    pub(crate) fn adds(self) -> bool {
+        matches!(self, ActionKind::Backward | ActionKind::Weight)
+    }
 
     /// Whether it moves data between ranks.
     pub fn is_transfer(self) -> bool {
@@ -87,8 +93,11 @@ impl Action {
 /// ascending, so sums do not depend on the schedule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// The rank of each stage.
+    /// The rank of each stage; of a stage with replicas, the rank of the first.
     pub placement: Vec<usize>,
+    /// The number of replicas of each stage, on as many ranks in a row. They take micro-batches in turn: micro-batch `m` is
+    /// computed by replica `m % replicas`. A stage beyond the end of this list has one.
+    pub replicas: Vec<usize>,
     /// Micro-batches of a step.
     pub micro_batches: usize,
     /// The actions of each rank, in order.
@@ -103,7 +112,38 @@ impl Schedule {
 
     /// The stages of a rank, ascending.
     pub fn stages_of(&self, rank: usize) -> impl Iterator<Item = usize> + '_ {
-        self.placement.iter().enumerate().filter(move |&(_, &r)| r == rank).map(|(stage, _)| stage)
+        (0..self.stages()).filter(move |&stage| self.ranks_of(stage).contains(&rank))
+    }
+
+    /// The ranks of a stage's replicas. Empty if there is no such stage.
+    pub fn ranks_of(&self, stage: usize) -> Range<usize> {
+        let replicas = self.replicas.get(stage).copied().unwrap_or(1);
+        self.placement.get(stage).map_or(0..0, |&first| first..first + replicas)
+    }
+
+    /// The rank that computes a micro-batch at a stage. `None` if there is no such stage.
+    pub fn rank_of(&self, stage: usize, micro_batch: usize) -> Option<usize> {
+        let ranks = self.ranks_of(stage);
+        (!ranks.is_empty()).then(|| ranks.start + micro_batch % ranks.len())
+    }
+
+    /// Whether a rank has the action: the rank of its micro-batch, or, of an update, every rank of the stage.
+    pub(crate) fn has(&self, rank: usize, action: Action) -> bool {
+        match action.kind {
+            ActionKind::Update => self.ranks_of(action.stage).contains(&rank),
+            _ => self.rank_of(action.stage, action.micro_batch) == Some(rank),
+        }
+    }
+
+    /// The micro-batch whose gradients must have been added before an action at a stage with replicas: of an action that adds
+    /// gradients, the micro-batch before; of an update, its own.
+    pub(crate) fn sum_before(&self, Action { stage, micro_batch, kind }: Action) -> Option<usize> {
+        let before = match kind {
+            ActionKind::Update => Some(micro_batch),
+            kind if kind.adds() => micro_batch.checked_sub(1),
+            _ => None,
+        };
+        before.filter(|_| self.ranks_of(stage).len() > 1)
     }
 
     /// The transfer that a computation needs, or that a receive receives: the output of the stage before for
@@ -153,7 +193,8 @@ impl Schedule {
 
     /// Whether a transfer is between two ranks. Otherwise the rank keeps the tensor.
     pub fn travels(&self, transfer: Transfer) -> bool {
-        self.placement.get(transfer.from) != self.placement.get(transfer.to)
+        let rank = |stage| self.rank_of(stage, transfer.micro_batch);
+        rank(transfer.from) != rank(transfer.to)
     }
 }
 
@@ -218,32 +259,44 @@ impl FromStr for Schedule {
     type Err = Error;
 
     /// Reads the text that `to_string` writes. Actions are separated by blanks or commas. A stage belongs to the rank of the line
-    /// that has its actions.
+    /// that has its actions, or has a replica on each line that has some.
     fn from_str(text: &str) -> Result<Schedule> {
+        let wrong = |rank, token: &str, wanted| Error::Parse { line: rank + 1, token: token.into(), wanted };
         let mut ranks = Vec::new();
-        let mut placed = BTreeMap::new();
-        let mut micro_batches = 0;
+        let mut lines: BTreeMap<usize, BTreeSet<usize>> = BTreeMap::new();
         for (rank, line) in text.lines().enumerate() {
-            let wrong = |token: &str, wanted| Error::Parse { line: rank + 1, token: token.into(), wanted };
-            let mut actions = Vec::new();
-            for token in line.split([' ', '\t', ',']).filter(|token| !token.is_empty()) {
-                let action = parse_action(token).map_err(|wanted| wrong(token, wanted))?;
-                if *placed.entry(action.stage).or_insert(rank) != rank {
-                    return Err(wrong(token, "a stage that no line before has"));
-                }
-                micro_batches = micro_batches.max(action.micro_batch + 1);
-                actions.push(action);
+            let tokens = line.split([' ', '\t', ',']).filter(|token| !token.is_empty());
+            let parsed = tokens.map(|token| parse_action(token).map_err(|wanted| wrong(rank, token, wanted)));
+            let actions: Vec<Action> = parsed.collect::<Result<_>>()?;
+            for action in &actions {
+                lines.entry(action.stage).or_default().insert(rank);
             }
             ranks.push(actions);
         }
-        match placed.keys().enumerate().find(|&(i, &stage)| i != stage) {
-            Some((gap, _)) => Err(Error::Invalid {
-                op: "schedule",
-                got: format!("no action of stage {gap}"),
-                wanted: "every stage up to the last",
-            }),
-            None => Ok(Schedule { placement: placed.into_values().collect(), micro_batches, ranks }),
+        let first = |lines: &BTreeSet<usize>| lines.first().copied().unwrap_or_default();
+        let placement: Vec<usize> = lines.values().map(first).collect();
+        let mut replicas: Vec<usize> = lines.values().map(BTreeSet::len).collect();
+        trim(&mut replicas);
+        let micro_batches = ranks.iter().flatten().map(|action| action.micro_batch + 1).max().unwrap_or(0);
+        let schedule = Schedule { placement, replicas, micro_batches, ranks };
+        if let Some((gap, _)) = lines.keys().enumerate().find(|&(i, &stage)| i != stage) {
+            let got = format!("no action of stage {gap}");
+            return Err(Error::Invalid { op: "schedule", got, wanted: "every stage up to the last" });
         }
+        let listed =
+            schedule.ranks.iter().enumerate().flat_map(|(rank, list)| list.iter().map(move |a| (rank, a)));
+        let is_elsewhere = |(rank, action): &(usize, &Action)| !schedule.has(*rank, **action);
+        match listed.into_iter().find(is_elsewhere) {
+            Some((rank, action)) => Err(wrong(rank, &action.to_string(), "a stage that no line before has")),
+            None => Ok(schedule),
+        }
+    }
+}
+
+/// Leaves out stages of one replica at the end, so that equal schedules have equal lists.
+pub(super) fn trim(replicas: &mut Vec<usize>) {
+    while replicas.last() == Some(&1) {
+        replicas.pop();
     }
 }
 

@@ -6,20 +6,24 @@
 
 use std::collections::BTreeMap;
 
-use super::{Action, ActionKind, Error, Result, Schedule, one_f_one_b, verify};
+use super::{Action, ActionKind, Error, Result, Schedule, replicated, verify};
 
 /// A schedule with updates, and the weight version that each action uses.
 ///
 /// A stage makes version `u + 1` of its weights from version `u` by the gradients of the micro-batches
-/// `u * interval .. (u + 1) * interval`. That is an action of the schedule, the `U` of the last of these micro-batches. Version 0
-/// is the initial weights. Micro-batches that are left over after the last whole interval only add gradients.
+/// `u * i .. (u + 1) * i`, where `i` is [`Asynchronous::interval_of`] the stage. That is an action of the schedule, the `U` of the
+/// last of these micro-batches. Version 0 is the initial weights. Micro-batches that are left over after the last whole interval
+/// only add gradients.
+///
+/// Replicas of a stage take micro-batches in turn ([`replicated`](super::replicated)) and make the same updates, by the gradients of
+/// all of them.
 ///
 /// [`AsynchronousPipeline`](crate::pipeline::ranks::AsynchronousPipeline) runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Asynchronous {
     /// The actions.
     pub schedule: Schedule,
-    /// The number of micro-batches of an update.
+    /// The number of micro-batches of an update, at stages that have no more replicas than that.
     pub interval: usize,
     /// For each stage, for each micro-batch, the version that its forward and its backward pass use.
     pub versions: Vec<Vec<usize>>,
@@ -38,8 +42,54 @@ pub struct Asynchronous {
 /// # Errors
 /// If a number is 0.
 pub fn weight_stashing(ranks: usize, micro_batches: usize) -> Result<Asynchronous> {
-    let version = |stage: usize, micro_batch: usize| micro_batch.saturating_sub(ranks - stage - 1);
-    build(ranks, micro_batches, 1, version)
+    weight_stashing_over(&vec![1; ranks], micro_batches)
+}
+
+/// [`weight_stashing`] over stages with replicas. A stage of `r` replicas updates when each of them has computed a micro-batch, by the
+/// gradients of these `r`. So stages with unlike numbers of replicas make unlike numbers of updates.
+///
+/// ```text
+/// replicas 2-1
+/// stage 0 | F0    F2    B0--- U F4 B2--- U      F4 uses version 1, of the gradients of 0 and 1
+///         | F1    F3       B1--- U F5 B3--- U
+/// stage 1 |    F0 B0--- U F1 B1--- U ..         F1 uses version 1, of the gradients of 0
+/// ```
+///
+/// Source: Narayanan et al., "PipeDream" (2019), section 3.2; the authors' program averages the gradients of a stage's replicas after
+/// each backward pass.
+///
+/// # Errors
+/// As [`replicated`](super::replicated).
+pub fn weight_stashing_over(replicas: &[usize], micro_batches: usize) -> Result<Asynchronous> {
+    with_updates(replicas, micro_batches, 1)
+}
+
+/// PipeDream with vertical sync: as [`weight_stashing`], but a micro-batch uses at every stage the version that the first stage
+/// has for it, so a gradient is one of a single version of the whole model. Every rank keeps `p` versions of `p` ranks.
+///
+/// ```text
+/// rank 0 | F0 F1       B0--- U F2 B1--- U    B2--- U      F2 uses version 1 ..
+/// rank 1 |    F0 B0--- U F1 B1--- U F2 B2--- U            .. here too, where version 2 is the newest
+/// ```
+///
+/// Source: Narayanan et al., "PipeDream" (2019), section 3.3, "vertical sync".
+///
+/// # Errors
+/// If a number is 0.
+pub fn vertical_sync(ranks: usize, micro_batches: usize) -> Result<Asynchronous> {
+    vertical_sync_over(&vec![1; ranks], micro_batches)
+}
+
+/// [`vertical_sync`] over stages with replicas. All stages update after the same micro-batches, so that one number means the same
+/// version everywhere: the interval is the least common multiple of the numbers of replicas.
+///
+/// # Errors
+/// As [`replicated`](super::replicated).
+pub fn vertical_sync_over(replicas: &[usize], micro_batches: usize) -> Result<Asynchronous> {
+    let mut plan = with_updates(replicas, micro_batches, common_multiple(replicas))?;
+    let (first, stages) = (plan.versions.swap_remove(0), replicas.len());
+    plan.versions = vec![first; stages];
+    Ok(plan)
 }
 
 /// PipeDream-2BW: 1F1B without flush, with an update after every `interval` backward passes. The micro-batches of update `u` use the
@@ -50,6 +100,19 @@ pub fn weight_stashing(ranks: usize, micro_batches: usize) -> Result<Asynchronou
 /// # Errors
 /// If a number is 0, or `interval` is smaller than `ranks`: then version `u - 1` would come too late.
 pub fn double_buffered(ranks: usize, interval: usize, micro_batches: usize) -> Result<Asynchronous> {
+    double_buffered_over(&vec![1; ranks], interval, micro_batches)
+}
+
+/// [`double_buffered`] over stages with replicas.
+///
+/// # Errors
+/// As [`replicated`](super::replicated), and if `interval` is smaller than the number of ranks.
+pub fn double_buffered_over(
+    replicas: &[usize],
+    interval: usize,
+    micro_batches: usize,
+) -> Result<Asynchronous> {
+    let ranks = replicas.iter().fold(0_usize, |ranks, &count| ranks.saturating_add(count));
     if interval < ranks {
         let got = format!("an update every {interval} micro-batches over {ranks} ranks");
         return Err(Error::Invalid {
@@ -58,27 +121,52 @@ pub fn double_buffered(ranks: usize, interval: usize, micro_batches: usize) -> R
             wanted: "at least as many as there are ranks",
         });
     }
-    build(ranks, micro_batches, interval, |_, micro_batch| (micro_batch / interval).saturating_sub(1))
+    let mut plan = with_updates(replicas, micro_batches, interval)?;
+    let versions = (0..micro_batches).map(|micro_batch| (micro_batch / interval).saturating_sub(1)).collect();
+    plan.versions = vec![versions; replicas.len()];
+    Ok(plan)
 }
 
-/// 1F1B with an update after each whole interval; `version` of a stage and micro-batch.
-fn build(
-    ranks: usize,
-    micro_batches: usize,
-    interval: usize,
-    version: impl Fn(usize, usize) -> usize,
-) -> Result<Asynchronous> {
-    let mut schedule = one_f_one_b(ranks, micro_batches)?;
-    for list in &mut schedule.ranks {
+/// The least number that all of these divide: the micro-batches after which every stage of a pipeline with these replicas has
+/// updated under [`weight_stashing_over`]. 0 if one is 0.
+pub fn common_multiple(replicas: &[usize]) -> usize {
+    let divisor = |a: usize, b: usize| {
+        let (mut a, mut b) = (a, b);
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a.max(1)
+    };
+    replicas.iter().fold(1, |all: usize, &count| (all / divisor(all, count)).saturating_mul(count))
+}
+
+/// 1F1B with an update after each whole interval, whose forward passes use the newest weights.
+fn with_updates(replicas: &[usize], micro_batches: usize, interval: usize) -> Result<Asynchronous> {
+    let schedule = replicated(replicas, micro_batches)?;
+    let mut plan = Asynchronous { schedule, interval, versions: Vec::new() };
+    for (stage, &count) in replicas.iter().enumerate() {
+        let interval = plan.interval_of(stage);
+        // The update that comes after a replica's backward pass, if it is the replica's last of an interval.
         let updated = |action: &Action| {
-            let due =
-                action.kind == ActionKind::Backward && (action.micro_batch + 1).is_multiple_of(interval);
-            due.then_some(action.with(ActionKind::Update))
+            let end = (action.micro_batch / interval + 1) * interval;
+            let due = action.kind == ActionKind::Backward && action.micro_batch + count >= end;
+            (due && end <= micro_batches).then(|| Action::new(stage, ActionKind::Update, end - 1))
         };
-        *list = list.iter().flat_map(|action| std::iter::once(*action).chain(updated(action))).collect();
+        let mut newest = vec![0; micro_batches];
+        for list in &mut plan.schedule.ranks[plan.schedule.placement[stage]..][..count] {
+            *list = list.iter().flat_map(|action| std::iter::once(*action).chain(updated(action))).collect();
+            let mut updates = 0;
+            for action in list {
+                match action.kind {
+                    ActionKind::Update => updates += 1,
+                    ActionKind::Forward => newest[action.micro_batch] = updates,
+                    _ => {}
+                }
+            }
+        }
+        plan.versions.push(newest);
     }
-    let of_stage = |stage| (0..micro_batches).map(|micro_batch| version(stage, micro_batch)).collect();
-    Ok(Asynchronous { interval, versions: (0..ranks).map(of_stage).collect(), schedule })
+    Ok(plan)
 }
 
 impl Asynchronous {
@@ -100,31 +188,39 @@ impl Asynchronous {
                 wanted: "one for each stage and micro-batch, 1 or more",
             });
         }
-        (0..stages).map(|stage| self.kept(stage)).collect()
+        let kept = |stage| {
+            let ranks = self.schedule.ranks_of(stage);
+            ranks.map(|rank| self.kept(rank, stage)).try_fold(0, |most, kept| Ok(kept?.max(most)))
+        };
+        (0..stages).map(kept).collect()
     }
 
-    /// How many of a stage's computations use each version, of its own weights or of another stage's.
-    pub(crate) fn uses(&self, stage: usize, of: usize) -> BTreeMap<usize, usize> {
+    /// The number of micro-batches of an update of a stage: the interval, or one of each replica if there are more replicas.
+    pub fn interval_of(&self, stage: usize) -> usize {
+        self.interval.max(self.schedule.ranks_of(stage).len())
+    }
+
+    /// How many of a rank's computations at a stage use each version, of the stage's weights or of another stage's.
+    pub(crate) fn uses(&self, rank: usize, stage: usize, of: usize) -> BTreeMap<usize, usize> {
         let mut uses = BTreeMap::new();
-        for (_, action) in self.work(stage).filter(|(_, action)| action.kind != ActionKind::Update) {
+        for (_, action) in self.work(rank, stage).filter(|(_, action)| action.kind != ActionKind::Update) {
             *uses.entry(self.versions[of][action.micro_batch]).or_default() += 1;
         }
         uses
     }
 
-    /// A stage's computations and updates, with their positions in its rank's list.
-    fn work(&self, stage: usize) -> impl Iterator<Item = (usize, Action)> + '_ {
-        let all = self.schedule.ranks[self.schedule.placement[stage]].iter().copied().enumerate();
+    /// A rank's computations and updates at a stage, with their positions in its list.
+    fn work(&self, rank: usize, stage: usize) -> impl Iterator<Item = (usize, Action)> + '_ {
+        let all = self.schedule.ranks[rank].iter().copied().enumerate();
         all.filter(move |(_, action)| action.stage == stage && !action.kind.is_transfer())
     }
 
-    /// How many versions a stage keeps at most.
-    fn kept(&self, stage: usize) -> Result<usize> {
-        let rank = self.schedule.placement[stage];
-        let (mut left, mut newest, mut most) = (self.uses(stage, stage), 0, 1);
-        for (position, action) in self.work(stage) {
+    /// How many versions a rank keeps of a stage at most.
+    fn kept(&self, rank: usize, stage: usize) -> Result<usize> {
+        let (mut left, mut newest, mut most) = (self.uses(rank, stage, stage), 0, 1);
+        for (position, action) in self.work(rank, stage) {
             let wrong = |why| Err(Error::Action { rank, position, action, why });
-            let due = (newest + 1) * self.interval;
+            let due = (newest + 1) * self.interval_of(stage);
             let used = self.versions[stage][action.micro_batch];
             match action.kind {
                 ActionKind::Update if action.micro_batch + 1 == due => newest += 1,
@@ -145,7 +241,7 @@ impl Asynchronous {
                 left.entry(used).and_modify(|count| *count -= 1);
             }
         }
-        let last = (newest + 1) * self.interval;
+        let last = (newest + 1) * self.interval_of(stage);
         match last <= self.schedule.micro_batches {
             true => Err(Error::Missing { rank, action: Action::new(stage, ActionKind::Update, last - 1) }),
             false => Ok(most),

@@ -2,6 +2,7 @@
 
 use phalanx_tensor::even_piece;
 
+use super::action::trim;
 use super::{Action, ActionKind, Error, Result, Schedule};
 use crate::pipeline::Cell;
 
@@ -90,7 +91,8 @@ fn one_stage_each(
         let (warm_up, backward) = plan(rank);
         alternate(&cells, &cells, warm_up, backward)
     };
-    Ok(Schedule { placement: (0..ranks).collect(), micro_batches, ranks: (0..ranks).map(list).collect() })
+    let (placement, replicas) = ((0..ranks).collect(), Vec::new());
+    Ok(Schedule { placement, replicas, micro_batches, ranks: (0..ranks).map(list).collect() })
 }
 
 /// Refuses numbers that are 0.
@@ -133,6 +135,47 @@ pub fn one_f_one_b(ranks: usize, micro_batches: usize) -> Result<Schedule> {
     one_stage_each("1f1b", ranks, micro_batches, |rank| (ranks - rank - 1, Backward::Whole))
 }
 
+/// 1F1B over stages with unlike numbers of replicas, which take micro-batches in turn (PipeDream's 1F1B-RR): micro-batch `m` is
+/// computed at stage `s` by replica `m % replicas[s]`, forward and backward. The ranks of a stage follow those of the stage
+/// before. With `n` ranks in later stages, a replica of a stage with `r` runs `n / r` forward passes (rounded up) before
+/// its first backward pass, and one more. With one replica each it is [`one_f_one_b`].
+///
+/// ```text
+/// replicas 2-1
+/// stage 0 | F0    F2    B0--- F4 B2---
+///         | F1    F3       B1--- F5 B3---
+/// stage 1 |    F0 B0--- F1 B1--- F2 B2---
+/// ```
+///
+/// Source: Narayanan et al., "PipeDream" (2019), section 3.2, with a flush after the last micro-batch.
+///
+/// # Errors
+/// If a number is 0, or there are fewer micro-batches than replicas of a stage.
+pub fn replicated(replicas: &[usize], micro_batches: usize) -> Result<Schedule> {
+    let fewest = replicas.iter().copied().min().unwrap_or(0);
+    check(
+        "replicated",
+        &[("stages", replicas.len()), ("replicas", fewest), ("micro-batches", micro_batches)],
+    )?;
+    if let Some(most) = replicas.iter().find(|&&count| count > micro_batches) {
+        let got = format!("{micro_batches} micro-batches for {most} replicas");
+        return Err(Error::Invalid { op: "replicated", got, wanted: "at least one for each replica" });
+    }
+    let (mut placement, mut ranks) = (Vec::new(), Vec::new());
+    for (stage, &count) in replicas.iter().enumerate() {
+        placement.push(ranks.len());
+        let later: usize = replicas[stage + 1..].iter().sum();
+        for replica in 0..count {
+            let own = (replica..micro_batches).step_by(count);
+            let cells: Vec<Cell> = own.map(|micro_batch| Cell { stage, micro_batch }).collect();
+            ranks.push(alternate(&cells, &cells, later.div_ceil(count), Backward::Whole));
+        }
+    }
+    let mut replicas = replicas.to_vec();
+    trim(&mut replicas);
+    Ok(Schedule { placement, replicas, micro_batches, ranks })
+}
+
 /// Rank `r` of `p` has the stages `r`, `r + p`, `r + 2 p` and so on, `chunks` of them. Micro-batches go in groups: a group
 /// passes all of a rank's stages before the next begins, forward from the first stage, backward from the last. The warm-up
 /// is `2 (p - r - 1) + (chunks - 1) g` forward passes of one stage each, `g` being the largest group. One chunk is
@@ -160,7 +203,8 @@ pub fn interleaved(ranks: usize, chunks: usize, micro_batches: usize) -> Result<
         alternate(&forwards, &backwards, warm_up(rank), Backward::Whole)
     };
     let placement = (0..ranks * chunks).map(|stage| stage % ranks).collect();
-    Ok(Schedule { placement, micro_batches, ranks: (0..ranks).map(list).collect() })
+    let replicas = Vec::new();
+    Ok(Schedule { placement, replicas, micro_batches, ranks: (0..ranks).map(list).collect() })
 }
 
 /// The cells in order: each group of micro-batches goes through all stages before the next group begins.
@@ -226,7 +270,8 @@ pub fn zb_v(ranks: usize, micro_batches: usize) -> Result<Schedule> {
     // Micro-batches do not depend on each other, so the lists stay valid without some of them.
     let exists = |action: &Action| action.micro_batch < micro_batches;
     let list = |rank| zb_v_list(ranks, rank, count).into_iter().filter(exists).collect();
-    Ok(Schedule { placement, micro_batches, ranks: (0..ranks).map(list).collect() })
+    let replicas = Vec::new();
+    Ok(Schedule { placement, replicas, micro_batches, ranks: (0..ranks).map(list).collect() })
 }
 
 /// A rank's actions for `count` micro-batches, `2 ranks - 1` or more. `down` is its stage on the way down the V, `up` the one on

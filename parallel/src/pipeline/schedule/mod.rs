@@ -10,7 +10,7 @@
 //! generate ──> action <── transfers (adds SEND_F, RECV_F, SEND_B, RECV_B)      one_f_one_b(3, 5) ──> with_transfers ──>
 //! asynchronous ──┘  └──── verify, simulate                                     verify ──> ranks::Pipeline
 //! ```
-//! A schedule is made by a function of [`NAMES`], read from text, or written by hand; [`verify`] checks any, and
+//! A schedule is made by a function of [`NAMES`] or by [`replicated`], read from text, or written by hand; [`verify`] checks any, and
 //! [`ranks`](super::ranks) runs any that it passes.
 
 mod action;
@@ -22,9 +22,12 @@ mod transfers;
 mod verify;
 
 pub use action::{Action, ActionKind, Schedule, Transfer};
-pub use asynchronous::{Asynchronous, double_buffered, weight_stashing};
+pub use asynchronous::{
+    Asynchronous, common_multiple, double_buffered, double_buffered_over, vertical_sync, vertical_sync_over,
+    weight_stashing, weight_stashing_over,
+};
 pub use error::{Error, Result, Wait};
-pub use generate::{NAMES, by_name, gpipe, interleaved, one_f_one_b, zb_h1, zb_h2, zb_v};
+pub use generate::{NAMES, by_name, gpipe, interleaved, one_f_one_b, replicated, zb_h1, zb_h2, zb_v};
 pub use simulate::{Costs, Span, Timeline, simulate};
 #[expect(deprecated, reason = "the old name of `acknowledgements`")]
 pub use transfers::receipts;

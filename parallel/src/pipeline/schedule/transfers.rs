@@ -47,6 +47,8 @@ struct Rendezvous<'a> {
     /// The transfer that each rank is waiting to send.
     offers: Vec<Option<Transfer>>,
     received: HashSet<Transfer>,
+    /// The stages and micro-batches whose weights' gradients have been added.
+    added: HashSet<(usize, usize)>,
     /// Each rank's time.
     clocks: Vec<u64>,
     /// Each rank's list with transfers, so far.
@@ -61,6 +63,7 @@ impl<'a> Rendezvous<'a> {
             next: vec![0; ranks],
             offers: vec![None; ranks],
             received: HashSet::new(),
+            added: HashSet::new(),
             clocks: vec![0; ranks],
             lists: vec![Vec::new(); ranks],
         }
@@ -79,10 +82,15 @@ impl<'a> Rendezvous<'a> {
             return false;
         }
         if let Some(transfer) = self.awaited(action) {
-            let from = self.schedule.placement[transfer.from];
-            let offered = self.offers[from].filter(|offer| self.schedule.placement[offer.to] == rank);
+            let from = self.rank(transfer.from, transfer);
+            let offered = self.offers[from].filter(|offer| self.rank(offer.to, *offer) == rank);
             return offered.is_some_and(|offer| self.carry(offer));
         }
+        let before = self.schedule.sum_before(action);
+        if before.is_some_and(|before| !self.added.contains(&(action.stage, before))) {
+            return false;
+        }
+        self.added.extend(action.kind.adds().then_some((action.stage, action.micro_batch)));
         self.lists[rank].push(action);
         self.next[rank] += 1;
         self.clocks[rank] += match action.kind {
@@ -94,6 +102,11 @@ impl<'a> Rendezvous<'a> {
         true
     }
 
+    /// The rank of a stage, for the micro-batch of a transfer.
+    fn rank(&self, stage: usize, transfer: Transfer) -> usize {
+        self.schedule.rank_of(stage, transfer.micro_batch).unwrap_or_default()
+    }
+
     /// The transfer that a computation still has to receive.
     fn awaited(&self, action: Action) -> Option<Transfer> {
         let travels = |input: &Transfer| self.schedule.travels(*input) && !self.received.contains(input);
@@ -102,7 +115,7 @@ impl<'a> Rendezvous<'a> {
 
     /// Carries out a transfer that its sender offers.
     fn carry(&mut self, transfer: Transfer) -> bool {
-        let (from, to) = (self.schedule.placement[transfer.from], self.schedule.placement[transfer.to]);
+        let (from, to) = (self.rank(transfer.from, transfer), self.rank(transfer.to, transfer));
         self.offers[from] = None;
         self.lists[from].push(transfer.send());
         self.lists[to].push(transfer.receive());
@@ -112,7 +125,7 @@ impl<'a> Rendezvous<'a> {
 
     /// Lets a rank receive a transfer that it does not need yet.
     fn receive_early(&mut self) -> bool {
-        let ready = |offer: &Transfer| self.clocks[self.schedule.placement[offer.from]];
+        let ready = |offer: &Transfer| self.clocks[self.rank(offer.from, *offer)];
         let first = self.offers.iter().copied().flatten().min_by_key(|offer| (ready(offer), *offer));
         first.is_some_and(|offer| self.carry(offer))
     }
@@ -120,10 +133,12 @@ impl<'a> Rendezvous<'a> {
     /// The actions at which ranks wait.
     fn waits(&self) -> Vec<Wait> {
         let wait = |rank: usize| {
-            let (position, placement) = (self.next[rank], &self.schedule.placement);
-            let sends = self.offers[rank].map(|offer| (offer.send(), placement[offer.to]));
+            let position = self.next[rank];
+            let sends = self.offers[rank].map(|offer| (offer.send(), self.rank(offer.to, offer)));
             let action = self.schedule.ranks[rank].get(position);
-            let needs = || action.and_then(|&a| Some((a, placement[self.awaited(a)?.from])));
+            let input =
+                |&action: &Action| self.awaited(action).map(|input| (action, self.rank(input.from, input)));
+            let needs = || action.and_then(input);
             sends.or_else(needs).map(|(action, peer)| Wait { rank, position, action, peer })
         };
         (0..self.next.len()).filter_map(wait).collect()
@@ -224,7 +239,8 @@ impl<'a> VectorClocks<'a> {
         for (&send, known) in self.known[rank].iter_mut().filter(|(_, known)| known.is_none()) {
             let Some(transfer) = schedule.transfer(send) else { continue };
             let position = positions.get(&transfer);
-            if position.is_some_and(|&position| clock[schedule.placement[transfer.to]] > position) {
+            let to = schedule.rank_of(transfer.to, transfer.micro_batch).unwrap_or_default();
+            if position.is_some_and(|&position| clock[to] > position) {
                 *known = Some(by);
             }
         }

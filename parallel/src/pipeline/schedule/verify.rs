@@ -12,7 +12,8 @@ use super::{Action, ActionKind, Error, Result, Schedule, Transfer, Wait};
 ///   in ascending order.
 /// - If there are transfers, there is one for every tensor between ranks and none within a rank, and every rank receives the
 ///   tensors of another rank in the order in which they are sent.
-/// - An update (`U`) comes right after the gradients of its micro-batch have been added, before any others.
+/// - An update (`U`) comes right after the gradients of its micro-batch have been added, before any others. All replicas have it.
+/// - Replicas of a stage add gradients in the order of the micro-batches of all of them, so one waits for another.
 /// - There is no deadlock if up to `capacity` transfers between two ranks may be sent before they are received; with 0, a send
 ///   blocks until it is received. (Without transfers: if a computation waits for its inputs.)
 ///
@@ -51,21 +52,27 @@ fn check_complete(schedule: &Schedule) -> Result<()> {
             let wrong = |why| Err(Error::Action { rank, position, action, why });
             match schedule.placement.get(action.stage) {
                 None => return wrong(format!("there are {} stages", schedule.stages())),
-                Some(&place) if place != rank => return wrong(format!("the stage is on rank {place}")),
                 Some(_) if action.micro_batch >= schedule.micro_batches => {
                     return wrong(format!("there are {} micro-batches", schedule.micro_batches));
                 }
                 Some(_) => {}
             }
-            if let Some(before) = repeats(action).find(|before| done.contains(before)) {
+            if !schedule.has(rank, action) {
+                let place = schedule.rank_of(action.stage, action.micro_batch).unwrap_or_default();
+                return wrong(format!("the stage is on rank {place}"));
+            }
+            // Every replica of a stage has its updates.
+            let on = if action.kind == ActionKind::Update { rank } else { 0 };
+            if let Some(before) = repeats(action).find(|&before| done.contains(&(on, before))) {
                 return wrong(format!("{before} has been done"));
             }
-            done.insert(action);
+            done.insert((on, action));
         }
     }
-    for (stage, &rank) in schedule.placement.iter().enumerate() {
+    for stage in 0..schedule.stages() {
         for micro_batch in 0..schedule.micro_batches {
-            let has = |kind| done.contains(&Action::new(stage, kind, micro_batch));
+            let rank = schedule.rank_of(stage, micro_batch).unwrap_or_default();
+            let has = |kind| done.contains(&(0, Action::new(stage, kind, micro_batch)));
             let backward = if has(ActionKind::Input) { ActionKind::Weight } else { ActionKind::Backward };
             if let Some(kind) = [ActionKind::Forward, backward].into_iter().find(|&kind| !has(kind)) {
                 return Err(Error::Missing { rank, action: Action::new(stage, kind, micro_batch) });
@@ -81,9 +88,20 @@ fn sizes(schedule: &Schedule) -> Result<()> {
         let got = format!("{} stages, {} micro-batches", schedule.stages(), schedule.micro_batches);
         return wrong(got, "at least 1 of each");
     }
-    match schedule.placement.iter().position(|&rank| rank >= schedule.ranks.len()) {
+    if schedule.replicas.contains(&0) {
+        return wrong(format!("{:?} replicas", schedule.replicas), "at least 1 of each stage");
+    }
+    let shares = |stage: &usize| {
+        let ranks = schedule.ranks_of(*stage);
+        ranks.len() > 1 && ranks.into_iter().any(|rank| schedule.stages_of(rank).count() > 1)
+    };
+    if let Some(stage) = (0..schedule.stages()).find(shares) {
+        return wrong(format!("another stage on a rank of stage {stage}"), "no other beside a replica");
+    }
+    let is_outside = |&stage: &usize| schedule.ranks_of(stage).end > schedule.ranks.len();
+    match (0..schedule.stages()).find(is_outside) {
         Some(stage) => wrong(
-            format!("stage {stage} on rank {} of {}", schedule.placement[stage], schedule.ranks.len()),
+            format!("stage {stage} on rank {} of {}", schedule.ranks_of(stage).end - 1, schedule.ranks.len()),
             "stages on ranks that there are",
         ),
         None => Ok(()),
@@ -140,7 +158,7 @@ impl ListCheck<'_> {
                 self.wants(input.receive())?;
             }
         }
-        if matches!(action.kind, ActionKind::Backward | ActionKind::Weight) {
+        if action.kind.adds() {
             let last = self.added.insert(action.stage, action.micro_batch);
             if let Some(last) = last.filter(|&last| last > action.micro_batch) {
                 return Err(format!("adds gradients after those of micro-batch {last}, wanted ascending"));
@@ -161,10 +179,12 @@ impl ListCheck<'_> {
         }
     }
 
-    /// An update has to follow its micro-batch's gradients, before later ones are added.
+    /// An update has to follow the gradients of its micro-batch, or of the last one before that the replica has, before later ones are
+    /// added.
     fn has_just_added(&self, Action { stage, micro_batch, .. }: Action) -> Result<(), String> {
+        let replicas = self.schedule.ranks_of(stage).len();
         match self.added.get(&stage) {
-            Some(last) if *last == micro_batch => Ok(()),
+            Some(last) if (*last..*last + replicas).contains(&micro_batch) => Ok(()),
             Some(last) => Err(format!("the last gradients are those of micro-batch {last}")),
             None => Err("there are no gradients yet".into()),
         }
@@ -204,7 +224,7 @@ fn check_matched(schedule: &Schedule) -> Result<()> {
     for (rank, actions) in schedule.ranks.iter().enumerate() {
         for (position, &action) in actions.iter().enumerate() {
             let Some(transfer) = schedule.transfer(action) else { continue };
-            let place = |stage: usize| schedule.placement[stage];
+            let place = |stage| schedule.rank_of(stage, action.micro_batch).unwrap_or_default();
             let pair = pairs.entry((place(transfer.from), place(transfer.to))).or_default();
             let list = if action == transfer.send() { &mut pair.sends } else { &mut pair.receives };
             list.push((transfer, (rank, position, action)));
@@ -240,6 +260,7 @@ fn check_deadlock(schedule: &Schedule, capacity: usize) -> Result<()> {
         sent: vec![false; ranks],
         in_flight: HashMap::new(),
         given: HashSet::new(),
+        added: HashSet::new(),
         transfers: schedule.has_transfers(),
     };
     loop {
@@ -271,6 +292,8 @@ struct DeadlockCheck<'a> {
     in_flight: HashMap<(usize, usize), usize>,
     /// The outputs and gradients that stages have computed for each other.
     given: HashSet<Transfer>,
+    /// The stages and micro-batches whose weights' gradients have been added.
+    added: HashSet<(usize, usize)>,
     /// Whether transfers are actions.
     transfers: bool,
 }
@@ -302,21 +325,30 @@ impl DeadlockCheck<'_> {
             }
             _ => {
                 let input = self.schedule.input(action).filter(|_| !self.transfers);
-                input.is_none_or(|input| self.given.contains(&input))
+                input.is_none_or(|input| self.given.contains(&input)) && self.awaited_sum(action).is_none()
             }
         };
         if can {
             self.next[rank] += 1;
+            self.added.extend(action.kind.adds().then_some((action.stage, action.micro_batch)));
             self.given.extend(self.schedule.output(action));
         }
         can
     }
 
+    /// The micro-batch for whose gradients an action waits, which another replica has yet to compute.
+    fn awaited_sum(&self, action: Action) -> Option<usize> {
+        self.schedule.sum_before(action).filter(|&before| !self.added.contains(&(action.stage, before)))
+    }
+
     /// The ranks that send and receive the action's transfer, or compute and need its input.
     fn pair(&self, action: Action) -> (usize, usize) {
         let transfer = self.schedule.transfer(action).or_else(|| self.schedule.input(action));
-        let place = |stage: usize| self.schedule.placement[stage];
+        let place = |stage| self.schedule.rank_of(stage, action.micro_batch).unwrap_or_default();
         let own = place(action.stage);
+        if let Some(before) = self.awaited_sum(action) {
+            return (self.schedule.rank_of(action.stage, before).unwrap_or(own), own);
+        }
         transfer.map_or((own, own), |transfer| (place(transfer.from), place(transfer.to)))
     }
 
