@@ -6,6 +6,7 @@ mod bugs;
 #[path = "../gpt/mod.rs"]
 mod gpt;
 mod odd;
+mod overlap;
 mod state;
 mod traps;
 mod whole_rules;
