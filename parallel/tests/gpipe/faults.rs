@@ -268,6 +268,16 @@ fn a_balance_that_does_not_fit_is_refused() {
 }
 
 #[test]
+fn recomputation_of_attention_is_refused() {
+    let own = devices(1);
+    let config = GPipeConfig::new(2).with_recompute(RecomputeMode::Attention);
+    let model = Sequence::new().with(linear(0, own[0]));
+    let error = GPipe::new(model, Partition::new(&[1], &own).unwrap(), config).err().unwrap();
+    let wanted = "which is a mode of transformer models; wanted never, except-last or always";
+    assert_eq!(error.to_string(), format!("gpipe: got recomputation of attention, {wanted}"));
+}
+
+#[test]
 fn a_parameter_on_another_device_than_its_layer_is_refused() {
     let own = devices(2);
     let model = Sequence::new().with(linear(0, own[0])).with(linear(1, own[0]));
