@@ -15,12 +15,15 @@ use crate::{Result, Var, profile};
 pub trait Backward: Send + Sync {
     /// Whether [`Backward::rematerialized`] offers anything.
     const REMATERIALIZES: bool = false;
+    /// Whether a split backward computes the gradients of weights later, without the weights. If not, it computes them together with
+    /// the other inputs'.
+    const SPLITS: bool = true;
 
     /// The gradients of the inputs, given those of the outputs (in `cx`). Only those that [`Cx::needs`] names are
     /// used. Written with operations on [`Var`], so that gradients of gradients are recorded when asked for
     /// ([`Cx::create_graph`]).
     ///
-    /// In a split backward it is called twice: for the inputs' gradients first, for the weights' later.
+    /// In a split backward it is called twice, if it [splits](Backward::SPLITS): for the inputs' gradients first, for the weights' later.
     ///
     /// # Errors
     /// Whatever its operations refuse, or a saved value that was modified.
@@ -281,6 +284,10 @@ impl<B: Backward + 'static> GradFn for Recorded<B> {
             State::Shared(backward) => backward.rematerialized(output).cloned(),
             State::Freed => None,
         }
+    }
+
+    fn splits(&self) -> bool {
+        B::SPLITS
     }
 
     fn recycle(&mut self) -> Option<TypeId> {

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::models::FlopsPerToken;
+use phalanx_nn::models::{FlopsPerToken, RecomputeMode};
 use phalanx_nn::{Batch, Optimizer, Parameter, Parameters, Scope, SequentialConfig};
 use phalanx_parallel::hybrid::StagedModel;
 use phalanx_parallel::launch::Rank;
@@ -244,6 +244,7 @@ impl Trainer {
             let why = "a plain module is whole on every rank; `run_layers` cuts a `Sequential` over pp, `run_parts` anything";
             return Err(Error::Config(format!("train: got tp {tp} x pp {pp}, wanted 1 x 1: {why}")));
         }
+        self.check_recomputation()?;
         let (config, counted) = (self.config.clone(), self.counted);
         self.run_parts(|mesh_rank| {
             Ok(Plain { model: model(&mesh_rank.scope(&config))?, loss: loss.clone(), counted })
@@ -265,11 +266,21 @@ impl Trainer {
             let why = "layers are not cut by themselves; `run_parts` takes a model whose layers are";
             return Err(Error::Config(format!("train: got tp {tp}, wanted 1: {why}")));
         }
+        self.check_recomputation()?;
         let (config, counted) = (self.config.clone(), self.counted);
         self.run_parts(|mesh_rank| {
             let (layout, rank) = (&config.layout, mesh_rank.groups.along(Axis::Pp).rank());
             StagedLayers::build(&layers, &mesh_rank.scope(&config), layout, rank, loss.clone(), counted)
         })
+    }
+
+    /// Refuses to recompute the attention of modules, which do not say what of them is attention.
+    fn check_recomputation(&self) -> Result<()> {
+        if self.config.layout.recompute != RecomputeMode::Attention {
+            return Ok(());
+        }
+        let wanted = "which is a mode of transformer models; wanted never, except-last or always";
+        Err(Error::Config(format!("train: got recomputation of attention, {wanted}")))
     }
 
     /// Trains a model of which each rank builds its part.

@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use phalanx_nn::autograd::Var;
+use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{
     Batch, BatchNormConfig, Conv2dConfig, CrossEntropyLoss, DropoutConfig, Flatten, LinearConfig, Loss,
     MaxPool2d, Module, Relu, Schedule, Sequential, SequentialConfig,
@@ -168,9 +169,16 @@ fn every_layout_trains_and_validates_with_the_bits_of_one_rank() {
         let layout = Layout { micro_batches, ..one.clone() };
         run(Config { chains: dp, ..config(layout, 0) }, &plain).unwrap();
         assert_eq!((plain.losses().len(), plain.validations().len()), (12, 3));
-        for (pp, schedule, zero) in
-            [(1, "1f1b", 0), (1, "1f1b", 3), (2, "1f1b", 0), (2, "zb-v", 2), (3, "gpipe", 1)]
-        {
+        for (pp, schedule, zero) in [
+            (1, "1f1b", 0),
+            (1, "1f1b", 3),
+            (2, "1f1b", 0),
+            (2, "zb-v", 2),
+            (3, "gpipe", 1),
+            (2, "zb-h2", 0),
+            (3, "zb-h2", 3),
+            (4, "zb-h2", 1),
+        ] {
             let layout = Layout { dp, pp, micro_batches, schedule: schedule.into(), ..one.clone() };
             let told = Told::default();
             run(config(layout, zero), &told).unwrap();
@@ -297,6 +305,18 @@ fn what_cannot_be_is_refused_with_what_was_wanted() {
     for (config, wanted) in cases {
         let error = run(config, &Told::default()).unwrap_err().to_string();
         assert!(error.contains(wanted), "{error:?}, wanted {wanted:?}");
+    }
+    for pp in [1, 2] {
+        let layout = Layout { pp, recompute: RecomputeMode::Attention, ..Layout::default() };
+        let wanted = "train: got recomputation of attention, which is a mode of transformer models; \
+                      wanted never, except-last or always";
+        let error = run(config(layout.clone(), 0), &Told::default()).unwrap_err();
+        assert_eq!(error.to_string(), wanted);
+        if pp == 1 {
+            let trainer = Trainer::new(config(layout, 0)).data(data()[0].clone());
+            let error = trainer.run(|scope| Ok(layers().init(scope)?), of_module).unwrap_err();
+            assert_eq!(error.to_string(), wanted);
+        }
     }
     let error = Trainer::new(base()).run_layers(layers, loss).unwrap_err().to_string();
     assert!(error.contains("nothing to train on"), "{error}");

@@ -138,12 +138,12 @@ impl GraphTask {
         deferred
     }
 
-    /// Whether this pass sends gradients along this edge.
+    /// Whether this pass sends gradients along this edge of a node's.
     #[inline]
-    pub(super) fn passes(&self, edge: &Edge) -> bool {
+    pub(super) fn passes(&self, node: &Node, edge: &Edge) -> bool {
         match self.mode {
             Mode::All | Mode::Capture => true,
-            Mode::Inputs => !edge.node.weight,
+            Mode::Inputs => !node.defers(edge),
             Mode::Weights => edge.node.weight,
         }
     }
@@ -208,7 +208,7 @@ impl GraphTask {
         targets: &Targets,
         scheduler: &mut impl Scheduler,
     ) -> Result<()> {
-        let weight = |edge: &Option<Edge>| edge.as_ref().is_some_and(|e| e.node.weight);
+        let weight = |edge: &Option<Edge>| edge.as_ref().is_some_and(|edge| node.defers(edge));
         let defers = self.mode == Mode::Inputs && node.inputs.iter().any(weight);
         let kept = defers || self.keeps_graph();
         if targets.iter().any(Option::is_some) {

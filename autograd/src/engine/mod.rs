@@ -103,7 +103,8 @@ pub fn grad(outputs: &[(Var, Option<Var>)], inputs: &[&Var], options: Options) -
 }
 
 /// Computes gradients with respect to activations now, and leaves those of parameters (leaves made with
-/// `parameter`, and views and casts of them) for later. Together both give exactly [`backward`]'s bits.
+/// `parameter`, and views and casts of them) for later, but for those that need the parameters' values, which may be gone by then
+/// ([`crate::Backward::SPLITS`]). Together both give exactly [`backward`]'s bits.
 ///
 /// # Errors
 /// As [`backward`].

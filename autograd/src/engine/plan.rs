@@ -94,8 +94,9 @@ impl<'g> Plan<'g> {
     /// where a gradient will come in from `node`, at the index returned.
     pub(super) fn extend(&mut self, task: &GraphTask, node: &Node, entries: &[Edge]) -> Targets {
         let new = self.planned.len();
-        let index =
-            |edge: &Edge| task.passes(edge).then(|| self.index_of(NodeRef::Owned(Arc::clone(&edge.node))));
+        let index = |edge: &Edge| {
+            task.passes(node, edge).then(|| self.index_of(NodeRef::Owned(Arc::clone(&edge.node))))
+        };
         let mut found = Targets::of(entries.iter().map(index));
         self.explore(task, new);
         found.iter_mut().for_each(|to| *to = self.expect(*to));
@@ -130,12 +131,10 @@ impl<'g> Plan<'g> {
             latest_first &= planned.node.seq < last;
             last = planned.node.seq;
             match &planned.node {
-                &NodeRef::Borrowed(node) => {
-                    self.resolve(task, &node.inputs, |edge| NodeRef::Borrowed(&edge.node))
-                }
+                &NodeRef::Borrowed(node) => self.resolve(task, node, |edge| NodeRef::Borrowed(&edge.node)),
                 NodeRef::Owned(node) => {
                     let node = Arc::clone(node);
-                    self.resolve(task, &node.inputs, |edge| NodeRef::Owned(Arc::clone(&edge.node)));
+                    self.resolve(task, &node, |edge| NodeRef::Owned(Arc::clone(&edge.node)));
                 }
             }
             at += 1;
@@ -159,15 +158,10 @@ impl<'g> Plan<'g> {
 
     /// Notes where edges lead to.
     #[inline]
-    fn resolve<'e>(
-        &mut self,
-        task: &GraphTask,
-        edges: &'e [Option<Edge>],
-        held: impl Fn(&'e Edge) -> NodeRef<'g>,
-    ) {
-        for edge in edges {
+    fn resolve<'e>(&mut self, task: &GraphTask, node: &'e Node, held: impl Fn(&'e Edge) -> NodeRef<'g>) {
+        for edge in &*node.inputs {
             let mut to = None;
-            if let Some(edge) = edge.as_ref().filter(|edge| task.passes(edge)) {
+            if let Some(edge) = edge.as_ref().filter(|edge| task.passes(node, edge)) {
                 let index = self.index_of(held(edge));
                 // In `grad()` edges are counted later (`decide`), when it is known which nodes lead to a wanted input.
                 to = if task.captures() { Some(index) } else { self.expect(Some(index)) };

@@ -170,6 +170,11 @@ pub(crate) trait GradFn: Any + Send + Sync {
         None
     }
 
+    /// [`crate::Backward::SPLITS`].
+    fn splits(&self) -> bool {
+        true
+    }
+
     /// Drops its content, if the node can be filled again. Returns its type then.
     fn recycle(&mut self) -> Option<TypeId> {
         None
@@ -241,6 +246,12 @@ impl Node {
     /// recorded last.
     pub(crate) fn priority(&self) -> u64 {
         if self.kind == NodeKind::Leaf { u64::MAX } else { self.seq }
+    }
+
+    /// Whether a split backward defers the gradient of the input at this edge of the node's.
+    #[inline]
+    pub(crate) fn defers(&self, input: &Edge) -> bool {
+        input.node.weight && self.grad_fn.splits()
     }
 
     pub(crate) fn hooks(&self) -> &Mutex<Hooks> {

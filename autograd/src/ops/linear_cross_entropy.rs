@@ -92,6 +92,9 @@ struct LinearCrossEntropy {
 }
 
 impl Backward for LinearCrossEntropy {
+    /// Both gradients need the logits, which are computed again of the weight.
+    const SPLITS: bool = false;
+
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         let (x, weight) = (cx.get(&self.x)?, cx.get(&self.weight)?);
         if cx.create_graph() {
@@ -184,7 +187,7 @@ mod tests {
     use phalanx_tensor::{DType, Device, Tensor};
 
     use crate::ops::testing::check_twice;
-    use crate::{CrossEntropy, Options, Reduction, Var};
+    use crate::{CrossEntropy, Leaf, Options, Reduction, Var, backward_inputs};
 
     /// Numbers with full mantissas.
     fn random(shape: &[usize], seed: u64, dtype: DType) -> Tensor {
@@ -264,6 +267,25 @@ mod tests {
                 }
             }
         }
+    }
+
+    /// The weight's gradient needs the weight, which may be gone when the second half runs.
+    #[test]
+    fn the_first_half_of_a_split_backward_computes_both_gradients_and_leaves_nothing() {
+        let run = |split: bool| {
+            let x = Var::leaf(random(&[7, 5], 1, DType::F32)).unwrap();
+            let weight = Leaf::new(random(&[33, 5], 2, DType::F32), true).unwrap();
+            let config = CrossEntropy::default();
+            let loss = x.linear_cross_entropy(&weight.var(), &targets(7, 33), &config, 40).unwrap();
+            if split {
+                let later = backward_inputs(&[(loss, None)]).unwrap();
+                assert!(later.is_empty());
+            } else {
+                loss.backward().unwrap();
+            }
+            [x.grad(), weight.grad()].map(|grad| bits(&grad.unwrap()))
+        };
+        assert_eq!(run(true), run(false));
     }
 
     #[test]

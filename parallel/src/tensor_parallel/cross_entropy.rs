@@ -221,6 +221,9 @@ struct RecordedLinear {
 }
 
 impl Backward for RecordedLinear {
+    /// Both gradients need the logits, which are computed again of the weight.
+    const SPLITS: bool = false;
+
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
         let (x, weight) = (cx.get(&self.x)?, cx.get(&self.weight)?);
         if cx.create_graph() {

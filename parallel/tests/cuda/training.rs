@@ -5,6 +5,7 @@ use std::time::Duration;
 use phalanx_nn::models::ModelConfig;
 use phalanx_parallel::hybrid::Layout;
 use phalanx_parallel::launch::{Rank, Threads};
+use phalanx_tensor::Device;
 
 use crate::Test;
 use crate::case::{Case, gpt, llama};
@@ -13,6 +14,7 @@ use crate::run::{Run, Update};
 use {
     crate::run::{CLIP, context, number},
     phalanx_nn::Clip,
+    phalanx_parallel::comm::NcclConfig,
     phalanx_parallel::hybrid::Step,
     phalanx_tensor::{Tensor, cuda::calls},
     std::sync::Arc,
@@ -21,6 +23,7 @@ use {
 pub fn tests() -> Vec<Test> {
     let tests: Vec<Test> = vec![
         ("training by way of the host: replicas", || staged(replicas(0))),
+        ("by way of the host shards in its memory change no bit", || offloaded(3, Threads::cuda)),
         ("training by way of the host: tensor parallel", || staged(tensor_parallel(false))),
         ("training by way of the host: pipeline", || staged(pipeline("1f1b"))),
     ];
@@ -36,6 +39,9 @@ fn nccl() -> Vec<Test> {
         ("training over NCCL: replicas, ZeRO-1", || over_nccl(replicas(1))),
         ("training over NCCL: replicas, ZeRO-2", || over_nccl(replicas(2))),
         ("training over NCCL: replicas, ZeRO-3", || over_nccl(replicas(3))),
+        ("over NCCL shards in the host's memory change no bit", || {
+            (1..=3).try_for_each(|zero| offloaded(zero, |threads| threads.nccl(NcclConfig::default())))
+        }),
         ("training over NCCL: tensor parallel", || over_nccl(tensor_parallel(false))),
         ("training over NCCL: tensor and sequence parallel", || over_nccl(tensor_parallel(true))),
         ("training over NCCL: pipeline", || over_nccl(pipeline("1f1b"))),
@@ -86,17 +92,34 @@ fn train(case: &Case, threads: Threads) -> Result<Outcome, String> {
     Ok((0..STEPS as usize).map(step).collect())
 }
 
+/// All losses and norms.
+fn numbers(outcome: &Outcome) -> Vec<f64> {
+    outcome.iter().flat_map(|(losses, norm)| losses.iter().flatten().copied().chain([*norm])).collect()
+}
+
 fn compare(case: &Case, threads: Threads) -> Result<(), String> {
     let wanted = train(case, Threads::new(case.ranks()))?;
     let got = train(case, threads)?;
-    let numbers = |outcome: &Outcome| -> Vec<f64> {
-        outcome.iter().flat_map(|(losses, norm)| losses.iter().flatten().copied().chain([*norm])).collect()
-    };
     let (wanted, got) = (numbers(&wanted), numbers(&got));
     let close = |a: &f64, b: &f64| (a - b).abs() <= 1e-4 * b.abs().max(1.0);
     match got.len() == wanted.len() && got.iter().zip(&wanted).all(|(a, b)| close(a, b)) {
         true => Ok(()),
         false => Err(format!("got {got:?}, wanted {wanted:?}")),
+    }
+}
+
+/// Training with shards, their gradients and the optimizer's state in the host's memory, beside the same with all of it on the GPU.
+fn offloaded(zero: u8, on_gpus: fn(Threads) -> Threads) -> Result<(), String> {
+    let case = replicas(zero);
+    let run = |offload| {
+        let case = Case { offload, ..case.clone() };
+        train(&case, on_gpus(Threads::new(case.ranks())))
+    };
+    let (wanted, got) = (run(None)?, run(Some(Device::CPU))?);
+    let bits = |outcome: &Outcome| -> Vec<u64> { numbers(outcome).into_iter().map(f64::to_bits).collect() };
+    match bits(&wanted) == bits(&got) {
+        true => Ok(()),
+        false => Err(format!("ZeRO-{zero}: got {got:?}, wanted {wanted:?}")),
     }
 }
 
@@ -106,7 +129,7 @@ fn staged(case: Case) -> Result<(), String> {
 
 #[cfg(feature = "nccl")]
 fn over_nccl(case: Case) -> Result<(), String> {
-    compare(&case, Threads::new(case.ranks()).nccl(phalanx_parallel::comm::NcclConfig::default()))
+    compare(&case, Threads::new(case.ranks()).nccl(NcclConfig::default()))
 }
 
 /// Steps that leave their numbers on the device wait for no GPU, but for the first, which compiles; the numbers are those of
@@ -129,7 +152,7 @@ fn goes_on(case: &Case) -> Result<(), String> {
         }
         Ok((wanted, got, waits))
     };
-    let threads = Threads::new(case.ranks()).nccl(phalanx_parallel::comm::NcclConfig::default());
+    let threads = Threads::new(case.ranks()).nccl(NcclConfig::default());
     for (wanted, got, waits) in
         threads.timeout(Duration::from_secs(120)).run(rank).map_err(|e| e.to_string())?
     {

@@ -12,6 +12,7 @@ use phalanx_nn::{
     Error as NnError, Linear, LinearConfig, Module, Parameters, Scope, Sequential, SequentialConfig,
     state_dict,
 };
+use phalanx_parallel::pipeline::MicroBatch;
 use phalanx_parallel::pipeline::gpipe::{
     Batch, GPipe, GPipeConfig, Layer, Partition, Sequence, gather, scatter,
 };
@@ -75,7 +76,8 @@ fn stages_before_the_one_that_failed_stop_early() {
     });
     let places = vec![own[0]; 4];
     let model = each(vec![pass(), pass(), counter, refuse()], &places, GPipeConfig::new(3));
-    assert!(model.run(constant(1, &[3, 1], own[0])).is_err());
+    let error = model.run(constant(1, &[3, 1], own[0])).unwrap_err().to_string();
+    assert!(error.contains("stage 3") && error.contains("micro-batch 0: layer: got it"), "{error}");
     // The last stage refuses in the tick after the one in which the counter has its first micro-batch.
     assert_eq!(count.load(Ordering::Relaxed), 2);
 }
@@ -92,7 +94,8 @@ fn other_devices_stop_before_their_next_cell() {
     });
     // So many that a stage which gets no core for a while does not count.
     let model = each(vec![counter, refuse()], &own, GPipeConfig::new(500));
-    assert!(model.run(constant(1, &[500, 1], own[0])).is_err());
+    let error = model.run(constant(1, &[500, 1], own[0])).unwrap_err().to_string();
+    assert!(error.contains("stage 1") && error.contains("micro-batch 0: layer: got it"), "{error}");
     assert!(count.load(Ordering::Relaxed) < 400);
 }
 
@@ -107,7 +110,7 @@ fn a_pipeline_that_failed_works_again() {
     });
     let model = each(vec![pass(), second], &own, GPipeConfig::new(1).with_recompute(RecomputeMode::Never));
     let x = leaf(1, &[2, 2], own[0]);
-    assert!(model.run(&x).is_err());
+    assert!(model.run(&x).unwrap_err().to_string().contains("micro-batch 0: layer: once"));
     model.run(&x).and_then(Batch::one).unwrap().sum_all().unwrap().backward().unwrap();
     assert!(x.grad().is_some());
 }
@@ -159,12 +162,15 @@ fn workers_have_the_callers_context() {
         let layer = || {
             apply(move |b: Batch| {
                 let context = Context::current();
-                assert_eq!((context.train(), context.rng.step), (train, 7));
-                assert!(!context.grad() || grad);
+                // Rows 40 and 41 of the caller's batch.
+                let row = 40 + MicroBatch::current().index as u64;
+                assert_eq!((context.train(), context.rng.step, context.batch_offset), (train, 7, row));
+                assert_eq!(context.grad(), grad);
                 Ok(b)
             })
         };
-        let model = each(vec![layer(), layer()], &own, GPipeConfig::new(2));
+        let config = GPipeConfig::new(2).with_recompute(RecomputeMode::Never);
+        let model = each(vec![layer(), layer()], &own, config);
         let _context = Context::with(|c| {
             c.set_grad(grad);
             c.set_train(train);
@@ -265,6 +271,16 @@ fn a_balance_that_does_not_fit_is_refused() {
     assert!(refused(model(), &[2, 2], &own, 1).contains("[2, 2], which is 4 layers, wanted the model's 3"));
     assert_eq!(refused(model(), &[3], &own, 0), "gpipe: got 0 micro-batches, wanted at least 1");
     assert_eq!(refused(model(), &[3], &own, 1), "");
+}
+
+#[test]
+fn recomputation_of_attention_is_refused() {
+    let own = devices(1);
+    let config = GPipeConfig::new(2).with_recompute(RecomputeMode::Attention);
+    let model = Sequence::new().with(linear(0, own[0]));
+    let error = GPipe::new(model, Partition::new(&[1], &own).unwrap(), config).err().unwrap();
+    let wanted = "which is a mode of transformer models; wanted never, except-last or always";
+    assert_eq!(error.to_string(), format!("gpipe: got recomputation of attention, {wanted}"));
 }
 
 #[test]

@@ -10,7 +10,9 @@ use phalanx_nn::{
 };
 use phalanx_parallel::pipeline::MicroBatch;
 use phalanx_parallel::pipeline::deferred_batch_norm::convert;
-use phalanx_parallel::pipeline::gpipe::{Batch, GPipe, GPipeConfig, Partition, Sequence, scatter};
+use phalanx_parallel::pipeline::gpipe::{
+    Batch, GPipe, GPipeConfig, Partition, Phase, Sequence, Timeline, scatter,
+};
 use phalanx_tensor::{Context, DType, Device, Tensor};
 
 use crate::kit::*;
@@ -76,6 +78,29 @@ fn gradients_are_the_plain_models_bit_for_bit() {
     }
 }
 
+/// Rows, micro-batches, stages, devices and modes without a pattern, more of one than of the other and fewer.
+#[test]
+fn random_pipelines_have_the_plain_models_bits() {
+    let own = devices(3);
+    let mut draws = numbers(17, 1000).into_iter().map(|x| ((x + 1.0) * 500.0) as usize);
+    let mut draw = |range: std::ops::RangeInclusive<usize>| {
+        range.start() + draws.next().unwrap() % (range.end() + 1 - range.start())
+    };
+    for trial in 0..12 {
+        let (rows, micro_batches, stages) = (draw(1..=11), draw(1..=9), draw(1..=5));
+        // Each stage has a layer, and each other layer is some stage's.
+        let mut balance = vec![1; stages];
+        (stages..8).for_each(|_| balance[draw(0..=stages - 1)] += 1);
+        let places: Vec<Device> = balance.iter().map(|_| own[draw(0..=2)]).collect();
+        let mode = MODES[draw(0..=2)];
+        let got = piped(rows, &balance, &places, GPipeConfig::new(micro_batches).with_recompute(mode));
+        let what = format!(
+            "trial {trial}: {rows} rows, {micro_batches} micro-batches, {balance:?} on {places:?}, {mode}"
+        );
+        assert!(got == plain(rows, micro_batches), "{what}");
+    }
+}
+
 #[test]
 fn stages_that_share_devices_compute_the_same() {
     let own = devices(2);
@@ -102,7 +127,9 @@ fn dropout_draws_what_the_whole_batch_draws() {
 #[test]
 fn evaluation_computes_the_same_and_records_no_recomputation() {
     let own = devices(2);
-    let model = pipe(&[4, 4], &own, GPipeConfig::new(4).with_recompute(RecomputeMode::Always));
+    let timeline = Timeline::new();
+    let config = GPipeConfig::new(4).with_recompute(RecomputeMode::Always);
+    let model = pipe(&[4, 4], &own, config.with_observer(timeline.observer()));
     let _context = Context::with(|c| c.set_train(false));
     let x = constant(1, &[6, WIDTH], own[0]);
     let got = model.run(&x).and_then(Batch::one).unwrap();
@@ -112,7 +139,12 @@ fn evaluation_computes_the_same_and_records_no_recomputation() {
     got.sum_all().unwrap().backward().unwrap();
     wanted.sum_all().unwrap().backward().unwrap();
     let close = |a: u64, b: u64| (f64::from_bits(a) - f64::from_bits(b)).abs() < 1e-12;
-    for (got, wanted) in gradients(&model).into_iter().zip(gradients(&twin)) {
+    let phases: Vec<Phase> = timeline.take().iter().map(|span| span.phase).collect();
+    assert!(phases.contains(&Phase::Backward) && !phases.contains(&Phase::Recompute), "{phases:?}");
+    let (got, wanted) = (gradients(&model), gradients(&twin));
+    assert_eq!(got.len(), wanted.len());
+    for (got, wanted) in got.into_iter().zip(wanted) {
+        assert!(!got.1.is_empty() && got.1.len() == wanted.1.len(), "{}", got.0);
         assert!(got.1.iter().zip(&wanted.1).all(|(&a, &b)| close(a, b)), "{}", got.0);
     }
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
 use phalanx_nn::{Batch, Parameter, Windows, cut};
 use phalanx_parallel::hybrid::Layout;
+use phalanx_parallel::sharded::Ownership;
 use phalanx_tensor::{DType, Device, Tensor};
 
 /// Positions of a sequence, which divide by 2, 3, 4 and 6.
@@ -31,6 +32,12 @@ pub struct Case {
     pub layout: Layout,
     /// ZeRO's stage; 0 for none.
     pub zero: u8,
+    /// How ZeRO cuts parameters.
+    pub ownership: Ownership,
+    /// How many replicas share a copy under ZeRO; all if `None`.
+    pub shard_ranks: Option<usize>,
+    /// Where ZeRO's shards are, if not on the rank's device.
+    pub offload: Option<Device>,
     /// Sequences of a batch.
     pub rows: usize,
     /// What frozen parameters have in their names.
@@ -50,11 +57,35 @@ impl Case {
     /// With micro-batches of different sizes, unless there is one.
     pub fn new(model: ModelConfig, layout: Layout) -> Case {
         let rows = layout.dp * (layout.micro_batches.max(4) + 1);
-        Case { model, dtype: DType::F32, layout, zero: 0, rows, frozen: &[], ignored: 0, packed: false }
+        Case {
+            model,
+            dtype: DType::F32,
+            layout,
+            zero: 0,
+            ownership: Ownership::Even,
+            shard_ranks: None,
+            offload: None,
+            rows,
+            frozen: &[],
+            ignored: 0,
+            packed: false,
+        }
     }
 
     pub fn ranks(&self) -> usize {
         self.layout.dp * self.layout.tp * self.layout.pp
+    }
+
+    /// With shards that are cut, shared and placed in a way that is drawn.
+    fn with_drawn_shards(self, draws: &mut Draws) -> Case {
+        let dp = self.layout.dp;
+        let shared: Vec<usize> = (1..dp).filter(|ranks| dp.is_multiple_of(*ranks)).collect();
+        Case {
+            ownership: [Ownership::Even, Ownership::Whole][draws.below(2)],
+            shard_ranks: shared.get(draws.below(shared.len() + 1)).copied(),
+            offload: [None, Some(ELSEWHERE)][draws.below(2)],
+            ..self
+        }
     }
 
     /// Freezes the parameters that the case freezes.
@@ -103,17 +134,42 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Layout { dp, tp, pp, schedule, recompute, micro_batches, .. } = &self.layout;
         let kind = if matches!(self.model, ModelConfig::Gpt(_)) { "gpt" } else { "llama" };
-        write!(f, "{kind}{} {} dp{dp} tp{tp} pp{pp} {schedule} ", self.model.layers(), self.dtype)?;
-        write!(f, "recompute-{recompute:?} zero{} micro{micro_batches}", self.zero)?;
-        write!(f, "{}", if self.packed { " packed" } else { "" })?;
-        write!(f, "{}", if self.layout.sequence_parallel { " sequence-parallel" } else { "" })
+        write!(f, "{kind}{} {} dp{dp} tp{tp} pp{pp} {schedule}", self.model.layers(), self.dtype)?;
+        if schedule == "interleaved" {
+            write!(f, "-{}", self.layout.chunks)?;
+        }
+        write!(f, " recompute-{recompute:?} zero{} micro{micro_batches}", self.zero)?;
+        let word = |applies: bool, text: &'static str| applies.then_some(text);
+        let words = [
+            word(self.packed, "packed"),
+            word(self.layout.sequence_parallel, "sequence-parallel"),
+            word(self.layout.scatter_gather, "scatter-gather"),
+            word(self.layout.logits_max.is_some(), "logits-max"),
+            word(self.ownership == Ownership::Whole, "whole"),
+            word(self.offload.is_some(), "offload"),
+        ];
+        words.iter().flatten().try_for_each(|word| write!(f, " {word}"))?;
+        self.shard_ranks.map_or(Ok(()), |ranks| write!(f, " shard-ranks{ranks}"))
     }
 }
 
 /// Ranks that there are at most.
 const RANKS: usize = 8;
-const SCHEDULES: [&str; 5] = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v"];
-const MODES: [RecomputeMode; 3] = [RecomputeMode::Never, RecomputeMode::ExceptLast, RecomputeMode::Always];
+/// Schedules, and the stages of a rank in those that may have any number.
+const SCHEDULES: [(&str, usize); 8] = [
+    ("gpipe", 1),
+    ("1f1b", 1),
+    ("interleaved", 2),
+    ("interleaved", 3),
+    ("interleaved", 4),
+    ("zb-h1", 1),
+    ("zb-h2", 1),
+    ("zb-v", 1),
+];
+const MODES: [RecomputeMode; 4] =
+    [RecomputeMode::Never, RecomputeMode::ExceptLast, RecomputeMode::Always, RecomputeMode::Attention];
+/// The device of shards that are not on the ranks' devices.
+const ELSEWHERE: Device = Device::Cpu(60);
 
 /// Layouts of up to 8 ranks, of everything but the mesh: `(dp, tp, pp)`.
 fn meshes() -> impl Iterator<Item = (usize, usize, usize)> {
@@ -122,15 +178,20 @@ fn meshes() -> impl Iterator<Item = (usize, usize, usize)> {
     all.filter(|(dp, tp, pp)| dp * tp * pp <= RANKS)
 }
 
-/// All that is promised: both models of 4 and 6 layers and 6 heads, under every layout.
+/// All that is promised: both models of 4 and 6 layers and 6 heads, under every layout. What else may be chosen under
+/// each is drawn.
 pub fn all() -> Vec<Case> {
     let models = [gpt(4, 6), gpt(6, 6), llama(4, 6, 2), llama(6, 6, 2)];
-    let mut cases = Vec::new();
+    let (mut cases, mut draws) = (Vec::new(), Draws(7));
     for (dp, tp, pp) in meshes() {
         // Where there is one stage, these are the same.
-        let schedules = SCHEDULES.iter().filter(|name| pp > 1 || !["gpipe", "zb-h1"].contains(name));
-        let dtypes = if tp == 1 { &[DType::F32][..] } else { &[DType::F32, DType::F64] };
-        for (&schedule, &dtype) in schedules.flat_map(|name| dtypes.iter().map(move |dtype| (name, dtype))) {
+        let schedules =
+            SCHEDULES.iter().filter(|(name, _)| pp > 1 || !["gpipe", "zb-h1", "zb-h2"].contains(name));
+        let dtypes =
+            if tp == 1 { &[DType::F32, DType::BF16][..] } else { &[DType::F32, DType::F64, DType::BF16] };
+        for (&(schedule, chunks), &dtype) in
+            schedules.flat_map(|name| dtypes.iter().map(move |dtype| (name, dtype)))
+        {
             for (recompute, zero) in MODES.into_iter().flat_map(|mode| (0..4).map(move |zero| (mode, zero))) {
                 for (micro_batches, model) in
                     [1, 2, 3, 5].into_iter().flat_map(|m| models.iter().map(move |c| (m, c)))
@@ -141,12 +202,15 @@ pub fn all() -> Vec<Case> {
                             tp,
                             pp,
                             schedule: schedule.into(),
+                            chunks,
                             micro_batches,
                             recompute,
                             sequence_parallel,
-                            ..Layout::default()
+                            scatter_gather: tp > 1 && pp > 1 && !sequence_parallel && draws.below(2) == 0,
+                            logits_max: [None, Some(1000)][draws.below(2)],
                         };
-                        cases.push(Case { dtype, zero, ..Case::new(model.clone(), layout) });
+                        let case = Case { dtype, zero, ..Case::new(model.clone(), layout) };
+                        cases.push(if zero > 0 { case.with_drawn_shards(&mut draws) } else { case });
                     }
                 }
             }

@@ -8,4 +8,6 @@ mod faults;
 mod gpt;
 mod moves;
 mod outcome;
+#[path = "../comm/port.rs"]
+mod port;
 mod run;

@@ -1,4 +1,4 @@
-//! A run that moves: it goes on from its checkpoint under another layout, as one device does that goes on from the same
+//! A run that moves: it goes on from its checkpoint under another layout, as its twin does that goes on from the same
 //! checkpoint with the new layout's additions.
 
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ use phalanx_parallel::launch::Rank;
 use phalanx_tensor::DType;
 
 use crate::case::{Case, gpt, llama};
-use crate::outcome::{Own, STEPS, Single, assert_same, on_ranks};
+use crate::outcome::{Own, STEPS, assert_same, on_ranks, twin};
 use crate::run::{Run, Update};
 
 /// Steps before the save.
@@ -107,9 +107,7 @@ fn goes_on(case: &Case, folder: &Path) {
         Own::train(&mut run, steps.clone())
     };
     let ranks = on_ranks(case, rank).unwrap_or_else(|e| panic!("to {case}: {e}"));
-    let mut alone = Single::new(case, Update::AdamW);
-    alone.restore(&Checkpoint::open(folder).unwrap());
-    assert_same(case, &ranks, &alone.train(steps));
+    assert_same(case, &ranks, &twin(case, Some(folder), steps));
 }
 
 /// Saves under the first case and goes on under each of the others, and under the first again.

@@ -1,21 +1,17 @@
 //! How ranks train, as a program would: a run built of a layout, and its steps.
 
 use phalanx_nn::autograd::ContextMode;
-use phalanx_nn::models::RecomputeMode;
 use std::sync::Arc;
 
-use phalanx_nn::{
-    AdamW, Clip, Group, LayerFactory, OneDevice, Optimizer, Parameter, Parameters, Rule, Scope, Sgd,
-};
+use phalanx_nn::{AdamW, Clip, Group, Optimizer, Parameter, Parameters, Rule, Scope, Sgd};
 use phalanx_parallel::checkpoint::{self, Checkpoint, Trained};
 use phalanx_parallel::comm::Comm;
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig, SingleDevice};
 use phalanx_parallel::hybrid::{self, MeshParallel, Step};
 use phalanx_parallel::mesh::{Axis, Groups};
-use phalanx_parallel::pipeline::ranks::{Chunks, Pipeline};
+use phalanx_parallel::pipeline::ranks::Pipeline;
 use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::sharded_tensor::ShardedTensor;
-use phalanx_parallel::tensor_parallel::TensorParallel;
 use phalanx_parallel::{Error, Result};
 use phalanx_tensor::{Context, DType, Device, RngKey, Tensor};
 
@@ -76,28 +72,11 @@ impl Run {
     pub fn new(case: &Case, comm: &Comm, device: Device, update: Update) -> Result<Run> {
         case.layout.check(&case.model, case.rows, crate::case::LENGTH)?;
         let groups = Groups::new(case.layout.mesh()?, comm)?;
-        let tp = groups.along(Axis::Tp).clone();
-        if case.layout.tp == 1 {
-            return Run::of(case, OneDevice, groups, device, update);
-        }
-        let layers = TensorParallel::new(&tp).with_sequence_parallel(case.layout.sequence_parallel);
-        Run::of(case, layers, groups, device, update)
-    }
-
-    fn of(
-        case: &Case,
-        layers: impl LayerFactory,
-        groups: Groups,
-        device: Device,
-        update: Update,
-    ) -> Result<Run> {
         let (line, schedule) = (groups.along(Axis::Pp).clone(), case.layout.schedule()?);
         let scope = Scope::new(SEED, case.dtype, device);
-        let mut model = Chunks::build(&case.model, &Arc::new(layers), &scope, &schedule, line.rank())?;
+        let model = hybrid::decoder(&case.model, &case.layout, &groups, &scope, None)?;
         let mut pipeline = Pipeline::new(&schedule, line, device)?;
-        if schedule.stages() == 1 || case.layout.recompute == RecomputeMode::Attention {
-            model.iter_mut().for_each(|stage| stage.set_recompute(case.layout.recompute));
-        } else {
+        if schedule.stages() > 1 {
             pipeline = pipeline.recompute(case.layout.recompute);
         }
         if case.layout.scatter_gather {
@@ -167,7 +146,9 @@ fn replicas(case: &Case, model: &impl Parameters, comm: &Comm) -> Result<Box<dyn
         (0, 1) => Box::new(SingleDevice::new(model)),
         (0, _) => Box::new(Ddp::new(model, comm.clone(), ddp)?),
         (stage, _) => {
-            let config = ZeroConfig { grad_dtype, ..ZeroConfig::new(ZeroStage::try_from(stage)?) };
+            let Case { ownership, shard_ranks, offload, .. } = *case;
+            let stage = ZeroConfig::new(ZeroStage::try_from(stage)?);
+            let config = ZeroConfig { grad_dtype, ownership, shard_ranks, offload, ..stage };
             Box::new(Zero::new(model, comm.clone(), config)?)
         }
     })

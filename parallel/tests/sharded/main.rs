@@ -7,6 +7,7 @@ mod fsdp;
 #[path = "../gpt/mod.rs"]
 mod gpt;
 mod odd;
+mod overlap;
 mod state;
 mod traps;
 mod whole_rules;

@@ -1,5 +1,5 @@
-//! [`Validation`]: the mean loss over validation data, with the same bits under every layout; [`BestLoss`], the lowest one so far;
-//! [`PlateauState`], the learning rate's reduction when it does not fall.
+//! [`Validation`]: the mean loss over validation data, with the same bits under every layout that does not split layers; [`BestLoss`], the
+//! lowest one so far; [`PlateauState`], the learning rate's reduction when it does not fall.
 
 use std::ops::Range;
 use std::sync::Arc;

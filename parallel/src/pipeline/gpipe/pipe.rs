@@ -82,7 +82,7 @@ impl GPipe {
     ///
     /// # Errors
     /// If the partition has another number of layers than the model, a parameter or buffer is on another device than its
-    /// layer or belongs to two stages, skips do not match, or the number of micro-batches is 0.
+    /// layer or belongs to two stages, skips do not match, the number of micro-batches is 0, or attention alone is to be recomputed.
     pub fn new(model: Sequence, partition: Partition, config: GPipeConfig) -> Result<GPipe> {
         check(&model, &partition, &config)?;
         let routes = routes(&model.skippables(), &partition);
@@ -188,6 +188,10 @@ fn check(model: &Sequence, partition: &Partition, config: &GPipeConfig) -> Resul
     }
     if config.micro_batches == 0 {
         return wrong("got 0 micro-batches, wanted at least 1".into());
+    }
+    if config.recompute == RecomputeMode::Attention {
+        let wanted = "which is a mode of transformer models; wanted never, except-last or always";
+        return wrong(format!("got recomputation of attention, {wanted}"));
     }
     let mut seen: Vec<(usize, String, Parameter)> = Vec::new();
     for (layer, module) in model.layers().iter().enumerate() {
