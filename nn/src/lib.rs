@@ -47,7 +47,9 @@ mod scope;
 mod sequential;
 mod unit;
 
-pub use clip::{Clip, Square, Squares, clip_grad_norm, clip_grad_norm_, grad_norm, grad_squares, norm_of};
+pub use clip::{
+    Clip, Square, Squares, UpdateGuard, clip_grad_norm, clip_grad_norm_, grad_norm, grad_squares, norm_of,
+};
 #[doc(hidden)]
 pub use data::Permutation;
 pub use data::{Batch, Loader, Windows, cut};

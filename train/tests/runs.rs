@@ -4,6 +4,8 @@
 mod packed;
 #[path = "runs/reports.rs"]
 mod reports;
+#[path = "runs/sanity.rs"]
+mod sanity;
 #[path = "runs/settings.rs"]
 mod settings;
 

@@ -78,8 +78,10 @@ impl Config {
         if let Some(clip) = self.clip.filter(|clip| clip.is_nan() || *clip <= 0.0) {
             return refuse(format!("`clip` is {clip}, wanted more than 0, or none"));
         }
-        if self.explodes_at.is_nan() || self.explodes_at <= 1.0 {
-            return refuse(format!("`explodes-at` is {}, wanted more than 1", self.explodes_at));
+        for (key, times) in [("explodes-at", self.explodes_at), ("norm-explodes-at", self.norm_explodes_at)] {
+            if times.is_nan() || times <= 1.0 {
+                return refuse(format!("`{key}` is {times}, wanted more than 1"));
+            }
         }
         if let Some(ema) = self.ema.filter(|ema| !(0.0..1.0).contains(ema)) {
             return refuse(format!("`ema` is {ema}, wanted a number from 0 to below 1"));

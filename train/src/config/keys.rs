@@ -309,7 +309,7 @@ fn outcomes() -> Vec<Key<Config>> {
         }),
         Key::with(
             "on-divergence",
-            "What happens when the loss or a gradient is no number, or the loss explodes: an error that names the parameter, a step without an update, or a return to the last checkpoint",
+            "What happens when the loss or a gradient is no number, or the loss or the norm explodes: an error that names rank, micro-batch and parameter, a step without an update, or a return to the last checkpoint",
             POLICIES,
             |c| {
                 let policy = match c.on_divergence {
@@ -342,6 +342,9 @@ fn outcomes() -> Vec<Key<Config>> {
             "How many times the mean of the last losses a loss is that explodes, if it is above the first ones, too",
             |c| &mut c.explodes_at,
         ),
+        Key::new("norm-explodes-at", "As `explodes-at`, of the gradients' norm before clipping", |c| {
+            &mut c.norm_explodes_at
+        }),
     ]
 }
 

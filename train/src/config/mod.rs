@@ -74,6 +74,9 @@ pub struct Config {
     /// A loss counts as exploding if it is more than this many times the mean of the last losses, and above the mean of the run's first
     /// losses.
     pub explodes_at: f64,
+    /// A gradient norm counts as exploding if it is more than this many times the mean of the last norms, and above the mean of the run's
+    /// first norms.
+    pub norm_explodes_at: f64,
     /// Folder for checkpoints and metrics.
     pub out: Option<PathBuf>,
     /// Folder for the checkpoint of a run that is interrupted and has no other folder.
@@ -164,6 +167,7 @@ impl Default for Config {
             patience: None,
             on_divergence: OnDivergence::Stop,
             explodes_at: 10.0,
+            norm_explodes_at: 1000.0,
             out: None,
             rescue: None,
             resume: None,
@@ -284,6 +288,7 @@ mod tests {
             patience: Some(4),
             on_divergence: OnDivergence::Rollback { most: 3 },
             explodes_at: 2.5,
+            norm_explodes_at: 99.5,
             out: Some("a \"b\"\n".into()),
             rescue: None,
             resume: Some("true".into()),
