@@ -291,6 +291,11 @@ fn checkpoints() -> Vec<Key<Config>> {
             &mut c.keep_best
         }),
         Key::new("restore-best", "End with the weights of that checkpoint", |c| &mut c.restore_best),
+        Key::new(
+            "allow-not-finite",
+            "Save and resume checkpoints with weights or optimizer state that are not finite",
+            |c| &mut c.allow_not_finite,
+        ),
     ]
 }
 

@@ -57,6 +57,8 @@ pub struct Config {
     pub keep_best: bool,
     /// Whether the run ends with the weights of that checkpoint.
     pub restore_best: bool,
+    /// Whether checkpoints with parameters or optimizer state that are not finite are saved and resumed.
+    pub allow_not_finite: bool,
     /// Steps between validations; 0 for one at the end only, if there is validation data.
     pub validate_every: u64,
     /// Rows of validation data that are used, drawn by the seed; all if absent.
@@ -159,6 +161,7 @@ impl Default for Config {
             keep_last: 1,
             keep_best: false,
             restore_best: false,
+            allow_not_finite: false,
             validate_every: 0,
             validation_rows: None,
             plateau: None,
@@ -280,6 +283,7 @@ mod tests {
             keep_last: 3,
             keep_best: true,
             restore_best: true,
+            allow_not_finite: true,
             validate_every: 2,
             validation_rows: Some(8),
             plateau: Some(Plateau { factor: 0.25, patience: 2 }),

@@ -145,11 +145,12 @@ impl Run {
         let parameters = count(&model, &mesh_rank)?;
         let made = optimizers(trained.clone(), config.lr.peak())?;
         let optimizers = Optimizers::new(made, &trained, config.ema, data_parallel.peers())?;
-        let saver = BackgroundSaver::new(Saver::new(mesh_rank.all_ranks())?);
+        let saver = Saver::new(mesh_rank.all_ranks())?.require_finite(!config.allow_not_finite);
         let validation = match &data.validation {
             Some(validation) => Some(Validation::new(config, &mesh_rank, validation.clone(), data.counted)?),
             None => None,
         };
+        let saver = BackgroundSaver::new(saver);
         let setup = TrainingSetup { config: config.clone(), pipeline, data_parallel, saver, data };
         let mut run = Run {
             mesh_rank,

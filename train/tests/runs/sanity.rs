@@ -1,7 +1,9 @@
 //! Runs that lose their mind: numbers that are not finite are found at their step and traced to rank, micro-batch and parameter; no checkpoint
 //! holds them.
 
+use phalanx_nn::Parameters;
 use phalanx_tensor::Context;
+use phalanx_train::checkpoints;
 
 use super::*;
 
@@ -63,4 +65,62 @@ fn numbers_that_are_not_finite_are_traced_to_rank_micro_batch_parameter_and_laye
             assert!(error.contains(&odd), "{case}: {error}, wanted {odd}");
         }
     }
+}
+
+/// A run whose second output, which the loss does not use, has a weight of NaN from the fourth step on.
+fn with_a_hidden_nan(folder: &Folder, change: impl Fn(Config) -> Config) -> Result<Summary> {
+    let x: Vec<f32> = (0..64).map(|i| (i % 7) as f32).collect();
+    let base = rows(Layout { dp: 2, ..Layout::default() }, 0);
+    let config = Config { out: Some(folder.path().into()), steps: 4, save_every: 2, ..base };
+    let trainer = Trainer::new(change(config)).data(TensorDataset::new(vec![Tensor::from_slice(&x, &[16, 4], Device::CPU)?])?);
+    let spoil = |run: &phalanx_train::Run| {
+        let weight = run.model().parameters()[0].tensor();
+        if run.done() == 3 {
+            phalanx_kernels::fill_(&mut weight.select(0, 1)?, f64::NAN)?;
+        }
+        Ok(None)
+    };
+    trainer.every(1, spoil).resume_if_there().run(
+        |scope| Ok(LinearConfig::new(4, 2).init(scope)?),
+        |layer, batch| {
+            let [x] = batch.vars()?;
+            Ok(layer.forward(&x)?.narrow(1, 0, 1)?.square()?.mean_all()?)
+        },
+    )
+}
+
+#[test]
+fn no_checkpoint_with_numbers_that_are_not_finite_takes_the_place_of_a_good_one() {
+    let step = |folder: &Folder| checkpoints::latest(folder.path()).unwrap().settings()["step"].clone();
+    for keep_last in [1, 2] {
+        let folder = Folder::new();
+        let error = with_a_hidden_nan(&folder, |config| Config { keep_last, ..config }).unwrap_err().to_string();
+        assert!(error.contains("\"model.weight\" has numbers that are not finite"), "{error}");
+        assert_eq!(step(&folder), "2");
+        // The last good checkpoint is resumed.
+        let folder_of_two = with_a_hidden_nan(&folder, |config| Config { steps: 2, ..config });
+        assert!(folder_of_two.is_ok(), "{folder_of_two:?}");
+    }
+    let folder = Folder::new();
+    with_a_hidden_nan(&folder, |config| Config { allow_not_finite: true, ..config }).unwrap();
+    assert_eq!(step(&folder), "4");
+    let resumed = |allow_not_finite| with_a_hidden_nan(&folder, |c| Config { steps: 6, allow_not_finite, ..c });
+    let error = resumed(false).unwrap_err().to_string();
+    assert!(error.contains("\"model.weight\" has numbers that are not finite"), "{error}");
+    assert_eq!(step(&folder), "4");
+    resumed(true).unwrap();
+}
+
+#[test]
+fn the_checkpoints_of_a_folder_are_listed() {
+    let folder = Folder::new();
+    let base = config(Layout::default(), 0);
+    let config = Config { keep_last: 3, save_every: 4, keep_best: true, out: Some(folder.path().into()), ..base };
+    run(config, &Told::default()).unwrap();
+    std::fs::write(folder.path().join("checkpoint-00000008/checkpoint.json"), "{").unwrap();
+    let listed = checkpoints::list(folder.path());
+    let names = listed.iter().map(|one| one.path.file_name().unwrap().to_str().unwrap());
+    assert_eq!(names.collect::<Vec<_>>(), ["checkpoint-00000004", "checkpoint", "best"]);
+    assert_eq!([listed[0].step, listed[1].step], [4, 12]);
+    assert!(listed[2].best_loss.is_some_and(|loss| loss <= listed[0].best_loss.unwrap()));
 }
