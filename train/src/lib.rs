@@ -23,7 +23,7 @@
 //! | texts | [`data::TokenFile`], [`data::IndexedTokens`], [`data::Blend`], [`data::prepare`], [`text::Bpe`], [`text::Codec`] |
 //! | divergence and plateaus | [`OnDivergence`], [`Plateau`] |
 //! | reports of a run | [`Callback`], [`Event`], [`Record`], [`Reporter`], [`report::Report`], [`Trace`] |
-//! | checkpoints | [`checkpoints::latest`], [`checkpoints::best`] |
+//! | checkpoints | [`checkpoints::latest`], [`checkpoints::best`], [`checkpoints::list`], [`stop_on_signals`] |
 #![forbid(unsafe_code)]
 
 mod callback;
@@ -41,6 +41,7 @@ pub mod report;
 mod reporter;
 mod run;
 mod settings;
+mod signals;
 mod staged_models;
 pub mod text;
 mod trace;
@@ -63,6 +64,7 @@ pub use reporter::Reporter;
 pub use run::Run;
 pub use run::optimizers::{AnyRule, Averaged, adafactor, adamw, adamw_with, lamb, muon};
 pub use settings::{GivenValues, Key, Keyed, SettingValue, Settings, ValueKind, ValueSource};
+pub use signals::stop_on_signals;
 pub use trace::{RankTrace, Trace};
 pub use trainer::Trainer;
 

@@ -184,7 +184,8 @@ mod tests {
     #[test]
     fn bytes_that_are_no_text_cost_their_own_line_only() {
         let path = std::env::temp_dir().join(format!("phalanx-metrics-odd-{}.jsonl", std::process::id()));
-        let lines: [&[u8]; 4] = [b"{\"step\":0,\"loss\":2.5}", b"{\"st\xff", b"{\"step\":1,\"loss\":2.0}", b"{\"step\":2}\n"];
+        let lines: [&[u8]; 4] =
+            [b"{\"step\":0,\"loss\":2.5}", b"{\"st\xff", b"{\"step\":1,\"loss\":2.0}", b"{\"step\":2}\n"];
         std::fs::write(&path, lines.join(&b'\n')).unwrap();
         assert_eq!(numbers_in(&path, "loss"), [(0, 2.5), (1, 2.0)]);
         let mut metrics = Metrics::create(&[], Some(&path), 2).unwrap();

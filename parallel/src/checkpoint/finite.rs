@@ -55,7 +55,11 @@ mod tests {
             };
             for buffer in [false, true] {
                 assert!(refused(f64::NAN, buffer) && refused(-f64::NAN, buffer), "{dtype}");
-                assert_eq!([f64::INFINITY, f64::NEG_INFINITY].map(|x| refused(x, buffer)), [!buffer; 2], "{dtype}");
+                assert_eq!(
+                    [f64::INFINITY, f64::NEG_INFINITY].map(|x| refused(x, buffer)),
+                    [!buffer; 2],
+                    "{dtype}"
+                );
                 assert!(!refused(-3.0, buffer) && !refused(0.0, buffer), "{dtype}");
             }
         }

@@ -331,7 +331,8 @@ impl VersionedPart {
         let bytes = here.read_bytes("save")?;
         let bytes = &bytes[here.offset() * size..][..count * size];
         if self.finite {
-            check_finite(&self.part, values.dtype(), bytes).map_err(|why| Error::Config(format!("save: {why}")))?;
+            check_finite(&self.part, values.dtype(), bytes)
+                .map_err(|why| Error::Config(format!("save: {why}")))?;
         }
         match values.dtype() {
             // Any byte but 0 is true, which other readers need not know.

@@ -356,9 +356,11 @@ fn outcomes() -> Vec<Key<Config>> {
 fn files() -> Vec<Key<Config>> {
     vec![
         Key::new("out", "Folder for metrics.jsonl, report.html, config.toml and checkpoints", |c| &mut c.out),
-        Key::new("resume", "Go on with the run in this folder, or from one checkpoint in it", |c| {
-            &mut c.resume
-        }),
+        Key::new(
+            "resume",
+            "Go on with the run in this folder, or from one checkpoint in it; auto: with the run in `out` if it has a checkpoint, else anew",
+            |c| &mut c.resume,
+        ),
         Key::new(
             "trace",
             "File for a trace of what ran when: two lanes a rank, one for its communication",

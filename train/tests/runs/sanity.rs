@@ -3,7 +3,7 @@
 
 use phalanx_nn::Parameters;
 use phalanx_tensor::Context;
-use phalanx_train::checkpoints;
+use phalanx_train::{Settings, checkpoints};
 
 use super::*;
 
@@ -72,7 +72,11 @@ fn with_a_hidden_nan(folder: &Folder, change: impl Fn(Config) -> Config) -> Resu
     let x: Vec<f32> = (0..64).map(|i| (i % 7) as f32).collect();
     let base = rows(Layout { dp: 2, ..Layout::default() }, 0);
     let config = Config { out: Some(folder.path().into()), steps: 4, save_every: 2, ..base };
-    let trainer = Trainer::new(change(config)).data(TensorDataset::new(vec![Tensor::from_slice(&x, &[16, 4], Device::CPU)?])?);
+    let trainer = Trainer::new(change(config)).data(TensorDataset::new(vec![Tensor::from_slice(
+        &x,
+        &[16, 4],
+        Device::CPU,
+    )?])?);
     let spoil = |run: &phalanx_train::Run| {
         let weight = run.model().parameters()[0].tensor();
         if run.done() == 3 {
@@ -94,7 +98,8 @@ fn no_checkpoint_with_numbers_that_are_not_finite_takes_the_place_of_a_good_one(
     let step = |folder: &Folder| checkpoints::latest(folder.path()).unwrap().settings()["step"].clone();
     for keep_last in [1, 2] {
         let folder = Folder::new();
-        let error = with_a_hidden_nan(&folder, |config| Config { keep_last, ..config }).unwrap_err().to_string();
+        let error =
+            with_a_hidden_nan(&folder, |config| Config { keep_last, ..config }).unwrap_err().to_string();
         assert!(error.contains("\"model.weight\" has numbers that are not finite"), "{error}");
         assert_eq!(step(&folder), "2");
         // The last good checkpoint is resumed.
@@ -104,7 +109,8 @@ fn no_checkpoint_with_numbers_that_are_not_finite_takes_the_place_of_a_good_one(
     let folder = Folder::new();
     with_a_hidden_nan(&folder, |config| Config { allow_not_finite: true, ..config }).unwrap();
     assert_eq!(step(&folder), "4");
-    let resumed = |allow_not_finite| with_a_hidden_nan(&folder, |c| Config { steps: 6, allow_not_finite, ..c });
+    let resumed =
+        |allow_not_finite| with_a_hidden_nan(&folder, |c| Config { steps: 6, allow_not_finite, ..c });
     let error = resumed(false).unwrap_err().to_string();
     assert!(error.contains("\"model.weight\" has numbers that are not finite"), "{error}");
     assert_eq!(step(&folder), "4");
@@ -115,7 +121,8 @@ fn no_checkpoint_with_numbers_that_are_not_finite_takes_the_place_of_a_good_one(
 fn the_checkpoints_of_a_folder_are_listed() {
     let folder = Folder::new();
     let base = config(Layout::default(), 0);
-    let config = Config { keep_last: 3, save_every: 4, keep_best: true, out: Some(folder.path().into()), ..base };
+    let config =
+        Config { keep_last: 3, save_every: 4, keep_best: true, out: Some(folder.path().into()), ..base };
     run(config, &Told::default()).unwrap();
     std::fs::write(folder.path().join("checkpoint-00000008/checkpoint.json"), "{").unwrap();
     let listed = checkpoints::list(folder.path());
@@ -123,4 +130,21 @@ fn the_checkpoints_of_a_folder_are_listed() {
     assert_eq!(names.collect::<Vec<_>>(), ["checkpoint-00000004", "checkpoint", "best"]);
     assert_eq!([listed[0].step, listed[1].step], [4, 12]);
     assert!(listed[2].best_loss.is_some_and(|loss| loss <= listed[0].best_loss.unwrap()));
+}
+
+#[test]
+fn auto_resumes_what_is_there_and_begins_anew_where_nothing_is() {
+    let folder = Folder::new();
+    let resolve = |words: &[&str]| {
+        let mut settings = Settings::new(Config::default());
+        settings.words(words.iter().map(|word| word.to_string())).unwrap();
+        settings.resolve().map(|config| config.resume)
+    };
+    let out = folder.path().to_str().unwrap();
+    assert_eq!(resolve(&["--resume", "auto", "--out", out]).unwrap(), None);
+    run(Config { steps: 2, out: Some(out.into()), ..rows(Layout::default(), 0) }, &Told::default()).unwrap();
+    assert_eq!(resolve(&["--resume", "auto", "--out", out]).unwrap(), Some(out.into()));
+    assert!(
+        resolve(&["--resume", "auto"]).unwrap_err().to_string().contains("goes on with the run in `out`")
+    );
 }
