@@ -15,7 +15,7 @@ use phalanx::{Context, DType, Device, Tensor, Var};
 
 type Test = (&'static str, fn() -> std::result::Result<(), String>);
 
-const TESTS: [Test; 10] = [
+const TESTS: [Test; 11] = [
     ("a tiny GPT's losses are the CPU's", || same_losses(gpt, DType::F32, 20, 1e-4)),
     ("a tiny Llama's losses are the CPU's", || same_losses(llama, DType::F32, 8, 1e-4)),
     ("in bf16 the losses are the CPU's to its rounding", || same_losses(gpt, DType::BF16, 8, 0.02)),
@@ -26,6 +26,7 @@ const TESTS: [Test; 10] = [
     ("a run's captured steps have the bits of others", steps::captured_have_the_bits_of_others),
     ("what cannot be captured trains all the same", steps::what_cannot_be_captured_trains_all_the_same),
     ("a wrong token is told late", steps::a_wrong_token_is_told_late),
+    ("a step that is not finite changes no weight", steps::a_step_that_is_not_finite_changes_no_weight),
 ];
 
 fn main() -> ExitCode {

@@ -74,7 +74,10 @@ fn run(mut words: Vec<String>) -> Result<()> {
             if let Some(path) = take(&mut words, "--config")? {
                 settings.read(path.as_ref())?;
             }
-            settings.words(words)?.either("init", "resume")?;
+            settings.words(words)?;
+            if settings.value("resume").is_none_or(|folder| folder != "auto") {
+                settings.either("init", "resume")?;
+            }
             settings.either("vocabulary", "init")?;
             if !prints {
                 return train::train(&settings, first);

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use phalanx::nn::models::{Decoder, ModelConfig, save_model};
 use phalanx::nn::{Scope, load_state_dict};
 use phalanx::parallel::{hybrid::decoder, launch::Rank, planning::decoder_layers};
 use phalanx::train::text::Codec;
 use phalanx::train::{MeshRank, Progress, Result, Run, Settings, Trainer};
-use phalanx::train::{check_memory, digest, plan_decoder, start};
+use phalanx::train::{check_memory, digest, plan_decoder, start, stop_on_signals};
 
 use crate::generate::{self, FOLDERS};
 use crate::gpt::{FROM_FOLDER, Gpt, optimizers};
@@ -20,22 +20,8 @@ pub fn train(settings: &Settings<Gpt>, command: &str) -> Result<()> {
     gpt.check()?;
     let name = format!("{:08x}", digest(settings.to_toml(&[]).as_bytes()) as u32);
     gpt.run.rescue = Some(Path::new("target/gpt").join(name));
-    let stop = ctrl_c();
+    let stop = stop_on_signals()?;
     start(&gpt.run, crate::complain, |process| train_here(&gpt, settings, command, process, &stop))
-}
-
-/// A flag that Ctrl-C sets. The run ends after the step in which it is set.
-fn ctrl_c() -> Arc<AtomicBool> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let heard = stop.clone();
-    // Where there is no handler, the first one ends the process.
-    let _ = ctrlc::set_handler(move || {
-        if heard.swap(true, Ordering::Relaxed) {
-            std::process::exit(130);
-        }
-        eprintln!("\nsaving after this step; press Ctrl-C again to quit at once");
-    });
-    stop
 }
 
 /// What this process does of it: everything, or one rank's part.

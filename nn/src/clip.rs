@@ -37,6 +37,55 @@ impl Clip {
     }
 }
 
+/// Leaves out updates by gradients that are not finite, without a wait for a GPU: the factor of such an update is NaN, and an update by
+/// a factor that is not finite changes nothing ([`crate::Optimizer::step_by`]). Clones share their state.
+#[derive(Clone, Debug)]
+pub struct UpdateGuard {
+    /// 0; NaN once a norm was not finite. `None` if each update is guarded by its own norm only.
+    lasting: Option<Tensor>,
+}
+
+impl UpdateGuard {
+    /// Leaves out the update whose norm is not finite.
+    pub fn once() -> UpdateGuard {
+        UpdateGuard { lasting: None }
+    }
+
+    /// Leaves out the update whose norm is not finite, and all updates after it until [`UpdateGuard::reset`]. So a host that reads the norm
+    /// some steps later finds the weights with which the gradients were computed.
+    ///
+    /// # Errors
+    /// If memory is short.
+    pub fn lasting(device: Device) -> Result<UpdateGuard> {
+        Ok(UpdateGuard { lasting: Some(Tensor::zeros(&[], DType::F64, device)?) })
+    }
+
+    /// Allows updates again.
+    ///
+    /// # Errors
+    /// If the state is in use.
+    pub fn reset(&self) -> Result<()> {
+        self.lasting.iter().try_for_each(|odd| Ok(kernels::fill_(&mut odd.clone(), 0.0)?))
+    }
+
+    /// The factor of gradients with this norm, a scalar of f64 on its device: that of [`Clip::factor`], or 1 without a bound.
+    ///
+    /// # Errors
+    /// If the bound is not positive, or memory is short.
+    pub fn factor(&self, norm: &Tensor, max_norm: Option<f64>) -> Result<Tensor> {
+        // x - x is 0 if x is finite, else NaN. Adding 0 to a factor changes no bit of it.
+        let mut odd = kernels::sub(norm, norm)?;
+        if let Some(lasting) = self.lasting.as_ref().filter(|lasting| lasting.device() == norm.device()) {
+            kernels::accumulate_(&mut lasting.clone(), &odd)?;
+            odd = lasting.clone();
+        }
+        Ok(match max_norm {
+            Some(max_norm) => kernels::add(&Clip::factor(norm, max_norm)?, &odd)?,
+            None => kernels::add_scalar(&odd, 1.0.into())?,
+        })
+    }
+}
+
 /// Which gradient a sum of squares is of.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Square {
@@ -187,6 +236,45 @@ fn larger(a: f64, b: f64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_update_by_gradients_that_are_not_finite_changes_nothing() {
+        let rules: [fn() -> Box<dyn crate::Rule>; 4] = [
+            || Box::new(crate::AdamW::default()),
+            || Box::new(crate::Ema::new(crate::Sgd { momentum: 0.9, ..Default::default() }, 0.5)),
+            || Box::<crate::Muon>::default(),
+            || Box::<crate::Adafactor>::default(),
+        ];
+        for (number, rule) in rules.into_iter().enumerate() {
+            for max_norm in [None, Some(1.0)] {
+                let tensor = |values: [f32; 4]| Tensor::from_slice(&values, &[2, 2], Device::CPU).unwrap();
+                let p = Parameter::new("w", tensor([1.0, -2.0, 3.0, 0.5])).unwrap();
+                let groups = vec![crate::Group::new(vec![p.clone()], 0.1)];
+                let mut optimizer = crate::Optimizer::new(rule(), groups).unwrap();
+                let mut step = |guard: &UpdateGuard, gradient: f32| {
+                    p.set_grad(Some(tensor([gradient, 1.0, -1.0, 2.0])));
+                    let norm = grad_squares(std::slice::from_ref(&p)).unwrap().norm().unwrap();
+                    optimizer.step_by(&guard.factor(&norm, max_norm).unwrap()).unwrap();
+                    let state = optimizer.state_dict().unwrap();
+                    let state = state.into_iter().filter(|(name, _)| !name.ends_with("step"));
+                    let state = state.flat_map(|(_, values)| values.to_vec::<f32>().unwrap());
+                    p.tensor().to_vec::<f32>().unwrap().into_iter().chain(state).collect::<Vec<f32>>()
+                };
+                let (once, lasting) = (UpdateGuard::once(), UpdateGuard::lasting(Device::CPU).unwrap());
+                let before = step(&once, 0.5);
+                for odd in [f32::NAN, f32::INFINITY] {
+                    let case = format!("rule {number}, {odd}");
+                    assert_eq!(step(&once, odd), before, "{case}");
+                    assert_eq!(step(&lasting, odd), before, "{case}");
+                    assert_eq!(step(&lasting, 0.5), before, "{case}: the guard lasts");
+                }
+                assert_ne!(step(&once, 0.5), before, "rule {number}");
+                lasting.reset().unwrap();
+                let before = step(&once, 0.5);
+                assert_ne!(step(&lasting, 0.5), before, "rule {number}");
+            }
+        }
+    }
 
     #[test]
     fn the_norm_counts_every_parameter_once() {

@@ -48,7 +48,9 @@ mod sequential;
 mod unit;
 mod wrap_policy;
 
-pub use clip::{Clip, Square, Squares, clip_grad_norm, clip_grad_norm_, grad_norm, grad_squares, norm_of};
+pub use clip::{
+    Clip, Square, Squares, UpdateGuard, clip_grad_norm, clip_grad_norm_, grad_norm, grad_squares, norm_of,
+};
 #[doc(hidden)]
 pub use data::Permutation;
 pub use data::{Batch, Loader, Windows, cut};

@@ -1,16 +1,16 @@
 //! A run's steps: captured steps have the bits of plain ones, and the host neither waits nor allocates memory.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use phalanx::nn::models::{GptConfig, ModelConfig, RecomputeMode};
-use phalanx::nn::{AdamW, Batch, Group, OneDevice, Optimizer, Parameters, Schedule};
+use phalanx::nn::{AdamW, Batch, Group, LinearConfig, Module, OneDevice, Optimizer, Parameters, Schedule};
 use phalanx::parallel::comm;
 use phalanx::parallel::hybrid::Layout;
 use phalanx::parallel::launch::TIMEOUT;
 use phalanx::parallel::pipeline::ranks::Chunks;
 use phalanx::tensor::cuda::{Calls, Readback, calls};
-use phalanx::train::data::TokenWindows;
-use phalanx::train::{AnyRule, Config, Data, Error, MeshRank, Result, Run, Trace};
+use phalanx::train::data::{TensorDataset, TokenWindows};
+use phalanx::train::{AnyRule, Config, Data, Error, MeshRank, OnDivergence, Result, Run, Trace, Trainer};
 use phalanx::{DType, Device, Tensor, Var, kernels};
 
 const GPU: Device = Device::Cuda(0);
@@ -181,4 +181,69 @@ pub fn a_wrong_token_is_told_late() -> std::result::Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// The numbers of a step are read when the next one is under way. Neither changes a weight if those are not finite, so the error names the
+/// cause, and the weights stay those before the step. A run that goes back to its checkpoint ends with finite ones.
+pub fn a_step_that_is_not_finite_changes_no_weight() -> std::result::Result<(), String> {
+    a_step_that_is_not_finite().map_err(|e| e.to_string())?
+}
+
+fn a_step_that_is_not_finite() -> Result<std::result::Result<(), String>> {
+    let out = std::env::temp_dir().join(format!("phalanx-cuda-sanity-{}", std::process::id()));
+    let train = |steps: u64, capture: bool, on_divergence: OnDivergence| {
+        let values = (0..160).map(|i| if i == 77 { f32::NAN } else { (i % 7) as f32 - 3.0 });
+        let x = Tensor::from_slice(&values.collect::<Vec<f32>>(), &[40, 4], Device::CPU)?;
+        let saves = on_divergence != OnDivergence::Stop;
+        let config = Config {
+            steps,
+            batch: 4,
+            device: GPU,
+            capture,
+            on_divergence,
+            save_every: u64::from(saves),
+            out: saves.then(|| out.clone()),
+            ..Config::default()
+        };
+        let model = Arc::new(Mutex::new(Vec::new()));
+        let kept = model.clone();
+        let summary = Trainer::new(config).data(TensorDataset::new(vec![x])?).run(
+            move |scope| {
+                let layer = LinearConfig::new(4, 1).init(scope)?;
+                *kept.lock().unwrap() = layer.parameters();
+                Ok(layer)
+            },
+            |layer, batch| {
+                let [x] = batch.vars()?;
+                Ok(layer.forward(&x)?.sub_scalar(1.0)?.square()?.mean_all()?)
+            },
+        );
+        let mut weights = Vec::new();
+        for parameter in model.lock().unwrap().iter() {
+            weights.extend(parameter.tensor().to_vec::<f32>()?);
+        }
+        Ok::<_, Error>((summary.map_err(|e| e.to_string()), weights))
+    };
+    for capture in [false, true] {
+        let (ended, weights) = train(10, capture, OnDivergence::Stop)?;
+        let Err(error) = ended else { return Ok(Err("the run did not stop".into())) };
+        let step = error.strip_prefix("step ").and_then(|text| text.split_once(':')?.0.parse().ok());
+        let named =
+            ["the loss is NaN", "tensor 0 of the batch of rank 0", "from `weight` (layer `the model`)"];
+        let (Some(step), true) = (step, named.iter().all(|name| error.contains(name))) else {
+            return Ok(Err(error));
+        };
+        let (_, wanted) = train(step, capture, OnDivergence::Stop)?;
+        if weights != wanted || step < 2 {
+            return Ok(Err(format!("{error}: captured: {capture}: got {weights:?}, wanted {wanted:?}")));
+        }
+        let (ended, weights) = train(10, capture, OnDivergence::Rollback { most: 1 })?;
+        std::fs::remove_dir_all(&out).map_err(|e| Error::file(&out, e))?;
+        if let Some(error) =
+            ended.err().or(weights.iter().any(|x| !x.is_finite()).then(|| format!("{weights:?}")))
+        {
+            return Ok(Err(format!("back at a checkpoint: {error}")));
+        }
+    }
+    Ok(Ok(()))
 }

@@ -72,7 +72,7 @@ fn an_interrupted_run_goes_on_by_the_command_that_it_prints() {
     let folder = Folder::new("interrupted");
     let (data, metrics) = (folder.file("text.txt", text()), folder.path("m.jsonl"));
     let rest = ["--data", &data, "--lr-schedule", "constant", "--dropout", "0.1", "--metrics", &metrics];
-    for with_out in [false, true] {
+    for (with_out, signal) in [(false, "-INT"), (true, "-TERM")] {
         let mut run = example("gpt");
         run.args(SMALL).args(rest).args(["--steps", "1000000"]).current_dir(&folder.0);
         if with_out {
@@ -89,11 +89,12 @@ fn an_interrupted_run_goes_on_by_the_command_that_it_prints() {
             std::thread::sleep(Duration::from_millis(5));
         }
         let pid = child.id().to_string();
-        assert!(Command::new("kill").args(["-INT", &pid]).status().expect("kill").success());
+        assert!(Command::new("kill").args([signal, &pid]).status().expect("kill").success());
         let output = child.wait_with_output().expect("it ends");
         let (said, told) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{told}");
-        assert!(told.contains("saving after this step; press Ctrl-C again to quit at once"), "{told}");
+        assert!(told.contains("saving after this step"), "{told}");
+        assert_eq!(told.contains("press Ctrl-C again to quit at once"), signal == "-INT", "{told}");
         let before = losses(&metrics);
         let command = said
             .lines()
@@ -116,4 +117,45 @@ fn an_interrupted_run_goes_on_by_the_command_that_it_prints() {
         assert_eq!([before, after].concat(), whole);
         fs::remove_file(&metrics).expect("a file");
     }
+}
+
+/// One command line, which a supervisor repeats: it begins a run, goes on with it after each SIGTERM, and ends it. The processes are two
+/// ranks, of which one gets the signal.
+#[cfg(unix)]
+#[test]
+fn a_command_that_is_repeated_goes_on_where_it_was_stopped() {
+    let folder = Folder::new("auto");
+    let data = folder.file("text.txt", text());
+    let metrics = folder.path("out/metrics.jsonl");
+    let start = |rank: &str, port: &str, steps: &str, out: &str| {
+        let mut run = example("gpt");
+        run.args(SMALL)
+            .args(["--data", &data, "--dp", "2", "--steps", steps, "--out", out, "--resume", "auto"]);
+        run.envs([("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port)]);
+        run.current_dir(&folder.0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        run.spawn().expect("it starts")
+    };
+    let run = |steps: &str, out: &str, stop_at: Option<usize>| {
+        let port = crate::port::free_port().to_string();
+        let ranks = ["0", "1"].map(|rank| start(rank, &port, steps, out));
+        let begin = Instant::now();
+        if let Some(stop_at) = stop_at {
+            while losses(&metrics).len() < stop_at && begin.elapsed() < Duration::from_secs(60) {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            let pid = ranks[1].id().to_string();
+            assert!(Command::new("kill").args(["-TERM", &pid]).status().expect("kill").success());
+        }
+        for rank in ranks {
+            let output = rank.wait_with_output().expect("it ends");
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        }
+    };
+    run("1000000", "out", Some(3));
+    let done = losses(&metrics).len();
+    run("1000000", "out", Some(done + 2));
+    let steps = (losses(&metrics).len() + 2).to_string();
+    run(&steps, "out", None);
+    run(&steps, "whole", None);
+    assert_eq!(losses(&metrics), losses(&folder.path("whole/metrics.jsonl")));
 }

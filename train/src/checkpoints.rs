@@ -73,6 +73,29 @@ pub fn best(folder: &Path) -> Result<Checkpoint> {
     Ok(Checkpoint::open(folder.join(BEST))?)
 }
 
+/// A checkpoint of a run's folder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Listed {
+    /// Its folder.
+    pub path: PathBuf,
+    /// Steps done.
+    pub step: u64,
+    /// The validation loss of the best checkpoint; of others, the lowest before them.
+    pub best_loss: Option<f64>,
+}
+
+/// The complete checkpoints in a run's folder: the earlier ones, the newest, and the best one last. Only their indices are read.
+pub fn list(folder: &Path) -> Vec<Listed> {
+    let newest = [NAME, BEST].map(|name| folder.join(name));
+    let listed = |path: PathBuf| {
+        let saved = of_a_run(Checkpoint::open(path).ok()?).ok()?;
+        let (settings, path) = (saved.settings(), saved.path().to_path_buf());
+        let step = settings.get("step")?.parse().ok()?;
+        Some(Listed { path, step, best_loss: settings.get("best_loss").and_then(|loss| loss.parse().ok()) })
+    };
+    earlier(folder).into_iter().chain(newest).filter_map(listed).collect()
+}
+
 /// The checkpoints before the newest one, in order.
 fn earlier(folder: &Path) -> Vec<PathBuf> {
     let is_one = |path: &PathBuf| {
@@ -182,7 +205,7 @@ impl Run {
     /// # Errors
     /// If there is none, it is of another run, or damaged.
     pub fn resume(&mut self, folder: &Path) -> Result<()> {
-        let saved = latest(folder)?;
+        let saved = latest(folder)?.require_finite(!self.setup.config.allow_not_finite);
         let position = restore(&saved, self, &self.identity.clone())?;
         (self.done, self.data_ahead, self.best) = (position.step, position.data_ahead, position.best);
         if self.done > self.setup.config.steps {

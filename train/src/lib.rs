@@ -24,7 +24,7 @@
 //! | what the host keeps | [`Offload`] |
 //! | divergence and plateaus | [`OnDivergence`], [`Plateau`] |
 //! | reports of a run | [`Callback`], [`Event`], [`Record`], [`Reporter`], [`report::Report`], [`Trace`] |
-//! | checkpoints | [`checkpoints::latest`], [`checkpoints::best`] |
+//! | checkpoints | [`checkpoints::latest`], [`checkpoints::best`], [`checkpoints::list`], [`stop_on_signals`] |
 #![forbid(unsafe_code)]
 
 mod callback;
@@ -43,6 +43,7 @@ pub mod report;
 mod reporter;
 mod run;
 mod settings;
+mod signals;
 mod staged_models;
 pub mod text;
 mod trace;
@@ -66,6 +67,7 @@ pub use reporter::Reporter;
 pub use run::Run;
 pub use run::optimizers::{AnyRule, Averaged, adafactor, adamw, adamw_with, lamb, muon};
 pub use settings::{GivenValues, Key, Keyed, SettingValue, Settings, ValueKind, ValueSource};
+pub use signals::stop_on_signals;
 pub use trace::{RankTrace, Trace};
 pub use trainer::Trainer;
 

@@ -75,11 +75,17 @@ pub struct Summary {
 
 /// The steps in a metrics file with one of their numbers, such as `loss` or `validation_loss`.
 pub fn numbers_in(path: &Path, name: &str) -> Vec<(u64, f64)> {
-    let point = |line: &str| {
-        let record: serde_json::Value = serde_json::from_str(line).ok()?;
-        Some((record.get("step")?.as_u64()?, record.get(name)?.as_f64()?))
-    };
-    std::fs::read_to_string(path).unwrap_or_default().lines().filter_map(point).collect()
+    let content = std::fs::read(path).unwrap_or_default();
+    let point = |(step, record, _): (u64, serde_json::Value, _)| Some((step, record.get(name)?.as_f64()?));
+    records(&content).filter_map(point).collect()
+}
+
+/// The lines that are records of steps: the step, the record and the line's bytes. Other lines, such as damaged ones, are left out.
+fn records(content: &[u8]) -> impl Iterator<Item = (u64, serde_json::Value, &[u8])> {
+    content.split(|&byte| byte == b'\n').filter_map(|line| {
+        let record: serde_json::Value = serde_json::from_slice(line).ok()?;
+        Some((record.get("step")?.as_u64()?, record, line))
+    })
 }
 
 /// The metrics files. Each line is flushed when it is written.
@@ -92,10 +98,10 @@ impl Metrics {
     pub fn create(fresh: &[PathBuf], continued: Option<&Path>, from: u64) -> Result<Metrics> {
         let mut files = Vec::new();
         for path in fresh {
-            files.push((path.to_path_buf(), create(path, "")?));
+            files.push((path.to_path_buf(), create(path, b"")?));
         }
         if let Some(path) = continued {
-            files.push((path.to_path_buf(), create(path, &kept(path, from))?));
+            files.push((path.to_path_buf(), create(path, &kept(path, from)?)?));
         }
         Ok(Metrics { files })
     }
@@ -103,7 +109,7 @@ impl Metrics {
     /// Removes the steps from `from` on, which will run again.
     pub fn rewind(&mut self, from: u64) -> Result<()> {
         for (path, file) in self.files.iter_mut().filter(|(path, _)| path.is_file()) {
-            *file = create(path, &kept(path, from))?;
+            *file = create(path, &kept(path, from)?)?;
         }
         Ok(())
     }
@@ -126,20 +132,26 @@ impl Metrics {
 }
 
 /// The lines of the steps before `from`.
-fn kept(path: &Path, from: u64) -> String {
-    let before = std::fs::read_to_string(path).unwrap_or_default();
-    let step_of = |line: &&str| serde_json::from_str::<serde_json::Value>(line).ok()?.get("step")?.as_u64();
-    let kept = before.lines().filter(|line| step_of(line).is_some_and(|step| step < from));
-    kept.map(|line| format!("{line}\n")).collect()
+fn kept(path: &Path, from: u64) -> Result<Vec<u8>> {
+    let before = match std::fs::read(path) {
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Vec::new(),
+        read => read.map_err(|e| Error::file(path, e))?,
+    };
+    let mut kept = Vec::new();
+    for (_, _, line) in records(&before).filter(|(step, ..)| *step < from) {
+        kept.extend_from_slice(line);
+        kept.push(b'\n');
+    }
+    Ok(kept)
 }
 
 /// Opens a file with this content. If the process is killed meanwhile, the file has either the new content or the old. A device or a
 /// pipe, such as `/dev/stdout`, is opened as it is.
-fn create(path: &Path, content: &str) -> Result<BufWriter<File>> {
+fn create(path: &Path, content: &[u8]) -> Result<BufWriter<File>> {
     let opened = if path.exists() && !path.is_file() {
         File::options().write(true).open(path)
     } else {
-        phalanx_tensor::io::atomic::write(path, |file| file.write_all(content.as_bytes()))?;
+        phalanx_tensor::io::atomic::write(path, |file| file.write_all(content))?;
         File::options().append(true).open(path)
     };
     Ok(BufWriter::new(opened.map_err(|e| Error::file(path, e))?))
@@ -167,5 +179,23 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"step\":0,\"loss\":2.5}\n");
         drop(metrics);
         std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_cost_their_own_line_only() {
+        let path = std::env::temp_dir().join(format!("phalanx-metrics-odd-{}.jsonl", std::process::id()));
+        let lines: [&[u8]; 4] =
+            [b"{\"step\":0,\"loss\":2.5}", b"{\"st\xff", b"{\"step\":1,\"loss\":2.0}", b"{\"step\":2}\n"];
+        std::fs::write(&path, lines.join(&b'\n')).unwrap();
+        assert_eq!(numbers_in(&path, "loss"), [(0, 2.5), (1, 2.0)]);
+        let mut metrics = Metrics::create(&[], Some(&path), 2).unwrap();
+        metrics.line("{\"step\":2,\"loss\":1.0}").unwrap();
+        assert_eq!(numbers_in(&path, "loss"), [(0, 2.5), (1, 2.0), (2, 1.0)]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 3);
+        std::fs::remove_file(&path).unwrap();
+        // What cannot be read is not replaced.
+        std::fs::create_dir(&path).unwrap();
+        assert!(Metrics::create(&[], Some(&path), 2).is_err());
+        std::fs::remove_dir(&path).unwrap();
     }
 }

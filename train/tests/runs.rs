@@ -8,6 +8,8 @@ mod packed;
 mod plans;
 #[path = "runs/reports.rs"]
 mod reports;
+#[path = "runs/sanity.rs"]
+mod sanity;
 #[path = "runs/settings.rs"]
 mod settings;
 

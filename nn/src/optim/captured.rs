@@ -17,9 +17,10 @@ use phalanx_tensor::cuda::Graph;
 use phalanx_tensor::{Category, Context, DType, Device, Tensor};
 
 use super::{Optimizer, Rule, StepHyperparameters, check_groups};
-use crate::{Clip, Error, Result, grad_squares};
+use crate::{Error, Result, UpdateGuard, grad_squares};
 
-/// A step of one GPU over batches of one shape. The update consumes the gradients, so there are none between runs.
+/// A step of one GPU over batches of one shape. The update consumes the gradients, so there are none between runs. If the gradients' norm
+/// is not finite, parameters and state do not change.
 ///
 /// The tensors of the parameters and of the optimizer's state must not be replaced while it is used. Their values may be read and set
 /// between runs.
@@ -27,6 +28,7 @@ pub struct CapturedStep {
     device: Device,
     /// The bound of the gradients' norm, if they are clipped.
     max_norm: Option<f64>,
+    guard: UpdateGuard,
     inputs: Vec<Tensor>,
     numbers: Vec<Tensor>,
     /// The loss and the gradients' norm, f64.
@@ -64,7 +66,14 @@ impl CapturedStep {
         let room = |like: &Tensor| Tensor::zeros(like.shape(), like.dtype(), device);
         let inputs = batch.iter().map(room).collect::<phalanx_tensor::Result<_>>()?;
         let results = Tensor::zeros(&[2], DType::F64, device)?;
-        Ok(CapturedStep { device, max_norm, inputs, numbers: Vec::new(), results, captured: Captured::No })
+        let (guard, numbers) = (UpdateGuard::once(), Vec::new());
+        Ok(CapturedStep { device, max_norm, guard, inputs, numbers, results, captured: Captured::No })
+    }
+
+    /// The same with this guard in place of [`UpdateGuard::once`].
+    #[must_use]
+    pub fn with_guard(self, guard: UpdateGuard) -> CapturedStep {
+        CapturedStep { guard, ..self }
     }
 
     /// One step: `loss` of the batch (a scalar), its gradients, clipping, the optimizer's update: [`CapturedStep::run_with`].
@@ -165,8 +174,7 @@ impl CapturedStep {
 
     fn update<R: Rule>(&self, optimizer: &mut Optimizer<R>, loss: &Tensor) -> Result<()> {
         let norm = grad_squares(&optimizer.parameters())?.norm()?;
-        let factor = self.max_norm.map(|max_norm| Clip::factor(&norm, max_norm)).transpose()?;
-        optimizer.update_by(&self.numbers, factor.as_ref())?;
+        optimizer.update_by(&self.numbers, Some(&self.guard.factor(&norm, self.max_norm)?))?;
         let loss = kernels::cast(loss, DType::F64)?;
         for (at, number) in [loss, norm].iter().enumerate() {
             kernels::copy_(&mut self.results.select(0, at)?, &number.with_shape(&[])?)?;

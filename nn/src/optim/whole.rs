@@ -135,6 +135,12 @@ impl<R: Rule> Optimizer<R> {
     pub(super) fn step_whole(&mut self, scale: f64, factor: Option<&Tensor>) -> Result<()> {
         let Optimizer { rule, groups, states, exchange, .. } = self;
         let Some(whole) = rule.whole() else { return Ok(()) };
+        // On a GPU this would be a wait.
+        if let Some(factor) = factor.filter(|f| !f.device().is_cuda() && !f.device().is_meta())
+            && !kernels::cast(factor, DType::F64)?.item::<f64>()?.is_finite()
+        {
+            return Ok(());
+        }
         let is_cut = |index: usize| exchange.as_ref().is_some_and(|exchange| exchange.is_cut(index));
         let all = groups.iter().flat_map(|group| &group.parameters).enumerate();
         all.filter(|(index, _)| !is_cut(*index)).try_for_each(|(_, parameter)| check_whole(parameter))?;

@@ -11,6 +11,7 @@ use phalanx_nn::Mismatch;
 use phalanx_tensor::{DType, Tensor};
 use rayon::prelude::*;
 
+use super::finite::check_finite;
 use super::folder::Folder;
 use super::index::{Index, Piece, Stored, checksum};
 use super::{Settings, file_error};
@@ -24,6 +25,7 @@ use crate::sharded_tensor::{BoxRange, Overlap, ShardedTensor, covers};
 pub struct Checkpoint {
     pub(super) path: PathBuf,
     pub(super) index: Index,
+    finite: bool,
 }
 
 impl Checkpoint {
@@ -42,7 +44,13 @@ impl Checkpoint {
                 return Err(file_error(&path, format!("got {there} bytes, {} were written", file.bytes)));
             }
         }
-        Ok(Checkpoint { path: path.into(), index })
+        Ok(Checkpoint { path: path.into(), index, finite: false })
+    }
+
+    /// Whether tensors are refused that have NaN or infinity in a parameter or an optimizer's state, or NaN in a buffer.
+    #[must_use]
+    pub fn require_finite(self, finite: bool) -> Checkpoint {
+        Checkpoint { finite, ..self }
     }
 
     /// Where it is.
@@ -109,7 +117,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// If tensors are not there or of another size or dtype; then nothing is changed. If a file cannot be read or is
-    /// damaged; then some tensors have their new values and others have not.
+    /// damaged, or a tensor is refused ([`Checkpoint::require_finite`]); then some tensors have their new values and others have not.
     pub fn read(&self, parts: &[ShardedTensor]) -> Result<()> {
         self.read_wanted(&Vec::from_iter(parts.iter().map(ReadItem::exactly)))
     }
@@ -188,10 +196,10 @@ impl Checkpoint {
         }
         let flat = part.values.with_shape(&[part.values.numel()])?;
         if stored.dtype == flat.dtype() && !flat.device().is_cuda() {
-            return self.read_into(reader, &part.name, &mut flat.clone(), stored, sources);
+            return self.read_into(reader, part, &mut flat.clone(), stored, sources);
         }
         let mut read = Tensor::empty(flat.shape(), stored.dtype, flat.device().host())?;
-        self.read_into(reader, &part.name, &mut read, stored, sources)?;
+        self.read_into(reader, part, &mut read, stored, sources)?;
         Ok(flat.clone().copy_from(&kernels::cast(&read, flat.dtype())?)?)
     }
 
@@ -199,7 +207,7 @@ impl Checkpoint {
     fn read_into(
         &self,
         reader: &mut Reader<'_>,
-        name: &str,
+        part: &ShardedTensor,
         to: &mut Tensor,
         stored: &Stored,
         sources: &Sources,
@@ -208,11 +216,14 @@ impl Checkpoint {
         for (number, overlaps) in sources {
             let piece = &stored.pieces[*number];
             for (block, overlaps) in by_block(overlaps, self.index.block / size) {
-                let bytes = reader.block(name, piece, size, block)?;
+                let bytes = reader.block(&part.name, piece, size, block)?;
                 let mut values = to.write_bytes("load")?;
                 for Overlap { from, to, count } in overlaps {
-                    let to = (start + to) * size;
-                    values[to..to + count * size].copy_from_slice(&bytes[from * size..(from + count) * size]);
+                    let (to, bytes) = ((start + to) * size, &bytes[from * size..(from + count) * size]);
+                    if self.finite {
+                        check_finite(part, stored.dtype, bytes).map_err(|why| self.error(why))?;
+                    }
+                    values[to..to + bytes.len()].copy_from_slice(bytes);
                 }
             }
         }

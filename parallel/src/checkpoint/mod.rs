@@ -32,6 +32,7 @@
 //! # }
 //! ```
 
+mod finite;
 mod folder;
 mod index;
 mod load;

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 
+use super::finite::check_finite;
 use super::folder::Folder;
 use super::index::{Index, checksum, file_name};
 use super::plan::{PartInfo, SavePlan, assign, contents};
@@ -37,6 +38,7 @@ use crate::{Error, Result};
 pub struct Saver {
     comm: Comm,
     block: usize,
+    finite: bool,
     pub(super) create: Create,
     running: Option<JoinHandle<Result<()>>>,
 }
@@ -49,7 +51,7 @@ impl Saver {
     /// Never: the new group has all members of `comm`.
     pub fn new(comm: &Comm) -> Result<Saver> {
         let comm = comm.group(&(0..comm.size()).collect::<Vec<_>>())?;
-        Ok(Saver { comm, block: BLOCK, create: |path| File::create_new(path), running: None })
+        Ok(Saver { comm, block: BLOCK, finite: false, create: |path| File::create_new(path), running: None })
     }
 
     /// Sets the size of the blocks that have a checksum each, and of the buffer. Larger blocks mean fewer checksums
@@ -64,6 +66,14 @@ impl Saver {
         }
         self.block = bytes;
         Ok(self)
+    }
+
+    /// Whether a save fails that has NaN or infinity in a parameter or an optimizer's state, or NaN in a buffer. The checkpoint before
+    /// stays then.
+    #[must_use]
+    pub fn require_finite(mut self, finite: bool) -> Saver {
+        self.finite = finite;
+        self
     }
 
     /// Begins to save parts of tensors as the checkpoint `folder`, which all ranks share, in the place of one that
@@ -85,7 +95,8 @@ impl Saver {
     ) -> Result<()> {
         self.wait()?;
         let (comm, folder) = (self.comm.clone(), Folder::new(folder.as_ref())?);
-        let parts = parts.into_iter().map(VersionedPart::new).collect::<Result<_>>()?;
+        let new = |part| VersionedPart::new(part, self.finite);
+        let parts = parts.into_iter().map(new).collect::<Result<_>>()?;
         let (settings, block, create) = (settings.clone(), self.block, self.create);
         self.start(SaveJob { comm, folder, parts, settings, block, create })
     }
@@ -279,6 +290,8 @@ const UNSYNCED_MAX: usize = 64 << 20;
 pub(super) struct VersionedPart {
     part: ShardedTensor,
     version: u64,
+    /// Whether it must have finite numbers only.
+    finite: bool,
 }
 
 impl VersionedPart {
@@ -286,10 +299,10 @@ impl VersionedPart {
     ///
     /// # Errors
     /// If a buffer cannot be copied.
-    pub(super) fn new(part: ShardedTensor) -> Result<VersionedPart> {
+    pub(super) fn new(part: ShardedTensor, finite: bool) -> Result<VersionedPart> {
         let values = if part.buffer { part.values.copy()? } else { part.values };
         let version = values.version();
-        Ok(VersionedPart { part: ShardedTensor { values, ..part }, version })
+        Ok(VersionedPart { part: ShardedTensor { values, ..part }, version, finite })
     }
 
     /// Its description for the other ranks.
@@ -308,7 +321,7 @@ impl VersionedPart {
     /// Adds the bytes of some elements to a buffer. The tensor is held for reading only meanwhile.
     ///
     /// # Errors
-    /// If the tensor has been written since it was pinned, or cannot be read.
+    /// If the tensor has been written since it was pinned, cannot be read, or must be finite and is not.
     pub(super) fn append(&self, elements: Range<usize>, buffer: &mut Vec<u8>) -> Result<()> {
         let values = &self.part.values;
         let (size, count) = (values.dtype().size(), elements.len());
@@ -317,6 +330,10 @@ impl VersionedPart {
         let here = if here.device().is_cuda() { here.to_device(here.device().host(), true)? } else { here };
         let bytes = here.read_bytes("save")?;
         let bytes = &bytes[here.offset() * size..][..count * size];
+        if self.finite {
+            check_finite(&self.part, values.dtype(), bytes)
+                .map_err(|why| Error::Config(format!("save: {why}")))?;
+        }
         match values.dtype() {
             // Any byte but 0 is true, which other readers need not know.
             DType::Bool => buffer.extend(bytes.iter().map(|&byte| u8::from(byte != 0))),

@@ -2,6 +2,7 @@
 //! once all its keys are set. Errors name the keys.
 
 use std::cmp::Reverse;
+use std::path::Path;
 
 use phalanx_parallel::hybrid::Layout;
 use phalanx_tensor::Device;
@@ -9,12 +10,14 @@ use phalanx_tensor::Device;
 use super::keys::total;
 use super::{Asynchronous, Config, Offload, OnDivergence, Plateau};
 use crate::settings::{GivenValues, Key, Keyed};
-use crate::{Error, Result};
+use crate::{Error, Result, checkpoints};
 
 fn refuse(why: impl Into<String>) -> Result<()> {
     Err(Error::Config(format!("train: {}", why.into())))
 }
 
+/// The value of `resume` that stands for the run's folder.
+const AUTO: &str = "auto";
 /// Ranks in one process at most.
 const RANKS_MAX: usize = 256;
 /// Threads of a rank at most.
@@ -80,8 +83,10 @@ impl Config {
         if let Some(clip) = self.clip.filter(|clip| clip.is_nan() || *clip <= 0.0) {
             return refuse(format!("`clip` is {clip}, wanted more than 0, or none"));
         }
-        if self.explodes_at.is_nan() || self.explodes_at <= 1.0 {
-            return refuse(format!("`explodes-at` is {}, wanted more than 1", self.explodes_at));
+        for (key, times) in [("explodes-at", self.explodes_at), ("norm-explodes-at", self.norm_explodes_at)] {
+            if times.is_nan() || times <= 1.0 {
+                return refuse(format!("`{key}` is {times}, wanted more than 1"));
+            }
         }
         if let Some(ema) = self.ema.filter(|ema| !(0.0..1.0).contains(ema)) {
             return refuse(format!("`ema` is {ema}, wanted a number from 0 to below 1"));
@@ -284,6 +289,7 @@ impl Keyed for Config {
         self.settle_ranks(given)?;
         self.settle_pieces(given)?;
         self.settle_schedule(given)?;
+        self.settle_resume()?;
         match self.on_divergence {
             OnDivergence::Stop if is_given_over(given, "divergence-limit", "on-divergence") => {
                 conflict("`divergence-limit` goes with `on-divergence` skip or rollback, and it is stop")
@@ -365,6 +371,18 @@ impl Config {
             return conflict(format!("`emulate-dp` {chains} does not divide `micro-batches` {pieces}"));
         }
         self.layout.micro_batches = pieces / chains;
+        Ok(())
+    }
+
+    /// Replaces `resume` auto by the run's folder if it has a checkpoint, and else by none.
+    fn settle_resume(&mut self) -> Result<()> {
+        if self.resume.as_deref() != Some(Path::new(AUTO)) {
+            return Ok(());
+        }
+        let Some(out) = &self.out else {
+            return conflict("`resume` auto goes on with the run in `out`, which is not given");
+        };
+        self.resume = checkpoints::is_there(out).then(|| out.clone());
         Ok(())
     }
 

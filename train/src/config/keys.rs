@@ -327,6 +327,11 @@ fn checkpoints() -> Vec<Key<Config>> {
             &mut c.keep_best
         }),
         Key::new("restore-best", "End with the weights of that checkpoint", |c| &mut c.restore_best),
+        Key::new(
+            "allow-not-finite",
+            "Save and resume checkpoints with weights or optimizer state that are not finite",
+            |c| &mut c.allow_not_finite,
+        ),
     ]
 }
 
@@ -345,7 +350,7 @@ fn outcomes() -> Vec<Key<Config>> {
         }),
         Key::with(
             "on-divergence",
-            "What happens when the loss or a gradient is no number, or the loss explodes: an error that names the parameter, a step without an update, or a return to the last checkpoint",
+            "What happens when the loss or a gradient is no number, or the loss or the norm explodes: an error that names rank, micro-batch and parameter, a step without an update, or a return to the last checkpoint",
             POLICIES,
             |c| {
                 let policy = match c.on_divergence {
@@ -378,15 +383,20 @@ fn outcomes() -> Vec<Key<Config>> {
             "How many times the mean of the last losses a loss is that explodes, if it is above the first ones, too",
             |c| &mut c.explodes_at,
         ),
+        Key::new("norm-explodes-at", "As `explodes-at`, of the gradients' norm before clipping", |c| {
+            &mut c.norm_explodes_at
+        }),
     ]
 }
 
 fn files() -> Vec<Key<Config>> {
     vec![
         Key::new("out", "Folder for metrics.jsonl, report.html, config.toml and checkpoints", |c| &mut c.out),
-        Key::new("resume", "Go on with the run in this folder, or from one checkpoint in it", |c| {
-            &mut c.resume
-        }),
+        Key::new(
+            "resume",
+            "Go on with the run in this folder, or from one checkpoint in it; auto: with the run in `out` if it has a checkpoint, else anew",
+            |c| &mut c.resume,
+        ),
         Key::new(
             "trace",
             "File for a trace of what ran when: two lanes a rank, one for its communication",

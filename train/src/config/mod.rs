@@ -63,6 +63,8 @@ pub struct Config {
     pub keep_best: bool,
     /// Whether the run ends with the weights of that checkpoint.
     pub restore_best: bool,
+    /// Whether checkpoints with parameters or optimizer state that are not finite are saved and resumed.
+    pub allow_not_finite: bool,
     /// Steps between validations; 0 for one at the end only, if there is validation data.
     pub validate_every: u64,
     /// Rows of validation data that are used, drawn by the seed; all if absent.
@@ -84,6 +86,9 @@ pub struct Config {
     pub plan: Option<PathBuf>,
     /// The levels of the network for which [`plan_layers`](crate::plan_layers) plans: `WIDTHxBYTES_A_SECOND`, the lowest first.
     pub links: Option<String>,
+    /// A gradient norm counts as exploding if it is more than this many times the mean of the last norms, and above the mean of the run's
+    /// first norms.
+    pub norm_explodes_at: f64,
     /// Folder for checkpoints and metrics.
     pub out: Option<PathBuf>,
     /// Folder for the checkpoint of a run that is interrupted and has no other folder.
@@ -184,6 +189,7 @@ impl Default for Config {
             keep_last: 1,
             keep_best: false,
             restore_best: false,
+            allow_not_finite: false,
             validate_every: 0,
             validation_rows: None,
             plateau: None,
@@ -194,6 +200,7 @@ impl Default for Config {
             explodes_at: 10.0,
             plan: None,
             links: None,
+            norm_explodes_at: 1000.0,
             out: None,
             rescue: None,
             resume: None,
@@ -314,6 +321,7 @@ mod tests {
             keep_last: 3,
             keep_best: true,
             restore_best: true,
+            allow_not_finite: true,
             validate_every: 2,
             validation_rows: Some(8),
             plateau: Some(Plateau { factor: 0.25, patience: 2 }),
@@ -324,6 +332,7 @@ mod tests {
             explodes_at: 2.5,
             plan: None,
             links: Some("4x1e9".into()),
+            norm_explodes_at: 99.5,
             out: Some("a \"b\"\n".into()),
             rescue: None,
             resume: Some("true".into()),

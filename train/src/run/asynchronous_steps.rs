@@ -214,6 +214,12 @@ impl Weights for StageOptimizer<'_> {
 
     fn update(&mut self, _stage: usize, update: usize) -> parallel::Result<()> {
         let norm = norm_of(&sum_squares(grad_squares(&self.parameters)?, self.cut)?)?;
+        if !norm.is_finite() {
+            let step = self.first + update as u64;
+            let why =
+                format!("step {step}: the norm of the gradients of this stage is {norm}; it is not updated");
+            return Err(parallel::Error::Config(why));
+        }
         let mut updated = || -> Result<()> {
             self.saver.wait()?;
             self.optimizers.set_lr(&self.rates, self.first + update as u64, self.lr_factor);

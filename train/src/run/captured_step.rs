@@ -35,7 +35,10 @@ impl CapturedTrainingStep {
         let given: Vec<Tensor> = micros.iter().flat_map(|b| b.tensors.clone()).collect();
         let captured = match self.step.take() {
             Some(captured) => captured,
-            None => CapturedStep::new(self.device, &given, options.clip)?,
+            None => {
+                let captured = CapturedStep::new(self.device, &given, options.clip)?;
+                options.guard.cloned().into_iter().fold(captured, CapturedStep::with_guard)
+            }
         };
         let captured = self.step.insert(captured);
         // A checkpoint that is being saved reads the tensors that the launch writes.

@@ -4,16 +4,15 @@
 use std::path::Path;
 use std::time::Instant;
 
-use phalanx_nn::{Batch, Entry};
-use phalanx_parallel::all_gather_object;
+use phalanx_nn::Entry;
 use phalanx_tensor::Tensor;
 
-use super::divergence::{Verdict, local_cause};
-use super::step::{Outcome, StepGradients, StepOptions, compute_gradients, update};
+use super::divergence::Verdict;
+use super::second_look::cause_of_divergence;
+use super::step::{Outcome, StepOptions, compute_gradients, update};
 use super::training_loop::TrainingLoop;
 use crate::callback::Event;
 use crate::checkpoints;
-use crate::mesh_rank::MeshRank;
 use crate::{Error, Result};
 
 impl TrainingLoop<'_> {
@@ -41,9 +40,8 @@ impl TrainingLoop<'_> {
             trace.note("step", step, begin)?;
             return Ok(Some((outcome, interrupted)));
         }
-        let parameters = self.run.setup.data_parallel.parameters();
-        let details = || cause_on_any_rank(&self.run.mesh_rank, &micros, &parameters, &gradients);
-        match self.loss_watch.judge(outcome, details)? {
+        let run = &*self.run;
+        match self.loss_watch.judge(outcome, || cause_of_divergence(run, &micros, step, scale))? {
             Verdict::Fine => {
                 let options = StepOptions { scale, ..self.run.setup.step_options(&watch) };
                 update(&mut self.run.optimizers, &gradients, options)?;
@@ -95,7 +93,7 @@ impl TrainingLoop<'_> {
     }
 
     /// Returns to the last checkpoint, and goes on with the data after the diverged step.
-    fn roll_back(&mut self, step: u64, why: &str) -> Result<()> {
+    pub(crate) fn roll_back(&mut self, step: u64, why: &str) -> Result<()> {
         let data = step + self.run.data_ahead + 1;
         self.run.setup.data_parallel.zero_grad()?;
         self.run.setup.saver.wait()?;
@@ -114,17 +112,4 @@ impl TrainingLoop<'_> {
         }
         self.event(&Event::RolledBack { step, to: position.step, why })
     }
-}
-
-/// The cause of a step's divergence. Each rank checks its batch, then its parameters, then its gradients; the earliest of these three that
-/// a rank finds is reported. If all are finite, it is the parameter with the largest gradient.
-fn cause_on_any_rank(
-    mesh_rank: &MeshRank,
-    micros: &[Batch],
-    parameters: &[phalanx_nn::Parameter],
-    gradients: &StepGradients,
-) -> Result<String> {
-    let own = local_cause(micros, parameters, &gradients.squares)?;
-    let earliest = all_gather_object(mesh_rank.all_ranks(), &own)?.into_iter().flatten().min();
-    Ok(earliest.map_or_else(String::new, |(.., text)| text))
 }

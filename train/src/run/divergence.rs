@@ -1,29 +1,22 @@
-//! [`LossWatch`] finds a loss that is not finite or explodes; [`local_cause`] names the batch or the parameter that it comes from.
+//! [`LossWatch`] finds a loss or a gradient norm that is not finite or explodes, and decides what happens.
 
 use std::collections::VecDeque;
 
-use phalanx_kernels as kernels;
-use phalanx_nn::{Batch, Parameter, Squares};
-use phalanx_tensor::Tensor;
 use serde::{Deserialize, Serialize};
 
 use super::step::Outcome;
 use crate::{Config, OnDivergence, Result};
 
-/// Losses that an exploding one is compared with.
+/// Numbers that an exploding one is compared with.
 const REMEMBERED: usize = 32;
-/// The number of losses before which no loss counts as exploding.
+/// The number of steps before which nothing counts as exploding.
 const REMEMBERED_MIN: usize = 8;
-/// Names that a message lists.
-const LISTED: usize = 3;
 
-/// Judges each step's loss by the losses before it, and decides by the policy what happens.
+/// Judges each step's loss and gradient norm by those before it, and decides by the policy what happens.
 pub(crate) struct LossWatch {
     policy: OnDivergence,
-    explodes_at: f64,
-    losses: VecDeque<f64>,
-    /// The first losses of the run.
-    first: Vec<f64>,
+    losses: History,
+    norms: History,
     /// Skipped updates in a row, or returns to a checkpoint.
     times: u32,
 }
@@ -36,13 +29,53 @@ pub(crate) struct LossWatchState {
     /// The bits of the first losses.
     #[serde(default)]
     pub first: Vec<u64>,
+    /// The bits of the last gradient norms.
+    #[serde(default)]
+    pub norms: Vec<u64>,
+    /// The bits of the first gradient norms.
+    #[serde(default)]
+    pub first_norms: Vec<u64>,
     /// Skipped updates in a row, or returns to a checkpoint.
     pub times: u32,
 }
 
-/// A cause of divergence: its kind (0 the batch, 1 a parameter, 2 a gradient, 3 the largest gradient), a key that orders causes of one
-/// kind, and its text. The smallest is reported.
-pub(crate) type Cause = (u8, u64, String);
+/// A number's last values and its first ones.
+struct History {
+    /// How many times the mean of the last ones a number is that explodes.
+    explodes_at: f64,
+    last: VecDeque<f64>,
+    first: Vec<f64>,
+}
+
+impl History {
+    fn new(explodes_at: f64) -> History {
+        History { explodes_at, last: VecDeque::new(), first: Vec::new() }
+    }
+
+    fn restore(&mut self, last: &[u64], first: &[u64]) {
+        self.last = last.iter().map(|&bits| f64::from_bits(bits)).collect();
+        self.first = first.iter().map(|&bits| f64::from_bits(bits)).collect();
+    }
+
+    fn push(&mut self, x: f64) {
+        self.last.push_back(x);
+        if self.first.len() < REMEMBERED_MIN {
+            self.first.push(x);
+        }
+        if self.last.len() > REMEMBERED {
+            self.last.pop_front();
+        }
+    }
+
+    /// The mean of the last ones, if `x` is too many times as large.
+    fn exploded(&self, x: f64) -> Option<f64> {
+        let mean = self.last.iter().sum::<f64>() / self.last.len().max(1) as f64;
+        // At the end of a run numbers may be so small that one many times as large is still small. So it must also exceed the first ones.
+        let first = self.first.iter().sum::<f64>() / self.first.len().max(1) as f64;
+        let explodes = self.last.len() >= REMEMBERED_MIN && x > mean.abs() * self.explodes_at && x > first;
+        explodes.then_some(mean)
+    }
+}
 
 /// What the run does about a step.
 pub(crate) enum Verdict {
@@ -55,24 +88,27 @@ pub(crate) enum Verdict {
 impl LossWatch {
     /// A watch in the state after the run's last step.
     pub fn new(config: &Config, state: &LossWatchState) -> LossWatch {
-        let Config { on_divergence: policy, explodes_at, .. } = *config;
-        let mut watch =
-            LossWatch { policy, explodes_at, losses: VecDeque::new(), first: Vec::new(), times: state.times };
+        let Config { on_divergence: policy, explodes_at, norm_explodes_at, .. } = *config;
+        let (losses, norms) = (History::new(explodes_at), History::new(norm_explodes_at));
+        let mut watch = LossWatch { policy, losses, norms, times: state.times };
         watch.remember(state);
         watch
     }
 
-    /// Restores the losses of a checkpoint.
+    /// Restores the losses and norms of a checkpoint.
     pub fn remember(&mut self, state: &LossWatchState) {
-        self.losses = state.losses.iter().map(|&bits| f64::from_bits(bits)).collect();
-        self.first = state.first.iter().map(|&bits| f64::from_bits(bits)).collect();
+        self.losses.restore(&state.losses, &state.first);
+        self.norms.restore(&state.norms, &state.first_norms);
     }
 
     /// Its state for a checkpoint.
     pub fn state(&self) -> LossWatchState {
+        let bits = |x: &f64| x.to_bits();
         LossWatchState {
-            losses: self.losses.iter().map(|loss| loss.to_bits()).collect(),
-            first: self.first.iter().map(|loss| loss.to_bits()).collect(),
+            losses: self.losses.last.iter().map(bits).collect(),
+            first: self.losses.first.iter().map(bits).collect(),
+            norms: self.norms.last.iter().map(bits).collect(),
+            first_norms: self.norms.first.iter().map(bits).collect(),
             times: self.times,
         }
     }
@@ -81,13 +117,8 @@ impl LossWatch {
     pub fn judge(&mut self, outcome: Outcome, details: impl FnOnce() -> Result<String>) -> Result<Verdict> {
         let why = match self.wrong(outcome) {
             None => {
-                self.losses.push_back(outcome.loss);
-                if self.first.len() < REMEMBERED_MIN {
-                    self.first.push(outcome.loss);
-                }
-                if self.losses.len() > REMEMBERED {
-                    self.losses.pop_front();
-                }
+                self.losses.push(outcome.loss);
+                self.norms.push(outcome.grad_norm);
                 if let OnDivergence::Skip { .. } = self.policy {
                     self.times = 0;
                 }
@@ -115,70 +146,50 @@ impl LossWatch {
         if !grad_norm.is_finite() {
             return Some(format!("the loss is {loss}, and the gradients' norm {grad_norm}"));
         }
-        let mean = self.losses.iter().sum::<f64>() / self.losses.len().max(1) as f64;
-        // At the end of a run losses may be so small that a loss many times as large is still small. So it must also exceed the first
-        // losses.
-        let first = self.first.iter().sum::<f64>() / self.first.len().max(1) as f64;
-        let explodes =
-            self.losses.len() >= REMEMBERED_MIN && loss > mean.abs() * self.explodes_at && loss > first;
-        explodes.then(|| {
-            format!("the loss is {loss}, more than {} times the last ones' mean {mean}", self.explodes_at)
-        })
+        if let Some(mean) = self.losses.exploded(loss) {
+            let times = self.losses.explodes_at;
+            return Some(format!("the loss is {loss}, more than {times} times the last ones' mean {mean}"));
+        }
+        let (mean, times) = (self.norms.exploded(grad_norm)?, self.norms.explodes_at);
+        Some(format!(
+            "the loss is {loss}, and the gradients' norm {grad_norm}, more than {times} times the last ones' mean {mean}"
+        ))
     }
 }
 
-/// The cause of a diverged loss on this rank: numbers that are not finite in the batch, the parameters or the gradients. If there are
-/// none, the parameter with the largest gradient.
-pub(crate) fn local_cause(
-    batches: &[Batch],
-    parameters: &[Parameter],
-    squares: &Squares,
-) -> Result<Option<Cause>> {
-    for batch in batches {
-        for (index, tensor) in batch.tensors.iter().enumerate() {
-            if !all_finite(tensor)? {
-                let first = batch.first_row;
-                return Ok(Some((
-                    0,
-                    0,
-                    format!(
-                        "; tensor {index} of the batch has numbers that are not finite, in the rows from {first} on"
-                    ),
-                )));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_jump_of_the_loss_or_of_the_norm_is_seen_in_its_step() {
+        let config = Config { explodes_at: 10.0, norm_explodes_at: 100.0, ..Config::default() };
+        let judged = |last: Outcome, resumes: bool| {
+            let mut watch = LossWatch::new(&config, &LossWatchState::default());
+            for step in 0..20 {
+                let outcome = Outcome { loss: 3.0 - 0.1 * f64::from(step), grad_norm: 0.5 };
+                assert!(matches!(watch.judge(outcome, || Ok(String::new())), Ok(Verdict::Fine)));
+                if resumes {
+                    watch = LossWatch::new(&config, &watch.state());
+                }
             }
+            match watch.judge(last, || Ok("; here".into())).unwrap() {
+                Verdict::Stop(why) => why,
+                _ => String::new(),
+            }
+        };
+        for resumes in [false, true] {
+            let judged = |loss, grad_norm| judged(Outcome { loss, grad_norm }, resumes);
+            assert_eq!(judged(19.0, 49.0), "");
+            let why = judged(21.0, 0.5);
+            assert!(
+                why.starts_with("the loss is 21, more than 10 times") && why.ends_with("; here"),
+                "{why}"
+            );
+            let why = judged(1.0, 51.0);
+            assert!(why.contains("norm 51, more than 100 times the last ones' mean 0.5; here"), "{why}");
+            assert_eq!(judged(1.0, f64::INFINITY), "the loss is 1, and the gradients' norm inf; here");
+            assert_eq!(judged(f64::NEG_INFINITY, 1.0), "the loss is -inf; here");
         }
     }
-    let mut odd = Vec::new();
-    for parameter in parameters {
-        if !all_finite(&parameter.tensor())? {
-            odd.push(parameter.name().to_string());
-        }
-    }
-    if !odd.is_empty() {
-        return Ok(Some((1, 0, format!("; parameters with values that are not finite: {}", listed(&odd)))));
-    }
-    let sums = squares.sums.to_vec::<f64>()?;
-    let sums = squares.of.iter().map(|square| &square.name).zip(sums);
-    let odd: Vec<String> = sums.clone().filter(|(_, sum)| !sum.is_finite()).map(|(n, _)| n.clone()).collect();
-    if !odd.is_empty() {
-        return Ok(Some((2, 0, format!("; gradients that are not finite: {}", listed(&odd)))));
-    }
-    let largest = sums.max_by(|(_, a), (_, b)| a.total_cmp(b));
-    // The bits of numbers that are not negative are in the order of the numbers.
-    Ok(largest.map(|(name, sum)| (3, !sum.to_bits(), format!("; the largest gradient is that of {name}"))))
-}
-
-fn all_finite(tensor: &Tensor) -> Result<bool> {
-    if !tensor.dtype().is_float() || tensor.numel() == 0 || tensor.why_withheld().is_some() {
-        return Ok(true);
-    }
-    // x - x is NaN for an infinite x, too.
-    Ok(!kernels::any_nan(&kernels::sub(tensor, tensor)?)?)
-}
-
-/// The first names, and how many more.
-fn listed(names: &[String]) -> String {
-    let more = names.len().saturating_sub(LISTED);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    format!("{}{more}", names[..names.len().min(LISTED)].join(", "))
 }

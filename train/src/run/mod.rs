@@ -21,6 +21,7 @@ pub(crate) mod optimizers;
 mod output_files;
 mod pending_steps;
 mod profile;
+mod second_look;
 mod step;
 mod training_loop;
 pub(crate) mod validation;
@@ -32,7 +33,7 @@ use std::sync::atomic::AtomicBool;
 
 use phalanx_nn::autograd::SaveOnCpu;
 use phalanx_nn::models::FlopsPerToken;
-use phalanx_nn::{Batch, LossScaler, Optimizer, Parameters, cut};
+use phalanx_nn::{Batch, LossScaler, Optimizer, Parameters, UpdateGuard, cut};
 use phalanx_parallel::all_gather_object;
 use phalanx_parallel::checkpoint::Saver;
 use phalanx_parallel::data_parallel::{DataParallel, DistributedSampler, SampleSplit};
@@ -45,7 +46,9 @@ use phalanx_tensor::{Context, Device, Tensor};
 use self::captured_step::CapturedTrainingStep;
 use self::divergence::LossWatchState;
 use self::optimizers::{AnyRule, Averaged, Optimizers};
-use self::step::{BackgroundSaver, TrainingSetup, compute_gradients, in_step, update};
+use self::step::{
+    BackgroundSaver, StepOptions, TrainingSetup, compute_gradients, in_model_dtype, in_step, update,
+};
 use self::validation::{BestLoss, PlateauState, Validation};
 use crate::data::{Data, DataLoader, DataLoaderConfig};
 use crate::identity::identity;
@@ -74,6 +77,8 @@ pub struct Run {
     pub(crate) data_ahead: u64,
     /// The step as a CUDA graph, if steps are captured.
     pub(crate) captured: Option<CapturedTrainingStep>,
+    /// Leaves out the updates of steps whose numbers are read later.
+    pub(crate) guard: UpdateGuard,
     pub(crate) best: BestLoss,
     /// The state of the loss watch, for checkpoints.
     pub(crate) loss_watch: LossWatchState,
@@ -147,7 +152,7 @@ impl Run {
             let made = optimizers(trained.clone(), config.lr.peak())?;
             Optimizers::new(made, &trained, config.ema, data_parallel.peers())?
         };
-        let saver = BackgroundSaver::new(Saver::new(mesh_rank.all_ranks())?);
+        let saver = Saver::new(mesh_rank.all_ranks())?.require_finite(!config.allow_not_finite);
         let validation = match &data.validation {
             Some(validation) => Some(Validation::new(config, &mesh_rank, validation.clone(), data.counted)?),
             None => None,
@@ -156,6 +161,7 @@ impl Run {
             true => Some(Arc::new(SaveOnCpu::new(mesh_rank.offload_device(config)?))),
             false => None,
         };
+        let saver = BackgroundSaver::new(saver);
         let setup =
             TrainingSetup { config: config.clone(), pipeline, data_parallel, activations, saver, data };
         let mut run = Run {
@@ -170,6 +176,7 @@ impl Run {
             done: 0,
             data_ahead: 0,
             captured: None,
+            guard: UpdateGuard::once(),
             best: BestLoss::default(),
             loss_watch: LossWatchState::default(),
             plateau: PlateauState::default(),
@@ -180,7 +187,7 @@ impl Run {
             hooks: Vec::new(),
             extra_files: Vec::new(),
         };
-        run.captured = run.captures().then(|| CapturedTrainingStep::new(run.mesh_rank.device));
+        run.guard_updates(UpdateGuard::once());
         Ok(run)
     }
 
@@ -328,6 +335,12 @@ impl Run {
             .stream(self.setup.data.samples.clone())
     }
 
+    /// This rank's micro-batches of a step that was done, on its device.
+    pub(crate) fn batches_of(&self, step: u64) -> Result<Vec<Batch>> {
+        let batches = self.loader(self.mesh_rank.device, step)?.next_step()?;
+        batches.into_iter().map(|batch| in_model_dtype(batch, self.setup.config.dtype)).collect()
+    }
+
     /// One step on the caller's batches: this rank's micro-batches, in order. Returns this rank's part of the loss and the gradients' norm
     /// before clipping, f64 `[2]` on the device, without waiting for it. A step of one GPU is captured unless the configuration forbids
     /// it; the batches are then on the host. All ranks call it.
@@ -351,13 +364,19 @@ impl Run {
         // An error of the trace's file is returned by the next span.
         let watch = |phase: &'static str, begin| drop(trace.note(phase, step, begin));
         self.optimizers.set_lr(&self.setup.config.lr, step, self.plateau.lr_factor);
-        let options = self.setup.step_options(&watch);
+        let options = StepOptions { guard: Some(&self.guard), ..self.setup.step_options(&watch) };
         if let (Some(captured), Some(optimizer)) = (&mut self.captured, self.optimizers.only()) {
             return Ok(captured.step(&self.model, optimizer, micros, options, step)?.clone());
         }
         let gradients = compute_gradients(&self.model, &self.optimizers, micros, options, step)?;
         update(&mut self.optimizers, &gradients, options)?;
         Ok(gradients.results)
+    }
+
+    /// Guards the updates of later steps in another way.
+    pub(crate) fn guard_updates(&mut self, guard: UpdateGuard) {
+        self.guard = guard;
+        self.captured = self.captures().then(|| CapturedTrainingStep::new(self.mesh_rank.device));
     }
 
     /// Whether steps are captured: on a GPU, unless the configuration or the run prevents it.
@@ -391,8 +410,8 @@ impl Run {
     /// update may have to be skipped.
     pub(crate) fn checks_steps(&self) -> bool {
         let Config { device, on_divergence, .. } = self.setup.config;
-        let waits = device.is_cuda() && on_divergence == crate::OnDivergence::Stop && self.scaler.is_none();
-        !waits && !device.is_meta()
+        let skips = matches!(on_divergence, crate::OnDivergence::Skip { .. }) || self.scaler.is_some();
+        !device.is_meta() && (skips || !device.is_cuda())
     }
 }
 

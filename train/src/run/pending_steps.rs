@@ -71,6 +71,12 @@ impl PendingSteps {
         Ok(())
     }
 
+    /// Forgets the pending steps, once they are done.
+    pub fn clear(&mut self) -> Result<()> {
+        while self.next(true)?.is_some() {}
+        Ok(())
+    }
+
     /// The first pending step, if others are pending behind it, its numbers have arrived, or `all` are asked for. All ranks of a run
     /// return the same steps.
     pub fn next(&mut self, all: bool) -> Result<Option<StepReport>> {

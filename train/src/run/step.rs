@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{ContextMode, Leaf, SaveOnCpu, Var, saved_hooks};
-use phalanx_nn::{Batch, Clip, Parameter, Squares};
+use phalanx_nn::{Batch, Clip, Parameter, Squares, UpdateGuard};
 use phalanx_parallel::checkpoint::{self, Saver};
 use phalanx_parallel::data_parallel::DataParallel;
 use phalanx_parallel::hybrid::{StagedModel, Step};
@@ -51,6 +51,7 @@ impl TrainingSetup {
             pipeline,
             saver,
             clip,
+            guard: None,
             seed,
             on_phase,
         }
@@ -76,6 +77,8 @@ pub(crate) struct StepOptions<'a> {
     pub saver: &'a BackgroundSaver,
     /// Largest global norm.
     pub clip: Option<f64>,
+    /// Leaves out updates whose norm is not finite, if the host reads it after the update.
+    pub guard: Option<&'a UpdateGuard>,
     pub seed: u64,
     /// Called at the end of each phase with its name and its start.
     pub on_phase: &'a dyn Fn(&'static str, Instant),
@@ -114,7 +117,6 @@ pub(crate) struct StepGradients {
     /// This rank's part of the loss and the gradients' norm before clipping, both times the scale: f64 `[2]` on the device, for which the
     /// host has not waited.
     pub results: Tensor,
-    pub squares: Squares,
     norm: Tensor,
 }
 
@@ -129,11 +131,10 @@ pub(crate) fn compute_gradients(
     let _context = training_context(options.seed, step);
     options.data_parallel.zero_grad()?;
     let loss = accumulate_gradients(model, &optimizers.parameters(), micros, options)?;
-    let squares = options.data_parallel.grad_squares()?;
-    let norm = squares.norm()?;
+    let norm = options.data_parallel.grad_squares()?.norm()?;
     let loss = loss.map_or_else(|| norm.zeros_like(), Ok)?;
     let results = kernels::cat(&[&loss.with_shape(&[1])?, &norm.with_shape(&[1])?], 0)?;
-    Ok(StepGradients { results, squares, norm })
+    Ok(StepGradients { results, norm })
 }
 
 /// Clips the gradients and updates the parameters.
@@ -143,8 +144,13 @@ pub(crate) fn update(
     options: StepOptions<'_>,
 ) -> Result<()> {
     options.phase("optimizer", || {
-        let clip = options.clip.map(|max_norm| Clip::factor(&gradients.norm, max_norm * options.scale));
-        let factor = match clip.transpose()? {
+        let bound = options.clip.map(|max_norm| max_norm * options.scale);
+        let factor = match (options.guard, bound) {
+            (Some(guard), bound) => Some(guard.factor(&gradients.norm, bound)?),
+            (None, Some(bound)) => Some(Clip::factor(&gradients.norm, bound)?),
+            (None, None) => None,
+        };
+        let factor = match factor {
             Some(factor) if options.scale != 1.0 => {
                 Some(kernels::mul_scalar(&factor, (1.0 / options.scale).into())?)
             }
@@ -174,23 +180,24 @@ pub(crate) fn accumulate_gradients(
     micros: &[Batch],
     options: StepOptions<'_>,
 ) -> Result<Option<Tensor>> {
-    let scale = options.scale / options.counted as f64;
     let mut loss: Option<Tensor> = None;
     for (number, chain) in micros.chunks(micros.len().div_ceil(options.chains)).enumerate() {
         let earlier = if number == 0 { Vec::new() } else { take_grads(parameters) };
-        loss = sum(loss, forward_backward(model, chain, scale, options)?)?;
+        let own = forward_backward(model, chain, options)?;
+        let own = own.iter().try_fold(None, |all, loss| sum(all, Some(kernels::cast(loss, DType::F64)?)))?;
+        loss = sum(loss, own)?;
         add_to(parameters, earlier)?;
     }
     Ok(loss)
 }
 
-/// Adds the gradients of micro-batches to the parameters', and returns their part of the loss.
-fn forward_backward(
+/// Adds the gradients of micro-batches to the parameters', and returns the micro-batches' parts of the loss, if this rank has the last stage.
+pub(crate) fn forward_backward(
     model: &Arc<dyn StagedModel>,
     micros: &[Batch],
-    scale: f64,
     options: StepOptions<'_>,
-) -> Result<Option<Tensor>> {
+) -> Result<Vec<Tensor>> {
+    let scale = options.scale / options.counted as f64;
     let (model, replicas, micro_batches) = (model.clone(), options.data_parallel.clone(), micros.to_vec());
     let work = Arc::new(Step { model, replicas, micro_batches, scale });
     options.data_parallel.begin()?;
@@ -199,7 +206,7 @@ fn forward_backward(
     drop(saved);
     // Waits for reductions that are still in progress after backward.
     options.phase("wait", || Ok(options.data_parallel.finish()?))?;
-    losses.iter().try_fold(None, |all, loss| sum(all, Some(kernels::cast(loss, DType::F64)?)))
+    Ok(losses)
 }
 
 /// The sum of two losses, of which this rank may have none.

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use phalanx_nn::Batch;
+use phalanx_nn::{Batch, UpdateGuard};
 use phalanx_tensor::{Device, Tensor};
 
 use super::asynchronous_steps;
@@ -17,6 +17,7 @@ use super::divergence::{LossWatch, Verdict};
 use super::inspect::{self, Inspection};
 use super::output_files::{NewFiles, open_files};
 use super::pending_steps::PendingSteps;
+use super::second_look::cause_of_divergence;
 use super::step::{Outcome, StepReport, in_model_dtype, in_step};
 use crate::callback::{Callback, Event};
 use crate::checkpoints::Checkpoints;
@@ -89,6 +90,9 @@ impl<'a> TrainingLoop<'a> {
         // A captured step copies the batch from the host to tensors of its own.
         let device = if run.captured.is_some() { Device::CPU } else { run.mesh_rank.device };
         let waits = run.checks_steps() || config.trace.is_some();
+        if !waits {
+            run.guard_updates(UpdateGuard::lasting(run.mesh_rank.device)?);
+        }
         let pending = PendingSteps::new(run.mesh_rank.device, run.mesh_rank.size() == 1, waits);
         let loader = run.loader(device, done)?;
         let parameters = run.parameters;
@@ -265,8 +269,21 @@ impl<'a> TrainingLoop<'a> {
         while let Some(own) = self.pending.next(step + 1 == end || interrupted)? {
             let (loss, stop) = self.of_all_ranks(own.outcome.loss)?;
             let outcome = Outcome { loss, ..own.outcome };
-            if let Verdict::Stop(why) = self.loss_watch.judge(outcome, || Ok(String::new()))? {
-                return Err(Error::Diverged(why).in_step(own.step));
+            let run = &*self.run;
+            // Without a finite norm this step and those after it have changed no weight.
+            let details = || match outcome.grad_norm.is_finite() {
+                true => Ok(String::new()),
+                false => cause_of_divergence(run, &run.batches_of(own.step)?, own.step, 1.0),
+            };
+            match in_step(own.step, self.loss_watch.judge(outcome, details))? {
+                Verdict::Fine | Verdict::Skip(_) => {}
+                Verdict::Stop(why) => return Err(Error::Diverged(why).in_step(own.step)),
+                Verdict::Rollback(why) => {
+                    self.pending.clear()?;
+                    self.run.guard.reset()?;
+                    self.roll_back(own.step, &why)?;
+                    return Ok(None);
+                }
             }
             interrupted |= stop;
             reports.push(StepReport { outcome, ..own });

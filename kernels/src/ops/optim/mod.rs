@@ -45,7 +45,8 @@ pub struct Item<'a> {
 pub struct Step<'a> {
     /// The items to update.
     pub items: Vec<Item<'a>>,
-    /// One element, f32 or f64, on the items' device: multiplies all gradients. So clipping needs not wait for the norm.
+    /// One element, f32 or f64, on the items' device: multiplies all gradients. So clipping needs not wait for the norm. If
+    /// it is not finite, the step changes nothing.
     pub factor: Option<&'a Tensor>,
     /// Where the rule's numbers are.
     pub numbers: Numbers<'a>,
@@ -130,6 +131,9 @@ fn update<const N: usize>(op: &'static str, rule: impl Rule<N>, step: Step<'_>) 
             continue;
         }
         let scale = scale * factor.clone()?;
+        if !scale.is_finite() {
+            continue;
+        }
         for_real!(op, param.dtype(), T => cpu::run::<T, _, N>(op, rule, param, master, &grad, scale, state))?;
     }
     Ok(())

@@ -90,6 +90,7 @@ DEVICE bool is_aligned(const Row& row) {
 }
 
 // `numbers`, if there are such, are the rule's and then the scale; `factor`, of either type, multiplies the scale.
+// If their product is not finite, nothing changes.
 extern "C" __global__ void __launch_bounds__(THREADS)
     update(const __grid_constant__ Table table, u64 tensors, Rule rule, f64 scale, const f64* numbers, const f32* factor,
            const f64* wide_factor) {
@@ -108,6 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     }
     if (factor) scale *= (f64)*factor;
     if (wide_factor) scale *= *wide_factor;
+    if (scale - scale != 0.0) return;  // NaN or infinite
     const u64 begin = (blockIdx.x - row.first_block) * STRETCH, end = min(begin + STRETCH, row.length);
     u64 at = begin;
     if (is_aligned(row)) {

@@ -1,0 +1,54 @@
+//! [`stop_on_signals`]: SIGINT (Ctrl-C) and SIGTERM end a run after its step, with a checkpoint.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use crate::{Error, Result};
+
+/// A flag for [`Trainer::stop_when`](crate::Trainer::stop_when) that SIGINT and SIGTERM set. The run then finishes its step, saves a
+/// checkpoint, and returns its summary. A second signal ends the process at once. A terminal and a launcher may both send the first, so
+/// the second counts from a second later on. To be called once.
+///
+/// # Errors
+/// If the system refuses.
+pub fn stop_on_signals() -> Result<Arc<AtomicBool>> {
+    let stop = Arc::new(AtomicBool::new(false));
+    set_on_signals(&stop).map_err(|e| Error::Config(format!("train: signals: {e}")))?;
+    Ok(stop)
+}
+
+#[cfg(unix)]
+fn set_on_signals(stop: &Arc<AtomicBool>) -> std::io::Result<()> {
+    use std::sync::atomic::Ordering;
+    use std::time::{Duration, Instant};
+
+    use signal_hook::consts::{SIGINT, SIGTERM};
+
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
+    let stop = stop.clone();
+    let mut first: Option<Instant> = None;
+    let hear = move || {
+        for signal in signals.forever() {
+            match first {
+                Some(first) if first.elapsed() > Duration::from_secs(1) => std::process::exit(128 + signal),
+                Some(_) => {}
+                None => {
+                    first = Some(Instant::now());
+                    stop.store(true, Ordering::Relaxed);
+                    let again = if signal == SIGINT { "; press Ctrl-C again to quit at once" } else { "" };
+                    eprintln!("\nsaving after this step{again}");
+                }
+            }
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(hear).map(drop)
+}
+
+#[cfg(not(unix))]
+fn set_on_signals(stop: &Arc<AtomicBool>) -> std::io::Result<()> {
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        signal_hook::flag::register_conditional_shutdown(signal, 128 + signal, stop.clone())?;
+        signal_hook::flag::register(signal, stop.clone())?;
+    }
+    Ok(())
+}

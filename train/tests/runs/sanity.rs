@@ -1,0 +1,150 @@
+//! Runs that lose their mind: numbers that are not finite are found at their step and traced to rank, micro-batch and parameter; no checkpoint
+//! holds them.
+
+use phalanx_nn::Parameters;
+use phalanx_tensor::Context;
+use phalanx_train::{Settings, checkpoints};
+
+use super::*;
+
+/// A run of rows of four numbers under a layout, whose loss is changed by `spoil`.
+fn of_rows(
+    config: Config,
+    spoil: impl Fn(&Var) -> Result<Var> + Clone + Send + Sync + 'static,
+    told: &Told,
+) -> Result<Summary> {
+    let x: Vec<f32> = (0..256).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect();
+    let x = Tensor::from_slice(&x, &[64, 4], Device::CPU)?;
+    let layers = || {
+        let hidden = |from, to| LinearConfig::new(from, to);
+        SequentialConfig::new().with(hidden(4, 8)).with(Relu).with(hidden(8, 8)).with(hidden(8, 1))
+    };
+    let trainer = Trainer::new(config).data(TensorDataset::new(vec![x])?).callback(told.clone());
+    trainer.run_layers(layers, move |y, batch| {
+        let [x] = batch.vars()?;
+        spoil(&y.sub(&x.narrow(1, 0, 1)?)?.square()?.mean_all()?)
+    })
+}
+
+fn rows(layout: Layout, zero: u8) -> Config {
+    Config { validate_every: 0, batch: 8, ..config(layout, zero) }
+}
+
+/// Whether this is the pass of rows 6 and 7 in the fourth step.
+fn is_spoilt() -> bool {
+    let context = Context::current();
+    (context.rng.step, context.batch_offset) == (3, 6)
+}
+
+/// The cases: a loss that is no number, and a loss whose gradient alone is none (that of a root at 0).
+#[test]
+fn numbers_that_are_not_finite_are_traced_to_rank_micro_batch_parameter_and_layer() {
+    let layout = |dp, pp, micro_batches| Layout { dp, pp, micro_batches, ..Layout::default() };
+    let cases = [
+        (layout(2, 1, 2), 0, "micro-batch 1 of rank 1", 1),
+        (layout(2, 1, 2), 3, "micro-batch 1 of rank 1", 1),
+        (layout(1, 2, 4), 0, "micro-batch 3 of rank 1", 0),
+        (layout(1, 1, 4), 0, "micro-batch 3 of rank 0", 0),
+    ];
+    for (layout, zero, place, of_gradients) in cases {
+        let case = format!("{layout:?}, ZeRO {zero}");
+        let odd_loss = |loss: &Var| Ok(loss.mul_scalar(if is_spoilt() { f64::NAN } else { 1.0 })?);
+        let error = of_rows(rows(layout.clone(), zero), odd_loss, &Told::default()).unwrap_err().to_string();
+        assert!(error.contains("step 3: the loss is NaN"), "{case}: {error}");
+        assert!(error.contains(&format!("the loss of {place} (rows from 6 on) is NaN")), "{case}: {error}");
+        let odd_gradient = |loss: &Var| {
+            let root = loss.sub(&loss.mul_scalar(1.0)?)?.sqrt()?.mul_scalar(0.0)?;
+            Ok(if is_spoilt() { loss.add(&root)? } else { loss.clone() })
+        };
+        let other = of_rows(rows(layout, zero), odd_gradient, &Told::default()).unwrap_err().to_string();
+        assert!(other.contains("step 3: the loss is 0.") && other.contains("norm NaN"), "{case}: {other}");
+        let place = format!("in micro-batch {} of rank {of_gradients}", &place[12..13]);
+        for error in [error, other] {
+            let odd =
+                format!("gradients that are not finite {place}: 6, from `0.weight` (layer `0`) to `3.bias`");
+            assert!(error.contains(&odd), "{case}: {error}, wanted {odd}");
+        }
+    }
+}
+
+/// A run whose second output, which the loss does not use, has a weight of NaN from the fourth step on.
+fn with_a_hidden_nan(folder: &Folder, change: impl Fn(Config) -> Config) -> Result<Summary> {
+    let x: Vec<f32> = (0..64).map(|i| (i % 7) as f32).collect();
+    let base = rows(Layout { dp: 2, ..Layout::default() }, 0);
+    let config = Config { out: Some(folder.path().into()), steps: 4, save_every: 2, ..base };
+    let trainer = Trainer::new(change(config)).data(TensorDataset::new(vec![Tensor::from_slice(
+        &x,
+        &[16, 4],
+        Device::CPU,
+    )?])?);
+    let spoil = |run: &phalanx_train::Run| {
+        let weight = run.model().parameters()[0].tensor();
+        if run.done() == 3 {
+            phalanx_kernels::fill_(&mut weight.select(0, 1)?, f64::NAN)?;
+        }
+        Ok(None)
+    };
+    trainer.every(1, spoil).resume_if_there().run(
+        |scope| Ok(LinearConfig::new(4, 2).init(scope)?),
+        |layer, batch| {
+            let [x] = batch.vars()?;
+            Ok(layer.forward(&x)?.narrow(1, 0, 1)?.square()?.mean_all()?)
+        },
+    )
+}
+
+#[test]
+fn no_checkpoint_with_numbers_that_are_not_finite_takes_the_place_of_a_good_one() {
+    let step = |folder: &Folder| checkpoints::latest(folder.path()).unwrap().settings()["step"].clone();
+    for keep_last in [1, 2] {
+        let folder = Folder::new();
+        let error =
+            with_a_hidden_nan(&folder, |config| Config { keep_last, ..config }).unwrap_err().to_string();
+        assert!(error.contains("\"model.weight\" has numbers that are not finite"), "{error}");
+        assert_eq!(step(&folder), "2");
+        // The last good checkpoint is resumed.
+        let folder_of_two = with_a_hidden_nan(&folder, |config| Config { steps: 2, ..config });
+        assert!(folder_of_two.is_ok(), "{folder_of_two:?}");
+    }
+    let folder = Folder::new();
+    with_a_hidden_nan(&folder, |config| Config { allow_not_finite: true, ..config }).unwrap();
+    assert_eq!(step(&folder), "4");
+    let resumed =
+        |allow_not_finite| with_a_hidden_nan(&folder, |c| Config { steps: 6, allow_not_finite, ..c });
+    let error = resumed(false).unwrap_err().to_string();
+    assert!(error.contains("\"model.weight\" has numbers that are not finite"), "{error}");
+    assert_eq!(step(&folder), "4");
+    resumed(true).unwrap();
+}
+
+#[test]
+fn the_checkpoints_of_a_folder_are_listed() {
+    let folder = Folder::new();
+    let base = config(Layout::default(), 0);
+    let config =
+        Config { keep_last: 3, save_every: 4, keep_best: true, out: Some(folder.path().into()), ..base };
+    run(config, &Told::default()).unwrap();
+    std::fs::write(folder.path().join("checkpoint-00000008/checkpoint.json"), "{").unwrap();
+    let listed = checkpoints::list(folder.path());
+    let names = listed.iter().map(|one| one.path.file_name().unwrap().to_str().unwrap());
+    assert_eq!(names.collect::<Vec<_>>(), ["checkpoint-00000004", "checkpoint", "best"]);
+    assert_eq!([listed[0].step, listed[1].step], [4, 12]);
+    assert!(listed[2].best_loss.is_some_and(|loss| loss <= listed[0].best_loss.unwrap()));
+}
+
+#[test]
+fn auto_resumes_what_is_there_and_begins_anew_where_nothing_is() {
+    let folder = Folder::new();
+    let resolve = |words: &[&str]| {
+        let mut settings = Settings::new(Config::default());
+        settings.words(words.iter().map(|word| word.to_string())).unwrap();
+        settings.resolve().map(|config| config.resume)
+    };
+    let out = folder.path().to_str().unwrap();
+    assert_eq!(resolve(&["--resume", "auto", "--out", out]).unwrap(), None);
+    run(Config { steps: 2, out: Some(out.into()), ..rows(Layout::default(), 0) }, &Told::default()).unwrap();
+    assert_eq!(resolve(&["--resume", "auto", "--out", out]).unwrap(), Some(out.into()));
+    assert!(
+        resolve(&["--resume", "auto"]).unwrap_err().to_string().contains("goes on with the run in `out`")
+    );
+}
