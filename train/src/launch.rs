@@ -2,9 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use phalanx_parallel::comm::{self, Comm};
 use phalanx_parallel::launch;
 use phalanx_parallel::mesh::{Axis, Coordinates};
+use phalanx_parallel::{
+    self as parallel,
+    comm::{self, Comm},
+};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::mesh_rank::MeshRank;
@@ -95,9 +98,15 @@ fn check_nccl(config: &Config) -> Result<()> {
     Err(Error::Config("`backend` nccl: built without NCCL, wanted a build with `--features nccl`".into()))
 }
 
+/// A setting that may not have been checked yet.
+fn seconds(setting: f64) -> Duration {
+    Duration::try_from_secs_f64(setting).unwrap_or(launch::TIMEOUT)
+}
+
 /// How this process joins the others.
 fn environment(config: &Config, backend: launch::Backend) -> launch::Environment {
-    let environment = launch::Environment::new().backend(backend);
+    let (timeout, join_timeout) = (seconds(config.timeout_s), seconds(config.join_timeout_s));
+    let environment = launch::Environment::new().backend(backend).timeout(timeout).join_timeout(join_timeout);
     match config.device {
         #[cfg(feature = "nccl")]
         Device::Cuda(_) if config.backend == Some(Backend::Nccl) => environment.nccl(Default::default()),
@@ -109,7 +118,7 @@ fn environment(config: &Config, backend: launch::Backend) -> launch::Environment
 /// How the ranks of this process are started.
 fn threads(config: &Config) -> launch::Threads {
     let ranks = config.ranks();
-    let threads = launch::Threads::new(ranks);
+    let threads = launch::Threads::new(ranks).timeout(seconds(config.timeout_s));
     let threads = config.threads.map_or(threads, |each| threads.cores(each * ranks));
     match config.device {
         #[cfg(feature = "nccl")]
@@ -132,8 +141,11 @@ fn fits(config: &Config, started: usize) -> Result<()> {
 }
 
 /// The error that ended the run, or `None` if another rank reports it: ranks often fail of one cause. A lost process is reported by all
-/// others, since they may be on different machines.
+/// others, since they may be on different machines. A disagreement is reported by every rank.
 fn error_to_report(comm: &Comm, error: &Error) -> Option<String> {
+    if let Error::Parallel(parallel::Error::Disagreement(why)) = error {
+        return Some(why.clone());
+    }
     let (begin, patience) = (Instant::now(), PATIENCE * comm.rank().min(10) as u32);
     while comm.failure().is_none() && begin.elapsed() < patience {
         std::thread::sleep(PATIENCE / 20);
@@ -141,7 +153,7 @@ fn error_to_report(comm: &Comm, error: &Error) -> Option<String> {
     match comm.failure() {
         Some(failure @ comm::Error::Reported { .. }) if !failure.is_loss() => None,
         Some(failure) => Some(failure.to_string()),
-        None => Some(format!("rank {} failed: {error}", comm.rank())),
+        None => Some(comm::Error::failed(comm.rank(), &error.to_string()).to_string()),
     }
 }
 

@@ -24,6 +24,7 @@ use crate::sharded_tensor::{BoxRange, Overlap, ShardedTensor, covers};
 pub struct Checkpoint {
     pub(super) path: PathBuf,
     pub(super) index: Index,
+    checksum: u64,
 }
 
 impl Checkpoint {
@@ -42,12 +43,17 @@ impl Checkpoint {
                 return Err(file_error(&path, format!("got {there} bytes, {} were written", file.bytes)));
             }
         }
-        Ok(Checkpoint { path: path.into(), index })
+        Ok(Checkpoint { path: path.into(), index, checksum: checksum(text.as_bytes()) })
     }
 
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The checksum of the index, which has those of all blocks: equal checkpoints have equal ones.
+    pub fn checksum(&self) -> u64 {
+        self.checksum
     }
 
     /// The settings of the run that were saved.

@@ -93,6 +93,14 @@ impl Error {
         Error::Invalid { op, why: why.into() }
     }
 
+    /// The failure of a rank. If the cause is the failure of some rank already, because every rank has heard of it, it is that.
+    pub fn failed(rank: usize, cause: &str) -> Error {
+        let named = cause.strip_prefix("rank ").and_then(|rest| rest.split_once(" failed: "));
+        let named = named.and_then(|(number, cause)| Some((number.parse().ok()?, cause)));
+        let (rank, cause) = named.unwrap_or((rank, cause));
+        Error::Failed { rank, cause: cause.into() }
+    }
+
     /// Whether a process was lost, by whatever path this rank learned of it.
     pub fn is_loss(&self) -> bool {
         match self {
@@ -120,6 +128,12 @@ impl Error {
     }
 }
 
+/// Ranks by their numbers: `rank 1`, `ranks 0, 2`.
+pub(crate) fn name_ranks(ranks: &[usize]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
+}
+
 /// The message, so that a program that ends with an error shows it.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -130,6 +144,14 @@ impl fmt::Debug for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failure_names_the_rank_that_failed_once() {
+        let once = Error::failed(1, "no such file").to_string();
+        assert_eq!(once, "rank 1 failed: no such file");
+        assert_eq!(Error::failed(0, &once).to_string(), once);
+        assert_eq!(Error::failed(0, "rank x failed: y").to_string(), "rank 0 failed: rank x failed: y");
+    }
 
     #[test]
     fn a_loss_is_one_whichever_rank_reports_it() {

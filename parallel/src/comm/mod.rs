@@ -33,6 +33,7 @@ pub(crate) mod wire;
 
 pub use call::{Call, Observed, Observer};
 pub use communicator::{Comm, Communicator, Traffic};
+pub(crate) use error::name_ranks;
 pub use error::{Error, Result};
 pub use meta::meta;
 #[cfg(feature = "nccl")]

@@ -11,6 +11,7 @@ use phalanx_tensor::Context;
 
 use super::Layout;
 use crate::Result;
+use crate::agreement::same_weights;
 use crate::data_parallel::{DataParallel, NoSync};
 use crate::mesh::{Axis, Groups};
 use crate::pipeline::ranks::{Chunks, Spec, Stages};
@@ -120,7 +121,11 @@ fn cut(
     weights: Option<&Path>,
 ) -> Result<Box<dyn StagedModel>> {
     let schedule = layout.schedule()?;
-    weights.map_or(Ok(()), |folder| check_size(config, folder))?;
+    if let Some(folder) = weights {
+        check_size(config, folder)?;
+        // Parts of different models would fit together. Replicas get the first one's weights, but all should hear of it.
+        same_weights(&[groups.model(), groups.along(Axis::Dp)], folder)?;
+    }
     let mut model =
         Chunks::build(config, &Arc::new(layers), scope, &schedule, groups.along(Axis::Pp).rank())?;
     if let Some(folder) = weights {

@@ -10,7 +10,7 @@ use phalanx_tensor::Device;
 
 use super::devices::{Cores, RankDevices};
 use super::rendezvous::{Master, rendezvous};
-use super::{Rank, TIMEOUT};
+use super::{JOIN_TIMEOUT, Rank, TIMEOUT};
 use crate::catch_panic::catch_panic;
 use crate::comm::wire::tcp::Tcp;
 use crate::comm::wire::{Process, Wire, connect};
@@ -48,6 +48,7 @@ pub struct Environment {
     worker: Option<WorkerEnv>,
     backend: Backend,
     timeout: Duration,
+    join_timeout: Option<Duration>,
     cores: Option<usize>,
     devices: RankDevices,
 }
@@ -58,6 +59,7 @@ impl Default for Environment {
             worker: None,
             backend: Backend::Tcp,
             timeout: TIMEOUT,
+            join_timeout: None,
             cores: None,
             devices: RankDevices::Cpu,
         }
@@ -83,9 +85,15 @@ impl Environment {
         self
     }
 
-    /// How long ranks wait for each other ([`TIMEOUT`] unless set), at the start as well.
+    /// How long ranks wait for each other in a collective or a transfer ([`TIMEOUT`] unless set).
     pub fn timeout(mut self, timeout: Duration) -> Environment {
         self.timeout = timeout;
+        self
+    }
+
+    /// How long processes wait for each other at the start. Unless set it is [`JOIN_TIMEOUT`], or the other timeout if that is shorter.
+    pub fn join_timeout(mut self, timeout: Duration) -> Environment {
+        self.join_timeout = Some(timeout);
         self
     }
 
@@ -148,7 +156,8 @@ impl Environment {
         let told = events.clone();
         match self.backend {
             Backend::Tcp => {
-                let sockets = rendezvous(rank, size, &master, timeout)?;
+                let join_timeout = self.join_timeout.unwrap_or(timeout.min(JOIN_TIMEOUT));
+                let sockets = rendezvous(rank, size, &master, join_timeout)?;
                 let wire =
                     Tcp::new(sockets, &told).map_err(|e| Error::Launch(format!("rank {rank}: {e}")))?;
                 connect((rank, size), timeout, (events, heard), move || Ok(Box::new(wire) as Box<dyn Wire>))
