@@ -17,7 +17,12 @@
 
 mod devices;
 mod environment;
+mod handshake;
+mod master;
+mod reception;
 mod rendezvous;
+#[cfg(test)]
+mod tests;
 mod threads;
 
 use std::time::Duration;
