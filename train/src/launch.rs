@@ -27,6 +27,7 @@ pub fn start<T>(
     tell: impl FnOnce(&str),
     f: impl FnOnce(Option<&launch::Rank>) -> Result<T>,
 ) -> Result<T> {
+    outlive_full_quotas();
     let backend = backend(config)?;
     // Finds out whether the device exists.
     Tensor::empty(&[0], DType::F32, config.device)
@@ -51,6 +52,19 @@ pub fn start<T>(
         }
         (None, comm) => comm.into(),
     })
+}
+
+/// A write beyond the limit of a file's size (`ulimit -f`) is an error that is reported, where the system would end the process without
+/// a word.
+fn outlive_full_quotas() {
+    #[cfg(unix)]
+    {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        // A signal that is handled ends nothing. Where the handler cannot be set, all is as before.
+        ONCE.call_once(|| {
+            drop(signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Default::default()))
+        });
+    }
 }
 
 /// How processes communicate; `None` if all ranks are in this process.

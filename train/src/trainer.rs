@@ -20,6 +20,7 @@ use phalanx_tensor::unpoisoned;
 
 use crate::callback::Callback;
 use crate::data::{Data, Dataset, Samples, Shuffled};
+use crate::folder_lock::FolderLock;
 use crate::identity::{facts, fingerprint};
 use crate::launch::{ranks, start};
 use crate::mesh_rank::MeshRank;
@@ -373,6 +374,10 @@ impl Trainer {
         );
         let run = |process: Option<&Rank>| {
             let processes = process.map(Rank::comm);
+            let is_first = processes.is_none_or(|comm| comm.rank() == 0);
+            let written = config.folder().filter(|_| is_first && !config.device.is_meta());
+            // Until the run has ended.
+            let _lock = written.map(FolderLock::take).transpose()?;
             if let Some(comm) = processes {
                 agree(comm, &facts(config, &identity))?;
                 // The configuration has settings without a key too, and the trainer has more than the configuration.

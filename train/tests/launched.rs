@@ -168,6 +168,38 @@ fn ranks_that_resume_different_checkpoints_are_refused() {
 }
 
 #[test]
+fn a_folder_in_use_is_refused_by_the_name_of_the_process_that_has_it() {
+    let folder = Folder::new("locked");
+    let out = rank(format!("--out {}", folder.path("run")));
+    let mut first = rank(format!("{} --steps 100000000", out.flags)).start(0, 1, free_port());
+    let (end, lock) = (Instant::now() + Duration::from_secs(20), folder.0.join("run/.lock"));
+    while fs::read_to_string(&lock).unwrap_or_default().is_empty() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let wanted = format!("is in use by process {} on ", first.id());
+    let refused = outcomes(&[out.clone()]).remove(0);
+    assert!(refused.contains(&wanted), "{refused}");
+    // A dead process keeps out none.
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert!(lock.exists());
+    assert_eq!(outcomes(&[out]), ["well"]);
+    assert!(!lock.exists());
+}
+
+/// The system's limit of a file's size, in place of a full disk.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_file_beyond_its_limit_is_an_error_of_its_rank() {
+    let folder = Folder::new("quota");
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -f 8; exec \"$0\" child --exact --ignored --nocapture"]);
+    command.arg(std::env::current_exe().unwrap()).env("FLAGS", format!("--out {}", folder.path("run")));
+    let said = ended(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    assert!(said.contains("with: ") && said.contains("File too large"), "{said}");
+}
+
+#[test]
 fn ranks_that_begin_with_different_weights_are_refused_under_every_axis() {
     let folder = Folder::new("weights");
     for (name, seed) in [("a", 1), ("copy", 1), ("b", 2)] {
