@@ -135,5 +135,6 @@ fn complain(error: &str) {
         _ => part.to_string(),
     };
     let error: String = error.split('`').enumerate().map(part).collect();
-    eprintln!("gpt: {}", error.replace('\n', " "));
+    // In one write, so that lines of several ranks do not mix.
+    let _ = std::io::stderr().write_all(format!("gpt: {}\n", error.replace('\n', " ")).as_bytes());
 }

@@ -11,7 +11,13 @@ mod logs;
 mod options;
 mod ranks;
 
+use std::io::Write;
 use std::process::ExitCode;
+
+/// Prints a line in one write, so that it does not mix with those of ranks.
+fn say(line: &str) {
+    let _ = std::io::stderr().write_all(format!("phalanx-launch: {line}\n").as_bytes());
+}
 
 /// The exit code of a command line that makes no sense.
 const USAGE: u8 = 2;
@@ -24,14 +30,14 @@ fn main() -> ExitCode {
             return ExitCode::SUCCESS;
         }
         Err(options::Stop::Wrong(why)) => {
-            eprintln!("phalanx-launch: {why}; see phalanx-launch --help");
+            say(&format!("{why}; see phalanx-launch --help"));
             return ExitCode::from(USAGE);
         }
     };
     match ranks::run(&options) {
         Ok(code) => ExitCode::from(code),
         Err(why) => {
-            eprintln!("phalanx-launch: {why}");
+            say(&why);
             ExitCode::FAILURE
         }
     }

@@ -36,6 +36,8 @@ pub(crate) struct Options {
     pub(crate) master: (String, u16),
     /// The URL of a file in which rank 0 says where it listens.
     pub(crate) rendezvous: Option<String>,
+    /// By which the ranks know each other: a new one, unless there are several machines or the environment has one.
+    pub(crate) secret: Option<String>,
     pub(crate) log_dir: Option<PathBuf>,
     /// Whether the ranks' output goes to the terminal.
     pub(crate) prints: bool,
@@ -109,6 +111,9 @@ impl Options {
             None if nodes > 1 => PORT,
             None => free_port()?,
         };
+        let has_secret =
+            ["PHALANX_SECRET", "PHALANX_SECRET_FILE"].iter().any(|name| std::env::var_os(name).is_some());
+        let secret = if nodes == 1 && !has_secret { Some(secret()?) } else { None };
         let master = (address.unwrap_or_else(|| "127.0.0.1".into()), port);
         let arguments = parser.raw_args()?.collect();
         Ok(Options {
@@ -117,6 +122,7 @@ impl Options {
             node_rank,
             master,
             rendezvous,
+            secret,
             log_dir,
             prints,
             grace,
@@ -143,6 +149,7 @@ impl Options {
             ("MASTER_PORT", self.master.1.to_string()),
         ];
         variables.extend(self.rendezvous.clone().map(|url| ("PHALANX_RENDEZVOUS", url)));
+        variables.extend(self.secret.clone().map(|secret| ("PHALANX_SECRET", secret)));
         variables
     }
 }
@@ -167,6 +174,13 @@ fn gpus(folder: &Path) -> Result<usize, Stop> {
         0 => wrong(format!("got --nproc-per-node gpu, but there is no NVIDIA GPU in {}", folder.display())),
         count => Ok(count),
     }
+}
+
+/// 128 random bits as text.
+fn secret() -> Result<String, Stop> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).map_err(|error| Stop::Wrong(format!("no random numbers: {error}")))?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
 fn free_port() -> Result<u16, Stop> {
@@ -208,6 +222,18 @@ mod tests {
         ] {
             assert!(variables.contains(&(name, value.into())), "{name} in {variables:?}");
         }
+    }
+
+    #[test]
+    fn the_ranks_of_one_machine_get_a_new_secret() {
+        let secret = |line: &str| {
+            let variables = parse(line).unwrap().variables(0);
+            variables.into_iter().find(|(name, _)| *name == "PHALANX_SECRET").map(|(_, secret)| secret)
+        };
+        let [first, second] = [secret("-n 2 gpt"), secret("-n 2 gpt")].map(Option::unwrap);
+        assert!(first.len() == 32 && first != second);
+        // Launchers of several machines could not make the same one.
+        assert_eq!(secret("--nnodes 2 --master-addr a gpt"), None);
     }
 
     #[test]

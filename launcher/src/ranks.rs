@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::logs;
 use crate::options::Options;
+use crate::say;
 
 /// How long ranks may take to end by themselves after one has failed. The ranks of Phalanx do so as soon as they miss one, and say
 /// why; a signal would keep them from saying it.
@@ -163,15 +164,13 @@ fn report(ranks: &[Rank], failed: usize, after: Duration, options: &Options) -> 
         .map(|(_, rank)| format!("rank {}: {}", rank.rank, how(rank)))
         .collect();
     let seconds = after.as_secs_f64();
-    eprintln!(
-        "phalanx-launch: rank {rank} (process {pid}) failed first: {}; the run took {seconds:.1} s",
-        how(&ranks[failed])
-    );
+    let how = how(&ranks[failed]);
+    say(&format!("rank {rank} (process {pid}) failed first: {how}; the run took {seconds:.1} s"));
     if !others.is_empty() {
-        eprintln!("phalanx-launch: then {}", others.join(", "));
+        say(&format!("then {}", others.join(", ")));
     }
     if let Some(folder) = &options.log_dir {
-        eprintln!("phalanx-launch: its output is in {}", folder.join(format!("rank{rank}")).display());
+        say(&format!("its output is in {}", folder.join(format!("rank{rank}")).display()));
     }
     if ended.is_none() { 1 } else { code(&ranks[failed]) }
 }

@@ -33,6 +33,9 @@ pub enum Error {
         /// Where.
         why: String,
     },
+    /// The ranks were given different settings, texts, checkpoints or weights. Every rank has this error.
+    #[error("{0}")]
+    Disagreement(String),
     /// Settings that do not fit each other, the ranks or the model.
     #[error("{0}")]
     Config(String),

@@ -33,6 +33,7 @@
 //! Unsafe code is denied but for `comm/wire/mpi.rs` and `comm/nccl/`, which call MPI and NCCL.
 #![deny(unsafe_code)]
 
+mod agreement;
 mod all_gather;
 mod catch_panic;
 pub mod checkpoint;
@@ -62,6 +63,7 @@ pub mod part {
     pub use crate::sharded_tensor::ShardedTensor as Part;
 }
 
+pub use agreement::{Facts, agree, digest_of};
 #[allow(deprecated)] // the old name stays importable
 pub use all_gather::{all_gather_object, tell};
 pub use error::{Error, Result};

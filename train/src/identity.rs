@@ -1,11 +1,15 @@
-//! The identity of a run: settings and a fingerprint of the data, by which a checkpoint of another run is refused.
+//! The identity of a run: settings and a fingerprint of the data, by which a checkpoint of another run is refused; and [`facts`], in
+//! which all ranks of a run must agree.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
+use phalanx_parallel::{Facts, digest_of};
 use phalanx_tensor::Tensor;
 
-use crate::Config;
+use crate::checkpoints::latest;
 use crate::data::{Data, Dataset};
+use crate::{Config, Keyed};
 
 /// The settings that change a run's numbers by more than the order of additions, which depends on the layout.
 pub(crate) fn identity(config: &Config) -> BTreeMap<String, String> {
@@ -16,6 +20,43 @@ pub(crate) fn identity(config: &Config) -> BTreeMap<String, String> {
         ("grad-dtype", config.grad_dtype().to_string()),
     ];
     pairs.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
+}
+
+/// The keys of settings that may differ between ranks, or that [`facts`] has in another form.
+const OWN: [&str; 8] = ["resume", "out", "trace", "device", "threads", "workers", "timeout", "join-timeout"];
+
+/// What decides a run's bits, and the folder into which all ranks write: ranks compare it before the first step.
+///
+/// The bits of a sum depend on the instruction set. Ranks that differ in it would update their replicas differently.
+pub(crate) fn facts(config: &Config, identity: &BTreeMap<String, String>) -> Facts {
+    let program = std::env::current_exe().and_then(|path| digest_of(&[path]));
+    let program = program.map_or_else(|e| format!("unknown: {e}"), |(digest, _)| format!("{digest:016x}"));
+    let isa = phalanx_kernels::checked_isa().map_or_else(|e| e.to_string(), |isa| isa.name().into());
+    let device = config.device.to_string();
+    let kind = device.split(':').next().unwrap_or_default();
+    let mut facts = vec![
+        ("the program".into(), format!("{} of {program}", env!("CARGO_PKG_VERSION"))),
+        ("the instruction set".into(), isa),
+        ("`device`".into(), kind.into()),
+    ];
+    let keys = Config::keys().into_iter().filter(|key| !OWN.contains(&key.name));
+    facts.extend(keys.filter_map(|key| Some((format!("`{}`", key.name), key.text(config)?))));
+    let none = || "none".to_string();
+    facts.push(("`out`".into(), config.folder().map_or_else(none, |folder| folder.display().to_string())));
+    facts.push(("the checkpoint to `resume`".into(), config.resume.as_deref().map_or_else(none, checkpoint)));
+    facts.extend(identity.iter().map(|(name, value)| (format!("`{name}`"), value.clone())));
+    facts
+}
+
+/// Which checkpoint a folder has.
+fn checkpoint(folder: &Path) -> String {
+    match latest(folder) {
+        Ok(saved) => {
+            let step = saved.settings().get("step").map_or("unknown", String::as_str);
+            format!("step {step} with the index {:016x}", saved.checksum())
+        }
+        Err(error) => format!("none ({error})"),
+    }
 }
 
 /// A fingerprint of the data: the number of a data set's items, and a hash of the first samples.

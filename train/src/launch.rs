@@ -2,9 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use phalanx_parallel::comm::{self, Comm};
 use phalanx_parallel::launch;
 use phalanx_parallel::mesh::{Axis, Coordinates};
+use phalanx_parallel::{
+    self as parallel,
+    comm::{self, Comm},
+};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::mesh_rank::MeshRank;
@@ -24,6 +27,7 @@ pub fn start<T>(
     tell: impl FnOnce(&str),
     f: impl FnOnce(Option<&launch::Rank>) -> Result<T>,
 ) -> Result<T> {
+    outlive_full_quotas();
     let backend = backend(config)?;
     // Finds out whether the device exists.
     Tensor::empty(&[0], DType::F32, config.device)
@@ -48,6 +52,19 @@ pub fn start<T>(
         }
         (None, comm) => comm.into(),
     })
+}
+
+/// A write beyond the limit of a file's size (`ulimit -f`) is an error that is reported, where the system would end the process without
+/// a word.
+fn outlive_full_quotas() {
+    #[cfg(unix)]
+    {
+        static ONCE: std::sync::Once = std::sync::Once::new();
+        // A signal that is handled ends nothing. Where the handler cannot be set, all is as before.
+        ONCE.call_once(|| {
+            drop(signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Default::default()))
+        });
+    }
 }
 
 /// How processes communicate; `None` if all ranks are in this process.
@@ -95,9 +112,15 @@ fn check_nccl(config: &Config) -> Result<()> {
     Err(Error::Config("`backend` nccl: built without NCCL, wanted a build with `--features nccl`".into()))
 }
 
+/// A setting that may not have been checked yet.
+fn seconds(setting: f64) -> Duration {
+    Duration::try_from_secs_f64(setting).unwrap_or(launch::TIMEOUT)
+}
+
 /// How this process joins the others.
 fn environment(config: &Config, backend: launch::Backend) -> launch::Environment {
-    let environment = launch::Environment::new().backend(backend);
+    let (timeout, join_timeout) = (seconds(config.timeout_s), seconds(config.join_timeout_s));
+    let environment = launch::Environment::new().backend(backend).timeout(timeout).join_timeout(join_timeout);
     match config.device {
         #[cfg(feature = "nccl")]
         Device::Cuda(_) if config.backend == Some(Backend::Nccl) => environment.nccl(Default::default()),
@@ -109,7 +132,7 @@ fn environment(config: &Config, backend: launch::Backend) -> launch::Environment
 /// How the ranks of this process are started.
 fn threads(config: &Config) -> launch::Threads {
     let ranks = config.ranks();
-    let threads = launch::Threads::new(ranks);
+    let threads = launch::Threads::new(ranks).timeout(seconds(config.timeout_s));
     let threads = config.threads.map_or(threads, |each| threads.cores(each * ranks));
     match config.device {
         #[cfg(feature = "nccl")]
@@ -132,8 +155,11 @@ fn fits(config: &Config, started: usize) -> Result<()> {
 }
 
 /// The error that ended the run, or `None` if another rank reports it: ranks often fail of one cause. A lost process is reported by all
-/// others, since they may be on different machines.
+/// others, since they may be on different machines. A disagreement is reported by every rank.
 fn error_to_report(comm: &Comm, error: &Error) -> Option<String> {
+    if let Error::Parallel(parallel::Error::Disagreement(why)) = error {
+        return Some(why.clone());
+    }
     let (begin, patience) = (Instant::now(), PATIENCE * comm.rank().min(10) as u32);
     while comm.failure().is_none() && begin.elapsed() < patience {
         std::thread::sleep(PATIENCE / 20);
@@ -141,7 +167,7 @@ fn error_to_report(comm: &Comm, error: &Error) -> Option<String> {
     match comm.failure() {
         Some(failure @ comm::Error::Reported { .. }) if !failure.is_loss() => None,
         Some(failure) => Some(failure.to_string()),
-        None => Some(format!("rank {} failed: {error}", comm.rank())),
+        None => Some(comm::Error::failed(comm.rank(), &error.to_string()).to_string()),
     }
 }
 

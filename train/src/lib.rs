@@ -32,6 +32,7 @@ pub mod checkpoints;
 mod config;
 pub mod data;
 mod error;
+mod folder_lock;
 mod former_names;
 mod identity;
 mod launch;

@@ -33,6 +33,14 @@ pub(crate) fn memory_bytes() -> Option<u64> {
     Some(line("/proc/meminfo", "MemTotal")?.strip_suffix(" kB")?.parse::<u64>().ok()? * 1024)
 }
 
+/// This machine's name in its network, if the system tells it.
+pub(crate) fn host() -> String {
+    let read = |path: &&str| std::fs::read_to_string(path).ok();
+    let file = ["/proc/sys/kernel/hostname", "/etc/hostname"].iter().find_map(read);
+    let set = || ["HOSTNAME", "COMPUTERNAME"].iter().find_map(|name| std::env::var(name).ok());
+    file.or_else(set).map_or_else(|| "this host".into(), |name| name.trim().into())
+}
+
 /// The text after the colon of the file's line that begins with `start`.
 fn line(path: &str, start: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;

@@ -4,15 +4,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use phalanx_nn::{Parameters, Scope};
-use phalanx_parallel as parallel;
 use phalanx_parallel::comm::{Comm, Observer, observed};
 use phalanx_parallel::data_parallel::{Buckets, DataParallel, Ddp, DdpConfig, SingleDevice};
 use phalanx_parallel::mesh::{Axis, Groups, Mesh};
 use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
+use phalanx_parallel::{self as parallel, agree};
 use phalanx_tensor::{DType, Device, Tensor};
 
-use crate::identity::digest;
-use crate::{Config, Error, Offload, Result};
+use crate::{Config, Offload, Result};
 
 /// The number of gradient buckets that is aimed at, and the smallest size of a bucket.
 const BUCKETS: usize = 8;
@@ -155,15 +154,9 @@ impl MeshRank {
     /// Compares a text between all ranks.
     ///
     /// # Errors
-    /// If it differs; the error names two ranks.
+    /// If it differs; the error has the texts where they differ, and the ranks that have each.
     pub fn check_equal(&self, text: &str) -> Result<()> {
-        let digests = self.all_gather((digest(text.as_bytes()) >> 12) as f64)?;
-        match digests.iter().position(|other| *other != digests[0]) {
-            None => Ok(()),
-            Some(other) => {
-                Err(Error::Config(format!("ranks 0 and {other} were given different flags or texts")))
-            }
-        }
+        Ok(agree(&self.comm, &vec![("the text".into(), text.into())])?)
     }
 
     /// The sum of a number of each rank, added in order of the ranks.

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex};
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{FlopsPerToken, RecomputeMode};
 use phalanx_nn::{Batch, Optimizer, Parameter, Parameters, Scope, SequentialConfig};
+use phalanx_parallel::agree;
 use phalanx_parallel::hybrid::StagedModel;
 use phalanx_parallel::launch::Rank;
 use phalanx_parallel::mesh::Axis;
@@ -19,7 +20,8 @@ use phalanx_tensor::unpoisoned;
 
 use crate::callback::Callback;
 use crate::data::{Data, Dataset, Samples, Shuffled};
-use crate::identity::fingerprint;
+use crate::folder_lock::FolderLock;
+use crate::identity::{facts, fingerprint};
 use crate::launch::{ranks, start};
 use crate::mesh_rank::MeshRank;
 use crate::record::Summary;
@@ -375,13 +377,25 @@ impl Trainer {
         let Trainer { config, optimizers, metrics, stop, hooks, extra_files, flops, process, .. } = self;
         let (config, optimizers, flops) = (&*config, &**optimizers, *flops);
         let (metrics, stop, hooks, extra_files) = (&*metrics, &*stop, &*hooks, &*extra_files);
+        let periods: Vec<u64> = hooks.iter().map(|(steps, _)| *steps).collect();
+        let validated = data.validation.as_ref().map(|items| items.len());
+        let more = (
+            "calls, validation rows and trace".to_string(),
+            format!("{periods:?}, {validated:?}, {}", config.trace.is_some()),
+        );
         let run = |process: Option<&Rank>| {
             let processes = process.map(Rank::comm);
+            let is_first = processes.is_none_or(|comm| comm.rank() == 0);
+            let written = config.folder().filter(|_| is_first && !config.device.is_meta());
+            // Until the run has ended.
+            let _lock = written.map(FolderLock::take).transpose()?;
+            if let Some(comm) = processes {
+                agree(comm, &facts(config, &identity))?;
+                // The configuration has settings without a key too, and the trainer has more than the configuration.
+                agree(comm, &vec![("the configuration".into(), config.in_common()), more])?;
+            }
             let trace = Trace::new(config, processes)?;
             let done = ranks(config, process, |mesh_rank| {
-                if process.is_some() {
-                    mesh_rank.check_equal(&format!("{}{identity:?}", config.in_common()))?;
-                }
                 let rank_trace = trace.rank(mesh_rank.rank());
                 let mesh_rank = mesh_rank.observed(rank_trace.observer())?;
                 let model = part(&mesh_rank)?;

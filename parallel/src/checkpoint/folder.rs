@@ -57,6 +57,11 @@ impl Folder {
         let found = |folder: &&Path| folder.join(INDEX).exists();
         let folder = [&*self.path, &*self.old].into_iter().find(found).unwrap_or(&self.path);
         let path = folder.join(INDEX);
+        let kind = fs::metadata(&path).map_err(|e| file_error(&path, e))?;
+        if !kind.is_file() {
+            // A pipe, for example, would be waited for.
+            return Err(file_error(&path, "this is no file"));
+        }
         let text = fs::read_to_string(&path).map_err(|e| file_error(&path, e))?;
         Ok((folder, path, text))
     }
@@ -64,11 +69,18 @@ impl Folder {
     /// Makes the folder of a save, and removes that of a killed one.
     ///
     /// # Errors
-    /// If something else is there that is no checkpoint, or the disk refuses.
+    /// If something else is there that is no checkpoint, or has files of others, or the disk refuses.
     pub(super) fn begin(&self) -> Result<()> {
         let empty = |folder: &Path| fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
         if self.path.exists() && !self.path.join(INDEX).exists() && !empty(&self.path) {
             return Err(file_error(&self.path, "is there and is no checkpoint; it is left as it is"));
+        }
+        for leftover in [&self.saving, &self.old] {
+            if let Some(name) = foreign(leftover) {
+                let why =
+                    format!("it has {name:?}, which no checkpoint has; it is left as it is: move it away");
+                return Err(file_error(leftover, why));
+            }
         }
         let done = || -> io::Result<()> {
             if self.old.exists() {
@@ -126,6 +138,17 @@ impl Folder {
     fn remove(&self, folder: &Path) {
         let _ = fs::remove_dir_all(folder);
     }
+}
+
+/// A name in a folder that no save gives; none if there is no folder.
+fn foreign(folder: &Path) -> Option<String> {
+    let names =
+        fs::read_dir(folder).ok()?.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let is_ours = |name: &str| {
+        let number = name.strip_prefix("rank-").and_then(|rest| rest.strip_suffix(".safetensors"));
+        name == INDEX || number.is_some_and(|number| number.parse::<usize>().is_ok())
+    };
+    names.into_iter().find(|name| !is_ours(name))
 }
 
 /// Puts a folder's entries on disk.

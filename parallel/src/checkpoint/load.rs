@@ -26,6 +26,7 @@ pub struct Checkpoint {
     pub(super) path: PathBuf,
     pub(super) index: Index,
     finite: bool,
+    checksum: u64,
 }
 
 impl Checkpoint {
@@ -44,7 +45,7 @@ impl Checkpoint {
                 return Err(file_error(&path, format!("got {there} bytes, {} were written", file.bytes)));
             }
         }
-        Ok(Checkpoint { path: path.into(), index, finite: false })
+        Ok(Checkpoint { path: path.into(), index, finite: false, checksum: checksum(text.as_bytes()) })
     }
 
     /// Whether tensors are refused that have NaN or infinity in a parameter or an optimizer's state, or NaN in a buffer.
@@ -56,6 +57,11 @@ impl Checkpoint {
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The checksum of the index, which has those of all blocks: equal checkpoints have equal ones.
+    pub fn checksum(&self) -> u64 {
+        self.checksum
     }
 
     /// The settings of the run that were saved.

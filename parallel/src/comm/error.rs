@@ -93,6 +93,14 @@ impl Error {
         Error::Invalid { op, why: why.into() }
     }
 
+    /// The failure of a rank. If the cause is the failure of some rank already, because every rank has heard of it, it is that.
+    pub fn failed(rank: usize, cause: &str) -> Error {
+        let named = cause.strip_prefix("rank ").and_then(|rest| rest.split_once(" failed: "));
+        let named = named.and_then(|(number, cause)| Some((number.parse().ok()?, cause)));
+        let (rank, cause) = named.unwrap_or((rank, cause));
+        Error::Failed { rank, cause: cause.into() }
+    }
+
     /// Whether a process was lost, by whatever path this rank learned of it.
     pub fn is_loss(&self) -> bool {
         match self {
@@ -120,6 +128,30 @@ impl Error {
     }
 }
 
+/// Ranks by their numbers: `rank 1`, `ranks 0, 2`.
+pub(crate) fn name_ranks(ranks: &[usize]) -> String {
+    let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    format!("rank{} {}", if ranks.len() == 1 { "" } else { "s" }, numbers.join(", "))
+}
+
+/// The characters of a text from the network that are shown.
+const TEXT_MAX: usize = 4000;
+
+/// Text from the network as one line that may be printed: control characters are escaped, and what is too long is cut.
+pub(crate) fn clean(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&text[..text.len().min(4 * TEXT_MAX)]);
+    let mut line = String::new();
+    for (place, c) in text.chars().enumerate() {
+        match c {
+            _ if place == TEXT_MAX => return line + "..",
+            '\n' => line.push(' '),
+            c if c.is_control() => line.extend(c.escape_default()),
+            c => line.push(c),
+        }
+    }
+    line
+}
+
 /// The message, so that a program that ends with an error shows it.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -130,6 +162,20 @@ impl fmt::Debug for Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn text_from_the_network_is_one_line_of_a_bounded_length() {
+        assert_eq!(clean(b"a\nb\x1b[2J\xff\r"), "a b\\u{1b}[2J\u{fffd}\\r");
+        assert_eq!(clean(&vec![b'x'; 1 << 20]).len(), TEXT_MAX + 2);
+    }
+
+    #[test]
+    fn a_failure_names_the_rank_that_failed_once() {
+        let once = Error::failed(1, "no such file").to_string();
+        assert_eq!(once, "rank 1 failed: no such file");
+        assert_eq!(Error::failed(0, &once).to_string(), once);
+        assert_eq!(Error::failed(0, "rank x failed: y").to_string(), "rank 0 failed: rank x failed: y");
+    }
 
     #[test]
     fn a_loss_is_one_whichever_rank_reports_it() {

@@ -10,6 +10,7 @@ use phalanx_nn::{Batch, LayerFactory, OneDevice, Parameter, Parameters, Scope};
 use phalanx_tensor::Context;
 
 use super::Layout;
+use crate::agreement::same_weights;
 use crate::data_parallel::{DataParallel, NoSync};
 use crate::mesh::{Axis, Groups};
 use crate::pipeline::ranks::{Chunks, SkipRoute, Spec, Stages, split_blocks};
@@ -154,7 +155,11 @@ fn cut(
     weights: Option<&Path>,
 ) -> Result<Box<dyn StagedModel>> {
     let schedule = layout.schedule()?;
-    weights.map_or(Ok(()), |folder| check_size(config, folder))?;
+    if let Some(folder) = weights {
+        check_size(config, folder)?;
+        // Parts of different models would fit together. Replicas get the first one's weights, but all should hear of it.
+        same_weights(&[groups.model(), groups.along(Axis::Dp)], folder)?;
+    }
     let rank = groups.along(Axis::Pp).rank();
     let placed = match &layout.plan {
         Some(plan) => plan.decoder_stages(config.layers())?,

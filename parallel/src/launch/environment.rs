@@ -9,8 +9,10 @@ use std::time::Duration;
 use phalanx_tensor::Device;
 
 use super::devices::{Cores, RankDevices};
-use super::rendezvous::{Master, rendezvous};
-use super::{Rank, TIMEOUT};
+use super::handshake::Credentials;
+use super::master::Master;
+use super::rendezvous::rendezvous;
+use super::{JOIN_TIMEOUT, Rank, TIMEOUT};
 use crate::catch_panic::catch_panic;
 use crate::comm::wire::tcp::Tcp;
 use crate::comm::wire::{Process, Wire, connect};
@@ -42,12 +44,15 @@ pub enum Backend {
 /// How this process joins a run whose processes were started by `mpirun`, `srun`, `torchrun` or anything that sets
 /// `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as `phalanx-launch` does. Without any it is a run of one rank.
 ///
-/// Sockets are neither encrypted nor authenticated: any process that reaches rank 0's port while ranks are awaited can join.
+/// If `PHALANX_SECRET` is set, or `PHALANX_SECRET_FILE` names a file that has it, processes prove to each other that they know it
+/// before they meet; `phalanx-launch` sets one. `PHALANX_JOB` names the run, so that two runs on one port do not mix. What is sent
+/// afterwards is neither encrypted nor authenticated: use it inside a network that you trust.
 #[derive(Clone, Debug)]
 pub struct Environment {
     worker: Option<WorkerEnv>,
     backend: Backend,
     timeout: Duration,
+    join_timeout: Option<Duration>,
     cores: Option<usize>,
     devices: RankDevices,
 }
@@ -58,6 +63,7 @@ impl Default for Environment {
             worker: None,
             backend: Backend::Tcp,
             timeout: TIMEOUT,
+            join_timeout: None,
             cores: None,
             devices: RankDevices::Cpu,
         }
@@ -73,7 +79,8 @@ impl Environment {
     /// As rank `rank` of `size` on this machine, meeting at port `port` of it, whatever the environment says.
     pub fn local(mut self, rank: usize, size: usize, port: u16) -> Environment {
         let (local_rank, local_size, master) = (rank, size, Master::Address("127.0.0.1".into(), port));
-        self.worker = Some(WorkerEnv { rank, size, local_rank, local_size, master });
+        let known = Credentials::default();
+        self.worker = Some(WorkerEnv { rank, size, local_rank, local_size, master, known });
         self
     }
 
@@ -83,9 +90,15 @@ impl Environment {
         self
     }
 
-    /// How long ranks wait for each other ([`TIMEOUT`] unless set), at the start as well.
+    /// How long ranks wait for each other in a collective or a transfer ([`TIMEOUT`] unless set).
     pub fn timeout(mut self, timeout: Duration) -> Environment {
         self.timeout = timeout;
+        self
+    }
+
+    /// How long processes wait for each other at the start. Unless set it is [`JOIN_TIMEOUT`], or the other timeout if that is shorter.
+    pub fn join_timeout(mut self, timeout: Duration) -> Environment {
+        self.join_timeout = Some(timeout);
         self
     }
 
@@ -142,13 +155,14 @@ impl Environment {
     }
 
     fn join(self, worker: WorkerEnv) -> Result<(Process, Comm)> {
-        let WorkerEnv { rank, size, master, .. } = worker;
+        let WorkerEnv { rank, size, master, known, .. } = worker;
         let timeout = self.timeout;
         let (events, heard) = channel();
         let told = events.clone();
         match self.backend {
             Backend::Tcp => {
-                let sockets = rendezvous(rank, size, &master, timeout)?;
+                let join_timeout = self.join_timeout.unwrap_or(timeout.min(JOIN_TIMEOUT));
+                let sockets = rendezvous((rank, size), &master, &known, join_timeout)?;
                 let wire =
                     Tcp::new(sockets, &told).map_err(|e| Error::Launch(format!("rank {rank}: {e}")))?;
                 connect((rank, size), timeout, (events, heard), move || Ok(Box::new(wire) as Box<dyn Wire>))
@@ -173,6 +187,8 @@ pub(super) struct WorkerEnv {
     pub(super) local_size: usize,
     /// Where rank 0 listens.
     pub(super) master: Master,
+    /// By which the processes of the run know each other.
+    pub(super) known: Credentials,
 }
 
 /// Names of the rank, the number of ranks, and the same on this machine: torchrun's, Open MPI's, MPICH's and Intel's,
@@ -189,6 +205,9 @@ const NAMES: [[&str; 4]; 4] = [
     ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"],
 ];
 
+/// Ranks at most. Each has a socket to every other.
+const SIZE_MAX: usize = 65_535;
+
 /// Where rank 0 listens unless told otherwise.
 const PORT: u16 = 29_500;
 
@@ -200,8 +219,8 @@ impl WorkerEnv {
     pub(super) fn find(variable: impl Fn(&str) -> Option<String>) -> Result<WorkerEnv> {
         let number = |name: &str| number(&variable, name);
         let Some(names) = WorkerEnv::names(&variable) else {
-            let master = Master::Address("127.0.0.1".into(), PORT);
-            return Ok(WorkerEnv { rank: 0, size: 1, local_rank: 0, local_size: 1, master });
+            let (master, known) = (Master::Address("127.0.0.1".into(), PORT), Credentials::default());
+            return Ok(WorkerEnv { rank: 0, size: 1, local_rank: 0, local_size: 1, master, known });
         };
         let (rank, size) = (number(names[0])?.unwrap_or(0), number(names[1])?.unwrap_or(1));
         let local_size = number(names[3])?.filter(|&n| n > 0 && n <= size);
@@ -212,7 +231,8 @@ impl WorkerEnv {
         };
         let local_size = local_size.unwrap_or(size);
         let local_rank = local_rank.unwrap_or(rank % local_size.max(1));
-        WorkerEnv { rank, size, local_rank, local_size, master }.checked()
+        let known = Credentials::find(&variable)?;
+        WorkerEnv { rank, size, local_rank, local_size, master, known }.checked()
     }
 
     /// Whether a launcher has named a rank.
@@ -224,10 +244,16 @@ impl WorkerEnv {
         NAMES.iter().find(|names| variable(names[0]).is_some() && variable(names[1]).is_some())
     }
 
-    /// Itself, if the rank is below the size.
+    /// Itself, if there are not too many ranks and the rank is below their number.
     pub(super) fn checked(self) -> Result<WorkerEnv> {
-        let why = || Error::Launch(format!("got rank {} of {}, wanted one below that", self.rank, self.size));
-        if self.rank < self.size { Ok(self) } else { Err(why()) }
+        let WorkerEnv { rank, size, .. } = self;
+        match rank < size {
+            _ if size > SIZE_MAX => {
+                Err(Error::Launch(format!("got {size} ranks (WORLD_SIZE), wanted at most {SIZE_MAX}")))
+            }
+            true => Ok(self),
+            false => Err(Error::Launch(format!("got rank {rank} of {size}, wanted one below that"))),
+        }
     }
 }
 
@@ -249,8 +275,11 @@ fn address(variable: &impl Fn(&str) -> Option<String>, one_machine: bool) -> Res
         }
     };
     let port = number(variable, "MASTER_PORT")?.unwrap_or(PORT.into());
-    let wrong = |_| Error::Launch(format!("got MASTER_PORT={port}, wanted a number below 65536"));
-    Ok(Master::Address(address, u16::try_from(port).map_err(wrong)?))
+    let wrong = || Error::Launch(format!("got MASTER_PORT={port}, wanted a number from 1 to 65535"));
+    let port = u16::try_from(port).ok().filter(|port| *port > 0).ok_or_else(wrong)?;
+    // An address of IPv6 may be in brackets, as it is beside a port.
+    let bare = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).map(String::from);
+    Ok(Master::Address(bare.unwrap_or(address), port))
 }
 
 /// The file of a URL.
@@ -269,8 +298,8 @@ mod tests {
     }
 
     fn worker(rank: usize, size: usize, local: (usize, usize), master: (&str, u16)) -> WorkerEnv {
-        let master = Master::Address(master.0.into(), master.1);
-        WorkerEnv { rank, size, local_rank: local.0, local_size: local.1, master }
+        let (master, known) = (Master::Address(master.0.into(), master.1), Credentials::default());
+        WorkerEnv { rank, size, local_rank: local.0, local_size: local.1, master, known }
     }
 
     #[test]
@@ -301,6 +330,33 @@ mod tests {
         let error = |variables: &[(&str, &str)]| find(variables).unwrap_err().to_string();
         assert!(error(&[("RANK", "x"), ("WORLD_SIZE", "2")]).contains("RANK=x"));
         assert!(error(&[("RANK", "2"), ("WORLD_SIZE", "2")]).contains("rank 2 of 2"));
+        let of = |size| error(&[("RANK", "0"), ("WORLD_SIZE", size)]);
+        assert!(
+            of("18446744073709551615")
+                .contains("18446744073709551615 ranks (WORLD_SIZE), wanted at most 65535")
+        );
+        assert!(of("100000000").contains("wanted at most 65535"));
+        let alone = [("RANK", "0"), ("WORLD_SIZE", "2")];
+        let more = |more: &[(&'static str, &'static str)]| find(&[&alone[..], more].concat());
+        assert!(
+            more(&[("MASTER_PORT", "0")])
+                .unwrap_err()
+                .to_string()
+                .contains("MASTER_PORT=0, wanted a number from 1")
+        );
+        let six = more(&[("MASTER_ADDR", "[::1]"), ("MASTER_PORT", "5")]).unwrap().master;
+        assert_eq!((six.to_string(), six), ("[::1]:5".into(), Master::Address("::1".into(), 5)));
+        for (variables, wanted) in [
+            (&[("PHALANX_SECRET", " ")][..], "PHALANX_SECRET is empty"),
+            (&[("PHALANX_SECRET", "a"), ("PHALANX_SECRET_FILE", "b")], "wanted one of them"),
+            (&[("PHALANX_SECRET_FILE", "/nowhere/secret")], "PHALANX_SECRET_FILE=/nowhere/secret: "),
+        ] {
+            let error = more(variables).unwrap_err().to_string();
+            assert!(error.contains(wanted), "{error}");
+        }
+        let known = more(&[("PHALANX_SECRET", "abc\n"), ("TORCHELASTIC_RUN_ID", "7")]).unwrap().known;
+        assert_eq!(known, Credentials { secret: "abc".into(), job: "7".into() });
+        assert!(!format!("{known:?}").contains("abc"));
         let apart = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")];
         assert!(error(&apart).contains("MASTER_ADDR"));
         let by_file = |url| find(&[&apart[..], &[("PHALANX_RENDEZVOUS", url)]].concat());

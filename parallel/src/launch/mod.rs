@@ -17,7 +17,12 @@
 
 mod devices;
 mod environment;
+mod handshake;
+mod master;
+mod reception;
 mod rendezvous;
+#[cfg(test)]
+mod tests;
 mod threads;
 
 use std::time::Duration;
@@ -29,8 +34,11 @@ use crate::comm::Comm;
 pub use environment::{Backend, Environment, environment, is_launched};
 pub use threads::{Threads, threads};
 
-/// How long ranks wait for each other unless told otherwise.
-pub const TIMEOUT: Duration = Duration::from_secs(600);
+/// How long ranks wait for each other in a collective unless told otherwise. One of them may write a model to a slow disk meanwhile.
+pub const TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How long processes wait for each other at the start unless told otherwise.
+pub const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// One rank of a run: its communicator with all others, and its device.
 #[derive(Clone, Debug)]

@@ -1,384 +1,383 @@
 //! [`rendezvous`]: processes that know one address, or one file, find each other.
 //!
 //! ```text
-//! rank 1..   ──hello: rank, size, my port──►  rank 0, at MASTER_ADDR:MASTER_PORT, or where the file says, waits for all
-//!            ◄──addresses of all ranks──────
-//! rank r     ──hello──►  ranks 1 .. r         so that each pair has one socket
+//! rank 1..   ──handshake: my rank, my port──►  rank 0, at MASTER_ADDR:MASTER_PORT, or where the file says, waits for all
+//!            ◄──for whom it waits────────────
+//!            ◄──addresses of all ranks───────
+//! rank r     ──handshake──►  ranks 1 .. r      so that each pair has one socket
+//! rank 1..   ──ready──►      rank 0            ──go──► all
 //! ```
+//!
+//! A rank that dies before rank 0 has sent the addresses may come again. From then on until `go` its death is an error that names it.
 
-#[cfg(test)]
-#[path = "../../tests/comm/port.rs"]
-mod port;
-
-use std::fmt;
-use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs, UdpSocket};
-use std::path::{Path, PathBuf};
+use std::cell::Cell;
+use std::io::{self, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use phalanx_tensor::io::atomic;
+use socket2::{Domain, Socket, Type};
 
-use crate::comm::{Error, Result};
+use super::handshake::{CONTENT_MAX, Credentials, GREETING, Hello, Kind, PAUSE, Session, greet};
+use super::master::Master;
+use super::reception::{Arrival, Reception};
+use crate::comm::{Error, Result, clean, name_ranks};
 
-/// The first word of a hello.
-const MAGIC: u64 = u64::from_le_bytes(*b"phalanx1");
-/// Between two attempts.
-const PAUSE: Duration = Duration::from_millis(2);
-/// How long rank 0 waits for the hello of a connection, which may be no rank's.
-const GREETING: Duration = Duration::from_secs(2);
+/// The longest pause between two attempts to connect, and the longest attempt.
+const PAUSE_MAX: Duration = Duration::from_millis(100);
+const ATTEMPT: Duration = Duration::from_secs(5);
+/// Between two lines that say for whom a rank waits.
+const REPORT: Duration = Duration::from_secs(10);
+/// Bytes of an address in the table.
+const ADDRESS_MAX: usize = 64;
 
-/// Where the other ranks find rank 0.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Master {
-    /// A host and a port.
-    Address(String, u16),
-    /// A file that all ranks see. Rank 0 listens on a free port, writes its address there, and removes the file once all ranks have
-    /// come. A file that a killed run has left is replaced.
-    File(PathBuf),
-}
+/// A socket to each other rank, in order of the ranks.
+type Sockets = Vec<Option<TcpStream>>;
 
-impl fmt::Display for Master {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Master::Address(host, port) => write!(f, "{host}:{port}"),
-            Master::File(path) => write!(f, "the address in {}", path.display()),
-        }
-    }
-}
-
-impl Master {
-    /// Rank 0's socket.
-    fn listen(&self) -> io::Result<TcpListener> {
-        let path = match self {
-            Master::Address(host, port) => return TcpListener::bind((host.as_str(), *port)),
-            Master::File(path) => path,
-        };
-        let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-        let address = SocketAddr::new(own_address(), listener.local_addr()?.port());
-        atomic::write(path, |file| writeln!(file, "{address}")).map_err(io::Error::other)?;
-        Ok(listener)
-    }
-
-    /// Where rank 0 listens, as far as it has said.
-    fn addresses(&self) -> io::Result<Vec<SocketAddr>> {
-        match self {
-            Master::Address(host, port) => Ok((host.as_str(), *port).to_socket_addrs()?.collect()),
-            Master::File(path) => Ok(read_address(path).into_iter().collect()),
-        }
-    }
-
-    /// Leaves nothing for the next run.
-    fn met(&self) {
-        if let Master::File(path) = self {
-            // It may be gone.
-            let _ = std::fs::remove_file(path);
-        }
-    }
-}
-
-fn read_address(path: &Path) -> Option<SocketAddr> {
-    std::fs::read_to_string(path).ok()?.trim().parse().ok()
-}
-
-/// The address by which other machines reach this one: that of the interface which leads out of it. The loopback's if there is none.
-fn own_address() -> IpAddr {
-    // To connect a datagram socket sends nothing. The address is one that is reserved for documents (RFC 5737).
-    let found = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).and_then(|socket| {
-        socket.connect((Ipv4Addr::new(192, 0, 2, 1), 9)).and_then(|()| socket.local_addr())
-    });
-    found.map_or(Ipv4Addr::LOCALHOST.into(), |address| address.ip())
-}
-
-/// A socket to every other rank, in order, this one's own place empty. Rank 0 listens at `master`.
+/// A socket to every other rank, in order, this one's own place empty. Rank 0 listens at `master`. While ranks are missing, a line on
+/// stderr every ten seconds says which.
 ///
 /// # Errors
-/// If ranks do not come within `timeout`, named on those that did; if two say they are the same, or do not agree on
-/// their number.
+/// If ranks do not come within `timeout`, named on those that did; if two say they are the same, or do not agree on their number.
 pub(super) fn rendezvous(
-    rank: usize,
-    size: usize,
+    (rank, size): (usize, usize),
     master: &Master,
+    known: &Credentials,
     timeout: Duration,
-) -> Result<Vec<Option<TcpStream>>> {
-    if size == 1 {
-        return Ok(vec![None]);
-    }
-    let meeting = Rendezvous { rank, size, place: master.to_string(), start: Instant::now(), timeout };
-    let met = if rank == 0 { meeting.host(master) } else { meeting.visit(master) };
-    met.map_err(|error| match error {
-        Failure::Known(error) => error,
-        Failure::Io(error) => Error::Launch(format!("rank {rank} at {}: {error}", meeting.place)),
-    })
+) -> Result<Sockets> {
+    let tell = |line: &str| {
+        // In one write, so that lines of several ranks do not mix. A closed stderr is no reason to stop.
+        let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
+    };
+    Rendezvous::new((rank, size), master, known, timeout, &tell).meet()
 }
 
-/// One rank's meeting with the others.
-struct Rendezvous {
+/// One rank's part of the meeting.
+pub(super) struct Rendezvous<'a> {
     rank: usize,
     size: usize,
-    place: String,
+    master: &'a Master,
+    known: &'a Credentials,
     start: Instant,
     timeout: Duration,
+    /// The next line about missing ranks.
+    pub(super) report_at: Cell<Instant>,
+    pub(super) report_every: Duration,
+    tell: &'a dyn Fn(&str),
 }
 
-/// The ranks that have arrived, and the port on which each listens.
-type Arrivals = Vec<Option<(TcpStream, u16)>>;
-
-/// Why ranks did not meet: an error that names them, or one of a socket.
-enum Failure {
-    Known(Error),
-    Io(io::Error),
-}
-
-impl From<io::Error> for Failure {
-    fn from(error: io::Error) -> Failure {
-        Failure::Io(error)
-    }
-}
-
-fn launch<T>(why: String) -> Result<T, Failure> {
-    Err(Failure::Known(Error::Launch(why)))
-}
-
-/// A rank's first message.
-struct Hello {
-    rank: usize,
-    size: usize,
-    port: u16,
-}
-
-impl Hello {
-    fn write(&self, to: &mut TcpStream) -> io::Result<()> {
-        let words = [MAGIC, self.rank as u64, self.size as u64, self.port.into()];
-        to.write_all(&words.map(u64::to_le_bytes).concat())
+impl<'a> Rendezvous<'a> {
+    pub(super) fn new(
+        (rank, size): (usize, usize),
+        master: &'a Master,
+        known: &'a Credentials,
+        timeout: Duration,
+        tell: &'a dyn Fn(&str),
+    ) -> Rendezvous<'a> {
+        let (start, report_every) = (Instant::now(), REPORT);
+        let report_at = Cell::new(start + report_every);
+        Rendezvous { rank, size, master, known, start, timeout, report_at, report_every, tell }
     }
 
-    /// None if the connection is no rank's.
-    fn read(from: &mut TcpStream) -> Option<Hello> {
-        let mut bytes = [0; 32];
-        from.set_nonblocking(false).ok()?;
-        from.set_read_timeout(Some(GREETING)).ok()?;
-        from.read_exact(&mut bytes).ok()?;
-        from.set_read_timeout(None).ok()?;
-        let [magic, rank, size, port] = bytes.as_chunks::<8>().0 else { return None };
-        let [magic, rank, size, port] = [magic, rank, size, port].map(|word| u64::from_le_bytes(*word));
-        let port = u16::try_from(port).ok().filter(|_| magic == MAGIC)?;
-        Some(Hello { rank: rank as usize, size: size as usize, port })
+    pub(super) fn meet(&self) -> Result<Sockets> {
+        if self.size == 1 {
+            return Ok(vec![None]);
+        }
+        let met = if self.rank == 0 { self.host() } else { self.visit() };
+        let sockets = met.map_err(Error::Launch)?;
+        for socket in sockets.iter().flatten() {
+            let ready = socket.set_nonblocking(false).and_then(|()| socket.set_write_timeout(None));
+            ready.map_err(|e| Error::Launch(format!("rank {}: {e}", self.rank)))?;
+        }
+        Ok(sockets)
     }
-}
 
-/// Text with its length before it.
-fn write_text(to: &mut TcpStream, kind: u64, text: &str) -> io::Result<()> {
-    to.write_all(&[kind.to_le_bytes(), (text.len() as u64).to_le_bytes()].concat())?;
-    to.write_all(text.as_bytes())
-}
-
-fn read_text(from: &mut TcpStream) -> io::Result<(u64, String)> {
-    let mut head = [0; 16];
-    from.read_exact(&mut head)?;
-    let [kind, length] = head.as_chunks::<8>().0 else { return Err(io::ErrorKind::InvalidData.into()) };
-    let mut text = String::new();
-    from.take(u64::from_le_bytes(*length)).read_to_string(&mut text)?;
-    Ok((u64::from_le_bytes(*kind), text))
-}
-
-impl Rendezvous {
     fn left(&self) -> Option<Duration> {
         self.timeout.checked_sub(self.start.elapsed()).filter(|left| !left.is_zero())
     }
 
-    /// Collects a socket and a port from each of the `wanted` ranks.
+    fn say(&self, what: &str) {
+        (self.tell)(&format!("rank {}: {what}", self.rank));
+    }
+
+    /// Says for whom this rank waits, if it is time to. Returns whether it was.
+    fn report(&self, missing: &[usize], place: &str) -> bool {
+        let due = Instant::now() >= self.report_at.get();
+        if due {
+            self.report_at.set(Instant::now() + self.report_every);
+            let (waited, all) = (self.start.elapsed().as_secs(), seconds(self.timeout));
+            let missing = name_ranks(missing);
+            self.say(&format!("waiting for {missing} of {} at {place} ({waited} s of {all})", self.size));
+        }
+        due
+    }
+
+    /// Waits until all ranks have come that are wanted. `watch` learns every few milliseconds whether a line was due.
     fn collect(
         &self,
-        listener: &TcpListener,
-        wanted: std::ops::Range<usize>,
-    ) -> Result<Arrivals, (Failure, Arrivals)> {
-        let mut arrived: Arrivals = (0..self.size).map(|_| None).collect();
-        if let Err(error) = listener.set_nonblocking(true) {
-            return Err((error.into(), arrived));
-        }
+        reception: &mut Reception<'_>,
+        place: &str,
+        mut watch: impl FnMut(&mut Reception<'_>, bool) -> Result<(), String>,
+    ) -> Result<(), String> {
         loop {
-            let missing: Vec<usize> = wanted.clone().filter(|&rank| arrived[rank].is_none()).collect();
+            reception.step()?;
+            // Only rank 0 can take a rank again; the others hear from it.
+            for (rank, from) in if self.rank == 0 { reception.forget_gone() } else { Vec::new() } {
+                self.say(&format!(
+                    "rank {rank} at {from} has gone before all ranks had come; it may come again"
+                ));
+            }
+            let missing = reception.missing();
             if missing.is_empty() {
-                return Ok(arrived);
+                return Ok(());
             }
             if self.left().is_none() {
-                let why = format!(
-                    "ranks {missing:?} of {} did not come to {} within {} ms",
-                    self.size,
-                    self.place,
-                    self.timeout.as_millis()
-                );
-                return Err((Failure::Known(Error::Launch(why)), arrived));
+                let (missing, all) = (name_ranks(&missing), seconds(self.timeout));
+                let mut why = format!("{missing} of {} did not come to {place} within {all} s", self.size);
+                if let Some(refused) = &reception.refused {
+                    why += &format!("; {refused}");
+                }
+                if reception.strangers > 0 {
+                    why += &format!("; connections that were no ranks of this run: {}", reception.strangers);
+                }
+                return Err(why);
             }
-            let Ok((mut socket, _)) = listener.accept() else {
-                std::thread::sleep(PAUSE);
-                continue;
-            };
-            let Some(hello) = Hello::read(&mut socket) else { continue };
-            let wrong = if hello.size != self.size {
-                Some(format!(
-                    "rank {} says there are {} ranks, rank {} says {}",
-                    hello.rank, hello.size, self.rank, self.size
-                ))
-            } else if !wanted.contains(&hello.rank) || arrived[hello.rank].is_some() {
-                Some(format!("two processes say they are rank {} at {}", hello.rank, self.place))
-            } else {
-                None
-            };
-            if let Some(why) = wrong {
-                // It learns why, if it still listens.
-                let _ = write_text(&mut socket, 1, &why);
-                return Err((Failure::Known(Error::Launch(why)), arrived));
-            }
-            arrived[hello.rank] = Some((socket, hello.port));
+            let due = self.report(&missing, place);
+            watch(reception, due)?;
+            std::thread::sleep(PAUSE);
         }
     }
 
     /// Rank 0's part.
-    fn host(&self, master: &Master) -> Result<Vec<Option<TcpStream>>, Failure> {
-        let listener = master.listen()?;
-        let met = self.collect(&listener, 1..self.size);
-        master.met();
-        let mut arrived = match met {
-            Ok(arrived) => arrived,
-            Err((failure, arrived)) => {
-                if let Failure::Known(Error::Launch(why)) = &failure {
-                    arrived
-                        .into_iter()
-                        .flatten()
-                        .for_each(|(mut socket, _)| drop(write_text(&mut socket, 1, why)));
+    fn host(&self) -> Result<Sockets, String> {
+        let failed = |e: io::Error| format!("rank 0 cannot listen at {}: {e}", self.master);
+        let listener = self.master.listen().map_err(failed)?;
+        let mut reception =
+            Reception::new(listener, self.known, (0, self.size), 1..self.size).map_err(failed)?;
+        let met = self.collect(&mut reception, &self.master.to_string(), |reception, due| {
+            if due {
+                let missing: Vec<u8> =
+                    reception.missing().iter().flat_map(|&rank| (rank as u32).to_le_bytes()).collect();
+                let missing = &missing[..missing.len().min(CONTENT_MAX)];
+                for arrival in reception.arrived.iter_mut().flatten() {
+                    // A rank that has gone is found by the next look.
+                    let _ = arrival.session.send(Kind::Waiting, missing);
                 }
-                return Err(failure);
             }
-        };
+            Ok(())
+        });
+        self.master.met();
+        if let Err(why) = met.and_then(|()| self.introduce(&mut reception.arrived)) {
+            for arrival in reception.arrived.iter_mut().flatten() {
+                // It learns why, if it still listens.
+                let _ = arrival.session.send(Kind::Refused, &why.as_bytes()[..why.len().min(CONTENT_MAX)]);
+            }
+            return Err(why);
+        }
+        Ok(sockets(reception))
+    }
+
+    /// Sends every rank the addresses of all, and waits until each is connected with all others.
+    fn introduce(&self, arrived: &mut [Option<Arrival>]) -> Result<(), String> {
         let mut table = String::new();
-        for (socket, port) in arrived.iter().flatten() {
-            table += &format!("{}\n", SocketAddr::new(socket.peer_addr()?.ip(), *port));
+        for arrival in arrived.iter().flatten() {
+            table += &format!("{}\n", SocketAddr::new(arrival.from.ip(), arrival.port));
         }
-        for (socket, _) in arrived.iter_mut().flatten() {
-            write_text(socket, 0, &table)?;
+        let gone = |rank: usize| format!("rank {rank} has gone while the ranks connected with each other");
+        let ranks = arrived.iter_mut().enumerate();
+        let mut ranks: Vec<(usize, &mut Arrival)> =
+            ranks.filter_map(|(rank, place)| Some((rank, place.as_mut()?))).collect();
+        for (rank, Arrival { session, .. }) in &mut ranks {
+            let blocks = |socket: &TcpStream, blocks: bool| socket.set_nonblocking(!blocks);
+            let sent = blocks(&session.socket, true)
+                .and_then(|()| session.socket.set_write_timeout(Some(GREETING)))
+                .and_then(|()| session.send(Kind::Table, table.as_bytes()))
+                .and_then(|()| blocks(&session.socket, false));
+            sent.map_err(|_| gone(*rank))?;
         }
-        Ok(arrived.into_iter().map(|link| link.map(|(socket, _)| socket)).collect())
+        let end = Instant::now() + self.left().unwrap_or_default().max(GREETING);
+        let mut waiting: Vec<usize> = ranks.iter().map(|(rank, _)| *rank).collect();
+        while !waiting.is_empty() {
+            for (rank, Arrival { session, .. }) in &mut ranks {
+                if let Some(place) = waiting.iter().position(|other| other == rank)
+                    && let Some((Kind::Ready, _)) = session.receive(0).map_err(|_| gone(*rank))?
+                {
+                    waiting.swap_remove(place);
+                }
+            }
+            if Instant::now() > end {
+                return Err(format!("{} did not connect with all other ranks in time", name_ranks(&waiting)));
+            }
+            std::thread::sleep(PAUSE);
+        }
+        ranks
+            .into_iter()
+            .try_for_each(|(rank, arrival)| arrival.session.send(Kind::Go, &[]).map_err(|_| gone(rank)))
     }
 
     /// Every other rank's part.
-    fn visit(&self, master: &Master) -> Result<Vec<Option<TcpStream>>, Failure> {
-        let mut host = self.connect(|| master.addresses(), "rank 0")?;
-        let here: IpAddr = host.local_addr()?.ip();
-        let listener = TcpListener::bind((here, 0))?;
-        let hello = Hello { rank: self.rank, size: self.size, port: listener.local_addr()?.port() };
-        hello.write(&mut host)?;
-        // The host answers when all have arrived, or the time is over there as well.
-        host.set_read_timeout(Some(self.timeout + GREETING))?;
-        let (kind, text) = match read_text(&mut host) {
-            Ok(answer) => answer,
-            Err(error) => return launch(format!("rank 0 at {} did not answer: {error}", self.place)),
+    fn visit(&self) -> Result<Sockets, String> {
+        let mut own: Option<(IpAddr, TcpListener)> = None;
+        let (mut host, table) = loop {
+            let hello = |here: IpAddr| {
+                let listener = match own.take().filter(|(address, _)| *address == here) {
+                    Some((_, listener)) => listener,
+                    None => TcpListener::bind((here, 0))?,
+                };
+                let port = listener.local_addr()?.port();
+                own = Some((here, listener));
+                Ok(Hello { rank: self.rank, size: self.size, port })
+            };
+            let place = self.master.to_string();
+            let mut host = self.connect(0, &place, || self.master.addresses(), hello, &mut || Ok(()))?;
+            if let Some(table) = self.await_table(&mut host)? {
+                break (host, table);
+            }
+            self.say("rank 0 has gone before all ranks had come; it may come again");
         };
-        host.set_read_timeout(None)?;
-        if kind != 0 {
-            return launch(text);
+        let broken = |e: io::Error| format!("rank {}: {e}", self.rank);
+        let Some((_, listener)) = own else { return Err(format!("rank {} listens nowhere", self.rank)) };
+        let hello =
+            Hello { rank: self.rank, size: self.size, port: listener.local_addr().map_err(broken)?.port() };
+        let mut reception =
+            Reception::new(listener, self.known, (self.rank, self.size), self.rank + 1..self.size)
+                .map_err(broken)?;
+        for (rank, address) in (1..self.rank).zip(table) {
+            let watch = &mut || still_waits(&mut host).map(drop);
+            let session =
+                self.connect(rank, &address.to_string(), || Ok(vec![address]), |_| Ok(hello), watch)?;
+            reception.arrived[rank] = Some(Arrival { session, from: address, port: 0 });
         }
-        let mut sockets: Vec<Option<TcpStream>> = (0..self.size).map(|_| None).collect();
-        for (rank, address) in (1..self.rank).zip(text.lines()) {
-            let addresses = || Ok(address.to_socket_addrs()?.collect());
-            let mut socket = self.connect(addresses, &format!("rank {rank}"))?;
-            hello.write(&mut socket)?;
-            sockets[rank] = Some(socket);
+        let place = format!("rank {}", self.rank);
+        self.collect(&mut reception, &place, |_, _| still_waits(&mut host).map(drop))?;
+        host.send(Kind::Ready, &[]).map_err(|_| GONE.to_string())?;
+        let end = Instant::now() + self.timeout + GREETING;
+        while !still_waits(&mut host)? {
+            if Instant::now() > end {
+                return Err(format!("rank {}: rank 0 does not begin", self.rank));
+            }
+            std::thread::sleep(PAUSE);
         }
-        let arrived = self.collect(&listener, self.rank + 1..self.size).map_err(|(failure, _)| failure)?;
-        for (rank, link) in arrived.into_iter().enumerate().filter(|(_, link)| link.is_some()) {
-            sockets[rank] = link.map(|(socket, _)| socket);
-        }
-        sockets[0] = Some(host);
+        let mut sockets = sockets(reception);
+        sockets[0] = Some(host.socket);
         Ok(sockets)
     }
 
-    /// Tries until a process listens there.
+    /// The addresses of ranks 1 and up, once all have come; `None` if rank 0 has gone before.
+    fn await_table(&self, host: &mut Session) -> Result<Option<Vec<SocketAddr>>, String> {
+        // Rank 0 answers when all have arrived, or when the time is over there.
+        let end = Instant::now() + self.timeout + GREETING;
+        loop {
+            match host.receive(CONTENT_MAX.max(self.size * ADDRESS_MAX)) {
+                Ok(Some((Kind::Waiting, missing))) => {
+                    let ranks =
+                        missing.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word) as usize);
+                    self.report_at.set(Instant::now());
+                    self.report(&ranks.collect::<Vec<_>>(), &self.master.to_string());
+                }
+                Ok(Some((Kind::Table, table))) => {
+                    let addresses = String::from_utf8_lossy(&table).lines().map(str::parse).collect();
+                    let addresses: Result<Vec<SocketAddr>, _> = addresses;
+                    let complete = addresses.ok().filter(|all| all.len() + 1 == self.size);
+                    return complete.map(Some).ok_or("rank 0 sent no addresses of the ranks".into());
+                }
+                Ok(Some((Kind::Refused, why))) => return Err(clean(&why)),
+                Ok(Some(_)) => return Err("rank 0 answers out of order".into()),
+                Ok(None) if Instant::now() < end => std::thread::sleep(PAUSE),
+                Ok(None) => return Err(format!("rank 0 at {} did not answer", self.master)),
+                Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(error.to_string()),
+                Err(_) => return Ok(None),
+            }
+        }
+    }
+
+    /// Tries until rank `who` listens there and has accepted this one. `watch` may end that.
     fn connect(
         &self,
+        who: usize,
+        place: &str,
         addresses: impl Fn() -> io::Result<Vec<SocketAddr>>,
-        who: &str,
-    ) -> Result<TcpStream, Failure> {
+        mut hello: impl FnMut(IpAddr) -> io::Result<Hello>,
+        watch: &mut dyn FnMut() -> Result<(), String>,
+    ) -> Result<Session, String> {
+        let (mut why, mut pause) = (String::new(), PAUSE);
         loop {
             let Some(left) = self.left() else {
-                let waited = self.timeout.as_millis();
-                return launch(format!(
-                    "rank {}: {who} did not come to {} within {waited} ms",
-                    self.rank, self.place
+                let all = seconds(self.timeout);
+                return Err(format!(
+                    "rank {}: rank {who} did not come to {place} within {all} s{why}",
+                    self.rank
                 ));
             };
-            for address in addresses()? {
-                if let Ok(socket) = TcpStream::connect_timeout(&address, left) {
-                    return Ok(socket);
+            watch()?;
+            let found = addresses().unwrap_or_else(|error| {
+                why = format!(" ({error})");
+                Vec::new()
+            });
+            for address in found {
+                let dialled = dial(address, left.min(ATTEMPT)).and_then(|socket| {
+                    let hello = hello(socket.local_addr()?.ip())?;
+                    Ok((socket, hello))
+                });
+                let (socket, hello) = match dialled {
+                    Ok(dialled) => dialled,
+                    Err(error) => {
+                        why = format!(" ({error})");
+                        continue;
+                    }
+                };
+                match greet(socket, &hello, self.known, Instant::now() + left.min(2 * GREETING)) {
+                    Ok(Some(session)) => return Ok(session),
+                    Ok(None) => why = " (what listens there closes connections, or says nothing)".into(),
+                    Err(why) => {
+                        return Err(format!("rank {} came to {address} for rank {who}: {why}", self.rank));
+                    }
                 }
             }
-            std::thread::sleep(PAUSE);
+            self.report(&[who], place);
+            std::thread::sleep(pause);
+            pause = (2 * pause).min(PAUSE_MAX);
         }
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::port::free_port;
-    use super::*;
+const GONE: &str = "rank 0 has gone while the ranks connected with each other";
 
-    /// The results of the ranks that come.
-    fn meet(arrived: &[(usize, usize)], timeout_ms: u64) -> Vec<Result<usize>> {
-        meet_at(&Master::Address("127.0.0.1".into(), free_port()), arrived, timeout_ms)
+/// Whether rank 0 has said that all ranks are connected.
+///
+/// # Errors
+/// If it has given up, or is gone.
+fn still_waits(host: &mut Session) -> Result<bool, String> {
+    match host.receive(CONTENT_MAX) {
+        Ok(None) => Ok(false),
+        Ok(Some((Kind::Go, _))) => Ok(true),
+        Ok(Some((Kind::Refused, why))) => Err(clean(&why)),
+        Ok(Some(_)) => Err("rank 0 answers out of order".into()),
+        Err(_) => Err(GONE.into()),
     }
+}
 
-    fn meet_at(master: &Master, arrived: &[(usize, usize)], timeout_ms: u64) -> Vec<Result<usize>> {
-        let timeout = Duration::from_millis(timeout_ms);
-        std::thread::scope(|scope| {
-            let join = |&(rank, size)| {
-                let meet = move || rendezvous(rank, size, master, timeout);
-                scope.spawn(move || meet().map(|sockets| sockets.iter().flatten().count()))
-            };
-            let threads: Vec<_> = arrived.iter().map(join).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-        })
-    }
+fn sockets(reception: Reception<'_>) -> Sockets {
+    reception.arrived.into_iter().map(|place| place.map(|arrival| arrival.session.socket)).collect()
+}
 
-    #[test]
-    fn each_rank_gets_a_socket_to_each_other() {
-        for met in meet(&[(3, 4), (1, 4), (0, 4), (2, 4)], 20_000) {
-            assert_eq!(met.unwrap(), 3);
-        }
-    }
+fn seconds(time: Duration) -> String {
+    let seconds = time.as_secs_f64();
+    if seconds.fract() == 0.0 { format!("{seconds}") } else { format!("{seconds:.1}") }
+}
 
-    #[test]
-    fn ranks_that_do_not_come_are_named_to_those_that_did() {
-        for met in meet(&[(0, 4), (2, 4)], 2000) {
-            let error = met.unwrap_err().to_string();
-            assert!(error.contains("ranks [1, 3] of 4 did not come to 127.0.0.1:"), "{error}");
-        }
-        let error = meet(&[(1, 2)], 100).remove(0).unwrap_err().to_string();
-        assert!(error.contains("rank 0 did not come to 127.0.0.1:"), "{error}");
+/// Connects with an address. The socket has its own port before, so that it is never connected with itself, which the system does if it
+/// gives a socket the very port that it looks for.
+fn dial(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+    let any: IpAddr = match address {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.bind(&SocketAddr::new(any, 0).into())?;
+    let own = socket.local_addr()?.as_socket();
+    if own.is_some_and(|own| own.port() == address.port()) {
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, "this end got the port of the other"));
     }
-
-    #[test]
-    fn ranks_that_contradict_each_other_are_told() {
-        for met in meet(&[(0, 3), (1, 2)], 5000) {
-            let error = met.unwrap_err().to_string();
-            assert!(error.contains("rank 1 says there are 2 ranks, rank 0 says 3"), "{error}");
-        }
-        let errors = meet(&[(0, 3), (1, 3), (1, 3)], 5000);
-        assert!(errors.iter().all(|e| e.as_ref().unwrap_err().to_string().contains("say they are rank 1")));
-    }
-
-    #[test]
-    fn ranks_meet_by_a_file_even_if_a_killed_run_has_left_one() {
-        let path = std::env::temp_dir().join(format!("phalanx-rendezvous-{}", std::process::id()));
-        // A free port has no listener: a rank that reads this before rank 0 has replaced it tries again.
-        std::fs::write(&path, format!("127.0.0.1:{}\n", free_port())).unwrap();
-        for met in meet_at(&Master::File(path.clone()), &[(2, 3), (1, 3), (0, 3)], 20_000) {
-            assert_eq!(met.unwrap(), 2);
-        }
-        assert!(!path.exists(), "the file is left");
-        let error = meet_at(&Master::File(path.clone()), &[(1, 2)], 100).remove(0).unwrap_err().to_string();
-        assert!(error.contains("rank 0 did not come to the address in"), "{error}");
-        let nowhere = Master::File(path.join("nowhere"));
-        let error = meet_at(&nowhere, &[(0, 2)], 100).remove(0).unwrap_err().to_string();
-        assert!(error.contains("rank 0 at the address in") && error.contains("nowhere"), "{error}");
-    }
+    socket.connect_timeout(&address.into(), timeout)?;
+    Ok(socket.into())
 }

@@ -84,6 +84,34 @@ fn what_a_killed_save_leaves_is_no_checkpoint_and_the_next_removes_it() {
 }
 
 #[test]
+fn a_folder_that_has_the_name_of_a_half_save_keeps_the_files_of_others() {
+    let place = Place::new("foreign");
+    let (folder, half) = (place.join("saved"), place.join(".saved.saving"));
+    fs::create_dir_all(&half).unwrap();
+    fs::write(half.join("rank-0.safetensors"), "half of it").unwrap();
+    fs::write(half.join("notes.txt"), "mine").unwrap();
+    let part = || vec![ShardedTensor::whole("w", filled(1.0, 100))];
+    let write = || launch::threads(2, |rank| save(&rank, &folder, part(), &settings(1)));
+    let error = write().unwrap_err().to_string();
+    assert!(error.contains(".saved.saving") && error.contains("\"notes.txt\""), "{error}");
+    assert_eq!(fs::read_to_string(half.join("notes.txt")).unwrap(), "mine");
+    fs::remove_file(half.join("notes.txt")).unwrap();
+    write().unwrap();
+}
+
+#[test]
+#[cfg(unix)]
+fn an_index_that_is_a_pipe_is_refused_and_not_waited_for() {
+    let place = Place::new("pipe");
+    let folder = place.join("saved");
+    fs::create_dir_all(&folder).unwrap();
+    let made = std::process::Command::new("mkfifo").arg(folder.join("checkpoint.json")).status();
+    assert!(made.is_ok_and(|status| status.success()));
+    let error = Checkpoint::open(&folder).unwrap_err().to_string();
+    assert!(error.contains("checkpoint.json: this is no file"), "{error}");
+}
+
+#[test]
 fn a_tensor_that_is_written_meanwhile_is_an_error_on_every_rank() {
     let place = Place::new("written");
     let folder = place.join("saved");

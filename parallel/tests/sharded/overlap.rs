@@ -179,7 +179,7 @@ fn pass(config: &ZeroConfig, overlapping: &[Calls]) -> Vec<[Calls; 2]> {
         let told = Told {
             comm: rank.comm().clone(),
             rank: number,
-            holds: number == 1 && config.prefetch,
+            holds: number == 1 && config.prefetch.forward > 0,
             events: events.clone(),
             overlapping: overlapping.clone(),
         };
@@ -204,7 +204,7 @@ fn pass(config: &ZeroConfig, overlapping: &[Calls]) -> Vec<[Calls; 2]> {
 }
 
 fn config(stage: ZeroStage, prefetch: bool) -> ZeroConfig {
-    ZeroConfig { prefetch, reshard: Reshard::Always, ..ZeroConfig::new(stage) }
+    ZeroConfig { prefetch: prefetch.into(), reshard: Reshard::Always, ..ZeroConfig::new(stage) }
 }
 
 /// The gathers that have ended while unit number k of a pass is computed, forward and then backward: those of the units up to it, and of the

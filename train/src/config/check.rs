@@ -23,6 +23,9 @@ const RANKS_MAX: usize = 256;
 /// Threads of a rank at most.
 const THREADS_MAX: usize = 1024;
 
+/// The longest timeout: a year.
+const SECONDS_MAX: f64 = 365.0 * 86_400.0;
+
 impl Config {
     /// Refuses settings that no model can be trained with.
     ///
@@ -79,6 +82,11 @@ impl Config {
             return refuse(format!(
                 "`steps` is {steps}, and the schedule of the rate (`lr`) ends after {total}"
             ));
+        }
+        for (key, seconds) in [("timeout", self.timeout_s), ("join-timeout", self.join_timeout_s)] {
+            if !(1e-3..=SECONDS_MAX).contains(&seconds) {
+                return refuse(format!("`{key}` is {seconds}, wanted seconds from 0.001 to {SECONDS_MAX}"));
+            }
         }
         if let Some(clip) = self.clip.filter(|clip| clip.is_nan() || *clip <= 0.0) {
             return refuse(format!("`clip` is {clip}, wanted more than 0, or none"));

@@ -316,6 +316,14 @@ fn pipeline() -> Vec<Key<Config>> {
             "How ranks talk: as threads of this process, as processes that mpirun has started, or over NCCL, each with a GPU [default: threads; TCP between processes where RANK and WORLD_SIZE are set]",
             |c| &mut c.backend,
         ),
+        Key::new(
+            "timeout",
+            "Seconds that a rank waits for others in a collective, before the run ends with an error that names those that did not come",
+            |c| &mut c.timeout_s,
+        ),
+        Key::new("join-timeout", "Seconds that a process waits for the others at the start", |c| {
+            &mut c.join_timeout_s
+        }),
     ]
 }
 

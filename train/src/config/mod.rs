@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use phalanx_nn::Schedule;
 use phalanx_parallel::hybrid::Layout;
+use phalanx_parallel::launch::{JOIN_TIMEOUT, TIMEOUT};
 use phalanx_tensor::{DType, Device};
 
 /// How a run trains. The defaults are one rank on the CPU, without validation and without files. Every setting has a key, by which
@@ -49,6 +50,10 @@ pub struct Config {
     pub asynchronous: Option<Asynchronous>,
     /// How ranks communicate. If absent, they are threads of this process, or use TCP if a launcher has set `RANK` and `WORLD_SIZE`.
     pub backend: Option<Backend>,
+    /// Seconds that a rank waits for others in a collective or a transfer before the run ends with an error.
+    pub timeout_s: f64,
+    /// Seconds that a process waits for the others at the start.
+    pub join_timeout_s: f64,
     /// Whether a step of one GPU is captured as a CUDA graph.
     pub capture: bool,
     /// Threads of a rank that read data; with 0 the rank's own thread reads it.
@@ -182,6 +187,8 @@ impl Default for Config {
             chains: 1,
             asynchronous: None,
             backend: None,
+            timeout_s: TIMEOUT.as_secs_f64(),
+            join_timeout_s: JOIN_TIMEOUT.as_secs_f64(),
             capture: true,
             workers: 1,
             prefetch: 2,
@@ -232,11 +239,14 @@ impl Config {
         self.out.as_deref().or_else(|| self.resume.as_deref().map(run_folder))
     }
 
-    /// The settings that must be equal on all ranks, as text. Paths, threads and devices may differ.
+    /// The settings that must be equal on all ranks, as text. Paths, threads, devices and timeouts may differ.
     pub fn in_common(&self) -> String {
         let plan = self.layout.plan.clone().map(|plan| plan.named("plan"));
+        let Config { timeout_s, join_timeout_s, .. } = Config::default();
         let common = Config {
             layout: Layout { plan, ..self.layout.clone() },
+            timeout_s,
+            join_timeout_s,
             out: None,
             plan: None,
             rescue: None,
@@ -314,6 +324,8 @@ mod tests {
             chains: 1,
             asynchronous: None,
             backend: Some(Backend::Threads),
+            timeout_s: 2.5,
+            join_timeout_s: 7.0,
             capture: false,
             workers: 0,
             prefetch: 7,

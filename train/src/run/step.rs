@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{ContextMode, Leaf, SaveOnCpu, Var, saved_hooks};
-use phalanx_nn::{Batch, Clip, Parameter, Squares, UpdateGuard};
+use phalanx_nn::{Batch, Clip, Parameter, UpdateGuard};
 use phalanx_parallel::checkpoint::{self, Saver};
 use phalanx_parallel::data_parallel::DataParallel;
 use phalanx_parallel::hybrid::{StagedModel, Step};

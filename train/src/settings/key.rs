@@ -133,6 +133,11 @@ impl<C: Clone + 'static> Key<C> {
         Key { name, help, kind, get: Arc::new(get), set: Arc::new(set) }
     }
 
+    /// The text of its value in a configuration; none if it has no value there.
+    pub(crate) fn text(&self, config: &C) -> Option<String> {
+        (self.get)(config)
+    }
+
     pub(super) fn refused(&self, text: &str) -> Error {
         Error::Config(format!("`{}` is {text:?}, wanted {}", self.name, self.kind.wanted()))
     }

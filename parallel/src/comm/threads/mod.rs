@@ -95,7 +95,7 @@ impl Communicator for Member {
 
     fn fail(&self, cause: &str) {
         let rank = self.waiter.ranks[self.rank];
-        self.waiter.world.fail(Error::Failed { rank, cause: cause.into() });
+        self.waiter.world.fail(Error::failed(rank, cause));
     }
 
     fn failure(&self) -> Option<Error> {

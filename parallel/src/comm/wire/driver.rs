@@ -13,7 +13,7 @@ use super::task::{Inbox, Task, malformed, read, write};
 use super::{Address, Frame, FrameKind, Wire};
 use crate::comm::pending::{Ticket, blame};
 use crate::comm::plan::Side;
-use crate::comm::{CollectiveKind, Error, Result, Signature};
+use crate::comm::{CollectiveKind, Error, Result, Signature, clean};
 
 /// How long the driver of a polled wire sleeps between polls while calls are under way.
 const POLL: Duration = Duration::from_micros(20);
@@ -239,9 +239,12 @@ impl Driver {
                     .insert(from, words.iter().map(|word| u64::from_le_bytes(*word) as usize).collect());
             }
             FrameKind::Failure => {
-                let what = String::from_utf8_lossy(frame.content()).into_owned();
+                let what = clean(frame.content());
+                // No other rank reports this rank's own failure, which it would know.
+                let is_other = address.part < self.size && address.part != self.rank;
+                let rank = if is_other { address.part } else { from };
                 // Passed on, so that every rank learns the cause before this process's end.
-                self.end_run(Error::Reported { rank: address.part, what: what.clone() }, address.part, &what);
+                self.end_run(Error::Reported { rank, what: what.clone() }, rank, &what);
             }
             _ => {
                 self.inbox.insert((from, address), frame);

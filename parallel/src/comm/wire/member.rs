@@ -146,7 +146,7 @@ impl Communicator for Member {
     fn fail(&self, cause: &str) {
         let rank = self.waiter.ranks[self.rank];
         // Where the driver has ended, so has the run.
-        let _ = self.events.send(Event::Fail(Error::Failed { rank, cause: cause.into() }));
+        let _ = self.events.send(Event::Fail(Error::failed(rank, cause)));
     }
 
     fn failure(&self) -> Option<Error> {

@@ -1,0 +1,398 @@
+//! [`greet`] and [`Guest`]: the two ends of a connection prove to each other that they are of the same run, before either believes
+//! anything that the other says.
+//!
+//! ```text
+//! visitor                                                      host
+//!    ──hello: rank, size, port, the visitor's nonce──────────►
+//!    ◄─challenge: the host's nonce────────────────────────────   both now have the session's key,
+//!    ──proof─────────────────────────────────────────────────►   HMAC-SHA256(secret, job and hello and nonce)
+//!    ◄─accepted, or refused and why───────────────────────────
+//! ```
+//!
+//! Every message but the hello has an HMAC-SHA256 under the session's key, which a process without the secret cannot make and which
+//! fits no other connection. All sizes are bounded, and text is escaped and cut before it is shown. Nothing is encrypted, and the
+//! run's own messages, which follow, have no HMAC.
+
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use hmac::{Hmac, Mac};
+use sha2::Sha256;
+
+use crate::comm::{Error, Result, clean};
+
+/// The first word of a hello, with the version of this protocol.
+const MAGIC: u64 = u64::from_le_bytes(*b"phalanx2");
+/// How long a connection may take to prove that it is a rank.
+pub(super) const GREETING: Duration = Duration::from_secs(5);
+/// Between two looks at sockets.
+pub(super) const PAUSE: Duration = Duration::from_millis(2);
+/// Bytes of a message besides its content: kind, length, HMAC.
+const FRAME: usize = 1 + 4 + 32;
+/// Bytes of a content, unless it is the table of addresses.
+pub(super) const CONTENT_MAX: usize = 4096;
+
+type Nonce = [u8; 32];
+
+/// What all processes of a run know, and others do not.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(super) struct Credentials {
+    /// Empty if the run has none.
+    pub(super) secret: String,
+    /// The name of the run.
+    pub(super) job: String,
+}
+
+/// Without the secret.
+impl std::fmt::Debug for Credentials {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let secret = if self.secret.is_empty() { "none" } else { "set" };
+        f.debug_struct("Credentials").field("secret", &secret).field("job", &self.job).finish()
+    }
+}
+
+impl Credentials {
+    /// From variables: `PHALANX_SECRET`, or the text in the file `PHALANX_SECRET_FILE`; `PHALANX_JOB`, or torchrun's name of the run.
+    ///
+    /// # Errors
+    /// If both are set, the file cannot be read, or the secret is empty.
+    pub(super) fn find(variable: &impl Fn(&str) -> Option<String>) -> Result<Credentials> {
+        let job = variable("PHALANX_JOB").or_else(|| variable("TORCHELASTIC_RUN_ID")).unwrap_or_default();
+        let wrong = |why: String| Error::Launch(why);
+        let secret = match (variable("PHALANX_SECRET"), variable("PHALANX_SECRET_FILE")) {
+            (Some(_), Some(_)) => {
+                return Err(wrong("got PHALANX_SECRET and PHALANX_SECRET_FILE, wanted one of them".into()));
+            }
+            (None, None) => String::new(),
+            (Some(text), None) if text.trim().is_empty() => {
+                return Err(wrong("PHALANX_SECRET is empty, wanted a text".into()));
+            }
+            (Some(text), None) => text.trim().into(),
+            (None, Some(path)) => match std::fs::read_to_string(&path) {
+                Ok(text) if !text.trim().is_empty() => text.trim().into(),
+                Ok(_) => return Err(wrong(format!("PHALANX_SECRET_FILE={path} is empty, wanted a text"))),
+                Err(e) => return Err(wrong(format!("PHALANX_SECRET_FILE={path}: {e}"))),
+            },
+        };
+        Ok(Credentials { secret, job })
+    }
+}
+
+/// The kind of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// The host's nonce.
+    Challenge,
+    Proof,
+    /// The host has entered the visitor.
+    Accepted,
+    /// The host gives up, or wants nothing of the visitor; the content is the reason.
+    Refused,
+    /// The numbers of the ranks that rank 0 waits for.
+    Waiting,
+    /// The addresses of all ranks.
+    Table,
+    /// A rank is connected with all others.
+    Ready,
+    /// All ranks are.
+    Go,
+}
+
+const KINDS: [Kind; 8] = [
+    Kind::Challenge,
+    Kind::Proof,
+    Kind::Accepted,
+    Kind::Refused,
+    Kind::Waiting,
+    Kind::Table,
+    Kind::Ready,
+    Kind::Go,
+];
+
+/// A visitor's first message.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Hello {
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    /// Where the visitor itself listens.
+    pub(super) port: u16,
+}
+
+/// Its bytes, with the nonce.
+type HelloBytes = [u8; 64];
+
+impl Hello {
+    fn bytes(&self, nonce: &Nonce) -> HelloBytes {
+        let mut bytes = [0; 64];
+        let words = [MAGIC, self.rank as u64, self.size as u64, self.port.into()];
+        bytes[..32].copy_from_slice(&words.map(u64::to_le_bytes).concat());
+        bytes[32..].copy_from_slice(nonce);
+        bytes
+    }
+
+    /// None if the bytes are no hello.
+    fn of(bytes: &HelloBytes) -> Option<Hello> {
+        let [magic, rank, size, port, ..] = bytes.as_chunks::<8>().0 else { return None };
+        let [magic, rank, size, port] = [magic, rank, size, port].map(|word| u64::from_le_bytes(*word));
+        let port = u16::try_from(port).ok().filter(|_| magic == MAGIC)?;
+        Some(Hello { rank: rank as usize, size: size as usize, port })
+    }
+}
+
+fn nonce() -> io::Result<Nonce> {
+    let mut nonce = [0; 32];
+    getrandom::fill(&mut nonce).map_err(|e| io::Error::other(e.to_string()))?;
+    Ok(nonce)
+}
+
+/// A connection after its hello: its messages, each with an HMAC that has its place in the conversation.
+pub(super) struct Session {
+    pub(super) socket: TcpStream,
+    key: [u8; 32],
+    is_host: bool,
+    /// Messages so far, in each direction.
+    sent: u64,
+    received: u64,
+    /// What has come of the next message.
+    buffer: Vec<u8>,
+}
+
+fn keyed(key: &[u8]) -> Hmac<Sha256> {
+    // HMAC takes a key of any length.
+    Hmac::new_from_slice(key).unwrap_or_else(|_| unreachable!("a key of any length is one"))
+}
+
+impl Session {
+    fn new(
+        socket: TcpStream,
+        known: &Credentials,
+        hello: &HelloBytes,
+        nonce: &Nonce,
+        is_host: bool,
+    ) -> Session {
+        let mut mac = keyed(known.secret.as_bytes());
+        for part in [known.job.as_bytes(), hello, nonce] {
+            mac.update(&(part.len() as u64).to_le_bytes());
+            mac.update(part);
+        }
+        let key = mac.finalize().into_bytes().into();
+        Session { socket, key, is_host, sent: 0, received: 0, buffer: Vec::new() }
+    }
+
+    /// The HMAC's state after a message, which the host has sent or not.
+    fn mac(&self, by_host: bool, number: u64, message: &[u8]) -> Hmac<Sha256> {
+        let mut mac = keyed(&self.key);
+        mac.update(&[u8::from(by_host)]);
+        mac.update(&number.to_le_bytes());
+        mac.update(message);
+        mac
+    }
+
+    /// Sends a message. It is small, so a socket that does not block takes it whole, or is broken.
+    pub(super) fn send(&mut self, kind: Kind, content: &[u8]) -> io::Result<()> {
+        let number = KINDS.iter().position(|other| *other == kind).unwrap_or(0);
+        let mut message = vec![number as u8];
+        message.extend((content.len() as u32).to_le_bytes());
+        message.extend(content);
+        let mac = self.mac(self.is_host, self.sent, &message).finalize().into_bytes();
+        message.extend(mac);
+        self.sent += 1;
+        self.socket.write_all(&message)
+    }
+
+    /// The next message, if it has come whole; never more than it is read from the socket.
+    ///
+    /// # Errors
+    /// If the connection has ended, or the message is not of this run or longer than `most`.
+    pub(super) fn receive(&mut self, most: usize) -> io::Result<Option<(Kind, Vec<u8>)>> {
+        loop {
+            let length =
+                self.buffer.get(1..5).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
+            let wanted = match length {
+                None => 5,
+                Some(length) if length as usize <= most => FRAME + length as usize,
+                Some(_) => return Err(self.foreign()),
+            };
+            if length.is_some() && self.buffer.len() >= wanted {
+                break;
+            }
+            if !fill(&mut self.socket, &mut self.buffer, wanted)? {
+                return Ok(None);
+            }
+        }
+        let buffer = std::mem::take(&mut self.buffer);
+        let (message, mac) = buffer.split_at(buffer.len() - 32);
+        // In constant time.
+        let is_right = self.mac(!self.is_host, self.received, message).verify_slice(mac).is_ok();
+        match KINDS.get(message[0] as usize).filter(|_| is_right) {
+            Some(kind) => {
+                self.received += 1;
+                Ok(Some((*kind, message[5..].to_vec())))
+            }
+            None => {
+                self.buffer = buffer;
+                Err(self.foreign())
+            }
+        }
+    }
+
+    fn foreign(&self) -> io::Error {
+        let begin = &self.buffer[..self.buffer.len().min(16)];
+        let why = format!(
+            "it is not of this run: another secret or job, or another program (it sent \"{}\")",
+            begin.escape_ascii()
+        );
+        io::Error::new(io::ErrorKind::InvalidData, why)
+    }
+
+    /// Whether the other end is there, as far as this one has heard.
+    pub(super) fn is_alive(&self) -> bool {
+        match self.socket.peek(&mut [0]) {
+            Ok(read) => read > 0,
+            Err(error) => is_pending(&error),
+        }
+    }
+}
+
+/// Whether an operation on a socket that does not block would have blocked.
+fn is_pending(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+}
+
+/// Reads until the buffer has `wanted` bytes. Returns whether it has.
+///
+/// # Errors
+/// If the connection has ended.
+fn fill(socket: &mut TcpStream, buffer: &mut Vec<u8>, wanted: usize) -> io::Result<bool> {
+    while buffer.len() < wanted {
+        let mut bytes = [0; 1024];
+        let most = bytes.len().min(wanted - buffer.len());
+        match socket.read(&mut bytes[..most]) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => buffer.extend(&bytes[..read]),
+            Err(error) if is_pending(&error) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(true)
+}
+
+/// The visitor's end. The socket blocks no longer afterwards. `None` if the host has closed the connection or was silent, so that
+/// the visitor may try again.
+///
+/// # Errors
+/// If what listens there is not of this run, or refuses this rank; why.
+pub(super) fn greet(
+    mut socket: TcpStream,
+    hello: &Hello,
+    known: &Credentials,
+    until: Instant,
+) -> Result<Option<Session>, String> {
+    let begun = || -> io::Result<(HelloBytes, TcpStream)> {
+        let bytes = hello.bytes(&nonce()?);
+        socket.set_nodelay(true)?;
+        socket.write_all(&bytes)?;
+        socket.set_nonblocking(true)?;
+        Ok((bytes, socket))
+    };
+    let Ok((bytes, mut socket)) = begun() else { return Ok(None) };
+    // The key of the challenge's HMAC depends on the nonce in it.
+    let mut challenge = Vec::new();
+    let wanted = FRAME + size_of::<Nonce>();
+    loop {
+        match fill(&mut socket, &mut challenge, wanted) {
+            Ok(true) => break,
+            Ok(false) if Instant::now() < until => std::thread::sleep(PAUSE),
+            _ if challenge.is_empty() => return Ok(None),
+            _ => return Err(format!("it is no rank (it sent \"{}\")", challenge.escape_ascii())),
+        }
+    }
+    let nonce: Nonce = challenge[5..37].try_into().unwrap_or_default();
+    let mut session = Session::new(socket, known, &bytes, &nonce, false);
+    session.buffer = challenge;
+    let mut is_proven = false;
+    loop {
+        match session.receive(CONTENT_MAX) {
+            Ok(Some((Kind::Challenge, _))) if !is_proven => {
+                is_proven = true;
+                if session.send(Kind::Proof, &[]).is_err() {
+                    return Ok(None);
+                }
+            }
+            Ok(Some((Kind::Accepted, _))) if is_proven => return Ok(Some(session)),
+            Ok(Some((Kind::Refused, why))) => return Err(clean(&why)),
+            Ok(Some(_)) => return Err("it answers out of order".into()),
+            Ok(None) if Instant::now() < until => std::thread::sleep(PAUSE),
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(error.to_string()),
+            Ok(None) | Err(_) => return Ok(None),
+        }
+    }
+}
+
+/// The host's end: a connection that may be a rank's.
+pub(super) struct Guest {
+    pub(super) from: SocketAddr,
+    since: Instant,
+    stage: Stage,
+}
+
+enum Stage {
+    /// What has come of the hello.
+    Hello(TcpStream, Vec<u8>),
+    Proof(Hello, Session),
+    /// Taken by [`Guest::step`].
+    Done,
+}
+
+/// What became of a guest.
+pub(super) enum Step {
+    /// More has to come.
+    Wait,
+    /// It is no rank of this run.
+    Stranger,
+    /// It has proven that it is of this run, and waits for an answer.
+    Rank(Hello, Session),
+}
+
+impl Guest {
+    pub(super) fn new(socket: TcpStream, from: SocketAddr) -> io::Result<Guest> {
+        socket.set_nonblocking(true)?;
+        socket.set_nodelay(true)?;
+        Ok(Guest { from, since: Instant::now(), stage: Stage::Hello(socket, Vec::new()) })
+    }
+
+    /// Takes what has come, without waiting.
+    pub(super) fn step(&mut self, known: &Credentials) -> Step {
+        match self.advance(known) {
+            Ok(Some((hello, session))) => Step::Rank(hello, session),
+            Ok(None) if self.since.elapsed() < GREETING => Step::Wait,
+            _ => Step::Stranger,
+        }
+    }
+
+    fn advance(&mut self, known: &Credentials) -> io::Result<Option<(Hello, Session)>> {
+        let foreign = || io::Error::from(io::ErrorKind::InvalidData);
+        if let Stage::Hello(socket, buffer) = &mut self.stage {
+            if !fill(socket, buffer, size_of::<HelloBytes>())? {
+                return Ok(None);
+            }
+            let bytes: HelloBytes = buffer[..].try_into().map_err(|_| foreign())?;
+            let (hello, nonce) = (Hello::of(&bytes).ok_or_else(foreign)?, nonce()?);
+            let mut session = Session::new(socket.try_clone()?, known, &bytes, &nonce, true);
+            session.send(Kind::Challenge, &nonce)?;
+            self.stage = Stage::Proof(hello, session);
+        }
+        match std::mem::replace(&mut self.stage, Stage::Done) {
+            Stage::Proof(hello, mut session) => match session.receive(0)? {
+                Some((Kind::Proof, _)) => Ok(Some((hello, session))),
+                Some(_) => Err(foreign()),
+                None => {
+                    self.stage = Stage::Proof(hello, session);
+                    Ok(None)
+                }
+            },
+            _ => Err(foreign()),
+        }
+    }
+}

@@ -1,0 +1,217 @@
+//! Ranks as processes of their own, which this program starts by starting itself: they agree on everything before the first step, or each
+//! says what differs.
+
+#[path = "../../parallel/tests/comm/port.rs"]
+mod port;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use phalanx_nn::Scope;
+use phalanx_nn::models::{GptConfig, ModelConfig, save_model};
+use phalanx_parallel::hybrid::decoder;
+use phalanx_tensor::{DType, Device, Tensor};
+use phalanx_train::data::TensorDataset;
+use phalanx_train::{Config, MeshRank, Result, Settings, Trainer, numbers_in, start};
+
+use port::free_port;
+
+/// What every run has.
+const COMMON: &str = "--steps 2 --batch 4 --threads 1 --workers 0 --timeout 20 --join-timeout 20";
+
+fn model() -> ModelConfig {
+    ModelConfig::Gpt(GptConfig::new(11, 4, 2, 2, 8))
+}
+
+/// One rank: trains a small GPT as `FLAGS` says, with the weights of the folder `WEIGHTS` if it is named. Says how that ended.
+#[test]
+#[ignore = "a part of other tests"]
+fn child() {
+    let outcome = train();
+    match outcome {
+        Ok(()) => println!("\nended well"),
+        Err(error) => println!("\nended with: {error}"),
+    }
+}
+
+fn train() -> Result<()> {
+    let flags = std::env::var("FLAGS").unwrap();
+    let weights = std::env::var_os("WEIGHTS").map(PathBuf::from);
+    let mut settings = Settings::new(Config::default());
+    settings.words(COMMON.split(' ').chain(flags.split_whitespace()).map(String::from))?;
+    let config = settings.resolve()?;
+    let tokens: Vec<i64> = (0..32 * 4).map(|i| (i * i + i / 3) % 11).collect();
+    let rows = |by: i64| {
+        let tokens: Vec<i64> = tokens.iter().map(|token| (token + by) % 11).collect();
+        Tensor::from_slice(&tokens, &[32, 4], Device::CPU)
+    };
+    let data = TensorDataset::new(vec![rows(0)?, rows(1)?])?;
+    start(
+        &config,
+        |_| {},
+        |process| {
+            let part = |rank: &MeshRank| {
+                Ok(decoder(&model(), &config.layout, &rank.groups, &rank.scope(&config), weights.as_deref())?)
+            };
+            Trainer::new(config.clone()).in_process_group(process).data(data).run_parts(part).map(drop)
+        },
+    )
+}
+
+/// A rank's flags and variables.
+#[derive(Clone, Default)]
+struct Rank {
+    flags: String,
+    variables: Vec<(&'static str, String)>,
+}
+
+fn rank(flags: impl Into<String>) -> Rank {
+    Rank { flags: flags.into(), variables: Vec::new() }
+}
+
+impl Rank {
+    fn with(mut self, name: &'static str, value: impl Into<String>) -> Rank {
+        self.variables.push((name, value.into()));
+        self
+    }
+
+    fn start(&self, number: usize, size: usize, port: u16) -> Child {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["child", "--exact", "--ignored", "--nocapture"]).env("FLAGS", &self.flags);
+        let numbers = [("RANK", number), ("WORLD_SIZE", size), ("MASTER_PORT", port.into())];
+        command.envs(numbers.map(|(name, number)| (name, number.to_string())));
+        command.env("MASTER_ADDR", "127.0.0.1").envs(self.variables.iter().cloned());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    }
+}
+
+/// How each rank says that it ended.
+fn outcomes(ranks: &[Rank]) -> Vec<String> {
+    let (port, begin) = (free_port(), Instant::now());
+    let children: Vec<Child> =
+        ranks.iter().enumerate().map(|(number, rank)| rank.start(number, ranks.len(), port)).collect();
+    let outputs = children.into_iter().map(|child| ended(child));
+    let outputs = outputs.collect();
+    assert!(begin.elapsed() < Duration::from_secs(50), "took {:?}", begin.elapsed());
+    outputs
+}
+
+fn ended(child: Child) -> String {
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let line = said.lines().find_map(|line| line.strip_prefix("ended "));
+    line.map_or_else(|| format!("{output:?}"), String::from)
+}
+
+/// A folder of its own.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let folder = std::env::temp_dir().join(format!("phalanx-launched-{name}-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        Folder(folder)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.join(name).display().to_string()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn a_difference_in_what_ranks_were_given_is_named_by_every_rank_with_both_values() {
+    let folder = Folder::new("unlike");
+    let out = folder.path("run");
+    let both = rank("--dp 2");
+    for (second, wanted) in [
+        (rank("--dp 2 --lr 0.5"), "`lr` is 0.001 on rank 0, and 0.5 on rank 1"),
+        (rank(format!("--dp 2 --out {out}")), &format!("`out` is none on rank 0, and {out} on rank 1")[..]),
+        (rank("--dp 2 --dtype bf16 --grad-dtype f32"), "`dtype` is f32 on rank 0, and bf16 on rank 1"),
+        (both.clone().with("PHALANX_ISA", "scalar"), ", and scalar on rank 1"),
+    ] {
+        for said in outcomes(&[both.clone(), second]) {
+            assert!(
+                said.contains("the ranks were given different things: ") && said.contains(wanted),
+                "{said}"
+            );
+        }
+    }
+    assert!(!Path::new(&out).exists(), "a run that does not begin leaves a folder");
+}
+
+#[test]
+fn ranks_that_resume_different_checkpoints_are_refused() {
+    let folder = Folder::new("resumed");
+    // The same step, on disks of their own.
+    for (name, lr) in [("a", "0.1"), ("b", "0.2")] {
+        let outcomes = outcomes(&[rank(format!("--out {} --lr {lr}", folder.path(name)))]);
+        assert_eq!(outcomes, ["well"]);
+    }
+    let out = folder.path("out");
+    let resumed = |name: &str| rank(format!("--dp 2 --steps 4 --out {out} --resume {}", folder.path(name)));
+    for said in outcomes(&[resumed("a"), resumed("b")]) {
+        assert!(said.contains("the checkpoint to `resume` is step 2 with the index "), "{said}");
+    }
+    for said in outcomes(&[resumed("a"), resumed("nowhere")]) {
+        assert!(said.contains(" on rank 0, and none (") && said.contains("nowhere"), "{said}");
+    }
+    assert_eq!(outcomes(&[resumed("a"), resumed("a")]), ["well"; 2]);
+    assert_eq!(numbers_in(Path::new(&out).join("metrics.jsonl").as_path(), "loss").len(), 2);
+}
+
+#[test]
+fn a_folder_in_use_is_refused_by_the_name_of_the_process_that_has_it() {
+    let folder = Folder::new("locked");
+    let out = rank(format!("--out {}", folder.path("run")));
+    let mut first = rank(format!("{} --steps 100000000", out.flags)).start(0, 1, free_port());
+    let (end, lock) = (Instant::now() + Duration::from_secs(20), folder.0.join("run/.lock"));
+    while fs::read_to_string(&lock).unwrap_or_default().is_empty() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let wanted = format!("is in use by process {} on ", first.id());
+    let refused = outcomes(&[out.clone()]).remove(0);
+    assert!(refused.contains(&wanted), "{refused}");
+    // A dead process keeps out none.
+    first.kill().unwrap();
+    first.wait().unwrap();
+    assert!(lock.exists());
+    assert_eq!(outcomes(&[out]), ["well"]);
+    assert!(!lock.exists());
+}
+
+/// The system's limit of a file's size, in place of a full disk.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_file_beyond_its_limit_is_an_error_of_its_rank() {
+    let folder = Folder::new("quota");
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -f 8; exec \"$0\" child --exact --ignored --nocapture"]);
+    command.arg(std::env::current_exe().unwrap()).env("FLAGS", format!("--out {}", folder.path("run")));
+    let said = ended(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    assert!(said.contains("with: ") && said.contains("File too large"), "{said}");
+}
+
+#[test]
+fn ranks_that_begin_with_different_weights_are_refused_under_every_axis() {
+    let folder = Folder::new("weights");
+    for (name, seed) in [("a", 1), ("copy", 1), ("b", 2)] {
+        let model_of = model().init(&Scope::new(seed, DType::F32, Device::CPU)).unwrap();
+        save_model(&model_of, &model(), folder.path(name)).unwrap();
+    }
+    for layout in ["--tp 2", "--pp 2 --micro-batches 2", "--dp 2"] {
+        let of = |name: &str| rank(layout).with("WEIGHTS", folder.path(name));
+        for said in outcomes(&[of("a"), of("b")]) {
+            assert!(said.contains("the digest of the initial weights is "), "{layout}: {said}");
+            assert!(said.contains(" on rank 0, and ") && said.contains(" on rank 1"), "{layout}: {said}");
+        }
+        assert_eq!(outcomes(&[of("a"), of("copy")]), ["well"; 2]);
+    }
+}
