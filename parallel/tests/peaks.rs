@@ -123,7 +123,7 @@ struct Published {
 }
 
 fn published() -> [Published; 3] {
-    // Table 1 of Rajbhandari et al., "ZeRO" (2020), whose sequences have 1,024 positions; the others are of GPT-3 (2020, table 2.1).
+    // The blocks that make 10^12 parameters are those of `zero_memory.rs`; the others are GPT-3's (2020, table 2.1).
     let trillion = GptConfig::new(46_900, 1024, 127, 128, 25_600);
     let gpt3 = |layers, heads, width| GptConfig::new(50_257, 2048, layers, heads, width);
     let published = |name, config, layout| Published { name, config, layout };
@@ -171,7 +171,7 @@ fn formula(published: &Published, own: usize) -> Formula {
     }
 }
 
-/// Sources: Rajbhandari et al., "ZeRO" (2020), table 1 and section 9; Zhao et al., "PyTorch FSDP" (2023), section 5.4.
+/// Sources: Rajbhandari et al., "ZeRO" (2020), table 1; Zhao et al., "PyTorch FSDP" (2023), section 5.4.
 #[test]
 fn a_trillion_parameters_on_1024_ranks_and_smaller_models_on_fewer_fit_in_32_gb_in_every_moment_of_a_step() {
     let _alone = ONE_AT_A_TIME.lock().unwrap();

@@ -158,14 +158,6 @@ pub(super) struct BucketBuffer {
 }
 
 impl BucketBuffer {
-    /// The bucket, whose gradients were divided by `divisor`, if they were.
-    pub(super) fn bucket(&self, divisor: Option<f64>) -> Bucket<'_> {
-        let BucketBuffer { index, gradients, parameters, shapes, .. } = self;
-        Bucket { index: *index, gradients, parameters, shapes, divisor }
-    }
-}
-
-impl BucketBuffer {
     /// A buffer of zeros for the gradients of `parameters`.
     fn new(
         index: usize,
@@ -182,6 +174,12 @@ impl BucketBuffer {
         let shapes = parameters.iter().map(shape).collect();
         let parameters = parameters.to_vec();
         Ok(BucketBuffer { index, gradients, parameters, shapes, pending: Mutex::new(None) })
+    }
+
+    /// The bucket, whose gradients were divided by `divisor`, if they were.
+    pub(super) fn bucket(&self, divisor: Option<f64>) -> Bucket<'_> {
+        let BucketBuffer { index, gradients, parameters, shapes, .. } = self;
+        Bucket { index: *index, gradients, parameters, shapes, divisor }
     }
 }
 

@@ -13,13 +13,13 @@ use super::flat_parameter::{FlatParameter, Ranks};
 use super::order::Pass;
 use super::zero::EntryStorage;
 use super::{Cuts, Zero, ZeroConfig, ZeroStage};
-use crate::Result;
 use crate::comm::Comm;
 use crate::data_parallel::{Synchronise, consistency};
+use crate::{Error, Result};
 
 impl Zero {
-    /// Gives all ranks rank 0's values and shards the parameters. All ranks of `comm` call it with models of the
-    /// same parameters.
+    /// Gives all ranks rank 0's values and shards the parameters, unit by unit. Values that are [deferred](phalanx_nn::Scope::deferred) are
+    /// drawn here, so a rank never holds more than a unit whole. All ranks of `comm` call it with models of the same parameters.
     ///
     /// # Errors
     /// If the ranks hold different models or have different settings, which are named; if the settings do not fit the model or the
@@ -41,6 +41,8 @@ impl Zero {
             ));
         });
         let ranks = Ranks { shard: comm.group(&shard)?, replicas: comm.group(&replicas)?, all: comm };
+        // Other ranks may wait in a broadcast.
+        let fail = |error: &Error| ranks.all.fail(&error.to_string());
         let (parameters_of, modules) = fsdp_units(model);
         let mut loads = vec![0; ranks.shard.size()];
         let mut units = Vec::new();
@@ -49,14 +51,14 @@ impl Zero {
             for same in alike(parameters, config.stage) {
                 let elements: Vec<usize> = same.iter().map(|p| p.tensor().numel()).collect();
                 let cuts = Cuts::new(config.ownership, &elements, &mut loads);
-                flats.push(FlatParameter::new(&same, cuts, &ranks, &config)?);
+                flats.push(FlatParameter::new(&same, cuts, &ranks, &config).inspect_err(fail)?);
             }
             units.push(FsdpUnit::new(flats, bounds));
         }
         let owners: Vec<_> =
             (0..units.len()).map(|unit| Arc::new(UnitOwner { core: OnceLock::new(), unit })).collect();
         locate(&mut entries, &units);
-        entries.iter().try_for_each(|(_, source)| source.broadcast(&ranks.all))?;
+        entries.iter().try_for_each(|(_, source)| source.broadcast(&ranks.all)).inspect_err(fail)?;
         let core = Arc::new(ZeroCore::new(ranks, config, units, modules));
         let of_units = owners.into_iter().map(|owner| {
             let _ = owner.core.set(Arc::downgrade(&core));
