@@ -208,6 +208,7 @@ pub fn all() -> Vec<Case> {
                             sequence_parallel,
                             scatter_gather: tp > 1 && pp > 1 && !sequence_parallel && draws.below(2) == 0,
                             logits_max: [None, Some(1000)][draws.below(2)],
+                            plan: None,
                         };
                         let case = Case { dtype, zero, ..Case::new(model.clone(), layout) };
                         cases.push(if zero > 0 { case.with_drawn_shards(&mut draws) } else { case });
