@@ -144,6 +144,11 @@ impl Layout {
         Ok(TensorParallel::check(model, self.tp, cut)?)
     }
 
+    /// The number of replicas of each stage, by the plan; one of each pipeline rank without it.
+    pub fn replicas(&self) -> Vec<usize> {
+        self.plan.as_ref().map_or_else(|| vec![1; self.pp], StagePlan::replicas)
+    }
+
     /// Refuses ranks, a schedule or micro-batches that are not those of the plan, if there is one.
     ///
     /// # Errors
