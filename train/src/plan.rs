@@ -47,8 +47,14 @@ const BANDWIDTH: f64 = 10e9;
 /// ```
 ///
 /// # Errors
-/// If the links are not those of the ranks, or as [`profile`] and [`plan`].
+/// If layers are split (`tp`), the links are not those of the ranks, or as [`profile`] and [`plan`].
 pub fn plan_layers(config: &Config, layers: &Sequence, sample: &Var) -> Result<String> {
+    if config.layout.tp > 1 {
+        return Err(wrong(format!(
+            "`tp` is {}, and a plan is of layers that are not split; wanted 1",
+            config.layout.tp
+        )));
+    }
     let text = config.links.clone().unwrap_or_else(|| format!("{}x{BANDWIDTH:e}", config.ranks()));
     let levels = links(&text).ok_or_else(|| wrong(format!("`links` is {text}, wanted {LINKS}")))?;
     let width: usize = levels.iter().map(|level| level.width).product();

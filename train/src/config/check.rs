@@ -186,7 +186,15 @@ impl Config {
     /// Refuses what does not go with stages that have replicas.
     fn check_plan(&self) -> Result<()> {
         self.layout.check_plan()?;
-        let Some(plan) = &self.layout.plan else { return Ok(()) };
+        let Some(plan) = &self.layout.plan else {
+            return match &self.plan {
+                None => Ok(()),
+                Some(path) => refuse(format!(
+                    "`plan` {} was not read; `Settings` do it, and set `Layout::plan`",
+                    path.display()
+                )),
+            };
+        };
         match self.zero {
             zero if zero > 0 && plan.ranks() > plan.stages().len() => {
                 refuse(format!("`zero` {zero} goes with a `plan` of one replica a stage"))

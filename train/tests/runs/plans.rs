@@ -135,16 +135,20 @@ fn layers_in_a_row_under_a_plan_have_the_bits_of_one_rank() {
         let flat = SequentialConfig::new().with(phalanx_nn::Flatten::default());
         flat.with(linear(64, 8)).with(Tanh).with(linear(8, 8)).with(Tanh).with(linear(8, 2))
     };
-    let run = |layout: Layout| {
+    let run_on = |layout: Layout, rows: usize| {
         let told = Told::default();
         let [train, validation] = data();
-        let trainer = Trainer::new(config(layout, 0)).data(train).validation(validation);
+        let config = Config { validation_rows: Some(rows), ..config(layout, 0) };
+        let trainer = Trainer::new(config).data(train).validation(validation);
         trainer.callback(told.clone()).run_layers(layers, loss)?;
         Ok::<_, phalanx_train::Error>((told.losses(), told.validations()))
     };
+    let run = |layout: Layout| run_on(layout, 40);
     let wanted = run(alone(4)).unwrap();
     for of in [&[(2, 2), (4, 1)][..], &[(1, 1), (1, 3), (4, 2)]] {
         assert!(run(planned(of, 4)).unwrap() == wanted, "{of:?}");
+        // Fewer rows than a stage has replicas.
+        assert!(run_on(planned(of, 4), 1).unwrap() == run_on(alone(4), 1).unwrap(), "{of:?}");
     }
     let error = run(planned(&[(2, 2), (3, 1)], 4)).unwrap_err().to_string();
     assert!(error.contains("plan: got stages of 5 layers in all, wanted 6: the layers in a row"), "{error}");
@@ -254,9 +258,15 @@ fn the_plan_that_is_made_of_a_model_is_the_plan_that_a_run_follows() {
     let wanted = train(short(alone(3)), &model).unwrap();
     assert!(train(short(read.layout.clone()), &model).unwrap() == wanted, "{text}");
     std::fs::remove_file(path).unwrap();
-    let links = Config { links: Some("2x1e9,2x1e8".into()), ..ranks };
-    let error = plan_decoder(&links, CONTEXT, |s, x| Ok(decoder_layers(&model, s, x)?)).unwrap_err();
-    assert!(error.to_string().contains("`links` 2x1e9,2x1e8 are of 4 ranks, and there are 3"), "{error}");
+    let refused = |config: &Config| {
+        plan_decoder(config, CONTEXT, |s, x| Ok(decoder_layers(&model, s, x)?)).unwrap_err().to_string()
+    };
+    let split = Config { layout: Layout { tp: 2, ..ranks.layout.clone() }, ..ranks.clone() };
+    assert!(refused(&split).contains("`tp` is 2, and a plan is of layers that are not split"));
+    let error = refused(&Config { links: Some("2x1e9,2x1e8".into()), ..ranks.clone() });
+    let unread = Config { plan: Some("a.toml".into()), ..Config::default() }.check().unwrap_err();
+    assert!(unread.to_string().contains("`plan` a.toml was not read"), "{unread}");
+    assert!(error.contains("`links` 2x1e9,2x1e8 are of 4 ranks, and there are 3"), "{error}");
 }
 
 #[test]
