@@ -42,7 +42,7 @@ const BANDWIDTH: f64 = 10e9;
 /// let layers = Sequence::new().with(linear("0")?).with(Tanh).with(linear("2")?);
 /// let config = Config { layout: Layout { dp: 3, ..Layout::default() }, ..Config::default() };
 /// let text = plan_layers(&config, &layers, &Var::from_slice(&[0.5f32; 16], &[2, 8], Device::CPU)?)?;
-/// assert!(text.contains("[[stage]]\nlayers = "), "{text}");
+/// assert!(text.contains("\n[[stage]]") && text.contains("\nreplicas = "), "{text}");
 /// # Ok::<(), phalanx_train::Error>(())
 /// ```
 ///
