@@ -111,7 +111,7 @@ fn a_plan_goes_with_bf16_recomputation_and_split_layers() {
     }
     for (sequence_parallel, scatters) in [(false, false), (true, false), (false, true)] {
         check(&|layout| {
-            // One rank has no one to send to.
+            // One rank sends nothing.
             let scatter_gather = scatters && layout.pp > 1;
             short(Layout { tp: 2, sequence_parallel, scatter_gather, ..layout })
         });
