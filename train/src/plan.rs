@@ -57,7 +57,7 @@ pub fn plan_layers(config: &Config, layers: &Sequence, sample: &Var) -> Result<S
     }
     let text = config.links.clone().unwrap_or_else(|| format!("{}x{BANDWIDTH:e}", config.ranks()));
     let levels = links(&text).ok_or_else(|| wrong(format!("`links` is {text}, wanted {LINKS}")))?;
-    let width: usize = levels.iter().map(|level| level.width).product();
+    let width = levels.iter().fold(1_usize, |ranks, level| ranks.saturating_mul(level.width));
     if width != config.ranks() {
         return Err(wrong(format!("`links` {text} are of {width} ranks, and there are {}", config.ranks())));
     }

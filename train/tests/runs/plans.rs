@@ -264,6 +264,8 @@ fn the_plan_that_is_made_of_a_model_is_the_plan_that_a_run_follows() {
     let split = Config { layout: Layout { tp: 2, ..ranks.layout.clone() }, ..ranks.clone() };
     assert!(refused(&split).contains("`tp` is 2, and a plan is of layers that are not split"));
     let error = refused(&Config { links: Some("2x1e9,2x1e8".into()), ..ranks.clone() });
+    let huge = refused(&Config { links: Some("18446744073709551615x1,2x1".into()), ..ranks.clone() });
+    assert!(huge.contains("ranks, and there are 3"), "{huge}");
     let unread = Config { plan: Some("a.toml".into()), ..Config::default() }.check().unwrap_err();
     assert!(unread.to_string().contains("`plan` a.toml was not read"), "{unread}");
     assert!(error.contains("`links` 2x1e9,2x1e8 are of 4 ranks, and there are 3"), "{error}");
