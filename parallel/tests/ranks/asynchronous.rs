@@ -124,7 +124,7 @@ fn replicas_of_a_stage_make_the_updates_of_one_device() {
         let ranks: usize = replicas.iter().sum();
         for scheme in [Scheme::Stashing, Scheme::VerticalSync, Scheme::DoubleBuffered(ranks + 1)] {
             // Some micro-batches are left over.
-            let case = Case::over(scheme, replicas, 2 * ranks + 7);
+            let case = Case::over(scheme, replicas, ranks + 7);
             check(&case, &[Never]);
             check(&Case { by: By::Momentum, dtype: DType::BF16, clip: 0.05, ..case }, &[Always]);
         }
