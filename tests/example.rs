@@ -144,6 +144,27 @@ fn losses_have_the_same_digits_at_any_thread_count_and_recompute_mode() {
 }
 
 #[test]
+fn a_plan_is_made_and_followed_with_the_digits_of_one_rank() {
+    let folder = Folder::new("plan");
+    let (data, mut args) = (folder.file("text.txt", text()), SMALL.to_vec());
+    args[0] = "plan";
+    args.extend(["--data", &data, "--pp", "3", "--links", "3x1e6", "--micro-batches", "4"]);
+    let made = gpt(&args);
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let by_hand = "[[stage]]\nlayers = 3\nreplicas = 2\n[[stage]]\nlayers = 1\nreplicas = 1\n";
+    let steps = ["--steps", "3", "--micro-batches", "4"];
+    let wanted = train(&folder, "a", &steps);
+    for plan in [made.stdout, by_hand.into()] {
+        let plan = folder.file("plan.toml", plan);
+        assert_eq!(train(&folder, "b", &[&steps[..], &["--plan", &plan]].concat()), wanted);
+    }
+    let (plan, mut args) = (folder.path("plan.toml"), SMALL.to_vec());
+    args.extend(["--data", &data, "--plan", &plan, "--pp", "2"]);
+    let error = String::from_utf8_lossy(&gpt(&args).stderr).into_owned();
+    assert!(error.contains("plan.toml: replicas [2, 1] are 3 ranks, and --pp is 2"), "{error}");
+}
+
+#[test]
 fn micro_batches_in_groups_add_up_to_the_same_model() {
     let folder = Folder::new("micro");
     let close = |a: &[String], b: &[String]| {

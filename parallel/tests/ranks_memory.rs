@@ -209,7 +209,7 @@ fn weights(case: &Case, rank: usize) -> (Vec<(ActionKind, usize)>, usize, usize)
     let heard = Arc::new(Mutex::new(Vec::new()));
     let told = Arc::clone(&heard);
     let observer = move |done: Executed| told.lock().unwrap().push((done.action.kind, parameters().now));
-    let comm = comm::meta(rank, case.stages).unwrap();
+    let comm = comm::meta(rank, case.ranks()).unwrap();
     let pipeline = AsynchronousPipeline::new(&case.plan(), comm, device).unwrap();
     let pipeline = pipeline.observer(Arc::new(observer));
     let work = Work { known: true, ..Work::new(case, rank, device).unwrap() };
@@ -253,6 +253,25 @@ fn double_buffers_hold_two_versions() {
             assert_eq!(peak, 2 * each, "rank {rank} of {stages}, an update every {interval}");
             let most = books.iter().map(|&(_, bytes)| bytes).max();
             assert_eq!(most, Some(2 * each), "rank {rank} of {stages}, an update every {interval}");
+        }
+    }
+}
+
+#[test]
+fn replicas_hold_the_versions_that_the_schedule_counts() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap();
+    for replicas in [&[2, 1][..], &[1, 3], &[2, 1, 3]] {
+        for scheme in [Scheme::Stashing, Scheme::VerticalSync, Scheme::DoubleBuffered(6)] {
+            let case = Case::over(scheme, replicas, 24);
+            let (plan, kept) = (case.plan(), case.plan().verify(0).unwrap());
+            for (stage, &kept) in kept.iter().enumerate() {
+                let held = plan.schedule.ranks_of(stage).map(|rank| {
+                    let (_, peak, each) = weights(&case, rank);
+                    assert_eq!(peak % each, 0, "{replicas:?}, {scheme:?}, rank {rank}");
+                    peak / each
+                });
+                assert_eq!(held.max(), Some(kept), "{replicas:?}, {scheme:?}, stage {stage}");
+            }
         }
     }
 }

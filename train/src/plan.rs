@@ -42,16 +42,22 @@ const BANDWIDTH: f64 = 10e9;
 /// let layers = Sequence::new().with(linear("0")?).with(Tanh).with(linear("2")?);
 /// let config = Config { layout: Layout { dp: 3, ..Layout::default() }, ..Config::default() };
 /// let text = plan_layers(&config, &layers, &Var::from_slice(&[0.5f32; 16], &[2, 8], Device::CPU)?)?;
-/// assert!(text.contains("[[stage]]\nlayers = "), "{text}");
+/// assert!(text.contains("\n[[stage]]") && text.contains("\nreplicas = "), "{text}");
 /// # Ok::<(), phalanx_train::Error>(())
 /// ```
 ///
 /// # Errors
-/// If the links are not those of the ranks, or as [`profile`] and [`plan`].
+/// If layers are split (`tp`), the links are not those of the ranks, or as [`profile`] and [`plan`].
 pub fn plan_layers(config: &Config, layers: &Sequence, sample: &Var) -> Result<String> {
+    if config.layout.tp > 1 {
+        return Err(wrong(format!(
+            "`tp` is {}, and a plan is of layers that are not split; wanted 1",
+            config.layout.tp
+        )));
+    }
     let text = config.links.clone().unwrap_or_else(|| format!("{}x{BANDWIDTH:e}", config.ranks()));
     let levels = links(&text).ok_or_else(|| wrong(format!("`links` is {text}, wanted {LINKS}")))?;
-    let width: usize = levels.iter().map(|level| level.width).product();
+    let width = levels.iter().fold(1_usize, |ranks, level| ranks.saturating_mul(level.width));
     if width != config.ranks() {
         return Err(wrong(format!("`links` {text} are of {width} ranks, and there are {}", config.ranks())));
     }

@@ -52,6 +52,10 @@ pub fn encoder_decoder(
                 .into(),
         ));
     }
+    if let Some(plan) = &layout.plan {
+        let got = format!("got the plan {} of a model of layers in a row", plan.name());
+        return Err(Error::Config(format!("encoder-decoder: {got}, wanted none")));
+    }
     match tp.size() {
         1 => cut(OneDevice, config, encoder_stages, layout, groups, scope),
         _ => cut(TensorParallel::new(tp), config, encoder_stages, layout, groups, scope),

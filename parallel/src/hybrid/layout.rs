@@ -46,8 +46,8 @@ pub struct Layout {
     ///
     /// [`Pipeline::scatter_gather`]: crate::pipeline::ranks::Pipeline::scatter_gather
     pub scatter_gather: bool,
-    /// The stages with their layers and replicas, if they are not even. There are as many pipeline ranks as it has, and the
-    /// schedule is 1F1B.
+    /// The stages with their layers and replicas, if they are not even. There are as many pipeline ranks as it has. The
+    /// schedule is 1F1B, or one without flushes over [`Layout::replicas`].
     pub plan: Option<StagePlan>,
 }
 
@@ -144,6 +144,11 @@ impl Layout {
         Ok(TensorParallel::check(model, self.tp, cut)?)
     }
 
+    /// The number of replicas of each stage, by the plan; one of each pipeline rank without it.
+    pub fn replicas(&self) -> Vec<usize> {
+        self.plan.as_ref().map_or_else(|| vec![1; self.pp], StagePlan::replicas)
+    }
+
     /// Refuses ranks, a schedule or micro-batches that are not those of the plan, if there is one.
     ///
     /// # Errors
@@ -156,7 +161,7 @@ impl Layout {
         let why = if *pp != ranks {
             format!("got pp {pp}, wanted the {ranks} ranks of stages with replicas {replicas:?}")
         } else if schedule != "1f1b" {
-            format!("got schedule {schedule}, wanted 1f1b")
+            format!("got schedule {schedule}, wanted 1f1b, or one without flushes")
         } else if most > 1 && *dp > 1 {
             format!("got dp {dp} around stages with replicas {replicas:?}, wanted 1")
         } else if *micro_batches < most {

@@ -11,6 +11,7 @@ use phalanx_parallel::hybrid::{Layout, MeshParallel, Step, encoder_decoder};
 use phalanx_parallel::launch::{self, Rank};
 use phalanx_parallel::mesh::{Axis, Groups};
 use phalanx_parallel::pipeline::ranks::Pipeline;
+use phalanx_parallel::planning::{StagePlan, StageReplicas};
 use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
 use phalanx_tensor::{DType, Device, Tensor};
 
@@ -168,6 +169,15 @@ fn replicas_of_a_t5_have_the_bits_of_replicas_without_stages() {
             assert_same(&case, &wanted);
         }
     }
+}
+
+#[test]
+fn a_plan_of_layers_in_a_row_is_refused() {
+    let stage = |layers| StageReplicas { layers, replicas: 1 };
+    let mut case = Case::new(true, [1, 1, 2], 1, "1f1b");
+    case.layout.plan = Some(StagePlan::new(vec![stage(0..4), stage(4..6)]).unwrap().named("a.toml"));
+    let error = launch::threads(2, |rank| case.train(&rank)).unwrap_err().to_string();
+    assert!(error.contains("encoder-decoder: got the plan a.toml of a model of layers in a row"), "{error}");
 }
 
 /// Stages, and parts that are sent, change no bit of a T5 that is split over ranks, which is as near to one device as sums of other parts.

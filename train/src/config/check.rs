@@ -5,6 +5,7 @@ use std::cmp::Reverse;
 use std::path::Path;
 
 use phalanx_parallel::hybrid::Layout;
+use phalanx_parallel::pipeline::schedule::common_multiple;
 use phalanx_tensor::Device;
 
 use super::keys::total;
@@ -225,14 +226,20 @@ impl Config {
     /// Refuses what does not go with stages that have replicas.
     fn check_plan(&self) -> Result<()> {
         self.layout.check_plan()?;
-        let Some(plan) = &self.layout.plan else { return Ok(()) };
-        if plan.ranks() == plan.stages().len() {
-            return Ok(());
-        }
-        match (self.asynchronous, self.zero) {
-            (None, 0) => Ok(()),
-            (Some(_), _) => refuse("`schedule` without flushes goes with a `plan` of one replica a stage"),
-            (None, zero) => refuse(format!("`zero` {zero} goes with a `plan` of one replica a stage")),
+        let Some(plan) = &self.layout.plan else {
+            return match &self.plan {
+                None => Ok(()),
+                Some(path) => refuse(format!(
+                    "`plan` {} was not read; `Settings` do it, and set `Layout::plan`",
+                    path.display()
+                )),
+            };
+        };
+        match self.zero {
+            zero if zero > 0 && plan.ranks() > plan.stages().len() => {
+                refuse(format!("`zero` {zero} goes with a `plan` of one replica a stage"))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -255,10 +262,11 @@ impl Config {
         if self.device.is_meta() {
             return refuse("is not measured on `device` meta".into());
         }
+        let round = common_multiple(&self.layout.replicas());
         match scheme {
-            Asynchronous::WeightStashing | Asynchronous::VerticalSync if pieces > 1 => {
-                refuse(format!("updates after every micro-batch: got `micro-batches` {pieces}, wanted 1"))
-            }
+            Asynchronous::WeightStashing | Asynchronous::VerticalSync if pieces != round => refuse(format!(
+                "updates after a micro-batch of every replica: got `micro-batches` {pieces}, wanted {round}"
+            )),
             Asynchronous::DoubleBuffered if pieces < pp => {
                 refuse(format!("wants as many `micro-batches` as `pp` {pp}, got {pieces}"))
             }

@@ -3,6 +3,9 @@
 //! The steps up to the next pause are one run of the pipeline, which is filled once and drained (flushed) at the end. An update is a step. PipeDream
 //! updates after each micro-batch, which is the whole batch; PipeDream-2BW after all micro-batches of a batch. Gradients belong to
 //! weights that are some updates old, so losses differ from those of one device, and depend on the number of ranks.
+//!
+//! Under a plan with replicas PipeDream's batch has as many micro-batches as bring each stage to the end of an update. A stage with fewer replicas
+//! updates several times in a step, each time by the mean over the micro-batches of the update.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,7 +20,9 @@ use phalanx_parallel::comm::Comm;
 use phalanx_parallel::hybrid::StagedModel;
 use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{AsynchronousPipeline, Executed, Observer, Spec, Stages, Weights};
-use phalanx_parallel::pipeline::schedule::{self, double_buffered, vertical_sync, weight_stashing};
+use phalanx_parallel::pipeline::schedule::{
+    self, double_buffered_over, vertical_sync_over, weight_stashing_over,
+};
 use phalanx_parallel::tensor_parallel::sum_squares;
 use phalanx_tensor::{Context, DType, RngKey, unpoisoned};
 
@@ -38,9 +43,10 @@ pub(crate) fn run_asynchronously(
     let (mesh_rank, config, first) = (run.mesh_rank().clone(), run.config().clone(), steps.start);
     let interval = config.layout.micro_batches;
     let count = (steps.end - steps.start) as usize;
-    let (line, stages) = (mesh_rank.groups.along(Axis::Pp), config.layout.pp);
-    let plan = plan(kind, stages, interval, count * interval)?;
+    let line = mesh_rank.groups.along(Axis::Pp);
+    let plan = plan(kind, &config.layout.replicas(), interval, count * interval)?;
     // The model of one stage recomputes its blocks by itself.
+    let stages = plan.schedule.stages();
     let mode = if stages == 1 { RecomputeMode::Never } else { config.layout.recompute };
     let mut pipeline = AsynchronousPipeline::new(&plan, line.clone(), mesh_rank.device)?.recompute(mode);
     if config.layout.scatter_gather {
@@ -56,11 +62,13 @@ pub(crate) fn run_asynchronously(
         dtype: config.dtype,
         next: first,
         read: BTreeMap::new(),
-        kept: stages as u64 + 1,
+        kept: line.size() as u64 + 1,
     };
     let scale = 1.0 / (config.batch * run.setup.data.counted) as f64;
     let (model, seed) = (run.model.clone(), config.seed);
     let (feed, failed) = (Mutex::new(feed), Mutex::new(None));
+    let stage = plan.schedule.stages_of(line.rank()).next().unwrap_or_default();
+    let updates = interval / plan.interval_of(stage);
     let work = Arc::new(StageWork { model, feed, first, interval, scale, seed, failed });
     let mut optimizer = StageOptimizer {
         parameters: run.model.parameters(),
@@ -69,6 +77,7 @@ pub(crate) fn run_asynchronously(
         cut: mesh_rank.groups.along(Axis::Tp),
         rates: config.lr,
         first,
+        updates,
         lr_factor: run.plateau.lr_factor,
         clip: config.clip,
         norms: Vec::new(),
@@ -87,22 +96,27 @@ pub(crate) fn run_asynchronously(
         let own = losses.iter().skip(i * interval).take(interval);
         let own = own.map(loss_value).try_fold(0.0, |sum, loss| Ok::<_, crate::Error>(sum + loss?))?;
         let sum = |own: f64| mesh_rank.sum(if mesh_rank.counts_loss() { own } else { 0.0 });
-        let outcome = Outcome { loss: sum(own)?, grad_norm: sum(norms[i] * norms[i])?.sqrt() };
-        reports.push(StepReport { step, outcome, seconds: (ends[i + 1] - ends[i]).as_secs_f64(), peak: 0 });
+        // Replicas of a stage have the same norms. Several updates of a step count by their mean.
+        let counts = plan.schedule.ranks_of(stage).start == line.rank();
+        let squares: f64 = norms[i * updates..][..updates].iter().map(|norm| norm * norm).sum();
+        let square = if counts { squares / updates as f64 } else { 0.0 };
+        let outcome = Outcome { loss: sum(own)?, grad_norm: sum(square)?.sqrt() };
+        let seconds = (ends[(i + 1) * updates] - ends[i * updates]).as_secs_f64();
+        reports.push(StepReport { step, outcome, seconds, peak: 0 });
     }
     Ok(reports)
 }
 
 fn plan(
     kind: Asynchronous,
-    stages: usize,
+    replicas: &[usize],
     interval: usize,
     micro_batches: usize,
 ) -> Result<schedule::Asynchronous> {
     let plan = match kind {
-        Asynchronous::WeightStashing => weight_stashing(stages, micro_batches),
-        Asynchronous::VerticalSync => vertical_sync(stages, micro_batches),
-        Asynchronous::DoubleBuffered => double_buffered(stages, interval, micro_batches),
+        Asynchronous::WeightStashing => weight_stashing_over(replicas, micro_batches),
+        Asynchronous::VerticalSync => vertical_sync_over(replicas, micro_batches),
+        Asynchronous::DoubleBuffered => double_buffered_over(replicas, interval, micro_batches),
     };
     Ok(plan.map_err(parallel::Error::from)?)
 }
@@ -198,6 +212,8 @@ struct StageOptimizer<'a> {
     cut: &'a Comm,
     rates: Schedule,
     first: u64,
+    /// How many updates the stage makes in a step.
+    updates: usize,
     /// The factor of the learning rate after plateaus.
     lr_factor: f64,
     clip: Option<f64>,
@@ -213,17 +229,19 @@ impl Weights for StageOptimizer<'_> {
     }
 
     fn update(&mut self, _stage: usize, update: usize) -> parallel::Result<()> {
-        let norm = norm_of(&sum_squares(grad_squares(&self.parameters)?, self.cut)?)?;
+        let step = self.first + (update / self.updates) as u64;
+        // Losses are divided by the tokens of the batch, of which an update has a part.
+        let part = self.updates as f64;
+        let norm = part * norm_of(&sum_squares(grad_squares(&self.parameters)?, self.cut)?)?;
         if !norm.is_finite() {
-            let step = self.first + update as u64;
             let why =
                 format!("step {step}: the norm of the gradients of this stage is {norm}; it is not updated");
             return Err(parallel::Error::Config(why));
         }
         let mut updated = || -> Result<()> {
             self.saver.wait()?;
-            self.optimizers.set_lr(&self.rates, self.first + update as u64, self.lr_factor);
-            self.optimizers.step_scaled(self.clip.map_or(1.0, |clip| Clip::new(norm, clip).scale))
+            self.optimizers.set_lr(&self.rates, step, self.lr_factor);
+            self.optimizers.step_scaled(part * self.clip.map_or(1.0, |clip| Clip::new(norm, clip).scale))
         };
         updated().map_err(passed_on)?;
         self.norms.push(norm);

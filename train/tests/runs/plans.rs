@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
-use phalanx_nn::{LinearConfig, SequentialConfig, Tanh};
+use phalanx_nn::{Group, LinearConfig, Optimizer, Parameter, Schedule, SequentialConfig, Sgd, Tanh};
 use phalanx_parallel::hybrid::{Layout, decoder};
 use phalanx_parallel::planning::{StagePlan, StageReplicas, decoder_layers};
 use phalanx_tensor::DType;
 use phalanx_train::data::{TokenWindows, Tokens};
-use phalanx_train::{Config, Result, Settings, Trainer, plan_decoder};
+use phalanx_train::{AnyRule, Asynchronous, Config, Result, Settings, Trainer, plan_decoder};
 
 use super::{Told, config, data, loss};
 
@@ -31,10 +31,16 @@ fn planned(of: &[(usize, usize)], micro_batches: usize) -> Layout {
     Layout { pp: plan.ranks(), plan: Some(plan), micro_batches, ..Layout::default() }
 }
 
+type MakeOptimizers = fn(Vec<Parameter>, f64) -> Result<Vec<Optimizer<AnyRule>>>;
+
 /// The bits of the losses, and the values of the whole model.
 type Outcome = (Vec<u64>, BTreeMap<String, Vec<u8>>);
 
 fn train(config: Config, model: &ModelConfig) -> Result<Outcome> {
+    train_by(config, model, phalanx_train::adamw)
+}
+
+fn train_by(config: Config, model: &ModelConfig, optimizers: MakeOptimizers) -> Result<Outcome> {
     let tokens: Vec<u32> = (0..400).map(|i: u32| (i * i + i / 7) % 31).collect();
     let windows = || TokenWindows::new(tokens.clone().with_end_of_text(0), CONTEXT, 5);
     let told = Told::default();
@@ -42,6 +48,7 @@ fn train(config: Config, model: &ModelConfig) -> Result<Outcome> {
     let (end, how) = (values.clone(), config.clone());
     Trainer::new(config)
         .samples(windows()?, CONTEXT)
+        .optimizers(optimizers)
         .callback(told.clone())
         .at_end(move |run| {
             let state = run.full_state_dict()?;
@@ -104,7 +111,7 @@ fn a_plan_goes_with_bf16_recomputation_and_split_layers() {
     }
     for (sequence_parallel, scatters) in [(false, false), (true, false), (false, true)] {
         check(&|layout| {
-            // One rank has no one to send to.
+            // One rank sends nothing.
             let scatter_gather = scatters && layout.pp > 1;
             short(Layout { tp: 2, sequence_parallel, scatter_gather, ..layout })
         });
@@ -128,19 +135,79 @@ fn layers_in_a_row_under_a_plan_have_the_bits_of_one_rank() {
         let flat = SequentialConfig::new().with(phalanx_nn::Flatten::default());
         flat.with(linear(64, 8)).with(Tanh).with(linear(8, 8)).with(Tanh).with(linear(8, 2))
     };
-    let run = |layout: Layout| {
+    let run_on = |layout: Layout, rows: usize| {
         let told = Told::default();
         let [train, validation] = data();
-        let trainer = Trainer::new(config(layout, 0)).data(train).validation(validation);
+        let config = Config { validation_rows: Some(rows), ..config(layout, 0) };
+        let trainer = Trainer::new(config).data(train).validation(validation);
         trainer.callback(told.clone()).run_layers(layers, loss)?;
         Ok::<_, phalanx_train::Error>((told.losses(), told.validations()))
     };
+    let run = |layout: Layout| run_on(layout, 40);
     let wanted = run(alone(4)).unwrap();
     for of in [&[(2, 2), (4, 1)][..], &[(1, 1), (1, 3), (4, 2)]] {
         assert!(run(planned(of, 4)).unwrap() == wanted, "{of:?}");
+        // Fewer rows than a stage has replicas.
+        assert!(run_on(planned(of, 4), 1).unwrap() == run_on(alone(4), 1).unwrap(), "{of:?}");
     }
     let error = run(planned(&[(2, 2), (3, 1)], 4)).unwrap_err().to_string();
     assert!(error.contains("plan: got stages of 5 layers in all, wanted 6: the layers in a row"), "{error}");
+}
+
+#[test]
+fn replicas_of_one_stage_without_flushes_are_plain_descent() {
+    use Asynchronous::{VerticalSync, WeightStashing};
+    for (scheme, replicas) in [(WeightStashing, 2), (VerticalSync, 3)] {
+        let layout = planned(&[(5, replicas)], replicas);
+        let got = train(Config { asynchronous: Some(scheme), ..short(layout) }, &gpt()).unwrap();
+        assert!(got == train(short(alone(replicas)), &gpt()).unwrap(), "{scheme:?}");
+    }
+}
+
+#[test]
+fn double_buffers_do_not_depend_on_the_plan() {
+    let run = |layout: Layout, asynchronous: Option<Asynchronous>| {
+        train(Config { asynchronous, clip: None, ..short(layout) }, &gpt()).unwrap()
+    };
+    let doubled = Some(Asynchronous::DoubleBuffered);
+    let wanted = run(Layout { pp: 3, ..alone(6) }, doubled);
+    for of in [&[(2, 2), (3, 1)][..], &[(1, 1), (3, 1), (1, 2)]] {
+        assert!(run(planned(of, 6), doubled) == wanted, "{of:?}");
+    }
+    assert!(run(alone(6), None) != wanted, "weights are not an update old");
+}
+
+/// A small step from the same weights, without flushes and with.
+#[test]
+fn each_update_of_a_stage_is_by_a_mean() {
+    let model = ModelConfig::Llama(LlamaConfig::new(31, CONTEXT, 3, 2, 16));
+    let after = |layout: Layout, asynchronous: Option<Asynchronous>, lr: f64| {
+        let lr = Schedule::Constant { lr, warmup: 0 };
+        let config = Config { steps: 1, lr, asynchronous, clip: None, dtype: DType::F64, ..short(layout) };
+        let values = train_by(config, &model, sgd).unwrap().1;
+        let floats =
+            |bytes: &Vec<u8>| bytes.chunks(8).map(|b| f64::from_le_bytes(b.try_into().unwrap())).collect();
+        values
+            .iter()
+            .map(|(name, bytes)| (name.clone(), floats(bytes)))
+            .collect::<BTreeMap<String, Vec<f64>>>()
+    };
+    let (before, wanted) = (after(alone(2), None, 0.0), after(alone(2), None, 1e-6));
+    // The second stage updates twice, each time by the mean over one of the two micro-batches.
+    let got = after(planned(&[(2, 2), (3, 1)], 2), Some(Asynchronous::WeightStashing), 1e-6);
+    for (name, before) in before {
+        let times = if name.contains("embed") || name.contains("layers.0") { 1.0 } else { 2.0 };
+        for ((before, wanted), got) in before.iter().zip(&wanted[&name]).zip(&got[&name]) {
+            let (wanted, got) = (times * (wanted - before), got - before);
+            assert!((wanted - got).abs() < 1e-10, "{name}: moved {got}, wanted {wanted}");
+        }
+    }
+}
+
+/// Plain descent.
+fn sgd(parameters: Vec<Parameter>, lr: f64) -> Result<Vec<Optimizer<AnyRule>>> {
+    let rule: AnyRule = Box::<Sgd>::default();
+    Ok(vec![Optimizer::new(rule, vec![Group::new(parameters, lr)])?])
 }
 
 #[test]
@@ -191,9 +258,17 @@ fn the_plan_that_is_made_of_a_model_is_the_plan_that_a_run_follows() {
     let wanted = train(short(alone(3)), &model).unwrap();
     assert!(train(short(read.layout.clone()), &model).unwrap() == wanted, "{text}");
     std::fs::remove_file(path).unwrap();
-    let links = Config { links: Some("2x1e9,2x1e8".into()), ..ranks };
-    let error = plan_decoder(&links, CONTEXT, |s, x| Ok(decoder_layers(&model, s, x)?)).unwrap_err();
-    assert!(error.to_string().contains("`links` 2x1e9,2x1e8 are of 4 ranks, and there are 3"), "{error}");
+    let refused = |config: &Config| {
+        plan_decoder(config, CONTEXT, |s, x| Ok(decoder_layers(&model, s, x)?)).unwrap_err().to_string()
+    };
+    let split = Config { layout: Layout { tp: 2, ..ranks.layout.clone() }, ..ranks.clone() };
+    assert!(refused(&split).contains("`tp` is 2, and a plan is of layers that are not split"));
+    let error = refused(&Config { links: Some("2x1e9,2x1e8".into()), ..ranks.clone() });
+    let huge = refused(&Config { links: Some("18446744073709551615x1,2x1".into()), ..ranks.clone() });
+    assert!(huge.contains("ranks, and there are 3"), "{huge}");
+    let unread = Config { plan: Some("a.toml".into()), ..Config::default() }.check().unwrap_err();
+    assert!(unread.to_string().contains("`plan` a.toml was not read"), "{unread}");
+    assert!(error.contains("`links` 2x1e9,2x1e8 are of 4 ranks, and there are 3"), "{error}");
 }
 
 #[test]
@@ -208,7 +283,7 @@ fn what_does_not_go_with_a_plan_is_refused() {
         (&["--dp", "2"], ".toml: got dp 2 around stages with replicas [2, 1], wanted 1"),
         (&["--zero", "1"], "`zero` 1 goes with a `plan` of one replica a stage"),
         (&["--schedule", "zb-h1"], "got schedule zb-h1, wanted 1f1b"),
-        (&["--schedule", "pipedream-2bw"], "goes with a `plan` of one replica a stage"),
+        (&["--schedule", "pipedream"], "micro-batch of every replica: got `micro-batches` 4, wanted 2"),
     ] {
         let got = error(more);
         assert!(got.contains(wanted), "{more:?}: {got}");

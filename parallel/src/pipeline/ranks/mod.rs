@@ -32,7 +32,7 @@
 //! replicas.finish()
 //!
 //! pipeline ──> executor <──> transfer ──> parts    chunks    tied
-//!     └──────────> ├──> versions    stages ──> skips <── sequence ──> chunks
+//!     └──────────> ├──> versions <──> tied_versions    stages ──> skips <── sequence ──> chunks
 //!                  └──> replicas
 //! ```
 
@@ -45,6 +45,7 @@ mod sequence;
 mod skips;
 mod stages;
 mod tied;
+mod tied_versions;
 mod transfer;
 mod versions;
 

@@ -8,7 +8,8 @@ use phalanx_tensor::{Context, Device, Tensor};
 
 use super::executor::{Executor, ScheduleRun};
 use super::parts::Parts;
-use super::versions::{Ends, Updates};
+use super::tied_versions::Ends;
+use super::versions::Updates;
 use super::{Observer, Stages, Weights};
 use crate::comm::Comm;
 use crate::pipeline::schedule::{

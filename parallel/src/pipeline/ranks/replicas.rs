@@ -125,21 +125,21 @@ impl<S: Stages> ScheduleRun<'_, S> {
     }
 
     fn send_sums(&mut self, action: Action, to: usize) -> Result<()> {
+        let comm = &self.executor.comm;
         let sums: Sums = self.sums.iter().map(|leaf| leaf.grad().map(Var::into_tensor)).collect();
         let has: Vec<u8> = sums.iter().map(|sum| u8::from(sum.is_some())).collect();
-        let device = self.executor.device.host();
         let _category = Context::with(|c| c.category = Category::Buffers);
-        let has = Tensor::from_slice(&has, &[has.len()], device)?;
-        for tensor in std::iter::once(has).chain(sums.into_iter().flatten()) {
-            self.sent.push((action, self.executor.comm.start(Call::send(tensor, to))));
-        }
+        // A rank without peers takes all that there may be.
+        let has = || Tensor::from_slice(&has, &[has.len()], self.executor.device.host());
+        let has = comm.has_peers().then(has).transpose()?;
+        let sends = has.into_iter().chain(sums.into_iter().flatten());
+        self.sent.extend(sends.map(|tensor| (action, comm.start(Call::send(tensor, to)))));
         Ok(())
     }
 
     fn receive_sums(&self, from: usize) -> Result<Sums> {
         let comm = &self.executor.comm;
         let mut has = vec![1; self.sums.len()];
-        // A rank without peers takes all that there may be.
         if comm.has_peers() {
             let _category = Context::with(|c| c.category = Category::Buffers);
             let mut header = Tensor::empty(&[has.len()], DType::U8, self.executor.device.host())?;

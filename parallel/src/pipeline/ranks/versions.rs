@@ -1,28 +1,14 @@
-//! Weight versions, for schedules without flushes: [`Versions`] stashes those that are still needed, [`Updates`] chooses the
-//! one that an action uses and makes the next, and [`Owner`] and [`Follower`] are the two copies of a tied table.
-//!
-//! ```text
-//! first stage (owner)                           last stage (follower)
-//!         <------- gradient of the head ------- B m      the last micro-batch of the first stage's update u
-//!   U u   -------- version u + 1 -------------> F m      the first that uses version u + 1, or the end of the run
-//! ```
-//! A tied table belongs to the first stage, whose optimizer makes the next version: a micro-batch uses at both ends the
-//! version that the first stage has for it. Neither rank waits longer than for the micro-batch itself. The first stage's `U`
-//! comes after its `B`, which comes after the last stage's; a version is sent before the `F` on the first stage that uses it,
-//! so it arrives before the `F` on the last.
-//!
-//! Each replica of the first stage is an owner, and each of the last a follower. The replica of the last stage that has the sum of the
-//! head's gradients sends it to all owners. They make the same version, which the first of them sends to all followers.
+//! Weight versions, for schedules without flushes: [`Versions`] stashes those that are still needed, and [`Updates`] chooses the one
+//! that an action uses and makes the next.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 
 use phalanx_nn::Parameter;
-use phalanx_nn::autograd::{Leaf, Slot, Stash, Var};
-use phalanx_tensor::{Category, Context, Tensor};
+use phalanx_nn::autograd::{Leaf, Stash};
+use phalanx_tensor::{Category, Context};
 
-use crate::comm::{Call, Comm, Pending};
-use crate::pipeline::schedule::{Action, ActionKind, Asynchronous, Schedule};
+use super::tied_versions::{Ends, Follower, Owner, has_its_own_gradients};
+use crate::pipeline::schedule::{Action, ActionKind, Asynchronous};
 use crate::{Error, Result};
 
 /// The weights of a rank's stages, and how to update them, for a schedule without flushes.
@@ -53,7 +39,7 @@ pub trait Weights {
 ///   U  --->
 ///            newest, not needed:    update in place
 /// ```
-struct Versions {
+pub(super) struct Versions {
     parameters: Vec<Parameter>,
     /// The values of all leaves of the parameters, in order.
     kept: BTreeMap<usize, Vec<Stash>>,
@@ -66,7 +52,7 @@ struct Versions {
 
 impl Versions {
     /// Version 0 is what the parameters hold; `uses` is the number of computations that use each version.
-    fn new(parameters: Vec<Parameter>, uses: BTreeMap<usize, usize>) -> Result<Versions> {
+    pub(super) fn new(parameters: Vec<Parameter>, uses: BTreeMap<usize, usize>) -> Result<Versions> {
         parameters.iter().try_for_each(has_its_own_storage)?;
         let mut versions = Versions { parameters, kept: BTreeMap::new(), held: 0, newest: 0, left: uses };
         versions.keep();
@@ -85,7 +71,7 @@ impl Versions {
     }
 
     /// Lets the parameters hold a version.
-    fn hold(&mut self, version: usize) -> Result<()> {
+    pub(super) fn hold(&mut self, version: usize) -> Result<()> {
         if self.held != version {
             let missing = || Error::Config(format!("version {version} of the weights is not kept"));
             let stashes = self.kept.get(&version).ok_or_else(missing)?;
@@ -96,7 +82,7 @@ impl Versions {
     }
 
     /// The newest version.
-    fn newest(&self) -> usize {
+    pub(super) fn newest(&self) -> usize {
         self.newest
     }
 
@@ -106,12 +92,12 @@ impl Versions {
     }
 
     /// Lets the parameters hold the newest version.
-    fn hold_newest(&mut self) -> Result<()> {
+    pub(super) fn hold_newest(&mut self) -> Result<()> {
         self.hold(self.newest)
     }
 
     /// Counts a computation that has used a version, and frees the version after the last.
-    fn used(&mut self, version: usize) -> Result<()> {
+    pub(super) fn used(&mut self, version: usize) -> Result<()> {
         self.left.entry(version).and_modify(|left| *left -= 1);
         self.left.retain(|_, left| *left > 0);
         if version < self.newest && !self.left.contains_key(&version) {
@@ -122,7 +108,7 @@ impl Versions {
     }
 
     /// Makes the next version from the newest by `step`, which writes the parameters.
-    fn update(&mut self, step: impl FnOnce() -> Result<()>) -> Result<()> {
+    pub(super) fn update(&mut self, step: impl FnOnce() -> Result<()>) -> Result<()> {
         self.hold_newest()?;
         if self.keeps_newest() {
             let _category = Context::with(|c| c.category = Category::Parameters);
@@ -267,7 +253,7 @@ impl<'a> Updates<'a> {
         else {
             return Ok(());
         };
-        follower.versions.used(of_table)?;
+        follower.used(of_table)?;
         if is_whole { follower.send_head() } else { Ok(()) }
     }
 
@@ -291,7 +277,7 @@ impl<'a> Updates<'a> {
             weights.update(stage, number)?;
             Ok(weights.parameters(stage)?.iter().try_for_each(Parameter::zero_grad)?)
         })?;
-        follower.into_iter().for_each(|follower| follower.table.leaves()[HEAD].set_grad(head.clone()));
+        follower.into_iter().for_each(|follower| follower.put_head(head.clone()));
         owner.map_or(Ok(()), Owner::send)
     }
 
@@ -308,152 +294,7 @@ fn of(stages: &mut BTreeMap<usize, Versions>, stage: usize) -> Result<&mut Versi
     stages.get_mut(&stage).ok_or_else(|| Error::Config(format!("stage {stage} is not here")))
 }
 
-/// Refuses a tied table with gradients in buckets.
-fn has_its_own_gradients(table: &Parameter) -> Result<()> {
-    if table.leaves().iter().all(|leaf| matches!(leaf.slot(), Slot::Owned(_))) {
-        return Ok(());
-    }
-    Err(Error::Config(format!(
-        "{}: got a tied table with data parallelism in a schedule without flushes, wanted one or the other: the \
-         replicas' buckets would wait for gradients that the other end of the pipeline takes",
-        table.name()
-    )))
-}
-
 /// Whether an action uses weights.
 fn computes(kind: ActionKind) -> bool {
     matches!(kind, ActionKind::Forward | ActionKind::Backward | ActionKind::Input | ActionKind::Weight)
-}
-
-/// The site of a tied table at which it is the head.
-const HEAD: usize = 0;
-
-/// The ranks of the first and of the last stage.
-#[derive(Clone)]
-pub(super) struct Ends {
-    /// The first stage's ranks, then the last's.
-    comm: Comm,
-    /// How many are the first stage's.
-    owners: usize,
-}
-
-impl Ends {
-    /// `None` if there is one stage, and on the ranks of other stages.
-    pub(super) fn new(schedule: &Schedule, comm: &Comm) -> Result<Option<Ends>> {
-        let (first, last) = (schedule.ranks_of(0), schedule.ranks_of(schedule.stages() - 1));
-        let ranks: Vec<usize> = first.clone().chain(last.clone()).collect();
-        if first == last || !ranks.contains(&comm.rank()) {
-            return Ok(None);
-        }
-        Ok(Some(Ends { comm: comm.group(&ranks)?, owners: first.len() }))
-    }
-
-    fn followers(&self) -> Range<usize> {
-        self.owners..self.comm.size()
-    }
-
-    /// The follower that computes a micro-batch.
-    fn follower(&self, micro_batch: usize) -> usize {
-        self.owners + micro_batch % self.followers().len()
-    }
-}
-
-/// The first stage's copy.
-struct Owner {
-    table: Parameter,
-    ends: Ends,
-    /// Versions that may still be under way.
-    sent: Vec<Pending>,
-}
-
-impl Owner {
-    fn new(table: Parameter, ends: Ends) -> Owner {
-        Owner { table, ends, sent: Vec::new() }
-    }
-
-    /// Adds the head's gradients, before the update after `micro_batch`.
-    fn add_head(&mut self, micro_batch: usize) -> Result<()> {
-        let table = self.table.tensor();
-        let dtype = self.table.grad()?.map_or(table.dtype(), |grad| grad.dtype());
-        let grad = Tensor::empty(table.shape(), dtype, table.device())?;
-        self.ends.comm.run(Call::recv(grad.clone(), self.ends.follower(micro_batch)))?;
-        Ok(self.table.leaves()[HEAD].accumulate(grad)?)
-    }
-
-    /// Sends the version that an update has made. One owner does it for all.
-    fn send(&mut self) -> Result<()> {
-        if self.ends.comm.rank() == 0 {
-            let sends = self.ends.followers().map(|to| Call::send(self.table.tensor(), to));
-            self.sent.extend(sends.map(|send| self.ends.comm.start(send)));
-        }
-        settle(&mut self.sent)
-    }
-
-    /// Waits until all versions have been received, so that the newest may be written.
-    fn wait(&mut self) -> Result<()> {
-        self.sent.drain(..).try_for_each(|send| Ok(send.wait()?))
-    }
-}
-
-/// The last stage's copy, which no optimizer updates.
-struct Follower {
-    table: Parameter,
-    versions: Versions,
-    ends: Ends,
-    /// Gradients that may still be under way.
-    sent: Vec<Pending>,
-}
-
-impl Follower {
-    /// `versions` are those of the table, which the owner makes.
-    fn new(table: Parameter, versions: Versions, ends: Ends) -> Follower {
-        Follower { table, versions, ends, sent: Vec::new() }
-    }
-
-    /// Lets the table hold a version, which it receives if it has not yet.
-    fn hold(&mut self, version: usize) -> Result<()> {
-        self.receive(version)?;
-        self.versions.hold(version)
-    }
-
-    /// Receives versions up to `version`.
-    fn receive(&mut self, version: usize) -> Result<()> {
-        while self.versions.newest() < version {
-            let (table, comm) = (&self.table, &self.ends.comm);
-            self.versions.update(|| Ok(comm.run(Call::recv(table.tensor(), 0))?))?;
-        }
-        Ok(())
-    }
-
-    /// Sends the head's gradients to the owners and clears them.
-    fn send_head(&mut self) -> Result<()> {
-        let missing =
-            || Error::Config(format!("{}: backward gave a tied table no gradient", self.table.name()));
-        let grad = self.take_head().ok_or_else(missing)?.into_tensor();
-        let sends = (0..self.ends.owners).map(|to| self.ends.comm.start(Call::send(grad.clone(), to)));
-        self.sent.extend(sends);
-        settle(&mut self.sent)
-    }
-
-    /// Takes the head's gradients.
-    fn take_head(&self) -> Option<Var> {
-        let head = &self.table.leaves()[HEAD];
-        let grad = head.grad();
-        head.set_grad(None);
-        grad
-    }
-
-    /// Waits until all gradients have been received, and receives all versions up to `version`.
-    fn end(&mut self, version: usize) -> Result<()> {
-        self.receive(version)?;
-        self.versions.hold_newest()?;
-        self.sent.drain(..).try_for_each(|send| Ok(send.wait()?))
-    }
-}
-
-/// Drops sends that have ended.
-fn settle(sent: &mut Vec<Pending>) -> Result<()> {
-    let (over, under_way): (Vec<_>, Vec<_>) = sent.drain(..).partition(Pending::is_done);
-    *sent = under_way;
-    over.into_iter().try_for_each(|send| Ok(send.wait()?))
 }
