@@ -61,7 +61,8 @@ fn every_flipped_bit_and_every_cut_is_found() {
             }
         }
         fs::write(&path, [&bytes[..], b"x"].concat()).unwrap();
-        assert!(read(&folder).is_err(), "{name}, longer");
+        let error = read(&folder).expect_err(&format!("{name}, longer")).to_string();
+        assert!(error.contains(name), "{error}");
         fs::remove_file(&path).unwrap();
         assert!(read(&folder).unwrap_err().to_string().contains(name));
         fs::write(&path, &bytes).unwrap();
