@@ -235,10 +235,13 @@ fn groups_that_share_a_copy_add_their_ranks_first() {
 }
 
 #[test]
-fn a_mean_is_the_sum_over_the_ranks() {
-    let config = ZeroConfig { average: Average::Mean, ..config(ZeroStage::Gradients) };
-    let (mean, sum) = (together(DType::F32, 4, 1, 1, &config), alone(DType::F32, 4, 1, 1));
-    assert_eq!(mean.0[0] * 4.0, sum.0[0]);
+fn a_mean_is_the_sum_divided_by_the_ranks() {
+    let sum = alone(DType::F32, 4, 1, 1);
+    for stage in STAGES {
+        let config = ZeroConfig { average: Average::Mean, ..config(stage) };
+        // Four is a power of two, so nothing is rounded.
+        assert_eq!(together(DType::F32, 4, 1, 1, &config).0[0] * 4.0, sum.0[0], "{stage:?}");
+    }
 }
 
 #[test]
