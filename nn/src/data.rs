@@ -313,7 +313,8 @@ mod tests {
     #[test]
     fn a_text_shorter_than_a_window_is_refused() {
         assert!(Windows::new(vec![1, 2, 3], 3, 0).unwrap_err().to_string().contains("context of 3"));
-        assert!(Windows::new(vec![], 1, 0).is_err());
+        let refused = Windows::new(vec![], 1, 0).err().unwrap().to_string();
+        assert!(refused.contains("Windows: got 0 tokens for a context of 1"), "{refused}");
     }
 
     proptest! {

@@ -323,7 +323,8 @@ mod tests {
         let mut entries = state_dict(&one);
         let (_, moved) = entries.remove(0);
         entries.push(("extra".into(), moved));
-        assert!(load_state_dict(&two, entries.clone()).is_err());
+        let refused = load_state_dict(&two, entries.clone()).err().unwrap().to_string();
+        assert!(refused.contains("missing: 0.weight; unexpected: extra"), "{refused}");
         let left = load_state_dict_with(&two, entries.clone(), LoadOptions { strict: false }).unwrap();
         assert_eq!(
             (left.missing, left.unexpected),

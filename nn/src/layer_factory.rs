@@ -242,8 +242,10 @@ mod tests {
 
     #[test]
     fn windows_of_absent_dimensions_are_refused() {
-        assert!(activation_window(&[], &[]).is_err());
-        assert!(activation_window(&[2, 3], &[(2, 0, 4)]).is_err());
+        let refused = activation_window(&[], &[]).err().unwrap().to_string();
+        assert!(refused.contains("got shape [], wanted a batch"), "{refused}");
+        let refused = activation_window(&[2, 3], &[(2, 0, 4)]).err().unwrap().to_string();
+        assert!(refused.contains("got shape [2, 3], wanted a batch and dimensions [2]"), "{refused}");
         assert_eq!(activation_window(&[2, 3], &[(1, 1, 4)]).unwrap().global[1], 4);
     }
 }

@@ -284,7 +284,10 @@ mod tests {
     fn what_does_not_divide_is_refused() {
         let error = Mesh::of_ranks(6, 4, 1).unwrap_err().to_string();
         assert!(error.contains("got 6 ranks, wanted a multiple of tp 4 x pp 1"), "{error}");
-        assert!(Mesh::new(0, 1, 1).is_err() && Mesh::of_ranks(0, 1, 1).is_err());
+        for none in [Mesh::new(0, 1, 1), Mesh::new(1, 0, 1), Mesh::new(1, 1, 0), Mesh::of_ranks(0, 1, 1)] {
+            let error = none.unwrap_err().to_string();
+            assert!(error.contains("got") && error.contains("wanted"), "{error}");
+        }
     }
 
     #[test]

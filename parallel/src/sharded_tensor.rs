@@ -360,7 +360,8 @@ mod tests {
             (vec![usize::MAX, 2], vec![0, 0], vec![1, 1], 0..1),
             (vec![4], vec![0], vec![4], std::ops::Range { start: 3, end: 2 }),
         ] {
-            assert!(BoxRange { shape, offset, extent, range }.check().is_err());
+            let refused = BoxRange { shape, offset, extent, range }.check().err().unwrap().to_string();
+            assert!(refused.contains("wanted some inside of ["), "{refused}");
         }
     }
 

@@ -290,6 +290,6 @@ fn most_bytes_of_the_buckets_are_on_their_way_before_backward_ends() {
         let (early, all) = (bytes(&inside), bytes(&|_| true));
         assert!(2 * early > all && all > 0, "rank {rank}: {early} of {all}");
     }
-    // More than half do. `buckets_end_before_backward_does_on_threads` of phalanx-parallel has all of them, without times.
+    // At least one in eight, on a machine that is as busy as it may be. `buckets_end_before_backward_does_on_threads` of phalanx-parallel has all of them, without times.
     assert!(8 * ended > started, "{ended} of {started} buckets ended before backward did");
 }

@@ -237,8 +237,9 @@ mod tests {
         let z = y.linear(&w.var().unsqueeze(0).unwrap(), None).unwrap().sum_all().unwrap();
         g.set_tensor(nothing()).unwrap();
         let dw = grad(&[(z, None)], &[&w.var()], Options::default()).unwrap().remove(0).unwrap();
-        let wanted = y.sum(&[0], false).unwrap().to_vec::<f32>().unwrap();
-        assert!(dw.to_vec::<f32>().unwrap().iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-5));
+        let (dw, wanted) = [dw, y.sum(&[0], false).unwrap()].map(|v| v.to_vec::<f32>().unwrap()).into();
+        assert_eq!((dw.len(), wanted.len()), (64, 64));
+        assert!(dw.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-5));
     }
     /// Counts what it keeps.
     struct Count(Arc<AtomicUsize>);

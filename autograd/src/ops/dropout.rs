@@ -216,7 +216,8 @@ mod tests {
         assert_eq!(y.to_vec::<f32>().unwrap(), [3.0; 6]);
         let error = x.bias_dropout_add(Some(&ones(&[3])), &x, 0.5, 1, None).unwrap_err().to_string();
         assert!(error.contains("bias_dropout_add") && error.contains("a bias of shape [3]"), "{error}");
-        assert!(x.bias_dropout_add(None, &x, 1.5, 1, None).is_err());
+        let refused = x.bias_dropout_add(None, &x, 1.5, 1, None).err().unwrap().to_string();
+        assert!(refused.contains("bias_dropout_add: the probability 1.5"), "{refused}");
     }
 
     #[test]
@@ -224,6 +225,7 @@ mod tests {
         let x = ones(&[9]);
         let _eval = Context::with(|c| c.set_train(false));
         assert_eq!(x.dropout(0.9, 0, None).unwrap().to_vec::<f32>().unwrap(), [1.0; 9]);
-        assert!(x.dropout(1.5, 0, None).is_err());
+        let refused = x.dropout(1.5, 0, None).err().unwrap().to_string();
+        assert!(refused.contains("dropout: the probability 1.5"), "{refused}");
     }
 }

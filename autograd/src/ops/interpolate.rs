@@ -394,7 +394,9 @@ mod tests {
         says(Interpolate::to_size(&[2], Mode::Linear), "[n, channels, length]");
         says(Interpolate::to_size(&[2], Mode::Nearest).with_align_corners(true), "aligned corners");
         let whole = x.to(DType::I64).unwrap();
-        assert!(whole.interpolate(&Interpolate::to_size(&[2], Mode::Bilinear)).is_err());
+        let refused =
+            whole.interpolate(&Interpolate::to_size(&[2], Mode::Bilinear)).err().unwrap().to_string();
+        assert!(refused.contains("interpolate: got dtype i64"), "{refused}");
         assert_eq!(
             whole.interpolate(&Interpolate::to_size(&[2], Mode::Nearest)).unwrap().to_vec::<i64>().unwrap(),
             [0, 2, 4, 6]

@@ -253,11 +253,19 @@ mod tests {
         assert_eq!(turned(1, [1, 0]), turned(3, [0, -1]));
         assert_eq!(turned(6, [0, 1]), [6, 5, 4, 3, 2, 1]);
         assert_eq!(turned(isize::MIN, [0, 1]), [1, 2, 3, 4, 5, 6]);
-        assert!(x.rot90(1, &[0]).is_err() && x.rot90(1, &[0, 0]).is_err() && x.rot90(1, &[0, 2]).is_err());
+        let refused = x.rot90(1, &[0]).err().unwrap().to_string();
+        assert!(refused.contains("got 1 dimensions, wanted the two"), "{refused}");
+        let refused = x.rot90(1, &[0, 0]).err().unwrap().to_string();
+        assert!(refused.contains("rot90: dimension 0 is named twice"), "{refused}");
+        let refused = x.rot90(1, &[0, 2]).err().unwrap().to_string();
+        assert!(refused.contains("rot90: dimension 2 is out of range"), "{refused}");
         let y = x.reshape(&[1, 2, 3, 1]).unwrap();
         assert_eq!(y.movedim(&[0, -2], &[-1, 0]).unwrap().shape(), [3, 2, 1, 1]);
         assert_eq!(y.movedim(&[1], &[3]).unwrap().shape(), [1, 3, 1, 2]);
-        assert!(y.movedim(&[0, 1], &[0]).is_err() && y.movedim(&[0, 0], &[0, 1]).is_err());
+        let refused = y.movedim(&[0, 1], &[0]).err().unwrap().to_string();
+        assert!(refused.contains("movedim: got 2 dimensions to 1"), "{refused}");
+        let refused = y.movedim(&[0, 0], &[0, 1]).err().unwrap().to_string();
+        assert!(refused.contains("movedim: dimension 0 is named twice"), "{refused}");
         check_twice(&[&[2, 3, 2]], |v| v[0].tanh()?.rot90(3, &[2, 1]));
         check_twice(&[&[2, 3, 2]], |v| v[0].tanh()?.movedim(&[2, 0], &[0, 1]));
     }

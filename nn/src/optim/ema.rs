@@ -179,6 +179,8 @@ mod tests {
     #[test]
     fn a_decay_that_keeps_everything_is_refused() {
         let p = Parameter::new("w", Tensor::zeros(&[2], DType::F32, Device::CPU).unwrap()).unwrap();
-        assert!(Ema::new(Sgd::default(), 1.0).init(vec![Group::new(vec![p], 0.1)]).is_err());
+        let refused =
+            Ema::new(Sgd::default(), 1.0).init(vec![Group::new(vec![p], 0.1)]).err().unwrap().to_string();
+        assert!(refused.contains("Ema: got a decay of 1.0"), "{refused}");
     }
 }

@@ -48,7 +48,8 @@ fn a_piece_knows_its_part_of_the_whole_and_its_range_there() {
     assert_eq!((w.part(), w.range()), (&part, 0..6));
     let piece = w.piece(rows.with_shape(&[6]).unwrap().narrow(0, 2, 3).unwrap(), 2..5).unwrap();
     assert_eq!((piece.part(), piece.range(), piece.is_matrix()), (&part, 2..5, true));
-    assert!(w.piece(rows.with_shape(&[6]).unwrap(), 1..7).is_err());
+    let refused = w.piece(rows.with_shape(&[6]).unwrap(), 1..7).err().unwrap().to_string();
+    assert!(refused.contains("w: got [6] for elements 1..7"), "{refused}");
 }
 
 /// Refuses one usage, and counts uses.

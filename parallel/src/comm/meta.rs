@@ -96,10 +96,13 @@ mod tests {
         comm.reduce_scatter(&mut chunk, &whole, Reduction::Sum).unwrap();
         comm.all_gather(&mut whole, &chunk).unwrap();
         assert_eq!(comm.traffic(), Traffic { calls: 3, bytes: 4 * 2 * 6300 });
-        assert!(comm.all_gather(&mut chunk, &whole).is_err());
-        assert!(comm.all_reduce(&mut tensor(4, Device::CPU), Reduction::Sum).is_err());
+        let refused = comm.all_gather(&mut chunk, &whole).err().unwrap().to_string();
+        assert!(refused.contains("got 6400 elements to give and 100 to get"), "{refused}");
+        let refused = comm.all_reduce(&mut tensor(4, Device::CPU), Reduction::Sum).err().unwrap().to_string();
+        assert!(refused.contains("got a tensor on cpu:0"), "{refused}");
         let pair = comm.group(&[9, 3]).unwrap();
         assert_eq!((pair.rank(), pair.size(), pair.ranks()), (1, 2, &[9, 3][..]));
-        assert!(comm.group(&[1, 2]).is_err());
+        let refused = comm.group(&[1, 2]).err().unwrap().to_string();
+        assert!(refused.contains("got ranks [1, 2] on rank 3 of 64"), "{refused}");
     }
 }

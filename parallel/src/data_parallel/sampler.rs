@@ -154,6 +154,7 @@ mod tests {
         let draw = |seed, epoch| DistributedSampler::new(50, 1, 0).unwrap().shuffled(seed).indices(epoch);
         assert_eq!(draw(1, 2), draw(1, 2));
         assert!(draw(1, 2) != draw(1, 3) && draw(1, 2) != draw(2, 2));
-        assert!(DistributedSampler::new(5, 2, 2).is_err());
+        let refused = DistributedSampler::new(5, 2, 2).err().unwrap().to_string();
+        assert!(refused.contains("rank 2 of 2"), "{refused}");
     }
 }

@@ -78,7 +78,7 @@ pub trait DataParallel: Send + Sync {
         Ok(grad_squares(&self.parameters())?)
     }
 
-    /// The Euclidean norm of the gradients, the same bits on all ranks and in every layout.
+    /// The Euclidean norm of the gradients, the same bits on all ranks and in every layout that does not split layers.
     ///
     /// # Errors
     /// As the implementation's.

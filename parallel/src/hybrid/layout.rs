@@ -244,7 +244,8 @@ mod tests {
         assert!(got.ends_with("dp 1 x tp 1 x pp 2, 4 stages a rank"), "{got}");
         let sequence = Layout { tp: 3, sequence_parallel: true, ..Layout::default() };
         assert!(sequence.check(&model, 12, 60).is_ok());
-        assert!(sequence.check(&model, 12, 61).is_err());
+        let refused = sequence.check(&model, 12, 61).err().unwrap().to_string();
+        assert!(refused.contains("got 61 to cut over 3 ranks"), "{refused}");
         let got = nearest(Layout { scatter_gather: true, ..sequence }).unwrap();
         assert!(got.contains("got sequence parallelism"), "{got}");
     }

@@ -89,11 +89,12 @@ impl DeferredBatchNorm {
             *pending = Pending::default();
         }
         if index != pending.seen || index >= count {
-            let why = format!(
-                "got micro-batch {index} of {count}, wanted {} (each once, in ascending order)",
-                pending.seen
-            );
-            return Err(Error::Config(format!("DeferredBatchNorm: {why}")));
+            let wanted = match pending.seen {
+                seen if index < count => format!("{seen} (each once, in ascending order)"),
+                _ => format!("one below {count}"),
+            };
+            let got = format!("got micro-batch {index} of {count}");
+            return Err(Error::Config(format!("DeferredBatchNorm: {got}, wanted {wanted}")));
         }
         let moments = match pending.moments.take() {
             Some(before) => before.with(&moments)?,
@@ -408,7 +409,8 @@ mod tests {
         run(0, 3, 0..2).unwrap();
         let error = run(2, 3, 4..6).unwrap_err().to_string();
         assert!(error.contains("got micro-batch 2 of 3, wanted 1"), "{error}");
-        assert!(run(1, 1, 0..2).is_err());
+        let error = run(1, 1, 0..2).unwrap_err().to_string();
+        assert!(error.contains("got micro-batch 1 of 1, wanted one below 1"), "{error}");
     }
 
     #[test]

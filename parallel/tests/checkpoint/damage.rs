@@ -50,18 +50,21 @@ fn every_flipped_bit_and_every_cut_is_found() {
         let bytes = fs::read(&path).unwrap();
         for at in 0..bytes.len() {
             let mut damaged = bytes.clone();
-            damaged[at] ^= 1 << (at % 8);
-            fs::write(&path, &damaged).unwrap();
-            let error = read(&folder).expect_err(&format!("{name}, byte {at}")).to_string();
-            assert!(error.contains(name), "{error}");
-            if at % 5 == 0 {
-                fs::write(&path, &bytes[..at]).unwrap();
-                let error = read(&folder).expect_err(&format!("{name}, cut at {at}")).to_string();
+            // Without optimisation eight reads for each byte take too long.
+            let bits = if cfg!(debug_assertions) { at % 8..at % 8 + 1 } else { 0..8 };
+            for bit in bits {
+                damaged[at] = bytes[at] ^ 1 << bit;
+                fs::write(&path, &damaged).unwrap();
+                let error = read(&folder).expect_err(&format!("{name}, bit {bit} of byte {at}")).to_string();
                 assert!(error.contains(name), "{error}");
             }
+            fs::write(&path, &bytes[..at]).unwrap();
+            let error = read(&folder).expect_err(&format!("{name}, cut at {at}")).to_string();
+            assert!(error.contains(name), "{error}");
         }
         fs::write(&path, [&bytes[..], b"x"].concat()).unwrap();
-        assert!(read(&folder).is_err(), "{name}, longer");
+        let error = read(&folder).expect_err(&format!("{name}, longer")).to_string();
+        assert!(error.contains(name), "{error}");
         fs::remove_file(&path).unwrap();
         assert!(read(&folder).unwrap_err().to_string().contains(name));
         fs::write(&path, &bytes).unwrap();

@@ -62,7 +62,8 @@ fn what_a_killed_save_leaves_is_no_checkpoint_and_the_next_removes_it() {
         fs::write(half.join("rank-0.safetensors"), "half of it").unwrap();
     };
     leave();
-    assert!(Checkpoint::open(&folder).is_err());
+    let refused = Checkpoint::open(&folder).err().unwrap().to_string();
+    assert!(refused.contains("checkpoint.json"), "{refused}");
     write(1);
     leave();
     assert_eq!(step(&Checkpoint::open(&folder).unwrap()), "1");

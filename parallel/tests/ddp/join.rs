@@ -228,6 +228,7 @@ fn running(broadcast_buffers: bool) -> Vec<Vec<f32>> {
 #[test]
 fn buffers_are_those_of_the_first_rank_that_computes_and_at_the_end_of_the_last() {
     let close = |seen: &[f32], wanted: [f32; 3]| {
+        assert_eq!(seen.len(), wanted.len(), "{seen:?}, wanted {wanted:?}");
         assert!(seen.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-6), "{seen:?}, wanted {wanted:?}");
     };
     // 0.1 times 10 / 2 of rank 0; then 0.9 of that and 0.1 times 21 / 2 of rank 1.

@@ -281,7 +281,9 @@ fn gradients_of_gradients_pass_through_copies() {
         let y = x.tanh().unwrap().mul(x).unwrap();
         y.mul(&y).unwrap()
     };
-    for (got, wanted) in got.into_iter().zip(second(&plain, &x)) {
+    let wanted = second(&plain, &x);
+    assert_eq!((got.len(), wanted.len()), (8, 8));
+    for (got, wanted) in got.into_iter().zip(wanted) {
         assert!((got - wanted).abs() < 1e-12);
     }
 }
@@ -299,8 +301,11 @@ fn a_pipeline_is_driven_by_several_threads_at_once() {
 
 const LAYERS: usize = 5;
 
+/// Momenta of two norms: of one the mean of all batches.
+const MOMENTA: [Option<f64>; 2] = [None, Some(0.1)];
+
 /// Two convolutions with a norm each, the norms deferred.
-fn convolutions(place: impl Fn(usize) -> Device) -> Sequence {
+fn convolutions(momenta: [Option<f64>; 2], place: impl Fn(usize) -> Device) -> Sequence {
     let scope = |i: usize| Scope::new(3, DType::F64, place(i)).child(i);
     let conv = |i, inputs, outputs| Conv2dConfig::new(inputs, outputs, [3, 3]).init(&scope(i)).unwrap();
     let norm = |i, momentum, channels| {
@@ -308,10 +313,10 @@ fn convolutions(place: impl Fn(usize) -> Device) -> Sequence {
     };
     let mut model = Sequential::new()
         .with(conv(0, 2, 4))
-        .with(norm(1, None, 4))
+        .with(norm(1, momenta[0], 4))
         .with(Relu {})
         .with(conv(3, 4, 3))
-        .with(norm(4, Some(0.1), 3));
+        .with(norm(4, momenta[1], 3));
     convert(&mut model);
     model.into()
 }
@@ -347,9 +352,9 @@ fn statistics_and_gradients_are_those_of_the_plain_model_over_the_same_micro_bat
                 let what = format!("{balance:?}, {micro_batches} micro-batches, {mode}");
                 let partition = Partition::new(balance, &own).unwrap();
                 let config = GPipeConfig::new(micro_batches).with_recompute(mode);
-                let layers = convolutions(|layer| partition.device(layer).unwrap());
+                let layers = convolutions(MOMENTA, |layer| partition.device(layer).unwrap());
                 let piped = GPipe::new(layers, partition, config).unwrap();
-                let alone = convolutions(|_| plain_device());
+                let alone = convolutions(MOMENTA, |_| plain_device());
                 assert_eq!(alone.layers().len(), LAYERS);
                 // The second batch has fewer micro-batches than are asked for.
                 for (step, rows) in [9, 3, 7].into_iter().enumerate() {
@@ -368,26 +373,30 @@ fn statistics_and_gradients_are_those_of_the_plain_model_over_the_same_micro_bat
     }
 }
 
+/// Statistics behind the second convolution differ: its input depends on how each micro-batch was normalised.
 #[test]
 fn statistics_behind_the_first_convolution_are_those_of_the_whole_batch() {
     let own = devices(2);
-    let partition = Partition::new(&[3, 2], &own).unwrap();
-    let layers = convolutions(|layer| partition.device(layer).unwrap());
-    let piped = GPipe::new(layers, partition, GPipeConfig::new(4)).unwrap();
-    let alone = convolutions(|_| plain_device());
-    for (step, rows) in [9, 3, 7].into_iter().enumerate() {
-        let x = |device| constant(step as u64, &[rows, 2, 6, 5], device);
-        piped.run(x(own[0])).unwrap();
-        alone.run(x(plain_device())).unwrap();
-    }
-    for name in ["1.running_mean", "1.running_var"] {
-        let of = |model: &dyn Fn() -> Vec<(String, Tensor)>| {
-            let (_, t) = model().into_iter().find(|(known, _)| known == name).unwrap();
-            t.to_vec::<f64>().unwrap()
-        };
-        let (got, wanted) = (of(&|| state_dict(&piped)), of(&|| state_dict(&alone)));
-        for (got, wanted) in got.iter().zip(&wanted) {
-            assert!((got - wanted).abs() < 1e-13, "{name}: {got}, wanted {wanted}");
+    for momenta in [MOMENTA, [MOMENTA[1], MOMENTA[0]]] {
+        let partition = Partition::new(&[3, 2], &own).unwrap();
+        let layers = convolutions(momenta, |layer| partition.device(layer).unwrap());
+        let piped = GPipe::new(layers, partition, GPipeConfig::new(4)).unwrap();
+        let alone = convolutions(momenta, |_| plain_device());
+        for (step, rows) in [9, 3, 7].into_iter().enumerate() {
+            let x = |device| constant(step as u64, &[rows, 2, 6, 5], device);
+            piped.run(x(own[0])).unwrap();
+            alone.run(x(plain_device())).unwrap();
+        }
+        for name in ["1.running_mean", "1.running_var"] {
+            let of = |model: &dyn Fn() -> Vec<(String, Tensor)>| {
+                let (_, t) = model().into_iter().find(|(known, _)| known == name).unwrap();
+                t.to_vec::<f64>().unwrap()
+            };
+            let (got, wanted) = (of(&|| state_dict(&piped)), of(&|| state_dict(&alone)));
+            assert_eq!((got.len(), wanted.len()), (4, 4), "{name}");
+            for (got, wanted) in got.iter().zip(&wanted) {
+                assert!((got - wanted).abs() < 1e-13, "{name}, {momenta:?}: {got}, wanted {wanted}");
+            }
         }
     }
 }

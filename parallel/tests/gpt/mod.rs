@@ -88,16 +88,30 @@ pub fn add_chains(parameters: &[Parameter], ranks: usize, mut backward: impl FnM
 /// The norms of the steps, and the state at the end: values, optimizer.
 pub type Trained = (Vec<f64>, Vec<(String, Vec<u8>)>, Vec<(String, Vec<u8>)>);
 
-/// One device: a chain of micro-batches for each of `groups`, added in order.
-pub fn alone(dtype: DType, groups: usize, micros: usize, steps: u64) -> Trained {
+/// One device: a chain of micro-batches for each of `ranks`, added in order.
+pub fn alone(dtype: DType, ranks: usize, micros: usize, steps: u64) -> Trained {
+    alone_in_groups(dtype, [1, ranks], micros, steps, DType::F32)
+}
+
+/// The same for `groups` of so many ranks each: ranks are added in their group, then groups, in order.
+pub fn alone_in_groups(
+    dtype: DType,
+    [groups, ranks]: [usize; 2],
+    micros: usize,
+    steps: u64,
+    grads: DType,
+) -> Trained {
     let model = model(dtype, Device::CPU);
+    model.parameters().iter().for_each(|p| p.set_grad_dtype(grads).unwrap());
     let (mut optimizer, parameters) = (optimizer(model.parameters()), model.parameters());
     let mut norms = Vec::new();
     for step in 0..steps {
         add_chains(&parameters, groups, |group| {
-            for rows in rows(groups, group, micros) {
-                loss(&model, step, rows).unwrap().backward().unwrap();
-            }
+            add_chains(&parameters, ranks, |rank| {
+                for rows in rows(groups * ranks, group * ranks + rank, micros) {
+                    loss(&model, step, rows).unwrap().backward().unwrap();
+                }
+            });
         });
         let norm = grad_norm(&parameters).unwrap();
         norms.push(update(&mut optimizer, norm).unwrap());

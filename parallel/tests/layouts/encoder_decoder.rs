@@ -186,7 +186,9 @@ fn a_t5_split_over_ranks_has_the_same_bits_under_any_stages() {
     let of =
         |mesh, encoder_stages| Case { dtype: DType::F64, ..Case::new(false, mesh, encoder_stages, "1f1b") };
     let (alone, split) = (of([1, 1, 1], 1).run(), of([1, 2, 1], 1).run());
+    assert_eq!((split.losses.len(), alone.losses.len()), (6, 6));
     for (got, wanted) in split.losses.iter().zip(&alone.losses) {
+        assert_eq!((got.0, got.1, got.2), (wanted.0, wanted.1, wanted.2));
         let [a, b] = [got.3, wanted.3].map(f64::from_bits);
         assert!((a / b - 1.0).abs() < 1e-11, "{a} {b}");
     }

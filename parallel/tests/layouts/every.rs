@@ -96,7 +96,7 @@ fn a_sample_in_which_all_pairs_of_settings_meet_trains_as_one_device_does() {
 
 /// `PHALANX_LAYOUTS`: how many (all), `PHALANX_LAYOUTS_SEED`: which (0), `PHALANX_LAYOUTS_ONLY`: words that their names have.
 #[test]
-#[ignore = "takes a day"]
+#[ignore = "takes days"]
 fn every_layout() {
     let variable = |name: &str| std::env::var(format!("PHALANX_LAYOUTS{name}")).ok();
     let number = |name: &str| variable(name).map(|text| text.parse::<usize>().expect("a number"));
@@ -277,7 +277,7 @@ fn parameters_may_be_frozen() {
     }
 }
 
-/// Ranks that share layers, and everything else, in processes of their own.
+/// Ranks of all axes that exchange everything over TCP.
 #[test]
 fn ranks_over_tcp_have_the_bits_of_the_twin() {
     let layout = Layout { scatter_gather: true, ..layout(2, 2, 2, "zb-v", 2) };

@@ -164,8 +164,11 @@ fn statistics_of_all_replicas_are_the_same_under_every_schedule_and_stage_of_zer
     for (schedules, stages) in [(&["1f1b", "zb-h1"][..], 2), (&["interleaved", "zb-v"], 4)] {
         let first = run(schedules[0], 0, Never);
         let whole = alone(STEPS, stages);
-        for (name, values) in whole.iter().filter(|(_, t)| t.dtype() == DType::F64) {
+        let wide: Vec<_> = whole.iter().filter(|(_, t)| t.dtype() == DType::F64).collect();
+        assert!(wide.iter().any(|(name, _)| name.ends_with("running_var")), "{wide:?}");
+        for (name, values) in wide {
             let (_, bytes) = first.iter().find(|(other, _)| other == name).unwrap();
+            assert_eq!(bytes.len(), 8 * values.numel(), "{name}");
             let got = bytes.chunks_exact(8).map(|b| f64::from_le_bytes(b.try_into().unwrap()));
             for (got, wanted) in got.zip(values.to_vec::<f64>().unwrap()) {
                 assert!(

@@ -1,5 +1,5 @@
 //! The bits of one device: under models, dtypes and rules out of the ordinary, under every choice of the configuration, and with
-//! running statistics. Choices that change bits change them to a known degree.
+//! running statistics.
 
 use phalanx_nn::autograd::ContextMode;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use phalanx_parallel::sharded::{Ownership, Prefetch, Reshard, Zero, ZeroConfig, 
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::{Context, DType, Device};
 
-use crate::gpt::{Trained, alone, bytes};
+use crate::gpt::{Trained, alone, alone_in_groups, bytes};
 use crate::{Course, Rules, STAGES, Task, config, same, together};
 
 /// Elementwise maps: `x + tanh(w s)` for each of its parameters; of a shape, a dtype.
@@ -222,29 +222,30 @@ fn f32_shares_of_a_bf16_model_are_its_master_weights() {
 }
 
 #[test]
-fn groups_that_share_a_copy_come_near_and_agree() {
-    let wanted = alone(DType::F64, 4, 1, 3);
-    for stage in STAGES {
-        let config = ZeroConfig { shard_ranks: Some(2), grad_dtype: None, ..config(stage) };
-        let got = together(DType::F64, 4, 1, 3, &config);
-        for (got, wanted) in got.0.iter().zip(&wanted.0) {
-            assert!((got / wanted - 1.0).abs() < 1e-6, "{stage:?}: {got} {wanted}");
+fn groups_that_share_a_copy_add_their_ranks_first() {
+    for (dtype, grads, ranks, sharing) in [
+        (DType::F64, DType::F64, 4, 2),
+        (DType::F32, DType::F32, 6, 3),
+        (DType::BF16, DType::F32, 6, 2),
+        (DType::F32, DType::F32, 3, 1),
+    ] {
+        let wanted = alone_in_groups(dtype, [ranks / sharing, sharing], 2, 2, grads);
+        for stage in STAGES {
+            let (shard_ranks, grad_dtype) = (Some(sharing), Some(grads));
+            let config = ZeroConfig { shard_ranks, grad_dtype, ..config(stage) };
+            same(&together(dtype, ranks, 2, 2, &config), &wanted, &format!("{ranks} ranks, {config:?}"));
         }
-        // Ranks alone in their group have all: additions over groups, in order of the ranks.
-        let config = ZeroConfig { shard_ranks: Some(1), ..config };
-        same(&together(DType::F64, 4, 1, 3, &config), &alone_in(DType::F64), &format!("{stage:?}"));
     }
 }
 
-fn alone_in(dtype: DType) -> crate::gpt::Trained {
-    together(dtype, 4, 1, 3, &ZeroConfig { grad_dtype: None, ..config(ZeroStage::Optimizer) })
-}
-
 #[test]
-fn a_mean_is_the_sum_over_the_ranks() {
-    let config = ZeroConfig { average: Average::Mean, ..config(ZeroStage::Gradients) };
-    let (mean, sum) = (together(DType::F32, 4, 1, 1, &config), alone(DType::F32, 4, 1, 1));
-    assert_eq!(mean.0[0] * 4.0, sum.0[0]);
+fn a_mean_is_the_sum_divided_by_the_ranks() {
+    let sum = alone(DType::F32, 4, 1, 1);
+    for stage in STAGES {
+        let config = ZeroConfig { average: Average::Mean, ..config(stage) };
+        // Four is a power of two, so nothing is rounded.
+        assert_eq!(together(DType::F32, 4, 1, 1, &config).0[0] * 4.0, sum.0[0], "{stage:?}");
+    }
 }
 
 #[test]

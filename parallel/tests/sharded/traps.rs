@@ -160,7 +160,9 @@ fn a_state_dict_of_spread_values_is_not_read_saved_or_loaded() {
         remedy(load_state_dict(&model, plain.clone()).unwrap_err().to_string());
         // Inside `gathered` they are the model's.
         let all = zero.gathered()?;
-        for ((_, here), (_, values)) in state_dict(&model).iter().zip(&plain) {
+        let here = state_dict(&model);
+        assert_eq!([here.len(), entries.len()], [plain.len(); 2]);
+        for ((_, here), (_, values)) in here.iter().zip(&plain) {
             assert_eq!(here.to_vec::<f32>()?, values.to_vec::<f32>()?);
         }
         drop(all);

@@ -368,7 +368,8 @@ mod tests {
         );
         skips.hold(&a, None);
         assert!(pop(&mut skips).unwrap().is_none());
-        assert!(pop(&mut skips).is_err(), "it is gone");
+        let refused = pop(&mut skips).err().unwrap().to_string();
+        assert!(refused.contains("pops `a`, which no layer has stashed"), "{refused}");
     }
 
     #[test]
