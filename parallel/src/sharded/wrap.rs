@@ -9,6 +9,7 @@ use phalanx_tensor::{DType, Device};
 
 use super::core::{FsdpUnit, Pass, ZeroCore};
 use super::flat_parameter::{FlatParameter, Ranks};
+use super::offload::OffloadStreams;
 use super::zero::EntryStorage;
 use super::{Cuts, Zero, ZeroConfig, ZeroStage};
 use crate::Result;
@@ -46,13 +47,13 @@ impl Zero {
         let ranks = Ranks { shard: comm.group(&shard)?, replicas: comm.group(&replicas)?, all: comm };
         let (parameters_of, unit_of) = fsdp_units(model);
         let mut loads = vec![0; ranks.shard.size()];
-        let mut units = Vec::new();
+        let (mut units, mut streams) = (Vec::new(), OffloadStreams::default());
         for (parameters, bounds) in parameters_of {
             let mut flats = Vec::new();
             for same in alike(parameters, config.stage) {
                 let elements: Vec<usize> = same.iter().map(|p| p.tensor().numel()).collect();
                 let cuts = Cuts::new(config.ownership, &elements, &mut loads);
-                flats.push(FlatParameter::new(&same, cuts, ranks.shard.rank(), &config)?);
+                flats.push(FlatParameter::new(&same, cuts, ranks.shard.rank(), &config, &mut streams)?);
             }
             units.push(FsdpUnit::new(flats, bounds));
         }
