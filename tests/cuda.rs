@@ -15,7 +15,7 @@ use phalanx::{Context, DType, Device, Tensor, Var};
 
 type Test = (&'static str, fn() -> std::result::Result<(), String>);
 
-const TESTS: [Test; 10] = [
+const TESTS: [Test; 11] = [
     ("a tiny GPT's losses are the CPU's", || same_losses(gpt, DType::F32, 20, 1e-4)),
     ("a tiny Llama's losses are the CPU's", || same_losses(llama, DType::F32, 8, 1e-4)),
     ("in bf16 the losses are the CPU's to its rounding", || same_losses(gpt, DType::BF16, 8, 0.02)),
@@ -25,6 +25,7 @@ const TESTS: [Test; 10] = [
     ("a captured step trains as one that is not", captured_step),
     ("a run's captured steps have the bits of others", steps::captured_have_the_bits_of_others),
     ("what cannot be captured trains all the same", steps::what_cannot_be_captured_trains_all_the_same),
+    ("a run's offloaded steps have the losses of others", steps::offloaded_have_the_losses_of_others),
     ("a wrong token is told late", steps::a_wrong_token_is_told_late),
 ];
 
