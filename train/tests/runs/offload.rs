@@ -9,7 +9,7 @@ use phalanx_parallel::hybrid::Layout;
 use phalanx_parallel::pipeline::ranks::Chunks;
 use phalanx_tensor::{Category, DType, Device};
 use phalanx_train::data::TokenWindows;
-use phalanx_train::{Config, MeshRank, Offload, Trainer};
+use phalanx_train::{Config, MeshRank, Offload, Trainer, lamb};
 
 use crate::{Folder, Told, config, data, layers, loss, run};
 
@@ -263,4 +263,20 @@ fn the_memory_of_a_run_on_a_meta_device_says_what_the_host_holds() {
     let [.., host] = all("activations")[..] else { unreachable!("three parts") };
     // The inputs of two blocks are 16 x 32 x 64 values each.
     assert!(host >= 2 * 16 * 32 * 64 * 4, "{host}");
+}
+
+/// Lamb trains matrices by numbers of the whole parameter, which ranks exchange.
+#[test]
+fn a_rule_of_whole_parameters_on_disk_has_the_bits_of_memory() {
+    let train = |offload, offload_dir| {
+        let [training, held_out] = data();
+        let told = Told::default();
+        let config = Config { offload, offload_dir, ..config(Layout { dp: 2, ..Layout::default() }, 3) };
+        let trainer = Trainer::new(config).data(training).validation(held_out).callback(told.clone());
+        trainer.optimizers(|parameters, lr| lamb(parameters, lr, 0.1)).run_layers(layers, loss).unwrap();
+        (told.losses(), told.validations())
+    };
+    let (wanted, disk) = (train(Offload::None, None), Folder::new());
+    assert!(train(Offload::Parameters, Some(disk.path().into())) == wanted);
+    assert_eq!(wanted.0.len(), 12);
 }
