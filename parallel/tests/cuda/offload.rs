@@ -11,17 +11,20 @@ use phalanx_nn::{
 use phalanx_parallel::Result;
 use phalanx_parallel::launch::{Rank, Threads};
 use phalanx_parallel::sharded::{Reshard, Zero, ZeroConfig, ZeroStage};
-use phalanx_tensor::cuda::{calls, emulated};
-use phalanx_tensor::{Category, DType, Device, Tensor};
+use phalanx_tensor::cuda::{GpuEvent, calls, emulated};
+use phalanx_tensor::{Category, Context, CopyStream, DType, Device, HostMemory, Tensor};
 
 use crate::Test;
 
-pub const TESTS: [Test; 3] = [
+pub const TESTS: [Test; 4] = [
     ("offload: saved activations leave the device and come back with their bits", activations),
     ("offload: the update has the bits of the CPU's optimizer, and backward waits for no copy", shards),
+    ("offload: a copy to the GPU stands behind no kernel", copies),
     ("offload in random orders of the emulator's streams", in_random_orders),
 ];
 
+/// The variable that gives the emulator's streams a random order.
+const STREAMS: &str = "PHALANX_EMULATOR_STREAMS";
 /// Elements of a value: 128 KiB.
 const N: usize = 1 << 15;
 const BYTES: usize = 4 * N;
@@ -59,6 +62,39 @@ fn activations() -> std::result::Result<(), String> {
         return Err(format!("bits {}, {all} bytes, {few} with offload; host {kept:?}", got == wanted));
     }
     Ok(())
+}
+
+/// Copies to a GPU whose compute stream has kernels to run. Where the emulator chooses what runs next, some copy is done before them.
+fn copies() -> std::result::Result<(), String> {
+    let (gpu, host) = (Device::Cuda(3), Device::Cpu(304));
+    let run = || -> phalanx_tensor::Result<usize> {
+        let up = CopyStream::new(host, gpu)?;
+        let values: Vec<f32> = (0..N).map(|i| i as f32).collect();
+        let (x, source) = {
+            let memory = HostMemory::beside(gpu)?;
+            let _memory = Context::with(|c| c.host_memory = memory);
+            (Tensor::zeros(&[N], DType::F32, gpu)?, Tensor::from_slice(&values, &[N], host)?)
+        };
+        let mut first = 0;
+        for _ in 0..20 {
+            gpu.synchronize()?;
+            let _kernels = (0..4).try_fold(x.clone(), |x, _| phalanx_kernels::tanh(&x))?;
+            let computed = GpuEvent::record(gpu.gpu()?)?;
+            let copy = up.start(&source)?.wait()?;
+            let copied = {
+                let _copies = up.enter()?;
+                GpuEvent::record(gpu.gpu()?)?
+            };
+            copied.synchronize()?;
+            first += usize::from(!computed.is_done()?);
+            assert_eq!(copy.to_vec::<f32>()?, values);
+        }
+        Ok(first)
+    };
+    match run().map_err(|error| error.to_string())? {
+        0 if std::env::var_os(STREAMS).is_some() => Err("every copy came after the kernels".into()),
+        _ => Ok(()),
+    }
 }
 
 const STEPS: usize = 3;
@@ -183,7 +219,6 @@ fn shards() -> std::result::Result<(), String> {
 
 /// The other tests once more, as processes of their own.
 fn in_random_orders() -> std::result::Result<(), String> {
-    const STREAMS: &str = "PHALANX_EMULATOR_STREAMS";
     if !emulated() || std::env::var_os(STREAMS).is_some() {
         return Ok(());
     }
@@ -192,7 +227,7 @@ fn in_random_orders() -> std::result::Result<(), String> {
             .and_then(|exe| Command::new(exe).arg("offload:").env(STREAMS, order).output())
             .map_err(|error| error.to_string())?;
         let text = String::from_utf8_lossy(&again.stdout);
-        if !again.status.success() || text.matches("... ok").count() != 2 {
+        if !again.status.success() || text.matches("... ok").count() != 3 {
             return Err(format!("{order}: {text}{}", String::from_utf8_lossy(&again.stderr)));
         }
     }
