@@ -25,6 +25,7 @@ const TESTS: [Test; 11] = [
     ("a captured step trains as one that is not", captured_step),
     ("a run's captured steps have the bits of others", steps::captured_have_the_bits_of_others),
     ("what cannot be captured trains all the same", steps::what_cannot_be_captured_trains_all_the_same),
+    ("a run's offloaded steps have the losses of others", steps::offloaded_have_the_losses_of_others),
     ("a wrong token is told late", steps::a_wrong_token_is_told_late),
     ("a step that is not finite changes no weight", steps::a_step_that_is_not_finite_changes_no_weight),
 ];

@@ -57,7 +57,7 @@ pub type Stream4 = PhiloxStream;
 #[doc(hidden)] // for Phalanx's other crates
 pub use even_piece::even_piece;
 pub use storage::{Read, Storage, Write};
-pub use stream::{Event, Stream, adopt, record_stream, record_use};
+pub use stream::{Event, Stream, StreamGuard, adopt, record_stream, record_use};
 #[doc(hidden)] // for Phalanx's other crates
 #[doc(hidden)]
 pub use sync::{lock, panic_message, unpoisoned};

@@ -125,6 +125,15 @@ impl Stream {
         self.device
     }
 
+    /// Until the guard is dropped, what this thread gives the stream's GPUs goes to the stream, and the memory of tensors that are made
+    /// there is the stream's until it is [adopted](adopt). The stream's thread may give it work meanwhile. On a CPU this does nothing.
+    ///
+    /// # Errors
+    /// If this thread has entered streams of two other devices.
+    pub fn enter(&self) -> Result<StreamGuard> {
+        Ok(StreamGuard { _ends: self.lane.enter()? })
+    }
+
     /// Memory on the device to which it copies, for its work alone until that memory is [adopted](adopt).
     ///
     /// # Errors
@@ -195,6 +204,13 @@ impl Stream {
         // The thread outlives every handle. If it were gone, this would drop the job, which fires the job's event.
         let _ = self.jobs.send(Box::new(job));
     }
+}
+
+/// While it lives, this thread's work goes to a stream. See [`Stream::enter`].
+#[must_use = "the thread leaves the stream when the guard is dropped"]
+#[derive(Debug)]
+pub struct StreamGuard {
+    _ends: [Option<LaneGuard>; 2],
 }
 
 /// Keeps the tensor's storage alive until `stream` has passed this point, even if the tensor is dropped: for work

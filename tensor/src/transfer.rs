@@ -9,7 +9,7 @@
 //! to a GPU waits for nothing. [`PendingCopy::wait`] makes the GPU's later work wait for it, and the host goes on. Memory of the host is
 //! pinned ([`HostMemory::beside`]). Between devices without a GPU a copy is done when it is started.
 
-use crate::{Context, Device, Event, HostMemory, Result, Stream, Tensor, adopt};
+use crate::{Context, Device, Event, HostMemory, Result, Stream, StreamGuard, Tensor, adopt};
 
 /// Copies from one device to another, in the order in which they are started.
 #[derive(Clone, Debug)]
@@ -34,6 +34,14 @@ impl CopyStream {
     /// Whether its copies run beside the caller's work.
     pub fn is_asynchronous(&self) -> bool {
         self.stream.is_some()
+    }
+
+    /// Until the result is dropped, what this thread gives the GPUs at the ends goes to the stream of the copies ([`Stream::enter`]).
+    ///
+    /// # Errors
+    /// As [`Stream::enter`].
+    pub fn enter(&self) -> Result<Option<StreamGuard>> {
+        self.stream.as_ref().map(Stream::enter).transpose()
     }
 
     /// Begins to copy a tensor. A write to it waits until the copy has read it.

@@ -10,7 +10,9 @@ use phalanx::parallel::launch::TIMEOUT;
 use phalanx::parallel::pipeline::ranks::Chunks;
 use phalanx::tensor::cuda::{Calls, Readback, calls};
 use phalanx::train::data::{TensorDataset, TokenWindows};
-use phalanx::train::{AnyRule, Config, Data, Error, MeshRank, OnDivergence, Result, Run, Trace, Trainer};
+use phalanx::train::{
+    AnyRule, Config, Data, Error, MeshRank, Offload, OnDivergence, Result, Run, Trace, Trainer,
+};
 use phalanx::{DType, Device, Tensor, Var, kernels};
 
 const GPU: Device = Device::Cuda(0);
@@ -34,6 +36,8 @@ enum How {
     Captured,
     /// With an operation in each step that cannot be captured.
     Spoilt,
+    /// With optimizer state and activations in the host's memory.
+    Offloaded,
 }
 
 /// The result of a training: losses and norms in their order, and all parameters.
@@ -52,6 +56,8 @@ fn run(form: Form, how: How) -> Result<Run> {
         layout,
         chains: form.groups,
         capture: how != How::OneByOne,
+        offload: if how == How::Offloaded { Offload::Optimizer } else { Offload::None },
+        offload_activations: how == How::Offloaded,
         ..Config::default()
     };
     let comm = comm::threads::world(1, TIMEOUT).swap_remove(0);
@@ -92,7 +98,8 @@ fn train(form: Form, how: How, watch: &mut dyn FnMut(u64, Calls, u64)) -> Result
     let (mut run, mut numbers) = (run(form, how)?, Vec::new());
     let mut readbacks = [Readback::new(GPU, 2)?, Readback::new(GPU, 2)?];
     for step in 0..STEPS {
-        let batch = micros(form, step, if how == How::OneByOne { GPU } else { Device::CPU })?;
+        let on_gpu = matches!(how, How::OneByOne | How::Offloaded);
+        let batch = micros(form, step, if on_gpu { GPU } else { Device::CPU })?;
         let (before, launched) = (calls(), GPU.gpu()?.launches());
         let results = run.step(&batch)?;
         readbacks[step as usize % 2].start(&results)?;
@@ -156,6 +163,20 @@ pub fn what_cannot_be_captured_trains_all_the_same() -> std::result::Result<(), 
         true => Ok(()),
         false => Err(format!("{launches:?} launches, got {:?}, wanted {:?}", got.0, wanted.0)),
     }
+}
+
+/// A run with offload has the losses of one without: the passes are the same, and the CPU's optimizer makes the update.
+pub fn offloaded_have_the_losses_of_others() -> std::result::Result<(), String> {
+    for form in [FORMS[2], Form { groups: 1, micro_batches: 2, ..FORMS[1] }] {
+        let run = |how| train(form, how, &mut |_, _, _| {}).map_err(|e| e.to_string());
+        let ((wanted, _), (got, _)) = (run(How::OneByOne)?, run(How::Offloaded)?);
+        let tolerance = if form.dtype == DType::F32 { 1e-5 } else { 1e-2 };
+        let close = |(a, b): (&f64, &f64)| (a - b).abs() <= tolerance * b.abs();
+        if got.len() != wanted.len() || !got.iter().zip(&wanted).all(close) {
+            return Err(format!("got {got:?}, wanted {wanted:?}"));
+        }
+    }
+    Ok(())
 }
 
 /// A token beyond the vocabulary, among inputs or targets, is reported with its step's numbers, though the next step has begun.

@@ -140,7 +140,7 @@ mod tests {
             let _memory = file.map(|file| Context::with(|c| c.host_memory = file.memory()));
             let mut muon =
                 Optimizer::new(Muon::default(), vec![Group::new(vec![parameter.clone()], 1e-2)]).unwrap();
-            set_grads(&[parameter.clone()], 0);
+            set_grads(std::slice::from_ref(&parameter), 0);
             muon.step().unwrap();
             parameter.tensor().to_bytes().unwrap()
         };

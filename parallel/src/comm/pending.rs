@@ -27,6 +27,9 @@ pub(crate) trait Waiter: std::fmt::Debug + Send + Sync {
     fn order(&self) -> Result<()> {
         Ok(())
     }
+
+    /// Gives the memory of the call's tensors to this thread's current stream, which comes after the call.
+    fn adopt(&self) {}
 }
 
 /// One rank's part in one call.
@@ -125,6 +128,17 @@ impl Pending {
         }
         self.waiter.as_ref().map_or(Ok(()), |waiter| waiter.order())?;
         self.ticket.call.staged.as_ref().map_or(Ok(()), |staged| staged.order())
+    }
+}
+
+impl Pending {
+    /// As [`Pending::wait`]. The memory of the call's tensors is freed in the order of this thread's current GPU stream from now on, which
+    /// may be another one than the call was started from. No other stream uses the tensors any more.
+    pub(crate) fn wait_and_adopt(self) -> Result<()> {
+        let waiter = self.waiter.clone();
+        self.wait()?;
+        waiter.into_iter().for_each(|waiter| waiter.adopt());
+        Ok(())
     }
 }
 

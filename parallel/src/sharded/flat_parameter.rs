@@ -10,10 +10,10 @@ use std::ops::Range;
 use phalanx_kernels as kernels;
 use phalanx_kernels::optim::optim_state_dtype;
 use phalanx_nn::Parameter;
-use phalanx_tensor::{Category, DType, Device, Dims, Tensor};
+use phalanx_tensor::{Category, Context, DType, Device, Dims, HostMemory, PendingCopy, Tensor};
 
 use super::gradients::Gradients;
-use super::offload::DeviceShard;
+use super::offload::{Offload, OffloadStreams};
 use super::{Cuts, ZeroConfig, ZeroStage};
 use crate::Result;
 use crate::comm::{Comm, Pending};
@@ -53,8 +53,10 @@ pub(super) struct FlatParameter {
     pub(super) grad_dtype: DType,
     /// This rank's values.
     pub(super) shard: Tensor,
-    /// Where they are on the model's device for all-gathers, if they are offloaded and stay there too.
-    pub(super) device_shard: Option<DeviceShard>,
+    /// How they and the gradients get to and from the device where they live, if that is another one.
+    pub(super) offload: Option<Offload>,
+    /// Sums of gradients on their way there, with their sites.
+    pub(super) arriving: Vec<(usize, PendingCopy)>,
     /// Whether all values stay on every rank (ZeRO-1 and 2).
     pub(super) keeps_full: bool,
     /// Whether the shard has a storage of its own; otherwise it is a view of `full`. It has one in ZeRO-3, and if its dtype or device
@@ -83,6 +85,7 @@ impl FlatParameter {
         cuts: Cuts,
         ranks: &Ranks,
         config: &ZeroConfig,
+        streams: &mut OffloadStreams,
     ) -> Result<FlatParameter> {
         let (mut members, mut end) = (Vec::new(), 0);
         for &number in &cuts.order {
@@ -104,9 +107,10 @@ impl FlatParameter {
         let keeps_full = config.stage < ZeroStage::Parameters;
         let apart = !keeps_full || shard_dtype != dtype || home != device;
         let part = full.narrow(0, own.start, own.len())?;
-        let shard = match apart {
-            true => kernels::cast(&part, shard_dtype)?.to_device(home, false)?,
-            false => part,
+        let shard = {
+            let memory = if home == device { HostMemory::default() } else { HostMemory::beside(device)? };
+            let _memory = Context::with(|c| c.host_memory = memory);
+            if apart { kernels::cast(&part, shard_dtype)?.to_device(home, false)? } else { part }
         };
         // A cast to the same dtype, or a move to the same place, is no copy.
         let shard = if apart && shard.shares_storage(&full) { shard.copy()? } else { shard };
@@ -126,8 +130,8 @@ impl FlatParameter {
             own,
             dtype,
             device,
-            device_shard: (!keeps_full && home != device && !config.offload_parameters)
-                .then(DeviceShard::default),
+            offload: streams.between(device, home, !keeps_full && !config.offload_parameters)?,
+            arriving: Vec::new(),
             shard,
             keeps_full,
             apart,

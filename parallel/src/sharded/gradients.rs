@@ -98,6 +98,8 @@ impl ZeroCore {
         while !state.sent.is_empty() {
             Self::receive_next(&self.ranks, state)?;
         }
+        // The host waits for gradients that it updates by, once all are on their way.
+        state.units.iter_mut().flat_map(|unit| &mut unit.flats).try_for_each(FlatParameter::take_arriving)?;
         // The gradients of a parameter's sites are added to each other.
         for piece in state.units.iter().flat_map(|unit| &unit.flats).flat_map(|f| &f.pieces) {
             piece.finish_grad()?;
@@ -150,6 +152,7 @@ impl ZeroCore {
         self.unreduced.store(false, Ordering::Relaxed);
         for flat in state.units.iter_mut().flat_map(|unit| &mut unit.flats) {
             flat.pieces.iter().try_for_each(Parameter::zero_grad)?;
+            flat.arriving.clear();
             flat.close()?;
         }
         Ok(())
@@ -258,6 +261,10 @@ impl Gradients {
         if average == Average::Mean {
             kernels::scale_(&mut full, 1.0 / ranks.all.size() as f64)?;
         }
+        if flat.offload.is_some() && flat.device.is_cuda() && ranks.shard.size() == 1 {
+            let pending = Pending::done(Call::barrier(), Ok(()));
+            return Ok(ReduceScatter { site: self.site, pending, sums: full.clone(), full });
+        }
         let sums = Tensor::empty(&[self.counts[ranks.shard.rank()]], flat.grad_dtype, flat.device)?;
         let sums = sums.tagged(Category::Gradients);
         let call = Call::reduce_scatter_uneven(sums.clone(), full.clone(), &self.counts, Reduction::Sum);
@@ -299,14 +306,28 @@ impl FlatParameter {
         if self.shard.dtype() != self.dtype {
             sums = kernels::cast(&sums, self.shard.dtype())?;
         }
-        sums = sums.to_device(self.shard.device(), false)?;
-        let same = full.dtype() == sums.dtype() && full.device() == sums.device();
+        if let Some(offload) = &self.offload {
+            self.arriving.push((site, offload.download(&sums)?));
+            return Ok(());
+        }
+        let same = full.dtype() == sums.dtype();
         if self.keeps_grads && site == 0 && same {
             let mut part = full.narrow(0, self.own.start, self.own.len())?;
             kernels::copy_(&mut part, &sums)?;
             sums = part;
         }
         drop(full);
+        self.give_sums(site, &sums)
+    }
+
+    /// Waits for offloaded sums and adds them to the gradients of the pieces.
+    fn take_arriving(&mut self) -> Result<()> {
+        let arriving = std::mem::take(&mut self.arriving);
+        arriving.into_iter().try_for_each(|(site, copy)| self.give_sums(site, &copy.wait()?))
+    }
+
+    /// Adds sums to the gradients of the pieces.
+    fn give_sums(&mut self, site: usize, sums: &Tensor) -> Result<()> {
         if site == 0 {
             self.first_grads.clear();
         }

@@ -22,7 +22,7 @@ use super::core::{FsdpUnit, WrappedModule, ZeroCore, ZeroState};
 use super::flat_parameter::{FlatParameter, Member, Ranks};
 use super::order::{Order, Pass, Step};
 use super::{BackwardPrefetch, Prefetch, Reshard};
-use crate::comm::Call;
+use crate::comm::{Call, Pending};
 use crate::{Error, Result};
 
 /// The unit of the parameters of no module.
@@ -286,26 +286,49 @@ impl FlatParameter {
 
     /// Starts the all-gather, whether or not the values are here.
     pub(super) fn start_refresh(&mut self, ranks: &Ranks) -> Result<()> {
+        let _upload = match &self.offload {
+            Some(offload) => offload.enter_upload(self.full.as_ref())?,
+            None => None,
+        };
         let full = match self.full.take() {
             Some(full) => full,
             None => Tensor::empty(&[self.elements()], self.dtype, self.device)?.tagged(Category::Parameters),
         };
-        let input = self.shard_on_device()?;
-        let call = Call::all_gather_uneven(full.clone(), input, &self.cuts.counts());
-        self.unsharding = Some(ranks.shard.start(call));
+        self.unsharding = Some(self.start_all_gather(&full, ranks)?);
         self.unsharded_version = self.shard.version();
         self.full = Some(full);
         Ok(())
+    }
+
+    fn start_all_gather(&mut self, full: &Tensor, ranks: &Ranks) -> Result<Pending> {
+        let input = match &mut self.offload {
+            Some(offload) if self.device.is_cuda() && ranks.shard.size() == 1 => {
+                offload.upload_all(&mut full.clone(), &self.shard)?;
+                return Ok(Pending::done(Call::barrier(), Ok(())));
+            }
+            Some(offload) => offload.values(&self.shard, self.dtype)?,
+            None if self.apart => kernels::cast(&self.shard, self.dtype)?,
+            None => self.shard.clone(),
+        };
+        let call = Call::all_gather_uneven(full.clone(), input, &self.cuts.counts());
+        Ok(ranks.shard.start(call))
+    }
+
+    fn wait_for_all_gather(&mut self, pending: Pending) -> Result<()> {
+        match &mut self.offload {
+            Some(offload) => offload.wait(pending, self.full.as_ref()),
+            None => Ok(pending.wait()?),
+        }
     }
 
     /// Waits until the values are here, and lets the parameters hold them.
     pub(super) fn unshard(&mut self, ranks: &Ranks) -> Result<()> {
         self.start_unshard(ranks)?;
         let Some(pending) = self.unsharding.take() else { return Ok(()) };
-        if let Err(error) = pending.wait() {
+        if let Err(error) = self.wait_for_all_gather(pending) {
             // The buffer's content must not be taken for values.
             self.full = if self.keeps_full { self.full.take() } else { None };
-            return Err(error.into());
+            return Err(error);
         }
         if !self.apart {
             // The all-gather has written the shard too, as a part of the full buffer.
@@ -328,7 +351,7 @@ impl FlatParameter {
             return Ok(());
         }
         if let Some(pending) = self.unsharding.take() {
-            pending.wait()?;
+            self.wait_for_all_gather(pending)?;
         }
         if let Some(full) = self.full.take() {
             for member in self.members.iter().filter(|m| m.parameter.tensor().shares_storage(&full)) {

@@ -10,6 +10,7 @@ use phalanx_tensor::{DType, Device};
 
 use super::core::{FsdpUnit, WrappedModule, ZeroCore};
 use super::flat_parameter::{FlatParameter, Ranks};
+use super::offload::OffloadStreams;
 use super::order::Pass;
 use super::zero::EntryStorage;
 use super::{Cuts, Zero, ZeroConfig, ZeroStage};
@@ -45,13 +46,14 @@ impl Zero {
         let fail = |error: &Error| ranks.all.fail(&error.to_string());
         let (parameters_of, modules) = fsdp_units(model);
         let mut loads = vec![0; ranks.shard.size()];
-        let mut units = Vec::new();
+        let (mut units, mut streams) = (Vec::new(), OffloadStreams::default());
         for (parameters, bounds) in parameters_of {
             let mut flats = Vec::new();
             for same in alike(parameters, config.stage) {
                 let elements: Vec<usize> = same.iter().map(|p| p.tensor().numel()).collect();
                 let cuts = Cuts::new(config.ownership, &elements, &mut loads);
-                flats.push(FlatParameter::new(&same, cuts, &ranks, &config).inspect_err(fail)?);
+                let flat = FlatParameter::new(&same, cuts, &ranks, &config, &mut streams);
+                flats.push(flat.inspect_err(fail)?);
             }
             units.push(FsdpUnit::new(flats, bounds));
         }

@@ -1,5 +1,5 @@
 //! Ranks with a GPU each, under a GPU's driver or the emulator: every collective, by way of the host and over NCCL; faults of a
-//! rank; training; the dependency engine over two devices.
+//! rank; training; the dependency engine over two devices; offload to the host.
 //!
 //! There are as many logical devices as ranks, dealt out over the GPUs at hand.
 
@@ -11,6 +11,7 @@ mod driver;
 mod engine;
 #[cfg(feature = "nccl")]
 mod nccl;
+mod offload;
 #[path = "../comm/port.rs"]
 mod port;
 #[path = "../../../kernels/tests/cuda/programs.rs"]
@@ -51,6 +52,7 @@ fn main() -> ExitCode {
         tests.extend(engine::TESTS);
     }
     tests.extend(training::tests());
+    tests.extend(offload::TESTS);
     driver::serve("cuda", tests.len(), |filter| {
         let chosen = tests.iter().filter(|(name, _)| filter.is_none_or(|f| name.contains(f)));
         // All of them run, whichever fails.

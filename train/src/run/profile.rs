@@ -9,13 +9,13 @@ use phalanx_nn::autograd::{OperationTime, Profiler};
 use phalanx_nn::{Batch, autograd};
 use phalanx_parallel::all_gather_object;
 use phalanx_parallel::mesh::Axis;
-use phalanx_tensor::Category;
+use phalanx_tensor::{Category, Ledger, Usage};
 use serde::{Deserialize, Serialize};
 
 use super::step::{compute_gradients, in_model_dtype, in_step, update};
 use crate::report::{Operation, Pass, Profile, Profiled};
 use crate::run::Run;
-use crate::{Error, Result};
+use crate::{Error, Offload, Result};
 
 /// Steps before the timed ones. They compile kernels and allocate memory.
 const WARM_UP: u64 = 3;
@@ -150,10 +150,17 @@ impl Run {
     pub fn memory_report(&mut self) -> Result<String> {
         let mut loader = self.loader(self.mesh_rank().device, 0)?;
         let ledger = self.mesh_rank().device.ledger()?;
+        let config = &self.setup.config;
+        let offloads = config.offload != Offload::None || config.offload_activations;
+        let host = match offloads {
+            true => Some(self.mesh_rank().offload_device(config)?.ledger()?),
+            false => None,
+        };
         // The peak of building the model is not part of a step.
         let made = ledger.total().peak;
         ledger.reset_peak();
         ledger.watch();
+        host.into_iter().for_each(Ledger::reset_peak);
         let mut sent = 0;
         for _ in 0..2 {
             let micros = loader.next_step()?;
@@ -175,18 +182,26 @@ impl Run {
         };
         report +=
             &format!("peak bytes of a training step{of}, of each category alone and in the sum's peak:\n");
-        let rows = || {
+        let rows = |ledger: &Ledger, bytes: fn(Usage) -> usize, at_peak: Option<[usize; 5]>| -> String {
             let of = |category: Category| (category.name(), ledger.category(category));
-            Category::ALL.map(of).into_iter().chain([("in all", ledger.total())])
+            let usages = Category::ALL.map(of).into_iter().chain([("in all", ledger.total())]);
+            let row = |(number, (name, usage)): (usize, (&str, Usage))| {
+                let then = at_peak.map(|each| each.get(number).copied().unwrap_or(usage.peak));
+                let then = then.map_or(String::new(), |bytes| format!(" {bytes:>15}"));
+                format!("  {name:<16} {:>15}{then}\n", bytes(usage))
+            };
+            usages.enumerate().map(row).collect()
         };
-        for (number, (name, usage)) in rows().enumerate() {
-            let then = at_peak.map(|each| each.get(number).copied().unwrap_or(usage.peak));
-            let then = then.map_or(String::new(), |bytes| format!(" {bytes:>15}"));
-            report += &format!("  {name:<16} {:>15}{then}\n", usage.peak);
-        }
+        let (peak, now): (fn(Usage) -> usize, fn(Usage) -> usize) = (|usage| usage.peak, |usage| usage.now);
+        report += &rows(ledger, peak, at_peak);
         report += &format!("made with at most: {made:>15}\n");
         report += "after backward:\n";
-        rows().for_each(|(name, usage)| report += &format!("  {name:<16} {:>15}\n", usage.now));
+        report += &rows(ledger, now, None);
+        if let Some(host) = host {
+            report += "in the host's memory, at the peak:\n";
+            report += &rows(host, peak, None);
+            report += &format!("  {:<16} {:>15}\n", "in files", host.on_disk().peak);
+        }
         if mesh_rank.size() > 1 {
             report += &format!("sent in a step:    {sent:>15}\n");
         }

@@ -3,9 +3,13 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use phalanx_nn::OneDevice;
+use phalanx_nn::models::{GptConfig, ModelConfig, RecomputeMode};
 use phalanx_parallel::hybrid::Layout;
+use phalanx_parallel::pipeline::ranks::Chunks;
 use phalanx_tensor::{Category, DType, Device};
-use phalanx_train::{Config, Offload, Trainer};
+use phalanx_train::data::TokenWindows;
+use phalanx_train::{Config, MeshRank, Offload, Trainer, lamb};
 
 use crate::{Folder, Told, config, data, layers, loss, run};
 
@@ -219,4 +223,60 @@ fn offload_that_cannot_be_is_refused_with_what_was_wanted() {
         let error = run(config, &Told::default()).unwrap_err().to_string();
         assert!(error.contains(wanted), "{error:?}, wanted {wanted:?}");
     }
+}
+
+#[test]
+fn the_memory_of_a_run_on_a_meta_device_says_what_the_host_holds() {
+    let disk = Folder::new();
+    let report = |device: u16, offload, offload_dir, offload_activations| {
+        let layout = Layout { recompute: RecomputeMode::Always, ..Layout::default() };
+        let zero = if offload == Offload::Parameters { 3 } else { 0 };
+        let device = Device::Meta(device);
+        let config = Config {
+            device,
+            offload,
+            offload_dir,
+            offload_activations,
+            validate_every: 0,
+            ..config(layout.clone(), zero)
+        };
+        let model = ModelConfig::Gpt(GptConfig::new(101, 32, 2, 2, 64));
+        let part = |rank: &MeshRank| {
+            Ok(Chunks::build(&model, &Arc::new(OneDevice), &rank.scope(&config), &layout.schedule()?, 0)?)
+        };
+        let tokens = TokenWindows::new(vec![0; 400], 32, 1).unwrap();
+        let text = Trainer::new(config.clone()).samples(tokens, 32).memory(part).unwrap().remove(0);
+        // The numbers of each row, in the parts of the report.
+        move |row: &str| -> Vec<usize> {
+            let rows = text.lines().filter_map(|line| line.trim_start().strip_prefix(row));
+            rows.filter_map(|rest| rest.trim().parse().ok()).collect()
+        }
+    };
+    let plain = report(90, Offload::None, None, false);
+    let [state, weights] = ["optimizer state", "parameters"].map(|row| plain(row)[0]);
+    assert!(plain("in files").is_empty() && state == 2 * weights);
+    let optimizer = report(91, Offload::Optimizer, None, false);
+    assert_eq!(optimizer("optimizer state"), [0, 0, state]);
+    let all = report(92, Offload::Parameters, Some(disk.path().into()), true);
+    assert_eq!((all("optimizer state"), all("in files")), (vec![0, 0, 0], vec![state]));
+    assert_eq!(all("parameters")[1..], [0, weights]);
+    let [.., host] = all("activations")[..] else { unreachable!("three parts") };
+    // The inputs of two blocks are 16 x 32 x 64 values each.
+    assert!(host >= 2 * 16 * 32 * 64 * 4, "{host}");
+}
+
+/// Lamb trains matrices by numbers of the whole parameter, which ranks exchange.
+#[test]
+fn a_rule_of_whole_parameters_on_disk_has_the_bits_of_memory() {
+    let train = |offload, offload_dir| {
+        let [training, held_out] = data();
+        let told = Told::default();
+        let config = Config { offload, offload_dir, ..config(Layout { dp: 2, ..Layout::default() }, 3) };
+        let trainer = Trainer::new(config).data(training).validation(held_out).callback(told.clone());
+        trainer.optimizers(|parameters, lr| lamb(parameters, lr, 0.1)).run_layers(layers, loss).unwrap();
+        (told.losses(), told.validations())
+    };
+    let (wanted, disk) = (train(Offload::None, None), Folder::new());
+    assert!(train(Offload::Parameters, Some(disk.path().into())) == wanted);
+    assert_eq!(wanted.0.len(), 12);
 }

@@ -327,6 +327,10 @@ impl Waiter for StreamWaiter {
         }
         Ok(())
     }
+
+    fn adopt(&self) {
+        self.kept.adopt();
+    }
 }
 
 const FILES: &[(&str, &str)] = &[PRELUDE, ("combine.cu", include_str!("combine.cu"))];

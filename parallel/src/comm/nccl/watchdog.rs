@@ -9,7 +9,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use phalanx_tensor::cuda::{Gpu, GpuEvent};
-use phalanx_tensor::{Result as TensorResult, Tensor, unpoisoned};
+use phalanx_tensor::{Result as TensorResult, Tensor, adopt, unpoisoned};
 
 use super::library::Link;
 use crate::comm::{Comm, Error, Result};
@@ -26,6 +26,12 @@ pub(super) struct KeptTensors(Mutex<Vec<Tensor>>);
 impl KeptTensors {
     pub(super) fn new(tensors: impl Iterator<Item = Tensor>) -> Arc<KeptTensors> {
         Arc::new(KeptTensors(Mutex::new(tensors.collect())))
+    }
+
+    /// Gives their memory to this thread's current stream, which comes after the call, and drops them.
+    pub(super) fn adopt(&self) {
+        unpoisoned(self.0.lock()).iter().for_each(adopt);
+        self.release();
     }
 
     /// Drops the tensors: the GPU has done with them, or all later users of their memory are ordered after the call.
