@@ -156,9 +156,15 @@ impl Zero {
     ///
     /// [`Optimizer::state_dict`]: phalanx_nn::Optimizer::state_dict
     pub fn full_optimizer_state(&self, own: Entries, kinds: &[&'static str]) -> Result<Entries> {
-        let own: HashMap<String, Tensor> = own.into_iter().collect();
         let (state, first) = (self.core.lock(), self.core.ranks.all.rank() == 0);
-        let mut whole = Entries::new();
+        let is_ignored = |(entry, _): &&(String, Tensor)| {
+            let parameter = entry.rsplit_once('.').map(|(name, _)| name);
+            self.ignored.iter().any(|p| Some(p.name()) == parameter)
+        };
+        let of_ignored = own.iter().filter(|_| first).filter(is_ignored);
+        let mut whole =
+            of_ignored.map(|(name, t)| Ok((name.clone(), copy(t)?))).collect::<Result<Entries>>()?;
+        let own: HashMap<String, Tensor> = own.into_iter().collect();
         for flat in state.units.iter().flat_map(|unit| &unit.flats).filter(|f| f.trained) {
             let steps = self.steps(flat, &own)?;
             let dtype = optim_state_dtype(flat.shard_dtype());
