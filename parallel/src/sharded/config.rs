@@ -72,6 +72,22 @@ impl From<bool> for Prefetch {
     }
 }
 
+/// Where [`Zero::full_state_dict_with`](super::Zero::full_state_dict_with) puts a whole state (torch: `FullStateDictConfig`). The default is
+/// rank 0's memory on the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FullStateDict {
+    /// Whether rank 0 alone gets it; otherwise every rank does.
+    pub rank0_only: bool,
+    /// Whether it is moved to the CPU; otherwise it stays on the parameters' device.
+    pub offload_to_cpu: bool,
+}
+
+impl Default for FullStateDict {
+    fn default() -> FullStateDict {
+        FullStateDict { rank0_only: true, offload_to_cpu: true }
+    }
+}
+
 /// How [`Zero`](super::Zero) spreads a model.
 #[derive(Clone, Debug)]
 pub struct ZeroConfig {

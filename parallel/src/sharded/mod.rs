@@ -33,6 +33,7 @@ mod core;
 mod cuts;
 mod flat_parameter;
 mod gradients;
+mod local_state;
 mod norm;
 mod order;
 mod state_dict;
@@ -41,7 +42,7 @@ mod wrap;
 mod zero;
 
 pub use crate::data_parallel::Gathered;
-pub use config::{BackwardPrefetch, Prefetch, Reshard, ZeroConfig, ZeroStage};
+pub use config::{BackwardPrefetch, FullStateDict, Prefetch, Reshard, ZeroConfig, ZeroStage};
 pub use cuts::{Cuts, Ownership};
 pub use zero::Zero;
 
