@@ -8,6 +8,7 @@ use xxhash_rust::xxh64::xxh64;
 
 use super::Zero;
 use super::core::ZeroState;
+use super::flat_parameter::FlatParameter;
 use super::zero::EntryStorage;
 use crate::data_parallel::Entries;
 use crate::{Error, Result};
@@ -79,9 +80,8 @@ impl Zero {
 
     fn local_tensors(&self, state: &ZeroState) -> Vec<(String, Tensor)> {
         let flats = state.units.iter().enumerate().flat_map(|(u, unit)| {
-            let named = move |(f, flat): (usize, &super::flat_parameter::FlatParameter)| {
-                (format!("zero.flat.{u}.{f}"), flat.shard.clone())
-            };
+            let named =
+                move |(f, flat): (usize, &FlatParameter)| (format!("zero.flat.{u}.{f}"), flat.shard.clone());
             unit.flats.iter().enumerate().map(named)
         });
         let others = self.entries.iter().filter_map(|(path, source)| match source {
