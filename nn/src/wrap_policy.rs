@@ -72,7 +72,7 @@ fn if_large(module: Box<dyn Module>, least: usize) -> Box<dyn Module> {
 
 fn has_units(module: &dyn Module) -> bool {
     let mut any = false;
-    each_unit(module, 0, &mut |unit, _| any |= unit.is_wrapped());
+    each_unit(module, &mut |unit, _| any |= unit.is_wrapped());
     any
 }
 
@@ -106,7 +106,7 @@ fn unboxed(module: Box<dyn Module>) -> Box<dyn Module> {
 /// # Ok::<(), phalanx_nn::Error>(())
 /// ```
 pub fn wrap_by(model: &(impl Parameters + ?Sized), mut choose: impl FnMut(&dyn AnyUnit) -> bool) {
-    each_unit(model, 0, &mut |unit, _| unit.set_wrapped(choose(unit)));
+    each_unit(model, &mut |unit, _| unit.set_wrapped(choose(unit)));
 }
 
 /// Makes those [`WrappedUnit`]s of a model units that have at least this many elements beside the units inside them, and plain modules
@@ -116,12 +116,8 @@ pub fn wrap_by_size(model: &(impl Parameters + ?Sized), least: usize) {
 }
 
 /// Visits all units of a model, switched on or off, each before those inside it, with the number of those around it.
-fn each_unit(
-    model: &(impl Parameters + ?Sized),
-    around: usize,
-    visitor: &mut dyn FnMut(&dyn AnyUnit, usize),
-) {
-    model.visit_units(&mut |unit| each_inside(unit, around, visitor));
+fn each_unit(model: &(impl Parameters + ?Sized), visitor: &mut dyn FnMut(&dyn AnyUnit, usize)) {
+    model.visit_units(&mut |unit| each_inside(unit, 0, visitor));
 }
 
 fn each_inside(unit: &dyn AnyUnit, around: usize, visitor: &mut dyn FnMut(&dyn AnyUnit, usize)) {
@@ -163,9 +159,13 @@ pub enum Wrapping {
 }
 
 impl Wrapping {
-    /// Switches the units inside a block on and off.
+    /// Switches the units inside a block on and off: those of one depth are on.
     pub(crate) fn apply(self, block: &dyn AnyUnit) {
-        let depth = self as usize;
+        let depth = match self {
+            Wrapping::Blocks => 0,
+            Wrapping::Halves => 1,
+            Wrapping::Maps => 2,
+        };
         each_inside(block, 0, &mut |unit, around| unit.set_wrapped(around == 0 || around == depth));
     }
 }
@@ -181,7 +181,7 @@ mod tests {
     /// The name of each unit's first parameter, how many units are around it, and its elements that are in no unit inside it.
     fn units(model: &dyn Parameters) -> Vec<(String, usize, usize)> {
         let mut found = Vec::new();
-        each_unit(model, 0, &mut |unit, around| {
+        each_unit(model, &mut |unit, around| {
             let mut inside = 0;
             unit.visit_inner_units(&mut |inner| inside += elements(inner));
             found.push((unit.parameters()[0].name().to_string(), around, elements(unit) - inside));
@@ -216,7 +216,7 @@ mod tests {
             let mut model = config.init(&scope()).unwrap();
             model.set_wrapping(wrapping);
             let mut found = Vec::new();
-            each_unit(&model, 0, &mut |unit, around| {
+            each_unit(&model, &mut |unit, around| {
                 if unit.is_wrapped() && around > 0 {
                     let name = unit.parameters()[0].name().to_string();
                     found.push(name.rsplit('.').nth(1).unwrap().to_string());

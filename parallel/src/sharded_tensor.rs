@@ -9,10 +9,11 @@
 //! .  .  .  .  .  .      by one pass over the segments of both
 //! ```
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use phalanx_kernels as kernels;
-use phalanx_nn::{Buffer, Error, Mismatch, Parameter, Parameters, Shard};
+use phalanx_nn::{Buffer, Error, Mismatch, Parameter, Parameters, Shard, is_whole_state};
 use phalanx_tensor::{Dims, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -69,6 +70,26 @@ impl ShardedTensor {
             }
         });
         parts
+    }
+
+    /// The state of an optimizer of these parameters, of which this rank has parts: its [`Optimizer::state_dict`], with each tensor's
+    /// name there.
+    ///
+    /// [`Optimizer::state_dict`]: phalanx_nn::Optimizer::state_dict
+    pub fn of_optimizer_state(parameters: &[Parameter], entries: &[(String, Tensor)]) -> Vec<ShardedTensor> {
+        let by_name: HashMap<&str, &Parameter> = parameters.iter().map(|p| (p.name(), p)).collect();
+        let part = |(name, values): &(String, Tensor)| {
+            let parameter = name.rsplit_once('.').and_then(|(of, kind)| {
+                // State of the whole parameter is whole on every rank.
+                by_name.get(of).filter(|_| !is_whole_state(kind) && kind != "step")
+            });
+            let (name, values) = (name.clone(), values.clone());
+            match parameter {
+                Some(p) => ShardedTensor { name, values, ..ShardedTensor::of_parameter(p) },
+                None => ShardedTensor::whole(name, values),
+            }
+        };
+        entries.iter().map(part).collect()
     }
 
     /// Which elements of the whole tensor it holds.

@@ -3,10 +3,10 @@
 //!
 //! Parameters and buffers are called `model.NAME`, optimizers' tensors `optimizer.NAME.KIND`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
-use phalanx_nn::{Optimizer, Parameter, Parameters, Rule, is_whole_state};
-use phalanx_tensor::{DType, Tensor};
+use phalanx_nn::{Optimizer, Parameter, Parameters, Rule};
+use phalanx_tensor::DType;
 
 use super::Checkpoint;
 use super::load::ReadItem;
@@ -48,19 +48,8 @@ fn model_parts(trained: &[Trained<'_>]) -> Result<Vec<ShardedTensor>> {
 
 /// `entries`: the optimizer's [`Optimizer::state_dict`].
 fn optimizer_parts(parameters: &[Parameter], entries: &Entries) -> Vec<ShardedTensor> {
-    let by_name: HashMap<&str, &Parameter> = parameters.iter().map(|p| (p.name(), p)).collect();
-    let part = |(entry, values): &(String, Tensor)| {
-        let name = format!("optimizer.{entry}");
-        let parameter = entry.rsplit_once('.').and_then(|(name, kind)| {
-            // State of the whole parameter is whole on every rank.
-            by_name.get(name).filter(|_| !is_whole_state(kind) && kind != "step")
-        });
-        match parameter {
-            Some(p) => ShardedTensor { name, values: values.clone(), ..ShardedTensor::of_parameter(p) },
-            None => ShardedTensor::whole(name, values.clone()),
-        }
-    };
-    entries.iter().map(part).collect()
+    let parts = ShardedTensor::of_optimizer_state(parameters, entries).into_iter();
+    parts.map(|part| ShardedTensor { name: format!("optimizer.{}", part.name), ..part }).collect()
 }
 
 impl Checkpoint {

@@ -1,6 +1,6 @@
 //! [`ZeroConfig`]: what is sharded over the ranks, and how.
 
-use phalanx_nn::Parameters;
+use phalanx_nn::{Parameter, Parameters};
 use phalanx_tensor::{DType, Device};
 
 use super::Ownership;
@@ -72,6 +72,22 @@ impl From<bool> for Prefetch {
     }
 }
 
+/// Where [`Zero::full_state_dict_with`](super::Zero::full_state_dict_with) puts a whole state (torch: `FullStateDictConfig`). The default is
+/// rank 0's memory on the CPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FullStateDict {
+    /// Whether rank 0 alone gets it; otherwise every rank does.
+    pub rank0_only: bool,
+    /// Whether it is moved to the CPU; otherwise it stays on the parameters' device.
+    pub offload_to_cpu: bool,
+}
+
+impl Default for FullStateDict {
+    fn default() -> FullStateDict {
+        FullStateDict { rank0_only: true, offload_to_cpu: true }
+    }
+}
+
 /// How [`Zero`](super::Zero) spreads a model.
 #[derive(Clone, Debug)]
 pub struct ZeroConfig {
@@ -94,6 +110,11 @@ pub struct ZeroConfig {
     /// Whether all ranks take rank 0's buffers at the end of each pass that synchronises; see
     /// [`DdpConfig::broadcast_buffers`](crate::data_parallel::DdpConfig).
     pub broadcast_buffers: bool,
+    /// Names of parameters that are left alone (torch: `ignored_modules`, `ignored_states`): each rank keeps its own values, which are
+    /// neither sharded nor gathered, and its own gradients, which are neither added nor in any norm. A name is a parameter's path in
+    /// the model or its [`Parameter::name`], or that of the module around it, and `*` stands for any characters. An optimizer may train
+    /// them beside [`Zero::parameters`](super::Zero::parameters). Full state dicts have rank 0's. See [`ZeroConfig::ignoring`].
+    pub ignored: Vec<String>,
     /// The gradients' dtype; `None`: each parameter's own.
     pub grad_dtype: Option<DType>,
     /// The dtype that ranks keep their shards in, wider than the dtype of the computation: f32 shards of a bf16 model are
@@ -119,11 +140,35 @@ impl ZeroConfig {
             average: Average::Sum,
             find_unused: false,
             broadcast_buffers: true,
+            ignored: Vec::new(),
             grad_dtype: None,
             shard_dtype: None,
             offload: None,
             offload_parameters: true,
         }
+    }
+
+    /// That leaves the parameters of a module alone too; see [`ZeroConfig::ignored`].
+    #[must_use]
+    pub fn ignoring(mut self, module: &(impl Parameters + ?Sized)) -> ZeroConfig {
+        self.ignored.extend(module.parameters().iter().map(|p| p.name().to_string()));
+        self
+    }
+
+    /// The parameters of a model that are left alone.
+    pub(super) fn ignored_of(&self, model: &(impl Parameters + ?Sized)) -> Result<Vec<Parameter>> {
+        let (all, mut ignored) = (model.named_parameters(), Vec::<Parameter>::new());
+        for pattern in &self.ignored {
+            let is_meant =
+                |(path, p): &&(String, Parameter)| names(pattern, path) || names(pattern, p.name());
+            let meant: Vec<&Parameter> = all.iter().filter(is_meant).map(|(_, p)| p).collect();
+            if meant.is_empty() {
+                let why = format!("Zero: there is no parameter called {pattern:?}, which is to be ignored");
+                return Err(Error::Config(why));
+            }
+            ignored.extend(meant.into_iter().cloned());
+        }
+        Ok(ignored)
     }
 
     /// The settings that must be equal on all ranks, as text. Where the shards live may differ.
@@ -167,6 +212,16 @@ impl ZeroConfig {
     }
 }
 
+/// Whether a pattern, in which `*` stands for any characters, is a name or that of a module around it.
+fn names(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => name.strip_prefix(pattern).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')),
+        Some((before, after)) => name.strip_prefix(before).is_some_and(|rest| {
+            rest.char_indices().any(|(at, _)| names(after, &rest[at..])) || after.is_empty()
+        }),
+    }
+}
+
 impl TryFrom<u8> for ZeroStage {
     type Error = Error;
 
@@ -183,6 +238,25 @@ impl TryFrom<u8> for ZeroStage {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn patterns_mean_parameters_and_modules() {
+        for (pattern, name, wanted) in [
+            ("h.1", "h.1.attn.weight", true),
+            ("h.1", "h.10.attn.weight", false),
+            ("h.1.attn.weight", "h.1.attn.weight", true),
+            ("attn", "h.1.attn.weight", false),
+            ("*.attn", "h.1.attn.weight", true),
+            ("*.bias", "h.1.attn.weight", false),
+            ("h.*.weight", "h.1.attn.weight", true),
+            ("h.*", "h.1.attn.weight", true),
+            ("h.*.1", "h.1.attn.weight", false),
+            ("*", "", true),
+            ("", "h", false),
+        ] {
+            assert_eq!(names(pattern, name), wanted, "{pattern:?}, {name:?}");
+        }
+    }
 
     #[test]
     fn hybrid_groups() {

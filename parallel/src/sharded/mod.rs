@@ -10,8 +10,8 @@
 //!                               parameters' names, for the optimizer              sums of its own shard
 //!
 //! zero (the wrapper) ──► core (state) ──► flat_parameter ──► cuts (which elements a rank owns; pure), config
-//!   │  └─ wrap: makes it of a model        ▲        ▲
-//!   ├──► state_dict, norm            unshard    gradients: when values are gathered and freed, when gradients are sent
+//!   │  └─ wrap: makes it of a model          ▲                  ▲
+//!   ├──► state_dict, local_state, norm    unshard ──► order   gradients: when values are gathered and freed, when gradients are sent
 //! ```
 //!
 //! | of a parameter's bytes  | every rank keeps                        | and sends a step, of the parameters' bytes |
@@ -33,6 +33,7 @@ mod core;
 mod cuts;
 mod flat_parameter;
 mod gradients;
+mod local_state;
 mod norm;
 mod offload;
 mod order;
@@ -42,7 +43,7 @@ mod wrap;
 mod zero;
 
 pub use crate::data_parallel::Gathered;
-pub use config::{BackwardPrefetch, Prefetch, Reshard, ZeroConfig, ZeroStage};
+pub use config::{BackwardPrefetch, FullStateDict, Prefetch, Reshard, ZeroConfig, ZeroStage};
 pub use cuts::{Cuts, Ownership};
 pub use zero::Zero;
 

@@ -25,7 +25,7 @@ pub(super) struct Step {
 }
 
 /// Steps that are noted at most: a program that runs forward passes alone, and never ends one, begins again then.
-const STEPS_MAX: usize = 1 << 16;
+const STEPS_MAX: usize = 1 << 20;
 
 /// The expected steps, and those of the present pass.
 pub(super) struct Order {

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 
 use phalanx_kernels as kernels;
 use phalanx_kernels::optim::optim_state_dtype;
-use phalanx_nn::{Mismatch, is_whole_state};
+use phalanx_nn::{Mismatch, Parameter, is_whole_state};
 use phalanx_tensor::{DType, Device, Tensor};
 
-use super::Zero;
 use super::flat_parameter::FlatParameter;
 use super::zero::EntryStorage;
+use super::{FullStateDict, Zero};
 use crate::all_gather::all_gather_object;
 use crate::comm::{Call, Reduction};
 use crate::data_parallel::Entries;
@@ -25,15 +25,23 @@ impl Zero {
     /// # Errors
     /// If memory is short, or as [`crate::comm::Pending::wait`].
     pub fn full_state_dict(&self) -> Result<Entries> {
-        let (state, first) = (self.core.lock(), self.core.ranks.all.rank() == 0);
+        self.full_state_dict_with(FullStateDict::default())
+    }
+
+    /// [`Zero::full_state_dict`], on every rank or on the parameters' device.
+    ///
+    /// # Errors
+    /// As [`Zero::full_state_dict`].
+    pub fn full_state_dict_with(&self, to: FullStateDict) -> Result<Entries> {
+        let (state, here) = (self.core.lock(), self.gets(to));
         let mut found: HashMap<(usize, usize, usize), Tensor> = HashMap::new();
         for (u, unit) in state.units.iter().enumerate() {
             for (f, flat) in unit.flats.iter().enumerate() {
                 let whole = flat.whole(&self.core.ranks)?;
-                if !first {
+                if !here {
                     continue;
                 }
-                let whole = to_host(&whole)?;
+                let whole = to.place(&whole)?;
                 for (m, member) in flat.members.iter().enumerate() {
                     found.insert((u, f, m), member.of(&whole)?);
                 }
@@ -42,13 +50,18 @@ impl Zero {
         let entry = |(path, source): &(String, EntryStorage)| -> Result<Option<(String, Tensor)>> {
             let tensor = match source {
                 EntryStorage::Sharded { unit, flat, member } => found.get(&(*unit, *flat, *member)).cloned(),
-                EntryStorage::Parameter(p) => Some(copy(&p.tensor())?),
-                EntryStorage::Buffer(b) => Some(copy(&b.tensor())?),
+                EntryStorage::Parameter(p) => Some(to.copy(&p.tensor())?),
+                EntryStorage::Buffer(b) => Some(to.copy(&b.tensor())?),
             };
             Ok(tensor.map(|tensor| (path.clone(), tensor)))
         };
-        let entries = self.entries.iter().filter(|_| first);
+        let entries = self.entries.iter().filter(|_| here);
         entries.filter_map(|named| entry(named).transpose()).collect()
+    }
+
+    /// Whether this rank gets a whole state.
+    fn gets(&self, to: FullStateDict) -> bool {
+        !to.rank0_only || self.core.ranks.all.rank() == 0
     }
 
     /// Takes parameters and buffers from a state dict of the whole model, which every rank has; converts dtypes.
@@ -93,16 +106,18 @@ impl Zero {
     }
 }
 
-/// On the CPU, unless there are no values.
-pub(super) fn to_host(tensor: &Tensor) -> Result<Tensor> {
-    let home = if tensor.device().is_meta() { tensor.device() } else { Device::CPU };
-    Ok(tensor.to_device(home, false)?)
-}
+impl FullStateDict {
+    /// Where a state is kept; on the CPU only if there are values.
+    fn place(self, tensor: &Tensor) -> Result<Tensor> {
+        let stays = !self.offload_to_cpu || tensor.device().is_meta();
+        Ok(tensor.to_device(if stays { tensor.device() } else { Device::CPU }, false)?)
+    }
 
-/// The same, in a storage of its own.
-fn copy(tensor: &Tensor) -> Result<Tensor> {
-    let copy = to_host(tensor)?;
-    if copy.shares_storage(tensor) { Ok(copy.copy()?) } else { Ok(copy) }
+    /// The same there, in a storage of its own.
+    fn copy(self, tensor: &Tensor) -> Result<Tensor> {
+        let copy = self.place(tensor)?;
+        if copy.shares_storage(tensor) { Ok(copy.copy()?) } else { Ok(copy) }
+    }
 }
 
 impl Zero {
@@ -156,9 +171,28 @@ impl Zero {
     ///
     /// [`Optimizer::state_dict`]: phalanx_nn::Optimizer::state_dict
     pub fn full_optimizer_state(&self, own: Entries, kinds: &[&'static str]) -> Result<Entries> {
+        self.full_optimizer_state_with(own, kinds, FullStateDict::default())
+    }
+
+    /// [`Zero::full_optimizer_state`], on every rank or on the parameters' device; numbers of steps are on the CPU.
+    ///
+    /// # Errors
+    /// As [`Zero::full_optimizer_state`].
+    pub fn full_optimizer_state_with(
+        &self,
+        own: Entries,
+        kinds: &[&'static str],
+        to: FullStateDict,
+    ) -> Result<Entries> {
+        let (state, here) = (self.core.lock(), self.gets(to));
+        let is_ignored = |(entry, _): &&(String, Tensor)| {
+            let parameter = entry.rsplit_once('.').map(|(name, _)| name);
+            self.ignored.iter().any(|p| Some(p.name()) == parameter)
+        };
+        let of_ignored = own.iter().filter(|_| here).filter(is_ignored);
+        let mut whole =
+            of_ignored.map(|(name, t)| Ok((name.clone(), to.copy(t)?))).collect::<Result<Entries>>()?;
         let own: HashMap<String, Tensor> = own.into_iter().collect();
-        let (state, first) = (self.core.lock(), self.core.ranks.all.rank() == 0);
-        let mut whole = Entries::new();
         for flat in state.units.iter().flat_map(|unit| &unit.flats).filter(|f| f.trained) {
             let steps = self.steps(flat, &own)?;
             let dtype = optim_state_dtype(flat.shard_dtype());
@@ -167,7 +201,7 @@ impl Zero {
             let shards: HashMap<&str, Tensor> = flat.pieces.iter().map(|p| (p.name(), p.tensor())).collect();
             for (m, (member, step)) in flat.members.iter().zip(steps).enumerate() {
                 let name = member.parameter.name();
-                if first {
+                if here {
                     whole.push((format!("{name}.step"), Tensor::scalar(step, Device::CPU)?));
                 }
                 for kind in &kinds {
@@ -175,7 +209,9 @@ impl Zero {
                         true => shards.get(name),
                         false => own.get(&format!("{name}.{kind}")),
                     };
-                    if let Some(tensor) = self.gather_member(flat, m, kind, own, dtype)? {
+                    let gathered = self.gather_member(flat, m, kind, own, dtype)?;
+                    if let Some(tensor) = gathered.filter(|_| here) {
+                        let tensor = to.place(&tensor)?;
                         whole.push((format!("{name}.{kind}"), tensor));
                     }
                 }
@@ -196,7 +232,7 @@ impl Zero {
         Ok(steps.to_vec()?)
     }
 
-    /// One kind of state of one parameter, whole, on rank 0.
+    /// One kind of state of one parameter, whole, on every rank.
     fn gather_member(
         &self,
         flat: &FlatParameter,
@@ -219,13 +255,15 @@ impl Zero {
         };
         let all = Tensor::empty(&[counts.iter().sum()], dtype, device)?;
         comm.run(Call::all_gather_uneven(all.clone(), own, &counts))?;
-        let whole = || Ok(to_host(&all)?.with_shape(&member.shape)?);
-        (self.core.ranks.all.rank() == 0).then(whole).transpose()
+        Ok(Some(all.with_shape(&member.shape)?))
     }
 
-    /// State of a whole parameter, on rank 0: from the first rank that has it, since all have the same.
+    /// State of a whole parameter, on every rank: from the first rank that has it, since all have the same.
     fn whole_state(&self, own: Option<&Tensor>) -> Result<Option<Tensor>> {
-        let own = own.map(to_host).transpose()?.filter(|tensor| !tensor.device().is_meta());
+        let own = own
+            .map(|own| FullStateDict::default().place(own))
+            .transpose()?
+            .filter(|tensor| !tensor.device().is_meta());
         // As bits, since numbers as text may be rounded.
         let bits = |tensor: Tensor| -> Result<(Vec<usize>, bool, Vec<u64>)> {
             let values = kernels::cast(&tensor, DType::F64)?.to_vec::<f64>()?;
@@ -240,8 +278,7 @@ impl Zero {
         let Some((shape, wide, bits)) = all.into_iter().flatten().next() else { return Ok(None) };
         let values = bits.into_iter().map(f64::from_bits).collect();
         let tensor = Tensor::from_vec(values, &shape, Device::CPU)?;
-        let tensor = kernels::cast(&tensor, if wide { DType::F64 } else { DType::F32 })?;
-        Ok((self.core.ranks.all.rank() == 0).then_some(tensor))
+        Ok(Some(kernels::cast(&tensor, if wide { DType::F64 } else { DType::F32 })?))
     }
 
     /// This rank's part of an optimizer's state of whole parameters, for [`phalanx_nn::Optimizer::load_state_dict`].
@@ -297,5 +334,44 @@ impl Zero {
             }
         }
         Ok(part)
+    }
+}
+
+impl Zero {
+    /// This rank's parts of an optimizer's state (its [`Optimizer::state_dict`]) by name, as [`Zero::sharded_state_dict`] has those of
+    /// the parameters. The tensors are the optimizer's own. Nothing is sent.
+    ///
+    /// [`Optimizer::state_dict`]: phalanx_nn::Optimizer::state_dict
+    pub fn sharded_optimizer_state(&self, own: &Entries) -> Vec<ShardedTensor> {
+        let mut parts =
+            ShardedTensor::of_optimizer_state(&[self.parameters(), self.ignored.clone()].concat(), own);
+        let state = self.core.lock();
+        let flats = state.units.iter().flat_map(|unit| &unit.flats);
+        let masters = flats.filter(|flat| flat.shard_is_master()).flat_map(|flat| &flat.pieces);
+        parts.extend(masters.map(|piece| {
+            let part = ShardedTensor::of_parameter(piece);
+            ShardedTensor { name: format!("{}.master", part.name), ..part }
+        }));
+        parts
+    }
+
+    /// Puts this rank's values, from parts of any layout's state, usually those of all its ranks, into the state `own` of an optimizer;
+    /// [`phalanx_nn::Optimizer::load_state_dict`] takes the result. All ranks call it, after [`Zero::load_sharded_state_dict`].
+    ///
+    /// # Errors
+    /// If parts of this rank's tensors are missing or of another size, or are of parameters that are not known.
+    pub fn part_of_sharded_optimizer_state(&self, own: Entries, parts: &[ShardedTensor]) -> Result<Entries> {
+        let what = "sharded optimizer state";
+        let is_of =
+            |entry: &str, p: &Parameter| entry.rsplit_once('.').is_some_and(|(name, _)| name == p.name());
+        let all = || self.core.parameters().chain(&self.ignored);
+        let mut unexpected: Vec<String> = parts.iter().map(|part| part.name.clone()).collect();
+        unexpected.retain(|entry| !all().any(|p| is_of(entry, p)));
+        Mismatch { unexpected, ..Mismatch::default() }.check(what)?;
+        sharded_tensor::load(what, &self.sharded_optimizer_state(&own), parts, false)?;
+        if self.core.lock().units.iter().flat_map(|unit| &unit.flats).any(FlatParameter::shard_is_master) {
+            self.core.updated(false)?;
+        }
+        Ok(own)
     }
 }

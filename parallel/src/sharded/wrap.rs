@@ -24,13 +24,17 @@ impl Zero {
     ///
     /// # Errors
     /// If the ranks hold different models or have different settings, which are named; if the settings do not fit the model or the
-    /// ranks; if the model has no values, because another `Zero` spreads them; if memory is short, or as
-    /// [`crate::comm::Pending::wait`].
+    /// ranks, or name parameters to be ignored that are not there; if the model has no values, because another `Zero` spreads them; if
+    /// memory is short, or as [`crate::comm::Pending::wait`].
     pub fn new(model: &(impl Parameters + ?Sized), comm: Comm, config: ZeroConfig) -> Result<Zero> {
-        consistency::check_values("Zero", model)?;
-        consistency::check_same_model(model, &config.shared_settings(), &comm)?;
-        config.check(model)?;
+        let ignored = config.ignored_of(model)?;
+        let rest = Without { model, ignored: &ignored };
+        consistency::check_values("Zero", &rest)?;
+        consistency::check_same_model(&rest, &config.shared_settings(), &comm)?;
+        config.check(&rest)?;
         let (shard, replicas) = config.groups(comm.rank(), comm.size())?;
+        // Each rank keeps its own values of these.
+        ignored.iter().try_for_each(Parameter::materialize)?;
         let mut entries = Vec::new();
         model.visit("", &mut |path, entry| {
             entries.push((
@@ -44,7 +48,7 @@ impl Zero {
         let ranks = Ranks { shard: comm.group(&shard)?, replicas: comm.group(&replicas)?, all: comm };
         // Other ranks may wait in a broadcast.
         let fail = |error: &Error| ranks.all.fail(&error.to_string());
-        let (parameters_of, modules) = fsdp_units(model);
+        let (parameters_of, modules) = fsdp_units(&rest);
         let mut loads = vec![0; ranks.shard.size()];
         let (mut units, mut streams) = (Vec::new(), OffloadStreams::default());
         for (parameters, bounds) in parameters_of {
@@ -60,7 +64,11 @@ impl Zero {
         let owners: Vec<_> =
             (0..units.len()).map(|unit| Arc::new(UnitOwner { core: OnceLock::new(), unit })).collect();
         locate(&mut entries, &units);
-        entries.iter().try_for_each(|(_, source)| source.broadcast(&ranks.all)).inspect_err(fail)?;
+        let is_ignored = |source: &EntryStorage| {
+            matches!(source, EntryStorage::Parameter(p) if rest.ignores(&Entry::Parameter(p)))
+        };
+        let mut others = entries.iter().map(|(_, source)| source).filter(|source| !is_ignored(source));
+        others.try_for_each(|source| source.broadcast(&ranks.all)).inspect_err(fail)?;
         let core = Arc::new(ZeroCore::new(ranks, config, units, modules));
         let of_units = owners.into_iter().map(|owner| {
             let _ = owner.core.set(Arc::downgrade(&core));
@@ -71,7 +79,8 @@ impl Zero {
             owners: of_units.collect(),
             core,
             entries,
-            frozen: model.parameters().into_iter().filter(|p| !p.is_trained()).collect(),
+            frozen: rest.parameters().into_iter().filter(|p| !p.is_trained()).collect(),
+            ignored: ignored.clone(),
             synchronise: Synchronise::default(),
             hooks: Vec::new(),
             module_hooks: Vec::new(),
@@ -102,12 +111,41 @@ impl Zero {
                 }));
             }
         }
+        // A parameter without a hook would be refused as one that no wrapper knows.
+        let ignored = self.ignored.iter().flat_map(Parameter::leaves);
+        self.hooks.extend(ignored.map(|leaf| leaf.on_accumulate(|_| Ok(()))));
         let frozen = self.frozen.iter().flat_map(|p| consistency::refuse_gradients("Zero", p));
         self.hooks.extend(frozen.collect::<Vec<_>>());
         visit_modules(model, &mut |module, _| {
             let hooks = ModuleHooks { core: Arc::downgrade(&self.core), module: self.module_hooks.len() };
             self.module_hooks.push(module.add_hooks(Arc::new(hooks)));
         });
+    }
+}
+
+/// A model without the parameters that are ignored.
+struct Without<'a, M: ?Sized> {
+    model: &'a M,
+    ignored: &'a [Parameter],
+}
+
+impl<M: Parameters + ?Sized> Without<'_, M> {
+    fn ignores(&self, entry: &Entry<'_>) -> bool {
+        matches!(entry, Entry::Parameter(p) if self.ignored.iter().any(|ignored| ignored.is(p)))
+    }
+}
+
+impl<M: Parameters + ?Sized> Parameters for Without<'_, M> {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        self.model.visit(path, &mut |path, entry| {
+            if !self.ignores(&entry) {
+                visitor(path, entry);
+            }
+        });
+    }
+
+    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
+        self.model.visit_units(visitor);
     }
 }
 
@@ -154,10 +192,11 @@ fn visit_modules(model: &(impl Parameters + ?Sized), visitor: &mut dyn FnMut(&dy
 
 /// The FSDP units of a model, the root first, then in the order of their first modules; and the modules. A parameter belongs to the
 /// innermost module that has it.
-fn fsdp_units(model: &(impl Parameters + ?Sized)) -> (Vec<UnitParameters>, Vec<WrappedModule>) {
+fn fsdp_units<M: Parameters + ?Sized>(model: &Without<'_, M>) -> (Vec<UnitParameters>, Vec<WrappedModule>) {
     let (mut used, mut around): (Vec<Vec<Parameter>>, Vec<Vec<usize>>) = (Vec::new(), Vec::new());
     visit_modules(model, &mut |module, outer| {
-        let own = [module.parameters(), module.borrowed()].concat();
+        let mut own = [module.parameters(), module.borrowed()].concat();
+        own.retain(|p| !model.ignores(&Entry::Parameter(p)));
         outer.iter().for_each(|&outer| used[outer].retain(|p| !own.iter().any(|q| p.is(q))));
         used.push(own);
         around.push(outer.to_vec());

@@ -56,6 +56,8 @@ pub struct Zero {
     pub(super) core: Arc<ZeroCore>,
     pub(super) entries: Vec<(String, EntryStorage)>,
     pub(super) frozen: Vec<Parameter>,
+    /// Parameters that each rank trains, or does not, by itself.
+    pub(super) ignored: Vec<Parameter>,
     /// The owner of each unit's parameters.
     pub(super) owners: Vec<Arc<dyn ParameterOwner>>,
     pub(super) synchronise: Synchronise,
@@ -98,12 +100,14 @@ impl Zero {
         state.units.iter().flat_map(|unit| &unit.flats).flat_map(|f| f.pieces.iter().cloned()).collect()
     }
 
-    /// Forgets the gradients of [`Zero::parameters`], as an optimizer's `zero_grad` does, and also those that passes under
-    /// [`Zero::no_sync`] have left on this rank.
+    /// Forgets the gradients of [`Zero::parameters`], as an optimizer's `zero_grad` does, those that passes under
+    /// [`Zero::no_sync`] have left on this rank, and those of ignored parameters that no other wrapper owns.
     ///
     /// # Errors
     /// If a gradient's buffer cannot be replaced.
     pub fn zero_grad(&self) -> Result<()> {
+        let mut free = self.ignored.iter().filter(|p| p.owner().is_none());
+        free.try_for_each(Parameter::zero_grad)?;
         self.core.zero_grad()
     }
 
@@ -136,7 +140,8 @@ impl Zero {
 
     /// Refuses another model than this was made of, or one with other parameters.
     pub(super) fn check_model(&self, model: &dyn Parameters) -> Result<()> {
-        let is_known = |p: &Parameter| self.core.parameters().chain(&self.frozen).any(|known| known.is(p));
+        let all = || self.core.parameters().chain(&self.frozen).chain(&self.ignored);
+        let is_known = |p: &Parameter| all().any(|known| known.is(p));
         consistency::check_model("Zero", model, is_known)
     }
 

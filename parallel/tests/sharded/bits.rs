@@ -263,6 +263,9 @@ fn settings_that_do_not_fit_are_refused() {
     assert!(dtype.contains("shard_dtype i64"), "{dtype}");
     let narrow = try_it(ZeroConfig { shard_dtype: Some(DType::BF16), ..config(ZeroStage::Parameters) });
     assert!(narrow.contains("wte.weight") && narrow.contains("shard_dtype bf16"), "{narrow}");
+    let prefetch = Prefetch { limit: 0, ..Prefetch::default() };
+    let none = try_it(ZeroConfig { prefetch, ..config(ZeroStage::Parameters) });
+    assert!(none.contains("prefetch limit of 0"), "{none}");
     let grads = try_it(ZeroConfig { grad_dtype: Some(DType::Bool), ..config(ZeroStage::Parameters) });
     assert!(grads.contains("grad_dtype bool"), "{grads}");
 }

@@ -6,6 +6,7 @@ mod bugs;
 mod fsdp;
 #[path = "../gpt/mod.rs"]
 mod gpt;
+mod ignored;
 mod odd;
 mod overlap;
 mod state;

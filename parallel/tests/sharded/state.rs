@@ -2,9 +2,9 @@
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{Decoder, GptConfig};
-use phalanx_nn::{AdamW, Group, Parameter, Parameters, Rule, Scope, Sgd};
+use phalanx_nn::{AdamW, Group, Optimizer, Parameter, Parameters, Rule, Scope, Sgd};
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig};
-use phalanx_parallel::sharded::{Ownership, Zero, ZeroConfig, ZeroStage};
+use phalanx_parallel::sharded::{FullStateDict, Ownership, Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::{Result, launch, sharded_tensor::ShardedTensor};
 use phalanx_tensor::{DType, Device, Tensor};
 
@@ -156,6 +156,134 @@ fn parts_of_any_layout_are_loaded_by_any_other() {
     assert!(!lost.range.is_empty());
     let error = load(2, &config(ZeroStage::Parameters), &short).unwrap_err().to_string();
     assert!(error.contains(&lost.name), "{error}");
+}
+
+/// What a rank has after some steps of a small GPT, in every form.
+struct Forms {
+    full: [Entries; 2],
+    everywhere: [Entries; 2],
+    sharded: [Vec<ShardedTensor>; 2],
+    local: [Entries; 2],
+}
+
+fn copied(entries: Entries) -> Entries {
+    entries.into_iter().map(|(name, t)| (name, t.copy().unwrap())).collect()
+}
+
+fn copied_parts(parts: Vec<ShardedTensor>) -> Vec<ShardedTensor> {
+    let copied = |part: ShardedTensor| ShardedTensor { values: part.values.copy().unwrap(), ..part };
+    parts.into_iter().map(copied).collect()
+}
+
+/// Loads a form, trains, and gives all forms.
+fn go_on(
+    ranks: usize,
+    config: &ZeroConfig,
+    load: impl Fn(usize, &Zero, &mut Optimizer<AdamW>) -> Result<()> + Sync,
+    steps: std::ops::Range<u64>,
+) -> Result<Vec<Forms>> {
+    let run = |rank: launch::Rank| -> Result<Forms> {
+        let model = gpt::model(DType::BF16, rank.device());
+        let zero = Zero::new(&model, rank.comm().clone(), config.clone())?;
+        let mut optimizer = gpt::optimizer(zero.parameters());
+        load(rank.rank(), &zero, &mut optimizer)?;
+        for step in steps.clone() {
+            let loss = gpt::loss(&model, step, 0..gpt::ROWS)?.mul_scalar(1.0 / ranks as f64)?;
+            zero.backward(&loss)?;
+            gpt::update(&mut optimizer, zero.grad_norm()?)?;
+            zero.updated()?;
+        }
+        let (own, kinds) = (optimizer.state_dict()?, optimizer.kinds());
+        let everywhere = FullStateDict { rank0_only: false, offload_to_cpu: false };
+        Ok(Forms {
+            full: [zero.full_state_dict()?, zero.full_optimizer_state(own.clone(), &kinds)?],
+            everywhere: [
+                zero.full_state_dict_with(everywhere)?,
+                zero.full_optimizer_state_with(own.clone(), &kinds, everywhere)?,
+            ],
+            sharded: [zero.sharded_state_dict()?, zero.sharded_optimizer_state(&own)].map(copied_parts),
+            local: [zero.local_state_dict()?, zero.local_optimizer_state(own)?].map(copied),
+        })
+    };
+    Ok(launch::threads(ranks, run)?)
+}
+
+fn fresh(_: usize, _: &Zero, _: &mut Optimizer<AdamW>) -> Result<()> {
+    Ok(())
+}
+
+#[test]
+fn a_run_goes_on_from_sharded_and_local_state_with_the_bits_of_the_whole_one() {
+    for (stage, shard_dtype) in STAGES.into_iter().flat_map(|s| [(s, None), (s, Some(DType::F32))]) {
+        let config = ZeroConfig { shard_dtype, ..config(stage) };
+        let whole =
+            go_on(4, &config, fresh, 0..4).unwrap().swap_remove(0).full.map(|entries| sorted(&entries));
+        let half = go_on(4, &config, fresh, 0..2).unwrap();
+        let parts =
+            [0, 1].map(|kind| half.iter().flat_map(|of| of.sharded[kind].clone()).collect::<Vec<_>>());
+        for ranks in [1, 2] {
+            let load = |_: usize, zero: &Zero, optimizer: &mut Optimizer<AdamW>| {
+                zero.load_sharded_state_dict(&parts[0])?;
+                let state = zero.part_of_sharded_optimizer_state(optimizer.state_dict()?, &parts[1])?;
+                Ok(optimizer.load_state_dict(state)?)
+            };
+            let end = go_on(ranks, &config, load, 2..4).unwrap().swap_remove(0).full;
+            assert!(end.map(|entries| sorted(&entries)) == whole, "{config:?}, from parts over {ranks}");
+        }
+        let load = |rank: usize, zero: &Zero, optimizer: &mut Optimizer<AdamW>| {
+            let [values, state] = half[rank].local.clone();
+            zero.load_local_state_dict(values)?;
+            Ok(optimizer.load_state_dict(zero.part_of_local_optimizer_state(state)?)?)
+        };
+        let end = go_on(4, &config, load, 2..4).unwrap();
+        for forms in &end {
+            // On every rank, not rank 0's alone.
+            assert!(
+                [0, 1].map(|kind| sorted(&forms.everywhere[kind])) == whole,
+                "{config:?}, from local state"
+            );
+        }
+        assert!(end[0].full.clone().map(|entries| sorted(&entries)) == whole);
+        assert!(end[1..].iter().all(|forms| forms.full.iter().all(Vec::is_empty)));
+    }
+}
+
+#[test]
+fn local_state_of_another_rank_world_or_wrapping_is_refused_and_changes_nothing() {
+    for stage in STAGES {
+        let two = go_on(2, &config(stage), fresh, 0..1).unwrap();
+        let refused = |ranks: usize, config: &ZeroConfig, from: usize, words: &[&str]| {
+            let load = |_: usize, zero: &Zero, _: &mut Optimizer<AdamW>| {
+                let before = bytes(&zero.full_state_dict()?);
+                let [values, state] = two[from].local.clone();
+                let messages = [
+                    zero.load_local_state_dict(values).unwrap_err().to_string(),
+                    zero.part_of_local_optimizer_state(state).map(drop).unwrap_err().to_string(),
+                ];
+                for message in messages {
+                    assert!(words.iter().all(|word| message.contains(word)), "{message}");
+                }
+                assert!(bytes(&zero.full_state_dict()?) == before);
+                Ok(())
+            };
+            go_on(ranks, config, load, 0..0).unwrap();
+        };
+        refused(1, &config(stage), 0, &["rank 0 of 2", "rank 0 of 1"]);
+        refused(3, &config(stage), 1, &["rank 1 of 2", "of 3"]);
+        let whole = ZeroConfig { ownership: Ownership::Whole, ..config(stage) };
+        let load = |rank: usize, zero: &Zero, _: &mut Optimizer<AdamW>| {
+            let error = zero.load_local_state_dict(two[rank].local[0].clone()).unwrap_err().to_string();
+            assert!(error.contains("wrapped or cut in another way"), "{error}");
+            let error = zero.load_local_state_dict(two[rank].full[0].clone()).unwrap_err().to_string();
+            assert!(error.contains("wanted a local one"), "{error}");
+            let mut strange = two[rank].sharded[1].clone();
+            strange[0].name = "strange.exp_avg".into();
+            let error = zero.part_of_sharded_optimizer_state(Vec::new(), &strange).map(drop).unwrap_err();
+            assert!(error.to_string().contains("strange.exp_avg"), "{error}");
+            Ok(())
+        };
+        go_on(2, &whole, load, 0..0).unwrap();
+    }
 }
 
 /// A GPT with a parameter that is frozen and one that is loaded.
