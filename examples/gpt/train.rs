@@ -9,21 +9,20 @@ use phalanx::nn::{Scope, load_state_dict};
 use phalanx::parallel::hybrid::decoder;
 use phalanx::parallel::launch::Rank;
 use phalanx::train::text::Codec;
-use phalanx::train::{
-    MeshRank, Progress, Result, Run, Settings, Trainer, check_memory, digest, start, stop_on_signals,
-};
+use phalanx::train::{self, MeshRank, Progress, Replay, Result, Run, Settings, Trainer, check_memory, start};
 
 use crate::generate::{self, FOLDERS};
 use crate::gpt::{FROM_FOLDER, Gpt, optimizers};
 
-/// Trains as the settings say, or profiles five steps of it.
-pub fn train(settings: &Settings<Gpt>, profiles: bool) -> Result<()> {
+/// Trains as the settings say, profiles five steps of it, or repeats steps.
+pub fn train(settings: &Settings<Gpt>, profiles: bool, replay: Option<&Replay>) -> Result<()> {
     let mut gpt = settings.resolve()?;
+    gpt.run.resume = replay.map(|replay| replay.from.clone()).or(gpt.run.resume);
     gpt.check()?;
-    let name = format!("{:08x}", digest(settings.to_toml(&[]).as_bytes()) as u32);
+    let name = format!("{:08x}", train::digest(settings.to_toml(&[]).as_bytes()) as u32);
     gpt.run.rescue = Some(Path::new("target/gpt").join(name));
-    let stop = stop_on_signals()?;
-    start(&gpt.run, crate::complain, |process| train_here(&gpt, settings, profiles, process, &stop))
+    let stop = train::stop_on_signals()?;
+    start(&gpt.run, crate::complain, |process| train_here(&gpt, settings, profiles, replay, process, &stop))
 }
 
 /// What this process does of it: everything, or one rank's part.
@@ -31,6 +30,7 @@ fn train_here(
     gpt: &Gpt,
     settings: &Settings<Gpt>,
     profiles: bool,
+    replay: Option<&Replay>,
     process: Option<&Rank>,
     stop: &Arc<AtomicBool>,
 ) -> Result<()> {
@@ -70,6 +70,9 @@ fn train_here(
     let part = |rank: &MeshRank| {
         Ok(decoder(&config, &run.layout, &rank.groups, &rank.scope(run), gpt.init.as_deref())?)
     };
+    if let Some(replay) = replay {
+        return trainer.replay(replay, part)?.check().map(|said| crate::say(&said));
+    }
     if profiles {
         trainer.profile(5, part)?.iter().for_each(|profile| crate::say(&profile.table()));
         return Ok(());

@@ -22,6 +22,7 @@
 //! | data sets | [`data::Dataset`], [`data::TensorDataset`], [`data::DataLoader`]; `ImageFolder`, `Csv`, `JsonLines` with the features `images`, `csv`, `json` |
 //! | texts | [`data::TokenFile`], [`data::IndexedTokens`], [`data::Blend`], [`data::prepare`], [`text::Bpe`], [`text::Codec`] |
 //! | divergence and plateaus | [`OnDivergence`], [`Plateau`] |
+//! | steps that are repeated | [`Trainer::replay`], [`Replay`], [`StepDigests`] |
 //! | reports of a run | [`Callback`], [`Event`], [`Record`], [`Reporter`], [`report::Report`], [`Trace`] |
 //! | checkpoints | [`checkpoints::latest`], [`checkpoints::best`], [`checkpoints::list`], [`stop_on_signals`] |
 #![forbid(unsafe_code)]
@@ -62,6 +63,7 @@ pub use mesh_rank::{MeshRank, Observers};
 pub use record::{Record, Summary, numbers_in};
 pub use reporter::Reporter;
 pub use run::Run;
+pub use run::digests::{Replay, Replayed, StepDigests};
 pub use run::optimizers::{AnyRule, Averaged, adafactor, adamw, adamw_with, lamb, muon};
 pub use settings::{GivenValues, Key, Keyed, SettingValue, Settings, ValueKind, ValueSource};
 pub use signals::stop_on_signals;

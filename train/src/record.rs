@@ -1,11 +1,13 @@
 //! What a run reports: a [`Record`] for each step, a [`Summary`] at the end, and [`Metrics`], the file of both.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 
+use crate::run::digests::StepDigests;
 use crate::{Error, Result};
 
 /// The numbers of a finished step.
@@ -43,6 +45,9 @@ pub struct Record {
     /// Whether the update was skipped, because the loss or a gradient was not finite or the loss exploded.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
+    /// The step's digests, if the configuration asks for them ([`Config::digests`](crate::Config::digests)).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub digests: Option<StepDigests>,
 }
 
 /// The summary of a run, the last line of its metrics.
@@ -78,6 +83,15 @@ pub fn numbers_in(path: &Path, name: &str) -> Vec<(u64, f64)> {
     let content = std::fs::read(path).unwrap_or_default();
     let point = |(step, record, _): (u64, serde_json::Value, _)| Some((step, record.get(name)?.as_f64()?));
     records(&content).filter_map(point).collect()
+}
+
+/// The digests in a metrics file, by their steps.
+pub(crate) fn digests_in(path: &Path) -> BTreeMap<u64, StepDigests> {
+    let content = std::fs::read(path).unwrap_or_default();
+    let of = |(step, mut record, _): (u64, serde_json::Value, _)| {
+        Some((step, serde_json::from_value(record.get_mut("digests")?.take()).ok()?))
+    };
+    records(&content).filter_map(of).collect()
 }
 
 /// The lines that are records of steps: the step, the record and the line's bytes. Other lines, such as damaged ones, are left out.

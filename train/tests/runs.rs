@@ -1,5 +1,7 @@
 //! Runs through the public API: every layout trains the same model, resumes bit for bit, and names the place of an error.
 
+#[path = "runs/digests.rs"]
+mod digests;
 #[path = "runs/packed.rs"]
 mod packed;
 #[path = "runs/reports.rs"]

@@ -79,6 +79,11 @@ pub struct Config {
     /// A gradient norm counts as exploding if it is more than this many times the mean of the last norms, and above the mean of the run's
     /// first norms.
     pub norm_explodes_at: f64,
+    /// Steps between digests of loss, gradients and parameters in the metrics; 0 for none. A GPU's numbers are waited for in each step.
+    pub digests: u64,
+    /// Steps between comparisons of what ranks must have alike: copies of gradients and parameters; 0 for none. A GPU's numbers are waited
+    /// for in each step.
+    pub check_replicas: u64,
     /// Folder for checkpoints and metrics.
     pub out: Option<PathBuf>,
     /// Folder for the checkpoint of a run that is interrupted and has no other folder.
@@ -171,6 +176,8 @@ impl Default for Config {
             on_divergence: OnDivergence::Stop,
             explodes_at: 10.0,
             norm_explodes_at: 1000.0,
+            digests: 0,
+            check_replicas: 0,
             out: None,
             rescue: None,
             resume: None,
@@ -293,6 +300,8 @@ mod tests {
             on_divergence: OnDivergence::Rollback { most: 3 },
             explodes_at: 2.5,
             norm_explodes_at: 99.5,
+            digests: 6,
+            check_replicas: 7,
             out: Some("a \"b\"\n".into()),
             rescue: None,
             resume: Some("true".into()),

@@ -7,6 +7,7 @@ use std::time::Instant;
 use phalanx_nn::Entry;
 use phalanx_tensor::Tensor;
 
+use super::digests::StepDigests;
 use super::divergence::Verdict;
 use super::second_look::cause_of_divergence;
 use super::step::{Outcome, StepOptions, compute_gradients, update};
@@ -43,8 +44,11 @@ impl TrainingLoop<'_> {
         let run = &*self.run;
         match self.loss_watch.judge(outcome, || cause_of_divergence(run, &micros, step, scale))? {
             Verdict::Fine => {
+                let of_gradients = self.run.gradient_digests(step)?;
                 let options = StepOptions { scale, ..self.run.setup.step_options(&watch) };
                 update(&mut self.run.optimizers, &gradients, options)?;
+                let of_parameters = self.run.parameter_digests(step)?;
+                self.digests = StepDigests::new(outcome.loss, of_gradients, of_parameters);
             }
             Verdict::Stop(why) => return Err(Error::Diverged(why)),
             Verdict::Skip(why) => {

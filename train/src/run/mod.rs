@@ -15,6 +15,7 @@
 mod asynchronous_steps;
 mod captured_step;
 mod checked_step;
+pub(crate) mod digests;
 pub(crate) mod divergence;
 pub(crate) mod inspect;
 pub(crate) mod optimizers;
@@ -393,11 +394,11 @@ impl Run {
     }
 
     /// Whether a step's loss and norm are read before its update. On a GPU reading them is a wait in each step, so it is done only if an
-    /// update may have to be skipped.
+    /// update may have to be skipped, or digests are taken before and after it.
     pub(crate) fn checks_steps(&self) -> bool {
-        let Config { device, on_divergence, .. } = self.setup.config;
+        let Config { device, on_divergence, digests, check_replicas, .. } = self.setup.config;
         let skips = matches!(on_divergence, crate::OnDivergence::Skip { .. }) || self.scaler.is_some();
-        !device.is_meta() && (skips || !device.is_cuda())
+        !device.is_meta() && (skips || digests + check_replicas > 0 || !device.is_cuda())
     }
 }
 

@@ -13,6 +13,7 @@ use phalanx_nn::{Batch, UpdateGuard};
 use phalanx_tensor::{Device, Tensor};
 
 use super::asynchronous_steps;
+use super::digests::StepDigests;
 use super::divergence::{LossWatch, Verdict};
 use super::inspect::{self, Inspection};
 use super::output_files::{NewFiles, open_files};
@@ -45,6 +46,8 @@ pub(crate) struct TrainingLoop<'a> {
     last_validation: Option<f64>,
     /// Whether the last step had no update.
     pub(crate) skipped: bool,
+    /// Of the last step, if they were due.
+    pub(crate) digests: Option<StepDigests>,
     /// The measured peak of all ranks in operations a second; 0 if unknown.
     peak: f64,
     begin: Instant,
@@ -70,7 +73,7 @@ impl Run {
 
 impl<'a> TrainingLoop<'a> {
     /// Opens files, measures the peak, starts the loader, and calls [`Callback::started`].
-    fn new(run: &'a mut Run, callbacks: &'a mut [Box<dyn Callback>]) -> Result<TrainingLoop<'a>> {
+    pub(crate) fn new(run: &'a mut Run, callbacks: &'a mut [Box<dyn Callback>]) -> Result<TrainingLoop<'a>> {
         let (config, done) = (run.setup.config.clone(), run.done);
         let mut new_files = NewFiles::default();
         let metrics = match run.mesh_rank.is_first() {
@@ -117,6 +120,7 @@ impl<'a> TrainingLoop<'a> {
             losses: Vec::new(),
             last_validation: None,
             skipped: false,
+            digests: None,
             peak,
             to_inspect,
             begin: Instant::now(),
@@ -382,6 +386,7 @@ impl<'a> TrainingLoop<'a> {
             peak_bytes: peaks(mesh_rank, peak)?,
             validation_loss,
             skipped: std::mem::take(&mut self.skipped),
+            digests: self.digests.take(),
         };
         self.losses.push((step, outcome.loss));
         self.metrics.step(&record)?;
