@@ -5,9 +5,8 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
-use crate::run::digests::StepDigests;
 use crate::{Error, Result};
 
 /// The numbers of a finished step.
@@ -48,6 +47,60 @@ pub struct Record {
     /// The step's digests, if the configuration asks for them ([`Config::digests`](crate::Config::digests)).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub digests: Option<StepDigests>,
+}
+
+/// The digests of a step, as hexadecimal numbers. They do not depend on the layout: the same bits under another layout have the same
+/// digests.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepDigests {
+    /// The bits of the loss.
+    pub loss: String,
+    /// Of each parameter's gradient before clipping, added over all ranks.
+    pub gradients: BTreeMap<String, String>,
+    /// Of each parameter after the update.
+    pub parameters: BTreeMap<String, String>,
+}
+
+/// Digests by name.
+pub(crate) type ByName = BTreeMap<String, String>;
+
+impl StepDigests {
+    pub(crate) fn new(
+        loss: f64,
+        gradients: Option<ByName>,
+        parameters: Option<ByName>,
+    ) -> Option<StepDigests> {
+        let loss = format!("{:016x}", loss.to_bits());
+        Some(StepDigests { loss, gradients: gradients?, parameters: parameters? })
+    }
+
+    /// What differs from another run's digests of this step, the first thing by name; names are searched in this order.
+    pub(crate) fn difference(&self, recorded: &StepDigests, order: &[String]) -> Option<String> {
+        let unlike = |now: &ByName, before: &ByName| {
+            let all = order.iter().chain(now.keys()).chain(before.keys());
+            let mut names: Vec<String> = Vec::new();
+            for name in all.filter(|name| now.get(*name) != before.get(*name)) {
+                if !names.contains(name) {
+                    names.push(name.clone());
+                }
+            }
+            names
+        };
+        let gradients = unlike(&self.gradients, &recorded.gradients);
+        let parameters = unlike(&self.parameters, &recorded.parameters);
+        let first = match (gradients.first(), parameters.first()) {
+            (Some(name), _) => format!("the gradient of {name}"),
+            (None, Some(name)) => format!("the updated parameter {name}"),
+            (None, None) if self.loss != recorded.loss => "the loss, but no gradient".to_string(),
+            (None, None) => return None,
+        };
+        let loss = if self.loss == recorded.loss { "is the same" } else { "differs" };
+        Some(format!(
+            "the first difference is in {first}; {} gradients and {} parameters differ, and the loss {loss}",
+            gradients.len(),
+            parameters.len()
+        ))
+    }
 }
 
 /// The summary of a run, the last line of its metrics.

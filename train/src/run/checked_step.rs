@@ -7,13 +7,13 @@ use std::time::Instant;
 use phalanx_nn::Entry;
 use phalanx_tensor::Tensor;
 
-use super::digests::StepDigests;
 use super::divergence::Verdict;
 use super::second_look::cause_of_divergence;
 use super::step::{Outcome, StepOptions, compute_gradients, update};
 use super::training_loop::TrainingLoop;
 use crate::callback::Event;
 use crate::checkpoints;
+use crate::record::StepDigests;
 use crate::{Error, Result};
 
 impl TrainingLoop<'_> {

@@ -15,13 +15,14 @@
 mod asynchronous_steps;
 mod captured_step;
 mod checked_step;
-pub(crate) mod digests;
+mod digests;
 pub(crate) mod divergence;
 pub(crate) mod inspect;
 pub(crate) mod optimizers;
 mod output_files;
 mod pending_steps;
 mod profile;
+pub(crate) mod replay;
 mod second_look;
 mod step;
 mod training_loop;

@@ -13,7 +13,6 @@ use phalanx_nn::{Batch, UpdateGuard};
 use phalanx_tensor::{Device, Tensor};
 
 use super::asynchronous_steps;
-use super::digests::StepDigests;
 use super::divergence::{LossWatch, Verdict};
 use super::inspect::{self, Inspection};
 use super::output_files::{NewFiles, open_files};
@@ -25,7 +24,7 @@ use crate::checkpoints::Checkpoints;
 use crate::data::DataLoader;
 use crate::machine::peak;
 use crate::mesh_rank::MeshRank;
-use crate::record::{Metrics, Record, Summary};
+use crate::record::{Metrics, Record, StepDigests, Summary};
 use crate::run::Run;
 use crate::{Config, Error, Result};
 
