@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use phalanx::nn::models::{Decoder, ModelConfig, save_model};
 use phalanx::nn::{Scope, load_state_dict};
@@ -21,8 +20,7 @@ pub fn train(settings: &Settings<Gpt>, profiles: bool, replay: Option<&Replay>) 
     gpt.check()?;
     let name = format!("{:08x}", train::digest(settings.to_toml(&[]).as_bytes()) as u32);
     gpt.run.rescue = Some(Path::new("target/gpt").join(name));
-    let stop = train::stop_on_signals()?;
-    start(&gpt.run, crate::complain, |process| train_here(&gpt, settings, profiles, replay, process, &stop))
+    start(&gpt.run, crate::complain, |process| train_here(&gpt, settings, profiles, replay, process))
 }
 
 /// What this process does of it: everything, or one rank's part.
@@ -32,7 +30,6 @@ fn train_here(
     profiles: bool,
     replay: Option<&Replay>,
     process: Option<&Rank>,
-    stop: &Arc<AtomicBool>,
 ) -> Result<()> {
     let (config, corpus, from_folder) = gpt.plan()?;
     let (run, context) = (&gpt.run, gpt.text.context);
@@ -53,7 +50,7 @@ fn train_here(
         .bytes_per_token(bytes_per_token)
         .optimizers(move |parameters, lr| optimizers(rule, decay, parameters, lr))
         .extra_files(move |folder| tokenizer.save(folder))
-        .stop_when(stop.clone())
+        .stop_when(train::stop_on_signals()?)
         .identity("data", digest);
     for (key, size) in ["layers", "heads", "width"].into_iter().zip(gpt.sizes()) {
         trainer = trainer.identity(key, size);

@@ -332,7 +332,7 @@ impl Run {
     }
 
     /// One step on the caller's batches: this rank's micro-batches, in order. Returns this rank's part of the loss and the gradients' norm
-    /// before clipping, f64 `[2]` on the device, without waiting for it. A step of one GPU is captured unless the configuration forbids
+    /// before clipping, f64 `[2]` on the device, without waiting for it. If the norm is not finite, no parameter changes. A step of one GPU is captured unless the configuration forbids
     /// it; the batches are then on the host. All ranks call it.
     ///
     /// # Errors
