@@ -293,7 +293,7 @@ impl<R: Rule> Optimizer<R> {
 
     /// One step with gradients multiplied by `factor`, as they are read. The factor is one element, f32 or f64, on their device; the
     /// host does not wait for it. If it is not finite, parameters and state do not change ([`crate::UpdateGuard`]); on a GPU a
-    /// [`WholeRule`] does not look at it.
+    /// [`WholeRule`] then takes a gradient of 0.
     ///
     /// # Errors
     /// If a tensor does not fit or is in use.
