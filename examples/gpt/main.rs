@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use phalanx::kernels;
 use phalanx::train::data::Prepared;
 use phalanx::train::text::PrepareConfig;
-use phalanx::train::{Error, Keyed, Result, Settings, StatusLine};
+use phalanx::train::{Error, Keyed, Replay, Result, Settings, StatusLine};
 
 use generate::Generate;
 use gpt::Gpt;
@@ -32,6 +32,7 @@ const USAGE: &str = "Trains a GPT on text, or continues a text with a trained on
 
 gpt [FLAGS]            change the run of examples/gpt/first_run.toml
 gpt train [FLAGS]      train, then print a sample; --config FILE.toml has flags too, and --print-config prints such a file
+gpt replay --from CHECKPOINT --steps A..B [FLAGS]    repeat steps of a run and compare their --digests; exit code 1 if they differ
 gpt profile [FLAGS]    print which operations take the time of a step, and `gpt plan` stages for --pp ranks; the flags are those of train
 gpt prepare [FLAGS]    make token files of large texts, for `train --data DIR`
 gpt generate [FLAGS]   continue a prompt
@@ -41,18 +42,17 @@ gpt generate [FLAGS]   continue a prompt
 fn main() -> ExitCode {
     let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned()).collect();
     let isa = kernels::checked_isa().map_err(|e| Error::Config(e.to_string()));
-    match isa.and_then(|_| run(words)) {
-        Ok(()) => return ExitCode::SUCCESS,
-        // Another process of the run says it.
-        Err(Error::Elsewhere) => {}
-        Err(error) => complain(&error.to_string()),
+    let Err(error) = isa.and_then(|_| run(words)) else { return ExitCode::SUCCESS };
+    // Another process of the run says what is elsewhere.
+    if !matches!(error, Error::Elsewhere) {
+        complain(&error.to_string());
     }
-    ExitCode::from(2)
+    ExitCode::from(if matches!(error, Error::Differs(_)) { 1 } else { 2 })
 }
 
 fn run(mut words: Vec<String>) -> Result<()> {
     let first = words.first().cloned().unwrap_or_default();
-    if ["train", "profile", "plan", "prepare", "generate"].contains(&&first[..]) {
+    if ["train", "profile", "plan", "replay", "prepare", "generate"].contains(&&first[..]) {
         words.remove(0);
     }
     let helped = words.iter().any(|word| word == "--help" || word == "-h");
@@ -66,21 +66,26 @@ fn run(mut words: Vec<String>) -> Result<()> {
         "prepare" => prepare(&Settings::new(PrepareConfig::default()).words(words)?.resolve()?)?,
         first => {
             let mut settings = Settings::new(Gpt::default());
-            if !["train", "profile", "plan"].contains(&first) {
+            if !["train", "profile", "plan", "replay"].contains(&first) {
                 settings.read_text(FIRST_RUN, "first_run.toml")?;
             }
             let prints =
-                words.iter().position(|word| word == "--print-config").map(|at| words.remove(at)).is_some();
+                words.iter().position(|w| w == "--print-config").map(|at| words.remove(at)).is_some();
+            let parse = || Replay::parse(take(&mut words, "--from")?, take(&mut words, "--steps")?);
+            let replay = (first == "replay").then(parse).transpose()?;
             if let Some(path) = take(&mut words, "--config")? {
                 settings.read(path.as_ref())?;
             }
             settings.words(words)?;
-            if settings.value("resume").is_none_or(|folder| folder != "auto") {
+            if let Some(replay) = &replay {
+                settings.read(&replay.file("config.toml"))?;
+            }
+            if settings.value("resume").as_deref() != Some("auto") {
                 settings.either("init", "resume")?;
             }
             settings.either("vocabulary", "init")?;
             if !prints {
-                return train::train(&settings, first);
+                return train::train(&settings, first, replay.as_ref());
             }
             say(&settings.to_toml(&[]));
         }

@@ -2,26 +2,25 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 
 use phalanx::nn::models::{Decoder, ModelConfig, save_model};
 use phalanx::nn::{Scope, load_state_dict};
 use phalanx::parallel::{hybrid::decoder, launch::Rank, planning::decoder_layers};
 use phalanx::train::text::Codec;
-use phalanx::train::{MeshRank, Progress, Result, Run, Settings, Trainer};
+use phalanx::train::{MeshRank, Progress, Replay, Result, Run, Settings, Trainer};
 use phalanx::train::{check_memory, digest, plan_decoder, start, stop_on_signals};
 
 use crate::generate::{self, FOLDERS};
 use crate::gpt::{FROM_FOLDER, Gpt, optimizers};
 
-/// Trains as the settings say, profiles five steps of it, or plans its pipeline.
-pub fn train(settings: &Settings<Gpt>, command: &str) -> Result<()> {
+/// Trains as the settings say, profiles five steps of it, plans its pipeline, or repeats steps.
+pub fn train(settings: &Settings<Gpt>, command: &str, replay: Option<&Replay>) -> Result<()> {
     let mut gpt = settings.resolve()?;
+    gpt.run.resume = replay.map(|replay| replay.from.clone()).or(gpt.run.resume);
     gpt.check()?;
     let name = format!("{:08x}", digest(settings.to_toml(&[]).as_bytes()) as u32);
     gpt.run.rescue = Some(Path::new("target/gpt").join(name));
-    let stop = stop_on_signals()?;
-    start(&gpt.run, crate::complain, |process| train_here(&gpt, settings, command, process, &stop))
+    start(&gpt.run, crate::complain, |process| train_here(&gpt, settings, command, replay, process))
 }
 
 /// What this process does of it: everything, or one rank's part.
@@ -29,8 +28,8 @@ fn train_here(
     gpt: &Gpt,
     settings: &Settings<Gpt>,
     command: &str,
+    replay: Option<&Replay>,
     process: Option<&Rank>,
-    stop: &Arc<AtomicBool>,
 ) -> Result<()> {
     let (config, corpus, from_folder) = gpt.plan()?;
     let (run, context) = (&gpt.run, gpt.text.context);
@@ -51,7 +50,7 @@ fn train_here(
         .bytes_per_token(bytes_per_token)
         .optimizers(move |parameters, lr| optimizers(rule, decay, parameters, lr))
         .extra_files(move |folder| tokenizer.save(folder))
-        .stop_when(stop.clone())
+        .stop_when(stop_on_signals()?)
         .identity("data", digest);
     for (key, size) in ["layers", "heads", "width"].into_iter().zip(gpt.sizes()) {
         trainer = trainer.identity(key, size);
@@ -68,6 +67,9 @@ fn train_here(
     let part = |rank: &MeshRank| {
         Ok(decoder(&config, &run.layout, &rank.groups, &rank.scope(run), gpt.init.as_deref())?)
     };
+    if let Some(replay) = replay {
+        return trainer.replay(replay, part)?.check().map(|said| crate::say(&said));
+    }
     if ["plan", "profile"].contains(&command) || run.device.is_meta() {
         let told: Vec<String> = match command {
             "plan" => vec![plan_decoder(run, context, |s, x| Ok(decoder_layers(&config, s, x)?))?],

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex};
 
 use phalanx::nn::models::{GptConfig, ModelConfig, RecomputeMode};
-use phalanx::nn::{AdamW, Batch, Group, LinearConfig, Module, OneDevice, Optimizer, Parameters, Schedule};
+use phalanx::nn::{
+    AdamW, Batch, Group, LinearConfig, Module, OneDevice, Optimizer, Parameter, Parameters, Schedule,
+};
 use phalanx::parallel::comm;
 use phalanx::parallel::hybrid::Layout;
 use phalanx::parallel::launch::TIMEOUT;
@@ -205,14 +207,14 @@ pub fn a_wrong_token_is_told_late() -> std::result::Result<(), String> {
 }
 
 /// The numbers of a step are read when the next one is under way. Neither changes a weight if those are not finite, so the error names the
-/// cause, and the weights stay those before the step. A run that goes back to its checkpoint ends with finite ones.
+/// cause, and the weights stay those before the step; with Muon they stay finite. So do those of a run that goes back to its checkpoint.
 pub fn a_step_that_is_not_finite_changes_no_weight() -> std::result::Result<(), String> {
     a_step_that_is_not_finite().map_err(|e| e.to_string())?
 }
 
 fn a_step_that_is_not_finite() -> Result<std::result::Result<(), String>> {
     let out = std::env::temp_dir().join(format!("phalanx-cuda-sanity-{}", std::process::id()));
-    let train = |steps: u64, capture: bool, on_divergence: OnDivergence| {
+    let train = |steps: u64, capture: bool, on_divergence: OnDivergence, muon: bool| {
         let values = (0..160).map(|i| if i == 77 { f32::NAN } else { (i % 7) as f32 - 3.0 });
         let x = Tensor::from_slice(&values.collect::<Vec<f32>>(), &[40, 4], Device::CPU)?;
         let saves = on_divergence != OnDivergence::Stop;
@@ -228,7 +230,12 @@ fn a_step_that_is_not_finite() -> Result<std::result::Result<(), String>> {
         };
         let model = Arc::new(Mutex::new(Vec::new()));
         let kept = model.clone();
-        let summary = Trainer::new(config).data(TensorDataset::new(vec![x])?).run(
+        let mut trainer = Trainer::new(config).data(TensorDataset::new(vec![x])?);
+        if muon {
+            trainer = trainer
+                .optimizers(|parameters, lr| phalanx::train::muon(parameters, lr, 0.1, Parameter::is_matrix));
+        }
+        let summary = trainer.run(
             move |scope| {
                 let layer = LinearConfig::new(4, 1).init(scope)?;
                 *kept.lock().unwrap() = layer.parameters();
@@ -246,7 +253,7 @@ fn a_step_that_is_not_finite() -> Result<std::result::Result<(), String>> {
         Ok::<_, Error>((summary.map_err(|e| e.to_string()), weights))
     };
     for capture in [false, true] {
-        let (ended, weights) = train(10, capture, OnDivergence::Stop)?;
+        let (ended, weights) = train(14, capture, OnDivergence::Stop, false)?;
         let Err(error) = ended else { return Ok(Err("the run did not stop".into())) };
         let step = error.strip_prefix("step ").and_then(|text| text.split_once(':')?.0.parse().ok());
         let named =
@@ -254,11 +261,11 @@ fn a_step_that_is_not_finite() -> Result<std::result::Result<(), String>> {
         let (Some(step), true) = (step, named.iter().all(|name| error.contains(name))) else {
             return Ok(Err(error));
         };
-        let (_, wanted) = train(step, capture, OnDivergence::Stop)?;
+        let (_, wanted) = train(step, capture, OnDivergence::Stop, false)?;
         if weights != wanted || step < 2 {
             return Ok(Err(format!("{error}: captured: {capture}: got {weights:?}, wanted {wanted:?}")));
         }
-        let (ended, weights) = train(10, capture, OnDivergence::Rollback { most: 1 })?;
+        let (ended, weights) = train(14, capture, OnDivergence::Rollback { most: 3 }, false)?;
         std::fs::remove_dir_all(&out).map_err(|e| Error::file(&out, e))?;
         if let Some(error) =
             ended.err().or(weights.iter().any(|x| !x.is_finite()).then(|| format!("{weights:?}")))
@@ -266,5 +273,9 @@ fn a_step_that_is_not_finite() -> Result<std::result::Result<(), String>> {
             return Ok(Err(format!("back at a checkpoint: {error}")));
         }
     }
-    Ok(Ok(()))
+    let (ended, weights) = train(14, false, OnDivergence::Stop, true)?;
+    match ended.is_err() && weights.iter().all(|x| x.is_finite()) {
+        true => Ok(Ok(())),
+        false => Ok(Err(format!("Muon: {ended:?}, {weights:?}"))),
+    }
 }

@@ -159,3 +159,21 @@ fn a_command_that_is_repeated_goes_on_where_it_was_stopped() {
     run(&steps, "whole", None);
     assert_eq!(losses(&metrics), losses(&folder.path("whole/metrics.jsonl")));
 }
+
+#[test]
+fn repeated_steps_are_compared_with_their_digests() {
+    let folder = Folder::new("replay");
+    let out = folder.path("out");
+    let small = ["--layers", "1", "--heads", "2", "--width", "16", "--steps", "6", "--save-every", "2"];
+    run(&folder, "m", &[&small[..], &["--keep-last", "3", "--digests", "1", "--out", &out]].concat());
+    let from = folder.path("out/checkpoint-00000002");
+    let replay = |more: &[&str]| {
+        let output = gpt(&[&["replay", "--from", &from, "--steps", "3..6"], more].concat());
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+    };
+    let (code, said) = replay(&[]);
+    assert!(code == Some(0) && said.contains("3 steps have the digests"), "{said}");
+    let (code, said) = replay(&["--lr", "0.5"]);
+    assert!(code == Some(1) && said.contains("step 3: the first difference is in"), "{said}");
+}

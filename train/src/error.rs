@@ -41,6 +41,9 @@ pub enum Error {
     /// The loss or a gradient has diverged, and the policy ends the run.
     #[error("{0}")]
     Diverged(String),
+    /// A repeated step has other digests than were recorded.
+    #[error("{0}")]
+    Differs(String),
 }
 
 impl Error {

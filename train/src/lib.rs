@@ -23,6 +23,7 @@
 //! | texts | [`data::TokenFile`], [`data::IndexedTokens`], [`data::Blend`], [`data::prepare`], [`text::Bpe`], [`text::Codec`] |
 //! | what the host keeps | [`Offload`] |
 //! | divergence and plateaus | [`OnDivergence`], [`Plateau`] |
+//! | steps that are repeated | [`Trainer::replay`], [`Replay`], [`StepDigests`] |
 //! | reports of a run | [`Callback`], [`Event`], [`Record`], [`Reporter`], [`report::Report`], [`Trace`] |
 //! | checkpoints | [`checkpoints::latest`], [`checkpoints::best`], [`checkpoints::list`], [`stop_on_signals`] |
 #![forbid(unsafe_code)]
@@ -63,10 +64,11 @@ pub use launch::{ranks, start};
 pub use machine::check_memory;
 pub use mesh_rank::{MeshRank, Observers};
 pub use plan::{plan_decoder, plan_layers};
-pub use record::{Record, Summary, numbers_in};
+pub use record::{Record, StepDigests, Summary, numbers_in};
 pub use reporter::Reporter;
 pub use run::Run;
 pub use run::optimizers::{AnyRule, Averaged, adafactor, adamw, adamw_with, lamb, muon};
+pub use run::replay::{Replay, Replayed};
 pub use settings::{GivenValues, Key, Keyed, SettingValue, Settings, ValueKind, ValueSource};
 pub use signals::stop_on_signals;
 pub use trace::{RankTrace, Trace};

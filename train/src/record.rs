@@ -1,10 +1,11 @@
 //! What a run reports: a [`Record`] for each step, a [`Summary`] at the end, and [`Metrics`], the file of both.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
 
@@ -43,6 +44,63 @@ pub struct Record {
     /// Whether the update was skipped, because the loss or a gradient was not finite or the loss exploded.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
+    /// The step's digests, if the configuration asks for them ([`Config::digests`](crate::Config::digests)).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub digests: Option<StepDigests>,
+}
+
+/// The digests of a step, as hexadecimal numbers. They do not depend on the layout: the same bits under another layout have the same
+/// digests.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StepDigests {
+    /// The bits of the loss.
+    pub loss: String,
+    /// Of each parameter's gradient before clipping, added over all ranks.
+    pub gradients: BTreeMap<String, String>,
+    /// Of each parameter after the update.
+    pub parameters: BTreeMap<String, String>,
+}
+
+/// Digests by name.
+pub(crate) type ByName = BTreeMap<String, String>;
+
+impl StepDigests {
+    pub(crate) fn new(
+        loss: f64,
+        gradients: Option<ByName>,
+        parameters: Option<ByName>,
+    ) -> Option<StepDigests> {
+        let loss = format!("{:016x}", loss.to_bits());
+        Some(StepDigests { loss, gradients: gradients?, parameters: parameters? })
+    }
+
+    /// What differs from another run's digests of this step, the first thing by name; names are searched in this order.
+    pub(crate) fn difference(&self, recorded: &StepDigests, order: &[String]) -> Option<String> {
+        let unlike = |now: &ByName, before: &ByName| {
+            let all = order.iter().chain(now.keys()).chain(before.keys());
+            let mut names: Vec<String> = Vec::new();
+            for name in all.filter(|name| now.get(*name) != before.get(*name)) {
+                if !names.contains(name) {
+                    names.push(name.clone());
+                }
+            }
+            names
+        };
+        let gradients = unlike(&self.gradients, &recorded.gradients);
+        let parameters = unlike(&self.parameters, &recorded.parameters);
+        let first = match (gradients.first(), parameters.first()) {
+            (Some(name), _) => format!("the gradient of {name}"),
+            (None, Some(name)) => format!("the updated parameter {name}"),
+            (None, None) if self.loss != recorded.loss => "the loss, but no gradient".to_string(),
+            (None, None) => return None,
+        };
+        let loss = if self.loss == recorded.loss { "is the same" } else { "differs" };
+        Some(format!(
+            "the first difference is in {first}; {} gradients and {} parameters differ, and the loss {loss}",
+            gradients.len(),
+            parameters.len()
+        ))
+    }
 }
 
 /// The summary of a run, the last line of its metrics.
@@ -78,6 +136,15 @@ pub fn numbers_in(path: &Path, name: &str) -> Vec<(u64, f64)> {
     let content = std::fs::read(path).unwrap_or_default();
     let point = |(step, record, _): (u64, serde_json::Value, _)| Some((step, record.get(name)?.as_f64()?));
     records(&content).filter_map(point).collect()
+}
+
+/// The digests in a metrics file, by their steps.
+pub(crate) fn digests_in(path: &Path) -> BTreeMap<u64, StepDigests> {
+    let content = std::fs::read(path).unwrap_or_default();
+    let of = |(step, mut record, _): (u64, serde_json::Value, _)| {
+        Some((step, serde_json::from_value(record.get_mut("digests")?.take()).ok()?))
+    };
+    records(&content).filter_map(of).collect()
 }
 
 /// The lines that are records of steps: the step, the record and the line's bytes. Other lines, such as damaged ones, are left out.

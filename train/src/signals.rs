@@ -7,7 +7,7 @@ use crate::{Error, Result};
 
 /// A flag for [`Trainer::stop_when`](crate::Trainer::stop_when) that SIGINT and SIGTERM set. The run then finishes its step, saves a
 /// checkpoint, and returns its summary. A second signal ends the process at once. A terminal and a launcher may both send the first, so
-/// the second counts from a second later on. To be called once.
+/// the second counts from a second later on. To be called once, when the ranks have found each other: until then a signal ends the process.
 ///
 /// # Errors
 /// If the system refuses.

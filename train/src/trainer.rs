@@ -24,10 +24,11 @@ use crate::folder_lock::FolderLock;
 use crate::identity::{facts, fingerprint};
 use crate::launch::{ranks, start};
 use crate::mesh_rank::MeshRank;
-use crate::record::Summary;
+use crate::record::{Summary, digests_in};
 use crate::report::{Profile, Setting};
 use crate::reporter::Reporter;
 use crate::run::optimizers::{AnyRule, adamw};
+use crate::run::replay::{Replay, Replayed};
 use crate::run::{Hook, Run, WriteFiles};
 use crate::settings::{Keyed, Settings};
 use crate::staged_models::{Plain, StagedLayers};
@@ -352,6 +353,23 @@ impl Trainer {
             Ok(Some(profile))
         })?;
         Ok(profiles.into_iter().flatten().next())
+    }
+
+    /// Repeats steps of an earlier run from one of its checkpoints, under any layout that adds in the same order, and compares them with the
+    /// digests in its `metrics.jsonl` ([`Run::replay`]). Ranks need a disk in common.
+    ///
+    /// # Errors
+    /// As [`Trainer::run_parts`] and [`Run::replay`].
+    pub fn replay<P: StagedModel>(
+        mut self,
+        replay: &Replay,
+        part: impl Fn(&MeshRank) -> Result<P> + Sync,
+    ) -> Result<Replayed> {
+        let recorded = digests_in(&replay.file("metrics.jsonl"));
+        self.config.trace = None;
+        self.config.steps = self.config.steps.max(replay.steps.end);
+        let all = self.on_ranks(part, |mut run| run.replay(replay, &recorded))?;
+        all.into_iter().next().ok_or_else(|| Error::Config("train: there is no rank".into()))
     }
 
     /// The callback that writes the report.

@@ -1,5 +1,7 @@
 //! Runs through the public API: every layout trains the same model, resumes bit for bit, and names the place of an error.
 
+#[path = "runs/digests.rs"]
+mod digests;
 #[path = "runs/offload.rs"]
 mod offload;
 #[path = "runs/packed.rs"]

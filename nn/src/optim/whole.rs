@@ -259,14 +259,20 @@ impl State {
     }
 }
 
-/// The item's gradient in the dtype of state, multiplied by the item's scale and the step's factor.
+/// The item's gradient in the dtype of state, multiplied by the item's scale and the step's factor. On a GPU, where the step does not wait
+/// for the factor, the gradient is 0 if the factor is not finite.
 pub(super) fn scaled_grad(item: &Item<'_>, dtype: DType, step: &WholeStep<'_>) -> Result<Tensor> {
     let Slice { grad, scale, .. } = &item.slice;
     let grad = kernels::mul_scalar(&kernels::cast(grad, dtype)?, (*scale).into())?;
-    match step.factor {
-        Some(factor) => Ok(kernels::mul(&grad, &kernels::cast(factor, dtype)?.with_shape(&[])?)?),
-        None => Ok(grad),
+    let Some(factor) = step.factor else { return Ok(grad) };
+    let factor = kernels::cast(factor, dtype)?.with_shape(&[])?;
+    let scaled = kernels::mul(&grad, &factor)?;
+    if !factor.device().is_cuda() {
+        return Ok(scaled);
     }
+    // x - x is 0 if x is finite, else NaN.
+    let odd = kernels::ne_scalar(&kernels::sub(&factor, &factor)?, 0.0.into())?;
+    Ok(kernels::masked_fill(&scaled, &odd, 0.0.into())?)
 }
 
 /// The item's weights in the dtype of state: the master copy if there is one.

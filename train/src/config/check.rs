@@ -270,6 +270,9 @@ impl Config {
             Asynchronous::DoubleBuffered if pieces < pp => {
                 refuse(format!("wants as many `micro-batches` as `pp` {pp}, got {pieces}"))
             }
+            _ if self.digests + self.check_replicas > 0 => refuse(
+                "has no step whose gradients and weights are compared (`digests`, `check-replicas`)".into(),
+            ),
             _ if self.scales_loss() => refuse("does not scale losses (`loss-scaling`)".into()),
             _ if self.on_divergence != OnDivergence::Stop => {
                 refuse("can only stop when it diverges (`on-divergence`)".into())

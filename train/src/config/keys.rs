@@ -394,6 +394,16 @@ fn outcomes() -> Vec<Key<Config>> {
         Key::new("norm-explodes-at", "As `explodes-at`, of the gradients' norm before clipping", |c| {
             &mut c.norm_explodes_at
         }),
+        Key::new(
+            "digests",
+            "Steps between digests of loss, gradients and parameters in metrics.jsonl, which `replay` compares; 0 for none",
+            |c| &mut c.digests,
+        ),
+        Key::new(
+            "check-replicas",
+            "Steps between comparisons of the copies of gradients and parameters that ranks must have alike; 0 for none",
+            |c| &mut c.check_replicas,
+        ),
     ]
 }
 

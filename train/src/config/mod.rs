@@ -94,6 +94,11 @@ pub struct Config {
     /// A gradient norm counts as exploding if it is more than this many times the mean of the last norms, and above the mean of the run's
     /// first norms.
     pub norm_explodes_at: f64,
+    /// Steps between digests of loss, gradients and parameters in the metrics; 0 for none. A GPU's numbers are waited for in each step.
+    pub digests: u64,
+    /// Steps between comparisons of what ranks must have alike: copies of gradients and parameters; 0 for none. A GPU's numbers are waited
+    /// for in each step.
+    pub check_replicas: u64,
     /// Folder for checkpoints and metrics.
     pub out: Option<PathBuf>,
     /// Folder for the checkpoint of a run that is interrupted and has no other folder.
@@ -208,6 +213,8 @@ impl Default for Config {
             plan: None,
             links: None,
             norm_explodes_at: 1000.0,
+            digests: 0,
+            check_replicas: 0,
             out: None,
             rescue: None,
             resume: None,
@@ -345,6 +352,8 @@ mod tests {
             plan: None,
             links: Some("4x1e9".into()),
             norm_explodes_at: 99.5,
+            digests: 6,
+            check_replicas: 7,
             out: Some("a \"b\"\n".into()),
             rescue: None,
             resume: Some("true".into()),

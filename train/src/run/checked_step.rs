@@ -13,6 +13,7 @@ use super::step::{Outcome, StepOptions, compute_gradients, update};
 use super::training_loop::TrainingLoop;
 use crate::callback::Event;
 use crate::checkpoints;
+use crate::record::StepDigests;
 use crate::{Error, Result};
 
 impl TrainingLoop<'_> {
@@ -43,8 +44,11 @@ impl TrainingLoop<'_> {
         let run = &*self.run;
         match self.loss_watch.judge(outcome, || cause_of_divergence(run, &micros, step, scale))? {
             Verdict::Fine => {
+                let of_gradients = self.run.gradient_digests(step)?;
                 let options = StepOptions { scale, ..self.run.setup.step_options(&watch) };
                 update(&mut self.run.optimizers, &gradients, options)?;
+                let of_parameters = self.run.parameter_digests(step)?;
+                self.digests = StepDigests::new(outcome.loss, of_gradients, of_parameters);
             }
             Verdict::Stop(why) => return Err(Error::Diverged(why)),
             Verdict::Skip(why) => {

@@ -72,7 +72,8 @@ impl History {
         let mean = self.last.iter().sum::<f64>() / self.last.len().max(1) as f64;
         // At the end of a run numbers may be so small that one many times as large is still small. So it must also exceed the first ones.
         let first = self.first.iter().sum::<f64>() / self.first.len().max(1) as f64;
-        let explodes = self.last.len() >= REMEMBERED_MIN && x > mean.abs() * self.explodes_at && x > first;
+        let known = self.last.len() >= REMEMBERED_MIN && mean != 0.0;
+        let explodes = known && x > mean.abs() * self.explodes_at && x > first;
         explodes.then_some(mean)
     }
 }

@@ -15,12 +15,14 @@
 mod asynchronous_steps;
 mod captured_step;
 mod checked_step;
+mod digests;
 pub(crate) mod divergence;
 pub(crate) mod inspect;
 pub(crate) mod optimizers;
 mod output_files;
 mod pending_steps;
 mod profile;
+pub(crate) mod replay;
 mod second_look;
 mod step;
 mod training_loop;
@@ -342,7 +344,7 @@ impl Run {
     }
 
     /// One step on the caller's batches: this rank's micro-batches, in order. Returns this rank's part of the loss and the gradients' norm
-    /// before clipping, f64 `[2]` on the device, without waiting for it. A step of one GPU is captured unless the configuration forbids
+    /// before clipping, f64 `[2]` on the device, without waiting for it. If the norm is not finite, no parameter changes. A step of one GPU is captured unless the configuration forbids
     /// it; the batches are then on the host. All ranks call it.
     ///
     /// # Errors
@@ -407,11 +409,11 @@ impl Run {
     }
 
     /// Whether a step's loss and norm are read before its update. On a GPU reading them is a wait in each step, so it is done only if an
-    /// update may have to be skipped.
+    /// update may have to be skipped, or digests are taken before and after it.
     pub(crate) fn checks_steps(&self) -> bool {
-        let Config { device, on_divergence, .. } = self.setup.config;
+        let Config { device, on_divergence, digests, check_replicas, .. } = self.setup.config;
         let skips = matches!(on_divergence, crate::OnDivergence::Skip { .. }) || self.scaler.is_some();
-        !device.is_meta() && (skips || !device.is_cuda())
+        !device.is_meta() && (skips || digests + check_replicas > 0 || !device.is_cuda())
     }
 }
 

@@ -24,7 +24,7 @@ use crate::checkpoints::Checkpoints;
 use crate::data::DataLoader;
 use crate::machine::peak;
 use crate::mesh_rank::MeshRank;
-use crate::record::{Metrics, Record, Summary};
+use crate::record::{Metrics, Record, StepDigests, Summary};
 use crate::run::Run;
 use crate::{Config, Error, Result};
 
@@ -45,6 +45,8 @@ pub(crate) struct TrainingLoop<'a> {
     last_validation: Option<f64>,
     /// Whether the last step had no update.
     pub(crate) skipped: bool,
+    /// Of the last step, if they were due.
+    pub(crate) digests: Option<StepDigests>,
     /// The measured peak of all ranks in operations a second; 0 if unknown.
     peak: f64,
     begin: Instant,
@@ -70,7 +72,7 @@ impl Run {
 
 impl<'a> TrainingLoop<'a> {
     /// Opens files, measures the peak, starts the loader, and calls [`Callback::started`].
-    fn new(run: &'a mut Run, callbacks: &'a mut [Box<dyn Callback>]) -> Result<TrainingLoop<'a>> {
+    pub(crate) fn new(run: &'a mut Run, callbacks: &'a mut [Box<dyn Callback>]) -> Result<TrainingLoop<'a>> {
         let (config, done) = (run.setup.config.clone(), run.done);
         let mut new_files = NewFiles::default();
         let metrics = match run.mesh_rank.is_first() {
@@ -117,6 +119,7 @@ impl<'a> TrainingLoop<'a> {
             losses: Vec::new(),
             last_validation: None,
             skipped: false,
+            digests: None,
             peak,
             to_inspect,
             begin: Instant::now(),
@@ -382,6 +385,7 @@ impl<'a> TrainingLoop<'a> {
             peak_bytes: peaks(mesh_rank, peak)?,
             validation_loss,
             skipped: std::mem::take(&mut self.skipped),
+            digests: self.digests.take(),
         };
         self.losses.push((step, outcome.loss));
         self.metrics.step(&record)?;

@@ -13,7 +13,7 @@ use phalanx_train::{Config, MeshRank, Result, Trainer};
 
 use super::{Told, config};
 
-const CONTEXT: usize = 12;
+pub const CONTEXT: usize = 12;
 
 /// Documents of one to nine tokens, each of which ends in a 0.
 fn tokens() -> impl Tokens + Clone {
@@ -21,11 +21,11 @@ fn tokens() -> impl Tokens + Clone {
     (0..200).flat_map(document).collect::<Vec<u32>>().with_end_of_text(0)
 }
 
-fn packed() -> Packed<impl Tokens + Clone> {
+pub fn packed() -> Packed<impl Tokens + Clone> {
     Packed::new(tokens(), CONTEXT, 5).unwrap()
 }
 
-fn models() -> [ModelConfig; 2] {
+pub fn models() -> [ModelConfig; 2] {
     let llama = LlamaConfig { key_heads: 1, ..LlamaConfig::new(31, CONTEXT, 2, 2, 16) };
     [ModelConfig::Gpt(GptConfig::new(31, CONTEXT, 2, 2, 16)), ModelConfig::Llama(llama)]
 }
@@ -46,7 +46,7 @@ fn train(config: Config, model: &ModelConfig, data: impl Samples + 'static, told
     trainer.run_parts(|rank| part(&how, model, Arc::new(OneDevice), rank)).map(drop)
 }
 
-fn part<L: phalanx_nn::LayerFactory>(
+pub fn part<L: phalanx_nn::LayerFactory>(
     how: &Config,
     model: &ModelConfig,
     layers: Arc<L>,

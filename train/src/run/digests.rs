@@ -1,0 +1,71 @@
+//! The digests of a step's gradients and parameters, and the comparison of the copies that ranks must have alike.
+
+use phalanx_nn::Parameters;
+use phalanx_parallel::digest::{UnlikeCopies, whole_digests};
+use phalanx_parallel::sharded_tensor::ShardedTensor;
+
+use crate::record::ByName;
+use crate::run::Run;
+use crate::{Config, Error, Result};
+
+impl Run {
+    /// The digests of the gradients, before the update of a step for which digests are due.
+    pub(crate) fn gradient_digests(&self, step: u64) -> Result<Option<ByName>> {
+        self.digests_of(step, "gradient", || {
+            let mut parts = Vec::new();
+            for parameter in self.setup.data_parallel.parameters() {
+                if let Some(grad) = parameter.finish_grad()? {
+                    let values = grad.contiguous()?;
+                    parts.push(ShardedTensor { values, ..ShardedTensor::of_parameter(&parameter) });
+                }
+            }
+            Ok(parts)
+        })
+    }
+
+    /// The digests of the parameters, after the update of a step for which digests are due.
+    pub(crate) fn parameter_digests(&self, step: u64) -> Result<Option<ByName>> {
+        self.digests_of(step, "parameter", || {
+            let parameters = self.model.parameters();
+            // A rank under ZeRO-3 keeps its shards only; under ZeRO-1 and 2 it keeps copies, which are compared.
+            if parameters.iter().all(|p| p.tensor().why_withheld().is_none()) {
+                return Ok(parameters.iter().map(ShardedTensor::of_parameter).collect());
+            }
+            let parts = self.setup.data_parallel.parts(&*self.model)?;
+            Ok(parts.into_iter().filter(|part| !part.buffer).collect())
+        })
+    }
+
+    fn digests_of(
+        &self,
+        step: u64,
+        what: &str,
+        parts: impl FnOnce() -> Result<Vec<ShardedTensor>>,
+    ) -> Result<Option<ByName>> {
+        let Config { digests, check_replicas, .. } = self.setup.config;
+        let due = |every: u64| every > 0 && (step + 1).is_multiple_of(every);
+        if !due(digests) && !due(check_replicas) {
+            return Ok(None);
+        }
+        let found = whole_digests(self.mesh_rank.all_ranks(), &parts()?)?;
+        if let Some(first) = found.unlike.first().filter(|_| due(check_replicas)) {
+            return Err(Error::Config(unlike(what, first, found.unlike.len())));
+        }
+        let hex = |(name, digest)| (name, format!("{digest:016x}"));
+        Ok(due(digests).then(|| found.of.into_iter().map(hex).collect()))
+    }
+}
+
+/// The message about copies that must be alike.
+fn unlike(what: &str, UnlikeCopies { name, odd, alike }: &UnlikeCopies, count: usize) -> String {
+    let listed = |ranks: &[usize]| ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    let (which, verb) = if odd.len() == 1 { ("rank", "has") } else { ("ranks", "have") };
+    let others = match &alike[..] {
+        [] => "copies that differ, of which none has a majority".to_string(),
+        alike => format!("a copy unlike that of ranks {}", listed(alike)),
+    };
+    let odd = listed(odd);
+    format!(
+        "silent data corruption: of {what} {name}, {which} {odd} {verb} {others}; copies of {count} {what}s differ"
+    )
+}
