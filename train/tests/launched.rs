@@ -187,6 +187,19 @@ fn a_folder_in_use_is_refused_by_the_name_of_the_process_that_has_it() {
     assert!(!lock.exists());
 }
 
+#[test]
+fn what_happens_on_another_machine_is_said_on_this_one_too() {
+    let wrong = rank("--dp 2 --out /dev/null/run");
+    // Both are on this machine: one says it.
+    let said = outcomes(&[wrong.clone(), wrong.clone()]);
+    assert!(said[0].contains("rank 0 failed: /dev/null/run: wanted a folder"), "{said:?}");
+    assert_eq!(said[1], "with: another process says what went wrong");
+    let apart = |local: Rank| local.with("LOCAL_RANK", "0").with("LOCAL_WORLD_SIZE", "1");
+    for said in outcomes(&[apart(wrong.clone()), apart(wrong)]) {
+        assert_eq!(said.matches("rank 0 failed: /dev/null/run: wanted a folder").count(), 1, "{said}");
+    }
+}
+
 /// The system's limit of a file's size, in place of a full disk.
 #[test]
 #[cfg(target_os = "linux")]

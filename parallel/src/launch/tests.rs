@@ -75,6 +75,15 @@ fn each_rank_gets_a_socket_to_each_other() {
 }
 
 #[test]
+fn a_rank_that_came_long_before_rank_0_still_meets_one_that_comes_long_after() {
+    for met in
+        meet_at(&here(free_port()), &[(1, 3, 0), (0, 3, 1500), (2, 3, 2800)], "", Duration::from_secs(2))
+    {
+        assert_eq!(met.unwrap(), 2);
+    }
+}
+
+#[test]
 fn ranks_that_do_not_come_are_named_to_those_that_did() {
     for error in errors(&[(0, 4, 0), (2, 4, 0)], "", 1000) {
         assert!(
