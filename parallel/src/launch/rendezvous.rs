@@ -370,7 +370,7 @@ fn seconds(time: Duration) -> String {
 
 /// Connects with an address. The socket has its own port before, so that it is never connected with itself, which the system does if it
 /// gives a socket the very port that it looks for.
-fn dial(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+pub(super) fn dial(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
     let any: IpAddr = match address {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::handshake::{Credentials, Hello, greet};
 use super::master::Master;
-use super::rendezvous::Rendezvous;
+use super::rendezvous::{Rendezvous, dial};
 use crate::comm::Result;
 use port::free_port;
 
@@ -133,17 +133,16 @@ fn ranks_meet_by_a_file_even_if_a_killed_run_has_left_one() {
     assert!(error.contains("rank 0 cannot listen at the address in") && error.contains("nowhere"), "{error}");
 }
 
-/// Attempts to connect walk through the ports that the system deals out. Such a port may be the one that is wanted.
+/// Attempts to connect walk through the ports that the system deals out, of which the wanted one may be one.
 #[test]
 fn a_rank_does_not_connect_with_itself_where_the_system_deals_out_the_port() {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-    let Some(first) = range.split_whitespace().next().and_then(|port| port.parse::<u16>().ok()) else {
-        return;
-    };
-    let dealt_out = (0..100).map(|i| first + 1000 + 2 * i);
-    let port = dealt_out.into_iter().find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap();
-    for met in meet_at(&here(port), &[(1, 3, 0), (2, 3, 0), (0, 3, 2000)], "", LONG) {
-        assert_eq!(met.unwrap(), 2);
+    let bounds: Vec<u16> = range.split_whitespace().filter_map(|port| port.parse().ok()).collect();
+    let [first, last] = bounds[..] else { return };
+    let port = (first..last).find(|port| port % 2 == 0 && TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    let address = ([127, 0, 0, 1], port.unwrap()).into();
+    for _ in first..last {
+        assert!(dial(address, LONG).is_err(), "a connection where no process listens");
     }
 }
 
@@ -197,6 +196,13 @@ fn strangers_neither_delay_the_ranks_nor_end_the_launch() {
         connect().write_all(&[b"phalanx2".as_slice(), &[0xff; 56]].concat()).unwrap();
         let hello = Hello { rank: 1, size: 9, port: 1 };
         assert!(greet(connect(), &hello, &known("other"), Instant::now() + LONG).is_err());
+        // One that says it is rank 1 and makes up a proof.
+        let mut forged = connect();
+        let words = [u64::from_le_bytes(*b"phalanx2"), 1, 2, 1].map(u64::to_le_bytes).concat();
+        forged.write_all(&[&words[..], &[7; 32]].concat()).unwrap();
+        forged.read_exact(&mut [0; 69]).unwrap();
+        forged.write_all(&[&[1, 0, 0, 0, 0][..], &[7; 32]].concat()).unwrap();
+        assert_eq!(forged.read(&mut [0]).unwrap_or(0), 0, "it was answered");
         let begin = Instant::now();
         assert_eq!(join(1).join().unwrap().unwrap(), 1);
         assert_eq!(host.join().unwrap().unwrap(), 1);
