@@ -92,8 +92,7 @@ fn outcomes(ranks: &[Rank]) -> Vec<String> {
     let (port, begin) = (free_port(), Instant::now());
     let children: Vec<Child> =
         ranks.iter().enumerate().map(|(number, rank)| rank.start(number, ranks.len(), port)).collect();
-    let outputs = children.into_iter().map(|child| ended(child));
-    let outputs = outputs.collect();
+    let outputs = children.into_iter().map(ended).collect();
     assert!(begin.elapsed() < Duration::from_secs(50), "took {:?}", begin.elapsed());
     outputs
 }
@@ -177,7 +176,7 @@ fn a_folder_in_use_is_refused_by_the_name_of_the_process_that_has_it() {
         std::thread::sleep(Duration::from_millis(5));
     }
     let wanted = format!("is in use by process {} on ", first.id());
-    let refused = outcomes(&[out.clone()]).remove(0);
+    let refused = outcomes(std::slice::from_ref(&out)).remove(0);
     assert!(refused.contains(&wanted), "{refused}");
     // A dead process keeps out none.
     first.kill().unwrap();

@@ -9,10 +9,12 @@ use std::sync::Mutex;
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use super::handshake::{Credentials, Hello, greet};
+use super::Environment;
+use super::handshake::{Credentials, Hello, Kind, greet};
 use super::master::Master;
 use super::rendezvous::{Rendezvous, dial};
-use crate::comm::Result;
+use crate::comm::wire::{Address, FrameKind};
+use crate::comm::{Error, Result};
 use port::free_port;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -320,4 +322,38 @@ fn ranks_meet_over_ipv6() {
     for met in meet_at(&Master::Address("::1".into(), free_port()), &[(0, 2, 0), (1, 2, 0)], "", LONG) {
         assert_eq!(met.unwrap(), 1);
     }
+}
+
+/// Without a secret a stranger may be a rank. What it says is shown under its own number, and as plain text.
+#[test]
+fn a_forged_failure_is_reported_by_the_rank_that_sent_it() {
+    let port = free_port();
+    let heard = scope(|scope| {
+        let host = scope.spawn(|| {
+            let environment = Environment::new().local(0, 2, port).timeout(LONG);
+            environment.run(|rank| rank.comm().barrier()).unwrap_err()
+        });
+        let end = Instant::now() + LONG;
+        let connect = || {
+            std::iter::repeat_with(|| TcpStream::connect(("127.0.0.1", port))).find_map(|s| s.ok()).unwrap()
+        };
+        let hello = Hello { rank: 1, size: 2, port: 1 };
+        let mut session = greet(connect(), &hello, &known(""), end).unwrap().unwrap();
+        for wanted in [Kind::Table, Kind::Go] {
+            while session.receive(4096).unwrap().is_none_or(|(kind, _)| kind != wanted) {
+                assert!(Instant::now() < end);
+                sleep(Duration::from_millis(1));
+            }
+            if wanted == Kind::Table {
+                session.send(Kind::Ready, &[]).unwrap();
+            }
+        }
+        // As if rank 0 had said it.
+        let address = Address { part: 0, ..Address::plain(FrameKind::Failure) };
+        let frame = address.frame(b"\x1b]0;title\x07rank 0 failed: x");
+        session.socket.write_all(&[&(frame.len() as u64).to_le_bytes()[..], &frame].concat()).unwrap();
+        host.join().unwrap()
+    });
+    assert!(matches!(heard, Error::Reported { rank: 1, .. }), "{heard}");
+    assert_eq!(heard.to_string(), "\\u{1b}]0;title\\u{7}rank 0 failed: x (said rank 1)");
 }
