@@ -167,6 +167,29 @@ fn ranks_that_resume_different_checkpoints_are_refused() {
 }
 
 #[test]
+fn timeouts_are_flags_and_their_errors_name_who_did_not_come() {
+    let alone = ended(rank("--dp 2 --join-timeout 1").start(0, 2, free_port()));
+    assert!(
+        alone.contains("rank 1 of 2 did not come to 127.0.0.1:") && alone.contains(" within 1 s"),
+        "{alone}"
+    );
+    // A process that stops in the middle of a run.
+    let (folder, port) = (Folder::new("stopped"), free_port());
+    let metrics = folder.0.join("run/metrics.jsonl");
+    let flags = format!("--dp 2 --steps 100000000 --timeout 3 --out {}", folder.path("run"));
+    let [first, mut second] = [0, 1].map(|number| rank(&flags[..]).start(number, 2, port));
+    let end = Instant::now() + Duration::from_secs(20);
+    while numbers_in(&metrics, "loss").is_empty() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let stopped = Command::new("kill").args(["-STOP", &second.id().to_string()]).status().unwrap();
+    let said = ended(first);
+    second.kill().unwrap();
+    second.wait().unwrap();
+    assert!(stopped.success() && said.contains("ranks [1] did not arrive within 3000 ms"), "{said}");
+}
+
+#[test]
 fn a_folder_in_use_is_refused_by_the_name_of_the_process_that_has_it() {
     let folder = Folder::new("locked");
     let out = rank(format!("--out {}", folder.path("run")));
