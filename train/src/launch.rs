@@ -4,10 +4,7 @@ use std::time::{Duration, Instant};
 
 use phalanx_parallel::launch;
 use phalanx_parallel::mesh::{Axis, Coordinates};
-use phalanx_parallel::{
-    self as parallel,
-    comm::{self, Comm},
-};
+use phalanx_parallel::{self as parallel, comm};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::mesh_rank::MeshRank;
@@ -37,7 +34,7 @@ pub fn start<T>(
     let outcome = environment(config, backend).run(|rank| {
         let done = fits(config, rank.size()).and_then(|()| f(Some(&rank)));
         done.inspect_err(|error| {
-            reported = error_to_report(rank.comm(), error);
+            reported = error_to_report(&rank, error);
             if let Some(text) = &reported {
                 tell(text);
             }
@@ -155,8 +152,9 @@ fn fits(config: &Config, started: usize) -> Result<()> {
 }
 
 /// The error that ended the run, or `None` if another rank reports it: ranks often fail of one cause. A lost process is reported by all
-/// others, since they may be on different machines. A disagreement is reported by every rank.
-fn error_to_report(comm: &Comm, error: &Error) -> Option<String> {
+/// others. A disagreement is reported by every rank, and what happened on another machine by the first rank of this one.
+fn error_to_report(rank: &launch::Rank, error: &Error) -> Option<String> {
+    let comm = rank.comm();
     if let Error::Parallel(parallel::Error::Disagreement(why)) = error {
         return Some(why.clone());
     }
@@ -165,7 +163,10 @@ fn error_to_report(comm: &Comm, error: &Error) -> Option<String> {
         std::thread::sleep(PATIENCE / 20);
     }
     match comm.failure() {
-        Some(failure @ comm::Error::Reported { .. }) if !failure.is_loss() => None,
+        Some(failure @ comm::Error::Reported { rank: reporter, .. }) if !failure.is_loss() => {
+            let here = rank.on_this_machine();
+            (!here.contains(&reporter) && here.start == rank.rank()).then(|| failure.to_string())
+        }
         Some(failure) => Some(failure.to_string()),
         None => Some(comm::Error::failed(comm.rank(), &error.to_string()).to_string()),
     }

@@ -92,8 +92,7 @@ fn outcomes(ranks: &[Rank]) -> Vec<String> {
     let (port, begin) = (free_port(), Instant::now());
     let children: Vec<Child> =
         ranks.iter().enumerate().map(|(number, rank)| rank.start(number, ranks.len(), port)).collect();
-    let outputs = children.into_iter().map(|child| ended(child));
-    let outputs = outputs.collect();
+    let outputs = children.into_iter().map(ended).collect();
     assert!(begin.elapsed() < Duration::from_secs(50), "took {:?}", begin.elapsed());
     outputs
 }
@@ -168,6 +167,29 @@ fn ranks_that_resume_different_checkpoints_are_refused() {
 }
 
 #[test]
+fn timeouts_are_flags_and_their_errors_name_who_did_not_come() {
+    let alone = ended(rank("--dp 2 --join-timeout 1").start(0, 2, free_port()));
+    assert!(
+        alone.contains("rank 1 of 2 did not come to 127.0.0.1:") && alone.contains(" within 1 s"),
+        "{alone}"
+    );
+    // A process that stops in the middle of a run.
+    let (folder, port) = (Folder::new("stopped"), free_port());
+    let metrics = folder.0.join("run/metrics.jsonl");
+    let flags = format!("--dp 2 --steps 100000000 --timeout 3 --out {}", folder.path("run"));
+    let [first, mut second] = [0, 1].map(|number| rank(&flags[..]).start(number, 2, port));
+    let end = Instant::now() + Duration::from_secs(20);
+    while numbers_in(&metrics, "loss").is_empty() && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let stopped = Command::new("kill").args(["-STOP", &second.id().to_string()]).status().unwrap();
+    let said = ended(first);
+    second.kill().unwrap();
+    second.wait().unwrap();
+    assert!(stopped.success() && said.contains("ranks [1] did not arrive within 3000 ms"), "{said}");
+}
+
+#[test]
 fn a_folder_in_use_is_refused_by_the_name_of_the_process_that_has_it() {
     let folder = Folder::new("locked");
     let out = rank(format!("--out {}", folder.path("run")));
@@ -177,7 +199,7 @@ fn a_folder_in_use_is_refused_by_the_name_of_the_process_that_has_it() {
         std::thread::sleep(Duration::from_millis(5));
     }
     let wanted = format!("is in use by process {} on ", first.id());
-    let refused = outcomes(&[out.clone()]).remove(0);
+    let refused = outcomes(std::slice::from_ref(&out)).remove(0);
     assert!(refused.contains(&wanted), "{refused}");
     // A dead process keeps out none.
     first.kill().unwrap();
@@ -185,6 +207,19 @@ fn a_folder_in_use_is_refused_by_the_name_of_the_process_that_has_it() {
     assert!(lock.exists());
     assert_eq!(outcomes(&[out]), ["well"]);
     assert!(!lock.exists());
+}
+
+#[test]
+fn what_happens_on_another_machine_is_said_on_this_one_too() {
+    let wrong = rank("--dp 2 --out /dev/null/run");
+    // Both are on this machine: one says it.
+    let said = outcomes(&[wrong.clone(), wrong.clone()]);
+    assert!(said[0].contains("rank 0 failed: /dev/null/run: wanted a folder"), "{said:?}");
+    assert_eq!(said[1], "with: another process says what went wrong");
+    let apart = |local: Rank| local.with("LOCAL_RANK", "0").with("LOCAL_WORLD_SIZE", "1");
+    for said in outcomes(&[apart(wrong.clone()), apart(wrong)]) {
+        assert_eq!(said.matches("rank 0 failed: /dev/null/run: wanted a folder").count(), 1, "{said}");
+    }
 }
 
 /// The system's limit of a file's size, in place of a full disk.

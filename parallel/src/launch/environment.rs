@@ -133,12 +133,14 @@ impl Environment {
         };
         let _cores = Cores::divide(self.cores, worker.local_size, &[(worker.local_rank, Device::CPU)])?;
         let (devices, local) = (self.devices, worker.local_rank);
+        let first = worker.rank.saturating_sub(local);
+        let here = first..(first + worker.local_size).min(worker.size);
         let (mut process, control) = self.join(worker)?;
         // A rank without a GPU ends the run of all ranks.
         let seated = catch_panic(|| {
             // Processes share no memory: their CPUs need no numbers.
             let device = if let RankDevices::Cpu = devices { Device::CPU } else { devices.device(local)? };
-            devices.join(&control, device).map(|(comm, session)| (Rank::new(comm, device), session))
+            devices.join(&control, device).map(|(comm, session)| (Rank::new(comm, device, here), session))
         });
         let outcome = seated.map_err(|cause| control.fail(&cause)).and_then(|(me, session)| {
             let outcome = catch_panic(|| f(me)).map_err(|cause| control.fail(&cause));

@@ -25,6 +25,7 @@ mod rendezvous;
 mod tests;
 mod threads;
 
+use std::ops::Range;
 use std::time::Duration;
 
 use phalanx_tensor::Device;
@@ -45,13 +46,14 @@ pub const JOIN_TIMEOUT: Duration = Duration::from_secs(60);
 pub struct Rank {
     comm: Comm,
     device: Device,
+    on_this_machine: Range<usize>,
 }
 
 impl Rank {
     /// To be made on the rank's own thread.
-    pub(super) fn new(comm: Comm, device: Device) -> Rank {
+    pub(super) fn new(comm: Comm, device: Device, on_this_machine: Range<usize>) -> Rank {
         phalanx_nn::note_ranks(comm.size());
-        Rank { comm, device }
+        Rank { comm, device, on_this_machine }
     }
 
     /// Its number, from 0.
@@ -62,6 +64,11 @@ impl Rank {
     /// The number of ranks.
     pub fn size(&self) -> usize {
         self.comm.size()
+    }
+
+    /// The ranks of this machine, as far as the launcher says how many those are; otherwise all.
+    pub fn on_this_machine(&self) -> Range<usize> {
+        self.on_this_machine.clone()
     }
 
     /// The device that is this rank's alone.

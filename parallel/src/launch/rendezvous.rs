@@ -57,7 +57,8 @@ pub(super) struct Rendezvous<'a> {
     size: usize,
     master: &'a Master,
     known: &'a Credentials,
-    start: Instant,
+    /// Since when this rank waits.
+    start: Cell<Instant>,
     timeout: Duration,
     /// The next line about missing ranks.
     pub(super) report_at: Cell<Instant>,
@@ -73,8 +74,8 @@ impl<'a> Rendezvous<'a> {
         timeout: Duration,
         tell: &'a dyn Fn(&str),
     ) -> Rendezvous<'a> {
-        let (start, report_every) = (Instant::now(), REPORT);
-        let report_at = Cell::new(start + report_every);
+        let (now, report_every) = (Instant::now(), REPORT);
+        let (start, report_at) = (Cell::new(now), Cell::new(now + report_every));
         Rendezvous { rank, size, master, known, start, timeout, report_at, report_every, tell }
     }
 
@@ -92,7 +93,7 @@ impl<'a> Rendezvous<'a> {
     }
 
     fn left(&self) -> Option<Duration> {
-        self.timeout.checked_sub(self.start.elapsed()).filter(|left| !left.is_zero())
+        self.timeout.checked_sub(self.start.get().elapsed()).filter(|left| !left.is_zero())
     }
 
     fn say(&self, what: &str) {
@@ -104,7 +105,7 @@ impl<'a> Rendezvous<'a> {
         let due = Instant::now() >= self.report_at.get();
         if due {
             self.report_at.set(Instant::now() + self.report_every);
-            let (waited, all) = (self.start.elapsed().as_secs(), seconds(self.timeout));
+            let (waited, all) = (self.start.get().elapsed().as_secs(), seconds(self.timeout));
             let missing = name_ranks(missing);
             self.say(&format!("waiting for {missing} of {} at {place} ({waited} s of {all})", self.size));
         }
@@ -234,6 +235,8 @@ impl<'a> Rendezvous<'a> {
             }
             self.say("rank 0 has gone before all ranks had come; it may come again");
         };
+        // This rank may have waited for rank 0 for most of its time.
+        self.start.set(Instant::now());
         let broken = |e: io::Error| format!("rank {}: {e}", self.rank);
         let Some((_, listener)) = own else { return Err(format!("rank {} listens nowhere", self.rank)) };
         let hello =
@@ -367,7 +370,7 @@ fn seconds(time: Duration) -> String {
 
 /// Connects with an address. The socket has its own port before, so that it is never connected with itself, which the system does if it
 /// gives a socket the very port that it looks for.
-fn dial(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+pub(super) fn dial(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
     let any: IpAddr = match address {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),

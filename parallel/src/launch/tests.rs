@@ -9,10 +9,12 @@ use std::sync::Mutex;
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
-use super::handshake::{Credentials, Hello, greet};
+use super::Environment;
+use super::handshake::{Credentials, Hello, Kind, greet};
 use super::master::Master;
-use super::rendezvous::Rendezvous;
-use crate::comm::Result;
+use super::rendezvous::{Rendezvous, dial};
+use crate::comm::wire::{Address, FrameKind};
+use crate::comm::{Error, Result};
 use port::free_port;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -75,6 +77,15 @@ fn each_rank_gets_a_socket_to_each_other() {
 }
 
 #[test]
+fn a_rank_that_came_long_before_rank_0_still_meets_one_that_comes_long_after() {
+    for met in
+        meet_at(&here(free_port()), &[(1, 3, 0), (0, 3, 1500), (2, 3, 2800)], "", Duration::from_secs(2))
+    {
+        assert_eq!(met.unwrap(), 2);
+    }
+}
+
+#[test]
 fn ranks_that_do_not_come_are_named_to_those_that_did() {
     for error in errors(&[(0, 4, 0), (2, 4, 0)], "", 1000) {
         assert!(
@@ -124,17 +135,16 @@ fn ranks_meet_by_a_file_even_if_a_killed_run_has_left_one() {
     assert!(error.contains("rank 0 cannot listen at the address in") && error.contains("nowhere"), "{error}");
 }
 
-/// Attempts to connect walk through the ports that the system deals out. Such a port may be the one that is wanted.
+/// Attempts to connect walk through the ports that the system deals out, of which the wanted one may be one.
 #[test]
 fn a_rank_does_not_connect_with_itself_where_the_system_deals_out_the_port() {
     let range = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-    let Some(first) = range.split_whitespace().next().and_then(|port| port.parse::<u16>().ok()) else {
-        return;
-    };
-    let dealt_out = (0..100).map(|i| first + 1000 + 2 * i);
-    let port = dealt_out.into_iter().find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).unwrap();
-    for met in meet_at(&here(port), &[(1, 3, 0), (2, 3, 0), (0, 3, 2000)], "", LONG) {
-        assert_eq!(met.unwrap(), 2);
+    let bounds: Vec<u16> = range.split_whitespace().filter_map(|port| port.parse().ok()).collect();
+    let [first, last] = bounds[..] else { return };
+    let port = (first..last).find(|port| port % 2 == 0 && TcpListener::bind(("127.0.0.1", *port)).is_ok());
+    let address = ([127, 0, 0, 1], port.unwrap()).into();
+    for _ in first..last {
+        assert!(dial(address, LONG).is_err(), "a connection where no process listens");
     }
 }
 
@@ -188,6 +198,13 @@ fn strangers_neither_delay_the_ranks_nor_end_the_launch() {
         connect().write_all(&[b"phalanx2".as_slice(), &[0xff; 56]].concat()).unwrap();
         let hello = Hello { rank: 1, size: 9, port: 1 };
         assert!(greet(connect(), &hello, &known("other"), Instant::now() + LONG).is_err());
+        // One that says it is rank 1 and makes up a proof.
+        let mut forged = connect();
+        let words = [u64::from_le_bytes(*b"phalanx2"), 1, 2, 1].map(u64::to_le_bytes).concat();
+        forged.write_all(&[&words[..], &[7; 32]].concat()).unwrap();
+        forged.read_exact(&mut [0; 69]).unwrap();
+        forged.write_all(&[&[1, 0, 0, 0, 0][..], &[7; 32]].concat()).unwrap();
+        assert_eq!(forged.read(&mut [0]).unwrap_or(0), 0, "it was answered");
         let begin = Instant::now();
         assert_eq!(join(1).join().unwrap().unwrap(), 1);
         assert_eq!(host.join().unwrap().unwrap(), 1);
@@ -305,4 +322,38 @@ fn ranks_meet_over_ipv6() {
     for met in meet_at(&Master::Address("::1".into(), free_port()), &[(0, 2, 0), (1, 2, 0)], "", LONG) {
         assert_eq!(met.unwrap(), 1);
     }
+}
+
+/// Without a secret a stranger may be a rank. What it says is shown under its own number, and as plain text.
+#[test]
+fn a_forged_failure_is_reported_by_the_rank_that_sent_it() {
+    let port = free_port();
+    let heard = scope(|scope| {
+        let host = scope.spawn(|| {
+            let environment = Environment::new().local(0, 2, port).timeout(LONG);
+            environment.run(|rank| rank.comm().barrier()).unwrap_err()
+        });
+        let end = Instant::now() + LONG;
+        let connect = || {
+            std::iter::repeat_with(|| TcpStream::connect(("127.0.0.1", port))).find_map(|s| s.ok()).unwrap()
+        };
+        let hello = Hello { rank: 1, size: 2, port: 1 };
+        let mut session = greet(connect(), &hello, &known(""), end).unwrap().unwrap();
+        for wanted in [Kind::Table, Kind::Go] {
+            while session.receive(4096).unwrap().is_none_or(|(kind, _)| kind != wanted) {
+                assert!(Instant::now() < end);
+                sleep(Duration::from_millis(1));
+            }
+            if wanted == Kind::Table {
+                session.send(Kind::Ready, &[]).unwrap();
+            }
+        }
+        // As if rank 0 had said it.
+        let address = Address { part: 0, ..Address::plain(FrameKind::Failure) };
+        let frame = address.frame(b"\x1b]0;title\x07rank 0 failed: x");
+        session.socket.write_all(&[&(frame.len() as u64).to_le_bytes()[..], &frame].concat()).unwrap();
+        host.join().unwrap()
+    });
+    assert!(matches!(heard, Error::Reported { rank: 1, .. }), "{heard}");
+    assert_eq!(heard.to_string(), "\\u{1b}]0;title\\u{7}rank 0 failed: x (said rank 1)");
 }

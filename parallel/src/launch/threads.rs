@@ -82,7 +82,7 @@ impl Threads {
             let control = member(&world, rank);
             let outcome = catch_panic(|| self.devices.join(&control, devices[rank]));
             let outcome = outcome.map_err(|cause| control.fail(&cause)).ok().and_then(|(comm, session)| {
-                let outcome = catch_panic(|| f(Rank::new(comm, devices[rank])));
+                let outcome = catch_panic(|| f(Rank::new(comm, devices[rank], 0..self.ranks)));
                 let outcome = outcome.map_err(|cause| control.fail(&cause)).ok();
                 session.leave();
                 outcome
