@@ -64,9 +64,7 @@ impl Zero {
         let owners: Vec<_> =
             (0..units.len()).map(|unit| Arc::new(UnitOwner { core: OnceLock::new(), unit })).collect();
         locate(&mut entries, &units);
-        let is_ignored = |source: &EntryStorage| {
-            matches!(source, EntryStorage::Parameter(p) if rest.ignores(&Entry::Parameter(p)))
-        };
+        let is_ignored = |source: &EntryStorage| matches!(source, EntryStorage::Parameter(p) if rest.ignores(&Entry::Parameter(p)));
         let mut others = entries.iter().map(|(_, source)| source).filter(|source| !is_ignored(source));
         others.try_for_each(|source| source.broadcast(&ranks.all)).inspect_err(fail)?;
         let core = Arc::new(ZeroCore::new(ranks, config, units, modules));

@@ -8,7 +8,7 @@ use phalanx_parallel::hybrid::Layout;
 use phalanx_parallel::pipeline::schedule::common_multiple;
 use phalanx_tensor::Device;
 
-use super::keys::total;
+use super::rates::total;
 use super::{Asynchronous, Config, Offload, OnDivergence, Plateau};
 use crate::settings::{GivenValues, Key, Keyed};
 use crate::{Error, Result, checkpoints};

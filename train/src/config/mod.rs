@@ -2,6 +2,7 @@
 
 mod check;
 mod keys;
+mod rates;
 
 use std::path::{Path, PathBuf};
 

@@ -192,14 +192,13 @@ impl Run {
             };
             usages.enumerate().map(row).collect()
         };
-        let (peak, now): (fn(Usage) -> usize, fn(Usage) -> usize) = (|usage| usage.peak, |usage| usage.now);
-        report += &rows(ledger, peak, at_peak);
+        report += &rows(ledger, |usage| usage.peak, at_peak);
         report += &format!("made with at most: {made:>15}\n");
         report += "after backward:\n";
-        report += &rows(ledger, now, None);
+        report += &rows(ledger, |usage| usage.now, None);
         if let Some(host) = host {
             report += "in the host's memory, at the peak:\n";
-            report += &rows(host, peak, None);
+            report += &rows(host, |usage| usage.peak, None);
             report += &format!("  {:<16} {:>15}\n", "in files", host.on_disk().peak);
         }
         if mesh_rank.size() > 1 {
