@@ -36,7 +36,9 @@ impl Wanted {
         if !self.0.contains_key(&key) {
             let alike = twin(case, None, 0..STEPS);
             let clipped = alike.norms.iter().filter(|&&norm| norm > CLIP).count();
-            assert!(clipped * 2 > alike.norms.len(), "{case}: clipping has to act: {:?}", alike.norms);
+            // What is frozen has no part in the norm, which may be small then.
+            let acts = clipped * 2 > alike.norms.len() || !case.frozen.is_empty();
+            assert!(acts, "{case}: clipping has to act: {:?}", alike.norms);
             if tp > 1 && *dtype != DType::BF16 {
                 assert_near(case, &alike, self.of(&of_whole_layers(case)));
             }
