@@ -308,8 +308,8 @@ impl<R: Rule> Optimizer<R> {
     }
 
     /// One step with gradients multiplied by `factor`, as they are read. The factor is one element, f32 or f64. If it is on the
-    /// parameters' device, the host does not wait for it; otherwise it is copied there. If it is not finite, parameters and state do not
-    /// change ([`crate::UpdateGuard`]); on a GPU a [`WholeRule`] then takes a gradient of 0.
+    /// parameters' device, the host does not wait for it; otherwise it is copied there. If it is not finite, parameters and their
+    /// state do not change ([`crate::UpdateGuard`]), but the step counts; on a GPU a [`WholeRule`] then takes a gradient of 0.
     ///
     /// # Errors
     /// If a tensor does not fit or is in use.

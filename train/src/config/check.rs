@@ -235,11 +235,11 @@ impl Config {
                 )),
             };
         };
-        match self.zero {
-            zero if zero > 0 && plan.ranks() > plan.stages().len() => {
-                refuse(format!("`zero` {zero} goes with a `plan` of one replica a stage"))
-            }
-            _ => Ok(()),
+        match (self.zero, self.offload) {
+            _ if plan.ranks() == plan.stages().len() => Ok(()),
+            (0, Offload::None) => Ok(()),
+            (0, _) => refuse("`offload` goes with a `plan` of one replica a stage"),
+            (zero, _) => refuse(format!("`zero` {zero} goes with a `plan` of one replica a stage")),
         }
     }
 

@@ -19,7 +19,9 @@ use phalanx_parallel as parallel;
 use phalanx_parallel::comm::Comm;
 use phalanx_parallel::hybrid::StagedModel;
 use phalanx_parallel::mesh::Axis;
-use phalanx_parallel::pipeline::ranks::{AsynchronousPipeline, Executed, Observer, Spec, Stages, Weights};
+use phalanx_parallel::pipeline::ranks::{
+    AsynchronousPipeline, Executed, Observer, SkipRoute, Spec, Stages, Weights,
+};
 use phalanx_parallel::pipeline::schedule::{
     self, double_buffered_over, vertical_sync_over, weight_stashing_over,
 };
@@ -200,6 +202,10 @@ impl Stages for StageWork {
     fn input_specs(&self, stage: usize, micro_batch: usize) -> Option<Vec<Spec>> {
         let (_, batch) = self.batch(micro_batch).ok()?;
         self.model.streams(stage, &batch)
+    }
+
+    fn skips(&self) -> &[SkipRoute] {
+        self.model.skips()
     }
 }
 

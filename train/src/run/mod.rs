@@ -289,7 +289,11 @@ impl Run {
         let averages = self.optimizers.averages();
         match averages.is_empty() || self.done == 0 {
             true => Ok(None),
-            false => Averaged::new(averages, self.setup.data_parallel.clone()).map(Some),
+            false => {
+                // A checkpoint that is being saved reads the weights.
+                self.setup.saver.wait()?;
+                Averaged::new(averages, self.setup.data_parallel.clone()).map(Some)
+            }
         }
     }
 
@@ -344,8 +348,9 @@ impl Run {
     }
 
     /// One step on the caller's batches: this rank's micro-batches, in order. Returns this rank's part of the loss and the gradients' norm
-    /// before clipping, f64 `[2]` on the device, without waiting for it. If the norm is not finite, no parameter changes. A step of one GPU is captured unless the configuration forbids
-    /// it; the batches are then on the host. All ranks call it.
+    /// before clipping, f64 `[2]` on the device, without waiting for it. If the norm is not finite, no parameter changes; on a GPU rules of
+    /// whole parameters (Muon, LAMB, Adafactor) then take a gradient of 0. A step of one GPU is captured unless the configuration forbids it;
+    /// the batches are then on the host. All ranks call it.
     ///
     /// # Errors
     /// An error of the step, with its number; if losses are scaled, since only [`Run::train`] reads the numbers before the update.

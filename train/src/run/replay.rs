@@ -86,6 +86,8 @@ impl Run {
         let config = &mut self.setup.config;
         (config.out, config.resume, config.rescue, config.trace) = (None, None, None, None);
         (config.digests, config.check_replicas) = (1, 0);
+        // Digests are of steps that are not captured.
+        self.captured = None;
         self.metrics.clear();
         let order: Vec<String> = self.model.parameters().iter().map(|p| p.name().to_string()).collect();
         let mut repeated = TrainingLoop::new(self, &mut [])?;

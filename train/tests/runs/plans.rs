@@ -282,6 +282,7 @@ fn what_does_not_go_with_a_plan_is_refused() {
         (&["--pp", "2"][..], ".toml: replicas [2, 1] are 3 ranks, and `pp` is 2"),
         (&["--dp", "2"], ".toml: got dp 2 around stages with replicas [2, 1], wanted 1"),
         (&["--zero", "1"], "`zero` 1 goes with a `plan` of one replica a stage"),
+        (&["--offload", "optimizer"], "`offload` goes with a `plan` of one replica a stage"),
         (&["--schedule", "zb-h1"], "got schedule zb-h1, wanted 1f1b"),
         (&["--schedule", "pipedream"], "micro-batch of every replica: got `micro-batches` 4, wanted 2"),
     ] {

@@ -39,14 +39,7 @@ impl<S: Stages> ScheduleRun<'_, S> {
             Some(updates) => updates.parameters(stage)?,
         };
         for parameter in parameters.into_iter().filter(Parameter::is_trained) {
-            if let Some(leaf) = parameter.leaves().iter().find(|leaf| matches!(leaf.slot(), Slot::Into(_))) {
-                let got = leaf.tensor().shape().to_vec();
-                return Err(Error::Config(format!(
-                    "{}: got a parameter {got:?} of a stage with replicas whose gradients are in buckets, wanted no other \
-                     data parallelism or ZeRO around it",
-                    parameter.name()
-                )));
-            }
+            refuse_buckets(parameter.name(), parameter.leaves())?;
             self.sums.extend(parameter.leaves().iter().cloned());
         }
         if rank != schedule.ranks_of(stage).start {
@@ -62,6 +55,8 @@ impl<S: Stages> ScheduleRun<'_, S> {
         if self.sums.is_empty() {
             return Ok(());
         }
+        // ZeRO makes its buckets as backward comes to a unit.
+        refuse_buckets("replicas", &self.sums)?;
         let is_first = |micro_batch: usize| micro_batch.is_multiple_of(self.sum_of(stage));
         let (begins, ends) = (is_first(micro_batch), is_first(micro_batch + 1));
         if let Some(from) = self.rank_of(stage, micro_batch.wrapping_sub(1)).filter(|_| !begins) {
@@ -195,4 +190,14 @@ fn add(before: Option<Tensor>, own: Option<Tensor>) -> Result<Option<Tensor>> {
         }
         (before, own) => before.or(own),
     })
+}
+
+/// Refuses gradients that another wrapper adds up.
+fn refuse_buckets(name: &str, leaves: &[Leaf]) -> Result<()> {
+    let Some(leaf) = leaves.iter().find(|leaf| matches!(leaf.slot(), Slot::Into(_))) else { return Ok(()) };
+    let got = leaf.tensor().shape().to_vec();
+    Err(Error::Config(format!(
+        "{name}: got a parameter {got:?} of a stage with replicas whose gradients are in buckets, wanted no other data \
+         parallelism or ZeRO around it"
+    )))
 }
