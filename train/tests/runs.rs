@@ -14,6 +14,8 @@ mod reports;
 mod sanity;
 #[path = "runs/settings.rs"]
 mod settings;
+#[path = "runs/skips.rs"]
+mod skips;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
