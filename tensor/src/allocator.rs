@@ -78,11 +78,6 @@ impl Block {
         Ok(block.start().map(|start| Block { memory: Memory::File(block), start, class: 0 }))
     }
 
-    /// Whether it is pinned.
-    pub(crate) fn is_pinned(&self) -> bool {
-        matches!(self.memory, Memory::Pinned { .. })
-    }
-
     /// Takes the pages of a mapped file out of the process's memory.
     pub(crate) fn release_pages(&self) {
         if let Memory::File(block) = &self.memory {

@@ -40,12 +40,25 @@ pub struct Storage {
     device: Device,
     state: &'static State,
     category: AtomicU8,
-    /// Whether its bytes are in a mapped file, and so no category's.
-    on_disk: bool,
+    /// Where its memory goes when it is freed.
+    origin: Origin,
     /// A number that no other memory has, and how often that memory was used before.
     identity: (u64, u64),
     /// The layout of a tensor that covers the whole storage.
     layout: Layout,
+}
+
+/// Where a storage's memory comes from and goes back to.
+#[derive(Clone, Copy)]
+enum Origin {
+    /// Its device's allocator.
+    Allocator,
+    /// Its device's allocator of pinned memory.
+    Pinned,
+    /// A mapped file, whose bytes are no category's.
+    File,
+    /// A GPU's driver.
+    Driver,
 }
 
 /// Where the bytes are.
@@ -152,17 +165,15 @@ impl Storage {
         let waiting = match place {
             _ if state.gpu.is_some() => None,
             Place::Pageable => state.allocator.take(held),
-            Place::Pinned(_) => state.pinned.take(held),
-            Place::File(_) => None,
+            _ => Storage::take_elsewhere(held, state, place),
         };
         let mut storage = match waiting {
             Some(waiting) => waiting,
             None => Storage::obtain(op, held, device, state, place)?,
         };
-        storage.on_disk = state.gpu.is_none() && matches!(place, Place::File(_));
-        match storage.on_disk {
-            false => state.ledger.allocated(category, bytes),
-            true => state.ledger.on_disk_add(bytes),
+        match storage.origin {
+            Origin::File => state.ledger.on_disk_add(bytes),
+            _ => state.ledger.allocated(category, bytes),
         }
         storage.identity.1 += 1;
         storage.bytes = bytes;
@@ -172,6 +183,12 @@ impl Storage {
         storage.users = InUse::default();
         storage.handles = Handles::one();
         Ok(Handle(NonNull::from(Box::leak(storage))))
+    }
+
+    /// A storage that waits for its next use, if there is one of the size, in memory that is not the usual one.
+    #[cold]
+    fn take_elsewhere(bytes: usize, state: &'static State, place: Place) -> Option<Box<Storage>> {
+        if matches!(place, Place::Pinned(_)) { state.pinned.take(bytes) } else { None }
     }
 
     /// A storage of newly obtained memory, or of none.
@@ -199,7 +216,13 @@ impl Storage {
         };
         let (handles, users, version, category) =
             (Handles::one(), InUse::default(), AtomicU64::new(0), AtomicU8::new(0));
-        let (layout, on_disk) = (Layout::contiguous(&[]), false);
+        let layout = Layout::contiguous(&[]);
+        let origin = match place {
+            _ if state.gpu.is_some() => Origin::Driver,
+            Place::File(_) => Origin::File,
+            Place::Pinned(_) if bytes > 0 => Origin::Pinned,
+            _ => Origin::Allocator,
+        };
         Ok(Box::new(Storage {
             handles,
             users,
@@ -209,7 +232,7 @@ impl Storage {
             device,
             state,
             category,
-            on_disk,
+            origin,
             identity,
             layout,
         }))
@@ -217,14 +240,24 @@ impl Storage {
 
     /// Counts it as freed and keeps it for the next tensor of about its size.
     fn recycle(self: Box<Storage>) {
-        let State { ledger, allocator, pinned, gpu, .. } = self.state;
-        if self.on_disk {
-            return ledger.on_disk_sub(self.bytes);
+        let state = self.state;
+        if let Origin::Allocator = self.origin {
+            state.ledger.freed(self.category(), self.bytes);
+            return state.allocator.recycle(self);
         }
-        ledger.freed(self.category(), self.bytes);
+        self.recycle_elsewhere();
+    }
+
+    #[cold]
+    fn recycle_elsewhere(self: Box<Storage>) {
+        let State { ledger, pinned, .. } = self.state;
+        match self.origin {
+            Origin::File => ledger.on_disk_sub(self.bytes),
+            _ => ledger.freed(self.category(), self.bytes),
+        }
         // A GPU's memory goes back to the driver's pool, which keeps it in the order of its stream.
-        if gpu.is_none() {
-            if self.is_pinned() { pinned.recycle(self) } else { allocator.recycle(self) }
+        if let Origin::Pinned = self.origin {
+            pinned.recycle(self);
         }
     }
 
@@ -257,12 +290,12 @@ impl Storage {
 
     /// Whether it is pinned memory of the host.
     pub(crate) fn is_pinned(&self) -> bool {
-        self.block().is_some_and(Block::is_pinned)
+        matches!(self.origin, Origin::Pinned)
     }
 
     /// Whether its bytes are in a mapped file ([`HostMemory`](crate::HostMemory)).
     pub fn is_on_disk(&self) -> bool {
-        self.on_disk
+        matches!(self.origin, Origin::File)
     }
 
     /// Takes the bytes of a mapped file out of the process's memory; the system reads them again when they are used. Other memory stays
@@ -308,7 +341,7 @@ impl Storage {
     /// Counts it in another category from now on.
     pub fn set_category(&self, category: Category) {
         let before = Category::from_u8(self.category.swap(category as u8, Ordering::Relaxed));
-        if before != category && !self.on_disk {
+        if before != category && !self.is_on_disk() {
             self.state.ledger.moved(before, category, self.bytes);
         }
     }
