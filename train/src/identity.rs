@@ -9,6 +9,7 @@ use phalanx_tensor::Tensor;
 
 use crate::checkpoints::latest;
 use crate::data::{Data, Dataset};
+use crate::report::Setting;
 use crate::{Config, Keyed};
 
 /// The settings that change a run's numbers by more than the order of additions, which depends on the layout.
@@ -24,11 +25,14 @@ pub(crate) fn identity(config: &Config) -> BTreeMap<String, String> {
 
 /// The keys of settings that may differ between ranks, or that [`facts`] has in another form.
 const OWN: [&str; 8] = ["resume", "out", "trace", "device", "threads", "workers", "timeout", "join-timeout"];
+/// The same of programs' keys: where a rank finds its files, whose contents are compared, and what the first rank says.
+const OWN_OF_PROGRAMS: [&str; 6] = ["data", "validation", "init", "metrics", "prompt", "quiet"];
 
-/// What decides a run's bits, and the folder into which all ranks write: ranks compare it before the first step.
+/// What decides a run's bits, and the folder into which all ranks write: ranks compare it before the first step. `settings` are those of
+/// the program, of which the configuration's are a part.
 ///
 /// The bits of a sum depend on the instruction set. Ranks that differ in it would update their replicas differently.
-pub(crate) fn facts(config: &Config, identity: &BTreeMap<String, String>) -> Facts {
+pub(crate) fn facts(config: &Config, settings: &[Setting], identity: &BTreeMap<String, String>) -> Facts {
     let program = std::env::current_exe().and_then(|path| digest_of(&[path]));
     let program = program.map_or_else(|e| format!("unknown: {e}"), |(digest, _)| format!("{digest:016x}"));
     let isa = phalanx_kernels::checked_isa().map_or_else(|e| e.to_string(), |isa| isa.name().into());
@@ -39,8 +43,16 @@ pub(crate) fn facts(config: &Config, identity: &BTreeMap<String, String>) -> Fac
         ("the instruction set".into(), isa),
         ("`device`".into(), kind.into()),
     ];
-    let keys = Config::keys().into_iter().filter(|key| !OWN.contains(&key.name));
-    facts.extend(keys.filter_map(|key| Some((format!("`{}`", key.name), key.text(config)?))));
+    let keys = Config::keys();
+    let is_of_program = |name: &str| {
+        !OWN_OF_PROGRAMS.contains(&name)
+            && !identity.contains_key(name)
+            && !keys.iter().any(|key| key.name == name)
+    };
+    let compared = keys.iter().filter(|key| !OWN.contains(&key.name));
+    facts.extend(compared.filter_map(|key| Some((format!("`{}`", key.name), key.text(config)?))));
+    let of_program = settings.iter().filter(|setting| is_of_program(&setting.key));
+    facts.extend(of_program.map(|setting| (format!("`{}`", setting.key), setting.value.clone())));
     let none = || "none".to_string();
     facts.push(("`out`".into(), config.folder().map_or_else(none, |folder| folder.display().to_string())));
     facts.push(("the checkpoint to `resume`".into(), config.resume.as_deref().map_or_else(none, checkpoint)));

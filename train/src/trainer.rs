@@ -115,7 +115,7 @@ impl Trainer {
     }
 
     /// Describes the run by the settings of a program that has more keys than the configuration. The report lists them, and `config.toml`
-    /// in the run's folder, by which the run can be repeated, has them.
+    /// in the run's folder, by which the run can be repeated, has them. Ranks that are processes refuse to begin if theirs differ.
     pub fn settings<C: Keyed + Default>(self, name: &str, settings: &Settings<C>) -> Trainer {
         let text = settings.to_toml(&["resume"]);
         let write = move |folder: &Path| {
@@ -392,8 +392,9 @@ impl Trainer {
         let data = self.run_data()?;
         let mut identity = std::mem::take(&mut self.identity);
         identity.entry("data".into()).or_insert_with(|| fingerprint(&data, self.dataset.as_deref()));
-        let Trainer { config, optimizers, metrics, stop, hooks, extra_files, flops, process, .. } = self;
-        let (config, optimizers, flops) = (&*config, &**optimizers, *flops);
+        let Trainer { config, settings, optimizers, metrics, stop, hooks, extra_files, .. } = self;
+        let (flops, process) = (self.flops, &self.process);
+        let (config, settings, optimizers) = (&*config, &**settings, &**optimizers);
         let (metrics, stop, hooks, extra_files) = (&*metrics, &*stop, &*hooks, &*extra_files);
         let periods: Vec<u64> = hooks.iter().map(|(steps, _)| *steps).collect();
         let validated = data.validation.as_ref().map(|items| items.len());
@@ -408,7 +409,7 @@ impl Trainer {
             // Until the run has ended.
             let _lock = written.map(FolderLock::take).transpose()?;
             if let Some(comm) = processes {
-                agree(comm, &facts(config, &identity))?;
+                agree(comm, &facts(config, settings, &identity))?;
                 // The configuration has settings without a key too, and the trainer has more than the configuration.
                 agree(comm, &vec![("the configuration".into(), config.in_common()), more])?;
             }

@@ -14,9 +14,20 @@ use phalanx_nn::models::{GptConfig, ModelConfig, save_model};
 use phalanx_parallel::hybrid::decoder;
 use phalanx_tensor::{DType, Device, Tensor};
 use phalanx_train::data::TensorDataset;
-use phalanx_train::{Config, MeshRank, Result, Settings, Trainer, numbers_in, start};
+use phalanx_train::{Config, MeshRank, Result, Settings, Trainer, keyed, numbers_in, start};
 
 use port::free_port;
+
+keyed! {
+    /// A run of a program with settings of its own.
+    pub struct Program {
+        in run: Config = Config::default(),
+        /// Weight decay.
+        "weight-decay" weight_decay: f64 = 0.1,
+        /// What the first rank prints samples of.
+        "prompt" prompt: String = String::new(),
+    }
+}
 
 /// What every run has.
 const COMMON: &str = "--steps 2 --batch 4 --threads 1 --workers 0 --timeout 20 --join-timeout 20";
@@ -39,9 +50,9 @@ fn child() {
 fn train() -> Result<()> {
     let flags = std::env::var("FLAGS").unwrap();
     let weights = std::env::var_os("WEIGHTS").map(PathBuf::from);
-    let mut settings = Settings::new(Config::default());
+    let mut settings = Settings::new(Program::default());
     settings.words(COMMON.split(' ').chain(flags.split_whitespace()).map(String::from))?;
-    let config = settings.resolve()?;
+    let config = settings.resolve()?.run;
     let tokens: Vec<i64> = (0..32 * 4).map(|i| (i * i + i / 3) % 11).collect();
     let rows = |by: i64| {
         let tokens: Vec<i64> = tokens.iter().map(|token| (token + by) % 11).collect();
@@ -55,7 +66,8 @@ fn train() -> Result<()> {
             let part = |rank: &MeshRank| {
                 Ok(decoder(&model(), &config.layout, &rank.groups, &rank.scope(&config), weights.as_deref())?)
             };
-            Trainer::new(config.clone()).in_process_group(process).data(data).run_parts(part).map(drop)
+            let trainer = Trainer::new(config.clone()).settings("launched", &settings);
+            trainer.in_process_group(process).data(data).run_parts(part).map(drop)
         },
     )
 }
@@ -131,6 +143,7 @@ fn a_difference_in_what_ranks_were_given_is_named_by_every_rank_with_both_values
     let out = folder.path("run");
     let both = rank("--dp 2");
     for (second, wanted) in [
+        (rank("--dp 2 --weight-decay 0.2"), "`weight-decay` is 0.1 on rank 0, and 0.2 on rank 1"),
         (rank("--dp 2 --lr 0.5"), "`lr` is 0.001 on rank 0, and 0.5 on rank 1"),
         (rank(format!("--dp 2 --out {out}")), &format!("`out` is none on rank 0, and {out} on rank 1")[..]),
         (rank("--dp 2 --dtype bf16 --grad-dtype f32"), "`dtype` is f32 on rank 0, and bf16 on rank 1"),
@@ -144,6 +157,12 @@ fn a_difference_in_what_ranks_were_given_is_named_by_every_rank_with_both_values
         }
     }
     assert!(!Path::new(&out).exists(), "a run that does not begin leaves a folder");
+}
+
+#[test]
+fn ranks_may_differ_in_what_changes_no_bit() {
+    let apart = ["a", "b"].map(|name| rank(format!("--dp 2 --prompt {name}")));
+    assert_eq!(outcomes(&apart), ["well"; 2]);
 }
 
 #[test]
