@@ -14,7 +14,7 @@ use phalanx_nn::models::{GptConfig, ModelConfig, save_model};
 use phalanx_parallel::hybrid::decoder;
 use phalanx_tensor::{DType, Device, Tensor};
 use phalanx_train::data::TensorDataset;
-use phalanx_train::{Config, MeshRank, Result, Settings, Trainer, keyed, numbers_in, start};
+use phalanx_train::{Config, Error, MeshRank, Replay, Result, Settings, Trainer, keyed, numbers_in, start};
 
 use port::free_port;
 
@@ -36,13 +36,15 @@ fn model() -> ModelConfig {
     ModelConfig::Gpt(GptConfig::new(11, 4, 2, 2, 8))
 }
 
-/// One rank: trains a small GPT as `FLAGS` says, with the weights of the folder `WEIGHTS` if it is named. Says how that ended.
+/// One rank: trains a small GPT as `FLAGS` says, with the weights of the folder `WEIGHTS` if it is named, or repeats the second step
+/// from the checkpoint `REPLAY`. Says how that ended.
 #[test]
 #[ignore = "a part of other tests"]
 fn child() {
     let outcome = train();
     match outcome {
         Ok(()) => println!("\nended well"),
+        Err(Error::Differs(what)) => println!("\nended unlike: {what}"),
         Err(error) => println!("\nended with: {error}"),
     }
 }
@@ -67,7 +69,11 @@ fn train() -> Result<()> {
                 Ok(decoder(&model(), &config.layout, &rank.groups, &rank.scope(&config), weights.as_deref())?)
             };
             let trainer = Trainer::new(config.clone()).settings("launched", &settings);
-            trainer.in_process_group(process).data(data).run_parts(part).map(drop)
+            let trainer = trainer.in_process_group(process).data(data);
+            match std::env::var("REPLAY") {
+                Ok(from) => trainer.replay(&Replay { from: from.into(), steps: 1..2 }, part)?.check().map(drop),
+                Err(_) => trainer.run_parts(part).map(drop),
+            }
         },
     )
 }
@@ -242,6 +248,21 @@ fn what_happens_on_another_machine_is_said_on_this_one_too() {
     let apart = |local: Rank| local.with("LOCAL_RANK", "0").with("LOCAL_WORLD_SIZE", "1");
     for said in outcomes(&[apart(wrong.clone()), apart(wrong)]) {
         assert_eq!(said.matches("rank 0 failed: /dev/null/run: wanted a folder").count(), 1, "{said}");
+    }
+}
+
+#[test]
+fn a_replay_that_differs_is_told_by_every_rank() {
+    let folder = Folder::new("replay");
+    let out = folder.path("run");
+    let flags = format!("--dp 2 --digests 1 --save-every 1 --keep-last 2 --out {out}");
+    assert_eq!(outcomes(&[rank(&flags[..]), rank(&flags[..])]), ["well"; 2]);
+    let replay =
+        |more: &str| rank(format!("{flags} {more}")).with("REPLAY", format!("{out}/checkpoint-00000001"));
+    assert_eq!(outcomes(&[replay(""), replay("")]), ["well"; 2]);
+    let other = replay("--clip 0.001");
+    for said in outcomes(&[other.clone(), other]) {
+        assert!(said.starts_with("unlike: step 1: the first difference is in "), "{said}");
     }
 }
 
