@@ -82,6 +82,8 @@ pub struct Trainer {
     extra_files: Vec<Arc<WriteFiles>>,
     /// This process's rank of a process group that the program has joined (`Some(None)` if there is no group); with `None` the trainer joins it.
     process: Option<Option<Rank>>,
+    /// Whether the run writes into its folder, which is locked then.
+    writes: bool,
 }
 
 /// The name of the file in a run's folder that repeats the run.
@@ -110,6 +112,7 @@ impl Trainer {
             settings: Vec::new(),
             extra_files: Vec::new(),
             process: None,
+            writes: true,
         };
         trainer.settings("training run", &settings)
     }
@@ -366,7 +369,7 @@ impl Trainer {
         part: impl Fn(&MeshRank) -> Result<P> + Sync,
     ) -> Result<Replayed> {
         let recorded = digests_in(&replay.file("metrics.jsonl"));
-        self.config.trace = None;
+        (self.config.trace, self.writes) = (None, false);
         self.config.steps = self.config.steps.max(replay.steps.end);
         let all = self.on_ranks(part, |mut run| run.replay(replay, &recorded))?;
         all.into_iter().next().ok_or_else(|| Error::Config("train: there is no rank".into()))
@@ -393,7 +396,7 @@ impl Trainer {
         let mut identity = std::mem::take(&mut self.identity);
         identity.entry("data".into()).or_insert_with(|| fingerprint(&data, self.dataset.as_deref()));
         let Trainer { config, settings, optimizers, metrics, stop, hooks, extra_files, .. } = self;
-        let (flops, process) = (self.flops, &self.process);
+        let (flops, process, writes) = (self.flops, &self.process, self.writes);
         let (config, settings, optimizers) = (&*config, &**settings, &**optimizers);
         let (metrics, stop, hooks, extra_files) = (&*metrics, &*stop, &*hooks, &*extra_files);
         let periods: Vec<u64> = hooks.iter().map(|(steps, _)| *steps).collect();
@@ -405,7 +408,7 @@ impl Trainer {
         let run = |process: Option<&Rank>| {
             let processes = process.map(Rank::comm);
             let is_first = processes.is_none_or(|comm| comm.rank() == 0);
-            let written = config.folder().filter(|_| is_first && !config.device.is_meta());
+            let written = config.folder().filter(|_| is_first && writes && !config.device.is_meta());
             // Until the run has ended.
             let _lock = written.map(FolderLock::take).transpose()?;
             if let Some(comm) = processes {

@@ -252,18 +252,26 @@ fn what_happens_on_another_machine_is_said_on_this_one_too() {
 }
 
 #[test]
-fn a_replay_that_differs_is_told_by_every_rank() {
+fn a_replay_that_differs_is_told_by_every_rank_and_locks_nothing() {
     let folder = Folder::new("replay");
     let out = folder.path("run");
     let flags = format!("--dp 2 --digests 1 --save-every 1 --keep-last 2 --out {out}");
     assert_eq!(outcomes(&[rank(&flags[..]), rank(&flags[..])]), ["well"; 2]);
     let replay =
         |more: &str| rank(format!("{flags} {more}")).with("REPLAY", format!("{out}/checkpoint-00000001"));
+    // As if another process wrote into the folder.
+    let path = Path::new(&out).join(".lock");
+    let lock = fs::File::create(&path).unwrap();
+    lock.lock().unwrap();
     assert_eq!(outcomes(&[replay(""), replay("")]), ["well"; 2]);
+    assert!(path.exists());
+    drop(lock);
+    fs::remove_file(&path).unwrap();
     let other = replay("--clip 0.001");
     for said in outcomes(&[other.clone(), other]) {
         assert!(said.starts_with("unlike: step 1: the first difference is in "), "{said}");
     }
+    assert!(!path.exists());
 }
 
 /// The system's limit of a file's size, in place of a full disk.
