@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use phalanx_parallel::agree;
 use phalanx_parallel::checkpoint::{Checkpoint, Trained, parts};
 
 use crate::config::is_checkpoint;
@@ -105,6 +106,23 @@ fn earlier(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut found: Vec<PathBuf> = entries.filter(is_one).collect();
     found.sort();
+    found
+}
+
+/// What a rank has found where a checkpoint was wanted, for a comparison with other ranks.
+pub(crate) fn described(found: &Result<Checkpoint>) -> String {
+    match found {
+        Ok(saved) => {
+            let step = saved.settings().get("step").map_or("unknown", String::as_str);
+            format!("step {step} with the index {:016x}", saved.checksum())
+        }
+        Err(error) => format!("none ({error})"),
+    }
+}
+
+/// A checkpoint that a rank has found and is about to read, if all ranks have found the same. All ranks call it.
+pub(crate) fn agreed(found: Result<Checkpoint>, run: &Run) -> Result<Checkpoint> {
+    agree(run.mesh_rank().all_ranks(), &vec![("the checkpoint to read".into(), described(&found))])?;
     found
 }
 
@@ -205,7 +223,7 @@ impl Run {
     /// # Errors
     /// If there is none, it is of another run, or damaged.
     pub fn resume(&mut self, folder: &Path) -> Result<()> {
-        let saved = latest(folder)?.require_finite(!self.setup.config.allow_not_finite);
+        let saved = agreed(latest(folder), self)?.require_finite(!self.setup.config.allow_not_finite);
         let position = restore(&saved, self, &self.identity.clone())?;
         (self.done, self.data_ahead, self.best) = (position.step, position.data_ahead, position.best);
         if self.done > self.setup.config.steps {
@@ -224,7 +242,7 @@ impl Run {
         let folder = self.setup.config.folder();
         let folder = folder
             .ok_or_else(|| Error::Config("train: a run without a folder keeps no best checkpoint".into()))?;
-        let saved = best(folder)?;
+        let saved = agreed(best(folder), self)?;
         load(&saved, self)
     }
 

@@ -2,12 +2,11 @@
 //! which all ranks of a run must agree.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use phalanx_parallel::{Facts, digest_of};
 use phalanx_tensor::Tensor;
 
-use crate::checkpoints::latest;
+use crate::checkpoints::{described, latest};
 use crate::data::{Data, Dataset};
 use crate::report::Setting;
 use crate::{Config, Keyed};
@@ -57,20 +56,10 @@ pub(crate) fn facts(config: &Config, settings: &[Setting], identity: &BTreeMap<S
     facts.extend(of_program.map(|setting| (format!("`{}`", setting.key), setting.value.clone())));
     let none = || "none".to_string();
     facts.push(("`out`".into(), config.folder().map_or_else(none, |folder| folder.display().to_string())));
-    facts.push(("the checkpoint to `resume`".into(), config.resume.as_deref().map_or_else(none, checkpoint)));
+    let resumed = config.resume.as_deref().map(|folder| described(&latest(folder)));
+    facts.push(("the checkpoint to `resume`".into(), resumed.unwrap_or_else(none)));
     facts.extend(identity.iter().map(|(name, value)| (format!("`{name}`"), value.clone())));
     facts
-}
-
-/// Which checkpoint a folder has.
-fn checkpoint(folder: &Path) -> String {
-    match latest(folder) {
-        Ok(saved) => {
-            let step = saved.settings().get("step").map_or("unknown", String::as_str);
-            format!("step {step} with the index {:016x}", saved.checksum())
-        }
-        Err(error) => format!("none ({error})"),
-    }
 }
 
 /// A fingerprint of the data: the number of a data set's items, and a hash of the first samples.

@@ -291,6 +291,24 @@ fn the_last_checkpoints_are_kept() {
 }
 
 #[test]
+fn ranks_that_find_different_checkpoints_read_none() {
+    let folders = [1, 2].map(|seed| {
+        let folder = Folder::new();
+        let base = config(Layout::default(), 0);
+        run(Config { seed, steps: 2, out: Some(folder.path().into()), ..base }, &Told::default()).unwrap();
+        folder
+    });
+    let paths = [0, 1].map(|rank: usize| folders[rank].path().to_path_buf());
+    let layout = Layout { dp: 2, ..Layout::default() };
+    let config = Config { steps: 2, validate_every: 0, ..config(layout, 0) };
+    let trainer = Trainer::new(config).data(data()[0].clone());
+    let trainer = trainer.at_end(move |run| run.resume(&paths[run.mesh_rank().rank()]));
+    let error = trainer.run_layers(layers, loss).unwrap_err().to_string();
+    let wanted = "the ranks were given different things: the checkpoint to read is step 2 with the index ";
+    assert!(error.contains(wanted) && error.contains(" on rank 0, and step 2 with the index "), "{error}");
+}
+
+#[test]
 fn what_cannot_be_is_refused_with_what_was_wanted() {
     let base = || config(Layout::default(), 0);
     let cases = [
