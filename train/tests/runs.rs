@@ -281,13 +281,38 @@ fn the_last_checkpoints_are_kept() {
         ..config(Layout::default(), 0)
     };
     run(config, &Told::default()).unwrap();
-    let mut names: Vec<String> = std::fs::read_dir(folder.path())
-        .unwrap()
+    assert_eq!(names(&folder), ["checkpoint", "checkpoint-00000008", "checkpoint-00000010"]);
+}
+
+/// The names of the checkpoints in a folder, in order.
+fn names(folder: &Folder) -> Vec<String> {
+    let entries = std::fs::read_dir(folder.path()).unwrap();
+    let mut names: Vec<String> = entries
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .filter(|name| name.starts_with("checkpoint"))
         .collect();
     names.sort();
-    assert_eq!(names, ["checkpoint", "checkpoint-00000008", "checkpoint-00000010"]);
+    names
+}
+
+#[test]
+fn a_run_that_goes_on_from_an_earlier_checkpoint_keeps_its_own_and_not_the_abandoned_ones() {
+    let folder = Folder::new();
+    let out = Some(folder.path().to_path_buf());
+    let base =
+        Config { keep_last: 3, save_every: 4, validate_every: 0, out, ..config(Layout::default(), 0) };
+    let train = |config: Config| Trainer::new(config).data(data()[0].clone()).run_layers(layers, loss);
+    train(base.clone()).unwrap();
+    assert_eq!(names(&folder), ["checkpoint", "checkpoint-00000004", "checkpoint-00000008"]);
+    let resume = Some(folder.path().join("checkpoint-00000004"));
+    // Until a second save nothing is lost of the branch that was abandoned.
+    train(Config { steps: 6, save_every: 2, resume: resume.clone(), ..base.clone() }).unwrap();
+    let all = ["checkpoint", "checkpoint-00000004", "checkpoint-00000008", "checkpoint-00000012"];
+    assert_eq!(names(&folder), all);
+    train(Config { steps: 10, save_every: 2, resume, ..base }).unwrap();
+    assert_eq!(names(&folder), ["checkpoint", "checkpoint-00000006", "checkpoint-00000008"]);
+    let newest = phalanx_train::checkpoints::latest(folder.path()).unwrap();
+    assert_eq!(newest.settings()["step"], "10");
 }
 
 #[test]

@@ -80,7 +80,7 @@ impl<'a> TrainingLoop<'a> {
             false => Metrics::create(&[], None, 0)?,
         };
         let uncaptured = run.why_uncaptured();
-        let checkpoints = config.folder().map(|folder| Checkpoints::new(folder, &config));
+        let checkpoints = config.folder().map(|folder| Checkpoints::new(folder, &config, done));
         let peak = if run.flops.is_some_and(|flops| flops.palm > 0.0) && !config.device.is_meta() {
             peak(&run.mesh_rank, &config)?
         } else {
@@ -413,7 +413,7 @@ impl<'a> TrainingLoop<'a> {
             std::fs::create_dir_all(&folder).map_err(|e| Error::file(&folder, e))?;
             self.run.extra_files.iter().try_for_each(|write| write(&folder))?;
         }
-        self.checkpoints = Some(Checkpoints::new(&folder, config));
+        self.checkpoints = Some(Checkpoints::new(&folder, config, self.run.done));
         Ok(self.run.mesh_rank.all_ranks().barrier()?)
     }
 
