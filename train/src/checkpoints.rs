@@ -211,7 +211,8 @@ impl Checkpoints {
             let step = saved.settings().get("step").and_then(|step| step.parse::<u64>().ok()).unwrap_or(0);
             let aside = self.folder.join(format!("checkpoint-{step:08}"));
             let _ = std::fs::remove_dir_all(&aside);
-            std::fs::rename(path, &aside).map_err(|e| Error::file(path, e))?;
+            // A run that was killed may have left it under another name, by which it was found.
+            std::fs::rename(saved.path(), &aside).map_err(|e| Error::file(saved.path(), e))?;
         }
         let mut kept = earlier(&self.folder);
         if let Some(begun_at) = self.begun_at.take() {

@@ -315,6 +315,18 @@ fn a_run_that_goes_on_from_an_earlier_checkpoint_keeps_its_own_and_not_the_aband
     assert_eq!(newest.settings()["step"], "10");
 }
 
+/// A checkpoint replaces the one before by two renames.
+#[test]
+fn a_checkpoint_that_was_about_to_be_replaced_is_kept() {
+    let folder = Folder::new();
+    let out = Some(folder.path().to_path_buf());
+    let base = Config { steps: 2, out: out.clone(), ..config(Layout::default(), 0) };
+    run(base.clone(), &Told::default()).unwrap();
+    std::fs::rename(folder.path().join("checkpoint"), folder.path().join(".checkpoint.old")).unwrap();
+    run(Config { steps: 4, keep_last: 2, resume: out, ..base }, &Told::default()).unwrap();
+    assert_eq!(names(&folder), ["checkpoint", "checkpoint-00000002"]);
+}
+
 #[test]
 fn ranks_that_find_different_checkpoints_read_none() {
     let folders = [1, 2].map(|seed| {
