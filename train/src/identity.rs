@@ -64,12 +64,21 @@ pub(crate) fn facts(config: &Config, settings: &[Setting], identity: &BTreeMap<S
 
 /// A fingerprint of the data: the number of a data set's items, and a hash of the first samples.
 pub(crate) fn fingerprint(data: &Data, items: Option<&dyn Dataset>) -> String {
-    let bytes = |tensor: &Tensor| format!("{} {:?} {:?}", tensor.dtype(), tensor.shape(), tensor.to_bytes());
     // A sample that cannot be read is an error of its step, not of the fingerprint.
-    let first = (0..2).filter_map(|number| data.samples.sample(number).ok()).flatten();
-    let samples: String = first.map(|tensor| bytes(&tensor)).collect();
-    let hash = format!("{:016x}", digest(samples.as_bytes()));
+    let hash = hash_of((0..2).filter_map(|number| data.samples.sample(number).ok()));
     items.map_or_else(|| hash.clone(), |items| format!("{} items, {hash}", items.len()))
+}
+
+/// The number of validation rows, and a hash of the first and the last.
+pub(crate) fn fingerprint_of_rows(rows: &dyn Dataset) -> String {
+    let ends = [0, rows.len().saturating_sub(1)];
+    format!("{} {}", rows.len(), hash_of(ends.iter().filter_map(|row| rows.item(*row, 0).ok())))
+}
+
+fn hash_of(samples: impl Iterator<Item = Vec<Tensor>>) -> String {
+    let bytes = |tensor: &Tensor| format!("{} {:?} {:?}", tensor.dtype(), tensor.shape(), tensor.to_bytes());
+    let text: String = samples.flatten().map(|tensor| bytes(&tensor)).collect();
+    format!("{:016x}", digest(text.as_bytes()))
 }
 
 /// A 64-bit fingerprint of some bytes: their hash FNV-1a.

@@ -21,7 +21,7 @@ use phalanx_tensor::unpoisoned;
 use crate::callback::Callback;
 use crate::data::{Data, Dataset, Samples, Shuffled};
 use crate::folder_lock::FolderLock;
-use crate::identity::{facts, fingerprint};
+use crate::identity::{facts, fingerprint, fingerprint_of_rows};
 use crate::launch::{ranks, start};
 use crate::mesh_rank::MeshRank;
 use crate::record::{Summary, digests_in};
@@ -400,11 +400,6 @@ impl Trainer {
         let (config, settings, optimizers) = (&*config, &**settings, &**optimizers);
         let (metrics, stop, hooks, extra_files) = (&*metrics, &*stop, &*hooks, &*extra_files);
         let periods: Vec<u64> = hooks.iter().map(|(steps, _)| *steps).collect();
-        let validated = data.validation.as_ref().map(|items| items.len());
-        let more = (
-            "calls, validation rows and trace".to_string(),
-            format!("{periods:?}, {validated:?}, {}", config.trace.is_some()),
-        );
         let run = |process: Option<&Rank>| {
             let processes = process.map(Rank::comm);
             let is_first = processes.is_none_or(|comm| comm.rank() == 0);
@@ -414,6 +409,9 @@ impl Trainer {
             if let Some(comm) = processes {
                 agree(comm, &facts(config, settings, &identity))?;
                 // The configuration has settings without a key too, and the trainer has more than the configuration.
+                let validated = data.validation.as_deref().map(fingerprint_of_rows);
+                let more = format!("{periods:?}, {validated:?}, {}", config.trace.is_some());
+                let more = ("calls, validation rows and trace".to_string(), more);
                 agree(comm, &vec![("the configuration".into(), config.in_common()), more])?;
             }
             let trace = Trace::new(config, processes)?;

@@ -37,7 +37,7 @@ fn model() -> ModelConfig {
 }
 
 /// One rank: trains a small GPT as `FLAGS` says, with the weights of the folder `WEIGHTS` if it is named, or repeats the second step
-/// from the checkpoint `REPLAY`. Says how that ended.
+/// from the checkpoint `REPLAY`. `VALIDATION` chooses data to validate on. Says how that ended.
 #[test]
 #[ignore = "a part of other tests"]
 fn child() {
@@ -52,6 +52,7 @@ fn child() {
 fn train() -> Result<()> {
     let flags = std::env::var("FLAGS").unwrap();
     let weights = std::env::var_os("WEIGHTS").map(PathBuf::from);
+    let validated = std::env::var("VALIDATION").ok().map(|by| by.parse().unwrap());
     let mut settings = Settings::new(Program::default());
     settings.words(COMMON.split(' ').chain(flags.split_whitespace()).map(String::from))?;
     let config = settings.resolve()?.run;
@@ -69,7 +70,10 @@ fn train() -> Result<()> {
                 Ok(decoder(&model(), &config.layout, &rank.groups, &rank.scope(&config), weights.as_deref())?)
             };
             let trainer = Trainer::new(config.clone()).settings("launched", &settings);
-            let trainer = trainer.in_process_group(process).data(data);
+            let mut trainer = trainer.in_process_group(process).data(data);
+            if let Some(by) = validated {
+                trainer = trainer.validation(TensorDataset::new(vec![rows(by)?, rows(by + 1)?])?);
+            }
             match std::env::var("REPLAY") {
                 Ok(from) => trainer.replay(&Replay { from: from.into(), steps: 1..2 }, part)?.check().map(drop),
                 Err(_) => trainer.run_parts(part).map(drop),
@@ -161,6 +165,11 @@ fn a_difference_in_what_ranks_were_given_is_named_by_every_rank_with_both_values
                 "{said}"
             );
         }
+    }
+    let validated = |by| both.clone().with("VALIDATION", by);
+    for said in outcomes(&[validated("0"), validated("1")]) {
+        assert!(said.contains("validation rows and trace is [], Some(\"32 "), "{said}");
+        assert!(said.contains("false on rank 0, and [], Some(\"32 "), "{said}");
     }
     assert!(!Path::new(&out).exists(), "a run that does not begin leaves a folder");
 }
