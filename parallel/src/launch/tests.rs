@@ -324,36 +324,46 @@ fn ranks_meet_over_ipv6() {
     }
 }
 
-/// Without a secret a stranger may be a rank. What it says is shown under its own number, and as plain text.
-#[test]
-fn a_forged_failure_is_reported_by_the_rank_that_sent_it() {
+/// What rank 0 hears if ranks 1 and 2 are strangers, of whom the first sends a failure as if rank `named` had said it.
+fn forged_failure(named: usize) -> Error {
     let port = free_port();
-    let heard = scope(|scope| {
+    scope(|scope| {
         let host = scope.spawn(|| {
-            let environment = Environment::new().local(0, 2, port).timeout(LONG);
+            let environment = Environment::new().local(0, 3, port).timeout(LONG);
             environment.run(|rank| rank.comm().barrier()).unwrap_err()
         });
         let end = Instant::now() + LONG;
         let connect = || {
             std::iter::repeat_with(|| TcpStream::connect(("127.0.0.1", port))).find_map(|s| s.ok()).unwrap()
         };
-        let hello = Hello { rank: 1, size: 2, port: 1 };
-        let mut session = greet(connect(), &hello, &known(""), end).unwrap().unwrap();
+        let mut sessions = [1, 2].map(|rank| {
+            greet(connect(), &Hello { rank, size: 3, port: 1 }, &known(""), end).unwrap().unwrap()
+        });
         for wanted in [Kind::Table, Kind::Go] {
-            while session.receive(4096).unwrap().is_none_or(|(kind, _)| kind != wanted) {
-                assert!(Instant::now() < end);
-                sleep(Duration::from_millis(1));
-            }
-            if wanted == Kind::Table {
-                session.send(Kind::Ready, &[]).unwrap();
+            for session in &mut sessions {
+                while session.receive(4096).unwrap().is_none_or(|(kind, _)| kind != wanted) {
+                    assert!(Instant::now() < end);
+                    sleep(Duration::from_millis(1));
+                }
+                if wanted == Kind::Table {
+                    session.send(Kind::Ready, &[]).unwrap();
+                }
             }
         }
-        // As if rank 0 had said it.
-        let address = Address { part: 0, ..Address::plain(FrameKind::Failure) };
+        let address = Address { part: named, ..Address::plain(FrameKind::Failure) };
         let frame = address.frame(b"\x1b]0;title\x07rank 0 failed: x");
-        session.socket.write_all(&[&(frame.len() as u64).to_le_bytes()[..], &frame].concat()).unwrap();
+        let bytes = [&(frame.len() as u64).to_le_bytes()[..], &frame].concat();
+        sessions[0].socket.write_all(&bytes).unwrap();
         host.join().unwrap()
-    });
+    })
+}
+
+/// Without a secret a stranger may be a rank. What it says is shown as plain text, with its own number.
+#[test]
+fn a_forged_failure_is_reported_with_the_rank_that_sent_it() {
+    let text = "\\u{1b}]0;title\\u{7}rank 0 failed: x";
+    let heard = forged_failure(0);
     assert!(matches!(heard, Error::Reported { rank: 1, .. }), "{heard}");
-    assert_eq!(heard.to_string(), "\\u{1b}]0;title\\u{7}rank 0 failed: x (said rank 1)");
+    assert_eq!(heard.to_string(), format!("{text} (said rank 1)"));
+    assert_eq!(forged_failure(2).to_string(), format!("{text} (passed on by rank 1) (said rank 2)"));
 }
