@@ -10,7 +10,7 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use super::Environment;
-use super::handshake::{Credentials, Hello, Kind, greet};
+use super::handshake::{Credentials, Hello, Kind, Session, greet};
 use super::master::Master;
 use super::rendezvous::{Rendezvous, dial};
 use crate::comm::wire::{Address, FrameKind};
@@ -127,6 +127,14 @@ fn ranks_meet_by_a_file_even_if_a_killed_run_has_left_one() {
     }
     assert!(!path.exists(), "the file is left");
     let short = Duration::from_millis(100);
+    // Another run's rank 0 has replaced the file of one that gives up.
+    let master = Master::File(path.clone());
+    let (_old, written) = master.listen().unwrap();
+    let (_new, replaced) = master.listen().unwrap();
+    master.met(written);
+    assert_eq!(master.addresses().unwrap(), [replaced.unwrap()]);
+    master.met(replaced);
+    assert!(!path.exists(), "the file is left");
     let error =
         meet_at(&Master::File(path.clone()), &[(1, 2, 0)], "", short).remove(0).unwrap_err().to_string();
     assert!(error.contains("rank 0 did not come to the address in"), "{error}");
@@ -324,6 +332,33 @@ fn ranks_meet_over_ipv6() {
     }
 }
 
+/// Waits for a message.
+fn hear(session: &mut Session, wanted: Kind) {
+    let end = Instant::now() + LONG;
+    while session.receive(4096).unwrap().is_none_or(|(kind, _)| kind != wanted) {
+        assert!(Instant::now() < end);
+        sleep(Duration::from_millis(1));
+    }
+}
+
+/// The connections take a little longer than what was left of rank 0's time, and than a handshake may take.
+#[test]
+fn ranks_that_came_late_have_time_to_connect_with_each_other() {
+    let (port, timeout, lines) = (free_port(), Duration::from_secs(7), Mutex::new(vec![]));
+    let met = scope(|scope| {
+        let host = scope.spawn(|| join((0, 2), &here(port), &known(""), timeout, &lines));
+        sleep(Duration::from_millis(2500));
+        let socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let hello = Hello { rank: 1, size: 2, port: 1 };
+        let mut session = greet(socket, &hello, &known(""), Instant::now() + LONG).unwrap().unwrap();
+        hear(&mut session, Kind::Table);
+        sleep(Duration::from_millis(5300));
+        session.send(Kind::Ready, &[]).unwrap();
+        host.join().unwrap()
+    });
+    assert_eq!(met.unwrap(), 1);
+}
+
 /// What rank 0 hears if ranks 1 and 2 are strangers, of whom the first sends a failure as if rank `named` had said it.
 fn forged_failure(named: usize) -> Error {
     let port = free_port();
@@ -341,10 +376,7 @@ fn forged_failure(named: usize) -> Error {
         });
         for wanted in [Kind::Table, Kind::Go] {
             for session in &mut sessions {
-                while session.receive(4096).unwrap().is_none_or(|(kind, _)| kind != wanted) {
-                    assert!(Instant::now() < end);
-                    sleep(Duration::from_millis(1));
-                }
+                hear(session, wanted);
                 if wanted == Kind::Table {
                     session.send(Kind::Ready, &[]).unwrap();
                 }
