@@ -29,7 +29,7 @@ use phalanx_parallel::hybrid::Layout;
 use phalanx_tensor::{DType, Device, RngKey, Tensor};
 use phalanx_train::data::{Dataset, Shuffled, Subset, TensorDataset};
 use phalanx_train::{
-    Callback, Config, Event, OnDivergence, Record, Result, Summary, Trainer, adamw, numbers_in,
+    Callback, Config, Event, OnDivergence, Record, Result, Run, Summary, Trainer, adamw, numbers_in,
 };
 
 /// Pictures `[n, 1, 8, 8]` whose left or right half is brighter.
@@ -355,18 +355,35 @@ fn a_checkpoint_that_was_about_to_be_replaced_is_kept() {
 fn ranks_that_find_different_checkpoints_read_none() {
     let folders = [1, 2].map(|seed| {
         let folder = Folder::new();
-        let base = config(Layout::default(), 0);
+        let base = Config { keep_best: true, validate_every: 2, ..config(Layout::default(), 0) };
         run(Config { seed, steps: 2, out: Some(folder.path().into()), ..base }, &Told::default()).unwrap();
         folder
     });
     let paths = [0, 1].map(|rank: usize| folders[rank].path().to_path_buf());
     let layout = Layout { dp: 2, ..Layout::default() };
-    let config = Config { steps: 2, validate_every: 0, ..config(layout, 0) };
-    let trainer = Trainer::new(config).data(data()[0].clone());
-    let trainer = trainer.at_end(move |run| run.resume(&paths[run.mesh_rank().rank()]));
-    let error = trainer.run_layers(layers, loss).unwrap_err().to_string();
-    let wanted = "the ranks were given different things: the checkpoint to read is step 2 with the index ";
-    assert!(error.contains(wanted) && error.contains(" on rank 0, and step 2 with the index "), "{error}");
+    let config = Config { steps: 2, validate_every: 2, ..config(layout, 0) };
+    let unlike = |config: Config, read: fn(&mut Run, &[PathBuf; 2]) -> Result<()>| {
+        let ([training, held_out], paths) = (data(), paths.clone());
+        let trainer = Trainer::new(config).data(training).validation(held_out);
+        let trainer = trainer.at_end(move |run| read(run, &paths));
+        let error = trainer.run_layers(layers, loss).unwrap_err().to_string();
+        let wanted =
+            "the ranks were given different things: the checkpoint to read is step 2 with the index ";
+        assert!(error.contains(wanted) && error.contains(" on rank 0, and step 2 with the index "), "{error}");
+    };
+    unlike(config.clone(), |run, paths| run.resume(&paths[run.mesh_rank().rank()]));
+    let fresh = Folder::new();
+    let out = Some(fresh.path().to_path_buf());
+    unlike(Config { out, keep_best: true, ..config }, |run, [other, _]| {
+        // Rank 0 has found its best checkpoint when another takes the place.
+        if run.mesh_rank().rank() == 1 {
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            let best = run.config().folder().unwrap().join("best");
+            std::fs::remove_dir_all(&best).unwrap();
+            std::fs::rename(other.join("best"), best).unwrap();
+        }
+        run.load_best()
+    });
 }
 
 #[test]
