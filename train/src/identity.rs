@@ -24,7 +24,16 @@ pub(crate) fn identity(config: &Config) -> BTreeMap<String, String> {
 
 /// The keys of settings that may differ between ranks, or that [`facts`] has in another form.
 const OWN: [&str; 10] = [
-    "resume", "out", "trace", "device", "threads", "workers", "timeout", "join-timeout", "offload-dir", "plan",
+    "resume",
+    "out",
+    "trace",
+    "device",
+    "threads",
+    "workers",
+    "timeout",
+    "join-timeout",
+    "offload-dir",
+    "plan",
 ];
 /// The same of programs' keys: where a rank finds its files, whose contents are compared, and what the first rank says.
 const OWN_OF_PROGRAMS: [&str; 6] = ["data", "validation", "init", "metrics", "prompt", "quiet"];

@@ -75,7 +75,9 @@ fn train() -> Result<()> {
                 trainer = trainer.validation(TensorDataset::new(vec![rows(by)?, rows(by + 1)?])?);
             }
             match std::env::var("REPLAY") {
-                Ok(from) => trainer.replay(&Replay { from: from.into(), steps: 1..2 }, part)?.check().map(drop),
+                Ok(from) => {
+                    trainer.replay(&Replay { from: from.into(), steps: 1..2 }, part)?.check().map(drop)
+                }
                 Err(_) => trainer.run_parts(part).map(drop),
             }
         },

@@ -104,8 +104,7 @@ impl TrainingLoop<'_> {
         self.run.setup.data_parallel.zero_grad()?;
         self.run.setup.saver.wait()?;
         let folder = self.run.setup.config.folder().map(Path::to_path_buf).unwrap_or_default();
-        let found =
-            checkpoints::latest(&folder).map_err(|error| Error::Diverged(format!("{why}; {error}")));
+        let found = checkpoints::latest(&folder).map_err(|error| Error::Diverged(format!("{why}; {error}")));
         let saved = checkpoints::agreed(found, self.run)?;
         let identity = self.run.identity.clone();
         let position = checkpoints::restore(&saved, self.run, &identity)?;
