@@ -145,8 +145,7 @@ impl Corpus {
         let mut identity = String::new();
         for (part, tokens) in self.training.iter().zip(&training) {
             identity += &format!("{} {:016x} ", tokens.len(), self.digest_of_ends(tokens)?);
-            // The weight of a single text is that of all.
-            if training.len() > 1 {
+            if training.len() > 1 && part.weight != 1.0 {
                 identity += &format!("x{} ", part.weight);
             }
         }
