@@ -14,8 +14,9 @@ use crate::{Backend, Config, Error, Result};
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Runs `f` in this process. If a launcher has started several processes, each is one rank. If they fail, one of them returns the
-/// error, and the others return [`Error::Elsewhere`]; all return what they have found together ([`Error::Differs`], a disagreement). The one with the error calls `tell` with the message first, because launchers such
-/// as `mpirun` end all processes as soon as one has failed.
+/// error, and the others return [`Error::Elsewhere`]; what all have found together (a disagreement, [`Error::Differs`]) all return. The
+/// one with the error calls `tell` with the message first, because launchers such as `mpirun` end all processes as soon as one has
+/// failed.
 ///
 /// # Errors
 /// That of `f`, or of joining the other processes.
