@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use phalanx_parallel::agree;
 use phalanx_parallel::checkpoint::{Checkpoint, Trained, parts};
 
 use crate::config::is_checkpoint;
@@ -27,6 +28,10 @@ const FORMAT: &str = "phalanx-train-1";
 pub(crate) struct Checkpoints {
     folder: PathBuf,
     keep_last: usize,
+    /// The step at which the run began or went on, until its first save.
+    begun_at: Option<u64>,
+    /// Checkpoints of later steps that an earlier run had made by then. They are removed once this run has saved one of its own.
+    abandoned: Vec<PathBuf>,
 }
 
 /// The position of a run in its checkpoint.
@@ -96,15 +101,33 @@ pub fn list(folder: &Path) -> Vec<Listed> {
     earlier(folder).into_iter().chain(newest).filter_map(listed).collect()
 }
 
+/// The step in the name of a checkpoint before the newest one.
+fn step_in_name(path: &Path) -> Option<u64> {
+    path.file_name()?.to_str()?.strip_prefix("checkpoint-")?.parse().ok()
+}
+
 /// The checkpoints before the newest one, in order.
 fn earlier(folder: &Path) -> Vec<PathBuf> {
-    let is_one = |path: &PathBuf| {
-        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        name.strip_prefix("checkpoint-").is_some_and(|step| step.parse::<u64>().is_ok())
-    };
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut found: Vec<PathBuf> = entries.filter(is_one).collect();
+    let mut found: Vec<PathBuf> = entries.filter(|path| step_in_name(path).is_some()).collect();
     found.sort();
+    found
+}
+
+/// What a rank has found where a checkpoint was wanted, for a comparison with other ranks.
+pub(crate) fn described(found: &Result<Checkpoint>) -> String {
+    match found {
+        Ok(saved) => {
+            let step = saved.settings().get("step").map_or("unknown", String::as_str);
+            format!("step {step} with the index {:016x}", saved.checksum())
+        }
+        Err(error) => format!("none ({error})"),
+    }
+}
+
+/// A checkpoint that a rank has found and is about to read, if all ranks have found the same. All ranks call it.
+pub(crate) fn agreed(found: Result<Checkpoint>, run: &Run) -> Result<Checkpoint> {
+    agree(run.mesh_rank().all_ranks(), &vec![("the checkpoint to read".into(), described(&found))])?;
     found
 }
 
@@ -152,8 +175,10 @@ pub(crate) fn restore(
 }
 
 impl Checkpoints {
-    pub fn new(folder: &Path, config: &Config) -> Checkpoints {
-        Checkpoints { folder: folder.into(), keep_last: config.keep_last }
+    /// Those of a run that has done `done` steps.
+    pub fn new(folder: &Path, config: &Config, done: u64) -> Checkpoints {
+        let (folder, keep_last) = (folder.into(), config.keep_last);
+        Checkpoints { folder, keep_last, begun_at: Some(done), abandoned: Vec::new() }
     }
 
     /// Begins to write a checkpoint of the run. It is complete once the saver has been waited for. The checkpoint before is kept under the
@@ -176,18 +201,26 @@ impl Checkpoints {
         begin(run, &self.folder.join(BEST))
     }
 
-    /// Renames the newest checkpoint by its step, and removes the oldest.
-    fn set_aside(&self, path: &Path) -> Result<()> {
+    /// Renames the newest checkpoint by its step, and removes the oldest of those that led to it.
+    fn set_aside(&mut self, path: &Path) -> Result<()> {
+        let remove = |path: &Path| std::fs::remove_dir_all(path).map_err(|e| Error::file(path, e));
+        // The newest checkpoint is complete, and this run's own.
+        let abandoned = std::mem::take(&mut self.abandoned);
+        abandoned.iter().filter(|path| path.exists()).try_for_each(|path| remove(path))?;
         if let Ok(saved) = Checkpoint::open(path) {
             let step = saved.settings().get("step").and_then(|step| step.parse::<u64>().ok()).unwrap_or(0);
             let aside = self.folder.join(format!("checkpoint-{step:08}"));
             let _ = std::fs::remove_dir_all(&aside);
-            std::fs::rename(path, &aside).map_err(|e| Error::file(path, e))?;
+            // A run that was killed may have left it under another name, by which it was found.
+            std::fs::rename(saved.path(), &aside).map_err(|e| Error::file(saved.path(), e))?;
         }
         let mut kept = earlier(&self.folder);
+        if let Some(begun_at) = self.begun_at.take() {
+            let is_later = |path: &mut PathBuf| step_in_name(path).is_some_and(|step| step > begun_at);
+            self.abandoned = kept.extract_if(.., is_later).collect();
+        }
         while kept.len() >= self.keep_last {
-            let oldest = kept.remove(0);
-            std::fs::remove_dir_all(&oldest).map_err(|e| Error::file(&oldest, e))?;
+            remove(&kept.remove(0))?;
         }
         Ok(())
     }
@@ -205,7 +238,7 @@ impl Run {
     /// # Errors
     /// If there is none, it is of another run, or damaged.
     pub fn resume(&mut self, folder: &Path) -> Result<()> {
-        let saved = latest(folder)?.require_finite(!self.setup.config.allow_not_finite);
+        let saved = agreed(latest(folder), self)?.require_finite(!self.setup.config.allow_not_finite);
         let position = restore(&saved, self, &self.identity.clone())?;
         (self.done, self.data_ahead, self.best) = (position.step, position.data_ahead, position.best);
         if self.done > self.setup.config.steps {
@@ -224,7 +257,7 @@ impl Run {
         let folder = self.setup.config.folder();
         let folder = folder
             .ok_or_else(|| Error::Config("train: a run without a folder keeps no best checkpoint".into()))?;
-        let saved = best(folder)?;
+        let saved = agreed(best(folder), self)?;
         load(&saved, self)
     }
 

@@ -38,7 +38,7 @@ impl FolderLock {
                 file.read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
             match file.try_lock() {
                 // A process that ends removes the file, perhaps after this one has opened it.
-                Ok(()) if !is_at(&file, &path) => continue,
+                Ok(()) if !is_at(&file, &path).map_err(failed)? => continue,
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
                     let (mut by, shown) = (String::new(), folder.display());
@@ -66,16 +66,19 @@ impl FolderLock {
 
 /// Whether the open file is the one of that name.
 #[cfg(unix)]
-fn is_at(file: &File, path: &Path) -> bool {
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     use std::os::unix::fs::MetadataExt;
-    let (open, named) = (file.metadata(), fs::metadata(path));
-    open.ok().zip(named.ok()).is_some_and(|(a, b)| (a.dev(), a.ino()) == (b.dev(), b.ino()))
+    match (file.metadata()?, fs::metadata(path)) {
+        (open, Ok(named)) => Ok((open.dev(), open.ino()) == (named.dev(), named.ino())),
+        (_, Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        (_, Err(error)) => Err(error),
+    }
 }
 
 /// A file that is open keeps its name.
 #[cfg(not(unix))]
-fn is_at(_: &File, path: &Path) -> bool {
-    path.exists()
+fn is_at(_: &File, path: &Path) -> io::Result<bool> {
+    path.try_exists()
 }
 
 impl Drop for FolderLock {
@@ -113,6 +116,18 @@ mod tests {
     fn what_is_no_folder_is_refused() {
         let error = FolderLock::take(Path::new("/dev/null/run")).unwrap_err().to_string();
         assert!(error.contains("/dev/null/run: wanted a folder to write to: "), "{error}");
+    }
+
+    /// An error that lasts would otherwise be tried again without end.
+    #[test]
+    #[cfg(unix)]
+    fn a_name_that_cannot_be_looked_up_is_an_error() {
+        let file = File::open("/dev/null").unwrap();
+        assert!(is_at(&file, Path::new("/dev/null")).unwrap());
+        assert!(!is_at(&file, Path::new("/dev/zero")).unwrap());
+        assert!(!is_at(&file, Path::new("/dev/nothing-has-this-name")).unwrap());
+        let error = is_at(&file, Path::new("/dev/null/.lock")).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::NotADirectory);
     }
 
     #[test]

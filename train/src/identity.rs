@@ -2,13 +2,13 @@
 //! which all ranks of a run must agree.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use phalanx_parallel::{Facts, digest_of};
 use phalanx_tensor::Tensor;
 
-use crate::checkpoints::latest;
+use crate::checkpoints::{described, latest};
 use crate::data::{Data, Dataset};
+use crate::report::Setting;
 use crate::{Config, Keyed};
 
 /// The settings that change a run's numbers by more than the order of additions, which depends on the layout.
@@ -23,12 +23,26 @@ pub(crate) fn identity(config: &Config) -> BTreeMap<String, String> {
 }
 
 /// The keys of settings that may differ between ranks, or that [`facts`] has in another form.
-const OWN: [&str; 8] = ["resume", "out", "trace", "device", "threads", "workers", "timeout", "join-timeout"];
+const OWN: [&str; 10] = [
+    "resume",
+    "out",
+    "trace",
+    "device",
+    "threads",
+    "workers",
+    "timeout",
+    "join-timeout",
+    "offload-dir",
+    "plan",
+];
+/// The same of programs' keys: where a rank finds its files, whose contents are compared, and what the first rank says.
+const OWN_OF_PROGRAMS: [&str; 6] = ["data", "validation", "init", "metrics", "prompt", "quiet"];
 
-/// What decides a run's bits, and the folder into which all ranks write: ranks compare it before the first step.
+/// What decides a run's bits, and the folder into which all ranks write: ranks compare it before the first step. `settings` are those of
+/// the program, of which the configuration's are a part.
 ///
 /// The bits of a sum depend on the instruction set. Ranks that differ in it would update their replicas differently.
-pub(crate) fn facts(config: &Config, identity: &BTreeMap<String, String>) -> Facts {
+pub(crate) fn facts(config: &Config, settings: &[Setting], identity: &BTreeMap<String, String>) -> Facts {
     let program = std::env::current_exe().and_then(|path| digest_of(&[path]));
     let program = program.map_or_else(|e| format!("unknown: {e}"), |(digest, _)| format!("{digest:016x}"));
     let isa = phalanx_kernels::checked_isa().map_or_else(|e| e.to_string(), |isa| isa.name().into());
@@ -39,34 +53,41 @@ pub(crate) fn facts(config: &Config, identity: &BTreeMap<String, String>) -> Fac
         ("the instruction set".into(), isa),
         ("`device`".into(), kind.into()),
     ];
-    let keys = Config::keys().into_iter().filter(|key| !OWN.contains(&key.name));
-    facts.extend(keys.filter_map(|key| Some((format!("`{}`", key.name), key.text(config)?))));
+    let keys = Config::keys();
+    let is_of_program = |name: &str| {
+        !OWN_OF_PROGRAMS.contains(&name)
+            && !identity.contains_key(name)
+            && !keys.iter().any(|key| key.name == name)
+    };
+    let compared = keys.iter().filter(|key| !OWN.contains(&key.name));
+    facts.extend(compared.filter_map(|key| Some((format!("`{}`", key.name), key.text(config)?))));
+    let of_program = settings.iter().filter(|setting| is_of_program(&setting.key));
+    facts.extend(of_program.map(|setting| (format!("`{}`", setting.key), setting.value.clone())));
     let none = || "none".to_string();
     facts.push(("`out`".into(), config.folder().map_or_else(none, |folder| folder.display().to_string())));
-    facts.push(("the checkpoint to `resume`".into(), config.resume.as_deref().map_or_else(none, checkpoint)));
+    let resumed = config.resume.as_deref().map(|folder| described(&latest(folder)));
+    facts.push(("the checkpoint to `resume`".into(), resumed.unwrap_or_else(none)));
     facts.extend(identity.iter().map(|(name, value)| (format!("`{name}`"), value.clone())));
     facts
 }
 
-/// Which checkpoint a folder has.
-fn checkpoint(folder: &Path) -> String {
-    match latest(folder) {
-        Ok(saved) => {
-            let step = saved.settings().get("step").map_or("unknown", String::as_str);
-            format!("step {step} with the index {:016x}", saved.checksum())
-        }
-        Err(error) => format!("none ({error})"),
-    }
-}
-
 /// A fingerprint of the data: the number of a data set's items, and a hash of the first samples.
 pub(crate) fn fingerprint(data: &Data, items: Option<&dyn Dataset>) -> String {
-    let bytes = |tensor: &Tensor| format!("{} {:?} {:?}", tensor.dtype(), tensor.shape(), tensor.to_bytes());
     // A sample that cannot be read is an error of its step, not of the fingerprint.
-    let first = (0..2).filter_map(|number| data.samples.sample(number).ok()).flatten();
-    let samples: String = first.map(|tensor| bytes(&tensor)).collect();
-    let hash = format!("{:016x}", digest(samples.as_bytes()));
+    let hash = hash_of((0..2).filter_map(|number| data.samples.sample(number).ok()));
     items.map_or_else(|| hash.clone(), |items| format!("{} items, {hash}", items.len()))
+}
+
+/// The number of validation rows, and a hash of the first and the last.
+pub(crate) fn fingerprint_of_rows(rows: &dyn Dataset) -> String {
+    let ends = [0, rows.len().saturating_sub(1)];
+    format!("{} {}", rows.len(), hash_of(ends.iter().filter_map(|row| rows.item(*row, 0).ok())))
+}
+
+fn hash_of(samples: impl Iterator<Item = Vec<Tensor>>) -> String {
+    let bytes = |tensor: &Tensor| format!("{} {:?} {:?}", tensor.dtype(), tensor.shape(), tensor.to_bytes());
+    let text: String = samples.flatten().map(|tensor| bytes(&tensor)).collect();
+    format!("{:016x}", digest(text.as_bytes()))
 }
 
 /// A 64-bit fingerprint of some bytes: their hash FNV-1a.

@@ -14,8 +14,9 @@ use crate::{Backend, Config, Error, Result};
 const PATIENCE: Duration = Duration::from_millis(100);
 
 /// Runs `f` in this process. If a launcher has started several processes, each is one rank. If they fail, one of them returns the
-/// error, and the others return [`Error::Elsewhere`]. The one with the error calls `tell` with the message first, because launchers such
-/// as `mpirun` end all processes as soon as one has failed.
+/// error, and the others return [`Error::Elsewhere`]; what all have found together (a disagreement, [`Error::Differs`]) all return. The
+/// one with the error calls `tell` with the message first, because launchers such as `mpirun` end all processes as soon as one has
+/// failed.
 ///
 /// # Errors
 /// That of `f`, or of joining the other processes.
@@ -35,13 +36,13 @@ pub fn start<T>(
         let done = fits(config, rank.size()).and_then(|()| f(Some(&rank)));
         done.inspect_err(|error| {
             reported = error_to_report(&rank, error);
-            if let Some(text) = &reported {
-                tell(text);
+            if let Some(error) = &reported {
+                tell(&error.to_string());
             }
         })
     });
     outcome.map_err(|error| match (reported, error) {
-        (Some(text), _) => Error::Config(text),
+        (Some(reported), _) => reported,
         (None, comm) if matches!(&comm, comm::Error::Reported { .. }) && !comm.is_loss() => {
             // Time for the other process to print it.
             std::thread::sleep(3 * PATIENCE);
@@ -152,24 +153,28 @@ fn fits(config: &Config, started: usize) -> Result<()> {
 }
 
 /// The error that ended the run, or `None` if another rank reports it: ranks often fail of one cause. A lost process is reported by all
-/// others. A disagreement is reported by every rank, and what happened on another machine by the first rank of this one.
-fn error_to_report(rank: &launch::Rank, error: &Error) -> Option<String> {
+/// others. What all ranks have found together is reported by every rank: a disagreement, and other digests than were recorded. What
+/// happened on another machine is reported by the first rank of this one.
+fn error_to_report(rank: &launch::Rank, error: &Error) -> Option<Error> {
     let comm = rank.comm();
-    if let Error::Parallel(parallel::Error::Disagreement(why)) = error {
-        return Some(why.clone());
+    match error {
+        Error::Parallel(parallel::Error::Disagreement(why)) => return Some(Error::Config(why.clone())),
+        Error::Differs(_) => return Some(error.clone()),
+        _ => {}
     }
     let (begin, patience) = (Instant::now(), PATIENCE * comm.rank().min(10) as u32);
     while comm.failure().is_none() && begin.elapsed() < patience {
         std::thread::sleep(PATIENCE / 20);
     }
-    match comm.failure() {
+    let reported = match comm.failure() {
         Some(failure @ comm::Error::Reported { rank: reporter, .. }) if !failure.is_loss() => {
             let here = rank.on_this_machine();
-            (!here.contains(&reporter) && here.start == rank.rank()).then(|| failure.to_string())
+            (!here.contains(&reporter) && here.start == rank.rank()).then_some(failure)
         }
-        Some(failure) => Some(failure.to_string()),
-        None => Some(comm::Error::failed(comm.rank(), &error.to_string()).to_string()),
-    }
+        Some(failure) => Some(failure),
+        None => Some(comm::Error::failed(comm.rank(), &error.to_string())),
+    };
+    reported.map(|failure| Error::Config(failure.to_string()))
 }
 
 /// Runs `f` on every rank of this process, or as the one rank that the process is. Returns the results in order of the ranks. On a meta

@@ -21,7 +21,7 @@ use phalanx_tensor::unpoisoned;
 use crate::callback::Callback;
 use crate::data::{Data, Dataset, Samples, Shuffled};
 use crate::folder_lock::FolderLock;
-use crate::identity::{facts, fingerprint};
+use crate::identity::{facts, fingerprint, fingerprint_of_rows};
 use crate::launch::{ranks, start};
 use crate::mesh_rank::MeshRank;
 use crate::record::{Summary, digests_in};
@@ -82,6 +82,8 @@ pub struct Trainer {
     extra_files: Vec<Arc<WriteFiles>>,
     /// This process's rank of a process group that the program has joined (`Some(None)` if there is no group); with `None` the trainer joins it.
     process: Option<Option<Rank>>,
+    /// Whether the run writes into its folder, which is locked then.
+    writes: bool,
 }
 
 /// The name of the file in a run's folder that repeats the run.
@@ -110,12 +112,13 @@ impl Trainer {
             settings: Vec::new(),
             extra_files: Vec::new(),
             process: None,
+            writes: true,
         };
         trainer.settings("training run", &settings)
     }
 
     /// Describes the run by the settings of a program that has more keys than the configuration. The report lists them, and `config.toml`
-    /// in the run's folder, by which the run can be repeated, has them.
+    /// in the run's folder, by which the run can be repeated, has them. Ranks that are processes refuse to begin if theirs differ.
     pub fn settings<C: Keyed + Default>(self, name: &str, settings: &Settings<C>) -> Trainer {
         let text = settings.to_toml(&["resume"]);
         let write = move |folder: &Path| {
@@ -366,7 +369,7 @@ impl Trainer {
         part: impl Fn(&MeshRank) -> Result<P> + Sync,
     ) -> Result<Replayed> {
         let recorded = digests_in(&replay.file("metrics.jsonl"));
-        self.config.trace = None;
+        (self.config.trace, self.writes) = (None, false);
         self.config.steps = self.config.steps.max(replay.steps.end);
         let all = self.on_ranks(part, |mut run| run.replay(replay, &recorded))?;
         all.into_iter().next().ok_or_else(|| Error::Config("train: there is no rank".into()))
@@ -392,24 +395,23 @@ impl Trainer {
         let data = self.run_data()?;
         let mut identity = std::mem::take(&mut self.identity);
         identity.entry("data".into()).or_insert_with(|| fingerprint(&data, self.dataset.as_deref()));
-        let Trainer { config, optimizers, metrics, stop, hooks, extra_files, flops, process, .. } = self;
-        let (config, optimizers, flops) = (&*config, &**optimizers, *flops);
+        let Trainer { config, settings, optimizers, metrics, stop, hooks, extra_files, .. } = self;
+        let (flops, process, writes) = (self.flops, &self.process, self.writes);
+        let (config, settings, optimizers) = (&*config, &**settings, &**optimizers);
         let (metrics, stop, hooks, extra_files) = (&*metrics, &*stop, &*hooks, &*extra_files);
         let periods: Vec<u64> = hooks.iter().map(|(steps, _)| *steps).collect();
-        let validated = data.validation.as_ref().map(|items| items.len());
-        let more = (
-            "calls, validation rows and trace".to_string(),
-            format!("{periods:?}, {validated:?}, {}", config.trace.is_some()),
-        );
         let run = |process: Option<&Rank>| {
             let processes = process.map(Rank::comm);
             let is_first = processes.is_none_or(|comm| comm.rank() == 0);
-            let written = config.folder().filter(|_| is_first && !config.device.is_meta());
+            let written = config.folder().filter(|_| is_first && writes && !config.device.is_meta());
             // Until the run has ended.
             let _lock = written.map(FolderLock::take).transpose()?;
             if let Some(comm) = processes {
-                agree(comm, &facts(config, &identity))?;
+                agree(comm, &facts(config, settings, &identity))?;
                 // The configuration has settings without a key too, and the trainer has more than the configuration.
+                let validated = data.validation.as_deref().map(fingerprint_of_rows);
+                let more = format!("{periods:?}, {validated:?}, {}", config.trace.is_some());
+                let more = ("calls, validation rows and trace".to_string(), more);
                 agree(comm, &vec![("the configuration".into(), config.in_common()), more])?;
             }
             let trace = Trace::new(config, processes)?;

@@ -14,9 +14,20 @@ use phalanx_nn::models::{GptConfig, ModelConfig, save_model};
 use phalanx_parallel::hybrid::decoder;
 use phalanx_tensor::{DType, Device, Tensor};
 use phalanx_train::data::TensorDataset;
-use phalanx_train::{Config, MeshRank, Result, Settings, Trainer, numbers_in, start};
+use phalanx_train::{Config, Error, MeshRank, Replay, Result, Settings, Trainer, keyed, numbers_in, start};
 
 use port::free_port;
+
+keyed! {
+    /// A run of a program with settings of its own.
+    pub struct Program {
+        in run: Config = Config::default(),
+        /// Weight decay.
+        "weight-decay" weight_decay: f64 = 0.1,
+        /// What the first rank prints samples of.
+        "prompt" prompt: String = String::new(),
+    }
+}
 
 /// What every run has.
 const COMMON: &str = "--steps 2 --batch 4 --threads 1 --workers 0 --timeout 20 --join-timeout 20";
@@ -25,13 +36,15 @@ fn model() -> ModelConfig {
     ModelConfig::Gpt(GptConfig::new(11, 4, 2, 2, 8))
 }
 
-/// One rank: trains a small GPT as `FLAGS` says, with the weights of the folder `WEIGHTS` if it is named. Says how that ended.
+/// One rank: trains a small GPT as `FLAGS` says, with the weights of the folder `WEIGHTS` if it is named, or repeats the second step
+/// from the checkpoint `REPLAY`. `VALIDATION` chooses data to validate on. Says how that ended.
 #[test]
 #[ignore = "a part of other tests"]
 fn child() {
     let outcome = train();
     match outcome {
         Ok(()) => println!("\nended well"),
+        Err(Error::Differs(what)) => println!("\nended unlike: {what}"),
         Err(error) => println!("\nended with: {error}"),
     }
 }
@@ -39,9 +52,10 @@ fn child() {
 fn train() -> Result<()> {
     let flags = std::env::var("FLAGS").unwrap();
     let weights = std::env::var_os("WEIGHTS").map(PathBuf::from);
-    let mut settings = Settings::new(Config::default());
+    let validated = std::env::var("VALIDATION").ok().map(|by| by.parse().unwrap());
+    let mut settings = Settings::new(Program::default());
     settings.words(COMMON.split(' ').chain(flags.split_whitespace()).map(String::from))?;
-    let config = settings.resolve()?;
+    let config = settings.resolve()?.run;
     let tokens: Vec<i64> = (0..32 * 4).map(|i| (i * i + i / 3) % 11).collect();
     let rows = |by: i64| {
         let tokens: Vec<i64> = tokens.iter().map(|token| (token + by) % 11).collect();
@@ -55,7 +69,17 @@ fn train() -> Result<()> {
             let part = |rank: &MeshRank| {
                 Ok(decoder(&model(), &config.layout, &rank.groups, &rank.scope(&config), weights.as_deref())?)
             };
-            Trainer::new(config.clone()).in_process_group(process).data(data).run_parts(part).map(drop)
+            let trainer = Trainer::new(config.clone()).settings("launched", &settings);
+            let mut trainer = trainer.in_process_group(process).data(data);
+            if let Some(by) = validated {
+                trainer = trainer.validation(TensorDataset::new(vec![rows(by)?, rows(by + 1)?])?);
+            }
+            match std::env::var("REPLAY") {
+                Ok(from) => {
+                    trainer.replay(&Replay { from: from.into(), steps: 1..2 }, part)?.check().map(drop)
+                }
+                Err(_) => trainer.run_parts(part).map(drop),
+            }
         },
     )
 }
@@ -131,6 +155,7 @@ fn a_difference_in_what_ranks_were_given_is_named_by_every_rank_with_both_values
     let out = folder.path("run");
     let both = rank("--dp 2");
     for (second, wanted) in [
+        (rank("--dp 2 --weight-decay 0.2"), "`weight-decay` is 0.1 on rank 0, and 0.2 on rank 1"),
         (rank("--dp 2 --lr 0.5"), "`lr` is 0.001 on rank 0, and 0.5 on rank 1"),
         (rank(format!("--dp 2 --out {out}")), &format!("`out` is none on rank 0, and {out} on rank 1")[..]),
         (rank("--dp 2 --dtype bf16 --grad-dtype f32"), "`dtype` is f32 on rank 0, and bf16 on rank 1"),
@@ -143,7 +168,22 @@ fn a_difference_in_what_ranks_were_given_is_named_by_every_rank_with_both_values
             );
         }
     }
+    let validated = |by| both.clone().with("VALIDATION", by);
+    for said in outcomes(&[validated("0"), validated("1")]) {
+        assert!(said.contains("validation rows and trace is [], Some(\"32 "), "{said}");
+        assert!(said.contains("false on rank 0, and [], Some(\"32 "), "{said}");
+    }
     assert!(!Path::new(&out).exists(), "a run that does not begin leaves a folder");
+}
+
+#[test]
+fn ranks_may_differ_in_what_changes_no_bit() {
+    let folder = Folder::new("own");
+    let apart = ["a", "b"].map(|name| {
+        let scratch = folder.path(name);
+        rank(format!("--dp 2 --prompt {name} --zero 1 --offload optimizer --offload-dir {scratch}"))
+    });
+    assert_eq!(outcomes(&apart), ["well"; 2]);
 }
 
 #[test]
@@ -220,6 +260,29 @@ fn what_happens_on_another_machine_is_said_on_this_one_too() {
     for said in outcomes(&[apart(wrong.clone()), apart(wrong)]) {
         assert_eq!(said.matches("rank 0 failed: /dev/null/run: wanted a folder").count(), 1, "{said}");
     }
+}
+
+#[test]
+fn a_replay_that_differs_is_told_by_every_rank_and_locks_nothing() {
+    let folder = Folder::new("replay");
+    let out = folder.path("run");
+    let flags = format!("--dp 2 --digests 1 --save-every 1 --keep-last 2 --out {out}");
+    assert_eq!(outcomes(&[rank(&flags[..]), rank(&flags[..])]), ["well"; 2]);
+    let replay =
+        |more: &str| rank(format!("{flags} {more}")).with("REPLAY", format!("{out}/checkpoint-00000001"));
+    // As if another process wrote into the folder.
+    let path = Path::new(&out).join(".lock");
+    let lock = fs::File::create(&path).unwrap();
+    lock.lock().unwrap();
+    assert_eq!(outcomes(&[replay(""), replay("")]), ["well"; 2]);
+    assert!(path.exists());
+    drop(lock);
+    fs::remove_file(&path).unwrap();
+    let other = replay("--clip 0.001");
+    for said in outcomes(&[other.clone(), other]) {
+        assert!(said.starts_with("unlike: step 1: the first difference is in "), "{said}");
+    }
+    assert!(!path.exists());
 }
 
 /// The system's limit of a file's size, in place of a full disk.

@@ -1,5 +1,7 @@
 //! Runs through the public API: every layout trains the same model, resumes bit for bit, and names the place of an error.
 
+#[path = "runs/checkpoints.rs"]
+mod checkpoints;
 #[path = "runs/digests.rs"]
 mod digests;
 #[path = "runs/offload.rs"]
@@ -209,6 +211,37 @@ fn a_module_under_zero_3_on_two_ranks_is_the_layers() {
     assert_eq!((layered.losses(), layered.validations()), (plain.losses(), plain.validations()));
 }
 
+/// Stops a run as a signal would, at the step after the seventh.
+struct StopAt(Arc<AtomicBool>);
+
+impl Callback for StopAt {
+    fn step(&mut self, record: &Record) -> Result<()> {
+        self.0.fetch_or(record.step == 6, Ordering::Relaxed);
+        Ok(())
+    }
+}
+
+#[test]
+fn an_interrupted_run_without_a_folder_locks_the_one_that_it_is_given() {
+    let folder = Folder::new();
+    let interrupted = || {
+        let stop = Arc::new(AtomicBool::new(false));
+        let rescue = Some(folder.path().to_path_buf());
+        let config = Config { rescue, validate_every: 0, ..config(Layout { dp: 2, ..Layout::default() }, 0) };
+        let trainer = Trainer::new(config).data(data()[0].clone()).callback(StopAt(stop.clone()));
+        trainer.stop_when(stop).run_layers(layers, loss)
+    };
+    interrupted().unwrap();
+    assert_eq!(phalanx_train::checkpoints::latest(folder.path()).unwrap().settings()["step"], "8");
+    // Another run is about to write there.
+    let path = folder.path().join(".lock");
+    assert!(!path.exists(), "the lock is left");
+    let lock = std::fs::File::create(&path).unwrap();
+    lock.lock().unwrap();
+    let error = interrupted().unwrap_err().to_string();
+    assert!(error.contains(" is in use by another process"), "{error}");
+}
+
 #[test]
 fn a_stopped_run_goes_on_bit_for_bit_under_another_layout() {
     let whole = Told::default();
@@ -220,14 +253,6 @@ fn a_stopped_run_goes_on_bit_for_bit_under_another_layout() {
         save_every: 5,
         ..config(Layout { dp: 2, ..Layout::default() }, zero)
     };
-    // As a signal would, at the step after the seventh.
-    struct StopAt(Arc<AtomicBool>);
-    impl Callback for StopAt {
-        fn step(&mut self, record: &Record) -> Result<()> {
-            self.0.fetch_or(record.step == 6, Ordering::Relaxed);
-            Ok(())
-        }
-    }
     let (stop, told) = (Arc::new(AtomicBool::new(false)), Told::default());
     let [training, held_out] = data();
     let trainer = Trainer::new(config(3)).data(training).validation(held_out).callback(told.clone());
@@ -271,25 +296,6 @@ fn a_run_without_a_lower_validation_loss_ends_early_and_keeps_its_best() {
     assert!(summary.stopped.is_some_and(|why| why.contains("2 validations")));
     let best = phalanx_train::checkpoints::best(folder.path()).unwrap();
     assert_eq!(best.settings()["step"], "2");
-}
-
-#[test]
-fn the_last_checkpoints_are_kept() {
-    let folder = Folder::new();
-    let config = Config {
-        keep_last: 3,
-        save_every: 2,
-        out: Some(folder.path().into()),
-        ..config(Layout::default(), 0)
-    };
-    run(config, &Told::default()).unwrap();
-    let mut names: Vec<String> = std::fs::read_dir(folder.path())
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .filter(|name| name.starts_with("checkpoint"))
-        .collect();
-    names.sort();
-    assert_eq!(names, ["checkpoint", "checkpoint-00000008", "checkpoint-00000010"]);
 }
 
 #[test]

@@ -34,16 +34,16 @@ impl fmt::Display for Master {
 }
 
 impl Master {
-    /// Rank 0's socket.
-    pub(super) fn listen(&self) -> io::Result<TcpListener> {
+    /// Rank 0's socket, and what it has written into the file, if there is one.
+    pub(super) fn listen(&self) -> io::Result<(TcpListener, Option<SocketAddr>)> {
         let path = match self {
-            Master::Address(host, port) => return bind(host, *port),
+            Master::Address(host, port) => return Ok((bind(host, *port)?, None)),
             Master::File(path) => path,
         };
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         let address = SocketAddr::new(own_address(), listener.local_addr()?.port());
         atomic::write(path, |file| writeln!(file, "{address}")).map_err(io::Error::other)?;
-        Ok(listener)
+        Ok((listener, Some(address)))
     }
 
     /// Where rank 0 listens, as far as it has said.
@@ -54,9 +54,11 @@ impl Master {
         }
     }
 
-    /// Leaves nothing for the next run.
-    pub(super) fn met(&self) {
-        if let Master::File(path) = self {
+    /// Leaves nothing for the next run: removes the file, unless the next run's rank 0 has replaced it.
+    pub(super) fn met(&self, written: Option<SocketAddr>) {
+        if let Master::File(path) = self
+            && read_address(path) == written
+        {
             // It may be gone.
             let _ = std::fs::remove_file(path);
         }

@@ -9,6 +9,8 @@ use super::handshake::{Credentials, Guest, Hello, Kind, Session, Step};
 
 /// Connections that may say who they are at one time. If there are more, the oldest is dropped; a rank among them tries again.
 const GUESTS_MAX: usize = 256;
+/// Connections that one step takes, so that a flood of them keeps no rank from its timeout.
+const TAKEN_MAX: usize = 64;
 
 /// A rank that has come.
 pub(super) struct Arrival {
@@ -57,7 +59,8 @@ impl<'a> Reception<'a> {
     /// # Errors
     /// If a rank that knows the run's secret contradicts this one; how.
     pub(super) fn step(&mut self) -> Result<(), String> {
-        while let Ok((socket, from)) = self.listener.accept() {
+        for _ in 0..TAKEN_MAX {
+            let Ok((socket, from)) = self.listener.accept() else { break };
             // Most ranks say who they are at once, and are not the oldest when the room is full.
             if let Ok(guest) = Guest::new(socket, from) {
                 self.advance(guest)?;
@@ -112,5 +115,26 @@ impl<'a> Reception<'a> {
         let gone = |arrival: &Arrival| !arrival.session.is_alive();
         let places = self.arrived.iter_mut().enumerate();
         places.filter_map(|(rank, place)| Some((rank, place.take_if(|a| gone(a))?.from))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpStream;
+
+    use super::*;
+
+    #[test]
+    fn a_step_ends_while_more_connections_wait() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let known = Credentials { secret: String::new(), job: String::new() };
+        let mut reception = Reception::new(listener, &known, (0, 2), 1..2).unwrap();
+        let silent: Vec<TcpStream> =
+            (0..TAKEN_MAX + 10).map(|_| TcpStream::connect(address).unwrap()).collect();
+        reception.step().unwrap();
+        assert_eq!(reception.guests.len(), TAKEN_MAX);
+        reception.step().unwrap();
+        assert_eq!(reception.guests.len(), silent.len());
     }
 }

@@ -151,7 +151,7 @@ impl<'a> Rendezvous<'a> {
     /// Rank 0's part.
     fn host(&self) -> Result<Sockets, String> {
         let failed = |e: io::Error| format!("rank 0 cannot listen at {}: {e}", self.master);
-        let listener = self.master.listen().map_err(failed)?;
+        let (listener, written) = self.master.listen().map_err(failed)?;
         let mut reception =
             Reception::new(listener, self.known, (0, self.size), 1..self.size).map_err(failed)?;
         let met = self.collect(&mut reception, &self.master.to_string(), |reception, due| {
@@ -166,7 +166,7 @@ impl<'a> Rendezvous<'a> {
             }
             Ok(())
         });
-        self.master.met();
+        self.master.met(written);
         if let Err(why) = met.and_then(|()| self.introduce(&mut reception.arrived)) {
             for arrival in reception.arrived.iter_mut().flatten() {
                 // It learns why, if it still listens.
@@ -195,7 +195,8 @@ impl<'a> Rendezvous<'a> {
                 .and_then(|()| blocks(&session.socket, false));
             sent.map_err(|_| gone(*rank))?;
         }
-        let end = Instant::now() + self.left().unwrap_or_default().max(GREETING);
+        // The other ranks have all of their time anew.
+        let end = Instant::now() + self.timeout.max(GREETING);
         let mut waiting: Vec<usize> = ranks.iter().map(|(rank, _)| *rank).collect();
         while !waiting.is_empty() {
             for (rank, Arrival { session, .. }) in &mut ranks {

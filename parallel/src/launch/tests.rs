@@ -10,7 +10,7 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use super::Environment;
-use super::handshake::{Credentials, Hello, Kind, greet};
+use super::handshake::{Credentials, Hello, Kind, Session, greet};
 use super::master::Master;
 use super::rendezvous::{Rendezvous, dial};
 use crate::comm::wire::{Address, FrameKind};
@@ -127,6 +127,14 @@ fn ranks_meet_by_a_file_even_if_a_killed_run_has_left_one() {
     }
     assert!(!path.exists(), "the file is left");
     let short = Duration::from_millis(100);
+    // Another run's rank 0 has replaced the file of one that gives up.
+    let master = Master::File(path.clone());
+    let (_old, written) = master.listen().unwrap();
+    let (_new, replaced) = master.listen().unwrap();
+    master.met(written);
+    assert_eq!(master.addresses().unwrap(), [replaced.unwrap()]);
+    master.met(replaced);
+    assert!(!path.exists(), "the file is left");
     let error =
         meet_at(&Master::File(path.clone()), &[(1, 2, 0)], "", short).remove(0).unwrap_err().to_string();
     assert!(error.contains("rank 0 did not come to the address in"), "{error}");
@@ -324,36 +332,70 @@ fn ranks_meet_over_ipv6() {
     }
 }
 
-/// Without a secret a stranger may be a rank. What it says is shown under its own number, and as plain text.
+/// Waits for a message.
+fn hear(session: &mut Session, wanted: Kind) {
+    let end = Instant::now() + LONG;
+    while session.receive(4096).unwrap().is_none_or(|(kind, _)| kind != wanted) {
+        assert!(Instant::now() < end);
+        sleep(Duration::from_millis(1));
+    }
+}
+
+/// The connections take a little longer than what was left of rank 0's time, and than a handshake may take.
 #[test]
-fn a_forged_failure_is_reported_by_the_rank_that_sent_it() {
+fn ranks_that_came_late_have_time_to_connect_with_each_other() {
+    let (port, timeout, lines) = (free_port(), Duration::from_secs(7), Mutex::new(vec![]));
+    let met = scope(|scope| {
+        let host = scope.spawn(|| join((0, 2), &here(port), &known(""), timeout, &lines));
+        sleep(Duration::from_millis(2500));
+        let socket = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        let hello = Hello { rank: 1, size: 2, port: 1 };
+        let mut session = greet(socket, &hello, &known(""), Instant::now() + LONG).unwrap().unwrap();
+        hear(&mut session, Kind::Table);
+        sleep(Duration::from_millis(5300));
+        session.send(Kind::Ready, &[]).unwrap();
+        host.join().unwrap()
+    });
+    assert_eq!(met.unwrap(), 1);
+}
+
+/// What rank 0 hears if ranks 1 and 2 are strangers, of whom the first sends a failure as if rank `named` had said it.
+fn forged_failure(named: usize) -> Error {
     let port = free_port();
-    let heard = scope(|scope| {
+    scope(|scope| {
         let host = scope.spawn(|| {
-            let environment = Environment::new().local(0, 2, port).timeout(LONG);
+            let environment = Environment::new().local(0, 3, port).timeout(LONG);
             environment.run(|rank| rank.comm().barrier()).unwrap_err()
         });
         let end = Instant::now() + LONG;
         let connect = || {
             std::iter::repeat_with(|| TcpStream::connect(("127.0.0.1", port))).find_map(|s| s.ok()).unwrap()
         };
-        let hello = Hello { rank: 1, size: 2, port: 1 };
-        let mut session = greet(connect(), &hello, &known(""), end).unwrap().unwrap();
+        let mut sessions = [1, 2].map(|rank| {
+            greet(connect(), &Hello { rank, size: 3, port: 1 }, &known(""), end).unwrap().unwrap()
+        });
         for wanted in [Kind::Table, Kind::Go] {
-            while session.receive(4096).unwrap().is_none_or(|(kind, _)| kind != wanted) {
-                assert!(Instant::now() < end);
-                sleep(Duration::from_millis(1));
-            }
-            if wanted == Kind::Table {
-                session.send(Kind::Ready, &[]).unwrap();
+            for session in &mut sessions {
+                hear(session, wanted);
+                if wanted == Kind::Table {
+                    session.send(Kind::Ready, &[]).unwrap();
+                }
             }
         }
-        // As if rank 0 had said it.
-        let address = Address { part: 0, ..Address::plain(FrameKind::Failure) };
+        let address = Address { part: named, ..Address::plain(FrameKind::Failure) };
         let frame = address.frame(b"\x1b]0;title\x07rank 0 failed: x");
-        session.socket.write_all(&[&(frame.len() as u64).to_le_bytes()[..], &frame].concat()).unwrap();
+        let bytes = [&(frame.len() as u64).to_le_bytes()[..], &frame].concat();
+        sessions[0].socket.write_all(&bytes).unwrap();
         host.join().unwrap()
-    });
+    })
+}
+
+/// Without a secret a stranger may be a rank. What it says is shown as plain text, with its own number.
+#[test]
+fn a_forged_failure_is_reported_with_the_rank_that_sent_it() {
+    let text = "\\u{1b}]0;title\\u{7}rank 0 failed: x";
+    let heard = forged_failure(0);
     assert!(matches!(heard, Error::Reported { rank: 1, .. }), "{heard}");
-    assert_eq!(heard.to_string(), "\\u{1b}]0;title\\u{7}rank 0 failed: x (said rank 1)");
+    assert_eq!(heard.to_string(), format!("{text} (said rank 1)"));
+    assert_eq!(forged_failure(2).to_string(), format!("{text} (passed on by rank 1) (said rank 2)"));
 }

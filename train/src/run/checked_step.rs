@@ -66,12 +66,14 @@ impl TrainingLoop<'_> {
         Ok(Some((outcome, interrupted)))
     }
 
-    /// The message that scaled gradients have overflowed, if they have. This is not a divergence of the model: the next ones are scaled by less.
+    /// The message that scaled gradients have overflowed, if they have. This is not a divergence of the model, as long as the next ones can be
+    /// scaled by less.
     fn overflow(&mut self, Outcome { loss, grad_norm }: Outcome) -> Option<String> {
         let scaler = self.run.scaler.as_mut()?;
-        let skips = !scaler.update(grad_norm.is_finite() && loss.is_finite());
+        let before = scaler.scale();
+        scaler.update(grad_norm.is_finite() && loss.is_finite());
         let why = || format!("gradients overflowed; losses are multiplied by {} from now on", scaler.scale());
-        (skips && loss.is_finite()).then(why)
+        (scaler.scale() < before && loss.is_finite()).then(why)
     }
 
     /// Skips a step's update: drops the gradients and restores the buffers from before the step.
@@ -102,8 +104,8 @@ impl TrainingLoop<'_> {
         self.run.setup.data_parallel.zero_grad()?;
         self.run.setup.saver.wait()?;
         let folder = self.run.setup.config.folder().map(Path::to_path_buf).unwrap_or_default();
-        let saved =
-            checkpoints::latest(&folder).map_err(|error| Error::Diverged(format!("{why}; {error}")))?;
+        let found = checkpoints::latest(&folder).map_err(|error| Error::Diverged(format!("{why}; {error}")));
+        let saved = checkpoints::agreed(found, self.run)?;
         let identity = self.run.identity.clone();
         let position = checkpoints::restore(&saved, self.run, &identity)?;
         self.loss_watch.remember(&self.run.loss_watch);

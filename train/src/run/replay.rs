@@ -104,6 +104,10 @@ impl Run {
                 result.difference = difference.map(|what| (step, what));
             }
         }
+        if result.difference.is_some() {
+            // The first rank that returns ends the run of all, which all know by then.
+            let _ = repeated.run.mesh_rank.all_ranks().barrier();
+        }
         Ok(result)
     }
 }

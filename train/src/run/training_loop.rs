@@ -22,6 +22,7 @@ use super::step::{Outcome, StepReport, in_model_dtype, in_step};
 use crate::callback::{Callback, Event};
 use crate::checkpoints::Checkpoints;
 use crate::data::DataLoader;
+use crate::folder_lock::FolderLock;
 use crate::machine::peak;
 use crate::mesh_rank::MeshRank;
 use crate::record::{Metrics, Record, StepDigests, Summary};
@@ -36,6 +37,8 @@ pub(crate) struct TrainingLoop<'a> {
     /// Files that are removed if there is an error before the first step is done.
     new_files: NewFiles,
     checkpoints: Option<Checkpoints>,
+    /// The lock on the folder `rescue`, on the first rank.
+    rescue_lock: Option<FolderLock>,
     pub(crate) loader: DataLoader,
     /// Steps whose loss and norm have not been read.
     pending: PendingSteps,
@@ -80,7 +83,7 @@ impl<'a> TrainingLoop<'a> {
             false => Metrics::create(&[], None, 0)?,
         };
         let uncaptured = run.why_uncaptured();
-        let checkpoints = config.folder().map(|folder| Checkpoints::new(folder, &config));
+        let checkpoints = config.folder().map(|folder| Checkpoints::new(folder, &config, done));
         let peak = if run.flops.is_some_and(|flops| flops.palm > 0.0) && !config.device.is_meta() {
             peak(&run.mesh_rank, &config)?
         } else {
@@ -114,6 +117,7 @@ impl<'a> TrainingLoop<'a> {
             metrics,
             new_files,
             checkpoints,
+            rescue_lock: None,
             loader,
             pending,
             losses: Vec::new(),
@@ -410,10 +414,10 @@ impl<'a> TrainingLoop<'a> {
             return Ok(());
         };
         if self.run.mesh_rank.is_first() {
-            std::fs::create_dir_all(&folder).map_err(|e| Error::file(&folder, e))?;
+            self.rescue_lock = Some(FolderLock::take(&folder)?);
             self.run.extra_files.iter().try_for_each(|write| write(&folder))?;
         }
-        self.checkpoints = Some(Checkpoints::new(&folder, config));
+        self.checkpoints = Some(Checkpoints::new(&folder, config, self.run.done));
         Ok(self.run.mesh_rank.all_ranks().barrier()?)
     }
 

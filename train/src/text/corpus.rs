@@ -143,8 +143,11 @@ impl Corpus {
         };
         let (training, held_out) = (open(&self.training)?, open(&self.held_out)?);
         let mut identity = String::new();
-        for tokens in &training {
+        for (part, tokens) in self.training.iter().zip(&training) {
             identity += &format!("{} {:016x} ", tokens.len(), self.digest_of_ends(tokens)?);
+            if training.len() > 1 && part.weight != 1.0 {
+                identity += &format!("x{} ", part.weight);
+            }
         }
         let packed = self.config.packed;
         if packed {
@@ -380,5 +383,27 @@ fn collect(folder: &Path, endings: &[&str], files: &mut Vec<PathBuf>) {
         } else if path.extension().is_some_and(|ending| endings.iter().any(|known| ending == *known)) {
             files.push(path);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mixture_is_identified_by_its_weights_too() {
+        let folder = std::env::temp_dir().join(format!("phalanx-corpus-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let [a, b] = ["a", "b"].map(|name| folder.join(name).display().to_string());
+        [&a, &b].iter().for_each(|path| std::fs::write(path, path.repeat(9)).unwrap());
+        let identity = |data: Vec<String>| {
+            let config = CorpusConfig { data, context: 8, ..CorpusConfig::default() };
+            Corpus::open(&config, None, || Ok(Default::default())).unwrap().data(256, 1).unwrap().1
+        };
+        let mixed = |weight: &str| identity(vec![a.clone(), format!("{b}={weight}")]);
+        assert_eq!(mixed("1"), identity(vec![a.clone(), b.clone()]));
+        assert_ne!(mixed("1"), mixed("2"));
+        assert_eq!(identity(vec![a.clone()]), identity(vec![format!("{a}=2")]));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 }

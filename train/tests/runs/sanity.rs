@@ -67,6 +67,21 @@ fn numbers_that_are_not_finite_are_traced_to_rank_micro_batch_parameter_and_laye
     }
 }
 
+/// No factor of the loss helps such gradients. Once it is 1, they are the model's own.
+#[test]
+fn gradients_that_are_never_finite_end_a_run_with_a_loss_scale() {
+    let odd_gradient = |loss: &Var| {
+        let root = loss.sub(&loss.mul_scalar(1.0)?)?.sqrt()?.mul_scalar(0.0)?;
+        Ok(loss.add(&root)?)
+    };
+    for (on_divergence, first) in [(OnDivergence::Stop, 16), (OnDivergence::Skip { most: 2 }, 18)] {
+        let base = rows(Layout::default(), 0);
+        let config = Config { loss_scaling: Some(true), steps: 30, on_divergence, ..base };
+        let error = of_rows(config, odd_gradient, &Told::default()).unwrap_err().to_string();
+        assert!(error.contains(&format!("step {first}: ")) && error.contains("norm NaN"), "{error}");
+    }
+}
+
 /// A run whose second output, which the loss does not use, has a weight of NaN from the fourth step on.
 fn with_a_hidden_nan(folder: &Folder, change: impl Fn(Config) -> Config) -> Result<Summary> {
     let x: Vec<f32> = (0..64).map(|i| (i % 7) as f32).collect();

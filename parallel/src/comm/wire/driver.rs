@@ -243,8 +243,9 @@ impl Driver {
                 // No other rank reports this rank's own failure, which it would know.
                 let is_other = address.part < self.size && address.part != self.rank;
                 let rank = if is_other { address.part } else { from };
+                let by = if rank == from { String::new() } else { format!(" (passed on by rank {from})") };
                 // Passed on, so that every rank learns the cause before this process's end.
-                self.end_run(Error::Reported { rank, what: what.clone() }, rank, &what);
+                self.end_run(Error::Reported { rank, what: format!("{what}{by}") }, rank, &what);
             }
             _ => {
                 self.inbox.insert((from, address), frame);

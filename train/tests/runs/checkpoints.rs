@@ -1,0 +1,100 @@
+//! The checkpoints in a run's folder: which are kept, and that ranks read the same.
+
+use std::fs;
+
+use phalanx_train::{Run, checkpoints::latest};
+
+use super::*;
+
+#[test]
+fn the_last_checkpoints_are_kept() {
+    let folder = Folder::new();
+    let config = Config {
+        keep_last: 3,
+        save_every: 2,
+        out: Some(folder.path().into()),
+        ..config(Layout::default(), 0)
+    };
+    run(config, &Told::default()).unwrap();
+    assert_eq!(names(&folder), ["checkpoint", "checkpoint-00000008", "checkpoint-00000010"]);
+}
+
+/// The names of the checkpoints in a folder, in order.
+fn names(folder: &Folder) -> Vec<String> {
+    let entries = fs::read_dir(folder.path()).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .filter(|name| name.starts_with("checkpoint"))
+        .collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_run_that_goes_on_from_an_earlier_checkpoint_keeps_its_own_and_not_the_abandoned_ones() {
+    let folder = Folder::new();
+    let out = Some(folder.path().to_path_buf());
+    let base = Config { keep_last: 3, save_every: 4, validate_every: 0, out, ..config(Layout::default(), 0) };
+    let train = |config: Config| Trainer::new(config).data(data()[0].clone()).run_layers(layers, loss);
+    train(base.clone()).unwrap();
+    assert_eq!(names(&folder), ["checkpoint", "checkpoint-00000004", "checkpoint-00000008"]);
+    let resume = Some(folder.path().join("checkpoint-00000004"));
+    // Until a second save nothing is lost of the branch that was abandoned.
+    train(Config { steps: 6, save_every: 2, resume: resume.clone(), ..base.clone() }).unwrap();
+    let all = ["checkpoint", "checkpoint-00000004", "checkpoint-00000008", "checkpoint-00000012"];
+    assert_eq!(names(&folder), all);
+    train(Config { steps: 10, save_every: 2, resume, ..base }).unwrap();
+    assert_eq!(names(&folder), ["checkpoint", "checkpoint-00000006", "checkpoint-00000008"]);
+    let newest = latest(folder.path()).unwrap();
+    assert_eq!(newest.settings()["step"], "10");
+}
+
+/// A checkpoint replaces the one before by two renames.
+#[test]
+fn a_checkpoint_that_was_about_to_be_replaced_is_kept() {
+    let folder = Folder::new();
+    let out = Some(folder.path().to_path_buf());
+    let base = Config { steps: 2, out: out.clone(), ..config(Layout::default(), 0) };
+    run(base.clone(), &Told::default()).unwrap();
+    fs::rename(folder.path().join("checkpoint"), folder.path().join(".checkpoint.old")).unwrap();
+    run(Config { steps: 4, keep_last: 2, resume: out, ..base }, &Told::default()).unwrap();
+    assert_eq!(names(&folder), ["checkpoint", "checkpoint-00000002"]);
+}
+
+#[test]
+fn ranks_that_find_different_checkpoints_read_none() {
+    let folders = [1, 2].map(|seed| {
+        let folder = Folder::new();
+        let base = Config { keep_best: true, validate_every: 2, ..config(Layout::default(), 0) };
+        run(Config { seed, steps: 2, out: Some(folder.path().into()), ..base }, &Told::default()).unwrap();
+        folder
+    });
+    let paths = [0, 1].map(|rank: usize| folders[rank].path().to_path_buf());
+    let layout = Layout { dp: 2, ..Layout::default() };
+    let config = Config { steps: 2, validate_every: 2, ..config(layout, 0) };
+    let unlike = |config: Config, read: fn(&mut Run, &[PathBuf; 2]) -> Result<()>| {
+        let ([training, held_out], paths) = (data(), paths.clone());
+        let trainer = Trainer::new(config).data(training).validation(held_out);
+        let trainer = trainer.at_end(move |run| read(run, &paths));
+        let error = trainer.run_layers(layers, loss).unwrap_err().to_string();
+        let wanted =
+            "the ranks were given different things: the checkpoint to read is step 2 with the index ";
+        assert!(
+            error.contains(wanted) && error.contains(" on rank 0, and step 2 with the index "),
+            "{error}"
+        );
+    };
+    unlike(config.clone(), |run, paths| run.resume(&paths[run.mesh_rank().rank()]));
+    let fresh = Folder::new();
+    let out = Some(fresh.path().to_path_buf());
+    unlike(Config { out, keep_best: true, ..config }, |run, [other, _]| {
+        // Rank 0 has found its best checkpoint when another takes the place.
+        if run.mesh_rank().rank() == 1 {
+            std::thread::sleep(std::time::Duration::from_millis(500));
+            let best = run.config().folder().unwrap().join("best");
+            fs::remove_dir_all(&best).unwrap();
+            fs::rename(other.join("best"), best).unwrap();
+        }
+        run.load_best()
+    });
+}
