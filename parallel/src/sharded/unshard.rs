@@ -34,7 +34,10 @@ impl ZeroCore {
     pub(super) fn enter(&self, module: usize, pass: Pass) -> Result<()> {
         let state = &mut *self.lock();
         let here = self.modules[module].unit;
-        state.order.enter(Step { module, pass }, is_grad_enabled());
+        // While all values are held, ranks may run different forward passes, which say nothing about the next pass of all ranks.
+        if state.held == 0 {
+            state.order.enter(Step { module, pass }, pass != Pass::Forward || is_grad_enabled());
+        }
         let Prefetch { forward, backward, limit } = self.config.prefetch;
         let depth = match (pass, backward) {
             (Pass::Forward, _) => forward,
@@ -144,7 +147,7 @@ impl ZeroCore {
     /// A module has computed: reshards its unit unless it is needed again.
     pub(super) fn leave(&self, module: usize, pass: Pass) -> Result<()> {
         let state = &mut *self.lock();
-        if pass == Pass::Backward || is_grad_enabled() {
+        if state.held == 0 && (pass == Pass::Backward || is_grad_enabled()) {
             state.order.leave(Step { module, pass });
         }
         let stays = is_grad_enabled() && self.stays(&state.order, module, pass);
