@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 
 use phalanx_kernels as kernels;
 use phalanx_nn::Parameter;
-use phalanx_nn::autograd::is_grad_enabled;
+use phalanx_nn::autograd::{is_checkpointing, is_grad_enabled};
 use phalanx_tensor::{Category, Tensor};
 
 use super::core::{FsdpUnit, WrappedModule, ZeroCore, ZeroState};
@@ -36,7 +36,7 @@ impl ZeroCore {
         let here = self.modules[module].unit;
         // While all values are held, ranks may run different forward passes, which say nothing about the next pass of all ranks.
         if state.held == 0 {
-            state.order.enter(Step { module, pass }, pass != Pass::Forward || is_grad_enabled());
+            state.order.enter(Step { module, pass }, pass != Pass::Forward || is_grad_enabled() || is_checkpointing());
         }
         let Prefetch { forward, backward, limit } = self.config.prefetch;
         let depth = match (pass, backward) {
