@@ -222,7 +222,11 @@ impl Zero {
     }
 
     /// Lets the model hold all its values until the result is dropped: to evaluate, generate or inspect it outside of its
-    /// units, or to run several passes with all values at hand. All ranks call it, and drop it at the same place.
+    /// units, or to run several passes with all values at hand. All ranks call it, and drop it at the same place. Meanwhile ranks may run
+    /// forward passes by themselves.
+    ///
+    /// Values may be written too (torch: `summon_full_params` with `writeback`), the same on all ranks. Each rank takes its shard of them when
+    /// the result is dropped, and before by [`Zero::begin`] and [`Zero::updated`]. Call [`Zero::updated`] after writing, as after a step.
     ///
     /// # Errors
     /// As [`crate::comm::Pending::wait`].

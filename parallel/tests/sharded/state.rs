@@ -1,8 +1,8 @@
 //! State dicts: whole ones are those of one device and load under any other layout.
 
+use phalanx_kernels as kernels;
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{Decoder, GptConfig};
-use phalanx_kernels as kernels;
 use phalanx_nn::{
     AdamW, Embedding, EmbeddingBag, EmbeddingBagConfig, EmbeddingConfig, Group, Init, Optimizer, Parameter,
     Parameters, Rule, Scope, Sgd, parameters,
