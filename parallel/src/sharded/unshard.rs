@@ -163,7 +163,13 @@ impl ZeroCore {
         if over {
             unit.flats.iter_mut().try_for_each(FlatParameter::reshard)?;
         }
-        if pass != Pass::Forward && self.config.prefetch.backward == BackwardPrefetch::Post {
+        // A module that was recomputed is needed for its backward pass, unless others are recomputed before.
+        let is_over = match pass {
+            Pass::Forward => false,
+            Pass::Recompute => state.order.next().is_some_and(|next| next.pass == Pass::Recompute),
+            Pass::Backward => true,
+        };
+        if is_over && self.config.prefetch.backward == BackwardPrefetch::Post {
             let ahead = self.ahead(state, module, pass, 1);
             self.prefetch(state, ahead)?;
         }

@@ -135,7 +135,8 @@ fn train(rank: &Rank, dtype: DType, config: &ZeroConfig) -> Result<Trained> {
             .collect::<phalanx_nn::Result<_>>()?,
     };
     let mut optimizer = AdamW::default().init(vec![Group::new(trained.clone(), 1e-2)])?;
-    let mut done = Trained { losses: vec![], values: vec![], waits: vec![], on_device: 0, values_on_device: 0 };
+    let mut done =
+        Trained { losses: vec![], values: vec![], waits: vec![], on_device: 0, values_on_device: 0 };
     for step in 0..STEPS {
         let values: Vec<f32> = (0..8 * WIDTH)
             .map(|i| ((i * 37 + rank.rank() * 11 + step * 5) % 19) as f32 / 9.0 - 1.0)
