@@ -114,22 +114,23 @@ impl ZeroCore {
         unit.unshard(&self.ranks)
     }
 
-    /// Drops the gradients that a refused pass has added, if there were no others; otherwise asks for `zero_grad`.
-    pub(super) fn clear_refused_pass(&self) -> Result<()> {
+    /// Drops the gradients that a refused pass has added, if there were no others; otherwise asks for `zero_grad`. True if there was such a
+    /// pass.
+    pub(super) fn clear_refused_pass(&self, ignored_have_others: bool) -> Result<bool> {
         let state = &mut *self.lock();
-        if state.refused && state.touched.contains(&true) {
+        if state.refused && (ignored_have_others || state.touched.contains(&true)) {
             let why = "gradients may have a part of a backward pass that was refused; call `zero.zero_grad()` first";
             return Err(Error::Config(format!("Zero: {why}")));
         }
-        if std::mem::take(&mut state.refused) {
+        let refused = std::mem::take(&mut state.refused);
+        if refused {
             self.parameters().flat_map(Parameter::leaves).for_each(|leaf| leaf.set_grad(None));
         }
-        Ok(())
+        Ok(refused)
     }
 
     /// Begins a backward pass: unshards the root and other units used outside modules, in case an earlier pass has freed them.
     pub(super) fn begin(&self) -> Result<()> {
-        self.clear_refused_pass()?;
         let state = &mut *self.lock();
         state.begun = true;
         self.used.store(true, Ordering::Relaxed);
