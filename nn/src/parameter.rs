@@ -76,6 +76,16 @@ impl Parameter {
         Parameter::build(self.0.name.clone(), self.tensor(), stored, sites, self.0.rank, Some(initial))
     }
 
+    /// The same parameter with a row of 0, now or when its values are drawn. To be called before it is used.
+    pub(crate) fn with_zero_row(self, row: usize) -> Result<Parameter> {
+        if let Some(mut initial) = self.0.initial.filter(|_| self.is_deferred()) {
+            initial.zero_row = Some(row);
+            return self.with_initial(initial);
+        }
+        kernels::fill_(&mut self.tensor().narrow(0, row, 1)?, 0.0)?;
+        Ok(self)
+    }
+
     /// The same parameter for use at `sites` places. To be called before it is used.
     ///
     /// # Errors

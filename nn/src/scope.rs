@@ -11,7 +11,7 @@ use crate::{Parameter, Result, Shard};
 
 /// Why a deferred parameter has no values.
 pub(crate) const DEFERRED: &str = "the values of this parameter are deferred: give the model to `Zero` or `Ddp`, or call \
-    `materialize` of the parameter";
+    `materialize` of the parameter before its values are read or written";
 
 /// The context in which a layer is built. Its path gives each parameter its global name and each random draw its site. So initial
 /// values and dropout masks depend neither on the other layers nor on the order of construction nor on the device.
@@ -51,7 +51,8 @@ impl Scope {
 
     /// The same scope, whose parameters are made without values (torch: a module on the `meta` device and `param_init_fn`). `Zero` draws
     /// the values of one unit after the other and keeps its shards, so that no rank ever holds a model that is larger than its memory;
-    /// elsewhere [`Parameter::materialize`] draws them. They are the values that the parameters would have been made with.
+    /// elsewhere [`Parameter::materialize`] draws them. They are the values that the parameters would have been made with. A module that
+    /// writes values of its own into a parameter calls `materialize` first; `Zero` then takes rank 0's values.
     ///
     /// ```
     /// use phalanx_nn::{LinearConfig, Scope, tensor::{DType, Device}};
@@ -114,7 +115,7 @@ impl Scope {
     /// If it cannot be allocated, or `shape` has another number of elements than the part.
     pub fn shard(&self, name: &str, shape: &[usize], part: Shard, init: Init) -> Result<Parameter> {
         let name = self.name(name);
-        let initial = Initial { init, draws: self.draws(&name) };
+        let initial = Initial { init, draws: self.draws(&name), zero_row: None };
         if self.deferred {
             let values = Tensor::withheld(shape, self.dtype, self.device, DEFERRED)?;
             return Parameter::shard(name, values, part)?.with_initial(initial);
@@ -134,13 +135,17 @@ impl Scope {
 pub(crate) struct Initial {
     init: Init,
     draws: PhiloxStream,
+    /// A row of the part that is 0 in place of what is drawn.
+    pub(crate) zero_row: Option<usize>,
 }
 
 impl Initial {
     /// The values of a part, in the part's shape.
     pub(crate) fn values(self, part: &Shard, dtype: DType, device: Device) -> Result<Tensor> {
         let _category = Context::with(|c| c.category = Category::Parameters);
-        self.init.sample(self.draws, &part.extent, &part.window, dtype, device)
+        let values = self.init.sample(self.draws, &part.extent, &part.window, dtype, device)?;
+        self.zero_row.map_or(Ok(()), |row| kernels::fill_(&mut values.narrow(0, row, 1)?, 0.0))?;
+        Ok(values)
     }
 }
 

@@ -67,9 +67,9 @@ impl EmbeddingConfig {
             let why = format!("got the padding row {row}, wanted one of the {count} rows");
             return Err(Error::invalid(label("Embedding", scope.path()), why));
         }
-        let weight = scope.parameter("weight", &[count, width], init)?;
+        let mut weight = scope.parameter("weight", &[count, width], init)?;
         if let Some(index) = padding.and_then(index_of) {
-            phalanx_kernels::fill_(&mut weight.tensor().narrow(0, index, 1)?, 0.0)?;
+            weight = weight.with_zero_row(index)?;
         }
         let weight = weight.with_sites(1 + usize::from(tied))?;
         Ok(Embedding { weight, site: usize::from(tied), padding })

@@ -113,7 +113,9 @@ pub struct ZeroConfig {
     /// Names of parameters that are left alone (torch: `ignored_modules`, `ignored_states`): each rank keeps its own values, which are
     /// neither sharded nor gathered, and its own gradients, which are neither added nor in any norm. A name is a parameter's path in
     /// the model or its [`Parameter::name`], or that of the module around it, and `*` stands for any characters. An optimizer may train
-    /// them beside [`Zero::parameters`](super::Zero::parameters). Full state dicts have rank 0's. See [`ZeroConfig::ignoring`].
+    /// them beside [`Zero::parameters`](super::Zero::parameters). The buffers of a module whose parameters are all ignored are each rank's own
+    /// too. Full state dicts have rank 0's. Sharded ones have every rank's under one name, of which a load takes the first. See
+    /// [`ZeroConfig::ignoring`].
     pub ignored: Vec<String>,
     /// The gradients' dtype; `None`: each parameter's own.
     pub grad_dtype: Option<DType>,
@@ -148,7 +150,7 @@ impl ZeroConfig {
         }
     }
 
-    /// That leaves the parameters of a module alone too; see [`ZeroConfig::ignored`].
+    /// That leaves the parameters and buffers of a module alone too; see [`ZeroConfig::ignored`].
     #[must_use]
     pub fn ignoring(mut self, module: &(impl Parameters + ?Sized)) -> ZeroConfig {
         self.ignored.extend(module.parameters().iter().map(|p| p.name().to_string()));

@@ -50,6 +50,8 @@ pub(super) struct ZeroState {
     pub(super) prefetched: Vec<usize>,
     /// How many [`Gathered`](super::Gathered) live, for which all values stay here.
     pub(super) held: usize,
+    /// Why values that were written meanwhile are lost, if they are.
+    pub(super) not_kept: Option<String>,
     /// The order in which units send their gradients, the last first: the same on all ranks.
     pub(super) send_order: Vec<usize>,
     /// How many units have not sent their gradients in this pass: the first ones of that order.
@@ -108,6 +110,7 @@ impl ZeroCore {
             order: Order::new(modules.len()),
             prefetched: Vec::new(),
             held: 0,
+            not_kept: None,
             send_order: (0..unsent).collect(),
             unsent,
             sent: VecDeque::new(),

@@ -66,9 +66,13 @@ impl Offload {
         Ok(values)
     }
 
-    /// Uploads the shard of a rank that owns all values into the buffer of all.
+    /// Uploads the shard of a rank that owns all values into the buffer of all, or copies it from where the device keeps it.
     pub(super) fn upload_all(&mut self, full: &mut Tensor, shard: &Tensor) -> Result<()> {
-        full.copy_from(&self.in_dtype(shard, full.dtype())?)?;
+        let values = match self.keeps {
+            true => self.values(shard, full.dtype())?,
+            false => self.in_dtype(shard, full.dtype())?,
+        };
+        full.copy_from(&values)?;
         self.uploaded = Some(GpuEvent::record(self.device.gpu()?)?);
         Ok(())
     }

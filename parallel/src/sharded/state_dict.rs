@@ -2,13 +2,14 @@
 //! other; and the optimizer's, as if it trained whole parameters. Each with the way back.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use phalanx_kernels as kernels;
 use phalanx_kernels::optim::optim_state_dtype;
 use phalanx_nn::{Mismatch, Parameter, is_whole_state};
 use phalanx_tensor::{DType, Device, Tensor};
 
-use super::flat_parameter::FlatParameter;
+use super::flat_parameter::{FlatParameter, Ranks};
 use super::zero::EntryStorage;
 use super::{FullStateDict, Zero};
 use crate::all_gather::all_gather_object;
@@ -373,5 +374,32 @@ impl Zero {
             self.core.updated(false)?;
         }
         Ok(own)
+    }
+}
+
+/// For state dicts.
+impl FlatParameter {
+    /// All values in the shards' dtype, for a state dict, on the parameters' device.
+    pub(super) fn whole(&self, ranks: &Ranks) -> Result<Tensor> {
+        let all = Tensor::empty(&[self.elements()], self.shard.dtype(), self.device)?;
+        let own = self.shard.to_device(self.device, false)?;
+        ranks.shard.run(Call::all_gather_uneven(all.clone(), own, &self.cuts.counts()))?;
+        Ok(all)
+    }
+
+    /// This rank's elements of a member, and their values.
+    pub(super) fn own_elements(&self, member: usize) -> Result<(Range<usize>, Tensor)> {
+        let member = &self.members[member];
+        let inside = member.inside(&self.own).unwrap_or(0..0);
+        let start = (member.range.start + inside.start).saturating_sub(self.own.start);
+        Ok((inside.clone(), self.shard.narrow(0, start.min(self.own.len()), inside.len())?))
+    }
+
+    /// Loads this rank's elements of a member from a tensor of all its elements.
+    pub(super) fn load(&mut self, member: usize, values: &Tensor) -> Result<()> {
+        let (own, mut shard) = self.own_elements(member)?;
+        let values = values.with_shape(&[values.numel()])?.narrow(0, own.start, own.len())?;
+        let values = kernels::cast(&values.to_device(shard.device(), false)?, shard.dtype())?;
+        Ok(kernels::copy_(&mut shard, &values)?)
     }
 }

@@ -10,12 +10,11 @@
 //! The hooks of a wrapped module (`wrap.rs`) call [`ZeroCore::enter`] and [`ZeroCore::leave`]. A parameter that is used outside its
 //! module comes in through [`ZeroCore::used`].
 
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 
 use phalanx_kernels as kernels;
 use phalanx_nn::Parameter;
-use phalanx_nn::autograd::is_grad_enabled;
+use phalanx_nn::autograd::{is_checkpointing, is_grad_enabled};
 use phalanx_tensor::{Category, Tensor};
 
 use super::core::{FsdpUnit, WrappedModule, ZeroCore, ZeroState};
@@ -34,7 +33,13 @@ impl ZeroCore {
     pub(super) fn enter(&self, module: usize, pass: Pass) -> Result<()> {
         let state = &mut *self.lock();
         let here = self.modules[module].unit;
-        state.order.enter(Step { module, pass }, is_grad_enabled());
+        // While all values are held, ranks may run different forward passes, which say nothing about the next pass of all ranks.
+        if state.held == 0 {
+            state.order.enter(
+                Step { module, pass },
+                pass != Pass::Forward || is_grad_enabled() || is_checkpointing(),
+            );
+        }
         let Prefetch { forward, backward, limit } = self.config.prefetch;
         let depth = match (pass, backward) {
             (Pass::Forward, _) => forward,
@@ -109,22 +114,23 @@ impl ZeroCore {
         unit.unshard(&self.ranks)
     }
 
-    /// Drops the gradients that a refused pass has added, if there were no others; otherwise asks for `zero_grad`.
-    pub(super) fn clear_refused_pass(&self) -> Result<()> {
+    /// Drops the gradients that a refused pass has added, if there were no others; otherwise asks for `zero_grad`. True if there was such a
+    /// pass.
+    pub(super) fn clear_refused_pass(&self, ignored_have_others: bool) -> Result<bool> {
         let state = &mut *self.lock();
-        if state.refused && state.touched.contains(&true) {
+        if state.refused && (ignored_have_others || state.touched.contains(&true)) {
             let why = "gradients may have a part of a backward pass that was refused; call `zero.zero_grad()` first";
             return Err(Error::Config(format!("Zero: {why}")));
         }
-        if std::mem::take(&mut state.refused) {
+        let refused = std::mem::take(&mut state.refused);
+        if refused {
             self.parameters().flat_map(Parameter::leaves).for_each(|leaf| leaf.set_grad(None));
         }
-        Ok(())
+        Ok(refused)
     }
 
     /// Begins a backward pass: unshards the root and other units used outside modules, in case an earlier pass has freed them.
     pub(super) fn begin(&self) -> Result<()> {
-        self.clear_refused_pass()?;
         let state = &mut *self.lock();
         state.begun = true;
         self.used.store(true, Ordering::Relaxed);
@@ -144,7 +150,7 @@ impl ZeroCore {
     /// A module has computed: reshards its unit unless it is needed again.
     pub(super) fn leave(&self, module: usize, pass: Pass) -> Result<()> {
         let state = &mut *self.lock();
-        if pass == Pass::Backward || is_grad_enabled() {
+        if state.held == 0 && (pass == Pass::Backward || is_grad_enabled()) {
             state.order.leave(Step { module, pass });
         }
         let stays = is_grad_enabled() && self.stays(&state.order, module, pass);
@@ -158,7 +164,13 @@ impl ZeroCore {
         if over {
             unit.flats.iter_mut().try_for_each(FlatParameter::reshard)?;
         }
-        if pass != Pass::Forward && self.config.prefetch.backward == BackwardPrefetch::Post {
+        // A module that was recomputed is needed for its backward pass, unless others are recomputed before.
+        let is_over = match pass {
+            Pass::Forward => false,
+            Pass::Recompute => state.order.next().is_some_and(|next| next.pass == Pass::Recompute),
+            Pass::Backward => true,
+        };
+        if is_over && self.config.prefetch.backward == BackwardPrefetch::Post {
             let ahead = self.ahead(state, module, pass, 1);
             self.prefetch(state, ahead)?;
         }
@@ -180,6 +192,11 @@ impl ZeroCore {
     /// part, whether or not they have updated anything, since a rank does not know about the others.
     pub(super) fn updated(&self, frozen: bool) -> Result<()> {
         let state = &mut *self.lock();
+        match frozen {
+            // All values were loaded.
+            true => state.not_kept = None,
+            false => state.write_back()?,
+        }
         state.reshard()?;
         let held = state.held > 0;
         let mut flats: Vec<&mut FlatParameter> =
@@ -204,6 +221,12 @@ impl ZeroCore {
     /// See [`ZeroCore::hold`].
     pub(super) fn release(&self) -> Result<()> {
         let state = &mut *self.lock();
+        // The next pass tells of an error.
+        if state.held == 1
+            && let Err(error) = state.write_back()
+        {
+            state.not_kept = Some(error.to_string());
+        }
         state.held = state.held.saturating_sub(1);
         state.reshard()
     }
@@ -213,12 +236,14 @@ impl ZeroCore {
         self.lock().reshard()
     }
 
-    /// Refuses values that are older than the last update, replaced or overwritten.
+    /// Refuses values that are older than the last update, replaced, overwritten or lost.
     pub(super) fn check_fresh(&self) -> Result<()> {
-        let state = self.lock();
-        let is = |what: fn(&FlatParameter) -> bool| state.units.iter().flat_map(|unit| &unit.flats).any(what);
+        let state = &mut *self.lock();
         let refuse = |why: &str| Err(Error::Config(format!("Zero: {why}")));
-        if is(FlatParameter::is_stale) {
+        if let Some(why) = &state.not_kept {
+            return refuse(&format!("values written under `gathered` were not kept: {why}"));
+        }
+        if state.is_any(FlatParameter::is_stale) {
             return refuse("parameters were changed and `updated` was not called before backward");
         }
         if let Some(other) = state.units.iter().flat_map(|unit| &unit.flats).find_map(FlatParameter::replaced)
@@ -227,7 +252,8 @@ impl ZeroCore {
                 "holds another tensor than `Zero` has given it; make it anew after parameters are replaced";
             return Err(phalanx_nn::Error::invalid(other.name(), why).into());
         }
-        if is(FlatParameter::is_overwritten) {
+        state.write_back()?;
+        if state.is_any(FlatParameter::is_overwritten) {
             return refuse(
                 "values of the model were changed, wanted `load_full_state_dict`: shares are kept apart",
             );
@@ -260,6 +286,16 @@ impl FsdpUnit {
 }
 
 impl ZeroState {
+    fn is_any(&self, what: fn(&FlatParameter) -> bool) -> bool {
+        self.units.iter().flat_map(|unit| &unit.flats).any(what)
+    }
+
+    /// While all values are held: takes what other code has written there into the shards.
+    fn write_back(&mut self) -> Result<()> {
+        let mut flats = self.units.iter_mut().flat_map(|unit| &mut unit.flats).filter(|_| self.held > 0);
+        flats.try_for_each(FlatParameter::write_back)
+    }
+
     /// Reshards everything that need not stay.
     pub(super) fn reshard(&mut self) -> Result<()> {
         if self.held > 0 {
@@ -295,6 +331,7 @@ impl FlatParameter {
             None => Tensor::empty(&[self.elements()], self.dtype, self.device)?.tagged(Category::Parameters),
         };
         self.unsharding = Some(self.start_all_gather(&full, ranks)?);
+        self.full_version = None;
         self.unsharded_version = self.shard.version();
         self.full = Some(full);
         Ok(())
@@ -399,37 +436,33 @@ impl FlatParameter {
 
     /// Notes the version at which the full buffer has the values of the shards.
     pub(super) fn note_full_version(&mut self) {
-        let kept = self.full.as_ref().filter(|_| self.apart && self.keeps_full);
-        self.full_version = kept.map(Tensor::version);
+        self.full_version = self.full.as_ref().filter(|_| self.apart).map(Tensor::version);
+    }
+
+    /// Takes values that other code has written into the full buffer, the same on all ranks, into the shard. What was not written keeps
+    /// the precision of a wider shard.
+    fn write_back(&mut self) -> Result<()> {
+        let Some(full) = self.full.as_ref().filter(|_| self.is_overwritten()) else { return Ok(()) };
+        if self.is_stale() {
+            let why =
+                "values of the model were changed, and then its shards; call `updated` after each of the two";
+            return Err(Error::Config(format!("Zero: {why}")));
+        }
+        let full = full.narrow(0, self.own.start, self.own.len())?.to_device(self.shard.device(), false)?;
+        let mut values = kernels::cast(&full, self.shard.dtype())?;
+        if self.shard.dtype() != self.dtype {
+            let is_written = kernels::ne(&full, &kernels::cast(&self.shard, self.dtype)?)?;
+            values = kernels::where_(&is_written, &values, &self.shard)?;
+        }
+        kernels::copy_(&mut self.shard, &values)?;
+        self.unsharded_version = self.shard.version();
+        self.note_full_version();
+        Ok(())
     }
 
     /// Whether other code has changed the model's own values, which come from the shards.
     pub(super) fn is_overwritten(&self) -> bool {
         self.full_version
             .is_some_and(|version| self.full.as_ref().is_some_and(|full| full.version() != version))
-    }
-
-    /// All values in the shards' dtype, for a state dict, on the parameters' device.
-    pub(super) fn whole(&self, ranks: &Ranks) -> Result<Tensor> {
-        let all = Tensor::empty(&[self.elements()], self.shard.dtype(), self.device)?;
-        let own = self.shard.to_device(self.device, false)?;
-        ranks.shard.run(Call::all_gather_uneven(all.clone(), own, &self.cuts.counts()))?;
-        Ok(all)
-    }
-
-    /// This rank's elements of a member, and their values.
-    pub(super) fn own_elements(&self, member: usize) -> Result<(Range<usize>, Tensor)> {
-        let member = &self.members[member];
-        let inside = member.inside(&self.own).unwrap_or(0..0);
-        let start = (member.range.start + inside.start).saturating_sub(self.own.start);
-        Ok((inside.clone(), self.shard.narrow(0, start.min(self.own.len()), inside.len())?))
-    }
-
-    /// Loads this rank's elements of a member from a tensor of all its elements.
-    pub(super) fn load(&mut self, member: usize, values: &Tensor) -> Result<()> {
-        let (own, mut shard) = self.own_elements(member)?;
-        let values = values.with_shape(&[values.numel()])?.narrow(0, own.start, own.len())?;
-        let values = kernels::cast(&values.to_device(shard.device(), false)?, shard.dtype())?;
-        Ok(kernels::copy_(&mut shard, &values)?)
     }
 }

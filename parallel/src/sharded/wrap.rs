@@ -2,7 +2,7 @@
 //! this rank's pieces, and adds hooks to its leaves and wrapped modules.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use phalanx_nn::autograd::is_recomputing;
 use phalanx_nn::{AnyUnit, Entry, Parameter, ParameterOwner, Parameters, UnitHooks, Usage};
@@ -64,9 +64,16 @@ impl Zero {
         let owners: Vec<_> =
             (0..units.len()).map(|unit| Arc::new(UnitOwner { core: OnceLock::new(), unit })).collect();
         locate(&mut entries, &units);
-        let is_ignored = |source: &EntryStorage| matches!(source, EntryStorage::Parameter(p) if rest.ignores(&Entry::Parameter(p)));
-        let mut others = entries.iter().map(|(_, source)| source).filter(|source| !is_ignored(source));
-        others.try_for_each(|source| source.broadcast(&ranks.all)).inspect_err(fail)?;
+        let mut shared_buffers = Vec::new();
+        for (path, source) in &entries {
+            match source {
+                EntryStorage::Parameter(p) if rest.ignores(&Entry::Parameter(p)) => continue,
+                EntryStorage::Buffer(_) if rest.ignores_buffer(path) => continue,
+                EntryStorage::Buffer(buffer) => shared_buffers.push(buffer.clone()),
+                _ => {}
+            }
+            source.broadcast(&ranks.all).inspect_err(fail)?;
+        }
         let core = Arc::new(ZeroCore::new(ranks, config, units, modules));
         let of_units = owners.into_iter().map(|owner| {
             let _ = owner.core.set(Arc::downgrade(&core));
@@ -79,6 +86,8 @@ impl Zero {
             entries,
             frozen: rest.parameters().into_iter().filter(|p| !p.is_trained()).collect(),
             ignored: ignored.clone(),
+            ignored_grads: Mutex::default(),
+            shared_buffers,
             synchronise: Synchronise::default(),
             hooks: Vec::new(),
             module_hooks: Vec::new(),
@@ -130,6 +139,16 @@ struct Without<'a, M: ?Sized> {
 impl<M: Parameters + ?Sized> Without<'_, M> {
     fn ignores(&self, entry: &Entry<'_>) -> bool {
         matches!(entry, Entry::Parameter(p) if self.ignored.iter().any(|ignored| ignored.is(p)))
+    }
+
+    /// Whether all parameters of a module around a buffer, of which there are some, are ignored.
+    fn ignores_buffer(&self, path: &str) -> bool {
+        let all = self.model.named_parameters();
+        let mut modules = path.match_indices('.').map(|(end, _)| &path[..=end]);
+        modules.any(|module| {
+            let mut inside = all.iter().filter(|(path, _)| path.starts_with(module)).peekable();
+            inside.peek().is_some() && inside.all(|(_, p)| self.ignores(&Entry::Parameter(p)))
+        })
     }
 }
 

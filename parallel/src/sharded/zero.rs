@@ -1,11 +1,11 @@
 //! [`Zero`]: data parallelism in which every rank keeps a shard of the state (torch: FSDP, `ZeroRedundancyOptimizer`). It implements
 //! [`DataParallel`]. `wrap.rs` makes it, [`ZeroCore`] does the work; here are the calls of a program.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use phalanx_nn::autograd::{HookHandle, Var};
+use phalanx_nn::autograd::{HookHandle, Leaf, Var};
 use phalanx_nn::{Buffer, Parameter, ParameterOwner, Parameters, Peers, Squares, UnitHooksHandle, norm_of};
-use phalanx_tensor::{Device, Tensor};
+use phalanx_tensor::{Device, Tensor, unpoisoned};
 
 use super::core::ZeroCore;
 use super::flat_parameter::{FlatParameter, Member};
@@ -58,6 +58,10 @@ pub struct Zero {
     pub(super) frozen: Vec<Parameter>,
     /// Parameters that each rank trains, or does not, by itself.
     pub(super) ignored: Vec<Parameter>,
+    /// The leaves of those that a pass has left with a gradient, each with its [`Leaf::times_zeroed`] then.
+    pub(super) ignored_grads: Mutex<Vec<(Leaf, u64)>>,
+    /// The buffers that are rank 0's on all ranks.
+    pub(super) shared_buffers: Vec<Buffer>,
     /// The owner of each unit's parameters.
     pub(super) owners: Vec<Arc<dyn ParameterOwner>>,
     pub(super) synchronise: Synchronise,
@@ -106,9 +110,23 @@ impl Zero {
     /// # Errors
     /// If a gradient's buffer cannot be replaced.
     pub fn zero_grad(&self) -> Result<()> {
-        let mut free = self.ignored.iter().filter(|p| p.owner().is_none());
-        free.try_for_each(Parameter::zero_grad)?;
+        self.free_leaves().try_for_each(Leaf::zero_grad)?;
         self.core.zero_grad()
+    }
+
+    /// The leaves of ignored parameters that no other wrapper owns.
+    fn free_leaves(&self) -> impl Iterator<Item = &Leaf> {
+        self.ignored.iter().filter(|p| p.owner().is_none()).flat_map(Parameter::leaves)
+    }
+
+    /// Drops the gradients that a refused pass has added, if there were no others; otherwise asks for `zero_grad`.
+    fn clear_refused_pass(&self) -> Result<()> {
+        let earlier =
+            unpoisoned(self.ignored_grads.lock()).iter().any(|(leaf, then)| leaf.times_zeroed() == *then);
+        if self.core.clear_refused_pass(earlier)? {
+            self.free_leaves().for_each(|leaf| leaf.set_grad(None));
+        }
+        Ok(())
     }
 
     /// The part of [`Zero::backward`] before the backward pass, for callers that run the pass themselves. Several passes may follow, of which
@@ -124,6 +142,7 @@ impl Zero {
         }
         self.check()?;
         self.core.check_fresh()?;
+        self.clear_refused_pass()?;
         self.core.begin()
     }
 
@@ -152,7 +171,7 @@ impl Zero {
     /// As [`Zero::begin`], [`Var::backward`] and [`Zero::finish`]; if the loss depends on parameters that no wrapper adds up.
     pub fn backward(&self, loss: &Var) -> Result<()> {
         // Nothing is under way, and after `zero_grad` all goes on.
-        self.core.clear_refused_pass()?;
+        self.clear_refused_pass()?;
         let pass = || {
             self.check()?;
             consistency::check_reached("Zero", &loss.parameter_leaves())?;
@@ -171,6 +190,9 @@ impl Zero {
     /// [`crate::comm::Pending::wait`].
     pub fn finish(&self) -> Result<()> {
         self.core.end()?;
+        let left = self.free_leaves().filter(|leaf| leaf.grad().is_some());
+        *unpoisoned(self.ignored_grads.lock()) =
+            left.map(|leaf| (leaf.clone(), leaf.times_zeroed())).collect();
         match self.synchronise.is_on() {
             true => self.core.finish().and_then(|()| self.broadcast_buffers()),
             false => self.core.reshard(),
@@ -178,11 +200,8 @@ impl Zero {
     }
 
     fn broadcast_buffers(&self) -> Result<()> {
-        let buffer = |(_, source): &(String, EntryStorage)| match source {
-            EntryStorage::Buffer(buffer) if self.core.config.broadcast_buffers => Some(buffer.tensor()),
-            _ => None,
-        };
-        let buffers: Vec<Tensor> = self.entries.iter().filter_map(buffer).collect();
+        let shared = self.shared_buffers.iter().filter(|_| self.core.config.broadcast_buffers);
+        let buffers: Vec<Tensor> = shared.map(Buffer::tensor).collect();
         consistency::broadcast_coalesced(&buffers, 0, &self.core.ranks.all)
     }
 
@@ -222,7 +241,11 @@ impl Zero {
     }
 
     /// Lets the model hold all its values until the result is dropped: to evaluate, generate or inspect it outside of its
-    /// units, or to run several passes with all values at hand. All ranks call it, and drop it at the same place.
+    /// units, or to run several passes with all values at hand. All ranks call it, and drop it at the same place. Meanwhile ranks may run
+    /// forward passes by themselves.
+    ///
+    /// Values may be written too (torch: `summon_full_params` with `writeback`), the same on all ranks. Each rank takes its shard of them when
+    /// the result is dropped, and before by [`Zero::begin`] and [`Zero::updated`]. Call [`Zero::updated`] after writing, as after a step.
     ///
     /// # Errors
     /// As [`crate::comm::Pending::wait`].

@@ -109,6 +109,8 @@ struct Trained {
     waits: Vec<u64>,
     /// Bytes of optimizer state and gradients on the device after a backward pass.
     on_device: usize,
+    /// Bytes of parameters there.
+    values_on_device: usize,
 }
 
 fn model(dtype: DType, device: Device) -> Result<Sequential> {
@@ -133,7 +135,8 @@ fn train(rank: &Rank, dtype: DType, config: &ZeroConfig) -> Result<Trained> {
             .collect::<phalanx_nn::Result<_>>()?,
     };
     let mut optimizer = AdamW::default().init(vec![Group::new(trained.clone(), 1e-2)])?;
-    let mut done = Trained { losses: vec![], values: vec![], waits: vec![], on_device: 0 };
+    let mut done =
+        Trained { losses: vec![], values: vec![], waits: vec![], on_device: 0, values_on_device: 0 };
     for step in 0..STEPS {
         let values: Vec<f32> = (0..8 * WIDTH)
             .map(|i| ((i * 37 + rank.rank() * 11 + step * 5) % 19) as f32 / 9.0 - 1.0)
@@ -149,6 +152,7 @@ fn train(rank: &Rank, dtype: DType, config: &ZeroConfig) -> Result<Trained> {
         done.losses.push(phalanx_kernels::cast(loss.tensor(), DType::F32)?.item()?);
         let of = |category| Ok::<_, phalanx_tensor::Error>(device.ledger()?.category(category).now);
         done.on_device = of(Category::Gradients)? + of(Category::OptimizerState)?;
+        done.values_on_device = of(Category::Parameters)?;
         let clip = Clip::new(zero.grad_norm()?, 1.0).scale;
         if config.offload.is_none() {
             for (piece, own) in pieces.iter().zip(&trained) {
@@ -181,6 +185,7 @@ fn shards() -> std::result::Result<(), String> {
     for (ranks, dtype, shard_dtype, stage, offload_parameters) in [
         (1, DType::F32, None, ZeroStage::Optimizer, true),
         (1, DType::BF16, Some(DType::F32), ZeroStage::Parameters, true),
+        (1, DType::BF16, Some(DType::F32), ZeroStage::Parameters, false),
         (2, DType::F32, None, ZeroStage::Gradients, true),
         (2, DType::F32, None, ZeroStage::Parameters, true),
         (2, DType::BF16, Some(DType::F32), ZeroStage::Parameters, false),
@@ -207,6 +212,14 @@ fn shards() -> std::result::Result<(), String> {
             }
             if got.on_device != 0 || wanted.on_device == 0 {
                 return Err(format!("{case}: {} bytes of gradients and state stay", got.on_device));
+            }
+            // What stays there is a copy of the shard, in the dtype of the computation.
+            let own: usize = got.values.iter().map(Vec::len).sum();
+            let kept = own / shard_dtype.map_or(1, |wide| wide.size() / dtype.size());
+            let wanted = if offload_parameters { 0 } else { kept };
+            if stage == ZeroStage::Parameters && got.values_on_device != wanted {
+                let kept = got.values_on_device;
+                return Err(format!("{case}: {kept} bytes of values stay, wanted {wanted}"));
             }
             let beside_the_host = ranks == 1 || cfg!(feature = "nccl");
             if beside_the_host && got.waits[1..].iter().any(|waits| *waits > 0) {

@@ -294,6 +294,68 @@ fn what_passes_without_synchronisation_have_left_can_be_forgotten() {
 }
 
 #[test]
+fn values_written_while_all_are_gathered_are_kept_and_the_rest_stays_as_precise_as_the_shards() {
+    let wide = |stage| ZeroConfig { shard_dtype: Some(DType::F32), ..config(stage) };
+    let offload = |stage| ZeroConfig { offload: Some(Device::Cpu(700)), ..wide(stage) };
+    let plain = STAGES.map(config);
+    for config in plain.into_iter().chain(STAGES.map(wide)).chain(STAGES.map(offload)) {
+        let run = |rank: launch::Rank| -> Result<()> {
+            let model = gpt::model(DType::BF16, rank.device());
+            let zero = Zero::new(&model, rank.comm().clone(), config.clone())?;
+            let mut optimizer = gpt::optimizer(zero.parameters());
+            let mut step = |number| -> Result<()> {
+                zero.backward(&gpt::loss(&model, number, 0..2)?)?;
+                gpt::update(&mut optimizer, zero.grad_norm()?)?;
+                zero.updated()
+            };
+            step(0)?;
+            let write = |place: usize, value: f64| {
+                phalanx_kernels::fill_(&mut model.parameters()[place].tensor(), value)
+            };
+            for (early, new) in [(true, [3.0, -2.0]), (false, [-5.0, 6.0])] {
+                let mut wanted = bytes(&zero.full_state_dict()?);
+                let all = zero.gathered()?;
+                write(1, new[0])?;
+                write(4, new[1])?;
+                let mut all = Some(all).filter(|_| early);
+                zero.updated()?;
+                all.take();
+                let got = bytes(&zero.full_state_dict()?);
+                let value = |value: f64| (value as f32).to_le_bytes();
+                let value = |number: f64| match config.shard_dtype {
+                    Some(_) => value(number).to_vec(),
+                    None => value(number)[2..].to_vec(),
+                };
+                for (place, number) in [(1, new[0]), (4, new[1])].into_iter().filter(|_| rank.rank() == 0) {
+                    let bytes = &mut wanted[place].1;
+                    *bytes = value(number).repeat(bytes.len() / value(number).len());
+                }
+                assert!(got == wanted, "{config:?}, updated before the end: {early}");
+                step(1)?;
+            }
+            Ok(())
+        };
+        launch::threads(3, run).unwrap();
+    }
+    // Of values and shards that were both changed neither is forgotten in silence.
+    let run = |rank: launch::Rank| -> Result<()> {
+        let model = gpt::model(DType::F32, rank.device());
+        let zero = Zero::new(&model, rank.comm().clone(), config(ZeroStage::Parameters))?;
+        let all = zero.gathered()?;
+        zero.backward(&gpt::loss(&model, 0, 0..2)?)?;
+        phalanx_kernels::fill_(&mut model.parameters()[0].tensor(), 1.0)?;
+        gpt::update(&mut gpt::optimizer(zero.parameters()), zero.grad_norm()?)?;
+        drop(all);
+        let error = zero.begin().unwrap_err().to_string();
+        assert!(error.contains("written under `gathered` were not kept"), "{error}");
+        let state = phalanx_nn::state_dict(&gpt::model(DType::F32, rank.device()));
+        zero.load_full_state_dict(state)?;
+        zero.begin()
+    };
+    launch::threads(2, run).unwrap();
+}
+
+#[test]
 fn values_written_to_the_model_alone_are_not_lost_in_silence() {
     for stage in [ZeroStage::Optimizer, ZeroStage::Gradients] {
         let run = |rank: launch::Rank| -> Result<()> {

@@ -3,7 +3,7 @@
 
 use std::any::TypeId;
 
-use phalanx_nn::autograd::Var;
+use phalanx_nn::autograd::{Var, no_grad};
 use phalanx_nn::models::{
     Block as DecoderBlock, Decoder, GptConfig, LlamaConfig, ModelConfig, RecomputeMode,
 };
@@ -11,9 +11,9 @@ use phalanx_nn::{
     AdamW, Init, Linear, LinearConfig, Module, Parameter, Scope, WrappedUnit, Wrapping, parameters, wrap_by,
     wrap_by_size,
 };
-use phalanx_parallel::Result;
-use phalanx_parallel::sharded::{BackwardPrefetch, Prefetch, Reshard, ZeroConfig, ZeroStage};
-use phalanx_tensor::{DType, Device};
+use phalanx_parallel::sharded::{BackwardPrefetch, Prefetch, Reshard, Zero, ZeroConfig, ZeroStage};
+use phalanx_parallel::{Result, launch};
+use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::{Course, STAGES, Task, same};
 
@@ -137,6 +137,31 @@ fn gradients_are_sent_in_the_order_of_the_pass_before_whatever_that_was() {
             course(ranks).together(&ZeroConfig::new(stage), |device| Nest::new(device, ranks > 2, used));
         same(&got.unwrap(), &wanted, &format!("{ranks} ranks, {stage:?}"));
     }
+}
+
+#[test]
+fn forward_passes_of_some_ranks_alone_under_gathered_change_nothing_of_the_passes_of_all() {
+    let run = |samples: bool| {
+        let run = |rank: launch::Rank| -> Result<Vec<Vec<f32>>> {
+            let model = Nest::new(rank.device(), false, |_| vec![0, 1, 2]);
+            let config = ZeroConfig { reshard: Reshard::Always, ..ZeroConfig::new(ZeroStage::Parameters) };
+            let zero = Zero::new(&model, rank.comm().clone(), config)?;
+            for step in 0..4 {
+                let all = zero.gathered()?;
+                // Rank 0 samples from a part of the model, and other ranks evaluate unlike shares.
+                for block in [2, 0, 2, 1].iter().cycle().take(if samples { rank.rank() + 2 } else { 0 }) {
+                    let _evaluate = (step < 3).then(no_grad);
+                    let x = Var::new(Tensor::zeros(&[2, WIDTH], DType::F32, rank.device())?);
+                    model.blocks.module()[*block].forward(&x)?;
+                }
+                drop(all);
+                zero.backward(&model.loss(step, rank.rank())?)?;
+            }
+            zero.parameters().iter().map(|p| Ok(p.grad()?.unwrap().to_vec()?)).collect()
+        };
+        launch::threads(3, run).unwrap()
+    };
+    assert_eq!(run(true), run(false));
 }
 
 type Wrap = fn(&mut Decoder);

@@ -4,8 +4,8 @@ use phalanx_kernels as kernels;
 use phalanx_nn::Rule;
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{
-    AdamW, Clip, Group, Init, Linear, LinearConfig, Module, Optimizer, Parameter, Parameters, Scope,
-    WrappedUnit, grad_norm, parameters, state_dict,
+    AdamW, BatchNorm, BatchNormConfig, Clip, Group, Init, Linear, LinearConfig, Module, Optimizer, Parameter,
+    Parameters, Scope, WrappedUnit, grad_norm, parameters, state_dict,
 };
 use phalanx_parallel::data_parallel::DataParallel;
 use phalanx_parallel::sharded::{Zero, ZeroConfig};
@@ -153,6 +153,75 @@ fn every_rank_trains_its_own_and_the_rest_has_the_bits_of_one_device() {
         };
         let [again, again_state] = launch::threads(5 - ranks, load).unwrap().swap_remove(0);
         assert!(bytes(&again) == bytes(&full) && sorted(bytes(&again_state)) == state, "{stage:?}");
+    }
+}
+
+#[test]
+fn what_a_refused_pass_has_added_to_them_is_dropped_too_or_is_to_be_zeroed() {
+    for stage in STAGES {
+        let run = |rank: launch::Rank| -> Result<()> {
+            let model = Model::new(rank.device(), rank.rank());
+            let zero = Zero::new(&model, rank.comm().clone(), config(ZeroConfig::new(stage)))?;
+            let grads = || -> Result<Vec<Vec<f32>>> {
+                model.part(true).iter().map(|p| Ok(p.grad()?.unwrap().to_vec()?)).collect()
+            };
+            zero.backward(&model.loss(1, rank.rank())?)?;
+            let wanted = grads()?;
+            model.loss(2, rank.rank())?.backward().unwrap_err();
+            let error = zero.begin().unwrap_err().to_string();
+            assert!(error.contains("call `zero.zero_grad()` first"), "{error}");
+            zero.zero_grad()?;
+            model.loss(2, rank.rank())?.backward().unwrap_err();
+            zero.backward(&model.loss(1, rank.rank())?)?;
+            assert_eq!(grads()?, wanted);
+            Ok(())
+        };
+        launch::threads(2, run).unwrap();
+    }
+}
+
+/// A map, a batch norm, and a module that has one.
+struct Normed {
+    map: Linear,
+    norm: BatchNorm,
+    tail: Tail,
+}
+parameters!(Normed { map, norm, tail });
+
+struct Tail {
+    map: Linear,
+    norm: BatchNorm,
+}
+parameters!(Tail { map, norm });
+
+#[test]
+fn buffers_of_modules_that_are_ignored_are_each_ranks_own() {
+    for stage in STAGES {
+        let run = |rank: launch::Rank| -> Result<Vec<f32>> {
+            let scope = Scope::new(8, DType::F32, rank.device());
+            let map = |name: &str| LinearConfig::new(4, 4).init(&scope.child(name));
+            let norm = |name: &str| {
+                BatchNormConfig::new(4).with_affine(name != "tail.norm").init(&scope.child(name))
+            };
+            let tail = Tail { map: map("tail.map")?, norm: norm("tail.norm")? };
+            let model = Normed { map: map("map")?, norm: norm("norm")?, tail };
+            let means = [&model.norm, &model.tail.norm].map(|norm| norm.running_mean.clone().unwrap());
+            let fill = || means.iter().try_for_each(|m| kernels::fill_(&mut m.tensor(), rank.rank() as f64));
+            fill()?;
+            let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(stage).ignoring(&model.tail))?;
+            let mut seen: Vec<f32> =
+                means.iter().map(|m| Ok(m.tensor().to_vec()?[0])).collect::<Result<_>>()?;
+            fill()?;
+            let _evaluate = phalanx_nn::autograd::eval();
+            let x = Var::new(Tensor::zeros(&[2, 4], DType::F32, rank.device())?);
+            let x = model.norm.forward(&model.map.forward(&x)?)?;
+            zero.backward(&model.tail.norm.forward(&model.tail.map.forward(&x)?)?.sum_all()?)?;
+            seen.extend(
+                means.iter().map(|m| Ok(m.tensor().to_vec::<f32>()?[0])).collect::<Result<Vec<_>>>()?,
+            );
+            Ok(seen)
+        };
+        assert_eq!(launch::threads(2, run).unwrap(), [[0.0; 4], [0.0, 1.0, 0.0, 1.0]], "{stage:?}");
     }
 }
 

@@ -1,8 +1,12 @@
 //! State dicts: whole ones are those of one device and load under any other layout.
 
+use phalanx_kernels as kernels;
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{Decoder, GptConfig};
-use phalanx_nn::{AdamW, Group, Optimizer, Parameter, Parameters, Rule, Scope, Sgd};
+use phalanx_nn::{
+    AdamW, Embedding, EmbeddingBag, EmbeddingBagConfig, EmbeddingConfig, Group, Init, Optimizer, Parameter,
+    Parameters, Rule, Scope, Sgd, parameters,
+};
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig};
 use phalanx_parallel::sharded::{FullStateDict, Ownership, Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::{Result, launch, sharded_tensor::ShardedTensor};
@@ -312,6 +316,43 @@ fn deferred_values_are_those_that_rank_0_would_have_made() {
         };
         let got = launch::threads(3, run).unwrap().swap_remove(0);
         assert!(bytes(&got) == wanted, "{stage:?}");
+    }
+}
+
+/// Tables that write a row of their values, and a scale whose values a module writes by itself.
+struct Written {
+    table: Embedding,
+    bag: EmbeddingBag,
+    scale: Parameter,
+}
+parameters!(Written { table, bag, scale });
+
+impl Written {
+    fn new(scope: &Scope) -> Result<Written> {
+        let table = EmbeddingConfig::new(5, 4).with_padding(-2).with_tied_head(true);
+        let bag = EmbeddingBagConfig::new(6, 4).with_padding(1);
+        let scale = scope.parameter("scale", &[3], Init::ONES)?;
+        if scale.is_deferred() {
+            let error = kernels::fill_(&mut scale.tensor(), 2.0).unwrap_err().to_string();
+            assert!(error.contains("call `materialize` of the parameter before"), "{error}");
+        }
+        scale.materialize()?;
+        kernels::fill_(&mut scale.tensor().narrow(0, 0, 1)?, scope.seed() as f64)?;
+        Ok(Written { table: table.init(&scope.child("table"))?, bag: bag.init(&scope.child("bag"))?, scale })
+    }
+}
+
+#[test]
+fn values_that_modules_write_are_in_deferred_models_too() {
+    let scope = |rank: usize| Scope::new(2 + rank as u64, DType::F32, Device::CPU);
+    let wanted = bytes(&phalanx_nn::state_dict(&Written::new(&scope(0)).unwrap()));
+    assert!(wanted[0].1[48..64].iter().all(|&byte| byte == 0));
+    for stage in STAGES {
+        let run = |rank: launch::Rank| -> Result<Entries> {
+            let model = Written::new(&scope(rank.rank()).deferred())?;
+            Zero::new(&model, rank.comm().clone(), ZeroConfig::new(stage))?.full_state_dict()
+        };
+        assert!(bytes(&launch::threads(2, run).unwrap()[0]) == wanted, "{stage:?}");
     }
 }
 

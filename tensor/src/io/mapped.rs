@@ -7,6 +7,7 @@
 //! The system's page cache holds of the file what fits into memory.
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -44,8 +45,34 @@ struct Inner {
 #[derive(Debug, Default)]
 struct Ranges {
     end: u64,
-    /// Start and length of the ranges that are not used.
-    free: Vec<(u64, u64)>,
+    /// The lengths of the ranges that are not used, by their starts. No two of them touch.
+    free: BTreeMap<u64, u64>,
+}
+
+impl Ranges {
+    /// The start of an unused range of so many bytes, out of the smallest that has room.
+    fn take(&mut self, length: u64) -> Option<u64> {
+        let fitting = self.free.iter().filter(|&(_, &free)| free >= length);
+        let (start, free) = fitting.map(|(&start, &free)| (start, free)).min_by_key(|&(_, free)| free)?;
+        self.free.remove(&start);
+        if free > length {
+            self.free.insert(start + length, free - length);
+        }
+        Some(start)
+    }
+
+    /// A range is not used any more: joins it to those beside it.
+    fn give_back(&mut self, (mut start, mut length): (u64, u64)) {
+        if let Some(after) = self.free.remove(&(start + length)) {
+            length += after;
+        }
+        if let Some((&before, &free)) = self.free.range(..start).next_back()
+            && before + free == start
+        {
+            (start, length) = (before, free + length);
+        }
+        self.free.insert(start, length);
+    }
 }
 
 impl MappedFile {
@@ -152,11 +179,7 @@ impl Inner {
     /// A range of so many bytes that the disk has.
     fn take(&self, length: u64) -> std::io::Result<u64> {
         let mut ranges = lock(&self.ranges);
-        if let Some(found) = ranges.free.iter().position(|&(_, free)| free >= length) {
-            let (start, free) = ranges.free.swap_remove(found);
-            if free > length {
-                ranges.free.push((start + length, free - length));
-            }
+        if let Some(start) = ranges.take(length) {
             return Ok(start);
         }
         let start = ranges.end;
@@ -183,6 +206,40 @@ impl Inner {
     }
 
     fn give_back(&self, range: (u64, u64)) {
-        lock(&self.ranges).free.push(range);
+        lock(&self.ranges).give_back(range);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn state_that_is_dropped_and_made_again_takes_no_more_of_the_file() {
+        let path = std::env::temp_dir().join(format!("phalanx-mapped-{}", std::process::id()));
+        let file = MappedFile::create(&path).unwrap();
+        let obtain = |pages: &[usize]| -> Vec<FileBlock> {
+            let block = |&pages: &usize| FileBlock::obtain(file.number(), pages * PAGE as usize).unwrap();
+            pages.iter().map(block).collect()
+        };
+        let state = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3];
+        let size = || lock(&file.inner.ranges).end / PAGE;
+        let mut blocks = obtain(&state);
+        assert_eq!(size(), 39);
+        for step in [7, 3, 9] {
+            // They are given back in other orders than they were taken.
+            while !blocks.is_empty() {
+                drop(blocks.swap_remove(step % blocks.len()));
+            }
+            assert_eq!(lock(&file.inner.ranges).free.len(), 1);
+            blocks = obtain(&state);
+            assert_eq!(size(), 39);
+        }
+        // A small block takes the smallest range with room, so that large blocks find theirs.
+        drop(blocks.remove(9));
+        drop(blocks.remove(5));
+        let again = obtain(&[3, 9]);
+        assert_eq!(size(), 39);
+        drop(again);
     }
 }
