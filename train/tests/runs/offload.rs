@@ -246,10 +246,10 @@ fn the_memory_of_a_run_on_a_meta_device_says_what_the_host_holds() {
         };
         let tokens = TokenWindows::new(vec![0; 400], 32, 1).unwrap();
         let text = Trainer::new(config.clone()).samples(tokens, 32).memory(part).unwrap().remove(0);
-        // The numbers of each row, in the parts of the report.
+        // The first number of each row, in the parts of the report.
         move |row: &str| -> Vec<usize> {
             let rows = text.lines().filter_map(|line| line.trim_start().strip_prefix(row));
-            rows.filter_map(|rest| rest.trim().parse().ok()).collect()
+            rows.filter_map(|rest| rest.split_whitespace().next()?.parse().ok()).collect()
         }
     };
     let plain = report(90, Offload::None, None, false);
