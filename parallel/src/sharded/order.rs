@@ -5,8 +5,8 @@
 //! first pass    forward: modules as they are registered        backward: as they left the forward pass, the last first
 //! later ones    the steps of the pass before, forward, recomputed and backward
 //! ```
-//! An evaluation between two whole passes is not noted. If a module is not the expected one, its next place among the expected steps is looked for, so a module that is left out or
-//! added costs one wrong guess. Source: Zhao et al., "PyTorch FSDP" (2023), section 3.3.2.
+//! An evaluation between two whole passes is not noted. If a module is not the expected one, its next place among the expected steps is
+//! looked for, so a module that is left out or added costs one wrong guess. Source: Zhao et al., "PyTorch FSDP" (2023), section 3.3.2.
 
 /// Which pass a module computes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,7 +55,7 @@ impl Order {
         }
     }
 
-    /// A module begins to compute, in a pass that records a graph or not.
+    /// A module begins to compute, in a pass that has a backward pass (`records`) or in an evaluation.
     pub(super) fn enter(&mut self, step: Step, records: bool) {
         let evaluates_again = !records && self.steps.first() == Some(&step);
         if evaluates_again && self.steps.iter().all(|step| step.pass == Pass::Forward) {

@@ -243,6 +243,7 @@ impl ZeroCore {
         if let Some(why) = &state.not_kept {
             return refuse(&format!("values written under `gathered` were not kept: {why}"));
         }
+        state.write_back()?;
         if state.is_any(FlatParameter::is_stale) {
             return refuse("parameters were changed and `updated` was not called before backward");
         }
@@ -252,7 +253,6 @@ impl ZeroCore {
                 "holds another tensor than `Zero` has given it; make it anew after parameters are replaced";
             return Err(phalanx_nn::Error::invalid(other.name(), why).into());
         }
-        state.write_back()?;
         if state.is_any(FlatParameter::is_overwritten) {
             return refuse(
                 "values of the model were changed, wanted `load_full_state_dict`: shares are kept apart",
@@ -455,7 +455,10 @@ impl FlatParameter {
             values = kernels::where_(&is_written, &values, &self.shard)?;
         }
         kernels::copy_(&mut self.shard, &values)?;
-        self.unsharded_version = self.shard.version();
+        // Where all values stay on every rank, `updated` makes sure that they are the same.
+        if !self.keeps_full {
+            self.unsharded_version = self.shard.version();
+        }
         self.note_full_version();
         Ok(())
     }

@@ -318,6 +318,10 @@ fn values_written_while_all_are_gathered_are_kept_and_the_rest_stays_as_precise_
                 write(1, new[0])?;
                 write(4, new[1])?;
                 let mut all = Some(all).filter(|_| early);
+                if config.stage < ZeroStage::Parameters {
+                    let error = zero.begin().unwrap_err().to_string();
+                    assert!(error.contains("`updated` was not called"), "{error}");
+                }
                 zero.updated()?;
                 all.take();
                 let got = bytes(&zero.full_state_dict()?);
