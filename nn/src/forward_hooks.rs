@@ -11,7 +11,7 @@ use phalanx_autograd::Var;
 
 use phalanx_tensor::unpoisoned;
 
-use crate::{AnyUnit, Entry, Module, Parameter, Parameters, Result};
+use crate::{Module, Parameters, Result};
 
 /// Sees a module's input and output, and may return another output.
 type Hook = Arc<dyn Fn(&Var, &Var) -> Result<Option<Var>> + Send + Sync>;
@@ -120,19 +120,7 @@ impl<M> Hooked<M> {
     }
 }
 
-impl<M: Parameters> Parameters for Hooked<M> {
-    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
-        self.module.visit(path, visitor);
-    }
-
-    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
-        self.module.visit_units(visitor);
-    }
-
-    fn borrowed(&self) -> Vec<Parameter> {
-        self.module.borrowed()
-    }
-}
+crate::parameters!([M: Parameters] Hooked<M> { module = "" });
 
 impl<M: Module> Module for Hooked<M> {
     fn forward(&self, x: &Var) -> Result<Var> {

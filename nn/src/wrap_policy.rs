@@ -51,12 +51,9 @@ impl WrapPolicy {
 
     /// Wraps the layers of a `Sequential`; returns another module unchanged.
     fn inside(&self, module: Box<dyn Module>) -> Box<dyn Module> {
-        if !(&*module as &dyn Any).is::<Sequential>() {
-            return module;
-        }
-        match (module as Box<dyn Any>).downcast::<Sequential>() {
+        match downcast::<Sequential>(module) {
             Ok(layers) => Box::new(layers.into_units(self)),
-            Err(_) => unreachable!("its type was looked at"),
+            Err(other) => other,
         }
     }
 }
@@ -78,13 +75,18 @@ fn has_units(module: &dyn Module) -> bool {
 
 /// The module without the boxes around it, so that its type can be compared.
 fn unboxed(module: Box<dyn Module>) -> Box<dyn Module> {
-    if !(&*module as &dyn Any).is::<Box<dyn Module>>() {
-        return module;
-    }
-    match (module as Box<dyn Any>).downcast::<Box<dyn Module>>() {
+    match downcast::<Box<dyn Module>>(module) {
         Ok(inner) => unboxed(*inner),
-        Err(_) => unreachable!("its type was looked at"),
+        Err(plain) => plain,
     }
+}
+
+/// The module as one of this type, or as it was.
+fn downcast<M: Module>(module: Box<dyn Module>) -> Result<Box<M>, Box<dyn Module>> {
+    if !(&*module as &dyn Any).is::<M>() {
+        return Err(module);
+    }
+    Ok((module as Box<dyn Any>).downcast::<M>().unwrap_or_else(|_| unreachable!("its type was looked at")))
 }
 
 /// Makes those [`WrappedUnit`]s of a model units for which `choose` returns true, and plain modules of the others. Each is asked about

@@ -204,7 +204,7 @@ fn bytes(model: &(impl Parameters + ?Sized)) -> usize {
     model.parameters().iter().map(|p| 2 * p.tensor().numel()).sum()
 }
 
-/// Bytes of a model's units, without what is in units inside them, in the order of use, and of what is around each.
+/// Of each of a model's units, in the order of use: the bytes of the units around it, and its own without those of units inside it.
 fn units(model: &dyn Parameters) -> Vec<(usize, usize)> {
     fn inside(unit: &dyn AnyUnit, units: &mut Vec<(usize, usize)>) -> usize {
         let place = units.len();
@@ -258,7 +258,7 @@ fn a_decoder_gathers_two_of_the_parts_that_its_blocks_are_wrapped_in() {
             wrap(&mut model);
             let units = units(&model);
             let pair = |pair: &[(usize, usize)]| pair[0].0 + pair[0].1 + pair[1].1;
-            // What is in no unit is gathered as a whole.
+            // The root is gathered as a whole.
             let root = bytes(&model) - units.iter().map(|(_, own)| own).sum::<usize>();
             let wanted = root + units.windows(2).map(pair).max().unwrap();
             let peak = decoder_peak(&model);

@@ -4,9 +4,7 @@
 use std::ops::Range;
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{
-    AnyUnit, Batch, Entry, Module, Parameter, Parameters, Scope, Sequential, SequentialConfig, cut,
-};
+use phalanx_nn::{Batch, Module, Parameters, Scope, Sequential, SequentialConfig, cut};
 use phalanx_parallel as parallel;
 use phalanx_parallel::hybrid::{Layout, StagedModel};
 use phalanx_parallel::pipeline::ranks::{Chunks, Spec};
@@ -22,19 +20,7 @@ pub(crate) struct Plain<M, F> {
     pub counted: usize,
 }
 
-impl<M: Parameters, F> Parameters for Plain<M, F> {
-    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
-        self.model.visit(path, visitor);
-    }
-
-    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
-        self.model.visit_units(visitor);
-    }
-
-    fn borrowed(&self) -> Vec<Parameter> {
-        self.model.borrowed()
-    }
-}
+phalanx_nn::parameters!([M: Parameters, F] Plain<M, F> { model = "" });
 
 impl<M, F> StagedModel for Plain<M, F>
 where
@@ -95,19 +81,7 @@ impl<F> StagedLayers<F> {
     }
 }
 
-impl<F> Parameters for StagedLayers<F> {
-    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
-        self.stages.visit(path, visitor);
-    }
-
-    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
-        self.stages.visit_units(visitor);
-    }
-
-    fn borrowed(&self) -> Vec<Parameter> {
-        self.stages.borrowed()
-    }
-}
+phalanx_nn::parameters!([F] StagedLayers<F> { stages = "" });
 
 impl<F> StagedModel for StagedLayers<F>
 where

@@ -196,7 +196,7 @@ impl State {
         Ok(self.streams.entry(device).or_insert(Arc::new(new)).clone())
     }
 
-    /// Drops the entries of copies that are gone, once they are half of all.
+    /// At every 64th copy: drops the entries of those that are gone.
     fn forget_freed(&mut self) {
         if self.next.is_multiple_of(64) {
             self.copies.retain(|_, copy| copy.strong_count() > 0);

@@ -137,7 +137,7 @@ pub(crate) fn name_ranks(ranks: &[usize]) -> String {
 /// The characters of a text from the network that are shown.
 const TEXT_MAX: usize = 4000;
 
-/// Text from the network as one line that may be printed: control characters are escaped, and what is too long is cut.
+/// Text from the network as one line that may be printed: escapes control characters, and cuts a long text.
 pub(crate) fn clean(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(&text[..text.len().min(4 * TEXT_MAX)]);
     let mut line = String::new();

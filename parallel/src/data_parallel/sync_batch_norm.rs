@@ -135,11 +135,7 @@ impl SyncBatchNorm {
     }
 }
 
-impl Parameters for SyncBatchNorm {
-    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
-        self.norm.visit(path, visitor);
-    }
-}
+phalanx_nn::parameters!(SyncBatchNorm { norm = "" });
 
 impl Module for SyncBatchNorm {
     fn forward(&self, x: &Var) -> phalanx_nn::Result<Var> {

@@ -13,7 +13,7 @@ use std::convert::Infallible;
 use std::sync::{Mutex, MutexGuard};
 
 use phalanx_nn::autograd::{BatchNorm as BatchNormArgs, Var, is_recomputing};
-use phalanx_nn::{BatchNorm, Entry, Module, Parameter, Parameters, Sequential};
+use phalanx_nn::{BatchNorm, Module, Parameter, Sequential};
 use phalanx_tensor::{Category, Context, DType, Tensor, unpoisoned};
 
 use super::MicroBatch;
@@ -110,11 +110,7 @@ impl DeferredBatchNorm {
     }
 }
 
-impl Parameters for DeferredBatchNorm {
-    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
-        self.norm.visit(path, visitor);
-    }
-}
+phalanx_nn::parameters!(DeferredBatchNorm { norm = "" });
 
 impl Module for DeferredBatchNorm {
     fn forward(&self, x: &Var) -> phalanx_nn::Result<Var> {
@@ -149,7 +145,7 @@ mod tests {
 
     use phalanx_kernels as kernels;
     use phalanx_nn::autograd::checkpoint;
-    use phalanx_nn::{BatchNormConfig, Conv2dConfig, Relu, Scope, Sequential, state_dict};
+    use phalanx_nn::{BatchNormConfig, Conv2dConfig, Parameters, Relu, Scope, Sequential, state_dict};
     use phalanx_tensor::Device;
 
     use super::*;

@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
+use phalanx_nn::Scope;
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{Decoder, DecoderStage, ModelConfig};
-use phalanx_nn::{AnyUnit, Entry, Parameter, Parameters, Scope};
 
 use super::{Plan, PlannedStage};
 use crate::pipeline::gpipe::{Batch, Layer, Sequence, Skips};
@@ -190,19 +190,7 @@ impl Layer for DecoderLayer {
     }
 }
 
-impl Parameters for DecoderLayer {
-    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
-        self.decoder.visit(path, visitor);
-    }
-
-    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
-        self.decoder.visit_units(visitor);
-    }
-
-    fn borrowed(&self) -> Vec<Parameter> {
-        self.decoder.borrowed()
-    }
-}
+phalanx_nn::parameters!(DecoderLayer { decoder = "" });
 
 #[cfg(test)]
 mod tests {

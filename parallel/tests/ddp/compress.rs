@@ -1,5 +1,5 @@
 //! Gradients sent in bf16 or f16: the bits of a slow twin, and near those of f32 over many steps; f16's range is that of torch's hook, and
-//! what is beyond it is seen.
+//! a gradient beyond it is reported.
 
 use std::sync::Arc;
 

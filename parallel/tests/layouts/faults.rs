@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use phalanx_nn::autograd::{self, Leaf, Var};
 use phalanx_nn::models::RecomputeMode;
-use phalanx_nn::{AnyUnit, Batch, Entry, Parameter, Parameters};
+use phalanx_nn::{Batch, Parameters};
 use phalanx_parallel::comm::{self, Call, Comm, Communicator, Pending, Traffic};
 use phalanx_parallel::hybrid::{self, Layout};
 use phalanx_parallel::launch::{Rank, Threads};
@@ -194,19 +194,7 @@ impl hybrid::StagedModel for Faulty {
     }
 }
 
-impl Parameters for Faulty {
-    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
-        self.part.visit(path, visitor);
-    }
-
-    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
-        self.part.visit_units(visitor);
-    }
-
-    fn borrowed(&self) -> Vec<Parameter> {
-        self.part.borrowed()
-    }
-}
+phalanx_nn::parameters!(Faulty { part = "" });
 
 /// A communicator of a rank that, once it is gone, no longer says so.
 #[derive(Debug)]

@@ -5,11 +5,14 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::RecomputeMode;
-use phalanx_nn::{Group, Linear, LinearConfig, Module, Optimizer, Parameter, Parameters, Rule, Scope, Sgd};
+use phalanx_nn::{
+    Group, Linear, LinearConfig, Module, Optimizer, Parameter, Parameters, Rule, Scope, Sgd, WrappedUnit,
+};
 use phalanx_parallel::data_parallel::{Ddp, DdpConfig};
 use phalanx_parallel::launch::Rank;
 use phalanx_parallel::pipeline::ranks::{Pipeline, StageArgs, StageFn};
 use phalanx_parallel::pipeline::schedule::{Schedule, replicated};
+use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::{DType, Device};
 
@@ -183,5 +186,30 @@ fn replicas_without_parameters_or_within_other_data_parallelism_are_refused() {
     let error = launch::threads(3, |rank| run(rank, false)).unwrap_err().to_string();
     assert!(error.contains("stage 0 has replicas: got a `StageFn` without `with_parameters`"), "{error}");
     let error = launch::threads(3, |rank| run(rank, true)).unwrap_err().to_string();
+    assert!(error.contains("of a stage with replicas whose gradients are in buckets"), "{error}");
+}
+
+/// ZeRO makes the buckets of a unit when backward comes to it, after the pipeline has looked for buckets.
+#[test]
+fn replicas_of_a_stage_that_is_a_unit_of_zero_are_refused() {
+    let schedule = replicated(&[2, 1], 2).unwrap();
+    let run = |rank: Rank| -> Result<()> {
+        let (pipeline, device) =
+            (Pipeline::new(&schedule, rank.comm().clone(), rank.device())?, rank.device());
+        let unit = Arc::new(WrappedUnit::of(Stage::new(pipeline.stages()[0], device)));
+        let alone = rank.comm().group(&[rank.rank()])?;
+        let zero = Arc::new(Zero::new(&*unit, alone, ZeroConfig::new(ZeroStage::Optimizer))?);
+        let own = unit.clone();
+        let work = StageFn::new(move |args: StageArgs<'_, u64>, input: Option<&Var>| {
+            let i = args.micro_batch;
+            let x = input.map_or_else(|| sample(*args.batch, i, device), |x| Ok(x.clone()))?;
+            let y = own.call(&x, false, move |stage, x| Ok(stage.run(x, i).unwrap()))?;
+            Ok(if args.stage == 1 { y.square()?.sum_all()? } else { y })
+        });
+        zero.begin()?;
+        let work = work.with_parameters(unit.parameters()).with_data_parallel(zero);
+        pipeline.train(&work.on(0, 0)).map(drop)
+    };
+    let error = launch::threads(3, run).unwrap_err().to_string();
     assert!(error.contains("of a stage with replicas whose gradients are in buckets"), "{error}");
 }

@@ -23,11 +23,7 @@ struct Crossing {
     nothing: Vec<&'static str>,
 }
 
-impl Parameters for Crossing {
-    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, phalanx_nn::Entry<'_>)) {
-        self.linear.visit(path, visitor);
-    }
-}
+phalanx_nn::parameters!(Crossing { linear = "" });
 
 impl Layer for Crossing {
     fn run(&self, input: Batch, skips: &mut Skips) -> Result<Batch> {

@@ -1,7 +1,7 @@
 //! A model of three stages whose first sends a value over the second to the third.
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{Batch, Entry, Linear, LinearConfig, Module, Parameters};
+use phalanx_nn::{Batch, Linear, LinearConfig, Module};
 use phalanx_parallel::hybrid::{Layout, StagedModel};
 use phalanx_parallel::pipeline::ranks::{SkipRoute, Spec};
 use phalanx_tensor::{DType, Dims};
@@ -26,11 +26,7 @@ impl Skipping {
     }
 }
 
-impl Parameters for Skipping {
-    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
-        self.map.visit(path, visitor);
-    }
-}
+phalanx_nn::parameters!(Skipping { map = "" });
 
 impl StagedModel for Skipping {
     fn run(&self, _: usize, _: Option<&Var>, _: &Batch, _: f64) -> phalanx_parallel::Result<Var> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::{Var, join};
 use phalanx_nn::models::RecomputeMode;
-use phalanx_nn::{AnyUnit, Entry, Module, Parameter, Parameters, Result as NnResult};
+use phalanx_nn::{Entry, Module, Parameter, Parameters, Result as NnResult};
 use phalanx_tensor::{Context, Device};
 
 use super::copy::{CopyStreams, Sent};
@@ -220,19 +220,7 @@ fn check(model: &Sequence, partition: &Partition, config: &GPipeConfig) -> Resul
     verify_skips(&model.skippables())
 }
 
-impl Parameters for GPipe {
-    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
-        self.model.visit(path, visitor);
-    }
-
-    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
-        self.model.visit_units(visitor);
-    }
-
-    fn borrowed(&self) -> Vec<Parameter> {
-        self.model.borrowed()
-    }
-}
+phalanx_nn::parameters!(GPipe { model = "" });
 
 impl Module for GPipe {
     fn forward(&self, x: &Var) -> NnResult<Var> {

@@ -343,7 +343,7 @@ impl<S: Stages> ScheduleRun<'_, S> {
         // The stages up to here train nothing if no root requires a gradient.
         let grads: Vec<Option<Var>> = grads.take(roots.len()).collect();
         let roots = roots.into_iter().zip(grads).filter(|(root, _)| root.requires_grad());
-        // One device adds first what is used last, and later stages use what is later in the list.
+        // One device adds the gradient of a value's last use first. Later stages use the later values of the list.
         let mut roots: Vec<(Var, Option<Var>)> = roots.rev().collect();
         if kind == ActionKind::Input {
             let weights = (!roots.is_empty()).then(|| backward_inputs(&roots)).transpose()?;

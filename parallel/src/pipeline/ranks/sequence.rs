@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::{AnyUnit, Entry, Parameter, Parameters};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use super::{Chunks, SkipRoute};
@@ -134,16 +133,4 @@ fn is_none(value: &Var) -> bool {
     value.dtype() == DType::Bool && value.shape() == [0]
 }
 
-impl Parameters for StagedSequence {
-    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
-        self.stages.visit(path, visitor);
-    }
-
-    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
-        self.stages.visit_units(visitor);
-    }
-
-    fn borrowed(&self) -> Vec<Parameter> {
-        self.stages.borrowed()
-    }
-}
+phalanx_nn::parameters!(StagedSequence { stages = "" });
