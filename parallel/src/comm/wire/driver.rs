@@ -21,6 +21,8 @@ const POLL: Duration = Duration::from_micros(20);
 const POLL_IDLE: Duration = Duration::from_millis(1);
 /// How long a process of a failed run waits for the others to end as well.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(1);
+/// A driver that has not looked at its events for so long has stood still, and was not just busy.
+const STANDSTILL: Duration = Duration::from_millis(500);
 
 /// An event that the driver handles.
 #[derive(Debug)]
@@ -59,6 +61,8 @@ pub(crate) struct Driver {
     lost: bool,
     /// When this rank ended.
     ended: Option<Instant>,
+    /// When the driver last looked for ranks that are late.
+    looked: Instant,
 }
 
 /// A receive under way, as a member of these ranks.
@@ -101,6 +105,7 @@ impl Driver {
             gone,
             lost: false,
             ended: None,
+            looked: Instant::now(),
         }
     }
 
@@ -320,8 +325,20 @@ impl Driver {
         Ok(true)
     }
 
+    /// A process that stood still, because it or its machine was stopped, has heard nothing meanwhile. That time makes no rank late.
+    fn forgive_standstill(&mut self) {
+        let (still, now) = (self.looked.elapsed(), Instant::now());
+        self.looked = now;
+        if still > STANDSTILL.max(self.timeout / 4) {
+            let tasks = self.tasks.values_mut().flatten().map(|task| &mut task.since);
+            let receives = self.receives.iter_mut().map(|receive| &mut receive.since);
+            tasks.chain(receives).chain(&mut self.ended).for_each(|since| *since = now.min(*since + still));
+        }
+    }
+
     /// Fails if a rank is late, or has ended without coming.
     fn look_for_missing(&mut self) -> Result<()> {
+        self.forgive_standstill();
         let tasks = self.tasks.values().filter_map(VecDeque::front);
         let tasks = tasks.map(|task| (&task.ticket, &task.ranks, task.missing(&self.inbox), task.since));
         let receives = self.receives.iter().map(|r| (&r.ticket, &r.ranks, vec![r.from()], r.since));
@@ -425,5 +442,44 @@ impl Shared {
     pub(super) fn close(&self) {
         self.lock().closed = true;
         self.wake.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use phalanx_tensor::{Device, Tensor};
+
+    use super::*;
+    use crate::comm::Call;
+
+    struct Nowhere;
+
+    impl Wire for Nowhere {
+        fn send(&mut self, _: usize, _: Vec<u8>) -> Result<()> {
+            Ok(())
+        }
+        fn is_flushed(&mut self) -> bool {
+            true
+        }
+        fn close(&mut self, _: bool) {}
+    }
+
+    #[test]
+    fn time_in_which_this_process_stood_still_makes_no_rank_late() {
+        let timeout = Duration::from_secs(2);
+        let (_events, heard) = channel();
+        let mut driver = Driver::new(Box::new(Nowhere), heard, Arc::default(), (0, 2), timeout);
+        let tensor = Tensor::from_slice(&[0f32], &[1], Device::CPU).unwrap();
+        driver.start(Ticket::new(Call::recv(tensor, 1), 0, 0, 0), Arc::new(vec![0, 1]), 0);
+        let before = Instant::now() - 2 * timeout;
+        driver.receives[0].since = before;
+        driver.looked = before;
+        driver.look_for_missing().unwrap();
+        // Now it has looked all the time.
+        driver.receives[0].since = before;
+        let error = driver.look_for_missing().unwrap_err().to_string();
+        assert!(error.contains("ranks [1] did not arrive within 2000 ms"), "{error}");
     }
 }
