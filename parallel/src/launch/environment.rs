@@ -6,12 +6,10 @@ use std::path::Path;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
+use phalanx_rendezvous::{Credentials, Master, rendezvous};
 use phalanx_tensor::Device;
 
 use super::devices::{Cores, RankDevices};
-use super::handshake::Credentials;
-use super::master::Master;
-use super::rendezvous::rendezvous;
 use super::{JOIN_TIMEOUT, Rank, TIMEOUT};
 use crate::catch_panic::catch_panic;
 use crate::comm::wire::tcp::Tcp;
@@ -164,7 +162,7 @@ impl Environment {
         match self.backend {
             Backend::Tcp => {
                 let join_timeout = self.join_timeout.unwrap_or(timeout.min(JOIN_TIMEOUT));
-                let sockets = rendezvous((rank, size), &master, &known, join_timeout)?;
+                let sockets = rendezvous((rank, size), &master, &known, join_timeout).map_err(not_met)?;
                 let wire =
                     Tcp::new(sockets, &told).map_err(|e| Error::Launch(format!("rank {rank}: {e}")))?;
                 connect((rank, size), timeout, (events, heard), move || Ok(Box::new(wire) as Box<dyn Wire>))
@@ -177,6 +175,11 @@ impl Environment {
             }
         }
     }
+}
+
+/// Why ranks have not met.
+fn not_met(error: phalanx_rendezvous::Error) -> Error {
+    Error::Launch(error.to_string())
 }
 
 /// This process's rank in the run.
@@ -233,7 +236,7 @@ impl WorkerEnv {
         };
         let local_size = local_size.unwrap_or(size);
         let local_rank = local_rank.unwrap_or(rank % local_size.max(1));
-        let known = Credentials::find(&variable)?;
+        let known = Credentials::find(&variable).map_err(not_met)?;
         WorkerEnv { rank, size, local_rank, local_size, master, known }.checked()
     }
 

@@ -17,10 +17,6 @@
 
 mod devices;
 mod environment;
-mod handshake;
-mod master;
-mod reception;
-mod rendezvous;
 #[cfg(test)]
 mod tests;
 mod threads;

@@ -20,7 +20,7 @@ use socket2::{Domain, Socket, Type};
 use super::handshake::{CONTENT_MAX, Credentials, GREETING, Hello, Kind, PAUSE, Session, greet};
 use super::master::Master;
 use super::reception::{Arrival, Reception};
-use crate::comm::{Error, Result, clean, name_ranks};
+use crate::{Error, Result, clean, name_ranks};
 
 /// The longest pause between two attempts to connect, and the longest attempt.
 const PAUSE_MAX: Duration = Duration::from_millis(100);
@@ -31,14 +31,14 @@ const REPORT: Duration = Duration::from_secs(10);
 const ADDRESS_MAX: usize = 64;
 
 /// A socket to each other rank, in order of the ranks.
-type Sockets = Vec<Option<TcpStream>>;
+pub type Sockets = Vec<Option<TcpStream>>;
 
 /// A socket to every other rank, in order, this one's own place empty. Rank 0 listens at `master`. While ranks are missing, a line on
 /// stderr every ten seconds says which.
 ///
 /// # Errors
 /// If ranks do not come within `timeout`, named on those that did; if two say they are the same, or do not agree on their number.
-pub(super) fn rendezvous(
+pub fn rendezvous(
     (rank, size): (usize, usize),
     master: &Master,
     known: &Credentials,
@@ -84,10 +84,10 @@ impl<'a> Rendezvous<'a> {
             return Ok(vec![None]);
         }
         let met = if self.rank == 0 { self.host() } else { self.visit() };
-        let sockets = met.map_err(Error::Launch)?;
+        let sockets = met.map_err(Error::from)?;
         for socket in sockets.iter().flatten() {
             let ready = socket.set_nonblocking(false).and_then(|()| socket.set_write_timeout(None));
-            ready.map_err(|e| Error::Launch(format!("rank {}: {e}", self.rank)))?;
+            ready.map_err(|e| Error::from(format!("rank {}: {e}", self.rank)))?;
         }
         Ok(sockets)
     }

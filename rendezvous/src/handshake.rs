@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-use crate::comm::{Error, Result, clean};
+use crate::{Result, clean};
 
 /// The first word of a hello, with the version of this protocol.
 const MAGIC: u64 = u64::from_le_bytes(*b"phalanx2");
@@ -37,11 +37,11 @@ type Nonce = [u8; 32];
 
 /// What all processes of a run know, and others do not.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub(super) struct Credentials {
+pub struct Credentials {
     /// Empty if the run has none.
-    pub(super) secret: String,
+    pub secret: String,
     /// The name of the run.
-    pub(super) job: String,
+    pub job: String,
 }
 
 /// Without the secret.
@@ -57,22 +57,23 @@ impl Credentials {
     ///
     /// # Errors
     /// If both are set, the file cannot be read, or the secret is empty.
-    pub(super) fn find(variable: &impl Fn(&str) -> Option<String>) -> Result<Credentials> {
+    pub fn find(variable: &impl Fn(&str) -> Option<String>) -> Result<Credentials> {
         let job = variable("PHALANX_JOB").or_else(|| variable("TORCHELASTIC_RUN_ID")).unwrap_or_default();
-        let wrong = |why: String| Error::Launch(why);
         let secret = match (variable("PHALANX_SECRET"), variable("PHALANX_SECRET_FILE")) {
             (Some(_), Some(_)) => {
-                return Err(wrong("got PHALANX_SECRET and PHALANX_SECRET_FILE, wanted one of them".into()));
+                return Err("got PHALANX_SECRET and PHALANX_SECRET_FILE, wanted one of them"
+                    .to_string()
+                    .into());
             }
             (None, None) => String::new(),
             (Some(text), None) if text.trim().is_empty() => {
-                return Err(wrong("PHALANX_SECRET is empty, wanted a text".into()));
+                return Err("PHALANX_SECRET is empty, wanted a text".to_string().into());
             }
             (Some(text), None) => text.trim().into(),
             (None, Some(path)) => match std::fs::read_to_string(&path) {
                 Ok(text) if !text.trim().is_empty() => text.trim().into(),
-                Ok(_) => return Err(wrong(format!("PHALANX_SECRET_FILE={path} is empty, wanted a text"))),
-                Err(e) => return Err(wrong(format!("PHALANX_SECRET_FILE={path}: {e}"))),
+                Ok(_) => return Err(format!("PHALANX_SECRET_FILE={path} is empty, wanted a text").into()),
+                Err(e) => return Err(format!("PHALANX_SECRET_FILE={path}: {e}").into()),
             },
         };
         Ok(Credentials { secret, job })
@@ -81,9 +82,10 @@ impl Credentials {
 
 /// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub enum Kind {
     /// The host's nonce.
     Challenge,
+    /// The visitor knows the secret.
     Proof,
     /// The host has entered the visitor.
     Accepted,
@@ -112,11 +114,13 @@ const KINDS: [Kind; 8] = [
 
 /// A visitor's first message.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Hello {
-    pub(super) rank: usize,
-    pub(super) size: usize,
+pub struct Hello {
+    /// Its rank.
+    pub rank: usize,
+    /// The number of ranks, as it was told.
+    pub size: usize,
     /// Where the visitor itself listens.
-    pub(super) port: u16,
+    pub port: u16,
 }
 
 /// Its bytes, with the nonce.
@@ -147,8 +151,9 @@ fn nonce() -> io::Result<Nonce> {
 }
 
 /// A connection after its hello: its messages, each with an HMAC that has its place in the conversation.
-pub(super) struct Session {
-    pub(super) socket: TcpStream,
+pub struct Session {
+    /// The socket, which does not block until the meeting is over. Then it is the run's.
+    pub socket: TcpStream,
     key: [u8; 32],
     is_host: bool,
     /// Messages so far, in each direction.
@@ -190,7 +195,7 @@ impl Session {
     }
 
     /// Sends a message. It is small, so a socket that does not block takes it whole, or is broken.
-    pub(super) fn send(&mut self, kind: Kind, content: &[u8]) -> io::Result<()> {
+    pub fn send(&mut self, kind: Kind, content: &[u8]) -> io::Result<()> {
         let number = KINDS.iter().position(|other| *other == kind).unwrap_or(0);
         let mut message = vec![number as u8];
         message.extend((content.len() as u32).to_le_bytes());
@@ -205,7 +210,7 @@ impl Session {
     ///
     /// # Errors
     /// If the connection has ended, or the message is not of this run or longer than `most`.
-    pub(super) fn receive(&mut self, most: usize) -> io::Result<Option<(Kind, Vec<u8>)>> {
+    pub fn receive(&mut self, most: usize) -> io::Result<Option<(Kind, Vec<u8>)>> {
         loop {
             let length =
                 self.buffer.get(1..5).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
@@ -283,7 +288,7 @@ fn fill(socket: &mut TcpStream, buffer: &mut Vec<u8>, wanted: usize) -> io::Resu
 ///
 /// # Errors
 /// If what listens there is not of this run, or refuses this rank; why.
-pub(super) fn greet(
+pub fn greet(
     mut socket: TcpStream,
     hello: &Hello,
     known: &Credentials,
