@@ -12,16 +12,24 @@
 #![forbid(unsafe_code)]
 
 mod handshake;
+mod introduction;
+mod lobby;
 mod master;
+mod member;
+mod node;
 mod reception;
 mod rendezvous;
+mod store;
 #[cfg(test)]
 mod tests;
 mod text;
 
 pub use handshake::{Credentials, Hello, Kind, Session, greet};
 pub use master::Master;
+pub use member::{Member, Met};
+pub use node::Node;
 pub use rendezvous::{Sockets, rendezvous};
+pub use store::Store;
 pub use text::{clean, name_ranks};
 
 /// Why processes do not meet. The message names the rank that says so, or the variable that is wrong.
