@@ -135,6 +135,12 @@ fn judge(faults: &Faults, ended: &Ended, steps: u64) -> Vec<String> {
     for (rank, message) in &messages {
         let blamed = blamed(message);
         let causes: Vec<&str> = met.iter().flat_map(causes).collect();
+        // A rank that stood still while the others met finds that they are gone.
+        let slept =
+            faults.iter().any(|(fault, _)| matches!(fault, Fault::Stop(stopped, None) if stopped == rank));
+        if slept && message.contains(" did not come to ") {
+            continue;
+        }
         if let Some(innocent) = blamed.iter().find(|rank| !guilty.contains(rank)) {
             complaints.push(format!("rank {rank} blames rank {innocent}"));
         }

@@ -1,5 +1,6 @@
 //! The program that every rank of a trial runs.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use phalanx_nn::models::{GptConfig, ModelConfig};
@@ -47,13 +48,25 @@ fn train() -> Result<()> {
         let tokens: Vec<i64> = (0..64 * 4).map(|i| (i * i + i / 3 + by) % 12).collect();
         Tensor::from_slice(&tokens, &[64, 4], Device::CPU)
     };
-    let data = TensorDataset::new(vec![rows(shift)?, rows(shift + 1)?])?;
     let model = ModelConfig::Gpt(GptConfig::new(12, 4, 4, 2, 8));
-    let tell = |why: &str| println!("\ntold: {why}");
-    start(&config, tell, |process| {
-        let part =
-            |rank: &MeshRank| Ok(decoder(&model, &config.layout, &rank.groups, &rank.scope(&config), None)?);
-        let trainer = Trainer::new(config.clone()).settings("trials", &settings).in_process_group(process);
-        trainer.data(data).stop_when(stop_on_signals()?).run_parts(part).map(drop)
-    })
+    let mut stop = None;
+    start(
+        &config,
+        |_| {},
+        |process| {
+            // A rank that outlives others begins here again, and there may be a checkpoint now.
+            let config = settings.resolve()?;
+            let stop = match &stop {
+                Some(stop) => Arc::clone(stop),
+                None => stop.insert(stop_on_signals()?).clone(),
+            };
+            let part = |rank: &MeshRank| {
+                Ok(decoder(&model, &config.layout, &rank.groups, &rank.scope(&config), None)?)
+            };
+            let data = TensorDataset::new(vec![rows(shift)?, rows(shift + 1)?])?;
+            let trainer =
+                Trainer::new(config.clone()).settings("trials", &settings).in_process_group(process);
+            trainer.data(data).stop_when(stop).run_parts(part).map(drop)
+        },
+    )
 }
