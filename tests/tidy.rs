@@ -7,11 +7,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The crates, each allowed to depend on those before it.
-const ORDER: [&str; 7] = ["cuda", "tensor", "kernels", "autograd", "nn", "parallel", "train"];
+const ORDER: [&str; 8] = ["rendezvous", "cuda", "tensor", "kernels", "autograd", "nn", "parallel", "train"];
 
 /// Where unsafe code may live: storage, the pool, streaming stores, maps of files, SIMD, the matrix product's inner loops, calls of MPI and of
-/// the CUDA libraries, and the libraries that stand in for those.
-const UNSAFE: [&str; 16] = [
+/// the CUDA libraries, the libraries that stand in for those, and what a started process does before it is the program.
+const UNSAFE: [&str; 17] = [
     "cuda/src/",
     "tensor/src/storage/",
     "tensor/src/allocator.rs",
@@ -24,6 +24,7 @@ const UNSAFE: [&str; 16] = [
     "parallel/src/comm/wire/mpi.rs",
     "parallel/src/comm/nccl/",
     "tensor/src/cuda/",
+    "launcher/src/tied.rs",
     "emulator/driver/",
     "emulator/cublaslt/",
     "emulator/nccl/",
@@ -43,7 +44,7 @@ fn root() -> &'static Path {
 /// Every Rust file of the repository, relative to its root.
 fn sources() -> Vec<String> {
     let mut found = Vec::new();
-    let tops = ORDER.iter().copied().chain(["emulator", "src", "examples", "tests", "benches"]);
+    let tops = ORDER.iter().copied().chain(["launcher", "emulator", "src", "examples", "tests", "benches"]);
     let mut waiting: Vec<PathBuf> = tops.map(|top| root().join(top)).collect();
     while let Some(folder) = waiting.pop() {
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {

@@ -5,11 +5,12 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use phalanx_rendezvous::name_ranks;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh64::Xxh64;
 
-use crate::comm::{Comm, name_ranks};
+use crate::comm::Comm;
 use crate::{Error, Result, all_gather_object};
 
 /// What a rank was given, by name, in the order in which differences are reported.

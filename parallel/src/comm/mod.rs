@@ -34,7 +34,6 @@ pub(crate) mod wire;
 pub use call::{Call, Observed, Observer};
 pub use communicator::{Comm, Communicator, Traffic};
 pub use error::{Error, Result};
-pub(crate) use error::{clean, name_ranks};
 pub use meta::meta;
 #[cfg(feature = "nccl")]
 pub use nccl::{NcclConfig, Sums, check_nccl, nccl};

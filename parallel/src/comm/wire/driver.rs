@@ -7,13 +7,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use phalanx_rendezvous::clean;
 use phalanx_tensor::unpoisoned;
 
 use super::task::{Inbox, Task, malformed, read, write};
 use super::{Address, Frame, FrameKind, Wire};
 use crate::comm::pending::{Ticket, blame};
 use crate::comm::plan::Side;
-use crate::comm::{CollectiveKind, Error, Result, Signature, clean};
+use crate::comm::{CollectiveKind, Error, Result, Signature};
 
 /// How long the driver of a polled wire sleeps between polls while calls are under way.
 const POLL: Duration = Duration::from_micros(20);

@@ -5,6 +5,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
 
 use super::Wire;
 use super::driver::Event;
@@ -14,6 +15,9 @@ use crate::comm::{Error, Result};
 /// a rank that does not read.
 pub(crate) struct Tcp {
     links: Vec<Option<Sender<Vec<u8>>>>,
+    /// The sockets, to end what reads and writes there.
+    sockets: Vec<TcpStream>,
+    threads: Vec<JoinHandle<()>>,
     /// Messages not yet written.
     unwritten: Arc<AtomicUsize>,
 }
@@ -22,7 +26,7 @@ impl Tcp {
     /// A wire over connected sockets, in order of the ranks; this one's own place is empty.
     pub(crate) fn new(sockets: Vec<Option<TcpStream>>, events: &Sender<Event>) -> io::Result<Tcp> {
         let unwritten = Arc::new(AtomicUsize::new(0));
-        let mut links = vec![];
+        let (mut links, mut ends, mut threads) = (vec![], vec![], vec![]);
         for (rank, socket) in sockets.into_iter().enumerate() {
             let Some(socket) = socket else {
                 links.push(None);
@@ -31,16 +35,17 @@ impl Tcp {
             socket.set_nodelay(true)?;
             let (link, messages) = channel();
             let (reading, events, count) = (socket.try_clone()?, events.clone(), Arc::clone(&unwritten));
-            spawn("reads", rank, move || read(reading, rank, &events))?;
-            spawn("writes", rank, move || write(socket, &messages, &count))?;
+            ends.push(socket.try_clone()?);
+            threads.push(spawn("reads", rank, move || read(reading, rank, &events))?);
+            threads.push(spawn("writes", rank, move || write(socket, &messages, &count))?);
             links.push(Some(link));
         }
-        Ok(Tcp { links, unwritten })
+        Ok(Tcp { links, sockets: ends, threads, unwritten })
     }
 }
 
-fn spawn(what: &str, rank: usize, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    std::thread::Builder::new().name(format!("phalanx {what} {rank}")).spawn(work).map(drop)
+fn spawn(what: &str, rank: usize, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(format!("phalanx {what} {rank}")).spawn(work)
 }
 
 /// Hands messages to the driver until the socket ends.
@@ -98,7 +103,15 @@ impl Wire for Tcp {
         self.unwritten.load(Ordering::Acquire) == 0
     }
 
+    /// Nothing of this wire is left: no thread, no socket, and no message that comes later.
     fn close(&mut self, _orderly: bool) {
         self.links.clear();
+        // What was sent has been written, or belongs to a process that does not read.
+        for socket in self.sockets.drain(..) {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
     }
 }

@@ -1,12 +1,11 @@
 //! [`Master`]: where rank 0 listens, and how the other ranks learn it.
 
 use std::fmt;
-use std::io;
+use std::fs::File;
+use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-
-use phalanx_tensor::io::atomic;
 
 use super::handshake::PAUSE;
 
@@ -15,7 +14,7 @@ const PORT_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Where the other ranks find rank 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Master {
+pub enum Master {
     /// A host and a port.
     Address(String, u16),
     /// A file that all ranks see. Rank 0 listens on a free port, writes its address there, and removes the file once all ranks have
@@ -42,7 +41,7 @@ impl Master {
         };
         let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?;
         let address = SocketAddr::new(own_address(), listener.local_addr()?.port());
-        atomic::write(path, |file| writeln!(file, "{address}")).map_err(io::Error::other)?;
+        replace(path, &address)?;
         Ok((listener, Some(address)))
     }
 
@@ -80,6 +79,19 @@ fn bind(host: &str, port: u16) -> io::Result<TcpListener> {
             done => return done,
         }
     }
+}
+
+/// Writes the file beside its place first, so that a reader finds the old address, or the new one.
+fn replace(path: &Path, address: &SocketAddr) -> io::Result<()> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    // No other process has this port.
+    let written = path.with_file_name(format!(".{name}.{}.{}.tmp", std::process::id(), address.port()));
+    let done = File::create(&written).and_then(|mut file| {
+        writeln!(file, "{address}")?;
+        file.sync_all()?;
+        std::fs::rename(&written, path)
+    });
+    done.inspect_err(|_| drop(std::fs::remove_file(&written)))
 }
 
 fn read_address(path: &Path) -> Option<SocketAddr> {

@@ -5,7 +5,7 @@
 //! visitor                                                      host
 //!    ──hello: rank, size, port, the visitor's nonce──────────►
 //!    ◄─challenge: the host's nonce────────────────────────────   both now have the session's key,
-//!    ──proof─────────────────────────────────────────────────►   HMAC-SHA256(secret, job and hello and nonce)
+//!    ──proof, and what a store has to know of the visitor─────►   HMAC-SHA256(secret, job and hello and nonce)
 //!    ◄─accepted, or refused and why───────────────────────────
 //! ```
 //!
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
-use crate::comm::{Error, Result, clean};
+use crate::{Result, clean};
 
 /// The first word of a hello, with the version of this protocol.
 const MAGIC: u64 = u64::from_le_bytes(*b"phalanx2");
@@ -30,6 +30,8 @@ pub(super) const GREETING: Duration = Duration::from_secs(5);
 pub(super) const PAUSE: Duration = Duration::from_millis(2);
 /// Bytes of a message besides its content: kind, length, HMAC.
 const FRAME: usize = 1 + 4 + 32;
+/// Bytes of what a visitor says of itself beside the proof.
+const INTRODUCTION_MAX: usize = 64;
 /// Bytes of a content, unless it is the table of addresses.
 pub(super) const CONTENT_MAX: usize = 4096;
 
@@ -37,11 +39,11 @@ type Nonce = [u8; 32];
 
 /// What all processes of a run know, and others do not.
 #[derive(Clone, Default, PartialEq, Eq)]
-pub(super) struct Credentials {
+pub struct Credentials {
     /// Empty if the run has none.
-    pub(super) secret: String,
+    pub secret: String,
     /// The name of the run.
-    pub(super) job: String,
+    pub job: String,
 }
 
 /// Without the secret.
@@ -57,33 +59,40 @@ impl Credentials {
     ///
     /// # Errors
     /// If both are set, the file cannot be read, or the secret is empty.
-    pub(super) fn find(variable: &impl Fn(&str) -> Option<String>) -> Result<Credentials> {
+    pub fn find(variable: &impl Fn(&str) -> Option<String>) -> Result<Credentials> {
         let job = variable("PHALANX_JOB").or_else(|| variable("TORCHELASTIC_RUN_ID")).unwrap_or_default();
-        let wrong = |why: String| Error::Launch(why);
         let secret = match (variable("PHALANX_SECRET"), variable("PHALANX_SECRET_FILE")) {
             (Some(_), Some(_)) => {
-                return Err(wrong("got PHALANX_SECRET and PHALANX_SECRET_FILE, wanted one of them".into()));
+                return Err("got PHALANX_SECRET and PHALANX_SECRET_FILE, wanted one of them"
+                    .to_string()
+                    .into());
             }
             (None, None) => String::new(),
             (Some(text), None) if text.trim().is_empty() => {
-                return Err(wrong("PHALANX_SECRET is empty, wanted a text".into()));
+                return Err("PHALANX_SECRET is empty, wanted a text".to_string().into());
             }
             (Some(text), None) => text.trim().into(),
             (None, Some(path)) => match std::fs::read_to_string(&path) {
                 Ok(text) if !text.trim().is_empty() => text.trim().into(),
-                Ok(_) => return Err(wrong(format!("PHALANX_SECRET_FILE={path} is empty, wanted a text"))),
-                Err(e) => return Err(wrong(format!("PHALANX_SECRET_FILE={path}: {e}"))),
+                Ok(_) => return Err(format!("PHALANX_SECRET_FILE={path} is empty, wanted a text").into()),
+                Err(e) => return Err(format!("PHALANX_SECRET_FILE={path}: {e}").into()),
             },
         };
         Ok(Credentials { secret, job })
+    }
+
+    /// Those of one meeting, of which the store has said this. No process of another one knows them.
+    pub(super) fn of_meeting(&self, number: &str) -> Credentials {
+        Credentials { secret: self.secret.clone(), job: format!("{} {number}", self.job) }
     }
 }
 
 /// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub enum Kind {
     /// The host's nonce.
     Challenge,
+    /// The visitor knows the secret.
     Proof,
     /// The host has entered the visitor.
     Accepted,
@@ -97,9 +106,15 @@ pub(super) enum Kind {
     Ready,
     /// All ranks are.
     Go,
+    /// This meeting has failed: the visitor is to come to the store again. The content is the reason.
+    Again,
+    /// A rank has ended well.
+    Done,
+    /// The launcher ends the run; the content is the reason.
+    End,
 }
 
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 11] = [
     Kind::Challenge,
     Kind::Proof,
     Kind::Accepted,
@@ -108,15 +123,20 @@ const KINDS: [Kind; 8] = [
     Kind::Table,
     Kind::Ready,
     Kind::Go,
+    Kind::Again,
+    Kind::Done,
+    Kind::End,
 ];
 
 /// A visitor's first message.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Hello {
-    pub(super) rank: usize,
-    pub(super) size: usize,
+pub struct Hello {
+    /// Its rank.
+    pub rank: usize,
+    /// The number of ranks, as it was told.
+    pub size: usize,
     /// Where the visitor itself listens.
-    pub(super) port: u16,
+    pub port: u16,
 }
 
 /// Its bytes, with the nonce.
@@ -140,15 +160,16 @@ impl Hello {
     }
 }
 
-fn nonce() -> io::Result<Nonce> {
+pub(super) fn nonce() -> io::Result<Nonce> {
     let mut nonce = [0; 32];
     getrandom::fill(&mut nonce).map_err(|e| io::Error::other(e.to_string()))?;
     Ok(nonce)
 }
 
 /// A connection after its hello: its messages, each with an HMAC that has its place in the conversation.
-pub(super) struct Session {
-    pub(super) socket: TcpStream,
+pub struct Session {
+    /// The socket, which does not block until the meeting is over. Then it is the run's.
+    pub socket: TcpStream,
     key: [u8; 32],
     is_host: bool,
     /// Messages so far, in each direction.
@@ -156,6 +177,13 @@ pub(super) struct Session {
     received: u64,
     /// What has come of the next message.
     buffer: Vec<u8>,
+}
+
+/// Without the key.
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("socket", &self.socket).finish_non_exhaustive()
+    }
 }
 
 fn keyed(key: &[u8]) -> Hmac<Sha256> {
@@ -190,7 +218,7 @@ impl Session {
     }
 
     /// Sends a message. It is small, so a socket that does not block takes it whole, or is broken.
-    pub(super) fn send(&mut self, kind: Kind, content: &[u8]) -> io::Result<()> {
+    pub fn send(&mut self, kind: Kind, content: &[u8]) -> io::Result<()> {
         let number = KINDS.iter().position(|other| *other == kind).unwrap_or(0);
         let mut message = vec![number as u8];
         message.extend((content.len() as u32).to_le_bytes());
@@ -201,11 +229,19 @@ impl Session {
         self.socket.write_all(&message)
     }
 
+    /// [`Session::send`] of a content that the socket may not take whole at once.
+    pub(super) fn send_long(&mut self, kind: Kind, content: &[u8]) -> io::Result<()> {
+        self.socket.set_nonblocking(false)?;
+        self.socket.set_write_timeout(Some(GREETING))?;
+        self.send(kind, content)?;
+        self.socket.set_nonblocking(true)
+    }
+
     /// The next message, if it has come whole; never more than it is read from the socket.
     ///
     /// # Errors
     /// If the connection has ended, or the message is not of this run or longer than `most`.
-    pub(super) fn receive(&mut self, most: usize) -> io::Result<Option<(Kind, Vec<u8>)>> {
+    pub fn receive(&mut self, most: usize) -> io::Result<Option<(Kind, Vec<u8>)>> {
         loop {
             let length =
                 self.buffer.get(1..5).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
@@ -283,9 +319,20 @@ fn fill(socket: &mut TcpStream, buffer: &mut Vec<u8>, wanted: usize) -> io::Resu
 ///
 /// # Errors
 /// If what listens there is not of this run, or refuses this rank; why.
-pub(super) fn greet(
+pub fn greet(
+    socket: TcpStream,
+    hello: &Hello,
+    known: &Credentials,
+    until: Instant,
+) -> Result<Option<Session>, String> {
+    greet_with(socket, hello, &[], known, until)
+}
+
+/// [`greet`], with what a store has to know of the visitor.
+pub(super) fn greet_with(
     mut socket: TcpStream,
     hello: &Hello,
+    introduction: &[u8],
     known: &Credentials,
     until: Instant,
 ) -> Result<Option<Session>, String> {
@@ -316,7 +363,7 @@ pub(super) fn greet(
         match session.receive(CONTENT_MAX) {
             Ok(Some((Kind::Challenge, _))) if !is_proven => {
                 is_proven = true;
-                if session.send(Kind::Proof, &[]).is_err() {
+                if session.send(Kind::Proof, introduction).is_err() {
                     return Ok(None);
                 }
             }
@@ -351,8 +398,8 @@ pub(super) enum Step {
     Wait,
     /// It is no rank of this run.
     Stranger,
-    /// It has proven that it is of this run, and waits for an answer.
-    Rank(Hello, Session),
+    /// It has proven that it is of this run, has said this of itself, and waits for an answer.
+    Rank(Hello, Session, Vec<u8>),
 }
 
 impl Guest {
@@ -365,13 +412,13 @@ impl Guest {
     /// Takes what has come, without waiting.
     pub(super) fn step(&mut self, known: &Credentials) -> Step {
         match self.advance(known) {
-            Ok(Some((hello, session))) => Step::Rank(hello, session),
+            Ok(Some((hello, session, introduction))) => Step::Rank(hello, session, introduction),
             Ok(None) if self.since.elapsed() < GREETING => Step::Wait,
             _ => Step::Stranger,
         }
     }
 
-    fn advance(&mut self, known: &Credentials) -> io::Result<Option<(Hello, Session)>> {
+    fn advance(&mut self, known: &Credentials) -> io::Result<Option<(Hello, Session, Vec<u8>)>> {
         let foreign = || io::Error::from(io::ErrorKind::InvalidData);
         if let Stage::Hello(socket, buffer) = &mut self.stage {
             if !fill(socket, buffer, size_of::<HelloBytes>())? {
@@ -384,8 +431,8 @@ impl Guest {
             self.stage = Stage::Proof(hello, session);
         }
         match std::mem::replace(&mut self.stage, Stage::Done) {
-            Stage::Proof(hello, mut session) => match session.receive(0)? {
-                Some((Kind::Proof, _)) => Ok(Some((hello, session))),
+            Stage::Proof(hello, mut session) => match session.receive(INTRODUCTION_MAX)? {
+                Some((Kind::Proof, introduction)) => Ok(Some((hello, session, introduction))),
                 Some(_) => Err(foreign()),
                 None => {
                     self.stage = Stage::Proof(hello, session);

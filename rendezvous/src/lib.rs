@@ -1,0 +1,60 @@
+//! How the processes of a run find each other, and prove that they belong together.
+//!
+//! ```text
+//! rendezvous   every rank gets a socket to every other
+//!    |-- reception    takes all connections at once, and drops those that are no ranks
+//!    |      |-- handshake   both ends prove that they are of the same run
+//!    |-- master       where rank 0 listens
+//! text      ranks by their numbers, and what comes from the network, for people
+//! ```
+//!
+//! It knows no tensors: the launcher uses this crate, and stays a small build.
+#![forbid(unsafe_code)]
+
+mod handshake;
+mod introduction;
+mod lobby;
+mod master;
+mod member;
+mod node;
+mod reception;
+mod rendezvous;
+mod store;
+#[cfg(test)]
+mod store_tests;
+#[cfg(test)]
+mod tests;
+mod text;
+
+pub use handshake::{Credentials, Hello, Kind, Session, greet};
+pub use master::Master;
+pub use member::{Member, Met};
+pub use node::Node;
+pub use rendezvous::{Sockets, rendezvous};
+pub use store::Store;
+pub use text::{clean, name_ranks};
+
+/// Why processes do not meet. The message names the rank that says so, or the variable that is wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Error(String);
+
+/// The results of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+impl From<String> for Error {
+    fn from(why: String) -> Error {
+        Error(why)
+    }
+}
+
+impl std::fmt::Display for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[doc = include_str!("../README.md")]
+#[cfg(doctest)]
+struct Readme;
