@@ -158,7 +158,7 @@ pub(crate) fn load(what: &str, own: &[ShardedTensor], given: &[ShardedTensor], a
 }
 
 /// A box of a whole tensor, and a range of its elements in row-major order.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct BoxRange {
     /// The whole's shape.
     pub(crate) shape: Vec<usize>,

@@ -1,7 +1,9 @@
 //! Saving and reading hold one block besides the tensors: by the ledger, and by what the system counts.
 #![cfg(target_os = "linux")]
 
-use phalanx_parallel::checkpoint::{BLOCK, Checkpoint, Saver, Settings};
+use std::time::Instant;
+
+use phalanx_parallel::checkpoint::{BLOCK, Checkpoint, Host, MemorySaver, MemoryStore, Saver, Settings};
 use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_parallel::{Result, comm, launch};
 use phalanx_tensor::{DType, Device};
@@ -29,6 +31,7 @@ fn growth(f: impl FnOnce()) -> usize {
 #[test]
 fn a_save_and_a_load_hold_one_block_and_ranks_books_count_nothing() {
     one_block();
+    two_copies();
     let folder = std::env::temp_dir().join(format!("phalanx-books-{}", std::process::id()));
     let run = |rank: launch::Rank| -> Result<()> {
         let parts =
@@ -67,4 +70,31 @@ fn one_block() {
     for (what, grown) in [("saving", saving), ("loading", loading)] {
         assert!(grown < BLOCK + SLACK, "{what}: {grown} bytes");
     }
+}
+
+/// Checkpoints in memory are two copies while one is made and use the same memory again. Prints what they cost: `cargo test --release -p
+/// phalanx-parallel --test checkpoint_memory -- --nocapture`.
+fn two_copies() {
+    let device = Device::Cpu(3);
+    let tensor = |value| phalanx_kernels::full(&[BYTES / 4 / 4], value, DType::F32, device).unwrap();
+    let parts = [1.0, 2.0].map(|value| ShardedTensor::whole(format!("w{value}"), tensor(value))).to_vec();
+    let (ledger, store) = (device.ledger().unwrap(), MemoryStore::default());
+    ledger.reset_peak();
+    let before = ledger.total().now;
+    let host = Host { machine: "here".into(), process: "this".into() };
+    let mut saver = MemorySaver::new(&comm::meta(0, 1).unwrap(), store.clone(), &host, true).unwrap();
+    let mut save = || {
+        let begin = Instant::now();
+        saver.save(parts.clone(), Settings::new()).unwrap();
+        saver.wait().unwrap();
+        begin.elapsed().as_secs_f64()
+    };
+    let first = growth(|| drop((save(), save())));
+    assert!((BYTES..BYTES + SLACK).contains(&first), "{first}");
+    let mut seconds = 0.0;
+    let later = growth(|| seconds = save() + save());
+    assert!(later < SLACK, "{later}");
+    assert_eq!(store.bytes(), BYTES / 2);
+    assert_eq!((ledger.total().now, ledger.total().peak), (before, before));
+    println!("copies of {BYTES} bytes in memory: {:.1} GB/s", BYTES as f64 / seconds / 1e9);
 }

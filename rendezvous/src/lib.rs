@@ -21,6 +21,8 @@ mod reception;
 mod rendezvous;
 mod store;
 #[cfg(test)]
+mod store_tests;
+#[cfg(test)]
 mod tests;
 mod text;
 

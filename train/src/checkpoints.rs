@@ -145,8 +145,18 @@ pub(crate) fn restore(
     run: &mut Run,
     identity: &BTreeMap<String, String>,
 ) -> Result<Position> {
-    let settings = saved.settings();
-    let file = saved.path();
+    let position = position(saved.settings(), saved.path(), run, identity)?;
+    load(saved, run)?;
+    Ok(position)
+}
+
+/// Restores a run's state besides tensors from the settings of a checkpoint, which is at `file`.
+pub(crate) fn position(
+    settings: &BTreeMap<String, String>,
+    file: &Path,
+    run: &mut Run,
+    identity: &BTreeMap<String, String>,
+) -> Result<Position> {
     if let Some((key, value)) = identity.iter().find(|(key, value)| settings.get(*key) != Some(value)) {
         let before = settings.get(key).map_or("(unknown)", String::as_str);
         let why = format!("the run began with `{key}` {before}, and cannot go on with {value}");
@@ -161,7 +171,6 @@ pub(crate) fn restore(
     };
     let watched: LossWatchState =
         settings.get("watch").and_then(|watch| serde_json::from_str(watch).ok()).unwrap_or_default();
-    load(saved, run)?;
     run.loss_watch = watched;
     let float = |key: &str| settings.get(key).and_then(|number| number.parse::<f64>().ok());
     run.plateau = PlateauState {
@@ -240,6 +249,11 @@ impl Run {
     pub fn resume(&mut self, folder: &Path) -> Result<()> {
         let saved = agreed(latest(folder), self)?.require_finite(!self.setup.config.allow_not_finite);
         let position = restore(&saved, self, &self.identity.clone())?;
+        self.go_on_at(position)
+    }
+
+    /// Sets the run to a position whose state has been restored.
+    pub(crate) fn go_on_at(&mut self, position: Position) -> Result<()> {
         (self.done, self.data_ahead, self.best) = (position.step, position.data_ahead, position.best);
         if self.done > self.setup.config.steps {
             let (steps, done) = (self.setup.config.steps, self.done);
@@ -262,7 +276,7 @@ impl Run {
     }
 
     /// The run's state besides tensors, as a checkpoint stores it.
-    fn settings(&self) -> Result<BTreeMap<String, String>> {
+    pub(crate) fn settings(&self) -> Result<BTreeMap<String, String>> {
         let mut settings = self.identity.clone();
         let watch =
             serde_json::to_string(&self.loss_watch).map_err(|e| Error::data("checkpoint", e.to_string()))?;

@@ -162,12 +162,12 @@ pub(crate) struct Metrics {
 
 impl Metrics {
     /// `fresh` files begin anew; `continued` ones keep their steps before `from`.
-    pub fn create(fresh: &[PathBuf], continued: Option<&Path>, from: u64) -> Result<Metrics> {
+    pub fn create(fresh: &[PathBuf], continued: &[PathBuf], from: u64) -> Result<Metrics> {
         let mut files = Vec::new();
         for path in fresh {
             files.push((path.to_path_buf(), create(path, b"")?));
         }
-        if let Some(path) = continued {
+        for path in continued {
             files.push((path.to_path_buf(), create(path, &kept(path, from)?)?));
         }
         Ok(Metrics { files })
@@ -232,7 +232,7 @@ mod tests {
     #[cfg(unix)]
     fn a_device_is_written_to_and_stays_one() {
         let path = PathBuf::from("/dev/null");
-        let mut metrics = Metrics::create(std::slice::from_ref(&path), None, 0).unwrap();
+        let mut metrics = Metrics::create(std::slice::from_ref(&path), &[], 0).unwrap();
         metrics.line("{}").unwrap();
         assert!(!path.is_file());
     }
@@ -242,7 +242,7 @@ mod tests {
     fn a_file_that_is_gone_on_with_has_its_lines_at_once() {
         let path = std::env::temp_dir().join(format!("phalanx-metrics-{}.jsonl", std::process::id()));
         std::fs::write(&path, "{\"step\":0,\"loss\":2.5}\n{\"step\":1,\"loss\":2.0}\n{\"sum").unwrap();
-        let metrics = Metrics::create(&[], Some(&path), 1).unwrap();
+        let metrics = Metrics::create(&[], std::slice::from_ref(&path), 1).unwrap();
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "{\"step\":0,\"loss\":2.5}\n");
         drop(metrics);
         std::fs::remove_file(&path).unwrap();
@@ -255,14 +255,14 @@ mod tests {
             [b"{\"step\":0,\"loss\":2.5}", b"{\"st\xff", b"{\"step\":1,\"loss\":2.0}", b"{\"step\":2}\n"];
         std::fs::write(&path, lines.join(&b'\n')).unwrap();
         assert_eq!(numbers_in(&path, "loss"), [(0, 2.5), (1, 2.0)]);
-        let mut metrics = Metrics::create(&[], Some(&path), 2).unwrap();
+        let mut metrics = Metrics::create(&[], std::slice::from_ref(&path), 2).unwrap();
         metrics.line("{\"step\":2,\"loss\":1.0}").unwrap();
         assert_eq!(numbers_in(&path, "loss"), [(0, 2.5), (1, 2.0), (2, 1.0)]);
         assert_eq!(std::fs::read_to_string(&path).unwrap().lines().count(), 3);
         std::fs::remove_file(&path).unwrap();
         // What cannot be read is not replaced.
         std::fs::create_dir(&path).unwrap();
-        assert!(Metrics::create(&[], Some(&path), 2).is_err());
+        assert!(Metrics::create(&[], std::slice::from_ref(&path), 2).is_err());
         std::fs::remove_dir(&path).unwrap();
     }
 }

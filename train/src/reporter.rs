@@ -225,7 +225,8 @@ impl Callback for Reporter {
         summary.parameters = parameters as u64;
         summary.ranks = config.ranks();
         self.report.layout = layout(config);
-        if done > 0 {
+        // After a process was replaced, the run may go on from its beginning.
+        if done > 0 || self.report.curves.loss.points().next().is_some() {
             self.go_on(config, done);
         }
         self.events = Some(

@@ -12,6 +12,7 @@ use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{FlopsPerToken, RecomputeMode};
 use phalanx_nn::{Batch, Optimizer, Parameter, Parameters, Scope, SequentialConfig};
 use phalanx_parallel::agree;
+use phalanx_parallel::checkpoint::MemoryStore;
 use phalanx_parallel::hybrid::StagedModel;
 use phalanx_parallel::launch::Rank;
 use phalanx_parallel::mesh::Axis;
@@ -23,6 +24,7 @@ use crate::data::{Data, Dataset, Samples, Shuffled};
 use crate::folder_lock::FolderLock;
 use crate::identity::{facts, fingerprint, fingerprint_of_rows};
 use crate::launch::{ranks, start};
+use crate::memory_checkpoints::MemoryCheckpoints;
 use crate::mesh_rank::MeshRank;
 use crate::record::{Summary, digests_in};
 use crate::report::{Profile, Setting};
@@ -84,6 +86,16 @@ pub struct Trainer {
     process: Option<Option<Rank>>,
     /// Whether the run writes into its folder, which is locked then.
     writes: bool,
+    /// The checkpoints that the ranks of this process hold in memory; by default those of the process, if it is a rank.
+    held: Option<MemoryCheckpoints>,
+}
+
+/// How a rank begins.
+struct Start {
+    /// Its checkpoints in memory.
+    store: MemoryStore,
+    /// Whether the ranks meet again after one has died.
+    again: bool,
 }
 
 /// The name of the file in a run's folder that repeats the run.
@@ -113,6 +125,7 @@ impl Trainer {
             extra_files: Vec::new(),
             process: None,
             writes: true,
+            held: None,
         };
         trainer.settings("training run", &settings)
     }
@@ -155,6 +168,13 @@ impl Trainer {
     /// Runs as a rank of the process group that [`start`] has joined. Without it the trainer joins the group itself.
     pub fn in_process_group(self, process: Option<&Rank>) -> Trainer {
         Trainer { process: Some(process.cloned()), ..self }
+    }
+
+    /// Holds the checkpoints in memory ([`Config::memory_checkpoint_every`]) here, and goes on from them if they are of this run. Without it
+    /// only processes that a launcher has started anew go on from memory. A program that runs ranks as threads, and runs them again when one has
+    /// failed, keeps this.
+    pub fn memory_checkpoints(self, held: &MemoryCheckpoints) -> Trainer {
+        Trainer { held: Some(held.clone()), ..self }
     }
 
     /// Trains and validates on this data.
@@ -302,16 +322,15 @@ impl Trainer {
             self.callbacks.push(Box::new(reporter));
         }
         let callbacks = Mutex::new(std::mem::take(&mut self.callbacks));
-        let (resume, at_end) = (self.config.resume.clone(), std::mem::take(&mut self.at_end));
-        let summaries = self.on_ranks(part, |mut run| {
-            if let Some(folder) = &resume {
-                run.resume(folder)?;
-            }
-            let mut own = match run.mesh_rank().is_first() {
-                true => std::mem::take(&mut *unpoisoned(callbacks.lock())),
-                false => Vec::new(),
-            };
-            let summary = run.train(&mut own)?;
+        let at_end = std::mem::take(&mut self.at_end);
+        let summaries = self.on_ranks(part, |mut run, start| {
+            run.begin_or_go_on(&start.store, start.again)?;
+            run.hold_in(start.store)?;
+            // If the ranks meet again after one has died, the callbacks are started again.
+            let summary = match run.mesh_rank().is_first() {
+                true => run.train(&mut unpoisoned(callbacks.lock())),
+                false => run.train(&mut []),
+            }?;
             at_end.iter().try_for_each(|work| work(&mut run))?;
             Ok(summary)
         })?;
@@ -328,7 +347,7 @@ impl Trainer {
     ) -> Result<Vec<String>> {
         // A device without elements validates nothing.
         self.validation = None;
-        self.on_ranks(part, |mut run| run.memory_report())
+        self.on_ranks(part, |mut run, _| run.memory_report())
     }
 
     /// Trains `steps` steps, at most as many as the configuration has, and returns the time of each operation on every rank. The process
@@ -343,7 +362,7 @@ impl Trainer {
     ) -> Result<Option<Profile>> {
         let reporter = Mutex::new(Some(self.reporter()));
         let (resume, steps) = (self.config.resume.clone(), steps.min(self.config.steps));
-        let profiles = self.on_ranks(part, |mut run| {
+        let profiles = self.on_ranks(part, |mut run, _| {
             if let Some(folder) = &resume {
                 run.resume(folder)?;
             }
@@ -371,7 +390,7 @@ impl Trainer {
         let recorded = digests_in(&replay.file("metrics.jsonl"));
         (self.config.trace, self.writes) = (None, false);
         self.config.steps = self.config.steps.max(replay.steps.end);
-        let all = self.on_ranks(part, |mut run| run.replay(replay, &recorded))?;
+        let all = self.on_ranks(part, |mut run, _| run.replay(replay, &recorded))?;
         all.into_iter().next().ok_or_else(|| Error::Config("train: there is no rank".into()))
     }
 
@@ -389,7 +408,7 @@ impl Trainer {
     fn on_ranks<P: StagedModel, T: Send>(
         &mut self,
         part: impl Fn(&MeshRank) -> Result<P> + Sync,
-        work: impl Fn(Run) -> Result<T> + Sync,
+        work: impl Fn(Run, Start) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
         self.config.check()?;
         let data = self.run_data()?;
@@ -400,13 +419,27 @@ impl Trainer {
         let (config, settings, optimizers) = (&*config, &**settings, &**optimizers);
         let (metrics, stop, hooks, extra_files) = (&*metrics, &*stop, &*hooks, &*extra_files);
         let periods: Vec<u64> = hooks.iter().map(|(steps, _)| *steps).collect();
+        let given = self.held.clone();
         let run = |process: Option<&Rank>| {
+            let again = false;
+            let held = given.clone().unwrap_or_else(|| match process {
+                Some(_) => MemoryCheckpoints::of_process(),
+                None => MemoryCheckpoints::default(),
+            });
+            if given.is_none() && !again {
+                // Those of an earlier run.
+                held.clear();
+            }
             let processes = process.map(Rank::comm);
             let is_first = processes.is_none_or(|comm| comm.rank() == 0);
             let written = config.folder().filter(|_| is_first && writes && !config.device.is_meta());
             // Until the run has ended.
             let _lock = written.map(FolderLock::take).transpose()?;
             if let Some(comm) = processes {
+                // A process that has been started again may find a checkpoint to resume where the others found none.
+                let out = config.folder().map(Path::to_path_buf);
+                let fresh = Config { resume: None, out, ..config.clone() };
+                let config = if again { &fresh } else { config };
                 agree(comm, &facts(config, settings, &identity))?;
                 // The configuration has settings without a key too, and the trainer has more than the configuration.
                 let validated = data.validation.as_deref().map(fingerprint_of_rows);
@@ -426,7 +459,8 @@ impl Trainer {
                 run.identity.extend(identity.clone());
                 run.hooks.extend(hooks.iter().cloned());
                 run.extra_files.extend(extra_files.iter().cloned());
-                work(run)
+                let number = if process.is_some() { 0 } else { run.mesh_rank.rank() };
+                work(run, Start { store: held.of(number), again })
             })?;
             trace.finish(processes)?;
             Ok(done)

@@ -10,6 +10,8 @@ mod offload;
 mod packed;
 #[path = "runs/plans.rs"]
 mod plans;
+#[path = "runs/recovery.rs"]
+mod recovery;
 #[path = "runs/reports.rs"]
 mod reports;
 #[path = "runs/sanity.rs"]

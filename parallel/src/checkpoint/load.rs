@@ -200,13 +200,7 @@ impl Checkpoint {
         if part.values.device().is_meta() {
             return Ok(());
         }
-        let flat = part.values.with_shape(&[part.values.numel()])?;
-        if stored.dtype == flat.dtype() && !flat.device().is_cuda() {
-            return self.read_into(reader, part, &mut flat.clone(), stored, sources);
-        }
-        let mut read = Tensor::empty(flat.shape(), stored.dtype, flat.device().host())?;
-        self.read_into(reader, part, &mut read, stored, sources)?;
-        Ok(flat.clone().copy_from(&kernels::cast(&read, flat.dtype())?)?)
+        fill(part, stored.dtype, |to| self.read_into(reader, part, to, stored, sources))
     }
 
     /// Reads the elements that pieces have of a part, into a tensor of one dimension.
@@ -239,6 +233,24 @@ impl Checkpoint {
     fn error(&self, why: String) -> crate::Error {
         file_error(&self.path, why)
     }
+}
+
+/// Gives a part the values that `read` writes into a tensor of one dimension in the host's memory, of this dtype.
+///
+/// # Errors
+/// Those of `read`, or if memory is short.
+pub(super) fn fill(
+    part: &ShardedTensor,
+    dtype: DType,
+    read: impl FnOnce(&mut Tensor) -> Result<()>,
+) -> Result<()> {
+    let mut flat = part.values.with_shape(&[part.values.numel()])?;
+    if dtype == flat.dtype() && !flat.device().is_cuda() {
+        return read(&mut flat);
+    }
+    let mut host = Tensor::empty(flat.shape(), dtype, flat.device().host())?;
+    read(&mut host)?;
+    Ok(flat.copy_from(&kernels::cast(&host, flat.dtype())?)?)
 }
 
 /// Finds the elements of a part in the pieces of a tensor.

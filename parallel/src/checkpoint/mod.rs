@@ -6,7 +6,8 @@
 //!
 //! state (a model and its optimizers as parts)
 //!   ├──► saver (a save, in the background) ──► plan (which rank writes which piece where; pure)
-//!   └──► load (an opened checkpoint) ──► index (checkpoint.json)         folder (what a killed save leaves, and the commit)
+//!   ├──► load (an opened checkpoint) ──► index (checkpoint.json)         folder (what a killed save leaves, and the commit)
+//!   └──► memory (copies in the hosts' memory) ◄── recovery (after a rank has died)       background (the thread of both savers)
 //! ```
 //!
 //! A tensor is known by its name and the row-major order of its elements, so cuts of any kind are read by any other:
@@ -32,11 +33,14 @@
 //! # }
 //! ```
 
+mod background;
 mod finite;
 mod folder;
 mod index;
 mod load;
+mod memory;
 mod plan;
+mod recovery;
 mod saver;
 mod state;
 #[cfg(test)]
@@ -45,6 +49,8 @@ mod tests;
 use std::collections::BTreeMap;
 
 pub use load::Checkpoint;
+pub use memory::{Host, MemorySaver, MemoryStore};
+pub use recovery::Recovery;
 pub use saver::Saver;
 pub use state::{Trained, parts};
 

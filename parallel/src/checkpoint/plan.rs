@@ -23,7 +23,7 @@ use super::{BLOCK, dtype_text};
 use crate::sharded_tensor::BoxRange;
 
 /// A part as a rank describes it to the others.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(super) struct PartInfo {
     pub(super) name: String,
     #[serde(with = "dtype_text")]

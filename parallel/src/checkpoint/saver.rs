@@ -11,14 +11,13 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 
+use super::background::Background;
 use super::finite::check_finite;
 use super::folder::Folder;
 use super::index::{Index, checksum, file_name};
@@ -40,7 +39,7 @@ pub struct Saver {
     block: usize,
     finite: bool,
     pub(super) create: Create,
-    running: Option<JoinHandle<Result<()>>>,
+    background: Background,
 }
 
 impl Saver {
@@ -51,7 +50,8 @@ impl Saver {
     /// Never: the new group has all members of `comm`.
     pub fn new(comm: &Comm) -> Result<Saver> {
         let comm = comm.group(&(0..comm.size()).collect::<Vec<_>>())?;
-        Ok(Saver { comm, block: BLOCK, finite: false, create: |path| File::create_new(path), running: None })
+        let (create, background): (Create, _) = (|path| File::create_new(path), Background::default());
+        Ok(Saver { comm, block: BLOCK, finite: false, create, background })
     }
 
     /// Sets the size of the blocks that have a checksum each, and of the buffer. Larger blocks mean fewer checksums
@@ -98,26 +98,13 @@ impl Saver {
         let new = |part| VersionedPart::new(part, self.finite);
         let parts = parts.into_iter().map(new).collect::<Result<_>>()?;
         let (settings, block, create) = (settings.clone(), self.block, self.create);
-        self.start(SaveJob { comm, folder, parts, settings, block, create })
-    }
-
-    fn start(&mut self, job: SaveJob) -> Result<()> {
-        let comm = job.comm.clone();
-        let work = move || {
-            catch_unwind(AssertUnwindSafe(|| job.run())).unwrap_or_else(|_| {
-                let why = "the thread that saves a checkpoint panicked";
-                comm.fail(why);
-                Err(Error::Config(why.into()))
-            })
-        };
-        let spawned = std::thread::Builder::new().name("checkpoint".into()).spawn(work);
-        self.running = Some(spawned.map_err(|e| Error::Config(format!("save: no thread: {e}")))?);
-        Ok(())
+        let job = SaveJob { comm, folder, parts, settings, block, create };
+        self.background.start(&self.comm, "saves a checkpoint", move || job.run())
     }
 
     /// Whether no save is under way.
     pub fn is_idle(&self) -> bool {
-        self.running.as_ref().is_none_or(JoinHandle::is_finished)
+        self.background.is_idle()
     }
 
     /// Waits for the save that is under way, if one is. Then the checkpoint is complete and on disk.
@@ -127,15 +114,7 @@ impl Saver {
     /// refuses, a tensor that was written meanwhile, a rank that is gone. Then there is no new checkpoint, and the old one
     /// is still there.
     pub fn wait(&mut self) -> Result<()> {
-        let Some(running) = self.running.take() else { return Ok(()) };
-        running.join().unwrap_or_else(|_| Err(Error::Config("save: its thread panicked".into())))
-    }
-}
-
-impl Drop for Saver {
-    /// Waits, so that no thread is left behind. Only [`Saver::wait`] returns an error.
-    fn drop(&mut self) {
-        let _ = self.wait();
+        self.background.wait()
     }
 }
 
@@ -288,7 +267,7 @@ const UNSYNCED_MAX: usize = 64 << 20;
 
 /// A part that must not change while it is written.
 pub(super) struct VersionedPart {
-    part: ShardedTensor,
+    pub(super) part: ShardedTensor,
     version: u64,
     /// Whether it must have finite numbers only.
     finite: bool,

@@ -3,8 +3,6 @@
 //!
 //! Parameters and buffers are called `model.NAME`, optimizers' tensors `optimizer.NAME.KIND`.
 
-use std::collections::HashSet;
-
 use phalanx_nn::{Optimizer, Parameter, Parameters, Rule};
 use phalanx_tensor::DType;
 
@@ -68,45 +66,66 @@ impl Checkpoint {
         trained: &[Trained<'_>],
         optimizers: &mut [&mut Optimizer<R>],
     ) -> Result<()> {
-        let (mut parts, mut states) = (model_parts(trained)?, Vec::new());
-        for optimizer in optimizers.iter() {
-            let entries = optimizer.state_dict()?;
-            parts.extend(optimizer_parts(&optimizer.parameters(), &entries));
-            states.push(entries);
-        }
-        let masters: Vec<String> = parts.iter().filter_map(|part| master_of(&part.name)).collect();
-        let names: HashSet<&str> =
-            parts.iter().map(|part| &part.name).chain(&masters).map(String::as_str).collect();
-        let wanted: Vec<ReadItem> = parts.iter().map(|part| self.source_of(part, &parts)).collect();
-        self.load_wanted(comm, &wanted, &names)?;
-        trained.iter().try_for_each(|trained| trained.wrapper.reloaded())?;
-        for (optimizer, entries) in optimizers.iter_mut().zip(states) {
-            optimizer.load_state_dict(entries)?;
-        }
-        Ok(())
+        let read = |parts: &[ShardedTensor]| {
+            let masters: Vec<String> = parts.iter().filter_map(|part| master_of(&part.name)).collect();
+            let names = parts.iter().map(|part| &part.name).chain(&masters).map(String::as_str).collect();
+            let saved_as = |name: &str| self.index.tensors.get(name).map(|stored| stored.dtype);
+            self.load_wanted(comm, &sources_of(parts, &saved_as), &names).map(Some)
+        };
+        restore_by(trained, optimizers, read).map(drop)
     }
+}
 
-    /// The saved tensor that has a part's values with all their bits.
-    fn source_of(&self, part: &ShardedTensor, parts: &[ShardedTensor]) -> ReadItem {
-        let dtype = part.values.dtype();
-        let saved_as = |name: &str| self.index.tensors.get(name).map(|stored| stored.dtype);
-        let from = |name: String| ReadItem::exactly(&ShardedTensor { name, ..part.clone() });
-        let is = |name: &str, dtype: DType| saved_as(name) == Some(dtype);
-        if is(&part.name, dtype) {
-            return ReadItem::exactly(part);
+/// Restores models and their optimizers by a function that reads values into their parts; unless it returns `None`.
+///
+/// # Errors
+/// The function's.
+pub(super) fn restore_by<R: Rule, T>(
+    trained: &[Trained<'_>],
+    optimizers: &mut [&mut Optimizer<R>],
+    read: impl FnOnce(&[ShardedTensor]) -> Result<Option<T>>,
+) -> Result<Option<T>> {
+    let (mut parts, mut states) = (model_parts(trained)?, Vec::new());
+    for optimizer in optimizers.iter() {
+        let entries = optimizer.state_dict()?;
+        parts.extend(optimizer_parts(&optimizer.parameters(), &entries));
+        states.push(entries);
+    }
+    let Some(read) = read(&parts)? else { return Ok(None) };
+    trained.iter().try_for_each(|trained| trained.wrapper.reloaded())?;
+    for (optimizer, entries) in optimizers.iter_mut().zip(states) {
+        optimizer.load_state_dict(entries)?;
+    }
+    Ok(Some(read))
+}
+
+/// For each part the saved tensor that has its values with all their bits. `saved_as` gives the dtype of a saved tensor.
+pub(super) fn sources_of(parts: &[ShardedTensor], saved_as: &dyn Fn(&str) -> Option<DType>) -> Vec<ReadItem> {
+    parts.iter().map(|part| source_of(part, parts, saved_as)).collect()
+}
+
+fn source_of(
+    part: &ShardedTensor,
+    parts: &[ShardedTensor],
+    saved_as: &dyn Fn(&str) -> Option<DType>,
+) -> ReadItem {
+    let dtype = part.values.dtype();
+    let from = |name: String| ReadItem::exactly(&ShardedTensor { name, ..part.clone() });
+    let is = |name: &str, dtype: DType| saved_as(name) == Some(dtype);
+    if is(&part.name, dtype) {
+        return ReadItem::exactly(part);
+    }
+    if let Some(master) = master_of(&part.name) {
+        if is(&master, dtype) {
+            return from(master);
         }
-        if let Some(master) = master_of(&part.name) {
-            if is(&master, dtype) {
-                return from(master);
-            }
-            // The saved values are rounded to the dtype of the computation; the master copy has all bits.
-            let kept = parts.iter().any(|p| p.name == master && is(&part.name, p.values.dtype()));
-            return if kept { ReadItem::converted(part) } else { ReadItem::exactly(part) };
-        }
-        match model_of(&part.name).filter(|model| saved_as(&part.name).is_none() && is(model, dtype)) {
-            Some(model) => from(model),
-            None => ReadItem::exactly(part),
-        }
+        // The saved values are rounded to the dtype of the computation; the master copy has all bits.
+        let kept = parts.iter().any(|p| p.name == master && is(&part.name, p.values.dtype()));
+        return if kept { ReadItem::converted(part) } else { ReadItem::exactly(part) };
+    }
+    match model_of(&part.name).filter(|model| saved_as(&part.name).is_none() && is(model, dtype)) {
+        Some(model) => from(model),
+        None => ReadItem::exactly(part),
     }
 }
 

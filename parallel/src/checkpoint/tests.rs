@@ -8,7 +8,7 @@ use phalanx_tensor::{DType, Device, Tensor};
 
 use super::index::{Index, checksum};
 use super::saver::Create;
-use super::{Checkpoint, Saver, Settings};
+use super::{Checkpoint, Host, MemorySaver, MemoryStore, Saver, Settings};
 use crate::sharded_tensor::ShardedTensor;
 use crate::{Result, comm, launch};
 
@@ -131,4 +131,61 @@ fn an_index_that_was_made_up_is_refused() {
         let text = format!("{{\"checksum\":\"{:016x}\",{rest}", checksum(rest.as_bytes()));
         Index::parse(&text).expect_err(is);
     }
+}
+
+/// A rank's parts: a tensor that all ranks have alike, a shard, and a buffer that differs between ranks.
+fn parts_of(rank: usize, ranks: usize, value: f32) -> Vec<ShardedTensor> {
+    let of = |count: usize, first: f32| {
+        let values: Vec<f32> = (0..count).map(|i| first + i as f32).collect();
+        Tensor::from_slice(&values, &[count], Device::CPU).unwrap()
+    };
+    let whole = ShardedTensor::whole("alike", of(3, value));
+    let shard = ShardedTensor::whole("shard", of(4 * ranks, value));
+    let range = 4 * rank..4 * rank + 4;
+    let values = of(4, value + 4.0 * rank as f32);
+    let buffer =
+        ShardedTensor { buffer: true, ..ShardedTensor::whole("buffer", of(2, value + 100.0 * rank as f32)) };
+    vec![whole, ShardedTensor { range, values, ..shard }, buffer]
+}
+
+fn host(rank: usize) -> Host {
+    Host { machine: "here".into(), process: rank.to_string() }
+}
+
+/// What ranks hold, and what they read back after the ranks `die`. A copy of a shard and of a buffer is with the next rank, one of what
+/// is alike is not sent.
+#[test]
+fn copies_in_memory_are_read_back_if_one_of_two_holders_lives() {
+    let stores: Vec<MemoryStore> = (0..3).map(|_| MemoryStore::default()).collect();
+    let save = |rank: launch::Rank| -> Result<usize> {
+        let store = &stores[rank.rank()];
+        let mut saver = MemorySaver::new(rank.comm(), store.clone(), &host(rank.rank()), true)?;
+        for step in 1..4 {
+            let settings = Settings::from([("step".into(), step.to_string())]);
+            saver.save(parts_of(rank.rank(), 3, step as f32), settings)?;
+        }
+        saver.wait()?;
+        Ok(store.bytes())
+    };
+    // Floats: 3 that are alike, and twice 4 of a shard and 2 of a buffer.
+    assert_eq!(launch::threads(3, save).unwrap(), [4 * (3 + 2 * (4 + 2)); 3]);
+    let read = |rank: launch::Rank| -> Result<(Option<String>, Vec<usize>, Vec<usize>, bool)> {
+        let own = parts_of(rank.rank(), 3, -100.0);
+        let found = stores[rank.rank()].restore_parts(rank.comm(), &own)?;
+        let bytes = |parts: &[ShardedTensor]| {
+            parts.iter().map(|part| part.values.to_vec::<f32>().unwrap()).collect::<Vec<_>>()
+        };
+        let is_last = bytes(&own) == bytes(&parts_of(rank.rank(), 3, 3.0));
+        Ok((found.settings.map(|mut s| s.remove("step").unwrap()), found.lost, found.holders, is_last))
+    };
+    for (dies, by) in [(None, vec![]), (Some(1), vec![2]), (Some(2), vec![0])] {
+        // Those that died before have their copies again.
+        launch::threads(3, save).unwrap();
+        dies.iter().for_each(|rank: &usize| stores[*rank].clear());
+        let wanted = (Some("3".to_string()), Vec::from_iter(dies), by, true);
+        assert_eq!(launch::threads(3, read).unwrap(), vec![wanted; 3]);
+    }
+    [1, 2].iter().for_each(|rank: &usize| stores[*rank].clear());
+    let wanted = (None, vec![1, 2], vec![], false);
+    assert_eq!(launch::threads(3, read).unwrap(), vec![wanted; 3]);
 }

@@ -337,6 +337,21 @@ fn checkpoints() -> Vec<Key<Config>> {
         }),
         Key::new("restore-best", "End with the weights of that checkpoint", |c| &mut c.restore_best),
         Key::new(
+            "memory-checkpoint-every",
+            "Steps between checkpoints in the ranks' memory, from which the run goes on after a process has died and was replaced; 0 for none [default: 1 if the launcher replaces processes, else 0]",
+            |c| &mut c.memory_checkpoint_every,
+        ),
+        Key::with(
+            "no-redundant-shards",
+            "Checkpoints in memory have no second copy, in another process, of what only one process has; without replicas a process that dies takes them along",
+            ValueKind::Switch,
+            |c| (!c.redundant_shards).text(),
+            |c, text| {
+                c.redundant_shards = !bool::parse(text)?;
+                Some(())
+            },
+        ),
+        Key::new(
             "allow-not-finite",
             "Save and resume checkpoints with weights or optimizer state that are not finite",
             |c| &mut c.allow_not_finite,

@@ -69,6 +69,12 @@ pub struct Config {
     pub keep_best: bool,
     /// Whether the run ends with the weights of that checkpoint.
     pub restore_best: bool,
+    /// Steps between checkpoints in the memory of the ranks' hosts, from which the run goes on after a process has died and was replaced; 0 for
+    /// none. By default 1 if the launcher replaces processes (it sets `PHALANX_STORE`), else 0. A pipeline without flushes has one at each
+    /// of its pauses.
+    pub memory_checkpoint_every: Option<u64>,
+    /// Whether a part that no other process has alike, such as a shard of ZeRO, is copied to another process, too.
+    pub redundant_shards: bool,
     /// Whether checkpoints with parameters or optimizer state that are not finite are saved and resumed.
     pub allow_not_finite: bool,
     /// Steps between validations; 0 for one at the end only, if there is validation data.
@@ -202,6 +208,8 @@ impl Default for Config {
             keep_last: 1,
             keep_best: false,
             restore_best: false,
+            memory_checkpoint_every: None,
+            redundant_shards: true,
             allow_not_finite: false,
             validate_every: 0,
             validation_rows: None,
@@ -240,6 +248,12 @@ impl Config {
     /// Whether losses are scaled.
     pub(crate) fn scales_loss(&self) -> bool {
         self.loss_scaling.unwrap_or(self.dtype == DType::F16)
+    }
+
+    /// Steps between checkpoints in memory; 0 for none.
+    pub(crate) fn memory_every(&self) -> u64 {
+        let is_elastic = || self.ranks() > 1 && std::env::var_os("PHALANX_STORE").is_some();
+        self.memory_checkpoint_every.unwrap_or_else(|| u64::from(is_elastic()))
     }
 
     /// The folder of the run's files: [`Config::out`], or the folder of the resumed run.
@@ -341,6 +355,8 @@ mod tests {
             keep_last: 3,
             keep_best: true,
             restore_best: true,
+            memory_checkpoint_every: Some(3),
+            redundant_shards: false,
             allow_not_finite: true,
             validate_every: 2,
             validation_rows: Some(8),

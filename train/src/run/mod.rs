@@ -97,6 +97,8 @@ pub struct Run {
     pub(crate) hooks: Vec<(u64, Arc<Hook>)>,
     /// Functions that write further files into the run's folder before the first step.
     pub(crate) extra_files: Vec<Arc<WriteFiles>>,
+    /// If processes were replaced: which, and from where the run goes on.
+    pub(crate) recovered: Option<String>,
 }
 
 /// Writes further files into a run's folder.
@@ -188,6 +190,7 @@ impl Run {
             flops: None,
             hooks: Vec::new(),
             extra_files: Vec::new(),
+            recovered: None,
         };
         run.guard_updates(UpdateGuard::once());
         Ok(run)

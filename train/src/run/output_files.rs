@@ -75,7 +75,7 @@ pub(crate) fn open_files(run: &Run, new_files: &mut NewFiles) -> Result<Metrics>
     if let Some(out) = config.folder() {
         let continued =
             config.resume.as_deref().map(run_folder).is_some_and(|from| checkpoints::same_folder(from, out));
-        if !continued && checkpoints::is_there(out) {
+        if !continued && run.recovered.is_none() && checkpoints::is_there(out) {
             let out = out.display();
             return Err(Error::Config(format!(
                 "{out} holds a run: go on with it by `resume` {out}, or choose another `out`"
@@ -88,7 +88,11 @@ pub(crate) fn open_files(run: &Run, new_files: &mut NewFiles) -> Result<Metrics>
     for path in run.metrics.iter().chain(&own).chain(&config.trace) {
         new_files.file(path);
     }
-    let metrics = Metrics::create(&run.metrics, own.as_deref(), run.done)?;
+    let (fresh, continued) = match run.recovered {
+        None => (&run.metrics[..], own.into_iter().collect()),
+        Some(_) => (&[][..], run.metrics.iter().cloned().chain(own).collect::<Vec<_>>()),
+    };
+    let metrics = Metrics::create(fresh, &continued, run.done)?;
     config.trace.as_ref().map_or(Ok(()), |path| run.trace.open(path))?;
     Ok(metrics)
 }

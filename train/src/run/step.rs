@@ -12,7 +12,7 @@ use std::time::Instant;
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::{ContextMode, Leaf, SaveOnCpu, Var, saved_hooks};
 use phalanx_nn::{Batch, Clip, Parameter, UpdateGuard};
-use phalanx_parallel::checkpoint::{self, Saver};
+use phalanx_parallel::checkpoint::{self, MemorySaver, Saver};
 use phalanx_parallel::data_parallel::DataParallel;
 use phalanx_parallel::hybrid::{StagedModel, Step};
 use phalanx_parallel::pipeline::ranks::Pipeline;
@@ -258,12 +258,28 @@ pub(crate) fn in_step<T>(step: u64, done: Result<T>) -> Result<T> {
     done.map_err(|error: Error| error.in_step(step))
 }
 
-/// Saves the run's checkpoints in the background.
-pub(crate) struct BackgroundSaver(Mutex<Saver>);
+/// Saves the run's checkpoints in the background: on disk, and in memory if the run holds copies there.
+pub(crate) struct BackgroundSaver {
+    disk: Mutex<Saver>,
+    memory: Mutex<Option<MemorySaver>>,
+}
 
 impl BackgroundSaver {
     pub fn new(saver: Saver) -> BackgroundSaver {
-        BackgroundSaver(Mutex::new(saver))
+        BackgroundSaver { disk: Mutex::new(saver), memory: Mutex::new(None) }
+    }
+
+    /// Holds copies in memory from now on.
+    pub fn hold_by(&mut self, saver: MemorySaver) {
+        self.memory = Mutex::new(Some(saver));
+    }
+
+    /// Begins to copy parts in memory, after the copies before are complete.
+    pub fn hold(&self, parts: Vec<ShardedTensor>, settings: checkpoint::Settings) -> Result<()> {
+        match &mut *unpoisoned(self.memory.lock()) {
+            Some(memory) => Ok(memory.save(parts, settings)?),
+            None => Ok(()),
+        }
     }
 
     /// Begins a save, after the one before is complete.
@@ -273,15 +289,19 @@ impl BackgroundSaver {
         parts: Vec<ShardedTensor>,
         settings: &checkpoint::Settings,
     ) -> Result<()> {
-        Ok(self.lock().save(folder, parts, settings)?)
+        Ok(self.disk().save(folder, parts, settings)?)
     }
 
-    /// Waits until the save in progress is complete.
+    /// Waits until the saves in progress are complete.
     pub fn wait(&self) -> Result<()> {
-        Ok(self.lock().wait()?)
+        self.disk().wait()?;
+        match &mut *unpoisoned(self.memory.lock()) {
+            Some(memory) => Ok(memory.wait()?),
+            None => Ok(()),
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Saver> {
-        unpoisoned(self.0.lock())
+    fn disk(&self) -> MutexGuard<'_, Saver> {
+        unpoisoned(self.disk.lock())
     }
 }

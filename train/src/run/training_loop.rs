@@ -80,7 +80,7 @@ impl<'a> TrainingLoop<'a> {
         let mut new_files = NewFiles::default();
         let metrics = match run.mesh_rank.is_first() {
             true => open_files(run, &mut new_files)?,
-            false => Metrics::create(&[], None, 0)?,
+            false => Metrics::create(&[], &[], 0)?,
         };
         let uncaptured = run.why_uncaptured();
         let checkpoints = config.folder().map(|folder| Checkpoints::new(folder, &config, done));
@@ -106,8 +106,9 @@ impl<'a> TrainingLoop<'a> {
         if peak > 0.0 {
             callbacks.iter_mut().try_for_each(|c| c.event(&Event::Peak(peak)))?;
         }
-        if let Some(why) = uncaptured {
-            let event = Event::Notice { step: done, text: &format!("steps are not captured: {why}") };
+        let uncaptured = uncaptured.map(|why| format!("steps are not captured: {why}"));
+        for text in run.recovered.iter().chain(&uncaptured) {
+            let event = Event::Notice { step: done, text };
             callbacks.iter_mut().try_for_each(|c| c.event(&event))?;
         }
         Ok(TrainingLoop {
@@ -147,6 +148,7 @@ impl<'a> TrainingLoop<'a> {
     fn train_steps(&mut self) -> Result<Option<String>> {
         // A run that ended early before it was resumed ends early again.
         let mut stopped = self.out_of_patience();
+        self.hold()?;
         while self.run.done < self.run.setup.config.steps && stopped.is_none() {
             let end = self.next_pause();
             let (reports, interrupted) = match self.run.setup.config.asynchronous {
@@ -154,7 +156,7 @@ impl<'a> TrainingLoop<'a> {
                     let reports = self.asynchronous_steps(kind, end)?;
                     (reports, self.of_all_ranks(0.0)?.1)
                 }
-                None => match self.step(end)? {
+                None => match self.step(self.next_hold().min(end))? {
                     Some(done) => done,
                     None => continue,
                 },
@@ -186,6 +188,9 @@ impl<'a> TrainingLoop<'a> {
             }
             if interrupted {
                 break;
+            }
+            if self.is_held() {
+                self.hold()?;
             }
             for (every, work) in self.run.hooks.clone() {
                 if let Some(text) =
@@ -230,6 +235,17 @@ impl<'a> TrainingLoop<'a> {
         let validations = if self.run.validation.is_some() { due(validate_every) } else { steps };
         let hooks = self.run.hooks.iter().map(|(every, _)| due(*every)).min().unwrap_or(steps);
         due(save_every).min(validations).min(hooks).min(steps)
+    }
+
+    /// The next number of steps after which there is a checkpoint in memory. A pipeline without flushes has them at its pauses.
+    fn next_hold(&self) -> u64 {
+        let every = self.run.setup.config.memory_every();
+        self.run.done.checked_div(every).map_or(u64::MAX, |times| (times + 1) * every)
+    }
+
+    fn is_held(&self) -> bool {
+        let config = &self.run.setup.config;
+        config.memory_every() > 0 && (config.asynchronous.is_some() || self.is_due(config.memory_every()))
     }
 
     fn is_due(&self, every: u64) -> bool {
@@ -395,6 +411,12 @@ impl<'a> TrainingLoop<'a> {
         self.metrics.step(&record)?;
         self.new_files.keep();
         self.callbacks.iter_mut().try_for_each(|c| c.step(&record))
+    }
+
+    /// Begins to copy the run's state in memory.
+    fn hold(&mut self) -> Result<()> {
+        self.run.loss_watch = self.loss_watch.state();
+        self.run.hold()
     }
 
     fn save(&mut self) -> Result<()> {

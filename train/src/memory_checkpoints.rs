@@ -1,0 +1,108 @@
+//! Checkpoints in the ranks' memory, which outlive the [`Run`] that made them: after a process has died and was replaced, the run goes on
+//! from there.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use phalanx_parallel::checkpoint::{Host, MemorySaver, MemoryStore, Recovery, Trained, parts};
+use phalanx_tensor::unpoisoned;
+
+use crate::machine::host;
+use crate::mesh_rank::process;
+use crate::{Result, Run, checkpoints};
+
+/// The copies that the ranks of this process hold in its memory. Clones are handles on the same copies.
+#[derive(Clone, Debug, Default)]
+pub struct MemoryCheckpoints(Arc<Mutex<BTreeMap<usize, MemoryStore>>>);
+
+impl MemoryCheckpoints {
+    /// Those of a process that is a rank. They live as long as the process.
+    pub(crate) fn of_process() -> MemoryCheckpoints {
+        static PROCESS: OnceLock<MemoryCheckpoints> = OnceLock::new();
+        PROCESS.get_or_init(MemoryCheckpoints::default).clone()
+    }
+
+    /// Those of one rank of this process.
+    pub fn of(&self, rank: usize) -> MemoryStore {
+        unpoisoned(self.0.lock()).entry(rank).or_default().clone()
+    }
+
+    /// Drops the copies of all ranks.
+    pub fn clear(&self) {
+        unpoisoned(self.0.lock()).values().for_each(MemoryStore::clear);
+    }
+}
+
+impl Run {
+    /// Makes checkpoints in memory from now on, if the configuration asks for them. All ranks call it.
+    pub(crate) fn hold_in(&mut self, store: MemoryStore) -> Result<()> {
+        if self.setup.config.memory_every() == 0 {
+            return Ok(());
+        }
+        let redundant = self.setup.config.redundant_shards;
+        let place = Host { machine: host(), process: format!("{:?}", process().1) };
+        let saver = MemorySaver::new(self.mesh_rank.all_ranks(), store, &place, redundant)?;
+        self.setup.saver.hold_by(saver);
+        Ok(())
+    }
+
+    /// Begins to copy the run's state, if it makes checkpoints in memory.
+    pub(crate) fn hold(&self) -> Result<()> {
+        if self.setup.config.memory_every() == 0 {
+            return Ok(());
+        }
+        let trained = [Trained { model: &*self.model, wrapper: &*self.setup.data_parallel }];
+        let optimizers: Vec<_> = self.optimizers.iter().collect();
+        self.setup.saver.hold(parts(&trained, &optimizers)?, self.settings()?)
+    }
+
+    /// Puts the run where it begins. If `again`, or if any rank holds copies, it has begun before: it goes on from the newest step that the
+    /// ranks hold together, else from the newest checkpoint in its folder. Otherwise it goes on from the checkpoint that is to be resumed, or
+    /// begins. All ranks call it.
+    pub(crate) fn begin_or_go_on(&mut self, store: &MemoryStore, again: bool) -> Result<()> {
+        let ranks = self.mesh_rank.all_ranks().clone();
+        let found = if self.setup.config.memory_every() > 0 {
+            let trained = [Trained { model: &*self.model, wrapper: &*self.setup.data_parallel }];
+            let mut optimizers: Vec<_> = self.optimizers.iter_mut().collect();
+            store.restore(&ranks, &trained, &mut optimizers)?
+        } else {
+            Recovery { lost: (0..ranks.size()).collect(), ..Recovery::default() }
+        };
+        let resume = self.setup.config.resume.clone();
+        if !again && found.lost.len() == ranks.size() {
+            return resume.map_or(Ok(()), |folder| self.resume(&folder));
+        }
+        let folder = self.setup.config.folder().filter(|folder| checkpoints::is_there(folder));
+        let from = match (&found.settings, folder.map(Path::to_path_buf).or(resume)) {
+            (Some(settings), _) => {
+                let identity = self.identity.clone();
+                let position = checkpoints::position(settings, Path::new("memory"), self, &identity)?;
+                self.go_on_at(position)?;
+                let by = listed(&found.holders).unwrap_or_else(|| "each rank for itself".into());
+                format!("the run goes on from step {}, held by {by}", self.done)
+            }
+            (None, Some(folder)) => {
+                self.resume(&folder)?;
+                let shown = folder.display();
+                format!("no step is held whole in memory; the run goes on from step {} in {shown}", self.done)
+            }
+            (None, None) => {
+                "no step is held whole in memory, and there is no checkpoint; the run begins anew".into()
+            }
+        };
+        let lost = Some(&found.lost).filter(|lost| lost.len() < ranks.size());
+        let lost = lost.and_then(|lost| listed(lost));
+        let was = if found.lost.len() == 1 { "was" } else { "were" };
+        let met = lost.map_or_else(|| "the ranks met again".into(), |lost| format!("{lost} {was} replaced"));
+        self.recovered = Some(format!("{met}; {from}"));
+        Ok(())
+    }
+}
+
+/// Ranks as text, such as `ranks 1, 3`; `None` if there are none.
+fn listed(ranks: &[usize]) -> Option<String> {
+    let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
+    let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
+    (!ranks.is_empty()).then(|| format!("{noun} {}", numbers.join(", ")))
+}
