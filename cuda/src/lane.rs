@@ -27,6 +27,25 @@ pub(crate) fn current(index: u16) -> Option<CUstream> {
     lanes.iter().flatten().find(|(of, _)| *of == index).map(|(_, lane)| lane.0)
 }
 
+/// Until the guard is dropped, this thread's work goes to the devices' own streams, whatever lanes it has entered.
+pub fn leave_lanes() -> LeftLanes {
+    LeftLanes { entered: LANES.replace([None; LANES_MAX]), thread: PhantomData }
+}
+
+/// While it lives, its thread is in no lane. See [`leave_lanes`].
+#[derive(Debug)]
+#[must_use = "the thread enters its lanes again when the guard is dropped"]
+pub struct LeftLanes {
+    entered: [Entered; LANES_MAX],
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for LeftLanes {
+    fn drop(&mut self) {
+        LANES.set(self.entered);
+    }
+}
+
 /// A stream's handle that any thread may use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LaneStream(pub(crate) CUstream);

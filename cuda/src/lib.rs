@@ -54,7 +54,7 @@ pub use cudarc;
 pub use fault::FAULT;
 pub use gpu::{Gpu, Graph, Readback};
 pub use kernel::{Arguments, Grid, Kernel};
-pub use lane::{Lane, LaneGuard};
+pub use lane::{Lane, LaneGuard, LeftLanes, leave_lanes};
 #[cfg(feature = "cuda")]
 pub use library::symbol;
 pub use library::{driver_name, emulated, require};

@@ -93,6 +93,14 @@ pub enum Error {
         /// What holds it.
         by: &'static str,
     },
+    /// Values that were on their way into the tensor have not come ([`Tensor::arriving`](crate::Tensor::arriving)).
+    #[error("{op}: the tensor's values were on their way and have not come: {why}")]
+    NotArrived {
+        /// The operation.
+        op: &'static str,
+        /// Why not.
+        why: String,
+    },
     /// An argument makes no sense.
     #[error("{op}: {why}")]
     Invalid {

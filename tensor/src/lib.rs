@@ -13,6 +13,7 @@
 //! | files | [`io`]: safetensors, npy, atomic writes |
 //! | GPUs | [`cuda`]: libraries, kernels, graphs, numbers that are read late |
 //! | elements, for kernels | [`Storage`], [`Read`], [`Write`], [`Loops`] |
+//! | values that are on their way into a tensor | [`Tensor::arriving`], [`delivering`] |
 //! | which tensors code reads and writes | [`watch_guards`] |
 
 mod allocator;
@@ -56,7 +57,7 @@ pub use rng::{PhiloxStream, RngKey, Window};
 pub type Stream4 = PhiloxStream;
 #[doc(hidden)] // for Phalanx's other crates
 pub use even_piece::even_piece;
-pub use storage::{Read, Storage, Write};
+pub use storage::{Delivering, Read, Storage, Write, delivering};
 pub use stream::{Event, Stream, StreamGuard, adopt, record_stream, record_use};
 #[doc(hidden)] // for Phalanx's other crates
 #[doc(hidden)]

@@ -29,7 +29,7 @@ mod storage {
 
         /// The elements, unless there is a writer. A storage would wait, which a model of all interleavings cannot.
         fn read(&self, token: u32) -> Option<u32> {
-            let there = self.users.enter_reader(token) || self.users.enter(&|users| users.and_reader(token));
+            let there = self.users.enter_reader(token) || self.users.enter(&|users| users.and_reader(token), false);
             // SAFETY: no thread writes, or loom reports it.
             let read = there.then(|| self.elements.with(|elements| unsafe { *elements }))?;
             self.users.leave(Users::reader(token));
@@ -38,7 +38,7 @@ mod storage {
 
         /// Writes if there is no other user; returns whether it did.
         fn write(&self, token: u32) -> bool {
-            let there = self.users.enter(&|users| users.and_writer(token));
+            let there = self.users.enter(&|users| users.and_writer(token), false);
             if there {
                 self.change();
                 self.users.leave(Users::writer(token));

@@ -150,6 +150,8 @@ impl Call {
         if self.signature.on_gpus {
             return Ok(self);
         }
+        // The threads that carry out calls wait for no values that other calls bring.
+        self.input.iter().chain(&self.output).try_for_each(|tensor| tensor.arrived(op))?;
         if let Some(root) = self.signature.root.filter(|root| *root >= size) {
             return Err(Error::invalid(op, format!("got rank {root}, wanted one below {size}")));
         }

@@ -56,6 +56,8 @@ pub(super) struct ZeroState {
     pub(super) send_order: Vec<usize>,
     /// How many units have not sent their gradients in this pass: the first ones of that order.
     pub(super) unsent: usize,
+    /// In which order forward passes use units, where every rank keeps all values; none until it is known.
+    pub(super) use_order: Option<Vec<usize>>,
     /// Reduce-scatters under way: unit, flat parameter, call.
     pub(super) sent: VecDeque<(usize, usize, ReduceScatter)>,
 }
@@ -113,6 +115,7 @@ impl ZeroCore {
             not_kept: None,
             send_order: (0..unsent).collect(),
             unsent,
+            use_order: None,
             sent: VecDeque::new(),
         };
         let ([unreduced, replaced, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));

@@ -14,6 +14,7 @@ use phalanx_tensor::{Category, Context, DType, Device, Dims, HostMemory, Pending
 
 use super::gradients::Gradients;
 use super::offload::{Offload, OffloadStreams};
+use super::refresh::Refresh;
 use super::{Cuts, ZeroConfig, ZeroStage};
 use crate::Result;
 use crate::comm::{Comm, Pending};
@@ -68,6 +69,8 @@ pub(super) struct FlatParameter {
     pub(super) full: Option<Tensor>,
     /// The all-gather under way.
     pub(super) unsharding: Option<Pending>,
+    /// Updated values on their way into `full`.
+    pub(super) refresh: Option<Refresh>,
     /// The shard's version that `full` has.
     pub(super) unsharded_version: u64,
     /// The version of `full` when it was gathered, if it is kept apart from the shard.
@@ -122,6 +125,7 @@ impl FlatParameter {
             grad_dtype: config.grad_dtype.unwrap_or(dtype),
             keeps_grads: config.stage == ZeroStage::Optimizer,
             unsharding: None,
+            refresh: None,
             gradients: Vec::new(),
             first_grads: Vec::new(),
             full: Some(full),

@@ -107,6 +107,7 @@ impl ZeroCore {
         if self.config.find_unused {
             self.forget_unused(state)?;
         }
+        self.agree_on_use(state)?;
         state.send_order = self.send_order(state);
         state.unsent = state.units.len();
         state.units.iter_mut().for_each(|unit| unit.missing = unit.trained);

@@ -37,6 +37,7 @@ mod local_state;
 mod norm;
 mod offload;
 mod order;
+mod refresh;
 mod state_dict;
 mod unshard;
 mod wrap;

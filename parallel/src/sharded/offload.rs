@@ -47,7 +47,7 @@ pub(super) struct Offload {
     /// That copy, with the version of the shard that it has.
     kept: Option<(Tensor, u64)>,
     /// The end of an upload that no all-gather follows.
-    uploaded: Option<GpuEvent>,
+    pub(super) uploaded: Option<GpuEvent>,
 }
 
 impl Offload {

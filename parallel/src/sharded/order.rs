@@ -113,6 +113,12 @@ impl Order {
         &self.finished
     }
 
+    /// The modules that the last whole pass has used forward, in this order; none if there was none.
+    pub(super) fn known_forward(&self) -> impl Iterator<Item = usize> {
+        let steps = self.expected.iter().filter(|_| self.known);
+        steps.take_while(|step| step.pass == Pass::Forward).map(|step| step.module)
+    }
+
     /// The step that is expected next.
     pub(super) fn next(&self) -> Option<Step> {
         self.expected.get(self.next).copied()

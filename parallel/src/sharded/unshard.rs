@@ -25,7 +25,7 @@ use crate::comm::{Call, Pending};
 use crate::{Error, Result};
 
 /// The unit of the parameters of no module.
-const ROOT: usize = 0;
+pub(super) const ROOT: usize = 0;
 
 impl ZeroCore {
     /// A module is about to compute: unshards its unit, prefetches those that are expected next, and reshards those that were
@@ -104,6 +104,7 @@ impl ZeroCore {
         if self.is_replaced() {
             return Ok(());
         }
+        unit.flats.iter_mut().try_for_each(FlatParameter::settle)?;
         if self.ranks.shard.size() > 1 {
             unit.flats.iter().filter(|flat| flat.is_stale()).try_for_each(FlatParameter::withhold)?;
         }
@@ -188,24 +189,6 @@ impl ZeroCore {
         }
     }
 
-    /// After an update: gives all ranks the new shards where every rank keeps all values, and reshards the rest. All ranks take
-    /// part, whether or not they have updated anything, since a rank does not know about the others.
-    pub(super) fn updated(&self, frozen: bool) -> Result<()> {
-        let state = &mut *self.lock();
-        match frozen {
-            // All values were loaded.
-            true => state.not_kept = None,
-            false => state.write_back()?,
-        }
-        state.reshard()?;
-        let held = state.held > 0;
-        let mut flats: Vec<&mut FlatParameter> =
-            state.units.iter_mut().flat_map(|unit| &mut unit.flats).collect();
-        flats.retain(|flat| (held || flat.keeps_full()) && (flat.trained || frozen));
-        flats.iter_mut().try_for_each(|flat| flat.start_refresh(&self.ranks))?;
-        flats.into_iter().try_for_each(|flat| flat.unshard(&self.ranks))
-    }
-
     /// Unshards everything until [`ZeroCore::release`] was called as often.
     pub(super) fn hold(&self) -> Result<()> {
         let state = &mut *self.lock();
@@ -243,6 +226,7 @@ impl ZeroCore {
         if let Some(why) = &state.not_kept {
             return refuse(&format!("values written under `gathered` were not kept: {why}"));
         }
+        state.settle()?;
         state.write_back()?;
         if state.is_any(FlatParameter::is_stale) {
             return refuse("parameters were changed and `updated` was not called before backward");
@@ -291,7 +275,7 @@ impl ZeroState {
     }
 
     /// While all values are held: takes what other code has written there into the shards.
-    fn write_back(&mut self) -> Result<()> {
+    pub(super) fn write_back(&mut self) -> Result<()> {
         let mut flats = self.units.iter_mut().flat_map(|unit| &mut unit.flats).filter(|_| self.held > 0);
         flats.try_for_each(FlatParameter::write_back)
     }
@@ -360,6 +344,7 @@ impl FlatParameter {
 
     /// Waits until the values are here, and lets the parameters hold them.
     pub(super) fn unshard(&mut self, ranks: &Ranks) -> Result<()> {
+        self.settle()?;
         self.start_unshard(ranks)?;
         let Some(pending) = self.unsharding.take() else { return Ok(()) };
         if let Err(error) = self.wait_for_all_gather(pending) {
@@ -367,11 +352,21 @@ impl FlatParameter {
             self.full = if self.keeps_full { self.full.take() } else { None };
             return Err(error);
         }
+        self.note_versions();
+        self.give_values()
+    }
+
+    /// Notes that the full buffer has the values of the shards.
+    pub(super) fn note_versions(&mut self) {
         if !self.apart {
             // The all-gather has written the shard too, as a part of the full buffer.
             self.unsharded_version = self.shard.version();
         }
         self.note_full_version();
+    }
+
+    /// Lets the parameters hold the values.
+    pub(super) fn give_values(&self) -> Result<()> {
         let Some(full) = &self.full else { return Ok(()) };
         self.members.iter().try_for_each(|member| Ok(member.parameter.set_tensor(member.of(full)?)?))
     }

@@ -1,6 +1,7 @@
 //! ZeRO: the bits of one device, the memory and the traffic of the formulas. Models of any kind, trained on one device and on
 //! several ranks, with any rule.
 
+mod arriving;
 mod bits;
 mod bugs;
 mod fsdp;

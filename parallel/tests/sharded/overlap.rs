@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use phalanx_nn::autograd::{self, Cx, Function, Grads, SavedVariable, Var, grads1};
-use phalanx_nn::{Linear, LinearConfig, Module, Scope, Sequential, WrappedUnit, parameters};
+use phalanx_nn::{Group, Linear, LinearConfig, Module, Rule, Scope, Sgd, WrappedUnit, parameters};
 use phalanx_parallel::Result;
 use phalanx_parallel::comm::{self, Call, CollectiveKind, Comm, Communicator, Pending, Traffic, observed};
 use phalanx_parallel::launch::{Rank, Threads};
@@ -68,7 +68,7 @@ impl Events {
 
     /// A rank computes a unit. Rank 0 goes on when the calls that overlap with it have ended.
     fn computes(&self, rank: usize, overlapping: &[Calls]) {
-        if rank > 0 {
+        if rank > 0 || !self.state.lock().unwrap().counts[0] {
             return;
         }
         let number = self.state.lock().unwrap().computed;
@@ -165,17 +165,42 @@ impl Function for Tell {
     }
 }
 
-/// What rank 0 sees while it computes each unit of a pass, if calls overlap with them as `overlapping` says.
-fn pass(config: &ZeroConfig, overlapping: &[Calls]) -> Vec<[Calls; 2]> {
+/// Units that compute in the order of registration, or in the opposite one.
+struct Units {
+    units: Vec<WrappedUnit<Unit>>,
+    reversed: bool,
+}
+parameters!(Units { units });
+
+impl Module for Units {
+    fn forward(&self, x: &Var) -> phalanx_nn::Result<Var> {
+        let place = |i: usize| if self.reversed { UNITS - 1 - i } else { i };
+        (0..UNITS).try_fold(x.clone(), |x, i| self.units[place(i)].forward(&x))
+    }
+}
+
+/// What counts of a run.
+#[derive(Clone, Copy, PartialEq)]
+enum Counted {
+    /// The first pass.
+    Pass,
+    /// The update after the first pass, and the next forward pass.
+    Update,
+}
+
+/// What rank 0 sees while it computes each unit of what counts, if calls overlap with them as `overlapping` says. The model's units
+/// are registered in the order in which they compute, or in the opposite one.
+fn seen(config: &ZeroConfig, overlapping: &[Calls], counted: Counted, reversed: bool) -> Vec<[Calls; 2]> {
     let (events, overlapping) = (Arc::new(Events::default()), Arc::new(overlapping.to_vec()));
     let run = |rank: Rank| -> Result<()> {
         let number = rank.rank();
         let tell = Tell { rank: number, events: events.clone(), overlapping: overlapping.clone() };
-        let model = (0..UNITS).try_fold(Sequential::new(), |model, i| -> Result<Sequential> {
+        let unit = |i| -> Result<_> {
             let scope = Scope::new(1, DType::F32, rank.device()).child(i);
             let linear = LinearConfig::new(16, 16).with_bias(false).init(&scope)?;
-            Ok(model.with(WrappedUnit::new(Arc::new(Unit { linear, tell: tell.clone() }))))
-        })?;
+            Ok(WrappedUnit::new(Arc::new(Unit { linear, tell: tell.clone() })))
+        };
+        let model = (0..UNITS).map(unit).collect::<Result<Vec<_>>>()?;
         let told = Told {
             comm: rank.comm().clone(),
             rank: number,
@@ -192,15 +217,30 @@ fn pass(config: &ZeroConfig, overlapping: &[Calls]) -> Vec<[Calls; 2]> {
                 }
             }),
         );
+        let model = Units { units: model, reversed };
         let zero = Zero::new(&model, comm, config.clone())?;
-        events.state.lock().unwrap().counts[number] = true;
+        let count = || events.state.lock().unwrap().counts[number] = true;
         let x = Var::new(Tensor::zeros(&[2, 16], DType::F32, rank.device())?);
-        zero.backward(&model.forward(&x)?.sum_all()?)
+        if counted == Counted::Pass {
+            count();
+            return zero.backward(&model.forward(&x)?.sum_all()?);
+        }
+        zero.backward(&model.forward(&x)?.sum_all()?)?;
+        Sgd::default().init(vec![Group::new(zero.parameters(), 0.5)])?.step()?;
+        count();
+        zero.updated()?;
+        model.forward(&x)?;
+        Ok(())
     };
     Threads::new(2).timeout(4 * LONG).run(run).unwrap();
     let state = std::mem::take(&mut *events.state.lock().unwrap());
     assert!(!state.late, "{config:?}: the ranks have waited for each other: {:?}", state.seen);
     state.seen
+}
+
+/// What rank 0 sees in the first pass.
+fn pass(config: &ZeroConfig, overlapping: &[Calls]) -> Vec<[Calls; 2]> {
+    seen(config, overlapping, Counted::Pass, false)
 }
 
 fn config(stage: ZeroStage, prefetch: bool) -> ZeroConfig {
@@ -238,6 +278,18 @@ fn without_prefetch_no_gather_is_started_before_its_unit() {
         let wanted: Vec<Calls> = (0..2 * UNITS).map(|k| [gathers(k), reduce_scatters(k)]).collect();
         let seen = pass(&config(stage, false), &wanted);
         assert_eq!(seen, wanted.iter().map(|calls| [*calls; 2]).collect::<Vec<_>>(), "{stage:?}");
+    }
+}
+
+/// Unit k+1's values are on their way when unit k computes, and come meanwhile; also where units compute in another order than that in
+/// which they are registered.
+#[test]
+fn after_an_update_each_units_values_come_while_the_unit_before_computes() {
+    for (stage, reversed) in [ZeroStage::Optimizer, ZeroStage::Gradients].map(|s| [(s, false), (s, true)]).concat() {
+        let ended = |k: usize| [(k + 2).min(UNITS), 0];
+        let overlapping: Vec<Calls> = (0..UNITS).map(ended).collect();
+        let wanted: Vec<[Calls; 2]> = overlapping.iter().map(|calls| [[UNITS, 0], *calls]).collect();
+        assert_eq!(seen(&config(stage, true), &overlapping, Counted::Update, reversed), wanted, "{stage:?}");
     }
 }
 

@@ -72,10 +72,11 @@ fn to_host(op: &'static str, to: &mut Tensor, from: &Tensor) -> Result<()> {
 fn between(op: &'static str, to: &mut Tensor, from: &Tensor) -> Result<()> {
     let (source, target) = (from.device().gpu()?, to.device().gpu()?);
     let (_, len) = bytes_of(from);
-    GpuEvent::record(source)?.order(target)?;
     {
         let (at, read_at) = (to.device_address(), from.device_address());
+        // The guards first, which may make a stream wait for values.
         let _locks = (from.lock_read(op)?, to.lock_write(op)?);
+        GpuEvent::record(source)?.order(target)?;
         // SAFETY: the memory exists: the source's stream waits below before it frees anything.
         unsafe { target.copy_from(op, at, (source, read_at), len) }.map_err(Error::of_gpu)?;
     }

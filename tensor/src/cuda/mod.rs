@@ -19,6 +19,7 @@ mod product;
 
 use std::ops::{Deref, DerefMut};
 
+use crate::storage::arrival::wait_for_all;
 use crate::{Context, Device, Error, Result};
 
 pub use args::{Args, DevicePointer, Scratch};
@@ -232,7 +233,7 @@ impl DerefMut for Pinned {
 ///
 /// Numbers that were given to kernels are those of the capture, but for the step of random draws: it is in the device's
 /// memory, where each launch puts its own.
-pub struct Graph(phalanx_cuda::Graph);
+pub struct Graph(phalanx_cuda::Graph, Device);
 
 impl Graph {
     /// Captures what `work` gives to `device` on this thread instead of running it. Nothing may wait for the device
@@ -241,16 +242,19 @@ impl Graph {
     /// # Errors
     /// If `work` fails or does what cannot be captured, or `device` is no GPU.
     pub fn capture(device: Device, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
-        phalanx_cuda::Graph::capture(device.gpu()?, Context::current().rng.step, work)
-            .map_err(Error::of_gpu)?
-            .map(Graph)
+        // The capture cannot wait.
+        wait_for_all(device, "capture")?;
+        let graph = phalanx_cuda::Graph::capture(device.gpu()?, Context::current().rng.step, work);
+        Ok(Graph(graph.map_err(Error::of_gpu)??, device))
     }
 
-    /// Runs it on this thread's current stream, its random draws being those of `step`.
+    /// Runs it on this thread's current stream, its random draws being those of `step`, after all values that are on their way to tensors
+    /// of the device ([`Tensor::arriving`]).
     ///
     /// # Errors
-    /// If the device is lost.
+    /// If the device is lost, or such values do not come.
     pub fn launch(&mut self, step: u64) -> Result<()> {
+        wait_for_all(self.1, "launch")?;
         self.0.launch(step).map_err(Error::of_gpu)
     }
 }

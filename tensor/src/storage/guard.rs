@@ -151,13 +151,15 @@ impl<T> Drop for Write<'_, T> {
 }
 
 /// The guards on a storage, in one word. The lower half holds the number of readers, or [`Users::WRITER`] and the number of readers that
-/// are just trying. The upper half holds the sum of the tokens of the threads that took the guards. So a thread can tell whether all
+/// are just trying; and [`Users::ARRIVING`] while values are on their way, which bars all guards but those that bring them. The upper half
+/// holds the sum of the tokens of the threads that took the guards. So a thread can tell whether all
 /// guards are its own: of one guard for certain, of several up to a chance of 2^-32.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Users(u64);
 
 impl Users {
     const WRITER: u32 = 1 << 31;
+    const ARRIVING: u32 = 1 << 30;
 
     #[inline]
     pub(crate) fn count(self) -> u32 {
@@ -168,6 +170,18 @@ impl Users {
     pub(crate) fn has_writer(self) -> bool {
         self.count() & Users::WRITER != 0
     }
+
+    /// Whether values are on their way.
+    #[inline]
+    pub(crate) fn is_arriving(self) -> bool {
+        self.count() & Users::ARRIVING != 0
+    }
+
+    #[inline]
+    fn bars_readers(self) -> bool {
+        self.count() & (Users::WRITER | Users::ARRIVING) != 0
+    }
+
 
     /// The number that a reader adds.
     #[inline]
@@ -182,7 +196,7 @@ impl Users {
 
     /// With a further reader, if there is no writer.
     pub(crate) fn and_reader(self, token: u32) -> Option<u64> {
-        (!self.has_writer()).then(|| self.0.wrapping_add(Users::reader(token)))
+        (!self.bars_readers()).then(|| self.0.wrapping_add(Users::reader(token)))
     }
 
     /// With a writer, if there is no other guard.
@@ -192,7 +206,7 @@ impl Users {
 
     /// Whether all guards were taken by the thread of this token.
     pub(crate) fn all_of(self, token: u32) -> bool {
-        let guards = (self.count() & !Users::WRITER) + u32::from(self.has_writer());
+        let guards = (self.count() & !(Users::WRITER | Users::ARRIVING)) + u32::from(self.has_writer());
         guards > 0 && (self.0 >> 32) as u32 == token.wrapping_mul(guards)
     }
 }
@@ -211,17 +225,29 @@ impl InUse {
     /// Counts a reader, if there is no writer.
     #[inline]
     pub(crate) fn enter_reader(&self, token: u32) -> bool {
-        let alone = !Users(self.0.fetch_add(Users::reader(token), Ordering::Acquire)).has_writer();
-        if !alone {
+        let admitted = !Users(self.0.fetch_add(Users::reader(token), Ordering::Acquire)).bars_readers();
+        if !admitted {
             self.0.fetch_sub(Users::reader(token), Ordering::Relaxed);
         }
-        alone
+        admitted
     }
 
-    /// Goes from a state that `admit` accepts to the one that it returns, if it is in one.
+    /// Notes that values are on their way. Guards that are there stay until they are dropped.
+    pub(crate) fn begin_arrival(&self) {
+        self.0.fetch_or(u64::from(Users::ARRIVING), Ordering::Relaxed);
+    }
+
+    /// Undoes [`InUse::begin_arrival`].
+    pub(crate) fn end_arrival(&self) {
+        self.0.fetch_and(!u64::from(Users::ARRIVING), Ordering::Release);
+    }
+
+    /// Goes from a state that `admit` accepts to the one that it returns, if it is in one. A guard that `delivers` values on their way
+    /// enters beside their mark.
     #[inline]
-    pub(crate) fn enter(&self, admit: &impl Fn(Users) -> Option<u64>) -> bool {
-        let admit = |users| admit(Users(users));
+    pub(crate) fn enter(&self, admit: &impl Fn(Users) -> Option<u64>, delivers: bool) -> bool {
+        let passed = if delivers { u64::from(Users::ARRIVING) } else { 0 };
+        let admit = |users| Some(admit(Users(users & !passed))? | users & passed);
         self.0.fetch_update(Ordering::Acquire, Ordering::Relaxed, admit).is_ok()
     }
 

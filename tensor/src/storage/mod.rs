@@ -6,6 +6,7 @@
 //! a guard of its own thread, gives up with [`Error::Busy`].
 #![allow(unsafe_code)]
 
+pub(crate) mod arrival;
 pub(crate) mod guard;
 
 use std::ops::Deref;
@@ -22,6 +23,7 @@ use crate::sync::lock;
 use crate::{Category, Context, Device, Error, HostMemory, Layout, Result};
 
 use guard::{Handles, Hold, InUse, Users, token};
+pub use arrival::{Delivering, delivering};
 pub use guard::{Read, Write};
 
 /// How long a guard waits for another thread's.
@@ -100,9 +102,11 @@ impl Handle {
     #[inline]
     pub(crate) fn write<T: bytemuck::Pod>(&mut self, op: &'static str) -> Result<Write<'_, T>> {
         // While the only handle is borrowed mutably no other guard can exist, so the writer need not be counted.
-        let entered = if self.is_sole() { 0 } else { self.enter_writer(op)? };
-        // Alone with the storage, so that no atomic addition is needed.
-        self.version.store(self.version.load(Ordering::Relaxed) + 1, Ordering::Release);
+        let (entered, counts) = if self.is_sole() { (0, true) } else { self.enter_writer(op)? };
+        if counts {
+            // Alone with the storage, so that no atomic addition is needed.
+            self.version.store(self.version.load(Ordering::Relaxed) + 1, Ordering::Release);
+        }
         Ok(Write::new(self, entered))
     }
 }
@@ -241,6 +245,9 @@ impl Storage {
     /// Counts it as freed and keeps it for the next tensor of about its size.
     fn recycle(self: Box<Storage>) {
         let state = self.state;
+        if self.users.now().is_arriving() {
+            arrival::forget(&self);
+        }
         if let Origin::Allocator = self.origin {
             state.ledger.freed(self.category(), self.bytes);
             return state.allocator.recycle(self);
@@ -356,14 +363,17 @@ impl Storage {
         Ok(Read::new(self, token))
     }
 
-    /// Counts a writer; returns what its guard subtracts when it ends.
-    fn enter_writer(&self, op: &'static str) -> Result<u64> {
+    /// Counts a writer; returns what its guard subtracts when it ends, and whether the version goes up: when values are on their way
+    /// it did so before.
+    fn enter_writer(&self, op: &'static str) -> Result<(u64, bool)> {
         let token = token();
         let alone = |users: Users| users.and_writer(token);
-        if !self.users.enter(&alone) {
-            self.wait(op, "another reader or writer", token, alone)?;
+        let entered = Users::writer(token);
+        if self.users.enter(&alone, false) {
+            return Ok((entered, true));
         }
-        Ok(Users::writer(token))
+        self.wait(op, "another reader or writer", token, alone)?;
+        Ok((entered, !self.users.now().is_arriving()))
     }
 
     /// Counts a write on a device without bytes, where there is nothing to write.
@@ -383,9 +393,14 @@ impl Storage {
         if let Some(why) = self.why_withheld() {
             return Err(Error::invalid(op, why));
         }
-        let start = Instant::now();
+        let delivers = arrival::is_delivering();
+        let mut start = Instant::now();
         for attempt in 0.. {
-            if self.users.enter(&admit) {
+            if !delivers && self.users.now().is_arriving() {
+                arrival::wait(self, op)?;
+                start = Instant::now();
+            }
+            if self.users.enter(&admit, delivers) {
                 return Ok(());
             }
             // Most operations end soon; for the others a core is not kept busy.
@@ -442,7 +457,7 @@ impl Storage {
             return Ok(known.clone());
         }
         let storage = Storage::allocate("withheld", &[0], 0, device)?;
-        storage.users.enter(&|users| users.and_writer(NO_THREAD));
+        storage.users.enter(&|users| users.and_writer(NO_THREAD), false);
         withheld.push((device, why, storage.clone()));
         Ok(storage)
     }

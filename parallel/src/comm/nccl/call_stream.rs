@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use phalanx_kernels::cuda::{PRELUDE, type_name};
 use phalanx_tensor::cuda::{Args, DevicePointer, Gpu, GpuEvent, Grid, Kernel, Program};
-use phalanx_tensor::{DType, Device, Event, Stream, Tensor};
+use phalanx_tensor::{DType, Device, Event, Stream, Tensor, delivering};
 
 use super::Sums;
 use super::library::{ID_BYTES, Link, Op, unique_id};
@@ -54,6 +54,7 @@ impl CallStream {
         self.watchdog.queued();
         let (this, ours, tensors) = (Arc::clone(self), Arc::clone(&ticket), Arc::clone(&kept));
         self.stream.submit(move || {
+            let _delivering = delivering();
             let mut queued = Queued { watchdog: &this.watchdog, work: None };
             let mut outcome = this.carry_out(&ours, announced, &tensors, &mut queued.work);
             if outcome.is_err() && queued.work.is_none() {

@@ -21,7 +21,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use exchange::{deliver, exchange};
-use phalanx_tensor::{Pool, unpoisoned};
+use phalanx_tensor::{Pool, delivering, unpoisoned};
 
 use super::communicator::{ChildGroups, Meter, members};
 use super::pending::{Ticket, Waiter, blame};
@@ -260,6 +260,7 @@ impl World {
     }
 
     fn carry_out(&self, work: &CompleteCall) {
+        let _delivering = delivering();
         let pool = self.pool.get_or_init(|| {
             Pool::new(self.size.min(std::thread::available_parallelism().map_or(1, |n| n.get())))
         });

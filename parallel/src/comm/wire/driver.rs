@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use phalanx_rendezvous::clean;
-use phalanx_tensor::unpoisoned;
+use phalanx_tensor::{delivering, unpoisoned};
 
 use super::task::{Inbox, Task, malformed, read, write};
 use super::{Address, Frame, FrameKind, Wire};
@@ -112,6 +112,7 @@ impl Driver {
 
     /// Runs until all ranks have ended, or until the run has failed and this rank has ended.
     pub(crate) fn run(mut self) {
+        let _delivering = delivering();
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| self.work()));
         if outcome.is_err() {
             let cause = "the communication thread panicked".into();
