@@ -4,6 +4,8 @@ use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 
+use phalanx_tensor::io::atomic::create_folder;
+
 use crate::machine::host;
 use crate::{Error, Result};
 
@@ -32,7 +34,7 @@ impl FolderLock {
         let made = missing.map(Path::to_path_buf).collect();
         let path = folder.join(NAME);
         loop {
-            fs::create_dir_all(folder).map_err(failed)?;
+            create_folder(folder).map_err(failed)?;
             let mut file = File::options();
             let mut file =
                 file.read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;

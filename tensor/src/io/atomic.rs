@@ -1,4 +1,4 @@
-//! Writing a file so that a reader finds the old content or the new one, never a part.
+//! Writing a file so that a reader finds the old content or the new one, never a part; what else puts names of files on disk.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -46,10 +46,7 @@ pub fn write(path: impl AsRef<Path>, fill: impl FnOnce(&mut dyn Write) -> io::Re
 }
 
 fn replace(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
+    let folder = parent(path);
     let (mut temporary, file) = Temporary::create(path, folder)?;
     let mut buffered = BufWriter::with_capacity(1 << 20, &file);
     fill(&mut buffered)?;
@@ -60,9 +57,29 @@ fn replace(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> 
     sync_folder(folder)
 }
 
-/// Puts the rename itself on disk.
-fn sync_folder(folder: &Path) -> io::Result<()> {
+/// Puts on disk which files a folder has: after `Ok` their names survive a power failure.
+///
+/// # Errors
+/// If the folder cannot be opened, or the disk refuses.
+pub fn sync_folder(folder: impl AsRef<Path>) -> io::Result<()> {
     if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
+}
+
+/// Makes a folder and its parents where they are missing. After `Ok` those that were made survive a power failure.
+///
+/// # Errors
+/// If one cannot be made, or the disk refuses.
+pub fn create_folder(folder: impl AsRef<Path>) -> io::Result<()> {
+    let folder = folder.as_ref();
+    let missing = folder.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
+    let parents: Vec<&Path> = missing.map(parent).collect();
+    std::fs::create_dir_all(folder)?;
+    parents.into_iter().try_for_each(sync_folder)
+}
+
+/// The folder that a path lies in.
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// The file being written, removed on drop unless it got its final name.
