@@ -57,12 +57,19 @@ fn replace(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> 
     sync_folder(folder)
 }
 
-/// Puts on disk which files a folder has: after `Ok` their names survive a power failure.
+/// Puts on disk which files a folder has: after `Ok` their names survive a power failure. Some network file systems do not offer that for
+/// folders, and make names last by themselves; there it does nothing.
 ///
 /// # Errors
 /// If the folder cannot be opened, or the disk refuses.
 pub fn sync_folder(folder: impl AsRef<Path>) -> io::Result<()> {
-    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
+    if !cfg!(unix) {
+        return Ok(());
+    }
+    match File::open(folder)?.sync_all() {
+        Err(e) if matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
+        synced => synced,
+    }
 }
 
 /// Makes a folder and its parents where they are missing. After `Ok` those that were made survive a power failure.
@@ -75,6 +82,30 @@ pub fn create_folder(folder: impl AsRef<Path>) -> io::Result<()> {
     let parents: Vec<&Path> = missing.map(parent).collect();
     std::fs::create_dir_all(folder)?;
     parents.into_iter().try_for_each(sync_folder)
+}
+
+/// Whether the open file is the one of that name: another process may have removed it, and made another. On a network file system the name
+/// may be looked up in a cache that is some seconds old.
+///
+/// # Errors
+/// If the name cannot be looked up.
+#[cfg(unix)]
+pub fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    match (file.metadata()?, std::fs::metadata(path)) {
+        (open, Ok(named)) => Ok((open.dev(), open.ino()) == (named.dev(), named.ino())),
+        (_, Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        (_, Err(error)) => Err(error),
+    }
+}
+
+/// Whether the open file is the one of that name: a file that is open keeps it.
+///
+/// # Errors
+/// If the name cannot be looked up.
+#[cfg(not(unix))]
+pub fn is_at(_: &File, path: &Path) -> io::Result<bool> {
+    path.try_exists()
 }
 
 /// The folder that a path lies in.

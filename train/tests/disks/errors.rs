@@ -137,6 +137,21 @@ fn a_checkpoint_that_cannot_be_read_is_named() {
     train(&flags).unwrap();
 }
 
+/// As on NFS, whose server gives locks.
+#[test]
+fn a_lock_is_asked_for_again_and_a_run_without_one_says_so() {
+    let Some(case) = Case::new("locks", "--steps 2") else { return };
+    for (refused, warned) in [(3, false), (1000, true)] {
+        let out = case.folder.path(&format!("run-{refused}"));
+        let flags = format!("--steps 2 --out {}", out.display());
+        let variables = [("SHIM_NO_LOCKS", refused.to_string())];
+        let output = start(case.shim, &case.folder.0, &flags, &variables);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((outcome(&output).as_str(), said.contains("goes on without a lock")), ("well", warned));
+        assert!(!warned || said.contains(&out.display().to_string()), "{said}");
+    }
+}
+
 #[test]
 fn a_slow_disk_changes_nothing() {
     let Some(case) = Case::new("a slow disk", "--dp 2 --steps 4 --timeout 2") else { return };

@@ -9,6 +9,8 @@
  *   SHIM_MATCH     only calls count whose path has this text
  *   SHIM_KILL      the process is killed before this call
  *   SHIM_DELAY_US  how long a write or a sync takes longer
+ *   SHIM_READS     reads fail, and nothing else
+ *   SHIM_NO_LOCKS  how many locks are refused, as by a server that has none
  *
  * A record of the journal is a header of 40 bytes (`struct header`) and then the first path, the second path and the data. Changes through
  * mappings are not recorded: in a run only the file of optimizer states on disk is mapped, which no later process reads.
@@ -334,6 +336,18 @@ int unlinkat(int at, const char *name, int flags) {
 
 int unlink(const char *name) { return unlinkat(AT_FDCWD, name, 0); }
 int rmdir(const char *name) { return unlinkat(AT_FDCWD, name, AT_REMOVEDIR); }
+
+int flock(int file, int how) {
+    static long refusals;
+    pthread_mutex_lock(&lock);
+    int refuses = refusals++ < number("SHIM_NO_LOCKS", 0);
+    pthread_mutex_unlock(&lock);
+    if (refuses) {
+        errno = ENOLCK;
+        return -1;
+    }
+    return syscall(SYS_flock, file, how);
+}
 
 ssize_t read(int file, void *to, size_t bytes) {
     char buffer[PATH_MAX];
