@@ -4,16 +4,19 @@
 //! checkpoint                the newest
 //! checkpoint-00000400, ..   earlier ones, as many as the configuration keeps
 //! best                      the one with the lowest validation loss
+//! abandoned-00000600, ..    those of later steps than an earlier checkpoint from which the run went on
 //! ```
-//! A run killed at any moment finds the last complete checkpoint.
+//! A run killed at any moment finds the last complete checkpoint, and a power failure leaves the last one that was reported.
 
 use std::collections::BTreeMap;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use phalanx_parallel::agree;
 use phalanx_parallel::checkpoint::{Checkpoint, Trained, parts};
+use phalanx_tensor::io::atomic::sync_folder;
 
-use crate::config::is_checkpoint;
+use crate::config::{is_checkpoint, run_folder};
 use crate::run::Run;
 use crate::run::divergence::LossWatchState;
 use crate::run::validation::{BestLoss, PlateauState};
@@ -22,16 +25,15 @@ use crate::{Config, Error, Result};
 /// The newest checkpoint's name in a run's folder.
 pub const NAME: &str = "checkpoint";
 const BEST: &str = "best";
+const ABANDONED: &str = "abandoned-";
 const FORMAT: &str = "phalanx-train-1";
 
 /// A run's checkpoints.
 pub(crate) struct Checkpoints {
     folder: PathBuf,
     keep_last: usize,
-    /// The step at which the run began or went on, until its first save.
-    begun_at: Option<u64>,
-    /// Checkpoints of later steps that an earlier run had made by then. They are removed once this run has saved one of its own.
-    abandoned: Vec<PathBuf>,
+    /// Whether this run has begun to save one of its own.
+    has_saved: bool,
 }
 
 /// The position of a run in its checkpoint.
@@ -49,12 +51,25 @@ pub fn latest(folder: &Path) -> Result<Checkpoint> {
     if is_checkpoint(folder) {
         return of_a_run(Checkpoint::open(folder)?);
     }
-    let earlier = || earlier(folder).pop().filter(|_| !folder.join(NAME).exists());
-    let opened = Checkpoint::open(folder.join(NAME)).or_else(|error| match earlier() {
+    let kept = || newest_kept(folder).filter(|_| !folder.join(NAME).exists());
+    let opened = Checkpoint::open(folder.join(NAME)).or_else(|error| match kept() {
         Some(path) => Checkpoint::open(path),
         None => Err(error),
     });
     of_a_run(opened?)
+}
+
+/// The newest of the earlier checkpoints and the best one. A run has no other if it was killed before its first save, or in a save after
+/// the newest one had been renamed by its step.
+fn newest_kept(folder: &Path) -> Option<PathBuf> {
+    let (earlier, best) = (earlier(folder).pop(), Checkpoint::open(folder.join(BEST)).ok());
+    let is_later = |best: &Checkpoint| earlier.as_deref().and_then(step_in_name) < step_of(best);
+    best.filter(is_later).map(|best| best.path().into()).or(earlier)
+}
+
+/// Steps that a run had done when it saved a checkpoint.
+fn step_of(saved: &Checkpoint) -> Option<u64> {
+    saved.settings().get("step")?.parse().ok()
 }
 
 fn of_a_run(saved: Checkpoint) -> Result<Checkpoint> {
@@ -66,7 +81,7 @@ fn of_a_run(saved: Checkpoint) -> Result<Checkpoint> {
 
 /// Whether a run's folder has a checkpoint, complete or damaged.
 pub fn is_there(folder: &Path) -> bool {
-    let names = [NAME, ".checkpoint.old"];
+    let names = [NAME, ".checkpoint.old", BEST, ".best.old"];
     names.iter().any(|name| folder.join(name).exists()) || !earlier(folder).is_empty()
 }
 
@@ -94,9 +109,8 @@ pub fn list(folder: &Path) -> Vec<Listed> {
     let newest = [NAME, BEST].map(|name| folder.join(name));
     let listed = |path: PathBuf| {
         let saved = of_a_run(Checkpoint::open(path).ok()?).ok()?;
-        let (settings, path) = (saved.settings(), saved.path().to_path_buf());
-        let step = settings.get("step")?.parse().ok()?;
-        Some(Listed { path, step, best_loss: settings.get("best_loss").and_then(|loss| loss.parse().ok()) })
+        let best_loss = saved.settings().get("best_loss").and_then(|loss| loss.parse().ok());
+        Some(Listed { path: saved.path().into(), step: step_of(&saved)?, best_loss })
     };
     earlier(folder).into_iter().chain(newest).filter_map(listed).collect()
 }
@@ -108,10 +122,56 @@ fn step_in_name(path: &Path) -> Option<u64> {
 
 /// The checkpoints before the newest one, in order.
 fn earlier(folder: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let mut found: Vec<PathBuf> = entries.filter(|path| step_in_name(path).is_some()).collect();
-    found.sort();
+    let mut found: Vec<PathBuf> = entries(folder).filter(|path| step_in_name(path).is_some()).collect();
+    found.sort_by_key(|path| step_in_name(path));
     found
+}
+
+fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
+    fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path())
+}
+
+/// Whether a checkpoint has the name of one from which the run does not go on.
+fn is_abandoned(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(ABANDONED))
+}
+
+/// Makes `resumed`, the folder or a checkpoint in it, what the run in the folder goes on from, also if it is killed before it saves or rolls
+/// back: checkpoints of later steps are renamed. They are removed when the run has saved one of its own. After `Ok` this is on disk.
+pub(crate) fn abandon_later(folder: &Path, resumed: &Path) -> Result<()> {
+    if is_checkpoint(resumed) {
+        let from = Checkpoint::open(resumed)?;
+        let (step, newest) = (step_of(&from), folder.join(NAME));
+        // A save that was killed may have left two of the name; one that cannot be read is in the way of an earlier one.
+        loop {
+            let (path, of) = match Checkpoint::open(&newest) {
+                Ok(saved) if same_folder(saved.path(), resumed) => break,
+                Ok(saved) if step_of(&saved) == step && !is_abandoned(resumed) => break,
+                Ok(saved) => (saved.path().to_path_buf(), step_of(&saved)),
+                Err(_) if newest.exists() => (newest.clone(), None),
+                Err(_) => break,
+            };
+            abandon(folder, &path, of)?;
+        }
+        let best = Checkpoint::open(folder.join(BEST)).ok().map(|best| (best.path().into(), step_of(&best)));
+        let earlier = earlier(folder).into_iter().map(|path| (path.clone(), step_in_name(&path)));
+        for (path, of) in earlier.chain(best).filter(|(_, of)| *of > step) {
+            abandon(folder, &path, of)?;
+        }
+        if is_abandoned(resumed) {
+            fs::rename(resumed, &newest).map_err(|e| Error::file(resumed, e))?;
+        }
+    }
+    // A killed run may have renamed the checkpoint that this one goes on from, not yet on disk.
+    sync_folder(folder).map_err(|e| Error::file(folder, e))
+}
+
+/// Renames a checkpoint by its step; one that cannot be read has none.
+fn abandon(folder: &Path, path: &Path, step: Option<u64>) -> Result<()> {
+    let step = step.map_or("damaged".to_string(), |step| format!("{step:08}"));
+    let aside = folder.join(format!("{ABANDONED}{step}"));
+    let _ = fs::remove_dir_all(&aside);
+    fs::rename(path, &aside).map_err(|e| Error::file(path, e))
 }
 
 /// What a rank has found where a checkpoint was wanted, for a comparison with other ranks.
@@ -184,50 +244,45 @@ pub(crate) fn position(
 }
 
 impl Checkpoints {
-    /// Those of a run that has done `done` steps.
-    pub fn new(folder: &Path, config: &Config, done: u64) -> Checkpoints {
-        let (folder, keep_last) = (folder.into(), config.keep_last);
-        Checkpoints { folder, keep_last, begun_at: Some(done), abandoned: Vec::new() }
+    /// Those of a run.
+    pub fn new(folder: &Path, config: &Config) -> Checkpoints {
+        Checkpoints { folder: folder.into(), keep_last: config.keep_last, has_saved: false }
     }
 
     /// Begins to write a checkpoint of the run. It is complete once the saver has been waited for. The checkpoint before is kept under the
-    /// number of its step, or replaced.
-    pub fn save(&mut self, run: &Run) -> Result<PathBuf> {
+    /// number of its step, or replaced. `logs` are on disk before it is complete.
+    pub fn save(&mut self, run: &Run, logs: Vec<(PathBuf, File)>) -> Result<PathBuf> {
         let path = self.folder.join(NAME);
+        run.setup.saver.wait()?;
+        if run.mesh_rank().is_first() && std::mem::replace(&mut self.has_saved, true) {
+            let remove = |path: PathBuf| fs::remove_dir_all(&path).map_err(|e| Error::file(&path, e));
+            entries(&self.folder).filter(|path| is_abandoned(path)).try_for_each(remove)?;
+        }
         if self.keep_last > 1 {
-            run.setup.saver.wait()?;
             if run.mesh_rank().is_first() {
                 self.set_aside(&path)?;
             }
             run.mesh_rank().all_ranks().barrier()?;
         }
-        begin(run, &path)?;
+        begin(run, &path, logs)?;
         Ok(path)
     }
 
-    /// Writes the checkpoint of the lowest validation loss, after a save that is in progress.
-    pub fn save_best(&self, run: &Run) -> Result<()> {
-        begin(run, &self.folder.join(BEST))
+    /// Writes the checkpoint of the lowest validation loss, after a save that is in progress. `logs` are on disk before it is complete.
+    pub fn save_best(&self, run: &Run, logs: Vec<(PathBuf, File)>) -> Result<()> {
+        begin(run, &self.folder.join(BEST), logs)
     }
 
     /// Renames the newest checkpoint by its step, and removes the oldest of those that led to it.
-    fn set_aside(&mut self, path: &Path) -> Result<()> {
-        let remove = |path: &Path| std::fs::remove_dir_all(path).map_err(|e| Error::file(path, e));
-        // The newest checkpoint is complete, and this run's own.
-        let abandoned = std::mem::take(&mut self.abandoned);
-        abandoned.iter().filter(|path| path.exists()).try_for_each(|path| remove(path))?;
+    fn set_aside(&self, path: &Path) -> Result<()> {
+        let remove = |path: &Path| fs::remove_dir_all(path).map_err(|e| Error::file(path, e));
         if let Ok(saved) = Checkpoint::open(path) {
-            let step = saved.settings().get("step").and_then(|step| step.parse::<u64>().ok()).unwrap_or(0);
-            let aside = self.folder.join(format!("checkpoint-{step:08}"));
-            let _ = std::fs::remove_dir_all(&aside);
+            let aside = self.folder.join(format!("checkpoint-{:08}", step_of(&saved).unwrap_or(0)));
+            let _ = fs::remove_dir_all(&aside);
             // A run that was killed may have left it under another name, by which it was found.
-            std::fs::rename(saved.path(), &aside).map_err(|e| Error::file(saved.path(), e))?;
+            fs::rename(saved.path(), &aside).map_err(|e| Error::file(saved.path(), e))?;
         }
         let mut kept = earlier(&self.folder);
-        if let Some(begun_at) = self.begun_at.take() {
-            let is_later = |path: &mut PathBuf| step_in_name(path).is_some_and(|step| step > begun_at);
-            self.abandoned = kept.extract_if(.., is_later).collect();
-        }
         while kept.len() >= self.keep_last {
             remove(&kept.remove(0))?;
         }
@@ -235,7 +290,8 @@ impl Checkpoints {
     }
 }
 
-fn begin(run: &Run, path: &Path) -> Result<()> {
+fn begin(run: &Run, path: &Path, logs: Vec<(PathBuf, File)>) -> Result<()> {
+    run.setup.saver.sync_first(logs);
     let trained = [Trained { model: &*run.model, wrapper: &*run.setup.data_parallel }];
     let optimizers: Vec<_> = run.optimizers.iter().collect();
     run.setup.saver.save(path, parts(&trained, &optimizers)?, &run.settings()?)
@@ -248,7 +304,12 @@ impl Run {
     /// If there is none, it is of another run, or damaged.
     pub fn resume(&mut self, folder: &Path) -> Result<()> {
         let saved = agreed(latest(folder), self)?.require_finite(!self.setup.config.allow_not_finite);
-        let position = restore(&saved, self, &self.identity.clone())?;
+        let best = best(run_folder(folder)).ok().and_then(|best| step_of(&best));
+        let mut position = restore(&saved, self, &self.identity.clone())?;
+        if best > Some(position.step) {
+            // The best checkpoint is of a later step, so it is not that of the lowest loss until now, which is gone.
+            position.best = BestLoss::default();
+        }
         self.go_on_at(position)
     }
 

@@ -1,8 +1,15 @@
 //! [`FolderLock`]: only one process at a time writes into a run's folder.
+//!
+//! The lock is `flock`'s. On NFS the client asks the server for it, so it also keeps out processes on other machines, if the server offers
+//! locks and the folder is mounted with them. A server that cannot answer for a moment is asked again; without locks the run says that it
+//! goes on without.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use phalanx_tensor::io::atomic::{create_folder, is_at};
 
 use crate::machine::host;
 use crate::{Error, Result};
@@ -32,11 +39,11 @@ impl FolderLock {
         let made = missing.map(Path::to_path_buf).collect();
         let path = folder.join(NAME);
         loop {
-            fs::create_dir_all(folder).map_err(failed)?;
+            create_folder(folder).map_err(failed)?;
             let mut file = File::options();
             let mut file =
                 file.read(true).write(true).create(true).truncate(false).open(&path).map_err(failed)?;
-            match file.try_lock() {
+            match try_lock(&file) {
                 // A process that ends removes the file, perhaps after this one has opened it.
                 Ok(()) if !is_at(&file, &path).map_err(failed)? => continue,
                 Ok(()) => {}
@@ -50,8 +57,9 @@ impl FolderLock {
                     )));
                 }
                 Err(TryLockError::Error(error)) => {
-                    let warned = "no other run may write there, which this disk cannot prevent";
-                    let line = format!("{}: {warned}: {error}\n", folder.display());
+                    let warned = "goes on without a lock, which this file system does not give";
+                    let line =
+                        format!("{}: {warned} ({error}): let no other run write there\n", folder.display());
                     let _ = io::stderr().write_all(line.as_bytes());
                 }
             }
@@ -64,21 +72,24 @@ impl FolderLock {
     }
 }
 
-/// Whether the open file is the one of that name.
-#[cfg(unix)]
-fn is_at(file: &File, path: &Path) -> io::Result<bool> {
-    use std::os::unix::fs::MetadataExt;
-    match (file.metadata()?, fs::metadata(path)) {
-        (open, Ok(named)) => Ok((open.dev(), open.ino()) == (named.dev(), named.ino())),
-        (_, Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        (_, Err(error)) => Err(error),
-    }
-}
+/// How often a lock is asked for that cannot be given for a moment.
+const TRIES: u32 = 10;
+/// How long after each other.
+const PAUSE: Duration = Duration::from_millis(200);
 
-/// A file that is open keeps its name.
-#[cfg(not(unix))]
-fn is_at(_: &File, path: &Path) -> io::Result<bool> {
-    path.try_exists()
+/// Asks for the lock, again if a server cannot give it for a moment.
+fn try_lock(file: &File) -> Result<(), TryLockError> {
+    // ENOLCK: on Linux 37, on macOS 77.
+    let is_short = |error: &io::Error| {
+        error.kind() == io::ErrorKind::Interrupted || matches!(error.raw_os_error(), Some(37 | 77))
+    };
+    for _ in 1..TRIES {
+        match file.try_lock() {
+            Err(TryLockError::Error(error)) if is_short(&error) => std::thread::sleep(PAUSE),
+            asked => return asked,
+        }
+    }
+    file.try_lock()
 }
 
 impl Drop for FolderLock {

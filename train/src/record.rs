@@ -189,6 +189,15 @@ impl Metrics {
         self.line(&serde_json::json!({ "summary": summary }).to_string())
     }
 
+    /// The files, to be put on disk.
+    pub fn to_sync(&self) -> Result<Vec<(PathBuf, File)>> {
+        let regular = self.files.iter().filter(|(path, _)| path.is_file());
+        let again = |(path, file): &(PathBuf, BufWriter<File>)| {
+            Ok((path.clone(), file.get_ref().try_clone().map_err(|e| Error::file(path, e))?))
+        };
+        regular.map(again).collect()
+    }
+
     fn line(&mut self, line: &str) -> Result<()> {
         for (path, file) in &mut self.files {
             let written = writeln!(file, "{line}").and_then(|()| file.flush());

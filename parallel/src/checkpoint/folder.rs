@@ -1,17 +1,22 @@
 //! [`Folder`]: the folders of a checkpoint, before, during and after a save; the commit of a save.
 //!
 //! ```text
-//! begin   .NAME.saving is made                  a save that is killed leaves it; the next one removes it
-//! commit  NAME, if there is one -> .NAME.old    killed here, the old one is found as .NAME.old
-//!         .NAME.saving -> NAME                  from here on the new one is found
+//! begin   .NAME.old is removed, if NAME is on disk       a killed save leaves it
+//!         .NAME.saving is made                           a killed save leaves it; the next one removes it
+//! ranks   each writes its file, and syncs it
+//! commit  the index is written and synced; .NAME.saving is synced: all files are on disk under their names
+//!         NAME, if there is one -> .NAME.old             killed here, the old one is found as .NAME.old
+//!         .NAME.saving -> NAME                           from here on the new one is found
+//!         the folder around them is synced               from here on the new one is found after a power failure too
 //!         .NAME.old is removed
 //! ```
-//!
-//! One run writes at a time.
+//! Nothing is removed before the names of what takes its place are on disk. One run writes at a time.
 
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+
+use phalanx_tensor::io::atomic::{create_folder, sync_folder};
 
 use super::file_error;
 use crate::Result;
@@ -85,14 +90,19 @@ impl Folder {
         let done = || -> io::Result<()> {
             if self.old.exists() {
                 match self.path.join(INDEX).exists() {
-                    true => fs::remove_dir_all(&self.old)?,
+                    true => {
+                        // A save that was killed has renamed the new one, perhaps not yet on disk.
+                        sync_folder(self.parent())?;
+                        fs::remove_dir_all(&self.old)?;
+                    }
                     false => fs::rename(&self.old, &self.path)?,
                 }
             }
             if self.saving.exists() {
                 fs::remove_dir_all(&self.saving)?;
             }
-            fs::create_dir_all(&self.saving)
+            create_folder(self.parent())?;
+            fs::create_dir(&self.saving)
         };
         done().map_err(|e| file_error(&self.saving, e))
     }
@@ -114,19 +124,21 @@ impl Folder {
             let mut file = fs::File::create_new(self.saving.join(INDEX))?;
             file.write_all(index.as_bytes())?;
             file.sync_all()?;
-            sync(&self.saving)?;
+            sync_folder(&self.saving)?;
             if self.path.join(INDEX).exists() {
                 fs::rename(&self.path, &self.old)?;
             }
             fs::rename(&self.saving, &self.path)?;
-            sync(match self.path.parent() {
-                Some(parent) if !parent.as_os_str().is_empty() => parent,
-                _ => Path::new("."),
-            })
+            sync_folder(self.parent())
         };
         done().map_err(|e| file_error(&self.path, e))?;
         self.remove(&self.old);
         Ok(())
+    }
+
+    /// The folder that they are in.
+    fn parent(&self) -> &Path {
+        self.path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
     }
 
     /// Removes the files of a save that failed.
@@ -149,9 +161,4 @@ fn foreign(folder: &Path) -> Option<String> {
         name == INDEX || number.is_some_and(|number| number.parse::<usize>().is_ok())
     };
     names.into_iter().find(|name| !is_ours(name))
-}
-
-/// Puts a folder's entries on disk.
-fn sync(folder: &Path) -> io::Result<()> {
-    if cfg!(unix) { fs::File::open(folder)?.sync_all() } else { Ok(()) }
 }

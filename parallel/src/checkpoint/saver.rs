@@ -39,6 +39,7 @@ pub struct Saver {
     block: usize,
     finite: bool,
     pub(super) create: Create,
+    logs: Vec<(PathBuf, File)>,
     background: Background,
 }
 
@@ -51,7 +52,7 @@ impl Saver {
     pub fn new(comm: &Comm) -> Result<Saver> {
         let comm = comm.group(&(0..comm.size()).collect::<Vec<_>>())?;
         let (create, background): (Create, _) = (|path| File::create_new(path), Background::default());
-        Ok(Saver { comm, block: BLOCK, finite: false, create, background })
+        Ok(Saver { comm, block: BLOCK, finite: false, create, logs: Vec::new(), background })
     }
 
     /// Sets the size of the blocks that have a checksum each, and of the buffer. Larger blocks mean fewer checksums
@@ -76,6 +77,12 @@ impl Saver {
         self
     }
 
+    /// Files that the next save puts on disk before the checkpoint is complete, with their paths, such as a log of the steps that led to
+    /// it. A power failure then leaves no checkpoint that is ahead of its log. Only rank 0's are.
+    pub fn sync_first(&mut self, logs: Vec<(PathBuf, File)>) {
+        self.logs = logs;
+    }
+
     /// Begins to save parts of tensors as the checkpoint `folder`, which all ranks share, in the place of one that
     /// is there; first waits for the save before. All ranks call it; rank 0's settings are saved. Until
     /// [`Saver::wait`] has returned, the tensors must not be written: a write is detected (by the tensor's version)
@@ -98,7 +105,8 @@ impl Saver {
         let new = |part| VersionedPart::new(part, self.finite);
         let parts = parts.into_iter().map(new).collect::<Result<_>>()?;
         let (settings, block, create) = (settings.clone(), self.block, self.create);
-        let job = SaveJob { comm, folder, parts, settings, block, create };
+        let logs = std::mem::take(&mut self.logs);
+        let job = SaveJob { comm, folder, parts, settings, block, create, logs };
         self.background.start(&self.comm, "saves a checkpoint", move || job.run())
     }
 
@@ -167,6 +175,8 @@ pub(super) struct SaveJob {
     pub(super) settings: Settings,
     pub(super) block: usize,
     pub(super) create: Create,
+    /// Files that are put on disk before the checkpoint is complete.
+    pub(super) logs: Vec<(PathBuf, File)>,
 }
 
 /// A rank's progress.
@@ -226,6 +236,9 @@ impl SaveJob {
     }
 
     fn commit(&self, plan: &SavePlan, checksums: &[Vec<u64>]) -> Result<()> {
+        for (path, log) in &self.logs {
+            log.sync_data().map_err(|e| file_error(path, e))?;
+        }
         let index = Index::new(&self.settings, self.block, plan, checksums);
         let text = index.text().map_err(|why| file_error(self.folder.saving(), why))?;
         let files: Vec<(String, usize)> = index.files.into_iter().map(|f| (f.name, f.bytes)).collect();

@@ -1,4 +1,4 @@
-//! Writing a file so that a reader finds the old content or the new one, never a part.
+//! Writing a file so that a reader finds the old content or the new one, never a part; what else puts names of files on disk.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -46,10 +46,7 @@ pub fn write(path: impl AsRef<Path>, fill: impl FnOnce(&mut dyn Write) -> io::Re
 }
 
 fn replace(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
+    let folder = parent(path);
     let (mut temporary, file) = Temporary::create(path, folder)?;
     let mut buffered = BufWriter::with_capacity(1 << 20, &file);
     fill(&mut buffered)?;
@@ -60,9 +57,60 @@ fn replace(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> 
     sync_folder(folder)
 }
 
-/// Puts the rename itself on disk.
-fn sync_folder(folder: &Path) -> io::Result<()> {
-    if cfg!(unix) { File::open(folder)?.sync_all() } else { Ok(()) }
+/// Puts on disk which files a folder has: after `Ok` their names survive a power failure. Some network file systems do not offer that for
+/// folders, and make names last by themselves; there it does nothing.
+///
+/// # Errors
+/// If the folder cannot be opened, or the disk refuses.
+pub fn sync_folder(folder: impl AsRef<Path>) -> io::Result<()> {
+    if !cfg!(unix) {
+        return Ok(());
+    }
+    match File::open(folder)?.sync_all() {
+        Err(e) if matches!(e.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => Ok(()),
+        synced => synced,
+    }
+}
+
+/// Makes a folder and its parents where they are missing. After `Ok` those that were made survive a power failure.
+///
+/// # Errors
+/// If one cannot be made, or the disk refuses.
+pub fn create_folder(folder: impl AsRef<Path>) -> io::Result<()> {
+    let folder = folder.as_ref();
+    let missing = folder.ancestors().take_while(|path| !path.as_os_str().is_empty() && !path.exists());
+    let parents: Vec<&Path> = missing.map(parent).collect();
+    std::fs::create_dir_all(folder)?;
+    parents.into_iter().try_for_each(sync_folder)
+}
+
+/// Whether the open file is the one of that name: another process may have removed it, and made another. On a network file system the name
+/// may be looked up in a cache that is some seconds old.
+///
+/// # Errors
+/// If the name cannot be looked up.
+#[cfg(unix)]
+pub fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    use std::os::unix::fs::MetadataExt;
+    match (file.metadata()?, std::fs::metadata(path)) {
+        (open, Ok(named)) => Ok((open.dev(), open.ino()) == (named.dev(), named.ino())),
+        (_, Err(error)) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        (_, Err(error)) => Err(error),
+    }
+}
+
+/// Whether the open file is the one of that name: a file that is open keeps it.
+///
+/// # Errors
+/// If the name cannot be looked up.
+#[cfg(not(unix))]
+pub fn is_at(_: &File, path: &Path) -> io::Result<bool> {
+    path.try_exists()
+}
+
+/// The folder that a path lies in.
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
 /// The file being written, removed on drop unless it got its final name.

@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use memmap2::{MmapMut, MmapOptions};
 
+use super::atomic::is_at;
 use crate::sync::lock;
 use crate::{Error, Result};
 
@@ -82,13 +83,16 @@ impl MappedFile {
     /// If it cannot be made or written, or another process uses it.
     pub fn create(path: impl Into<PathBuf>) -> Result<MappedFile> {
         let path = path.into();
-        let open = || {
+        let open = || loop {
             let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
             if let Err(TryLockError::WouldBlock) = file.try_lock() {
                 return Err(std::io::Error::other("another process, or another run in this one, uses it"));
             }
-            file.set_len(0)?;
-            Ok(file)
+            // A process that ends removes the file, perhaps after this one has opened it.
+            if is_at(&file, &path)? {
+                file.set_len(0)?;
+                return Ok(file);
+            }
         };
         let file = open().map_err(|error| failed(&path, "cannot hold tensors", &error))?;
         let inner = Arc::new(Inner { path, file, ranges: Mutex::default() });
@@ -116,8 +120,10 @@ impl MappedFile {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // If it is gone already, nothing is left to do.
-        let _ = std::fs::remove_file(&self.path);
+        // If it is gone already, nothing is left to do. Another file of its name is another process's.
+        if is_at(&self.file, &self.path).unwrap_or(false) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -213,6 +219,19 @@ impl Inner {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(unix)]
+    fn a_file_that_has_taken_the_name_is_not_removed() {
+        let path = std::env::temp_dir().join(format!("phalanx-renamed-{}", std::process::id()));
+        let file = MappedFile::create(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let other = MappedFile::create(&path).unwrap();
+        drop(file);
+        assert!(path.exists());
+        drop(other);
+        assert!(!path.exists());
+    }
 
     #[test]
     fn state_that_is_dropped_and_made_again_takes_no_more_of_the_file() {

@@ -5,6 +5,8 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use phalanx_tensor::io::atomic;
+
 /// An open table. Each row is in the file once it is added.
 #[derive(Debug)]
 pub struct Table {
@@ -20,10 +22,15 @@ impl Table {
     ///
     /// The file cannot be written; the text has the path.
     pub fn create(path: &Path, columns: &[&str]) -> Result<Table, String> {
-        let file = File::create(path).map_err(|e| format!("{}: {e}", path.display()))?;
-        let mut table = Table { path: path.to_path_buf(), file, columns: columns.len() };
-        table.line(header(columns))?;
-        Ok(table)
+        Table::with(path, columns, &(header(columns) + "\n"))
+    }
+
+    /// Replaces a file by these lines. A power failure later leaves them.
+    fn with(path: &Path, columns: &[&str], lines: &str) -> Result<Table, String> {
+        atomic::write(path, |file| file.write_all(lines.as_bytes())).map_err(|e| e.to_string())?;
+        let file = File::options().append(true).open(path);
+        let file = file.map_err(|e| format!("{}: {e}", path.display()))?;
+        Ok(Table { path: path.to_path_buf(), file, columns: columns.len() })
     }
 
     /// Opens a table and removes its rows from step `from` on. Creates it if there is none.
@@ -49,12 +56,7 @@ impl Table {
             kept.push_str(line);
             kept.push('\n');
         }
-        // The old file stays whole until the new one is.
-        let mut part_file = path.as_os_str().to_owned();
-        part_file.push(".part");
-        std::fs::write(&part_file, kept).and_then(|()| std::fs::rename(&part_file, path)).map_err(fails)?;
-        let file = File::options().append(true).open(path).map_err(fails)?;
-        Ok(Table { path: path.to_path_buf(), file, columns: columns.len() })
+        Table::with(path, columns, &kept)
     }
 
     /// Adds a step's row: a value for each column, or none if it was not measured.

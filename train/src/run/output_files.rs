@@ -3,6 +3,8 @@
 
 use std::path::{Path, PathBuf};
 
+use phalanx_tensor::io::atomic::create_folder;
+
 use crate::config::run_folder;
 use crate::record::Metrics;
 use crate::run::Run;
@@ -20,8 +22,7 @@ impl NewFiles {
         let missing = path.ancestors().take_while(|p| !p.as_os_str().is_empty() && !p.exists());
         let missing: Vec<PathBuf> = missing.map(Path::to_path_buf).collect();
         self.made.extend(missing.into_iter().rev());
-        std::fs::create_dir_all(path)
-            .map_err(|e| Error::file(path, format!("wanted a folder to write to: {e}")))
+        create_folder(path).map_err(|e| Error::file(path, format!("wanted a folder to write to: {e}")))
     }
 
     /// Notes a file that is about to be written.
@@ -57,7 +58,9 @@ pub(crate) fn remove_leftovers(folder: &Path) {
                 "tokenizer.json",
                 "loss.svg",
                 "report.html",
+                "report.json",
                 "metrics.jsonl",
+                "metrics.csv",
                 "config.toml",
             ];
             if name.ends_with(".tmp") && known.iter().any(|known| name.starts_with(&format!(".{known}."))) {
@@ -82,6 +85,9 @@ pub(crate) fn open_files(run: &Run, new_files: &mut NewFiles) -> Result<Metrics>
             )));
         }
         new_files.folder(out)?;
+        if let Some(resumed) = config.resume.as_deref().filter(|_| continued) {
+            checkpoints::abandon_later(out, resumed)?;
+        }
         remove_leftovers(out);
         new_files.written(out, || run.extra_files.iter().try_for_each(|write| write(out)))?;
     }

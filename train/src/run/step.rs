@@ -5,7 +5,8 @@
 //! *global* batch, and gradients are added in ascending order of the micro-batches. With several chains, each group of micro-batches
 //! has a sum of its own, and the sums are added in order, as data-parallel ranks add theirs.
 
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 
@@ -290,6 +291,11 @@ impl BackgroundSaver {
         settings: &checkpoint::Settings,
     ) -> Result<()> {
         Ok(self.disk().save(folder, parts, settings)?)
+    }
+
+    /// Files that the next save puts on disk before it is complete.
+    pub fn sync_first(&self, logs: Vec<(PathBuf, File)>) {
+        self.disk().sync_first(logs);
     }
 
     /// Waits until the saves in progress are complete.

@@ -83,7 +83,7 @@ impl<'a> TrainingLoop<'a> {
             false => Metrics::create(&[], &[], 0)?,
         };
         let uncaptured = run.why_uncaptured();
-        let checkpoints = config.folder().map(|folder| Checkpoints::new(folder, &config, done));
+        let checkpoints = config.folder().map(|folder| Checkpoints::new(folder, &config));
         let peak = if run.flops.is_some_and(|flops| flops.palm > 0.0) && !config.device.is_meta() {
             peak(&run.mesh_rank, &config)?
         } else {
@@ -171,6 +171,9 @@ impl<'a> TrainingLoop<'a> {
             let last = reports.last().map(|report| report.step);
             for report in reports {
                 self.record(&report, lr_factor, validated.filter(|_| Some(report.step) == last))?;
+            }
+            if validated.is_some() {
+                self.save_best()?;
             }
             if interrupted {
                 stopped = Some("interrupted".to_string());
@@ -364,7 +367,7 @@ impl<'a> TrainingLoop<'a> {
         Ok(reports)
     }
 
-    /// Validates, and saves the checkpoint of the lowest loss if this one is it.
+    /// Validates, and remembers the lowest loss.
     fn validate(&mut self) -> Result<f64> {
         let step = self.run.done.saturating_sub(1);
         let trace = self.run.trace.clone();
@@ -374,14 +377,19 @@ impl<'a> TrainingLoop<'a> {
         if let Some(plateau) = self.run.setup.config.plateau {
             self.run.plateau.update(plateau, self.run.best.step == self.run.done);
         }
+        Ok(loss)
+    }
+
+    /// Saves the checkpoint of the lowest loss, if the validation of this step has found it.
+    fn save_best(&mut self) -> Result<()> {
         if self.run.setup.config.keep_best
             && self.run.best.step == self.run.done
             && let Some(checkpoints) = &self.checkpoints
         {
             self.run.loss_watch = self.loss_watch.state();
-            checkpoints.save_best(self.run)?;
+            checkpoints.save_best(self.run, self.metrics.to_sync()?)?;
         }
-        Ok(loss)
+        Ok(())
     }
 
     /// Writes a step's record into the metrics and gives it to the callbacks.
@@ -424,8 +432,8 @@ impl<'a> TrainingLoop<'a> {
         let step = self.run.done;
         let trace = self.run.trace.clone();
         self.run.loss_watch = self.loss_watch.state();
-        let run = &*self.run;
-        let path = trace.span("checkpoint", step.saturating_sub(1), || checkpoints.save(run))?;
+        let (run, logs) = (&*self.run, self.metrics.to_sync()?);
+        let path = trace.span("checkpoint", step.saturating_sub(1), || checkpoints.save(run, logs))?;
         self.event(&Event::Saving { step, path: &path })
     }
 
@@ -439,7 +447,7 @@ impl<'a> TrainingLoop<'a> {
             self.rescue_lock = Some(FolderLock::take(&folder)?);
             self.run.extra_files.iter().try_for_each(|write| write(&folder))?;
         }
-        self.checkpoints = Some(Checkpoints::new(&folder, config, self.run.done));
+        self.checkpoints = Some(Checkpoints::new(&folder, config));
         Ok(self.run.mesh_rank.all_ranks().barrier()?)
     }
 

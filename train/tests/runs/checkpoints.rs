@@ -24,7 +24,7 @@ fn names(folder: &Folder) -> Vec<String> {
     let entries = fs::read_dir(folder.path()).unwrap();
     let mut names: Vec<String> = entries
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .filter(|name| name.starts_with("checkpoint"))
+        .filter(|name| name.starts_with("checkpoint") || name.starts_with("abandoned"))
         .collect();
     names.sort();
     names
@@ -41,12 +41,70 @@ fn a_run_that_goes_on_from_an_earlier_checkpoint_keeps_its_own_and_not_the_aband
     let resume = Some(folder.path().join("checkpoint-00000004"));
     // Until a second save nothing is lost of the branch that was abandoned.
     train(Config { steps: 6, save_every: 2, resume: resume.clone(), ..base.clone() }).unwrap();
-    let all = ["checkpoint", "checkpoint-00000004", "checkpoint-00000008", "checkpoint-00000012"];
+    let all = ["abandoned-00000008", "abandoned-00000012", "checkpoint", "checkpoint-00000004"];
     assert_eq!(names(&folder), all);
     train(Config { steps: 10, save_every: 2, resume, ..base }).unwrap();
     assert_eq!(names(&folder), ["checkpoint", "checkpoint-00000006", "checkpoint-00000008"]);
-    let newest = latest(folder.path()).unwrap();
-    assert_eq!(newest.settings()["step"], "10");
+    assert_eq!(newest_step(&folder), "10");
+}
+
+fn newest_step(folder: &Folder) -> String {
+    latest(folder.path()).unwrap().settings()["step"].clone()
+}
+
+/// A run that ends with an error in its first step.
+fn fail(config: Config) {
+    let fails = |_: &Var, _: &Batch| Err(phalanx_train::Error::Config("fails on purpose".into()));
+    let [training, held_out] = data();
+    let trainer = Trainer::new(config).data(training).validation(held_out);
+    let error = trainer.run_layers(layers, fails).unwrap_err();
+    assert!(error.to_string().contains("fails on purpose"), "{error}");
+}
+
+#[test]
+fn a_run_that_fails_before_its_first_save_does_not_return_to_abandoned_checkpoints() {
+    let folder = Folder::new();
+    let out = Some(folder.path().to_path_buf());
+    let base = Config { keep_last: 3, save_every: 4, out: out.clone(), ..config(Layout::default(), 0) };
+    let base = Config { keep_best: true, validate_every: 4, ..base };
+    run(base.clone(), &Told::default()).unwrap();
+    let named = |name: &str| Some(folder.path().join(name));
+    let resumed = |resume: Option<PathBuf>| Config { steps: 16, resume, ..base.clone() };
+    fail(resumed(named("checkpoint-00000004")));
+    assert_eq!(newest_step(&folder), "4");
+    // Nor does the next one, which is not told from where to go on.
+    fail(resumed(out.clone()));
+    assert_eq!(newest_step(&folder), "4");
+    // The branch can be taken up again.
+    fail(resumed(named("abandoned-00000012")));
+    assert_eq!(newest_step(&folder), "12");
+    assert_eq!(names(&folder), ["abandoned-00000008", "checkpoint", "checkpoint-00000004"]);
+    // A checkpoint that cannot be read is left behind for an earlier one.
+    fs::write(folder.path().join("checkpoint/checkpoint.json"), "damaged").unwrap();
+    assert!(latest(folder.path()).is_err());
+    fail(resumed(named("checkpoint-00000004")));
+    assert_eq!(newest_step(&folder), "4");
+    run(resumed(out), &Told::default()).unwrap();
+    assert_eq!(newest_step(&folder), "16");
+    assert_eq!(names(&folder), ["checkpoint", "checkpoint-00000008", "checkpoint-00000012"]);
+}
+
+#[test]
+fn a_run_goes_on_from_its_best_checkpoint_if_that_is_later_than_all_others() {
+    let folder = Folder::new();
+    let out = Some(folder.path().to_path_buf());
+    let base =
+        Config { keep_best: true, validate_every: 1, save_every: 2, out, ..config(Layout::default(), 0) };
+    let base = Config { steps: 4, ..base };
+    run(base.clone(), &Told::default()).unwrap();
+    let best = phalanx_train::checkpoints::best(folder.path()).unwrap();
+    let step = best.settings()["step"].clone();
+    fs::remove_dir_all(folder.path().join("checkpoint")).unwrap();
+    assert!(phalanx_train::checkpoints::is_there(folder.path()));
+    assert_eq!(newest_step(&folder), step);
+    // From an earlier one than the best, which is not the best of that branch then.
+    run(Config { steps: 12, resume: base.out.clone(), ..base }, &Told::default()).unwrap();
+    assert_eq!(newest_step(&folder), "12");
 }
 
 /// A checkpoint replaces the one before by two renames.
