@@ -37,7 +37,7 @@ fn model() -> ModelConfig {
 }
 
 /// One rank: trains a small GPT as `FLAGS` says, with the weights of the folder `WEIGHTS` if it is named, or repeats the second step
-/// from the checkpoint `REPLAY`. `VALIDATION` chooses data to validate on. Says how that ended.
+/// from the checkpoint `REPLAY`. `VALIDATION` chooses data to validate on, `DIRECTORY` is where it runs. Says how that ended.
 #[test]
 #[ignore = "a part of other tests"]
 fn child() {
@@ -51,6 +51,9 @@ fn child() {
 
 fn train() -> Result<()> {
     let flags = std::env::var("FLAGS").unwrap();
+    if let Some(directory) = std::env::var_os("DIRECTORY") {
+        std::env::set_current_dir(directory).unwrap();
+    }
     let weights = std::env::var_os("WEIGHTS").map(PathBuf::from);
     let validated = std::env::var("VALIDATION").ok().map(|by| by.parse().unwrap());
     let mut settings = Settings::new(Program::default());
@@ -247,6 +250,23 @@ fn a_folder_in_use_is_refused_by_the_name_of_the_process_that_has_it() {
     assert!(lock.exists());
     assert_eq!(outcomes(&[out]), ["well"]);
     assert!(!lock.exists());
+}
+
+/// As on machines whose disks have the same paths and other files.
+#[test]
+fn a_return_to_unlike_checkpoints_is_told_by_every_rank_with_its_step() {
+    let folder = Folder::new("return");
+    ["a", "b"].iter().for_each(|name| fs::create_dir_all(folder.path(name)).unwrap());
+    let of = |name: &str, flags: &str| {
+        rank(format!("--dp 2 --out run --lr 1e30 --warmup 0 {flags}")).with("DIRECTORY", folder.path(name))
+    };
+    let begun = of("a", "--steps 1");
+    assert_eq!(outcomes(&[begun.clone(), begun]), ["well"; 2]);
+    let flags = format!("--steps 4 --save-every 9 --on-divergence rollback --resume {}", folder.path("a/run"));
+    for said in outcomes(&[of("a", &flags), of("b", &flags)]) {
+        let wanted = "with: step 1: the ranks were given different things: the checkpoint to read is step 1 ";
+        assert!(said.starts_with(wanted) && said.contains(" on rank 0, and none ("), "{said}");
+    }
 }
 
 #[test]

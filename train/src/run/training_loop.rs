@@ -284,7 +284,7 @@ impl<'a> TrainingLoop<'a> {
             };
             match in_step(own.step, self.loss_watch.judge(outcome, details))? {
                 Verdict::Fine | Verdict::Skip(_) => {}
-                Verdict::Stop(why) => return Err(Error::Diverged(why).in_step(own.step)),
+                Verdict::Stop(why) => return self.diverged(&reports, own.step, why),
                 Verdict::Rollback(why) => {
                     self.pending.clear()?;
                     self.run.guard.reset()?;
@@ -338,14 +338,21 @@ impl<'a> TrainingLoop<'a> {
         let work = |own: &mut Self| asynchronous_steps::run_asynchronously(kind, own.run, steps.clone());
         let mut reports = self.inspected(steps.clone(), work)?;
         let peak = self.run.mesh_rank.device.ledger()?.total().peak;
-        for report in &mut reports {
-            report.peak = peak;
+        reports.iter_mut().for_each(|report| report.peak = peak);
+        for (number, report) in reports.iter().enumerate() {
             if let Verdict::Stop(why) = self.loss_watch.judge(report.outcome, || Ok(String::new()))? {
-                return Err(Error::Diverged(why).in_step(report.step));
+                return self.diverged(&reports[..number], report.step, why);
             }
         }
         self.run.done = end;
         Ok(reports)
+    }
+
+    /// Ends the run by the error of a diverged step, once the good steps that were read in the same turn are recorded.
+    fn diverged<T>(&mut self, good: &[StepReport], step: u64, why: String) -> Result<T> {
+        let lr_factor = self.run.plateau.lr_factor;
+        good.iter().try_for_each(|report| self.record(report, lr_factor, None))?;
+        Err(Error::Diverged(why).in_step(step))
     }
 
     /// Validates, and saves the checkpoint of the lowest loss if this one is it.

@@ -3,7 +3,7 @@
 
 use phalanx_nn::Parameters;
 use phalanx_tensor::Context;
-use phalanx_train::{Settings, checkpoints};
+use phalanx_train::{Asynchronous, Settings, checkpoints};
 
 use super::*;
 
@@ -65,6 +65,22 @@ fn numbers_that_are_not_finite_are_traced_to_rank_micro_batch_parameter_and_laye
             assert!(error.contains(&odd), "{case}: {error}, wanted {odd}");
         }
     }
+}
+
+/// Without flushes the numbers of several steps are read together.
+#[test]
+fn good_steps_before_the_one_that_ends_a_run_are_recorded() {
+    let (folder, layout) = (Folder::new(), Layout { pp: 2, micro_batches: 2, ..Layout::default() });
+    let base = Config { asynchronous: Some(Asynchronous::DoubleBuffered), clip: None, ..rows(layout, 0) };
+    let config = Config { out: Some(folder.path().into()), save_every: 6, explodes_at: 100.0, ..base };
+    let jumps = |loss: &Var| {
+        let step = Context::current().rng.step;
+        Ok(if step == 10 { loss.mul_scalar(1e6)? } else { loss.clone() })
+    };
+    let error = of_rows(config, jumps, &Told::default()).unwrap_err().to_string();
+    assert!(error.contains("step 10: the loss is ") && error.contains("more than 100 times"), "{error}");
+    let recorded = numbers_in(&folder.path().join("metrics.jsonl"), "loss");
+    assert_eq!(recorded.iter().map(|(step, _)| *step).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
 }
 
 /// No factor of the loss helps such gradients. Once it is 1, they are the model's own.
