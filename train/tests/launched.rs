@@ -5,6 +5,7 @@
 mod port;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use phalanx_nn::models::{GptConfig, ModelConfig, save_model};
 use phalanx_parallel::hybrid::decoder;
 use phalanx_tensor::{DType, Device, Tensor};
 use phalanx_train::data::TensorDataset;
-use phalanx_train::{Config, Error, MeshRank, Replay, Result, Settings, Trainer, keyed, numbers_in, start};
+use phalanx_train::{Config, Error, MeshRank, Replay, Result, Settings, Trainer, keyed, numbers_in, start, stop_on_signals};
 
 use port::free_port;
 
@@ -37,7 +38,8 @@ fn model() -> ModelConfig {
 }
 
 /// One rank: trains a small GPT as `FLAGS` says, with the weights of the folder `WEIGHTS` if it is named, or repeats the second step
-/// from the checkpoint `REPLAY`. `VALIDATION` chooses data to validate on, `DIRECTORY` is where it runs. Says how that ended.
+/// from the checkpoint `REPLAY`. `VALIDATION` chooses data to validate on, `DIRECTORY` is where it runs.
+/// With `AT_END` it works for a while after its last step. Says how that ended.
 #[test]
 #[ignore = "a part of other tests"]
 fn child() {
@@ -73,7 +75,14 @@ fn train() -> Result<()> {
                 Ok(decoder(&model(), &config.layout, &rank.groups, &rank.scope(&config), weights.as_deref())?)
             };
             let trainer = Trainer::new(config.clone()).settings("launched", &settings);
-            let mut trainer = trainer.in_process_group(process).data(data);
+            let mut trainer = trainer.in_process_group(process).data(data).stop_when(stop_on_signals()?);
+            if std::env::var_os("AT_END").is_some() {
+                trainer = trainer.at_end(|_| {
+                    println!("\nat the end");
+                    std::thread::sleep(Duration::from_secs(1));
+                    Ok(())
+                });
+            }
             if let Some(by) = validated {
                 trainer = trainer.validation(TensorDataset::new(vec![rows(by)?, rows(by + 1)?])?);
             }
@@ -250,6 +259,19 @@ fn a_folder_in_use_is_refused_by_the_name_of_the_process_that_has_it() {
     assert!(lock.exists());
     assert_eq!(outcomes(&[out]), ["well"]);
     assert!(!lock.exists());
+}
+
+#[test]
+#[cfg(unix)]
+fn a_signal_after_the_last_step_lets_the_run_end_and_says_so() {
+    let mut child = rank("").with("AT_END", "").start(0, 1, free_port());
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map_while(std::io::Result::ok);
+    assert!(said.any(|line| line == "at the end"));
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert!(said.any(|line| line == "ended well"));
+    let output = child.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("the last step is done; ending when all") && !told.contains("saving"), "{told}");
 }
 
 /// As on machines whose disks have the same paths and other files.

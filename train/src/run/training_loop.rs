@@ -27,6 +27,7 @@ use crate::machine::peak;
 use crate::mesh_rank::MeshRank;
 use crate::record::{Metrics, Record, StepDigests, Summary};
 use crate::run::Run;
+use crate::signals::Phase;
 use crate::{Config, Error, Result};
 
 /// A run while it trains.
@@ -147,6 +148,9 @@ impl<'a> TrainingLoop<'a> {
     fn train_steps(&mut self) -> Result<Option<String>> {
         // A run that ended early before it was resumed ends early again.
         let mut stopped = self.out_of_patience();
+        let config = &self.run.setup.config;
+        let is_saved = self.checkpoints.is_some() || config.rescue.is_some();
+        if is_saved { Phase::Steps } else { Phase::StepsUnsaved }.begin();
         while self.run.done < self.run.setup.config.steps && stopped.is_none() {
             let end = self.next_pause();
             let (reports, interrupted) = match self.run.setup.config.asynchronous {
@@ -183,6 +187,9 @@ impl<'a> TrainingLoop<'a> {
             }
             if paused && (self.is_saved() || stopped.is_some()) {
                 self.save()?;
+            }
+            if stopped.is_some() || self.run.done == self.run.setup.config.steps {
+                Phase::After.begin();
             }
             if interrupted {
                 break;
@@ -434,6 +441,7 @@ impl<'a> TrainingLoop<'a> {
 
     /// Writes the summary and gives it to the callbacks.
     fn end(mut self, stopped: Option<String>) -> Result<Summary> {
+        Phase::After.begin();
         self.run.setup.saver.wait()?;
         self.new_files.keep();
         if self.run.setup.config.restore_best && self.run.best.loss.is_some() {
