@@ -77,6 +77,7 @@ impl Run {
 impl<'a> TrainingLoop<'a> {
     /// Opens files, measures the peak, starts the loader, and calls [`Callback::started`].
     pub(crate) fn new(run: &'a mut Run, callbacks: &'a mut [Box<dyn Callback>]) -> Result<TrainingLoop<'a>> {
+        run.check_initial_weights()?;
         let (config, done) = (run.setup.config.clone(), run.done);
         let mut new_files = NewFiles::default();
         let metrics = match run.mesh_rank.is_first() {

@@ -1,10 +1,16 @@
 //! Runs that lose their mind: numbers that are not finite are found at their step and traced to rank, micro-batch and parameter; no checkpoint
 //! holds them.
 
-use phalanx_nn::Parameters;
+use std::cell::RefCell;
+
+use phalanx_nn::{Parameter, Parameters};
+use phalanx_parallel::mesh::Axis;
+use phalanx_parallel::tensor_parallel::TensorParallel;
 use phalanx_tensor::Context;
 use phalanx_train::{Asynchronous, Settings, checkpoints};
 
+use super::digests::flip;
+use super::packed::{CONTEXT, models, packed, part};
 use super::*;
 
 /// A run of rows of four numbers under a layout, whose loss is changed by `spoil`.
@@ -64,6 +70,44 @@ fn numbers_that_are_not_finite_are_traced_to_rank_micro_batch_parameter_and_laye
                 format!("gradients that are not finite {place}: 6, from `0.weight` (layer `0`) to `3.bias`");
             assert!(error.contains(&odd), "{case}: {error}, wanted {odd}");
         }
+    }
+}
+
+thread_local! {
+    /// A parameter of this rank that is made unlike its copies.
+    static UNLIKE: RefCell<Option<Parameter>> = const { RefCell::new(None) };
+}
+
+#[test]
+fn ranks_that_begin_with_other_weights_than_their_copies_are_refused() {
+    let layout = |dp, tp, pp| Layout { dp, tp, pp, micro_batches: 2, ..Layout::default() };
+    let none = "copies that differ, of which none has a majority";
+    for (layout, zero, name, wanted) in [
+        (layout(3, 1, 1), 0, "h.1.ln_1.weight", "rank 2 has a copy unlike that of ranks 0, 1"),
+        (layout(3, 1, 1), 2, "h.1.ln_1.weight", "rank 2 has a copy unlike that of ranks 0, 1"),
+        (layout(1, 2, 1), 0, "h.1.ln_1.weight", &format!("ranks 0, 1 have {none}")[..]),
+        (layout(1, 1, 2), 0, "wte.weight", &format!("ranks 0, 1 have {none}")),
+        (layout(2, 2, 1), 0, "h.1.attn.c_attn.weight", &format!("ranks 1, 3 have {none}")),
+    ] {
+        let config = Config { batch: 6, ..rows(layout, zero) };
+        let trainer = Trainer::new(config.clone()).samples(packed(), CONTEXT);
+        // Optimizers are made once DDP and ZeRO have given all replicas the values of the first.
+        let trainer = trainer.optimizers(|parameters, lr| {
+            if let Some(unlike) = UNLIKE.take() {
+                flip(&mut unlike.tensor(), 1, 0)?;
+            }
+            adamw(parameters, lr)
+        });
+        let error = trainer.run_parts(|rank| {
+            let layers = TensorParallel::new(rank.groups.along(Axis::Tp));
+            let part = part(&config, &models()[0], Arc::new(layers), rank)?;
+            let of_last = || part.parameters().into_iter().find(|parameter| parameter.name() == name);
+            UNLIKE.set(if rank.rank() + 1 == rank.size() { of_last() } else { None });
+            Ok(part)
+        });
+        let error = error.unwrap_err().to_string();
+        let wanted = format!("the ranks begin with different weights: of parameter {name}, {wanted}; copies of 1 ");
+        assert!(error.contains(&wanted), "{error}, wanted {wanted}");
     }
 }
 
