@@ -15,7 +15,9 @@ use phalanx_nn::models::{GptConfig, ModelConfig, save_model};
 use phalanx_parallel::hybrid::decoder;
 use phalanx_tensor::{DType, Device, Tensor};
 use phalanx_train::data::TensorDataset;
-use phalanx_train::{Config, Error, MeshRank, Replay, Result, Settings, Trainer, keyed, numbers_in, start, stop_on_signals};
+use phalanx_train::{
+    Config, Error, MeshRank, Replay, Result, Settings, Trainer, keyed, numbers_in, start, stop_on_signals,
+};
 
 use port::free_port;
 
@@ -284,7 +286,8 @@ fn a_return_to_unlike_checkpoints_is_told_by_every_rank_with_its_step() {
     };
     let begun = of("a", "--steps 1");
     assert_eq!(outcomes(&[begun.clone(), begun]), ["well"; 2]);
-    let flags = format!("--steps 4 --save-every 9 --on-divergence rollback --resume {}", folder.path("a/run"));
+    let flags =
+        format!("--steps 4 --save-every 9 --on-divergence rollback --resume {}", folder.path("a/run"));
     for said in outcomes(&[of("a", &flags), of("b", &flags)]) {
         let wanted = "with: step 1: the ranks were given different things: the checkpoint to read is step 1 ";
         assert!(said.starts_with(wanted) && said.contains(" on rank 0, and none ("), "{said}");

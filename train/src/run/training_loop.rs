@@ -157,7 +157,7 @@ impl<'a> TrainingLoop<'a> {
             let (reports, interrupted) = match self.run.setup.config.asynchronous {
                 Some(kind) => {
                     let reports = self.asynchronous_steps(kind, end)?;
-                    (reports, self.of_all_ranks(0.0)?.1)
+                    (reports, self.of_all_ranks(Outcome { loss: 0.0, grad_norm: 0.0 })?.1)
                 }
                 None => match self.step(end)? {
                     Some(done) => done,
@@ -282,8 +282,7 @@ impl<'a> TrainingLoop<'a> {
         let (mut reports, mut interrupted) = (Vec::new(), false);
         // At a pause all pending steps are read.
         while let Some(own) = self.pending.next(step + 1 == end || interrupted)? {
-            let (loss, stop) = self.of_all_ranks(own.outcome.loss)?;
-            let outcome = Outcome { loss, ..own.outcome };
+            let (outcome, stop) = self.of_all_ranks(own.outcome)?;
             let run = &*self.run;
             // Without a finite norm this step and those after it have changed no weight.
             let details = || match outcome.grad_norm.is_finite() {
@@ -328,16 +327,18 @@ impl<'a> TrainingLoop<'a> {
         Ok(results)
     }
 
-    /// The loss of the whole batch, which is the sum of the ranks' parts, and whether a rank was told to stop.
-    pub(crate) fn of_all_ranks(&self, own: f64) -> Result<(f64, bool)> {
+    /// The numbers of the whole batch, alike on all ranks, and whether a rank was told to stop. The loss is the sum of the ranks' parts. The
+    /// norm is the first rank's, or that of the first rank whose norm is not finite: of a parameter that tensor-parallel ranks have
+    /// alike, one rank's gradient alone may be wrong.
+    pub(crate) fn of_all_ranks(&self, own: Outcome) -> Result<(Outcome, bool)> {
         let mesh_rank = &self.run.mesh_rank;
         let stop = f64::from(u8::from(self.run.stop.load(Ordering::Relaxed)));
-        if mesh_rank.size() == 1 {
-            return Ok((own, stop > 0.0));
-        }
-        let all = mesh_rank.all_gather_slice(&[if mesh_rank.counts_loss() { own } else { 0.0 }, stop])?;
-        let (losses, stops) = (all.iter().step_by(2), all.iter().skip(1).step_by(2));
-        Ok((losses.fold(0.0, |sum, x| sum + x), stops.sum::<f64>() > 0.0))
+        let loss = if mesh_rank.counts_loss() || mesh_rank.size() == 1 { own.loss } else { 0.0 };
+        let all = mesh_rank.all_gather_slice(&[loss, own.grad_norm, stop])?;
+        let of = |number: usize| all.iter().copied().skip(number).step_by(3);
+        let odd = of(1).find(|norm| !norm.is_finite());
+        let grad_norm = odd.or_else(|| of(1).next()).unwrap_or(own.grad_norm);
+        Ok((Outcome { loss: of(0).fold(0.0, |sum, x| sum + x), grad_norm }, of(2).any(|stop| stop > 0.0)))
     }
 
     /// Runs the steps up to `end` without a flush between them.

@@ -106,7 +106,8 @@ fn ranks_that_begin_with_other_weights_than_their_copies_are_refused() {
             Ok(part)
         });
         let error = error.unwrap_err().to_string();
-        let wanted = format!("the ranks begin with different weights: of parameter {name}, {wanted}; copies of 1 ");
+        let wanted =
+            format!("the ranks begin with different weights: of parameter {name}, {wanted}; copies of 1 ");
         assert!(error.contains(&wanted), "{error}, wanted {wanted}");
     }
 }
