@@ -14,7 +14,7 @@ use phalanx_nn::Scope;
 use phalanx_nn::models::{GptConfig, ModelConfig, save_model};
 use phalanx_parallel::hybrid::decoder;
 use phalanx_tensor::{DType, Device, Tensor};
-use phalanx_train::data::TensorDataset;
+use phalanx_train::data::{Dataset, TensorDataset, TokenFile, TokenWindows, Width};
 use phalanx_train::{
     Config, Error, MeshRank, Replay, Result, Settings, Trainer, keyed, numbers_in, start, stop_on_signals,
 };
@@ -41,6 +41,7 @@ fn model() -> ModelConfig {
 
 /// One rank: trains a small GPT as `FLAGS` says, with the weights of the folder `WEIGHTS` if it is named, or repeats the second step
 /// from the checkpoint `REPLAY`. `VALIDATION` chooses data to validate on, `DIRECTORY` is where it runs.
+/// `MIDDLE` changes a number in the middle of the data; `TEXT` is a file of tokens to train on in their place.
 /// With `AT_END` it works for a while after its last step. Says how that ended.
 #[test]
 #[ignore = "a part of other tests"]
@@ -69,6 +70,9 @@ fn train() -> Result<()> {
         Tensor::from_slice(&tokens, &[32, 4], Device::CPU)
     };
     let data = TensorDataset::new(vec![rows(0)?, rows(1)?])?;
+    if std::env::var_os("MIDDLE").is_some() {
+        data.item(17, 0)?[0].select(0, 2)?.copy_from(&Tensor::scalar(3i64, Device::CPU)?)?;
+    }
     start(
         &config,
         |_| {},
@@ -84,6 +88,9 @@ fn train() -> Result<()> {
                     std::thread::sleep(Duration::from_secs(1));
                     Ok(())
                 });
+            }
+            if let Some(path) = std::env::var_os("TEXT") {
+                trainer = trainer.samples(TokenWindows::new(TokenFile::open(path, Width::U16)?, 4, 1)?, 4);
             }
             if let Some(by) = validated {
                 trainer = trainer.validation(TensorDataset::new(vec![rows(by)?, rows(by + 1)?])?);
@@ -274,6 +281,33 @@ fn a_signal_after_the_last_step_lets_the_run_end_and_says_so() {
     let output = child.wait_with_output().unwrap();
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(told.contains("the last step is done; ending when all") && !told.contains("saving"), "{told}");
+}
+
+#[test]
+fn data_that_differ_in_their_middle_alone_are_refused() {
+    let folder = Folder::new("middle");
+    let text = |name: &str, change: u16| {
+        let mut tokens: Vec<u16> = (0..5000).map(|i| i * 7 % 11).collect();
+        tokens[2503] = (tokens[2503] + change) % 11;
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        fs::write(folder.path(name), bytes).unwrap();
+    };
+    [("a", 0), ("copy", 0), ("b", 1)].into_iter().for_each(|(name, change)| text(name, change));
+    let both = rank("--dp 2");
+    let of = |name: &str| both.clone().with("TEXT", folder.path(name));
+    for (ranks, wanted) in [
+        ([both.clone(), both.clone().with("MIDDLE", "")], "the digest of the data is "),
+        ([of("a"), of("b")], "(XXH64 of 1 files, 10000 bytes) on rank 0, and "),
+    ] {
+        for said in outcomes(&ranks) {
+            assert!(
+                said.contains("the ranks were given different things: ") && said.contains(wanted),
+                "{said}"
+            );
+        }
+    }
+    assert_eq!(outcomes(&[of("a"), of("copy")]), ["well"; 2]);
+    assert_eq!(outcomes(&[of("a"), of("a")]), ["well"; 2]);
 }
 
 /// As on machines whose disks have the same paths and other files.
