@@ -349,7 +349,8 @@ impl<'a> TrainingLoop<'a> {
         let peak = self.run.mesh_rank.device.ledger()?.total().peak;
         reports.iter_mut().for_each(|report| report.peak = peak);
         for (number, report) in reports.iter().enumerate() {
-            if let Verdict::Stop(why) = self.loss_watch.judge(report.outcome, || Ok(String::new()))? {
+            let unknown = "; the micro-batch and the parameter are not known, because steps without flushes cannot be repeated";
+            if let Verdict::Stop(why) = self.loss_watch.judge(report.outcome, || Ok(unknown.into()))? {
                 return self.diverged(&reports[..number], report.step, why);
             }
         }

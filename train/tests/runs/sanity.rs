@@ -112,6 +112,37 @@ fn ranks_that_begin_with_other_weights_than_their_copies_are_refused() {
     }
 }
 
+/// Of rows 6 and 7, as in [`is_spoilt`], and of a layer that the first stage has.
+#[test]
+fn an_update_that_is_not_made_without_flushes_names_stage_parameter_and_micro_batch() {
+    for (kind, micro_batches) in [(Asynchronous::WeightStashing, 1), (Asynchronous::DoubleBuffered, 4)] {
+        let layout = Layout { pp: 2, micro_batches, ..Layout::default() };
+        let config = Config { asynchronous: Some(kind), clip: None, ..rows(layout, 0) };
+        let is_now = move || Context::current().rng.step == 3 && (micro_batches == 1 || is_spoilt());
+        let odd_loss = move |loss: &Var| Ok(loss.mul_scalar(if is_now() { f64::NAN } else { 1.0 })?);
+        let error = of_rows(config.clone(), odd_loss, &Told::default()).unwrap_err().to_string();
+        assert!(error.contains("rank 1 failed: ") && error.contains("step 3: the norm of the gr"), "{error}");
+        let last = micro_batches - 1;
+        assert!(error.contains(&format!("; the loss of micro-batch {last} is NaN")), "{error}");
+        assert!(
+            error.contains(
+                "; gradients that are not finite: 2.bias, 2.weight, 3.bias and 1 more, the first in layer `2`"
+            ),
+            "{error}"
+        );
+        let odd_gradient = move |loss: &Var| {
+            let root = loss.sub(&loss.mul_scalar(1.0)?)?.sqrt()?.mul_scalar(0.0)?;
+            Ok(if is_now() { loss.add(&root)? } else { loss.clone() })
+        };
+        let error = of_rows(config, odd_gradient, &Told::default()).unwrap_err().to_string();
+        let wanted = match micro_batches {
+            1 => "; they are those of micro-batch 0",
+            _ => "; they are the sum of micro-batches 0 to 3, of which it is not known which is wrong",
+        };
+        assert!(error.contains(wanted), "{error}");
+    }
+}
+
 /// Without flushes the numbers of several steps are read together.
 #[test]
 fn good_steps_before_the_one_that_ends_a_run_are_recorded() {
@@ -124,6 +155,7 @@ fn good_steps_before_the_one_that_ends_a_run_are_recorded() {
     };
     let error = of_rows(config, jumps, &Told::default()).unwrap_err().to_string();
     assert!(error.contains("step 10: the loss is ") && error.contains("more than 100 times"), "{error}");
+    assert!(error.ends_with("are not known, because steps without flushes cannot be repeated"), "{error}");
     let recorded = numbers_in(&folder.path().join("metrics.jsonl"), "loss");
     assert_eq!(recorded.iter().map(|(step, _)| *step).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
 }
