@@ -1,11 +1,12 @@
 //! [`agree`]: before a run begins, its ranks compare what decides the run's bits, and each learns what differs, between which
-//! ranks, and both values. [`same_weights`] compares folders of weights in this way.
+//! ranks, and both values. [`same_contents`] compares files and what is in memory in this way.
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, Read, Seek};
 use std::path::{Path, PathBuf};
 
 use phalanx_rendezvous::name_ranks;
+use rayon::prelude::*;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use xxhash_rust::xxh64::Xxh64;
@@ -97,23 +98,64 @@ fn excerpt(value: &str, from: usize) -> String {
     format!("..{part}..")
 }
 
-/// Compares the safetensors of the folder that each rank was given. Ranks that have the same files, by device and number, on the same
-/// machine need not read them; otherwise each rank reads all of its files once.
+/// A part of what a rank was given.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Content {
+    /// The digest of what is in memory.
+    Digest(u64),
+    /// A file.
+    File(PathBuf),
+}
+
+/// Compares contents between all ranks of a group, which all call it: `what` is their name in the error. Files that all ranks have at the
+/// same place of the same machine, by device and number, are not read; otherwise each rank reads all of its files once.
 ///
 /// # Errors
 /// [`Error::Disagreement`] on every rank if they differ; or if a file cannot be read.
-pub(crate) fn same_weights(groups: &[&Comm], folder: &Path) -> Result<()> {
-    let failed = |e: io::Error| Error::Config(format!("{}: {e}", folder.display()));
-    let files = weight_files(folder).map_err(failed)?;
-    let places: Vec<Option<String>> = files.iter().map(|path| place(path)).collect();
+pub fn same_contents(comm: &Comm, what: &str, contents: &[Content]) -> Result<()> {
+    same_contents_over(&[comm], what, contents)
+}
+
+fn same_contents_over(groups: &[&Comm], what: &str, contents: &[Content]) -> Result<()> {
+    let places: Vec<Option<String>> = contents
+        .iter()
+        .map(|content| match content {
+            Content::Digest(digest) => Some(format!("{digest:016x}")),
+            Content::File(path) => place(path),
+        })
+        .collect();
     let all = gather_over(groups, &places)?;
     let is_alone = all.len() == 1;
     if is_alone || all.iter().all(|(_, other)| other.iter().all(Option::is_some) && *other == places) {
         return Ok(());
     }
-    let (digest, bytes) = digest_of(&files).map_err(failed)?;
-    let value = format!("{digest:016x} (XXH64 of {} files, {bytes} bytes)", files.len());
-    agree_over(groups, &vec![("the digest of the initial weights".into(), value)])
+    let (mut files, mut in_memory) = (Vec::new(), Xxh64::new(0));
+    for content in contents {
+        match content {
+            Content::Digest(digest) => in_memory.update(&digest.to_le_bytes()),
+            Content::File(path) => files.push(path.clone()),
+        }
+    }
+    let named = |e: io::Error| Error::Config(format!("{what}: {e}"));
+    let (digest, bytes) = digest_of(&files).map_err(named)?;
+    let value = match (files.len(), contents.len() - files.len()) {
+        (0, _) => format!("{:016x}", in_memory.digest()),
+        (count, 0) => format!("{digest:016x} (XXH64 of {count} files, {bytes} bytes)"),
+        (count, _) => {
+            format!("{:016x} with {digest:016x} (XXH64 of {count} files, {bytes} bytes)", in_memory.digest())
+        }
+    };
+    agree_over(groups, &vec![(what.into(), value)])
+}
+
+/// Compares the safetensors of the folder that each rank was given.
+///
+/// # Errors
+/// As [`same_contents`].
+pub(crate) fn same_weights(groups: &[&Comm], folder: &Path) -> Result<()> {
+    let failed = |e: io::Error| Error::Config(format!("{}: {e}", folder.display()));
+    let files: Vec<Content> = weight_files(folder).map_err(failed)?.into_iter().map(Content::File).collect();
+    same_contents_over(groups, "the digest of the initial weights", &files)
 }
 
 fn weight_files(folder: &Path) -> io::Result<Vec<PathBuf>> {
@@ -140,23 +182,41 @@ fn place(_: &Path) -> Option<String> {
     None
 }
 
-/// A digest of files, and how many bytes they have: XXH64 with seed 0 of one after another. It finds differences, not forgery.
+/// Bytes of a file that a thread reads.
+const PIECE: u64 = 1 << 26;
+
+/// A digest of files, and how many bytes they have: XXH64 with seed 0 of the digests of their pieces of 64 MiB, which all cores read. It
+/// finds differences, not forgery.
 ///
 /// # Errors
 /// If a file cannot be read.
 pub fn digest_of(files: &[PathBuf]) -> io::Result<(u64, u64)> {
-    let (mut hash, mut bytes, mut buffer) = (Xxh64::new(0), 0, vec![0; 1 << 20]);
+    let mut pieces = Vec::new();
     for path in files {
+        let named = |e: io::Error| io::Error::new(e.kind(), format!("{}: {e}", path.display()));
+        let bytes = fs::metadata(path).map_err(named)?.len();
+        pieces.extend((0..bytes.max(1)).step_by(PIECE as usize).map(|at| (path, at)));
+    }
+    let digest = |(path, at): &(&PathBuf, u64)| {
         let mut file = File::open(path)?;
+        file.seek(io::SeekFrom::Start(*at))?;
+        let (mut file, mut hash, mut buffer, mut bytes) =
+            (file.take(PIECE), Xxh64::new(0), vec![0; 1 << 20], 0);
         loop {
             match file.read(&mut buffer)? {
-                0 => break,
+                0 => return Ok((hash.digest(), bytes)),
                 n => {
                     hash.update(&buffer[..n]);
                     bytes += n as u64;
                 }
             }
         }
+    };
+    let all: io::Result<Vec<(u64, u64)>> = pieces.par_iter().map(digest).collect();
+    let (mut hash, mut bytes) = (Xxh64::new(0), 0);
+    for (digest, of_piece) in all? {
+        hash.update(&digest.to_le_bytes());
+        bytes += of_piece;
     }
     Ok((hash.digest(), bytes))
 }

@@ -65,7 +65,7 @@ pub mod part {
     pub use crate::sharded_tensor::ShardedTensor as Part;
 }
 
-pub use agreement::{Facts, agree, digest_of};
+pub use agreement::{Content, Facts, agree, digest_of, same_contents};
 #[allow(deprecated)] // the old name stays importable
 pub use all_gather::{all_gather_object, tell};
 pub use error::{Error, Result};

@@ -64,6 +64,14 @@ impl Error {
             source => Error::Step { step, source: Box::new(source) },
         }
     }
+
+    /// The error in an error of a step.
+    pub(crate) fn without_step(&self) -> &Error {
+        match self {
+            Error::Step { source, .. } => source.without_step(),
+            error => error,
+        }
+    }
 }
 
 macro_rules! from {

@@ -164,8 +164,8 @@ fn fits(config: &Config, started: usize) -> Result<()> {
 /// happened on another machine is reported by the first rank of this one.
 fn error_to_report(rank: &launch::Rank, error: &Error) -> Option<Error> {
     let comm = rank.comm();
-    match error {
-        Error::Parallel(parallel::Error::Disagreement(why)) => return Some(Error::Config(why.clone())),
+    match error.without_step() {
+        Error::Parallel(parallel::Error::Disagreement(_)) => return Some(Error::Config(error.to_string())),
         Error::Differs(_) => return Some(error.clone()),
         _ => {}
     }

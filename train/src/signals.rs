@@ -1,12 +1,49 @@
 //! [`stop_on_signals`]: SIGINT (Ctrl-C) and SIGTERM end a run after its step, with a checkpoint.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use crate::{Error, Result};
 
+/// Where the run of this process is, so that the message about a signal is true. In tests several runs may share it.
+static PHASE: AtomicU8 = AtomicU8::new(Phase::Before as u8);
+
+/// What a signal comes into.
+#[derive(Clone, Copy)]
+pub(crate) enum Phase {
+    /// The first step has not begun.
+    Before,
+    /// The steps of a run that saves its checkpoint when it is interrupted.
+    Steps,
+    /// Those of a run that has no folder for one.
+    StepsUnsaved,
+    /// The last step is done, and its checkpoint is written or on its way.
+    After,
+}
+
+impl Phase {
+    /// Says that the run is here now.
+    pub(crate) fn begin(self) {
+        PHASE.store(self as u8, Ordering::Relaxed);
+    }
+
+    /// What follows a signal that comes now.
+    #[cfg(unix)]
+    fn told() -> &'static str {
+        const TOLD: [(Phase, &str); 4] = [
+            (Phase::Before, "ending after the first step"),
+            (Phase::Steps, "saving after this step"),
+            (Phase::StepsUnsaved, "ending after this step; the run has no folder for a checkpoint"),
+            (Phase::After, "the last step is done; ending when all that follows it is done"),
+        ];
+        let now = PHASE.load(Ordering::Relaxed);
+        TOLD.iter().find(|(phase, _)| *phase as u8 == now).map_or("ending", |(_, told)| told)
+    }
+}
+
 /// A flag for [`Trainer::stop_when`](crate::Trainer::stop_when) that SIGINT and SIGTERM set. The run then finishes its step, saves a
-/// checkpoint, and returns its summary. A second signal ends the process at once. A terminal and a launcher may both send the first, so
+/// checkpoint, and returns its summary. If the last step is done already, the run goes on to its end: samples and exported models are
+/// written whole. A second signal ends the process at once. A terminal and a launcher may both send the first, so
 /// the second counts from a second later on. To be called once, when the ranks have found each other: until then a signal ends the process.
 ///
 /// # Errors
@@ -19,7 +56,6 @@ pub fn stop_on_signals() -> Result<Arc<AtomicBool>> {
 
 #[cfg(unix)]
 fn set_on_signals(stop: &Arc<AtomicBool>) -> std::io::Result<()> {
-    use std::sync::atomic::Ordering;
     use std::time::{Duration, Instant};
 
     use signal_hook::consts::{SIGINT, SIGTERM};
@@ -36,7 +72,7 @@ fn set_on_signals(stop: &Arc<AtomicBool>) -> std::io::Result<()> {
                     first = Some(Instant::now());
                     stop.store(true, Ordering::Relaxed);
                     let again = if signal == SIGINT { "; press Ctrl-C again to quit at once" } else { "" };
-                    eprintln!("\nsaving after this step{again}");
+                    eprintln!("\n{}{again}", Phase::told());
                 }
             }
         }

@@ -11,11 +11,11 @@ use std::sync::{Arc, Mutex};
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{FlopsPerToken, RecomputeMode};
 use phalanx_nn::{Batch, Optimizer, Parameter, Parameters, Scope, SequentialConfig};
-use phalanx_parallel::agree;
 use phalanx_parallel::checkpoint::MemoryStore;
 use phalanx_parallel::hybrid::StagedModel;
 use phalanx_parallel::launch::Rank;
 use phalanx_parallel::mesh::Axis;
+use phalanx_parallel::{agree, same_contents};
 
 use phalanx_tensor::unpoisoned;
 
@@ -446,6 +446,9 @@ impl Trainer {
                 let more = format!("{periods:?}, {validated:?}, {}", config.trace.is_some());
                 let more = ("calls, validation rows and trace".to_string(), more);
                 agree(comm, &vec![("the configuration".into(), config.in_common()), more])?;
+                let validation = data.validation.as_ref().map(Dataset::contents);
+                let contents = [data.samples.contents(), validation.unwrap_or_default()].concat();
+                same_contents(comm, "the digest of the data", &contents)?;
             }
             let trace = Trace::new(config, processes)?;
             let done = ranks(config, process, |mesh_rank| {

@@ -5,6 +5,7 @@
 mod port;
 
 use std::fs;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,8 +14,10 @@ use phalanx_nn::Scope;
 use phalanx_nn::models::{GptConfig, ModelConfig, save_model};
 use phalanx_parallel::hybrid::decoder;
 use phalanx_tensor::{DType, Device, Tensor};
-use phalanx_train::data::TensorDataset;
-use phalanx_train::{Config, Error, MeshRank, Replay, Result, Settings, Trainer, keyed, numbers_in, start};
+use phalanx_train::data::{Dataset, TensorDataset, TokenFile, TokenWindows, Width};
+use phalanx_train::{
+    Config, Error, MeshRank, Replay, Result, Settings, Trainer, keyed, numbers_in, start, stop_on_signals,
+};
 
 use port::free_port;
 
@@ -37,7 +40,9 @@ fn model() -> ModelConfig {
 }
 
 /// One rank: trains a small GPT as `FLAGS` says, with the weights of the folder `WEIGHTS` if it is named, or repeats the second step
-/// from the checkpoint `REPLAY`. `VALIDATION` chooses data to validate on. Says how that ended.
+/// from the checkpoint `REPLAY`. `VALIDATION` chooses data to validate on, `DIRECTORY` is where it runs.
+/// `MIDDLE` changes a number in the middle of the data; `TEXT` is a file of tokens to train on in their place.
+/// With `AT_END` it works for a while after its last step. Says how that ended.
 #[test]
 #[ignore = "a part of other tests"]
 fn child() {
@@ -51,6 +56,9 @@ fn child() {
 
 fn train() -> Result<()> {
     let flags = std::env::var("FLAGS").unwrap();
+    if let Some(directory) = std::env::var_os("DIRECTORY") {
+        std::env::set_current_dir(directory).unwrap();
+    }
     let weights = std::env::var_os("WEIGHTS").map(PathBuf::from);
     let validated = std::env::var("VALIDATION").ok().map(|by| by.parse().unwrap());
     let mut settings = Settings::new(Program::default());
@@ -62,6 +70,9 @@ fn train() -> Result<()> {
         Tensor::from_slice(&tokens, &[32, 4], Device::CPU)
     };
     let data = TensorDataset::new(vec![rows(0)?, rows(1)?])?;
+    if std::env::var_os("MIDDLE").is_some() {
+        data.item(17, 0)?[0].select(0, 2)?.copy_from(&Tensor::scalar(3i64, Device::CPU)?)?;
+    }
     start(
         &config,
         |_| {},
@@ -70,7 +81,17 @@ fn train() -> Result<()> {
                 Ok(decoder(&model(), &config.layout, &rank.groups, &rank.scope(&config), weights.as_deref())?)
             };
             let trainer = Trainer::new(config.clone()).settings("launched", &settings);
-            let mut trainer = trainer.in_process_group(process).data(data.clone());
+            let mut trainer = trainer.in_process_group(process).data(data.clone()).stop_when(stop_on_signals()?);
+            if std::env::var_os("AT_END").is_some() {
+                trainer = trainer.at_end(|_| {
+                    println!("\nat the end");
+                    std::thread::sleep(Duration::from_secs(1));
+                    Ok(())
+                });
+            }
+            if let Some(path) = std::env::var_os("TEXT") {
+                trainer = trainer.samples(TokenWindows::new(TokenFile::open(path, Width::U16)?, 4, 1)?, 4);
+            }
             if let Some(by) = validated {
                 trainer = trainer.validation(TensorDataset::new(vec![rows(by)?, rows(by + 1)?])?);
             }
@@ -251,6 +272,64 @@ fn a_folder_in_use_is_refused_by_the_name_of_the_process_that_has_it() {
     assert!(lock.exists());
     assert_eq!(outcomes(&[out]), ["well"]);
     assert!(!lock.exists());
+}
+
+#[test]
+#[cfg(unix)]
+fn a_signal_after_the_last_step_lets_the_run_end_and_says_so() {
+    let mut child = rank("").with("AT_END", "").start(0, 1, free_port());
+    let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map_while(std::io::Result::ok);
+    assert!(said.any(|line| line == "at the end"));
+    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
+    assert!(said.any(|line| line == "ended well"));
+    let output = child.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(told.contains("the last step is done; ending when all") && !told.contains("saving"), "{told}");
+}
+
+#[test]
+fn data_that_differ_in_their_middle_alone_are_refused() {
+    let folder = Folder::new("middle");
+    let text = |name: &str, change: u16| {
+        let mut tokens: Vec<u16> = (0..5000).map(|i| i * 7 % 11).collect();
+        tokens[2503] = (tokens[2503] + change) % 11;
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        fs::write(folder.path(name), bytes).unwrap();
+    };
+    [("a", 0), ("copy", 0), ("b", 1)].into_iter().for_each(|(name, change)| text(name, change));
+    let both = rank("--dp 2");
+    let of = |name: &str| both.clone().with("TEXT", folder.path(name));
+    for (ranks, wanted) in [
+        ([both.clone(), both.clone().with("MIDDLE", "")], "the digest of the data is "),
+        ([of("a"), of("b")], "(XXH64 of 1 files, 10000 bytes) on rank 0, and "),
+    ] {
+        for said in outcomes(&ranks) {
+            assert!(
+                said.contains("the ranks were given different things: ") && said.contains(wanted),
+                "{said}"
+            );
+        }
+    }
+    assert_eq!(outcomes(&[of("a"), of("copy")]), ["well"; 2]);
+    assert_eq!(outcomes(&[of("a"), of("a")]), ["well"; 2]);
+}
+
+/// As on machines whose disks have the same paths and other files.
+#[test]
+fn a_return_to_unlike_checkpoints_is_told_by_every_rank_with_its_step() {
+    let folder = Folder::new("return");
+    ["a", "b"].iter().for_each(|name| fs::create_dir_all(folder.path(name)).unwrap());
+    let of = |name: &str, flags: &str| {
+        rank(format!("--dp 2 --out run --lr 1e30 --warmup 0 {flags}")).with("DIRECTORY", folder.path(name))
+    };
+    let begun = of("a", "--steps 1");
+    assert_eq!(outcomes(&[begun.clone(), begun]), ["well"; 2]);
+    let flags =
+        format!("--steps 4 --save-every 9 --on-divergence rollback --resume {}", folder.path("a/run"));
+    for said in outcomes(&[of("a", &flags), of("b", &flags)]) {
+        let wanted = "with: step 1: the ranks were given different things: the checkpoint to read is step 1 ";
+        assert!(said.starts_with(wanted) && said.contains(" on rank 0, and none ("), "{said}");
+    }
 }
 
 #[test]

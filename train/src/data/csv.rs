@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use ::csv::{Reader, ReaderBuilder, StringRecord};
+use phalanx_parallel::Content;
 use phalanx_tensor::Tensor;
 
-use super::dataset::in_range;
+use super::dataset::{in_memory, in_range};
 use super::{Dataset, HOST, wrong};
 use crate::{Error, Result};
 
@@ -88,6 +89,15 @@ impl Csv {
 }
 
 impl Dataset for Csv {
+    fn contents(&self) -> Vec<Content> {
+        let features = self.features.iter().flat_map(|x| x.to_le_bytes());
+        let labels = match &self.labels {
+            Labels::Numbers(labels) => in_memory(labels.iter().flat_map(|x| x.to_le_bytes())),
+            Labels::Integers(labels) => in_memory(labels.iter().flat_map(|x| x.to_le_bytes())),
+        };
+        vec![in_memory(features), labels]
+    }
+
     fn len(&self) -> usize {
         match &self.labels {
             Labels::Numbers(labels) => labels.len(),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use phalanx_parallel::Content;
 use phalanx_tensor::{Device, Tensor};
 
 use super::{Concat, Map, Subset, wrong};
@@ -32,6 +33,12 @@ pub trait Dataset: Send + Sync {
     /// If the items do not fit each other.
     fn collate(&self, items: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>> {
         stack(items)
+    }
+
+    /// What the data consist of, which ranks that are processes compare before the first step. By default nothing is known, and nothing
+    /// is compared.
+    fn contents(&self) -> Vec<Content> {
+        Vec::new()
     }
 
     /// The items at these indices, in this order.
@@ -88,6 +95,10 @@ macro_rules! forward {
             fn collate(&self, items: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>> {
                 (**self).collate(items)
             }
+
+            fn contents(&self) -> Vec<Content> {
+                (**self).contents()
+            }
         }
     )*};
 }
@@ -100,6 +111,11 @@ pub(super) fn in_range(what: &str, index: usize, len: usize) -> Result<()> {
         true => Ok(()),
         false => Err(wrong(what, format!("got item {index}, wanted one of {len} items"))),
     }
+}
+
+/// The content that these bytes are.
+pub(super) fn in_memory(bytes: impl Iterator<Item = u8>) -> Content {
+    Content::Digest(phalanx_nn::fnv1a(bytes))
 }
 
 /// Item i is a view of row i of each tensor.
@@ -138,6 +154,10 @@ impl Dataset for TensorDataset {
     fn item(&self, index: usize, _draw: u64) -> Result<Vec<Tensor>> {
         in_range("TensorDataset", index, self.rows)?;
         Ok(self.tensors.iter().map(|t| t.select(0, index)).collect::<Result<_, _>>()?)
+    }
+
+    fn contents(&self) -> Vec<Content> {
+        self.tensors.iter().map(|tensor| in_memory(tensor.to_bytes().into_iter().flatten())).collect()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use phalanx_parallel::Content;
 use phalanx_tensor::{RngKey, Tensor};
 
 use super::dataset::{in_range, stack};
@@ -37,6 +38,10 @@ where
     fn collate(&self, items: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>> {
         self.dataset.collate(items)
     }
+
+    fn contents(&self) -> Vec<Content> {
+        self.dataset.contents()
+    }
 }
 
 /// The items of several data sets, one set after the other. The first set makes the batches.
@@ -59,6 +64,10 @@ impl Concat {
 }
 
 impl Dataset for Concat {
+    fn contents(&self) -> Vec<Content> {
+        self.parts.iter().flat_map(Dataset::contents).collect()
+    }
+
     fn len(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
@@ -152,6 +161,10 @@ impl<D: Dataset> Dataset for Subset<D> {
 
     fn collate(&self, items: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>> {
         self.dataset.collate(items)
+    }
+
+    fn contents(&self) -> Vec<Content> {
+        self.dataset.contents()
     }
 }
 

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use image::imageops::{FilterType, resize};
 use image::{DynamicImage, ImageReader};
+use phalanx_parallel::Content;
 use phalanx_tensor::Tensor;
 
-use super::dataset::in_range;
+use super::dataset::{in_memory, in_range};
 use super::{Dataset, HOST, wrong};
 use crate::{Error, Result};
 
@@ -168,6 +169,15 @@ where
 }
 
 impl Dataset for ImageFolder {
+    /// The names and sizes of the files. Pictures are too many to be read before the first step.
+    fn contents(&self) -> Vec<Content> {
+        let of = |(path, class): &(PathBuf, usize)| {
+            let bytes = std::fs::metadata(path).map_or(0, |file| file.len());
+            format!("{:?} {class} {bytes};", path.file_name()).into_bytes()
+        };
+        vec![in_memory(self.files.iter().flat_map(of))]
+    }
+
     fn len(&self) -> usize {
         self.files.len()
     }

@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use phalanx_parallel::Content;
 use phalanx_tensor::Tensor;
 use serde_json::Value;
 
@@ -194,6 +195,10 @@ impl<F: Fn(usize) -> Result<Vec<Tensor>> + Send + Sync> Dataset for JsonItems<F>
 
     fn item(&self, index: usize, _draw: u64) -> Result<Vec<Tensor>> {
         (self.read)(index)
+    }
+
+    fn contents(&self) -> Vec<Content> {
+        vec![Content::File(self.lines.0.file.path().into())]
     }
 }
 

@@ -58,6 +58,7 @@ pub use images::{Color, ImageFolder, ImageFolderConfig};
 pub use json_lines::{JsonItems, JsonLines, JsonTexts};
 pub use loader::{DataLoader, DataLoaderConfig};
 pub use phalanx_nn::{Batch, Permutation};
+pub use phalanx_parallel::Content;
 pub use samples::{Ordered, Samples, Shuffled};
 pub use tokens::prepare::{PrepareOptions, Prepared, prepare};
 pub use tokens::{

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use phalanx_parallel::Content;
 use phalanx_tensor::{RngKey, Tensor};
 
 use super::dataset::stack;
@@ -29,6 +30,11 @@ pub trait Samples: Send + Sync {
     fn collate(&self, items: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>> {
         stack(items)
     }
+
+    /// What the samples are made of; see [`Dataset::contents`].
+    fn contents(&self) -> Vec<Content> {
+        Vec::new()
+    }
 }
 
 macro_rules! forward {
@@ -44,6 +50,10 @@ macro_rules! forward {
 
             fn collate(&self, items: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>> {
                 (**self).collate(items)
+            }
+
+            fn contents(&self) -> Vec<Content> {
+                (**self).contents()
             }
         }
     )*};
@@ -120,6 +130,10 @@ impl<D: Dataset> Samples for Shuffled<D> {
     fn collate(&self, items: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>> {
         self.dataset.collate(items)
     }
+
+    fn contents(&self) -> Vec<Content> {
+        self.dataset.contents()
+    }
 }
 
 impl<D: Dataset> Samples for Ordered<D> {
@@ -134,6 +148,10 @@ impl<D: Dataset> Samples for Ordered<D> {
 
     fn collate(&self, items: Vec<Vec<Tensor>>) -> Result<Vec<Tensor>> {
         self.dataset.collate(items)
+    }
+
+    fn contents(&self) -> Vec<Content> {
+        self.dataset.contents()
     }
 }
 
@@ -233,6 +251,10 @@ fn fixed_point(weights: &[f64], sum: f64) -> Vec<u64> {
 }
 
 impl Samples for Blend {
+    fn contents(&self) -> Vec<Content> {
+        self.sources.iter().flat_map(Samples::contents).collect()
+    }
+
     fn sample(&self, number: u64) -> Result<Vec<Tensor>> {
         let (source, number) = self.draw(number);
         self.sources[source].sample(number)

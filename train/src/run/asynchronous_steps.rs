@@ -26,9 +26,10 @@ use phalanx_parallel::pipeline::schedule::{
     self, double_buffered_over, vertical_sync_over, weight_stashing_over,
 };
 use phalanx_parallel::tensor_parallel::sum_squares;
-use phalanx_tensor::{Context, DType, RngKey, unpoisoned};
+use phalanx_tensor::{Context, DType, RngKey, Tensor, unpoisoned};
 
 use super::optimizers::Optimizers;
+use super::second_look::listed;
 use super::step::{BackgroundSaver, Outcome, StepReport, in_model_dtype, loss_value};
 use crate::data::DataLoader;
 use crate::run::Run;
@@ -71,8 +72,11 @@ pub(crate) fn run_asynchronously(
     let (feed, failed) = (Mutex::new(feed), Mutex::new(None));
     let stage = plan.schedule.stages_of(line.rank()).next().unwrap_or_default();
     let updates = interval / plan.interval_of(stage);
-    let work = Arc::new(StageWork { model, feed, first, interval, scale, seed, failed });
+    let (losses, last) = (Mutex::default(), stages - 1);
+    let work = Arc::new(StageWork { model, feed, first, interval, last, losses, scale, seed, failed });
     let mut optimizer = StageOptimizer {
+        work: &work,
+        micro_batches: plan.interval_of(stage),
         parameters: run.model.parameters(),
         optimizers: &mut run.optimizers,
         saver: &run.setup.saver,
@@ -139,6 +143,9 @@ struct StageWork {
     feed: Mutex<BatchFeed>,
     first: u64,
     interval: usize,
+    /// The last stage, and the losses of its micro-batches since the update before.
+    last: usize,
+    losses: Mutex<BTreeMap<usize, Tensor>>,
     scale: f64,
     seed: u64,
     /// The step of this rank's first failed pass.
@@ -196,7 +203,12 @@ impl Stages for StageWork {
             c.batch_offset = batch.first_row as u64;
             c.rng = RngKey { seed: self.seed, step };
         });
-        self.model.run_values(stage, inputs, &batch, self.scale).map_err(|error| self.fails(step, error))
+        let values = self.model.run_values(stage, inputs, &batch, self.scale);
+        let values = values.map_err(|error| self.fails(step, error))?;
+        if let (true, Some(loss)) = (stage == self.last, values.first()) {
+            unpoisoned(self.losses.lock()).insert(micro_batch, loss.tensor().clone());
+        }
+        Ok(values)
     }
 
     fn input_specs(&self, stage: usize, micro_batch: usize) -> Option<Vec<Spec>> {
@@ -211,6 +223,9 @@ impl Stages for StageWork {
 
 /// The optimizer steps of a rank's stage.
 struct StageOptimizer<'a> {
+    work: &'a StageWork,
+    /// How many micro-batches an update has.
+    micro_batches: usize,
     parameters: Vec<Parameter>,
     optimizers: &'a mut Optimizers,
     saver: &'a BackgroundSaver,
@@ -229,6 +244,39 @@ struct StageOptimizer<'a> {
     ends: Vec<Instant>,
 }
 
+impl StageOptimizer<'_> {
+    /// Where the numbers of an update that is not made come from, as the end of a sentence. The passes cannot be repeated: other stages
+    /// have gone on, with other versions of their weights.
+    fn cause(&self, update: usize) -> Result<String> {
+        let squares = grad_squares(&self.parameters)?;
+        let sums = squares.sums.to_vec::<f64>()?.into_iter().zip(&squares.of);
+        let odd: Vec<String> =
+            sums.filter(|(sum, _)| !sum.is_finite()).map(|(_, of)| of.name.to_string()).collect();
+        let mut told = match odd.first() {
+            Some(first) => {
+                let layer = first.rsplit_once('.').map_or("the model", |(layer, _)| layer);
+                format!("; gradients that are not finite: {}, the first in layer `{layer}`", listed(&odd))
+            }
+            None => "; this rank's own gradients are finite".into(),
+        };
+        for (number, loss) in unpoisoned(self.work.losses.lock()).iter() {
+            let (loss, number) = (loss_value(loss)?, number % self.work.interval);
+            if !loss.is_finite() {
+                return Ok(told + &format!("; the loss of micro-batch {number} is {loss}"));
+            }
+        }
+        let first = update % self.updates * self.micro_batches;
+        told += &match self.micro_batches {
+            1 => format!("; they are those of micro-batch {first}"),
+            count => format!(
+                "; they are the sum of micro-batches {first} to {}, of which it is not known which is wrong",
+                first + count - 1
+            ),
+        };
+        Ok(told)
+    }
+}
+
 impl Weights for StageOptimizer<'_> {
     fn parameters(&self, _stage: usize) -> parallel::Result<Vec<Parameter>> {
         Ok(self.parameters.clone())
@@ -240,8 +288,10 @@ impl Weights for StageOptimizer<'_> {
         let part = self.updates as f64;
         let norm = part * norm_of(&sum_squares(grad_squares(&self.parameters)?, self.cut)?)?;
         if !norm.is_finite() {
-            let why =
-                format!("step {step}: the norm of the gradients of this stage is {norm}; it is not updated");
+            let cause = self.cause(update).map_err(passed_on)?;
+            let why = format!(
+                "step {step}: the norm of the gradients of this stage is {norm}; it is not updated{cause}"
+            );
             return Err(parallel::Error::Config(why));
         }
         let mut updated = || -> Result<()> {
@@ -250,6 +300,7 @@ impl Weights for StageOptimizer<'_> {
             self.optimizers.step_scaled(part * self.clip.map_or(1.0, |clip| Clip::new(norm, clip).scale))
         };
         updated().map_err(passed_on)?;
+        unpoisoned(self.work.losses.lock()).clear();
         self.norms.push(norm);
         self.ends.push(Instant::now());
         Ok(())

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use phalanx_nn::Entry;
+use phalanx_parallel as parallel;
 use phalanx_tensor::Tensor;
 
 use super::divergence::Verdict;
@@ -32,8 +33,8 @@ impl TrainingLoop<'_> {
         let buffers = self.copied_buffers()?;
         let gradients = compute_gradients(&self.run.model, &self.run.optimizers, &micros, options, step)?;
         let numbers = gradients.results.to_vec::<f64>()?;
-        let (loss, interrupted) = self.of_all_ranks(numbers[0] / scale)?;
-        let outcome = Outcome { loss, grad_norm: numbers[1] / scale };
+        let own = Outcome { loss: numbers[0] / scale, grad_norm: numbers[1] / scale };
+        let (outcome, interrupted) = self.of_all_ranks(own)?;
         if let Some(why) = self.overflow(outcome) {
             drop(gradients);
             self.skip_update(buffers)?;
@@ -104,8 +105,12 @@ impl TrainingLoop<'_> {
         self.run.setup.data_parallel.zero_grad()?;
         self.run.setup.saver.wait()?;
         let folder = self.run.setup.config.folder().map(Path::to_path_buf).unwrap_or_default();
-        let found = checkpoints::latest(&folder).map_err(|error| Error::Diverged(format!("{why}; {error}")));
-        let saved = checkpoints::agreed(found, self.run)?;
+        let saved =
+            checkpoints::agreed(checkpoints::latest(&folder), self.run).map_err(|error| match error {
+                // Every rank has this one, as at the start of a run.
+                Error::Parallel(parallel::Error::Disagreement(_)) => error,
+                error => Error::Diverged(format!("{why}; {error}")),
+            })?;
         let identity = self.run.identity.clone();
         let position = checkpoints::restore(&saved, self.run, &identity)?;
         self.loss_watch.remember(&self.run.loss_watch);

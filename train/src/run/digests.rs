@@ -1,11 +1,13 @@
 //! The digests of a step's gradients and parameters, and the comparison of the copies that ranks must have alike.
 
-use phalanx_nn::Parameters;
+use phalanx_nn::{Optimizer, Parameters};
+use phalanx_parallel as parallel;
 use phalanx_parallel::digest::{UnlikeCopies, whole_digests};
 use phalanx_parallel::sharded_tensor::ShardedTensor;
 
 use crate::record::ByName;
 use crate::run::Run;
+use crate::run::optimizers::AnyRule;
 use crate::{Config, Error, Result};
 
 impl Run {
@@ -23,17 +25,50 @@ impl Run {
         })
     }
 
-    /// The digests of the parameters, after the update of a step for which digests are due.
+    /// The digests of the parameters, after the update of a step for which digests are due. If copies are to be compared, those of
+    /// optimizer state are compared too: a wrong bit may change a moment by less than the parameter's last bit.
     pub(crate) fn parameter_digests(&self, step: u64) -> Result<Option<ByName>> {
-        self.digests_of(step, "parameter", || {
-            let parameters = self.model.parameters();
-            // A rank under ZeRO-3 keeps its shards only; under ZeRO-1 and 2 it keeps copies, which are compared.
-            if parameters.iter().all(|p| p.tensor().why_withheld().is_none()) {
-                return Ok(parameters.iter().map(ShardedTensor::of_parameter).collect());
-            }
-            let parts = self.setup.data_parallel.parts(&*self.model)?;
-            Ok(parts.into_iter().filter(|part| !part.buffer).collect())
-        })
+        let digests = self.digests_of(step, "parameter", || self.parameter_parts())?;
+        if is_due(self.setup.config.check_replicas, step) {
+            self.digests_of(step, "optimizer state", || {
+                let of = |optimizer: &Optimizer<AnyRule>| {
+                    let state = optimizer.state_dict()?;
+                    Ok::<_, Error>(ShardedTensor::of_optimizer_state(&optimizer.parameters(), &state))
+                };
+                Ok(self.optimizers.iter().map(of).collect::<Result<Vec<_>>>()?.concat())
+            })?;
+        }
+        Ok(digests)
+    }
+
+    fn parameter_parts(&self) -> Result<Vec<ShardedTensor>> {
+        let parameters = self.model.parameters();
+        // A rank under ZeRO-3 keeps its shards only; under ZeRO-1 and 2 it keeps copies, which are compared.
+        if parameters.iter().all(|p| p.tensor().why_withheld().is_none()) {
+            return Ok(parameters.iter().map(ShardedTensor::of_parameter).collect());
+        }
+        let parts = self.setup.data_parallel.parts(&*self.model)?;
+        Ok(parts.into_iter().filter(|part| !part.buffer).collect())
+    }
+
+    /// Compares the weights with which the ranks begin, wherever ranks hold copies of the same part. All ranks call it.
+    ///
+    /// # Errors
+    /// [`parallel::Error::Disagreement`] on every rank if copies differ.
+    pub(crate) fn check_initial_weights(&self) -> Result<()> {
+        let ranks = self.mesh_rank.all_ranks();
+        if ranks.size() == 1 || self.mesh_rank.device.is_meta() {
+            return Ok(());
+        }
+        let found = whole_digests(ranks, &self.parameter_parts()?)?.unlike;
+        let Some(first) = found.first() else { return Ok(()) };
+        // The first rank that fails ends the run of all. It waits until every rank has compared.
+        let _ = ranks.barrier();
+        let why = format!(
+            "the ranks begin with different weights: {}; wanted values that depend on the scope's seed or on files alone",
+            unlike("parameter", first, found.len())
+        );
+        Err(parallel::Error::Disagreement(why).into())
     }
 
     fn digests_of(
@@ -43,17 +78,22 @@ impl Run {
         parts: impl FnOnce() -> Result<Vec<ShardedTensor>>,
     ) -> Result<Option<ByName>> {
         let Config { digests, check_replicas, .. } = self.setup.config;
-        let due = |every: u64| every > 0 && (step + 1).is_multiple_of(every);
-        if !due(digests) && !due(check_replicas) {
+        if !is_due(digests, step) && !is_due(check_replicas, step) {
             return Ok(None);
         }
         let found = whole_digests(self.mesh_rank.all_ranks(), &parts()?)?;
-        if let Some(first) = found.unlike.first().filter(|_| due(check_replicas)) {
-            return Err(Error::Config(unlike(what, first, found.unlike.len())));
+        if let Some(first) = found.unlike.first().filter(|_| is_due(check_replicas, step)) {
+            let unlike = unlike(what, first, found.unlike.len());
+            return Err(Error::Config(format!("silent data corruption: {unlike}")));
         }
         let hex = |(name, digest)| (name, format!("{digest:016x}"));
-        Ok(due(digests).then(|| found.of.into_iter().map(hex).collect()))
+        Ok(is_due(digests, step).then(|| found.of.into_iter().map(hex).collect()))
     }
+}
+
+/// Whether something that is done every so many steps is due after a step.
+fn is_due(every: u64, step: u64) -> bool {
+    every > 0 && (step + 1).is_multiple_of(every)
 }
 
 /// The message about copies that must be alike.
@@ -65,7 +105,5 @@ fn unlike(what: &str, UnlikeCopies { name, odd, alike }: &UnlikeCopies, count: u
         alike => format!("a copy unlike that of ranks {}", listed(alike)),
     };
     let odd = listed(odd);
-    format!(
-        "silent data corruption: of {what} {name}, {which} {odd} {verb} {others}; copies of {count} {what}s differ"
-    )
+    format!("of {what} {name}, {which} {odd} {verb} {others}; copies of {count} {what}s differ")
 }

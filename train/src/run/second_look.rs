@@ -209,7 +209,7 @@ fn all_finite(tensor: &Tensor) -> phalanx_tensor::Result<bool> {
 }
 
 /// The first names, and how many more.
-fn listed(names: &[String]) -> String {
+pub(super) fn listed(names: &[String]) -> String {
     let more = names.len().saturating_sub(LISTED);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
     format!("{}{more}", names[..names.len().min(LISTED)].join(", "))

@@ -27,6 +27,7 @@ use crate::machine::peak;
 use crate::mesh_rank::MeshRank;
 use crate::record::{Metrics, Record, StepDigests, Summary};
 use crate::run::Run;
+use crate::signals::Phase;
 use crate::{Config, Error, Result};
 
 /// A run while it trains.
@@ -76,6 +77,7 @@ impl Run {
 impl<'a> TrainingLoop<'a> {
     /// Opens files, measures the peak, starts the loader, and calls [`Callback::started`].
     pub(crate) fn new(run: &'a mut Run, callbacks: &'a mut [Box<dyn Callback>]) -> Result<TrainingLoop<'a>> {
+        run.check_initial_weights()?;
         let (config, done) = (run.setup.config.clone(), run.done);
         let mut new_files = NewFiles::default();
         let metrics = match run.mesh_rank.is_first() {
@@ -149,12 +151,15 @@ impl<'a> TrainingLoop<'a> {
         // A run that ended early before it was resumed ends early again.
         let mut stopped = self.out_of_patience();
         self.hold()?;
+        let config = &self.run.setup.config;
+        let is_saved = self.checkpoints.is_some() || config.rescue.is_some();
+        if is_saved { Phase::Steps } else { Phase::StepsUnsaved }.begin();
         while self.run.done < self.run.setup.config.steps && stopped.is_none() {
             let end = self.next_pause();
             let (reports, interrupted) = match self.run.setup.config.asynchronous {
                 Some(kind) => {
                     let reports = self.asynchronous_steps(kind, end)?;
-                    (reports, self.of_all_ranks(0.0)?.1)
+                    (reports, self.of_all_ranks(Outcome { loss: 0.0, grad_norm: 0.0 })?.1)
                 }
                 None => match self.step(self.next_hold().min(end))? {
                     Some(done) => done,
@@ -188,6 +193,9 @@ impl<'a> TrainingLoop<'a> {
             }
             if paused && (self.is_saved() || stopped.is_some()) {
                 self.save()?;
+            }
+            if stopped.is_some() || self.run.done == self.run.setup.config.steps {
+                Phase::After.begin();
             }
             if interrupted {
                 break;
@@ -293,8 +301,7 @@ impl<'a> TrainingLoop<'a> {
         let (mut reports, mut interrupted) = (Vec::new(), false);
         // At a pause all pending steps are read.
         while let Some(own) = self.pending.next(step + 1 == end || interrupted)? {
-            let (loss, stop) = self.of_all_ranks(own.outcome.loss)?;
-            let outcome = Outcome { loss, ..own.outcome };
+            let (outcome, stop) = self.of_all_ranks(own.outcome)?;
             let run = &*self.run;
             // Without a finite norm this step and those after it have changed no weight.
             let details = || match outcome.grad_norm.is_finite() {
@@ -303,7 +310,7 @@ impl<'a> TrainingLoop<'a> {
             };
             match in_step(own.step, self.loss_watch.judge(outcome, details))? {
                 Verdict::Fine | Verdict::Skip(_) => {}
-                Verdict::Stop(why) => return Err(Error::Diverged(why).in_step(own.step)),
+                Verdict::Stop(why) => return self.diverged(&reports, own.step, why),
                 Verdict::Rollback(why) => {
                     self.pending.clear()?;
                     self.run.guard.reset()?;
@@ -339,16 +346,18 @@ impl<'a> TrainingLoop<'a> {
         Ok(results)
     }
 
-    /// The loss of the whole batch, which is the sum of the ranks' parts, and whether a rank was told to stop.
-    pub(crate) fn of_all_ranks(&self, own: f64) -> Result<(f64, bool)> {
+    /// The numbers of the whole batch, alike on all ranks, and whether a rank was told to stop. The loss is the sum of the ranks' parts. The
+    /// norm is the first rank's, or that of the first rank whose norm is not finite: of a parameter that tensor-parallel ranks have
+    /// alike, one rank's gradient alone may be wrong.
+    pub(crate) fn of_all_ranks(&self, own: Outcome) -> Result<(Outcome, bool)> {
         let mesh_rank = &self.run.mesh_rank;
         let stop = f64::from(u8::from(self.run.stop.load(Ordering::Relaxed)));
-        if mesh_rank.size() == 1 {
-            return Ok((own, stop > 0.0));
-        }
-        let all = mesh_rank.all_gather_slice(&[if mesh_rank.counts_loss() { own } else { 0.0 }, stop])?;
-        let (losses, stops) = (all.iter().step_by(2), all.iter().skip(1).step_by(2));
-        Ok((losses.fold(0.0, |sum, x| sum + x), stops.sum::<f64>() > 0.0))
+        let loss = if mesh_rank.counts_loss() || mesh_rank.size() == 1 { own.loss } else { 0.0 };
+        let all = mesh_rank.all_gather_slice(&[loss, own.grad_norm, stop])?;
+        let of = |number: usize| all.iter().copied().skip(number).step_by(3);
+        let odd = of(1).find(|norm| !norm.is_finite());
+        let grad_norm = odd.or_else(|| of(1).next()).unwrap_or(own.grad_norm);
+        Ok((Outcome { loss: of(0).fold(0.0, |sum, x| sum + x), grad_norm }, of(2).any(|stop| stop > 0.0)))
     }
 
     /// Runs the steps up to `end` without a flush between them.
@@ -357,14 +366,22 @@ impl<'a> TrainingLoop<'a> {
         let work = |own: &mut Self| asynchronous_steps::run_asynchronously(kind, own.run, steps.clone());
         let mut reports = self.inspected(steps.clone(), work)?;
         let peak = self.run.mesh_rank.device.ledger()?.total().peak;
-        for report in &mut reports {
-            report.peak = peak;
-            if let Verdict::Stop(why) = self.loss_watch.judge(report.outcome, || Ok(String::new()))? {
-                return Err(Error::Diverged(why).in_step(report.step));
+        reports.iter_mut().for_each(|report| report.peak = peak);
+        for (number, report) in reports.iter().enumerate() {
+            let unknown = "; the micro-batch and the parameter are not known, because steps without flushes cannot be repeated";
+            if let Verdict::Stop(why) = self.loss_watch.judge(report.outcome, || Ok(unknown.into()))? {
+                return self.diverged(&reports[..number], report.step, why);
             }
         }
         self.run.done = end;
         Ok(reports)
+    }
+
+    /// Ends the run by the error of a diverged step, once the good steps that were read in the same turn are recorded.
+    fn diverged<T>(&mut self, good: &[StepReport], step: u64, why: String) -> Result<T> {
+        let lr_factor = self.run.plateau.lr_factor;
+        good.iter().try_for_each(|report| self.record(report, lr_factor, None))?;
+        Err(Error::Diverged(why).in_step(step))
     }
 
     /// Validates, and remembers the lowest loss.
@@ -457,6 +474,7 @@ impl<'a> TrainingLoop<'a> {
 
     /// Writes the summary and gives it to the callbacks.
     fn end(mut self, stopped: Option<String>) -> Result<Summary> {
+        Phase::After.begin();
         self.run.setup.saver.wait()?;
         self.new_files.keep();
         if self.run.setup.config.restore_best && self.run.best.loss.is_some() {

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use phalanx_nn::Linear;
 use phalanx_train::{Run, checkpoints::latest};
 
 use super::*;
@@ -155,4 +156,43 @@ fn ranks_that_find_different_checkpoints_read_none() {
         }
         run.load_best()
     });
+}
+
+/// A model of many numbers, so that a save takes a while.
+fn of_many(folder: &Path, steps: u64, looks: bool, told: &Told) -> Summary {
+    let (resume, x) = (folder.join("checkpoint"), vec![0.5f32; 16 * 64]);
+    let config = Config {
+        out: Some(folder.into()),
+        resume: resume.exists().then(|| folder.into()),
+        steps,
+        save_every: 1,
+        ema: Some(0.5),
+        validate_every: 0,
+        ..config(Layout::default(), 0)
+    };
+    let x = Tensor::from_slice(&x, &[16, 64], Device::CPU).unwrap();
+    let trainer = Trainer::new(config).data(TensorDataset::new(vec![x]).unwrap()).callback(told.clone());
+    let look = move |run: &Run| {
+        if looks {
+            drop(run.averaged()?.expect("the run keeps averages"));
+        }
+        Ok(None)
+    };
+    let loss = |layer: &Linear, batch: &Batch| {
+        let [x] = batch.vars()?;
+        Ok(layer.forward(&x)?.square()?.mean_all()?)
+    };
+    trainer.every(1, look).run(|scope| Ok(LinearConfig::new(64, 2048).init(scope)?), loss).unwrap()
+}
+
+#[test]
+fn averages_take_the_place_of_weights_once_these_are_saved() {
+    let (plain, looking) = (Folder::new(), Folder::new());
+    let losses = |folder: &Folder, looks: bool| {
+        of_many(folder.path(), 3, looks, &Told::default());
+        let told = Told::default();
+        of_many(folder.path(), 5, false, &told);
+        told.losses()
+    };
+    assert_eq!(losses(&looking, true), losses(&plain, false));
 }

@@ -46,7 +46,7 @@ fn digests_are_those_of_one_rank_under_every_layout() {
 }
 
 /// Flips a bit of a number.
-fn flip(tensor: &mut Tensor, at: usize, bit: u32) -> phalanx_tensor::Result<()> {
+pub fn flip(tensor: &mut Tensor, at: usize, bit: u32) -> phalanx_tensor::Result<()> {
     let mut values = tensor.to_vec::<f32>()?;
     values[at] = f32::from_bits(values[at].to_bits() ^ (1 << bit));
     tensor.copy_from(&Tensor::from_slice(&values, tensor.shape(), Device::CPU)?)

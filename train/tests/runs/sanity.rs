@@ -1,10 +1,16 @@
 //! Runs that lose their mind: numbers that are not finite are found at their step and traced to rank, micro-batch and parameter; no checkpoint
 //! holds them.
 
-use phalanx_nn::Parameters;
-use phalanx_tensor::Context;
-use phalanx_train::{Settings, checkpoints};
+use std::cell::RefCell;
 
+use phalanx_nn::{Parameter, Parameters};
+use phalanx_parallel::mesh::Axis;
+use phalanx_parallel::tensor_parallel::TensorParallel;
+use phalanx_tensor::Context;
+use phalanx_train::{Asynchronous, Settings, checkpoints};
+
+use super::digests::flip;
+use super::packed::{CONTEXT, models, packed, part};
 use super::*;
 
 /// A run of rows of four numbers under a layout, whose loss is changed by `spoil`.
@@ -65,6 +71,93 @@ fn numbers_that_are_not_finite_are_traced_to_rank_micro_batch_parameter_and_laye
             assert!(error.contains(&odd), "{case}: {error}, wanted {odd}");
         }
     }
+}
+
+thread_local! {
+    /// A parameter of this rank that is made unlike its copies.
+    static UNLIKE: RefCell<Option<Parameter>> = const { RefCell::new(None) };
+}
+
+#[test]
+fn ranks_that_begin_with_other_weights_than_their_copies_are_refused() {
+    let layout = |dp, tp, pp| Layout { dp, tp, pp, micro_batches: 2, ..Layout::default() };
+    let none = "copies that differ, of which none has a majority";
+    for (layout, zero, name, wanted) in [
+        (layout(3, 1, 1), 0, "h.1.ln_1.weight", "rank 2 has a copy unlike that of ranks 0, 1"),
+        (layout(3, 1, 1), 2, "h.1.ln_1.weight", "rank 2 has a copy unlike that of ranks 0, 1"),
+        (layout(1, 2, 1), 0, "h.1.ln_1.weight", &format!("ranks 0, 1 have {none}")[..]),
+        (layout(1, 1, 2), 0, "wte.weight", &format!("ranks 0, 1 have {none}")),
+        (layout(2, 2, 1), 0, "h.1.attn.c_attn.weight", &format!("ranks 1, 3 have {none}")),
+    ] {
+        let config = Config { batch: 6, ..rows(layout, zero) };
+        let trainer = Trainer::new(config.clone()).samples(packed(), CONTEXT);
+        // Optimizers are made once DDP and ZeRO have given all replicas the values of the first.
+        let trainer = trainer.optimizers(|parameters, lr| {
+            if let Some(unlike) = UNLIKE.take() {
+                flip(&mut unlike.tensor(), 1, 0)?;
+            }
+            adamw(parameters, lr)
+        });
+        let error = trainer.run_parts(|rank| {
+            let layers = TensorParallel::new(rank.groups.along(Axis::Tp));
+            let part = part(&config, &models()[0], Arc::new(layers), rank)?;
+            let of_last = || part.parameters().into_iter().find(|parameter| parameter.name() == name);
+            UNLIKE.set(if rank.rank() + 1 == rank.size() { of_last() } else { None });
+            Ok(part)
+        });
+        let error = error.unwrap_err().to_string();
+        let wanted =
+            format!("the ranks begin with different weights: of parameter {name}, {wanted}; copies of 1 ");
+        assert!(error.contains(&wanted), "{error}, wanted {wanted}");
+    }
+}
+
+/// Of rows 6 and 7, as in [`is_spoilt`], and of a layer that the first stage has.
+#[test]
+fn an_update_that_is_not_made_without_flushes_names_stage_parameter_and_micro_batch() {
+    for (kind, micro_batches) in [(Asynchronous::WeightStashing, 1), (Asynchronous::DoubleBuffered, 4)] {
+        let layout = Layout { pp: 2, micro_batches, ..Layout::default() };
+        let config = Config { asynchronous: Some(kind), clip: None, ..rows(layout, 0) };
+        let is_now = move || Context::current().rng.step == 3 && (micro_batches == 1 || is_spoilt());
+        let odd_loss = move |loss: &Var| Ok(loss.mul_scalar(if is_now() { f64::NAN } else { 1.0 })?);
+        let error = of_rows(config.clone(), odd_loss, &Told::default()).unwrap_err().to_string();
+        assert!(error.contains("rank 1 failed: ") && error.contains("step 3: the norm of the gr"), "{error}");
+        let last = micro_batches - 1;
+        assert!(error.contains(&format!("; the loss of micro-batch {last} is NaN")), "{error}");
+        assert!(
+            error.contains(
+                "; gradients that are not finite: 2.bias, 2.weight, 3.bias and 1 more, the first in layer `2`"
+            ),
+            "{error}"
+        );
+        let odd_gradient = move |loss: &Var| {
+            let root = loss.sub(&loss.mul_scalar(1.0)?)?.sqrt()?.mul_scalar(0.0)?;
+            Ok(if is_now() { loss.add(&root)? } else { loss.clone() })
+        };
+        let error = of_rows(config, odd_gradient, &Told::default()).unwrap_err().to_string();
+        let wanted = match micro_batches {
+            1 => "; they are those of micro-batch 0",
+            _ => "; they are the sum of micro-batches 0 to 3, of which it is not known which is wrong",
+        };
+        assert!(error.contains(wanted), "{error}");
+    }
+}
+
+/// Without flushes the numbers of several steps are read together.
+#[test]
+fn good_steps_before_the_one_that_ends_a_run_are_recorded() {
+    let (folder, layout) = (Folder::new(), Layout { pp: 2, micro_batches: 2, ..Layout::default() });
+    let base = Config { asynchronous: Some(Asynchronous::DoubleBuffered), clip: None, ..rows(layout, 0) };
+    let config = Config { out: Some(folder.path().into()), save_every: 6, explodes_at: 100.0, ..base };
+    let jumps = |loss: &Var| {
+        let step = Context::current().rng.step;
+        Ok(if step == 10 { loss.mul_scalar(1e6)? } else { loss.clone() })
+    };
+    let error = of_rows(config, jumps, &Told::default()).unwrap_err().to_string();
+    assert!(error.contains("step 10: the loss is ") && error.contains("more than 100 times"), "{error}");
+    assert!(error.ends_with("are not known, because steps without flushes cannot be repeated"), "{error}");
+    let recorded = numbers_in(&folder.path().join("metrics.jsonl"), "loss");
+    assert_eq!(recorded.iter().map(|(step, _)| *step).collect::<Vec<_>>(), (0..10).collect::<Vec<_>>());
 }
 
 /// No factor of the loss helps such gradients. Once it is 1, they are the model's own.

@@ -5,7 +5,10 @@ use std::io::Write;
 use std::ops::Range;
 use std::path::Path;
 
+use phalanx_parallel::Content;
+
 use super::{Tokens, beyond, check_range, check_vocabulary};
+
 use crate::Result;
 use crate::data::file::{RandomAccessFile, write_whole};
 use crate::data::wrong;
@@ -99,6 +102,10 @@ impl Tokens for TokenFile {
     fn document_starts(&self, range: Range<u64>) -> Result<Vec<u64>> {
         check_range(self.0.file.path().display(), &range, self.0.len)?;
         Ok(if range.contains(&0) { vec![0] } else { vec![] })
+    }
+
+    fn contents(&self) -> Vec<Content> {
+        vec![Content::File(self.0.file.path().into())]
     }
 }
 

@@ -20,8 +20,11 @@ use std::io::Write;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use phalanx_parallel::Content;
+
 use super::file::{EncodedTokens, Encoding};
 use super::{TokenWriter, Tokens, check_range};
+
 use crate::Result;
 use crate::data::file::{RandomAccessFile, write_whole};
 use crate::data::wrong;
@@ -97,6 +100,11 @@ impl Tokens for IndexedTokens {
     fn document_starts(&self, range: Range<u64>) -> Result<Vec<u64>> {
         check_range(self.tokens.file.path().display(), &range, self.tokens.len)?;
         self.documents.starts(&self.index, range)
+    }
+
+    fn contents(&self) -> Vec<Content> {
+        let (bin, idx) = pair(self.tokens.file.path());
+        vec![Content::File(bin), Content::File(idx)]
     }
 }
 

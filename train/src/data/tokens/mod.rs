@@ -16,6 +16,9 @@ pub use windows::{Packed, TokenWindows};
 use std::ops::Range;
 use std::sync::Arc;
 
+use phalanx_parallel::Content;
+
+use super::dataset::in_memory;
 use super::wrong;
 use crate::{Error, Result};
 
@@ -48,6 +51,11 @@ pub trait Tokens: Send + Sync {
         None
     }
 
+    /// What they are read from; see [`Dataset::contents`](super::Dataset::contents).
+    fn contents(&self) -> Vec<Content> {
+        Vec::new()
+    }
+
     /// The same tokens, of which a document ends at each `end_of_text`.
     fn with_end_of_text(self, end_of_text: u32) -> EndOfText<Self>
     where
@@ -72,6 +80,10 @@ impl Tokens for [u32] {
         check_range("tokens", &range, Tokens::len(self))?;
         Ok(if range.contains(&0) { vec![0] } else { vec![] })
     }
+
+    fn contents(&self) -> Vec<Content> {
+        vec![in_memory(self.iter().flat_map(|token| token.to_le_bytes()))]
+    }
 }
 
 macro_rules! forward {
@@ -91,6 +103,10 @@ macro_rules! forward {
 
             fn end_of_text(&self) -> Option<u32> {
                 (**self).end_of_text()
+            }
+
+            fn contents(&self) -> Vec<Content> {
+                (**self).contents()
             }
         }
     )*};
@@ -162,5 +178,9 @@ impl<T: Tokens> Tokens for EndOfText<T> {
 
     fn end_of_text(&self) -> Option<u32> {
         Some(self.end_of_text)
+    }
+
+    fn contents(&self) -> Vec<Content> {
+        self.tokens.contents()
     }
 }

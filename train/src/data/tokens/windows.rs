@@ -1,5 +1,6 @@
 //! [`TokenWindows`]: inputs and targets of consecutive tokens; [`Packed`]: windows with the starts of their documents.
 
+use phalanx_parallel::Content;
 use phalanx_tensor::Tensor;
 
 use super::Tokens;
@@ -93,6 +94,10 @@ impl<T: Tokens> TokenWindows<T> {
 }
 
 impl<T: Tokens> Samples for TokenWindows<T> {
+    fn contents(&self) -> Vec<Content> {
+        self.tokens.contents()
+    }
+
     fn sample(&self, number: u64) -> Result<Vec<Tensor>> {
         self.window(self.start(number))
     }
@@ -103,6 +108,10 @@ impl<T: Tokens> Samples for TokenWindows<T> {
 }
 
 impl<T: Tokens> Dataset for TokenWindows<T> {
+    fn contents(&self) -> Vec<Content> {
+        self.tokens.contents()
+    }
+
     fn len(&self) -> usize {
         self.per_epoch() as usize
     }
@@ -175,6 +184,10 @@ impl<T> From<TokenWindows<T>> for Packed<T> {
 }
 
 impl<T: Tokens> Samples for Packed<T> {
+    fn contents(&self) -> Vec<Content> {
+        self.windows.tokens.contents()
+    }
+
     fn sample(&self, number: u64) -> Result<Vec<Tensor>> {
         self.window(self.windows.start(number))
     }
@@ -185,6 +198,10 @@ impl<T: Tokens> Samples for Packed<T> {
 }
 
 impl<T: Tokens> Dataset for Packed<T> {
+    fn contents(&self) -> Vec<Content> {
+        self.windows.tokens.contents()
+    }
+
     fn len(&self) -> usize {
         Dataset::len(&self.windows)
     }
