@@ -21,6 +21,8 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use socket2::{SockRef, TcpKeepalive};
+
 use super::handshake::{CONTENT_MAX, Credentials, Kind, PAUSE, Session, nonce};
 use super::introduction::Introduction;
 use super::lobby::{Lobby, Proven};
@@ -33,6 +35,9 @@ const PAUSE_IDLE: Duration = Duration::from_millis(20);
 const TELL: Duration = Duration::from_secs(1);
 /// How long after the last arrival an epoch begins with fewer ranks than are expected, where that is allowed. As torchrun's.
 const LAST_CALL: Duration = Duration::from_secs(30);
+/// How the system finds that the other end of an idle connection has vanished: after some 55 seconds.
+const KEEP_ALIVE: TcpKeepalive =
+    TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(5));
 /// Launchers that are connected at one time.
 const LAUNCHERS_MAX: usize = 4096;
 
@@ -175,6 +180,8 @@ impl Store {
     fn enter(&mut self, visitor: Proven) {
         let Proven { hello, mut session, introduction, from } = visitor;
         let (rank, size) = (hello.rank, hello.size);
+        // A machine that vanishes closes no connection.
+        let _ = SockRef::from(&session.socket).set_tcp_keepalive(&KEEP_ALIVE);
         let refused = match Introduction::of(&introduction) {
             _ if self.over.is_some() => self.over.clone(),
             Some(Introduction::Launcher) if self.launchers.len() < LAUNCHERS_MAX => {

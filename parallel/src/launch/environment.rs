@@ -6,7 +6,7 @@ use std::sync::mpsc::channel;
 use std::time::Duration;
 
 use phalanx_rendezvous::{Credentials, Master, Member, rendezvous};
-use phalanx_tensor::{Device, unpoisoned};
+use phalanx_tensor::Device;
 
 use super::devices::{Cores, RankDevices};
 use super::rejoin::{Rejoin, Rejoins, Seat};
@@ -230,8 +230,7 @@ impl Environment {
                 let join_timeout = self.join_timeout.unwrap_or(timeout.min(JOIN_TIMEOUT));
                 let (epoch, rank, sockets) = match seat {
                     Some(seat) => {
-                        let met = unpoisoned(seat.member.lock()).meet((rank, size), join_timeout);
-                        let met = met.map_err(not_met)?;
+                        let met = seat.meet((rank, size), join_timeout).map_err(not_met)?;
                         (met.epoch, met.rank, met.sockets)
                     }
                     None => {

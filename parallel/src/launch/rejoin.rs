@@ -3,8 +3,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use phalanx_rendezvous::Member;
+use phalanx_rendezvous::{Member, Met};
 use phalanx_tensor::unpoisoned;
 
 use crate::comm::Error;
@@ -12,7 +13,7 @@ use crate::comm::Error;
 /// A process that meets the others at a store, again and again.
 #[derive(Clone, Debug)]
 pub(super) struct Seat {
-    pub(super) member: Arc<Mutex<Member>>,
+    member: Arc<Mutex<Member>>,
     /// Whether it is to meet them again although nothing has failed.
     again: Arc<AtomicBool>,
 }
@@ -20,6 +21,13 @@ pub(super) struct Seat {
 impl Seat {
     pub(super) fn new(member: Member) -> Seat {
         Seat { member: Arc::new(Mutex::new(member)), again: Arc::default() }
+    }
+
+    /// Meets the other ranks for the next epoch.
+    pub(super) fn meet(&self, place: (usize, usize), timeout: Duration) -> phalanx_rendezvous::Result<Met> {
+        // An epoch that has failed meanwhile is left in any case.
+        self.again.store(false, Ordering::Relaxed);
+        unpoisoned(self.member.lock()).meet(place, timeout)
     }
 
     pub(super) fn wants_to_change(&self) -> bool {
@@ -30,9 +38,9 @@ impl Seat {
         self.again.store(true, Ordering::Relaxed);
     }
 
-    /// Whether [`Seat::meet_again`] was called since the last time.
+    /// Whether [`Seat::meet_again`] was called in this epoch.
     pub(super) fn is_to_meet_again(&self) -> bool {
-        self.again.swap(false, Ordering::Relaxed)
+        self.again.load(Ordering::Relaxed)
     }
 
     /// The process has ended well.
