@@ -17,8 +17,8 @@ pub struct Findings<'a> {
     pub waits: Vec<Wait<'a>>,
     /// The ranks of a circle of waits: a deadlock. Empty if there is none.
     pub circle: Vec<usize>,
-    /// The last collective that all ranks of its group completed which have a dump, of the largest such group.
-    pub last_common: Option<&'a Entry>,
+    /// The last call that all ranks of its group completed which have a dump, of the largest such group, and its place.
+    pub last_common: Option<(String, &'a Entry)>,
 }
 
 /// A call that the ranks of a group came to unlike.
@@ -114,8 +114,8 @@ impl<'a> Findings<'a> {
         if !missing.is_empty() {
             line(format!("no dump: {}", name_ranks(&missing)));
         }
-        match self.last_common {
-            Some(last) => line(format!("last common call: {}", last.place_and_call())),
+        match &self.last_common {
+            Some((place, last)) => line(format!("last common call: {place}: {}", last.with_site())),
             None => line("last common call: none".into()),
         }
         match &self.disagreement {
@@ -231,23 +231,23 @@ fn circle(waits: &[Wait<'_>]) -> Vec<usize> {
     Vec::new()
 }
 
-/// The last collective that all members of its group completed which have a dump, of the largest such group.
-fn last_common<'a>(dumps: &Dumps, streams: &BTreeMap<Place, Stream<'a>>) -> Option<&'a Entry> {
-    let mut best: Option<(usize, f64, &Entry)> = None;
-    for ((_, pair), stream) in streams {
+/// The last call that all members of its group completed which have a dump, of the largest such group.
+fn last_common<'a>(dumps: &Dumps, streams: &BTreeMap<Place, Stream<'a>>) -> Option<(String, &'a Entry)> {
+    let mut best: Option<(usize, f64, String, &Entry)> = None;
+    for (place, stream) in streams {
         let dumped = stream.members.iter().filter(|rank| dumps.by_rank.contains_key(rank)).count();
-        for calls in stream.calls.values().filter(|calls| pair.is_none() && calls.len() == dumped) {
+        for (&sequence, calls) in stream.calls.iter().filter(|(_, calls)| calls.len() == dumped) {
             let done = |entry: &&Entry| entry.error.is_none().then_some(entry.ended_us).flatten();
             let ends: Option<Vec<f64>> =
                 calls.iter().map(|(&rank, entry)| Some(dumps.common_us(rank, done(entry)?))).collect();
-            let (Some(ends), Some(entry)) = (ends, calls.values().next()) else { continue };
+            let (Some(ends), Some(&entry)) = (ends, calls.values().next()) else { continue };
             let end = ends.into_iter().fold(f64::NEG_INFINITY, f64::max);
-            if best.is_none_or(|(size, at, _)| (calls.len(), end) > (size, at)) {
-                best = Some((calls.len(), end, entry));
+            if best.as_ref().is_none_or(|(size, at, ..)| (calls.len(), end) > (*size, *at)) {
+                best = Some((calls.len(), end, named(place, stream, sequence), entry));
             }
         }
     }
-    best.map(|(.., entry)| entry)
+    best.map(|(.., place, entry)| (place, entry))
 }
 
 impl Entry {
@@ -278,7 +278,7 @@ impl Entry {
             let _ = write!(name, " {shape:?}");
         }
         match (&self.kind[..], self.root) {
-            ("send" | "scatter" | "reduce" | "gather", Some(root)) if self.kind != "scatter" => {
+            ("send" | "reduce" | "gather", Some(root)) => {
                 let _ = write!(name, " to rank {root}");
             }
             (_, Some(root)) => {
@@ -296,10 +296,5 @@ impl Entry {
             Some(_) => self.name() + &step,
             None => format!("{}{step} at {}", self.name(), clean(self.site.as_bytes())),
         }
-    }
-
-    fn place_and_call(&self) -> String {
-        let sequence = self.sequence.unwrap_or(0);
-        format!("call {sequence} of ranks {:?}: {}", self.members, self.with_site())
     }
 }

@@ -359,6 +359,7 @@ fn the_flight_recorder_names_the_action_in_which_a_pipeline_hangs() {
     std::fs::remove_dir_all(&folder).unwrap();
     for wanted in [
         "rank 2 -> rank 1: recv",
+        "last common call: message ",
         "rank 1 waits for none: has not come; forward of micro-batch 2 at stage 1, under way for ",
     ] {
         assert!(text.contains(wanted), "wanted {wanted:?} in\n{text}");

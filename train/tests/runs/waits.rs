@@ -29,8 +29,10 @@ impl Samples for Rows {
 }
 
 /// The bits of the losses, the shares and the notices of a run.
+type Heard = (Vec<u64>, Vec<Vec<f64>>, Vec<String>);
+
 #[derive(Clone, Default)]
-struct Told(Arc<Mutex<(Vec<u64>, Vec<Vec<f64>>, Vec<String>)>>);
+struct Told(Arc<Mutex<Heard>>);
 
 impl Callback for Told {
     fn step(&mut self, record: &Record) -> Result<()> {

@@ -201,8 +201,8 @@ impl World {
     /// Ends the run with an error, unless it has ended already.
     pub(crate) fn fail(&self, error: Error) {
         let failure = self.lock().failure.get_or_insert(error).to_string();
-        self.recorders.first().into_iter().for_each(|recorder| recorder.failed(&failure));
         self.wake.notify_all();
+        self.recorders.first().into_iter().for_each(|recorder| recorder.failed(&failure));
     }
 
     /// Notes that `rank` has ended.
