@@ -26,6 +26,7 @@ const VALUE_MAX: usize = 160;
 ///
 /// # Errors
 /// [`Error::Disagreement`] on every rank of the group if they differ; or as [`all_gather_object`].
+#[track_caller]
 pub fn agree(comm: &Comm, facts: &Facts) -> Result<()> {
     agree_over(&[comm], facts)
 }

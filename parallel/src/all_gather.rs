@@ -17,6 +17,7 @@ const HOST: Device = Device::Cpu(1023);
 ///
 /// # Errors
 /// As [`crate::comm::Pending::wait`]; or if the communicator has no peers ([`crate::comm::meta`]).
+#[track_caller]
 pub fn all_gather_object<T: Serialize + DeserializeOwned>(comm: &Comm, value: &T) -> Result<Vec<T>> {
     let wrong = |e: serde_json::Error| Error::Config(format!("ranks do not understand each other: {e}"));
     let own = serde_json::to_vec(value).map_err(wrong)?;
@@ -24,6 +25,7 @@ pub fn all_gather_object<T: Serialize + DeserializeOwned>(comm: &Comm, value: &T
     texts.iter().map(|text| serde_json::from_slice(text).map_err(wrong)).collect()
 }
 
+#[track_caller]
 fn gather(comm: &Comm, own: &[u8]) -> Result<Vec<Vec<u8>>> {
     if !comm.has_peers() {
         return Err(Error::Config("ranks without peers, such as those on meta, have nothing to tell".into()));
@@ -49,6 +51,7 @@ fn gather(comm: &Comm, own: &[u8]) -> Result<Vec<Vec<u8>>> {
 ///
 /// # Errors
 /// The failure of the first rank that failed, the same on every rank; it names the rank.
+#[track_caller]
 pub(crate) fn all_ok<T>(comm: &Comm, outcomes: Vec<Result<T, String>>) -> Result<Vec<T>> {
     let name = |(rank, outcome): (usize, Result<T, String>)| {
         outcome.map_err(|cause| crate::comm::Error::Failed { rank: comm.ranks()[rank], cause }.into())
@@ -63,6 +66,7 @@ pub(crate) fn all_ok<T>(comm: &Comm, outcomes: Vec<Result<T, String>>) -> Result
 ///
 /// # Errors
 /// As [`crate::comm::Pending::wait`].
+#[track_caller]
 pub(crate) fn gather_sums(
     comm: &Comm,
     own: &Tensor,
@@ -84,6 +88,7 @@ pub(crate) fn gather_sums(
 /// # Errors
 /// As [`all_gather_object`].
 #[deprecated(since = "0.1.0", note = "renamed to `all_gather_object`")]
+#[track_caller]
 pub fn tell<T: Serialize + DeserializeOwned>(comm: &Comm, value: &T) -> Result<Vec<T>> {
     all_gather_object(comm, value)
 }

@@ -13,6 +13,7 @@
 //! | a pipeline in one process | [`pipeline::gpipe::GPipe`], [`pipeline::DeferredBatchNorm`] |
 //! | all axes at once | [`mesh::Mesh`], [`mesh::Groups`], [`hybrid::Layout`], [`hybrid::MeshParallel`] |
 //! | checkpoints | [`checkpoint::Saver`], [`checkpoint::Checkpoint`] |
+//! | the last operations of each rank, when a run hangs | [`flight::FlightRecorder`], [`flight::Dumps`] |
 //! | comparing ranks and runs bit for bit | [`digest::whole_digests`] |
 //! | operations that run beside each other | [`engine::Engine`], [`engine::Op`], [`engine::Variable`], [`engine::scope()`] |
 //! | costs and stages of a model | [`planning::balance_by_time`], [`planning::profile()`], [`planning::plan()`], [`planning::Transformer`] |
@@ -43,6 +44,7 @@ pub mod data_parallel;
 pub mod digest;
 pub mod engine;
 mod error;
+pub mod flight;
 pub mod hybrid;
 pub mod launch;
 pub mod mesh;

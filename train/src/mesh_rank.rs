@@ -155,6 +155,7 @@ impl MeshRank {
     ///
     /// # Errors
     /// If it differs; the error has the texts where they differ, and the ranks that have each.
+    #[track_caller]
     pub fn check_equal(&self, text: &str) -> Result<()> {
         Ok(agree(&self.comm, &vec![("the text".into(), text.into())])?)
     }
@@ -163,6 +164,7 @@ impl MeshRank {
     ///
     /// # Errors
     /// If a rank does not take part.
+    #[track_caller]
     pub fn sum(&self, own: f64) -> Result<f64> {
         Ok(self.all_gather(own)?.into_iter().fold(0.0, |sum, x| sum + x))
     }
@@ -171,6 +173,7 @@ impl MeshRank {
     ///
     /// # Errors
     /// If a rank does not take part.
+    #[track_caller]
     pub fn all_gather(&self, own: f64) -> Result<Vec<f64>> {
         self.all_gather_slice(&[own])
     }
@@ -179,6 +182,7 @@ impl MeshRank {
     ///
     /// # Errors
     /// If a rank does not take part.
+    #[track_caller]
     pub fn all_gather_slice(&self, own: &[f64]) -> Result<Vec<f64>> {
         let own = Tensor::from_slice(own, &[own.len()], Device::CPU)?;
         let mut all = Tensor::zeros(&[self.size() * own.numel()], DType::F64, Device::CPU)?;

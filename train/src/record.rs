@@ -47,6 +47,10 @@ pub struct Record {
     /// The step's digests, if the configuration asks for them ([`Config::digests`](crate::Config::digests)).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub digests: Option<StepDigests>,
+    /// The share of the time since the last such record that the other ranks, on average, waited for each rank. At pauses, and every 100
+    /// steps, of a run on several ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waited_for: Option<Vec<f64>>,
 }
 
 /// The digests of a step, as hexadecimal numbers. They do not depend on the layout: the same bits under another layout have the same

@@ -296,6 +296,9 @@ impl Callback for Reporter {
             }
             events.flush().map_err(file_error)?;
         }
+        if let Some(shares) = &record.waited_for {
+            self.report.waited_for = shares.clone();
+        }
         self.report.summary.steps = step + 1;
         self.report.summary.seconds += step_ms / 1e3;
         self.report.summary.peak_bytes = record.peak_bytes.iter().map(|&bytes| bytes as u64).collect();

@@ -1,4 +1,5 @@
-//! [`stop_on_signals`]: SIGINT (Ctrl-C) and SIGTERM end a run after its step, with a checkpoint.
+//! [`stop_on_signals`]: SIGINT (Ctrl-C) and SIGTERM end a run after its step, with a checkpoint. [`dump_on_signal`]: SIGUSR1 writes the
+//! flight recorder's dumps.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -87,4 +88,42 @@ fn set_on_signals(stop: &Arc<AtomicBool>) -> std::io::Result<()> {
         signal_hook::flag::register(signal, stop.clone())?;
     }
     Ok(())
+}
+
+/// From now on SIGUSR1 writes the dumps of the flight recorder of all ranks of this process, on a thread of its own, also while the ranks
+/// wait for others. The run goes on. Calling it again changes nothing.
+///
+/// # Errors
+/// If the system refuses.
+pub(crate) fn dump_on_signal() -> Result<()> {
+    #[cfg(unix)]
+    {
+        use std::sync::Mutex;
+
+        static SET: Mutex<bool> = Mutex::new(false);
+        let mut set = phalanx_tensor::unpoisoned(SET.lock());
+        if !*set {
+            hear_dump_signal().map_err(|e| Error::Config(format!("train: signals: {e}")))?;
+            *set = true;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(unix)]
+fn hear_dump_signal() -> std::io::Result<()> {
+    let mut signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGUSR1])?;
+    let hear = move || {
+        for _ in signals.forever() {
+            match &phalanx_parallel::flight::dump_all("SIGUSR1")[..] {
+                [] => eprintln!(
+                    "SIGUSR1: no folder for the ranks' last operations; wanted `out` or PHALANX_FLIGHT_DIR"
+                ),
+                folders => folders.iter().for_each(|folder| {
+                    eprintln!("SIGUSR1: the ranks' last operations are in {}", folder.display());
+                }),
+            }
+        }
+    };
+    std::thread::Builder::new().name("flight signal".into()).spawn(hear).map(drop)
 }

@@ -16,6 +16,7 @@ use std::time::Instant;
 
 use phalanx_parallel::all_gather_object;
 use phalanx_parallel::comm::{Comm, Observer};
+use phalanx_parallel::flight::FlightRecorder;
 use phalanx_parallel::pipeline::ranks::{self as actions, Executed};
 use phalanx_parallel::pipeline::schedule::ActionKind;
 use serde_json::{Value, json};
@@ -50,6 +51,7 @@ pub struct RankTrace {
     notes: Option<Notes>,
     /// The step under way.
     step: Arc<AtomicU64>,
+    recorder: Option<FlightRecorder>,
 }
 
 impl Trace {
@@ -69,7 +71,7 @@ impl Trace {
     /// The trace of rank `rank`.
     pub fn rank(&self, rank: usize) -> RankTrace {
         let notes = self.inspects.then(Notes::default);
-        RankTrace { trace: self.clone(), rank, notes, step: Arc::default() }
+        RankTrace { trace: self.clone(), rank, notes, step: Arc::default(), recorder: None }
     }
 
     /// Begins the file.
@@ -141,6 +143,11 @@ impl RankTrace {
         self.trace.span(2 * self.rank, name, times, &json!({"step": step}))
     }
 
+    /// The same trace, which also tells the flight recorder of the steps.
+    pub(crate) fn recorded(self, recorder: Option<&FlightRecorder>) -> RankTrace {
+        RankTrace { recorder: recorder.cloned(), ..self }
+    }
+
     /// The notes for the report, if there is one.
     pub(crate) fn notes(&self) -> Option<&Notes> {
         self.notes.as_ref()
@@ -154,6 +161,7 @@ impl RankTrace {
     /// A step begins.
     pub fn begin(&self, step: u64) {
         self.step.store(step, Ordering::Relaxed);
+        self.recorder.iter().for_each(|recorder| recorder.set_step(step));
     }
 
     /// The observer of a pipeline's actions, if they are traced. Sends are left out, since they are traced as calls.
@@ -163,16 +171,10 @@ impl RankTrace {
         }
         let lane = self.clone();
         Some(Arc::new(move |done: Executed| {
-            let name = match done.action.kind {
-                ActionKind::Forward => "forward",
-                ActionKind::Backward => "backward",
-                ActionKind::Input => "backward of inputs",
-                ActionKind::Weight => "backward of weights",
-                ActionKind::Update => "update",
-                ActionKind::RecvForward => "receive input",
-                ActionKind::RecvBackward => "receive gradient",
-                ActionKind::SendForward | ActionKind::SendBackward => return,
-            };
+            if matches!(done.action.kind, ActionKind::SendForward | ActionKind::SendBackward) {
+                return;
+            }
+            let name = done.action.kind.name();
             let Executed { action, started, ended } = done;
             let place = Some((action.stage as u64, action.micro_batch as u64));
             let step = lane.step.load(Ordering::Relaxed);

@@ -248,10 +248,46 @@ fn timeouts_are_flags_and_their_errors_name_who_did_not_come() {
     assert!(signal("-STOP").success());
     let said = ended(first);
     assert!(said.contains("ranks [1] did not arrive within 3000 ms"), "{said}");
+    // The stopped rank has no dump; the other's says for whom it waits, where, and in which step.
+    let flight = folder.0.join("run/flight");
+    assert!(said.contains(&format!("`flight {}` shows", flight.display())), "{said}");
+    let told = phalanx_parallel::flight::explain(&flight).unwrap();
+    for wanted in
+        ["no dump: rank 1", "rank 0 -> rank 1: ", " in step ", " at parallel/src/", "last common call: call "]
+    {
+        assert!(told.contains(wanted), "wanted {wanted:?} in\n{told}");
+    }
     // When it goes on, it does not take the others for late.
     assert!(signal("-CONT").success());
     let said = ended(second);
     assert_eq!(said, "with: another process says what went wrong");
+}
+
+#[test]
+#[cfg(unix)]
+fn sigusr1_dumps_every_rank_of_a_healthy_run_and_changes_nothing() {
+    let folder = Folder::new("usr1");
+    let losses = ["plain", "told"].map(|name| {
+        let (out, port) = (folder.0.join(name), free_port());
+        let flags = format!("--dp 2 --steps 300 --out {}", out.display());
+        let children = [0, 1].map(|number| rank(&flags[..]).start(number, 2, port));
+        let end = Instant::now() + Duration::from_secs(20);
+        while numbers_in(&out.join("metrics.jsonl"), "loss").is_empty() && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        for child in children.iter().filter(|_| name == "told") {
+            let sent = Command::new("kill").args(["-USR1", &child.id().to_string()]).status().unwrap();
+            assert!(sent.success());
+        }
+        assert_eq!(children.map(ended), ["well"; 2]);
+        assert_eq!(out.join("flight").exists(), name == "told");
+        let losses = numbers_in(&out.join("metrics.jsonl"), "loss");
+        losses.into_iter().map(|(_, loss)| loss.to_bits()).collect::<Vec<_>>()
+    });
+    assert_eq!(losses[0].len(), 300);
+    assert_eq!(losses[0], losses[1]);
+    let told = phalanx_parallel::flight::explain(&folder.0.join("told/flight")).unwrap();
+    assert!(told.contains("2 of 2 ranks have dumps\n  ranks 0, 1: SIGUSR1\n"), "{told}");
 }
 
 #[test]

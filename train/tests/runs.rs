@@ -22,6 +22,8 @@ mod sanity;
 mod settings;
 #[path = "runs/skips.rs"]
 mod skips;
+#[path = "runs/waits.rs"]
+mod waits;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

@@ -7,6 +7,7 @@
 //! waits for the call makes its later GPU work wait for that copy. This is slow: the caller waits for the GPU when it starts.
 
 use std::fmt;
+use std::panic::Location;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Instant;
 
@@ -29,15 +30,18 @@ pub struct Call {
     pub(crate) staged: Option<Arc<Staged>>,
     /// The observers that are told when it has ended.
     pub(crate) observations: Vec<Observation>,
+    /// The line that called it, for the flight recorder.
+    pub(crate) site: &'static Location<'static>,
 }
 
 /// Constructors. Arguments that do not fit each other are reported when the call is started.
 impl Call {
+    #[track_caller]
     fn new(kind: CollectiveKind, input: Option<Tensor>, output: Option<Tensor>) -> Call {
         let dtype = output.as_ref().or(input.as_ref()).map(Tensor::dtype);
         let (by, root, counts, wanted) = Default::default();
         let signature = Signature { kind, by, dtype, root, counts, wanted, on_gpus: false };
-        Call { signature, input, output, staged: None, observations: vec![] }
+        Call { signature, input, output, staged: None, observations: vec![], site: Location::caller() }
     }
 
     fn by(mut self, by: Reduction) -> Call {
@@ -51,63 +55,75 @@ impl Call {
     }
 
     /// Every rank waits for all others.
+    #[track_caller]
     pub fn barrier() -> Call {
         Call::new(CollectiveKind::Barrier, None, None)
     }
 
     /// `tensor` becomes the reduction of all ranks' tensors.
+    #[track_caller]
     pub fn all_reduce(tensor: Tensor, by: Reduction) -> Call {
         Call::new(CollectiveKind::AllReduce, None, Some(tensor)).by(by)
     }
 
     /// `output` becomes this rank's chunk of the reduction of all ranks' inputs, which consist of as many equal
     /// chunks as there are ranks.
+    #[track_caller]
     pub fn reduce_scatter(output: Tensor, input: Tensor, by: Reduction) -> Call {
         Call::new(CollectiveKind::ReduceScatter, Some(input), Some(output)).by(by)
     }
 
     /// [`Call::reduce_scatter`] with chunks of `counts` elements, the same on all ranks.
+    #[track_caller]
     pub fn reduce_scatter_uneven(output: Tensor, input: Tensor, counts: &[usize], by: Reduction) -> Call {
         Call::reduce_scatter(output, input, by).counts(counts)
     }
 
     /// `output` becomes the inputs of all ranks, one after another. An input that is this rank's part of the
     /// output stays where it is.
+    #[track_caller]
     pub fn all_gather(output: Tensor, input: Tensor) -> Call {
         Call::new(CollectiveKind::AllGather, Some(input), Some(output))
     }
 
     /// [`Call::all_gather`] of inputs of `counts` elements, the same on all ranks.
+    #[track_caller]
     pub fn all_gather_uneven(output: Tensor, input: Tensor, counts: &[usize]) -> Call {
         Call::all_gather(output, input).counts(counts)
     }
 
     /// `tensor` becomes the root's.
+    #[track_caller]
     pub fn broadcast(tensor: Tensor, root: usize) -> Call {
         Call::new(CollectiveKind::Broadcast, None, Some(tensor)).root(root)
     }
 
     /// On the root, `tensor` becomes the reduction of all ranks' tensors; elsewhere it stays.
+    #[track_caller]
     pub fn reduce(tensor: Tensor, root: usize, by: Reduction) -> Call {
         Call::new(CollectiveKind::Reduce, None, Some(tensor)).root(root).by(by)
     }
 
     /// On the root, `output` becomes the inputs of all ranks, one after another; elsewhere there is none.
+    #[track_caller]
     pub fn gather(output: Option<Tensor>, input: Tensor, root: usize) -> Call {
         Call::new(CollectiveKind::Gather, Some(input), output).root(root)
     }
 
     /// `output` becomes this rank's chunk of the root's input; elsewhere there is none.
+    #[track_caller]
     pub fn scatter(output: Tensor, input: Option<Tensor>, root: usize) -> Call {
         Call::new(CollectiveKind::Scatter, input, Some(output)).root(root)
     }
 
     /// Chunk `i` of the input goes to rank `i`, and chunk `j` of the output comes from rank `j`.
+    #[track_caller]
     pub fn all_to_all(output: Tensor, input: Tensor) -> Call {
         Call::new(CollectiveKind::AllToAll, Some(input), Some(output))
     }
 
     /// [`Call::all_to_all`] with chunks of `sent` and `wanted` elements.
+    #[track_caller]
     pub fn all_to_all_uneven(output: Tensor, wanted: &[usize], input: Tensor, sent: &[usize]) -> Call {
         let mut call = Call::all_to_all(output, input).counts(sent);
         call.signature.wanted = wanted.to_vec();
@@ -115,11 +131,13 @@ impl Call {
     }
 
     /// Sends `tensor` to rank `to`, which receives this pair's messages in the order in which they are sent.
+    #[track_caller]
     pub fn send(tensor: Tensor, to: usize) -> Call {
         Call::new(CollectiveKind::Send, Some(tensor), None).root(to)
     }
 
     /// `tensor` becomes the next that rank `from` sends to this one.
+    #[track_caller]
     pub fn recv(tensor: Tensor, from: usize) -> Call {
         Call::new(CollectiveKind::Receive, None, Some(tensor)).root(from)
     }
@@ -136,7 +154,7 @@ impl Call {
     #[cfg(feature = "nccl")]
     pub(crate) fn announcement(&self) -> Call {
         let signature = Signature { on_gpus: true, ..self.signature.clone() };
-        Call { signature, input: None, output: None, staged: None, observations: vec![] }
+        Call { signature, input: None, output: None, staged: None, observations: vec![], site: self.site }
     }
 
     /// Which collective it is.

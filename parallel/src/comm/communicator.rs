@@ -9,6 +9,7 @@ use phalanx_tensor::{DType, Device, Tensor, unpoisoned};
 use xxhash_rust::xxh64::xxh64;
 
 use super::{Call, Error, Pending, Reduction, Result, Signature, plan};
+use crate::flight::FlightRecorder;
 
 /// A shared communicator.
 pub type Comm = Arc<dyn Communicator>;
@@ -48,6 +49,11 @@ pub trait Communicator: fmt::Debug + Send + Sync {
         true
     }
 
+    /// The recorder of this rank's last operations; none if there is none, as on `meta`.
+    fn flight_recorder(&self) -> Option<&FlightRecorder> {
+        None
+    }
+
     /// The number of ranks.
     fn size(&self) -> usize {
         self.ranks().len()
@@ -61,94 +67,6 @@ pub trait Communicator: fmt::Debug + Send + Sync {
         self.start(call).wait()
     }
 
-    /// Waits for all ranks.
-    ///
-    /// # Errors
-    /// As [`Pending::wait`].
-    fn barrier(&self) -> Result<()> {
-        self.run(Call::barrier())
-    }
-
-    /// [`Call::all_reduce`], done.
-    ///
-    /// # Errors
-    /// As [`Pending::wait`].
-    fn all_reduce(&self, tensor: &mut Tensor, by: Reduction) -> Result<()> {
-        self.run(Call::all_reduce(tensor.clone(), by))
-    }
-
-    /// [`Call::reduce_scatter`], done.
-    ///
-    /// # Errors
-    /// As [`Pending::wait`].
-    fn reduce_scatter(&self, output: &mut Tensor, input: &Tensor, by: Reduction) -> Result<()> {
-        self.run(Call::reduce_scatter(output.clone(), input.clone(), by))
-    }
-
-    /// [`Call::all_gather`], done.
-    ///
-    /// # Errors
-    /// As [`Pending::wait`].
-    fn all_gather(&self, output: &mut Tensor, input: &Tensor) -> Result<()> {
-        self.run(Call::all_gather(output.clone(), input.clone()))
-    }
-
-    /// [`Call::broadcast`], done.
-    ///
-    /// # Errors
-    /// As [`Pending::wait`].
-    fn broadcast(&self, tensor: &mut Tensor, root: usize) -> Result<()> {
-        self.run(Call::broadcast(tensor.clone(), root))
-    }
-
-    /// [`Call::reduce`], done.
-    ///
-    /// # Errors
-    /// As [`Pending::wait`].
-    fn reduce(&self, tensor: &mut Tensor, root: usize, by: Reduction) -> Result<()> {
-        self.run(Call::reduce(tensor.clone(), root, by))
-    }
-
-    /// [`Call::gather`], done.
-    ///
-    /// # Errors
-    /// As [`Pending::wait`].
-    fn gather(&self, output: Option<&mut Tensor>, input: &Tensor, root: usize) -> Result<()> {
-        self.run(Call::gather(output.cloned(), input.clone(), root))
-    }
-
-    /// [`Call::scatter`], done.
-    ///
-    /// # Errors
-    /// As [`Pending::wait`].
-    fn scatter(&self, output: &mut Tensor, input: Option<&Tensor>, root: usize) -> Result<()> {
-        self.run(Call::scatter(output.clone(), input.cloned(), root))
-    }
-
-    /// [`Call::all_to_all`], done.
-    ///
-    /// # Errors
-    /// As [`Pending::wait`].
-    fn all_to_all(&self, output: &mut Tensor, input: &Tensor) -> Result<()> {
-        self.run(Call::all_to_all(output.clone(), input.clone()))
-    }
-
-    /// [`Call::send`], done: the tensor may be changed again. Whether the other rank has it is not known.
-    ///
-    /// # Errors
-    /// As [`Pending::wait`].
-    fn send(&self, tensor: &Tensor, to: usize) -> Result<()> {
-        self.run(Call::send(tensor.clone(), to))
-    }
-
-    /// [`Call::recv`], done.
-    ///
-    /// # Errors
-    /// As [`Pending::wait`].
-    fn recv(&self, tensor: &mut Tensor, from: usize) -> Result<()> {
-        self.run(Call::recv(tensor.clone(), from))
-    }
-
     /// One group for each color, its members ordered by key, then rank; none for ranks without a color. All ranks
     /// call it.
     ///
@@ -156,8 +74,8 @@ pub trait Communicator: fmt::Debug + Send + Sync {
     /// As [`Pending::wait`]; or if the ranks have no peers (`meta`): there use [`Communicator::group`].
     fn split(&self, color: Option<u32>, key: i64) -> Result<Option<Comm>> {
         let mine = Tensor::from_slice(&[color.map_or(-1, i64::from), key], &[2], Device::CPU)?;
-        let mut all = Tensor::empty(&[2 * self.size()], DType::I64, Device::CPU)?;
-        self.all_gather(&mut all, &mine)?;
+        let all = Tensor::empty(&[2 * self.size()], DType::I64, Device::CPU)?;
+        self.run(Call::all_gather(all.clone(), mine))?;
         let Some(color) = color else { return Ok(None) };
         let all = all.to_vec::<i64>()?;
         let (pairs, _) = all.as_chunks::<2>();
@@ -166,6 +84,108 @@ pub trait Communicator: fmt::Debug + Send + Sync {
         members.sort_unstable();
         let ranks: Vec<usize> = members.into_iter().map(|(_, rank)| rank).collect();
         self.group(&ranks).map(Some)
+    }
+}
+
+/// The collectives, done. They are functions of the type and not of the trait, so that the flight recorder learns the line that calls them.
+impl dyn Communicator + '_ {
+    /// Waits for all ranks.
+    ///
+    /// # Errors
+    /// As [`Pending::wait`].
+    #[track_caller]
+    pub fn barrier(&self) -> Result<()> {
+        self.run(Call::barrier())
+    }
+
+    /// [`Call::all_reduce`], done.
+    ///
+    /// # Errors
+    /// As [`Pending::wait`].
+    #[track_caller]
+    pub fn all_reduce(&self, tensor: &mut Tensor, by: Reduction) -> Result<()> {
+        self.run(Call::all_reduce(tensor.clone(), by))
+    }
+
+    /// [`Call::reduce_scatter`], done.
+    ///
+    /// # Errors
+    /// As [`Pending::wait`].
+    #[track_caller]
+    pub fn reduce_scatter(&self, output: &mut Tensor, input: &Tensor, by: Reduction) -> Result<()> {
+        self.run(Call::reduce_scatter(output.clone(), input.clone(), by))
+    }
+
+    /// [`Call::all_gather`], done.
+    ///
+    /// # Errors
+    /// As [`Pending::wait`].
+    #[track_caller]
+    pub fn all_gather(&self, output: &mut Tensor, input: &Tensor) -> Result<()> {
+        self.run(Call::all_gather(output.clone(), input.clone()))
+    }
+
+    /// [`Call::broadcast`], done.
+    ///
+    /// # Errors
+    /// As [`Pending::wait`].
+    #[track_caller]
+    pub fn broadcast(&self, tensor: &mut Tensor, root: usize) -> Result<()> {
+        self.run(Call::broadcast(tensor.clone(), root))
+    }
+
+    /// [`Call::reduce`], done.
+    ///
+    /// # Errors
+    /// As [`Pending::wait`].
+    #[track_caller]
+    pub fn reduce(&self, tensor: &mut Tensor, root: usize, by: Reduction) -> Result<()> {
+        self.run(Call::reduce(tensor.clone(), root, by))
+    }
+
+    /// [`Call::gather`], done.
+    ///
+    /// # Errors
+    /// As [`Pending::wait`].
+    #[track_caller]
+    pub fn gather(&self, output: Option<&mut Tensor>, input: &Tensor, root: usize) -> Result<()> {
+        self.run(Call::gather(output.cloned(), input.clone(), root))
+    }
+
+    /// [`Call::scatter`], done.
+    ///
+    /// # Errors
+    /// As [`Pending::wait`].
+    #[track_caller]
+    pub fn scatter(&self, output: &mut Tensor, input: Option<&Tensor>, root: usize) -> Result<()> {
+        self.run(Call::scatter(output.clone(), input.cloned(), root))
+    }
+
+    /// [`Call::all_to_all`], done.
+    ///
+    /// # Errors
+    /// As [`Pending::wait`].
+    #[track_caller]
+    pub fn all_to_all(&self, output: &mut Tensor, input: &Tensor) -> Result<()> {
+        self.run(Call::all_to_all(output.clone(), input.clone()))
+    }
+
+    /// [`Call::send`], done: the tensor may be changed again. Whether the other rank has it is not known.
+    ///
+    /// # Errors
+    /// As [`Pending::wait`].
+    #[track_caller]
+    pub fn send(&self, tensor: &Tensor, to: usize) -> Result<()> {
+        self.run(Call::send(tensor.clone(), to))
+    }
+
+    /// [`Call::recv`], done.
+    ///
+    /// # Errors
+    /// As [`Pending::wait`].
+    #[track_caller]
+    pub fn recv(&self, tensor: &mut Tensor, from: usize) -> Result<()> {
+        self.run(Call::recv(tensor.clone(), from))
     }
 }
 

@@ -34,7 +34,7 @@ pub enum Error {
         right_call: String,
     },
     /// Ranks did not arrive within the timeout.
-    #[error("{call}: ranks {missing:?} did not arrive within {} ms", waited.as_millis())]
+    #[error("{call}: ranks {missing:?} did not arrive within {} ms{hint}", waited.as_millis())]
     Late {
         /// Those that others waited for.
         missing: Vec<usize>,
@@ -42,6 +42,8 @@ pub enum Error {
         call: String,
         /// The timeout.
         waited: Duration,
+        /// How to learn more: the end of the message.
+        hint: String,
     },
     /// A rank ended, without an error, while others wait for it.
     #[error("{call}: rank {rank} has ended without arriving")]

@@ -6,6 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::{Call, Comm, Communicator, Error, Observer, Pending, Result, Traffic};
+use crate::flight::FlightRecorder;
 
 /// The same communicator, and groups made of it, with an observer of this rank's calls. It is called before
 /// any thread that waits for the call goes on. Calls that are refused before they start, or that the end of the run cuts
@@ -80,6 +81,10 @@ impl Communicator for ObservedComm {
 
     fn failure(&self) -> Option<Error> {
         self.comm.failure()
+    }
+
+    fn flight_recorder(&self) -> Option<&FlightRecorder> {
+        self.comm.flight_recorder()
     }
 
     fn has_peers(&self) -> bool {

@@ -3,11 +3,13 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::time::Instant;
 
 use phalanx_tensor::{Tensor, unpoisoned};
 
 use super::plan::Side;
-use super::{Call, Result};
+use super::{Call, Reduction, Result, Signature};
+use crate::flight::{FlightRecorder, Operation, What};
 
 /// A call that was started (torch: `Work`). Dropping it does not cancel the call; an error is then returned by the
 /// next call.
@@ -46,13 +48,41 @@ pub(crate) struct Ticket {
     pub(crate) sequence: u64,
     outcome: OnceLock<Result<()>>,
     done: AtomicBool,
+    /// When all ranks had come, and which one came last, by its number in the whole run.
+    complete: OnceLock<(Instant, usize)>,
+    pub(crate) recorder: Option<FlightRecorder>,
+    /// The operation's number in the recorder. What NCCL's ranks announce is not noted, since the call itself is.
+    noted: Option<u64>,
 }
 
 impl Ticket {
-    pub(crate) fn new(mut call: Call, rank: usize, group: u64, sequence: u64) -> Arc<Ticket> {
-        let (outcome, done) = (OnceLock::new(), AtomicBool::new(false));
+    pub(crate) fn new(
+        mut call: Call,
+        recorder: Option<&FlightRecorder>,
+        rank: usize,
+        group: u64,
+        sequence: u64,
+    ) -> Arc<Ticket> {
+        let is_noted = recorder.filter(|_| !call.signature.on_gpus);
+        let noted = is_noted.map(|recorder| recorder.started(operation(&call, group, sequence)));
+        let (outcome, done, complete) = (OnceLock::new(), AtomicBool::new(false), OnceLock::new());
         let tensors = Mutex::new([call.input.take(), call.output.take()]);
-        Arc::new(Ticket { call, tensors, rank, group, sequence, outcome, done })
+        let recorder = recorder.cloned();
+        Arc::new(Ticket { call, tensors, rank, group, sequence, outcome, done, complete, recorder, noted })
+    }
+
+    /// All ranks have come to the call, `last` (of the whole run) after the others.
+    pub(crate) fn completed_by(&self, last: usize) {
+        // The first to say so learned of it first.
+        let _ = self.complete.set((Instant::now(), last));
+    }
+
+    /// As the announcement of this call says.
+    #[cfg(feature = "nccl")]
+    pub(crate) fn completed_as(&self, announced: &Ticket) {
+        if let Some(complete) = announced.complete.get() {
+            let _ = self.complete.set(*complete);
+        }
     }
 
     fn tensors(&self) -> MutexGuard<'_, [Option<Tensor>; 2]> {
@@ -79,10 +109,28 @@ impl Ticket {
                 outcome = staged.deliver(output);
             }
             self.call.observations.iter().for_each(|observation| observation.report(self.call.kind()));
+            if let (Some(recorder), Some(number)) = (&self.recorder, self.noted) {
+                let error = outcome.as_ref().err().map(ToString::to_string);
+                recorder.ended(number, self.complete.get().copied(), error);
+            }
         }
         // The first outcome counts.
         let _ = self.outcome.set(outcome);
         self.done.store(true, Ordering::Release);
+    }
+
+    /// Notes that a thread begins to wait for the call.
+    pub(crate) fn waits(&self) -> Instant {
+        let since = Instant::now();
+        if let (Some(recorder), Some(number)) = (&self.recorder, self.noted) {
+            recorder.waits(number, since);
+        }
+        since
+    }
+
+    /// What an error of a call that hangs says about dumps.
+    pub(crate) fn hint(&self) -> String {
+        self.recorder.as_ref().map_or_else(String::new, FlightRecorder::hint)
     }
 
     pub(crate) fn is_done(&self) -> bool {
@@ -99,6 +147,23 @@ impl Ticket {
     }
 }
 
+/// What the flight recorder notes of a call.
+fn operation(call: &Call, group: u64, sequence: u64) -> Operation {
+    let Signature { kind, by, dtype, root, counts, wanted, .. } = &call.signature;
+    let shape = |tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| tensor.shape().into());
+    let what = What::Call {
+        group,
+        sequence,
+        root: *root,
+        by: by.map(Reduction::name),
+        dtype: *dtype,
+        counts: counts[..].into(),
+        wanted: wanted[..].into(),
+        shapes: [shape(&call.input), shape(&call.output)],
+    };
+    Operation { kind: kind.name(), what, site: call.site }
+}
+
 impl Pending {
     pub(crate) fn new(ticket: Arc<Ticket>, waiter: Arc<dyn Waiter>) -> Pending {
         Pending { ticket, waiter: Some(waiter) }
@@ -106,7 +171,7 @@ impl Pending {
 
     /// A call that is over already.
     pub(crate) fn done(call: Call, outcome: Result<()>) -> Pending {
-        let ticket = Ticket::new(call, 0, 0, 0);
+        let ticket = Ticket::new(call, None, 0, 0, 0);
         ticket.finish(outcome);
         Pending { ticket, waiter: None }
     }
@@ -123,7 +188,7 @@ impl Pending {
     /// anything ended the run.
     pub fn wait(self) -> Result<()> {
         match (&self.waiter, self.ticket.outcome()) {
-            (Some(waiter), None) => waiter.wait(&self.ticket)?,
+            (Some(waiter), None) => self.wait_noted(&**waiter)?,
             (_, outcome) => outcome.unwrap_or(Ok(()))?,
         }
         self.waiter.as_ref().map_or(Ok(()), |waiter| waiter.order())?;
@@ -132,6 +197,15 @@ impl Pending {
 }
 
 impl Pending {
+    /// Waits, and tells the flight recorder.
+    fn wait_noted(&self, waiter: &dyn Waiter) -> Result<()> {
+        let Some(recorder) = &self.ticket.recorder else { return waiter.wait(&self.ticket) };
+        let since = self.ticket.waits();
+        let outcome = waiter.wait(&self.ticket);
+        self.ticket.complete.get().into_iter().for_each(|complete| recorder.waited(since, *complete));
+        outcome.inspect_err(|error| recorder.failed(&error.to_string()))
+    }
+
     /// As [`Pending::wait`]. The memory of the call's tensors is freed in the order of this thread's current GPU stream from now on, which
     /// may be another one than the call was started from. No other stream uses the tensors any more.
     pub(crate) fn wait_and_adopt(self) -> Result<()> {

@@ -64,9 +64,10 @@ impl Reduction {
     }
 }
 
-impl fmt::Display for Reduction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Reduction {
+    /// Its name in messages.
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
             Reduction::Sum => "sum",
             Reduction::Prod => "product",
             Reduction::Max => "max",
@@ -75,7 +76,13 @@ impl fmt::Display for Reduction {
             Reduction::BitAnd => "bitwise and",
             Reduction::BitOr => "bitwise or",
             Reduction::BitXor => "bitwise xor",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Reduction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

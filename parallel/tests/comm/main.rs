@@ -2,6 +2,7 @@
 
 mod elastic;
 mod faults;
+mod flight;
 mod mpi;
 mod port;
 mod processes;

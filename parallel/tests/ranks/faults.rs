@@ -322,3 +322,46 @@ fn a_process_that_dies_in_any_action_ends_the_others_which_name_it() {
         assert!(begin.elapsed() < Duration::from_secs(20), "took {:?}", begin.elapsed());
     }
 }
+
+/// Work whose rank stops in one forward pass, until the others have given it up.
+struct Hangs {
+    work: Work,
+    comm: Comm,
+    at: (usize, usize),
+}
+
+impl Stages for Hangs {
+    fn input_spec(&self, stage: usize, micro_batch: usize) -> Option<Spec> {
+        self.work.input_spec(stage, micro_batch)
+    }
+
+    fn forward(&self, stage: usize, micro_batch: usize, input: Option<&Var>) -> Result<Var> {
+        while self.at == (stage, micro_batch) && self.comm.failure().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        self.work.forward(stage, micro_batch, input)
+    }
+}
+
+#[test]
+fn the_flight_recorder_names_the_action_in_which_a_pipeline_hangs() {
+    let folder = std::env::temp_dir().join(format!("phalanx-flight-pipeline-{}", std::process::id()));
+    let schedule = with_transfers(&one_f_one_b(3, 4).unwrap()).unwrap();
+    let run = |rank: Rank| -> Result<()> {
+        let comm = rank.comm().clone();
+        comm.flight_recorder().unwrap().set_folder(&folder);
+        let work = Work::new(&config(3), &schedule, rank.rank(), rank.device())?;
+        let pipeline = Pipeline::new(&schedule, comm.clone(), rank.device())?;
+        pipeline.train(&Arc::new(Hangs { work, comm, at: (1, 2) })).map(drop)
+    };
+    Threads::new(3).timeout(Duration::from_secs(5)).run(run).unwrap_err();
+    let text = phalanx_parallel::flight::explain(&folder).unwrap();
+    std::fs::remove_dir_all(&folder).unwrap();
+    for wanted in [
+        "rank 2 -> rank 1: recv",
+        "last common call: message ",
+        "rank 1 waits for none: has not come; forward of micro-batch 2 at stage 1, under way for ",
+    ] {
+        assert!(text.contains(wanted), "wanted {wanted:?} in\n{text}");
+    }
+}

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde::{Deserialize, Serialize};
 
 use super::format::{bytes, count, escape, grouped, number, rate, seconds};
-use super::{Collective, Curves, Mark, Memory, Profile, Report, Timeline, texts};
+use super::{Collective, Curves, Mark, Memory, Profile, Report, Timeline, conspicuous, texts};
 
 /// The data that the script draws.
 #[derive(Serialize)]
@@ -15,6 +15,7 @@ struct Drawn<'a> {
     memory: &'a [Memory],
     timeline: Option<&'a Timeline>,
     collectives: &'a [Collective],
+    waited_for: &'a [f64],
     profile: &'a Profile,
 }
 
@@ -97,8 +98,9 @@ impl Curves {
 
 /// JSON for a script element. `<` occurs only in strings, and is escaped there.
 fn data(report: &Report) -> String {
-    let Report { curves, marks, memory, timeline, collectives, profile, .. } = report;
-    let drawn = Drawn { curves, marks, memory, timeline: timeline.as_ref(), collectives, profile };
+    let Report { curves, marks, memory, timeline, collectives, waited_for, profile, .. } = report;
+    let timeline = timeline.as_ref();
+    let drawn = Drawn { curves, marks, memory, timeline, collectives, waited_for, profile };
     // Keys are strings and floats that are not finite become null, so nothing here can fail.
     serde_json::to_string(&drawn).unwrap_or_else(|_| "{}".to_owned()).replace('<', "\\u003c")
 }
@@ -245,6 +247,14 @@ fn tiles(report: &Report) -> Vec<[String; 3]> {
             String::new()
         };
         tile("Peak memory", bytes(most), of_all);
+    }
+    if let Some(rank) = conspicuous(&report.waited_for) {
+        let share = number(100.0 * report.waited_for[rank]);
+        tile(
+            "Slowest rank",
+            format!("rank {rank}"),
+            format!("the others waited {share} % of the time for it"),
+        );
     }
     if summary.seconds > 0.0 {
         tile("Wall time", seconds(summary.seconds), summary.date.clone());

@@ -24,6 +24,7 @@ pub use curves::{Chart, Curves, Mark, MarkKind, Series};
 pub use html::Summary;
 pub use layout::{Layout, RankStorage};
 use serde::{Deserialize, Serialize};
+pub(crate) use step::conspicuous;
 pub use step::{Collective, Lane, Memory, Operation, Pass, Profile, Profiled, Span, SpanKind, Timeline};
 pub use texts::{Machine, Sample, Setting};
 
@@ -51,6 +52,8 @@ pub struct Report {
     pub timeline: Option<Timeline>,
     /// The communication: one entry for each rank, kind and group.
     pub collectives: Vec<Collective>,
+    /// The share of time that the other ranks waited for each rank, as measured last.
+    pub waited_for: Vec<f64>,
     /// The time of each operation.
     pub profile: Profile,
     /// Samples that the model wrote during training, oldest first.

@@ -10,6 +10,7 @@
 //!    v
 //! step, optimizers            forward and backward passes over micro-batches, clipping, update
 //! ```
+//! `waits` finds slow ranks.
 //! `profile` and `inspect` measure steps: the time of each operation, and one step's timeline and memory.
 
 mod asynchronous_steps;
@@ -27,6 +28,7 @@ mod second_look;
 mod step;
 mod training_loop;
 pub(crate) mod validation;
+pub(crate) mod waits;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -122,6 +124,7 @@ impl Run {
     ) -> Result<Run> {
         config.check()?;
         config.check_validation(data.validation.is_some())?;
+        let trace = trace.recorded(mesh_rank.all_ranks().flight_recorder());
         let (layout, line) = (&config.layout, mesh_rank.groups.along(Axis::Pp).clone());
         let schedule = layout.schedule()?;
         let mut pipeline = Pipeline::new(&schedule, line.clone(), mesh_rank.device)?;

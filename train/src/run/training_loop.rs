@@ -19,6 +19,7 @@ use super::output_files::{NewFiles, open_files};
 use super::pending_steps::PendingSteps;
 use super::second_look::cause_of_divergence;
 use super::step::{Outcome, StepReport, in_model_dtype, in_step};
+use super::waits;
 use crate::callback::{Callback, Event};
 use crate::checkpoints::Checkpoints;
 use crate::data::DataLoader;
@@ -27,7 +28,7 @@ use crate::machine::peak;
 use crate::mesh_rank::MeshRank;
 use crate::record::{Metrics, Record, StepDigests, Summary};
 use crate::run::Run;
-use crate::signals::Phase;
+use crate::signals::{Phase, dump_on_signal};
 use crate::{Config, Error, Result};
 
 /// A run while it trains.
@@ -51,6 +52,10 @@ pub(crate) struct TrainingLoop<'a> {
     pub(crate) skipped: bool,
     /// Of the last step, if they were due.
     pub(crate) digests: Option<StepDigests>,
+    /// The rank that was conspicuously slow last.
+    pub(super) slow_rank: Option<usize>,
+    /// The share of time that others waited for each rank, for the next record.
+    pub(super) waited_for: Option<Vec<f64>>,
     /// The measured peak of all ranks in operations a second; 0 if unknown.
     peak: f64,
     begin: Instant,
@@ -69,6 +74,7 @@ impl Run {
                 "train: a meta device has no numbers to train on; `memory_report` measures a step there";
             return Err(Error::Config(why.into()));
         }
+        record_flight(self)?;
         let first = self.mesh_rank.is_first();
         TrainingLoop::new(self, if first { callbacks } else { &mut [] })?.run()
     }
@@ -127,6 +133,8 @@ impl<'a> TrainingLoop<'a> {
             last_validation: None,
             skipped: false,
             digests: None,
+            slow_rank: None,
+            waited_for: None,
             peak,
             to_inspect,
             begin: Instant::now(),
@@ -169,6 +177,9 @@ impl<'a> TrainingLoop<'a> {
             let paused = self.run.done == end || interrupted;
             if paused {
                 self.collectives()?;
+            }
+            if paused || self.run.done.is_multiple_of(waits::EVERY) {
+                self.exchange_waits()?;
             }
             // A validation may lower the rate of the steps after it.
             let lr_factor = self.run.plateau.lr_factor;
@@ -431,6 +442,7 @@ impl<'a> TrainingLoop<'a> {
             validation_loss,
             skipped: std::mem::take(&mut self.skipped),
             digests: self.digests.take(),
+            waited_for: self.waited_for.take(),
         };
         self.losses.push((step, outcome.loss));
         self.metrics.step(&record)?;
@@ -503,6 +515,16 @@ impl<'a> TrainingLoop<'a> {
         self.callbacks.iter_mut().try_for_each(|c| c.ended(&summary))?;
         Ok(summary)
     }
+}
+
+/// Says where the run's flight recorder writes, and on which signal, and counts the waits of this thread.
+fn record_flight(run: &Run) -> Result<()> {
+    let Some(recorder) = run.mesh_rank.all_ranks().flight_recorder() else { return Ok(()) };
+    if let Some(folder) = run.setup.config.folder() {
+        recorder.set_folder(&folder.join("flight"));
+    }
+    recorder.count_waits();
+    dump_on_signal()
 }
 
 /// Every rank's peak.

@@ -50,7 +50,7 @@ impl CallStream {
     pub(super) fn start(self: &Arc<CallStream>, call: Call, announced: Pending) -> Pending {
         let kept = KeptTensors::new(call.input.iter().chain(&call.output).cloned());
         let Ticket { rank, group, sequence, .. } = *announced.ticket;
-        let ticket = Ticket::new(call, rank, group, sequence);
+        let ticket = Ticket::new(call, announced.ticket.recorder.as_ref(), rank, group, sequence);
         self.watchdog.queued();
         let (this, ours, tensors) = (Arc::clone(self), Arc::clone(&ticket), Arc::clone(&kept));
         self.stream.submit(move || {
@@ -83,7 +83,10 @@ impl CallStream {
         work: &mut Option<RunningCall>,
     ) -> Result<()> {
         let text = announced.ticket.describe(self.private.ranks());
+        let announcement = Arc::clone(&announced.ticket);
+        ticket.waits();
         announced.wait()?;
+        ticket.completed_as(&announcement);
         let blame = |error: Error| self.blame(&text, &error);
         let link = self.connect().map_err(blame)?;
         let (gpu, call) = (self.watchdog.gpu, ticket.whole_call());

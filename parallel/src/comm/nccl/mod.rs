@@ -35,6 +35,7 @@ use phalanx_tensor::{Device, Tensor, unpoisoned};
 use watchdog::Watchdog;
 
 use super::{Call, CollectiveKind, Comm, Communicator, Error, Pending, Result, Traffic};
+use crate::flight::FlightRecorder;
 
 /// Which code adds the elements of several ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -224,5 +225,9 @@ impl Communicator for Member {
 
     fn failure(&self) -> Option<Error> {
         self.control.failure()
+    }
+
+    fn flight_recorder(&self) -> Option<&FlightRecorder> {
+        self.control.flight_recorder()
     }
 }

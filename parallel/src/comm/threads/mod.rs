@@ -26,6 +26,7 @@ use phalanx_tensor::{Pool, delivering, unpoisoned};
 use super::communicator::{ChildGroups, Meter, members};
 use super::pending::{Ticket, Waiter, blame};
 use super::{Call, CollectiveKind, Comm, Communicator, Error, Pending, Result, Traffic};
+use crate::flight::FlightRecorder;
 
 /// The communicators of `size` ranks, each to be used by a thread of its own. A rank that lets others wait for longer
 /// than `timeout` ends the run of all. See [`launch::threads`](crate::launch::threads), which starts the threads too.
@@ -51,6 +52,7 @@ struct Member {
 
 impl Member {
     fn new(waiter: GroupWaiter, rank: usize) -> Member {
+        waiter.world.recorders[waiter.ranks[rank]].group(waiter.id, &waiter.ranks);
         Member { waiter: Arc::new(waiter), rank, meter: Meter::default(), children: ChildGroups::default() }
     }
 
@@ -101,6 +103,10 @@ impl Communicator for Member {
     fn failure(&self) -> Option<Error> {
         self.waiter.world.failure()
     }
+
+    fn flight_recorder(&self) -> Option<&FlightRecorder> {
+        self.waiter.world.recorders.get(self.waiter.ranks[self.rank])
+    }
 }
 
 /// How long a rank watches for the end of a call before it sleeps.
@@ -114,6 +120,8 @@ pub(crate) struct World {
     wake: Condvar,
     sleepers: AtomicUsize,
     pool: OnceLock<Pool>,
+    /// One a rank.
+    recorders: Vec<FlightRecorder>,
 }
 
 impl fmt::Debug for World {
@@ -173,7 +181,8 @@ impl World {
     pub(crate) fn new(size: usize, timeout: Duration) -> Arc<World> {
         let state = WorldState { ended: vec![false; size], ..WorldState::default() };
         let (wake, sleepers, pool) = (Condvar::new(), AtomicUsize::new(0), OnceLock::new());
-        Arc::new(World { size, timeout, state: Mutex::new(state), wake, sleepers, pool })
+        let recorders = FlightRecorder::of_ranks(0..size, size);
+        Arc::new(World { size, timeout, state: Mutex::new(state), wake, sleepers, pool, recorders })
     }
 
     pub(crate) fn size(&self) -> usize {
@@ -191,8 +200,9 @@ impl World {
 
     /// Ends the run with an error, unless it has ended already.
     pub(crate) fn fail(&self, error: Error) {
-        self.lock().failure.get_or_insert(error);
+        let failure = self.lock().failure.get_or_insert(error).to_string();
         self.wake.notify_all();
+        self.recorders.first().into_iter().for_each(|recorder| recorder.failed(&failure));
     }
 
     /// Notes that `rank` has ended.
@@ -209,16 +219,18 @@ impl World {
         call: Call,
         waits: bool,
     ) -> Arc<Ticket> {
+        let recorder = &self.recorders[group.1[rank]];
         let mut state = self.lock();
         let (ticket, work) = match call.kind() {
-            CollectiveKind::Send | CollectiveKind::Receive => state.post(group, rank, call),
-            _ => state.join(group, rank, call),
+            CollectiveKind::Send | CollectiveKind::Receive => state.post(group, rank, call, recorder),
+            _ => state.join(group, rank, call, recorder),
         };
         if let Some(failure) = &state.failure {
             ticket.finish(Err(failure.seen_in(|| ticket.describe(group.1))));
             return ticket;
         }
         let Some(work) = work else { return ticket };
+        work.tickets.iter().for_each(|each| each.completed_by(ticket.rank));
         let mut before = work.group.and_then(|id| state.groups.get_mut(&id)).map(|group| &mut group.waiting);
         // The last rank also carries out a call that moves no elements: starting a thread would take longer.
         if (waits || ticket.call.signature.on_gpus) && before.as_ref().is_none_or(|waiting| **waiting == 0) {
@@ -292,6 +304,7 @@ impl WorldState {
         (id, ranks): (u64, &[usize]),
         rank: usize,
         call: Call,
+        recorder: &FlightRecorder,
     ) -> (Arc<Ticket>, Option<CompleteCall>) {
         let group = self.groups.entry(id).or_insert_with(|| Group {
             next: vec![0; ranks.len()],
@@ -305,7 +318,7 @@ impl WorldState {
         if place == group.rounds.len() {
             group.rounds.push_back(vec![None; ranks.len()]);
         }
-        let ticket = Ticket::new(call, ranks[rank], id, sequence);
+        let ticket = Ticket::new(call, Some(recorder), ranks[rank], id, sequence);
         group.rounds[place][rank] = Some(Arc::clone(&ticket));
         // Each rank comes to the first round first, so it is complete before any other.
         let complete = group.rounds.front().is_some_and(|round| round.iter().all(Option::is_some));
@@ -325,6 +338,7 @@ impl WorldState {
         (id, ranks): (u64, &[usize]),
         rank: usize,
         call: Call,
+        recorder: &FlightRecorder,
     ) -> (Arc<Ticket>, Option<CompleteCall>) {
         let peer = call.signature.root.unwrap_or(rank);
         let sends = call.kind() == CollectiveKind::Send;
@@ -334,7 +348,7 @@ impl WorldState {
             true => (&mut mailbox.sent, &mut mailbox.sends),
             false => (&mut mailbox.received, &mut mailbox.receives),
         };
-        let ticket = Ticket::new(call, ranks[rank], id, *count);
+        let ticket = Ticket::new(call, Some(recorder), ranks[rank], id, *count);
         *count += 1;
         queue.push_back(Arc::clone(&ticket));
         if mailbox.sends.is_empty() || mailbox.receives.is_empty() {
@@ -371,7 +385,7 @@ impl WorldState {
             let waits = self.waits.iter().filter(|(ticket, _)| ticket.rank == rank);
             waits.flat_map(|(ticket, ranks)| self.missing(ticket, ranks)).collect()
         };
-        Some(Error::Late { missing: blame(missing, blockers), call: call(), waited })
+        Some(Error::Late { missing: blame(missing, blockers), call: call(), waited, hint: ticket.hint() })
     }
 }
 

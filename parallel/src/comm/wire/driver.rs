@@ -15,6 +15,7 @@ use super::{Address, Frame, FrameKind, Wire};
 use crate::comm::pending::{Ticket, blame};
 use crate::comm::plan::Side;
 use crate::comm::{CollectiveKind, Error, Result, Signature};
+use crate::flight::FlightRecorder;
 
 /// How long the driver of a polled wire sleeps between polls while calls are under way.
 const POLL: Duration = Duration::from_micros(20);
@@ -173,7 +174,12 @@ impl Driver {
         let Some(ended) = self.ended.filter(|_| self.is_idle()) else { return false };
         if self.shared.failure().is_none() && ended.elapsed() > self.timeout {
             let missing = (0..self.size).filter(|r| *r != self.rank && !self.gone.contains(r)).collect();
-            self.fail(Error::Late { missing, call: "the end of the run".into(), waited: self.timeout });
+            self.fail(Error::Late {
+                missing,
+                call: "the end of the run".into(),
+                waited: self.timeout,
+                hint: self.shared.recorder.hint(),
+            });
         }
         let orderly = self.gone.len() + 1 >= self.size && self.wire.is_flushed();
         // After a failure others may never come to an end.
@@ -322,6 +328,7 @@ impl Driver {
         if let Some(tensor) = &ticket.tensor(Side::Output) {
             write(tensor, 0..tensor.numel(), &frame.content()[head..], call.kind().name())?;
         }
+        ticket.completed_by(from);
         ticket.finish(Ok(()));
         self.shared.notify();
         Ok(true)
@@ -352,7 +359,7 @@ impl Driver {
             }
             if since.elapsed() > self.timeout {
                 let missing = blame(missing, |rank| self.waits.get(&rank).cloned().unwrap_or_default());
-                return Err(Error::Late { missing, call: call(), waited: self.timeout });
+                return Err(Error::Late { missing, call: call(), waited: self.timeout, hint: ticket.hint() });
             }
             if since.elapsed() > self.timeout / 2 {
                 long.extend(missing);
@@ -379,6 +386,8 @@ impl Driver {
         }
         self.shared.fail(error);
         self.send_to_all(Address { part: from, ..Address::plain(FrameKind::Failure) }, what.as_bytes());
+        // Calls under way are dumped as such.
+        self.shared.recorder.failed(what);
         self.finish_all();
     }
 
@@ -394,10 +403,11 @@ impl Driver {
 }
 
 /// The state that the driver shares with the threads that wait for it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Shared {
     state: Mutex<Outcome>,
     wake: Condvar,
+    pub(super) recorder: FlightRecorder,
 }
 
 /// How the run ended, if it has.
@@ -408,6 +418,10 @@ struct Outcome {
 }
 
 impl Shared {
+    pub(super) fn new(recorder: FlightRecorder) -> Shared {
+        Shared { state: Mutex::default(), wake: Condvar::new(), recorder }
+    }
+
     fn lock(&self) -> MutexGuard<'_, Outcome> {
         unpoisoned(self.state.lock())
     }

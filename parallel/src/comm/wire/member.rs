@@ -13,6 +13,7 @@ use super::{Driver, Wire};
 use crate::comm::communicator::{ChildGroups, Meter, members};
 use crate::comm::pending::{Ticket, Waiter};
 use crate::comm::{Call, Comm, Communicator, Error, Pending, Result, Traffic};
+use crate::flight::FlightRecorder;
 
 /// One process of a run, until it is dropped, which waits for the others to end as well.
 #[derive(Debug)]
@@ -51,7 +52,7 @@ pub(crate) fn connect(
     (events, heard): (Sender<Event>, Receiver<Event>),
     wire: impl FnOnce() -> Result<Box<dyn Wire>> + Send + 'static,
 ) -> Result<(Process, Comm)> {
-    let shared = Arc::new(Shared::default());
+    let shared = Arc::new(Shared::new(FlightRecorder::of_ranks(rank..rank + 1, size).remove(0)));
     let (made, ready) = std::sync::mpsc::channel();
     let for_driver = Arc::clone(&shared);
     let drive = move || match wire() {
@@ -98,6 +99,7 @@ struct Member {
 
 impl Member {
     fn new(waiter: GroupWaiter, rank: usize, id: u64, events: Sender<Event>) -> Member {
+        waiter.shared.recorder.group(id, &waiter.ranks);
         let (next, meter, children) = Default::default();
         Member { waiter, rank, id, events, next, meter, children }
     }
@@ -122,7 +124,8 @@ impl Communicator for Member {
         // Numbered and handed over in the same order.
         let mut next = unpoisoned(self.next.lock());
         let number = next.entry(key).or_default();
-        let ticket = Ticket::new(call, self.waiter.ranks[self.rank], self.id, *number);
+        let recorder = &self.waiter.shared.recorder;
+        let ticket = Ticket::new(call, Some(recorder), self.waiter.ranks[self.rank], self.id, *number);
         *number += 1;
         let start = Event::Start(Arc::clone(&ticket), Arc::clone(&self.waiter.ranks), self.rank);
         if self.events.send(start).is_err() {
@@ -151,5 +154,9 @@ impl Communicator for Member {
 
     fn failure(&self) -> Option<Error> {
         self.waiter.shared.failure()
+    }
+
+    fn flight_recorder(&self) -> Option<&FlightRecorder> {
+        Some(&self.waiter.shared.recorder)
     }
 }

@@ -26,6 +26,8 @@ pub(super) struct Task {
     plan: Vec<Transfer>,
     /// Messages without which it cannot go on.
     awaited: Vec<(usize, Address)>,
+    /// A rank that came to this call after all others, as far as is known; at first this one.
+    last: usize,
     /// When the phase began.
     pub(super) since: Instant,
 }
@@ -41,8 +43,8 @@ enum Phase {
 
 impl Task {
     pub(super) fn new(ticket: Arc<Ticket>, ranks: Arc<Vec<usize>>, me: usize) -> Task {
-        let (plan, awaited) = (vec![], vec![]);
-        Task { ticket, ranks, me, phase: Phase::New, plan, awaited, since: Instant::now() }
+        let (plan, awaited, last) = (vec![], vec![], ticket.rank);
+        Task { ticket, ranks, me, phase: Phase::New, plan, awaited, last, since: Instant::now() }
     }
 
     /// The ranks whose messages are awaited.
@@ -56,11 +58,18 @@ impl Task {
 
     /// Goes on as far as the messages allow; true when done.
     pub(super) fn progress(&mut self, inbox: &mut Inbox, wire: &mut dyn Wire) -> Result<bool> {
-        while self.awaited.iter().all(|key| inbox.contains_key(key)) {
+        loop {
+            if let Some((rank, _)) = self.awaited.iter().find(|key| !inbox.contains_key(key)) {
+                self.last = *rank;
+                return Ok(false);
+            }
             self.since = Instant::now();
             match self.phase {
                 Phase::New => self.send_signature(wire)?,
-                Phase::Check => self.send_parts(inbox, wire)?,
+                Phase::Check => {
+                    self.ticket.completed_by(self.last);
+                    self.send_parts(inbox, wire)?;
+                }
                 Phase::Parts => self.send_results(inbox, wire)?,
                 Phase::Results => {
                     self.receive_results(inbox)?;
@@ -68,7 +77,6 @@ impl Task {
                 }
             }
         }
-        Ok(false)
     }
 
     fn address(&self, kind: FrameKind, part: usize) -> Address {

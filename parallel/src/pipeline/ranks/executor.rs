@@ -3,6 +3,7 @@
 //! versions in `versions.rs`.
 
 use std::collections::HashMap;
+use std::panic::Location;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -21,6 +22,7 @@ use super::{Spec, Stages};
 use crate::catch_panic::catch_panic;
 use crate::comm::{Comm, Pending};
 use crate::data_parallel::NoSync;
+use crate::flight::{FlightRecorder, Operation, What};
 use crate::pipeline::schedule::{Action, ActionKind, Schedule};
 use crate::pipeline::{Cell, MicroBatch};
 use crate::{Error, Result};
@@ -121,7 +123,12 @@ impl<'a, S: Stages> ScheduleRun<'a, S> {
         while let Some(&action) = actions.next() {
             self.following = actions.peek().map(|&&action| action);
             let started = Instant::now();
-            self.guarded(action, |run| run.perform(action))?;
+            let noted = note(comm, action);
+            let done = self.guarded(action, |run| run.perform(action));
+            noted.into_iter().for_each(|(recorder, number)| {
+                recorder.ended(number, None, done.as_ref().err().map(ToString::to_string));
+            });
+            done?;
             self.forget(action);
             self.held.remove(&Some(action));
             let ended = Instant::now();
@@ -184,6 +191,13 @@ impl<'a, S: Stages> ScheduleRun<'a, S> {
             ActionKind::RecvBackward => self.receive_backward(action),
         }
     }
+}
+
+/// Tells the flight recorder that an action begins.
+fn note(comm: &Comm, Action { stage, kind, micro_batch }: Action) -> Option<(&FlightRecorder, u64)> {
+    let recorder = comm.flight_recorder()?;
+    let (what, site) = (What::Action { stage, micro_batch }, Location::caller());
+    Some((recorder, recorder.started(Operation { kind: kind.name(), what, site })))
 }
 
 /// Lookups.

@@ -52,6 +52,21 @@ impl ActionKind {
         ActionKind::RecvBackward,
     ];
 
+    /// Its name in timelines.
+    pub const fn name(self) -> &'static str {
+        match self {
+            ActionKind::Forward => "forward",
+            ActionKind::Backward => "backward",
+            ActionKind::Input => "backward of inputs",
+            ActionKind::Weight => "backward of weights",
+            ActionKind::Update => "update",
+            ActionKind::SendForward => "send output",
+            ActionKind::RecvForward => "receive input",
+            ActionKind::SendBackward => "send gradient",
+            ActionKind::RecvBackward => "receive gradient",
+        }
+    }
+
     /// Whether it adds gradients of weights.
     pub(crate) fn adds(self) -> bool {
         matches!(self, ActionKind::Backward | ActionKind::Weight)

@@ -91,7 +91,7 @@ const calls = { title: "Calls", value: (row) => row.calls, text: (row) => groupe
 const time = { title: "Time", value: (row) => row.ms, text: (row) => duration(row.ms), total: (rows) => duration(sum(rows, (row) => row.ms)) };
 const moved = { title: "Bytes", value: (row) => row.bytes, text: (row) => bytes(row.bytes), total: (rows) => bytes(sum(rows, (row) => row.bytes)) };
 
-function drawCollectives(body, { collectives }) {
+function drawCollectives(body, { collectives, waited_for }) {
   const fields = ["calls", "bytes", "ms"];
   const among = collectives.some(({ group }) => group);
   const each = { title: "Time a call", value: (row) => row.ms / row.calls, text: (row) => (row.calls ? duration(row.ms / row.calls) : "") };
@@ -105,10 +105,11 @@ function drawCollectives(body, { collectives }) {
   const ranks = new Table([
     { title: "Rank", kind: "text", value: (row) => String(row.rank).padStart(9), text: (row) => `rank ${row.rank}` },
     calls, moved, time,
+    ...(waited_for.length ? [{ title: "Waited for", value: (row) => waited_for[row.rank], text: (row) => `${(100 * waited_for[row.rank]).toFixed(1)} %` }] : []),
   ], 0, "Communication by rank");
   const byRank = together(collectives, ({ rank }) => rank, fields);
   body.append(
-    h("p", { class: "about" }, "Calls of the whole run. Time is from a call's start until its tensors are free again, so it includes waiting for others."),
+    h("p", { class: "about" }, "Calls of the whole run. Time is from a call's start until its tensors are free again, so it includes waiting for others. A rank is waited for in the share of time that the other ranks, on average, waited for it last."),
     h("div", { class: "tables" },
       h("div", {}, h("h3", {}, "By kind"), rankSelect(collectives, show) ?? "", show(null)),
       h("div", {}, h("h3", {}, "By rank"), ranks.show(byRank))),
