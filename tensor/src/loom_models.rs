@@ -29,7 +29,8 @@ mod storage {
 
         /// The elements, unless there is a writer. A storage would wait, which a model of all interleavings cannot.
         fn read(&self, token: u32) -> Option<u32> {
-            let there = self.users.enter_reader(token) || self.users.enter(&|users| users.and_reader(token), false);
+            let there =
+                self.users.enter_reader(token) || self.users.enter(&|users| users.and_reader(token), false);
             // SAFETY: no thread writes, or loom reports it.
             let read = there.then(|| self.elements.with(|elements| unsafe { *elements }))?;
             self.users.leave(Users::reader(token));
@@ -84,6 +85,29 @@ mod storage {
             let read = readers.map(|reader| reader.join().unwrap());
             assert!(wrote || read.iter().all(|read| *read == Some(0)), "{wrote} {read:?}");
             assert!(model.write(3), "all have left");
+        });
+    }
+
+    #[test]
+    fn values_on_their_way_are_read_when_they_are_here() {
+        loom::model(|| {
+            let model = Model::new(1);
+            model.users.begin_arrival();
+            let brings = thread::spawn({
+                let model = model.clone();
+                move || {
+                    // A reader that is just trying goes away.
+                    while !model.users.enter(&|users| users.and_writer(1), true) {
+                        thread::yield_now();
+                    }
+                    model.change();
+                    model.users.leave(Users::writer(1));
+                    model.users.end_arrival();
+                }
+            });
+            assert!(model.read(2).is_none_or(|read| read == 1));
+            brings.join().unwrap();
+            assert_eq!(model.read(2), Some(1));
         });
     }
 

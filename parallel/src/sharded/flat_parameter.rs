@@ -6,6 +6,7 @@
 //! ```
 
 use std::ops::Range;
+use std::sync::{Arc, OnceLock};
 
 use phalanx_kernels as kernels;
 use phalanx_kernels::optim::optim_state_dtype;
@@ -14,10 +15,9 @@ use phalanx_tensor::{Category, Context, DType, Device, Dims, HostMemory, Pending
 
 use super::gradients::Gradients;
 use super::offload::{Offload, OffloadStreams};
-use super::refresh::Refresh;
 use super::{Cuts, ZeroConfig, ZeroStage};
 use crate::Result;
-use crate::comm::{Comm, Pending};
+use crate::comm::{self, Comm, Pending};
 
 pub(super) use super::gradients::ReduceScatter;
 
@@ -69,8 +69,8 @@ pub(super) struct FlatParameter {
     pub(super) full: Option<Tensor>,
     /// The all-gather under way.
     pub(super) unsharding: Option<Pending>,
-    /// Updated values on their way into `full`.
-    pub(super) refresh: Option<Refresh>,
+    /// While updated values are on their way into `full`: the error, if they do not come.
+    pub(super) refresh: Option<Arc<OnceLock<comm::Error>>>,
     /// The shard's version that `full` has.
     pub(super) unsharded_version: u64,
     /// The version of `full` when it was gathered, if it is kept apart from the shard.

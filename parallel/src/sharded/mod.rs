@@ -12,6 +12,7 @@
 //! zero (the wrapper) ──► core (state) ──► flat_parameter ──► cuts (which elements a rank owns; pure), config
 //!   │  └─ wrap: makes it of a model          ▲                  ▲
 //!   ├──► state_dict, local_state, norm    unshard ──► order   gradients: when values are gathered and freed, when gradients are sent
+//!   │                                     refresh: how updated values come to ranks that keep all
 //! ```
 //!
 //! | of a parameter's bytes  | every rank keeps                        | and sends a step, of the parameters' bytes |

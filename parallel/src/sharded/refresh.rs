@@ -21,9 +21,6 @@ use super::unshard::ROOT;
 use crate::Result;
 use crate::comm::{self, Pending};
 
-/// The error of an all-gather whose values are on their way into the buffer of all values, if they do not come.
-pub(super) type Refresh = Arc<OnceLock<comm::Error>>;
-
 impl ZeroCore {
     /// After an update: gives all ranks the new shards where every rank keeps all values, and reshards the rest. All ranks take
     /// part, whether or not they have updated anything, since a rank does not know about the others.

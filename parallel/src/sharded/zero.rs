@@ -231,10 +231,13 @@ impl Zero {
     }
 
     /// To be called by all ranks after the optimizer's step: gives all ranks the updated shards (in ZeRO-1 and 2). Until then a
-    /// forward pass is an error.
+    /// forward pass is an error. It returns while the values are on their way: each unit's are waited for before the unit computes, and
+    /// by every other code that reads or writes the model's tensors.
     ///
     /// # Errors
-    /// If a later wrapper has the model, or as [`crate::comm::Pending::wait`].
+    /// If a later wrapper has the model, or as [`crate::comm::Pending::wait`] of this update or, where all ranks keep all values, of the
+    /// one before. If values do not come after this has returned, what reads them returns
+    /// [`NotArrived`](phalanx_tensor::Error::NotArrived).
     pub fn updated(&self) -> Result<()> {
         self.check_not_replaced()?;
         self.core.updated(false)

@@ -236,7 +236,10 @@ fn run(stage: Option<ZeroStage>, reader: Reader, steps: u64) -> Vec<Vec<Vec<Vec<
 fn what_reads_values_on_their_way_reads_those_of_ddp() {
     for (name, reader) in READERS {
         let wanted = run(None, *reader, STEPS);
-        assert!(wanted[0][0] != wanted[0][1] && !wanted[0][0].is_empty(), "{name}: steps change what is read");
+        assert!(
+            wanted[0][0] != wanted[0][1] && !wanted[0][0].is_empty(),
+            "{name}: steps change what is read"
+        );
         for stage in STAGES {
             assert!(run(Some(stage), *reader, STEPS) == wanted, "{name}, {stage:?}");
         }
@@ -249,7 +252,11 @@ fn a_wrapper_that_is_dropped_leaves_values_on_their_way() {
     let readers: [Reader; 3] = [
         |t| {
             drop(t.wrapper.take());
-            t.model.parameters().iter().map(|p| Ok(p.leaves()[0].var().mul_scalar(2.0)?.tensor().to_bytes()?)).collect()
+            t.model
+                .parameters()
+                .iter()
+                .map(|p| Ok(p.leaves()[0].var().mul_scalar(2.0)?.tensor().to_bytes()?))
+                .collect()
         },
         |t| {
             drop(t.wrapper.take());

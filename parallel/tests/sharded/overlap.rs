@@ -285,7 +285,9 @@ fn without_prefetch_no_gather_is_started_before_its_unit() {
 /// which they are registered.
 #[test]
 fn after_an_update_each_units_values_come_while_the_unit_before_computes() {
-    for (stage, reversed) in [ZeroStage::Optimizer, ZeroStage::Gradients].map(|s| [(s, false), (s, true)]).concat() {
+    for (stage, reversed) in
+        [ZeroStage::Optimizer, ZeroStage::Gradients].map(|s| [(s, false), (s, true)]).concat()
+    {
         let ended = |k: usize| [(k + 2).min(UNITS), 0];
         let overlapping: Vec<Calls> = (0..UNITS).map(ended).collect();
         let wanted: Vec<[Calls; 2]> = overlapping.iter().map(|calls| [[UNITS, 0], *calls]).collect();

@@ -19,7 +19,6 @@ mod product;
 
 use std::ops::{Deref, DerefMut};
 
-use crate::storage::arrival::wait_for_all;
 use crate::{Context, Device, Error, Result};
 
 pub use args::{Args, DevicePointer, Scratch};
@@ -243,7 +242,7 @@ impl Graph {
     /// If `work` fails or does what cannot be captured, or `device` is no GPU.
     pub fn capture(device: Device, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         // The capture cannot wait.
-        wait_for_all(device, "capture")?;
+        device.await_arrivals("capture")?;
         let graph = phalanx_cuda::Graph::capture(device.gpu()?, Context::current().rng.step, work);
         Ok(Graph(graph.map_err(Error::of_gpu)??, device))
     }
@@ -254,7 +253,7 @@ impl Graph {
     /// # Errors
     /// If the device is lost, or such values do not come.
     pub fn launch(&mut self, step: u64) -> Result<()> {
-        wait_for_all(self.1, "launch")?;
+        self.1.await_arrivals("launch")?;
         self.0.launch(step).map_err(Error::of_gpu)
     }
 }

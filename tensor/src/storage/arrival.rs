@@ -1,4 +1,4 @@
-//! Values on their way into a storage: [`Tensor::arriving`] marks the storage, and every guard on it waits for them first. So a collective
+//! Values on their way into a storage: `Tensor::arriving` marks the storage, and every guard on it waits for them first. So a collective
 //! may fill a tensor while the program goes on, and code that reads the tensor, by whatever handle, never sees the values from before.
 //!
 //! ```text
@@ -12,12 +12,11 @@ use std::cell::Cell;
 use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use phalanx_cuda::leave_lanes;
+use phalanx_cuda::{GpuEvent, leave_lanes};
 
 use super::Storage;
-use crate::cuda::GpuEvent;
 use crate::sync::lock;
-use crate::{Device, Error, Result, Tensor};
+use crate::{Device, Error, Result};
 
 /// Values on their way into a storage.
 #[derive(Clone)]
@@ -43,69 +42,6 @@ enum State {
 /// Waits for values, or says why they do not come.
 type Wait = Box<dyn FnOnce() -> std::result::Result<(), String> + Send>;
 
-/// The values of a tensor.
-impl Tensor {
-    /// Marks the storage, and lets `start` begin to bring values into it. What `start` returns waits until they are here, or says why they
-    /// do not come: the first thread that takes a guard on the storage calls it, and others wait meanwhile. If the values do not come,
-    /// every guard is refused with [`Error::NotArrived`] from then on. The version goes up once, at the start. `start` is
-    /// [`delivering`]; other threads that bring the values say so.
-    ///
-    /// On a GPU the waiting makes this thread's later work come after the values. It is done in the device's own stream, and a lane that the
-    /// reader has entered comes after that.
-    ///
-    /// ```
-    /// use phalanx_tensor::{DType, Device, Tensor, delivering};
-    /// let x = Tensor::zeros(&[1], DType::F32, Device::CPU)?;
-    /// let mut target = x.clone();
-    /// x.arriving(|| {
-    ///     let bringing = std::thread::spawn(move || {
-    ///         let _delivering = delivering();
-    ///         target.copy_from(&Tensor::from_slice(&[5f32], &[1], Device::CPU)?)
-    ///     });
-    ///     move || bringing.join().unwrap().map_err(|error| error.to_string())
-    /// })?;
-    /// assert_eq!(x.item::<f32>()?, 5.0);
-    /// # Ok::<(), phalanx_tensor::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    /// If values that were on their way before do not come.
-    pub fn arriving<W>(&self, start: impl FnOnce() -> W) -> Result<()>
-    where
-        W: FnOnce() -> std::result::Result<(), String> + Send + 'static,
-    {
-        self.arrived("arriving")?;
-        let arrival = Arrival::default();
-        let (mut state, storage) = (lock(&arrival.0), self.storage());
-        lock(&ARRIVING).push((address(storage), storage.device(), arrival.clone()));
-        storage.users.begin_arrival();
-        storage.bump_version();
-        let _delivering = delivering();
-        *state = State::OnTheWay(Box::new(start()));
-        Ok(())
-    }
-
-    /// Waits for values that are on their way into the storage, if there are any that this thread does not bring, for the operation
-    /// `op`.
-    ///
-    /// # Errors
-    /// If they do not come.
-    pub fn arrived(&self, op: &'static str) -> Result<()> {
-        let storage = self.storage();
-        while storage.users.now().is_arriving() && !is_delivering() {
-            wait(storage, op)?;
-        }
-        Ok(())
-    }
-
-    /// Whether values that were on their way did not come, so that it has none.
-    pub fn has_not_arrived(&self) -> bool {
-        let storage = self.storage();
-        storage.users.now().is_arriving()
-            && find(storage).is_some_and(|arrival| matches!(*lock(&arrival.0), State::Failed(_)))
-    }
-}
-
 /// The marked storages, by their addresses.
 static ARRIVING: Mutex<Vec<(usize, Device, Arrival)>> = Mutex::new(Vec::new());
 
@@ -128,17 +64,51 @@ pub(super) fn forget(storage: &Storage) {
     drop(entry);
 }
 
+impl Storage {
+    /// See `Tensor::arriving`.
+    pub(crate) fn begin_arrival<W>(&self, start: impl FnOnce() -> W) -> Result<()>
+    where
+        W: FnOnce() -> std::result::Result<(), String> + Send + 'static,
+    {
+        self.await_arrival("arriving")?;
+        let arrival = Arrival::default();
+        let mut state = lock(&arrival.0);
+        lock(&ARRIVING).push((address(self), self.device(), arrival.clone()));
+        self.users.begin_arrival();
+        self.bump_version();
+        let _delivering = delivering();
+        *state = State::OnTheWay(Box::new(start()));
+        Ok(())
+    }
+
+    /// See `Tensor::arrived`.
+    pub(crate) fn await_arrival(&self, op: &'static str) -> Result<()> {
+        while self.users.now().is_arriving() && !is_delivering() {
+            wait(self, op)?;
+        }
+        Ok(())
+    }
+
+    /// See `Tensor::has_not_arrived`.
+    pub(crate) fn arrival_has_failed(&self) -> bool {
+        let failed = |arrival: Arrival| matches!(*lock(&arrival.0), State::Failed(_));
+        self.users.now().is_arriving() && find(self).is_some_and(failed)
+    }
+}
+
 /// Waits for the values that are on their way into a storage, if there are any.
 #[cold]
 pub(super) fn wait(storage: &Storage, op: &'static str) -> Result<()> {
     find(storage).map_or(Ok(()), |arrival| arrival.wait(storage, op))
 }
 
-/// Waits for all values that are on their way into a device's tensors: a captured graph reads and writes them without guards.
-pub(crate) fn wait_for_all(device: Device, op: &'static str) -> Result<()> {
-    let all: Vec<Arrival> =
-        lock(&ARRIVING).iter().filter(|(_, of, _)| *of == device).map(|(.., arrival)| arrival.clone()).collect();
-    all.iter().try_for_each(|arrival| arrival.come(device, op).map(drop))
+impl Device {
+    /// Waits for all values that are on their way into its tensors: a captured graph reads and writes them without guards.
+    pub(crate) fn await_arrivals(self, op: &'static str) -> Result<()> {
+        let all = lock(&ARRIVING).clone();
+        let mut here = all.iter().filter(|(_, device, _)| *device == self);
+        here.try_for_each(|(.., arrival)| arrival.come(self, op).map(drop))
+    }
 }
 
 /// Makes this thread's work for a GPU come after what the GPU's own stream has been given.
@@ -147,9 +117,9 @@ fn follow_own_stream(device: Device) -> Result<()> {
         return Ok(());
     }
     let own = leave_lanes();
-    let point = GpuEvent::record(device.gpu()?)?;
+    let point = GpuEvent::record(device.gpu()?);
     drop(own);
-    point.order_here()
+    point.and_then(|point| point.order_here()).map_err(Error::of_gpu)
 }
 
 impl Arrival {
@@ -207,5 +177,81 @@ pub struct Delivering {
 impl Drop for Delivering {
     fn drop(&mut self) {
         DELIVERING.set(self.before);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Sender, channel};
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Tensor;
+
+    /// A tensor of 1 into which 2 is on its way: it comes, or fails to, when something is sent.
+    fn promised() -> (Tensor, Sender<std::result::Result<(), String>>) {
+        let x = Tensor::from_slice(&[1f32], &[1], Device::CPU).unwrap();
+        let ((bring, brought), mut target) = (channel::<std::result::Result<(), String>>(), x.clone());
+        x.arriving(|| {
+            let bringing = std::thread::spawn(move || {
+                let _delivering = delivering();
+                brought.recv().unwrap()?;
+                target.copy_from(&Tensor::from_slice(&[2f32], &[1], Device::CPU).unwrap()).unwrap();
+                Ok(())
+            });
+            move || bringing.join().unwrap()
+        })
+        .unwrap();
+        (x, bring)
+    }
+
+    #[test]
+    fn readers_and_writers_wait_for_values_on_their_way() {
+        let (x, bring) = promised();
+        let version = x.version();
+        std::thread::scope(|scope| {
+            let readers = [(); 3].map(|()| scope.spawn(|| x.narrow(0, 0, 1).unwrap().item::<f32>().unwrap()));
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(readers.iter().all(|reader| !reader.is_finished()));
+            bring.send(Ok(())).unwrap();
+            readers.into_iter().for_each(|reader| assert_eq!(reader.join().unwrap(), 2.0));
+        });
+        assert_eq!(x.version(), version, "the version has gone up before");
+        assert!(find(x.storage()).is_none());
+        let (mut x, bring) = promised();
+        bring.send(Ok(())).unwrap();
+        x.write::<f32>("double").unwrap().iter_mut().for_each(|x| *x *= 2.0);
+        assert_eq!(x.item::<f32>().unwrap(), 4.0);
+        // The next values wait for those before.
+        x.arriving(|| || Ok(())).unwrap();
+        x.arriving(|| || Ok(())).unwrap();
+        x.arrived("test").unwrap();
+        assert_eq!(x.item::<f32>().unwrap(), 4.0);
+    }
+
+    #[test]
+    fn values_that_do_not_come_are_an_error_of_every_guard() {
+        let (mut x, bring) = promised();
+        assert!(!x.has_not_arrived());
+        bring.send(Err("rank 1 is lost".into())).unwrap();
+        let wanted = "to_vec: the tensor's values were on their way and have not come: rank 1 is lost";
+        for _ in 0..2 {
+            assert_eq!(x.to_vec::<f32>().unwrap_err().to_string(), wanted);
+        }
+        let view = x.clone();
+        assert!(matches!(x.write::<f32>("double"), Err(Error::NotArrived { op: "double", .. })));
+        assert!(view.has_not_arrived() && view.arriving(|| || Ok(())).is_err());
+    }
+
+    #[test]
+    fn a_storage_that_is_dropped_leaves_nothing_behind() {
+        let (x, bring) = promised();
+        let at = address(x.storage());
+        bring.send(Err("lost".into())).unwrap();
+        x.arrived("test").unwrap_err();
+        let listed = || lock(&ARRIVING).iter().any(|(of, ..)| *of == at);
+        assert!(listed());
+        drop(x);
+        assert!(!listed());
     }
 }

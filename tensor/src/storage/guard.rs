@@ -182,7 +182,6 @@ impl Users {
         self.count() & (Users::WRITER | Users::ARRIVING) != 0
     }
 
-
     /// The number that a reader adds.
     #[inline]
     pub(crate) fn reader(token: u32) -> u64 {

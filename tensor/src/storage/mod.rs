@@ -22,8 +22,8 @@ use crate::resources::State;
 use crate::sync::lock;
 use crate::{Category, Context, Device, Error, HostMemory, Layout, Result};
 
-use guard::{Handles, Hold, InUse, Users, token};
 pub use arrival::{Delivering, delivering};
+use guard::{Handles, Hold, InUse, Users, token};
 pub use guard::{Read, Write};
 
 /// How long a guard waits for another thread's.

@@ -257,3 +257,52 @@ impl Tensor {
         if fits { Ok(()) } else { Err(refuse(op, stored, wanted)) }
     }
 }
+
+/// Values on their way.
+impl Tensor {
+    /// Marks the storage, and lets `start` begin to bring values into it. What `start` returns waits until they are here, or says why they
+    /// do not come: the first thread that takes a guard on the storage calls it, and others wait meanwhile. If the values do not come,
+    /// every guard is refused with [`Error::NotArrived`] from then on. The version goes up once, at the start. `start` is
+    /// [`delivering`](crate::delivering); other threads that bring the values say so.
+    ///
+    /// On a GPU the waiting makes this thread's later work come after the values. It is done in the device's own stream, and a lane that the
+    /// reader has entered comes after that.
+    ///
+    /// ```
+    /// use phalanx_tensor::{DType, Device, Tensor, delivering};
+    /// let x = Tensor::zeros(&[1], DType::F32, Device::CPU)?;
+    /// let mut target = x.clone();
+    /// x.arriving(|| {
+    ///     let bringing = std::thread::spawn(move || {
+    ///         let _delivering = delivering();
+    ///         target.copy_from(&Tensor::from_slice(&[5f32], &[1], Device::CPU)?)
+    ///     });
+    ///     move || bringing.join().unwrap().map_err(|error| error.to_string())
+    /// })?;
+    /// assert_eq!(x.item::<f32>()?, 5.0);
+    /// # Ok::<(), phalanx_tensor::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If values that were on their way before do not come.
+    pub fn arriving<W>(&self, start: impl FnOnce() -> W) -> Result<()>
+    where
+        W: FnOnce() -> std::result::Result<(), String> + Send + 'static,
+    {
+        self.storage.begin_arrival(start)
+    }
+
+    /// Waits for values that are on their way into the storage, if there are any that this thread does not bring, for the operation
+    /// `op`.
+    ///
+    /// # Errors
+    /// If they do not come.
+    pub fn arrived(&self, op: &'static str) -> Result<()> {
+        self.storage.await_arrival(op)
+    }
+
+    /// Whether values that were on their way did not come, so that it has none.
+    pub fn has_not_arrived(&self) -> bool {
+        self.storage.arrival_has_failed()
+    }
+}
