@@ -3,6 +3,9 @@
 
 #[path = "../../parallel/tests/comm/port.rs"]
 mod port;
+#[cfg(unix)]
+#[path = "launched/replaced.rs"]
+mod replaced;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +17,9 @@ use phalanx_nn::models::{GptConfig, ModelConfig, save_model};
 use phalanx_parallel::hybrid::decoder;
 use phalanx_tensor::{DType, Device, Tensor};
 use phalanx_train::data::TensorDataset;
-use phalanx_train::{Config, Error, MeshRank, Replay, Result, Settings, Trainer, keyed, numbers_in, start};
+use phalanx_train::{
+    Callback, Config, Error, Event, MeshRank, Replay, Result, Settings, Trainer, keyed, numbers_in, start,
+};
 
 use port::free_port;
 
@@ -49,6 +54,18 @@ fn child() {
     }
 }
 
+/// Prints what a run does otherwise than it was asked to.
+struct Notices;
+
+impl Callback for Notices {
+    fn event(&mut self, event: &Event<'_>) -> Result<()> {
+        if let Event::Notice { text, .. } = event {
+            println!("\nnotice: {text}");
+        }
+        Ok(())
+    }
+}
+
 fn train() -> Result<()> {
     let flags = std::env::var("FLAGS").unwrap();
     let weights = std::env::var_os("WEIGHTS").map(PathBuf::from);
@@ -69,7 +86,8 @@ fn train() -> Result<()> {
             let part = |rank: &MeshRank| {
                 Ok(decoder(&model(), &config.layout, &rank.groups, &rank.scope(&config), weights.as_deref())?)
             };
-            let trainer = Trainer::new(config.clone()).settings("launched", &settings);
+            println!("\nprocess {}", std::process::id());
+            let trainer = Trainer::new(config.clone()).settings("launched", &settings).callback(Notices);
             let mut trainer = trainer.in_process_group(process).data(data.clone());
             if let Some(by) = validated {
                 trainer = trainer.validation(TensorDataset::new(vec![rows(by)?, rows(by + 1)?])?);
