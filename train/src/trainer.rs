@@ -421,7 +421,7 @@ impl Trainer {
         let periods: Vec<u64> = hooks.iter().map(|(steps, _)| *steps).collect();
         let given = self.held.clone();
         let run = |process: Option<&Rank>| {
-            let again = false;
+            let again = process.is_some_and(|rank| rank.epoch() > 0);
             let held = given.clone().unwrap_or_else(|| match process {
                 Some(_) => MemoryCheckpoints::of_process(),
                 None => MemoryCheckpoints::default(),

@@ -3,6 +3,9 @@
 
 #[path = "../../parallel/tests/comm/port.rs"]
 mod port;
+#[cfg(unix)]
+#[path = "launched/replaced.rs"]
+mod replaced;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -16,7 +19,8 @@ use phalanx_parallel::hybrid::decoder;
 use phalanx_tensor::{DType, Device, Tensor};
 use phalanx_train::data::{Dataset, TensorDataset, TokenFile, TokenWindows, Width};
 use phalanx_train::{
-    Config, Error, MeshRank, Replay, Result, Settings, Trainer, keyed, numbers_in, start, stop_on_signals,
+    Callback, Config, Error, Event, MeshRank, Replay, Result, Settings, Trainer, keyed, numbers_in, start,
+    stop_on_signals,
 };
 
 use port::free_port;
@@ -54,6 +58,18 @@ fn child() {
     }
 }
 
+/// Prints what a run does otherwise than it was asked to.
+struct Notices;
+
+impl Callback for Notices {
+    fn event(&mut self, event: &Event<'_>) -> Result<()> {
+        if let Event::Notice { text, .. } = event {
+            println!("\nnotice: {text}");
+        }
+        Ok(())
+    }
+}
+
 fn train() -> Result<()> {
     let flags = std::env::var("FLAGS").unwrap();
     if let Some(directory) = std::env::var_os("DIRECTORY") {
@@ -80,7 +96,8 @@ fn train() -> Result<()> {
             let part = |rank: &MeshRank| {
                 Ok(decoder(&model(), &config.layout, &rank.groups, &rank.scope(&config), weights.as_deref())?)
             };
-            let trainer = Trainer::new(config.clone()).settings("launched", &settings);
+            println!("\nprocess {}", std::process::id());
+            let trainer = Trainer::new(config.clone()).settings("launched", &settings).callback(Notices);
             let mut trainer = trainer.in_process_group(process).data(data.clone()).stop_when(stop_on_signals()?);
             if std::env::var_os("AT_END").is_some() {
                 trainer = trainer.at_end(|_| {

@@ -1,0 +1,91 @@
+//! Processes that are killed and replaced by the launcher: the others go on in their place with the new one, with the losses of an
+//! undisturbed run.
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+const STEPS: usize = 40;
+
+/// `phalanx-launch`, which is built if need be.
+fn launcher() -> Command {
+    let mut build = Command::new(env!("CARGO"));
+    build.args(["build", "--quiet", "--package", "phalanx-launch"]).current_dir(env!("CARGO_MANIFEST_DIR"));
+    if !cfg!(debug_assertions) {
+        build.arg("--release");
+    }
+    assert!(build.status().unwrap().success(), "the launcher builds");
+    let test = std::env::current_exe().unwrap();
+    Command::new(test.parent().and_then(Path::parent).unwrap().join("phalanx-launch"))
+}
+
+/// The lines of a rank's output that begin in this way, without the beginning.
+fn said(logs: &str, rank: usize, begin: &str) -> Vec<String> {
+    let text = fs::read_to_string(format!("{logs}/rank{rank}/stdout.log")).unwrap_or_default();
+    text.lines().filter_map(|line| Some(line.split_once(begin)?.1.to_string())).collect()
+}
+
+/// Runs ranks under the launcher and kills each of `victims`, one after the other, when so many steps are recorded. The run ends by itself,
+/// with the bits of the run that nothing disturbs; the victims alone get new processes. Returns the notices.
+fn survives(flags: &str, ranks: usize, victims: &[(usize, usize)]) -> Vec<String> {
+    let folder = Folder::new(&format!("replaced-{ranks}-{}", victims[0].0));
+    let [plain, out, logs] = ["plain", "out", "logs"].map(|name| folder.path(name));
+    let flags = format!("{flags} --steps {STEPS}");
+    let losses = |out: &str| numbers_in(&Path::new(out).join("metrics.jsonl"), "loss");
+    assert_eq!(outcomes(&vec![rank(format!("{flags} --out {plain}")); ranks]), vec!["well"; ranks]);
+    let mut command = launcher();
+    command.args(["-n", &ranks.to_string(), "--max-restarts", "2", "--backoff", "0.05", "--quiet"]);
+    command.args(["--log-dir", &logs]).arg(std::env::current_exe().unwrap());
+    command.args(["child", "--exact", "--ignored", "--nocapture"]);
+    command.env("FLAGS", format!("{flags} --out {out}")).stdout(Stdio::null()).stderr(Stdio::piped());
+    let (mut run, end) = (command.spawn().unwrap(), Instant::now() + Duration::from_secs(50));
+    for (victim, steps) in victims {
+        while losses(&out).len() < *steps {
+            assert!(Instant::now() < end && run.try_wait().unwrap().is_none(), "{:?}", losses(&out));
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let process = said(&logs, *victim, "process ").pop().unwrap();
+        assert!(Command::new("kill").args(["-9", &process]).status().unwrap().success());
+    }
+    while run.try_wait().unwrap().is_none() {
+        if Instant::now() > end {
+            run.kill().unwrap();
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let output = run.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!((losses(&out).len(), losses(&out)), (STEPS, losses(&plain)));
+    for rank in 0..ranks {
+        let processes: BTreeSet<String> = said(&logs, rank, "process ").into_iter().collect();
+        let killed = victims.iter().filter(|(victim, _)| *victim == rank).count();
+        assert_eq!(processes.len(), 1 + killed, "rank {rank}: {processes:?}");
+    }
+    said(&logs, 0, "notice: ")
+}
+
+/// The step from which the run goes on is the last recorded one, or the one before.
+fn check(notice: &str, victim: usize, steps: usize) {
+    let (begin, rest) = notice.split_once("goes on from step ").unwrap_or_else(|| panic!("{notice}"));
+    assert_eq!(begin, format!("rank {victim} was replaced; the run "));
+    let (from, holder) = rest.split_once(", held by rank ").unwrap_or_else(|| panic!("{notice}"));
+    assert_eq!(holder, (1 - victim).to_string());
+    assert!(from.parse::<usize>().unwrap() + 1 >= steps, "{notice}, {steps}");
+}
+
+#[test]
+fn a_killed_process_is_replaced_and_no_step_is_lost() {
+    for flags in ["--dp 2", "--tp 2"] {
+        let victims = [(1, 7), (0, 19)];
+        let notices = survives(flags, 2, &victims);
+        // Rank 0 says both: the first process, and the one that takes its place.
+        assert_eq!(notices.len(), 2, "{notices:?}");
+        notices.iter().zip(victims).for_each(|(notice, (victim, steps))| check(notice, victim, steps));
+    }
+}
+
+#[test]
+fn shards_of_a_killed_process_are_with_its_partner() {
+    let notices = survives("--dp 2 --zero 3", 2, &[(0, 11)]);
+    check(&notices[0], 0, 11);
+}
