@@ -306,10 +306,13 @@ impl Running<'_> {
             }
             let now = Instant::now();
             for (_, fault, act) in due.extract_if(.., |(at, ..)| *at <= now).collect::<Vec<_>>() {
-                // Ranks may make a connection anew before the first step.
-                let is_harmless =
-                    fault.guilty(2).is_empty() || matches!(act, Act::Cut(_)) && self.folder.steps() == 0;
-                if self.bring(fault, act) && !is_harmless && !self.is_launched {
+                // Ranks may make a connection anew before the first step, and an interrupted run ends its step and saves.
+                let is_final = match fault {
+                    Fault::Cut(_) => self.folder.steps() > 0,
+                    Fault::Interrupt(..) => false,
+                    _ => !fault.guilty(2).is_empty(),
+                };
+                if self.bring(fault, act) && is_final && !self.is_launched {
                     deadline = deadline.min(now + TIMEOUT + MARGIN);
                 }
             }
