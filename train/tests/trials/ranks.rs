@@ -21,7 +21,7 @@ use crate::trial::{Fault, LAYOUTS, Moment};
 /// for others to end as well.
 const MARGIN: Duration = Duration::from_secs(6);
 /// How long a run may take to which nothing happens.
-const UNDISTURBED: Duration = Duration::from_secs(90);
+const UNDISTURBED: Duration = Duration::from_secs(180);
 
 /// The files of a trial.
 pub struct Folder {
