@@ -118,8 +118,7 @@ fn judge(faults: &Faults, ended: &Ended, steps: u64) -> Vec<String> {
     // A rank that a signal ends before it listens to signals is like one that is killed.
     let interrupted = ended.met.iter().any(|fault| matches!(fault, Fault::Interrupt(..)));
     if failed.is_empty() {
-        let all_killed = survivors.is_empty();
-        if steps != STEPS && !interrupted && !all_killed && complaints.is_empty() {
+        if steps != STEPS && !interrupted && !survivors.is_empty() && complaints.is_empty() {
             complaints.push(format!("the run ends well after {steps} steps of {STEPS}"));
         }
         return complaints;
@@ -132,9 +131,9 @@ fn judge(faults: &Faults, ended: &Ended, steps: u64) -> Vec<String> {
     if messages.is_empty() {
         complaints.push("no rank says what went wrong".to_string());
     }
+    let causes: Vec<&str> = met.iter().flat_map(causes).collect();
     for (rank, message) in &messages {
         let blamed = blamed(message);
-        let causes: Vec<&str> = met.iter().flat_map(causes).collect();
         // A rank that stood still while the others met finds that they are gone.
         let slept =
             faults.iter().any(|(fault, _)| matches!(fault, Fault::Stop(stopped, None) if stopped == rank));
@@ -148,11 +147,9 @@ fn judge(faults: &Faults, ended: &Ended, steps: u64) -> Vec<String> {
             complaints.push(format!("rank {rank} names neither a rank nor a cause"));
         }
     }
-    complaints.extend(met.iter().filter_map(|fault| unnamed(fault, &messages)).take(if met.len() == 1 {
-        1
-    } else {
-        0
-    }));
+    if let [only] = &met[..] {
+        complaints.extend(unnamed(only, &messages));
+    }
     complaints
 }
 
@@ -186,17 +183,8 @@ fn messages(said: &str) -> impl Iterator<Item = &str> {
 
 /// The ranks that a message says are lost, late, gone or failed.
 fn blamed(message: &str) -> Vec<usize> {
-    const VERBS: [&str; 9] = [
-        " is lost",
-        " did not ",
-        " has ended without",
-        " failed: ",
-        " has gone",
-        " does not begin",
-        " have gone",
-        " was killed",
-        " stopped",
-    ];
+    const VERBS: [&str; 6] =
+        ["is lost", "did not ", "has ended without", "failed: ", "has gone", "does not begin"];
     let mut blamed = Vec::new();
     for (at, _) in message.match_indices("rank") {
         let rest = message[at + 4..].trim_start_matches('s').trim_start_matches(' ').trim_start_matches('[');
@@ -209,7 +197,7 @@ fn blamed(message: &str) -> Vec<usize> {
             what =
                 what.strip_prefix(word).and_then(|rest| rest.split_once(' ')).map_or(what, |(_, rest)| rest);
         }
-        if VERBS.iter().any(|verb| what.starts_with(verb.trim_start())) {
+        if VERBS.iter().any(|verb| what.starts_with(verb)) {
             blamed.extend(numbers);
         }
     }

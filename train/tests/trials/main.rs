@@ -35,7 +35,7 @@ use ranks::launcher;
 use trial::Trial;
 
 /// What the tests of a workspace make of a few seconds.
-const COUNT: u64 = 24;
+const COUNT: u64 = 16;
 /// Trials at a time. Most of their time is waiting.
 const JOBS: u64 = 4;
 

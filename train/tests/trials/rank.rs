@@ -12,7 +12,7 @@ use phalanx_train::{Config, Error, MeshRank, Result, Settings, Trainer, start, s
 pub const STEPS: u64 = 24;
 pub const SAVE_EVERY: u64 = 4;
 /// For collectives and for the start: much longer than a step on a busy machine.
-pub const TIMEOUT: Duration = Duration::from_secs(4);
+pub const TIMEOUT: Duration = Duration::from_secs(if cfg!(debug_assertions) { 6 } else { 4 });
 
 /// The flags of every run.
 pub fn flags() -> String {

@@ -21,7 +21,7 @@ use crate::trial::{Fault, LAYOUTS, Moment};
 /// for others to end as well.
 const MARGIN: Duration = Duration::from_secs(6);
 /// How long a run may take to which nothing happens.
-const UNDISTURBED: Duration = Duration::from_secs(90);
+const UNDISTURBED: Duration = Duration::from_secs(180);
 
 /// The files of a trial.
 pub struct Folder {
@@ -186,7 +186,11 @@ pub fn run(layout: usize, faults: &[(Fault, Moment)], folder: &Folder, how: Star
     let words = if how == Start::Anew { words } else { words + " --resume auto" };
     let log = |number: usize| folder.root.join(format!("{how:?}{number}.log"));
     let processes: Vec<Child> = match how {
-        Start::Launched => vec![launch(ranks, port, &words, &log(0))],
+        Start::Launched => {
+            // A rank may learn of a failure a timeout later than another, and comes to their next meeting so much later.
+            let join = format!("--join-timeout {}", 3 * TIMEOUT.as_secs());
+            vec![launch(ranks, port, &with(&words, &join), &log(0))]
+        }
         _ => (0..ranks).map(|rank| start(rank, ranks, port, &words, faults, &log(rank))).collect(),
     };
     let mut running = Running {
@@ -302,10 +306,13 @@ impl Running<'_> {
             }
             let now = Instant::now();
             for (_, fault, act) in due.extract_if(.., |(at, ..)| *at <= now).collect::<Vec<_>>() {
-                // Ranks may make a connection anew before the first step.
-                let is_harmless =
-                    fault.guilty(2).is_empty() || matches!(act, Act::Cut(_)) && self.folder.steps() == 0;
-                if self.bring(fault, act) && !is_harmless && !self.is_launched {
+                // Ranks may make a connection anew before the first step, and an interrupted run ends its step and saves.
+                let is_final = match fault {
+                    Fault::Cut(_) => self.folder.steps() > 0,
+                    Fault::Interrupt(..) => false,
+                    _ => !fault.guilty(2).is_empty(),
+                };
+                if self.bring(fault, act) && is_final && !self.is_launched {
                     deadline = deadline.min(now + TIMEOUT + MARGIN);
                 }
             }

@@ -181,17 +181,18 @@ impl Trial {
         Trial { number, layout, rounds }
     }
 
-    /// The same for a run under the launcher: one to three faults that end ranks, one after another.
+    /// The same for a run under the launcher: one to three ranks are killed, or lose a connection, one after another.
     pub fn draw_launched(number: u64) -> Trial {
         let mut draws = Draws(!number);
         let layout = draws.below(LAYOUTS.len());
         let ranks = LAYOUTS[layout].ranks;
         let mut fault = |_| {
-            let (fault, moment) = (draws.below(8), draws.moment());
-            let fault = match fault {
-                0 => Fault::Stop(draws.below(ranks), None),
-                1 => Fault::Cut(draws.two(ranks)),
-                2 => Fault::HalfOpen(draws.two(ranks), true),
+            let mut moment = draws.moment();
+            // A process that misses the end of a run comes too late to its next meeting.
+            moment.steps = moment.steps.map(|steps| steps.min(STEPS - SAVE_EVERY));
+            let fault = match draws.below(4) {
+                0 => Fault::Cut(draws.two(ranks)),
+                1 => Fault::HalfOpen(draws.two(ranks), true),
                 _ => Fault::Kill(draws.below(ranks)),
             };
             (fault, moment)
