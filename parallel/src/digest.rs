@@ -112,17 +112,28 @@ fn digest(part: &ShardedTensor) -> Result<u64> {
     let bytes = here.read_bytes("digest")?;
     let bytes = &bytes[here.offset() * size..][..here.numel() * size];
     let negative_zero = if here.dtype().is_float() { 1u64 << (8 * size - 1) } else { 0 };
+    let of_size = match size {
+        1 => sum_of::<1>,
+        2 => sum_of::<2>,
+        4 => sum_of::<4>,
+        _ => sum_of::<8>,
+    };
     let sum = |(from, to, count): (usize, usize, usize)| {
-        let elements = bytes[from * size..(from + count) * size].chunks_exact(size);
-        elements.zip(to as u64..).fold(0u64, |sum, (element, position)| {
-            let mut bits = [0; 8];
-            bits[..size].copy_from_slice(element);
-            let bits = u64::from_le_bytes(bits);
-            let bits = if bits == negative_zero { 0 } else { bits };
-            sum.wrapping_add(mix(mix(position) ^ bits))
-        })
+        of_size(&bytes[from * size..(from + count) * size], to as u64, negative_zero)
     };
     Ok(chunks.into_par_iter().map(sum).reduce(|| 0, u64::wrapping_add))
+}
+
+/// The sum over elements of `SIZE` bytes, the first of which is at `position`.
+fn sum_of<const SIZE: usize>(bytes: &[u8], position: u64, negative_zero: u64) -> u64 {
+    let (elements, _) = bytes.as_chunks::<SIZE>();
+    elements.iter().zip(position..).fold(0u64, |sum, (element, position)| {
+        let mut bits = [0; 8];
+        bits[..SIZE].copy_from_slice(element);
+        let bits = u64::from_le_bytes(bits);
+        let bits = if bits == negative_zero { 0 } else { bits };
+        sum.wrapping_add(mix(mix(position) ^ bits))
+    })
 }
 
 /// A permutation of 64 bits in which each bit depends on all. Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators

@@ -2,8 +2,8 @@
 
 use phalanx_nn::OneDevice;
 use phalanx_nn::models::ModelConfig;
-use phalanx_nn::{AdamW, Group, Optimizer, Parameters, Rule, StepHyperparameters};
-use phalanx_train::{AnyRule, Error, Replay, Replayed, Run, StepDigests};
+use phalanx_nn::{AdamW, Group, Optimizer, Parameter, Parameters, Rule, StepHyperparameters};
+use phalanx_train::{AnyRule, Error, Replay, Replayed, Run, StepDigests, adafactor, lamb, muon};
 
 use super::packed::{CONTEXT, models, packed, part};
 use super::*;
@@ -42,6 +42,25 @@ fn digests_are_those_of_one_rank_under_every_layout() {
     for (dp, pp, zero) in [(2, 1, 0), (2, 1, 1), (2, 1, 2), (2, 1, 3), (2, 2, 0), (2, 2, 3), (2, 3, 1)] {
         let got = digests(config(layout(dp, pp, 2), zero));
         assert_eq!(got, one, "dp {dp}, pp {pp}, ZeRO {zero}");
+    }
+}
+
+/// State that belongs to whole parameters, too.
+#[test]
+fn optimizer_state_of_every_rule_is_alike_on_the_ranks_that_share_it() {
+    for rule in ["muon", "lamb", "adafactor"] {
+        for (dp, zero) in [(2, 0), (2, 1), (2, 3)] {
+            let layout = Layout { dp, ..Layout::default() };
+            let config = Config { steps: 3, check_replicas: 1, validate_every: 0, ..config(layout, zero) };
+            let trainer = Trainer::new(config).data(data()[0].clone());
+            let trainer = trainer.optimizers(move |parameters, lr| match rule {
+                "muon" => muon(parameters, lr, 0.1, Parameter::is_matrix),
+                "lamb" => lamb(parameters, lr, 0.1),
+                _ => adafactor(parameters, lr, 0.1),
+            });
+            let done = trainer.run_layers(layers, loss);
+            assert!(done.is_ok(), "{rule}, ZeRO {zero}: {}", done.unwrap_err());
+        }
     }
 }
 

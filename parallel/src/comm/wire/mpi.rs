@@ -92,7 +92,7 @@ impl Mpi {
             let (kind, world) = (sys::RSMPI_UINT8_T, sys::RSMPI_COMM_WORLD);
             sys::MPI_Isend(start, count, kind, to as c_int, TAG, world, &mut transfer.request)
         };
-        check(code)?;
+        check(code).map_err(|error| lost(to, &error))?;
         self.sends.push(transfer);
         Ok(())
     }
@@ -138,6 +138,11 @@ impl Transfer {
     }
 }
 
+/// The loss of a rank with which MPI cannot exchange a message. Most MPIs end all processes before they say so.
+fn lost(rank: usize, error: &Error) -> Error {
+    Error::Lost { rank, why: error.to_string() }
+}
+
 /// MPI's errors as ours.
 fn check(code: c_int) -> Result<()> {
     if code == 0 {
@@ -166,8 +171,8 @@ impl Wire for Mpi {
         self.assert_thread();
         self.is_flushed();
         self.probe()?;
-        let Some((_, first)) = self.receives.front_mut() else { return Ok(None) };
-        if !first.is_done()? {
+        let Some((from, first)) = self.receives.front_mut() else { return Ok(None) };
+        if !first.is_done().map_err(|error| lost(*from, &error))? {
             return Ok(None);
         }
         let Some((from, transfer)) = self.receives.pop_front() else { return Ok(None) };
