@@ -89,29 +89,6 @@ mod storage {
     }
 
     #[test]
-    fn values_on_their_way_are_read_when_they_are_here() {
-        loom::model(|| {
-            let model = Model::new(1);
-            model.users.begin_arrival();
-            let brings = thread::spawn({
-                let model = model.clone();
-                move || {
-                    // A reader that is just trying goes away.
-                    while !model.users.enter(&|users| users.and_writer(1), true) {
-                        thread::yield_now();
-                    }
-                    model.change();
-                    model.users.leave(Users::writer(1));
-                    model.users.end_arrival();
-                }
-            });
-            assert!(model.read(2).is_none_or(|read| read == 1));
-            brings.join().unwrap();
-            assert_eq!(model.read(2), Some(1));
-        });
-    }
-
-    #[test]
     fn a_sole_handle_writes_untold_and_the_last_one_frees() {
         loom::model(|| {
             let model = Model::new(2);
