@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::ops::Range;
 
 use super::handshake::{Credentials, Guest, Hello, Kind, Session, Step};
+use super::opening::ALL_OR_NONE;
 
 /// Connections that may say who they are at one time. If there are more, the oldest is dropped; a rank among them tries again.
 const GUESTS_MAX: usize = 256;
@@ -28,6 +29,9 @@ pub(super) struct Reception<'a> {
     rank: usize,
     wanted: Range<usize>,
     guests: VecDeque<Guest>,
+    /// Where ranks came from when they came to rank 0, by rank, if they must come from there. Without a secret any process can say that it
+    /// is a rank, but a process of another machine cannot have its address.
+    pub(super) origins: Vec<IpAddr>,
     /// By rank.
     pub(super) arrived: Vec<Option<Arrival>>,
     /// Connections that were dropped.
@@ -45,8 +49,8 @@ impl<'a> Reception<'a> {
     ) -> io::Result<Reception<'a>> {
         listener.set_nonblocking(true)?;
         let arrived = (0..size).map(|_| None).collect();
-        let guests = VecDeque::new();
-        Ok(Reception { listener, known, rank, wanted, guests, arrived, strangers: 0, refused: None })
+        let (guests, origins) = Default::default();
+        Ok(Reception { listener, known, rank, wanted, guests, origins, arrived, strangers: 0, refused: None })
     }
 
     /// The ranks that have not come.
@@ -76,7 +80,10 @@ impl<'a> Reception<'a> {
     fn advance(&mut self, mut guest: Guest) -> Result<(), String> {
         match guest.step(self.known) {
             Step::Wait => self.guests.push_back(guest),
-            Step::Stranger => self.strangers += 1,
+            Step::Stranger(why) => {
+                self.strangers += 1;
+                self.refused = why.or(self.refused.take());
+            }
             Step::Rank(hello, session) => self.enter(hello, session, guest.from)?,
         }
         Ok(())
@@ -88,8 +95,15 @@ impl<'a> Reception<'a> {
         let ours = self.arrived.len();
         let wrong = if size != ours {
             Some(format!("rank {rank} says there are {size} ranks, rank {} says {ours}", self.rank))
+        } else if self.known.tls && !session.stream.has_tls() {
+            Some(format!("rank {rank} came without TLS, which is on at rank {}{ALL_OR_NONE}", self.rank))
         } else if !self.wanted.contains(&rank) {
             Some(format!("rank {rank} came to rank {}, which does not wait for it", self.rank))
+        } else if let Some(origin) = self.origins.get(rank).filter(|origin| differs(**origin, from.ip())) {
+            let (here, from) = (self.rank, from.ip());
+            Some(format!(
+                "rank {rank} came to rank {here} from {from}, and to rank 0 from {origin}: set PHALANX_SECRET"
+            ))
         } else {
             let first = self.arrived[rank].as_ref().filter(|first| first.session.is_alive());
             first.map(|first| format!("two processes say they are rank {rank}, at {} and {from}", first.from))
@@ -118,17 +132,54 @@ impl<'a> Reception<'a> {
     }
 }
 
+/// Whether two addresses are of two machines. One of IPv4 and one of IPv6 may be the same one's.
+fn differs(a: IpAddr, b: IpAddr) -> bool {
+    a.is_ipv4() == b.is_ipv4() && a != b
+}
+
 #[cfg(test)]
 mod tests {
-    use std::net::TcpStream;
+    use std::net::{Ipv4Addr, TcpStream};
+    use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::greet;
+    use crate::rendezvous::dial;
+
+    /// The loopback has more than one address on Linux.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn without_a_secret_a_rank_comes_from_where_it_came_to_rank_0() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let (address, known) = (listener.local_addr().unwrap(), Credentials::default());
+        let mut reception = Reception::new(listener, &known, (1, 3), 2..3).unwrap();
+        reception.origins = vec![Ipv4Addr::LOCALHOST.into(); 3];
+        for last in [2, 1] {
+            let visitor = std::thread::spawn(move || {
+                let (end, hello) =
+                    (Instant::now() + Duration::from_secs(5), Hello { rank: 2, size: 3, port: 1 });
+                let socket = dial(address, Duration::from_secs(5), Some([127, 0, 0, last].into())).unwrap();
+                greet(socket, &hello, &Credentials::default(), end).map(|session| session.is_some())
+            });
+            while !visitor.is_finished() {
+                reception.step().unwrap();
+            }
+            match (last, visitor.join().unwrap()) {
+                (1, met) => assert_eq!(met, Ok(true)),
+                (_, met) => assert_eq!(
+                    met.unwrap_err(),
+                    "rank 2 came to rank 1 from 127.0.0.2, and to rank 0 from 127.0.0.1: set PHALANX_SECRET"
+                ),
+            }
+            assert_eq!(reception.missing().is_empty(), last == 1);
+        }
+    }
 
     #[test]
     fn a_step_ends_while_more_connections_wait() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let known = Credentials { secret: String::new(), job: String::new() };
+        let known = Credentials::default();
         let mut reception = Reception::new(listener, &known, (0, 2), 1..2).unwrap();
         let silent: Vec<TcpStream> =
             (0..TAKEN_MAX + 10).map(|_| TcpStream::connect(address).unwrap()).collect();

@@ -17,9 +17,10 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
-use super::handshake::{CONTENT_MAX, Credentials, GREETING, Hello, Kind, PAUSE, Session, greet};
+use super::handshake::{CONTENT_MAX, Credentials, GREETING, Hello, Kind, Session, greet};
 use super::master::Master;
 use super::reception::{Arrival, Reception};
+use crate::stream::{PAUSE, Stream, VANISHED, detect_vanished};
 use crate::{Error, Result, clean, name_ranks};
 
 /// The longest pause between two attempts to connect, and the longest attempt.
@@ -30,10 +31,10 @@ const REPORT: Duration = Duration::from_secs(10);
 /// Bytes of an address in the table.
 const ADDRESS_MAX: usize = 64;
 
-/// A socket to each other rank, in order of the ranks.
-pub type Sockets = Vec<Option<TcpStream>>;
+/// A connection to each other rank, in order of the ranks.
+pub type Streams = Vec<Option<Stream>>;
 
-/// A socket to every other rank, in order, this one's own place empty. Rank 0 listens at `master`. While ranks are missing, a line on
+/// A connection to every other rank, in order, this one's own place empty. Rank 0 listens at `master`. While ranks are missing, a line on
 /// stderr every ten seconds says which.
 ///
 /// # Errors
@@ -43,7 +44,7 @@ pub fn rendezvous(
     master: &Master,
     known: &Credentials,
     timeout: Duration,
-) -> Result<Sockets> {
+) -> Result<Streams> {
     let tell = |line: &str| {
         // In one write, so that lines of several ranks do not mix. A closed stderr is no reason to stop.
         let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
@@ -79,17 +80,18 @@ impl<'a> Rendezvous<'a> {
         Rendezvous { rank, size, master, known, start, timeout, report_at, report_every, tell }
     }
 
-    pub(super) fn meet(&self) -> Result<Sockets> {
+    pub(super) fn meet(&self) -> Result<Streams> {
         if self.size == 1 {
             return Ok(vec![None]);
         }
+        self.known.check()?;
         let met = if self.rank == 0 { self.host() } else { self.visit() };
-        let sockets = met.map_err(Error::from)?;
-        for socket in sockets.iter().flatten() {
+        let streams = met.map_err(Error::from)?;
+        for socket in streams.iter().flatten().map(Stream::socket) {
             let ready = socket.set_nonblocking(false).and_then(|()| socket.set_write_timeout(None));
             ready.map_err(|e| Error::from(format!("rank {}: {e}", self.rank)))?;
         }
-        Ok(sockets)
+        Ok(streams)
     }
 
     fn left(&self) -> Option<Duration> {
@@ -149,7 +151,7 @@ impl<'a> Rendezvous<'a> {
     }
 
     /// Rank 0's part.
-    fn host(&self) -> Result<Sockets, String> {
+    fn host(&self) -> Result<Streams, String> {
         let failed = |e: io::Error| format!("rank 0 cannot listen at {}: {e}", self.master);
         let (listener, written) = self.master.listen().map_err(failed)?;
         let mut reception =
@@ -174,7 +176,7 @@ impl<'a> Rendezvous<'a> {
             }
             return Err(why);
         }
-        Ok(sockets(reception))
+        Ok(streams(reception))
     }
 
     /// Sends every rank the addresses of all, and waits until each is connected with all others.
@@ -189,10 +191,10 @@ impl<'a> Rendezvous<'a> {
             ranks.filter_map(|(rank, place)| Some((rank, place.as_mut()?))).collect();
         for (rank, Arrival { session, .. }) in &mut ranks {
             let blocks = |socket: &TcpStream, blocks: bool| socket.set_nonblocking(!blocks);
-            let sent = blocks(&session.socket, true)
-                .and_then(|()| session.socket.set_write_timeout(Some(GREETING)))
+            let sent = blocks(session.stream.socket(), true)
+                .and_then(|()| session.stream.socket().set_write_timeout(Some(GREETING)))
                 .and_then(|()| session.send(Kind::Table, table.as_bytes()))
-                .and_then(|()| blocks(&session.socket, false));
+                .and_then(|()| blocks(session.stream.socket(), false));
             sent.map_err(|_| gone(*rank))?;
         }
         // The other ranks have all of their time anew.
@@ -217,7 +219,7 @@ impl<'a> Rendezvous<'a> {
     }
 
     /// Every other rank's part.
-    fn visit(&self) -> Result<Sockets, String> {
+    fn visit(&self) -> Result<Streams, String> {
         let mut own: Option<(IpAddr, TcpListener)> = None;
         let (mut host, table) = loop {
             let hello = |here: IpAddr| {
@@ -230,7 +232,8 @@ impl<'a> Rendezvous<'a> {
                 Ok(Hello { rank: self.rank, size: self.size, port })
             };
             let place = self.master.to_string();
-            let mut host = self.connect(0, &place, || self.master.addresses(), hello, &mut || Ok(()))?;
+            let mut host =
+                self.connect(0, &place, || self.master.addresses(), None, hello, &mut || Ok(()))?;
             if let Some(table) = self.await_table(&mut host)? {
                 break (host, table);
             }
@@ -239,16 +242,24 @@ impl<'a> Rendezvous<'a> {
         // This rank may have waited for rank 0 for most of its time.
         self.start.set(Instant::now());
         let broken = |e: io::Error| format!("rank {}: {e}", self.rank);
-        let Some((_, listener)) = own else { return Err(format!("rank {} listens nowhere", self.rank)) };
+        let Some((here, listener)) = own else { return Err(format!("rank {} listens nowhere", self.rank)) };
         let hello =
             Hello { rank: self.rank, size: self.size, port: listener.local_addr().map_err(broken)?.port() };
         let mut reception =
             Reception::new(listener, self.known, (self.rank, self.size), self.rank + 1..self.size)
                 .map_err(broken)?;
+        // Without a secret the addresses are all that tells ranks from strangers.
+        let here = Some(here).filter(|_| self.known.secret.is_empty());
+        if here.is_some() {
+            // Rank 0's place is not looked at.
+            reception.origins = std::iter::once(Ipv4Addr::UNSPECIFIED.into())
+                .chain(table.iter().map(SocketAddr::ip))
+                .collect();
+        }
         for (rank, address) in (1..self.rank).zip(table) {
             let watch = &mut || still_waits(&mut host).map(drop);
             let session =
-                self.connect(rank, &address.to_string(), || Ok(vec![address]), |_| Ok(hello), watch)?;
+                self.connect(rank, &address.to_string(), || Ok(vec![address]), here, |_| Ok(hello), watch)?;
             reception.arrived[rank] = Some(Arrival { session, from: address, port: 0 });
         }
         let place = format!("rank {}", self.rank);
@@ -261,9 +272,9 @@ impl<'a> Rendezvous<'a> {
             }
             std::thread::sleep(PAUSE);
         }
-        let mut sockets = sockets(reception);
-        sockets[0] = Some(host.socket);
-        Ok(sockets)
+        let mut streams = streams(reception);
+        streams[0] = Some(host.stream);
+        Ok(streams)
     }
 
     /// The addresses of ranks 1 and up, once all have come; `None` if rank 0 has gone before.
@@ -300,6 +311,7 @@ impl<'a> Rendezvous<'a> {
         who: usize,
         place: &str,
         addresses: impl Fn() -> io::Result<Vec<SocketAddr>>,
+        from: Option<IpAddr>,
         mut hello: impl FnMut(IpAddr) -> io::Result<Hello>,
         watch: &mut dyn FnMut() -> Result<(), String>,
     ) -> Result<Session, String> {
@@ -318,7 +330,7 @@ impl<'a> Rendezvous<'a> {
                 Vec::new()
             });
             for address in found {
-                let dialled = dial(address, left.min(ATTEMPT)).and_then(|socket| {
+                let dialled = dial(address, left.min(ATTEMPT), from).and_then(|socket| {
                     let hello = hello(socket.local_addr()?.ip())?;
                     Ok((socket, hello))
                 });
@@ -360,8 +372,8 @@ fn still_waits(host: &mut Session) -> Result<bool, String> {
     }
 }
 
-fn sockets(reception: Reception<'_>) -> Sockets {
-    reception.arrived.into_iter().map(|place| place.map(|arrival| arrival.session.socket)).collect()
+fn streams(reception: Reception<'_>) -> Streams {
+    reception.arrived.into_iter().map(|place| place.map(|arrival| arrival.session.stream)).collect()
 }
 
 fn seconds(time: Duration) -> String {
@@ -370,18 +382,21 @@ fn seconds(time: Duration) -> String {
 }
 
 /// Connects with an address. The socket has its own port before, so that it is never connected with itself, which the system does if it
-/// gives a socket the very port that it looks for.
-pub(super) fn dial(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+/// gives a socket the very port that it looks for. It connects from the address `from`, if that is of the same kind.
+pub(super) fn dial(address: SocketAddr, timeout: Duration, from: Option<IpAddr>) -> io::Result<TcpStream> {
     let any: IpAddr = match address {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-    socket.bind(&SocketAddr::new(any, 0).into())?;
+    let from = from.filter(|from| from.is_ipv4() == any.is_ipv4()).unwrap_or(any);
+    socket.bind(&SocketAddr::new(from, 0).into())?;
     let own = socket.local_addr()?.as_socket();
     if own.is_some_and(|own| own.port() == address.port()) {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "this end got the port of the other"));
     }
     socket.connect_timeout(&address.into(), timeout)?;
-    Ok(socket.into())
+    let socket = socket.into();
+    detect_vanished(&socket, VANISHED)?;
+    Ok(socket)
 }

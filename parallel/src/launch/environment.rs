@@ -43,14 +43,17 @@ pub enum Backend {
 /// `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as `phalanx-launch` does. Without any it is a run of one rank.
 ///
 /// If `PHALANX_SECRET` is set, or `PHALANX_SECRET_FILE` names a file that has it, processes prove to each other that they know it
-/// before they meet; `phalanx-launch` sets one. `PHALANX_JOB` names the run, so that two runs on one port do not mix. What is sent
-/// afterwards is neither encrypted nor authenticated: use it inside a network that you trust.
+/// before they meet; `phalanx-launch` sets one. `PHALANX_JOB` names the run, so that two runs on one port do not mix. With
+/// `PHALANX_TLS=1` on every rank all that they send is encrypted and authenticated, in programs that are built with the feature `tls`.
+/// Otherwise what is sent after they have met is neither: use it inside a network that you trust.
 #[derive(Clone, Debug)]
 pub struct Environment {
     worker: Option<WorkerEnv>,
     backend: Backend,
     timeout: Duration,
     join_timeout: Option<Duration>,
+    secret: Option<String>,
+    tls: Option<bool>,
     cores: Option<usize>,
     devices: RankDevices,
 }
@@ -62,6 +65,8 @@ impl Default for Environment {
             backend: Backend::Tcp,
             timeout: TIMEOUT,
             join_timeout: None,
+            secret: None,
+            tls: None,
             cores: None,
             devices: RankDevices::Cpu,
         }
@@ -100,6 +105,18 @@ impl Environment {
         self
     }
 
+    /// The run's secret, in place of that of `PHALANX_SECRET` or `PHALANX_SECRET_FILE`.
+    pub fn secret(mut self, secret: &str) -> Environment {
+        self.secret = Some(secret.into());
+        self
+    }
+
+    /// Whether ranks over TCP encrypt what they send, in place of `PHALANX_TLS`. All ranks must, or none; and they need a secret.
+    pub fn tls(mut self, tls: bool) -> Environment {
+        self.tls = Some(tls);
+        self
+    }
+
     /// The cores that the ranks of this machine share (all unless set).
     pub fn cores(mut self, cores: usize) -> Environment {
         self.cores = Some(cores);
@@ -125,10 +142,12 @@ impl Environment {
     /// # Errors
     /// As [`environment`]; and if the environment makes no sense or ranks do not come in time.
     pub fn run<T, E: Display>(self, f: impl FnOnce(Rank) -> Result<T, E>) -> Result<T> {
-        let worker = match &self.worker {
+        let mut worker = match &self.worker {
             Some(worker) => worker.clone().checked()?,
             None => WorkerEnv::find(|name| std::env::var(name).ok())?,
         };
+        worker.known.secret = self.secret.clone().unwrap_or(worker.known.secret);
+        worker.known.tls = self.tls.unwrap_or(worker.known.tls);
         let _cores = Cores::divide(self.cores, worker.local_size, &[(worker.local_rank, Device::CPU)])?;
         let (devices, local) = (self.devices, worker.local_rank);
         let first = worker.rank.saturating_sub(local);
@@ -162,9 +181,9 @@ impl Environment {
         match self.backend {
             Backend::Tcp => {
                 let join_timeout = self.join_timeout.unwrap_or(timeout.min(JOIN_TIMEOUT));
-                let sockets = rendezvous((rank, size), &master, &known, join_timeout).map_err(not_met)?;
+                let streams = rendezvous((rank, size), &master, &known, join_timeout).map_err(not_met)?;
                 let wire =
-                    Tcp::new(sockets, &told).map_err(|e| Error::Launch(format!("rank {rank}: {e}")))?;
+                    Tcp::new(streams, &told).map_err(|e| Error::Launch(format!("rank {rank}: {e}")))?;
                 connect((rank, size), timeout, (events, heard), move || Ok(Box::new(wire) as Box<dyn Wire>))
             }
             #[cfg(feature = "mpi")]
@@ -355,13 +374,15 @@ mod tests {
             (&[("PHALANX_SECRET", " ")][..], "PHALANX_SECRET is empty"),
             (&[("PHALANX_SECRET", "a"), ("PHALANX_SECRET_FILE", "b")], "wanted one of them"),
             (&[("PHALANX_SECRET_FILE", "/nowhere/secret")], "PHALANX_SECRET_FILE=/nowhere/secret: "),
+            (&[("PHALANX_TLS", "yes")], "got PHALANX_TLS=yes, wanted 0 or 1"),
         ] {
             let error = more(variables).unwrap_err().to_string();
             assert!(error.contains(wanted), "{error}");
         }
         let known = more(&[("PHALANX_SECRET", "abc\n"), ("TORCHELASTIC_RUN_ID", "7")]).unwrap().known;
-        assert_eq!(known, Credentials { secret: "abc".into(), job: "7".into() });
+        assert_eq!(known, Credentials { secret: "abc".into(), job: "7".into(), tls: false });
         assert!(!format!("{known:?}").contains("abc"));
+        assert!(more(&[("PHALANX_TLS", "1")]).unwrap().known.tls);
         let apart = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")];
         assert!(error(&apart).contains("MASTER_ADDR"));
         let by_file = |url| find(&[&apart[..], &[("PHALANX_RENDEZVOUS", url)]].concat());

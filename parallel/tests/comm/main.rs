@@ -1,6 +1,7 @@
 //! Communicators: the same programs over every backend, and what happens when a rank goes wrong.
 
 mod faults;
+mod links;
 mod mpi;
 mod port;
 mod processes;
