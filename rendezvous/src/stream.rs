@@ -16,14 +16,15 @@ pub(crate) const PAUSE: Duration = Duration::from_millis(2);
 pub(crate) const VANISHED: Duration = Duration::from_secs(30);
 
 /// Breaks the connection if the other end's system has not answered for `after`, whether data are under way (a timeout of their
-/// acknowledgement, on Linux) or not (probes). A process that is stopped has a system that answers probes.
+/// acknowledgement, on Linux) or not (probes). A process that is stopped has a system that answers probes; on Linux it is taken for gone
+/// too if for so long it reads nothing of data that wait for room in its buffer.
 pub fn detect_vanished(socket: &TcpStream, after: Duration) -> io::Result<()> {
     let socket = SockRef::from(socket);
     // The system counts in seconds. The first probe after a third of the time, then one every twelfth.
     let seconds = |part: u32| (after / part).max(Duration::from_secs(1));
-    let probes = TcpKeepalive::new().with_time(seconds(3)).with_interval(seconds(12));
-    #[cfg(not(any(target_os = "openbsd", target_os = "redox", target_os = "solaris")))]
-    let probes = probes.with_retries(8);
+    let probes = TcpKeepalive::new().with_time(seconds(3));
+    #[cfg(any(target_os = "linux", target_os = "android", target_os = "macos", target_os = "windows"))]
+    let probes = probes.with_interval(seconds(12)).with_retries(8);
     socket.set_tcp_keepalive(&probes)?;
     #[cfg(any(target_os = "linux", target_os = "android"))]
     socket.set_tcp_user_timeout(Some(after))?;
