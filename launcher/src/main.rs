@@ -2,14 +2,16 @@
 //!
 //! ```text
 //! options   the command line                     -> Options
-//! ranks     starts, watches and stops processes  -> Outcome      uses logs
+//! ranks     starts, watches and stops processes  -> Outcome      uses logs, tied, link
 //! logs      copies a rank's output, line by line, to the terminal and to its files
+//! tied      a rank's process ends with the launcher
+//! link      the store, where ranks meet again when one was started again
 //! ```
-#![forbid(unsafe_code)]
-
+mod link;
 mod logs;
 mod options;
 mod ranks;
+mod tied;
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -19,7 +21,7 @@ fn say(line: &str) {
     let _ = std::io::stderr().write_all(format!("phalanx-launch: {line}\n").as_bytes());
 }
 
-/// The exit code of a command line that makes no sense.
+/// The exit code of a command line that makes no sense, of the launcher and of most programs.
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
@@ -34,7 +36,8 @@ fn main() -> ExitCode {
             return ExitCode::from(USAGE);
         }
     };
-    match ranks::run(&options) {
+    let done = if options.program.is_some() { ranks::run(&options) } else { link::serve_alone(&options) };
+    match done {
         Ok(code) => ExitCode::from(code),
         Err(why) => {
             say(&why);

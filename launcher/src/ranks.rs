@@ -1,9 +1,11 @@
-//! Starts the ranks of this machine, waits for them, and stops them when one fails or a signal comes.
+//! Starts the ranks of this machine, waits for them, starts those that fail again, and stops them when one fails for good or a signal
+//! comes.
 //!
 //! ```text
 //! a thread a rank     waits for the process to end ------+
-//! a thread a stream   copies its output (logs)           +--Event--> run: counts, stops the others, says who failed first
+//! a thread a stream   copies its output (logs)           +--Event--> Launcher: counts, starts again, stops, says who failed first
 //! a thread            waits for SIGINT and SIGTERM ------+
+//! a thread            hears the store (link) ------------+
 //! ```
 
 use std::io::{stderr, stdout};
@@ -12,9 +14,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::logs;
+use crate::link::{self, Link};
 use crate::options::Options;
-use crate::say;
+use crate::{USAGE, logs, say, tied};
 
 /// How long ranks may take to end by themselves after one has failed. The ranks of Phalanx do so as soon as they miss one, and say
 /// why; a signal would keep them from saying it.
@@ -24,6 +26,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 enum Event {
     /// A rank's process has ended.
     Ended(usize, Result<ExitStatus, String>),
+    /// The store says that the run is over.
+    Over(String),
     /// The launcher got this signal.
     #[cfg(unix)]
     Signal(Signal),
@@ -41,152 +45,267 @@ enum Signal {
     SIGKILL,
 }
 
-/// A rank that was started.
+/// A rank of this machine, and its last process.
 struct Rank {
     rank: usize,
     pid: u32,
-    ended: Option<Result<ExitStatus, String>>,
+    /// How often it was started again.
+    restarts: usize,
+    state: State,
+}
+
+enum State {
+    Runs,
+    /// The process has failed; the next one is started at this time.
+    Waits(Instant, Result<ExitStatus, String>),
+    Ended(Result<ExitStatus, String>),
 }
 
 /// Runs all ranks of this machine to their end. Returns the launcher's exit code.
 ///
 /// # Errors
-/// If a process or a log file cannot be made; then no process is left.
+/// If a process or a log file cannot be made, or the store has no port; then no process is left.
 pub(crate) fn run(options: &Options) -> Result<u8, String> {
     let (send, events) = channel();
     pass_on_signals(&send)?;
     let start = Instant::now();
-    let (mut ranks, mut copies) = (Vec::new(), Vec::new());
+    link::serve(options)?.into_iter().for_each(link::serve_on_a_thread);
+    let over = send.clone();
+    let link = Link::new(options, move |why| drop(over.send(Event::Over(why))));
+    let (ranks, copies) = Default::default();
+    let mut launcher =
+        Launcher { options, send, link, ranks, copies, first_failure: None, next: None, ends: false };
     for local_rank in 0..options.processes {
-        match start_rank(options, local_rank, &send, &mut copies) {
-            Ok(rank) => ranks.push(rank),
+        match launcher.start(local_rank, 0) {
+            Ok(rank) => launcher.ranks.push(rank),
             Err(why) => {
-                ranks.iter().for_each(|rank| signal(rank, Signal::SIGKILL));
+                launcher.signal_all(Signal::SIGKILL);
                 return Err(why);
             }
         }
     }
-    let first_failure = wait(&mut ranks, &events, options.grace);
+    launcher.wait(&events);
     // All output first, then the verdict. A process that a rank has left behind may hold its streams open; the copies end with
     // the launcher then.
     let end = Instant::now() + Duration::from_secs(1);
-    while copies.iter().any(|copy| !copy.is_finished()) && Instant::now() < end {
+    while launcher.copies.iter().any(|copy| !copy.is_finished()) && Instant::now() < end {
         thread::sleep(Duration::from_millis(5));
     }
-    let Some(failed) = first_failure else { return Ok(0) };
-    Ok(report(&ranks, failed, start.elapsed(), options))
+    let Some(failed) = launcher.first_failure else { return Ok(0) };
+    let code = report(&launcher.ranks, failed, start.elapsed(), options);
+    launcher.part();
+    Ok(code)
 }
 
-/// Starts a process, and threads that wait for it and copy its output.
-fn start_rank(
-    options: &Options,
-    local_rank: usize,
-    events: &Sender<Event>,
-    copies: &mut Vec<JoinHandle<()>>,
-) -> Result<Rank, String> {
-    let rank = options.node_rank * options.processes + local_rank;
-    let mut command = Command::new(&options.program);
-    command.args(&options.arguments).envs(options.variables(local_rank));
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A signal from the terminal reaches the launcher alone, which passes it on once.
-    #[cfg(unix)]
-    std::os::unix::process::CommandExt::process_group(&mut command, 0);
-    let log = |name: &str| {
-        let create =
-            |folder| logs::create(folder, rank, name).map_err(|e| format!("the logs of rank {rank}: {e}"));
-        options.log_dir.as_deref().map(create).transpose()
-    };
-    let (out_log, err_log) = (log("stdout")?, log("stderr")?);
-    let program = options.program.to_string_lossy();
-    let mut child = command.spawn().map_err(|error| format!("`{program}` does not start: {error}"))?;
-    let width = (options.world_size() - 1).to_string().len();
-    let prefix = format!("[{rank:width$}] ");
-    let (from, to, before) = (child.stdout.take(), options.prints.then(stdout), prefix.clone());
-    copies.extend(from.map(|from| thread::spawn(move || logs::copy(from, &before, to, out_log))));
-    let (from, to) = (child.stderr.take(), options.prints.then(stderr));
-    copies.extend(from.map(|from| thread::spawn(move || logs::copy(from, &prefix, to, err_log))));
-    let (pid, events) = (child.id(), events.clone());
-    thread::spawn(move || {
-        let ended = Child::wait(&mut child).map_err(|error| error.to_string());
-        // The launcher may have ended already.
-        let _ = events.send(Event::Ended(local_rank, ended));
-    });
-    Ok(Rank { rank, pid, ended: None })
+/// The launcher while its ranks run.
+struct Launcher<'a> {
+    options: &'a Options,
+    send: Sender<Event>,
+    /// To the store, if ranks meet at one.
+    link: Option<Link>,
+    /// By the rank on this machine.
+    ranks: Vec<Rank>,
+    copies: Vec<JoinHandle<()>>,
+    /// The first rank that has failed for good.
+    first_failure: Option<usize>,
+    /// The next signal to send to the ranks that are left, and when.
+    next: Option<(Instant, Signal)>,
+    /// Whether no rank is started any more.
+    ends: bool,
 }
 
-/// Waits until all ranks have ended. Returns the one that failed first.
-fn wait(ranks: &mut [Rank], events: &Receiver<Event>, grace: Duration) -> Option<usize> {
-    let mut first_failure = None;
-    // The next signal to send to the ranks that are left, and when.
-    let mut next: Option<(Instant, Signal)> = None;
-    while ranks.iter().any(|rank| rank.ended.is_none()) {
-        let event = match next {
-            Some((at, _)) => events.recv_timeout(at.saturating_duration_since(Instant::now())),
-            None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+impl Launcher<'_> {
+    /// Starts a process, and threads that wait for it and copy its output. To be called on the launcher's first thread.
+    fn start(&mut self, local_rank: usize, restarts: usize) -> Result<Rank, String> {
+        let options = self.options;
+        let rank = options.node_rank * options.processes + local_rank;
+        let program = options.program.as_deref().unwrap_or_default();
+        let mut command = Command::new(program);
+        command.args(&options.arguments).envs(options.variables(local_rank, restarts));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A signal from the terminal reaches the launcher alone, which passes it on once.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        tied::to_this_process(&mut command);
+        let log = |name: &str| {
+            let open = |folder| {
+                logs::open(folder, rank, restarts, name).map_err(|e| format!("the logs of rank {rank}: {e}"))
+            };
+            options.log_dir.as_deref().map(open).transpose()
         };
-        match event {
-            Ok(Event::Ended(local_rank, ended)) => {
-                let failed = !ended.as_ref().is_ok_and(ExitStatus::success);
-                ranks[local_rank].ended = Some(ended);
-                if failed && first_failure.is_none() {
-                    first_failure = Some(local_rank);
-                    next = next.or(Some((Instant::now() + PATIENCE, Signal::SIGTERM)));
+        let (out_log, err_log) = (log("stdout")?, log("stderr")?);
+        let failed = |error| format!("`{}` does not start: {error}", program.to_string_lossy());
+        let mut child = command.spawn().map_err(failed)?;
+        let width = (options.world_size() - 1).to_string().len();
+        let prefix = format!("[{rank:width$}] ");
+        let (from, to, before) = (child.stdout.take(), options.prints.then(stdout), prefix.clone());
+        self.copies.extend(from.map(|from| thread::spawn(move || logs::copy(from, &before, to, out_log))));
+        let (from, to) = (child.stderr.take(), options.prints.then(stderr));
+        self.copies.extend(from.map(|from| thread::spawn(move || logs::copy(from, &prefix, to, err_log))));
+        let (pid, events) = (child.id(), self.send.clone());
+        thread::spawn(move || {
+            let ended = Child::wait(&mut child).map_err(|error| format!("it cannot be waited for: {error}"));
+            // The launcher may have ended already.
+            let _ = events.send(Event::Ended(local_rank, ended));
+        });
+        Ok(Rank { rank, pid, restarts, state: State::Runs })
+    }
+
+    /// Waits until all ranks have ended for good, and starts those that are to run again.
+    fn wait(&mut self, events: &Receiver<Event>) {
+        while self.ranks.iter().any(|rank| !matches!(rank.state, State::Ended(_))) {
+            let due = |rank: &Rank| if let State::Waits(at, _) = rank.state { Some(at) } else { None };
+            let wakes = self.ranks.iter().filter_map(due).chain(self.next.map(|(at, _)| at)).min();
+            let event = match wakes {
+                Some(at) => events.recv_timeout(at.saturating_duration_since(Instant::now())),
+                None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match event {
+                Ok(Event::Ended(local_rank, ended)) => self.ended(local_rank, ended),
+                Ok(Event::Over(why)) => {
+                    if !self.ends {
+                        say(&format!("the run is over: {why}"));
+                    }
+                    self.start_none();
                 }
+                // The second one is in earnest.
+                #[cfg(unix)]
+                Ok(Event::Signal(_)) if self.next.is_some() => {
+                    self.next = Some((Instant::now(), Signal::SIGKILL))
+                }
+                #[cfg(unix)]
+                Ok(Event::Signal(got)) => {
+                    self.signal_all(got);
+                    self.next = Some((Instant::now() + self.options.grace, Signal::SIGKILL));
+                    self.end(format!("the launcher got {got}"));
+                }
+                Err(RecvTimeoutError::Timeout) => self.on_time(),
+                Err(RecvTimeoutError::Disconnected) => unreachable!("the launcher holds a sender"),
             }
-            // The second one is in earnest.
-            #[cfg(unix)]
-            Ok(Event::Signal(_)) if next.is_some() => next = Some((Instant::now(), Signal::SIGKILL)),
-            #[cfg(unix)]
-            Ok(Event::Signal(got)) => {
-                left(ranks).for_each(|rank| signal(rank, got));
-                next = Some((Instant::now() + grace, Signal::SIGKILL));
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                let Some((_, due)) = next else { continue };
-                left(ranks).for_each(|rank| signal(rank, due));
-                next = Some((Instant::now() + grace, Signal::SIGKILL));
-            }
-            Err(RecvTimeoutError::Disconnected) => unreachable!("`run` holds a sender"),
         }
     }
-    first_failure
-}
 
-fn left(ranks: &[Rank]) -> impl Iterator<Item = &Rank> {
-    ranks.iter().filter(|rank| rank.ended.is_none())
+    /// A rank's process has ended: well, for good, or until it is started again.
+    fn ended(&mut self, local_rank: usize, ended: Result<ExitStatus, String>) {
+        let failed = !ended.as_ref().is_ok_and(ExitStatus::success);
+        let (most, rank) = (self.options.max_restarts, &mut self.ranks[local_rank]);
+        if failed && !self.ends && rank.restarts < most && code(&ended) != USAGE {
+            let (pid, pause) = (rank.pid, self.options.backoff(rank.restarts));
+            let (number, next, how) = (rank.rank, rank.restarts + 1, how(&ended));
+            let seconds = pause.as_secs_f64();
+            say(&format!(
+                "rank {number} (process {pid}) failed: {how}; restart {next} of {most} in {seconds} s"
+            ));
+            rank.state = State::Waits(Instant::now() + pause, ended);
+            return;
+        }
+        let (number, how) = (rank.rank, how(&ended));
+        rank.state = State::Ended(ended);
+        if failed && self.first_failure.is_none() {
+            self.first_failure = Some(local_rank);
+            self.next = self.next.or(Some((Instant::now() + PATIENCE, Signal::SIGTERM)));
+            self.end(format!("rank {number} failed for good: {how}"));
+        }
+    }
+
+    /// The time has come for a signal, or for ranks that are to run again.
+    fn on_time(&mut self) {
+        let now = Instant::now();
+        if let Some((_, signal)) = self.next.filter(|(at, _)| *at <= now) {
+            self.signal_all(signal);
+            self.next = Some((now + self.options.grace, Signal::SIGKILL));
+        }
+        for local_rank in 0..self.ranks.len() {
+            let rank = &self.ranks[local_rank];
+            if !matches!(rank.state, State::Waits(at, _) if at <= now) {
+                continue;
+            }
+            match self.start(local_rank, rank.restarts + 1) {
+                Ok(rank) => self.ranks[local_rank] = rank,
+                Err(why) => {
+                    self.ranks[local_rank].restarts = self.options.max_restarts;
+                    self.ended(local_rank, Err(why));
+                }
+            }
+        }
+    }
+
+    /// Tells all processes of the run that it ends.
+    fn end(&mut self, why: String) {
+        if let Some(link) = self.link.as_ref().filter(|_| !self.ends) {
+            link.end(why);
+        }
+        self.start_none();
+    }
+
+    /// Starts no rank any more.
+    fn start_none(&mut self) {
+        self.ends = true;
+        for (local_rank, rank) in self.ranks.iter_mut().enumerate() {
+            if let State::Waits(_, ended) = &rank.state {
+                rank.state = State::Ended(ended.clone());
+                self.first_failure.get_or_insert(local_rank);
+            }
+        }
+    }
+
+    /// After a failure: stays until processes on other machines know of it, as far as this launcher serves the store.
+    fn part(&self) {
+        let Some(link) = self.link.as_ref().filter(|_| self.options.nodes > 1) else { return };
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end && (self.options.serves || !link.is_over()) {
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn signal_all(&self, which: Signal) {
+        self.ranks
+            .iter()
+            .filter(|rank| matches!(rank.state, State::Runs))
+            .for_each(|rank| signal(rank, which));
+    }
 }
 
 /// Says which rank failed first, and what became of the others. Returns the exit code.
 fn report(ranks: &[Rank], failed: usize, after: Duration, options: &Options) -> u8 {
-    let Rank { rank, pid, ended } = &ranks[failed];
+    // All have ended.
+    let outcome = |rank: &Rank| match &rank.state {
+        State::Ended(ended) => (code(ended), how(ended)),
+        _ => (1, "it has not ended".into()),
+    };
     let others: Vec<String> = (ranks.iter().enumerate())
-        .filter(|&(i, rank)| i != failed && code(rank) != 0)
-        .map(|(_, rank)| format!("rank {}: {}", rank.rank, how(rank)))
+        .map(|(i, rank)| (i, rank.rank, outcome(rank)))
+        .filter(|(i, _, (code, _))| *i != failed && *code != 0)
+        .map(|(_, rank, (_, how))| format!("rank {rank}: {how}"))
         .collect();
-    let seconds = after.as_secs_f64();
-    let how = how(&ranks[failed]);
-    say(&format!("rank {rank} (process {pid}) failed first: {how}; the run took {seconds:.1} s"));
+    let Rank { rank, pid, restarts, .. } = &ranks[failed];
+    let ((code, how), seconds) = (outcome(&ranks[failed]), after.as_secs_f64());
+    let again = match restarts {
+        0 => String::new(),
+        1 => ", after 1 restart".into(),
+        more => format!(", after {more} restarts"),
+    };
+    say(&format!("rank {rank} (process {pid}) failed first: {how}{again}; the run took {seconds:.1} s"));
     if !others.is_empty() {
         say(&format!("then {}", others.join(", ")));
     }
     if let Some(folder) = &options.log_dir {
         say(&format!("its output is in {}", folder.join(format!("rank{rank}")).display()));
     }
-    if ended.is_none() { 1 } else { code(&ranks[failed]) }
+    code
 }
 
 /// How a rank's process ended.
-fn how(rank: &Rank) -> String {
-    match &rank.ended {
-        Some(Ok(status)) => status.to_string(),
-        Some(Err(why)) => format!("it cannot be waited for: {why}"),
-        None => "it has not ended".into(),
+fn how(ended: &Result<ExitStatus, String>) -> String {
+    match ended {
+        Ok(status) => status.to_string(),
+        Err(why) => why.clone(),
     }
 }
 
 /// A process's exit code; 128 and the signal's number if a signal ended it.
-fn code(rank: &Rank) -> u8 {
-    let Some(Ok(status)) = &rank.ended else { return 1 };
+fn code(ended: &Result<ExitStatus, String>) -> u8 {
+    let Ok(status) = ended else { return 1 };
     #[cfg(unix)]
     let by_signal = std::os::unix::process::ExitStatusExt::signal(status).map(|signal| 128 + signal);
     #[cfg(not(unix))]

@@ -65,8 +65,8 @@ fn output_is_in_files_of_each_rank() {
     let (output, _) = launch(&options, "echo out $RANK; echo err $RANK >&2");
     assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty());
     for rank in [0, 1] {
-        assert_eq!(folder.read(&format!("rank{rank}/stdout.log")), format!("out {rank}\n"));
-        assert_eq!(folder.read(&format!("rank{rank}/stderr.log")), format!("err {rank}\n"));
+        assert_eq!(folder.read(&format!("rank{rank}/stdout.log")), format!("[{rank}] out {rank}\n"));
+        assert_eq!(folder.read(&format!("rank{rank}/stderr.log")), format!("[{rank}] err {rank}\n"));
     }
 }
 

@@ -5,7 +5,7 @@
 //! visitor                                                      host
 //!    ──hello: rank, size, port, the visitor's nonce──────────►
 //!    ◄─challenge: the host's nonce────────────────────────────   both now have the session's key,
-//!    ──proof─────────────────────────────────────────────────►   HMAC-SHA256(secret, job and hello and nonce)
+//!    ──proof, and what a store has to know of the visitor─────►   HMAC-SHA256(secret, job and hello and nonce)
 //!    ◄─accepted, or refused and why───────────────────────────
 //! ```
 //!
@@ -33,6 +33,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"phalanx2");
 pub(super) const GREETING: Duration = Duration::from_secs(5);
 /// Bytes of a message besides its content: kind, length, HMAC.
 const FRAME: usize = 1 + 4 + 32;
+/// Bytes of what a visitor says of itself beside the proof.
+const INTRODUCTION_MAX: usize = 64;
 /// Bytes of a content, unless it is the table of addresses.
 pub(super) const CONTENT_MAX: usize = 4096;
 
@@ -109,6 +111,11 @@ impl Credentials {
             _ => Ok(()),
         }
     }
+
+    /// Those of one meeting, of which the store has said this. No process of another one knows them.
+    pub(super) fn of_meeting(&self, number: &str) -> Credentials {
+        Credentials { job: format!("{} {number}", self.job), ..self.clone() }
+    }
 }
 
 /// The kind of a message.
@@ -130,9 +137,15 @@ pub enum Kind {
     Ready,
     /// All ranks are.
     Go,
+    /// This meeting has failed: the visitor is to come to the store again. The content is the reason.
+    Again,
+    /// A rank has ended well.
+    Done,
+    /// The launcher ends the run; the content is the reason.
+    End,
 }
 
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 11] = [
     Kind::Challenge,
     Kind::Proof,
     Kind::Accepted,
@@ -141,6 +154,9 @@ const KINDS: [Kind; 8] = [
     Kind::Table,
     Kind::Ready,
     Kind::Go,
+    Kind::Again,
+    Kind::Done,
+    Kind::End,
 ];
 
 /// A visitor's first message.
@@ -175,7 +191,7 @@ impl Hello {
     }
 }
 
-fn nonce() -> io::Result<Nonce> {
+pub(super) fn nonce() -> io::Result<Nonce> {
     let mut nonce = [0; 32];
     getrandom::fill(&mut nonce).map_err(|e| io::Error::other(e.to_string()))?;
     Ok(nonce)
@@ -192,6 +208,13 @@ pub struct Session {
     received: u64,
     /// What has come of the next message.
     buffer: Vec<u8>,
+}
+
+/// Without the key.
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("stream", &self.stream).finish_non_exhaustive()
+    }
 }
 
 fn keyed(key: &[u8]) -> Hmac<Sha256> {
@@ -235,6 +258,14 @@ impl Session {
         message.extend(mac);
         self.sent += 1;
         self.stream.write_all(&message)
+    }
+
+    /// [`Session::send`] of a content that the socket may not take whole at once.
+    pub(super) fn send_long(&mut self, kind: Kind, content: &[u8]) -> io::Result<()> {
+        self.stream.socket().set_nonblocking(false)?;
+        self.stream.socket().set_write_timeout(Some(GREETING))?;
+        self.send(kind, content)?;
+        self.stream.socket().set_nonblocking(true)
     }
 
     /// The next message, if it has come whole; never more than it is read from the socket.
@@ -302,6 +333,17 @@ pub fn greet(
     known: &Credentials,
     until: Instant,
 ) -> Result<Option<Session>, String> {
+    greet_with(socket, hello, &[], known, until)
+}
+
+/// [`greet`], with what a store has to know of the visitor.
+pub(super) fn greet_with(
+    socket: TcpStream,
+    hello: &Hello,
+    introduction: &[u8],
+    known: &Credentials,
+    until: Instant,
+) -> Result<Option<Session>, String> {
     known.check()?;
     let ready = socket.set_nodelay(true).and_then(|()| socket.set_nonblocking(true));
     let opened = match ready {
@@ -333,7 +375,7 @@ pub fn greet(
         match session.receive(CONTENT_MAX) {
             Ok(Some((Kind::Challenge, _))) if !is_proven => {
                 is_proven = true;
-                if session.send(Kind::Proof, &[]).is_err() {
+                if session.send(Kind::Proof, introduction).is_err() {
                     return Ok(None);
                 }
             }
@@ -370,8 +412,8 @@ pub(super) enum Step {
     Wait,
     /// It is no rank of this run; or one that was told other things, and which.
     Stranger(Option<String>),
-    /// It has proven that it is of this run, and waits for an answer.
-    Rank(Hello, Session),
+    /// It has proven that it is of this run, has said this of itself, and waits for an answer.
+    Rank(Hello, Session, Vec<u8>),
 }
 
 impl Guest {
@@ -385,7 +427,7 @@ impl Guest {
     /// Takes what has come, without waiting.
     pub(super) fn step(&mut self, known: &Credentials) -> Step {
         match self.advance(known) {
-            Ok(Some((hello, session))) => Step::Rank(hello, session),
+            Ok(Some((hello, session, introduction))) => Step::Rank(hello, session, introduction),
             Ok(None) if self.since.elapsed() < GREETING => Step::Wait,
             Err(error) if error.kind() == io::ErrorKind::Unsupported => {
                 Step::Stranger(Some(error.to_string()))
@@ -394,7 +436,7 @@ impl Guest {
         }
     }
 
-    fn advance(&mut self, known: &Credentials) -> io::Result<Option<(Hello, Session)>> {
+    fn advance(&mut self, known: &Credentials) -> io::Result<Option<(Hello, Session, Vec<u8>)>> {
         let foreign = || io::Error::from(io::ErrorKind::InvalidData);
         loop {
             self.stage = match std::mem::replace(&mut self.stage, Stage::Done) {
@@ -418,8 +460,8 @@ impl Guest {
                     session.send(Kind::Challenge, &nonce)?;
                     Stage::Proof(hello, session)
                 }
-                Stage::Proof(hello, mut session) => match session.receive(0)? {
-                    Some((Kind::Proof, _)) => return Ok(Some((hello, session))),
+                Stage::Proof(hello, mut session) => match session.receive(INTRODUCTION_MAX)? {
+                    Some((Kind::Proof, introduction)) => return Ok(Some((hello, session, introduction))),
                     Some(_) => return Err(foreign()),
                     None => {
                         self.stage = Stage::Proof(hello, session);

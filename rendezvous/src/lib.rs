@@ -14,10 +14,17 @@
 #![forbid(unsafe_code)]
 
 mod handshake;
+mod introduction;
+mod lobby;
 mod master;
+mod member;
+mod node;
 mod opening;
 mod reception;
 mod rendezvous;
+mod store;
+#[cfg(test)]
+mod store_tests;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -32,7 +39,10 @@ mod tls;
 
 pub use handshake::{Credentials, Hello, Kind, Session, greet};
 pub use master::Master;
+pub use member::{Member, Met};
+pub use node::Node;
 pub use rendezvous::{Streams, rendezvous};
+pub use store::Store;
 pub use stream::{Reader, Stream, Writer, detect_vanished};
 pub use text::{clean, name_ranks};
 

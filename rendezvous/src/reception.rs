@@ -1,17 +1,12 @@
-//! [`Reception`]: takes the connections of the ranks that a process waits for, all at once, and drops those that are no ranks.
+//! [`Reception`]: takes the ranks that a process waits for, in any order.
 
-use std::collections::VecDeque;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::ops::Range;
 
-use super::handshake::{Credentials, Guest, Hello, Kind, Session, Step};
+use super::handshake::{Credentials, Hello, Kind, Session};
+use super::lobby::{Lobby, Proven};
 use super::opening::ALL_OR_NONE;
-
-/// Connections that may say who they are at one time. If there are more, the oldest is dropped; a rank among them tries again.
-const GUESTS_MAX: usize = 256;
-/// Connections that one step takes, so that a flood of them keeps no rank from its timeout.
-const TAKEN_MAX: usize = 64;
 
 /// A rank that has come.
 pub(super) struct Arrival {
@@ -23,19 +18,16 @@ pub(super) struct Arrival {
 
 /// The process that waits, and the ranks for which it does.
 pub(super) struct Reception<'a> {
-    listener: TcpListener,
+    lobby: Lobby,
     known: &'a Credentials,
     /// This process's rank.
     rank: usize,
     wanted: Range<usize>,
-    guests: VecDeque<Guest>,
-    /// Where ranks came from when they came to rank 0, by rank, if they must come from there. Without a secret any process can say that it
-    /// is a rank, but a process of another machine cannot have its address.
-    pub(super) origins: Vec<IpAddr>,
+    /// Where ranks come from, by rank, as the process knows it that they came to first; none if that does not matter. Without a secret any
+    /// process can say that it is a rank, but a process of another machine cannot have its address.
+    pub(super) origins: Vec<Option<IpAddr>>,
     /// By rank.
     pub(super) arrived: Vec<Option<Arrival>>,
-    /// Connections that were dropped.
-    pub(super) strangers: usize,
     /// Why the last rank was refused that was.
     pub(super) refused: Option<String>,
 }
@@ -47,10 +39,9 @@ impl<'a> Reception<'a> {
         (rank, size): (usize, usize),
         wanted: Range<usize>,
     ) -> io::Result<Reception<'a>> {
-        listener.set_nonblocking(true)?;
         let arrived = (0..size).map(|_| None).collect();
-        let (guests, origins) = Default::default();
-        Ok(Reception { listener, known, rank, wanted, guests, origins, arrived, strangers: 0, refused: None })
+        let lobby = Lobby::new(listener)?;
+        Ok(Reception { lobby, known, rank, wanted, origins: Vec::new(), arrived, refused: None })
     }
 
     /// The ranks that have not come.
@@ -58,34 +49,21 @@ impl<'a> Reception<'a> {
         self.wanted.clone().filter(|&rank| self.arrived[rank].is_none()).collect()
     }
 
+    /// Connections that were dropped.
+    pub(super) fn strangers(&self) -> usize {
+        self.lobby.strangers
+    }
+
     /// Takes what has come, without waiting.
     ///
     /// # Errors
     /// If a rank that knows the run's secret contradicts this one; how.
     pub(super) fn step(&mut self) -> Result<(), String> {
-        for _ in 0..TAKEN_MAX {
-            let Ok((socket, from)) = self.listener.accept() else { break };
-            // Most ranks say who they are at once, and are not the oldest when the room is full.
-            if let Ok(guest) = Guest::new(socket, from) {
-                self.advance(guest)?;
-            }
-            if self.guests.len() > GUESTS_MAX {
-                self.guests.pop_front();
-                self.strangers += 1;
-            }
-        }
-        std::mem::take(&mut self.guests).into_iter().try_for_each(|guest| self.advance(guest))
-    }
-
-    fn advance(&mut self, mut guest: Guest) -> Result<(), String> {
-        match guest.step(self.known) {
-            Step::Wait => self.guests.push_back(guest),
-            Step::Stranger(why) => {
-                self.strangers += 1;
-                self.refused = why.or(self.refused.take());
-            }
-            Step::Rank(hello, session) => self.enter(hello, session, guest.from)?,
-        }
+        let proven = self.lobby.step(self.known);
+        proven
+            .into_iter()
+            .try_for_each(|Proven { hello, session, from, .. }| self.enter(hello, session, from))?;
+        self.refused = self.lobby.unlike.take().or(self.refused.take());
         Ok(())
     }
 
@@ -99,10 +77,12 @@ impl<'a> Reception<'a> {
             Some(format!("rank {rank} came without TLS, which is on at rank {}{ALL_OR_NONE}", self.rank))
         } else if !self.wanted.contains(&rank) {
             Some(format!("rank {rank} came to rank {}, which does not wait for it", self.rank))
-        } else if let Some(origin) = self.origins.get(rank).filter(|origin| differs(**origin, from.ip())) {
+        } else if let Some(origin) =
+            self.origins.get(rank).copied().flatten().filter(|ip| differs(*ip, from.ip()))
+        {
             let (here, from) = (self.rank, from.ip());
             Some(format!(
-                "rank {rank} came to rank {here} from {from}, and to rank 0 from {origin}: set PHALANX_SECRET"
+                "rank {rank} came to rank {here} from {from}, and before from {origin}: set PHALANX_SECRET"
             ))
         } else {
             let first = self.arrived[rank].as_ref().filter(|first| first.session.is_alive());
@@ -139,7 +119,7 @@ fn differs(a: IpAddr, b: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::net::{Ipv4Addr, TcpStream};
+    use std::net::Ipv4Addr;
     use std::time::{Duration, Instant};
 
     use super::*;
@@ -153,7 +133,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let (address, known) = (listener.local_addr().unwrap(), Credentials::default());
         let mut reception = Reception::new(listener, &known, (1, 3), 2..3).unwrap();
-        reception.origins = vec![Ipv4Addr::LOCALHOST.into(); 3];
+        reception.origins = vec![Some(Ipv4Addr::LOCALHOST.into()); 3];
         for last in [2, 1] {
             let visitor = std::thread::spawn(move || {
                 let (end, hello) =
@@ -168,24 +148,10 @@ mod tests {
                 (1, met) => assert_eq!(met, Ok(true)),
                 (_, met) => assert_eq!(
                     met.unwrap_err(),
-                    "rank 2 came to rank 1 from 127.0.0.2, and to rank 0 from 127.0.0.1: set PHALANX_SECRET"
+                    "rank 2 came to rank 1 from 127.0.0.2, and before from 127.0.0.1: set PHALANX_SECRET"
                 ),
             }
             assert_eq!(reception.missing().is_empty(), last == 1);
         }
-    }
-
-    #[test]
-    fn a_step_ends_while_more_connections_wait() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let known = Credentials::default();
-        let mut reception = Reception::new(listener, &known, (0, 2), 1..2).unwrap();
-        let silent: Vec<TcpStream> =
-            (0..TAKEN_MAX + 10).map(|_| TcpStream::connect(address).unwrap()).collect();
-        reception.step().unwrap();
-        assert_eq!(reception.guests.len(), TAKEN_MAX);
-        reception.step().unwrap();
-        assert_eq!(reception.guests.len(), silent.len());
     }
 }

@@ -17,19 +17,19 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
-use super::handshake::{CONTENT_MAX, Credentials, GREETING, Hello, Kind, Session, greet};
+use super::handshake::{CONTENT_MAX, Credentials, GREETING, Hello, Kind, Session, greet_with};
 use super::master::Master;
 use super::reception::{Arrival, Reception};
 use crate::stream::{PAUSE, Stream, VANISHED, detect_vanished};
 use crate::{Error, Result, clean, name_ranks};
 
 /// The longest pause between two attempts to connect, and the longest attempt.
-const PAUSE_MAX: Duration = Duration::from_millis(100);
+pub(super) const PAUSE_MAX: Duration = Duration::from_millis(100);
 const ATTEMPT: Duration = Duration::from_secs(5);
 /// Between two lines that say for whom a rank waits.
 const REPORT: Duration = Duration::from_secs(10);
 /// Bytes of an address in the table.
-const ADDRESS_MAX: usize = 64;
+pub(super) const ADDRESS_MAX: usize = 64;
 
 /// A connection to each other rank, in order of the ranks.
 pub type Streams = Vec<Option<Stream>>;
@@ -54,10 +54,12 @@ pub fn rendezvous(
 
 /// One rank's part of the meeting.
 pub(super) struct Rendezvous<'a> {
-    rank: usize,
-    size: usize,
+    pub(super) rank: usize,
+    pub(super) size: usize,
     master: &'a Master,
     known: &'a Credentials,
+    /// What it says of itself to the process that it visits.
+    pub(super) introduction: Vec<u8>,
     /// Since when this rank waits.
     start: Cell<Instant>,
     timeout: Duration,
@@ -77,7 +79,18 @@ impl<'a> Rendezvous<'a> {
     ) -> Rendezvous<'a> {
         let (now, report_every) = (Instant::now(), REPORT);
         let (start, report_at) = (Cell::new(now), Cell::new(now + report_every));
-        Rendezvous { rank, size, master, known, start, timeout, report_at, report_every, tell }
+        Rendezvous {
+            rank,
+            size,
+            master,
+            known,
+            introduction: Vec::new(),
+            start,
+            timeout,
+            report_at,
+            report_every,
+            tell,
+        }
     }
 
     pub(super) fn meet(&self) -> Result<Streams> {
@@ -87,31 +100,45 @@ impl<'a> Rendezvous<'a> {
         self.known.check()?;
         let met = if self.rank == 0 { self.host() } else { self.visit() };
         let streams = met.map_err(Error::from)?;
+        self.waiting(streams).map_err(Error::from)
+    }
+
+    /// The connections as the run has them: reading and writing waits.
+    pub(super) fn waiting(&self, streams: Streams) -> Result<Streams, String> {
         for socket in streams.iter().flatten().map(Stream::socket) {
             let ready = socket.set_nonblocking(false).and_then(|()| socket.set_write_timeout(None));
-            ready.map_err(|e| Error::from(format!("rank {}: {e}", self.rank)))?;
+            ready.map_err(|e| format!("rank {}: {e}", self.rank))?;
         }
         Ok(streams)
     }
 
-    fn left(&self) -> Option<Duration> {
+    /// Gives this rank all of its time anew.
+    pub(super) fn restart(&self) {
+        self.start.set(Instant::now());
+    }
+
+    pub(super) fn left(&self) -> Option<Duration> {
         self.timeout.checked_sub(self.start.get().elapsed()).filter(|left| !left.is_zero())
     }
 
-    fn say(&self, what: &str) {
+    pub(super) fn say(&self, what: &str) {
         (self.tell)(&format!("rank {}: {what}", self.rank));
     }
 
     /// Says for whom this rank waits, if it is time to. Returns whether it was.
-    fn report(&self, missing: &[usize], place: &str) -> bool {
+    pub(super) fn report(&self, missing: &str, place: &str) -> bool {
         let due = Instant::now() >= self.report_at.get();
         if due {
             self.report_at.set(Instant::now() + self.report_every);
             let (waited, all) = (self.start.get().elapsed().as_secs(), seconds(self.timeout));
-            let missing = name_ranks(missing);
             self.say(&format!("waiting for {missing} of {} at {place} ({waited} s of {all})", self.size));
         }
         due
+    }
+
+    /// The error of a rank whose time is over.
+    pub(super) fn missed(&self, missing: &str, place: &str) -> String {
+        format!("{missing} of {} did not come to {place} within {} s", self.size, seconds(self.timeout))
     }
 
     /// Waits until all ranks have come that are wanted. `watch` learns every few milliseconds whether a line was due.
@@ -134,17 +161,17 @@ impl<'a> Rendezvous<'a> {
                 return Ok(());
             }
             if self.left().is_none() {
-                let (missing, all) = (name_ranks(&missing), seconds(self.timeout));
-                let mut why = format!("{missing} of {} did not come to {place} within {all} s", self.size);
+                let mut why = self.missed(&name_ranks(&missing), place);
                 if let Some(refused) = &reception.refused {
                     why += &format!("; {refused}");
                 }
-                if reception.strangers > 0 {
-                    why += &format!("; connections that were no ranks of this run: {}", reception.strangers);
+                if reception.strangers() > 0 {
+                    why +=
+                        &format!("; connections that were no ranks of this run: {}", reception.strangers());
                 }
                 return Err(why);
             }
-            let due = self.report(&missing, place);
+            let due = self.report(&name_ranks(&missing), place);
             watch(reception, due)?;
             std::thread::sleep(PAUSE);
         }
@@ -190,12 +217,7 @@ impl<'a> Rendezvous<'a> {
         let mut ranks: Vec<(usize, &mut Arrival)> =
             ranks.filter_map(|(rank, place)| Some((rank, place.as_mut()?))).collect();
         for (rank, Arrival { session, .. }) in &mut ranks {
-            let blocks = |socket: &TcpStream, blocks: bool| socket.set_nonblocking(!blocks);
-            let sent = blocks(session.stream.socket(), true)
-                .and_then(|()| session.stream.socket().set_write_timeout(Some(GREETING)))
-                .and_then(|()| session.send(Kind::Table, table.as_bytes()))
-                .and_then(|()| blocks(session.stream.socket(), false));
-            sent.map_err(|_| gone(*rank))?;
+            session.send_long(Kind::Table, table.as_bytes()).map_err(|_| gone(*rank))?;
         }
         // The other ranks have all of their time anew.
         let end = Instant::now() + self.timeout.max(GREETING);
@@ -220,50 +242,18 @@ impl<'a> Rendezvous<'a> {
 
     /// Every other rank's part.
     fn visit(&self) -> Result<Streams, String> {
-        let mut own: Option<(IpAddr, TcpListener)> = None;
+        let mut own = None;
         let (mut host, table) = loop {
-            let hello = |here: IpAddr| {
-                let listener = match own.take().filter(|(address, _)| *address == here) {
-                    Some((_, listener)) => listener,
-                    None => TcpListener::bind((here, 0))?,
-                };
-                let port = listener.local_addr()?.port();
-                own = Some((here, listener));
-                Ok(Hello { rank: self.rank, size: self.size, port })
-            };
-            let place = self.master.to_string();
-            let mut host =
-                self.connect(0, &place, || self.master.addresses(), None, hello, &mut || Ok(()))?;
+            let mut host = self.come("rank 0", &mut own)?;
             if let Some(table) = self.await_table(&mut host)? {
                 break (host, table);
             }
             self.say("rank 0 has gone before all ranks had come; it may come again");
         };
         // This rank may have waited for rank 0 for most of its time.
-        self.start.set(Instant::now());
-        let broken = |e: io::Error| format!("rank {}: {e}", self.rank);
-        let Some((here, listener)) = own else { return Err(format!("rank {} listens nowhere", self.rank)) };
-        let hello =
-            Hello { rank: self.rank, size: self.size, port: listener.local_addr().map_err(broken)?.port() };
-        let mut reception =
-            Reception::new(listener, self.known, (self.rank, self.size), self.rank + 1..self.size)
-                .map_err(broken)?;
-        // Without a secret the addresses are all that tells ranks from strangers.
-        let here = Some(here).filter(|_| self.known.secret.is_empty());
-        if here.is_some() {
-            // Rank 0's place is not looked at.
-            reception.origins = std::iter::once(Ipv4Addr::UNSPECIFIED.into())
-                .chain(table.iter().map(SocketAddr::ip))
-                .collect();
-        }
-        for (rank, address) in (1..self.rank).zip(table) {
-            let watch = &mut || still_waits(&mut host).map(drop);
-            let session =
-                self.connect(rank, &address.to_string(), || Ok(vec![address]), here, |_| Ok(hello), watch)?;
-            reception.arrived[rank] = Some(Arrival { session, from: address, port: 0 });
-        }
-        let place = format!("rank {}", self.rank);
-        self.collect(&mut reception, &place, |_, _| still_waits(&mut host).map(drop))?;
+        self.restart();
+        let addresses: Vec<_> = std::iter::once(None).chain(table.into_iter().map(Some)).collect();
+        let reception = self.pair_up(own, &addresses, &mut || still_waits(&mut host).map(drop))?;
         host.send(Kind::Ready, &[]).map_err(|_| GONE.to_string())?;
         let end = Instant::now() + self.timeout + GREETING;
         while !still_waits(&mut host)? {
@@ -277,6 +267,50 @@ impl<'a> Rendezvous<'a> {
         Ok(streams)
     }
 
+    /// Comes to the process that this rank visits first, and listens where that one sees it, unless it does so already.
+    pub(super) fn come(&self, who: &str, own: &mut Option<Own>) -> Result<Session, String> {
+        let hello = |here: IpAddr| {
+            let listener = match own.take().filter(|(address, _)| *address == here) {
+                Some((_, listener)) => listener,
+                None => TcpListener::bind((here, 0))?,
+            };
+            let port = listener.local_addr()?.port();
+            *own = Some((here, listener));
+            Ok(Hello { rank: self.rank, size: self.size, port })
+        };
+        self.connect(who, &self.master.to_string(), || self.master.addresses(), None, hello, &mut || Ok(()))
+    }
+
+    /// Connects with ranks below this one at their addresses, by rank, and takes those above it. `watch` may end that.
+    pub(super) fn pair_up(
+        &self,
+        own: Option<Own>,
+        addresses: &[Option<SocketAddr>],
+        watch: &mut dyn FnMut() -> Result<(), String>,
+    ) -> Result<Reception<'a>, String> {
+        let broken = |e: io::Error| format!("rank {}: {e}", self.rank);
+        let Some((here, listener)) = own else { return Err(format!("rank {} listens nowhere", self.rank)) };
+        let hello =
+            Hello { rank: self.rank, size: self.size, port: listener.local_addr().map_err(broken)?.port() };
+        let mut reception =
+            Reception::new(listener, self.known, (self.rank, self.size), self.rank + 1..self.size)
+                .map_err(broken)?;
+        // Without a secret the addresses are all that tells ranks from strangers.
+        let here = Some(here).filter(|_| self.known.secret.is_empty());
+        if here.is_some() {
+            reception.origins = addresses.iter().map(|place| place.map(|address| address.ip())).collect();
+        }
+        let below = addresses.iter().enumerate().take(self.rank);
+        for (rank, address) in below.filter_map(|(rank, place)| Some((rank, (*place)?))) {
+            let (who, place) = (name_ranks(&[rank]), address.to_string());
+            let session = self.connect(&who, &place, || Ok(vec![address]), here, |_| Ok(hello), watch)?;
+            reception.arrived[rank] = Some(Arrival { session, from: address, port: 0 });
+        }
+        let place = format!("rank {}", self.rank);
+        self.collect(&mut reception, &place, |_, _| watch())?;
+        Ok(reception)
+    }
+
     /// The addresses of ranks 1 and up, once all have come; `None` if rank 0 has gone before.
     fn await_table(&self, host: &mut Session) -> Result<Option<Vec<SocketAddr>>, String> {
         // Rank 0 answers when all have arrived, or when the time is over there.
@@ -287,7 +321,7 @@ impl<'a> Rendezvous<'a> {
                     let ranks =
                         missing.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word) as usize);
                     self.report_at.set(Instant::now());
-                    self.report(&ranks.collect::<Vec<_>>(), &self.master.to_string());
+                    self.report(&name_ranks(&ranks.collect::<Vec<_>>()), &self.master.to_string());
                 }
                 Ok(Some((Kind::Table, table))) => {
                     let addresses = String::from_utf8_lossy(&table).lines().map(str::parse).collect();
@@ -305,10 +339,14 @@ impl<'a> Rendezvous<'a> {
         }
     }
 
-    /// Tries until rank `who` listens there and has accepted this one. `watch` may end that.
+    fn greet(&self, socket: TcpStream, hello: &Hello, left: Duration) -> Result<Option<Session>, String> {
+        greet_with(socket, hello, &self.introduction, self.known, Instant::now() + left.min(2 * GREETING))
+    }
+
+    /// Tries until `who` listens there and has accepted this one. `watch` may end that.
     fn connect(
         &self,
-        who: usize,
+        who: &str,
         place: &str,
         addresses: impl Fn() -> io::Result<Vec<SocketAddr>>,
         from: Option<IpAddr>,
@@ -319,10 +357,7 @@ impl<'a> Rendezvous<'a> {
         loop {
             let Some(left) = self.left() else {
                 let all = seconds(self.timeout);
-                return Err(format!(
-                    "rank {}: rank {who} did not come to {place} within {all} s{why}",
-                    self.rank
-                ));
+                return Err(format!("rank {}: {who} did not come to {place} within {all} s{why}", self.rank));
             };
             watch()?;
             let found = addresses().unwrap_or_else(|error| {
@@ -341,20 +376,23 @@ impl<'a> Rendezvous<'a> {
                         continue;
                     }
                 };
-                match greet(socket, &hello, self.known, Instant::now() + left.min(2 * GREETING)) {
+                match self.greet(socket, &hello, left) {
                     Ok(Some(session)) => return Ok(session),
                     Ok(None) => why = " (what listens there closes connections, or says nothing)".into(),
                     Err(why) => {
-                        return Err(format!("rank {} came to {address} for rank {who}: {why}", self.rank));
+                        return Err(format!("rank {} came to {address} for {who}: {why}", self.rank));
                     }
                 }
             }
-            self.report(&[who], place);
+            self.report(who, place);
             std::thread::sleep(pause);
             pause = (2 * pause).min(PAUSE_MAX);
         }
     }
 }
+
+/// The address by which others see this process, and where it listens there.
+pub(super) type Own = (IpAddr, TcpListener);
 
 const GONE: &str = "rank 0 has gone while the ranks connected with each other";
 
@@ -372,7 +410,7 @@ fn still_waits(host: &mut Session) -> Result<bool, String> {
     }
 }
 
-fn streams(reception: Reception<'_>) -> Streams {
+pub(super) fn streams(reception: Reception<'_>) -> Streams {
     reception.arrived.into_iter().map(|place| place.map(|arrival| arrival.session.stream)).collect()
 }
 

@@ -1,7 +1,7 @@
 //! How ranks meet: in any order, beside strangers and other runs, and with ranks that die or do not come.
 
 #[path = "../../parallel/tests/comm/port.rs"]
-mod port;
+pub(crate) mod port;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

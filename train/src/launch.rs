@@ -18,12 +18,15 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// one with the error calls `tell` with the message first, because launchers such as `mpirun` end all processes as soon as one has
 /// failed.
 ///
+/// Where the launcher starts lost processes again, `f` is called anew in each [epoch](launch::Rank::epoch) of the run
+/// ([`launch::Environment::run_elastic`]).
+///
 /// # Errors
 /// That of `f`, or of joining the other processes.
 pub fn start<T>(
     config: &Config,
-    tell: impl FnOnce(&str),
-    f: impl FnOnce(Option<&launch::Rank>) -> Result<T>,
+    tell: impl Fn(&str),
+    mut f: impl FnMut(Option<&launch::Rank>) -> Result<T>,
 ) -> Result<T> {
     outlive_full_quotas();
     let backend = backend(config)?;
@@ -32,9 +35,13 @@ pub fn start<T>(
         .map_err(|e| Error::Config(format!("`device` {}: {e}", config.device)))?;
     let Some(backend) = backend else { return f(None) };
     let mut reported = None;
-    let outcome = environment(config, backend).run(|rank| {
+    let outcome = environment(config, backend).run_elastic(|rank| {
+        reported = None;
         let done = fits(config, rank.size()).and_then(|()| f(Some(&rank)));
         done.inspect_err(|error| {
+            if rank.is_left_to_rejoin() {
+                return;
+            }
             reported = error_to_report(&rank, error);
             if let Some(error) = &reported {
                 tell(&error.to_string());

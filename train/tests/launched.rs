@@ -70,7 +70,7 @@ fn train() -> Result<()> {
                 Ok(decoder(&model(), &config.layout, &rank.groups, &rank.scope(&config), weights.as_deref())?)
             };
             let trainer = Trainer::new(config.clone()).settings("launched", &settings);
-            let mut trainer = trainer.in_process_group(process).data(data);
+            let mut trainer = trainer.in_process_group(process).data(data.clone());
             if let Some(by) = validated {
                 trainer = trainer.validation(TensorDataset::new(vec![rows(by)?, rows(by + 1)?])?);
             }

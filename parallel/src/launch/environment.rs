@@ -1,15 +1,16 @@
-//! [`environment`]: this process as one rank of a run that a launcher has started. [`WorkerEnv`]: the rank, size and address that
-//! the launcher gave this process in its environment.
+//! [`environment`]: this process as one rank of a run that a launcher has started.
 
 use std::fmt::Display;
-use std::path::Path;
+use std::io::Write;
 use std::sync::mpsc::channel;
 use std::time::Duration;
 
-use phalanx_rendezvous::{Credentials, Master, rendezvous};
+use phalanx_rendezvous::{Credentials, Master, Member, rendezvous};
 use phalanx_tensor::Device;
 
 use super::devices::{Cores, RankDevices};
+use super::rejoin::{Rejoin, Rejoins};
+use super::worker_env::{RESTARTS, WorkerEnv};
 use super::{JOIN_TIMEOUT, Rank, TIMEOUT};
 use crate::catch_panic::catch_panic;
 use crate::comm::wire::tcp::Tcp;
@@ -83,7 +84,8 @@ impl Environment {
     pub fn local(mut self, rank: usize, size: usize, port: u16) -> Environment {
         let (local_rank, local_size, master) = (rank, size, Master::Address("127.0.0.1".into(), port));
         let known = Credentials::default();
-        self.worker = Some(WorkerEnv { rank, size, local_rank, local_size, master, known });
+        let (store, restarts) = (None, RESTARTS);
+        self.worker = Some(WorkerEnv { rank, size, local_rank, local_size, master, known, store, restarts });
         self
     }
 
@@ -142,22 +144,80 @@ impl Environment {
     /// # Errors
     /// As [`environment`]; and if the environment makes no sense or ranks do not come in time.
     pub fn run<T, E: Display>(self, f: impl FnOnce(Rank) -> Result<T, E>) -> Result<T> {
+        let worker = self.worker()?;
+        let _cores = Cores::divide(self.cores, worker.local_size, &[(worker.local_rank, Device::CPU)])?;
+        let mut member = self.member(&worker);
+        let done = self.epoch(&worker, member.as_mut(), Rejoin::Never, f).map_err(|ended| ended.error);
+        done.inspect(|_| member.into_iter().for_each(Member::end))
+    }
+
+    /// [`Environment::run`] that outlives other processes. Where the environment names a store (`PHALANX_STORE`, which `phalanx-launch
+    /// --max-restarts` sets), the process that loses another one leaves the old communicator, meets the ranks again, among them the
+    /// process that the launcher has started in place of the lost one, and calls `f` again in the next [epoch](Rank::epoch). `f`
+    /// decides where it goes on: from what its memory holds, or from a checkpoint. Without a store this is [`Environment::run`].
+    ///
+    /// An error of `f` that another rank has caused is none of the run's ([`Rank::is_left_to_rejoin`]). One of its own ends this
+    /// process, and the launcher may start it again. Ranks that are late without a loss are answered a bounded number of times.
+    ///
+    /// # Errors
+    /// As [`Environment::run`]; and if not all ranks come to a later meeting within the join timeout, or the launcher has ended the run.
+    pub fn run_elastic<T, E: Display>(self, mut f: impl FnMut(Rank) -> Result<T, E>) -> Result<T> {
+        let worker = self.worker()?;
+        let _cores = Cores::divide(self.cores, worker.local_size, &[(worker.local_rank, Device::CPU)])?;
+        let mut member = self.member(&worker);
+        let mut rejoins = Rejoins::new(worker.size, worker.restarts);
+        loop {
+            let rejoin = if member.is_some() { rejoins.next() } else { Rejoin::Never };
+            match self.epoch(&worker, member.as_mut(), rejoin, &mut f) {
+                Ok(result) => {
+                    member.into_iter().for_each(Member::end);
+                    return Ok(result);
+                }
+                Err(Ended { error, rejoins: false }) => return Err(error),
+                Err(Ended { error, rejoins: true }) => {
+                    rejoins.count(&error);
+                    // In one write, so that lines of several ranks do not mix. A closed stderr is no reason to stop.
+                    let line = format!("rank {}: {error}; it meets the others again\n", worker.rank);
+                    let _ = std::io::stderr().write_all(line.as_bytes());
+                }
+            }
+        }
+    }
+
+    fn worker(&self) -> Result<WorkerEnv> {
         let mut worker = match &self.worker {
             Some(worker) => worker.clone().checked()?,
             None => WorkerEnv::find(|name| std::env::var(name).ok())?,
         };
         worker.known.secret = self.secret.clone().unwrap_or(worker.known.secret);
         worker.known.tls = self.tls.unwrap_or(worker.known.tls);
-        let _cores = Cores::divide(self.cores, worker.local_size, &[(worker.local_rank, Device::CPU)])?;
+        Ok(worker)
+    }
+
+    /// This process as the store knows it, if ranks meet at one.
+    fn member(&self, worker: &WorkerEnv) -> Option<Member> {
+        let (host, port) = worker.store.clone().filter(|_| self.backend == Backend::Tcp)?;
+        Some(Member::new(host, port, worker.known.clone()))
+    }
+
+    /// Runs `f` as a rank of one epoch, and leaves it.
+    fn epoch<T, E: Display>(
+        &self,
+        worker: &WorkerEnv,
+        member: Option<&mut Member>,
+        rejoin: Rejoin,
+        f: impl FnOnce(Rank) -> Result<T, E>,
+    ) -> Result<T, Ended> {
         let (devices, local) = (self.devices, worker.local_rank);
         let first = worker.rank.saturating_sub(local);
         let here = first..(first + worker.local_size).min(worker.size);
-        let (mut process, control) = self.join(worker)?;
+        let (mut process, control, epoch) = self.join(worker, member).map_err(Ended::of_this)?;
         // A rank without a GPU ends the run of all ranks.
         let seated = catch_panic(|| {
             // Processes share no memory: their CPUs need no numbers.
             let device = if let RankDevices::Cpu = devices { Device::CPU } else { devices.device(local)? };
-            devices.join(&control, device).map(|(comm, session)| (Rank::new(comm, device, here), session))
+            let (comm, session) = devices.join(&control, device)?;
+            Ok::<_, Error>((Rank::new(comm, device, here).in_epoch(epoch, rejoin), session))
         });
         let outcome = seated.map_err(|cause| control.fail(&cause)).and_then(|(me, session)| {
             let outcome = catch_panic(|| f(me)).map_err(|cause| control.fail(&cause));
@@ -167,226 +227,59 @@ impl Environment {
         process.leave();
         match (process.failure(), outcome) {
             (None, Ok(result)) => Ok(result),
-            (failure, _) => {
-                Err(failure.unwrap_or_else(|| Error::Launch("the run ended without a result".into())))
-            }
+            (Some(error), _) => Err(Ended { rejoins: rejoin.follows(&error, worker.rank), error }),
+            (None, Err(())) => Err(Ended::of_this(Error::Launch("the run ended without a result".into()))),
         }
     }
 
-    fn join(self, worker: WorkerEnv) -> Result<(Process, Comm)> {
+    /// Meets the other ranks, for this epoch.
+    fn join(&self, worker: &WorkerEnv, member: Option<&mut Member>) -> Result<(Process, Comm, u64)> {
         let WorkerEnv { rank, size, master, known, .. } = worker;
-        let timeout = self.timeout;
+        let (rank, size, timeout) = (*rank, *size, self.timeout);
         let (events, heard) = channel();
         let told = events.clone();
         match self.backend {
             Backend::Tcp => {
                 let join_timeout = self.join_timeout.unwrap_or(timeout.min(JOIN_TIMEOUT));
-                let streams = rendezvous((rank, size), &master, &known, join_timeout).map_err(not_met)?;
+                let (epoch, streams) = match member {
+                    Some(member) => {
+                        let met = member.meet((rank, size), join_timeout).map_err(not_met)?;
+                        (met.epoch, met.streams)
+                    }
+                    None => (0, rendezvous((rank, size), master, known, join_timeout).map_err(not_met)?),
+                };
                 let wire =
                     Tcp::new(streams, &told).map_err(|e| Error::Launch(format!("rank {rank}: {e}")))?;
-                connect((rank, size), timeout, (events, heard), move || Ok(Box::new(wire) as Box<dyn Wire>))
+                let wire = move || Ok(Box::new(wire) as Box<dyn Wire>);
+                let (process, comm) = connect((rank, size), timeout, (events, heard), wire)?;
+                Ok((process, comm, epoch))
             }
             #[cfg(feature = "mpi")]
             Backend::Mpi => {
                 use crate::comm::wire::mpi::Mpi;
                 let wire = move || Mpi::new((rank, size)).map(|wire| Box::new(wire) as Box<dyn Wire>);
-                connect((rank, size), timeout, (events, heard), wire)
+                let (process, comm) = connect((rank, size), timeout, (events, heard), wire)?;
+                Ok((process, comm, 0))
             }
         }
+    }
+}
+
+/// How an epoch has ended, if not well.
+struct Ended {
+    error: Error,
+    /// Whether this process meets the others again.
+    rejoins: bool,
+}
+
+impl Ended {
+    /// By an error that this process has made.
+    fn of_this(error: Error) -> Ended {
+        Ended { error, rejoins: false }
     }
 }
 
 /// Why ranks have not met.
 fn not_met(error: phalanx_rendezvous::Error) -> Error {
     Error::Launch(error.to_string())
-}
-
-/// This process's rank in the run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct WorkerEnv {
-    pub(super) rank: usize,
-    pub(super) size: usize,
-    /// The rank among the processes of this machine.
-    pub(super) local_rank: usize,
-    pub(super) local_size: usize,
-    /// Where rank 0 listens.
-    pub(super) master: Master,
-    /// By which the processes of the run know each other.
-    pub(super) known: Credentials,
-}
-
-/// Names of the rank, the number of ranks, and the same on this machine: torchrun's, Open MPI's, MPICH's and Intel's,
-/// Slurm's.
-const NAMES: [[&str; 4]; 4] = [
-    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"],
-    [
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ],
-    ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
-    ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"],
-];
-
-/// Ranks at most. Each has a socket to every other.
-const SIZE_MAX: usize = 65_535;
-
-/// Where rank 0 listens unless told otherwise.
-const PORT: u16 = 29_500;
-
-impl WorkerEnv {
-    /// From variables; the first launcher that names a rank counts. A process that no launcher has started is alone.
-    ///
-    /// # Errors
-    /// If a variable is no number, the rank is not below the size, or several machines have no address to meet at.
-    pub(super) fn find(variable: impl Fn(&str) -> Option<String>) -> Result<WorkerEnv> {
-        let number = |name: &str| number(&variable, name);
-        let Some(names) = WorkerEnv::names(&variable) else {
-            let (master, known) = (Master::Address("127.0.0.1".into(), PORT), Credentials::default());
-            return Ok(WorkerEnv { rank: 0, size: 1, local_rank: 0, local_size: 1, master, known });
-        };
-        let (rank, size) = (number(names[0])?.unwrap_or(0), number(names[1])?.unwrap_or(1));
-        let local_size = number(names[3])?.filter(|&n| n > 0 && n <= size);
-        let local_rank = number(names[2])?.filter(|&r| r < local_size.unwrap_or(size));
-        let master = match variable("PHALANX_RENDEZVOUS") {
-            Some(url) => file(&url)?,
-            None => address(&variable, local_size.unwrap_or(size) == size)?,
-        };
-        let local_size = local_size.unwrap_or(size);
-        let local_rank = local_rank.unwrap_or(rank % local_size.max(1));
-        let known = Credentials::find(&variable).map_err(not_met)?;
-        WorkerEnv { rank, size, local_rank, local_size, master, known }.checked()
-    }
-
-    /// Whether a launcher has named a rank.
-    pub(super) fn is_named(variable: impl Fn(&str) -> Option<String>) -> bool {
-        WorkerEnv::names(&variable).is_some()
-    }
-
-    fn names(variable: &impl Fn(&str) -> Option<String>) -> Option<&'static [&'static str; 4]> {
-        NAMES.iter().find(|names| variable(names[0]).is_some() && variable(names[1]).is_some())
-    }
-
-    /// Itself, if there are not too many ranks and the rank is below their number.
-    pub(super) fn checked(self) -> Result<WorkerEnv> {
-        let WorkerEnv { rank, size, .. } = self;
-        match rank < size {
-            _ if size > SIZE_MAX => {
-                Err(Error::Launch(format!("got {size} ranks (WORLD_SIZE), wanted at most {SIZE_MAX}")))
-            }
-            true => Ok(self),
-            false => Err(Error::Launch(format!("got rank {rank} of {size}, wanted one below that"))),
-        }
-    }
-}
-
-/// The variable as a number.
-fn number(variable: &impl Fn(&str) -> Option<String>, name: &str) -> Result<Option<usize>> {
-    let wrong = |text: &String| Error::Launch(format!("got {name}={text}, wanted a number"));
-    variable(name).map(|text| text.trim().parse().map_err(|_| wrong(&text))).transpose()
-}
-
-/// The address of rank 0. Ranks that are all on this machine need none.
-fn address(variable: &impl Fn(&str) -> Option<String>, one_machine: bool) -> Result<Master> {
-    let address = match variable("MASTER_ADDR") {
-        Some(address) => address,
-        None if one_machine => "127.0.0.1".into(),
-        None => {
-            return Err(Error::Launch(
-                "the ranks are on several machines: set MASTER_ADDR to rank 0's".into(),
-            ));
-        }
-    };
-    let port = number(variable, "MASTER_PORT")?.unwrap_or(PORT.into());
-    let wrong = || Error::Launch(format!("got MASTER_PORT={port}, wanted a number from 1 to 65535"));
-    let port = u16::try_from(port).ok().filter(|port| *port > 0).ok_or_else(wrong)?;
-    // An address of IPv6 may be in brackets, as it is beside a port.
-    let bare = address.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).map(String::from);
-    Ok(Master::Address(bare.unwrap_or(address), port))
-}
-
-/// The file of a URL.
-fn file(url: &str) -> Result<Master> {
-    let path = url.strip_prefix("file://").map(Path::new).filter(|path| path.is_absolute());
-    let wrong = || Error::Launch(format!("got PHALANX_RENDEZVOUS={url}, wanted file:///PATH"));
-    path.map(|path| Master::File(path.into())).ok_or_else(wrong)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn find(variables: &[(&str, &str)]) -> Result<WorkerEnv> {
-        WorkerEnv::find(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string()))
-    }
-
-    fn worker(rank: usize, size: usize, local: (usize, usize), master: (&str, u16)) -> WorkerEnv {
-        let (master, known) = (Master::Address(master.0.into(), master.1), Credentials::default());
-        WorkerEnv { rank, size, local_rank: local.0, local_size: local.1, master, known }
-    }
-
-    #[test]
-    fn every_launcher_is_understood() {
-        let alone = worker(0, 1, (0, 1), ("127.0.0.1", PORT));
-        assert_eq!(find(&[]).unwrap(), alone);
-        assert_eq!(find(&[("RANK", "0")]).unwrap(), alone);
-        let named =
-            |variables: &[&str]| WorkerEnv::is_named(|name| variables.contains(&name).then(|| "1".into()));
-        assert!(!named(&[]) && !named(&["RANK"]) && named(&["PMI_RANK", "PMI_SIZE"]));
-        let torchrun =
-            [("RANK", "3"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "node0"), ("MASTER_PORT", "1234")];
-        assert_eq!(find(&torchrun).unwrap(), worker(3, 4, (3, 4), ("node0", 1234)));
-        let mpirun = [
-            ("OMPI_COMM_WORLD_RANK", "5"),
-            ("OMPI_COMM_WORLD_SIZE", "8"),
-            ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
-            ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
-            ("MASTER_ADDR", "10.0.0.1"),
-        ];
-        assert_eq!(find(&mpirun).unwrap(), worker(5, 8, (1, 4), ("10.0.0.1", PORT)));
-        let srun = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_LOCALID", "1")];
-        assert_eq!(find(&srun).unwrap(), worker(1, 2, (1, 2), ("127.0.0.1", PORT)));
-    }
-
-    #[test]
-    fn what_makes_no_sense_is_named() {
-        let error = |variables: &[(&str, &str)]| find(variables).unwrap_err().to_string();
-        assert!(error(&[("RANK", "x"), ("WORLD_SIZE", "2")]).contains("RANK=x"));
-        assert!(error(&[("RANK", "2"), ("WORLD_SIZE", "2")]).contains("rank 2 of 2"));
-        let of = |size| error(&[("RANK", "0"), ("WORLD_SIZE", size)]);
-        assert!(
-            of("18446744073709551615")
-                .contains("18446744073709551615 ranks (WORLD_SIZE), wanted at most 65535")
-        );
-        assert!(of("100000000").contains("wanted at most 65535"));
-        let alone = [("RANK", "0"), ("WORLD_SIZE", "2")];
-        let more = |more: &[(&'static str, &'static str)]| find(&[&alone[..], more].concat());
-        assert!(
-            more(&[("MASTER_PORT", "0")])
-                .unwrap_err()
-                .to_string()
-                .contains("MASTER_PORT=0, wanted a number from 1")
-        );
-        let six = more(&[("MASTER_ADDR", "[::1]"), ("MASTER_PORT", "5")]).unwrap().master;
-        assert_eq!((six.to_string(), six), ("[::1]:5".into(), Master::Address("::1".into(), 5)));
-        for (variables, wanted) in [
-            (&[("PHALANX_SECRET", " ")][..], "PHALANX_SECRET is empty"),
-            (&[("PHALANX_SECRET", "a"), ("PHALANX_SECRET_FILE", "b")], "wanted one of them"),
-            (&[("PHALANX_SECRET_FILE", "/nowhere/secret")], "PHALANX_SECRET_FILE=/nowhere/secret: "),
-            (&[("PHALANX_TLS", "yes")], "got PHALANX_TLS=yes, wanted 0 or 1"),
-        ] {
-            let error = more(variables).unwrap_err().to_string();
-            assert!(error.contains(wanted), "{error}");
-        }
-        let known = more(&[("PHALANX_SECRET", "abc\n"), ("TORCHELASTIC_RUN_ID", "7")]).unwrap().known;
-        assert_eq!(known, Credentials { secret: "abc".into(), job: "7".into(), tls: false });
-        assert!(!format!("{known:?}").contains("abc"));
-        assert!(more(&[("PHALANX_TLS", "1")]).unwrap().known.tls);
-        let apart = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")];
-        assert!(error(&apart).contains("MASTER_ADDR"));
-        let by_file = |url| find(&[&apart[..], &[("PHALANX_RENDEZVOUS", url)]].concat());
-        assert_eq!(by_file("file:///shared/run7").unwrap().master, Master::File("/shared/run7".into()));
-        assert!(by_file("file://run7").unwrap_err().to_string().contains("wanted file:///PATH"));
-    }
 }

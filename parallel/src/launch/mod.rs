@@ -17,9 +17,11 @@
 
 mod devices;
 mod environment;
+mod rejoin;
 #[cfg(test)]
 mod tests;
 mod threads;
+mod worker_env;
 
 use std::ops::Range;
 use std::time::Duration;
@@ -27,6 +29,7 @@ use std::time::Duration;
 use phalanx_tensor::Device;
 
 use crate::comm::Comm;
+use rejoin::Rejoin;
 
 pub use environment::{Backend, Environment, environment, is_launched};
 pub use threads::{Threads, threads};
@@ -43,13 +46,20 @@ pub struct Rank {
     comm: Comm,
     device: Device,
     on_this_machine: Range<usize>,
+    epoch: u64,
+    rejoin: Rejoin,
 }
 
 impl Rank {
     /// To be made on the rank's own thread.
     pub(super) fn new(comm: Comm, device: Device, on_this_machine: Range<usize>) -> Rank {
         phalanx_nn::note_ranks(comm.size());
-        Rank { comm, device, on_this_machine }
+        Rank { comm, device, on_this_machine, epoch: 0, rejoin: Rejoin::Never }
+    }
+
+    /// The same in an epoch of the run.
+    fn in_epoch(self, epoch: u64, rejoin: Rejoin) -> Rank {
+        Rank { epoch, rejoin, ..self }
     }
 
     /// Its number, from 0.
@@ -70,6 +80,18 @@ impl Rank {
     /// The device that is this rank's alone.
     pub fn device(&self) -> Device {
         self.device
+    }
+
+    /// How often the ranks of this run had met before they did now: 0 at the first start. A meeting that a process's death has ended
+    /// may have taken a number. See [`Environment::run_elastic`].
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Whether the epoch has failed because of another rank, so that this process will meet the others again when its function has
+    /// returned. Its error is none of the run then.
+    pub fn is_left_to_rejoin(&self) -> bool {
+        self.comm.failure().is_some_and(|failure| self.rejoin.follows(&failure, self.rank()))
     }
 
     /// The communicator of all ranks.

@@ -1,5 +1,6 @@
 //! Communicators: the same programs over every backend, and what happens when a rank goes wrong.
 
+mod elastic;
 mod faults;
 mod links;
 mod mpi;

@@ -1,9 +1,12 @@
 //! [`Tcp`]: a wire of connections, one to each other rank, in the clear or with TLS. `phalanx_rendezvous` has made them.
 
 use std::io::{self, Read, Write};
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 use phalanx_rendezvous::{Reader, Stream, Writer};
 
@@ -15,6 +18,8 @@ use crate::comm::{Error, Result};
 const CONTROL_MAX: u64 = 4 << 20;
 /// Bytes from a send, at most. They may come before the receive that says how many are wanted.
 const MESSAGE_MAX: u64 = 1 << 40;
+/// How long the end of a link may take to be written.
+const FAREWELL: Duration = Duration::from_secs(1);
 /// Bytes for which memory is taken at first.
 const PIECE: usize = 1 << 20;
 
@@ -22,6 +27,10 @@ const PIECE: usize = 1 << 20;
 /// a rank that does not read.
 pub(crate) struct Tcp {
     links: Vec<Option<Sender<Vec<u8>>>>,
+    /// The sockets, to end what reads and writes there.
+    sockets: Vec<TcpStream>,
+    readers: Vec<JoinHandle<()>>,
+    writers: Vec<JoinHandle<()>>,
     /// Messages not yet written.
     unwritten: Arc<AtomicUsize>,
     /// Bytes of the longest message of a collective of which this rank has sent its signature. Others send theirs after that.
@@ -32,7 +41,7 @@ impl Tcp {
     /// A wire over connected streams, in order of the ranks; this one's own place is empty.
     pub(crate) fn new(streams: Vec<Option<Stream>>, events: &Sender<Event>) -> io::Result<Tcp> {
         let (unwritten, longest) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let mut links = vec![];
+        let (mut links, mut sockets, mut readers, mut writers) = (vec![], vec![], vec![], vec![]);
         for (rank, stream) in streams.into_iter().enumerate() {
             let Some(stream) = stream else {
                 links.push(None);
@@ -40,18 +49,19 @@ impl Tcp {
             };
             stream.socket().set_nodelay(true)?;
             let (link, messages) = channel();
+            sockets.push(stream.socket().try_clone()?);
             let (reader, writer) = stream.split()?;
             let (events, count, longest) = (events.clone(), Arc::clone(&unwritten), Arc::clone(&longest));
-            spawn("reads", rank, move || read(reader, rank, &longest, &events))?;
-            spawn("writes", rank, move || write(writer, &messages, &count))?;
+            readers.push(spawn("reads", rank, move || read(reader, rank, &longest, &events))?);
+            writers.push(spawn("writes", rank, move || write(writer, &messages, &count))?);
             links.push(Some(link));
         }
-        Ok(Tcp { links, unwritten, longest })
+        Ok(Tcp { links, sockets, readers, writers, unwritten, longest })
     }
 }
 
-fn spawn(what: &str, rank: usize, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    std::thread::Builder::new().name(format!("phalanx {what} {rank}")).spawn(work).map(drop)
+fn spawn(what: &str, rank: usize, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(format!("phalanx {what} {rank}")).spawn(work)
 }
 
 /// Hands messages to the driver until the link ends.
@@ -145,8 +155,17 @@ impl Wire for Tcp {
         self.unwritten.load(Ordering::Acquire) == 0
     }
 
-    fn close(&mut self, _orderly: bool) {
+    /// Nothing of this wire is left: no thread, no socket, and no message that comes later.
+    fn close(&mut self, orderly: bool) {
         self.links.clear();
+        if orderly {
+            // What was sent has been written. The writers say that nothing follows.
+            self.sockets.iter().for_each(|socket| drop(socket.set_write_timeout(Some(FAREWELL))));
+            self.writers.drain(..).for_each(|thread| drop(thread.join()));
+        }
+        // What was sent and is not written belongs to a process that does not read.
+        self.sockets.drain(..).for_each(|socket| drop(socket.shutdown(Shutdown::Both)));
+        self.readers.drain(..).chain(self.writers.drain(..)).for_each(|thread| drop(thread.join()));
     }
 }
 

@@ -1,0 +1,100 @@
+//! The run's store, as the launcher serves it ([`serve`]) and speaks with it ([`Link`]).
+
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use phalanx_rendezvous::{Node, Store};
+
+use crate::options::{Options, show};
+use crate::say;
+
+/// Between two looks at what the store says.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// The store of the run, listening.
+///
+/// # Errors
+/// If its port is taken, or its address is none of this machine.
+pub(crate) fn serve(options: &Options) -> Result<Option<Store>, String> {
+    let Some(place) = options.store.as_ref().filter(|_| options.serves) else { return Ok(None) };
+    let store = Store::bind(&place.0, place.1, options.known.clone(), options.world_size());
+    store.map(Some).map_err(|error| format!("the store cannot listen at {}: {error}", show(place)))
+}
+
+/// Serves on a thread that lives as long as the launcher.
+pub(crate) fn serve_on_a_thread(store: Store) {
+    static NEVER: AtomicBool = AtomicBool::new(false);
+    thread::spawn(|| store.serve(&NEVER));
+}
+
+/// Serves until a signal comes.
+///
+/// # Errors
+/// As [`serve`].
+pub(crate) fn serve_alone(options: &Options) -> Result<u8, String> {
+    let stop = std::sync::Arc::new(AtomicBool::new(false));
+    #[cfg(unix)]
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        let set = signal_hook::flag::register(signal, stop.clone());
+        set.map_err(|error| format!("signals: {error}"))?;
+    }
+    if let Some(store) = serve(options)? {
+        say(&format!(
+            "the store of {} ranks listens at {}",
+            options.world_size(),
+            options.store.as_ref().map(show).unwrap_or_default()
+        ));
+        store.serve(&stop);
+    }
+    Ok(0)
+}
+
+/// A thread that is connected with the store.
+pub(crate) struct Link {
+    end: Sender<String>,
+    thread: JoinHandle<()>,
+}
+
+impl Link {
+    /// Calls `over` once if the store says that the run is over, why.
+    pub(crate) fn new(options: &Options, over: impl FnOnce(String) + Send + 'static) -> Option<Link> {
+        let place = (options.node_rank, options.world_size());
+        let node = Node::new(options.store.clone()?, options.known.clone(), place);
+        let (end, told) = channel();
+        Some(Link { end, thread: thread::spawn(move || watch(node, &told, over)) })
+    }
+
+    /// Ends the run, for all ranks that are to meet.
+    pub(crate) fn end(&self, why: String) {
+        // A link that has ended knows that the run is over.
+        let _ = self.end.send(why);
+    }
+
+    /// Whether the store knows that the run is over.
+    pub(crate) fn is_over(&self) -> bool {
+        self.thread.is_finished()
+    }
+}
+
+fn watch(mut node: Node, told: &Receiver<String>, over: impl FnOnce(String)) {
+    let mut end = None;
+    loop {
+        match told.recv_timeout(PAUSE) {
+            Ok(why) => end = end.or(Some(why)),
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        match &end {
+            // This launcher knows why.
+            Some(why) if node.end(why) => return,
+            Some(_) => {}
+            None => {
+                if let Some(why) = node.over() {
+                    return over(why.to_string());
+                }
+            }
+        }
+    }
+}

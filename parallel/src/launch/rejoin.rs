@@ -1,0 +1,95 @@
+//! [`Rejoin`]: which failures a process answers by meeting the other ranks again. [`Rejoins`]: how often.
+
+use crate::comm::Error;
+
+/// The failures after which a process meets the others again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rejoin {
+    /// None: the process ends with the run's error.
+    Never,
+    /// The loss of another process only.
+    AfterLoss,
+    /// Every failure of another rank.
+    AfterFailure,
+}
+
+impl Rejoin {
+    /// Whether rank `me` meets the others again after this failure.
+    pub(super) fn follows(self, failure: &Error, me: usize) -> bool {
+        let of_another = match failure {
+            Error::Failed { rank, .. } => *rank != me,
+            Error::Lost { .. } | Error::Reported { .. } | Error::Late { .. } | Error::Deserted { .. } => true,
+            Error::Interrupted { cause, .. } => return self.follows(cause, me),
+            // The program does it again, or this process cannot go on.
+            _ => false,
+        };
+        match self {
+            Rejoin::Never => false,
+            Rejoin::AfterLoss => of_another && failure.is_loss(),
+            Rejoin::AfterFailure => of_another,
+        }
+    }
+}
+
+/// Counts what this process has answered. A lost process is one that its launcher starts again, and counts. A rank that is late is
+/// started by no launcher, so that it is counted here.
+#[derive(Debug)]
+pub(super) struct Rejoins {
+    /// How many failures without a loss are left.
+    left: usize,
+}
+
+impl Rejoins {
+    /// Where each of `size` ranks may be started again so many times.
+    pub(super) fn new(size: usize, restarts: usize) -> Rejoins {
+        Rejoins { left: size.saturating_mul(restarts) }
+    }
+
+    /// What the next epoch's failures lead to.
+    pub(super) fn next(&self) -> Rejoin {
+        if self.left > 0 { Rejoin::AfterFailure } else { Rejoin::AfterLoss }
+    }
+
+    /// After an answer.
+    pub(super) fn count(&mut self, failure: &Error) {
+        if !failure.is_loss() {
+            self.left = self.left.saturating_sub(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_meets_the_others_again_for_what_others_have_done() {
+        let lost = Error::Lost { rank: 1, why: "gone".into() };
+        let failed = |rank| Error::Failed { rank, cause: "x".into() };
+        let inside = Error::Interrupted { call: "recv".into(), cause: Box::new(lost.clone()) };
+        let told = Error::Reported { rank: 1, what: "rank 1 failed: x".into() };
+        for (failure, after_loss, after_failure) in [
+            (lost, true, true),
+            (inside, true, true),
+            (told, false, true),
+            (failed(1), false, true),
+            (failed(0), false, false),
+            (Error::Launch("x".into()), false, false),
+        ] {
+            let follows = |rejoin: Rejoin| rejoin.follows(&failure, 0);
+            let followed = [Rejoin::Never, Rejoin::AfterLoss, Rejoin::AfterFailure].map(follows);
+            assert_eq!(followed, [false, after_loss, after_failure], "{failure}");
+        }
+    }
+
+    #[test]
+    fn failures_without_a_loss_are_answered_a_bounded_number_of_times() {
+        let mut rejoins = Rejoins::new(2, 1);
+        rejoins.count(&Error::Lost { rank: 1, why: "gone".into() });
+        for _ in 0..2 {
+            assert_eq!(rejoins.next(), Rejoin::AfterFailure);
+            rejoins.count(&Error::Deserted { rank: 1, call: "x".into() });
+        }
+        assert_eq!(rejoins.next(), Rejoin::AfterLoss);
+    }
+}

@@ -1,0 +1,68 @@
+//! [`Node`]: a launcher's connection with the store of its run. It can end the run, and learns that another launcher has.
+
+use std::net::ToSocketAddrs;
+use std::time::{Duration, Instant};
+
+use super::handshake::{CONTENT_MAX, Credentials, GREETING, Hello, Kind, Session, greet_with};
+use super::introduction::Introduction;
+use super::rendezvous::dial;
+use crate::clean;
+
+/// The longest attempt to connect.
+const ATTEMPT: Duration = Duration::from_secs(1);
+
+/// A launcher, as the store knows it.
+#[derive(Debug)]
+pub struct Node {
+    store: (String, u16),
+    known: Credentials,
+    /// The machine's number, and the number of ranks on all.
+    place: (usize, usize),
+    session: Option<Session>,
+    /// Why the run is over.
+    over: Option<String>,
+}
+
+impl Node {
+    /// One that is not connected yet.
+    pub fn new(store: (String, u16), known: Credentials, place: (usize, usize)) -> Node {
+        Node { store, known, place, session: None, over: None }
+    }
+
+    /// Why the run is over, if the store says that it is. Connects with the store where there is no connection; to be called again.
+    pub fn over(&mut self) -> Option<&str> {
+        if self.over.is_none() && self.session.is_none() {
+            self.connect();
+        }
+        match self.session.as_mut().map(|session| session.receive(CONTENT_MAX)) {
+            Some(Ok(Some((Kind::Refused, why)))) => self.over = Some(clean(&why)),
+            Some(Err(_)) => self.session = None,
+            _ => {}
+        }
+        self.over.as_deref()
+    }
+
+    /// Ends the run: processes that wait at the store, or come there, are refused for this reason. Whether the store has been told.
+    pub fn end(&mut self, why: &str) -> bool {
+        if self.over().is_some() {
+            return true;
+        }
+        let why = &why.as_bytes()[..why.len().min(CONTENT_MAX)];
+        self.session.as_mut().is_some_and(|session| session.send(Kind::End, why).is_ok())
+    }
+
+    fn connect(&mut self) {
+        let ((rank, size), introduction) = (self.place, Introduction::Launcher.bytes());
+        let hello = Hello { rank, size, port: 0 };
+        let (host, port) = &self.store;
+        for address in (host.as_str(), *port).to_socket_addrs().into_iter().flatten() {
+            let Ok(socket) = dial(address, ATTEMPT, None) else { continue };
+            match greet_with(socket, &hello, &introduction, &self.known, Instant::now() + GREETING) {
+                Ok(session) => self.session = session,
+                // The store says so once the run is over; or it is another run's.
+                Err(why) => self.over = Some(why),
+            }
+            return;
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! [`Store`]: where the processes of a run meet, again and again. It lives longer than any of them.
+//!
+//! ```text
+//! waiting     ranks that have come for the next epoch; they hear who is missing
+//!    │ all are there: each hears the epoch's number, a number that only this meeting has, and the addresses of all
+//!    v
+//! connecting  ranks that connect with each other      one of them goes: the others hear `again`, and come anew
+//!    │ all are ready
+//!    v
+//! running     ranks of the epoch. A connection that ends here is no event: the others notice it, and come for the next epoch
+//! ```
+//!
+//! A process that was a rank says in which epoch it was one last. If an epoch has begun since, another process has its place, and it is
+//! refused. A process that was a rank takes the place of a new one that waits, since it has the run's state.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use super::handshake::{CONTENT_MAX, Credentials, Kind, Session, nonce};
+use super::introduction::Introduction;
+use super::lobby::{Lobby, Proven};
+use super::master::Master;
+use super::opening::ALL_OR_NONE;
+use crate::clean;
+use crate::stream::PAUSE;
+
+/// Between two looks while no rank is on its way.
+const PAUSE_IDLE: Duration = Duration::from_millis(20);
+/// Between two messages to waiting ranks that say who is missing.
+const TELL: Duration = Duration::from_secs(1);
+/// Launchers that are connected at one time.
+const LAUNCHERS_MAX: usize = 4096;
+
+/// A rank that has come.
+struct Visitor {
+    session: Session,
+    /// Where it listens.
+    address: SocketAddr,
+    last: Option<u64>,
+    is_ready: bool,
+}
+
+/// The store of a run.
+pub struct Store {
+    lobby: Lobby,
+    known: Credentials,
+    /// The number of ranks.
+    size: usize,
+    waiting: BTreeMap<usize, Visitor>,
+    connecting: BTreeMap<usize, Visitor>,
+    running: BTreeMap<usize, Visitor>,
+    launchers: Vec<Session>,
+    /// The number of the meeting under way, or of the last one.
+    epoch: Option<u64>,
+    /// The last epoch that has begun.
+    begun: Option<u64>,
+    /// A rank of it that has ended well.
+    done: Option<usize>,
+    /// Why the run is over.
+    over: Option<String>,
+    /// When waiting ranks are told who is missing, and the ranks that they have been told.
+    tell_at: Instant,
+    told: Vec<usize>,
+}
+
+impl Store {
+    /// Listens at an address for the processes of a run of `size` ranks.
+    ///
+    /// # Errors
+    /// If the port is taken, the address is none of this machine, or TLS is on and cannot be.
+    pub fn bind(host: &str, port: u16, known: Credentials, size: usize) -> io::Result<Store> {
+        known.check().map_err(io::Error::other)?;
+        let (listener, _) = Master::Address(host.into(), port).listen()?;
+        let (waiting, connecting, running, launchers) = Default::default();
+        let (lobby, tell_at) = (Lobby::new(listener)?, Instant::now());
+        let (epoch, begun, done, over, told) = Default::default();
+        Ok(Store {
+            lobby,
+            known,
+            size,
+            waiting,
+            connecting,
+            running,
+            launchers,
+            epoch,
+            begun,
+            done,
+            over,
+            tell_at,
+            told,
+        })
+    }
+
+    /// Serves until `stop` is set.
+    pub fn serve(mut self, stop: &AtomicBool) {
+        while !stop.load(Ordering::Relaxed) {
+            self.step();
+            let busy = !(self.lobby.is_empty() && self.waiting.is_empty() && self.connecting.is_empty());
+            std::thread::sleep(if busy { PAUSE } else { PAUSE_IDLE });
+        }
+    }
+
+    /// Does what can be done without waiting.
+    fn step(&mut self) {
+        for visitor in self.lobby.step(&self.known) {
+            self.enter(visitor);
+        }
+        self.hear_launchers();
+        self.running.retain(|rank, visitor| match visitor.session.receive(CONTENT_MAX) {
+            Ok(Some((Kind::Done, _))) => {
+                self.done = Some(*rank);
+                true
+            }
+            heard => heard.is_ok(),
+        });
+        self.waiting.retain(|_, visitor| visitor.session.is_alive());
+        self.connect();
+        if self.connecting.is_empty() && self.waiting.len() == self.size {
+            self.introduce();
+        }
+        self.tell();
+    }
+
+    /// Answers a process of this run.
+    fn enter(&mut self, visitor: Proven) {
+        let Proven { hello, mut session, introduction, from } = visitor;
+        let (rank, size) = (hello.rank, hello.size);
+        let refused = match Introduction::of(&introduction) {
+            _ if self.over.is_some() => self.over.clone(),
+            _ if self.known.tls && !session.stream.has_tls() => {
+                Some(format!("rank {rank} came without TLS, which is on at the store{ALL_OR_NONE}"))
+            }
+            Some(Introduction::Launcher) if self.launchers.len() < LAUNCHERS_MAX => {
+                if session.send(Kind::Accepted, &[]).is_ok() {
+                    self.launchers.push(session);
+                }
+                return;
+            }
+            Some(Introduction::Launcher) => Some(format!("the store has {LAUNCHERS_MAX} launchers")),
+            None => Some(format!(
+                "rank {rank} looks for rank 0, and this is the run's store: set PHALANX_STORE to its address"
+            )),
+            Some(Introduction::Rank { .. }) if size != self.size || rank >= size => {
+                Some(format!("got rank {rank} of {size}, the store is for {} ranks", self.size))
+            }
+            Some(Introduction::Rank { last }) => self.stale(rank, last, from),
+        };
+        match (refused, Introduction::of(&introduction)) {
+            (None, Some(Introduction::Rank { last })) => {
+                if session.send(Kind::Accepted, &[]).is_ok() {
+                    let address = SocketAddr::new(from.ip(), hello.port);
+                    let before =
+                        self.waiting.insert(rank, Visitor { session, address, last, is_ready: false });
+                    // It waited while the process that was the rank before had not come.
+                    if let Some(mut before) = before {
+                        refuse(&mut before.session, &two(rank, before.address, from));
+                    }
+                    self.told.clear();
+                }
+            }
+            (why, _) => refuse(&mut session, &why.unwrap_or_default()),
+        }
+    }
+
+    /// Why a process cannot be the rank of the next epoch.
+    fn stale(&self, rank: usize, last: Option<u64>, from: SocketAddr) -> Option<String> {
+        if let Some(done) = self.done {
+            return Some(format!("the run has ended: rank {done} has ended well"));
+        }
+        if let (Some(last), Some(begun)) = (last, self.begun)
+            && last < begun
+        {
+            return Some(format!(
+                "another process has been rank {rank} since epoch {begun}, and this one last was in epoch {last}"
+            ));
+        }
+        let first = self.waiting.get(&rank).filter(|first| first.session.is_alive() && first.last >= last)?;
+        Some(two(rank, first.address, from))
+    }
+
+    /// Sends all ranks that have come what they need to connect with each other.
+    fn introduce(&mut self) {
+        let ranks = std::mem::take(&mut self.waiting);
+        let number = ranks.values().filter_map(|visitor| visitor.last).chain(self.epoch).max();
+        let number = number.map_or(0, |last| last + 1);
+        self.epoch = Some(number);
+        // A rank that hears nothing comes again, after the time that it has.
+        let Ok(key) = nonce() else { return };
+        let key: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+        let addresses: String = ranks.values().map(|visitor| format!("{}\n", visitor.address)).collect();
+        for (rank, mut visitor) in ranks {
+            let table = format!("{number} {rank} {key}\n{addresses}");
+            let sent = visitor.session.send_long(Kind::Table, table.as_bytes());
+            self.connecting.insert(rank, visitor);
+            if sent.is_err() {
+                return self.again(rank);
+            }
+        }
+    }
+
+    /// Lets the epoch begin once all ranks are connected with each other.
+    fn connect(&mut self) {
+        let mut gone = None;
+        for (rank, visitor) in &mut self.connecting {
+            match visitor.session.receive(0) {
+                Ok(Some((Kind::Ready, _))) => visitor.is_ready = true,
+                Ok(None) => {}
+                _ => gone = gone.or(Some(*rank)),
+            }
+        }
+        if let Some(rank) = gone {
+            return self.again(rank);
+        }
+        if self.connecting.is_empty() || !self.connecting.values().all(|visitor| visitor.is_ready) {
+            return;
+        }
+        (self.begun, self.done) = (self.epoch, None);
+        self.running = std::mem::take(&mut self.connecting);
+        for visitor in self.running.values_mut() {
+            // A rank that has gone now is one that the others lose in this epoch.
+            let _ = visitor.session.send(Kind::Go, &[]);
+        }
+    }
+
+    /// Ends a meeting, because a rank has gone.
+    fn again(&mut self, gone: usize) {
+        let why = format!("rank {gone} has gone while the ranks connected with each other");
+        for (_, mut visitor) in std::mem::take(&mut self.connecting) {
+            let _ = visitor.session.send(Kind::Again, why.as_bytes());
+        }
+    }
+
+    /// Tells waiting ranks who is missing.
+    fn tell(&mut self) {
+        let now = Instant::now();
+        if self.waiting.is_empty() || now < self.tell_at {
+            return;
+        }
+        let missing: Vec<usize> = (0..self.size).filter(|rank| !self.waiting.contains_key(rank)).collect();
+        if missing == self.told {
+            return;
+        }
+        self.tell_at = now + TELL;
+        let words: Vec<u8> = missing.iter().flat_map(|&rank| (rank as u32).to_le_bytes()).collect();
+        for visitor in self.waiting.values_mut() {
+            // One that has gone is found by the next look.
+            let _ = visitor.session.send(Kind::Waiting, &words[..words.len().min(CONTENT_MAX)]);
+        }
+        self.told = missing;
+    }
+
+    /// Ends the run if a launcher says so.
+    fn hear_launchers(&mut self) {
+        let mut over = None;
+        self.launchers.retain_mut(|session| match session.receive(CONTENT_MAX) {
+            Ok(Some((Kind::End, why))) => {
+                over = Some(clean(&why));
+                true
+            }
+            heard => heard.is_ok(),
+        });
+        let Some(why) = over.filter(|_| self.over.is_none()) else { return };
+        let ranks = self.waiting.values_mut().chain(self.connecting.values_mut());
+        let sessions = ranks.chain(self.running.values_mut()).map(|visitor| &mut visitor.session);
+        sessions.chain(&mut self.launchers).for_each(|session| refuse(session, &why));
+        self.waiting.clear();
+        self.connecting.clear();
+        self.over = Some(why);
+    }
+}
+
+impl fmt::Debug for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Store").field("size", &self.size).field("epoch", &self.epoch).finish_non_exhaustive()
+    }
+}
+
+fn two(rank: usize, first: SocketAddr, second: SocketAddr) -> String {
+    format!("two processes say they are rank {rank}, at {first} and {second}")
+}
+
+fn refuse(session: &mut Session, why: &str) {
+    // It learns why, if it still listens.
+    let _ = session.send(Kind::Refused, &why.as_bytes()[..why.len().min(CONTENT_MAX)]);
+}

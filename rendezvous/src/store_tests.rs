@@ -1,0 +1,244 @@
+//! The store: ranks that meet again and again, beside strangers, processes of old epochs, and ranks that die meanwhile.
+
+use std::io::Write;
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{JoinHandle, scope, sleep, spawn};
+use std::time::{Duration, Instant};
+
+use crate::handshake::{Hello, Kind, Session, greet, greet_with};
+use crate::introduction::Introduction;
+use crate::tests::port::free_port;
+use crate::{Credentials, Member, Met, Node, Store};
+
+const LONG: Duration = Duration::from_secs(20);
+
+fn known() -> Credentials {
+    Credentials { secret: "secret".into(), job: "job".into(), tls: cfg!(feature = "tls") }
+}
+
+/// A store on a thread, until it is dropped.
+struct Served {
+    port: u16,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Served {
+    fn at(port: u16, size: usize) -> Served {
+        let (store, stop) =
+            (Store::bind("127.0.0.1", port, known(), size).unwrap(), Arc::new(AtomicBool::new(false)));
+        let stopped = Arc::clone(&stop);
+        Served { port, stop, thread: Some(spawn(move || store.serve(&stopped))) }
+    }
+
+    fn new(size: usize) -> Served {
+        Served::at(free_port(), size)
+    }
+
+    fn member(&self) -> Member {
+        Member::new("127.0.0.1".into(), self.port, known())
+    }
+
+    fn members(&self, size: usize) -> Vec<Member> {
+        (0..size).map(|_| self.member()).collect()
+    }
+
+    fn connect(&self) -> TcpStream {
+        TcpStream::connect(("127.0.0.1", self.port)).unwrap()
+    }
+
+    /// A process that says this of itself, as the store has accepted it.
+    fn visit(&self, (rank, size): (usize, usize), last: Option<u64>) -> Result<Session, String> {
+        let hello = Hello { rank, size, port: 1 };
+        let introduction = Introduction::Rank { last }.bytes();
+        let session = greet_with(self.connect(), &hello, &introduction, &known(), Instant::now() + LONG);
+        session.map(Option::unwrap)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+/// Lets all members meet, as the ranks of their places.
+fn meet(members: &mut [Member]) -> Vec<Met> {
+    let size = members.len();
+    scope(|scope| {
+        let meet = |(rank, member): (usize, &'_ mut Member)| member.meet((rank, size), LONG).unwrap();
+        let threads: Vec<_> =
+            members.iter_mut().enumerate().map(|each| scope.spawn(move || meet(each))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn hear(session: &mut Session) -> (Kind, String) {
+    let end = Instant::now() + LONG;
+    loop {
+        match session.receive(4096).unwrap() {
+            Some((Kind::Waiting, _)) => {}
+            Some((kind, content)) => return (kind, String::from_utf8(content).unwrap()),
+            None => assert!(Instant::now() < end),
+        }
+        sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn ranks_meet_again_and_again_and_a_new_store_goes_on_counting() {
+    let store = Served::new(3);
+    let mut members = store.members(3);
+    for epoch in 0..3 {
+        for (rank, met) in meet(&mut members).iter().enumerate() {
+            assert_eq!((met.epoch, met.rank, met.streams.iter().flatten().count()), (epoch, rank, 2));
+        }
+    }
+    let port = store.port;
+    drop(store);
+    let _store = Served::at(port, 3);
+    assert!(meet(&mut members).iter().all(|met| met.epoch == 3));
+}
+
+#[test]
+fn a_rank_that_goes_while_the_ranks_connect_lets_the_others_come_again() {
+    let store = Served::new(3);
+    let mut dies = store.visit((1, 3), None).unwrap();
+    scope(|scope| {
+        let join = |rank| {
+            let mut member = store.member();
+            scope.spawn(move || member.meet((rank, 3), LONG))
+        };
+        let others = [join(0), join(2)];
+        assert_eq!(hear(&mut dies).0, Kind::Table);
+        drop(dies);
+        let next = join(1);
+        for met in others.into_iter().chain([next]) {
+            let met = met.join().unwrap().unwrap();
+            assert_eq!((met.epoch, met.streams.iter().flatten().count()), (1, 2));
+        }
+    });
+}
+
+#[test]
+fn processes_of_old_epochs_and_doubles_are_refused() {
+    let store = Served::new(2);
+    let mut members = store.members(2);
+    meet(&mut members);
+    // A new process waits for the next epoch, and gives way to the one that has been this rank.
+    let mut newcomer = store.visit((1, 2), None).unwrap();
+    assert!(store.visit((1, 2), None).unwrap_err().contains("two processes say they are rank 1"));
+    let (first, second) = members.split_at_mut(1);
+    let met = scope(|scope| {
+        let second = scope.spawn(|| second[0].meet((1, 2), LONG).unwrap());
+        // With rank 0 and the new process all would be there.
+        sleep(Duration::from_millis(300));
+        [first[0].meet((0, 2), LONG).unwrap(), second.join().unwrap()]
+    });
+    assert!(met.iter().all(|met| met.epoch == 1));
+    let (kind, why) = hear(&mut newcomer);
+    assert!(kind == Kind::Refused && why.contains("two processes say they are rank 1"), "{why}");
+    let why = store.visit((1, 2), Some(0)).unwrap_err();
+    assert_eq!(why, "another process has been rank 1 since epoch 1, and this one last was in epoch 0");
+    // A new process that comes after one that has been this rank does not take its place.
+    let _waits = store.visit((1, 2), Some(1)).unwrap();
+    assert!(store.visit((1, 2), None).unwrap_err().contains("two processes say they are rank 1"));
+}
+
+#[test]
+fn what_is_no_rank_of_the_run_is_refused_with_the_reason() {
+    let store = Served::new(2);
+    assert!(store.visit((0, 3), None).unwrap_err().contains("got rank 0 of 3, the store is for 2 ranks"));
+    assert!(store.visit((2, 2), None).unwrap_err().contains("got rank 2 of 2"));
+    let hello = Hello { rank: 0, size: 2, port: 1 };
+    let why = greet(store.connect(), &hello, &known(), Instant::now() + LONG).unwrap_err();
+    assert!(why.contains("set PHALANX_STORE"), "{why}");
+    let other = Credentials { job: "other".into(), ..known() };
+    let why = greet(store.connect(), &hello, &other, Instant::now() + LONG).unwrap_err();
+    assert!(why.contains("it is not of this run: another secret or job"), "{why}");
+}
+
+#[test]
+fn strangers_at_the_store_delay_no_rank() {
+    let store = Served::new(2);
+    let mut idle: Vec<TcpStream> = (0..500).map(|_| store.connect()).collect();
+    idle.iter_mut().step_by(2).for_each(|socket| drop(socket.write_all(b"p")));
+    store.connect().write_all(&[b'G'; 4096]).unwrap();
+    let mut endless = store.connect();
+    endless.write_all(&[b"phalanx2".as_slice(), &[0; 56]].concat()).unwrap();
+    endless.write_all(&[1, 0xff, 0xff, 0xff, 0xff]).unwrap();
+    let begin = Instant::now();
+    meet(&mut store.members(2));
+    assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn ranks_that_do_not_come_to_the_store_are_named() {
+    let store = Served::new(3);
+    let why = store.member().meet((1, 3), Duration::from_millis(1200)).unwrap_err().to_string();
+    let place = format!("the store at 127.0.0.1:{}", store.port);
+    assert_eq!(why, format!("ranks 0, 2 of 3 did not come to {place} within 1.2 s"));
+    let port = free_port();
+    let nowhere = Member::new("127.0.0.1".into(), port, known()).meet((1, 3), Duration::from_millis(200));
+    let why = nowhere.unwrap_err().to_string();
+    assert!(
+        why.contains("rank 1: the store did not come to 127.0.0.1:") && why.contains("within 0.2 s"),
+        "{why}"
+    );
+}
+
+#[test]
+fn a_launcher_ends_the_run_for_all() {
+    let store = Served::new(2);
+    let node = |rank| Node::new(("127.0.0.1".into(), store.port), known(), (rank, 2));
+    let (mut first, mut second) = (node(0), node(1));
+    assert_eq!(second.over(), None);
+    let mut member = store.member();
+    let waits = spawn(move || member.meet((1, 2), LONG).unwrap_err().to_string());
+    sleep(Duration::from_millis(200));
+    assert!(first.end("rank 0 failed for good"));
+    assert_eq!(waits.join().unwrap(), "rank 0 failed for good");
+    assert!(store.visit((0, 2), None).unwrap_err().contains("rank 0 failed for good"));
+    let end = Instant::now() + LONG;
+    while second.over() != Some("rank 0 failed for good") {
+        assert!(Instant::now() < end);
+        sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn after_a_rank_has_ended_well_no_other_is_waited_for() {
+    let store = Served::new(2);
+    let mut members = store.members(2);
+    meet(&mut members);
+    members.into_iter().for_each(Member::end);
+    sleep(Duration::from_millis(100));
+    let why = store.visit((1, 2), None).unwrap_err();
+    assert!(why.contains("the run has ended: rank ") && why.contains("has ended well"), "{why}");
+}
+
+/// A meeting has a number of its own, by which ranks tell each other from those of another one.
+#[test]
+fn a_rank_of_another_meeting_is_a_stranger() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, ours) = (listener.local_addr().unwrap(), known().of_meeting("a"));
+    let mut reception = crate::reception::Reception::new(listener, &ours, (0, 2), 1..2).unwrap();
+    scope(|scope| {
+        let come = |number: &'static str| {
+            let (socket, hello) = (TcpStream::connect(address).unwrap(), Hello { rank: 1, size: 2, port: 1 });
+            greet(socket, &hello, &known().of_meeting(number), Instant::now() + LONG)
+        };
+        let [old, new] = ["b", "a"].map(|number| scope.spawn(move || come(number)));
+        let end = Instant::now() + LONG;
+        while !(old.is_finished() && new.is_finished()) {
+            reception.step().unwrap();
+            assert!(Instant::now() < end);
+        }
+        assert!(old.join().unwrap().unwrap_err().contains("it is not of this run"));
+        assert!(new.join().unwrap().unwrap().is_some());
+    });
+    assert!(reception.missing().is_empty());
+}
