@@ -11,7 +11,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use phalanx_rendezvous::{Credentials, Member};
+use phalanx_rendezvous::{Credentials, Member, Stream};
 
 use port::free_port;
 
@@ -39,7 +39,7 @@ fn rank() {
         };
         // Where a rank was left out, this one may have another number than its launcher has given it.
         let rank = met.rank;
-        if let Some(sum) = sum(rank, met.sockets.iter().flatten()) {
+        if let Some(sum) = sum(rank, met.streams.iter().flatten().map(Stream::socket)) {
             let count = variable("TORCHELASTIC_RESTART_COUNT");
             println!("\n> {} {rank} {} {sum} {count}", met.epoch, std::process::id());
             let is_lost = |socket: &TcpStream| {
@@ -47,7 +47,7 @@ fn rank() {
                 socket.set_read_timeout(Some(Duration::from_millis(5))).unwrap();
                 matches!(socket.read(&mut [0]), Ok(0)) || socket.take_error().unwrap().is_some()
             };
-            while !met.sockets.iter().flatten().any(is_lost) {
+            while !met.streams.iter().flatten().map(Stream::socket).any(is_lost) {
                 if end.exists() {
                     member.end();
                     std::process::exit(0);

@@ -10,24 +10,27 @@
 //! ```
 //!
 //! Every message but the hello has an HMAC-SHA256 under the session's key, which a process without the secret cannot make and which
-//! fits no other connection. All sizes are bounded, and text is escaped and cut before it is shown. Nothing is encrypted, and the
+//! fits no other connection. All sizes are bounded, and text is escaped and cut before it is shown.
+//!
+//! A run with TLS makes a TLS connection first, and all this inside it. Then the session's key also depends on the connection's own
+//! secrets ([`Stream::binding`]), which a man in the middle has different for each end. Without TLS nothing is encrypted, and the
 //! run's own messages, which follow, have no HMAC.
 
-use std::io::{self, Read, Write};
+use std::io::{self, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
 
+use crate::opening::{TLS_RECORD, first_byte, open_tls, refuse_tls};
+use crate::stream::{PAUSE, Stream, VANISHED, detect_vanished, fill, is_pending};
 use crate::{Result, clean};
 
 /// The first word of a hello, with the version of this protocol.
 const MAGIC: u64 = u64::from_le_bytes(*b"phalanx2");
 /// How long a connection may take to prove that it is a rank.
 pub(super) const GREETING: Duration = Duration::from_secs(5);
-/// Between two looks at sockets.
-pub(super) const PAUSE: Duration = Duration::from_millis(2);
 /// Bytes of a message besides its content: kind, length, HMAC.
 const FRAME: usize = 1 + 4 + 32;
 /// Bytes of what a visitor says of itself beside the proof.
@@ -44,21 +47,28 @@ pub struct Credentials {
     pub secret: String,
     /// The name of the run.
     pub job: String,
+    /// Whether connections are encrypted.
+    pub tls: bool,
 }
 
 /// Without the secret.
 impl std::fmt::Debug for Credentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let secret = if self.secret.is_empty() { "none" } else { "set" };
-        f.debug_struct("Credentials").field("secret", &secret).field("job", &self.job).finish()
+        f.debug_struct("Credentials")
+            .field("secret", &secret)
+            .field("job", &self.job)
+            .field("tls", &self.tls)
+            .finish()
     }
 }
 
 impl Credentials {
-    /// From variables: `PHALANX_SECRET`, or the text in the file `PHALANX_SECRET_FILE`; `PHALANX_JOB`, or torchrun's name of the run.
+    /// From variables: `PHALANX_SECRET`, or the text in the file `PHALANX_SECRET_FILE`; `PHALANX_JOB`, or torchrun's name of the run;
+    /// `PHALANX_TLS=1`.
     ///
     /// # Errors
-    /// If both are set, the file cannot be read, or the secret is empty.
+    /// If both are set, the file cannot be read, the secret is empty, or `PHALANX_TLS` is neither 0 nor 1.
     pub fn find(variable: &impl Fn(&str) -> Option<String>) -> Result<Credentials> {
         let job = variable("PHALANX_JOB").or_else(|| variable("TORCHELASTIC_RUN_ID")).unwrap_or_default();
         let secret = match (variable("PHALANX_SECRET"), variable("PHALANX_SECRET_FILE")) {
@@ -78,12 +88,33 @@ impl Credentials {
                 Err(e) => return Err(format!("PHALANX_SECRET_FILE={path}: {e}").into()),
             },
         };
-        Ok(Credentials { secret, job })
+        let tls = match variable("PHALANX_TLS").as_deref() {
+            Some("1") => true,
+            None | Some("" | "0") => false,
+            Some(other) => return Err(format!("got PHALANX_TLS={other}, wanted 0 or 1").into()),
+        };
+        Ok(Credentials { secret, job, tls })
+    }
+
+    /// # Errors
+    /// If TLS is wanted and this program has none, or there is no secret by which the ends of a connection could know each other.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        match self.tls {
+            true if cfg!(not(feature = "tls")) => {
+                Err("TLS is on (PHALANX_TLS), and this program was built without its feature `tls`".into())
+            }
+            true if self.secret.is_empty() => {
+                Err("TLS is on (PHALANX_TLS) and there is no secret, by which alone ranks know each other: \
+                     set PHALANX_SECRET or PHALANX_SECRET_FILE"
+                    .into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Those of one meeting, of which the store has said this. No process of another one knows them.
     pub(super) fn of_meeting(&self, number: &str) -> Credentials {
-        Credentials { secret: self.secret.clone(), job: format!("{} {number}", self.job) }
+        Credentials { job: format!("{} {number}", self.job), ..self.clone() }
     }
 }
 
@@ -174,8 +205,8 @@ pub(super) fn nonce() -> io::Result<Nonce> {
 
 /// A connection after its hello: its messages, each with an HMAC that has its place in the conversation.
 pub struct Session {
-    /// The socket, which does not block until the meeting is over. Then it is the run's.
-    pub socket: TcpStream,
+    /// Its socket does not block until the meeting is over. Then it is the run's.
+    pub stream: Stream,
     key: [u8; 32],
     is_host: bool,
     /// Messages so far, in each direction.
@@ -188,7 +219,7 @@ pub struct Session {
 /// Without the key.
 impl std::fmt::Debug for Session {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Session").field("socket", &self.socket).finish_non_exhaustive()
+        f.debug_struct("Session").field("stream", &self.stream).finish_non_exhaustive()
     }
 }
 
@@ -199,19 +230,19 @@ fn keyed(key: &[u8]) -> Hmac<Sha256> {
 
 impl Session {
     fn new(
-        socket: TcpStream,
+        stream: Stream,
         known: &Credentials,
         hello: &HelloBytes,
         nonce: &Nonce,
         is_host: bool,
-    ) -> Session {
+    ) -> io::Result<Session> {
         let mut mac = keyed(known.secret.as_bytes());
-        for part in [known.job.as_bytes(), hello, nonce] {
+        for part in [known.job.as_bytes(), hello, nonce, &stream.binding()?] {
             mac.update(&(part.len() as u64).to_le_bytes());
             mac.update(part);
         }
         let key = mac.finalize().into_bytes().into();
-        Session { socket, key, is_host, sent: 0, received: 0, buffer: Vec::new() }
+        Ok(Session { stream, key, is_host, sent: 0, received: 0, buffer: Vec::new() })
     }
 
     /// The HMAC's state after a message, which the host has sent or not.
@@ -232,15 +263,15 @@ impl Session {
         let mac = self.mac(self.is_host, self.sent, &message).finalize().into_bytes();
         message.extend(mac);
         self.sent += 1;
-        self.socket.write_all(&message)
+        self.stream.write_all(&message)
     }
 
     /// [`Session::send`] of a content that the socket may not take whole at once.
     pub(super) fn send_long(&mut self, kind: Kind, content: &[u8]) -> io::Result<()> {
-        self.socket.set_nonblocking(false)?;
-        self.socket.set_write_timeout(Some(GREETING))?;
+        self.stream.socket().set_nonblocking(false)?;
+        self.stream.socket().set_write_timeout(Some(GREETING))?;
         self.send(kind, content)?;
-        self.socket.set_nonblocking(true)
+        self.stream.socket().set_nonblocking(true)
     }
 
     /// The next message, if it has come whole; never more than it is read from the socket.
@@ -259,7 +290,7 @@ impl Session {
             if length.is_some() && self.buffer.len() >= wanted {
                 break;
             }
-            if !fill(&mut self.socket, &mut self.buffer, wanted)? {
+            if !fill(&mut self.stream, &mut self.buffer, wanted)? {
                 return Ok(None);
             }
         }
@@ -290,34 +321,11 @@ impl Session {
 
     /// Whether the other end is there, as far as this one has heard.
     pub(super) fn is_alive(&self) -> bool {
-        match self.socket.peek(&mut [0]) {
+        match self.stream.socket().peek(&mut [0]) {
             Ok(read) => read > 0,
             Err(error) => is_pending(&error),
         }
     }
-}
-
-/// Whether an operation on a socket that does not block would have blocked.
-fn is_pending(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
-}
-
-/// Reads until the buffer has `wanted` bytes. Returns whether it has.
-///
-/// # Errors
-/// If the connection has ended.
-fn fill(socket: &mut TcpStream, buffer: &mut Vec<u8>, wanted: usize) -> io::Result<bool> {
-    while buffer.len() < wanted {
-        let mut bytes = [0; 1024];
-        let most = bytes.len().min(wanted - buffer.len());
-        match socket.read(&mut bytes[..most]) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(read) => buffer.extend(&bytes[..read]),
-            Err(error) if is_pending(&error) => return Ok(false),
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(true)
 }
 
 /// The visitor's end. The socket blocks no longer afterwards. `None` if the host has closed the connection or was silent, so that
@@ -336,25 +344,29 @@ pub fn greet(
 
 /// [`greet`], with what a store has to know of the visitor.
 pub(super) fn greet_with(
-    mut socket: TcpStream,
+    socket: TcpStream,
     hello: &Hello,
     introduction: &[u8],
     known: &Credentials,
     until: Instant,
 ) -> Result<Option<Session>, String> {
-    let begun = || -> io::Result<(HelloBytes, TcpStream)> {
-        let bytes = hello.bytes(&nonce()?);
-        socket.set_nodelay(true)?;
-        socket.write_all(&bytes)?;
-        socket.set_nonblocking(true)?;
-        Ok((bytes, socket))
+    known.check()?;
+    let ready = socket.set_nodelay(true).and_then(|()| socket.set_nonblocking(true));
+    let opened = match ready {
+        Ok(()) if known.tls => open_tls(socket, until)?,
+        ready => ready.ok().map(|()| Stream::Plain(socket)),
     };
-    let Ok((bytes, mut socket)) = begun() else { return Ok(None) };
+    let Some(mut stream) = opened else { return Ok(None) };
+    let begun = nonce().map(|nonce| hello.bytes(&nonce)).and_then(|bytes| {
+        stream.write_all(&bytes)?;
+        Ok(bytes)
+    });
+    let Ok(bytes) = begun else { return Ok(None) };
     // The key of the challenge's HMAC depends on the nonce in it.
     let mut challenge = Vec::new();
     let wanted = FRAME + size_of::<Nonce>();
     loop {
-        match fill(&mut socket, &mut challenge, wanted) {
+        match fill(&mut stream, &mut challenge, wanted) {
             Ok(true) => break,
             Ok(false) if Instant::now() < until => std::thread::sleep(PAUSE),
             _ if challenge.is_empty() => return Ok(None),
@@ -362,7 +374,7 @@ pub(super) fn greet_with(
         }
     }
     let nonce: Nonce = challenge[5..37].try_into().unwrap_or_default();
-    let mut session = Session::new(socket, known, &bytes, &nonce, false);
+    let Ok(mut session) = Session::new(stream, known, &bytes, &nonce, false) else { return Ok(None) };
     session.buffer = challenge;
     let mut is_proven = false;
     loop {
@@ -391,8 +403,10 @@ pub(super) struct Guest {
 }
 
 enum Stage {
+    /// Nothing has come.
+    Silent(TcpStream),
     /// What has come of the hello.
-    Hello(TcpStream, Vec<u8>),
+    Hello(Stream, Vec<u8>),
     Proof(Hello, Session),
     /// Taken by [`Guest::step`].
     Done,
@@ -402,8 +416,8 @@ enum Stage {
 pub(super) enum Step {
     /// More has to come.
     Wait,
-    /// It is no rank of this run.
-    Stranger,
+    /// It is no rank of this run; or one that was told other things, and which.
+    Stranger(Option<String>),
     /// It has proven that it is of this run, has said this of itself, and waits for an answer.
     Rank(Hello, Session, Vec<u8>),
 }
@@ -412,7 +426,8 @@ impl Guest {
     pub(super) fn new(socket: TcpStream, from: SocketAddr) -> io::Result<Guest> {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
-        Ok(Guest { from, since: Instant::now(), stage: Stage::Hello(socket, Vec::new()) })
+        detect_vanished(&socket, VANISHED)?;
+        Ok(Guest { from, since: Instant::now(), stage: Stage::Silent(socket) })
     }
 
     /// Takes what has come, without waiting.
@@ -420,32 +435,47 @@ impl Guest {
         match self.advance(known) {
             Ok(Some((hello, session, introduction))) => Step::Rank(hello, session, introduction),
             Ok(None) if self.since.elapsed() < GREETING => Step::Wait,
-            _ => Step::Stranger,
+            Err(error) if error.kind() == io::ErrorKind::Unsupported => {
+                Step::Stranger(Some(error.to_string()))
+            }
+            _ => Step::Stranger(None),
         }
     }
 
     fn advance(&mut self, known: &Credentials) -> io::Result<Option<(Hello, Session, Vec<u8>)>> {
         let foreign = || io::Error::from(io::ErrorKind::InvalidData);
-        if let Stage::Hello(socket, buffer) = &mut self.stage {
-            if !fill(socket, buffer, size_of::<HelloBytes>())? {
-                return Ok(None);
-            }
-            let bytes: HelloBytes = buffer[..].try_into().map_err(|_| foreign())?;
-            let (hello, nonce) = (Hello::of(&bytes).ok_or_else(foreign)?, nonce()?);
-            let mut session = Session::new(socket.try_clone()?, known, &bytes, &nonce, true);
-            session.send(Kind::Challenge, &nonce)?;
-            self.stage = Stage::Proof(hello, session);
-        }
-        match std::mem::replace(&mut self.stage, Stage::Done) {
-            Stage::Proof(hello, mut session) => match session.receive(INTRODUCTION_MAX)? {
-                Some((Kind::Proof, introduction)) => Ok(Some((hello, session, introduction))),
-                Some(_) => Err(foreign()),
-                None => {
-                    self.stage = Stage::Proof(hello, session);
-                    Ok(None)
+        loop {
+            self.stage = match std::mem::replace(&mut self.stage, Stage::Done) {
+                Stage::Silent(socket) => match first_byte(&socket)? {
+                    None => {
+                        self.stage = Stage::Silent(socket);
+                        return Ok(None);
+                    }
+                    Some(TLS_RECORD) if known.tls => Stage::Hello(Stream::tls_host(socket)?, Vec::new()),
+                    Some(TLS_RECORD) => return Err(refuse_tls(socket, self.from)),
+                    Some(_) => Stage::Hello(Stream::Plain(socket), Vec::new()),
+                },
+                Stage::Hello(mut stream, mut buffer) => {
+                    if !stream.is_open()? || !fill(&mut stream, &mut buffer, size_of::<HelloBytes>())? {
+                        self.stage = Stage::Hello(stream, buffer);
+                        return Ok(None);
+                    }
+                    let bytes: HelloBytes = buffer[..].try_into().map_err(|_| foreign())?;
+                    let (hello, nonce) = (Hello::of(&bytes).ok_or_else(foreign)?, nonce()?);
+                    let mut session = Session::new(stream, known, &bytes, &nonce, true)?;
+                    session.send(Kind::Challenge, &nonce)?;
+                    Stage::Proof(hello, session)
                 }
-            },
-            _ => Err(foreign()),
+                Stage::Proof(hello, mut session) => match session.receive(INTRODUCTION_MAX)? {
+                    Some((Kind::Proof, introduction)) => return Ok(Some((hello, session, introduction))),
+                    Some(_) => return Err(foreign()),
+                    None => {
+                        self.stage = Stage::Proof(hello, session);
+                        return Ok(None);
+                    }
+                },
+                Stage::Done => return Err(foreign()),
+            };
         }
     }
 }

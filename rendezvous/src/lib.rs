@@ -5,6 +5,8 @@
 //!    |-- reception    takes all connections at once, and drops those that are no ranks
 //!    |      |-- handshake   both ends prove that they are of the same run
 //!    |-- master       where rank 0 listens
+//! opening        whether a connection has TLS
+//! stream         a connection, in the clear or with TLS (feature `tls`)
 //! text      ranks by their numbers, and what comes from the network, for people
 //! ```
 //!
@@ -17,21 +19,31 @@ mod lobby;
 mod master;
 mod member;
 mod node;
+mod opening;
 mod reception;
 mod rendezvous;
 mod store;
 #[cfg(test)]
 mod store_tests;
+mod stream;
 #[cfg(test)]
 mod tests;
+/// The same over TLS.
+#[cfg(all(test, feature = "tls"))]
+#[allow(clippy::duplicate_mod)]
+#[path = "tests.rs"]
+mod tests_with_tls;
 mod text;
+#[cfg(feature = "tls")]
+mod tls;
 
 pub use handshake::{Credentials, Hello, Kind, Session, greet};
 pub use master::Master;
 pub use member::{Member, Met};
 pub use node::Node;
-pub use rendezvous::{Sockets, rendezvous};
+pub use rendezvous::{Streams, rendezvous};
 pub use store::Store;
+pub use stream::{Reader, Stream, Writer, detect_vanished};
 pub use text::{clean, name_ranks};
 
 /// Why processes do not meet. The message names the rank that says so, or the variable that is wrong.

@@ -26,12 +26,14 @@ pub(super) struct Lobby {
     guests: VecDeque<Guest>,
     /// Connections that were dropped.
     pub(super) strangers: usize,
+    /// Why the last was dropped that seemed to be a rank.
+    pub(super) unlike: Option<String>,
 }
 
 impl Lobby {
     pub(super) fn new(listener: TcpListener) -> io::Result<Lobby> {
         listener.set_nonblocking(true)?;
-        Ok(Lobby { listener, guests: VecDeque::new(), strangers: 0 })
+        Ok(Lobby { listener, guests: VecDeque::new(), strangers: 0, unlike: None })
     }
 
     /// Whether no connection is on its way.
@@ -62,7 +64,10 @@ impl Lobby {
     fn advance(&mut self, mut guest: Guest, known: &Credentials) -> Option<Proven> {
         match guest.step(known) {
             Step::Wait => self.guests.push_back(guest),
-            Step::Stranger => self.strangers += 1,
+            Step::Stranger(why) => {
+                self.strangers += 1;
+                self.unlike = why.or(self.unlike.take());
+            }
             Step::Rank(hello, session, introduction) => {
                 return Some(Proven { hello, session, introduction, from: guest.from });
             }

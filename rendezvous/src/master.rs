@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs, UdpSock
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use super::handshake::PAUSE;
+use super::stream::PAUSE;
 
 /// How long rank 0 tries to get its port. A rank that came before it may have the port for a moment, as its own end.
 const PORT_PATIENCE: Duration = Duration::from_secs(2);

@@ -5,10 +5,11 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use super::handshake::{CONTENT_MAX, Credentials, Kind, PAUSE, Session};
+use super::handshake::{CONTENT_MAX, Credentials, Kind, Session};
 use super::introduction::Introduction;
 use super::master::Master;
-use super::rendezvous::{ADDRESS_MAX, PAUSE_MAX, Rendezvous, STORE, Sockets, sockets};
+use super::rendezvous::{ADDRESS_MAX, PAUSE_MAX, Rendezvous, STORE, Streams, streams};
+use crate::stream::PAUSE;
 use crate::{Result, clean, name_ranks};
 
 /// A process of a run, as the store knows it.
@@ -30,8 +31,8 @@ pub struct Met {
     pub epoch: u64,
     /// This process's rank. It is the one that its launcher has given it, unless that is not below the number of ranks.
     pub rank: usize,
-    /// A socket to each rank, in order, this one's own place empty.
-    pub sockets: Sockets,
+    /// A connection to each rank, in order, this one's own place empty.
+    pub streams: Streams,
 }
 
 /// What the store says once all ranks have come: the number of the epoch, this rank, a number that only this meeting has, and where the
@@ -133,8 +134,8 @@ impl Member {
                 Err(why)
             }
         };
-        let below = addresses.into_iter().enumerate().take(rank);
-        let paired = pairing.pair_up(own, below, watch);
+        let addresses: Vec<_> = addresses.into_iter().map(Some).collect();
+        let paired = pairing.pair_up(own, &addresses, watch);
         let reception = paired.map_err(|why| match refused.take() {
             Some(why) => Stop::For(why),
             None if pairing.left().is_none() => Stop::For(why),
@@ -153,8 +154,8 @@ impl Member {
             std::thread::sleep(PAUSE);
         }
         self.session = Some(session);
-        let sockets = pairing.waiting(sockets(reception)).map_err(Stop::For)?;
-        Ok(Met { epoch, rank, sockets })
+        let streams = pairing.waiting(streams(reception)).map_err(Stop::For)?;
+        Ok(Met { epoch, rank, streams })
     }
 
     /// What the store says once all ranks have come.

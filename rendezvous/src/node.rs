@@ -67,7 +67,7 @@ impl Node {
         let hello = Hello { rank, size, port: 0 };
         let (host, port) = &self.store;
         for address in (host.as_str(), *port).to_socket_addrs().into_iter().flatten() {
-            let Ok(socket) = dial(address, ATTEMPT) else { continue };
+            let Ok(socket) = dial(address, ATTEMPT, None) else { continue };
             match greet_with(socket, &hello, &introduction, &self.known, Instant::now() + GREETING) {
                 Ok(session) => self.session = session,
                 // The store says so once the run is over; or it is another run's.

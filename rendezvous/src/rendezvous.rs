@@ -17,9 +17,10 @@ use std::time::{Duration, Instant};
 
 use socket2::{Domain, Socket, Type};
 
-use super::handshake::{CONTENT_MAX, Credentials, GREETING, Hello, Kind, PAUSE, Session, greet_with};
+use super::handshake::{CONTENT_MAX, Credentials, GREETING, Hello, Kind, Session, greet_with};
 use super::master::Master;
 use super::reception::{Arrival, Reception};
+use crate::stream::{PAUSE, Stream, VANISHED, detect_vanished};
 use crate::{Error, Result, clean, name_ranks};
 
 /// The longest pause between two attempts to connect, and the longest attempt.
@@ -30,10 +31,10 @@ const REPORT: Duration = Duration::from_secs(10);
 /// Bytes of an address in the table.
 pub(super) const ADDRESS_MAX: usize = 64;
 
-/// A socket to each other rank, in order of the ranks.
-pub type Sockets = Vec<Option<TcpStream>>;
+/// A connection to each other rank, in order of the ranks.
+pub type Streams = Vec<Option<Stream>>;
 
-/// A socket to every other rank, in order, this one's own place empty. Rank 0 listens at `master`. While ranks are missing, a line on
+/// A connection to every other rank, in order, this one's own place empty. Rank 0 listens at `master`. While ranks are missing, a line on
 /// stderr every ten seconds says which.
 ///
 /// # Errors
@@ -43,7 +44,7 @@ pub fn rendezvous(
     master: &Master,
     known: &Credentials,
     timeout: Duration,
-) -> Result<Sockets> {
+) -> Result<Streams> {
     let tell = |line: &str| {
         // In one write, so that lines of several ranks do not mix. A closed stderr is no reason to stop.
         let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
@@ -92,22 +93,23 @@ impl<'a> Rendezvous<'a> {
         }
     }
 
-    pub(super) fn meet(&self) -> Result<Sockets> {
+    pub(super) fn meet(&self) -> Result<Streams> {
         if self.size == 1 {
             return Ok(vec![None]);
         }
+        self.known.check()?;
         let met = if self.rank == 0 { self.host() } else { self.visit() };
-        let sockets = met.map_err(Error::from)?;
-        self.waiting(sockets).map_err(Error::from)
+        let streams = met.map_err(Error::from)?;
+        self.waiting(streams).map_err(Error::from)
     }
 
-    /// The sockets as the run has them: reading and writing waits.
-    pub(super) fn waiting(&self, sockets: Sockets) -> Result<Sockets, String> {
-        for socket in sockets.iter().flatten() {
+    /// The connections as the run has them: reading and writing waits.
+    pub(super) fn waiting(&self, streams: Streams) -> Result<Streams, String> {
+        for socket in streams.iter().flatten().map(Stream::socket) {
             let ready = socket.set_nonblocking(false).and_then(|()| socket.set_write_timeout(None));
             ready.map_err(|e| format!("rank {}: {e}", self.rank))?;
         }
-        Ok(sockets)
+        Ok(streams)
     }
 
     /// Gives this rank all of its time anew.
@@ -176,7 +178,7 @@ impl<'a> Rendezvous<'a> {
     }
 
     /// Rank 0's part.
-    fn host(&self) -> Result<Sockets, String> {
+    fn host(&self) -> Result<Streams, String> {
         let failed = |e: io::Error| format!("rank 0 cannot listen at {}: {e}", self.master);
         let (listener, written) = self.master.listen().map_err(failed)?;
         let mut reception =
@@ -201,7 +203,7 @@ impl<'a> Rendezvous<'a> {
             }
             return Err(why);
         }
-        Ok(sockets(reception))
+        Ok(streams(reception))
     }
 
     /// Sends every rank the addresses of all, and waits until each is connected with all others.
@@ -239,7 +241,7 @@ impl<'a> Rendezvous<'a> {
     }
 
     /// Every other rank's part.
-    fn visit(&self) -> Result<Sockets, String> {
+    fn visit(&self) -> Result<Streams, String> {
         let mut own = None;
         let (mut host, table) = loop {
             let mut host = self.come("rank 0", &mut own)?;
@@ -250,8 +252,8 @@ impl<'a> Rendezvous<'a> {
         };
         // This rank may have waited for rank 0 for most of its time.
         self.restart();
-        let reception =
-            self.pair_up(own, (1..self.rank).zip(table), &mut || still_waits(&mut host).map(drop))?;
+        let addresses: Vec<_> = std::iter::once(None).chain(table.into_iter().map(Some)).collect();
+        let reception = self.pair_up(own, &addresses, &mut || still_waits(&mut host).map(drop))?;
         host.send(Kind::Ready, &[]).map_err(|_| GONE.to_string())?;
         let end = Instant::now() + self.timeout + GREETING;
         while !still_waits(&mut host)? {
@@ -260,9 +262,9 @@ impl<'a> Rendezvous<'a> {
             }
             std::thread::sleep(PAUSE);
         }
-        let mut sockets = sockets(reception);
-        sockets[0] = Some(host.socket);
-        Ok(sockets)
+        let mut streams = streams(reception);
+        streams[0] = Some(host.stream);
+        Ok(streams)
     }
 
     /// Comes to the process that this rank visits first, and listens where that one sees it, unless it does so already.
@@ -276,26 +278,32 @@ impl<'a> Rendezvous<'a> {
             *own = Some((here, listener));
             Ok(Hello { rank: self.rank, size: self.size, port })
         };
-        self.connect(who, &self.master.to_string(), || self.master.addresses(), hello, &mut || Ok(()))
+        self.connect(who, &self.master.to_string(), || self.master.addresses(), None, hello, &mut || Ok(()))
     }
 
-    /// Connects with ranks below this one at their addresses, and takes those above it. `watch` may end that.
+    /// Connects with ranks below this one at their addresses, by rank, and takes those above it. `watch` may end that.
     pub(super) fn pair_up(
         &self,
         own: Option<Own>,
-        below: impl Iterator<Item = (usize, SocketAddr)>,
+        addresses: &[Option<SocketAddr>],
         watch: &mut dyn FnMut() -> Result<(), String>,
     ) -> Result<Reception<'a>, String> {
         let broken = |e: io::Error| format!("rank {}: {e}", self.rank);
-        let Some((_, listener)) = own else { return Err(format!("rank {} listens nowhere", self.rank)) };
+        let Some((here, listener)) = own else { return Err(format!("rank {} listens nowhere", self.rank)) };
         let hello =
             Hello { rank: self.rank, size: self.size, port: listener.local_addr().map_err(broken)?.port() };
         let mut reception =
             Reception::new(listener, self.known, (self.rank, self.size), self.rank + 1..self.size)
                 .map_err(broken)?;
-        for (rank, address) in below {
+        // Without a secret the addresses are all that tells ranks from strangers.
+        let here = Some(here).filter(|_| self.known.secret.is_empty());
+        if here.is_some() {
+            reception.origins = addresses.iter().map(|place| place.map(|address| address.ip())).collect();
+        }
+        let below = addresses.iter().enumerate().take(self.rank);
+        for (rank, address) in below.filter_map(|(rank, place)| Some((rank, (*place)?))) {
             let (who, place) = (name_ranks(&[rank]), address.to_string());
-            let session = self.connect(&who, &place, || Ok(vec![address]), |_| Ok(hello), watch)?;
+            let session = self.connect(&who, &place, || Ok(vec![address]), here, |_| Ok(hello), watch)?;
             reception.arrived[rank] = Some(Arrival { session, from: address, port: 0 });
         }
         let place = format!("rank {}", self.rank);
@@ -341,6 +349,7 @@ impl<'a> Rendezvous<'a> {
         who: &str,
         place: &str,
         addresses: impl Fn() -> io::Result<Vec<SocketAddr>>,
+        from: Option<IpAddr>,
         mut hello: impl FnMut(IpAddr) -> io::Result<Hello>,
         watch: &mut dyn FnMut() -> Result<(), String>,
     ) -> Result<Session, String> {
@@ -357,7 +366,7 @@ impl<'a> Rendezvous<'a> {
                 Vec::new()
             });
             for address in found {
-                let dialled = dial(address, left.min(ATTEMPT)).and_then(|socket| {
+                let dialled = dial(address, left.min(ATTEMPT), from).and_then(|socket| {
                     let hello = hello(socket.local_addr()?.ip())?;
                     Ok((socket, hello))
                 });
@@ -405,8 +414,8 @@ fn still_waits(host: &mut Session) -> Result<bool, String> {
     }
 }
 
-pub(super) fn sockets(reception: Reception<'_>) -> Sockets {
-    reception.arrived.into_iter().map(|place| place.map(|arrival| arrival.session.socket)).collect()
+pub(super) fn streams(reception: Reception<'_>) -> Streams {
+    reception.arrived.into_iter().map(|place| place.map(|arrival| arrival.session.stream)).collect()
 }
 
 fn seconds(time: Duration) -> String {
@@ -415,18 +424,21 @@ fn seconds(time: Duration) -> String {
 }
 
 /// Connects with an address. The socket has its own port before, so that it is never connected with itself, which the system does if it
-/// gives a socket the very port that it looks for.
-pub(super) fn dial(address: SocketAddr, timeout: Duration) -> io::Result<TcpStream> {
+/// gives a socket the very port that it looks for. It connects from the address `from`, if that is of the same kind.
+pub(super) fn dial(address: SocketAddr, timeout: Duration, from: Option<IpAddr>) -> io::Result<TcpStream> {
     let any: IpAddr = match address {
         SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
-    socket.bind(&SocketAddr::new(any, 0).into())?;
+    let from = from.filter(|from| from.is_ipv4() == any.is_ipv4()).unwrap_or(any);
+    socket.bind(&SocketAddr::new(from, 0).into())?;
     let own = socket.local_addr()?.as_socket();
     if own.is_some_and(|own| own.port() == address.port()) {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "this end got the port of the other"));
     }
     socket.connect_timeout(&address.into(), timeout)?;
-    Ok(socket.into())
+    let socket = socket.into();
+    detect_vanished(&socket, VANISHED)?;
+    Ok(socket)
 }

@@ -21,13 +21,13 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use socket2::{SockRef, TcpKeepalive};
-
-use super::handshake::{CONTENT_MAX, Credentials, Kind, PAUSE, Session, nonce};
+use super::handshake::{CONTENT_MAX, Credentials, Kind, Session, nonce};
 use super::introduction::Introduction;
 use super::lobby::{Lobby, Proven};
 use super::master::Master;
+use super::opening::ALL_OR_NONE;
 use crate::clean;
+use crate::stream::{PAUSE, VANISHED, detect_vanished};
 
 /// Between two looks while no rank is on its way.
 const PAUSE_IDLE: Duration = Duration::from_millis(20);
@@ -35,9 +35,6 @@ const PAUSE_IDLE: Duration = Duration::from_millis(20);
 const TELL: Duration = Duration::from_secs(1);
 /// How long after the last arrival an epoch begins with fewer ranks than are expected, where that is allowed. As torchrun's.
 const LAST_CALL: Duration = Duration::from_secs(30);
-/// How the system finds that the other end of an idle connection has vanished: after some 55 seconds.
-const KEEP_ALIVE: TcpKeepalive =
-    TcpKeepalive::new().with_time(Duration::from_secs(10)).with_interval(Duration::from_secs(5));
 /// Launchers that are connected at one time.
 const LAUNCHERS_MAX: usize = 4096;
 
@@ -92,13 +89,14 @@ impl Store {
     /// ([`Member::wants_to_change`](super::Member::wants_to_change)).
     ///
     /// # Errors
-    /// If the port is taken, or the address is none of this machine.
+    /// If the port is taken, the address is none of this machine, or TLS is on and cannot be.
     pub fn bind(
         host: &str,
         port: u16,
         known: Credentials,
         sizes: RangeInclusive<usize>,
     ) -> io::Result<Store> {
+        known.check().map_err(io::Error::other)?;
         let (listener, _) = Master::Address(host.into(), port).listen()?;
         let (waiting, connecting, running, launchers) = Default::default();
         let (lobby, tell_at, came_at) = (Lobby::new(listener)?, Instant::now(), Instant::now());
@@ -181,9 +179,12 @@ impl Store {
         let Proven { hello, mut session, introduction, from } = visitor;
         let (rank, size) = (hello.rank, hello.size);
         // A machine that vanishes closes no connection.
-        let _ = SockRef::from(&session.socket).set_tcp_keepalive(&KEEP_ALIVE);
+        let _ = detect_vanished(session.stream.socket(), VANISHED);
         let refused = match Introduction::of(&introduction) {
             _ if self.over.is_some() => self.over.clone(),
+            _ if self.known.tls && !session.stream.has_tls() => {
+                Some(format!("rank {rank} came without TLS, which is on at the store{ALL_OR_NONE}"))
+            }
             Some(Introduction::Launcher) if self.launchers.len() < LAUNCHERS_MAX => {
                 if session.send(Kind::Accepted, &[]).is_ok() {
                     self.launchers.push(session);

@@ -16,7 +16,7 @@ use crate::{Credentials, Member, Met, Node, Store};
 const LONG: Duration = Duration::from_secs(20);
 
 fn known() -> Credentials {
-    Credentials { secret: "secret".into(), job: "job".into() }
+    Credentials { secret: "secret".into(), job: "job".into(), tls: cfg!(feature = "tls") }
 }
 
 /// A store on a thread, until it is dropped.
@@ -100,7 +100,7 @@ fn ranks_meet_again_and_again_and_a_new_store_goes_on_counting() {
     let mut members = store.members(3);
     for epoch in 0..3 {
         for (rank, met) in meet(&mut members).iter().enumerate() {
-            assert_eq!((met.epoch, met.rank, met.sockets.iter().flatten().count()), (epoch, rank, 2));
+            assert_eq!((met.epoch, met.rank, met.streams.iter().flatten().count()), (epoch, rank, 2));
         }
     }
     let port = store.port;
@@ -124,7 +124,7 @@ fn a_rank_that_goes_while_the_ranks_connect_lets_the_others_come_again() {
         let next = join(1);
         for met in others.into_iter().chain([next]) {
             let met = met.join().unwrap().unwrap();
-            assert_eq!((met.epoch, met.sockets.iter().flatten().count()), (1, 2));
+            assert_eq!((met.epoch, met.streams.iter().flatten().count()), (1, 2));
         }
     });
 }
@@ -137,7 +137,14 @@ fn processes_of_old_epochs_and_doubles_are_refused() {
     // A new process waits for the next epoch, and gives way to the one that has been this rank.
     let mut newcomer = store.visit((1, 2), None).unwrap();
     assert!(store.visit((1, 2), None).unwrap_err().contains("two processes say they are rank 1"));
-    assert!(meet(&mut members).iter().all(|met| met.epoch == 1));
+    let (first, second) = members.split_at_mut(1);
+    let met = scope(|scope| {
+        let second = scope.spawn(|| second[0].meet((1, 2), LONG).unwrap());
+        // With rank 0 and the new process all would be there.
+        sleep(Duration::from_millis(300));
+        [first[0].meet((0, 2), LONG).unwrap(), second.join().unwrap()]
+    });
+    assert!(met.iter().all(|met| met.epoch == 1));
     let (kind, why) = hear(&mut newcomer);
     assert!(kind == Kind::Refused && why.contains("two processes say they are rank 1"), "{why}");
     let why = store.visit((1, 2), Some(0)).unwrap_err();
@@ -233,7 +240,7 @@ fn meet_some(members: &mut [Member], ranks: &[usize], size: usize) -> Vec<Met> {
 }
 
 fn places(met: &[Met]) -> Vec<(u64, usize, usize)> {
-    met.iter().map(|met| (met.epoch, met.rank, met.sockets.len())).collect()
+    met.iter().map(|met| (met.epoch, met.rank, met.streams.len())).collect()
 }
 
 #[test]

@@ -77,6 +77,10 @@ fn backend(config: &Config) -> Result<Option<launch::Backend>> {
     match config.backend {
         Some(Backend::Threads) => Ok(None),
         #[cfg(feature = "mpi")]
+        Some(Backend::Mpi) if config.tls => Err(Error::Config(
+            "`tls` is for ranks over TCP, got `backend` mpi: MPI has links of its own".into(),
+        )),
+        #[cfg(feature = "mpi")]
         Some(Backend::Mpi) => Ok(Some(launch::Backend::Mpi)),
         #[cfg(not(feature = "mpi"))]
         Some(Backend::Mpi) => Err(Error::Config(
@@ -126,6 +130,7 @@ fn seconds(setting: f64) -> Duration {
 fn environment(config: &Config, backend: launch::Backend) -> launch::Environment {
     let (timeout, join_timeout) = (seconds(config.timeout_s), seconds(config.join_timeout_s));
     let environment = launch::Environment::new().backend(backend).timeout(timeout).join_timeout(join_timeout);
+    let environment = if config.tls { environment.tls(true) } else { environment };
     match config.device {
         #[cfg(feature = "nccl")]
         Device::Cuda(_) if config.backend == Some(Backend::Nccl) => environment.nccl(Default::default()),

@@ -449,3 +449,25 @@ fn ranks_that_begin_with_different_weights_are_refused_under_every_axis() {
         assert_eq!(outcomes(&[of("a"), of("copy")]), ["well"; 2]);
     }
 }
+
+/// Losses and digests of parameters and gradients, of every step.
+#[test]
+fn four_ranks_with_tls_train_with_the_bits_of_ranks_without() {
+    let folder = Folder::new("tls");
+    let wanted = if cfg!(feature = "tls") { "well" } else { "built without its feature `tls`" };
+    let lines = ["", "--tls"].map(|tls| {
+        let out = folder.path(&format!("run{tls}"));
+        let flags = format!("--dp 2 --tp 2 --zero 1 --digests 1 --out {out} {tls}");
+        let ranks = [(); 4].map(|()| rank(&flags[..]).with("PHALANX_SECRET", "of these ranks"));
+        for said in outcomes(&ranks) {
+            let wanted = if tls.is_empty() { "well" } else { wanted };
+            assert!(said.contains(wanted), "{said}");
+        }
+        let metrics = fs::read_to_string(Path::new(&out).join("metrics.jsonl")).unwrap_or_default();
+        let digests = metrics.lines().filter_map(|line| line.split_once("\"digests\":"));
+        let digests: Vec<String> = digests.map(|(_, digests)| digests.into()).collect();
+        (digests, numbers_in(&Path::new(&out).join("metrics.jsonl"), "loss"))
+    });
+    assert_eq!((lines[0].0.len(), lines[0].1.len()), (2, 2));
+    assert!(lines[0] == lines[1] || cfg!(not(feature = "tls")), "{lines:?}");
+}

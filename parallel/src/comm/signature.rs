@@ -122,6 +122,12 @@ impl Signature {
         (!same).then(|| Error::Mismatch { left, left_call: call(send), right, right_call: call(recv) })
     }
 
+    /// Bytes of all elements that it names: no rank sends another more of them.
+    pub(crate) fn bytes(&self) -> usize {
+        let elements = self.counts.iter().chain(&self.wanted).fold(0usize, |sum, n| sum.saturating_add(*n));
+        elements.saturating_mul(self.dtype.map_or(0, DType::size))
+    }
+
     /// As bytes, for the wire.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let at = |place: Option<usize>| place.map_or(0, |i| i as u64 + 1);

@@ -44,14 +44,17 @@ pub enum Backend {
 /// `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as `phalanx-launch` does. Without any it is a run of one rank.
 ///
 /// If `PHALANX_SECRET` is set, or `PHALANX_SECRET_FILE` names a file that has it, processes prove to each other that they know it
-/// before they meet; `phalanx-launch` sets one. `PHALANX_JOB` names the run, so that two runs on one port do not mix. What is sent
-/// afterwards is neither encrypted nor authenticated: use it inside a network that you trust.
+/// before they meet; `phalanx-launch` sets one. `PHALANX_JOB` names the run, so that two runs on one port do not mix. With
+/// `PHALANX_TLS=1` on every rank all that they send is encrypted and authenticated, in programs that are built with the feature `tls`.
+/// Otherwise what is sent after they have met is neither: use it inside a network that you trust.
 #[derive(Clone, Debug)]
 pub struct Environment {
     worker: Option<WorkerEnv>,
     backend: Backend,
     timeout: Duration,
     join_timeout: Option<Duration>,
+    secret: Option<String>,
+    tls: Option<bool>,
     cores: Option<usize>,
     devices: RankDevices,
 }
@@ -63,6 +66,8 @@ impl Default for Environment {
             backend: Backend::Tcp,
             timeout: TIMEOUT,
             join_timeout: None,
+            secret: None,
+            tls: None,
             cores: None,
             devices: RankDevices::Cpu,
         }
@@ -99,6 +104,18 @@ impl Environment {
     /// How long processes wait for each other at the start. Unless set it is [`JOIN_TIMEOUT`], or the other timeout if that is shorter.
     pub fn join_timeout(mut self, timeout: Duration) -> Environment {
         self.join_timeout = Some(timeout);
+        self
+    }
+
+    /// The run's secret, in place of that of `PHALANX_SECRET` or `PHALANX_SECRET_FILE`.
+    pub fn secret(mut self, secret: &str) -> Environment {
+        self.secret = Some(secret.into());
+        self
+    }
+
+    /// Whether ranks over TCP encrypt what they send, in place of `PHALANX_TLS`. All ranks must, or none; and they need a secret.
+    pub fn tls(mut self, tls: bool) -> Environment {
+        self.tls = Some(tls);
         self
     }
 
@@ -169,10 +186,13 @@ impl Environment {
     }
 
     fn worker(&self) -> Result<WorkerEnv> {
-        match &self.worker {
-            Some(worker) => worker.clone().checked(),
-            None => WorkerEnv::find(|name| std::env::var(name).ok()),
-        }
+        let mut worker = match &self.worker {
+            Some(worker) => worker.clone().checked()?,
+            None => WorkerEnv::find(|name| std::env::var(name).ok())?,
+        };
+        worker.known.secret = self.secret.clone().unwrap_or(worker.known.secret);
+        worker.known.tls = self.tls.unwrap_or(worker.known.tls);
+        Ok(worker)
     }
 
     /// This process as the store knows it, if ranks meet at one.
@@ -228,18 +248,18 @@ impl Environment {
         match self.backend {
             Backend::Tcp => {
                 let join_timeout = self.join_timeout.unwrap_or(timeout.min(JOIN_TIMEOUT));
-                let (epoch, rank, sockets) = match seat {
+                let (epoch, rank, streams) = match seat {
                     Some(seat) => {
                         let met = seat.meet((rank, size), join_timeout).map_err(not_met)?;
-                        (met.epoch, met.rank, met.sockets)
+                        (met.epoch, met.rank, met.streams)
                     }
                     None => {
                         (0, rank, rendezvous((rank, size), master, known, join_timeout).map_err(not_met)?)
                     }
                 };
-                let size = sockets.len();
+                let size = streams.len();
                 let wire =
-                    Tcp::new(sockets, &told).map_err(|e| Error::Launch(format!("rank {rank}: {e}")))?;
+                    Tcp::new(streams, &told).map_err(|e| Error::Launch(format!("rank {rank}: {e}")))?;
                 let wire = move || Ok(Box::new(wire) as Box<dyn Wire>);
                 let (process, comm) = connect((rank, size), timeout, (events, heard), wire)?;
                 Ok((process, comm, epoch))

@@ -4,7 +4,7 @@
 mod port;
 
 use std::io::Write;
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
@@ -26,8 +26,8 @@ fn hear(session: &mut Session, wanted: Kind) {
     }
 }
 
-/// What rank 0 hears if ranks 1 and 2 are strangers, of whom the first sends a failure as if rank `named` had said it.
-fn forged_failure(named: usize) -> Error {
+/// What rank 0 hears if ranks 1 and 2 are strangers, of whom the first sends a message's length and its first bytes.
+fn heard_of(length: u64, begin: &[u8]) -> Error {
     let port = free_port();
     scope(|scope| {
         let host = scope.spawn(|| {
@@ -51,12 +51,44 @@ fn forged_failure(named: usize) -> Error {
                 }
             }
         }
-        let address = Address { part: named, ..Address::plain(FrameKind::Failure) };
-        let frame = address.frame(b"\x1b]0;title\x07rank 0 failed: x");
-        let bytes = [&(frame.len() as u64).to_le_bytes()[..], &frame].concat();
-        sessions[0].socket.write_all(&bytes).unwrap();
+        let stream = &mut sessions[0].stream;
+        stream.write_all(&[&length.to_le_bytes()[..], begin].concat()).unwrap();
+        stream.socket().shutdown(Shutdown::Write).unwrap();
         host.join().unwrap()
     })
+}
+
+/// What rank 0 hears of a failure as if rank `named` had said it.
+fn forged_failure(named: usize) -> Error {
+    let address = Address { part: named, ..Address::plain(FrameKind::Failure) };
+    let frame = address.frame(b"\x1b]0;title\x07rank 0 failed: x");
+    heard_of(frame.len() as u64, &frame)
+}
+
+/// A length is believed only as far as a call could send so much, and takes memory only as bytes come.
+#[test]
+fn lengths_that_no_call_can_have_are_refused_with_the_name_of_the_rank() {
+    for (kind, length, wanted) in [
+        (
+            FrameKind::Failure,
+            1 << 62,
+            "it announced 4611686018427387872 bytes (Failure), wanted at most 4194304",
+        ),
+        (FrameKind::Check, 1 << 32, "it announced 4294967264 bytes (Check), wanted at most 4194304"),
+        // The barrier has no elements.
+        (FrameKind::Part, 33, "it announced 1 bytes (Part), wanted at most 0"),
+        (FrameKind::Result, u64::MAX, "it announced 18446744073709551583 bytes (Result), wanted at most 0"),
+        (
+            FrameKind::Message,
+            1 << 50,
+            "it announced 1125899906842592 bytes (Message), wanted at most 1099511627776",
+        ),
+        (FrameKind::Message, 1 << 40, "its connection has closed"),
+        (FrameKind::Leave, 5, "it sent 5 bytes that are no message of a run"),
+    ] {
+        let error = heard_of(length, &Address::plain(kind).frame(&[])[..length.min(32) as usize]).to_string();
+        assert!(error.contains("rank 1 is lost: ") && error.contains(wanted), "{error}");
+    }
 }
 
 /// Without a secret a stranger may be a rank. What it says is shown as plain text, with its own number.

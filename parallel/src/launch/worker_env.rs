@@ -209,13 +209,15 @@ mod tests {
             (&[("PHALANX_SECRET", " ")][..], "PHALANX_SECRET is empty"),
             (&[("PHALANX_SECRET", "a"), ("PHALANX_SECRET_FILE", "b")], "wanted one of them"),
             (&[("PHALANX_SECRET_FILE", "/nowhere/secret")], "PHALANX_SECRET_FILE=/nowhere/secret: "),
+            (&[("PHALANX_TLS", "yes")], "got PHALANX_TLS=yes, wanted 0 or 1"),
         ] {
             let error = more(variables).unwrap_err().to_string();
             assert!(error.contains(wanted), "{error}");
         }
         let known = more(&[("PHALANX_SECRET", "abc\n"), ("TORCHELASTIC_RUN_ID", "7")]).unwrap().known;
-        assert_eq!(known, Credentials { secret: "abc".into(), job: "7".into() });
+        assert_eq!(known, Credentials { secret: "abc".into(), job: "7".into(), tls: false });
         assert!(!format!("{known:?}").contains("abc"));
+        assert!(more(&[("PHALANX_TLS", "1")]).unwrap().known.tls);
         let apart = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")];
         assert!(error(&apart).contains("MASTER_ADDR"));
         let by_file = |url| find(&[&apart[..], &[("PHALANX_RENDEZVOUS", url)]].concat());

@@ -94,7 +94,7 @@ impl Run {
     fn of(name: &'static str, sizes: RangeInclusive<usize>, timeout: &'static str) -> Run {
         let (least, size) = sizes.into_inner();
         let (port, stop) = (free_port(), Arc::new(AtomicBool::new(false)));
-        let known = Credentials { secret: "secret".into(), job: name.into() };
+        let known = Credentials { secret: "secret".into(), job: name.into(), tls: false };
         let store = Store::bind("127.0.0.1", port, known, least..=size).unwrap();
         let stopped = Arc::clone(&stop);
         std::thread::spawn(move || store.serve(&stopped));

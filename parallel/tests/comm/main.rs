@@ -3,6 +3,7 @@
 mod elastic;
 mod faults;
 mod flight;
+mod links;
 mod mpi;
 mod port;
 mod processes;

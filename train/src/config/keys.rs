@@ -325,6 +325,11 @@ fn pipeline() -> Vec<Key<Config>> {
         Key::new("join-timeout", "Seconds that a process waits for the others at the start", |c| {
             &mut c.join_timeout_s
         }),
+        Key::new(
+            "tls",
+            "Encrypt what ranks send over TCP, in a build with the feature `tls`. All ranks need a secret (PHALANX_SECRET); the variable PHALANX_TLS=1 does the same",
+            |c| &mut c.tls,
+        ),
     ]
 }
 

@@ -55,6 +55,8 @@ pub struct Config {
     pub timeout_s: f64,
     /// Seconds that a process waits for the others at the start.
     pub join_timeout_s: f64,
+    /// Whether ranks over TCP encrypt what they send. They do too if `PHALANX_TLS` is 1. Ranks need a secret for it.
+    pub tls: bool,
     /// Whether a step of one GPU is captured as a CUDA graph.
     pub capture: bool,
     /// Threads of a rank that read data; with 0 the rank's own thread reads it.
@@ -201,6 +203,7 @@ impl Default for Config {
             backend: None,
             timeout_s: TIMEOUT.as_secs_f64(),
             join_timeout_s: JOIN_TIMEOUT.as_secs_f64(),
+            tls: false,
             capture: true,
             workers: 1,
             prefetch: 2,
@@ -261,7 +264,8 @@ impl Config {
         self.out.as_deref().or_else(|| self.resume.as_deref().map(run_folder))
     }
 
-    /// The settings that must be equal on all ranks, as text. Paths, threads, devices and timeouts may differ.
+    /// The settings that must be equal on all ranks, as text. Paths, threads, devices and timeouts may differ, and where
+    /// TLS was asked for.
     pub fn in_common(&self) -> String {
         let plan = self.layout.plan.clone().map(|plan| plan.named("plan"));
         let Config { timeout_s, join_timeout_s, .. } = Config::default();
@@ -269,6 +273,7 @@ impl Config {
             layout: Layout { plan, ..self.layout.clone() },
             timeout_s,
             join_timeout_s,
+            tls: false,
             out: None,
             plan: None,
             rescue: None,
@@ -348,6 +353,7 @@ mod tests {
             backend: Some(Backend::Threads),
             timeout_s: 2.5,
             join_timeout_s: 7.0,
+            tls: true,
             capture: false,
             workers: 0,
             prefetch: 7,

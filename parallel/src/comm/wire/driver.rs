@@ -235,7 +235,10 @@ impl Driver {
             CollectiveKind::Receive => {
                 self.receives.push(Receive { ticket, ranks, me, since: Instant::now() });
             }
-            _ => self.tasks.entry(ticket.group).or_default().push_back(Task::new(ticket, ranks, me)),
+            _ => {
+                self.wire.expect(ticket.call.signature.bytes());
+                self.tasks.entry(ticket.group).or_default().push_back(Task::new(ticket, ranks, me));
+            }
         }
     }
 

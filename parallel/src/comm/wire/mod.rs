@@ -30,6 +30,9 @@ pub(crate) trait Wire: Send {
     /// Sends without waiting for anything.
     fn send(&mut self, to: usize, message: Vec<u8>) -> Result<()>;
 
+    /// A collective begins, of which no message has more bytes.
+    fn expect(&mut self, _bytes: usize) {}
+
     /// A message that has been received. Wires that bring messages to the driver as events have none.
     fn poll(&mut self) -> Result<Option<(usize, Vec<u8>)>> {
         Ok(None)

@@ -1,4 +1,4 @@
-//! [`Tcp`]: a wire of sockets, one to each other rank. `launch::rendezvous` has connected them.
+//! [`Tcp`]: a wire of connections, one to each other rank, in the clear or with TLS. `phalanx_rendezvous` has made them.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -6,41 +6,57 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use super::Wire;
+use phalanx_rendezvous::{Reader, Stream, Writer};
+
 use super::driver::Event;
+use super::{Address, FrameKind, HEAD, Wire};
 use crate::comm::{Error, Result};
 
-/// Sockets to the other ranks, each with a thread that reads and one that writes, so that the driver does not wait for
+/// Bytes of messages about calls and failures, at most: a signature has two numbers for each rank.
+const CONTROL_MAX: u64 = 4 << 20;
+/// Bytes from a send, at most. They may come before the receive that says how many are wanted.
+const MESSAGE_MAX: u64 = 1 << 40;
+/// How long the end of a link may take to be written.
+const FAREWELL: Duration = Duration::from_secs(1);
+/// Bytes for which memory is taken at first.
+const PIECE: usize = 1 << 20;
+
+/// Connections to the other ranks, each with a thread that reads and one that writes, so that the driver does not wait for
 /// a rank that does not read.
 pub(crate) struct Tcp {
     links: Vec<Option<Sender<Vec<u8>>>>,
     /// The sockets, to end what reads and writes there.
     sockets: Vec<TcpStream>,
-    threads: Vec<JoinHandle<()>>,
+    readers: Vec<JoinHandle<()>>,
+    writers: Vec<JoinHandle<()>>,
     /// Messages not yet written.
     unwritten: Arc<AtomicUsize>,
+    /// Bytes of the longest message of a collective of which this rank has sent its signature. Others send theirs after that.
+    longest: Arc<AtomicUsize>,
 }
 
 impl Tcp {
-    /// A wire over connected sockets, in order of the ranks; this one's own place is empty.
-    pub(crate) fn new(sockets: Vec<Option<TcpStream>>, events: &Sender<Event>) -> io::Result<Tcp> {
-        let unwritten = Arc::new(AtomicUsize::new(0));
-        let (mut links, mut ends, mut threads) = (vec![], vec![], vec![]);
-        for (rank, socket) in sockets.into_iter().enumerate() {
-            let Some(socket) = socket else {
+    /// A wire over connected streams, in order of the ranks; this one's own place is empty.
+    pub(crate) fn new(streams: Vec<Option<Stream>>, events: &Sender<Event>) -> io::Result<Tcp> {
+        let (unwritten, longest) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (mut links, mut sockets, mut readers, mut writers) = (vec![], vec![], vec![], vec![]);
+        for (rank, stream) in streams.into_iter().enumerate() {
+            let Some(stream) = stream else {
                 links.push(None);
                 continue;
             };
-            socket.set_nodelay(true)?;
+            stream.socket().set_nodelay(true)?;
             let (link, messages) = channel();
-            let (reading, events, count) = (socket.try_clone()?, events.clone(), Arc::clone(&unwritten));
-            ends.push(socket.try_clone()?);
-            threads.push(spawn("reads", rank, move || read(reading, rank, &events))?);
-            threads.push(spawn("writes", rank, move || write(socket, &messages, &count))?);
+            sockets.push(stream.socket().try_clone()?);
+            let (reader, writer) = stream.split()?;
+            let (events, count, longest) = (events.clone(), Arc::clone(&unwritten), Arc::clone(&longest));
+            readers.push(spawn("reads", rank, move || read(reader, rank, &longest, &events))?);
+            writers.push(spawn("writes", rank, move || write(writer, &messages, &count))?);
             links.push(Some(link));
         }
-        Ok(Tcp { links, sockets: ends, threads, unwritten })
+        Ok(Tcp { links, sockets, readers, writers, unwritten, longest })
     }
 }
 
@@ -48,47 +64,79 @@ fn spawn(what: &str, rank: usize, work: impl FnOnce() + Send + 'static) -> io::R
     std::thread::Builder::new().name(format!("phalanx {what} {rank}")).spawn(work)
 }
 
-/// Hands messages to the driver until the socket ends.
-fn read(mut socket: TcpStream, rank: usize, events: &Sender<Event>) {
+/// Hands messages to the driver until the link ends.
+fn read(mut link: Reader, rank: usize, longest: &AtomicUsize, events: &Sender<Event>) {
     let why = loop {
-        match read_message(&mut socket) {
+        match read_message(&mut link, longest) {
             Ok(message) => {
                 if events.send(Event::Message(rank, message)).is_err() {
                     return;
                 }
             }
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                break "its connection has closed; has the process died?".into();
-            }
-            Err(error) => break format!("its connection broke: {error}"),
+            Err(error) => break why(&error),
         }
     };
     // A driver that has ended needs no event.
     let _ = events.send(Event::Lost(rank, why));
 }
 
-fn read_message(socket: &mut TcpStream) -> io::Result<Vec<u8>> {
+/// Why a link has ended.
+fn why(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => "its connection has closed; has the process died?".into(),
+        io::ErrorKind::TimedOut => "its connection broke: its machine does not answer any more".into(),
+        _ => format!("its connection broke: {error}"),
+    }
+}
+
+/// The next message. Memory for it is taken as its bytes come, and none if it is longer than such a message can be.
+fn read_message(link: &mut impl Read, longest: &AtomicUsize) -> io::Result<Vec<u8>> {
     let mut length = [0; 8];
-    socket.read_exact(&mut length)?;
+    link.read_exact(&mut length)?;
     let length = u64::from_le_bytes(length);
-    let mut message = Vec::new();
-    let size = usize::try_from(length).map_err(|_| io::ErrorKind::OutOfMemory)?;
+    let mut message = Vec::with_capacity(HEAD);
+    grow(link, &mut message, length.min(HEAD as u64))?;
+    let wrong = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
+    let Some(address) = Address::of(&message) else {
+        return Err(wrong(format!("it sent {length} bytes that are no message of a run")));
+    };
+    let most = match address.kind {
+        FrameKind::Part | FrameKind::Result => longest.load(Ordering::SeqCst) as u64,
+        FrameKind::Message => MESSAGE_MAX,
+        _ => CONTROL_MAX,
+    };
+    let content = length - HEAD as u64;
+    if content > most {
+        let kind = address.kind;
+        return Err(wrong(format!("it announced {content} bytes ({kind:?}), wanted at most {most}")));
+    }
+    while (message.len() as u64) < length {
+        let next = length.min((2 * message.len()).max(PIECE) as u64);
+        grow(link, &mut message, next)?;
+    }
+    Ok(message)
+}
+
+/// Reads until the message has so many bytes.
+fn grow(link: &mut impl Read, message: &mut Vec<u8>, wanted: u64) -> io::Result<()> {
+    let more = wanted - message.len() as u64;
+    let size = usize::try_from(more).map_err(|_| io::ErrorKind::OutOfMemory)?;
     message.try_reserve_exact(size).map_err(|_| io::ErrorKind::OutOfMemory)?;
-    match socket.take(length).read_to_end(&mut message)? == size {
-        true => Ok(message),
+    match link.take(more).read_to_end(message)? == size {
+        true => Ok(()),
         false => Err(io::ErrorKind::UnexpectedEof.into()),
     }
 }
 
 /// Writes messages until there are no more.
-fn write(mut socket: TcpStream, messages: &Receiver<Vec<u8>>, unwritten: &AtomicUsize) {
+fn write(mut link: Writer, messages: &Receiver<Vec<u8>>, unwritten: &AtomicUsize) {
     for message in messages {
         let length = (message.len() as u64).to_le_bytes();
         // Where this fails, so does reading, which reports it.
-        let _ = socket.write_all(&length).and_then(|()| socket.write_all(&message));
+        let _ = link.write_all(&length).and_then(|()| link.write_all(&message));
         unwritten.fetch_sub(1, Ordering::Release);
     }
-    let _ = socket.shutdown(Shutdown::Write);
+    let _ = link.finish();
 }
 
 impl Wire for Tcp {
@@ -99,19 +147,54 @@ impl Wire for Tcp {
         link.send(message).map_err(|_| lost())
     }
 
+    fn expect(&mut self, bytes: usize) {
+        self.longest.fetch_max(bytes, Ordering::SeqCst);
+    }
+
     fn is_flushed(&mut self) -> bool {
         self.unwritten.load(Ordering::Acquire) == 0
     }
 
     /// Nothing of this wire is left: no thread, no socket, and no message that comes later.
-    fn close(&mut self, _orderly: bool) {
+    fn close(&mut self, orderly: bool) {
         self.links.clear();
-        // What was sent has been written, or belongs to a process that does not read.
-        for socket in self.sockets.drain(..) {
-            let _ = socket.shutdown(Shutdown::Both);
+        if orderly {
+            // What was sent has been written. The writers say that nothing follows.
+            self.sockets.iter().for_each(|socket| drop(socket.set_write_timeout(Some(FAREWELL))));
+            self.writers.drain(..).for_each(|thread| drop(thread.join()));
         }
-        for thread in self.threads.drain(..) {
-            let _ = thread.join();
+        // What was sent and is not written belongs to a process that does not read.
+        self.sockets.drain(..).for_each(|socket| drop(socket.shutdown(Shutdown::Both)));
+        self.readers.drain(..).chain(self.writers.drain(..)).for_each(|thread| drop(thread.join()));
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::time::{Duration, Instant};
+
+    use phalanx_rendezvous::detect_vanished;
+    use socket2::{SockFilter, SockRef};
+
+    use super::*;
+
+    /// No time limit of calls is known here.
+    #[test]
+    fn a_rank_whose_machine_vanishes_is_lost_even_if_it_is_sent_nothing() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let socket = listener.accept().unwrap().0;
+        detect_vanished(&socket, Duration::from_secs(3)).unwrap();
+        // The other end's system drops all packets for it.
+        SockRef::from(&other).attach_filter(&[SockFilter::new(0x06, 0, 0, 0)]).unwrap();
+        let (events, heard) = channel();
+        let begin = Instant::now();
+        let _wire = Tcp::new(vec![None, Some(Stream::Plain(socket))], &events).unwrap();
+        match heard.recv_timeout(Duration::from_secs(20)).unwrap() {
+            Event::Lost(1, why) => assert!(why.contains("its machine does not answer"), "{why}"),
+            other => panic!("{other:?}"),
         }
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
     }
 }
