@@ -74,7 +74,7 @@ pub(crate) struct StepOptions<'a> {
     pub activations: Option<&'a Arc<SaveOnCpu>>,
     /// The pipeline schedule of this rank's stages.
     pub pipeline: &'a Pipeline,
-    /// The saver. An update waits for a save in progress.
+    /// The saver. An update waits until a save in progress has copied the tensors.
     pub saver: &'a BackgroundSaver,
     /// Largest global norm.
     pub clip: Option<f64>,
@@ -157,7 +157,7 @@ pub(crate) fn update(
             }
             factor => factor,
         };
-        options.saver.wait()?;
+        options.saver.release()?;
         match factor {
             None if options.scale != 1.0 => optimizers.step_scaled(1.0 / options.scale)?,
             factor => optimizers.step(factor.as_ref())?,
@@ -280,6 +280,11 @@ impl BackgroundSaver {
     /// Files that the next save puts on disk before it is complete.
     pub fn sync_first(&self, logs: Vec<(PathBuf, File)>) {
         self.lock().sync_first(logs);
+    }
+
+    /// Waits until the save in progress does not read tensors any more.
+    pub fn release(&self) -> Result<()> {
+        Ok(self.lock().release()?)
     }
 
     /// Waits until the save in progress is complete.
