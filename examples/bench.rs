@@ -1,7 +1,7 @@
 //! The benchmark: one workload a run, a JSON line a measurement.
 //!
 //! ```text
-//! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|large-ops|sweep|dims|cliffs|models|overhead|rayon|dist|allreduce|engine --threads N [--data FILE]
+//! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|large-ops|sweep|dims|cliffs|models|overhead|rayon|dist|allreduce|engine|saves --threads N [--data FILE]
 //! cargo run --release --example bench -- gpt2-124m|gpu-ops --device cuda
 //! ```
 //! Workloads, initial weights and batches are those of the peers that results are compared with, so the first five
@@ -23,6 +23,8 @@ mod models;
 mod ops;
 #[path = "bench/overhead.rs"]
 mod overhead;
+#[path = "bench/saves.rs"]
+mod saves;
 #[allow(dead_code)] // the example uses all of it
 #[path = "bench/sweep.rs"]
 mod sweep;
@@ -52,6 +54,7 @@ choices! {
         Dist = "dist",
         Allreduce = "allreduce",
         Engine = "engine",
+        Saves = "saves",
     }
 }
 
@@ -117,5 +120,6 @@ fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
         Workload::Dist => dist::training(&args.data),
         Workload::Allreduce => dist::allreduce(args.threads).map(|()| true),
         Workload::Engine => overhead::engine(&report).map(|()| true),
+        Workload::Saves => saves::run(&report, args.threads),
     }
 }

@@ -29,8 +29,8 @@ fn growth(f: impl FnOnce()) -> usize {
 }
 
 #[test]
-fn a_save_and_a_load_hold_one_block_and_ranks_books_count_nothing() {
-    one_block();
+fn a_save_holds_three_blocks_a_load_one_and_ranks_books_count_nothing() {
+    few_blocks();
     two_copies();
     let folder = std::env::temp_dir().join(format!("phalanx-books-{}", std::process::id()));
     let run = |rank: launch::Rank| -> Result<()> {
@@ -51,7 +51,7 @@ fn a_save_and_a_load_hold_one_block_and_ranks_books_count_nothing() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-fn one_block() {
+fn few_blocks() {
     let folder = std::env::temp_dir().join(format!("phalanx-memory-{}", std::process::id()));
     let device = Device::Cpu(3);
     let tensor = |value| phalanx_kernels::full(&[BYTES / 4 / 2], value, DType::F32, device).unwrap();
@@ -67,8 +67,9 @@ fn one_block() {
     let loading = growth(|| Checkpoint::open(&folder).unwrap().read(&parts).unwrap());
     std::fs::remove_dir_all(&folder).unwrap();
     assert_eq!((ledger.total().now, ledger.total().peak), (before, before));
-    for (what, grown) in [("saving", saving), ("loading", loading)] {
-        assert!(grown < BLOCK + SLACK, "{what}: {grown} bytes");
+    // A block is copied while the one before waits and the one before that is written.
+    for (what, grown, blocks) in [("saving", saving, 3), ("loading", loading, 1)] {
+        assert!(grown < blocks * BLOCK + SLACK, "{what}: {grown} bytes");
     }
 }
 

@@ -133,7 +133,7 @@ fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
 
 /// Whether a checkpoint has the name of one from which the run does not go on.
 fn is_abandoned(path: &Path) -> bool {
-    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(ABANDONED))
+    is_checkpoint(path) && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(ABANDONED))
 }
 
 /// Makes `resumed`, the folder or a checkpoint in it, what the run in the folder goes on from, also if it is killed before it saves or rolls

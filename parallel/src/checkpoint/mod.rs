@@ -5,7 +5,7 @@
 //! folder/checkpoint.json                               which pieces of which tensors are where, and their checksums
 //!
 //! state (a model and its optimizers as parts)
-//!   ├──► saver (a save, in the background) ──► plan (which rank writes which piece where; pure)
+//!   ├──► saver (a save, in the background) ──► plan (which rank writes which piece where; pure), queue (copied blocks)
 //!   ├──► load (an opened checkpoint) ──► index (checkpoint.json)         folder (what a killed save leaves, and the commit)
 //!   └──► memory (copies in the hosts' memory) ◄── recovery (after a rank has died)       background (the thread of both savers)
 //! ```
@@ -23,7 +23,9 @@
 //! let settings = [("step".to_string(), "100".to_string())].into();
 //! saver.save("run/checkpoint", checkpoint::parts(&trained, &[&optimizer])?, &settings)?;
 //! // .. forward and backward of the next step ..
-//! saver.wait()?; // before the optimizer's step
+//! saver.release()?; // before the optimizer's step
+//! // .. more steps ..
+//! saver.wait()?; // now the checkpoint is on disk
 //!
 //! // Later, with as many ranks as there are then:
 //! let saved = Checkpoint::open("run/checkpoint")?;
@@ -40,9 +42,11 @@ mod index;
 mod load;
 mod memory;
 mod plan;
+mod queue;
 mod recovery;
 mod saver;
 mod state;
+mod stream;
 #[cfg(test)]
 mod tests;
 
@@ -57,7 +61,7 @@ pub use state::{Trained, parts};
 /// A run's own texts in a checkpoint, beside the tensors: its step, its place in the data, its settings.
 pub type Settings = BTreeMap<String, String>;
 
-/// Bytes that have a checksum of their own, and that a save holds besides the tensors.
+/// Bytes that have a checksum of their own.
 pub const BLOCK: usize = 4 << 20;
 
 /// Dtypes by their names.

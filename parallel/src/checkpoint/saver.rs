@@ -1,17 +1,20 @@
 //! [`Saver`]: starts saves and waits for them. [`SaveJob`]: one save, on a thread of its own.
 //!
 //! ```text
-//! save() ─► thread: all ranks exchange their parts ─► plan ─► each writes its file, block by block ─► rank 0 commits
-//! wait() ◄─                                                   exchanging progress every 200 ms
+//! save()    ─► thread: all ranks exchange their parts ─► plan ─► each writes its file, block by block ─► rank 0 commits
+//! release() ◄─          all blocks are copied  ◄─ thread that copies    exchanging progress every 200 ms       │
+//! wait()    ◄──────────────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
+//! Both threads are the save's own, so a save takes part of a core, and none of the threads that compute.
 //! Ranks exchange their progress, so a disk may be slower than the communicator's timeout, all ranks stop soon after one fails,
 //! and all know the cause.
 
 use std::fs::File;
-use std::io::{self, Write};
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use phalanx_tensor::DType;
@@ -20,8 +23,10 @@ use serde::{Deserialize, Serialize};
 use super::background::Background;
 use super::finite::check_finite;
 use super::folder::Folder;
-use super::index::{Index, checksum, file_name};
+use super::index::{Index, file_name};
 use super::plan::{PartInfo, SavePlan, assign, contents};
+use super::queue::{Closing, Queue};
+use super::stream::Stream;
 use super::{BLOCK, Settings, file_error};
 use crate::all_gather::{all_gather_object, all_ok};
 use crate::comm::Comm;
@@ -31,16 +36,20 @@ use crate::{Error, Result};
 /// Saves the parts of all ranks as one checkpoint, in the background and atomically: whenever a run is killed, the last
 /// checkpoint that was complete is found. Every rank has one.
 ///
-/// A save streams from the tensors themselves through one buffer of [`BLOCK`] bytes. It copies nothing else but the buffers
-/// of modules (running statistics), which passes change.
+/// A save streams from the tensors themselves through a few blocks of [`BLOCK`] bytes. It copies nothing else but the buffers
+/// of modules (running statistics), which passes change; and what the disk has not taken when an update is about to write the tensors
+/// ([`Saver::release`]).
 #[derive(Debug)]
 pub struct Saver {
     comm: Comm,
     block: usize,
     finite: bool,
     pub(super) create: Create,
+    memory: usize,
     logs: Vec<(PathBuf, File)>,
     background: Background,
+    /// Of the save that is under way, or was last.
+    queue: Option<Arc<Queue>>,
 }
 
 impl Saver {
@@ -52,7 +61,8 @@ impl Saver {
     pub fn new(comm: &Comm) -> Result<Saver> {
         let comm = comm.group(&(0..comm.size()).collect::<Vec<_>>())?;
         let (create, background): (Create, _) = (|path| File::create_new(path), Background::default());
-        Ok(Saver { comm, block: BLOCK, finite: false, create, logs: Vec::new(), background })
+        let (block, memory) = (BLOCK, MEMORY);
+        Ok(Saver { comm, block, finite: false, create, memory, logs: Vec::new(), background, queue: None })
     }
 
     /// Sets the size of the blocks that have a checksum each, and of the buffer. Larger blocks mean fewer checksums
@@ -67,6 +77,14 @@ impl Saver {
         }
         self.block = bytes;
         Ok(self)
+    }
+
+    /// Sets how many bytes of the tensors may be copied into memory when they are about to be written and the disk is slower: 1 GiB if
+    /// this is not called. With 0 [`Saver::release`] waits until the disk has taken almost all.
+    #[must_use]
+    pub fn with_memory(mut self, bytes: usize) -> Saver {
+        self.memory = bytes;
+        self
     }
 
     /// Whether a save fails that has NaN or infinity in a parameter or an optimizer's state, or NaN in a buffer. The checkpoint before
@@ -85,7 +103,7 @@ impl Saver {
 
     /// Begins to save parts of tensors as the checkpoint `folder`, which all ranks share, in the place of one that
     /// is there; first waits for the save before. All ranks call it; rank 0's settings are saved. Until
-    /// [`Saver::wait`] has returned, the tensors must not be written: a write is detected (by the tensor's version)
+    /// [`Saver::release`] or [`Saver::wait`] has returned, the tensors must not be written: a write is detected (by the tensor's version)
     /// and makes `wait` fail. Buffers of modules are copied first and may be written.
     ///
     /// A tensor that several ranks have is written once, so their copies must be equal. Buffers may differ: the first rank's are
@@ -105,14 +123,33 @@ impl Saver {
         let new = |part| VersionedPart::new(part, self.finite);
         let parts = parts.into_iter().map(new).collect::<Result<_>>()?;
         let (settings, block, create) = (settings.clone(), self.block, self.create);
-        let logs = std::mem::take(&mut self.logs);
-        let job = SaveJob { comm, folder, parts, settings, block, create, logs };
-        self.background.start(&self.comm, "saves a checkpoint", move || job.run())
+        let (logs, queue) = (std::mem::take(&mut self.logs), Arc::new(Queue::new(self.memory)));
+        let copied = Arc::clone(&queue);
+        let job = SaveJob { comm, folder, parts, settings, block, create, logs, queue };
+        self.background.start(&self.comm, "saves a checkpoint", move || {
+            // Also if it panics.
+            let _closing = Closing(Arc::clone(&job.queue));
+            job.run()
+        })?;
+        self.queue = Some(copied);
+        Ok(())
     }
 
     /// Whether no save is under way.
     pub fn is_idle(&self) -> bool {
         self.background.is_idle()
+    }
+
+    /// Waits until the tensors of the save that is under way may be written, if one is: their values are on disk or copied. The checkpoint
+    /// is complete once [`Saver::wait`] has returned.
+    ///
+    /// # Errors
+    /// That of a save which has failed by now ([`Saver::wait`]).
+    pub fn release(&mut self) -> Result<()> {
+        if let Some(queue) = &self.queue {
+            queue.release();
+        }
+        if self.is_idle() { self.wait() } else { Ok(()) }
     }
 
     /// Waits for the save that is under way, if one is. Then the checkpoint is complete and on disk.
@@ -122,6 +159,7 @@ impl Saver {
     /// refuses, a tensor that was written meanwhile, a rank that is gone. Then there is no new checkpoint, and the old one
     /// is still there.
     pub fn wait(&mut self) -> Result<()> {
+        self.queue = None;
         self.background.wait()
     }
 }
@@ -161,6 +199,9 @@ fn local_plan(comm: &Comm, folder: &Folder, parts: &[VersionedPart]) -> Result<L
     Ok(LocalPlan { folder: folder.path().display().to_string(), parts })
 }
 
+/// Bytes of tensors that are copied at most when they are about to be written.
+const MEMORY: usize = 1 << 30;
+
 /// How long a rank writes between two exchanges of progress.
 const INTERVAL: Duration = Duration::from_millis(200);
 
@@ -177,6 +218,16 @@ pub(super) struct SaveJob {
     pub(super) create: Create,
     /// Files that are put on disk before the checkpoint is complete.
     pub(super) logs: Vec<(PathBuf, File)>,
+    pub(super) queue: Arc<Queue>,
+}
+
+/// Tells a queue that no more blocks come, also when the thread that copies them panics.
+struct End<'a>(&'a Queue);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.end();
+    }
 }
 
 /// A rank's progress.
@@ -208,8 +259,37 @@ impl SaveJob {
         done.map(drop)
     }
 
-    /// The checksums of all ranks.
+    /// Copies and writes; the checksums of all ranks.
     fn write(&self, plan: &SavePlan) -> Result<Vec<Vec<u64>>> {
+        std::thread::scope(|scope| {
+            let copy = std::thread::Builder::new().name("checkpoint copy".into());
+            let copy = copy.spawn_scoped(scope, || self.copy(plan));
+            // Without a thread the blocks are missed, and the others hear of it.
+            if let Err(e) = copy {
+                self.queue.push(Err(Error::Config(format!("save: no thread: {e}"))));
+                self.queue.end();
+            }
+            let written = self.write_copied(plan);
+            self.queue.close();
+            written
+        })
+    }
+
+    /// Copies this rank's blocks, in the order of its file.
+    fn copy(&self, plan: &SavePlan) {
+        let _end = End(&self.queue);
+        for piece in &plan.contents[self.comm.rank()].pieces {
+            for elements in piece.blocks(self.block) {
+                let block = self.parts[piece.part].copy(elements);
+                let failed = block.is_err();
+                if !self.queue.push(block) || failed {
+                    return;
+                }
+            }
+        }
+    }
+
+    fn write_copied(&self, plan: &SavePlan) -> Result<Vec<Vec<u64>>> {
         let mut writing = self.begin(plan);
         loop {
             let progress = writing.as_mut().map_err(|e| e.clone()).and_then(Writing::go_on);
@@ -224,15 +304,12 @@ impl SaveJob {
         }
     }
 
-    fn begin<'a>(&'a self, plan: &'a SavePlan) -> Result<Writing<'a>, String> {
+    fn begin(&self, plan: &SavePlan) -> Result<Writing<'_>, String> {
         let contents = &plan.contents[self.comm.rank()];
         let path = self.folder.saving().join(file_name(self.comm.rank()));
         let stream = (self.create)(&path).and_then(|file| Stream::new(file, &contents.header, self.block));
         let stream = Some(stream.map_err(|e| file_error(&path, e).to_string())?);
-        let blocks = contents.pieces.iter().flat_map(move |piece| {
-            piece.blocks(self.block).map(move |elements| (&self.parts[piece.part], elements))
-        });
-        Ok(Writing { path, stream, blocks: Box::new(blocks), checksums: Vec::new() })
+        Ok(Writing { path, stream, queue: &self.queue, checksums: Vec::new() })
     }
 
     fn commit(&self, plan: &SavePlan, checksums: &[Vec<u64>]) -> Result<()> {
@@ -250,8 +327,8 @@ impl SaveJob {
 struct Writing<'a> {
     path: PathBuf,
     stream: Option<Stream>,
-    /// The elements of parts that are not written yet.
-    blocks: Box<dyn Iterator<Item = (&'a VersionedPart, Range<usize>)> + 'a>,
+    /// The blocks that are not written yet.
+    queue: &'a Queue,
     /// Of a file that is complete.
     checksums: Vec<u64>,
 }
@@ -261,8 +338,9 @@ impl Writing<'_> {
     fn go_on(&mut self) -> Result<Progress, String> {
         let start = Instant::now();
         if let Some(stream) = &mut self.stream {
-            for (part, elements) in self.blocks.by_ref() {
-                stream.add(part, elements).map_err(|why| format!("{}: {why}", self.path.display()))?;
+            while let Some(block) = self.queue.pop() {
+                let block = block.map_err(|e| file_error(&self.path, e).to_string())?;
+                stream.add(&block).map_err(|e| file_error(&self.path, e).to_string())?;
                 if start.elapsed() > INTERVAL {
                     return Ok(Progress::Writing);
                 }
@@ -274,9 +352,6 @@ impl Writing<'_> {
         Ok(Progress::Written(self.checksums.clone()))
     }
 }
-
-/// Bytes that the system may hold back. A bound keeps the sync at the end of a file short.
-const UNSYNCED_MAX: usize = 64 << 20;
 
 /// A part that must not change while it is written.
 pub(super) struct VersionedPart {
@@ -310,11 +385,11 @@ impl VersionedPart {
         Ok(PartInfo { name: name.clone(), dtype: values.dtype(), place, buffer: *buffer })
     }
 
-    /// Adds the bytes of some elements to a buffer. The tensor is held for reading only meanwhile.
+    /// The bytes of some elements. The tensor is held for reading only meanwhile.
     ///
     /// # Errors
     /// If the tensor has been written since it was pinned, cannot be read, or must be finite and is not.
-    pub(super) fn append(&self, elements: Range<usize>, buffer: &mut Vec<u8>) -> Result<()> {
+    pub(super) fn copy(&self, elements: Range<usize>) -> Result<Vec<u8>> {
         let values = &self.part.values;
         let (size, count) = (values.dtype().size(), elements.len());
         let here = values.view_into(elements.start, &[count])?;
@@ -326,71 +401,15 @@ impl VersionedPart {
             check_finite(&self.part, values.dtype(), bytes)
                 .map_err(|why| Error::Config(format!("save: {why}")))?;
         }
-        match values.dtype() {
+        let copied = match values.dtype() {
             // Any byte but 0 is true, which other readers need not know.
-            DType::Bool => buffer.extend(bytes.iter().map(|&byte| u8::from(byte != 0))),
-            _ => buffer.extend_from_slice(bytes),
-        }
+            DType::Bool => bytes.iter().map(|&byte| u8::from(byte != 0)).collect(),
+            _ => bytes.to_vec(),
+        };
         if values.version() != self.version {
             let why = "it was written while it was being saved; wait for the save first";
             return Err(phalanx_nn::Error::invalid(format!("saving {}", self.part.name), why).into());
         }
-        Ok(())
-    }
-}
-
-/// An open file, and the checksums of the blocks written to it.
-pub(super) struct Stream {
-    file: File,
-    buffer: Vec<u8>,
-    unsynced: usize,
-    /// Of the blocks, in order.
-    pub(super) checksums: Vec<u64>,
-}
-
-impl Stream {
-    /// Into an empty file, with a buffer of that many bytes.
-    ///
-    /// # Errors
-    /// If the header cannot be written.
-    pub(super) fn new(mut file: File, header: &[u8], buffer: usize) -> io::Result<Stream> {
-        file.write_all(header)?;
-        Ok(Stream { file, buffer: Vec::with_capacity(buffer), unsynced: 0, checksums: Vec::new() })
-    }
-
-    /// Adds a block, which is not larger than the buffer.
-    ///
-    /// # Errors
-    /// As [`VersionedPart::append`], or if the file cannot be written.
-    pub(super) fn add(&mut self, tensor: &VersionedPart, elements: Range<usize>) -> Result<(), String> {
-        let bytes = elements.len() * tensor.part.values.dtype().size();
-        if self.buffer.len() + bytes > self.buffer.capacity() {
-            self.flush().map_err(|e| e.to_string())?;
-        }
-        let start = self.buffer.len();
-        tensor.append(elements, &mut self.buffer).map_err(|e| e.to_string())?;
-        self.checksums.push(checksum(&self.buffer[start..]));
-        Ok(())
-    }
-
-    /// Puts everything on disk; the checksums.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
-    pub(super) fn finish(mut self) -> io::Result<Vec<u64>> {
-        self.flush()?;
-        self.file.sync_all()?;
-        Ok(self.checksums)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.write_all(&self.buffer)?;
-        self.unsynced += self.buffer.len();
-        self.buffer.clear();
-        if self.unsynced > UNSYNCED_MAX {
-            self.file.sync_data()?;
-            self.unsynced = 0;
-        }
-        Ok(())
+        Ok(copied)
     }
 }

@@ -336,6 +336,11 @@ fn pipeline() -> Vec<Key<Config>> {
 fn checkpoints() -> Vec<Key<Config>> {
     vec![
         Key::new("save-every", "Steps between checkpoints; 0 for one at the end only", |c| &mut c.save_every),
+        Key::new(
+            "save-memory",
+            "MiB of tensors that a save copies when the disk is slower than a step",
+            |c| &mut c.save_memory_mib,
+        ),
         Key::new("keep-last", "Checkpoints that are kept", |c| &mut c.keep_last),
         Key::new("keep-best", "Keep the checkpoint with the lowest validation loss, too", |c| {
             &mut c.keep_best

@@ -65,6 +65,9 @@ pub struct Config {
     pub prefetch: usize,
     /// Steps between checkpoints; 0 for one at the end only. Checkpoints need [`Config::out`].
     pub save_every: u64,
+    /// MiB of each rank's tensors that may be copied for a save when an update is about to write them and the disk has not taken them. With 0
+    /// the update waits for the disk.
+    pub save_memory_mib: usize,
     /// Checkpoints that are kept, the newest included.
     pub keep_last: usize,
     /// Whether the checkpoint with the lowest validation loss is kept too, as `best`.
@@ -208,6 +211,7 @@ impl Default for Config {
             workers: 1,
             prefetch: 2,
             save_every: 0,
+            save_memory_mib: 1024,
             keep_last: 1,
             keep_best: false,
             restore_best: false,
@@ -358,6 +362,7 @@ mod tests {
             workers: 0,
             prefetch: 7,
             save_every: 5,
+            save_memory_mib: 9,
             keep_last: 3,
             keep_best: true,
             restore_best: true,

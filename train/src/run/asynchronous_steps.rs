@@ -295,7 +295,7 @@ impl Weights for StageOptimizer<'_> {
             return Err(parallel::Error::Config(why));
         }
         let mut updated = || -> Result<()> {
-            self.saver.wait()?;
+            self.saver.release()?;
             self.optimizers.set_lr(&self.rates, step, self.lr_factor);
             self.optimizers.step_scaled(part * self.clip.map_or(1.0, |clip| Clip::new(norm, clip).scale))
         };

@@ -42,7 +42,7 @@ impl CapturedTrainingStep {
         };
         let captured = self.step.insert(captured);
         // A checkpoint that is being saved reads the tensors that the launch writes.
-        options.saver.wait()?;
+        options.saver.release()?;
         let parameters = optimizer.parameters();
         captured.run_with(optimizer, &given, |inputs| {
             let each = inputs.len() / micros.len();

@@ -159,7 +159,9 @@ impl Run {
             let made = optimizers(trained.clone(), config.lr.peak())?;
             Optimizers::new(made, &trained, config.ema, data_parallel.peers())?
         };
-        let saver = Saver::new(mesh_rank.all_ranks())?.require_finite(!config.allow_not_finite);
+        let saver = Saver::new(mesh_rank.all_ranks())?
+            .require_finite(!config.allow_not_finite)
+            .with_memory(config.save_memory_mib.saturating_mul(1 << 20));
         let validation = match &data.validation {
             Some(validation) => Some(Validation::new(config, &mesh_rank, validation.clone(), data.counted)?),
             None => None,
@@ -297,7 +299,7 @@ impl Run {
             true => Ok(None),
             false => {
                 // A checkpoint that is being saved reads the weights.
-                self.setup.saver.wait()?;
+                self.setup.saver.release()?;
                 Averaged::new(averages, self.setup.data_parallel.clone()).map(Some)
             }
         }

@@ -74,7 +74,7 @@ pub(crate) struct StepOptions<'a> {
     pub activations: Option<&'a Arc<SaveOnCpu>>,
     /// The pipeline schedule of this rank's stages.
     pub pipeline: &'a Pipeline,
-    /// The saver. An update waits for a save in progress.
+    /// The saver. An update waits until a save in progress has copied the tensors.
     pub saver: &'a BackgroundSaver,
     /// Largest global norm.
     pub clip: Option<f64>,
@@ -157,7 +157,7 @@ pub(crate) fn update(
             }
             factor => factor,
         };
-        options.saver.wait()?;
+        options.saver.release()?;
         match factor {
             None if options.scale != 1.0 => optimizers.step_scaled(1.0 / options.scale)?,
             factor => optimizers.step(factor.as_ref())?,
@@ -298,9 +298,20 @@ impl BackgroundSaver {
         self.disk().sync_first(logs);
     }
 
+    /// Waits until the saves in progress do not read tensors any more.
+    pub fn release(&self) -> Result<()> {
+        self.disk().release()?;
+        self.copied()
+    }
+
     /// Waits until the saves in progress are complete.
     pub fn wait(&self) -> Result<()> {
         self.disk().wait()?;
+        self.copied()
+    }
+
+    /// Waits until the copies in memory are complete.
+    fn copied(&self) -> Result<()> {
         match &mut *unpoisoned(self.memory.lock()) {
             Some(memory) => Ok(memory.wait()?),
             None => Ok(()),

@@ -63,9 +63,11 @@ fn cut(journal: &Journal, scratch: &Folder, case: &str) -> Vec<(Tree, u64)> {
     let (mut draw, mut states, mut sample) = (draws(0x9e37_79b9_7f4a_7c15), 0, Vec::new());
     for (number, change) in journal.changes.iter().enumerate() {
         disk.apply(change, &journal.folders);
-        // An update waits for the save before it, and the record of a step follows its update; the summary follows the last save.
+        // A save waits for the one before it, and the record of a step follows the save before the step; the summary follows the last save.
         match told(change) {
-            Some(Told::Step(step)) => (done, newest) = (step + 1, newest.max(step / EVERY * EVERY)),
+            Some(Told::Step(step)) => {
+                (done, newest) = (step + 1, newest.max((step / EVERY * EVERY).saturating_sub(EVERY)))
+            }
             Some(Told::End) => newest = done,
             None => {}
         }
