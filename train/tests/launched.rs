@@ -286,7 +286,7 @@ fn sigusr1_dumps_every_rank_of_a_healthy_run_and_changes_nothing() {
     let folder = Folder::new("usr1");
     let losses = ["plain", "told"].map(|name| {
         let (out, port) = (folder.0.join(name), free_port());
-        let flags = format!("--dp 2 --steps 300 --out {}", out.display());
+        let flags = format!("--dp 2 --steps 120 --out {}", out.display());
         let children = [0, 1].map(|number| rank(&flags[..]).start(number, 2, port));
         let end = Instant::now() + Duration::from_secs(20);
         while numbers_in(&out.join("metrics.jsonl"), "loss").is_empty() && Instant::now() < end {
@@ -301,7 +301,7 @@ fn sigusr1_dumps_every_rank_of_a_healthy_run_and_changes_nothing() {
         let losses = numbers_in(&out.join("metrics.jsonl"), "loss");
         losses.into_iter().map(|(_, loss)| loss.to_bits()).collect::<Vec<_>>()
     });
-    assert_eq!(losses[0].len(), 300);
+    assert_eq!(losses[0].len(), 120);
     assert_eq!(losses[0], losses[1]);
     let told = phalanx_parallel::flight::explain(&folder.0.join("told/flight")).unwrap();
     assert!(told.contains("2 of 2 ranks have dumps\n  ranks 0, 1: SIGUSR1\n"), "{told}");

@@ -242,14 +242,14 @@ impl Profile {
     }
 }
 
-/// A rank is conspicuous if the others waited for it for this share of the time, and three times as long as for any other rank.
+/// A rank is conspicuous if the others waited for it for this share of the time, and twice as long as for any other rank.
 const SHARE_MIN: f64 = 0.2;
 
 /// The rank for which the others waited much longer than for any other.
 pub(crate) fn conspicuous(shares: &[f64]) -> Option<usize> {
     let (rank, most) = shares.iter().copied().enumerate().max_by(|a, b| a.1.total_cmp(&b.1))?;
     let rest = shares.iter().enumerate().filter(|(other, _)| *other != rank).map(|(_, share)| *share);
-    (most > SHARE_MIN && most > 3.0 * rest.fold(0.0, f64::max)).then_some(rank)
+    (most > SHARE_MIN && most > 2.0 * rest.fold(0.0, f64::max)).then_some(rank)
 }
 
 #[cfg(test)]
