@@ -271,8 +271,9 @@ impl fmt::Display for Fault {
             Fault::HalfOpen([a, b], false) => write!(f, "{kind} link from rank {b} to rank {a}"),
             Fault::FullDisk | Fault::ReadOnlyDisk => write!(f, "{kind}"),
             Fault::FileLimit(kib) => write!(f, "{kind} of {kib} KiB"),
-            Fault::Unlike(rank, unlike) => {
-                write!(f, "rank {rank} with {} {:?}", unlike.flags, unlike.variable)
+            Fault::Unlike(rank, Unlike { flags, variable, .. }) => {
+                let variable = variable.map(|(name, value)| format!("{name}={value}")).unwrap_or_default();
+                write!(f, "rank {rank} with {flags}{variable}")
             }
             Fault::Stranger(stranger) => write!(f, "{kind} {stranger:?}"),
         }
