@@ -87,6 +87,7 @@ fn train() -> Result<()> {
                 Ok(decoder(&model(), &config.layout, &rank.groups, &rank.scope(&config), weights.as_deref())?)
             };
             println!("\nprocess {}", std::process::id());
+            println!("\nledger {}", Device::CPU.ledger()?.total().now);
             let trainer = Trainer::new(config.clone()).settings("launched", &settings).callback(Notices);
             let mut trainer = trainer.in_process_group(process).data(data.clone());
             if let Some(by) = validated {
