@@ -2,6 +2,7 @@
 //! undisturbed run.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 
@@ -28,7 +29,8 @@ fn said(logs: &str, rank: usize, begin: &str) -> Vec<String> {
 /// Runs ranks under the launcher and kills each of `victims`, one after the other, some time after so many steps are recorded. The run ends by itself,
 /// with the bits of the run that nothing disturbs; the victims alone get new processes. Returns the notices.
 fn survives(flags: &str, ranks: usize, victims: &[(usize, usize)], later: Duration) -> Vec<String> {
-    let folder = Folder::new(&format!("replaced-{ranks}-{}", victims[0].0));
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let folder = Folder::new(&format!("replaced-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
     let [plain, out, logs] = ["plain", "out", "logs"].map(|name| folder.path(name));
     let flags = format!("{flags} --steps {STEPS}");
     let losses = |out: &str| numbers_in(&Path::new(out).join("metrics.jsonl"), "loss");
