@@ -466,6 +466,10 @@ impl Trainer {
                 work(run, Start { store: held.of(number), again })
             })?;
             trace.finish(processes)?;
+            if process.is_none() {
+                // A process keeps them until it ends, since another rank may still die.
+                held.clear();
+            }
             Ok(done)
         };
         match process {

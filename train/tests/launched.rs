@@ -97,6 +97,7 @@ fn train() -> Result<()> {
                 Ok(decoder(&model(), &config.layout, &rank.groups, &rank.scope(&config), weights.as_deref())?)
             };
             println!("\nprocess {}", std::process::id());
+            println!("\nledger {}", Device::CPU.ledger()?.total().now);
             let trainer = Trainer::new(config.clone()).settings("launched", &settings).callback(Notices);
             let mut trainer = trainer.in_process_group(process).data(data.clone()).stop_when(stop_on_signals()?);
             if std::env::var_os("AT_END").is_some() {

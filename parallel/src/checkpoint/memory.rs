@@ -25,6 +25,9 @@ use crate::comm::{Call, Comm};
 use crate::sharded_tensor::ShardedTensor;
 use crate::{Error, Result};
 
+/// Bytes of a message to a partner, unless a part is larger.
+const MESSAGE: usize = 16 << 20;
+
 /// The device of the messages. No rank computes on it.
 const HOST: Device = Device::Cpu(1023);
 
@@ -128,6 +131,8 @@ struct Ranks {
     shift: Option<usize>,
     /// The parts of all ranks in the last checkpoint.
     parts: Vec<Vec<PartInfo>>,
+    /// Of each rank, the numbers of the parts that it sends in each message.
+    messages: Vec<Vec<Vec<usize>>>,
 }
 
 impl MemorySaver {
@@ -140,7 +145,7 @@ impl MemorySaver {
         let comm = comm.group(&(0..comm.size()).collect::<Vec<_>>())?;
         let hosts = all_gather_object(&comm, host)?;
         let shift = if redundant { shift(&hosts) } else { None };
-        let ranks = Ranks { shift, parts: vec![Vec::new(); hosts.len()], hosts };
+        let ranks = Ranks { shift, parts: vec![Vec::new(); hosts.len()], messages: Vec::new(), hosts };
         Ok(MemorySaver { comm, store, ranks: Arc::new(Mutex::new(ranks)), background: Background::default() })
     }
 
@@ -154,7 +159,10 @@ impl MemorySaver {
         let parts =
             parts.into_iter().map(|part| VersionedPart::new(part, false)).collect::<Result<Vec<_>>>()?;
         let (comm, store, ranks) = (self.comm.clone(), self.store.clone(), self.ranks.clone());
-        let job = move || copy(&comm, &store, &mut *unpoisoned(ranks.lock()), &parts, settings);
+        let job = move || {
+            let mut ranks = unpoisoned(ranks.lock());
+            copy(&comm, &store, &mut ranks, &parts, settings)
+        };
         self.background.start(&self.comm, "copies a checkpoint", job)
     }
 
@@ -194,8 +202,12 @@ fn copy(
     // No rank holds the copies before all have done the step and have said so.
     let news = all_ok(comm, all_gather_object(comm, &news)?)?;
     let serial = 1 + news.iter().map(|news| news.serial).max().unwrap_or(0);
+    let changed = news.iter().any(|news| news.parts.is_some());
     for (known, news) in ranks.parts.iter_mut().zip(news) {
         *known = news.parts.unwrap_or(std::mem::take(known));
+    }
+    if changed {
+        ranks.messages = (0..comm.size()).map(|rank| ranks.messages(rank)).collect();
     }
     let mut parts = copied?;
     parts.extend(ranks.exchange(comm, store, &parts)?);
@@ -237,23 +249,46 @@ impl Ranks {
         let Some(shift) = self.shift else { return Ok(Vec::new()) };
         let (rank, size) = (comm.rank(), comm.size());
         let (to, from) = ((rank + shift) % size, (rank + size - shift) % size);
-        let sent: Vec<Vec<usize>> = (0..size).map(|rank| self.without_replica(rank)).collect();
+        let sent = &self.messages;
         let mut received = Vec::new();
         for round in 0..sent.iter().map(Vec::len).max().unwrap_or(0) {
-            let (out, info) = (
-                sent[rank].get(round).map_or(&[][..], |number| &own[*number].bytes),
-                sent[from].get(round).map(|number| &self.parts[from][*number]),
-            );
-            let counts = info.map_or(0, |info| info.place.elements() * info.dtype.size());
-            let bytes = all_to_all(comm, &[(to, out)], &[(from, counts)])?;
-            if let Some(info) = info {
-                let mut room = store.lock().room(bytes.len());
-                room.extend_from_slice(&bytes);
-                received.push(HeldPart { owner: from, part: info.clone(), bytes: room });
+            let message = |rank: usize| sent[rank].get(round).map_or(&[][..], |numbers| numbers);
+            let out: Vec<_> = message(rank).iter().map(|number| (to, &own[*number].bytes[..])).collect();
+            let parts: Vec<_> = message(from).iter().map(|number| &self.parts[from][*number]).collect();
+            let wanted: Vec<_> = parts.iter().map(|part| (from, bytes_of(part))).collect();
+            let bytes = all_to_all(comm, &out, &wanted)?;
+            let mut rest = &bytes[..];
+            for part in parts {
+                let (own, others) = rest.split_at(bytes_of(part));
+                rest = others;
+                let mut room = store.lock().room(own.len());
+                room.extend_from_slice(own);
+                received.push(HeldPart { owner: from, part: part.clone(), bytes: room });
             }
         }
         Ok(received)
     }
+
+    /// The parts of a rank that have no replica, as messages of about [`MESSAGE`] bytes.
+    fn messages(&self, rank: usize) -> Vec<Vec<usize>> {
+        let (mut messages, mut room): (Vec<Vec<usize>>, usize) = (Vec::new(), 0);
+        for number in self.without_replica(rank) {
+            let bytes = bytes_of(&self.parts[rank][number]);
+            match messages.last_mut().filter(|_| bytes <= room) {
+                Some(message) => message.push(number),
+                None => {
+                    messages.push(vec![number]);
+                    room = MESSAGE.max(bytes);
+                }
+            }
+            room -= bytes;
+        }
+        messages
+    }
+}
+
+fn bytes_of(part: &PartInfo) -> usize {
+    part.place.elements() * part.dtype.size()
 }
 
 /// Sends bytes to ranks, and returns as many from ranks as are wanted; both in order of the ranks. All ranks call it.

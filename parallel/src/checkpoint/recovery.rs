@@ -156,9 +156,10 @@ impl MemoryStore {
         for round in 0..plans.iter().map(Vec::len).max().unwrap_or(0) {
             let pieces = |rank: usize| plans[rank].get(round).map_or(&[][..], |pieces| pieces);
             let received = exchange(comm, held, pieces)?;
-            if let Some(item) = items.get(round) {
-                let dtype = wanted[comm.rank()][round].dtype;
-                fill(&item.part, dtype, |to| write(to, pieces(comm.rank()), comm.rank(), held, &received))?;
+            let own = &wanted[comm.rank()];
+            if let (Some(item), Some(part)) = (items.get(round), own.get(round)) {
+                let own = pieces(comm.rank());
+                fill(&item.part, part.dtype, |to| write(to, own, comm.rank(), held, &received))?;
             }
         }
         let sent = |(rank, plan): (usize, &Vec<Vec<Piece>>)| {

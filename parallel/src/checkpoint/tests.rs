@@ -169,7 +169,8 @@ fn copies_in_memory_are_read_back_if_one_of_two_holders_lives() {
     };
     // Floats: 3 that are alike, and twice 4 of a shard and 2 of a buffer.
     assert_eq!(launch::threads(3, save).unwrap(), [4 * (3 + 2 * (4 + 2)); 3]);
-    let read = |rank: launch::Rank| -> Result<(Option<String>, Vec<usize>, Vec<usize>, bool)> {
+    type Read = (Option<String>, Vec<usize>, Vec<usize>, bool);
+    let read = |rank: launch::Rank| -> Result<Read> {
         let own = parts_of(rank.rank(), 3, -100.0);
         let found = stores[rank.rank()].restore_parts(rank.comm(), &own)?;
         let bytes = |parts: &[ShardedTensor]| {

@@ -2,6 +2,7 @@
 //! undisturbed run.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::*;
 
@@ -25,10 +26,11 @@ fn said(logs: &str, rank: usize, begin: &str) -> Vec<String> {
     text.lines().filter_map(|line| Some(line.split_once(begin)?.1.to_string())).collect()
 }
 
-/// Runs ranks under the launcher and kills each of `victims`, one after the other, when so many steps are recorded. The run ends by itself,
+/// Runs ranks under the launcher and kills each of `victims`, one after the other, some time after so many steps are recorded. The run ends by itself,
 /// with the bits of the run that nothing disturbs; the victims alone get new processes. Returns the notices.
-fn survives(flags: &str, ranks: usize, victims: &[(usize, usize)]) -> Vec<String> {
-    let folder = Folder::new(&format!("replaced-{ranks}-{}", victims[0].0));
+fn survives(flags: &str, ranks: usize, victims: &[(usize, usize)], later: Duration) -> Vec<String> {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    let folder = Folder::new(&format!("replaced-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
     let [plain, out, logs] = ["plain", "out", "logs"].map(|name| folder.path(name));
     let flags = format!("{flags} --steps {STEPS}");
     let losses = |out: &str| numbers_in(&Path::new(out).join("metrics.jsonl"), "loss");
@@ -38,14 +40,20 @@ fn survives(flags: &str, ranks: usize, victims: &[(usize, usize)]) -> Vec<String
     command.args(["--log-dir", &logs]).arg(std::env::current_exe().unwrap());
     command.args(["child", "--exact", "--ignored", "--nocapture"]);
     command.env("FLAGS", format!("{flags} --out {out}")).stdout(Stdio::null()).stderr(Stdio::piped());
-    let (mut run, end) = (command.spawn().unwrap(), Instant::now() + Duration::from_secs(50));
+    let (mut run, end) = (command.spawn().unwrap(), Instant::now() + Duration::from_secs(120));
+    let mut killed: Vec<String> = Vec::new();
     for (victim, steps) in victims {
-        while losses(&out).len() < *steps {
+        let process = loop {
+            let process = said(&logs, *victim, "process ").pop().filter(|process| !killed.contains(process));
+            if let Some(process) = process.filter(|_| losses(&out).len() >= *steps) {
+                break process;
+            }
             assert!(Instant::now() < end && run.try_wait().unwrap().is_none(), "{:?}", losses(&out));
             std::thread::sleep(Duration::from_millis(2));
-        }
-        let process = said(&logs, *victim, "process ").pop().unwrap();
+        };
+        std::thread::sleep(later);
         assert!(Command::new("kill").args(["-9", &process]).status().unwrap().success());
+        killed.push(process);
     }
     while run.try_wait().unwrap().is_none() {
         if Instant::now() > end {
@@ -54,12 +62,15 @@ fn survives(flags: &str, ranks: usize, victims: &[(usize, usize)]) -> Vec<String
         std::thread::sleep(Duration::from_millis(5));
     }
     let output = run.wait_with_output().unwrap();
-    assert!(output.status.success(), "{output:?}");
+    assert!(output.status.success(), "{victims:?}, {later:?}: {output:?}");
     assert_eq!((losses(&out).len(), losses(&out)), (STEPS, losses(&plain)));
     for rank in 0..ranks {
         let processes: BTreeSet<String> = said(&logs, rank, "process ").into_iter().collect();
         let killed = victims.iter().filter(|(victim, _)| *victim == rank).count();
         assert_eq!(processes.len(), 1 + killed, "rank {rank}: {processes:?}");
+        // A run that has ended is gone before the next one begins.
+        let ledger = said(&logs, rank, "ledger ");
+        assert!(ledger.iter().all(|bytes| *bytes == ledger[0]), "rank {rank}: {ledger:?}");
     }
     said(&logs, 0, "notice: ")
 }
@@ -77,7 +88,7 @@ fn check(notice: &str, victim: usize, steps: usize) {
 fn a_killed_process_is_replaced_and_no_step_is_lost() {
     for flags in ["--dp 2", "--tp 2"] {
         let victims = [(1, 7), (0, 19)];
-        let notices = survives(flags, 2, &victims);
+        let notices = survives(flags, 2, &victims, Duration::ZERO);
         // Rank 0 says both: the first process, and the one that takes its place.
         assert_eq!(notices.len(), 2, "{notices:?}");
         notices.iter().zip(victims).for_each(|(notice, (victim, steps))| check(notice, victim, steps));
@@ -86,6 +97,33 @@ fn a_killed_process_is_replaced_and_no_step_is_lost() {
 
 #[test]
 fn shards_of_a_killed_process_are_with_its_partner() {
-    let notices = survives("--dp 2 --zero 3", 2, &[(0, 11)]);
+    let notices = survives("--dp 2 --zero 3", 2, &[(0, 11)], Duration::ZERO);
     check(&notices[0], 0, 11);
+}
+
+/// `PHALANX_FUZZ_TRIALS` of them, from the seed `PHALANX_FUZZ_SEED` on.
+#[test]
+#[ignore = "takes minutes"]
+fn processes_killed_at_random_are_replaced() {
+    let number = |name: &str, other: u64| std::env::var(name).map_or(other, |text| text.parse().unwrap());
+    let first = number("PHALANX_FUZZ_SEED", 1);
+    for seed in first..first + number("PHALANX_FUZZ_TRIALS", 10) {
+        let draws = phalanx_tensor::RngKey { seed, step: 0 }.site(0).block(0, 0).map(|draw| draw as usize);
+        let layouts = [
+            ("--dp 2", 2),
+            ("--dp 2 --zero 1", 2),
+            ("--dp 3 --zero 2 --batch 6", 3),
+            ("--dp 2 --zero 3", 2),
+            ("--tp 2", 2),
+            ("--pp 2 --schedule zb-v --micro-batches 2", 2),
+            ("--dp 2 --pp 2", 4),
+            ("--dp 2 --tp 2 --zero 3", 4),
+        ];
+        let (flags, ranks) = layouts[draws[0] % layouts.len()];
+        let victims =
+            [(draws[1] % ranks, draws[2] % 20), (draws[1] / ranks % ranks, 20 + draws[2] / 20 % 10)];
+        let later = Duration::from_micros(draws[3] as u64 % 20_000);
+        println!("{seed}: {flags}, {victims:?}, {later:?}");
+        survives(flags, ranks, &victims, later).iter().for_each(|notice| println!("  {notice}"));
+    }
 }

@@ -153,19 +153,25 @@ fn a_partner_holds_the_shards_of_a_rank() {
 }
 
 #[test]
-fn a_partner_holds_a_split_layer_or_a_stage() {
+fn a_partner_holds_a_split_layer() {
     ranks_die(&config(1, 2, 1, 0), 6);
-    ranks_die(&config(1, 1, 2, 0), 7);
-    let zb_v = config(1, 1, 2, 0);
-    ranks_die(
-        &Config { layout: Layout { schedule: "zb-v".into(), micro_batches: 2, ..zb_v.layout }, ..zb_v },
-        8,
-    );
 }
 
 #[test]
-fn every_axis_at_once() {
+fn a_partner_holds_a_stage() {
+    ranks_die(&config(1, 1, 2, 0), 7);
+    let config = config(1, 1, 2, 0);
+    let layout = Layout { schedule: "zb-v".into(), micro_batches: 2, ..config.layout };
+    ranks_die(&Config { layout, ..config }, 8);
+}
+
+#[test]
+fn replicas_hold_a_stage() {
     ranks_die(&config(2, 1, 2, 0), 9);
+}
+
+#[test]
+fn a_partner_holds_shards_of_split_layers() {
     ranks_die(&config(2, 2, 1, 3), 10);
 }
 
