@@ -1,5 +1,6 @@
 //! The run's store, as the launcher serves it ([`serve`]) and speaks with it ([`Link`]).
 
+use std::collections::VecDeque;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
@@ -19,7 +20,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// If its port is taken, or its address is none of this machine.
 pub(crate) fn serve(options: &Options) -> Result<Option<Store>, String> {
     let Some(place) = options.store.as_ref().filter(|_| options.serves) else { return Ok(None) };
-    let store = Store::bind(&place.0, place.1, options.known.clone(), options.world_size());
+    let store = Store::bind(&place.0, place.1, options.known.clone(), options.least..=options.world_size());
     store.map(Some).map_err(|error| format!("the store cannot listen at {}: {error}", show(place)))
 }
 
@@ -51,9 +52,17 @@ pub(crate) fn serve_alone(options: &Options) -> Result<u8, String> {
     Ok(0)
 }
 
+/// What the store is told.
+enum Tell {
+    /// The run ends.
+    End(String),
+    /// This rank is started no more.
+    Lose(usize, String),
+}
+
 /// A thread that is connected with the store.
 pub(crate) struct Link {
-    end: Sender<String>,
+    tell: Sender<Tell>,
     thread: JoinHandle<()>,
 }
 
@@ -62,14 +71,19 @@ impl Link {
     pub(crate) fn new(options: &Options, over: impl FnOnce(String) + Send + 'static) -> Option<Link> {
         let place = (options.node_rank, options.world_size());
         let node = Node::new(options.store.clone()?, options.known.clone(), place);
-        let (end, told) = channel();
-        Some(Link { end, thread: thread::spawn(move || watch(node, &told, over)) })
+        let (tell, told) = channel();
+        Some(Link { tell, thread: thread::spawn(move || watch(node, &told, over)) })
     }
 
     /// Ends the run, for all ranks that are to meet.
     pub(crate) fn end(&self, why: String) {
         // A link that has ended knows that the run is over.
-        let _ = self.end.send(why);
+        let _ = self.tell.send(Tell::End(why));
+    }
+
+    /// Gives up a rank, without which the run may go on.
+    pub(crate) fn lose(&self, rank: usize, why: String) {
+        let _ = self.tell.send(Tell::Lose(rank, why));
     }
 
     /// Whether the store knows that the run is over.
@@ -78,19 +92,19 @@ impl Link {
     }
 }
 
-fn watch(mut node: Node, told: &Receiver<String>, over: impl FnOnce(String)) {
-    let mut end = None;
+fn watch(mut node: Node, told: &Receiver<Tell>, over: impl FnOnce(String)) {
+    let mut waiting = VecDeque::new();
     loop {
         match told.recv_timeout(PAUSE) {
-            Ok(why) => end = end.or(Some(why)),
+            Ok(tell) => waiting.push_back(tell),
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => return,
         }
-        match &end {
+        match waiting.front() {
             // This launcher knows why.
-            Some(why) if node.end(why) => return,
-            Some(_) => {}
-            None => {
+            Some(Tell::End(why)) if node.end(why) => return,
+            Some(Tell::Lose(rank, why)) if node.lose(*rank, why) => drop(waiting.pop_front()),
+            _ => {
                 if let Some(why) = node.over() {
                     return over(why.to_string());
                 }

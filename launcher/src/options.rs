@@ -15,6 +15,7 @@ usage: phalanx-launch [OPTIONS] PROGRAM [ARGUMENTS]
 
   -n, --nproc-per-node N      processes on this machine, or `gpu`: one for each NVIDIA GPU (1)
       --nnodes N              machines; start the launcher on each (1)
+                              both may be MIN:MAX: the run goes on with fewer ranks, and with more when others come
       --node-rank I           which of them this is, from 0 (0)
       --master-addr HOST      the machine of rank 0 (127.0.0.1)
       --master-port PORT      where rank 0 listens (a free port; 29500 with several machines)
@@ -37,6 +38,8 @@ const BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// What to start, and how.
 #[derive(Debug)]
 pub(crate) struct Options {
+    /// The fewest ranks with which the run goes on.
+    pub(crate) least: usize,
     /// Processes on this machine.
     pub(crate) processes: usize,
     pub(crate) nodes: usize,
@@ -85,7 +88,7 @@ impl Options {
     /// From the arguments after the program's name.
     pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Options, Stop> {
         let mut parser = lexopt::Parser::from_args(arguments);
-        let (mut processes, mut nodes, mut node_rank) = (1, 1, 0);
+        let (mut processes, mut nodes, mut node_rank) = ((1, 1), (1, 1), 0);
         let (mut address, mut port, mut rendezvous) = (None, None, None);
         let (mut log_dir, mut prints, mut grace) = (None, true, 30.0);
         let (mut max_restarts, mut backoff, mut store, mut serve) = (0, 1.0, None, None);
@@ -93,11 +96,11 @@ impl Options {
             match parser.next()? {
                 Some(Short('n') | Long("nproc-per-node" | "nproc_per_node")) => {
                     processes = match parser.value()?.string()?.as_str() {
-                        "gpu" => gpus(Path::new("/proc/driver/nvidia/gpus"))?,
-                        text => number("--nproc-per-node", text, 1)?,
+                        "gpu" => [gpus(Path::new("/proc/driver/nvidia/gpus"))?; 2].into(),
+                        text => range("--nproc-per-node", text)?,
                     };
                 }
-                Some(Long("nnodes")) => nodes = number("--nnodes", &parser.value()?.string()?, 1)?,
+                Some(Long("nnodes")) => nodes = range("--nnodes", &parser.value()?.string()?)?,
                 Some(Long("node-rank" | "node_rank")) => {
                     node_rank = number("--node-rank", &parser.value()?.string()?, 0)?;
                 }
@@ -120,6 +123,9 @@ impl Options {
                 None => return wrong("got no program to start"),
             }
         };
+        let least = nodes.0 * processes.0;
+        let (nodes, processes) = (nodes.1, processes.1);
+        let is_elastic = max_restarts > 0 || least < nodes * processes;
         if node_rank >= nodes {
             return wrong(format!("got --node-rank {node_rank}, wanted one below --nnodes {nodes}"));
         }
@@ -130,7 +136,7 @@ impl Options {
             return wrong("got --quiet, wanted --log-dir with it");
         }
         let (grace, backoff) = (seconds("--grace", grace)?, seconds("--backoff", backoff)?);
-        if rendezvous.is_some() && (max_restarts > 0 || store.is_some()) {
+        if rendezvous.is_some() && (is_elastic || store.is_some()) {
             return wrong(
                 "got --rendezvous with --max-restarts or --store, wanted --master-addr: a store has an address",
             );
@@ -145,7 +151,7 @@ impl Options {
         let is_alone = nodes == 1 && store.is_none() && serve.is_none();
         let secret = if is_alone && !has_secret { Some(secret()?) } else { None };
         let master = (address.unwrap_or_else(|| "127.0.0.1".into()), port);
-        let here = || serve.clone().or((max_restarts > 0).then(|| master.clone()));
+        let here = || serve.clone().or(is_elastic.then(|| master.clone()));
         let serves = store.is_none() && node_rank == 0 && here().is_some();
         let store = store.clone().or_else(here);
         let find = |name: &str| match (&secret, name) {
@@ -156,6 +162,7 @@ impl Options {
         let known = known.map_err(|error| Stop::Wrong(error.to_string()))?.unwrap_or_default();
         let arguments = parser.raw_args()?.collect();
         Ok(Options {
+            least,
             processes,
             nodes,
             node_rank,
@@ -220,6 +227,13 @@ fn place(name: &str, text: &str) -> Result<(String, u16), Stop> {
         Some((bare.to_string(), port)).filter(|_| !bare.is_empty())
     });
     found.map_or_else(|| wrong(format!("got {name} {text}, wanted HOST:PORT")), Ok)
+}
+
+/// `N`, or `MIN:MAX`.
+fn range(name: &str, text: &str) -> Result<(usize, usize), Stop> {
+    let (least, most) = text.split_once(':').unwrap_or((text, text));
+    let least = number(name, least, 1)?;
+    Ok((least, number(name, most, least)?))
 }
 
 fn seconds(name: &str, number: f64) -> Result<Duration, Stop> {
@@ -324,6 +338,8 @@ mod tests {
         assert_eq!(store(&format!("{two} --store a:5 gpt")), (Some("a:5".into()), false));
         let alone = parse("--serve [::1]:5 --nnodes 2 -n 3").unwrap();
         assert_eq!((alone.world_size(), alone.serves, alone.program), (6, true, None));
+        let few = parse("--nnodes 1:4 -n 2 --master-addr a gpt").unwrap();
+        assert_eq!((few.least, few.world_size(), few.serves), (2, 8, true));
         let waits = parse("--max-restarts 9 --backoff 0.5 gpt").unwrap();
         let waits = [0, 1, 2, 6, 1000].map(|restart| waits.backoff(restart).as_secs_f64());
         assert_eq!(waits, [0.5, 1.0, 2.0, 30.0, 30.0]);
@@ -341,6 +357,7 @@ mod tests {
             ("--rendezvous tcp://a gpt", "wanted file:///PATH"),
             ("--quiet gpt", "wanted --log-dir"),
             ("--grace -1 gpt", "wanted seconds"),
+            ("-n 3:2 gpt", "got --nproc-per-node 2, wanted a number of at least 3"),
             ("--max-restarts x gpt", "got --max-restarts x"),
             ("--backoff -1 gpt", "got --backoff -1, wanted seconds"),
             ("--store node0 gpt", "got --store node0, wanted HOST:PORT"),

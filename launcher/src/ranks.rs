@@ -73,8 +73,17 @@ pub(crate) fn run(options: &Options) -> Result<u8, String> {
     let over = send.clone();
     let link = Link::new(options, move |why| drop(over.send(Event::Over(why))));
     let (ranks, copies) = Default::default();
-    let mut launcher =
-        Launcher { options, send, link, ranks, copies, first_failure: None, next: None, ends: false };
+    let mut launcher = Launcher {
+        options,
+        send,
+        link,
+        ranks,
+        copies,
+        first_failure: None,
+        lost: None,
+        next: None,
+        ends: false,
+    };
     for local_rank in 0..options.processes {
         match launcher.start(local_rank, 0) {
             Ok(rank) => launcher.ranks.push(rank),
@@ -85,6 +94,11 @@ pub(crate) fn run(options: &Options) -> Result<u8, String> {
         }
     }
     launcher.wait(&events);
+    let is_well = |rank: &Rank| matches!(&rank.state, State::Ended(Ok(status)) if status.success());
+    if !launcher.ranks.iter().any(is_well) {
+        // No rank has gone on without the one that was lost.
+        launcher.first_failure = launcher.first_failure.or(launcher.lost);
+    }
     // All output first, then the verdict. A process that a rank has left behind may hold its streams open; the copies end with
     // the launcher then.
     let end = Instant::now() + Duration::from_secs(1);
@@ -108,6 +122,8 @@ struct Launcher<'a> {
     copies: Vec<JoinHandle<()>>,
     /// The first rank that has failed for good.
     first_failure: Option<usize>,
+    /// The first one without which the run goes on.
+    lost: Option<usize>,
     /// The next signal to send to the ranks that are left, and when.
     next: Option<(Instant, Signal)>,
     /// Whether no rank is started any more.
@@ -166,6 +182,7 @@ impl Launcher<'_> {
                     if !self.ends {
                         say(&format!("the run is over: {why}"));
                     }
+                    self.first_failure = self.first_failure.or(self.lost);
                     self.start_none();
                 }
                 // The second one is in earnest.
@@ -200,7 +217,18 @@ impl Launcher<'_> {
             return;
         }
         let (number, how) = (rank.rank, how(&ended));
+        let may_shrink = self.options.least < self.options.world_size() && code(&ended) != USAGE;
         rank.state = State::Ended(ended);
+        if failed
+            && !self.ends
+            && may_shrink
+            && let Some(link) = &self.link
+        {
+            say(&format!("rank {number} failed for good: {how}; the run goes on if enough ranks are left"));
+            link.lose(number, format!("rank {number} failed for good: {how}"));
+            self.lost.get_or_insert(local_rank);
+            return;
+        }
         if failed && self.first_failure.is_none() {
             self.first_failure = Some(local_rank);
             self.next = self.next.or(Some((Instant::now() + PATIENCE, Signal::SIGTERM)));

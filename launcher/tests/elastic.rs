@@ -37,6 +37,8 @@ fn rank() {
                 std::process::exit(1);
             }
         };
+        // Where a rank was left out, this one may have another number than its launcher has given it.
+        let rank = met.rank;
         if let Some(sum) = sum(rank, met.streams.iter().flatten().map(Stream::socket)) {
             let count = variable("TORCHELASTIC_RESTART_COUNT");
             println!("\n> {} {rank} {} {sum} {count}", met.epoch, std::process::id());
@@ -242,6 +244,37 @@ fn a_rank_that_dies_once_too_often_ends_the_run() {
     }
 }
 
+#[test]
+fn a_run_goes_on_without_ranks_that_it_can_do_without() {
+    let mut run = Run::new("fewer", 3);
+    run.launch(&["-n", "2:3"]);
+    let first = run.meet(None);
+    assert!(kill("-KILL", first[0].pid));
+    run.size = 2;
+    let said = run.meet(Some(0));
+    // Rank 1 has kept its number, and the last one has taken that of the rank that was lost.
+    assert_eq!([said[0].pid, said[1].pid], [first[2].pid, first[1].pid]);
+    // Without two of them it ends.
+    assert!(kill("-KILL", said[1].pid));
+    assert_eq!(ended(&mut run.launchers[0]).code(), Some(128 + 9));
+    let lines = run.lines(0);
+    for wanted in [
+        "rank 1 failed for good: signal: 9 (SIGKILL); the run goes on if enough ranks are left",
+        "rank 1 failed for good: signal: 9 (SIGKILL); of the ranks 1 are left, wanted 2",
+        "rank 0 (process ",
+        "failed first: signal: 9",
+    ] {
+        assert!(lines.contains(wanted), "{wanted} in {lines}");
+    }
+    let mut run = Run::new("fewer-well", 2);
+    run.launch(&["-n", "1:2"]);
+    let said = run.meet(None);
+    assert!(kill("-KILL", said[1].pid));
+    run.size = 1;
+    run.meet(Some(0));
+    run.end();
+}
+
 /// The launcher on these options, with a shell as each rank.
 fn shells(options: &[&str], script: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx-launch"));
@@ -284,6 +317,7 @@ fn a_usage_error_is_no_reason_to_start_again() {
 fn a_signal_ends_all_ranks_and_starts_none() {
     for (script, code) in [
         ("trap 'echo saved; exit 0' TERM; touch $FOLDER/$RANK; while true; do sleep 0.05; done", 0),
+        ("trap 'echo saved; exit 3' TERM; touch $FOLDER/$RANK; while true; do sleep 0.05; done", 3),
         // Rank 1 has failed, and waits for its restart.
         (
             "touch $FOLDER/$RANK; [ $RANK = 1 ] && exit 7; trap 'echo saved; exit 0' TERM; while true; do sleep 0.05; done",
@@ -303,7 +337,7 @@ fn a_signal_ends_all_ranks_and_starts_none() {
         let output = launcher.wait_with_output().unwrap();
         assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
         assert_eq!(output.status.code(), Some(code), "{}", text(&output));
-        assert!(text(&output).contains("[0] saved"), "{}", text(&output));
+        assert_eq!(text(&output).matches("[0] saved").count(), 1, "{}", text(&output));
     }
 }
 

@@ -143,9 +143,13 @@ pub enum Kind {
     Done,
     /// The launcher ends the run; the content is the reason.
     End,
+    /// The launcher starts a rank no more: its number, and the reason.
+    Lose,
+    /// Processes wait that have no place in the running epoch.
+    Change,
 }
 
-const KINDS: [Kind; 11] = [
+const KINDS: [Kind; 13] = [
     Kind::Challenge,
     Kind::Proof,
     Kind::Accepted,
@@ -157,6 +161,8 @@ const KINDS: [Kind; 11] = [
     Kind::Again,
     Kind::Done,
     Kind::End,
+    Kind::Lose,
+    Kind::Change,
 ];
 
 /// A visitor's first message.

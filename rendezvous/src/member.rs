@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::handshake::{CONTENT_MAX, Credentials, Kind, Session};
 use super::introduction::Introduction;
 use super::master::Master;
-use super::rendezvous::{ADDRESS_MAX, PAUSE_MAX, Rendezvous, Streams, streams};
+use super::rendezvous::{ADDRESS_MAX, PAUSE_MAX, Rendezvous, STORE, Streams, streams};
 use crate::stream::PAUSE;
 use crate::{Result, clean, name_ranks};
 
@@ -20,6 +20,8 @@ pub struct Member {
     /// The last epoch in which it was a rank.
     last: Option<u64>,
     session: Option<Session>,
+    /// Whether the store has said that others wait.
+    change: bool,
 }
 
 /// The ranks of an epoch, connected with this one.
@@ -27,7 +29,7 @@ pub struct Member {
 pub struct Met {
     /// Its number, from 0. Numbers grow; one is left out if a process has died while ranks connected with each other.
     pub epoch: u64,
-    /// This process's rank.
+    /// This process's rank. It is the one that its launcher has given it, unless that is not below the number of ranks.
     pub rank: usize,
     /// A connection to each rank, in order, this one's own place empty.
     pub streams: Streams,
@@ -64,7 +66,7 @@ enum Stop {
 impl Member {
     /// One that has not met the others yet.
     pub fn new(host: String, port: u16, known: Credentials) -> Member {
-        Member { store: Master::Address(host, port), known, last: None, session: None }
+        Member { store: Master::Address(host, port), known, last: None, session: None, change: false }
     }
 
     /// Meets the other ranks for the next epoch. Each rank waits for `timeout` until all have come, and as long again until they
@@ -77,7 +79,7 @@ impl Member {
             // In one write, so that lines of several ranks do not mix. A closed stderr is no reason to stop.
             let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
         };
-        self.session = None;
+        (self.session, self.change) = (None, false);
         let (store, known) = (self.store.clone(), self.known.clone());
         let mut visit = Rendezvous::new((rank, size), &store, &known, timeout, &tell);
         loop {
@@ -93,9 +95,19 @@ impl Member {
         }
     }
 
+    /// Whether processes wait at the store that have no place in this epoch. They get one when all ranks meet again.
+    pub fn wants_to_change(&mut self) -> bool {
+        if let Some(session) = &mut self.session
+            && let Ok(Some((Kind::Change, _))) = session.receive(CONTENT_MAX)
+        {
+            self.change = true;
+        }
+        self.change
+    }
+
     /// Tells the store that this rank has ended well, so that no process waits for it.
-    pub fn end(mut self) {
-        if let Some(session) = &mut self.session {
+    pub fn end(&mut self) {
+        if let Some(mut session) = self.session.take() {
             // A store that has gone tells others nothing.
             let _ = session.send(Kind::Done, &[]);
         }
@@ -108,7 +120,7 @@ impl Member {
         tell: &dyn Fn(&str),
     ) -> Result<Met, Stop> {
         let mut own = None;
-        let mut session = visit.come("the store", &mut own).map_err(Stop::For)?;
+        let mut session = visit.come(STORE, &mut own).map_err(Stop::For)?;
         let Table { epoch, rank, key, addresses } = self.await_table(visit, &mut session)?;
         visit.restart();
         let known = self.known.of_meeting(&key);

@@ -51,6 +51,17 @@ impl Node {
         self.session.as_mut().is_some_and(|session| session.send(Kind::End, why).is_ok())
     }
 
+    /// Gives up a rank, which is started no more. The run goes on without it, or ends, if fewer ranks would be left than it allows.
+    /// Whether the store has been told.
+    pub fn lose(&mut self, rank: usize, why: &str) -> bool {
+        if self.over().is_some() {
+            return true;
+        }
+        let why = &why.as_bytes()[..why.len().min(CONTENT_MAX / 2)];
+        let content = [&(rank as u64).to_le_bytes()[..], why].concat();
+        self.session.as_mut().is_some_and(|session| session.send(Kind::Lose, &content).is_ok())
+    }
+
     fn connect(&mut self) {
         let ((rank, size), introduction) = (self.place, Introduction::Launcher.bytes());
         let hello = Hello { rank, size, port: 0 };

@@ -357,7 +357,8 @@ impl<'a> Rendezvous<'a> {
         loop {
             let Some(left) = self.left() else {
                 let all = seconds(self.timeout);
-                return Err(format!("rank {}: {who} did not come to {place} within {all} s{why}", self.rank));
+                let absent = if who == STORE { "did not answer at" } else { "did not come to" };
+                return Err(format!("rank {}: {who} {absent} {place} within {all} s{why}", self.rank));
             };
             watch()?;
             let found = addresses().unwrap_or_else(|error| {
@@ -390,6 +391,9 @@ impl<'a> Rendezvous<'a> {
         }
     }
 }
+
+/// Who is visited, where it is no rank.
+pub(super) const STORE: &str = "the store";
 
 /// The address by which others see this process, and where it listens there.
 pub(super) type Own = (IpAddr, TcpListener);

@@ -13,10 +13,11 @@
 //! A process that was a rank says in which epoch it was one last. If an epoch has begun since, another process has its place, and it is
 //! refused. A process that was a rank takes the place of a new one that waits, since it has the run's state.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,8 @@ use crate::stream::PAUSE;
 const PAUSE_IDLE: Duration = Duration::from_millis(20);
 /// Between two messages to waiting ranks that say who is missing.
 const TELL: Duration = Duration::from_secs(1);
+/// How long after the last arrival an epoch begins with fewer ranks than are expected, where that is allowed. As torchrun's.
+const LAST_CALL: Duration = Duration::from_secs(30);
 /// Launchers that are connected at one time.
 const LAUNCHERS_MAX: usize = 4096;
 
@@ -42,17 +45,27 @@ struct Visitor {
     address: SocketAddr,
     last: Option<u64>,
     is_ready: bool,
+    /// The rank that its launcher has given it.
+    named: usize,
 }
 
 /// The store of a run.
 pub struct Store {
     lobby: Lobby,
     known: Credentials,
-    /// The number of ranks.
-    size: usize,
+    /// The numbers of ranks with which an epoch may begin, from the fewest to the most.
+    sizes: RangeInclusive<usize>,
+    /// The ranks, by the number that their launchers have given them, which the next epoch waits for.
+    expected: BTreeSet<usize>,
+    pub(super) last_call: Duration,
+    /// When the last rank has come.
+    came_at: Instant,
     waiting: BTreeMap<usize, Visitor>,
     connecting: BTreeMap<usize, Visitor>,
     running: BTreeMap<usize, Visitor>,
+    /// The ranks of the running epoch, as their launchers have named them, and whether they know that others wait.
+    members: BTreeSet<usize>,
+    has_called: bool,
     launchers: Vec<Session>,
     /// The number of the meeting under way, or of the last one.
     epoch: Option<u64>,
@@ -68,23 +81,39 @@ pub struct Store {
 }
 
 impl Store {
-    /// Listens at an address for the processes of a run of `size` ranks.
+    /// Listens at an address for the processes of a run of so many ranks.
+    ///
+    /// If fewer are allowed, an epoch begins without those that their launcher has given up ([`Node::lose`](super::Node::lose)), or
+    /// that have not come half a minute after the last one that has. Ranks keep their numbers where these are below the number of
+    /// ranks; others take those that are free. A process that comes later waits for the next epoch, and running ranks hear of it
+    /// ([`Member::wants_to_change`](super::Member::wants_to_change)).
     ///
     /// # Errors
     /// If the port is taken, the address is none of this machine, or TLS is on and cannot be.
-    pub fn bind(host: &str, port: u16, known: Credentials, size: usize) -> io::Result<Store> {
+    pub fn bind(
+        host: &str,
+        port: u16,
+        known: Credentials,
+        sizes: RangeInclusive<usize>,
+    ) -> io::Result<Store> {
         known.check().map_err(io::Error::other)?;
         let (listener, _) = Master::Address(host.into(), port).listen()?;
         let (waiting, connecting, running, launchers) = Default::default();
-        let (lobby, tell_at) = (Lobby::new(listener)?, Instant::now());
+        let (lobby, tell_at, came_at) = (Lobby::new(listener)?, Instant::now(), Instant::now());
+        let (expected, last_call) = ((0..*sizes.end()).collect(), LAST_CALL);
         let (epoch, begun, done, over, told) = Default::default();
         Ok(Store {
             lobby,
             known,
-            size,
+            sizes,
+            expected,
+            last_call,
+            came_at,
             waiting,
             connecting,
             running,
+            members: BTreeSet::new(),
+            has_called: false,
             launchers,
             epoch,
             begun,
@@ -119,10 +148,30 @@ impl Store {
         });
         self.waiting.retain(|_, visitor| visitor.session.is_alive());
         self.connect();
-        if self.connecting.is_empty() && self.waiting.len() == self.size {
+        if self.connecting.is_empty() && self.is_complete() {
             self.introduce();
         }
+        self.call_for_change();
         self.tell();
+    }
+
+    /// Whether the next epoch can begin with those that wait.
+    fn is_complete(&self) -> bool {
+        let all = self.expected.iter().all(|rank| self.waiting.contains_key(rank));
+        self.waiting.len() >= *self.sizes.start() && (all || self.came_at.elapsed() > self.last_call)
+    }
+
+    /// Tells running ranks that a process waits that has no place among them.
+    fn call_for_change(&mut self) {
+        let is_new = |rank: &usize| !self.members.contains(rank);
+        if self.running.is_empty() || self.has_called || !self.waiting.keys().any(is_new) {
+            return;
+        }
+        self.has_called = true;
+        for visitor in self.running.values_mut() {
+            // One that has gone is missed by the others.
+            let _ = visitor.session.send(Kind::Change, &[]);
+        }
     }
 
     /// Answers a process of this run.
@@ -144,8 +193,8 @@ impl Store {
             None => Some(format!(
                 "rank {rank} looks for rank 0, and this is the run's store: set PHALANX_STORE to its address"
             )),
-            Some(Introduction::Rank { .. }) if size != self.size || rank >= size => {
-                Some(format!("got rank {rank} of {size}, the store is for {} ranks", self.size))
+            Some(Introduction::Rank { .. }) if size != *self.sizes.end() || rank >= size => {
+                Some(format!("got rank {rank} of {size}, the store is for {} ranks", self.sizes.end()))
             }
             Some(Introduction::Rank { last }) => self.stale(rank, last, from),
         };
@@ -153,13 +202,16 @@ impl Store {
             (None, Some(Introduction::Rank { last })) => {
                 if session.send(Kind::Accepted, &[]).is_ok() {
                     let address = SocketAddr::new(from.ip(), hello.port);
-                    let before =
-                        self.waiting.insert(rank, Visitor { session, address, last, is_ready: false });
+                    let before = self
+                        .waiting
+                        .insert(rank, Visitor { session, address, last, is_ready: false, named: rank });
                     // It waited while the process that was the rank before had not come.
                     if let Some(mut before) = before {
                         refuse(&mut before.session, &two(rank, before.address, from));
                     }
                     self.told.clear();
+                    self.expected.insert(rank);
+                    self.came_at = Instant::now();
                 }
             }
             (why, _) => refuse(&mut session, &why.unwrap_or_default()),
@@ -175,7 +227,7 @@ impl Store {
             && last < begun
         {
             return Some(format!(
-                "another process has been rank {rank} since epoch {begun}, and this one last was in epoch {last}"
+                "another process has been rank {rank} since epoch {begun}, or none, and this one last was in epoch {last}"
             ));
         }
         let first = self.waiting.get(&rank).filter(|first| first.session.is_alive() && first.last >= last)?;
@@ -184,7 +236,8 @@ impl Store {
 
     /// Sends all ranks that have come what they need to connect with each other.
     fn introduce(&mut self) {
-        let ranks = std::mem::take(&mut self.waiting);
+        self.expected = self.waiting.keys().copied().collect();
+        let ranks = with_places(std::mem::take(&mut self.waiting));
         let number = ranks.values().filter_map(|visitor| visitor.last).chain(self.epoch).max();
         let number = number.map_or(0, |last| last + 1);
         self.epoch = Some(number);
@@ -220,6 +273,8 @@ impl Store {
         }
         (self.begun, self.done) = (self.epoch, None);
         self.running = std::mem::take(&mut self.connecting);
+        (self.members, self.has_called) =
+            (self.running.values().map(|visitor| visitor.named).collect(), false);
         for visitor in self.running.values_mut() {
             // A rank that has gone now is one that the others lose in this epoch.
             let _ = visitor.session.send(Kind::Go, &[]);
@@ -240,7 +295,8 @@ impl Store {
         if self.waiting.is_empty() || now < self.tell_at {
             return;
         }
-        let missing: Vec<usize> = (0..self.size).filter(|rank| !self.waiting.contains_key(rank)).collect();
+        let missing: Vec<usize> =
+            self.expected.iter().copied().filter(|rank| !self.waiting.contains_key(rank)).collect();
         if missing == self.told {
             return;
         }
@@ -256,7 +312,18 @@ impl Store {
     /// Ends the run if a launcher says so.
     fn hear_launchers(&mut self) {
         let mut over = None;
+        let (expected, least) = (&mut self.expected, *self.sizes.start());
         self.launchers.retain_mut(|session| match session.receive(CONTENT_MAX) {
+            Ok(Some((Kind::Lose, content))) => {
+                let (number, why) = content.split_at(content.len().min(8));
+                let number = number.try_into().map_or(u64::MAX, u64::from_le_bytes);
+                expected.remove(&(number as usize));
+                if expected.len() < least {
+                    let ranks = expected.len();
+                    over = Some(format!("{}; of the ranks {ranks} are left, wanted {least}", clean(why)));
+                }
+                true
+            }
             Ok(Some((Kind::End, why))) => {
                 over = Some(clean(&why));
                 true
@@ -275,8 +342,20 @@ impl Store {
 
 impl fmt::Debug for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Store").field("size", &self.size).field("epoch", &self.epoch).finish_non_exhaustive()
+        f.debug_struct("Store")
+            .field("sizes", &self.sizes)
+            .field("epoch", &self.epoch)
+            .finish_non_exhaustive()
     }
+}
+
+/// Gives all ranks numbers below their number: their own, or for those beyond it the free ones, in order.
+fn with_places(mut waiting: BTreeMap<usize, Visitor>) -> BTreeMap<usize, Visitor> {
+    let size = waiting.len();
+    let beyond = waiting.split_off(&size);
+    let free: Vec<usize> = (0..size).filter(|rank| !waiting.contains_key(rank)).collect();
+    waiting.extend(free.into_iter().zip(beyond.into_values()));
+    waiting
 }
 
 fn two(rank: usize, first: SocketAddr, second: SocketAddr) -> String {

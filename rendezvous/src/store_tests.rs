@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::net::TcpStream;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{JoinHandle, scope, sleep, spawn};
@@ -27,8 +28,13 @@ struct Served {
 
 impl Served {
     fn at(port: u16, size: usize) -> Served {
-        let (store, stop) =
-            (Store::bind("127.0.0.1", port, known(), size).unwrap(), Arc::new(AtomicBool::new(false)));
+        Served::of(port, size..=size, LONG)
+    }
+
+    fn of(port: u16, sizes: RangeInclusive<usize>, last_call: Duration) -> Served {
+        let (mut store, stop) =
+            (Store::bind("127.0.0.1", port, known(), sizes).unwrap(), Arc::new(AtomicBool::new(false)));
+        store.last_call = last_call;
         let stopped = Arc::clone(&stop);
         Served { port, stop, thread: Some(spawn(move || store.serve(&stopped))) }
     }
@@ -142,7 +148,10 @@ fn processes_of_old_epochs_and_doubles_are_refused() {
     let (kind, why) = hear(&mut newcomer);
     assert!(kind == Kind::Refused && why.contains("two processes say they are rank 1"), "{why}");
     let why = store.visit((1, 2), Some(0)).unwrap_err();
-    assert_eq!(why, "another process has been rank 1 since epoch 1, and this one last was in epoch 0");
+    assert_eq!(
+        why,
+        "another process has been rank 1 since epoch 1, or none, and this one last was in epoch 0"
+    );
     // A new process that comes after one that has been this rank does not take its place.
     let _waits = store.visit((1, 2), Some(1)).unwrap();
     assert!(store.visit((1, 2), None).unwrap_err().contains("two processes say they are rank 1"));
@@ -185,7 +194,7 @@ fn ranks_that_do_not_come_to_the_store_are_named() {
     let nowhere = Member::new("127.0.0.1".into(), port, known()).meet((1, 3), Duration::from_millis(200));
     let why = nowhere.unwrap_err().to_string();
     assert!(
-        why.contains("rank 1: the store did not come to 127.0.0.1:") && why.contains("within 0.2 s"),
+        why.contains("rank 1: the store did not answer at 127.0.0.1:") && why.contains("within 0.2 s"),
         "{why}"
     );
 }
@@ -214,10 +223,67 @@ fn after_a_rank_has_ended_well_no_other_is_waited_for() {
     let store = Served::new(2);
     let mut members = store.members(2);
     meet(&mut members);
-    members.into_iter().for_each(Member::end);
+    members.iter_mut().for_each(Member::end);
     sleep(Duration::from_millis(100));
     let why = store.visit((1, 2), None).unwrap_err();
     assert!(why.contains("the run has ended: rank ") && why.contains("has ended well"), "{why}");
+}
+
+/// What the members of these places get, of whom each says that it is one of `size`.
+fn meet_some(members: &mut [Member], ranks: &[usize], size: usize) -> Vec<Met> {
+    scope(|scope| {
+        let some = members.iter_mut().enumerate().filter(|(rank, _)| ranks.contains(rank));
+        let meet = |(rank, member): (usize, &'_ mut Member)| member.meet((rank, size), LONG).unwrap();
+        let threads: Vec<_> = some.map(|each| scope.spawn(move || meet(each))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn places(met: &[Met]) -> Vec<(u64, usize, usize)> {
+    met.iter().map(|met| (met.epoch, met.rank, met.streams.len())).collect()
+}
+
+#[test]
+fn ranks_go_on_with_fewer_and_let_others_in_again() {
+    let store = Served::of(free_port(), 2..=3, LONG);
+    let mut members = store.members(3);
+    assert_eq!(places(&meet(&mut members)), [(0, 0, 3), (0, 1, 3), (0, 2, 3)]);
+    let mut node = Node::new(("127.0.0.1".into(), store.port), known(), (0, 3));
+    assert!(node.lose(0, "rank 0 failed for good"));
+    // The rank beyond their number takes the place that is free.
+    assert_eq!(places(&meet_some(&mut members, &[1, 2], 3)), [(1, 1, 2), (1, 0, 2)]);
+    assert!(!members[1].wants_to_change());
+    members[0] = store.member();
+    let (first, others) = members.split_at_mut(1);
+    let met = scope(|scope| {
+        let comes = scope.spawn(|| first[0].meet((0, 3), LONG).unwrap());
+        let end = Instant::now() + LONG;
+        while !others.iter_mut().all(Member::wants_to_change) {
+            assert!(Instant::now() < end);
+        }
+        let meet = |(place, member): (usize, &'_ mut Member)| member.meet((place + 1, 3), LONG).unwrap();
+        let others: Vec<_> =
+            others.iter_mut().enumerate().map(|each| scope.spawn(move || meet(each))).collect();
+        [comes].into_iter().chain(others).map(|thread| thread.join().unwrap()).collect::<Vec<_>>()
+    });
+    assert_eq!(places(&met), [(2, 0, 3), (2, 1, 3), (2, 2, 3)]);
+    // One more than the run can do without.
+    assert!(node.lose(0, "rank 0 failed") && node.lose(1, "rank 1 failed for good"));
+    let why = members[2].meet((2, 3), LONG).unwrap_err().to_string();
+    assert!(why.contains("rank 1 failed for good; of the ranks 1 are left, wanted 2"), "{why}");
+}
+
+#[test]
+fn ranks_of_which_no_launcher_speaks_are_waited_for_until_the_last_call() {
+    let store = Served::of(free_port(), 2..=4, Duration::from_millis(500));
+    let begin = Instant::now();
+    let mut members = store.members(4);
+    assert_eq!(places(&meet_some(&mut members, &[0, 3], 4)), [(0, 0, 2), (0, 1, 2)]);
+    assert!(begin.elapsed() > Duration::from_millis(500));
+    // They are expected no more.
+    let begin = Instant::now();
+    assert_eq!(places(&meet_some(&mut members, &[0, 3], 4)), [(1, 0, 2), (1, 1, 2)]);
+    assert!(begin.elapsed() < Duration::from_millis(400), "{:?}", begin.elapsed());
 }
 
 /// A meeting has a number of its own, by which ranks tell each other from those of another one.

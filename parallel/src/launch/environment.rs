@@ -9,7 +9,7 @@ use phalanx_rendezvous::{Credentials, Master, Member, rendezvous};
 use phalanx_tensor::Device;
 
 use super::devices::{Cores, RankDevices};
-use super::rejoin::{Rejoin, Rejoins};
+use super::rejoin::{Rejoin, Rejoins, Seat};
 use super::worker_env::{RESTARTS, WorkerEnv};
 use super::{JOIN_TIMEOUT, Rank, TIMEOUT};
 use crate::catch_panic::catch_panic;
@@ -146,9 +146,9 @@ impl Environment {
     pub fn run<T, E: Display>(self, f: impl FnOnce(Rank) -> Result<T, E>) -> Result<T> {
         let worker = self.worker()?;
         let _cores = Cores::divide(self.cores, worker.local_size, &[(worker.local_rank, Device::CPU)])?;
-        let mut member = self.member(&worker);
-        let done = self.epoch(&worker, member.as_mut(), Rejoin::Never, f).map_err(|ended| ended.error);
-        done.inspect(|_| member.into_iter().for_each(Member::end))
+        let seat = self.seat(&worker);
+        let done = self.epoch(&worker, seat.as_ref(), Rejoin::Never, f).map_err(|ended| ended.error);
+        done.inspect(|_| seat.iter().for_each(Seat::end))
     }
 
     /// [`Environment::run`] that outlives other processes. Where the environment names a store (`PHALANX_STORE`, which `phalanx-launch
@@ -164,20 +164,21 @@ impl Environment {
     pub fn run_elastic<T, E: Display>(self, mut f: impl FnMut(Rank) -> Result<T, E>) -> Result<T> {
         let worker = self.worker()?;
         let _cores = Cores::divide(self.cores, worker.local_size, &[(worker.local_rank, Device::CPU)])?;
-        let mut member = self.member(&worker);
+        let seat = self.seat(&worker);
         let mut rejoins = Rejoins::new(worker.size, worker.restarts);
         loop {
-            let rejoin = if member.is_some() { rejoins.next() } else { Rejoin::Never };
-            match self.epoch(&worker, member.as_mut(), rejoin, &mut f) {
+            let rejoin = if seat.is_some() { rejoins.next() } else { Rejoin::Never };
+            match self.epoch(&worker, seat.as_ref(), rejoin, &mut f) {
+                Ok(_) if seat.as_ref().is_some_and(Seat::is_to_meet_again) => {}
                 Ok(result) => {
-                    member.into_iter().for_each(Member::end);
+                    seat.iter().for_each(Seat::end);
                     return Ok(result);
                 }
-                Err(Ended { error, rejoins: false }) => return Err(error),
-                Err(Ended { error, rejoins: true }) => {
+                Err(Ended { error, rejoins: false, .. }) => return Err(error),
+                Err(Ended { error, rejoins: true, rank }) => {
                     rejoins.count(&error);
                     // In one write, so that lines of several ranks do not mix. A closed stderr is no reason to stop.
-                    let line = format!("rank {}: {error}; it meets the others again\n", worker.rank);
+                    let line = format!("rank {rank}: {error}; it meets the others again\n");
                     let _ = std::io::stderr().write_all(line.as_bytes());
                 }
             }
@@ -195,29 +196,33 @@ impl Environment {
     }
 
     /// This process as the store knows it, if ranks meet at one.
-    fn member(&self, worker: &WorkerEnv) -> Option<Member> {
+    fn seat(&self, worker: &WorkerEnv) -> Option<Seat> {
         let (host, port) = worker.store.clone().filter(|_| self.backend == Backend::Tcp)?;
-        Some(Member::new(host, port, worker.known.clone()))
+        Some(Seat::new(Member::new(host, port, worker.known.clone())))
     }
 
     /// Runs `f` as a rank of one epoch, and leaves it.
     fn epoch<T, E: Display>(
         &self,
         worker: &WorkerEnv,
-        member: Option<&mut Member>,
+        seat: Option<&Seat>,
         rejoin: Rejoin,
         f: impl FnOnce(Rank) -> Result<T, E>,
     ) -> Result<T, Ended> {
         let (devices, local) = (self.devices, worker.local_rank);
-        let first = worker.rank.saturating_sub(local);
-        let here = first..(first + worker.local_size).min(worker.size);
-        let (mut process, control, epoch) = self.join(worker, member).map_err(Ended::of_this)?;
+        let joined = self.join(worker, seat);
+        let (mut process, control, epoch) = joined.map_err(|error| Ended::of_this(error, worker.rank))?;
+        let (rank, size) = (control.rank(), control.size());
+        let first = rank.saturating_sub(local);
+        // Where ranks were left out, machines have others than their launchers have named.
+        let here = if size == worker.size { first..(first + worker.local_size).min(size) } else { 0..size };
+        let again = seat.filter(|_| rejoin != Rejoin::Never).cloned();
         // A rank without a GPU ends the run of all ranks.
         let seated = catch_panic(|| {
             // Processes share no memory: their CPUs need no numbers.
             let device = if let RankDevices::Cpu = devices { Device::CPU } else { devices.device(local)? };
             let (comm, session) = devices.join(&control, device)?;
-            Ok::<_, Error>((Rank::new(comm, device, here).in_epoch(epoch, rejoin), session))
+            Ok::<_, Error>((Rank::new(comm, device, here).in_epoch(epoch, rejoin, again), session))
         });
         let outcome = seated.map_err(|cause| control.fail(&cause)).and_then(|(me, session)| {
             let outcome = catch_panic(|| f(me)).map_err(|cause| control.fail(&cause));
@@ -227,13 +232,15 @@ impl Environment {
         process.leave();
         match (process.failure(), outcome) {
             (None, Ok(result)) => Ok(result),
-            (Some(error), _) => Err(Ended { rejoins: rejoin.follows(&error, worker.rank), error }),
-            (None, Err(())) => Err(Ended::of_this(Error::Launch("the run ended without a result".into()))),
+            (Some(error), _) => Err(Ended { rejoins: rejoin.follows(&error, rank), error, rank }),
+            (None, Err(())) => {
+                Err(Ended::of_this(Error::Launch("the run ended without a result".into()), rank))
+            }
         }
     }
 
     /// Meets the other ranks, for this epoch.
-    fn join(&self, worker: &WorkerEnv, member: Option<&mut Member>) -> Result<(Process, Comm, u64)> {
+    fn join(&self, worker: &WorkerEnv, seat: Option<&Seat>) -> Result<(Process, Comm, u64)> {
         let WorkerEnv { rank, size, master, known, .. } = worker;
         let (rank, size, timeout) = (*rank, *size, self.timeout);
         let (events, heard) = channel();
@@ -241,13 +248,16 @@ impl Environment {
         match self.backend {
             Backend::Tcp => {
                 let join_timeout = self.join_timeout.unwrap_or(timeout.min(JOIN_TIMEOUT));
-                let (epoch, streams) = match member {
-                    Some(member) => {
-                        let met = member.meet((rank, size), join_timeout).map_err(not_met)?;
-                        (met.epoch, met.streams)
+                let (epoch, rank, streams) = match seat {
+                    Some(seat) => {
+                        let met = seat.meet((rank, size), join_timeout).map_err(not_met)?;
+                        (met.epoch, met.rank, met.streams)
                     }
-                    None => (0, rendezvous((rank, size), master, known, join_timeout).map_err(not_met)?),
+                    None => {
+                        (0, rank, rendezvous((rank, size), master, known, join_timeout).map_err(not_met)?)
+                    }
                 };
+                let size = streams.len();
                 let wire =
                     Tcp::new(streams, &told).map_err(|e| Error::Launch(format!("rank {rank}: {e}")))?;
                 let wire = move || Ok(Box::new(wire) as Box<dyn Wire>);
@@ -270,12 +280,14 @@ struct Ended {
     error: Error,
     /// Whether this process meets the others again.
     rejoins: bool,
+    /// The rank that it was.
+    rank: usize,
 }
 
 impl Ended {
     /// By an error that this process has made.
-    fn of_this(error: Error) -> Ended {
-        Ended { error, rejoins: false }
+    fn of_this(error: Error, rank: usize) -> Ended {
+        Ended { error, rejoins: false, rank }
     }
 }
 

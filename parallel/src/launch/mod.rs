@@ -29,7 +29,7 @@ use std::time::Duration;
 use phalanx_tensor::Device;
 
 use crate::comm::Comm;
-use rejoin::Rejoin;
+use rejoin::{Rejoin, Seat};
 
 pub use environment::{Backend, Environment, environment, is_launched};
 pub use threads::{Threads, threads};
@@ -48,18 +48,19 @@ pub struct Rank {
     on_this_machine: Range<usize>,
     epoch: u64,
     rejoin: Rejoin,
+    seat: Option<Seat>,
 }
 
 impl Rank {
     /// To be made on the rank's own thread.
     pub(super) fn new(comm: Comm, device: Device, on_this_machine: Range<usize>) -> Rank {
         phalanx_nn::note_ranks(comm.size());
-        Rank { comm, device, on_this_machine, epoch: 0, rejoin: Rejoin::Never }
+        Rank { comm, device, on_this_machine, epoch: 0, rejoin: Rejoin::Never, seat: None }
     }
 
     /// The same in an epoch of the run.
-    fn in_epoch(self, epoch: u64, rejoin: Rejoin) -> Rank {
-        Rank { epoch, rejoin, ..self }
+    fn in_epoch(self, epoch: u64, rejoin: Rejoin, seat: Option<Seat>) -> Rank {
+        Rank { epoch, rejoin, seat, ..self }
     }
 
     /// Its number, from 0.
@@ -86,6 +87,19 @@ impl Rank {
     /// may have taken a number. See [`Environment::run_elastic`].
     pub fn epoch(&self) -> u64 {
         self.epoch
+    }
+
+    /// Whether processes wait that have no place in this epoch, so that the next one would have more ranks. Cheap enough for each step.
+    /// Ranks may learn it at different steps, so they must agree on one, for instance by a sum of the answers; then all of them call
+    /// [`Rank::meet_again`] and return.
+    pub fn wants_to_change(&self) -> bool {
+        self.seat.as_ref().is_some_and(Seat::wants_to_change)
+    }
+
+    /// Lets this process meet the others again as soon as its function has returned, whose result is dropped; the function is called
+    /// again in the next epoch, where [`Rank::size`] may be another one. Without a store, or under [`Environment::run`], the run ends.
+    pub fn meet_again(&self) {
+        self.seat.iter().for_each(Seat::meet_again);
     }
 
     /// Whether the epoch has failed because of another rank, so that this process will meet the others again when its function has

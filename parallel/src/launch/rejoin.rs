@@ -1,6 +1,53 @@
-//! [`Rejoin`]: which failures a process answers by meeting the other ranks again. [`Rejoins`]: how often.
+//! [`Rejoin`]: which failures a process answers by meeting the other ranks again. [`Rejoins`]: how often. [`Seat`]: a process that
+//! does.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use phalanx_rendezvous::{Member, Met};
+use phalanx_tensor::unpoisoned;
 
 use crate::comm::Error;
+
+/// A process that meets the others at a store, again and again.
+#[derive(Clone, Debug)]
+pub(super) struct Seat {
+    member: Arc<Mutex<Member>>,
+    /// Whether it is to meet them again although nothing has failed.
+    again: Arc<AtomicBool>,
+}
+
+impl Seat {
+    pub(super) fn new(member: Member) -> Seat {
+        Seat { member: Arc::new(Mutex::new(member)), again: Arc::default() }
+    }
+
+    /// Meets the other ranks for the next epoch.
+    pub(super) fn meet(&self, place: (usize, usize), timeout: Duration) -> phalanx_rendezvous::Result<Met> {
+        // An epoch that has failed meanwhile is left in any case.
+        self.again.store(false, Ordering::Relaxed);
+        unpoisoned(self.member.lock()).meet(place, timeout)
+    }
+
+    pub(super) fn wants_to_change(&self) -> bool {
+        unpoisoned(self.member.lock()).wants_to_change()
+    }
+
+    pub(super) fn meet_again(&self) {
+        self.again.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether [`Seat::meet_again`] was called in this epoch.
+    pub(super) fn is_to_meet_again(&self) -> bool {
+        self.again.load(Ordering::Relaxed)
+    }
+
+    /// The process has ended well.
+    pub(super) fn end(&self) {
+        unpoisoned(self.member.lock()).end();
+    }
+}
 
 /// The failures after which a process meets the others again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,7 +89,7 @@ pub(super) struct Rejoins {
 impl Rejoins {
     /// Where each of `size` ranks may be started again so many times.
     pub(super) fn new(size: usize, restarts: usize) -> Rejoins {
-        Rejoins { left: size.saturating_mul(restarts) }
+        Rejoins { left: size.saturating_mul(restarts.saturating_add(1)) }
     }
 
     /// What the next epoch's failures lead to.
@@ -84,7 +131,7 @@ mod tests {
 
     #[test]
     fn failures_without_a_loss_are_answered_a_bounded_number_of_times() {
-        let mut rejoins = Rejoins::new(2, 1);
+        let mut rejoins = Rejoins::new(2, 0);
         rejoins.count(&Error::Lost { rank: 1, why: "gone".into() });
         for _ in 0..2 {
             assert_eq!(rejoins.next(), Rejoin::AfterFailure);

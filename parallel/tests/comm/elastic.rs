@@ -1,6 +1,7 @@
 //! Ranks that outlive others: processes that meet at a store again and again, are killed, stopped, and replaced.
 
 use std::io::{BufRead, BufReader};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use phalanx_parallel::comm::Reduction;
 use phalanx_parallel::launch::{Environment, Rank};
-use phalanx_rendezvous::{Credentials, Store};
+use phalanx_rendezvous::{Credentials, Node, Store};
 use phalanx_tensor::Tensor;
 
 use crate::port::free_port;
@@ -40,10 +41,15 @@ fn member() {
         let sockets = sockets.filter_map(|file| std::fs::read_link(file.path()).ok());
         let sockets = sockets.filter(|link| link.to_string_lossy().starts_with("socket:")).count();
         println!("\n> {} {me} {} {sum} {threads} {sockets}", rank.epoch(), std::process::id());
-        while add(folder.join("end").exists().into())? == 0.0 {
-            std::thread::sleep(Duration::from_millis(5));
+        loop {
+            // All ranks get the same sum, and so do the same.
+            let told = 1000 * usize::from(folder.join("end").exists()) + usize::from(rank.wants_to_change());
+            match add(told)? {
+                0.0 => std::thread::sleep(Duration::from_millis(5)),
+                told if told < 1000.0 => return Ok(rank.meet_again()),
+                _ => return Ok(()),
+            }
         }
-        Ok(())
     });
     println!("\n> {}", outcome.map_or_else(|error| error.to_string(), |()| "ended well".into()));
 }
@@ -63,6 +69,8 @@ struct Said {
 struct Run {
     port: u16,
     size: usize,
+    /// The number of ranks that their launcher has named.
+    named: usize,
     name: &'static str,
     timeout: &'static str,
     folder: PathBuf,
@@ -77,22 +85,27 @@ struct Run {
 
 impl Run {
     fn new(name: &'static str, size: usize, timeout: &'static str) -> Run {
+        Run::of(name, size..=size, timeout)
+    }
+
+    fn of(name: &'static str, sizes: RangeInclusive<usize>, timeout: &'static str) -> Run {
+        let (least, size) = sizes.into_inner();
         let (port, stop) = (free_port(), Arc::new(AtomicBool::new(false)));
         let known = Credentials { secret: "secret".into(), job: name.into(), tls: false };
-        let store = Store::bind("127.0.0.1", port, known, size).unwrap();
+        let store = Store::bind("127.0.0.1", port, known, least..=size).unwrap();
         let stopped = Arc::clone(&stop);
         std::thread::spawn(move || store.serve(&stopped));
         let folder = std::env::temp_dir().join(format!("phalanx-elastic-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let (say, heard) = channel();
         let (children, outcomes, fails) = (vec![], vec![], None);
-        Run { port, size, name, timeout, folder, children, say, heard, outcomes, stop, fails }
+        Run { port, size, named: size, name, timeout, folder, children, say, heard, outcomes, stop, fails }
     }
 
     fn start(&self, rank: usize) -> Child {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["elastic::member", "--exact", "--ignored", "--nocapture"]);
-        command.envs([("RANK", rank.to_string()), ("WORLD_SIZE", self.size.to_string())]);
+        command.envs([("RANK", rank.to_string()), ("WORLD_SIZE", self.named.to_string())]);
         command
             .envs([("PHALANX_STORE", format!("127.0.0.1:{}", self.port)), ("PHALANX_JOB", self.name.into())]);
         command.env("PHALANX_SECRET", "secret").env("FOLDER", &self.folder).env("TIMEOUT", self.timeout);
@@ -134,7 +147,7 @@ impl Run {
                 self.outcomes.push((pid, line));
                 continue;
             };
-            if last.is_some_and(|last| epoch <= last) || self.children[rank as usize].id() != pid {
+            if last.is_some_and(|last| epoch <= last) || !self.pids().contains(&pid) {
                 continue;
             }
             let (sum, of) = (words[3].parse().unwrap(), |place| number(place).unwrap() as usize);
@@ -295,5 +308,29 @@ fn an_error_of_its_own_ends_a_process_and_the_others_wait_for_the_next_one() {
     run.children[1] = run.start(1);
     let said = run.meet(Some(0));
     assert!(said.iter().all(|said| (said.pid == before[said.rank]) == (said.rank != 1)), "{said:?}");
+    run.end();
+}
+
+/// A program that takes what it does from the number of ranks.
+#[test]
+fn ranks_go_on_with_fewer_and_with_more() {
+    let mut run = Run::of("sizes", 2..=3, "20");
+    run.start_all();
+    let first = run.meet(None);
+    // A launcher gives rank 0 up.
+    let known = Credentials { secret: "secret".into(), job: "sizes".into(), tls: false };
+    assert!(Node::new(("127.0.0.1".into(), run.port), known, (0, 3)).lose(0, "rank 0 failed for good"));
+    run.kill(0);
+    run.size = 2;
+    let fewer = run.meet(newest(&first));
+    assert!(
+        fewer.iter().all(|said| first.iter().any(|first| first.pid == said.pid && first.rank > 0)),
+        "{fewer:?}"
+    );
+    // Another process comes, and the ranks meet it at the end of a step.
+    run.children[0] = run.start(0);
+    run.size = 3;
+    let more = run.meet(newest(&fewer));
+    assert!(more.iter().all(|said| said.pid == run.children[said.rank].id()), "{more:?}");
     run.end();
 }
