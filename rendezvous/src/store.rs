@@ -27,7 +27,7 @@ use super::lobby::{Lobby, Proven};
 use super::master::Master;
 use super::opening::ALL_OR_NONE;
 use crate::clean;
-use crate::stream::{PAUSE, VANISHED, detect_vanished};
+use crate::stream::PAUSE;
 
 /// Between two looks while no rank is on its way.
 const PAUSE_IDLE: Duration = Duration::from_millis(20);
@@ -178,8 +178,6 @@ impl Store {
     fn enter(&mut self, visitor: Proven) {
         let Proven { hello, mut session, introduction, from } = visitor;
         let (rank, size) = (hello.rank, hello.size);
-        // A machine that vanishes closes no connection.
-        let _ = detect_vanished(session.stream.socket(), VANISHED);
         let refused = match Introduction::of(&introduction) {
             _ if self.over.is_some() => self.over.clone(),
             _ if self.known.tls && !session.stream.has_tls() => {

@@ -385,11 +385,21 @@ impl VersionedPart {
         Ok(PartInfo { name: name.clone(), dtype: values.dtype(), place, buffer: *buffer })
     }
 
-    /// The bytes of some elements. The tensor is held for reading only meanwhile.
+    /// The bytes of some elements.
+    ///
+    /// # Errors
+    /// As [`VersionedPart::append`].
+    pub(super) fn copy(&self, elements: Range<usize>) -> Result<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(elements.len() * self.part.values.dtype().size());
+        self.append(elements, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Adds the bytes of some elements to a buffer. The tensor is held for reading only meanwhile.
     ///
     /// # Errors
     /// If the tensor has been written since it was pinned, cannot be read, or must be finite and is not.
-    pub(super) fn copy(&self, elements: Range<usize>) -> Result<Vec<u8>> {
+    pub(super) fn append(&self, elements: Range<usize>, buffer: &mut Vec<u8>) -> Result<()> {
         let values = &self.part.values;
         let (size, count) = (values.dtype().size(), elements.len());
         let here = values.view_into(elements.start, &[count])?;
@@ -401,15 +411,15 @@ impl VersionedPart {
             check_finite(&self.part, values.dtype(), bytes)
                 .map_err(|why| Error::Config(format!("save: {why}")))?;
         }
-        let copied = match values.dtype() {
+        match values.dtype() {
             // Any byte but 0 is true, which other readers need not know.
-            DType::Bool => bytes.iter().map(|&byte| u8::from(byte != 0)).collect(),
-            _ => bytes.to_vec(),
-        };
+            DType::Bool => buffer.extend(bytes.iter().map(|&byte| u8::from(byte != 0))),
+            _ => buffer.extend_from_slice(bytes),
+        }
         if values.version() != self.version {
             let why = "it was written while it was being saved; wait for the save first";
             return Err(phalanx_nn::Error::invalid(format!("saving {}", self.part.name), why).into());
         }
-        Ok(copied)
+        Ok(())
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use super::dump::Entry;
 use super::dumps::{Dumps, Place, Stream};
-use crate::comm::{clean, name_ranks};
+use phalanx_rendezvous::{clean, name_ranks};
 
 /// What the dumps of a run say.
 #[derive(Debug)]

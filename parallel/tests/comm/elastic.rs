@@ -321,7 +321,7 @@ fn ranks_go_on_with_fewer_and_with_more() {
     run.start_all();
     let first = run.meet(None);
     // A launcher gives rank 0 up.
-    let known = Credentials { secret: "secret".into(), job: "sizes".into() };
+    let known = Credentials { secret: "secret".into(), job: "sizes".into(), tls: false };
     assert!(Node::new(("127.0.0.1".into(), run.port), known, (0, 3)).lose(0, "rank 0 failed for good"));
     run.kill(0);
     run.size = 2;

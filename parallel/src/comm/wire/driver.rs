@@ -489,9 +489,10 @@ mod tests {
     fn time_in_which_this_process_stood_still_makes_no_rank_late() {
         let timeout = Duration::from_secs(2);
         let (_events, heard) = channel();
-        let mut driver = Driver::new(Box::new(Nowhere), heard, Arc::default(), (0, 2), timeout);
+        let shared = Arc::new(Shared::new(FlightRecorder::of_ranks(0..1, 2).swap_remove(0)));
+        let mut driver = Driver::new(Box::new(Nowhere), heard, shared, (0, 2), timeout);
         let tensor = Tensor::from_slice(&[0f32], &[1], Device::CPU).unwrap();
-        driver.start(Ticket::new(Call::recv(tensor, 1), 0, 0, 0), Arc::new(vec![0, 1]), 0);
+        driver.start(Ticket::new(Call::recv(tensor, 1), None, 0, 0, 0), Arc::new(vec![0, 1]), 0);
         let before = Instant::now() - 2 * timeout;
         driver.receives[0].since = before;
         driver.looked = before;
