@@ -83,7 +83,8 @@ impl Queue {
     }
 
     fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut *unpoisoned(self.state.lock()));
+        let mut state = unpoisoned(self.state.lock());
+        change(&mut state);
         self.changed.notify_all();
     }
 

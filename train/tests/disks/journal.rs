@@ -136,11 +136,14 @@ pub const LOSSES: [Loss; 6] = [Loss::All, Loss::Nothing, Loss::Zeros, Loss::Data
 
 const SECTOR: usize = 512;
 
+/// Where data is written, or without data the length to which a file is cut.
+type Unsynced = (usize, Option<Vec<u8>>);
+
 /// The disk while the journal is replayed: what was synced, and the changes since.
 #[derive(Default)]
 pub struct Disk {
     content: HashMap<usize, Vec<u8>>,
-    unsynced: HashMap<usize, Vec<(usize, Option<Vec<u8>>)>>,
+    unsynced: HashMap<usize, Vec<Unsynced>>,
     entries: BTreeMap<(usize, String), usize>,
     pending: Vec<Vec<(usize, String, Option<usize>)>>,
 }

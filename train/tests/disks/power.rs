@@ -29,7 +29,7 @@ fn told(change: &Change) -> Option<Told> {
         Some(rest) => rest.split(',').next().and_then(|step| step.parse().ok()).map(Told::Step),
         None => line.starts_with("{\"summary\":").then_some(Told::End),
     };
-    String::from_utf8_lossy(data).lines().filter_map(of_line).last()
+    String::from_utf8_lossy(data).lines().filter_map(of_line).next_back()
 }
 
 /// The step that a run would go on from; everything that it would read is sound.
