@@ -314,7 +314,7 @@ impl Parameter {
     pub fn load(&self, values: &Tensor) -> Result<()> {
         let mut held = self.tensor();
         let values = kernels::cast(&values.to_device(held.device(), false)?, held.dtype())?;
-        if self.is_deferred() || held.has_not_arrived() {
+        if self.is_deferred() || held.arrived("load").is_err() {
             return self.set_tensor(values.copy()?);
         }
         Ok(kernels::copy_(&mut held, &values)?)

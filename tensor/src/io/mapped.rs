@@ -76,6 +76,9 @@ impl Ranges {
     }
 }
 
+/// How often a file is opened that another process removes meanwhile.
+const ATTEMPTS: usize = 100;
+
 impl MappedFile {
     /// An empty file, in place of one that an earlier process has left there.
     ///
@@ -83,16 +86,22 @@ impl MappedFile {
     /// If it cannot be made or written, or another process uses it.
     pub fn create(path: impl Into<PathBuf>) -> Result<MappedFile> {
         let path = path.into();
-        let open = || loop {
-            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
-            if let Err(TryLockError::WouldBlock) = file.try_lock() {
-                return Err(std::io::Error::other("another process, or another run in this one, uses it"));
+        let open = || {
+            for _ in 0..ATTEMPTS {
+                let file =
+                    OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+                if let Err(TryLockError::WouldBlock) = file.try_lock() {
+                    return Err(std::io::Error::other(
+                        "another process, or another run in this one, uses it",
+                    ));
+                }
+                // A process that ends removes the file, perhaps after this one has opened it.
+                if is_at(&file, &path)? {
+                    file.set_len(0)?;
+                    return Ok(file);
+                }
             }
-            // A process that ends removes the file, perhaps after this one has opened it.
-            if is_at(&file, &path)? {
-                file.set_len(0)?;
-                return Ok(file);
-            }
+            Err(std::io::Error::other("other files take its name again and again"))
         };
         let file = open().map_err(|error| failed(&path, "cannot hold tensors", &error))?;
         let inner = Arc::new(Inner { path, file, ranges: Mutex::default() });

@@ -70,11 +70,16 @@ impl Storage {
     where
         W: FnOnce() -> std::result::Result<(), String> + Send + 'static,
     {
-        self.await_arrival("arriving")?;
         let arrival = Arrival::default();
         let mut state = lock(&arrival.0);
+        while !self.users.begin_arrival() {
+            if is_delivering() {
+                return Err(Error::invalid("arriving", "other values are on their way to the tensor"));
+            }
+            self.await_arrival("arriving")?;
+        }
+        // A thread that finds the mark and no entry yet looks again.
         lock(&ARRIVING).push((address(self), self.device(), arrival.clone()));
-        self.users.begin_arrival();
         self.bump_version();
         let _delivering = delivering();
         *state = State::OnTheWay(Box::new(start()));
@@ -105,9 +110,13 @@ pub(super) fn wait(storage: &Storage, op: &'static str) -> Result<()> {
 impl Device {
     /// Waits for all values that are on their way into its tensors: a captured graph reads and writes them without guards.
     pub(crate) fn await_arrivals(self, op: &'static str) -> Result<()> {
-        let all = lock(&ARRIVING).clone();
-        let mut here = all.iter().filter(|(_, device, _)| *device == self);
-        here.try_for_each(|(.., arrival)| arrival.come(self, op).map(drop))
+        if is_delivering() {
+            return Ok(());
+        }
+        let of_device =
+            |(_, device, arrival): &(usize, Device, Arrival)| (*device == self).then(|| arrival.clone());
+        let here: Vec<Arrival> = lock(&ARRIVING).iter().filter_map(of_device).collect();
+        here.iter().try_for_each(|arrival| arrival.come(self, op).map(drop))
     }
 }
 
@@ -238,6 +247,8 @@ mod tests {
         for _ in 0..2 {
             assert_eq!(x.to_vec::<f32>().unwrap_err().to_string(), wanted);
         }
+        // Also of the only handle.
+        assert!(matches!(x.write::<f32>("double"), Err(Error::NotArrived { op: "double", .. })));
         let view = x.clone();
         assert!(matches!(x.write::<f32>("double"), Err(Error::NotArrived { op: "double", .. })));
         assert!(view.has_not_arrived() && view.arriving(|| || Ok(())).is_err());

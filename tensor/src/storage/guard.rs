@@ -231,9 +231,9 @@ impl InUse {
         admitted
     }
 
-    /// Notes that values are on their way. Guards that are there stay until they are dropped.
-    pub(crate) fn begin_arrival(&self) {
-        self.0.fetch_or(u64::from(Users::ARRIVING), Ordering::Relaxed);
+    /// Notes that values are on their way, unless others are; returns whether it did. Guards that are there stay until they are dropped.
+    pub(crate) fn begin_arrival(&self) -> bool {
+        !Users(self.0.fetch_or(u64::from(Users::ARRIVING), Ordering::Relaxed)).is_arriving()
     }
 
     /// Undoes [`InUse::begin_arrival`].

@@ -102,7 +102,9 @@ impl Handle {
     #[inline]
     pub(crate) fn write<T: bytemuck::Pod>(&mut self, op: &'static str) -> Result<Write<'_, T>> {
         // While the only handle is borrowed mutably no other guard can exist, so the writer need not be counted.
-        let (entered, counts) = if self.is_sole() { (0, true) } else { self.enter_writer(op)? };
+        // Values that are on their way are waited for, also by the only handle.
+        let alone = self.is_sole() && !self.users.now().is_arriving();
+        let (entered, counts) = if alone { (0, true) } else { self.enter_writer(op)? };
         if counts {
             // Alone with the storage, so that no atomic addition is needed.
             self.version.store(self.version.load(Ordering::Relaxed) + 1, Ordering::Release);
