@@ -147,9 +147,11 @@ pub enum Kind {
     Lose,
     /// Processes wait that have no place in the running epoch.
     Change,
+    /// A rank has waited too long, in ms, for others that had met it before. A launcher gets their numbers, too.
+    Absent,
 }
 
-const KINDS: [Kind; 13] = [
+const KINDS: [Kind; 14] = [
     Kind::Challenge,
     Kind::Proof,
     Kind::Accepted,
@@ -163,6 +165,7 @@ const KINDS: [Kind; 13] = [
     Kind::End,
     Kind::Lose,
     Kind::Change,
+    Kind::Absent,
 ];
 
 /// A visitor's first message.

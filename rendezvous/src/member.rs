@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::handshake::{CONTENT_MAX, Credentials, Kind, Session};
 use super::introduction::Introduction;
@@ -12,6 +12,9 @@ use super::rendezvous::{ADDRESS_MAX, PAUSE_MAX, Rendezvous, STORE, Streams, stre
 use crate::stream::PAUSE;
 use crate::{Result, clean, name_ranks};
 
+/// Between two complaints about ranks that do not come.
+const COMPLAIN: Duration = Duration::from_secs(1);
+
 /// A process of a run, as the store knows it.
 #[derive(Debug)]
 pub struct Member {
@@ -19,6 +22,7 @@ pub struct Member {
     known: Credentials,
     /// The last epoch in which it was a rank.
     last: Option<u64>,
+    patience: Option<Duration>,
     session: Option<Session>,
     /// Whether the store has said that others wait.
     change: bool,
@@ -66,7 +70,15 @@ enum Stop {
 impl Member {
     /// One that has not met the others yet.
     pub fn new(host: String, port: u16, known: Credentials) -> Member {
-        Member { store: Master::Address(host, port), known, last: None, session: None, change: false }
+        let (store, last, patience, session) = (Master::Address(host, port), None, None, None);
+        Member { store, known, last, patience, session, change: false }
+    }
+
+    /// If this process has been a rank and waits for so long, the store tells the launchers of missing ranks, which end their
+    /// processes and start them again: a process that is stopped does not end by itself. Ranks notice a failure at different
+    /// moments, so this has to be longer than the time between those.
+    pub fn with_patience(self, patience: Duration) -> Member {
+        Member { patience: Some(patience), ..self }
     }
 
     /// Meets the other ranks for the next epoch. Each rank waits for `timeout` until all have come, and as long again until they
@@ -162,6 +174,8 @@ impl Member {
     fn await_table(&self, visit: &Rendezvous<'_>, session: &mut Session) -> Result<Table, Stop> {
         let place = format!("the store at {}", self.store);
         let mut missing = "other ranks".to_string();
+        let begin = Instant::now();
+        let mut complain_at = self.patience.filter(|_| self.last.is_some()).map(|patience| begin + patience);
         loop {
             match session.receive(CONTENT_MAX.max((visit.size + 2) * ADDRESS_MAX)) {
                 Ok(Some((Kind::Waiting, words))) => {
@@ -177,6 +191,12 @@ impl Member {
                 Ok(Some(_)) => return Err(Stop::For(format!("{place} answers out of order"))),
                 Ok(None) => {
                     visit.report(&missing, &place);
+                    if let Some(at) = complain_at.filter(|at| *at <= Instant::now()) {
+                        // A store that has gone is found by the next look.
+                        let waited = begin.elapsed().as_millis() as u64;
+                        let _ = session.send(Kind::Absent, &waited.to_le_bytes());
+                        complain_at = Some(at + COMPLAIN);
+                    }
                     if visit.left().is_none() {
                         return Err(Stop::For(visit.missed(&missing, &place)));
                     }

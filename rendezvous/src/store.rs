@@ -25,6 +25,7 @@ use super::handshake::{CONTENT_MAX, Credentials, Kind, Session, nonce};
 use super::introduction::Introduction;
 use super::lobby::{Lobby, Proven};
 use super::master::Master;
+use super::node::Absent;
 use super::opening::ALL_OR_NONE;
 use crate::clean;
 use crate::stream::PAUSE;
@@ -146,13 +147,37 @@ impl Store {
             }
             heard => heard.is_ok(),
         });
-        self.waiting.retain(|_, visitor| visitor.session.is_alive());
+        let mut waited = None;
+        self.waiting.retain(|_, visitor| match visitor.session.receive(CONTENT_MAX) {
+            Ok(Some((Kind::Absent, content))) => {
+                waited = Absent::of(&content).map(|absent| absent.waited).max(waited);
+                true
+            }
+            heard => heard.is_ok(),
+        });
         self.connect();
         if self.connecting.is_empty() && self.is_complete() {
             self.introduce();
         }
         self.call_for_change();
         self.tell();
+        if let Some(waited) = waited.filter(|_| !self.waiting.is_empty()) {
+            self.complain(waited);
+        }
+    }
+
+    /// The ranks that have not come.
+    fn missing(&self) -> Vec<usize> {
+        self.expected.iter().copied().filter(|rank| !self.waiting.contains_key(rank)).collect()
+    }
+
+    /// Tells launchers of missing ranks for which another has waited for so long.
+    fn complain(&mut self, waited: Duration) {
+        let content = Absent { ranks: self.missing(), waited }.bytes();
+        for launcher in &mut self.launchers {
+            // One that has gone is found by the next look.
+            let _ = launcher.send(Kind::Absent, &content);
+        }
     }
 
     /// Whether the next epoch can begin with those that wait.
@@ -236,6 +261,10 @@ impl Store {
 
     /// Sends all ranks that have come what they need to connect with each other.
     fn introduce(&mut self) {
+        if self.begun.is_some() && !self.missing().is_empty() {
+            // They are left out, and can come again as new processes only.
+            self.complain(self.came_at.elapsed());
+        }
         self.expected = self.waiting.keys().copied().collect();
         let ranks = with_places(std::mem::take(&mut self.waiting));
         let number = ranks.values().filter_map(|visitor| visitor.last).chain(self.epoch).max();
@@ -295,8 +324,7 @@ impl Store {
         if self.waiting.is_empty() || now < self.tell_at {
             return;
         }
-        let missing: Vec<usize> =
-            self.expected.iter().copied().filter(|rank| !self.waiting.contains_key(rank)).collect();
+        let missing = self.missing();
         if missing == self.told {
             return;
         }

@@ -14,20 +14,28 @@ use crate::comm::Error;
 #[derive(Clone, Debug)]
 pub(super) struct Seat {
     member: Arc<Mutex<Member>>,
+    /// How much later than this process another may notice a failure.
+    apart: Duration,
+    /// Whether the run has begun, so that ranks may come so much later.
+    has_begun: Arc<AtomicBool>,
     /// Whether it is to meet them again although nothing has failed.
     again: Arc<AtomicBool>,
 }
 
 impl Seat {
-    pub(super) fn new(member: Member) -> Seat {
-        Seat { member: Arc::new(Mutex::new(member)), again: Arc::default() }
+    pub(super) fn new(member: Member, apart: Duration, has_begun: bool) -> Seat {
+        let (member, has_begun) = (Arc::new(Mutex::new(member)), Arc::new(has_begun.into()));
+        Seat { member, apart, has_begun, again: Arc::default() }
     }
 
     /// Meets the other ranks for the next epoch.
     pub(super) fn meet(&self, place: (usize, usize), timeout: Duration) -> phalanx_rendezvous::Result<Met> {
         // An epoch that has failed meanwhile is left in any case.
         self.again.store(false, Ordering::Relaxed);
-        unpoisoned(self.member.lock()).meet(place, timeout)
+        let apart = if self.has_begun.load(Ordering::Relaxed) { self.apart } else { Duration::ZERO };
+        let met = unpoisoned(self.member.lock()).meet(place, timeout.saturating_add(apart))?;
+        self.has_begun.store(true, Ordering::Relaxed);
+        Ok(met)
     }
 
     pub(super) fn wants_to_change(&self) -> bool {
