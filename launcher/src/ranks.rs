@@ -249,7 +249,9 @@ impl Launcher<'_> {
         };
         for rank in self.ranks.iter_mut().filter(is_absent).filter(|_| !self.ends) {
             let (number, pid, seconds) = (rank.rank, rank.pid, absent.waited.as_secs_f64());
-            say(&format!("rank {number} (process {pid}) has not come for {seconds:.1} s to meet the others: it is killed"));
+            say(&format!(
+                "rank {number} (process {pid}) has not come for {seconds:.1} s to meet the others: it is killed"
+            ));
             rank.since = Instant::now();
             signal(rank, Signal::SIGKILL);
         }

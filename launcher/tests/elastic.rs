@@ -51,8 +51,7 @@ fn rank() {
             };
             while !met.streams.iter().flatten().map(Stream::socket).any(is_lost) {
                 if end.exists() {
-                    member.end();
-                    std::process::exit(0);
+                    std::process::exit(i32::from(!member.end(LONG)));
                 }
             }
             if end.exists() {

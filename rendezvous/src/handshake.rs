@@ -139,7 +139,7 @@ pub enum Kind {
     Go,
     /// This meeting has failed: the visitor is to come to the store again. The content is the reason.
     Again,
-    /// A rank has ended well.
+    /// A rank has ended well. The store answers with the same once all ranks have, or with `Again`.
     Done,
     /// The launcher ends the run; the content is the reason.
     End,

@@ -15,6 +15,22 @@ use crate::{Result, clean, name_ranks};
 /// Between two complaints about ranks that do not come.
 const COMPLAIN: Duration = Duration::from_secs(1);
 
+/// When a process that waits for others tells the store that it has waited too long.
+struct Complaints {
+    begin: Instant,
+    next: Option<Instant>,
+}
+
+impl Complaints {
+    fn make(&mut self, store: &mut Session) {
+        if let Some(at) = self.next.filter(|at| *at <= Instant::now()) {
+            // A store that has gone is found by the next look.
+            let _ = store.send(Kind::Absent, &(self.begin.elapsed().as_millis() as u64).to_le_bytes());
+            self.next = Some(at + COMPLAIN);
+        }
+    }
+}
+
 /// A process of a run, as the store knows it.
 #[derive(Debug)]
 pub struct Member {
@@ -23,7 +39,7 @@ pub struct Member {
     /// The last epoch in which it was a rank.
     last: Option<u64>,
     patience: Option<Duration>,
-    session: Option<Session>,
+    pub(super) session: Option<Session>,
     /// Whether the store has said that others wait.
     change: bool,
 }
@@ -117,11 +133,28 @@ impl Member {
         self.change
     }
 
-    /// Tells the store that this rank has ended well, so that no process waits for it.
-    pub fn end(&mut self) {
-        if let Some(mut session) = self.session.take() {
-            // A store that has gone tells others nothing.
-            let _ = session.send(Kind::Done, &[]);
+    /// Tells the store that this rank has ended well, and waits for `timeout` until all have. Returns false if another has gone before:
+    /// it needs this one for the next epoch. A store that has gone asks for none.
+    pub fn end(&mut self, timeout: Duration) -> bool {
+        let Some(mut session) = self.session.take() else { return true };
+        let _ = session.send(Kind::Done, &[]);
+        let (begin, mut complaints) = (Instant::now(), self.complaints());
+        while begin.elapsed() < timeout {
+            match session.receive(CONTENT_MAX) {
+                Ok(Some((Kind::Again, _))) => return false,
+                Ok(Some((Kind::Change, _)) | None) => complaints.make(&mut session),
+                _ => return true,
+            }
+            std::thread::sleep(PAUSE);
+        }
+        true
+    }
+
+    fn complaints(&self) -> Complaints {
+        let begin = Instant::now();
+        Complaints {
+            begin,
+            next: self.patience.filter(|_| self.last.is_some()).map(|patience| begin + patience),
         }
     }
 
@@ -174,8 +207,7 @@ impl Member {
     fn await_table(&self, visit: &Rendezvous<'_>, session: &mut Session) -> Result<Table, Stop> {
         let place = format!("the store at {}", self.store);
         let mut missing = "other ranks".to_string();
-        let begin = Instant::now();
-        let mut complain_at = self.patience.filter(|_| self.last.is_some()).map(|patience| begin + patience);
+        let mut complaints = self.complaints();
         loop {
             match session.receive(CONTENT_MAX.max((visit.size + 2) * ADDRESS_MAX)) {
                 Ok(Some((Kind::Waiting, words))) => {
@@ -191,12 +223,7 @@ impl Member {
                 Ok(Some(_)) => return Err(Stop::For(format!("{place} answers out of order"))),
                 Ok(None) => {
                     visit.report(&missing, &place);
-                    if let Some(at) = complain_at.filter(|at| *at <= Instant::now()) {
-                        // A store that has gone is found by the next look.
-                        let waited = begin.elapsed().as_millis() as u64;
-                        let _ = session.send(Kind::Absent, &waited.to_le_bytes());
-                        complain_at = Some(at + COMPLAIN);
-                    }
+                    complaints.make(session);
                     if visit.left().is_none() {
                         return Err(Stop::For(visit.missed(&missing, &place)));
                     }

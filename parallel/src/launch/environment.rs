@@ -150,8 +150,11 @@ impl Environment {
         let worker = self.worker()?;
         let _cores = Cores::divide(self.cores, worker.local_size, &[(worker.local_rank, Device::CPU)])?;
         let seat = self.seat(&worker);
-        let done = self.epoch(&worker, seat.as_ref(), Rejoin::Never, f).map_err(|ended| ended.error);
-        done.inspect(|_| seat.iter().for_each(Seat::end))
+        let done = self.epoch(&worker, seat.as_ref(), Rejoin::Never, f).map_err(|ended| ended.error)?;
+        match seat.is_none_or(|seat| seat.end(self.joins_within())) {
+            true => Ok(done),
+            false => Err(Error::Launch(format!("rank {}: {GONE}", worker.rank))),
+        }
     }
 
     /// [`Environment::run`] that outlives other processes. Where the environment names a store (`PHALANX_STORE`, which `phalanx-launch
@@ -174,16 +177,14 @@ impl Environment {
             let rejoin = if seat.is_some() { rejoins.next() } else { Rejoin::Never };
             match self.epoch(&worker, seat.as_ref(), rejoin, &mut f) {
                 Ok(_) if seat.as_ref().is_some_and(Seat::is_to_meet_again) => {}
-                Ok(result) => {
-                    seat.iter().for_each(Seat::end);
+                Ok(result) if seat.as_ref().is_none_or(|seat| seat.end(self.joins_within())) => {
                     return Ok(result);
                 }
+                Ok(_) => say_again(worker.rank, GONE),
                 Err(Ended { error, rejoins: false, .. }) => return Err(error),
                 Err(Ended { error, rejoins: true, rank }) => {
                     rejoins.count(&error);
-                    // In one write, so that lines of several ranks do not mix. A closed stderr is no reason to stop.
-                    let line = format!("rank {rank}: {error}; it meets the others again\n");
-                    let _ = std::io::stderr().write_all(line.as_bytes());
+                    say_again(rank, &error);
                 }
             }
         }
@@ -286,6 +287,16 @@ impl Environment {
             }
         }
     }
+}
+
+/// Why a rank that has ended well is needed again.
+const GONE: &str = "another rank has gone before all had ended well";
+
+/// Says why this process meets the others again.
+fn say_again(rank: usize, why: impl Display) {
+    // In one write, so that lines of several ranks do not mix. A closed stderr is no reason to stop.
+    let _ =
+        std::io::stderr().write_all(format!("rank {rank}: {why}; it meets the others again\n").as_bytes());
 }
 
 /// How an epoch has ended, if not well.

@@ -51,9 +51,9 @@ impl Seat {
         self.again.load(Ordering::Relaxed)
     }
 
-    /// The process has ended well.
-    pub(super) fn end(&self) {
-        unpoisoned(self.member.lock()).end();
+    /// The process has ended well. Waits until all have; returns whether they have.
+    pub(super) fn end(&self, timeout: Duration) -> bool {
+        unpoisoned(self.member.lock()).end(timeout.saturating_add(self.apart))
     }
 }
 
