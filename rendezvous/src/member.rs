@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::handshake::{CONTENT_MAX, Credentials, Kind, Session};
 use super::introduction::Introduction;
 use super::master::Master;
+use super::node::Absent;
 use super::rendezvous::{ADDRESS_MAX, PAUSE_MAX, Rendezvous, STORE, Streams, streams};
 use crate::stream::PAUSE;
 use crate::{Result, clean, name_ranks};
@@ -22,10 +23,12 @@ struct Complaints {
 }
 
 impl Complaints {
-    fn make(&mut self, store: &mut Session) {
+    /// Of these ranks; of none where the store knows which are missing.
+    fn make(&mut self, store: &mut Session, ranks: &[usize]) {
         if let Some(at) = self.next.filter(|at| *at <= Instant::now()) {
             // A store that has gone is found by the next look.
-            let _ = store.send(Kind::Absent, &(self.begin.elapsed().as_millis() as u64).to_le_bytes());
+            let absent = Absent { ranks: ranks.to_vec(), waited: self.begin.elapsed() };
+            let _ = store.send(Kind::Absent, &absent.bytes());
             self.next = Some(at + COMPLAIN);
         }
     }
@@ -90,7 +93,7 @@ impl Member {
         Member { store, known, last, patience, session, change: false }
     }
 
-    /// If this process has been a rank and waits for so long, the store tells the launchers of missing ranks, which end their
+    /// If this process has been a rank and waits for so long, the store tells the launchers of the ranks for which it waits, which end their
     /// processes and start them again: a process that is stopped does not end by itself. Ranks notice a failure at different
     /// moments, so this has to be longer than the time between those.
     pub fn with_patience(self, patience: Duration) -> Member {
@@ -142,7 +145,7 @@ impl Member {
         while begin.elapsed() < timeout {
             match session.receive(CONTENT_MAX) {
                 Ok(Some((Kind::Again, _))) => return false,
-                Ok(Some((Kind::Change, _)) | None) => complaints.make(&mut session),
+                Ok(Some((Kind::Change, _)) | None) => complaints.make(&mut session, &[]),
                 _ => return true,
             }
             std::thread::sleep(PAUSE);
@@ -171,9 +174,17 @@ impl Member {
         let known = self.known.of_meeting(&key);
         let pairing = Rendezvous::new((rank, addresses.len()), &self.store, &known, timeout, tell);
         let refused = Cell::new(None);
+        let mut complaints = self.complaints();
         let watch = &mut || match begins(&mut session) {
-            Ok(_) => Ok(()),
-            Err(Stop::Again(why)) => Err(why),
+            Ok(_) => {
+                complaints.make(&mut session, &pairing.next.borrow());
+                Ok(())
+            }
+            Err(Stop::Again(why)) => {
+                // A process has gone. The one in its place needs time.
+                visit.restart();
+                Err(why)
+            }
             Err(Stop::For(why)) => {
                 refused.set(Some(why.clone()));
                 Err(why)
@@ -223,7 +234,7 @@ impl Member {
                 Ok(Some(_)) => return Err(Stop::For(format!("{place} answers out of order"))),
                 Ok(None) => {
                     visit.report(&missing, &place);
-                    complaints.make(session);
+                    complaints.make(session, &[]);
                     if visit.left().is_none() {
                         return Err(Stop::For(visit.missed(&missing, &place)));
                     }

@@ -325,16 +325,22 @@ impl Store {
 
     /// Lets the epoch begin once all ranks are connected with each other.
     fn connect(&mut self) {
-        let mut gone = None;
+        let (mut gone, mut absent) = (None, None);
         for (rank, visitor) in &mut self.connecting {
-            match visitor.session.receive(0) {
+            match visitor.session.receive(CONTENT_MAX) {
                 Ok(Some((Kind::Ready, _))) => visitor.is_ready = true,
+                Ok(Some((Kind::Absent, content))) => absent = Absent::of(&content).or(absent),
                 Ok(None) => {}
                 _ => gone = gone.or(Some(*rank)),
             }
         }
         if let Some(rank) = gone {
             return self.again(rank);
+        }
+        if let Some(Absent { ranks, waited }) = absent {
+            let named =
+                ranks.iter().filter_map(|rank| self.connecting.get(rank)).map(|visitor| visitor.named);
+            self.complain(named.collect(), waited);
         }
         if self.connecting.is_empty() || !self.connecting.values().all(|visitor| visitor.is_ready) {
             return;

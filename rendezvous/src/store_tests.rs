@@ -130,6 +130,33 @@ fn a_rank_that_goes_while_the_ranks_connect_lets_the_others_come_again() {
 }
 
 #[test]
+fn launchers_hear_of_a_rank_that_is_stopped_while_the_ranks_connect() {
+    let store = Served::new(2);
+    let mut members = store.members(2);
+    meet(&mut members);
+    let mut node = Node::new(("127.0.0.1".into(), store.port), known(), (0, 2));
+    let mut stopped = store.visit((1, 2), Some(0)).unwrap();
+    let (first, second) = members.split_at_mut(1);
+    first[0] = std::mem::replace(&mut first[0], store.member()).with_patience(Duration::from_millis(300));
+    scope(|scope| {
+        let first = scope.spawn(|| first[0].meet((0, 2), LONG).unwrap());
+        assert_eq!(hear(&mut stopped).0, Kind::Table);
+        let (mut absent, end) = (None, Instant::now() + LONG);
+        while absent.is_none() && Instant::now() < end {
+            assert_eq!(node.over(), None);
+            absent = node.absent();
+        }
+        let absent = absent.unwrap();
+        assert!(absent.ranks == [1] && absent.waited >= Duration::from_millis(300), "{absent:?}");
+        // It is killed, and another one comes in its place.
+        drop(stopped);
+        second[0] = store.member();
+        assert_eq!(second[0].meet((1, 2), LONG).unwrap().epoch, 2);
+        first.join().unwrap();
+    });
+}
+
+#[test]
 fn processes_of_old_epochs_and_doubles_are_refused() {
     let store = Served::new(2);
     let mut members = store.members(2);
