@@ -173,6 +173,8 @@ impl Environment {
         let _cores = Cores::divide(self.cores, worker.local_size, &[(worker.local_rank, Device::CPU)])?;
         let seat = self.seat(&worker);
         let mut rejoins = Rejoins::new(worker.size, worker.restarts);
+        // Why this process meets the others again.
+        let mut cause = None;
         loop {
             let rejoin = if seat.is_some() { rejoins.next() } else { Rejoin::Never };
             match self.epoch(&worker, seat.as_ref(), rejoin, &mut f) {
@@ -180,11 +182,15 @@ impl Environment {
                 Ok(result) if seat.as_ref().is_none_or(|seat| seat.end(self.joins_within())) => {
                     return Ok(result);
                 }
-                Ok(_) => say_again(worker.rank, GONE),
+                Ok(_) => cause = Some(say_again(worker.rank, GONE)),
+                Err(Ended { error: Error::Launch(why), rejoins: false, .. }) => {
+                    let after = cause.map_or_else(String::new, |cause| format!("; before that, {cause}"));
+                    return Err(Error::Launch(why + &after));
+                }
                 Err(Ended { error, rejoins: false, .. }) => return Err(error),
                 Err(Ended { error, rejoins: true, rank }) => {
                     rejoins.count(&error);
-                    say_again(rank, &error);
+                    cause = Some(say_again(rank, &error.to_string()));
                 }
             }
         }
@@ -293,10 +299,11 @@ impl Environment {
 const GONE: &str = "another rank has gone before all had ended well";
 
 /// Says why this process meets the others again.
-fn say_again(rank: usize, why: impl Display) {
+fn say_again(rank: usize, why: &str) -> String {
     // In one write, so that lines of several ranks do not mix. A closed stderr is no reason to stop.
     let _ =
         std::io::stderr().write_all(format!("rank {rank}: {why}; it meets the others again\n").as_bytes());
+    why.into()
 }
 
 /// How an epoch has ended, if not well.

@@ -351,6 +351,19 @@ fn a_rank_that_is_killed_at_the_end_is_replaced_before_others_end() {
     run.end();
 }
 
+#[test]
+fn a_run_that_ends_at_a_meeting_says_why_ranks_were_to_meet() {
+    let mut run = Run::new("cause", 2, "20");
+    run.start_all();
+    run.meet(None);
+    run.kill(1);
+    let known = Credentials { secret: "secret".into(), job: "cause".into(), tls: false };
+    assert!(Node::new(("127.0.0.1".into(), run.port), known, (0, 2)).end("rank 1 is not started again"));
+    let first = run.children[0].id();
+    let why = run.outcome(first);
+    assert!(why.contains("rank 1 is not started again; before that, rank 1 is lost: "), "{why}");
+}
+
 /// A program that takes what it does from the number of ranks.
 #[test]
 fn ranks_go_on_with_fewer_and_with_more() {
