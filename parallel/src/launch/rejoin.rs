@@ -138,6 +138,17 @@ mod tests {
     }
 
     #[test]
+    fn ranks_that_meet_again_allow_for_those_that_notice_a_failure_late() {
+        for (has_begun, waits) in [(false, "within 0.2 s"), (true, "within 0.5 s")] {
+            // Nothing listens there.
+            let member = Member::new("127.0.0.1".into(), 1, Default::default());
+            let seat = Seat::new(member, Duration::from_millis(300), has_begun);
+            let why = seat.meet((0, 2), Duration::from_millis(200)).unwrap_err().to_string();
+            assert!(why.contains(waits), "{why}");
+        }
+    }
+
+    #[test]
     fn failures_without_a_loss_are_answered_a_bounded_number_of_times() {
         let mut rejoins = Rejoins::new(2, 0);
         rejoins.count(&Error::Lost { rank: 1, why: "gone".into() });

@@ -223,6 +223,8 @@ mod tests {
         assert_eq!(known, Credentials { secret: "abc".into(), job: "7".into(), tls: false });
         assert!(!format!("{known:?}").contains("abc"));
         assert!(more(&[("PHALANX_TLS", "1")]).unwrap().known.tls);
+        assert!(!more(&[("PHALANX_RESTART_COUNT", "0")]).unwrap().is_restart);
+        assert!(more(&[("PHALANX_RESTART_COUNT", "1")]).unwrap().is_restart);
         let apart = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")];
         assert!(error(&apart).contains("MASTER_ADDR"));
         let by_file = |url| find(&[&apart[..], &[("PHALANX_RENDEZVOUS", url)]].concat());
