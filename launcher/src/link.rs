@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use phalanx_rendezvous::{Node, Store};
+use phalanx_rendezvous::{Absent, Node, Store};
 
 use crate::options::{Options, show};
 use crate::say;
@@ -60,6 +60,14 @@ enum Tell {
     Lose(usize, String),
 }
 
+/// What the store says.
+pub(crate) enum Heard {
+    /// The run is over, why. Nothing follows.
+    Over(String),
+    /// Ranks do not come.
+    Absent(Absent),
+}
+
 /// A thread that is connected with the store.
 pub(crate) struct Link {
     tell: Sender<Tell>,
@@ -67,12 +75,12 @@ pub(crate) struct Link {
 }
 
 impl Link {
-    /// Calls `over` once if the store says that the run is over, why.
-    pub(crate) fn new(options: &Options, over: impl FnOnce(String) + Send + 'static) -> Option<Link> {
+    /// Calls `hear` with what the store says.
+    pub(crate) fn new(options: &Options, hear: impl Fn(Heard) + Send + 'static) -> Option<Link> {
         let place = (options.node_rank, options.world_size());
         let node = Node::new(options.store.clone()?, options.known.clone(), place);
         let (tell, told) = channel();
-        Some(Link { tell, thread: thread::spawn(move || watch(node, &told, over)) })
+        Some(Link { tell, thread: thread::spawn(move || watch(node, &told, hear)) })
     }
 
     /// Ends the run, for all ranks that are to meet.
@@ -92,7 +100,7 @@ impl Link {
     }
 }
 
-fn watch(mut node: Node, told: &Receiver<Tell>, over: impl FnOnce(String)) {
+fn watch(mut node: Node, told: &Receiver<Tell>, hear: impl Fn(Heard)) {
     let mut waiting = VecDeque::new();
     loop {
         match told.recv_timeout(PAUSE) {
@@ -106,9 +114,10 @@ fn watch(mut node: Node, told: &Receiver<Tell>, over: impl FnOnce(String)) {
             Some(Tell::Lose(rank, why)) if node.lose(*rank, why) => drop(waiting.pop_front()),
             _ => {
                 if let Some(why) = node.over() {
-                    return over(why.to_string());
+                    return hear(Heard::Over(why.to_string()));
                 }
             }
         }
+        node.absent().into_iter().for_each(|absent| hear(Heard::Absent(absent)));
     }
 }

@@ -14,7 +14,9 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::link::{self, Link};
+use phalanx_rendezvous::Absent;
+
+use crate::link::{self, Heard, Link};
 use crate::options::Options;
 use crate::{USAGE, logs, say, tied};
 
@@ -26,8 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 enum Event {
     /// A rank's process has ended.
     Ended(usize, Result<ExitStatus, String>),
-    /// The store says that the run is over.
-    Over(String),
+    /// The store says something.
+    Heard(Heard),
     /// The launcher got this signal.
     #[cfg(unix)]
     Signal(Signal),
@@ -49,6 +51,8 @@ enum Signal {
 struct Rank {
     rank: usize,
     pid: u32,
+    /// When it was started, or was ended because it did not meet the others.
+    since: Instant,
     /// How often it was started again.
     restarts: usize,
     state: State,
@@ -70,8 +74,8 @@ pub(crate) fn run(options: &Options) -> Result<u8, String> {
     pass_on_signals(&send)?;
     let start = Instant::now();
     link::serve(options)?.into_iter().for_each(link::serve_on_a_thread);
-    let over = send.clone();
-    let link = Link::new(options, move |why| drop(over.send(Event::Over(why))));
+    let heard = send.clone();
+    let link = Link::new(options, move |what| drop(heard.send(Event::Heard(what))));
     let (ranks, copies) = Default::default();
     let mut launcher = Launcher {
         options,
@@ -164,7 +168,7 @@ impl Launcher<'_> {
             // The launcher may have ended already.
             let _ = events.send(Event::Ended(local_rank, ended));
         });
-        Ok(Rank { rank, pid, restarts, state: State::Runs })
+        Ok(Rank { rank, pid, since: Instant::now(), restarts, state: State::Runs })
     }
 
     /// Waits until all ranks have ended for good, and starts those that are to run again.
@@ -178,7 +182,8 @@ impl Launcher<'_> {
             };
             match event {
                 Ok(Event::Ended(local_rank, ended)) => self.ended(local_rank, ended),
-                Ok(Event::Over(why)) => {
+                Ok(Event::Heard(Heard::Absent(absent))) => self.end_absent(&absent),
+                Ok(Event::Heard(Heard::Over(why))) => {
                     if !self.ends {
                         say(&format!("the run is over: {why}"));
                     }
@@ -233,6 +238,22 @@ impl Launcher<'_> {
             self.first_failure = Some(local_rank);
             self.next = self.next.or(Some((Instant::now() + PATIENCE, Signal::SIGTERM)));
             self.end(format!("rank {number} failed for good: {how}"));
+        }
+    }
+
+    /// Ends processes that do not meet the others, because they are stopped or hang.
+    fn end_absent(&mut self, absent: &Absent) {
+        let is_absent = |rank: &&mut Rank| {
+            let waits = absent.ranks.contains(&rank.rank) && rank.since.elapsed() > absent.waited;
+            waits && matches!(rank.state, State::Runs)
+        };
+        for rank in self.ranks.iter_mut().filter(is_absent).filter(|_| !self.ends) {
+            let (number, pid, seconds) = (rank.rank, rank.pid, absent.waited.as_secs_f64());
+            say(&format!(
+                "rank {number} (process {pid}) has not come for {seconds:.1} s to meet the others: it is killed"
+            ));
+            rank.since = Instant::now();
+            signal(rank, Signal::SIGKILL);
         }
     }
 

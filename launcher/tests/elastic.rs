@@ -16,6 +16,8 @@ use phalanx_rendezvous::{Credentials, Member, Stream};
 use port::free_port;
 
 const LONG: Duration = Duration::from_secs(30);
+/// How long a rank waits for others before their launcher is told.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a rank does that the tests below start: meets the others again and again, adds the ranks' numbers with them, says the sum,
 /// and waits until one of them has gone, or a file tells it to end.
@@ -27,7 +29,7 @@ fn rank() {
     let place = variable("PHALANX_STORE");
     let (host, port) = place.rsplit_once(':').unwrap();
     let known = Credentials::find(&|name: &str| std::env::var(name).ok()).unwrap();
-    let mut member = Member::new(host.into(), port.parse().unwrap(), known);
+    let mut member = Member::new(host.into(), port.parse().unwrap(), known).with_patience(PATIENCE);
     let end = PathBuf::from(variable("FOLDER")).join("end");
     loop {
         let met = match member.meet((rank, size), LONG) {
@@ -49,8 +51,7 @@ fn rank() {
             };
             while !met.streams.iter().flatten().map(Stream::socket).any(is_lost) {
                 if end.exists() {
-                    member.end();
-                    std::process::exit(0);
+                    std::process::exit(i32::from(!member.end(LONG)));
                 }
             }
             if end.exists() {
@@ -217,6 +218,30 @@ fn a_killed_rank_is_started_again_and_the_others_keep_their_processes() {
         }
         said = now;
     }
+    run.end();
+}
+
+#[test]
+fn a_rank_that_is_stopped_for_good_is_killed_and_started_again_and_a_late_one_is_not() {
+    let mut run = Run::new("stopped", 3);
+    run.launch(&["-n", "3", "--max-restarts", "2"]);
+    let first = run.meet(None);
+    let lose = |stopped: usize, killed: usize, said: &[Said]| {
+        assert!(kill("-STOP", said[stopped].pid));
+        // By this rank 0 notices that something has happened.
+        assert!(kill("-KILL", said[killed].pid));
+    };
+    lose(1, 2, &first);
+    std::thread::sleep(PATIENCE / 4);
+    assert!(kill("-CONT", first[1].pid));
+    let late = run.meet(Some(first[0].epoch));
+    assert_eq!([late[0].pid, late[1].pid], [first[0].pid, first[1].pid]);
+    assert_eq!(late.iter().map(|said| said.restarts).collect::<Vec<_>>(), [0, 0, 1]);
+    lose(2, 1, &late);
+    let last = run.meet(Some(late[0].epoch));
+    assert_eq!(last[0].pid, first[0].pid);
+    assert_eq!(last.iter().map(|said| said.restarts).collect::<Vec<_>>(), [0, 1, 2]);
+    assert!(is_gone(late[2].pid));
     run.end();
 }
 

@@ -139,7 +139,7 @@ pub enum Kind {
     Go,
     /// This meeting has failed: the visitor is to come to the store again. The content is the reason.
     Again,
-    /// A rank has ended well.
+    /// A rank has ended well. The store answers with the same once all ranks have, or with `Again`.
     Done,
     /// The launcher ends the run; the content is the reason.
     End,
@@ -147,9 +147,11 @@ pub enum Kind {
     Lose,
     /// Processes wait that have no place in the running epoch.
     Change,
+    /// A rank has waited too long, in ms, for others that had met it before. A launcher gets their numbers, too.
+    Absent,
 }
 
-const KINDS: [Kind; 13] = [
+const KINDS: [Kind; 14] = [
     Kind::Challenge,
     Kind::Proof,
     Kind::Accepted,
@@ -163,6 +165,7 @@ const KINDS: [Kind; 13] = [
     Kind::End,
     Kind::Lose,
     Kind::Change,
+    Kind::Absent,
 ];
 
 /// A visitor's first message.

@@ -40,7 +40,7 @@ mod tls;
 pub use handshake::{Credentials, Hello, Kind, Session, greet};
 pub use master::Master;
 pub use member::{Member, Met};
-pub use node::Node;
+pub use node::{Absent, Node};
 pub use rendezvous::{Streams, rendezvous};
 pub use store::Store;
 pub use stream::{Reader, Stream, Writer, detect_vanished};

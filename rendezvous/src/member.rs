@@ -3,14 +3,36 @@
 use std::cell::Cell;
 use std::io::{self, Write};
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::handshake::{CONTENT_MAX, Credentials, Kind, Session};
 use super::introduction::Introduction;
 use super::master::Master;
+use super::node::Absent;
 use super::rendezvous::{ADDRESS_MAX, PAUSE_MAX, Rendezvous, STORE, Streams, streams};
 use crate::stream::PAUSE;
 use crate::{Result, clean, name_ranks};
+
+/// Between two complaints about ranks that do not come.
+const COMPLAIN: Duration = Duration::from_secs(1);
+
+/// When a process that waits for others tells the store that it has waited too long.
+struct Complaints {
+    begin: Instant,
+    next: Option<Instant>,
+}
+
+impl Complaints {
+    /// Of these ranks; of none where the store knows which are missing.
+    fn make(&mut self, store: &mut Session, ranks: &[usize]) {
+        if let Some(at) = self.next.filter(|at| *at <= Instant::now()) {
+            // A store that has gone is found by the next look.
+            let absent = Absent { ranks: ranks.to_vec(), waited: self.begin.elapsed() };
+            let _ = store.send(Kind::Absent, &absent.bytes());
+            self.next = Some(at + COMPLAIN);
+        }
+    }
+}
 
 /// A process of a run, as the store knows it.
 #[derive(Debug)]
@@ -19,7 +41,8 @@ pub struct Member {
     known: Credentials,
     /// The last epoch in which it was a rank.
     last: Option<u64>,
-    session: Option<Session>,
+    patience: Option<Duration>,
+    pub(super) session: Option<Session>,
     /// Whether the store has said that others wait.
     change: bool,
 }
@@ -66,7 +89,15 @@ enum Stop {
 impl Member {
     /// One that has not met the others yet.
     pub fn new(host: String, port: u16, known: Credentials) -> Member {
-        Member { store: Master::Address(host, port), known, last: None, session: None, change: false }
+        let (store, last, patience, session) = (Master::Address(host, port), None, None, None);
+        Member { store, known, last, patience, session, change: false }
+    }
+
+    /// If this process has been a rank and waits for so long, the store tells the launchers of the ranks for which it waits, which end their
+    /// processes and start them again: a process that is stopped does not end by itself. Ranks notice a failure at different
+    /// moments, so this has to be longer than the time between those.
+    pub fn with_patience(self, patience: Duration) -> Member {
+        Member { patience: Some(patience), ..self }
     }
 
     /// Meets the other ranks for the next epoch. Each rank waits for `timeout` until all have come, and as long again until they
@@ -105,11 +136,28 @@ impl Member {
         self.change
     }
 
-    /// Tells the store that this rank has ended well, so that no process waits for it.
-    pub fn end(&mut self) {
-        if let Some(mut session) = self.session.take() {
-            // A store that has gone tells others nothing.
-            let _ = session.send(Kind::Done, &[]);
+    /// Tells the store that this rank has ended well, and waits for `timeout` until all have. Returns false if another has gone before:
+    /// it needs this one for the next epoch. A store that has gone asks for none.
+    pub fn end(&mut self, timeout: Duration) -> bool {
+        let Some(mut session) = self.session.take() else { return true };
+        let _ = session.send(Kind::Done, &[]);
+        let (begin, mut complaints) = (Instant::now(), self.complaints());
+        while begin.elapsed() < timeout {
+            match session.receive(CONTENT_MAX) {
+                Ok(Some((Kind::Again, _))) => return false,
+                Ok(Some((Kind::Change, _)) | None) => complaints.make(&mut session, &[]),
+                _ => return true,
+            }
+            std::thread::sleep(PAUSE);
+        }
+        true
+    }
+
+    fn complaints(&self) -> Complaints {
+        let begin = Instant::now();
+        Complaints {
+            begin,
+            next: self.patience.filter(|_| self.last.is_some()).map(|patience| begin + patience),
         }
     }
 
@@ -126,9 +174,17 @@ impl Member {
         let known = self.known.of_meeting(&key);
         let pairing = Rendezvous::new((rank, addresses.len()), &self.store, &known, timeout, tell);
         let refused = Cell::new(None);
+        let mut complaints = self.complaints();
         let watch = &mut || match begins(&mut session) {
-            Ok(_) => Ok(()),
-            Err(Stop::Again(why)) => Err(why),
+            Ok(_) => {
+                complaints.make(&mut session, &pairing.next.borrow());
+                Ok(())
+            }
+            Err(Stop::Again(why)) => {
+                // A process has gone. The one in its place needs time.
+                visit.restart();
+                Err(why)
+            }
             Err(Stop::For(why)) => {
                 refused.set(Some(why.clone()));
                 Err(why)
@@ -162,6 +218,7 @@ impl Member {
     fn await_table(&self, visit: &Rendezvous<'_>, session: &mut Session) -> Result<Table, Stop> {
         let place = format!("the store at {}", self.store);
         let mut missing = "other ranks".to_string();
+        let mut complaints = self.complaints();
         loop {
             match session.receive(CONTENT_MAX.max((visit.size + 2) * ADDRESS_MAX)) {
                 Ok(Some((Kind::Waiting, words))) => {
@@ -177,6 +234,7 @@ impl Member {
                 Ok(Some(_)) => return Err(Stop::For(format!("{place} answers out of order"))),
                 Ok(None) => {
                     visit.report(&missing, &place);
+                    complaints.make(session, &[]);
                     if visit.left().is_none() {
                         return Err(Stop::For(visit.missed(&missing, &place)));
                     }

@@ -11,6 +11,29 @@ use crate::clean;
 /// The longest attempt to connect.
 const ATTEMPT: Duration = Duration::from_secs(1);
 
+/// Ranks of the last epoch that have not come for the next one, and for how long another has waited for them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Absent {
+    /// As their launchers have named them.
+    pub ranks: Vec<usize>,
+    /// A process that is younger may be on its way.
+    pub waited: Duration,
+}
+
+impl Absent {
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let ranks = self.ranks.iter().flat_map(|&rank| (rank as u32).to_le_bytes());
+        let waited = (self.waited.as_millis() as u64).to_le_bytes();
+        waited.into_iter().chain(ranks).take(CONTENT_MAX).collect()
+    }
+
+    pub(super) fn of(bytes: &[u8]) -> Option<Absent> {
+        let (waited, ranks) = bytes.split_first_chunk()?;
+        let ranks = ranks.as_chunks().0.iter().map(|rank| u32::from_le_bytes(*rank) as usize).collect();
+        Some(Absent { ranks, waited: Duration::from_millis(u64::from_le_bytes(*waited)) })
+    }
+}
+
 /// A launcher, as the store knows it.
 #[derive(Debug)]
 pub struct Node {
@@ -21,12 +44,13 @@ pub struct Node {
     session: Option<Session>,
     /// Why the run is over.
     over: Option<String>,
+    absent: Option<Absent>,
 }
 
 impl Node {
     /// One that is not connected yet.
     pub fn new(store: (String, u16), known: Credentials, place: (usize, usize)) -> Node {
-        Node { store, known, place, session: None, over: None }
+        Node { store, known, place, session: None, over: None, absent: None }
     }
 
     /// Why the run is over, if the store says that it is. Connects with the store where there is no connection; to be called again.
@@ -36,10 +60,16 @@ impl Node {
         }
         match self.session.as_mut().map(|session| session.receive(CONTENT_MAX)) {
             Some(Ok(Some((Kind::Refused, why)))) => self.over = Some(clean(&why)),
+            Some(Ok(Some((Kind::Absent, content)))) => self.absent = Absent::of(&content),
             Some(Err(_)) => self.session = None,
             _ => {}
         }
         self.over.as_deref()
+    }
+
+    /// What [`Node::over`] has heard last of ranks that do not come, once.
+    pub fn absent(&mut self) -> Option<Absent> {
+        self.absent.take()
     }
 
     /// Ends the run: processes that wait at the store, or come there, are refused for this reason. Whether the store has been told.

@@ -10,7 +10,7 @@
 //!
 //! A rank that dies before rank 0 has sent the addresses may come again. From then on until `go` its death is an error that names it.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::io::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -67,6 +67,8 @@ pub(super) struct Rendezvous<'a> {
     pub(super) report_at: Cell<Instant>,
     pub(super) report_every: Duration,
     tell: &'a dyn Fn(&str),
+    /// The ranks with which it is to connect next.
+    pub(super) next: RefCell<Vec<usize>>,
 }
 
 impl<'a> Rendezvous<'a> {
@@ -90,6 +92,7 @@ impl<'a> Rendezvous<'a> {
             report_at,
             report_every,
             tell,
+            next: RefCell::default(),
         }
     }
 
@@ -172,6 +175,7 @@ impl<'a> Rendezvous<'a> {
                 return Err(why);
             }
             let due = self.report(&name_ranks(&missing), place);
+            self.next.replace(missing);
             watch(reception, due)?;
             std::thread::sleep(PAUSE);
         }
@@ -303,6 +307,7 @@ impl<'a> Rendezvous<'a> {
         let below = addresses.iter().enumerate().take(self.rank);
         for (rank, address) in below.filter_map(|(rank, place)| Some((rank, (*place)?))) {
             let (who, place) = (name_ranks(&[rank]), address.to_string());
+            self.next.replace(vec![rank]);
             let session = self.connect(&who, &place, || Ok(vec![address]), here, |_| Ok(hello), watch)?;
             reception.arrived[rank] = Some(Arrival { session, from: address, port: 0 });
         }

@@ -7,7 +7,10 @@
 //! connecting  ranks that connect with each other      one of them goes: the others hear `again`, and come anew
 //!    │ all are ready
 //!    v
-//! running     ranks of the epoch. A connection that ends here is no event: the others notice it, and come for the next epoch
+//! running     ranks of the epoch. If one goes, the others notice it, and come for the next epoch, or hear `again` if they are done
+//!    │ all are done: each hears that
+//!    v
+//! ended       no process is needed any more
 //! ```
 //!
 //! A process that was a rank says in which epoch it was one last. If an epoch has begun since, another process has its place, and it is
@@ -25,6 +28,7 @@ use super::handshake::{CONTENT_MAX, Credentials, Kind, Session, nonce};
 use super::introduction::Introduction;
 use super::lobby::{Lobby, Proven};
 use super::master::Master;
+use super::node::Absent;
 use super::opening::ALL_OR_NONE;
 use crate::clean;
 use crate::stream::PAUSE;
@@ -38,6 +42,9 @@ const LAST_CALL: Duration = Duration::from_secs(30);
 /// Launchers that are connected at one time.
 const LAUNCHERS_MAX: usize = 4096;
 
+/// Why a process is refused after the end.
+const ENDED: &str = "the run has ended: all of its ranks have ended well";
+
 /// A rank that has come.
 struct Visitor {
     session: Session,
@@ -45,8 +52,24 @@ struct Visitor {
     address: SocketAddr,
     last: Option<u64>,
     is_ready: bool,
+    is_done: bool,
     /// The rank that its launcher has given it.
     named: usize,
+}
+
+impl Visitor {
+    /// Takes what a rank says. Returns whether it is still there, and notes for how long it has waited if it is too long for it.
+    fn hear(&mut self, waited: &mut Option<Duration>) -> bool {
+        let heard = self.session.receive(CONTENT_MAX);
+        match &heard {
+            Ok(Some((Kind::Done, _))) => self.is_done = true,
+            Ok(Some((Kind::Absent, content))) => {
+                *waited = Absent::of(content).map(|absent| absent.waited).max(*waited);
+            }
+            _ => {}
+        }
+        heard.is_ok()
+    }
 }
 
 /// The store of a run.
@@ -71,8 +94,9 @@ pub struct Store {
     epoch: Option<u64>,
     /// The last epoch that has begun.
     begun: Option<u64>,
-    /// A rank of it that has ended well.
-    done: Option<usize>,
+    /// Whether one of its ranks has gone, or all have ended well.
+    has_lost: bool,
+    has_ended: bool,
     /// Why the run is over.
     over: Option<String>,
     /// When waiting ranks are told who is missing, and the ranks that they have been told.
@@ -101,7 +125,7 @@ impl Store {
         let (waiting, connecting, running, launchers) = Default::default();
         let (lobby, tell_at, came_at) = (Lobby::new(listener)?, Instant::now(), Instant::now());
         let (expected, last_call) = ((0..*sizes.end()).collect(), LAST_CALL);
-        let (epoch, begun, done, over, told) = Default::default();
+        let (epoch, begun, has_lost, has_ended, over, told) = Default::default();
         Ok(Store {
             lobby,
             known,
@@ -117,7 +141,8 @@ impl Store {
             launchers,
             epoch,
             begun,
-            done,
+            has_lost,
+            has_ended,
             over,
             tell_at,
             told,
@@ -139,20 +164,58 @@ impl Store {
             self.enter(visitor);
         }
         self.hear_launchers();
-        self.running.retain(|rank, visitor| match visitor.session.receive(CONTENT_MAX) {
-            Ok(Some((Kind::Done, _))) => {
-                self.done = Some(*rank);
-                true
-            }
-            heard => heard.is_ok(),
-        });
-        self.waiting.retain(|_, visitor| visitor.session.is_alive());
+        let (mut at_end, mut at_meeting) = (None, None);
+        let ranks = self.running.len();
+        self.running.retain(|_, visitor| visitor.hear(&mut at_end));
+        self.has_lost |= self.running.len() < ranks;
+        self.waiting.retain(|_, visitor| visitor.hear(&mut at_meeting));
+        self.end_epoch();
         self.connect();
         if self.connecting.is_empty() && self.is_complete() {
             self.introduce();
         }
         self.call_for_change();
         self.tell();
+        if let Some(waited) = at_meeting.filter(|_| !self.waiting.is_empty()) {
+            self.complain(self.missing(), waited);
+        }
+        if let Some(waited) = at_end {
+            let working = self.running.values().filter(|visitor| !visitor.is_done);
+            self.complain(working.map(|visitor| visitor.named).collect(), waited);
+        }
+    }
+
+    /// Answers ranks of the running epoch that are done, once it is known whether all have ended well.
+    fn end_epoch(&mut self) {
+        let all = !self.has_lost && self.running.values().all(|visitor| visitor.is_done);
+        if self.running.is_empty() || !all && !self.has_lost {
+            return;
+        }
+        for (_, mut visitor) in self.running.extract_if(.., |_, visitor| visitor.is_done) {
+            let answer = if all { Kind::Done } else { Kind::Again };
+            // One that has gone comes as a new process.
+            let _ = visitor.session.send(answer, &[]);
+        }
+        if all {
+            self.has_ended = true;
+            for (_, mut visitor) in std::mem::take(&mut self.waiting) {
+                refuse(&mut visitor.session, ENDED);
+            }
+        }
+    }
+
+    /// The ranks that have not come.
+    fn missing(&self) -> Vec<usize> {
+        self.expected.iter().copied().filter(|rank| !self.waiting.contains_key(rank)).collect()
+    }
+
+    /// Tells launchers of ranks for which another has waited for so long.
+    fn complain(&mut self, ranks: Vec<usize>, waited: Duration) {
+        let content = Absent { ranks, waited }.bytes();
+        for launcher in &mut self.launchers {
+            // One that has gone is found by the next look.
+            let _ = launcher.send(Kind::Absent, &content);
+        }
     }
 
     /// Whether the next epoch can begin with those that wait.
@@ -202,9 +265,10 @@ impl Store {
             (None, Some(Introduction::Rank { last })) => {
                 if session.send(Kind::Accepted, &[]).is_ok() {
                     let address = SocketAddr::new(from.ip(), hello.port);
-                    let before = self
-                        .waiting
-                        .insert(rank, Visitor { session, address, last, is_ready: false, named: rank });
+                    let before = self.waiting.insert(
+                        rank,
+                        Visitor { session, address, last, is_ready: false, is_done: false, named: rank },
+                    );
                     // It waited while the process that was the rank before had not come.
                     if let Some(mut before) = before {
                         refuse(&mut before.session, &two(rank, before.address, from));
@@ -220,8 +284,8 @@ impl Store {
 
     /// Why a process cannot be the rank of the next epoch.
     fn stale(&self, rank: usize, last: Option<u64>, from: SocketAddr) -> Option<String> {
-        if let Some(done) = self.done {
-            return Some(format!("the run has ended: rank {done} has ended well"));
+        if self.has_ended {
+            return Some(ENDED.into());
         }
         if let (Some(last), Some(begun)) = (last, self.begun)
             && last < begun
@@ -236,6 +300,10 @@ impl Store {
 
     /// Sends all ranks that have come what they need to connect with each other.
     fn introduce(&mut self) {
+        if self.begun.is_some() && !self.missing().is_empty() {
+            // They are left out, and can come again as new processes only.
+            self.complain(self.missing(), self.came_at.elapsed());
+        }
         self.expected = self.waiting.keys().copied().collect();
         let ranks = with_places(std::mem::take(&mut self.waiting));
         let number = ranks.values().filter_map(|visitor| visitor.last).chain(self.epoch).max();
@@ -257,10 +325,11 @@ impl Store {
 
     /// Lets the epoch begin once all ranks are connected with each other.
     fn connect(&mut self) {
-        let mut gone = None;
+        let (mut gone, mut absent) = (None, None);
         for (rank, visitor) in &mut self.connecting {
-            match visitor.session.receive(0) {
+            match visitor.session.receive(CONTENT_MAX) {
                 Ok(Some((Kind::Ready, _))) => visitor.is_ready = true,
+                Ok(Some((Kind::Absent, content))) => absent = Absent::of(&content).or(absent),
                 Ok(None) => {}
                 _ => gone = gone.or(Some(*rank)),
             }
@@ -268,10 +337,15 @@ impl Store {
         if let Some(rank) = gone {
             return self.again(rank);
         }
+        if let Some(Absent { ranks, waited }) = absent {
+            let named =
+                ranks.iter().filter_map(|rank| self.connecting.get(rank)).map(|visitor| visitor.named);
+            self.complain(named.collect(), waited);
+        }
         if self.connecting.is_empty() || !self.connecting.values().all(|visitor| visitor.is_ready) {
             return;
         }
-        (self.begun, self.done) = (self.epoch, None);
+        (self.begun, self.has_lost) = (self.epoch, false);
         self.running = std::mem::take(&mut self.connecting);
         (self.members, self.has_called) =
             (self.running.values().map(|visitor| visitor.named).collect(), false);
@@ -295,8 +369,7 @@ impl Store {
         if self.waiting.is_empty() || now < self.tell_at {
             return;
         }
-        let missing: Vec<usize> =
-            self.expected.iter().copied().filter(|rank| !self.waiting.contains_key(rank)).collect();
+        let missing = self.missing();
         if missing == self.told {
             return;
         }

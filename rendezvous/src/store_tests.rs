@@ -130,6 +130,33 @@ fn a_rank_that_goes_while_the_ranks_connect_lets_the_others_come_again() {
 }
 
 #[test]
+fn launchers_hear_of_a_rank_that_is_stopped_while_the_ranks_connect() {
+    let store = Served::new(2);
+    let mut members = store.members(2);
+    meet(&mut members);
+    let mut node = Node::new(("127.0.0.1".into(), store.port), known(), (0, 2));
+    let mut stopped = store.visit((1, 2), Some(0)).unwrap();
+    let (first, second) = members.split_at_mut(1);
+    first[0] = std::mem::replace(&mut first[0], store.member()).with_patience(Duration::from_millis(300));
+    scope(|scope| {
+        let first = scope.spawn(|| first[0].meet((0, 2), LONG).unwrap());
+        assert_eq!(hear(&mut stopped).0, Kind::Table);
+        let (mut absent, end) = (None, Instant::now() + LONG);
+        while absent.is_none() && Instant::now() < end {
+            assert_eq!(node.over(), None);
+            absent = node.absent();
+        }
+        let absent = absent.unwrap();
+        assert!(absent.ranks == [1] && absent.waited >= Duration::from_millis(300), "{absent:?}");
+        // It is killed, and another one comes in its place.
+        drop(stopped);
+        second[0] = store.member();
+        assert_eq!(second[0].meet((1, 2), LONG).unwrap().epoch, 2);
+        first.join().unwrap();
+    });
+}
+
+#[test]
 fn processes_of_old_epochs_and_doubles_are_refused() {
     let store = Served::new(2);
     let mut members = store.members(2);
@@ -219,14 +246,40 @@ fn a_launcher_ends_the_run_for_all() {
 }
 
 #[test]
-fn after_a_rank_has_ended_well_no_other_is_waited_for() {
+fn the_run_ends_when_all_ranks_have_ended_well() {
     let store = Served::new(2);
     let mut members = store.members(2);
     meet(&mut members);
-    members.iter_mut().for_each(Member::end);
-    sleep(Duration::from_millis(100));
+    let (first, second) = members.split_at_mut(1);
+    scope(|scope| {
+        let waits = scope.spawn(|| first[0].end(LONG));
+        sleep(Duration::from_millis(100));
+        assert!(!waits.is_finished());
+        assert!(second[0].end(LONG) && waits.join().unwrap());
+    });
     let why = store.visit((1, 2), None).unwrap_err();
-    assert!(why.contains("the run has ended: rank ") && why.contains("has ended well"), "{why}");
+    assert_eq!(why, "the run has ended: all of its ranks have ended well");
+}
+
+/// By a failure that it notices alone, or with its process.
+#[test]
+fn a_rank_that_has_ended_well_is_needed_again_if_another_goes_before() {
+    let store = Served::new(3);
+    let mut members = store.members(3);
+    for replaced in [false, true] {
+        meet(&mut members);
+        let (first, others) = members.split_at_mut(2);
+        scope(|scope| {
+            let done: Vec<_> = first.iter_mut().map(|member| scope.spawn(|| member.end(LONG))).collect();
+            sleep(Duration::from_millis(50));
+            match replaced {
+                true => others[0] = store.member(),
+                false => others[0].session = None,
+            }
+            assert!(done.into_iter().all(|done| !done.join().unwrap()));
+        });
+    }
+    assert!(meet(&mut members).iter().all(|met| met.epoch == 2));
 }
 
 /// What the members of these places get, of whom each says that it is one of `size`.

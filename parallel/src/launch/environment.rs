@@ -84,8 +84,10 @@ impl Environment {
     pub fn local(mut self, rank: usize, size: usize, port: u16) -> Environment {
         let (local_rank, local_size, master) = (rank, size, Master::Address("127.0.0.1".into(), port));
         let known = Credentials::default();
-        let (store, restarts) = (None, RESTARTS);
-        self.worker = Some(WorkerEnv { rank, size, local_rank, local_size, master, known, store, restarts });
+        let (store, restarts, is_restart) = (None, RESTARTS, false);
+        let worker =
+            WorkerEnv { rank, size, local_rank, local_size, master, known, store, restarts, is_restart };
+        self.worker = Some(worker);
         self
     }
 
@@ -102,6 +104,7 @@ impl Environment {
     }
 
     /// How long processes wait for each other at the start. Unless set it is [`JOIN_TIMEOUT`], or the other timeout if that is shorter.
+    /// Where they meet again, as [`Environment::run_elastic`] lets them, they wait for both timeouts.
     pub fn join_timeout(mut self, timeout: Duration) -> Environment {
         self.join_timeout = Some(timeout);
         self
@@ -147,8 +150,11 @@ impl Environment {
         let worker = self.worker()?;
         let _cores = Cores::divide(self.cores, worker.local_size, &[(worker.local_rank, Device::CPU)])?;
         let seat = self.seat(&worker);
-        let done = self.epoch(&worker, seat.as_ref(), Rejoin::Never, f).map_err(|ended| ended.error);
-        done.inspect(|_| seat.iter().for_each(Seat::end))
+        let done = self.epoch(&worker, seat.as_ref(), Rejoin::Never, f).map_err(|ended| ended.error)?;
+        match seat.is_none_or(|seat| seat.end(self.joins_within())) {
+            true => Ok(done),
+            false => Err(Error::Launch(format!("rank {}: {GONE}", worker.rank))),
+        }
     }
 
     /// [`Environment::run`] that outlives other processes. Where the environment names a store (`PHALANX_STORE`, which `phalanx-launch
@@ -160,26 +166,31 @@ impl Environment {
     /// process, and the launcher may start it again. Ranks that are late without a loss are answered a bounded number of times.
     ///
     /// # Errors
-    /// As [`Environment::run`]; and if not all ranks come to a later meeting within the join timeout, or the launcher has ended the run.
+    /// As [`Environment::run`]; and if not all ranks come to a later meeting within the sum of both timeouts, or the launcher has ended
+    /// the run.
     pub fn run_elastic<T, E: Display>(self, mut f: impl FnMut(Rank) -> Result<T, E>) -> Result<T> {
         let worker = self.worker()?;
         let _cores = Cores::divide(self.cores, worker.local_size, &[(worker.local_rank, Device::CPU)])?;
         let seat = self.seat(&worker);
         let mut rejoins = Rejoins::new(worker.size, worker.restarts);
+        // Why this process meets the others again.
+        let mut cause = None;
         loop {
             let rejoin = if seat.is_some() { rejoins.next() } else { Rejoin::Never };
             match self.epoch(&worker, seat.as_ref(), rejoin, &mut f) {
                 Ok(_) if seat.as_ref().is_some_and(Seat::is_to_meet_again) => {}
-                Ok(result) => {
-                    seat.iter().for_each(Seat::end);
+                Ok(result) if seat.as_ref().is_none_or(|seat| seat.end(self.joins_within())) => {
                     return Ok(result);
+                }
+                Ok(_) => cause = Some(say_again(worker.rank, GONE)),
+                Err(Ended { error: Error::Launch(why), rejoins: false, .. }) => {
+                    let after = cause.map_or_else(String::new, |cause| format!("; before that, {cause}"));
+                    return Err(Error::Launch(why + &after));
                 }
                 Err(Ended { error, rejoins: false, .. }) => return Err(error),
                 Err(Ended { error, rejoins: true, rank }) => {
                     rejoins.count(&error);
-                    // In one write, so that lines of several ranks do not mix. A closed stderr is no reason to stop.
-                    let line = format!("rank {rank}: {error}; it meets the others again\n");
-                    let _ = std::io::stderr().write_all(line.as_bytes());
+                    cause = Some(say_again(rank, &error.to_string()));
                 }
             }
         }
@@ -198,7 +209,16 @@ impl Environment {
     /// This process as the store knows it, if ranks meet at one.
     fn seat(&self, worker: &WorkerEnv) -> Option<Seat> {
         let (host, port) = worker.store.clone().filter(|_| self.backend == Backend::Tcp)?;
-        Some(Seat::new(Member::new(host, port, worker.known.clone())))
+        // After a failure another process notices it, and comes, up to a timeout later. One that has not come then is ended, with time
+        // left for a new one.
+        let patience = self.timeout.saturating_add(self.joins_within() / 2);
+        let member = Member::new(host, port, worker.known.clone()).with_patience(patience);
+        Some(Seat::new(member, self.timeout, worker.is_restart))
+    }
+
+    /// How long processes wait for each other at the start.
+    fn joins_within(&self) -> Duration {
+        self.join_timeout.unwrap_or(self.timeout.min(JOIN_TIMEOUT))
     }
 
     /// Runs `f` as a rank of one epoch, and leaves it.
@@ -247,7 +267,7 @@ impl Environment {
         let told = events.clone();
         match self.backend {
             Backend::Tcp => {
-                let join_timeout = self.join_timeout.unwrap_or(timeout.min(JOIN_TIMEOUT));
+                let join_timeout = self.joins_within();
                 let (epoch, rank, streams) = match seat {
                     Some(seat) => {
                         let met = seat.meet((rank, size), join_timeout).map_err(not_met)?;
@@ -273,6 +293,17 @@ impl Environment {
             }
         }
     }
+}
+
+/// Why a rank that has ended well is needed again.
+const GONE: &str = "another rank has gone before all had ended well";
+
+/// Says why this process meets the others again.
+fn say_again(rank: usize, why: &str) -> String {
+    // In one write, so that lines of several ranks do not mix. A closed stderr is no reason to stop.
+    let _ =
+        std::io::stderr().write_all(format!("rank {rank}: {why}; it meets the others again\n").as_bytes());
+    why.into()
 }
 
 /// How an epoch has ended, if not well.

@@ -14,20 +14,28 @@ use crate::comm::Error;
 #[derive(Clone, Debug)]
 pub(super) struct Seat {
     member: Arc<Mutex<Member>>,
+    /// How much later than this process another may notice a failure.
+    apart: Duration,
+    /// Whether the run has begun, so that ranks may come so much later.
+    has_begun: Arc<AtomicBool>,
     /// Whether it is to meet them again although nothing has failed.
     again: Arc<AtomicBool>,
 }
 
 impl Seat {
-    pub(super) fn new(member: Member) -> Seat {
-        Seat { member: Arc::new(Mutex::new(member)), again: Arc::default() }
+    pub(super) fn new(member: Member, apart: Duration, has_begun: bool) -> Seat {
+        let (member, has_begun) = (Arc::new(Mutex::new(member)), Arc::new(has_begun.into()));
+        Seat { member, apart, has_begun, again: Arc::default() }
     }
 
     /// Meets the other ranks for the next epoch.
     pub(super) fn meet(&self, place: (usize, usize), timeout: Duration) -> phalanx_rendezvous::Result<Met> {
         // An epoch that has failed meanwhile is left in any case.
         self.again.store(false, Ordering::Relaxed);
-        unpoisoned(self.member.lock()).meet(place, timeout)
+        let apart = if self.has_begun.load(Ordering::Relaxed) { self.apart } else { Duration::ZERO };
+        let met = unpoisoned(self.member.lock()).meet(place, timeout.saturating_add(apart))?;
+        self.has_begun.store(true, Ordering::Relaxed);
+        Ok(met)
     }
 
     pub(super) fn wants_to_change(&self) -> bool {
@@ -43,9 +51,9 @@ impl Seat {
         self.again.load(Ordering::Relaxed)
     }
 
-    /// The process has ended well.
-    pub(super) fn end(&self) {
-        unpoisoned(self.member.lock()).end();
+    /// The process has ended well. Waits until all have; returns whether they have.
+    pub(super) fn end(&self, timeout: Duration) -> bool {
+        unpoisoned(self.member.lock()).end(timeout.saturating_add(self.apart))
     }
 }
 
@@ -126,6 +134,17 @@ mod tests {
             let follows = |rejoin: Rejoin| rejoin.follows(&failure, 0);
             let followed = [Rejoin::Never, Rejoin::AfterLoss, Rejoin::AfterFailure].map(follows);
             assert_eq!(followed, [false, after_loss, after_failure], "{failure}");
+        }
+    }
+
+    #[test]
+    fn ranks_that_meet_again_allow_for_those_that_notice_a_failure_late() {
+        for (has_begun, waits) in [(false, "within 0.2 s"), (true, "within 0.5 s")] {
+            // Nothing listens there.
+            let member = Member::new("127.0.0.1".into(), 1, Default::default());
+            let seat = Seat::new(member, Duration::from_millis(300), has_begun);
+            let why = seat.meet((0, 2), Duration::from_millis(200)).unwrap_err().to_string();
+            assert!(why.contains(waits), "{why}");
         }
     }
 

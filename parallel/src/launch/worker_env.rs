@@ -22,6 +22,8 @@ pub(super) struct WorkerEnv {
     pub(super) store: Option<(String, u16)>,
     /// How often the launcher starts a rank again.
     pub(super) restarts: usize,
+    /// Whether this process is one that it has started again.
+    pub(super) is_restart: bool,
 }
 
 /// The same where no launcher says it.
@@ -66,6 +68,7 @@ impl WorkerEnv {
                 known,
                 store,
                 restarts,
+                is_restart: false,
             });
         };
         let (rank, size) = (number(names[0])?.unwrap_or(0), number(names[1])?.unwrap_or(1));
@@ -80,7 +83,8 @@ impl WorkerEnv {
         let known = Credentials::find(&variable).map_err(|error| Error::Launch(error.to_string()))?;
         let store = variable("PHALANX_STORE").map(|place| store(&place)).transpose()?;
         let restarts = number("TORCHELASTIC_MAX_RESTARTS")?.unwrap_or(RESTARTS);
-        WorkerEnv { rank, size, local_rank, local_size, master, known, store, restarts }.checked()
+        let is_restart = number("PHALANX_RESTART_COUNT")?.unwrap_or(0) > 0;
+        WorkerEnv { rank, size, local_rank, local_size, master, known, store, restarts, is_restart }.checked()
     }
 
     /// Whether a launcher has named a rank.
@@ -157,8 +161,9 @@ mod tests {
 
     fn worker(rank: usize, size: usize, local: (usize, usize), master: (&str, u16)) -> WorkerEnv {
         let (master, known) = (Master::Address(master.0.into(), master.1), Credentials::default());
-        let (store, restarts) = (None, RESTARTS);
-        WorkerEnv { rank, size, local_rank: local.0, local_size: local.1, master, known, store, restarts }
+        let (local_rank, local_size) = local;
+        let (store, restarts, is_restart) = (None, RESTARTS, false);
+        WorkerEnv { rank, size, local_rank, local_size, master, known, store, restarts, is_restart }
     }
 
     #[test]
@@ -218,6 +223,8 @@ mod tests {
         assert_eq!(known, Credentials { secret: "abc".into(), job: "7".into(), tls: false });
         assert!(!format!("{known:?}").contains("abc"));
         assert!(more(&[("PHALANX_TLS", "1")]).unwrap().known.tls);
+        assert!(!more(&[("PHALANX_RESTART_COUNT", "0")]).unwrap().is_restart);
+        assert!(more(&[("PHALANX_RESTART_COUNT", "1")]).unwrap().is_restart);
         let apart = [("RANK", "1"), ("WORLD_SIZE", "4"), ("LOCAL_WORLD_SIZE", "2")];
         assert!(error(&apart).contains("MASTER_ADDR"));
         let by_file = |url| find(&[&apart[..], &[("PHALANX_RENDEZVOUS", url)]].concat());

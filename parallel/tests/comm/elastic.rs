@@ -18,13 +18,15 @@ use crate::port::free_port;
 use crate::processes::LONG;
 
 /// What a process started by the tests below does: adds numbers with the others until a file tells it to end, and says after the first
-/// sum of each epoch what it has got. Rank `FAILS` ends with an error of its own in epoch 0.
+/// sum of each epoch what it has got. Rank `FAILS` ends with an error of its own in epoch 0, and rank `LAGS` ends that epoch
+/// later than the others.
 #[test]
 #[ignore = "a part of another test"]
 fn member() {
     let folder = PathBuf::from(std::env::var_os("FOLDER").unwrap());
     let timeout = Duration::from_secs_f64(std::env::var("TIMEOUT").unwrap().parse().unwrap());
-    let fails = std::env::var("FAILS").ok().and_then(|rank| rank.parse().ok());
+    let named = |name| std::env::var(name).ok().and_then(|rank| rank.parse().ok());
+    let (fails, lags) = (named("FAILS"), named("LAGS"));
     let outcome = Environment::new().timeout(timeout).join_timeout(LONG).run_elastic(|rank: Rank| {
         let me = rank.rank();
         let add = |x: usize| -> Result<f32, String> {
@@ -50,9 +52,13 @@ fn member() {
                     rank.meet_again();
                     return Ok(());
                 }
-                _ => return Ok(()),
+                _ => break,
             }
         }
+        if lags == Some(me) && rank.epoch() == 0 {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        Ok(())
     });
     println!("\n> {}", outcome.map_or_else(|error| error.to_string(), |()| "ended well".into()));
 }
@@ -84,6 +90,7 @@ struct Run {
     outcomes: Vec<(u32, String)>,
     stop: Arc<AtomicBool>,
     fails: Option<usize>,
+    lags: Option<usize>,
 }
 
 impl Run {
@@ -101,8 +108,22 @@ impl Run {
         let folder = std::env::temp_dir().join(format!("phalanx-elastic-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let (say, heard) = channel();
-        let (children, outcomes, fails) = (vec![], vec![], None);
-        Run { port, size, named: size, name, timeout, folder, children, say, heard, outcomes, stop, fails }
+        let (children, outcomes, fails, lags) = (vec![], vec![], None, None);
+        Run {
+            port,
+            size,
+            named: size,
+            name,
+            timeout,
+            folder,
+            children,
+            say,
+            heard,
+            outcomes,
+            stop,
+            fails,
+            lags,
+        }
     }
 
     fn start(&self, rank: usize) -> Child {
@@ -112,7 +133,8 @@ impl Run {
         command
             .envs([("PHALANX_STORE", format!("127.0.0.1:{}", self.port)), ("PHALANX_JOB", self.name.into())]);
         command.env("PHALANX_SECRET", "secret").env("FOLDER", &self.folder).env("TIMEOUT", self.timeout);
-        command.envs(self.fails.map(|rank| ("FAILS", rank.to_string())));
+        let named = [("FAILS", self.fails), ("LAGS", self.lags)];
+        command.envs(named.into_iter().filter_map(|(name, rank)| Some((name, rank?.to_string()))));
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let (output, pid, say) = (child.stdout.take().unwrap(), child.id(), self.say.clone());
         std::thread::spawn(move || {
@@ -312,6 +334,34 @@ fn an_error_of_its_own_ends_a_process_and_the_others_wait_for_the_next_one() {
     let said = run.meet(Some(0));
     assert!(said.iter().all(|said| (said.pid == before[said.rank]) == (said.rank != 1)), "{said:?}");
     run.end();
+}
+
+#[test]
+fn a_rank_that_is_killed_at_the_end_is_replaced_before_others_end() {
+    let mut run = Run::new("ends", 3, "20");
+    run.lags = Some(0);
+    run.start_all();
+    run.meet(None);
+    std::fs::write(run.folder.join("end"), "").unwrap();
+    // The others have left the epoch, and wait for rank 0.
+    std::thread::sleep(Duration::from_millis(500));
+    run.kill(1);
+    run.children[1] = run.start(1);
+    run.meet(Some(0));
+    run.end();
+}
+
+#[test]
+fn a_run_that_ends_at_a_meeting_says_why_ranks_were_to_meet() {
+    let mut run = Run::new("cause", 2, "20");
+    run.start_all();
+    run.meet(None);
+    run.kill(1);
+    let known = Credentials { secret: "secret".into(), job: "cause".into(), tls: false };
+    assert!(Node::new(("127.0.0.1".into(), run.port), known, (0, 2)).end("rank 1 is not started again"));
+    let first = run.children[0].id();
+    let why = run.outcome(first);
+    assert!(why.contains("rank 1 is not started again; before that, rank 1 is lost: "), "{why}");
 }
 
 /// A program that takes what it does from the number of ranks.

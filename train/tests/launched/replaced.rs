@@ -27,7 +27,7 @@ fn said(logs: &str, rank: usize, begin: &str) -> Vec<String> {
 }
 
 /// Runs ranks under the launcher and kills each of `victims`, one after the other, some time after so many steps are recorded. The run ends by itself,
-/// with the bits of the run that nothing disturbs; the victims alone get new processes. Returns the notices.
+/// with the bits of the run that nothing disturbs; the victims alone get new processes. Returns the notices, but for those of slow ranks.
 fn survives(flags: &str, ranks: usize, victims: &[(usize, usize)], later: Duration) -> Vec<String> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let folder = Folder::new(&format!("replaced-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
@@ -72,7 +72,8 @@ fn survives(flags: &str, ranks: usize, victims: &[(usize, usize)], later: Durati
         let ledger = said(&logs, rank, "ledger ");
         assert!(ledger.iter().all(|bytes| *bytes == ledger[0]), "rank {rank}: {ledger:?}");
     }
-    said(&logs, 0, "notice: ")
+    // A busy machine has slow ranks.
+    said(&logs, 0, "notice: ").into_iter().filter(|notice| !notice.contains("% of the time for it")).collect()
 }
 
 /// The step from which the run goes on is the last recorded one, or the one before.

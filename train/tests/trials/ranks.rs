@@ -186,11 +186,7 @@ pub fn run(layout: usize, faults: &[(Fault, Moment)], folder: &Folder, how: Star
     let words = if how == Start::Anew { words } else { words + " --resume auto" };
     let log = |number: usize| folder.root.join(format!("{how:?}{number}.log"));
     let processes: Vec<Child> = match how {
-        Start::Launched => {
-            // A rank may learn of a failure a timeout later than another, and comes to their next meeting so much later.
-            let join = format!("--join-timeout {}", 3 * TIMEOUT.as_secs());
-            vec![launch(ranks, port, &with(&words, &join), &log(0))]
-        }
+        Start::Launched => vec![launch(ranks, port, &words, &log(0))],
         _ => (0..ranks).map(|rank| start(rank, ranks, port, &words, faults, &log(rank))).collect(),
     };
     let mut running = Running {

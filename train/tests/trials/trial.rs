@@ -181,20 +181,23 @@ impl Trial {
         Trial { number, layout, rounds }
     }
 
-    /// The same for a run under the launcher: one to three ranks are killed, or lose a connection, one after another.
+    /// The same for a run under the launcher: one to three ranks are killed or stopped for good, or lose a connection, one after another.
     pub fn draw_launched(number: u64) -> Trial {
         let mut draws = Draws(!number);
         let layout = draws.below(LAYOUTS.len());
         let ranks = LAYOUTS[layout].ranks;
         let mut fault = |_| {
             let mut moment = draws.moment();
-            // A process that misses the end of a run comes too late to its next meeting.
-            moment.steps = moment.steps.map(|steps| steps.min(STEPS - SAVE_EVERY));
-            let fault = match draws.below(4) {
+            let fault = match draws.below(5) {
                 0 => Fault::Cut(draws.two(ranks)),
-                1 => Fault::HalfOpen(draws.two(ranks), true),
+                1 => Fault::HalfOpen(draws.two(ranks), draws.below(2) == 0),
+                2 => Fault::Stop(draws.below(ranks), None),
                 _ => Fault::Kill(draws.below(ranks)),
             };
+            if matches!(fault, Fault::Stop(..)) {
+                // Without a first meeting the run does not begin.
+                moment.steps = moment.steps.or(Some(1));
+            }
             (fault, moment)
         };
         let count = 1 + number as usize % 3;
