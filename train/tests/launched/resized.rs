@@ -6,6 +6,8 @@ use super::*;
 
 const STEPS: usize = 80;
 const LONG: Duration = Duration::from_secs(100);
+/// How a notice begins that other ranks than before have met.
+const MET: &str = "notice: the ranks met again; ";
 
 /// Waits until the value is there.
 fn wait<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
@@ -28,7 +30,7 @@ fn variables_of(process: &str) -> Vec<(String, String)> {
 
 /// The step of a notice that the run goes on with other ranks.
 fn step_in(notice: &str, change: &str) -> usize {
-    let begin = format!("the ranks met again; the run goes on with {change} from step ");
+    let begin = format!("the run goes on with {change} from step ");
     let step = notice.strip_prefix(&begin).unwrap_or_else(|| panic!("{notice}, wanted {begin}"));
     step.split([',', ' ']).next().unwrap().parse().unwrap()
 }
@@ -48,7 +50,7 @@ fn shrinks_and_grows(name: &str, flags: &str) {
     let victim = said(&logs, 1, "process ").pop().unwrap();
     let variables = variables_of(&victim);
     assert!(Command::new("kill").args(["-9", &victim]).status().unwrap().success());
-    let notices = || said(&logs, 0, "notice: ");
+    let notices = || said(&logs, 0, MET);
     wait("a run of two ranks", || notices().pop());
     let fewer = losses(&out).len();
     wait("more steps", || (losses(&out).len() > fewer + 2).then_some(()));
@@ -70,7 +72,7 @@ fn shrinks_and_grows(name: &str, flags: &str) {
     assert!(0 < fewer && fewer < more && more < STEPS, "{notices:?}");
     // No step is run again when another rank comes.
     let all = fs::read_to_string(format!("{logs}/rank0/stdout.log")).unwrap();
-    let (before, _) = all.rsplit_once("notice: ").unwrap();
+    let (before, _) = all.rsplit_once(MET).unwrap();
     let last = before.rsplit_once("after ").and_then(|(_, number)| number.lines().next());
     assert_eq!(last, Some(&more.to_string()[..]), "{notices:?}");
     for (dp, steps, resume) in [(3, fewer, "--out"), (2, more, "--resume"), (3, STEPS, "--resume")] {
@@ -97,4 +99,24 @@ fn shards_go_on_with_fewer_and_more() {
 #[test]
 fn without_copies_in_memory_the_disk_carries_the_run_to_fewer_and_more() {
     shrinks_and_grows("disk", "--memory-checkpoint-every 0 --save-every 3");
+}
+
+#[test]
+fn a_number_of_ranks_that_does_not_fit_is_named() {
+    for (flags, wanted) in [
+        ("--dp 2", "wants 2 ranks, and the launcher has started 3; `--dp auto` takes as many as there are"),
+        ("--dp auto --tp 2", "a multiple of tp 2 x pp 1, which is 2, and the launcher has started 3 ranks"),
+        ("--dp auto", "a batch of 4 rows cannot be shared by `dp` 3"),
+    ] {
+        let said = outcomes(&vec![rank(flags); 3]);
+        let is_named = said.iter().any(|said| said.contains(wanted));
+        assert!(is_named && !said.contains(&"well".to_string()), "{flags}: {said:?}");
+    }
+    // As many threads as `ranks` says, and else one.
+    for (flags, dp) in [("--dp auto --ranks 2", 2), ("--dp auto", 1)] {
+        let mut settings = Settings::new(Config::default());
+        settings.words(flags.split(' ').map(String::from)).unwrap();
+        let config = settings.resolve().unwrap().for_process(None).unwrap();
+        assert_eq!((config.layout.dp, config.ranks()), (dp, dp));
+    }
 }
