@@ -49,7 +49,8 @@ fn model() -> ModelConfig {
 /// One rank: trains a small GPT as `FLAGS` says, with the weights of the folder `WEIGHTS` if it is named, or repeats the second step
 /// from the checkpoint `REPLAY`. `VALIDATION` chooses data to validate on, `DIRECTORY` is where it runs.
 /// `MIDDLE` changes a number in the middle of the data; `TEXT` is a file of tokens to train on in their place.
-/// With `PAUSE` it waits for so many milliseconds after each step, whose number it says. With `AT_END` it works for a while after its last step. Says how that ended.
+/// With `SLOW` it says the number of each step, and waits after it while there is that file. With `AT_END` it works for a while after its
+/// last step. Says how that ended.
 #[test]
 #[ignore = "a part of other tests"]
 fn child() {
@@ -105,11 +106,12 @@ fn train() -> Result<()> {
             let trainer = Trainer::new(config.clone()).settings("launched", &settings).callback(Notices);
             let mut trainer =
                 trainer.in_process_group(process).data(data.clone()).stop_when(stop_on_signals()?);
-            if let Ok(pause) = std::env::var("PAUSE") {
-                let pause = Duration::from_millis(pause.parse().unwrap());
+            if let Some(slow) = std::env::var_os("SLOW").map(PathBuf::from) {
                 trainer = trainer.every(1, move |run| {
                     println!("\nafter {}", run.done());
-                    std::thread::sleep(pause);
+                    if slow.exists() {
+                        std::thread::sleep(Duration::from_millis(200));
+                    }
                     Ok(None)
                 });
             }

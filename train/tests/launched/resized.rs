@@ -4,7 +4,7 @@
 use super::replaced::{launcher, said};
 use super::*;
 
-const STEPS: usize = 80;
+const STEPS: usize = 50;
 const LONG: Duration = Duration::from_secs(100);
 /// How a notice begins that other ranks than before have met.
 const MET: &str = "notice: the ranks met again; ";
@@ -35,28 +35,32 @@ fn step_in(notice: &str, change: &str) -> usize {
     step.split([',', ' ']).next().unwrap().parse().unwrap()
 }
 
-/// Runs three ranks of which one is killed and not started again. When the others have gone on, a process comes in its place.
-fn shrinks_and_grows(name: &str, flags: &str) {
+/// Runs ranks of which one is killed and not started again. When the others have gone on, a process comes in its place.
+fn shrinks_and_grows(name: &str, ranks: usize, flags: &str) {
+    let left = ranks - 1;
     let folder = Folder::new(&format!("resized-{name}"));
-    let [out, logs, twin] = ["out", "logs", "twin"].map(|name| folder.path(name));
+    let [out, logs, twin, slow] = ["out", "logs", "twin", "slow"].map(|name| folder.path(name));
     let losses = |out: &str| numbers_in(&Path::new(out).join("metrics.jsonl"), "loss");
     let flags = format!("--batch 6 {flags}");
     let mut command = launcher();
-    command.args(["-n", "2:3", "--max-restarts", "0", "--quiet", "--log-dir", &logs]);
+    command.args(["-n", &format!("{left}:{ranks}"), "--max-restarts", "0", "--quiet", "--log-dir", &logs]);
     command.arg(std::env::current_exe().unwrap()).args(["child", "--exact", "--ignored", "--nocapture"]);
-    command.env("FLAGS", format!("{flags} --dp auto --steps {STEPS} --out {out}")).env("PAUSE", "60");
+    command.env("FLAGS", format!("{flags} --dp auto --steps {STEPS} --out {out}")).env("SLOW", &slow);
+    fs::write(&slow, "").unwrap();
     let mut run = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     wait("steps", || (losses(&out).len() > 7).then_some(()));
     let victim = said(&logs, 1, "process ").pop().unwrap();
     let variables = variables_of(&victim);
     assert!(Command::new("kill").args(["-9", &victim]).status().unwrap().success());
     let notices = || said(&logs, 0, MET);
-    wait("a run of two ranks", || notices().pop());
+    wait("a run of fewer ranks", || notices().pop());
     let fewer = losses(&out).len();
     wait("more steps", || (losses(&out).len() > fewer + 2).then_some(()));
     let mut other = Command::new(std::env::current_exe().unwrap());
     other.args(["child", "--exact", "--ignored", "--nocapture"]).env_clear().envs(variables);
     let other = other.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait("a run of all ranks", || notices().get(1).cloned());
+    fs::remove_file(&slow).unwrap();
     wait("the end", || run.try_wait().unwrap());
     let output = run.wait_with_output().unwrap();
     assert_eq!(
@@ -67,15 +71,19 @@ fn shrinks_and_grows(name: &str, flags: &str) {
 
     let notices = notices();
     assert_eq!(notices.len(), 2, "{notices:?}");
-    let fewer = step_in(&notices[0], "2 ranks (dp 3 -> 2)");
-    let more = step_in(&notices[1], "3 ranks (dp 2 -> 3)");
+    let fewer = step_in(
+        &notices[0],
+        &format!("{} (dp {ranks} -> {left})", if left == 1 { "1 rank" } else { "2 ranks" }),
+    );
+    let more = step_in(&notices[1], &format!("{ranks} ranks (dp {left} -> {ranks})"));
     assert!(0 < fewer && fewer < more && more < STEPS, "{notices:?}");
     // No step is run again when another rank comes.
     let all = fs::read_to_string(format!("{logs}/rank0/stdout.log")).unwrap();
     let (before, _) = all.rsplit_once(MET).unwrap();
     let last = before.rsplit_once("after ").and_then(|(_, number)| number.lines().next());
     assert_eq!(last, Some(&more.to_string()[..]), "{notices:?}");
-    for (dp, steps, resume) in [(3, fewer, "--out"), (2, more, "--resume"), (3, STEPS, "--resume")] {
+    for (dp, steps, resume) in [(ranks, fewer, "--out"), (left, more, "--resume"), (ranks, STEPS, "--resume")]
+    {
         let flags = format!("{flags} --dp {dp} --steps {steps} {resume} {twin}");
         assert_eq!(outcomes(&vec![rank(flags); dp]), vec!["well"; dp]);
     }
@@ -88,17 +96,22 @@ fn shrinks_and_grows(name: &str, flags: &str) {
 
 #[test]
 fn replicas_go_on_with_fewer_and_more() {
-    shrinks_and_grows("replicas", "");
+    shrinks_and_grows("replicas", 3, "");
+}
+
+#[test]
+fn a_rank_goes_on_alone_until_another_comes() {
+    shrinks_and_grows("alone", 2, "--zero 1");
 }
 
 #[test]
 fn shards_go_on_with_fewer_and_more() {
-    shrinks_and_grows("shards", "--zero 3 --memory-checkpoint-every 3");
+    shrinks_and_grows("shards", 3, "--zero 3 --memory-checkpoint-every 3");
 }
 
 #[test]
 fn without_copies_in_memory_the_disk_carries_the_run_to_fewer_and_more() {
-    shrinks_and_grows("disk", "--memory-checkpoint-every 0 --save-every 3");
+    shrinks_and_grows("disk", 3, "--memory-checkpoint-every 0 --save-every 3");
 }
 
 #[test]
