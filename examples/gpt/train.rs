@@ -20,7 +20,10 @@ pub fn train(settings: &Settings<Gpt>, command: &str, replay: Option<&Replay>) -
     gpt.check()?;
     let name = format!("{:08x}", digest(settings.to_toml(&[]).as_bytes()) as u32);
     gpt.run.rescue = Some(Path::new("target/gpt").join(name));
-    start(&gpt.run, crate::complain, |process| train_here(&gpt, settings, command, replay, process))
+    start(&gpt.run, crate::complain, |process| {
+        let here = Gpt { run: gpt.run.for_process(process)?, ..gpt.clone() };
+        train_here(&here, settings, command, replay, process)
+    })
 }
 
 /// What this process does of it: everything, or one rank's part.

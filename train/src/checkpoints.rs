@@ -232,6 +232,7 @@ pub(crate) fn position(
     let watched: LossWatchState =
         settings.get("watch").and_then(|watch| serde_json::from_str(watch).ok()).unwrap_or_default();
     run.loss_watch = watched;
+    run.dp_before = number("dp").map(|dp| dp as usize);
     let float = |key: &str| settings.get(key).and_then(|number| number.parse::<f64>().ok());
     run.plateau = PlateauState {
         lr_factor: float("rate").unwrap_or(1.0),
@@ -351,6 +352,7 @@ impl Run {
         }
         let own = [
             ("format", FORMAT.to_string()),
+            ("dp", self.config().layout.dp.to_string()),
             ("step", self.done().to_string()),
             ("data_ahead", self.data_ahead.to_string()),
             ("best_step", best.step.to_string()),

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use phalanx_parallel::hybrid::Layout;
 use phalanx_parallel::launch;
 use phalanx_parallel::mesh::{Axis, Coordinates};
 use phalanx_parallel::{self as parallel, comm};
@@ -19,7 +20,8 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// failed.
 ///
 /// Where the launcher starts lost processes again, `f` is called anew in each [epoch](launch::Rank::epoch) of the run
-/// ([`launch::Environment::run_elastic`]).
+/// ([`launch::Environment::run_elastic`]). There may be other ranks then: with [`Config::dp_auto`] the layout of an epoch is that of
+/// [`Config::for_process`].
 ///
 /// # Errors
 /// That of `f`, or of joining the other processes.
@@ -37,7 +39,7 @@ pub fn start<T>(
     let mut reported = None;
     let outcome = environment(config, backend).run_elastic(|rank| {
         reported = None;
-        let done = fits(config, rank.size()).and_then(|()| f(Some(&rank)));
+        let done = config.for_process(Some(&rank)).and_then(|_| f(Some(&rank)));
         done.inspect_err(|error| {
             if rank.is_left_to_rejoin() {
                 return;
@@ -152,15 +154,32 @@ fn threads(config: &Config) -> launch::Threads {
     }
 }
 
-/// Refuses a layout with another number of ranks than the launcher has started.
-fn fits(config: &Config, started: usize) -> Result<()> {
-    let (wanted, layout) = (config.ranks(), &config.layout);
-    match wanted == started {
-        true => Ok(()),
-        false => Err(Error::Config(format!(
-            "dp {} x tp {} x pp {} wants {wanted} ranks, and the launcher has started {started}",
-            layout.dp, layout.tp, layout.pp
-        ))),
+impl Config {
+    /// This configuration with the layout of one epoch of a run, of which `process` is a rank: with [`Config::dp_auto`] it has as many
+    /// replicas as the epoch's ranks make. Ranks that are threads have the layout's own number.
+    ///
+    /// # Errors
+    /// If the layout is of another number of ranks than there are.
+    pub fn for_process(&self, process: Option<&launch::Rank>) -> Result<Config> {
+        process.map_or_else(|| Ok(self.clone()), |rank| self.for_ranks(rank.size()))
+    }
+
+    fn for_ranks(&self, started: usize) -> Result<Config> {
+        let (wanted, &Layout { dp, tp, pp, .. }) = (self.ranks(), &self.layout);
+        let each = tp.saturating_mul(pp);
+        match self.dp_auto {
+            true if started > 0 && started.checked_rem(each) == Some(0) => {
+                let layout = Layout { dp: started / each, ..self.layout.clone() };
+                Ok(Config { layout, ..self.clone() })
+            }
+            true => Err(Error::Config(format!(
+                "`dp` auto wants a multiple of tp {tp} x pp {pp}, which is {each}, and the launcher has started {started} ranks"
+            ))),
+            false if wanted == started => Ok(self.clone()),
+            false => Err(Error::Config(format!(
+                "dp {dp} x tp {tp} x pp {pp} wants {wanted} ranks, and the launcher has started {started}; `--dp auto` takes as many as there are"
+            ))),
+        }
     }
 }
 
@@ -189,7 +208,8 @@ fn error_to_report(rank: &launch::Rank, error: &Error) -> Option<Error> {
     reported.map(|failure| Error::Config(failure.to_string()))
 }
 
-/// Runs `f` on every rank of this process, or as the one rank that the process is. Returns the results in order of the ranks. On a meta
+/// Runs `f` on every rank of this process, or as the one rank that the process is, of a configuration whose layout is that of
+/// [`Config::for_process`]. Returns the results in order of the ranks. On a meta
 /// device one rank of each pipeline stage runs for all ranks of its stage.
 ///
 /// # Errors
@@ -200,6 +220,10 @@ pub fn ranks<T: Send>(
     f: impl Fn(MeshRank) -> Result<T> + Sync,
 ) -> Result<Vec<T>> {
     let (ranks, mesh) = (config.ranks(), config.layout.mesh()?);
+    if let Some(started) = process.map(launch::Rank::size).filter(|started| *started != ranks) {
+        let why = format!("the layout is of {ranks} ranks, and the launcher has started {started}");
+        return Err(Error::Config(why));
+    }
     let run = |device, comm| f(MeshRank::new(device, comm, mesh)?);
     if config.device.is_meta() && ranks > 1 {
         let first = |pp| mesh.rank(Coordinates { tp: 0, dp: 0, pp });
@@ -221,4 +245,28 @@ pub fn ranks<T: Send>(
         return Ok(vec![run(device, comm)?]);
     }
     Ok(threads(config).run(|rank| run(rank.device(), rank.comm().clone()))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replicas_follow_the_number_of_ranks_if_they_are_to() {
+        let layout = Layout { tp: 2, pp: 2, ..Layout::default() };
+        let auto = Config { layout: layout.clone(), dp_auto: true, batch: 12, ..Config::default() };
+        for dp in [1, 2, 3] {
+            let settled = auto.for_ranks(4 * dp).unwrap();
+            assert_eq!(settled, Config { layout: Layout { dp, ..layout.clone() }, ..auto.clone() });
+            assert_eq!(settled.for_ranks(4).unwrap().layout.dp, 1);
+        }
+        for ranks in [0, 6] {
+            let error = auto.for_ranks(ranks).unwrap_err().to_string();
+            let wanted = format!("tp 2 x pp 2, which is 4, and the launcher has started {ranks} ranks");
+            assert!(error.contains(&wanted), "{error}");
+        }
+        let error = Config { dp_auto: false, ..auto }.for_ranks(8).unwrap_err().to_string();
+        let wanted = "wants 4 ranks, and the launcher has started 8; `--dp auto`";
+        assert!(error.starts_with("dp 1 x tp 2 x pp 2") && error.contains(wanted), "{error}");
+    }
 }

@@ -80,23 +80,34 @@ impl Run {
                 let position = checkpoints::position(settings, Path::new("memory"), self, &identity)?;
                 self.go_on_at(position)?;
                 let by = listed(&found.holders).unwrap_or_else(|| "each rank for itself".into());
-                format!("the run goes on from step {}, held by {by}", self.done)
+                format!("{}, held by {by}", self.goes_on())
             }
             (None, Some(folder)) => {
                 self.resume(&folder)?;
-                let shown = folder.display();
-                format!("no step is held whole in memory; the run goes on from step {} in {shown}", self.done)
+                let is_lost = self.setup.config.memory_every() > 0;
+                let lost = if is_lost { "no step is held whole in memory; " } else { "" };
+                format!("{lost}{} in {}", self.goes_on(), folder.display())
             }
             (None, None) => {
                 "no step is held whole in memory, and there is no checkpoint; the run begins anew".into()
             }
         };
-        let lost = Some(&found.lost).filter(|lost| lost.len() < ranks.size());
+        let are_others = self.dp_before.is_some_and(|before| before != self.setup.config.layout.dp);
+        let lost = Some(&found.lost).filter(|lost| lost.len() < ranks.size() && !are_others);
         let lost = lost.and_then(|lost| listed(lost));
         let was = if found.lost.len() == 1 { "was" } else { "were" };
         let met = lost.map_or_else(|| "the ranks met again".into(), |lost| format!("{lost} {was} replaced"));
         self.recovered = Some(format!("{met}; {from}"));
         Ok(())
+    }
+
+    /// Says from which step the run goes on, and with how many ranks if they are others than before.
+    fn goes_on(&self) -> String {
+        let (dp, ranks) = (self.setup.config.layout.dp, self.mesh_rank.size());
+        let noun = if ranks == 1 { "rank" } else { "ranks" };
+        let with = self.dp_before.filter(|before| *before != dp);
+        let with = with.map(|before| format!(" with {ranks} {noun} (dp {before} -> {dp})"));
+        format!("the run goes on{} from step {}", with.unwrap_or_default(), self.done)
     }
 }
 

@@ -10,7 +10,9 @@ use crate::machine::{command, machine};
 use crate::record::{Record, Summary, numbers_in};
 use crate::report::events::Events;
 use crate::report::table::Table;
-use crate::report::{Collective, Curves, Mark, MarkKind, Profile, Report, Sample, Series, Setting, svg};
+use crate::report::{
+    Collective, Curves, Layout, Mark, MarkKind, Profile, Report, Sample, Series, Setting, svg,
+};
 use crate::run::inspect::layout;
 use crate::{Config, Error, Result, Run};
 
@@ -186,7 +188,10 @@ impl Reporter {
         let of_steps = || read("step_ms").values.iter().sum::<f64>() / 1e3;
         self.seconds_before = if known { before.summary.seconds } else { of_steps() };
         self.calls_before = collectives.clone();
-        let layout = layout.or(self.report.layout.take());
+        // With other ranks than before it is another one.
+        let now = self.report.layout.take();
+        let ranks = |layout: &Layout| layout.ranks.len();
+        let layout = layout.filter(|before| now.as_ref().map(ranks) == Some(ranks(before))).or(now);
         let report = &mut self.report;
         (report.curves, report.marks, report.memory, report.layout) = (curves, marks, memory, layout);
         (report.timeline, report.samples, report.profile, report.collectives) =

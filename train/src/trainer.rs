@@ -331,7 +331,9 @@ impl Trainer {
                 true => run.train(&mut unpoisoned(callbacks.lock())),
                 false => run.train(&mut []),
             }?;
-            at_end.iter().try_for_each(|work| work(&mut run))?;
+            if !run.meets_again {
+                at_end.iter().try_for_each(|work| work(&mut run))?;
+            }
             Ok(summary)
         })?;
         summaries.into_iter().next().ok_or_else(|| Error::Config("train: there is no rank".into()))
@@ -421,6 +423,8 @@ impl Trainer {
         let periods: Vec<u64> = hooks.iter().map(|(steps, _)| *steps).collect();
         let given = self.held.clone();
         let run = |process: Option<&Rank>| {
+            let config = &config.for_process(process)?;
+            config.check()?;
             let again = process.is_some_and(|rank| rank.epoch() > 0);
             let held = given.clone().unwrap_or_else(|| match process {
                 Some(_) => MemoryCheckpoints::of_process(),
@@ -462,6 +466,7 @@ impl Trainer {
                 run.identity.extend(identity.clone());
                 run.hooks.extend(hooks.iter().cloned());
                 run.extra_files.extend(extra_files.iter().cloned());
+                run.admit_others(process);
                 let number = if process.is_some() { 0 } else { run.mesh_rank.rank() };
                 work(run, Start { store: held.of(number), again })
             })?;

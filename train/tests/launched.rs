@@ -6,6 +6,9 @@ mod port;
 #[cfg(unix)]
 #[path = "launched/replaced.rs"]
 mod replaced;
+#[cfg(target_os = "linux")]
+#[path = "launched/resized.rs"]
+mod resized;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -46,7 +49,8 @@ fn model() -> ModelConfig {
 /// One rank: trains a small GPT as `FLAGS` says, with the weights of the folder `WEIGHTS` if it is named, or repeats the second step
 /// from the checkpoint `REPLAY`. `VALIDATION` chooses data to validate on, `DIRECTORY` is where it runs.
 /// `MIDDLE` changes a number in the middle of the data; `TEXT` is a file of tokens to train on in their place.
-/// With `AT_END` it works for a while after its last step. Says how that ended.
+/// With `SLOW` it says the number of each step, and waits after it while there is that file. With `AT_END` it works for a while after its
+/// last step. Says how that ended.
 #[test]
 #[ignore = "a part of other tests"]
 fn child() {
@@ -93,13 +97,24 @@ fn train() -> Result<()> {
         &config,
         |_| {},
         |process| {
+            let config = config.for_process(process)?;
             let part = |rank: &MeshRank| {
                 Ok(decoder(&model(), &config.layout, &rank.groups, &rank.scope(&config), weights.as_deref())?)
             };
             println!("\nprocess {}", std::process::id());
             println!("\nledger {}", Device::CPU.ledger()?.total().now);
             let trainer = Trainer::new(config.clone()).settings("launched", &settings).callback(Notices);
-            let mut trainer = trainer.in_process_group(process).data(data.clone()).stop_when(stop_on_signals()?);
+            let mut trainer =
+                trainer.in_process_group(process).data(data.clone()).stop_when(stop_on_signals()?);
+            if let Some(slow) = std::env::var_os("SLOW").map(PathBuf::from) {
+                trainer = trainer.every(1, move |run| {
+                    println!("\nafter {}", run.done());
+                    if slow.exists() {
+                        std::thread::sleep(Duration::from_millis(200));
+                    }
+                    Ok(None)
+                });
+            }
             if std::env::var_os("AT_END").is_some() {
                 trainer = trainer.at_end(|_| {
                     println!("\nat the end");

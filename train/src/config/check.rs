@@ -9,7 +9,7 @@ use phalanx_parallel::pipeline::schedule::common_multiple;
 use phalanx_tensor::Device;
 
 use super::rates::total;
-use super::{Asynchronous, Config, Offload, OnDivergence, Plateau};
+use super::{AUTO, Asynchronous, Config, Offload, OnDivergence, Plateau};
 use crate::settings::{GivenValues, Key, Keyed};
 use crate::{Error, Result, checkpoints};
 
@@ -17,8 +17,6 @@ fn refuse(why: impl Into<String>) -> Result<()> {
     Err(Error::Config(format!("train: {}", why.into())))
 }
 
-/// The value of `resume` that stands for the run's folder.
-const AUTO: &str = "auto";
 /// Ranks in one process at most.
 const RANKS_MAX: usize = 256;
 /// Threads of a rank at most.
@@ -342,7 +340,7 @@ impl Config {
             return conflict("`ranks` is 0, wanted at least 1");
         }
         let (tp, pp) = (self.layout.tp, self.layout.pp);
-        let has_dp = is_given_over(given, "dp", "ranks");
+        let has_dp = is_given_over(given, "dp", "ranks") && !self.dp_auto;
         if !has_dp {
             self.layout.dp = (all / tp.saturating_mul(pp).max(1)).max(1);
         }

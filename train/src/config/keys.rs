@@ -5,7 +5,7 @@ use phalanx_nn::models::RecomputeMode;
 use phalanx_tensor::DType;
 
 use super::rates::{lowest, name, named, peak, total, warmup};
-use super::{Asynchronous, Backend, Config, Offload, OnDivergence, Plateau};
+use super::{AUTO, Asynchronous, Backend, Config, Offload, OnDivergence, Plateau};
 use crate::choices;
 use crate::plan::{LINKS, links};
 use crate::settings::{Key, SettingValue, ValueKind};
@@ -198,7 +198,19 @@ fn layout() -> Vec<Key<Config>> {
     let checked = |_: &mut Config, text: &str| usize::parse(text).map(drop);
     vec![
         Key::with("ranks", "Ranks in all [default: dp x tp x pp]", ValueKind::Whole, |_| None, checked),
-        Key::new("dp", "Data-parallel ranks", |c| &mut c.layout.dp),
+        Key::with(
+            "dp",
+            "Data-parallel ranks; auto: as many as the launched ranks make, ranks / (tp x pp), also after ranks were lost or have come",
+            ValueKind::WholeOr(AUTO),
+            |c| if c.dp_auto { Some(AUTO.into()) } else { c.layout.dp.text() },
+            |c, text| {
+                (c.dp_auto, c.layout.dp) = match text {
+                    AUTO => (true, 1),
+                    number => (false, number.parse().ok()?),
+                };
+                Some(())
+            },
+        ),
         Key::new("tp", "Tensor-parallel ranks", |c| &mut c.layout.tp),
         Key::new("pp", "Pipeline ranks", |c| &mut c.layout.pp),
         Key::new(

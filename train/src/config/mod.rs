@@ -11,6 +11,9 @@ use phalanx_parallel::hybrid::Layout;
 use phalanx_parallel::launch::{JOIN_TIMEOUT, TIMEOUT};
 use phalanx_tensor::{DType, Device};
 
+/// The value of `resume` that stands for the run's folder, and of `dp` for as many replicas as there are ranks for.
+const AUTO: &str = "auto";
+
 /// How a run trains. The defaults are one rank on the CPU, without validation and without files. Every setting has a key, by which
 /// [`Settings`](crate::Settings) reads it from files and words.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +38,9 @@ pub struct Config {
     pub threads: Option<usize>,
     /// Ranks along each axis, the pipeline's schedule, micro-batches.
     pub layout: Layout,
+    /// Whether the number of data-parallel ranks follows the number of ranks that the launcher has started, in each epoch of the run
+    /// ([`Config::for_process`]). The layout's number is that of ranks that are threads.
+    pub dp_auto: bool,
     /// The ZeRO stage: data-parallel ranks shard nothing (0), optimizer state (1), gradients too (2), parameters too (3).
     pub zero: u8,
     /// What a rank keeps in the host's memory instead of its device's.
@@ -196,6 +202,7 @@ impl Default for Config {
             device: Device::CPU,
             threads: None,
             layout: Layout::default(),
+            dp_auto: false,
             zero: 0,
             offload: Offload::None,
             offload_dir: None,
@@ -259,7 +266,7 @@ impl Config {
 
     /// Steps between checkpoints in memory; 0 for none.
     pub(crate) fn memory_every(&self) -> u64 {
-        let is_elastic = || self.ranks() > 1 && std::env::var_os("PHALANX_STORE").is_some();
+        let is_elastic = || (self.ranks() > 1 || self.dp_auto) && std::env::var_os("PHALANX_STORE").is_some();
         self.memory_checkpoint_every.unwrap_or_else(|| u64::from(is_elastic()))
     }
 
@@ -347,6 +354,7 @@ mod tests {
             device: Device::Meta(0),
             threads: Some(3),
             layout,
+            dp_auto: false,
             zero: 2,
             offload: Offload::Optimizer,
             offload_dir: Some("disk".into()),
@@ -431,6 +439,32 @@ mod tests {
         both.set("steps", "5", ValueSource::Words).unwrap();
         both.read_text("steps = 6", "run.toml").unwrap();
         assert_eq!(both.resolve().unwrap().steps, 5);
+    }
+
+    #[test]
+    fn replicas_are_a_number_or_as_many_as_ranks_make() {
+        let read = |file: &str, words: &[&str]| {
+            let mut settings = Settings::new(Config::default());
+            settings.read_text(file, "run.toml").unwrap();
+            settings.words(words.iter().map(|word| word.to_string())).unwrap();
+            let config = settings.resolve().unwrap();
+            // Its file says the same.
+            let mut again = Settings::new(Config::default());
+            again.read_text(&settings.to_toml(&[]), "again.toml").unwrap();
+            assert_eq!(again.resolve().unwrap().dp_auto, config.dp_auto);
+            (config.dp_auto, config.layout.dp)
+        };
+        assert_eq!(read("dp = 4", &["--dp", "auto"]), (true, 1));
+        assert_eq!(read("dp = \"auto\"", &["--dp", "4"]), (false, 4));
+        // `ranks` says how many threads there are.
+        assert_eq!(read("dp = \"auto\"\ntp = 2", &["--ranks", "4"]), (true, 2));
+        let mut settings = Settings::new(Config::default());
+        let error =
+            settings.set("dp", "many", ValueSource::Words).and_then(|()| settings.resolve().map(drop));
+        assert_eq!(
+            error.unwrap_err().to_string(),
+            "`dp` is \"many\", wanted a whole number from 0 up, or auto"
+        );
     }
 
     #[test]

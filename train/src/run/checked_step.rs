@@ -8,6 +8,7 @@ use phalanx_nn::Entry;
 use phalanx_parallel as parallel;
 use phalanx_tensor::Tensor;
 
+use super::change::Request;
 use super::divergence::Verdict;
 use super::second_look::cause_of_divergence;
 use super::step::{Outcome, StepOptions, compute_gradients, update};
@@ -18,9 +19,9 @@ use crate::record::StepDigests;
 use crate::{Error, Result};
 
 impl TrainingLoop<'_> {
-    /// A step whose loss and norm are read before the update. Returns those of all ranks, and whether a rank was told to stop; `None` if
+    /// A step whose loss and norm are read before the update. Returns those of all ranks, and what the ranks ask for; `None` if
     /// the run has gone back to a checkpoint.
-    pub(crate) fn checked_step(&mut self, step: u64) -> Result<Option<(Outcome, bool)>> {
+    pub(crate) fn checked_step(&mut self, step: u64) -> Result<Option<(Outcome, Request)>> {
         let micros = self.batches(step)?;
         let trace = self.run.trace.clone();
         trace.begin(step);
@@ -34,13 +35,13 @@ impl TrainingLoop<'_> {
         let gradients = compute_gradients(&self.run.model, &self.run.optimizers, &micros, options, step)?;
         let numbers = gradients.results.to_vec::<f64>()?;
         let own = Outcome { loss: numbers[0] / scale, grad_norm: numbers[1] / scale };
-        let (outcome, interrupted) = self.of_all_ranks(own)?;
+        let (outcome, request) = self.of_all_ranks(own)?;
         if let Some(why) = self.overflow(outcome) {
             drop(gradients);
             self.skip_update(buffers)?;
             self.event(&Event::Skipped { step, why: &why })?;
             trace.note("step", step, begin)?;
-            return Ok(Some((outcome, interrupted)));
+            return Ok(Some((outcome, request)));
         }
         let run = &*self.run;
         match self.loss_watch.judge(outcome, || cause_of_divergence(run, &micros, step, scale))? {
@@ -64,7 +65,7 @@ impl TrainingLoop<'_> {
             }
         }
         trace.note("step", step, begin)?;
-        Ok(Some((outcome, interrupted)))
+        Ok(Some((outcome, request)))
     }
 
     /// The message that scaled gradients have overflowed, if they have. This is not a divergence of the model, as long as the next ones can be

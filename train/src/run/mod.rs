@@ -15,12 +15,14 @@
 
 mod asynchronous_steps;
 mod captured_step;
+mod change;
 mod checked_step;
 mod digests;
 pub(crate) mod divergence;
 pub(crate) mod inspect;
 pub(crate) mod optimizers;
 mod output_files;
+mod pauses;
 mod pending_steps;
 mod profile;
 pub(crate) mod replay;
@@ -42,6 +44,7 @@ use phalanx_parallel::all_gather_object;
 use phalanx_parallel::checkpoint::Saver;
 use phalanx_parallel::data_parallel::{DataParallel, DistributedSampler, SampleSplit};
 use phalanx_parallel::hybrid::{MeshParallel, StagedModel};
+use phalanx_parallel::launch::Rank;
 use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{Observer, Pipeline, TiedTable};
 use phalanx_tensor::io::MappedFile;
@@ -101,6 +104,12 @@ pub struct Run {
     pub(crate) extra_files: Vec<Arc<WriteFiles>>,
     /// If processes were replaced: which, and from where the run goes on.
     pub(crate) recovered: Option<String>,
+    /// The number of data-parallel ranks that the restored checkpoint was saved by.
+    pub(crate) dp_before: Option<usize>,
+    /// This process in its epoch, if ranks that wait are let in.
+    pub(crate) process: Option<Rank>,
+    /// Whether the run has ended in this epoch, to go on in the next one.
+    pub(crate) meets_again: bool,
 }
 
 /// Writes further files into a run's folder.
@@ -196,6 +205,9 @@ impl Run {
             hooks: Vec::new(),
             extra_files: Vec::new(),
             recovered: None,
+            dp_before: None,
+            process: None,
+            meets_again: false,
         };
         run.guard_updates(UpdateGuard::once());
         Ok(run)

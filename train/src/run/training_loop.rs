@@ -6,13 +6,13 @@
 //! a checkpoint, a validation or a hook follows; there all numbers are read.
 
 use std::ops::Range;
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use phalanx_nn::{Batch, UpdateGuard};
 use phalanx_tensor::{Device, Tensor};
 
 use super::asynchronous_steps;
+use super::change::Request;
 use super::divergence::{LossWatch, Verdict};
 use super::inspect::{self, Inspection};
 use super::output_files::{NewFiles, open_files};
@@ -29,7 +29,7 @@ use crate::mesh_rank::MeshRank;
 use crate::record::{Metrics, Record, StepDigests, Summary};
 use crate::run::Run;
 use crate::signals::{Phase, dump_on_signal};
-use crate::{Config, Error, Result};
+use crate::{Error, Result};
 
 /// A run while it trains.
 pub(crate) struct TrainingLoop<'a> {
@@ -164,7 +164,7 @@ impl<'a> TrainingLoop<'a> {
         if is_saved { Phase::Steps } else { Phase::StepsUnsaved }.begin();
         while self.run.done < self.run.setup.config.steps && stopped.is_none() {
             let end = self.next_pause();
-            let (reports, interrupted) = match self.run.setup.config.asynchronous {
+            let (reports, request) = match self.run.setup.config.asynchronous {
                 Some(kind) => {
                     let reports = self.asynchronous_steps(kind, end)?;
                     (reports, self.of_all_ranks(Outcome { loss: 0.0, grad_norm: 0.0 })?.1)
@@ -174,7 +174,8 @@ impl<'a> TrainingLoop<'a> {
                     None => continue,
                 },
             };
-            let paused = self.run.done == end || interrupted;
+            let interrupted = request == Request::Stop;
+            let paused = self.run.done == end || request > Request::GoOn;
             if paused {
                 self.collectives()?;
             }
@@ -221,6 +222,11 @@ impl<'a> TrainingLoop<'a> {
                     self.event(&Event::Sample { step: self.run.done, text: &text })?;
                 }
             }
+            let is_over = stopped.is_some() || self.run.done == self.run.setup.config.steps;
+            if request == Request::MeetAgain && !is_over {
+                self.meet_again()?;
+                break;
+            }
         }
         Ok(stopped)
     }
@@ -249,54 +255,13 @@ impl<'a> TrainingLoop<'a> {
         self.event(&Event::Collectives(&all))
     }
 
-    /// The next number of steps after which a checkpoint, a validation or a hook is due.
-    fn next_pause(&self) -> u64 {
-        let Config { steps, save_every, validate_every, .. } = self.run.setup.config;
-        let done = self.run.done;
-        let due = |every: u64| done.checked_div(every).map_or(steps, |times| (times + 1) * every);
-        let validations = if self.run.validation.is_some() { due(validate_every) } else { steps };
-        let hooks = self.run.hooks.iter().map(|(every, _)| due(*every)).min().unwrap_or(steps);
-        due(save_every).min(validations).min(hooks).min(steps)
-    }
-
-    /// The next number of steps after which there is a checkpoint in memory. A pipeline without flushes has them at its pauses.
-    fn next_hold(&self) -> u64 {
-        let every = self.run.setup.config.memory_every();
-        self.run.done.checked_div(every).map_or(u64::MAX, |times| (times + 1) * every)
-    }
-
-    fn is_held(&self) -> bool {
-        let config = &self.run.setup.config;
-        config.memory_every() > 0 && (config.asynchronous.is_some() || self.is_due(config.memory_every()))
-    }
-
-    fn is_due(&self, every: u64) -> bool {
-        let done = self.run.done;
-        done == self.run.setup.config.steps || every > 0 && done.is_multiple_of(every)
-    }
-
-    fn is_saved(&self) -> bool {
-        self.is_due(self.run.setup.config.save_every)
-    }
-
-    fn is_validated(&self) -> bool {
-        self.run.validation.is_some() && self.is_due(self.run.setup.config.validate_every)
-    }
-
-    /// Why the run ends early, if too many validations in a row brought no lower loss.
-    fn out_of_patience(&self) -> Option<String> {
-        let since = self.run.best.since;
-        let most = self.run.setup.config.patience?;
-        (since >= most).then(|| format!("{since} validations without a lower loss"))
-    }
-
-    /// Runs a step. Returns the reports of the steps whose numbers have arrived, and whether a rank was told to stop; `None` if the run
+    /// Runs a step. Returns the reports of the steps whose numbers have arrived, and what the ranks ask for; `None` if the run
     /// has gone back to a checkpoint.
-    fn step(&mut self, end: u64) -> Result<Option<(Vec<StepReport>, bool)>> {
+    fn step(&mut self, end: u64) -> Result<Option<(Vec<StepReport>, Request)>> {
         let (since, step) = (Instant::now(), self.run.done);
         let peak = |run: &Run| -> Result<usize> { Ok(run.mesh_rank.device.ledger()?.total().peak) };
         if self.run.checks_steps() {
-            let Some((outcome, interrupted)) =
+            let Some((outcome, request)) =
                 in_step(step, self.inspected(step..step + 1, |own| own.checked_step(step)))?
             else {
                 return Ok(None);
@@ -304,15 +269,15 @@ impl<'a> TrainingLoop<'a> {
             self.run.done += 1;
             let report =
                 StepReport { step, outcome, seconds: since.elapsed().as_secs_f64(), peak: peak(self.run)? };
-            return Ok(Some((vec![report], interrupted)));
+            return Ok(Some((vec![report], request)));
         }
         let results = in_step(step, self.inspected(step..step + 1, |own| own.unchecked_step(step)))?;
         self.pending.begun(step, since, peak(self.run)?, &results)?;
         self.run.done += 1;
-        let (mut reports, mut interrupted) = (Vec::new(), false);
+        let (mut reports, mut request) = (Vec::new(), Request::GoOn);
         // At a pause all pending steps are read.
-        while let Some(own) = self.pending.next(step + 1 == end || interrupted)? {
-            let (outcome, stop) = self.of_all_ranks(own.outcome)?;
+        while let Some(own) = self.pending.next(step + 1 == end || request > Request::GoOn)? {
+            let (outcome, asked) = self.of_all_ranks(own.outcome)?;
             let run = &*self.run;
             // Without a finite norm this step and those after it have changed no weight.
             let details = || match outcome.grad_norm.is_finite() {
@@ -329,10 +294,10 @@ impl<'a> TrainingLoop<'a> {
                     return Ok(None);
                 }
             }
-            interrupted |= stop;
+            request = request.max(asked);
             reports.push(StepReport { outcome, ..own });
         }
-        Ok(Some((reports, interrupted)))
+        Ok(Some((reports, request)))
     }
 
     /// The micro-batches of this rank's next step.
@@ -355,20 +320,6 @@ impl<'a> TrainingLoop<'a> {
         }
         trace.note("step", step, begin)?;
         Ok(results)
-    }
-
-    /// The numbers of the whole batch, alike on all ranks, and whether a rank was told to stop. The loss is the sum of the ranks' parts. The
-    /// norm is the first rank's, or that of the first rank whose norm is not finite: of a parameter that tensor-parallel ranks have
-    /// alike, one rank's gradient alone may be wrong.
-    pub(crate) fn of_all_ranks(&self, own: Outcome) -> Result<(Outcome, bool)> {
-        let mesh_rank = &self.run.mesh_rank;
-        let stop = f64::from(u8::from(self.run.stop.load(Ordering::Relaxed)));
-        let loss = if mesh_rank.counts_loss() || mesh_rank.size() == 1 { own.loss } else { 0.0 };
-        let all = mesh_rank.all_gather_slice(&[loss, own.grad_norm, stop])?;
-        let of = |number: usize| all.iter().copied().skip(number).step_by(3);
-        let odd = of(1).find(|norm| !norm.is_finite());
-        let grad_norm = odd.or_else(|| of(1).next()).unwrap_or(own.grad_norm);
-        Ok((Outcome { loss: of(0).fold(0.0, |sum, x| sum + x), grad_norm }, of(2).any(|stop| stop > 0.0)))
     }
 
     /// Runs the steps up to `end` without a flush between them.
@@ -451,12 +402,12 @@ impl<'a> TrainingLoop<'a> {
     }
 
     /// Begins to copy the run's state in memory.
-    fn hold(&mut self) -> Result<()> {
+    pub(super) fn hold(&mut self) -> Result<()> {
         self.run.loss_watch = self.loss_watch.state();
         self.run.hold()
     }
 
-    fn save(&mut self) -> Result<()> {
+    pub(super) fn save(&mut self) -> Result<()> {
         let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
         let step = self.run.done;
         let trace = self.run.trace.clone();
@@ -484,12 +435,12 @@ impl<'a> TrainingLoop<'a> {
         self.callbacks.iter_mut().try_for_each(|c| c.event(event))
     }
 
-    /// Writes the summary and gives it to the callbacks.
+    /// Writes the summary and gives it to the callbacks, unless the run goes on in another epoch.
     fn end(mut self, stopped: Option<String>) -> Result<Summary> {
         Phase::After.begin();
         self.run.setup.saver.wait()?;
         self.new_files.keep();
-        if self.run.setup.config.restore_best && self.run.best.loss.is_some() {
+        if self.run.setup.config.restore_best && self.run.best.loss.is_some() && !self.run.meets_again {
             self.run.load_best()?;
         }
         if self.losses.is_empty() && self.run.validation.is_some() {
@@ -511,6 +462,9 @@ impl<'a> TrainingLoop<'a> {
             peak_bytes,
             stopped,
         };
+        if self.run.meets_again {
+            return Ok(summary);
+        }
         self.metrics.summary(&summary)?;
         self.callbacks.iter_mut().try_for_each(|c| c.ended(&summary))?;
         Ok(summary)

@@ -13,6 +13,8 @@ use crate::{Error, Result};
 pub enum ValueKind {
     /// A whole number from 0 up.
     Whole,
+    /// A whole number from 0 up, or this word.
+    WholeOr(&'static str),
     /// A number.
     Number,
     /// `true` or `false`.
@@ -32,6 +34,7 @@ impl ValueKind {
     pub(super) fn wanted(self) -> String {
         match self {
             ValueKind::Whole => "a whole number from 0 up".into(),
+            ValueKind::WholeOr(word) => format!("a whole number from 0 up, or {word}"),
             ValueKind::Number => "a number".into(),
             ValueKind::Switch => "true or false".into(),
             ValueKind::Text | ValueKind::Texts => "a text".into(),
@@ -43,7 +46,7 @@ impl ValueKind {
     /// The same value in one way of writing it.
     pub(super) fn plain(self, text: &str) -> String {
         let plain = match self {
-            ValueKind::Whole => text.parse().ok().map(|n: u64| n.to_string()),
+            ValueKind::Whole | ValueKind::WholeOr(_) => text.parse().ok().map(|n: u64| n.to_string()),
             ValueKind::Number => text.parse().ok().map(|x: f64| x.to_string()),
             _ => None,
         };
@@ -53,7 +56,9 @@ impl ValueKind {
     /// The value as TOML has it. Texts are quoted, numbers are written as numbers.
     pub(super) fn toml(self, text: &str) -> String {
         match self {
-            ValueKind::Whole => text.parse::<i64>().map_or_else(|_| quoted(text), |n| n.to_string()),
+            ValueKind::Whole | ValueKind::WholeOr(_) => {
+                text.parse::<i64>().map_or_else(|_| quoted(text), |n| n.to_string())
+            }
             ValueKind::Number => {
                 text.parse::<f64>().map_or_else(|_| quoted(text), |x| format!("{x:?}").replace("NaN", "nan"))
             }

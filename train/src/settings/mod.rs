@@ -178,6 +178,7 @@ impl<C: Keyed> Settings<C> {
         let line = |key: &Key<C>| {
             let value = match key.kind {
                 ValueKind::Whole => " N".into(),
+                ValueKind::WholeOr(word) => format!(" N|{word}"),
                 ValueKind::Number => " X".into(),
                 ValueKind::Switch => String::new(),
                 ValueKind::Text | ValueKind::Form(_) => " TEXT".into(),

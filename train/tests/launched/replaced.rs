@@ -9,7 +9,7 @@ use super::*;
 const STEPS: usize = 40;
 
 /// `phalanx-launch`, which is built if need be.
-fn launcher() -> Command {
+pub fn launcher() -> Command {
     let mut build = Command::new(env!("CARGO"));
     build.args(["build", "--quiet", "--package", "phalanx-launch"]).current_dir(env!("CARGO_MANIFEST_DIR"));
     if !cfg!(debug_assertions) {
@@ -21,7 +21,7 @@ fn launcher() -> Command {
 }
 
 /// The lines of a rank's output that begin in this way, without the beginning.
-fn said(logs: &str, rank: usize, begin: &str) -> Vec<String> {
+pub fn said(logs: &str, rank: usize, begin: &str) -> Vec<String> {
     let text = fs::read_to_string(format!("{logs}/rank{rank}/stdout.log")).unwrap_or_default();
     text.lines().filter_map(|line| Some(line.split_once(begin)?.1.to_string())).collect()
 }

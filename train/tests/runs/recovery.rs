@@ -117,7 +117,7 @@ fn recover(config: &Config, then: &Config, death: &Death, wanted: &[Vec<(u64, u6
 
 /// The step in a notice.
 fn step_in(notice: &str) -> u64 {
-    let (_, rest) = notice.split_once("goes on from step ").unwrap_or_else(|| panic!("{notice}"));
+    let (_, rest) = notice.split_once(" from step ").unwrap_or_else(|| panic!("{notice}"));
     rest.split([',', ' ']).next().unwrap().parse().unwrap()
 }
 
