@@ -80,6 +80,8 @@ pub struct Store {
     sizes: RangeInclusive<usize>,
     /// The ranks, by the number that their launchers have given them, which the next epoch waits for.
     expected: BTreeSet<usize>,
+    /// Those that are started no more, as their launchers say.
+    lost: BTreeSet<usize>,
     pub(super) last_call: Duration,
     /// When the last rank has come.
     came_at: Instant,
@@ -131,6 +133,7 @@ impl Store {
             known,
             sizes,
             expected,
+            lost: BTreeSet::new(),
             last_call,
             came_at,
             waiting,
@@ -221,7 +224,10 @@ impl Store {
     /// Whether the next epoch can begin with those that wait.
     fn is_complete(&self) -> bool {
         let all = self.expected.iter().all(|rank| self.waiting.contains_key(rank));
-        self.waiting.len() >= *self.sizes.start() && (all || self.came_at.elapsed() > self.last_call)
+        // New processes begin no epoch of their own while another one runs: its ranks, which have the run's state, would be stale.
+        let may_call = self.running.is_empty() || self.waiting.values().any(|rank| rank.last >= self.begun);
+        let is_time = may_call && self.came_at.elapsed() > self.last_call;
+        self.waiting.len() >= *self.sizes.start() && (all || is_time)
     }
 
     /// Tells running ranks that a process waits that has no place among them.
@@ -275,6 +281,7 @@ impl Store {
                     }
                     self.told.clear();
                     self.expected.insert(rank);
+                    self.lost.remove(&rank);
                     self.came_at = Instant::now();
                 }
             }
@@ -385,15 +392,17 @@ impl Store {
     /// Ends the run if a launcher says so.
     fn hear_launchers(&mut self) {
         let mut over = None;
-        let (expected, least) = (&mut self.expected, *self.sizes.start());
+        let (expected, lost, sizes) = (&mut self.expected, &mut self.lost, &self.sizes);
         self.launchers.retain_mut(|session| match session.receive(CONTENT_MAX) {
             Ok(Some((Kind::Lose, content))) => {
                 let (number, why) = content.split_at(content.len().min(8));
-                let number = number.try_into().map_or(u64::MAX, u64::from_le_bytes);
-                expected.remove(&(number as usize));
-                if expected.len() < least {
-                    let ranks = expected.len();
-                    over = Some(format!("{}; of the ranks {ranks} are left, wanted {least}", clean(why)));
+                let number = number.try_into().map_or(u64::MAX, u64::from_le_bytes) as usize;
+                expected.remove(&number);
+                lost.extend(Some(number).filter(|number| number < sizes.end()));
+                // Those that have not come may still come.
+                let (left, least) = (sizes.end() - lost.len(), *sizes.start());
+                if left < least {
+                    over = Some(format!("{}; of the ranks {left} are left, wanted {least}", clean(why)));
                 }
                 true
             }

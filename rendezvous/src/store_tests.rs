@@ -339,6 +339,35 @@ fn ranks_of_which_no_launcher_speaks_are_waited_for_until_the_last_call() {
     assert!(begin.elapsed() < Duration::from_millis(400), "{:?}", begin.elapsed());
 }
 
+#[test]
+fn new_processes_begin_no_epoch_while_another_one_runs() {
+    let store = Served::of(free_port(), 2..=4, Duration::from_millis(200));
+    let mut members = store.members(4);
+    meet_some(&mut members, &[0, 1], 4);
+    let mut new = [2, 3].map(|rank| store.visit((rank, 4), None).unwrap());
+    sleep(Duration::from_millis(500));
+    for session in &mut new {
+        while let Some((kind, _)) = session.receive(4096).unwrap() {
+            assert_eq!(kind, Kind::Waiting);
+        }
+    }
+    drop(new);
+    // A rank of the epoch that runs comes, and is not refused.
+    assert_eq!(places(&meet_some(&mut members, &[0, 1], 4)), [(1, 0, 2), (1, 1, 2)]);
+}
+
+#[test]
+fn ranks_that_have_not_come_yet_are_not_lost() {
+    let store = Served::of(free_port(), 2..=4, Duration::from_millis(200));
+    let mut members = store.members(4);
+    meet_some(&mut members, &[0, 1], 4);
+    let mut node = Node::new(("127.0.0.1".into(), store.port), known(), (0, 4));
+    assert!(node.lose(1, "rank 1 failed for good"));
+    // Two that were not there in time.
+    assert_eq!(meet_some(&mut members, &[0, 2, 3], 4).len(), 3);
+    assert_eq!(node.over(), None);
+}
+
 /// A meeting has a number of its own, by which ranks tell each other from those of another one.
 #[test]
 fn a_rank_of_another_meeting_is_a_stranger() {
