@@ -92,6 +92,13 @@ impl Node {
         self.session.as_mut().is_some_and(|session| session.send(Kind::Lose, &content).is_ok())
     }
 
+    /// Says that a rank is started again after this time, so that no epoch begins without it before. Whether the store has been told.
+    pub fn wait(&mut self, pause: Duration) -> bool {
+        let pause = (pause.as_millis() as u64).to_le_bytes();
+        self.over().is_some()
+            || self.session.as_mut().is_some_and(|session| session.send(Kind::Waiting, &pause).is_ok())
+    }
+
     fn connect(&mut self) {
         let ((rank, size), introduction) = (self.place, Introduction::Launcher.bytes());
         let hello = Hello { rank, size, port: 0 };

@@ -21,7 +21,8 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::handshake::{CONTENT_MAX, Credentials, Kind, Session, nonce};
@@ -83,7 +84,7 @@ pub struct Store {
     /// Those that are started no more, as their launchers say.
     lost: BTreeSet<usize>,
     pub(super) last_call: Duration,
-    /// When the last rank has come.
+    /// When the last rank has come, or is started again.
     came_at: Instant,
     waiting: BTreeMap<usize, Visitor>,
     connecting: BTreeMap<usize, Visitor>,
@@ -92,6 +93,8 @@ pub struct Store {
     members: BTreeSet<usize>,
     has_called: bool,
     launchers: Vec<Session>,
+    /// Ranks and launchers that are connected.
+    visitors: Arc<AtomicUsize>,
     /// The number of the meeting under way, or of the last one.
     epoch: Option<u64>,
     /// The last epoch that has begun.
@@ -110,7 +113,7 @@ impl Store {
     /// Listens at an address for the processes of a run of so many ranks.
     ///
     /// If fewer are allowed, an epoch begins without those that their launcher has given up ([`Node::lose`](super::Node::lose)), or
-    /// that have not come half a minute after the last one that has. Ranks keep their numbers where these are below the number of
+    /// that have not come half a minute after the last one that has, or that a launcher starts again ([`Node::wait`](super::Node::wait)). Ranks keep their numbers where these are below the number of
     /// ranks; others take those that are free. A process that comes later waits for the next epoch, and running ranks hear of it
     /// ([`Member::wants_to_change`](super::Member::wants_to_change)).
     ///
@@ -142,6 +145,7 @@ impl Store {
             members: BTreeSet::new(),
             has_called: false,
             launchers,
+            visitors: Arc::default(),
             epoch,
             begun,
             has_lost,
@@ -159,6 +163,11 @@ impl Store {
             let busy = !(self.lobby.is_empty() && self.waiting.is_empty() && self.connecting.is_empty());
             std::thread::sleep(if busy { PAUSE } else { PAUSE_IDLE });
         }
+    }
+
+    /// The number of ranks and launchers that are connected, which follows while the store serves.
+    pub fn visitors(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.visitors)
     }
 
     /// Does what can be done without waiting.
@@ -186,6 +195,8 @@ impl Store {
             let working = self.running.values().filter(|visitor| !visitor.is_done);
             self.complain(working.map(|visitor| visitor.named).collect(), waited);
         }
+        let ranks = self.waiting.len() + self.connecting.len() + self.running.len();
+        self.visitors.store(ranks + self.launchers.len(), Ordering::Relaxed);
     }
 
     /// Answers ranks of the running epoch that are done, once it is known whether all have ended well.
@@ -282,7 +293,7 @@ impl Store {
                     self.told.clear();
                     self.expected.insert(rank);
                     self.lost.remove(&rank);
-                    self.came_at = Instant::now();
+                    self.came_at = self.came_at.max(Instant::now());
                 }
             }
             (why, _) => refuse(&mut session, &why.unwrap_or_default()),
@@ -393,6 +404,7 @@ impl Store {
     fn hear_launchers(&mut self) {
         let mut over = None;
         let (expected, lost, sizes) = (&mut self.expected, &mut self.lost, &self.sizes);
+        let came_at = &mut self.came_at;
         self.launchers.retain_mut(|session| match session.receive(CONTENT_MAX) {
             Ok(Some((Kind::Lose, content))) => {
                 let (number, why) = content.split_at(content.len().min(8));
@@ -404,6 +416,11 @@ impl Store {
                 if left < least {
                     over = Some(format!("{}; of the ranks {left} are left, wanted {least}", clean(why)));
                 }
+                true
+            }
+            Ok(Some((Kind::Waiting, pause))) => {
+                let pause = Duration::from_millis(pause.try_into().map_or(0, u64::from_le_bytes));
+                *came_at = Instant::now().checked_add(pause).map_or(*came_at, |at| at.max(*came_at));
                 true
             }
             Ok(Some((Kind::End, why))) => {

@@ -357,6 +357,21 @@ fn new_processes_begin_no_epoch_while_another_one_runs() {
 }
 
 #[test]
+fn no_epoch_begins_without_a_rank_that_is_to_be_started_again() {
+    let store = Served::of(free_port(), 1..=2, Duration::from_millis(100));
+    let mut members = store.members(2);
+    let mut node = Node::new(("127.0.0.1".into(), store.port), known(), (0, 2));
+    assert!(node.wait(Duration::from_millis(600)));
+    let met = scope(|scope| {
+        let [first, second] = members.get_disjoint_mut([0, 1]).unwrap();
+        let first = scope.spawn(|| first.meet((0, 2), LONG).unwrap());
+        sleep(Duration::from_millis(400));
+        [first, scope.spawn(|| second.meet((1, 2), LONG).unwrap())].map(|thread| thread.join().unwrap())
+    });
+    assert_eq!(places(&met), [(0, 0, 2), (0, 1, 2)]);
+}
+
+#[test]
 fn ranks_that_have_not_come_yet_are_not_lost() {
     let store = Served::of(free_port(), 2..=4, Duration::from_millis(200));
     let mut members = store.members(4);
