@@ -34,6 +34,9 @@ impl Absent {
     }
 }
 
+/// How long a launcher visits a store that does not take it. That of a run that has failed goes before, and the next run may have its port.
+const REFUSED: Duration = Duration::from_secs(5);
+
 /// A launcher, as the store knows it.
 #[derive(Debug)]
 pub struct Node {
@@ -42,6 +45,8 @@ pub struct Node {
     /// The machine's number, and the number of ranks on all.
     place: (usize, usize),
     session: Option<Session>,
+    /// Since when what listens there does not take it.
+    refused: Option<Instant>,
     /// Why the run is over.
     over: Option<String>,
     absent: Option<Absent>,
@@ -50,7 +55,7 @@ pub struct Node {
 impl Node {
     /// One that is not connected yet.
     pub fn new(store: (String, u16), known: Credentials, place: (usize, usize)) -> Node {
-        Node { store, known, place, session: None, over: None, absent: None }
+        Node { store, known, place, session: None, refused: None, over: None, absent: None }
     }
 
     /// Why the run is over, if the store says that it is. Connects with the store where there is no connection; to be called again.
@@ -106,9 +111,15 @@ impl Node {
         for address in (host.as_str(), *port).to_socket_addrs().into_iter().flatten() {
             let Ok(socket) = dial(address, ATTEMPT, None) else { continue };
             match greet_with(socket, &hello, &introduction, &self.known, Instant::now() + GREETING) {
-                Ok(session) => self.session = session,
-                // The store says so once the run is over; or it is another run's.
-                Err(why) => self.over = Some(why),
+                Ok(session) => {
+                    self.refused = None;
+                    self.session = session;
+                }
+                // The run is over; or this is the store of another run that is just ending, or no store.
+                Err(why) => {
+                    let since = *self.refused.get_or_insert_with(Instant::now);
+                    self.over = Some(why).filter(|_| since.elapsed() > REFUSED);
+                }
             }
             return;
         }

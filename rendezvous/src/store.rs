@@ -118,7 +118,8 @@ impl Store {
     /// ([`Member::wants_to_change`](super::Member::wants_to_change)).
     ///
     /// # Errors
-    /// If the port is taken, the address is none of this machine, or TLS is on and cannot be.
+    /// If the port is taken, the address is none of this machine, TLS is on and cannot be, or there is no secret: a stranger could end
+    /// the run.
     pub fn bind(
         host: &str,
         port: u16,
@@ -126,6 +127,9 @@ impl Store {
         sizes: RangeInclusive<usize>,
     ) -> io::Result<Store> {
         known.check().map_err(io::Error::other)?;
+        if known.secret.is_empty() {
+            return Err(io::Error::other("a store needs a secret (PHALANX_SECRET), by which alone it knows launchers"));
+        }
         let (listener, _) = Master::Address(host.into(), port).listen()?;
         let (waiting, connecting, running, launchers) = Default::default();
         let (lobby, tell_at, came_at) = (Lobby::new(listener)?, Instant::now(), Instant::now());

@@ -198,6 +198,52 @@ fn what_is_no_rank_of_the_run_is_refused_with_the_reason() {
 }
 
 #[test]
+fn a_launcher_outwaits_the_store_of_the_run_before() {
+    let before = Served::new(2);
+    let port = before.port;
+    let node = |rank| Node::new(("127.0.0.1".into(), port), known(), (rank, 2));
+    assert!(node(0).end("rank 0 failed for good"));
+    while before.visit((0, 2), None).is_ok() {}
+    let mut next = node(1);
+    assert_eq!(next.over(), None);
+    drop(before);
+    let store = Served::at(port, 2);
+    assert!(next.end("of the next run"));
+    let end = Instant::now() + LONG;
+    while !store.visit((0, 2), None).is_err_and(|why| why.contains("of the next run")) {
+        assert!(Instant::now() < end);
+    }
+}
+
+/// One whose address leads to a stranger, in each meeting.
+#[test]
+fn a_rank_that_can_never_connect_with_another_gives_up() {
+    let store = Served::new(2);
+    let stranger = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let hello = Hello { rank: 0, size: 2, port: stranger.local_addr().unwrap().port() };
+    spawn(move || stranger.incoming().flatten().for_each(|mut to| drop(to.write_all(&[b'H'; 100]))));
+    let mut member = store.member();
+    let meets = spawn(move || member.meet((1, 2), LONG).unwrap_err().to_string());
+    let begin = Instant::now();
+    while !meets.is_finished() && begin.elapsed() < LONG {
+        let introduction = Introduction::Rank { last: None }.bytes();
+        let greeted = greet_with(store.connect(), &hello, &introduction, &known(), Instant::now() + LONG);
+        let mut session = greeted.unwrap().unwrap();
+        while !meets.is_finished() && !matches!(session.receive(4096), Ok(Some((Kind::Again, _)))) {
+            sleep(Duration::from_millis(1));
+        }
+    }
+    let why = meets.join().unwrap();
+    assert!(why.contains("for rank 0: ") && why.ends_with("it has not connected in 10 meetings"), "{why}");
+}
+
+#[test]
+fn without_a_secret_there_is_no_store() {
+    let why = Store::bind("127.0.0.1", free_port(), Credentials::default(), 1..=2).unwrap_err().to_string();
+    assert!(why.contains("a store needs a secret"), "{why}");
+}
+
+#[test]
 fn strangers_at_the_store_delay_no_rank() {
     let store = Served::new(2);
     let mut idle: Vec<TcpStream> = (0..500).map(|_| store.connect()).collect();
