@@ -34,8 +34,9 @@ impl Absent {
     }
 }
 
-/// How long a launcher visits a store that does not take it. That of a run that has failed goes before, and the next run may have its port.
-const REFUSED: Duration = Duration::from_secs(5);
+/// How long a launcher visits a store whose run was over before the launcher began. The store of a run that has failed goes before, and
+/// the next run may have its port.
+const OUTWAITS: Duration = Duration::from_secs(5);
 
 /// A launcher, as the store knows it.
 #[derive(Debug)]
@@ -45,8 +46,7 @@ pub struct Node {
     /// The machine's number, and the number of ranks on all.
     place: (usize, usize),
     session: Option<Session>,
-    /// Since when what listens there does not take it.
-    refused: Option<Instant>,
+    begin: Instant,
     /// Why the run is over.
     over: Option<String>,
     absent: Option<Absent>,
@@ -55,7 +55,7 @@ pub struct Node {
 impl Node {
     /// One that is not connected yet.
     pub fn new(store: (String, u16), known: Credentials, place: (usize, usize)) -> Node {
-        Node { store, known, place, session: None, refused: None, over: None, absent: None }
+        Node { store, known, place, session: None, begin: Instant::now(), over: None, absent: None }
     }
 
     /// Why the run is over, if the store says that it is. Connects with the store where there is no connection; to be called again.
@@ -65,6 +65,13 @@ impl Node {
         }
         match self.session.as_mut().map(|session| session.receive(CONTENT_MAX)) {
             Some(Ok(Some((Kind::Refused, why)))) => self.over = Some(clean(&why)),
+            Some(Ok(Some((Kind::End, content)))) => {
+                let (ago, why) = content.split_at(content.len().min(8));
+                let ago = Duration::from_millis(ago.try_into().map_or(0, u64::from_le_bytes));
+                let age = self.begin.elapsed();
+                self.session = None;
+                self.over = (ago <= age || age > OUTWAITS).then(|| clean(why));
+            }
             Some(Ok(Some((Kind::Absent, content)))) => self.absent = Absent::of(&content),
             Some(Err(_)) => self.session = None,
             _ => {}
@@ -111,15 +118,9 @@ impl Node {
         for address in (host.as_str(), *port).to_socket_addrs().into_iter().flatten() {
             let Ok(socket) = dial(address, ATTEMPT, None) else { continue };
             match greet_with(socket, &hello, &introduction, &self.known, Instant::now() + GREETING) {
-                Ok(session) => {
-                    self.refused = None;
-                    self.session = session;
-                }
-                // The run is over; or this is the store of another run that is just ending, or no store.
-                Err(why) => {
-                    let since = *self.refused.get_or_insert_with(Instant::now);
-                    self.over = Some(why).filter(|_| since.elapsed() > REFUSED);
-                }
+                Ok(session) => self.session = session,
+                // It is no store of this run, as ranks of this launcher say that come there. One of this run may follow.
+                Err(_) => continue,
             }
             return;
         }

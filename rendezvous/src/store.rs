@@ -102,8 +102,8 @@ pub struct Store {
     /// Whether one of its ranks has gone, or all have ended well.
     has_lost: bool,
     has_ended: bool,
-    /// Why the run is over.
-    over: Option<String>,
+    /// Since when the run is over, and why.
+    over: Option<(Instant, String)>,
     /// When waiting ranks are told who is missing, and the ranks that they have been told.
     tell_at: Instant,
     told: Vec<usize>,
@@ -263,17 +263,23 @@ impl Store {
         let Proven { hello, mut session, introduction, from } = visitor;
         let (rank, size) = (hello.rank, hello.size);
         let refused = match Introduction::of(&introduction) {
-            _ if self.over.is_some() => self.over.clone(),
             _ if self.known.tls && !session.stream.has_tls() => {
                 Some(format!("rank {rank} came without TLS, which is on at the store{ALL_OR_NONE}"))
             }
             Some(Introduction::Launcher) if self.launchers.len() < LAUNCHERS_MAX => {
-                if session.send(Kind::Accepted, &[]).is_ok() {
+                let mut told = session.send(Kind::Accepted, &[]);
+                if let Some((at, why)) = &self.over {
+                    let ago = (at.elapsed().as_millis() as u64).to_le_bytes();
+                    let why = &why.as_bytes()[..why.len().min(CONTENT_MAX / 2)];
+                    told = told.and_then(|()| session.send(Kind::End, &[&ago, why].concat()));
+                }
+                if told.is_ok() {
                     self.launchers.push(session);
                 }
                 return;
             }
             Some(Introduction::Launcher) => Some(format!("the store has {LAUNCHERS_MAX} launchers")),
+            _ if self.over.is_some() => self.over.as_ref().map(|(_, why)| why.clone()),
             None => Some(format!(
                 "rank {rank} looks for rank 0, and this is the run's store: set PHALANX_STORE to its address"
             )),
@@ -439,7 +445,7 @@ impl Store {
         sessions.chain(&mut self.launchers).for_each(|session| refuse(session, &why));
         self.waiting.clear();
         self.connecting.clear();
-        self.over = Some(why);
+        self.over = Some((Instant::now(), why));
     }
 }
 

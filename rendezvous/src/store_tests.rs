@@ -204,12 +204,17 @@ fn a_launcher_outwaits_the_store_of_the_run_before() {
     let node = |rank| Node::new(("127.0.0.1".into(), port), known(), (rank, 2));
     assert!(node(0).end("rank 0 failed for good"));
     while before.visit((0, 2), None).is_ok() {}
+    sleep(Duration::from_millis(100));
     let mut next = node(1);
-    assert_eq!(next.over(), None);
+    for _ in 0..20 {
+        assert_eq!(next.over(), None);
+        sleep(Duration::from_millis(5));
+    }
     drop(before);
-    let store = Served::at(port, 2);
-    assert!(next.end("of the next run"));
-    let end = Instant::now() + LONG;
+    let (store, end) = (Served::at(port, 2), Instant::now() + LONG);
+    while !next.end("of the next run") {
+        assert!(Instant::now() < end);
+    }
     while !store.visit((0, 2), None).is_err_and(|why| why.contains("of the next run")) {
         assert!(Instant::now() < end);
     }
