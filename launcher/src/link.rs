@@ -1,7 +1,8 @@
 //! The run's store, as the launcher serves it ([`serve`]) and speaks with it ([`Link`]).
 
 use std::collections::VecDeque;
-use std::sync::atomic::AtomicBool;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
@@ -24,10 +25,15 @@ pub(crate) fn serve(options: &Options) -> Result<Option<Store>, String> {
     store.map(Some).map_err(|error| format!("the store cannot listen at {}: {error}", show(place)))
 }
 
+/// The number of launchers and ranks that are connected with the store.
+pub(crate) type Visitors = Arc<AtomicUsize>;
+
 /// Serves on a thread that lives as long as the launcher.
-pub(crate) fn serve_on_a_thread(store: Store) {
+pub(crate) fn serve_on_a_thread(store: Store) -> Visitors {
     static NEVER: AtomicBool = AtomicBool::new(false);
+    let visitors = store.visitors();
     thread::spawn(|| store.serve(&NEVER));
+    visitors
 }
 
 /// Serves until a signal comes.
@@ -35,7 +41,7 @@ pub(crate) fn serve_on_a_thread(store: Store) {
 /// # Errors
 /// As [`serve`].
 pub(crate) fn serve_alone(options: &Options) -> Result<u8, String> {
-    let stop = std::sync::Arc::new(AtomicBool::new(false));
+    let stop = Arc::new(AtomicBool::new(false));
     #[cfg(unix)]
     for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
         let set = signal_hook::flag::register(signal, stop.clone());
@@ -58,6 +64,8 @@ enum Tell {
     End(String),
     /// This rank is started no more.
     Lose(usize, String),
+    /// A rank is started again after this time.
+    Wait(Duration),
 }
 
 /// What the store says.
@@ -94,6 +102,11 @@ impl Link {
         let _ = self.tell.send(Tell::Lose(rank, why));
     }
 
+    /// A rank is started again after this time.
+    pub(crate) fn wait(&self, pause: Duration) {
+        let _ = self.tell.send(Tell::Wait(pause));
+    }
+
     /// Whether the store knows that the run is over.
     pub(crate) fn is_over(&self) -> bool {
         self.thread.is_finished()
@@ -112,6 +125,7 @@ fn watch(mut node: Node, told: &Receiver<Tell>, hear: impl Fn(Heard)) {
             // This launcher knows why.
             Some(Tell::End(why)) if node.end(why) => return,
             Some(Tell::Lose(rank, why)) if node.lose(*rank, why) => drop(waiting.pop_front()),
+            Some(Tell::Wait(pause)) if node.wait(*pause) => drop(waiting.pop_front()),
             _ => {
                 if let Some(why) = node.over() {
                     return hear(Heard::Over(why.to_string()));

@@ -32,6 +32,9 @@ usage: phalanx-launch [OPTIONS] PROGRAM [ARGUMENTS]
 /// The port of rank 0 if there are several machines, which have to agree on it. It is torchrun's.
 const PORT: u16 = 29_500;
 
+/// Their numbers are of two bytes where they meet.
+const RANKS_MAX: usize = u16::MAX as usize;
+
 /// The longest time before a rank is started again.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
@@ -85,8 +88,11 @@ fn wrong<T>(why: impl Into<String>) -> Result<T, Stop> {
 }
 
 impl Options {
-    /// From the arguments after the program's name.
-    pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Options, Stop> {
+    /// From the arguments after the program's name, and the variables of the environment.
+    pub(crate) fn parse(
+        arguments: impl IntoIterator<Item = OsString>,
+        variable: &impl Fn(&str) -> Option<String>,
+    ) -> Result<Options, Stop> {
         let mut parser = lexopt::Parser::from_args(arguments);
         let (mut processes, mut nodes, mut node_rank) = ((1, 1), (1, 1), 0);
         let (mut address, mut port, mut rendezvous) = (None, None, None);
@@ -123,8 +129,11 @@ impl Options {
                 None => return wrong("got no program to start"),
             }
         };
-        let least = nodes.0 * processes.0;
+        let least = nodes.0.saturating_mul(processes.0);
         let (nodes, processes) = (nodes.1, processes.1);
+        if nodes.saturating_mul(processes) > RANKS_MAX {
+            return wrong(format!("got {nodes} times {processes} ranks, wanted at most {RANKS_MAX}"));
+        }
         let is_elastic = max_restarts > 0 || least < nodes * processes;
         if node_rank >= nodes {
             return wrong(format!("got --node-rank {node_rank}, wanted one below --nnodes {nodes}"));
@@ -141,13 +150,17 @@ impl Options {
                 "got --rendezvous with --max-restarts or --store, wanted --master-addr: a store has an address",
             );
         }
+        if serve.is_some() && (store.is_some() || rendezvous.is_some() || node_rank > 0) {
+            return wrong(
+                "got --serve with --store, --rendezvous or --node-rank, wanted it alone: it serves the store of all machines",
+            );
+        }
         let port = match port {
             Some(port) => port,
             None if nodes > 1 => PORT,
             None => free_port()?,
         };
-        let has_secret =
-            ["PHALANX_SECRET", "PHALANX_SECRET_FILE"].iter().any(|name| std::env::var_os(name).is_some());
+        let has_secret = ["PHALANX_SECRET", "PHALANX_SECRET_FILE"].iter().any(|name| variable(name).is_some());
         let is_alone = nodes == 1 && store.is_none() && serve.is_none();
         let secret = if is_alone && !has_secret { Some(secret()?) } else { None };
         let master = (address.unwrap_or_else(|| "127.0.0.1".into()), port);
@@ -156,10 +169,16 @@ impl Options {
         let store = store.clone().or_else(here);
         let find = |name: &str| match (&secret, name) {
             (Some(secret), "PHALANX_SECRET") => Some(secret.clone()),
-            _ => std::env::var(name).ok(),
+            _ => variable(name),
         };
         let known = store.as_ref().map(|_| Credentials::find(&find)).transpose();
         let known = known.map_err(|error| Stop::Wrong(error.to_string()))?.unwrap_or_default();
+        if store.is_some() && known.secret.is_empty() {
+            return wrong(
+                "got no secret, by which alone the store knows the processes of the run: set PHALANX_SECRET or PHALANX_SECRET_FILE to \
+                 the same on all machines, such as what `openssl rand -hex 16` prints once",
+            );
+        }
         let arguments = parser.raw_args()?.collect();
         Ok(Options {
             least,
@@ -279,7 +298,14 @@ mod tests {
     use super::*;
 
     fn parse(line: &str) -> Result<Options, String> {
-        Options::parse(line.split_whitespace().map(OsString::from)).map_err(|stop| match stop {
+        // All machines have a secret in common.
+        let has = line.contains("--nnodes") || line.contains("--serve");
+        parse_with(line, if has { "of all" } else { "" })
+    }
+
+    fn parse_with(line: &str, secret: &str) -> Result<Options, String> {
+        let variable = |name: &str| (name == "PHALANX_SECRET" && !secret.is_empty()).then(|| secret.into());
+        Options::parse(line.split_whitespace().map(OsString::from), &variable).map_err(|stop| match stop {
             Stop::Help => "help".into(),
             Stop::Wrong(why) => why,
         })
@@ -363,6 +389,11 @@ mod tests {
             ("--store node0 gpt", "got --store node0, wanted HOST:PORT"),
             ("--max-restarts 1 --rendezvous file:///a gpt", "wanted --master-addr"),
             ("--serve :5", "got --serve :5, wanted HOST:PORT"),
+            ("--serve a:5 --store b:5", "got --serve with --store"),
+            ("--serve a:5 --nnodes 2 --node-rank 1", "got --serve with --store, --rendezvous or --node-rank"),
+            ("--nnodes 1000 -n 1000 --master-addr a gpt", "got 1000 times 1000 ranks, wanted at most 65535"),
+            ("--nnodes 9223372036854775807 -n 4 --serve a:5", "wanted at most 65535"),
+            ("--store a:5 gpt", "got no secret"),
             ("--help", "help"),
         ] {
             let error = parse(line).expect_err(line);

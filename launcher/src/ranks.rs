@@ -10,13 +10,14 @@
 
 use std::io::{stderr, stdout};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use phalanx_rendezvous::Absent;
 
-use crate::link::{self, Heard, Link};
+use crate::link::{self, Heard, Link, Visitors};
 use crate::options::Options;
 use crate::{USAGE, logs, say, tied};
 
@@ -73,7 +74,7 @@ pub(crate) fn run(options: &Options) -> Result<u8, String> {
     let (send, events) = channel();
     pass_on_signals(&send)?;
     let start = Instant::now();
-    link::serve(options)?.into_iter().for_each(link::serve_on_a_thread);
+    let visitors = link::serve(options)?.map(link::serve_on_a_thread);
     let heard = send.clone();
     let link = Link::new(options, move |what| drop(heard.send(Event::Heard(what))));
     let (ranks, copies) = Default::default();
@@ -109,9 +110,11 @@ pub(crate) fn run(options: &Options) -> Result<u8, String> {
     while launcher.copies.iter().any(|copy| !copy.is_finished()) && Instant::now() < end {
         thread::sleep(Duration::from_millis(5));
     }
-    let Some(failed) = launcher.first_failure else { return Ok(0) };
-    let code = report(&launcher.ranks, failed, start.elapsed(), options);
-    launcher.part();
+    let code = match launcher.first_failure {
+        Some(failed) => report(&launcher.ranks, failed, start.elapsed(), options),
+        None => 0,
+    };
+    launcher.part(visitors.as_ref(), &events);
     Ok(code)
 }
 
@@ -188,6 +191,8 @@ impl Launcher<'_> {
                         say(&format!("the run is over: {why}"));
                     }
                     self.first_failure = self.first_failure.or(self.lost);
+                    // A rank that hangs does not hear of it.
+                    self.next = self.next.or(Some((Instant::now() + PATIENCE, Signal::SIGTERM)));
                     self.start_none();
                 }
                 // The second one is in earnest.
@@ -219,6 +224,9 @@ impl Launcher<'_> {
                 "rank {number} (process {pid}) failed: {how}; restart {next} of {most} in {seconds} s"
             ));
             rank.state = State::Waits(Instant::now() + pause, ended);
+            if let Some(link) = &self.link {
+                link.wait(pause);
+            }
             return;
         }
         let (number, how) = (rank.rank, how(&ended));
@@ -298,9 +306,33 @@ impl Launcher<'_> {
         }
     }
 
-    /// After a failure: stays until processes on other machines know of it, as far as this launcher serves the store.
-    fn part(&self) {
-        let Some(link) = self.link.as_ref().filter(|_| self.options.nodes > 1) else { return };
+    /// Stays until processes on other machines know that the run is over; or, if it goes on without this launcher's ranks, as long as
+    /// there are any, if this launcher serves the store.
+    fn part(&mut self, visitors: Option<&Visitors>, events: &Receiver<Event>) {
+        if self.options.nodes == 1 {
+            return;
+        }
+        if let Some(visitors) = visitors.filter(|_| !self.ends) {
+            // The launcher itself visits the store no more.
+            self.link = None;
+            let mut is_first = true;
+            while visitors.load(Ordering::Relaxed) > 0 {
+                match events.recv_timeout(Duration::from_millis(50)) {
+                    Err(RecvTimeoutError::Timeout) if is_first => {
+                        say("the ranks of this machine have ended; it serves the store until those of others have");
+                        is_first = false;
+                    }
+                    #[cfg(unix)]
+                    Ok(Event::Signal(_)) => return,
+                    _ => {}
+                }
+            }
+            return;
+        }
+        if self.first_failure.is_none() {
+            return;
+        }
+        let Some(link) = &self.link else { return };
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end && (self.options.serves || !link.is_over()) {
             thread::sleep(Duration::from_millis(20));

@@ -108,7 +108,7 @@ impl Run {
             command.arg(exe).args(["rank", "--exact", "--ignored", "--nocapture"]);
         }
         command.env("FOLDER", &self.folder).stdout(Stdio::piped()).stderr(Stdio::piped());
-        if options.contains(&"--nnodes") {
+        if ["--nnodes", "--store"].iter().any(|name| options.contains(name)) {
             command.env("PHALANX_SECRET", "of all machines");
         }
         let mut launcher = command.spawn().unwrap();
@@ -298,6 +298,25 @@ fn a_run_goes_on_without_ranks_that_it_can_do_without() {
     run.size = 1;
     run.meet(Some(0));
     run.end();
+}
+
+#[test]
+fn a_launcher_without_ranks_serves_the_store_while_those_of_others_go_on() {
+    let mut run = Run::new("serves-on", 2);
+    let port = free_port().to_string();
+    for node in ["0", "1"] {
+        let place = ["--nnodes", "1:2", "--node-rank", node, "--master-addr", "127.0.0.1"];
+        run.launch(&[&place[..], &["--master-port", &port]].concat());
+    }
+    let said = run.meet(None);
+    assert!(kill("-KILL", said[0].pid));
+    run.size = 1;
+    run.meet(Some(0));
+    std::thread::sleep(Duration::from_millis(2500));
+    assert!(run.launchers[0].try_wait().unwrap().is_none());
+    std::fs::write(run.folder.join("end"), "").unwrap();
+    assert!(ended(&mut run.launchers[1]).success());
+    assert_eq!(ended(&mut run.launchers[0]).code(), Some(128 + 9));
 }
 
 /// The launcher on these options, with a shell as each rank.

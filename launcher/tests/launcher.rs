@@ -1,6 +1,9 @@
 //! The launcher as a process, with shells as ranks.
 #![cfg(unix)]
 
+#[path = "../../parallel/tests/comm/port.rs"]
+mod port;
+
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -137,4 +140,20 @@ fn mistakes_are_one_line_and_code_2_or_1() {
     let output = run(&["-n", "2", "/nowhere/program"]);
     assert_eq!((output.status.code(), lines(&output.stderr).len()), (Some(1), 1));
     assert!(run(&["--help"]).status.success());
+}
+
+#[test]
+fn a_rank_that_hangs_is_ended_when_the_run_is_over_elsewhere() {
+    let port = port::free_port().to_string();
+    let launch = |node: &str, script: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx-launch"));
+        command.args(["--nnodes", "2", "--node-rank", node, "--master-addr", "127.0.0.1"]);
+        command.args(["--master-port", &port, "--max-restarts", "1", "--backoff", "0.05", "sh", "-c", script]);
+        command.env("PHALANX_SECRET", "of both").stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let begin = Instant::now();
+    let (first, hangs) = (launch("0", "sleep 0.5; exit 7"), launch("1", "exec sleep 50"));
+    let (first, hangs) = (first.wait_with_output().unwrap(), hangs.wait_with_output().unwrap());
+    assert_eq!((first.status.code(), hangs.status.code()), (Some(7), Some(128 + 15)));
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
 }

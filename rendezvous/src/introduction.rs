@@ -25,8 +25,8 @@ impl Introduction {
             [1] => Some(Introduction::Rank { last: None }),
             [2, last @ ..] => {
                 let last = u64::from_le_bytes(last.try_into().ok()?);
-                // The next one has a number, too.
-                (last < u64::MAX).then_some(Introduction::Rank { last: Some(last) })
+                // All that can follow have a number, too.
+                (last < u64::MAX / 2).then_some(Introduction::Rank { last: Some(last) })
             }
             _ => None,
         }

@@ -45,7 +45,15 @@ impl Lobby {
     pub(super) fn step(&mut self, known: &Credentials) -> Vec<Proven> {
         let mut proven = Vec::new();
         for _ in 0..TAKEN_MAX {
-            let Ok((socket, from)) = self.listener.accept() else { break };
+            let (socket, from) = match self.listener.accept() {
+                Ok(taken) => taken,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                // Such as one for which this process may open no more files.
+                Err(error) => {
+                    self.unlike = Some(format!("a connection cannot be taken: {error}"));
+                    break;
+                }
+            };
             // Most ranks say who they are at once, and are not the oldest when the room is full.
             if let Ok(guest) = Guest::new(socket, from) {
                 proven.extend(self.advance(guest, known));

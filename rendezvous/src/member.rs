@@ -13,6 +13,8 @@ use super::rendezvous::{ADDRESS_MAX, PAUSE_MAX, Rendezvous, STORE, Streams, stre
 use crate::stream::PAUSE;
 use crate::{Result, clean, name_ranks};
 
+/// Meetings in which a process may fail to connect with other ranks, by an error of its own, before it gives up.
+const FAILURES_MAX: usize = 10;
 /// Between two complaints about ranks that do not come.
 const COMPLAIN: Duration = Duration::from_secs(1);
 
@@ -84,6 +86,8 @@ enum Stop {
     For(String),
     /// The process is to come again.
     Again(String),
+    /// The same, after an error of its own while it connected with other ranks.
+    Failed(String),
 }
 
 impl Member {
@@ -113,12 +117,20 @@ impl Member {
         (self.session, self.change) = (None, false);
         let (store, known) = (self.store.clone(), self.known.clone());
         let mut visit = Rendezvous::new((rank, size), &store, &known, timeout, &tell);
+        let mut failures = 0;
         loop {
             visit.introduction = Introduction::Rank { last: self.last }.bytes();
-            match self.attempt(&visit, timeout, &tell) {
+            let stop = match self.attempt(&visit, timeout, &tell) {
                 Ok(met) => return Ok(met),
-                Err(Stop::For(why)) => return Err(why.into()),
-                Err(Stop::Again(why)) => {
+                Err(stop) => stop,
+            };
+            failures += usize::from(matches!(stop, Stop::Failed(_)));
+            match stop {
+                Stop::For(why) => return Err(why.into()),
+                Stop::Failed(why) if failures == FAILURES_MAX => {
+                    return Err(format!("{why}; it has not connected in {failures} meetings").into());
+                }
+                Stop::Again(why) | Stop::Failed(why) => {
                     visit.say(&format!("{why}; it meets the others again"));
                     std::thread::sleep(PAUSE_MAX);
                 }
@@ -173,7 +185,7 @@ impl Member {
         visit.restart();
         let known = self.known.of_meeting(&key);
         let pairing = Rendezvous::new((rank, addresses.len()), &self.store, &known, timeout, tell);
-        let refused = Cell::new(None);
+        let (refused, is_told) = (Cell::new(None), Cell::new(false));
         let mut complaints = self.complaints();
         let watch = &mut || match begins(&mut session) {
             Ok(_) => {
@@ -183,9 +195,10 @@ impl Member {
             Err(Stop::Again(why)) => {
                 // A process has gone. The one in its place needs time.
                 visit.restart();
+                is_told.set(true);
                 Err(why)
             }
-            Err(Stop::For(why)) => {
+            Err(Stop::For(why) | Stop::Failed(why)) => {
                 refused.set(Some(why.clone()));
                 Err(why)
             }
@@ -195,7 +208,8 @@ impl Member {
         let reception = paired.map_err(|why| match refused.take() {
             Some(why) => Stop::For(why),
             None if pairing.left().is_none() => Stop::For(why),
-            None => Stop::Again(why),
+            None if is_told.get() => Stop::Again(why),
+            None => Stop::Failed(why),
         })?;
         // From now on the store may let the epoch begin.
         self.last = Some(epoch);

@@ -34,6 +34,10 @@ impl Absent {
     }
 }
 
+/// How long a launcher visits a store whose run was over before the launcher began. The store of a run that has failed goes before, and
+/// the next run may have its port.
+const OUTWAITS: Duration = Duration::from_secs(5);
+
 /// A launcher, as the store knows it.
 #[derive(Debug)]
 pub struct Node {
@@ -42,6 +46,7 @@ pub struct Node {
     /// The machine's number, and the number of ranks on all.
     place: (usize, usize),
     session: Option<Session>,
+    begin: Instant,
     /// Why the run is over.
     over: Option<String>,
     absent: Option<Absent>,
@@ -50,7 +55,7 @@ pub struct Node {
 impl Node {
     /// One that is not connected yet.
     pub fn new(store: (String, u16), known: Credentials, place: (usize, usize)) -> Node {
-        Node { store, known, place, session: None, over: None, absent: None }
+        Node { store, known, place, session: None, begin: Instant::now(), over: None, absent: None }
     }
 
     /// Why the run is over, if the store says that it is. Connects with the store where there is no connection; to be called again.
@@ -60,6 +65,13 @@ impl Node {
         }
         match self.session.as_mut().map(|session| session.receive(CONTENT_MAX)) {
             Some(Ok(Some((Kind::Refused, why)))) => self.over = Some(clean(&why)),
+            Some(Ok(Some((Kind::End, content)))) => {
+                let (ago, why) = content.split_at(content.len().min(8));
+                let ago = Duration::from_millis(ago.try_into().map_or(0, u64::from_le_bytes));
+                let age = self.begin.elapsed();
+                self.session = None;
+                self.over = (ago <= age || age > OUTWAITS).then(|| clean(why));
+            }
             Some(Ok(Some((Kind::Absent, content)))) => self.absent = Absent::of(&content),
             Some(Err(_)) => self.session = None,
             _ => {}
@@ -92,6 +104,13 @@ impl Node {
         self.session.as_mut().is_some_and(|session| session.send(Kind::Lose, &content).is_ok())
     }
 
+    /// Says that a rank is started again after this time, so that no epoch begins without it before. Whether the store has been told.
+    pub fn wait(&mut self, pause: Duration) -> bool {
+        let pause = (pause.as_millis() as u64).to_le_bytes();
+        self.over().is_some()
+            || self.session.as_mut().is_some_and(|session| session.send(Kind::Waiting, &pause).is_ok())
+    }
+
     fn connect(&mut self) {
         let ((rank, size), introduction) = (self.place, Introduction::Launcher.bytes());
         let hello = Hello { rank, size, port: 0 };
@@ -100,8 +119,8 @@ impl Node {
             let Ok(socket) = dial(address, ATTEMPT, None) else { continue };
             match greet_with(socket, &hello, &introduction, &self.known, Instant::now() + GREETING) {
                 Ok(session) => self.session = session,
-                // The store says so once the run is over; or it is another run's.
-                Err(why) => self.over = Some(why),
+                // It is no store of this run, as ranks of this launcher say that come there. One of this run may follow.
+                Err(_) => continue,
             }
             return;
         }

@@ -21,7 +21,8 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use super::handshake::{CONTENT_MAX, Credentials, Kind, Session, nonce};
@@ -80,8 +81,10 @@ pub struct Store {
     sizes: RangeInclusive<usize>,
     /// The ranks, by the number that their launchers have given them, which the next epoch waits for.
     expected: BTreeSet<usize>,
+    /// Those that are started no more, as their launchers say.
+    lost: BTreeSet<usize>,
     pub(super) last_call: Duration,
-    /// When the last rank has come.
+    /// When the last rank has come, or is started again.
     came_at: Instant,
     waiting: BTreeMap<usize, Visitor>,
     connecting: BTreeMap<usize, Visitor>,
@@ -90,6 +93,8 @@ pub struct Store {
     members: BTreeSet<usize>,
     has_called: bool,
     launchers: Vec<Session>,
+    /// Ranks and launchers that are connected.
+    visitors: Arc<AtomicUsize>,
     /// The number of the meeting under way, or of the last one.
     epoch: Option<u64>,
     /// The last epoch that has begun.
@@ -97,8 +102,8 @@ pub struct Store {
     /// Whether one of its ranks has gone, or all have ended well.
     has_lost: bool,
     has_ended: bool,
-    /// Why the run is over.
-    over: Option<String>,
+    /// Since when the run is over, and why.
+    over: Option<(Instant, String)>,
     /// When waiting ranks are told who is missing, and the ranks that they have been told.
     tell_at: Instant,
     told: Vec<usize>,
@@ -108,12 +113,13 @@ impl Store {
     /// Listens at an address for the processes of a run of so many ranks.
     ///
     /// If fewer are allowed, an epoch begins without those that their launcher has given up ([`Node::lose`](super::Node::lose)), or
-    /// that have not come half a minute after the last one that has. Ranks keep their numbers where these are below the number of
+    /// that have not come half a minute after the last one that has, or that a launcher starts again ([`Node::wait`](super::Node::wait)). Ranks keep their numbers where these are below the number of
     /// ranks; others take those that are free. A process that comes later waits for the next epoch, and running ranks hear of it
     /// ([`Member::wants_to_change`](super::Member::wants_to_change)).
     ///
     /// # Errors
-    /// If the port is taken, the address is none of this machine, or TLS is on and cannot be.
+    /// If the port is taken, the address is none of this machine, TLS is on and cannot be, or there is no secret: a stranger could end
+    /// the run.
     pub fn bind(
         host: &str,
         port: u16,
@@ -121,6 +127,9 @@ impl Store {
         sizes: RangeInclusive<usize>,
     ) -> io::Result<Store> {
         known.check().map_err(io::Error::other)?;
+        if known.secret.is_empty() {
+            return Err(io::Error::other("a store needs a secret (PHALANX_SECRET), by which alone it knows launchers"));
+        }
         let (listener, _) = Master::Address(host.into(), port).listen()?;
         let (waiting, connecting, running, launchers) = Default::default();
         let (lobby, tell_at, came_at) = (Lobby::new(listener)?, Instant::now(), Instant::now());
@@ -131,6 +140,7 @@ impl Store {
             known,
             sizes,
             expected,
+            lost: BTreeSet::new(),
             last_call,
             came_at,
             waiting,
@@ -139,6 +149,7 @@ impl Store {
             members: BTreeSet::new(),
             has_called: false,
             launchers,
+            visitors: Arc::default(),
             epoch,
             begun,
             has_lost,
@@ -156,6 +167,11 @@ impl Store {
             let busy = !(self.lobby.is_empty() && self.waiting.is_empty() && self.connecting.is_empty());
             std::thread::sleep(if busy { PAUSE } else { PAUSE_IDLE });
         }
+    }
+
+    /// The number of ranks and launchers that are connected, which follows while the store serves.
+    pub fn visitors(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.visitors)
     }
 
     /// Does what can be done without waiting.
@@ -183,6 +199,8 @@ impl Store {
             let working = self.running.values().filter(|visitor| !visitor.is_done);
             self.complain(working.map(|visitor| visitor.named).collect(), waited);
         }
+        let ranks = self.waiting.len() + self.connecting.len() + self.running.len();
+        self.visitors.store(ranks + self.launchers.len(), Ordering::Relaxed);
     }
 
     /// Answers ranks of the running epoch that are done, once it is known whether all have ended well.
@@ -221,7 +239,10 @@ impl Store {
     /// Whether the next epoch can begin with those that wait.
     fn is_complete(&self) -> bool {
         let all = self.expected.iter().all(|rank| self.waiting.contains_key(rank));
-        self.waiting.len() >= *self.sizes.start() && (all || self.came_at.elapsed() > self.last_call)
+        // New processes begin no epoch of their own while another one runs: its ranks, which have the run's state, would be stale.
+        let may_call = self.running.is_empty() || self.waiting.values().any(|rank| rank.last >= self.begun);
+        let is_time = may_call && self.came_at.elapsed() > self.last_call;
+        self.waiting.len() >= *self.sizes.start() && (all || is_time)
     }
 
     /// Tells running ranks that a process waits that has no place among them.
@@ -242,17 +263,23 @@ impl Store {
         let Proven { hello, mut session, introduction, from } = visitor;
         let (rank, size) = (hello.rank, hello.size);
         let refused = match Introduction::of(&introduction) {
-            _ if self.over.is_some() => self.over.clone(),
             _ if self.known.tls && !session.stream.has_tls() => {
                 Some(format!("rank {rank} came without TLS, which is on at the store{ALL_OR_NONE}"))
             }
             Some(Introduction::Launcher) if self.launchers.len() < LAUNCHERS_MAX => {
-                if session.send(Kind::Accepted, &[]).is_ok() {
+                let mut told = session.send(Kind::Accepted, &[]);
+                if let Some((at, why)) = &self.over {
+                    let ago = (at.elapsed().as_millis() as u64).to_le_bytes();
+                    let why = &why.as_bytes()[..why.len().min(CONTENT_MAX / 2)];
+                    told = told.and_then(|()| session.send(Kind::End, &[&ago, why].concat()));
+                }
+                if told.is_ok() {
                     self.launchers.push(session);
                 }
                 return;
             }
             Some(Introduction::Launcher) => Some(format!("the store has {LAUNCHERS_MAX} launchers")),
+            _ if self.over.is_some() => self.over.as_ref().map(|(_, why)| why.clone()),
             None => Some(format!(
                 "rank {rank} looks for rank 0, and this is the run's store: set PHALANX_STORE to its address"
             )),
@@ -275,7 +302,8 @@ impl Store {
                     }
                     self.told.clear();
                     self.expected.insert(rank);
-                    self.came_at = Instant::now();
+                    self.lost.remove(&rank);
+                    self.came_at = self.came_at.max(Instant::now());
                 }
             }
             (why, _) => refuse(&mut session, &why.unwrap_or_default()),
@@ -385,16 +413,24 @@ impl Store {
     /// Ends the run if a launcher says so.
     fn hear_launchers(&mut self) {
         let mut over = None;
-        let (expected, least) = (&mut self.expected, *self.sizes.start());
+        let (expected, lost, sizes) = (&mut self.expected, &mut self.lost, &self.sizes);
+        let came_at = &mut self.came_at;
         self.launchers.retain_mut(|session| match session.receive(CONTENT_MAX) {
             Ok(Some((Kind::Lose, content))) => {
                 let (number, why) = content.split_at(content.len().min(8));
-                let number = number.try_into().map_or(u64::MAX, u64::from_le_bytes);
-                expected.remove(&(number as usize));
-                if expected.len() < least {
-                    let ranks = expected.len();
-                    over = Some(format!("{}; of the ranks {ranks} are left, wanted {least}", clean(why)));
+                let number = number.try_into().map_or(u64::MAX, u64::from_le_bytes) as usize;
+                expected.remove(&number);
+                lost.extend(Some(number).filter(|number| number < sizes.end()));
+                // Those that have not come may still come.
+                let (left, least) = (sizes.end() - lost.len(), *sizes.start());
+                if left < least {
+                    over = Some(format!("{}; of the ranks {left} are left, wanted {least}", clean(why)));
                 }
+                true
+            }
+            Ok(Some((Kind::Waiting, pause))) => {
+                let pause = Duration::from_millis(pause.try_into().map_or(0, u64::from_le_bytes));
+                *came_at = Instant::now().checked_add(pause).map_or(*came_at, |at| at.max(*came_at));
                 true
             }
             Ok(Some((Kind::End, why))) => {
@@ -409,7 +445,7 @@ impl Store {
         sessions.chain(&mut self.launchers).for_each(|session| refuse(session, &why));
         self.waiting.clear();
         self.connecting.clear();
-        self.over = Some(why);
+        self.over = Some((Instant::now(), why));
     }
 }
 

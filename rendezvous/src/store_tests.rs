@@ -198,6 +198,57 @@ fn what_is_no_rank_of_the_run_is_refused_with_the_reason() {
 }
 
 #[test]
+fn a_launcher_outwaits_the_store_of_the_run_before() {
+    let before = Served::new(2);
+    let port = before.port;
+    let node = |rank| Node::new(("127.0.0.1".into(), port), known(), (rank, 2));
+    assert!(node(0).end("rank 0 failed for good"));
+    while before.visit((0, 2), None).is_ok() {}
+    sleep(Duration::from_millis(100));
+    let mut next = node(1);
+    for _ in 0..20 {
+        assert_eq!(next.over(), None);
+        sleep(Duration::from_millis(5));
+    }
+    drop(before);
+    let (store, end) = (Served::at(port, 2), Instant::now() + LONG);
+    while !next.end("of the next run") {
+        assert!(Instant::now() < end);
+    }
+    while !store.visit((0, 2), None).is_err_and(|why| why.contains("of the next run")) {
+        assert!(Instant::now() < end);
+    }
+}
+
+/// One whose address leads to a stranger, in each meeting.
+#[test]
+fn a_rank_that_can_never_connect_with_another_gives_up() {
+    let store = Served::new(2);
+    let stranger = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let hello = Hello { rank: 0, size: 2, port: stranger.local_addr().unwrap().port() };
+    spawn(move || stranger.incoming().flatten().for_each(|mut to| drop(to.write_all(&[b'H'; 100]))));
+    let mut member = store.member();
+    let meets = spawn(move || member.meet((1, 2), LONG).unwrap_err().to_string());
+    let begin = Instant::now();
+    while !meets.is_finished() && begin.elapsed() < LONG {
+        let introduction = Introduction::Rank { last: None }.bytes();
+        let greeted = greet_with(store.connect(), &hello, &introduction, &known(), Instant::now() + LONG);
+        let mut session = greeted.unwrap().unwrap();
+        while !meets.is_finished() && !matches!(session.receive(4096), Ok(Some((Kind::Again, _)))) {
+            sleep(Duration::from_millis(1));
+        }
+    }
+    let why = meets.join().unwrap();
+    assert!(why.contains("for rank 0: ") && why.ends_with("it has not connected in 10 meetings"), "{why}");
+}
+
+#[test]
+fn without_a_secret_there_is_no_store() {
+    let why = Store::bind("127.0.0.1", free_port(), Credentials::default(), 1..=2).unwrap_err().to_string();
+    assert!(why.contains("a store needs a secret"), "{why}");
+}
+
+#[test]
 fn strangers_at_the_store_delay_no_rank() {
     let store = Served::new(2);
     let mut idle: Vec<TcpStream> = (0..500).map(|_| store.connect()).collect();
@@ -337,6 +388,50 @@ fn ranks_of_which_no_launcher_speaks_are_waited_for_until_the_last_call() {
     let begin = Instant::now();
     assert_eq!(places(&meet_some(&mut members, &[0, 3], 4)), [(1, 0, 2), (1, 1, 2)]);
     assert!(begin.elapsed() < Duration::from_millis(400), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn new_processes_begin_no_epoch_while_another_one_runs() {
+    let store = Served::of(free_port(), 2..=4, Duration::from_millis(200));
+    let mut members = store.members(4);
+    meet_some(&mut members, &[0, 1], 4);
+    let mut new = [2, 3].map(|rank| store.visit((rank, 4), None).unwrap());
+    sleep(Duration::from_millis(500));
+    for session in &mut new {
+        while let Some((kind, _)) = session.receive(4096).unwrap() {
+            assert_eq!(kind, Kind::Waiting);
+        }
+    }
+    drop(new);
+    // A rank of the epoch that runs comes, and is not refused.
+    assert_eq!(places(&meet_some(&mut members, &[0, 1], 4)), [(1, 0, 2), (1, 1, 2)]);
+}
+
+#[test]
+fn no_epoch_begins_without_a_rank_that_is_to_be_started_again() {
+    let store = Served::of(free_port(), 1..=2, Duration::from_millis(100));
+    let mut members = store.members(2);
+    let mut node = Node::new(("127.0.0.1".into(), store.port), known(), (0, 2));
+    assert!(node.wait(Duration::from_millis(600)));
+    let met = scope(|scope| {
+        let [first, second] = members.get_disjoint_mut([0, 1]).unwrap();
+        let first = scope.spawn(|| first.meet((0, 2), LONG).unwrap());
+        sleep(Duration::from_millis(400));
+        [first, scope.spawn(|| second.meet((1, 2), LONG).unwrap())].map(|thread| thread.join().unwrap())
+    });
+    assert_eq!(places(&met), [(0, 0, 2), (0, 1, 2)]);
+}
+
+#[test]
+fn ranks_that_have_not_come_yet_are_not_lost() {
+    let store = Served::of(free_port(), 2..=4, Duration::from_millis(200));
+    let mut members = store.members(4);
+    meet_some(&mut members, &[0, 1], 4);
+    let mut node = Node::new(("127.0.0.1".into(), store.port), known(), (0, 4));
+    assert!(node.lose(1, "rank 1 failed for good"));
+    // Two that were not there in time.
+    assert_eq!(meet_some(&mut members, &[0, 2, 3], 4).len(), 3);
+    assert_eq!(node.over(), None);
 }
 
 /// A meeting has a number of its own, by which ranks tell each other from those of another one.
