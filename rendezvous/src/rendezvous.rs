@@ -23,6 +23,8 @@ use super::reception::{Arrival, Reception};
 use crate::stream::{PAUSE, Stream, VANISHED, detect_vanished};
 use crate::{Error, Result, clean, name_ranks};
 
+/// A longer timeout is this one: not every moment so far away can be told.
+const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// The longest pause between two attempts to connect, and the longest attempt.
 pub(super) const PAUSE_MAX: Duration = Duration::from_millis(100);
 const ATTEMPT: Duration = Duration::from_secs(5);
@@ -88,7 +90,7 @@ impl<'a> Rendezvous<'a> {
             known,
             introduction: Vec::new(),
             start,
-            timeout,
+            timeout: timeout.min(TIMEOUT_MAX),
             report_at,
             report_every,
             tell,

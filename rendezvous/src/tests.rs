@@ -89,6 +89,12 @@ fn a_rank_that_came_long_before_rank_0_still_meets_one_that_comes_long_after() {
 }
 
 #[test]
+fn ranks_may_have_all_the_time_that_there_is() {
+    let met = meet_at(&here(free_port()), &[(0, 2, 0), (1, 2, 0)], "", Duration::MAX);
+    assert!(met.iter().all(Result::is_ok), "{met:?}");
+}
+
+#[test]
 fn ranks_that_do_not_come_are_named_to_those_that_did() {
     for error in errors(&[(0, 4, 0), (2, 4, 0)], "", 1000) {
         assert!(

@@ -22,6 +22,8 @@ use rustls::{
     SignatureScheme,
 };
 
+use crate::stream::is_pending;
+
 /// Bytes that are encrypted or decrypted at once, while the other half waits.
 const PIECE: usize = 64 << 10;
 
@@ -152,14 +154,14 @@ impl TlsStream {
             if self.connection.wants_write() {
                 match self.connection.write_tls(&mut self.socket) {
                     Ok(_) => continue,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                    Err(error) if is_pending(&error) => return Ok(false),
                     Err(error) => return Err(error),
                 }
             }
             match self.receive() {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if is_pending(&error) => return Ok(false),
                 Err(error) => return Err(error),
             }
         }
@@ -180,8 +182,11 @@ impl TlsStream {
 
     /// The halves, for a thread each.
     pub(crate) fn split(self) -> io::Result<(TlsReader, TlsWriter)> {
-        let (reading, connection) = (self.socket.try_clone()?, Arc::new(Mutex::new(self.connection)));
-        let (plain, at, encrypted) = Default::default();
+        let (reading, mut connection) = (self.socket.try_clone()?, self.connection);
+        let (mut plain, at, encrypted) = Default::default();
+        // The last message of the handshake may have come together with what follows it.
+        take_decrypted(&mut connection, &mut plain)?;
+        let connection = Arc::new(Mutex::new(connection));
         let writer = TlsWriter { socket: self.socket, connection: Arc::clone(&connection), encrypted };
         let encrypted = vec![0; PIECE];
         Ok((TlsReader { socket: reading, connection, encrypted, plain, at }, writer))
@@ -209,9 +214,23 @@ impl Write for TlsStream {
 
     fn flush(&mut self) -> io::Result<()> {
         while self.connection.wants_write() {
-            self.connection.write_tls(&mut self.socket)?;
+            match self.connection.write_tls(&mut self.socket) {
+                // The connection has the bytes already: the caller must not write them again.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                done => drop(done?),
+            }
         }
         Ok(())
+    }
+}
+
+/// Takes what the connection has decrypted. Returns whether nothing follows.
+fn take_decrypted(connection: &mut Connection, plain: &mut Vec<u8>) -> io::Result<bool> {
+    match connection.reader().read_to_end(plain) {
+        Ok(_) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(cut()),
+        Err(error) => Err(error),
     }
 }
 
@@ -234,12 +253,8 @@ impl TlsReader {
         loop {
             let taken = connection.read_tls(&mut encrypted)?;
             connection.process_new_packets().map_err(altered)?;
-            match connection.reader().read_to_end(&mut self.plain) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(cut()),
-                done => return done.map(drop),
-            }
-            if taken == 0 || encrypted.is_empty() {
+            let has_ended = take_decrypted(&mut connection, &mut self.plain)?;
+            if has_ended || taken == 0 || encrypted.is_empty() {
                 return Ok(());
             }
         }
@@ -378,6 +393,20 @@ mod tests {
             assert_eq!((&all[..], end.is_err()), (&b"abc"[..], is_cut));
             assert!(end.is_ok_and(|read| read == 3) || is_cut);
         }
+    }
+
+    #[test]
+    fn what_came_with_the_last_message_of_the_handshake_is_read_without_more_bytes() {
+        let (mut visitor, mut host) = opened();
+        host.connection.writer().write_all(b"Go").unwrap();
+        host.connection.writer().write_all(b"frame").unwrap();
+        host.flush().unwrap();
+        visitor.read_exact(&mut [0; 2]).unwrap();
+        visitor.socket.set_read_timeout(Some(SHORT)).unwrap();
+        let (mut reader, _writer) = visitor.split().unwrap();
+        let mut frame = [0; 5];
+        reader.read_exact(&mut frame).unwrap();
+        assert_eq!(&frame, b"frame");
     }
 
     fn known(secret: &str, tls: bool) -> Credentials {

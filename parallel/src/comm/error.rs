@@ -68,6 +68,8 @@ pub enum Error {
         rank: usize,
         /// Its message.
         what: String,
+        /// Whether a process was lost.
+        is_loss: bool,
     },
     /// A process is gone, or cannot be reached any more.
     #[error("rank {rank} is lost: {why}")]
@@ -107,7 +109,7 @@ impl Error {
     pub fn is_loss(&self) -> bool {
         match self {
             Error::Lost { .. } => true,
-            Error::Reported { what, .. } => what.contains(" is lost: "),
+            Error::Reported { is_loss, .. } => *is_loss,
             Error::Interrupted { cause, .. } => cause.is_loss(),
             _ => false,
         }
@@ -152,9 +154,11 @@ mod tests {
     #[test]
     fn a_loss_is_one_whichever_rank_reports_it() {
         let lost = Error::Lost { rank: 2, why: "its connection broke".into() };
-        let told = Error::Reported { rank: 3, what: format!("1RECV_F0: {lost}") };
+        let told = Error::Reported { rank: 3, what: format!("1RECV_F0: {lost}"), is_loss: true };
         let inside = Error::Interrupted { call: "recv".into(), cause: Box::new(told.clone()) };
         assert!([lost, told, inside].iter().all(Error::is_loss));
-        assert!(!Error::Reported { rank: 1, what: "rank 1 failed: no such file".into() }.is_loss());
+        // A program's own message is none, whatever it says.
+        let what = "rank 1 failed: shard 3 is lost: no such file".into();
+        assert!(!Error::Reported { rank: 1, what, is_loss: false }.is_loss());
     }
 }

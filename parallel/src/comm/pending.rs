@@ -64,7 +64,7 @@ impl Ticket {
         sequence: u64,
     ) -> Arc<Ticket> {
         let is_noted = recorder.filter(|_| !call.signature.on_gpus);
-        let noted = is_noted.map(|recorder| recorder.started(operation(&call, group, sequence)));
+        let noted = is_noted.map(|recorder| recorder.started(operation(recorder, &call, group, sequence)));
         let (outcome, done, complete) = (OnceLock::new(), AtomicBool::new(false), OnceLock::new());
         let tensors = Mutex::new([call.input.take(), call.output.take()]);
         let recorder = recorder.cloned();
@@ -148,7 +148,7 @@ impl Ticket {
 }
 
 /// What the flight recorder notes of a call.
-fn operation(call: &Call, group: u64, sequence: u64) -> Operation {
+fn operation(recorder: &FlightRecorder, call: &Call, group: u64, sequence: u64) -> Operation {
     let Signature { kind, by, dtype, root, counts, wanted, .. } = &call.signature;
     let shape = |tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| tensor.shape().into());
     let what = What::Call {
@@ -157,8 +157,8 @@ fn operation(call: &Call, group: u64, sequence: u64) -> Operation {
         root: *root,
         by: by.map(Reduction::name),
         dtype: *dtype,
-        counts: counts[..].into(),
-        wanted: wanted[..].into(),
+        counts: recorder.counts(counts),
+        wanted: recorder.counts(wanted),
         shapes: [shape(&call.input), shape(&call.output)],
     };
     Operation { kind: kind.name(), what, site: call.site }

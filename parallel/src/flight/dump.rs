@@ -3,7 +3,10 @@
 //!
 //! Times are in microseconds since the recorder was made; `unix_us` is that moment by the machine's clock.
 
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
@@ -12,6 +15,9 @@ use super::recorder::{FlightRecorder, Noted, What};
 
 /// The version of the format, which a change of a field's meaning raises.
 pub(super) const VERSION: u32 = 1;
+
+/// The most ranks of a run of which dumps are read: the text and the picture have a line for each.
+const RANKS_MAX: usize = 65_535;
 
 /// The first line of a dump.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -35,6 +41,8 @@ pub struct Head {
     pub written_us: f64,
     /// How many operations came before the ones in the dump.
     pub before: u64,
+    /// The members of the groups in the dump, by their numbers in the whole run.
+    pub groups: BTreeMap<String, Vec<usize>>,
 }
 
 /// An operation in a dump.
@@ -51,9 +59,9 @@ pub struct Entry {
     /// The group's number, hexadecimal; empty if this is an action.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub group: String,
-    /// The group's members, by their numbers in the whole run.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub members: Vec<usize>,
+    /// The group's members, as the first line names them.
+    #[serde(skip)]
+    pub members: Arc<[usize]>,
     /// The call's number in the group; of a send or receive, among those of the pair in that direction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sequence: Option<u64>,
@@ -126,8 +134,9 @@ pub(super) fn write(recorder: &FlightRecorder, folder: &Path, cause: &str) -> st
     let text = text(&of(recorder, cause))?;
     std::fs::create_dir_all(folder)?;
     let path = folder.join(name(recorder.0.rank));
-    // Not synced: a failing run should not wait for a slow disk.
-    let new = path.with_extension("jsonl.tmp");
+    // Not synced: a failing run should not wait for a slow disk. A failure and a signal may both write now.
+    static WRITTEN: AtomicU64 = AtomicU64::new(0);
+    let new = path.with_extension(format!("jsonl.{}.tmp", WRITTEN.fetch_add(1, Ordering::Relaxed)));
     std::fs::write(&new, text)?;
     std::fs::rename(new, path)
 }
@@ -146,15 +155,22 @@ fn of(recorder: &FlightRecorder, cause: &str) -> Dump {
     let begin = rank.process.begin;
     let us = |at: Instant| (at.saturating_duration_since(begin).as_nanos() as f64 / 100.0).round() / 10.0;
     let groups = phalanx_tensor::unpoisoned(rank.groups.lock()).clone();
-    let ring = recorder.ring();
-    let entry = |(number, noted): (u64, &Noted)| {
+    // Calls wait for the lock, and not for the text.
+    let (before, noted) = {
+        let ring = recorder.ring();
+        let open = ring.open.iter().map(|(number, noted)| (*number, noted.clone()));
+        let last = (ring.first..).zip(ring.last.iter().cloned());
+        (ring.first, open.chain(last).collect::<Vec<(u64, Noted)>>())
+    };
+    let mut named: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+    let entry = |(number, noted): (u64, Noted)| {
         let Noted { operation, step, started, complete, waited, ended, error } = noted;
         let mut entry = Entry {
             number,
             kind: operation.kind.into(),
-            step: *step,
+            step,
             site: operation.site.to_string(),
-            started_us: us(*started),
+            started_us: us(started),
             waited_us: waited.map(us),
             complete_us: complete.map(|(at, _)| us(at)),
             last: complete.map(|(_, last)| last),
@@ -167,13 +183,17 @@ fn of(recorder: &FlightRecorder, cause: &str) -> Dump {
                 (entry.stage, entry.micro_batch) = (Some(*stage), Some(*micro_batch));
             }
             What::Call { group, sequence, root, by, dtype, counts, wanted, shapes } => {
-                let members = groups.get(group).map_or(&[][..], |members| &members[..]);
+                let members: Arc<[usize]> = groups.get(group).cloned().unwrap_or_default();
+                let name = format!("{group:x}");
+                if !named.contains_key(&name) {
+                    named.insert(name.clone(), members.to_vec());
+                }
                 let [input, output] = shapes.each_ref().map(|shape| shape.as_deref().map(Vec::from));
                 entry = Entry {
-                    group: format!("{group:x}"),
-                    members: members.into(),
+                    group: name,
                     sequence: Some(*sequence),
                     root: root.and_then(|root| members.get(root).copied()),
+                    members,
                     by: by.map(String::from),
                     dtype: dtype.map(|dtype| dtype.to_string()),
                     counts: counts.to_vec(),
@@ -186,8 +206,7 @@ fn of(recorder: &FlightRecorder, cause: &str) -> Dump {
         }
         entry
     };
-    let open = ring.open.iter().map(|(number, noted)| (*number, noted));
-    let entries = open.chain((ring.first..).zip(&ring.last)).map(entry).collect();
+    let entries = noted.into_iter().map(entry).collect();
     let now = Instant::now();
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let head = Head {
@@ -199,7 +218,8 @@ fn of(recorder: &FlightRecorder, cause: &str) -> Dump {
         step: recorder.step(),
         unix_us: (unix.saturating_sub(now - begin)).as_micros() as f64,
         written_us: us(now),
-        before: ring.first,
+        before,
+        groups: named,
     };
     Dump { head, entries, damaged: 0 }
 }
@@ -213,10 +233,18 @@ impl Dump {
         if head.version == 0 || head.version > VERSION {
             return Err(format!("got version {} of the format, wanted 1 to {VERSION}", head.version));
         }
+        if head.ranks > RANKS_MAX {
+            return Err(format!("got {} ranks, wanted at most {RANKS_MAX}", head.ranks));
+        }
+        let groups = head.groups.iter().map(|(group, members)| (group.clone(), members[..].into()));
+        let groups: HashMap<String, Arc<[usize]>> = groups.collect();
         let mut dump = Dump { head, ..Dump::default() };
         for line in lines.filter(|line| !line.is_empty()) {
-            match serde_json::from_slice(line) {
-                Ok(entry) => dump.entries.push(entry),
+            match serde_json::from_slice::<Entry>(line) {
+                Ok(mut entry) => {
+                    entry.members = groups.get(&entry.group).cloned().unwrap_or_default();
+                    dump.entries.push(entry);
+                }
                 Err(_) => dump.damaged += 1,
             }
         }

@@ -10,6 +10,9 @@ use crate::{Error, Result};
 /// A dump is called old if the newest one was written so much later, in microseconds.
 const OLD_US: f64 = 10e6;
 
+/// Clocks of two machines are taken to differ by less, in microseconds.
+const CLOCKS_US: f64 = 60e6;
+
 /// The dumps of the ranks of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Dumps {
@@ -70,7 +73,7 @@ impl Dumps {
                 ));
                 continue;
             }
-            if dump.written() < began {
+            if dump.written() < began - CLOCKS_US {
                 complaints.push(format!("rank {rank}'s dump was written before the run began: left out"));
                 continue;
             }
@@ -105,7 +108,10 @@ impl Dumps {
             for entry in &dump.entries {
                 let (Some(place), Some(sequence)) = (entry.place(rank), entry.sequence) else { continue };
                 let stream = streams.entry(place.clone()).or_default();
-                stream.members = place.1.map_or_else(|| entry.members.clone(), |(from, to)| vec![from, to]);
+                if stream.members.is_empty() {
+                    stream.members =
+                        place.1.map_or_else(|| entry.members.to_vec(), |(from, to)| vec![from, to]);
+                }
                 stream.calls.entry(sequence).or_default().insert(rank, entry);
             }
         }
@@ -118,11 +124,12 @@ impl Dumps {
         let mut between: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
         for ((_, pair), stream) in self.streams() {
             for calls in stream.calls.values().filter(|_| pair.is_none()) {
-                let times: Vec<(usize, f64)> =
-                    calls.iter().filter_map(|(&rank, entry)| Some((rank, entry.complete_us?))).collect();
-                for &(a, at) in &times {
-                    let others = times.iter().filter(|(b, _)| *b != a);
-                    others.for_each(|&(b, bt)| between.entry((a, b)).or_default().push(at - bt));
+                let mut times =
+                    calls.iter().filter_map(|(&rank, entry)| Some((rank, entry.complete_us?)));
+                let Some((a, at)) = times.next() else { continue };
+                for (b, bt) in times {
+                    between.entry((a, b)).or_default().push(at - bt);
+                    between.entry((b, a)).or_default().push(bt - at);
                 }
             }
         }
@@ -165,22 +172,21 @@ impl Entry {
         is_call.then(|| (self.group.clone(), pair))
     }
 
-    /// Whether two ranks that come to one place mean the same.
-    pub(super) fn agrees(&self, rank: usize, other: &Entry, with: usize) -> bool {
+    /// Whether two members of a group, by their numbers in it, that come to one place mean the same.
+    pub(super) fn agrees(&self, a: usize, other: &Entry, b: usize) -> bool {
         match (&self.kind[..], &other.kind[..]) {
             ("send", "recv") | ("recv", "send") => {
                 (&self.dtype, &self.counts) == (&other.dtype, &other.counts)
             }
             ("all_to_all", "all_to_all") => {
-                let at = |world: usize| self.members.iter().position(|member| *member == world);
-                let (a, b) = (at(rank).unwrap_or(0), at(with).unwrap_or(0));
                 self.dtype == other.dtype
                     && self.counts.get(b) == other.wanted.get(a)
                     && other.counts.get(a) == self.wanted.get(b)
             }
-            (a, b) => {
-                let form = |e: &Entry| (e.by.clone(), e.dtype.clone(), e.root, e.counts.clone());
-                a == b && form(self) == form(other)
+            (kind, others) => {
+                kind == others
+                    && (&self.by, &self.dtype, self.root, &self.counts)
+                        == (&other.by, &other.dtype, other.root, &other.counts)
             }
         }
     }

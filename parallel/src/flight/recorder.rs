@@ -1,10 +1,10 @@
 //! [`FlightRecorder`]: a ring of the last operations of a rank. A communicator notes each call when it starts, when all ranks have come,
 //! and when it ends; a pipeline notes the actions of its schedule.
 //!
-//! The recorder is always on. A note takes a lock that only this rank's threads take, and some small allocations; it never waits for
-//! another rank or a file. The ring is written to a file (`dump.rs`) when the run fails, or on request.
+//! The recorder is always on. A note takes a lock that only this rank's threads and its dumps take, each for a short time, and some small
+//! allocations; it never waits for another rank or a file. The ring is written to a file (`dump.rs`) when the run fails, or on request.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::panic::Location;
 use std::path::{Path, PathBuf};
@@ -34,6 +34,7 @@ pub(super) struct RankRecorder {
     pub(super) ring: Mutex<Ring>,
     /// The members of each group, by their numbers in the whole run.
     pub(super) groups: Mutex<HashMap<u64, Arc<[usize]>>>,
+    counts: Mutex<SharedCounts>,
     /// The training step under way plus one; 0 if none has begun.
     step: AtomicU64,
     waits: Mutex<Waits>,
@@ -61,7 +62,16 @@ pub(super) struct Ring {
     pub(super) open: VecDeque<(u64, Noted)>,
 }
 
+/// The counts of calls. A program repeats its calls, so equal ones are kept once.
+#[derive(Default)]
+struct SharedCounts {
+    all: HashSet<Arc<[usize]>>,
+    /// With so many, those that no call has any more are dropped.
+    full: usize,
+}
+
 /// An operation of a rank.
+#[derive(Clone)]
 pub(crate) struct Operation {
     /// `all_reduce`, or an action of a schedule such as `forward`.
     pub(crate) kind: &'static str,
@@ -70,6 +80,7 @@ pub(crate) struct Operation {
 }
 
 /// The part of an operation that depends on its kind.
+#[derive(Clone)]
 pub(crate) enum What {
     /// A call of a communicator.
     Call {
@@ -80,8 +91,8 @@ pub(crate) enum What {
         root: Option<usize>,
         by: Option<&'static str>,
         dtype: Option<DType>,
-        counts: Box<[usize]>,
-        wanted: Box<[usize]>,
+        counts: Arc<[usize]>,
+        wanted: Arc<[usize]>,
         /// The shapes of the input and the output.
         shapes: [Option<Box<[usize]>>; 2],
     },
@@ -90,6 +101,7 @@ pub(crate) enum What {
 }
 
 /// An operation and its times.
+#[derive(Clone)]
 pub(super) struct Noted {
     pub(super) operation: Operation,
     pub(super) step: Option<u64>,
@@ -156,6 +168,7 @@ impl FlightRecorder {
                 process: Arc::clone(&process),
                 ring: Mutex::default(),
                 groups: Mutex::default(),
+                counts: Mutex::default(),
                 step: AtomicU64::new(0),
                 waits: Mutex::new(waits),
             }))
@@ -226,6 +239,11 @@ impl FlightRecorder {
         unpoisoned(self.0.groups.lock()).insert(id, ranks.into());
     }
 
+    /// The counts of a call that will be noted.
+    pub(crate) fn counts(&self, counts: &[usize]) -> Arc<[usize]> {
+        unpoisoned(self.0.counts.lock()).share(counts)
+    }
+
     pub(super) fn ring(&self) -> MutexGuard<'_, Ring> {
         unpoisoned(self.0.ring.lock())
     }
@@ -279,6 +297,21 @@ impl FlightRecorder {
         if waits.thread == Some(std::thread::current().id()) {
             *waits.seconds.entry(last).or_default() += waited.as_secs_f64();
         }
+    }
+}
+
+impl SharedCounts {
+    fn share(&mut self, counts: &[usize]) -> Arc<[usize]> {
+        if let Some(same) = self.all.get(counts) {
+            return Arc::clone(same);
+        }
+        if self.all.len() >= self.full {
+            self.all.retain(|counts| Arc::strong_count(counts) > 1);
+            self.full = 2 * self.all.len() + 16;
+        }
+        let shared: Arc<[usize]> = counts.into();
+        self.all.insert(Arc::clone(&shared));
+        shared
     }
 }
 
@@ -339,6 +372,17 @@ mod tests {
         }
         recorder.ended(stuck, None, None);
         assert!(recorder.ring().open.is_empty());
+    }
+
+    #[test]
+    fn equal_counts_are_kept_once_and_those_of_no_call_are_dropped() {
+        let recorder = FlightRecorder::of_ranks(0..1, 1).remove(0);
+        let kept = recorder.counts(&[1, 2]);
+        for count in 0..100 {
+            recorder.counts(&[count]);
+        }
+        assert!(Arc::ptr_eq(&kept, &recorder.counts(&[1, 2])));
+        assert!(unpoisoned(recorder.0.counts.lock()).all.len() <= 18);
     }
 
     #[test]

@@ -122,7 +122,7 @@ mod tests {
         let lost = Error::Lost { rank: 1, why: "gone".into() };
         let failed = |rank| Error::Failed { rank, cause: "x".into() };
         let inside = Error::Interrupted { call: "recv".into(), cause: Box::new(lost.clone()) };
-        let told = Error::Reported { rank: 1, what: "rank 1 failed: x".into() };
+        let told = Error::Reported { rank: 1, what: "rank 1 failed: x".into(), is_loss: false };
         for (failure, after_loss, after_failure) in [
             (lost, true, true),
             (inside, true, true),

@@ -255,10 +255,12 @@ fn damaged_cut_and_missing_dumps_are_named_and_the_others_read() {
     std::fs::write(file(2), format!("{head}\n{entries}")).unwrap();
     std::fs::write(file(9), String::from_utf8_lossy(&whole).replace("\"version\":1", "\"version\":99"))
         .unwrap();
+    std::fs::write(file(8), "{\"version\":1,\"ranks\":1000000000000}\n").unwrap();
     let text = explain(&folder.0).unwrap();
     has(
         &text,
         &[
+            "rank-8.jsonl cannot be read: got 1000000000000 ranks, wanted at most 65535",
             "rank 0's dump has 2 damaged lines",
             "rank-1.jsonl cannot be read: its first line",
             "rank-9.jsonl cannot be read: got version 99 of the format, wanted 1 to 1",

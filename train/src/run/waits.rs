@@ -4,6 +4,8 @@
 //! exchange these sums, as many numbers each time whatever the run does. A rank that came late to one group because it waited in another
 //! is not the cause: [`waited_for`] passes such time on to the rank that it waited for.
 
+use std::collections::BTreeMap;
+
 use super::training_loop::TrainingLoop;
 use crate::Result;
 use crate::callback::Event;
@@ -75,15 +77,19 @@ fn waited_for(ranks: &[Waited]) -> Vec<f64> {
     for (rank, own) in direct.iter().enumerate() {
         let mut open: Vec<(usize, f64)> = own.clone();
         for _ in 0..size {
-            let mut next = vec![0.0; size];
+            if open.is_empty() {
+                break;
+            }
+            let mut next: BTreeMap<usize, f64> = BTreeMap::new();
             for (other, time) in std::mem::take(&mut open) {
                 let further = direct[other].iter().filter(|(cause, _)| *cause != rank);
                 let all: f64 = further.clone().map(|(_, time)| time).sum();
                 let passed = time.min(all);
                 waited[other] += time - passed;
-                further.filter(|_| all > 0.0).for_each(|(cause, part)| next[*cause] += passed * part / all);
+                let further = further.filter(|_| all > 0.0);
+                further.for_each(|(cause, part)| *next.entry(*cause).or_default() += passed * part / all);
             }
-            open = next.into_iter().enumerate().filter(|(_, time)| *time > 0.0).collect();
+            open = next.into_iter().filter(|(_, time)| *time > 0.0).collect();
         }
         // Ranks that wait in a circle.
         open.into_iter().for_each(|(other, time)| waited[other] += time);

@@ -1,21 +1,20 @@
 //! [`Driver`]: the thread that owns a process's wire. It takes events (a call of this rank, a message, a lost process), lets each
-//! group's first task go on, matches sends with receives, and finds the ranks that are late. [`Shared`]: where the process's ranks
-//! wait for it.
+//! group's first task go on, matches sends with receives, and finds the ranks that are late.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use phalanx_rendezvous::clean;
-use phalanx_tensor::{delivering, unpoisoned};
+use phalanx_tensor::delivering;
 
+use super::outcome::Shared;
 use super::task::{Inbox, Task, malformed, read, write};
 use super::{Address, Frame, FrameKind, Wire};
 use crate::comm::pending::{Ticket, blame};
 use crate::comm::plan::Side;
 use crate::comm::{CollectiveKind, Error, Result, Signature};
-use crate::flight::FlightRecorder;
 
 /// How long the driver of a polled wire sleeps between polls while calls are under way.
 const POLL: Duration = Duration::from_micros(20);
@@ -254,14 +253,15 @@ impl Driver {
                 self.waits
                     .insert(from, words.iter().map(|word| u64::from_le_bytes(*word) as usize).collect());
             }
-            FrameKind::Failure => {
+            kind @ (FrameKind::Failure | FrameKind::Loss) => {
                 let what = clean(frame.content());
                 // No other rank reports this rank's own failure, which it would know.
                 let is_other = address.part < self.size && address.part != self.rank;
                 let rank = if is_other { address.part } else { from };
                 let by = if rank == from { String::new() } else { format!(" (passed on by rank {from})") };
                 // Passed on, so that every rank learns the cause before this process's end.
-                self.end_run(Error::Reported { rank, what: format!("{what}{by}") }, rank, &what);
+                let is_loss = kind == FrameKind::Loss;
+                self.end_run(Error::Reported { rank, what: format!("{what}{by}"), is_loss }, rank, &what);
             }
             _ => {
                 self.inbox.insert((from, address), frame);
@@ -387,8 +387,9 @@ impl Driver {
         if self.shared.failure().is_some() {
             return;
         }
+        let kind = if error.is_loss() { FrameKind::Loss } else { FrameKind::Failure };
         self.shared.fail(error);
-        self.send_to_all(Address { part: from, ..Address::plain(FrameKind::Failure) }, what.as_bytes());
+        self.send_to_all(Address { part: from, ..Address::plain(kind) }, what.as_bytes());
         // Calls under way are dumped as such.
         self.shared.recorder.failed(what);
         self.finish_all();
@@ -405,65 +406,6 @@ impl Driver {
     }
 }
 
-/// The state that the driver shares with the threads that wait for it.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    state: Mutex<Outcome>,
-    wake: Condvar,
-    pub(super) recorder: FlightRecorder,
-}
-
-/// How the run ended, if it has.
-#[derive(Debug, Default)]
-struct Outcome {
-    failure: Option<Error>,
-    closed: bool,
-}
-
-impl Shared {
-    pub(super) fn new(recorder: FlightRecorder) -> Shared {
-        Shared { state: Mutex::default(), wake: Condvar::new(), recorder }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Outcome> {
-        unpoisoned(self.state.lock())
-    }
-
-    /// The error that ended the run.
-    pub(crate) fn failure(&self) -> Option<Error> {
-        self.lock().failure.clone()
-    }
-
-    /// Keeps the first error, which ended the run.
-    pub(super) fn fail(&self, error: Error) {
-        self.lock().failure.get_or_insert(error);
-    }
-
-    /// Blocks until the driver has finished the ticket.
-    pub(crate) fn wait(&self, ticket: &Ticket) -> Result<()> {
-        let mut state = self.lock();
-        loop {
-            match ticket.outcome() {
-                Some(outcome) => return outcome,
-                None if state.closed => return Err(Error::Launch("the process has left the run".into())),
-                None => state = unpoisoned(self.wake.wait(state)),
-            }
-        }
-    }
-
-    /// Wakes the waiting threads: a ticket is done.
-    pub(super) fn notify(&self) {
-        drop(self.lock());
-        self.wake.notify_all();
-    }
-
-    /// Wakes the waiting threads: the driver has ended.
-    pub(super) fn close(&self) {
-        self.lock().closed = true;
-        self.wake.notify_all();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc::channel;
@@ -472,6 +414,7 @@ mod tests {
 
     use super::*;
     use crate::comm::Call;
+    use crate::flight::FlightRecorder;
 
     struct Nowhere;
 

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use phalanx_tensor::unpoisoned;
 
-use super::driver::{Event, Shared};
+use super::driver::Event;
+use super::outcome::Shared;
 use super::{Driver, Wire};
 use crate::comm::communicator::{ChildGroups, Meter, members};
 use crate::comm::pending::{Ticket, Waiter};

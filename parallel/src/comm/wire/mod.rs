@@ -17,6 +17,7 @@ pub(crate) mod driver;
 mod member;
 #[cfg(feature = "mpi")]
 pub(crate) mod mpi;
+mod outcome;
 mod task;
 pub(crate) mod tcp;
 
@@ -65,17 +66,20 @@ pub(crate) enum FrameKind {
     Waiting,
     /// The error that ended the run.
     Failure,
+    /// The same, if a process was lost.
+    Loss,
     /// The sender has ended.
     Leave,
 }
 
-const KINDS: [FrameKind; 7] = [
+const KINDS: [FrameKind; 8] = [
     FrameKind::Check,
     FrameKind::Part,
     FrameKind::Result,
     FrameKind::Message,
     FrameKind::Waiting,
     FrameKind::Failure,
+    FrameKind::Loss,
     FrameKind::Leave,
 ];
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use phalanx_rendezvous::{Reader, Stream, Writer};
 
@@ -18,8 +18,10 @@ use crate::comm::{Error, Result};
 const CONTROL_MAX: u64 = 4 << 20;
 /// Bytes from a send, at most. They may come before the receive that says how many are wanted.
 const MESSAGE_MAX: u64 = 1 << 40;
-/// How long the end of a link may take to be written.
+/// How long the ends of all links may take to be written.
 const FAREWELL: Duration = Duration::from_secs(1);
+/// Between two looks at whether they are.
+const PAUSE: Duration = Duration::from_millis(1);
 /// Bytes for which memory is taken at first.
 const PIECE: usize = 1 << 20;
 
@@ -40,23 +42,25 @@ pub(crate) struct Tcp {
 impl Tcp {
     /// A wire over connected streams, in order of the ranks; this one's own place is empty.
     pub(crate) fn new(streams: Vec<Option<Stream>>, events: &Sender<Event>) -> io::Result<Tcp> {
-        let (unwritten, longest) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-        let (mut links, mut sockets, mut readers, mut writers) = (vec![], vec![], vec![], vec![]);
+        let (links, sockets, readers, writers, unwritten, longest) = Default::default();
+        // If a link fails, those before it are closed.
+        let mut wire = Tcp { links, sockets, readers, writers, unwritten, longest };
         for (rank, stream) in streams.into_iter().enumerate() {
             let Some(stream) = stream else {
-                links.push(None);
+                wire.links.push(None);
                 continue;
             };
             stream.socket().set_nodelay(true)?;
             let (link, messages) = channel();
-            sockets.push(stream.socket().try_clone()?);
+            wire.sockets.push(stream.socket().try_clone()?);
             let (reader, writer) = stream.split()?;
-            let (events, count, longest) = (events.clone(), Arc::clone(&unwritten), Arc::clone(&longest));
-            readers.push(spawn("reads", rank, move || read(reader, rank, &longest, &events))?);
-            writers.push(spawn("writes", rank, move || write(writer, &messages, &count))?);
-            links.push(Some(link));
+            let (count, longest) = (Arc::clone(&wire.unwritten), Arc::clone(&wire.longest));
+            let events = events.clone();
+            wire.readers.push(spawn("reads", rank, move || read(reader, rank, &longest, &events))?);
+            wire.writers.push(spawn("writes", rank, move || write(writer, &messages, &count))?);
+            wire.links.push(Some(link));
         }
-        Ok(Tcp { links, sockets, readers, writers, unwritten, longest })
+        Ok(wire)
     }
 }
 
@@ -160,8 +164,10 @@ impl Wire for Tcp {
         self.links.clear();
         if orderly {
             // What was sent has been written. The writers say that nothing follows.
-            self.sockets.iter().for_each(|socket| drop(socket.set_write_timeout(Some(FAREWELL))));
-            self.writers.drain(..).for_each(|thread| drop(thread.join()));
+            let end = Instant::now() + FAREWELL;
+            while !self.writers.iter().all(JoinHandle::is_finished) && Instant::now() < end {
+                std::thread::sleep(PAUSE);
+            }
         }
         // What was sent and is not written belongs to a process that does not read.
         self.sockets.drain(..).for_each(|socket| drop(socket.shutdown(Shutdown::Both)));
@@ -169,10 +175,16 @@ impl Wire for Tcp {
     }
 }
 
+/// A wire whose driver panicked, or that failed while it was made, leaves nothing either.
+impl Drop for Tcp {
+    fn drop(&mut self) {
+        self.close(false);
+    }
+}
+
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
-    use std::net::{TcpListener, TcpStream};
-    use std::time::{Duration, Instant};
+    use std::net::TcpListener;
 
     use phalanx_rendezvous::detect_vanished;
     use socket2::{SockFilter, SockRef};
@@ -196,5 +208,18 @@ mod tests {
             other => panic!("{other:?}"),
         }
         assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    }
+    #[test]
+    fn a_wire_that_is_dropped_leaves_no_link() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut other = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        other.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let socket = listener.accept().unwrap().0;
+        let (events, heard) = channel();
+        drop(Tcp::new(vec![None, Some(Stream::Plain(socket))], &events).unwrap());
+        assert_eq!(other.read(&mut [0]).unwrap(), 0);
+        // The thread that read is gone, and its sender with it.
+        drop(events);
+        assert!(heard.iter().count() <= 1);
     }
 }
