@@ -99,7 +99,8 @@ fn train() -> Result<()> {
             println!("\nprocess {}", std::process::id());
             println!("\nledger {}", Device::CPU.ledger()?.total().now);
             let trainer = Trainer::new(config.clone()).settings("launched", &settings).callback(Notices);
-            let mut trainer = trainer.in_process_group(process).data(data.clone()).stop_when(stop_on_signals()?);
+            let mut trainer =
+                trainer.in_process_group(process).data(data.clone()).stop_when(stop_on_signals()?);
             if std::env::var_os("AT_END").is_some() {
                 trainer = trainer.at_end(|_| {
                     println!("\nat the end");
