@@ -16,7 +16,7 @@ use phalanx_parallel::agree;
 use phalanx_parallel::checkpoint::{Checkpoint, Trained, parts};
 use phalanx_tensor::io::atomic::sync_folder;
 
-use crate::config::{is_checkpoint, run_folder};
+use crate::config::is_checkpoint;
 use crate::run::Run;
 use crate::run::divergence::LossWatchState;
 use crate::run::validation::{BestLoss, PlateauState};
@@ -25,6 +25,8 @@ use crate::{Config, Error, Result};
 /// The newest checkpoint's name in a run's folder.
 pub const NAME: &str = "checkpoint";
 const BEST: &str = "best";
+/// The setting of the best checkpoint that has its validation loss. The lowest loss of the run may be one whose checkpoint is gone.
+const OWN_LOSS: &str = "validation_loss";
 const ABANDONED: &str = "abandoned-";
 const FORMAT: &str = "phalanx-train-1";
 
@@ -68,7 +70,7 @@ fn newest_kept(folder: &Path) -> Option<PathBuf> {
 }
 
 /// Steps that a run had done when it saved a checkpoint.
-fn step_of(saved: &Checkpoint) -> Option<u64> {
+pub(crate) fn step_of(saved: &Checkpoint) -> Option<u64> {
     saved.settings().get("step")?.parse().ok()
 }
 
@@ -109,10 +111,15 @@ pub fn list(folder: &Path) -> Vec<Listed> {
     let newest = [NAME, BEST].map(|name| folder.join(name));
     let listed = |path: PathBuf| {
         let saved = of_a_run(Checkpoint::open(path).ok()?).ok()?;
-        let best_loss = saved.settings().get("best_loss").and_then(|loss| loss.parse().ok());
-        Some(Listed { path: saved.path().into(), step: step_of(&saved)?, best_loss })
+        Some(Listed { path: saved.path().into(), step: step_of(&saved)?, best_loss: best_loss(&saved) })
     };
     earlier(folder).into_iter().chain(newest).filter_map(listed).collect()
+}
+
+/// The validation loss of the best checkpoint; of others, the lowest before them.
+fn best_loss(saved: &Checkpoint) -> Option<f64> {
+    let settings = saved.settings();
+    settings.get(OWN_LOSS).or_else(|| settings.get("best_loss"))?.parse().ok()
 }
 
 /// The step in the name of a checkpoint before the newest one.
@@ -131,9 +138,9 @@ fn entries(folder: &Path) -> impl Iterator<Item = PathBuf> {
     fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path())
 }
 
-/// Whether a checkpoint has the name of one from which the run does not go on.
+/// Whether a path has the name of a checkpoint from which the run does not go on.
 fn is_abandoned(path: &Path) -> bool {
-    is_checkpoint(path) && path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(ABANDONED))
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(ABANDONED))
 }
 
 /// Makes `resumed`, the folder or a checkpoint in it, what the run in the folder goes on from, also if it is killed before it saves or rolls
@@ -151,12 +158,12 @@ pub(crate) fn abandon_later(folder: &Path, resumed: &Path) -> Result<()> {
                 Err(_) if newest.exists() => (newest.clone(), None),
                 Err(_) => break,
             };
-            abandon(folder, &path, of)?;
+            abandon(folder, &path, of, resumed)?;
         }
         let best = Checkpoint::open(folder.join(BEST)).ok().map(|best| (best.path().into(), step_of(&best)));
         let earlier = earlier(folder).into_iter().map(|path| (path.clone(), step_in_name(&path)));
         for (path, of) in earlier.chain(best).filter(|(_, of)| *of > step) {
-            abandon(folder, &path, of)?;
+            abandon(folder, &path, of, resumed)?;
         }
         if is_abandoned(resumed) {
             fs::rename(resumed, &newest).map_err(|e| Error::file(resumed, e))?;
@@ -166,10 +173,18 @@ pub(crate) fn abandon_later(folder: &Path, resumed: &Path) -> Result<()> {
     sync_folder(folder).map_err(|e| Error::file(folder, e))
 }
 
-/// Renames a checkpoint by its step; one that cannot be read has none.
-fn abandon(folder: &Path, path: &Path, step: Option<u64>) -> Result<()> {
+/// The checkpoint of a run's folder that has been resumed, which [`abandon_later`] may have renamed.
+pub(crate) fn resumed_in(folder: &Path, resumed: &Path) -> PathBuf {
+    if is_abandoned(resumed) { folder.join(NAME) } else { resumed.into() }
+}
+
+/// Renames a checkpoint by its step; one that cannot be read has none. It takes the place of another of that name, but not of `resumed`.
+fn abandon(folder: &Path, path: &Path, step: Option<u64>, resumed: &Path) -> Result<()> {
     let step = step.map_or("damaged".to_string(), |step| format!("{step:08}"));
-    let aside = folder.join(format!("{ABANDONED}{step}"));
+    let mut aside = folder.join(format!("{ABANDONED}{step}"));
+    if same_folder(&aside, resumed) {
+        aside = folder.join(format!("{ABANDONED}{step}-other"));
+    }
     let _ = fs::remove_dir_all(&aside);
     fs::rename(path, &aside).map_err(|e| Error::file(path, e))
 }
@@ -210,6 +225,20 @@ pub(crate) fn restore(
     Ok(position)
 }
 
+/// Refuses a checkpoint of a run with other settings.
+pub(crate) fn check_identity(
+    settings: &BTreeMap<String, String>,
+    file: &Path,
+    identity: &BTreeMap<String, String>,
+) -> Result<()> {
+    if let Some((key, value)) = identity.iter().find(|(key, value)| settings.get(*key) != Some(value)) {
+        let before = settings.get(key).map_or("(unknown)", String::as_str);
+        let why = format!("the run began with `{key}` {before}, and cannot go on with {value}");
+        return Err(Error::file(file, why));
+    }
+    Ok(())
+}
+
 /// Restores a run's state besides tensors from the settings of a checkpoint, which is at `file`.
 pub(crate) fn position(
     settings: &BTreeMap<String, String>,
@@ -217,11 +246,7 @@ pub(crate) fn position(
     run: &mut Run,
     identity: &BTreeMap<String, String>,
 ) -> Result<Position> {
-    if let Some((key, value)) = identity.iter().find(|(key, value)| settings.get(*key) != Some(value)) {
-        let before = settings.get(key).map_or("(unknown)", String::as_str);
-        let why = format!("the run began with `{key}` {before}, and cannot go on with {value}");
-        return Err(Error::file(file, why));
-    }
+    check_identity(settings, file, identity)?;
     let number = |key: &str| settings.get(key).and_then(|number| number.parse().ok());
     let step = number("step").ok_or_else(|| Error::file(file, "the step is missing"))?;
     let best = BestLoss {
@@ -265,13 +290,23 @@ impl Checkpoints {
             }
             run.mesh_rank().all_ranks().barrier()?;
         }
-        begin(run, &path, logs)?;
+        begin(run, &path, logs, None)?;
         Ok(path)
     }
 
     /// Writes the checkpoint of the lowest validation loss, after a save that is in progress. `logs` are on disk before it is complete.
-    pub fn save_best(&self, run: &Run, logs: Vec<(PathBuf, File)>) -> Result<()> {
-        begin(run, &self.folder.join(BEST), logs)
+    pub fn save_best(&self, run: &Run, loss: f64, logs: Vec<(PathBuf, File)>) -> Result<()> {
+        begin(run, &self.folder.join(BEST), logs, Some((OWN_LOSS.into(), loss.to_string())))
+    }
+
+    /// The validation loss of the best checkpoint in the folder, as the first rank finds it. All ranks call it.
+    pub fn best_loss(&self, run: &Run) -> Result<Option<f64>> {
+        let own = match run.mesh_rank().is_first() {
+            true => best(&self.folder).ok().and_then(|best| best_loss(&best)),
+            false => None,
+        };
+        let first = run.mesh_rank().all_gather(own.unwrap_or(f64::NAN))?.into_iter().next();
+        Ok(first.filter(|loss| !loss.is_nan()))
     }
 
     /// Renames the newest checkpoint by its step, and removes the oldest of those that led to it.
@@ -291,11 +326,18 @@ impl Checkpoints {
     }
 }
 
-fn begin(run: &Run, path: &Path, logs: Vec<(PathBuf, File)>) -> Result<()> {
+fn begin(
+    run: &Run,
+    path: &Path,
+    logs: Vec<(PathBuf, File)>,
+    own_loss: Option<(String, String)>,
+) -> Result<()> {
     run.setup.saver.sync_first(logs);
     let trained = [Trained { model: &*run.model, wrapper: &*run.setup.data_parallel }];
     let optimizers: Vec<_> = run.optimizers.iter().collect();
-    run.setup.saver.save(path, parts(&trained, &optimizers)?, &run.settings()?)
+    let mut settings = run.settings()?;
+    settings.extend(own_loss);
+    run.setup.saver.save(path, parts(&trained, &optimizers)?, &settings)
 }
 
 impl Run {
@@ -305,12 +347,7 @@ impl Run {
     /// If there is none, it is of another run, or damaged.
     pub fn resume(&mut self, folder: &Path) -> Result<()> {
         let saved = agreed(latest(folder), self)?.require_finite(!self.setup.config.allow_not_finite);
-        let best = best(run_folder(folder)).ok().and_then(|best| step_of(&best));
-        let mut position = restore(&saved, self, &self.identity.clone())?;
-        if best > Some(position.step) {
-            // The best checkpoint is of a later step, so it is not that of the lowest loss until now, which is gone.
-            position.best = BestLoss::default();
-        }
+        let position = restore(&saved, self, &self.identity.clone())?;
         self.go_on_at(position)
     }
 

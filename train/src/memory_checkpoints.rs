@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use phalanx_parallel::all_gather_object;
 use phalanx_parallel::checkpoint::{Host, MemorySaver, MemoryStore, Recovery, Trained, parts};
 use phalanx_tensor::unpoisoned;
 
+use crate::config::run_folder;
 use crate::machine::host;
 use crate::mesh_rank::process;
 use crate::{Result, Run, checkpoints};
@@ -58,8 +60,8 @@ impl Run {
     }
 
     /// Puts the run where it begins. If `again`, or if any rank holds copies, it has begun before: it goes on from the newest step that the
-    /// ranks hold together, else from the newest checkpoint in its folder. Otherwise it goes on from the checkpoint that is to be resumed, or
-    /// begins. All ranks call it.
+    /// ranks hold together, or from the newest checkpoint in its folder if that is of a later step. Otherwise it goes on from the checkpoint
+    /// that is to be resumed, or begins. All ranks call it.
     pub(crate) fn begin_or_go_on(&mut self, store: &MemoryStore, again: bool) -> Result<()> {
         let ranks = self.mesh_rank.all_ranks().clone();
         let found = if self.setup.config.memory_every() > 0 {
@@ -71,10 +73,20 @@ impl Run {
         };
         let resume = self.setup.config.resume.clone();
         if !again && found.lost.len() == ranks.size() {
-            return resume.map_or(Ok(()), |folder| self.resume(&folder));
+            return resume.map_or(Ok(()), |folder| self.resume_alone(&folder));
         }
-        let folder = self.setup.config.folder().filter(|folder| checkpoints::is_there(folder));
-        let from = match (&found.settings, folder.map(Path::to_path_buf).or(resume)) {
+        let folder = self.setup.config.folder().map(Path::to_path_buf);
+        // All ranks choose alike, also where only some see the folder.
+        let own = folder.as_deref().filter(|folder| checkpoints::is_there(folder));
+        let own = own.map(|folder| checkpoints::latest(folder).ok().as_ref().and_then(checkpoints::step_of));
+        let on_disk = all_gather_object(&ranks, &own)?;
+        let is_there = on_disk.iter().any(Option::is_some);
+        let on_disk = on_disk.into_iter().map(Option::flatten).min().flatten();
+        let in_memory = found.settings.as_ref().filter(|settings| {
+            let step = settings.get("step").and_then(|step| step.parse::<u64>().ok());
+            on_disk <= step
+        });
+        let from = match (in_memory, folder.filter(|_| is_there).or(resume)) {
             (Some(settings), _) => {
                 let identity = self.identity.clone();
                 let position = checkpoints::position(settings, Path::new("memory"), self, &identity)?;
@@ -84,9 +96,12 @@ impl Run {
             }
             (None, Some(folder)) => {
                 self.resume(&folder)?;
-                let is_lost = self.setup.config.memory_every() > 0;
-                let lost = if is_lost { "no step is held whole in memory; " } else { "" };
-                format!("{lost}{} in {}", self.goes_on(), folder.display())
+                let no = match (found.settings.is_some(), self.setup.config.memory_every() > 0) {
+                    (true, _) => "no later step is held whole in memory; ",
+                    (false, true) => "no step is held whole in memory; ",
+                    (false, false) => "",
+                };
+                format!("{no}{} in {}", self.goes_on(), folder.display())
             }
             (None, None) => {
                 "no step is held whole in memory, and there is no checkpoint; the run begins anew".into()
@@ -108,6 +123,24 @@ impl Run {
         let with = self.dp_before.filter(|before| *before != dp);
         let with = with.map(|before| format!(" with {ranks} {noun} (dp {before} -> {dp})"));
         format!("the run goes on{} from step {}", with.unwrap_or_default(), self.done)
+    }
+
+    /// Goes on from a checkpoint. If it is one of the run's own folder, those of later steps are out of the way before any rank reads it: after
+    /// a rank has died, the run would take the newest. All ranks call it.
+    fn resume_alone(&mut self, resumed: &Path) -> Result<()> {
+        let Some(folder) = self.setup.config.folder().map(Path::to_path_buf) else {
+            return self.resume(resumed);
+        };
+        let saved = checkpoints::agreed(checkpoints::latest(resumed), self)?;
+        checkpoints::check_identity(saved.settings(), saved.path(), &self.identity)?;
+        if !checkpoints::same_folder(run_folder(resumed), &folder) {
+            return self.resume(resumed);
+        }
+        if self.mesh_rank.is_first() {
+            checkpoints::abandon_later(&folder, resumed)?;
+        }
+        self.mesh_rank.all_ranks().barrier()?;
+        self.resume(&checkpoints::resumed_in(&folder, resumed))
     }
 }
 

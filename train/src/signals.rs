@@ -1,8 +1,8 @@
 //! [`stop_on_signals`]: SIGINT (Ctrl-C) and SIGTERM end a run after its step, with a checkpoint. [`dump_on_signal`]: SIGUSR1 writes the
 //! flight recorder's dumps.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::{Error, Result};
 
@@ -45,14 +45,20 @@ impl Phase {
 /// A flag for [`Trainer::stop_when`](crate::Trainer::stop_when) that SIGINT and SIGTERM set. The run then finishes its step, saves a
 /// checkpoint, and returns its summary. If the last step is done already, the run goes on to its end: samples and exported models are
 /// written whole. A second signal ends the process at once. A terminal and a launcher may both send the first, so
-/// the second counts from a second later on. To be called once, when the ranks have found each other: until then a signal ends the process.
+/// the second counts from a second later on. To be called when the ranks have found each other: until then a signal ends the process. Called
+/// again it returns the same flag, so that a signal counts for all runs of the process, also when the ranks meet again.
 ///
 /// # Errors
 /// If the system refuses.
 pub fn stop_on_signals() -> Result<Arc<AtomicBool>> {
+    static STOP: Mutex<Option<Arc<AtomicBool>>> = Mutex::new(None);
+    let mut shared = phalanx_tensor::unpoisoned(STOP.lock());
+    if let Some(stop) = &*shared {
+        return Ok(stop.clone());
+    }
     let stop = Arc::new(AtomicBool::new(false));
     set_on_signals(&stop).map_err(|e| Error::Config(format!("train: signals: {e}")))?;
-    Ok(stop)
+    Ok(shared.insert(stop).clone())
 }
 
 #[cfg(unix)]
@@ -98,8 +104,6 @@ fn set_on_signals(stop: &Arc<AtomicBool>) -> std::io::Result<()> {
 pub(crate) fn dump_on_signal() -> Result<()> {
     #[cfg(unix)]
     {
-        use std::sync::Mutex;
-
         static SET: Mutex<bool> = Mutex::new(false);
         let mut set = phalanx_tensor::unpoisoned(SET.lock());
         if !*set {
@@ -126,4 +130,15 @@ fn hear_dump_signal() -> std::io::Result<()> {
         }
     };
     std::thread::Builder::new().name("flight signal".into()).spawn(hear).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_signal_counts_for_all_runs_of_the_process() {
+        let [first, second] = [stop_on_signals().unwrap(), stop_on_signals().unwrap()];
+        assert!(Arc::ptr_eq(&first, &second));
+    }
 }

@@ -305,9 +305,16 @@ pub(crate) fn is_checkpoint(folder: &Path) -> bool {
     folder.join("checkpoint.json").exists()
 }
 
-/// The run's folder of a path that is one, or a checkpoint in one.
+/// The run's folder of a path that is one, or a checkpoint in one. A checkpoint with a step in its name may be gone: the run that goes on from
+/// it renames it, or replaces it later.
 pub(crate) fn run_folder(path: &Path) -> &Path {
-    match path.parent().filter(|_| is_checkpoint(path)) {
+    let step = |name: &str| {
+        let step = name.strip_prefix("checkpoint-").or(name.strip_prefix("abandoned-"));
+        step.is_some_and(|step| step.starts_with(|c: char| c.is_ascii_digit()))
+    };
+    let has_step = || path.file_name().and_then(|name| name.to_str()).is_some_and(step);
+    let is_gone = || has_step() && !path.join("metrics.jsonl").exists();
+    match path.parent().filter(|_| is_checkpoint(path) || is_gone()) {
         Some(parent) if parent.as_os_str().is_empty() => Path::new("."),
         Some(parent) => parent,
         None => path,

@@ -114,14 +114,21 @@ impl TrainingLoop<'_> {
             })?;
         let identity = self.run.identity.clone();
         let position = checkpoints::restore(&saved, self.run, &identity)?;
+        let data_ahead = data.checked_sub(position.step).ok_or_else(|| {
+            let wanted =
+                format!("wanted a checkpoint before step {step}, got one after {} steps", position.step);
+            Error::file(saved.path(), wanted)
+        })?;
         self.loss_watch.remember(&self.run.loss_watch);
         (self.run.done, self.run.best) = (position.step, position.best);
-        self.run.data_ahead = data - position.step;
+        self.run.data_ahead = data_ahead;
         self.loader = self.run.loader(self.run.mesh_rank.device, position.step)?;
         self.losses.retain(|(at, _)| *at < position.step);
         if self.run.mesh_rank.is_first() {
             self.metrics.rewind(position.step)?;
         }
-        self.event(&Event::RolledBack { step, to: position.step, why })
+        self.event(&Event::RolledBack { step, to: position.step, why })?;
+        // The copies in memory are of the steps that were taken back.
+        self.hold()
     }
 }

@@ -10,7 +10,7 @@
 //!    v
 //! step, optimizers            forward and backward passes over micro-batches, clipping, update
 //! ```
-//! `waits` finds slow ranks.
+//! `waits` finds slow ranks. `saving` has the checkpoints of the loop.
 //! `profile` and `inspect` measure steps: the time of each operation, and one step's timeline and memory.
 
 mod asynchronous_steps;
@@ -26,6 +26,7 @@ mod pauses;
 mod pending_steps;
 mod profile;
 pub(crate) mod replay;
+mod saving;
 mod second_look;
 mod step;
 mod training_loop;

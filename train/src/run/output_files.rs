@@ -85,7 +85,7 @@ pub(crate) fn open_files(run: &Run, new_files: &mut NewFiles) -> Result<Metrics>
             )));
         }
         new_files.folder(out)?;
-        if let Some(resumed) = config.resume.as_deref().filter(|_| continued) {
+        if let Some(resumed) = config.resume.as_deref().filter(|_| continued && run.recovered.is_none()) {
             checkpoints::abandon_later(out, resumed)?;
         }
         remove_leftovers(out);

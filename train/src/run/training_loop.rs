@@ -38,9 +38,11 @@ pub(crate) struct TrainingLoop<'a> {
     pub(crate) metrics: Metrics,
     /// Files that are removed if there is an error before the first step is done.
     new_files: NewFiles,
-    checkpoints: Option<Checkpoints>,
+    pub(super) checkpoints: Option<Checkpoints>,
+    /// The loss of the best checkpoint in the folder. After a return to an earlier step it may be another than the run's lowest.
+    pub(super) best_on_disk: Option<f64>,
     /// The lock on the folder `rescue`, on the first rank.
-    rescue_lock: Option<FolderLock>,
+    pub(super) rescue_lock: Option<FolderLock>,
     pub(crate) loader: DataLoader,
     /// Steps whose loss and norm have not been read.
     pending: PendingSteps,
@@ -92,6 +94,10 @@ impl<'a> TrainingLoop<'a> {
         };
         let uncaptured = run.why_uncaptured();
         let checkpoints = config.folder().map(|folder| Checkpoints::new(folder, &config));
+        let best_on_disk = match checkpoints.as_ref().filter(|_| config.keep_best) {
+            Some(checkpoints) => checkpoints.best_loss(run)?,
+            None => None,
+        };
         let peak = if run.flops.is_some_and(|flops| flops.palm > 0.0) && !config.device.is_meta() {
             peak(&run.mesh_rank, &config)?
         } else {
@@ -126,6 +132,7 @@ impl<'a> TrainingLoop<'a> {
             metrics,
             new_files,
             checkpoints,
+            best_on_disk,
             rescue_lock: None,
             loader,
             pending,
@@ -189,8 +196,8 @@ impl<'a> TrainingLoop<'a> {
             for report in reports {
                 self.record(&report, lr_factor, validated.filter(|_| Some(report.step) == last))?;
             }
-            if validated.is_some() {
-                self.save_best()?;
+            if let Some(loss) = validated {
+                self.save_best(loss)?;
             }
             if interrupted {
                 stopped = Some("interrupted".to_string());
@@ -359,18 +366,6 @@ impl<'a> TrainingLoop<'a> {
         Ok(loss)
     }
 
-    /// Saves the checkpoint of the lowest loss, if the validation of this step has found it.
-    fn save_best(&mut self) -> Result<()> {
-        if self.run.setup.config.keep_best
-            && self.run.best.step == self.run.done
-            && let Some(checkpoints) = &self.checkpoints
-        {
-            self.run.loss_watch = self.loss_watch.state();
-            checkpoints.save_best(self.run, self.metrics.to_sync()?)?;
-        }
-        Ok(())
-    }
-
     /// Writes a step's record into the metrics and gives it to the callbacks.
     fn record(&mut self, report: &StepReport, lr_factor: f64, validation_loss: Option<f64>) -> Result<()> {
         let StepReport { step, outcome, seconds, peak } = *report;
@@ -401,36 +396,6 @@ impl<'a> TrainingLoop<'a> {
         self.callbacks.iter_mut().try_for_each(|c| c.step(&record))
     }
 
-    /// Begins to copy the run's state in memory.
-    pub(super) fn hold(&mut self) -> Result<()> {
-        self.run.loss_watch = self.loss_watch.state();
-        self.run.hold()
-    }
-
-    pub(super) fn save(&mut self) -> Result<()> {
-        let Some(checkpoints) = &mut self.checkpoints else { return Ok(()) };
-        let step = self.run.done;
-        let trace = self.run.trace.clone();
-        self.run.loss_watch = self.loss_watch.state();
-        let (run, logs) = (&*self.run, self.metrics.to_sync()?);
-        let path = trace.span("checkpoint", step.saturating_sub(1), || checkpoints.save(run, logs))?;
-        self.event(&Event::Saving { step, path: &path })
-    }
-
-    /// Gives an interrupted run without a folder the folder `rescue` for its checkpoint.
-    fn rescue(&mut self) -> Result<()> {
-        let config = &self.run.setup.config;
-        let Some(folder) = config.rescue.clone().filter(|_| self.checkpoints.is_none()) else {
-            return Ok(());
-        };
-        if self.run.mesh_rank.is_first() {
-            self.rescue_lock = Some(FolderLock::take(&folder)?);
-            self.run.extra_files.iter().try_for_each(|write| write(&folder))?;
-        }
-        self.checkpoints = Some(Checkpoints::new(&folder, config));
-        Ok(self.run.mesh_rank.all_ranks().barrier()?)
-    }
-
     pub(crate) fn event(&mut self, event: &Event<'_>) -> Result<()> {
         self.callbacks.iter_mut().try_for_each(|c| c.event(event))
     }
@@ -440,7 +405,7 @@ impl<'a> TrainingLoop<'a> {
         Phase::After.begin();
         self.run.setup.saver.wait()?;
         self.new_files.keep();
-        if self.run.setup.config.restore_best && self.run.best.loss.is_some() && !self.run.meets_again {
+        if self.run.setup.config.restore_best && self.best_on_disk.is_some() && !self.run.meets_again {
             self.run.load_best()?;
         }
         if self.losses.is_empty() && self.run.validation.is_some() {

@@ -3,6 +3,7 @@
 use std::fs;
 
 use phalanx_nn::Linear;
+use phalanx_parallel::checkpoint::Checkpoint;
 use phalanx_train::{Run, checkpoints::latest};
 
 use super::*;
@@ -106,6 +107,48 @@ fn a_run_goes_on_from_its_best_checkpoint_if_that_is_later_than_all_others() {
     // From an earlier one than the best, which is not the best of that branch then.
     run(Config { steps: 12, resume: base.out.clone(), ..base }, &Told::default()).unwrap();
     assert_eq!(newest_step(&folder), "12");
+}
+
+/// The newest checkpoint of another branch may have the step of the one that is taken up again.
+#[test]
+fn a_checkpoint_that_is_taken_up_again_is_not_replaced_by_another_of_its_step() {
+    let folder = Folder::new();
+    let out = Some(folder.path().to_path_buf());
+    let base = Config { keep_last: 3, save_every: 4, validate_every: 0, out, ..config(Layout::default(), 0) };
+    let train = |config: Config| Trainer::new(config).data(data()[0].clone()).run_layers(layers, loss);
+    train(base.clone()).unwrap();
+    let resume = |name: &str| Some(folder.path().join(name));
+    train(Config { save_every: 0, resume: resume("checkpoint-00000004"), ..base.clone() }).unwrap();
+    let before = ["abandoned-00000008", "abandoned-00000012", "checkpoint", "checkpoint-00000004"];
+    assert_eq!(names(&folder), before);
+    let taken = Checkpoint::open(folder.path().join("abandoned-00000012")).unwrap().checksum();
+    fs::write(folder.path().join("abandoned-00000012/mark"), "").unwrap();
+    train(Config { steps: 12, resume: resume("abandoned-00000012"), ..base }).unwrap();
+    let other = folder.path().join("abandoned-00000012-other");
+    assert!(folder.path().join("checkpoint/mark").exists() && other.join("checkpoint.json").exists());
+    assert_eq!(latest(folder.path()).unwrap().checksum(), taken);
+}
+
+/// A run that was killed after it saved its best checkpoint, before the next one, knows what its validations had found.
+#[test]
+fn the_lowest_loss_is_kept_if_the_best_checkpoint_is_of_a_later_step() {
+    let folder = Folder::new();
+    let out = Some(folder.path().to_path_buf());
+    let base =
+        Config { keep_best: true, validate_every: 1, save_every: 2, out, ..config(Layout::default(), 0) };
+    let base = Config { steps: 4, keep_last: 3, ..base };
+    let told = Told::default();
+    run(base.clone(), &told).unwrap();
+    let [earlier, newest] = ["checkpoint-00000002", "checkpoint"].map(|name| folder.path().join(name));
+    let lowest = Checkpoint::open(&earlier).unwrap().settings()["best_loss"].clone();
+    fs::remove_dir_all(&newest).unwrap();
+    fs::rename(earlier, newest).unwrap();
+    let best = phalanx_train::checkpoints::best(folder.path()).unwrap();
+    assert!(best.settings()["step"].parse::<u64>().unwrap() > 2);
+    let summary = run(Config { steps: 2, resume: base.out.clone(), ..base }, &Told::default()).unwrap();
+    assert_eq!(summary.best_validation_loss.unwrap().to_string(), lowest);
+    let kept = phalanx_train::checkpoints::best(folder.path()).unwrap();
+    assert_eq!(kept.checksum(), best.checksum());
 }
 
 /// A checkpoint replaces the one before by two renames.

