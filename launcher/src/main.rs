@@ -25,7 +25,8 @@ fn say(line: &str) {
 const USAGE: u8 = 2;
 
 fn main() -> ExitCode {
-    let options = match options::Options::parse(std::env::args_os().skip(1), &|name| std::env::var(name).ok()) {
+    let options = match options::Options::parse(std::env::args_os().skip(1), &|name| std::env::var(name).ok())
+    {
         Ok(options) => options,
         Err(options::Stop::Help) => {
             println!("{}", options::HELP);

@@ -160,7 +160,8 @@ impl Options {
             None if nodes > 1 => PORT,
             None => free_port()?,
         };
-        let has_secret = ["PHALANX_SECRET", "PHALANX_SECRET_FILE"].iter().any(|name| variable(name).is_some());
+        let has_secret =
+            ["PHALANX_SECRET", "PHALANX_SECRET_FILE"].iter().any(|name| variable(name).is_some());
         let is_alone = nodes == 1 && store.is_none() && serve.is_none();
         let secret = if is_alone && !has_secret { Some(secret()?) } else { None };
         let master = (address.unwrap_or_else(|| "127.0.0.1".into()), port);

@@ -319,7 +319,9 @@ impl Launcher<'_> {
             while visitors.load(Ordering::Relaxed) > 0 {
                 match events.recv_timeout(Duration::from_millis(50)) {
                     Err(RecvTimeoutError::Timeout) if is_first => {
-                        say("the ranks of this machine have ended; it serves the store until those of others have");
+                        say(
+                            "the ranks of this machine have ended; it serves the store until those of others have",
+                        );
                         is_first = false;
                     }
                     #[cfg(unix)]

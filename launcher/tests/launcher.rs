@@ -148,7 +148,17 @@ fn a_rank_that_hangs_is_ended_when_the_run_is_over_elsewhere() {
     let launch = |node: &str, script: &str| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_phalanx-launch"));
         command.args(["--nnodes", "2", "--node-rank", node, "--master-addr", "127.0.0.1"]);
-        command.args(["--master-port", &port, "--max-restarts", "1", "--backoff", "0.05", "sh", "-c", script]);
+        command.args([
+            "--master-port",
+            &port,
+            "--max-restarts",
+            "1",
+            "--backoff",
+            "0.05",
+            "sh",
+            "-c",
+            script,
+        ]);
         command.env("PHALANX_SECRET", "of both").stderr(Stdio::piped()).spawn().unwrap()
     };
     let begin = Instant::now();

@@ -128,7 +128,9 @@ impl Store {
     ) -> io::Result<Store> {
         known.check().map_err(io::Error::other)?;
         if known.secret.is_empty() {
-            return Err(io::Error::other("a store needs a secret (PHALANX_SECRET), by which alone it knows launchers"));
+            return Err(io::Error::other(
+                "a store needs a secret (PHALANX_SECRET), by which alone it knows launchers",
+            ));
         }
         let (listener, _) = Master::Address(host.into(), port).listen()?;
         let (waiting, connecting, running, launchers) = Default::default();
