@@ -124,8 +124,7 @@ impl Dumps {
         let mut between: BTreeMap<(usize, usize), Vec<f64>> = BTreeMap::new();
         for ((_, pair), stream) in self.streams() {
             for calls in stream.calls.values().filter(|_| pair.is_none()) {
-                let mut times =
-                    calls.iter().filter_map(|(&rank, entry)| Some((rank, entry.complete_us?)));
+                let mut times = calls.iter().filter_map(|(&rank, entry)| Some((rank, entry.complete_us?)));
                 let Some((a, at)) = times.next() else { continue };
                 for (b, bt) in times {
                     between.entry((a, b)).or_default().push(at - bt);

@@ -58,6 +58,8 @@ pub(super) struct ZeroState {
     pub(super) unsent: usize,
     /// In which order forward passes use units, where every rank keeps all values; none until it is known.
     pub(super) use_order: Option<Vec<usize>>,
+    /// How many times rank 0 was asked for it.
+    pub(super) asked: usize,
     /// Reduce-scatters under way: unit, flat parameter, call.
     pub(super) sent: VecDeque<(usize, usize, ReduceScatter)>,
 }
@@ -116,6 +118,7 @@ impl ZeroCore {
             send_order: (0..unsent).collect(),
             unsent,
             use_order: None,
+            asked: 0,
             sent: VecDeque::new(),
         };
         let ([unreduced, replaced, used], state) = ([false; 3].map(AtomicBool::new), Mutex::new(state));

@@ -21,6 +21,9 @@ use super::unshard::ROOT;
 use crate::Result;
 use crate::comm::{self, Pending};
 
+/// How many passes are waited for until rank 0 knows in which order it uses the units.
+const ASKED_MAX: usize = 3;
+
 impl ZeroCore {
     /// After an update: gives all ranks the new shards where every rank keeps all values, and reshards the rest. All ranks take
     /// part, whether or not they have updated anything, since a rank does not know about the others.
@@ -56,6 +59,11 @@ impl ZeroCore {
         if self.config.stage == ZeroStage::Parameters || state.use_order.is_some() || self.modules.len() < 2 {
             return Ok(());
         }
+        // On all ranks alike: rank 0 may never use a unit, and all would wait for it in every step.
+        if state.asked == ASKED_MAX {
+            return Ok(());
+        }
+        state.asked += 1;
         let mut units = vec![ROOT];
         for unit in state.order.known_forward().map(|module| self.modules[module].unit) {
             if !units.contains(&unit) {
@@ -94,6 +102,8 @@ impl FlatParameter {
         let mut started = Ok(());
         full.arriving(|| {
             started = self.start_refresh(ranks);
+            // The values from before, which are still here, are not the ones that readers wait for.
+            let refused = started.as_ref().err().map(ToString::to_string);
             let pending = self.unsharding.take();
             let uploaded = self.offload.as_mut().and_then(|offload| offload.uploaded.take());
             let device = self.device;
@@ -101,7 +111,10 @@ impl FlatParameter {
                 pending.map_or(Ok(()), Pending::wait_and_adopt)?;
                 uploaded.map_or(Ok(()), |uploaded| Ok(uploaded.order(device.gpu()?)?))
             };
-            move || wait().map_err(|error| said.get_or_init(|| error).to_string())
+            move || match refused {
+                Some(why) => Err(why),
+                None => wait().map_err(|error| said.get_or_init(|| error).to_string()),
+            }
         })?;
         started?;
         self.refresh = Some(failure);

@@ -310,8 +310,8 @@ impl FlatParameter {
             Some(offload) => offload.enter_upload(self.full.as_ref())?,
             None => None,
         };
-        let full = match self.full.take() {
-            Some(full) => full,
+        let full = match &self.full {
+            Some(full) => full.clone(),
             None => Tensor::empty(&[self.elements()], self.dtype, self.device)?.tagged(Category::Parameters),
         };
         self.unsharding = Some(self.start_all_gather(&full, ranks)?);

@@ -209,7 +209,7 @@ fn a_link_that_is_cut_at_any_byte_ends_both_ranks_with_an_error_that_names_one()
         let one = |seed: u64| {
             let direction = (draw(seed, 0) % 2) as usize;
             // Half of them among the first bytes, where ranks meet.
-            let of = if draw(seed, 1) % 2 == 0 { 1200 } else { lengths[direction] };
+            let of = if draw(seed, 1).is_multiple_of(2) { 1200 } else { lengths[direction] };
             let _ = harmed(tls, Harm::Cut, (direction, (draw(seed, 2) % of as u64) as usize));
         };
         scope(|scope| {

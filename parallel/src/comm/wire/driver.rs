@@ -2,8 +2,8 @@
 //! group's first task go on, matches sends with receives, and finds the ranks that are late.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use phalanx_rendezvous::clean;
