@@ -24,7 +24,7 @@ use crate::data::{Data, Dataset, Samples, Shuffled};
 use crate::folder_lock::FolderLock;
 use crate::identity::{facts, fingerprint, fingerprint_of_rows};
 use crate::launch::{ranks, start};
-use crate::memory_checkpoints::MemoryCheckpoints;
+use crate::memory_checkpoints::{MemoryCheckpoints, trainer_number};
 use crate::mesh_rank::MeshRank;
 use crate::record::{Summary, digests_in};
 use crate::report::{Profile, Setting};
@@ -422,6 +422,7 @@ impl Trainer {
         let given = self.held.clone();
         let run = |process: Option<&Rank>| {
             let again = process.is_some_and(|rank| rank.epoch() > 0);
+            let trainer = process.map(|rank| trainer_number(rank.epoch()));
             let held = given.clone().unwrap_or_else(|| match process {
                 Some(_) => MemoryCheckpoints::of_process(),
                 None => MemoryCheckpoints::default(),
@@ -462,7 +463,7 @@ impl Trainer {
                 run.identity.extend(identity.clone());
                 run.hooks.extend(hooks.iter().cloned());
                 run.extra_files.extend(extra_files.iter().cloned());
-                let number = if process.is_some() { 0 } else { run.mesh_rank.rank() };
+                let number = trainer.unwrap_or(run.mesh_rank.rank());
                 work(run, Start { store: held.of(number), again })
             })?;
             trace.finish(processes)?;

@@ -259,7 +259,8 @@ impl Config {
 
     /// Steps between checkpoints in memory; 0 for none.
     pub(crate) fn memory_every(&self) -> u64 {
-        let is_elastic = || self.ranks() > 1 && std::env::var_os("PHALANX_STORE").is_some();
+        let is_over_tcp = !matches!(self.backend, Some(Backend::Threads | Backend::Mpi));
+        let is_elastic = || is_over_tcp && self.ranks() > 1 && std::env::var_os("PHALANX_STORE").is_some();
         self.memory_checkpoint_every.unwrap_or_else(|| u64::from(is_elastic()))
     }
 
