@@ -139,14 +139,16 @@ impl Run {
         };
         let saved = checkpoints::agreed(checkpoints::latest(resumed), self)?;
         checkpoints::check_identity(saved.settings(), saved.path(), &self.identity)?;
-        if !checkpoints::same_folder(run_folder(resumed), &folder) {
-            return self.resume(resumed);
-        }
-        if self.mesh_rank.is_first() {
+        // Ranks may see the folder by other paths, so all of them wait for the first.
+        let run = run_folder(resumed);
+        if self.mesh_rank.is_first() && checkpoints::same_folder(run, &folder) {
             checkpoints::abandon_later(&folder, resumed)?;
         }
         self.mesh_rank.all_ranks().barrier()?;
-        self.resume(&checkpoints::resumed_in(&folder, resumed))
+        match resumed.exists() {
+            true => self.resume(resumed),
+            false => self.resume(&checkpoints::resumed_in(run, resumed)),
+        }
     }
 }
 

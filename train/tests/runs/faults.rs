@@ -134,7 +134,7 @@ fn trained(config: &Config, fault: Option<Fault>, told: &Told) -> (Result<Summar
             };
             *name.lock().unwrap() = chosen.name().into();
         }
-        let rule: AnyRule = Box::new(AdamW::default());
+        let rule: AnyRule = Box::<AdamW>::default();
         all.push(Optimizer::new(rule, vec![Group::new(parameters, lr)])?);
         Ok(all)
     });
@@ -156,7 +156,7 @@ fn whole(config: &Config, rank: &MeshRank) -> Result<impl phalanx_parallel::hybr
 fn replayed(config: &Config, from: PathBuf) -> (u64, String) {
     let start = checkpoints::latest(&from).unwrap().settings()["step"].parse().unwrap();
     let optimizers = |parameters, lr| {
-        let rule: AnyRule = Box::new(AdamW::default());
+        let rule: AnyRule = Box::<AdamW>::default();
         Ok(vec![Optimizer::new(rule, vec![Group::new(parameters, lr)])?])
     };
     let trainer = Trainer::new(config.clone()).samples(packed(), CONTEXT).optimizers(optimizers);
