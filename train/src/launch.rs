@@ -8,6 +8,7 @@ use phalanx_parallel::mesh::{Axis, Coordinates};
 use phalanx_parallel::{self as parallel, comm};
 use phalanx_tensor::{DType, Device, Tensor};
 
+use crate::memory_checkpoints::count_trainers;
 use crate::mesh_rank::MeshRank;
 use crate::{Backend, Config, Error, Result};
 
@@ -39,6 +40,7 @@ pub fn start<T>(
     let mut reported = None;
     let outcome = environment(config, backend).run_elastic(|rank| {
         reported = None;
+        count_trainers();
         let done = config.for_process(Some(&rank)).and_then(|_| f(Some(&rank)));
         done.inspect_err(|error| {
             if rank.is_left_to_rejoin() {

@@ -25,7 +25,7 @@ impl MemoryCheckpoints {
         PROCESS.get_or_init(MemoryCheckpoints::default).clone()
     }
 
-    /// Those of one rank of this process.
+    /// Those of one rank of this process; of a process that is a rank, those of one of its trainers.
     pub fn of(&self, rank: usize) -> MemoryStore {
         unpoisoned(self.0.lock()).entry(rank).or_default().clone()
     }
@@ -34,6 +34,25 @@ impl MemoryCheckpoints {
     pub fn clear(&self) {
         unpoisoned(self.0.lock()).values().for_each(MemoryStore::clear);
     }
+}
+
+/// The epoch in which this process last began to train, and how many trainers have begun in it.
+static BEGUN: Mutex<(u64, usize)> = Mutex::new((0, 0));
+
+/// Counts the trainers of this process anew: each epoch of the run calls the program's function from its beginning.
+pub(crate) fn count_trainers() {
+    unpoisoned(BEGUN.lock()).1 = 0;
+}
+
+/// The number of a trainer that begins now, in its epoch. The same trainer has it in every epoch, so that it finds its own copies and not
+/// those of another.
+pub(crate) fn trainer_number(epoch: u64) -> usize {
+    let mut begun = unpoisoned(BEGUN.lock());
+    if begun.0 != epoch {
+        *begun = (epoch, 0);
+    }
+    begun.1 += 1;
+    begun.1 - 1
 }
 
 impl Run {
@@ -133,14 +152,16 @@ impl Run {
         };
         let saved = checkpoints::agreed(checkpoints::latest(resumed), self)?;
         checkpoints::check_identity(saved.settings(), saved.path(), &self.identity)?;
-        if !checkpoints::same_folder(run_folder(resumed), &folder) {
-            return self.resume(resumed);
-        }
-        if self.mesh_rank.is_first() {
+        // Ranks may see the folder by other paths, so all of them wait for the first.
+        let run = run_folder(resumed);
+        if self.mesh_rank.is_first() && checkpoints::same_folder(run, &folder) {
             checkpoints::abandon_later(&folder, resumed)?;
         }
         self.mesh_rank.all_ranks().barrier()?;
-        self.resume(&checkpoints::resumed_in(&folder, resumed))
+        match resumed.exists() {
+            true => self.resume(resumed),
+            false => self.resume(&checkpoints::resumed_in(run, resumed)),
+        }
     }
 }
 
@@ -149,4 +170,19 @@ fn listed(ranks: &[usize]) -> Option<String> {
     let noun = if ranks.len() == 1 { "rank" } else { "ranks" };
     let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
     (!ranks.is_empty()).then(|| format!("{noun} {}", numbers.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trainer_has_its_number_in_every_epoch() {
+        let numbers = |epoch: u64| [0; 2].map(|_| trainer_number(epoch));
+        for epoch in [7, 8] {
+            assert_eq!(numbers(epoch), [0, 1]);
+        }
+        count_trainers();
+        assert_eq!(numbers(8), [0, 1]);
+    }
 }

@@ -24,7 +24,7 @@ use crate::data::{Data, Dataset, Samples, Shuffled};
 use crate::folder_lock::FolderLock;
 use crate::identity::{facts, fingerprint, fingerprint_of_rows};
 use crate::launch::{ranks, start};
-use crate::memory_checkpoints::MemoryCheckpoints;
+use crate::memory_checkpoints::{MemoryCheckpoints, trainer_number};
 use crate::mesh_rank::MeshRank;
 use crate::record::{Summary, digests_in};
 use crate::report::{Profile, Setting};
@@ -426,6 +426,7 @@ impl Trainer {
             let config = &config.for_process(process)?;
             config.check()?;
             let again = process.is_some_and(|rank| rank.epoch() > 0);
+            let trainer = process.map(|rank| trainer_number(rank.epoch()));
             let held = given.clone().unwrap_or_else(|| match process {
                 Some(_) => MemoryCheckpoints::of_process(),
                 None => MemoryCheckpoints::default(),
@@ -467,7 +468,7 @@ impl Trainer {
                 run.hooks.extend(hooks.iter().cloned());
                 run.extra_files.extend(extra_files.iter().cloned());
                 run.admit_others(process);
-                let number = if process.is_some() { 0 } else { run.mesh_rank.rank() };
+                let number = trainer.unwrap_or(run.mesh_rank.rank());
                 work(run, Start { store: held.of(number), again })
             })?;
             trace.finish(processes)?;

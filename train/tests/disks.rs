@@ -66,13 +66,16 @@ fn loss(output: &Var, batch: &Batch) -> Result<Var> {
 fn shim(test: &str) -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let build = || {
-        let object = std::env::temp_dir().join(format!("phalanx-shim-{}.so", std::process::id()));
+        let built = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("shim-{}.so", std::process::id()));
+        let object = built.with_file_name("shim.so");
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/disks/shim.c");
         let compiler = std::env::var("CC").unwrap_or("cc".into());
         let mut command = Command::new(compiler);
-        command.args(["-shared", "-fPIC", "-O1", "-pthread", "-o"]).args([&object, &source]);
+        command.args(["-shared", "-fPIC", "-O1", "-pthread", "-o"]).args([&built, &source]);
         let output = command.output().ok()?;
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        // Another process may build the same.
+        std::fs::rename(built, &object).unwrap();
         Some(object)
     };
     let built = BUILT.get_or_init(build).as_deref();

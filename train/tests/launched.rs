@@ -1,6 +1,9 @@
 //! Ranks as processes of their own, which this program starts by starting itself: they agree on everything before the first step, or each
 //! says what differs.
 
+#[cfg(unix)]
+#[path = "launched/launcher.rs"]
+mod launcher;
 #[path = "../../parallel/tests/comm/port.rs"]
 mod port;
 #[cfg(unix)]
@@ -9,6 +12,9 @@ mod replaced;
 #[cfg(target_os = "linux")]
 #[path = "launched/resized.rs"]
 mod resized;
+#[cfg(unix)]
+#[path = "launched/signals.rs"]
+mod signals;
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -111,6 +117,17 @@ fn train() -> Result<()> {
                     println!("\nafter {}", run.done());
                     if slow.exists() {
                         std::thread::sleep(Duration::from_millis(200));
+                    }
+                    Ok(None)
+                });
+            }
+            if let (Ok(steps), Ok(go_on)) = (std::env::var("HELD_AT"), std::env::var("GO_ON")) {
+                // The run waits after these steps, until there is a file for each.
+                let held: Vec<u64> = steps.split_whitespace().map(|step| step.parse().unwrap()).collect();
+                trainer = trainer.every(1, move |run| {
+                    while held.contains(&run.done()) && !Path::new(&format!("{go_on}{}", run.done())).exists()
+                    {
+                        std::thread::sleep(Duration::from_millis(1));
                     }
                     Ok(None)
                 });
@@ -297,33 +314,6 @@ fn timeouts_are_flags_and_their_errors_name_who_did_not_come() {
 }
 
 #[test]
-#[cfg(unix)]
-fn sigusr1_dumps_every_rank_of_a_healthy_run_and_changes_nothing() {
-    let folder = Folder::new("usr1");
-    let losses = ["plain", "told"].map(|name| {
-        let (out, port) = (folder.0.join(name), free_port());
-        let flags = format!("--dp 2 --steps 120 --out {}", out.display());
-        let children = [0, 1].map(|number| rank(&flags[..]).start(number, 2, port));
-        let end = Instant::now() + Duration::from_secs(20);
-        while numbers_in(&out.join("metrics.jsonl"), "loss").is_empty() && Instant::now() < end {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        for child in children.iter().filter(|_| name == "told") {
-            let sent = Command::new("kill").args(["-USR1", &child.id().to_string()]).status().unwrap();
-            assert!(sent.success());
-        }
-        assert_eq!(children.map(ended), ["well"; 2]);
-        assert_eq!(out.join("flight").exists(), name == "told");
-        let losses = numbers_in(&out.join("metrics.jsonl"), "loss");
-        losses.into_iter().map(|(_, loss)| loss.to_bits()).collect::<Vec<_>>()
-    });
-    assert_eq!(losses[0].len(), 120);
-    assert_eq!(losses[0], losses[1]);
-    let told = phalanx_parallel::flight::explain(&folder.0.join("told/flight")).unwrap();
-    assert!(told.contains("2 of 2 ranks have dumps\n  ranks 0, 1: SIGUSR1\n"), "{told}");
-}
-
-#[test]
 fn a_folder_in_use_is_refused_by_the_name_of_the_process_that_has_it() {
     let folder = Folder::new("locked");
     let out = rank(format!("--out {}", folder.path("run")));
@@ -341,19 +331,6 @@ fn a_folder_in_use_is_refused_by_the_name_of_the_process_that_has_it() {
     assert!(lock.exists());
     assert_eq!(outcomes(&[out]), ["well"]);
     assert!(!lock.exists());
-}
-
-#[test]
-#[cfg(unix)]
-fn a_signal_after_the_last_step_lets_the_run_end_and_says_so() {
-    let mut child = rank("").with("AT_END", "").start(0, 1, free_port());
-    let mut said = BufReader::new(child.stdout.take().unwrap()).lines().map_while(std::io::Result::ok);
-    assert!(said.any(|line| line == "at the end"));
-    assert!(Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap().success());
-    assert!(said.any(|line| line == "ended well"));
-    let output = child.wait_with_output().unwrap();
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert!(told.contains("the last step is done; ending when all") && !told.contains("saving"), "{told}");
 }
 
 #[test]

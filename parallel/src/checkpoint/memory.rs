@@ -5,8 +5,8 @@
 //! wait() ◄─                               all ranks say so ─► the copy before is dropped
 //! ```
 //!
-//! A rank of whose partner nothing has come yet holds the copy before. A rank drops that one when all hold the newer one. So at every
-//! moment there is a step of which all ranks have held copies, whichever rank dies. A part that another process has alike (a data-parallel
+//! A rank holds the newer copy once its partner's parts have all come. It drops the copy before when all ranks hold the newer one. So at
+//! every moment there is a step of which all ranks have held copies, whichever rank dies. A part that another process has alike (a data-parallel
 //! replica) is not sent: the replica's copy stands for it. Source: Wang and others (2023), Gemini: fast failure recovery in
 //! distributed training with in-memory checkpoints.
 

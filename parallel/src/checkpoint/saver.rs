@@ -230,14 +230,6 @@ impl Drop for End<'_> {
     }
 }
 
-/// A rank's progress.
-#[derive(Serialize, Deserialize)]
-enum Progress {
-    Writing,
-    /// With the checksums of its blocks.
-    Written(Vec<u64>),
-}
-
 impl SaveJob {
     /// Writes this rank's file; when all ranks have, the first makes a checkpoint of the files.
     ///
@@ -291,17 +283,15 @@ impl SaveJob {
 
     fn write_copied(&self, plan: &SavePlan) -> Result<Vec<Vec<u64>>> {
         let mut writing = self.begin(plan);
-        loop {
-            let progress = writing.as_mut().map_err(|e| e.clone()).and_then(Writing::go_on);
-            let all = all_ok(&self.comm, all_gather_object(&self.comm, &progress)?)?;
-            let written = |progress| match progress {
-                Progress::Written(checksums) => Some(checksums),
-                Progress::Writing => None,
-            };
-            if let Some(checksums) = all.into_iter().map(written).collect() {
-                return Ok(checksums);
+        let mut checksums: Vec<Option<Vec<u64>>> = vec![None; self.comm.size()];
+        while checksums.contains(&None) {
+            let complete = writing.as_mut().map_err(|e| e.clone()).and_then(Writing::go_on);
+            let all = all_ok(&self.comm, all_gather_object(&self.comm, &complete)?)?;
+            for (known, complete) in checksums.iter_mut().zip(all) {
+                *known = complete.or(known.take());
             }
         }
+        Ok(checksums.into_iter().flatten().collect())
     }
 
     fn begin(&self, plan: &SavePlan) -> Result<Writing<'_>, String> {
@@ -309,7 +299,7 @@ impl SaveJob {
         let path = self.folder.saving().join(file_name(self.comm.rank()));
         let stream = (self.create)(&path).and_then(|file| Stream::new(file, &contents.header, self.block));
         let stream = Some(stream.map_err(|e| file_error(&path, e).to_string())?);
-        Ok(Writing { path, stream, queue: &self.queue, checksums: Vec::new() })
+        Ok(Writing { path, stream, queue: &self.queue })
     }
 
     fn commit(&self, plan: &SavePlan, checksums: &[Vec<u64>]) -> Result<()> {
@@ -329,27 +319,23 @@ struct Writing<'a> {
     stream: Option<Stream>,
     /// The blocks that are not written yet.
     queue: &'a Queue,
-    /// Of a file that is complete.
-    checksums: Vec<u64>,
 }
 
 impl Writing<'_> {
-    /// Writes blocks for about [`INTERVAL`]; returns the progress to tell the other ranks.
-    fn go_on(&mut self) -> Result<Progress, String> {
+    /// Writes blocks for about [`INTERVAL`]; returns the checksums of all blocks to the call that completes the file.
+    fn go_on(&mut self) -> Result<Option<Vec<u64>>, String> {
         let start = Instant::now();
         if let Some(stream) = &mut self.stream {
             while let Some(block) = self.queue.pop() {
                 let block = block.map_err(|e| file_error(&self.path, e).to_string())?;
                 stream.add(&block).map_err(|e| file_error(&self.path, e).to_string())?;
                 if start.elapsed() > INTERVAL {
-                    return Ok(Progress::Writing);
+                    return Ok(None);
                 }
             }
         }
-        if let Some(stream) = self.stream.take() {
-            self.checksums = stream.finish().map_err(|e| file_error(&self.path, e).to_string())?;
-        }
-        Ok(Progress::Written(self.checksums.clone()))
+        let finish = |stream: Stream| stream.finish().map_err(|e| file_error(&self.path, e).to_string());
+        self.stream.take().map(finish).transpose()
     }
 }
 

@@ -266,7 +266,9 @@ impl Config {
 
     /// Steps between checkpoints in memory; 0 for none.
     pub(crate) fn memory_every(&self) -> u64 {
-        let is_elastic = || (self.ranks() > 1 || self.dp_auto) && std::env::var_os("PHALANX_STORE").is_some();
+        let is_over_tcp = !matches!(self.backend, Some(Backend::Threads | Backend::Mpi));
+        let is_one_of_many = is_over_tcp && (self.ranks() > 1 || self.dp_auto);
+        let is_elastic = || is_one_of_many && std::env::var_os("PHALANX_STORE").is_some();
         self.memory_checkpoint_every.unwrap_or_else(|| u64::from(is_elastic()))
     }
 

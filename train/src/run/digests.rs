@@ -105,5 +105,6 @@ fn unlike(what: &str, UnlikeCopies { name, odd, alike }: &UnlikeCopies, count: u
         alike => format!("a copy unlike that of ranks {}", listed(alike)),
     };
     let odd = listed(odd);
-    format!("of {what} {name}, {which} {odd} {verb} {others}; copies of {count} {what}s differ")
+    let s = if count == 1 { "" } else { "s" };
+    format!("of {what} {name}, {which} {odd} {verb} {others}; copies of {count} {what}{s} differ")
 }

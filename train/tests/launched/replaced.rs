@@ -4,21 +4,10 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::launcher::launcher;
 use super::*;
 
 const STEPS: usize = 40;
-
-/// `phalanx-launch`, which is built if need be.
-pub fn launcher() -> Command {
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--package", "phalanx-launch"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    if !cfg!(debug_assertions) {
-        build.arg("--release");
-    }
-    assert!(build.status().unwrap().success(), "the launcher builds");
-    let test = std::env::current_exe().unwrap();
-    Command::new(test.parent().and_then(Path::parent).unwrap().join("phalanx-launch"))
-}
 
 /// The lines of a rank's output that begin in this way, without the beginning.
 pub fn said(logs: &str, rank: usize, begin: &str) -> Vec<String> {
@@ -35,10 +24,12 @@ fn survives(flags: &str, ranks: usize, victims: &[(usize, usize)], later: Durati
     let flags = format!("{flags} --steps {STEPS}");
     let losses = |out: &str| numbers_in(&Path::new(out).join("metrics.jsonl"), "loss");
     assert_eq!(outcomes(&vec![rank(format!("{flags} --out {plain}")); ranks]), vec!["well"; ranks]);
-    let mut command = launcher();
+    let mut command = Command::new(launcher());
     command.args(["-n", &ranks.to_string(), "--max-restarts", "2", "--backoff", "0.05", "--quiet"]);
     command.args(["--log-dir", &logs]).arg(std::env::current_exe().unwrap());
     command.args(["child", "--exact", "--ignored", "--nocapture"]);
+    let held: Vec<String> = victims.iter().map(|(_, steps)| steps.to_string()).collect();
+    command.env("HELD_AT", held.join(" ")).env("GO_ON", folder.path("go-on-"));
     command.env("FLAGS", format!("{flags} --out {out}")).stdout(Stdio::null()).stderr(Stdio::piped());
     let (mut run, end) = (command.spawn().unwrap(), Instant::now() + Duration::from_secs(120));
     let mut killed: Vec<String> = Vec::new();
@@ -51,8 +42,14 @@ fn survives(flags: &str, ranks: usize, victims: &[(usize, usize)], later: Durati
             assert!(Instant::now() < end && run.try_wait().unwrap().is_none(), "{:?}", losses(&out));
             std::thread::sleep(Duration::from_millis(2));
         };
-        std::thread::sleep(later);
+        let go_on = || fs::write(folder.path(&format!("go-on-{steps}")), "").unwrap();
+        // The run waits in this step.
+        if !later.is_zero() {
+            go_on();
+            std::thread::sleep(later);
+        }
         assert!(Command::new("kill").args(["-9", &process]).status().unwrap().success());
+        go_on();
         killed.push(process);
     }
     while run.try_wait().unwrap().is_none() {

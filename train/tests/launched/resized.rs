@@ -1,7 +1,8 @@
 //! Processes that are lost for good, and others that come in their place: the run goes on with as many ranks as there are, with the losses of
 //! runs that are resumed under the same layouts at the same steps.
 
-use super::replaced::{launcher, said};
+use super::launcher::launcher;
+use super::replaced::said;
 use super::*;
 
 const STEPS: usize = 50;
@@ -42,7 +43,7 @@ fn shrinks_and_grows(name: &str, ranks: usize, flags: &str) {
     let [out, logs, twin, slow] = ["out", "logs", "twin", "slow"].map(|name| folder.path(name));
     let losses = |out: &str| numbers_in(&Path::new(out).join("metrics.jsonl"), "loss");
     let flags = format!("--batch 6 {flags}");
-    let mut command = launcher();
+    let mut command = Command::new(launcher());
     command.args(["-n", &format!("{left}:{ranks}"), "--max-restarts", "0", "--quiet", "--log-dir", &logs]);
     command.arg(std::env::current_exe().unwrap()).args(["child", "--exact", "--ignored", "--nocapture"]);
     command.env("FLAGS", format!("{flags} --dp auto --steps {STEPS} --out {out}")).env("SLOW", &slow);

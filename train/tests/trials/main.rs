@@ -17,6 +17,9 @@
 #[path = "../../../parallel/tests/comm/port.rs"]
 mod port;
 
+#[path = "../launched/launcher.rs"]
+mod launcher;
+
 mod judge;
 mod links;
 mod rank;
@@ -31,13 +34,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use judge::{Undisturbed, Verdict, try_launched, try_ranks};
-use ranks::launcher;
 use trial::Trial;
 
 /// What the tests of a workspace make of a few seconds.
 const COUNT: u64 = 16;
-/// Trials at a time. Most of their time is waiting.
+/// Trials at a time, at most: as many as there are cores. Most of their time is waiting.
 const JOBS: u64 = 4;
+/// The two tests take turns, so that no rank is late only because the cores are busy.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// One rank of a trial.
 #[test]
@@ -56,6 +60,7 @@ const MOUNTS: &str = "PHALANX_TRIALS_MOUNT";
 /// Disks of a size of their own can be mounted only in a name space where this process may: the test begins anew in one.
 #[test]
 fn faults_end_in_time_and_change_no_loss() {
+    let _turn = TURN.lock().unwrap_or_else(|failed| failed.into_inner());
     let anew = |mut command: Command| {
         command.args(["faults_end_in_time_and_change_no_loss", "--exact", "--nocapture"]);
         assert!(command.env(MOUNTS, "1").status().is_ok_and(|status| status.success()), "trials have failed");
@@ -85,14 +90,8 @@ fn trials(mounts: bool) {
 
 #[test]
 fn a_launched_run_ends_by_itself_as_if_nothing_had_happened() {
-    match launcher() {
-        Some(_) => make("launched trial", Trial::draw_launched, |trial, undisturbed| {
-            Some(try_launched(trial, undisturbed))
-        }),
-        None => println!(
-            "there is no `phalanx-launch` beside the tests that restarts ranks: its trials are skipped"
-        ),
-    }
+    let _turn = TURN.lock().unwrap_or_else(|failed| failed.into_inner());
+    make("launched trial", Trial::draw_launched, |trial, undisturbed| Some(try_launched(trial, undisturbed)));
 }
 
 /// Makes the trials that the environment asks for. `try_out` skips those for which it returns nothing.
@@ -123,7 +122,8 @@ fn make(
             failed.lock().unwrap().extend((!well).then_some(number));
         }
     };
-    let jobs = number("PHALANX_TRIALS_JOBS").unwrap_or(JOBS);
+    let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
+    let jobs = number("PHALANX_TRIALS_JOBS").unwrap_or(JOBS.min(cores));
     std::thread::scope(|scope| (0..jobs).for_each(|_| drop(scope.spawn(work))));
     let (failed, counts) = (failed.into_inner().unwrap(), counts.into_inner().unwrap());
     println!("{counts:?}");

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+use crate::launcher::launcher;
 use crate::links::{cut, deafen};
 use crate::port::free_port;
 use crate::rank::{TIMEOUT, flags};
@@ -207,16 +208,9 @@ pub fn run(layout: usize, faults: &[(Fault, Moment)], folder: &Folder, how: Star
     Ended { statuses: running.statuses, said, met: running.met }
 }
 
-/// The launcher, if it is built and starts ranks again. It is no part of this package.
-pub fn launcher() -> Option<PathBuf> {
-    let path = std::env::current_exe().unwrap().parent()?.parent()?.join("phalanx-launch");
-    let help = Command::new(&path).arg("--help").output().ok()?;
-    String::from_utf8_lossy(&help.stdout).contains("--max-restarts").then_some(path)
-}
-
 /// Starts the launcher, whose ranks write what they say to its output.
 fn launch(ranks: usize, port: u16, words: &str, log: &Path) -> Child {
-    let mut command = Command::new(launcher().unwrap());
+    let mut command = Command::new(launcher());
     command.args(["--nproc-per-node", &ranks.to_string(), "--master-port", &port.to_string()]);
     command.args(["--max-restarts", "3", "--grace", "1"]).arg(std::env::current_exe().unwrap());
     command.args(CHILD).env("FLAGS", words);
