@@ -303,7 +303,7 @@ fn timeouts_are_flags_and_their_errors_name_who_did_not_come() {
     assert!(said.contains(&format!("`flight {}` shows", flight.display())), "{said}");
     let told = phalanx_parallel::flight::explain(&flight).unwrap();
     for wanted in
-        ["no dump: rank 1", "rank 0 -> rank 1: ", " in step ", " at parallel/src/", "last common call: call "]
+        ["no dump: rank 1", "rank 0 -> rank 1: ", " in step ", " at train/src/", "last common call: call "]
     {
         assert!(told.contains(wanted), "wanted {wanted:?} in\n{told}");
     }

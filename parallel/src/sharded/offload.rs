@@ -13,6 +13,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::cuda::GpuEvent;
 use phalanx_tensor::{
     Category, Context, CopyStream, DType, Device, HostMemory, PendingCopy, StreamGuard, Tensor, adopt,
+    record_use,
 };
 
 use crate::Result;
@@ -73,6 +74,8 @@ impl Offload {
             false => self.in_dtype(shard, full.dtype())?,
         };
         full.copy_from(&values)?;
+        // The model may be dropped before.
+        record_use(full)?;
         self.uploaded = Some(GpuEvent::record(self.device.gpu()?)?);
         Ok(())
     }

@@ -17,7 +17,8 @@ fn cause(errno: i32) -> String {
 /// The names in a folder. Those of TensorBoard's events have times.
 fn names(folder: &Path) -> Vec<String> {
     let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    let mut names: Vec<String> = names.filter(|name| !name.starts_with("events")).collect();
+    let mut names: Vec<String> =
+        names.filter(|name| !name.starts_with("events") && name != "flight").collect();
     names.sort();
     names
 }

@@ -62,6 +62,8 @@ pub(crate) struct Driver {
     lost: bool,
     /// When this rank ended.
     ended: Option<Instant>,
+    /// Whether the others have been told.
+    has_left: bool,
     /// When the driver last looked for ranks that are late.
     looked: Instant,
 }
@@ -106,6 +108,7 @@ impl Driver {
             gone,
             lost: false,
             ended: None,
+            has_left: false,
             looked: Instant::now(),
         }
     }
@@ -158,6 +161,7 @@ impl Driver {
             if let Err(error) = self.progress() {
                 self.fail(error);
             }
+            self.leave();
             if self.is_over() {
                 return;
             }
@@ -205,8 +209,13 @@ impl Driver {
     }
 
     fn end(&mut self) {
-        if self.ended.is_none() {
-            self.ended = Some(Instant::now());
+        self.ended.get_or_insert_with(Instant::now);
+    }
+
+    /// Tells the others that this rank has ended, once it has done its part of the collectives that it started and did not wait for.
+    fn leave(&mut self) {
+        if self.ended.is_some() && !self.has_left && self.tasks.values().all(VecDeque::is_empty) {
+            self.has_left = true;
             self.send_to_all(Address::plain(FrameKind::Leave), &[]);
         }
     }
