@@ -248,7 +248,7 @@ impl Graph {
     }
 
     /// Runs it on this thread's current stream, its random draws being those of `step`, after all values that are on their way to tensors
-    /// of the device ([`Tensor::arriving`]).
+    /// of the device ([`Tensor::arriving`](crate::Tensor::arriving)).
     ///
     /// # Errors
     /// If the device is lost, or such values do not come.
