@@ -64,7 +64,7 @@ fn run(mut words: Vec<String>) -> Result<()> {
         "prepare" if helped => say(&Settings::new(PrepareConfig::default()).help()),
         _ if helped => say(&Settings::new(Gpt::default()).help()),
         "generate" => say(&generate::run(&Settings::new(Generate::default()).words(words)?.resolve()?)?),
-        "flight" => say(&parallel::flight::explain(words.concat().as_ref())?),
+        "flight" => say(&parallel::flight::explain(words.join(" ").as_ref())?),
         "prepare" => prepare(&Settings::new(PrepareConfig::default()).words(words)?.resolve()?)?,
         first => {
             let mut settings = Settings::new(Gpt::default());
