@@ -46,7 +46,7 @@ pub enum Backend {
 /// If `PHALANX_SECRET` is set, or `PHALANX_SECRET_FILE` names a file that has it, processes prove to each other that they know it
 /// before they meet; `phalanx-launch` sets one. `PHALANX_JOB` names the run, so that two runs on one port do not mix. With
 /// `PHALANX_TLS=1` on every rank all that they send is encrypted and authenticated, in programs that are built with the feature `tls`.
-/// Otherwise what is sent after they have met is neither: use it inside a network that you trust.
+/// Without TLS, nothing that ranks send after they have met is encrypted or authenticated: use it inside a network that you trust.
 #[derive(Clone, Debug)]
 pub struct Environment {
     worker: Option<WorkerEnv>,

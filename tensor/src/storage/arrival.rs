@@ -165,8 +165,8 @@ thread_local! {
     static DELIVERING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Until the result is dropped, this thread brings values: its guards wait for none that are on their way. For the threads of a
-/// communicator.
+/// Makes this thread one that brings values into tensors, until the result is dropped: its guards do not wait for values that are on
+/// their way ([`Tensor::arriving`](crate::Tensor::arriving)), since these may be the ones that it brings. A communicator's threads are such.
 pub fn delivering() -> Delivering {
     Delivering { before: DELIVERING.replace(true), thread: PhantomData }
 }
