@@ -129,11 +129,32 @@ pub(super) fn name(rank: usize) -> String {
     format!("rank-{rank}.jsonl")
 }
 
+/// A rank's last operations at one moment. It is taken quickly, since calls wait for the ring's lock, and written later.
+pub(super) struct Snapshot {
+    recorder: FlightRecorder,
+    taken: Instant,
+    /// Operations before the first one in the ring.
+    before: u64,
+    noted: Vec<(u64, Noted)>,
+}
+
+impl Snapshot {
+    pub(super) fn of(recorder: FlightRecorder) -> Snapshot {
+        let (before, noted) = {
+            let ring = recorder.ring();
+            let open = ring.open.iter().map(|(number, noted)| (*number, noted.clone()));
+            let last = (ring.first..).zip(ring.last.iter().cloned());
+            (ring.first, open.chain(last).collect())
+        };
+        Snapshot { recorder, taken: Instant::now(), before, noted }
+    }
+}
+
 /// Writes the dump of a rank into a folder, which is made.
-pub(super) fn write(recorder: &FlightRecorder, folder: &Path, cause: &str) -> std::io::Result<()> {
-    let text = text(&of(recorder, cause))?;
+pub(super) fn write(snapshot: Snapshot, folder: &Path, cause: &str) -> std::io::Result<()> {
+    let path = folder.join(name(snapshot.recorder.0.rank));
+    let text = text(&of(snapshot, cause))?;
     std::fs::create_dir_all(folder)?;
-    let path = folder.join(name(recorder.0.rank));
     // Not synced: a failing run should not wait for a slow disk. A failure and a signal may both write now.
     static WRITTEN: AtomicU64 = AtomicU64::new(0);
     let new = path.with_extension(format!("jsonl.{}.tmp", WRITTEN.fetch_add(1, Ordering::Relaxed)));
@@ -149,19 +170,12 @@ fn text(dump: &Dump) -> std::io::Result<String> {
     Ok(text)
 }
 
-/// The dump of a rank's ring now.
-fn of(recorder: &FlightRecorder, cause: &str) -> Dump {
+fn of(snapshot: Snapshot, cause: &str) -> Dump {
+    let Snapshot { recorder, taken, before, noted } = snapshot;
     let rank = &recorder.0;
     let begin = rank.process.begin;
     let us = |at: Instant| (at.saturating_duration_since(begin).as_nanos() as f64 / 100.0).round() / 10.0;
     let groups = phalanx_tensor::unpoisoned(rank.groups.lock()).clone();
-    // Calls wait for the lock, and not for the text.
-    let (before, noted) = {
-        let ring = recorder.ring();
-        let open = ring.open.iter().map(|(number, noted)| (*number, noted.clone()));
-        let last = (ring.first..).zip(ring.last.iter().cloned());
-        (ring.first, open.chain(last).collect::<Vec<(u64, Noted)>>())
-    };
     let mut named: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     let entry = |(number, noted): (u64, Noted)| {
         let Noted { operation, step, started, complete, waited, ended, error } = noted;
@@ -217,7 +231,7 @@ fn of(recorder: &FlightRecorder, cause: &str) -> Dump {
         cause: cause.into(),
         step: recorder.step(),
         unix_us: (unix.saturating_sub(now - begin)).as_micros() as f64,
-        written_us: us(now),
+        written_us: us(taken),
         before,
         groups: named,
     };

@@ -9,13 +9,13 @@ use std::fmt;
 use std::panic::Location;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use phalanx_tensor::{DType, unpoisoned};
 
-use super::dump;
+use super::dump::{self, Snapshot};
 
 /// The operations that a rank keeps.
 pub const OPERATIONS_MAX: usize = 1000;
@@ -45,11 +45,22 @@ pub(super) struct ProcessRecorders {
     folder: Mutex<Option<PathBuf>>,
     /// Whether the environment names the folder.
     is_fixed: bool,
-    /// Whether the dumps of the run's failure have been written.
-    failed: Mutex<bool>,
+    /// How far the dumps of the run's failure are.
+    failure: Mutex<FailureDumps>,
+    written: Condvar,
     /// When the recorders were made: the zero of their times.
     pub(super) begin: Instant,
     ranks: Mutex<Vec<Weak<RankRecorder>>>,
+}
+
+/// The dumps that are written once, when the run fails.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum FailureDumps {
+    /// The run has not failed.
+    None,
+    /// A thread writes them.
+    UnderWay,
+    Written,
 }
 
 /// The last operations.
@@ -140,12 +151,26 @@ pub fn dump_all(cause: &str) -> Vec<PathBuf> {
 impl ProcessRecorders {
     fn dump(&self, cause: &str) -> Option<PathBuf> {
         let folder = unpoisoned(self.folder.lock()).clone()?;
-        let ranks: Vec<_> = unpoisoned(self.ranks.lock()).iter().filter_map(Weak::upgrade).collect();
-        for rank in ranks {
-            // A dump that cannot be written must not hide the error that it is about.
-            let _ = dump::write(&FlightRecorder(rank), &folder, cause);
-        }
+        write_all(self.snapshots(), &folder, cause);
         Some(folder)
+    }
+
+    /// The last operations of all ranks now.
+    fn snapshots(&self) -> Vec<Snapshot> {
+        let ranks: Vec<_> = unpoisoned(self.ranks.lock()).iter().filter_map(Weak::upgrade).collect();
+        ranks.into_iter().map(|rank| Snapshot::of(FlightRecorder(rank))).collect()
+    }
+
+    fn set_failure(&self, dumps: FailureDumps) {
+        *unpoisoned(self.failure.lock()) = dumps;
+        self.written.notify_all();
+    }
+}
+
+fn write_all(snapshots: Vec<Snapshot>, folder: &Path, cause: &str) {
+    for snapshot in snapshots {
+        // A dump that cannot be written must not hide the error that it is about.
+        let _ = dump::write(snapshot, folder, cause);
     }
 }
 
@@ -156,7 +181,8 @@ impl FlightRecorder {
         let process = Arc::new(ProcessRecorders {
             is_fixed: folder.is_some(),
             folder: Mutex::new(folder.map(PathBuf::from)),
-            failed: Mutex::new(false),
+            failure: Mutex::new(FailureDumps::None),
+            written: Condvar::new(),
             begin: Instant::now(),
             ranks: Mutex::default(),
         });
@@ -207,23 +233,42 @@ impl FlightRecorder {
         self.0.process.dump(cause)
     }
 
-    /// The run has failed: writes the dumps, once. It returns when they are written, so that the process does not end before, but waits no
-    /// longer than five seconds for a disk that does not answer.
+    /// The run has failed, and all threads know: see [`FlightRecorder::failing`].
     pub(crate) fn failed(&self, cause: &str) {
-        let mut failed = unpoisoned(self.0.process.failed.lock());
-        if std::mem::replace(&mut *failed, true) || self.folder().is_none() {
-            return;
-        }
-        let (process, cause) = (Arc::clone(&self.0.process), cause.to_string());
-        let (written, done) = std::sync::mpsc::channel();
-        let write = move || {
-            process.dump(&cause);
-            // The run may have stopped waiting.
-            let _ = written.send(());
+        self.failing(|| cause.to_string());
+    }
+
+    /// The run fails. `tell` lets the other threads know, and returns the cause. The dumps, which are written once, have the operations as
+    /// they are before that: what is under way is so in them, though the failure ends it. This returns when they are written, also if
+    /// another thread writes them, so that the process does not end before, but waits no longer than five seconds for a disk that does not
+    /// answer.
+    pub(crate) fn failing(&self, tell: impl FnOnce() -> String) {
+        let process = &self.0.process;
+        let Some(folder) = self.folder() else { return drop(tell()) };
+        let is_first = {
+            let mut failure = unpoisoned(process.failure.lock());
+            let before = *failure;
+            *failure = before.max(FailureDumps::UnderWay);
+            before == FailureDumps::None
         };
-        if std::thread::Builder::new().name("phalanx flight".into()).spawn(write).is_ok() {
-            let _ = done.recv_timeout(WRITING_MAX);
+        let snapshots = if is_first { process.snapshots() } else { Vec::new() };
+        let cause = tell();
+        if is_first {
+            let writer = Arc::clone(process);
+            let write = move || {
+                write_all(snapshots, &folder, &cause);
+                writer.set_failure(FailureDumps::Written);
+            };
+            if std::thread::Builder::new().name("phalanx flight".into()).spawn(write).is_err() {
+                process.set_failure(FailureDumps::Written);
+            }
         }
+        let failure = unpoisoned(process.failure.lock());
+        drop(
+            process
+                .written
+                .wait_timeout_while(failure, WRITING_MAX, |dumps| *dumps == FailureDumps::UnderWay),
+        );
     }
 
     /// What an error of a run that hangs says about dumps.

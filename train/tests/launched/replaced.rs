@@ -4,6 +4,8 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use phalanx_train::checkpoints;
+
 use super::launcher::launcher;
 use super::*;
 
@@ -20,10 +22,31 @@ pub fn said(logs: &str, rank: usize, begin: &str) -> Vec<String> {
 fn survives(flags: &str, ranks: usize, victims: &[(usize, usize)], later: Duration) -> Vec<String> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let folder = Folder::new(&format!("replaced-{}", NEXT.fetch_add(1, Ordering::Relaxed)));
-    let [plain, out, logs] = ["plain", "out", "logs"].map(|name| folder.path(name));
     let flags = format!("{flags} --steps {STEPS}");
-    let losses = |out: &str| numbers_in(&Path::new(out).join("metrics.jsonl"), "loss");
-    assert_eq!(outcomes(&vec![rank(format!("{flags} --out {plain}")); ranks]), vec!["well"; ranks]);
+    let plain = undisturbed(&format!("{flags} --out {}", folder.path("plain")), ranks, &folder.path("plain"));
+    survives_as(&plain, &folder, &flags, ranks, victims, later)
+}
+
+fn losses(out: &str) -> Vec<(u64, f64)> {
+    numbers_in(&Path::new(out).join("metrics.jsonl"), "loss")
+}
+
+/// The losses of a run that nothing disturbs.
+fn undisturbed(flags: &str, ranks: usize, out: &str) -> Vec<(u64, f64)> {
+    assert_eq!(outcomes(&vec![rank(flags.to_string()); ranks]), vec!["well"; ranks]);
+    losses(out)
+}
+
+/// [`survives`] with these losses, in the folder `out`.
+fn survives_as(
+    plain: &[(u64, f64)],
+    folder: &Folder,
+    flags: &str,
+    ranks: usize,
+    victims: &[(usize, usize)],
+    later: Duration,
+) -> Vec<String> {
+    let [out, logs] = ["out", "logs"].map(|name| folder.path(name));
     let mut command = Command::new(launcher());
     command.args(["-n", &ranks.to_string(), "--max-restarts", "2", "--backoff", "0.05", "--quiet"]);
     command.args(["--log-dir", &logs]).arg(std::env::current_exe().unwrap());
@@ -36,7 +59,7 @@ fn survives(flags: &str, ranks: usize, victims: &[(usize, usize)], later: Durati
     for (victim, steps) in victims {
         let process = loop {
             let process = said(&logs, *victim, "process ").pop().filter(|process| !killed.contains(process));
-            if let Some(process) = process.filter(|_| losses(&out).len() >= *steps) {
+            if let Some(process) = process.filter(|_| losses(&out).len() == *steps) {
                 break process;
             }
             assert!(Instant::now() < end && run.try_wait().unwrap().is_none(), "{:?}", losses(&out));
@@ -60,7 +83,7 @@ fn survives(flags: &str, ranks: usize, victims: &[(usize, usize)], later: Durati
     }
     let output = run.wait_with_output().unwrap();
     assert!(output.status.success(), "{victims:?}, {later:?}: {output:?}");
-    assert_eq!((losses(&out).len(), losses(&out)), (STEPS, losses(&plain)));
+    assert_eq!((losses(&out).len(), &losses(&out)[..]), (STEPS, plain));
     for rank in 0..ranks {
         let processes: BTreeSet<String> = said(&logs, rank, "process ").into_iter().collect();
         let killed = victims.iter().filter(|(victim, _)| *victim == rank).count();
@@ -97,6 +120,19 @@ fn a_killed_process_is_replaced_and_no_step_is_lost() {
 fn shards_of_a_killed_process_are_with_its_partner() {
     let notices = survives("--dp 2 --zero 3", 2, &[(0, 11)], Duration::ZERO);
     check(&notices[0], 0, 11);
+}
+
+#[test]
+fn a_replaced_process_does_not_resume_again() {
+    let (folder, flags) =
+        (Folder::new("resumed"), format!("--dp 2 --save-every 5 --keep-last 9 --steps {STEPS}"));
+    let out = folder.path("out");
+    let plain = undisturbed(&format!("{flags} --out {out}"), 2, &out);
+    let resumed = format!("{flags} --resume {out}/checkpoint-00000010");
+    survives_as(&plain, &folder, &resumed, 2, &[(1, 22), (0, 31)], Duration::ZERO);
+    // The checkpoints of this run's own steps have stayed.
+    let kept: Vec<u64> = checkpoints::list(Path::new(&out)).iter().map(|listed| listed.step).collect();
+    assert_eq!(kept, (1..=8).map(|saves| 5 * saves).collect::<Vec<_>>());
 }
 
 /// `PHALANX_FUZZ_TRIALS` of them, from the seed `PHALANX_FUZZ_SEED` on.

@@ -200,9 +200,15 @@ impl World {
 
     /// Ends the run with an error, unless it has ended already.
     pub(crate) fn fail(&self, error: Error) {
-        let failure = self.lock().failure.get_or_insert(error).to_string();
-        self.wake.notify_all();
-        self.recorders.first().into_iter().for_each(|recorder| recorder.failed(&failure));
+        let tell = || {
+            let failure = self.lock().failure.get_or_insert(error).to_string();
+            self.wake.notify_all();
+            failure
+        };
+        match self.recorders.first() {
+            Some(recorder) => recorder.failing(tell),
+            None => drop(tell()),
+        }
     }
 
     /// Notes that `rank` has ended.

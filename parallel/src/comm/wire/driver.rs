@@ -397,10 +397,12 @@ impl Driver {
             return;
         }
         let kind = if error.is_loss() { FrameKind::Loss } else { FrameKind::Failure };
-        self.shared.fail(error);
-        self.send_to_all(Address { part: from, ..Address::plain(kind) }, what.as_bytes());
-        // Calls under way are dumped as such.
-        self.shared.recorder.failed(what);
+        let shared = Arc::clone(&self.shared);
+        shared.recorder.failing(|| {
+            self.shared.fail(error);
+            self.send_to_all(Address { part: from, ..Address::plain(kind) }, what.as_bytes());
+            what.to_string()
+        });
         self.finish_all();
     }
 
