@@ -142,6 +142,28 @@ fn a_tensor_that_is_written_meanwhile_is_an_error_on_every_rank() {
 }
 
 #[test]
+fn a_tensor_may_be_written_once_a_save_has_released_it() {
+    let place = Place::new("released");
+    for memory in [0, 1 << 30] {
+        let folder = place.join(&format!("saved-{memory}"));
+        let run = |rank: launch::Rank| -> Result<()> {
+            let mut saver = Saver::new(rank.comm())?.with_memory(memory).with_block(4096)?;
+            let mut w = filled(1.0, 100_000);
+            saver.save(&folder, vec![ShardedTensor::whole("w", w.clone())], &settings(1))?;
+            saver.release()?;
+            phalanx_kernels::fill_(&mut w, 9.0)?;
+            saver.wait()?;
+            let read = ShardedTensor::whole("w", filled(0.0, 100_000));
+            Checkpoint::open(&folder)?.read(&[read.clone()])?;
+            assert!(read.values.to_vec::<f32>()?.iter().all(|value| *value == 1.0));
+            // Nothing is left to release.
+            saver.release()
+        };
+        launch::threads(2, run).unwrap();
+    }
+}
+
+#[test]
 fn buffers_are_those_of_the_first_rank_when_the_save_began() {
     let place = Place::new("buffers");
     let folder = place.join("saved");
