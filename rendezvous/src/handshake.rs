@@ -149,9 +149,11 @@ pub enum Kind {
     Change,
     /// A rank has waited too long, in ms, for others that had met it before. A launcher gets their numbers, too.
     Absent,
+    /// The launcher starts a rank again after this time, in ms. Ranks that wait at the store get this, too.
+    Pause,
 }
 
-const KINDS: [Kind; 14] = [
+const KINDS: [Kind; 15] = [
     Kind::Challenge,
     Kind::Proof,
     Kind::Accepted,
@@ -166,6 +168,7 @@ const KINDS: [Kind; 14] = [
     Kind::Lose,
     Kind::Change,
     Kind::Absent,
+    Kind::Pause,
 ];
 
 /// A visitor's first message.
@@ -269,6 +272,10 @@ impl Session {
         self.stream.write_all(&message)
     }
 
+    pub(super) fn send_pause(&mut self, pause: Duration) -> io::Result<()> {
+        self.send(Kind::Pause, &(pause.as_millis() as u64).to_le_bytes())
+    }
+
     /// [`Session::send`] of a content that the socket may not take whole at once.
     pub(super) fn send_long(&mut self, kind: Kind, content: &[u8]) -> io::Result<()> {
         self.stream.socket().set_nonblocking(false)?;
@@ -329,6 +336,11 @@ impl Session {
             Err(error) => is_pending(&error),
         }
     }
+}
+
+/// What [`Session::send_pause`] has sent.
+pub(super) fn pause(content: &[u8]) -> Duration {
+    Duration::from_millis(content.try_into().map_or(0, u64::from_le_bytes))
 }
 
 /// The visitor's end. The socket blocks no longer afterwards. `None` if the host has closed the connection or was silent, so that

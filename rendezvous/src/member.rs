@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use super::handshake::{CONTENT_MAX, Credentials, Kind, Session};
+use super::handshake::{CONTENT_MAX, Credentials, Kind, Session, pause};
 use super::introduction::Introduction;
 use super::master::Master;
 use super::node::Absent;
@@ -105,7 +105,8 @@ impl Member {
     }
 
     /// Meets the other ranks for the next epoch. Each rank waits for `timeout` until all have come, and as long again until they
-    /// are connected. While ranks are missing, a line on stderr every ten seconds says which.
+    /// are connected; and as long again after a launcher has started a rank again. While ranks are missing, a line on stderr every ten
+    /// seconds says which.
     ///
     /// # Errors
     /// If ranks do not come in time, which are named; or if the store refuses this process, why.
@@ -240,6 +241,7 @@ impl Member {
                         words.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word) as usize);
                     missing = name_ranks(&ranks.collect::<Vec<_>>());
                 }
+                Ok(Some((Kind::Pause, content))) => visit.restart_after(pause(&content)),
                 Ok(Some((Kind::Table, table))) => {
                     let wrong = || Stop::For(format!("{place} sent no addresses of the ranks"));
                     return Table::of(&table).ok_or_else(wrong);

@@ -104,11 +104,11 @@ impl Node {
         self.session.as_mut().is_some_and(|session| session.send(Kind::Lose, &content).is_ok())
     }
 
-    /// Says that a rank is started again after this time, so that no epoch begins without it before. Whether the store has been told.
+    /// Says that a rank is started again after this time, so that no epoch begins without it before, and ranks that wait for it
+    /// have all of their time from then. Whether the store has been told.
     pub fn wait(&mut self, pause: Duration) -> bool {
-        let pause = (pause.as_millis() as u64).to_le_bytes();
         self.over().is_some()
-            || self.session.as_mut().is_some_and(|session| session.send(Kind::Waiting, &pause).is_ok())
+            || self.session.as_mut().is_some_and(|session| session.send_pause(pause).is_ok())
     }
 
     fn connect(&mut self) {

@@ -119,7 +119,13 @@ impl<'a> Rendezvous<'a> {
 
     /// Gives this rank all of its time anew.
     pub(super) fn restart(&self) {
-        self.start.set(Instant::now());
+        self.restart_after(Duration::ZERO);
+    }
+
+    /// The same, from a later moment on.
+    pub(super) fn restart_after(&self, pause: Duration) {
+        let now = Instant::now();
+        self.start.set(now.checked_add(pause).unwrap_or(now));
     }
 
     pub(super) fn left(&self) -> Option<Duration> {

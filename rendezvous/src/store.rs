@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use super::handshake::{CONTENT_MAX, Credentials, Kind, Session, nonce};
+use super::handshake::{CONTENT_MAX, Credentials, Kind, Session, nonce, pause};
 use super::introduction::Introduction;
 use super::lobby::{Lobby, Proven};
 use super::master::Master;
@@ -292,7 +292,12 @@ impl Store {
         };
         match (refused, Introduction::of(&introduction)) {
             (None, Some(Introduction::Rank { last })) => {
-                if session.send(Kind::Accepted, &[]).is_ok() {
+                let left = self.came_at.saturating_duration_since(Instant::now());
+                let mut told = session.send(Kind::Accepted, &[]);
+                if !left.is_zero() {
+                    told = told.and_then(|()| session.send_pause(left));
+                }
+                if told.is_ok() {
                     let address = SocketAddr::new(from.ip(), hello.port);
                     let before = self.waiting.insert(
                         rank,
@@ -416,7 +421,7 @@ impl Store {
     fn hear_launchers(&mut self) {
         let mut over = None;
         let (expected, lost, sizes) = (&mut self.expected, &mut self.lost, &self.sizes);
-        let came_at = &mut self.came_at;
+        let (came_at, waiting) = (&mut self.came_at, &mut self.waiting);
         self.launchers.retain_mut(|session| match session.receive(CONTENT_MAX) {
             Ok(Some((Kind::Lose, content))) => {
                 let (number, why) = content.split_at(content.len().min(8));
@@ -430,9 +435,13 @@ impl Store {
                 }
                 true
             }
-            Ok(Some((Kind::Waiting, pause))) => {
-                let pause = Duration::from_millis(pause.try_into().map_or(0, u64::from_le_bytes));
-                *came_at = Instant::now().checked_add(pause).map_or(*came_at, |at| at.max(*came_at));
+            Ok(Some((Kind::Pause, content))) => {
+                let at = Instant::now().checked_add(pause(&content)).unwrap_or(*came_at);
+                *came_at = at.max(*came_at);
+                for visitor in waiting.values_mut() {
+                    // One that has gone is found by the next look.
+                    let _ = visitor.session.send(Kind::Pause, &content);
+                }
                 true
             }
             Ok(Some((Kind::End, why))) => {

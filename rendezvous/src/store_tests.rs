@@ -422,6 +422,34 @@ fn no_epoch_begins_without_a_rank_that_is_to_be_started_again() {
     assert_eq!(places(&met), [(0, 0, 2), (0, 1, 2)]);
 }
 
+/// Whether it waits already when the launcher speaks, or comes later.
+#[test]
+fn a_rank_has_all_of_its_time_from_when_another_is_started_again() {
+    for comes_late in [false, true] {
+        let store = Served::new(2);
+        let mut members = store.members(2);
+        let mut node = Node::new(("127.0.0.1".into(), store.port), known(), (0, 2));
+        let patience = Duration::from_millis(500);
+        let met = scope(|scope| {
+            let [first, second] = members.get_disjoint_mut([0, 1]).unwrap();
+            let first = || first.meet((0, 2), patience).unwrap();
+            let says = |node: &mut Node| assert!(node.wait(Duration::from_millis(800)));
+            let first = if comes_late {
+                says(&mut node);
+                scope.spawn(first)
+            } else {
+                let first = scope.spawn(first);
+                sleep(Duration::from_millis(200));
+                says(&mut node);
+                first
+            };
+            sleep(Duration::from_millis(900));
+            [first, scope.spawn(|| second.meet((1, 2), LONG).unwrap())].map(|met| met.join().unwrap())
+        });
+        assert_eq!(places(&met), [(0, 0, 2), (0, 1, 2)]);
+    }
+}
+
 #[test]
 fn ranks_that_have_not_come_yet_are_not_lost() {
     let store = Served::of(free_port(), 2..=4, Duration::from_millis(200));

@@ -1,11 +1,12 @@
 //! The flight recorder: runs that hang or fail in every way, over threads and over TCP, and what the reader says of their dumps.
 
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use phalanx_parallel::comm::{Call, Error, Reduction};
-use phalanx_parallel::flight::{Dumps, Findings, OPERATIONS_MAX, dump_all, explain};
+use phalanx_parallel::flight::{Dumps, Findings, FlightRecorder, OPERATIONS_MAX, dump_all, explain};
 use phalanx_parallel::launch::{Rank, Threads};
 use phalanx_tensor::{DType, Device, Tensor};
 
@@ -188,9 +189,26 @@ fn a_send_that_meets_another_receive_is_named() {
 
 #[test]
 fn a_panic_dumps_too() {
+    // By the process's recorder of rank 0, since a rank that panics before the other has called ends that call at once.
+    let first = Mutex::new(None);
+    let is_waiting = |recorder: &FlightRecorder| {
+        let dump = recorder.dump("before the panic").unwrap();
+        explain(dump.parent().unwrap()).unwrap().contains("rank 0 -> rank 1: barrier")
+    };
     for text in told(2, |rank| match rank.rank() {
-        0 => rank.comm().barrier(),
-        _ => panic!("on purpose"),
+        0 => {
+            *first.lock().unwrap() = rank.comm().flight_recorder().cloned();
+            rank.comm().barrier()
+        }
+        _ => {
+            let begin = Instant::now();
+            while !first.lock().unwrap().as_ref().is_some_and(is_waiting) {
+                assert!(begin.elapsed() < LONG, "rank 0 does not wait");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            first.lock().unwrap().take();
+            panic!("on purpose")
+        }
     }) {
         has(&text, &["2 of 2 ranks have dumps", "panicked", "on purpose", "rank 0 -> rank 1: barrier"]);
     }
