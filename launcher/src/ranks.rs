@@ -25,6 +25,9 @@ use crate::{USAGE, logs, say, tied};
 /// why; a signal would keep them from saying it.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Between two looks for ranks that are stopped while others have ended well.
+const LOOK: Duration = Duration::from_secs(5);
+
 /// What the launcher waits for.
 enum Event {
     /// A rank's process has ended.
@@ -87,6 +90,7 @@ pub(crate) fn run(options: &Options) -> Result<u8, String> {
         first_failure: None,
         lost: None,
         next: None,
+        look: None,
         ends: false,
     };
     for local_rank in 0..options.processes {
@@ -133,6 +137,8 @@ struct Launcher<'a> {
     lost: Option<usize>,
     /// The next signal to send to the ranks that are left, and when.
     next: Option<(Instant, Signal)>,
+    /// The next look for ranks that are stopped, once one has ended well.
+    look: Option<Instant>,
     /// Whether no rank is started any more.
     ends: bool,
 }
@@ -178,7 +184,8 @@ impl Launcher<'_> {
     fn wait(&mut self, events: &Receiver<Event>) {
         while self.ranks.iter().any(|rank| !matches!(rank.state, State::Ended(_))) {
             let due = |rank: &Rank| if let State::Waits(at, _) = rank.state { Some(at) } else { None };
-            let wakes = self.ranks.iter().filter_map(due).chain(self.next.map(|(at, _)| at)).min();
+            let wakes =
+                self.ranks.iter().filter_map(due).chain(self.next.map(|(at, _)| at)).chain(self.look).min();
             let event = match wakes {
                 Some(at) => events.recv_timeout(at.saturating_duration_since(Instant::now())),
                 None => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
@@ -232,6 +239,9 @@ impl Launcher<'_> {
         let (number, how) = (rank.rank, how(&ended));
         let may_shrink = self.options.least < self.options.world_size() && code(&ended) != USAGE;
         rank.state = State::Ended(ended);
+        if !failed {
+            self.look.get_or_insert(Instant::now() + LOOK);
+        }
         if failed
             && !self.ends
             && may_shrink
@@ -272,6 +282,10 @@ impl Launcher<'_> {
             self.signal_all(signal);
             self.next = Some((now + self.options.grace, Signal::SIGKILL));
         }
+        if self.look.is_some_and(|at| at <= now) {
+            self.look = Some(now + LOOK);
+            self.go_on();
+        }
         for local_rank in 0..self.ranks.len() {
             let rank = &self.ranks[local_rank];
             if !matches!(rank.state, State::Waits(at, _) if at <= now) {
@@ -284,6 +298,20 @@ impl Launcher<'_> {
                     self.ended(local_rank, Err(why));
                 }
             }
+        }
+    }
+
+    /// Lets processes go on that are stopped though others have ended well: a stopped process does not end, and no rank waits for it that
+    /// could miss it.
+    fn go_on(&self) {
+        for rank in self.ranks.iter().filter(|rank| matches!(rank.state, State::Runs) && is_stopped(rank.pid))
+        {
+            say(&format!(
+                "rank {} (process {}) is stopped, and others have ended: it goes on",
+                rank.rank, rank.pid
+            ));
+            #[cfg(unix)]
+            signal(rank, Signal::SIGCONT);
         }
     }
 
@@ -408,6 +436,14 @@ fn signal(rank: &Rank, signal: Signal) {
 #[cfg(not(unix))]
 fn signal(rank: &Rank, _: Signal) {
     let _ = Command::new("taskkill").args(["/T", "/F", "/PID", &rank.pid.to_string()]).output();
+}
+
+/// Whether a process is stopped, by SIGSTOP or from a terminal; where the system says so in a file.
+fn is_stopped(pid: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+    // The state follows the program's name, which is in parentheses and may have others in it.
+    status
+        .is_ok_and(|status| status.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T')))
 }
 
 /// Turns SIGINT and SIGTERM into events.

@@ -167,3 +167,15 @@ fn a_rank_that_hangs_is_ended_when_the_run_is_over_elsewhere() {
     assert_eq!((first.status.code(), hangs.status.code()), (Some(7), Some(128 + 15)));
     assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
 }
+
+/// It was stopped after all that the others wanted of it, so that none of them misses it.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_rank_that_is_stopped_when_others_have_ended_goes_on() {
+    let (output, took) = launch(&["-n", "2"], "if [ $RANK = 1 ]; then kill -STOP $$; echo goes on; fi");
+    assert!(output.status.success(), "{output:?}");
+    assert!(took < Duration::from_secs(30), "{took:?}");
+    assert_eq!(lines(&output.stdout), ["[1] goes on"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("is stopped, and others have ended: it goes on"), "{said}");
+}
