@@ -236,10 +236,11 @@ impl<'a> Rendezvous<'a> {
         let mut waiting: Vec<usize> = ranks.iter().map(|(rank, _)| *rank).collect();
         while !waiting.is_empty() {
             for (rank, Arrival { session, .. }) in &mut ranks {
-                if let Some(place) = waiting.iter().position(|other| other == rank)
-                    && let Some((Kind::Ready, _)) = session.receive(0).map_err(|_| gone(*rank))?
-                {
-                    waiting.swap_remove(place);
+                let Some(place) = waiting.iter().position(|other| other == rank) else { continue };
+                match session.receive(CONTENT_MAX).map_err(|_| gone(*rank))? {
+                    Some((Kind::Ready, _)) => drop(waiting.swap_remove(place)),
+                    Some((Kind::Refused, why)) => return Err(clean(&why)),
+                    _ => {}
                 }
             }
             if Instant::now() > end {
@@ -265,7 +266,14 @@ impl<'a> Rendezvous<'a> {
         // This rank may have waited for rank 0 for most of its time.
         self.restart();
         let addresses: Vec<_> = std::iter::once(None).chain(table.into_iter().map(Some)).collect();
-        let reception = self.pair_up(own, &addresses, &mut || still_waits(&mut host).map(drop))?;
+        let reception = match self.pair_up(own, &addresses, &mut || still_waits(&mut host).map(drop)) {
+            Ok(reception) => reception,
+            Err(why) => {
+                // Rank 0 would know only that this rank has gone.
+                let _ = host.send(Kind::Refused, &why.as_bytes()[..why.len().min(CONTENT_MAX)]);
+                return Err(why);
+            }
+        };
         host.send(Kind::Ready, &[]).map_err(|_| GONE.to_string())?;
         let end = Instant::now() + self.timeout + GREETING;
         while !still_waits(&mut host)? {

@@ -252,8 +252,8 @@ fn what_stands_in_for_rank_0_is_believed_nothing_and_read_no_further() {
     }
 }
 
-/// A rank that has been accepted and then dies.
-fn die_after_hello(port: u16, rank: usize, size: usize) {
+/// A rank that rank 0 has accepted, and that does nothing more.
+fn say_hello(port: u16, rank: usize, size: usize) -> Session {
     let end = Instant::now() + LONG;
     let socket = loop {
         match TcpStream::connect(("127.0.0.1", port)) {
@@ -261,8 +261,7 @@ fn die_after_hello(port: u16, rank: usize, size: usize) {
             Err(_) => assert!(Instant::now() < end),
         }
     };
-    let session = greet(socket, &Hello { rank, size, port: 1 }, &known(""), end).unwrap();
-    assert!(session.is_some());
+    greet(socket, &Hello { rank, size, port: 1 }, &known(""), end).unwrap().unwrap()
 }
 
 #[test]
@@ -276,7 +275,7 @@ fn a_rank_that_dies_after_its_hello_is_named_and_may_come_again() {
             })
         };
         let host = join(0);
-        die_after_hello(port, 1, 3);
+        say_hello(port, 1, 3);
         sleep(Duration::from_millis(300));
         let ranks = [join(1), join(2)];
         assert_eq!(host.join().unwrap(), Ok(2));
@@ -295,7 +294,7 @@ fn a_rank_that_dies_after_its_hello_is_named_and_may_come_again() {
         let error = scope(|scope| {
             let host =
                 scope.spawn(|| join((0, size), &here(port), &known(""), Duration::from_secs(1), &lines));
-            die_after_hello(port, 1, size);
+            say_hello(port, 1, size);
             host.join().unwrap().unwrap_err().to_string()
         });
         assert!(error.contains(wanted), "{error}");
@@ -351,6 +350,24 @@ fn hear(session: &mut Session, wanted: Kind) {
         assert!(Instant::now() < end);
         sleep(Duration::from_millis(1));
     }
+}
+
+/// Rank 0 hears from the one that waited for it in vain.
+#[test]
+fn a_rank_that_stops_while_ranks_connect_is_named_to_all() {
+    let (port, lines) = (free_port(), Mutex::new(vec![]));
+    scope(|scope| {
+        let join = |rank| {
+            let lines = &lines;
+            scope.spawn(move || join((rank, 3), &here(port), &known(""), Duration::from_secs(1), lines))
+        };
+        let ranks = [join(0), join(1)];
+        let _stopped = say_hello(port, 2, 3);
+        for rank in ranks {
+            let why = rank.join().unwrap().unwrap_err().to_string();
+            assert!(why.contains("rank 2 of 3 did not come to rank 1 within 1 s"), "{why}");
+        }
+    });
 }
 
 /// The connections take a little longer than what was left of rank 0's time, and than a handshake may take.
