@@ -192,8 +192,8 @@ fn a_panic_dumps_too() {
     // By the process's recorder of rank 0, since a rank that panics before the other has called ends that call at once.
     let first = Mutex::new(None);
     let is_waiting = |recorder: &FlightRecorder| {
-        let dump = recorder.dump("before the panic").unwrap();
-        explain(dump.parent().unwrap()).unwrap().contains("rank 0 -> rank 1: barrier")
+        let folder = recorder.dump("before the panic").unwrap();
+        explain(&folder).unwrap().contains("rank 0 -> rank 1: barrier")
     };
     for text in told(2, |rank| match rank.rank() {
         0 => {
