@@ -2,7 +2,7 @@
 //! compared.
 //!
 //! ```text
-//! digest of a tensor = sum over its elements of mix(mix(position) ^ bits), modulo 2^64
+//! digest of a tensor = sum over its elements of mix(position x GOLDEN ^ bits), modulo 2^64
 //! ```
 //! The position counts elements of the whole tensor in row-major order. The bits of -0 count as those of 0, because the gradient of a row
 //! that was not used is one or the other, by the layout. A sum needs no order, so the digests of parts that no two ranks
@@ -132,14 +132,18 @@ fn sum_of<const SIZE: usize>(bytes: &[u8], position: u64, negative_zero: u64) ->
         bits[..SIZE].copy_from_slice(element);
         let bits = u64::from_le_bytes(bits);
         let bits = if bits == negative_zero { 0 } else { bits };
-        sum.wrapping_add(mix(mix(position) ^ bits))
+        // Positions are spread over all bits, so that no element of few bits looks like one elsewhere.
+        sum.wrapping_add(mix(position.wrapping_mul(GOLDEN) ^ bits))
     })
 }
+
+/// 2^64 over the golden ratio.
+const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// A permutation of 64 bits in which each bit depends on all. Source: Steele, Lea, Flood: Fast splittable pseudorandom number generators
 /// (2014), with the constants of Vigna's SplitMix64.
 fn mix(x: u64) -> u64 {
-    let x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = x.wrapping_add(GOLDEN);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     x ^ (x >> 31)

@@ -26,6 +26,8 @@ pub(super) struct Queue {
 struct State {
     blocks: VecDeque<Result<Vec<u8>>>,
     bytes: usize,
+    /// The memory of blocks that are written, for the next ones: fresh pages cost as much time as the copy itself.
+    spare: Vec<Vec<u8>>,
     /// Whether an update waits.
     hurried: bool,
     /// Whether no more blocks come.
@@ -64,6 +66,21 @@ impl Queue {
         state.bytes -= block.as_ref().map_or(0, Vec::len);
         self.changed.notify_all();
         Some(block)
+    }
+
+    /// An empty buffer for the next block.
+    pub(super) fn buffer(&self) -> Vec<u8> {
+        unpoisoned(self.state.lock()).spare.pop().unwrap_or_default()
+    }
+
+    /// Takes back the memory of a block that is written.
+    pub(super) fn recycle(&self, mut block: Vec<u8>) {
+        block.clear();
+        let mut state = unpoisoned(self.state.lock());
+        let held: usize = state.spare.iter().map(Vec::capacity).sum();
+        if held + block.capacity() <= 2 * AHEAD {
+            state.spare.push(block);
+        }
     }
 
     /// Waits until all blocks are copied, or none is wanted any more.
@@ -124,6 +141,17 @@ mod tests {
         });
         (0..10).for_each(|n| assert_eq!(queue.pop().unwrap().unwrap()[0], n));
         assert!(queue.pop().is_none());
+    }
+
+    #[test]
+    fn memory_of_written_blocks_is_used_again_and_not_hoarded() {
+        let queue = Queue::new(0);
+        let blocks = [AHEAD, AHEAD, AHEAD].map(|bytes| vec![1; bytes]);
+        let first = blocks[1].as_ptr();
+        blocks.into_iter().for_each(|block| queue.recycle(block));
+        let again = queue.buffer();
+        assert!(again.is_empty() && again.as_ptr() == first);
+        assert_eq!([queue.buffer().capacity(), queue.buffer().capacity()], [AHEAD, 0]);
     }
 
     #[test]

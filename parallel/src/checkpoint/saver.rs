@@ -272,7 +272,7 @@ impl SaveJob {
         let _end = End(&self.queue);
         for piece in &plan.contents[self.comm.rank()].pieces {
             for elements in piece.blocks(self.block) {
-                let block = self.parts[piece.part].copy(elements);
+                let block = self.parts[piece.part].copy(elements, self.queue.buffer());
                 let failed = block.is_err();
                 if !self.queue.push(block) || failed {
                     return;
@@ -329,6 +329,7 @@ impl Writing<'_> {
             while let Some(block) = self.queue.pop() {
                 let block = block.map_err(|e| file_error(&self.path, e).to_string())?;
                 stream.add(&block).map_err(|e| file_error(&self.path, e).to_string())?;
+                self.queue.recycle(block);
                 if start.elapsed() > INTERVAL {
                     return Ok(None);
                 }
@@ -371,14 +372,14 @@ impl VersionedPart {
         Ok(PartInfo { name: name.clone(), dtype: values.dtype(), place, buffer: *buffer })
     }
 
-    /// The bytes of some elements.
+    /// The bytes of some elements, in an empty buffer.
     ///
     /// # Errors
     /// As [`VersionedPart::append`].
-    pub(super) fn copy(&self, elements: Range<usize>) -> Result<Vec<u8>> {
-        let mut bytes = Vec::with_capacity(elements.len() * self.part.values.dtype().size());
-        self.append(elements, &mut bytes)?;
-        Ok(bytes)
+    fn copy(&self, elements: Range<usize>, mut buffer: Vec<u8>) -> Result<Vec<u8>> {
+        buffer.reserve_exact(elements.len() * self.part.values.dtype().size());
+        self.append(elements, &mut buffer)?;
+        Ok(buffer)
     }
 
     /// Adds the bytes of some elements to a buffer. The tensor is held for reading only meanwhile.
