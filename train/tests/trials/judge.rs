@@ -139,7 +139,8 @@ fn judge(faults: &Faults, ended: &Ended, steps: u64) -> Vec<String> {
         // A rank that stood still while the others met finds that they are gone.
         let slept =
             faults.iter().any(|(fault, _)| matches!(fault, Fault::Stop(stopped, None) if stopped == rank));
-        if slept && message.contains(" did not come to ") {
+        let gone = [" did not come to ", " has gone while the ranks connected"];
+        if slept && gone.iter().any(|gone| message.contains(gone)) {
             continue;
         }
         if let Some(innocent) = blamed.iter().find(|rank| !guilty.contains(rank)) {
