@@ -97,9 +97,9 @@ impl Member {
         Member { store, known, last, patience, session, change: false }
     }
 
-    /// If this process has been a rank and waits for so long, the store tells the launchers of the ranks for which it waits, which end their
-    /// processes and start them again: a process that is stopped does not end by itself. Ranks notice a failure at different
-    /// moments, so this has to be longer than the time between those.
+    /// If this process waits for so long for ranks that have met before, the store tells their launchers, which end their processes and
+    /// start them again: a process that is stopped does not end by itself. Ranks notice a failure at different moments, so this has to be
+    /// longer than the time between those.
     pub fn with_patience(self, patience: Duration) -> Member {
         Member { patience: Some(patience), ..self }
     }
@@ -168,10 +168,7 @@ impl Member {
 
     fn complaints(&self) -> Complaints {
         let begin = Instant::now();
-        Complaints {
-            begin,
-            next: self.patience.filter(|_| self.last.is_some()).map(|patience| begin + patience),
-        }
+        Complaints { begin, next: self.patience.map(|patience| begin + patience) }
     }
 
     fn attempt(

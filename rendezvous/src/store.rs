@@ -186,7 +186,16 @@ impl Store {
         let ranks = self.running.len();
         self.running.retain(|_, visitor| visitor.hear(&mut at_end));
         self.has_lost |= self.running.len() < ranks;
-        self.waiting.retain(|_, visitor| visitor.hear(&mut at_meeting));
+        let is_missed = self.has_lost;
+        self.waiting.retain(|_, visitor| {
+            let mut waited = None;
+            let is_there = visitor.hear(&mut waited);
+            // A new process waits for the ranks of an epoch that goes on well until these want it.
+            if visitor.last.is_some() || is_missed {
+                at_meeting = at_meeting.max(waited);
+            }
+            is_there
+        });
         self.end_epoch();
         self.connect();
         if self.connecting.is_empty() && self.is_complete() {
@@ -372,7 +381,8 @@ impl Store {
         if let Some(rank) = gone {
             return self.again(rank);
         }
-        if let Some(Absent { ranks, waited }) = absent {
+        // Before the first epoch ranks may have much to do.
+        if let Some(Absent { ranks, waited }) = absent.filter(|_| self.begun.is_some()) {
             let named =
                 ranks.iter().filter_map(|rank| self.connecting.get(rank)).map(|visitor| visitor.named);
             self.complain(named.collect(), waited);

@@ -422,6 +422,25 @@ fn no_epoch_begins_without_a_rank_that_is_to_be_started_again() {
     assert_eq!(places(&met), [(0, 0, 2), (0, 1, 2)]);
 }
 
+/// It has not met them itself; the process before it had.
+#[test]
+fn a_new_process_complains_of_ranks_that_miss_one_and_do_not_come() {
+    let store = Served::of(free_port(), 1..=3, Duration::from_millis(200));
+    let mut members = store.members(2);
+    let mut node = Node::new(("127.0.0.1".into(), store.port), known(), (0, 2));
+    meet_some(&mut members, &[0, 1], 3);
+    let new = || store.member().with_patience(Duration::from_millis(300));
+    let come = |rank| new().meet((rank, 3), Duration::from_millis(900)).unwrap_err();
+    let mut heard = || (node.over().is_none(), node.absent().map(|absent| absent.ranks));
+    // The epoch goes on well.
+    come(2);
+    assert_eq!(heard(), (true, None));
+    members.truncate(1);
+    come(1);
+    // Rank 2, which has come once, is expected, too.
+    assert_eq!(heard(), (true, Some(vec![0, 2])));
+}
+
 /// Whether it waits already when the launcher speaks, or comes later.
 #[test]
 fn a_rank_has_all_of_its_time_from_when_another_is_started_again() {
@@ -429,20 +448,13 @@ fn a_rank_has_all_of_its_time_from_when_another_is_started_again() {
         let store = Served::new(2);
         let mut members = store.members(2);
         let mut node = Node::new(("127.0.0.1".into(), store.port), known(), (0, 2));
-        let patience = Duration::from_millis(500);
+        let mut pause = || assert!(node.wait(Duration::from_millis(800)));
+        comes_late.then(&mut pause);
         let met = scope(|scope| {
             let [first, second] = members.get_disjoint_mut([0, 1]).unwrap();
-            let first = || first.meet((0, 2), patience).unwrap();
-            let says = |node: &mut Node| assert!(node.wait(Duration::from_millis(800)));
-            let first = if comes_late {
-                says(&mut node);
-                scope.spawn(first)
-            } else {
-                let first = scope.spawn(first);
-                sleep(Duration::from_millis(200));
-                says(&mut node);
-                first
-            };
+            let first = scope.spawn(|| first.meet((0, 2), Duration::from_millis(500)).unwrap());
+            sleep(Duration::from_millis(200));
+            (!comes_late).then(&mut pause);
             sleep(Duration::from_millis(900));
             [first, scope.spawn(|| second.meet((1, 2), LONG).unwrap())].map(|met| met.join().unwrap())
         });

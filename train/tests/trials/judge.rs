@@ -139,7 +139,7 @@ fn judge(faults: &Faults, ended: &Ended, steps: u64) -> Vec<String> {
         // A rank that stood still while the others met finds that they are gone.
         let slept =
             faults.iter().any(|(fault, _)| matches!(fault, Fault::Stop(stopped, None) if stopped == rank));
-        let gone = [" did not come to ", " has gone while the ranks connected"];
+        let gone = [" did not come to ", " has gone while the ranks connected", " is lost: "];
         if slept && gone.iter().any(|gone| message.contains(gone)) {
             continue;
         }
