@@ -11,6 +11,8 @@
 mod case;
 #[path = "golden/families/mod.rs"]
 mod families;
+#[path = "golden/models.rs"]
+mod models;
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -19,6 +21,7 @@ use std::process::ExitCode;
 
 use case::{Attrs, Case, Set, compare};
 use families::{Call, Reply};
+use models::Models;
 use phalanx::autograd::{Options, grad};
 use phalanx::{Device, Tensor, Var};
 
@@ -45,6 +48,10 @@ fn main() -> ExitCode {
     let mut counts: BTreeMap<String, Counts> = BTreeMap::new();
     for folder in folders() {
         println!("golden set {}", folder.display());
+        if let Some(models) = Models::open(&folder, device) {
+            run_models(&models, filter.map(String::as_str), &mut counts);
+            continue;
+        }
         match Set::open(&folder, device) {
             Ok(set) => run_set(&set, filter.map(String::as_str), &mut counts),
             Err(error) => {
@@ -77,17 +84,28 @@ fn folders() -> Vec<PathBuf> {
 
 fn run_set(set: &Set, filter: Option<&str>, counts: &mut BTreeMap<String, Counts>) {
     for case in set.cases.iter().filter(|c| filter.is_none_or(|f| c.name.contains(f))) {
-        let family = counts.entry(case.family()).or_default();
-        match outcome_of(set, case) {
-            Outcome::Passed => family[0] += 1,
-            Outcome::Failed(why) => {
-                family[1] += 1;
-                println!("  FAILED {}: {why}", case.name);
-            }
-            Outcome::Unsupported(what) => {
-                family[2] += 1;
-                println!("  unsupported {}: {what}", case.name);
-            }
+        count(&case.name, counts.entry(case.family()).or_default(), || run_case(set, case));
+    }
+}
+
+fn run_models(models: &Models, filter: Option<&str>, counts: &mut BTreeMap<String, Counts>) {
+    for case in models.cases.iter().filter(|c| filter.is_none_or(|f| c.name.contains(f))) {
+        count(&case.name, counts.entry(case.task.clone()).or_default(), || models.run(case));
+    }
+}
+
+/// Runs a case and counts its outcome; a panic counts as a failure.
+fn count(name: &str, family: &mut Counts, run: impl FnOnce() -> Outcome) {
+    let done = catch_unwind(AssertUnwindSafe(run));
+    match done.unwrap_or_else(|_| Outcome::Failed("panicked".into())) {
+        Outcome::Passed => family[0] += 1,
+        Outcome::Failed(why) => {
+            family[1] += 1;
+            println!("  FAILED {name}: {why}");
+        }
+        Outcome::Unsupported(what) => {
+            family[2] += 1;
+            println!("  unsupported {name}: {what}");
         }
     }
 }
@@ -109,12 +127,6 @@ enum Outcome {
     Passed,
     Failed(String),
     Unsupported(String),
-}
-
-/// Runs a case; a panic counts as a failure.
-fn outcome_of(set: &Set, case: &Case) -> Outcome {
-    let done = catch_unwind(AssertUnwindSafe(|| run_case(set, case)));
-    done.unwrap_or_else(|_| Outcome::Failed("panicked".into()))
 }
 
 fn run_case(set: &Set, case: &Case) -> Outcome {

@@ -118,6 +118,15 @@ pub trait LayerFactory: Send + Sync + 'static {
     /// If they cannot be cut.
     fn stream(&self, positions: usize) -> Result<Range<usize>>;
 
+    /// Is called with parameters that every rank has whole and uses for its part of the heads, so that their gradients are added over the
+    /// ranks.
+    ///
+    /// # Errors
+    /// If they do not fit these layers.
+    fn partial(&self, _parameters: &[Parameter]) -> Result<()> {
+        Ok(())
+    }
+
     /// Is called with the parameters of a model, or of a stage, once it is complete.
     ///
     /// # Errors

@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 
 use crate::{Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, grads1, record};
 
-pub use phalanx_kernels::Rope;
 pub use phalanx_kernels::{Attention, AttentionDropout};
+pub use phalanx_kernels::{Rope, RopeFrequencies};
 
 // `y = softmax(q kᵀ scale + mask) v`.
 //
@@ -219,41 +219,53 @@ impl Var {
     /// # Errors
     /// If D is odd, or shapes, dtypes or devices do not fit.
     pub fn rope(&self, position_ids: Option<&Var>, config: &Rope) -> Result<Var> {
-        let ids = position_ids.map(Var::tensor);
-        self.turn(ids, config, Sense::Forth)
-    }
-
-    fn turn(&self, ids: Option<&Tensor>, config: &Rope, sense: Sense) -> Result<Var> {
-        begins();
-        let y = match sense {
-            Sense::Forth => kernels::rope(self.tensor(), ids, config)?,
-            Sense::Back => kernels::rope_backward(self.tensor(), ids, config)?,
-        };
-        record("rope", &[self], y, |_: &SaveContext<'_>| {
-            Ok(Turn { ids: ids.cloned(), config: *config, sense })
+        self.turn(&Turn {
+            ids: position_ids.map(Var::tensor).cloned(),
+            config: *config,
+            by: None,
+            forth: true,
         })
     }
+
+    /// [`Var::rope`] by given frequencies, and times a factor. Of `config` the offset counts.
+    ///
+    /// # Errors
+    /// As [`Var::rope`], or if the frequencies do not fit.
+    pub fn rope_by(
+        &self,
+        position_ids: Option<&Var>,
+        config: &Rope,
+        frequencies: &RopeFrequencies,
+    ) -> Result<Var> {
+        let (ids, by) = (position_ids.map(Var::tensor).cloned(), Some(frequencies.clone()));
+        self.turn(&Turn { ids, config: *config, by, forth: true })
+    }
+
+    fn turn(&self, turn: &Turn) -> Result<Var> {
+        begins();
+        let (x, ids, config) = (self.tensor(), turn.ids.as_ref(), &turn.config);
+        let y = match (&turn.by, turn.forth) {
+            (None, true) => kernels::rope(x, ids, config)?,
+            (None, false) => kernels::rope_backward(x, ids, config)?,
+            (Some(by), true) => kernels::rope_by(x, ids, config, by)?,
+            (Some(by), false) => kernels::rope_by_backward(x, ids, config, by)?,
+        };
+        record("rope", &[self], y, |_: &SaveContext<'_>| Ok(turn.clone()))
+    }
 }
 
-#[derive(Clone, Copy)]
-enum Sense {
-    Forth,
-    Back,
-}
-
+/// A rotation, forth or back.
+#[derive(Clone)]
 struct Turn {
     ids: Option<Tensor>,
     config: Rope,
-    sense: Sense,
+    by: Option<RopeFrequencies>,
+    forth: bool,
 }
 
 impl Backward for Turn {
     fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
-        let back = match self.sense {
-            Sense::Forth => Sense::Back,
-            Sense::Back => Sense::Forth,
-        };
-        grads1(cx.dy().turn(self.ids.as_ref(), &self.config, back)?)
+        grads1(cx.dy().turn(&Turn { forth: !self.forth, ..self.clone() })?)
     }
 }
 
@@ -339,5 +351,8 @@ mod tests {
     fn first_and_second_derivatives_of_rope_hold() {
         let config = super::Rope { base: 100.0, offset: 3 };
         check_twice(&[&[2, 3, 6]], |v| v[0].rope(None, &config));
+        let values = phalanx_tensor::Tensor::from_slice(&[1.0, 0.3, 0.01], &[3], Device::CPU).unwrap();
+        let by = super::RopeFrequencies { values, factor: 1.5 };
+        check_twice(&[&[2, 3, 6]], |v| v[0].rope_by(None, &config, &by));
     }
 }

@@ -48,7 +48,7 @@ mod to;
 mod unary;
 
 pub use arithmetic::Operand;
-pub use attention::{Attention, AttentionDropout, Rope};
+pub use attention::{Attention, AttentionDropout, Rope, RopeFrequencies};
 pub use channel_norms::BatchNorm;
 pub use classification_losses::{CrossEntropy, KlReduction, KlTarget, NllLoss, Reduction};
 pub use creation::{Generator, MeshIndexing, manual_seed};

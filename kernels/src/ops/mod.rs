@@ -112,7 +112,7 @@ pub use pow::{
 pub use prod::{prod, prod_of_others};
 pub use rearrange::{cat, flip, pad};
 pub use recurrence::recurrence;
-pub use rope::{Rope, rope, rope_backward};
+pub use rope::{Rope, RopeFrequencies, rope, rope_backward, rope_by, rope_by_backward};
 pub use scaled_dot_product_attention::{
     Attention, AttentionDropout, attention_in_tiles, attention_keep, scaled_dot_product_attention,
     scaled_dot_product_attention_backward,

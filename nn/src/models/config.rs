@@ -1,21 +1,25 @@
-//! [`ModelConfig`]: the settings of a GPT or a Llama, read from and written as the `config.json` of Hugging Face's transformers.
+//! [`ModelConfig`]: the settings of a decoder, read from and written as the `config.json` of Hugging Face's transformers.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use phalanx_tensor::DType;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::{Activation, Decoder, DecoderStage, GptConfig, LlamaConfig};
-use crate::{Error, LayerFactory, Result, Scope};
+use super::fields::{Fields, Parsed, activation_name};
+use super::transformer::{Rows, Stored};
+use super::{Decoder, DecoderStage, Family, GptConfig, LlamaConfig, TransformerConfig};
+use crate::{Error, LayerFactory, Result, Rotary, Scope};
 
-/// A model's settings, of either family.
+/// A model's settings, of any family.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ModelConfig {
     /// GPT-2.
     Gpt(GptConfig),
     /// Llama.
     Llama(LlamaConfig),
+    /// Another family, or parts of one's own choice.
+    Transformer(TransformerConfig),
 }
 
 impl ModelConfig {
@@ -46,6 +50,7 @@ impl ModelConfig {
         match self {
             ModelConfig::Gpt(config) => config.init_stage_beside(layers, scope, stage, first),
             ModelConfig::Llama(config) => config.init_stage_beside(layers, scope, stage, first),
+            ModelConfig::Transformer(config) => config.init_stage_beside(layers, scope, stage, first),
         }
     }
 
@@ -62,6 +67,7 @@ impl ModelConfig {
         match self {
             ModelConfig::Gpt(config) => config.layers,
             ModelConfig::Llama(config) => config.layers,
+            ModelConfig::Transformer(config) => config.layers.len(),
         }
     }
 
@@ -70,6 +76,7 @@ impl ModelConfig {
         match self {
             ModelConfig::Gpt(config) => config.heads,
             ModelConfig::Llama(config) => config.heads,
+            ModelConfig::Transformer(config) => config.heads,
         }
     }
 
@@ -78,6 +85,7 @@ impl ModelConfig {
         match self {
             ModelConfig::Gpt(config) => config.width,
             ModelConfig::Llama(config) => config.width,
+            ModelConfig::Transformer(config) => config.width,
         }
     }
 
@@ -86,6 +94,7 @@ impl ModelConfig {
         match self {
             ModelConfig::Gpt(config) => config.inner,
             ModelConfig::Llama(config) => config.inner,
+            ModelConfig::Transformer(config) => config.inner,
         }
     }
 
@@ -94,6 +103,7 @@ impl ModelConfig {
         match self {
             ModelConfig::Gpt(config) => config.context,
             ModelConfig::Llama(config) => config.context,
+            ModelConfig::Transformer(config) => config.context,
         }
     }
 
@@ -102,6 +112,7 @@ impl ModelConfig {
         match self {
             ModelConfig::Gpt(config) => config.vocabulary,
             ModelConfig::Llama(config) => config.vocabulary,
+            ModelConfig::Transformer(config) => config.vocabulary,
         }
     }
 
@@ -110,6 +121,7 @@ impl ModelConfig {
         match self {
             ModelConfig::Gpt(config) => config.dropout = [p; 3],
             ModelConfig::Llama(config) => config.dropout = p,
+            ModelConfig::Transformer(config) => config.dropout = p,
         }
     }
 
@@ -126,6 +138,7 @@ impl ModelConfig {
                 let attention = 2.0 * (f(c.heads) + f(c.key_heads)) * f(c.head_dim);
                 f(c.layers) * (attention + 3.0 * f(c.inner)) * f(c.width) + f(c.vocabulary) * f(c.width)
             }
+            ModelConfig::Transformer(c) => c.matrix_elements(),
         }
     }
 
@@ -137,20 +150,37 @@ impl ModelConfig {
         let wrong = |why: String| Error::invalid(path.display().to_string(), why);
         let value: Value = serde_json::from_str(text).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
         let fields = value.as_object().ok_or_else(|| wrong("not a JSON object".into()))?;
-        let fields = Fields(fields);
+        let fields = Fields::new(fields);
+        let wanted = || format!("wanted gpt2, {}", Family::names());
         let config = match fields.text("model_type").map_err(wrong)? {
             Some("gpt2") => fields.gpt().map(ModelConfig::Gpt),
-            Some("llama") => fields.llama().map(ModelConfig::Llama),
-            Some(other) => Err(format!("model_type {other:?} is not supported, wanted gpt2 or llama")),
-            None => Err("model_type is missing, wanted gpt2 or llama".into()),
+            Some("llama") => Family::Llama.parse(&fields).map(llama),
+            Some(other) => match Family::of(other) {
+                Some(family) => family.parse(&fields).map(ModelConfig::Transformer),
+                None => Err(format!("model_type {other:?} is not supported, {}", wanted())),
+            },
+            None => Err(format!("model_type is missing, {}", wanted())),
         };
         let config = config.map_err(wrong)?;
         match &config {
             ModelConfig::Gpt(c) => c.check(),
-            ModelConfig::Llama(c) => c.check(),
+            ModelConfig::Llama(c) => c.transformer().check(),
+            ModelConfig::Transformer(c) => c.check(),
         }
         .map_err(wrong)?;
         Ok(config)
+    }
+
+    /// Where files have a parameter of this name.
+    pub(super) fn stored(&self, name: &str) -> Stored {
+        match self {
+            ModelConfig::Llama(c) => c.transformer().stored(name),
+            ModelConfig::Transformer(c) => c.stored(name),
+            ModelConfig::Gpt(_) if name.starts_with("lm_head.") => {
+                Stored { name: name.into(), rows: Rows::All }
+            }
+            ModelConfig::Gpt(_) => Stored { name: format!("transformer.{name}"), rows: Rows::All },
+        }
     }
 
     /// The `config.json` that transformers reads.
@@ -163,7 +193,8 @@ impl ModelConfig {
         };
         match self {
             ModelConfig::Gpt(c) => gpt_json(c, dtype),
-            ModelConfig::Llama(c) => llama_json(c, dtype),
+            ModelConfig::Llama(c) => Family::Llama.json(&c.transformer(), dtype),
+            ModelConfig::Transformer(c) => c.family.json(c, dtype),
         }
     }
 }
@@ -181,70 +212,8 @@ fn gpt_json(c: &GptConfig, dtype: &str) -> Value {
     })
 }
 
-fn llama_json(c: &LlamaConfig, dtype: &str) -> Value {
-    json!({
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": dtype,
-        "vocab_size": c.vocabulary, "max_position_embeddings": c.context, "num_hidden_layers": c.layers,
-        "num_attention_heads": c.heads, "num_key_value_heads": c.key_heads, "head_dim": c.head_dim,
-        "hidden_size": c.width, "intermediate_size": c.inner, "hidden_act": "silu", "rms_norm_eps": c.eps,
-        "rope_theta": c.rope_base, "rope_parameters": {"rope_theta": c.rope_base, "rope_type": "default"},
-        "tie_word_embeddings": c.tied, "attention_bias": c.attention_bias, "mlp_bias": c.mlp_bias,
-        "attention_dropout": c.dropout, "initializer_range": c.init_std,
-        "bos_token_id": null, "eos_token_id": null,
-    })
-}
-
-const ACTIVATIONS: [(&str, Activation); 6] = [
-    ("gelu_new", Activation::GeluTanh),
-    ("gelu", Activation::Gelu),
-    ("relu", Activation::Relu),
-    ("silu", Activation::Silu),
-    ("gelu_pytorch_tanh", Activation::GeluTanh),
-    ("swish", Activation::Silu),
-];
-
-fn activation_name(activation: Activation) -> &'static str {
-    ACTIVATIONS.iter().find(|(_, known)| *known == activation).map_or("gelu_new", |(name, _)| name)
-}
-
-/// The fields of a `config.json`. A null field counts as absent.
-struct Fields<'a>(&'a Map<String, Value>);
-
-type Parsed<T> = std::result::Result<T, String>;
-
-impl<'a> Fields<'a> {
-    fn get<T>(&self, name: &str, wanted: &str, read: impl Fn(&'a Value) -> Option<T>) -> Parsed<Option<T>> {
-        match self.0.get(name) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => read(value).map(Some).ok_or_else(|| format!("{name} is {value}, wanted {wanted}")),
-        }
-    }
-
-    fn text(&self, name: &str) -> Parsed<Option<&'a str>> {
-        self.get(name, "a string", Value::as_str)
-    }
-
-    fn size(&self, name: &str) -> Parsed<Option<usize>> {
-        self.get(name, "a size", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))
-    }
-
-    fn needed(&self, name: &str) -> Parsed<usize> {
-        self.size(name)?.ok_or_else(|| format!("{name} is missing"))
-    }
-
-    fn number(&self, name: &str, default: f64) -> Parsed<f64> {
-        Ok(self.get(name, "a number", Value::as_f64)?.unwrap_or(default))
-    }
-
-    fn flag(&self, name: &str, default: bool) -> Parsed<bool> {
-        Ok(self.get(name, "true or false", Value::as_bool)?.unwrap_or(default))
-    }
-
-    fn must_be(&self, name: &str, wanted: bool) -> Parsed<()> {
-        let got = self.flag(name, wanted)?;
-        if got == wanted { Ok(()) } else { Err(format!("{name} = {got} is not supported")) }
-    }
-
+/// GPT-2's settings.
+impl Fields<'_> {
     fn gpt(&self) -> Parsed<GptConfig> {
         self.must_be("scale_attn_weights", true)?;
         for name in ["scale_attn_by_inverse_layer_idx", "reorder_and_upcast_attn", "add_cross_attention"] {
@@ -253,11 +222,8 @@ impl<'a> Fields<'a> {
         let sizes = [self.needed("vocab_size")?, self.needed("n_positions")?, self.needed("n_layer")?];
         let (heads, width) = (self.needed("n_head")?, self.needed("n_embd")?);
         let config = GptConfig::new(sizes[0], sizes[1], sizes[2], heads, width);
-        let name = self.text("activation_function")?.unwrap_or("gelu_new");
-        let activation = ACTIVATIONS.iter().find(|(known, _)| *known == name);
-        let activation =
-            activation.ok_or_else(|| format!("activation_function {name:?} is not supported"))?.1;
-        Ok(GptConfig {
+        let activation = self.activation("activation_function", "gelu_new")?;
+        let config = GptConfig {
             inner: self.size("n_inner")?.unwrap_or(config.inner),
             activation,
             eps: self.number("layer_norm_epsilon", 1e-5)?,
@@ -269,58 +235,44 @@ impl<'a> Fields<'a> {
             ],
             init_std: self.number("initializer_range", 0.02)?,
             ..config
-        })
+        };
+        self.all_read(&[
+            "n_ctx",
+            "summary_activation",
+            "summary_first_dropout",
+            "summary_proj_to_labels",
+            "summary_type",
+            "summary_use_proj",
+        ])?;
+        Ok(config)
     }
+}
 
-    fn llama(&self) -> Parsed<LlamaConfig> {
-        let act = self.text("hidden_act")?.unwrap_or("silu");
-        if !["silu", "swish"].contains(&act) {
-            return Err(format!("hidden_act {act:?} is not supported, wanted silu"));
-        }
-        let sizes = [
-            self.needed("vocab_size")?,
-            self.size("max_position_embeddings")?.unwrap_or(2048),
-            self.needed("num_hidden_layers")?,
-        ];
-        let (heads, width) = (self.needed("num_attention_heads")?, self.needed("hidden_size")?);
-        let config = LlamaConfig::new(sizes[0], sizes[1], sizes[2], heads, width);
-        Ok(LlamaConfig {
-            key_heads: self.size("num_key_value_heads")?.unwrap_or(heads),
-            head_dim: self.size("head_dim")?.unwrap_or(config.head_dim),
-            inner: self.needed("intermediate_size")?,
-            eps: self.number("rms_norm_eps", 1e-6)?,
-            rope_base: self.rope_base()?,
-            tied: self.flag("tie_word_embeddings", false)?,
-            attention_bias: self.flag("attention_bias", false)?,
-            mlp_bias: self.flag("mlp_bias", false)?,
-            dropout: self.number("attention_dropout", 0.0)?,
-            init_std: self.number("initializer_range", 0.02)?,
-            ..config
-        })
-    }
-
-    /// The base of rotary positions. Newer files have it under `rope_parameters`.
-    fn rope_base(&self) -> Parsed<f64> {
-        let empty = Map::new();
-        for place in ["rope_parameters", "rope_scaling"] {
-            let inner = Fields(self.get(place, "an object", Value::as_object)?.unwrap_or(&empty));
-            let kind = inner.text("rope_type")?.or(inner.text("type")?).unwrap_or("default");
-            if kind != "default" {
-                return Err(format!("{place} of type {kind:?} is not supported, wanted default"));
-            }
-            if let Some(base) = inner.get("rope_theta", "a number", Value::as_f64)? {
-                return Ok(base);
-            }
-        }
-        self.number("rope_theta", 10000.0)
-    }
+/// A Llama, unless it has what a [`LlamaConfig`] cannot say.
+fn llama(c: TransformerConfig) -> ModelConfig {
+    let rotary = c.layers.first().and_then(|kind| kind.rotary).unwrap_or(Rotary::new(10000.0));
+    let config = LlamaConfig {
+        key_heads: c.key_heads,
+        head_dim: c.head_dim,
+        inner: c.inner,
+        eps: c.eps,
+        rope_base: rotary.base,
+        rope_scaling: rotary.scaling,
+        tied: c.tied,
+        attention_bias: c.qkv_bias,
+        mlp_bias: c.mlp_bias,
+        dropout: c.dropout,
+        init_std: c.init_std,
+        ..LlamaConfig::new(c.vocabulary, c.context, c.layers.len(), c.heads, c.width)
+    };
+    if config.transformer() == c { ModelConfig::Llama(config) } else { ModelConfig::Transformer(c) }
 }
 
 #[cfg(test)]
 mod tests {
     use phalanx_tensor::DType;
 
-    use super::super::{GptConfig, LlamaConfig, ModelConfig};
+    use super::super::{Activation, GptConfig, LlamaConfig, ModelConfig};
     use super::*;
 
     fn parse(value: Value) -> std::result::Result<ModelConfig, String> {
@@ -345,9 +297,9 @@ mod tests {
             parse(json).unwrap_err()
         };
         assert!(with("model_type", json!("bert")).contains("bert"));
-        assert!(with("hidden_act", json!("gelu")).contains("hidden_act"));
+        assert!(with("hidden_act", json!("quick_gelu")).contains("hidden_act"));
         assert!(with("hidden_size", json!(-1)).contains("hidden_size is -1"));
-        assert!(with("rope_parameters", json!({"rope_type": "yarn"})).contains("yarn"));
+        assert!(with("rope_parameters", json!({"rope_type": "longrope"})).contains("longrope"));
         assert!(with("num_hidden_layers", json!(0)).contains("layers is 0"));
         assert!(with("attention_dropout", json!(1.5)).contains("dropout is 1.5"));
         assert!(with("rms_norm_eps", json!(-1e-5)).contains("eps is -1e-5"));

@@ -3,7 +3,8 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use phalanx_autograd::Var;
+use phalanx_autograd::{CrossEntropy, Reduction, Var};
+use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Device, Dims, Tensor};
 
 use super::{Documents, KvCache, RecomputeMode};
@@ -53,6 +54,8 @@ pub(crate) struct Names {
 pub(crate) struct DecoderSpec<'a> {
     pub(crate) names: &'static Names,
     pub(crate) table: EmbeddingSpec,
+    /// What rows of the table are multiplied with.
+    pub(crate) embedding_scale: Option<f64>,
     /// The table of learned positions.
     pub(crate) positions: Option<EmbeddingSpec>,
     pub(crate) dropout: f64,
@@ -61,6 +64,8 @@ pub(crate) struct DecoderSpec<'a> {
     /// The dtype between the blocks.
     pub(crate) stream: DType,
     pub(crate) norm: &'a dyn Fn(&Scope) -> Result<Box<dyn Module>>,
+    /// Logits go through `cap tanh(logit / cap)`.
+    pub(crate) logit_cap: Option<f64>,
 }
 
 /// A language model, or a stage of one.
@@ -89,6 +94,7 @@ modes!([L: LayerFactory] Decoder<L>);
 struct InputEmbedding<L: LayerFactory> {
     layers: Arc<L>,
     table: L::Embedding,
+    scale: Option<f64>,
     positions: Option<Embedding>,
     dropout: Dropout,
     stream: DType,
@@ -99,6 +105,7 @@ struct InputEmbedding<L: LayerFactory> {
 struct NormAndHead<L: LayerFactory> {
     norm: Box<dyn Module>,
     head: L::Head,
+    logit_cap: Option<f64>,
     /// The dtype of the head.
     matrix: DType,
     /// What the head's table is called here; nothing if the embedding of this stage has it.
@@ -254,7 +261,7 @@ impl<L: LayerFactory> Decoder<L> {
     /// # Errors
     /// If this stage has no head.
     pub fn logits(&self, x: &Var) -> Result<Var> {
-        self.tail()?.call(x, false, |tail, x| tail.head.logits(&tail.normed(x)?))
+        self.tail()?.call(x, false, |tail, x| tail.logits(x))
     }
 
     /// The cross entropies of the targets `[B, T]` (i64; -100 is ignored), added and multiplied by `scale`. With a scale of 1 / (the
@@ -264,10 +271,7 @@ impl<L: LayerFactory> Decoder<L> {
     /// If this stage has no head, or the targets do not fit.
     pub fn loss(&self, x: &Var, targets: &Var, scale: f64) -> Result<Var> {
         let (targets, logits_max) = (targets.clone(), self.logits_max);
-        let loss = move |tail: &NormAndHead<L>, x: &Var| {
-            tail.head.loss(&tail.normed(x)?, &targets, scale, logits_max)
-        };
-        self.tail()?.call(x, false, loss)
+        self.tail()?.call(x, false, move |tail, x| tail.loss(x, &targets, scale, logits_max))
     }
 
     /// Empty caches for `batch` sequences of at most `capacity` positions, one a block.
@@ -308,8 +312,7 @@ impl<L: LayerFactory> Decoder<L> {
             x = block.module().extend(&x, cache)?;
         }
         let last = x.narrow(1, x.shape()[1] - 1, 1)?.squeeze(&[1])?;
-        let tail = tail.module();
-        tail.head.logits(&tail.normed(&last)?)
+        tail.module().logits(&last)
     }
 
     fn tail(&self) -> Result<&WrappedUnit<NormAndHead<L>>> {
@@ -336,6 +339,7 @@ impl<L: LayerFactory> InputEmbedding<L> {
         let positions = |table: EmbeddingSpec| OneDevice.embedding(&scope.child(names.positions), table);
         Ok(InputEmbedding {
             table: layers.embedding(&scope.child(names.embedding), spec.table)?,
+            scale: spec.embedding_scale.map(|scale| rounded(scale, scope.dtype())).transpose()?,
             positions: spec.positions.map(positions).transpose()?,
             dropout: Dropout::new(spec.dropout, &scope.child("drop"))?,
             layers: layers.clone(),
@@ -347,7 +351,11 @@ impl<L: LayerFactory> InputEmbedding<L> {
     fn run(&self, tokens: &Var, before: usize, documents: Option<&Documents>) -> Result<Var> {
         let length = tokens.shape()[1];
         let here = self.layers.stream(length)?;
-        let mut x = self.table.forward(tokens)?.to(self.stream)?;
+        let mut x = self.table.forward(tokens)?;
+        if let Some(scale) = self.scale {
+            x = x.mul_scalar(scale)?;
+        }
+        x = x.to(self.stream)?;
         if let Some(table) = &self.positions {
             let numbers = match documents {
                 Some(documents) => {
@@ -388,6 +396,7 @@ impl<L: LayerFactory> NormAndHead<L> {
         Ok(NormAndHead {
             norm: (spec.norm)(&scope.child(names.norm).with_dtype(spec.stream))?,
             head: layers.head(&scope.child(name), spec.table, tied)?,
+            logit_cap: spec.logit_cap,
             matrix: scope.dtype(),
             head_name: tied.is_none().then_some(name),
             names,
@@ -396,6 +405,20 @@ impl<L: LayerFactory> NormAndHead<L> {
 
     fn normed(&self, x: &Var) -> Result<Var> {
         Ok(self.norm.forward(x)?.to(self.matrix)?)
+    }
+
+    fn logits(&self, x: &Var) -> Result<Var> {
+        let logits = self.head.logits(&self.normed(x)?)?;
+        let Some(cap) = self.logit_cap else { return Ok(logits) };
+        Ok(logits.mul_scalar(cap.recip())?.tanh()?.mul_scalar(cap)?)
+    }
+
+    fn loss(&self, x: &Var, targets: &Var, scale: f64, logits_max: usize) -> Result<Var> {
+        if self.logit_cap.is_none() {
+            return self.head.loss(&self.normed(x)?, targets, scale, logits_max);
+        }
+        let config = CrossEntropy { reduction: Reduction::Sum, scale, wide: true, ..CrossEntropy::default() };
+        Ok(self.logits(x)?.flatten(0, -2)?.cross_entropy(&targets.flatten(0, -1)?, &config)?)
     }
 }
 
@@ -464,23 +487,8 @@ pub fn next_token_targets(labels: &Tensor) -> Result<(Tensor, usize)> {
     Ok((Tensor::from_vec(moved, labels.shape(), labels.device())?, counted))
 }
 
-/// Refuses a size of 0.
-pub(super) fn check_sizes(sizes: &[(&str, usize)]) -> Result<(), String> {
-    match sizes.iter().find(|(_, size)| *size == 0) {
-        Some((name, _)) => Err(format!("{name} is 0, wanted at least 1")),
-        None => Ok(()),
-    }
-}
-
-/// Refuses an eps or a standard deviation that is negative or too large for f32, and a dropout that is no probability.
-pub(super) fn check_numbers(eps: f64, init_std: f64, dropout: &[f64]) -> Result<(), String> {
-    let large = f64::from(f32::MAX);
-    let named = [("eps", eps, large), ("init_std", init_std, large)];
-    let numbers = named.into_iter().chain(dropout.iter().map(|&p| ("dropout", p, 1.0)));
-    for (name, x, high) in numbers {
-        if !(0.0..=high).contains(&x) {
-            return Err(format!("{name} is {x:?}, wanted a number from 0 to {high:?}"));
-        }
-    }
-    Ok(())
+/// A number as a dtype has it.
+fn rounded(number: f64, dtype: DType) -> Result<f64> {
+    let number = Tensor::from_slice(&[number], &[], Device::CPU)?;
+    Ok(kernels::cast(&kernels::cast(&number, dtype)?, DType::F64)?.item()?)
 }

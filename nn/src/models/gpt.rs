@@ -11,10 +11,11 @@ use std::sync::Arc;
 use phalanx_autograd::Var;
 use phalanx_tensor::{DType, Window};
 
-use super::decoder::{DecoderSpec, Names, check_numbers, check_sizes};
+use super::check::{check_numbers, check_sizes};
+use super::decoder::{DecoderSpec, Names};
 use super::{Activation, Block, Decoder, DecoderStage, Documents, KvCache};
 use crate::layer_factory::{EmbeddingSpec, LinearSpec, activation_window};
-use crate::modules::attention::{CausalAttention, Heads, Positions};
+use crate::modules::attention::{CausalAttention, Heads, Positions, Scores};
 use crate::modules::{Dropout, LayerNorm, LayerNormConfig};
 use crate::{
     Error, Init, LayerFactory, Module, OneDevice, Parameters, Result, Scope, WrappedUnit, parameters,
@@ -115,12 +116,14 @@ impl GptConfig {
         let spec = DecoderSpec {
             names: &NAMES,
             table: table(self.vocabulary, self.tied),
+            embedding_scale: None,
             positions: Some(table(self.context, false)),
             dropout: self.dropout[0],
             context: self.context,
             blocks: self.layers,
             stream: self.stream.unwrap_or(scope.dtype()),
             norm: &norm,
+            logit_cap: None,
         };
         let block = |_, scope: &Scope| Ok(Arc::new(GptBlock::new(self, layers, scope)?) as Arc<dyn Block>);
         Decoder::build(layers, scope, stage, first, spec, block)
@@ -207,7 +210,7 @@ impl<L: LayerFactory> GptBlock<L> {
                 c_fc: column(&mlp.child("c_fc"), &[inner])?,
                 c_proj: row(&mlp.child("c_proj"), inner)?,
             }),
-            attend: CausalAttention::new(&**layers, all, None, probabilities)?,
+            attend: CausalAttention::new(&**layers, all, None, Scores::default(), probabilities)?,
             activation: config.activation,
             dropouts: [
                 Dropout::new(dropout[2], &attn.child("resid_dropout"))?,

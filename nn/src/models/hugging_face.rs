@@ -11,6 +11,7 @@ use std::sync::Arc;
 use phalanx_tensor::io::{SafeTensors, atomic, save_safetensors};
 use phalanx_tensor::{Device, Tensor};
 
+use super::transformer::{Rows, Stored};
 use super::{Decoder, DecoderStage, ModelConfig};
 use crate::{Error, LayerFactory, Mismatch, OneDevice, Parameters, Result, Scope};
 
@@ -94,25 +95,26 @@ pub fn load_weights<L: LayerFactory>(
     let (mut problems, mut fitting) = (Mismatch::default(), Vec::new());
     for parameter in model.parameters() {
         let name = parameter.name().to_string();
-        let stored = file_name(config, &name);
+        let Stored { name: stored, rows } = config.stored(&name);
         let Some(file) = files.find(&stored).or_else(|| files.find(&name)) else {
             problems.missing.push(stored);
             continue;
         };
-        let stored = if file.contains(&stored) { stored } else { name.clone() };
+        let (stored, rows) = if file.contains(&stored) { (stored, rows) } else { (name.clone(), Rows::All) };
         let dtype = file.dtype(&stored)?;
         if !dtype.is_float() {
             let why = format!("tensor {stored:?} has dtype {dtype}, wanted a floating-point one");
             return Err(phalanx_tensor::Error::file(file.path(), why).into());
         }
-        let mut shape = file.shape(&stored)?.to_vec();
+        let whole = file.shape(&stored)?.to_vec();
+        let mut shape = rows.shape(&whole).unwrap_or(whole);
         let transposed = is_transposed(config, &name);
         if transposed {
             shape.reverse();
         }
         let wanted = parameter.part().whole_shape(parameter.tensor().rank());
         match shape == wanted {
-            true => fitting.push((parameter, file, stored, transposed)),
+            true => fitting.push((parameter, file, stored, rows, transposed)),
             false => problems.misshaped.push((stored, shape, wanted)),
         }
     }
@@ -121,8 +123,8 @@ pub fn load_weights<L: LayerFactory>(
     }
     problems.check(&files.what(folder).display().to_string())?;
     // Tensors are read to the CPU one by one, so that only one is in memory twice.
-    for (parameter, file, stored, transposed) in fitting {
-        let tensor = file.tensor(&stored, stored_on(parameter.device()))?;
+    for (parameter, file, stored, rows, transposed) in fitting {
+        let tensor = rows.of(&file.tensor(&stored, stored_on(parameter.device()))?)?;
         let whole = if transposed { tensor.transpose(0, 1)? } else { tensor };
         parameter.load(&parameter.part().of(&whole)?.with_shape(parameter.tensor().shape())?)?;
     }
@@ -160,11 +162,7 @@ pub fn save_tensors(
     let folder = folder.as_ref();
     std::fs::create_dir_all(folder).map_err(|e| phalanx_tensor::Error::file(folder, e))?;
     let dtype = tensors.first().map_or(phalanx_tensor::DType::F32, |(_, tensor)| tensor.dtype());
-    let stored = |(name, tensor): (String, Tensor)| {
-        let tensor = if is_transposed(config, &name) { tensor.transpose(0, 1)? } else { tensor };
-        Ok((file_name(config, &name), tensor))
-    };
-    let tensors: Vec<(String, Tensor)> = tensors.into_iter().map(stored).collect::<Result<_>>()?;
+    let tensors = file_tensors(tensors, config)?;
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     let named = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
     save_safetensors(folder.join(WEIGHTS), named, &metadata)?;
@@ -176,13 +174,29 @@ pub fn save_tensors(
     Ok(())
 }
 
-/// A parameter's name in a file.
-fn file_name(config: &ModelConfig, name: &str) -> String {
-    match config {
-        _ if name.starts_with("lm_head.") => name.to_string(),
-        ModelConfig::Gpt(_) => format!("transformer.{name}"),
-        ModelConfig::Llama(_) => format!("model.{name}"),
+/// Whole tensors by the parameters' names, such as their gradients, as a file has them: under its names, transposed and joined as there.
+///
+/// # Errors
+/// If a tensor has not the shape of its parameter.
+pub fn file_tensors(tensors: Vec<(String, Tensor)>, config: &ModelConfig) -> Result<Vec<(String, Tensor)>> {
+    let mut order: Vec<String> = Vec::new();
+    let mut parts: BTreeMap<String, Vec<(Rows, Tensor)>> = BTreeMap::new();
+    for (name, tensor) in tensors {
+        let tensor = if is_transposed(config, &name) { tensor.transpose(0, 1)? } else { tensor };
+        let Stored { name, rows } = config.stored(&name);
+        if !parts.contains_key(&name) {
+            order.push(name.clone());
+        }
+        parts.entry(name).or_default().push((rows, tensor));
     }
+    let joined = |name: String| {
+        let mut of = parts.remove(&name).unwrap_or_default();
+        of.sort_by_key(|(rows, _)| rows.place());
+        let rows = of.first().map_or(Rows::All, |(rows, _)| *rows);
+        let tensors: Vec<Tensor> = of.into_iter().map(|(_, tensor)| tensor).collect();
+        Ok((name, rows.join(&tensors)?))
+    };
+    order.into_iter().map(joined).collect()
 }
 
 /// Whether a parameter is stored transposed.
@@ -194,8 +208,8 @@ fn is_transposed(config: &ModelConfig, name: &str) -> bool {
 /// Tensors of the files without a parameter, except those that old files are known to have.
 fn unexpected<L: LayerFactory>(model: &Decoder<L>, config: &ModelConfig, files: &Files) -> Vec<String> {
     let names = model.named_parameters();
-    let wanted =
-        |stored: &str| names.iter().any(|(_, p)| stored == p.name() || stored == file_name(config, p.name()));
+    let stored: Vec<String> = names.iter().map(|(_, p)| config.stored(p.name()).name).collect();
+    let wanted = |name: &str| names.iter().any(|(_, p)| name == p.name()) || stored.iter().any(|n| n == name);
     let masks = [".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"];
     let known = |stored: &str| masks.iter().any(|mask| stored.ends_with(mask)) || stored == "lm_head.weight";
     files.names().filter(|stored| !wanted(stored) && !known(stored)).map(str::to_string).collect()

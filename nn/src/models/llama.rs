@@ -8,17 +8,10 @@
 
 use std::sync::Arc;
 
-use phalanx_autograd::Var;
 use phalanx_tensor::DType;
 
-use super::decoder::{DecoderSpec, Names, check_numbers, check_sizes};
-use super::{Block, Decoder, DecoderStage, Documents, KvCache};
-use crate::layer_factory::{EmbeddingSpec, LinearSpec};
-use crate::modules::attention::Positions;
-use crate::modules::{GroupedQueryAttention, GroupedQueryAttentionConfig, RmsNorm, RmsNormConfig};
-use crate::{
-    Error, Init, LayerFactory, Module, OneDevice, Parameters, Result, Scope, WrappedUnit, parameters,
-};
+use super::{AttentionKind, Decoder, DecoderStage, Family, TransformerConfig};
+use crate::{LayerFactory, OneDevice, Result, RopeScaling, Rotary, Scope};
 
 /// A Llama's sizes and settings.
 #[derive(Clone, Debug, PartialEq)]
@@ -43,6 +36,8 @@ pub struct LlamaConfig {
     pub eps: f64,
     /// The base of rotary positions.
     pub rope_base: f64,
+    /// How the rotary frequencies are changed.
+    pub rope_scaling: RopeScaling,
     /// Whether the head shares the embedding's table.
     pub tied: bool,
     /// Whether attention's linear layers have a bias.
@@ -56,9 +51,6 @@ pub struct LlamaConfig {
     /// The dtype of the residual stream and of norms; the matrices' dtype if absent.
     pub stream: Option<DType>,
 }
-
-const NAMES: Names =
-    Names { embedding: "embed_tokens", positions: "", blocks: "layers", norm: "norm", head: "lm_head" };
 
 impl LlamaConfig {
     /// Llama's settings for a model of that size, with as many key heads as query heads.
@@ -74,6 +66,7 @@ impl LlamaConfig {
             inner: (width.saturating_mul(8) / 3).next_multiple_of(64),
             eps: 1e-5,
             rope_base: 10000.0,
+            rope_scaling: RopeScaling::None,
             tied: false,
             attention_bias: false,
             mlp_bias: false,
@@ -115,150 +108,33 @@ impl LlamaConfig {
         stage: DecoderStage,
         first: Option<&Decoder<L>>,
     ) -> Result<Decoder<L>> {
-        self.check().map_err(|why| Error::invalid("Llama", why))?;
-        let init = Init::Normal { mean: 0.0, std: self.init_std };
-        let norm = |scope: &Scope| Ok(Box::new(self.norm(scope)?) as Box<dyn Module>);
-        let spec = DecoderSpec {
-            names: &NAMES,
-            table: EmbeddingSpec { count: self.vocabulary, width: self.width, init, tied: self.tied },
-            positions: None,
-            dropout: 0.0,
-            context: self.context,
-            blocks: self.layers,
-            stream: self.stream.unwrap_or(scope.dtype()),
-            norm: &norm,
-        };
-        let block = |_, place: &Scope| Ok(Arc::new(LlamaBlock::new(self, layers, place)?) as Arc<dyn Block>);
-        Decoder::build(layers, scope, stage, first, spec, block)
+        self.transformer().init_stage_beside(layers, scope, stage, first)
     }
 
-    fn norm(&self, scope: &Scope) -> Result<RmsNorm> {
-        RmsNormConfig::new(&[self.width]).with_eps(self.eps).init(scope)
-    }
-
-    /// Refuses sizes that do not fit each other.
-    pub(super) fn check(&self) -> Result<(), String> {
-        check_sizes(&[
-            ("vocabulary", self.vocabulary),
-            ("context", self.context),
-            ("layers", self.layers),
-            ("heads", self.heads),
-            ("key_heads", self.key_heads),
-            ("head_dim", self.head_dim),
-            ("width", self.width),
-            ("inner", self.inner),
-        ])?;
-        if !self.heads.is_multiple_of(self.key_heads) || !self.head_dim.is_multiple_of(2) {
-            return Err(format!(
-                "{} query heads for {} key heads of {} features, wanted a multiple and an even number",
-                self.heads, self.key_heads, self.head_dim
-            ));
+    /// The same model as a [`TransformerConfig`].
+    pub fn transformer(&self) -> TransformerConfig {
+        let rotary = Rotary { base: self.rope_base, features: None, scaling: self.rope_scaling };
+        TransformerConfig {
+            key_heads: self.key_heads,
+            head_dim: self.head_dim,
+            inner: self.inner,
+            layers: vec![AttentionKind { window: None, rotary: Some(rotary) }; self.layers],
+            eps: self.eps,
+            tied: self.tied,
+            qkv_bias: self.attention_bias,
+            output_bias: self.attention_bias,
+            mlp_bias: self.mlp_bias,
+            dropout: self.dropout,
+            init_std: self.init_std,
+            stream: self.stream,
+            ..TransformerConfig::new(
+                Family::Llama,
+                self.vocabulary,
+                self.context,
+                self.layers,
+                self.heads,
+                self.width,
+            )
         }
-        if !self.rope_base.is_finite() || self.rope_base <= 0.0 {
-            return Err(format!("the base of the positions is {}, wanted a number above 0", self.rope_base));
-        }
-        check_numbers(self.eps, self.init_std, &[self.dropout])
-    }
-}
-
-struct LlamaBlock<L: LayerFactory> {
-    input_layernorm: RmsNorm,
-    self_attn: WrappedUnit<GroupedQueryAttention<L>>,
-    post_attention_layernorm: RmsNorm,
-    mlp: WrappedUnit<Gated<L::Column, L::Row>>,
-    matrix: DType,
-    layers: Arc<L>,
-}
-
-parameters!([L: LayerFactory] LlamaBlock<L> { self_attn, mlp, input_layernorm, post_attention_layernorm });
-
-struct Gated<C, R> {
-    gate_and_up: WrappedUnit<GateAndUp<C>>,
-    down_proj: WrappedUnit<R>,
-}
-
-parameters!([C: Module + 'static, R: Module + 'static] Gated<C, R> { gate_and_up = "", down_proj });
-
-struct GateAndUp<C> {
-    gate_proj: C,
-    up_proj: C,
-}
-
-parameters!([C: Parameters] GateAndUp<C> { gate_proj, up_proj });
-
-impl<L: LayerFactory> LlamaBlock<L> {
-    fn new(config: &LlamaConfig, layers: &Arc<L>, scope: &Scope) -> Result<LlamaBlock<L>> {
-        let LlamaConfig { width, inner, attention_bias, mlp_bias, .. } = *config;
-        let init = Init::Normal { mean: 0.0, std: config.init_std };
-        let column = |scope: Scope, out: usize, bias: bool| {
-            layers.column(&scope, LinearSpec { inputs: width, outputs: &[out], bias, init, whole: false })
-        };
-        let row = |scope: Scope, inputs: usize, bias: bool| {
-            layers.row(&scope, LinearSpec { inputs, outputs: &[width], bias, init, whole: true })
-        };
-        let mlp = scope.child("mlp");
-        let stream = scope.with_dtype(config.stream.unwrap_or(scope.dtype()));
-        let attention = GroupedQueryAttentionConfig {
-            head_dim: config.head_dim,
-            bias: attention_bias,
-            rope_base: Some(config.rope_base),
-            dropout: config.dropout,
-            init,
-            ..GroupedQueryAttentionConfig::new(width, config.heads, config.key_heads)
-        };
-        Ok(LlamaBlock {
-            input_layernorm: config.norm(&stream.child("input_layernorm"))?,
-            self_attn: WrappedUnit::part(attention.init_on(layers, &scope.child("self_attn"))?),
-            post_attention_layernorm: config.norm(&stream.child("post_attention_layernorm"))?,
-            mlp: WrappedUnit::part(Gated {
-                gate_and_up: WrappedUnit::part(GateAndUp {
-                    gate_proj: column(mlp.child("gate_proj"), inner, mlp_bias)?,
-                    up_proj: column(mlp.child("up_proj"), inner, mlp_bias)?,
-                }),
-                down_proj: WrappedUnit::part(row(mlp.child("down_proj"), inner, mlp_bias)?),
-            }),
-            matrix: scope.dtype(),
-            layers: layers.clone(),
-        })
-    }
-
-    fn run(&self, x: &Var, rows: Positions<'_>) -> Result<Var> {
-        let n = self.input_layernorm.forward(x)?.to(self.matrix)?;
-        let y = self.self_attn.call_once(n, |attention, n| attention.run(&n, rows))?;
-        let (x, wide) = self.post_attention_layernorm.add_forward(x, &y.to(x.dtype())?)?;
-        let n = wide.to(self.matrix)?;
-        drop(wide);
-        let y = self.mlp.call_once(n, |mlp, n| {
-            let gated = mlp.gate_and_up.call_once(n, |maps, n| {
-                let inner = self.layers.columns(&[&maps.gate_proj, &maps.up_proj], &n)?;
-                Ok(inner[0].silu()?.mul(&inner[1])?)
-            })?;
-            mlp.down_proj.forward(&gated)
-        })?;
-        Ok(x.add(&y.to(x.dtype())?)?)
-    }
-}
-
-impl<L: LayerFactory> Module for LlamaBlock<L> {
-    fn forward(&self, x: &Var) -> Result<Var> {
-        self.run(x, Positions::Whole)
-    }
-}
-
-impl<L: LayerFactory> Block for LlamaBlock<L> {
-    fn extend(&self, x: &Var, cache: &mut KvCache) -> Result<Var> {
-        self.run(x, Positions::Continued(cache))
-    }
-
-    fn packed(&self, x: &Var, documents: &Documents) -> Result<Var> {
-        self.run(x, Positions::Packed(documents))
-    }
-
-    fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {
-        self.self_attn.module().cache(batch, capacity)
-    }
-
-    fn set_recompute_attention(&self, recompute: bool) {
-        self.self_attn.module().set_recompute(recompute);
     }
 }

@@ -1,8 +1,10 @@
-//! Transformers: GPT, Llama and the encoder-decoder T5, written once over [`crate::LayerFactory`]. A [`DecoderStage`] (a [`T5Stage`]) says which
+//! Transformers: GPT, Llama and the families like it, and the encoder-decoder T5, written once over [`crate::LayerFactory`]. A [`DecoderStage`] (a [`T5Stage`]) says which
 //! blocks a pipeline stage has, and whether it has the embedding and the head.
 
+mod check;
 mod config;
 mod decoder;
+mod fields;
 mod flops;
 mod generate;
 mod gpt;
@@ -12,6 +14,7 @@ mod recompute;
 mod t5;
 #[cfg(test)]
 mod tests;
+mod transformer;
 
 pub use crate::modules::activation::Activation;
 pub use crate::modules::attention::{Documents, KvCache};
@@ -21,11 +24,13 @@ pub use flops::{FlopsPerToken, MegatronFlops};
 pub use generate::{Sampling, generate, generate_with};
 pub use gpt::GptConfig;
 pub use hugging_face::{
-    check_size, load_configured, load_model, load_stage, load_weights, read_config, save_model, save_tensors,
+    check_size, file_tensors, load_configured, load_model, load_stage, load_weights, read_config, save_model,
+    save_tensors,
 };
 pub use llama::LlamaConfig;
 pub use recompute::RecomputeMode;
 pub use t5::{T5, T5Config, T5Stage};
+pub use transformer::{AttentionKind, Family, NormKind, NormPlaces, TransformerConfig};
 
 /// The former name of [`DecoderStage`].
 #[deprecated(since = "0.1.0", note = "renamed to `DecoderStage`")]

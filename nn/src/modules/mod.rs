@@ -19,7 +19,7 @@ pub use activation::{
     Celu, Elu, Flatten, Gelu, Glu, Hardsigmoid, Hardswish, Hardtanh, LeakyRelu, LogSigmoid, LogSoftmax, Mish,
     Prelu, PreluConfig, Relu, Relu6, Selu, Sigmoid, Silu, Softmax, Softplus, Softsign, Tanh, Tanhshrink,
 };
-pub use attention::{GroupedQueryAttention, GroupedQueryAttentionConfig};
+pub use attention::{GroupedQueryAttention, GroupedQueryAttentionConfig, QueryKeyNorm, RopeScaling, Rotary};
 pub use batch_norm::{BatchNorm, BatchNormConfig};
 pub use conv::{
     Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, Conv3d, Conv3dConfig, ConvTranspose1d, ConvTranspose2d,

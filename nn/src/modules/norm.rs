@@ -97,6 +97,7 @@ pub struct RmsNorm {
     pub weight: Option<Parameter>,
     shape: Vec<usize>,
     eps: f64,
+    plus_one: bool,
 }
 
 parameters!(RmsNorm { weight });
@@ -107,12 +108,13 @@ pub struct RmsNormConfig {
     shape: Vec<usize>,
     eps: f64,
     affine: bool,
+    plus_one: bool,
 }
 
 impl RmsNormConfig {
     /// Over the last dimensions, of this shape.
     pub fn new(shape: &[usize]) -> RmsNormConfig {
-        RmsNormConfig { shape: shape.into(), eps: 1e-5, affine: true }
+        RmsNormConfig { shape: shape.into(), eps: 1e-5, affine: true, plus_one: false }
     }
 
     /// With this epsilon, which is added to the mean square.
@@ -127,19 +129,26 @@ impl RmsNormConfig {
         RmsNormConfig { affine, ..self }
     }
 
+    /// With a factor that is 1 more than the weight, which begins as 0: so weight decay draws the factor to 1. Gemma has it.
+    #[must_use]
+    pub fn with_plus_one(self, plus_one: bool) -> RmsNormConfig {
+        RmsNormConfig { plus_one, ..self }
+    }
+
     /// The layer.
     ///
     /// # Errors
     /// If the shape has no dimensions, `eps` is negative or no number, or it cannot be allocated.
     pub fn init(self, scope: &Scope) -> Result<RmsNorm> {
-        let RmsNormConfig { shape, eps, affine } = self;
+        let RmsNormConfig { shape, eps, affine, plus_one } = self;
         let what = label("RmsNorm", scope.path());
         check_non_negative(&what, "an eps of", eps)?;
         if shape.is_empty() {
             return Err(Error::invalid(what, "got a shape of no dimensions, wanted those to normalise over"));
         }
-        let weight = affine.then(|| scope.parameter("weight", &shape, Init::ONES)).transpose()?;
-        Ok(RmsNorm { weight, shape, eps })
+        let init = if plus_one { Init::ZEROS } else { Init::ONES };
+        let weight = affine.then(|| scope.parameter("weight", &shape, init)).transpose()?;
+        Ok(RmsNorm { weight, shape, eps, plus_one })
     }
 }
 
@@ -149,14 +158,24 @@ impl RmsNorm {
     /// # Errors
     /// If the shapes do not fit.
     pub fn add_forward(&self, x: &Var, residual: &Var) -> Result<(Var, Var)> {
+        Ok(x.add_rms_norm(residual, &self.shape, self.factor()?.as_ref(), self.eps)?)
+    }
+
+    /// Elements that are normalised together.
+    pub(crate) fn features(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// What normalised elements are multiplied with.
+    fn factor(&self) -> Result<Option<Var>> {
         let weight = self.weight.as_ref().map(Parameter::var);
-        Ok(x.add_rms_norm(residual, &self.shape, weight.as_ref(), self.eps)?)
+        Ok(if self.plus_one { weight.map(|weight| weight.add_scalar(1.0)).transpose()? } else { weight })
     }
 }
 
 impl Module for RmsNorm {
     fn forward(&self, x: &Var) -> Result<Var> {
-        Ok(x.rms_norm(&self.shape, self.weight.as_ref().map(Parameter::var).as_ref(), self.eps)?)
+        Ok(x.rms_norm(&self.shape, self.factor()?.as_ref(), self.eps)?)
     }
 }
 

@@ -85,13 +85,29 @@ impl TensorParallel {
             return Ok(());
         }
         let whole = parameters.iter().filter(|parameter| parameter.part().is_whole());
-        for leaf in whole.flat_map(Parameter::leaves) {
+        whole.for_each(|parameter| self.all_reduce_grad(parameter));
+        Ok(())
+    }
+
+    /// Adds the gradients of whole parameters that each rank uses for its own heads, such as the weight of a norm of queries. With sequence
+    /// parallelism [`TensorParallel::all_reduce_whole_grads`] adds them.
+    ///
+    /// # Errors
+    /// None yet.
+    pub fn all_reduce_partial_grads(&self, parameters: &[Parameter]) -> GradResult<()> {
+        if !self.is_sequence_parallel() {
+            parameters.iter().for_each(|parameter| self.all_reduce_grad(parameter));
+        }
+        Ok(())
+    }
+
+    fn all_reduce_grad(&self, parameter: &Parameter) {
+        for leaf in parameter.leaves() {
             let comm = self.comm.clone();
             let sum = move |dy: &Var| Ok(Some(reduce_from_region(dy, &comm)?));
             // The handle could remove the hook; without it the hook lives as long as the parameter.
             let _stays = leaf.var().on_grad(sum);
         }
-        Ok(())
     }
 
     /// The former name of [`TensorParallel::all_reduce_whole_grads`].

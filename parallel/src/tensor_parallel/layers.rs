@@ -72,6 +72,10 @@ impl LayerFactory for TensorParallel {
         Ok(split.range(comm.rank()))
     }
 
+    fn partial(&self, parameters: &[Parameter]) -> Result<()> {
+        Ok(self.all_reduce_partial_grads(parameters)?)
+    }
+
     fn built(&self, parameters: &[Parameter]) -> Result<()> {
         Ok(self.all_reduce_whole_grads(parameters)?)
     }

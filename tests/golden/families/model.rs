@@ -101,7 +101,7 @@ fn check_parameter(
             "transformer.",
             ["c_attn.weight", "c_proj.weight", "c_fc.weight"].iter().any(|m| name.ends_with(m)),
         ),
-        ModelConfig::Llama(_) => ("model.", false),
+        _ => ("model.", false),
     };
     let family = if name.starts_with("lm_head") { "" } else { family };
     let key = what.replace(name, &format!("{family}{name}"));

@@ -15,7 +15,7 @@ use crate::simd::{Float, Isa, Kernel, Vector, dispatch};
 
 const ROTATE: Kernels<RotateFn> = Kernels { cpu: rotate_on_cpu, cuda: rotate_on_gpu };
 
-type RotateFn = fn(&'static str, &Tensor, Option<&Tensor>, &Rope, f64, &mut Tensor) -> Result<()>;
+type RotateFn = fn(&'static str, &Tensor, Option<&Tensor>, &Angles<'_>, f64, &mut Tensor) -> Result<()>;
 
 /// The options of a rotary embedding.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,6 +32,27 @@ impl Default for Rope {
     }
 }
 
+/// The frequencies of a rotary embedding that do not follow from a base, because a model's context was extended.
+#[derive(Clone, Debug)]
+pub struct RopeFrequencies {
+    /// The angle of each pair of features at position 1, f64 `[D/2]`, on the device of what is rotated.
+    pub values: Tensor,
+    /// What rotated features are multiplied with.
+    pub factor: f64,
+}
+
+/// Where angles come from.
+struct Angles<'a> {
+    config: &'a Rope,
+    frequencies: Option<&'a RopeFrequencies>,
+}
+
+impl Angles<'_> {
+    fn factor(&self) -> f64 {
+        self.frequencies.map_or(1.0, |frequencies| frequencies.factor)
+    }
+}
+
 /// Rotates each row of `x` [.., T, D] by its position: with `a, b` the row's halves and
 /// `angle[i] = position * base^(-2i/D)` it becomes `a cos - b sin, b cos + a sin`. Positions are `offset, offset + 1, ..`
 /// or `position_ids`, i64 `[T]` or `[B, T]` for `x` `[B, .., T, D]`. Angles are computed in f64, so that late positions are
@@ -40,7 +61,33 @@ impl Default for Rope {
 /// # Errors
 /// If D is odd, or shapes, dtypes or devices do not fit.
 pub fn rope(x: &Tensor, position_ids: Option<&Tensor>, config: &Rope) -> Result<Tensor> {
-    rotate("rope", x, position_ids, config, 1.0)
+    rotate("rope", x, position_ids, &Angles { config, frequencies: None }, 1.0)
+}
+
+/// [`rope`] by given frequencies, `angle[i] = position * frequency[i]`, and times a factor. Of `config` the offset counts.
+///
+/// # Errors
+/// As [`rope`], or if the frequencies do not fit.
+pub fn rope_by(
+    x: &Tensor,
+    position_ids: Option<&Tensor>,
+    config: &Rope,
+    frequencies: &RopeFrequencies,
+) -> Result<Tensor> {
+    rotate("rope", x, position_ids, &Angles { config, frequencies: Some(frequencies) }, 1.0)
+}
+
+/// The gradient of [`rope_by`]: the rotation back, times the factor.
+///
+/// # Errors
+/// As [`rope_by`].
+pub fn rope_by_backward(
+    dy: &Tensor,
+    position_ids: Option<&Tensor>,
+    config: &Rope,
+    frequencies: &RopeFrequencies,
+) -> Result<Tensor> {
+    rotate("rope_backward", dy, position_ids, &Angles { config, frequencies: Some(frequencies) }, -1.0)
 }
 
 /// The gradient of [`rope`]: the rotation back.
@@ -48,14 +95,14 @@ pub fn rope(x: &Tensor, position_ids: Option<&Tensor>, config: &Rope) -> Result<
 /// # Errors
 /// As [`rope`].
 pub fn rope_backward(dy: &Tensor, position_ids: Option<&Tensor>, config: &Rope) -> Result<Tensor> {
-    rotate("rope_backward", dy, position_ids, config, -1.0)
+    rotate("rope_backward", dy, position_ids, &Angles { config, frequencies: None }, -1.0)
 }
 
 fn rotate(
     op: &'static str,
     x: &Tensor,
     position_ids: Option<&Tensor>,
-    config: &Rope,
+    angles: &Angles<'_>,
     sense: f64,
 ) -> Result<Tensor> {
     check::float(op, x)?;
@@ -74,9 +121,17 @@ fn rotate(
             return Err(Error::shape(op, got, "positions [T] or [B, T] for [B, .., T, D]"));
         }
     }
+    if let Some(RopeFrequencies { values, .. }) = angles.frequencies {
+        check::same_device(op, &[x, values])?;
+        check::dtype(op, values, DType::F64)?;
+        if values.shape() != [depth / 2] {
+            let got = format!("frequencies of shape {:?} for {:?}", values.shape(), x.shape());
+            return Err(Error::shape(op, got, "one for each pair of features"));
+        }
+    }
     let mut y = x.empty_like_for(op)?;
     if y.numel() > 0 {
-        ROTATE.run(y.device(), |rotate| rotate(op, x, position_ids, config, sense, &mut y))?;
+        ROTATE.run(y.device(), |rotate| rotate(op, x, position_ids, angles, sense, &mut y))?;
     }
     Ok(y)
 }
@@ -85,29 +140,33 @@ fn rotate_on_cpu(
     op: &'static str,
     x: &Tensor,
     position_ids: Option<&Tensor>,
-    config: &Rope,
+    angles: &Angles<'_>,
     sense: f64,
     y: &mut Tensor,
 ) -> Result<()> {
-    let length = x.size(-2)?;
+    let (length, half) = (x.size(-2)?, x.size(-1)? / 2);
     let positions = match position_ids {
         Some(ids) => elements::<i64>(op, ids)?,
-        None => (0..length as i64).map(|t| config.offset + t).collect(),
+        None => (0..length as i64).map(|t| angles.config.offset + t).collect(),
     };
-    for_real!(op, x.dtype(), T => run::<T>(op, x, &positions, config.base, sense, y))
+    let slowness = match angles.frequencies {
+        Some(frequencies) => elements::<f64>(op, &frequencies.values)?,
+        None => (0..half).map(|i| angles.config.base.powf(-(i as f64) / half as f64)).collect(),
+    };
+    let by = Table { slowness: &slowness, factor: angles.factor(), sense };
+    for_real!(op, x.dtype(), T => run::<T>(op, x, &positions, &by, y))
 }
 
 fn run<T: Real>(
     op: &'static str,
     x: &Tensor,
     positions: &[i64],
-    base: f64,
-    sense: f64,
+    by: &Table<'_>,
     y: &mut Tensor,
 ) -> Result<()> {
     let (length, width) = (x.size(-2)?, x.size(-1)?);
     let pool = x.device().pool()?;
-    let table = table::<T::Wide>(&pool, positions, base, width / 2, sense);
+    let table = by.of::<T::Wide>(&pool, positions);
     let rows = x.numel() / width;
     // Rows that share a row of position numbers: all of them, or one batch item's.
     let shared = rows / (positions.len() / length);
@@ -122,30 +181,41 @@ fn run<T: Real>(
     Ok(())
 }
 
-/// For each position the cosines and then the sines of `half` angles, the sines times `sense`.
-fn table<T: Float>(pool: &Pool, positions: &[i64], base: f64, half: usize, sense: f64) -> Vec<T> {
-    let slowness: Vec<f64> = (0..half).map(|i| base.powf(-(i as f64) / half as f64)).collect();
-    let mut table = vec![T::ZERO; positions.len() * 2 * half];
-    let rows = (4096 / half).max(1);
-    pool.for_each_chunk(&mut table, rows * 2 * half, |piece, part| {
-        let mut row = vec![0.0; 2 * half];
-        for (i, to) in part.chunks_exact_mut(2 * half).enumerate() {
-            let position = positions[piece * rows + i] as f64;
-            dispatch(Angles { position, slowness: &slowness, sense, row: &mut row });
-            to.iter_mut().zip(&row).for_each(|(to, &x)| *to = T::from_f64(x));
-        }
-    });
-    table
+/// How a table of cosines and sines is made.
+struct Table<'a> {
+    /// The angle of each pair at position 1.
+    slowness: &'a [f64],
+    factor: f64,
+    sense: f64,
 }
 
-struct Angles<'a> {
+impl Table<'_> {
+    /// For each position the cosines and then the sines of all angles, times the factor, the sines times `sense`.
+    fn of<T: Float>(&self, pool: &Pool, positions: &[i64]) -> Vec<T> {
+        let Table { slowness, factor, sense } = *self;
+        let half = slowness.len();
+        let mut table = vec![T::ZERO; positions.len() * 2 * half];
+        let rows = (4096 / half).max(1);
+        pool.for_each_chunk(&mut table, rows * 2 * half, |piece, part| {
+            let mut row = vec![0.0; 2 * half];
+            for (i, to) in part.chunks_exact_mut(2 * half).enumerate() {
+                let position = positions[piece * rows + i] as f64;
+                dispatch(CosinesAndSines { position, slowness, sense, row: &mut row });
+                to.iter_mut().zip(&row).for_each(|(to, &x)| *to = T::from_f64(x * factor));
+            }
+        });
+        table
+    }
+}
+
+struct CosinesAndSines<'a> {
     position: f64,
     slowness: &'a [f64],
     sense: f64,
     row: &'a mut [f64],
 }
 
-impl Kernel for Angles<'_> {
+impl Kernel for CosinesAndSines<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -186,7 +256,7 @@ fn rotate_on_gpu(
     op: &'static str,
     x: &Tensor,
     ids: Option<&Tensor>,
-    config: &Rope,
+    angles: &Angles<'_>,
     sense: f64,
     y: &mut Tensor,
 ) -> Result<()> {
@@ -210,9 +280,12 @@ fn rotate_on_gpu(
     let most = usize::from(u16::MAX);
     let grid = Grid::new(blocks, THREADS).by(heads.div_ceil(HEADS).min(most), batches.min(most));
     let layout = Strided::new(op, rows.shape(), [&rows])?;
-    let args = Args::new(op, gpu).write(y)?.read(x)?.read_if(ids.as_ref())?.value(layout);
+    let frequencies = angles.frequencies.map(|frequencies| frequencies.values.contiguous()).transpose()?;
+    let args = Args::new(op, gpu).write(y)?.read(x)?.read_if(ids.as_ref())?;
+    let args = args.read_if(frequencies.as_ref())?.value(layout);
     let args = args.value(step as u64).value(batches as u64).value(heads as u64).value(positions as u64);
-    let args = args.value(half as u64).value(config.offset).value(config.base).value(sense);
+    let args = args.value(half as u64).value(angles.config.offset).value(angles.config.base);
+    let args = args.value(angles.factor()).value(sense);
     gpu.kernel(op, &program, entry)?.launch(grid, args)
 }
 
@@ -220,7 +293,7 @@ fn rotate_on_gpu(
 mod tests {
     use phalanx_tensor::{DType, Device, Tensor};
 
-    use super::{Rope, rope, rope_backward};
+    use super::{Rope, RopeFrequencies, rope, rope_backward, rope_by, rope_by_backward};
     use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
 
     #[test]
@@ -246,6 +319,32 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn given_frequencies_and_a_factor_count() {
+        let frequencies = [1.0, 0.25, 1e-3];
+        for dtype in FLOATS {
+            let x = make(&[2, 5, 6], dtype, &floats(-2.0, 3.0));
+            let values_of = Tensor::from_slice(&frequencies, &[3], Device::CPU).unwrap();
+            let by = RopeFrequencies { values: values_of, factor: 1.5 };
+            let config = Rope { offset: 2, ..Rope::default() };
+            let y = rope_by(&x, None, &config, &by).unwrap();
+            let back = values(&rope_by_backward(&y, None, &config, &by).unwrap());
+            let (xs, ys) = (values(&x), values(&y));
+            for (row, x) in xs.chunks(6).enumerate() {
+                for (i, frequency) in frequencies.iter().enumerate() {
+                    let (sin, cos) = ((2 + row % 5) as f64 * frequency).sin_cos();
+                    let near = |got: f64, want: f64| assert_close(got, want, 4.0 * tolerance(dtype));
+                    near(ys[row * 6 + i], 1.5 * (x[i] * cos - x[i + 3] * sin));
+                    near(ys[row * 6 + i + 3], 1.5 * (x[i + 3] * cos + x[i] * sin));
+                    near(back[row * 6 + i], 2.25 * x[i]);
+                }
+            }
+            let short = Tensor::from_slice(&frequencies[..2], &[2], Device::CPU).unwrap();
+            let refused = rope_by(&x, None, &config, &RopeFrequencies { values: short, factor: 1.0 });
+            assert!(refused.unwrap_err().to_string().contains("frequencies of shape [2]"));
         }
     }
 

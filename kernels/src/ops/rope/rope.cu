@@ -25,10 +25,11 @@ template <int LANES> DEVICE Run<LANES> take(const T* p, u64 step) {
 }
 
 // `layout` has the rows' first elements, [batch, heads, positions]; positions are `ids` [batches, positions], where batches
-// is 1 or batch, or without ids `offset` and those after it. heads: those that share positions.
+// is 1 or batch, or without ids `offset` and those after it. heads: those that share positions. The angles at position 1 are
+// `frequencies`, or follow from `base`.
 template <int LANES>
-DEVICE void rotate(T* y, const T* x, const i64* ids, const Strided& layout, u64 step, u64 batches, u64 heads,
-                   u64 positions, u64 half, i64 offset, f64 base, f64 sense) {
+DEVICE void rotate(T* y, const T* x, const i64* ids, const f64* frequencies, const Strided& layout, u64 step, u64 batches,
+                   u64 heads, u64 positions, u64 half, i64 offset, f64 base, f64 factor, f64 sense) {
     const u64 runs = half / LANES, i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= positions * runs) return;
     const u64 t = i / runs, first = i % runs * LANES;
@@ -38,9 +39,10 @@ DEVICE void rotate(T* y, const T* x, const i64* ids, const Strided& layout, u64 
 #pragma unroll
         for (int l = 0; l < LANES; l++) {
             f64 sine, cosine;
-            sincos(pow(base, -(f64)(first + l) / (f64)half) * position, &sine, &cosine);
-            cosines[l] = (W)cosine;
-            sines[l] = (W)(sine * sense);
+            const f64 frequency = frequencies ? frequencies[first + l] : pow(base, -(f64)(first + l) / (f64)half);
+            sincos(frequency * position, &sine, &cosine);
+            cosines[l] = (W)(cosine * factor);
+            sines[l] = (W)(sine * sense * factor);
         }
         for (u64 head = (u64)blockIdx.y * HEADS; head < heads; head += (u64)gridDim.y * HEADS) {
             const u64 last = min(head + HEADS, heads);
@@ -66,10 +68,11 @@ DEVICE void rotate(T* y, const T* x, const i64* ids, const Strided& layout, u64 
 }
 
 #define ROTATE(name, LANES)                                                                                           \
-    extern "C" __global__ void name(T* y, const T* x, const i64* ids, const __grid_constant__ Strided layout, u64 step, \
-                                    u64 batches, u64 heads, u64 positions, u64 half, i64 offset, f64 base,             \
-                                    f64 sense) {                                                                       \
-        rotate<LANES>(y, x, ids, layout, step, batches, heads, positions, half, offset, base, sense);                  \
+    extern "C" __global__ void name(T* y, const T* x, const i64* ids, const f64* frequencies,                          \
+                                    const __grid_constant__ Strided layout, u64 step, u64 batches, u64 heads,          \
+                                    u64 positions, u64 half, i64 offset, f64 base, f64 factor, f64 sense) {            \
+        rotate<LANES>(y, x, ids, frequencies, layout, step, batches, heads, positions, half, offset, base, factor,     \
+                      sense);                                                                                          \
     }
 ROTATE(rotate_2, 2)
 ROTATE(rotate_1, 1)

@@ -1,8 +1,8 @@
 //! Rows and elements by index, and rotary embedding.
 
 use phalanx_kernels::{
-    Rope, embedding, embedding_backward, embedding_backward_accumulate_, gather, index_add, index_select,
-    rope, rope_backward, scatter_add, split_indices,
+    Rope, RopeFrequencies, embedding, embedding_backward, embedding_backward_accumulate_, gather, index_add,
+    index_select, rope, rope_backward, rope_by, rope_by_backward, scatter_add, split_indices,
 };
 use phalanx_tensor::{DType, Device, Tensor};
 
@@ -179,7 +179,11 @@ fn rotations(all: &mut Vec<Case>) {
                 let x = make(&[2, length, 3, depth], dtype, d, spread(1, -2.0, 2.0)).transpose(1, 2)?;
                 let ids = make(&[2, length], DType::I64, d, |i| (i * i * 1009 % 100_003) as f64);
                 let config = Rope { base: 500.0, offset: 4 };
+                let values = make(&[depth / 2], DType::F64, d, |i| 1.0 / (1.0 + i as f64));
+                let by = RopeFrequencies { values, factor: 1.5 };
                 Ok(vec![
+                    rope_by(&x, Some(&ids), &config, &by)?,
+                    rope_by_backward(&x, None, &config, &by)?,
                     rope(&x, None, &config)?,
                     rope(&x, Some(&ids), &config)?,
                     rope(&x, Some(&ids.select(0, 1)?), &config)?,

@@ -30,7 +30,7 @@ mod tests;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::decoder::{check_numbers, check_sizes};
+use super::check::{check_numbers, check_sizes};
 use crate::modules::{RmsNorm, RmsNormConfig};
 use crate::{Error, LayerFactory, OneDevice, Result, Scope};
 

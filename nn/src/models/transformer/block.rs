@@ -1,0 +1,253 @@
+//! [`TransformerBlock`]: attention and a perceptron, with norms where the config wants them.
+//!
+//! ```text
+//! before       x += attention(norm(x)),          x += mlp(norm(x))
+//! after        x += norm(attention(x)),          x += norm(mlp(x))
+//! both         x += norm(attention(norm(x))),    x += norm(mlp(norm(x)))
+//! parallel     x += attention(norm(x)) + mlp(norm(x))
+//!
+//! mlp(x) = down_proj(activation(gate_proj(x)) * up_proj(x)), or down_proj(activation(up_proj(x)))
+//! ```
+//! Sources: Touvron et al.: LLaMA (2023); Ainslie et al.: GQA (2023); Shazeer: GLU variants (2020); and those of
+//! [`NormPlaces`](super::NormPlaces).
+
+use std::sync::Arc;
+
+use phalanx_autograd::Var;
+use phalanx_tensor::DType;
+
+use super::{AttentionKind, NormKind, NormPlaces, TransformerConfig};
+use crate::layer_factory::LinearSpec;
+use crate::models::{Activation, Block, Documents, KvCache};
+use crate::modules::attention::Positions;
+use crate::modules::{
+    GroupedQueryAttention, GroupedQueryAttentionConfig, LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig,
+    RopeScaling,
+};
+use crate::{
+    AnyUnit, Entry, Init, LayerFactory, Module, Parameters, Result, Scope, WrappedUnit, join_path, parameters,
+};
+
+/// A norm of the stream.
+pub(super) enum Norm {
+    Rms(RmsNorm),
+    Layer(LayerNorm),
+}
+
+impl Norm {
+    pub(super) fn new(config: &TransformerConfig, scope: &Scope) -> Result<Norm> {
+        let shape = [config.width];
+        Ok(match config.norm {
+            NormKind::Layer => Norm::Layer(LayerNormConfig::new(&shape).with_eps(config.eps).init(scope)?),
+            kind => {
+                let norm = RmsNormConfig::new(&shape).with_eps(config.eps);
+                Norm::Rms(norm.with_plus_one(kind == NormKind::RmsPlusOne).init(scope)?)
+            }
+        })
+    }
+
+    /// `x + residual` and its norm.
+    fn add_forward(&self, x: &Var, residual: &Var) -> Result<(Var, Var)> {
+        match self {
+            Norm::Rms(norm) => norm.add_forward(x, residual),
+            Norm::Layer(norm) => norm.add_forward(x, residual),
+        }
+    }
+}
+
+impl Module for Norm {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        match self {
+            Norm::Rms(norm) => norm.forward(x),
+            Norm::Layer(norm) => norm.forward(x),
+        }
+    }
+}
+
+impl Parameters for Norm {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        match self {
+            Norm::Rms(norm) => norm.visit(path, visitor),
+            Norm::Layer(norm) => norm.visit(path, visitor),
+        }
+    }
+}
+
+/// A norm, and what files call it.
+struct NamedNorm {
+    name: &'static str,
+    norm: Norm,
+}
+
+pub(super) struct TransformerBlock<L: LayerFactory> {
+    before_attention: Option<NamedNorm>,
+    self_attn: WrappedUnit<GroupedQueryAttention<L>>,
+    after_attention: Option<NamedNorm>,
+    before_mlp: Option<NamedNorm>,
+    mlp: WrappedUnit<Perceptron<L::Column, L::Row>>,
+    after_mlp: Option<NamedNorm>,
+    /// Whether attention and the perceptron see the same stream.
+    parallel: bool,
+    activation: Activation,
+    matrix: DType,
+    layers: Arc<L>,
+}
+
+struct Perceptron<C, R> {
+    gate_and_up: WrappedUnit<GateAndUp<C>>,
+    down_proj: WrappedUnit<R>,
+}
+
+parameters!([C: Module + 'static, R: Module + 'static] Perceptron<C, R> { gate_and_up = "", down_proj });
+
+struct GateAndUp<C> {
+    gate_proj: Option<C>,
+    up_proj: C,
+}
+
+parameters!([C: Parameters] GateAndUp<C> { gate_proj, up_proj });
+
+impl<L: LayerFactory> TransformerBlock<L> {
+    pub(super) fn new(
+        config: &TransformerConfig,
+        kind: AttentionKind,
+        layers: &Arc<L>,
+        scope: &Scope,
+    ) -> Result<TransformerBlock<L>> {
+        let TransformerConfig { width, inner, mlp_bias, .. } = *config;
+        let init = Init::Normal { mean: 0.0, std: config.init_std };
+        let column = |scope: Scope| {
+            let spec = LinearSpec { inputs: width, outputs: &[inner], bias: mlp_bias, init, whole: false };
+            layers.column(&scope, spec)
+        };
+        let down = LinearSpec { inputs: inner, outputs: &[width], bias: mlp_bias, init, whole: true };
+        let mlp = scope.child("mlp");
+        let stream = scope.with_dtype(config.stream.unwrap_or(scope.dtype()));
+        let norm = |name: &'static str| {
+            Ok::<_, crate::Error>(Some(NamedNorm { name, norm: Norm::new(config, &stream.child(name))? }))
+        };
+        let [input, after] = ["input_layernorm", "post_attention_layernorm"];
+        let [pre, post] = ["pre_feedforward_layernorm", "post_feedforward_layernorm"];
+        let places = match config.norms {
+            NormPlaces::Before | NormPlaces::Parallel => [norm(input)?, None, norm(after)?, None],
+            NormPlaces::After => [None, norm(after)?, None, norm(post)?],
+            NormPlaces::BeforeAndAfter => [norm(input)?, norm(after)?, norm(pre)?, norm(post)?],
+        };
+        let [before_attention, after_attention, before_mlp, after_mlp] = places;
+        let attention = GroupedQueryAttentionConfig {
+            head_dim: config.head_dim,
+            bias: config.qkv_bias,
+            output_bias: config.output_bias,
+            rope_base: kind.rotary.map(|rotary| rotary.base),
+            rope_features: kind.rotary.and_then(|rotary| rotary.features),
+            rope_scaling: kind.rotary.map_or(RopeScaling::None, |rotary| rotary.scaling),
+            score_scale: config.score_scale,
+            score_cap: config.score_cap,
+            window: kind.window,
+            query_key_norm: config.query_key_norm,
+            dropout: config.dropout,
+            init,
+            ..GroupedQueryAttentionConfig::new(width, config.heads, config.key_heads)
+        };
+        Ok(TransformerBlock {
+            before_attention,
+            self_attn: WrappedUnit::part(attention.init_on(layers, &scope.child("self_attn"))?),
+            after_attention,
+            before_mlp,
+            mlp: WrappedUnit::part(Perceptron {
+                gate_and_up: WrappedUnit::part(GateAndUp {
+                    gate_proj: config.gated.then(|| column(mlp.child("gate_proj"))).transpose()?,
+                    up_proj: column(mlp.child("up_proj"))?,
+                }),
+                down_proj: WrappedUnit::part(layers.row(&mlp.child("down_proj"), down)?),
+            }),
+            after_mlp,
+            parallel: config.norms == NormPlaces::Parallel,
+            activation: config.activation,
+            matrix: scope.dtype(),
+            layers: layers.clone(),
+        })
+    }
+
+    fn run(&self, x: &Var, rows: Positions<'_>) -> Result<Var> {
+        let n = normed(&self.before_attention, x)?.to(self.matrix)?;
+        let y = self.self_attn.call_once(n, |attention, n| attention.run(&n, rows))?.to(x.dtype())?;
+        let y = normed(&self.after_attention, &y)?;
+        if self.parallel {
+            let z = self.perceptron(normed(&self.before_mlp, x)?)?.to(x.dtype())?;
+            return Ok(z.add(&y)?.add(x)?);
+        }
+        let (x, wide) = match &self.before_mlp {
+            Some(NamedNorm { norm, .. }) => norm.add_forward(x, &y)?,
+            None => {
+                let x = x.add(&y)?;
+                (x.clone(), x)
+            }
+        };
+        drop(y);
+        let y = self.perceptron(wide)?.to(x.dtype())?;
+        Ok(x.add(&normed(&self.after_mlp, &y)?)?)
+    }
+
+    fn perceptron(&self, wide: Var) -> Result<Var> {
+        let n = wide.to(self.matrix)?;
+        drop(wide);
+        self.mlp.call_once(n, |mlp, n| {
+            let inner = mlp.gate_and_up.call_once(n, |maps, n| {
+                let Some(gate) = &maps.gate_proj else {
+                    return self.activation.apply(&maps.up_proj.forward(&n)?);
+                };
+                let inner = self.layers.columns(&[gate, &maps.up_proj], &n)?;
+                Ok(self.activation.apply(&inner[0])?.mul(&inner[1])?)
+            })?;
+            mlp.down_proj.forward(&inner)
+        })
+    }
+
+    fn norms(&self) -> impl Iterator<Item = &NamedNorm> {
+        let places = [&self.before_attention, &self.after_attention, &self.before_mlp, &self.after_mlp];
+        places.into_iter().flatten()
+    }
+}
+
+/// The stream after a norm, if there is one.
+fn normed(norm: &Option<NamedNorm>, x: &Var) -> Result<Var> {
+    norm.as_ref().map_or_else(|| Ok(x.clone()), |NamedNorm { norm, .. }| norm.forward(x))
+}
+
+impl<L: LayerFactory> Parameters for TransformerBlock<L> {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        self.self_attn.visit(&join_path(path, "self_attn"), visitor);
+        self.mlp.visit(&join_path(path, "mlp"), visitor);
+        self.norms().for_each(|NamedNorm { name, norm }| norm.visit(&join_path(path, name), visitor));
+    }
+
+    fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
+        self.self_attn.visit_units(visitor);
+        self.mlp.visit_units(visitor);
+    }
+}
+
+impl<L: LayerFactory> Module for TransformerBlock<L> {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        self.run(x, Positions::Whole)
+    }
+}
+
+impl<L: LayerFactory> Block for TransformerBlock<L> {
+    fn extend(&self, x: &Var, cache: &mut KvCache) -> Result<Var> {
+        self.run(x, Positions::Continued(cache))
+    }
+
+    fn packed(&self, x: &Var, documents: &Documents) -> Result<Var> {
+        self.run(x, Positions::Packed(documents))
+    }
+
+    fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {
+        self.self_attn.module().cache(batch, capacity)
+    }
+
+    fn set_recompute_attention(&self, recompute: bool) {
+        self.self_attn.module().set_recompute(recompute);
+    }
+}

@@ -1,0 +1,146 @@
+//! Folders of whole models, as transformers' `save_pretrained` writes them, with their logits, loss, gradients and greedy continuation.
+
+use std::path::Path;
+
+use phalanx::nn::models::{
+    Decoder, ModelConfig, file_tensors, load_weights, next_token_targets, read_config,
+};
+use phalanx::nn::{Parameters, Scope};
+use phalanx::tensor::io::SafeTensors;
+use phalanx::{DType, Device, Tensor, Var, kernels};
+use serde::Deserialize;
+
+use crate::Outcome;
+use crate::case::compare;
+
+/// A set of models.
+pub struct Models {
+    folder: std::path::PathBuf,
+    device: Device,
+    pub cases: Vec<Model>,
+}
+
+/// A model's folder.
+#[derive(Deserialize)]
+pub struct Model {
+    pub name: String,
+    pub task: String,
+    #[serde(default)]
+    least_gap_of_greedy: f64,
+}
+
+#[derive(Deserialize)]
+struct Index {
+    cases: Vec<Model>,
+}
+
+/// Greedy tokens are compared where no two logits were so close that rounding decides.
+const GAP_MIN: f64 = 1e-3;
+/// Tokens of the prompt in `greedy`.
+const PROMPT: usize = 5;
+
+impl Models {
+    /// The set in a folder; `None` if its index has no models.
+    pub fn open(folder: &Path, device: Device) -> Option<Models> {
+        let text = std::fs::read_to_string(folder.join("index.json")).ok()?;
+        let Index { cases } = serde_json::from_str(&text).ok()?;
+        Some(Models { folder: folder.into(), device, cases })
+    }
+
+    /// Runs a case.
+    pub fn run(&self, case: &Model) -> Outcome {
+        if case.task != "causal-lm" {
+            return Outcome::Unsupported(format!("task {}", case.task));
+        }
+        let folder = self.folder.join(&case.name);
+        if folder.join("adapter").exists() {
+            return Outcome::Unsupported("adapter".into());
+        }
+        let config = match read_config(&folder) {
+            Ok(config) => config,
+            Err(error) => return Outcome::Unsupported(error.to_string()),
+        };
+        self.check(case, &folder, &config).map_or_else(Outcome::Failed, |()| Outcome::Passed)
+    }
+
+    fn check(&self, case: &Model, folder: &Path, config: &ModelConfig) -> Result<(), String> {
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let io = SafeTensors::open(folder.join("io.safetensors")).map_err(|e| text(&e))?;
+        let stored = |name: &str| io.tensor(name, self.device).map_err(|e| e.to_string());
+        let model = config.init(&Scope::new(1, DType::F32, self.device)).map_err(|e| text(&e))?;
+        load_weights(&model, config, folder).map_err(|e| text(&e))?;
+        model.eval();
+        let tokens = Var::new(stored("input_ids")?);
+        let x = model.forward(&tokens).map_err(|e| text(&e))?;
+        let logits = model.logits(&x).map_err(|e| text(&e))?;
+        compare("logits", logits.tensor(), &stored("logits")?, 1e-4, 1e-5)?;
+        let (targets, counted) = next_token_targets(&stored("labels")?).map_err(|e| text(&e))?;
+        let loss = model.loss(&x, &Var::new(targets), 1.0 / counted as f64).map_err(|e| text(&e))?;
+        compare("loss", &loss.tensor().with_shape(&[]).map_err(|e| text(&e))?, &stored("loss")?, 1e-4, 1e-5)?;
+        loss.backward().map_err(|e| text(&e))?;
+        let mut grads = Vec::new();
+        for parameter in model.parameters() {
+            let grad = parameter.finish_grad().map_err(|e| text(&e))?;
+            let grad = grad.map_or_else(|| parameter.tensor().zeros_like(), Ok).map_err(|e| text(&e))?;
+            grads.push((parameter.name().to_string(), grad));
+        }
+        let grads = file_tensors(grads, config).map_err(|e| text(&e))?;
+        for name in io.names().filter_map(|name| name.strip_prefix("grad/")) {
+            // GPT-NeoX's head has another name in files than in a model.
+            let is_named = |known: &str| known == name || (name, known) == ("lm_head.weight", "embed_out.weight");
+            let Some((_, grad)) = grads.iter().find(|(known, _)| is_named(known)) else {
+                return Err(format!("{name} has no gradient"));
+            };
+            let wanted = stored(&format!("grad/{name}"))?;
+            let largest = kernels::cast(&wanted, DType::F64).map_err(|e| text(&e))?;
+            let largest = largest.to_vec::<f64>().map_err(|e| text(&e))?;
+            let largest = largest.iter().fold(1e-6f64, |most, x| most.max(x.abs()));
+            compare(name, grad, &wanted, 0.0, 1e-3 * largest)?;
+        }
+        if case.least_gap_of_greedy > GAP_MIN {
+            let greedy = stored("greedy")?;
+            for cached in [false, true] {
+                self.greedy(&model, &greedy, cached)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Continues the prompts, with a cache of keys and values or by whole passes.
+    fn greedy(&self, model: &Decoder, wanted: &Tensor, cached: bool) -> Result<(), String> {
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let _inference = phalanx::nn::inference();
+        let (rows, length) = (wanted.shape()[0], wanted.shape()[1]);
+        let wanted = wanted.to_vec::<i64>().map_err(|e| text(&e))?;
+        let mut all: Vec<Vec<i64>> = wanted.chunks(length).map(|row| row[..PROMPT].to_vec()).collect();
+        let mut caches = model.caches(rows, length).map_err(|e| text(&e))?;
+        for at in PROMPT..length {
+            let from = if cached && at > PROMPT { at - 1 } else { 0 };
+            let new: Vec<i64> = all.iter().flat_map(|row| row[from..].iter().copied()).collect();
+            let new = Var::from_slice(&new, &[rows, at - from], self.device).map_err(|e| text(&e))?;
+            if !cached {
+                caches.iter_mut().for_each(|cache| cache.clear());
+            }
+            let logits = match cached {
+                true => model.extend(&new, &mut caches),
+                false => model
+                    .forward(&new)
+                    .and_then(|x| model.logits(&x))
+                    .and_then(|logits| Ok(logits.narrow(1, at - 1, 1)?.squeeze(&[1])?)),
+            };
+            let logits =
+                kernels::cast(logits.map_err(|e| text(&e))?.tensor(), DType::F64).map_err(|e| text(&e))?;
+            let count = logits.shape()[1];
+            for (row, scores) in
+                all.iter_mut().zip(logits.to_vec::<f64>().map_err(|e| text(&e))?.chunks(count))
+            {
+                let best = (0..count).max_by(|&a, &b| scores[a].total_cmp(&scores[b])).unwrap_or(0);
+                row.push(best as i64);
+            }
+        }
+        if all.concat() != wanted {
+            return Err(format!("greedy tokens {all:?}, wanted {wanted:?}, with a cache: {cached}"));
+        }
+        Ok(())
+    }
+}
