@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use phalanx::nn::models::{
-    Decoder, ModelConfig, file_tensors, load_weights, next_token_targets, read_config,
+    Decoder, ModelConfig, file_tensors, load_weights, next_token_targets, read_config, save_model,
 };
 use phalanx::nn::{Parameters, Scope};
 use phalanx::tensor::io::SafeTensors;
@@ -87,7 +87,8 @@ impl Models {
         let grads = file_tensors(grads, config).map_err(|e| text(&e))?;
         for name in io.names().filter_map(|name| name.strip_prefix("grad/")) {
             // GPT-NeoX's head has another name in files than in a model.
-            let is_named = |known: &str| known == name || (name, known) == ("lm_head.weight", "embed_out.weight");
+            let is_named =
+                |known: &str| known == name || (name, known) == ("lm_head.weight", "embed_out.weight");
             let Some((_, grad)) = grads.iter().find(|(known, _)| is_named(known)) else {
                 return Err(format!("{name} has no gradient"));
             };
@@ -97,6 +98,7 @@ impl Models {
             let largest = largest.iter().fold(1e-6f64, |most, x| most.max(x.abs()));
             compare(name, grad, &wanted, 0.0, 1e-3 * largest)?;
         }
+        self.way_back(case, folder, &model, config)?;
         if case.least_gap_of_greedy > GAP_MIN {
             let greedy = stored("greedy")?;
             for cached in [false, true] {
@@ -104,6 +106,44 @@ impl Models {
             }
         }
         Ok(())
+    }
+
+    /// A folder that is saved again has the tensors that were read, under their names, and the settings.
+    fn way_back(
+        &self,
+        case: &Model,
+        folder: &Path,
+        model: &Decoder,
+        config: &ModelConfig,
+    ) -> Result<(), String> {
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let saved = std::env::temp_dir().join(format!("phalanx-golden-{}-{}", case.name, std::process::id()));
+        save_model(model, config, &saved).map_err(|e| text(&e))?;
+        let open =
+            |folder: &Path| SafeTensors::open(folder.join("model.safetensors")).map_err(|e| e.to_string());
+        let (before, after) = (open(folder)?, open(&saved)?);
+        let same_config = read_config(&saved).map_err(|e| text(&e))? == *config;
+        let mut names: Vec<&str> = after.names().collect();
+        names.sort_unstable();
+        let mut wanted: Vec<&str> = before.names().collect();
+        wanted.sort_unstable();
+        let values = |file: &SafeTensors, name: &str| {
+            let tensor = file.tensor(name, Device::CPU).map_err(|e| e.to_string())?;
+            Ok::<_, String>((tensor.shape().to_vec(), tensor.to_bytes().map_err(|e| e.to_string())?))
+        };
+        let mut unlike = Vec::new();
+        for name in names.iter().filter(|name| wanted.contains(name)) {
+            if values(&before, name)? != values(&after, name)? {
+                unlike.push(*name);
+            }
+        }
+        let _ = std::fs::remove_dir_all(&saved);
+        match names == wanted && unlike.is_empty() && same_config {
+            true => Ok(()),
+            false => Err(format!(
+                "saved again: tensors {names:?}, unlike {unlike:?}, the same settings: {same_config}"
+            )),
+        }
     }
 
     /// Continues the prompts, with a cache of keys and values or by whole passes.

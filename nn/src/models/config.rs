@@ -154,9 +154,8 @@ impl ModelConfig {
         let wanted = || format!("wanted gpt2, {}", Family::names());
         let config = match fields.text("model_type").map_err(wrong)? {
             Some("gpt2") => fields.gpt().map(ModelConfig::Gpt),
-            Some("llama") => Family::Llama.parse(&fields).map(llama),
             Some(other) => match Family::of(other) {
-                Some(family) => family.parse(&fields).map(ModelConfig::Transformer),
+                Some(family) => family.parse(&fields).map(ModelConfig::from),
                 None => Err(format!("model_type {other:?} is not supported, {}", wanted())),
             },
             None => Err(format!("model_type is missing, {}", wanted())),
@@ -248,24 +247,27 @@ impl Fields<'_> {
     }
 }
 
-/// A Llama, unless it has what a [`LlamaConfig`] cannot say.
-fn llama(c: TransformerConfig) -> ModelConfig {
-    let rotary = c.layers.first().and_then(|kind| kind.rotary).unwrap_or(Rotary::new(10000.0));
-    let config = LlamaConfig {
-        key_heads: c.key_heads,
-        head_dim: c.head_dim,
-        inner: c.inner,
-        eps: c.eps,
-        rope_base: rotary.base,
-        rope_scaling: rotary.scaling,
-        tied: c.tied,
-        attention_bias: c.qkv_bias,
-        mlp_bias: c.mlp_bias,
-        dropout: c.dropout,
-        init_std: c.init_std,
-        ..LlamaConfig::new(c.vocabulary, c.context, c.layers.len(), c.heads, c.width)
-    };
-    if config.transformer() == c { ModelConfig::Llama(config) } else { ModelConfig::Transformer(c) }
+/// A [`ModelConfig::Llama`], if a [`LlamaConfig`] can say all of it.
+impl From<TransformerConfig> for ModelConfig {
+    fn from(c: TransformerConfig) -> ModelConfig {
+        let rotary = c.layers.first().and_then(|kind| kind.rotary).unwrap_or(Rotary::new(10000.0));
+        let config = LlamaConfig {
+            key_heads: c.key_heads,
+            head_dim: c.head_dim,
+            inner: c.inner,
+            eps: c.eps,
+            rope_base: rotary.base,
+            rope_scaling: rotary.scaling,
+            tied: c.tied,
+            attention_bias: c.qkv_bias,
+            mlp_bias: c.mlp_bias,
+            dropout: c.dropout,
+            init_std: c.init_std,
+            stream: c.stream,
+            ..LlamaConfig::new(c.vocabulary, c.context, c.layers.len(), c.heads, c.width)
+        };
+        if config.transformer() == c { ModelConfig::Llama(config) } else { ModelConfig::Transformer(c) }
+    }
 }
 
 #[cfg(test)]

@@ -18,6 +18,13 @@ fn llama() -> ModelConfig {
     ModelConfig::Llama(LlamaConfig { key_heads: 1, ..LlamaConfig::new(37, 12, 3, 2, 16) })
 }
 
+/// A GPT with this dropout, a Llama, and a model of every other family.
+fn all(dropout: f64) -> Vec<ModelConfig> {
+    let size = TransformerConfig { key_heads: 1, ..TransformerConfig::new(Family::Llama, 37, 12, 4, 2, 16) };
+    let families = Family::samples(&size).into_iter().map(ModelConfig::from);
+    [gpt(dropout), llama()].into_iter().chain(families).collect()
+}
+
 fn build(config: &ModelConfig, dtype: DType, device: Device) -> Decoder {
     config.init(&Scope::new(3, dtype, device)).unwrap()
 }
@@ -53,7 +60,7 @@ fn train(model: &Decoder, pieces: usize) -> (f64, Vec<Vec<u8>>) {
 
 #[test]
 fn recomputation_repeats_the_same_bits_with_dropout() {
-    for config in [gpt(0.2), llama()] {
+    for config in all(0.2) {
         let run = |mode: RecomputeMode| {
             let mut model = build(&config, DType::F32, Device::CPU);
             model.set_recompute(mode);
@@ -154,7 +161,7 @@ fn stages_have_the_gradients_of_the_whole() {
 
 #[test]
 fn generation_with_a_cache_follows_the_whole_forward_pass() {
-    for config in [gpt(0.1), llama()] {
+    for config in all(0.1) {
         let model = build(&config, DType::F64, Device::CPU);
         let _grad = no_grad();
         let _eval = Context::with(|c| c.set_train(false));
@@ -202,7 +209,7 @@ fn folder(name: &str) -> PathBuf {
 #[test]
 fn saved_models_load_back_to_the_same_bits() {
     let untied = ModelConfig::Gpt(GptConfig { tied: false, ..GptConfig::new(37, 12, 2, 2, 16) });
-    for (i, config) in [gpt(0.0), llama(), untied].into_iter().enumerate() {
+    for (i, config) in all(0.0).into_iter().chain([untied]).enumerate() {
         for dtype in [DType::F32, DType::BF16] {
             let folder = folder(&format!("save-{i}-{dtype}"));
             let model = build(&config, dtype, Device::CPU);
@@ -354,7 +361,7 @@ fn bits(x: &Var) -> Vec<u64> {
 #[test]
 fn documents_in_a_row_have_the_scores_and_losses_that_they_have_in_rows_of_their_own() {
     let (tokens, starts) = documents();
-    for config in [gpt(0.0), llama()] {
+    for config in all(0.0) {
         for dtype in [DType::F32, DType::F64, DType::BF16] {
             let model = build(&config, dtype, Device::CPU);
             let together = packed(&model, &tokens, &starts);

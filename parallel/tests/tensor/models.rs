@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::backward_inputs;
 use phalanx_nn::models::{
-    Decoder, DecoderStage, GptConfig, LlamaConfig, ModelConfig, RecomputeMode, load_stage, read_config,
+    Decoder, DecoderStage, Family, GptConfig, LlamaConfig, ModelConfig, RecomputeMode, TransformerConfig,
+    load_stage, read_config,
 };
 use phalanx_nn::{AdamW, Clip, Group, LayerFactory, OneDevice, Parameters, Rule, Scope, Sgd, cut, norm_of};
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig, Entries, SingleDevice};
@@ -45,6 +46,29 @@ fn cases() -> Vec<(ModelConfig, Cut)> {
     models.into_iter().flat_map(cuts).collect()
 }
 
+/// OLMo 2 normalises over the features of all heads, of which a rank has some.
+#[test]
+fn families_give_one_devices_gradients_and_losses() {
+    let size = TransformerConfig {
+        key_heads: 2,
+        dropout: 0.1,
+        ..TransformerConfig::new(Family::Llama, 256, 12, 4, 6, 48)
+    };
+    for config in Family::samples(&size) {
+        let model = ModelConfig::Transformer(config.clone());
+        for cut in Cut::both(2) {
+            if config.query_key_norm.is_some_and(|norm| !norm.each_head) {
+                let refused = launch::threads(2, |rank| -> Result<()> {
+                    build(&model, cut.layers(rank.comm()), DType::F64, rank.device()).map(drop)
+                });
+                assert!(refused.unwrap_err().to_string().contains("wanted no tensor parallelism"));
+                continue;
+            }
+            matches_one_device(&model, cut);
+        }
+    }
+}
+
 /// The loss, and gradients and values by name after one step of SGD.
 fn step<L: LayerFactory>(model: &Decoder<L>) -> Result<(f64, [Entries; 2])> {
     let parameters = model.parameters();
@@ -58,23 +82,25 @@ fn step<L: LayerFactory>(model: &Decoder<L>) -> Result<(f64, [Entries; 2])> {
 
 #[test]
 fn one_step_of_sgd_gives_one_devices_gradients_and_parameters() {
-    for (config, cut) in cases() {
-        let alone = build(&config, OneDevice, DType::F64, Device::CPU).unwrap();
-        let (loss, whole) = step(&alone).unwrap();
-        launch::threads(cut.ranks, |rank| -> Result<()> {
-            let model = build(&config, cut.layers(rank.comm()), DType::F64, rank.device())?;
-            let (own_loss, own) = step(&model)?;
-            assert_close("loss", &[own_loss], &[loss], 1e-13);
-            for (what, own, whole) in [("gradient", &own[0], &whole[0]), ("value", &own[1], &whole[1])] {
-                for (parameter, (_, values)) in model.parameters().iter().zip(own) {
-                    let what = format!("{what} of {} over {cut:?}", parameter.name());
-                    assert_close(&what, &values.to_vec::<f64>()?, &part_of(parameter, whole), 1e-12);
-                }
+    cases().into_iter().for_each(|(config, cut)| matches_one_device(&config, cut));
+}
+
+fn matches_one_device(config: &ModelConfig, cut: Cut) {
+    let alone = build(config, OneDevice, DType::F64, Device::CPU).unwrap();
+    let (loss, whole) = step(&alone).unwrap();
+    launch::threads(cut.ranks, |rank| -> Result<()> {
+        let model = build(config, cut.layers(rank.comm()), DType::F64, rank.device())?;
+        let (own_loss, own) = step(&model)?;
+        assert_close("loss", &[own_loss], &[loss], 1e-13);
+        for (what, own, whole) in [("gradient", &own[0], &whole[0]), ("value", &own[1], &whole[1])] {
+            for (parameter, (_, values)) in model.parameters().iter().zip(own) {
+                let what = format!("{what} of {} over {cut:?}", parameter.name());
+                assert_close(&what, &values.to_vec::<f64>()?, &part_of(parameter, whole), 1e-12);
             }
-            Ok(())
-        })
-        .unwrap();
-    }
+        }
+        Ok(())
+    })
+    .unwrap();
 }
 
 #[test]

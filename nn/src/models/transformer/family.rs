@@ -69,6 +69,45 @@ impl Family {
         FAMILIES.iter().find(|(family, ..)| *family == self).map_or("", |(_, name, _)| name)
     }
 
+    /// For tests: a model of each family in the sizes of another one, with windows, caps, scaled and partial rotations, and blocks without
+    /// positions, as the family may have them.
+    #[doc(hidden)]
+    pub fn samples(size: &TransformerConfig) -> Vec<TransformerConfig> {
+        FAMILIES.map(|(family, ..)| family.sample(size)).into()
+    }
+
+    fn sample(self, size: &TransformerConfig) -> TransformerConfig {
+        let TransformerConfig { vocabulary, context, heads, width, .. } = *size;
+        let mut c = TransformerConfig::new(self, vocabulary, context, size.layers.len(), heads, width);
+        (c.key_heads, c.head_dim, c.inner) = (size.key_heads, size.head_dim, size.inner);
+        (c.dropout, c.tied) = (size.dropout, size.tied);
+        let half = RopeScaling::Llama3 {
+            factor: 4.0,
+            low_frequency: 1.0,
+            high_frequency: 4.0,
+            context: context / 2,
+        };
+        for (i, kind) in c.layers.iter_mut().enumerate() {
+            let rotary = kind.rotary.unwrap_or(Rotary::new(10000.0));
+            match self {
+                Family::Llama => kind.rotary = Some(Rotary { scaling: half, ..rotary }),
+                Family::Mistral => kind.window = Some(5),
+                Family::Gemma2 | Family::Gemma3 if i % 2 == 0 => kind.window = Some(5),
+                Family::GptNeoX => {
+                    kind.rotary = Some(Rotary { features: Some(c.head_dim / 4 * 2), ..rotary })
+                }
+                Family::SmolLm3 if i % 4 == 3 => kind.rotary = None,
+                _ => {}
+            }
+        }
+        match self {
+            Family::Gemma2 => (c.score_cap, c.logit_cap) = (Some(50.0), Some(30.0)),
+            Family::GptNeoX => c.key_heads = heads,
+            _ => {}
+        }
+        c
+    }
+
     fn is_gemma(self) -> bool {
         matches!(self, Family::Gemma | Family::Gemma2 | Family::Gemma3)
     }
