@@ -20,7 +20,7 @@
 //! | rates, clipping, scaling | [`Schedule`], [`clip_grad_norm`], [`LossScaler`] |
 //! | evaluation | [`inference`], [`eval`], [`no_grad`] |
 //! | files | [`save`], [`load`], [`load_with`], [`state_dict`], [`load_state_dict`] |
-//! | transformers | [`models::GptConfig`], [`models::LlamaConfig`], [`models::load_model`], [`models::generate`], [`sample()`] |
+//! | transformers | [`models::GptConfig`], [`models::LlamaConfig`], [`models::TransformerConfig`], [`models::load_model`], [`models::generate`], [`sample()`] |
 //! | steps as CUDA graphs | [`CapturedStep`] |
 //! | for wrappers of parallel training | [`LayerFactory`], [`WrappedUnit`], [`WrapPolicy`], [`Shard`], [`ParameterOwner`] |
 #![forbid(unsafe_code)]

@@ -31,10 +31,13 @@ const NEUTRAL: &[&str] = &[
     "embd_layer",
     "eos_token_id",
     "finetuning_task",
+    "full_attn_mod",
     "gradient_checkpointing",
     "id2label",
+    "interpolate_factor",
     "is_decoder",
     "is_encoder_decoder",
+    "is_llama_config",
     "label2id",
     "model_type",
     "num_labels",
@@ -50,6 +53,7 @@ const NEUTRAL: &[&str] = &[
     "tokenizer_class",
     "torch_dtype",
     "torchscript",
+    "transformers.js_config",
     "transformers_version",
     "unk_token_id",
     "use_cache",
@@ -71,6 +75,11 @@ impl<'a> Fields<'a> {
             None | Some(Value::Null) => Ok(None),
             Some(value) => read(value).map(Some).ok_or_else(|| format!("{name} is {value}, wanted {wanted}")),
         }
+    }
+
+    /// Whether a field is there, also as null.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.all.contains_key(name)
     }
 
     pub(super) fn text(&self, name: &str) -> Parsed<Option<&'a str>> {

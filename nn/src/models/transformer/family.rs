@@ -173,6 +173,9 @@ impl Family {
             },
             _ => f.activation("hidden_act", activation)?,
         };
+        ["lm_head_bias", "rope_interleaved", "use_mrope"]
+            .iter()
+            .try_for_each(|name| f.must_be(name, false))?;
         if self != Family::GptNeoX {
             c.key_heads = f.size("num_key_value_heads")?.unwrap_or(heads);
             let default = match self {
@@ -209,7 +212,11 @@ impl Family {
         }
         let windows = self.windows(f, layers)?;
         c.layers = self.kinds(f, &c, windows)?;
-        f.all_read(&["pretraining_tp", "mlp_only_layers", "_sliding_window_pattern"])?;
+        let gemmas: &[&str] = if self.is_gemma() { &["hidden_act"] } else { &[] };
+        f.all_read(&[&["pretraining_tp", "_sliding_window_pattern"], gemmas].concat())?;
+        if let Some(RopeScaling::Dynamic { factor, context }) = c.scaling() {
+            c.context = (context as f64 * factor) as usize;
+        }
         Ok(c)
     }
 
@@ -224,7 +231,9 @@ impl Family {
                 c.qkv_bias = f.flag("attention_bias", true)?;
                 c.output_bias = c.qkv_bias;
             }
-            Family::Mistral | Family::Phi3 | Family::Qwen2 => {}
+            Family::Mistral | Family::Phi3 | Family::Qwen2 => {
+                ["attention_bias", "mlp_bias"].iter().try_for_each(|name| f.must_be(name, false))?;
+            }
             _ => {
                 c.qkv_bias = f.flag("attention_bias", false)?;
                 c.output_bias = c.qkv_bias;
@@ -237,6 +246,7 @@ impl Family {
     fn windows(self, f: &Fields<'_>, layers: usize) -> Parsed<Vec<Option<usize>>> {
         let default = match self {
             Family::Llama | Family::Gemma | Family::Olmo2 | Family::GptNeoX => return Ok(vec![None; layers]),
+            Family::Mistral if !f.has("sliding_window") => return Ok(vec![Some(4096); layers]),
             Family::Mistral | Family::Phi3 => return Ok(vec![f.size("sliding_window")?; layers]),
             Family::Gemma2 | Family::Gemma3 => Some(4096),
             Family::Qwen2 | Family::Qwen3 | Family::SmolLm3 => None,
@@ -333,6 +343,7 @@ impl Family {
         };
         let part = fields.number("partial_rotary_factor", part)?;
         fields.all_read(&["type"])?;
+        scaling.all_read(&["type", "rope_type"])?;
         let features = (c.head_dim as f64 * part) as usize;
         Ok(Rotary { features: (features != c.head_dim).then_some(features), ..rotary })
     }
@@ -341,9 +352,14 @@ impl Family {
     pub(crate) fn json(self, c: &TransformerConfig, dtype: &str) -> Value {
         let (_, name, class) =
             FAMILIES.into_iter().find(|(family, ..)| *family == self).unwrap_or(FAMILIES[0]);
+        // Dynamic scaling serves sequences that are longer than this.
+        let former = match c.scaling() {
+            Some(RopeScaling::Dynamic { context, .. }) => context,
+            _ => c.context,
+        };
         let mut json = json!({
             "architectures": [class], "model_type": name, "dtype": dtype, "vocab_size": c.vocabulary,
-            "max_position_embeddings": c.context, "num_hidden_layers": c.layers.len(),
+            "max_position_embeddings": former, "num_hidden_layers": c.layers.len(),
             "num_attention_heads": c.heads, "hidden_size": c.width, "intermediate_size": c.inner,
             "tie_word_embeddings": c.tied, "attention_dropout": c.dropout, "initializer_range": c.init_std,
             "bos_token_id": null, "eos_token_id": null, "use_cache": true,

@@ -8,6 +8,8 @@
 //! ```
 
 mod block;
+#[cfg(test)]
+mod config_tests;
 mod family;
 mod files;
 
@@ -19,7 +21,7 @@ use super::check::{check_layers, check_numbers, check_sizes};
 use super::decoder::{DecoderSpec, Names};
 use super::{Activation, Block, Decoder, DecoderStage};
 use crate::layer_factory::EmbeddingSpec;
-use crate::modules::{QueryKeyNorm, Rotary};
+use crate::modules::{QueryKeyNorm, RopeScaling, Rotary};
 use crate::{Error, Init, LayerFactory, OneDevice, Result, Scope};
 
 use block::{Norm, TransformerBlock};
@@ -210,6 +212,11 @@ impl TransformerConfig {
             Ok(Arc::new(TransformerBlock::new(self, self.layers[i], layers, place)?) as Arc<dyn Block>)
         };
         Decoder::build(layers, scope, stage, first, spec, block)
+    }
+
+    /// How the rotary frequencies of the first block with positions are changed.
+    fn scaling(&self) -> Option<RopeScaling> {
+        self.layers.iter().find_map(|kind| kind.rotary).map(|rotary| rotary.scaling)
     }
 
     /// Elements of the matrices.

@@ -1,0 +1,170 @@
+//! The `config.json` of released models: what they say is read, and what is not supported is refused by name.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{Family, NormPlaces, TransformerConfig};
+use crate::models::{Activation, LlamaConfig, ModelConfig};
+use crate::{RopeScaling, Rotary};
+
+fn parse(value: &Value) -> Result<ModelConfig, String> {
+    ModelConfig::parse(&value.to_string(), Path::new("config.json")).map_err(|e| e.to_string())
+}
+
+/// The fields that most configs have.
+fn config(model_type: &str, sizes: [usize; 6], more: Value) -> Value {
+    let [vocabulary, context, layers, heads, width, inner] = sizes;
+    let mut config = json!({
+        "model_type": model_type, "vocab_size": vocabulary, "max_position_embeddings": context,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": width, "intermediate_size": inner,
+        "architectures": ["SomeForCausalLM"], "bos_token_id": 1, "eos_token_id": [2, 3], "torch_dtype": "bfloat16",
+        "transformers_version": "4.40.0", "use_cache": true, "attention_dropout": 0.0, "initializer_range": 0.02,
+    });
+    for (name, value) in more.as_object().unwrap() {
+        config[name] = value.clone();
+    }
+    config
+}
+
+fn transformer(value: &Value) -> TransformerConfig {
+    match parse(value) {
+        Ok(ModelConfig::Transformer(config)) => config,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn configs_of_released_models_are_read() {
+    let llama = config(
+        "llama",
+        [128_256, 131_072, 16, 32, 2048, 8192],
+        json!({
+            "hidden_act": "silu", "head_dim": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0,
+            "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192, "rope_type": "llama3"},
+            "tie_word_embeddings": true, "pretraining_tp": 1, "attention_bias": false, "mlp_bias": false,
+        }),
+    );
+    let Ok(ModelConfig::Llama(LlamaConfig { rope_base, rope_scaling, tied, .. })) = parse(&llama) else {
+        panic!()
+    };
+    let scaling =
+        RopeScaling::Llama3 { factor: 32.0, low_frequency: 1.0, high_frequency: 4.0, context: 8192 };
+    assert_eq!((rope_base, rope_scaling, tied), (500_000.0, scaling, true));
+
+    let sizes = [32_000, 32_768, 4, 32, 4096, 14_336];
+    let mistral = |window: Value| {
+        let more = json!({"hidden_act": "silu", "num_key_value_heads": 8, "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6, "tie_word_embeddings": false, "sliding_window": window});
+        transformer(&config("mistral", sizes, more)).layers[3].window
+    };
+    assert_eq!([mistral(json!(4096)), mistral(Value::Null)], [Some(4096), None]);
+
+    let qwen = config(
+        "qwen2",
+        [151_936, 32_768, 24, 14, 896, 4864],
+        json!({
+            "hidden_act": "silu", "max_window_layers": 21, "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
+            "rope_theta": 1e6, "sliding_window": 32_768, "tie_word_embeddings": true, "use_mrope": false,
+            "use_sliding_window": false,
+        }),
+    );
+    let qwen = transformer(&qwen);
+    assert!(qwen.qkv_bias && !qwen.output_bias && qwen.layers.iter().all(|kind| kind.window.is_none()));
+
+    let gemma2 = config(
+        "gemma2",
+        [256_000, 8192, 26, 8, 2304, 9216],
+        json!({
+            "attention_bias": false, "attn_logit_softcapping": 50.0, "cache_implementation": "hybrid",
+            "final_logit_softcapping": 30.0, "head_dim": 256, "hidden_act": "gelu_pytorch_tanh",
+            "hidden_activation": "gelu_pytorch_tanh", "num_key_value_heads": 4, "pad_token_id": 0,
+            "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "sliding_window": 4096,
+        }),
+    );
+    let gemma2 = transformer(&gemma2);
+    assert_eq!((gemma2.norms, gemma2.tied), (NormPlaces::BeforeAndAfter, true));
+    assert_eq!([gemma2.layers[0].window, gemma2.layers[1].window], [Some(4096), None]);
+    assert_eq!((gemma2.score_scale, gemma2.activation), (Some(1.0 / 16.0), Activation::GeluTanh));
+
+    let gemma3 = config(
+        "gemma3_text",
+        [262_144, 32_768, 26, 4, 1152, 6912],
+        json!({
+            "attention_bias": false, "attn_logit_softcapping": null, "final_logit_softcapping": null, "head_dim": 256,
+            "hidden_activation": "gelu_pytorch_tanh", "num_key_value_heads": 1, "query_pre_attn_scalar": 256,
+            "rms_norm_eps": 1e-6, "rope_local_base_freq": 10000, "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+            "rope_theta": 1_000_000, "sliding_window": 512, "sliding_window_pattern": 6,
+        }),
+    );
+    let gemma3 = transformer(&gemma3);
+    assert_eq!([gemma3.layers[4].window, gemma3.layers[5].window], [Some(512), None]);
+    let wide = Rotary { scaling: RopeScaling::Linear { factor: 8.0 }, ..Rotary::new(1e6) };
+    assert_eq!([gemma3.layers[4].rotary, gemma3.layers[5].rotary], [Some(Rotary::new(1e4)), Some(wide)]);
+
+    let neox = config(
+        "gpt_neox",
+        [50_304, 2048, 6, 8, 512, 2048],
+        json!({
+            "hidden_act": "gelu", "layer_norm_eps": 1e-5, "rotary_emb_base": 10000, "rotary_pct": 0.25,
+            "tie_word_embeddings": false, "use_parallel_residual": true,
+        }),
+    );
+    let neox = transformer(&neox);
+    assert_eq!(neox.layers[0].rotary.unwrap().features, Some(16));
+
+    let phi = config(
+        "phi3",
+        [32_064, 4096, 32, 32, 3072, 8192],
+        json!({
+            "attention_bias": false, "auto_map": {}, "embd_pdrop": 0.0, "hidden_act": "silu", "num_key_value_heads": 32,
+            "original_max_position_embeddings": 4096, "resid_pdrop": 0.0, "rms_norm_eps": 1e-5, "rope_scaling": null,
+            "rope_theta": 10000.0, "sliding_window": 2047, "tie_word_embeddings": false,
+        }),
+    );
+    assert_eq!(transformer(&phi).layers[0].window, Some(2047));
+}
+
+#[test]
+fn dynamic_positions_serve_longer_sequences_and_are_written_back() {
+    let dynamic = config(
+        "llama",
+        [50, 16, 2, 2, 8, 16],
+        json!({
+            "rope_scaling": {"type": "dynamic", "factor": 2.0}, "num_key_value_heads": 2,
+        }),
+    );
+    let config = parse(&dynamic).unwrap();
+    assert_eq!(config.context(), 32);
+    let json = config.to_json(phalanx_tensor::DType::F32);
+    assert_eq!((&json["max_position_embeddings"], parse(&json).unwrap()), (&json!(16), config));
+}
+
+#[test]
+fn what_is_not_supported_is_refused_by_name() {
+    for family in [
+        "llama",
+        "mistral",
+        "qwen2",
+        "qwen3",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "phi3",
+        "olmo2",
+        "gpt_neox",
+        "smollm3",
+    ] {
+        assert!(Family::of(family).is_some());
+        for (name, value) in [
+            ("attention_multiplier", json!(0.5)),
+            ("quantization_config", json!({"bits": 4})),
+            ("rope_scaling", json!({"rope_type": "longrope", "short_factor": [1.0]})),
+            ("hidden_size", json!("wide")),
+        ] {
+            let refused = parse(&config(family, [50, 16, 2, 2, 8, 16], json!({name: value}))).unwrap_err();
+            assert!(refused.contains(name) || refused.contains("longrope"), "{family}: {refused}");
+        }
+    }
+}
