@@ -39,6 +39,30 @@ const GAP_MIN: f64 = 1e-3;
 /// Tokens of the prompt in `greedy`.
 const PROMPT: usize = 5;
 
+/// The gradients of experts, which transformers holds in two tensors for all of a block.
+fn experts(grads: &[(String, Tensor)]) -> Result<Vec<(String, Tensor)>, String> {
+    let find = |name: String| grads.iter().find(|(known, _)| *known == name).map(|(_, grad)| grad);
+    let mut joined = Vec::new();
+    for prefix in grads.iter().filter_map(|(name, _)| name.strip_suffix("experts.0.down_proj.weight")) {
+        let (mut gates_and_ups, mut downs) = (Vec::new(), Vec::new());
+        for expert in 0.. {
+            let map = |name: &str| find(format!("{prefix}experts.{expert}.{name}.weight"));
+            let (Some(gate), Some(up), Some(down)) = (map("gate_proj"), map("up_proj"), map("down_proj"))
+            else {
+                break;
+            };
+            let both = kernels::cat(&[gate, up], 0).map_err(|e| e.to_string())?;
+            gates_and_ups.push(both.unsqueeze(0).map_err(|e| e.to_string())?);
+            downs.push(down.unsqueeze(0).map_err(|e| e.to_string())?);
+        }
+        for (name, parts) in [("gate_up_proj", gates_and_ups), ("down_proj", downs)] {
+            let whole = kernels::cat(&parts.iter().collect::<Vec<_>>(), 0).map_err(|e| e.to_string())?;
+            joined.push((format!("model.{prefix}experts.{name}"), whole));
+        }
+    }
+    Ok(joined)
+}
+
 impl Models {
     /// The set in a folder; `None` if its index has no models.
     pub fn open(folder: &Path, device: Device) -> Option<Models> {
@@ -84,11 +108,13 @@ impl Models {
             let grad = grad.map_or_else(|| parameter.tensor().zeros_like(), Ok).map_err(|e| text(&e))?;
             grads.push((parameter.name().to_string(), grad));
         }
-        let grads = file_tensors(grads, config).map_err(|e| text(&e))?;
+        let joined = experts(&grads)?;
+        let grads = [file_tensors(grads, config).map_err(|e| text(&e))?, joined].concat();
         for name in io.names().filter_map(|name| name.strip_prefix("grad/")) {
-            // GPT-NeoX's head has another name in files than in a model.
-            let is_named =
-                |known: &str| known == name || (name, known) == ("lm_head.weight", "embed_out.weight");
+            // Mixtral's gate and GPT-NeoX's head have other names in files than in a model.
+            let file = name.replace(".mlp.gate.", ".block_sparse_moe.gate.");
+            let file = if name == "lm_head.weight" { "embed_out.weight" } else { &file };
+            let is_named = |known: &str| known == name || known == file;
             let Some((_, grad)) = grads.iter().find(|(known, _)| is_named(known)) else {
                 return Err(format!("{name} has no gradient"));
             };

@@ -40,7 +40,7 @@ impl ModelConfig {
         let (weights, features) = match self {
             ModelConfig::Gpt(c) => (self.matrix_elements() - f(c.context) * f(c.width), f(c.width)),
             ModelConfig::Llama(c) => (self.matrix_elements(), f(c.heads) * f(c.head_dim)),
-            ModelConfig::Transformer(c) => (self.matrix_elements(), f(c.heads) * f(c.head_dim)),
+            ModelConfig::Transformer(c) => (c.active_elements(), f(c.heads) * f(c.head_dim)),
         };
         6.0 * weights + 6.0 * f(self.layers()) * features * f(context)
     }
@@ -65,8 +65,8 @@ impl ModelConfig {
                 (f(c.heads * c.head_dim), f(c.key_heads * c.head_dim), 6.0 * h * f(c.inner))
             }
             ModelConfig::Transformer(c) => {
-                let maps = if c.gated { 6.0 } else { 4.0 };
-                (f(c.heads * c.head_dim), f(c.key_heads * c.head_dim), maps * h * f(c.inner))
+                let mlp = 2.0 * h * c.mlp_features(|experts| experts.chosen) / f(blocks);
+                (f(c.heads * c.head_dim), f(c.key_heads * c.head_dim), mlp)
             }
         };
         let core = 4.0 * heads * s;

@@ -30,7 +30,7 @@ pub use hugging_face::{
 pub use llama::LlamaConfig;
 pub use recompute::RecomputeMode;
 pub use t5::{T5, T5Config, T5Stage};
-pub use transformer::{AttentionKind, Family, NormKind, NormPlaces, TransformerConfig};
+pub use transformer::{AttentionKind, Experts, Family, NormKind, NormPlaces, TransformerConfig};
 
 /// The former name of [`DecoderStage`].
 #[deprecated(since = "0.1.0", note = "renamed to `DecoderStage`")]

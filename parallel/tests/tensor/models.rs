@@ -46,7 +46,7 @@ fn cases() -> Vec<(ModelConfig, Cut)> {
     models.into_iter().flat_map(cuts).collect()
 }
 
-/// OLMo 2 normalises over the features of all heads, of which a rank has some.
+/// OLMo 2 and OLMoE normalise over the features of all heads, of which a rank has some. A gate of experts sees whole sequences.
 #[test]
 fn families_give_one_devices_gradients_and_losses() {
     let size = TransformerConfig {
@@ -57,14 +57,20 @@ fn families_give_one_devices_gradients_and_losses() {
     for config in Family::samples(&size) {
         let model = ModelConfig::Transformer(config.clone());
         for cut in Cut::both(2) {
-            if config.query_key_norm.is_some_and(|norm| !norm.each_head) {
-                let refused = launch::threads(2, |rank| -> Result<()> {
-                    build(&model, cut.layers(rank.comm()), DType::F64, rank.device()).map(drop)
-                });
-                assert!(refused.unwrap_err().to_string().contains("wanted no tensor parallelism"));
-                continue;
-            }
-            matches_one_device(&model, cut);
+            let all_heads = config.query_key_norm.is_some_and(|norm| !norm.each_head);
+            let refused = match (all_heads, config.experts.is_some() && cut.sequence) {
+                (true, _) => "wanted no tensor parallelism",
+                (_, true) => "wanted no sequence parallelism",
+                _ => {
+                    matches_one_device(&model, cut);
+                    continue;
+                }
+            };
+            let ranks = launch::threads(2, |rank| -> Result<()> {
+                step(&build(&model, cut.layers(rank.comm()), DType::F64, rank.device())?).map(drop)
+            });
+            let why = ranks.unwrap_err().to_string();
+            assert!(why.contains(refused), "{why}");
         }
     }
 }

@@ -6,7 +6,7 @@
 //! both         x += norm(attention(norm(x))),    x += norm(mlp(norm(x)))
 //! parallel     x += attention(norm(x)) + mlp(norm(x))
 //!
-//! mlp(x) = down_proj(activation(gate_proj(x)) * up_proj(x)), or down_proj(activation(up_proj(x)))
+//! mlp(x) = down_proj(activation(gate_proj(x)) * up_proj(x)), or down_proj(activation(up_proj(x))), or a mixture of these
 //! ```
 //! Sources: Touvron et al.: LLaMA (2023); Ainslie et al.: GQA (2023); Shazeer: GLU variants (2020); and those of
 //! [`NormPlaces`](super::NormPlaces).
@@ -16,7 +16,8 @@ use std::sync::Arc;
 use phalanx_autograd::Var;
 use phalanx_tensor::DType;
 
-use super::{AttentionKind, NormKind, NormPlaces, TransformerConfig};
+use super::mixture::Mixture;
+use super::{NormKind, NormPlaces, TransformerConfig};
 use crate::layer_factory::LinearSpec;
 use crate::models::{Activation, Block, Documents, KvCache};
 use crate::modules::attention::Positions;
@@ -84,18 +85,23 @@ pub(super) struct TransformerBlock<L: LayerFactory> {
     self_attn: WrappedUnit<GroupedQueryAttention<L>>,
     after_attention: Option<NamedNorm>,
     before_mlp: Option<NamedNorm>,
-    mlp: WrappedUnit<Perceptron<L::Column, L::Row>>,
+    mlp: Mlp<L>,
     after_mlp: Option<NamedNorm>,
     /// Whether attention and the perceptron see the same stream.
     parallel: bool,
-    activation: Activation,
     matrix: DType,
     layers: Arc<L>,
 }
 
-struct Perceptron<C, R> {
+enum Mlp<L: LayerFactory> {
+    Dense(WrappedUnit<Perceptron<L::Column, L::Row>>),
+    Sparse(WrappedUnit<Mixture<L>>),
+}
+
+pub(super) struct Perceptron<C, R> {
     gate_and_up: WrappedUnit<GateAndUp<C>>,
     down_proj: WrappedUnit<R>,
+    activation: Activation,
 }
 
 parameters!([C: Module + 'static, R: Module + 'static] Perceptron<C, R> { gate_and_up = "", down_proj });
@@ -107,20 +113,53 @@ struct GateAndUp<C> {
 
 parameters!([C: Parameters] GateAndUp<C> { gate_proj, up_proj });
 
+impl<C: Module + 'static, R: Module + 'static> Perceptron<C, R> {
+    /// A perceptron of so many inner features.
+    pub(super) fn new<L: LayerFactory<Column = C, Row = R>>(
+        config: &TransformerConfig,
+        inner: usize,
+        layers: &L,
+        scope: &Scope,
+    ) -> Result<Perceptron<C, R>> {
+        let TransformerConfig { width, mlp_bias: bias, .. } = *config;
+        let init = Init::Normal { mean: 0.0, std: config.init_std };
+        let column = |name: &str| {
+            let spec = LinearSpec { inputs: width, outputs: &[inner], bias, init, whole: false };
+            layers.column(&scope.child(name), spec)
+        };
+        let down = LinearSpec { inputs: inner, outputs: &[width], bias, init, whole: true };
+        Ok(Perceptron {
+            gate_and_up: WrappedUnit::part(GateAndUp {
+                gate_proj: config.gated.then(|| column("gate_proj")).transpose()?,
+                up_proj: column("up_proj")?,
+            }),
+            down_proj: WrappedUnit::part(layers.row(&scope.child("down_proj"), down)?),
+            activation: config.activation,
+        })
+    }
+
+    pub(super) fn run<L: LayerFactory<Column = C, Row = R>>(&self, n: Var, layers: &L) -> Result<Var> {
+        let inner = self.gate_and_up.call_once(n, |maps, n| {
+            let Some(gate) = &maps.gate_proj else {
+                return self.activation.apply(&maps.up_proj.forward(&n)?);
+            };
+            let inner = layers.columns(&[gate, &maps.up_proj], &n)?;
+            Ok(self.activation.apply(&inner[0])?.mul(&inner[1])?)
+        })?;
+        self.down_proj.forward(&inner)
+    }
+}
+
 impl<L: LayerFactory> TransformerBlock<L> {
+    /// Block `i`.
     pub(super) fn new(
         config: &TransformerConfig,
-        kind: AttentionKind,
+        i: usize,
         layers: &Arc<L>,
         scope: &Scope,
     ) -> Result<TransformerBlock<L>> {
-        let TransformerConfig { width, inner, mlp_bias, .. } = *config;
+        let kind = config.layers[i];
         let init = Init::Normal { mean: 0.0, std: config.init_std };
-        let column = |scope: Scope| {
-            let spec = LinearSpec { inputs: width, outputs: &[inner], bias: mlp_bias, init, whole: false };
-            layers.column(&scope, spec)
-        };
-        let down = LinearSpec { inputs: inner, outputs: &[width], bias: mlp_bias, init, whole: true };
         let mlp = scope.child("mlp");
         let stream = scope.with_dtype(config.stream.unwrap_or(scope.dtype()));
         let norm = |name: &'static str| {
@@ -147,23 +186,21 @@ impl<L: LayerFactory> TransformerBlock<L> {
             query_key_norm: config.query_key_norm,
             dropout: config.dropout,
             init,
-            ..GroupedQueryAttentionConfig::new(width, config.heads, config.key_heads)
+            ..GroupedQueryAttentionConfig::new(config.width, config.heads, config.key_heads)
         };
         Ok(TransformerBlock {
             before_attention,
             self_attn: WrappedUnit::part(attention.init_on(layers, &scope.child("self_attn"))?),
             after_attention,
             before_mlp,
-            mlp: WrappedUnit::part(Perceptron {
-                gate_and_up: WrappedUnit::part(GateAndUp {
-                    gate_proj: config.gated.then(|| column(mlp.child("gate_proj"))).transpose()?,
-                    up_proj: column(mlp.child("up_proj"))?,
-                }),
-                down_proj: WrappedUnit::part(layers.row(&mlp.child("down_proj"), down)?),
-            }),
+            mlp: match &config.experts {
+                Some(experts) if !experts.dense.contains(&i) => {
+                    Mlp::Sparse(WrappedUnit::part(Mixture::new(config, experts, layers, &mlp)?))
+                }
+                _ => Mlp::Dense(WrappedUnit::part(Perceptron::new(config, config.inner, &**layers, &mlp)?)),
+            },
             after_mlp,
             parallel: config.norms == NormPlaces::Parallel,
-            activation: config.activation,
             matrix: scope.dtype(),
             layers: layers.clone(),
         })
@@ -192,16 +229,10 @@ impl<L: LayerFactory> TransformerBlock<L> {
     fn perceptron(&self, wide: Var) -> Result<Var> {
         let n = wide.to(self.matrix)?;
         drop(wide);
-        self.mlp.call_once(n, |mlp, n| {
-            let inner = mlp.gate_and_up.call_once(n, |maps, n| {
-                let Some(gate) = &maps.gate_proj else {
-                    return self.activation.apply(&maps.up_proj.forward(&n)?);
-                };
-                let inner = self.layers.columns(&[gate, &maps.up_proj], &n)?;
-                Ok(self.activation.apply(&inner[0])?.mul(&inner[1])?)
-            })?;
-            mlp.down_proj.forward(&inner)
-        })
+        match &self.mlp {
+            Mlp::Dense(mlp) => mlp.call_once(n, |mlp, n| mlp.run(n, &*self.layers)),
+            Mlp::Sparse(mlp) => mlp.call_once(n, |mlp, n| mlp.run(&n, &*self.layers)),
+        }
     }
 
     fn norms(&self) -> impl Iterator<Item = &NamedNorm> {
@@ -218,13 +249,19 @@ fn normed(norm: &Option<NamedNorm>, x: &Var) -> Result<Var> {
 impl<L: LayerFactory> Parameters for TransformerBlock<L> {
     fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
         self.self_attn.visit(&join_path(path, "self_attn"), visitor);
-        self.mlp.visit(&join_path(path, "mlp"), visitor);
+        match &self.mlp {
+            Mlp::Dense(mlp) => mlp.visit(&join_path(path, "mlp"), visitor),
+            Mlp::Sparse(mlp) => mlp.visit(&join_path(path, "mlp"), visitor),
+        }
         self.norms().for_each(|NamedNorm { name, norm }| norm.visit(&join_path(path, name), visitor));
     }
 
     fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
         self.self_attn.visit_units(visitor);
-        self.mlp.visit_units(visitor);
+        match &self.mlp {
+            Mlp::Dense(mlp) => mlp.visit_units(visitor),
+            Mlp::Sparse(mlp) => mlp.visit_units(visitor),
+        }
     }
 }
 

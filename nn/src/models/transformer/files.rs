@@ -133,6 +133,19 @@ impl TransformerConfig {
                 }
                 whole(if stored.starts_with("embed_out.") { stored } else { format!("gpt_neox.{stored}") })
             }
+            Family::Mixtral => {
+                let mut stored = with_prefix("model.", name);
+                let names = [
+                    ("gate_proj", "w1"),
+                    ("down_proj", "w2"),
+                    ("up_proj", "w3"),
+                    (".mlp.", ".block_sparse_moe."),
+                ];
+                for (ours, theirs) in names {
+                    stored = stored.replace(ours, theirs);
+                }
+                whole(stored)
+            }
             _ => whole(with_prefix("model.", name)),
         }
     }

@@ -2,8 +2,10 @@
 //!
 //! ```text
 //! mod      the config, and the decoder that it makes
-//! block    a block: attention, a perceptron, and norms before or after them
-//! family   Llama, Mistral, Qwen, Gemma, Phi, OLMo, GPT-NeoX, SmolLM: their settings and their `config.json`
+//! block    a block: attention, a perceptron or a mixture of experts, and norms before or after them
+//! mixture  a mixture of experts, of which each token takes some
+//! family   Llama, Mistral, Qwen, Gemma, Phi, OLMo, GPT-NeoX, SmolLM, Mixtral: their settings
+//! parse    the config of a `config.json`; json: the way back
 //! files    the names of their parameters in files, some of which join several
 //! ```
 
@@ -12,6 +14,9 @@ mod block;
 mod config_tests;
 mod family;
 mod files;
+mod json;
+mod mixture;
+mod parse;
 
 use std::sync::Arc;
 
@@ -47,6 +52,8 @@ pub struct TransformerConfig {
     pub width: usize,
     /// Features inside the perceptron.
     pub inner: usize,
+    /// Experts in place of a perceptron, if there are any.
+    pub experts: Option<Experts>,
     /// What attention of each block sees. There are as many blocks.
     pub layers: Vec<AttentionKind>,
     /// Where the norms of a block are.
@@ -83,6 +90,22 @@ pub struct TransformerConfig {
     pub init_std: f64,
     /// The dtype of the residual stream and of norms; the matrices' dtype if absent.
     pub stream: Option<DType>,
+}
+
+/// A mixture of experts: perceptrons of which each token takes some. No token is dropped.
+/// Sources: Shazeer et al.: Outrageously large neural networks (2017); Jiang et al.: Mixtral of experts (2024).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Experts {
+    /// The number of experts.
+    pub count: usize,
+    /// How many of them a token takes: those of the largest probabilities.
+    pub chosen: usize,
+    /// Features inside an expert.
+    pub inner: usize,
+    /// Whether the probabilities of those that a token takes are made to add up to 1.
+    pub normalized: bool,
+    /// The blocks that have a perceptron all the same.
+    pub dense: Vec<usize>,
 }
 
 /// What attention of a block sees.
@@ -138,6 +161,7 @@ impl TransformerConfig {
             head_dim: width / heads.max(1),
             width,
             inner: (width.saturating_mul(8) / 3).next_multiple_of(64),
+            experts: None,
             layers: vec![kind; layers],
             norms: NormPlaces::Before,
             norm: NormKind::Rms,
@@ -209,7 +233,7 @@ impl TransformerConfig {
             logit_cap: self.logit_cap,
         };
         let block = |i: usize, place: &Scope| {
-            Ok(Arc::new(TransformerBlock::new(self, self.layers[i], layers, place)?) as Arc<dyn Block>)
+            Ok(Arc::new(TransformerBlock::new(self, i, layers, place)?) as Arc<dyn Block>)
         };
         Decoder::build(layers, scope, stage, first, spec, block)
     }
@@ -221,10 +245,29 @@ impl TransformerConfig {
 
     /// Elements of the matrices.
     pub(super) fn matrix_elements(&self) -> f64 {
+        self.elements(|experts| experts.count)
+    }
+
+    /// Elements of the matrices that a token is multiplied by.
+    pub(super) fn active_elements(&self) -> f64 {
+        self.elements(|experts| experts.chosen)
+    }
+
+    fn elements(&self, experts: impl Fn(&Experts) -> usize) -> f64 {
         let f = |n: usize| n as f64;
         let attention = 2.0 * (f(self.heads) + f(self.key_heads)) * f(self.head_dim);
-        let mlp = if self.gated { 3.0 } else { 2.0 } * f(self.inner);
-        f(self.layers.len()) * (attention + mlp) * f(self.width) + f(self.vocabulary) * f(self.width)
+        let blocks = f(self.layers.len()) * attention + self.mlp_features(experts);
+        (blocks + f(self.vocabulary)) * f(self.width)
+    }
+
+    /// Rows and columns of all blocks' perceptrons, or so many experts and the gate, beside the width.
+    pub(super) fn mlp_features(&self, experts: impl Fn(&Experts) -> usize) -> f64 {
+        let f = |n: usize| n as f64;
+        let maps = if self.gated { 3.0 } else { 2.0 };
+        let Some(mixture) = &self.experts else { return f(self.layers.len()) * maps * f(self.inner) };
+        let dense = mixture.dense.iter().filter(|i| **i < self.layers.len()).count();
+        let sparse = maps * f(mixture.inner) * f(experts(mixture)) + f(mixture.count);
+        f(dense) * maps * f(self.inner) + f(self.layers.len() - dense) * sparse
     }
 
     /// Refuses sizes and settings that do not fit each other.
@@ -259,6 +302,17 @@ impl TransformerConfig {
             }
             if kind.window == Some(0) {
                 return Err("a window of 0 keys, wanted at least 1".into());
+            }
+        }
+        if let Some(Experts { count, chosen, inner, .. }) = &self.experts {
+            check_sizes(&[
+                ("experts", *count),
+                ("experts of a token", *chosen),
+                ("inner features of an expert", *inner),
+            ])?;
+            check_layers(*count)?;
+            if chosen > count {
+                return Err(format!("{chosen} of {count} experts for a token, wanted at most all"));
             }
         }
         let caps = [("score_cap", self.score_cap), ("logit_cap", self.logit_cap)];

@@ -1,0 +1,139 @@
+//! The `config.json` of a transformer, as transformers reads it.
+
+use serde_json::{Value, json};
+
+use super::family::{FAMILIES, FULL, SLIDING};
+use super::{AttentionKind, Family, NormPlaces, TransformerConfig};
+use crate::models::Activation;
+use crate::models::fields::activation_name;
+use crate::modules::{RopeScaling, Rotary};
+
+impl Family {
+    /// The `config.json` of a config, which transformers reads.
+    pub(crate) fn json(self, c: &TransformerConfig, dtype: &str) -> Value {
+        let (_, name, class) =
+            FAMILIES.into_iter().find(|(family, ..)| *family == self).unwrap_or(FAMILIES[0]);
+        // Dynamic scaling serves sequences that are longer than this.
+        let former = match c.scaling() {
+            Some(RopeScaling::Dynamic { context, .. }) => context,
+            _ => c.context,
+        };
+        let mut json = json!({
+            "architectures": [class], "model_type": name, "dtype": dtype, "vocab_size": c.vocabulary,
+            "max_position_embeddings": former, "num_hidden_layers": c.layers.len(),
+            "num_attention_heads": c.heads, "hidden_size": c.width, "intermediate_size": c.inner,
+            "tie_word_embeddings": c.tied, "attention_dropout": c.dropout, "initializer_range": c.init_std,
+            "bos_token_id": null, "eos_token_id": null, "use_cache": true,
+        });
+        let mut set = |name: &str, value: Value| {
+            json[name] = value;
+        };
+        let activation = if self.is_gemma() { "hidden_activation" } else { "hidden_act" };
+        let gelu = c.activation == Activation::GeluTanh && self.is_gemma();
+        set(activation, json!(if gelu { "gelu_pytorch_tanh" } else { activation_name(c.activation) }));
+        match self {
+            Family::GptNeoX => {
+                set("layer_norm_eps", json!(c.eps));
+                set("use_parallel_residual", json!(c.norms == NormPlaces::Parallel));
+                set("hidden_dropout", json!(0.0));
+            }
+            _ => {
+                set("rms_norm_eps", json!(c.eps));
+                set("num_key_value_heads", json!(c.key_heads));
+                set("head_dim", json!(c.head_dim));
+            }
+        }
+        match self {
+            Family::Mistral | Family::Phi3 | Family::Qwen2 | Family::Mixtral => {}
+            _ => set("attention_bias", json!(c.qkv_bias)),
+        }
+        match self {
+            Family::Llama | Family::SmolLm3 => set("mlp_bias", json!(c.mlp_bias)),
+            Family::Phi3 => ["embd_pdrop", "resid_pdrop"].iter().for_each(|name| set(name, json!(0.0))),
+            Family::Gemma2 | Family::Gemma3 => {
+                set("query_pre_attn_scalar", json!(c.score_scale.map(|scale| scale.powi(-2).round())));
+                set("attn_logit_softcapping", json!(c.score_cap));
+                set("final_logit_softcapping", json!(c.logit_cap));
+            }
+            _ => {}
+        }
+        let window = c.layers.iter().find_map(|kind| kind.window);
+        let kinds: Vec<_> =
+            c.layers.iter().map(|kind| if kind.window.is_some() { SLIDING } else { FULL }).collect();
+        match self {
+            Family::Llama | Family::Gemma | Family::Olmo2 | Family::GptNeoX | Family::OlmoE => {}
+            Family::Mistral | Family::Phi3 | Family::Mixtral => set("sliding_window", json!(window)),
+            Family::Qwen3Moe => {
+                set("sliding_window", json!(window));
+                set("use_sliding_window", json!(window.is_some()));
+            }
+            Family::Gemma2 | Family::Gemma3 => {
+                set("sliding_window", json!(window.unwrap_or(4096)));
+                set("layer_types", json!(kinds));
+            }
+            Family::Qwen2 | Family::Qwen3 | Family::SmolLm3 => {
+                set("sliding_window", json!(window));
+                set("use_sliding_window", json!(window.is_some()));
+                set("layer_types", json!(kinds));
+            }
+        }
+        if let Some(experts) = &c.experts {
+            let count = if self == Family::Mixtral { "num_local_experts" } else { "num_experts" };
+            set(count, json!(experts.count));
+            set("num_experts_per_tok", json!(experts.chosen));
+            set("output_router_logits", json!(false));
+            match self {
+                Family::Mixtral => {}
+                _ => set("norm_topk_prob", json!(experts.normalized)),
+            }
+            if self == Family::Qwen3Moe {
+                set("moe_intermediate_size", json!(experts.inner));
+                set("decoder_sparse_step", json!(1));
+                set("mlp_only_layers", json!(experts.dense));
+            }
+        }
+        if self == Family::SmolLm3 {
+            let has = |kind: &AttentionKind| i32::from(kind.rotary.is_some());
+            set("no_rope_layers", json!(c.layers.iter().map(has).collect::<Vec<_>>()));
+        }
+        let rotary = |slides: bool| {
+            let of = c.layers.iter().filter(|kind| kind.window.is_some() == slides);
+            let of = of.chain(&c.layers).find_map(|kind| kind.rotary).unwrap_or(Rotary::new(10000.0));
+            rotary_json(&of, c)
+        };
+        let plain = rotary(window.is_some() && kinds.iter().all(|kind| *kind == SLIDING));
+        set(
+            "rope_parameters",
+            if self == Family::Gemma3 { json!({FULL: rotary(false), SLIDING: rotary(true)}) } else { plain },
+        );
+        json
+    }
+}
+
+fn rotary_json(rotary: &Rotary, c: &TransformerConfig) -> Value {
+    let mut json = match rotary.scaling {
+        RopeScaling::None => json!({"rope_type": "default"}),
+        RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+        RopeScaling::Dynamic { factor, .. } => json!({"rope_type": "dynamic", "factor": factor}),
+        RopeScaling::Llama3 { factor, low_frequency, high_frequency, context } => json!({
+            "rope_type": "llama3", "factor": factor, "low_freq_factor": low_frequency,
+            "high_freq_factor": high_frequency, "original_max_position_embeddings": context,
+        }),
+        RopeScaling::Yarn { factor, attention_factor, beta_fast, beta_slow, context, truncate } => {
+            let mut json = json!({
+                "rope_type": "yarn", "factor": factor, "beta_fast": beta_fast, "beta_slow": beta_slow,
+                "original_max_position_embeddings": context, "truncate": truncate,
+            });
+            if let Some(attention_factor) = attention_factor {
+                json["attention_factor"] = json!(attention_factor);
+            }
+            json
+        }
+    };
+    json["rope_theta"] = json!(rotary.base);
+    if c.family == Family::GptNeoX || rotary.features.is_some() {
+        let part = rotary.features.unwrap_or(c.head_dim) as f64 / c.head_dim as f64;
+        json["partial_rotary_factor"] = json!(part);
+    }
+    json
+}
