@@ -3,9 +3,10 @@
 use std::path::Path;
 
 use phalanx::nn::models::{
-    Decoder, ModelConfig, file_tensors, load_weights, next_token_targets, read_config, save_model,
+    Decoder, DecoderStage, LoraConfig, ModelConfig, file_tensors, load_adapter, load_model, load_weights,
+    merged, next_token_targets, read_config, save_adapter, save_model, save_tensors,
 };
-use phalanx::nn::{Parameters, Scope};
+use phalanx::nn::{LayerFactory, Parameters, Scope};
 use phalanx::tensor::io::SafeTensors;
 use phalanx::{DType, Device, Tensor, Var, kernels};
 use serde::Deserialize;
@@ -77,22 +78,64 @@ impl Models {
             return Outcome::Unsupported(format!("task {}", case.task));
         }
         let folder = self.folder.join(&case.name);
-        if folder.join("adapter").exists() {
-            return Outcome::Unsupported("adapter".into());
-        }
         let config = match read_config(&folder) {
             Ok(config) => config,
             Err(error) => return Outcome::Unsupported(error.to_string()),
         };
-        self.check(case, &folder, &config).map_or_else(Outcome::Failed, |()| Outcome::Passed)
+        let done = match folder.join("adapter").exists() {
+            true => self.check_adapted(case, &folder, &config),
+            false => self.check_plain(case, &folder, &config),
+        };
+        done.map_or_else(Outcome::Failed, |()| Outcome::Passed)
     }
 
-    fn check(&self, case: &Model, folder: &Path, config: &ModelConfig) -> Result<(), String> {
+    fn check_plain(&self, case: &Model, folder: &Path, config: &ModelConfig) -> Result<(), String> {
+        let model = config.init(&Scope::new(1, DType::F32, self.device)).map_err(|e| e.to_string())?;
+        self.check(case, folder, config, &model)?;
+        self.way_back(case, folder, &model, config)
+    }
+
+    /// A model with an adapter, which has gradients alone, is saved, and is merged into the weights without another answer.
+    fn check_adapted(&self, case: &Model, folder: &Path, config: &ModelConfig) -> Result<(), String> {
+        let text = |error: &dyn std::fmt::Display| error.to_string();
+        let read = LoraConfig::read(folder.join("adapter")).map_err(|e| text(&e))?;
+        let layers = read.layers().map_err(|e| text(&e))?;
+        let (scope, whole) = (Scope::new(1, DType::F32, self.device), DecoderStage::whole(config.layers()));
+        let model = config.init_stage(&layers, &scope, whole).map_err(|e| text(&e))?;
+        load_adapter(&model, config, folder.join("adapter")).map_err(|e| text(&e))?;
+        self.check(case, folder, config, &model)?;
+        let saved = std::env::temp_dir().join(format!("phalanx-golden-adapter-{}", std::process::id()));
+        save_adapter(&model, config, &read, &saved).map_err(|e| text(&e))?;
+        let again = LoraConfig::read(&saved).map_err(|e| text(&e));
+        let open = |folder: &Path| {
+            SafeTensors::open(folder.join("adapter_model.safetensors")).map_err(|e| e.to_string())
+        };
+        let same = same_tensors(&open(&folder.join("adapter"))?, &open(&saved)?);
+        save_tensors(merged(&model, &read).map_err(|e| text(&e))?, config, &saved).map_err(|e| text(&e))?;
+        let (_, merged) = load_model(&saved, &scope).map_err(|e| text(&e))?;
+        let _ = std::fs::remove_dir_all(&saved);
+        same?;
+        if again? != read {
+            return Err("the adapter's settings are not read back".into());
+        }
+        let io = SafeTensors::open(folder.join("io.safetensors")).map_err(|e| text(&e))?;
+        let stored = |name: &str| io.tensor(name, self.device).map_err(|e| e.to_string());
+        let x = merged.forward(&Var::new(stored("input_ids")?)).map_err(|e| text(&e))?;
+        let logits = merged.logits(&x).map_err(|e| text(&e))?;
+        compare("merged logits", logits.tensor(), &stored("logits")?, 1e-4, 1e-5)
+    }
+
+    fn check<L: LayerFactory>(
+        &self,
+        case: &Model,
+        folder: &Path,
+        config: &ModelConfig,
+        model: &Decoder<L>,
+    ) -> Result<(), String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let io = SafeTensors::open(folder.join("io.safetensors")).map_err(|e| text(&e))?;
         let stored = |name: &str| io.tensor(name, self.device).map_err(|e| e.to_string());
-        let model = config.init(&Scope::new(1, DType::F32, self.device)).map_err(|e| text(&e))?;
-        load_weights(&model, config, folder).map_err(|e| text(&e))?;
+        load_weights(model, config, folder).map_err(|e| text(&e))?;
         model.eval();
         let tokens = Var::new(stored("input_ids")?);
         let x = model.forward(&tokens).map_err(|e| text(&e))?;
@@ -103,7 +146,7 @@ impl Models {
         compare("loss", &loss.tensor().with_shape(&[]).map_err(|e| text(&e))?, &stored("loss")?, 1e-4, 1e-5)?;
         loss.backward().map_err(|e| text(&e))?;
         let mut grads = Vec::new();
-        for parameter in model.parameters() {
+        for parameter in model.parameters().into_iter().filter(|parameter| parameter.is_trained()) {
             let grad = parameter.finish_grad().map_err(|e| text(&e))?;
             let grad = grad.map_or_else(|| parameter.tensor().zeros_like(), Ok).map_err(|e| text(&e))?;
             grads.push((parameter.name().to_string(), grad));
@@ -114,7 +157,10 @@ impl Models {
             // Mixtral's gate and GPT-NeoX's head have other names in files than in a model.
             let file = name.replace(".mlp.gate.", ".block_sparse_moe.gate.");
             let file = if name == "lm_head.weight" { "embed_out.weight" } else { &file };
-            let is_named = |known: &str| known == name || known == file;
+            let adapter = name.replace(".default", "");
+            let is_named = |known: &str| {
+                known == name || known == file || adapter.strip_prefix("base_model.model.") == Some(known)
+            };
             let Some((_, grad)) = grads.iter().find(|(known, _)| is_named(known)) else {
                 return Err(format!("{name} has no gradient"));
             };
@@ -124,11 +170,10 @@ impl Models {
             let largest = largest.iter().fold(1e-6f64, |most, x| most.max(x.abs()));
             compare(name, grad, &wanted, 0.0, 1e-3 * largest)?;
         }
-        self.way_back(case, folder, &model, config)?;
         if case.least_gap_of_greedy > GAP_MIN {
             let greedy = stored("greedy")?;
             for cached in [false, true] {
-                self.greedy(&model, &greedy, cached)?;
+                self.greedy(model, &greedy, cached)?;
             }
         }
         Ok(())
@@ -149,31 +194,19 @@ impl Models {
             |folder: &Path| SafeTensors::open(folder.join("model.safetensors")).map_err(|e| e.to_string());
         let (before, after) = (open(folder)?, open(&saved)?);
         let same_config = read_config(&saved).map_err(|e| text(&e))? == *config;
-        let mut names: Vec<&str> = after.names().collect();
-        names.sort_unstable();
-        let mut wanted: Vec<&str> = before.names().collect();
-        wanted.sort_unstable();
-        let values = |file: &SafeTensors, name: &str| {
-            let tensor = file.tensor(name, Device::CPU).map_err(|e| e.to_string())?;
-            Ok::<_, String>((tensor.shape().to_vec(), tensor.to_bytes().map_err(|e| e.to_string())?))
-        };
-        let mut unlike = Vec::new();
-        for name in names.iter().filter(|name| wanted.contains(name)) {
-            if values(&before, name)? != values(&after, name)? {
-                unlike.push(*name);
-            }
-        }
+        let same = same_tensors(&before, &after);
         let _ = std::fs::remove_dir_all(&saved);
-        match names == wanted && unlike.is_empty() && same_config {
-            true => Ok(()),
-            false => Err(format!(
-                "saved again: tensors {names:?}, unlike {unlike:?}, the same settings: {same_config}"
-            )),
-        }
+        same?;
+        if same_config { Ok(()) } else { Err("the settings are not read back".into()) }
     }
 
     /// Continues the prompts, with a cache of keys and values or by whole passes.
-    fn greedy(&self, model: &Decoder, wanted: &Tensor, cached: bool) -> Result<(), String> {
+    fn greedy<L: LayerFactory>(
+        &self,
+        model: &Decoder<L>,
+        wanted: &Tensor,
+        cached: bool,
+    ) -> Result<(), String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let _inference = phalanx::nn::inference();
         let (rows, length) = (wanted.shape()[0], wanted.shape()[1]);
@@ -209,4 +242,26 @@ impl Models {
         }
         Ok(())
     }
+}
+
+/// Refuses files that have not the same tensors.
+fn same_tensors(before: &SafeTensors, after: &SafeTensors) -> Result<(), String> {
+    let sorted = |file: &SafeTensors| {
+        let mut names: Vec<String> = file.names().map(str::to_string).collect();
+        names.sort_unstable();
+        names
+    };
+    if sorted(before) != sorted(after) {
+        return Err(format!("saved again: {:?}, wanted {:?}", sorted(after), sorted(before)));
+    }
+    let values = |file: &SafeTensors, name: &str| {
+        let tensor = file.tensor(name, Device::CPU).map_err(|e| e.to_string())?;
+        Ok::<_, String>((tensor.shape().to_vec(), tensor.to_bytes().map_err(|e| e.to_string())?))
+    };
+    for name in sorted(before) {
+        if values(before, &name)? != values(after, &name)? {
+            return Err(format!("saved again: {name} is another tensor"));
+        }
+    }
+    Ok(())
 }

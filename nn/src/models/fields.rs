@@ -133,6 +133,18 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// [`Fields::all_read`] of fields of which those that are false or empty change nothing.
+    pub(super) fn all_used(&self, neutral: &[&str]) -> Parsed<()> {
+        let empty = |value: &Value| match value {
+            Value::Bool(flag) => !flag,
+            Value::Array(list) => list.is_empty(),
+            Value::Object(map) => map.is_empty(),
+            _ => false,
+        };
+        let unused = self.all.iter().filter(|(_, value)| empty(value)).map(|(name, _)| name.as_str());
+        self.all_read(&neutral.iter().copied().chain(unused).collect::<Vec<_>>())
+    }
+
     /// Refuses fields that were neither read nor are neutral.
     pub(super) fn all_read(&self, neutral: &[&str]) -> Parsed<()> {
         let read = self.read.borrow();

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use phalanx_tensor::io::{SafeTensors, atomic, save_safetensors};
 use phalanx_tensor::{Device, Tensor};
 
+use super::lora::is_adapter;
 use super::transformer::{Rows, Stored};
 use super::{Decoder, DecoderStage, ModelConfig};
 use crate::{Error, LayerFactory, Mismatch, OneDevice, Parameters, Result, Scope};
@@ -93,7 +94,8 @@ pub fn load_weights<L: LayerFactory>(
     let folder = folder.as_ref();
     let files = Files::open(folder)?;
     let (mut problems, mut fitting) = (Mismatch::default(), Vec::new());
-    for parameter in model.parameters() {
+    // Adapters have a file of their own.
+    for parameter in model.parameters().into_iter().filter(|parameter| !is_adapter(parameter.name())) {
         let name = parameter.name().to_string();
         let Stored { name: stored, rows } = config.stored(&name);
         let Some(file) = files.find(&stored).or_else(|| files.find(&name)) else {

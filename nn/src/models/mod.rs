@@ -10,6 +10,7 @@ mod generate;
 mod gpt;
 mod hugging_face;
 mod llama;
+mod lora;
 mod recompute;
 mod t5;
 #[cfg(test)]
@@ -28,6 +29,7 @@ pub use hugging_face::{
     save_tensors,
 };
 pub use llama::LlamaConfig;
+pub use lora::{Adapted, Lora, LoraConfig, adapters, load_adapter, merged, save_adapter};
 pub use recompute::RecomputeMode;
 pub use t5::{T5, T5Config, T5Stage};
 pub use transformer::{AttentionKind, Experts, Family, NormKind, NormPlaces, TransformerConfig};

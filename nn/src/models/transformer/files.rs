@@ -14,6 +14,13 @@ pub(crate) struct Stored {
     pub(crate) rows: Rows,
 }
 
+impl Stored {
+    /// Whether the tensor has rows of other parameters too.
+    pub(crate) fn is_joint(&self) -> bool {
+        self.rows != Rows::All
+    }
+}
+
 /// Rows of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Rows {
