@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::backward_inputs;
 use phalanx_nn::models::{
-    Decoder, DecoderStage, Family, GptConfig, LlamaConfig, ModelConfig, RecomputeMode, TransformerConfig,
-    load_stage, read_config,
+    Decoder, DecoderStage, Family, GptConfig, LlamaConfig, Lora, LoraConfig, ModelConfig, RecomputeMode,
+    TransformerConfig, load_stage, read_config,
 };
 use phalanx_nn::{AdamW, Clip, Group, LayerFactory, OneDevice, Parameters, Rule, Scope, Sgd, cut, norm_of};
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig, Entries, SingleDevice};
@@ -71,6 +71,35 @@ fn families_give_one_devices_gradients_and_losses() {
             });
             let why = ranks.unwrap_err().to_string();
             assert!(why.contains(refused), "{why}");
+        }
+    }
+}
+
+/// Adapters alone change, beside layers that are cut, whole or joint.
+#[test]
+fn adapters_train_as_on_one_device() {
+    let targets = |names: &[&str]| LoraConfig::new(3, names);
+    for (config, lora) in [
+        (llama(6, 2, 0.1), targets(&["q_proj", "v_proj", "down_proj"])),
+        (gpt(6, 0.2), targets(&["c_attn", "mlp.c_proj"])),
+    ] {
+        let alone =
+            build(&config, Lora::new(OneDevice, lora.clone()).unwrap(), DType::F64, Device::CPU).unwrap();
+        let before: Vec<_> = alone.parameters().iter().map(|p| p.tensor().copy().unwrap()).collect();
+        let wanted = train(&alone, None, 3, 1).unwrap();
+        for (parameter, before) in alone.parameters().iter().zip(before) {
+            let same = parameter.tensor().to_bytes().unwrap() == before.to_bytes().unwrap();
+            assert_eq!(same, !parameter.name().contains("lora_"), "{}", parameter.name());
+        }
+        for cut in [2, 3].into_iter().flat_map(Cut::both) {
+            let ranks = launch::threads(cut.ranks, |rank| -> Result<Vec<f64>> {
+                let layers = Lora::new(cut.layers(rank.comm()), lora.clone())?;
+                let model = build(&config, layers, DType::F64, rank.device())?;
+                train(&model, Some(rank.comm()), 3, 1)
+            });
+            for losses in ranks.unwrap() {
+                assert_close(&format!("losses over {cut:?}"), &losses, &wanted, 1e-11);
+            }
         }
     }
 }
