@@ -20,7 +20,7 @@ use std::process::{Command, ExitCode};
 
 use phalanx::tensor::cuda;
 
-use roofline::{Class, class};
+use roofline::{Ceilings, Class, class};
 use workloads::{WORKLOADS, Workload};
 
 /// Set for the run itself: no device executes anything, and there are as many as ranks.
@@ -70,7 +70,7 @@ fn check(workload: &Workload, writes: bool) -> Result<(), Box<dyn Error>> {
     if flops != workload.product_flops {
         return Err(format!("products of {flops} FLOPs are logged, wanted {}", workload.product_flops).into());
     }
-    let found = table::table(workload, &recorded);
+    let found = table::table(workload, &recorded, &Ceilings::read()?);
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/dry").join(workload.file);
     if writes {
         return Ok(std::fs::write(path, found)?);

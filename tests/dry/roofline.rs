@@ -1,11 +1,14 @@
 //! How long logged operations take on a GPU: the roofline, and the order that streams and events prescribe.
 //!
 //! An operation takes the time of what it moves or of what it computes, whichever is longer (Williams, Waterman, Patterson: Roofline,
-//! 2009), at the share of the GPU's peak that its class reaches ([`SHARES`]), and a moment to begin. What the model leaves out: the
+//! 2009), at the share of the GPU's peak that its class reaches ([`SHARES`]) or that the instructions of its kernel allow ([`Ceilings`]),
+//! whichever is less, and a moment to begin. What the model leaves out: the
 //! cache between operations, tiles that do not fill the processors, and what operations that run side by side take from each other.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
+use std::error::Error;
+use std::path::Path;
 
 use phalanx::tensor::cuda::LoggedOperation;
 
@@ -66,6 +69,46 @@ const SHARES: [Share; 7] = [
     Share { class: Class::Transfer, tensor: 1.0, moved: 0.80 },
 ];
 
+/// The shares of the peaks that the instructions of kernels allow, by operation and kernel: of the memory's and of the tensor cores'. They
+/// come from `tests/sass/kernels.jsonl`, the table of kernels' assembly, where there is one. The log does not tell the variants of a
+/// kernel apart, so the best one's share counts.
+#[derive(Default)]
+pub struct Ceilings(HashMap<(String, String), [f64; 2]>);
+
+impl Ceilings {
+    pub fn read() -> Result<Ceilings, Box<dyn Error>> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sass/kernels.jsonl");
+        if !path.is_file() {
+            return Ok(Ceilings::default());
+        }
+        let mut found = HashMap::new();
+        for line in std::fs::read_to_string(&path)?.lines() {
+            let row: serde_json::Value = serde_json::from_str(line)?;
+            let text = |name: &str| row[name].as_str().map(String::from);
+            let (Some(op), Some(entry), Some(share)) =
+                (text("op"), text("entry"), row["peak_share"].as_f64())
+            else {
+                continue;
+            };
+            if text("arch").is_some_and(|arch| arch.starts_with("sm_9")) {
+                let shares: &mut [f64; 2] = found.entry((op, entry)).or_default();
+                let of = usize::from(row["peak_of"] == "tensor");
+                shares[of] = shares[of].max(share);
+            }
+        }
+        if found.is_empty() {
+            return Err(format!("{}: no row has the share of a kernel for sm_90", path.display()).into());
+        }
+        Ok(Ceilings(found))
+    }
+
+    /// Of the memory's peak and of the tensor cores'; 1 where nothing is known.
+    fn of(&self, operation: &LoggedOperation) -> [f64; 2] {
+        let known = self.0.get(&(operation.op.clone(), operation.name.clone()));
+        known.map_or([1.0; 2], |shares| shares.map(|share| if share > 0.0 { share } else { 1.0 }))
+    }
+}
+
 /// Milliseconds from the end of an operation to the begin of one that waits for it. Assumed.
 const GAP_MS: f64 = 1e-3;
 /// Milliseconds that a collective takes besides its bytes. Assumed.
@@ -106,10 +149,12 @@ fn sent_bytes(operation: &LoggedOperation) -> f64 {
     }
 }
 
-/// How long an operation takes, and whether what it computes decides that.
-pub fn milliseconds(operation: &LoggedOperation, machine: &Machine) -> (f64, bool) {
+/// How long an operation takes, whether what it computes decides that, and the share of the peak that it reaches.
+pub fn milliseconds(operation: &LoggedOperation, machine: &Machine, ceilings: &Ceilings) -> (f64, bool, f64) {
     let class = class(operation);
-    let Some(share) = SHARES.iter().find(|share| share.class == class) else { return (0.0, false) };
+    let Some(share) = SHARES.iter().find(|share| share.class == class) else { return (0.0, false, 1.0) };
+    let [memory, tensor] = ceilings.of(operation);
+    let share = Share { class, tensor: share.tensor.min(tensor), moved: share.moved.min(memory) };
     let bytes = (operation.traffic.read + operation.traffic.written) as f64;
     let moved = match class {
         Class::Collective => COLLECTIVE_MS + 1e3 * sent_bytes(operation) / (machine.link * share.moved),
@@ -117,7 +162,8 @@ pub fn milliseconds(operation: &LoggedOperation, machine: &Machine) -> (f64, boo
         _ => 1e3 * bytes / (machine.memory * share.moved),
     };
     let computed = 1e3 * operation.traffic.flops as f64 / (machine.tensor * share.tensor);
-    (moved.max(computed) + GAP_MS, computed > moved)
+    let computes = computed > moved;
+    (moved.max(computed) + GAP_MS, computes, if computes { share.tensor } else { share.moved })
 }
 
 /// What a GPU does one after the other.
@@ -164,8 +210,8 @@ type Span = (f64, f64);
 
 /// Runs the operations of a device: each when those that it waits for have ended, the host has queued it, and its engine has done what was
 /// ready before.
-pub fn timeline(operations: &[&LoggedOperation], machine: &Machine) -> Timeline {
-    let spans = schedule(operations, machine);
+pub fn timeline(operations: &[&LoggedOperation], machine: &Machine, ceilings: &Ceilings) -> Timeline {
+    let spans = schedule(operations, machine, ceilings);
     let mut done = Timeline::default();
     let (mut lanes, mut changes) = (HashMap::<u64, usize>::new(), Vec::new());
     let (mut kernels, mut exchanges) = (Vec::new(), Vec::new());
@@ -228,7 +274,7 @@ impl Ord for Ready {
     }
 }
 
-fn schedule(operations: &[&LoggedOperation], machine: &Machine) -> Vec<Span> {
+fn schedule(operations: &[&LoggedOperation], machine: &Machine, ceilings: &Ceilings) -> Vec<Span> {
     let places: HashMap<u64, usize> = operations.iter().enumerate().map(|(i, o)| (o.ticket, i)).collect();
     let mut waits = vec![0; operations.len()];
     let mut after: Vec<Vec<usize>> = vec![Vec::new(); operations.len()];
@@ -245,7 +291,7 @@ fn schedule(operations: &[&LoggedOperation], machine: &Machine) -> Vec<Span> {
     let mut ready: BinaryHeap<Ready> = first.map(|i| Ready(begins[i], i)).collect();
     let (mut spans, mut free) = (vec![(0.0, 0.0); operations.len()], HashMap::<Engine, f64>::new());
     while let Some(Ready(moment, i)) = ready.pop() {
-        let (length, _) = milliseconds(operations[i], machine);
+        let (length, ..) = milliseconds(operations[i], machine, ceilings);
         let free = free.entry(engine(operations[i])).or_default();
         let begin = if length > 0.0 { moment.max(*free) } else { moment };
         spans[i] = (begin, begin + length);

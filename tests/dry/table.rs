@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use phalanx::tensor::cuda::LoggedOperation;
 
-use crate::roofline::{Class, MACHINES, class, milliseconds, timeline};
+use crate::roofline::{Ceilings, Class, MACHINES, class, milliseconds, timeline};
 use crate::workloads::{Recorded, Workload};
 
 /// All operations of one kind, name and operation of the program.
@@ -19,25 +19,27 @@ struct Row {
     flops: u64,
     ms: [f64; 2],
     computes: bool,
+    /// Of the peak.
+    share: f64,
 }
 
-pub fn table(workload: &Workload, recorded: &Recorded) -> String {
+pub fn table(workload: &Workload, recorded: &Recorded, ceilings: &Ceilings) -> String {
     let mut text = format!(
         "{}.\n\nWritten by `cargo test --test dry -- --write`. Bytes and operations are logged; milliseconds follow from them by\n\
          tests/dry/roofline.rs.\n\n",
         workload.title
     );
-    peaks(&mut text, recorded);
+    peaks(&mut text, recorded, ceilings);
     let first: Vec<&LoggedOperation> = recorded.logs[2].operations.iter().filter(|o| o.device == 0).collect();
-    totals(&mut text, workload, &first);
-    rows(&mut text, &first);
-    lanes(&mut text, &first);
+    totals(&mut text, workload, &first, ceilings);
+    rows(&mut text, &first, ceilings);
+    lanes(&mut text, &first, ceilings);
     text
 }
 
 /// Of one GPU what the driver has counted. Several GPUs' host threads allocate and free in an order that differs from run to run, so there
 /// it is the order of the timeline that counts.
-fn peaks(text: &mut String, recorded: &Recorded) {
+fn peaks(text: &mut String, recorded: &Recorded, ceilings: &Ceilings) {
     let when = ["model and optimizer", "first step", "later steps"];
     for (n, (when, log)) in when.iter().zip(&recorded.logs).enumerate() {
         let peak = match n {
@@ -46,7 +48,7 @@ fn peaks(text: &mut String, recorded: &Recorded) {
             _ => {
                 let first: Vec<&LoggedOperation> = log.operations.iter().filter(|o| o.device == 0).collect();
                 recorded.logs[n - 1].used_bytes[0]
-                    .saturating_add_signed(timeline(&first, &MACHINES[0]).peak_bytes)
+                    .saturating_add_signed(timeline(&first, &MACHINES[0], ceilings).peak_bytes)
             }
         };
         // Writing to a string does not fail.
@@ -55,7 +57,7 @@ fn peaks(text: &mut String, recorded: &Recorded) {
     }
 }
 
-fn totals(text: &mut String, workload: &Workload, operations: &[&LoggedOperation]) {
+fn totals(text: &mut String, workload: &Workload, operations: &[&LoggedOperation], ceilings: &Ceilings) {
     let counted = operations.iter().filter(|o| class(o) != Class::None);
     let flops: u64 = counted.clone().map(|o| o.traffic.flops).sum();
     let of_device = counted.clone().filter(|o| !matches!(class(o), Class::Collective | Class::Transfer));
@@ -63,7 +65,7 @@ fn totals(text: &mut String, workload: &Workload, operations: &[&LoggedOperation
     let _ = writeln!(text, "operations {}, allocations {}", counted.count(), count(operations, "allocate"));
     let _ = writeln!(text, "device bytes {}, FLOPs {}\n", grouped(bytes), grouped(flops));
     for machine in &MACHINES {
-        let line = timeline(operations, machine);
+        let line = timeline(operations, machine, ceilings);
         let per_s = 1e3 * workload.tokens as f64 / line.total_ms;
         let share = 100.0 * flops as f64 / (line.total_ms * 1e-3 * machine.tensor);
         let _ = writeln!(
@@ -81,7 +83,7 @@ fn count(operations: &[&LoggedOperation], kind: &str) -> usize {
     operations.iter().filter(|o| o.kind == kind).count()
 }
 
-fn rows(text: &mut String, operations: &[&LoggedOperation]) {
+fn rows(text: &mut String, operations: &[&LoggedOperation], ceilings: &Ceilings) {
     let mut rows: BTreeMap<(String, &str, &str), Row> = BTreeMap::new();
     for operation in operations.iter().filter(|o| class(o) != Class::None) {
         let key = (format!("{:?}", class(operation)), operation.op.as_str(), operation.name.as_str());
@@ -92,9 +94,9 @@ fn rows(text: &mut String, operations: &[&LoggedOperation]) {
         row.written += operation.traffic.written;
         row.flops += operation.traffic.flops;
         for (sum, machine) in row.ms.iter_mut().zip(&MACHINES) {
-            let (ms, computes) = milliseconds(operation, machine);
+            let (ms, computes, share) = milliseconds(operation, machine, ceilings);
             *sum += ms;
-            row.computes |= computes;
+            (row.computes, row.share) = (row.computes | computes, share);
         }
     }
     let mut rows: Vec<_> = rows.into_iter().collect();
@@ -102,7 +104,7 @@ fn rows(text: &mut String, operations: &[&LoggedOperation]) {
     let [a, b] = MACHINES.each_ref().map(|machine| format!("{} ms", machine.name));
     let _ = writeln!(
         text,
-        "\n{a:>9}{b:>9}{:>9}{:>16}{:>20}{:>20}{:>24}  bound    class, operation: kernel",
+        "\n{a:>9}{b:>9}{:>9}{:>16}{:>20}{:>20}{:>24}  bound    share  class, operation: kernel",
         "launches", "threads", "bytes read", "bytes written", "FLOPs"
     );
     for ((class, op, name), row) in &rows {
@@ -110,19 +112,20 @@ fn rows(text: &mut String, operations: &[&LoggedOperation]) {
         let bound = if row.computes { "compute" } else { "memory" };
         let _ = writeln!(
             text,
-            "{:>9.3}{:>9.3}{:>9}{:>16}{:>20}{:>20}{:>24}  {bound:<8} {class}, {what}",
+            "{:>9.3}{:>9.3}{:>9}{:>16}{:>20}{:>20}{:>24}  {bound:<8}{:>6.2}  {class}, {what}",
             row.ms[0],
             row.ms[1],
             row.launches,
             grouped(row.threads),
             grouped(row.read),
             grouped(row.written),
-            grouped(row.flops)
+            grouped(row.flops),
+            row.share
         );
     }
 }
 
-fn lanes(text: &mut String, operations: &[&LoggedOperation]) {
+fn lanes(text: &mut String, operations: &[&LoggedOperation], ceilings: &Ceilings) {
     let machine = &MACHINES[0];
     let _ = writeln!(
         text,
@@ -136,7 +139,7 @@ fn lanes(text: &mut String, operations: &[&LoggedOperation]) {
         "collectives ms",
         "host copies ms"
     );
-    for (number, lane) in timeline(operations, machine).lanes.iter().enumerate() {
+    for (number, lane) in timeline(operations, machine, ceilings).lanes.iter().enumerate() {
         let [compute, links, host] = lane.busy_ms;
         let _ = writeln!(
             text,
