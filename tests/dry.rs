@@ -39,7 +39,7 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    if !std::env::var_os(SETTINGS[0].0).is_some_and(|mode| mode == SETTINGS[0].1) {
+    if std::env::var_os(SETTINGS[0].0).is_none_or(|mode| mode != SETTINGS[0].1) {
         let again =
             std::env::current_exe().and_then(|exe| Command::new(exe).args(&args).envs(SETTINGS).status());
         let succeeded = again.is_ok_and(|status| status.success());
