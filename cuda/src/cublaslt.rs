@@ -20,6 +20,7 @@ use cudarc::cublaslt::sys;
 use crate::Result;
 use crate::context::{Context, lock};
 use crate::driver::CUstream;
+use crate::dry::{self, Traffic};
 use crate::library::require;
 use crate::load_gate::LoadGate;
 use crate::memory::DeviceBlock;
@@ -89,6 +90,10 @@ impl CublasLt {
         let handle = self.handle(context, gate, op)?;
         let workspace = if plan.workspace_bytes > 0 { self.workspace(context, op)? } else { 0 };
         context.bind(op)?;
+        if dry::is_dry() {
+            // The stand-in library knows the rest.
+            dry::note(op, Traffic::default());
+        }
         // SAFETY: the plan is the form's, the rest is by the caller; the workspace is this stream's, and never freed.
         let run = || unsafe { handle.run(form, plan, &at, workspace, context.stream()) };
         context.called(op, if has_run.load(Ordering::Relaxed) { run() } else { gate.load(run) })?;

@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use crate::context::{Context, lock};
 use crate::driver::{self, CUfunction, CUmodule};
+use crate::dry::{self, Traffic};
 use crate::load_gate::LoadGate;
 use crate::nvrtc;
 use crate::program::{Program, Target};
@@ -157,6 +158,9 @@ impl Kernel {
         }
         let Kernel { context, function: Function(function) } = *self;
         context.bind(op)?;
+        if dry::is_dry() {
+            dry::note(op, arguments.traffic);
+        }
         if grid.shared_bytes > SHARED_BYTES {
             // SAFETY: the function exists.
             context.called(op, unsafe { driver::allow_shared(function, grid.shared_bytes) })?;
@@ -179,6 +183,8 @@ pub struct Arguments {
     /// Laid out as the kernel's parameters are: each aligned as its own type is.
     packed: SmallVec<[u64; 24]>,
     bytes: usize,
+    /// What the kernel moves and computes with them.
+    pub traffic: Traffic,
 }
 
 impl Arguments {

@@ -27,6 +27,7 @@ mod context;
 mod cublaslt;
 #[cfg(feature = "cuda")]
 mod driver;
+mod dry;
 mod fault;
 mod gpu;
 mod kernel;
@@ -51,6 +52,7 @@ pub use cublaslt::PlannedProduct;
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.
 #[cfg(feature = "cuda")]
 pub use cudarc;
+pub use dry::{DryLog, LoggedOperation, Traffic, take_dry_log};
 pub use fault::FAULT;
 pub use gpu::{Gpu, Graph, Readback};
 pub use kernel::{Arguments, Grid, Kernel};

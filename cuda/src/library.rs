@@ -15,9 +15,28 @@ const EMULATOR_DIR: &str = "PHALANX_CUDA_EMULATOR";
 /// Folders with the toolkit's libraries, or with Python's packages that have them, separated as in `PATH`.
 const LIBRARY_DIR: &str = "PHALANX_CUDA_LIBRARIES";
 
-/// Whether `PHALANX_CUDA=emulator` asks for the stand-in libraries that run kernels on the CPU.
+/// Which libraries `PHALANX_CUDA` asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// The vendor's.
+    Gpu,
+    /// `emulator`: the stand-ins, which run kernels on the CPU.
+    Emulator,
+    /// `dry`: the stand-ins, which execute nothing and log what they are given.
+    Dry,
+}
+
+pub(crate) fn mode() -> Mode {
+    match std::env::var("PHALANX_CUDA").as_deref() {
+        Ok("emulator") => Mode::Emulator,
+        Ok("dry") => Mode::Dry,
+        _ => Mode::Gpu,
+    }
+}
+
+/// Whether `PHALANX_CUDA` asks for the stand-in libraries: `emulator`, which run kernels on the CPU, or `dry`, which execute nothing.
 pub fn emulated() -> bool {
-    std::env::var_os("PHALANX_CUDA").is_some_and(|value| value == "emulator")
+    mode() != Mode::Gpu
 }
 
 /// Loads a library if it is not loaded yet, and returns its file.
@@ -179,12 +198,16 @@ fn stand_in_library(name: &str) -> Result<LoadedLibrary, String> {
     let found = folders.iter().map(|folder| folder.join(&file)).find(|path| path.is_file());
     let Some(path) = found else {
         return Err(format!(
-            "PHALANX_CUDA=emulator, but there is no {file} in any of {folders:?}; build it with \
+            "PHALANX_CUDA asks for stand-in libraries, but there is no {file} in any of {folders:?}; build it with \
              `cargo build -p {}` or name its folder in {EMULATOR_DIR}",
             name.replace('_', "-")
         ));
     };
-    let from = format!("{} (an emulator: kernels run on the CPU)", path.display());
+    let what = match mode() {
+        Mode::Dry => "a dry run: kernels are logged and not run",
+        _ => "an emulator: kernels run on the CPU",
+    };
+    let from = format!("{} ({what})", path.display());
     Ok(LoadedLibrary { from, file: load(&path)? })
 }
 

@@ -84,6 +84,23 @@ pub(crate) mod driver {
 pub(crate) mod library {
     use crate::vendor::Library;
 
+    #[derive(PartialEq)]
+    pub(crate) enum Mode {
+        Gpu,
+        #[allow(dead_code)] // there are no stand-in libraries in this build
+        Dry,
+    }
+
+    pub(crate) fn mode() -> Mode {
+        Mode::Gpu
+    }
+
+    /// # Safety
+    /// None: there is no function.
+    pub(crate) unsafe fn symbol<F: Copy>(library: Library, _: &str) -> Result<F, String> {
+        require(library).and(Err("there are no libraries".into()))
+    }
+
     /// Whether `PHALANX_CUDA=emulator` asks for the stand-in libraries: not in this build.
     pub fn emulated() -> bool {
         false

@@ -142,6 +142,50 @@ impl Matmul {
         all
     }
 
+    /// Bytes read and written if each operand is moved once. The workspace is left out: it stays in the cache.
+    fn traffic(&self) -> (u64, u64) {
+        let Plan { description, a, b, c, d, .. } = &self.plan;
+        let bytes = |layout: &Layout| {
+            (layout.rows * layout.columns * layout.batches.max(1) * layout.kind.bytes()) as u64
+        };
+        let epilogue = description.epilogue;
+        let (mut read, mut written) = (bytes(a) + bytes(b), bytes(d));
+        if self.beta != Scale::Known(0.0) {
+            read += bytes(c);
+        }
+        match epilogue.bias {
+            Bias::None => {}
+            Bias::Added => read += bytes(&self.plan.bias()),
+            _ => written += bytes(&self.plan.bias()),
+        }
+        match (epilogue.uses_aux(), epilogue.keeps_input) {
+            (true, true) => written += bytes(&self.plan.aux()),
+            (true, false) => read += bytes(&self.plan.aux()),
+            _ => {}
+        }
+        (read, written)
+    }
+
+    /// The product in the driver's log: the type of its inputs, its sizes, and its epilogue where it has one.
+    fn name(&self) -> String {
+        let Plan { description, a, d, m, n, k, .. } = &self.plan;
+        let mut name = format!("product {:?} {m}x{n}x{k}", a.kind).to_lowercase();
+        if d.batches > 1 {
+            name += &format!(" batches {}", d.batches);
+        }
+        let epilogue = description.epilogue;
+        if epilogue.activation != Activation::None {
+            name += &format!(" {:?}", epilogue.activation).to_lowercase();
+        }
+        if epilogue.bias != Bias::None {
+            name += &format!(" bias {:?}", epilogue.bias).to_lowercase();
+        }
+        if self.beta != Scale::Known(0.0) {
+            name += " accumulated";
+        }
+        name
+    }
+
     fn run<T: Number>(&self, driver: &Driver) -> DriverResult<()> {
         let scale = |scale: Scale| scale.value(driver).map_err(|status| (status, "alpha or beta".into()));
         let (alpha, beta) = (scale(self.alpha)?, scale(self.beta)?);
@@ -260,7 +304,13 @@ pub(crate) fn submit(matmul: Matmul, stream: usize) -> Result<()> {
         batches => format!("{batches} cublasLt products of {m} x {n} x {k}"),
     };
     let double = description.double;
+    let (read, written) = matmul.traffic();
+    let flops = 2 * (*m as u64) * (*n as u64) * (*k as u64) * d.batches as u64;
+    driver.note(&matmul.name(), read, written, flops);
     let run = move |_| {
+        if driver.is_dry() {
+            return Progress::Done;
+        }
         let done = if double { matmul.run::<f64>(driver) } else { matmul.run::<f32>(driver) };
         done.map_or_else(|(status, why)| Progress::Failed(status, why), |()| Progress::Done)
     };

@@ -15,6 +15,7 @@ use crate::context::here;
 use crate::device::{Device, device_of};
 use crate::executor::executor;
 use crate::host;
+use crate::log::Work;
 use crate::queue::{Progress, Task};
 use crate::race::Access;
 use crate::status::{Result, Status, failure};
@@ -59,7 +60,7 @@ fn owner_of(address: u64) -> Result<&'static Device> {
 }
 
 /// A range of device memory that must be in one allocation, checked when the copy is queued, as the driver does.
-fn check(address: u64, bytes: usize) -> Result<()> {
+pub(crate) fn check(address: u64, bytes: usize) -> Result<()> {
     if bytes == 0 {
         return Ok(());
     }
@@ -153,18 +154,23 @@ fn task(to: End, from: End, shape: Shape, capturing: bool) -> Result<Task> {
         true => Err(Status::INVALID_VALUE.because("the host's pointer is null")),
         false => Ok(()),
     };
+    let bytes = (shape.width * shape.height) as u64;
     let (written, read) = (|a| Access::write(a, to_span as u64), |a| Access::read(a, from_span as u64));
     match (to, from) {
         (End::Device(to), End::Host(from)) => {
             host(from, from_span)?;
-            Ok(to_device(to, from, shape, capturing)?.touching([written(to)]))
+            let task = to_device(to, from, shape, capturing)?.touching([written(to)]);
+            Ok(task.with_work(Work::new("upload", 0, bytes)))
         }
         (End::Host(to), End::Device(from)) => {
             host(to, to_span)?;
-            Ok(to_host(to, from, shape)?.touching([read(from)]))
+            let task = to_host(to, from, shape)?.touching([read(from)]);
+            Ok(task.with_work(Work::new("download", bytes, 0)))
         }
         (End::Device(to), End::Device(from)) => {
-            Ok(on_device(to, from, shape)?.touching([written(to), read(from)]))
+            let task = on_device(to, from, shape)?.touching([written(to), read(from)]);
+            let kind = if owner_of(to)?.ordinal == owner_of(from)?.ordinal { "copy" } else { "peer" };
+            Ok(task.with_work(Work::new(kind, bytes, bytes)))
         }
         (End::Host(to), End::Host(from)) => {
             let run = move |_| {
@@ -222,6 +228,7 @@ fn fill_task(address: u64, pattern: Vec<u8>, rows: Rows) -> Result<Task> {
         );
     }
     let memory = &owner_of(address)?.memory;
+    let filled = (rows.height * rows.width * pattern.len()) as u64;
     let bytes = match rows.height {
         0 => 0,
         height => (height - 1) * rows.pitch + rows.width * pattern.len(),
@@ -242,7 +249,8 @@ fn fill_task(address: u64, pattern: Vec<u8>, rows: Rows) -> Result<Task> {
         }))
     };
     let what = format!("a fill of {bytes} bytes");
-    Ok(Task::new(what, &here()?, run).touching([Access::write(address, bytes as u64)]))
+    let task = Task::new(what, &here()?, run).touching([Access::write(address, bytes as u64)]);
+    Ok(task.with_work(Work::new("fill", 0, filled)))
 }
 
 /// A fill that need not be over when the call returns, as CUDA documents it for device memory.

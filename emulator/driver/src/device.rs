@@ -23,9 +23,13 @@ static DEVICES: OnceLock<Vec<Device>> = OnceLock::new();
 
 impl Device {
     fn new(ordinal: usize, memory_bytes: u64) -> Device {
-        let memory = Memory::new(memory_bytes);
+        let memory = match settings().dry {
+            true => Memory::without_contents(memory_bytes),
+            false => Memory::new(memory_bytes),
+        };
         let somewhere = memory.allocate(1).unwrap_or_default();
         let _ = memory.free(somewhere);
+        memory.restart_peak();
         Device { ordinal, memory, space: somewhere >> SPACE_BITS }
     }
 
@@ -83,8 +87,11 @@ pub(crate) const THREADS_MULTIPROCESSOR: u32 = 2048;
 pub(crate) const BLOCKS_MULTIPROCESSOR: u32 = 32;
 /// Registers of a multiprocessor, and of a block.
 pub(crate) const REGISTERS: u32 = 65_536;
-/// Multiprocessors. Few, so that kernels whose grid follows it stay small.
-pub(crate) const MULTIPROCESSORS: u32 = 4;
+/// Multiprocessors. Few, so that kernels whose grid follows it stay small; where nothing is executed, those of an H100 or
+/// H200 (SXM).
+pub(crate) fn multiprocessors() -> u32 {
+    if settings().dry { 132 } else { 4 }
+}
 /// Blocks along x, y and z.
 pub(crate) const GRID_MAX: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];
 /// Threads of a block along x, y and z.
@@ -111,7 +118,7 @@ pub(crate) fn device_attribute(attribute: i32, ordinal: usize) -> Option<i32> {
         13 => 1_980_000,      // clock, kHz
         14 => 512,            // texture alignment
         15 | 31 | 41 => 1,    // copies beside kernels, kernels side by side, unified addressing
-        16 => MULTIPROCESSORS,
+        16 => multiprocessors(),
         33 => ordinal as u32 + 1, // bus
         36 => 3_201_000,          // memory clock, kHz
         37 => 6144,               // memory bus, bits

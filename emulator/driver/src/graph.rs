@@ -4,6 +4,9 @@
 //! for as long as the graph may run, even if a stream frees it in the meantime. When the graph is gone, what was
 //! freed is freed, and what was not is its user's, like any other memory. What a launch leaves allocated has to be
 //! freed before the next one, unless that frees it (`CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH`).
+//!
+//! A GPU backs addresses that are not in use at the same time with the same memory. So a graph counts with the most bytes
+//! that its allocations have at a time, in the order of the capture; it holds these until it is gone.
 
 use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard};
@@ -11,8 +14,10 @@ use std::thread::ThreadId;
 
 use phalanx_emulator_link::handle::Handles;
 use phalanx_emulator_link::lock;
+use phalanx_ptx::OutOfMemory;
 
 use crate::context::Context;
+use crate::device::Device;
 use crate::queue::{Point, Task};
 use crate::status::{Result, Status};
 
@@ -137,17 +142,33 @@ pub(crate) struct GraphMemory {
     context: Arc<Context>,
     allocated: Vec<u64>,
     freed: Vec<u64>,
+    /// Bytes allocated where the capture has come to, and the most of them, which are reserved.
+    live: u64,
+    reserved: u64,
 }
 
 impl GraphMemory {
     pub(crate) fn new(context: Arc<Context>) -> GraphMemory {
-        GraphMemory { context, allocated: Vec::new(), freed: Vec::new() }
+        GraphMemory { context, allocated: Vec::new(), freed: Vec::new(), live: 0, reserved: 0 }
     }
 
-    /// Something is allocated in the capture.
-    pub(crate) fn allocated(&mut self, address: u64) {
+    /// Allocates in the capture.
+    ///
+    /// # Errors
+    /// The device has no more memory.
+    pub(crate) fn allocate(&mut self, device: &Device, bytes: u64) -> Result<u64> {
+        if bytes == 0 {
+            return Err(Status::INVALID_VALUE.because("an allocation of 0 bytes"));
+        }
+        let full = |error: OutOfMemory| Status::OUT_OF_MEMORY.because(error.to_string());
+        let more = (self.live + bytes).saturating_sub(self.reserved);
+        device.memory.reserve(more).map_err(full)?;
+        self.reserved += more;
+        let address = device.memory.allocate_reserved(bytes).map_err(full)?;
+        self.live += bytes;
         self.allocated.push(address);
         addresses().insert(address, Held::default());
+        Ok(address)
     }
 
     /// The graph is launched; `frees_first` if it was made to free what it left allocated before.
@@ -173,22 +194,28 @@ impl GraphMemory {
     ///
     /// # Errors
     /// It was not allocated there.
-    pub(crate) fn freed(&mut self, address: u64) -> Result<()> {
+    pub(crate) fn freed(&mut self, address: u64, bytes: u64) -> Result<()> {
         if !self.allocated.contains(&address) || self.freed.contains(&address) {
             let why = format!("{address:#x} was not allocated in the capture that frees it");
             return Err(Status::INVALID_VALUE.because(why));
         }
         self.freed.push(address);
+        self.live -= bytes;
         Ok(())
     }
 }
 
 impl Drop for GraphMemory {
     fn drop(&mut self) {
+        let memory = &self.context.device().memory;
+        memory.release(self.reserved);
         for address in &self.allocated {
-            if addresses().remove(address).is_some_and(|held| !held.now) {
+            match addresses().remove(address) {
+                // It is its user's from now on.
+                Some(held) if held.now => memory.count(*address),
                 // It was allocated by the capture, and this is the only free.
-                let _ = self.context.device().memory.free(*address);
+                Some(_) => drop(memory.free(*address)),
+                None => {}
             }
         }
     }

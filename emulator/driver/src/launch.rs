@@ -7,12 +7,15 @@ use phalanx_ptx::{Checks, Launch, Loaded, Memory, Touched};
 
 use crate::context::{Context, here};
 use crate::device::{
-    BLOCK_MAX, BLOCKS_MULTIPROCESSOR, CLUSTER_MAX, CLUSTER_MAX_OPTIN, GRID_MAX, MULTIPROCESSORS, REGISTERS,
+    BLOCK_MAX, BLOCKS_MULTIPROCESSOR, CLUSTER_MAX, CLUSTER_MAX_OPTIN, GRID_MAX, REGISTERS,
     SHARED_BYTES_MULTIPROCESSOR, SHARED_BYTES_OPTIN, SHARED_BYTES_RESERVED, THREADS_MULTIPROCESSOR,
+    multiprocessors,
 };
+use crate::log::{self, Work};
 use crate::module::{FUNCTIONS, Function};
 use crate::queue::{Progress, Task};
 use crate::race::Access;
+use crate::settings::settings;
 use crate::status::{Result, Status, failure, present};
 use crate::streams::submit;
 
@@ -121,6 +124,7 @@ pub(crate) fn launch(
     extra: In<usize>,
     cooperative: bool,
 ) -> Result<()> {
+    let noted = log::noted("kernel");
     let function = FUNCTIONS.get(function)?;
     check(&function, &shape)?;
     if cooperative {
@@ -131,7 +135,13 @@ pub(crate) fn launch(
     if context.ordinal != function.module.context.ordinal {
         return refuse(Status::INVALID_HANDLE, &function, "its module is loaded on another device".into());
     }
-    submit(stream, task(function, loaded, context, shape, bytes, cooperative)).map(|_| ())
+    let Launch { grid, block, shared_bytes, .. } = shape;
+    let work = Work { name: function.name.clone(), grid, block, shared_bytes, ..noted };
+    let task = match settings().dry {
+        true => Task::marker(&format!("kernel {:?}", function.name), &context),
+        false => task(function, loaded, context, shape, bytes, cooperative),
+    };
+    submit(stream, task.with_work(work)).map(|_| ())
 }
 
 fn task(
@@ -163,7 +173,7 @@ fn task(
 /// All blocks of a cooperative launch have to be on the device at once.
 fn check_cooperative(function: &Function, shape: &Launch) -> Result<()> {
     let threads: u32 = shape.block.iter().product();
-    let room = blocks_per_multiprocessor(function, threads, shape.shared_bytes) * MULTIPROCESSORS;
+    let room = blocks_per_multiprocessor(function, threads, shape.shared_bytes) * multiprocessors();
     let blocks: u64 = shape.grid.iter().map(|&n| u64::from(n)).product();
     if blocks > u64::from(room) {
         let why = format!("{blocks} blocks of a cooperative launch, but the device holds {room}");

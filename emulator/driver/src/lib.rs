@@ -22,6 +22,7 @@
 //! graph         graphs, captures, their memory
 //! executor      runs what is queued, at once or deferred
 //! queue         tasks, and all queued work as one graph       race      finds missing waits
+//! log           what is queued, of runs without execution
 //! context       contexts, and faults that end them            device    memory and attributes
 //! ```
 //!
@@ -36,8 +37,9 @@
 //!
 //! | variable | values | default |
 //! |---|---|---|
+//! | `PHALANX_CUDA` | `dry`: nothing is executed, memory has no contents, and work is logged (`log`) | |
 //! | `PHALANX_EMULATED_DEVICES` | 1 to 64 | 2 |
-//! | `PHALANX_EMULATED_MEMORY_BYTES` | bytes a device | 16 GiB |
+//! | `PHALANX_EMULATED_MEMORY_BYTES` | bytes a device | 16 GiB; without execution 80 GiB |
 //! | `PHALANX_EMULATOR_STREAMS` | `eager`, `deferred`, `deferred:SEED` | `eager` |
 //! | `PHALANX_EMULATOR_RACES` | `error`, `warn`, `off` | `error` |
 
@@ -51,6 +53,7 @@ mod executor;
 mod graph;
 mod host;
 mod launch;
+mod log;
 mod memory;
 mod module;
 mod queue;

@@ -10,6 +10,7 @@ use phalanx_emulator_link::lock;
 use crate::context::{CONTEXTS, Context};
 use crate::device::{Device, device_of, devices};
 use crate::graph;
+use crate::log::Work;
 use crate::queue::{Progress, Task};
 use crate::race::Access;
 use crate::status::{Result, Status, failure};
@@ -38,16 +39,18 @@ pub(crate) fn allocate_async(bytes: usize, stream: usize, pool: Option<&Arc<Pool
     };
     let device = pool.map_or(context.ordinal, |pool| pool.ordinal);
     let device = &devices()?[device];
-    let address = allocate(device, bytes as u64)?;
-    if let Some(capture) = streams().capture_of(id)? {
-        capture.memory.allocated(address);
-    }
+    let captured = match streams().capture_of(id)? {
+        Some(capture) => Some(capture.memory.allocate(device, bytes as u64)?),
+        None => None,
+    };
+    let address = captured.map_or_else(|| allocate(device, bytes as u64), Ok)?;
     let what = format!("an allocation of {bytes} bytes");
     let run = move |_| {
         graph::set_allocated(address);
         Progress::Done(Vec::new())
     };
-    submit(stream, Task::new(what, &context, run).touching([Access::write(address, bytes as u64)]))?;
+    let task = Task::new(what, &context, run).touching([Access::write(address, bytes as u64)]);
+    submit(stream, task.with_work(Work::new("allocate", 0, bytes as u64)))?;
     note_use(device, pool);
     Ok(address)
 }
@@ -60,9 +63,10 @@ pub(crate) fn free_async(address: u64, stream: usize) -> Result<()> {
         let id = streams.find(stream)?;
         let context = streams.get(id)?.context.clone();
         if let Some(capture) = streams.capture_of(id)? {
-            capture.memory.freed(address)?;
+            capture.memory.freed(address, bytes)?;
             let run = move |_| Progress::from(graph::set_freed(start).unwrap_or(Ok(())));
             let task = Task::new("a free", &context, run).touching([Access::write(start, bytes)]);
+            let task = task.with_work(Work::new("free", 0, bytes));
             return streams.enqueue(id, Arc::new(task)).map(|_| ());
         }
         context
@@ -73,7 +77,8 @@ pub(crate) fn free_async(address: u64, stream: usize) -> Result<()> {
         Progress::from(freed.unwrap_or_else(|| device.memory.free(start).map_err(|fault| failure(&fault))))
     };
     let task = Task::new(format!("the free of {bytes} bytes"), &context, run);
-    submit(stream, task.touching([Access::write(start, bytes)])).map(|_| ())
+    let task = task.touching([Access::write(start, bytes)]);
+    submit(stream, task.with_work(Work::new("free", 0, bytes))).map(|_| ())
 }
 
 /// The device, the start and the bytes of the allocation that begins at an address.

@@ -14,8 +14,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::context::Context;
+use crate::log::{self, Place, Work};
 use crate::race::{Access, Accesses, Clock, Origin, Stamp};
+use crate::settings::settings;
 use crate::status::Failure;
+
+/// How the place of a graph's node begins, as [`Queue::push`] is given it.
+pub(crate) const OF_A_GRAPH: &str = " of a graph";
 
 /// The outcome of running a task.
 #[derive(Debug)]
@@ -43,6 +48,8 @@ pub(crate) struct Task {
     /// Whether it runs although a fault has ended its context: a callback, which is told so.
     pub even_if_lost: bool,
     pub run: Box<dyn Fn(Ticket) -> Progress + Send + Sync>,
+    /// What it would have a GPU do, for the log.
+    pub work: Work,
 }
 
 impl Task {
@@ -59,12 +66,18 @@ impl Task {
             host: None,
             even_if_lost: false,
             run: Box::new(run),
+            work: Work::default(),
         }
     }
 
     /// A task that does nothing but keep its place in the order.
     pub(crate) fn marker(what: &str, context: &Arc<Context>) -> Task {
         Task::new(what, context, |_| Progress::Done(Vec::new()))
+    }
+
+    /// With what it would have a GPU do.
+    pub(crate) fn with_work(self, work: Work) -> Task {
+        Task { work, ..self }
     }
 
     /// With device memory that it touches.
@@ -155,6 +168,10 @@ impl Queue {
         let tick = self.ticks.entry(chain).or_default();
         *tick += 1;
         let stamp = Stamp { chain, tick: *tick };
+        if settings().dry {
+            let (device, in_graph) = (task.context.ordinal, place.starts_with(OF_A_GRAPH));
+            log::log(&task.work, Place { ticket, device, chain, in_graph, before });
+        }
         let mut clock = self.host.clone();
         before.iter().for_each(|point| clock.join(&point.clock));
         self.prune(&mut clock);

@@ -3,9 +3,11 @@
 use std::env;
 use std::sync::OnceLock;
 
+/// `dry`: no kernel, product or copy is executed.
+pub(crate) const MODE: &str = "PHALANX_CUDA";
 /// How many devices there are; 2 if unset.
 pub(crate) const DEVICES: &str = "PHALANX_EMULATED_DEVICES";
-/// Bytes of memory of each device; 16 GiB if unset.
+/// Bytes of memory of each device; if unset 16 GiB, and 80 GiB where nothing is executed.
 pub(crate) const MEMORY: &str = "PHALANX_EMULATED_MEMORY_BYTES";
 /// When queued work runs: `eager` (the default), `deferred` or `deferred:SEED`.
 pub(crate) const STREAMS: &str = "PHALANX_EMULATOR_STREAMS";
@@ -39,16 +41,20 @@ pub(crate) struct Settings {
     pub memory_bytes: u64,
     pub schedule: Schedule,
     pub races: Races,
+    /// Nothing is executed: memory has no contents, and what is queued is logged.
+    pub dry: bool,
 }
 
 impl Settings {
     /// From the environment. A value that cannot be understood is reported and taken as unset.
     fn from_environment() -> Settings {
+        let dry = env::var(MODE).is_ok_and(|mode| mode == "dry");
         Settings {
             devices: parsed(DEVICES, 2, |text| text.parse().ok().filter(|n| (1..=64).contains(n))),
-            memory_bytes: parsed(MEMORY, 16 << 30, |text| text.parse().ok()),
+            memory_bytes: parsed(MEMORY, if dry { 80 << 30 } else { 16 << 30 }, |text| text.parse().ok()),
             schedule: parsed(STREAMS, Schedule::Eager, schedule),
             races: parsed(RACES, Races::Error, races),
+            dry,
         }
     }
 }

@@ -14,7 +14,7 @@ use phalanx_emulator_link::lock;
 use crate::context::{Context, here};
 use crate::executor::executor;
 use crate::graph::{Capture, Joined};
-use crate::queue::{Point, Task};
+use crate::queue::{OF_A_GRAPH, Point, Task};
 use crate::status::{Result, Status};
 
 /// The legacy default stream.
@@ -214,7 +214,7 @@ impl Streams {
         self.check_implicit(id)?;
         let mut start = self.before(id);
         start.push(before.clone());
-        let name = format!(" of a graph{}", self.name(id));
+        let name = format!("{OF_A_GRAPH}{}", self.name(id));
         let (context, chain) = (self.get(id)?.context.clone(), self.get(id)?.chain);
         let mut points: Vec<Point> = Vec::with_capacity(nodes.len());
         let mut chains: Vec<u64> = Vec::with_capacity(nodes.len());

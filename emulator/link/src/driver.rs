@@ -1,6 +1,6 @@
 //! The emulated driver as the emulated cuBLASLt and NCCL see it: work in stream order, and the devices' memory.
 //!
-//! Each library has its own statics, so they meet in the process through four functions that the emulated driver
+//! Each library has its own statics, so they meet in the process through six functions that the emulated driver
 //! exports under names of its own. It is found by the name that programs load it under, and only if it is loaded
 //! already; a driver without these functions is a real one, which these libraries refuse.
 #![allow(unsafe_code)]
@@ -65,6 +65,8 @@ type Submit = extern "C" fn(usize, *const c_char, *const Access, usize, StreamOp
 type Read = extern "C" fn(u64, *mut c_void, usize) -> i32;
 type Write = extern "C" fn(u64, *const c_void, usize) -> i32;
 type Explain = extern "C" fn(*const c_char);
+type IsDry = extern "C" fn() -> i32;
+type Note = extern "C" fn(*const c_char, *const c_char, u64, u64, u64);
 type Boxed = Box<dyn Fn(u64) -> Progress + Send + Sync>;
 
 /// The emulated driver of this process.
@@ -73,6 +75,8 @@ pub struct Driver {
     read: Read,
     write: Write,
     explain: Explain,
+    note: Note,
+    is_dry: bool,
     library: Library,
 }
 
@@ -94,15 +98,17 @@ impl Driver {
         // SAFETY: nothing is loaded, so nothing runs: a handle on what is loaded already, or an error.
         let library = unsafe { Library::open(Some(NAME), RTLD_NOW | RTLD_NOLOAD) }.ok()?;
         // SAFETY: functions of these names exist in the emulated driver alone, with these signatures.
-        let (submit, read, write, explain) = unsafe {
+        let (submit, read, write, explain, note, is_dry) = unsafe {
             (
                 *library.get::<Submit>(b"phalanx_driver_submit\0").ok()?,
                 *library.get::<Read>(b"phalanx_driver_read\0").ok()?,
                 *library.get::<Write>(b"phalanx_driver_write\0").ok()?,
                 *library.get::<Explain>(b"phalanx_driver_explain\0").ok()?,
+                *library.get::<Note>(b"phalanx_driver_note\0").ok()?,
+                *library.get::<IsDry>(b"phalanx_driver_is_dry\0").ok()?,
             )
         };
-        Some(Driver { submit, read, write, explain, library })
+        Some(Driver { submit, read, write, explain, note, is_dry: is_dry() != 0, library })
     }
 
     /// Queues `work` on a stream, or makes it part of the graph that the stream is captured into.
@@ -120,6 +126,17 @@ impl Driver {
         let work = StreamOperation { data: Host::from_raw(Box::into_raw(boxed).cast()), run, release };
         let what = c_text(what);
         status((self.submit)(stream, what.as_ptr(), accesses.as_ptr(), accesses.len(), work))
+    }
+
+    /// Whether the driver executes nothing. Operations are queued and run all the same, and have no data to work on.
+    pub fn is_dry(&self) -> bool {
+        self.is_dry
+    }
+
+    /// What the operation that this thread submits next is, and the bytes that it reads and writes and its floating-point
+    /// operations, for the driver's log.
+    pub fn note(&self, name: &str, read_bytes: u64, written_bytes: u64, flops: u64) {
+        (self.note)(std::ptr::null(), c_text(name).as_ptr(), read_bytes, written_bytes, flops);
     }
 
     /// Reads device memory. Only for operations while they run.

@@ -4,6 +4,7 @@
 //! A rank's buffer is read when it is its turn, and goes along with its call; of a rank in another process that is all
 //! there is.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use phalanx_emulator_link::driver::{Access, Driver};
@@ -56,6 +57,12 @@ impl Call {
         }
     }
 
+    /// Bytes of the rank's own buffers that are read and written.
+    pub(crate) fn moved_bytes(&self, rank: usize, ranks: usize) -> (u64, u64) {
+        let (read, written) = self.lengths(rank, ranks);
+        ((read * self.kind.bytes()) as u64, (written * self.kind.bytes()) as u64)
+    }
+
     /// The device memory that it touches.
     pub(crate) fn accesses(&self, rank: usize, ranks: usize) -> Vec<Access> {
         let (read, written) = self.lengths(rank, ranks);
@@ -95,6 +102,18 @@ impl fmt::Display for Call {
     }
 }
 
+/// The calls of one operation in the driver's log: each kind without its sizes, and how often it is called.
+pub(crate) fn kinds(calls: &[Call], ranks: usize) -> String {
+    let mut counts = BTreeMap::<String, usize>::new();
+    for call in calls {
+        let text = call.to_string();
+        let name = text.split(' ').next().unwrap_or_default();
+        *counts.entry(format!("{name} {:?}", call.kind).to_lowercase()).or_default() += 1;
+    }
+    let times = |(kind, count): (String, usize)| if count == 1 { kind } else { format!("{count} x {kind}") };
+    format!("{} of {ranks} ranks", counts.into_iter().map(times).collect::<Vec<_>>().join(", "))
+}
+
 /// An access that the driver refused: its status, and what it was.
 pub(crate) type Refused = (i32, String);
 
@@ -105,6 +124,9 @@ pub(crate) fn read_input(
     ranks: usize,
     call: &Call,
 ) -> Result<Vec<u8>, Refused> {
+    if driver.is_dry() {
+        return Ok(Vec::new());
+    }
     let mut data = vec![0; call.lengths(rank, ranks).0 * call.kind.bytes()];
     if !data.is_empty() {
         driver.read(call.from, &mut data).map_err(|status| refused(status, rank, call, "read from"))?;
@@ -114,6 +136,9 @@ pub(crate) fn read_input(
 
 /// Carries out a call of all ranks for one of them, which is here; `read` is what they brought, in order.
 pub(crate) fn carry_out(driver: &Driver, rank: usize, call: &Call, read: &[&[u8]]) -> Result<(), Refused> {
+    if driver.is_dry() {
+        return Ok(());
+    }
     write_output(driver, rank, call, &result(rank, call, read))
 }
 
@@ -139,6 +164,9 @@ fn result(rank: usize, call: &Call, read: &[&[u8]]) -> Vec<u8> {
 /// Fills the result of a rank that gives up: any bytes, so that no later read is one of
 /// uninitialised memory.
 pub(crate) fn abandon(driver: &Driver, rank: usize, ranks: usize, call: &Call) {
+    if driver.is_dry() {
+        return;
+    }
     let bytes = call.lengths(rank, ranks).1 * call.kind.bytes();
     // If the memory was freed, there is nothing to write.
     let _ = write_output(driver, rank, call, &vec![0xff; bytes]);

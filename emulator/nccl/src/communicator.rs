@@ -9,7 +9,7 @@ use phalanx_emulator_link::handle::Handles;
 use phalanx_emulator_link::lock;
 use phalanx_emulator_link::pointer::{In, Out};
 
-use crate::call::Call;
+use crate::call::{Call, kinds};
 use crate::driver::{current, driver, order, primary, within};
 use crate::joining::{Joining, unique_id};
 use crate::relay::UniqueId;
@@ -182,6 +182,9 @@ fn submit(calls: &[Pending]) -> Result<()> {
         let calls: Vec<Call> = calls.iter().map(|pending| pending.call).collect();
         let names: Vec<String> = calls.iter().map(Call::to_string).collect();
         let what = format!("NCCL's {} of rank {rank}", names.join(", "));
+        let lengths = calls.iter().map(|call| call.moved_bytes(rank, rendezvous.ranks));
+        let (read, written) = lengths.fold((0, 0), |(r, w), (read, written)| (r + read, w + written));
+        driver.note(&kinds(&calls, rendezvous.ranks), read, written, 0);
         let accesses: Vec<_> = calls.iter().flat_map(|call| call.accesses(rank, rendezvous.ranks)).collect();
         let queued =
             driver.submit(*stream, &what, &accesses, move |turn| rendezvous.ask(driver, rank, turn, &calls));

@@ -127,6 +127,12 @@ impl Rendezvous {
                 Err(error) => state.fail(refused(error)),
             }
         }
+        if driver.is_dry() {
+            // Without data no rank has anything to wait for. The next call tells of an error.
+            state.batches.remove(&(rank, ticket));
+            let failed = |(status, failure): &Error| Progress::Failed(*status, failure.message.clone());
+            return state.error.as_ref().map_or(Progress::Done, failed);
+        }
         // Its process may end once it is done: the others have to have been told by then.
         let is_told = self.relay.as_ref().is_none_or(|relay| relay.is_flushed());
         let is_early =

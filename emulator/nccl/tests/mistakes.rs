@@ -23,6 +23,9 @@ fn says(case: &str, streams: &str, wanted: &[&str]) {
     if IN_VAIN.contains(&case) {
         command.env("PHALANX_EMULATOR_NCCL_TIMEOUT_MS", "300");
     }
+    if case == "without_execution" {
+        command.env("PHALANX_CUDA", "dry");
+    }
     let ran = command.output().unwrap();
     let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
     assert!(ran.status.success() && said.contains("running 1 test"), "{case}, {streams}: {said}");
@@ -79,6 +82,17 @@ fn a_rank_that_does_not_join_is_named() {
 }
 
 #[test]
+fn without_execution_no_rank_waits_and_calls_that_differ_are_named() {
+    says(
+        "without_execution",
+        "eager",
+        &[
+            "differs between ranks: rank 0 calls all_reduce of 10 f32 (sum), rank 1 calls all_reduce of 11 f32 (sum)",
+        ],
+    );
+}
+
+#[test]
 fn what_is_right_is_right_in_every_order() {
     for seed in 0..8 {
         says("training_steps", &format!("deferred:{seed}"), &[]);
@@ -113,6 +127,27 @@ fn different_counts() {
         failed(&comm)
     });
     assert_eq!(failed, [true, true]);
+}
+
+#[test]
+#[ignore = "run by another test, in a process of its own"]
+fn without_execution() {
+    let ranks = ranks_of_one_thread(2);
+    // Of 20 GB each, without memory and without waiting for the other rank.
+    for comm in &ranks {
+        let stream = comm.stream();
+        // SAFETY: nothing reads it.
+        let mut x = unsafe { stream.alloc::<f32>(5_000_000_000) }.unwrap();
+        comm.all_reduce_in_place(&mut x, &ReduceOp::Sum).unwrap();
+        assert!(!failed(comm));
+    }
+    all_reduce(&ranks[0], 10);
+    assert!(!failed(&ranks[0]));
+    all_reduce(&ranks[1], 11);
+    assert!(failed(&ranks[1]));
+    // The other rank hears of it with its next call.
+    let mut x = ranks[0].stream().alloc_zeros::<f32>(10).unwrap();
+    assert!(ranks[0].all_reduce_in_place(&mut x, &ReduceOp::Sum).is_err());
 }
 
 #[test]

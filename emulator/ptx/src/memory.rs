@@ -55,12 +55,47 @@ impl Memory {
         Memory { space: Mutex::new(AddressSpace::new(base, 1 << SPACE_BITS, capacity_bytes)), order }
     }
 
+    /// A memory without contents: allocations are counted and accesses from the host checked as in any other, writes are
+    /// lost, and reads give zeros. So it may be larger than the host's. No kernel can run on it.
+    pub fn without_contents(capacity_bytes: u64) -> Memory {
+        let memory = Memory::new(capacity_bytes);
+        memory.lock().has_contents = false;
+        memory
+    }
+
     /// Allocates; the contents count as never written.
     ///
     /// # Errors
     /// If that many bytes are not free.
     pub fn allocate(&self, bytes: u64) -> Result<u64, OutOfMemory> {
         self.lock().allocate(bytes)
+    }
+
+    /// As [`Memory::allocate`], without counting the bytes as allocated: they are part of what was [reserved](Memory::reserve).
+    ///
+    /// # Errors
+    /// If there is no room in the address space.
+    pub fn allocate_reserved(&self, bytes: u64) -> Result<u64, OutOfMemory> {
+        self.lock().allocate_reserved(bytes)
+    }
+
+    /// Counts bytes as allocated for allocations that share them one after the other.
+    ///
+    /// # Errors
+    /// If that many bytes are not free.
+    pub fn reserve(&self, bytes: u64) -> Result<(), OutOfMemory> {
+        self.lock().reserve(bytes)
+    }
+
+    /// Takes back what was reserved.
+    pub fn release(&self, bytes: u64) {
+        let mut space = self.lock();
+        space.used = space.used.saturating_sub(bytes);
+    }
+
+    /// An allocation of reserved bytes counts from now on like any other.
+    pub fn count(&self, address: u64) {
+        self.lock().count(address);
     }
 
     /// Frees an allocation.
@@ -104,8 +139,7 @@ impl Memory {
     /// # Errors
     /// If the bytes of either end are not all in one allocation.
     pub fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<(), Fault> {
-        let (data, written) = self.lock().take(from, bytes)?;
-        self.lock().put(to, &data, &written)
+        self.copy_from(to, self, from, bytes)
     }
 
     /// Copies bytes from another memory, like [`Memory::copy`].
@@ -113,8 +147,8 @@ impl Memory {
     /// # Errors
     /// If the bytes of either end are not all in one allocation.
     pub fn copy_from(&self, to: u64, other: &Memory, from: u64, bytes: u64) -> Result<(), Fault> {
-        let (data, written) = other.lock().take(from, bytes)?;
-        self.lock().put(to, &data, &written)
+        let taken = other.lock().take(from, bytes)?;
+        self.lock().put(to, bytes, taken)
     }
 
     /// The start and the bytes of the allocation that an address is in.
@@ -125,6 +159,17 @@ impl Memory {
     /// Bytes allocated.
     pub fn used(&self) -> u64 {
         self.lock().used
+    }
+
+    /// The most bytes that were allocated at a time since [`Memory::restart_peak`].
+    pub fn peak(&self) -> u64 {
+        self.lock().peak
+    }
+
+    /// The peak is what is allocated now.
+    pub fn restart_peak(&self) {
+        let mut space = self.lock();
+        space.peak = space.used;
     }
 
     /// Bytes of the device.

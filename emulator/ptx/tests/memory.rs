@@ -390,3 +390,36 @@ fn ranges_are_exact_and_only_those_of_the_launch() {
     let wrote = |i: u64| Touched { start: to + 8 * i, end: to + 8 * i + 4, written: true };
     assert_eq!(run(3), [read, wrote(0), wrote(1), wrote(2)]);
 }
+
+#[test]
+fn a_memory_without_contents_counts_and_checks_and_reads_as_zeros() {
+    let memory = Memory::without_contents(1 << 43);
+    let (large, small) = (memory.allocate(1 << 42).unwrap(), memory.allocate(100).unwrap());
+    assert!(memory.allocate(1 << 42).is_err());
+    memory.write(large + (1 << 42) - 4, &[1, 2, 3, 4]).unwrap();
+    let mut read = [9; 4];
+    memory.read(large + (1 << 42) - 4, &mut read).unwrap();
+    assert_eq!(read, [0; 4]);
+    assert!(memory.write(small + 98, &[0; 4]).is_err() && memory.fill(small, &[1, 2], 51).is_err());
+    assert!(memory.copy(small, large, 100).is_ok() && memory.copy(small, large, 101).is_err());
+    memory.free(large).unwrap();
+    assert_eq!((memory.used(), memory.peak()), (100, (1 << 42) + 100));
+    memory.restart_peak();
+    assert_eq!(memory.peak(), 100);
+}
+
+#[test]
+fn reserved_bytes_are_counted_once_for_all_that_share_them() {
+    let memory = Memory::new(1000);
+    memory.reserve(600).unwrap();
+    let (first, second) = (memory.allocate_reserved(600).unwrap(), memory.allocate_reserved(500).unwrap());
+    assert_eq!(memory.used(), 600);
+    assert!(memory.reserve(401).is_err() && memory.allocate(401).is_err());
+    memory.free(first).unwrap();
+    assert_eq!(memory.used(), 600);
+    memory.release(600);
+    memory.count(second);
+    assert_eq!(memory.used(), 500);
+    memory.free(second).unwrap();
+    assert_eq!(memory.used(), 0);
+}

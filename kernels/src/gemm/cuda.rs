@@ -1,7 +1,7 @@
 //! Products on a GPU by our own kernel (`gemm.cu`): those that cuBLASLt does not support, and all if it is not
 //! installed.
 
-use phalanx_tensor::cuda::{Args, Grid, Products, Program};
+use phalanx_tensor::cuda::{Args, Grid, Products, Program, Traffic};
 use phalanx_tensor::{DType, Result};
 
 use crate::cuda::{File, PRELUDE, type_name};
@@ -33,5 +33,7 @@ pub(crate) fn multiply_on_gpu(op: &'static str, products: Products<'_>) -> Resul
     for number in [m, n, k].into_iter().chain(strides).chain(c_strides).chain([count]) {
         args = args.value(number as u64);
     }
+    let args = if accumulate { args.reading_outputs() } else { args };
+    let args = args.with_traffic(|t| Traffic { flops: 2 * (count * m * n * k) as u64, ..t });
     gpu.kernel(op, &program, "gemm")?.launch(grid, args.value(u32::from(accumulate)))
 }

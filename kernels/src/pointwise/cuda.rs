@@ -1,7 +1,7 @@
 //! Pointwise operations on a GPU: the launches of `pointwise.cu` (bodies over vectors, as traced text) and of `expression.cu` (scalar functions as
 //! CUDA text).
 
-use phalanx_tensor::cuda::{Args, Grid, Program};
+use phalanx_tensor::cuda::{Args, Grid, Program, Traffic};
 use phalanx_tensor::{DType, Element, Result, Tensor};
 use smallvec::SmallVec;
 
@@ -136,11 +136,16 @@ pub(crate) fn evaluate_in(
         Numbers::Floats(k) => ("f64", k.len()),
     };
     let defines = [("EXPRESSION", text), ("VALUE", value), ("NUMBER", number), ("NUMBERS", COUNTS[count])];
-    family.launch(op, layout, inputs, out, &defines, &|args| match numbers {
-        // A kernel takes one number at least.
-        _ if count == 0 => args.value(0u64),
-        Numbers::Integers(k) => k.iter().fold(args, |args, &k| args.value(k)),
-        Numbers::Floats(k) => k.iter().fold(args, |args, &k| args.value(k)),
+    family.launch(op, layout, inputs, out, &defines, &|args| {
+        // An expression that names no input reads none.
+        let reads = text.contains("x[");
+        let args = args.with_traffic(|t| Traffic { read: if reads { t.read } else { 0 }, ..t });
+        match numbers {
+            // A kernel takes one number at least.
+            _ if count == 0 => args.value(0u64),
+            Numbers::Integers(k) => k.iter().fold(args, |args, &k| args.value(k)),
+            Numbers::Floats(k) => k.iter().fold(args, |args, &k| args.value(k)),
+        }
     })
 }
 

@@ -1,11 +1,13 @@
 //! [`Args`]: the arguments of a launch, with guards on the tensors that they point to. [`Scratch`]: memory between the launches of one
 //! operation. [`DevicePointer`]: a tensor's address for a library that this crate does not know.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use phalanx_cuda::{Arguments, captured_step};
 use smallvec::SmallVec;
 
 use super::copy::gather_into;
-use super::{DeviceBlock, Gpu};
+use super::{DeviceBlock, Gpu, Traffic};
 use crate::storage::{Read, Write};
 use crate::{Error, PhiloxStream, Result, RngKey, ScratchUse, Tensor};
 
@@ -41,6 +43,7 @@ impl<'a> Args<'a> {
         if !known {
             self.readers.push(tensor.lock_read(self.op)?);
         }
+        self.packed.traffic.read += moved_bytes(tensor);
         Ok(self.value(tensor.device_address()))
     }
 
@@ -71,10 +74,26 @@ impl<'a> Args<'a> {
     pub fn write(mut self, tensor: &'a mut Tensor) -> Result<Args<'a>> {
         self.check(tensor)?;
         let address = tensor.device_address();
+        self.packed.traffic.written += moved_bytes(tensor);
         if !self.writers.iter().any(|w| w.is_of(tensor.storage())) {
             self.writers.push(tensor.lock_write(self.op)?);
         }
         Ok(self.value(address))
+    }
+
+    /// Sets what the kernel moves and computes, given what its operands are: tensors that are read or written once as a whole, scratch
+    /// memory that the first launch writes and the others read. For kernels that do otherwise, as those that pick rows of a table,
+    /// and for those that compute. Dry runs alone look at it ([`crate::cuda::take_dry_log`]).
+    #[must_use]
+    pub fn with_traffic(mut self, change: impl FnOnce(Traffic) -> Traffic) -> Args<'a> {
+        self.packed.traffic = change(self.packed.traffic);
+        self
+    }
+
+    /// The kernel reads as many bytes more as it writes: it adds to what is there.
+    #[must_use]
+    pub fn reading_outputs(self) -> Args<'a> {
+        self.with_traffic(|t| Traffic { read: t.read + t.written, ..t })
     }
 
     /// [`Args::write`], with a pointer to the element that lies `start` elements after the first.
@@ -134,10 +153,19 @@ impl<'a> Args<'a> {
     }
 }
 
+/// The bytes of a tensor's elements, each once where a view repeats them.
+fn moved_bytes(tensor: &Tensor) -> u64 {
+    let distinct = tensor.shape().iter().zip(tensor.strides()).filter(|(_, stride)| **stride != 0);
+    (distinct.map(|(size, _)| size).product::<usize>() * tensor.dtype().size()) as u64
+}
+
 /// Device memory that is no tensor. The ledger counts it as scratch, apart from the tensors, which a `meta` device counts too. It is freed
 /// in the order of the stream, so it may be dropped as soon as the last kernel that uses it was launched.
 pub struct Scratch {
     block: DeviceBlock,
+    bytes: usize,
+    /// Whether a launch was given it: the first one writes it, the others read it.
+    is_written: AtomicBool,
     _use: ScratchUse<'static>,
 }
 
@@ -160,13 +188,17 @@ impl Gpu {
     /// If the device has no more.
     pub fn scratch(&'static self, op: &'static str, bytes: usize) -> Result<Scratch> {
         let block = self.allocate(op, bytes.max(1)).map_err(Error::of_gpu)?;
-        Ok(Scratch { block, _use: self.device().ledger()?.scratch_of(bytes) })
+        let is_written = AtomicBool::new(false);
+        Ok(Scratch { block, bytes, is_written, _use: self.device().ledger()?.scratch_of(bytes) })
     }
 }
 
 impl Args<'_> {
     /// A pointer to scratch memory. The kernel may read and write it.
-    pub fn scratch(self, scratch: &Scratch) -> Self {
+    pub fn scratch(mut self, scratch: &Scratch) -> Self {
+        let Traffic { read, written, .. } = &mut self.packed.traffic;
+        let moved = if scratch.is_written.swap(true, Ordering::Relaxed) { read } else { written };
+        *moved += scratch.bytes as u64;
         self.value(scratch.block.address())
     }
 }

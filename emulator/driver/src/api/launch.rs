@@ -8,7 +8,7 @@ use phalanx_emulator_link::pointer::{Host, In, Out, Text};
 use phalanx_ptx::{Fill, Launch, Swizzle, TensorMap, TensorType};
 
 use crate::device::{
-    CLUSTER_MAX, CLUSTER_MAX_OPTIN, MULTIPROCESSORS, SHARED_BYTES_MULTIPROCESSOR, SHARED_BYTES_RESERVED,
+    CLUSTER_MAX, CLUSTER_MAX_OPTIN, SHARED_BYTES_MULTIPROCESSOR, SHARED_BYTES_RESERVED, multiprocessors,
 };
 use crate::launch::{Config, WARP, blocks_per_multiprocessor, cluster_of, launch};
 use crate::module::{FUNCTIONS, Function, MODULES, image, load, unload};
@@ -43,7 +43,7 @@ fn potential(
             best = (blocks * threads, blocks, threads);
         }
     }
-    set!(grid, (best.1 * MULTIPROCESSORS) as i32)?;
+    set!(grid, (best.1 * multiprocessors()) as i32)?;
     set!(block, best.2 as i32)
 }
 
@@ -196,7 +196,7 @@ export! {
         let config = present(config.get(), "config")?;
         let (cluster, _) = config.cluster()?;
         let threads: u32 = config.block.iter().product();
-        let blocks = blocks_per_multiprocessor(&function, threads, config.shared_bytes) * MULTIPROCESSORS;
+        let blocks = blocks_per_multiprocessor(&function, threads, config.shared_bytes) * multiprocessors();
         set!(clusters, (blocks / cluster.iter().product::<u32>().max(1)) as i32)
     }
     fn cuTensorMapEncodeTiled(

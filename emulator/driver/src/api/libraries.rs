@@ -7,9 +7,12 @@ use phalanx_emulator_link::driver::{self, DONE, StreamOperation, WAITING};
 use phalanx_emulator_link::pointer::{Bytes, BytesMut, Host, In, Text};
 
 use super::call::{answer, answer_always};
+use crate::copy;
 use crate::device::{device_of, devices};
+use crate::log;
 use crate::queue::{Progress, Task};
 use crate::race::Access;
+use crate::settings::settings;
 use crate::status::{Result, Status, failure, present};
 use crate::streams::{context_of, submit};
 
@@ -51,8 +54,17 @@ fn submit_foreign(
         written: a.written != 0,
     });
     let context = context_of(stream)?;
-    let task = Task::new(what, &context, move |ticket| operation.run(ticket)).touching(touched);
-    submit(stream, task).map(|_| ())
+    let ranges: Vec<Access> = touched.collect();
+    let checked = if settings().dry { ranges.clone() } else { Vec::new() };
+    let run = move |ticket| {
+        let check = |access: &Access| copy::check(access.start, (access.end - access.start) as usize);
+        match checked.iter().try_for_each(check) {
+            Ok(()) => operation.run(ticket),
+            Err(failure) => Progress::Failed(failure),
+        }
+    };
+    let task = Task::new(what, &context, run).touching(ranges);
+    submit(stream, task.with_work(log::noted("library"))).map(|_| ())
 }
 
 fn memory(address: u64) -> Result<&'static phalanx_ptx::Memory> {
@@ -81,6 +93,11 @@ phalanx_emulator_link::export! {
             Bytes::at(from.address(), bytes).read(|data| memory.write(address, data).map_err(|fault| failure(&fault)))
         })
     }
+    fn phalanx_driver_is_dry() -> i32 { i32::from(settings().dry) }
+    fn phalanx_driver_note(op: Text, name: Text, read_bytes: u64, written_bytes: u64, flops: u64) -> () {
+        log::note(op.string(), name.string(), [read_bytes, written_bytes, flops]);
+    }
+    fn phalanx_driver_take_log() -> *const std::ffi::c_char { log::take() }
     fn phalanx_driver_explain(reason: Text) -> () {
         REASON.set(reason.string().unwrap_or_default());
     }

@@ -1,8 +1,8 @@
 //! The address space behind a memory's lock: its allocations, the host's reads and writes, and what a launch touched.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{Allocation, Memory, OutOfMemory};
+use super::{Allocation, Contents, Memory, OutOfMemory};
 use crate::{Fault, FaultKind, Touched};
 
 /// Allocations begin at multiples of this, and at least as many bytes between two of them belong to neither.
@@ -10,7 +10,7 @@ const ALIGN: u64 = 256;
 /// How many freed allocations are remembered, so that a use after free can be named.
 const FREED_MAX: usize = 256;
 
-/// Bytes, and the parts of them that were ever written: start and end.
+/// Bytes, and the parts of them that were ever written: start and end. Without contents there are none.
 pub(crate) type Taken = (Vec<u8>, Vec<(usize, usize)>);
 
 /// The allocations of a memory.
@@ -28,6 +28,12 @@ pub(crate) struct AddressSpace {
     pub(crate) record: u32,
     /// Bytes allocated.
     pub(crate) used: u64,
+    /// The most of them.
+    pub(crate) peak: u64,
+    /// Allocations whose bytes are not counted: they are part of what was reserved.
+    reserved: BTreeSet<u64>,
+    /// Whether allocations have bytes that can be read and written.
+    pub(crate) has_contents: bool,
     /// Bytes that may be allocated.
     pub(crate) capacity: u64,
 }
@@ -46,6 +52,9 @@ impl AddressSpace {
             end: base + room,
             record: 1,
             used: 0,
+            peak: 0,
+            reserved: BTreeSet::new(),
+            has_contents: true,
             capacity,
         }
     }
@@ -56,21 +65,63 @@ impl AddressSpace {
     }
 
     pub(crate) fn allocate(&mut self, bytes: u64) -> Result<u64, OutOfMemory> {
-        let left = self.capacity - self.used;
-        let refused = OutOfMemory { wanted: bytes, left, capacity: self.capacity };
-        if bytes > left || bytes == 0 && self.capacity == 0 {
-            return Err(refused);
+        if bytes > self.left() || bytes == 0 && self.capacity == 0 {
+            return Err(self.refused(bytes));
         }
+        let start = self.allocate_uncounted(bytes)?;
+        self.add(bytes);
+        Ok(start)
+    }
+
+    pub(crate) fn allocate_reserved(&mut self, bytes: u64) -> Result<u64, OutOfMemory> {
+        let start = self.allocate_uncounted(bytes)?;
+        self.reserved.insert(start);
+        Ok(start)
+    }
+
+    pub(crate) fn reserve(&mut self, bytes: u64) -> Result<(), OutOfMemory> {
+        if bytes > self.left() {
+            return Err(self.refused(bytes));
+        }
+        self.add(bytes);
+        Ok(())
+    }
+
+    pub(crate) fn count(&mut self, address: u64) {
+        if self.reserved.remove(&address)
+            && let Some(&slot) = self.starts.get(&address)
+        {
+            self.add(self.bytes(slot));
+        }
+    }
+
+    fn left(&self) -> u64 {
+        self.capacity.saturating_sub(self.used)
+    }
+
+    fn refused(&self, wanted: u64) -> OutOfMemory {
+        OutOfMemory { wanted, left: self.left(), capacity: self.capacity }
+    }
+
+    fn add(&mut self, bytes: u64) {
+        self.used += bytes;
+        self.peak = self.peak.max(self.used);
+    }
+
+    fn allocate_uncounted(&mut self, bytes: u64) -> Result<u64, OutOfMemory> {
+        let refused = self.refused(bytes);
         let taken = bytes.max(1).checked_next_multiple_of(ALIGN).ok_or(refused)? + ALIGN;
         let start = self.place(taken).ok_or(refused)?;
-        let allocation = Some(Allocation::new(start, bytes));
+        let allocation = Some(match self.has_contents {
+            true => Allocation::new(start, bytes),
+            false => Allocation { start, bytes, contents: Contents::default() },
+        });
         let slot = self.empty.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() - 1
         });
         self.slots[slot] = allocation;
         self.starts.insert(start, slot);
-        self.used += bytes;
         Ok(start)
     }
 
@@ -98,7 +149,9 @@ impl AddressSpace {
             return Err(Fault::outside(FaultKind::InvalidFree, why));
         };
         if let Some(allocation) = self.slots[slot].take() {
-            self.used -= allocation.bytes;
+            if !self.reserved.remove(&address) {
+                self.used -= allocation.bytes;
+            }
             self.freed.push_back((allocation.start, allocation.bytes));
             if self.freed.len() > FREED_MAX {
                 self.freed.pop_front();
@@ -185,7 +238,11 @@ impl AddressSpace {
         if bytes.is_empty() {
             return Ok(());
         }
+        let has_contents = self.has_contents;
         let allocation = self.range("write", address, bytes.len() as u64)?;
+        if !has_contents {
+            return Ok(());
+        }
         let at = allocation.offset(address);
         allocation.contents.data[at..at + bytes.len()].copy_from_slice(bytes);
         allocation.contents.written.set(at, at + bytes.len());
@@ -196,7 +253,12 @@ impl AddressSpace {
         if bytes.is_empty() {
             return Ok(());
         }
+        let has_contents = self.has_contents;
         let allocation = self.range("read", address, bytes.len() as u64)?;
+        if !has_contents {
+            bytes.fill(0);
+            return Ok(());
+        }
         let at = allocation.offset(address);
         bytes.copy_from_slice(&allocation.contents.data[at..at + bytes.len()]);
         if !allocation.contents.written.all(at, at + bytes.len()) {
@@ -214,7 +276,11 @@ impl AddressSpace {
         if bytes == 0 {
             return Ok(());
         }
+        let has_contents = self.has_contents;
         let allocation = self.range("fill", address, bytes)?;
+        if !has_contents {
+            return Ok(());
+        }
         let (at, len) = (allocation.offset(address), bytes as usize);
         for chunk in allocation.contents.data[at..at + len].chunks_exact_mut(pattern.len()) {
             chunk.copy_from_slice(pattern);
@@ -228,7 +294,11 @@ impl AddressSpace {
         if bytes == 0 {
             return Ok((Vec::new(), Vec::new()));
         }
+        let has_contents = self.has_contents;
         let allocation = self.range("copy", from, bytes)?;
+        if !has_contents {
+            return Ok((Vec::new(), Vec::new()));
+        }
         let (at, len) = (allocation.offset(from), bytes as usize);
         let data = allocation.contents.data[at..at + len].to_vec();
         if allocation.contents.written.all(at, at + len) {
@@ -244,14 +314,17 @@ impl AddressSpace {
         Ok((data, written))
     }
 
-    /// Puts down what `take` gave.
-    pub(crate) fn put(&mut self, to: u64, data: &[u8], written: &[(usize, usize)]) -> Result<(), Fault> {
+    /// Puts down what `take` gave for so many bytes.
+    pub(crate) fn put(&mut self, to: u64, bytes: u64, (data, written): Taken) -> Result<(), Fault> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let allocation = self.range("copy", to, bytes)?;
         if data.is_empty() {
             return Ok(());
         }
-        let allocation = self.range("copy", to, data.len() as u64)?;
         let at = allocation.offset(to);
-        allocation.contents.data[at..at + data.len()].copy_from_slice(data);
+        allocation.contents.data[at..at + data.len()].copy_from_slice(&data);
         allocation.contents.written.unset(at, at + data.len());
         for (start, end) in written {
             allocation.contents.written.set(at + start, at + end);

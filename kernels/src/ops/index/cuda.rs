@@ -1,7 +1,7 @@
 //! Picking and adding by index on a GPU: launches of `pick.cu`, of `order.cu`, which sorts positions by the index that
 //! they hold, and of `add.cu`, which adds in that order.
 
-use phalanx_tensor::cuda::{Args, Gpu, Grid, Program, Scratch};
+use phalanx_tensor::cuda::{Args, Gpu, Grid, Program, Scratch, Traffic};
 use phalanx_tensor::{DType, Dims, Error, Result, Tensor};
 
 use super::summand::End;
@@ -99,6 +99,7 @@ pub(in crate::ops::index) fn add_rows(
     let args = Args::new(op, gpu).write(out)?.read(&source)?.scratch(&starts).scratch(&order.positions);
     let args = args.value(outer as u64).value(rows as u64).value(count as u64).value(inner as u64);
     let args = args.value(padding).value(log_lanes).value(kind).value(factor_of(dtype, factor));
+    let args = if matches!(what, Rows::Store { .. }) { args } else { args.reading_outputs() };
     gpu.kernel(op, &program, entry)?.launch(grid, args)
 }
 
@@ -311,8 +312,14 @@ pub(in crate::ops::index) fn rows(
     let (log_lanes, grid) = lanes(outer * count, inner);
     let args = Args::new(op, gpu).write(out)?.read(x)?.read(index)?;
     let args = args.value(outer as u64).value(count as u64).value(x.shape()[dim] as u64);
-    let args = args.value(inner as u64).value(log_lanes).faults()?;
+    let args = picked(args.value(inner as u64).value(log_lanes).faults()?, index);
     gpu.kernel(op, &PICKING, entry)?.launch(grid, args)
+}
+
+/// Of the table as much is read as is picked, and the index.
+fn picked<'a>(args: Args<'a>, index: &Tensor) -> Args<'a> {
+    let index_bytes = (index.numel() * index.dtype().size()) as u64;
+    args.with_traffic(|t| Traffic { read: t.written + index_bytes, ..t })
 }
 
 /// How rows of `inner` things are shared out: the logarithm of the lanes that take a row, and the grid. Long rows are cut
@@ -350,7 +357,7 @@ pub(in crate::ops::index) fn elements(
         _ => "elements_8",
     };
     let args = Args::new(op, x.device().gpu()?).write(out)?.read(x)?.read(index)?.value(layout);
-    let args = args.value(along as u64).value(size as u64).value(numel as u64).faults()?;
+    let args = picked(args.value(along as u64).value(size as u64).value(numel as u64).faults()?, index);
     x.device().gpu()?.kernel(op, &PICKING, entry)?.launch(Grid::over(gpu, numel, THREADS), args)
 }
 

@@ -1,6 +1,6 @@
 //! Launches of `optim.cu`: as many tensors at a time as a kernel's arguments hold.
 
-use phalanx_tensor::cuda::{Args, Grid, Program};
+use phalanx_tensor::cuda::{Args, Grid, Program, Traffic};
 use phalanx_tensor::{DType, Device, Error, Result, Tensor};
 use smallvec::SmallVec;
 
@@ -98,6 +98,7 @@ fn launch<const N: usize>(
     let program = Program { name: "optim.cu", files: FILES, defines: &defines };
     let stretch = THREADS * TURNS * (16 / dtype.size());
     let (count, mut blocks, mut args) = (items.len(), 0, Args::new(op, gpu));
+    let parameters: usize = items.iter().map(|item| item.param.numel()).sum();
     for Ready { param, master, grad, state, .. } in items {
         let length = param.numel();
         args = args.write(param)?.write_if(master.as_deref_mut())?.read(grad)?;
@@ -119,5 +120,8 @@ fn launch<const N: usize>(
         check::shape(op, "a factor", &factor.view_into(0, &[])?, &[])?;
     }
     let args = args.read_if(numbers)?.read_if(of(DType::F32))?.read_if(of(DType::F64))?;
+    // Masters and states are read and written; parameters that have a master are only written.
+    let not_read = if has_master { parameters * dtype.size() } else { 0 };
+    let args = args.reading_outputs().with_traffic(|t| Traffic { read: t.read - not_read as u64, ..t });
     gpu.kernel(op, &program, "update")?.launch(Grid::new(blocks, THREADS as u32), args)
 }

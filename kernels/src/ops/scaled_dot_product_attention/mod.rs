@@ -157,9 +157,13 @@ fn unseen(queries: usize, keys: usize) -> usize {
 impl Problem {
     /// Counts `each` multiplications for each score that the causal mask does not hide.
     fn count(&self, each: usize) {
+        flops::count_multiply_adds([self.heads, self.scores_seen(), each]);
+    }
+
+    /// Scores of a head that the causal mask does not hide.
+    fn scores_seen(&self) -> usize {
         let (queries, keys) = (self.queries, self.keys);
-        let unseen = if self.causal { unseen(queries, keys) } else { 0 };
-        flops::count_multiply_adds([self.heads, queries * keys - unseen, each]);
+        queries * keys - if self.causal { unseen(queries, keys) } else { 0 }
     }
 
     fn deepest(&self) -> usize {

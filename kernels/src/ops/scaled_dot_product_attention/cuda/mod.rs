@@ -11,7 +11,7 @@
 mod variant;
 mod view;
 
-use phalanx_tensor::cuda::{Args, Gpu, Grid, Program, Scratch};
+use phalanx_tensor::cuda::{Args, Gpu, Grid, Program, Scratch, Traffic};
 use phalanx_tensor::{DType, Error, Result, Tensor};
 
 use super::Problem;
@@ -54,6 +54,7 @@ pub(super) fn forward(
         KernelOperand::Write(out),
     ];
     let args = call.args(slots, StatsArgs { stats: KernelOperand::Write(stats), ..StatsArgs::default() })?;
+    let args = call.computing(args, problem.depth + problem.value_depth);
     call.launch((FORWARD, "forward.cu"), "attention_forward", block, (problem.heads, problem.queries), args)
 }
 
@@ -75,6 +76,7 @@ pub(super) fn backward(
     let numbers = |slopes| StatsArgs { stats: KernelOperand::Whole(&stats), sums: Some(&sums), slopes };
     if rows > 0 {
         let args = call.args(read(), numbers(KernelOperand::None))?;
+        let args = [query, key, value].into_iter().fold(args, |args, view| view.unread(args));
         let block = BlockSize { rows: 32, threads: 256, bytes: 0 };
         call.launch((SUMS, "sums.cu"), "attention_sums", block, (1, rows), args)?;
     }
@@ -90,14 +92,18 @@ pub(super) fn backward(
             KernelOperand::write_if(dkey),
             KernelOperand::write_if(dvalue),
         ];
+        // Scores and their gradients once more, then dk = ds' q and dv = p' dy.
         let args = call.args(slots, numbers(KernelOperand::None))?;
+        let args = call.computing(out.unread(args), 2 * (problem.depth + problem.value_depth));
         let made = (problem.heads / problem.group, problem.keys);
         call.launch((KEYS, "backward_keys.cu"), "attention_backward_keys", call.variant.keys(), made, args)?;
     }
     if dquery.is_some() || slopes.is_some() {
         let [q, k, v, o, g] = read();
         let slots = [q, k, v, o, g, KernelOperand::write_if(dquery)];
+        // Scores and their gradients once more, then dq = ds k.
         let args = call.args(slots, numbers(KernelOperand::write_if(slopes)))?;
+        let args = call.computing(out.unread(args), 2 * problem.depth + problem.value_depth);
         let (made, block) = ((problem.heads, problem.queries), call.variant.queries());
         call.launch((QUERIES, "backward_queries.cu"), "attention_backward_queries", block, made, args)?;
     }
@@ -267,6 +273,12 @@ impl<'c> Launcher<'c> {
             *count = i32::try_from(size).map_err(wrong)?;
         }
         Ok(args.value([p.scale, self.keep.map_or(1.0, |keep| keep.scale)]).value(counts))
+    }
+
+    /// The kernel does so many multiplications and additions for each score that the causal mask does not hide.
+    fn computing<'a>(&self, args: Args<'a>, each: usize) -> Args<'a> {
+        let flops = 2 * (self.problem.heads * self.problem.scores_seen() * each) as u64;
+        args.with_traffic(|t| Traffic { flops, ..t })
     }
 
     /// Launches the check of first visible keys, which reports wrong ones as a fault of the device.

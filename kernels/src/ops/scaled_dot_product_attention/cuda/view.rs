@@ -1,6 +1,6 @@
 //! [`StridedView`]: a tensor as the kernels take it, [batch items, heads, rows, columns] by four strides.
 
-use phalanx_tensor::cuda::{Args, Scratch};
+use phalanx_tensor::cuda::{Args, Scratch, Traffic};
 use phalanx_tensor::{Result, Tensor};
 
 /// A tensor of any strides. If four numbers do not describe them, a contiguous copy is made first.
@@ -45,6 +45,12 @@ impl StridedView {
             Some(scratch) => Ok(args.scratch(scratch)),
             None => args.read(&self.tensor),
         }
+    }
+
+    /// The kernel does not read what its arguments point to here.
+    pub(super) fn unread<'a>(&self, args: Args<'a>) -> Args<'a> {
+        let bytes = (self.tensor.numel() * self.tensor.dtype().size()) as u64;
+        args.with_traffic(|t| Traffic { read: t.read.saturating_sub(bytes), ..t })
     }
 
     /// The first `N` strides: batch, head, row, column.
