@@ -459,3 +459,50 @@ fn an_epilogue_whose_pointer_is_not_set_is_refused() {
         assert_eq!(run(epilogue, false).err(), Some(Status::CUBLAS_STATUS_INVALID_VALUE));
     }
 }
+
+#[test]
+fn an_epilogue_takes_a_bias_and_an_aux_of_the_documented_types_and_places_only() {
+    let stream = stream();
+    let memory = stream.clone_htod(&vec![0u8; 1 << 16]).unwrap();
+    let start = address(&memory, &stream);
+    let product = |epilogue: Epilogue| {
+        let matrix = |rows, columns| {
+            let one = Matrix::new(Kind::CUDA_R_16BF, rows, columns);
+            Matrix { batches: 2, batch_stride: 128, ..one }
+        };
+        let layouts = [matrix(16, 8), matrix(8, 8), matrix(16, 8), matrix(16, 8)];
+        Product::new(Compute::CUBLAS_COMPUTE_32F, Kind::CUDA_R_32F, layouts)
+            .with(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue)
+            .with(Attribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, start + 4096)
+            .with(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, start + 8192)
+            .with(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 16i64)
+            .with(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, 128i64)
+    };
+    let run = |product: Product| {
+        let at = [0, 1024, 2048, 2048].map(|offset| start + offset);
+        product.run(&stream, [1_f32, 0.0], at).map_err(|error| error.0)
+    };
+    let unsupported = Err(Status::CUBLAS_STATUS_NOT_SUPPORTED);
+    let invalid = Err(Status::CUBLAS_STATUS_INVALID_VALUE);
+    for epilogue in [Epilogue::CUBLASLT_EPILOGUE_GELU_AUX_BIAS, Epilogue::CUBLASLT_EPILOGUE_DGELU_BGRAD] {
+        let with = |attribute, value: i64| run(product(epilogue).with(attribute, value));
+        let of_kind = |attribute, kind: Kind| run(product(epilogue).with(attribute, kind as i32));
+        assert_eq!(with(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 24), Ok(()));
+        assert_eq!(with(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 20), invalid);
+        assert_eq!(with(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 8), invalid);
+        assert_eq!(with(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, 132), invalid);
+        let aux = start as i64 + 8192;
+        assert_eq!(with(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux + 16), Ok(()));
+        assert_eq!(with(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux + 8), unsupported);
+        for attribute in [
+            Attribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+            Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE,
+        ] {
+            assert_eq!(of_kind(attribute, Kind::CUDA_R_16BF), Ok(()));
+            assert_eq!(of_kind(attribute, Kind::CUDA_R_32F), unsupported);
+        }
+    }
+    // Without aux its place says nothing.
+    let plain = product(Epilogue::CUBLASLT_EPILOGUE_BGRADB);
+    assert_eq!(run(plain.with(Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, 3i64)), Ok(()));
+}
