@@ -304,12 +304,12 @@ impl Operation {
         operation.set(D::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(form.b.in_columns))?;
         operation.set(D::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(form.a.in_columns))?;
         operation.set(D::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue(form))?;
-        if form.bias {
-            operation.set(D::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(form.float) as i32)?;
+        if form.bias || form.epilogue == Epilogue::RowSums {
+            operation.set(D::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(form.out_float) as i32)?;
             operation.set(D::CUBLASLT_MATMUL_DESC_BIAS_POINTER, at.bias)?;
         }
-        if form.epilogue == Epilogue::GeluKept {
-            operation.set(D::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at.sums)?;
+        if form.epilogue.has_kept() {
+            operation.set(D::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at.kept)?;
             operation.set(D::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, form.c.ld as i64)?;
             operation.set(D::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, form.c.step as i64)?;
         }
@@ -335,10 +335,11 @@ fn epilogue(form: &ProductForm) -> u32 {
     let which = match (form.epilogue, form.bias) {
         (Epilogue::Plain, false) => E::CUBLASLT_EPILOGUE_DEFAULT,
         (Epilogue::Plain, true) => E::CUBLASLT_EPILOGUE_BIAS,
-        (Epilogue::Gelu, false) => E::CUBLASLT_EPILOGUE_GELU,
-        (Epilogue::Gelu, true) => E::CUBLASLT_EPILOGUE_GELU_BIAS,
         (Epilogue::GeluKept, false) => E::CUBLASLT_EPILOGUE_GELU_AUX,
         (Epilogue::GeluKept, true) => E::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+        (Epilogue::GeluBackward, _) => E::CUBLASLT_EPILOGUE_DGELU,
+        // The library's B is A's transpose, whose columns are A's rows.
+        (Epilogue::RowSums, _) => E::CUBLASLT_EPILOGUE_BGRADB,
     };
     which as u32
 }

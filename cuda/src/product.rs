@@ -18,10 +18,19 @@ pub enum Float {
 pub enum Epilogue {
     /// They are stored.
     Plain,
-    /// Gelu (the approximation by tanh) of them is stored.
-    Gelu,
-    /// Gelu of them is stored, and they are stored too, for the backward pass.
+    /// Gelu (the approximation by tanh) of them is stored, and they are stored too, for the backward pass.
     GeluKept,
+    /// They are multiplied by gelu's slope at the sums that [`Epilogue::GeluKept`] has stored.
+    GeluBackward,
+    /// They are stored, and so is the sum of each row of A: the gradient of a bias, where A is the transpose of a linear map's `dy`.
+    RowSums,
+}
+
+impl Epilogue {
+    /// Whether it writes or reads a matrix beside C.
+    pub fn has_kept(self) -> bool {
+        matches!(self, Epilogue::GeluKept | Epilogue::GeluBackward)
+    }
 }
 
 /// How a matrix lies: by rows or by columns, `ld` elements from one row (column) to the next, and `step` elements from one matrix of the
@@ -51,9 +60,9 @@ impl MatrixLayout {
 /// A batch of products `c = epilogue(a b + bias)`, or `c += a b`: everything on which the choice of an algorithm may depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProductForm {
-    /// Of A, B, the bias and the sums that are kept.
+    /// Of A and B.
     pub float: Float,
-    /// Of C.
+    /// Of C, the bias, the rows' sums and the kept sums.
     pub out_float: Float,
     /// The number of products.
     pub count: usize,
@@ -84,10 +93,10 @@ pub struct ProductPointers {
     pub b: u64,
     /// The results.
     pub c: u64,
-    /// The bias; 0 without one.
+    /// The bias, or where [`Epilogue::RowSums`] puts the sums; 0 without. A multiple of 16.
     pub bias: u64,
-    /// The sums that [`Epilogue::GeluKept`] stores, laid out as C; 0 without.
-    pub sums: u64,
+    /// The sums that [`Epilogue::GeluKept`] stores and [`Epilogue::GeluBackward`] reads, laid out as C; 0 without. A multiple of 16.
+    pub kept: u64,
 }
 
 #[cfg(test)]

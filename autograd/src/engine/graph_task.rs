@@ -251,7 +251,8 @@ impl GraphTask {
         }
         let watched = node.hooks.get().is_some();
         let timed = profile::node_begins(grads);
-        let call = Call { targets, create_graph, kept, watched, sinks, sunk: Cell::default() };
+        let is_captured = &|node: &Arc<Node>| self.captures() && self.is_captured(node);
+        let call = Call { targets, create_graph, kept, watched, is_captured, sinks, sunk: Cell::default() };
         let mut made = match node.grad_fn.apply(node, grads, &call) {
             Some(Ok(made)) => made,
             Some(Err(error)) => return Err(located(error, node.name)),

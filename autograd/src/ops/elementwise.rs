@@ -50,9 +50,18 @@ pub(crate) fn elementwise<F: Elementwise>(x: &Var, y: Tensor, function: F) -> Re
     })
 }
 
-struct ElementwiseNode<F> {
-    saved: SavedVariable,
-    function: F,
+/// [`elementwise`] of a result that another kernel than the function's has computed: backward does not compute it again.
+pub(super) fn elementwise_made<F: Elementwise>(x: &Var, y: Tensor, function: F) -> Result<Var> {
+    record(F::NAME, &[x], y, |s: &SaveContext<'_>| {
+        let saved = if F::OF_OUTPUT { s.output(0)? } else { s.input(0)? };
+        Ok(ElementwiseNode { saved, function, rematerialized: None })
+    })
+}
+
+pub(super) struct ElementwiseNode<F> {
+    /// The input or the output.
+    pub(super) saved: SavedVariable,
+    pub(super) function: F,
     rematerialized: Option<Arc<Rematerialized>>,
 }
 

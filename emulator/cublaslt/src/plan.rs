@@ -77,7 +77,8 @@ impl Plan {
     /// the table of types of `cublasLtMatmul`, in which a bias has D's type for each type that is emulated. For the
     /// alignment of aux it says only that the heuristic looks at the pointer; 16 bytes are what the kernels read at a time.
     fn check_epilogue(&self) -> Result<()> {
-        let Description { epilogue, bias_kind, aux, aux_kind, aux_leading, aux_stride, .. } = self.description;
+        let Description { epilogue, bias_kind, aux, aux_kind, aux_leading, aux_stride, .. } =
+            self.description;
         if !epilogue.is_default() && self.d.by_rows {
             return Err(
                 Status::NOT_SUPPORTED.because("an epilogue for a D that lies in rows is not emulated")
