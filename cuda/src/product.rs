@@ -13,6 +13,17 @@ pub enum Float {
     F16,
 }
 
+impl Float {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Float::F64 => 8,
+            Float::F32 => 4,
+            Float::BF16 | Float::F16 => 2,
+        }
+    }
+}
+
 /// What is done with the sums of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Epilogue {
@@ -54,6 +65,12 @@ impl MatrixLayout {
         }
         let in_columns = (row == 1 || rows == 1) && (col >= rows || cols == 1);
         in_columns.then_some(MatrixLayout { in_columns, ld: if cols == 1 { rows } else { col }, step })
+    }
+
+    /// Elements from the first matrix's first one to behind the last matrix's last one.
+    pub fn span(&self, count: usize, rows: usize, cols: usize) -> usize {
+        let (lines, length) = if self.in_columns { (cols, rows) } else { (rows, cols) };
+        (count - 1) * self.step + (lines - 1) * self.ld + length
     }
 }
 
