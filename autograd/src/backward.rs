@@ -173,7 +173,7 @@ impl Cx<'_> {
 /// For gradients that go past an operation.
 impl Cx<'_> {
     /// A value that the operation of input `i` has saved, so that its derivative can be applied here, and the gradient be sent to its
-    /// input at once. None if the gradients are to be differentiated, or something looks at the gradient of input `i`: a hook, or
+    /// input at once: then `None` is to be returned for input `i`. None if the gradients are to be differentiated, or something looks at the gradient of input `i`: a hook, or
     /// the pass's caller.
     pub(crate) fn saved_by_input<B: Backward + 'static>(
         &self,
@@ -187,7 +187,10 @@ impl Cx<'_> {
         let Some(recorded) = Recorded::<B>::of(node) else { return Ok(None) };
         let value = recorded.look(|backward| find(backward).map(|saved| saved.unpack(node, false)));
         let value = value.flatten().transpose()?;
-        value.iter().for_each(|value| profile::reads(value.tensor()));
+        if let Some(value) = &value {
+            profile::reads(value.tensor());
+            self.call.passed_by.set(self.call.passed_by.get().and(i));
+        }
         Ok(value)
     }
 }

@@ -15,7 +15,7 @@ struct Perceptron {
     has_bias: bool,
 }
 
-/// Whether rows, columns or neither of them lie side by side in x and the weights.
+/// Whether rows or columns lie side by side in x and the weights.
 #[derive(Clone, Copy, PartialEq)]
 enum Layout {
     Rows,
@@ -182,6 +182,30 @@ pub fn shows_the_gradients_that_are_asked_for() -> Result<()> {
     let wanted = said(run(DType::F64, Device::CPU))?;
     for (dtype, tolerance) in TOLERANCES {
         close(&dtype.to_string(), &said(run(dtype, GPU))?, &wanted, tolerance)?;
+    }
+    Ok(())
+}
+
+/// While the graph still exists, a backward pass has freed gelu's input, that of one consumer and of two.
+pub fn frees_what_it_has_used() -> Result<()> {
+    let run = |consumers: usize| -> phalanx::autograd::Result<usize> {
+        let p = Perceptron::new([32, 16, 256], DType::BF16, GPU, true, Layout::Rows)?;
+        let hidden = p.hidden()?;
+        let y = p.output(&hidden)?;
+        let y = if consumers == 2 { y.add(&p.output(&hidden)?)? } else { y };
+        drop(hidden);
+        p.backward(y.clone())?;
+        let now = || Ok::<_, phalanx::autograd::Error>(GPU.ledger()?.total().now);
+        let with_graph = now()?;
+        drop(y);
+        Ok(with_graph - now()?)
+    };
+    for consumers in [1, 2] {
+        // The result, of 32 x 16; gelu's input is 16 times as large.
+        let freed = said(run(consumers))?;
+        if freed > 2 * 32 * 16 * 2 {
+            return Err(format!("{consumers} consumers: {freed} bytes were freed with the graph"));
+        }
     }
     Ok(())
 }

@@ -211,6 +211,8 @@ pub(crate) struct Call<'a> {
     /// The inputs whose gradient may be added to a leaf's buffer, and those for which that was done.
     pub(crate) sinks: InputMask,
     pub(crate) sunk: Cell<InputMask>,
+    /// The inputs whose gradient went past the operation that has made them.
+    pub(crate) passed_by: Cell<InputMask>,
 }
 
 impl Call<'_> {

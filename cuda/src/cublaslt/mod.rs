@@ -3,10 +3,9 @@
 //! The library's matrices lie by columns, Phalanx's by rows. So the transpose is asked for: `Cᵀ = Bᵀ Aᵀ`. A matrix by rows is its
 //! transpose by columns and needs no flag, and a bias for C's columns is one for the rows of `Cᵀ`, which the library offers.
 //!
-//! For each form of product the library is asked once for an algorithm, so the same form has the same bits each time; which one is used
-//! says `algorithms.rs`. f32 is computed in
-//! f32, unless `PHALANX_CUDA_TF32=1` allows factors of 19 bits. 16-bit floats are summed in f32. `PHALANX_CUDA_CUBLASLT=0` turns the
-//! library off.
+//! For each form of product the library is asked once for algorithms, and `algorithms.rs` chooses one, so the same form has the same bits
+//! each time. f32 is computed in f32, unless `PHALANX_CUDA_TF32=1` allows factors of 19 bits. 16-bit floats are summed in f32.
+//! `PHALANX_CUDA_CUBLASLT=0` turns the library off.
 #![allow(unsafe_code)]
 
 mod algorithms;
@@ -116,7 +115,7 @@ impl CublasLt {
     ) -> Result<()> {
         let key = algorithms::key(context, version(), if is_tf32() { "tf32" } else { "f32" }, form);
         let mut kept = algorithms::kept(&key);
-        // A graph must not hold the timed products.
+        // Timing waits for the device, which a capture must not.
         if kept.is_none() && choice == Choice::Timed && !is_capturing() {
             let candidates =
                 context.called(op, handle.candidates(form, at, plan.layouts, algorithms::CANDIDATES))?;
@@ -157,9 +156,9 @@ impl CublasLt {
             zeros(form.b.span(form.count, k, n), form.float)?,
             zeros(form.c.span(form.count, m, n), form.out_float)?,
             zeros(m.max(n), form.out_float)?,
-            zeros(form.c.span(form.count, m, n), form.out_float)?,
+            zeros(if form.epilogue.has_kept() { form.c.span(form.count, m, n) } else { 1 }, form.out_float)?,
         ];
-        let [a, b, c, bias, kept] = [0, 1, 2, 3, 4].map(|i| blocks[i].address());
+        let [a, b, c, bias, kept] = blocks.each_ref().map(DeviceBlock::address);
         let at = ProductPointers { a, b, c, bias, kept };
         let workspace = self.workspace(context, op)?;
         candidates
