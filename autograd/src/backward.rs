@@ -173,8 +173,8 @@ impl Cx<'_> {
 /// For gradients that go past an operation.
 impl Cx<'_> {
     /// A value that the operation of input `i` has saved, so that its derivative can be applied here, and the gradient be sent to its
-    /// input at once: then `None` is to be returned for input `i`. None if the gradients are to be differentiated, or something looks at the gradient of input `i`: a hook, or
-    /// the pass's caller.
+    /// input at once: then `None` is to be returned for input `i`. None if the gradients are to be differentiated, or something looks
+    /// at the gradient of input `i`: a hook, or the pass's caller.
     pub(crate) fn saved_by_input<B: Backward + 'static>(
         &self,
         i: usize,

@@ -42,19 +42,25 @@ pub(crate) trait Elementwise: Send + Sync + 'static {
 
 /// Makes `y` the function's recorded result.
 pub(crate) fn elementwise<F: Elementwise>(x: &Var, y: Tensor, function: F) -> Result<Var> {
-    record(F::NAME, &[x], y, |s: &SaveContext<'_>| {
-        let saved = if F::OF_OUTPUT { s.output(0)? } else { s.input(0)? };
-        let rematerialized =
-            function.rematerialize().and_then(|f| s.rematerialized(0, [0], move |x| f(&x[0])));
-        Ok(ElementwiseNode { saved, function, rematerialized })
-    })
+    let rematerialize = function.rematerialize();
+    elementwise_by(x, y, function, rematerialize)
 }
 
 /// [`elementwise`] of a result that another kernel than the function's has computed: backward does not compute it again.
 pub(super) fn elementwise_made<F: Elementwise>(x: &Var, y: Tensor, function: F) -> Result<Var> {
+    elementwise_by(x, y, function, None)
+}
+
+fn elementwise_by<F: Elementwise>(
+    x: &Var,
+    y: Tensor,
+    function: F,
+    rematerialize: Option<fn(&Tensor) -> TensorResult<Tensor>>,
+) -> Result<Var> {
     record(F::NAME, &[x], y, |s: &SaveContext<'_>| {
         let saved = if F::OF_OUTPUT { s.output(0)? } else { s.input(0)? };
-        Ok(ElementwiseNode { saved, function, rematerialized: None })
+        let rematerialized = rematerialize.and_then(|f| s.rematerialized(0, [0], move |x| f(&x[0])));
+        Ok(ElementwiseNode { saved, function, rematerialized })
     })
 }
 

@@ -282,7 +282,9 @@ impl Operation {
         if form.epilogue.has_kept() {
             operation.set(D::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at.kept)?;
             operation.set(D::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, form.c.ld as i64)?;
-            operation.set(D::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, form.c.step as i64)?;
+            if form.count > 1 {
+                operation.set(D::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, form.c.step as i64)?;
+            }
         }
         Ok(operation)
     }
