@@ -2,6 +2,8 @@
 
 #[path = "../kernels/tests/cuda/driver.rs"]
 mod driver;
+#[path = "cuda/perceptron.rs"]
+mod perceptron;
 #[path = "cuda/steps.rs"]
 mod steps;
 
@@ -15,7 +17,7 @@ use phalanx::{Context, DType, Device, Tensor, Var};
 
 type Test = (&'static str, fn() -> std::result::Result<(), String>);
 
-const TESTS: [Test; 12] = [
+const TESTS: [Test; 17] = [
     ("a tiny GPT's losses are the CPU's", || same_losses(gpt, DType::F32, 20, 1e-4)),
     ("a tiny Llama's losses are the CPU's", || same_losses(llama, DType::F32, 8, 1e-4)),
     ("in bf16 the losses are the CPU's to its rounding", || same_losses(gpt, DType::BF16, 8, 0.02)),
@@ -23,6 +25,11 @@ const TESTS: [Test; 12] = [
     ("in f64 the losses are the CPU's", || same_losses(gpt, DType::F64, 4, 1e-11)),
     ("training repeats itself bit for bit", repeats),
     ("a captured step trains as one that is not", captured_step),
+    ("an MLP has the gradients of a CPU", perceptron::has_the_gradients_of_a_cpu),
+    ("an MLP is six launches", perceptron::is_six_launches),
+    ("an MLP shows the gradients that are asked for", perceptron::shows_the_gradients_that_are_asked_for),
+    ("an MLP frees what it has used", perceptron::frees_what_it_has_used),
+    ("an MLP has the same bits however it is run", perceptron::has_the_same_bits_however_it_is_run),
     ("a run's captured steps have the bits of others", steps::captured_have_the_bits_of_others),
     ("what cannot be captured trains all the same", steps::what_cannot_be_captured_trains_all_the_same),
     ("a run's offloaded steps have the losses of others", steps::offloaded_have_the_losses_of_others),

@@ -1,6 +1,6 @@
 //! [`Backward`]: what an operation implements to be differentiable, and the [`GradFn`] that a node makes of it.
 
-use std::any::TypeId;
+use std::any::{Any, TypeId};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use phalanx_tensor::{Tensor, unpoisoned};
@@ -170,6 +170,42 @@ impl Cx<'_> {
     }
 }
 
+/// For gradients that go past an operation.
+impl Cx<'_> {
+    /// A value that the operation of input `i` has saved, so that its derivative can be applied here, and the gradient be sent to its
+    /// input at once: then `None` is to be returned for input `i`. None if the gradients are to be differentiated, or something looks
+    /// at the gradient of input `i`: a hook, or the pass's caller.
+    pub(crate) fn saved_by_input<B: Backward + 'static>(
+        &self,
+        i: usize,
+        find: impl FnOnce(&B) -> Option<&SavedVariable>,
+    ) -> Result<Option<Var>> {
+        let Some(Edge { node, .. }) = &self.node.inputs[i] else { return Ok(None) };
+        if self.call.create_graph || node.hooks.get().is_some() || (self.call.is_captured)(node) {
+            return Ok(None);
+        }
+        let Some(recorded) = Recorded::<B>::of(node) else { return Ok(None) };
+        let value = recorded.look(|backward| find(backward).map(|saved| saved.unpack(node, false)));
+        let value = value.flatten().transpose()?;
+        if let Some(value) = &value {
+            profile::reads(value.tensor());
+            self.call.passed_by.set(self.call.passed_by.get().and(i));
+        }
+        Ok(value)
+    }
+}
+
+impl Node {
+    /// Whether `find` finds a value that this operation has saved.
+    pub(crate) fn saves<B: Backward + 'static>(
+        self: &Arc<Node>,
+        find: impl FnOnce(&B) -> Option<&SavedVariable>,
+    ) -> bool {
+        Recorded::<B>::of(self).and_then(|recorded| recorded.look(|backward| find(backward).is_some()))
+            == Some(true)
+    }
+}
+
 #[inline(never)]
 fn summed(grad: &Var, to: &Edge) -> Result<Var> {
     grad.sum_to(&to.meta().shape)
@@ -220,6 +256,23 @@ impl<B> Recorded<B> {
 
     fn lock(&self) -> MutexGuard<'_, State<B>> {
         unpoisoned(self.0.lock())
+    }
+
+    /// The function of a node, if it is of this type.
+    fn of(node: &Node) -> Option<&Recorded<B>>
+    where
+        B: Backward + 'static,
+    {
+        (&node.grad_fn as &dyn Any).downcast_ref()
+    }
+
+    /// Looks at the function, unless it was freed.
+    fn look<R>(&self, look: impl FnOnce(&B) -> R) -> Option<R> {
+        match &*self.lock() {
+            State::Own(backward) => Some(look(backward)),
+            State::Shared(backward) => Some(look(backward)),
+            State::Freed => None,
+        }
     }
 
     fn take(&self) -> State<B> {

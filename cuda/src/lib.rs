@@ -14,6 +14,7 @@
 //!   nvrtc      source -> machine code, cached   product    the description of a matrix product
 //!   program    sources and targets              fault      errors that kernels report
 //!   load_gate  loads wait for collectives       memory     device and pinned memory, uploads
+//!   cache      compiled kernels and fastest algorithms, on disk
 //!    │
 //!   context    context, streams, events, counters  <->  lane   streams beside a device's own
 //!   driver     the calls of the driver          library    which files, from where
@@ -22,6 +23,8 @@
 //!   vendor     the libraries' names, a GPU's properties, the failure of a call
 //! ```
 
+#[cfg(feature = "cuda")]
+mod cache;
 mod context;
 #[cfg(feature = "cuda")]
 mod cublaslt;

@@ -2,13 +2,11 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char};
-use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use cudarc::nvrtc::{result, sys};
 
+use crate::cache::{self, Kind};
 use crate::context::lock;
 use crate::library::require;
 use crate::program::{Image, Target};
@@ -30,11 +28,11 @@ pub fn compile(name: &str, text: &str, target: Target) -> Result<Image, String> 
 fn cached(name: &str, text: &str, target: Target) -> Result<Image, String> {
     let options = options(target);
     let key = format!("{} {} {name}\n{text}", version()?, options.join(" "));
-    if let Some(image) = load(&key) {
+    if let Some(image) = cache::load(Kind::Kernel, &key).and_then(|content| parse(&content)) {
         return Ok(image);
     }
     let image = build(name, text, &options, target)?;
-    store(&key, &image);
+    cache::store(Kind::Kernel, &key, &bytes(&image));
     Ok(image)
 }
 
@@ -136,67 +134,14 @@ unsafe fn read_output(program: &NvrtcProgram, size: GetSize, bytes: GetBytes) ->
     }
 }
 
-/// The folder of the cache; empty for none. A file is named after a hash of everything that decides its content (the compiler's version,
-/// options, source) and holds a checksum. A file that is cut short, damaged or of another program counts as absent, and is written anew.
-const FOLDER: &str = "PHALANX_KERNEL_CACHE";
-const MAGIC: &[u8; 8] = b"phlxkrn1";
-
-/// The image that the cache holds under a key.
-fn load(key: &str) -> Option<Image> {
-    parse(key, &std::fs::read(path(key)?).ok()?)
-}
-
-/// Puts an image into the cache, where the folder can be written. A rename gives the file its name, so processes may share the folder.
-fn store(key: &str, image: &Image) {
-    static NUMBER: AtomicU64 = AtomicU64::new(0);
-    let Some(path) = path(key) else { return };
-    let made = path.parent().is_some_and(|folder| std::fs::create_dir_all(folder).is_ok());
-    if made {
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let temporary = path.with_extension(format!("{}.{number}.tmp", std::process::id()));
-        let written = std::fs::write(&temporary, bytes(key, image));
-        if written.and_then(|()| std::fs::rename(&temporary, &path)).is_err() {
-            let _ = std::fs::remove_file(&temporary);
-        }
-    }
-}
-
-fn path(key: &str) -> Option<PathBuf> {
-    let folder = match std::env::var_os(FOLDER) {
-        Some(named) if named.is_empty() => return None,
-        Some(named) => PathBuf::from(named),
-        None => {
-            let base = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-            let base = base.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))?;
-            base.join("phalanx").join("kernels")
-        }
-    };
-    let [a, b] = [0u8, 1].map(|seed| hash(&(seed, key)));
-    Some(folder.join(format!("{a:016x}{b:016x}.bin")))
-}
-
-fn hash(what: &impl Hash) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    what.hash(&mut hasher);
-    hasher.finish()
-}
-
-/// Magic, checksum, length of the log, log, code.
-fn bytes(key: &str, image: &Image) -> Vec<u8> {
+/// An image as the cache keeps it: length of the log, log, code.
+fn bytes(image: &Image) -> Vec<u8> {
     let log = image.log.as_bytes();
-    let mut rest = (log.len() as u64).to_le_bytes().to_vec();
-    rest.extend_from_slice(log);
-    rest.extend_from_slice(&image.code);
-    let sum = hash(&(key, &rest));
-    [&MAGIC[..], &sum.to_le_bytes(), &rest].concat()
+    [&(log.len() as u64).to_le_bytes(), log, &image.code].concat()
 }
 
-fn parse(key: &str, file: &[u8]) -> Option<Image> {
-    let (sum, rest) = file.strip_prefix(MAGIC)?.split_at_checked(8)?;
-    if u64::from_le_bytes(sum.try_into().ok()?) != hash(&(key, rest.to_vec())) {
-        return None;
-    }
-    let (length, rest) = rest.split_at_checked(8)?;
+fn parse(content: &[u8]) -> Option<Image> {
+    let (length, rest) = content.split_at_checked(8)?;
     let length = usize::try_from(u64::from_le_bytes(length.try_into().ok()?)).ok()?;
     let (log, code) = rest.split_at_checked(length)?;
     Some(Image { code: code.to_vec(), log: String::from_utf8(log.to_vec()).ok()? })
@@ -207,16 +152,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_image_comes_back_and_a_damaged_file_counts_as_none() {
+    fn an_image_comes_back_and_a_short_one_counts_as_none() {
         let image = Image { code: vec![7; 100], log: "12 registers".into() };
-        let file = bytes("key", &image);
-        assert_eq!(parse("key", &file).as_ref(), Some(&image));
-        assert_eq!(parse("another key", &file), None);
-        for cut in 0..file.len() {
-            assert_eq!(parse("key", &file[..cut]), None, "cut at {cut}");
-            let mut damaged = file.clone();
-            damaged[cut] ^= 1;
-            assert_eq!(parse("key", &damaged), None, "damaged at {cut}");
+        let content = bytes(&image);
+        assert_eq!(parse(&content).as_ref(), Some(&image));
+        for cut in 0..20 {
+            assert_eq!(parse(&content[..cut]), None, "cut at {cut}");
         }
     }
 }

@@ -13,15 +13,35 @@ pub enum Float {
     F16,
 }
 
+impl Float {
+    /// Bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Float::F64 => 8,
+            Float::F32 => 4,
+            Float::BF16 | Float::F16 => 2,
+        }
+    }
+}
+
 /// What is done with the sums of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Epilogue {
     /// They are stored.
     Plain,
-    /// Gelu (the approximation by tanh) of them is stored.
-    Gelu,
-    /// Gelu of them is stored, and they are stored too, for the backward pass.
+    /// Gelu (the approximation by tanh) of them is stored, and they are stored too, for the backward pass.
     GeluKept,
+    /// They are multiplied by gelu's slope at the sums that [`Epilogue::GeluKept`] has stored.
+    GeluBackward,
+    /// They are stored, and so is the sum of each row of A: the gradient of a bias, where A is the transpose of a linear map's `dy`.
+    RowSums,
+}
+
+impl Epilogue {
+    /// Whether it writes or reads a matrix beside C.
+    pub fn has_kept(self) -> bool {
+        matches!(self, Epilogue::GeluKept | Epilogue::GeluBackward)
+    }
 }
 
 /// How a matrix lies: by rows or by columns, `ld` elements from one row (column) to the next, and `step` elements from one matrix of the
@@ -46,14 +66,20 @@ impl MatrixLayout {
         let in_columns = (row == 1 || rows == 1) && (col >= rows || cols == 1);
         in_columns.then_some(MatrixLayout { in_columns, ld: if cols == 1 { rows } else { col }, step })
     }
+
+    /// Elements from the first matrix's first one to behind the last matrix's last one.
+    pub fn span(&self, count: usize, rows: usize, cols: usize) -> usize {
+        let (lines, length) = if self.in_columns { (cols, rows) } else { (rows, cols) };
+        (count - 1) * self.step + (lines - 1) * self.ld + length
+    }
 }
 
 /// A batch of products `c = epilogue(a b + bias)`, or `c += a b`: everything on which the choice of an algorithm may depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ProductForm {
-    /// Of A, B, the bias and the sums that are kept.
+    /// Of A and B.
     pub float: Float,
-    /// Of C.
+    /// Of C, the bias, the rows' sums and the kept sums.
     pub out_float: Float,
     /// The number of products.
     pub count: usize,
@@ -84,10 +110,10 @@ pub struct ProductPointers {
     pub b: u64,
     /// The results.
     pub c: u64,
-    /// The bias; 0 without one.
+    /// The bias, or where [`Epilogue::RowSums`] puts the sums; 0 without. A multiple of 16.
     pub bias: u64,
-    /// The sums that [`Epilogue::GeluKept`] stores, laid out as C; 0 without.
-    pub sums: u64,
+    /// The sums that [`Epilogue::GeluKept`] stores and [`Epilogue::GeluBackward`] reads, laid out as C; 0 without. A multiple of 16.
+    pub kept: u64,
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use phalanx_autograd::{CrossEntropy, Reduction, Var};
+use phalanx_autograd::{CrossEntropy, Gelu, Reduction, Var};
 use phalanx_tensor::{Context, Dims, Window};
 
 use crate::modules::{Embedding, EmbeddingConfig, Linear, LinearConfig};
@@ -70,6 +70,14 @@ pub trait LayerFactory: Send + Sync + 'static {
     /// If the input does not fit.
     fn columns(&self, layers: &[&Self::Column], x: &Var) -> Result<Vec<Var>> {
         layers.iter().map(|layer| layer.forward(x)).collect()
+    }
+
+    /// A column layer's output after gelu (by tanh), in one pass where the layer can.
+    ///
+    /// # Errors
+    /// If the input does not fit.
+    fn column_gelu(&self, layer: &Self::Column, x: Var) -> Result<Var> {
+        gelu_after(layer, x)
     }
 
     /// A row layer's output, and its bias if that is still to be added: by [`Dropout::bias_dropout_add`](crate::Dropout::bias_dropout_add),
@@ -171,6 +179,14 @@ impl LayerFactory for OneDevice {
         self.column(scope, spec)
     }
 
+    fn column_gelu(&self, layer: &Linear, x: Var) -> Result<Var> {
+        if !x.device().is_cuda() {
+            return gelu_after(layer, x);
+        }
+        let bias = layer.bias.as_ref().map(Parameter::var);
+        Ok(x.linear_gelu(&layer.weight.var(), bias.as_ref(), Gelu::Tanh)?)
+    }
+
     fn embedding(&self, scope: &Scope, spec: EmbeddingSpec) -> Result<Embedding> {
         let config = EmbeddingConfig::new(spec.count, spec.width).with_init(spec.init);
         config.with_tied_head(spec.tied).init(scope)
@@ -202,6 +218,13 @@ impl LayerFactory for OneDevice {
     fn stream(&self, positions: usize) -> Result<Range<usize>> {
         Ok(0..positions)
     }
+}
+
+/// Two operations. The input is free before the second one takes memory.
+fn gelu_after(layer: &impl Module, x: Var) -> Result<Var> {
+    let y = layer.forward(&x)?;
+    drop(x);
+    Ok(y.gelu(Gelu::Tanh)?)
 }
 
 /// The head of a model on one device.

@@ -3,6 +3,8 @@
 //! The emulator runs all of it twice: at once, and with its streams held back and run in a random order that only what was
 //! asked for restricts, so that a wait that is missing shows.
 
+#[path = "cuda/algorithms.rs"]
+mod algorithms;
 #[path = "../../kernels/tests/cuda/driver.rs"]
 mod driver;
 #[path = "cuda/streams.rs"]
@@ -17,7 +19,7 @@ type Outcome = Result<(), Error>;
 type Test = (&'static str, fn() -> Outcome);
 type View = fn(&Tensor) -> Result<Tensor, Error>;
 
-const TESTS: [Test; 17] = [
+const TESTS: [Test; 18] = [
     ("elements come back from every view", views_come_back),
     ("the ledger counts a GPU's tensors", ledger_counts),
     ("devices do not mix and copies between them are ordered", devices),
@@ -35,6 +37,7 @@ const TESTS: [Test; 17] = [
     ("what goes to the device may change at once", uploads),
     ("pinned memory is the host's", pinned),
     ("the host cannot touch a GPU's elements", untouchable),
+    ("all processes use one choice of an algorithm", algorithms::one_choice_for_all_processes),
 ];
 
 /// How the emulator runs streams.
@@ -42,6 +45,9 @@ const STREAMS: &str = "PHALANX_EMULATOR_STREAMS";
 const SEEDS: u64 = 5;
 
 fn main() -> ExitCode {
+    if std::env::var_os(algorithms::CHILD).is_some() {
+        return algorithms::child();
+    }
     driver::serve("cuda", TESTS.len(), |filter| {
         let chosen = TESTS.iter().filter(|(name, _)| filter.is_none_or(|f| name.contains(f)));
         let outcomes: Vec<bool> = chosen.map(|(name, test)| told(name, test())).collect();

@@ -251,13 +251,15 @@ impl GraphTask {
         }
         let watched = node.hooks.get().is_some();
         let timed = profile::node_begins(grads);
-        let call = Call { targets, create_graph, kept, watched, sinks, sunk: Cell::default() };
+        let is_captured = &|node: &Arc<Node>| self.captures() && self.is_captured(node);
+        let (sunk, passed_by) = Default::default();
+        let call = Call { targets, create_graph, kept, watched, is_captured, sinks, sunk, passed_by };
         let mut made = match node.grad_fn.apply(node, grads, &call) {
             Some(Ok(made)) => made,
             Some(Err(error)) => return Err(located(error, node.name)),
             None => return Err(Error::Freed { op: node.name }),
         };
-        let sunk = call.sunk.get();
+        let (sunk, passed_by) = (call.sunk.get(), call.passed_by.get());
         if let Some(timed) = timed {
             let is_added = |i: &usize| sunk.contains(*i);
             let added = (0..inputs.len()).filter(is_added).filter_map(|i| inputs[i].as_ref().map(Edge::meta));
@@ -277,7 +279,13 @@ impl GraphTask {
                     Arrival::Grad(grad)
                 }
                 None if sunk.contains(i) => Arrival::InLeaf,
-                None => Arrival::Nothing,
+                None => {
+                    // The last one to go past an operation that gets no gradient frees what it has saved.
+                    if passed_by.contains(i) && !self.keeps_graph() && scheduler.is_sole(to) {
+                        edge.node.grad_fn.free();
+                    }
+                    Arrival::Nothing
+                }
             };
             scheduler.send(to, edge.output(), Sender::new(node, i), arrival)?;
         }

@@ -206,9 +206,13 @@ pub(crate) struct Call<'a> {
     pub(crate) kept: bool,
     /// Whether hooks look at the outputs' gradients afterwards.
     pub(crate) watched: bool,
+    /// Whether the pass returns a gradient of a node's.
+    pub(crate) is_captured: &'a dyn Fn(&Arc<Node>) -> bool,
     /// The inputs whose gradient may be added to a leaf's buffer, and those for which that was done.
     pub(crate) sinks: InputMask,
     pub(crate) sunk: Cell<InputMask>,
+    /// The inputs whose gradient went past the operation that has made them.
+    pub(crate) passed_by: Cell<InputMask>,
 }
 
 impl Call<'_> {

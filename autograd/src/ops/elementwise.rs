@@ -42,17 +42,32 @@ pub(crate) trait Elementwise: Send + Sync + 'static {
 
 /// Makes `y` the function's recorded result.
 pub(crate) fn elementwise<F: Elementwise>(x: &Var, y: Tensor, function: F) -> Result<Var> {
+    let rematerialize = function.rematerialize();
+    elementwise_by(x, y, function, rematerialize)
+}
+
+/// [`elementwise`] of a result that another kernel than the function's has computed: backward does not compute it again.
+pub(super) fn elementwise_made<F: Elementwise>(x: &Var, y: Tensor, function: F) -> Result<Var> {
+    elementwise_by(x, y, function, None)
+}
+
+fn elementwise_by<F: Elementwise>(
+    x: &Var,
+    y: Tensor,
+    function: F,
+    rematerialize: Option<fn(&Tensor) -> TensorResult<Tensor>>,
+) -> Result<Var> {
     record(F::NAME, &[x], y, |s: &SaveContext<'_>| {
         let saved = if F::OF_OUTPUT { s.output(0)? } else { s.input(0)? };
-        let rematerialized =
-            function.rematerialize().and_then(|f| s.rematerialized(0, [0], move |x| f(&x[0])));
+        let rematerialized = rematerialize.and_then(|f| s.rematerialized(0, [0], move |x| f(&x[0])));
         Ok(ElementwiseNode { saved, function, rematerialized })
     })
 }
 
-struct ElementwiseNode<F> {
-    saved: SavedVariable,
-    function: F,
+pub(super) struct ElementwiseNode<F> {
+    /// The input or the output.
+    pub(super) saved: SavedVariable,
+    pub(super) function: F,
     rematerialized: Option<Arc<Rematerialized>>,
 }
 

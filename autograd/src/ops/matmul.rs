@@ -1,10 +1,11 @@
 //! Matrix products: `matmul`, `linear`, and products of vectors, matrices and batches under PyTorch's names.
 
 use phalanx_kernels::{self as kernels, Gelu};
-use phalanx_tensor::{DType, Dims, Error};
+use phalanx_tensor::{DType, Dims, Error, Tensor};
 use smallvec::SmallVec;
 
 use super::frame::{composed, floats, named, same};
+use super::unary::tanh_gelu_input;
 use crate::{
     Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, grads2, is_recording, record,
 };
@@ -79,7 +80,15 @@ pub(super) fn rows(x: &Var) -> Result<Var> {
 ///
 /// Derivative, with `x` and `dy` as matrices of all rows: `dx = dy W`, `dW = dyᵀ x`, `db` the sum of `dy`'s rows. Saves
 /// `x` for `dW` and `W` for `dx`. `dW` goes straight into the weight's gradient buffer where there is one of this
-/// dtype.
+/// dtype. On a GPU `db` of halves comes with `dW`, in one pass.
+///
+/// Where `x = gelu(z)`, and a GPU multiplies by gelu's slope on the way ([`kernels::fuses_epilogues`]), `z` is an input too, and its
+/// gradient is computed in place of `dx`, which is not made:
+///
+/// ```text
+/// z --- gelu --- x --- linear --- y        backward: dy ---------- linear --- dz, by a product with gelu's slope at z
+///  \___________________/
+/// ```
 impl Var {
     /// `self weightᵀ + bias`, with `weight` of shape `[out, in]`.
     ///
@@ -88,27 +97,41 @@ impl Var {
     pub fn linear(&self, weight: &Var, bias: Option<&Var>) -> Result<Var> {
         begins();
         let y = kernels::linear(self.tensor(), weight.tensor(), bias.map(Var::tensor))?;
-        let inputs: SmallVec<[&Var; 3]> = [self, weight].into_iter().chain(bias).collect();
+        self.linear_made(weight, bias, y)
+    }
+
+    /// [`Var::linear`], whose result is there already.
+    fn linear_made(&self, weight: &Var, bias: Option<&Var>, y: Tensor) -> Result<Var> {
+        let gelu_input = self.fused_gelu_input()?;
+        let inputs: SmallVec<[&Var; 4]> = [self, weight].into_iter().chain(bias).chain(&gelu_input).collect();
         record("linear", &inputs, y, |s: &SaveContext<'_>| {
             let shape = Dims::from_slice(self.shape());
             let x = s.needs(1).then(|| s.input(0)).transpose()?;
             let weight = s.needs(0).then(|| s.input(1)).transpose()?;
-            Ok(Linear { shape, x, weight, has_bias: bias.is_some() })
+            let has_bias = bias.is_some();
+            Ok(Linear { shape, x, weight, has_bias, follows_gelu: gelu_input.is_some() })
         })
     }
 
-    /// [`Var::linear`], then [`Var::gelu`]: in one pass where no gradient is recorded, else as the two operations, with
-    /// the same bits.
+    /// [`Var::linear`], then [`Var::gelu`]. Halves on a GPU have gelu by tanh in one pass with the product, which is not rounded before it
+    /// ([`kernels::fuses_epilogues`]). Elsewhere both are in one pass where no gradient is recorded, with the bits of two operations.
     ///
     /// # Errors
     /// As [`Var::linear`].
     pub fn linear_gelu(&self, weight: &Var, bias: Option<&Var>, kind: Gelu) -> Result<Var> {
+        let (x, w, b) = (self.tensor(), weight.tensor(), bias.map(Var::tensor));
         let inputs: SmallVec<[&Var; 3]> = [self, weight].into_iter().chain(bias).collect();
-        if is_recording(&inputs) {
+        if !is_recording(&inputs) {
+            begins();
+            let y = kernels::linear_gelu(x, w, b, kind)?;
+            return self.linear_made(weight, bias, y.clone())?.gelu_made(y, kind);
+        }
+        if kind != Gelu::Tanh || !kernels::fuses_epilogues(x) {
             return self.linear(weight, bias)?.gelu(kind);
         }
-        let y = kernels::linear_gelu(self.tensor(), weight.tensor(), bias.map(Var::tensor), kind)?;
-        Ok(Var::new(y))
+        begins();
+        let (y, z) = kernels::linear_gelu_kept(x, w, b)?;
+        self.linear_made(weight, bias, z)?.gelu_made(y, kind)
     }
 }
 
@@ -117,6 +140,8 @@ struct Linear {
     x: Option<SavedVariable>,
     weight: Option<SavedVariable>,
     has_bias: bool,
+    /// Whether the last input is the input of the gelu that has made `x`.
+    follows_gelu: bool,
 }
 
 impl Backward for Linear {
@@ -135,19 +160,31 @@ impl Linear {
     /// The gradients, given `x` for the weight's.
     fn grads(&self, cx: &Cx<'_>, x: Option<Var>) -> Result<Grads> {
         let dy = rows(cx.dy())?;
+        let bias_too = self.has_bias && cx.needs(2);
         // First, so that `x` is gone when `dx` is made, which is as large.
-        let dw = match x {
-            Some(x) => linear_weight_grad(cx, 1, &dy, &rows(&x)?)?,
-            None => None,
+        let (dw, mut db) = match x {
+            Some(x) => weight_and_bias_grads(cx, 1, &dy, &rows(&x)?, bias_too)?,
+            None => (None, None),
         };
-        let dx = match self.weight.as_ref().filter(|_| cx.needs(0)) {
-            Some(weight) => Some(dy.matmul(&cx.get(weight)?)?.reshape_to(&self.shape)?),
-            None => None,
-        };
-        let mut grads = Grads::from_buf([dx, dw]);
-        if self.has_bias {
-            grads.push(cx.needs(2).then(|| dy.sum(&[0], false)).transpose()?);
+        if bias_too && db.is_none() {
+            db = Some(dy.sum(&[0], false)?);
         }
+        let (mut dx, mut dz) = (None, None);
+        if let Some(weight) = self.weight.as_ref().filter(|_| cx.needs(0)) {
+            let weight = cx.get(weight)?;
+            let z = if self.follows_gelu { cx.saved_by_input(0, tanh_gelu_input)? } else { None };
+            match z {
+                Some(z) => {
+                    let z = rows(&z)?;
+                    let made = kernels::matmul_gelu_backward(dy.tensor(), weight.tensor(), z.tensor())?;
+                    dz = Some(Var::new(made).reshape_to(&self.shape)?);
+                }
+                None => dx = Some(dy.matmul(&weight)?.reshape_to(&self.shape)?),
+            }
+        }
+        let mut grads = Grads::from_buf([dx, dw]);
+        grads.extend(self.has_bias.then_some(db));
+        grads.extend(self.follows_gelu.then_some(dz));
         Ok(grads)
     }
 }
@@ -158,16 +195,40 @@ impl Linear {
 /// # Errors
 /// If the shapes do not fit.
 pub fn linear_weight_grad(cx: &Cx<'_>, i: usize, dy: &Var, x: &Var) -> Result<Option<Var>> {
+    Ok(weight_and_bias_grads(cx, i, dy, x, false)?.0)
+}
+
+/// [`linear_weight_grad`], and with `bias_too` the bias's gradient if it comes with the weight's: on a GPU, of halves.
+fn weight_and_bias_grads(
+    cx: &Cx<'_>,
+    i: usize,
+    dy: &Var,
+    x: &Var,
+    bias_too: bool,
+) -> Result<(Option<Var>, Option<Var>)> {
     let dy = dy.transpose(0, 1)?;
+    let bias_too = bias_too && !cx.create_graph() && kernels::fuses_epilogues(dy.tensor());
+    let mut db = None;
     let direct = !cx.create_graph()
         && cx.accumulate_into(i, |buffer| {
             let fits = buffer.is_contiguous() && buffer.dtype() == x.dtype();
-            if fits {
-                kernels::matmul_accumulate_(buffer, dy.tensor(), x.tensor())?;
+            match (fits, bias_too) {
+                (false, _) => {}
+                (true, false) => kernels::matmul_accumulate_(buffer, dy.tensor(), x.tensor())?,
+                (true, true) => {
+                    db = Some(kernels::matmul_accumulate_row_sums_(buffer, dy.tensor(), x.tensor())?);
+                }
             }
             Ok(fits)
         })?;
-    if direct { Ok(None) } else { dy.matmul(x).map(Some) }
+    if direct {
+        return Ok((None, db.map(Var::new)));
+    }
+    if bias_too {
+        let (dw, db) = kernels::matmul_row_sums(dy.tensor(), x.tensor())?;
+        return Ok((Some(Var::new(dw)), Some(Var::new(db))));
+    }
+    Ok((Some(dy.matmul(x)?), None))
 }
 
 /// Products under PyTorch's names, each of which takes one form only: of vectors, matrices and batches of them, and what is
@@ -373,6 +434,7 @@ fn added(name: &'static str, x: &Var, a: &Var, b: &Var, beta: f64, alpha: f64) -
 mod tests {
     use phalanx_tensor::{DType, Device, Tensor};
 
+    use super::Gelu;
     use crate::ops::testing::check_twice;
     use crate::{Leaf, Slot, Var};
 
@@ -398,6 +460,11 @@ mod tests {
         for x in [&[4][..], &[3, 4], &[2, 3, 4]] {
             check_twice(&[x, &[5, 4], &[5]], |v| v[0].linear(&v[1], Some(&v[2])));
             check_twice(&[x, &[5, 4]], |v| v[0].linear(&v[1], None));
+            for kind in [Gelu::Exact, Gelu::Tanh] {
+                check_twice(&[x, &[5, 4], &[5], &[3, 5]], |v| {
+                    v[0].linear_gelu(&v[1], Some(&v[2]), kind)?.linear(&v[3], None)
+                });
+            }
         }
     }
 

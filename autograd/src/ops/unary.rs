@@ -6,8 +6,10 @@
 use phalanx_kernels::{self as kernels, Gelu};
 use phalanx_tensor::{Result as TensorResult, Scalar, Tensor};
 
-use super::elementwise::{Elementwise, elementwise};
-use crate::{Backward, Cx, Grads, Result, SaveContext, Var, begins, grads1, record};
+use super::elementwise::{Elementwise, ElementwiseNode, elementwise, elementwise_made};
+use crate::{
+    Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, grads1, is_recording, record,
+};
 
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident $Function:ident of $kind:ident, saves $saves:ident $saved:ident, $dy:ident:
@@ -321,6 +323,27 @@ impl Var {
         begins();
         elementwise(self, kernels::gelu(self.tensor(), kind)?, kind)
     }
+
+    /// [`Var::gelu`], whose result has been computed together with this value.
+    pub(super) fn gelu_made(&self, y: Tensor, kind: Gelu) -> Result<Var> {
+        elementwise_made(self, y, kind)
+    }
+
+    /// The input of the gelu by tanh that has made this value, to send its gradient to; without elements. None if another
+    /// operation has made it, or a product does not multiply by gelu's slope on the way.
+    pub(super) fn fused_gelu_input(&self) -> Result<Option<Var>> {
+        if !kernels::fuses_epilogues(self.tensor()) || !is_recording(&[self]) {
+            return Ok(None);
+        }
+        let Some(edge) = self.edge().filter(|edge| edge.node.saves(tanh_gelu_input)) else { return Ok(None) };
+        let place = Tensor::empty(&[0], self.dtype(), self.device())?;
+        Ok(edge.node.inputs[0].clone().map(|input| Var::from_parts(place, Some(input))))
+    }
+}
+
+/// What a gelu by tanh has saved: its input.
+pub(super) fn tanh_gelu_input(gelu: &ElementwiseNode<Gelu>) -> Option<&SavedVariable> {
+    (gelu.function == Gelu::Tanh).then_some(&gelu.saved)
 }
 
 impl Elementwise for Gelu {

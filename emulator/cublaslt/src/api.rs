@@ -10,8 +10,8 @@ use crate::element::ElementType;
 use crate::layout::{self, LAYOUTS, Layout, value};
 use crate::matmul::{Matmul, Scale, address, submit};
 use crate::plan::{
-    Algorithm, HeuristicResult, LIBRARIES, MAX_WORKSPACE_BYTES, PREFERENCES, WORKSPACE_ALIGNMENT, check,
-    found, plan, workspace,
+    Algorithm, HeuristicResult, LIBRARIES, MAX_WORKSPACE_BYTES, PREFERENCES, WORKSPACE_ALIGNMENT, algorithms,
+    check, found, plan,
 };
 use crate::status::{Status, answer, name, present};
 
@@ -74,8 +74,10 @@ phalanx_emulator_link::export! {
         }
         let plan = plan(library, operation, [a, b, c, d])?;
         let bytes_max = if preference == 0 { 0 } else { PREFERENCES.get(preference)? };
-        present(results.set(found(workspace(&plan, bytes_max))), "heuristicResultsArray")?;
-        present(count.set(1), "returnAlgoCount")
+        let choices = algorithms(&plan, bytes_max).into_iter().take(room as usize);
+        let stored = choices.enumerate().map(|(i, choices)| results.set_at(i, found(choices)));
+        let stored = present(stored.collect::<Option<Vec<()>>>(), "heuristicResultsArray")?.len();
+        present(count.set(stored as i32), "returnAlgoCount")
     }
     fn cublasLtMatmulAlgoCheck(
         library: usize, operation: usize, a: usize, b: usize, c: usize, d: usize, algorithm: In<Algorithm>,
@@ -90,7 +92,8 @@ phalanx_emulator_link::export! {
         workspace_bytes: usize, stream: usize,
     ) {
         let plan = plan(library, operation, [a_layout, b_layout, c_layout, d_layout])?;
-        let wanted = check(algorithm)?;
+        let choices = check(algorithm)?;
+        let wanted = choices.workspace_bytes;
         if wanted > 0 && (wanted > workspace_bytes as u64 || workspace.is_null()) {
             let why = format!("the algorithm wants a workspace of {wanted} bytes and got {workspace_bytes}");
             return Err(Status::INVALID_VALUE.because(why));
@@ -113,6 +116,7 @@ phalanx_emulator_link::export! {
             return Err(Status::INVALID_VALUE.because("the epilogue has an aux, but the aux pointer is not set"));
         }
         let (a, b, d) = (address(a, "A")?, address(b, "B")?, address(d, "D")?);
-        submit(Matmul { plan, alpha, beta, a, b, c, d, workspace }, stream)
+        let chains = choices.chains;
+        submit(Matmul { plan, alpha, beta, a, b, c, d, workspace, chains }, stream)
     }
 }

@@ -10,7 +10,9 @@
 //! - Transposition, leading dimensions, batches with strides, alpha and beta on the host or the device.
 //! - The epilogues with bias, ReLU, GELU (the tanh form), its input kept or read back, its gradient, and sums for
 //!   bias gradients.
-//! - The heuristic knows one algorithm, and a second for products that are mostly a sum, which wants a workspace.
+//! - The heuristic gives up to two algorithms for each product, of other bits; the first wants a workspace for products
+//!   that are mostly a sum.
+//! - What the documentation demands of an epilogue's operands: the types of bias and aux, and how aux lies.
 //!
 //! What is wrong is refused with `CUBLAS_STATUS_INVALID_VALUE`, what is only unknown here with
 //! `CUBLAS_STATUS_NOT_SUPPORTED`; either is explained on stderr. The library refuses to work over any driver but the

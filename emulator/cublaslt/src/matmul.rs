@@ -4,6 +4,8 @@
 //! Alpha and beta are on the host, where the call reads them, or in device memory, where the product reads them when it
 //! runs.
 
+use std::iter::zip;
+
 use phalanx_emulator_link::driver::{Access, Driver, Progress};
 use phalanx_emulator_link::pointer::Host;
 
@@ -78,6 +80,8 @@ pub(crate) struct Matmul {
     pub d: u64,
     /// Where the workspace is, and its bytes.
     pub workspace: (u64, u64),
+    /// How many chains of additions k is cut into.
+    pub chains: usize,
 }
 
 /// A value, or the driver's status of an access that went wrong and what the access was for.
@@ -209,7 +213,14 @@ impl Matmul {
         let inputs = description.inputs;
         let op_a = |i: usize, p: usize| T::load(a.kind, inputs, &left, i * a_row + p * a_column);
         let op_b = |p: usize, j: usize| T::load(b.kind, inputs, &right, p * b_row + j * b_column);
-        let mut z = product(*m, *n, *k, &op_a, &op_b);
+        let chain = |i: usize| {
+            let (from, to) = (i * k / self.chains, (i + 1) * k / self.chains);
+            product(*m, *n, to - from, &|i, p| op_a(i, from + p), &|p, j| op_b(from + p, j))
+        };
+        let mut z = chain(0);
+        for further in 1..self.chains {
+            zip(&mut z, chain(further)).for_each(|(z, sum)| *z = T::from_f64(1.0).plain(*z, sum));
+        }
         let before = if beta == 0.0 { Vec::new() } else { read(driver, "C", c, self.c, batch)? };
         let (c_row, c_column) = c.strides();
         let (alpha, beta) = (T::from_f64(alpha), T::from_f64(beta));

@@ -1,6 +1,7 @@
-//! [`Plan`]: a product whose shapes and types were checked. The heuristic: one algorithm for all products, and a second
-//! one for products with a long k, which asks for a workspace as split-k algorithms do. The second only overwrites its
-//! workspace, so that a program that keeps something else there notices.
+//! [`Plan`]: a product whose shapes and types were checked. The heuristic gives two algorithms for each product, which
+//! differ in their bits as the library's do: the first adds all of k in one chain, the second in two chains. The first
+//! asks for a workspace where k is long, as split-k algorithms do. It only overwrites its workspace, so that a program
+//! that keeps something else there notices.
 
 use phalanx_emulator_link::handle::Handles;
 use phalanx_emulator_link::pointer::In;
@@ -72,17 +73,40 @@ impl Plan {
         )))
     }
 
+    /// The rules of NVIDIA's documentation of cuBLASLt 13: of `cublasLtMatmulDescAttributes_t` for aux and the bias, and of
+    /// the table of types of `cublasLtMatmul`, in which a bias has D's type for each type that is emulated. For the
+    /// alignment of aux it says only that the heuristic looks at the pointer; 16 bytes are what the kernels read at a time.
     fn check_epilogue(&self) -> Result<()> {
-        let Description { epilogue, aux_leading, .. } = self.description;
+        let Description { epilogue, bias_kind, aux, aux_kind, aux_leading, aux_stride, .. } =
+            self.description;
         if !epilogue.is_default() && self.d.by_rows {
             return Err(
                 Status::NOT_SUPPORTED.because("an epilogue for a D that lies in rows is not emulated")
             );
         }
-        if epilogue.uses_aux() && (aux_leading < self.m || !aux_leading.is_multiple_of(8)) {
+        let of_d = |kind: Option<ElementType>| kind.is_none_or(|kind| kind == self.d.kind);
+        if epilogue.bias != Bias::None && !of_d(bias_kind) {
+            let why = format!("the bias is {:?}, and D is {:?}", self.bias().kind, self.d.kind);
+            return Err(Status::NOT_SUPPORTED.because(why));
+        }
+        if !epilogue.uses_aux() {
+            return Ok(());
+        }
+        if !of_d(aux_kind) {
+            let why = format!("aux is {:?}, and D is {:?}", self.aux().kind, self.d.kind);
+            return Err(Status::NOT_SUPPORTED.because(why));
+        }
+        if aux_leading < self.m || !aux_leading.is_multiple_of(8) {
             let why =
                 format!("aux has a leading dimension of {aux_leading}: a multiple of 8 from {} on", self.m);
             return Err(Status::INVALID_VALUE.because(why));
+        }
+        if self.d.batches > 1 && aux_stride % 8 != 0 {
+            let why = format!("aux has a batch stride of {aux_stride}: a multiple of 8");
+            return Err(Status::INVALID_VALUE.because(why));
+        }
+        if !aux.is_multiple_of(16) {
+            return Err(Status::NOT_SUPPORTED.because("aux begins at no multiple of 16 bytes"));
         }
         Ok(())
     }
@@ -118,7 +142,7 @@ impl Plan {
 /// `cublasLtMatmulAlgo_t`.
 pub(crate) type Algorithm = [u64; 8];
 
-/// How an algorithm begins; the bytes of its workspace follow.
+/// How an algorithm begins; the bytes of its workspace follow, and the chains that it adds k in.
 const MARK: u64 = 0x7068_616c_616e_7801;
 /// A workspace begins at a multiple of this, and is as long as one.
 pub(crate) const WORKSPACE_ALIGNMENT: u64 = 256;
@@ -134,11 +158,25 @@ pub(crate) struct HeuristicResult {
     reserved: [i32; 4],
 }
 
-/// The algorithm with such a workspace.
-pub(crate) fn found(workspace_bytes: u64) -> HeuristicResult {
-    let algorithm = [MARK, workspace_bytes, 0, 0, 0, 0, 0, 0];
+/// An algorithm's choices.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Choices {
+    pub workspace_bytes: u64,
+    /// How many chains of additions k is cut into.
+    pub chains: usize,
+}
+
+/// The algorithms for a product, the best one first, if a workspace has at most `bytes_max` bytes.
+pub(crate) fn algorithms(plan: &Plan, bytes_max: u64) -> [Choices; 2] {
+    let first = Choices { workspace_bytes: workspace(plan, bytes_max), chains: 1 };
+    [first, Choices { workspace_bytes: 0, chains: 2 }]
+}
+
+/// The algorithm of these choices.
+pub(crate) fn found(choices: Choices) -> HeuristicResult {
+    let Choices { workspace_bytes, chains } = choices;
     HeuristicResult {
-        algorithm,
+        algorithm: [MARK, workspace_bytes, chains as u64, 0, 0, 0, 0, 0],
         workspace_bytes: workspace_bytes as usize,
         state: 0,
         waves: 1.0,
@@ -148,7 +186,7 @@ pub(crate) fn found(workspace_bytes: u64) -> HeuristicResult {
 
 /// Bytes of the workspace that a split-k algorithm would take: two sums for each element. 0 if k is short, or if that is
 /// more than `bytes_max`.
-pub(crate) fn workspace(plan: &Plan, bytes_max: u64) -> u64 {
+fn workspace(plan: &Plan, bytes_max: u64) -> u64 {
     let parts = 2 * (plan.m * plan.n * plan.d.batches * size_of::<f32>()) as u64;
     let bytes = parts.next_multiple_of(WORKSPACE_ALIGNMENT);
     if plan.k >= 2 * plan.m.max(plan.n) && bytes <= bytes_max { bytes } else { 0 }
@@ -161,11 +199,13 @@ pub(crate) fn plan(library: usize, operation: usize, [a, b, c, d]: [usize; 4]) -
     Plan::new(DESCRIPTIONS.get(operation)?, layouts)
 }
 
-/// The bytes of an algorithm's workspace; none is the one without. One that the heuristic did not give is an error.
-pub(crate) fn check(algorithm: In<Algorithm>) -> Result<u64> {
+/// An algorithm's choices; without one, the simplest. One that the heuristic did not give is an error.
+pub(crate) fn check(algorithm: In<Algorithm>) -> Result<Choices> {
     match algorithm.get() {
-        None => Ok(0),
-        Some([MARK, bytes, 0, 0, 0, 0, 0, 0]) => Ok(bytes),
+        None => Ok(Choices { workspace_bytes: 0, chains: 1 }),
+        Some([MARK, workspace_bytes, chains @ 1..=2, 0, 0, 0, 0, 0]) => {
+            Ok(Choices { workspace_bytes, chains: chains as usize })
+        }
         Some(_) => {
             Err(Status::INVALID_VALUE.because("the algorithm is none that this library's heuristic gave"))
         }

@@ -9,7 +9,7 @@ use crate::cuda::{File, PRELUDE, type_name};
 const FILES: &[File] = &[PRELUDE, ("gemm.cu", include_str!("gemm.cu"))];
 const THREADS: u32 = 256;
 
-/// Computes products of any strides, whose [`phalanx_tensor::cuda::Epilogue`] are plain.
+/// Computes products of any strides, whose [`phalanx_tensor::cuda::Epilogue`] is plain.
 pub(crate) fn multiply_on_gpu(op: &'static str, products: Products<'_>) -> Result<()> {
     let Products { count, size: [m, n, k], a, b, c: (c, c_start, c_strides), accumulate, bias, .. } =
         products;

@@ -101,7 +101,10 @@ pub use loss::{
     smooth_l1_loss, smooth_l1_loss_backward,
 };
 pub use lstm::{lstm, lstm_backward};
-pub use matmul::{linear, linear_gelu, matmul, matmul_accumulate_, matmul_continue_, matmul_into};
+pub use matmul::{
+    fuses_epilogues, linear, linear_gelu, linear_gelu_kept, matmul, matmul_accumulate_,
+    matmul_accumulate_row_sums_, matmul_continue_, matmul_gelu_backward, matmul_into, matmul_row_sums,
+};
 pub use nll_loss::{NllLoss, nll_loss, nll_loss_backward};
 pub use norm::norm;
 pub use pool2d::{PoolOptions, Windows, max_pick2d, max_pool2d, max_unpool2d, mean_pool2d, mean_unpool2d};

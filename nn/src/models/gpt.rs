@@ -238,9 +238,15 @@ impl<L: LayerFactory> GptBlock<L> {
         let in_unit = self.mlp.is_wrapped() || self.mlp.module().c_proj.is_wrapped();
         let (is_fused, mut bias) = (self.matrix == x.dtype() && !in_unit, None);
         let y = self.mlp.call_once(n.to(self.matrix)?, |mlp, narrow| {
-            let y = mlp.c_fc.forward(&narrow)?;
-            drop((narrow, n));
-            let y = self.activation.apply(&y)?;
+            drop(n);
+            let y = match self.activation {
+                Activation::GeluTanh => mlp.c_fc.call_once(narrow, |fc, x| self.layers.column_gelu(fc, x))?,
+                other => {
+                    let y = mlp.c_fc.forward(&narrow)?;
+                    drop(narrow);
+                    other.apply(&y)?
+                }
+            };
             if !is_fused {
                 return mlp.c_proj.forward(&y);
             }

@@ -16,7 +16,7 @@ use {
     phalanx_nn::Clip,
     phalanx_parallel::comm::NcclConfig,
     phalanx_parallel::hybrid::Step,
-    phalanx_tensor::{Tensor, cuda::calls},
+    phalanx_tensor::{DType, Tensor, cuda::calls},
     std::sync::Arc,
 };
 
@@ -45,6 +45,7 @@ fn nccl() -> Vec<Test> {
         ("training over NCCL: tensor parallel", || over_nccl(tensor_parallel(false))),
         ("training over NCCL: tensor and sequence parallel", || over_nccl(tensor_parallel(true))),
         ("training over NCCL: pipeline", || over_nccl(pipeline("1f1b"))),
+        ("over NCCL layouts in bf16 have each other's bits", layouts_of_halves),
         ("over NCCL no step of replicas waits for a GPU", || {
             [0, 1, 2, 3].map(replicas).iter().try_for_each(goes_on)
         }),
@@ -116,11 +117,42 @@ fn offloaded(zero: u8, on_gpus: fn(Threads) -> Threads) -> Result<(), String> {
         train(&case, on_gpus(Threads::new(case.ranks())))
     };
     let (wanted, got) = (run(None)?, run(Some(Device::CPU))?);
-    let bits = |outcome: &Outcome| -> Vec<u64> { numbers(outcome).into_iter().map(f64::to_bits).collect() };
     match bits(&wanted) == bits(&got) {
         true => Ok(()),
         false => Err(format!("ZeRO-{zero}: got {got:?}, wanted {wanted:?}")),
     }
+}
+
+fn bits(outcome: &Outcome) -> Vec<u64> {
+    numbers(outcome).into_iter().map(f64::to_bits).collect()
+}
+
+/// Schedules and ZeRO's stages change no bit of halves, whose products have gelu, its slope and biases' gradients in their epilogues. A
+/// zero-bubble schedule computes weights' gradients apart.
+#[cfg(feature = "nccl")]
+fn layouts_of_halves() -> Result<(), String> {
+    let run = |layout: Layout, zero: u8| {
+        let case = Case { dtype: DType::BF16, zero, ..Case::new(gpt(2, 2), layout) };
+        let outcome = train(&case, Threads::new(case.ranks()).nccl(NcclConfig::default()))?;
+        Ok::<_, String>((case, outcome))
+    };
+    let cut =
+        |pp, schedule: &str| Layout { pp, schedule: schedule.into(), micro_batches: 3, ..Layout::default() };
+    let replicas = || Layout { dp: 2, micro_batches: 2, ..Layout::default() };
+    let cuts = [(cut(1, "1f1b"), 0), (cut(2, "1f1b"), 0), (cut(2, "zb-h1"), 0)];
+    let shards = [0, 1, 2, 3].map(|zero| (replicas(), zero));
+    for group in [&cuts[..], &shards] {
+        let mut runs = group.iter().map(|(layout, zero)| run(layout.clone(), *zero));
+        let Some(first) = runs.next() else { continue };
+        let (_, wanted) = first?;
+        for other in runs {
+            let (case, got) = other?;
+            if bits(&got) != bits(&wanted) {
+                return Err(format!("{case}: got {got:?}, wanted {wanted:?}"));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn staged(case: Case) -> Result<(), String> {

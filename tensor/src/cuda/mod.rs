@@ -25,13 +25,13 @@ pub use args::{Args, DevicePointer, Scratch};
 pub use clock::{GpuClock, Moment};
 pub use copy::Readback;
 pub use phalanx_cuda::{
-    Calls, CollectiveGuard, DryLog, Epilogue, FAULT, Grid, Image, Library, LoggedOperation, Program, Target,
-    Traffic, calls, compile, compiled, driver_name, emulated, require, take_dry_log,
+    Calls, CollectiveGuard, DryLog, FAULT, Grid, Image, Library, LoggedOperation, Program, Target, Traffic,
+    calls, compile, compiled, driver_name, emulated, require, take_dry_log,
 };
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.
 #[cfg(feature = "cuda")]
 pub use phalanx_cuda::{cudarc, symbol};
-pub use product::{Matrices, Products, multiply};
+pub use product::{Epilogue, Matrices, Products, multiply};
 
 pub(crate) use copy::{copy_strided, zero};
 pub(crate) use phalanx_cuda::DeviceBlock;
@@ -264,7 +264,7 @@ pub type Meeting = CollectiveGuard;
 
 #[allow(missing_docs)]
 #[deprecated(since = "0.1.0", note = "renamed to `Epilogue`")]
-pub type Sums = Epilogue;
+pub type Sums<'a> = Epilogue<'a>;
 
 impl Gpu {
     #[allow(missing_docs)]

@@ -6,7 +6,7 @@ use phalanx_tensor::{Loops, Result, Tensor, contiguous_strides};
 
 use super::{Finish, start_of};
 use crate::gemm::{Write, multiply_on_gpu};
-use crate::ops::activation::{Gelu, gelu_};
+use crate::ops::activation::gelu_;
 
 /// Launches at most; operands that would need more are made contiguous first.
 const TURNS_MAX: usize = 16;
@@ -23,26 +23,13 @@ pub(in crate::ops) fn multiply(
     if out.numel() == 0 {
         return Ok(());
     }
-    let lead = a.rank() - 2;
-    let size = [a.shape()[lead], b.shape()[lead + 1], a.shape()[lead + 1]];
-    let [m, n, k] = size;
-    if k == 0 && finish.write == Write::Accumulate {
+    if a.shape().last() == Some(&0) && finish.write == Write::Accumulate {
         return Ok(()); // Adding a zero would turn -0 into 0.
     }
-    let batch = &a.shape()[..lead];
-    let c_strides = contiguous_strides(&[batch, &[m, n]].concat());
-    let loops = Loops::new(batch, [&a.strides()[..lead], &b.strides()[..lead], &c_strides[..lead]]);
-    let inner = (0..loops.sizes().len()).max_by_key(|&axis| loops.sizes()[axis]).unwrap_or(0);
-    let (count, steps) = (loops.sizes()[inner], loops.strides()[inner]);
-    let turns = loops.sizes().iter().product::<usize>() / count;
+    let (whole, loops, inner) = Batch::new(a, b);
+    let turns = loops.sizes().iter().product::<usize>() / whole.turn_count;
     if turns > TURNS_MAX && !(a.is_contiguous() && b.is_contiguous()) {
         return multiply(op, &a.contiguous()?, &b.contiguous()?, out, finish);
-    }
-    let whole = Batch { a, b, size, count, steps }.folded();
-    // The library's gelu is an approximation, good enough for halves.
-    let by_library = turns == 1 && out.dtype().size() == 2 && finish.activation == Some(Gelu::Tanh);
-    if by_library && cuda::multiply(op, whole.products([0; 3], out, &finish, Epilogue::Gelu))? {
-        return Ok(());
     }
     for turn in 0..turns {
         let starts = start_of(&loops, inner, turn);
@@ -53,6 +40,24 @@ pub(in crate::ops) fn multiply(
     finish.activation.map_or(Ok(()), |kind| gelu_(op, out, kind))
 }
 
+/// [`multiply`] with an epilogue, which says what is done with the sums in place of an activation. Returns false and does nothing if
+/// cuBLASLt does not do that by one call.
+pub(super) fn multiply_fused(
+    op: &'static str,
+    a: &Tensor,
+    b: &Tensor,
+    out: &mut Tensor,
+    finish: &Finish<'_>,
+    epilogue: Epilogue<'_>,
+) -> Result<bool> {
+    if out.numel() == 0 || a.numel() == 0 {
+        return Ok(false);
+    }
+    let (whole, loops, _) = Batch::new(a, b);
+    let is_one = loops.sizes().iter().product::<usize>() == whole.turn_count;
+    Ok(is_one && cuda::multiply(op, whole.products([0; 3], out, finish, epilogue))?)
+}
+
 /// Products that one launch computes.
 struct Batch<'a> {
     a: &'a Tensor,
@@ -60,11 +65,25 @@ struct Batch<'a> {
     /// m, n and k.
     size: [usize; 3],
     count: usize,
+    /// The items that a turn of the loops around it has.
+    turn_count: usize,
     /// From one item to the next, of A, B and C.
     steps: [usize; 3],
 }
 
-impl Batch<'_> {
+impl<'a> Batch<'a> {
+    /// The longest loop over the batch dimensions, all of these loops, and which of them it is.
+    fn new(a: &'a Tensor, b: &'a Tensor) -> (Batch<'a>, Loops<3>, usize) {
+        let lead = a.rank() - 2;
+        let size = [a.shape()[lead], b.shape()[lead + 1], a.shape()[lead + 1]];
+        let batch = &a.shape()[..lead];
+        let c_strides = contiguous_strides(&[batch, &[size[0], size[1]]].concat());
+        let loops = Loops::new(batch, [&a.strides()[..lead], &b.strides()[..lead], &c_strides[..lead]]);
+        let inner = (0..loops.sizes().len()).max_by_key(|&axis| loops.sizes()[axis]).unwrap_or(0);
+        let (count, steps) = (loops.sizes()[inner], loops.strides()[inner]);
+        (Batch { a, b, size, count, turn_count: count, steps }.folded(), loops, inner)
+    }
+
     /// A batch that shares B and whose A and C go on where the item before ended is one product with more rows.
     fn folded(self) -> Self {
         let ([m, n, k], [a_step, b_step, c_step]) = (self.size, self.steps);
@@ -84,13 +103,13 @@ impl Batch<'_> {
         [self.steps[which], tensor.strides()[at], tensor.strides()[at + 1]]
     }
 
-    fn products<'a>(
-        &'a self,
+    fn products<'p>(
+        &'p self,
         [a, b, c]: [usize; 3],
-        out: &'a mut Tensor,
-        finish: &Finish<'a>,
-        sums: Epilogue,
-    ) -> Products<'a> {
+        out: &'p mut Tensor,
+        finish: &Finish<'p>,
+        epilogue: Epilogue<'p>,
+    ) -> Products<'p> {
         Products {
             count: self.count,
             size: self.size,
@@ -99,8 +118,7 @@ impl Batch<'_> {
             c: (out, c, [self.steps[2], self.size[1]]),
             accumulate: finish.write == Write::Accumulate,
             bias: finish.bias,
-            sums,
-            before: None,
+            epilogue,
         }
     }
 }

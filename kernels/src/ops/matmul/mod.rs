@@ -1,6 +1,8 @@
 //! Matrix products, batched and broadcast ([`matmul`]), and `x Wᵀ + b` ([`linear`]). A CPU's are [`crate::gemm`], a GPU's are in `cuda.rs`.
+//! Products with a step before or after them that cuBLASLt does on the way are in `fused.rs`.
 
 mod cuda;
+mod fused;
 
 use std::borrow::Cow;
 
@@ -19,6 +21,10 @@ use crate::real::{for_real, wide_dtype};
 use crate::{check, flops};
 
 pub(super) use cuda::multiply as multiply_on_gpu;
+pub use fused::{
+    fuses_epilogues, linear_gelu, linear_gelu_kept, matmul_accumulate_row_sums_, matmul_gelu_backward,
+    matmul_row_sums,
+};
 
 /// The product of matrices in the last two dimensions; the dimensions before them broadcast. A tensor of one
 /// dimension is a row on the left and a column on the right, and that dimension is not in the result. Floating-point
@@ -300,24 +306,20 @@ fn start_of(loops: &Loops<3>, inner: usize, mut index: usize) -> [usize; 3] {
 /// # Errors
 /// If the shapes do not fit, the dtype is no floating-point one, or dtypes or devices differ.
 pub fn linear(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-    run_linear("linear", x, weight, bias, Finish::default())
+    run_linear("linear", x, weight, bias, |product, mut out, bias| {
+        product.run(&mut out, Finish { bias, ..Finish::default() })?;
+        Ok(out)
+    })
 }
 
-/// [`linear`], then [`crate::gelu`], in one pass and with the same bits.
-///
-/// # Errors
-/// As [`linear`].
-pub fn linear_gelu(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, kind: Gelu) -> Result<Tensor> {
-    run_linear("linear_gelu", x, weight, bias, Finish { activation: Some(kind), ..Finish::default() })
-}
-
-fn run_linear(
+/// Calls `run` with the product, memory for the result, and the contiguous bias.
+fn run_linear<R>(
     op: &'static str,
     x: &Tensor,
     weight: &Tensor,
     bias: Option<&Tensor>,
-    finish: Finish<'_>,
-) -> Result<Tensor> {
+    run: impl FnOnce(&Product<'_>, Tensor, Option<&Tensor>) -> Result<R>,
+) -> Result<R> {
     let inputs = x.shape().last().copied();
     let fits = weight.rank() == 2 && inputs == Some(weight.shape()[1]);
     if !fits {
@@ -334,9 +336,8 @@ fn run_linear(
         }
         None => None,
     };
-    let mut out = Tensor::empty_for(op, &product.out_shape(x, weight), x.dtype(), x.device())?;
-    product.run(&mut out, Finish { bias: bias.as_ref(), ..finish })?;
-    Ok(out)
+    let out = Tensor::empty_for(op, &product.out_shape(x, weight), x.dtype(), x.device())?;
+    run(&product, out, bias.as_ref())
 }
 
 #[cfg(test)]

@@ -2,9 +2,10 @@
 
 use phalanx_kernels::{
     ConvOptions, Gelu, PoolOptions, Windows, conv_transpose2d, conv2d, conv2d_weight, linear, linear_gelu,
-    matmul, matmul_accumulate_, max_pick2d, max_pool2d, max_unpool2d, mean_pool2d, mean_unpool2d,
+    linear_gelu_kept, matmul, matmul_accumulate_, matmul_accumulate_row_sums_, matmul_gelu_backward,
+    matmul_row_sums, max_pick2d, max_pool2d, max_unpool2d, mean_pool2d, mean_unpool2d,
 };
-use phalanx_tensor::{DType, Tensor};
+use phalanx_tensor::{DType, Device, Result, Tensor};
 
 use crate::case::{Case, FLOATS, make, spread, tolerance};
 
@@ -120,6 +121,7 @@ fn products_cases() -> Vec<Case> {
             Ok(results)
         }));
     }
+    all.extend(FLOATS.into_iter().flat_map(fused_cases));
     for dtype in [DType::BF16, DType::F16] {
         let wide = move |d| {
             let (a, b) = (
@@ -131,6 +133,74 @@ fn products_cases() -> Vec<Case> {
             Ok(vec![sum])
         };
         all.push(Case::new(format!("product {dtype} added to f32"), DType::F32, wide));
+    }
+    all
+}
+
+/// Products with a step that cuBLASLt does on the way, where all sizes allow it (multiples of 8), and where one does not.
+fn fused_cases(dtype: DType) -> Vec<Case> {
+    let mut all = Vec::new();
+    for [rows, inputs, outputs] in [[5, 16, 24], [5, 17, 24], [33, 16, 31], [1, 7, 8], [0, 8, 8], [3, 0, 8]] {
+        // By rows, by columns, rows apart.
+        let matrix = move |rows: usize, cols: usize, seed, how: usize, d| {
+            let values = spread(seed, -1.0, 1.0);
+            match how {
+                0 => Ok(make(&[rows, cols], dtype, d, values)),
+                1 => make(&[cols, rows], dtype, d, values).transpose(0, 1),
+                _ => make(&[rows, cols + 8], dtype, d, values).narrow(1, 8, cols),
+            }
+        };
+        let name = format!("{dtype} {rows} x {inputs} to {outputs}");
+        let case = |what: &str, run: Box<dyn Fn(Device) -> Result<Vec<Tensor>> + Send + Sync>| {
+            Case::new(format!("{what} {name}"), dtype, run).within(8.0 * tolerance(dtype))
+        };
+        all.push(case(
+            "linear gelu kept",
+            Box::new(move |d| {
+                let b = make(&[outputs], dtype, d, spread(3, -1.0, 2.0));
+                let mut results = Vec::new();
+                for how in 0..3 {
+                    let (x, w) = (matrix(rows, inputs, 1, how, d)?, matrix(outputs, inputs, 2, 2 - how, d)?);
+                    for bias in [None, Some(&b)] {
+                        let (y, z) = linear_gelu_kept(&x, &w, bias)?;
+                        results.extend([y, z, linear_gelu(&x, &w, bias, Gelu::Tanh)?]);
+                    }
+                }
+                let x = make(&[2, rows, inputs], dtype, d, spread(1, -1.0, 1.0));
+                results.extend(<[_; 2]>::from(linear_gelu_kept(
+                    &x,
+                    &matrix(outputs, inputs, 2, 0, d)?,
+                    Some(&b),
+                )?));
+                Ok(results)
+            }),
+        ));
+        all.push(case(
+            "matmul gelu backward",
+            Box::new(move |d| {
+                (0..3)
+                    .map(|how| {
+                        let (dy, w) =
+                            (matrix(rows, inputs, 1, how, d)?, matrix(inputs, outputs, 2, 2 - how, d)?);
+                        matmul_gelu_backward(&dy, &w, &make(&[rows, outputs], dtype, d, spread(3, -3.0, 3.0)))
+                    })
+                    .collect()
+            }),
+        ));
+        all.push(case(
+            "matmul row sums",
+            Box::new(move |d| {
+                let mut results = Vec::new();
+                for how in 0..3 {
+                    let (dy, x) = (matrix(outputs, rows, 1, how, d)?, matrix(rows, inputs, 2, 2 - how, d)?);
+                    results.extend(<[_; 2]>::from(matmul_row_sums(&dy, &x)?));
+                    let mut sum = make(&[outputs, inputs], dtype, d, spread(3, -3.0, 3.0));
+                    results.push(matmul_accumulate_row_sums_(&mut sum, &dy, &x)?);
+                    results.push(sum);
+                }
+                Ok(results)
+            }),
+        ));
     }
     all
 }

@@ -1,144 +1,36 @@
-//! Matrix products by cuBLASLt.
-//!
-//! The library's matrices lie by columns, Phalanx's by rows. So the transpose is asked for: `Cᵀ = Bᵀ Aᵀ`. A matrix by rows is its
-//! transpose by columns and needs no flag, and a bias for C's columns is one for the rows of `Cᵀ`, which the library offers.
-//!
-//! For each form of product the library is asked once for an algorithm, so the same form has the same bits each time. f32 is computed in
-//! f32, unless `PHALANX_CUDA_TF32=1` allows factors of 19 bits. 16-bit floats are summed in f32. `PHALANX_CUDA_CUBLASLT=0` turns the
-//! library off.
+//! The library's functions and records: [`Handle`], its context on a device; [`Plan`], what it needs for a form of product.
 #![allow(unsafe_code)]
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::mem::MaybeUninit;
+use std::sync::OnceLock;
 
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 
-use crate::Result;
-use crate::context::{Context, lock};
+use super::algorithms::Algorithm;
+use super::is_set;
 use crate::driver::CUstream;
-use crate::dry::{self, Traffic};
-use crate::library::require;
-use crate::load_gate::LoadGate;
-use crate::memory::DeviceBlock;
 use crate::product::{Epilogue, Float, MatrixLayout, ProductForm, ProductPointers};
-use crate::vendor::{Failure, Library, OUT_OF_MEMORY};
+use crate::vendor::{Failure, OUT_OF_MEMORY};
 
 /// Memory for an algorithm to work in, for each stream: what NVIDIA advises for these GPUs.
-const WORKSPACE_BYTES: usize = 32 << 20;
+pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
 
-/// A device's library context, plans and workspaces.
-#[derive(Default)]
-pub(crate) struct CublasLt {
-    handle: OnceLock<Handle>,
-    plans: RwLock<HashMap<ProductForm, Option<Arc<PlannedProduct>>>>,
-    /// By stream.
-    workspaces: Mutex<HashMap<usize, DeviceBlock>>,
-}
-
-/// A form of product, and how the library computes it.
-pub struct PlannedProduct {
-    form: ProductForm,
-    plan: Plan,
-    /// Whether the library has loaded its kernel.
-    has_run: AtomicBool,
-}
-
-impl CublasLt {
-    /// How products of a form are computed, such as the one at these addresses. None if the library is not there or does not do them.
-    pub(crate) fn plan(
-        &self,
-        context: &'static Context,
-        gate: &LoadGate,
-        op: &'static str,
-        form: &ProductForm,
-        at: &ProductPointers,
-    ) -> Result<Option<Arc<PlannedProduct>>> {
-        if is_refused() || require(Library::CublasLt).is_err() {
-            return Ok(None);
-        }
-        let handle = self.handle(context, gate, op)?;
-        let plans = self.plans.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(planned) = plans.get(form) {
-            return Ok(planned.clone());
-        }
-        drop(plans);
-        context.bind(op)?;
-        let plan = context.called(op, handle.plan(form, at, WORKSPACE_BYTES))?;
-        let planned =
-            plan.map(|plan| Arc::new(PlannedProduct { form: *form, plan, has_run: AtomicBool::new(false) }));
-        let mut plans = self.plans.write().unwrap_or_else(PoisonError::into_inner);
-        Ok(plans.entry(*form).or_insert(planned).clone())
-    }
-
-    /// Computes a product on this thread's current stream.
-    ///
-    /// # Safety
-    /// As [`Gpu::multiply`](crate::Gpu::multiply).
-    pub(crate) unsafe fn multiply(
-        &self,
-        context: &'static Context,
-        gate: &LoadGate,
-        op: &'static str,
-        planned: &PlannedProduct,
-        at: ProductPointers,
-    ) -> Result<()> {
-        let PlannedProduct { form, plan, has_run } = planned;
-        let handle = self.handle(context, gate, op)?;
-        let workspace = if plan.workspace_bytes > 0 { self.workspace(context, op)? } else { 0 };
-        context.bind(op)?;
-        if dry::is_dry() {
-            // The stand-in library knows the rest.
-            dry::note(op, Traffic::default());
-        }
-        // SAFETY: the plan is the form's, the rest is by the caller; the workspace is this stream's, and never freed.
-        let run = || unsafe { handle.run(form, plan, &at, workspace, context.stream()) };
-        context.called(op, if has_run.load(Ordering::Relaxed) { run() } else { gate.load(run) })?;
-        has_run.store(true, Ordering::Relaxed);
-        context.count_launch();
-        Ok(())
-    }
-
-    fn handle(&self, context: &Context, gate: &LoadGate, op: &'static str) -> Result<&Handle> {
-        if let Some(handle) = self.handle.get() {
-            return Ok(handle);
-        }
-        context.bind(op)?;
-        let handle = context.called(op, gate.load(Handle::new))?;
-        Ok(self.handle.get_or_init(|| handle))
-    }
-
-    /// The current stream's working memory.
-    fn workspace(&self, context: &'static Context, op: &'static str) -> Result<u64> {
-        match lock(&self.workspaces).entry(context.stream().addr()) {
-            Entry::Occupied(kept) => Ok(kept.get().address()),
-            Entry::Vacant(free) => Ok(free.insert(context.allocate(op, WORKSPACE_BYTES)?).address()),
-        }
-    }
-}
-
-/// Whether the library shall not be used.
-fn is_refused() -> bool {
-    static REFUSED: OnceLock<bool> = OnceLock::new();
-    is_set("PHALANX_CUDA_CUBLASLT", "0", &REFUSED)
+/// The library's version.
+pub(super) fn version() -> usize {
+    // SAFETY: it has no arguments.
+    unsafe { sys::cublasLtGetVersion() }
 }
 
 /// Whether factors of f32 products may be rounded to 19 bits.
-fn is_tf32() -> bool {
+pub(super) fn is_tf32() -> bool {
     static TF32: OnceLock<bool> = OnceLock::new();
     is_set("PHALANX_CUDA_TF32", "1", &TF32)
 }
 
-/// Whether a variable of the environment has this value, looked up once.
-fn is_set(name: &str, wanted: &str, known: &OnceLock<bool>) -> bool {
-    *known.get_or_init(|| std::env::var_os(name).is_some_and(|value| value == wanted))
-}
-
 /// The library's context on one device.
-struct Handle(sys::cublasLtHandle_t);
+pub(super) struct Handle(sys::cublasLtHandle_t);
 
 // SAFETY: the library's documentation allows a handle to be used by several threads at once.
 unsafe impl Send for Handle {}
@@ -146,12 +38,32 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 /// How a form of product is computed.
-struct Plan {
+pub(super) struct Plan {
     /// Of B, A and C, transposed: the library's matrices lie by columns.
-    layouts: [sys::cublasLtMatrixLayout_t; 3],
+    pub(super) layouts: Layouts,
+    pub(super) candidate: Candidate,
+}
+
+pub(super) type Layouts = [sys::cublasLtMatrixLayout_t; 3];
+
+/// An algorithm, and the memory that it works in.
+#[derive(Clone, Copy)]
+pub(super) struct Candidate {
     algorithm: sys::cublasLtMatmulAlgo_t,
-    /// Memory that the algorithm works in.
-    workspace_bytes: usize,
+    pub(super) workspace_bytes: usize,
+}
+
+impl Candidate {
+    /// The algorithm, to be kept.
+    pub(super) fn algorithm(&self) -> Algorithm {
+        self.algorithm.data
+    }
+
+    /// None if the library cannot use it as it was asked to.
+    fn of(found: &sys::cublasLtMatmulHeuristicResult_t) -> Option<Candidate> {
+        let fits = found.state.result().is_ok() && found.workspaceSize <= WORKSPACE_BYTES;
+        fits.then_some(Candidate { algorithm: found.algo, workspace_bytes: found.workspaceSize })
+    }
 }
 
 // SAFETY: layouts are only read once they are made; they are plain records, bound to no thread.
@@ -172,46 +84,100 @@ impl From<CublasError> for Failure {
 
 impl Handle {
     /// In the context that is current.
-    fn new() -> Result<Handle, Failure> {
+    pub(super) fn new() -> Result<Handle, Failure> {
         Ok(Handle(result::create_handle()?))
     }
 
-    /// How products of a form are computed, such as the one at these addresses; none if the library does not do them.
-    fn plan(
-        &self,
-        form: &ProductForm,
-        at: &ProductPointers,
-        workspace_bytes: usize,
-    ) -> Result<Option<Plan>, Failure> {
-        let operation = Operation::new(form, at)?;
+    /// How products of a form are computed, such as the one at these addresses, by the heuristic's first algorithm; none if the library does
+    /// not do them.
+    pub(super) fn plan(&self, form: &ProductForm, at: &ProductPointers) -> Result<Option<Plan>, Failure> {
         let (count, [m, n, k]) = (form.count, form.size);
         let layouts = [
             layout(form.float, &form.b, n, k, count)?,
             layout(form.float, &form.a, k, m, count)?,
             layout(form.out_float, &form.c, n, m, count)?,
         ];
-        let [b, a, c] = layouts;
-        let preference = Preference::new(form, workspace_bytes)?;
-        // SAFETY: everything was just made and is destroyed by its owner, or, the layouts, never.
-        let found =
-            unsafe { result::get_matmul_algo_heuristic(self.0, operation.0, b, a, c, c, preference.0) };
-        match found {
-            Ok(found) => {
-                let workspace_bytes = found.workspaceSize;
-                Ok(Some(Plan { layouts, algorithm: found.algo, workspace_bytes }))
+        if let Some(&candidate) = self.candidates(form, at, layouts, 1)?.first() {
+            return Ok(Some(Plan { layouts, candidate }));
+        }
+        // SAFETY: the layouts were just made and are used no more.
+        unsafe { layouts.into_iter().try_for_each(|l| result::destroy_matrix_layout(l)) }?;
+        Ok(None)
+    }
+
+    /// Algorithms for products of a form, the one that the heuristic holds the fastest first, `most` at most; none if the library does not
+    /// do them.
+    pub(super) fn candidates(
+        &self,
+        form: &ProductForm,
+        at: &ProductPointers,
+        [b, a, c]: Layouts,
+        most: usize,
+    ) -> Result<Vec<Candidate>, Failure> {
+        let (operation, preference) = (Operation::new(form, at)?, Preference::new(form)?);
+        let mut found = Vec::<sys::cublasLtMatmulHeuristicResult_t>::with_capacity(most);
+        let (mut count, room) = (0, found.spare_capacity_mut().as_mut_ptr().cast());
+        // SAFETY: everything exists until the call returns, and there is room for as many results.
+        let asked = unsafe {
+            let (operation, preference) = (operation.0, preference.0);
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                self.0,
+                operation,
+                b,
+                a,
+                c,
+                c,
+                preference,
+                most as i32,
+                room,
+                &raw mut count,
+            )
+        };
+        match asked.result() {
+            Ok(()) => {
+                // SAFETY: the library has written as many.
+                unsafe { found.set_len(usize::try_from(count).unwrap_or(0).min(most)) };
+                Ok(found.iter().filter_map(Candidate::of).collect())
             }
             // The library calls some unsupported forms invalid: epilogues of some types, leading dimensions of some sizes.
             Err(CublasError(
                 sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED
                 | sys::cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE
                 | sys::cublasStatus_t::CUBLAS_STATUS_ARCH_MISMATCH,
-            )) => {
-                // SAFETY: the layouts were just made and are used no more.
-                unsafe { layouts.into_iter().try_for_each(|l| result::destroy_matrix_layout(l)) }?;
-                Ok(None)
-            }
+            )) => Ok(Vec::new()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// An algorithm that was kept; none if the library does not compute products of the form by it.
+    pub(super) fn check(
+        &self,
+        form: &ProductForm,
+        at: &ProductPointers,
+        [b, a, c]: Layouts,
+        data: Algorithm,
+    ) -> Result<Option<Candidate>, Failure> {
+        let operation = Operation::new(form, at)?;
+        let algorithm = sys::cublasLtMatmulAlgo_t { data };
+        let mut checked = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit();
+        // SAFETY: everything exists until the call returns; the library tells an algorithm that it does not know.
+        let done = unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                self.0,
+                operation.0,
+                b,
+                a,
+                c,
+                c,
+                &raw const algorithm,
+                checked.as_mut_ptr(),
+            )
+        };
+        // SAFETY: a call that succeeds has written the result.
+        let checked = done.result().is_ok().then(|| unsafe { checked.assume_init() });
+        // The result need not repeat the algorithm.
+        let workspace = checked.and_then(|checked| Candidate::of(&checked));
+        Ok(workspace.map(|found| Candidate { algorithm, ..found }))
     }
 
     /// Computes a product.
@@ -219,7 +185,7 @@ impl Handle {
     /// # Safety
     /// The plan is the form's, on this device. The matrices lie as the form says and stay until the stream has come so far. The workspace
     /// is as large as the plan wants, and this stream's alone.
-    unsafe fn run(
+    pub(super) unsafe fn run(
         &self,
         form: &ProductForm,
         plan: &Plan,
@@ -251,9 +217,9 @@ impl Handle {
                 c,
                 pointer(at.c),
                 c,
-                &plan.algorithm,
+                &plan.candidate.algorithm,
                 pointer(workspace),
-                plan.workspace_bytes,
+                plan.candidate.workspace_bytes,
                 stream.cast(),
             )?;
         }
@@ -309,14 +275,16 @@ impl Operation {
         operation.set(D::CUBLASLT_MATMUL_DESC_TRANSA, i32::from(form.b.in_columns))?;
         operation.set(D::CUBLASLT_MATMUL_DESC_TRANSB, i32::from(form.a.in_columns))?;
         operation.set(D::CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue(form))?;
-        if form.bias {
-            operation.set(D::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(form.float) as i32)?;
+        if form.bias || form.epilogue == Epilogue::RowSums {
+            operation.set(D::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, data_type(form.out_float) as i32)?;
             operation.set(D::CUBLASLT_MATMUL_DESC_BIAS_POINTER, at.bias)?;
         }
-        if form.epilogue == Epilogue::GeluKept {
-            operation.set(D::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at.sums)?;
+        if form.epilogue.has_kept() {
+            operation.set(D::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, at.kept)?;
             operation.set(D::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, form.c.ld as i64)?;
-            operation.set(D::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, form.c.step as i64)?;
+            if form.count > 1 {
+                operation.set(D::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_BATCH_STRIDE, form.c.step as i64)?;
+            }
         }
         Ok(operation)
     }
@@ -340,10 +308,11 @@ fn epilogue(form: &ProductForm) -> u32 {
     let which = match (form.epilogue, form.bias) {
         (Epilogue::Plain, false) => E::CUBLASLT_EPILOGUE_DEFAULT,
         (Epilogue::Plain, true) => E::CUBLASLT_EPILOGUE_BIAS,
-        (Epilogue::Gelu, false) => E::CUBLASLT_EPILOGUE_GELU,
-        (Epilogue::Gelu, true) => E::CUBLASLT_EPILOGUE_GELU_BIAS,
         (Epilogue::GeluKept, false) => E::CUBLASLT_EPILOGUE_GELU_AUX,
         (Epilogue::GeluKept, true) => E::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+        (Epilogue::GeluBackward, _) => E::CUBLASLT_EPILOGUE_DGELU,
+        // The library's B is A's transpose, whose columns are A's rows.
+        (Epilogue::RowSums, _) => E::CUBLASLT_EPILOGUE_BGRADB,
     };
     which as u32
 }
@@ -352,11 +321,11 @@ fn epilogue(form: &ProductForm) -> u32 {
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {
-    fn new(form: &ProductForm, workspace_bytes: usize) -> Result<Preference, Failure> {
+    fn new(form: &ProductForm) -> Result<Preference, Failure> {
         use sys::cublasLtMatmulPreferenceAttributes_t as P;
         use sys::cublasLtReductionScheme_t as R;
         let preference = Preference(result::create_matmul_pref()?);
-        preference.set(P::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes as u64)?;
+        preference.set(P::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE_BYTES as u64)?;
         // Split-k sums are added in the type of the sums, in a step of its own: always in the same order.
         let scheme = R::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         preference.set(P::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme)?;
