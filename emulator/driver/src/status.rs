@@ -62,6 +62,7 @@ statuses! {
         "pointer does not correspond to a registered memory region",
     ILLEGAL_INSTRUCTION = 715 CUDA_ERROR_ILLEGAL_INSTRUCTION "an illegal instruction was encountered",
     MISALIGNED_ADDRESS = 716 CUDA_ERROR_MISALIGNED_ADDRESS "misaligned address",
+    INVALID_PC = 718 CUDA_ERROR_INVALID_PC "invalid program counter",
     LAUNCH_FAILED = 719 CUDA_ERROR_LAUNCH_FAILED "unspecified launch failure",
     COOPERATIVE_LAUNCH_TOO_LARGE = 720 CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
         "too many blocks in cooperative launch",
@@ -118,6 +119,7 @@ pub(crate) fn failure(fault: &Fault) -> Failure {
         FaultKind::Misaligned => Status::MISALIGNED_ADDRESS,
         FaultKind::Assert => Status::ASSERT,
         FaultKind::Deadlock | FaultKind::Endless => Status::LAUNCH_TIMEOUT,
+        FaultKind::InvalidCall => Status::INVALID_PC,
         FaultKind::Unsupported => Status::ILLEGAL_INSTRUCTION,
         FaultKind::BadLaunch => Status::INVALID_VALUE,
         _ => Status::LAUNCH_FAILED,

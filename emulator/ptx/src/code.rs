@@ -186,6 +186,9 @@ pub(crate) enum Op {
     Return,
     Exit,
     Trap,
+    Stack(StackOp),
+    /// What the interpreter does not do, for the reason of this number in [`Program::refusals`].
+    Refused(u32),
     Load(Access),
     Store(Access),
     Atomic(Atomic),
@@ -228,8 +231,6 @@ pub(crate) enum Preset {
         size: u8,
         extend: u8,
     },
-    /// What `mov` of a function gives.
-    Function(u32),
     Special(Special),
 }
 
@@ -269,9 +270,58 @@ pub(crate) enum Special {
 pub(crate) struct Callee {
     pub(crate) name: String,
     pub(crate) kind: CalleeKind,
-    /// Where its parameters lie in local memory, and their bytes.
-    pub(crate) parameters: Vec<(u32, u32)>,
-    pub(crate) returns: Vec<(u32, u32)>,
+    /// Where its parameters lie.
+    pub(crate) parameters: Vec<Slot>,
+    pub(crate) returns: Vec<Slot>,
+    /// Of a function of which each call has a frame.
+    pub(crate) frame: Option<Frame>,
+}
+
+/// Bytes of a thread's local memory: `offset` from where the register `frame` says ([`ZERO`] for the beginning).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Slot {
+    pub(crate) frame: Reg,
+    pub(crate) offset: u32,
+    pub(crate) bytes: u32,
+}
+
+/// What a call of a function has for itself: bytes on the thread's stack, and its registers from the first up to the
+/// second.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Frame {
+    /// Where the bytes begin.
+    pub(crate) register: Reg,
+    pub(crate) bytes: u32,
+    pub(crate) registers: (Reg, Reg),
+}
+
+/// Frames begin at multiples of this.
+pub(crate) const FRAME_ALIGN: u32 = 16;
+
+/// Bytes of a thread's stack, if its kernel calls functions that call themselves, or allocates.
+pub(crate) const STACK_BYTES: u32 = 1 << 15;
+
+/// What addresses of functions begin with.
+const FUNCTION_WINDOW: u64 = 4 << 56;
+
+/// The address of a module's function of this number. Neither it nor one nearby is null.
+pub(crate) fn function_address(number: usize) -> u64 {
+    FUNCTION_WINDOW | (number as u64 + 1) << 4
+}
+
+/// The number of the function at an address.
+pub(crate) fn function_number(address: u64) -> Option<usize> {
+    let number = (address & !FUNCTION_WINDOW) >> 4;
+    (number > 0 && function_address(number as usize - 1) == address).then(|| number as usize - 1)
+}
+
+/// What an instruction does with a thread's stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum StackOp {
+    /// Takes `a` bytes aligned to `b`.
+    Allocate,
+    Save,
+    Restore,
 }
 
 /// What carries a function out.
@@ -284,12 +334,12 @@ pub(crate) enum CalleeKind {
     Missing,
 }
 
-/// A call: the function, or none for one whose number is in a register, and where the arguments lie.
+/// A call: the function, or none for one whose address is in a register, and where the arguments lie.
 #[derive(Clone, Debug)]
 pub(crate) struct CallSite {
     pub(crate) callee: Option<u32>,
-    pub(crate) arguments: Vec<(u32, u32)>,
-    pub(crate) results: Vec<(u32, u32)>,
+    pub(crate) arguments: Vec<Slot>,
+    pub(crate) results: Vec<Slot>,
 }
 
 /// A kernel's instructions, with those of the functions it can call, and what they refer to.
@@ -302,12 +352,19 @@ pub(crate) struct Program {
     pub(crate) asynchronous: Vec<Asynchronous>,
     pub(crate) calls: Vec<CallSite>,
     pub(crate) callees: Vec<Callee>,
+    /// The callee that each function of the module is; `NOWHERE` for those that are not called.
+    pub(crate) functions: Vec<u32>,
+    /// Why instructions are refused.
+    pub(crate) refusals: Vec<String>,
     pub(crate) presets: Vec<(Reg, Preset)>,
     pub(crate) registers: u32,
     /// Whether a register is read by anything but a store of it.
     pub(crate) computed: Vec<bool>,
-    /// Local memory a thread, in bytes.
+    /// Local memory a thread, in bytes; with its stack at the end.
     pub(crate) local_bytes: u32,
+    /// Whether there is a stack, and where it begins.
+    pub(crate) stacked: bool,
+    pub(crate) stack_start: u32,
     /// Where dynamic shared memory begins.
     pub(crate) dynamic_start: u32,
     pub(crate) locations: Vec<Location>,

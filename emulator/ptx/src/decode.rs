@@ -5,17 +5,19 @@ use std::collections::HashMap;
 
 use crate::ParseError;
 use crate::code::{
-    Asynchronous, Callee, CalleeKind, Instruction, Matrix, NOWHERE, Op, Preset, Program, Reg, ZERO,
+    Asynchronous, FRAME_ALIGN, Instruction, Matrix, NOWHERE, Op, Preset, Program, Reg, STACK_BYTES, ZERO,
 };
+use crate::decode::calls::CallGraph;
 use crate::decode::names::{Names, Symbol};
 use crate::lanes::round::Mode;
-use crate::module::{Kernel, Parameter, Variable};
+use crate::module::{Kernel, Module, Parameter, Variable};
 use crate::syntax::{
     Declaration, Function, LocDirective, Operand, RawInstruction, StateSpace, Statement, SyntaxTree,
     type_bytes,
 };
 
 mod arithmetic;
+mod calls;
 mod control;
 mod matrix;
 mod memory;
@@ -24,14 +26,16 @@ mod names;
 /// Decodes all kernels of a module.
 ///
 /// # Errors
-/// With the line of the first instruction that the interpreter does not know.
-pub(crate) fn module(tree: &SyntaxTree) -> Result<(Vec<Kernel>, Vec<Variable>), ParseError> {
+/// With the line of the first instruction that names what there is not.
+pub(crate) fn module(tree: &SyntaxTree) -> Result<Module, ParseError> {
     let stored =
         |d: &&Declaration| matches!(d.space, StateSpace::Global | StateSpace::Constant) && !d.external;
     let variables: Vec<Variable> = tree.variables.iter().filter(stored).map(variable).collect();
+    let graph = CallGraph::new(tree);
     let entries = tree.functions.iter().filter(|f| f.entry && f.body.is_some());
-    let kernels = entries.map(|f| Builder::new(tree, &variables).kernel(f)).collect::<Result<_, _>>()?;
-    Ok((kernels, variables))
+    let kernels =
+        entries.map(|f| Builder::new(tree, &graph, &variables).kernel(f)).collect::<Result<_, _>>()?;
+    Ok(Module { kernels, variables, functions: graph.names() })
 }
 
 fn variable(d: &Declaration) -> Variable {
@@ -42,6 +46,7 @@ fn variable(d: &Declaration) -> Variable {
 /// A kernel under construction.
 pub(crate) struct Builder<'a> {
     tree: &'a SyntaxTree,
+    graph: &'a CallGraph<'a>,
     variables: &'a [Variable],
     program: Program,
     names: Names,
@@ -58,6 +63,11 @@ pub(crate) struct Builder<'a> {
     dynamic_align: u32,
     parameters: Vec<Parameter>,
     carry: Option<Reg>,
+    /// Of the function that is being decoded: the register that says where its frame begins, and the frame's bytes.
+    frame: Reg,
+    frame_bytes: u32,
+    /// Whether the last error is one of the text, not of what the interpreter does not do.
+    malformed: bool,
     /// Of the instruction that is being decoded.
     line: u32,
     location: u32,
@@ -69,9 +79,10 @@ fn aligned(at: u32, align: u32) -> u32 {
 }
 
 impl<'a> Builder<'a> {
-    fn new(tree: &'a SyntaxTree, variables: &'a [Variable]) -> Builder<'a> {
+    fn new(tree: &'a SyntaxTree, graph: &'a CallGraph, variables: &'a [Variable]) -> Builder<'a> {
         let mut builder = Builder {
             tree,
+            graph,
             variables,
             program: Program::default(),
             names: Names::default(),
@@ -86,6 +97,9 @@ impl<'a> Builder<'a> {
             dynamic_align: 16,
             parameters: Vec::new(),
             carry: None,
+            frame: ZERO,
+            frame_bytes: 0,
+            malformed: false,
             line: 0,
             location: 0,
             guard: (NOWHERE, true),
@@ -112,6 +126,10 @@ impl<'a> Builder<'a> {
         self.resolve()?;
         let static_bytes = self.shared_bytes;
         self.program.dynamic_start = aligned(static_bytes, self.dynamic_align);
+        if self.program.stacked {
+            self.program.stack_start = aligned(self.program.local_bytes, FRAME_ALIGN);
+            self.program.local_bytes = self.program.stack_start + STACK_BYTES;
+        }
         self.program.computed = self.computed();
         self.watch();
         Ok(Kernel {
@@ -123,25 +141,6 @@ impl<'a> Builder<'a> {
             registers: self.program.registers,
             program: self.program,
         })
-    }
-
-    fn function(&mut self, number: u32, function: &'a Function) -> Result<(), ParseError> {
-        self.names.function();
-        let place = |builder: &mut Builder, list: &[Declaration]| -> Vec<(u32, u32)> {
-            let mut places = Vec::new();
-            for p in list {
-                let offset = builder.local(p.bytes as u32, p.align);
-                builder.names.add(&p.name, Symbol::Local(offset));
-                places.push((offset, p.bytes as u32));
-            }
-            places
-        };
-        let returns = place(self, &function.returns);
-        let parameters = place(self, &function.parameters);
-        let kind = CalleeKind::Code(self.program.code.len() as u32);
-        self.program.callees[number as usize] =
-            Callee { name: function.name.clone(), kind, parameters, returns };
-        self.body(function)
     }
 
     fn body(&mut self, function: &'a Function) -> Result<(), ParseError> {
@@ -159,6 +158,10 @@ impl<'a> Builder<'a> {
                 }
                 Statement::Prototype(name) => self.names.add(name, Symbol::Prototype),
                 Statement::Instruction(raw) => self.instruction(raw)?,
+                Statement::Unknown(line, name) => {
+                    (self.line, self.guard, self.location) = (*line, (NOWHERE, true), 0);
+                    self.refuse(format!("directive `.{name}`"));
+                }
             }
         }
         // A thread that runs past the end returns.
@@ -181,15 +184,14 @@ impl<'a> Builder<'a> {
                 }
             }
             StateSpace::Local | StateSpace::Parameter => {
-                let offset = self.local(d.bytes as u32, d.align);
-                self.names.add(&d.name, Symbol::Local(offset));
+                self.local(d);
             }
             StateSpace::Shared => {
                 let offset = self.share(d.bytes as u32, d.align);
                 self.names.add(&d.name, Symbol::Shared(offset));
             }
             StateSpace::Global | StateSpace::Constant => {
-                return self.error("a variable of the module's inside of a function");
+                return self.malformed("a variable of the module's inside of a function");
             }
         }
         Ok(())
@@ -202,15 +204,35 @@ impl<'a> Builder<'a> {
         if let Some((name, negated)) = &raw.guard {
             self.guard = (self.register(name)?.0, !negated);
         }
-        let form = Form::new(&raw.parts);
-        let ops = &raw.operands;
-        let known = self.arithmetic(&form, ops)?
-            || self.memory(&form, ops)?
-            || self.control(&form, ops)?
-            || self.together(&form, ops)?
-            || self.matrix(&form, ops)?
-            || self.asynchronous(&form, ops)?;
-        if known { Ok(()) } else { self.error(&format!("unsupported instruction `{}`", raw.parts.join("."))) }
+        let (guard, code, branches) = (self.guard, self.program.code.len(), self.branches.len());
+        let why = match self.known(&Form::new(&raw.parts), &raw.operands) {
+            Ok(true) => return Ok(()),
+            Err(error) if self.malformed => return Err(error),
+            Ok(false) => String::new(),
+            Err(error) => format!(": {}", error.what),
+        };
+        self.program.code.truncate(code);
+        self.branches.truncate(branches);
+        self.guard = guard;
+        self.refuse(format!("instruction `{}`{why}", raw.parts.join(".")));
+        Ok(())
+    }
+
+    /// Decodes an instruction, if there is one of this form.
+    fn known(&mut self, form: &Form, ops: &[Operand]) -> Result<bool, ParseError> {
+        Ok(self.arithmetic(form, ops)?
+            || self.memory(form, ops)?
+            || self.control(form, ops)?
+            || self.together(form, ops)?
+            || self.matrix(form, ops)?
+            || self.asynchronous(form, ops)?)
+    }
+
+    /// Adds an instruction that is a fault when a thread reaches it.
+    fn refuse(&mut self, why: String) {
+        let number = self.program.refusals.len() as u32;
+        self.program.refusals.push(why);
+        self.push(Op::Refused(number), NOWHERE, &[]);
     }
 
     fn location_of(&mut self, loc: &Option<LocDirective>) -> u32 {
@@ -228,17 +250,17 @@ impl<'a> Builder<'a> {
     fn resolve(&mut self) -> Result<(), ParseError> {
         for (at, scope, label) in std::mem::take(&mut self.branches) {
             self.line = self.program.code[at].line;
-            let target = self.target(scope, &label)?;
+            let target = self.label(scope, &label)?;
             self.program.code[at].op = Op::Branch(target);
         }
         for (number, scope, labels) in std::mem::take(&mut self.tables) {
-            let targets = labels.iter().map(|label| self.target(scope, label)).collect::<Result<_, _>>()?;
+            let targets = labels.iter().map(|label| self.label(scope, label)).collect::<Result<_, _>>()?;
             self.program.tables[number] = targets;
         }
         Ok(())
     }
 
-    fn target(&self, scope: usize, label: &str) -> Result<u32, ParseError> {
+    fn label(&self, scope: usize, label: &str) -> Result<u32, ParseError> {
         match self.names.find_label(scope, label) {
             Some(target) => Ok(target),
             None => self.error(&format!("no label `{label}`")),
@@ -302,6 +324,12 @@ impl<'a> Builder<'a> {
         Err(ParseError { line: self.line, what: what.into() })
     }
 
+    /// An error of the text.
+    fn malformed<T>(&mut self, what: &str) -> Result<T, ParseError> {
+        self.malformed = true;
+        self.error(what)
+    }
+
     /// Adds an instruction; sources are `a`, `b`, `c`, `e` in turn.
     fn push(&mut self, op: Op, d: Reg, sources: &[Reg]) -> usize {
         let source = |i: usize| sources.get(i).copied().unwrap_or(ZERO);
@@ -342,12 +370,6 @@ impl<'a> Builder<'a> {
         self.preset(Preset::Bits(bits))
     }
 
-    fn local(&mut self, bytes: u32, align: u32) -> u32 {
-        let offset = aligned(self.program.local_bytes, align);
-        self.program.local_bytes = offset + bytes;
-        offset
-    }
-
     fn share(&mut self, bytes: u32, align: u32) -> u32 {
         let offset = aligned(self.shared_bytes, align);
         self.shared_bytes = offset + bytes;
@@ -382,6 +404,11 @@ pub(crate) struct Form<'a> {
 impl<'a> Form<'a> {
     pub(crate) fn new(parts: &'a [String]) -> Form<'a> {
         Form { parts: parts.iter().map(String::as_str).collect() }
+    }
+
+    /// A part, or nothing.
+    pub(crate) fn part(&self, at: usize) -> &'a str {
+        self.parts.get(at).copied().unwrap_or("")
     }
 
     /// The first part.

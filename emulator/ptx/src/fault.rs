@@ -69,6 +69,8 @@ pub enum FaultKind {
     Trap,
     /// An `assert` of the kernel failed.
     Assert,
+    /// A call through a pointer that is null, or that is not the address of a function with these parameters.
+    InvalidCall,
     /// Something that the interpreter does not do.
     Unsupported,
     /// An address given to `free` that is no allocation's start.
@@ -94,6 +96,7 @@ impl FaultKind {
             FaultKind::BadLaunch => "launch refused",
             FaultKind::Trap => "trap",
             FaultKind::Assert => "assertion failed",
+            FaultKind::InvalidCall => "invalid call",
             FaultKind::Unsupported => "unsupported",
             FaultKind::InvalidFree => "invalid free",
             FaultKind::InvalidOperand => "invalid operand",

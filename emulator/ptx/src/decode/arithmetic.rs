@@ -48,7 +48,9 @@ impl Builder<'_> {
     fn simple(&mut self, form: &Form, ops: &[Operand]) -> Result<bool, ParseError> {
         let Some(kind) = form.kind() else { return Ok(false) };
         let Some(map) = find(form, kind) else { return Ok(false) };
-        self.want(ops, 2, 5)?;
+        if !(2..=5).contains(&ops.len()) {
+            return self.malformed(&format!("{} operands where 2 to 5 are wanted", ops.len()));
+        }
         let (d, _) = self.destination(&ops[0])?;
         let wide = form.has("wide");
         let mut sources = Vec::new();
@@ -125,7 +127,7 @@ impl Builder<'_> {
 
     /// The comparison itself: into `d`, then joined with a predicate if there is one.
     fn compared(&mut self, form: &Form, kind: &str, sources: [Reg; 2]) -> Result<Reg, ParseError> {
-        let test = form.parts[1];
+        let test = form.part(1);
         let d = self.fresh();
         self.map(compare::plain(test, kind, form.has("ftz")), d, &sources)?;
         Ok(d)
@@ -182,7 +184,7 @@ impl Builder<'_> {
             return Ok(());
         }
         if second.is_none() && c.is_none() {
-            return self.map(compare::plain(form.parts[1], kind, form.has("ftz")), first, &sources);
+            return self.map(compare::plain(form.part(1), kind, form.has("ftz")), first, &sources);
         }
         let test = self.compared(form, kind, sources)?;
         let wanted = |d: Reg| (d != NOWHERE).then_some(d);
@@ -249,7 +251,7 @@ impl Builder<'_> {
         let kind = form.kind().unwrap_or("f32");
         let (d, _) = self.destination(&ops[0])?;
         let a = self.source(&ops[1], kind)?;
-        self.map(compare::class(form.parts[1], kind), d, &[a])
+        self.map(compare::class(form.part(1), kind), d, &[a])
     }
 
     fn cvt(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {

@@ -192,7 +192,7 @@ impl Builder<'_> {
         };
         let known = matches!(shape, [16, 16, 16] | [8, 32, 16] | [32, 8, 16] | [16, 16, 8]);
         let kinds: Vec<Element> = form.parts[1..].iter().filter_map(|part| element(part)).collect();
-        match (form.parts[1], &kinds[..]) {
+        match (form.part(1), &kinds[..]) {
             _ if !known => self.error("unsupported shape of `wmma`"),
             ("load", [kind]) => self.tile(form, shape, *kind, (&ops[0], &ops[1], ops.get(2))),
             ("store", [kind]) => self.tile(form, shape, *kind, (&ops[1], &ops[0], ops.get(2))),
@@ -210,7 +210,7 @@ impl Builder<'_> {
         kind: Element,
         (registers, address, stride): (&Operand, &Operand, Option<&Operand>),
     ) -> Result<(), ParseError> {
-        let (rows, columns, operand) = match form.parts[2] {
+        let (rows, columns, operand) = match form.part(2) {
             "a" => (m, k, true),
             "b" => (k, n, true),
             _ => (m, n, false),
@@ -225,7 +225,7 @@ impl Builder<'_> {
             Some(stride) => self.source(stride, "u32")?,
             None => self.constant(if by_rows { columns } else { rows } as u64),
         };
-        let loads = form.parts[1] == "load";
+        let loads = form.part(1) == "load";
         let tile = Tile { kind, rows, columns, by_rows, space: form.space(), list, count, loads };
         self.push_matrix(Matrix::Tile(tile), NOWHERE, &[address.base, stride]);
         if let Some(last) = self.program.code.last_mut() {

@@ -312,7 +312,7 @@ impl Builder<'_> {
 
     fn mbarrier(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
         let generic = form.space() == Space::Generic;
-        match form.parts[1] {
+        match form.part(1) {
             "init" => {
                 let (address, count) = (self.moved(&ops[0])?, self.source(&ops[1], "u32")?);
                 self.push_asynchronous(Asynchronous::MbarrierInit { generic }, NOWHERE, &[address, count]);
@@ -323,7 +323,7 @@ impl Builder<'_> {
             }
             "expect_tx" | "complete_tx" => {
                 let (address, bytes) = (self.moved(&ops[0])?, self.source(&ops[1], "u32")?);
-                let op = Asynchronous::MbarrierBytes { generic, expect: form.parts[1] == "expect_tx" };
+                let op = Asynchronous::MbarrierBytes { generic, expect: form.part(1) == "expect_tx" };
                 self.push_asynchronous(op, NOWHERE, &[address, bytes]);
             }
             "arrive" | "arrive_drop" => {
@@ -336,7 +336,7 @@ impl Builder<'_> {
                     Some(number) => self.source(number, "u32")?,
                     None => self.constant(1),
                 };
-                let arrival = Arrival { generic, expect, drop: form.parts[1] == "arrive_drop" };
+                let arrival = Arrival { generic, expect, drop: form.part(1) == "arrive_drop" };
                 self.push_asynchronous(Asynchronous::MbarrierArrive(arrival), d, &[address, number]);
             }
             "test_wait" | "try_wait" => {

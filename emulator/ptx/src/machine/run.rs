@@ -151,6 +151,11 @@ impl Machine<'_> {
                     "the kernel executed `trap`",
                 );
             }
+            Op::Refused(number) => {
+                let why = self.program.refusals[number as usize].clone();
+                return self.fault(FaultKind::Unsupported, warp, i, mask.trailing_zeros() as usize, why);
+            }
+            Op::Stack(op) => self.stack(warp, i, op, mask)?,
             Op::IsSpace(space) => {
                 let values = warp.get(i.a).map(|a| (space_of(a) == space) as u64);
                 warp.set(i.d, mask, &values);
