@@ -112,7 +112,7 @@ impl StatusCode for Status {
     }
 }
 
-/// A kernel's fault as the driver reports it.
+/// A kernel's fault as the driver reports it, behind the name of the operation, which says which kernel.
 pub(crate) fn failure(fault: &Fault) -> Failure {
     let status = match fault.kind {
         FaultKind::OutOfBounds | FaultKind::InvalidFree => Status::ILLEGAL_ADDRESS,
@@ -124,7 +124,7 @@ pub(crate) fn failure(fault: &Fault) -> Failure {
         FaultKind::BadLaunch => Status::INVALID_VALUE,
         _ => Status::LAUNCH_FAILED,
     };
-    status.because(fault.to_string())
+    status.because(Fault { kernel: String::new(), ..fault.clone() }.to_string())
 }
 
 /// Texts handed out are kept for ever, as C expects of them; equal ones are kept once.

@@ -6,6 +6,11 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Mutex;
+
+use crate::lock;
 
 /// Where a result is to be written: `T *`.
 #[repr(transparent)]
@@ -178,6 +183,28 @@ pub fn text_at(at: Host, bytes_max: usize) -> Option<Vec<u8>> {
     // that is there.
     let length = (0..bytes_max).find(|&i| unsafe { at.0.cast::<u8>().add(i).read() } == 0)?;
     Some(at.read(length))
+}
+
+/// This process's memory as a file, and the process.
+static MEMORY: Mutex<Option<(u32, File)>> = Mutex::new(None);
+
+/// Reads bytes that may not be there, where a C interface does not say how many its caller has: `false` if some are
+/// not memory of this process. Where the system does not show a process its memory, it is read as it is.
+pub fn read_checked(address: usize, into: &mut [u8]) -> bool {
+    if into.is_empty() || address == 0 {
+        return into.is_empty();
+    }
+    let (mut memory, process) = (lock(&MEMORY), std::process::id());
+    if memory.as_ref().is_none_or(|(owner, _)| *owner != process) {
+        *memory = File::open("/proc/self/mem").ok().map(|file| (process, file));
+    }
+    match &*memory {
+        Some((_, file)) => file.read_exact_at(into, address as u64).is_ok(),
+        None => {
+            Bytes::at(address, into.len()).read(|bytes| into.copy_from_slice(bytes));
+            true
+        }
+    }
 }
 
 /// Bytes of the host to be read.

@@ -5,10 +5,11 @@ use std::collections::HashMap;
 
 use crate::ParseError;
 use crate::code::{
-    Asynchronous, FRAME_ALIGN, Instruction, Matrix, NOWHERE, Op, Preset, Program, Reg, STACK_BYTES, ZERO,
+    Asynchronous, FRAME_ALIGN, Instruction, Matrix, NOWHERE, Op, Preset, Program, Reg, STACK_BYTES, Update,
+    ZERO,
 };
 use crate::decode::calls::CallGraph;
-use crate::decode::names::{Names, Symbol};
+use crate::decode::names::{Names, Symbol, words};
 use crate::lanes::round::Mode;
 use crate::module::{Kernel, Module, Parameter, Variable};
 use crate::syntax::{
@@ -22,6 +23,7 @@ mod control;
 mod matrix;
 mod memory;
 mod names;
+mod video;
 
 /// Decodes all kernels of a module.
 ///
@@ -177,7 +179,7 @@ impl<'a> Builder<'a> {
                 let bits = if d.kind == "pred" { 1 } else { d.bytes as u32 * 8 };
                 let many = d.many.unwrap_or(1);
                 let first = self.program.registers;
-                self.program.registers += many;
+                self.program.registers += many * words(bits);
                 match d.many {
                     Some(_) => self.names.add(&d.name, Symbol::Registers(first, many, bits)),
                     None => self.names.add(&d.name, Symbol::Register(first, bits)),
@@ -279,7 +281,8 @@ impl<'a> Builder<'a> {
             }
             match i.op {
                 Op::Atomic(atomic) if atomic.count > 1 => {
-                    self.mark(&mut computed, atomic.list, atomic.count as u32)
+                    let lists = if atomic.update == Update::Swap { 3 } else { 1 };
+                    self.mark(&mut computed, atomic.list, lists * atomic.count as u32)
                 }
                 Op::Matrix(number) => match self.program.matrices[number as usize] {
                     Matrix::Fragment(f) if !f.loads => self.mark(&mut computed, f.list, f.count),
@@ -288,10 +291,10 @@ impl<'a> Builder<'a> {
                         (0..3).for_each(|i| self.mark(&mut computed, p.lists[i], p.counts[i]));
                     }
                     Matrix::Product(p) => {
-                        let registers = p.k * p.a_kind.bits() / 64;
-                        self.mark(&mut computed, p.a, registers);
-                        self.mark(&mut computed, p.b, registers / 2);
-                        self.mark(&mut computed, p.c, 4 * p.c_kind.bits() / 32);
+                        let [a, b, c, _] = p.counts();
+                        self.mark(&mut computed, p.a, a);
+                        self.mark(&mut computed, p.b, b);
+                        self.mark(&mut computed, p.c, c);
                     }
                     Matrix::Warpgroup(p) => {
                         self.mark(&mut computed, p.a, p.a_count);
@@ -299,11 +302,13 @@ impl<'a> Builder<'a> {
                     }
                     _ => {}
                 },
-                Op::Asynchronous(number) => {
-                    if let Asynchronous::Bulk(bulk) = self.program.asynchronous[number as usize] {
+                Op::Asynchronous(number) => match self.program.asynchronous[number as usize] {
+                    Asynchronous::Bulk(bulk) => {
                         self.mark(&mut computed, bulk.list, bulk.rank as u32 + bulk.multicast as u32);
                     }
-                }
+                    Asynchronous::Send(send) => self.mark(&mut computed, send.list, send.count as u32),
+                    _ => {}
+                },
                 _ => {}
             }
         }

@@ -137,14 +137,14 @@ impl Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.kind.title(), self.message)?;
-        if self.kernel.is_empty() {
-            return Ok(());
+        if !self.kernel.is_empty() {
+            write!(f, ", kernel {:?}", self.kernel)?;
         }
-        write!(f, ", kernel {:?}", self.kernel)?;
+        let comma = if self.kernel.is_empty() { "," } else { "" };
         match (&self.at, self.ptx_line) {
-            (Some(at), _) => write!(f, " at {at}")?,
+            (Some(at), _) => write!(f, "{comma} at {at}")?,
             (None, 0) => return Ok(()),
-            (None, line) => write!(f, " at PTX line {line}")?,
+            (None, line) => write!(f, "{comma} at PTX line {line}")?,
         }
         let ([bx, by, bz], [tx, ty, tz]) = (self.block, self.thread);
         write!(f, ", block ({bx}, {by}, {bz}), thread ({tx}, {ty}, {tz})")

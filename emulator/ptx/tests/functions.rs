@@ -245,3 +245,63 @@ fn what_is_not_supported_is_refused_when_a_thread_reaches_it() {
     assert!(parse("\nadd.u32 %r1, %nothing, 2;").what.contains("%nothing"));
     assert_eq!(parse("add.u32 %r1, %r2, 3;\n@%nothing bra NOWHERE;").line, 7);
 }
+
+#[test]
+fn kernels_allocate_and_free() {
+    let memory = Memory::new(1 << 20);
+    let out = words(&memory, &[0; 32]);
+    let heap =
+        ".extern .func (.param .b64 r) malloc(.param .b64 bytes);\n.extern .func free(.param .b64 at);\n";
+    let allocate = "{ .param .b64 a; .param .b64 b; st.param.b64 [a], %d1; call (b), malloc, (a); ld.param.b64 %d2, [b]; }";
+    let free = "{ .param .b64 a; st.param.b64 [a], %d2; call free, (a); }";
+    let body = format!("mov.u64 %d1, 8; {allocate} st.u32 [%d2+4], %t; ld.u32 %r1, [%d2+4]; {free} mul.wide.u32 %d5, %t, 4; add.u64 %d5, %p0, %d5; st.global.u32 [%d5], %r1;
+        mov.u64 %d1, 9000000; {allocate} setp.eq.u64 %q0, %d2, 0; @%q0 bra END; trap; END: {free}");
+    run(&(heap.to_string() + &kernel(1, &body)), &memory, shape(1, 32), &[out]).unwrap();
+    assert_eq!(read_words(&memory, out, 32), (0..32).collect::<Vec<_>>());
+    for (body, kind, text) in [
+        (
+            format!("mov.u64 %d1, 8; {allocate} st.u32 [%d2+8], %t;"),
+            FaultKind::OutOfBounds,
+            "offset 8 of an allocation of 8",
+        ),
+        (
+            format!("mov.u64 %d1, 8; {allocate} {free} ld.u32 %r1, [%d2]; add.u32 %r1, %r1, 1;"),
+            FaultKind::OutOfBounds,
+            "freed",
+        ),
+        (
+            format!("mov.u64 %d1, 8; {allocate} add.u64 %d2, %d2, 4; {free}"),
+            FaultKind::InvalidFree,
+            "no allocation's start",
+        ),
+    ] {
+        let fault = run(&(heap.to_string() + &kernel(0, &body)), &memory, shape(1, 1), &[]).unwrap_err();
+        assert!(fault.kind == kind && fault.message.contains(text) && fault.ptx_line > 0, "{fault}");
+    }
+}
+
+#[test]
+fn a_texture_is_told_from_other_variables() {
+    let memory = Memory::new(1 << 20);
+    let out = words(&memory, &[0; 3]);
+    let is = |kind: &str, name: &str, at: usize| {
+        format!(
+            "mov.u64 %d1, {name}; istypep.{kind} %q0, %d1; selp.u32 %r1, 1, 0, %q0; st.global.u32 [%p0+{at}], %r1;"
+        )
+    };
+    let body = is("texref", "tex", 0) + &is("surfref", "tex", 4) + &is("texref", "plain", 8);
+    let text = ".global .texref tex;\n.global .u64 plain;\n".to_string() + &kernel(1, &body);
+    run(&text, &memory, shape(1, 1), &[out]).unwrap();
+    assert_eq!(read_words(&memory, out, 3), [1, 0, 0]);
+}
+
+#[test]
+fn a_trap_where_a_launch_is_not_cooperative_has_a_hint() {
+    let memory = Memory::new(1 << 20);
+    let trap = |body: &str| run(&kernel(0, body), &memory, shape(1, 1), &[]).unwrap_err().message;
+    assert!(
+        trap("mov.u32 %r1, %envreg2; setp.ne.u32 %q0, %r1, 0; @%q0 bra END; trap; END:")
+            .contains("not cooperative")
+    );
+    assert!(!trap("trap;").contains("cooperative"));
+}

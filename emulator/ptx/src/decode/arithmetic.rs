@@ -12,6 +12,7 @@ fn source_kind<'k>(name: &str, at: usize, kind: &'k str) -> &'k str {
     match (name, at) {
         ("shl" | "shr", 1) | ("bfe", 1 | 2) | ("bfi", 2 | 3) | ("lop3", _) => "u32",
         ("selp", 2) => "pred",
+        ("fns", 2) => "s32",
         _ => kind,
     }
 }
@@ -26,7 +27,8 @@ impl Builder<'_> {
             "testp" => self.testp(form, ops)?,
             "cvt" => self.cvt(form, ops)?,
             "dp4a" | "dp2a" => self.dot(form, ops)?,
-            "vabsdiff4" | "vabsdiff2" => self.differences(form, ops)?,
+            "lop3" if form.has("or") || form.has("and") => self.logic_and_test(form, ops)?,
+            name if name.starts_with('v') && name != "vote" => return self.video(form, ops),
             "mov" => return self.mov(form, ops),
             "add" | "sub" | "mad" | "addc" | "subc" | "madc"
                 if form.has("cc") || form.name().ends_with('c') =>
@@ -93,7 +95,8 @@ impl Builder<'_> {
             None => self.fresh(),
         };
         self.carry = Some(carry);
-        let (subtract, carried) = (name == "sub", if takes { carry } else { ZERO });
+        let subtract = name == "sub";
+        let carried = if takes { carry } else { self.constant(subtract as u64) };
         // Both read the carry that came in, and the destination may be a source.
         let (sum, out) = (self.fresh(), self.fresh());
         self.push(Op::Map(integer::with_carry(subtract, bits)), sum, &[a, b, carried]);
@@ -113,16 +116,21 @@ impl Builder<'_> {
         self.map(integer::dot(form.name(), form.has("hi"), a, b), d, &sources)
     }
 
-    /// `vabsdiff4.u32.u32.u32.add d, a, b, c`
-    fn differences(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
-        self.want(ops, 4, 4)?;
-        let [_, a, b] = form.kinds()[..] else { return self.error("three types wanted") };
-        let (d, _) = self.destination(&ops[0])?;
-        let sources =
-            [self.source(&ops[1], "b32")?, self.source(&ops[2], "b32")?, self.source(&ops[3], "b32")?];
-        let known = a == b && !form.has("sat");
-        let map = integer::differences(form.name(), a == "s32", form.has("add"));
-        self.map(map.filter(|_| known), d, &sources)
+    /// `lop3.or.b32 d|p, a, b, c, table, q`: `p` is whether the result has a bit, joined with `q`.
+    fn logic_and_test(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
+        self.want(ops, 6, 6)?;
+        let Operand::Pair(d, p) = &ops[0] else { return self.error("a result and a predicate wanted") };
+        let (d, p) = (self.destination(d)?.0, self.destination(p)?.0);
+        let mut sources = [ZERO; 4];
+        for (source, operand) in sources.iter_mut().zip(&ops[1..5]) {
+            *source = self.source(operand, "b32")?;
+        }
+        let q = self.source(&ops[5], "pred")?;
+        let (result, test) = (self.fresh(), self.fresh());
+        self.map(integer::bits("lop3", "b32"), result, &sources)?;
+        self.map(compare::plain("ne", "b32", false), test, &[result, ZERO])?;
+        self.predicates(form, test, Some(q), [Some(p), None])?;
+        self.map(integer::bits("mov", "b32"), d, &[result])
     }
 
     /// The comparison itself: into `d`, then joined with a predicate if there is one.
@@ -303,6 +311,9 @@ impl Builder<'_> {
     fn mov(&mut self, form: &Form, ops: &[Operand]) -> Result<bool, ParseError> {
         self.want(ops, 2, 2)?;
         let kind = form.kind().unwrap_or("b32");
+        if kind == "b128" {
+            return self.mov_wide(ops).map(|()| true);
+        }
         if let Operand::Vector(parts) = &ops[0] {
             let source = self.source(&ops[1], kind)?;
             self.unpack(kind, parts, source)?;
@@ -319,6 +330,16 @@ impl Builder<'_> {
             last.offset = MOVE;
         }
         Ok(true)
+    }
+
+    /// `mov.b128 d, {a, b}`, `mov.b128 {a, b}, d`, `mov.b128 d, a`
+    fn mov_wide(&mut self, ops: &[Operand]) -> Result<(), ParseError> {
+        let (to, from) = (self.words(&ops[0])?, self.words(&ops[1])?);
+        let (&[d, e], &[a, b]) = (&to[..], &from[..]) else { return self.error("two words wanted") };
+        let copy = self.fresh();
+        self.map(integer::bits("mov", "b64"), copy, &[b])?;
+        self.map(integer::bits("mov", "b64"), d, &[a])?;
+        self.map(integer::bits("mov", "b64"), e, &[copy])
     }
 
     fn unpack(&mut self, kind: &str, parts: &[Operand], source: Reg) -> Result<(), ParseError> {

@@ -119,6 +119,8 @@ impl<'a> Builder<'a> {
         let kind = match name {
             "vprintf" => CalleeKind::Print,
             "__assertfail" => CalleeKind::Assert,
+            "malloc" => CalleeKind::Allocate,
+            "free" => CalleeKind::Free,
             _ => CalleeKind::Missing,
         };
         let (parameters, returns) = (Vec::new(), Vec::new());

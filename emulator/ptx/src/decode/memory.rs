@@ -5,10 +5,10 @@ use super::names::Symbol;
 use super::{Builder, Form};
 use crate::ParseError;
 use crate::code::{
-    Access, Arrival, Asynchronous, Atomic, AtomicType, Bulk, NOWHERE, Op, Order, Preset, Reg, Space, Update,
-    ZERO,
+    Access, Arrival, Asynchronous, Atomic, AtomicType, Bulk, NOWHERE, Op, Order, Preset, Reg, Send, Space,
+    Update, ZERO,
 };
-use crate::lanes::{convert, integer, map};
+use crate::lanes::{compare, convert, integer, map};
 use crate::machine::{LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW};
 use crate::syntax::{Operand, type_bytes};
 
@@ -41,9 +41,10 @@ impl Builder<'_> {
     pub(super) fn memory(&mut self, form: &Form, ops: &[Operand]) -> Result<bool, ParseError> {
         match form.name() {
             "ld" | "ldu" => self.load(form, ops)?,
-            "st" => self.store(form, ops)?,
+            "st" if !form.has("async") => self.store(form, ops)?,
             "atom" | "red" if !form.has("async") => self.atomic(form, ops)?,
             "cvta" => self.cvta(form, ops)?,
+            "istypep" => self.is_opaque(form, ops)?,
             "isspacep" => {
                 self.want(ops, 2, 2)?;
                 let (d, _) = self.destination(&ops[0])?;
@@ -90,13 +91,13 @@ impl Builder<'_> {
         self.want(ops, 2, 4)?;
         let Some(kind) = form.kind() else { return self.error("a type wanted") };
         let address = self.address(&ops[1])?;
-        let size = type_bytes(kind).unwrap_or(4);
-        if size > 8 {
-            return self.error("unsupported: loads of 128-bit elements");
-        }
+        let size = type_bytes(kind).unwrap_or(4).min(8);
         let mut registers = Vec::new();
         let mut bits = 0;
-        for element in self.elements(&ops[0]) {
+        if kind == "b128" {
+            registers = self.words(&ops[0])?;
+        }
+        for element in self.elements(&ops[0]).into_iter().filter(|_| kind != "b128") {
             let (reg, width) = self.destination(element)?;
             bits = bits.max(if reg == NOWHERE { 0 } else { width });
             registers.push(reg);
@@ -132,14 +133,8 @@ impl Builder<'_> {
         self.want(ops, 2, 3)?;
         let Some(kind) = form.kind() else { return self.error("a type wanted") };
         let address = self.address(&ops[0])?;
-        let size = type_bytes(kind).unwrap_or(4);
-        if size > 8 {
-            return self.error("unsupported: stores of 128-bit elements");
-        }
-        let mut registers = Vec::new();
-        for element in self.elements(&ops[1]) {
-            registers.push(self.source(element, kind)?);
-        }
+        let size = type_bytes(kind).unwrap_or(4).min(8);
+        let registers = self.sources(&ops[1], kind)?;
         let space = self.access_space(form, address.symbol);
         let order = form.order(Order::Weak);
         let (list, count) = (self.list(&registers), registers.len() as u8);
@@ -158,26 +153,30 @@ impl Builder<'_> {
             Some(update) => update,
             None => return self.error("unsupported atomic operation"),
         };
-        let size = type_bytes(kind).unwrap_or(4);
-        if size > 8 {
-            return self.error("unsupported: atomic operations on 128 bits");
-        }
+        let size = type_bytes(kind).unwrap_or(4).min(8);
         let address = self.address(&ops[first])?;
-        let mut values = Vec::new();
-        for element in self.elements(&ops[first + 1]) {
-            values.push(self.source(element, kind)?);
-        }
+        let mut values = self.sources(&ops[first + 1], kind)?;
         let count = values.len();
         let mut destinations = vec![NOWHERE; count];
-        if returns {
+        if returns && kind == "b128" && ops[0] != Operand::Nothing {
+            destinations = self.words(&ops[0])?;
+        } else if returns {
             let elements = self.elements(&ops[0]);
             for (d, element) in destinations.iter_mut().zip(elements) {
                 *d = self.destination(element)?.0;
             }
         }
-        let new = if update == Update::Swap { self.source(&ops[first + 2], kind)? } else { ZERO };
+        let new = match ops.get(first + 2) {
+            Some(new) if update == Update::Swap => self.sources(new, kind)?,
+            _ => vec![ZERO; count],
+        };
+        if destinations.len() != count || new.len() != count {
+            return self.error("as many destinations and new values as values wanted");
+        }
         let (d, b) = (destinations[0], values[0]);
         values.extend(destinations);
+        values.extend(&new);
+        let new = new[0];
         let list = self.list(&values);
         let (space, order) = (self.access_space(form, address.symbol), form.order(Order::Relaxed));
         let atomic = Atomic {
@@ -192,6 +191,38 @@ impl Builder<'_> {
         let at = self.push(Op::Atomic(atomic), d, &[address.base, b, new]);
         self.program.code[at].offset = address.offset;
         Ok(())
+    }
+
+    /// The registers of a source's elements; one of 128 bits has two.
+    fn sources(&mut self, operand: &Operand, kind: &str) -> Result<Vec<Reg>, ParseError> {
+        if kind == "b128" {
+            return self.words(operand);
+        }
+        let mut registers = Vec::new();
+        for element in self.elements(operand) {
+            registers.push(self.source(element, kind)?);
+        }
+        Ok(registers)
+    }
+
+    /// `istypep.texref p, a`: whether an address is that of a variable of a type that only some instructions look into.
+    fn is_opaque(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
+        self.want(ops, 2, 2)?;
+        let (d, _) = self.destination(&ops[0])?;
+        let a = self.source(&ops[1], "b64")?;
+        let kind = form.part(1);
+        let same = |name: &str| self.tree.variables.iter().any(|v| v.name == name && v.kind == kind);
+        let variables: Vec<u32> =
+            (0..self.variables.len() as u32).filter(|n| same(&self.variables[*n as usize].name)).collect();
+        let mut found = ZERO;
+        for number in variables {
+            let (address, one, joined) =
+                (self.preset(Preset::Variable(number, 0)), self.fresh(), self.fresh());
+            self.map(compare::plain("eq", "b64", false), one, &[a, address])?;
+            self.map(integer::bits("or", "pred"), joined, &[found, one])?;
+            found = joined;
+        }
+        self.map(integer::bits("mov", "pred"), d, &[found])
     }
 
     fn cvta(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
@@ -271,6 +302,7 @@ impl Builder<'_> {
             "cp" if form.has("wait_all") => self.push_asynchronous(Asynchronous::WaitAll, NOWHERE, &[]),
             "cp" if form.has("async") => self.copy(ops)?,
             "mbarrier" => self.mbarrier(form, ops)?,
+            "st" | "red" => self.send(form, ops)?,
             _ => return Ok(false),
         }
         Ok(true)
@@ -345,8 +377,28 @@ impl Builder<'_> {
                 let op = Asynchronous::MbarrierTest { generic, parity: form.has("parity") };
                 self.push_asynchronous(op, d, &[address, state]);
             }
+            "pending_count" => {
+                self.want(ops, 2, 2)?;
+                let (d, state) = (self.destination(&ops[0])?.0, self.source(&ops[1], "b64")?);
+                self.push_asynchronous(Asynchronous::MbarrierPending, d, &[state]);
+            }
             _ => return self.error("unsupported instruction on a barrier in memory"),
         }
+        Ok(())
+    }
+
+    /// `st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [d], {a, b}, [barrier]`, and `red.async`
+    fn send(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
+        self.want(ops, 3, 3)?;
+        if !form.has("shared::cluster") || !form.begins("mbarrier::complete_tx") {
+            return self.error("unsupported: asynchronous stores without a barrier in shared memory");
+        }
+        let reduce = (form.name() == "red").then(|| self.reduction(form)).transpose()?;
+        let kind = form.kind().unwrap_or("b32");
+        let (to, barrier) = (self.moved(&ops[0])?, self.moved(&ops[2])?);
+        let (list, count) = self.registers(&ops[1], kind)?;
+        let send = Send { size: type_bytes(kind).unwrap_or(4) as u8, count: count as u8, list, reduce };
+        self.push_asynchronous(Asynchronous::Send(send), NOWHERE, &[to, ZERO, ZERO, barrier]);
         Ok(())
     }
 

@@ -90,7 +90,7 @@ impl Names {
             let number: u32 = name[stem.len()..].parse().ok()?;
             match scope.names.get(stem) {
                 Some(&Symbol::Registers(first, many, bits)) if number < many => {
-                    Some(Symbol::Register(first + number, bits))
+                    Some(Symbol::Register(first + number * words(bits), bits))
                 }
                 _ => None,
             }
@@ -256,6 +256,22 @@ impl<'a> Builder<'a> {
         }
     }
 
+    /// The registers of 64 bits that an operand of elements of 128 bits is.
+    pub(super) fn words(&mut self, operand: &Operand) -> Result<Vec<Reg>, ParseError> {
+        let mut found = Vec::new();
+        for element in self.elements(operand) {
+            match element {
+                Operand::Name(name, 0) => {
+                    let (reg, bits) = self.register(name)?;
+                    found.extend(reg..reg + words(bits));
+                }
+                Operand::Integer(bits) => found.push(self.constant(*bits)),
+                _ => return self.error("a register of 128 bits wanted"),
+            }
+        }
+        Ok(found)
+    }
+
     /// The elements of a vector, or one operand alone.
     pub(super) fn elements<'o>(&self, operand: &'o Operand) -> Vec<&'o Operand> {
         match operand {
@@ -263,6 +279,11 @@ impl<'a> Builder<'a> {
             one => vec![one],
         }
     }
+}
+
+/// The registers that one of so many bits takes: each has 64.
+pub(crate) fn words(bits: u32) -> u32 {
+    bits.div_ceil(64)
 }
 
 /// The special register of a name, except for clocks.

@@ -1,4 +1,4 @@
-//! Calls of device functions, and of the two that CUDA's device runtime provides: `printf` and `assert`.
+//! Calls of device functions, and of those that CUDA's device runtime provides: `printf`, `assert`, `malloc`, `free`.
 
 use super::state::{Machine, Next, Outcome, Region, Warp, space_of, within};
 use crate::FaultKind;
@@ -44,9 +44,19 @@ impl Machine<'_> {
                 }
                 CalleeKind::Print => {
                     let written = self.print(warp, i, l, &call.arguments)?;
-                    if let Some(&to) = call.results.first() {
-                        let place = l * program.local_bytes as usize + warp.place(l, to) as usize;
-                        warp.local.set_number(place, 4, written as u64);
+                    self.give(warp, l, &call.results, written as u64);
+                }
+                CalleeKind::Allocate => {
+                    let bytes = self.argument(warp, l, &call.arguments, 0, 8);
+                    let address = self.spaces[0].allocate(bytes).unwrap_or(0);
+                    self.give(warp, l, &call.results, address);
+                }
+                CalleeKind::Free => {
+                    let address = self.argument(warp, l, &call.arguments, 0, 8);
+                    if address != 0
+                        && let Err(fault) = self.spaces[0].free(address)
+                    {
+                        return self.fault(fault.kind, warp, i, l, fault.message);
                     }
                 }
                 CalleeKind::Assert => return self.asserted(warp, i, l, &call.arguments),
@@ -215,6 +225,14 @@ impl Machine<'_> {
     fn argument(&self, warp: &Warp, lane: usize, arguments: &[Slot], n: usize, size: usize) -> u64 {
         let Some(&slot) = arguments.get(n) else { return 0 };
         warp.local.number(lane * self.program.local_bytes as usize + warp.place(lane, slot) as usize, size)
+    }
+
+    /// The result of a function that no code has.
+    fn give(&self, warp: &mut Warp, lane: usize, results: &[Slot], value: u64) {
+        if let Some(&to) = results.first() {
+            let place = lane * self.program.local_bytes as usize + warp.place(lane, to) as usize;
+            warp.local.set_number(place, to.bytes.min(8) as usize, value);
+        }
     }
 
     /// A text that ends with a zero.
