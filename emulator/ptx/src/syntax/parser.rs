@@ -237,7 +237,7 @@ fn element(cursor: &mut Cursor, into: &mut Declaration, size: usize) -> Result<(
         let mask = cursor.integer()? as u64;
         cursor.want("(")?;
         let bits = mask.trailing_zeros().min(56);
-        if mask != 0xff << bits || bits % 8 != 0 {
+        if mask != 0xff << bits || !bits.is_multiple_of(8) {
             return cursor.error("a mask of one byte");
         }
         address(cursor, into, bits / 8, 1)?;
