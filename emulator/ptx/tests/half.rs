@@ -198,3 +198,26 @@ fn both_halves_are_compared() {
         one(0) | one(16) << 1
     });
 }
+
+#[test]
+fn sizes_with_the_exclusive_or_of_signs() {
+    for kind in ["f16", "bf16"] {
+        for (name, larger) in [("min", false), ("max", true)] {
+            for nan in ["", ".NaN"] {
+                check_float(&format!("{name}{nan}.xorsign.abs.{kind}"), &[kind, kind], kind, |x| {
+                    let (a, b) = (x[0] & 0x7fff, x[1] & 0x7fff);
+                    let infinity = if kind == "f16" { 0x7c00 } else { 0x7f80 };
+                    let size = match (a > infinity, b > infinity, nan) {
+                        (true, true, _) | (true, _, ".NaN") | (_, true, ".NaN") => 0x7fff,
+                        (true, ..) => b,
+                        (_, true, _) => a,
+                        // Sizes are in the order of their bits.
+                        _ if larger => a.max(b),
+                        _ => a.min(b),
+                    };
+                    size | (x[0] ^ x[1]) & 0x8000
+                });
+            }
+        }
+    }
+}
