@@ -202,7 +202,7 @@ impl<'a> Builder<'a> {
     fn instruction(&mut self, raw: &RawInstruction) -> Result<(), ParseError> {
         self.line = raw.line;
         self.location = self.location_of(&raw.loc);
-        self.guard = (NOWHERE, true);
+        (self.guard, self.malformed) = ((NOWHERE, true), false);
         if let Some((name, negated)) = &raw.guard {
             self.guard = (self.register(name)?.0, !negated);
         }

@@ -319,3 +319,16 @@ fn values_are_sent_to_another_block_with_its_barrier() {
         "{fault}"
     );
 }
+
+#[test]
+fn a_predicate_says_that_a_copy_reads_nothing() {
+    let memory = Memory::new(1 << 20);
+    let (source, out) = (words(&memory, &[7; 32]), words(&memory, &[0; 64]));
+    // Odd lanes read nothing, and get zeros; a policy of the cache is no number of bytes.
+    let body = ".shared .b32 s[64]; and.b32 %r1, %t, 1; setp.eq.u32 %q0, %r1, 1; mul.wide.u32 %d0, %t, 4; add.u64 %d1, %p0, %d0; mov.u32 %r2, s; mad.lo.u32 %r2, %t, 4, %r2; mov.u64 %d3, 3;
+        cp.async.ca.shared.global [%r2], [%d1], 4, %q0; cp.async.ca.shared.global.L2::cache_hint [%r2+128], [%d1], 4, %d3; cp.async.wait_all; ld.shared.u32 %r3, [%r2]; ld.shared.u32 %r4, [%r2+128];
+        mul.wide.u32 %d0, %t, 8; add.u64 %d2, %p1, %d0; st.global.v2.u32 [%d2], {%r3, %r4};";
+    run(&kernel(2, body), &memory, shape(1, 32), &[source, out]).unwrap();
+    let wanted: Vec<u32> = (0..64).map(|i| if i % 4 == 2 { 0 } else { 7 }).collect();
+    assert_eq!(read_words(&memory, out, 64), wanted);
+}

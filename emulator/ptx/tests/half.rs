@@ -221,3 +221,19 @@ fn sizes_with_the_exclusive_or_of_signs() {
         }
     }
 }
+
+#[test]
+fn what_is_too_large_becomes_the_largest_number() {
+    for (kind, most) in [("f16", 0x7bff), ("bf16", 0x7f7f)] {
+        check_body(&format!("cvt.rn.{kind}.f32 %h1, %a; cvt.rn.satfinite.{kind}.f32 %h2, %a; and.b16 %out, %h1, 0x7fff;
+            setp.gt.u16 %q0, %out, {}; selp.b16 %out, %h2, 1, %q0; setp.ne.b16 %q1, %h1, %h2; and.pred %q1, %q1, !%q0; selp.b16 %out, 2, %out, %q1;", most), &["f32"], "b16", |x| {
+            // 1 where both forms agree, as they must for what is not too large; else the largest number.
+            let (value, limit) = (f32::from_bits(x[0] as u32), if kind == "f16" { 65520.0 } else { 3.3961775e38 });
+            match value.abs() >= limit {
+                true => most | (value.is_sign_negative() as u64) << 15,
+                false if value.is_nan() => 0x7fff,
+                false => 1,
+            }
+        });
+    }
+}

@@ -407,6 +407,15 @@ fn elements_of_128_bits_are_moved_stored_and_swapped() {
     let both = words(&memory, &[5, 0, 7, 0]);
     run(&kernel(1, body), &memory, shape(2, 64), &[both]).unwrap();
     assert_eq!(read_words(&memory, both, 4), [5 + 128, 0, 7 + 3 * 128, 0]);
+    // Where only one half is as expected nothing is changed.
+    for (low, high) in [(133, 0), (0, 391)] {
+        let body = format!(
+            ".reg .b128 %x<3>; mov.u64 %d1, {low}; mov.u64 %d2, {high}; mov.b128 %x1, {{%d1, %d2}}; atom.global.cas.b128 %x2, [%p0], %x1, %x1; mov.b128 {{%d3, %d4}}, %x2; st.global.v2.u64 [%p1], {{%d3, %d4}};"
+        );
+        run(&kernel(2, &body), &memory, shape(1, 1), &[both, out]).unwrap();
+        assert_eq!(read_words(&memory, both, 4), [133, 0, 391, 0]);
+        assert_eq!(read_words(&memory, out, 4), [133, 0, 391, 0]);
+    }
     let body = ".reg .b128 %x<2>; mov.u64 %d1, 8; mov.u64 %d2, 9; mov.b128 %x0, {%d1, %d2}; atom.global.exch.b128 %x1, [%p0], %x0; st.global.b128 [%p0+16], %x1;";
     run(&kernel(1, body), &memory, shape(1, 1), &[data]).unwrap();
     assert_eq!(read_words(&memory, data, 8), [8, 0, 9, 0, 1, 2, 3, 4]);

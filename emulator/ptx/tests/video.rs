@@ -21,7 +21,9 @@ const JOINS: [(&str, Join); 6] = [
     ("avrg", |a, b| (a + b + (a + b >= 0) as i128).div_euclid(2)),
 ];
 
-const TESTS: [(&str, fn(i128, i128) -> bool); 6] = [
+type Test = fn(i128, i128) -> bool;
+
+const TESTS: [(&str, Test); 6] = [
     ("lt", |a, b| a < b),
     ("le", |a, b| a <= b),
     ("gt", |a, b| a > b),

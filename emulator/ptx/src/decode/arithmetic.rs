@@ -53,6 +53,10 @@ impl Builder<'_> {
         if !(2..=5).contains(&ops.len()) {
             return self.malformed(&format!("{} operands where 2 to 5 are wanted", ops.len()));
         }
+        let of_two = ["add", "sub", "mul", "min", "max", "div", "rem", "and", "or", "xor", "shl", "shr"];
+        if ops.len() > 3 && of_two.contains(&form.name()) {
+            return self.error("unsupported: three sources");
+        }
         let (d, _) = self.destination(&ops[0])?;
         let wide = form.has("wide");
         let mut sources = Vec::new();
@@ -271,7 +275,14 @@ impl Builder<'_> {
             return self.map(convert::pack(kinds.first().unwrap_or(&""), ops.len() > 3), d, &sources);
         }
         let [to, from] = kinds[..] else { return self.error("two types wanted") };
-        let sources = ops[1..].iter().map(|o| self.source(o, from)).collect::<Result<Vec<_>, _>>()?;
+        let mut sources = ops[1..].iter().map(|o| self.source(o, from)).collect::<Result<Vec<_>, _>>()?;
+        if let (true, Some(clamp)) = (form.has("satfinite"), convert::to_finite(to, from)) {
+            for source in &mut sources {
+                let clamped = self.fresh();
+                self.map(Some(clamp), clamped, &[*source])?;
+                *source = clamped;
+            }
+        }
         let relu = form.has("relu");
         if to.ends_with("x2") || from.ends_with("x2") {
             let zero = form.mode() == Some(Mode::Zero);
@@ -311,6 +322,9 @@ impl Builder<'_> {
     fn mov(&mut self, form: &Form, ops: &[Operand]) -> Result<bool, ParseError> {
         self.want(ops, 2, 2)?;
         let kind = form.kind().unwrap_or("b32");
+        if form.has("v2") || form.has("v4") {
+            return self.error("unsupported: registers that are vectors");
+        }
         if kind == "b128" {
             return self.mov_wide(ops).map(|()| true);
         }

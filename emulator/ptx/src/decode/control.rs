@@ -139,6 +139,9 @@ impl Builder<'_> {
     fn reduce(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
         self.want(ops, 3, 3)?;
         let signed = form.kind() == Some("s32");
+        if form.kind() == Some("f32") {
+            return self.error("unsupported: reductions of f32");
+        }
         let op = match form.part(2) {
             "add" => Collective::ReduceAdd,
             "min" => Collective::ReduceMin(signed),

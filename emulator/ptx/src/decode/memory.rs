@@ -300,7 +300,7 @@ impl Builder<'_> {
                 self.push_asynchronous(Asynchronous::Wait, NOWHERE, &[n]);
             }
             "cp" if form.has("wait_all") => self.push_asynchronous(Asynchronous::WaitAll, NOWHERE, &[]),
-            "cp" if form.has("async") => self.copy(ops)?,
+            "cp" if form.has("async") => self.copy(form, ops)?,
             "mbarrier" => self.mbarrier(form, ops)?,
             "st" | "red" => self.send(form, ops)?,
             _ => return Ok(false),
@@ -326,17 +326,23 @@ impl Builder<'_> {
     }
 
     /// `cp.async.cg.shared.global [d], [s], 16, bytes`
-    fn copy(&mut self, ops: &[Operand]) -> Result<(), ParseError> {
+    fn copy(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
         self.want(ops, 3, 5)?;
         let (to, from) = (self.moved(&ops[0])?, self.moved(&ops[1])?);
         let Operand::Integer(size) = ops[2] else { return self.error("a number of bytes wanted") };
         if !matches!(size, 4 | 8 | 16) {
             return self.error("copies of 4, 8 or 16 bytes wanted");
         }
-        let bytes = match ops.get(3) {
-            // Only with all operands is the fourth the number of bytes and the fifth a cache policy.
+        let (whole, policy) = (self.constant(size), form.has("L2::cache_hint") as usize);
+        let bytes = match ops.get(3).filter(|_| ops.len() > 3 + policy) {
+            // A predicate says that nothing is read.
+            Some(Operand::Name(name, 0)) if matches!(self.names.find(name), Some(Symbol::Register(_, 1))) => {
+                let (none, bytes) = (self.register(name)?.0, self.fresh());
+                self.map(integer::bits("selp", "b32"), bytes, &[ZERO, whole, none])?;
+                bytes
+            }
             Some(operand) => self.source(operand, "u32")?,
-            None => self.constant(size),
+            None => whole,
         };
         self.push_asynchronous(Asynchronous::Copy { size: size as u8 }, NOWHERE, &[to, from, bytes]);
         Ok(())
@@ -415,6 +421,9 @@ impl Builder<'_> {
         let multicast = form.begins("multicast");
         let mut bulk =
             Bulk { to: space(to), from: space(from), rank: 0, reduce, list: 0, barrier: false, multicast };
+        if form.has("cp_mask") {
+            return self.error("unsupported: copies of some bytes");
+        }
         if form.has("tensor") {
             return self.tensor(form, ops, bulk);
         }

@@ -413,6 +413,20 @@ pub(crate) fn f8_pairs(to: &str, from: &str, relu: bool) -> Option<Map> {
     })
 }
 
+/// The nearest number that a type of floats has, before one of f32 is rounded to it (`.satfinite`); NaN stays.
+pub(crate) fn to_finite(to: &str, from: &str) -> Option<Map> {
+    Some(match (to, from) {
+        ("f16" | "f16x2", "f32") => map!((a: f32) -> f32 { a.clamp(-65504.0, 65504.0) }),
+        ("bf16" | "bf16x2", "f32") => map!((a: f32) -> f32 {
+            a.clamp(f32::from_bits(0xff7f_0000), f32::from_bits(0x7f7f_0000))
+        }),
+        ("tf32", "f32") => map!((a: f32) -> f32 {
+            a.clamp(f32::from_bits(0xff7f_e000), f32::from_bits(0x7f7f_e000))
+        }),
+        _ => return None,
+    })
+}
+
 /// `cvt.pack.sat`: `a` and `b` clamped, `b` lowest; of bytes the low half of `c` comes above.
 pub(crate) fn pack(to: &str, with_third: bool) -> Option<Map> {
     Some(match (to, with_third) {
