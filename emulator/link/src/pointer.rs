@@ -5,12 +5,11 @@
 //! functions.
 #![allow(unsafe_code)]
 
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
-use std::sync::Mutex;
-
-use crate::lock;
 
 /// Where a result is to be written: `T *`.
 #[repr(transparent)]
@@ -185,26 +184,41 @@ pub fn text_at(at: Host, bytes_max: usize) -> Option<Vec<u8>> {
     Some(at.read(length))
 }
 
-/// This process's memory as a file, and the process.
-static MEMORY: Mutex<Option<(u32, File)>> = Mutex::new(None);
+/// Bytes of a page of memory, of the smallest that systems have.
+const PAGE: usize = 4096;
+
+/// How many pages are remembered.
+const PAGES_MAX: usize = 1 << 12;
+
+thread_local! {
+    /// Pages that were memory of this process when this thread looked: arguments lie in the same few ones.
+    static PAGES: RefCell<HashSet<usize>> = RefCell::default();
+}
 
 /// Reads bytes that may not be there, where a C interface does not say how many its caller has: `false` if some are
 /// not memory of this process. Where the system does not show a process its memory, it is read as it is.
 pub fn read_checked(address: usize, into: &mut [u8]) -> bool {
-    if into.is_empty() || address == 0 {
-        return into.is_empty();
+    let Some(last) = address.checked_add(into.len().saturating_sub(1)) else { return false };
+    let there = into.is_empty() || address != 0 && (address / PAGE..=last / PAGE).all(is_readable);
+    if there {
+        Bytes::at(address, into.len()).read(|bytes| into.copy_from_slice(bytes));
     }
-    let (mut memory, process) = (lock(&MEMORY), std::process::id());
-    if memory.as_ref().is_none_or(|(owner, _)| *owner != process) {
-        *memory = File::open("/proc/self/mem").ok().map(|file| (process, file));
-    }
-    match &*memory {
-        Some((_, file)) => file.read_exact_at(into, address as u64).is_ok(),
-        None => {
-            Bytes::at(address, into.len()).read(|bytes| into.copy_from_slice(bytes));
-            true
+    there
+}
+
+fn is_readable(page: usize) -> bool {
+    PAGES.with_borrow_mut(|pages| {
+        if pages.contains(&page) {
+            return true;
         }
-    }
+        // Opened anew, since a process that has forked has other memory.
+        let Ok(memory) = File::open("/proc/self/mem") else { return true };
+        let there = memory.read_exact_at(&mut [0], (page * PAGE) as u64).is_ok();
+        if there && pages.len() < PAGES_MAX {
+            pages.insert(page);
+        }
+        there
+    })
 }
 
 /// Bytes of the host to be read.
