@@ -1,5 +1,5 @@
 //! From the syntax tree to decoded instructions, once, when a module is parsed: the [`Builder`] looks names up, chooses
-//! the functions of types, and resolves labels. [`Form`] is an instruction's name with its modifiers and types.
+//! the functions of types, and resolves labels.
 
 use std::collections::HashMap;
 
@@ -9,17 +9,17 @@ use crate::code::{
     ZERO,
 };
 use crate::decode::calls::CallGraph;
+use crate::decode::form::{Form, is_space};
 use crate::decode::names::{Names, Symbol, words};
-use crate::lanes::round::Mode;
 use crate::module::{Kernel, Module, Parameter, Variable};
 use crate::syntax::{
     Declaration, Function, LocDirective, Operand, RawInstruction, StateSpace, Statement, SyntaxTree,
-    type_bytes,
 };
 
 mod arithmetic;
 mod calls;
 mod control;
+mod form;
 mod matrix;
 mod memory;
 mod names;
@@ -222,6 +222,13 @@ impl<'a> Builder<'a> {
 
     /// Decodes an instruction, if there is one of this form.
     fn known(&mut self, form: &Form, ops: &[Operand]) -> Result<bool, ParseError> {
+        let least = form.operands_min();
+        if ops.len() < least {
+            return self.error(&format!("{} operands where at least {least} are wanted", ops.len()));
+        }
+        if ops.iter().any(|operand| *operand == Operand::Vector(Vec::new())) {
+            return self.error("a vector without elements");
+        }
         Ok(self.arithmetic(form, ops)?
             || self.memory(form, ops)?
             || self.control(form, ops)?
@@ -398,62 +405,5 @@ impl<'a> Builder<'a> {
             return Ok(operands);
         }
         self.error(&format!("{} operands where {least} to {most} are wanted", operands.len()))
-    }
-}
-
-/// `add.rn.ftz.f32`, in its parts.
-pub(crate) struct Form<'a> {
-    pub(crate) parts: Vec<&'a str>,
-}
-
-impl<'a> Form<'a> {
-    pub(crate) fn new(parts: &'a [String]) -> Form<'a> {
-        Form { parts: parts.iter().map(String::as_str).collect() }
-    }
-
-    /// A part, or nothing.
-    pub(crate) fn part(&self, at: usize) -> &'a str {
-        self.parts.get(at).copied().unwrap_or("")
-    }
-
-    /// The first part.
-    pub(crate) fn name(&self) -> &'a str {
-        self.parts[0]
-    }
-
-    pub(crate) fn has(&self, part: &str) -> bool {
-        self.parts[1..].contains(&part)
-    }
-
-    /// Whether a part begins like this.
-    pub(crate) fn begins(&self, start: &str) -> bool {
-        self.parts[1..].iter().any(|part| part.starts_with(start))
-    }
-
-    /// The types that are named, in order.
-    pub(crate) fn kinds(&self) -> Vec<&'a str> {
-        self.parts[1..].iter().copied().filter(|part| type_bytes(part).is_some()).collect()
-    }
-
-    /// The last type.
-    pub(crate) fn kind(&self) -> Option<&'a str> {
-        self.kinds().last().copied()
-    }
-
-    /// The direction of rounding.
-    pub(crate) fn mode(&self) -> Option<Mode> {
-        self.parts[1..].iter().find_map(|part| Mode::named(part))
-    }
-
-    /// The name with all modifiers but types, rounding, `.ftz` and those in `without`.
-    pub(crate) fn key(&self, without: &[&str]) -> String {
-        let kept = self.parts.iter().enumerate().filter(|(i, part)| {
-            *i == 0
-                || type_bytes(part).is_none()
-                    && Mode::named(part).is_none()
-                    && **part != "ftz"
-                    && !without.contains(part)
-        });
-        kept.map(|(_, part)| *part).collect::<Vec<_>>().join(".")
     }
 }

@@ -305,3 +305,49 @@ fn a_trap_where_a_launch_is_not_cooperative_has_a_hint() {
     );
     assert!(!trap("trap;").contains("cooperative"));
 }
+
+/// Instructions of all families.
+const FORMS: &str = "add.u32 add.cc.u32 subc.cc.u64 mad.lo.cc.u32 madc.hi.u32 mul.f32 max.s16x2 dp4a.u32.u32 vadd.u32.u32.u32 vset4.u32.u32.lt setp.lt.u32 setp.eq.f16x2 set.lt.u32.f32
+    slct.f32.s32 testp.nan.f32 cvt.u8.f32 cvt.pack.sat.u8.s32.b32 mov.u32 mov.b64 mov.b128 lop3.b32 lop3.or.b32 prmt.b32 fns.b32 selp.b32 ld.global.u32 ld.global.v2.u32 ld.global.b128 ld.param.u64 st.global.v4.u32
+    st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 red.async.shared::cluster.mbarrier::complete_tx::bytes.add.u32 atom.global.add.u32 atom.global.cas.b128 red.global.add.f32 cvta.shared.u64 isspacep.global
+    istypep.texref mapa.u64 getctarank.u64 fence.proxy.async prefetch.global.L2 createpolicy.fractional.L2.b64 cp.async.ca.shared.global cp.async.commit_group cp.async.wait_group cp.async.wait_all
+    cp.async.mbarrier.arrive.b64 cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes cp.async.bulk.global.shared::cta.bulk_group cp.async.bulk.wait_group cp.reduce.async.bulk.global.shared::cta.bulk_group.add.u32
+    cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster cp.async.bulk.tensor.1d.global.shared::cta.bulk_group
+    cp.async.bulk.prefetch.L2.global mbarrier.init.b64 mbarrier.inval.b64 mbarrier.expect_tx.b64 mbarrier.arrive.b64 mbarrier.arrive_drop.b64 mbarrier.test_wait.b64 mbarrier.try_wait.parity.b64 mbarrier.pending_count.b64 mbarrier
+    bra brx.idx call ret exit trap nanosleep.u32 alloca.u64 stacksave.u64 stackrestore.u64 shfl.sync.up.b32 vote.sync.all.pred match.any.sync.b32 redux.sync.add.u32 redux activemask.b32 elect.sync bar.sync bar.red.popc.u32 bar.warp.sync
+    barrier.cluster.arrive barrier.sync ldmatrix.sync.aligned.m8n8.x1.shared.b16 stmatrix.sync.aligned.m8n8.x1.shared.b16 movmatrix.sync.aligned.m8n8.trans.b16 mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32
+    mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 wgmma.fence wgmma.wait_group.sync.aligned wmma wmma.load.a.sync.aligned.row.m16n16k16.f16 wmma.store.d.sync.aligned.row.m16n16k16.f32
+    wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 setp testp set wgmma tex.2d.v4.f32.f32 unknown";
+
+#[test]
+fn no_operands_make_the_parser_panic() {
+    let operands = [
+        "%r1",
+        "%d1",
+        "[%d1]",
+        "[%d1, {%r1, %r2}]",
+        "{}",
+        "{%r1, %r2}",
+        "{%r1, %r2, %r3}",
+        "7",
+        "%q1",
+        "%r1|%q1",
+        "!%q1",
+        "(%r1)",
+        "_",
+        "0f3F800000",
+        "k",
+    ];
+    let mut random = common::Random(1);
+    for form in FORMS.split_whitespace() {
+        for count in 0..7 {
+            for _ in 0..12 {
+                let picked: Vec<_> =
+                    (0..count).map(|_| operands[random.next() as usize % operands.len()]).collect();
+                let text = kernel(0, &format!("{form} {};", picked.join(", ")));
+                // An error or a refusal; both are right.
+                let _ = Module::parse(&text).map_err(|error| assert!(error.line > 0, "{text}"));
+            }
+        }
+    }
+}

@@ -2,7 +2,7 @@
 //! memory.
 
 use super::names::Symbol;
-use super::{Builder, Form};
+use super::{Builder, Form, is_space};
 use crate::ParseError;
 use crate::code::{
     Access, Arrival, Asynchronous, Atomic, AtomicType, Bulk, NOWHERE, Op, Order, Preset, Reg, Send, Space,
@@ -11,30 +11,6 @@ use crate::code::{
 use crate::lanes::{compare, convert, integer, map};
 use crate::machine::{LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW};
 use crate::syntax::{Operand, type_bytes};
-
-impl Form<'_> {
-    /// The state space that is named.
-    pub(super) fn space(&self) -> Space {
-        let named = |part: &&str| match *part {
-            "global" | "const" => Some(Space::Global),
-            "local" => Some(Space::Local),
-            part if part.starts_with("param") => Some(Space::Parameter),
-            part if part.starts_with("shared") => Some(Space::Shared),
-            _ => None,
-        };
-        self.parts[1..].iter().find_map(named).unwrap_or(Space::Generic)
-    }
-
-    pub(super) fn order(&self, plain: Order) -> Order {
-        match () {
-            () if self.has("acq_rel") => Order::Both,
-            () if self.has("acquire") => Order::Acquire,
-            () if self.has("release") => Order::Release,
-            () if self.has("relaxed") || self.has("volatile") || self.has("mmio") => Order::Relaxed,
-            () => plain,
-        }
-    }
-}
 
 impl Builder<'_> {
     /// Decodes an instruction of this family, if it is one.
@@ -101,6 +77,9 @@ impl Builder<'_> {
             let (reg, width) = self.destination(element)?;
             bits = bits.max(if reg == NOWHERE { 0 } else { width });
             registers.push(reg);
+        }
+        if !matches!(registers.len(), 1 | 2 | 4 | 8) {
+            return self.error("1, 2, 4 or 8 elements wanted");
         }
         let extend = if kind.starts_with('s') && bits > size * 8 { bits as u8 } else { 0 };
         if let (Space::Parameter, Some(Symbol::Parameter(start))) = (form.space(), address.symbol) {
@@ -369,7 +348,8 @@ impl Builder<'_> {
                 let d = if plain { self.destination(&ops[0])?.0 } else { NOWHERE };
                 let ops = &ops[plain as usize..];
                 let expect = form.has("expect_tx");
-                let address = self.moved(&ops[0])?;
+                let Some(address) = ops.first() else { return self.error("a barrier wanted") };
+                let address = self.moved(address)?;
                 let number = match ops.get(1) {
                     Some(number) => self.source(number, "u32")?,
                     None => self.constant(1),
@@ -414,8 +394,7 @@ impl Builder<'_> {
             return Ok(());
         }
         let reduce = form.has("reduce").then(|| self.reduction(form)).transpose()?;
-        let ends: Vec<&str> =
-            form.parts[1..].iter().copied().filter(|p| *p == "global" || p.starts_with("shared")).collect();
+        let ends: Vec<&str> = form.parts[1..].iter().copied().filter(|part| is_space(part)).collect();
         let [to, from] = ends[..] else { return self.error("two state spaces wanted") };
         let space = |name: &str| if name == "global" { Space::Global } else { Space::Shared };
         let multicast = form.begins("multicast");
