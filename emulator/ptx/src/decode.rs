@@ -65,9 +65,11 @@ pub(crate) struct Builder<'a> {
     dynamic_align: u32,
     parameters: Vec<Parameter>,
     carry: Option<Reg>,
-    /// Of the function that is being decoded: the register that says where its frame begins, and the frame's bytes.
+    /// Of the function that is being decoded: the register that says where its frame begins, and the frame's bytes
+    /// and alignment.
     frame: Reg,
     frame_bytes: u32,
+    frame_align: u32,
     /// Whether the last error is one of the text, not of what the interpreter does not do.
     malformed: bool,
     /// Of the instruction that is being decoded.
@@ -101,6 +103,7 @@ impl<'a> Builder<'a> {
             carry: None,
             frame: ZERO,
             frame_bytes: 0,
+            frame_align: FRAME_ALIGN,
             malformed: false,
             line: 0,
             location: 0,

@@ -140,8 +140,8 @@ fn functions_that_call_each_other_and_themselves_through_pointers_have_frames() 
     let out = words(&memory, &[0; 32]);
     // `even(n) = n == 0 or odd(n - 1)`, `odd(n) = n != 0 and even(n - 1)`; `odd` calls through the table.
     let function = |name: &str, at_zero: u32, call: &str| {
-        format!(".func (.param .b32 r) {name}(.param .b32 x) {{ .reg .b32 %a<3>; .reg .b64 %l; .reg .pred %p; .local .b32 kept;
-            ld.param.b32 %a1, [x]; st.local.b32 [kept], %a1; mov.u32 %a2, {at_zero}; setp.eq.u32 %p, %a1, 0; @%p bra DONE; sub.u32 %a1, %a1, 1;
+        format!(".func (.param .b32 r) {name}(.param .b32 x) {{ .reg .b32 %a<3>; .reg .b64 %l; .reg .pred %p; .local .align 64 .b32 kept;
+            ld.param.b32 %a1, [x]; st.local.b32 [kept], %a1; mov.u64 %l, kept; and.b64 %l, %l, 63; setp.ne.u64 %p, %l, 0; @%p trap; mov.u32 %a2, {at_zero}; setp.eq.u32 %p, %a1, 0; @%p bra DONE; sub.u32 %a1, %a1, 1;
             {{ .param .b32 a; .param .b32 b; st.param.b32 [a], %a1; {call} ld.param.b32 %a2, [b]; }}
             add.u32 %a1, %a1, 1; ld.local.b32 %a0, [kept]; setp.eq.u32 %p, %a0, %a1; @%p bra DONE; trap; DONE: st.param.b32 [r], %a2; ret; }}\n")
     };

@@ -29,10 +29,12 @@ pub(crate) struct Frame {
     /// Where the bytes begin.
     pub(crate) register: Reg,
     pub(crate) bytes: u32,
+    /// What it begins at a multiple of.
+    pub(crate) align: u32,
     pub(crate) registers: (Reg, Reg),
 }
 
-/// Frames begin at multiples of this.
+/// Frames begin and end at multiples of this, or of more.
 pub(crate) const FRAME_ALIGN: u32 = 16;
 
 /// Bytes of a thread's stack, if its kernel calls functions that call themselves, or allocates.

@@ -143,7 +143,7 @@ impl<'a> Builder<'a> {
         let first = self.program.registers;
         let framed = self.graph.number(&function.name).is_some_and(|n| self.graph.framed[n as usize]);
         let frame = if framed { self.fresh() } else { ZERO };
-        (self.frame, self.frame_bytes) = (frame, 0);
+        (self.frame, self.frame_bytes, self.frame_align) = (frame, 0, FRAME_ALIGN);
         let place = |builder: &mut Builder, list: &[Declaration]| -> Vec<Slot> {
             list.iter().map(|parameter| builder.local(parameter)).collect()
         };
@@ -157,7 +157,8 @@ impl<'a> Builder<'a> {
             self.program.stacked = true;
             // A frame without bytes would let calls go on for ever.
             let bytes = aligned(self.frame_bytes.max(1), FRAME_ALIGN);
-            let frame = Frame { register: frame, bytes, registers: (first, self.program.registers) };
+            let (align, registers) = (self.frame_align, (first, self.program.registers));
+            let frame = Frame { register: frame, bytes, align, registers };
             self.program.callees[number as usize].frame = Some(frame);
         }
         Ok(())
@@ -166,6 +167,7 @@ impl<'a> Builder<'a> {
     /// Gives a variable or parameter of the function that is being decoded its place.
     pub(super) fn local(&mut self, d: &Declaration) -> Slot {
         let end = if self.frame == ZERO { &mut self.program.local_bytes } else { &mut self.frame_bytes };
+        self.frame_align = self.frame_align.max(d.align);
         let offset = aligned(*end, d.align);
         *end = offset + d.bytes as u32;
         let slot = Slot { frame: self.frame, offset, bytes: d.bytes as u32 };

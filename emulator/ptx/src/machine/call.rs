@@ -82,7 +82,7 @@ impl Machine<'_> {
             let Op::Call(number) = program.code[from as usize].op else { continue };
             let (call, function) = (&program.calls[number as usize], &program.callees[callee as usize]);
             let base = function.frame.map_or(0, |frame| warp.get(frame.register)[l] as u32);
-            warp.leave(l, function.frame, base);
+            warp.leave(l, function.frame);
             for (&to, result) in call.results.iter().zip(&function.returns) {
                 let to = warp.place(l, to);
                 self.copy_local(warp, l, to, base + result.offset, result.bytes);
@@ -126,14 +126,14 @@ impl Machine<'_> {
     /// Where the frame of a lane's next call begins, if the function has one; nothing has been written there.
     fn frame(&self, warp: &mut Warp, i: &Instruction, lane: usize, function: &Callee) -> Outcome<u32> {
         let Some(frame) = &function.frame else { return Ok(0) };
-        let base = warp.stack[lane];
-        if frame.bytes > self.program.local_bytes - base {
+        let base = warp.stack[lane].next_multiple_of(frame.align);
+        let left = self.program.local_bytes.saturating_sub(base);
+        if frame.bytes > left {
             let depth = warp.calls[lane].len() / 2;
             let message = format!(
-                "call of `{}` needs {} bytes, {depth} calls deep, where {} of the {} of the stack are left",
+                "call of `{}` needs {} bytes, {depth} calls deep, where {left} of the {} of the stack are left",
                 function.name,
                 frame.bytes,
-                self.program.local_bytes - base,
                 self.program.local_bytes - self.program.stack_start
             );
             return self.fault(FaultKind::OutOfBounds, warp, i, lane, message);
@@ -314,15 +314,16 @@ impl Warp {
 
     /// A lane enters a function: what its registers hold for an outer call is kept.
     fn enter(&mut self, lane: usize, frame: Option<Frame>, base: u32) {
-        let Some(Frame { register, bytes, registers: (first, end) }) = frame else { return };
+        let Some(Frame { register, bytes, registers: (first, end), .. }) = frame else { return };
         let registers = &mut self.registers;
+        self.kept[lane].push(self.stack[lane] as u64);
         self.kept[lane].extend(registers[first as usize..end as usize].iter().map(|values| values[lane]));
         registers[register as usize][lane] = base as u64;
         self.stack[lane] = base + bytes;
     }
 
     /// A lane leaves a function.
-    fn leave(&mut self, lane: usize, frame: Option<Frame>, base: u32) {
+    fn leave(&mut self, lane: usize, frame: Option<Frame>) {
         let Some(Frame { registers: (first, end), .. }) = frame else { return };
         let kept = &mut self.kept[lane];
         let start = kept.len().saturating_sub((end - first) as usize);
@@ -331,7 +332,7 @@ impl Warp {
         {
             values[lane] = value;
         }
-        self.stack[lane] = base;
+        self.stack[lane] = kept.pop().map_or(self.stack[lane], |top| top as u32);
     }
 }
 
