@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Text that is no PTX, or PTX that the interpreter does not know.
+/// Text that is no PTX, or PTX that names what there is not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("ptx line {line}: {what}")]
 pub struct ParseError {
