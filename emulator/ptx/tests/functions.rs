@@ -336,6 +336,9 @@ fn no_operands_make_the_parser_panic() {
         "(%r1)",
         "_",
         "0f3F800000",
+        "%r1.b",
+        "%r1.h9",
+        "%r1.b3210",
         "k",
     ];
     let mut random = common::Random(1);

@@ -10,7 +10,9 @@ use crate::syntax::Operand;
 fn picked(operand: &Operand) -> (Operand, String) {
     if let Operand::Name(name, 0) = operand
         && let Some((register, parts)) = name.rsplit_once('.')
-        && parts.starts_with(['b', 'h'])
+        && let Some(numbers) = parts.strip_prefix(['b', 'h'])
+        && !numbers.is_empty()
+        && numbers.bytes().all(|digit| digit.is_ascii_digit())
     {
         return (Operand::Name(register.into(), 0), parts.into());
     }

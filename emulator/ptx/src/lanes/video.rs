@@ -160,7 +160,7 @@ impl Video {
     }
 
     fn run(&self, a: u32, b: u32, c: u32) -> u32 {
-        let sources = [(b as u64) << 32 | a as u64, (b as u64) << 32 | a as u64];
+        let both = (b as u64) << 32 | a as u64;
         let bits = match self.merge {
             Merge::Byte(_) => 8,
             Merge::Half(_) => 16,
@@ -170,7 +170,7 @@ impl Video {
         let wide = |x: u32| if self.signed[2] { x as i32 as i64 } else { x as i64 };
         let parts = (0..4 / self.part as usize).filter(|at| self.mask >> at & 1 == 1);
         let results = parts.map(|at| {
-            let joined = self.joined(self.part_of(0, sources[0], at), self.part_of(1, sources[1], at));
+            let joined = self.joined(self.part_of(0, both, at), self.part_of(1, both, at));
             (at as u32 * bits, self.saturated(joined, bits))
         });
         match self.merge {
