@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use phalanx_emulator_link::pointer::{Bytes, In};
+use phalanx_emulator_link::pointer::{In, read_checked};
 use phalanx_ptx::{Checks, Launch, Loaded, Memory, Touched};
 
 use crate::context::{Context, here};
@@ -16,7 +16,7 @@ use crate::module::{FUNCTIONS, Function};
 use crate::queue::{Progress, Task};
 use crate::race::Access;
 use crate::settings::settings;
-use crate::status::{Result, Status, failure, present};
+use crate::status::{Result, Status, failure};
 use crate::streams::submit;
 
 /// `CU_LAUNCH_PARAM_END`, `_BUFFER_POINTER` and `_BUFFER_SIZE`.
@@ -24,7 +24,7 @@ const EXTRA_END: usize = 0;
 const EXTRA_BUFFER: usize = 1;
 const EXTRA_SIZE: usize = 2;
 
-fn refuse(status: Status, function: &Function, why: String) -> Result<()> {
+fn refuse<T>(status: Status, function: &Function, why: String) -> Result<T> {
     Err(status.because(format!("the launch of {:?} is refused: {why}", function.name)))
 }
 
@@ -76,6 +76,9 @@ fn check_cluster(function: &Function, grid: [u32; 3], cluster: [u32; 3]) -> Resu
 }
 
 /// The bytes of the parameters: from a pointer to each, or from one buffer in `extra`.
+///
+/// The caller says neither how many pointers there are nor what they point to. So no more is read than the kernel has
+/// parameters, and what is not memory of the process is an error: of too few pointers the next is often none.
 fn parameters(function: &Function, pointers: In<usize>, extra: In<usize>) -> Result<Vec<u8>> {
     let mut bytes = vec![0; function.parameter_bytes];
     if function.parameters.is_empty() {
@@ -85,34 +88,54 @@ fn parameters(function: &Function, pointers: In<usize>, extra: In<usize>) -> Res
         return buffer(function, extra);
     }
     for (i, parameter) in function.parameters.iter().enumerate() {
-        let at = pointers.at(i).filter(|at| *at != 0);
-        let at = present(at, &format!("the pointer to parameter {i} of {:?}", function.name))?;
         let (start, end) = (parameter.offset as usize, (parameter.offset + parameter.bytes) as usize);
-        Bytes::at(at, parameter.bytes as usize).read(|value| bytes[start..end].copy_from_slice(value));
+        let at = word(pointers, i);
+        if !at.is_some_and(|at| read_checked(at, &mut bytes[start..end])) {
+            let found = match at {
+                Some(0) => "is null".into(),
+                Some(at) => format!("is {at:#x}, where the process has no {} bytes", parameter.bytes),
+                None => "is not there".into(),
+            };
+            let wanted = function.parameters.len();
+            let why = format!("the pointer to parameter {i} {found}; it has {wanted} parameters");
+            return refuse(Status::INVALID_VALUE, function, why);
+        }
     }
     Ok(bytes)
 }
 
+/// Element `i` of a list whose length the caller did not say, if it is memory of the process.
+fn word(list: In<usize>, i: usize) -> Option<usize> {
+    let mut bytes = [0; size_of::<usize>()];
+    let at = list.address().checked_add(i * size_of::<usize>())?;
+    read_checked(at, &mut bytes).then(|| usize::from_le_bytes(bytes))
+}
+
 fn buffer(function: &Function, extra: In<usize>) -> Result<Vec<u8>> {
-    let (mut at, mut size, mut i) = (0, 0, 0);
-    loop {
-        match extra.at(i) {
-            Some(EXTRA_BUFFER) => at = extra.at(i + 1).unwrap_or(0),
-            Some(EXTRA_SIZE) => {
-                size = Bytes::at(extra.at(i + 1).unwrap_or(0), 8)
-                    .read(|b| b.try_into().map_or(0, usize::from_le_bytes));
+    let wrong = |why: String| refuse(Status::INVALID_VALUE, function, why);
+    let (mut at, mut size) = (0, None);
+    // Each entry has a name and a value.
+    for i in (0..).step_by(2) {
+        let value = word(extra, i + 1);
+        match word(extra, i).unwrap_or(EXTRA_END) {
+            EXTRA_BUFFER => at = value.unwrap_or(0),
+            EXTRA_SIZE => {
+                let mut bytes = [0; size_of::<usize>()];
+                size = value.filter(|at| read_checked(*at, &mut bytes)).map(|_| usize::from_le_bytes(bytes));
             }
-            Some(EXTRA_END) | None => break,
-            Some(other) => return Err(Status::INVALID_VALUE.because(format!("extra parameter {other:#x}"))),
+            EXTRA_END => break,
+            other => return wrong(format!("extra parameter {other:#x}")),
         }
-        i += 2;
     }
-    let wanted = function.parameter_bytes;
-    if at == 0 || size != wanted {
-        let why = format!("{size} bytes of parameters, but {:?} has {wanted}", function.name);
-        return Err(Status::INVALID_VALUE.because(why));
+    let mut bytes = vec![0; function.parameter_bytes];
+    match size {
+        None => wrong("neither pointers to its parameters nor a buffer with them and its size".into()),
+        Some(size) if size != bytes.len() => {
+            wrong(format!("{size} bytes of parameters, but it has {}", bytes.len()))
+        }
+        Some(_) if !read_checked(at, &mut bytes) => wrong(format!("no buffer of parameters at {at:#x}")),
+        Some(_) => Ok(bytes),
     }
-    Ok(Bytes::at(at, wanted).to_vec())
 }
 
 /// Launches a kernel: checks now, runs in stream order.

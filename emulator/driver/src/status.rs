@@ -62,6 +62,7 @@ statuses! {
         "pointer does not correspond to a registered memory region",
     ILLEGAL_INSTRUCTION = 715 CUDA_ERROR_ILLEGAL_INSTRUCTION "an illegal instruction was encountered",
     MISALIGNED_ADDRESS = 716 CUDA_ERROR_MISALIGNED_ADDRESS "misaligned address",
+    INVALID_PC = 718 CUDA_ERROR_INVALID_PC "invalid program counter",
     LAUNCH_FAILED = 719 CUDA_ERROR_LAUNCH_FAILED "unspecified launch failure",
     COOPERATIVE_LAUNCH_TOO_LARGE = 720 CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE
         "too many blocks in cooperative launch",
@@ -111,18 +112,19 @@ impl StatusCode for Status {
     }
 }
 
-/// A kernel's fault as the driver reports it.
+/// A kernel's fault as the driver reports it, behind the name of the operation, which says which kernel.
 pub(crate) fn failure(fault: &Fault) -> Failure {
     let status = match fault.kind {
         FaultKind::OutOfBounds | FaultKind::InvalidFree => Status::ILLEGAL_ADDRESS,
         FaultKind::Misaligned => Status::MISALIGNED_ADDRESS,
         FaultKind::Assert => Status::ASSERT,
         FaultKind::Deadlock | FaultKind::Endless => Status::LAUNCH_TIMEOUT,
+        FaultKind::InvalidCall => Status::INVALID_PC,
         FaultKind::Unsupported => Status::ILLEGAL_INSTRUCTION,
         FaultKind::BadLaunch => Status::INVALID_VALUE,
         _ => Status::LAUNCH_FAILED,
     };
-    status.because(fault.to_string())
+    status.because(Fault { kernel: String::new(), ..fault.clone() }.to_string())
 }
 
 /// Texts handed out are kept for ever, as C expects of them; equal ones are kept once.

@@ -209,7 +209,7 @@ fn a_binary_is_refused_and_the_reason_named() {
 
 #[test]
 fn text_that_is_no_ptx_is_refused_with_its_line() {
-    let refused = context(0).load_module(Ptx::from_src(PTX.replace("mul.f32", "mull.f32")));
+    let refused = context(0).load_module(Ptx::from_src(PTX.replace("mul.f32 %", "mul.f32 %no")));
     assert_eq!(status(refused), CUresult::CUDA_ERROR_INVALID_PTX);
     let text = result::DriverError(CUresult::CUDA_ERROR_INVALID_PTX).error_string().unwrap();
     assert!(text.to_string_lossy().contains("ptx line 23"), "{text:?}");

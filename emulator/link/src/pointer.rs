@@ -5,7 +5,11 @@
 //! functions.
 #![allow(unsafe_code)]
 
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 
 /// Where a result is to be written: `T *`.
 #[repr(transparent)]
@@ -178,6 +182,43 @@ pub fn text_at(at: Host, bytes_max: usize) -> Option<Vec<u8>> {
     // that is there.
     let length = (0..bytes_max).find(|&i| unsafe { at.0.cast::<u8>().add(i).read() } == 0)?;
     Some(at.read(length))
+}
+
+/// Bytes of a page of memory, of the smallest that systems have.
+const PAGE: usize = 4096;
+
+/// How many pages are remembered.
+const PAGES_MAX: usize = 1 << 12;
+
+thread_local! {
+    /// Pages that were memory of this process when this thread looked: arguments lie in the same few ones.
+    static PAGES: RefCell<HashSet<usize>> = RefCell::default();
+}
+
+/// Reads bytes that may not be there, where a C interface does not say how many its caller has: `false` if some are
+/// not memory of this process. Where the system does not show a process its memory, it is read as it is.
+pub fn read_checked(address: usize, into: &mut [u8]) -> bool {
+    let Some(last) = address.checked_add(into.len().saturating_sub(1)) else { return false };
+    let there = into.is_empty() || address != 0 && (address / PAGE..=last / PAGE).all(is_readable);
+    if there {
+        Bytes::at(address, into.len()).read(|bytes| into.copy_from_slice(bytes));
+    }
+    there
+}
+
+fn is_readable(page: usize) -> bool {
+    PAGES.with_borrow_mut(|pages| {
+        if pages.contains(&page) {
+            return true;
+        }
+        // Opened anew, since a process that has forked has other memory.
+        let Ok(memory) = File::open("/proc/self/mem") else { return true };
+        let there = memory.read_exact_at(&mut [0], (page * PAGE) as u64).is_ok();
+        if there && pages.len() < PAGES_MAX {
+            pages.insert(page);
+        }
+        there
+    })
 }
 
 /// Bytes of the host to be read.

@@ -7,6 +7,15 @@
 use crate::Location;
 use crate::lanes::Map;
 
+mod calls;
+mod matrix;
+
+pub(crate) use calls::{
+    CallSite, Callee, CalleeKind, FRAME_ALIGN, Frame, STACK_BYTES, Slot, StackOp, function_address,
+    function_number,
+};
+pub(crate) use matrix::{Element, Fragment, Matrix, Pairing, Product, Tile, TileProduct, WarpgroupProduct};
+
 /// A register's number. Constants and special registers are registers too, so operands are nothing else.
 pub(crate) type Reg = u32;
 
@@ -101,7 +110,7 @@ pub(crate) enum AtomicType {
     F64,
 }
 
-/// An atomic operation. Its value is `b`, of a swap the new value `c`; of a vector both are in lists.
+/// An atomic operation. Its value is `b`, of a swap the new value `c`; all of a vector are in lists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Atomic {
     pub(crate) space: Space,
@@ -110,7 +119,7 @@ pub(crate) struct Atomic {
     pub(crate) size: u8,
     pub(crate) order: Order,
     pub(crate) count: u8,
-    /// Values, then destinations, of a vector.
+    /// Values, then destinations, then the new values of a swap.
     pub(crate) list: u32,
 }
 
@@ -186,6 +195,9 @@ pub(crate) enum Op {
     Return,
     Exit,
     Trap,
+    Stack(StackOp),
+    /// What the interpreter does not do, for the reason of this number in [`Program::refusals`].
+    Refused(u32),
     Load(Access),
     Store(Access),
     Atomic(Atomic),
@@ -228,8 +240,6 @@ pub(crate) enum Preset {
         size: u8,
         extend: u8,
     },
-    /// What `mov` of a function gives.
-    Function(u32),
     Special(Special),
 }
 
@@ -264,34 +274,6 @@ pub(crate) enum Special {
     Environment(u8),
 }
 
-/// A function that a call can reach.
-#[derive(Clone, Debug)]
-pub(crate) struct Callee {
-    pub(crate) name: String,
-    pub(crate) kind: CalleeKind,
-    /// Where its parameters lie in local memory, and their bytes.
-    pub(crate) parameters: Vec<(u32, u32)>,
-    pub(crate) returns: Vec<(u32, u32)>,
-}
-
-/// What carries a function out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum CalleeKind {
-    /// The instruction it begins at.
-    Code(u32),
-    Print,
-    Assert,
-    Missing,
-}
-
-/// A call: the function, or none for one whose number is in a register, and where the arguments lie.
-#[derive(Clone, Debug)]
-pub(crate) struct CallSite {
-    pub(crate) callee: Option<u32>,
-    pub(crate) arguments: Vec<(u32, u32)>,
-    pub(crate) results: Vec<(u32, u32)>,
-}
-
 /// A kernel's instructions, with those of the functions it can call, and what they refer to.
 #[derive(Debug, Default)]
 pub(crate) struct Program {
@@ -302,12 +284,19 @@ pub(crate) struct Program {
     pub(crate) asynchronous: Vec<Asynchronous>,
     pub(crate) calls: Vec<CallSite>,
     pub(crate) callees: Vec<Callee>,
+    /// The callee that each function of the module is; `NOWHERE` for those that are not called.
+    pub(crate) functions: Vec<u32>,
+    /// Why instructions are refused.
+    pub(crate) refusals: Vec<String>,
     pub(crate) presets: Vec<(Reg, Preset)>,
     pub(crate) registers: u32,
     /// Whether a register is read by anything but a store of it.
     pub(crate) computed: Vec<bool>,
-    /// Local memory a thread, in bytes.
+    /// Local memory a thread, in bytes; with its stack at the end.
     pub(crate) local_bytes: u32,
+    /// Whether there is a stack, and where it begins.
+    pub(crate) stacked: bool,
+    pub(crate) stack_start: u32,
     /// Where dynamic shared memory begins.
     pub(crate) dynamic_start: u32,
     pub(crate) locations: Vec<Location>,
@@ -315,113 +304,6 @@ pub(crate) struct Program {
 
 /// The offset of a map that is a plain move.
 pub(crate) const MOVE: i64 = 1;
-
-/// The elements of matrices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Element {
-    F16,
-    Bf16,
-    Tf32,
-    F32,
-    S8,
-    U8,
-    S32,
-    E4m3,
-    E5m2,
-}
-
-impl Element {
-    /// Bits of an element.
-    pub(crate) fn bits(self) -> u32 {
-        match self {
-            Element::S8 | Element::U8 | Element::E4m3 | Element::E5m2 => 8,
-            Element::F16 | Element::Bf16 => 16,
-            Element::Tf32 | Element::F32 | Element::S32 => 32,
-        }
-    }
-}
-
-/// `ldmatrix` and `stmatrix`: rows of 16 bytes, whose addresses lanes have in `a`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Fragment {
-    pub(crate) list: u32,
-    pub(crate) count: u32,
-    pub(crate) transposed: bool,
-    pub(crate) space: Space,
-    pub(crate) loads: bool,
-}
-
-/// `mma.sync` of 16 by 8 by `k`; the fragments' registers are in lists.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Product {
-    pub(crate) k: u32,
-    pub(crate) a_kind: Element,
-    pub(crate) b_kind: Element,
-    pub(crate) c_kind: Element,
-    pub(crate) d_kind: Element,
-    pub(crate) a: u32,
-    pub(crate) b: u32,
-    pub(crate) c: u32,
-    pub(crate) d: u32,
-}
-
-/// `wgmma.mma_async` of 64 by `n` by `k`: A's descriptor in `a` or its fragment in a list, B's in `b`, whether to add
-/// in `c`.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct WarpgroupProduct {
-    pub(crate) n: u32,
-    pub(crate) k: u32,
-    pub(crate) kind: Element,
-    pub(crate) b_kind: Element,
-    pub(crate) d_kind: Element,
-    pub(crate) d: u32,
-    pub(crate) d_count: u32,
-    pub(crate) a: u32,
-    pub(crate) a_count: u32,
-    pub(crate) negate_a: bool,
-    pub(crate) negate_b: bool,
-    pub(crate) transpose_a: bool,
-    pub(crate) transpose_b: bool,
-}
-
-/// `wmma.load` and `wmma.store`: a matrix in memory, at the address in `a`, whose lines are as many elements apart as
-/// `b` says.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Tile {
-    pub(crate) kind: Element,
-    pub(crate) rows: u32,
-    pub(crate) columns: u32,
-    /// Neighbours of a row are neighbours in memory.
-    pub(crate) by_rows: bool,
-    pub(crate) space: Space,
-    pub(crate) list: u32,
-    pub(crate) count: u32,
-    pub(crate) loads: bool,
-}
-
-/// `wmma.mma` of `m` by `n` by `k`: the types and the registers of A, B, C and D.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TileProduct {
-    pub(crate) shape: [u32; 3],
-    pub(crate) kinds: [Element; 4],
-    pub(crate) lists: [u32; 4],
-    pub(crate) counts: [u32; 4],
-}
-
-/// Instructions for which all lanes of a warp come together.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Matrix {
-    Fragment(Fragment),
-    /// `movmatrix`
-    Transpose,
-    Product(Product),
-    Tile(Tile),
-    TileProduct(TileProduct),
-    Warpgroup(WarpgroupProduct),
-    WarpgroupFence,
-    WarpgroupCommit,
-    WarpgroupWait,
-}
 
 /// An arrival at a barrier in memory.
 #[derive(Clone, Copy, Debug)]
@@ -444,6 +326,15 @@ pub(crate) struct Bulk {
     pub(crate) list: u32,
     pub(crate) barrier: bool,
     pub(crate) multicast: bool,
+}
+
+/// `st.async` and `red.async`: the list's registers to the shared address in `a`, and their bytes to the barrier in `e`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Send {
+    pub(crate) size: u8,
+    pub(crate) count: u8,
+    pub(crate) list: u32,
+    pub(crate) reduce: Option<(Update, AtomicType, u8)>,
 }
 
 /// Asynchronous copies, and barriers in memory.
@@ -475,5 +366,8 @@ pub(crate) enum Asynchronous {
         generic: bool,
         parity: bool,
     },
+    /// How many arrivals were missing before the one that gave the state in `a`.
+    MbarrierPending,
     Bulk(Bulk),
+    Send(Send),
 }

@@ -1,37 +1,43 @@
 //! From the syntax tree to decoded instructions, once, when a module is parsed: the [`Builder`] looks names up, chooses
-//! the functions of types, and resolves labels. [`Form`] is an instruction's name with its modifiers and types.
+//! the functions of types, and resolves labels.
 
 use std::collections::HashMap;
 
 use crate::ParseError;
 use crate::code::{
-    Asynchronous, Callee, CalleeKind, Instruction, Matrix, NOWHERE, Op, Preset, Program, Reg, ZERO,
+    Asynchronous, FRAME_ALIGN, Instruction, Matrix, NOWHERE, Op, Preset, Program, Reg, STACK_BYTES, Update,
+    ZERO,
 };
-use crate::decode::names::{Names, Symbol};
-use crate::lanes::round::Mode;
-use crate::module::{Kernel, Parameter, Variable};
+use crate::decode::calls::CallGraph;
+use crate::decode::form::{Form, is_space};
+use crate::decode::names::{Names, Symbol, words};
+use crate::module::{Kernel, Module, Parameter, Variable};
 use crate::syntax::{
     Declaration, Function, LocDirective, Operand, RawInstruction, StateSpace, Statement, SyntaxTree,
-    type_bytes,
 };
 
 mod arithmetic;
+mod calls;
 mod control;
+mod form;
 mod matrix;
 mod memory;
 mod names;
+mod video;
 
 /// Decodes all kernels of a module.
 ///
 /// # Errors
-/// With the line of the first instruction that the interpreter does not know.
-pub(crate) fn module(tree: &SyntaxTree) -> Result<(Vec<Kernel>, Vec<Variable>), ParseError> {
+/// With the line of the first instruction that names what there is not.
+pub(crate) fn module(tree: &SyntaxTree) -> Result<Module, ParseError> {
     let stored =
         |d: &&Declaration| matches!(d.space, StateSpace::Global | StateSpace::Constant) && !d.external;
     let variables: Vec<Variable> = tree.variables.iter().filter(stored).map(variable).collect();
+    let graph = CallGraph::new(tree);
     let entries = tree.functions.iter().filter(|f| f.entry && f.body.is_some());
-    let kernels = entries.map(|f| Builder::new(tree, &variables).kernel(f)).collect::<Result<_, _>>()?;
-    Ok((kernels, variables))
+    let kernels =
+        entries.map(|f| Builder::new(tree, &graph, &variables).kernel(f)).collect::<Result<_, _>>()?;
+    Ok(Module { kernels, variables, functions: graph.names() })
 }
 
 fn variable(d: &Declaration) -> Variable {
@@ -42,6 +48,7 @@ fn variable(d: &Declaration) -> Variable {
 /// A kernel under construction.
 pub(crate) struct Builder<'a> {
     tree: &'a SyntaxTree,
+    graph: &'a CallGraph<'a>,
     variables: &'a [Variable],
     program: Program,
     names: Names,
@@ -58,6 +65,13 @@ pub(crate) struct Builder<'a> {
     dynamic_align: u32,
     parameters: Vec<Parameter>,
     carry: Option<Reg>,
+    /// Of the function that is being decoded: the register that says where its frame begins, and the frame's bytes
+    /// and alignment.
+    frame: Reg,
+    frame_bytes: u32,
+    frame_align: u32,
+    /// Whether the last error is one of the text, not of what the interpreter does not do.
+    malformed: bool,
     /// Of the instruction that is being decoded.
     line: u32,
     location: u32,
@@ -69,9 +83,10 @@ fn aligned(at: u32, align: u32) -> u32 {
 }
 
 impl<'a> Builder<'a> {
-    fn new(tree: &'a SyntaxTree, variables: &'a [Variable]) -> Builder<'a> {
+    fn new(tree: &'a SyntaxTree, graph: &'a CallGraph, variables: &'a [Variable]) -> Builder<'a> {
         let mut builder = Builder {
             tree,
+            graph,
             variables,
             program: Program::default(),
             names: Names::default(),
@@ -86,6 +101,10 @@ impl<'a> Builder<'a> {
             dynamic_align: 16,
             parameters: Vec::new(),
             carry: None,
+            frame: ZERO,
+            frame_bytes: 0,
+            frame_align: FRAME_ALIGN,
+            malformed: false,
             line: 0,
             location: 0,
             guard: (NOWHERE, true),
@@ -112,6 +131,10 @@ impl<'a> Builder<'a> {
         self.resolve()?;
         let static_bytes = self.shared_bytes;
         self.program.dynamic_start = aligned(static_bytes, self.dynamic_align);
+        if self.program.stacked {
+            self.program.stack_start = aligned(self.program.local_bytes, FRAME_ALIGN);
+            self.program.local_bytes = self.program.stack_start + STACK_BYTES;
+        }
         self.program.computed = self.computed();
         self.watch();
         Ok(Kernel {
@@ -123,25 +146,6 @@ impl<'a> Builder<'a> {
             registers: self.program.registers,
             program: self.program,
         })
-    }
-
-    fn function(&mut self, number: u32, function: &'a Function) -> Result<(), ParseError> {
-        self.names.function();
-        let place = |builder: &mut Builder, list: &[Declaration]| -> Vec<(u32, u32)> {
-            let mut places = Vec::new();
-            for p in list {
-                let offset = builder.local(p.bytes as u32, p.align);
-                builder.names.add(&p.name, Symbol::Local(offset));
-                places.push((offset, p.bytes as u32));
-            }
-            places
-        };
-        let returns = place(self, &function.returns);
-        let parameters = place(self, &function.parameters);
-        let kind = CalleeKind::Code(self.program.code.len() as u32);
-        self.program.callees[number as usize] =
-            Callee { name: function.name.clone(), kind, parameters, returns };
-        self.body(function)
     }
 
     fn body(&mut self, function: &'a Function) -> Result<(), ParseError> {
@@ -159,6 +163,10 @@ impl<'a> Builder<'a> {
                 }
                 Statement::Prototype(name) => self.names.add(name, Symbol::Prototype),
                 Statement::Instruction(raw) => self.instruction(raw)?,
+                Statement::Unknown(line, name) => {
+                    (self.line, self.guard, self.location) = (*line, (NOWHERE, true), 0);
+                    self.refuse(format!("directive `.{name}`"));
+                }
             }
         }
         // A thread that runs past the end returns.
@@ -174,22 +182,21 @@ impl<'a> Builder<'a> {
                 let bits = if d.kind == "pred" { 1 } else { d.bytes as u32 * 8 };
                 let many = d.many.unwrap_or(1);
                 let first = self.program.registers;
-                self.program.registers += many;
+                self.program.registers += many * words(bits);
                 match d.many {
                     Some(_) => self.names.add(&d.name, Symbol::Registers(first, many, bits)),
                     None => self.names.add(&d.name, Symbol::Register(first, bits)),
                 }
             }
             StateSpace::Local | StateSpace::Parameter => {
-                let offset = self.local(d.bytes as u32, d.align);
-                self.names.add(&d.name, Symbol::Local(offset));
+                self.local(d);
             }
             StateSpace::Shared => {
                 let offset = self.share(d.bytes as u32, d.align);
                 self.names.add(&d.name, Symbol::Shared(offset));
             }
             StateSpace::Global | StateSpace::Constant => {
-                return self.error("a variable of the module's inside of a function");
+                return self.malformed("a variable of the module's inside of a function");
             }
         }
         Ok(())
@@ -198,19 +205,46 @@ impl<'a> Builder<'a> {
     fn instruction(&mut self, raw: &RawInstruction) -> Result<(), ParseError> {
         self.line = raw.line;
         self.location = self.location_of(&raw.loc);
-        self.guard = (NOWHERE, true);
+        (self.guard, self.malformed) = ((NOWHERE, true), false);
         if let Some((name, negated)) = &raw.guard {
             self.guard = (self.register(name)?.0, !negated);
         }
-        let form = Form::new(&raw.parts);
-        let ops = &raw.operands;
-        let known = self.arithmetic(&form, ops)?
-            || self.memory(&form, ops)?
-            || self.control(&form, ops)?
-            || self.together(&form, ops)?
-            || self.matrix(&form, ops)?
-            || self.asynchronous(&form, ops)?;
-        if known { Ok(()) } else { self.error(&format!("unsupported instruction `{}`", raw.parts.join("."))) }
+        let (guard, code, branches) = (self.guard, self.program.code.len(), self.branches.len());
+        let why = match self.known(&Form::new(&raw.parts), &raw.operands) {
+            Ok(true) => return Ok(()),
+            Err(error) if self.malformed => return Err(error),
+            Ok(false) => String::new(),
+            Err(error) => format!(": {}", error.what),
+        };
+        self.program.code.truncate(code);
+        self.branches.truncate(branches);
+        self.guard = guard;
+        self.refuse(format!("instruction `{}`{why}", raw.parts.join(".")));
+        Ok(())
+    }
+
+    /// Decodes an instruction, if there is one of this form.
+    fn known(&mut self, form: &Form, ops: &[Operand]) -> Result<bool, ParseError> {
+        let least = form.operands_min();
+        if ops.len() < least {
+            return self.error(&format!("{} operands where at least {least} are wanted", ops.len()));
+        }
+        if ops.iter().any(|operand| *operand == Operand::Vector(Vec::new())) {
+            return self.error("a vector without elements");
+        }
+        Ok(self.arithmetic(form, ops)?
+            || self.memory(form, ops)?
+            || self.control(form, ops)?
+            || self.together(form, ops)?
+            || self.matrix(form, ops)?
+            || self.asynchronous(form, ops)?)
+    }
+
+    /// Adds an instruction that is a fault when a thread reaches it.
+    fn refuse(&mut self, why: String) {
+        let number = self.program.refusals.len() as u32;
+        self.program.refusals.push(why);
+        self.push(Op::Refused(number), NOWHERE, &[]);
     }
 
     fn location_of(&mut self, loc: &Option<LocDirective>) -> u32 {
@@ -228,17 +262,17 @@ impl<'a> Builder<'a> {
     fn resolve(&mut self) -> Result<(), ParseError> {
         for (at, scope, label) in std::mem::take(&mut self.branches) {
             self.line = self.program.code[at].line;
-            let target = self.target(scope, &label)?;
+            let target = self.label(scope, &label)?;
             self.program.code[at].op = Op::Branch(target);
         }
         for (number, scope, labels) in std::mem::take(&mut self.tables) {
-            let targets = labels.iter().map(|label| self.target(scope, label)).collect::<Result<_, _>>()?;
+            let targets = labels.iter().map(|label| self.label(scope, label)).collect::<Result<_, _>>()?;
             self.program.tables[number] = targets;
         }
         Ok(())
     }
 
-    fn target(&self, scope: usize, label: &str) -> Result<u32, ParseError> {
+    fn label(&self, scope: usize, label: &str) -> Result<u32, ParseError> {
         match self.names.find_label(scope, label) {
             Some(target) => Ok(target),
             None => self.error(&format!("no label `{label}`")),
@@ -257,7 +291,8 @@ impl<'a> Builder<'a> {
             }
             match i.op {
                 Op::Atomic(atomic) if atomic.count > 1 => {
-                    self.mark(&mut computed, atomic.list, atomic.count as u32)
+                    let lists = if atomic.update == Update::Swap { 3 } else { 1 };
+                    self.mark(&mut computed, atomic.list, lists * atomic.count as u32)
                 }
                 Op::Matrix(number) => match self.program.matrices[number as usize] {
                     Matrix::Fragment(f) if !f.loads => self.mark(&mut computed, f.list, f.count),
@@ -266,10 +301,10 @@ impl<'a> Builder<'a> {
                         (0..3).for_each(|i| self.mark(&mut computed, p.lists[i], p.counts[i]));
                     }
                     Matrix::Product(p) => {
-                        let registers = p.k * p.a_kind.bits() / 64;
-                        self.mark(&mut computed, p.a, registers);
-                        self.mark(&mut computed, p.b, registers / 2);
-                        self.mark(&mut computed, p.c, 4 * p.c_kind.bits() / 32);
+                        let [a, b, c, _] = p.counts();
+                        self.mark(&mut computed, p.a, a);
+                        self.mark(&mut computed, p.b, b);
+                        self.mark(&mut computed, p.c, c);
                     }
                     Matrix::Warpgroup(p) => {
                         self.mark(&mut computed, p.a, p.a_count);
@@ -277,11 +312,13 @@ impl<'a> Builder<'a> {
                     }
                     _ => {}
                 },
-                Op::Asynchronous(number) => {
-                    if let Asynchronous::Bulk(bulk) = self.program.asynchronous[number as usize] {
+                Op::Asynchronous(number) => match self.program.asynchronous[number as usize] {
+                    Asynchronous::Bulk(bulk) => {
                         self.mark(&mut computed, bulk.list, bulk.rank as u32 + bulk.multicast as u32);
                     }
-                }
+                    Asynchronous::Send(send) => self.mark(&mut computed, send.list, send.count as u32),
+                    _ => {}
+                },
                 _ => {}
             }
         }
@@ -300,6 +337,12 @@ impl<'a> Builder<'a> {
 
     fn error<T>(&self, what: &str) -> Result<T, ParseError> {
         Err(ParseError { line: self.line, what: what.into() })
+    }
+
+    /// An error of the text.
+    fn malformed<T>(&mut self, what: &str) -> Result<T, ParseError> {
+        self.malformed = true;
+        self.error(what)
     }
 
     /// Adds an instruction; sources are `a`, `b`, `c`, `e` in turn.
@@ -342,12 +385,6 @@ impl<'a> Builder<'a> {
         self.preset(Preset::Bits(bits))
     }
 
-    fn local(&mut self, bytes: u32, align: u32) -> u32 {
-        let offset = aligned(self.program.local_bytes, align);
-        self.program.local_bytes = offset + bytes;
-        offset
-    }
-
     fn share(&mut self, bytes: u32, align: u32) -> u32 {
         let offset = aligned(self.shared_bytes, align);
         self.shared_bytes = offset + bytes;
@@ -371,57 +408,5 @@ impl<'a> Builder<'a> {
             return Ok(operands);
         }
         self.error(&format!("{} operands where {least} to {most} are wanted", operands.len()))
-    }
-}
-
-/// `add.rn.ftz.f32`, in its parts.
-pub(crate) struct Form<'a> {
-    pub(crate) parts: Vec<&'a str>,
-}
-
-impl<'a> Form<'a> {
-    pub(crate) fn new(parts: &'a [String]) -> Form<'a> {
-        Form { parts: parts.iter().map(String::as_str).collect() }
-    }
-
-    /// The first part.
-    pub(crate) fn name(&self) -> &'a str {
-        self.parts[0]
-    }
-
-    pub(crate) fn has(&self, part: &str) -> bool {
-        self.parts[1..].contains(&part)
-    }
-
-    /// Whether a part begins like this.
-    pub(crate) fn begins(&self, start: &str) -> bool {
-        self.parts[1..].iter().any(|part| part.starts_with(start))
-    }
-
-    /// The types that are named, in order.
-    pub(crate) fn kinds(&self) -> Vec<&'a str> {
-        self.parts[1..].iter().copied().filter(|part| type_bytes(part).is_some()).collect()
-    }
-
-    /// The last type.
-    pub(crate) fn kind(&self) -> Option<&'a str> {
-        self.kinds().last().copied()
-    }
-
-    /// The direction of rounding.
-    pub(crate) fn mode(&self) -> Option<Mode> {
-        self.parts[1..].iter().find_map(|part| Mode::named(part))
-    }
-
-    /// The name with all modifiers but types, rounding, `.ftz` and those in `without`.
-    pub(crate) fn key(&self, without: &[&str]) -> String {
-        let kept = self.parts.iter().enumerate().filter(|(i, part)| {
-            *i == 0
-                || type_bytes(part).is_none()
-                    && Mode::named(part).is_none()
-                    && **part != "ftz"
-                    && !without.contains(part)
-        });
-        kept.map(|(_, part)| *part).collect::<Vec<_>>().join(".")
     }
 }

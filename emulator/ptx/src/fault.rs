@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Text that is no PTX, or PTX that the interpreter does not know.
+/// Text that is no PTX, or PTX that names what there is not.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("ptx line {line}: {what}")]
 pub struct ParseError {
@@ -69,6 +69,8 @@ pub enum FaultKind {
     Trap,
     /// An `assert` of the kernel failed.
     Assert,
+    /// A call through a pointer that is null, or that is not the address of a function with these parameters.
+    InvalidCall,
     /// Something that the interpreter does not do.
     Unsupported,
     /// An address given to `free` that is no allocation's start.
@@ -94,6 +96,7 @@ impl FaultKind {
             FaultKind::BadLaunch => "launch refused",
             FaultKind::Trap => "trap",
             FaultKind::Assert => "assertion failed",
+            FaultKind::InvalidCall => "invalid call",
             FaultKind::Unsupported => "unsupported",
             FaultKind::InvalidFree => "invalid free",
             FaultKind::InvalidOperand => "invalid operand",
@@ -134,14 +137,14 @@ impl Fault {
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.kind.title(), self.message)?;
-        if self.kernel.is_empty() {
-            return Ok(());
+        if !self.kernel.is_empty() {
+            write!(f, ", kernel {:?}", self.kernel)?;
         }
-        write!(f, ", kernel {:?}", self.kernel)?;
+        let comma = if self.kernel.is_empty() { "," } else { "" };
         match (&self.at, self.ptx_line) {
-            (Some(at), _) => write!(f, " at {at}")?,
+            (Some(at), _) => write!(f, "{comma} at {at}")?,
             (None, 0) => return Ok(()),
-            (None, line) => write!(f, " at PTX line {line}")?,
+            (None, line) => write!(f, "{comma} at PTX line {line}")?,
         }
         let ([bx, by, bz], [tx, ty, tz]) = (self.block, self.thread);
         write!(f, ", block ({bx}, {by}, {bz}), thread ({tx}, {ty}, {tz})")

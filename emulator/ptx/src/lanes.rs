@@ -10,6 +10,7 @@ pub(crate) mod float;
 pub(crate) mod half;
 pub(crate) mod integer;
 pub(crate) mod round;
+pub(crate) mod video;
 
 /// Threads of a warp.
 pub(crate) const LANES: usize = 32;

@@ -54,5 +54,5 @@ mod tensor_map;
 pub use fault::{Fault, FaultKind, Location, ParseError};
 pub use launch::{Checks, Launch, Report, Touched, launch, launch_cooperative};
 pub use memory::{Memory, OutOfMemory};
-pub use module::{Kernel, Loaded, Module, Parameter, Variable};
+pub use module::{AddressOf, Kernel, Loaded, Module, Parameter, Variable};
 pub use tensor_map::{Fill, Swizzle, TensorMap, TensorMapError, TensorType};

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::code::Program;
+use crate::code::{Program, function_address};
 use crate::{Memory, OutOfMemory, ParseError, decode, syntax};
 
 /// PTX text, decoded. It is immutable, so threads may share it.
@@ -10,17 +10,19 @@ use crate::{Memory, OutOfMemory, ParseError, decode, syntax};
 pub struct Module {
     pub(crate) kernels: Vec<Kernel>,
     pub(crate) variables: Vec<Variable>,
+    /// The names of the functions: an address of one is its number here.
+    pub(crate) functions: Vec<String>,
 }
 
 impl Module {
     /// Parses and decodes PTX text.
     ///
     /// # Errors
-    /// With the line of the first statement that is no PTX or that the interpreter does not know.
+    /// With the line of the first statement that is no PTX. An instruction that the interpreter does not know is a
+    /// fault of the thread that reaches it.
     pub fn parse(ptx: &str) -> Result<Module, ParseError> {
         let tree = syntax::read(ptx)?;
-        let (kernels, variables) = decode::module(&tree)?;
-        Ok(Module { kernels, variables })
+        decode::module(&tree)
     }
 
     /// The kernels, in the order of the text.
@@ -63,8 +65,23 @@ pub struct Variable {
     pub constant: bool,
     /// Its initial value; what is missing at the end is zero.
     pub value: Vec<u8>,
-    /// Words of the value that hold an address: offset, the variable's name, what is added.
-    pub addresses: Vec<(u64, String, u64)>,
+    /// Parts of the value that are addresses.
+    pub addresses: Vec<AddressOf>,
+}
+
+/// Bytes of an initial value that are those of an address.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AddressOf {
+    /// Where they are in the value.
+    pub offset: u64,
+    /// The variable or function whose address it is.
+    pub name: String,
+    /// What is added to the address.
+    pub added: u64,
+    /// The first of the address's bytes.
+    pub first: u32,
+    /// How many of them.
+    pub bytes: u32,
 }
 
 /// One `.entry`.
@@ -130,7 +147,7 @@ impl Loaded {
         }
         let loaded = Loaded { module, addresses };
         for (variable, &address) in loaded.module.variables().iter().zip(&loaded.addresses) {
-            let value = variable.value_at(|name| loaded.variable(name).map(|(address, _)| address));
+            let value = variable.value_at(|name| loaded.address(name));
             // The allocation above is as long as the value.
             let _ = memory.write(address, &value);
         }
@@ -141,6 +158,12 @@ impl Loaded {
     pub fn variable(&self, name: &str) -> Option<(u64, u64)> {
         let place = self.module.variables().iter().position(|v| v.name == name)?;
         Some((self.addresses[place], self.module.variables()[place].bytes))
+    }
+
+    /// The address of a variable or a function; 0 if the module has none of that name.
+    fn address(&self, name: &str) -> u64 {
+        let function = || self.module.functions.iter().position(|f| f == name).map(function_address);
+        self.variable(name).map(|(address, _)| address).or_else(function).unwrap_or(0)
     }
 
     /// The module.
@@ -163,15 +186,14 @@ impl Loaded {
 }
 
 impl Variable {
-    /// The bytes of the initial value, with the addresses of the variables it names.
-    fn value_at(&self, address: impl Fn(&str) -> Option<u64>) -> Vec<u8> {
+    /// The bytes of the initial value, with the addresses that it names.
+    fn value_at(&self, address: impl Fn(&str) -> u64) -> Vec<u8> {
         let mut value = self.value.clone();
         value.resize(self.bytes as usize, 0);
-        for (offset, name, addend) in &self.addresses {
-            let bytes = address(name).unwrap_or(0).wrapping_add(*addend).to_le_bytes();
-            let start = *offset as usize;
-            let end = (start + 8).min(value.len());
-            value[start..end].copy_from_slice(&bytes[..end - start]);
+        for part in &self.addresses {
+            let bytes = address(&part.name).wrapping_add(part.added).to_le_bytes();
+            let bytes = bytes.iter().skip(part.first as usize).take(part.bytes as usize);
+            value.iter_mut().skip(part.offset as usize).zip(bytes).for_each(|(to, byte)| *to = *byte);
         }
         value
     }

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use crate::syntax::lexer::{Cursor, TokenKind, integer};
-use crate::{Location, ParseError};
+use crate::{AddressOf, Location, ParseError};
 
 mod lexer;
 mod parser;
@@ -43,7 +43,7 @@ pub(crate) struct Declaration {
     pub(crate) bytes: u64,
     pub(crate) external: bool,
     pub(crate) value: Vec<u8>,
-    pub(crate) addresses: Vec<(u64, String, u64)>,
+    pub(crate) addresses: Vec<AddressOf>,
     pub(crate) line: u32,
 }
 
@@ -73,6 +73,8 @@ pub(crate) enum Statement {
     /// The label of a `.callprototype`: a call finds its function's parameters without it.
     Prototype(String),
     Instruction(Box<RawInstruction>),
+    /// A directive that is not known: the text's line, and its name.
+    Unknown(u32, String),
 }
 
 /// An instruction as the text has it, with names not yet looked up.
@@ -113,7 +115,7 @@ pub(crate) fn type_bytes(kind: &str) -> Option<u32> {
         "pred" | "b8" | "u8" | "s8" | "e4m3" | "e5m2" => 1,
         "b16" | "u16" | "s16" | "f16" | "bf16" | "e4m3x2" | "e5m2x2" => 2,
         "b32" | "u32" | "s32" | "f32" | "f16x2" | "bf16x2" | "u16x2" | "s16x2" | "tf32" => 4,
-        "b64" | "u64" | "s64" | "f64" => 8,
+        "b64" | "u64" | "s64" | "f64" | "texref" | "samplerref" | "surfref" => 8,
         "b128" => 16,
         _ => return None,
     })

@@ -271,3 +271,64 @@ fn a_multicast_reaches_every_block_that_it_names() {
     run(&kernel(2, body), &memory, cluster(2, 2, 64), &[source, out]).unwrap();
     assert_eq!(read_words(&memory, out, 128), [data.clone(), data].concat());
 }
+
+#[test]
+fn a_state_says_how_many_arrivals_were_missing() {
+    let memory = Memory::new(1 << 20);
+    let out = words(&memory, &[0; 3]);
+    let body = ".shared .align 8 .b64 m; mbarrier.init.shared::cta.b64 [m], 3;
+        mbarrier.arrive.shared::cta.b64 %d1, [m]; mbarrier.pending_count.b64 %r1, %d1; mbarrier.arrive.noComplete.shared::cta.b64 %d1, [m], 1; mbarrier.pending_count.b64 %r2, %d1;
+        mbarrier.arrive.shared::cta.b64 %d1, [m]; mbarrier.pending_count.b64 %r3, %d1; mbarrier.test_wait.shared::cta.b64 %q0, [m], %d1; @%q0 st.global.u32 [%p0], %r1; st.global.u32 [%p0+4], %r2; st.global.u32 [%p0+8], %r3;";
+    run(&kernel(1, body), &memory, shape(1, 1), &[out]).unwrap();
+    assert_eq!(read_words(&memory, out, 3), [3, 2, 1]);
+}
+
+#[test]
+fn values_are_sent_to_another_block_with_its_barrier() {
+    let memory = Memory::new(1 << 20);
+    let out = words(&memory, &[0; 2 * 65]);
+    // Each thread sends two words and adds its number to a sum in the other block, which waits for all bytes.
+    let body = |wait: &str| {
+        format!(
+            ".shared .align 8 .b64 m; .shared .align 16 .b32 s[64]; .shared .b32 sum; setp.eq.u32 %q0, %t, 0; mov.u32 %r1, 0; @%q0 st.shared.u32 [sum], %r1; @%q0 mbarrier.init.shared::cta.b64 [m], 1;
+            @%q0 mbarrier.arrive.expect_tx.shared::cta.b64 %d1, [m], 384; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+            mov.u32 %r1, %cluster_ctarank; xor.b32 %r2, %r1, 1; mov.u32 %r3, s; mad.lo.u32 %r3, %t, 8, %r3; mapa.shared::cluster.u32 %r4, %r3, %r2; mov.u32 %r5, m; mapa.shared::cluster.u32 %r6, %r5, %r2; mov.u32 %r7, sum; mapa.shared::cluster.u32 %r8, %r7, %r2;
+            mad.lo.u32 %r9, %c, 1000, %t; add.u32 %r10, %r9, 500; st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%r4], {{%r9, %r10}}, [%r6];
+            red.async.relaxed.cluster.shared::cluster.mbarrier::complete_tx::bytes.add.u32 [%r8], %t, [%r6];
+            {wait} ld.shared.v2.u32 {{%r11, %r12}}, [%r3]; ld.shared.u32 %r13, [sum]; mul.lo.u32 %r14, %c, 65; mad.lo.u32 %r15, %t, 2, %r14; mul.wide.u32 %d0, %r15, 4; add.u64 %d0, %p0, %d0; st.global.u32 [%d0], %r11; st.global.u32 [%d0+4], %r12;
+            mul.wide.u32 %d1, %r14, 4; add.u64 %d1, %p0, %d1; @%q0 st.global.u32 [%d1+256], %r13; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;"
+        )
+    };
+    let wait = "WAIT: mbarrier.try_wait.parity.shared::cta.b64 %q2, [m], 0; @!%q2 bra WAIT;";
+    run(&kernel(1, &body(wait)), &memory, cluster(2, 2, 32), &[out]).unwrap();
+    let found = read_words(&memory, out, 130);
+    for (block, row) in found.chunks_exact(65).enumerate() {
+        let other = 1000 * (1 - block as u32);
+        for t in 0..32 {
+            assert_eq!(
+                row[2 * t..2 * t + 2],
+                [other + t as u32, other + 500 + t as u32],
+                "block {block} thread {t}"
+            );
+        }
+        assert_eq!(row[64], 31 * 32 / 2);
+    }
+    let fault = run(&kernel(1, &body("")), &memory, cluster(2, 2, 32), &[out]).unwrap_err();
+    assert!(
+        matches!(fault.kind, FaultKind::Pending | FaultKind::SharedRace | FaultKind::Uninitialised),
+        "{fault}"
+    );
+}
+
+#[test]
+fn a_predicate_says_that_a_copy_reads_nothing() {
+    let memory = Memory::new(1 << 20);
+    let (source, out) = (words(&memory, &[7; 32]), words(&memory, &[0; 64]));
+    // Odd lanes read nothing, and get zeros; a policy of the cache is no number of bytes.
+    let body = ".shared .b32 s[64]; and.b32 %r1, %t, 1; setp.eq.u32 %q0, %r1, 1; mul.wide.u32 %d0, %t, 4; add.u64 %d1, %p0, %d0; mov.u32 %r2, s; mad.lo.u32 %r2, %t, 4, %r2; mov.u64 %d3, 3;
+        cp.async.ca.shared.global [%r2], [%d1], 4, %q0; cp.async.ca.shared.global.L2::cache_hint [%r2+128], [%d1], 4, %d3; cp.async.wait_all; ld.shared.u32 %r3, [%r2]; ld.shared.u32 %r4, [%r2+128];
+        mul.wide.u32 %d0, %t, 8; add.u64 %d2, %p1, %d0; st.global.v2.u32 [%d2], {%r3, %r4};";
+    run(&kernel(2, body), &memory, shape(1, 32), &[source, out]).unwrap();
+    let wanted: Vec<u32> = (0..64).map(|i| if i % 4 == 2 { 0 } else { 7 }).collect();
+    assert_eq!(read_words(&memory, out, 64), wanted);
+}

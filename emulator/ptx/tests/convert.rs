@@ -282,6 +282,20 @@ fn eight_bit_floats_go_there_and_back() {
             }
         }
     }
+    for kind in ["e4m3", "e5m2"] {
+        // Of numbers that are not NaN, and not -0.
+        let rows: Vec<Vec<u64>> =
+            (0..256).filter(|b| b & 0x7f < 0x7c && *b != 0x80).map(|b| vec![b | 0x38 << 8]).collect();
+        for body in [
+            format!("cvt.rn.f16x2.{kind}x2 %r1, %a; cvt.rn.satfinite.relu.{kind}x2.f16x2 %out, %r1;"),
+            format!("cvt.rn.relu.f16x2.{kind}x2 %r1, %a; cvt.rn.satfinite.{kind}x2.f16x2 %out, %r1;"),
+        ] {
+            for (row, found) in rows.iter().zip(compute(&body, &["b16"], "b16", &rows)) {
+                let wanted = if row[0] & 0x80 != 0 { 0x3800 } else { row[0] };
+                assert_eq!(found, wanted, "{body} {row:x?}");
+            }
+        }
+    }
     let one = |x: f32| vec![x.to_bits() as u64, 0];
     let made = compute(
         "cvt.rn.satfinite.e4m3x2.f32 %out, %a, %b;",

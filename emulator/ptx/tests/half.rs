@@ -198,3 +198,42 @@ fn both_halves_are_compared() {
         one(0) | one(16) << 1
     });
 }
+
+#[test]
+fn sizes_with_the_exclusive_or_of_signs() {
+    for kind in ["f16", "bf16"] {
+        for (name, larger) in [("min", false), ("max", true)] {
+            for nan in ["", ".NaN"] {
+                check_float(&format!("{name}{nan}.xorsign.abs.{kind}"), &[kind, kind], kind, |x| {
+                    let (a, b) = (x[0] & 0x7fff, x[1] & 0x7fff);
+                    let infinity = if kind == "f16" { 0x7c00 } else { 0x7f80 };
+                    let size = match (a > infinity, b > infinity, nan) {
+                        (true, true, _) | (true, _, ".NaN") | (_, true, ".NaN") => 0x7fff,
+                        (true, ..) => b,
+                        (_, true, _) => a,
+                        // Sizes are in the order of their bits.
+                        _ if larger => a.max(b),
+                        _ => a.min(b),
+                    };
+                    size | (x[0] ^ x[1]) & 0x8000
+                });
+            }
+        }
+    }
+}
+
+#[test]
+fn what_is_too_large_becomes_the_largest_number() {
+    for (kind, most) in [("f16", 0x7bff), ("bf16", 0x7f7f)] {
+        check_body(&format!("cvt.rn.{kind}.f32 %h1, %a; cvt.rn.satfinite.{kind}.f32 %h2, %a; and.b16 %out, %h1, 0x7fff;
+            setp.gt.u16 %q0, %out, {}; selp.b16 %out, %h2, 1, %q0; setp.ne.b16 %q1, %h1, %h2; and.pred %q1, %q1, !%q0; selp.b16 %out, 2, %out, %q1;", most), &["f32"], "b16", |x| {
+            // 1 where both forms agree, as they must for what is not too large; else the largest number.
+            let (value, limit) = (f32::from_bits(x[0] as u32), if kind == "f16" { 65520.0 } else { 3.3961775e38 });
+            match value.abs() >= limit {
+                true => most | (value.is_sign_negative() as u64) << 15,
+                false if value.is_nan() => 0x7fff,
+                false => 1,
+            }
+        });
+    }
+}

@@ -136,6 +136,8 @@ fn carries_make_sums_of_two_words() {
         let [a, c] = [x[0] | x[1] << 32, x[2] | x[3] << 32];
         a.wrapping_add(c) >> 32
     });
+    // A subtraction's carry is that of hardware, which adds the complement: 1 where nothing is borrowed.
+    check_body("sub.cc.u32 %r1, %a, %b; addc.u32 %out, 0, 0;", &["u32"; 2], "u32", |x| (x[0] >= x[1]) as u64);
     check_body("sub.cc.u32 %r1, %a, %c; subc.u32 %out, %b, %e;", &["u32"; 4], "u32", |x| {
         let [a, c] = [x[0] | x[1] << 32, x[2] | x[3] << 32];
         a.wrapping_sub(c) >> 32

@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use common::{Random, bytes, kernel, load, read_bytes, read_words, run, shape, size, value, words};
-use phalanx_ptx::{Checks, Launch, Loaded, Memory, Module, Touched, launch};
+use phalanx_ptx::{Checks, FaultKind, Launch, Loaded, Memory, Module, Touched, launch};
 
 #[test]
 fn loads_extend_their_sign_to_the_register() {
@@ -422,4 +422,36 @@ fn reserved_bytes_are_counted_once_for_all_that_share_them() {
     assert_eq!(memory.used(), 500);
     memory.free(second).unwrap();
     assert_eq!(memory.used(), 0);
+}
+
+#[test]
+fn elements_of_128_bits_are_moved_stored_and_swapped() {
+    let memory = Memory::new(1 << 20);
+    let data = words(&memory, &[1, 2, 3, 4, 0, 0, 0, 0]);
+    let out = words(&memory, &[0; 16]);
+    let body = ".reg .b128 %x<3>; .reg .b128 y; ld.global.b128 %x1, [%p0]; mov.b128 {%d1, %d2}, %x1; add.u64 %d1, %d1, 10; mov.b128 y, {%d2, %d1};
+        st.global.b128 [%p1], y; ld.relaxed.gpu.global.b128 %x2, [%p1]; mov.b128 %x0, %x2; st.global.v2.b64 [%p1+16], {%d1, %d2}; st.relaxed.gpu.global.b128 [%p1+32], %x0;";
+    run(&kernel(2, body), &memory, shape(1, 1), &[data, out]).unwrap();
+    assert_eq!(read_words(&memory, out, 12), [3, 4, 11, 2, 11, 2, 3, 4, 3, 4, 11, 2]);
+    // All threads add 1 to the lower and 3 to the upper half, which is only right if both are swapped at once.
+    let body = ".reg .b128 %x<4>; ld.relaxed.gpu.global.v2.b64 {%d1, %d2}, [%p0];
+        AGAIN: mov.b128 %x1, {%d1, %d2}; add.u64 %d3, %d1, 1; add.u64 %d4, %d2, 3; mov.b128 %x2, {%d3, %d4}; atom.global.cas.b128 %x3, [%p0], %x1, %x2; mov.b128 {%d5, %d6}, %x3;
+        setp.ne.u64 %q0, %d5, %d1; setp.ne.u64 %q1, %d6, %d2; or.pred %q0, %q0, %q1; mov.u64 %d1, %d5; mov.u64 %d2, %d6; @%q0 bra AGAIN;";
+    let both = words(&memory, &[5, 0, 7, 0]);
+    run(&kernel(1, body), &memory, shape(2, 64), &[both]).unwrap();
+    assert_eq!(read_words(&memory, both, 4), [5 + 128, 0, 7 + 3 * 128, 0]);
+    // Where only one half is as expected nothing is changed.
+    for (low, high) in [(133, 0), (0, 391)] {
+        let body = format!(
+            ".reg .b128 %x<3>; mov.u64 %d1, {low}; mov.u64 %d2, {high}; mov.b128 %x1, {{%d1, %d2}}; atom.global.cas.b128 %x2, [%p0], %x1, %x1; mov.b128 {{%d3, %d4}}, %x2; st.global.v2.u64 [%p1], {{%d3, %d4}};"
+        );
+        run(&kernel(2, &body), &memory, shape(1, 1), &[both, out]).unwrap();
+        assert_eq!(read_words(&memory, both, 4), [133, 0, 391, 0]);
+        assert_eq!(read_words(&memory, out, 4), [133, 0, 391, 0]);
+    }
+    let body = ".reg .b128 %x<2>; mov.u64 %d1, 8; mov.u64 %d2, 9; mov.b128 %x0, {%d1, %d2}; atom.global.exch.b128 %x1, [%p0], %x0; st.global.b128 [%p0+16], %x1;";
+    run(&kernel(1, body), &memory, shape(1, 1), &[data]).unwrap();
+    assert_eq!(read_words(&memory, data, 8), [8, 0, 9, 0, 1, 2, 3, 4]);
+    let fault = run(&kernel(1, ".reg .b128 %x; ld.global.b128 %x, [%p0+8];"), &memory, shape(1, 1), &[data]);
+    assert_eq!(fault.unwrap_err().kind, FaultKind::Misaligned);
 }

@@ -12,6 +12,7 @@ fn source_kind<'k>(name: &str, at: usize, kind: &'k str) -> &'k str {
     match (name, at) {
         ("shl" | "shr", 1) | ("bfe", 1 | 2) | ("bfi", 2 | 3) | ("lop3", _) => "u32",
         ("selp", 2) => "pred",
+        ("fns", 2) => "s32",
         _ => kind,
     }
 }
@@ -26,7 +27,8 @@ impl Builder<'_> {
             "testp" => self.testp(form, ops)?,
             "cvt" => self.cvt(form, ops)?,
             "dp4a" | "dp2a" => self.dot(form, ops)?,
-            "vabsdiff4" | "vabsdiff2" => self.differences(form, ops)?,
+            "lop3" if form.has("or") || form.has("and") => self.logic_and_test(form, ops)?,
+            name if name.starts_with('v') && name != "vote" => return self.video(form, ops),
             "mov" => return self.mov(form, ops),
             "add" | "sub" | "mad" | "addc" | "subc" | "madc"
                 if form.has("cc") || form.name().ends_with('c') =>
@@ -48,7 +50,13 @@ impl Builder<'_> {
     fn simple(&mut self, form: &Form, ops: &[Operand]) -> Result<bool, ParseError> {
         let Some(kind) = form.kind() else { return Ok(false) };
         let Some(map) = find(form, kind) else { return Ok(false) };
-        self.want(ops, 2, 5)?;
+        if !(2..=5).contains(&ops.len()) {
+            return self.malformed(&format!("{} operands where 2 to 5 are wanted", ops.len()));
+        }
+        let of_two = ["add", "sub", "mul", "min", "max", "div", "rem", "and", "or", "xor", "shl", "shr"];
+        if ops.len() > 3 && of_two.contains(&form.name()) {
+            return self.error("unsupported: three sources");
+        }
         let (d, _) = self.destination(&ops[0])?;
         let wide = form.has("wide");
         let mut sources = Vec::new();
@@ -91,7 +99,8 @@ impl Builder<'_> {
             None => self.fresh(),
         };
         self.carry = Some(carry);
-        let (subtract, carried) = (name == "sub", if takes { carry } else { ZERO });
+        let subtract = name == "sub";
+        let carried = if takes { carry } else { self.constant(subtract as u64) };
         // Both read the carry that came in, and the destination may be a source.
         let (sum, out) = (self.fresh(), self.fresh());
         self.push(Op::Map(integer::with_carry(subtract, bits)), sum, &[a, b, carried]);
@@ -111,21 +120,26 @@ impl Builder<'_> {
         self.map(integer::dot(form.name(), form.has("hi"), a, b), d, &sources)
     }
 
-    /// `vabsdiff4.u32.u32.u32.add d, a, b, c`
-    fn differences(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
-        self.want(ops, 4, 4)?;
-        let [_, a, b] = form.kinds()[..] else { return self.error("three types wanted") };
-        let (d, _) = self.destination(&ops[0])?;
-        let sources =
-            [self.source(&ops[1], "b32")?, self.source(&ops[2], "b32")?, self.source(&ops[3], "b32")?];
-        let known = a == b && !form.has("sat");
-        let map = integer::differences(form.name(), a == "s32", form.has("add"));
-        self.map(map.filter(|_| known), d, &sources)
+    /// `lop3.or.b32 d|p, a, b, c, table, q`: `p` is whether the result has a bit, joined with `q`.
+    fn logic_and_test(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
+        self.want(ops, 6, 6)?;
+        let Operand::Pair(d, p) = &ops[0] else { return self.error("a result and a predicate wanted") };
+        let (d, p) = (self.destination(d)?.0, self.destination(p)?.0);
+        let mut sources = [ZERO; 4];
+        for (source, operand) in sources.iter_mut().zip(&ops[1..5]) {
+            *source = self.source(operand, "b32")?;
+        }
+        let q = self.source(&ops[5], "pred")?;
+        let (result, test) = (self.fresh(), self.fresh());
+        self.map(integer::bits("lop3", "b32"), result, &sources)?;
+        self.map(compare::plain("ne", "b32", false), test, &[result, ZERO])?;
+        self.predicates(form, test, Some(q), [Some(p), None])?;
+        self.map(integer::bits("mov", "b32"), d, &[result])
     }
 
     /// The comparison itself: into `d`, then joined with a predicate if there is one.
     fn compared(&mut self, form: &Form, kind: &str, sources: [Reg; 2]) -> Result<Reg, ParseError> {
-        let test = form.parts[1];
+        let test = form.part(1);
         let d = self.fresh();
         self.map(compare::plain(test, kind, form.has("ftz")), d, &sources)?;
         Ok(d)
@@ -182,7 +196,7 @@ impl Builder<'_> {
             return Ok(());
         }
         if second.is_none() && c.is_none() {
-            return self.map(compare::plain(form.parts[1], kind, form.has("ftz")), first, &sources);
+            return self.map(compare::plain(form.part(1), kind, form.has("ftz")), first, &sources);
         }
         let test = self.compared(form, kind, sources)?;
         let wanted = |d: Reg| (d != NOWHERE).then_some(d);
@@ -249,7 +263,7 @@ impl Builder<'_> {
         let kind = form.kind().unwrap_or("f32");
         let (d, _) = self.destination(&ops[0])?;
         let a = self.source(&ops[1], kind)?;
-        self.map(compare::class(form.parts[1], kind), d, &[a])
+        self.map(compare::class(form.part(1), kind), d, &[a])
     }
 
     fn cvt(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
@@ -261,7 +275,14 @@ impl Builder<'_> {
             return self.map(convert::pack(kinds.first().unwrap_or(&""), ops.len() > 3), d, &sources);
         }
         let [to, from] = kinds[..] else { return self.error("two types wanted") };
-        let sources = ops[1..].iter().map(|o| self.source(o, from)).collect::<Result<Vec<_>, _>>()?;
+        let mut sources = ops[1..].iter().map(|o| self.source(o, from)).collect::<Result<Vec<_>, _>>()?;
+        if let (true, Some(clamp)) = (form.has("satfinite"), convert::to_finite(to, from)) {
+            for source in &mut sources {
+                let clamped = self.fresh();
+                self.map(Some(clamp), clamped, &[*source])?;
+                *source = clamped;
+            }
+        }
         let relu = form.has("relu");
         if to.ends_with("x2") || from.ends_with("x2") {
             let zero = form.mode() == Some(Mode::Zero);
@@ -301,6 +322,12 @@ impl Builder<'_> {
     fn mov(&mut self, form: &Form, ops: &[Operand]) -> Result<bool, ParseError> {
         self.want(ops, 2, 2)?;
         let kind = form.kind().unwrap_or("b32");
+        if form.has("v2") || form.has("v4") {
+            return self.error("unsupported: registers that are vectors");
+        }
+        if kind == "b128" {
+            return self.mov_wide(ops).map(|()| true);
+        }
         if let Operand::Vector(parts) = &ops[0] {
             let source = self.source(&ops[1], kind)?;
             self.unpack(kind, parts, source)?;
@@ -317,6 +344,16 @@ impl Builder<'_> {
             last.offset = MOVE;
         }
         Ok(true)
+    }
+
+    /// `mov.b128 d, {a, b}`, `mov.b128 {a, b}, d`, `mov.b128 d, a`
+    fn mov_wide(&mut self, ops: &[Operand]) -> Result<(), ParseError> {
+        let (to, from) = (self.words(&ops[0])?, self.words(&ops[1])?);
+        let (&[d, e], &[a, b]) = (&to[..], &from[..]) else { return self.error("two words wanted") };
+        let copy = self.fresh();
+        self.map(integer::bits("mov", "b64"), copy, &[b])?;
+        self.map(integer::bits("mov", "b64"), d, &[a])?;
+        self.map(integer::bits("mov", "b64"), e, &[copy])
     }
 
     fn unpack(&mut self, kind: &str, parts: &[Operand], source: Reg) -> Result<(), ParseError> {

@@ -1,12 +1,10 @@
-//! Branches, calls and the ends of threads; barriers, and operations for which lanes of a warp wait for each other.
+//! Branches and the ends of threads; barriers, and operations for which lanes of a warp wait for each other.
 
 use super::names::Symbol;
 use super::{Builder, Form};
 use crate::ParseError;
-use crate::code::{
-    Barrier, BarrierKind, CallSite, Callee, CalleeKind, Collective, NOWHERE, Op, Shuffle, ZERO,
-};
-use crate::syntax::{Operand, Statement, SyntaxTree, type_bytes};
+use crate::code::{Barrier, BarrierKind, Collective, NOWHERE, Op, Shuffle, ZERO};
+use crate::syntax::{Operand, type_bytes};
 
 impl Builder<'_> {
     /// Decodes an instruction of this family, if it is one.
@@ -15,6 +13,7 @@ impl Builder<'_> {
             "bra" => return self.branch(ops).map(|()| true),
             "brx" => return self.indexed(ops).map(|()| true),
             "call" => return self.call(ops).map(|()| true),
+            "alloca" | "stacksave" | "stackrestore" => return self.stack(form.name(), ops).map(|()| true),
             "ret" => Op::Return,
             "exit" => Op::Exit,
             "trap" => Op::Trap,
@@ -42,93 +41,6 @@ impl Builder<'_> {
         self.push(Op::BranchTable(table), ZERO, &[index]);
         Ok(())
     }
-
-    /// The number of a function; one that is met for the first time will be decoded.
-    pub(super) fn callee(&mut self, name: &str) -> Result<u32, ParseError> {
-        if let Some(&number) = self.functions.get(name) {
-            return Ok(number);
-        }
-        let number = self.program.callees.len() as u32;
-        let kind = match name {
-            "vprintf" => CalleeKind::Print,
-            "__assertfail" => CalleeKind::Assert,
-            _ => CalleeKind::Missing,
-        };
-        let callee = Callee { name: name.into(), kind, parameters: Vec::new(), returns: Vec::new() };
-        self.program.callees.push(callee);
-        self.functions.insert(name.into(), number);
-        let function = self.tree.functions.iter().find(|f| f.name == name && f.body.is_some());
-        if let Some(function) = function {
-            if reaches(self.tree, name, name, &mut Vec::new()) {
-                return self.error(&format!("unsupported: `{name}` calls itself"));
-            }
-            self.waiting.push((number, function));
-        }
-        Ok(number)
-    }
-
-    /// `call (result), function, (arguments), prototype`
-    fn call(&mut self, ops: &[Operand]) -> Result<(), ParseError> {
-        let mut rest = ops;
-        let mut results = Vec::new();
-        if let [Operand::Group(names), more @ ..] = rest {
-            results = self.slots(names)?;
-            rest = more;
-        }
-        let [Operand::Name(name, 0), more @ ..] = rest else { return self.error("a function wanted") };
-        let arguments = match more {
-            [Operand::Group(names), ..] => self.slots(names)?,
-            _ => Vec::new(),
-        };
-        let (callee, target) = match self.names.find(name) {
-            Some(Symbol::Register(reg, _)) => (None, reg),
-            _ => (Some(self.callee(name)?), ZERO),
-        };
-        let number = self.program.calls.len() as u32;
-        self.program.calls.push(CallSite { callee, arguments, results });
-        self.push(Op::Call(number), ZERO, &[target]);
-        Ok(())
-    }
-
-    /// Where the parameters of a call lie in local memory. Their sizes are those of the function, so zero stands for
-    /// them here.
-    fn slots(&mut self, names: &[Operand]) -> Result<Vec<(u32, u32)>, ParseError> {
-        let mut slots = Vec::new();
-        for name in names {
-            let Operand::Name(name, 0) = name else { return self.error("a parameter's name wanted") };
-            match self.names.find(name) {
-                Some(Symbol::Local(offset)) => slots.push((offset, 0)),
-                _ => return self.error(&format!("no parameter `{name}`")),
-            }
-        }
-        Ok(slots)
-    }
-}
-
-/// Whether calls lead from one function to another.
-fn reaches(tree: &SyntaxTree, from: &str, to: &str, seen: &mut Vec<String>) -> bool {
-    let Some(function) = tree.functions.iter().find(|f| f.name == from && f.body.is_some()) else {
-        return false;
-    };
-    for statement in function.body.iter().flatten() {
-        let Statement::Instruction(raw) = statement else { continue };
-        if raw.parts[0] != "call" {
-            continue;
-        }
-        for operand in &raw.operands {
-            let Operand::Name(name, 0) = operand else { continue };
-            if name == to {
-                return true;
-            }
-            if !seen.contains(name) {
-                seen.push(name.clone());
-                if reaches(tree, name, to, seen) {
-                    return true;
-                }
-            }
-        }
-    }
-    false
 }
 
 impl Builder<'_> {
@@ -227,7 +139,10 @@ impl Builder<'_> {
     fn reduce(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
         self.want(ops, 3, 3)?;
         let signed = form.kind() == Some("s32");
-        let op = match form.parts[2] {
+        if form.kind() == Some("f32") {
+            return self.error("unsupported: reductions of f32");
+        }
+        let op = match form.part(2) {
             "add" => Collective::ReduceAdd,
             "min" => Collective::ReduceMin(signed),
             "max" => Collective::ReduceMax(signed),

@@ -4,7 +4,7 @@
 use super::{Builder, Form};
 use crate::ParseError;
 use crate::code::{
-    Element, Fragment, Instruction, MOVE, Matrix, NOWHERE, Op, Product, Space, Tile, TileProduct,
+    Element, Fragment, Instruction, MOVE, Matrix, NOWHERE, Op, Pairing, Product, Space, Tile, TileProduct,
     WarpgroupProduct, ZERO,
 };
 use crate::syntax::Operand;
@@ -15,6 +15,10 @@ pub(super) fn element(kind: &str) -> Option<Element> {
         "bf16" => Element::Bf16,
         "tf32" => Element::Tf32,
         "f32" => Element::F32,
+        "f64" => Element::F64,
+        "b1" => Element::B1,
+        "s4" => Element::S4,
+        "u4" => Element::U4,
         "s8" => Element::S8,
         "u8" => Element::U8,
         "s32" => Element::S32,
@@ -109,21 +113,28 @@ impl Builder<'_> {
     fn mma(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
         self.want(ops, 4, 4)?;
         let kinds: Vec<_> = form.parts[1..].iter().filter_map(|part| element(part)).collect();
-        let (Some([16, 8, k]), [d_kind, a_kind, b_kind, c_kind]) = (shape(form), &kinds[..]) else {
+        let (Some([m @ (8 | 16), 8, k]), &[d_kind, a_kind, b_kind, c_kind]) = (shape(form), &kinds[..])
+        else {
             return self.error("unsupported shape or types of `mma`");
         };
-        let (k, bits) = (k as u32, a_kind.bits());
-        let wanted = [k * bits / 64, k * bits / 128];
-        let (d, d_count) = self.registers(&ops[0], "b32")?;
-        let (a, a_count) = self.registers(&ops[1], "b32")?;
-        let (b, b_count) = self.registers(&ops[2], "b32")?;
-        let (c, c_count) = self.registers(&ops[3], "b32")?;
-        let sizes = [4 * d_kind.bits() / 32, 4 * c_kind.bits() / 32];
-        if [a_count, b_count] != wanted || [d_count, c_count] != sizes || a_kind.bits() != b_kind.bits() {
+        let (m, k) = (m as u32, k as u32);
+        // Products of f16 by quarters of a warp, of Volta, have another layout.
+        let whole = k * a_kind.bits() >= 128 && (m == 16 || a_kind.is_whole() || a_kind == Element::F64);
+        if form.begins("sp") || !whole {
+            return self.error("unsupported: sparse matrices, or this shape");
+        }
+        let (pairing, saturate) = (pairing(form), form.has("satfinite"));
+        let [(d, d_count), (a, a_count), (b, b_count), (c, c_count)] = {
+            let mut lists = [(0, 0); 4];
+            for (list, (op, kind)) in lists.iter_mut().zip(ops.iter().zip([d_kind, a_kind, b_kind, c_kind])) {
+                *list = self.registers(op, if kind == Element::F64 { "f64" } else { "b32" })?;
+            }
+            lists
+        };
+        let product = Product { m, k, pairing, saturate, a_kind, b_kind, c_kind, d_kind, a, b, c, d };
+        if [a_count, b_count, c_count, d_count] != product.counts() || a_kind.bits() != b_kind.bits() {
             return self.error("registers of `mma` that do not fit its shape");
         }
-        let product =
-            Product { k, a_kind: *a_kind, b_kind: *b_kind, c_kind: *c_kind, d_kind: *d_kind, a, b, c, d };
         self.push_matrix(Matrix::Product(product), NOWHERE, &[]);
         Ok(())
     }
@@ -182,7 +193,16 @@ impl Builder<'_> {
 /// Registers of a matrix of so many elements: f16 operands have 8 whatever their number, and so every element more
 /// than once.
 fn registers_of(kind: Element, elements: u32, operand: bool) -> u32 {
-    if operand && kind == Element::F16 { 8 } else { elements * kind.bits() / 32 / 32 }
+    if operand && kind == Element::F16 { 8 } else { elements * kind.bits() / kind.bits().max(32) / 32 }
+}
+
+/// How a product joins its elements.
+fn pairing(form: &Form) -> Pairing {
+    match () {
+        () if form.has("xor") => Pairing::Xor,
+        () if form.has("and") => Pairing::And,
+        () => Pairing::Product,
+    }
 }
 
 impl Builder<'_> {
@@ -190,14 +210,14 @@ impl Builder<'_> {
         let Some(shape) = shape(form).map(|sides| sides.map(|side| side as u32)) else {
             return self.error("a shape wanted");
         };
-        let known = matches!(shape, [16, 16, 16] | [8, 32, 16] | [32, 8, 16] | [16, 16, 8]);
+        let known = [[16, 16, 16], [8, 32, 16], [32, 8, 16], [16, 16, 8], [8, 8, 4], [8, 8, 32], [8, 8, 128]];
         let kinds: Vec<Element> = form.parts[1..].iter().filter_map(|part| element(part)).collect();
-        match (form.parts[1], &kinds[..]) {
-            _ if !known => self.error("unsupported shape of `wmma`"),
+        match (form.part(1), &kinds[..]) {
+            _ if !known.contains(&shape) => self.error("unsupported shape of `wmma`"),
             ("load", [kind]) => self.tile(form, shape, *kind, (&ops[0], &ops[1], ops.get(2))),
             ("store", [kind]) => self.tile(form, shape, *kind, (&ops[1], &ops[0], ops.get(2))),
-            ("mma", [d, c]) => self.tile_product(shape, [Element::F16, Element::F16, *c, *d], ops),
-            ("mma", [d, a, b, c]) => self.tile_product(shape, [*a, *b, *c, *d], ops),
+            ("mma", [d, c]) => self.tile_product(form, shape, [Element::F16, Element::F16, *c, *d], ops),
+            ("mma", [d, a, b, c]) => self.tile_product(form, shape, [*a, *b, *c, *d], ops),
             _ => self.error("unsupported types of `wmma`"),
         }
     }
@@ -210,12 +230,12 @@ impl Builder<'_> {
         kind: Element,
         (registers, address, stride): (&Operand, &Operand, Option<&Operand>),
     ) -> Result<(), ParseError> {
-        let (rows, columns, operand) = match form.parts[2] {
+        let (rows, columns, operand) = match form.part(2) {
             "a" => (m, k, true),
             "b" => (k, n, true),
             _ => (m, n, false),
         };
-        let (list, count) = self.registers(registers, "b32")?;
+        let (list, count) = self.registers(registers, if kind == Element::F64 { "f64" } else { "b32" })?;
         if count != registers_of(kind, rows * columns, operand) {
             return self.error("registers of `wmma` that do not fit its shape");
         }
@@ -225,7 +245,7 @@ impl Builder<'_> {
             Some(stride) => self.source(stride, "u32")?,
             None => self.constant(if by_rows { columns } else { rows } as u64),
         };
-        let loads = form.parts[1] == "load";
+        let loads = form.part(1) == "load";
         let tile = Tile { kind, rows, columns, by_rows, space: form.space(), list, count, loads };
         self.push_matrix(Matrix::Tile(tile), NOWHERE, &[address.base, stride]);
         if let Some(last) = self.program.code.last_mut() {
@@ -237,6 +257,7 @@ impl Builder<'_> {
     /// `wmma.mma.sync.aligned.row.col.m16n16k16.f32.f32 {d}, {a}, {b}, {c}`
     fn tile_product(
         &mut self,
+        form: &Form,
         shape: [u32; 3],
         kinds: [Element; 4],
         ops: &[Operand],
@@ -246,12 +267,15 @@ impl Builder<'_> {
         let (mut lists, mut counts) = ([0; 4], [0; 4]);
         // In the order of `kinds`: D is named first, and comes last.
         for (i, (op, elements)) in [(1, m * k), (2, k * n), (3, m * n), (0, m * n)].into_iter().enumerate() {
-            (lists[i], counts[i]) = self.registers(&ops[op], "b32")?;
+            let kind = if kinds[i] == Element::F64 { "f64" } else { "b32" };
+            (lists[i], counts[i]) = self.registers(&ops[op], kind)?;
             if counts[i] != registers_of(kinds[i], elements, i < 2) {
                 return self.error("registers of `wmma` that do not fit its shape");
             }
         }
-        self.push_matrix(Matrix::TileProduct(TileProduct { shape, kinds, lists, counts }), NOWHERE, &[]);
+        let (pairing, saturate) = (pairing(form), form.has("satfinite"));
+        let product = TileProduct { shape, pairing, saturate, kinds, lists, counts };
+        self.push_matrix(Matrix::TileProduct(product), NOWHERE, &[]);
         Ok(())
     }
 }

@@ -2,48 +2,25 @@
 //! memory.
 
 use super::names::Symbol;
-use super::{Builder, Form};
+use super::{Builder, Form, is_space};
 use crate::ParseError;
 use crate::code::{
-    Access, Arrival, Asynchronous, Atomic, AtomicType, Bulk, NOWHERE, Op, Order, Preset, Reg, Space, Update,
-    ZERO,
+    Access, Arrival, Asynchronous, Atomic, AtomicType, Bulk, NOWHERE, Op, Order, Preset, Reg, Send, Space,
+    Update, ZERO,
 };
-use crate::lanes::{convert, integer, map};
+use crate::lanes::{compare, convert, integer, map};
 use crate::machine::{LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW};
 use crate::syntax::{Operand, type_bytes};
-
-impl Form<'_> {
-    /// The state space that is named.
-    pub(super) fn space(&self) -> Space {
-        let named = |part: &&str| match *part {
-            "global" | "const" => Some(Space::Global),
-            "local" => Some(Space::Local),
-            part if part.starts_with("param") => Some(Space::Parameter),
-            part if part.starts_with("shared") => Some(Space::Shared),
-            _ => None,
-        };
-        self.parts[1..].iter().find_map(named).unwrap_or(Space::Generic)
-    }
-
-    pub(super) fn order(&self, plain: Order) -> Order {
-        match () {
-            () if self.has("acq_rel") => Order::Both,
-            () if self.has("acquire") => Order::Acquire,
-            () if self.has("release") => Order::Release,
-            () if self.has("relaxed") || self.has("volatile") || self.has("mmio") => Order::Relaxed,
-            () => plain,
-        }
-    }
-}
 
 impl Builder<'_> {
     /// Decodes an instruction of this family, if it is one.
     pub(super) fn memory(&mut self, form: &Form, ops: &[Operand]) -> Result<bool, ParseError> {
         match form.name() {
             "ld" | "ldu" => self.load(form, ops)?,
-            "st" => self.store(form, ops)?,
+            "st" if !form.has("async") => self.store(form, ops)?,
             "atom" | "red" if !form.has("async") => self.atomic(form, ops)?,
             "cvta" => self.cvta(form, ops)?,
+            "istypep" => self.is_opaque(form, ops)?,
             "isspacep" => {
                 self.want(ops, 2, 2)?;
                 let (d, _) = self.destination(&ops[0])?;
@@ -90,16 +67,19 @@ impl Builder<'_> {
         self.want(ops, 2, 4)?;
         let Some(kind) = form.kind() else { return self.error("a type wanted") };
         let address = self.address(&ops[1])?;
-        let size = type_bytes(kind).unwrap_or(4);
-        if size > 8 {
-            return self.error("unsupported: loads of 128-bit elements");
-        }
+        let size = type_bytes(kind).unwrap_or(4).min(8);
         let mut registers = Vec::new();
         let mut bits = 0;
-        for element in self.elements(&ops[0]) {
+        if kind == "b128" {
+            registers = self.words(&ops[0])?;
+        }
+        for element in self.elements(&ops[0]).into_iter().filter(|_| kind != "b128") {
             let (reg, width) = self.destination(element)?;
             bits = bits.max(if reg == NOWHERE { 0 } else { width });
             registers.push(reg);
+        }
+        if !matches!(registers.len(), 1 | 2 | 4 | 8) {
+            return self.error("1, 2, 4 or 8 elements wanted");
         }
         let extend = if kind.starts_with('s') && bits > size * 8 { bits as u8 } else { 0 };
         if let (Space::Parameter, Some(Symbol::Parameter(start))) = (form.space(), address.symbol) {
@@ -132,14 +112,8 @@ impl Builder<'_> {
         self.want(ops, 2, 3)?;
         let Some(kind) = form.kind() else { return self.error("a type wanted") };
         let address = self.address(&ops[0])?;
-        let size = type_bytes(kind).unwrap_or(4);
-        if size > 8 {
-            return self.error("unsupported: stores of 128-bit elements");
-        }
-        let mut registers = Vec::new();
-        for element in self.elements(&ops[1]) {
-            registers.push(self.source(element, kind)?);
-        }
+        let size = type_bytes(kind).unwrap_or(4).min(8);
+        let registers = self.sources(&ops[1], kind)?;
         let space = self.access_space(form, address.symbol);
         let order = form.order(Order::Weak);
         let (list, count) = (self.list(&registers), registers.len() as u8);
@@ -158,26 +132,30 @@ impl Builder<'_> {
             Some(update) => update,
             None => return self.error("unsupported atomic operation"),
         };
-        let size = type_bytes(kind).unwrap_or(4);
-        if size > 8 {
-            return self.error("unsupported: atomic operations on 128 bits");
-        }
+        let size = type_bytes(kind).unwrap_or(4).min(8);
         let address = self.address(&ops[first])?;
-        let mut values = Vec::new();
-        for element in self.elements(&ops[first + 1]) {
-            values.push(self.source(element, kind)?);
-        }
+        let mut values = self.sources(&ops[first + 1], kind)?;
         let count = values.len();
         let mut destinations = vec![NOWHERE; count];
-        if returns {
+        if returns && kind == "b128" && ops[0] != Operand::Nothing {
+            destinations = self.words(&ops[0])?;
+        } else if returns {
             let elements = self.elements(&ops[0]);
             for (d, element) in destinations.iter_mut().zip(elements) {
                 *d = self.destination(element)?.0;
             }
         }
-        let new = if update == Update::Swap { self.source(&ops[first + 2], kind)? } else { ZERO };
+        let new = match ops.get(first + 2) {
+            Some(new) if update == Update::Swap => self.sources(new, kind)?,
+            _ => vec![ZERO; count],
+        };
+        if destinations.len() != count || new.len() != count {
+            return self.error("as many destinations and new values as values wanted");
+        }
         let (d, b) = (destinations[0], values[0]);
         values.extend(destinations);
+        values.extend(&new);
+        let new = new[0];
         let list = self.list(&values);
         let (space, order) = (self.access_space(form, address.symbol), form.order(Order::Relaxed));
         let atomic = Atomic {
@@ -192,6 +170,38 @@ impl Builder<'_> {
         let at = self.push(Op::Atomic(atomic), d, &[address.base, b, new]);
         self.program.code[at].offset = address.offset;
         Ok(())
+    }
+
+    /// The registers of a source's elements; one of 128 bits has two.
+    fn sources(&mut self, operand: &Operand, kind: &str) -> Result<Vec<Reg>, ParseError> {
+        if kind == "b128" {
+            return self.words(operand);
+        }
+        let mut registers = Vec::new();
+        for element in self.elements(operand) {
+            registers.push(self.source(element, kind)?);
+        }
+        Ok(registers)
+    }
+
+    /// `istypep.texref p, a`: whether an address is that of a variable of a type that only some instructions look into.
+    fn is_opaque(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
+        self.want(ops, 2, 2)?;
+        let (d, _) = self.destination(&ops[0])?;
+        let a = self.source(&ops[1], "b64")?;
+        let kind = form.part(1);
+        let same = |name: &str| self.tree.variables.iter().any(|v| v.name == name && v.kind == kind);
+        let variables: Vec<u32> =
+            (0..self.variables.len() as u32).filter(|n| same(&self.variables[*n as usize].name)).collect();
+        let mut found = ZERO;
+        for number in variables {
+            let (address, one, joined) =
+                (self.preset(Preset::Variable(number, 0)), self.fresh(), self.fresh());
+            self.map(compare::plain("eq", "b64", false), one, &[a, address])?;
+            self.map(integer::bits("or", "pred"), joined, &[found, one])?;
+            found = joined;
+        }
+        self.map(integer::bits("mov", "pred"), d, &[found])
     }
 
     fn cvta(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
@@ -269,8 +279,9 @@ impl Builder<'_> {
                 self.push_asynchronous(Asynchronous::Wait, NOWHERE, &[n]);
             }
             "cp" if form.has("wait_all") => self.push_asynchronous(Asynchronous::WaitAll, NOWHERE, &[]),
-            "cp" if form.has("async") => self.copy(ops)?,
+            "cp" if form.has("async") => self.copy(form, ops)?,
             "mbarrier" => self.mbarrier(form, ops)?,
+            "st" | "red" => self.send(form, ops)?,
             _ => return Ok(false),
         }
         Ok(true)
@@ -294,17 +305,23 @@ impl Builder<'_> {
     }
 
     /// `cp.async.cg.shared.global [d], [s], 16, bytes`
-    fn copy(&mut self, ops: &[Operand]) -> Result<(), ParseError> {
+    fn copy(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
         self.want(ops, 3, 5)?;
         let (to, from) = (self.moved(&ops[0])?, self.moved(&ops[1])?);
         let Operand::Integer(size) = ops[2] else { return self.error("a number of bytes wanted") };
         if !matches!(size, 4 | 8 | 16) {
             return self.error("copies of 4, 8 or 16 bytes wanted");
         }
-        let bytes = match ops.get(3) {
-            // Only with all operands is the fourth the number of bytes and the fifth a cache policy.
+        let (whole, policy) = (self.constant(size), form.has("L2::cache_hint") as usize);
+        let bytes = match ops.get(3).filter(|_| ops.len() > 3 + policy) {
+            // A predicate says that nothing is read.
+            Some(Operand::Name(name, 0)) if matches!(self.names.find(name), Some(Symbol::Register(_, 1))) => {
+                let (none, bytes) = (self.register(name)?.0, self.fresh());
+                self.map(integer::bits("selp", "b32"), bytes, &[ZERO, whole, none])?;
+                bytes
+            }
             Some(operand) => self.source(operand, "u32")?,
-            None => self.constant(size),
+            None => whole,
         };
         self.push_asynchronous(Asynchronous::Copy { size: size as u8 }, NOWHERE, &[to, from, bytes]);
         Ok(())
@@ -312,7 +329,7 @@ impl Builder<'_> {
 
     fn mbarrier(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
         let generic = form.space() == Space::Generic;
-        match form.parts[1] {
+        match form.part(1) {
             "init" => {
                 let (address, count) = (self.moved(&ops[0])?, self.source(&ops[1], "u32")?);
                 self.push_asynchronous(Asynchronous::MbarrierInit { generic }, NOWHERE, &[address, count]);
@@ -323,7 +340,7 @@ impl Builder<'_> {
             }
             "expect_tx" | "complete_tx" => {
                 let (address, bytes) = (self.moved(&ops[0])?, self.source(&ops[1], "u32")?);
-                let op = Asynchronous::MbarrierBytes { generic, expect: form.parts[1] == "expect_tx" };
+                let op = Asynchronous::MbarrierBytes { generic, expect: form.part(1) == "expect_tx" };
                 self.push_asynchronous(op, NOWHERE, &[address, bytes]);
             }
             "arrive" | "arrive_drop" => {
@@ -331,12 +348,13 @@ impl Builder<'_> {
                 let d = if plain { self.destination(&ops[0])?.0 } else { NOWHERE };
                 let ops = &ops[plain as usize..];
                 let expect = form.has("expect_tx");
-                let address = self.moved(&ops[0])?;
+                let Some(address) = ops.first() else { return self.error("a barrier wanted") };
+                let address = self.moved(address)?;
                 let number = match ops.get(1) {
                     Some(number) => self.source(number, "u32")?,
                     None => self.constant(1),
                 };
-                let arrival = Arrival { generic, expect, drop: form.parts[1] == "arrive_drop" };
+                let arrival = Arrival { generic, expect, drop: form.part(1) == "arrive_drop" };
                 self.push_asynchronous(Asynchronous::MbarrierArrive(arrival), d, &[address, number]);
             }
             "test_wait" | "try_wait" => {
@@ -345,8 +363,28 @@ impl Builder<'_> {
                 let op = Asynchronous::MbarrierTest { generic, parity: form.has("parity") };
                 self.push_asynchronous(op, d, &[address, state]);
             }
+            "pending_count" => {
+                self.want(ops, 2, 2)?;
+                let (d, state) = (self.destination(&ops[0])?.0, self.source(&ops[1], "b64")?);
+                self.push_asynchronous(Asynchronous::MbarrierPending, d, &[state]);
+            }
             _ => return self.error("unsupported instruction on a barrier in memory"),
         }
+        Ok(())
+    }
+
+    /// `st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [d], {a, b}, [barrier]`, and `red.async`
+    fn send(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
+        self.want(ops, 3, 3)?;
+        if !form.has("shared::cluster") || !form.begins("mbarrier::complete_tx") {
+            return self.error("unsupported: asynchronous stores without a barrier in shared memory");
+        }
+        let reduce = (form.name() == "red").then(|| self.reduction(form)).transpose()?;
+        let kind = form.kind().unwrap_or("b32");
+        let (to, barrier) = (self.moved(&ops[0])?, self.moved(&ops[2])?);
+        let (list, count) = self.registers(&ops[1], kind)?;
+        let send = Send { size: type_bytes(kind).unwrap_or(4) as u8, count: count as u8, list, reduce };
+        self.push_asynchronous(Asynchronous::Send(send), NOWHERE, &[to, ZERO, ZERO, barrier]);
         Ok(())
     }
 
@@ -356,13 +394,15 @@ impl Builder<'_> {
             return Ok(());
         }
         let reduce = form.has("reduce").then(|| self.reduction(form)).transpose()?;
-        let ends: Vec<&str> =
-            form.parts[1..].iter().copied().filter(|p| *p == "global" || p.starts_with("shared")).collect();
+        let ends: Vec<&str> = form.parts[1..].iter().copied().filter(|part| is_space(part)).collect();
         let [to, from] = ends[..] else { return self.error("two state spaces wanted") };
         let space = |name: &str| if name == "global" { Space::Global } else { Space::Shared };
         let multicast = form.begins("multicast");
         let mut bulk =
             Bulk { to: space(to), from: space(from), rank: 0, reduce, list: 0, barrier: false, multicast };
+        if form.has("cp_mask") {
+            return self.error("unsupported: copies of some bytes");
+        }
         if form.has("tensor") {
             return self.tensor(form, ops, bulk);
         }

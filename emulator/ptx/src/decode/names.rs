@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use super::Builder;
 use crate::ParseError;
-use crate::code::{Clock, NOWHERE, Op, Preset, Reg, Special, ZERO};
-use crate::lanes::{integer, round};
+use crate::code::{Clock, NOWHERE, Op, Preset, Reg, Slot, Special, ZERO};
+use crate::lanes::{integer, map, round};
 use crate::syntax::{Operand, StateSpace, type_bytes};
 
 /// What a name stands for.
@@ -16,7 +16,7 @@ pub(crate) enum Symbol {
     Registers(Reg, u32, u32),
     Shared(u32),
     Dynamic,
-    Local(u32),
+    Local(Slot),
     Parameter(u32),
     Variable(u32),
     Table(u32),
@@ -90,7 +90,7 @@ impl Names {
             let number: u32 = name[stem.len()..].parse().ok()?;
             match scope.names.get(stem) {
                 Some(&Symbol::Registers(first, many, bits)) if number < many => {
-                    Some(Symbol::Register(first + number, bits))
+                    Some(Symbol::Register(first + number * words(bits), bits))
                 }
                 _ => None,
             }
@@ -133,7 +133,7 @@ impl<'a> Builder<'a> {
     pub(super) fn register(&mut self, name: &str) -> Result<(Reg, u32), ParseError> {
         match self.names.find(name) {
             Some(Symbol::Register(reg, bits)) => Ok((reg, bits)),
-            _ => self.error(&format!("no register `{name}`")),
+            _ => self.malformed(&format!("no register `{name}`")),
         }
     }
 
@@ -174,12 +174,8 @@ impl<'a> Builder<'a> {
             }
             Operand::Not(inner) => {
                 let source = self.source(inner, "pred")?;
-                let d = self.fresh();
-                let guard = std::mem::replace(&mut self.guard, (NOWHERE, true));
                 let Some(map) = integer::bits("not", "pred") else { return self.error("no `not`") };
-                self.push(Op::Map(map), d, &[source]);
-                self.guard = guard;
-                Ok(d)
+                Ok(self.unguarded(Op::Map(map), &[source]))
             }
             Operand::Nothing => Ok(ZERO),
             _ => self.error("a register or a number wanted"),
@@ -212,17 +208,23 @@ impl<'a> Builder<'a> {
                 None => self.error(&format!("`{name}` is no value")),
             };
         }
-        if self.tree.functions.iter().any(|f| f.name == name) {
-            let number = self.callee(name)?;
-            return Ok(self.preset(Preset::Function(number)));
+        if let Some(reg) = self.function_register(name) {
+            return Ok(reg);
         }
-        self.error(&format!("no register, variable or function `{name}` (as {kind})"))
+        if is_special(name) {
+            return self.error(&format!("unsupported special register `{name}`"));
+        }
+        self.malformed(&format!("no register, variable or function `{name}` (as {kind})"))
     }
 
     fn symbol_register(&mut self, symbol: Symbol, added: i64) -> Option<Reg> {
         Some(match symbol {
-            Symbol::Shared(offset) | Symbol::Local(offset) | Symbol::Parameter(offset) => {
+            Symbol::Shared(offset) | Symbol::Parameter(offset) => {
                 self.constant((offset as u64).wrapping_add_signed(added))
+            }
+            Symbol::Local(slot) => {
+                let at = self.constant((slot.offset as u64).wrapping_add_signed(added));
+                if slot.frame == ZERO { at } else { self.sum(slot.frame, at) }
             }
             Symbol::Dynamic => self.preset(Preset::Dynamic(added as u64)),
             Symbol::Variable(number) => self.preset(Preset::Variable(number, added as u64)),
@@ -243,12 +245,31 @@ impl<'a> Builder<'a> {
                     return Ok(Address { base, offset: *offset, symbol: None });
                 }
                 let symbol = self.lookup(name);
+                if let Some(Symbol::Local(slot)) = symbol {
+                    return Ok(Address { base: slot.frame, offset: slot.offset as i64 + offset, symbol });
+                }
                 let base = self.named(name, 0, "u64")?;
                 Ok(Address { base, offset: *offset, symbol })
             }
             Operand::Integer(at) => Ok(Address { base: ZERO, offset: *at as i64, symbol: None }),
             _ => self.error("an address of another form"),
         }
+    }
+
+    /// The registers of 64 bits that an operand of elements of 128 bits is.
+    pub(super) fn words(&mut self, operand: &Operand) -> Result<Vec<Reg>, ParseError> {
+        let mut found = Vec::new();
+        for element in self.elements(operand) {
+            match element {
+                Operand::Name(name, 0) => {
+                    let (reg, bits) = self.register(name)?;
+                    found.extend(reg..reg + words(bits));
+                }
+                Operand::Integer(bits) => found.push(self.constant(*bits)),
+                _ => return self.error("a register of 128 bits wanted"),
+            }
+        }
+        Ok(found)
     }
 
     /// The elements of a vector, or one operand alone.
@@ -258,6 +279,11 @@ impl<'a> Builder<'a> {
             one => vec![one],
         }
     }
+}
+
+/// The registers that one of so many bits takes: each has 64.
+pub(crate) fn words(bits: u32) -> u32 {
+    bits.div_ceil(64)
 }
 
 /// The special register of a name, except for clocks.
@@ -301,6 +327,13 @@ pub(crate) fn special(name: &str) -> Option<Special> {
     })
 }
 
+/// Whether PTX has a special register of this name that the interpreter does not have.
+fn is_special(name: &str) -> bool {
+    ["%pm", "%envreg", "%reserved_smem", "%aggr_smem_size", "%current_graph"]
+        .iter()
+        .any(|s| name.starts_with(s))
+}
+
 impl Builder<'_> {
     /// A clock is read where it stands: an instruction of its own.
     pub(super) fn clock(&mut self, name: &str) -> Result<Reg, ParseError> {
@@ -309,10 +342,20 @@ impl Builder<'_> {
             "%clock_hi" | "%globaltimer_hi" => Clock::High,
             _ => Clock::Whole,
         };
+        Ok(self.unguarded(Op::ReadClock(clock), &[]))
+    }
+
+    /// The result of an operation that all lanes carry out.
+    fn unguarded(&mut self, op: Op, sources: &[Reg]) -> Reg {
         let d = self.fresh();
         let guard = std::mem::replace(&mut self.guard, (NOWHERE, true));
-        self.push(Op::ReadClock(clock), d, &[]);
+        self.push(op, d, sources);
         self.guard = guard;
-        Ok(d)
+        d
+    }
+
+    /// The sum of two addresses.
+    fn sum(&mut self, a: Reg, b: Reg) -> Reg {
+        self.unguarded(Op::Map(map!((a: u64, b: u64) -> u64 { a.wrapping_add(b) })), &[a, b])
     }
 }

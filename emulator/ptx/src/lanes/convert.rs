@@ -377,6 +377,11 @@ fn two_f8(high: f64, low: f64, e5m2: bool) -> u16 {
     (f8_bits(high, e5m2) as u16) << 8 | f8_bits(low, e5m2) as u16
 }
 
+/// The halves of two bytes' values.
+fn from_two_f8(bytes: u16, value: impl Fn(u8) -> f64) -> u32 {
+    join(round::f16_bits(value((bytes >> 8) as u8)), round::f16_bits(value(bytes as u8)))
+}
+
 /// `cvt` to and from two f8 (`e4m3x2`, `e5m2x2`).
 pub(crate) fn f8_pairs(to: &str, from: &str, relu: bool) -> Option<Map> {
     Some(match (to, from, relu) {
@@ -390,11 +395,33 @@ pub(crate) fn f8_pairs(to: &str, from: &str, relu: bool) -> Option<Map> {
         }
         ("e4m3x2", "f16x2", false) => map!((a: u32) -> u16 { let (h, l) = f16_pair(a); two_f8(h, l, false) }),
         ("e5m2x2", "f16x2", false) => map!((a: u32) -> u16 { let (h, l) = f16_pair(a); two_f8(h, l, true) }),
-        ("f16x2", "e4m3x2", _) => map!((a: u16) -> u32 {
-            join(round::f16_bits(f8((a >> 8) as u8, false)), round::f16_bits(f8(a as u8, false)))
+        ("e4m3x2", "f16x2", true) => {
+            map!((a: u32) -> u16 { let (h, l) = f16_pair(a); two_f8(positive(h), positive(l), false) })
+        }
+        ("e5m2x2", "f16x2", true) => {
+            map!((a: u32) -> u16 { let (h, l) = f16_pair(a); two_f8(positive(h), positive(l), true) })
+        }
+        ("f16x2", "e4m3x2", false) => map!((a: u16) -> u32 { from_two_f8(a, |bits| f8(bits, false)) }),
+        ("f16x2", "e4m3x2", true) => {
+            map!((a: u16) -> u32 { from_two_f8(a, |bits| positive(f8(bits, false))) })
+        }
+        ("f16x2", "e5m2x2", false) => map!((a: u16) -> u32 { from_two_f8(a, |bits| f8(bits, true)) }),
+        ("f16x2", "e5m2x2", true) => {
+            map!((a: u16) -> u32 { from_two_f8(a, |bits| positive(f8(bits, true))) })
+        }
+        _ => return None,
+    })
+}
+
+/// The nearest number that a type of floats has, before one of f32 is rounded to it (`.satfinite`); NaN stays.
+pub(crate) fn to_finite(to: &str, from: &str) -> Option<Map> {
+    Some(match (to, from) {
+        ("f16" | "f16x2", "f32") => map!((a: f32) -> f32 { a.clamp(-65504.0, 65504.0) }),
+        ("bf16" | "bf16x2", "f32") => map!((a: f32) -> f32 {
+            a.clamp(f32::from_bits(0xff7f_0000), f32::from_bits(0x7f7f_0000))
         }),
-        ("f16x2", "e5m2x2", _) => map!((a: u16) -> u32 {
-            join(round::f16_bits(f8((a >> 8) as u8, true)), round::f16_bits(f8(a as u8, true)))
+        ("tf32", "f32") => map!((a: f32) -> f32 {
+            a.clamp(f32::from_bits(0xff7f_e000), f32::from_bits(0x7f7f_e000))
         }),
         _ => return None,
     })

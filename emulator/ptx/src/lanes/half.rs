@@ -117,6 +117,20 @@ macro_rules! operations {
                 let (x, y) = (a.value(), b.value());
                 Number::of(xor_sign(max(x.abs(), y.abs()), x, y))
             }),
+            ("min.NaN.xorsign.abs", false) => map!((a: $n, b: $n) -> $n {
+                let (x, y) = (a.value(), b.value());
+                Number::of(xor_sign(min_nan(x.abs(), y.abs()), x, y))
+            }),
+            ("max.NaN.xorsign.abs", false) => map!((a: $n, b: $n) -> $n {
+                let (x, y) = (a.value(), b.value());
+                Number::of(xor_sign(max_nan(x.abs(), y.abs()), x, y))
+            }),
+            ("min.NaN.xorsign.abs", true) => map!((a: Two<$n>, b: Two<$n>) -> Two<$n> {
+                pairs(a, b, |x, y| xor_sign(min_nan(x.abs(), y.abs()), x, y))
+            }),
+            ("max.NaN.xorsign.abs", true) => map!((a: Two<$n>, b: Two<$n>) -> Two<$n> {
+                pairs(a, b, |x, y| xor_sign(max_nan(x.abs(), y.abs()), x, y))
+            }),
             ("tanh", false) => map!((a: $n) -> $n { Number::of(a.value().tanh()) }),
             ("ex2", false) => map!((a: $n) -> $n { Number::of(a.value().exp2()) }),
             ("tanh", true) => map!((a: Two<$n>) -> Two<$n> { pairs(a, Two(Number::of(0.0), Number::of(0.0)), |x, _| x.tanh()) }),

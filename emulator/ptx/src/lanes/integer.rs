@@ -92,6 +92,12 @@ fn pairs(name: &str, kind: &str) -> Option<Map> {
         ("max", "s16x2") => {
             map!((a: u32, b: u32) -> u32 { halves(a, b, |x, y| (x as i16).max(y as i16) as u16) })
         }
+        ("min.relu", "s16x2") => {
+            map!((a: u32, b: u32) -> u32 { halves(a, b, |x, y| (x as i16).min(y as i16).max(0) as u16) })
+        }
+        ("max.relu", "s16x2") => {
+            map!((a: u32, b: u32) -> u32 { halves(a, b, |x, y| (x as i16).max(y as i16).max(0) as u16) })
+        }
         _ => return None,
     })
 }
@@ -115,21 +121,40 @@ fn saturating(name: &str, kind: &str) -> Option<Map> {
         ("mad.hi.sat", "s32") => map!((a: i32, b: i32, c: i32) -> i32 { a.high(b).saturating_add(c) }),
         ("min.relu", "s32") => map!((a: i32, b: i32) -> i32 { a.min(b).max(0) }),
         ("max.relu", "s32") => map!((a: i32, b: i32) -> i32 { a.max(b).max(0) }),
-        ("mul24.lo", "s32") => {
-            map!((a: i32, b: i32) -> i32 { ((a << 8 >> 8) as i64 * (b << 8 >> 8) as i64) as i32 })
+        ("mul24.lo", "s32") => map!((a: i32, b: i32) -> i32 { product24(a, b) as i32 }),
+        ("mul24.lo", "u32") => map!((a: u32, b: u32) -> u32 { unsigned24(a, b) as u32 }),
+        ("mul24.hi", "s32") => map!((a: i32, b: i32) -> i32 { (product24(a, b) >> 16) as i32 }),
+        ("mul24.hi", "u32") => map!((a: u32, b: u32) -> u32 { (unsigned24(a, b) >> 16) as u32 }),
+        ("mad24.lo", "s32") => {
+            map!((a: i32, b: i32, c: i32) -> i32 { (product24(a, b) as i32).wrapping_add(c) })
         }
-        ("mul24.lo", "u32") => map!((a: u32, b: u32) -> u32 { (a & 0xff_ffff).wrapping_mul(b & 0xff_ffff) }),
-        ("mad24.lo", "s32") => map!((a: i32, b: i32, c: i32) -> i32 {
-            (((a << 8 >> 8) as i64 * (b << 8 >> 8) as i64) as i32).wrapping_add(c)
-        }),
-        ("mad24.lo", "u32") => map!((a: u32, b: u32, c: u32) -> u32 {
-            (a & 0xff_ffff).wrapping_mul(b & 0xff_ffff).wrapping_add(c)
-        }),
+        ("mad24.lo", "u32") => {
+            map!((a: u32, b: u32, c: u32) -> u32 { (unsigned24(a, b) as u32).wrapping_add(c) })
+        }
+        ("mad24.hi", "s32") => {
+            map!((a: i32, b: i32, c: i32) -> i32 { ((product24(a, b) >> 16) as i32).wrapping_add(c) })
+        }
+        ("mad24.hi", "u32") => {
+            map!((a: u32, b: u32, c: u32) -> u32 { ((unsigned24(a, b) >> 16) as u32).wrapping_add(c) })
+        }
+        ("mad24.hi.sat", "s32") => {
+            map!((a: i32, b: i32, c: i32) -> i32 { ((product24(a, b) >> 16) as i32).saturating_add(c) })
+        }
         _ => return None,
     })
 }
 
-/// The carry that an addition of `bits` leaves: `a + b + carry`, or of `a - b - borrow` the borrow.
+/// The product of the lower 24 bits.
+fn product24(a: i32, b: i32) -> i64 {
+    (a << 8 >> 8) as i64 * (b << 8 >> 8) as i64
+}
+
+fn unsigned24(a: u32, b: u32) -> u64 {
+    (a & 0xff_ffff) as u64 * (b & 0xff_ffff) as u64
+}
+
+/// The carry that an addition of `bits` leaves: `a + b + carry`, or of `a - b - !carry` that there is no borrow. (PTX says
+/// that it is the borrow. Hardware adds `a` and `!b`, and NVIDIA's division of 128 bits reads its carry by `addc`.)
 pub(crate) fn carry(subtract: bool, bits: u32) -> Map {
     match (subtract, bits) {
         (false, 32) => {
@@ -138,8 +163,8 @@ pub(crate) fn carry(subtract: bool, bits: u32) -> Map {
         (false, _) => {
             map!((a: u64, b: u64, c: bool) -> bool { a as u128 + b as u128 + c as u128 > u64::MAX as u128 })
         }
-        (true, 32) => map!((a: u32, b: u32, c: bool) -> bool { (a as u64) < b as u64 + c as u64 }),
-        (true, _) => map!((a: u64, b: u64, c: bool) -> bool { (a as u128) < b as u128 + c as u128 }),
+        (true, 32) => map!((a: u32, b: u32, c: bool) -> bool { a as u64 + c as u64 > b as u64 }),
+        (true, _) => map!((a: u64, b: u64, c: bool) -> bool { a as u128 + c as u128 > b as u128 }),
     }
 }
 
@@ -148,8 +173,8 @@ pub(crate) fn with_carry(subtract: bool, bits: u32) -> Map {
     match (subtract, bits) {
         (false, 32) => map!((a: u32, b: u32, c: bool) -> u32 { a.wrapping_add(b).wrapping_add(c as u32) }),
         (false, _) => map!((a: u64, b: u64, c: bool) -> u64 { a.wrapping_add(b).wrapping_add(c as u64) }),
-        (true, 32) => map!((a: u32, b: u32, c: bool) -> u32 { a.wrapping_sub(b).wrapping_sub(c as u32) }),
-        (true, _) => map!((a: u64, b: u64, c: bool) -> u64 { a.wrapping_sub(b).wrapping_sub(c as u64) }),
+        (true, 32) => map!((a: u32, b: u32, c: bool) -> u32 { a.wrapping_sub(b).wrapping_sub(!c as u32) }),
+        (true, _) => map!((a: u64, b: u64, c: bool) -> u64 { a.wrapping_sub(b).wrapping_sub(!c as u64) }),
     }
 }
 
@@ -189,33 +214,6 @@ pub(crate) fn dot(name: &str, high: bool, a: &str, b: &str) -> Option<Map> {
         ("dp2a", true, "u32", "s32") => words_dot!(u16, i8, 2),
         ("dp2a", true, "s32", "u32") => words_dot!(i16, u8, 2),
         ("dp2a", true, "s32", "s32") => words_dot!(i16, i8, 2),
-        _ => return None,
-    })
-}
-
-macro_rules! part_differences {
-    ($t:ty, $add:expr) => {
-        map!((a: u32, b: u32, c: u32) -> u32 {
-            (0..32).step_by(size_of::<$t>() * 8).fold(if $add { c } else { 0 }, |sum, at| {
-                let apart = ((a >> at) as $t).abs_diff((b >> at) as $t) as u32;
-                if $add { sum.wrapping_add(apart) } else { sum | apart << at }
-            })
-        })
-    };
-}
-
-/// `vabsdiff4` and `vabsdiff2`: how far bytes, or halves, of `a` and `b` are apart, each in its place or all added to
-/// `c`.
-pub(crate) fn differences(name: &str, signed: bool, add: bool) -> Option<Map> {
-    Some(match (name, signed, add) {
-        ("vabsdiff4", false, false) => part_differences!(u8, false),
-        ("vabsdiff4", false, true) => part_differences!(u8, true),
-        ("vabsdiff4", true, false) => part_differences!(i8, false),
-        ("vabsdiff4", true, true) => part_differences!(i8, true),
-        ("vabsdiff2", false, false) => part_differences!(u16, false),
-        ("vabsdiff2", false, true) => part_differences!(u16, true),
-        ("vabsdiff2", true, false) => part_differences!(i16, false),
-        ("vabsdiff2", true, true) => part_differences!(i16, true),
         _ => return None,
     })
 }
@@ -305,6 +303,7 @@ fn fields(name: &str, kind: &str) -> Option<Map> {
         }
         ("bfind.shiftamt", "u64") => map!((a: u64) -> u32 { find(a, 64, false).map_or(!0, |at| 63 - at) }),
         ("bfind.shiftamt", "s64") => map!((a: u64) -> u32 { find(a, 64, true).map_or(!0, |at| 63 - at) }),
+        ("fns", "b32") => map!((a: u32, b: u32, c: i32) -> u32 { nth_bit(a, b, c).unwrap_or(!0) }),
         ("bmsk.clamp", "b32") => map!((a: u32, b: u32) -> u32 { mask(a, b) }),
         ("bmsk.wrap", "b32") => map!((a: u32, b: u32) -> u32 { mask(a & 31, b & 31) }),
         ("szext.clamp", "u32") => {
@@ -342,6 +341,17 @@ fn insert(a: u64, b: u64, position: u32, len: u32, width: u32) -> u64 {
     }
     let field = (if len >= 64 { !0 } else { (1u64 << len) - 1 }) << position;
     b & !field | a << position & field
+}
+
+/// The bit that is `n` set bits from `base` on, counted upwards or downwards; of 0 that at `base` itself, if it is set.
+fn nth_bit(bits: u32, base: u32, n: i32) -> Option<u32> {
+    let set = |at: &u32| bits.checked_shr(*at).unwrap_or(0) & 1 == 1;
+    let nth = n.unsigned_abs().saturating_sub(1) as usize;
+    match n {
+        0 => Some(base).filter(set),
+        1.. => (base..32).filter(set).nth(nth),
+        _ => (0..=base.min(31)).rev().filter(set).nth(nth),
+    }
 }
 
 fn mask(position: u32, len: u32) -> u32 {

@@ -14,7 +14,7 @@ use super::barrier::MbarrierId;
 use super::state::{ByteRange, Landing, Machine, Next, Outcome, PendingCopy, Region, Warp};
 use crate::FaultKind;
 use crate::code::{
-    Asynchronous, Atomic, AtomicType, Bulk, Instruction, Matrix, Order, Program, Space, Update,
+    Asynchronous, Atomic, AtomicType, Bulk, Instruction, Matrix, Order, Program, Send, Space, Update,
 };
 use crate::lanes::lanes;
 use crate::memory::shadow::{ASYNC, STRONG};
@@ -153,6 +153,30 @@ impl Machine<'_> {
         for (range, id) in self.destinations(warp, site, bulk, first, id) {
             self.arrives(warp, site, bulk, range, (data.clone(), written.clone()), id)?;
         }
+        Ok(())
+    }
+
+    /// `st.async`, `red.async`: values come to the shared memory of a block of the cluster, and their bytes to its barrier.
+    pub(crate) fn send(&mut self, warp: &mut Warp, site: Site, send: Send) -> Outcome<()> {
+        let [to, barrier] = [site.i.a, site.i.e].map(|reg| warp.get(reg)[site.lane]);
+        let (size, count) = (send.size as usize, send.count as usize);
+        let registers = &self.program.lists[send.list as usize..][..count];
+        let values = registers.iter().map(|&reg| warp.get(reg)[site.lane].to_le_bytes());
+        let data: Vec<u8> = values.flat_map(|value| value.into_iter().take(size)).collect();
+        let bytes = data.len();
+        let id = self.mbarrier(warp, site, false, barrier)?;
+        let range = self.locate(warp, site, "asynchronous write", (Space::Shared, to), (bytes, bytes))?;
+        self.touch(warp, site, range, true, if send.reduce.is_some() { STRONG } else { 0 })?;
+        match (send.reduce, self.contents_of(range.region)) {
+            (Some(reduction), Some(contents)) => {
+                let place = range.offset..range.offset + bytes;
+                let data = reduced(reduction, &contents.data[place], &data);
+                contents.land(range.offset, &data, |_| true);
+            }
+            _ => self.mbarrier_add_landing(id, Landing { range, data, written: vec![true; bytes] }),
+        }
+        self.mbarrier_publish(warp, id);
+        self.mbarrier_bytes(id, -(bytes as i64));
         Ok(())
     }
 

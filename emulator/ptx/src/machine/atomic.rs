@@ -34,12 +34,19 @@ impl Machine<'_> {
                 let (region, offset) =
                     self.place_of_atomic(warp, pc, i, atomic, (space, addresses[l], total), l)?;
                 let mut fresh = [0; 8];
+                // A swap of 128 bits compares both words before it changes either.
+                let mut same = true;
                 for k in 0..count {
                     let Some(contents) = self.contents(warp, region) else { continue };
                     let value = contents.number(offset + k * size, size);
                     old[k][l] = value;
                     let operand = warp.get(self.program.lists[list + k])[l];
-                    fresh[k] = updated(atomic, value, operand, warp.get(i.c)[l]);
+                    same &= value == operand;
+                    let new = self.program.lists[list + 2 * count + k];
+                    fresh[k] = updated(atomic, value, operand, warp.get(new)[l]);
+                }
+                if atomic.update == Update::Swap && count > 1 && !same {
+                    (0..count).for_each(|k| fresh[k] = old[k][l]);
                 }
                 let Some(contents) = self.contents(warp, region) else { continue };
                 let mut changed = false;

@@ -226,6 +226,15 @@ impl Machine<'_> {
 /// The largest count of arrivals.
 const COUNT_MAX: u64 = (1 << 20) - 1;
 
+/// The part of a state that is the phase; above it is the number of arrivals that were missing.
+const PHASES: u64 = (1 << 40) - 1;
+
+impl Mbarrier {
+    fn state(&self) -> u64 {
+        (self.left as u64) << PHASES.count_ones() | self.phase & PHASES
+    }
+}
+
 /// Which barrier: the block and the offset in its shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MbarrierId {
@@ -256,8 +265,8 @@ impl Machine<'_> {
             }
             Asynchronous::MbarrierArrive(arrival) => {
                 let id = self.mbarrier(warp, site, arrival.generic, a)?;
-                let phase = self.blocks[id.block].mbarriers.get(&id.offset).map_or(0, |b| b.phase);
-                warp.set(i.d, 1 << site.lane, &[phase; 32]);
+                let state = self.blocks[id.block].mbarriers.get(&id.offset).map_or(0, Mbarrier::state);
+                warp.set(i.d, 1 << site.lane, &[state; 32]);
                 if arrival.expect {
                     self.mbarrier_bytes(id, b as u32 as i64);
                 }
@@ -272,7 +281,7 @@ impl Machine<'_> {
             Asynchronous::MbarrierTest { generic, parity } => {
                 let id = self.mbarrier(warp, site, generic, a)?;
                 let phase = self.blocks[id.block].mbarriers.get(&id.offset).map_or(0, |b| b.phase);
-                let over = if parity { phase & 1 != b & 1 } else { phase != b };
+                let over = if parity { phase & 1 != b & 1 } else { phase != b & PHASES };
                 if over {
                     self.mbarrier_seen(id);
                     let flag = self.mbarrier_flag(id);
@@ -281,6 +290,8 @@ impl Machine<'_> {
                 warp.set(i.d, 1 << site.lane, &[over as u64; 32]);
                 return Ok(over);
             }
+            Asynchronous::MbarrierPending => warp.set(i.d, 1 << site.lane, &[a >> PHASES.count_ones(); 32]),
+            Asynchronous::Send(send) => self.send(warp, site, send)?,
             Asynchronous::CopyArrive { noinc } => {
                 let id = self.mbarrier(warp, site, false, a)?;
                 self.land_lane(warp, site)?;

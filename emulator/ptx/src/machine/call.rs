@@ -1,12 +1,11 @@
-//! Calls of device functions, and of the two that CUDA's device runtime provides: `printf` and `assert`.
+//! Calls of device functions, and of those that CUDA's device runtime provides: `printf`, `assert`, `malloc`, `free`.
 
 use super::state::{Machine, Next, Outcome, Region, Warp, space_of, within};
 use crate::FaultKind;
-use crate::code::{CalleeKind, Instruction, Op};
-use crate::lanes::lanes;
-
-/// What the number of a function begins with when it is taken as an address.
-pub(crate) const FUNCTION_WINDOW: u64 = 4 << 56;
+use crate::code::{
+    CallSite, Callee, CalleeKind, FRAME_ALIGN, Frame, Instruction, Op, Reg, Slot, StackOp, function_number,
+};
+use crate::lanes::{LANES, lanes};
 
 /// The longest text that is read from a kernel.
 const TEXT_MAX: usize = 1 << 16;
@@ -27,30 +26,43 @@ impl Machine<'_> {
         for l in lanes(mask) {
             let callee = match call.callee {
                 Some(callee) => callee,
-                None => (warp.get(i.a)[l].wrapping_sub(FUNCTION_WINDOW)) as u32,
+                None => self.pointed_at(warp, i, l, call)?,
             };
-            let Some(function) = program.callees.get(callee as usize) else {
-                return self.fault(FaultKind::InvalidOperand, warp, i, l, "call of what is no function");
-            };
+            let function = &program.callees[callee as usize];
             match function.kind {
                 CalleeKind::Code(start) => {
-                    for (&(from, _), &(to, bytes)) in call.arguments.iter().zip(&function.parameters) {
-                        self.copy_local(warp, l, to, from, bytes);
+                    let base = self.frame(warp, i, l, function)?;
+                    for (from, to) in call.arguments.iter().zip(&function.parameters) {
+                        let from = warp.place(l, *from);
+                        let to_frame = if to.frame == function.frame_register() { base } else { 0 };
+                        self.copy_local(warp, l, to_frame + to.offset, from, to.bytes);
                     }
+                    warp.enter(l, function.frame, base);
                     warp.calls[l].extend([callee, pc]);
                     warp.pc[l] = start;
                     warp.deep = true;
                 }
                 CalleeKind::Print => {
                     let written = self.print(warp, i, l, &call.arguments)?;
-                    if let Some(&(to, _)) = call.results.first() {
-                        let place = l * program.local_bytes as usize + to as usize;
-                        warp.local.set_number(place, 4, written as u64);
+                    self.give(warp, l, &call.results, written as u64);
+                }
+                CalleeKind::Allocate => {
+                    let bytes = self.argument(warp, l, &call.arguments, 0, 8);
+                    let address = self.spaces[0].allocate(bytes).unwrap_or(0);
+                    self.give(warp, l, &call.results, address);
+                }
+                CalleeKind::Free => {
+                    let address = self.argument(warp, l, &call.arguments, 0, 8);
+                    if address != 0
+                        && let Err(fault) = self.spaces[0].free(address)
+                    {
+                        return self.fault(fault.kind, warp, i, l, fault.message);
                     }
                 }
                 CalleeKind::Assert => return self.asserted(warp, i, l, &call.arguments),
                 CalleeKind::Missing => {
-                    let message = format!("call of `{}`, which the module does not define", function.name);
+                    let message =
+                        format!("call of `{}`, which is no function that the module defines", function.name);
                     return self.fault(FaultKind::Unsupported, warp, i, l, message);
                 }
             }
@@ -69,13 +81,109 @@ impl Machine<'_> {
             };
             let Op::Call(number) = program.code[from as usize].op else { continue };
             let (call, function) = (&program.calls[number as usize], &program.callees[callee as usize]);
-            for (&(to, _), &(from, bytes)) in call.results.iter().zip(&function.returns) {
-                self.copy_local(warp, l, to, from, bytes);
+            let base = function.frame.map_or(0, |frame| warp.get(frame.register)[l] as u32);
+            warp.leave(l, function.frame);
+            for (&to, result) in call.results.iter().zip(&function.returns) {
+                let to = warp.place(l, to);
+                self.copy_local(warp, l, to, base + result.offset, result.bytes);
             }
             warp.pc[l] = from + 1;
         }
         warp.deep = lanes(warp.live).any(|l| !warp.calls[l].is_empty());
         Ok(Next::Apart)
+    }
+
+    /// The function whose address a call has in `a`.
+    fn pointed_at(&self, warp: &Warp, i: &Instruction, lane: usize, call: &CallSite) -> Outcome<u32> {
+        let address = warp.get(i.a)[lane];
+        let number = function_number(address).and_then(|n| self.program.functions.get(n));
+        let Some((&number, function)) =
+            number.and_then(|n| Some((n, self.program.callees.get(*n as usize)?)))
+        else {
+            let what = match address {
+                0 => "call of a null pointer to a function".into(),
+                _ => format!("call of {address:#x}, which is no address of a function that the module takes"),
+            };
+            return self.fault(FaultKind::InvalidCall, warp, i, lane, what);
+        };
+        let bytes = |slots: &[Slot]| slots.iter().map(|slot| slot.bytes).collect::<Vec<_>>();
+        for (verb, given, wanted) in
+            [("takes", &call.arguments, &function.parameters), ("returns", &call.results, &function.returns)]
+        {
+            if matches!(function.kind, CalleeKind::Code(_)) && bytes(given) != bytes(wanted) {
+                let message = format!(
+                    "call of `{}` as if it were another function: it {verb} values of {:?} bytes, the call's are of {:?}",
+                    function.name,
+                    bytes(wanted),
+                    bytes(given)
+                );
+                return self.fault(FaultKind::InvalidCall, warp, i, lane, message);
+            }
+        }
+        Ok(number)
+    }
+
+    /// Where the frame of a lane's next call begins, if the function has one; nothing has been written there.
+    fn frame(&self, warp: &mut Warp, i: &Instruction, lane: usize, function: &Callee) -> Outcome<u32> {
+        let Some(frame) = &function.frame else { return Ok(0) };
+        let base = warp.stack[lane].next_multiple_of(frame.align);
+        let left = self.program.local_bytes.saturating_sub(base);
+        if frame.bytes > left {
+            let depth = warp.calls[lane].len() / 2;
+            let message = format!(
+                "call of `{}` needs {} bytes, {depth} calls deep, where {left} of the {} of the stack are left",
+                function.name,
+                frame.bytes,
+                self.program.local_bytes - self.program.stack_start
+            );
+            return self.fault(FaultKind::OutOfBounds, warp, i, lane, message);
+        }
+        self.forget_local(warp, lane, base, frame.bytes);
+        Ok(base)
+    }
+
+    fn forget_local(&self, warp: &mut Warp, lane: usize, from: u32, bytes: u32) {
+        let start = lane * self.program.local_bytes as usize + from as usize;
+        warp.local.written.unset(start, start + bytes as usize);
+    }
+
+    /// `alloca`, `stacksave`, `stackrestore`.
+    pub(crate) fn stack(&mut self, warp: &mut Warp, i: &Instruction, op: StackOp, mask: u32) -> Outcome<()> {
+        let program = self.program;
+        match op {
+            StackOp::Save => {
+                let tops = warp.stack.map(u64::from);
+                warp.set(i.d, mask, &tops);
+            }
+            StackOp::Restore => {
+                for l in lanes(mask) {
+                    let top = warp.get(i.a)[l];
+                    if top < program.stack_start as u64 || top > warp.stack[l] as u64 {
+                        let message = format!("the stack cannot go back to {top} from {}", warp.stack[l]);
+                        return self.fault(FaultKind::InvalidOperand, warp, i, l, message);
+                    }
+                    warp.stack[l] = top as u32;
+                }
+            }
+            StackOp::Allocate => {
+                let mut places = [0; LANES];
+                for l in lanes(mask) {
+                    let (bytes, align) = (warp.get(i.a)[l], warp.get(i.b)[l].max(1));
+                    let at = (warp.stack[l] as u64).next_multiple_of(align);
+                    let end = at.saturating_add(bytes.max(1)).next_multiple_of(FRAME_ALIGN as u64);
+                    if end > program.local_bytes as u64 {
+                        let left = program.local_bytes - warp.stack[l];
+                        let message =
+                            format!("`alloca` of {bytes} bytes, where {left} of the stack are left");
+                        return self.fault(FaultKind::OutOfBounds, warp, i, l, message);
+                    }
+                    self.forget_local(warp, l, at as u32, bytes as u32);
+                    (places[l], warp.stack[l]) = (at, end as u32);
+                }
+                warp.set(i.d, mask, &places);
+            }
+        }
+        Ok(())
     }
 
     /// Copies bytes of a lane's local memory with what is known of them.
@@ -114,9 +222,17 @@ impl Machine<'_> {
     }
 
     /// The argument of a call, of some bytes.
-    fn argument(&self, warp: &Warp, lane: usize, arguments: &[(u32, u32)], n: usize, size: usize) -> u64 {
-        let Some(&(offset, _)) = arguments.get(n) else { return 0 };
-        warp.local.number(lane * self.program.local_bytes as usize + offset as usize, size)
+    fn argument(&self, warp: &Warp, lane: usize, arguments: &[Slot], n: usize, size: usize) -> u64 {
+        let Some(&slot) = arguments.get(n) else { return 0 };
+        warp.local.number(lane * self.program.local_bytes as usize + warp.place(lane, slot) as usize, size)
+    }
+
+    /// The result of a function that no code has.
+    fn give(&self, warp: &mut Warp, lane: usize, results: &[Slot], value: u64) {
+        if let Some(&to) = results.first() {
+            let place = lane * self.program.local_bytes as usize + warp.place(lane, to) as usize;
+            warp.local.set_number(place, to.bytes.min(8) as usize, value);
+        }
     }
 
     /// A text that ends with a zero.
@@ -136,7 +252,7 @@ impl Machine<'_> {
         warp: &mut Warp,
         i: &Instruction,
         lane: usize,
-        arguments: &[(u32, u32)],
+        arguments: &[Slot],
     ) -> Outcome<T> {
         let address = |n| self.argument(warp, lane, arguments, n, 8);
         let (message, file, function) = (address(0), address(1), address(3));
@@ -149,13 +265,7 @@ impl Machine<'_> {
 
     /// `printf`: the values lie one behind the other, each aligned to its size. The number of values, as the device's
     /// returns.
-    fn print(
-        &mut self,
-        warp: &mut Warp,
-        i: &Instruction,
-        lane: usize,
-        arguments: &[(u32, u32)],
-    ) -> Outcome<usize> {
+    fn print(&mut self, warp: &mut Warp, i: &Instruction, lane: usize, arguments: &[Slot]) -> Outcome<usize> {
         let format = self.argument(warp, lane, arguments, 0, 8);
         let mut values = self.argument(warp, lane, arguments, 1, 8);
         let format = self.text(warp, i, lane, format)?;
@@ -187,6 +297,42 @@ impl Machine<'_> {
         }
         self.report.output.push_str(&made);
         Ok(count)
+    }
+}
+
+impl Callee {
+    fn frame_register(&self) -> Reg {
+        self.frame.map_or(Reg::MAX, |frame| frame.register)
+    }
+}
+
+impl Warp {
+    /// Where a slot lies in a lane's local memory.
+    fn place(&self, lane: usize, slot: Slot) -> u32 {
+        self.get(slot.frame)[lane] as u32 + slot.offset
+    }
+
+    /// A lane enters a function: what its registers hold for an outer call is kept.
+    fn enter(&mut self, lane: usize, frame: Option<Frame>, base: u32) {
+        let Some(Frame { register, bytes, registers: (first, end), .. }) = frame else { return };
+        let registers = &mut self.registers;
+        self.kept[lane].push(self.stack[lane] as u64);
+        self.kept[lane].extend(registers[first as usize..end as usize].iter().map(|values| values[lane]));
+        registers[register as usize][lane] = base as u64;
+        self.stack[lane] = base + bytes;
+    }
+
+    /// A lane leaves a function.
+    fn leave(&mut self, lane: usize, frame: Option<Frame>) {
+        let Some(Frame { registers: (first, end), .. }) = frame else { return };
+        let kept = &mut self.kept[lane];
+        let start = kept.len().saturating_sub((end - first) as usize);
+        for (values, value) in
+            self.registers[first as usize..end as usize].iter_mut().zip(kept.drain(start..))
+        {
+            values[lane] = value;
+        }
+        self.stack[lane] = kept.pop().map_or(self.stack[lane], |top| top as u32);
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::sync::MutexGuard;
 
-use super::call::FUNCTION_WINDOW;
 use super::clocks::Clocks;
 use super::state::{Block, CachedAllocation, Machine, Outcome, Warp};
 use crate::code::{Preset, Special};
@@ -108,6 +107,7 @@ impl Machine<'_> {
             resident: block * per_block + number,
             registers: vec![[GARBAGE; LANES]; self.program.registers as usize],
             calls: vec![Vec::new(); LANES],
+            kept: vec![Vec::new(); LANES],
             lanes: if threads >= 32 { u32::MAX } else { (1 << threads) - 1 },
             local,
             ..Warp::default()
@@ -119,7 +119,6 @@ impl Machine<'_> {
             Preset::Bits(bits) => bits,
             Preset::Variable(number, added) => loaded.addresses()[number as usize].wrapping_add(added),
             Preset::Dynamic(added) => self.program.dynamic_start as u64 + added,
-            Preset::Function(number) => FUNCTION_WINDOW + number as u64,
             Preset::Special(special) => self.special(warp, special, lane),
             Preset::Parameter { offset, size, extend } => {
                 let (offset, size) = (offset as usize, size as usize);
@@ -169,6 +168,8 @@ impl Machine<'_> {
         warp.live = warp.lanes;
         (warp.at_warp_op, warp.at_barrier, warp.rested, warp.deep) = (0, 0, 0, false);
         warp.calls.iter_mut().for_each(Vec::clear);
+        warp.kept.iter_mut().for_each(Vec::clear);
+        warp.stack = [self.program.stack_start; LANES];
         warp.unwritten.clear();
         warp.copies.clear();
         warp.held.clear();

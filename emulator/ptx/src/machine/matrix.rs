@@ -6,7 +6,7 @@
 use super::access::Site;
 use super::state::{ByteRange, Machine, Next, Outcome, Warp};
 use crate::FaultKind;
-use crate::code::{Element, Fragment, Instruction, Matrix, Op, Product, Tile, TileProduct};
+use crate::code::{Element, Fragment, Instruction, Matrix, Op, Pairing, Product, Tile, TileProduct};
 use crate::lanes::round::{self, Mode, round};
 use crate::lanes::{LANES, Lanes, lanes};
 
@@ -168,13 +168,17 @@ fn from_lanes(values: &Lanes) -> Rows8 {
 impl Element {
     /// The value of an element's bits.
     #[inline(always)]
-    pub(crate) fn value(self, bits: u32) -> f64 {
+    pub(crate) fn value(self, bits: u64) -> f64 {
         match self {
             Element::F16 => round::f16(bits as u16) as f64,
             Element::Bf16 => round::bf16(bits as u16) as f64,
             // The hardware does not look at the lower bits.
-            Element::Tf32 => f32::from_bits(bits & 0xffff_e000) as f64,
-            Element::F32 => f32::from_bits(bits) as f64,
+            Element::Tf32 => f32::from_bits(bits as u32 & 0xffff_e000) as f64,
+            Element::F32 => f32::from_bits(bits as u32) as f64,
+            Element::F64 => f64::from_bits(bits),
+            Element::B1 => (bits & 1) as f64,
+            Element::S4 => ((bits as u8) << 4) as i8 as f64 / 16.0,
+            Element::U4 => (bits & 15) as f64,
             Element::S8 => bits as u8 as i8 as f64,
             Element::U8 => bits as u8 as f64,
             Element::S32 => bits as i32 as f64,
@@ -189,22 +193,23 @@ impl Element {
         macro_rules! each {
             ($($kind:ident)*) => {
                 match self {
-                    $(Element::$kind => std::array::from_fn(|l| Element::$kind.value((register[l] >> shift) as u32)),)*
+                    $(Element::$kind => std::array::from_fn(|l| Element::$kind.value(register[l] >> shift)),)*
                 }
             };
         }
-        each!(F16 Bf16 Tf32 F32 S8 U8 S32 E4m3 E5m2)
+        each!(F16 Bf16 Tf32 F32 F64 B1 S4 U4 S8 U8 S32 E4m3 E5m2)
     }
 
     /// The bits of a sum.
     #[inline(always)]
-    pub(crate) fn rounded(self, sum: f64) -> u32 {
+    pub(crate) fn rounded(self, sum: f64) -> u64 {
         match self {
-            Element::F16 => round::f16_bits(round(sum, Mode::Nearest, round::F16)) as u32,
-            // Sums of whole numbers of 8 bits are exact, and wrap.
-            Element::S32 => sum as i64 as u32,
-            _ if sum.is_nan() => crate::lanes::float::CANONICAL_NAN,
-            _ => (sum as f32).to_bits(),
+            Element::F16 => round::f16_bits(round(sum, Mode::Nearest, round::F16)) as u64,
+            // Sums of whole numbers are exact, and wrap.
+            Element::S32 => sum as i64 as u32 as u64,
+            Element::F64 => sum.to_bits(),
+            _ if sum.is_nan() => crate::lanes::float::CANONICAL_NAN as u64,
+            _ => (sum as f32).to_bits() as u64,
         }
     }
 }
@@ -281,7 +286,7 @@ pub(crate) fn register(kind: Element, r: usize, quads: &Quads) -> Lanes {
     let mut values = [0; LANES];
     for part in 0..per {
         for (value, &sum) in values.iter_mut().zip(&quads[r * per + part]) {
-            *value |= (kind.rounded(sum) as u64) << (part as u32 * kind.bits());
+            *value |= kind.rounded(sum) << (part as u32 * kind.bits());
         }
     }
     values
@@ -289,7 +294,10 @@ pub(crate) fn register(kind: Element, r: usize, quads: &Quads) -> Lanes {
 
 impl Machine<'_> {
     pub(crate) fn product(&mut self, warp: &mut Warp, p: Product) {
-        let count = (p.k * p.a_kind.bits() / 64) as usize;
+        if p.a_kind.is_whole() || p.a_kind == Element::F64 {
+            return self.exact_product(warp, p);
+        }
+        let count = p.counts()[0] as usize;
         let list = |start: u32, n: usize| &self.program.lists[start as usize..][..n];
         let a = rows(p.a_kind, list(p.a, count).iter().map(|&reg| warp.get(reg)));
         // B's columns: register `r` of a lane holds elements of column `lane / 4`.
@@ -311,17 +319,68 @@ impl Machine<'_> {
     }
 }
 
-/// The lane, the register and the part of it where element `n` of `elements` is.
-fn place(n: usize, elements: usize, kind: Element) -> (usize, usize, u32) {
+/// Where an element is: the lane, the register, and the bit at which it begins there.
+type Place = (usize, usize, u32);
+
+/// Where the element of a fragment of A is: in one of `lines` rows, and a column. B's columns are as A's rows.
+fn operand_place(kind: Element, lines: usize, line: usize, at: usize) -> Place {
+    let each = (32 / kind.bits()).max(1) as usize;
+    let (quad, within) = (at / (4 * each), at % (4 * each));
+    let register = quad * (lines / 8) + line / 8;
+    (line % 8 * 4 + within / each, register, (within % each) as u32 * kind.bits())
+}
+
+/// A's row and B's column joined, and added to an element of C.
+fn sum_of(pairing: Pairing, c: f64, pairs: impl Iterator<Item = (f64, f64)>) -> f64 {
+    match pairing {
+        Pairing::Product => pairs.fold(c, |sum, (a, b)| a.mul_add(b, sum)),
+        Pairing::And => c + pairs.filter(|(a, b)| a + b == 2.0).count() as f64,
+        Pairing::Xor => c + pairs.filter(|(a, b)| a != b).count() as f64,
+    }
+}
+
+/// A sum as it is stored: those of whole numbers may stay at the ends of their type.
+fn stored(sum: f64, kind: Element, saturate: bool) -> u64 {
+    let ends = (i32::MIN as f64, i32::MAX as f64);
+    kind.rounded(if saturate && kind == Element::S32 { sum.clamp(ends.0, ends.1) } else { sum })
+}
+
+impl Machine<'_> {
+    /// Products of f64, each sum a chain over ascending k, and of whole numbers, which are exact in any order.
+    fn exact_product(&mut self, warp: &mut Warp, p: Product) {
+        let (m, k) = (p.m as usize, p.k as usize);
+        let element = |kind: Element, list: u32, (lane, register, shift): Place| {
+            kind.value(warp.get(self.program.lists[list as usize + register])[lane] >> shift)
+        };
+        let read = |kind: Element, list: u32, lines: usize| -> Vec<f64> {
+            let places = (0..lines * k).map(|n| operand_place(kind, lines, n / k, n % k));
+            places.map(|place| element(kind, list, place)).collect()
+        };
+        let (a, b) = (read(p.a_kind, p.a, m), read(p.b_kind, p.b, 8));
+        let mut sums = vec![[0; LANES]; m / 4];
+        for (row, column) in (0..m * 8).map(|n| (n / 8, n % 8)) {
+            let (lane, register) = (row % 8 * 4 + column / 2, row / 8 * 2 + column % 2);
+            let pairs = a[row * k..][..k].iter().copied().zip(b[column * k..][..k].iter().copied());
+            let sum = sum_of(p.pairing, element(p.c_kind, p.c, (lane, register, 0)), pairs);
+            sums[register][lane] = stored(sum, p.d_kind, p.saturate);
+        }
+        for (sums, &reg) in sums.iter().zip(&self.program.lists[p.d as usize..]) {
+            warp.set(reg, u32::MAX, sums);
+        }
+    }
+}
+
+/// Where element `n` of the `elements` of a tile is.
+fn place(n: usize, elements: usize, kind: Element) -> Place {
     let (each, bits) = (elements / LANES, kind.bits());
-    let per = 32 / bits as usize;
+    let per = (32 / bits).max(1) as usize;
     (n / each, n % each / per, (n % each % per) as u32 * bits)
 }
 
 impl Machine<'_> {
     /// The lines of a tile, rows or columns, in memory.
     fn lines(&mut self, warp: &Warp, (pc, i): (u32, &Instruction), tile: Tile) -> Outcome<Vec<ByteRange>> {
-        let size = tile.kind.bits() as usize / 8;
+        let bits = tile.kind.bits() as usize;
         let (lines, len) = if tile.by_rows { (tile.rows, tile.columns) } else { (tile.columns, tile.rows) };
         let (start, stride) =
             (warp.get(i.a)[0].wrapping_add(i.offset as u64), warp.get(i.b)[0] as u32 as u64);
@@ -329,8 +388,8 @@ impl Machine<'_> {
         let mut ranges = Vec::new();
         for line in 0..lines as usize {
             let site = Site { pc, i, lane: line % LANES };
-            let address = start.wrapping_add(line as u64 * stride * size as u64);
-            let bytes = len as usize * size;
+            let address = start.wrapping_add(line as u64 * stride * bits as u64 / 8);
+            let bytes = len as usize * bits / 8;
             let range = self.locate(warp, site, verb, (tile.space, address), (bytes, bytes.min(16)))?;
             self.touch(warp, site, range, !tile.loads, 0)?;
             if tile.loads {
@@ -343,18 +402,19 @@ impl Machine<'_> {
 
     pub(crate) fn load_tile(&mut self, warp: &mut Warp, pc: u32, i: &Instruction, tile: Tile) -> Outcome<()> {
         let lines = self.lines(warp, (pc, i), tile)?;
-        let (size, elements) = (tile.kind.bits() as usize / 8, (tile.rows * tile.columns) as usize);
+        let (bits, elements) = (tile.kind.bits() as usize, (tile.rows * tile.columns) as usize);
         let count = tile.count as usize;
-        let once = elements * size / 4 / LANES;
+        let once = elements * bits / bits.max(32) / LANES;
         let mut registers = vec![[0; LANES]; count];
         for n in 0..elements {
             let (row, column) = (n / tile.columns as usize, n % tile.columns as usize);
             let (line, along) = if tile.by_rows { (row, column) } else { (column, row) };
             let range = lines[line];
             let Some(contents) = self.contents_of(range.region) else { continue };
-            let bits = contents.number(range.offset + along * size, size);
+            let value =
+                contents.number(range.offset + along * bits / 8, bits.div_ceil(8)) >> (along * bits % 8);
             let (lane, register, shift) = place(n, elements, tile.kind);
-            registers[register][lane] |= bits << shift;
+            registers[register][lane] |= (value & (u64::MAX >> (64 - bits))) << shift;
         }
         for (r, &reg) in self.program.lists[tile.list as usize..][..count].iter().enumerate() {
             warp.set(reg, u32::MAX, &registers[r % once]);
@@ -390,17 +450,17 @@ impl Machine<'_> {
         let element = |which: usize, elements: usize, at: usize| {
             let (lane, register, shift) = place(at, elements, p.kinds[which]);
             let reg = self.program.lists[p.lists[which] as usize + register];
-            p.kinds[which].value((warp.get(reg)[lane] >> shift) as u32)
+            p.kinds[which].value(warp.get(reg)[lane] >> shift)
         };
         let a: Vec<f64> = (0..m * k).map(|at| element(0, m * k, at)).collect();
         let b: Vec<f64> = (0..k * n).map(|at| element(1, k * n, at)).collect();
         let mut results: Vec<Lanes> = vec![[0; LANES]; p.counts[3] as usize];
         for at in 0..m * n {
             let (row, column) = (at / n, at % n);
-            let products = (0..k).map(|i| a[row * k + i] * b[i * n + column]);
-            let sum = element(2, m * n, at) + products.sum::<f64>();
+            let pairs = (0..k).map(|i| (a[row * k + i], b[i * n + column]));
+            let sum = sum_of(p.pairing, element(2, m * n, at), pairs);
             let (lane, register, shift) = place(at, m * n, p.kinds[3]);
-            results[register][lane] |= (p.kinds[3].rounded(sum) as u64) << shift;
+            results[register][lane] |= stored(sum, p.kinds[3], p.saturate) << shift;
         }
         for (r, values) in results.iter().enumerate() {
             warp.set(self.program.lists[p.lists[3] as usize + r], u32::MAX, values);

@@ -2,7 +2,7 @@
 //! first.
 
 use super::state::{ALL, Group, Machine, Next, Outcome, RANK_SHIFT, SHARED_WINDOW, Warp, space_of};
-use crate::code::{Clock, Instruction, NOWHERE, Op, Special};
+use crate::code::{Clock, Instruction, NOWHERE, Op, Preset, Special};
 use crate::lanes::{LANES, lanes};
 use crate::{FaultKind, Launch};
 
@@ -143,14 +143,19 @@ impl Machine<'_> {
                 return Ok(Next::Apart);
             }
             Op::Trap => {
-                return self.fault(
-                    FaultKind::Trap,
-                    warp,
-                    i,
-                    mask.trailing_zeros() as usize,
-                    "the kernel executed `trap`",
-                );
+                let mut why = "the kernel executed `trap`".to_string();
+                let reads = |(_, preset): &(_, _)| matches!(preset, Preset::Special(Special::Environment(_)));
+                if self.workspace.is_none() && self.program.presets.iter().any(reads) {
+                    why += "; `grid.sync()` and `multi_grid.sync()` do so in a launch that is not cooperative \
+                            (cuLaunchCooperativeKernel)";
+                }
+                return self.fault(FaultKind::Trap, warp, i, mask.trailing_zeros() as usize, why);
             }
+            Op::Refused(number) => {
+                let why = self.program.refusals[number as usize].clone();
+                return self.fault(FaultKind::Unsupported, warp, i, mask.trailing_zeros() as usize, why);
+            }
+            Op::Stack(op) => self.stack(warp, i, op, mask)?,
             Op::IsSpace(space) => {
                 let values = warp.get(i.a).map(|a| (space_of(a) == space) as u64);
                 warp.set(i.d, mask, &values);

@@ -231,6 +231,10 @@ pub(crate) struct Warp {
     pub(crate) pc: [u32; LANES],
     /// The calls that each lane is in: for each the function's number and the instruction of the call.
     pub(crate) calls: Vec<Vec<u32>>,
+    /// Where the free part of each lane's stack begins; of each frame, where it began before and what the function's
+    /// registers held for an outer call.
+    pub(crate) stack: [u32; LANES],
+    pub(crate) kept: Vec<Vec<u64>>,
     /// Lanes that there are: fewer than 32 in the last warp of some blocks.
     pub(crate) lanes: u32,
     /// Lanes that have not exited.

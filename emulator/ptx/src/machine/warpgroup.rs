@@ -138,7 +138,7 @@ impl Machine<'_> {
                 self.written(warp, site, piece)?;
                 let Some(contents) = self.contents_of(piece.region) else { continue };
                 for e in 0..each {
-                    let value = kind.value(contents.number(piece.offset + e * size, size) as u32);
+                    let value = kind.value(contents.number(piece.offset + e * size, size));
                     let (o, c) = if matrix.across { (o + e, c) } else { (o, c + e) };
                     put(o, c, value);
                 }

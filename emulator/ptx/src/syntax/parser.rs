@@ -5,7 +5,7 @@ use super::{
     Declaration, Function, LocDirective, Operand, RawInstruction, StateSpace, Statement, SyntaxTree, literal,
     operand, type_bytes,
 };
-use crate::ParseError;
+use crate::{AddressOf, ParseError};
 
 /// Reads a module's text.
 ///
@@ -230,17 +230,18 @@ fn initial(cursor: &mut Cursor, into: &mut Declaration) -> Result<(), ParseError
 
 fn element(cursor: &mut Cursor, into: &mut Declaration, size: usize) -> Result<(), ParseError> {
     if cursor.peek().kind == TokenKind::Word {
-        let mut name = cursor.next().text.to_string();
-        if name == "generic" {
-            cursor.want("(")?;
-            name = cursor.want_kind(TokenKind::Word, "a variable")?.text.to_string();
-            cursor.want(")")?;
+        return address(cursor, into, 0, size.min(8) as u32);
+    }
+    if cursor.peek().kind == TokenKind::Number && cursor.second().text == "(" {
+        // `0xff00(name)`: the byte of the address that the mask says.
+        let mask = cursor.integer()? as u64;
+        cursor.want("(")?;
+        let bits = mask.trailing_zeros().min(56);
+        if mask != 0xff << bits || !bits.is_multiple_of(8) {
+            return cursor.error("a mask of one byte");
         }
-        let added =
-            if cursor.at_mark("+") || cursor.at_mark("-") { cursor.integer()? as i64 as u64 } else { 0 };
-        into.addresses.push((into.value.len() as u64, name, added));
-        into.value.extend([0; 8]);
-        return Ok(());
+        address(cursor, into, bits / 8, 1)?;
+        return cursor.want(")");
     }
     let negative = cursor.eat("-");
     let token = cursor.want_kind(TokenKind::Number, "a number")?;
@@ -252,6 +253,24 @@ fn element(cursor: &mut Cursor, into: &mut Declaration, size: usize) -> Result<(
         _ => return Err(ParseError { line: token.line, what: format!("`{}` is no number", token.text) }),
     };
     into.value.extend_from_slice(&bits.to_le_bytes()[..size.min(8)]);
+    Ok(())
+}
+
+/// `name + 8` or `generic(name) + 8`, of which so many bytes from byte `first` on are the element.
+fn address(cursor: &mut Cursor, into: &mut Declaration, first: u32, bytes: u32) -> Result<(), ParseError> {
+    let mut name = cursor.want_kind(TokenKind::Word, "a name")?.text.to_string();
+    if name == "generic" {
+        cursor.want("(")?;
+        name = cursor.want_kind(TokenKind::Word, "a name")?.text.to_string();
+        cursor.want(")")?;
+    }
+    let added = match () {
+        () if cursor.eat("+") => cursor.integer()? as u64,
+        () if cursor.eat("-") => (cursor.integer()? as u64).wrapping_neg(),
+        () => 0,
+    };
+    into.addresses.push(AddressOf { offset: into.value.len() as u64, name, added, first, bytes });
+    into.value.extend(std::iter::repeat_n(0, bytes as usize));
     Ok(())
 }
 
@@ -293,7 +312,11 @@ fn directive(
         "reg" | "local" | "shared" | "param" | "global" | "const" => {
             found.extend(declarations(cursor)?.into_iter().map(Statement::Declare));
         }
-        _ => return cursor.error("a statement"),
+        _ => {
+            let token = cursor.next();
+            found.push(Statement::Unknown(token.line, token.text.to_string()));
+            cursor.skip_statement()?;
+        }
     }
     Ok(())
 }
