@@ -292,6 +292,20 @@ pub(crate) struct CallSite {
     pub(crate) results: Vec<(u32, u32)>,
 }
 
+/// Bits of a shared address below the number of the variable that it was derived from. Matrix descriptors keep only
+/// the bits below, so the number 0 stands for no variable: such an address may be of any byte.
+pub(crate) const VARIABLE_SHIFT: u32 = 18;
+/// The number of the dynamic shared memory among variables.
+pub(crate) const DYNAMIC: u32 = 63;
+
+/// A variable in shared memory: an address that was derived from it must stay in it.
+#[derive(Debug)]
+pub(crate) struct SharedVariable {
+    pub(crate) name: String,
+    pub(crate) start: u32,
+    pub(crate) bytes: u32,
+}
+
 /// A kernel's instructions, with those of the functions it can call, and what they refer to.
 #[derive(Debug, Default)]
 pub(crate) struct Program {
@@ -308,6 +322,8 @@ pub(crate) struct Program {
     pub(crate) computed: Vec<bool>,
     /// Local memory a thread, in bytes.
     pub(crate) local_bytes: u32,
+    /// The variables in shared memory; addresses of the first have the number 1 (see [`VARIABLE_SHIFT`]).
+    pub(crate) shared: Vec<SharedVariable>,
     /// Where dynamic shared memory begins.
     pub(crate) dynamic_start: u32,
     pub(crate) locations: Vec<Location>,

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 
 use crate::ParseError;
 use crate::code::{
-    Asynchronous, Callee, CalleeKind, Instruction, Matrix, NOWHERE, Op, Preset, Program, Reg, ZERO,
+    Asynchronous, Callee, CalleeKind, DYNAMIC, Instruction, Matrix, NOWHERE, Op, Preset, Program, Reg,
+    SharedVariable, VARIABLE_SHIFT, ZERO,
 };
 use crate::decode::names::{Names, Symbol};
 use crate::lanes::round::Mode;
@@ -185,8 +186,8 @@ impl<'a> Builder<'a> {
                 self.names.add(&d.name, Symbol::Local(offset));
             }
             StateSpace::Shared => {
-                let offset = self.share(d.bytes as u32, d.align);
-                self.names.add(&d.name, Symbol::Shared(offset));
+                let address = self.share(&d.name, d.bytes as u32, d.align);
+                self.names.add(&d.name, Symbol::Shared(address));
             }
             StateSpace::Global | StateSpace::Constant => {
                 return self.error("a variable of the module's inside of a function");
@@ -348,10 +349,15 @@ impl<'a> Builder<'a> {
         offset
     }
 
-    fn share(&mut self, bytes: u32, align: u32) -> u32 {
-        let offset = aligned(self.shared_bytes, align);
-        self.shared_bytes = offset + bytes;
-        offset
+    /// Places a variable in shared memory; its address there.
+    fn share(&mut self, name: &str, bytes: u32, align: u32) -> u32 {
+        let start = aligned(self.shared_bytes, align);
+        self.shared_bytes = start + bytes;
+        self.program.shared.push(SharedVariable { name: name.into(), start, bytes });
+        match self.program.shared.len() as u32 {
+            number if number < DYNAMIC => number << VARIABLE_SHIFT | start,
+            _ => start,
+        }
     }
 
     /// Registers in a row of the program's lists.

@@ -53,6 +53,6 @@ mod tensor_map;
 
 pub use fault::{Fault, FaultKind, Location, ParseError};
 pub use launch::{Checks, Launch, Report, Touched, launch, launch_cooperative};
-pub use memory::{Memory, OutOfMemory};
+pub use memory::{Memory, OutOfMemory, Placement};
 pub use module::{Kernel, Loaded, Module, Parameter, Variable};
 pub use tensor_map::{Fill, Swizzle, TensorMap, TensorMapError, TensorType};

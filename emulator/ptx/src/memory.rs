@@ -36,8 +36,21 @@ static SPACES: AtomicU64 = AtomicU64::new(1);
 /// Numbers of memories that there are before the windows of other spaces begin at 2^56.
 const SPACES_MAX: u64 = (1 << (56 - SPACE_BITS)) - 1;
 
+/// Where allocations are placed among the addresses of a memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// In the order in which they are made.
+    Ascending,
+    /// At random addresses: two allocations are as good as never at the distance that a wrong index leads to.
+    Random {
+        /// The same seed gives the same addresses to the same allocations.
+        seed: u64,
+    },
+}
+
 /// A device's memory: addresses are 64-bit and never those of the host, allocations are aligned to 256 bytes with
-/// unmapped gaps between them, and every byte knows whether it was ever written.
+/// unmapped gaps between them that are at least as large as the allocation before and 1 MiB, and every byte knows
+/// whether it was ever written.
 ///
 /// All methods take `&self`; a launch holds the memory until the kernel has ended.
 #[derive(Debug)]
@@ -49,10 +62,15 @@ pub struct Memory {
 impl Memory {
     /// A memory of that many bytes, all free.
     pub fn new(capacity_bytes: u64) -> Memory {
+        Memory::placed(capacity_bytes, Placement::Ascending)
+    }
+
+    /// A memory of that many bytes, all free, and how its allocations are to be placed.
+    pub fn placed(capacity_bytes: u64, placement: Placement) -> Memory {
         let order = SPACES.fetch_add(1, Ordering::Relaxed);
         // Past the last number addresses repeat: memories 2^12 apart could then not be peers.
         let base = (1 + (order - 1) % SPACES_MAX) << SPACE_BITS;
-        Memory { space: Mutex::new(AddressSpace::new(base, 1 << SPACE_BITS, capacity_bytes)), order }
+        Memory { space: Mutex::new(AddressSpace::new(base, 1 << SPACE_BITS, capacity_bytes, placement)), order }
     }
 
     /// Allocates; the contents count as never written.

@@ -5,7 +5,7 @@ use std::sync::MutexGuard;
 use super::call::FUNCTION_WINDOW;
 use super::clocks::Clocks;
 use super::state::{Block, CachedAllocation, Machine, Outcome, Warp};
-use crate::code::{Preset, Special};
+use crate::code::{DYNAMIC, Preset, Special, VARIABLE_SHIFT};
 use crate::lanes::LANES;
 use crate::memory::{AddressSpace, Contents};
 use crate::{Checks, Fault, Kernel, Launch, Loaded, Report};
@@ -45,6 +45,7 @@ pub(crate) fn run(
         report: Report::default(),
         idle: 0,
         cluster: Default::default(),
+        variables: Vec::new(),
         workspace,
     };
     let outcome = machine.grid(loaded);
@@ -80,6 +81,7 @@ impl Machine<'_> {
             0 => self.kernel.shared_bytes,
             bytes => self.program.dynamic_start + bytes,
         };
+        self.variables = self.shared_variables(shared);
         let per_block = self.warps_a_block();
         for b in 0..blocks {
             let shared = Contents::new(shared as usize);
@@ -118,7 +120,9 @@ impl Machine<'_> {
         match preset {
             Preset::Bits(bits) => bits,
             Preset::Variable(number, added) => loaded.addresses()[number as usize].wrapping_add(added),
-            Preset::Dynamic(added) => self.program.dynamic_start as u64 + added,
+            Preset::Dynamic(added) => {
+                ((DYNAMIC << VARIABLE_SHIFT | self.program.dynamic_start) as u64).wrapping_add(added)
+            }
             Preset::Function(number) => FUNCTION_WINDOW + number as u64,
             Preset::Special(special) => self.special(warp, special, lane),
             Preset::Parameter { offset, size, extend } => {

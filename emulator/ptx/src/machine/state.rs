@@ -7,7 +7,8 @@
 //!           └── Warp ── 32 lanes: registers, where each lane is, local memory
 //!
 //! generic address   bits 56..: 0 global (an allocation of a memory), 1 shared, 2 local, 3 parameters
-//! shared address    an offset; of another block of the cluster, (its rank + 1) << RANK_SHIFT | offset
+//! shared address    the number of the variable << VARIABLE_SHIFT | an offset; of another block of the cluster,
+//!                   (its rank + 1) << RANK_SHIFT | this
 //! ```
 
 use std::collections::HashMap;
@@ -47,6 +48,8 @@ pub(crate) struct Machine<'a> {
     /// Instructions since anything was written or any thread got past a barrier.
     pub(crate) idle: u64,
     pub(crate) cluster: ClusterBarrier,
+    /// Where each variable of shared memory begins and ends, by its number.
+    pub(crate) variables: Vec<(u64, u64)>,
     /// Of a cooperative launch, whose blocks are all resident: where its barrier is.
     pub(crate) workspace: Option<u64>,
 }

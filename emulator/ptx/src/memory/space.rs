@@ -2,11 +2,15 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use super::{Allocation, Memory, OutOfMemory};
+use super::{Allocation, Memory, OutOfMemory, Placement};
 use crate::{Fault, FaultKind, Touched};
 
 /// Allocations begin at multiples of this, and at least as many bytes between two of them belong to neither.
 const ALIGN: u64 = 256;
+/// As long as there are addresses, so many bytes behind an allocation belong to none, or as many as it has.
+const GAP: u64 = 1 << 20;
+/// How often a random address is tried before the first free one is taken.
+const DRAWS: usize = 64;
 /// How many freed allocations are remembered, so that a use after free can be named.
 const FREED_MAX: usize = 256;
 
@@ -24,6 +28,8 @@ pub(crate) struct AddressSpace {
     base: u64,
     next: u64,
     end: u64,
+    /// The generator of random addresses, if they are wanted.
+    random: Option<u64>,
     /// The next number of a race record; those of earlier launches are smaller.
     pub(crate) record: u32,
     /// Bytes allocated.
@@ -34,7 +40,7 @@ pub(crate) struct AddressSpace {
 
 impl AddressSpace {
     /// Addresses from `base` on, `room` of them, of which `capacity` bytes may be allocated at a time.
-    pub(crate) fn new(base: u64, room: u64, capacity: u64) -> AddressSpace {
+    pub(crate) fn new(base: u64, room: u64, capacity: u64, placement: Placement) -> AddressSpace {
         let (starts, slots, empty, freed) = (BTreeMap::new(), Vec::new(), Vec::new(), VecDeque::new());
         AddressSpace {
             starts,
@@ -44,6 +50,10 @@ impl AddressSpace {
             base,
             next: base + ALIGN,
             end: base + room,
+            random: match placement {
+                Placement::Ascending => None,
+                Placement::Random { seed } => Some(seed),
+            },
             record: 1,
             used: 0,
             capacity,
@@ -61,7 +71,7 @@ impl AddressSpace {
         if bytes > left || bytes == 0 && self.capacity == 0 {
             return Err(refused);
         }
-        let taken = bytes.max(1).checked_next_multiple_of(ALIGN).ok_or(refused)? + ALIGN;
+        let taken = bytes.max(1).checked_next_multiple_of(ALIGN).ok_or(refused)?;
         let start = self.place(taken).ok_or(refused)?;
         let allocation = Some(Allocation::new(start, bytes));
         let slot = self.empty.pop().unwrap_or_else(|| {
@@ -74,13 +84,38 @@ impl AddressSpace {
         Ok(start)
     }
 
-    /// A free range: addresses are used again only when all have been used once.
-    fn place(&mut self, taken: u64) -> Option<u64> {
-        if taken <= self.end - self.next {
+    /// A free range of so many bytes: addresses are used again only when all have been used once, or drawn again.
+    fn place(&mut self, bytes: u64) -> Option<u64> {
+        let taken = bytes + bytes.max(GAP);
+        if self.random.is_some() {
+            if let Some(start) = (0..DRAWS).find_map(|_| self.draw(taken)) {
+                return Some(start);
+            }
+        } else if taken <= self.end - self.next {
             let start = self.next;
             self.next += taken;
             return Some(start);
         }
+        self.first_free(bytes + ALIGN)
+    }
+
+    /// A random address with so many free bytes behind it, and a gap before it.
+    fn draw(&mut self, taken: u64) -> Option<u64> {
+        let state = self.random?.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.random = Some(state);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let places = (self.end - self.base).checked_sub(taken)? / ALIGN;
+        let start = self.base + (1 + (mixed ^ mixed >> 31) % places.max(1)) * ALIGN;
+        let behind = self.starts.range(start..).next().is_none_or(|(&next, _)| start + taken <= next);
+        let before = self.starts.range(..start).next_back().is_none_or(|(&other, &slot)| {
+            let bytes = self.bytes(slot);
+            other + bytes + bytes.max(GAP) <= start
+        });
+        (behind && before && start + taken <= self.end).then_some(start)
+    }
+
+    fn first_free(&self, taken: u64) -> Option<u64> {
         let mut at = self.base + ALIGN;
         for (&start, &slot) in &self.starts {
             if start >= at + taken {
