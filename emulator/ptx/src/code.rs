@@ -318,8 +318,9 @@ pub(crate) struct Program {
     pub(crate) callees: Vec<Callee>,
     pub(crate) presets: Vec<(Reg, Preset)>,
     pub(crate) registers: u32,
-    /// Whether a register is read by anything but a store of it.
-    pub(crate) computed: Vec<bool>,
+    /// Whether a register decides something or goes to other lanes: a guard, an address, an operand of anything but
+    /// arithmetic and stores.
+    pub(crate) sinks: Vec<bool>,
     /// Local memory a thread, in bytes.
     pub(crate) local_bytes: u32,
     /// The variables in shared memory; addresses of the first have the number 1 (see [`VARIABLE_SHIFT`]).

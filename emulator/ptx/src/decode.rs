@@ -113,7 +113,7 @@ impl<'a> Builder<'a> {
         self.resolve()?;
         let static_bytes = self.shared_bytes;
         self.program.dynamic_start = aligned(static_bytes, self.dynamic_align);
-        self.program.computed = self.computed();
+        self.program.sinks = self.sinks();
         self.watch();
         Ok(Kernel {
             name: function.name.clone(),
@@ -246,52 +246,56 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Which registers are read by more than stores of them: what is only carried along may be uninitialised.
-    fn computed(&self) -> Vec<bool> {
-        let mut computed = vec![false; self.program.registers as usize];
+    /// Which registers must not hold what nothing has written. Arithmetic passes it on, and a store puts it down.
+    fn sinks(&self) -> Vec<bool> {
+        let mut sinks = vec![false; self.program.registers as usize];
         for i in &self.program.code {
-            let carried = if let Op::Store(_) = i.op { NOWHERE } else { i.b };
-            for reg in [i.a, carried, i.c, i.e, i.guard] {
-                if let Some(flag) = computed.get_mut(reg as usize) {
+            let operands = match i.op {
+                Op::Map(_) => [NOWHERE; 4],
+                Op::Store(_) => [i.a, NOWHERE, NOWHERE, NOWHERE],
+                _ => [i.a, i.b, i.c, i.e],
+            };
+            for reg in operands.into_iter().chain([i.guard]) {
+                if let Some(flag) = sinks.get_mut(reg as usize) {
                     *flag = true;
                 }
             }
             match i.op {
                 Op::Atomic(atomic) if atomic.count > 1 => {
-                    self.mark(&mut computed, atomic.list, atomic.count as u32)
+                    self.mark(&mut sinks, atomic.list, atomic.count as u32)
                 }
                 Op::Matrix(number) => match self.program.matrices[number as usize] {
-                    Matrix::Fragment(f) if !f.loads => self.mark(&mut computed, f.list, f.count),
-                    Matrix::Tile(t) if !t.loads => self.mark(&mut computed, t.list, t.count),
+                    Matrix::Fragment(f) if !f.loads => self.mark(&mut sinks, f.list, f.count),
+                    Matrix::Tile(t) if !t.loads => self.mark(&mut sinks, t.list, t.count),
                     Matrix::TileProduct(p) => {
-                        (0..3).for_each(|i| self.mark(&mut computed, p.lists[i], p.counts[i]));
+                        (0..3).for_each(|i| self.mark(&mut sinks, p.lists[i], p.counts[i]));
                     }
                     Matrix::Product(p) => {
                         let registers = p.k * p.a_kind.bits() / 64;
-                        self.mark(&mut computed, p.a, registers);
-                        self.mark(&mut computed, p.b, registers / 2);
-                        self.mark(&mut computed, p.c, 4 * p.c_kind.bits() / 32);
+                        self.mark(&mut sinks, p.a, registers);
+                        self.mark(&mut sinks, p.b, registers / 2);
+                        self.mark(&mut sinks, p.c, 4 * p.c_kind.bits() / 32);
                     }
                     Matrix::Warpgroup(p) => {
-                        self.mark(&mut computed, p.a, p.a_count);
-                        self.mark(&mut computed, p.d, p.d_count);
+                        self.mark(&mut sinks, p.a, p.a_count);
+                        self.mark(&mut sinks, p.d, p.d_count);
                     }
                     _ => {}
                 },
                 Op::Asynchronous(number) => {
                     if let Asynchronous::Bulk(bulk) = self.program.asynchronous[number as usize] {
-                        self.mark(&mut computed, bulk.list, bulk.rank as u32 + bulk.multicast as u32);
+                        self.mark(&mut sinks, bulk.list, bulk.rank as u32 + bulk.multicast as u32);
                     }
                 }
                 _ => {}
             }
         }
-        computed
+        sinks
     }
 
-    fn mark(&self, computed: &mut [bool], list: u32, count: u32) {
+    fn mark(&self, sinks: &mut [bool], list: u32, count: u32) {
         for &reg in &self.program.lists[list as usize..(list + count) as usize] {
-            if let Some(flag) = computed.get_mut(reg as usize) {
+            if let Some(flag) = sinks.get_mut(reg as usize) {
                 *flag = true;
             }
         }

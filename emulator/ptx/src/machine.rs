@@ -4,6 +4,7 @@
 //! grid                         blocks come and go; warps in turn
 //!   run, call, collective      a warp's loop; functions; shuffles and votes
 //!     load, store              ── runs ── access        lanes in runs; from an address to checked bytes
+//!       unwritten              what nothing has written, on its way through registers
 //!     atomic                   ── access
 //!     barrier, asynchronous    ── access
 //!     matrix, warpgroup        ── access
@@ -26,6 +27,7 @@ mod run;
 mod runs;
 mod state;
 mod store;
+mod unwritten;
 mod warpgroup;
 
 pub(crate) use grid::run;

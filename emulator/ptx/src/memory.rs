@@ -105,6 +105,14 @@ impl Memory {
         self.lock().read(address, bytes)
     }
 
+    /// Whether all of the bytes were written.
+    ///
+    /// # Errors
+    /// If they were not: the fault names the first that was not, and where a kernel stored what depends on such bytes.
+    pub fn check_written(&self, address: u64, bytes: u64) -> Result<(), Fault> {
+        self.lock().check_written(address, bytes)
+    }
+
     /// What a byte reads as that was never written: such a float is no number a kernel computes with by accident.
     pub const POISON: u8 = 0xfb;
 
@@ -122,8 +130,8 @@ impl Memory {
     /// # Errors
     /// If the bytes of either end are not all in one allocation.
     pub fn copy(&self, to: u64, from: u64, bytes: u64) -> Result<(), Fault> {
-        let (data, written) = self.lock().take(from, bytes)?;
-        self.lock().put(to, &data, &written)
+        let taken = self.lock().take(from, bytes)?;
+        self.lock().put(to, &taken)
     }
 
     /// Copies bytes from another memory, like [`Memory::copy`].
@@ -131,8 +139,8 @@ impl Memory {
     /// # Errors
     /// If the bytes of either end are not all in one allocation.
     pub fn copy_from(&self, to: u64, other: &Memory, from: u64, bytes: u64) -> Result<(), Fault> {
-        let (data, written) = other.lock().take(from, bytes)?;
-        self.lock().put(to, &data, &written)
+        let taken = other.lock().take(from, bytes)?;
+        self.lock().put(to, &taken)
     }
 
     /// The start and the bytes of the allocation that an address is in.
@@ -198,19 +206,22 @@ pub(crate) struct Contents {
     pub(crate) pending: Option<Bits>,
     /// The last accesses, while a kernel runs.
     pub(crate) shadow: Shadow,
+    /// Where a kernel first stored what depends on bytes that nothing has written.
+    pub(crate) unwritten_by: Option<Box<str>>,
 }
 
 impl Contents {
     /// That many bytes, none written.
     pub(crate) fn new(len: usize) -> Contents {
         let (data, written) = (vec![0; len], Bits::new(len));
-        Contents { data, written, pending: None, shadow: Shadow::default() }
+        Contents { data, written, pending: None, shadow: Shadow::default(), unwritten_by: None }
     }
 
     /// All bytes count as never written again.
     pub(crate) fn forget(&mut self) {
         self.written.clear(self.data.len());
         self.pending = None;
+        self.unwritten_by = None;
     }
 
     /// Up to eight bytes as a number.

@@ -45,6 +45,11 @@ impl Machine<'_> {
             match i.op {
                 Op::Map(map) => {
                     if mask != 0 {
+                        if !warp.unwritten.is_empty()
+                            && let Err(fault) = self.pass_unwritten(warp, i, map, mask)
+                        {
+                            break Err(fault);
+                        }
                         warp.map(map, i.d, [i.a, i.b, i.c, i.e], mask);
                     }
                 }
@@ -112,6 +117,9 @@ impl Machine<'_> {
     fn step(&mut self, warp: &mut Warp, pc: u32, i: &Instruction, mask: u32, active: u32) -> Outcome<Next> {
         if warp.at_warp_op != 0 && matches!(i.op, Op::Load(_) | Op::Store(_) | Op::Atomic(_)) {
             warp.worked |= mask;
+        }
+        if !warp.unwritten.is_empty() {
+            warp.forget_unwritten(i.d, mask);
         }
         match i.op {
             Op::Load(access) => self.load(warp, pc, i, access, mask)?,

@@ -223,6 +223,16 @@ pub(crate) struct PendingCopy {
     pub(crate) written: u16,
 }
 
+/// What a register has of bytes that nothing has written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unwritten {
+    /// Of each lane the bytes that depend on them.
+    pub(crate) bytes: [u8; LANES],
+    /// The load that read them.
+    pub(crate) pc: u32,
+    pub(crate) place: ByteRange,
+}
+
 /// A warp of a block.
 #[derive(Debug, Default)]
 pub(crate) struct Warp {
@@ -263,8 +273,8 @@ pub(crate) struct Warp {
     pub(crate) cluster_round: [u32; LANES],
     /// Local memory, that of lane 0 first.
     pub(crate) local: Contents,
-    /// Registers that carry bytes never written: by register, the bytes of each lane.
-    pub(crate) unwritten: HashMap<Reg, [u8; LANES]>,
+    /// Registers that depend on bytes that nothing has written.
+    pub(crate) unwritten: HashMap<Reg, Unwritten>,
     pub(super) scratch: Box<Scratch>,
 }
 

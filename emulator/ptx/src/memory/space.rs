@@ -14,8 +14,14 @@ const DRAWS: usize = 64;
 /// How many freed allocations are remembered, so that a use after free can be named.
 const FREED_MAX: usize = 256;
 
-/// Bytes, and the parts of them that were ever written: start and end.
-pub(crate) type Taken = (Vec<u8>, Vec<(usize, usize)>);
+/// Bytes of a range, on their way to another.
+#[derive(Default)]
+pub(crate) struct Taken {
+    data: Vec<u8>,
+    /// The parts that were ever written: start and end.
+    written: Vec<(usize, usize)>,
+    unwritten_by: Option<Box<str>>,
+}
 
 /// The allocations of a memory.
 #[derive(Debug)]
@@ -261,13 +267,13 @@ impl AddressSpace {
     /// The bytes of a range, and the parts of it that were written.
     pub(crate) fn take(&mut self, from: u64, bytes: u64) -> Result<Taken, Fault> {
         if bytes == 0 {
-            return Ok((Vec::new(), Vec::new()));
+            return Ok(Taken::default());
         }
         let allocation = self.range("copy", from, bytes)?;
         let (at, len) = (allocation.offset(from), bytes as usize);
         let data = allocation.contents.data[at..at + len].to_vec();
         if allocation.contents.written.all(at, at + len) {
-            return Ok((data, vec![(0, len)]));
+            return Ok(Taken { data, written: vec![(0, len)], unwritten_by: None });
         }
         let mut written: Vec<(usize, usize)> = Vec::new();
         for i in (0..len).filter(|i| allocation.contents.written.get(at + i)) {
@@ -276,22 +282,47 @@ impl AddressSpace {
                 _ => written.push((i, i + 1)),
             }
         }
-        Ok((data, written))
+        Ok(Taken { data, written, unwritten_by: allocation.contents.unwritten_by.clone() })
     }
 
     /// Puts down what `take` gave.
-    pub(crate) fn put(&mut self, to: u64, data: &[u8], written: &[(usize, usize)]) -> Result<(), Fault> {
+    pub(crate) fn put(&mut self, to: u64, taken: &Taken) -> Result<(), Fault> {
+        let Taken { data, written, unwritten_by } = taken;
         if data.is_empty() {
             return Ok(());
         }
         let allocation = self.range("copy", to, data.len() as u64)?;
         let at = allocation.offset(to);
-        allocation.contents.data[at..at + data.len()].copy_from_slice(data);
-        allocation.contents.written.unset(at, at + data.len());
+        let contents = &mut allocation.contents;
+        contents.data[at..at + data.len()].copy_from_slice(data);
+        contents.written.unset(at, at + data.len());
         for (start, end) in written {
-            allocation.contents.written.set(at + start, at + end);
+            contents.written.set(at + start, at + end);
+        }
+        if contents.unwritten_by.is_none() {
+            contents.unwritten_by.clone_from(unwritten_by);
         }
         Ok(())
+    }
+
+    pub(crate) fn check_written(&mut self, address: u64, bytes: u64) -> Result<(), Fault> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let allocation = self.range("read", address, bytes)?;
+        let (at, size, contents) = (allocation.offset(address), allocation.bytes, &allocation.contents);
+        let end = at + bytes as usize;
+        if contents.written.all(at, end) {
+            return Ok(());
+        }
+        let first = (at..end).find(|&i| !contents.written.get(i)).unwrap_or(at);
+        let missing = (first..end).find(|&i| contents.written.get(i)).unwrap_or(end) - first;
+        let by = contents.unwritten_by.as_ref().map_or(String::new(), |by| format!("; {by}"));
+        let message = format!(
+            "read of {bytes} bytes at offset {at} of an allocation of {size} bytes, of which nothing has written \
+             {missing} at offset {first}{by}"
+        );
+        Err(Fault::outside(FaultKind::Uninitialised, message))
     }
 }
 
