@@ -332,6 +332,8 @@ pub(crate) struct Program {
 
 /// The offset of a map that is a plain move.
 pub(crate) const MOVE: i64 = 1;
+/// The offset of a map that is the first of [`APPROXIMATIONS`](crate::lanes::approximate::APPROXIMATIONS).
+pub(crate) const APPROXIMATE: i64 = 2;
 
 /// The elements of matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -41,6 +41,7 @@
 #![allow(clippy::needless_range_loop)]
 
 mod code;
+mod counters;
 mod decode;
 mod fault;
 mod lanes;
@@ -51,6 +52,7 @@ mod module;
 mod syntax;
 mod tensor_map;
 
+pub use counters::{Balance, Counters, SECTOR_BYTES, Traffic};
 pub use fault::{Fault, FaultKind, Location, ParseError};
 pub use launch::{Checks, Launch, Report, Touched, launch, launch_cooperative};
 pub use memory::{Memory, OutOfMemory, Placement};

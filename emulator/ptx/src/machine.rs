@@ -6,6 +6,7 @@
 //!     load, store              ── runs ── access        lanes in runs; from an address to checked bytes
 //!       unwritten              what nothing has written, on its way through registers
 //!     atomic                   ── access
+//!     count                    accesses and threads, if they are to be counted
 //!     barrier, asynchronous    ── access
 //!     matrix, warpgroup        ── access
 //!       fault                  kernel, line, block and thread of a fault
@@ -19,6 +20,7 @@ mod barrier;
 mod call;
 mod clocks;
 mod collective;
+mod count;
 mod fault;
 mod grid;
 mod load;

@@ -4,6 +4,7 @@ use std::sync::MutexGuard;
 
 use super::call::FUNCTION_WINDOW;
 use super::clocks::Clocks;
+use super::count::Count;
 use super::state::{Block, CachedAllocation, Machine, Outcome, Warp};
 use crate::code::{DYNAMIC, Preset, Special, VARIABLE_SHIFT};
 use crate::lanes::LANES;
@@ -46,6 +47,7 @@ pub(crate) fn run(
         idle: 0,
         cluster: Default::default(),
         variables: Vec::new(),
+        count: checks.counters.then(|| Count::new(program.code.len())),
         workspace,
     };
     let outcome = machine.grid(loaded);
@@ -53,7 +55,8 @@ pub(crate) fn run(
     machine.spaces.iter_mut().for_each(|s| s.record = next);
     outcome.map_err(|fault| *fault)?;
     let touched = machine.spaces.iter().flat_map(|s| s.touched(first)).collect();
-    Ok(Report { touched, ..machine.report })
+    let counters = machine.counters();
+    Ok(Report { touched, counters, ..machine.report })
 }
 
 impl Machine<'_> {
@@ -70,6 +73,7 @@ impl Machine<'_> {
                 for x in (0..grid[0]).step_by(resident[0] as usize) {
                     self.begin([x, y, z]);
                     self.cluster_runs()?;
+                    self.count_threads();
                 }
             }
         }

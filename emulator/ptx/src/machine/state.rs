@@ -15,8 +15,9 @@ use std::collections::HashMap;
 use std::sync::MutexGuard;
 
 use super::clocks::{Clocks, Gathering};
-use crate::code::{BarrierKind, NOWHERE, Program, Reg, Space};
-use crate::lanes::{LANES, Lanes, Map, lanes};
+use super::count::Count;
+use crate::code::{APPROXIMATE, BarrierKind, Instruction, NOWHERE, Program, Reg, Space};
+use crate::lanes::{LANES, Lanes, Map, approximate, lanes};
 use crate::memory::{AddressSpace, Contents};
 use crate::{Checks, Fault, Kernel, Launch, Report};
 
@@ -50,6 +51,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) cluster: ClusterBarrier,
     /// Where each variable of shared memory begins and ends, by its number.
     pub(crate) variables: Vec<(u64, u64)>,
+    /// What is counted, if anything is.
+    pub(crate) count: Option<Box<Count>>,
     /// Of a cooperative launch, whose blocks are all resident: where its barrier is.
     pub(crate) workspace: Option<u64>,
 }
@@ -273,6 +276,8 @@ pub(crate) struct Warp {
     pub(crate) cluster_round: [u32; LANES],
     /// Local memory, that of lane 0 first.
     pub(crate) local: Contents,
+    /// Instructions of each lane, if they are counted.
+    pub(crate) executed: [u64; LANES],
     /// Registers that depend on bytes that nothing has written.
     pub(crate) unwritten: HashMap<Reg, Unwritten>,
     pub(super) scratch: Box<Scratch>,
@@ -375,6 +380,14 @@ impl Warp {
             if mask >> l & 1 == 1 {
                 register[l] = values[l];
             }
+        }
+    }
+
+    /// Gives an approximate instruction's results the errors that a seed says.
+    #[cold]
+    pub(crate) fn perturb(&mut self, seed: u64, i: &Instruction, operands: &[Lanes; 2], mask: u32) {
+        if let Some(results) = self.registers.get_mut(i.d as usize) {
+            approximate::perturb(results, (i.offset - APPROXIMATE) as usize, seed, operands, mask);
         }
     }
 
