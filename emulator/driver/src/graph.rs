@@ -188,7 +188,7 @@ impl Drop for GraphMemory {
         for address in &self.allocated {
             if addresses().remove(address).is_some_and(|held| !held.now) {
                 // It was allocated by the capture, and this is the only free.
-                let _ = self.context.device().memory.free(*address);
+                let _ = self.context.device().free(*address);
             }
         }
     }

@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use phalanx_emulator_link::pointer::{Bytes, In};
-use phalanx_ptx::{Checks, Launch, Loaded, Memory, Touched};
+use phalanx_ptx::{Launch, Loaded, Memory, Touched};
 
+use crate::counting;
 use crate::context::{Context, here};
 use crate::device::{
     BLOCK_MAX, BLOCKS_MULTIPROCESSOR, CLUSTER_MAX, CLUSTER_MAX_OPTIN, GRID_MAX, MULTIPROCESSORS, REGISTERS,
@@ -13,6 +14,7 @@ use crate::device::{
 use crate::module::{FUNCTIONS, Function};
 use crate::queue::{Progress, Task};
 use crate::race::Access;
+use crate::settings::settings;
 use crate::status::{Result, Status, failure, present};
 use crate::streams::submit;
 
@@ -148,8 +150,9 @@ fn task(
         let devices = runs_in.reachable();
         let memory: Vec<&Memory> = devices.iter().map(|device| &device.memory).collect();
         let start = if cooperative { phalanx_ptx::launch_cooperative } else { phalanx_ptx::launch };
-        match start(&loaded, &function.name, &memory, &shape, &parameters, &Checks::default()) {
+        match start(&loaded, &function.name, &memory, &shape, &parameters, &settings().checks()) {
             Ok(report) => {
+                counting::add(&function.name, &report.counters);
                 print!("{}", report.output);
                 let access = |t: &Touched| Access { start: t.start, end: t.end, written: t.written };
                 Progress::Done(report.touched.iter().map(access).collect())

@@ -45,12 +45,15 @@ mod api;
 mod capture;
 mod context;
 mod copy;
+mod counting;
 mod device;
 mod event;
 mod executor;
+mod failing;
 mod graph;
 mod host;
 mod launch;
+mod ledger;
 mod memory;
 mod module;
 mod queue;
@@ -58,6 +61,7 @@ mod race;
 mod settings;
 mod status;
 mod streams;
+mod unwaited;
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]
