@@ -5,18 +5,21 @@ use std::fmt::Write;
 use std::sync::Mutex;
 
 use phalanx_emulator_link::lock;
-use phalanx_ptx::Counters;
+use phalanx_ptx::{Counters, Kernel, Loaded};
 
 use crate::settings::{COUNTERS, CountersTo, settings};
 use crate::status::say;
 
 static COUNTED: Mutex<BTreeMap<String, Counters>> = Mutex::new(BTreeMap::new());
 
-/// A kernel has run.
-pub(crate) fn add(kernel: &str, counters: &Counters) {
-    if counters.launches > 0 {
-        lock(&COUNTED).entry(kernel.into()).or_default().add(counters);
+/// A kernel of a module has run. Kernels of one name in different files are counted by themselves.
+pub(crate) fn add(loaded: &Loaded, kernel: &str, counters: &Counters) {
+    if counters.launches == 0 {
+        return;
     }
+    let file = loaded.module().kernel(kernel).and_then(Kernel::file);
+    let name = file.map_or(kernel.into(), |file| format!("{file} {kernel}"));
+    lock(&COUNTED).entry(name).or_default().add(counters);
 }
 
 /// The first line of the file.

@@ -152,7 +152,7 @@ fn task(
         let start = if cooperative { phalanx_ptx::launch_cooperative } else { phalanx_ptx::launch };
         match start(&loaded, &function.name, &memory, &shape, &parameters, &settings().checks()) {
             Ok(report) => {
-                counting::add(&function.name, &report.counters);
+                counting::add(&loaded, &function.name, &report.counters);
                 print!("{}", report.output);
                 let access = |t: &Touched| Access { start: t.start, end: t.end, written: t.written };
                 Progress::Done(report.touched.iter().map(access).collect())
