@@ -1,9 +1,9 @@
 //! Training on a GPU, or on the emulator: the losses and the ledger of a CPU.
 
-#[path = "../kernels/tests/cuda/driver.rs"]
-mod driver;
 #[path = "cuda/allocations.rs"]
 mod allocations;
+#[path = "../kernels/tests/cuda/driver.rs"]
+mod driver;
 #[path = "cuda/steps.rs"]
 mod steps;
 

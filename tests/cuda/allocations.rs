@@ -26,7 +26,8 @@ fn used() -> std::result::Result<usize, String> {
     type Info = unsafe extern "C" fn(*mut usize, *mut usize) -> i32;
     let (mut free, mut total) = (0, 0);
     // SAFETY: the driver's function of this name has this type; both places are there to be written.
-    let status = unsafe { cuda::symbol::<Info>(Library::Driver, "cuMemGetInfo_v2")?(&raw mut free, &raw mut total) };
+    let status =
+        unsafe { cuda::symbol::<Info>(Library::Driver, "cuMemGetInfo_v2")?(&raw mut free, &raw mut total) };
     if status == 0 { Ok(total - free) } else { Err(format!("cuMemGetInfo gives {status}")) }
 }
 

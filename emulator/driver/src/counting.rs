@@ -30,7 +30,9 @@ pub(crate) fn write() {
     let counted = lock(&COUNTED);
     match &settings().counters {
         CountersTo::Nowhere => {}
-        CountersTo::Print => counted.iter().for_each(|(kernel, all)| say(&format!("kernel {kernel:?}: {all}"))),
+        CountersTo::Print => {
+            counted.iter().for_each(|(kernel, all)| say(&format!("kernel {kernel:?}: {all}")))
+        }
         CountersTo::File(path) => {
             if let Err(error) = std::fs::write(path, table(&counted)) {
                 say(&format!("{COUNTERS}: {}: {error}", path.display()));

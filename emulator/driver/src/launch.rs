@@ -5,8 +5,8 @@ use std::sync::Arc;
 use phalanx_emulator_link::pointer::{Bytes, In};
 use phalanx_ptx::{Launch, Loaded, Memory, Touched};
 
-use crate::counting;
 use crate::context::{Context, here};
+use crate::counting;
 use crate::device::{
     BLOCK_MAX, BLOCKS_MULTIPROCESSOR, CLUSTER_MAX, CLUSTER_MAX_OPTIN, GRID_MAX, MULTIPROCESSORS, REGISTERS,
     SHARED_BYTES_MULTIPROCESSOR, SHARED_BYTES_OPTIN, SHARED_BYTES_RESERVED, THREADS_MULTIPROCESSOR,

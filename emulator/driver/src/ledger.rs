@@ -112,8 +112,10 @@ fn report<'l>(whose: &str, left: impl Iterator<Item = (&'l (Kind, usize), &'l Ma
     if left.is_empty() {
         return say(&format!("leaks: {whose}, and nothing is left"));
     }
-    let bytes: u64 = left.iter().filter(|((kind, _), _)| *kind == Kind::Allocation).map(|(_, m)| m.bytes).sum();
-    let mut text = format!("leaks: {whose}, and {} objects are left, {bytes} bytes of device memory:", left.len());
+    let bytes: u64 =
+        left.iter().filter(|((kind, _), _)| *kind == Kind::Allocation).map(|(_, m)| m.bytes).sum();
+    let mut text =
+        format!("leaks: {whose}, and {} objects are left, {bytes} bytes of device memory:", left.len());
     for ((kind, key), made) in left.iter().take(NAMED_MAX) {
         let size = if made.bytes > 0 { format!(" of {} bytes", made.bytes) } else { String::new() };
         text += &format!("\n    {} {key:#x}{size}, made {made}", kind.name());

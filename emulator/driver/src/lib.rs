@@ -15,6 +15,7 @@
 //! ```text
 //! api           the C functions, safe code over the pointer types of `phalanx-emulator-link`
 //! launch        checks of launches, kernels as tasks          module    modules and functions
+//! counting      what kernels counted                          failing   allocations that fail on demand
 //! copy          copies and fills                              memory    allocations and pools
 //! host          page-locked memory                            event     events
 //! capture       begins and ends captures
@@ -22,6 +23,7 @@
 //! graph         graphs, captures, their memory
 //! executor      runs what is queued, at once or deferred
 //! queue         tasks, and all queued work as one graph       race      finds missing waits
+//! unwaited      page-locked memory, until the host waits      ledger    where objects were made
 //! context       contexts, and faults that end them            device    memory and attributes
 //! ```
 //!
@@ -40,6 +42,13 @@
 //! | `PHALANX_EMULATED_MEMORY_BYTES` | bytes a device | 16 GiB |
 //! | `PHALANX_EMULATOR_STREAMS` | `eager`, `deferred`, `deferred:SEED` | `eager` |
 //! | `PHALANX_EMULATOR_RACES` | `error`, `warn`, `off` | `error` |
+//! | `PHALANX_EMULATOR_ADDRESSES` | `ascending`, `random:SEED` | `ascending` |
+//! | `PHALANX_EMULATOR_UNWRITTEN` | `error`, `warn`, `off` | `error` |
+//! | `PHALANX_EMULATOR_FREES` | `error`, `strict`, `status` | `error` |
+//! | `PHALANX_EMULATOR_LEAKS` | `off`, `report` | `off` |
+//! | `PHALANX_EMULATOR_COUNTERS` | `off`, `print`, a file | `off` |
+//! | `PHALANX_EMULATOR_APPROXIMATE` | a seed | exact |
+//! | `PHALANX_EMULATOR_FAIL_ALLOCATION` | the number of an allocation | none |
 
 mod api;
 mod capture;

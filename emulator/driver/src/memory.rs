@@ -14,8 +14,8 @@ use crate::graph;
 use crate::ledger::{self, Kind};
 use crate::queue::{Progress, Task};
 use crate::race::Access;
-use crate::settings::settings;
-use crate::status::{Result, Status};
+use crate::settings::{Frees, settings};
+use crate::status::{Failure, Result, Status};
 use crate::streams::{streams, submit, synchronize_all};
 
 /// Allocates at once. If memory is short, all queued operations run first: they may free some.
@@ -25,7 +25,9 @@ pub(crate) fn allocate(device: &Device, bytes: u64) -> Result<u64> {
     }
     if failing::fails() {
         let left = device.memory.capacity() - device.memory.used();
-        let why = format!("out of memory: {bytes} bytes wanted, {left} are left, but this allocation was chosen to fail");
+        let why = format!(
+            "out of memory: {bytes} bytes wanted, {left} are left, but this allocation was chosen to fail"
+        );
         return Err(Status::OUT_OF_MEMORY.because(why));
     }
     if let Ok(address) = device.memory.allocate(bytes) {
@@ -106,7 +108,14 @@ pub(crate) fn free(address: u64, context: &Context) -> Result<()> {
 /// The outcome of a free. One that is refused ends the context, unless it is told not to: programs free where they drop
 /// what they own, and do not look at the status.
 pub(crate) fn freed(outcome: Result<()>, call: &str) -> Result<()> {
-    if let (Err(failure), Ok(context), true) = (&outcome, here(), settings().strict_frees) {
+    let ends = |failure: &Failure| match settings().frees {
+        Frees::Error => failure.status != Status::CAPTURE_INVALIDATED,
+        Frees::Strict => true,
+        Frees::Status => false,
+    };
+    if let (Err(failure), Ok(context)) = (&outcome, here())
+        && ends(failure)
+    {
         context.lose(failure.status.because(format!("the free is refused: {}", failure.message)), call);
     }
     outcome

@@ -307,7 +307,8 @@ impl Queue {
 
     /// Whether copies that the host has not waited for write page-locked memory in `start .. end`.
     pub(crate) fn writes_host(&self, start: usize, end: usize) -> bool {
-        let writes = |o: &Operation| o.task.writes_host && o.task.host.is_some_and(|(s, e)| s < end && start < e);
+        let writes =
+            |o: &Operation| o.task.writes_host && o.task.host.is_some_and(|(s, e)| s < end && start < e);
         self.unwaited.is_brought(start, end) || self.operations.values().any(writes)
     }
 

@@ -27,7 +27,7 @@ pub(crate) const COUNTERS: &str = "PHALANX_EMULATOR_COUNTERS";
 pub(crate) const APPROXIMATE: &str = "PHALANX_EMULATOR_APPROXIMATE";
 /// The number, from 1, of the allocation that is to fail.
 pub(crate) const FAIL_ALLOCATION: &str = "PHALANX_EMULATOR_FAIL_ALLOCATION";
-/// What becomes of a free that is refused: `error` (the default) or `status`.
+/// What becomes of a free that is refused: `error` (the default), `strict` or `status`.
 pub(crate) const FREES: &str = "PHALANX_EMULATOR_FREES";
 
 /// When work that is queued on streams runs.
@@ -48,6 +48,17 @@ pub(crate) enum Report {
     Warn,
     /// It is not looked for.
     Off,
+}
+
+/// What becomes of a free that is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Frees {
+    /// It ends the context, but in a capture that was broken before.
+    Error,
+    /// It ends the context wherever it is.
+    Strict,
+    /// The call gives its status, as on a GPU.
+    Status,
 }
 
 /// Where counters of kernels go.
@@ -73,8 +84,7 @@ pub(crate) struct Settings {
     pub counters: CountersTo,
     pub approximate: Option<u64>,
     pub fail_allocation: u64,
-    /// A free that is refused ends the context.
-    pub strict_frees: bool,
+    pub frees: Frees,
 }
 
 impl Settings {
@@ -91,7 +101,7 @@ impl Settings {
             counters: parsed(COUNTERS, CountersTo::Nowhere, |text| Some(counters(text))),
             approximate: parsed(APPROXIMATE, None, |text| text.parse().ok().map(Some)),
             fail_allocation: parsed(FAIL_ALLOCATION, 0, |text| text.parse().ok()),
-            strict_frees: parsed(FREES, true, |text| one_of(text, [("error", true), ("status", false)])),
+            frees: parsed(FREES, Frees::Error, frees),
         }
     }
 
@@ -131,6 +141,10 @@ fn one_of<T, const N: usize>(text: &str, known: [(&str, T); N]) -> Option<T> {
 
 fn report(text: &str) -> Option<Report> {
     one_of(text, [("error", Report::Error), ("warn", Report::Warn), ("off", Report::Off)])
+}
+
+fn frees(text: &str) -> Option<Frees> {
+    one_of(text, [("error", Frees::Error), ("strict", Frees::Strict), ("status", Frees::Status)])
 }
 
 fn addresses(text: &str) -> Option<Placement> {

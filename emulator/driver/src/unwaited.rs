@@ -73,7 +73,13 @@ pub(crate) fn mistake(context: &Context, report: Report, why: String, what: &str
 
 impl Unwaited {
     /// A copy has run that brings rows to `start .. end`.
-    pub(crate) fn brings(&mut self, origin: Origin, context: Arc<Context>, (start, end): (usize, usize), rows: HostRows) {
+    pub(crate) fn brings(
+        &mut self,
+        origin: Origin,
+        context: Arc<Context>,
+        (start, end): (usize, usize),
+        rows: HostRows,
+    ) {
         // What earlier copies brought there comes first; what they read may change now.
         self.uses.retain(|other| {
             let touches = other.start < end && start < other.end;
@@ -87,7 +93,13 @@ impl Unwaited {
     }
 
     /// A copy has run that has read `start .. end`.
-    pub(crate) fn has_read(&mut self, origin: Origin, context: Arc<Context>, (start, end): (usize, usize), sum: u64) {
+    pub(crate) fn has_read(
+        &mut self,
+        origin: Origin,
+        context: Arc<Context>,
+        (start, end): (usize, usize),
+        sum: u64,
+    ) {
         self.uses.push(Use { origin, context, start, end, kind: UseKind::Read(sum) });
     }
 
@@ -111,9 +123,8 @@ impl Unwaited {
 
     /// The host has waited for all that `host` covers.
     pub(crate) fn waited(&mut self, host: &Clock, report: Report) {
-        let (over, rest) = std::mem::take(&mut self.uses)
-            .into_iter()
-            .partition(|one: &Use| host.covers(one.origin.stamp));
+        let (over, rest) =
+            std::mem::take(&mut self.uses).into_iter().partition(|one: &Use| host.covers(one.origin.stamp));
         self.uses = rest;
         for Use { origin, context, start, end, kind } in over {
             let kept = match &kind {

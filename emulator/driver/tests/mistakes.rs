@@ -40,7 +40,8 @@ fn bring(x: &CudaSlice<u8>, host: *mut u8, stream: &Arc<CudaStream>) {
 fn fetch(x: &CudaSlice<u8>, host: *mut u8, stream: &Arc<CudaStream>) {
     let (address, _guard) = x.device_ptr(stream);
     // SAFETY: as in `bring`.
-    unsafe { result::memcpy_htod_async(address, std::slice::from_raw_parts(host, 64), stream.cu_stream()) }.unwrap();
+    unsafe { result::memcpy_htod_async(address, std::slice::from_raw_parts(host, 64), stream.cu_stream()) }
+        .unwrap();
 }
 
 #[test]
@@ -90,7 +91,8 @@ fn a_wait_for_another_stream_is_none() {
 #[test]
 fn copies_that_are_ordered_on_the_device_see_what_others_brought() {
     let stream = stream();
-    let (x, y, host) = (stream.clone_htod(&[7_u8; 64]).unwrap(), stream.alloc_zeros::<u8>(64).unwrap(), pinned(1));
+    let (x, y, host) =
+        (stream.clone_htod(&[7_u8; 64]).unwrap(), stream.alloc_zeros::<u8>(64).unwrap(), pinned(1));
     bring(&x, host, &stream);
     fetch(&y, host, &stream);
     // The memory is used again, without a wait of the host between.
@@ -112,7 +114,11 @@ fn memory_that_changes_before_a_copy_was_waited_for_is_found() {
     for from in [true, false] {
         let stream = stream();
         let (x, host) = (stream.clone_htod(&[7_u8; 64]).unwrap(), pinned(1));
-        if from { fetch(&x, host, &stream) } else { bring(&x, host, &stream) }
+        if from {
+            fetch(&x, host, &stream)
+        } else {
+            bring(&x, host, &stream)
+        }
         // SAFETY: bytes of this test; the missing wait is the mistake.
         unsafe { host.add(5).write(9) };
         assert_eq!(status(stream.synchronize()), CUresult::CUDA_ERROR_LAUNCH_FAILED);
@@ -127,12 +133,19 @@ fn memory_that_is_freed_before_a_copy_was_waited_for_is_found() {
         let stream = stream();
         let (x, host) = (stream.clone_htod(&[7_u8; 64]).unwrap(), pinned(1));
         stream.synchronize().unwrap();
-        if from { fetch(&x, host, &stream) } else { bring(&x, host, &stream) }
+        if from {
+            fetch(&x, host, &stream)
+        } else {
+            bring(&x, host, &stream)
+        }
         // SAFETY: no other code has the memory.
         unsafe { result::free_host(host.cast()) }.unwrap();
         assert_eq!(status(stream.synchronize()), CUresult::CUDA_ERROR_LAUNCH_FAILED);
         let text = told(CUresult::CUDA_ERROR_LAUNCH_FAILED);
-        assert!(text.contains("page-locked memory is freed before the host has waited for a copy of 64 bytes"), "{text}");
+        assert!(
+            text.contains("page-locked memory is freed before the host has waited for a copy of 64 bytes"),
+            "{text}"
+        );
     }
 }
 
@@ -143,7 +156,11 @@ fn bytes_that_nothing_has_written_do_not_come_to_the_host() {
     let raw = unsafe { stream.alloc::<u32>(100) }.unwrap();
     assert_eq!(status(stream.clone_dtoh(&raw)), CUresult::CUDA_ERROR_LAUNCH_FAILED);
     let text = told(CUresult::CUDA_ERROR_LAUNCH_FAILED);
-    for part in ["nothing has written 400 at offset 0", "made by cuMemAllocAsync (object", "bytes_that_nothing_has_written"] {
+    for part in [
+        "nothing has written 400 at offset 0",
+        "made by cuMemAllocAsync (object",
+        "bytes_that_nothing_has_written",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
@@ -166,7 +183,8 @@ const ONE_MORE: &str = ".version 9.0
 }";
 
 fn one_more(stream: &Arc<CudaStream>, x: &CudaSlice<u32>) -> CudaSlice<u32> {
-    let kernel = stream.context().load_module(Ptx::from_src(ONE_MORE)).unwrap().load_function("one_more").unwrap();
+    let kernel =
+        stream.context().load_module(Ptx::from_src(ONE_MORE)).unwrap().load_function("one_more").unwrap();
     let out = stream.alloc_zeros::<u32>(2).unwrap();
     let shape = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
     // SAFETY: the arguments are the kernel's.
@@ -244,7 +262,11 @@ fn what_is_left_when_a_context_ends_is_listed_with_where_it_was_made() {
     let report = &said[said.find("leaks: context").expect(&said)..];
     assert!(report.contains("has ended, and 4 objects are left, 96 bytes of device memory:"), "{said}");
     for part in [
-        "allocation 0x", " of 96 bytes, made by cuMemAlloc (object", "page-locked allocation", "event", "stream",
+        "allocation 0x",
+        " of 96 bytes, made by cuMemAlloc (object",
+        "page-locked allocation",
+        "event",
+        "stream",
         "from mistakes::leaks",
     ] {
         assert!(report.contains(part), "{part}: {said}");
@@ -279,7 +301,8 @@ fn fail_allocation(number: u64) -> u64 {
     // SAFETY: the driver is loaded, and has a function of this name and type.
     unsafe {
         let driver = libloading::Library::new(phalanx_emulated_driver::library().unwrap()).unwrap();
-        let choose = driver.get::<extern "C" fn(u64) -> u64>(b"phalanx_emulated_driver_fail_allocation").unwrap();
+        let choose =
+            driver.get::<extern "C" fn(u64) -> u64>(b"phalanx_emulated_driver_fail_allocation").unwrap();
         choose(number)
     }
 }
@@ -334,7 +357,10 @@ fn the_second_allocation_fails() {
 #[test]
 fn counters_go_to_stderr_or_to_a_file() {
     let (right, said) = alone("one_launch", &[("PHALANX_EMULATOR_COUNTERS", "print")]);
-    assert!(right && said.contains("kernel \"one_more\": 1 launches; global: 3 requests, 1.00 sectors each"), "{said}");
+    assert!(
+        right && said.contains("kernel \"one_more\": 1 launches; global: 3 requests, 1.00 sectors each"),
+        "{said}"
+    );
     let file = std::env::temp_dir().join(format!("phalanx-counters-{}", std::process::id()));
     let (right, said) = alone("one_launch", &[("PHALANX_EMULATOR_COUNTERS", file.to_str().unwrap())]);
     assert!(right, "{said}");

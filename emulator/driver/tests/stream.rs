@@ -251,7 +251,10 @@ fn changing_pinned_memory_under_a_queued_copy_is_found() {
 fn freeing_pinned_memory_under_a_queued_copy_is_found() {
     let (right, said) = run("pinned_memory_freed", "deferred:1", "error");
     assert!(right, "{said}");
-    assert!(said.contains("page-locked memory is freed before the host has waited for a copy of 64 bytes"), "{said}");
+    assert!(
+        said.contains("page-locked memory is freed before the host has waited for a copy of 64 bytes"),
+        "{said}"
+    );
 }
 
 #[test]

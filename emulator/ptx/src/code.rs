@@ -6,6 +6,7 @@
 
 use crate::Location;
 use crate::lanes::Map;
+use crate::shared_variable::SharedVariable;
 
 /// A register's number. Constants and special registers are registers too, so operands are nothing else.
 pub(crate) type Reg = u32;
@@ -292,20 +293,6 @@ pub(crate) struct CallSite {
     pub(crate) results: Vec<(u32, u32)>,
 }
 
-/// Bits of a shared address below the number of the variable that it was derived from. Matrix descriptors keep only
-/// the bits below, so the number 0 stands for no variable: such an address may be of any byte.
-pub(crate) const VARIABLE_SHIFT: u32 = 18;
-/// The number of the dynamic shared memory among variables.
-pub(crate) const DYNAMIC: u32 = 63;
-
-/// A variable in shared memory: an address that was derived from it must stay in it.
-#[derive(Debug)]
-pub(crate) struct SharedVariable {
-    pub(crate) name: String,
-    pub(crate) start: u32,
-    pub(crate) bytes: u32,
-}
-
 /// A kernel's instructions, with those of the functions it can call, and what they refer to.
 #[derive(Debug, Default)]
 pub(crate) struct Program {
@@ -323,7 +310,7 @@ pub(crate) struct Program {
     pub(crate) sinks: Vec<bool>,
     /// Local memory a thread, in bytes.
     pub(crate) local_bytes: u32,
-    /// The variables in shared memory; addresses of the first have the number 1 (see [`VARIABLE_SHIFT`]).
+    /// The variables in shared memory; addresses of the first have the number 1.
     pub(crate) shared: Vec<SharedVariable>,
     /// Where dynamic shared memory begins.
     pub(crate) dynamic_start: u32,

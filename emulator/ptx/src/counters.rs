@@ -110,11 +110,8 @@ impl Traffic {
         self.shared_requests += 1;
         let lanes_a_phase = (PHASE_BYTES / bytes.max(1)).min(lanes.len()).max(1);
         for phase in lanes.chunks(lanes_a_phase) {
-            let mut words: Vec<u64> = phase
-                .iter()
-                .flatten()
-                .flat_map(|a| a / 4..=(a + bytes as u64 - 1) / 4)
-                .collect();
+            let mut words: Vec<u64> =
+                phase.iter().flatten().flat_map(|a| a / 4..=(a + bytes as u64 - 1) / 4).collect();
             words.sort_unstable();
             words.dedup();
             let mut banks = [0; BANKS];

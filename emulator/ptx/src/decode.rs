@@ -5,12 +5,12 @@ use std::collections::HashMap;
 
 use crate::ParseError;
 use crate::code::{
-    Asynchronous, Callee, CalleeKind, DYNAMIC, Instruction, Matrix, NOWHERE, Op, Preset, Program, Reg,
-    SharedVariable, VARIABLE_SHIFT, ZERO,
+    Asynchronous, Callee, CalleeKind, Instruction, Matrix, NOWHERE, Op, Preset, Program, Reg, ZERO,
 };
 use crate::decode::names::{Names, Symbol};
 use crate::lanes::round::Mode;
 use crate::module::{Kernel, Parameter, Variable};
+use crate::shared_variable::{self, DYNAMIC, SharedVariable};
 use crate::syntax::{
     Declaration, Function, LocDirective, Operand, RawInstruction, StateSpace, Statement, SyntaxTree,
     type_bytes,
@@ -359,7 +359,7 @@ impl<'a> Builder<'a> {
         self.shared_bytes = start + bytes;
         self.program.shared.push(SharedVariable { name: name.into(), start, bytes });
         match self.program.shared.len() as u32 {
-            number if number < DYNAMIC => number << VARIABLE_SHIFT | start,
+            number if number < DYNAMIC => shared_variable::address(number, start),
             _ => start,
         }
     }

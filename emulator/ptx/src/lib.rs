@@ -49,6 +49,7 @@ mod launch;
 mod machine;
 mod memory;
 mod module;
+mod shared_variable;
 mod syntax;
 mod tensor_map;
 

@@ -70,7 +70,10 @@ impl Memory {
         let order = SPACES.fetch_add(1, Ordering::Relaxed);
         // Past the last number addresses repeat: memories 2^12 apart could then not be peers.
         let base = (1 + (order - 1) % SPACES_MAX) << SPACE_BITS;
-        Memory { space: Mutex::new(AddressSpace::new(base, 1 << SPACE_BITS, capacity_bytes, placement)), order }
+        Memory {
+            space: Mutex::new(AddressSpace::new(base, 1 << SPACE_BITS, capacity_bytes, placement)),
+            order,
+        }
     }
 
     /// Allocates; the contents count as never written.

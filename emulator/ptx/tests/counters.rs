@@ -19,7 +19,9 @@ fn counted(offset: &str, body: &str, threads: u32) -> Counters {
         ),
     );
     let checks = Checks { counters: true, ..Checks::default() };
-    launch(&load(&text, &memory), "k", &[&memory], &shape(1, threads), &x.to_le_bytes(), &checks).unwrap().counters
+    launch(&load(&text, &memory), "k", &[&memory], &shape(1, threads), &x.to_le_bytes(), &checks)
+        .unwrap()
+        .counters
 }
 
 fn traffic(offset: &str, body: &str) -> Traffic {
@@ -38,7 +40,11 @@ fn a_row_costs_four_sectors_and_a_column_thirty_two() {
         ("shl.b32 %r1, %t, 3;", 8, 4),
     ] {
         let found = traffic(offset, load);
-        assert_eq!((found.global_requests, found.sectors, found.sectors_min), (1, sectors, sectors_min), "{offset}");
+        assert_eq!(
+            (found.global_requests, found.sectors, found.sectors_min),
+            (1, sectors, sectors_min),
+            "{offset}"
+        );
     }
     let vector = traffic("shl.b32 %r1, %t, 4;", "ld.global.v4.u32 {%r3, %r4, %r5, %r6}, [%d0];");
     assert_eq!((vector.sectors, vector.sectors_min), (16, 16));
@@ -84,14 +90,20 @@ fn wide_accesses_are_served_in_halves_and_quarters_of_the_warp() {
 fn lines_are_counted_by_themselves_and_add_up() {
     let text = format!(
         ".file 1 \"a.cu\"\n{}",
-        kernel(1, ".loc 1 3 0\nld.global.u32 %r1, [%p0]; ld.global.u32 %r2, [%p0+64];\n.loc 1 4 0\nld.global.u32 %r3, [%p0+128];")
+        kernel(
+            1,
+            ".loc 1 3 0\nld.global.u32 %r1, [%p0]; ld.global.u32 %r2, [%p0+64];\n.loc 1 4 0\nld.global.u32 %r3, [%p0+128];"
+        )
     );
     let memory = Memory::new(1 << 20);
     let (x, checks) = (words(&memory, &[1; 64]), Checks { counters: true, ..Checks::default() });
     let loaded = load(&text, &memory);
-    let run = |blocks| launch(&loaded, "k", &[&memory], &shape(blocks, 64), &x.to_le_bytes(), &checks).unwrap().counters;
+    let run = |blocks| {
+        launch(&loaded, "k", &[&memory], &shape(blocks, 64), &x.to_le_bytes(), &checks).unwrap().counters
+    };
     let mut found = run(1);
-    let lines: Vec<(&str, u64)> = found.lines.iter().map(|(line, t)| (line.as_str(), t.global_requests)).collect();
+    let lines: Vec<(&str, u64)> =
+        found.lines.iter().map(|(line, t)| (line.as_str(), t.global_requests)).collect();
     assert_eq!(lines, [("a.cu:3", 4), ("a.cu:4", 2)]);
     found.add(&run(3));
     assert_eq!((found.launches, found.traffic().global_requests), (2, 24));

@@ -27,9 +27,13 @@ fn a_shared_array_that_runs_over_does_not_reach_the_next_one() {
     shared(store, 16).unwrap();
     let fault = shared(store, 17).unwrap_err();
     assert_eq!((fault.kind, fault.thread), (FaultKind::OutOfBounds, [16, 0, 0]), "{fault}");
-    assert!(fault.message.contains("write of 4 bytes at offset 64 of 64 bytes of shared memory, variable `a`"), "{fault}");
+    assert!(
+        fault.message.contains("write of 4 bytes at offset 64 of 64 bytes of shared memory, variable `a`"),
+        "{fault}"
+    );
     // The same through a generic address.
-    let store = "cvt.u64.u32 %d0, %r8; cvta.shared.u64 %d0, %d0; mul.wide.u32 %d1, %t, 4; add.u64 %d0, %d0, %d1;
+    let store =
+        "cvt.u64.u32 %d0, %r8; cvta.shared.u64 %d0, %d0; mul.wide.u32 %d1, %t, 4; add.u64 %d0, %d0, %d1;
         st.u32 [%d0], %t;";
     shared(store, 16).unwrap();
     assert!(shared(store, 17).unwrap_err().message.contains("variable `a`"));
@@ -60,7 +64,9 @@ fn reaches(memory: &Memory, bytes: u64, distance: u64) -> Result<Report, phalanx
 #[test]
 fn an_overrun_of_up_to_its_own_size_or_a_mebibyte_reaches_no_other_allocation() {
     let memory = Memory::new(1 << 30);
-    for (bytes, distance) in [(64, 64), (64, 320), (64, 1 << 20), (4 << 20, 4 << 20), (4 << 20, (8 << 20) - 4)] {
+    for (bytes, distance) in
+        [(64, 64), (64, 320), (64, 1 << 20), (4 << 20, 4 << 20), (4 << 20, (8 << 20) - 4)]
+    {
         let fault = reaches(&memory, bytes, distance).unwrap_err();
         assert_eq!(fault.kind, FaultKind::OutOfBounds, "{bytes} bytes, {distance} from the start: {fault}");
     }

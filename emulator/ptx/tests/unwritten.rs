@@ -36,14 +36,26 @@ fn a_result_that_the_host_reads_names_the_load_and_the_store() {
 fn results_that_do_not_depend_on_unwritten_bytes_are_written() {
     let cases = [
         // A padded vector of which only the written part is used.
-        ("ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%p0+16]; add.u32 %r5, %r1, %r2; st.global.u32 [%p1], %r5;", 11),
+        (
+            "ld.global.v4.u32 {%r1, %r2, %r3, %r4}, [%p0+16]; add.u32 %r5, %r1, %r2; st.global.u32 [%p1], %r5;",
+            11,
+        ),
         // A selection: the compiler has made a load of what was to be loaded only sometimes.
-        ("ld.global.u32 %r1, [%p0+64]; add.u32 %r2, %r1, 1; setp.ne.u32 %q0, %t, 0; selp.u32 %r3, %r2, 9, %q0; st.global.u32 [%p1], %r3;", 9),
+        (
+            "ld.global.u32 %r1, [%p0+64]; add.u32 %r2, %r1, 1; setp.ne.u32 %q0, %t, 0; selp.u32 %r3, %r2, 9, %q0; st.global.u32 [%p1], %r3;",
+            9,
+        ),
         // Masks, shifts and halves.
-        ("ld.global.u32 %r1, [%p0+64]; and.b32 %r2, %r1, 0; or.b32 %r3, %r2, 6; st.global.u32 [%p1], %r3;", 6),
+        (
+            "ld.global.u32 %r1, [%p0+64]; and.b32 %r2, %r1, 0; or.b32 %r3, %r2, 6; st.global.u32 [%p1], %r3;",
+            6,
+        ),
         ("ld.global.u64 %d0, [%p0+24]; mov.b64 {%r1, %r2}, %d0; st.global.u32 [%p1], %r1;", 7),
         // Joined with a condition that decides alone.
-        ("ld.global.u32 %r1, [%p0+64]; setp.gt.u32 %q0, %r1, 3; setp.ne.u32 %q1, %t, 0; and.pred %q2, %q0, %q1; selp.u32 %r3, 1, 2, %q2; @!%q2 st.global.u32 [%p1], %r3;", 2),
+        (
+            "ld.global.u32 %r1, [%p0+64]; setp.gt.u32 %q0, %r1, 3; setp.ne.u32 %q1, %t, 0; and.pred %q2, %q0, %q1; selp.u32 %r3, 1, 2, %q2; @!%q2 st.global.u32 [%p1], %r3;",
+            2,
+        ),
     ];
     for (body, wanted) in cases {
         assert_eq!(host_reads(body, 1).unwrap_or_else(|fault| panic!("{body}: {fault}")), [wanted], "{body}");
@@ -59,7 +71,10 @@ fn each_kind_of_use_is_found() {
         ("an address", "mul.wide.u32 %d0, %r1, 4; add.u64 %d1, %p1, %d0; st.global.u32 [%d1], 1;"),
         ("another lane", "xor.b32 %r2, %r1, 1; shfl.sync.idx.b32 %r3, %r2, 0, 31, 1;"),
         ("an atomic operation", "xor.b32 %r2, %r1, 1; atom.global.exch.b32 %r3, [%p1], %r2;"),
-        ("a selection's condition", "setp.lt.u32 %q0, %r1, 9; selp.u32 %r2, 1, 2, %q0; setp.eq.u32 %q1, %r2, 1; @%q1 trap;"),
+        (
+            "a selection's condition",
+            "setp.lt.u32 %q0, %r1, 9; selp.u32 %r2, 1, 2, %q0; setp.eq.u32 %q1, %r2, 1; @%q1 trap;",
+        ),
     ] {
         let fault = host_reads(&format!("{load} {rest}"), 0).unwrap_err();
         assert_eq!(fault.kind, FaultKind::Uninitialised, "{what}: {fault}");

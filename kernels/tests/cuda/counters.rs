@@ -114,7 +114,9 @@ fn count() -> Result<Option<BTreeMap<String, Figures>>, String> {
     let Ok(text) = std::fs::read_to_string(&file) else { return Ok(None) };
     remove(&file);
     let counted = parsed(&text, |fields| {
-        let ratio = |a: usize, b: usize| if number(fields, b) == 0.0 { 1.0 } else { number(fields, a) / number(fields, b) };
+        let ratio = |a: usize, b: usize| {
+            if number(fields, b) == 0.0 { 1.0 } else { number(fields, a) / number(fields, b) }
+        };
         [ratio(3, 4), ratio(7, 6), number(fields, 8) * number(fields, 10) / number(fields, 9).max(1.0)]
     });
     Ok(Some(counted).filter(|counted| !counted.is_empty()))
@@ -149,7 +151,8 @@ fn above(counted: &BTreeMap<String, Figures>, bounds: &BTreeMap<String, Figures>
     let mut wrong = Vec::new();
     for (kernel, found) in counted {
         let Some(bound) = bounds.get(kernel) else {
-            wrong.push(format!("{kernel} has no line in {FILE}: write it anew with PHALANX_WRITE_COUNTERS=1"));
+            wrong
+                .push(format!("{kernel} has no line in {FILE}: write it anew with PHALANX_WRITE_COUNTERS=1"));
             continue;
         };
         for ((found, bound), what) in found.iter().zip(bound).zip(COLUMNS.split('\t').skip(1)) {
@@ -163,7 +166,8 @@ fn above(counted: &BTreeMap<String, Figures>, bounds: &BTreeMap<String, Figures>
 
 /// Says whether [`above`] finds what it should: this program has no other tests of its own.
 pub fn check_itself() {
-    let table = |rows: &[(&str, Figures)]| rows.iter().map(|(k, f)| (k.to_string(), *f)).collect::<BTreeMap<_, _>>();
+    let table =
+        |rows: &[(&str, Figures)]| rows.iter().map(|(k, f)| (k.to_string(), *f)).collect::<BTreeMap<_, _>>();
     let bounds = table(&[("a.cu f", [1.0, 1.5, 2.0])]);
     assert!(above(&table(&[("a.cu f", [1.0, 1.5, 2.005])]), &bounds).is_empty());
     assert_eq!(above(&table(&[("a.cu f", [1.1, 1.6, 1.0]), ("b.cu g", [1.0; 3])]), &bounds).len(), 3);

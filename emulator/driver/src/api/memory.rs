@@ -11,7 +11,8 @@ use crate::device::{device, device_of, devices};
 use crate::host;
 use crate::ledger::{self, Kind};
 use crate::memory::{
-    POOLS, Pool, READ_WRITE, allocate, allocate_async, default_pools, free, free_async, freed, set_current_pool,
+    POOLS, Pool, READ_WRITE, allocate, allocate_async, default_pools, free, free_async, freed,
+    set_current_pool,
 };
 use crate::status::{Result, Status, present};
 

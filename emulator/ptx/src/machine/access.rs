@@ -12,11 +12,11 @@ use super::state::{
     Block, ByteRange, CachedAllocation, Machine, Outcome, RANK_SHIFT, Region, SHARED_WINDOW, Warp, space_of,
     within,
 };
-use crate::code::{DYNAMIC, Instruction, Order, Space, VARIABLE_SHIFT};
+use crate::code::{Instruction, Order, Space};
 use crate::lanes::{LANES, Lanes, lanes};
 use crate::memory::shadow::{Cell, STRONG, cell};
 use crate::memory::{AddressSpace, Contents};
-use crate::{Checks, FaultKind};
+use crate::{Checks, FaultKind, shared_variable};
 
 /// The kind of a race in a space, if races there are looked for.
 pub(super) fn race_kind(checks: &Checks, space: Space) -> Option<FaultKind> {
@@ -69,12 +69,6 @@ impl Touch {
         });
         found.map(|(cell, lane, wrote)| (cell, self.lane + lane, wrote))
     }
-}
-
-/// The number of the variable that a shared address was derived from.
-#[inline(always)]
-fn variable(address: u64) -> usize {
-    (address >> VARIABLE_SHIFT & ((1 << (RANK_SHIFT - VARIABLE_SHIFT)) - 1)) as usize
 }
 
 pub(super) fn strength(order: Order) -> Cell {
@@ -206,7 +200,7 @@ impl Machine<'_> {
             }
             Space::Shared => {
                 let (block, offset) = self.shared(warp, address)?;
-                let (start, end) = self.variables[variable(address)];
+                let (start, end) = self.variables[shared_variable::number(address)];
                 let inside = offset >= start && bytes <= end && offset <= end - bytes;
                 inside.then_some((Region::Shared { block }, offset as usize))
             }
@@ -224,7 +218,7 @@ impl Machine<'_> {
     /// The block that a shared address is of, and the offset there.
     #[inline(always)]
     pub(crate) fn shared(&self, warp: &Warp, address: u64) -> Option<(usize, u64)> {
-        let offset = address & ((1 << VARIABLE_SHIFT) - 1);
+        let offset = shared_variable::offset(address);
         match address >> RANK_SHIFT {
             0 => Some((warp.block, offset)),
             rank => {
@@ -232,35 +226,6 @@ impl Machine<'_> {
                 (block < self.blocks.len()).then_some((block, offset))
             }
         }
-    }
-
-    /// Where each variable of so many bytes of shared memory begins and ends, by its number.
-    pub(super) fn shared_variables(&self, bytes: u32) -> Vec<(u64, u64)> {
-        let bytes = bytes as u64;
-        let mut ranges = vec![(0, bytes); 1 << (RANK_SHIFT - VARIABLE_SHIFT)];
-        ranges[DYNAMIC as usize].0 = self.program.dynamic_start as u64;
-        let fixed = &mut ranges[1..DYNAMIC as usize];
-        for (range, found) in fixed.iter_mut().zip(&self.program.shared) {
-            *range = (found.start as u64, (found.start + found.bytes) as u64);
-        }
-        ranges
-    }
-
-    /// Says where a shared address lies: relative to the variable that it was derived from.
-    fn beside_variable(&self, address: u64) -> String {
-        let mut number = variable(address);
-        let mut offset = (address & ((1 << VARIABLE_SHIFT) - 1)) as i64;
-        if offset >> (VARIABLE_SHIFT - 1) != 0 && number + 1 < self.variables.len() {
-            // Before the first byte of a variable at the offset 0.
-            (number, offset) = (number + 1, offset - (1 << VARIABLE_SHIFT));
-        }
-        let (start, end) = self.variables[number];
-        let name = match number {
-            0 => String::new(),
-            _ if number == DYNAMIC as usize => ", the dynamic part".into(),
-            _ => self.program.shared.get(number - 1).map_or(String::new(), |v| format!(", variable `{}`", v.name)),
-        };
-        format!(" at offset {} of {} bytes of shared memory{name}", offset - start as i64, end.saturating_sub(start))
     }
 
     #[cold]
@@ -297,7 +262,7 @@ impl Machine<'_> {
                 let near = owner.map(|s| s.near(address)).unwrap_or_default();
                 if near.is_empty() { format!(" at {address:#x} outside every allocation") } else { near }
             }
-            Space::Shared => self.beside_variable(address),
+            Space::Shared => shared_variable::beside(address, &self.variables, &self.program.shared),
             Space::Local => {
                 format!(" at offset {address} of {} bytes of local memory", self.program.local_bytes)
             }

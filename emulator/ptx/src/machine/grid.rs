@@ -6,9 +6,10 @@ use super::call::FUNCTION_WINDOW;
 use super::clocks::Clocks;
 use super::count::Count;
 use super::state::{Block, CachedAllocation, Machine, Outcome, Warp};
-use crate::code::{DYNAMIC, Preset, Special, VARIABLE_SHIFT};
+use crate::code::{Preset, Special};
 use crate::lanes::LANES;
 use crate::memory::{AddressSpace, Contents};
+use crate::shared_variable::{self, DYNAMIC};
 use crate::{Checks, Fault, Kernel, Launch, Loaded, Report};
 
 /// Records after which shadows are wiped, so that their numbers can begin anew.
@@ -85,7 +86,7 @@ impl Machine<'_> {
             0 => self.kernel.shared_bytes,
             bytes => self.program.dynamic_start + bytes,
         };
-        self.variables = self.shared_variables(shared);
+        self.variables = shared_variable::ranges(&self.program.shared, self.program.dynamic_start, shared);
         let per_block = self.warps_a_block();
         for b in 0..blocks {
             let shared = Contents::new(shared as usize);
@@ -125,7 +126,7 @@ impl Machine<'_> {
             Preset::Bits(bits) => bits,
             Preset::Variable(number, added) => loaded.addresses()[number as usize].wrapping_add(added),
             Preset::Dynamic(added) => {
-                ((DYNAMIC << VARIABLE_SHIFT | self.program.dynamic_start) as u64).wrapping_add(added)
+                (shared_variable::address(DYNAMIC, self.program.dynamic_start) as u64).wrapping_add(added)
             }
             Preset::Function(number) => FUNCTION_WINDOW + number as u64,
             Preset::Special(special) => self.special(warp, special, lane),

@@ -7,8 +7,8 @@
 //!           └── Warp ── 32 lanes: registers, where each lane is, local memory
 //!
 //! generic address   bits 56..: 0 global (an allocation of a memory), 1 shared, 2 local, 3 parameters
-//! shared address    the number of the variable << VARIABLE_SHIFT | an offset; of another block of the cluster,
-//!                   (its rank + 1) << RANK_SHIFT | this
+//! shared address    the number of its variable and an offset (see `shared_variable`); of another block of the
+//!                   cluster, (its rank + 1) << RANK_SHIFT | these
 //! ```
 
 use std::collections::HashMap;
