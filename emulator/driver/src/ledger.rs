@@ -135,7 +135,7 @@ impl fmt::Display for Made {
 }
 
 /// Functions that a report names.
-const FRAMES_MAX: usize = 3;
+const FRAMES_MAX: usize = 6;
 
 /// The innermost functions of the program on the way to the call: those of the driver, of bindings and of the standard
 /// library say nothing.
