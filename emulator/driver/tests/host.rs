@@ -267,7 +267,7 @@ fn what_is_left_when_a_context_ends_is_listed_with_where_it_was_made() {
         "page-locked allocation",
         "event",
         "stream",
-        "from mistakes::leaks",
+        "from host::leaks",
     ] {
         assert!(report.contains(part), "{part}: {said}");
     }
