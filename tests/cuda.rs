@@ -1,5 +1,7 @@
 //! Training on a GPU, or on the emulator: the losses and the ledger of a CPU.
 
+#[path = "cuda/allocations.rs"]
+mod allocations;
 #[path = "../kernels/tests/cuda/driver.rs"]
 mod driver;
 #[path = "cuda/perceptron.rs"]
@@ -17,7 +19,7 @@ use phalanx::{Context, DType, Device, Tensor, Var};
 
 type Test = (&'static str, fn() -> std::result::Result<(), String>);
 
-const TESTS: [Test; 17] = [
+const TESTS: [Test; 18] = [
     ("a tiny GPT's losses are the CPU's", || same_losses(gpt, DType::F32, 20, 1e-4)),
     ("a tiny Llama's losses are the CPU's", || same_losses(llama, DType::F32, 8, 1e-4)),
     ("in bf16 the losses are the CPU's to its rounding", || same_losses(gpt, DType::BF16, 8, 0.02)),
@@ -35,6 +37,10 @@ const TESTS: [Test; 17] = [
     ("a run's offloaded steps have the losses of others", steps::offloaded_have_the_losses_of_others),
     ("a wrong token is told late", steps::a_wrong_token_is_told_late),
     ("a step that is not finite changes no weight", steps::a_step_that_is_not_finite_changes_no_weight),
+    (
+        "each allocation that fails is an error and leaves nothing",
+        allocations::each_one_that_fails_is_an_error_and_leaves_nothing,
+    ),
 ];
 
 fn main() -> ExitCode {

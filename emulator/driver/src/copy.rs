@@ -1,11 +1,8 @@
 //! Copies, in every direction, and fills: at once and in stream order.
 //!
 //! Ordinary memory of the host is read when the copy is queued, and written before the call returns, as CUDA
-//! documents it for pageable memory. Page-locked memory is read and written when the copy runs; changing it
-//! in between is found.
-
-use std::collections::hash_map::DefaultHasher;
-use std::hash::Hasher;
+//! documents it for pageable memory. Page-locked memory is read when the copy runs, and written when the host has waited for
+//! it ([`unwaited`](crate::unwaited)); changing it in between is found.
 
 use phalanx_emulator_link::pointer::{Bytes, BytesMut};
 use phalanx_ptx::Memory;
@@ -15,11 +12,14 @@ use crate::context::here;
 use crate::device::{Device, device_of};
 use crate::executor::executor;
 use crate::host;
+use crate::ledger::{self, Kind};
 use crate::log::Work;
 use crate::queue::{Progress, Task};
 use crate::race::Access;
-use crate::status::{Result, Status, failure};
+use crate::settings::{Report, settings};
+use crate::status::{Result, Status, failure, say};
 use crate::streams::{is_captured, submit, submit_and_wait};
+use crate::unwaited::{self, HostRows, sum};
 
 /// One end of a copy.
 #[derive(Debug, Clone, Copy)]
@@ -94,39 +94,68 @@ fn to_device(to: u64, from: usize, shape: Shape, capturing: bool) -> Result<Task
         let staged = Bytes::at(from, span).to_vec();
         return Ok(Task::new(what, &here()?, move |_| write(&staged)));
     }
-    // A graph reads what is there whenever it is launched; a copy what was there when it was queued.
-    let sum = (!capturing).then(|| Bytes::at(from, span).read(sum));
-    let run = move |_| {
-        Bytes::at(from, span).read(|bytes| {
-            if sum.is_some_and(|before| before != self::sum(bytes)) {
+    // A graph reads what is there whenever it is launched; a copy what was there when it was queued, but for what copies
+    // before it bring there.
+    let range = (from, from + span);
+    let changes = capturing || executor().queue().writes_host(range.0, range.1);
+    let before = (!changes).then(|| Bytes::at(from, span).read(sum));
+    let run = move |ticket| {
+        executor().queue().reads_host(ticket, range);
+        let (now, progress) = Bytes::at(from, span).read(|bytes| {
+            let now = sum(bytes);
+            if before.is_some_and(|before| before != now) {
                 let why =
                     "the page-locked memory it copies from was changed after it was queued and before it ran";
-                return Progress::Failed(Status::LAUNCH_FAILED.because(why));
+                return (now, Progress::Failed(Status::LAUNCH_FAILED.because(why)));
             }
-            write(bytes)
-        })
+            (now, write(bytes))
+        });
+        if locked && settings().races != Report::Off {
+            executor().queue().has_read_host(ticket, range, now);
+        }
+        progress
     };
-    Ok(Task { host: Some((from, from + span)), ..Task::new(what, &here()?, run) })
+    Ok(Task { host: Some(range), ..Task::new(what, &here()?, run) })
 }
 
-fn sum(bytes: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    hasher.write(bytes);
-    hasher.finish()
+/// Where bytes that nothing has written come to the host: a failure or a warning, as the settings say.
+fn check_written(memory: &Memory, from: u64, bytes: usize) -> Result<()> {
+    let found = match settings().unwritten {
+        Report::Off => return Ok(()),
+        _ => memory.check_written(from, bytes as u64),
+    };
+    let (Err(fault), Some((start, _))) = (found, memory.allocation(from)) else { return Ok(()) };
+    let place = ledger::place(Kind::Allocation, start as usize);
+    let why = Status::LAUNCH_FAILED.because(format!("{fault}; the allocation is at {start:#x}{place}"));
+    if settings().unwritten == Report::Error {
+        return Err(why);
+    }
+    say(&format!("a copy to the host: {}", why.message));
+    Ok(())
 }
 
 fn to_host(to: usize, from: u64, shape: Shape) -> Result<Task> {
     let span = shape.span(shape.to_pitch);
+    let locked = host::holds(to, span);
     let what = format!("a copy of {} bytes from {from:#x} to the host", shape.width * shape.height);
     let memory = &owner_of(from)?.memory;
-    let run = move |_| {
-        BytesMut::at(to, span).write(|bytes| {
-            rows(shape, |t, f| {
-                memory.read(from + f as u64, &mut bytes[t..t + shape.width]).map_err(|fault| failure(&fault))
-            })
-        })
+    let run = move |ticket| {
+        let mut taken: HostRows = Vec::with_capacity(shape.height);
+        let progress = rows(shape, |t, f| {
+            let (from, mut row) = (from + f as u64, vec![0; shape.width]);
+            check_written(memory, from, shape.width)?;
+            memory.read(from, &mut row).map_err(|fault| failure(&fault))?;
+            taken.push((to + t, row));
+            Ok(())
+        });
+        if locked && settings().races != Report::Off {
+            executor().queue().brings_host(ticket, (to, to + span), taken);
+        } else {
+            unwaited::write(&taken);
+        }
+        progress
     };
-    Ok(Task { host: Some((to, to + span)), ..Task::new(what, &here()?, run) })
+    Ok(Task { host: Some((to, to + span)), writes_host: true, ..Task::new(what, &here()?, run) })
 }
 
 fn on_device(to: u64, from: u64, shape: Shape) -> Result<Task> {
@@ -173,7 +202,8 @@ fn task(to: End, from: End, shape: Shape, capturing: bool) -> Result<Task> {
             Ok(task.with_work(Work::new(kind, bytes, bytes)))
         }
         (End::Host(to), End::Host(from)) => {
-            let run = move |_| {
+            let run = move |ticket| {
+                executor().queue().reads_host(ticket, (from, from + from_span));
                 let bytes = Bytes::at(from, from_span).to_vec();
                 BytesMut::at(to, to_span).write(|out| {
                     rows(shape, |t, f| {

@@ -2,10 +2,13 @@
 
 use std::sync::OnceLock;
 
+use phalanx_emulator_link::exit;
 use phalanx_ptx::Memory;
 
-use crate::settings::settings;
-use crate::status::{Result, Status};
+use crate::counting;
+use crate::ledger::{self, Kind};
+use crate::settings::{CountersTo, settings};
+use crate::status::{Result, Status, failure};
 
 /// One emulated device.
 #[derive(Debug)]
@@ -25,12 +28,18 @@ impl Device {
     fn new(ordinal: usize, memory_bytes: u64) -> Device {
         let memory = match settings().dry {
             true => Memory::without_contents(memory_bytes),
-            false => Memory::new(memory_bytes),
+            false => Memory::placed(memory_bytes, settings().addresses),
         };
         let somewhere = memory.allocate(1).unwrap_or_default();
         let _ = memory.free(somewhere);
         memory.restart_peak();
         Device { ordinal, memory, space: somewhere >> SPACE_BITS }
+    }
+
+    /// Frees an allocation.
+    pub(crate) fn free(&self, address: u64) -> Result<()> {
+        ledger::gone(Kind::Allocation, address as usize);
+        self.memory.free(address).map_err(|fault| failure(&fault))
     }
 
     /// Whether an address is one of this device's, allocated or not.
@@ -42,7 +51,18 @@ impl Device {
 /// Makes the devices, as many and as large as the environment says.
 pub(crate) fn initialize() -> &'static [Device] {
     let device = |ordinal| Device::new(ordinal, settings().memory_bytes);
-    DEVICES.get_or_init(|| (0..settings().devices).map(device).collect())
+    DEVICES.get_or_init(|| {
+        if settings().leaks || settings().counters != CountersTo::Nowhere {
+            exit::at_exit(at_exit);
+        }
+        (0..settings().devices).map(device).collect()
+    })
+}
+
+/// What is reported when the process ends.
+extern "C" fn at_exit() {
+    counting::write();
+    ledger::process_ended();
 }
 
 /// All devices.

@@ -11,7 +11,7 @@ use phalanx_emulator_link::lock;
 use crate::device::allocation_start;
 use crate::queue::{Point, Progress, Queue, Task, Ticket};
 use crate::race::{Access, Origin};
-use crate::settings::{Races, Schedule, settings};
+use crate::settings::{Report, Schedule, settings};
 use crate::status::{Status, caught, say};
 
 /// With more queued operations than this, deferred work runs although nothing waits for it.
@@ -26,7 +26,7 @@ pub(crate) struct Executor {
     changed: Condvar,
     random: Mutex<Random>,
     schedule: Schedule,
-    races: Races,
+    races: Report,
     /// Finds the allocation that an address is in.
     allocation: fn(u64) -> Option<u64>,
 }
@@ -50,7 +50,7 @@ pub(crate) fn executor() -> &'static Executor {
 }
 
 impl Executor {
-    fn new(schedule: Schedule, races: Races, allocation: fn(u64) -> Option<u64>) -> Executor {
+    fn new(schedule: Schedule, races: Report, allocation: fn(u64) -> Option<u64>) -> Executor {
         let seed = if let Schedule::Deferred { seed } = schedule { seed } else { 0 };
         Executor {
             queue: Mutex::default(),
@@ -187,14 +187,14 @@ impl Executor {
     }
 
     fn record(&self, queue: &mut Queue, task: &Task, origin: &Origin, touched: &[Access]) {
-        if self.races == Races::Off || task.context.is_lost() {
+        if self.races == Report::Off || task.context.is_lost() {
             return;
         }
         for access in task.accesses.iter().chain(touched) {
             let allocation = (self.allocation)(access.start).unwrap_or(access.start);
             let Some(conflict) = queue.accesses.touch(allocation, *access, origin) else { continue };
             match self.races {
-                Races::Error => task.context.lose(Status::LAUNCH_FAILED.because(conflict), &origin.what),
+                Report::Error => task.context.lose(Status::LAUNCH_FAILED.because(conflict), &origin.what),
                 _ => say(&format!("{}: {conflict}", origin.what)),
             }
             break;
@@ -238,7 +238,7 @@ mod tests {
     use crate::device::initialize;
 
     fn executor() -> Arc<Executor> {
-        Arc::new(Executor::new(Schedule::Eager, Races::Off, |_| None))
+        Arc::new(Executor::new(Schedule::Eager, Report::Off, |_| None))
     }
 
     /// Queues an operation that waits until it and others like it were asked `most` times.

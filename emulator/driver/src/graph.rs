@@ -214,7 +214,7 @@ impl Drop for GraphMemory {
                 // It is its user's from now on.
                 Some(held) if held.now => memory.count(*address),
                 // It was allocated by the capture, and this is the only free.
-                Some(_) => drop(memory.free(*address)),
+                Some(_) => drop(self.context.device().free(*address)),
                 None => {}
             }
         }

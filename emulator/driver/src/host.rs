@@ -7,7 +7,11 @@ use phalanx_emulator_link::lock;
 
 use crate::context::here;
 use crate::executor::executor;
-use crate::status::{Result, Status, say};
+use crate::failing;
+use crate::ledger::{self, Kind};
+use crate::settings::settings;
+use crate::status::{Result, Status};
+use crate::unwaited;
 
 /// Bytes of a page: locked memory begins at one.
 const ALIGN: usize = 4096;
@@ -47,6 +51,10 @@ pub(crate) fn allocate(bytes: usize, flags: u32) -> Result<usize> {
     if bytes == 0 {
         return Err(Status::INVALID_VALUE.because("an allocation of 0 bytes"));
     }
+    if failing::fails() {
+        let why = format!("{bytes} bytes of the host: this allocation was chosen to fail");
+        return Err(Status::OUT_OF_MEMORY.because(why));
+    }
     let room = bytes.checked_add(ALIGN).ok_or(Status::OUT_OF_MEMORY)?;
     let mut block = Vec::new();
     block
@@ -56,6 +64,7 @@ pub(crate) fn allocate(bytes: usize, flags: u32) -> Result<usize> {
     block.resize(room, phalanx_ptx::Memory::POISON);
     let start = (block.as_ptr() as usize).next_multiple_of(ALIGN);
     locked().insert(start, Locked { bytes, flags, block: Some(block) });
+    ledger::made(Kind::PageLocked, start, bytes as u64, "cuMemHostAlloc");
     Ok(start)
 }
 
@@ -69,16 +78,18 @@ pub(crate) fn unlock(address: usize, allocated: bool, call: &str) -> Result<()> 
         }
         _ => return Err(Status::HOST_MEMORY_NOT_REGISTERED.into()),
     };
+    let mut early = executor().queue().unwaited.freed(address, address + bytes);
     let users = executor().queue().using_host(address, address + bytes);
-    for (point, what) in &users {
-        say(&format!("{call}: {what} is still queued and uses the memory: wait for it before"));
-        executor().wait(point);
+    for (point, what) in users {
+        executor().wait(&point);
+        early.push(what);
     }
     let freed = locked().remove(&address);
     drop(freed);
-    if !users.is_empty() {
-        let failure = Status::LAUNCH_FAILED.because("page-locked memory was freed while queued work used it");
-        here()?.lose(failure, call);
+    ledger::gone(Kind::PageLocked, address);
+    if let Some(what) = early.first() {
+        let why = format!("page-locked memory is freed before the host has waited for {what}, which uses it");
+        unwaited::mistake(&*here()?, settings().races, why, call);
     }
     Ok(())
 }

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use phalanx_emulator_link::pointer::{In, read_checked};
-use phalanx_ptx::{Checks, Launch, Loaded, Memory, Touched};
+use phalanx_ptx::{Launch, Loaded, Memory, Touched};
 
 use crate::context::{Context, here};
+use crate::counting;
 use crate::device::{
     BLOCK_MAX, BLOCKS_MULTIPROCESSOR, CLUSTER_MAX, CLUSTER_MAX_OPTIN, GRID_MAX, REGISTERS,
     SHARED_BYTES_MULTIPROCESSOR, SHARED_BYTES_OPTIN, SHARED_BYTES_RESERVED, THREADS_MULTIPROCESSOR,
@@ -181,8 +182,9 @@ fn task(
         let devices = runs_in.reachable();
         let memory: Vec<&Memory> = devices.iter().map(|device| &device.memory).collect();
         let start = if cooperative { phalanx_ptx::launch_cooperative } else { phalanx_ptx::launch };
-        match start(&loaded, &function.name, &memory, &shape, &parameters, &Checks::default()) {
+        match start(&loaded, &function.name, &memory, &shape, &parameters, &settings().checks()) {
             Ok(report) => {
+                counting::add(&loaded, &function.name, &report.counters);
                 print!("{}", report.output);
                 let access = |t: &Touched| Access { start: t.start, end: t.end, written: t.written };
                 Progress::Done(report.touched.iter().map(access).collect())

@@ -15,6 +15,7 @@
 //! ```text
 //! api           the C functions, safe code over the pointer types of `phalanx-emulator-link`
 //! launch        checks of launches, kernels as tasks          module    modules and functions
+//! counting      what kernels counted                          failing   allocations that fail on demand
 //! copy          copies and fills                              memory    allocations and pools
 //! host          page-locked memory                            event     events
 //! capture       begins and ends captures
@@ -22,6 +23,7 @@
 //! graph         graphs, captures, their memory
 //! executor      runs what is queued, at once or deferred
 //! queue         tasks, and all queued work as one graph       race      finds missing waits
+//! unwaited      page-locked memory, until the host waits      ledger    where objects were made
 //! log           what is queued, of runs without execution
 //! context       contexts, and faults that end them            device    memory and attributes
 //! ```
@@ -42,17 +44,27 @@
 //! | `PHALANX_EMULATED_MEMORY_BYTES` | bytes a device | 16 GiB; without execution 80 GiB |
 //! | `PHALANX_EMULATOR_STREAMS` | `eager`, `deferred`, `deferred:SEED` | `eager` |
 //! | `PHALANX_EMULATOR_RACES` | `error`, `warn`, `off` | `error` |
+//! | `PHALANX_EMULATOR_ADDRESSES` | `ascending`, `random:SEED` | `ascending` |
+//! | `PHALANX_EMULATOR_UNWRITTEN` | `error`, `warn`, `off` | `error` |
+//! | `PHALANX_EMULATOR_FREES` | `error`, `strict`, `status` | `error` |
+//! | `PHALANX_EMULATOR_LEAKS` | `off`, `report` | `off` |
+//! | `PHALANX_EMULATOR_COUNTERS` | `off`, `print`, a file | `off` |
+//! | `PHALANX_EMULATOR_APPROXIMATE` | a seed | exact |
+//! | `PHALANX_EMULATOR_FAIL_ALLOCATION` | the number of an allocation | none |
 
 mod api;
 mod capture;
 mod context;
 mod copy;
+mod counting;
 mod device;
 mod event;
 mod executor;
+mod failing;
 mod graph;
 mod host;
 mod launch;
+mod ledger;
 mod log;
 mod memory;
 mod module;
@@ -61,6 +73,7 @@ mod race;
 mod settings;
 mod status;
 mod streams;
+mod unwaited;
 
 /// The README's example, compiled and run.
 #[cfg(doctest)]

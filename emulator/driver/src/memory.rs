@@ -7,19 +7,29 @@ use std::sync::{Arc, LazyLock, Mutex};
 use phalanx_emulator_link::handle::Handles;
 use phalanx_emulator_link::lock;
 
-use crate::context::{CONTEXTS, Context};
+use crate::context::{CONTEXTS, Context, here};
 use crate::device::{Device, device_of, devices};
+use crate::failing;
 use crate::graph;
+use crate::ledger::{self, Kind};
 use crate::log::Work;
 use crate::queue::{Progress, Task};
 use crate::race::Access;
-use crate::status::{Result, Status, failure};
+use crate::settings::{Frees, settings};
+use crate::status::{Failure, Result, Status};
 use crate::streams::{streams, submit, synchronize_all};
 
 /// Allocates at once. If memory is short, all queued operations run first: they may free some.
 pub(crate) fn allocate(device: &Device, bytes: u64) -> Result<u64> {
     if bytes == 0 {
         return Err(Status::INVALID_VALUE.because("an allocation of 0 bytes"));
+    }
+    if failing::fails() {
+        let left = device.memory.capacity() - device.memory.used();
+        let why = format!(
+            "out of memory: {bytes} bytes wanted, {left} are left, but this allocation was chosen to fail"
+        );
+        return Err(Status::OUT_OF_MEMORY.because(why));
     }
     if let Ok(address) = device.memory.allocate(bytes) {
         return Ok(address);
@@ -44,6 +54,7 @@ pub(crate) fn allocate_async(bytes: usize, stream: usize, pool: Option<&Arc<Pool
         None => None,
     };
     let address = captured.map_or_else(|| allocate(device, bytes as u64), Ok)?;
+    ledger::made(Kind::Allocation, address as usize, bytes as u64, "cuMemAllocAsync");
     let what = format!("an allocation of {bytes} bytes");
     let run = move |_| {
         graph::set_allocated(address);
@@ -74,7 +85,7 @@ pub(crate) fn free_async(address: u64, stream: usize) -> Result<()> {
     graph::free_queued(start);
     let run = move |_| {
         let freed = graph::set_freed(start);
-        Progress::from(freed.unwrap_or_else(|| device.memory.free(start).map_err(|fault| failure(&fault))))
+        Progress::from(freed.unwrap_or_else(|| device.free(start)))
     };
     let task = Task::new(format!("the free of {bytes} bytes"), &context, run);
     let task = task.touching([Access::write(start, bytes)]);
@@ -96,7 +107,23 @@ pub(crate) fn free(address: u64, context: &Context) -> Result<()> {
     let (device, start, _) = allocation(address)?;
     synchronize_all(context.id);
     graph::free_queued(start);
-    graph::set_freed(start).unwrap_or_else(|| device.memory.free(start).map_err(|fault| failure(&fault)))
+    graph::set_freed(start).unwrap_or_else(|| device.free(start))
+}
+
+/// The outcome of a free. One that is refused ends the context, unless it is told not to: programs free where they drop
+/// what they own, and do not look at the status.
+pub(crate) fn freed(outcome: Result<()>, call: &str) -> Result<()> {
+    let ends = |failure: &Failure| match settings().frees {
+        Frees::Error => failure.status != Status::CAPTURE_INVALIDATED,
+        Frees::Strict => true,
+        Frees::Status => false,
+    };
+    if let (Err(failure), Ok(context)) = (&outcome, here())
+        && ends(failure)
+    {
+        context.lose(failure.status.because(format!("the free is refused: {}", failure.message)), call);
+    }
+    outcome
 }
 
 /// A pool of a device.

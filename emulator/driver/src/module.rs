@@ -11,6 +11,7 @@ use phalanx_ptx::{Loaded, Parameter};
 
 use crate::context::{Context, here};
 use crate::device::{SHARED_BYTES, SHARED_BYTES_OPTIN, THREADS_BLOCK};
+use crate::ledger::{self, Kind};
 use crate::status::{Result, Status};
 use crate::streams::synchronize_all;
 
@@ -63,7 +64,9 @@ pub(crate) fn load(image: &[u8]) -> Result<usize> {
     let loaded = Loaded::new(Arc::new(parsed), &context.device().memory);
     let loaded = loaded.map_err(|error| Status::OUT_OF_MEMORY.because(error.to_string()))?;
     let module = Module { context, loaded: RwLock::new(Some(Arc::new(loaded))) };
-    Ok(MODULES.add(Arc::new(module)))
+    let handle = MODULES.add(Arc::new(module));
+    ledger::made(Kind::Module, handle, image.len() as u64, "cuModuleLoadData");
+    Ok(handle)
 }
 
 /// The bytes of an image in memory: a text ends with a zero, and of anything else the beginning is enough to refuse.
@@ -82,6 +85,7 @@ pub(crate) fn image(at: Host) -> Result<Vec<u8>> {
 /// Unloads a module when everything queued in its context has run.
 pub(crate) fn unload(handle: usize) -> Result<()> {
     let module = MODULES.remove(handle)?;
+    ledger::gone(Kind::Module, handle);
     synchronize_all(module.context.id);
     let loaded = module.loaded.write().unwrap_or_else(PoisonError::into_inner).take();
     if let Some(loaded) = loaded.and_then(Arc::into_inner) {

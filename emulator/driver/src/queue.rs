@@ -18,6 +18,7 @@ use crate::log::{self, Place, Work};
 use crate::race::{Access, Accesses, Clock, Origin, Stamp};
 use crate::settings::settings;
 use crate::status::Failure;
+use crate::unwaited::{HostRows, Unwaited};
 
 /// How the place of a graph's node begins, as [`Queue::push`] is given it.
 pub(crate) const OF_A_GRAPH: &str = " of a graph";
@@ -45,6 +46,8 @@ pub(crate) struct Task {
     pub accesses: Vec<Access>,
     /// Page-locked memory of the host that must stay until it has run: `start .. end`.
     pub host: Option<(usize, usize)>,
+    /// It writes that memory.
+    pub writes_host: bool,
     /// Whether it runs although a fault has ended its context: a callback, which is told so.
     pub even_if_lost: bool,
     pub run: Box<dyn Fn(Ticket) -> Progress + Send + Sync>,
@@ -64,6 +67,7 @@ impl Task {
             context: context.clone(),
             accesses: Vec::new(),
             host: None,
+            writes_host: false,
             even_if_lost: false,
             run: Box::new(run),
             work: Work::default(),
@@ -151,6 +155,7 @@ pub(crate) struct Queue {
     /// Clocks with fewer entries are not pruned.
     long: usize,
     pub accesses: Accesses,
+    pub unwaited: Unwaited,
 }
 
 impl Queue {
@@ -273,6 +278,7 @@ impl Queue {
     /// The host has waited for `point`: all that is queued from now on comes behind it.
     pub(crate) fn host_waited(&mut self, point: &Point) {
         self.host.join(&point.clock);
+        self.unwaited.waited(&self.host, settings().races);
         if self.known.len() == KNOWN_MAX || self.known.back().is_some_and(|(ticket, _)| *ticket == self.last)
         {
             self.known.pop_back();
@@ -292,6 +298,34 @@ impl Queue {
             let point = Point { ticket, clock: operation.origin.clock.clone() };
             self.host_waited(&point);
         }
+    }
+
+    /// An operation that is running has read rows which are to be in page-locked memory once the host waits for it.
+    pub(crate) fn brings_host(&mut self, ticket: Ticket, range: (usize, usize), rows: HostRows) {
+        if let Some(Operation { origin, task, .. }) = self.operations.get(&ticket) {
+            self.unwaited.brings(origin.clone(), task.context.clone(), range, rows);
+        }
+    }
+
+    /// An operation that is running is about to read page-locked memory.
+    pub(crate) fn reads_host(&mut self, ticket: Ticket, range: (usize, usize)) {
+        if let Some(operation) = self.operations.get(&ticket) {
+            self.unwaited.is_read(&operation.origin.clock, range);
+        }
+    }
+
+    /// An operation that is running has read page-locked memory, whose sum was `sum`.
+    pub(crate) fn has_read_host(&mut self, ticket: Ticket, range: (usize, usize), sum: u64) {
+        if let Some(Operation { origin, task, .. }) = self.operations.get(&ticket) {
+            self.unwaited.has_read(origin.clone(), task.context.clone(), range, sum);
+        }
+    }
+
+    /// Whether copies that the host has not waited for write page-locked memory in `start .. end`.
+    pub(crate) fn writes_host(&self, start: usize, end: usize) -> bool {
+        let writes =
+            |o: &Operation| o.task.writes_host && o.task.host.is_some_and(|(s, e)| s < end && start < e);
+        self.unwaited.is_brought(start, end) || self.operations.values().any(writes)
     }
 
     /// A chain gets no more operations. Clocks drop it when no record and no later operation can refer to it.

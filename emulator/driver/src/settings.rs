@@ -1,7 +1,10 @@
 //! What the environment says about the emulated machine. Read once, at `cuInit`.
 
 use std::env;
+use std::path::PathBuf;
 use std::sync::OnceLock;
+
+use phalanx_ptx::{Checks, Placement};
 
 /// `dry`: no kernel, product or copy is executed.
 pub(crate) const MODE: &str = "PHALANX_CUDA";
@@ -14,6 +17,21 @@ pub(crate) const STREAMS: &str = "PHALANX_EMULATOR_STREAMS";
 /// What becomes of two unordered operations that touch the same bytes: `error` (the default), `warn` or `off`.
 pub(crate) const RACES: &str = "PHALANX_EMULATOR_RACES";
 
+/// Where allocations lie: `ascending` (the default), or `random:SEED`.
+pub(crate) const ADDRESSES: &str = "PHALANX_EMULATOR_ADDRESSES";
+/// What becomes of a copy to the host of bytes that nothing has written: `error` (the default), `warn` or `off`.
+pub(crate) const UNWRITTEN: &str = "PHALANX_EMULATOR_UNWRITTEN";
+/// `report`: what is left when a context or the process ends is listed. `off` is the default.
+pub(crate) const LEAKS: &str = "PHALANX_EMULATOR_LEAKS";
+/// Where the counters of kernels go: `off` (the default), `print`, or a file.
+pub(crate) const COUNTERS: &str = "PHALANX_EMULATOR_COUNTERS";
+/// The seed of the errors of approximate instructions; they are exact if unset.
+pub(crate) const APPROXIMATE: &str = "PHALANX_EMULATOR_APPROXIMATE";
+/// The number, from 1, of the allocation that is to fail.
+pub(crate) const FAIL_ALLOCATION: &str = "PHALANX_EMULATOR_FAIL_ALLOCATION";
+/// What becomes of a free that is refused: `error` (the default), `strict` or `status`.
+pub(crate) const FREES: &str = "PHALANX_EMULATOR_FREES";
+
 /// When work that is queued on streams runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Schedule {
@@ -23,15 +41,36 @@ pub(crate) enum Schedule {
     Deferred { seed: u64 },
 }
 
-/// What is done about a missing wait.
+/// What is done about a mistake.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Races {
+pub(crate) enum Report {
     /// It is reported, and the context is lost as after a kernel's fault.
     Error,
     /// It is reported.
     Warn,
-    /// Missing waits are not looked for.
+    /// It is not looked for.
     Off,
+}
+
+/// What becomes of a free that is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Frees {
+    /// It ends the context, but in a capture that was broken before.
+    Error,
+    /// It ends the context wherever it is.
+    Strict,
+    /// The call gives its status, as on a GPU.
+    Status,
+}
+
+/// Where counters of kernels go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum CountersTo {
+    Nowhere,
+    /// stderr, with each line of the source.
+    Print,
+    /// A file, a kernel a line.
+    File(PathBuf),
 }
 
 /// The emulated machine.
@@ -40,9 +79,16 @@ pub(crate) struct Settings {
     pub devices: usize,
     pub memory_bytes: u64,
     pub schedule: Schedule,
-    pub races: Races,
+    pub races: Report,
     /// Nothing is executed: memory has no contents, and what is queued is logged.
     pub dry: bool,
+    pub addresses: Placement,
+    pub unwritten: Report,
+    pub leaks: bool,
+    pub counters: CountersTo,
+    pub approximate: Option<u64>,
+    pub fail_allocation: u64,
+    pub frees: Frees,
 }
 
 impl Settings {
@@ -53,9 +99,22 @@ impl Settings {
             devices: parsed(DEVICES, 2, |text| text.parse().ok().filter(|n| (1..=64).contains(n))),
             memory_bytes: parsed(MEMORY, if dry { 80 << 30 } else { 16 << 30 }, |text| text.parse().ok()),
             schedule: parsed(STREAMS, Schedule::Eager, schedule),
-            races: parsed(RACES, Races::Error, races),
+            races: parsed(RACES, Report::Error, report),
             dry,
+            addresses: parsed(ADDRESSES, Placement::Ascending, addresses),
+            unwritten: parsed(UNWRITTEN, Report::Error, report),
+            leaks: parsed(LEAKS, false, |text| one_of(text, [("off", false), ("report", true)])),
+            counters: parsed(COUNTERS, CountersTo::Nowhere, |text| Some(counters(text))),
+            approximate: parsed(APPROXIMATE, None, |text| text.parse().ok().map(Some)),
+            fail_allocation: parsed(FAIL_ALLOCATION, 0, |text| text.parse().ok()),
+            frees: parsed(FREES, Frees::Error, frees),
         }
+    }
+
+    /// The checks and options of a launch.
+    pub(crate) fn checks(&self) -> Checks {
+        let counters = self.counters != CountersTo::Nowhere;
+        Checks { counters, approximate: self.approximate, ..Checks::default() }
     }
 }
 
@@ -82,12 +141,31 @@ fn schedule(text: &str) -> Option<Schedule> {
     }
 }
 
-fn races(text: &str) -> Option<Races> {
-    match text {
-        "error" => Some(Races::Error),
-        "warn" => Some(Races::Warn),
-        "off" => Some(Races::Off),
+fn one_of<T, const N: usize>(text: &str, known: [(&str, T); N]) -> Option<T> {
+    known.into_iter().find(|(name, _)| *name == text).map(|(_, value)| value)
+}
+
+fn report(text: &str) -> Option<Report> {
+    one_of(text, [("error", Report::Error), ("warn", Report::Warn), ("off", Report::Off)])
+}
+
+fn frees(text: &str) -> Option<Frees> {
+    one_of(text, [("error", Frees::Error), ("strict", Frees::Strict), ("status", Frees::Status)])
+}
+
+fn addresses(text: &str) -> Option<Placement> {
+    match text.split_once(':') {
+        None if text == "ascending" => Some(Placement::Ascending),
+        Some(("random", seed)) => Some(Placement::Random { seed: seed.parse().ok()? }),
         _ => None,
+    }
+}
+
+fn counters(text: &str) -> CountersTo {
+    match text {
+        "off" | "" => CountersTo::Nowhere,
+        "print" => CountersTo::Print,
+        file => CountersTo::File(file.into()),
     }
 }
 

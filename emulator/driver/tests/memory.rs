@@ -16,16 +16,10 @@ fn a_vector_comes_back_as_it_was_sent() {
 }
 
 #[test]
-fn zeros_are_zeros_and_memory_never_written_is_not() {
+fn zeros_are_zeros() {
     let stream = stream();
     let zeros = stream.alloc_zeros::<u32>(100).unwrap();
     assert_eq!(stream.clone_dtoh(&zeros).unwrap(), vec![0; 100]);
-    // SAFETY: any bytes are a u32.
-    let raw = unsafe { stream.alloc::<u32>(100) }.unwrap();
-    assert_eq!(
-        stream.clone_dtoh(&raw).unwrap(),
-        vec![u32::from_le_bytes([phalanx_ptx::Memory::POISON; 4]); 100]
-    );
 }
 
 #[test]
@@ -38,6 +32,7 @@ fn pinned_memory_is_copied_both_ways() {
     // SAFETY: as above.
     let mut back = unsafe { stream.context().alloc_pinned_with_flags::<u64>(64, 0) }.unwrap();
     stream.memcpy_dtoh(&on_device, &mut back).unwrap();
+    stream.synchronize().unwrap();
     assert_eq!(back.as_slice().unwrap(), pinned.as_slice().unwrap());
 }
 
@@ -83,17 +78,6 @@ fn a_copy_beyond_an_allocation_is_refused() {
     // SAFETY: the driver checks the range.
     let refused = unsafe { result::memcpy_dtoh_sync(&mut out, address) };
     assert_eq!(status(refused), sys::CUresult::CUDA_ERROR_INVALID_VALUE);
-}
-
-#[test]
-fn freeing_twice_is_refused() {
-    let _context = context(0);
-    // SAFETY: no other code uses the address.
-    unsafe {
-        let address = result::malloc_sync(64).unwrap();
-        result::free_sync(address).unwrap();
-        assert_eq!(status(result::free_sync(address)), sys::CUresult::CUDA_ERROR_INVALID_VALUE);
-    }
 }
 
 #[test]

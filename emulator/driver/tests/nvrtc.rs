@@ -27,6 +27,17 @@ extern "C" __global__ void row_sums(const float* x, float* sums, int columns, bo
     }
     if (threadIdx.x == 0) sums[blockIdx.x] = parts[0];
 }
+extern "C" __global__ void two_arrays(float* out, int last) {
+    __shared__ float low[32];
+    __shared__ float high[32];
+    extern __shared__ float more[];
+    high[threadIdx.x] = threadIdx.x;
+    more[threadIdx.x] = 1.f;
+    __syncthreads();
+    low[threadIdx.x + last] = high[31 - threadIdx.x] + more[31 - threadIdx.x];
+    __syncthreads();
+    out[threadIdx.x] = low[threadIdx.x];
+}
 "#;
 
 /// What kernels of other projects have: tables of functions, virtual calls, packed structs, calls of themselves,
@@ -78,9 +89,10 @@ extern "C" __global__ void language(int *out, int which, long long big, int (*no
 /// A test with its claim.
 type Test = (&'static str, fn() -> Result<(), String>);
 
-const TESTS: [Test; 5] = [
+const TESTS: [Test; 6] = [
     ("sums of rows are those of the CPU", sums_are_right),
     ("an access out of bounds is named with its line", out_of_bounds),
+    ("an array of shared memory that runs over into the next is named", array_overrun),
     ("what is read too early for want of a barrier is named with its line", missing_barrier),
     ("functions, classes, numbers of 128 bits and the heap are as in C++", language_is_right),
     ("a call of a null pointer is named with its line", null_call),
@@ -164,10 +176,37 @@ fn out_of_bounds() -> Result<(), String> {
     wanted(matches!(&got, Err((CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, text)) if named(text)), got)
 }
 
+fn array_overrun() -> Result<(), String> {
+    let arrays = |last: i32| {
+        let stream = stream();
+        let kernel =
+            stream.context().load_module(compiled(SOURCE)).unwrap().load_function("two_arrays").unwrap();
+        let out = stream.alloc_zeros::<f32>(32).unwrap();
+        let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (32, 1, 1), shared_mem_bytes: 128 };
+        // SAFETY: the emulator finds what is wrong.
+        unsafe { stream.launch_builder(&kernel).arg(&out).arg(&last).launch(config) }.unwrap();
+        stream.clone_dtoh(&out).map_err(|error| {
+            let error = result::DriverError(error.0);
+            error.error_string().unwrap().to_string_lossy().into_owned()
+        })
+    };
+    wanted(arrays(0) == Ok((0..32).map(|i| (32 - i) as f32).collect()), arrays(0))?;
+    let got = arrays(1);
+    let parts = [
+        "write of 4 bytes at offset 128 of 128 bytes of shared memory",
+        "low",
+        "rows.cu:20",
+        "thread (31, 0, 0)",
+    ];
+    wanted(got.as_ref().is_err_and(|text| parts.iter().all(|part| text.contains(part))), got)
+}
+
 fn missing_barrier() -> Result<(), String> {
     let got = row_sums(10, false);
-    // The first warp reads what the others have not written yet.
-    let named = |text: &str| text.contains("uninitialised read") && text.contains("rows.cu:8");
+    // The first warp reads what the others have not written yet, and they write it then.
+    let named = |text: &str| {
+        ["race in shared memory", "rows.cu:8", "rows.cu:5"].iter().all(|part| text.contains(part))
+    };
     wanted(matches!(&got, Err((CUresult::CUDA_ERROR_LAUNCH_FAILED, text)) if named(text)), got)
 }
 

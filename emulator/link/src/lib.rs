@@ -1,12 +1,13 @@
 //! What the emulated CUDA libraries share: how a function is exported ([`export!`](crate::export)) and takes pointers
 //! and handles from C ([`mod@pointer`], [`handle`]), how its call ends ([`status`]), where the built libraries lie
-//! ([`library`]), and how the emulated cuBLASLt and NCCL reach the emulated driver's memory and streams ([`driver`]).
+//! ([`library`]), what one does when the process ends ([`exit`]), and how the emulated cuBLASLt and NCCL reach the emulated driver's memory and streams ([`driver`]).
 //!
 //! Nothing here knows what a kernel or a matrix is.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub mod driver;
+pub mod exit;
 pub mod handle;
 pub mod library;
 pub mod pointer;

@@ -6,6 +6,7 @@
 
 use crate::Location;
 use crate::lanes::Map;
+use crate::shared_variable::SharedVariable;
 
 mod calls;
 mod matrix;
@@ -290,8 +291,11 @@ pub(crate) struct Program {
     pub(crate) refusals: Vec<String>,
     pub(crate) presets: Vec<(Reg, Preset)>,
     pub(crate) registers: u32,
-    /// Whether a register is read by anything but a store of it.
-    pub(crate) computed: Vec<bool>,
+    /// Whether a register decides something or goes to other lanes: a guard, an address, an operand of anything but
+    /// arithmetic and stores.
+    pub(crate) sinks: Vec<bool>,
+    /// The variables in shared memory; addresses of the first have the number 1.
+    pub(crate) shared: Vec<SharedVariable>,
     /// Local memory a thread, in bytes; with its stack at the end.
     pub(crate) local_bytes: u32,
     /// Whether there is a stack, and where it begins.
@@ -304,6 +308,8 @@ pub(crate) struct Program {
 
 /// The offset of a map that is a plain move.
 pub(crate) const MOVE: i64 = 1;
+/// The offset of a map that is the first of [`APPROXIMATIONS`](crate::lanes::approximate::APPROXIMATIONS).
+pub(crate) const APPROXIMATE: i64 = 2;
 
 /// An arrival at a barrier in memory.
 #[derive(Clone, Copy, Debug)]

@@ -12,6 +12,7 @@ use crate::decode::calls::CallGraph;
 use crate::decode::form::{Form, is_space};
 use crate::decode::names::{Names, Symbol, words};
 use crate::module::{Kernel, Module, Parameter, Variable};
+use crate::shared_variable::{self, DYNAMIC, SharedVariable};
 use crate::syntax::{
     Declaration, Function, LocDirective, Operand, RawInstruction, StateSpace, Statement, SyntaxTree,
 };
@@ -135,7 +136,7 @@ impl<'a> Builder<'a> {
             self.program.stack_start = aligned(self.program.local_bytes, FRAME_ALIGN);
             self.program.local_bytes = self.program.stack_start + STACK_BYTES;
         }
-        self.program.computed = self.computed();
+        self.program.sinks = self.sinks();
         self.watch();
         Ok(Kernel {
             name: function.name.clone(),
@@ -192,8 +193,8 @@ impl<'a> Builder<'a> {
                 self.local(d);
             }
             StateSpace::Shared => {
-                let offset = self.share(d.bytes as u32, d.align);
-                self.names.add(&d.name, Symbol::Shared(offset));
+                let address = self.share(&d.name, d.bytes as u32, d.align);
+                self.names.add(&d.name, Symbol::Shared(address));
             }
             StateSpace::Global | StateSpace::Constant => {
                 return self.malformed("a variable of the module's inside of a function");
@@ -279,55 +280,59 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Which registers are read by more than stores of them: what is only carried along may be uninitialised.
-    fn computed(&self) -> Vec<bool> {
-        let mut computed = vec![false; self.program.registers as usize];
+    /// Which registers must not hold what nothing has written. Arithmetic passes it on, and a store puts it down.
+    fn sinks(&self) -> Vec<bool> {
+        let mut sinks = vec![false; self.program.registers as usize];
         for i in &self.program.code {
-            let carried = if let Op::Store(_) = i.op { NOWHERE } else { i.b };
-            for reg in [i.a, carried, i.c, i.e, i.guard] {
-                if let Some(flag) = computed.get_mut(reg as usize) {
+            let operands = match i.op {
+                Op::Map(_) => [NOWHERE; 4],
+                Op::Store(_) => [i.a, NOWHERE, NOWHERE, NOWHERE],
+                _ => [i.a, i.b, i.c, i.e],
+            };
+            for reg in operands.into_iter().chain([i.guard]) {
+                if let Some(flag) = sinks.get_mut(reg as usize) {
                     *flag = true;
                 }
             }
             match i.op {
                 Op::Atomic(atomic) if atomic.count > 1 => {
                     let lists = if atomic.update == Update::Swap { 3 } else { 1 };
-                    self.mark(&mut computed, atomic.list, lists * atomic.count as u32)
+                    self.mark(&mut sinks, atomic.list, lists * atomic.count as u32)
                 }
                 Op::Matrix(number) => match self.program.matrices[number as usize] {
-                    Matrix::Fragment(f) if !f.loads => self.mark(&mut computed, f.list, f.count),
-                    Matrix::Tile(t) if !t.loads => self.mark(&mut computed, t.list, t.count),
+                    Matrix::Fragment(f) if !f.loads => self.mark(&mut sinks, f.list, f.count),
+                    Matrix::Tile(t) if !t.loads => self.mark(&mut sinks, t.list, t.count),
                     Matrix::TileProduct(p) => {
-                        (0..3).for_each(|i| self.mark(&mut computed, p.lists[i], p.counts[i]));
+                        (0..3).for_each(|i| self.mark(&mut sinks, p.lists[i], p.counts[i]));
                     }
                     Matrix::Product(p) => {
                         let [a, b, c, _] = p.counts();
-                        self.mark(&mut computed, p.a, a);
-                        self.mark(&mut computed, p.b, b);
-                        self.mark(&mut computed, p.c, c);
+                        self.mark(&mut sinks, p.a, a);
+                        self.mark(&mut sinks, p.b, b);
+                        self.mark(&mut sinks, p.c, c);
                     }
                     Matrix::Warpgroup(p) => {
-                        self.mark(&mut computed, p.a, p.a_count);
-                        self.mark(&mut computed, p.d, p.d_count);
+                        self.mark(&mut sinks, p.a, p.a_count);
+                        self.mark(&mut sinks, p.d, p.d_count);
                     }
                     _ => {}
                 },
                 Op::Asynchronous(number) => match self.program.asynchronous[number as usize] {
                     Asynchronous::Bulk(bulk) => {
-                        self.mark(&mut computed, bulk.list, bulk.rank as u32 + bulk.multicast as u32);
+                        self.mark(&mut sinks, bulk.list, bulk.rank as u32 + bulk.multicast as u32);
                     }
-                    Asynchronous::Send(send) => self.mark(&mut computed, send.list, send.count as u32),
+                    Asynchronous::Send(send) => self.mark(&mut sinks, send.list, send.count as u32),
                     _ => {}
                 },
                 _ => {}
             }
         }
-        computed
+        sinks
     }
 
-    fn mark(&self, computed: &mut [bool], list: u32, count: u32) {
+    fn mark(&self, sinks: &mut [bool], list: u32, count: u32) {
         for &reg in &self.program.lists[list as usize..(list + count) as usize] {
-            if let Some(flag) = computed.get_mut(reg as usize) {
+            if let Some(flag) = sinks.get_mut(reg as usize) {
                 *flag = true;
             }
         }
@@ -385,10 +390,15 @@ impl<'a> Builder<'a> {
         self.preset(Preset::Bits(bits))
     }
 
-    fn share(&mut self, bytes: u32, align: u32) -> u32 {
-        let offset = aligned(self.shared_bytes, align);
-        self.shared_bytes = offset + bytes;
-        offset
+    /// Places a variable in shared memory; its address there.
+    fn share(&mut self, name: &str, bytes: u32, align: u32) -> u32 {
+        let start = aligned(self.shared_bytes, align);
+        self.shared_bytes = start + bytes;
+        self.program.shared.push(SharedVariable { name: name.into(), start, bytes });
+        match self.program.shared.len() as u32 {
+            number if number < DYNAMIC => shared_variable::address(number, start),
+            _ => start,
+        }
     }
 
     /// Registers in a row of the program's lists.

@@ -4,6 +4,7 @@
 //! A register holds 64 bits a lane: a value of a narrower type is in the low bits, with zeros above. A [`Map`] reads its
 //! sources as the types that the instruction names ([`Lane`]) and leaves its result in the same way.
 
+pub(crate) mod approximate;
 pub(crate) mod compare;
 pub(crate) mod convert;
 pub(crate) mod float;

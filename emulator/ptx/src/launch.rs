@@ -3,7 +3,7 @@
 use std::sync::MutexGuard;
 
 use crate::memory::AddressSpace;
-use crate::{Fault, FaultKind, Kernel, Loaded, Memory, machine};
+use crate::{Counters, Fault, FaultKind, Kernel, Loaded, Memory, machine};
 
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,12 +33,27 @@ pub struct Checks {
     /// How many instructions of a warp a block (of a cluster: all its blocks) may execute before the launch counts as
     /// endless.
     pub instructions_max: u64,
+    /// Counts accesses by line, and how evenly threads work ([`Report::counters`]).
+    pub counters: bool,
+    /// Perturbs results of approximate instructions of f32 (`ex2.approx` and the like) within the error that PTX allows
+    /// them, as this seed says: the same operand has the same error.
+    pub approximate: Option<u64>,
 }
 
 impl Default for Checks {
     fn default() -> Checks {
         let (uninitialised, shared_races, global_races) = (true, true, true);
-        Checks { uninitialised, shared_races, global_races, stuck_after: 1 << 28, instructions_max: 1 << 29 }
+        let (stuck_after, instructions_max) = (1 << 28, 1 << 29);
+        let (counters, approximate) = (false, None);
+        Checks {
+            uninitialised,
+            shared_races,
+            global_races,
+            stuck_after,
+            instructions_max,
+            counters,
+            approximate,
+        }
     }
 }
 
@@ -60,6 +75,8 @@ pub struct Report {
     /// Which bytes of global memory it read and wrote, in ascending order in each allocation; those of an allocation
     /// that it touches in very many places are not all there. Empty if races in global memory are not looked for.
     pub touched: Vec<Touched>,
+    /// What [`Checks::counters`] asks for; empty without.
+    pub counters: Counters,
 }
 
 /// Bytes of global memory that a launch touched: `start .. end`.

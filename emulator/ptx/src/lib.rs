@@ -41,6 +41,7 @@
 #![allow(clippy::needless_range_loop)]
 
 mod code;
+mod counters;
 mod decode;
 mod fault;
 mod lanes;
@@ -48,11 +49,13 @@ mod launch;
 mod machine;
 mod memory;
 mod module;
+mod shared_variable;
 mod syntax;
 mod tensor_map;
 
+pub use counters::{Balance, Counters, SECTOR_BYTES, Traffic};
 pub use fault::{Fault, FaultKind, Location, ParseError};
 pub use launch::{Checks, Launch, Report, Touched, launch, launch_cooperative};
-pub use memory::{Memory, OutOfMemory};
+pub use memory::{Memory, OutOfMemory, Placement};
 pub use module::{AddressOf, Kernel, Loaded, Module, Parameter, Variable};
 pub use tensor_map::{Fill, Swizzle, TensorMap, TensorMapError, TensorType};

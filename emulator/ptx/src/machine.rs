@@ -4,7 +4,9 @@
 //! grid                         blocks come and go; warps in turn
 //!   run, call, collective      a warp's loop; functions; shuffles and votes
 //!     load, store              ── runs ── access        lanes in runs; from an address to checked bytes
+//!       unwritten              what nothing has written, on its way through registers
 //!     atomic                   ── access
+//!     count                    accesses and threads, if they are to be counted
 //!     barrier, asynchronous    ── access
 //!     matrix, warpgroup        ── access
 //!       fault                  kernel, line, block and thread of a fault
@@ -18,6 +20,7 @@ mod barrier;
 mod call;
 mod clocks;
 mod collective;
+mod count;
 mod fault;
 mod grid;
 mod load;
@@ -26,6 +29,7 @@ mod run;
 mod runs;
 mod state;
 mod store;
+mod unwritten;
 mod warpgroup;
 
 pub(crate) use grid::run;

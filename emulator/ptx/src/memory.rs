@@ -36,8 +36,21 @@ static SPACES: AtomicU64 = AtomicU64::new(1);
 /// Numbers of memories that there are before the windows of other spaces begin at 2^56.
 const SPACES_MAX: u64 = (1 << (56 - SPACE_BITS)) - 1;
 
+/// Where allocations are placed among the addresses of a memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// In the order in which they are made.
+    Ascending,
+    /// At random addresses: two allocations are as good as never at the distance that a wrong index leads to.
+    Random {
+        /// The same seed gives the same addresses to the same allocations.
+        seed: u64,
+    },
+}
+
 /// A device's memory: addresses are 64-bit and never those of the host, allocations are aligned to 256 bytes with
-/// unmapped gaps between them, and every byte knows whether it was ever written.
+/// unmapped gaps between them that are at least as large as the allocation before and 1 MiB, and every byte knows
+/// whether it was ever written.
 ///
 /// All methods take `&self`; a launch holds the memory until the kernel has ended.
 #[derive(Debug)]
@@ -49,10 +62,18 @@ pub struct Memory {
 impl Memory {
     /// A memory of that many bytes, all free.
     pub fn new(capacity_bytes: u64) -> Memory {
+        Memory::placed(capacity_bytes, Placement::Ascending)
+    }
+
+    /// A memory of that many bytes, all free, and how its allocations are to be placed.
+    pub fn placed(capacity_bytes: u64, placement: Placement) -> Memory {
         let order = SPACES.fetch_add(1, Ordering::Relaxed);
         // Past the last number addresses repeat: memories 2^12 apart could then not be peers.
         let base = (1 + (order - 1) % SPACES_MAX) << SPACE_BITS;
-        Memory { space: Mutex::new(AddressSpace::new(base, 1 << SPACE_BITS, capacity_bytes)), order }
+        Memory {
+            space: Mutex::new(AddressSpace::new(base, 1 << SPACE_BITS, capacity_bytes, placement)),
+            order,
+        }
     }
 
     /// A memory without contents: allocations are counted and accesses from the host checked as in any other, writes are
@@ -122,6 +143,14 @@ impl Memory {
         self.lock().read(address, bytes)
     }
 
+    /// Whether all of the bytes were written.
+    ///
+    /// # Errors
+    /// If they were not: the fault names the first that was not, and where a kernel stored what depends on such bytes.
+    pub fn check_written(&self, address: u64, bytes: u64) -> Result<(), Fault> {
+        self.lock().check_written(address, bytes)
+    }
+
     /// What a byte reads as that was never written: such a float is no number a kernel computes with by accident.
     pub const POISON: u8 = 0xfb;
 
@@ -148,7 +177,7 @@ impl Memory {
     /// If the bytes of either end are not all in one allocation.
     pub fn copy_from(&self, to: u64, other: &Memory, from: u64, bytes: u64) -> Result<(), Fault> {
         let taken = other.lock().take(from, bytes)?;
-        self.lock().put(to, bytes, taken)
+        self.lock().put(to, bytes, &taken)
     }
 
     /// The start and the bytes of the allocation that an address is in.
@@ -225,19 +254,22 @@ pub(crate) struct Contents {
     pub(crate) pending: Option<Bits>,
     /// The last accesses, while a kernel runs.
     pub(crate) shadow: Shadow,
+    /// Where a kernel first stored what depends on bytes that nothing has written.
+    pub(crate) unwritten_by: Option<Box<str>>,
 }
 
 impl Contents {
     /// That many bytes, none written.
     pub(crate) fn new(len: usize) -> Contents {
         let (data, written) = (vec![0; len], Bits::new(len));
-        Contents { data, written, pending: None, shadow: Shadow::default() }
+        Contents { data, written, pending: None, shadow: Shadow::default(), unwritten_by: None }
     }
 
     /// All bytes count as never written again.
     pub(crate) fn forget(&mut self) {
         self.written.clear(self.data.len());
         self.pending = None;
+        self.unwritten_by = None;
     }
 
     /// Up to eight bytes as a number.

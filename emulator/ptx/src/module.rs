@@ -102,6 +102,24 @@ impl Kernel {
         &self.name
     }
 
+    /// The file that its instructions come from, without its folders: the first `.cu` among those that lines of it are of,
+    /// else the first of all.
+    pub fn file(&self) -> Option<&str> {
+        let mut first = None;
+        for location in &self.program.locations {
+            let mut next = Some(location);
+            while let Some(at) = next {
+                let name = at.file.rsplit('/').next().unwrap_or(&at.file);
+                if name.ends_with(".cu") {
+                    return Some(name);
+                }
+                first.get_or_insert(name);
+                next = at.inlined_at.as_deref();
+            }
+        }
+        first
+    }
+
     /// Its parameters in order.
     pub fn parameters(&self) -> &[Parameter] {
         &self.parameters

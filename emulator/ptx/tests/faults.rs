@@ -132,7 +132,7 @@ fn bytes_that_nothing_has_written_are_not_computed_with() {
     let x = memory.allocate(256).unwrap();
     memory.write(x, &[0; 100]).unwrap();
     let body = format!(
-        "mul.wide.u32 %d0, %t, 4; add.u64 %d0, %p0, %d0; {} ld.global.u32 %r1, [%d0]; add.u32 %r1, %r1, 1; st.global.u32 [%p0], %r1;",
+        "mul.wide.u32 %d0, %t, 4; add.u64 %d0, %p0, %d0; {} ld.global.u32 %r1, [%d0]; bar.sync %r1;",
         at(11)
     );
     expect(
@@ -143,7 +143,7 @@ fn bytes_that_nothing_has_written_are_not_computed_with() {
         "read of 4 bytes at offset 100 of an allocation of 256 bytes that nothing has written",
     );
     let body = format!(
-        ".shared .b32 s[32]; shl.b32 %r1, %t, 2; setp.lt.u32 %q0, %t, 31; @%q0 st.shared.u32 [%r1], %t; bar.sync 0; {} ld.shared.u32 %r2, [%r1]; xor.b32 %r2, %r2, 1; st.shared.u32 [%r1], %r2;",
+        ".shared .b32 s[32]; shl.b32 %r1, %t, 2; setp.lt.u32 %q0, %t, 31; @%q0 st.shared.u32 [%r1], %t; bar.sync 0; {} ld.shared.u32 %r2, [%r1]; shfl.sync.idx.b32 %r3, %r2, 0, 31, -1;",
         at(12)
     );
     expect(
@@ -172,7 +172,7 @@ fn bytes_that_nothing_has_written_are_not_computed_with() {
 fn shared_memory_of_an_earlier_block_counts_as_unwritten() {
     let memory = Memory::new(1 << 20);
     let body = format!(
-        ".shared .b32 s; setp.eq.u32 %q0, %c, 0; @%q0 st.shared.u32 [s], 1; {} ld.shared.u32 %r1, [s]; add.u32 %r1, %r1, 1; st.shared.u32 [s], %r1;",
+        ".shared .b32 s; setp.eq.u32 %q0, %c, 0; @%q0 st.shared.u32 [s], 1; {} ld.shared.u32 %r1, [s]; setp.eq.u32 %q1, %r1, 7; @%q1 st.shared.u32 [s], 2;",
         at(15)
     );
     let fault = faults(&memory, &body, shape(2, 1), &[]);
@@ -193,8 +193,7 @@ fn padding_may_be_copied_and_stays_unwritten() {
     let mut bytes = [0; 16];
     memory.read(y, &mut bytes).unwrap();
     assert_eq!(bytes[..13], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, Memory::POISON]);
-    let body =
-        format!("{} ld.global.u32 %r1, [%p0+12]; add.u32 %r1, %r1, 1; st.global.u32 [%p0], %r1;", at(16));
+    let body = format!("{} ld.global.u32 %r1, [%p0+12]; setp.gt.u32 %q0, %r1, 5; @%q0 trap;", at(16));
     expect(faults(&memory, &body, shape(1, 1), &[y]), FaultKind::Uninitialised, 16, 0, "nothing has written");
 }
 

@@ -188,7 +188,7 @@ fn the_stack_is_allocated_and_given_back() {
     let bodies = [
         ("mov.u64 %d2, 40000; alloca.u64 %d3, %d2;", FaultKind::OutOfBounds, "40000"),
         (
-            "mov.u64 %d2, 8; alloca.u64 %d3, %d2; ld.local.u64 %d4, [%d3]; add.u64 %d4, %d4, 1;",
+            "mov.u64 %d2, 8; alloca.u64 %d3, %d2; ld.local.u64 %d4, [%d3]; setp.ne.u64 %q0, %d4, 1; @%q0 exit;",
             FaultKind::Uninitialised,
             "8 bytes",
         ),

@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use phalanx_tensor::{Device, cuda};
 
 /// Set in the run that is to use the emulator.
-const EMULATOR: (&str, &str) = ("PHALANX_CUDA", "emulator");
+pub const EMULATOR: (&str, &str) = ("PHALANX_CUDA", "emulator");
 
 /// Runs `run` with the filter given on the command line, under a GPU's driver where there is one, else as a process of its
 /// own under the emulator. `name` is the program's, `tests` how many it has: they are reported as skipped, with the

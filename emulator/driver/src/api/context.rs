@@ -10,6 +10,7 @@ use crate::context::{
     unstack,
 };
 use crate::device::{Device, device, device_attribute, devices};
+use crate::ledger;
 use crate::status::{Result, Status};
 use crate::streams::{PRIORITY_GREATEST, PRIORITY_LEAST, end_context, synchronize_all};
 
@@ -28,6 +29,7 @@ fn checked(handle: usize) -> Result<Arc<Context>> {
 fn release(ordinal: i32, all: bool) -> Result<()> {
     if let Some((handle, context)) = release_primary(device(ordinal)?, all)? {
         end_context(&context);
+        ledger::context_ended(&context);
         CONTEXTS.remove(handle)?;
     }
     Ok(())
@@ -129,7 +131,9 @@ export! {
         }
         fn cuCtxDestroy_v2(handle: usize) {
             devices()?;
-            end_context(&*CONTEXTS.remove(handle)?);
+            let context = CONTEXTS.remove(handle)?;
+            end_context(&context);
+            ledger::context_ended(&context);
             unstack(handle);
             Ok(())
         }

@@ -9,6 +9,7 @@ use phalanx_emulator_link::pointer::{Bytes, BytesMut, Host, In, Text};
 use super::call::{answer, answer_always};
 use crate::copy;
 use crate::device::{device_of, devices};
+use crate::failing;
 use crate::log;
 use crate::queue::{Progress, Task};
 use crate::race::Access;
@@ -75,6 +76,7 @@ fn memory(address: u64) -> Result<&'static phalanx_ptx::Memory> {
 
 phalanx_emulator_link::export! {
     fn phalanx_emulated_driver_name() -> *const std::ffi::c_char { c"phalanx emulated driver".as_ptr() }
+    fn phalanx_emulated_driver_fail_allocation(number: u64) -> u64 { failing::choose(number) }
     fn phalanx_driver_submit(
         stream: usize, what: Text, accesses: In<driver::Access>, count: usize, operation: StreamOperation,
     ) -> i32 {

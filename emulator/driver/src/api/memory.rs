@@ -9,8 +9,10 @@ use crate::context::here;
 use crate::copy::{End, Rows, Shape, copy, copy_async, end, fill, fill_async};
 use crate::device::{device, device_of, devices};
 use crate::host;
+use crate::ledger::{self, Kind};
 use crate::memory::{
-    POOLS, Pool, READ_WRITE, allocate, allocate_async, default_pools, free, free_async, set_current_pool,
+    POOLS, Pool, READ_WRITE, allocate, allocate_async, default_pools, free, free_async, freed,
+    set_current_pool,
 };
 use crate::status::{Result, Status, present};
 
@@ -168,13 +170,17 @@ export! {
     }
     fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) {
         forbidden("cuMemAlloc")?;
-        set!(address, allocate(here()?.device(), bytes as u64)?)
+        let start = allocate(here()?.device(), bytes as u64)?;
+        ledger::made(Kind::Allocation, start as usize, bytes as u64, "cuMemAlloc");
+        set!(address, start)
     }
     fn cuMemAllocPitch_v2(address: Out<u64>, pitch: Out<usize>, width: usize, height: usize, element: u32) {
         forbidden("cuMemAllocPitch")?;
         let row = width.next_multiple_of(512);
         set!(pitch, row)?;
-        set!(address, allocate(here()?.device(), row as u64 * height as u64)?)
+        let start = allocate(here()?.device(), row as u64 * height as u64)?;
+        ledger::made(Kind::Allocation, start as usize, row as u64 * height as u64, "cuMemAllocPitch");
+        set!(address, start)
     }
     fn cuMemAllocManaged(address: Out<u64>, bytes: usize, flags: u32) {
         Err(Status::NOT_SUPPORTED.because("managed memory is not emulated"))
@@ -183,8 +189,7 @@ export! {
         if address == 0 {
             return Ok(());
         }
-        forbidden("cuMemFree")?;
-        free(address, &*here()?)
+        freed(forbidden("cuMemFree").and_then(|()| free(address, &*here()?)), "cuMemFree")
     }
     fn cuMemAllocAsync(address: Out<u64>, bytes: usize, stream: usize) {
         set!(address, allocate_async(bytes, stream, None)?)
@@ -194,7 +199,7 @@ export! {
         set!(address, allocate_async(bytes, stream, Some(&pool))?)
     }
     fn cuMemFreeAsync(address: u64, stream: usize) {
-        if address == 0 { Ok(()) } else { free_async(address, stream) }
+        if address == 0 { Ok(()) } else { freed(free_async(address, stream), "cuMemFreeAsync") }
     }
     fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
         let memory = &here()?.device().memory;

@@ -12,6 +12,7 @@ use crate::device::devices;
 use crate::event::{EVENTS, Event, elapsed, record, wait};
 use crate::executor::executor;
 use crate::graph::{CaptureMode, EXECUTABLES, Executable, GRAPHS, NODES, Node};
+use crate::ledger::{self, Kind};
 use crate::queue::{Point, Progress, Task};
 use crate::status::{Result, Status, present};
 use crate::streams::{
@@ -53,8 +54,9 @@ fn create(out: Out<usize>, flags: u32, priority: i32) -> Result<()> {
     let context = here()?;
     let kind = if flags == NON_BLOCKING { StreamKind::NonBlocking } else { StreamKind::Blocking };
     let priority = priority.clamp(PRIORITY_GREATEST, PRIORITY_LEAST);
-    let id = streams().add(&context, kind, priority);
-    set!(out, Streams::handle(id))
+    let handle = Streams::handle(streams().add(&context, kind, priority));
+    ledger::made(Kind::Stream, handle, 0, "cuStreamCreate");
+    set!(out, handle)
 }
 
 /// A C function that a stream calls.
@@ -78,15 +80,10 @@ fn instantiate(out: Out<usize>, graph: usize, flags: u64) -> Result<()> {
     }
     let graph = GRAPHS.get(graph)?;
     let (nodes, memory) = (Mutex::new(graph.nodes.clone()), Mutex::new(graph.memory.clone()));
-    set!(
-        out,
-        EXECUTABLES.add(Arc::new(Executable {
-            nodes,
-            last: Mutex::default(),
-            memory,
-            frees_first: flags & 1 != 0
-        }))
-    )
+    let (last, frees_first) = (Mutex::default(), flags & 1 != 0);
+    let handle = EXECUTABLES.add(Arc::new(Executable { nodes, last, memory, frees_first }));
+    ledger::made(Kind::ExecutableGraph, handle, 0, "cuGraphInstantiate");
+    set!(out, handle)
 }
 
 fn launch_graph(executable: usize, stream: usize) -> Result<()> {
@@ -133,10 +130,12 @@ export! {
     @always {
         fn cuGraphDestroy(graph: usize) {
             devices()?;
+            ledger::gone(Kind::Graph, graph);
             Ok(GRAPHS.remove(graph).map(drop)?)
         }
         fn cuGraphExecDestroy(executable: usize) {
             devices()?;
+            ledger::gone(Kind::ExecutableGraph, executable);
             let executable = EXECUTABLES.remove(executable)?;
             // What is queued of it still runs, and may use its memory.
             let last = lock(&executable.last).0.clone();
@@ -155,6 +154,7 @@ export! {
         if let Some(joined) = streams.get(id)?.capture.take() {
             streams.invalidate(joined.capture);
         }
+        ledger::gone(Kind::Stream, stream);
         streams.destroy(id)
     }
     fn cuStreamSynchronize(stream: usize) { synchronize(stream) }
@@ -218,7 +218,9 @@ export! {
         let mut streams = streams();
         let id = streams.find(stream)?;
         let captured = streams.end_capture(id)?;
-        set!(graph, GRAPHS.add(Arc::new(captured)))
+        let handle = GRAPHS.add(Arc::new(captured));
+        ledger::made(Kind::Graph, handle, 0, "cuStreamEndCapture");
+        set!(graph, handle)
     }
     fn cuStreamIsCapturing(stream: usize, status: Out<i32>) {
         let mut streams = streams();
@@ -243,9 +245,14 @@ export! {
         if flags > 7 {
             return Err(Status::INVALID_VALUE.because(format!("event flags {flags:#x}")));
         }
-        set!(out, EVENTS.add(Arc::new(Event::new(flags & DISABLE_TIMING == 0)?)))
+        let handle = EVENTS.add(Arc::new(Event::new(flags & DISABLE_TIMING == 0)?));
+        ledger::made(Kind::Event, handle, 0, "cuEventCreate");
+        set!(out, handle)
     }
-    fn cuEventDestroy_v2(event: usize) { Ok(EVENTS.remove(event).map(drop)?) }
+    fn cuEventDestroy_v2(event: usize) {
+        ledger::gone(Kind::Event, event);
+        Ok(EVENTS.remove(event).map(drop)?)
+    }
     fn cuEventRecord(event: usize, stream: usize) { record(event, stream) }
     fn cuEventRecordWithFlags(event: usize, stream: usize, flags: u32) {
         if flags != 0 {

@@ -1,6 +1,7 @@
 //! Loads the emulated driver for the tests of a file, before cudarc looks for one.
 #![allow(unsafe_code, dead_code)]
 
+use std::process::Command;
 use std::sync::{Arc, Once};
 
 use cudarc::driver::{CudaContext, CudaStream, DriverError, sys};
@@ -35,4 +36,17 @@ pub fn status<T>(result: Result<T, DriverError>) -> sys::CUresult {
         Ok(_) => sys::CUresult::CUDA_SUCCESS,
         Err(error) => error.0,
     }
+}
+
+/// Runs an ignored test of this program in a process of its own, with variables of the environment; whether it succeeded,
+/// and what it said.
+pub fn alone(case: &str, environment: &[(&str, &str)]) -> (bool, String) {
+    let ran = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", case, "--ignored", "--nocapture"])
+        .envs(environment.iter().copied())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&ran.stdout).into_owned() + &String::from_utf8_lossy(&ran.stderr);
+    assert!(said.contains("running 1 test"), "{case}: {said}");
+    (ran.status.success(), said)
 }

@@ -2,7 +2,8 @@
 
 use super::{Builder, Form};
 use crate::ParseError;
-use crate::code::{MOVE, NOWHERE, Op, Reg, ZERO};
+use crate::code::{APPROXIMATE, MOVE, NOWHERE, Op, Reg, ZERO};
+use crate::lanes::approximate::APPROXIMATIONS;
 use crate::lanes::round::Mode;
 use crate::lanes::{Map, compare, convert, float, half, integer};
 use crate::syntax::{Operand, type_bytes};
@@ -68,7 +69,11 @@ impl Builder<'_> {
             };
             sources.push(self.source(operand, kind)?);
         }
-        self.push(Op::Map(map), d, &sources);
+        let at = self.push(Op::Map(map), d, &sources);
+        if kind == "f32" && (form.has("approx") || form.has("full")) {
+            let number = APPROXIMATIONS.iter().position(|found| found.name == form.name());
+            self.program.code[at].offset = number.map_or(0, |number| APPROXIMATE + number as i64);
+        }
         Ok(true)
     }
 

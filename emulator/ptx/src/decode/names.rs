@@ -121,12 +121,12 @@ impl<'a> Builder<'a> {
             self.dynamic_align = self.dynamic_align.max(shared.align);
             return Some(Symbol::Dynamic);
         }
-        if let Some(&offset) = self.shared.get(name) {
-            return Some(Symbol::Shared(offset));
+        if let Some(&address) = self.shared.get(name) {
+            return Some(Symbol::Shared(address));
         }
-        let offset = self.share(shared.bytes as u32, shared.align);
-        self.shared.insert(name.to_string(), offset);
-        Some(Symbol::Shared(offset))
+        let address = self.share(name, shared.bytes as u32, shared.align);
+        self.shared.insert(name.to_string(), address);
+        Some(Symbol::Shared(address))
     }
 
     /// A register and its bits.

@@ -16,7 +16,7 @@ use crate::code::{Instruction, Order, Space};
 use crate::lanes::{LANES, Lanes, lanes};
 use crate::memory::shadow::{Cell, STRONG, cell};
 use crate::memory::{AddressSpace, Contents};
-use crate::{Checks, FaultKind};
+use crate::{Checks, FaultKind, shared_variable};
 
 /// The kind of a race in a space, if races there are looked for.
 pub(super) fn race_kind(checks: &Checks, space: Space) -> Option<FaultKind> {
@@ -200,8 +200,9 @@ impl Machine<'_> {
             }
             Space::Shared => {
                 let (block, offset) = self.shared(warp, address)?;
-                let len = self.blocks[block].shared.data.len() as u64;
-                (bytes <= len && offset <= len - bytes).then_some((Region::Shared { block }, offset as usize))
+                let (start, end) = self.variables[shared_variable::number(address)];
+                let inside = offset >= start && bytes <= end && offset <= end - bytes;
+                inside.then_some((Region::Shared { block }, offset as usize))
             }
             Space::Local => {
                 let len = self.program.local_bytes as u64;
@@ -217,11 +218,12 @@ impl Machine<'_> {
     /// The block that a shared address is of, and the offset there.
     #[inline(always)]
     pub(crate) fn shared(&self, warp: &Warp, address: u64) -> Option<(usize, u64)> {
+        let offset = shared_variable::offset(address);
         match address >> RANK_SHIFT {
-            0 => Some((warp.block, address)),
+            0 => Some((warp.block, offset)),
             rank => {
                 let block = (rank - 1) as usize;
-                (block < self.blocks.len()).then_some((block, address & ((1 << RANK_SHIFT) - 1)))
+                (block < self.blocks.len()).then_some((block, offset))
             }
         }
     }
@@ -260,10 +262,7 @@ impl Machine<'_> {
                 let near = owner.map(|s| s.near(address)).unwrap_or_default();
                 if near.is_empty() { format!(" at {address:#x} outside every allocation") } else { near }
             }
-            Space::Shared => {
-                let len = self.blocks[warp.block].shared.data.len();
-                format!(" at offset {address} of {len} bytes of shared memory")
-            }
+            Space::Shared => shared_variable::beside(address, &self.variables, &self.program.shared),
             Space::Local => {
                 format!(" at offset {address} of {} bytes of local memory", self.program.local_bytes)
             }

@@ -3,10 +3,12 @@
 use std::sync::MutexGuard;
 
 use super::clocks::Clocks;
+use super::count::Count;
 use super::state::{Block, CachedAllocation, Machine, Outcome, Warp};
 use crate::code::{Preset, Special};
 use crate::lanes::LANES;
 use crate::memory::{AddressSpace, Contents};
+use crate::shared_variable::{self, DYNAMIC};
 use crate::{Checks, Fault, Kernel, Launch, Loaded, Report};
 
 /// Records after which shadows are wiped, so that their numbers can begin anew.
@@ -44,6 +46,8 @@ pub(crate) fn run(
         report: Report::default(),
         idle: 0,
         cluster: Default::default(),
+        variables: Vec::new(),
+        count: checks.counters.then(|| Count::new(program.code.len())),
         workspace,
     };
     let outcome = machine.grid(loaded);
@@ -51,7 +55,8 @@ pub(crate) fn run(
     machine.spaces.iter_mut().for_each(|s| s.record = next);
     outcome.map_err(|fault| *fault)?;
     let touched = machine.spaces.iter().flat_map(|s| s.touched(first)).collect();
-    Ok(Report { touched, ..machine.report })
+    let counters = machine.counters();
+    Ok(Report { touched, counters, ..machine.report })
 }
 
 impl Machine<'_> {
@@ -68,6 +73,7 @@ impl Machine<'_> {
                 for x in (0..grid[0]).step_by(resident[0] as usize) {
                     self.begin([x, y, z]);
                     self.cluster_runs()?;
+                    self.count_threads();
                 }
             }
         }
@@ -79,6 +85,7 @@ impl Machine<'_> {
             0 => self.kernel.shared_bytes,
             bytes => self.program.dynamic_start + bytes,
         };
+        self.variables = shared_variable::ranges(&self.program.shared, self.program.dynamic_start, shared);
         let per_block = self.warps_a_block();
         for b in 0..blocks {
             let shared = Contents::new(shared as usize);
@@ -118,7 +125,9 @@ impl Machine<'_> {
         match preset {
             Preset::Bits(bits) => bits,
             Preset::Variable(number, added) => loaded.addresses()[number as usize].wrapping_add(added),
-            Preset::Dynamic(added) => self.program.dynamic_start as u64 + added,
+            Preset::Dynamic(added) => {
+                (shared_variable::address(DYNAMIC, self.program.dynamic_start) as u64).wrapping_add(added)
+            }
             Preset::Special(special) => self.special(warp, special, lane),
             Preset::Parameter { offset, size, extend } => {
                 let (offset, size) = (offset as usize, size as usize);

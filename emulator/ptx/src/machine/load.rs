@@ -3,9 +3,8 @@
 use super::access::{Touch, contents_in, race_kind, strength};
 use super::runs::{LaneRun, by_size};
 use super::state::{Machine, Outcome, Region, Warp};
-use crate::FaultKind;
-use crate::code::{Access, Instruction, NOWHERE, Order, Space};
-use crate::lanes::{LANES, Lanes, lanes};
+use crate::code::{Access, Instruction, Order, Space};
+use crate::lanes::{LANES, Lanes};
 use crate::memory::Contents;
 
 impl Machine<'_> {
@@ -37,7 +36,8 @@ impl Machine<'_> {
         let mut values = [[0; LANES]; N];
         let total = access.size as usize * N;
         if !warp.unwritten.is_empty() {
-            self.forget_unwritten(warp, access, mask);
+            let list = &self.program.lists[access.list as usize..][..access.count as usize];
+            list.iter().for_each(|&reg| warp.forget_unwritten(reg, mask));
         }
         let mut rest = mask;
         while rest != 0 {
@@ -114,7 +114,7 @@ impl Machine<'_> {
             return self.race(kind, warp, i, (lane, false), (cell, wrote), &what);
         }
         if unwritten {
-            return self.unwritten(warp, i, access, region, (run, offset));
+            return self.unwritten(warp, pc, i, access, region, (run, offset));
         }
         Ok(())
     }
@@ -132,62 +132,6 @@ impl Machine<'_> {
     ) -> Outcome<()> {
         for (address, one) in run.apart(address, access.size as u64 * N as u64) {
             self.load_run(warp, pc, i, access, (space, address, one), values)?;
-        }
-        Ok(())
-    }
-
-    fn forget_unwritten(&self, warp: &mut Warp, access: Access, mask: u32) {
-        for k in 0..access.count as usize {
-            let reg = self.program.lists[access.list as usize + k];
-            if let Some(bytes) = warp.unwritten.get_mut(&reg) {
-                lanes(mask).for_each(|l| bytes[l] = 0);
-                if bytes.iter().all(|&b| b == 0) {
-                    warp.unwritten.remove(&reg);
-                }
-            }
-        }
-    }
-
-    /// Bytes that were never written have been loaded: a fault, unless they are only carried to another place.
-    #[cold]
-    fn unwritten(
-        &mut self,
-        warp: &mut Warp,
-        i: &Instruction,
-        access: Access,
-        region: Region,
-        (run, offset): (LaneRun, usize),
-    ) -> Outcome<()> {
-        let size = access.size as usize;
-        for n in 0..run.lanes {
-            for k in 0..access.count as usize {
-                let reg = self.program.lists[access.list as usize + k];
-                let place = if run.uniform { 0 } else { n };
-                let start = offset + (place * access.count as usize + k) * size;
-                let Some(contents) = self.contents(warp, region) else { continue };
-                let missing = !contents.written.few(start, size) & (u8::MAX >> (8 - size));
-                if missing == 0 || reg == NOWHERE {
-                    continue;
-                }
-                if contents.under_way(start, start + size) {
-                    let place = self.name(region, start);
-                    let message = format!(
-                        "read of {size} bytes at {place} before the asynchronous copy was waited for"
-                    );
-                    return self.fault(FaultKind::Pending, warp, i, run.lane + n, message);
-                }
-                if self.program.computed[reg as usize] {
-                    let place = self.name(region, start);
-                    let byte = missing.trailing_zeros();
-                    let message = if missing == u8::MAX >> (8 - size) {
-                        format!("read of {size} bytes at {place} that nothing has written")
-                    } else {
-                        format!("read of {size} bytes at {place}, of which byte {byte} was never written")
-                    };
-                    return self.fault(FaultKind::Uninitialised, warp, i, run.lane + n, message);
-                }
-                warp.unwritten.entry(reg).or_insert([0; LANES])[run.lane + n] = missing;
-            }
         }
         Ok(())
     }

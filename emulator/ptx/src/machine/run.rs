@@ -2,7 +2,7 @@
 //! first.
 
 use super::state::{ALL, Group, Machine, Next, Outcome, RANK_SHIFT, SHARED_WINDOW, Warp, space_of};
-use crate::code::{Clock, Instruction, NOWHERE, Op, Preset, Special};
+use crate::code::{Clock, Instruction, MOVE, NOWHERE, Op, Preset, Special};
 use crate::lanes::{LANES, lanes};
 use crate::{FaultKind, Launch};
 
@@ -29,7 +29,6 @@ impl Machine<'_> {
     fn run_group(&mut self, warp: &mut Warp, group: Group, turns: &mut u32) -> Outcome<bool> {
         let Group { mut pc, lanes: active, join } = group;
         let program = self.program;
-        let weight = active.count_ones() as u64;
         let start = *turns;
         let mut executed = 0u64;
         let outcome = loop {
@@ -45,14 +44,24 @@ impl Machine<'_> {
             match i.op {
                 Op::Map(map) => {
                     if mask != 0 {
+                        if !warp.unwritten.is_empty()
+                            && let Err(fault) = self.pass_unwritten(warp, i, map, mask)
+                        {
+                            break Err(fault);
+                        }
+                        let approximate = self.checks.approximate.filter(|_| i.offset > MOVE);
+                        let operands = approximate.map(|_| [*warp.get(i.a), *warp.get(i.b)]);
                         warp.map(map, i.d, [i.a, i.b, i.c, i.e], mask);
+                        if let (Some(seed), Some(operands)) = (approximate, operands) {
+                            warp.perturb(seed, i, &operands, mask);
+                        }
                     }
                 }
                 Op::Branch(target) => {
                     if mask == active {
                         if target <= pc {
                             *turns = turns.saturating_sub((executed as u32).min(TURN));
-                            self.count(&mut executed, weight);
+                            self.executed(warp, &mut executed, active);
                             if *turns == 0 {
                                 warp.move_to(active, target);
                                 break Ok(self.turn_over(start));
@@ -69,7 +78,7 @@ impl Machine<'_> {
                         warp.move_to(mask, target);
                         warp.move_to(active & !mask, pc + 1);
                         *turns = turns.saturating_sub(executed as u32);
-                        self.count(&mut executed, weight);
+                        self.executed(warp, &mut executed, active);
                         break Ok(*turns > 0 || self.turn_over(start));
                     }
                 }
@@ -91,7 +100,7 @@ impl Machine<'_> {
                 break Ok(true);
             }
         };
-        self.count(&mut executed, weight);
+        self.executed(warp, &mut executed, active);
         outcome
     }
 
@@ -100,9 +109,12 @@ impl Machine<'_> {
         false
     }
 
-    fn count(&mut self, executed: &mut u64, lanes: u64) {
+    fn executed(&mut self, warp: &mut Warp, executed: &mut u64, active: u32) {
         self.report.warp_instructions += *executed;
-        self.report.lane_instructions += *executed * lanes;
+        self.report.lane_instructions += *executed * active.count_ones() as u64;
+        if self.count.is_some() {
+            lanes(active).for_each(|l| warp.executed[l] += *executed);
+        }
         *executed = 0;
     }
 
@@ -112,6 +124,12 @@ impl Machine<'_> {
     fn step(&mut self, warp: &mut Warp, pc: u32, i: &Instruction, mask: u32, active: u32) -> Outcome<Next> {
         if warp.at_warp_op != 0 && matches!(i.op, Op::Load(_) | Op::Store(_) | Op::Atomic(_)) {
             warp.worked |= mask;
+        }
+        if !warp.unwritten.is_empty() {
+            warp.forget_unwritten(i.d, mask);
+        }
+        if self.count.is_some() {
+            self.count_access(warp, pc, i, mask);
         }
         match i.op {
             Op::Load(access) => self.load(warp, pc, i, access, mask)?,

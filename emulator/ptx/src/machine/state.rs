@@ -7,15 +7,17 @@
 //!           └── Warp ── 32 lanes: registers, where each lane is, local memory
 //!
 //! generic address   bits 56..: 0 global (an allocation of a memory), 1 shared, 2 local, 3 parameters
-//! shared address    an offset; of another block of the cluster, (its rank + 1) << RANK_SHIFT | offset
+//! shared address    the number of its variable and an offset (see `shared_variable`); of another block of the
+//!                   cluster, (its rank + 1) << RANK_SHIFT | these
 //! ```
 
 use std::collections::HashMap;
 use std::sync::MutexGuard;
 
 use super::clocks::{Clocks, Gathering};
-use crate::code::{BarrierKind, NOWHERE, Program, Reg, Space};
-use crate::lanes::{LANES, Lanes, Map, lanes};
+use super::count::Count;
+use crate::code::{APPROXIMATE, BarrierKind, Instruction, NOWHERE, Program, Reg, Space};
+use crate::lanes::{LANES, Lanes, Map, approximate, lanes};
 use crate::memory::{AddressSpace, Contents};
 use crate::{Checks, Fault, Kernel, Launch, Report};
 
@@ -47,6 +49,10 @@ pub(crate) struct Machine<'a> {
     /// Instructions since anything was written or any thread got past a barrier.
     pub(crate) idle: u64,
     pub(crate) cluster: ClusterBarrier,
+    /// Where each variable of shared memory begins and ends, by its number.
+    pub(crate) variables: Vec<(u64, u64)>,
+    /// What is counted, if anything is.
+    pub(crate) count: Option<Box<Count>>,
     /// Of a cooperative launch, whose blocks are all resident: where its barrier is.
     pub(crate) workspace: Option<u64>,
 }
@@ -220,6 +226,16 @@ pub(crate) struct PendingCopy {
     pub(crate) written: u16,
 }
 
+/// What a register has of bytes that nothing has written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Unwritten {
+    /// Of each lane the bytes that depend on them.
+    pub(crate) bytes: [u8; LANES],
+    /// The load that read them.
+    pub(crate) pc: u32,
+    pub(crate) place: ByteRange,
+}
+
 /// A warp of a block.
 #[derive(Debug, Default)]
 pub(crate) struct Warp {
@@ -264,8 +280,10 @@ pub(crate) struct Warp {
     pub(crate) cluster_round: [u32; LANES],
     /// Local memory, that of lane 0 first.
     pub(crate) local: Contents,
-    /// Registers that carry bytes never written: by register, the bytes of each lane.
-    pub(crate) unwritten: HashMap<Reg, [u8; LANES]>,
+    /// Instructions of each lane, if they are counted.
+    pub(crate) executed: [u64; LANES],
+    /// Registers that depend on bytes that nothing has written.
+    pub(crate) unwritten: HashMap<Reg, Unwritten>,
     pub(super) scratch: Box<Scratch>,
 }
 
@@ -366,6 +384,14 @@ impl Warp {
             if mask >> l & 1 == 1 {
                 register[l] = values[l];
             }
+        }
+    }
+
+    /// Gives an approximate instruction's results the errors that a seed says.
+    #[cold]
+    pub(crate) fn perturb(&mut self, seed: u64, i: &Instruction, operands: &[Lanes; 2], mask: u32) {
+        if let Some(results) = self.registers.get_mut(i.d as usize) {
+            approximate::perturb(results, (i.offset - APPROXIMATE) as usize, seed, operands, mask);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::access::{Touch, contents_in, race_kind, strength};
 use super::runs::{LaneRun, by_size};
-use super::state::{Machine, Outcome, Region, Warp};
+use super::state::{Machine, Outcome, Warp};
 use crate::FaultKind;
 use crate::code::{Access, Instruction, Order, Space};
 use crate::lanes::{LANES, Lanes, lanes};
@@ -152,7 +152,7 @@ impl Machine<'_> {
             return self.race(kind, warp, i, (lane, true), (cell, wrote), &what);
         }
         if !warp.unwritten.is_empty() {
-            self.carry_unwritten(warp, access, region, (lane, n, offset));
+            self.carry_unwritten(warp, pc, access, region, (lane, n, offset));
         }
         Ok(())
     }
@@ -172,29 +172,6 @@ impl Machine<'_> {
             self.store_run(warp, pc, i, access, (space, address, one), again)?;
         }
         Ok(())
-    }
-
-    /// What a register carried without its ever having been written is not written at its new place either.
-    #[cold]
-    fn carry_unwritten(
-        &mut self,
-        warp: &mut Warp,
-        access: Access,
-        region: Region,
-        (lane, n, offset): (usize, usize, usize),
-    ) {
-        let (size, count) = (access.size as usize, access.count as usize);
-        for k in 0..count {
-            let reg = self.program.lists[access.list as usize + k];
-            let Some(missing) = warp.unwritten.get(&reg).copied() else { continue };
-            let Some(contents) = self.contents(warp, region) else { continue };
-            for l in 0..n {
-                let start = offset + (l * count + k) * size;
-                for byte in (0..size).filter(|b| missing[lane + l] >> b & 1 == 1) {
-                    contents.written.unset(start + byte, start + byte + 1);
-                }
-            }
-        }
     }
 }
 

@@ -2,16 +2,26 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::{Allocation, Contents, Memory, OutOfMemory};
+use super::{Allocation, Contents, Memory, OutOfMemory, Placement};
 use crate::{Fault, FaultKind, Touched};
 
 /// Allocations begin at multiples of this, and at least as many bytes between two of them belong to neither.
 const ALIGN: u64 = 256;
+/// As long as there are addresses, so many bytes behind an allocation belong to none, or as many as it has.
+const GAP: u64 = 1 << 20;
+/// How often a random address is tried before the first free one is taken.
+const DRAWS: usize = 64;
 /// How many freed allocations are remembered, so that a use after free can be named.
 const FREED_MAX: usize = 256;
 
-/// Bytes, and the parts of them that were ever written: start and end. Without contents there are none.
-pub(crate) type Taken = (Vec<u8>, Vec<(usize, usize)>);
+/// Bytes of a range, on their way to another. Without contents there are none.
+#[derive(Default)]
+pub(crate) struct Taken {
+    data: Vec<u8>,
+    /// The parts that were ever written: start and end.
+    written: Vec<(usize, usize)>,
+    unwritten_by: Option<Box<str>>,
+}
 
 /// The allocations of a memory.
 #[derive(Debug)]
@@ -24,6 +34,8 @@ pub(crate) struct AddressSpace {
     base: u64,
     next: u64,
     end: u64,
+    /// The generator of random addresses, if they are wanted.
+    random: Option<u64>,
     /// The next number of a race record; those of earlier launches are smaller.
     pub(crate) record: u32,
     /// Bytes allocated.
@@ -40,7 +52,7 @@ pub(crate) struct AddressSpace {
 
 impl AddressSpace {
     /// Addresses from `base` on, `room` of them, of which `capacity` bytes may be allocated at a time.
-    pub(crate) fn new(base: u64, room: u64, capacity: u64) -> AddressSpace {
+    pub(crate) fn new(base: u64, room: u64, capacity: u64, placement: Placement) -> AddressSpace {
         let (starts, slots, empty, freed) = (BTreeMap::new(), Vec::new(), Vec::new(), VecDeque::new());
         AddressSpace {
             starts,
@@ -50,6 +62,10 @@ impl AddressSpace {
             base,
             next: base + ALIGN,
             end: base + room,
+            random: match placement {
+                Placement::Ascending => None,
+                Placement::Random { seed } => Some(seed),
+            },
             record: 1,
             used: 0,
             peak: 0,
@@ -110,7 +126,7 @@ impl AddressSpace {
 
     fn allocate_uncounted(&mut self, bytes: u64) -> Result<u64, OutOfMemory> {
         let refused = self.refused(bytes);
-        let taken = bytes.max(1).checked_next_multiple_of(ALIGN).ok_or(refused)? + ALIGN;
+        let taken = bytes.max(1).checked_next_multiple_of(ALIGN).ok_or(refused)?;
         let start = self.place(taken).ok_or(refused)?;
         let allocation = Some(match self.has_contents {
             true => Allocation::new(start, bytes),
@@ -125,13 +141,38 @@ impl AddressSpace {
         Ok(start)
     }
 
-    /// A free range: addresses are used again only when all have been used once.
-    fn place(&mut self, taken: u64) -> Option<u64> {
-        if taken <= self.end - self.next {
+    /// A free range of so many bytes: addresses are used again only when all have been used once, or drawn again.
+    fn place(&mut self, bytes: u64) -> Option<u64> {
+        let taken = bytes + bytes.max(GAP);
+        if self.random.is_some() {
+            if let Some(start) = (0..DRAWS).find_map(|_| self.draw(taken)) {
+                return Some(start);
+            }
+        } else if taken <= self.end - self.next {
             let start = self.next;
             self.next += taken;
             return Some(start);
         }
+        self.first_free(bytes + ALIGN)
+    }
+
+    /// A random address with so many free bytes behind it, and a gap before it.
+    fn draw(&mut self, taken: u64) -> Option<u64> {
+        let state = self.random?.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        self.random = Some(state);
+        let mixed = (state ^ state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let places = (self.end - self.base).checked_sub(taken)? / ALIGN;
+        let start = self.base + (1 + (mixed ^ mixed >> 31) % places.max(1)) * ALIGN;
+        let behind = self.starts.range(start..).next().is_none_or(|(&next, _)| start + taken <= next);
+        let before = self.starts.range(..start).next_back().is_none_or(|(&other, &slot)| {
+            let bytes = self.bytes(slot);
+            other + bytes + bytes.max(GAP) <= start
+        });
+        (behind && before && start + taken <= self.end).then_some(start)
+    }
+
+    fn first_free(&self, taken: u64) -> Option<u64> {
         let mut at = self.base + ALIGN;
         for (&start, &slot) in &self.starts {
             if start >= at + taken {
@@ -292,17 +333,17 @@ impl AddressSpace {
     /// The bytes of a range, and the parts of it that were written.
     pub(crate) fn take(&mut self, from: u64, bytes: u64) -> Result<Taken, Fault> {
         if bytes == 0 {
-            return Ok((Vec::new(), Vec::new()));
+            return Ok(Taken::default());
         }
         let has_contents = self.has_contents;
         let allocation = self.range("copy", from, bytes)?;
         if !has_contents {
-            return Ok((Vec::new(), Vec::new()));
+            return Ok(Taken::default());
         }
         let (at, len) = (allocation.offset(from), bytes as usize);
         let data = allocation.contents.data[at..at + len].to_vec();
         if allocation.contents.written.all(at, at + len) {
-            return Ok((data, vec![(0, len)]));
+            return Ok(Taken { data, written: vec![(0, len)], unwritten_by: None });
         }
         let mut written: Vec<(usize, usize)> = Vec::new();
         for i in (0..len).filter(|i| allocation.contents.written.get(at + i)) {
@@ -311,11 +352,12 @@ impl AddressSpace {
                 _ => written.push((i, i + 1)),
             }
         }
-        Ok((data, written))
+        Ok(Taken { data, written, unwritten_by: allocation.contents.unwritten_by.clone() })
     }
 
     /// Puts down what `take` gave for so many bytes.
-    pub(crate) fn put(&mut self, to: u64, bytes: u64, (data, written): Taken) -> Result<(), Fault> {
+    pub(crate) fn put(&mut self, to: u64, bytes: u64, taken: &Taken) -> Result<(), Fault> {
+        let Taken { data, written, unwritten_by } = taken;
         if bytes == 0 {
             return Ok(());
         }
@@ -324,12 +366,36 @@ impl AddressSpace {
             return Ok(());
         }
         let at = allocation.offset(to);
-        allocation.contents.data[at..at + data.len()].copy_from_slice(&data);
-        allocation.contents.written.unset(at, at + data.len());
+        let contents = &mut allocation.contents;
+        contents.data[at..at + data.len()].copy_from_slice(data);
+        contents.written.unset(at, at + data.len());
         for (start, end) in written {
-            allocation.contents.written.set(at + start, at + end);
+            contents.written.set(at + start, at + end);
+        }
+        if contents.unwritten_by.is_none() {
+            contents.unwritten_by.clone_from(unwritten_by);
         }
         Ok(())
+    }
+
+    pub(crate) fn check_written(&mut self, address: u64, bytes: u64) -> Result<(), Fault> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let allocation = self.range("read", address, bytes)?;
+        let (at, size, contents) = (allocation.offset(address), allocation.bytes, &allocation.contents);
+        let end = at + bytes as usize;
+        if contents.written.all(at, end) {
+            return Ok(());
+        }
+        let first = (at..end).find(|&i| !contents.written.get(i)).unwrap_or(at);
+        let missing = (first..end).find(|&i| contents.written.get(i)).unwrap_or(end) - first;
+        let by = contents.unwritten_by.as_ref().map_or(String::new(), |by| format!("; {by}"));
+        let message = format!(
+            "read of {bytes} bytes at offset {at} of an allocation of {size} bytes, of which nothing has written \
+             {missing} at offset {first}{by}"
+        );
+        Err(Fault::outside(FaultKind::Uninitialised, message))
     }
 }
 
