@@ -3,6 +3,10 @@
 use std::env;
 use std::sync::OnceLock;
 
+use phalanx_ptx::AllowedRace;
+
+use crate::order::KernelOrder;
+
 /// How many devices there are; 2 if unset.
 pub(crate) const DEVICES: &str = "PHALANX_EMULATED_DEVICES";
 /// Bytes of memory of each device; 16 GiB if unset.
@@ -11,6 +15,12 @@ pub(crate) const MEMORY: &str = "PHALANX_EMULATED_MEMORY_BYTES";
 pub(crate) const STREAMS: &str = "PHALANX_EMULATOR_STREAMS";
 /// What becomes of two unordered operations that touch the same bytes: `error` (the default), `warn` or `off`.
 pub(crate) const RACES: &str = "PHALANX_EMULATOR_RACES";
+/// The order in which threads of kernels run: `fixed` (the default), `SEED` or `exactly:SEED`.
+pub(crate) const SCHEDULE: &str = "PHALANX_EMULATOR_SCHEDULE";
+/// Races within kernels that are not reported: kernels and lines, see [`AllowedRace`].
+pub(crate) const ALLOW_RACES: &str = "PHALANX_EMULATOR_ALLOW_RACES";
+/// What a barrier of all threads is that some skip by exiting: fine (`volta`, the default) or a fault (`strict`).
+pub(crate) const BARRIERS: &str = "PHALANX_EMULATOR_BARRIERS";
 
 /// When work that is queued on streams runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +49,9 @@ pub(crate) struct Settings {
     pub memory_bytes: u64,
     pub schedule: Schedule,
     pub races: Races,
+    pub kernels: KernelOrder,
+    pub allowed_races: Vec<AllowedRace>,
+    pub strict_barriers: bool,
 }
 
 impl Settings {
@@ -49,6 +62,9 @@ impl Settings {
             memory_bytes: parsed(MEMORY, 16 << 30, |text| text.parse().ok()),
             schedule: parsed(STREAMS, Schedule::Eager, schedule),
             races: parsed(RACES, Races::Error, races),
+            kernels: parsed(SCHEDULE, KernelOrder::Fixed, KernelOrder::parse),
+            allowed_races: parsed(ALLOW_RACES, Vec::new(), |text| AllowedRace::list(text).ok()),
+            strict_barriers: parsed(BARRIERS, false, barriers),
         }
     }
 }
@@ -81,6 +97,14 @@ fn races(text: &str) -> Option<Races> {
         "error" => Some(Races::Error),
         "warn" => Some(Races::Warn),
         "off" => Some(Races::Off),
+        _ => None,
+    }
+}
+
+fn barriers(text: &str) -> Option<bool> {
+    match text {
+        "volta" => Some(false),
+        "strict" => Some(true),
         _ => None,
     }
 }

@@ -1,6 +1,6 @@
 //! The emulated driver as the emulated cuBLASLt and NCCL see it: work in stream order, and the devices' memory.
 //!
-//! Each library has its own statics, so they meet in the process through four functions that the emulated driver
+//! Each library has its own statics, so they meet in the process through five functions that the emulated driver
 //! exports under names of its own. It is found by the name that programs load it under, and only if it is loaded
 //! already; a driver without these functions is a real one, which these libraries refuse.
 #![allow(unsafe_code)]
@@ -65,6 +65,7 @@ type Submit = extern "C" fn(usize, *const c_char, *const Access, usize, StreamOp
 type Read = extern "C" fn(u64, *mut c_void, usize) -> i32;
 type Write = extern "C" fn(u64, *const c_void, usize) -> i32;
 type Explain = extern "C" fn(*const c_char);
+type SetSchedule = extern "C" fn(*const c_char) -> i32;
 type Boxed = Box<dyn Fn(u64) -> Progress + Send + Sync>;
 
 /// The emulated driver of this process.
@@ -73,6 +74,7 @@ pub struct Driver {
     read: Read,
     write: Write,
     explain: Explain,
+    schedule: SetSchedule,
     library: Library,
 }
 
@@ -94,15 +96,16 @@ impl Driver {
         // SAFETY: nothing is loaded, so nothing runs: a handle on what is loaded already, or an error.
         let library = unsafe { Library::open(Some(NAME), RTLD_NOW | RTLD_NOLOAD) }.ok()?;
         // SAFETY: functions of these names exist in the emulated driver alone, with these signatures.
-        let (submit, read, write, explain) = unsafe {
+        let (submit, read, write, explain, schedule) = unsafe {
             (
                 *library.get::<Submit>(b"phalanx_driver_submit\0").ok()?,
                 *library.get::<Read>(b"phalanx_driver_read\0").ok()?,
                 *library.get::<Write>(b"phalanx_driver_write\0").ok()?,
                 *library.get::<Explain>(b"phalanx_driver_explain\0").ok()?,
+                *library.get::<SetSchedule>(b"phalanx_emulated_driver_schedule\0").ok()?,
             )
         };
-        Some(Driver { submit, read, write, explain, library })
+        Some(Driver { submit, read, write, explain, schedule, library })
     }
 
     /// Queues `work` on a stream, or makes it part of the graph that the stream is captured into.
@@ -136,6 +139,15 @@ impl Driver {
     /// As [`read`](Driver::read).
     pub fn write(&self, address: u64, from: &[u8]) -> Result<(), i32> {
         status((self.write)(address, from.as_ptr().cast(), from.len()))
+    }
+
+    /// Sets the order in which threads of kernels run from now on, as `PHALANX_EMULATOR_SCHEDULE` has it; as the
+    /// environment says if it is empty.
+    ///
+    /// # Errors
+    /// The driver's status if the text is not understood.
+    pub fn schedule(&self, text: &str) -> Result<(), i32> {
+        status((self.schedule)(c_text(text).as_ptr()))
     }
 
     /// Any other function of the driver, by its C name.

@@ -40,8 +40,10 @@
 // A lane is an index of several registers at once.
 #![allow(clippy::needless_range_loop)]
 
+mod allowed;
 mod code;
 mod decode;
+pub mod device;
 mod fault;
 mod lanes;
 mod launch;
@@ -51,8 +53,9 @@ mod module;
 mod syntax;
 mod tensor_map;
 
+pub use allowed::{AllowedRace, RacePlace};
 pub use fault::{Fault, FaultKind, Location, ParseError};
-pub use launch::{Checks, Launch, Report, Touched, launch, launch_cooperative};
+pub use launch::{Checks, Launch, Report, Schedule, Touched, for_each_seed, launch, launch_cooperative};
 pub use memory::{Memory, OutOfMemory};
 pub use module::{Kernel, Loaded, Module, Parameter, Variable};
 pub use tensor_map::{Fill, Swizzle, TensorMap, TensorMapError, TensorType};

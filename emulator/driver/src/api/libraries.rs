@@ -8,6 +8,7 @@ use phalanx_emulator_link::pointer::{Bytes, BytesMut, Host, In, Text};
 
 use super::call::{answer, answer_always};
 use crate::device::{device_of, devices};
+use crate::order::{self, KernelOrder};
 use crate::queue::{Progress, Task};
 use crate::race::Access;
 use crate::status::{Result, Status, failure, present};
@@ -79,6 +80,15 @@ phalanx_emulator_link::export! {
         answer_always("phalanx_driver_write", || {
             let memory = memory(address)?;
             Bytes::at(from.address(), bytes).read(|data| memory.write(address, data).map_err(|fault| failure(&fault)))
+        })
+    }
+    fn phalanx_emulated_driver_schedule(text: Text) -> i32 {
+        answer_always("phalanx_emulated_driver_schedule", || {
+            let text = present(text.string(), "text")?;
+            let wrong = || Status::INVALID_VALUE.because(format!("`{text}` is no order: fixed, SEED or exactly:SEED"));
+            let order = if text.is_empty() { None } else { Some(KernelOrder::parse(&text).ok_or_else(wrong)?) };
+            order::set(order);
+            Ok(())
         })
     }
     fn phalanx_driver_explain(reason: Text) -> () {

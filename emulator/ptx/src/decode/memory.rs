@@ -5,8 +5,8 @@ use super::names::Symbol;
 use super::{Builder, Form};
 use crate::ParseError;
 use crate::code::{
-    Access, Arrival, Asynchronous, Atomic, AtomicType, Bulk, NOWHERE, Op, Order, Preset, Reg, Space, Update,
-    ZERO,
+    Access, Arrival, Asynchronous, Atomic, AtomicType, Bulk, NOWHERE, Op, Order, Preset, Reg, Scope, Space,
+    Update, ZERO,
 };
 use crate::lanes::{convert, integer, map};
 use crate::machine::{LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW};
@@ -34,9 +34,23 @@ impl Form<'_> {
             () => plain,
         }
     }
+
+    fn scope(&self) -> Scope {
+        match () {
+            () if self.has("cta") => Scope::Block,
+            () if self.has("cluster") => Scope::Cluster,
+            () => Scope::Device,
+        }
+    }
 }
 
 impl Builder<'_> {
+    /// The scope of a strong access or a fence.
+    fn scope(&mut self, form: &Form) -> Scope {
+        self.program.narrow |= form.scope() != Scope::Device;
+        form.scope()
+    }
+
     /// Decodes an instruction of this family, if it is one.
     pub(super) fn memory(&mut self, form: &Form, ops: &[Operand]) -> Result<bool, ParseError> {
         match form.name() {
@@ -63,7 +77,8 @@ impl Builder<'_> {
             }
             "fence" | "membar" => {
                 let proxy = form.has("proxy") && form.has("async") && !form.has("global");
-                self.push(if proxy { Op::ProxyFence } else { Op::Fence }, ZERO, &[]);
+                let scope = self.scope(form);
+                self.push(if proxy { Op::ProxyFence } else { Op::Fence(scope) }, ZERO, &[]);
             }
             "prefetch" | "prefetchu" | "discard" | "applypriority" => {
                 self.push(Op::Nop, ZERO, &[]);
@@ -106,9 +121,9 @@ impl Builder<'_> {
             return self.parameter(start as i64 + address.offset, size, extend, &registers);
         }
         let space = self.access_space(form, address.symbol);
-        let order = form.order(Order::Weak);
+        let (order, scope, constant) = (form.order(Order::Weak), self.scope(form), form.has("nc"));
         let (list, count) = (self.list(&registers), registers.len() as u8);
-        let access = Access { space, size: size as u8, count, extend, order, list };
+        let access = Access { space, size: size as u8, count, extend, order, scope, constant, list };
         let at = self.push(Op::Load(access), registers[0], &[address.base]);
         self.program.code[at].offset = address.offset;
         Ok(())
@@ -141,9 +156,10 @@ impl Builder<'_> {
             registers.push(self.source(element, kind)?);
         }
         let space = self.access_space(form, address.symbol);
-        let order = form.order(Order::Weak);
+        let (order, scope) = (form.order(Order::Weak), self.scope(form));
         let (list, count) = (self.list(&registers), registers.len() as u8);
-        let access = Access { space, size: size as u8, count, extend: 0, order, list };
+        let size = size as u8;
+        let access = Access { space, size, count, extend: 0, order, scope, constant: false, list };
         let at = self.push(Op::Store(access), NOWHERE, &[address.base, registers[0]]);
         self.program.code[at].offset = address.offset;
         Ok(())
@@ -180,12 +196,14 @@ impl Builder<'_> {
         values.extend(destinations);
         let list = self.list(&values);
         let (space, order) = (self.access_space(form, address.symbol), form.order(Order::Relaxed));
+        let scope = self.scope(form);
         let atomic = Atomic {
             space,
             update,
             kind: atomic_type(kind),
             size: size as u8,
             order,
+            scope,
             count: count as u8,
             list,
         };

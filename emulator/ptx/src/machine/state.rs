@@ -14,10 +14,11 @@ use std::collections::HashMap;
 use std::sync::MutexGuard;
 
 use super::clocks::{Clocks, Gathering};
+use super::schedule::Order;
 use crate::code::{BarrierKind, NOWHERE, Program, Reg, Space};
 use crate::lanes::{LANES, Lanes, Map, lanes};
 use crate::memory::{AddressSpace, Contents};
-use crate::{Checks, Fault, Kernel, Launch, Report};
+use crate::{Checks, Fault, Kernel, Launch, Loaded, Report};
 
 pub(crate) type Outcome<T> = Result<T, Box<Fault>>;
 
@@ -34,6 +35,7 @@ pub(crate) enum Next {
 /// A launch under way.
 pub(crate) struct Machine<'a> {
     pub(crate) kernel: &'a Kernel,
+    pub(crate) loaded: &'a Loaded,
     pub(crate) program: &'a Program,
     pub(crate) launch: Launch,
     pub(crate) checks: Checks,
@@ -46,7 +48,9 @@ pub(crate) struct Machine<'a> {
     pub(crate) report: Report,
     /// Instructions since anything was written or any thread got past a barrier.
     pub(crate) idle: u64,
-    pub(crate) cluster: ClusterBarrier,
+    /// The barrier of the cluster in each slot: the blocks there, which come and go together.
+    pub(crate) clusters: Vec<ClusterBarrier>,
+    pub(crate) order: Order,
     /// Of a cooperative launch, whose blocks are all resident: where its barrier is.
     pub(crate) workspace: Option<u64>,
 }
