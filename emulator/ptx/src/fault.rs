@@ -112,7 +112,7 @@ pub struct Fault {
     /// The kernel; empty where none was running.
     pub kernel: String,
     /// Where in the source, if the PTX says so.
-    pub at: Option<Location>,
+    pub at: Option<Box<Location>>,
     /// The line of the PTX text, from 1; 0 where no instruction was running.
     pub ptx_line: u32,
     /// The block's index.

@@ -167,7 +167,7 @@ fn a_grid_that_does_not_fit_waits_forever_for_its_last_blocks() {
 fn blocks_of_clusters_keep_to_their_own_cluster() {
     // Each block reads a word of the other block of its cluster, four clusters are under way together.
     let body = ".shared .b32 s; st.shared.u32 [s], %c; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned; mov.u32 %r1, %cluster_ctarank; xor.b32 %r1, %r1, 1; mov.u32 %r2, s; mapa.shared::cluster.u32 %r3, %r2, %r1;
-        ld.shared::cluster.u32 %r4, [%r3]; mul.wide.u32 %d0, %c, 4; add.u64 %d0, %p0, %d0; setp.eq.u32 %q0, %t, 0; @%q0 st.global.u32 [%d0], %r4; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;";
+        ld.shared::cluster.u32 %r4, [%r3]; ld.shared.u32 %r5, [s]; mul.wide.u32 %d0, %c, 4; add.u64 %d0, %p0, %d0; setp.eq.u32 %q0, %t, 0; @%q0 st.global.u32 [%d0], %r4; barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;";
     let wanted: Vec<u32> = (0..16).map(|block| block ^ 1).collect();
     right(
         &body.replace("st.shared.u32 [s], %c;", "setp.eq.u32 %q1, %t, 0; @%q1 st.shared.u32 [s], %c;"),

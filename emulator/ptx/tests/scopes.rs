@@ -157,7 +157,7 @@ fn equal_values_are_allowed_where_that_is_asked_for() {
     expect(
         outcome,
         FaultKind::GlobalRace,
-        "are allowed by `equal@k` in `Checks::allowed` or PHALANX_EMULATOR_ALLOW_RACES",
+        "both write the same value, which `equal@k` in `Checks::allowed` or PHALANX_EMULATOR_ALLOW_RACES allows",
     );
     for text in ["equal", "equal@k", "equal@a.cu:8", "equal@src/a.cu:8", "k", "a.cu:8", "other, equal@k"] {
         let (outcome, x) = run(found, shape(2, 64), &[0], &allowing(text));

@@ -43,8 +43,6 @@ struct WarpClocks {
     fenced: [Vec<u32>; SCOPES],
     /// What it has heard in each scope, with no fence since.
     heard: [Knowledge; SCOPES],
-    /// The current record, 0 if it has still to be made.
-    current: u32,
     /// The clock of the last synchronization of all its lanes.
     together: u32,
 }
@@ -62,6 +60,9 @@ pub(crate) struct Clocks {
     cohorts: u32,
     warps_a_slot: usize,
     warps: Vec<WarpClocks>,
+    /// The current record of each warp, 0 if it has still to be made.
+    current: Vec<u32>,
+    past: Past,
     /// Whether the kernel has operations of narrower scopes than the device. Without them one scope is kept.
     narrow: bool,
     any_fence: bool,
@@ -112,7 +113,7 @@ impl Clocks {
                 heard.iter_mut().for_each(Knowledge::clear);
                 known.clocks.resize(n, 0);
                 known.clocks[w] = 1;
-                (warp.current, warp.together) = (0, 0);
+                warp.together = 0;
                 continue;
             }
             warp.known.forget(range.clone());
@@ -123,6 +124,9 @@ impl Clocks {
             });
             warp.heard.iter_mut().for_each(|heard| heard.forget(range.clone()));
         }
+        self.current.resize(n, 0);
+        self.current[range.clone()].fill(0);
+        self.set_past();
         self.pairs.retain(|&warp, _| !range.contains(&(warp as usize)));
         self.proxies.begin(n, range);
     }
@@ -133,14 +137,18 @@ impl Clocks {
         if self.slots.len() == 1 { self.slots[0] } else { self.slots[warp / self.warps_a_slot] }
     }
 
-    /// Which accesses of global memory are ordered before the current ones without asking the clocks.
-    #[inline(always)]
-    pub(crate) fn past(&self) -> Past {
-        match self.slots[..] {
+    fn set_past(&mut self) {
+        self.past = match self.slots[..] {
             [slot] => Past { before: self.first, own: slot.first, barrier: slot.barrier },
             // Records between two barriers of one block are those of others too.
             _ => Past { before: self.first, own: self.first, barrier: self.first },
-        }
+        };
+    }
+
+    /// Which accesses of global memory are ordered before the current ones without asking the clocks.
+    #[inline(always)]
+    pub(crate) fn past(&self) -> Past {
+        self.past
     }
 
     /// The same of a block's shared memory, which no earlier block has touched.
@@ -158,13 +166,13 @@ impl Clocks {
     /// The record of a warp's accesses now.
     #[inline(always)]
     pub(crate) fn record(&mut self, warp: usize) -> u32 {
-        if self.warps[warp].current == 0 {
-            self.warps[warp].current = self.next();
+        if self.current[warp] == 0 {
+            self.current[warp] = self.next();
             let WarpClocks { block, ref known, .. } = self.warps[warp];
             let (cohort, clock) = (self.slot(warp).cohort, known.clocks[warp]);
             self.records.push(Record { block, cohort, warp: warp as u32, clock });
         }
-        self.warps[warp].current
+        self.current[warp]
     }
 
     /// The record of a number.
@@ -174,7 +182,7 @@ impl Clocks {
 
     fn tick(&mut self, warp: usize) {
         self.warps[warp].known.clocks[warp] += 1;
-        self.warps[warp].current = 0;
+        self.current[warp] = 0;
     }
 
     fn row(&self, warp: usize) -> &[u32] {
@@ -232,6 +240,7 @@ impl Clocks {
     pub(crate) fn all_met(&mut self, warp: usize) {
         let next = self.next();
         self.slots[warp / self.warps_a_slot].barrier = next;
+        self.set_past();
     }
 
     /// The numbers of the scopes up to one that are kept.

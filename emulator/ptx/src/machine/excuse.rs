@@ -5,9 +5,9 @@
 
 use super::access::{Touch, contents_in};
 use super::state::{Machine, Outcome, Region, Warp};
-use crate::FaultKind;
 use crate::code::{Access, Atomic, Instruction, Op, Update};
 use crate::memory::shadow::{Cell, SAME, instruction, instruction_number, record};
+use crate::{Fault, FaultKind};
 
 impl Machine<'_> {
     /// The instruction of the access in a cell.
@@ -86,19 +86,9 @@ impl Machine<'_> {
                 let at_once =
                     equal && record(cell) == own && instruction(cell) == instruction_number(touch.pc);
                 if !at_once && !self.allowed(i, cell, equal) {
-                    let mut what = format!("{} bytes at {}", one.bytes, self.name(region, one.offset));
-                    if equal {
-                        what += " that hold this value";
-                    }
-                    return self.race(kind, warp, i, (lane, true), (cell, wrote), &what).map_err(|mut fault: Box<crate::Fault>| {
-                        if equal {
-                            fault.message += &format!(
-                                " (stores of equal values are allowed by `equal@{}` in `Checks::allowed` or PHALANX_EMULATOR_ALLOW_RACES)",
-                                self.kernel.name
-                            );
-                        }
-                        fault
-                    });
+                    let what = format!("{} bytes at {}", one.bytes, self.name(region, one.offset));
+                    let raced = self.race(kind, warp, i, (lane, true), (cell, wrote), &what);
+                    return raced.map_err(|fault| if equal { self.how_to_allow(fault) } else { fault });
                 }
                 let Some(contents) = contents_in(&mut self.spaces, &mut self.blocks, None, region) else {
                     continue;
@@ -112,5 +102,14 @@ impl Machine<'_> {
             contents.written.set(range.start, range.end);
         }
         Ok(())
+    }
+
+    /// Says how a race of stores of equal values can be allowed.
+    fn how_to_allow(&self, mut fault: Box<Fault>) -> Box<Fault> {
+        fault.message += &format!(
+            "; both write the same value, which `equal@{}` in `Checks::allowed` or PHALANX_EMULATOR_ALLOW_RACES allows",
+            self.kernel.name
+        );
+        fault
     }
 }

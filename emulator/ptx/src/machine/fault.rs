@@ -18,7 +18,7 @@ impl Machine<'_> {
         message: impl Into<String>,
     ) -> Outcome<T> {
         let (block, thread) = (self.blocks[warp.block].index, self.thread(warp.number, lane));
-        let (kernel, at) = (self.kernel.name.clone(), self.location(i));
+        let (kernel, at) = (self.kernel.name.clone(), self.location(i).map(Box::new));
         let (ptx_line, message) = (i.line, message.into());
         Err(Box::new(Fault { kind, kernel, at, ptx_line, block, thread, message, seed: None }))
     }

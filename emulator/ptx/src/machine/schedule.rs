@@ -10,7 +10,7 @@
 
 use super::state::{Group, Machine, Outcome, Warp};
 use crate::Schedule;
-use crate::code::{BarrierKind, Op};
+use crate::code::Op;
 use crate::device::MULTIPROCESSORS;
 use crate::lanes::lanes;
 
@@ -315,7 +315,7 @@ impl Machine<'_> {
     }
 
     fn is_meeting(&self, pc: u32) -> bool {
-        matches!(self.program.code[pc as usize].op, Op::Barrier(barrier) if barrier.kind != BarrierKind::ClusterWait)
+        matches!(self.program.code[pc as usize].op, Op::Barrier(_))
     }
 
     /// Whether lanes that have come to an instruction wait there for others of their warp.
