@@ -4,6 +4,10 @@ use std::sync::OnceLock;
 
 use phalanx_emulator_link::exit;
 use phalanx_ptx::Memory;
+pub(crate) use phalanx_ptx::device::{
+    BLOCKS_MULTIPROCESSOR, MULTIPROCESSORS, REGISTERS, SHARED_BYTES_MULTIPROCESSOR, SHARED_BYTES_OPTIN,
+    SHARED_BYTES_RESERVED, THREADS_BLOCK, THREADS_MULTIPROCESSOR, WARP,
+};
 
 use crate::counting;
 use crate::ledger::{self, Kind};
@@ -93,24 +97,10 @@ pub(crate) fn allocation_start(address: u64) -> Option<u64> {
 
 /// Bytes of shared memory that a block has without asking for more.
 pub(crate) const SHARED_BYTES: u32 = 48 << 10;
-/// Bytes of shared memory that a block may ask for: 227 KiB.
-pub(crate) const SHARED_BYTES_OPTIN: u32 = 227 << 10;
-/// Bytes of shared memory of a multiprocessor.
-pub(crate) const SHARED_BYTES_MULTIPROCESSOR: u32 = 228 << 10;
-/// Bytes of these that the system takes for each block.
-pub(crate) const SHARED_BYTES_RESERVED: u32 = 1 << 10;
-/// Threads of a block.
-pub(crate) const THREADS_BLOCK: u32 = 1024;
-/// Threads that a multiprocessor holds.
-pub(crate) const THREADS_MULTIPROCESSOR: u32 = 2048;
-/// Blocks that a multiprocessor holds.
-pub(crate) const BLOCKS_MULTIPROCESSOR: u32 = 32;
-/// Registers of a multiprocessor, and of a block.
-pub(crate) const REGISTERS: u32 = 65_536;
 /// Multiprocessors. Few, so that kernels whose grid follows it stay small; where nothing is executed, those of an H100 or
 /// H200 (SXM).
 pub(crate) fn multiprocessors() -> u32 {
-    if settings().dry { 132 } else { 4 }
+    if settings().dry { 132 } else { MULTIPROCESSORS }
 }
 /// Blocks along x, y and z.
 pub(crate) const GRID_MAX: [u32; 3] = [0x7fff_ffff, 65_535, 65_535];

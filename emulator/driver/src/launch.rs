@@ -8,9 +8,7 @@ use phalanx_ptx::{Launch, Loaded, Memory, Touched};
 use crate::context::{Context, here};
 use crate::counting;
 use crate::device::{
-    BLOCK_MAX, BLOCKS_MULTIPROCESSOR, CLUSTER_MAX, CLUSTER_MAX_OPTIN, GRID_MAX, REGISTERS,
-    SHARED_BYTES_MULTIPROCESSOR, SHARED_BYTES_OPTIN, SHARED_BYTES_RESERVED, THREADS_MULTIPROCESSOR,
-    multiprocessors,
+    BLOCK_MAX, CLUSTER_MAX, CLUSTER_MAX_OPTIN, GRID_MAX, SHARED_BYTES_OPTIN, multiprocessors,
 };
 use crate::log::{self, Work};
 use crate::module::{FUNCTIONS, Function};
@@ -253,21 +251,9 @@ pub(crate) fn cluster_of(function: usize) -> Result<[u32; 3]> {
     Ok(if required == [0; 3] { [1; 3] } else { required })
 }
 
-/// Lanes of a warp, and registers that a warp gets at a time.
-pub(crate) const WARP: u32 = 32;
-const REGISTERS_AT_A_TIME: u32 = 256;
-
 /// How many blocks of that many threads and bytes of dynamic shared memory a multiprocessor holds at once.
 pub(crate) fn blocks_per_multiprocessor(function: &Function, threads: u32, dynamic_shared_bytes: u32) -> u32 {
-    if threads == 0 || threads > function.threads_max {
-        return 0;
-    }
-    let warps = threads.div_ceil(WARP);
-    let warp_registers = (function.registers() * WARP).next_multiple_of(REGISTERS_AT_A_TIME);
-    let shared =
-        function.shared_bytes.saturating_add(dynamic_shared_bytes).saturating_add(SHARED_BYTES_RESERVED);
-    let by_threads = THREADS_MULTIPROCESSOR / (warps * WARP);
-    let by_registers = REGISTERS / (warps * warp_registers).max(1);
-    let by_shared = SHARED_BYTES_MULTIPROCESSOR / shared.next_multiple_of(128).max(1);
-    BLOCKS_MULTIPROCESSOR.min(by_threads).min(by_registers).min(by_shared)
+    let Ok(loaded) = function.loaded() else { return 0 };
+    let kernel = loaded.module().kernel(&function.name);
+    kernel.map_or(0, |kernel| kernel.blocks_per_multiprocessor(threads, dynamic_shared_bytes))
 }

@@ -17,6 +17,7 @@
 //! launch        checks of launches, kernels as tasks          module    modules and functions
 //! counting      what kernels counted                          failing   allocations that fail on demand
 //! copy          copies and fills                              memory    allocations and pools
+//! order         the order in which threads of kernels run
 //! host          page-locked memory                            event     events
 //! capture       begins and ends captures
 //! streams       the streams' order
@@ -51,6 +52,9 @@
 //! | `PHALANX_EMULATOR_COUNTERS` | `off`, `print`, a file | `off` |
 //! | `PHALANX_EMULATOR_APPROXIMATE` | a seed | exact |
 //! | `PHALANX_EMULATOR_FAIL_ALLOCATION` | the number of an allocation | none |
+//! | `PHALANX_EMULATOR_SCHEDULE` | `fixed`, `SEED`, `exactly:SEED` | `fixed` |
+//! | `PHALANX_EMULATOR_ALLOW_RACES` | kernels and lines, `equal@` before them for equal values | none |
+//! | `PHALANX_EMULATOR_BARRIERS` | `volta`, `strict` | `volta` |
 
 mod api;
 mod capture;
@@ -68,6 +72,7 @@ mod ledger;
 mod log;
 mod memory;
 mod module;
+mod order;
 mod queue;
 mod race;
 mod settings;
@@ -84,4 +89,29 @@ struct Readme;
 /// the environment variable `PHALANX_CUDA_EMULATOR` names. `None` if it is not there, as when no `cdylib` was built.
 pub fn library() -> Option<std::path::PathBuf> {
     phalanx_emulator_link::library::find("phalanx_emulated_driver", env!("OUT_DIR"))
+}
+
+/// Runs a test once for each seed; all kernels that it launches through the loaded driver run in an order drawn from the
+/// seed, another one for each launch. The order is one for the whole process, so other tests must not run beside it.
+///
+/// # Errors
+/// The first error of the test, with the seed, or that the emulated driver is not loaded. A panic of the test passes
+/// through, after the seed was printed.
+pub fn for_each_seed<E: std::fmt::Display>(
+    seeds: impl IntoIterator<Item = u64>,
+    mut test: impl FnMut() -> Result<(), E>,
+) -> Result<(), String> {
+    /// Whatever becomes of the test, later ones have the environment's order again.
+    struct Restore(&'static phalanx_emulator_link::driver::Driver);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            let _ = self.0.schedule("");
+        }
+    }
+    let driver = Restore(phalanx_emulator_link::driver::Driver::loaded()?);
+    phalanx_ptx::for_each_seed(seeds, |seed| {
+        let understood = driver.0.schedule(&seed.to_string());
+        debug_assert_eq!(understood, Ok(()), "a number is a seed");
+        test()
+    })
 }

@@ -10,7 +10,7 @@ use phalanx_emulator_link::pointer::{self, Bytes, Host};
 use phalanx_ptx::{Loaded, Parameter};
 
 use crate::context::{Context, here};
-use crate::device::{SHARED_BYTES, SHARED_BYTES_OPTIN, THREADS_BLOCK};
+use crate::device::{SHARED_BYTES, SHARED_BYTES_OPTIN};
 use crate::ledger::{self, Kind};
 use crate::status::{Result, Status};
 use crate::streams::synchronize_all;
@@ -123,7 +123,7 @@ impl Function {
             let names: Vec<_> = loaded.module().kernels().map(phalanx_ptx::Kernel::name).collect();
             return Err(Status::NOT_FOUND.because(format!("no kernel {name:?}; there are {names:?}")));
         };
-        let threads_max = kernel.max_threads().unwrap_or(THREADS_BLOCK).min(THREADS_BLOCK);
+        let threads_max = kernel.block_threads_max();
         let shared_bytes = kernel.shared_bytes();
         Ok(Function {
             name: name.into(),
@@ -131,8 +131,7 @@ impl Function {
             parameter_bytes: kernel.parameter_bytes() as usize,
             shared_bytes,
             threads_max,
-            // Registers here are virtual, one a value. A compiler shares them out; this is a bound, not a count.
-            registers: kernel.registers().clamp(16, 255).min(65_536 / threads_max),
+            registers: kernel.device_registers(),
             dynamic_shared_bytes: AtomicU32::new(SHARED_BYTES.saturating_sub(shared_bytes)),
             cluster: Mutex::default(),
             big_clusters: AtomicU32::new(0),
@@ -157,10 +156,6 @@ impl Function {
     /// Whether clusters of more blocks than every device has are allowed.
     pub(crate) fn has_big_clusters(&self) -> bool {
         self.big_clusters.load(Ordering::Relaxed) != 0
-    }
-
-    pub(crate) fn registers(&self) -> u32 {
-        self.registers
     }
 
     /// An attribute's value, by its number in `CUfunction_attribute`.

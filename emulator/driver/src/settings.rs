@@ -4,7 +4,9 @@ use std::env;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use phalanx_ptx::{Checks, Placement};
+use phalanx_ptx::{AllowedRace, Checks, Placement};
+
+use crate::order::{self, KernelOrder};
 
 /// `dry`: no kernel, product or copy is executed.
 pub(crate) const MODE: &str = "PHALANX_CUDA";
@@ -16,6 +18,12 @@ pub(crate) const MEMORY: &str = "PHALANX_EMULATED_MEMORY_BYTES";
 pub(crate) const STREAMS: &str = "PHALANX_EMULATOR_STREAMS";
 /// What becomes of two unordered operations that touch the same bytes: `error` (the default), `warn` or `off`.
 pub(crate) const RACES: &str = "PHALANX_EMULATOR_RACES";
+/// The order in which threads of kernels run: `fixed` (the default), `SEED` or `exactly:SEED`.
+pub(crate) const SCHEDULE: &str = "PHALANX_EMULATOR_SCHEDULE";
+/// Races within kernels that are not reported: kernels and lines, see [`AllowedRace`].
+pub(crate) const ALLOW_RACES: &str = "PHALANX_EMULATOR_ALLOW_RACES";
+/// What a barrier of all threads is that some skip by exiting: fine (`volta`, the default) or a fault (`strict`).
+pub(crate) const BARRIERS: &str = "PHALANX_EMULATOR_BARRIERS";
 
 /// Where allocations lie: `ascending` (the default), or `random:SEED`.
 pub(crate) const ADDRESSES: &str = "PHALANX_EMULATOR_ADDRESSES";
@@ -89,6 +97,9 @@ pub(crate) struct Settings {
     pub approximate: Option<u64>,
     pub fail_allocation: u64,
     pub frees: Frees,
+    pub kernels: KernelOrder,
+    pub allowed_races: Vec<AllowedRace>,
+    pub strict_barriers: bool,
 }
 
 impl Settings {
@@ -108,13 +119,25 @@ impl Settings {
             approximate: parsed(APPROXIMATE, None, |text| text.parse().ok().map(Some)),
             fail_allocation: parsed(FAIL_ALLOCATION, 0, |text| text.parse().ok()),
             frees: parsed(FREES, Frees::Error, frees),
+            kernels: parsed(SCHEDULE, KernelOrder::Fixed, KernelOrder::parse),
+            allowed_races: parsed(ALLOW_RACES, Vec::new(), |text| AllowedRace::list(text).ok()),
+            strict_barriers: parsed(BARRIERS, false, |text| {
+                one_of(text, [("volta", false), ("strict", true)])
+            }),
         }
     }
 
     /// The checks and options of a launch.
     pub(crate) fn checks(&self) -> Checks {
         let counters = self.counters != CountersTo::Nowhere;
-        Checks { counters, approximate: self.approximate, ..Checks::default() }
+        Checks {
+            counters,
+            approximate: self.approximate,
+            schedule: order::next(),
+            allowed: self.allowed_races.clone(),
+            strict_barriers: self.strict_barriers,
+            ..Checks::default()
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The emulated driver as the emulated cuBLASLt and NCCL see it: work in stream order, and the devices' memory.
 //!
-//! Each library has its own statics, so they meet in the process through six functions that the emulated driver
+//! Each library has its own statics, so they meet in the process through seven functions that the emulated driver
 //! exports under names of its own. It is found by the name that programs load it under, and only if it is loaded
 //! already; a driver without these functions is a real one, which these libraries refuse.
 #![allow(unsafe_code)]
@@ -67,6 +67,7 @@ type Write = extern "C" fn(u64, *const c_void, usize) -> i32;
 type Explain = extern "C" fn(*const c_char);
 type IsDry = extern "C" fn() -> i32;
 type Note = extern "C" fn(*const c_char, *const c_char, u64, u64, u64);
+type SetSchedule = extern "C" fn(*const c_char) -> i32;
 type Boxed = Box<dyn Fn(u64) -> Progress + Send + Sync>;
 
 /// The emulated driver of this process.
@@ -77,6 +78,7 @@ pub struct Driver {
     explain: Explain,
     note: Note,
     is_dry: bool,
+    schedule: SetSchedule,
     library: Library,
 }
 
@@ -98,7 +100,7 @@ impl Driver {
         // SAFETY: nothing is loaded, so nothing runs: a handle on what is loaded already, or an error.
         let library = unsafe { Library::open(Some(NAME), RTLD_NOW | RTLD_NOLOAD) }.ok()?;
         // SAFETY: functions of these names exist in the emulated driver alone, with these signatures.
-        let (submit, read, write, explain, note, is_dry) = unsafe {
+        let (submit, read, write, explain, note, is_dry, schedule) = unsafe {
             (
                 *library.get::<Submit>(b"phalanx_driver_submit\0").ok()?,
                 *library.get::<Read>(b"phalanx_driver_read\0").ok()?,
@@ -106,9 +108,10 @@ impl Driver {
                 *library.get::<Explain>(b"phalanx_driver_explain\0").ok()?,
                 *library.get::<Note>(b"phalanx_driver_note\0").ok()?,
                 *library.get::<IsDry>(b"phalanx_driver_is_dry\0").ok()?,
+                *library.get::<SetSchedule>(b"phalanx_emulated_driver_schedule\0").ok()?,
             )
         };
-        Some(Driver { submit, read, write, explain, note, is_dry: is_dry() != 0, library })
+        Some(Driver { submit, read, write, explain, note, is_dry: is_dry() != 0, schedule, library })
     }
 
     /// Queues `work` on a stream, or makes it part of the graph that the stream is captured into.
@@ -153,6 +156,15 @@ impl Driver {
     /// As [`read`](Driver::read).
     pub fn write(&self, address: u64, from: &[u8]) -> Result<(), i32> {
         status((self.write)(address, from.as_ptr().cast(), from.len()))
+    }
+
+    /// Sets the order in which threads of kernels run from now on, as `PHALANX_EMULATOR_SCHEDULE` has it; as the
+    /// environment says if it is empty.
+    ///
+    /// # Errors
+    /// The driver's status if the text is not understood.
+    pub fn schedule(&self, text: &str) -> Result<(), i32> {
+        status((self.schedule)(c_text(text).as_ptr()))
     }
 
     /// Any other function of the driver, by its C name.

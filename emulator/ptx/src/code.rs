@@ -68,6 +68,14 @@ pub(crate) enum Order {
     Both,
 }
 
+/// The threads for whom a strong access or a fence counts (`.cta`, `.cluster`; `.gpu` and `.sys`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Scope {
+    Block,
+    Cluster,
+    Device,
+}
+
 /// A load or a store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Access {
@@ -79,6 +87,9 @@ pub(crate) struct Access {
     /// Bits up to which a loaded element's sign is extended; 0 for none.
     pub(crate) extend: u8,
     pub(crate) order: Order,
+    pub(crate) scope: Scope,
+    /// `ld.global.nc`: nothing may write there as long as the kernel runs.
+    pub(crate) constant: bool,
     /// Where the elements' registers are in the program's lists.
     pub(crate) list: u32,
 }
@@ -119,6 +130,7 @@ pub(crate) struct Atomic {
     pub(crate) kind: AtomicType,
     pub(crate) size: u8,
     pub(crate) order: Order,
+    pub(crate) scope: Scope,
     pub(crate) count: u8,
     /// Values, then destinations, then the new values of a swap.
     pub(crate) list: u32,
@@ -216,7 +228,7 @@ pub(crate) enum Op {
     ActiveMask,
     ReadClock(Clock),
     Barrier(Barrier),
-    Fence,
+    Fence(Scope),
     /// `fence.proxy.async`: makes what threads wrote known to the asynchronous proxy, and the other way round.
     ProxyFence,
     /// `nanosleep`: other lanes and warps go first.
@@ -303,6 +315,8 @@ pub(crate) struct Program {
     pub(crate) stack_start: u32,
     /// Where dynamic shared memory begins.
     pub(crate) dynamic_start: u32,
+    /// Whether there are strong accesses or fences of a narrower scope than the device.
+    pub(crate) narrow: bool,
     pub(crate) locations: Vec<Location>,
 }
 

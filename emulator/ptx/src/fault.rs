@@ -115,7 +115,7 @@ pub struct Fault {
     /// The kernel; empty where none was running.
     pub kernel: String,
     /// Where in the source, if the PTX says so.
-    pub at: Option<Location>,
+    pub at: Option<Box<Location>>,
     /// The line of the PTX text, from 1; 0 where no instruction was running.
     pub ptx_line: u32,
     /// The block's index.
@@ -124,13 +124,16 @@ pub struct Fault {
     pub thread: [u32; 3],
     /// What happened; of a race also the other thread, and where its access was.
     pub message: String,
+    /// Of a launch with a seeded order: the seed that repeats it ([`crate::Schedule::Seeded`]).
+    pub seed: Option<u64>,
 }
 
 impl Fault {
     /// A fault outside of any kernel.
     pub(crate) fn outside(kind: FaultKind, message: impl Into<String>) -> Fault {
         let (block, thread) = ([0; 3], [0; 3]);
-        Fault { kind, kernel: String::new(), at: None, ptx_line: 0, block, thread, message: message.into() }
+        let (kernel, at, ptx_line, seed) = (String::new(), None, 0, None);
+        Fault { kind, kernel, at, ptx_line, block, thread, message: message.into(), seed }
     }
 }
 
@@ -147,7 +150,11 @@ impl fmt::Display for Fault {
             (None, line) => write!(f, "{comma} at PTX line {line}")?,
         }
         let ([bx, by, bz], [tx, ty, tz]) = (self.block, self.thread);
-        write!(f, ", block ({bx}, {by}, {bz}), thread ({tx}, {ty}, {tz})")
+        write!(f, ", block ({bx}, {by}, {bz}), thread ({tx}, {ty}, {tz})")?;
+        match self.seed {
+            Some(seed) => write!(f, ", in the order of seed {seed}"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::sync::MutexGuard;
 
+use crate::device::SHARED_BYTES_OPTIN;
 use crate::memory::AddressSpace;
-use crate::{Counters, Fault, FaultKind, Kernel, Loaded, Memory, machine};
+use crate::{AllowedRace, Counters, Fault, FaultKind, Kernel, Loaded, Memory, machine};
 
 /// The shape of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +20,7 @@ pub struct Launch {
 }
 
 /// Which of the checks that cost time are made. Bounds, alignment, barriers and shuffles are always checked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checks {
     /// Reads of bytes that nothing has written.
     pub uninitialised: bool,
@@ -38,23 +39,65 @@ pub struct Checks {
     /// Perturbs results of approximate instructions of f32 (`ex2.approx` and the like) within the error that PTX allows
     /// them, as this seed says: the same operand has the same error.
     pub approximate: Option<u64>,
+    /// The order in which blocks, warps and lanes run.
+    pub schedule: Schedule,
+    /// Races that are not reported.
+    pub allowed: Vec<AllowedRace>,
+    /// A barrier of all threads of a block that some of them skip by exiting is a fault. CUDA lets the others pass since
+    /// compute capability 7.0, but only where the condition to exit is meant.
+    pub strict_barriers: bool,
+}
+
+/// The order in which the blocks of a grid, the warps of a block, and lanes of a warp run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Schedule {
+    /// The fast one, the same for all launches: blocks one after the other, warps in turn, lanes of a warp together.
+    #[default]
+    Fixed,
+    /// Drawn from a seed: several blocks at once, a warp for a few instructions at a time, lanes of a warp at different
+    /// instructions. The same seed gives the same order.
+    Seeded(u64),
 }
 
 impl Default for Checks {
     fn default() -> Checks {
         let (uninitialised, shared_races, global_races) = (true, true, true);
-        let (stuck_after, instructions_max) = (1 << 28, 1 << 29);
-        let (counters, approximate) = (false, None);
         Checks {
             uninitialised,
             shared_races,
             global_races,
-            stuck_after,
-            instructions_max,
-            counters,
-            approximate,
+            stuck_after: 1 << 28,
+            instructions_max: 1 << 29,
+            counters: false,
+            approximate: None,
+            schedule: Schedule::Fixed,
+            allowed: Vec::new(),
+            strict_barriers: false,
         }
     }
+}
+
+/// Runs a test once for each seed, with the seed as its argument.
+///
+/// # Errors
+/// The first error of the test, with the seed before it. A panic of the test passes through, after the seed was printed.
+pub fn for_each_seed<E: std::fmt::Display>(
+    seeds: impl IntoIterator<Item = u64>,
+    mut test: impl FnMut(u64) -> Result<(), E>,
+) -> Result<(), String> {
+    struct Running(u64);
+    impl Drop for Running {
+        fn drop(&mut self) {
+            if std::thread::panicking() {
+                eprintln!("this was under the seed {}", self.0);
+            }
+        }
+    }
+    for seed in seeds {
+        let running = Running(seed);
+        test(running.0).map_err(|error| format!("under the seed {seed}: {error}"))?;
+    }
+    Ok(())
 }
 
 /// What a launch did.
@@ -90,7 +133,7 @@ pub struct Touched {
     pub written: bool,
 }
 
-/// Runs a kernel to its end: the blocks in order of their index, x fastest.
+/// Runs a kernel to its end, in the order that `checks` says.
 ///
 /// `memory` is the module's own device, then those whose memory the kernel may reach too. `parameters` are the bytes
 /// of the kernel's parameters as [`crate::Kernel::parameters`] lays them out.
@@ -156,7 +199,7 @@ fn run(
         launch.cluster = cluster;
     }
     fits(found, &launch, parameters).map_err(refused)?;
-    machine::run(loaded, found, lock(memory), launch, parameters, *checks, workspace)
+    machine::run(loaded, found, lock(memory), launch, parameters, checks.clone(), workspace)
 }
 
 /// Locks memories, each once, in one order for all threads; the first stays first.
@@ -169,15 +212,12 @@ fn lock<'m>(memory: &[&'m Memory]) -> Vec<MutexGuard<'m, AddressSpace>> {
     locked.into_iter().map(|(_, space)| space).collect()
 }
 
-/// Shared memory that a block can have, in bytes (compute capability 9.0).
-const SHARED_MAX: u32 = 227 * 1024;
-
 /// Whether a device would take the launch, or why not.
 fn fits(kernel: &Kernel, launch: &Launch, parameters: &[u8]) -> Result<(), String> {
     let Launch { grid, block, shared_bytes, cluster } = *launch;
     let product = |[x, y, z]: [u32; 3]| x as u64 * y as u64 * z as u64;
     let threads = product(block);
-    let limit = kernel.max_threads().unwrap_or(1024).min(1024) as u64;
+    let limit = kernel.block_threads_max() as u64;
     if threads == 0 || threads > limit || block[2] > 64 {
         return Err(format!("a block of {block:?} threads, where 1 to {limit} can be"));
     }
@@ -189,8 +229,8 @@ fn fits(kernel: &Kernel, launch: &Launch, parameters: &[u8]) -> Result<(), Strin
         return Err(format!("clusters of {cluster:?} blocks in a grid of {grid:?}"));
     }
     let shared = kernel.shared_bytes() as u64 + shared_bytes as u64;
-    if shared > SHARED_MAX as u64 {
-        return Err(format!("{shared} bytes of shared memory, where {SHARED_MAX} can be"));
+    if shared > SHARED_BYTES_OPTIN as u64 {
+        return Err(format!("{shared} bytes of shared memory, where {SHARED_BYTES_OPTIN} can be"));
     }
     if parameters.len() != kernel.parameter_bytes() as usize {
         return Err(format!(

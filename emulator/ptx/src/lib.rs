@@ -40,9 +40,11 @@
 // A lane is an index of several registers at once.
 #![allow(clippy::needless_range_loop)]
 
+mod allowed;
 mod code;
 mod counters;
 mod decode;
+pub mod device;
 mod fault;
 mod lanes;
 mod launch;
@@ -53,9 +55,10 @@ mod shared_variable;
 mod syntax;
 mod tensor_map;
 
+pub use allowed::{AllowedRace, RacePlace};
 pub use counters::{Balance, Counters, SECTOR_BYTES, Traffic};
 pub use fault::{Fault, FaultKind, Location, ParseError};
-pub use launch::{Checks, Launch, Report, Touched, launch, launch_cooperative};
+pub use launch::{Checks, Launch, Report, Schedule, Touched, for_each_seed, launch, launch_cooperative};
 pub use memory::{Memory, OutOfMemory, Placement};
 pub use module::{AddressOf, Kernel, Loaded, Module, Parameter, Variable};
 pub use tensor_map::{Fill, Swizzle, TensorMap, TensorMapError, TensorType};

@@ -1,7 +1,8 @@
 //! The machine that runs a launch: resident blocks, their warps, and the memories they reach.
 //!
 //! ```text
-//! grid                         blocks come and go; warps in turn
+//! grid                         a launch, its blocks and warps
+//!   schedule                   blocks come and go; who runs next
 //!   run, call, collective      a warp's loop; functions; shuffles and votes
 //!     load, store              ── runs ── access        lanes in runs; from an address to checked bytes
 //!       unwritten              what nothing has written, on its way through registers
@@ -9,8 +10,9 @@
 //!     count                    accesses and threads, if they are to be counted
 //!     barrier, asynchronous    ── access
 //!     matrix, warpgroup        ── access
+//!       excuse                 races that are no mistakes
 //!       fault                  kernel, line, block and thread of a fault
-//!         state ── clocks
+//!         state ── clocks ── flags
 //! ```
 
 mod access;
@@ -21,12 +23,15 @@ mod call;
 mod clocks;
 mod collective;
 mod count;
+mod excuse;
 mod fault;
+mod flags;
 mod grid;
 mod load;
 mod matrix;
 mod run;
 mod runs;
+mod schedule;
 mod state;
 mod store;
 mod unwritten;

@@ -259,13 +259,14 @@ fn release_and_acquire_order_two_warps() {
         outcome(&memory, &body("st.relaxed.gpu.global.u32", "ld.relaxed.gpu.global.u32"), shape(1, 64), &[x]);
     expect(relaxed, FaultKind::GlobalRace, 21, &["written at a.cu:20"]);
     memory.write(x, &[0; 8]).unwrap();
-    outcome(
-        &memory,
-        &body("membar.gl; st.volatile.global.u32", "ld.volatile.global.u32"),
-        shape(1, 64),
-        &[x],
-    )
-    .unwrap();
+    let body = |fence: &str| {
+        body("membar.gl; st.volatile.global.u32", "ld.volatile.global.u32")
+            .replace("@%q2 bra SPIN;", &format!("@%q2 bra SPIN; {fence}"))
+    };
+    outcome(&memory, &body("membar.gl;"), shape(1, 64), &[x]).unwrap();
+    memory.write(x, &[0; 8]).unwrap();
+    let unfenced = outcome(&memory, &body(""), shape(1, 64), &[x]);
+    expect(unfenced, FaultKind::GlobalRace, 21, &["a flag was read", "no acquire or fence behind"]);
 }
 
 #[test]

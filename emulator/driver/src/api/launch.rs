@@ -8,9 +8,9 @@ use phalanx_emulator_link::pointer::{Host, In, Out, Text};
 use phalanx_ptx::{Fill, Launch, Swizzle, TensorMap, TensorType};
 
 use crate::device::{
-    CLUSTER_MAX, CLUSTER_MAX_OPTIN, SHARED_BYTES_MULTIPROCESSOR, SHARED_BYTES_RESERVED, multiprocessors,
+    CLUSTER_MAX, CLUSTER_MAX_OPTIN, SHARED_BYTES_MULTIPROCESSOR, SHARED_BYTES_RESERVED, WARP, multiprocessors,
 };
-use crate::launch::{Config, WARP, blocks_per_multiprocessor, cluster_of, launch};
+use crate::launch::{Config, blocks_per_multiprocessor, cluster_of, launch};
 use crate::module::{FUNCTIONS, Function, MODULES, image, load, unload};
 use crate::status::{Failure, Result, Status, kept, present};
 

@@ -11,6 +11,7 @@ use crate::copy;
 use crate::device::{device_of, devices};
 use crate::failing;
 use crate::log;
+use crate::order::{self, KernelOrder};
 use crate::queue::{Progress, Task};
 use crate::race::Access;
 use crate::settings::settings;
@@ -100,6 +101,15 @@ phalanx_emulator_link::export! {
         log::note(op.string(), name.string(), [read_bytes, written_bytes, flops]);
     }
     fn phalanx_driver_take_log() -> *const std::ffi::c_char { log::take() }
+    fn phalanx_emulated_driver_schedule(text: Text) -> i32 {
+        answer_always("phalanx_emulated_driver_schedule", || {
+            let text = present(text.string(), "text")?;
+            let wrong = || Status::INVALID_VALUE.because(format!("`{text}` is no order: fixed, SEED or exactly:SEED"));
+            let order = if text.is_empty() { None } else { Some(KernelOrder::parse(&text).ok_or_else(wrong)?) };
+            order::set(order);
+            Ok(())
+        })
+    }
     fn phalanx_driver_explain(reason: Text) -> () {
         REASON.set(reason.string().unwrap_or_default());
     }

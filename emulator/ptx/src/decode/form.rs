@@ -1,6 +1,6 @@
 //! An instruction's name with its modifiers and types.
 
-use crate::code::{Order, Space};
+use crate::code::{Order, Scope, Space};
 use crate::lanes::round::Mode;
 use crate::syntax::type_bytes;
 
@@ -105,6 +105,15 @@ impl Form<'_> {
             _ => None,
         };
         self.parts[1..].iter().find_map(named).unwrap_or(Space::Generic)
+    }
+
+    /// The threads among which a strong access or a fence counts.
+    pub(crate) fn scope(&self) -> Scope {
+        match () {
+            () if self.has("cta") => Scope::Block,
+            () if self.has("cluster") => Scope::Cluster,
+            () => Scope::Device,
+        }
     }
 
     pub(crate) fn order(&self, plain: Order) -> Order {

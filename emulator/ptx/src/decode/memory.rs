@@ -5,14 +5,20 @@ use super::names::Symbol;
 use super::{Builder, Form, is_space};
 use crate::ParseError;
 use crate::code::{
-    Access, Arrival, Asynchronous, Atomic, AtomicType, Bulk, NOWHERE, Op, Order, Preset, Reg, Send, Space,
-    Update, ZERO,
+    Access, Arrival, Asynchronous, Atomic, AtomicType, Bulk, NOWHERE, Op, Order, Preset, Reg, Scope, Send,
+    Space, Update, ZERO,
 };
 use crate::lanes::{compare, convert, integer, map};
 use crate::machine::{LOCAL_WINDOW, PARAMETER_WINDOW, SHARED_WINDOW};
 use crate::syntax::{Operand, type_bytes};
 
 impl Builder<'_> {
+    /// The scope of a strong access or a fence.
+    fn scope(&mut self, form: &Form) -> Scope {
+        self.program.narrow |= form.scope() != Scope::Device;
+        form.scope()
+    }
+
     /// Decodes an instruction of this family, if it is one.
     pub(super) fn memory(&mut self, form: &Form, ops: &[Operand]) -> Result<bool, ParseError> {
         match form.name() {
@@ -40,7 +46,8 @@ impl Builder<'_> {
             }
             "fence" | "membar" => {
                 let proxy = form.has("proxy") && form.has("async") && !form.has("global");
-                self.push(if proxy { Op::ProxyFence } else { Op::Fence }, ZERO, &[]);
+                let scope = self.scope(form);
+                self.push(if proxy { Op::ProxyFence } else { Op::Fence(scope) }, ZERO, &[]);
             }
             "prefetch" | "prefetchu" | "discard" | "applypriority" => {
                 self.push(Op::Nop, ZERO, &[]);
@@ -86,9 +93,9 @@ impl Builder<'_> {
             return self.parameter(start as i64 + address.offset, size, extend, &registers);
         }
         let space = self.access_space(form, address.symbol);
-        let order = form.order(Order::Weak);
+        let (order, scope, constant) = (form.order(Order::Weak), self.scope(form), form.has("nc"));
         let (list, count) = (self.list(&registers), registers.len() as u8);
-        let access = Access { space, size: size as u8, count, extend, order, list };
+        let access = Access { space, size: size as u8, count, extend, order, scope, constant, list };
         let at = self.push(Op::Load(access), registers[0], &[address.base]);
         self.program.code[at].offset = address.offset;
         Ok(())
@@ -115,9 +122,10 @@ impl Builder<'_> {
         let size = type_bytes(kind).unwrap_or(4).min(8);
         let registers = self.sources(&ops[1], kind)?;
         let space = self.access_space(form, address.symbol);
-        let order = form.order(Order::Weak);
+        let (order, scope) = (form.order(Order::Weak), self.scope(form));
         let (list, count) = (self.list(&registers), registers.len() as u8);
-        let access = Access { space, size: size as u8, count, extend: 0, order, list };
+        let size = size as u8;
+        let access = Access { space, size, count, extend: 0, order, scope, constant: false, list };
         let at = self.push(Op::Store(access), NOWHERE, &[address.base, registers[0]]);
         self.program.code[at].offset = address.offset;
         Ok(())
@@ -158,12 +166,14 @@ impl Builder<'_> {
         let new = new[0];
         let list = self.list(&values);
         let (space, order) = (self.access_space(form, address.symbol), form.order(Order::Relaxed));
+        let scope = self.scope(form);
         let atomic = Atomic {
             space,
             update,
             kind: atomic_type(kind),
             size: size as u8,
             order,
+            scope,
             count: count as u8,
             list,
         };

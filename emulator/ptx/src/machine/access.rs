@@ -12,9 +12,9 @@ use super::state::{
     Block, ByteRange, CachedAllocation, Machine, Outcome, RANK_SHIFT, Region, SHARED_WINDOW, Warp, space_of,
     within,
 };
-use crate::code::{Instruction, Order, Space};
+use crate::code::{Instruction, Order, Scope, Space};
 use crate::lanes::{LANES, Lanes, lanes};
-use crate::memory::shadow::{Cell, STRONG, cell};
+use crate::memory::shadow::{Cell, IN_BLOCK, IN_CLUSTER, STRONG, cell};
 use crate::memory::{AddressSpace, Contents};
 use crate::{Checks, FaultKind, shared_variable};
 
@@ -46,11 +46,22 @@ impl Touch {
         cell(clocks.record(self.resident), self.pc, self.lane as u32, self.flags)
     }
 
+    /// The access of one of its lanes.
+    pub(super) fn lane_of_run(self, n: usize) -> Touch {
+        Touch { lane: self.lane + n, lanes: 1, offset: self.offset + n * self.bytes, ..self }
+    }
+
+    /// Notes a write of one lane without looking for races.
+    pub(super) fn note_write(&self, clocks: &mut Clocks, contents: &mut Contents, flags: Cell) {
+        let me = self.cell(clocks) | flags;
+        contents.shadow.overwrite(self.offset, self.bytes, me);
+    }
+
     /// Notes a read. What it races with, if anything: the access, the lane, and that it was a write.
     #[inline(always)]
     pub(crate) fn read(&self, clocks: &mut Clocks, contents: &mut Contents) -> Option<(Cell, usize, bool)> {
         let me = self.cell(clocks);
-        let past = if self.shared { clocks.past_shared() } else { clocks.past() };
+        let past = if self.shared { clocks.past_shared(self.resident) } else { clocks.past() };
         contents.shadow.prepare(contents.data.len(), self.bytes);
         let found = contents.shadow.read(self.offset, self.bytes, self.lanes, me, past, |other, me| {
             clocks.unordered(self.resident, other, me, true)
@@ -62,7 +73,7 @@ impl Touch {
     #[inline(always)]
     pub(crate) fn write(&self, clocks: &mut Clocks, contents: &mut Contents) -> Option<(Cell, usize, bool)> {
         let me = self.cell(clocks);
-        let past = if self.shared { clocks.past_shared() } else { clocks.past() };
+        let past = if self.shared { clocks.past_shared(self.resident) } else { clocks.past() };
         contents.shadow.prepare(contents.data.len(), self.bytes);
         let found = contents.shadow.write(self.offset, self.bytes, self.lanes, me, past, |other, me| {
             clocks.unordered(self.resident, other, me, false)
@@ -71,8 +82,14 @@ impl Touch {
     }
 }
 
-pub(super) fn strength(order: Order) -> Cell {
-    if order == Order::Weak { 0 } else { STRONG }
+/// The flags of an access of an order and a scope.
+pub(super) fn strength(order: Order, scope: Scope) -> Cell {
+    match scope {
+        _ if order == Order::Weak => 0,
+        Scope::Device => STRONG,
+        Scope::Cluster => STRONG | IN_CLUSTER,
+        Scope::Block => STRONG | IN_BLOCK,
+    }
 }
 
 impl Machine<'_> {
@@ -133,26 +150,35 @@ impl Machine<'_> {
         SHARED_WINDOW | (self.blocks[block].number as u64) << RANK_SHIFT | offset
     }
 
-    /// A strong read: the warp hears what was published at its lanes' addresses.
-    pub(crate) fn listen(&mut self, warp: &Warp, space: Space, addresses: &Lanes, mask: u32) {
+    /// A strong read: the warp hears what was published at its lanes' addresses. `updates` says that it is an atomic
+    /// update.
+    pub(crate) fn listen(
+        &mut self,
+        warp: &Warp,
+        (space, addresses, mask): (Space, &Lanes, u32),
+        (order, scope): (Order, Scope),
+        updates: bool,
+    ) {
         for l in lanes(mask) {
             if let Some(flag) = self.flag(warp, space, addresses[l]) {
-                self.clocks.listen(warp.resident, flag);
+                self.clocks.listen(warp.resident, flag, order, scope, updates);
             }
         }
     }
 
     /// A strong write: the warp publishes what it knows at its lanes' addresses.
-    pub(crate) fn publish(&mut self, warp: &Warp, space: Space, addresses: &Lanes, mask: u32, order: Order) {
-        if matches!(order, Order::Release | Order::Both) {
-            self.clocks.fence(warp.resident);
-        }
-        if !self.clocks.publishes() {
+    pub(crate) fn publish(
+        &mut self,
+        warp: &Warp,
+        (space, addresses, mask): (Space, &Lanes, u32),
+        (order, scope): (Order, Scope),
+    ) {
+        if !self.clocks.publishes(order) {
             return;
         }
         for l in lanes(mask) {
             if let Some(flag) = self.flag(warp, space, addresses[l]) {
-                self.clocks.publish(warp.resident, flag);
+                self.clocks.publish(warp.resident, flag, order, scope);
             }
         }
     }
@@ -222,8 +248,9 @@ impl Machine<'_> {
         match address >> RANK_SHIFT {
             0 => Some((warp.block, offset)),
             rank => {
-                let block = (rank - 1) as usize;
-                (block < self.blocks.len()).then_some((block, offset))
+                let (rank, size) = ((rank - 1) as usize, self.cluster_size());
+                let block = warp.block / size * size + rank;
+                (rank < size).then_some((block, offset))
             }
         }
     }
@@ -345,7 +372,9 @@ impl Machine<'_> {
             true => touch.write(&mut self.clocks, contents),
             false => touch.read(&mut self.clocks, contents),
         };
-        let Some((cell, lane, wrote)) = found else { return Ok(()) };
+        let Some((cell, lane, wrote)) = found.filter(|(cell, ..)| !self.allowed(site.i, *cell, false)) else {
+            return Ok(());
+        };
         let what = format!("{bytes} bytes at {}", self.name(region, offset));
         self.race(kind, warp, site.i, (lane, writes), (cell, wrote), &what)
     }

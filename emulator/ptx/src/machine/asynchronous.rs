@@ -14,7 +14,7 @@ use super::barrier::MbarrierId;
 use super::state::{ByteRange, Landing, Machine, Next, Outcome, PendingCopy, Region, Warp};
 use crate::FaultKind;
 use crate::code::{
-    Asynchronous, Atomic, AtomicType, Bulk, Instruction, Matrix, Order, Program, Send, Space, Update,
+    Asynchronous, Atomic, AtomicType, Bulk, Instruction, Matrix, Order, Program, Scope, Send, Space, Update,
 };
 use crate::lanes::lanes;
 use crate::memory::shadow::{ASYNC, STRONG};
@@ -193,7 +193,9 @@ impl Machine<'_> {
             return vec![(first, id)];
         }
         let mask = warp.get(self.program.lists[bulk.list as usize + bulk.rank as usize])[site.lane];
-        let blocks = (0..self.blocks.len()).filter(|b| mask >> b & 1 == 1);
+        let size = self.cluster_size();
+        let blocks =
+            (0..size).filter(|rank| mask >> rank & 1 == 1).map(|rank| warp.block / size * size + rank);
         let each = |block| {
             let range = ByteRange { region: Region::Shared { block }, ..first };
             (range, id.map(|id| self.in_block(id, block)))
@@ -382,8 +384,16 @@ fn typed(update: Update, kind: TensorType) -> (Update, AtomicType, u8) {
 }
 
 fn reduced((update, kind, size): (Update, AtomicType, u8), old: &[u8], new: &[u8]) -> Vec<u8> {
-    let atomic =
-        Atomic { space: Space::Global, update, kind, size, order: Order::Relaxed, count: 1, list: 0 };
+    let atomic = Atomic {
+        space: Space::Global,
+        update,
+        kind,
+        size,
+        order: Order::Relaxed,
+        scope: Scope::Device,
+        count: 1,
+        list: 0,
+    };
     let number = |bytes: &[u8]| bytes.iter().rev().fold(0u64, |value, &byte| value << 8 | byte as u64);
     let size = size as usize;
     let pairs = old.chunks_exact(size).zip(new.chunks_exact(size));

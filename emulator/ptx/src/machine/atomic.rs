@@ -1,13 +1,12 @@
 //! Atomic operations (`atom`, `red`): each lane in turn reads the old value, computes the new one and writes it.
 
-use super::access::{Touch, contents_in, race_kind};
+use super::access::{Touch, contents_in, race_kind, strength};
 use super::state::{Machine, Outcome, Region, Warp};
 use crate::FaultKind;
-use crate::code::{Atomic, AtomicType, Instruction, Space, Update};
+use crate::code::{Atomic, AtomicType, Instruction, Order, Space, Update};
 use crate::lanes::float::{self, CANONICAL_NAN};
 use crate::lanes::round::{self, Mode, odd_sum, round};
 use crate::lanes::{LANES, lanes};
-use crate::memory::shadow::STRONG;
 
 impl Machine<'_> {
     pub(crate) fn atomic(
@@ -26,8 +25,9 @@ impl Machine<'_> {
         while rest != 0 {
             let (space, same) = self.same_space(atomic.space, &mut addresses, rest);
             rest &= !same;
+            self.order.polls += (space == Space::Global) as u64;
             if self.clocks.listens() {
-                self.listen(warp, space, &addresses, same);
+                self.listen(warp, (space, &addresses, same), (atomic.order, atomic.scope), true);
             }
             for l in lanes(same) {
                 let (size, total) = (atomic.size as usize, atomic.size as usize * count);
@@ -62,7 +62,7 @@ impl Machine<'_> {
                     self.report.global_bytes_written += total as u64;
                 }
             }
-            self.publish(warp, space, &addresses, same, atomic.order);
+            self.publish(warp, (space, &addresses, same), (atomic.order, atomic.scope));
         }
         for (k, old) in old.iter().enumerate().take(count) {
             warp.set(self.program.lists[list + count + k], mask, old);
@@ -103,11 +103,13 @@ impl Machine<'_> {
         let written = contents.written.all(offset, offset + total);
         let mut found = None;
         if race.is_some() {
-            let touch = Touch { pc, resident, lane, lanes: 1, offset, bytes: total, flags: STRONG, shared };
+            let flags = strength(Order::Relaxed, atomic.scope);
+            let touch = Touch { pc, resident, lane, lanes: 1, offset, bytes: total, flags, shared };
             found = touch.write(clocks, contents);
         }
         if let (Some((cell, lane, wrote)), Some(kind)) = (found, race)
             && (wrote || atomic.update != Update::Swap)
+            && !self.allowed(i, cell, false)
         {
             let what = format!("{total} bytes (atomically) at {}", self.name(region, offset));
             return self.race(kind, warp, i, (lane, true), (cell, wrote), &what);

@@ -4,11 +4,11 @@
 use super::access::Site;
 use super::clocks::Gathering;
 use super::state::{
-    BARRIERS, BarrierState, ByteRange, Landing, Machine, Mbarrier, Next, Outcome, Region, Waiting, Warp,
-    space_of, within,
+    BARRIERS, BarrierState, ByteRange, ClusterBarrier, Landing, Machine, Mbarrier, Next, Outcome, Region,
+    Waiting, Warp, space_of, within,
 };
 use crate::FaultKind;
-use crate::code::{Asynchronous, Barrier, BarrierKind, Instruction, NOWHERE, Space};
+use crate::code::{Asynchronous, Barrier, BarrierKind, Instruction, NOWHERE, Order, Scope, Space};
 use crate::lanes::{LANES, lanes};
 use crate::memory::shadow::STRONG;
 
@@ -66,8 +66,8 @@ impl Machine<'_> {
             let state = std::mem::take(state);
             let all = expected == self.threads() && !state.passed;
             self.pass(warp, &state);
-            if all && self.blocks.len() == 1 {
-                self.clocks.all_met();
+            if all && self.cluster_size() == 1 {
+                self.clocks.all_met(warp.resident);
             }
         }
         Ok(if barrier.kind == BarrierKind::Arrive { Next::On } else { Next::Apart })
@@ -147,30 +147,51 @@ impl Machine<'_> {
     /// Lets threads go on that wait only for threads that have exited: a barrier of all is one of all threads that
     /// there still are (PTX ISA, `barrier.cluster`; CUDA programming guide, of `__syncthreads` since Volta). A
     /// barrier with a count counts on.
-    pub(crate) fn pass_without_exited(&mut self) {
+    pub(crate) fn pass_without_exited(&mut self) -> Outcome<()> {
         for b in 0..self.blocks.len() {
             let exited: u32 = self.blocks[b].warps.iter().map(|w| w.exited().count_ones()).sum();
             for number in 0..if exited > 0 { BARRIERS } else { 0 } {
                 let state = &mut self.blocks[b].barriers[number];
                 if state.of_all && state.arrived > 0 && state.arrived + exited >= state.expected {
                     let mut state = std::mem::take(state);
+                    self.none_skips(exited, &state)?;
                     self.gather_exited(b..b + 1, &mut state.gathering);
                     self.pass(&mut Warp::detached(), &state);
                 }
             }
         }
-        let round = self.cluster.round;
-        let late = |w: &Warp| lanes(w.exited()).filter(|&l| w.cluster_round[l] <= round).count() as u32;
-        let state = &self.cluster.state;
-        if state.arrived > 0
-            && state.arrived + self.blocks.iter().flat_map(|b| &b.warps).map(late).sum::<u32>()
-                >= state.expected
-        {
-            let mut state = std::mem::take(&mut self.cluster.state);
-            self.gather_exited(0..self.blocks.len(), &mut state.gathering);
-            self.cluster.round += 1;
+        for slot in 0..self.clusters.len() {
+            self.pass_cluster_without_exited(slot);
+        }
+        Ok(())
+    }
+
+    /// That no thread skips a barrier by exiting, if the checks want that.
+    fn none_skips(&self, exited: u32, state: &BarrierState) -> Outcome<()> {
+        let Some(waiting) = state.waiting.first().filter(|_| self.checks.strict_barriers) else {
+            return Ok(());
+        };
+        let (i, warp) =
+            (&self.program.code[waiting.pc as usize], &self.blocks[waiting.block].warps[waiting.warp]);
+        let lane = waiting.lanes.trailing_zeros() as usize;
+        let message = format!("waits at a barrier that {exited} threads of the block skip by exiting");
+        self.fault(FaultKind::DivergentBarrier, warp, i, lane, message)
+    }
+
+    fn pass_cluster_without_exited(&mut self, slot: usize) {
+        let (size, ClusterBarrier { state, round, .. }) = (self.cluster_size(), &self.clusters[slot]);
+        if state.arrived == 0 {
+            return;
+        }
+        let late = |w: &Warp| lanes(w.exited()).filter(|&l| w.cluster_round[l] <= *round).count() as u32;
+        let blocks = slot * size..(slot + 1) * size;
+        let exited: u32 = self.blocks[blocks.clone()].iter().flat_map(|b| &b.warps).map(late).sum();
+        if state.arrived + exited >= state.expected {
+            let mut state = std::mem::take(&mut self.clusters[slot].state);
+            self.gather_exited(blocks, &mut state.gathering);
+            self.clusters[slot].round += 1;
             self.pass(&mut Warp::detached(), &state);
-            self.cluster.last = state.gathering;
+            self.clusters[slot].last = state.gathering;
         }
     }
 
@@ -182,7 +203,8 @@ impl Machine<'_> {
     }
 
     fn cluster_arrive(&mut self, warp: &mut Warp, i: &Instruction, mask: u32) -> Outcome<Next> {
-        let round = self.cluster.round;
+        let slot = warp.block / self.cluster_size();
+        let round = self.clusters[slot].round;
         if let Some(l) = lanes(mask).find(|&l| warp.cluster_round[l] > round) {
             return self.fault(
                 FaultKind::InvalidOperand,
@@ -193,29 +215,30 @@ impl Machine<'_> {
             );
         }
         lanes(mask).for_each(|l| warp.cluster_round[l] = round + 1);
-        let expected = self.threads() * self.blocks.len() as u32;
-        let state = &mut self.cluster.state;
+        let expected = self.threads() * self.cluster_size() as u32;
+        let state = &mut self.clusters[slot].state;
         state.arrived += mask.count_ones();
         state.expected = expected;
         self.clocks.arrive(warp.resident, &mut state.gathering);
         self.idle = 0;
         if state.arrived == expected {
             let state = std::mem::take(state);
-            self.cluster.round += 1;
+            self.clusters[slot].round += 1;
             self.pass(warp, &state);
-            self.cluster.last = state.gathering;
+            self.clusters[slot].last = state.gathering;
         }
         Ok(Next::On)
     }
 
     fn cluster_wait(&mut self, warp: &mut Warp, pc: u32, mask: u32, active: u32) -> Next {
-        if lanes(mask).all(|l| warp.cluster_round[l] <= self.cluster.round) {
+        let cluster = &mut self.clusters[warp.block / self.launch.cluster.iter().product::<u32>() as usize];
+        if lanes(mask).all(|l| warp.cluster_round[l] <= cluster.round) {
             let all = warp.live & !mask == 0;
-            self.clocks.leave(warp.resident, &self.cluster.last, mask, all);
+            self.clocks.leave(warp.resident, &cluster.last, mask, all);
             return Next::On;
         }
         let (block, kind) = (warp.block, BarrierKind::ClusterWait);
-        self.cluster.state.waiting.push(Waiting { block, warp: warp.number, lanes: mask, pc, kind });
+        cluster.state.waiting.push(Waiting { block, warp: warp.number, lanes: mask, pc, kind });
         warp.at_barrier |= mask;
         warp.move_to(mask, pc);
         warp.move_to(active & !mask, pc + 1);
@@ -285,7 +308,7 @@ impl Machine<'_> {
                 if over {
                     self.mbarrier_seen(id);
                     let flag = self.mbarrier_flag(id);
-                    self.clocks.listen(warp.resident, flag);
+                    self.clocks.listen(warp.resident, flag, Order::Acquire, Scope::Device, false);
                 }
                 warp.set(i.d, 1 << site.lane, &[over as u64; 32]);
                 return Ok(over);
@@ -298,9 +321,7 @@ impl Machine<'_> {
                 if noinc {
                     self.mbarrier_arrive(warp, site, id, 1)?;
                 } else {
-                    let flag = self.mbarrier_flag(id);
-                    self.clocks.fence(warp.resident);
-                    self.clocks.publish(warp.resident, flag);
+                    self.mbarrier_publish(warp, id);
                 }
             }
             Asynchronous::Bulk(bulk) => self.bulk(warp, site, bulk)?,
@@ -404,8 +425,7 @@ impl Machine<'_> {
     /// What a warp has done so far is known to every thread that waits for the barrier.
     pub(crate) fn mbarrier_publish(&mut self, warp: &Warp, id: MbarrierId) {
         let flag = self.mbarrier_flag(id);
-        self.clocks.fence(warp.resident);
-        self.clocks.publish(warp.resident, flag);
+        self.clocks.publish(warp.resident, flag, Order::Release, Scope::Device);
     }
 
     /// Bytes that arrive with the end of the phase.

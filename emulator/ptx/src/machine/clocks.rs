@@ -3,37 +3,52 @@
 //! Every warp has a clock that ticks when it synchronizes, and knows of every other resident warp the latest tick
 //! that it has heard of (a vector clock, at the grain of warps). Barriers join what their threads know. An atomic or
 //! otherwise strong write publishes at its address what the warp knew at its last fence (all it knows, if the write
-//! is a release); a strong read of the address hears of it. Blocks that have ended are known only through such
-//! addresses.
+//! is a release); see [`super::flags`]. A strong read of the address hears of it. It counts from the warp's next fence
+//! on, or at once if the read is an acquire. All three, the fence, the write and the read, have a scope: what is
+//! published for a block says nothing to other blocks.
 //!
-//! Where this is coarser than PTX's memory model it reports less: a strong read counts as an acquire, what one lane
-//! hears all lanes of its warp hear, and scopes are ignored.
+//! The blocks of a cluster come and go together, in a slot of the device. Those that have been in it one after the
+//! other are told apart by the number of their cluster, its cohort. Blocks that have ended are known only through flags.
+//!
+//! Where this is coarser than PTX's memory model it reports less: what one lane hears all lanes of its warp hear, a
+//! fence counts for what was heard before a barrier, and an atomic update by a warp that has fenced before
+//! counts as an acquire (the ticket of "the last block sums up", which CUDA's samples take without a second fence).
 
 use std::collections::HashMap;
 
+use super::flags::{Domain, Flags, Knowledge, Slot, join, merge};
+use crate::code::{Order, Scope};
 use crate::lanes::LANES;
-use crate::memory::shadow::{ASYNC, Cell, Past, SAME, STRONG, lane, record};
+use crate::memory::shadow::{ASYNC, Cell, Past, SAME, STRONG, lane, record, scope};
 
 /// A stretch of a warp between two synchronizations.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Record {
     /// The block's number in the grid.
     pub(crate) block: u32,
+    /// The number of the cluster, in the order in which they came.
+    pub(crate) cohort: u32,
     /// The warp's number among those resident together.
     pub(crate) warp: u32,
     pub(crate) clock: u32,
 }
 
-/// What was published at an address.
+/// Clocks of a resident warp.
 #[derive(Debug, Default)]
-struct Flag {
-    /// By each group of resident blocks: the clocks of its warps.
-    heard: HashMap<u32, Vec<u32>>,
-    /// What they knew to be fenced for the asynchronous proxy, if anything uses it.
-    proxied: HashMap<u32, Vec<u32>>,
-    /// Flags that the publishers had heard of.
-    flags: Vec<u32>,
+struct WarpClocks {
+    block: u32,
+    /// What it knows.
+    known: Knowledge,
+    /// The clocks that it knew at its last fence, by the fence's scope; empty if there was none.
+    fenced: [Vec<u32>; SCOPES],
+    /// What it has heard in each scope, with no fence since.
+    heard: [Knowledge; SCOPES],
+    /// The clock of the last synchronization of all its lanes.
+    together: u32,
 }
+
+/// The scopes there are.
+const SCOPES: usize = 3;
 
 /// Clocks of a launch.
 #[derive(Debug, Default)]
@@ -41,39 +56,28 @@ pub(crate) struct Clocks {
     /// The records of this launch, from number `first` on.
     records: Vec<Record>,
     first: u32,
-    /// The current group of resident blocks: its number, and the first of its records.
-    group: u32,
-    group_first: u32,
-    /// Records of the group below came before a barrier of all.
-    barrier: u32,
-    warps: usize,
-    /// The groups of earlier records, by their first record.
-    groups: Vec<u32>,
-    /// What each resident warp knows of each.
-    known: Vec<u32>,
-    /// What each knew at its last fence.
-    fenced: Vec<u32>,
-    any_fence: bool,
+    slots: Vec<Slot>,
+    cohorts: u32,
+    warps_a_slot: usize,
+    warps: Vec<WarpClocks>,
     /// The current record of each warp, 0 if it has still to be made.
     current: Vec<u32>,
-    block: Vec<u32>,
-    /// The clock of each warp's last synchronization of all its lanes.
-    together: Vec<u32>,
+    past: Past,
+    /// Whether the kernel has operations of narrower scopes than the device. Without them one scope is kept.
+    narrow: bool,
+    any_fence: bool,
     /// Of lanes that synchronized apart from others: by warp, when each pair last did.
     pairs: HashMap<u32, Box<[[u32; 32]; 32]>>,
-    flags: Vec<Flag>,
-    flag_of: HashMap<u64, u32>,
-    /// Flags that each warp has heard of.
-    heard: Vec<Vec<u32>>,
+    flags: Flags,
     pub(crate) proxies: Proxies,
 }
 
 impl Clocks {
-    /// Clocks of a launch whose records have numbers from `first` on.
-    /// `async_proxy` says whether anything uses shared memory by the asynchronous proxy.
-    pub(crate) fn new(first: u32, async_proxy: bool) -> Clocks {
+    /// Clocks of a launch whose records have numbers from `first` on. `narrow` says whether the kernel has operations
+    /// of narrower scopes than the device, `async_proxy` whether it uses shared memory by the asynchronous proxy.
+    pub(crate) fn new(first: u32, narrow: bool, async_proxy: bool) -> Clocks {
         let proxies = Proxies { on: async_proxy, ..Proxies::default() };
-        Clocks { first, group_first: first, barrier: first, proxies, ..Clocks::default() }
+        Clocks { first, narrow, proxies, ..Clocks::default() }
     }
 
     /// The number after the last record.
@@ -81,43 +85,82 @@ impl Clocks {
         self.first + self.records.len() as u32
     }
 
-    /// New resident warps; `block_of` says which block each belongs to.
-    pub(crate) fn begin(&mut self, block_of: impl Iterator<Item = u32>) {
-        self.block.clear();
-        self.block.extend(block_of);
-        let n = self.block.len();
-        self.warps = n;
-        self.group += 1;
-        self.group_first = self.next();
-        self.groups.push(self.group_first);
-        self.barrier = self.group_first;
-        for (vector, len) in [
-            (&mut self.known, n * n),
-            (&mut self.fenced, n * n),
-            (&mut self.current, n),
-            (&mut self.together, n),
-        ] {
-            vector.clear();
-            vector.resize(len, 0);
+    /// A cluster comes into a slot, the next new one or one whose cluster has ended; `block_of` says which block each of
+    /// its warps belongs to.
+    pub(crate) fn begin(&mut self, slot: usize, block_of: impl Iterator<Item = u32>) {
+        let first = self.next();
+        self.cohorts += 1;
+        let fresh = Slot { cohort: self.cohorts, first, barrier: first };
+        if slot < self.slots.len() {
+            self.slots[slot] = fresh;
+        } else {
+            self.slots.push(fresh);
         }
-        self.any_fence = false;
-        self.proxies.begin(n);
-        for w in 0..n {
-            self.known[w * n + w] = 1;
+        for (w, block) in block_of.enumerate() {
+            self.warps_a_slot = self.warps_a_slot.max(w + 1);
+            let warp = if slot == 0 { w } else { slot * self.warps_a_slot + w };
+            if warp == self.warps.len() {
+                self.warps.push(WarpClocks::default());
+            }
+            self.warps[warp].block = block;
         }
-        self.pairs.clear();
-        self.heard.iter_mut().for_each(Vec::clear);
-        self.heard.resize_with(n, Vec::new);
+        let (n, range) = (self.warps.len(), slot * self.warps_a_slot..(slot + 1) * self.warps_a_slot);
+        for (w, warp) in self.warps.iter_mut().enumerate() {
+            if range.contains(&w) {
+                let WarpClocks { known, fenced, heard, .. } = warp;
+                known.clear();
+                fenced.iter_mut().for_each(Vec::clear);
+                heard.iter_mut().for_each(Knowledge::clear);
+                known.clocks.resize(n, 0);
+                known.clocks[w] = 1;
+                warp.together = 0;
+                continue;
+            }
+            warp.known.forget(range.clone());
+            warp.known.clocks.resize(n, 0);
+            warp.fenced.iter_mut().filter(|row| !row.is_empty()).for_each(|row| {
+                let end = range.end.min(row.len());
+                row[range.start.min(end)..end].fill(0);
+            });
+            warp.heard.iter_mut().for_each(|heard| heard.forget(range.clone()));
+        }
+        self.current.resize(n, 0);
+        self.current[range.clone()].fill(0);
+        self.set_past();
+        self.pairs.retain(|&warp, _| !range.contains(&(warp as usize)));
+        self.proxies.begin(n, range);
+    }
+
+    /// The slot of a warp.
+    #[inline(always)]
+    fn slot(&self, warp: usize) -> Slot {
+        if self.slots.len() == 1 { self.slots[0] } else { self.slots[warp / self.warps_a_slot] }
+    }
+
+    fn set_past(&mut self) {
+        self.past = match self.slots[..] {
+            [slot] => Past { before: self.first, own: slot.first, barrier: slot.barrier },
+            // Records between two barriers of one block are those of others too.
+            _ => Past { before: self.first, own: self.first, barrier: self.first },
+        };
     }
 
     /// Which accesses of global memory are ordered before the current ones without asking the clocks.
+    #[inline(always)]
     pub(crate) fn past(&self) -> Past {
-        Past { before: self.first, own: self.group_first, barrier: self.barrier }
+        self.past
     }
 
-    /// The same of shared memory, which no earlier block has touched.
-    pub(crate) fn past_shared(&self) -> Past {
-        Past { before: self.barrier, own: self.group_first, barrier: self.barrier }
+    /// The same of a block's shared memory, which no earlier block has touched.
+    #[inline(always)]
+    pub(crate) fn past_shared(&self, warp: usize) -> Past {
+        let slot = self.slot(warp);
+        Past { before: slot.barrier, own: slot.first, barrier: slot.barrier }
+    }
+
+    /// Whether a record is of this launch.
+    pub(crate) fn is_of_launch(&self, number: u32) -> bool {
+        number >= self.first
     }
 
     /// The record of a warp's accesses now.
@@ -125,8 +168,9 @@ impl Clocks {
     pub(crate) fn record(&mut self, warp: usize) -> u32 {
         if self.current[warp] == 0 {
             self.current[warp] = self.next();
-            let clock = self.known[warp * self.warps + warp];
-            self.records.push(Record { block: self.block[warp], warp: warp as u32, clock });
+            let WarpClocks { block, ref known, .. } = self.warps[warp];
+            let (cohort, clock) = (self.slot(warp).cohort, known.clocks[warp]);
+            self.records.push(Record { block, cohort, warp: warp as u32, clock });
         }
         self.current[warp]
     }
@@ -137,20 +181,20 @@ impl Clocks {
     }
 
     fn tick(&mut self, warp: usize) {
-        self.known[warp * self.warps + warp] += 1;
+        self.warps[warp].known.clocks[warp] += 1;
         self.current[warp] = 0;
     }
 
     fn row(&self, warp: usize) -> &[u32] {
-        &self.known[warp * self.warps..(warp + 1) * self.warps]
+        &self.warps[warp].known.clocks
     }
 
     /// Lanes of a warp synchronize with each other; `all` says that no other lane is left.
     pub(crate) fn lanes_meet(&mut self, warp: usize, lanes: u32, all: bool) {
         self.tick(warp);
-        let clock = self.known[warp * self.warps + warp];
+        let clock = self.row(warp)[warp];
         if all {
-            self.together[warp] = clock;
+            self.warps[warp].together = clock;
             return;
         }
         let pairs = self.pairs.entry(warp as u32).or_insert_with(|| Box::new([[0; 32]; 32]));
@@ -170,58 +214,66 @@ impl Clocks {
 
     /// Adds what a warp knows to what a barrier passes on, and lets its clock tick.
     pub(crate) fn arrive(&mut self, warp: usize, at: &mut Gathering) {
-        at.known.resize(self.warps, 0);
-        at.fenced.resize(self.warps, 0);
-        let row = warp * self.warps..(warp + 1) * self.warps;
-        join(&mut at.known, &self.known[row.clone()]);
-        join(&mut at.fenced, &self.fenced[row.clone()]);
-        if self.proxies.on {
-            at.proxied.resize(self.warps, 0);
-            join(&mut at.proxied, &self.proxies.known[row]);
+        let WarpClocks { known, fenced, heard, .. } = &self.warps[warp];
+        at.known.add(known);
+        for s in self.scopes(Scope::Device) {
+            join(&mut at.fenced[s], &fenced[s]);
+            at.heard[s].add(&heard[s]);
         }
-        merge(&mut at.heard, &self.heard[warp]);
         self.tick(warp);
     }
 
     /// A warp leaves a barrier with all that was passed on.
     pub(crate) fn leave(&mut self, warp: usize, from: &Gathering, lanes: u32, all: bool) {
-        let row = warp * self.warps..(warp + 1) * self.warps;
-        if from.known.len() == self.warps {
-            join(&mut self.known[row.clone()], &from.known);
-            join(&mut self.fenced[row.clone()], &from.fenced);
+        let scopes = self.scopes(Scope::Device);
+        let WarpClocks { known, fenced, heard, .. } = &mut self.warps[warp];
+        known.add(&from.known);
+        for s in scopes {
+            join(&mut fenced[s], &from.fenced[s]);
+            heard[s].add(&from.heard[s]);
         }
-        if self.proxies.on && from.proxied.len() == self.warps {
-            join(&mut self.proxies.known[row], &from.proxied);
-        }
-        merge(&mut self.heard[warp], &from.heard);
         self.lanes_meet(warp, lanes, all);
     }
 
-    /// All resident warps have met: nothing that any of them did before needs a second look.
-    pub(crate) fn all_met(&mut self) {
-        self.barrier = self.next();
+    /// All threads of a warp's block have met, and it is a cluster of its own: nothing that any of them did before
+    /// needs a second look.
+    pub(crate) fn all_met(&mut self, warp: usize) {
+        let next = self.next();
+        self.slots[warp / self.warps_a_slot].barrier = next;
+        self.set_past();
+    }
+
+    /// The numbers of the scopes up to one that are kept.
+    fn scopes(&self, up_to: Scope) -> std::ops::Range<usize> {
+        if self.narrow { 0..up_to as usize + 1 } else { Scope::Device as usize..SCOPES }
     }
 
     /// A fence of a warp.
-    pub(crate) fn fence(&mut self, warp: usize) {
-        let row = warp * self.warps..(warp + 1) * self.warps;
-        self.fenced[row.clone()].copy_from_slice(&self.known[row]);
+    pub(crate) fn fence(&mut self, warp: usize, scope: Scope) {
         self.any_fence = true;
+        for s in self.scopes(scope) {
+            let heard = std::mem::take(&mut self.warps[warp].heard[s]);
+            self.acquire(warp, &heard);
+        }
+        for s in self.scopes(scope) {
+            let WarpClocks { known, fenced, .. } = &mut self.warps[warp];
+            fenced[s].clone_from(&known.clocks);
+        }
         self.tick(warp);
     }
 
     /// A `fence.proxy.async` of lanes of a warp; `all` says that no other lane is left.
     pub(crate) fn proxy_fence(&mut self, warp: usize, lanes: u32, all: bool) {
         if self.proxies.on {
-            let row = &self.known[warp * self.warps..(warp + 1) * self.warps];
-            self.proxies.fence(warp, lanes, row, (all, self.together[warp]));
+            let WarpClocks { known, together, .. } = &mut self.warps[warp];
+            self.proxies.fence(warp, lanes, known, (all, *together));
         }
-        self.fence(warp);
+        self.fence(warp, Scope::Device);
     }
 
-    /// Whether strong writes publish anything at all.
-    pub(crate) fn publishes(&self) -> bool {
-        self.any_fence
+    /// Whether a strong write publishes anything at all.
+    pub(crate) fn publishes(&self, order: Order) -> bool {
+        self.any_fence || matches!(order, Order::Release | Order::Both)
     }
 
     /// Whether strong reads can hear anything.
@@ -229,59 +281,87 @@ impl Clocks {
         !self.flags.is_empty()
     }
 
-    /// A strong write of a warp at an address.
-    pub(crate) fn publish(&mut self, warp: usize, address: u64) {
-        let number = *self.flag_of.entry(address).or_insert_with(|| {
-            self.flags.push(Flag::default());
-            self.flags.len() as u32 - 1
-        });
-        let flag = &mut self.flags[number as usize];
-        let heard = flag.heard.entry(self.group).or_default();
-        heard.resize(self.warps, 0);
-        join(heard, &self.fenced[warp * self.warps..(warp + 1) * self.warps]);
-        if self.proxies.on {
-            let proxied = flag.proxied.entry(self.group).or_default();
-            proxied.resize(self.warps, 0);
-            join(proxied, &self.proxies.known[warp * self.warps..(warp + 1) * self.warps]);
+    /// The threads that a warp shares a scope with.
+    fn domain(&self, warp: usize, scope: usize) -> Domain {
+        match scope {
+            0 => Domain { scope: Scope::Block, number: self.warps[warp].block },
+            1 => Domain { scope: Scope::Cluster, number: self.slot(warp).cohort },
+            _ => Domain { scope: Scope::Device, number: 0 },
         }
-        merge(&mut flag.flags, &self.heard[warp]);
     }
 
-    /// A strong read of a warp at an address.
-    pub(crate) fn listen(&mut self, warp: usize, address: u64) {
-        let Some(&number) = self.flag_of.get(&address) else { return };
-        if let Some(heard) = self.flags[number as usize].heard.get(&self.group) {
-            let row = warp * self.warps..(warp + 1) * self.warps;
-            if heard.len() == self.warps {
-                join(&mut self.known[row], heard);
+    /// A strong write of a warp at an address; a release publishes all that the warp knows.
+    pub(crate) fn publish(&mut self, warp: usize, address: u64, order: Order, scope: Scope) {
+        let releases = matches!(order, Order::Release | Order::Both);
+        for s in self.scopes(scope) {
+            let domain = self.domain(warp, s);
+            let WarpClocks { known, fenced, .. } = &self.warps[warp];
+            let clocks = if releases { &known.clocks } else { &fenced[s] };
+            if clocks.is_empty() {
+                continue;
+            }
+            self.flags.publish(address, domain, (&self.slots, self.warps_a_slot), |published| {
+                join(&mut published.clocks, clocks);
+                join(&mut published.proxied, &known.proxied);
+                merge(&mut published.flags, &known.flags);
+            });
+        }
+        if releases {
+            self.tick(warp);
+        }
+    }
+
+    /// A strong read of a warp at an address; `updates` says that it is an atomic update.
+    pub(crate) fn listen(&mut self, warp: usize, address: u64, order: Order, scope: Scope, updates: bool) {
+        let Some(flag) = self.flags.number(address) else { return };
+        let acquires = matches!(order, Order::Acquire | Order::Both)
+            || updates && !self.warps[warp].fenced[scope as usize].is_empty();
+        for s in self.scopes(scope) {
+            let domain = self.domain(warp, s);
+            let published = self.flags.published(flag, domain, (&self.slots, self.warps_a_slot));
+            let Some(published) = published else { continue };
+            let WarpClocks { known, heard, together, .. } = &mut self.warps[warp];
+            let to = if acquires { known } else { &mut heard[s] };
+            join(&mut to.clocks, &published.clocks);
+            join(&mut to.proxied, &published.proxied);
+            if acquires {
                 // What a lane of the warp itself published, the others hear too.
-                self.together[warp] = self.together[warp].max(heard[warp] + 1);
+                let own = published.clocks.get(warp).copied().unwrap_or(0);
+                *together = (*together).max(if own == 0 { 0 } else { own + 1 });
+            }
+            if s == Scope::Device as usize && !to.flags.contains(&flag) {
+                to.flags.push(flag);
             }
         }
-        if let Some(proxied) = self.flags[number as usize].proxied.get(&self.group)
-            && proxied.len() == self.warps
-        {
-            join(&mut self.proxies.known[warp * self.warps..(warp + 1) * self.warps], proxied);
-        }
-        if !self.heard[warp].contains(&number) {
-            self.heard[warp].push(number);
-        }
+    }
+
+    /// What a warp has heard of counts from now on.
+    fn acquire(&mut self, warp: usize, heard: &Knowledge) {
+        let WarpClocks { known, together, .. } = &mut self.warps[warp];
+        known.add(heard);
+        let own = heard.clocks.get(warp).copied().unwrap_or(0);
+        *together = (*together).max(if own == 0 { 0 } else { own + 1 });
     }
 
     /// Whether nothing orders an earlier access before that of `me`, and the two race.
     #[cold]
     pub(crate) fn unordered(&self, warp: usize, other: Cell, me: Cell, reading: bool) -> bool {
-        if other & me & STRONG != 0 || other == 0 {
+        if other == 0 {
             return false;
         }
         let Some(by) = self.find(record(other)) else { return false };
-        if record(other) < self.group_first {
-            return !self.heard_of(warp, by, record(other));
+        if other & me & STRONG != 0 && self.shares(warp, by, scope(other).min(scope(me))) {
+            return false;
         }
-        if by.warp as usize != warp {
-            return self.row(warp)[by.warp as usize] < by.clock;
+        let (by_warp, slot) = (by.warp as usize, by.warp as usize / self.warps_a_slot);
+        let WarpClocks { known, together, .. } = &self.warps[warp];
+        if by.cohort != self.slots[slot].cohort {
+            return !self.flags.cover(&known.flags, by.cohort, (slot, by_warp), by.clock);
         }
-        if lane(other) == lane(me) || by.clock < self.together[warp] {
+        if by_warp != warp {
+            return known.clocks[by_warp] < by.clock;
+        }
+        if lane(other) == lane(me) || by.clock < *together {
             return false;
         }
         // Lanes that all wrote the same value may each read it.
@@ -292,49 +372,32 @@ impl Clocks {
         by.clock >= met
     }
 
-    /// Whether a warp has heard of an access of a block that has ended.
-    fn heard_of(&self, warp: usize, record: Record, number: u32) -> bool {
-        let group = self.groups.partition_point(|&first| first <= number) as u32;
-        let mut waiting = self.heard[warp].clone();
-        let mut seen = waiting.clone();
-        while let Some(flag) = waiting.pop() {
-            let flag = &self.flags[flag as usize];
-            let clocks = flag.heard.get(&group);
-            if clocks.and_then(|c| c.get(record.warp as usize)).is_some_and(|&clock| clock >= record.clock) {
-                return true;
-            }
-            for &more in &flag.flags {
-                if !seen.contains(&more) {
-                    seen.push(more);
-                    waiting.push(more);
-                }
-            }
+    /// Whether a warp has heard of an access, but has made no fence since that would let it rely on that.
+    pub(crate) fn heard_unfenced(&self, warp: usize, number: u32) -> bool {
+        let Some(by) = self.find(number) else { return false };
+        let (by_warp, slot) = (by.warp as usize, by.warp as usize / self.warps_a_slot);
+        self.warps[warp].heard.iter().any(|heard| match by.cohort == self.slots[slot].cohort {
+            true => heard.clocks.get(by_warp).is_some_and(|&clock| clock >= by.clock),
+            false => self.flags.cover(&heard.flags, by.cohort, (slot, by_warp), by.clock),
+        })
+    }
+
+    /// Whether a scope of a warp holds the block of a record too.
+    pub(crate) fn shares(&self, warp: usize, by: Record, scope: Scope) -> bool {
+        match scope {
+            Scope::Device => true,
+            Scope::Cluster => by.cohort == self.slot(warp).cohort,
+            Scope::Block => by.block == self.warps[warp].block,
         }
-        false
     }
 }
 
 /// What threads that meet pass on to each other.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gathering {
-    known: Vec<u32>,
-    fenced: Vec<u32>,
-    proxied: Vec<u32>,
-    heard: Vec<u32>,
-}
-
-fn join(into: &mut [u32], from: &[u32]) {
-    for (into, from) in into.iter_mut().zip(from) {
-        *into = (*into).max(*from);
-    }
-}
-
-fn merge(into: &mut Vec<u32>, from: &[u32]) {
-    for flag in from {
-        if !into.contains(flag) {
-            into.push(*flag);
-        }
-    }
+    known: Knowledge,
+    fenced: [Vec<u32>; SCOPES],
+    heard: [Knowledge; SCOPES],
 }
 
 /// What each warp knows to be fenced.
@@ -342,50 +405,40 @@ fn merge(into: &mut Vec<u32>, from: &[u32]) {
 pub(crate) struct Proxies {
     /// Whether anything uses the asynchronous proxy at all.
     pub(crate) on: bool,
-    /// Of each resident warp, up to which clock its writes are fenced as far as each knows.
-    pub(crate) known: Vec<u32>,
     /// The clock of each lane's own last fence.
-    pub(crate) lanes: Vec<[u32; LANES]>,
+    lanes: Vec<[u32; LANES]>,
 }
 
 impl Proxies {
-    /// New resident warps.
-    pub(crate) fn begin(&mut self, warps: usize) {
+    /// Some of `warps` warps are new.
+    fn begin(&mut self, warps: usize, new: std::ops::Range<usize>) {
         if self.on {
-            self.known.clear();
-            self.known.resize(warps * warps, 0);
-            self.lanes.clear();
             self.lanes.resize(warps, [0; LANES]);
+            self.lanes[new].fill([0; LANES]);
         }
     }
 
-    /// A fence of some lanes of a warp that knows `row` of the others, and all of whose lanes met before clock
+    /// A fence of some lanes of a warp that knows so much of the others, and all of whose lanes met before clock
     /// `together`.
-    pub(crate) fn fence(&mut self, warp: usize, lanes: u32, row: &[u32], (all, together): (bool, u32)) {
-        let clock = row[warp];
-        let known = &mut self.known[warp * row.len()..][..row.len()];
-        for (other, (known, &heard)) in known.iter_mut().zip(row).enumerate() {
+    fn fence(&mut self, warp: usize, lanes: u32, known: &mut Knowledge, (all, together): (bool, u32)) {
+        let Knowledge { clocks, proxied, .. } = known;
+        let clock = clocks[warp];
+        proxied.resize(clocks.len(), 0);
+        for (other, (fenced, &heard)) in proxied.iter_mut().zip(&*clocks).enumerate() {
             let own = if all { clock } else { together.saturating_sub(1) };
-            *known = (*known).max(if other == warp { own } else { heard });
+            *fenced = (*fenced).max(if other == warp { own } else { heard });
         }
         crate::lanes::lanes(lanes).for_each(|l| self.lanes[warp][l] = clock);
-    }
-
-    /// Whether a write of a lane at a clock is fenced, as far as a warp knows.
-    fn covers(&self, warp: usize, (by, lane, clock): (usize, usize, u32)) -> bool {
-        self.known[warp * self.lanes.len() + by] >= clock || self.lanes[by][lane] >= clock
     }
 }
 
 impl Clocks {
     /// Whether the asynchronous proxy, used by a warp, does not yet see a write.
     pub(crate) fn unseen(&self, warp: usize, write: Cell) -> bool {
-        let resident = record(write) >= self.past().own;
-        resident
-            && write & ASYNC == 0
-            && self.find(record(write)).is_some_and(|record| {
-                let access = (record.warp as usize, lane(write) as usize, record.clock);
-                !self.proxies.covers(warp, access)
-            })
+        let Some(by) = self.find(record(write)).filter(|_| write & ASYNC == 0) else { return false };
+        let (other, fenced) = (by.warp as usize, &self.warps[warp].known.proxied);
+        by.cohort == self.slot(other).cohort
+            && fenced.get(other).is_none_or(|&clock| clock < by.clock)
+            && self.proxies.lanes[other][lane(write) as usize] < by.clock
     }
 }

@@ -1,5 +1,7 @@
 //! What [`Counters`] counts of each instruction. Nothing here runs unless they are wanted.
 
+use std::ops::Range;
+
 use super::state::{Machine, Warp};
 use crate::code::{Asynchronous, Instruction, Matrix, Op, Space};
 use crate::counters::{Balance, Counters, Traffic};
@@ -66,10 +68,10 @@ impl Machine<'_> {
         }
     }
 
-    /// Threads of the resident blocks have ended.
-    pub(super) fn count_threads(&mut self) {
+    /// Threads of these resident blocks have ended.
+    pub(super) fn count_threads(&mut self, blocks: Range<usize>) {
         let Some(count) = &mut self.count else { return };
-        for warp in self.blocks.iter_mut().flat_map(|block| &mut block.warps) {
+        for warp in self.blocks[blocks].iter_mut().flat_map(|block| &mut block.warps) {
             count.longest = warp.executed.iter().copied().fold(count.longest, u64::max);
             warp.executed = [0; LANES];
         }

@@ -1,9 +1,9 @@
 //! Makes faults, with the kernel, line, block and thread; also those of a launch in which no thread can go on.
 
-use super::state::{Machine, Outcome, Warp};
-use crate::code::{Atomic, Collective, Instruction, Op, Update};
+use super::state::{Block, Machine, Outcome, Warp};
+use crate::code::{Collective, Instruction, Op};
 use crate::lanes::lanes;
-use crate::memory::shadow::{Cell, SAME, instruction, lane, record};
+use crate::memory::shadow::{Cell, SAME, STRONG, lane, record, scope};
 use crate::{Fault, FaultKind, Location};
 
 impl Machine<'_> {
@@ -18,8 +18,9 @@ impl Machine<'_> {
         message: impl Into<String>,
     ) -> Outcome<T> {
         let (block, thread) = (self.blocks[warp.block].index, self.thread(warp.number, lane));
-        let (kernel, at) = (self.kernel.name.clone(), self.location(i));
-        Err(Box::new(Fault { kind, kernel, at, ptx_line: i.line, block, thread, message: message.into() }))
+        let (kernel, at) = (self.kernel.name.clone(), self.location(i).map(Box::new));
+        let (ptx_line, message) = (i.line, message.into());
+        Err(Box::new(Fault { kind, kernel, at, ptx_line, block, thread, message, seed: None }))
     }
 
     /// The source location of an instruction.
@@ -37,14 +38,6 @@ impl Machine<'_> {
         let number = (warp * 32 + lane) as u32;
         let [x, y, _] = self.launch.block;
         [number % x, number / x % y, number / x / y]
-    }
-
-    /// Whether the access in a cell is a compare-and-swap. A plain read may meet one: such a loop begins with it
-    /// (CUDA programming guide, atomic functions), and the swap itself finds out whether the value was right.
-    #[cold]
-    pub(crate) fn swapped(&self, cell: Cell) -> bool {
-        let i = &self.program.code[instruction(cell) as usize];
-        matches!(i.op, Op::Atomic(Atomic { update: Update::Swap, .. }))
     }
 
     /// A race between a lane and the access in a cell.
@@ -65,7 +58,12 @@ impl Machine<'_> {
         let party = self.clocks.find(record(cell));
         let here = party.is_none_or(|party| party.block == self.blocks[warp.block].number);
         let same_warp = here && party.is_some_and(|party| party.warp as usize == warp.resident);
+        let narrow = party.is_some_and(|by| !self.clocks.shares(warp.resident, by, scope(cell)));
         let missing = match (here, same_warp) {
+            _ if self.clocks.heard_unfenced(warp.resident, record(cell)) => {
+                "of which a flag was read, but with no acquire or fence behind that read"
+            }
+            _ if cell & STRONG != 0 && narrow => "atomically, but only for its own block or cluster",
             (true, true) => "with no __syncwarp or barrier between",
             (true, false) => "with no barrier between",
             (false, _) => "and nothing orders the two blocks",
@@ -83,7 +81,7 @@ impl Machine<'_> {
         let [bx, by, bz] = self.block_index(party.block);
         let whose = if here { String::new() } else { format!(" of block ({bx}, {by}, {bz})") };
         let several = if cell & SAME != 0 { " (among others)" } else { "" };
-        let line = self.place(&self.program.code[instruction(cell) as usize]);
+        let line = self.place(self.instruction_of(cell));
         format!("at {line} by thread ({x}, {y}, {z}){several}{whose}")
     }
 
@@ -97,6 +95,12 @@ impl Machine<'_> {
     pub(crate) fn block_index(&self, number: u32) -> [u32; 3] {
         let [x, y, _] = self.launch.grid;
         [number % x, number / x % y, number / x / y]
+    }
+
+    /// The blocks of a warp's cluster.
+    fn cluster_of(&self, warp: &Warp) -> &[Block] {
+        let size = self.cluster_size();
+        &self.blocks[warp.block / size * size..][..size]
     }
 
     /// Some warp with threads left that satisfies a condition.
@@ -136,7 +140,7 @@ impl Machine<'_> {
         for other in block
             .warps
             .iter()
-            .chain(self.blocks.iter().filter(|b| b.rank != block.rank).flat_map(|b| &b.warps))
+            .chain(self.cluster_of(warp).iter().filter(|b| b.rank != block.rank).flat_map(|b| &b.warps))
         {
             for l in lanes(other.at_barrier).filter(|&l| other.pc[l] != warp.pc[lane]) {
                 let place = self.place(self.at(other, l));
@@ -160,7 +164,15 @@ impl Machine<'_> {
     /// Threads go on, but none has written anything for long.
     #[cold]
     pub(crate) fn spinning(&self) -> Outcome<()> {
-        let message = format!("no thread has written anything in {} instructions of warps", self.idle);
+        let mut message = format!("no thread has written anything in {} instructions of warps", self.idle);
+        let (blocks, size) = (self.blocks.len() as u32, self.cluster_size() as u32);
+        if self.order.come < self.order.clusters && blocks >= self.order.room * size {
+            let grid = self.order.clusters * size;
+            message += &format!(
+                "; {blocks} of the grid's {grid} blocks are on the device, which is all that fit at once, so that those \
+                 which wait for the others wait forever"
+            );
+        }
         self.running(FaultKind::Deadlock, message)
     }
 

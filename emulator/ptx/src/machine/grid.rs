@@ -1,15 +1,16 @@
-//! A launch from its first block to its last.
+//! A launch, and the blocks and warps that it is made of.
 
 use std::sync::MutexGuard;
 
 use super::clocks::Clocks;
 use super::count::Count;
-use super::state::{Block, CachedAllocation, Machine, Outcome, Warp};
+use super::schedule::Order;
+use super::state::{Block, CachedAllocation, ClusterBarrier, Machine, Warp};
 use crate::code::{Preset, Special};
 use crate::lanes::LANES;
 use crate::memory::{AddressSpace, Contents};
 use crate::shared_variable::{self, DYNAMIC};
-use crate::{Checks, Fault, Kernel, Launch, Loaded, Report};
+use crate::{Checks, Fault, Kernel, Launch, Loaded, Report, Schedule};
 
 /// Records after which shadows are wiped, so that their numbers can begin anew.
 const RECORDS_MAX: u32 = 3 << 30;
@@ -32,77 +33,67 @@ pub(crate) fn run(
         spaces.iter_mut().for_each(|s| s.forget_shadows());
         first = 1;
     }
-    let program = &kernel.program;
+    let (program, schedule) = (&kernel.program, checks.schedule);
+    let count = checks.counters.then(|| Count::new(program.code.len()));
     let mut machine = Machine {
         kernel,
+        loaded,
         program,
         launch,
         checks,
         parameters,
         spaces,
         blocks: Vec::new(),
-        clocks: Clocks::new(first, program.uses_async_proxy()),
+        clocks: Clocks::new(first, program.narrow, program.uses_async_proxy()),
         cache: vec![CachedAllocation::default(); program.code.len()],
         report: Report::default(),
         idle: 0,
-        cluster: Default::default(),
         variables: Vec::new(),
-        count: checks.counters.then(|| Count::new(program.code.len())),
+        count,
+        clusters: Vec::new(),
+        order: Order::new(Schedule::Fixed, 1, 1),
         workspace,
     };
-    let outcome = machine.grid(loaded);
+    let blocks: u32 = launch.grid.iter().product();
+    machine.order = Order::new(schedule, blocks / machine.cluster_size() as u32, machine.room());
+    let outcome = machine.grid();
     let next = machine.clocks.next();
     machine.spaces.iter_mut().for_each(|s| s.record = next);
-    outcome.map_err(|fault| *fault)?;
+    outcome.map_err(|fault| match schedule {
+        Schedule::Fixed => *fault,
+        Schedule::Seeded(seed) => Fault { seed: Some(seed), ..*fault },
+    })?;
     let touched = machine.spaces.iter().flat_map(|s| s.touched(first)).collect();
     let counters = machine.counters();
     Ok(Report { touched, counters, ..machine.report })
 }
 
 impl Machine<'_> {
-    /// Blocks along x, y and z that are resident together.
-    fn resident(&self) -> [u32; 3] {
-        if self.workspace.is_some() { self.launch.grid } else { self.launch.cluster }
-    }
-
-    fn grid(&mut self, loaded: &Loaded) -> Outcome<()> {
-        let (grid, resident) = (self.launch.grid, self.resident());
-        self.make_blocks(resident.iter().product::<u32>() as usize, loaded);
-        for z in (0..grid[2]).step_by(resident[2] as usize) {
-            for y in (0..grid[1]).step_by(resident[1] as usize) {
-                for x in (0..grid[0]).step_by(resident[0] as usize) {
-                    self.begin([x, y, z]);
-                    self.cluster_runs()?;
-                    self.count_threads();
-                }
-            }
-        }
-        Ok(())
-    }
-
-    fn make_blocks(&mut self, blocks: usize, loaded: &Loaded) {
+    /// Makes the blocks and warps of one more slot, which holds a cluster.
+    pub(crate) fn make_slot(&mut self) {
         let shared = match self.launch.shared_bytes {
             0 => self.kernel.shared_bytes,
             bytes => self.program.dynamic_start + bytes,
         };
         self.variables = shared_variable::ranges(&self.program.shared, self.program.dynamic_start, shared);
         let per_block = self.warps_a_block();
-        for b in 0..blocks {
+        let first = self.blocks.len();
+        for rank in 0..self.cluster_size() {
             let shared = Contents::new(shared as usize);
-            let warps = (0..per_block).map(|w| self.make_warp(b, w, per_block)).collect();
-            let rank = if self.workspace.is_some() { 0 } else { b as u32 };
-            self.blocks.push(Block { shared, warps, rank, ..Block::default() });
+            let warps = (0..per_block).map(|w| self.make_warp(first + rank, w, per_block)).collect();
+            self.blocks.push(Block { shared, warps, rank: rank as u32, ..Block::default() });
         }
-        for b in 0..blocks {
+        for b in first..self.blocks.len() {
             for w in 0..per_block {
                 let mut warp = std::mem::take(&mut self.blocks[b].warps[w]);
                 for &(reg, preset) in &self.program.presets {
                     warp.registers[reg as usize] =
-                        std::array::from_fn(|l| self.preset(&warp, preset, l, loaded));
+                        std::array::from_fn(|l| self.preset(&warp, preset, l, self.loaded));
                 }
                 self.blocks[b].warps[w] = warp;
             }
         }
+        self.clusters.push(ClusterBarrier::default());
     }
 
     fn make_warp(&self, block: usize, number: usize, per_block: usize) -> Warp {
@@ -143,15 +134,18 @@ impl Machine<'_> {
         }
     }
 
-    /// The next blocks come in.
-    fn begin(&mut self, start: [u32; 3]) {
-        let (grid, resident) = (self.launch.grid, self.resident());
-        for b in 0..self.blocks.len() {
-            let place = b as u32;
+    /// The cluster of a number comes into a slot.
+    pub(crate) fn begin(&mut self, slot: usize, number: u32) {
+        let Launch { grid, cluster, .. } = self.launch;
+        let [x, y, _] = [0, 1, 2].map(|axis| grid[axis] / cluster[axis]);
+        let start = [number % x * cluster[0], number / x % y * cluster[1], number / x / y * cluster[2]];
+        let size = self.cluster_size();
+        for b in slot * size..(slot + 1) * size {
+            let place = (b - slot * size) as u32;
             let index = [
-                start[0] + place % resident[0],
-                start[1] + place / resident[0] % resident[1],
-                start[2] + place / resident[0] / resident[1],
+                start[0] + place % cluster[0],
+                start[1] + place / cluster[0] % cluster[1],
+                start[2] + place / cluster[0] / cluster[1],
             ];
             let block = &mut self.blocks[b];
             block.index = index;
@@ -165,10 +159,10 @@ impl Machine<'_> {
                 self.blocks[b].warps[w] = warp;
             }
         }
-        self.cluster.clear();
+        self.clusters[slot].clear();
         let per_block = self.warps_a_block();
-        let numbers: Vec<u32> = self.blocks.iter().map(|b| b.number).collect();
-        self.clocks.begin(numbers.into_iter().flat_map(|n| std::iter::repeat_n(n, per_block)));
+        let numbers = self.blocks[slot * size..(slot + 1) * size].iter().map(|b| b.number);
+        self.clocks.begin(slot, numbers.flat_map(|n| std::iter::repeat_n(n, per_block)));
     }
 
     fn begin_warp(&self, warp: &mut Warp) {
@@ -196,41 +190,6 @@ impl Machine<'_> {
                 )
             {
                 warp.registers[reg as usize] = std::array::from_fn(|l| self.special(warp, special, l));
-            }
-        }
-    }
-
-    /// Runs the resident blocks to their ends.
-    fn cluster_runs(&mut self) -> Outcome<()> {
-        let start = self.report.warp_instructions;
-        loop {
-            let (mut ran, mut left) = (false, false);
-            for b in 0..self.blocks.len() {
-                for w in 0..self.blocks[b].warps.len() {
-                    if self.blocks[b].warps[w].runnable() == 0 {
-                        left |= self.blocks[b].warps[w].live != 0;
-                        continue;
-                    }
-                    let mut warp = std::mem::take(&mut self.blocks[b].warps[w]);
-                    let outcome = self.run_warp(&mut warp).and_then(|()| self.finish_warp_ops(&mut warp));
-                    left |= warp.live != 0;
-                    ran = true;
-                    self.blocks[b].warps[w] = warp;
-                    outcome?;
-                }
-            }
-            if !left {
-                return Ok(());
-            }
-            self.pass_without_exited();
-            if !ran {
-                return self.stuck();
-            }
-            if self.idle > self.checks.stuck_after {
-                return self.spinning();
-            }
-            if self.report.warp_instructions - start > self.checks.instructions_max {
-                return self.endless();
             }
         }
     }

@@ -3,9 +3,11 @@
 use super::access::{Touch, contents_in, race_kind, strength};
 use super::runs::{LaneRun, by_size};
 use super::state::{Machine, Outcome, Region, Warp};
+use crate::FaultKind;
 use crate::code::{Access, Instruction, Order, Space};
 use crate::lanes::{LANES, Lanes};
 use crate::memory::Contents;
+use crate::memory::shadow::{Cell, record};
 
 impl Machine<'_> {
     pub(crate) fn load(
@@ -43,8 +45,11 @@ impl Machine<'_> {
         while rest != 0 {
             let (space, mut same) = self.same_space(access.space, &mut addresses, rest);
             rest &= !same;
+            if access.order != Order::Weak {
+                self.order.polls += (space == Space::Global) as u64;
+            }
             if access.order != Order::Weak && self.clocks.listens() {
-                self.listen(warp, space, &addresses, same);
+                self.listen(warp, (space, &addresses, same), (access.order, access.scope), false);
             }
             if space == Space::Global {
                 self.report.global_bytes_read += total as u64 * same.count_ones() as u64;
@@ -94,29 +99,56 @@ impl Machine<'_> {
         let contents = contents_in(&mut self.spaces, &mut self.blocks, Some(&mut warp.local), region);
         let Some(contents) = contents else { return Ok(()) };
         let unwritten = check && !contents.written.all(offset, offset + all);
-        let mut found = None;
+        if access.constant
+            && race.is_some()
+            && let Some(&cell) = (contents.shadow.writes(offset, all).iter())
+                .find(|cell| self.clocks.is_of_launch(record(**cell)))
+        {
+            return self.not_constant(warp, i, run.lane, cell, (region, offset, total));
+        }
+        let mut racing = None;
         if race.is_some() {
             let (lane, lanes) = (run.lane, if run.uniform { 1 } else { run.lanes });
-            let (bytes, flags, shared) = (total, strength(access.order), space == Space::Shared);
+            let (bytes, flags, shared) =
+                (total, strength(access.order, access.scope), space == Space::Shared);
             let touch = Touch { pc, resident, lane, lanes, offset, bytes, flags, shared };
-            found = touch.read(&mut self.clocks, contents);
-            if run.uniform && found.is_none() {
+            racing = touch.read(&mut self.clocks, contents).map(|_| touch);
+            if run.uniform && racing.is_none() {
                 // Any one writer differs from the first or the last of them.
                 let last = Touch { lane: run.lane + run.lanes - 1, ..touch };
-                found = last.read(&mut self.clocks, contents);
+                racing = last.read(&mut self.clocks, contents).map(|_| last);
             }
         }
         load_values(values, run, size, offset, contents);
-        if let (Some((cell, lane, wrote)), Some(kind)) = (found, race)
-            && !self.swapped(cell)
-        {
-            let what = format!("{total} bytes at {}", self.name(region, offset));
-            return self.race(kind, warp, i, (lane, false), (cell, wrote), &what);
+        if let (Some(touch), Some(kind)) = (racing, race) {
+            self.racing_read((kind, region), warp, i, touch)?;
         }
         if unwritten {
             return self.unwritten(warp, pc, i, access, region, (run, offset));
         }
         Ok(())
+    }
+
+    /// `ld.global.nc` of what the same launch has written.
+    #[cold]
+    fn not_constant(
+        &self,
+        warp: &Warp,
+        i: &Instruction,
+        lane: usize,
+        cell: Cell,
+        (region, offset, bytes): (Region, usize, usize),
+    ) -> Outcome<()> {
+        if self.allowed(i, cell, false) {
+            return Ok(());
+        }
+        let message = format!(
+            "reads {bytes} bytes at {} as constant (ld.global.nc: __ldg, or a const __restrict__ pointer), which the \
+             same launch has written {}",
+            self.name(region, offset),
+            self.party(warp, cell)
+        );
+        self.fault(FaultKind::GlobalRace, warp, i, lane, message)
     }
 
     /// A run that does not lie in one region: lane by lane.

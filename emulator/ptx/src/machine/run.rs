@@ -3,8 +3,9 @@
 
 use super::state::{ALL, Group, Machine, Next, Outcome, RANK_SHIFT, SHARED_WINDOW, Warp, space_of};
 use crate::code::{Clock, Instruction, MOVE, NOWHERE, Op, Preset, Special};
+use crate::device::MULTIPROCESSORS;
 use crate::lanes::{LANES, lanes};
-use crate::{FaultKind, Launch};
+use crate::{FaultKind, Launch, Schedule};
 
 /// Instructions after which lanes that still run give others a turn.
 const TURN: u32 = 1 << 11;
@@ -17,7 +18,7 @@ impl Machine<'_> {
     pub(crate) fn run_warp(&mut self, warp: &mut Warp) -> Outcome<()> {
         let mut turns = TURN;
         while let Some(group) = warp.choose() {
-            if !self.run_group(warp, group, &mut turns)? {
+            if !self.run_group::<false>(warp, group, &mut turns)? {
                 warp.rested |= group.lanes;
                 return Ok(());
             }
@@ -25,13 +26,26 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Runs lanes until they part, meet others, or wait. `false` if their turn is over.
-    fn run_group(&mut self, warp: &mut Warp, group: Group, turns: &mut u32) -> Outcome<bool> {
+    /// Runs lanes until they part, meet others, or wait. `false` if their turn is over. In a seeded order that may be
+    /// before any instruction, and lanes wait for the others of their warp before a barrier.
+    pub(crate) fn run_group<const SEEDED: bool>(
+        &mut self,
+        warp: &mut Warp,
+        group: Group,
+        turns: &mut u32,
+    ) -> Outcome<bool> {
         let Group { mut pc, lanes: active, join } = group;
         let program = self.program;
         let start = *turns;
         let mut executed = 0u64;
         let outcome = loop {
+            if SEEDED {
+                let over = executed >= *turns as u64;
+                if over || executed > 0 && self.waits_for_lanes(warp, pc, active) {
+                    warp.move_to(active, pc);
+                    break Ok(!over || self.turn_over(start));
+                }
+            }
             let i = &program.code[pc as usize];
             executed += 1;
             let mask = if i.guard == NOWHERE { active } else { active & warp.holds(i.guard, i.wanted) };
@@ -100,6 +114,9 @@ impl Machine<'_> {
                 break Ok(true);
             }
         };
+        if SEEDED {
+            *turns = turns.saturating_sub(executed as u32);
+        }
         self.executed(warp, &mut executed, active);
         outcome
     }
@@ -137,9 +154,9 @@ impl Machine<'_> {
             Op::Atomic(atomic) => self.atomic(warp, pc, i, atomic, mask)?,
             Op::Collective(op, p) => return self.meet(warp, pc, i, (op, p), mask, active),
             Op::Barrier(barrier) => return self.barrier(warp, pc, i, barrier, mask, active),
-            Op::Fence => {
+            Op::Fence(scope) => {
                 if self.checks.global_races || self.checks.shared_races {
-                    self.clocks.fence(warp.resident);
+                    self.clocks.fence(warp.resident, scope);
                 }
             }
             Op::ProxyFence => self.proxy_fence(warp, mask),
@@ -202,7 +219,9 @@ impl Machine<'_> {
 
     /// Ends threads. One that others wait for may end, but not go on with other work and then end.
     fn exit(&mut self, warp: &mut Warp, pc: u32, mask: u32, active: u32) -> Outcome<Next> {
-        for l in lanes(if warp.worked & mask != 0 { warp.at_warp_op } else { 0 }) {
+        // In a seeded order lanes may go on before they are waited for, and be ones that need not come.
+        let looks = warp.worked & mask != 0 && self.checks.schedule == Schedule::Fixed;
+        for l in lanes(if looks { warp.at_warp_op } else { 0 }) {
             let i = &self.program.code[warp.pc[l] as usize];
             let missing = warp.get(i.e)[l] as u32 & warp.worked & mask;
             if matches!(i.op, Op::Collective(..)) && missing != 0 {
@@ -257,8 +276,8 @@ impl Machine<'_> {
             Special::MaskUpTo => ALL >> (31 - l),
             Special::MaskAbove => !(ALL >> (31 - l)),
             Special::MaskFrom => ALL << l,
-            Special::Processor => block.number % 132,
-            Special::Processors => 132,
+            Special::Processor => block.number % MULTIPROCESSORS,
+            Special::Processors => MULTIPROCESSORS,
             Special::Grid => 1,
             Special::DynamicShared => self.launch.shared_bytes,
             Special::TotalShared => shared,

@@ -16,10 +16,11 @@ use std::sync::MutexGuard;
 
 use super::clocks::{Clocks, Gathering};
 use super::count::Count;
+use super::schedule::Order;
 use crate::code::{APPROXIMATE, BarrierKind, Instruction, NOWHERE, Program, Reg, Space};
 use crate::lanes::{LANES, Lanes, Map, approximate, lanes};
 use crate::memory::{AddressSpace, Contents};
-use crate::{Checks, Fault, Kernel, Launch, Report};
+use crate::{Checks, Fault, Kernel, Launch, Loaded, Report};
 
 pub(crate) type Outcome<T> = Result<T, Box<Fault>>;
 
@@ -36,6 +37,7 @@ pub(crate) enum Next {
 /// A launch under way.
 pub(crate) struct Machine<'a> {
     pub(crate) kernel: &'a Kernel,
+    pub(crate) loaded: &'a Loaded,
     pub(crate) program: &'a Program,
     pub(crate) launch: Launch,
     pub(crate) checks: Checks,
@@ -48,11 +50,13 @@ pub(crate) struct Machine<'a> {
     pub(crate) report: Report,
     /// Instructions since anything was written or any thread got past a barrier.
     pub(crate) idle: u64,
-    pub(crate) cluster: ClusterBarrier,
     /// Where each variable of shared memory begins and ends, by its number.
     pub(crate) variables: Vec<(u64, u64)>,
     /// What is counted, if anything is.
     pub(crate) count: Option<Box<Count>>,
+    /// The barrier of the cluster in each slot: the blocks there, which come and go together.
+    pub(crate) clusters: Vec<ClusterBarrier>,
+    pub(crate) order: Order,
     /// Of a cooperative launch, whose blocks are all resident: where its barrier is.
     pub(crate) workspace: Option<u64>,
 }

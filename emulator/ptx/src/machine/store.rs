@@ -25,7 +25,7 @@ impl Machine<'_> {
             let (space, mut same) = self.same_space(access.space, &mut addresses, rest);
             rest &= !same;
             if access.order != Order::Weak {
-                self.publish(warp, space, &addresses, same, access.order);
+                self.publish(warp, (space, &addresses, same), (access.order, access.scope));
             }
             if space == Space::Global {
                 self.report.global_bytes_written += total as u64 * same.count_ones() as u64;
@@ -96,6 +96,10 @@ impl Machine<'_> {
                     continue;
                 }
                 let Some(kind) = race_kind(&self.checks, space) else { continue };
+                if self.allowed_in(i) {
+                    again |= ((apart == 0) as u32) << a;
+                    continue;
+                }
                 let [x, y, z] = self.thread(warp.number, a);
                 let address = addresses[b];
                 let message = format!(
@@ -134,22 +138,22 @@ impl Machine<'_> {
         let Some(contents) = contents else {
             return self.fault(FaultKind::InvalidOperand, warp, i, lane, "write to the kernel's parameters");
         };
-        let mut found = None;
+        let mut racing = None;
         if race.is_some() {
-            let flags = strength(access.order) | if again { SAME } else { 0 };
+            let flags = strength(access.order, access.scope) | if again { SAME } else { 0 };
             let shared = space == Space::Shared;
             let touch = Touch { pc, resident, lane, lanes: n, offset, bytes: total, flags, shared };
-            found = touch.write(&mut self.clocks, contents);
+            racing = touch.write(&mut self.clocks, contents).map(|_| touch);
         }
-        let list = &self.program.lists[access.list as usize..][..count];
-        for (k, &reg) in list.iter().enumerate() {
-            let values = &registers[reg as usize][lane..lane + n];
-            store_values(&mut contents.data[offset..offset + total * n], values, size, total, k);
-        }
-        contents.written.set(offset, offset + total * n);
-        if let (Some((cell, lane, wrote)), Some(kind)) = (found, race) {
-            let what = format!("{total} bytes at {}", self.name(region, offset));
-            return self.race(kind, warp, i, (lane, true), (cell, wrote), &what);
+        if let (Some(touch), Some(kind)) = (racing, race) {
+            self.racing_store((kind, region), warp, i, access, touch)?;
+        } else {
+            let list = &self.program.lists[access.list as usize..][..count];
+            for (k, &reg) in list.iter().enumerate() {
+                let values = &registers[reg as usize][lane..lane + n];
+                store_values(&mut contents.data[offset..offset + total * n], values, size, total, k);
+            }
+            contents.written.set(offset, offset + total * n);
         }
         if !warp.unwritten.is_empty() {
             self.carry_unwritten(warp, pc, access, region, (lane, n, offset));

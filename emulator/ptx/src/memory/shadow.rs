@@ -6,7 +6,9 @@
 
 use std::ops::Range;
 
-/// An access in a cell: record in bits 32.., instruction in 8..32, lane in 3..8, flags below. Zero is none.
+use crate::code::Scope;
+
+/// An access in a cell: record in bits 32.., instruction in 10..32, lane in 5..10, flags below. Zero is none.
 pub(crate) type Cell = u64;
 
 /// The access is atomic, or otherwise one that may meet others of its kind.
@@ -15,13 +17,22 @@ pub(crate) const STRONG: Cell = 1;
 pub(crate) const SAME: Cell = 2;
 /// The asynchronous proxy wrote (a bulk copy, for one), not a thread.
 pub(crate) const ASYNC: Cell = 4;
+/// The access is strong among the threads of a cluster, or of a block, only.
+pub(crate) const IN_CLUSTER: Cell = 8;
+pub(crate) const IN_BLOCK: Cell = 16;
+/// Where the lane begins, and the instruction.
+const LANE: u32 = 5;
+const INSTRUCTION: u32 = 10;
 /// Record and lane of a cell: which thread it was, and when.
-const THREAD: Cell = 0xffff_ffff_0000_00f8;
+const THREAD: Cell = 0xffff_ffff_0000_03e0;
 
 /// A cell.
 #[inline(always)]
 pub(crate) fn cell(record: u32, instruction: u32, lane: u32, flags: Cell) -> Cell {
-    (record as u64) << 32 | ((instruction as u64) & 0xff_ffff) << 8 | (lane as u64) << 3 | flags
+    (record as u64) << 32
+        | (instruction_number(instruction) as u64) << INSTRUCTION
+        | (lane as u64) << LANE
+        | flags
 }
 
 /// The record of a cell.
@@ -32,12 +43,26 @@ pub(crate) fn record(cell: Cell) -> u32 {
 
 /// The instruction of a cell.
 pub(crate) fn instruction(cell: Cell) -> u32 {
-    (cell >> 8) as u32 & 0xff_ffff
+    (cell >> INSTRUCTION) as u32 & 0x3f_ffff
+}
+
+/// An instruction's number as a cell has it.
+pub(crate) fn instruction_number(pc: u32) -> u32 {
+    pc & 0x3f_ffff
 }
 
 /// The lane of a cell.
 pub(crate) fn lane(cell: Cell) -> u32 {
-    (cell >> 3) as u32 & 31
+    (cell >> LANE) as u32 & 31
+}
+
+/// The scope in which the access of a cell is strong.
+pub(crate) fn scope(cell: Cell) -> Scope {
+    match cell & (IN_CLUSTER | IN_BLOCK) {
+        0 => Scope::Device,
+        IN_CLUSTER => Scope::Cluster,
+        _ => Scope::Block,
+    }
 }
 
 /// Which cells cannot race: of earlier launches, of before the block's last common barrier, or of the thread
@@ -139,6 +164,12 @@ impl Shadow {
         })
     }
 
+    /// Notes a write without looking for races.
+    pub(crate) fn overwrite(&mut self, at: usize, bytes: usize, me: Cell) {
+        let first = at >> self.shift;
+        self.writes[first..first + (bytes >> self.shift).max(1)].fill(me);
+    }
+
     /// Notes a read of `lanes` times `bytes` bytes from `at` on, one lane after the other, each lane's cells with a
     /// number that is `STEP` higher. Calls `unordered` with a write that may not have come before; if that says so,
     /// returns it.
@@ -158,7 +189,7 @@ impl Shadow {
         let writes = &self.writes[first..first + cells];
         let reads = &mut self.reads[first..first + cells];
         for lane in 0..lanes {
-            let me = me + ((lane as u64) << 3);
+            let me = me + ((lane as u64) << LANE);
             for i in lane * each..(lane + 1) * each {
                 if !past.covers(writes[i], me) && unordered(writes[i], me) {
                     return Some((writes[i], lane));
@@ -196,7 +227,7 @@ impl Shadow {
         let writes = &mut self.writes[first..first + cells];
         let reads = &self.reads[first..first + cells];
         for lane in 0..lanes {
-            let me = me + ((lane as u64) << 3);
+            let me = me + ((lane as u64) << LANE);
             for i in lane * each..(lane + 1) * each {
                 if !past.covers(writes[i], me) && unordered(writes[i], me) {
                     return Some((writes[i], lane, true));
