@@ -31,7 +31,7 @@ const TESTS: [Test; 12] = [
 ];
 
 fn main() -> ExitCode {
-    driver::serve("cuda", TESTS.len(), |filter| {
+    driver::serve("cuda", TESTS.len(), &[], |filter| {
         let chosen = TESTS.iter().filter(|(name, _)| filter.is_none_or(|f| name.contains(f)));
         let run = |(name, test): &Test| match test() {
             Ok(()) => {

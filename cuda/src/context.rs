@@ -53,7 +53,10 @@ impl Context {
         });
         let devices = named.transpose()?.unwrap_or(gpus);
         if gpus == 0 || usize::from(index) >= devices {
-            return Err(unsupported(format!("there are {devices} CUDA devices on {gpus} GPUs")));
+            return Err(unsupported(format!(
+                "CUDA devices: {devices}, GPUs: {gpus}; {DEVICES}={} makes as many devices of them",
+                usize::from(index) + 1
+            )));
         }
         let ordinal = usize::from(index) % gpus;
         let failed = |failure: Failure| unsupported(failure.text);

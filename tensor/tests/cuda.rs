@@ -1,6 +1,6 @@
 //! CUDA devices, on a GPU or on the emulator: memory, streams, several devices, programs, graphs, faults.
 //!
-//! The emulator runs all of it twice: at once, and with its streams held back and run in a random order that only what was
+//! The emulator runs all of it on two GPUs at once, and on one or two with its streams held back and run in a random order that only what was
 //! asked for restricts, so that a wait that is missing shows.
 
 #[path = "../../kernels/tests/cuda/driver.rs"]
@@ -37,12 +37,16 @@ const TESTS: [Test; 17] = [
     ("the host cannot touch a GPU's elements", untouchable),
 ];
 
+/// Two devices, of one GPU where there is only one. The emulator has two, and one in some of the random orders.
+const SETTINGS: [driver::Setting; 2] = [("PHALANX_CUDA_DEVICES", "2"), (EMULATED_DEVICES, "2")];
+const EMULATED_DEVICES: &str = "PHALANX_EMULATED_DEVICES";
+
 /// How the emulator runs streams.
 const STREAMS: &str = "PHALANX_EMULATOR_STREAMS";
 const SEEDS: u64 = 5;
 
 fn main() -> ExitCode {
-    driver::serve("cuda", TESTS.len(), |filter| {
+    driver::serve("cuda", TESTS.len(), &SETTINGS, |filter| {
         let chosen = TESTS.iter().filter(|(name, _)| filter.is_none_or(|f| name.contains(f)));
         let outcomes: Vec<bool> = chosen.map(|(name, test)| told(name, test())).collect();
         let passed = outcomes.into_iter().all(|passed| passed);
@@ -62,12 +66,14 @@ fn told(name: &str, outcome: Outcome) -> bool {
 fn in_other_orders(filter: Option<&str>) -> bool {
     let run = |seed: u64| {
         let mut again = Command::new(std::env::current_exe()?);
-        let output = again.args(filter).env(STREAMS, format!("deferred:{seed}")).output()?;
+        let gpus = if seed % 2 == 0 { "2" } else { "1" };
+        again.args(filter).env(STREAMS, format!("deferred:{seed}")).env(EMULATED_DEVICES, gpus);
+        let output = again.output()?;
         let text = String::from_utf8_lossy(&output.stdout);
         let failed: Vec<&str> = text.lines().filter(|line| line.contains("FAILED")).collect();
         let said = String::from_utf8_lossy(&output.stderr);
         println!(
-            "cuda: streams in random order {seed} ... {}",
+            "cuda: streams in random order {seed}, GPUs: {gpus} ... {}",
             if output.status.success() { "ok" } else { "FAILED" }
         );
         if !output.status.success() {

@@ -36,7 +36,7 @@
 //!
 //! | variable | values | default |
 //! |---|---|---|
-//! | `PHALANX_EMULATED_DEVICES` | 1 to 64 | 2 |
+//! | `PHALANX_EMULATED_DEVICES` | 1 to 64 | 1 |
 //! | `PHALANX_EMULATED_MEMORY_BYTES` | bytes a device | 16 GiB |
 //! | `PHALANX_EMULATOR_STREAMS` | `eager`, `deferred`, `deferred:SEED` | `eager` |
 //! | `PHALANX_EMULATOR_RACES` | `error`, `warn`, `off` | `error` |

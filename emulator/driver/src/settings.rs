@@ -3,7 +3,7 @@
 use std::env;
 use std::sync::OnceLock;
 
-/// How many devices there are; 2 if unset.
+/// How many devices there are; 1 if unset, as on a machine with a single GPU.
 pub(crate) const DEVICES: &str = "PHALANX_EMULATED_DEVICES";
 /// Bytes of memory of each device; 16 GiB if unset.
 pub(crate) const MEMORY: &str = "PHALANX_EMULATED_MEMORY_BYTES";
@@ -45,7 +45,7 @@ impl Settings {
     /// From the environment. A value that cannot be understood is reported and taken as unset.
     fn from_environment() -> Settings {
         Settings {
-            devices: parsed(DEVICES, 2, |text| text.parse().ok().filter(|n| (1..=64).contains(n))),
+            devices: parsed(DEVICES, 1, |text| text.parse().ok().filter(|n| (1..=64).contains(n))),
             memory_bytes: parsed(MEMORY, 16 << 30, |text| text.parse().ok()),
             schedule: parsed(STREAMS, Schedule::Eager, schedule),
             races: parsed(RACES, Races::Error, races),
@@ -88,6 +88,13 @@ fn races(text: &str) -> Option<Races> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_emulated_machine_has_one_device_unless_more_are_asked_for() {
+        // Nothing in this crate's unit tests sets the variable; where the caller has, its number counts.
+        let named = env::var(DEVICES).ok().and_then(|text| text.parse().ok());
+        assert_eq!(Settings::from_environment().devices, named.unwrap_or(1));
+    }
 
     #[test]
     fn modes_are_read_with_and_without_a_seed() {
