@@ -166,6 +166,10 @@ fn dropout_steps(capture: bool) -> std::result::Result<Vec<f64>, String> {
             if capture {
                 captured.run(&mut optimizer, &batch(step)?, loss)?;
                 all.extend(captured.results().to_vec::<f64>()?);
+                if captured.is_captured() != (step > 0) {
+                    let why = format!("step {step}: {:?}", captured.why_not_captured());
+                    return Err(phalanx::nn::Error::invalid("captured_step", why));
+                }
                 continue;
             }
             optimizer.zero_grad()?;

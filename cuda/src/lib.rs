@@ -13,7 +13,7 @@
 //!   kernel     loaded programs, launches        cublaslt   plans and calls of matrix products
 //!   nvrtc      source -> machine code, cached   product    the description of a matrix product
 //!   program    sources and targets              fault      errors that kernels report
-//!   load_gate  loads wait for collectives       memory     device and pinned memory, uploads
+//!   load_gate  loads wait for collectives       memory     device and pinned memory, uploads  <->  capture
 //!    │
 //!   context    context, streams, events, counters  <->  lane   streams beside a device's own
 //!   driver     the calls of the driver          library    which files, from where
@@ -22,14 +22,19 @@
 //!   vendor     the libraries' names, a GPU's properties, the failure of a call
 //! ```
 
+mod capture;
 mod context;
 #[cfg(feature = "cuda")]
 mod cublaslt;
+#[cfg(feature = "cuda")]
+mod doctor;
 #[cfg(feature = "cuda")]
 mod driver;
 mod fault;
 mod gpu;
 mod kernel;
+#[cfg(feature = "cuda")]
+mod kernel_cache;
 mod lane;
 #[cfg(feature = "cuda")]
 mod library;
@@ -39,31 +44,35 @@ mod memory;
 mod nvrtc;
 mod product;
 mod program;
+#[cfg(feature = "cuda")]
+mod progress;
 #[cfg(not(feature = "cuda"))]
 mod stubs;
 mod vendor;
 
 #[cfg(not(feature = "cuda"))]
-use stubs::{cublaslt, driver, library, nvrtc};
+use stubs::{cublaslt, doctor, driver, library, nvrtc};
 
+pub use capture::captured_step;
 pub use context::{Calls, Context, GpuEvent, calls};
 pub use cublaslt::PlannedProduct;
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.
 #[cfg(feature = "cuda")]
 pub use cudarc;
+pub use doctor::{Doctor, doctor, nccl_lacks};
 pub use fault::FAULT;
 pub use gpu::{Gpu, Graph, Readback};
 pub use kernel::{Arguments, Grid, Kernel};
 pub use lane::{Lane, LaneGuard, LeftLanes, leave_lanes};
 #[cfg(feature = "cuda")]
 pub use library::symbol;
-pub use library::{driver_name, emulated, require};
+pub use library::{driver_name, emulated, require, version};
 pub use load_gate::CollectiveGuard;
-pub use memory::{DeviceBlock, Pinned, captured_step};
+pub use memory::{DeviceBlock, Pinned};
 pub use nvrtc::{compile, compiled};
 pub use product::{Epilogue, Float, MatrixLayout, ProductForm, ProductPointers};
 pub use program::{Image, Program, Target};
-pub use vendor::Library;
+pub use vendor::{Library, Version};
 
 /// The crate's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

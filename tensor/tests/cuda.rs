@@ -17,7 +17,7 @@ type Outcome = Result<(), Error>;
 type Test = (&'static str, fn() -> Outcome);
 type View = fn(&Tensor) -> Result<Tensor, Error>;
 
-const TESTS: [Test; 17] = [
+const TESTS: [Test; 18] = [
     ("elements come back from every view", views_come_back),
     ("the ledger counts a GPU's tensors", ledger_counts),
     ("devices do not mix and copies between them are ordered", devices),
@@ -31,6 +31,7 @@ const TESTS: [Test; 17] = [
     ("a wrong program says what is wrong with it", wrong_programs),
     ("what a kernel finds wrong comes back at the next wait", faults),
     ("a captured step runs again with other inputs and draws", graphs),
+    ("memory that is dropped while a step is captured is freed at the end", frees_in_a_capture),
     ("numbers come to the host while the device goes on, errors with them", readback),
     ("what goes to the device may change at once", uploads),
     ("pinned memory is the host's", pinned),
@@ -305,6 +306,37 @@ fn to_place(to: &mut Tensor, from: &Tensor) -> Outcome {
     let n = from.numel() as u64;
     let args = Args::new("place", gpu).write(to)?.read(from)?.value(n);
     gpu.kernel("place", &COPY, "place")?.launch(Grid::new(1, 64), args)
+}
+
+/// The driver refuses to free on a captured stream what was allocated before.
+fn frees_in_a_capture() -> Outcome {
+    let [held, elsewhere] = [counted(&[40], GPU)?, counted(&[40], GPU)?];
+    let output = counted(&[40], GPU)?;
+    let (gpu, ledger, mut before) = (GPU.gpu()?, GPU.ledger()?, Some([held, elsewhere]));
+    let step = |before: &mut Option<[Tensor; 2]>| {
+        let mut sum = output.copy()?;
+        add(&mut sum, 1)?;
+        if let Some([held, elsewhere]) = before.take() {
+            drop(held);
+            std::thread::scope(|threads| {
+                threads.spawn(move || drop(elsewhere));
+            });
+        }
+        to_place(&mut output.clone(), &sum)
+    };
+    step(&mut None)?;
+    GPU.synchronize()?;
+    let bytes = ledger.total().now;
+    let mut graph = Graph::capture(GPU, || step(&mut before))?;
+    // Its memory goes to those who ask next, and not twice.
+    let others = [counted(&[40], GPU)?, counted(&[40], GPU)?];
+    graph.launch(0)?;
+    same(output.to_vec::<i64>()?, (2..42).collect())?;
+    for other in &others {
+        same(other.to_vec::<i64>()?, (0..40).collect())?;
+    }
+    same(ledger.total().now, bytes)?;
+    same(gpu.refused_free(), None)
 }
 
 fn readback() -> Outcome {

@@ -27,7 +27,8 @@ pub fn serve(name: &str, tests: usize, settings: &[Setting], run: impl Fn(Option
         println!("{name}: {tests} tests skipped: {why}");
         ExitCode::SUCCESS
     };
-    let again = |settings| again(&args, settings).unwrap_or_else(|e| skip(&format!("cannot start again: {e}")));
+    let again =
+        |settings| again(&args, settings).unwrap_or_else(|e| skip(&format!("cannot start again: {e}")));
     let lacking: Vec<Setting> =
         settings.iter().copied().filter(|(name, _)| std::env::var_os(name).is_none()).collect();
     if !lacking.is_empty() {
@@ -46,7 +47,9 @@ pub fn serve(name: &str, tests: usize, settings: &[Setting], run: impl Fn(Option
     }
     println!("{name}: {gpu:?} by {}", cuda::driver_name().unwrap_or("?"));
     let filter = args.iter().find(|a| !a.starts_with('-') && *a != name);
-    if run(filter.map(String::as_str)) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    let passed = run(filter.map(String::as_str));
+    // The reason was printed.
+    if passed && gpu.refused_free().is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// This very program, with further settings.

@@ -7,7 +7,7 @@
 //! 3. with one they run there.
 //!
 //! Where neither a driver nor the compiler can be had, cases are reported as skipped. `cargo test --test cuda NAME` runs
-//! those whose name contains NAME.
+//! those whose name contains NAME, and `--test cuda smoke` one of each family.
 
 mod case;
 mod driver;
@@ -19,6 +19,9 @@ use std::time::Instant;
 
 use case::Outcome;
 use phalanx_tensor::{Device, Error};
+
+/// The name by which one case of each family runs.
+const SMOKE: &str = "smoke";
 
 fn main() -> ExitCode {
     driver::serve("cuda", families::all().len(), &[], run)
@@ -32,7 +35,10 @@ fn run(filter: Option<&str>) -> bool {
 
 /// Runs the chosen cases; how many passed and failed.
 fn cases(filter: Option<&str>) -> (usize, usize) {
-    let cases = families::all();
+    let (cases, filter) = match filter {
+        Some(SMOKE) => (families::one_of_each(), None),
+        _ => (families::all(), filter),
+    };
     let mut chosen = cases.iter().filter(|case| filter.is_none_or(|f| case.name.contains(f)));
     let (mut passed, mut failed, mut slowest) = (0, 0, Vec::new());
     while let Some(case) = chosen.next() {

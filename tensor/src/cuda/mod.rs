@@ -25,8 +25,8 @@ pub use args::{Args, DevicePointer, Scratch};
 pub use clock::{GpuClock, Moment};
 pub use copy::Readback;
 pub use phalanx_cuda::{
-    Calls, CollectiveGuard, Epilogue, FAULT, Grid, Image, Library, Program, Target, calls, compile, compiled,
-    driver_name, emulated, require,
+    Calls, CollectiveGuard, Doctor, Epilogue, FAULT, Grid, Image, Library, Program, Target, Version, calls,
+    compile, compiled, doctor, driver_name, emulated, nccl_lacks, require, version,
 };
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.
 #[cfg(feature = "cuda")]

@@ -15,7 +15,16 @@ use crate::case::Case;
 
 /// All cases.
 pub fn all() -> Vec<Case> {
-    let families = [
+    families().into_iter().flatten().collect()
+}
+
+/// A case of each family.
+pub fn one_of_each() -> Vec<Case> {
+    families().into_iter().filter_map(|family| family.into_iter().next()).collect()
+}
+
+fn families() -> [Vec<Case>; 10] {
+    [
         attention::cases(),
         classes::cases(),
         draws::cases(),
@@ -26,6 +35,5 @@ pub fn all() -> Vec<Case> {
         reduce::cases(),
         elements::cases(),
         normalization::cases(),
-    ];
-    families.into_iter().flatten().collect()
+    ]
 }
