@@ -1,19 +1,17 @@
 //! The capture of a stream's work into a graph: what differs while it lasts.
 //!
-//! - The thread's uploads copy from pinned memory that the graph keeps, since each launch repeats them.
 //! - Kernels that draw random numbers read the step's number from memory, where each launch puts its own.
 //! - The driver refuses to free on the captured stream what was allocated before the capture. Such a free waits for the
 //!   capture's end, whatever thread asks for it.
 #![allow(unsafe_code)]
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Result;
 use crate::context::{Context, GpuEvent, lock};
 use crate::driver::{self, CUgraphExec, CUstream};
 use crate::lane::LaneStream;
-use crate::memory::Pinned;
 use crate::vendor::Called;
 
 /// The capture that a thread makes.
@@ -26,8 +24,6 @@ struct Capturing {
 }
 
 thread_local! {
-    /// Of a thread that captures: the memory from which the captured uploads copy.
-    static CONSTANTS: RefCell<Vec<Pinned>> = const { RefCell::new(Vec::new()) };
     static CAPTURING: Cell<Option<Capturing>> = const { Cell::new(None) };
 }
 
@@ -62,11 +58,6 @@ pub fn captured_step(step: u64) -> u64 {
     CAPTURING.get().filter(|capturing| capturing.step.0 == step).map_or(0, |capturing| capturing.step.1)
 }
 
-/// The graph will keep this memory, from which an upload copies.
-pub(crate) fn keep_constant(memory: Pinned) {
-    CONSTANTS.with_borrow_mut(|constants| constants.push(memory));
-}
-
 impl Context {
     /// Begins to capture what this thread gives to its current stream. The number of the captured step will be at `address`.
     pub(crate) fn begin_capture(&self, op: &'static str, step: u64, address: u64) -> Result<()> {
@@ -81,8 +72,8 @@ impl Context {
         Ok(())
     }
 
-    /// Ends what [`Context::begin_capture`] began: the graph, and the memory from which the captured uploads copy.
-    pub(crate) fn end_capture(&self) -> (Called<CUgraphExec>, Vec<Pinned>) {
+    /// Ends what [`Context::begin_capture`] began.
+    pub(crate) fn end_capture(&self) -> Called<CUgraphExec> {
         let stream = self.stream();
         let number = CAPTURING.take().map_or(0, |capturing| capturing.number);
         let mut captures = lock(&self.captures);
@@ -92,7 +83,7 @@ impl Context {
         let deferred = at.map_or(Vec::new(), |at| captures.swap_remove(at).deferred);
         drop(captures);
         deferred.into_iter().for_each(|free| self.free(free));
-        (ended, CONSTANTS.take())
+        ended
     }
 
     /// Frees memory, or has it freed at the end of the capture of its stream. The first refusal is kept, and printed.

@@ -13,7 +13,7 @@ use crate::driver::{self, CUgraphExec};
 use crate::fault::{Faults, RECORD_BYTES};
 use crate::kernel::{Kernel, Kernels};
 use crate::load_gate::{CollectiveGuard, LoadGate, load_gate};
-use crate::memory::{DeviceBlock, Pinned, Uploads};
+use crate::memory::{DeviceBlock, Pinned, Uploads, take_constants};
 use crate::product::{ProductForm, ProductPointers};
 use crate::program::Program;
 
@@ -207,7 +207,7 @@ impl Graph {
         gpu.trim()?;
         gpu.begin_capture(OP, step, cell.address())?;
         let worked = catch_unwind(AssertUnwindSafe(work));
-        let (ended, constants) = gpu.end_capture();
+        let (ended, constants) = (gpu.end_capture(), take_constants());
         // The stream is out of capture mode now, so a panic of the work may go on.
         let worked = worked.unwrap_or_else(|panic| resume_unwind(panic));
         match (worked, ended) {

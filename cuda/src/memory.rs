@@ -5,14 +5,16 @@
 //! that other streams use too is freed on a stream that waits for all of them (`Context::free_after`).
 //!
 //! An upload of a batch's size goes through pinned memory, because the driver waits for a stream's work before it copies from
-//! ordinary memory (CUDA driver API, "API synchronization behavior").
+//! ordinary memory (CUDA driver API, "API synchronization behavior"). While a thread captures a graph, its uploads copy from pinned
+//! memory that the graph keeps, since each launch of the graph repeats them.
 #![allow(unsafe_code)]
 
+use std::cell::RefCell;
 use std::ops::{Deref, DerefMut, RangeInclusive};
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
-use crate::capture::{Free, capture_of, is_capturing, keep_constant};
+use crate::capture::{Free, capture_of, is_capturing};
 use crate::context::{Context, GpuEvent, count_allocation, lock};
 use crate::driver::{self, CUstream};
 use crate::lane::LaneStream;
@@ -293,7 +295,7 @@ impl Uploads {
         kept.copy_from_slice(bytes);
         // SAFETY: by the caller; the graph keeps the pinned memory as it is.
         unsafe { self.stage(context, op, to, &kept)? };
-        keep_constant(kept);
+        CONSTANTS.with_borrow_mut(|constants| constants.push(kept));
         Ok(())
     }
 
@@ -326,4 +328,14 @@ fn idle(context: &'static Context, staged: &mut Vec<Staging>, bytes: usize) -> R
         }
     }
     if staged.len() < STAGED_MAX { more() } else { Ok(None) }
+}
+
+thread_local! {
+    /// Of a thread that captures: the memory from which the captured uploads copy.
+    static CONSTANTS: RefCell<Vec<Pinned>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The memory from which the uploads of this thread's capture copy, once it has ended.
+pub(crate) fn take_constants() -> Vec<Pinned> {
+    CONSTANTS.take()
 }
