@@ -90,7 +90,7 @@ class Check:
         kept = min(SECONDS_KEPT, (self.end - time.time()) / len(chosen) / 2)
         for at, stage in enumerate(chosen):
             self.begin_stage(stage)
-            limit = time.time() + STAGES[stage]
+            limit = time.time() + STAGES[stage] * (2 if EMULATED else 1)
             self.until = min(limit, self.end - kept * (len(chosen) - 1 - at))
             try:
                 getattr(self, stage)()
@@ -233,7 +233,7 @@ class Check:
         self.add("compiler", None, f"the kernels that were brought want NVRTC {' or '.join(wanted)}, {what}; {remedy}")
 
     def smoke(self):
-        self.cases("a kernel of each kind", ["softmax"] if EMULATED else ["smoke"])
+        self.cases("a kernel of each kind", ["smoke"])
         self.tests("a captured step", ["training", "a captured step"])
 
     def golden(self):
@@ -254,9 +254,7 @@ class Check:
         self.peer("gpu-ops")
 
     def benchmark(self, workload):
-        if EMULATED and workload != "gpu-ops":
-            return self.add(f"benchmark {workload}", None, "too large for an emulator")
-        more = ["--small"] * EMULATED if workload == "gpu-ops" else self.data()
+        more = ["--small"] * EMULATED + (self.data() if workload == "gpt2-124m" else [])
         code, text = self.call(["bench", workload, "--device", "cuda", *more])
         rows = lines(text)
         self.stage["rows"] += rows
@@ -361,6 +359,8 @@ def read(folders):
 
 def goals(rows):
     """What the benchmarks are wanted to reach, as `[name, ratio, wanted]`, of those that were measured."""
+    # Ours are the captured steps, where there are both.
+    rows = sorted(rows, key=lambda row: row["workload"].endswith("-captured"))
     known = {(row["peer"], row["metric"], row["unit"]): row["value"] for row in rows}
     reached = []
 

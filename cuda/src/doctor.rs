@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::driver::{self, GpuFacts};
 use crate::kernel_cache::KernelCache;
-use crate::library::{NOT_FOUND, emulated, require, version};
+use crate::library::{DOCTOR, NOT_FOUND, emulated, require, version};
 use crate::vendor::{Library, Version};
 
 /// What was found on this machine; [`Display`](fmt::Display) prints it, a line a fact, and what works and does not at the end.
@@ -48,7 +48,7 @@ pub fn doctor() -> Doctor {
     let all = [Library::Driver, Library::Nvrtc, Library::CublasLt, Library::Nccl];
     let look = |library| FoundLibrary {
         library,
-        file: require(library).map(str::to_string),
+        file: require(library).map(str::to_string).map_err(|why| why.replace(DOCTOR, "")),
         version: version(library).ok(),
     };
     let cache = KernelCache::of_environment();

@@ -307,6 +307,9 @@ fn is_asked_for(library: Library) -> bool {
 
 /// Part of the error for a library of which there is no file.
 pub(crate) const NOT_FOUND: &str = "was not found";
+/// Its end.
+pub(crate) const DOCTOR: &str =
+    "; `gpt doctor` (`cuda::doctor()`) says what there is and what brings the rest";
 
 fn missing(library: Library, names: &[&str]) -> String {
     let what = match library {
@@ -316,11 +319,10 @@ fn missing(library: Library, names: &[&str]) -> String {
         Library::Nccl => "NCCL",
     };
     let hint = if library == Library::Driver { "; PHALANX_CUDA=emulator runs without one" } else { "" };
-    let doctor = "`gpt doctor` (`cuda::doctor()`) says what there is and what brings the rest";
     let places: Vec<String> = folders(library).map(|f| f.display().to_string()).collect();
     let places = if places.is_empty() { String::new() } else { format!(", then in {}", places.join(", ")) };
     format!(
-        "{what} {NOT_FOUND}: looked for {} where the system looks for libraries{places} ({LIBRARY_DIR} names folders){hint}; {doctor}",
+        "{what} {NOT_FOUND}: looked for {} where the system looks for libraries{places} ({LIBRARY_DIR} names folders){hint}{DOCTOR}",
         names.join(", ")
     )
 }

@@ -53,7 +53,8 @@ fn main() -> ExitCode {
 
 fn run(mut words: Vec<String>) -> Result<()> {
     let first = words.first().cloned().unwrap_or_default();
-    if ["train", "profile", "plan", "replay", "prepare", "generate", "flight", "doctor"].contains(&&first[..]) {
+    if ["train", "profile", "plan", "replay", "prepare", "generate", "flight", "doctor"].contains(&&first[..])
+    {
         words.remove(0);
     }
     let helped = words.iter().any(|word| word == "--help" || word == "-h");
