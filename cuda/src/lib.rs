@@ -11,7 +11,8 @@
 //!   gpu        Gpu: a logical device with all that belongs to it; Graph: a captured step; Readback: results that are read later
 //!    │
 //!   kernel     loaded programs, launches        cublaslt   plans and calls of matrix products
-//!   nvrtc      source -> machine code, cached   product    the description of a matrix product
+//!   nvrtc      source -> machine code           product    the description of a matrix product
+//!   kernel_cache, progress: of nvrtc            doctor     what a machine has, and what brings the rest
 //!   program    sources and targets              fault      errors that kernels report
 //!   load_gate  loads wait for collectives       memory     device and pinned memory, uploads  <->  capture
 //!    │

@@ -53,8 +53,7 @@ fn main() -> ExitCode {
 
 fn run(mut words: Vec<String>) -> Result<()> {
     let first = words.first().cloned().unwrap_or_default();
-    if ["train", "profile", "plan", "replay", "prepare", "generate", "flight", "doctor"].contains(&&first[..])
-    {
+    if ["train", "profile", "plan", "replay", "prepare", "generate", "flight", "doctor"].contains(&&*first) {
         words.remove(0);
     }
     let helped = words.iter().any(|word| word == "--help" || word == "-h");
@@ -66,7 +65,7 @@ fn run(mut words: Vec<String>) -> Result<()> {
         _ if helped => say(&Settings::new(Gpt::default()).help()),
         "generate" => say(&generate::run(&Settings::new(Generate::default()).words(words)?.resolve()?)?),
         "flight" => say(&parallel::flight::explain(words.join(" ").as_ref())?),
-        "doctor" => say(&phalanx::tensor::cuda::doctor().to_string()),
+        "doctor" if words.is_empty() => say(&phalanx::tensor::cuda::doctor().to_string()),
         "prepare" => prepare(&Settings::new(PrepareConfig::default()).words(words)?.resolve()?)?,
         first => {
             let mut settings = Settings::new(Gpt::default());

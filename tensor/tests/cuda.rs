@@ -67,7 +67,7 @@ fn told(name: &str, outcome: Outcome) -> bool {
 fn in_other_orders(filter: Option<&str>) -> bool {
     let run = |seed: u64| {
         let mut again = Command::new(std::env::current_exe()?);
-        let gpus = if seed % 2 == 0 { "2" } else { "1" };
+        let gpus = if seed.is_multiple_of(2) { "2" } else { "1" };
         again.args(filter).env(STREAMS, format!("deferred:{seed}")).env(EMULATED_DEVICES, gpus);
         let output = again.output()?;
         let text = String::from_utf8_lossy(&output.stdout);
