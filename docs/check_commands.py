@@ -23,7 +23,7 @@ from check_links import FENCE, ROOT, pages_of_the_repository  # noqa: E402
 # What stands in the pages for the program: `gpt`, a path to it, or Cargo's command.
 CARGO = re.compile(r"^cargo run --release --example gpt(?: --features \S+)?(?: --(?= ))?(?=\s|$)")
 INLINE = re.compile(r"`((?:gpt|cargo run --release --example gpt --) [^`]+)`")
-SUBCOMMANDS = ("train", "profile", "plan", "replay", "generate", "prepare", "flight")
+SUBCOMMANDS = ("train", "profile", "plan", "replay", "generate", "prepare", "flight", "doctor")
 # A flag that does not exist.
 UNKNOWN = "--no-such-flag"
 # If fewer are found, this script has stopped to see them.

@@ -71,7 +71,7 @@ keyed! {
         "device" device: Device = Device::CPU,
         /// Of operations, products and models: only rows whose name contains this.
         "only" only: String = String::new(),
-        /// `gpu-ops`: the same kernels at sizes for an emulator; times mean nothing.
+        /// `gpu-ops` and `gpt2-124m`: the same kernels at sizes for an emulator; times mean nothing.
         "small" small: bool = false,
     }
 }
@@ -107,6 +107,7 @@ fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
         Workload::GptS => gpt::run(&report, &gpt::SMALL, &args.data, args.device),
         Workload::GptM => gpt::run(&report, &gpt::MEDIUM, &args.data, args.device),
         Workload::GptBf16 => gpt::run(&report, &gpt::MEDIUM_BF16, &args.data, args.device),
+        Workload::Gpt2 if args.small => gpt::run(&report, &gpt::GPT2_SMALL, &args.data, args.device),
         Workload::Gpt2 => gpt::run(&report, &gpt::GPT2, &args.data, args.device),
         Workload::GpuOps => gpu_ops::run(&report, args.device, &args.only, args.small).map(|()| true),
         Workload::Ops => ops::run(&report, &args.only).map(|()| true),

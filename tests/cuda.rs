@@ -44,7 +44,7 @@ const TESTS: [Test; 18] = [
 ];
 
 fn main() -> ExitCode {
-    driver::serve("cuda", TESTS.len(), |filter| {
+    driver::serve("cuda", TESTS.len(), &[], |filter| {
         let chosen = TESTS.iter().filter(|(name, _)| filter.is_none_or(|f| name.contains(f)));
         let run = |(name, test): &Test| match test() {
             Ok(()) => {
@@ -179,6 +179,10 @@ fn dropout_steps(capture: bool) -> std::result::Result<Vec<f64>, String> {
             if capture {
                 captured.run(&mut optimizer, &batch(step)?, loss)?;
                 all.extend(captured.results().to_vec::<f64>()?);
+                if captured.is_captured() != (step > 0) {
+                    let why = format!("step {step}: {:?}", captured.why_not_captured());
+                    return Err(phalanx::nn::Error::invalid("captured_step", why));
+                }
                 continue;
             }
             optimizer.zero_grad()?;

@@ -7,6 +7,7 @@ use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
+use crate::capture::Capture;
 use crate::driver::{self, CUcontext, CUevent, CUstream};
 use crate::lane::{self, LaneStream};
 use crate::vendor::{DeviceProperties, Failure};
@@ -26,6 +27,10 @@ pub struct Context {
     pub(crate) idle: Mutex<Vec<LaneStream>>,
     /// The stream on which memory is freed that several streams have used.
     pub(crate) frees: OnceLock<LaneStream>,
+    /// Streams that are being captured.
+    pub(crate) captures: Mutex<Vec<Capture>>,
+    /// Why memory was not freed, the first time.
+    pub(crate) refused_free: OnceLock<String>,
     launches: AtomicU64,
     count_memory: fn(u16, isize),
 }
@@ -53,7 +58,10 @@ impl Context {
         });
         let devices = named.transpose()?.unwrap_or(gpus);
         if gpus == 0 || usize::from(index) >= devices {
-            return Err(unsupported(format!("there are {devices} CUDA devices on {gpus} GPUs")));
+            return Err(unsupported(format!(
+                "CUDA devices: {devices}, GPUs: {gpus}; {DEVICES}={} makes as many devices of them",
+                usize::from(index) + 1
+            )));
         }
         let ordinal = usize::from(index) % gpus;
         let failed = |failure: Failure| unsupported(failure.text);
@@ -68,6 +76,8 @@ impl Context {
             properties,
             idle: Mutex::default(),
             frees: OnceLock::new(),
+            captures: Mutex::default(),
+            refused_free: OnceLock::new(),
             launches: AtomicU64::new(0),
             count_memory,
         })

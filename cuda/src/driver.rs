@@ -28,6 +28,37 @@ pub(crate) fn count() -> Result<usize, String> {
     Ok(usize::try_from(count).unwrap_or(0))
 }
 
+/// What a GPU says of itself before it is opened.
+#[derive(Debug)]
+pub(crate) struct GpuFacts {
+    pub(crate) name: String,
+    /// The compute capability: major and minor.
+    pub(crate) capability: (u32, u32),
+    /// Its memory.
+    pub(crate) bytes: u64,
+}
+
+/// All GPUs; none is opened.
+pub(crate) fn facts() -> Result<Vec<GpuFacts>, String> {
+    use sys::CUdevice_attribute as A;
+    let facts = |ordinal: usize| {
+        let device = result::device::get(ordinal as c_int)?;
+        // SAFETY: `device` was just obtained, and no attribute has further requirements.
+        unsafe {
+            let attribute = |which| result::device::get_attribute(device, which).map(|x| x.max(0) as u32);
+            Ok(GpuFacts {
+                name: result::device::get_name(device)?,
+                capability: (
+                    attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                    attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+                ),
+                bytes: result::device::total_mem(device)? as u64,
+            })
+        }
+    };
+    (0..count()?).map(facts).collect::<Called<_>>().map_err(|failure| failure.text)
+}
+
 /// Opens GPU number `ordinal`, which exists: its primary context and its properties.
 pub(crate) fn open(ordinal: usize) -> Called<(CUcontext, DeviceProperties)> {
     use sys::CUdevice_attribute as A;

@@ -13,7 +13,7 @@ use crate::driver::{self, CUgraphExec};
 use crate::fault::{Faults, RECORD_BYTES};
 use crate::kernel::{Kernel, Kernels};
 use crate::load_gate::{CollectiveGuard, LoadGate, load_gate};
-use crate::memory::{DeviceBlock, Pinned, Uploads, begin_capture, end_capture};
+use crate::memory::{DeviceBlock, Pinned, Uploads, take_constants};
 use crate::product::{ProductForm, ProductPointers};
 use crate::program::Program;
 
@@ -122,7 +122,7 @@ impl Gpu {
 
     /// Whether this thread captures a graph.
     pub fn is_capturing(&self) -> bool {
-        crate::memory::is_capturing()
+        crate::capture::is_capturing()
     }
 
     /// A program's kernel `entry`, compiled for this device and loaded if it is not yet.
@@ -201,18 +201,13 @@ impl Graph {
     ) -> Result<Result<Graph, E>> {
         const OP: &str = "capture";
         gpu.bind(OP)?;
-        let stream = gpu.stream();
         let cell = gpu.allocate(OP, size_of::<u64>())?;
         // A graph's memory is apart from the pool's, which need not keep what the work has used so far.
         gpu.synchronize()?;
         gpu.trim()?;
-        // SAFETY: the stream exists.
-        gpu.called(OP, unsafe { driver::begin_capture(stream) })?;
-        begin_capture(step, cell.address());
+        gpu.begin_capture(OP, step, cell.address())?;
         let worked = catch_unwind(AssertUnwindSafe(work));
-        let constants = end_capture();
-        // SAFETY: as above.
-        let ended = unsafe { driver::end_capture(stream) };
+        let (ended, constants) = (gpu.end_capture(), take_constants());
         // The stream is out of capture mode now, so a panic of the work may go on.
         let worked = worked.unwrap_or_else(|panic| resume_unwind(panic));
         match (worked, ended) {

@@ -11,9 +11,10 @@
 //!   gpu        Gpu: a logical device with all that belongs to it; Graph: a captured step; Readback: results that are read later
 //!    │
 //!   kernel     loaded programs, launches        cublaslt   plans and calls of matrix products
-//!   nvrtc      source -> machine code, cached   product    the description of a matrix product
+//!   nvrtc      source -> machine code           product    the description of a matrix product
+//!   kernel_cache, progress: of nvrtc            doctor     what a machine has, and what brings the rest
 //!   program    sources and targets              fault      errors that kernels report
-//!   load_gate  loads wait for collectives       memory     device and pinned memory, uploads
+//!   load_gate  loads wait for collectives       memory     device and pinned memory, uploads  <->  capture
 //!   cache      compiled kernels and fastest algorithms, on disk
 //!    │
 //!   context    context, streams, events, counters  <->  lane   streams beside a device's own
@@ -25,15 +26,20 @@
 
 #[cfg(feature = "cuda")]
 mod cache;
+mod capture;
 mod context;
 #[cfg(feature = "cuda")]
 mod cublaslt;
+#[cfg(feature = "cuda")]
+mod doctor;
 #[cfg(feature = "cuda")]
 mod driver;
 mod dry;
 mod fault;
 mod gpu;
 mod kernel;
+#[cfg(feature = "cuda")]
+mod kernel_cache;
 mod lane;
 #[cfg(feature = "cuda")]
 mod library;
@@ -43,18 +49,22 @@ mod memory;
 mod nvrtc;
 mod product;
 mod program;
+#[cfg(feature = "cuda")]
+mod progress;
 #[cfg(not(feature = "cuda"))]
 mod stubs;
 mod vendor;
 
 #[cfg(not(feature = "cuda"))]
-use stubs::{cublaslt, driver, library, nvrtc};
+use stubs::{cublaslt, doctor, driver, library, nvrtc};
 
+pub use capture::captured_step;
 pub use context::{Calls, Context, GpuEvent, calls};
 pub use cublaslt::PlannedProduct;
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.
 #[cfg(feature = "cuda")]
 pub use cudarc;
+pub use doctor::{Doctor, doctor, nccl_lacks};
 pub use dry::{DryLog, LoggedOperation, Traffic, take_dry_log};
 pub use fault::FAULT;
 pub use gpu::{Gpu, Graph, Readback};
@@ -62,13 +72,13 @@ pub use kernel::{Arguments, Grid, Kernel};
 pub use lane::{Lane, LaneGuard, LeftLanes, leave_lanes};
 #[cfg(feature = "cuda")]
 pub use library::symbol;
-pub use library::{driver_name, emulated, require};
+pub use library::{driver_name, emulated, require, version};
 pub use load_gate::CollectiveGuard;
-pub use memory::{DeviceBlock, Pinned, captured_step};
+pub use memory::{DeviceBlock, Pinned};
 pub use nvrtc::{compile, compiled};
 pub use product::{Epilogue, Float, MatrixLayout, ProductForm, ProductPointers};
 pub use program::{Image, Program, Target};
-pub use vendor::Library;
+pub use vendor::{Library, Version};
 
 /// The crate's results.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

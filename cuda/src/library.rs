@@ -1,14 +1,16 @@
 //! Finds the files of the CUDA libraries, loads them, and says what was looked for where there are none.
 //!
 //! The bindings load a library by its name at its first call, and panic if there is none. So each library is looked for here first, and
-//! preloaded: the system finds a library that is loaded already by its name, whatever folder it came from. The bindings do not ask for
-//! NCCL's name (`libnccl.so.2`), so its functions are taken from the file itself ([`symbol`]).
+//! preloaded: the system finds a library that is loaded already by its name, whatever folder it came from. The bindings ask for names
+//! without a version first (`libcublasLt.so`), so the system may give them another file: [`require`] returns the one that serves.
+//! The functions of NVRTC and of NCCL are taken from the file that was found ([`symbol`]).
 #![allow(unsafe_code)]
 
+use std::ffi::c_int;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use crate::vendor::Library;
+use crate::vendor::{Library, Version};
 
 /// The folder of stand-in libraries, where they are not beside the program.
 const EMULATOR_DIR: &str = "PHALANX_CUDA_EMULATOR";
@@ -39,7 +41,7 @@ pub fn emulated() -> bool {
     mode() != Mode::Gpu
 }
 
-/// Loads a library if it is not loaded yet, and returns its file.
+/// Loads a library if it is not loaded yet, and returns the file that serves.
 ///
 /// # Errors
 /// If there is none: which files were looked for, and where.
@@ -78,6 +80,49 @@ fn loaded(library: Library) -> Result<&'static LoadedLibrary, String> {
     FOUND[library as usize].get_or_init(|| find(library)).as_ref().map_err(Clone::clone)
 }
 
+/// The version that a library says it has; of the driver, the newest CUDA that it serves.
+///
+/// # Errors
+/// If there is no such library, or it does not say.
+pub fn version(library: Library) -> Result<Version, String> {
+    type Tell = unsafe extern "C" fn(*mut c_int) -> c_int;
+    type TellTwo = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+    type Return = unsafe extern "C" fn() -> usize;
+    let name = version_function(library);
+    let (mut number, mut minor) = (0, 0);
+    // SAFETY: the functions are of these types, and the numbers are there to be written.
+    let status = unsafe {
+        match library {
+            Library::Driver | Library::Nccl => symbol::<Tell>(library, name)?(&raw mut number),
+            Library::Nvrtc => symbol::<TellTwo>(library, name)?(&raw mut number, &raw mut minor),
+            Library::CublasLt => {
+                number = c_int::try_from(symbol::<Return>(library, name)?()).unwrap_or(0);
+                0
+            }
+        }
+    };
+    if status != 0 || number <= 0 {
+        return Err(format!("{} does not say its version: {name} returned {status}", require(library)?));
+    }
+    let [number, minor] = [number, minor].map(c_int::unsigned_abs);
+    Ok(match library {
+        Library::Nvrtc => Version([number, minor, 0]),
+        Library::Driver => Version([number / 1000, number % 1000 / 10, 0]),
+        // NCCL had four digits before 2.9.
+        Library::Nccl if number < 10_000 => Version([number / 1000, number % 1000 / 100, number % 100]),
+        _ => Version([number / 10_000, number % 10_000 / 100, number % 100]),
+    })
+}
+
+fn version_function(library: Library) -> &'static str {
+    match library {
+        Library::Driver => "cuDriverGetVersion",
+        Library::Nvrtc => "nvrtcVersion",
+        Library::CublasLt => "cublasLtGetVersion",
+        Library::Nccl => "ncclGetVersion",
+    }
+}
+
 /// The driver's file, for reports.
 ///
 /// # Errors
@@ -91,6 +136,7 @@ fn find(library: Library) -> Result<LoadedLibrary, String> {
     if let (Some(stand_in), true) = (stand_in, emulated()) {
         return stand_in_library(stand_in);
     }
+    let names = &names[usize::from(is_too_new(library, names[0]))..];
     // The first folder that has the library decides, then the newest name in it.
     let found = folders(library).find_map(|f| names.iter().map(|name| f.join(name)).find(|p| p.is_file()));
     let loaded = match found {
@@ -109,9 +155,52 @@ fn find(library: Library) -> Result<LoadedLibrary, String> {
         }
     };
     match is_asked_for(library) {
-        true => Ok(loaded),
+        true => in_use(library, loaded),
         false => Err(format!("{} is there, but not under a name that is asked for", loaded.from)),
     }
+}
+
+/// Whether a library of this name compiles or computes for a newer CUDA than the driver serves. Its programs would not load.
+fn is_too_new(library: Library, name: &str) -> bool {
+    let of_cuda_13 = matches!(library, Library::Nvrtc | Library::CublasLt) && name.ends_with(".so.13");
+    of_cuda_13 && version(Library::Driver).is_ok_and(|driver| driver < Version([13, 0, 0]))
+}
+
+/// The library whose functions are called: the file that was found, or the one that the bindings have got by another name.
+fn in_use(library: Library, found: LoadedLibrary) -> Result<LoadedLibrary, String> {
+    let name = version_function(library).as_bytes();
+    // SAFETY: only the address is used; a library of the bindings is there, since they find one.
+    let address = unsafe {
+        match library {
+            Library::Driver => {
+                cudarc::driver::sys::culib().get::<unsafe extern "C" fn()>(name).map(|f| *f as usize).ok()
+            }
+            Library::CublasLt => {
+                cudarc::cublaslt::sys::culib().get::<unsafe extern "C" fn()>(name).map(|f| *f as usize).ok()
+            }
+            Library::Nvrtc | Library::Nccl => {
+                found.file.get::<unsafe extern "C" fn()>(name).map(|f| *f as usize).ok()
+            }
+        }
+    };
+    let Some(used) = address.and_then(mapped_file) else { return Ok(found) };
+    let same = Path::new(&found.from).canonicalize().is_ok_and(|path| path == used);
+    if same || !Path::new(&found.from).is_absolute() {
+        return Ok(LoadedLibrary { from: used.display().to_string(), file: found.file });
+    }
+    let from = format!("{}, which the system gives in place of {}", used.display(), found.from);
+    Ok(LoadedLibrary { from, file: load(&used)? })
+}
+
+/// The file from which the code at an address comes, where the system says so.
+fn mapped_file(address: usize) -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let line = maps.lines().find(|line| {
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let number = |text| usize::from_str_radix(text, 16).unwrap_or(0);
+        range.is_some_and(|(start, end)| (number(start)..number(end)).contains(&address))
+    })?;
+    Some(PathBuf::from(&line[line.find('/')?..]))
 }
 
 /// The names of a library's files.
@@ -233,12 +322,17 @@ fn is_asked_for(library: Library) -> bool {
     unsafe {
         match library {
             Library::Driver => cudarc::driver::sys::is_culib_present(),
-            Library::Nvrtc => cudarc::nvrtc::sys::is_culib_present(),
             Library::CublasLt => cudarc::cublaslt::sys::is_culib_present(),
-            Library::Nccl => true,
+            Library::Nvrtc | Library::Nccl => true,
         }
     }
 }
+
+/// Part of the error for a library of which there is no file.
+pub(crate) const NOT_FOUND: &str = "was not found";
+/// Its end.
+pub(crate) const DOCTOR: &str =
+    "; `gpt doctor` (`cuda::doctor()`) says what there is and what brings the rest";
 
 fn missing(library: Library, names: &[&str]) -> String {
     let what = match library {
@@ -251,7 +345,7 @@ fn missing(library: Library, names: &[&str]) -> String {
     let places: Vec<String> = folders(library).map(|f| f.display().to_string()).collect();
     let places = if places.is_empty() { String::new() } else { format!(", then in {}", places.join(", ")) };
     format!(
-        "{what} was not found: looked for {} where the system looks for libraries{places} ({LIBRARY_DIR} names folders){hint}",
+        "{what} {NOT_FOUND}: looked for {} where the system looks for libraries{places} ({LIBRARY_DIR} names folders){hint}{DOCTOR}",
         names.join(", ")
     )
 }

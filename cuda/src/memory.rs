@@ -9,11 +9,12 @@
 //! memory that the graph keeps, since each launch of the graph repeats them.
 #![allow(unsafe_code)]
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::ops::{Deref, DerefMut, RangeInclusive};
 use std::ptr::NonNull;
 use std::sync::{Mutex, PoisonError};
 
+use crate::capture::{Free, capture_of, is_capturing};
 use crate::context::{Context, GpuEvent, count_allocation, lock};
 use crate::driver::{self, CUstream};
 use crate::lane::LaneStream;
@@ -25,6 +26,8 @@ pub struct DeviceBlock {
     context: &'static Context,
     address: u64,
     bytes: usize,
+    /// The capture in which it was allocated; 0 for none.
+    capture: u64,
     users: Mutex<Users>,
 }
 
@@ -65,14 +68,8 @@ impl Drop for DeviceBlock {
         let Users { home, others } = self.users.get_mut().unwrap_or_else(PoisonError::into_inner);
         // A failure means that the device is lost, and its memory with it.
         if self.context.bind("free").is_ok() {
-            // SAFETY: the memory came from this device's pool. Work of other streams that uses it was noted, or keeps the block
-            // until it is done.
-            let _ = unsafe {
-                match others.is_empty() {
-                    true => driver::free(self.address, *home),
-                    false => self.context.free_after(self.address, *home, others),
-                }
-            };
+            let (home, others) = (LaneStream(*home), std::mem::take(others));
+            self.context.free(Free { address: self.address, home, others, capture: self.capture });
         }
     }
 }
@@ -155,7 +152,7 @@ impl Context {
         })?;
         self.count_memory(bytes as isize);
         let users = Mutex::new(Users { home: stream, others: Vec::new() });
-        Ok(DeviceBlock { context: self, address, bytes, users })
+        Ok(DeviceBlock { context: self, address, bytes, capture: capture_of(stream), users })
     }
 
     /// Frees memory of `home`, which other streams have used until `uses`, once all of them have come so far. None of them waits
@@ -163,7 +160,12 @@ impl Context {
     ///
     /// # Safety
     /// The memory came from this device's pool, and nothing uses it any more but what was queued before.
-    unsafe fn free_after(&self, address: u64, home: CUstream, uses: &[GpuEvent]) -> Result<(), Failure> {
+    pub(crate) unsafe fn free_after(
+        &self,
+        address: u64,
+        home: CUstream,
+        uses: &[GpuEvent],
+    ) -> Result<(), Failure> {
         let frees = match self.frees.get() {
             Some(frees) => frees.0,
             None => {
@@ -331,26 +333,9 @@ fn idle(context: &'static Context, staged: &mut Vec<Staging>, bytes: usize) -> R
 thread_local! {
     /// Of a thread that captures: the memory from which the captured uploads copy.
     static CONSTANTS: RefCell<Vec<Pinned>> = const { RefCell::new(Vec::new()) };
-    /// Of a thread that captures: the step whose random draws it captures, and the address where each launch puts its own step.
-    static CAPTURING: Cell<Option<(u64, u64)>> = const { Cell::new(None) };
 }
 
-pub(crate) fn is_capturing() -> bool {
-    CAPTURING.get().is_some()
-}
-
-/// Where a kernel finds the number of the step that it is launched in, while this thread captures `step`; else 0.
-pub fn captured_step(step: u64) -> u64 {
-    CAPTURING.get().filter(|&(captured, _)| captured == step).map_or(0, |(_, address)| address)
-}
-
-/// This thread captures `step`, whose number will be at `address`.
-pub(crate) fn begin_capture(step: u64, address: u64) {
-    CAPTURING.set(Some((step, address)));
-}
-
-/// Ends what [`begin_capture`] began; returns the memory from which the captured uploads copy.
-pub(crate) fn end_capture() -> Vec<Pinned> {
-    CAPTURING.set(None);
+/// The memory from which the uploads of this thread's capture copy, once it has ended.
+pub(crate) fn take_constants() -> Vec<Pinned> {
     CONSTANTS.take()
 }

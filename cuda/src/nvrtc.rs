@@ -1,23 +1,25 @@
-//! Compiles programs at run time, and keeps the results on disk, so that a program's first step is quick from the second run on.
+//! Compiles programs at run time, and keeps the results on disk ([`KernelCache`]).
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, CString, c_char};
+use std::ffi::{CStr, CString, c_char, c_int};
+use std::path::Path;
+use std::ptr;
 use std::sync::{Mutex, OnceLock};
 
-use cudarc::nvrtc::{result, sys};
+use cudarc::nvrtc::sys;
 
-use crate::cache::{self, Kind};
 use crate::context::lock;
-use crate::library::require;
+use crate::kernel_cache::KernelCache;
+use crate::library::{require, symbol, version};
 use crate::program::{Image, Target};
+use crate::progress;
 use crate::vendor::Library;
 
 /// Compiles a program, or takes it from the cache.
 ///
 /// # Errors
-/// If there is no compiler, or what it finds wrong.
+/// If there is no compiler and the cache does not have the program, or what the compiler finds wrong.
 pub fn compile(name: &str, text: &str, target: Target) -> Result<Image, String> {
-    require(Library::Nvrtc)?;
     remember(name, text);
     for &capability in further_capabilities() {
         cached(name, text, Target::Cubin(capability))?;
@@ -27,13 +29,15 @@ pub fn compile(name: &str, text: &str, target: Target) -> Result<Image, String> 
 
 fn cached(name: &str, text: &str, target: Target) -> Result<Image, String> {
     let options = options(target);
-    let key = format!("{} {} {name}\n{text}", version()?, options.join(" "));
-    if let Some(image) = cache::load(Kind::Kernel, &key).and_then(|content| parse(&content)) {
-        return Ok(image);
+    let (cache, key) = (KernelCache::of_environment(), format!("{} {name}\n{text}", options.join(" ")));
+    if let Err(why) = require(Library::Nvrtc) {
+        return cache.of_any_compiler(&key).ok_or(why);
     }
-    let image = build(name, text, &options, target)?;
-    cache::store(Kind::Kernel, &key, &bytes(&image));
-    Ok(image)
+    let version = version(Library::Nvrtc)?.short();
+    cache.compile_once((&version, &key), || {
+        let folder = cache.folder().map(Path::to_path_buf);
+        progress::shown(folder, || build(name, text, &options, target))
+    })
 }
 
 /// Further compute capabilities for which each program is compiled, such as `80,90`: to fill a cache for GPUs of another machine.
@@ -72,92 +76,90 @@ fn options(target: Target) -> Vec<String> {
     options
 }
 
-/// The compiler's version.
-fn version() -> Result<String, String> {
-    let (mut major, mut minor) = (0, 0);
-    // SAFETY: the library is loaded, and both numbers are there to be written.
-    let called = unsafe { sys::nvrtcVersion(&raw mut major, &raw mut minor) };
-    called.result().map_err(|e| format!("NVRTC: {e:?}"))?;
-    Ok(format!("{major}.{minor}"))
+/// A function of the compiler, from the file that was found. The bindings would ask the system for another name first.
+///
+/// # Safety
+/// As for [`symbol`].
+unsafe fn function<F: Copy>(name: &str) -> Result<F, String> {
+    // SAFETY: by the caller.
+    unsafe { symbol(Library::Nvrtc, name) }
 }
 
+type Program = sys::nvrtcProgram;
+type Names = *const *const c_char;
+type Create =
+    unsafe extern "C" fn(*mut Program, *const c_char, *const c_char, c_int, Names, Names) -> sys::nvrtcResult;
+type Compile = unsafe extern "C" fn(Program, c_int, Names) -> sys::nvrtcResult;
+type Destroy = unsafe extern "C" fn(*mut Program) -> sys::nvrtcResult;
+type GetSize = unsafe extern "C" fn(Program, *mut usize) -> sys::nvrtcResult;
+type GetBytes = unsafe extern "C" fn(Program, *mut c_char) -> sys::nvrtcResult;
+
 /// A program in the compiler, destroyed on drop.
-struct NvrtcProgram(sys::nvrtcProgram);
+struct NvrtcProgram(Program);
+
+impl NvrtcProgram {
+    fn new(text: &CStr, name: &CStr) -> Result<NvrtcProgram, String> {
+        let (mut program, none) = (ptr::null_mut(), ptr::null());
+        // SAFETY: the function is of this type; it reads the texts before it returns, and there are no headers.
+        let made = unsafe {
+            function::<Create>("nvrtcCreateProgram")?(
+                &raw mut program,
+                text.as_ptr(),
+                name.as_ptr(),
+                0,
+                none,
+                none,
+            )
+        };
+        made.result().map_err(|e| format!("NVRTC: {e:?}"))?;
+        Ok(NvrtcProgram(program))
+    }
+
+    /// One output of the program: its log, its CUBIN or its PTX, with the 0 at the end of a text.
+    fn output(&self, what: &str) -> Result<Vec<u8>, String> {
+        let mut length = 0;
+        // SAFETY: the functions are of these types, and the program exists; `length` is there to be written, then as many bytes.
+        unsafe {
+            let size = function::<GetSize>(&format!("nvrtcGet{what}Size"))?;
+            size(self.0, &raw mut length).result().map_err(|e| format!("{e:?}"))?;
+            let mut taken = vec![0u8; length];
+            let bytes = function::<GetBytes>(&format!("nvrtcGet{what}"))?;
+            bytes(self.0, taken.as_mut_ptr().cast()).result().map_err(|e| format!("{e:?}"))?;
+            Ok(taken)
+        }
+    }
+}
 
 impl Drop for NvrtcProgram {
     fn drop(&mut self) {
-        // SAFETY: it came from `create_program` and is used no more.
-        let _ = unsafe { result::destroy_program(self.0) };
+        // SAFETY: the function is of this type; the program exists and is used no more.
+        unsafe {
+            if let Ok(destroy) = function::<Destroy>("nvrtcDestroyProgram") {
+                let _ = destroy(&raw mut self.0);
+            }
+        }
     }
 }
 
 fn build(name: &str, text: &str, options: &[String], target: Target) -> Result<Image, String> {
     let c = |s: &str| CString::new(s).map_err(|_| format!("{name}: the source has a 0 byte"));
+    // The program may point to them.
     let (code, file) = (c(text)?, c(name)?);
-    let program = result::create_program(&code, Some(&file)).map_err(|e| format!("NVRTC: {e:?}"))?;
-    let program = NvrtcProgram(program);
-    // SAFETY: the program exists; no option has a 0 byte.
-    let compiled = unsafe { result::compile_program(program.0, options) };
-    // SAFETY: the program exists and was compiled, or failed to be.
-    let log = unsafe { result::get_program_log(program.0) }.unwrap_or_default();
-    let log = log_text(&log);
-    if let Err(e) = compiled {
+    let program = NvrtcProgram::new(&code, &file)?;
+    let texts = options.iter().map(|option| c(option)).collect::<Result<Vec<_>, _>>()?;
+    let options: Vec<*const c_char> = texts.iter().map(|option| option.as_ptr()).collect();
+    // SAFETY: the function is of this type, the program exists, and the options live until it returns.
+    let compiled = unsafe {
+        function::<Compile>("nvrtcCompileProgram")?(program.0, options.len() as c_int, options.as_ptr())
+    };
+    let log = program.output("ProgramLog").unwrap_or_default();
+    let log = CStr::from_bytes_until_nul(&log).map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
+    if let Err(e) = compiled.result() {
         return Err(format!("{name} does not compile for {target} ({e:?}):\n{log}"));
     }
     let code = match target {
-        // SAFETY: the program was compiled to a CUBIN, or else its size is 0.
-        Target::Cubin(_) => unsafe { read_output(&program, sys::nvrtcGetCUBINSize, sys::nvrtcGetCUBIN) },
-        // SAFETY: the program was compiled.
-        Target::Ptx(_) => unsafe { read_output(&program, sys::nvrtcGetPTXSize, sys::nvrtcGetPTX) },
+        Target::Cubin(_) => program.output("CUBIN"),
+        Target::Ptx(_) => program.output("PTX"),
     };
     Ok(Image { code: code.map_err(|e| format!("{name}: {e}"))?, log })
-}
-
-fn log_text(log: &[c_char]) -> String {
-    let bytes: Vec<u8> = log.iter().flat_map(|c| c.to_ne_bytes()).chain([0]).collect();
-    CStr::from_bytes_until_nul(&bytes).map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
-}
-
-type GetSize = unsafe fn(sys::nvrtcProgram, *mut usize) -> sys::nvrtcResult;
-type GetBytes = unsafe fn(sys::nvrtcProgram, *mut c_char) -> sys::nvrtcResult;
-
-/// # Safety
-/// The functions give the size and the bytes of one output of the program, its CUBIN or its PTX.
-unsafe fn read_output(program: &NvrtcProgram, size: GetSize, bytes: GetBytes) -> Result<Vec<u8>, String> {
-    let mut length = 0;
-    // SAFETY: the program exists; `length` is there to be written, then as many bytes.
-    unsafe {
-        size(program.0, &raw mut length).result().map_err(|e| format!("{e:?}"))?;
-        let mut taken = vec![0u8; length];
-        bytes(program.0, taken.as_mut_ptr().cast()).result().map_err(|e| format!("{e:?}"))?;
-        Ok(taken)
-    }
-}
-
-/// An image as the cache keeps it: length of the log, log, code.
-fn bytes(image: &Image) -> Vec<u8> {
-    let log = image.log.as_bytes();
-    [&(log.len() as u64).to_le_bytes(), log, &image.code].concat()
-}
-
-fn parse(content: &[u8]) -> Option<Image> {
-    let (length, rest) = content.split_at_checked(8)?;
-    let length = usize::try_from(u64::from_le_bytes(length.try_into().ok()?)).ok()?;
-    let (log, code) = rest.split_at_checked(length)?;
-    Some(Image { code: code.to_vec(), log: String::from_utf8(log.to_vec()).ok()? })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_image_comes_back_and_a_short_one_counts_as_none() {
-        let image = Image { code: vec![7; 100], log: "12 registers".into() };
-        let content = bytes(&image);
-        assert_eq!(parse(&content).as_ref(), Some(&image));
-        for cut in 0..20 {
-            assert_eq!(parse(&content[..cut]), None, "cut at {cut}");
-        }
-    }
 }

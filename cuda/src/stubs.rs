@@ -82,7 +82,7 @@ pub(crate) mod driver {
 }
 
 pub(crate) mod library {
-    use crate::vendor::Library;
+    use crate::vendor::{Library, Version};
 
     #[derive(PartialEq)]
     pub(crate) enum Mode {
@@ -114,12 +114,51 @@ pub(crate) mod library {
         Err("this program was built without the feature `cuda`".into())
     }
 
+    /// No library is loaded.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn version(library: Library) -> Result<Version, String> {
+        require(library).map(|_| Version([0; 3]))
+    }
+
     /// There is no driver.
     ///
     /// # Errors
     /// Always.
     pub fn driver_name() -> Result<&'static str, String> {
         require(Library::Driver)
+    }
+}
+
+pub(crate) mod doctor {
+    use crate::vendor::Version;
+
+    /// What there is of CUDA: nothing in this build.
+    #[derive(Debug)]
+    pub struct Doctor(());
+
+    /// Nothing is looked for.
+    pub fn doctor() -> Doctor {
+        Doctor(())
+    }
+
+    impl Doctor {
+        /// Not in this build.
+        pub fn works(&self) -> bool {
+            false
+        }
+    }
+
+    impl std::fmt::Display for Doctor {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("this program was built without the feature `cuda`\n")
+        }
+    }
+
+    /// There is no NCCL in this build.
+    pub fn nccl_lacks(_: Version) -> Option<String> {
+        None
     }
 }
 

@@ -14,6 +14,27 @@ pub enum Library {
     Nccl,
 }
 
+/// The version of a library: major, minor and patch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(pub [u32; 3]);
+
+impl Version {
+    /// `major.minor`.
+    pub fn short(self) -> String {
+        format!("{}.{}", self.0[0], self.0[1])
+    }
+}
+
+impl std::fmt::Display for Version {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let [major, minor, patch] = self.0;
+        match patch {
+            0 => write!(f, "{major}.{minor}"),
+            _ => write!(f, "{major}.{minor}.{patch}"),
+        }
+    }
+}
+
 /// The properties of a GPU.
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceProperties {

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use phalanx::nn::models::{Decoder, GptConfig, ModelConfig};
-use phalanx::nn::{AdamW, Batch, Group, LayerFactory, OneDevice, Optimizer, Parameters, Rule, Scope, cut};
+use phalanx::nn::{
+    AdamW, Batch, CapturedStep, Group, LayerFactory, OneDevice, Optimizer, Parameters, Rule, Scope, cut,
+};
 use phalanx::parallel::comm::Comm;
 use phalanx::parallel::comm::threads::world;
 use phalanx::parallel::data_parallel::{DataParallel, SingleDevice};
@@ -82,6 +84,26 @@ pub const GPT2: Size = Size {
     tolerance: 0.0,
 };
 
+/// The same layers at a size for an emulator.
+pub const GPT2_SMALL: Size = Size {
+    name: "gpt2-small",
+    vocabulary: 256,
+    context: 16,
+    layers: 1,
+    heads: 1,
+    width: 64,
+    batch: 2,
+    ..GPT2
+};
+
+impl Size {
+    fn config(&self) -> GptConfig {
+        let mut config = GptConfig::new(self.vocabulary, self.context, self.layers, self.heads, self.width);
+        config.stream = (self.dtype != DType::F32).then_some(DType::F32);
+        config
+    }
+}
+
 /// The measurements of a training run.
 #[derive(Default)]
 pub struct Trained {
@@ -116,7 +138,9 @@ pub fn run(report: &Report, size: &Size, data: &Path, device: Device) -> Result<
         },
     )?;
     let same = emit(report, size.name, size, &mut trained);
-    if !device.is_cuda() {
+    if device.is_cuda() {
+        emit(report, &format!("{}-captured", size.name), size, &mut captured(size, data, device)?);
+    } else {
         // Model FLOPs utilization (Chowdhery et al., "PaLM", 2022, appendix B), hidden scores and embeddings not counted.
         let per_s = trained.flops / (median(&mut trained.times_ms) * 1e-3);
         report.emit(size.name, "mfu", 100.0 * per_s / kernels::peak_flops(size.dtype, device)?, "%");
@@ -125,6 +149,39 @@ pub fn run(report: &Report, size: &Size, data: &Path, device: Device) -> Result<
     let held = device.ledger()?.total().peak as f64 / f64::from(1 << 20);
     report.emit(size.name, "device_peak", held, "MiB");
     Ok(same)
+}
+
+/// The training of one GPU with its steps as a CUDA graph, as a run of `phalanx::train` has them.
+fn captured(size: &Size, data: &Path, device: Device) -> Result<Trained, Box<dyn Error>> {
+    let windows = Windows::open(data, size.batch, size.context)?;
+    let model = size.config().init(&Scope::new(0, size.dtype, device))?;
+    load_initial_weights(&model, size)?;
+    let group = Group::new(model.parameters(), 3e-4).with_weight_decay(0.1);
+    let mut optimizer = AdamW::default().with_betas(0.9, 0.95).init(vec![group])?;
+    load_initial_masters(&optimizer, size)?;
+    let scale = 1.0 / (size.batch * size.context) as f64;
+    let (mut step, mut trained) = (None, Trained::default());
+    for n in 0..WARMUP + STEPS {
+        let start = Instant::now();
+        let (inputs, targets) = windows.batch(n)?;
+        let batch = [inputs, targets];
+        let _context = Context::with(|c| {
+            c.set_train(true);
+            c.rng = RngKey { seed: 0, step: n as u64 };
+        });
+        let step: &mut CapturedStep = match &mut step {
+            Some(step) => step,
+            None => step.insert(CapturedStep::new(device, &batch, None)?),
+        };
+        step.run(&mut optimizer, &batch, |batch| model.loss(&model.forward(&batch[0])?, &batch[1], scale))?;
+        trained.losses.push(step.results().select(0, 0)?.item()?);
+        trained.times_ms.push(millis(start.elapsed()));
+        if let Some(why) = step.why_not_captured() {
+            return Err(format!("steps are not captured: {why}").into());
+        }
+    }
+    trained.times_ms.drain(..WARMUP);
+    Ok(trained)
 }
 
 /// A rank's communicator and device.
@@ -147,8 +204,7 @@ pub fn train<L: LayerFactory>(
 ) -> Result<Trained, Box<dyn Error>> {
     let At { comm, device } = at;
     let windows = Windows::open(data, size.batch, size.context)?;
-    let mut config = GptConfig::new(size.vocabulary, size.context, size.layers, size.heads, size.width);
-    config.stream = (size.dtype != DType::F32).then_some(DType::F32);
+    let config = size.config();
     let groups = Groups::new(layout.mesh()?, comm)?;
     let (layers, scope) = (Arc::new(layers(&groups)), Scope::new(0, size.dtype, *device));
     let (schedule, line) = (layout.schedule()?, groups.along(Axis::Pp));
@@ -253,6 +309,7 @@ fn load_initial_masters(optimizer: &Optimizer<AdamW>, size: &Size) -> Result<(),
     for (key, mut master) in optimizer.state_dict()? {
         let Some(name) = key.strip_suffix(".master") else { continue };
         if let Some(values) = initial_weight(size, name, master.shape())? {
+            let values = values.to_device(master.device(), false)?;
             kernels::copy_(&mut master, &values)?;
         }
     }

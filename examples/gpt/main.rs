@@ -36,7 +36,7 @@ gpt replay --from CHECKPOINT --steps A..B [FLAGS]    repeat steps of a run and c
 gpt profile [FLAGS]    print which operations take the time of a step, and `gpt plan` stages for --pp ranks; the flags are those of train
 gpt prepare [FLAGS]    make token files of large texts, for `train --data DIR`
 gpt generate [FLAGS]   continue a prompt
-gpt flight DIR         say why a run hangs, from what its ranks have written into DIR
+gpt flight DIR         say why a run hangs, from what its ranks have written into DIR; `gpt doctor` what `--device cuda` lacks
 
 `--help` behind a subcommand tells its flags.";
 
@@ -53,7 +53,7 @@ fn main() -> ExitCode {
 
 fn run(mut words: Vec<String>) -> Result<()> {
     let first = words.first().cloned().unwrap_or_default();
-    if ["train", "profile", "plan", "replay", "prepare", "generate", "flight"].contains(&&first[..]) {
+    if ["train", "profile", "plan", "replay", "prepare", "generate", "flight", "doctor"].contains(&&*first) {
         words.remove(0);
     }
     let helped = words.iter().any(|word| word == "--help" || word == "-h");
@@ -65,6 +65,7 @@ fn run(mut words: Vec<String>) -> Result<()> {
         _ if helped => say(&Settings::new(Gpt::default()).help()),
         "generate" => say(&generate::run(&Settings::new(Generate::default()).words(words)?.resolve()?)?),
         "flight" => say(&parallel::flight::explain(words.join(" ").as_ref())?),
+        "doctor" if words.is_empty() => say(&phalanx::tensor::cuda::doctor().to_string()),
         "prepare" => prepare(&Settings::new(PrepareConfig::default()).words(words)?.resolve()?)?,
         first => {
             let mut settings = Settings::new(Gpt::default());

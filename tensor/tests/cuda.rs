@@ -1,6 +1,6 @@
 //! CUDA devices, on a GPU or on the emulator: memory, streams, several devices, programs, graphs, faults.
 //!
-//! The emulator runs all of it twice: at once, and with its streams held back and run in a random order that only what was
+//! The emulator runs all of it on two GPUs at once, and on one or two with its streams held back and run in a random order that only what was
 //! asked for restricts, so that a wait that is missing shows.
 
 #[path = "cuda/algorithms.rs"]
@@ -19,7 +19,7 @@ type Outcome = Result<(), Error>;
 type Test = (&'static str, fn() -> Outcome);
 type View = fn(&Tensor) -> Result<Tensor, Error>;
 
-const TESTS: [Test; 18] = [
+const TESTS: [Test; 19] = [
     ("elements come back from every view", views_come_back),
     ("the ledger counts a GPU's tensors", ledger_counts),
     ("devices do not mix and copies between them are ordered", devices),
@@ -33,12 +33,17 @@ const TESTS: [Test; 18] = [
     ("a wrong program says what is wrong with it", wrong_programs),
     ("what a kernel finds wrong comes back at the next wait", faults),
     ("a captured step runs again with other inputs and draws", graphs),
+    ("memory that is dropped while a step is captured is freed at the end", frees_in_a_capture),
     ("numbers come to the host while the device goes on, errors with them", readback),
     ("what goes to the device may change at once", uploads),
     ("pinned memory is the host's", pinned),
     ("the host cannot touch a GPU's elements", untouchable),
     ("all processes use one choice of an algorithm", algorithms::one_choice_for_all_processes),
 ];
+
+/// Two devices, of one GPU where there is only one. The emulator has two, and one in some of the random orders.
+const SETTINGS: [driver::Setting; 2] = [("PHALANX_CUDA_DEVICES", "2"), (EMULATED_DEVICES, "2")];
+const EMULATED_DEVICES: &str = "PHALANX_EMULATED_DEVICES";
 
 /// How the emulator runs streams.
 const STREAMS: &str = "PHALANX_EMULATOR_STREAMS";
@@ -48,7 +53,7 @@ fn main() -> ExitCode {
     if std::env::var_os(algorithms::CHILD).is_some() {
         return algorithms::child();
     }
-    driver::serve("cuda", TESTS.len(), |filter| {
+    driver::serve("cuda", TESTS.len(), &SETTINGS, |filter| {
         let chosen = TESTS.iter().filter(|(name, _)| filter.is_none_or(|f| name.contains(f)));
         let outcomes: Vec<bool> = chosen.map(|(name, test)| told(name, test())).collect();
         let passed = outcomes.into_iter().all(|passed| passed);
@@ -68,12 +73,14 @@ fn told(name: &str, outcome: Outcome) -> bool {
 fn in_other_orders(filter: Option<&str>) -> bool {
     let run = |seed: u64| {
         let mut again = Command::new(std::env::current_exe()?);
-        let output = again.args(filter).env(STREAMS, format!("deferred:{seed}")).output()?;
+        let gpus = if seed.is_multiple_of(2) { "2" } else { "1" };
+        again.args(filter).env(STREAMS, format!("deferred:{seed}")).env(EMULATED_DEVICES, gpus);
+        let output = again.output()?;
         let text = String::from_utf8_lossy(&output.stdout);
         let failed: Vec<&str> = text.lines().filter(|line| line.contains("FAILED")).collect();
         let said = String::from_utf8_lossy(&output.stderr);
         println!(
-            "cuda: streams in random order {seed} ... {}",
+            "cuda: streams in random order {seed}, GPUs: {gpus} ... {}",
             if output.status.success() { "ok" } else { "FAILED" }
         );
         if !output.status.success() {
@@ -305,6 +312,37 @@ fn to_place(to: &mut Tensor, from: &Tensor) -> Outcome {
     let n = from.numel() as u64;
     let args = Args::new("place", gpu).write(to)?.read(from)?.value(n);
     gpu.kernel("place", &COPY, "place")?.launch(Grid::new(1, 64), args)
+}
+
+/// The driver refuses to free on a captured stream what was allocated before.
+fn frees_in_a_capture() -> Outcome {
+    let [held, elsewhere] = [counted(&[40], GPU)?, counted(&[40], GPU)?];
+    let output = counted(&[40], GPU)?;
+    let (gpu, ledger, mut before) = (GPU.gpu()?, GPU.ledger()?, Some([held, elsewhere]));
+    let step = |before: &mut Option<[Tensor; 2]>| {
+        let mut sum = output.copy()?;
+        add(&mut sum, 1)?;
+        if let Some([held, elsewhere]) = before.take() {
+            drop(held);
+            std::thread::scope(|threads| {
+                threads.spawn(move || drop(elsewhere));
+            });
+        }
+        to_place(&mut output.clone(), &sum)
+    };
+    step(&mut None)?;
+    GPU.synchronize()?;
+    let bytes = ledger.total().now;
+    let mut graph = Graph::capture(GPU, || step(&mut before))?;
+    // Its memory goes to those who ask next, and not twice.
+    let others = [counted(&[40], GPU)?, counted(&[40], GPU)?];
+    graph.launch(0)?;
+    same(output.to_vec::<i64>()?, (2..42).collect())?;
+    for other in &others {
+        same(other.to_vec::<i64>()?, (0..40).collect())?;
+    }
+    same(ledger.total().now, bytes)?;
+    same(gpu.refused_free(), None)
 }
 
 fn readback() -> Outcome {

@@ -114,6 +114,9 @@ fn train(form: Form, how: How, watch: &mut dyn FnMut(u64, Calls, u64)) -> Result
         }
     }
     numbers.extend(readbacks[(STEPS as usize - 1) % 2].finish()?);
+    if (how == How::Spoilt) != run.why_not_captured().is_some_and(|why| why.contains("capture")) {
+        return Err(Error::Config(format!("steps that are not captured: {:?}", run.why_not_captured())));
+    }
     let mut parameters = Vec::new();
     for parameter in run.model().parameters() {
         parameters.extend(kernels::cast(&parameter.tensor(), DType::F64)?.to_vec::<f64>()?);

@@ -188,7 +188,7 @@ fn processes_over_nccl_have_the_losses_of_threads() {
     let args = [&common[..], &["--metrics", &metrics, "--device", "cuda", "--backend", "nccl"]].concat();
     let on_gpus = |mut command: Command| {
         if !has_gpus {
-            command.env("PHALANX_CUDA", "emulator");
+            command.envs([("PHALANX_CUDA", "emulator"), ("PHALANX_EMULATED_DEVICES", "2")]);
         }
         command
     };

@@ -8,7 +8,7 @@
 
 use std::sync::OnceLock;
 
-use crate::cache::{self, Kind};
+use crate::cache::{Cache, Kind};
 use crate::context::Context;
 use crate::product::ProductForm;
 use crate::vendor::Failure;
@@ -66,7 +66,7 @@ pub(super) fn key(context: &Context, version: usize, compute: &str, form: &Produ
 
 /// The algorithm that is kept under a key.
 pub(super) fn kept(key: &str) -> Option<Algorithm> {
-    let content = cache::load(Kind::Algorithm, key)?;
+    let content = Cache::of_environment().load(Kind::Algorithm, key)?;
     let words: Vec<u64> = content
         .chunks_exact(8)
         .map(|word| word.iter().rfold(0, |all, &byte| all << 8 | u64::from(byte)))
@@ -76,7 +76,9 @@ pub(super) fn kept(key: &str) -> Option<Algorithm> {
 
 /// Keeps an algorithm unless another process has kept one. Returns the one that is kept now; none if nothing can be kept.
 pub(super) fn keep(key: &str, algorithm: Algorithm) -> Option<Algorithm> {
-    cache::store_first(Kind::Algorithm, key, &algorithm.map(u64::to_le_bytes).concat());
+    // It fails where a process has kept one, or the folder cannot be written.
+    let content = algorithm.map(u64::to_le_bytes).concat();
+    let _ = Cache::of_environment().store_first(Kind::Algorithm, key, &content);
     kept(key)
 }
 

@@ -20,11 +20,12 @@ use algorithms::Choice;
 use handle::{Candidate, Handle, Plan, WORKSPACE_BYTES, is_tf32, version};
 
 use crate::Result;
+use crate::capture::is_capturing;
 use crate::context::{Context, GpuEvent, lock};
 use crate::dry::{self, Traffic};
 use crate::library::require;
 use crate::load_gate::LoadGate;
-use crate::memory::{DeviceBlock, is_capturing};
+use crate::memory::DeviceBlock;
 use crate::product::{Float, ProductForm, ProductPointers};
 use crate::vendor::Library;
 

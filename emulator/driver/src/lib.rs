@@ -41,7 +41,7 @@
 //! | variable | values | default |
 //! |---|---|---|
 //! | `PHALANX_CUDA` | `dry`: nothing is executed, memory has no contents, and work is logged (`log`) | |
-//! | `PHALANX_EMULATED_DEVICES` | 1 to 64 | 2 |
+//! | `PHALANX_EMULATED_DEVICES` | 1 to 64 | 1 |
 //! | `PHALANX_EMULATED_MEMORY_BYTES` | bytes a device | 16 GiB; without execution 80 GiB |
 //! | `PHALANX_EMULATOR_STREAMS` | `eager`, `deferred`, `deferred:SEED` | `eager` |
 //! | `PHALANX_EMULATOR_RACES` | `error`, `warn`, `off` | `error` |

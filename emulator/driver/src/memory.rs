@@ -74,7 +74,8 @@ pub(crate) fn free_async(address: u64, stream: usize) -> Result<()> {
         let id = streams.find(stream)?;
         let context = streams.get(id)?.context.clone();
         if let Some(capture) = streams.capture_of(id)? {
-            capture.memory.freed(address, bytes)?;
+            // A GPU's driver may go on with the capture or not: the stricter one counts.
+            capture.memory.freed(address, bytes).inspect_err(|_| capture.broken = true)?;
             let run = move |_| Progress::from(graph::set_freed(start).unwrap_or(Ok(())));
             let task = Task::new("a free", &context, run).touching([Access::write(start, bytes)]);
             let task = task.with_work(Work::new("free", 0, bytes));

@@ -10,7 +10,7 @@ use crate::order::{self, KernelOrder};
 
 /// `dry`: no kernel, product or copy is executed.
 pub(crate) const MODE: &str = "PHALANX_CUDA";
-/// How many devices there are; 2 if unset.
+/// How many devices there are; 1 if unset, as on a machine with a single GPU.
 pub(crate) const DEVICES: &str = "PHALANX_EMULATED_DEVICES";
 /// Bytes of memory of each device; if unset 16 GiB, and 80 GiB where nothing is executed.
 pub(crate) const MEMORY: &str = "PHALANX_EMULATED_MEMORY_BYTES";
@@ -107,7 +107,7 @@ impl Settings {
     fn from_environment() -> Settings {
         let dry = env::var(MODE).is_ok_and(|mode| mode == "dry");
         Settings {
-            devices: parsed(DEVICES, 2, |text| text.parse().ok().filter(|n| (1..=64).contains(n))),
+            devices: parsed(DEVICES, 1, |text| text.parse().ok().filter(|n| (1..=64).contains(n))),
             memory_bytes: parsed(MEMORY, if dry { 80 << 30 } else { 16 << 30 }, |text| text.parse().ok()),
             schedule: parsed(STREAMS, Schedule::Eager, schedule),
             races: parsed(RACES, Report::Error, report),
@@ -195,6 +195,13 @@ fn counters(text: &str) -> CountersTo {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_emulated_machine_has_one_device_unless_more_are_asked_for() {
+        // Nothing in this crate's unit tests sets the variable; where the caller has, its number counts.
+        let named = env::var(DEVICES).ok().and_then(|text| text.parse().ok());
+        assert_eq!(Settings::from_environment().devices, named.unwrap_or(1));
+    }
 
     #[test]
     fn modes_are_read_with_and_without_a_seed() {

@@ -9,7 +9,8 @@
 //! On the emulator some cases run once more, while it counts ([`counters`]).
 //!
 //! Where neither a driver nor the compiler can be had, cases are reported as skipped. `cargo test --test cuda NAME` runs
-//! those whose name contains NAME; `counters` in its place holds what kernels ask of memory against their bounds.
+//! those whose name contains NAME, and `--test cuda smoke` one of each family; `--test cuda counters` holds what kernels ask of memory against
+//! their bounds.
 
 mod case;
 mod counters;
@@ -20,36 +21,41 @@ mod programs;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use case::Outcome;
-use phalanx_tensor::{Device, Error, cuda};
+use case::{Case, Outcome};
+use phalanx_tensor::{Device, Error};
+
+/// The name by which one case of each family runs.
+const SMOKE: &str = "smoke";
 
 fn main() -> ExitCode {
-    driver::serve("cuda", families::all().len(), run)
+    driver::serve("cuda", families::all().len(), &[], run)
 }
 
 fn run(filter: Option<&str>) -> bool {
     counters::check_itself();
     if std::env::var_os(counters::ALONE).is_some() {
         let counted = |name: &str| counters::COUNTED.iter().any(|begin| name.starts_with(begin));
-        return cases(counted).1 == 0;
+        return run_cases(families::all(), counted).1 == 0;
     }
     if filter == Some("counters") {
         return counters::hold();
     }
-    let chosen = |name: &str| filter.is_none_or(|f| name.contains(f));
-    // A GPU has assembled what it ran.
-    let ((passed, failed), wrong) = match cuda::emulated() {
-        true => programs::assembled_beside(|| cases(chosen)),
-        false => (cases(chosen), 0),
-    };
+    let ((passed, failed), wrong) = programs::assembled_beside(|| cases(filter));
     println!("cuda: {passed} passed, {failed} failed; {wrong} programs do not assemble as they should");
     let held = filter.is_some() || !cuda::emulated() || counters::hold();
     failed + wrong == 0 && held
 }
 
 /// Runs the chosen cases; how many passed and failed.
-fn cases(chosen: impl Fn(&str) -> bool) -> (usize, usize) {
-    let cases = families::all();
+fn cases(filter: Option<&str>) -> (usize, usize) {
+    match filter {
+        Some(SMOKE) => run_cases(families::one_of_each(), |_| true),
+        _ => run_cases(families::all(), |name| filter.is_none_or(|f| name.contains(f))),
+    }
+}
+
+/// Runs those of the cases whose names are chosen; how many passed and failed.
+fn run_cases(cases: Vec<Case>, chosen: impl Fn(&str) -> bool) -> (usize, usize) {
     let mut chosen = cases.iter().filter(|case| chosen(&case.name));
     let (mut passed, mut failed, mut slowest) = (0, 0, Vec::new());
     while let Some(case) = chosen.next() {

@@ -44,8 +44,8 @@ enum Captured {
     Next,
     /// It is captured.
     Yes(Graph),
-    /// Capturing has failed; every step runs without a graph.
-    Never,
+    /// Capturing has failed, for this reason; every step runs without a graph.
+    Never(String),
 }
 
 impl CapturedStep {
@@ -103,7 +103,7 @@ impl CapturedStep {
     ///
     /// # Errors
     /// If the batch has other shapes, a parameter gets no gradient, or `pass` fails.
-    pub fn run_with<R: Rule, E: From<Error>>(
+    pub fn run_with<R: Rule, E: From<Error> + std::fmt::Display>(
         &mut self,
         optimizer: &mut Optimizer<R>,
         batch: &[Tensor],
@@ -121,10 +121,13 @@ impl CapturedStep {
         if let Captured::Next = self.captured {
             let work = || {
                 let worked = self.work(optimizer, &pass);
-                worked.map_err(|_: E| phalanx_tensor::Error::invalid("capture", "the step failed"))
+                worked.map_err(|e: E| phalanx_tensor::Error::invalid("capture", e.to_string()))
             };
-            // If capturing has failed, the step below runs without a graph and reports the error.
-            self.captured = Graph::capture(self.device, work).map_or(Captured::Never, Captured::Yes);
+            // If capturing has failed, the step below runs without a graph and reports the error of the step, if it has one.
+            self.captured = match Graph::capture(self.device, work) {
+                Ok(graph) => Captured::Yes(graph),
+                Err(why) => Captured::Never(why.to_string()),
+            };
         }
         let Captured::Yes(graph) = &mut self.captured else {
             self.work(optimizer, &pass)?;
@@ -141,6 +144,14 @@ impl CapturedStep {
     /// Whether runs launch a graph. They do from the second on, unless the step cannot be captured.
     pub fn is_captured(&self) -> bool {
         matches!(self.captured, Captured::Yes(_))
+    }
+
+    /// Why the step cannot be captured, if it cannot: known from the second run on.
+    pub fn why_not_captured(&self) -> Option<&str> {
+        match &self.captured {
+            Captured::Never(why) => Some(why),
+            _ => None,
+        }
     }
 
     /// The last run's loss and the norm of its gradients before clipping, f64 `[2]` on the device. The next run overwrites them.

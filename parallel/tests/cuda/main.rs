@@ -29,21 +29,15 @@ mod training;
 #[path = "../comm/twin.rs"]
 mod twin;
 
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
 /// A claim, and what finds out.
 type Test = (&'static str, fn() -> Result<(), String>);
 
 /// Set before anything asks for a device: enough of them, and that NCCL may put several on a GPU.
-const SETTINGS: [(&str, &str); 2] = [("PHALANX_CUDA_DEVICES", "4"), ("NCCL_MULTI_RANK_GPU_ENABLE", "1")];
+const SETTINGS: [driver::Setting; 2] = [("PHALANX_CUDA_DEVICES", "4"), ("NCCL_MULTI_RANK_GPU_ENABLE", "1")];
 
 fn main() -> ExitCode {
-    if std::env::var_os(SETTINGS[0].0).is_none() {
-        let again = std::env::current_exe()
-            .and_then(|exe| Command::new(exe).args(std::env::args().skip(1)).envs(SETTINGS).status());
-        let succeeded = again.is_ok_and(|status| status.success());
-        return if succeeded { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-    }
     let mut tests: Vec<Test> = staged::TESTS.to_vec();
     #[cfg(feature = "nccl")]
     {
@@ -53,7 +47,7 @@ fn main() -> ExitCode {
     }
     tests.extend(training::tests());
     tests.extend(offload::TESTS);
-    driver::serve("cuda", tests.len(), |filter| {
+    driver::serve("cuda", tests.len(), &SETTINGS, |filter| {
         let chosen = tests.iter().filter(|(name, _)| filter.is_none_or(|f| name.contains(f)));
         // All of them run, whichever fails.
         let (failed, wrong) = programs::assembled_beside(|| chosen.map(run).filter(|passed| !passed).count());

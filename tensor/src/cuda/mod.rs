@@ -25,8 +25,9 @@ pub use args::{Args, DevicePointer, Scratch};
 pub use clock::{GpuClock, Moment};
 pub use copy::Readback;
 pub use phalanx_cuda::{
-    Calls, CollectiveGuard, DryLog, FAULT, Grid, Image, Library, LoggedOperation, Program, Target, Traffic,
-    calls, compile, compiled, driver_name, emulated, require, take_dry_log,
+    Calls, CollectiveGuard, Doctor, DryLog, FAULT, Grid, Image, Library, LoggedOperation, Program, Target,
+    Traffic, Version, calls, compile, compiled, doctor, driver_name, emulated, nccl_lacks, require,
+    take_dry_log, version,
 };
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.
 #[cfg(feature = "cuda")]

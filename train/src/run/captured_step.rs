@@ -15,11 +15,23 @@ pub(crate) struct CapturedTrainingStep {
     device: Device,
     /// The graph. It is captured with the first batch.
     step: Option<CapturedStep>,
+    refusal_told: bool,
 }
 
 impl CapturedTrainingStep {
     pub fn new(device: Device) -> CapturedTrainingStep {
-        CapturedTrainingStep { device, step: None }
+        CapturedTrainingStep { device, step: None, refusal_told: false }
+    }
+
+    /// Why steps cannot be captured, if that has shown.
+    pub fn refusal(&self) -> Option<&str> {
+        self.step.as_ref()?.why_not_captured()
+    }
+
+    /// The same, once.
+    pub fn new_refusal(&mut self) -> Option<String> {
+        let why = self.refusal()?.to_string();
+        (!std::mem::replace(&mut self.refusal_told, true)).then_some(why)
     }
 
     /// A step; the loss and the gradients' norm before clipping, f64 `[2]`, on the device, until the next step.

@@ -412,6 +412,11 @@ impl Run {
         self.setup.config.device.is_cuda() && self.setup.config.capture && self.why_uncaptured().is_none()
     }
 
+    /// Why the driver has refused to capture this run's steps, if it has. They run one by one then, with the same numbers.
+    pub fn why_not_captured(&self) -> Option<&str> {
+        self.captured.as_ref()?.refusal()
+    }
+
     /// Why the steps of a run on a GPU cannot be captured although the configuration asks for it. Ranks exchange data through the host in
     /// each step, and a trace needs the parts of a step.
     pub(crate) fn why_uncaptured(&mut self) -> Option<&'static str> {

@@ -12,6 +12,7 @@ use phalanx_nn::{Batch, UpdateGuard};
 use phalanx_tensor::{Device, Tensor};
 
 use super::asynchronous_steps;
+use super::captured_step::CapturedTrainingStep;
 use super::change::Request;
 use super::divergence::{LossWatch, Verdict};
 use super::inspect::{self, Inspection};
@@ -192,6 +193,10 @@ impl<'a> TrainingLoop<'a> {
             // A validation may lower the rate of the steps after it.
             let lr_factor = self.run.plateau.lr_factor;
             let validated = if self.is_validated() { Some(self.validate()?) } else { None };
+            if let Some(why) = self.run.captured.as_mut().and_then(CapturedTrainingStep::new_refusal) {
+                let text = format!("steps are not captured: {why}");
+                self.event(&Event::Notice { step: self.run.done, text: &text })?;
+            }
             let last = reports.last().map(|report| report.step);
             for report in reports {
                 self.record(&report, lr_factor, validated.filter(|_| Some(report.step) == last))?;

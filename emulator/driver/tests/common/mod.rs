@@ -20,10 +20,12 @@ pub fn stream() -> Arc<CudaStream> {
     context(0).new_stream().unwrap()
 }
 
-/// Loads the library; from then on everything in this process that asks for a CUDA driver gets it.
+/// Loads the library with two devices; from then on everything in this process that asks for a CUDA driver gets it.
 pub fn load() {
     static LOADED: Once = Once::new();
     LOADED.call_once(|| {
+        // SAFETY: tests load the driver before all else, and the driver reads its environment later.
+        unsafe { std::env::set_var("PHALANX_EMULATED_DEVICES", "2") };
         let path = phalanx_emulated_driver::library().expect("the library is built with this test");
         // SAFETY: loading it runs no code of its own.
         std::mem::forget(unsafe { libloading::Library::new(path) }.unwrap());

@@ -8,7 +8,7 @@ use std::ptr::{null, null_mut};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use phalanx_tensor::cuda::cudarc::nccl::sys;
-use phalanx_tensor::cuda::{Library, symbol};
+use phalanx_tensor::cuda::{Library, nccl_lacks, symbol, version};
 use phalanx_tensor::{DType, unpoisoned};
 
 use crate::comm::Reduction;
@@ -293,9 +293,12 @@ impl Functions {
         let more = text(unsafe { (self.last_error)(comm.unwrap_or(null_mut())) });
         let hint = match result {
             sys::ncclResult_t::ncclInvalidUsage if more.to_lowercase().contains("duplicate gpu") => {
-                "; each rank wants a GPU of its own, or NCCL 2.30 with NCCL_MULTI_RANK_GPU_ENABLE=1"
+                let lacks = version(Library::Nccl).ok().and_then(nccl_lacks);
+                let how =
+                    lacks.unwrap_or_else(|| "NCCL_MULTI_RANK_GPU_ENABLE=1 lets several share one".into());
+                format!("; each rank wants a GPU of its own: {how}")
             }
-            _ => "",
+            _ => String::new(),
         };
         let more = if more.is_empty() { more } else { format!(": {more}") };
         Err(format!("NCCL: {what} ({result:?}){more}{hint}"))
