@@ -4,6 +4,8 @@
 mod driver;
 #[path = "cuda/steps.rs"]
 mod steps;
+#[path = "cuda/trace.rs"]
+mod trace;
 
 use phalanx::autograd::ContextMode;
 use std::process::ExitCode;
@@ -15,7 +17,7 @@ use phalanx::{Context, DType, Device, Tensor, Var};
 
 type Test = (&'static str, fn() -> std::result::Result<(), String>);
 
-const TESTS: [Test; 12] = [
+const TESTS: [Test; 16] = [
     ("a tiny GPT's losses are the CPU's", || same_losses(gpt, DType::F32, 20, 1e-4)),
     ("a tiny Llama's losses are the CPU's", || same_losses(llama, DType::F32, 8, 1e-4)),
     ("in bf16 the losses are the CPU's to its rounding", || same_losses(gpt, DType::BF16, 8, 0.02)),
@@ -28,6 +30,10 @@ const TESTS: [Test; 12] = [
     ("a run's offloaded steps have the losses of others", steps::offloaded_have_the_losses_of_others),
     ("a wrong token is told late", steps::a_wrong_token_is_told_late),
     ("a step that is not finite changes no weight", steps::a_step_that_is_not_finite_changes_no_weight),
+    (trace::TRACED, trace::traced),
+    ("a trace is the work in its order", trace::spans_are_the_work_in_its_order),
+    ("a traced graph is one span", || trace::a_graph_is_one_span(|| dropout_steps(true).map(drop))),
+    ("a traced process leaves a table and a file", trace::a_process_leaves_a_table_and_a_file),
 ];
 
 fn main() -> ExitCode {

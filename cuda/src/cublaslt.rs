@@ -24,6 +24,7 @@ use crate::library::require;
 use crate::load_gate::LoadGate;
 use crate::memory::DeviceBlock;
 use crate::product::{Epilogue, Float, MatrixLayout, ProductForm, ProductPointers};
+use crate::trace::Work;
 use crate::vendor::{Failure, Library, OUT_OF_MEMORY};
 
 /// Memory for an algorithm to work in, for each stream: what NVIDIA advises for these GPUs.
@@ -91,7 +92,9 @@ impl CublasLt {
         context.bind(op)?;
         // SAFETY: the plan is the form's, the rest is by the caller; the workspace is this stream's, and never freed.
         let run = || unsafe { handle.run(form, plan, &at, workspace, context.stream()) };
-        context.called(op, if has_run.load(Ordering::Relaxed) { run() } else { gate.load(run) })?;
+        let queue =
+            || context.called(op, if has_run.load(Ordering::Relaxed) { run() } else { gate.load(run) });
+        context.traced(op, Work::Product { float: form.float, count: form.count, size: form.size }, queue)?;
         has_run.store(true, Ordering::Relaxed);
         context.count_launch();
         Ok(())

@@ -15,6 +15,7 @@
 //!   program    sources and targets              fault      errors that kernels report
 //!   load_gate  loads wait for collectives       memory     device and pinned memory, uploads
 //!    │
+//!   trace      times of a stream's work         chrome     Chrome's trace format
 //!   context    context, streams, events, counters  <->  lane   streams beside a device's own
 //!   driver     the calls of the driver          library    which files, from where
 //!   stubs      in place of these, of nvrtc and of cublaslt without the feature `cuda`
@@ -22,6 +23,7 @@
 //!   vendor     the libraries' names, a GPU's properties, the failure of a call
 //! ```
 
+mod chrome;
 mod context;
 #[cfg(feature = "cuda")]
 mod cublaslt;
@@ -41,11 +43,13 @@ mod product;
 mod program;
 #[cfg(not(feature = "cuda"))]
 mod stubs;
+mod trace;
 mod vendor;
 
 #[cfg(not(feature = "cuda"))]
 use stubs::{cublaslt, driver, library, nvrtc};
 
+pub use chrome::{ChromeTrace, Row};
 pub use context::{Calls, Context, GpuEvent, calls};
 pub use cublaslt::PlannedProduct;
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.
@@ -62,7 +66,8 @@ pub use load_gate::CollectiveGuard;
 pub use memory::{DeviceBlock, Pinned, captured_step};
 pub use nvrtc::{compile, compiled};
 pub use product::{Epilogue, Float, MatrixLayout, ProductForm, ProductPointers};
-pub use program::{Image, Program, Target};
+pub use program::{Image, KernelSource, Program, Target};
+pub use trace::{Span, Work, start_trace, take_trace};
 pub use vendor::Library;
 
 /// The crate's results.

@@ -25,8 +25,8 @@ pub use args::{Args, DevicePointer, Scratch};
 pub use clock::{GpuClock, Moment};
 pub use copy::Readback;
 pub use phalanx_cuda::{
-    Calls, CollectiveGuard, Epilogue, FAULT, Grid, Image, Library, Program, Target, calls, compile, compiled,
-    driver_name, emulated, require,
+    Calls, ChromeTrace, CollectiveGuard, Epilogue, FAULT, Grid, Image, KernelSource, Library, Program, Span,
+    Target, Work, calls, compile, compiled, driver_name, emulated, require, start_trace, take_trace,
 };
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.
 #[cfg(feature = "cuda")]
@@ -94,6 +94,14 @@ impl Gpu {
     /// If the device is lost.
     pub fn make_current(&self) -> Result<()> {
         self.0.make_current().map_err(Error::of_gpu)
+    }
+
+    /// Calls `queue`, which gives `work` to this thread's current stream, and times the work if a trace is under way.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub fn traced<T>(&'static self, op: &'static str, work: Work, queue: impl FnOnce() -> T) -> Result<T> {
+        self.0.traced(op, work, || Ok(queue())).map_err(Error::of_gpu)
     }
 
     /// A program's kernel `entry`, compiled for this device and loaded if it is not yet.
