@@ -8,6 +8,8 @@ mod driver;
 mod perceptron;
 #[path = "cuda/steps.rs"]
 mod steps;
+#[path = "cuda/trace.rs"]
+mod trace;
 
 use phalanx::autograd::ContextMode;
 use std::process::ExitCode;
@@ -19,7 +21,7 @@ use phalanx::{Context, DType, Device, Tensor, Var};
 
 type Test = (&'static str, fn() -> std::result::Result<(), String>);
 
-const TESTS: [Test; 18] = [
+const TESTS: [Test; 22] = [
     ("a tiny GPT's losses are the CPU's", || same_losses(gpt, DType::F32, 20, 1e-4)),
     ("a tiny Llama's losses are the CPU's", || same_losses(llama, DType::F32, 8, 1e-4)),
     ("in bf16 the losses are the CPU's to its rounding", || same_losses(gpt, DType::BF16, 8, 0.02)),
@@ -41,6 +43,10 @@ const TESTS: [Test; 18] = [
         "each allocation that fails is an error and leaves nothing",
         allocations::each_one_that_fails_is_an_error_and_leaves_nothing,
     ),
+    (trace::TRACED, trace::traced),
+    ("a trace is the work in its order", trace::spans_are_the_work_in_its_order),
+    ("a traced graph is one span", || trace::a_graph_is_one_span(|| dropout_steps(true).map(drop))),
+    ("a traced process leaves a table and a file", trace::a_process_leaves_a_table_and_a_file),
 ];
 
 fn main() -> ExitCode {

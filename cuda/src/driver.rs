@@ -330,6 +330,17 @@ pub(crate) unsafe fn begin_capture(stream: CUstream) -> Called {
     Ok(unsafe { result::stream::begin_capture(stream, mode) }?)
 }
 
+/// Whether what the stream is given makes a graph.
+///
+/// # Safety
+/// The stream exists.
+pub(crate) unsafe fn is_capturing(stream: CUstream) -> Called<bool> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: by the caller; the status is written before the call returns.
+    unsafe { sys::cuStreamIsCapturing(stream, &raw mut status) }.result()?;
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
 /// Ends a capture and instantiates the graph.
 ///
 /// # Safety

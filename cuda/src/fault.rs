@@ -70,7 +70,7 @@ impl Faults {
     ///
     /// # Errors
     /// That report.
-    pub(crate) fn check(&self, context: &Context) -> Result<()> {
+    pub(crate) fn check(&self, context: &'static Context) -> Result<()> {
         let Some(address) = self.address() else { return Ok(()) };
         let mut record = [0; RECORD_BYTES];
         // SAFETY: the record exists.

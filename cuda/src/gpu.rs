@@ -16,6 +16,7 @@ use crate::load_gate::{CollectiveGuard, LoadGate, load_gate};
 use crate::memory::{DeviceBlock, Pinned, Uploads, take_constants};
 use crate::product::{ProductForm, ProductPointers};
 use crate::program::Program;
+use crate::trace::{Work, start_as_asked};
 
 /// A logical CUDA device, open for as long as the process lives: its [`Context`], loaded kernels, fault record, pinned memory for
 /// uploads and plans of matrix products.
@@ -52,6 +53,7 @@ impl Gpu {
         let context = Context::open(index, count_memory)?;
         let gate = load_gate(context.ordinal());
         let (kernels, faults, products, uploads) = Default::default();
+        start_as_asked();
         Ok(Gpu { context, kernels, faults, products, gate, uploads })
     }
 
@@ -89,7 +91,7 @@ impl Gpu {
     ///
     /// # Safety
     /// There is as much memory at `from`.
-    pub unsafe fn download(&self, op: &'static str, to: &mut [u8], from: u64) -> Result<()> {
+    pub unsafe fn download(&'static self, op: &'static str, to: &mut [u8], from: u64) -> Result<()> {
         count_wait();
         // SAFETY: by the caller.
         unsafe { self.copy_to_host(op, to, from) }
@@ -181,6 +183,8 @@ pub struct Graph {
     gpu: &'static Gpu,
     graph: CUgraphExec,
     step: DeviceBlock,
+    /// The kernels and products in it.
+    launches: u64,
     /// The memory from which the work's uploads copy at each launch.
     constants: Vec<Pinned>,
 }
@@ -206,17 +210,20 @@ impl Graph {
         gpu.synchronize()?;
         gpu.trim()?;
         gpu.begin_capture(OP, step, cell.address())?;
+        let launched = gpu.launches();
         let worked = catch_unwind(AssertUnwindSafe(work));
-        let (ended, constants) = (gpu.end_capture(), take_constants());
+        let (ended, constants, launches) = (gpu.end_capture(), take_constants(), gpu.launches() - launched);
         // The stream is out of capture mode now, so a panic of the work may go on.
         let worked = worked.unwrap_or_else(|panic| resume_unwind(panic));
         match (worked, ended) {
             (Err(error), Ok(graph)) => {
-                drop(Graph { gpu, graph, step: cell, constants });
+                drop(Graph { gpu, graph, step: cell, launches, constants });
                 Ok(Err(error))
             }
             (Err(error), Err(_)) => Ok(Err(error)),
-            (Ok(()), ended) => Ok(Ok(Graph { gpu, graph: gpu.called(OP, ended)?, step: cell, constants })),
+            (Ok(()), ended) => {
+                Ok(Ok(Graph { gpu, graph: gpu.called(OP, ended)?, step: cell, launches, constants }))
+            }
         }
     }
 
@@ -229,7 +236,9 @@ impl Graph {
         // SAFETY: the memory exists; the driver has read pageable memory before it returns.
         unsafe { self.gpu.copy_from_host("graph", self.step.address(), &step.to_le_bytes())? };
         // SAFETY: graph and stream exist; so does the memory, by the promise in `Graph`, and a GPU's pages stay mapped.
-        self.gpu.called("graph", unsafe { driver::graph_launch(self.graph, self.gpu.stream()) })
+        let launch =
+            || self.gpu.called("graph", unsafe { driver::graph_launch(self.graph, self.gpu.stream()) });
+        self.gpu.traced("graph", Work::Graph { launches: self.launches }, launch)
     }
 }
 

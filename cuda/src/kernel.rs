@@ -13,7 +13,8 @@ use crate::driver::{self, CUfunction, CUmodule};
 use crate::dry::{self, Traffic};
 use crate::load_gate::LoadGate;
 use crate::nvrtc;
-use crate::program::{Program, Target};
+use crate::program::{KernelSource, Program, Target};
+use crate::trace::Work;
 use crate::vendor::Failure;
 use crate::{Error, Result};
 
@@ -30,14 +31,17 @@ struct LoadedProgram {
     defines: Vec<(String, String)>,
     module: Module,
     /// Those of its kernels that were asked for.
-    functions: Vec<(String, Function)>,
+    functions: Vec<Function>,
 }
 
 #[derive(Clone, Copy)]
 struct Module(CUmodule);
 
 #[derive(Clone, Copy)]
-struct Function(CUfunction);
+struct Function {
+    handle: CUfunction,
+    source: &'static KernelSource,
+}
 
 // SAFETY: a module's handle may be used from any thread; modules are never unloaded.
 unsafe impl Send for Module {}
@@ -79,7 +83,7 @@ impl Kernels {
     fn find(&self, key: u64, program: &Program<'_>, entry: &str) -> Option<Function> {
         let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
         let known = loaded.get(&key)?.iter().find(|known| known.is(program))?;
-        known.functions.iter().find(|(name, _)| name == entry).map(|&(_, function)| function)
+        known.functions.iter().find(|function| function.source.entry == entry).copied()
     }
 
     /// The module of a program of which another kernel was asked for.
@@ -88,16 +92,14 @@ impl Kernels {
         loaded.get(&key)?.iter().find(|known| known.is(program)).map(|known| known.module)
     }
 
-    fn keep(&self, key: u64, program: &Program<'_>, module: Module, (entry, function): (&str, Function)) {
+    fn keep(&self, key: u64, program: &Program<'_>, module: Module, function: Function) {
         let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
         let all = loaded.entry(key).or_default();
-        let named = (entry.to_string(), function);
         match all.iter_mut().find(|known| known.is(program)) {
-            Some(known) => known.functions.push(named),
+            Some(known) => known.functions.push(function),
             None => {
-                let own = |(name, value): &(&str, &str)| ((*name).to_string(), (*value).to_string());
-                let defines = program.defines.iter().map(own).collect();
-                all.push(LoadedProgram { files: program.files, defines, module, functions: vec![named] });
+                let defines = function.source.defines.clone();
+                all.push(LoadedProgram { files: program.files, defines, module, functions: vec![function] });
             }
         }
     }
@@ -127,9 +129,11 @@ impl Kernels {
             }
         };
         // SAFETY: the module was loaded, and is never unloaded.
-        let function = gate.load(|| unsafe { driver::function(module.0, entry) }).map_err(failed)?;
-        self.keep(key, program, module, (entry, Function(function)));
-        Ok(Function(function))
+        let handle = gate.load(|| unsafe { driver::function(module.0, entry) }).map_err(failed)?;
+        // Never freed, as the module is never unloaded.
+        let function = Function { handle, source: Box::leak(Box::new(program.kernel(entry))) };
+        self.keep(key, program, module, function);
+        Ok(function)
     }
 }
 
@@ -156,22 +160,24 @@ impl Kernel {
         if grid.blocks.contains(&0) {
             return Ok(());
         }
-        let Kernel { context, function: Function(function) } = *self;
+        let Kernel { context, function: Function { handle, source } } = *self;
         context.bind(op)?;
         if dry::is_dry() {
             dry::note(op, arguments.traffic);
         }
         if grid.shared_bytes > SHARED_BYTES {
             // SAFETY: the function exists.
-            context.called(op, unsafe { driver::allow_shared(function, grid.shared_bytes) })?;
+            context.called(op, unsafe { driver::allow_shared(handle, grid.shared_bytes) })?;
         }
         let (Grid { blocks, threads, shared_bytes }, stream) = (grid, context.stream());
         let (start, bytes) = (arguments.packed.as_mut_ptr(), arguments.bytes);
         // SAFETY: function and stream exist; the packed arguments are `bytes` long and copied before it returns; the rest is by the
         // caller.
-        context.called(op, unsafe {
-            driver::launch(function, blocks, threads, shared_bytes, stream, start.cast::<c_void>(), bytes)
-        })?;
+        let queue = || unsafe {
+            driver::launch(handle, blocks, threads, shared_bytes, stream, start.cast::<c_void>(), bytes)
+        };
+        let work = Work::Kernel { source, blocks, threads, shared_bytes };
+        context.traced(op, work, || context.called(op, queue()))?;
         context.count_launch();
         Ok(())
     }

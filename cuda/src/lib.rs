@@ -17,6 +17,7 @@
 //!   load_gate  loads wait for collectives       memory     device and pinned memory, uploads  <->  capture
 //!   cache      compiled kernels and fastest algorithms, on disk
 //!    │
+//!   trace      times of a stream's work         chrome     Chrome's trace format
 //!   context    context, streams, events, counters  <->  lane   streams beside a device's own
 //!   driver     the calls of the driver          library    which files, from where
 //!   stubs      in place of these, of nvrtc and of cublaslt without the feature `cuda`
@@ -27,6 +28,7 @@
 #[cfg(feature = "cuda")]
 mod cache;
 mod capture;
+mod chrome;
 mod context;
 #[cfg(feature = "cuda")]
 mod cublaslt;
@@ -53,12 +55,14 @@ mod program;
 mod progress;
 #[cfg(not(feature = "cuda"))]
 mod stubs;
+mod trace;
 mod vendor;
 
 #[cfg(not(feature = "cuda"))]
 use stubs::{cublaslt, doctor, driver, library, nvrtc};
 
 pub use capture::captured_step;
+pub use chrome::{ChromeTrace, Row};
 pub use context::{Calls, Context, GpuEvent, calls};
 pub use cublaslt::PlannedProduct;
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.
@@ -77,7 +81,8 @@ pub use load_gate::CollectiveGuard;
 pub use memory::{DeviceBlock, Pinned};
 pub use nvrtc::{compile, compiled};
 pub use product::{Epilogue, Float, MatrixLayout, ProductForm, ProductPointers};
-pub use program::{Image, Program, Target};
+pub use program::{Image, KernelSource, Program, Target};
+pub use trace::{Span, Work, start_trace, take_trace};
 pub use vendor::{Library, Version};
 
 /// The crate's results.

@@ -18,6 +18,7 @@ use crate::capture::{Free, capture_of, is_capturing};
 use crate::context::{Context, GpuEvent, count_allocation, lock};
 use crate::driver::{self, CUstream};
 use crate::lane::LaneStream;
+use crate::trace::Work;
 use crate::vendor::Failure;
 use crate::{Error, Result};
 
@@ -192,10 +193,11 @@ impl Context {
     ///
     /// # Safety
     /// There is as much memory at `to`, and it lives until the stream has come so far.
-    pub unsafe fn fill(&self, op: &'static str, to: u64, byte: u8, bytes: usize) -> Result<()> {
+    pub unsafe fn fill(&'static self, op: &'static str, to: u64, byte: u8, bytes: usize) -> Result<()> {
         self.bind(op)?;
         // SAFETY: the stream exists, and the memory by the caller.
-        self.called(op, unsafe { driver::fill(to, byte, bytes, self.stream()) })
+        let queue = || self.called(op, unsafe { driver::fill(to, byte, bytes, self.stream()) });
+        self.traced(op, Work::Copy { how: "set", bytes }, queue)
     }
 
     /// Copies device memory to the host, and waits for it.
@@ -205,10 +207,10 @@ impl Context {
     ///
     /// # Safety
     /// There is as much memory at `from`.
-    pub unsafe fn copy_to_host(&self, op: &'static str, to: &mut [u8], from: u64) -> Result<()> {
+    pub unsafe fn copy_to_host(&'static self, op: &'static str, to: &mut [u8], from: u64) -> Result<()> {
         self.bind(op)?;
         // SAFETY: the stream exists, the memory does by the caller, and the copy is waited for before either can go.
-        unsafe { self.called(op, driver::to_host(to, from, self.stream()))? };
+        unsafe { self.start_copy_to_host(op, to, from)? };
         self.wait(op)
     }
 
@@ -221,7 +223,7 @@ impl Context {
     /// # Safety
     /// There is as much memory at `to` and `from`, and it lives until this device's stream has come so far.
     pub unsafe fn copy_from(
-        &self,
+        &'static self,
         op: &'static str,
         to: u64,
         (source, from): (&Context, u64),
@@ -230,31 +232,38 @@ impl Context {
         self.bind(op)?;
         let stream = self.stream();
         // SAFETY: stream and contexts exist, and the memory by the caller.
-        let copied = unsafe {
+        let copy = || unsafe {
             match source.ordinal() == self.ordinal() {
                 true => driver::copy(to, from, bytes, stream),
                 false => driver::copy_peer((to, self.handle()), (from, source.handle()), bytes, stream),
             }
         };
-        self.called(op, copied)
+        self.traced(op, Work::Copy { how: "device to device", bytes }, || self.called(op, copy()))
     }
 
     /// As [`Context::copy_to_host`] without the wait.
     ///
     /// # Safety
     /// As there, and `to` stays until the stream has come so far.
-    pub(crate) unsafe fn start_copy_to_host(&self, op: &'static str, to: &mut [u8], from: u64) -> Result<()> {
+    pub(crate) unsafe fn start_copy_to_host(
+        &'static self,
+        op: &'static str,
+        to: &mut [u8],
+        from: u64,
+    ) -> Result<()> {
+        let work = Work::Copy { how: "device to host", bytes: to.len() };
         // SAFETY: the stream exists, and the memory by the caller.
-        self.called(op, unsafe { driver::to_host(to, from, self.stream()) })
+        self.traced(op, work, || self.called(op, unsafe { driver::to_host(to, from, self.stream()) }))
     }
 
     /// Copies the host's bytes to `to`, which has room for them. The driver has read pageable memory when this returns.
     ///
     /// # Safety
     /// As [`Context::fill`]; pinned memory stays as it is until the stream has come so far.
-    pub(crate) unsafe fn copy_from_host(&self, op: &'static str, to: u64, from: &[u8]) -> Result<()> {
+    pub(crate) unsafe fn copy_from_host(&'static self, op: &'static str, to: u64, from: &[u8]) -> Result<()> {
+        let work = Work::Copy { how: "host to device", bytes: from.len() };
         // SAFETY: the stream exists, and the memory by the caller.
-        self.called(op, unsafe { driver::from_host(to, from, self.stream()) })
+        self.traced(op, work, || self.called(op, unsafe { driver::from_host(to, from, self.stream()) }))
     }
 }
 

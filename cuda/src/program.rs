@@ -1,4 +1,4 @@
-//! [`Program`]: CUDA sources. [`Target`] and [`Image`]: what a program is compiled for, and the result.
+//! [`Program`]: CUDA sources. [`KernelSource`]: one kernel of them. [`Target`] and [`Image`]: what a program is compiled for, and the result.
 
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -29,6 +29,13 @@ impl Program<'_> {
         text
     }
 
+    /// One of its kernels.
+    pub(crate) fn kernel(&self, entry: &str) -> KernelSource {
+        let own = |(name, value): &(&str, &str)| ((*name).to_string(), (*value).to_string());
+        let defines = self.defines.iter().map(own).collect();
+        KernelSource { program: self.name.into(), files: self.files, defines, entry: entry.into() }
+    }
+
     /// A hash of everything by which two programs can differ; files count by their address in this binary.
     pub(crate) fn key(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
@@ -37,6 +44,43 @@ impl Program<'_> {
         }
         self.defines.hash(&mut hasher);
         hasher.finish()
+    }
+}
+
+/// A kernel: a function of a program.
+#[derive(Debug, PartialEq, Eq)]
+pub struct KernelSource {
+    /// The program's name.
+    pub program: String,
+    /// The program's files.
+    pub files: &'static [(&'static str, &'static str)],
+    /// The program's macros.
+    pub defines: Vec<(String, String)>,
+    /// The function's name.
+    pub entry: String,
+}
+
+impl KernelSource {
+    /// The text of the whole program.
+    pub fn text(&self) -> String {
+        let defines: Vec<(&str, &str)> = self.defines.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
+        Program { name: &self.program, files: self.files, defines: &defines }.text()
+    }
+
+    /// The short macros, such as `ELEMENT=bf16 TEAM=32 PACKETS=3`.
+    pub fn macros(&self) -> String {
+        let short = self.defines.iter().filter(|(_, value)| value.len() <= SHORT);
+        short.map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// Characters of a macro that is part of a kernel's name. A longer one is a formula, which the operation's name stands for.
+const SHORT: usize = 16;
+
+/// The function, its file, and its short macros: `rows (softmax.cu) ELEMENT=bf16 TEAM=32 PACKETS=3`.
+impl fmt::Display for KernelSource {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({}) {}", self.entry, self.program, self.macros())
     }
 }
 

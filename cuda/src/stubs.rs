@@ -75,6 +75,7 @@ pub(crate) mod driver {
         #[unsafety] fn allow_shared(CUfunction, u32) -> ();
         #[unsafety] fn launch(CUfunction, [u32; 3], [u32; 3], u32, CUstream, *mut c_void, usize) -> ();
         #[unsafety] fn begin_capture(CUstream) -> ();
+        #[unsafety] fn is_capturing(CUstream) -> bool;
         #[unsafety] fn end_capture(CUstream) -> CUgraphExec;
         #[unsafety] fn graph_launch(CUgraphExec, CUstream) -> ();
         #[unsafety] fn graph_destroy(CUgraphExec) -> ();

@@ -27,6 +27,7 @@ use crate::library::require;
 use crate::load_gate::LoadGate;
 use crate::memory::DeviceBlock;
 use crate::product::{Float, ProductForm, ProductPointers};
+use crate::trace::Work;
 use crate::vendor::Library;
 
 /// How often a candidate is timed, and how many products are timed together.
@@ -103,7 +104,9 @@ impl CublasLt {
         }
         // SAFETY: the plan is the form's, the rest is by the caller; the workspace is this stream's, and never freed.
         let run = || unsafe { handle.run(form, plan, &at, workspace, context.stream()) };
-        context.called(op, if has_run.load(Ordering::Relaxed) { run() } else { gate.load(run) })?;
+        let queue =
+            || context.called(op, if has_run.load(Ordering::Relaxed) { run() } else { gate.load(run) });
+        context.traced(op, Work::Product { float: form.float, count: form.count, size: form.size }, queue)?;
         has_run.store(true, Ordering::Relaxed);
         context.count_launch();
         Ok(())

@@ -22,7 +22,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use case::{Case, Outcome};
-use phalanx_tensor::{Device, Error};
+use phalanx_tensor::{Device, Error, cuda};
 
 /// The name by which one case of each family runs.
 const SMOKE: &str = "smoke";

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use phalanx_tensor::cuda::ChromeTrace;
 use serde_json::{Value, json};
 
 use super::error::{Error, Result};
@@ -98,40 +99,34 @@ impl Profile {
     /// Chrome's trace format, which Perfetto reads too: a row for each lane, an arrow for each dependency.
     pub fn to_chrome_trace(&self) -> Value {
         let mut lanes: Vec<Option<Lane>> = Vec::new();
-        let mut rows = Vec::new();
+        let mut trace = ChromeTrace::default();
         let micros = |time: Duration| time.as_secs_f64() * 1e6;
         let by_number: HashMap<u64, &OpEvent> =
             self.events.iter().map(|event| (event.number, event)).collect();
-        let mut row = |lane: Option<Lane>, rows: &mut Vec<Value>| {
-            lanes.iter().position(|known| *known == lane).unwrap_or_else(|| {
+        let mut row = |lane: Option<Lane>, trace: &mut ChromeTrace| {
+            let known = lanes.iter().position(|known| *known == lane);
+            let number = known.unwrap_or(lanes.len()) as u64;
+            if known.is_none() {
                 let name = lane.map_or("the first lane".into(), |lane| lane.to_string());
-                let (tid, args) = (lanes.len(), json!({ "name": name }));
-                rows.push(json!({ "ph": "M", "name": "thread_name", "pid": 0, "tid": tid, "args": args }));
+                trace.name_row((0, number), &name);
                 lanes.push(lane);
-                tid
-            })
+            }
+            (0, number)
         };
         for event in &self.events {
-            let tid = row(event.lane, &mut rows);
+            let here = row(event.lane, &mut trace);
             let (began, length) = (micros(event.began), micros(event.ended - event.began));
             let args = json!({
                 "number": event.number, "thread": event.thread, "reads": event.reads, "mutates": event.mutates,
                 "ending": format!("{:?}", event.ending),
             });
-            rows.push(json!({
-                "ph": "X", "name": event.name, "pid": 0, "tid": tid, "ts": began, "dur": length, "args": args
-            }));
+            trace.span(here, &event.name, began, length, args);
             for from in event.depends_on.iter().filter_map(|number| by_number.get(number)) {
-                let (id, source) = (format!("{} {}", from.number, event.number), row(from.lane, &mut rows));
-                let arrow = |ph: &str, tid: usize, ts: f64| {
-                    json!({ "ph": ph, "bp": "e", "name": "dependency", "cat": "dependency", "id": id, "pid": 0,
-                            "tid": tid, "ts": ts })
-                };
-                rows.push(arrow("s", source, micros(from.ended)));
-                rows.push(arrow("f", tid, began));
+                let (id, source) = (format!("{} {}", from.number, event.number), row(from.lane, &mut trace));
+                trace.arrow("dependency", &id, (source, micros(from.ended)), (here, began));
             }
         }
-        Value::Array(rows)
+        trace.into_json()
     }
 
     /// Writes [`Profile::to_chrome_trace`] into a file.

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use phalanx_parallel::comm::{Call, Error, NcclConfig, Reduction, Sums, observed};
 use phalanx_parallel::launch::{Environment, Rank, Threads};
+use phalanx_tensor::cuda::{Span, Work, start_trace, take_trace};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::port::free_port;
 use crate::{Test, suite};
 
-pub const TESTS: [Test; 10] = [
+pub const TESTS: [Test; 11] = [
     ("the suite passes over NCCL on 1 to 4 ranks", over_threads),
     ("the suite passes over NCCL with TCP as control plane", over_tcp),
     ("NCCL's own sums are those in order, to rounding", own_sums),
@@ -22,12 +23,37 @@ pub const TESTS: [Test; 10] = [
     ("over NCCL a rank that fails ends the others, what is under way included", failures),
     ("over NCCL a call that is observed ends with the run", observed_call),
     ("over NCCL a rank that does not come is named", late),
+    ("a trace has the collectives of each rank", traced),
 ];
 
 const LONG: Duration = Duration::from_secs(60);
 
 fn nccl(ranks: usize) -> Threads {
     Threads::new(ranks).nccl(NcclConfig::default())
+}
+
+/// Three calls over NCCL are three spans on each device, in their order.
+fn traced() -> Result<(), String> {
+    start_trace();
+    let run = nccl(2).timeout(LONG).run(|rank| {
+        let mut x = Tensor::from_slice(&[1.0f32; 64], &[64], rank.device())?;
+        rank.comm().broadcast(&mut x, 0)?;
+        for _ in 0..2 {
+            rank.comm().broadcast(&mut x, 1)?;
+        }
+        x.to_vec::<f32>()?;
+        Ok::<_, Error>(())
+    });
+    let spans = take_trace();
+    run.map_err(|e| e.to_string())?;
+    for device in [0, 1] {
+        let ours = spans.iter().filter(|span| span.device == device && span.work == Work::Collective);
+        let ours: Vec<&Span> = ours.filter(|span| span.op == "broadcast").collect();
+        if ours.len() != 3 || ours.windows(2).any(|pair| pair[1].from < pair[0].from) {
+            return Err(format!("cuda:{device}: {ours:?} of {spans:?}"));
+        }
+    }
+    Ok(())
 }
 
 fn over_threads() -> Result<(), String> {

@@ -25,9 +25,9 @@ pub use args::{Args, DevicePointer, Scratch};
 pub use clock::{GpuClock, Moment};
 pub use copy::Readback;
 pub use phalanx_cuda::{
-    Calls, CollectiveGuard, Doctor, DryLog, FAULT, Grid, Image, Library, LoggedOperation, Program, Target,
-    Traffic, Version, calls, compile, compiled, doctor, driver_name, emulated, nccl_lacks, require,
-    take_dry_log, version,
+    Calls, ChromeTrace, CollectiveGuard, Doctor, DryLog, FAULT, Grid, Image, KernelSource, Library,
+    LoggedOperation, Program, Span, Target, Traffic, Version, Work, calls, compile, compiled, doctor,
+    driver_name, emulated, nccl_lacks, require, start_trace, take_dry_log, take_trace, version,
 };
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.
 #[cfg(feature = "cuda")]
@@ -95,6 +95,14 @@ impl Gpu {
     /// If the device is lost.
     pub fn make_current(&self) -> Result<()> {
         self.0.make_current().map_err(Error::of_gpu)
+    }
+
+    /// Calls `queue`, which gives `work` to this thread's current stream, and times the work if a trace is under way.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub fn traced<T>(&'static self, op: &'static str, work: Work, queue: impl FnOnce() -> T) -> Result<T> {
+        self.0.traced(op, work, || Ok(queue())).map_err(Error::of_gpu)
     }
 
     /// A program's kernel `entry`, compiled for this device and loaded if it is not yet.

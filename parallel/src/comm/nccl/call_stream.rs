@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use phalanx_kernels::cuda::{PRELUDE, type_name};
-use phalanx_tensor::cuda::{Args, DevicePointer, Gpu, GpuEvent, Grid, Kernel, Program};
+use phalanx_tensor::cuda::{Args, DevicePointer, Gpu, GpuEvent, Grid, Kernel, Program, Work};
 use phalanx_tensor::{DType, Device, Event, Stream, Tensor, delivering};
 
 use super::Sums;
@@ -244,8 +244,8 @@ impl CallStream {
         // tensors of the call, whose counts `Call::checked` holds against them. `kept` holds the tensors until the stream
         // has passed this point, or the waiting thread's stream comes after it; the buffer was obtained on this stream
         // and is freed in its order.
-        unsafe { link.enqueue(dtype, &ops, gpu.stream_handle()) }.map_err(Error::Launch)?;
-        self.settle(link)
+        let queue = || unsafe { link.enqueue(dtype, &ops, gpu.stream_handle()) }.map_err(Error::Launch);
+        gpu.traced(op, Work::Collective, || queue().and_then(|()| self.settle(link)))?
     }
 }
 
