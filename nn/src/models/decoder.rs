@@ -9,7 +9,7 @@ use phalanx_tensor::{DType, Device, Dims, Tensor};
 use super::{Documents, KvCache, RecomputeMode};
 use crate::layer_factory::{EmbeddingSpec, activation_window};
 use crate::mode::{Mode, modes};
-use crate::modules::{Dropout, Embedding};
+use crate::modules::{Dropout, Embedding, PreNorm};
 use crate::scope::join;
 use crate::{
     AnyUnit, Entry, Error, Head, LayerFactory, Module, OneDevice, Parameter, Parameters, Result, Scope,
@@ -60,7 +60,7 @@ pub(crate) struct DecoderSpec<'a> {
     pub(crate) blocks: usize,
     /// The dtype between the blocks.
     pub(crate) stream: DType,
-    pub(crate) norm: &'a dyn Fn(&Scope) -> Result<Box<dyn Module>>,
+    pub(crate) norm: &'a dyn Fn(&Scope) -> Result<Box<dyn PreNorm>>,
 }
 
 /// A language model, or a stage of one.
@@ -97,7 +97,7 @@ struct InputEmbedding<L: LayerFactory> {
 
 /// Final norm and output head (logits).
 struct NormAndHead<L: LayerFactory> {
-    norm: Box<dyn Module>,
+    norm: Box<dyn PreNorm>,
     head: L::Head,
     /// The dtype of the head.
     matrix: DType,
@@ -395,7 +395,7 @@ impl<L: LayerFactory> NormAndHead<L> {
     }
 
     fn normed(&self, x: &Var) -> Result<Var> {
-        Ok(self.norm.forward(x)?.to(self.matrix)?)
+        Ok(self.norm.pre_forward(x, self.matrix)?.1)
     }
 }
 

@@ -15,7 +15,8 @@ use super::decoder::{DecoderSpec, Names, check_numbers, check_sizes};
 use super::{Block, Decoder, DecoderStage, Documents, KvCache};
 use crate::layer_factory::{EmbeddingSpec, LinearSpec};
 use crate::modules::attention::Positions;
-use crate::modules::{GroupedQueryAttention, GroupedQueryAttentionConfig, RmsNorm, RmsNormConfig};
+use crate::modules::dropout::add_branch;
+use crate::modules::{GroupedQueryAttention, GroupedQueryAttentionConfig, PreNorm, RmsNorm, RmsNormConfig};
 use crate::{
     Error, Init, LayerFactory, Module, OneDevice, Parameters, Result, Scope, WrappedUnit, parameters,
 };
@@ -117,7 +118,7 @@ impl LlamaConfig {
     ) -> Result<Decoder<L>> {
         self.check().map_err(|why| Error::invalid("Llama", why))?;
         let init = Init::Normal { mean: 0.0, std: self.init_std };
-        let norm = |scope: &Scope| Ok(Box::new(self.norm(scope)?) as Box<dyn Module>);
+        let norm = |scope: &Scope| Ok(Box::new(self.norm(scope)?) as Box<dyn PreNorm>);
         let spec = DecoderSpec {
             names: &NAMES,
             table: EmbeddingSpec { count: self.vocabulary, width: self.width, init, tied: self.tied },
@@ -223,11 +224,9 @@ impl<L: LayerFactory> LlamaBlock<L> {
     }
 
     fn run(&self, x: &Var, rows: Positions<'_>) -> Result<Var> {
-        let n = self.input_layernorm.forward(x)?.to(self.matrix)?;
+        let (x, n) = self.input_layernorm.pre_forward(x, self.matrix)?;
         let y = self.self_attn.call_once(n, |attention, n| attention.run(&n, rows))?;
-        let (x, wide) = self.post_attention_layernorm.add_forward(x, &y.to(x.dtype())?)?;
-        let n = wide.to(self.matrix)?;
-        drop(wide);
+        let (x, n) = self.post_attention_layernorm.add_forward(&x, &y)?;
         let y = self.mlp.call_once(n, |mlp, n| {
             let gated = mlp.gate_and_up.call_once(n, |maps, n| {
                 let inner = self.layers.columns(&[&maps.gate_proj, &maps.up_proj], &n)?;
@@ -235,7 +234,7 @@ impl<L: LayerFactory> LlamaBlock<L> {
             })?;
             mlp.down_proj.forward(&gated)
         })?;
-        Ok(x.add(&y.to(x.dtype())?)?)
+        add_branch(&x, &y)
     }
 }
 
