@@ -18,7 +18,9 @@ constexpr int TEAMS = TEAM == 32 ? WARPS : 1;
 constexpr int THREADS = TEAM * TEAMS;
 
 // A kernel of teams. Unless told that one block at a time will do, the compiler spills a few registers here and there.
-#define TEAM_KERNEL extern "C" __global__ void __launch_bounds__(THREADS, 1)
+#define TEAM_KERNEL TEAM_KERNEL_BESIDE(1)
+// Where rows are not kept in registers, so many blocks fit a multiprocessor: one loads while others wait for their sums.
+#define TEAM_KERNEL_BESIDE(BLOCKS) extern "C" __global__ void __launch_bounds__(THREADS, PACKETS > 0 ? 1 : BLOCKS)
 
 DEVICE u64 team_row() { return (u64)blockIdx.x * TEAMS + (TEAM == 32 ? warp_number() : 0); }
 DEVICE int team_rank() { return TEAM == 32 ? lane_number() : threadIdx.x; }
