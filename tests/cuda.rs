@@ -4,6 +4,8 @@
 mod allocations;
 #[path = "../kernels/tests/cuda/driver.rs"]
 mod driver;
+#[path = "cuda/launches.rs"]
+mod launches;
 #[path = "cuda/perceptron.rs"]
 mod perceptron;
 #[path = "cuda/steps.rs"]
@@ -21,13 +23,20 @@ use phalanx::{Context, DType, Device, Tensor, Var};
 
 type Test = (&'static str, fn() -> std::result::Result<(), String>);
 
-const TESTS: [Test; 22] = [
+const TESTS: [Test; 25] = [
     ("a tiny GPT's losses are the CPU's", || same_losses(gpt, DType::F32, 20, 1e-4)),
     ("a tiny Llama's losses are the CPU's", || same_losses(llama, DType::F32, 8, 1e-4)),
     ("in bf16 the losses are the CPU's to its rounding", || same_losses(gpt, DType::BF16, 8, 0.02)),
+    ("in bf16 beside a stream in f32 GPT's losses are the CPU's", || {
+        same_losses(mixed_gpt, DType::BF16, 8, 0.02)
+    }),
+    ("in bf16 beside a stream in f32 Llama's losses are the CPU's", || {
+        same_losses(mixed_llama, DType::BF16, 8, 0.02)
+    }),
     ("heads too deep for attention's tiles train as on the CPU", || same_losses(deep, DType::F32, 3, 1e-4)),
     ("in f64 the losses are the CPU's", || same_losses(gpt, DType::F64, 4, 1e-11)),
     ("training repeats itself bit for bit", repeats),
+    ("a step launches so many kernels", launches::a_step_launches_so_many_kernels),
     ("a captured step trains as one that is not", captured_step),
     ("an MLP has the gradients of a CPU", perceptron::has_the_gradients_of_a_cpu),
     ("an MLP is six launches", perceptron::is_six_launches),
@@ -74,6 +83,15 @@ fn gpt(scope: &Scope) -> Result<Decoder> {
     let mut model = GptConfig::new(VOCABULARY, CONTEXT, 2, 2, 32).with_dropout(0.1).init(scope)?;
     model.set_recompute(RecomputeMode::ExceptLast);
     Ok(model)
+}
+
+fn mixed_gpt(scope: &Scope) -> Result<Decoder> {
+    let config = GptConfig::new(VOCABULARY, CONTEXT, 2, 2, 32).with_dropout(0.1);
+    GptConfig { stream: Some(DType::F32), ..config }.init(scope)
+}
+
+fn mixed_llama(scope: &Scope) -> Result<Decoder> {
+    LlamaConfig { stream: Some(DType::F32), ..LlamaConfig::new(VOCABULARY, CONTEXT, 2, 4, 32) }.init(scope)
 }
 
 /// One head of 272.

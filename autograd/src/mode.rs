@@ -1,13 +1,15 @@
 //! The modes of a thread: whether operations are recorded, layers train, and a checkpoint runs or is recomputed.
 
 use phalanx_kernels::AttentionDropout;
-use phalanx_tensor::{Context, ContextGuard};
+use phalanx_tensor::{Context, ContextGuard, Device};
 
 // Autograd's bits of `Context::flags`. A thread starts with none of them.
 const NO_GRAD: u32 = 1 << 1;
 const EVALUATION: u32 = AttentionDropout::OFF;
 const CHECKPOINTING: u32 = 1 << 2;
 const RECOMPUTING: u32 = 1 << 3;
+const REMATERIALIZE: u32 = 1 << 4;
+const KEEP_RESULTS: u32 = 1 << 5;
 
 /// Until the guard is dropped, operations of this thread record no graph. Dropout and batch norm are not affected, as
 /// by PyTorch's `no_grad`; for inference use [`inference`], which is [`eval`] and `no_grad` together.
@@ -98,6 +100,11 @@ pub trait ContextMode {
     fn checkpointing(&self) -> bool;
     /// Inside a forward pass that repeats an earlier one for the sake of its saved values.
     fn recomputing(&self) -> bool;
+    /// Whether results of norms and activations on that device are computed again in backward instead of being saved for the operations
+    /// behind them. Unless set: yes, except on GPUs, which have the memory and lack the time.
+    fn rematerializes(&self, device: Device) -> bool;
+    /// Sets [`ContextMode::rematerializes`] for all devices; `None` undoes it. With `Some(false)` a meta device counts what a GPU keeps.
+    fn set_rematerialize(&mut self, on: Option<bool>);
     /// Sets [`ContextMode::grad`].
     fn set_grad(&mut self, on: bool);
     /// Sets [`ContextMode::train`].
@@ -123,6 +130,18 @@ impl ContextMode for Context {
 
     fn recomputing(&self) -> bool {
         self.flags & RECOMPUTING != 0
+    }
+
+    fn rematerializes(&self, device: Device) -> bool {
+        match self.flags & (REMATERIALIZE | KEEP_RESULTS) {
+            0 => !device.is_cuda(),
+            flags => flags & REMATERIALIZE != 0,
+        }
+    }
+
+    fn set_rematerialize(&mut self, on: Option<bool>) {
+        set(&mut self.flags, REMATERIALIZE, on == Some(true));
+        set(&mut self.flags, KEEP_RESULTS, on == Some(false));
     }
 
     fn set_grad(&mut self, on: bool) {

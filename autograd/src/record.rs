@@ -4,7 +4,7 @@ use std::any::{Any, TypeId};
 use std::cell::RefCell;
 use std::sync::Arc;
 
-use phalanx_tensor::{Result as TensorResult, Tensor};
+use phalanx_tensor::{Context, Result as TensorResult, Tensor};
 use smallvec::SmallVec;
 
 use crate::backward::{Backward, Recorded};
@@ -12,7 +12,7 @@ use crate::graph::node::{Edge, Link, Meta, Node, NodeKind, take_free};
 use crate::graph::rematerialized::{Rematerialized, Source};
 use crate::graph::saved_variable::SavedVariable;
 use crate::graph::sequence::{next_sequence, pass_over};
-use crate::mode::is_grad_enabled;
+use crate::mode::{ContextMode, is_grad_enabled};
 use crate::{Error, Result, Var, profile};
 
 /// The inputs and outputs of an operation while it is recorded, of which it saves those that backward needs (torch: `ctx` in
@@ -41,13 +41,15 @@ impl SaveContext<'_> {
     }
 
     /// How output `i` is computed again of some inputs, which the operation saves or which are small: to be offered by
-    /// [`Backward::rematerialized`]. `None` if one of them may be released before backward, as a sharded parameter is.
+    /// [`Backward::rematerialized`]. `None` if one of them may be released before backward, as a sharded parameter is, or if the device's
+    /// results are kept ([`ContextMode::rematerializes`]).
     pub fn rematerialized(
         &self,
         i: usize,
         inputs: impl IntoIterator<Item = usize>,
         compute: impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static,
     ) -> Option<Arc<Rematerialized>> {
+        self.rematerializes(i)?;
         let sources = inputs.into_iter().map(|i| kept(self.inputs[i])).collect::<Option<_>>()?;
         Some(Rematerialized::new(self.name, &self.outputs[i], sources, compute))
     }
@@ -60,6 +62,7 @@ impl SaveContext<'_> {
         inputs: impl IntoIterator<Item = usize>,
         compute: impl Fn(&[Tensor]) -> TensorResult<Tensor> + Send + Sync + 'static,
     ) -> Option<Arc<Rematerialized>> {
+        self.rematerializes(i)?;
         let inputs = inputs.into_iter().map(|i| kept(self.inputs[i]));
         let sources =
             [Some(Source::of(&self.outputs[of]))].into_iter().chain(inputs).collect::<Option<_>>()?;
@@ -83,6 +86,10 @@ impl SaveContext<'_> {
         };
         let sources = std::iter::zip(inputs, behind).map(source).collect::<Option<_>>()?;
         Some(Rematerialized::new(self.name, &self.outputs[0], sources, compute))
+    }
+
+    fn rematerializes(&self, output: usize) -> Option<()> {
+        Context::current().rematerializes(self.outputs[output].device()).then_some(())
     }
 
     /// Whether input `i` requires a gradient: what only its gradient needs need not be saved otherwise.

@@ -12,7 +12,7 @@
 //! Operations of a family (pointwise functions, rows, optimizers) share a frame that is generic in the function; the
 //! frame calls [`by_device`] for all of them. [`crate::simd`] picks the CPU's instruction set.
 
-use phalanx_tensor::{Device, Result, Tensor};
+use phalanx_tensor::{DType, Device, Result, Tensor};
 
 /// An operation's kernels, which take the same arguments.
 pub(crate) struct Kernels<F> {
@@ -37,6 +37,13 @@ impl<F> Kernels<F> {
     pub(crate) fn on(self, device: Device) -> F {
         if matches!(device, Device::Cuda(_)) { self.cuda } else { self.cpu }
     }
+}
+
+/// Whether kernels that join a branch with a residual stream take these dtypes of the two. Only a GPU's cast on the way: from and to 16
+/// bits beside f32. Elsewhere casts of their own give the same bits.
+pub(crate) fn has_branch_kernel(device: Device, stream: DType, branch: DType) -> bool {
+    let narrower = stream == DType::F32 && matches!(branch, DType::BF16 | DType::F16);
+    stream == branch || (device.is_cuda() && narrower)
 }
 
 /// Computes into `out` by the function for its device. On a meta device the tensor counts as written, and neither runs.

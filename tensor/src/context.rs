@@ -29,7 +29,7 @@ pub struct Context {
     /// The memory of new storage on CPU devices.
     pub host_memory: HostMemory,
     /// Modes of the crates above, a bit each, all 0 at a thread's start. This crate does not know what they mean: they only
-    /// travel with the context. Bit 0 is the kernels', bits 1 to 3 autograd's; an embedding program may use bits 16 to 31.
+    /// travel with the context. Bit 0 is the kernels', bits 1 to 5 autograd's; an embedding program may use bits 16 to 31.
     pub flags: u32,
 }
 

@@ -10,7 +10,7 @@
 //! saved. Source: Megatron-LM's `bias_dropout_add`.
 
 use phalanx_kernels::random;
-use phalanx_tensor::{Context, Dims, PhiloxStream, Window};
+use phalanx_tensor::{Context, DType, Dims, PhiloxStream, Window};
 
 use crate::{Backward, ContextMode, Cx, Grads, Result, SaveContext, Var, begins, grads1, record};
 
@@ -31,10 +31,10 @@ impl Var {
     }
 
     /// `residual + (self + bias).dropout(p, site, window)` in one pass, with the bits of the three operations. The bias has the
-    /// size of the last dimension.
+    /// size of the last dimension. The residual, and so the sum, may have another dtype.
     ///
     /// # Errors
-    /// As [`Var::dropout`]; if shapes do not fit, or dtypes or devices differ.
+    /// As [`Var::dropout`]; if shapes do not fit, or devices differ.
     pub fn bias_dropout_add(
         &self,
         bias: Option<&Var>,
@@ -51,7 +51,7 @@ impl Var {
         let y = random::bias_dropout_add(self.tensor(), of_bias, residual.tensor(), *p, *stream, window)?;
         let inputs: Vec<&Var> = [self, residual].into_iter().chain(bias).collect();
         record("bias_dropout_add", &inputs, y, |_: &SaveContext<'_>| {
-            Ok(BiasDropoutAdd { dropout, has_bias: bias.is_some() })
+            Ok(BiasDropoutAdd { dropout, dtype: self.dtype(), has_bias: bias.is_some() })
         })
     }
 
@@ -97,6 +97,8 @@ impl Backward for Dropout {
 /// Inputs: `x`, the residual, perhaps a bias.
 struct BiasDropoutAdd {
     dropout: Dropout,
+    /// Of `x` and the bias.
+    dtype: DType,
     has_bias: bool,
 }
 
@@ -105,8 +107,8 @@ impl Backward for BiasDropoutAdd {
         let needs_bias = self.has_bias && cx.needs(2);
         let dx = match (cx.needs(0) || needs_bias, self.dropout.p == 0.0) {
             (false, _) => None,
-            (true, true) => Some(cx.dy().clone()),
-            (true, false) => Some(cx.dy().drop_out(self.dropout.clone())?),
+            (true, true) => Some(cx.dy().to(self.dtype)?),
+            (true, false) => Some(cx.dy().to(self.dtype)?.drop_out(self.dropout.clone())?),
         };
         let mut grads = Grads::from_elem(None, 2 + usize::from(self.has_bias));
         if let (true, Some(dx)) = (needs_bias, &dx) {
@@ -120,7 +122,7 @@ impl Backward for BiasDropoutAdd {
 
 #[cfg(test)]
 mod tests {
-    use phalanx_tensor::{DType, Device, RngKey};
+    use phalanx_tensor::{Device, RngKey};
 
     use super::*;
     use crate::ops::testing::check_twice;

@@ -74,10 +74,10 @@ template <> DEVICE u32 narrow2<f16>(f32 low, f32 high) {
     return y;
 }
 
-// ---- Packets: 16 bytes at a time; addresses are multiples of 16 ----
+// ---- Packets: 16 bytes at a time, unless N says otherwise; addresses are multiples of a packet's bytes ----
 
-template <typename T> struct __align__(16) Packet {
-    static constexpr int LEN = 16 / sizeof(T);
+template <typename T, int N = 16 / (int)sizeof(T)> struct __align__(N * sizeof(T)) Packet {
+    static constexpr int LEN = N;
     T at[LEN];
 };
 

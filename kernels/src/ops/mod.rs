@@ -92,7 +92,7 @@ pub use index::{
 };
 pub use layer_norm::{
     add_layer_norm, add_layer_norm_backward, add_rms_norm, add_rms_norm_backward, layer_norm,
-    layer_norm_backward, rms_norm, rms_norm_backward,
+    layer_norm_backward, layer_norm_to, rms_norm, rms_norm_backward, rms_norm_to,
 };
 pub use loss::{
     binary_cross_entropy_with_logits, binary_cross_entropy_with_logits_backward, huber_loss,

@@ -92,11 +92,11 @@ impl Team {
         gpu: &'static Gpu,
         program: RowProgram,
         entry: &str,
-        define: Option<(&str, &str)>,
+        own: &[(&str, &str)],
     ) -> Result<Kernel> {
         let (threads, packets) = (self.threads.to_string(), self.packets.to_string());
         let mut defines = vec![("ELEMENT", type_name(self.dtype)), ("TEAM", &threads), ("PACKETS", &packets)];
-        defines.extend(define);
+        defines.extend(own);
         gpu.kernel(op, &Program { name: program.name, files: program.files, defines: &defines }, entry)
     }
 }
@@ -147,5 +147,5 @@ pub(crate) fn map<const N: usize>(
         args = operand.put(args)?;
     }
     let args = args.value(team.rows as u64).value(width as u64);
-    team.kernel(op, gpu, program, entry, None)?.launch(team.grid(), args)
+    team.kernel(op, gpu, program, entry, &[])?.launch(team.grid(), args)
 }

@@ -18,7 +18,9 @@ constexpr int TEAMS = TEAM == 32 ? WARPS : 1;
 constexpr int THREADS = TEAM * TEAMS;
 
 // A kernel of teams. Unless told that one block at a time will do, the compiler spills a few registers here and there.
-#define TEAM_KERNEL extern "C" __global__ void __launch_bounds__(THREADS, 1)
+#define TEAM_KERNEL TEAM_KERNEL_BESIDE(1)
+// Where rows are not kept in registers, so many blocks fit a multiprocessor: one loads while others wait for their sums.
+#define TEAM_KERNEL_BESIDE(BLOCKS) extern "C" __global__ void __launch_bounds__(THREADS, PACKETS > 0 ? 1 : BLOCKS)
 
 DEVICE u64 team_row() { return (u64)blockIdx.x * TEAMS + (TEAM == 32 ? warp_number() : 0); }
 DEVICE int team_rank() { return TEAM == 32 ? lane_number() : threadIdx.x; }
@@ -62,50 +64,63 @@ DEVICE Packet<T> load_across(const T* p) {
     return x.packet;
 }
 
+// As many elements of V, which is T or narrower, as a packet of T has.
+template <typename V> using PacketOf = Packet<V, LEN>;
+
+// Whether a packet of V may begin here.
+template <typename V> DEVICE bool is_aligned(const V* p) { return ((u64)p & (sizeof(PacketOf<V>) - 1)) == 0; }
+
 // Elements `at ..` of `width` that lie together; `fill` where there is none.
-DEVICE Packet<T> read_packet(const T* x, i64 at, i64 width, T fill) {
+template <typename V> DEVICE PacketOf<V> read_packet(const V* x, i64 at, i64 width, V fill) {
     if (at >= 0 && at + LEN <= width) {
-        if (is_aligned16(x + at)) return load(x + at);
-        if (at + 2 * LEN <= width) return load_across(x + at);
+        if (is_aligned(x + at)) return *(const PacketOf<V>*)(x + at);
+        if constexpr (sizeof(V) == sizeof(T))
+            if (at + 2 * LEN <= width) return load_across(x + at);
     }
-    Packet<T> p;
+    PacketOf<V> p;
 #pragma unroll
     for (int j = 0; j < LEN; j++) p.at[j] = at + j >= 0 && at + j < width ? x[at + j] : fill;
     return p;
 }
 
-DEVICE void write_packet(T* y, i64 at, i64 width, const Packet<T>& p) {
-    if (at >= 0 && at + LEN <= width && is_aligned16(y + at)) return store(y + at, p);
+template <typename V> DEVICE void write_packet(V* y, i64 at, i64 width, const PacketOf<V>& p) {
+    if (at >= 0 && at + LEN <= width && is_aligned(y + at)) {
+        *(PacketOf<V>*)(y + at) = p;
+        return;
+    }
 #pragma unroll
     for (int j = 0; j < LEN; j++)
         if (at + j >= 0 && at + j < width) y[at + j] = p.at[j];
 }
 
 // A tensor of rows: each lies together, `stride` elements after the one before.
-struct Rows {
-    const T* data;
+template <typename V> struct RowsOf {
+    const V* data;
     u64 stride;
 };
+typedef RowsOf<T> Rows;
 
 // A row of a tensor.
-struct Line {
-    const T* x;
+template <typename V> struct LineOf {
+    const V* x;
     const i64 width;
-    const T fill;
-    Packet<T> kept[KEPT];
+    const V fill;
+    PacketOf<V> kept[KEPT];
 
-    DEVICE Line(const Rows& rows, u64 row, i64 width, T fill) : x(rows.data + row * rows.stride), width(width), fill(fill) {
+    DEVICE LineOf(const RowsOf<V>& rows, u64 row, i64 width, V fill)
+        : x(rows.data + row * rows.stride), width(width), fill(fill) {
         if constexpr (PACKETS > 0) each_packet(width, [&](int i, i64 at) { kept[i] = read(at); });
     }
 
-    DEVICE Packet<T> read(i64 at) const { return read_packet(x, at, width, fill); }
+    DEVICE PacketOf<V> read(i64 at) const { return read_packet(x, at, width, fill); }
 
     // The thread's packet number i, which begins at `at`.
-    DEVICE Packet<T> packet(int i, i64 at) const {
+    DEVICE PacketOf<V> packet(int i, i64 at) const {
         if constexpr (PACKETS > 0) return kept[i];
         else return read(at);
     }
 };
+typedef LineOf<T> Line;
 
 // y[j] = f(j, x[j]) for a whole row. What is written does not depend on who writes it, so where nothing is kept,
 // packets begin where the output's do.

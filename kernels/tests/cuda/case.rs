@@ -94,6 +94,14 @@ fn values(t: &Tensor) -> Result<Vec<f64>, String> {
     cast(&host, DType::F64).and_then(|t| t.to_vec()).map_err(|e| e.to_string())
 }
 
+/// The number of kernels that `work` launches on a GPU; on a CPU `wanted`, so that a case that returns it fails where the two differ.
+pub fn launches(device: Device, wanted: i64, work: impl FnOnce() -> Result<()>) -> Result<Tensor> {
+    let before = if device.is_cuda() { device.gpu()?.launches() } else { 0 };
+    work()?;
+    let counted = if device.is_cuda() { (device.gpu()?.launches() - before) as i64 } else { wanted };
+    Tensor::from_slice(&[counted], &[1], Device::CPU)
+}
+
 /// A few roundings.
 pub fn tolerance(dtype: DType) -> f64 {
     match dtype {

@@ -10,7 +10,7 @@ use phalanx_tensor::{DType, Device, Dims, Tensor};
 use super::{Documents, KvCache, RecomputeMode};
 use crate::layer_factory::{EmbeddingSpec, activation_window};
 use crate::mode::{Mode, modes};
-use crate::modules::{Dropout, Embedding};
+use crate::modules::{Dropout, Embedding, PreNorm};
 use crate::scope::join;
 use crate::{
     AnyUnit, Entry, Error, Head, LayerFactory, Module, OneDevice, Parameter, Parameters, Result, Scope,
@@ -63,7 +63,7 @@ pub(crate) struct DecoderSpec<'a> {
     pub(crate) blocks: usize,
     /// The dtype between the blocks.
     pub(crate) stream: DType,
-    pub(crate) norm: &'a dyn Fn(&Scope) -> Result<Box<dyn Module>>,
+    pub(crate) norm: &'a dyn Fn(&Scope) -> Result<Box<dyn PreNorm>>,
     /// Logits go through `cap tanh(logit / cap)`.
     pub(crate) logit_cap: Option<f64>,
 }
@@ -103,7 +103,7 @@ struct InputEmbedding<L: LayerFactory> {
 
 /// Final norm and output head (logits).
 struct NormAndHead<L: LayerFactory> {
-    norm: Box<dyn Module>,
+    norm: Box<dyn PreNorm>,
     head: L::Head,
     logit_cap: Option<f64>,
     /// The dtype of the head.
@@ -404,7 +404,7 @@ impl<L: LayerFactory> NormAndHead<L> {
     }
 
     fn normed(&self, x: &Var) -> Result<Var> {
-        Ok(self.norm.forward(x)?.to(self.matrix)?)
+        Ok(self.norm.pre_forward(x, self.matrix)?.1)
     }
 
     fn logits(&self, x: &Var) -> Result<Var> {

@@ -16,7 +16,7 @@ use super::decoder::{DecoderSpec, Names};
 use super::{Activation, Block, Decoder, DecoderStage, Documents, KvCache};
 use crate::layer_factory::{EmbeddingSpec, LinearSpec, activation_window};
 use crate::modules::attention::{CausalAttention, Heads, Positions, Scores};
-use crate::modules::{Dropout, LayerNorm, LayerNormConfig};
+use crate::modules::{Dropout, LayerNorm, LayerNormConfig, PreNorm};
 use crate::{
     Error, Init, LayerFactory, Module, OneDevice, Parameters, Result, Scope, WrappedUnit, parameters,
 };
@@ -112,7 +112,7 @@ impl GptConfig {
         self.check().map_err(|why| Error::invalid("GPT", why))?;
         let init = Init::Normal { mean: 0.0, std: self.init_std };
         let table = |count, tied| EmbeddingSpec { count, width: self.width, init, tied };
-        let norm = |scope: &Scope| Ok(Box::new(self.norm(scope)?) as Box<dyn Module>);
+        let norm = |scope: &Scope| Ok(Box::new(self.norm(scope)?) as Box<dyn PreNorm>);
         let spec = DecoderSpec {
             names: &NAMES,
             table: table(self.vocabulary, self.tied),
@@ -222,7 +222,7 @@ impl<L: LayerFactory> GptBlock<L> {
     }
 
     fn run(&self, x: &Var, rows: Positions<'_>) -> Result<Var> {
-        let n = self.ln_1.forward(x)?.to(self.matrix)?;
+        let (x, n) = self.ln_1.pre_forward(x, self.matrix)?;
         let mut length = 0;
         let y = self.attn.call_once(n, |attn, n| {
             let joint = attn.c_attn.forward(&n)?;
@@ -233,42 +233,32 @@ impl<L: LayerFactory> GptBlock<L> {
             length = y.shape()[1];
             attn.c_proj.forward(&y)
         })?;
-        let (x, n) = self.ln_2.add_forward(x, &self.branch(y, x.dtype(), 0, length)?)?;
+        let y = match self.dropouts[0].is_active() {
+            true => self.dropouts[0].forward_in(&y, &self.window(&y, length)?)?,
+            false => y,
+        };
+        let (x, n) = self.ln_2.add_forward(&x, &y)?;
         // The bias of a map that is gathered by itself is not here after the map.
         let in_unit = self.mlp.is_wrapped() || self.mlp.module().c_proj.is_wrapped();
-        let (is_fused, mut bias) = (self.matrix == x.dtype() && !in_unit, None);
-        let y = self.mlp.call_once(n.to(self.matrix)?, |mlp, narrow| {
-            drop(n);
+        let (adds_bias_later, mut bias) = (self.matrix == x.dtype() && !in_unit, None);
+        let y = self.mlp.call_once(n, |mlp, n| {
             let y = match self.activation {
-                Activation::GeluTanh => mlp.c_fc.call_once(narrow, |fc, x| self.layers.column_gelu(fc, x))?,
+                Activation::GeluTanh => mlp.c_fc.call_once(n, |fc, x| self.layers.column_gelu(fc, x))?,
                 other => {
-                    let y = mlp.c_fc.forward(&narrow)?;
-                    drop(narrow);
+                    let y = mlp.c_fc.forward(&n)?;
+                    drop(n);
                     other.apply(&y)?
                 }
             };
-            if !is_fused {
+            if !adds_bias_later {
                 return mlp.c_proj.forward(&y);
             }
             let (y, own) = self.layers.row_and_bias(mlp.c_proj.module(), &y)?;
             bias = own;
             Ok(y)
         })?;
-        if !is_fused {
-            return Ok(x.add(&self.branch(y, x.dtype(), 1, length)?)?);
-        }
         let window = self.window(&y, length)?;
         self.dropouts[1].bias_dropout_add(&y, bias.as_ref(), &x, Some(&window))
-    }
-
-    /// A branch's output after dropout, in the stream's dtype.
-    fn branch(&self, y: Var, stream: DType, dropout: usize, length: usize) -> Result<Var> {
-        let dropout = &self.dropouts[dropout];
-        let y = match dropout.is_active() {
-            true => dropout.forward_in(&y, &self.window(&y, length)?)?,
-            false => y,
-        };
-        Ok(y.to(stream)?)
     }
 
     /// Where this rank's positions are in the stream of whole sequences of that length.

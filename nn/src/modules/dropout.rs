@@ -63,7 +63,7 @@ impl Dropout {
     /// window the rows are those of the context's part of the batch, as in [`Dropout::forward`].
     ///
     /// # Errors
-    /// If the shapes do not fit, or the dtypes differ or are no floating-point ones.
+    /// If the shapes do not fit, or the dtypes are no floating-point ones.
     pub fn bias_dropout_add(
         &self,
         x: &Var,
@@ -74,7 +74,7 @@ impl Dropout {
         match (self.is_active(), bias) {
             (true, _) => Ok(x.bias_dropout_add(bias, residual, self.p, self.site(), window)?),
             (false, Some(_)) => Ok(x.bias_dropout_add(bias, residual, 0.0, self.site, window)?),
-            (false, None) => Ok(residual.add(x)?),
+            (false, None) => add_branch(residual, x),
         }
     }
 
@@ -127,6 +127,14 @@ impl Calls {
         };
         *calls += 1;
         *calls - 1
+    }
+}
+
+/// A residual stream and a branch's result, perhaps in another dtype, added in one pass: the stream from here on.
+pub(crate) fn add_branch(stream: &Var, branch: &Var) -> Result<Var> {
+    match stream.dtype() == branch.dtype() {
+        true => Ok(stream.add(branch)?),
+        false => Ok(branch.bias_dropout_add(None, stream, 0.0, 0, None)?),
     }
 }
 

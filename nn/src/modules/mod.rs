@@ -4,7 +4,7 @@ pub(crate) mod activation;
 pub(crate) mod attention;
 mod batch_norm;
 mod conv;
-mod dropout;
+pub(crate) mod dropout;
 mod embedding;
 mod layout;
 mod linear;
@@ -33,8 +33,8 @@ pub use layout::{
 };
 pub use linear::{Linear, LinearConfig};
 pub use norm::{
-    GroupNorm, GroupNormConfig, InstanceNorm, InstanceNormConfig, LayerNorm, LayerNormConfig, RmsNorm,
-    RmsNormConfig,
+    GroupNorm, GroupNormConfig, InstanceNorm, InstanceNormConfig, LayerNorm, LayerNormConfig, PreNorm,
+    RmsNorm, RmsNormConfig,
 };
 pub use pool::{
     AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveMaxPool2d, AvgPool1d, AvgPool2d, AvgPool3d, MaxPool1d,

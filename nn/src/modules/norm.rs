@@ -2,6 +2,7 @@
 //! of channels, [`InstanceNorm`] over each channel.
 
 use phalanx_autograd::Var;
+use phalanx_tensor::DType;
 
 use crate::error::{check_non_negative, label};
 use crate::{Error, Init, Module, Parameter, Result, Scope, parameters};
@@ -68,8 +69,31 @@ impl LayerNormConfig {
     }
 }
 
+/// A norm that begins a branch of a residual stream.
+pub trait PreNorm: Module {
+    /// The stream `x`, to be used in its place from here on, and its norm in the branch's dtype. The stream's gradient is added in the
+    /// norm's backward pass.
+    ///
+    /// # Errors
+    /// If the shapes do not fit.
+    fn pre_forward(&self, x: &Var, dtype: DType) -> Result<(Var, Var)>;
+}
+
+impl PreNorm for LayerNorm {
+    fn pre_forward(&self, x: &Var, dtype: DType) -> Result<(Var, Var)> {
+        let [weight, bias] = self.affine();
+        Ok(x.pre_layer_norm(&self.shape, weight.as_ref(), bias.as_ref(), self.eps, dtype)?)
+    }
+}
+
+impl PreNorm for RmsNorm {
+    fn pre_forward(&self, x: &Var, dtype: DType) -> Result<(Var, Var)> {
+        Ok(x.pre_rms_norm(&self.shape, self.factor()?.as_ref(), self.eps, dtype)?)
+    }
+}
+
 impl LayerNorm {
-    /// `x + residual` and its norm, computed in one pass.
+    /// `x + residual` in the dtype of `x`, and its norm in that of the residual, computed in one pass.
     ///
     /// # Errors
     /// If the shapes do not fit.
@@ -153,7 +177,7 @@ impl RmsNormConfig {
 }
 
 impl RmsNorm {
-    /// `x + residual` and its norm, computed in one pass.
+    /// `x + residual` in the dtype of `x`, and its norm in that of the residual, computed in one pass.
     ///
     /// # Errors
     /// If the shapes do not fit.

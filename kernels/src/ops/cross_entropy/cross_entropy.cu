@@ -22,9 +22,12 @@ DEVICE W total_weight(const Targets& targets) {
     return team_sum(sum);
 }
 
+// Three blocks are 1,536 threads of 2,048, whose loads of a vocabulary's logits keep the memory busy.
+constexpr int BLOCKS = sizeof(T) == 8 ? 1 : 3;
+
 // `kept` numbers a row: the largest logit, the sum of the exponentials below it, and with smoothing the weighted sum of
 // the logits below it. `losses` are those of the items, not yet scaled.
-TEAM_KERNEL forward(f64* losses, W* stats, Rows x, u64 kept, f64 smoothing, Targets targets) {
+TEAM_KERNEL_BESIDE(BLOCKS) forward(f64* losses, W* stats, Rows x, u64 kept, f64 smoothing, Targets targets) {
     const u64 row = team_row();
     if (row >= targets.items) return;
     const i64 width = targets.classes, found = targets[row];
@@ -59,7 +62,7 @@ TEAM_KERNEL forward(f64* losses, W* stats, Rows x, u64 kept, f64 smoothing, Targ
 
 // dx = slope (p sum(q) - q), for the smoothed target q; p is made again of the row's two numbers. A row has the logits of `columns`
 // classes from `first` on.
-TEAM_KERNEL backward(T* dx, Rows x, const W* stats, u64 kept, const RESULT* dy, u64 dy_step, Factor factor, f64 smoothing, u64 first, u64 columns, Targets targets) {
+TEAM_KERNEL_BESIDE(BLOCKS) backward(T* dx, Rows x, const W* stats, u64 kept, const RESULT* dy, u64 dy_step, Factor factor, f64 smoothing, u64 first, u64 columns, Targets targets) {
     const u64 row = team_row();
     if (row >= targets.items) return;
     const i64 width = columns, found = targets[row];

@@ -358,7 +358,7 @@ const PROGRAM: RowProgram = row_program!("cross_entropy.cu", FAULT, CLASSES);
 
 /// For logits `x`; `result` is the result's dtype.
 fn kernel(op: &'static str, x: &Tensor, result: DType, team: Team, entry: &str) -> Result<Kernel> {
-    team.kernel(op, x.device().gpu()?, PROGRAM, entry, Some(("RESULT", type_name(result))))
+    team.kernel(op, x.device().gpu()?, PROGRAM, entry, &[("RESULT", type_name(result))])
 }
 
 /// `x` has its classes last.

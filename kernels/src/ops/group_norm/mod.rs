@@ -244,7 +244,7 @@ fn forward_on_gpu(
     let args = operand.put(Args::new(op, gpu).write(y)?.write(stats)?)?;
     let args = args.read_if(weight.as_ref())?.read_if(bias.as_ref())?;
     let args = args.value([eps, 1.0 / shape.width as f64]).value(groups.sizes());
-    team.kernel(op, gpu, PROGRAM, "forward", None)?.launch(team.grid(), args)
+    team.kernel(op, gpu, PROGRAM, "forward", &[])?.launch(team.grid(), args)
 }
 
 fn backward_on_gpu(
@@ -266,7 +266,7 @@ fn backward_on_gpu(
     let operands = [Operand::of(op, x, shape.width)?, Operand::of(op, dy, shape.width)?];
     let args = operands[1].put(operands[0].put(Args::new(op, gpu).write(dx)?)?)?;
     let args = args.read(&stats)?.scratch(&parts).read_if(weight.as_ref())?.value(groups.sizes());
-    team.kernel(op, gpu, PROGRAM, "backward", None)?.launch(team.grid(), args)
+    team.kernel(op, gpu, PROGRAM, "backward", &[])?.launch(team.grid(), args)
 }
 
 fn contiguous(x: Option<&Tensor>) -> Result<Option<Tensor>> {

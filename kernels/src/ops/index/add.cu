@@ -99,6 +99,11 @@ template <> struct __align__(16) Lanes<16 / sizeof(T)> {
     T at[16 / sizeof(T)];
 };
 
+// Rows of the source that a thread has under way where a row has many, as a frequent token has. Their sum has one order, so the
+// latency of one load after the other would be the time of the whole kernel. The bounds of the kernels leave registers for them: without,
+// the compiler spreads the loads among the additions.
+constexpr int AHEAD = sizeof(T) == 1 ? 4 : 8;
+
 // out is [outer, rows, inner], the source [outer, count, inner].
 template <int LEN>
 DEVICE void add_rows(T* out, const T* source, const u32* starts, const u32* positions, u64 outer, u64 rows, u64 count,
@@ -115,15 +120,23 @@ DEVICE void add_rows(T* out, const T* source, const u32* starts, const u32* posi
         S sums[LEN];
 #pragma unroll
         for (int l = 0; l < LEN; l++) sums[l] = S(0);
-#pragma unroll 4
-        for (u32 p = begin; p < end; p++) {
-            const Lanes<LEN> x = *(const Lanes<LEN>*)(from + positions[p] * inner + i);
+        const auto row = [&](u64 p) { return *(const Lanes<LEN>*)(from + positions[p] * inner + i); };
+        const auto add = [&](u64 p, const Lanes<LEN>& x) {
 #pragma unroll
             for (int l = 0; l < LEN; l++) {
                 const S more = S(widen(x.at[l]));
                 sums[l] = p == begin && kind != STORE ? more : plus(sums[l], more);
             }
+        };
+        u64 p = begin;
+        for (; p + AHEAD <= end; p += AHEAD) {
+            Lanes<LEN> x[AHEAD];
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) x[k] = row(p + k);
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) add(p + k, x[k]);
         }
+        for (; p < end; p++) add(p, row(p));
         Lanes<LEN>* to = (Lanes<LEN>*)(out + nth * inner + i);
         Lanes<LEN> y;
         if (kind != STORE) y = *to;
@@ -140,9 +153,9 @@ DEVICE void add_rows(T* out, const T* source, const u32* starts, const u32* posi
 }
 
 #define ROWS(name, LEN)                                                                                              \
-    extern "C" __global__ void name(T* out, const T* source, const u32* starts, const u32* positions, u64 outer,    \
-                                    u64 rows, u64 count, u64 inner, u64 padding, u32 log_lanes, u32 kind,            \
-                                    Factor factor) {                                                                 \
+    extern "C" __global__ void __launch_bounds__(256, 3)                                                             \
+        name(T* out, const T* source, const u32* starts, const u32* positions, u64 outer, u64 rows, u64 count,       \
+             u64 inner, u64 padding, u32 log_lanes, u32 kind, Factor factor) {                                       \
         add_rows<LEN>(out, source, starts, positions, outer, rows, count, inner, padding, log_lanes, kind, factor);  \
     }
 ROWS(rows_packed, 16 / sizeof(T))

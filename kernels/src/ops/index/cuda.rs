@@ -90,7 +90,7 @@ pub(in crate::ops::index) fn add_rows(
     let packet = 16 / dtype.size();
     let packed = [inner, out.offset(), source.offset()].iter().all(|n| n.is_multiple_of(packet));
     let (entry, things) = if packed { ("rows_packed", inner / packet) } else { ("rows_single", inner) };
-    let (log_lanes, grid) = lanes(outer * rows, things);
+    let (log_lanes, grid) = lanes(outer * rows, things, 1);
     let (kind, padding, factor) = match what {
         Rows::Store { padding } => (0u32, padding.map_or(u64::MAX, |row| row as u64), 1.0),
         Rows::Add => (1, u64::MAX, 1.0),
@@ -309,7 +309,7 @@ pub(in crate::ops::index) fn rows(
         _ => "rows_16",
     };
     let inner = bytes / width;
-    let (log_lanes, grid) = lanes(outer * count, inner);
+    let (log_lanes, grid) = lanes(outer * count, inner, 8);
     let args = Args::new(op, gpu).write(out)?.read(x)?.read(index)?;
     let args = args.value(outer as u64).value(count as u64).value(x.shape()[dim] as u64);
     let args = picked(args.value(inner as u64).value(log_lanes).faults()?, index);
@@ -323,14 +323,14 @@ fn picked<'a>(args: Args<'a>, index: &Tensor) -> Args<'a> {
 }
 
 /// How rows of `inner` things are shared out: the logarithm of the lanes that take a row, and the grid. Long rows are cut
-/// into pieces of 8 things a lane along y.
-fn lanes(rows: usize, inner: usize) -> (u32, Grid) {
+/// into pieces of `each` things a lane along y.
+fn lanes(rows: usize, inner: usize, each: usize) -> (u32, Grid) {
     let lanes = match inner {
         0..32 => inner.next_power_of_two(),
         32..1024 => 32,
         _ => THREADS as usize,
     };
-    let pieces = inner.div_ceil(8 * lanes).min(usize::from(u16::MAX));
+    let pieces = inner.div_ceil(each * lanes).min(usize::from(u16::MAX));
     let grid = Grid::new((rows * lanes).div_ceil(THREADS as usize), THREADS).by(pieces, 1);
     (lanes.trailing_zeros(), grid)
 }

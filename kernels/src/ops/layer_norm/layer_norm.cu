@@ -1,9 +1,17 @@
 // Layer normalisation of rows, and root-mean-square normalisation, which is the same without the mean (CENTERED false).
 //
+// T is the dtype of the stream: of x, the sum, and the parameters. B (BRANCH) is that of the branch: of the residual that
+// comes from one, and of y, which goes into the next. It is T, or narrower, so that no cast is a pass of its own.
+//
 // Forward reads x and writes y once; add_forward reads x and a residual, and writes their sum and y once. Backward reads x
-// and dy, and the gradient of the sum where there is one, and writes dx once; each block walks down some rows and keeps
-// their part of the sums over rows (dweight, dbias) in registers, a column a thread; `sums` adds the blocks' parts in
-// their order. How many blocks there are depends on the shape alone.
+// and dy, and the gradient of the sum where there is one, and writes dx once, and once more as the branch's gradient where
+// that is narrower; each block walks down some rows and keeps their part of the sums over rows (dweight, dbias) in
+// registers, a column a thread; `sums` adds the blocks' parts in their order. How many blocks there are depends on the
+// shape alone.
+
+typedef BRANCH B;
+typedef RowsOf<B> BranchRows;
+typedef LineOf<B> BranchLine;
 
 constexpr int STATS = CENTERED ? 3 : 1;
 
@@ -13,7 +21,7 @@ DEVICE Standard load_standard(const W* stats) {
 
 // The row's result, to `y`, and its numbers.
 template <typename L>
-DEVICE void normalise(T* y, W* stats, const L& line, u64 row, const T* weight, const T* bias, f64 eps, f64 share) {
+DEVICE void normalise(B* y, W* stats, const L& line, u64 row, const T* weight, const T* bias, f64 eps, f64 share) {
     const i64 width = line.width;
     const T zero = narrow<T>(W(0));
     W variance;
@@ -26,9 +34,11 @@ DEVICE void normalise(T* y, W* stats, const L& line, u64 row, const T* weight, c
         }
         kept[STATS - 1] = standard.inverse;
     }
-    T* const to = y + row * width;
+    B* const to = y + row * width;
     each_packet(width, [&](int i, i64 at) {
-        Packet<T> p = line.packet(i, at), w, b;
+        const Packet<T> p = line.packet(i, at);
+        Packet<T> w, b;
+        PacketOf<B> q;
         if (weight) w = read_packet(weight, at, width, zero);
         if (bias) b = read_packet(bias, at, width, zero);
 #pragma unroll
@@ -36,13 +46,13 @@ DEVICE void normalise(T* y, W* stats, const L& line, u64 row, const T* weight, c
             W x = standard.of(widen(p.at[j]));
             if (weight) x *= widen(w.at[j]);
             if (bias) x += widen(b.at[j]);
-            p.at[j] = narrow<T>(x);
+            q.at[j] = narrow<B>(x);
         }
-        write_packet(to, at, width, p);
+        write_packet(to, at, width, q);
     });
 }
 
-TEAM_KERNEL forward(T* y, W* stats, Rows x, const T* weight, const T* bias, f64 eps, f64 share, u64 rows, u64 width) {
+TEAM_KERNEL forward(B* y, W* stats, Rows x, const T* weight, const T* bias, f64 eps, f64 share, u64 rows, u64 width) {
     const u64 row = team_row();
     if (row >= rows) return;
     normalise(y, stats, Line(x, row, width, narrow<T>(W(0))), row, weight, bias, eps, share);
@@ -51,17 +61,17 @@ TEAM_KERNEL forward(T* y, W* stats, Rows x, const T* weight, const T* bias, f64 
 // The sum of two rows, rounded, as a Line.
 struct SumLine {
     Line x;
-    const T* residual;
+    const B* residual;
     const i64 width;
 
-    DEVICE SumLine(const Rows& x, const Rows& residual, u64 row, i64 width)
+    DEVICE SumLine(const Rows& x, const BranchRows& residual, u64 row, i64 width)
         : x(x, row, width, narrow<T>(W(0))), residual(residual.data + row * residual.stride), width(width) {
         if constexpr (PACKETS > 0) each_packet(width, [&](int i, i64 at) { this->x.kept[i] = sum(i, at); });
     }
 
     DEVICE Packet<T> sum(int i, i64 at) const {
         Packet<T> p = x.packet(i, at);
-        const Packet<T> q = read_packet(residual, at, width, x.fill);
+        const PacketOf<B> q = read_packet(residual, at, width, narrow<B>(0));
 #pragma unroll
         for (int j = 0; j < LEN; j++) p.at[j] = narrow<T>(widen(p.at[j]) + widen(q.at[j]));
         return p;
@@ -70,7 +80,7 @@ struct SumLine {
     DEVICE Packet<T> packet(int i, i64 at) const { return PACKETS > 0 ? x.packet(i, at) : sum(i, at); }
 };
 
-TEAM_KERNEL add_forward(T* y, W* stats, Rows x, Rows residual, T* sum, const T* weight, const T* bias, f64 eps, f64 share, u64 rows, u64 width) {
+TEAM_KERNEL add_forward(B* y, W* stats, Rows x, BranchRows residual, T* sum, const T* weight, const T* bias, f64 eps, f64 share, u64 rows, u64 width) {
     const u64 row = team_row();
     if (row >= rows) return;
     const SumLine line(x, residual, row, width);
@@ -79,12 +89,12 @@ TEAM_KERNEL add_forward(T* y, W* stats, Rows x, Rows residual, T* sum, const T* 
 }
 
 // dx = (g - mean(g) - xhat mean(g xhat)) inverse with g = dy w, and `dsum` added if it is not null; without the first
-// mean if not CENTERED.
-DEVICE void input_gradient(T* dx, const Line& x, const Line& dy, const T* dsum, const T* weight, const Standard& standard) {
+// mean if not CENTERED. Written to dx, to the branch's gradient, or to both.
+DEVICE void input_gradient(T* dx, B* dbranch, const Line& x, const BranchLine& dy, const T* dsum, const T* weight, const Standard& standard) {
     const i64 width = x.width;
     const T zero = narrow<T>(W(0));
     const auto gradient = [&](int i, i64 at, W (&g)[LEN]) {
-        const Packet<T> q = dy.packet(i, at);
+        const PacketOf<B> q = dy.packet(i, at);
         Packet<T> w;
         if (weight) w = read_packet(weight, at, width, zero);
 #pragma unroll
@@ -105,6 +115,7 @@ DEVICE void input_gradient(T* dx, const Line& x, const Line& dy, const T* dsum, 
     product = team_sum(product) / W(width);
     each_packet(width, [&](int i, i64 at) {
         Packet<T> p = x.packet(i, at);
+        PacketOf<B> q;
         W g[LEN];
         gradient(i, at, g);
         Packet<T> beside;
@@ -114,8 +125,10 @@ DEVICE void input_gradient(T* dx, const Line& x, const Line& dy, const T* dsum, 
             W slope = (g[j] - mean - standard.of(widen(p.at[j])) * product) * standard.inverse;
             if (dsum) slope += widen(beside.at[j]);
             p.at[j] = narrow<T>(slope);
+            q.at[j] = narrow<B>(slope);
         }
-        write_packet(dx, at, width, p);
+        if (dx) write_packet(dx, at, width, p);
+        if (dbranch) write_packet(dbranch, at, width, q);
     });
 }
 
@@ -123,9 +136,10 @@ DEVICE void input_gradient(T* dx, const Line& x, const Line& dy, const T* dsum, 
 struct Sums {
     W dw[KEPT][LEN], db[KEPT][LEN];
 
-    DEVICE void add(const Line& x, const Line& dy, const Standard& standard) {
+    DEVICE void add(const Line& x, const BranchLine& dy, const Standard& standard) {
         each_packet(x.width, [&](int i, i64 at) {
-            const Packet<T> p = x.packet(i, at), q = dy.packet(i, at);
+            const Packet<T> p = x.packet(i, at);
+            const PacketOf<B> q = dy.packet(i, at);
 #pragma unroll
             for (int j = 0; j < LEN; j++) {
                 const W g = widen(q.at[j]);
@@ -155,15 +169,18 @@ DEVICE void store_sums(W* to, const W (&sums)[KEPT][LEN], i64 width) {
 }
 
 // A block takes the rows `rows_a_block` long from its own on; `parts` holds its sums: dweight's `width`, then dbias's.
-TEAM_KERNEL backward(T* dx, W* parts, Rows x, Rows dy, Rows dsum, const T* weight, const W* stats, u64 rows_a_block, u64 rows, u64 width) {
+TEAM_KERNEL backward(T* dx, B* dbranch, W* parts, Rows x, BranchRows dy, Rows dsum, const T* weight, const W* stats, u64 rows_a_block, u64 rows, u64 width) {
     const T zero = narrow<T>(W(0));
     const u64 first = blockIdx.x * rows_a_block, end = min(first + rows_a_block, rows);
     Sums sums = {};
     for (u64 row = first + (TEAM == 32 ? warp_number() : 0); row < end; row += TEAMS) {
-        const Line values(x, row, width, zero), slopes(dy, row, width, zero);
+        const Line values(x, row, width, zero);
+        const BranchLine slopes(dy, row, width, narrow<B>(0));
         const Standard standard = load_standard(stats + row * STATS);
         const T* beside = dsum.data ? dsum.data + row * dsum.stride : nullptr;
-        if (dx) input_gradient(dx + row * width, values, slopes, beside, weight, standard);
+        T* const to = dx ? dx + row * width : nullptr;
+        B* const to_branch = dbranch ? dbranch + row * width : nullptr;
+        if (to || to_branch) input_gradient(to, to_branch, values, slopes, beside, weight, standard);
         if constexpr (PACKETS > 0)
             if (parts) sums.add(values, slopes, standard);
     }
@@ -177,7 +194,7 @@ TEAM_KERNEL backward(T* dx, W* parts, Rows x, Rows dy, Rows dsum, const T* weigh
 
 // `parts` for rows that no team can keep: a thread a column.
 extern "C" __global__ void __launch_bounds__(256)
-    columns(W* parts, Rows x, Rows dy, const W* stats, u64 rows_a_block, u64 rows, u64 width) {
+    columns(W* parts, Rows x, BranchRows dy, const W* stats, u64 rows_a_block, u64 rows, u64 width) {
     const u64 first = blockIdx.x * rows_a_block, end = min(first + rows_a_block, rows);
     const u64 column = (u64)blockIdx.y * blockDim.x + threadIdx.x;
     if (column >= width) return;

@@ -3,7 +3,7 @@
 use phalanx_tensor::{DType, Tensor};
 
 use super::{layer_norm, layer_norm_backward, rms_norm, rms_norm_backward};
-use crate::ops::{add, add_layer_norm, add_layer_norm_backward, add_rms_norm, add_rms_norm_backward};
+use crate::ops::{add, add_layer_norm, add_layer_norm_backward, add_rms_norm, add_rms_norm_backward, cast};
 use crate::testing::{FLOATS, assert_close, floats, make, tolerance, values};
 
 /// Rows normalised in f64, straight from the formula.
@@ -120,22 +120,26 @@ fn a_sum_and_its_norm_are_what_the_two_give_one_after_the_other() {
     for dtype in FLOATS {
         for (rows, width) in [(0, 5), (3, 0), (1, 1), (3, 7), (70, 33), (5, 129), (2, 9001)] {
             for strided in [false, true] {
-                check_added(dtype, rows, width, strided);
+                check_added([dtype; 2], rows, width, strided);
+                let other = if dtype == DType::F32 { DType::BF16 } else { DType::F32 };
+                check_added([dtype, other], rows, width, strided);
             }
         }
     }
 }
 
-fn check_added(dtype: DType, rows: usize, width: usize, strided: bool) {
-    let operand = |low, high| match strided {
+/// A stream and a branch of these dtypes, against casts of their own.
+fn check_added([dtype, branch]: [DType; 2], rows: usize, width: usize, strided: bool) {
+    let operand = |dtype, low, high| match strided {
         true => make(&[width, rows], dtype, &floats(low, high)).transpose(0, 1).unwrap(),
         false => make(&[rows, width], dtype, &floats(low, high)),
     };
-    let (x, residual) = (operand(-2.0, 3.0), operand(-0.5, 0.25));
-    let (dy, dsum) = (operand(-1.0, 1.5), operand(-2.0, 1.0));
+    let (x, residual) = (operand(dtype, -2.0, 3.0), operand(branch, -0.5, 0.25));
+    let (dy, dsum) = (operand(branch, -1.0, 1.5), operand(dtype, -2.0, 1.0));
+    let wide_dy = cast(&dy, dtype).unwrap();
     let [w, b] = [floats(0.5, 2.0), floats(-1.0, 1.0)].map(|f| make(&[width], dtype, &f));
     let (shape, w) = (&[width], Some(&w));
-    let want = add(&x, &residual).unwrap();
+    let want = add(&x, &cast(&residual, dtype).unwrap()).unwrap();
     for centred in [true, false] {
         let ([sum, y, stats], (want_y, want_stats)) = match centred {
             true => (
@@ -147,25 +151,29 @@ fn check_added(dtype: DType, rows: usize, width: usize, strided: bool) {
                 rms_norm(&want, shape, w, 1e-3).unwrap(),
             ),
         };
+        let want_y = cast(&want_y, branch).unwrap();
+        assert_eq!((sum.dtype(), y.dtype()), (dtype, branch));
         let bits = |t: &Tensor| values(t).into_iter().map(f64::to_bits).collect::<Vec<_>>();
         for (got, want) in [(&sum, &want), (&y, &want_y), (&stats, &want_stats)] {
             assert_eq!(bits(got), bits(want), "{dtype} [{rows}, {width}] strided {strided}");
         }
-        let ([dx, dw, db], [part, want_dw, want_db]) = match centred {
+        let ([dx, dresidual, dw, db], [part, want_dw, want_db]) = match centred {
             true => (
-                add_layer_norm_backward(&sum, &stats, shape, w, [&dy, &dsum], [true; 3]).unwrap(),
-                layer_norm_backward(&want, &stats, shape, w, &dy, [true; 3]).unwrap(),
+                add_layer_norm_backward(&sum, &stats, shape, w, (&dy, Some(&dsum)), [true; 4]).unwrap(),
+                layer_norm_backward(&want, &stats, shape, w, &wide_dy, [true; 3]).unwrap(),
             ),
             false => {
-                let [dx, dw] =
-                    add_rms_norm_backward(&sum, &stats, shape, w, [&dy, &dsum], [true; 2]).unwrap();
-                let [part, want_dw] = rms_norm_backward(&want, &stats, shape, w, &dy, [true; 2]).unwrap();
-                ([dx, dw, None], [part, want_dw, None])
+                let [dx, dresidual, dw] =
+                    add_rms_norm_backward(&sum, &stats, shape, w, (&dy, Some(&dsum)), [true; 3]).unwrap();
+                let [part, want_dw] =
+                    rms_norm_backward(&want, &stats, shape, w, &wide_dy, [true; 2]).unwrap();
+                ([dx, dresidual, dw, None], [part, want_dw, None])
             }
         };
         assert_eq!(dw.map(|t| bits(&t)), want_dw.map(|t| bits(&t)));
         assert_eq!(db.map(|t| bits(&t)), want_db.map(|t| bits(&t)));
         let (dx, want) = (dx.unwrap(), add(&part.unwrap(), &dsum).unwrap());
+        assert_eq!(bits(&dresidual.unwrap()), bits(&cast(&dx, branch).unwrap()));
         if matches!(dtype, DType::F32 | DType::F64) {
             assert_eq!(bits(&dx), bits(&want), "{dtype} [{rows}, {width}] strided {strided}");
         }

@@ -16,10 +16,17 @@ fn group(dtype: DType) -> usize {
     if dtype.size() == 2 { 8 } else { 4 }
 }
 
-fn kernel(op: &'static str, out: &Tensor, function: Option<&Traced>, entry: &str) -> Result<Kernel> {
+/// A kernel of elements of `dtype`, which may be narrower than those of `out` in `bias_dropout_add`.
+fn kernel(
+    op: &'static str,
+    (dtype, out): (DType, &Tensor),
+    function: Option<&Traced>,
+    entry: &str,
+) -> Result<Kernel> {
     let dropout = if function.is_some() { "0" } else { "1" };
     let text = function.map_or("", |f| f.text);
-    let defines = [("ELEM", type_name(out.dtype())), ("DROPOUT", dropout), ("FUNCTION", text)];
+    let [elem, stream] = [dtype, out.dtype()].map(type_name);
+    let defines = [("ELEM", elem), ("STREAM", stream), ("DROPOUT", dropout), ("FUNCTION", text)];
     out.device().gpu()?.kernel(op, &Program { name: "random.cu", files: FILES, defines: &defines }, entry)
 }
 
@@ -54,7 +61,7 @@ pub(super) fn fill(
     }
     let f = trace::function(|uv: [Trace; 2]| [make.eval(uv)]);
     let Places(layout, first, together) = Places::of(op, words, dtype)?;
-    let kernel = kernel(op, out, Some(&f), "fill")?;
+    let kernel = kernel(op, (dtype, out), Some(&f), "fill")?;
     let args = Args::new(op, gpu).write(out)?.value(layout).value(first).value(u32::from(together));
     let args = f.pass(args.value(n as u64).draws(stream), dtype);
     kernel.launch(Grid::over(gpu, n.div_ceil(group(dtype)), 256), args)
@@ -75,7 +82,7 @@ pub(super) fn fill_truncated(
     }
     let f = trace::function(|uv: [Trace; 2]| [make.eval(uv)]);
     let Places(layout, first, _) = Places::of(op, words, dtype)?;
-    let kernel = kernel(op, out, Some(&f), "truncated")?;
+    let kernel = kernel(op, (dtype, out), Some(&f), "truncated")?;
     let args = Args::new(op, gpu).write(out)?.value(layout).value(first).value(n as u64);
     let args = wide(f.pass(args.draws(stream), dtype), dtype, bound).value(tries as u32);
     let args = wide(wide(args, dtype, mean), dtype, std);
@@ -96,7 +103,7 @@ pub(super) fn drop_out(
     }
     let gathered = gathered(op, x)?;
     let Places(layout, first, together) = Places::of(op, words, dtype)?;
-    let kernel = kernel(op, out, None, "dropout")?;
+    let kernel = kernel(op, (dtype, out), None, "dropout")?;
     let args = Args::new(op, gpu).write(out)?;
     let args = read(args, x, &gathered)?;
     let args = args.value(layout).value(first).value(u32::from(together));
@@ -113,7 +120,7 @@ pub(super) fn bias_dropout_add(
     out: &mut Tensor,
 ) -> Result<()> {
     const OP: &str = "bias_dropout_add";
-    let (dtype, n, gpu) = (out.dtype(), out.numel(), out.device().gpu()?);
+    let (dtype, n, gpu) = (x.dtype(), out.numel(), out.device().gpu()?);
     if n == 0 {
         return Ok(());
     }
@@ -123,7 +130,7 @@ pub(super) fn bias_dropout_add(
     let [x, residual, bias] = inputs.map(|input| gathered(OP, input));
     let gathered = [x?, residual?, bias?];
     let Places(layout, first, together) = Places::of(OP, words, dtype)?;
-    let kernel = kernel(OP, out, None, OP)?;
+    let kernel = kernel(OP, (dtype, out), None, OP)?;
     let mut args = Args::new(OP, gpu).write(out)?;
     for (input, gathered) in inputs.into_iter().zip(&gathered) {
         args = read(args, input, gathered)?;

@@ -59,8 +59,9 @@ template <typename Maker> DEVICE void for_groups(const Maker& make, u64 n) {
 }
 
 // The memory is the allocator's own, and groups are aligned in it.
-template <int LEN> struct __align__(LEN == 1 ? sizeof(T) : LEN * sizeof(T) > 16 ? 16 : LEN * sizeof(T)) Group {
-    T at[LEN];
+template <int LEN, typename V = T>
+struct __align__(LEN == 1 ? sizeof(V) : LEN * sizeof(V) > 16 ? 16 : LEN * sizeof(V)) Group {
+    V at[LEN];
 };
 
 #if DROPOUT
@@ -91,10 +92,15 @@ extern "C" __global__ void dropout(T* out, const T* x, const __grid_constant__ S
     for_groups(Dropout{out, x, layout, places, draws.stream(), threshold, scale}, n);
 }
 
-// residual + dropout(x + bias), each step rounded. The bias repeats after `width` elements; with a width of 0 there is none.
+// residual + dropout(x + bias), each step rounded: to T, and the sum to the stream's type S, which is T or wider. The bias
+// repeats after `width` elements; with a width of 0 there is none.
+typedef STREAM S;
+
 struct BiasDropoutAdd {
-    T* out;
-    const T *x, *residual, *bias;
+    S* out;
+    const T* x;
+    const S* residual;
+    const T* bias;
     u64 width;
     const Strided& layout;
     Places places;
@@ -106,8 +112,9 @@ struct BiasDropoutAdd {
     template <int LEN> DEVICE void at(u64 i) const {
         u32 draws[LEN] = {};
         if (drawn) words(draws, stream, 0, layout, places, i);
-        const Group<LEN> from = *(const Group<LEN>*)(x + i), rest = *(const Group<LEN>*)(residual + i);
-        Group<LEN> to;
+        const Group<LEN> from = *(const Group<LEN>*)(x + i);
+        const Group<LEN, S> rest = *(const Group<LEN, S>*)(residual + i);
+        Group<LEN, S> to;
         u64 column = width ? i % width : 0;
 #pragma unroll
         for (int l = 0; l < LEN; l++) {
@@ -117,13 +124,13 @@ struct BiasDropoutAdd {
                 column = column + 1 == width ? 0 : column + 1;
             }
             y = narrow<T>(draws[l] >= threshold ? vec::mul(widen(y), scale) : W(0));
-            to.at[l] = narrow<T>(vec::add(widen(rest.at[l]), widen(y)));
+            to.at[l] = narrow<S>(vec::add(widen(rest.at[l]), widen(y)));
         }
-        *(Group<LEN>*)(out + i) = to;
+        *(Group<LEN, S>*)(out + i) = to;
     }
 };
 
-extern "C" __global__ void bias_dropout_add(T* out, const T* x, const T* residual, const T* bias, u64 width,
+extern "C" __global__ void bias_dropout_add(S* out, const T* x, const S* residual, const T* bias, u64 width,
                                             const __grid_constant__ Strided layout, u64 first, u32 together, u64 n,
                                             Draws draws, u32 drawn, u32 threshold, W scale) {
     const Places places = {first, together != 0};

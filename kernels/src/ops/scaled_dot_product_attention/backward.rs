@@ -22,7 +22,7 @@ use crate::simd::{Float, dispatch};
 /// The gradients of [`scaled_dot_product_attention`](super::scaled_dot_product_attention) with respect to query, key,
 /// value and the scores (before a mask is broadcast, in the type that is computed in; the only one of T x S elements):
 /// those that `needs` names. `forward` are the forward pass's query, key, value, mask, output and numbers. Each of the first
-/// three lies in memory as its tensor does, but for a GPU's; those of all heads of one tensor are all heads of one.
+/// three lies in memory as its tensor does; those of all heads of one tensor are all heads of one.
 ///
 /// # Errors
 /// If shapes, dtypes or devices do not fit.

@@ -68,8 +68,7 @@ struct Problem {
 /// `softmax(q kᵀ scale + mask) v` for queries [.., T, D], keys [.., S, D] and values [.., S, E]. A bool mask marks what
 /// may be seen, a floating-point one is added to the scores; it broadcasts to [.., T, S]. Queries that see nothing give
 /// 0. Also gives what the backward pass needs of each query: the largest score and the inverse of the sum of the
-/// exponentials below it. Where the queries' heads lie side by side in memory, [.., T, H, D], so do the result's, but for
-/// a GPU's.
+/// exponentials below it. Where the queries' heads lie side by side in memory, [.., T, H, D], so do the result's.
 ///
 /// An i64 mask [.., T, 1] has the first key that each query sees: query t sees keys `first[t] ..= t`. Where these are the
 /// numbers at which documents begin, several documents in a row do not see each other. It wants `is_causal`, numbers

@@ -231,13 +231,12 @@ impl HeadLayout {
     }
 }
 
-/// Whether heads lie side by side, [.., T, H, D] in memory behind [.., H, T, D], on a CPU: a GPU's kernels write contiguous
-/// results.
+/// Whether heads lie side by side, [.., T, H, D] in memory behind [.., H, T, D].
 fn has_heads_side_by_side(tensor: &Tensor) -> bool {
-    !tensor.device().is_cuda() && matches!(tensor.strides(), [.., head, row, _] if head < row)
+    matches!(tensor.strides(), [.., head, row, _] if head < row)
 }
 
-/// An empty tensor whose heads lie side by side if those of `like` do, on a CPU; else it is contiguous.
+/// An empty tensor whose heads lie side by side if those of `like` do; else it is contiguous.
 pub(super) fn empty_as(like: &Tensor, shape: &[usize]) -> Result<Tensor> {
     if !has_heads_side_by_side(like) {
         return Tensor::empty_for("scaled_dot_product_attention", shape, like.dtype(), like.device());
@@ -249,7 +248,7 @@ pub(super) fn empty_as(like: &Tensor, shape: &[usize]) -> Result<Tensor> {
 }
 
 /// An empty tensor that holds the gradients of these three, if their heads lie side by side in one storage (as of a joint projection), in this
-/// order, and on a CPU.
+/// order.
 pub(super) fn empty_joined(tensors: [&Tensor; 3]) -> Result<Option<Tensor>> {
     if !tensors.iter().all(|t| has_heads_side_by_side(t)) {
         return Ok(None);

@@ -6,7 +6,7 @@ use phalanx_kernels::{
 };
 use phalanx_tensor::{DType, Device, Result, RngKey, Tensor};
 
-use crate::case::{Case, FLOATS, make, spread, tolerance};
+use crate::case::{Case, FLOATS, launches, make, spread, tolerance};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Masked {
@@ -177,6 +177,36 @@ fn apart(dtype: DType, device: Device, lengths: &[usize]) -> Result<Vec<Tensor>>
     Ok(differences)
 }
 
+/// Attention of the parts of a joint projection `[B, T, 3 H D]`, and its gradients joined again. Nothing is copied: one kernel forward, three
+/// backward.
+fn joint(dtype: DType, device: Device, [heads, length, depth]: [usize; 3]) -> Result<Vec<Tensor>> {
+    let width = heads * depth;
+    let of = |columns, seed| make(&[2, length, columns], dtype, device, spread(seed, -1.0, 1.3));
+    let (whole, dy) = (of(3 * width, 1), of(width, 2));
+    let by_heads =
+        |x: Tensor| x.reshape(&[2, length as isize, heads as isize, depth as isize])?.transpose(1, 2);
+    let part = |i: usize| by_heads(whole.narrow(2, i * width, width)?);
+    let inputs = [part(0)?, part(1)?, part(2)?];
+    let (inputs, dy) = (inputs.each_ref(), by_heads(dy)?);
+    let config = Attention { is_causal: true, ..Attention::default() };
+    let mut made = Vec::new();
+    let forward = launches(device, 1, || {
+        let (y, stats) = scaled_dot_product_attention(inputs[0], inputs[1], inputs[2], None, &config)?;
+        made.extend([y.transpose(1, 2)?, y, stats]);
+        assert!(made[0].is_contiguous());
+        Ok(())
+    })?;
+    let backward = launches(device, 3, || {
+        let of = [&made[1], &made[2]];
+        let grads = scaled_dot_product_attention_backward(inputs, None, of, &dy, &config, INPUTS)?;
+        let grads = grads.into_iter().flatten().map(|g| g.transpose(1, 2)).collect::<Result<Vec<_>>>()?;
+        let joined = Tensor::joined(&grads.iter().collect::<Vec<_>>(), 2)?;
+        made.push(joined.unwrap_or_else(|| panic!("the gradients do not lie side by side")));
+        Ok(())
+    })?;
+    Ok([made, vec![forward, backward]].concat())
+}
+
 /// Masks of first visible keys.
 fn documents() -> Vec<Call> {
     let call = |dtype, heads, length, depth| Call::new(dtype, heads, [length, length, depth, depth]).causal();
@@ -240,6 +270,13 @@ pub fn cases() -> Vec<Case> {
     for dtype in FLOATS {
         let run = move |device| apart(dtype, device, &[128, 256, 70]);
         cases.push(Case::new(format!("attention of documents apart {dtype}"), dtype, run).within(0.0));
+    }
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for [heads, length, depth] in [[2, 1, 64], [2, 7, 64], [3, 33, 20], [2, 129, 64], [2, 9, 5]] {
+            let name = format!("attention joint {dtype} [{length}, {heads} {depth}]");
+            let run = move |device| joint(dtype, device, [heads, length, depth]);
+            cases.push(Case::new(name, dtype, run).within(2.5 * tolerance(dtype)));
+        }
     }
     for dtype in FLOATS {
         let stream = RngKey { seed: 5, step: 1 }.site(3);

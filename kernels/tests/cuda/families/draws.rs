@@ -4,7 +4,7 @@ use phalanx_kernels as k;
 use phalanx_kernels::random::{bias_dropout_add, dropout, normal, truncated_normal, uniform};
 use phalanx_tensor::{DType, Device, Dims, PhiloxStream, Result, RngKey, Tensor, Window};
 
-use crate::case::{Case, FLOATS, make, spread, tolerance};
+use crate::case::{Case, FLOATS, launches, make, spread, tolerance};
 
 fn stream(site: u64) -> PhiloxStream {
     RngKey { seed: 0x1234_5678_9abc, step: 3 }.site(site)
@@ -53,7 +53,11 @@ pub fn cases() -> Vec<Case> {
             };
             all.push(Case::new(case, dtype, run).within(0.0));
         }
-        all.extend(windows().into_iter().map(|(shape, window)| bias_dropout_add_case(dtype, shape, window)));
+        let wider = (dtype.size() == 2).then_some(DType::F32);
+        for residual in [dtype].into_iter().chain(wider) {
+            let case = |(shape, window)| bias_dropout_add_case([dtype, residual], shape, window);
+            all.extend(windows().into_iter().map(case));
+        }
         all.push(Case::new(format!("random dropout {dtype} of views"), dtype, move |d| {
             let x = make(&[12, 17], dtype, d, spread(1, 0.5, 2.0));
             let window = |t: &Tensor| Window::whole(t.shape());
@@ -64,14 +68,17 @@ pub fn cases() -> Vec<Case> {
     all
 }
 
-/// With and without a bias, of every probability; of views too, if there are two dimensions.
-fn bias_dropout_add_case(dtype: DType, shape: Vec<usize>, window: Window) -> Case {
-    let case = format!("random bias_dropout_add {dtype} {shape:?} of {:?}", window.global);
+/// Of x and a residual of these dtypes, with and without a bias, of every probability; of views too, if there are two dimensions. One launch
+/// adds a branch to a stream.
+fn bias_dropout_add_case([dtype, stream_dtype]: [DType; 2], shape: Vec<usize>, window: Window) -> Case {
+    let case = format!("random bias_dropout_add {dtype} {stream_dtype} {shape:?} of {:?}", window.global);
     let run = move |d| {
-        let [x, residual] = [1, 2].map(|seed| make(&shape, dtype, d, spread(seed, 0.5, 2.0)));
+        let x = make(&shape, dtype, d, spread(1, 0.5, 2.0));
+        let residual = make(&shape, stream_dtype, d, spread(2, 0.5, 2.0));
         let bias = make(&shape[shape.len().saturating_sub(1)..], dtype, d, spread(3, 0.5, 2.0));
         let run = |x: &Tensor, bias, p| bias_dropout_add(x, bias, &residual, p, stream(9), &window);
-        let mut outputs = Vec::new();
+        let some = i64::from(x.numel() > 0);
+        let mut outputs = vec![launches(d, some, || run(&x, None, 0.0).map(drop))?];
         for p in [0.0, 0.3, 0.9, 1.0] {
             outputs.extend([run(&x, None, p)?, run(&x, Some(&bias), p)?]);
         }

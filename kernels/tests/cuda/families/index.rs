@@ -61,7 +61,7 @@ fn sums(all: &mut Vec<Case>) {
     for dtype in [DType::F64, DType::F32, DType::F16, DType::BF16, DType::I64, DType::I32, DType::U8] {
         let bits = |case: Case| if dtype.is_float() { case.within(0.0) } else { case };
         for (rows, inner, count) in
-            [(5, 1, 7), (33, 8, 1), (300, 16, 1300), (3, 5, 0), (1, 33, 129), (70_000, 1, 50)]
+            [(5, 1, 7), (33, 8, 1), (300, 16, 1300), (7, 520, 60), (3, 5, 0), (1, 33, 129), (70_000, 1, 50)]
         {
             let source = move |d| make(&[count, inner], dtype, d, spread(6, -3.0, 100.0));
             if dtype.is_float() {

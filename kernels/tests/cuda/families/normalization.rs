@@ -3,12 +3,12 @@
 use phalanx_kernels::{
     BatchNorm, add_layer_norm, add_layer_norm_backward, add_rms_norm, add_rms_norm_backward, batch_norm,
     batch_norm_backward, batch_norm_update_, group_norm, group_norm_backward, layer_norm,
-    layer_norm_backward, log_softmax, log_softmax_backward, rms_norm, rms_norm_backward, softmax,
-    softmax_backward,
+    layer_norm_backward, layer_norm_to, log_softmax, log_softmax_backward, rms_norm, rms_norm_backward,
+    rms_norm_to, softmax, softmax_backward,
 };
 use phalanx_tensor::{DType, Device, Result, Tensor};
 
-use crate::case::{Case, FLOATS, make, spread, tolerance};
+use crate::case::{Case, FLOATS, launches, make, spread, tolerance};
 
 pub fn cases() -> Vec<Case> {
     let mut all = rows_cases();
@@ -35,9 +35,14 @@ fn rows_cases() -> Vec<Case> {
             all.push(alike(format!("log_softmax {dtype} [{rows}, {width}]"), dtype, [rows, width], both));
             all.push(layer(dtype, [rows, width], [true, true]));
             all.push(rms(dtype, [rows, width], true));
-            all.push(added(dtype, [rows, width], true));
+            all.push(added([dtype; 2], [rows, width], true));
+            if dtype.size() == 2 {
+                all.push(added([DType::F32, dtype], [rows, width], true));
+            }
         }
-        all.push(added(dtype, [9, 40], false));
+        all.push(added([dtype; 2], [9, 40], false));
+        let other = if dtype == DType::F32 { DType::BF16 } else { DType::F32 };
+        all.extend([[dtype, other], [other, dtype]].map(|dtypes| added(dtypes, [9, 40], false)));
         all.push(layer(dtype, [9, 40], [true, false]));
         all.push(layer(dtype, [9, 40], [false, true]));
         all.push(rms(dtype, [9, 40], false));
@@ -68,6 +73,15 @@ fn rows_cases() -> Vec<Case> {
         let all = layer_norm_backward(&x, &stats, &[4, 7], Some(&w), &dy, [true; 3])?;
         Ok([vec![y, stats, rms_norm(&part, &[8], None, 1e-5)?.0], some(all)].concat())
     }));
+    all.extend([DType::BF16, DType::F16].map(|branch| {
+        let name = format!("norms of an f32 stream and a {branch} branch, of parts of rows at odd addresses");
+        Case::new(name, DType::F32, move |device| strided(branch, device)).within(2.0 * tolerance(branch))
+    }));
+    all.extend([DType::BF16, DType::F16].map(|branch| {
+        let name =
+            format!("a norm of an f32 stream and a {branch} branch is one launch, its gradients are two");
+        Case::new(name, DType::I64, move |device| in_one_pass(branch, device))
+    }));
     all.push(Case::new(
         "add_rms_norm f32 of parts of rows, beside one that is broadcast",
         DType::F32,
@@ -77,7 +91,7 @@ fn rows_cases() -> Vec<Case> {
                 (wide(1).narrow(2, 3, 8)?, wide(2).transpose(0, 1)?.narrow(2, 1, 8)?.transpose(0, 1)?);
             let residual = make(&[8], DType::F32, device, spread(3, -1.0, 1.0)).broadcast_to(&[3, 7, 8])?;
             let [sum, y, stats] = add_rms_norm(&x, &residual, &[8], None, 1e-5)?;
-            let all = add_rms_norm_backward(&sum, &stats, &[8], None, [&dy, &residual], [true; 2])?;
+            let all = add_rms_norm_backward(&sum, &stats, &[8], None, (&dy, Some(&residual)), [true; 3])?;
             Ok([vec![sum, y, stats], some(all)].concat())
         },
     ));
@@ -131,24 +145,67 @@ fn layer(dtype: DType, shape: [usize; 2], [weighed, biased]: [bool; 2]) -> Case 
     Case::new(name, dtype, run).within(2.0 * tolerance(dtype))
 }
 
-/// A sum and its normalisations.
-fn added(dtype: DType, shape: [usize; 2], weighed: bool) -> Case {
+/// A sum and its normalisations, of a stream and a branch of these dtypes.
+fn added([dtype, branch]: [DType; 2], shape: [usize; 2], weighed: bool) -> Case {
     let run = move |device| {
-        let [x, dy, w, b] = operands(shape, dtype, device);
-        let residual = make(&shape, dtype, device, spread(5, -0.5, 0.25));
+        let [x, _, w, b] = operands(shape, dtype, device);
+        let [_, dy, ..] = operands(shape, branch, device);
+        let residual = make(&shape, branch, device, spread(5, -0.5, 0.25));
         let dsum = make(&shape, dtype, device, spread(6, -2.0, 1.0));
         let (width, weight) = (&shape[1..], weighed.then_some(&w));
         let layer = add_layer_norm(&x, &residual, width, weight, weighed.then_some(&b), 1e-3)?;
         let rms = add_rms_norm(&x, &residual, width, weight, 1e-3)?;
-        let slopes = [&dy, &dsum];
-        let all = add_layer_norm_backward(&layer[0], &layer[2], width, weight, slopes, [true; 3])?;
-        let few = add_layer_norm_backward(&layer[0], &layer[2], width, weight, slopes, [false, true, true])?;
-        let of_rms = add_rms_norm_backward(&rms[0], &rms[2], width, weight, slopes, [true; 2])?;
-        let slopes = [some(all), some(few), some(of_rms)].concat();
+        let slopes = (&dy, Some(&dsum));
+        let of_layer = |needs| add_layer_norm_backward(&layer[0], &layer[2], width, weight, slopes, needs);
+        let (all, few) = (of_layer([true; 4])?, of_layer([false, false, true, true])?);
+        let (whole, part) = (of_layer([true, false, false, false])?, of_layer([false, true, false, false])?);
+        let of_rms = add_rms_norm_backward(&rms[0], &rms[2], width, weight, (&dy, None), [true; 3])?;
+        let slopes = [some(all), some(few), some(whole), some(part), some(of_rms)].concat();
         Ok([layer.to_vec(), rms.to_vec(), slopes].concat())
     };
-    Case::new(format!("add_layer_norm and add_rms_norm {dtype} {shape:?} weight {weighed}"), dtype, run)
-        .within(2.0 * tolerance(dtype))
+    let name = format!("add_layer_norm and add_rms_norm {dtype} {branch} {shape:?} weight {weighed}");
+    Case::new(name, dtype, run).within(2.0 * tolerance(dtype).max(tolerance(branch)))
+}
+
+/// Parts of longer rows, of which those of the branch begin between packets.
+fn strided(branch: DType, device: Device) -> Result<Vec<Tensor>> {
+    let mut all = Vec::new();
+    for width in [7, 33, 130] {
+        let part = |dtype, seed, first| {
+            make(&[3, 5, width + 5], dtype, device, spread(seed, -2.0, 3.0)).narrow(2, first, width)
+        };
+        let (x, dsum) = (part(DType::F32, 1, 3)?, part(DType::F32, 2, 1)?.transpose(0, 1)?.copy()?);
+        let (residual, dy) = (part(branch, 3, 1)?, part(branch, 4, 5)?);
+        let dsum = dsum.transpose(0, 1)?;
+        let w = make(&[width], DType::F32, device, spread(5, 0.5, 2.0));
+        let (y, stats) = layer_norm_to(&x, &[width], Some(&w), Some(&w), 1e-3, branch)?;
+        let grads = layer_norm_backward(&x, &stats, &[width], Some(&w), &dy, [true; 3])?;
+        all.extend([vec![y], some(grads), vec![rms_norm_to(&x, &[width], None, 1e-3, branch)?.0]].concat());
+        let [sum, y, stats] = add_rms_norm(&x, &residual, &[width], Some(&w), 1e-3)?;
+        let grads = add_rms_norm_backward(&sum, &stats, &[width], Some(&w), (&dy, Some(&dsum)), [true; 3])?;
+        all.extend([vec![sum, y], some(grads)].concat());
+    }
+    Ok(all)
+}
+
+/// The launches of norms of an f32 stream whose branch is narrower: no cast, addition or copy beside them.
+fn in_one_pass(branch: DType, device: Device) -> Result<Vec<Tensor>> {
+    let shape = [6, 129];
+    let [x, _, w, b] = operands(shape, DType::F32, device);
+    let [residual, dy, ..] = operands(shape, branch, device);
+    let width = &shape[1..];
+    let mut made = Vec::new();
+    let add = launches(device, 1, || {
+        made = add_layer_norm(&x, &residual, width, Some(&w), Some(&b), 1e-3)?.to_vec();
+        Ok(())
+    })?;
+    let to = launches(device, 1, || layer_norm_to(&x, width, Some(&w), None, 1e-3, branch).map(drop))?;
+    let rms = launches(device, 1, || rms_norm_to(&x, width, Some(&w), 1e-3, branch).map(drop))?;
+    let (of, slopes) = ((&made[0], &made[2]), (&dy, Some(&x)));
+    let backward = launches(device, 2, || {
+        add_layer_norm_backward(of.0, of.1, width, Some(&w), slopes, [true; 4]).map(drop)
+    })?;
+    Ok(vec![add, to, rms, backward])
 }
 
 fn rms(dtype: DType, shape: [usize; 2], weighed: bool) -> Case {

@@ -21,9 +21,10 @@ use super::{NormKind, NormPlaces, TransformerConfig};
 use crate::layer_factory::LinearSpec;
 use crate::models::{Activation, Block, Documents, KvCache};
 use crate::modules::attention::Positions;
+use crate::modules::dropout::add_branch;
 use crate::modules::{
-    GroupedQueryAttention, GroupedQueryAttentionConfig, LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig,
-    RopeScaling,
+    GroupedQueryAttention, GroupedQueryAttentionConfig, LayerNorm, LayerNormConfig, PreNorm, RmsNorm,
+    RmsNormConfig, RopeScaling,
 };
 use crate::{
     AnyUnit, Entry, Init, LayerFactory, Module, Parameters, Result, Scope, WrappedUnit, join_path, parameters,
@@ -61,6 +62,15 @@ impl Module for Norm {
         match self {
             Norm::Rms(norm) => norm.forward(x),
             Norm::Layer(norm) => norm.forward(x),
+        }
+    }
+}
+
+impl PreNorm for Norm {
+    fn pre_forward(&self, x: &Var, dtype: DType) -> Result<(Var, Var)> {
+        match self {
+            Norm::Rms(norm) => norm.pre_forward(x, dtype),
+            Norm::Layer(norm) => norm.pre_forward(x, dtype),
         }
     }
 }
@@ -207,28 +217,37 @@ impl<L: LayerFactory> TransformerBlock<L> {
     }
 
     fn run(&self, x: &Var, rows: Positions<'_>) -> Result<Var> {
-        let n = normed(&self.before_attention, x)?.to(self.matrix)?;
-        let y = self.self_attn.call_once(n, |attention, n| attention.run(&n, rows))?.to(x.dtype())?;
-        let y = normed(&self.after_attention, &y)?;
-        if self.parallel {
-            let z = self.perceptron(normed(&self.before_mlp, x)?)?.to(x.dtype())?;
-            return Ok(z.add(&y)?.add(x)?);
-        }
-        let (x, wide) = match &self.before_mlp {
-            Some(NamedNorm { norm, .. }) => norm.add_forward(x, &y)?,
+        let stream = x.dtype();
+        let (x, n) = match &self.before_attention {
+            Some(NamedNorm { norm, .. }) => norm.pre_forward(x, self.matrix)?,
+            None => (x.clone(), x.to(self.matrix)?),
+        };
+        let y = self.self_attn.call_once(n, |attention, n| attention.run(&n, rows))?;
+        let y = match &self.after_attention {
+            Some(NamedNorm { norm, .. }) => norm.forward(&y.to(stream)?)?,
+            None => y,
+        };
+        let (x, n) = match &self.before_mlp {
+            Some(NamedNorm { norm, .. }) if self.parallel => {
+                let (x, n) = norm.pre_forward(&x, self.matrix)?;
+                let z = self.perceptron(n)?.to(stream)?;
+                return Ok(z.add(&y.to(stream)?)?.add(&x)?);
+            }
+            Some(NamedNorm { norm, .. }) => norm.add_forward(&x, &y)?,
             None => {
-                let x = x.add(&y)?;
+                let x = add_branch(&x, &y)?;
                 (x.clone(), x)
             }
         };
         drop(y);
-        let y = self.perceptron(wide)?.to(x.dtype())?;
-        Ok(x.add(&normed(&self.after_mlp, &y)?)?)
+        let y = self.perceptron(n.to(self.matrix)?)?;
+        match &self.after_mlp {
+            Some(NamedNorm { norm, .. }) => Ok(x.add(&norm.forward(&y.to(stream)?)?)?),
+            None => add_branch(&x, &y),
+        }
     }
 
-    fn perceptron(&self, wide: Var) -> Result<Var> {
-        let n = wide.to(self.matrix)?;
-        drop(wide);
+    fn perceptron(&self, n: Var) -> Result<Var> {
         match &self.mlp {
             Mlp::Dense(mlp) => mlp.call_once(n, |mlp, n| mlp.run(n, &*self.layers)),
             Mlp::Sparse(mlp) => mlp.call_once(n, |mlp, n| mlp.run(&n, &*self.layers)),
@@ -239,11 +258,6 @@ impl<L: LayerFactory> TransformerBlock<L> {
         let places = [&self.before_attention, &self.after_attention, &self.before_mlp, &self.after_mlp];
         places.into_iter().flatten()
     }
-}
-
-/// The stream after a norm, if there is one.
-fn normed(norm: &Option<NamedNorm>, x: &Var) -> Result<Var> {
-    norm.as_ref().map_or_else(|| Ok(x.clone()), |NamedNorm { norm, .. }| norm.forward(x))
 }
 
 impl<L: LayerFactory> Parameters for TransformerBlock<L> {

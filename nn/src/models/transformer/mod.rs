@@ -26,7 +26,7 @@ use super::check::{check_layers, check_numbers, check_sizes};
 use super::decoder::{DecoderSpec, Names};
 use super::{Activation, Block, Decoder, DecoderStage};
 use crate::layer_factory::EmbeddingSpec;
-use crate::modules::{QueryKeyNorm, RopeScaling, Rotary};
+use crate::modules::{PreNorm, QueryKeyNorm, RopeScaling, Rotary};
 use crate::{Error, Init, LayerFactory, OneDevice, Result, Scope};
 
 use block::{Norm, TransformerBlock};
@@ -219,7 +219,7 @@ impl TransformerConfig {
     ) -> Result<Decoder<L>> {
         self.check().map_err(|why| Error::invalid(self.family.name(), why))?;
         let init = Init::Normal { mean: 0.0, std: self.init_std };
-        let norm = |scope: &Scope| Ok(Box::new(Norm::new(self, scope)?) as Box<dyn crate::Module>);
+        let norm = |scope: &Scope| Ok(Box::new(Norm::new(self, scope)?) as Box<dyn PreNorm>);
         let spec = DecoderSpec {
             names: &NAMES,
             table: EmbeddingSpec { count: self.vocabulary, width: self.width, init, tied: self.tied },

@@ -21,7 +21,7 @@ use crate::real::wide_dtype;
 use variant::{BlockSize, Variant};
 
 pub(super) use variant::DEPTH_MAX;
-use view::{StridedView, contiguous};
+use view::{StridedView, four};
 
 const PROBLEM: File = ("problem.cuh", include_str!("problem.cuh"));
 const TILE: File = ("tile.cuh", include_str!("tile.cuh"));
@@ -137,7 +137,7 @@ enum KernelOperand<'a> {
     #[default]
     None,
     Read(&'a StridedView),
-    /// A contiguous tensor.
+    /// A tensor whose dimensions before the heads are contiguous, as those of all results are.
     Whole(&'a Tensor),
     /// The same, to write.
     Write(&'a mut Tensor),
@@ -153,8 +153,8 @@ impl<'a> KernelOperand<'a> {
         let strides = match &self {
             KernelOperand::None => [0; 3],
             KernelOperand::Read(view) => view.strides(),
-            KernelOperand::Whole(tensor) => contiguous_strides(tensor),
-            KernelOperand::Write(tensor) => contiguous_strides(tensor),
+            KernelOperand::Whole(tensor) => strides_of(tensor)?,
+            KernelOperand::Write(tensor) => strides_of(tensor)?,
         };
         Ok(self.pointer(args)?.value(strides))
     }
@@ -169,9 +169,13 @@ impl<'a> KernelOperand<'a> {
     }
 }
 
-fn contiguous_strides(tensor: &Tensor) -> [u64; 3] {
-    let [batch, head, row, _] = contiguous(tensor.shape());
-    [batch, head, row].map(|n| n as u64)
+/// The strides of batch, head and row of a result.
+fn strides_of(tensor: &Tensor) -> Result<[u64; 3]> {
+    let strides = four(tensor.shape(), tensor.strides());
+    let got = || format!("a result of shape {:?} with strides {:?}", tensor.shape(), tensor.strides());
+    let [batch, head, row, _] = strides
+        .ok_or_else(|| Error::shape("attention", got(), "dimensions before the heads that lie together"))?;
+    Ok([batch, head, row].map(|n| n as u64))
 }
 
 /// The statistics of each query, and the scores' gradient.

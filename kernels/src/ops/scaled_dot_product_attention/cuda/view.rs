@@ -60,14 +60,14 @@ impl StridedView {
 }
 
 /// The strides of a contiguous tensor, as [`StridedView::strides`].
-pub(super) fn contiguous(shape: &[usize]) -> [usize; 4] {
+fn contiguous(shape: &[usize]) -> [usize; 4] {
     let size = |back: usize| if shape.len() >= back { shape[shape.len() - back] } else { 1 };
     [size(1) * size(2) * size(3), size(1) * size(2), size(1), 1]
 }
 
 /// Strides in four numbers: all dimensions before the heads as one. Those of a single place say nothing, and are the
 /// least there are.
-fn four(shape: &[usize], strides: &[usize]) -> Option<[usize; 4]> {
+pub(super) fn four(shape: &[usize], strides: &[usize]) -> Option<[usize; 4]> {
     let rank = shape.len();
     let of = |back: usize| if rank >= back && shape[rank - back] > 1 { strides[rank - back] } else { 0 };
     let columns = if shape[rank - 1] > 1 { strides[rank - 1] } else { 1 };
