@@ -46,7 +46,7 @@ const GPU: Device = Device::Cuda(0);
 const CONTEXT: usize = 32;
 
 fn main() -> ExitCode {
-    driver::serve("sass", TESTS.len(), |filter| {
+    driver::serve("sass", TESTS.len(), &[], |filter| {
         let chosen = TESTS.iter().filter(|(name, _)| filter.is_none_or(|f| name.contains(f)));
         let run = |(name, test): &Test| match test() {
             Ok(()) => {

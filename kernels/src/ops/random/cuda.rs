@@ -124,19 +124,28 @@ pub(super) fn bias_dropout_add(
     if n == 0 {
         return Ok(());
     }
-    // Without a bias the kernel gets `x` in its place, and a width of 0.
+    let entry = match (bias.is_some(), draw.is_drawn) {
+        (true, true) => "bias_dropout_add",
+        (true, false) => "bias_add",
+        (false, true) => "dropout_add",
+        (false, false) => "branch_add",
+    };
     let width = bias.map_or(0, Tensor::numel) as u64;
-    let inputs = [x, residual, bias.unwrap_or(x)];
-    let [x, residual, bias] = inputs.map(|input| gathered(OP, input));
+    let inputs = [Some(x), Some(residual), bias];
+    let gathered = |input: Option<&Tensor>| input.map_or(Ok(None), |input| gathered(OP, input));
+    let [x, residual, bias] = inputs.map(gathered);
     let gathered = [x?, residual?, bias?];
     let Places(layout, first, together) = Places::of(OP, words, dtype)?;
-    let kernel = kernel(OP, (dtype, out), None, OP)?;
+    let kernel = kernel(OP, (dtype, out), None, entry)?;
     let mut args = Args::new(OP, gpu).write(out)?;
     for (input, gathered) in inputs.into_iter().zip(&gathered) {
-        args = read(args, input, gathered)?;
+        args = match input {
+            Some(input) => read(args, input, gathered)?,
+            None => args.read_if(None)?,
+        };
     }
     let args = args.value(width).value(layout).value(first).value(u32::from(together)).value(n as u64);
-    let args = args.draws(stream).value(u32::from(draw.is_drawn)).value(draw.threshold);
+    let args = args.draws(stream).value(draw.threshold);
     kernel.launch(Grid::over(gpu, n.div_ceil(group(dtype)), 256), wide(args, dtype, draw.scale))
 }
 

@@ -93,10 +93,10 @@ extern "C" __global__ void dropout(T* out, const T* x, const __grid_constant__ S
 }
 
 // residual + dropout(x + bias), each step rounded: to T, and the sum to the stream's type S, which is T or wider. The bias
-// repeats after `width` elements; with a width of 0 there is none.
+// repeats after `width` elements. A kernel without a bias, or without draws, has neither division nor generator in it.
 typedef STREAM S;
 
-struct BiasDropoutAdd {
+template <bool BIAS, bool DRAWN> struct BiasDropoutAdd {
     S* out;
     const T* x;
     const S* residual;
@@ -105,21 +105,20 @@ struct BiasDropoutAdd {
     const Strided& layout;
     Places places;
     Stream stream;
-    bool drawn;
     u32 threshold;
     W scale;
 
     template <int LEN> DEVICE void at(u64 i) const {
         u32 draws[LEN] = {};
-        if (drawn) words(draws, stream, 0, layout, places, i);
+        if constexpr (DRAWN) words(draws, stream, 0, layout, places, i);
         const Group<LEN> from = *(const Group<LEN>*)(x + i);
         const Group<LEN, S> rest = *(const Group<LEN, S>*)(residual + i);
         Group<LEN, S> to;
-        u64 column = width ? i % width : 0;
+        u64 column = BIAS ? i % width : 0;
 #pragma unroll
         for (int l = 0; l < LEN; l++) {
             T y = from.at[l];
-            if (width) {
+            if constexpr (BIAS) {
                 y = narrow<T>(vec::add(widen(y), widen(bias[column])));
                 column = column + 1 == width ? 0 : column + 1;
             }
@@ -130,12 +129,19 @@ struct BiasDropoutAdd {
     }
 };
 
-extern "C" __global__ void bias_dropout_add(S* out, const T* x, const S* residual, const T* bias, u64 width,
-                                            const __grid_constant__ Strided layout, u64 first, u32 together, u64 n,
-                                            Draws draws, u32 drawn, u32 threshold, W scale) {
-    const Places places = {first, together != 0};
-    for_groups(BiasDropoutAdd{out, x, residual, bias, width, layout, places, draws.stream(), drawn != 0, threshold, scale}, n);
-}
+#define BIAS_DROPOUT_ADD(name, BIAS, DRAWN)                                                                            \
+    extern "C" __global__ void name(S* out, const T* x, const S* residual, const T* bias, u64 width,                   \
+                                    const __grid_constant__ Strided layout, u64 first, u32 together, u64 n,            \
+                                    Draws draws, u32 threshold, W scale) {                                             \
+        const Places places = {first, together != 0};                                                                  \
+        const BiasDropoutAdd<BIAS, DRAWN> make = {out,    x,      residual,       bias,      width,                    \
+                                                  layout, places, draws.stream(), threshold, scale};                   \
+        for_groups(make, n);                                                                                           \
+    }
+BIAS_DROPOUT_ADD(bias_dropout_add, true, true)
+BIAS_DROPOUT_ADD(bias_add, true, false)
+BIAS_DROPOUT_ADD(dropout_add, false, true)
+BIAS_DROPOUT_ADD(branch_add, false, false)
 
 #else
 
