@@ -205,6 +205,9 @@ const MEMORY: usize = 1 << 30;
 /// How long a rank writes between two exchanges of progress.
 const INTERVAL: Duration = Duration::from_millis(200);
 
+/// Bytes that are checked and copied at a time: they are in the second-level cache when they are read again.
+const PIECE: usize = 1 << 16;
+
 /// How the files are made.
 pub(super) type Create = fn(&Path) -> io::Result<File>;
 
@@ -394,14 +397,16 @@ impl VersionedPart {
         let here = if here.device().is_cuda() { here.to_device(here.device().host(), true)? } else { here };
         let bytes = here.read_bytes("save")?;
         let bytes = &bytes[here.offset() * size..][..count * size];
-        if self.finite {
-            check_finite(&self.part, values.dtype(), bytes)
-                .map_err(|why| Error::Config(format!("save: {why}")))?;
-        }
-        match values.dtype() {
-            // Any byte but 0 is true, which other readers need not know.
-            DType::Bool => buffer.extend(bytes.iter().map(|&byte| u8::from(byte != 0))),
-            _ => buffer.extend_from_slice(bytes),
+        for piece in bytes.chunks(PIECE) {
+            if self.finite {
+                check_finite(&self.part, values.dtype(), piece)
+                    .map_err(|why| Error::Config(format!("save: {why}")))?;
+            }
+            match values.dtype() {
+                // Any byte but 0 is true, which other readers need not know.
+                DType::Bool => buffer.extend(piece.iter().map(|&byte| u8::from(byte != 0))),
+                _ => buffer.extend_from_slice(piece),
+            }
         }
         if values.version() != self.version {
             let why = "it was written while it was being saved; wait for the save first";
