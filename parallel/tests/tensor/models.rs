@@ -9,6 +9,7 @@ use phalanx_nn::models::{
     TransformerConfig, load_stage, read_config,
 };
 use phalanx_nn::{AdamW, Clip, Group, LayerFactory, OneDevice, Parameters, Rule, Scope, Sgd, cut, norm_of};
+use phalanx_parallel::comm::Comm;
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig, Entries, SingleDevice};
 use phalanx_parallel::mesh::{Axis, Groups, Mesh};
 use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
@@ -154,71 +155,103 @@ fn losses_of_all_steps_are_one_devices_and_the_same_on_every_rank() {
 
 /// Losses and norms of two steps of two micro-batches on a mesh of two replicas of two ranks.
 fn on_mesh(
-    config: &phalanx_nn::models::ModelConfig,
+    config: &ModelConfig,
     sequence: bool,
     zero: Option<ZeroStage>,
+    lora: Option<&LoraConfig>,
 ) -> Vec<Vec<f64>> {
     let mesh = Mesh::new(2, 2, 1).unwrap();
     let run = |rank: launch::Rank| -> Result<Vec<f64>> {
         let groups = Groups::new(mesh, rank.comm())?;
         let (tp, dp) = (groups.along(Axis::Tp), groups.along(Axis::Dp));
-        let model = build(config, Cut { ranks: 2, sequence }.layers(tp), DType::F64, rank.device())?;
-        let replicas: Box<dyn DataParallel> = match zero {
-            None => Box::new(Ddp::new(&model, dp.clone(), DdpConfig::default())?),
-            Some(stage) => Box::new(Zero::new(&model, dp.clone(), ZeroConfig::new(stage))?),
-        };
-        let mut optimizer = AdamW::default().init(Group::decay_matrices(replicas.parameters(), 3e-3, 0.1))?;
-        let mut found = Vec::new();
-        for step in 0..2 {
-            let rows = cut(ROWS, 2).swap_remove(dp.rank());
-            let (first, second) = (loss(&model, step, rows.start..rows.start + 1)?, rows.start + 1..rows.end);
-            {
-                let _accumulate = replicas.no_sync();
-                replicas.backward(&first)?;
+        let layers = Cut { ranks: 2, sequence }.layers(tp);
+        match lora {
+            None => two_steps(&build(config, layers, DType::F64, rank.device())?, tp, dp, zero),
+            Some(lora) => {
+                let layers = Lora::new(layers, lora.clone())?;
+                two_steps(&build(config, layers, DType::F64, rank.device())?, tp, dp, zero)
             }
-            let second = loss(&model, step, second)?;
-            replicas.backward(&second)?;
-            let norm = norm_of(&sum_squares(replicas.grad_squares()?, tp)?)?;
-            optimizer.step_scaled(Clip::new(norm, 1.0).scale)?;
-            replicas.updated()?;
-            replicas.zero_grad()?;
-            found.extend([first.item::<f64>()? + second.item::<f64>()?, norm]);
         }
-        Ok(found)
     };
     launch::threads(4, run).unwrap()
+}
+
+fn two_steps<L: LayerFactory>(
+    model: &Decoder<L>,
+    tp: &Comm,
+    dp: &Comm,
+    zero: Option<ZeroStage>,
+) -> Result<Vec<f64>> {
+    let replicas: Box<dyn DataParallel> = match zero {
+        None => Box::new(Ddp::new(model, dp.clone(), DdpConfig::default())?),
+        Some(stage) => Box::new(Zero::new(model, dp.clone(), ZeroConfig::new(stage))?),
+    };
+    let mut optimizer = AdamW::default().init(Group::decay_matrices(replicas.parameters(), 3e-3, 0.1))?;
+    let mut found = Vec::new();
+    for step in 0..2 {
+        let rows = cut(ROWS, 2).swap_remove(dp.rank());
+        let (first, second) = (loss(model, step, rows.start..rows.start + 1)?, rows.start + 1..rows.end);
+        {
+            let _accumulate = replicas.no_sync();
+            replicas.backward(&first)?;
+        }
+        let second = loss(model, step, second)?;
+        replicas.backward(&second)?;
+        let norm = norm_of(&sum_squares(replicas.grad_squares()?, tp)?)?;
+        optimizer.step_scaled(Clip::new(norm, 1.0).scale)?;
+        replicas.updated()?;
+        replicas.zero_grad()?;
+        found.extend([first.item::<f64>()? + second.item::<f64>()?, norm]);
+    }
+    Ok(found)
 }
 
 #[test]
 fn replicas_of_cut_models_have_one_devices_losses_and_norms_under_ddp_and_zero() {
     for config in [gpt(4, 0.2), llama(4, 1, 0.1)] {
-        let model = build(&config, OneDevice, DType::F64, Device::CPU).unwrap();
-        let alone = SingleDevice::new(&model);
-        let mut optimizer =
-            AdamW::default().init(Group::decay_matrices(alone.parameters(), 3e-3, 0.1)).unwrap();
-        let mut wanted = Vec::new();
-        for step in 0..2 {
-            let losses: f64 = (0..ROWS).map(|row| backward(&model, step, row..row + 1).unwrap()).sum();
-            let norm = alone.grad_norm().unwrap();
-            optimizer.step_scaled(Clip::new(norm, 1.0).scale).unwrap();
-            optimizer.zero_grad().unwrap();
-            wanted.push((losses, norm));
-        }
+        let wanted = steps_alone(&build(&config, OneDevice, DType::F64, Device::CPU).unwrap());
         for (sequence, zero) in [
             (false, None),
             (true, None),
             (true, Some(ZeroStage::Gradients)),
             (true, Some(ZeroStage::Parameters)),
         ] {
-            let ranks = on_mesh(&config, sequence, zero);
-            for (step, (loss, norm)) in wanted.iter().enumerate() {
-                let found = |rank: usize, which: usize| ranks[rank][2 * step + which];
-                let what = format!("step {step}, {sequence}, {zero:?}");
-                assert_close(&what, &[found(0, 0) + found(2, 0)], &[*loss], 1e-12);
-                assert!((0..4).all(|rank| found(rank, 1) == found(0, 1)), "{what}: one norm");
-                assert_close(&what, &[found(0, 1)], &[*norm], 1e-11);
-            }
+            same_steps(&wanted, &on_mesh(&config, sequence, zero, None), &format!("{sequence}, {zero:?}"));
         }
+    }
+}
+
+#[test]
+fn replicas_with_adapters_have_one_devices_losses_and_norms_under_ddp_and_zero() {
+    let (config, lora) = (llama(4, 1, 0.1), LoraConfig::new(3, &["q_proj", "up_proj", "down_proj"]));
+    let layers = Lora::new(OneDevice, lora.clone()).unwrap();
+    let wanted = steps_alone(&build(&config, layers, DType::F64, Device::CPU).unwrap());
+    for zero in [None, Some(ZeroStage::Optimizer), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
+        same_steps(&wanted, &on_mesh(&config, false, zero, Some(&lora)), &format!("adapters, {zero:?}"));
+    }
+}
+
+/// One device's losses and norms of two steps.
+fn steps_alone<L: LayerFactory>(model: &Decoder<L>) -> Vec<(f64, f64)> {
+    let alone = SingleDevice::new(model);
+    let mut optimizer = AdamW::default().init(Group::decay_matrices(alone.parameters(), 3e-3, 0.1)).unwrap();
+    let mut step = |step: u64| {
+        let losses: f64 = (0..ROWS).map(|row| backward(model, step, row..row + 1).unwrap()).sum();
+        let norm = alone.grad_norm().unwrap();
+        optimizer.step_scaled(Clip::new(norm, 1.0).scale).unwrap();
+        optimizer.zero_grad().unwrap();
+        (losses, norm)
+    };
+    vec![step(0), step(1)]
+}
+
+fn same_steps(wanted: &[(f64, f64)], ranks: &[Vec<f64>], what: &str) {
+    for (step, (loss, norm)) in wanted.iter().enumerate() {
+        let found = |rank: usize, which: usize| ranks[rank][2 * step + which];
+        let what = format!("step {step}, {what}");
+        assert_close(&what, &[found(0, 0) + found(2, 0)], &[*loss], 1e-12);
+        assert!((0..4).all(|rank| found(rank, 1) == found(0, 1)), "{what}: one norm");
+        assert_close(&what, &[found(0, 1)], &[*norm], 1e-11);
     }
 }
 
