@@ -34,6 +34,7 @@ fn per_layer<L: LayerFactory>(config: &ModelConfig, layers: impl Fn() -> L, devi
         match &mut config {
             ModelConfig::Gpt(config) => config.layers = count,
             ModelConfig::Llama(config) => config.layers = count,
+            ModelConfig::Transformer(_) => unreachable!("no such case"),
         }
         kept(&config, layers(), device)
     };
