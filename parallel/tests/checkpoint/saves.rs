@@ -154,7 +154,7 @@ fn a_tensor_may_be_written_once_a_save_has_released_it() {
             phalanx_kernels::fill_(&mut w, 9.0)?;
             saver.wait()?;
             let read = ShardedTensor::whole("w", filled(0.0, 100_000));
-            Checkpoint::open(&folder)?.read(&[read.clone()])?;
+            Checkpoint::open(&folder)?.read(std::slice::from_ref(&read))?;
             assert!(read.values.to_vec::<f32>()?.iter().all(|value| *value == 1.0));
             // Nothing is left to release.
             saver.release()
