@@ -302,3 +302,28 @@ impl Module for NormedConv {
         self.normalization.forward(&self.convolution.forward(x)?)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use phalanx_tensor::Device;
+
+    use super::*;
+
+    /// Where the first convolution and the shortcut halve, every other pixel of the input is not seen.
+    #[test]
+    fn a_bottleneck_halves_where_the_config_says() {
+        let _eval = crate::eval();
+        let mut pixels: Vec<f32> = (0..8 * 8 * 8).map(|i| (i % 7) as f32 - 3.0).collect();
+        let image = |pixels: &[f32]| Var::from_slice(pixels, &[1, 8, 8, 8], Device::CPU).unwrap();
+        let plain = image(&pixels);
+        (0..8).for_each(|channel| pixels[64 * channel + 8 + 1] += 5.0);
+        let other = image(&pixels);
+        for halves_early in [true, false] {
+            let config = ResNetConfig { halves_early, ..ResNetConfig::new(true, 8, &[(16, 1)], 2) };
+            let block = config.block(&Scope::new(1, DType::F32, Device::CPU), [8, 16, 2]).unwrap();
+            let [one, two] = [&plain, &other].map(|x| block.forward(x).unwrap());
+            assert_eq!(one.shape(), [1, 16, 4, 4]);
+            assert_eq!(one.to_vec::<f32>().unwrap() == two.to_vec::<f32>().unwrap(), halves_early);
+        }
+    }
+}
