@@ -150,7 +150,8 @@ impl ModelConfig {
         let wrong = |why: String| Error::invalid(path.display().to_string(), why);
         let fields = parse_fields(text, path)?;
         let fields = Fields::new(&fields);
-        let wanted = || format!("wanted gpt2, {}", Family::names());
+        let others = "bert, vit and resnet are read by configs of their own (`Pretrained`)";
+        let wanted = || format!("wanted gpt2, {}; {others}", Family::names());
         let config = match fields.text("model_type").map_err(wrong)? {
             Some("gpt2") => fields.gpt().map(ModelConfig::Gpt),
             Some(other) => match Family::of(other) {
