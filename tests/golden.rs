@@ -1,7 +1,7 @@
 //! Conformance: every case of a golden set, forward and backward, against values computed elsewhere.
 //!
 //! `PHALANX_GOLDEN` names a folder with an `index.json`; without it the repository's own small set runs, and
-//! `../shared/golden` where that exists. A case whose operator, input or attribute is unknown here is *unsupported*,
+//! `../shared/golden` and `../shared/golden/hf` where they exist. A case whose operator, input or attribute is unknown here is *unsupported*,
 //! printed by name, and fails the run unless `PHALANX_GOLDEN_ALLOW_UNSUPPORTED=1`.
 //!
 //! `PHALANX_GOLDEN_DEVICE` names the device, `cpu` if absent; with `cuda` on a machine without a GPU,
@@ -9,6 +9,8 @@
 
 #[path = "golden/case.rs"]
 mod case;
+#[path = "golden/encoders.rs"]
+mod encoders;
 #[path = "golden/families/mod.rs"]
 mod families;
 #[path = "golden/models.rs"]
@@ -78,7 +80,8 @@ fn folders() -> Vec<PathBuf> {
         return vec![folder.into()];
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let all = [root.join("tests/golden/data"), root.join("../shared/golden")];
+    let all =
+        ["tests/golden/data", "../shared/golden", "../shared/golden/hf"].map(|folder| root.join(folder));
     all.into_iter().filter(|folder| folder.join("index.json").exists()).collect()
 }
 

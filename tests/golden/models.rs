@@ -1,10 +1,12 @@
-//! Folders of whole models, as transformers' `save_pretrained` writes them, with their logits, loss, gradients and greedy continuation.
+//! Folders of whole models, as transformers' `save_pretrained` writes them, with their logits, loss and gradients, and of decoders their
+//! greedy continuation.
 
 use std::path::Path;
 
 use phalanx::nn::models::{
-    Decoder, DecoderStage, LoraConfig, ModelConfig, file_tensors, load_adapter, load_model, load_weights,
-    merged, next_token_targets, read_config, save_adapter, save_model, save_tensors,
+    BertConfig, Decoder, DecoderStage, LoraConfig, ModelConfig, ResNetConfig, VitConfig, file_tensors,
+    load_adapter, load_model, load_weights, merged, next_token_targets, read_config, save_adapter,
+    save_model, save_tensors,
 };
 use phalanx::nn::{LayerFactory, Parameters, Scope};
 use phalanx::tensor::io::SafeTensors;
@@ -13,6 +15,7 @@ use serde::Deserialize;
 
 use crate::Outcome;
 use crate::case::compare;
+use crate::encoders;
 
 /// A set of models.
 pub struct Models {
@@ -26,6 +29,7 @@ pub struct Models {
 pub struct Model {
     pub name: String,
     pub task: String,
+    model_type: String,
     #[serde(default)]
     least_gap_of_greedy: f64,
 }
@@ -37,6 +41,8 @@ struct Index {
 
 /// Greedy tokens are compared where no two logits were so close that rounding decides.
 const GAP_MIN: f64 = 1e-3;
+/// A gradient that is smaller everywhere is 0 but for rounding, such as that of keys' biases, which move all scores of a query alike.
+const ROUNDING: f64 = 1e-6;
 /// Tokens of the prompt in `greedy`.
 const PROMPT: usize = 5;
 
@@ -74,10 +80,16 @@ impl Models {
 
     /// Runs a case.
     pub fn run(&self, case: &Model) -> Outcome {
-        if case.task != "causal-lm" {
-            return Outcome::Unsupported(format!("task {}", case.task));
-        }
         let folder = self.folder.join(&case.name);
+        match (case.task.as_str(), case.model_type.as_str()) {
+            ("causal-lm", _) => {}
+            ("masked-lm" | "text-classification", "bert") => {
+                return encoders::run::<BertConfig>(&folder, self.device);
+            }
+            ("image-classification", "vit") => return encoders::run::<VitConfig>(&folder, self.device),
+            ("image-classification", "resnet") => return encoders::run::<ResNetConfig>(&folder, self.device),
+            (task, family) => return Outcome::Unsupported(format!("task {task} of {family}")),
+        }
         let config = match read_config(&folder) {
             Ok(config) => config,
             Err(error) => return Outcome::Unsupported(error.to_string()),
@@ -145,31 +157,17 @@ impl Models {
         let loss = model.loss(&x, &Var::new(targets), 1.0 / counted as f64).map_err(|e| text(&e))?;
         compare("loss", &loss.tensor().with_shape(&[]).map_err(|e| text(&e))?, &stored("loss")?, 1e-4, 1e-5)?;
         loss.backward().map_err(|e| text(&e))?;
-        let mut grads = Vec::new();
-        for parameter in model.parameters().into_iter().filter(|parameter| parameter.is_trained()) {
-            let grad = parameter.finish_grad().map_err(|e| text(&e))?;
-            let grad = grad.map_or_else(|| parameter.tensor().zeros_like(), Ok).map_err(|e| text(&e))?;
-            grads.push((parameter.name().to_string(), grad));
-        }
+        let grads = gradients(model)?;
         let joined = experts(&grads)?;
         let grads = [file_tensors(grads, config).map_err(|e| text(&e))?, joined].concat();
-        for name in io.names().filter_map(|name| name.strip_prefix("grad/")) {
+        check_gradients(&io, self.device, &grads, |name| {
             // Mixtral's gate and GPT-NeoX's head have other names in files than in a model.
             let file = name.replace(".mlp.gate.", ".block_sparse_moe.gate.");
-            let file = if name == "lm_head.weight" { "embed_out.weight" } else { &file };
+            let file = if name == "lm_head.weight" { "embed_out.weight".into() } else { file };
             let adapter = name.replace(".default", "");
-            let is_named = |known: &str| {
-                known == name || known == file || adapter.strip_prefix("base_model.model.") == Some(known)
-            };
-            let Some((_, grad)) = grads.iter().find(|(known, _)| is_named(known)) else {
-                return Err(format!("{name} has no gradient"));
-            };
-            let wanted = stored(&format!("grad/{name}"))?;
-            let largest = kernels::cast(&wanted, DType::F64).map_err(|e| text(&e))?;
-            let largest = largest.to_vec::<f64>().map_err(|e| text(&e))?;
-            let largest = largest.iter().fold(1e-6f64, |most, x| most.max(x.abs()));
-            compare(name, grad, &wanted, 0.0, 1e-3 * largest)?;
-        }
+            let adapter = adapter.strip_prefix("base_model.model.").unwrap_or(name);
+            vec![name.to_string(), file, adapter.to_string()]
+        })?;
         if case.least_gap_of_greedy > GAP_MIN {
             let greedy = stored("greedy")?;
             for cached in [false, true] {
@@ -190,14 +188,8 @@ impl Models {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let saved = std::env::temp_dir().join(format!("phalanx-golden-{}-{}", case.name, std::process::id()));
         save_model(model, config, &saved).map_err(|e| text(&e))?;
-        let open =
-            |folder: &Path| SafeTensors::open(folder.join("model.safetensors")).map_err(|e| e.to_string());
-        let (before, after) = (open(folder)?, open(&saved)?);
         let same_config = read_config(&saved).map_err(|e| text(&e))? == *config;
-        let same = same_tensors(&before, &after);
-        let _ = std::fs::remove_dir_all(&saved);
-        same?;
-        if same_config { Ok(()) } else { Err("the settings are not read back".into()) }
+        same_folder(folder, &saved, same_config)
     }
 
     /// Continues the prompts, with a cache of keys and values or by whole passes.
@@ -242,6 +234,46 @@ impl Models {
         }
         Ok(())
     }
+}
+
+/// A model's gradients by the parameters' names; zeros where there is none.
+pub fn gradients(model: &impl Parameters) -> Result<Vec<(String, Tensor)>, String> {
+    let gradient = |parameter: &phalanx::nn::Parameter| {
+        let grad = parameter.finish_grad()?.map_or_else(|| parameter.tensor().zeros_like(), Ok)?;
+        Ok::<_, phalanx::nn::Error>((parameter.name().to_string(), grad))
+    };
+    let trained = model.parameters().into_iter().filter(|parameter| parameter.is_trained());
+    trained.map(|parameter| gradient(&parameter).map_err(|e| e.to_string())).collect()
+}
+
+/// Compares gradients, by files' names, with those of a set. `names` has the names under which one of the set may be found.
+pub fn check_gradients(
+    io: &SafeTensors,
+    device: Device,
+    grads: &[(String, Tensor)],
+    names: impl Fn(&str) -> Vec<String>,
+) -> Result<(), String> {
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    for name in io.names().filter_map(|name| name.strip_prefix("grad/")) {
+        let Some((_, grad)) = grads.iter().find(|(known, _)| names(name).contains(known)) else {
+            return Err(format!("{name} has no gradient"));
+        };
+        let wanted = io.tensor(&format!("grad/{name}"), device).map_err(|e| text(&e))?;
+        let largest = kernels::cast(&wanted, DType::F64).map_err(|e| text(&e))?;
+        let largest = largest.to_vec::<f64>().map_err(|e| text(&e))?;
+        let largest = largest.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+        compare(name, grad, &wanted, 0.0, if largest < ROUNDING { ROUNDING } else { 1e-3 * largest })?;
+    }
+    Ok(())
+}
+
+/// Refuses a folder `saved` that has not the tensors of another; removes it.
+pub fn same_folder(folder: &Path, saved: &Path, same_config: bool) -> Result<(), String> {
+    let open = |folder: &Path| SafeTensors::open(folder.join("model.safetensors")).map_err(|e| e.to_string());
+    let same = same_tensors(&open(folder)?, &open(saved)?);
+    let _ = std::fs::remove_dir_all(saved);
+    same?;
+    if same_config { Ok(()) } else { Err("the settings are not read back".into()) }
 }
 
 /// Refuses files that have not the same tensors.

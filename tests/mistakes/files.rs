@@ -90,7 +90,7 @@ pub fn mistakes() -> Vec<Mistake> {
         "read_npy: | version 9" => npy_of(|bytes| bytes[6] = 9);
         "read_npy: | header" => npy_of(|bytes| bytes[11] = b'!');
         "config.json: | JSON" => config("{");
-        "config.json: | gpt2 or llama" => config(r#"{"model_type": "bert"}"#);
+        "config.json: | wanted gpt2, llama | bert, vit and resnet" => config(r#"{"model_type": "bert"}"#);
         "config.json: " => config(r#"{"model_type": "gpt2", "n_head": 5, "n_embd": 7}"#);
         "/no/such/folder" => load_model("/no/such/folder", &scope());
     }

@@ -85,7 +85,7 @@ fn settings() -> Vec<Mistake> {
         "GPT: | 3 heads | width 4" => gpt(|c| c.heads = 3);
         "GPT: | vocabulary | 0" => gpt(|c| c.vocabulary = 0);
         "GPT: | dropout | 0 to 1" => gpt(|c| c.dropout[1] = 2.0);
-        "Llama: | 3 key heads | multiple" => {
+        "llama: | 3 key heads | multiple" => {
             let mut config = LlamaConfig::new(16, 8, 1, 4, 8);
             config.key_heads = 3;
             config.init(&scope()).map(std::mem::drop)

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use phalanx_tensor::DType;
 use serde_json::{Value, json};
 
-use super::fields::{Fields, Parsed, activation_name};
-use super::transformer::{Rows, Stored};
+use super::fields::{Fields, Parsed, activation_name, dtype_name, parse_fields};
+use super::stored::{Layout, Stored};
 use super::{Decoder, DecoderStage, Family, GptConfig, LlamaConfig, TransformerConfig};
 use crate::{Error, LayerFactory, Result, Rotary, Scope};
 
@@ -148,10 +148,10 @@ impl ModelConfig {
     /// If it is not valid, its sizes do not fit each other, or a setting is not supported.
     pub fn parse(text: &str, path: &Path) -> Result<ModelConfig> {
         let wrong = |why: String| Error::invalid(path.display().to_string(), why);
-        let value: Value = serde_json::from_str(text).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
-        let fields = value.as_object().ok_or_else(|| wrong("not a JSON object".into()))?;
-        let fields = Fields::new(fields);
-        let wanted = || format!("wanted gpt2, {}", Family::names());
+        let fields = parse_fields(text, path)?;
+        let fields = Fields::new(&fields);
+        let others = "bert, vit and resnet are read by configs of their own (`Pretrained`)";
+        let wanted = || format!("wanted gpt2, {}; {others}", Family::names());
         let config = match fields.text("model_type").map_err(wrong)? {
             Some("gpt2") => fields.gpt().map(ModelConfig::Gpt),
             Some(other) => match Family::of(other) {
@@ -170,31 +170,35 @@ impl ModelConfig {
         Ok(config)
     }
 
-    /// Where files have a parameter of this name.
-    pub(super) fn stored(&self, name: &str) -> Stored {
-        match self {
-            ModelConfig::Llama(c) => c.transformer().stored(name),
-            ModelConfig::Transformer(c) => c.stored(name),
-            ModelConfig::Gpt(_) if name.starts_with("lm_head.") => {
-                Stored { name: name.into(), rows: Rows::All }
-            }
-            ModelConfig::Gpt(_) => Stored { name: format!("transformer.{name}"), rows: Rows::All },
-        }
-    }
-
     /// The `config.json` that transformers reads.
     pub fn to_json(&self, dtype: DType) -> Value {
-        let dtype = match dtype {
-            DType::F64 => "float64",
-            DType::BF16 => "bfloat16",
-            DType::F16 => "float16",
-            _ => "float32",
-        };
+        let dtype = dtype_name(dtype);
         match self {
             ModelConfig::Gpt(c) => gpt_json(c, dtype),
             ModelConfig::Llama(c) => Family::Llama.json(&c.transformer(), dtype),
             ModelConfig::Transformer(c) => c.family.json(c, dtype),
         }
+    }
+}
+
+impl Layout for ModelConfig {
+    fn stored(&self, name: &str) -> Stored {
+        match self {
+            ModelConfig::Llama(c) => c.transformer().stored(name),
+            ModelConfig::Transformer(c) => c.stored(name),
+            ModelConfig::Gpt(_) if name.starts_with("lm_head.") => Stored::whole(name),
+            ModelConfig::Gpt(_) => {
+                let maps = ["c_attn.weight", "c_proj.weight", "c_fc.weight"];
+                let transposed = maps.iter().any(|map| name.ends_with(map));
+                Stored { transposed, ..Stored::whole(format!("transformer.{name}")) }
+            }
+        }
+    }
+
+    /// Old files have masks and frequencies, and a tied head's table twice.
+    fn is_known(&self, stored: &str) -> bool {
+        let masks = [".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"];
+        masks.iter().any(|mask| stored.ends_with(mask)) || stored == "lm_head.weight"
     }
 }
 

@@ -2,10 +2,13 @@
 
 use std::cell::RefCell;
 use std::collections::HashSet;
+use std::path::Path;
 
+use phalanx_tensor::DType;
 use serde_json::{Map, Value};
 
 use super::Activation;
+use crate::{Error, Result};
 
 /// The fields of an object. A null field counts as absent.
 pub(super) struct Fields<'a> {
@@ -14,6 +17,15 @@ pub(super) struct Fields<'a> {
 }
 
 pub(super) type Parsed<T> = std::result::Result<T, String>;
+
+/// The fields of the text of a `config.json`; `path` names it in errors.
+pub(super) fn parse_fields(text: &str, path: &Path) -> Result<Map<String, Value>> {
+    let wrong = |why: String| Error::invalid(path.display().to_string(), why);
+    match serde_json::from_str(text).map_err(|e| wrong(format!("not valid JSON: {e}")))? {
+        Value::Object(fields) => Ok(fields),
+        _ => Err(wrong("not a JSON object".into())),
+    }
+}
 
 /// Fields that change neither logits nor losses nor gradients: of tokenizers, of generation, of where a file is from, of other tasks.
 const NEUTRAL: &[&str] = &[
@@ -87,7 +99,7 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn size(&self, name: &str) -> Parsed<Option<usize>> {
-        self.get(name, "a size", |v| v.as_u64().and_then(|n| usize::try_from(n).ok()))
+        self.get(name, "a size", as_size)
     }
 
     pub(super) fn needed(&self, name: &str) -> Parsed<usize> {
@@ -125,6 +137,53 @@ impl<'a> Fields<'a> {
         if got == wanted { Ok(()) } else { Err(format!("{name} = {got} is not supported")) }
     }
 
+    /// Refuses a text other than `wanted`, if there is one.
+    pub(super) fn must_say(&self, name: &str, wanted: &str) -> Parsed<()> {
+        match self.text(name)? {
+            Some(other) if other != wanted => {
+                Err(format!("{name} {other:?} is not supported, wanted {wanted:?}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// A list of sizes.
+    pub(super) fn sizes(&self, name: &str) -> Parsed<Option<Vec<usize>>> {
+        self.get(name, "a list of sizes", |list| list.as_array()?.iter().map(as_size).collect())
+    }
+
+    /// A size for height and width, or both.
+    pub(super) fn height_and_width(&self, name: &str) -> Parsed<Option<[usize; 2]>> {
+        self.get(name, "a size or two", |value| match value {
+            Value::Array(both) => both.iter().map(as_size).collect::<Option<Vec<_>>>()?.try_into().ok(),
+            one => Some([as_size(one)?; 2]),
+        })
+    }
+
+    /// The names of the classes of a classifier.
+    pub(super) fn labels(&self) -> Parsed<Vec<String>> {
+        let names = self.object("id2label")?;
+        let count = self.size("num_labels")?.unwrap_or(names.map_or(2, Map::len));
+        if count > LABELS_MAX {
+            return Err(format!("num_labels is {count}, wanted at most {LABELS_MAX}"));
+        }
+        let Some(names) = names.filter(|names| names.len() == count) else {
+            return Ok(numbered_labels(count));
+        };
+        let name = |i: usize| names.get(&i.to_string()).and_then(Value::as_str).map(str::to_string);
+        (0..count).map(|i| name(i).ok_or_else(|| format!("id2label has no name for {i}"))).collect()
+    }
+
+    /// The class in transformers that a file was written by; it must be one of these.
+    pub(super) fn architecture(&self, known: &[&str]) -> Parsed<&'a str> {
+        let class = self.list("architectures")?.and_then(|all| all.first()).and_then(Value::as_str);
+        match class {
+            Some(class) if known.contains(&class) => Ok(class),
+            Some(class) => Err(format!("architectures has {class}, wanted {}", known.join(" or "))),
+            None => Err(format!("architectures is missing, wanted {}", known.join(" or "))),
+        }
+    }
+
     /// Refuses a number other than 0.
     pub(super) fn must_be_zero(&self, name: &str) -> Parsed<()> {
         match self.number(name, 0.0)? {
@@ -160,7 +219,37 @@ impl<'a> Fields<'a> {
     }
 }
 
-const ACTIVATIONS: [(&str, Activation); 7] = [
+/// The most classes of a classifier: a damaged file may ask for any number.
+const LABELS_MAX: usize = 1 << 20;
+
+/// The names that classes have until they get others.
+pub(super) fn numbered_labels(count: usize) -> Vec<String> {
+    (0..count).map(|i| format!("LABEL_{i}")).collect()
+}
+
+/// Writes the names of classes.
+pub(super) fn set_labels(json: &mut Value, labels: &[String]) {
+    let by_number = labels.iter().enumerate().map(|(i, name)| (i.to_string(), name.clone().into()));
+    json["id2label"] = by_number.collect::<Map<_, _>>().into();
+    json["label2id"] =
+        labels.iter().enumerate().map(|(i, name)| (name.clone(), i.into())).collect::<Map<_, _>>().into();
+}
+
+fn as_size(value: &Value) -> Option<usize> {
+    value.as_u64().and_then(|n| usize::try_from(n).ok())
+}
+
+/// The name of a dtype in a `config.json`.
+pub(super) fn dtype_name(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "float64",
+        DType::BF16 => "bfloat16",
+        DType::F16 => "float16",
+        _ => "float32",
+    }
+}
+
+const ACTIVATIONS: [(&str, Activation); 8] = [
     ("gelu_new", Activation::GeluTanh),
     ("gelu", Activation::Gelu),
     ("relu", Activation::Relu),
@@ -168,6 +257,7 @@ const ACTIVATIONS: [(&str, Activation); 7] = [
     ("gelu_pytorch_tanh", Activation::GeluTanh),
     ("gelu_fast", Activation::GeluTanh),
     ("swish", Activation::Silu),
+    ("gelu_python", Activation::Gelu),
 ];
 
 pub(super) fn activation_name(activation: Activation) -> &'static str {

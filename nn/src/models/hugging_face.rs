@@ -1,20 +1,27 @@
 //! Folders as Hugging Face's `save_pretrained` writes them: `config.json` and safetensors.
 //!
-//! Parameters have the names of the files, without the family's prefix (`transformer.`, `model.`). GPT-2's linear weights are
-//! stored `[in, out]` in files; here they are `[out, in]`. A tied head is in no file.
+//! Parameters of decoders have the names of the files, without the family's prefix (`transformer.`, `model.`). GPT-2's linear weights are
+//! stored `[in, out]` in files; here they are `[out, in]`. A tied head is in no file. Models of every kind are read and written by
+//! [`load_tensors`] and [`write_folder`]; a [`Layout`] says where files have their tensors.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use phalanx_kernels as kernels;
 use phalanx_tensor::io::{SafeTensors, atomic, save_safetensors};
-use phalanx_tensor::{Device, Tensor};
+use phalanx_tensor::{DType, Device, Tensor};
+use serde_json::{Map, Value};
 
+use super::fields::parse_fields;
 use super::lora::is_adapter;
-use super::transformer::{Rows, Stored};
+use super::stored::{Layout, Rows, Stored};
 use super::{Decoder, DecoderStage, ModelConfig};
-use crate::{Error, LayerFactory, Mismatch, OneDevice, Parameters, Result, Scope};
+use crate::{
+    Buffer, Entry, Error, LayerFactory, LoadOptions, Mismatch, OneDevice, Parameter, Parameters, Result,
+    Scope,
+};
 
 const WEIGHTS: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -27,6 +34,12 @@ const CONFIG: &str = "config.json";
 pub fn read_config(folder: impl AsRef<Path>) -> Result<ModelConfig> {
     let path = folder.as_ref().join(CONFIG);
     ModelConfig::parse(&read_text(&path)?, &path)
+}
+
+/// The fields of a folder's `config.json`, and its path for errors.
+pub(super) fn read_fields(folder: &Path) -> Result<(Map<String, Value>, PathBuf)> {
+    let path = folder.join(CONFIG);
+    Ok((parse_fields(&read_text(&path)?, &path)?, path))
 }
 
 /// Builds the model of a folder, with its weights in the scope's dtype. As after transformers' `from_pretrained`, it is in
@@ -73,10 +86,15 @@ pub fn load_stage<L: LayerFactory>(
 /// # Errors
 /// If it is, or the files cannot be read.
 pub fn check_size(config: &ModelConfig, folder: impl AsRef<Path>) -> Result<()> {
-    let (wanted, stored) = (config.matrix_elements(), Files::open(folder.as_ref())?.elements()?);
+    check_elements(config.matrix_elements(), folder.as_ref())
+}
+
+/// [`check_size`] of a model with so many elements in matrices.
+pub(super) fn check_elements(wanted: f64, folder: &Path) -> Result<()> {
+    let stored = Files::open(folder)?.elements()?;
     if wanted > 2.0 * stored + 1e6 {
         let why = format!("a model of at least {wanted} parameters, and the weights beside it are {stored}");
-        return Err(Error::invalid(folder.as_ref().join(CONFIG).display().to_string(), why));
+        return Err(Error::invalid(folder.join(CONFIG).display().to_string(), why));
     }
     Ok(())
 }
@@ -91,46 +109,122 @@ pub fn load_weights<L: LayerFactory>(
     config: &ModelConfig,
     folder: impl AsRef<Path>,
 ) -> Result<()> {
-    let folder = folder.as_ref();
+    let stage = model.stage();
+    let is_whole = stage.first && stage.last && stage.layers.len() == config.layers();
+    load_tensors(model, config, folder.as_ref(), is_whole, LoadOptions::default()).map(drop)
+}
+
+/// Fills a model's parameters and buffers from a folder's safetensors, and returns what does not fit. Of a model that is not whole,
+/// files may have more tensors.
+pub(super) fn load_tensors(
+    model: &impl Parameters,
+    layout: &impl Layout,
+    folder: &Path,
+    is_whole: bool,
+    options: LoadOptions,
+) -> Result<Mismatch> {
     let files = Files::open(folder)?;
-    let (mut problems, mut fitting) = (Mismatch::default(), Vec::new());
-    // Adapters have a file of their own.
-    for parameter in model.parameters().into_iter().filter(|parameter| !is_adapter(parameter.name())) {
-        let name = parameter.name().to_string();
-        let Stored { name: stored, rows } = config.stored(&name);
-        let Some(file) = files.find(&stored).or_else(|| files.find(&name)) else {
-            problems.missing.push(stored);
+    let (mut problems, mut fitting, mut used) = (Mismatch::default(), Vec::new(), HashSet::new());
+    for (name, entry) in entries(model) {
+        let stored = layout.stored(&name);
+        used.extend(stored.names.iter().cloned().chain([name.clone()]));
+        // Some files have no prefix.
+        let plain = Stored { transposed: stored.transposed, ..Stored::whole(name) };
+        let found = [&stored, &plain].into_iter().find_map(|place| Some((place.clone(), files.all(place)?)));
+        let Some((stored, tensors)) = found else {
+            problems.missing.extend(stored.names.into_iter().filter(|name| files.find(name).is_none()));
             continue;
         };
-        let (stored, rows) = if file.contains(&stored) { (stored, rows) } else { (name.clone(), Rows::All) };
-        let dtype = file.dtype(&stored)?;
-        if !dtype.is_float() {
-            let why = format!("tensor {stored:?} has dtype {dtype}, wanted a floating-point one");
-            return Err(phalanx_tensor::Error::file(file.path(), why).into());
+        let misshaped = problems.misshaped.len();
+        for (file, stored_name) in &tensors {
+            let dtype = file.dtype(stored_name)?;
+            if entry.tensor().dtype().is_float() && !dtype.is_float() {
+                let why = format!("tensor {stored_name:?} has dtype {dtype}, wanted a floating-point one");
+                return Err(phalanx_tensor::Error::file(file.path(), why).into());
+            }
+            let whole = file.shape(stored_name)?.to_vec();
+            let mut shape = stored.rows.shape(&whole).unwrap_or(whole);
+            if stored.transposed {
+                shape.reverse();
+            }
+            let mut wanted = entry.whole_shape();
+            wanted.iter_mut().take(1).for_each(|rows| *rows /= tensors.len());
+            if shape != wanted {
+                problems.misshaped.push((stored_name.clone(), shape, wanted));
+            }
         }
-        let whole = file.shape(&stored)?.to_vec();
-        let mut shape = rows.shape(&whole).unwrap_or(whole);
-        let transposed = is_transposed(config, &name);
-        if transposed {
-            shape.reverse();
-        }
-        let wanted = parameter.part().whole_shape(parameter.tensor().rank());
-        match shape == wanted {
-            true => fitting.push((parameter, file, stored, rows, transposed)),
-            false => problems.misshaped.push((stored, shape, wanted)),
+        if problems.misshaped.len() == misshaped {
+            fitting.push((entry, tensors, stored));
         }
     }
-    if model.stage().first && model.stage().last && model.stage().layers.len() == config.layers() {
-        problems.unexpected = unexpected(model, config, &files);
+    if is_whole {
+        let unexpected = files.names().filter(|name| !used.contains(&today(name)) && !layout.is_known(name));
+        problems.unexpected = unexpected.map(str::to_string).collect();
     }
-    problems.check(&files.what(folder).display().to_string())?;
+    let what = files.what(folder).display().to_string();
+    if options.strict {
+        problems.clone().check(&what)?;
+    } else if fitting.is_empty() {
+        problems.clone().check(&format!("{what}: nothing fits"))?;
+    }
     // Tensors are read to the CPU one by one, so that only one is in memory twice.
-    for (parameter, file, stored, rows, transposed) in fitting {
-        let tensor = rows.of(&file.tensor(&stored, stored_on(parameter.device()))?)?;
-        let whole = if transposed { tensor.transpose(0, 1)? } else { tensor };
-        parameter.load(&parameter.part().of(&whole)?.with_shape(parameter.tensor().shape())?)?;
+    for (entry, tensors, stored) in fitting {
+        let on = stored_on(entry.tensor().device());
+        let read = |(file, name): &(&SafeTensors, String)| stored.rows.of(&file.tensor(name, on)?);
+        let mut tensors = tensors.iter().map(read).collect::<Result<Vec<_>>>()?;
+        let tensor = match tensors.len() {
+            1 => tensors.remove(0),
+            _ => kernels::cat(&tensors.iter().collect::<Vec<_>>(), 0)?,
+        };
+        entry.load(&if stored.transposed { tensor.transpose(0, 1)? } else { tensor })?;
     }
-    Ok(())
+    Ok(problems)
+}
+
+/// A tensor of a model.
+enum Held {
+    Parameter(Parameter),
+    Buffer(Buffer),
+}
+
+impl Held {
+    fn tensor(&self) -> Tensor {
+        match self {
+            Held::Parameter(parameter) => parameter.tensor(),
+            Held::Buffer(buffer) => buffer.tensor(),
+        }
+    }
+
+    fn whole_shape(&self) -> Vec<usize> {
+        match self {
+            Held::Parameter(parameter) => parameter.part().whole_shape(parameter.tensor().rank()),
+            Held::Buffer(buffer) => buffer.tensor().shape().to_vec(),
+        }
+    }
+
+    /// Takes its part of the whole tensor.
+    fn load(&self, whole: &Tensor) -> Result<()> {
+        match self {
+            Held::Parameter(parameter) => {
+                parameter.load(&parameter.part().of(whole)?.with_shape(parameter.tensor().shape())?)
+            }
+            Held::Buffer(buffer) => buffer.load(whole),
+        }
+    }
+}
+
+/// The parameters and buffers of a model, each once. Adapters have a file of their own.
+fn entries(model: &impl Parameters) -> Vec<(String, Held)> {
+    let (mut found, mut names) = (Vec::new(), HashSet::new());
+    model.visit("", &mut |path, entry| match entry {
+        Entry::Parameter(parameter) => {
+            if !is_adapter(parameter.name()) && names.insert(parameter.name().to_string()) {
+                found.push((parameter.name().to_string(), Held::Parameter(parameter.clone())));
+            }
+        }
+        Entry::Buffer(buffer) => found.push((path.to_string(), Held::Buffer(buffer.clone()))),
+    });
+    found
 }
 
 /// Writes a folder: `model.safetensors` first, `config.json` last, each atomically.
@@ -142,14 +236,20 @@ pub fn save_model<L: LayerFactory>(
     config: &ModelConfig,
     folder: impl AsRef<Path>,
 ) -> Result<()> {
-    let parameters = model.parameters();
-    if *model.stage() != DecoderStage::whole(config.layers())
-        || !parameters.iter().all(|p| p.part().is_whole())
-    {
-        return Err(Error::invalid("save_model", "got a part of a model, wanted a whole one"));
+    if *model.stage() != DecoderStage::whole(config.layers()) {
+        return Err(Error::invalid("save_model", PART));
     }
-    let tensors = parameters.iter().map(|p| (p.name().to_string(), p.tensor())).collect();
-    save_tensors(tensors, config, folder)
+    save_tensors(whole_tensors(model)?, config, folder)
+}
+
+const PART: &str = "got a part of a model, wanted a whole one";
+
+/// The tensors of a model that is whole on this rank.
+pub(super) fn whole_tensors(model: &impl Parameters) -> Result<Vec<(String, Tensor)>> {
+    if !model.parameters().iter().all(|parameter| parameter.part().is_whole()) {
+        return Err(Error::invalid("save_model", PART));
+    }
+    Ok(entries(model).into_iter().map(|(name, entry)| (name, entry.tensor())).collect())
 }
 
 /// [`save_model`] of whole tensors by the parameters' names.
@@ -161,15 +261,24 @@ pub fn save_tensors(
     config: &ModelConfig,
     folder: impl AsRef<Path>,
 ) -> Result<()> {
-    let folder = folder.as_ref();
+    write_folder(tensors, config, folder.as_ref(), |dtype| config.to_json(dtype))
+}
+
+/// Writes tensors by the model's names, and the `config.json` for their dtype.
+pub(super) fn write_folder(
+    tensors: Vec<(String, Tensor)>,
+    layout: &impl Layout,
+    folder: &Path,
+    config: impl FnOnce(DType) -> Value,
+) -> Result<()> {
     std::fs::create_dir_all(folder).map_err(|e| phalanx_tensor::Error::file(folder, e))?;
-    let dtype = tensors.first().map_or(phalanx_tensor::DType::F32, |(_, tensor)| tensor.dtype());
-    let tensors = file_tensors(tensors, config)?;
+    let dtype = tensors.first().map_or(DType::F32, |(_, tensor)| tensor.dtype());
+    let tensors = as_in_files(tensors, layout)?;
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     let named = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
     save_safetensors(folder.join(WEIGHTS), named, &metadata)?;
-    let json = serde_json::to_string_pretty(&config.to_json(dtype))
-        .map_err(|e| Error::invalid(CONFIG, e.to_string()))?;
+    let json =
+        serde_json::to_string_pretty(&config(dtype)).map_err(|e| Error::invalid(CONFIG, e.to_string()))?;
     atomic::write(folder.join(CONFIG), |file| {
         file.write_all(json.as_bytes()).and_then(|()| file.write_all(b"\n"))
     })?;
@@ -181,15 +290,30 @@ pub fn save_tensors(
 /// # Errors
 /// If a tensor has not the shape of its parameter.
 pub fn file_tensors(tensors: Vec<(String, Tensor)>, config: &ModelConfig) -> Result<Vec<(String, Tensor)>> {
+    as_in_files(tensors, config)
+}
+
+/// Tensors by the model's names, as files have them.
+pub(super) fn as_in_files(
+    tensors: Vec<(String, Tensor)>,
+    layout: &impl Layout,
+) -> Result<Vec<(String, Tensor)>> {
     let mut order: Vec<String> = Vec::new();
     let mut parts: BTreeMap<String, Vec<(Rows, Tensor)>> = BTreeMap::new();
     for (name, tensor) in tensors {
-        let tensor = if is_transposed(config, &name) { tensor.transpose(0, 1)? } else { tensor };
-        let Stored { name, rows } = config.stored(&name);
-        if !parts.contains_key(&name) {
-            order.push(name.clone());
+        let Stored { names, rows, transposed } = layout.stored(&name);
+        let tensor = if transposed { tensor.transpose(0, 1)? } else { tensor };
+        let count = names.len();
+        for (i, name) in names.into_iter().enumerate() {
+            let tensor = match count {
+                1 => tensor.clone(),
+                _ => tensor.narrow(0, i * (tensor.shape()[0] / count), tensor.shape()[0] / count)?,
+            };
+            if !parts.contains_key(&name) {
+                order.push(name.clone());
+            }
+            parts.entry(name).or_default().push((rows, tensor));
         }
-        parts.entry(name).or_default().push((rows, tensor));
     }
     let joined = |name: String| {
         let mut of = parts.remove(&name).unwrap_or_default();
@@ -201,25 +325,19 @@ pub fn file_tensors(tensors: Vec<(String, Tensor)>, config: &ModelConfig) -> Res
     order.into_iter().map(joined).collect()
 }
 
-/// Whether a parameter is stored transposed.
-fn is_transposed(config: &ModelConfig, name: &str) -> bool {
-    let maps = ["c_attn.weight", "c_proj.weight", "c_fc.weight"];
-    matches!(config, ModelConfig::Gpt(_)) && maps.iter().any(|map| name.ends_with(map))
-}
-
-/// Tensors of the files without a parameter, except those that old files are known to have.
-fn unexpected<L: LayerFactory>(model: &Decoder<L>, config: &ModelConfig, files: &Files) -> Vec<String> {
-    let names = model.named_parameters();
-    let stored: Vec<String> = names.iter().map(|(_, p)| config.stored(p.name()).name).collect();
-    let wanted = |name: &str| names.iter().any(|(_, p)| name == p.name()) || stored.iter().any(|n| n == name);
-    let masks = [".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"];
-    let known = |stored: &str| masks.iter().any(|mask| stored.ends_with(mask)) || stored == "lm_head.weight";
-    files.names().filter(|stored| !wanted(stored) && !known(stored)).map(str::to_string).collect()
-}
-
 /// The device that a file's tensor is read to: `meta` for a model without elements, else the CPU.
 fn stored_on(device: Device) -> Device {
     if device.is_meta() { device } else { Device::CPU }
+}
+
+/// How norms' parameters end, now and in old files.
+const FORMER: [(&str, &str); 2] =
+    [("LayerNorm.weight", "LayerNorm.gamma"), ("LayerNorm.bias", "LayerNorm.beta")];
+
+/// Today's name of a tensor of a file.
+fn today(name: &str) -> String {
+    let renamed = |(now, then): (&str, &str)| Some(format!("{}{now}", name.strip_suffix(then)?));
+    FORMER.into_iter().find_map(renamed).unwrap_or_else(|| name.to_string())
 }
 
 /// The open safetensors of a folder.
@@ -232,10 +350,10 @@ impl Files {
             return Ok(Files(vec![SafeTensors::open(folder.join(WEIGHTS))?]));
         }
         let wrong = |why: String| Error::invalid(index.display().to_string(), why);
-        let value: serde_json::Value =
+        let value: Value =
             serde_json::from_str(&read_text(&index)?).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
         let map = value["weight_map"].as_object().ok_or_else(|| wrong("there is no weight_map".into()))?;
-        let file = |v: &serde_json::Value| v.as_str().map(PathBuf::from);
+        let file = |v: &Value| v.as_str().map(PathBuf::from);
         let names: Option<Vec<PathBuf>> = map.values().map(file).collect();
         let mut names = names.ok_or_else(|| wrong("weight_map has a value that is no file's name".into()))?;
         names.sort();
@@ -267,8 +385,16 @@ impl Files {
         if let [file] = &self.0[..] { file.path() } else { folder }
     }
 
-    fn find(&self, name: &str) -> Option<&SafeTensors> {
-        self.0.iter().find(|file| file.contains(name))
+    /// The tensor of that name, or of the name that it has in old files.
+    fn find(&self, name: &str) -> Option<(&SafeTensors, String)> {
+        let [weight, bias] = FORMER.map(|(now, then)| Some(format!("{}{then}", name.strip_suffix(now)?)));
+        let mut names = [Some(name.to_string()), weight, bias].into_iter().flatten();
+        names.find_map(|name| Some((self.0.iter().find(|file| file.contains(&name))?, name)))
+    }
+
+    /// All tensors that a tensor of the model is stored in.
+    fn all(&self, stored: &Stored) -> Option<Vec<(&SafeTensors, String)>> {
+        stored.names.iter().map(|name| self.find(name)).collect()
     }
 
     fn names(&self) -> impl Iterator<Item = &str> {

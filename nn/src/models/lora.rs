@@ -19,6 +19,7 @@ use phalanx_tensor::io::{SafeTensors, atomic, save_safetensors};
 use serde_json::{Value, json};
 
 use super::fields::{Fields, Parsed};
+use super::stored::{Layout, Rows};
 use super::{Decoder, DecoderStage, ModelConfig};
 use crate::layer_factory::{EmbeddingSpec, LinearSpec};
 use crate::modules::{Dropout, Linear};
@@ -296,14 +297,15 @@ pub fn adapters(model: &impl Parameters) -> Vec<Parameter> {
 
 /// A parameter's name in PEFT's files.
 fn peft_name(config: &ModelConfig, name: &str) -> Result<String> {
-    let stored = config.stored(name);
-    if stored.is_joint() {
-        let why = format!(
-            "the files of this family join {name} with others, and an adapter of one alone has no name there"
-        );
-        return Err(Error::invalid("LoRA", why));
+    match (&config.stored(name).names[..], config.stored(name).rows) {
+        ([stored], Rows::All) => Ok(format!("base_model.model.{stored}")),
+        _ => {
+            let why = format!(
+                "the files of this family join {name} with others, and an adapter of one alone has no name there"
+            );
+            Err(Error::invalid("LoRA", why))
+        }
     }
-    Ok(format!("base_model.model.{}", stored.name))
 }
 
 /// Fills a model's adapters, or those of a stage, from a folder as PEFT writes it.

@@ -1,6 +1,8 @@
 //! Transformers: GPT, Llama and the families like it, and the encoder-decoder T5, written once over [`crate::LayerFactory`]. A [`DecoderStage`] (a [`T5Stage`]) says which
-//! blocks a pipeline stage has, and whether it has the embedding and the head.
+//! blocks a pipeline stage has, and whether it has the embedding and the head. Besides them [`Bert`], [`Vit`] and [`ResNet`], made of
+//! the crate's layers and read from folders by [`Pretrained`].
 
+mod bert;
 mod check;
 mod config;
 mod decoder;
@@ -11,14 +13,21 @@ mod gpt;
 mod hugging_face;
 mod llama;
 mod lora;
+mod pretrained;
+#[cfg(test)]
+mod pretrained_tests;
 mod recompute;
+mod resnet;
+mod stored;
 mod t5;
 #[cfg(test)]
 mod tests;
 mod transformer;
+mod vit;
 
 pub use crate::modules::activation::Activation;
 pub use crate::modules::attention::{Documents, KvCache};
+pub use bert::{Bert, BertConfig, BertInput, BertTask};
 pub use config::ModelConfig;
 pub use decoder::{Block, Decoder, DecoderStage, next_token_targets};
 pub use flops::{FlopsPerToken, MegatronFlops};
@@ -30,9 +39,12 @@ pub use hugging_face::{
 };
 pub use llama::LlamaConfig;
 pub use lora::{Adapted, Lora, LoraConfig, adapters, load_adapter, merged, save_adapter};
+pub use pretrained::Pretrained;
 pub use recompute::RecomputeMode;
+pub use resnet::{ResNet, ResNetConfig, ResNetStage};
 pub use t5::{T5, T5Config, T5Stage};
 pub use transformer::{AttentionKind, Experts, Family, NormKind, NormPlaces, TransformerConfig};
+pub use vit::{Vit, VitConfig};
 
 /// The former name of [`DecoderStage`].
 #[deprecated(since = "0.1.0", note = "renamed to `DecoderStage`")]

@@ -61,13 +61,14 @@ pub struct Conv2dConfig {
     options: ConvOptions,
     output_padding: [usize; 2],
     bias: bool,
+    init: Option<Init>,
 }
 
 impl Conv2dConfig {
     /// From `inputs` channels to `outputs`, with a bias.
     pub fn new(inputs: usize, outputs: usize, kernel: [usize; 2]) -> Conv2dConfig {
         let options = ConvOptions::default();
-        Conv2dConfig { inputs, outputs, kernel, options, output_padding: [0; 2], bias: true }
+        Conv2dConfig { inputs, outputs, kernel, options, output_padding: [0; 2], bias: true, init: None }
     }
 
     /// With stride, padding, dilation and groups.
@@ -100,6 +101,12 @@ impl Conv2dConfig {
         Conv2dConfig { bias, ..self }
     }
 
+    /// With these initial weights, and a bias of 0.
+    #[must_use]
+    pub fn with_init(self, init: Init) -> Conv2dConfig {
+        Conv2dConfig { init: Some(init), ..self }
+    }
+
     /// A convolution.
     ///
     /// # Errors
@@ -108,7 +115,7 @@ impl Conv2dConfig {
     pub fn init(self, scope: &Scope) -> Result<Conv2d> {
         let groups = self.groups(&label("Conv2d", scope.path()))?;
         let shape = [self.outputs, self.inputs / groups, self.kernel[0], self.kernel[1]];
-        let (weight, bias) = weights(scope, &shape, self.bias.then_some(self.outputs))?;
+        let (weight, bias) = weights_of(scope, &shape, self.bias.then_some(self.outputs), self.init)?;
         Ok(Conv2d { weight, bias, options: self.options })
     }
 
@@ -120,7 +127,7 @@ impl Conv2dConfig {
     pub fn init_transposed(self, scope: &Scope) -> Result<ConvTranspose2d> {
         let groups = self.groups(&label("ConvTranspose2d", scope.path()))?;
         let shape = [self.inputs, self.outputs / groups, self.kernel[0], self.kernel[1]];
-        let (weight, bias) = weights(scope, &shape, self.bias.then_some(self.outputs))?;
+        let (weight, bias) = weights_of(scope, &shape, self.bias.then_some(self.outputs), self.init)?;
         Ok(ConvTranspose2d { weight, bias, options: self.options, output_padding: self.output_padding })
     }
 
@@ -237,10 +244,21 @@ pub(super) fn weights(
     shape: &[usize],
     bias: Option<usize>,
 ) -> Result<(Parameter, Option<Parameter>)> {
+    weights_of(scope, shape, bias, None)
+}
+
+/// The same with initial weights of one's own, and a bias of 0.
+fn weights_of(
+    scope: &Scope,
+    shape: &[usize],
+    bias: Option<usize>,
+    init: Option<Init>,
+) -> Result<(Parameter, Option<Parameter>)> {
     let fan_in = shape[1..].iter().try_fold(1usize, |product, &n| product.checked_mul(n));
-    let init = Init::layer(fan_in.unwrap_or(usize::MAX));
-    let bias = bias.map(|outputs| scope.parameter("bias", &[outputs], init)).transpose()?;
-    Ok((scope.parameter("weight", shape, init)?, bias))
+    let usual = Init::layer(fan_in.unwrap_or(usize::MAX));
+    let [of_weight, of_bias] = init.map_or([usual; 2], |init| [init, Init::ZEROS]);
+    let bias = bias.map(|outputs| scope.parameter("bias", &[outputs], of_bias)).transpose()?;
+    Ok((scope.parameter("weight", shape, of_weight)?, bias))
 }
 
 impl Module for Conv2d {

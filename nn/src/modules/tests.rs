@@ -316,3 +316,26 @@ fn activations_are_the_operations_of_their_names_with_pytorchs_defaults() {
     let refused = PreluConfig::new(3).init(&scope()).unwrap().forward(&x).err().unwrap().to_string();
     assert!(refused.contains("prelu: got a weight of shape [3] for [3, 4]"), "{refused}");
 }
+
+#[test]
+fn an_encoder_layer_has_dropouts_of_its_own_for_probabilities_and_between_its_layers() {
+    let plain = TransformerEncoderLayerConfig { dropout: 0.0, ..TransformerEncoderLayerConfig::new(4, 2) };
+    let x = wave(&[2, 5, 4]);
+    let run =
+        |config: TransformerEncoderLayerConfig| values(&config.init(&scope()).unwrap().forward(&x).unwrap());
+    let without = run(plain);
+    for config in [
+        TransformerEncoderLayerConfig { attention_dropout: Some(0.5), ..plain },
+        TransformerEncoderLayerConfig { inner_dropout: Some(0.5), ..plain },
+    ] {
+        assert_ne!(run(config), without);
+    }
+    // An absent one is as `dropout`.
+    let all = TransformerEncoderLayerConfig { dropout: 0.5, ..plain };
+    for config in [
+        TransformerEncoderLayerConfig { attention_dropout: Some(0.0), ..all },
+        TransformerEncoderLayerConfig { inner_dropout: Some(0.0), ..all },
+    ] {
+        assert_ne!(run(config), run(all));
+    }
+}

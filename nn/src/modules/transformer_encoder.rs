@@ -33,19 +33,33 @@ pub struct MultiheadAttentionConfig {
     width: usize,
     heads: usize,
     bias: bool,
+    qkv_bias: Option<bool>,
+    init: Option<Init>,
     dropout: f64,
 }
 
 impl MultiheadAttentionConfig {
     /// `heads` heads that share `width` features.
     pub fn new(width: usize, heads: usize) -> MultiheadAttentionConfig {
-        MultiheadAttentionConfig { width, heads, bias: true, dropout: 0.0 }
+        MultiheadAttentionConfig { width, heads, bias: true, qkv_bias: None, init: None, dropout: 0.0 }
     }
 
     /// With biases or without.
     #[must_use]
     pub fn with_bias(self, bias: bool) -> MultiheadAttentionConfig {
         MultiheadAttentionConfig { bias, ..self }
+    }
+
+    /// With biases of queries, keys and values or without, whatever the output has.
+    #[must_use]
+    pub fn with_qkv_bias(self, bias: bool) -> MultiheadAttentionConfig {
+        MultiheadAttentionConfig { qkv_bias: Some(bias), ..self }
+    }
+
+    /// With these initial weights, and biases of 0.
+    #[must_use]
+    pub fn with_init(self, init: Init) -> MultiheadAttentionConfig {
+        MultiheadAttentionConfig { init: Some(init), ..self }
     }
 
     /// With this dropout of the probabilities.
@@ -59,15 +73,17 @@ impl MultiheadAttentionConfig {
     /// # Errors
     /// If the width is no multiple of the heads, or it cannot be allocated.
     pub fn init(self, scope: &Scope) -> Result<MultiheadAttention> {
-        let MultiheadAttentionConfig { width, heads, bias, dropout } = self;
+        let MultiheadAttentionConfig { width, heads, bias, dropout, .. } = self;
         let sound = heads > 0 && width > 0 && width.is_multiple_of(heads);
         let Some(rows) = width.checked_mul(3).filter(|_| sound) else {
             let why = format!("got {heads} heads of a width of {width}, wanted a multiple of the heads");
             return Err(Error::invalid("MultiheadAttention", why));
         };
-        let weights = Init::XavierUniform { gain: 1.0 };
-        let in_proj_bias = bias.then(|| scope.parameter("in_proj_bias", &[rows], Init::ZEROS)).transpose()?;
-        let out_proj = LinearConfig::new(width, width).with_bias(bias).with_init(Init::layer(width));
+        let weights = self.init.unwrap_or(Init::XavierUniform { gain: 1.0 });
+        let in_proj_bias = || scope.parameter("in_proj_bias", &[rows], Init::ZEROS);
+        let in_proj_bias = self.qkv_bias.unwrap_or(bias).then(in_proj_bias).transpose()?;
+        let out_init = self.init.unwrap_or(Init::layer(width));
+        let out_proj = LinearConfig::new(width, width).with_bias(bias).with_init(out_init);
         Ok(MultiheadAttention {
             in_proj_weight: scope.parameter("in_proj_weight", &[rows, width], weights)?,
             in_proj_bias,
@@ -227,6 +243,14 @@ pub struct TransformerEncoderLayerConfig {
     pub norm_first: bool,
     /// Whether linear layers and norms have biases.
     pub bias: bool,
+    /// Whether queries, keys and values have biases (as `bias` if absent).
+    pub qkv_bias: Option<bool>,
+    /// Dropout of attention's probabilities (as `dropout` if absent).
+    pub attention_dropout: Option<f64>,
+    /// Dropout between the MLP's layers (as `dropout` if absent).
+    pub inner_dropout: Option<f64>,
+    /// Initial weights of linear layers, whose biases then begin as 0 (PyTorch's if absent).
+    pub init: Option<Init>,
 }
 
 impl TransformerEncoderLayerConfig {
@@ -241,6 +265,10 @@ impl TransformerEncoderLayerConfig {
             eps: 1e-5,
             norm_first: false,
             bias: true,
+            qkv_bias: None,
+            attention_dropout: None,
+            inner_dropout: None,
+            init: None,
         }
     }
 
@@ -250,17 +278,30 @@ impl TransformerEncoderLayerConfig {
     /// If the heads do not divide the width, or it cannot be allocated.
     pub fn init(self, scope: &Scope) -> Result<TransformerEncoderLayer> {
         let TransformerEncoderLayerConfig { width, heads, inner, dropout, eps, bias, .. } = self;
-        let attention = MultiheadAttentionConfig::new(width, heads).with_bias(bias).with_dropout(dropout);
+        let attention = MultiheadAttentionConfig {
+            bias,
+            qkv_bias: self.qkv_bias,
+            init: self.init,
+            dropout: self.attention_dropout.unwrap_or(dropout),
+            ..MultiheadAttentionConfig::new(width, heads)
+        };
         let norm = LayerNormConfig::new(&[width]).with_eps(eps).with_bias(bias);
-        let linear = |i, o, name: &str| LinearConfig::new(i, o).with_bias(bias).init(&scope.child(name));
-        let drop = |name: &str| Dropout::new(dropout, &scope.child(name));
+        let linear = |i, o, name: &str| {
+            let linear = LinearConfig::new(i, o).with_bias(bias);
+            self.init.map_or(linear, |init| linear.with_init(init)).init(&scope.child(name))
+        };
+        let drop = |p, name: &str| Dropout::new(p, &scope.child(name));
         Ok(TransformerEncoderLayer {
             self_attn: attention.init(&scope.child("self_attn"))?,
             linear1: linear(width, inner, "linear1")?,
             linear2: linear(inner, width, "linear2")?,
             norm1: norm.clone().init(&scope.child("norm1"))?,
             norm2: norm.init(&scope.child("norm2"))?,
-            dropouts: [drop("dropout")?, drop("dropout1")?, drop("dropout2")?],
+            dropouts: [
+                drop(self.inner_dropout.unwrap_or(dropout), "dropout")?,
+                drop(dropout, "dropout1")?,
+                drop(dropout, "dropout2")?,
+            ],
             config: self,
             mode: Mode::default(),
         })

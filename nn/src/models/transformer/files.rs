@@ -1,99 +1,7 @@
 //! Where files have the parameters of a transformer: under the family's names, and some of them joined.
 
-use phalanx_tensor::Tensor;
-
 use super::{Family, TransformerConfig};
-use crate::{Error, Result};
-
-/// Where a file has a parameter.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Stored {
-    /// The tensor of the file.
-    pub(crate) name: String,
-    /// Which of its rows.
-    pub(crate) rows: Rows,
-}
-
-impl Stored {
-    /// Whether the tensor has rows of other parameters too.
-    pub(crate) fn is_joint(&self) -> bool {
-        self.rows != Rows::All
-    }
-}
-
-/// Rows of a tensor.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Rows {
-    All,
-    /// So many from a row on.
-    Some {
-        from: usize,
-        count: usize,
-    },
-    /// The rows are `[heads, 3, features]`, of which this third.
-    Third {
-        third: usize,
-        heads: usize,
-    },
-}
-
-impl Rows {
-    /// Those rows of a tensor of a file.
-    pub(crate) fn of(self, whole: &Tensor) -> Result<Tensor> {
-        Ok(match self {
-            Rows::All => whole.clone(),
-            Rows::Some { from, count } => whole.narrow(0, from, count)?,
-            Rows::Third { third, heads } => {
-                let rest = &whole.shape()[1..];
-                let shape = [&[heads, 3, whole.shape()[0] / (3 * heads)], rest].concat();
-                let part = whole.contiguous()?.with_shape(&shape)?.select(1, third)?.contiguous()?;
-                part.with_shape(&[&[whole.shape()[0] / 3], rest].concat())?
-            }
-        })
-    }
-
-    /// Where they are among those of the same tensor.
-    pub(crate) fn place(self) -> usize {
-        match self {
-            Rows::All => 0,
-            Rows::Some { from, .. } => from,
-            Rows::Third { third, .. } => third,
-        }
-    }
-
-    /// The shape of those rows.
-    pub(crate) fn shape(self, whole: &[usize]) -> Option<Vec<usize>> {
-        let (first, rest) = whole.split_first()?;
-        let rows = match self {
-            Rows::All => *first,
-            Rows::Some { from, count } => count.min(first.checked_sub(from)?),
-            Rows::Third { heads, .. } => {
-                if !first.is_multiple_of(3 * heads) {
-                    return None;
-                }
-                first / 3
-            }
-        };
-        Some([&[rows], rest].concat())
-    }
-
-    /// The tensor of a file, of all its parts in order.
-    pub(crate) fn join(self, parts: &[Tensor]) -> Result<Tensor> {
-        let [first, ..] = parts else { return Err(Error::invalid("save", "got no parts of a tensor")) };
-        match self {
-            Rows::All => Ok(first.clone()),
-            Rows::Some { .. } => Ok(phalanx_kernels::cat(&parts.iter().collect::<Vec<_>>(), 0)?),
-            Rows::Third { heads, .. } => {
-                let rest = &first.shape()[1..];
-                let shape = [&[heads, 1, first.shape()[0] / heads], rest].concat();
-                let apart = |part: &Tensor| part.contiguous()?.with_shape(&shape);
-                let apart = parts.iter().map(apart).collect::<phalanx_tensor::Result<Vec<_>>>()?;
-                let whole = phalanx_kernels::cat(&apart.iter().collect::<Vec<_>>(), 1)?;
-                Ok(whole.with_shape(&[&[3 * first.shape()[0]], rest].concat())?)
-            }
-        }
-    }
-}
+use crate::models::stored::{Rows, Stored};
 
 impl TransformerConfig {
     /// Where files have a parameter of this name.
@@ -104,27 +12,24 @@ impl TransformerConfig {
             ("self_attn.k_proj", heads, keys),
             ("self_attn.v_proj", heads + keys, keys),
         ];
-        let whole = |name: String| Stored { name, rows: Rows::All };
         match self.family {
             Family::Phi3 => {
                 let mlp = [("mlp.gate_proj", 0, self.inner), ("mlp.up_proj", self.inner, self.inner)];
                 let joint = parts.iter().map(|part| (part, "self_attn.qkv_proj"));
                 let mut joint = joint.chain(mlp.iter().map(|part| (part, "mlp.gate_up_proj")));
                 match joint.find(|((part, ..), _)| name.contains(part)) {
-                    Some(((part, from, count), joint)) => Stored {
-                        name: format!("model.{}", name.replace(part, joint)),
-                        rows: Rows::Some { from: *from, count: *count },
-                    },
-                    None => whole(with_prefix("model.", name)),
+                    Some(((part, from, count), joint)) => {
+                        let rows = Rows::Some { from: *from, count: *count };
+                        Stored::part(format!("model.{}", name.replace(part, joint)), rows)
+                    }
+                    None => Stored::whole(with_prefix("model.", name)),
                 }
             }
             Family::GptNeoX => {
                 if let Some(third) = parts.iter().position(|(part, ..)| name.contains(part)) {
                     let name = name.replace(parts[third].0, "attention.query_key_value");
-                    return Stored {
-                        name: format!("gpt_neox.{name}"),
-                        rows: Rows::Third { third, heads: self.heads },
-                    };
+                    let rows = Rows::Third { third, heads: self.heads };
+                    return Stored::part(format!("gpt_neox.{name}"), rows);
                 }
                 let names = [
                     ("self_attn.o_proj", "attention.dense"),
@@ -138,7 +43,11 @@ impl TransformerConfig {
                 if let Some(rest) = stored.strip_prefix("norm.") {
                     stored = format!("final_layer_norm.{rest}");
                 }
-                whole(if stored.starts_with("embed_out.") { stored } else { format!("gpt_neox.{stored}") })
+                Stored::whole(if stored.starts_with("embed_out.") {
+                    stored
+                } else {
+                    format!("gpt_neox.{stored}")
+                })
             }
             Family::Mixtral => {
                 let mut stored = with_prefix("model.", name);
@@ -151,9 +60,9 @@ impl TransformerConfig {
                 for (ours, theirs) in names {
                     stored = stored.replace(ours, theirs);
                 }
-                whole(stored)
+                Stored::whole(stored)
             }
-            _ => whole(with_prefix("model.", name)),
+            _ => Stored::whole(with_prefix("model.", name)),
         }
     }
 }

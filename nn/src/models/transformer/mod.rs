@@ -31,7 +31,6 @@ use crate::{Error, Init, LayerFactory, OneDevice, Result, Scope};
 
 use block::{Norm, TransformerBlock};
 pub use family::Family;
-pub(super) use files::{Rows, Stored};
 
 /// A transformer's sizes and settings. [`ModelConfig`](super::ModelConfig) reads it from a `config.json`.
 #[derive(Clone, Debug, PartialEq)]
