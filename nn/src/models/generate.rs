@@ -223,7 +223,7 @@ pub fn generate_rows<L: LayerFactory>(
         let logits = model.extend_rows(&mut taken)?;
         let mut scores = kernels::cast(logits.tensor(), DType::F64)?.to_vec::<f64>()?;
         let taken = rows.iter_mut().zip(counts).enumerate().filter(|(_, (_, count))| *count > 0);
-        for ((number, (row, new)), scores) in taken.zip(scores.chunks_mut(model.vocabulary())) {
+        for ((number, (row, new)), scores) in taken.zip(scores.chunks_mut(logits.shape()[1])) {
             row.ahead.drain(..new);
             if !row.ahead.is_empty() {
                 continue;
@@ -235,11 +235,10 @@ pub fn generate_rows<L: LayerFactory>(
             };
             let step = (row.all.len() - row.prompt) as u64;
             let token = draw_index("generate", scores, &history, sampling, step, number as u64)? as u32;
-            let text = match end_tokens.contains(&token) {
-                true => row.end_at(GenerationEnd::Token(token)),
-                false => row.push(token, count),
+            let (token, text) = match end_tokens.contains(&token) {
+                true => (None, row.end_at(GenerationEnd::Token(token))),
+                false => (Some(token), row.push(token, count)),
             };
-            let token = (!matches!(row.end, Some(GenerationEnd::Token(_)))).then_some(token);
             if !sink(GenerationStep { row: number, token, text: &text, end: row.end }) && row.end.is_none() {
                 row.end_at(GenerationEnd::Callback);
             }
@@ -276,7 +275,7 @@ impl Row<'_> {
         text
     }
 
-    /// Ends the row. Returns the text that was held back.
+    /// Ends the row, and gives up its caches. Returns the text that was held back.
     fn end_at(&mut self, end: GenerationEnd) -> String {
         self.caches = Vec::new();
         self.end = Some(end);
