@@ -89,13 +89,18 @@ impl<L: LayerFactory> Decoder<L> {
         let (shape, device) = ([1, numbers.len()], self.device());
         let tokens: Vec<i64> = rows.iter().flat_map(|(_, tokens)| tokens.iter().copied()).collect();
         let tokens = Var::from_slice(&tokens, &shape, device)?;
-        let numbers = Var::from_slice(&numbers, &shape, device)?;
-        let mut x = embed.module().run(&tokens, 0, Some(&numbers))?;
+        let numbers = || Var::from_slice(&numbers, &shape, device);
+        let numbers = embed.module().positions.is_some().then(numbers).transpose()?;
+        let mut x = embed.module().run(&tokens, 0, numbers.as_ref())?;
         for (i, block) in self.blocks.iter().enumerate() {
             let parts = rows.iter_mut();
             let parts = parts.map(|(caches, tokens)| RowPart { cache: &mut caches[i], count: tokens.len() });
             let mut parts: Vec<RowPart<'_>> = parts.collect();
             x = block.module().extend_rows(&x, &mut parts)?;
+        }
+        let x = x.squeeze(&[0])?;
+        if rows.len() == x.shape()[0] {
+            return tail.module().logits(&x);
         }
         let mut end = 0;
         let ends = rows.iter().map(|(_, tokens)| {
@@ -103,7 +108,7 @@ impl<L: LayerFactory> Decoder<L> {
             end as i64 - 1
         });
         let ends = Var::from_slice(&ends.collect::<Vec<i64>>(), &[rows.len()], device)?;
-        tail.module().logits(&x.squeeze(&[0])?.index_select(0, &ends)?)
+        tail.module().logits(&x.index_select(0, &ends)?)
     }
 
     fn embedding(&self) -> Result<&WrappedUnit<InputEmbedding<L>>> {

@@ -6,7 +6,7 @@ use phalanx_tensor::Device;
 use super::*;
 use crate::Scope;
 use crate::models::tests::{all, build};
-use crate::models::{Family, LlamaConfig, ModelConfig, TransformerConfig};
+use crate::models::{Family, LlamaConfig, ModelConfig, RowPart, TransformerConfig};
 
 const GREEDY: SampleOptions =
     SampleOptions { temperature: 0.0, top_k: None, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0 };
@@ -332,5 +332,9 @@ fn what_cannot_be_continued_is_refused_by_name() {
     refused(&mut caches, &[1; 13], "got 13 tokens of row 0 after 0 positions");
     refused(&mut caches[1..], &[1], "got 2 caches of row 0, wanted 3");
     refused(&mut model.caches(1, 2).unwrap(), &[1; 3], "with room for the new tokens");
+    let x = Var::from_slice(&[0f32; 48], &[1, 3, 16], Device::CPU).unwrap();
+    let mut parts = [RowPart { cache: &mut caches[0], count: 2 }];
+    let text = model.blocks()[0].module().extend_rows(&x, &mut parts).unwrap_err().to_string();
+    assert!(text.contains("for rows of 2 positions"), "{text}");
     assert!(model.extend_rows(&mut []).unwrap_err().to_string().contains("got no rows"));
 }

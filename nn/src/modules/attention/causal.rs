@@ -129,6 +129,17 @@ impl CausalAttention {
             Positions::Continued(cache) => self.run_rows([q, k, v], norms, Some(cache), None),
             Positions::Packed(documents) => self.run_rows([q, k, v], norms, None, Some(documents)),
             Positions::Rows(parts) => {
+                let all: usize = parts.iter().map(|part| part.count).sum();
+                if all == 0 || q.shape()[..2] != [1, all] {
+                    let why = format!(
+                        "got {:?} for rows of {all} positions, wanted [1, {all}, features]",
+                        q.shape()
+                    );
+                    return Err(Error::invalid("attention", why));
+                }
+                if let [RowPart { cache, .. }] = parts {
+                    return self.run_rows([q, k, v], norms, Some(cache), None);
+                }
                 let mut at = 0;
                 let mut results = Vec::with_capacity(parts.len());
                 for RowPart { cache, count } in parts {
