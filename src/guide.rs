@@ -9,6 +9,7 @@
 //! | [`zero`] | fully sharded data parallelism |
 //! | [`pipeline`] | a pipeline of your own layers over ranks |
 //! | [`fine_tuning`] | a Hugging Face folder, trained further |
+//! | [`generation`] | several prompts continued at once, with stop strings and a callback |
 //!
 //! Every page's program is compiled and run by the tests. They all begin with [`phalanx::prelude`](crate::prelude).
 
@@ -19,4 +20,4 @@ macro_rules! pages {
     )*};
 }
 
-pages! { classifier recurrent function two_ranks zero pipeline fine_tuning }
+pages! { classifier recurrent function two_ranks zero pipeline fine_tuning generation }

@@ -25,7 +25,7 @@
 //! | you want to | read |
 //! |---|---|
 //! | see what a program imports | [`prelude`] |
-//! | copy a program for a task, with PyTorch's lines beside it | [`guide`]: a [classifier](guide::classifier), a [text model](guide::recurrent), [a function of your own](guide::function), [two ranks](guide::two_ranks), [ZeRO-3](guide::zero), a [pipeline](guide::pipeline), [fine-tuning](guide::fine_tuning) |
+//! | copy a program for a task, with PyTorch's lines beside it | [`guide`]: a [classifier](guide::classifier), a [text model](guide::recurrent), [a function of your own](guide::function), [two ranks](guide::two_ranks), [ZeRO-3](guide::zero), a [pipeline](guide::pipeline), [fine-tuning](guide::fine_tuning), [generation](guide::generation) |
 //! | install it, debug it, save a model | [Getting started][started] |
 //! | find the name of something that you know from PyTorch | [Coming from PyTorch][pytorch], [What differs][differs] |
 //! | train with validation, checkpoints and a report | [`train::Trainer`], [Training runs][training] |

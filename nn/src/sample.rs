@@ -8,7 +8,7 @@ use phalanx_tensor::{DType, RngKey};
 
 use crate::{Error, Result};
 
-/// How indices are drawn from scores, in this order: the penalty, the temperature, `top_k`, `top_p`.
+/// How indices are drawn from scores, in this order: the penalty, the temperature, `top_k`, `top_p`, `min_p`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SampleOptions {
     /// Scores are divided by it; 0: always the largest.
@@ -18,6 +18,9 @@ pub struct SampleOptions {
     /// Only the largest scores whose probabilities together reach this are drawn from; 1: all.
     /// Source: Holtzman et al.: The curious case of neural text degeneration (2020).
     pub top_p: f64,
+    /// Only scores whose probability is at least this share of the largest one's are drawn from; 0: all.
+    /// Source: Nguyen et al.: Turning up the heat: min-p sampling for creative and coherent LLM outputs (2024).
+    pub min_p: f64,
     /// Positive scores of indices in the history are divided by it, others multiplied; 1: no penalty.
     /// Source: Keskar et al.: CTRL (2019).
     pub repetition_penalty: f64,
@@ -27,7 +30,14 @@ pub struct SampleOptions {
 
 impl Default for SampleOptions {
     fn default() -> SampleOptions {
-        SampleOptions { temperature: 1.0, top_k: None, top_p: 1.0, repetition_penalty: 1.0, seed: 0 }
+        SampleOptions {
+            temperature: 1.0,
+            top_k: None,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            seed: 0,
+        }
     }
 }
 
@@ -52,7 +62,7 @@ impl Default for SampleOptions {
 /// ```
 ///
 /// # Errors
-/// If a setting makes no sense (a negative temperature, `top_k` 0, `top_p` outside of 0 to 1), the shape is another, a row
+/// If a setting makes no sense (a negative temperature, `top_k` 0, `top_p` or `min_p` outside of 0 to 1), the shape is another, a row
 /// has no score or one that is NaN or infinite, or a history is missing or holds an index beyond the scores.
 pub fn sample(logits: &Var, histories: &[&[i64]], step: u64, options: SampleOptions) -> Result<Vec<i64>> {
     check("sample", options)?;
@@ -84,13 +94,15 @@ fn refuse<T>(why: String) -> Result<T> {
 
 /// Refuses settings that make no sense.
 pub(crate) fn check(op: &str, options: SampleOptions) -> Result<()> {
-    let SampleOptions { temperature, top_k, top_p, repetition_penalty, .. } = options;
+    let SampleOptions { temperature, top_k, top_p, min_p, repetition_penalty, .. } = options;
     let why = if !temperature.is_finite() || temperature < 0.0 {
         format!("got a temperature of {temperature}, wanted 0 or more")
     } else if top_k == Some(0) {
         "got a top_k of 0, wanted at least 1, or None for all".into()
     } else if !(top_p > 0.0 && top_p <= 1.0) {
         format!("got a top_p of {top_p}, wanted more than 0 and at most 1")
+    } else if !(0.0..=1.0).contains(&min_p) {
+        format!("got a min_p of {min_p}, wanted 0 to 1")
     } else if !repetition_penalty.is_finite() || repetition_penalty <= 0.0 {
         format!("got a repetition penalty of {repetition_penalty}, wanted more than 0, such as 1.1")
     } else {
@@ -117,20 +129,28 @@ pub(crate) fn draw_index(
     {
         return Err(Error::invalid(op, format!("a score is {odd}, wanted finite ones, or -inf for never")));
     }
+    let largest_first =
+        |a: &usize, b: &usize| scores[*b].partial_cmp(&scores[*a]).unwrap_or(Ordering::Equal).then(a.cmp(b));
     let mut order: Vec<usize> = (0..scores.len()).collect();
-    order.sort_by(|&a, &b| scores[b].partial_cmp(&scores[a]).unwrap_or(Ordering::Equal).then(a.cmp(&b)));
-    let Some(&first) = order.first().filter(|&&first| scores[first] > f64::NEG_INFINITY) else {
+    let first = order.iter().copied().min_by(largest_first);
+    let Some(first) = first.filter(|&first| scores[first] > f64::NEG_INFINITY) else {
         return Err(Error::invalid(op, format!("none of the {} scores is above -inf", scores.len())));
     };
     if options.temperature == 0.0 {
         return Ok(first);
     }
-    order.truncate(options.top_k.unwrap_or(order.len()));
+    if let Some(top_k) = options.top_k.filter(|&top_k| top_k < order.len()) {
+        order.select_nth_unstable_by(top_k - 1, largest_first);
+        order.truncate(top_k);
+    }
+    order.sort_unstable_by(largest_first);
     let weight = |&index: &usize| ((scores[index] - scores[first]) / options.temperature).exp();
     let mut weights: Vec<f64> = order.iter().map(weight).collect();
     if options.top_p < 1.0 {
         weights.truncate(nucleus(&weights, options.top_p));
     }
+    // The largest weight is 1.
+    weights.truncate(weights.partition_point(|&weight| weight >= options.min_p));
     let [a, b, ..] = RngKey { seed: options.seed, step }.site(SITE).block(row, 0);
     let unit = ((u64::from(a) << 32 | u64::from(b)) >> 11) as f64 / (1u64 << 53) as f64;
     let mut rest = unit * weights.iter().sum::<f64>();
@@ -208,6 +228,12 @@ mod tests {
         near(counts(&scores, &[], SampleOptions { top_k: Some(9), ..options() }), [0.1, 0.6, 0.3]);
         near(counts(&scores, &[], SampleOptions { top_p: 0.59, ..options() }), [0.0, 1.0, 0.0]);
         near(counts(&scores, &[], SampleOptions { top_p: 0.61, ..options() }), [0.0, 2.0 / 3.0, 1.0 / 3.0]);
+        near(counts(&scores, &[], SampleOptions { min_p: 0.17, ..options() }), [0.0, 2.0 / 3.0, 1.0 / 3.0]);
+        near(counts(&scores, &[], SampleOptions { min_p: 0.16, ..options() }), [0.1, 0.6, 0.3]);
+        near(counts(&scores, &[], SampleOptions { min_p: 1.0, ..options() }), [0.0, 1.0, 0.0]);
+        // The temperature comes first: 1 / 36 and 9 / 36 of the largest.
+        let sharp = SampleOptions { temperature: 0.5, min_p: 0.2, ..options() };
+        near(counts(&scores, &[], sharp), [0.0, 0.8, 0.2]);
         near(counts(&scores, &[], SampleOptions { temperature: 0.0, ..options() }), [0.0, 1.0, 0.0]);
         near(counts(&[0.0, f64::NEG_INFINITY, 0.0], &[], options()), [0.5, 0.0, 0.5]);
     }
@@ -252,6 +278,9 @@ mod tests {
         }
         for top_p in [f64::NAN, 0.0, -0.5, 1.5] {
             said(&x, &[], SampleOptions { top_p, ..options() }, "top_p");
+        }
+        for min_p in [f64::NAN, -0.1, 1.1] {
+            said(&x, &[], SampleOptions { min_p, ..options() }, "min_p");
         }
         said(&x, &[], SampleOptions { top_k: Some(0), ..options() }, "top_k of 0");
         for repetition_penalty in [f64::NAN, 0.0, -1.0] {

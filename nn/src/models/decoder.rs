@@ -1,5 +1,7 @@
 //! [`Decoder`]: token embedding, blocks, final norm and head, or a pipeline [`DecoderStage`] of them.
 
+mod extend;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -7,7 +9,7 @@ use phalanx_autograd::{CrossEntropy, Reduction, Var};
 use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Device, Dims, Tensor};
 
-use super::{Documents, KvCache, RecomputeMode};
+use super::{Documents, KvCache, RecomputeMode, RowPart};
 use crate::layer_factory::{EmbeddingSpec, activation_window};
 use crate::mode::{Mode, modes};
 use crate::modules::{Dropout, Embedding, PreNorm};
@@ -24,6 +26,13 @@ pub trait Block: Module {
     /// # Errors
     /// If the input does not fit or the cache is full.
     fn extend(&self, x: &Var, cache: &mut KvCache) -> Result<Var>;
+
+    /// The block's output for further positions of rows that have a cache each, one row's after the other's in `x` of shape
+    /// `[1, T, width]`.
+    ///
+    /// # Errors
+    /// If the input does not fit.
+    fn extend_rows<'a>(&self, x: &Var, rows: &'a mut [RowPart<'a>]) -> Result<Var>;
 
     /// The block's output for sequences of several documents each. A document does not attend to another one.
     ///
@@ -236,8 +245,9 @@ impl<L: LayerFactory> Decoder<L> {
         let mut x = match &self.embed {
             Some(embed) => {
                 self.check_tokens(input, 0)?;
-                let documents = documents.cloned();
-                embed.call(input, false, move |embed, tokens| embed.run(tokens, 0, documents.as_ref()))?
+                let numbers = documents.map(Documents::positions).cloned();
+                documents.map_or(Ok(()), |documents| documents.check(input.shape()[0], input.shape()[1]))?;
+                embed.call(input, false, move |embed, tokens| embed.run(tokens, 0, numbers.as_ref()))?
             }
             None => input.clone(),
         };
@@ -274,47 +284,6 @@ impl<L: LayerFactory> Decoder<L> {
         self.tail()?.call(x, false, move |tail, x| tail.loss(x, &targets, scale, logits_max))
     }
 
-    /// Empty caches for `batch` sequences of at most `capacity` positions, one a block.
-    ///
-    /// # Errors
-    /// If they cannot be allocated.
-    pub fn caches(&self, batch: usize, capacity: usize) -> Result<Vec<KvCache>> {
-        self.blocks.iter().map(|block| block.module().cache(batch, capacity)).collect()
-    }
-
-    /// Scores `[B, vocabulary]` of the last of further positions `[B, T]` of sequences whose earlier positions are in the caches. For a
-    /// whole model.
-    ///
-    /// # Errors
-    /// If this is not a whole model, the stream is sharded by positions, or there is not one cache for each block, all of one length and
-    /// with room for the new positions.
-    pub fn extend(&self, tokens: &Var, caches: &mut [KvCache]) -> Result<Var> {
-        let before = caches.first().map_or(0, KvCache::len);
-        let (Some(embed), tail) = (&self.embed, self.tail()?) else {
-            return Err(Error::invalid("extend", "this stage has no embedding"));
-        };
-        self.check_tokens(tokens, before)?;
-        let (batch, new) = (tokens.shape()[0], tokens.shape()[1]);
-        let fits = |c: &KvCache| c.batch() == batch && c.len() == before && c.capacity() - before >= new;
-        if caches.len() != self.blocks.len() || !caches.iter().all(fits) {
-            let each: Vec<_> = caches.iter().map(|c| (c.batch(), c.len(), c.capacity())).collect();
-            let got = format!("got caches of (batch, positions, capacity) {each:?}");
-            let wanted =
-                format!("wanted {} of ({batch}, {before}, {} or more)", self.blocks.len(), before + new);
-            return Err(Error::invalid("extend", format!("{got}, {wanted}")));
-        }
-        if embed.module().layers.stream(new)?.len() != new {
-            return Err(Error::invalid("extend", "the stream is cut by positions, wanted all of them here"));
-        }
-        let _mode = self.mode.enter();
-        let mut x = embed.module().run(tokens, before, None)?;
-        for (block, cache) in self.blocks.iter().zip(caches) {
-            x = block.module().extend(&x, cache)?;
-        }
-        let last = x.narrow(1, x.shape()[1] - 1, 1)?.squeeze(&[1])?;
-        tail.module().logits(&last)
-    }
-
     fn tail(&self) -> Result<&WrappedUnit<NormAndHead<L>>> {
         self.tail.as_ref().ok_or_else(|| Error::invalid("model", "this stage has no head"))
     }
@@ -348,7 +317,8 @@ impl<L: LayerFactory> InputEmbedding<L> {
         })
     }
 
-    fn run(&self, tokens: &Var, before: usize, documents: Option<&Documents>) -> Result<Var> {
+    /// Tokens of positions from `before` on, or of these numbers.
+    fn run(&self, tokens: &Var, before: usize, numbers: Option<&Var>) -> Result<Var> {
         let length = tokens.shape()[1];
         let here = self.layers.stream(length)?;
         let mut x = self.table.forward(tokens)?;
@@ -357,11 +327,8 @@ impl<L: LayerFactory> InputEmbedding<L> {
         }
         x = x.to(self.stream)?;
         if let Some(table) = &self.positions {
-            let numbers = match documents {
-                Some(documents) => {
-                    documents.check(tokens.shape()[0], length)?;
-                    documents.positions().narrow(1, here.start, here.len())?
-                }
+            let numbers = match numbers {
+                Some(numbers) => numbers.narrow(1, here.start, here.len())?,
                 None => {
                     let numbers: Vec<i64> = here.clone().map(|i| (before + i) as i64).collect();
                     Var::from_slice(&numbers, &[here.len()], tokens.device())?

@@ -13,7 +13,7 @@ use phalanx_tensor::{DType, Window};
 
 use super::check::{check_numbers, check_sizes};
 use super::decoder::{DecoderSpec, Names};
-use super::{Activation, Block, Decoder, DecoderStage, Documents, KvCache};
+use super::{Activation, Block, Decoder, DecoderStage, Documents, KvCache, RowPart};
 use crate::layer_factory::{EmbeddingSpec, LinearSpec, activation_window};
 use crate::modules::attention::{CausalAttention, Heads, Positions, Scores};
 use crate::modules::{Dropout, LayerNorm, LayerNormConfig, PreNorm};
@@ -276,6 +276,10 @@ impl<L: LayerFactory> Module for GptBlock<L> {
 impl<L: LayerFactory> Block for GptBlock<L> {
     fn extend(&self, x: &Var, cache: &mut KvCache) -> Result<Var> {
         self.run(x, Positions::Continued(cache))
+    }
+
+    fn extend_rows<'a>(&self, x: &Var, rows: &'a mut [RowPart<'a>]) -> Result<Var> {
+        self.run(x, Positions::Rows(rows))
     }
 
     fn packed(&self, x: &Var, documents: &Documents) -> Result<Var> {

@@ -26,12 +26,15 @@ mod transformer;
 mod vit;
 
 pub use crate::modules::activation::Activation;
-pub use crate::modules::attention::{Documents, KvCache};
+pub use crate::modules::attention::{Documents, KvCache, RowPart};
 pub use bert::{Bert, BertConfig, BertInput, BertTask};
 pub use config::ModelConfig;
 pub use decoder::{Block, Decoder, DecoderStage, next_token_targets};
 pub use flops::{FlopsPerToken, MegatronFlops};
-pub use generate::{Sampling, generate, generate_with};
+pub use generate::{
+    Generated, Generation, GenerationEnd, GenerationStep, LogitsProcessor, Sampling, TokenText, generate,
+    generate_rows, generate_with,
+};
 pub use gpt::GptConfig;
 pub use hugging_face::{
     check_size, file_tensors, load_configured, load_model, load_stage, load_weights, read_config, save_model,

@@ -19,13 +19,13 @@ fn llama() -> ModelConfig {
 }
 
 /// A GPT with this dropout, a Llama, and a model of every other family.
-fn all(dropout: f64) -> Vec<ModelConfig> {
+pub(super) fn all(dropout: f64) -> Vec<ModelConfig> {
     let size = TransformerConfig { key_heads: 1, ..TransformerConfig::new(Family::Llama, 37, 12, 4, 2, 16) };
     let families = Family::samples(&size).into_iter().map(ModelConfig::from);
     [gpt(dropout), llama()].into_iter().chain(families).collect()
 }
 
-fn build(config: &ModelConfig, dtype: DType, device: Device) -> Decoder {
+pub(super) fn build(config: &ModelConfig, dtype: DType, device: Device) -> Decoder {
     config.init(&Scope::new(3, dtype, device)).unwrap()
 }
 

@@ -5,10 +5,10 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use phalanx_nn::autograd::{Leaf, Options, Slot, Var, backward_inputs, grad};
-use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig};
+use phalanx_nn::models::{Decoder, Generation, GptConfig, LlamaConfig, ModelConfig, generate_rows};
 use phalanx_nn::{
     EmbeddingConfig, EmbeddingSpec, Init, LayerFactory, LinearConfig, LinearSpec, Module, OneDevice,
-    Parameter, Parameters, Scope,
+    Parameter, Parameters, SampleOptions, Scope,
 };
 use phalanx_parallel::tensor_parallel::{
     ColumnParallelLinear, RowParallelLinear, TensorParallel, VocabParallelEmbedding,
@@ -394,4 +394,22 @@ fn an_error_in_one_ranks_backward_pass_ends_all_with_its_cause() {
         Ok(loss.backward()?)
     });
     assert!(message.contains("rank 1 failed") && message.contains("is broken"), "{message}");
+}
+
+#[test]
+fn ranks_that_have_some_heads_each_generate_the_tokens_of_one_device() {
+    fn tokens<L: LayerFactory>(model: &Decoder<L>) -> Result<Vec<Vec<u32>>> {
+        let generation =
+            Generation::new(6).with_sampling(SampleOptions { temperature: 0.0, ..SampleOptions::default() });
+        let rows =
+            generate_rows(model, &[vec![7, 250, 31], vec![9], vec![1, 2, 3, 4]], generation, |_| true)?;
+        Ok(rows.into_iter().map(|row| row.tokens).collect())
+    }
+    for config in [gpt(4, 0.1), llama(4, 2, 0.1)] {
+        let wanted = tokens(&build(&config, OneDevice, DType::F64, Device::CPU).unwrap()).unwrap();
+        let on_rank = |rank: launch::Rank| {
+            tokens(&build(&config, TensorParallel::new(rank.comm()), DType::F64, rank.device())?)
+        };
+        assert_eq!(launch::threads(2, on_rank).unwrap(), [wanted.clone(), wanted]);
+    }
 }

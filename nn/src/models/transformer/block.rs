@@ -19,7 +19,7 @@ use phalanx_tensor::DType;
 use super::mixture::Mixture;
 use super::{NormKind, NormPlaces, TransformerConfig};
 use crate::layer_factory::LinearSpec;
-use crate::models::{Activation, Block, Documents, KvCache};
+use crate::models::{Activation, Block, Documents, KvCache, RowPart};
 use crate::modules::attention::Positions;
 use crate::modules::dropout::add_branch;
 use crate::modules::{
@@ -288,6 +288,10 @@ impl<L: LayerFactory> Module for TransformerBlock<L> {
 impl<L: LayerFactory> Block for TransformerBlock<L> {
     fn extend(&self, x: &Var, cache: &mut KvCache) -> Result<Var> {
         self.run(x, Positions::Continued(cache))
+    }
+
+    fn extend_rows<'a>(&self, x: &Var, rows: &'a mut [RowPart<'a>]) -> Result<Var> {
+        self.run(x, Positions::Rows(rows))
     }
 
     fn packed(&self, x: &Var, documents: &Documents) -> Result<Var> {

@@ -8,7 +8,7 @@ use phalanx_autograd::{Attention, Var, checkpoint};
 use phalanx_tensor::{DType, Device};
 
 use super::rotary::{Rotary, RotaryPositions};
-use super::{Documents, KvCache};
+use super::{Documents, KvCache, RowPart};
 use crate::layer_factory::activation_window;
 use crate::modules::{Dropout, RmsNorm};
 use crate::{Error, LayerFactory, Module, Result};
@@ -52,6 +52,8 @@ pub(crate) enum Positions<'a> {
     Whole,
     /// Further positions of sequences whose earlier positions are in the cache.
     Continued(&'a mut KvCache),
+    /// Further positions of rows that have a cache each, one row's after the other's.
+    Rows(&'a mut [RowPart<'a>]),
     /// Whole sequences of several documents, each of which attends to itself only.
     Packed(&'a Documents),
 }
@@ -102,7 +104,8 @@ impl CausalAttention {
         dtype: DType,
         device: Device,
     ) -> Result<KvCache> {
-        KvCache::new(batch, self.key_heads, capacity, self.core.dim, dtype, device)
+        let cache = KvCache::new(batch, self.key_heads, capacity, self.core.dim, dtype, device)?;
+        Ok(cache.with_window(self.core.scores.window))
     }
 
     /// Queries `[B, T, heads dim]`, keys and values `[B, T, key heads dim]` to the heads' results, in the shape of the queries.
@@ -114,18 +117,49 @@ impl CausalAttention {
     pub(crate) fn run_normed(
         &self,
         [q, k, v]: [&Var; 3],
-        [q_norm, k_norm]: [&Option<RmsNorm>; 2],
+        norms: [&Option<RmsNorm>; 2],
         rows: Positions<'_>,
     ) -> Result<Var> {
         if let Some(odd) = [q, k, v].into_iter().find(|x| x.rank() != 3) {
             let why = format!("got {:?} after the first map, wanted [B, T, features]", odd.shape());
             return Err(Error::invalid("attention", why));
         }
-        let (cache, documents) = match rows {
-            Positions::Whole => (None, None),
-            Positions::Continued(cache) => (Some(cache), None),
-            Positions::Packed(documents) => (None, Some(documents)),
-        };
+        match rows {
+            Positions::Whole => self.run_rows([q, k, v], norms, None, None),
+            Positions::Continued(cache) => self.run_rows([q, k, v], norms, Some(cache), None),
+            Positions::Packed(documents) => self.run_rows([q, k, v], norms, None, Some(documents)),
+            Positions::Rows(parts) => {
+                let all: usize = parts.iter().map(|part| part.count).sum();
+                if all == 0 || q.shape()[..2] != [1, all] {
+                    let why = format!(
+                        "got {:?} for rows of {all} positions, wanted [1, {all}, features]",
+                        q.shape()
+                    );
+                    return Err(Error::invalid("attention", why));
+                }
+                if let [RowPart { cache, .. }] = parts {
+                    return self.run_rows([q, k, v], norms, Some(cache), None);
+                }
+                let mut at = 0;
+                let mut results = Vec::with_capacity(parts.len());
+                for RowPart { cache, count } in parts {
+                    let [q, k, v] = [q, k, v].map(|x| x.narrow(1, at, *count));
+                    results.push(self.run_rows([&q?, &k?, &v?], norms, Some(cache), None)?);
+                    at += *count;
+                }
+                Ok(Var::cat(&results.iter().collect::<Vec<_>>(), 1)?)
+            }
+        }
+    }
+
+    /// Attention in rows of one length.
+    fn run_rows(
+        &self,
+        [q, k, v]: [&Var; 3],
+        [q_norm, k_norm]: [&Option<RmsNorm>; 2],
+        cache: Option<&mut KvCache>,
+        documents: Option<&Documents>,
+    ) -> Result<Var> {
         documents.map_or(Ok(()), |documents| documents.check(q.shape()[0], q.shape()[1]))?;
         let before = cache.as_ref().map_or(0, |cache| cache.len());
         let (heads, dim) = (self.core.heads.len(), self.core.dim);
@@ -184,11 +218,11 @@ impl Core {
         let mask = match (before, window) {
             // The last position sees the last keys.
             (1.., Some(window)) if positions == 1 => {
-                let last = |x: &Var| x.narrow(2, before + 1 - window, window);
+                let last = |x: &Var| x.narrow(2, x.shape()[2] - window, window);
                 return Ok(q.scaled_dot_product_attention(&last(k)?, &last(v)?, None, &config)?);
             }
             (1.., _) if positions == 1 => None,
-            (1.., _) => Some(seen(positions, before, window, q.device())?),
+            (1.., _) => Some(seen(positions, before, k.shape()[2], window, q.device())?),
             (0, None) => documents.map(|documents| documents.first_keys().clone()),
             (0, Some(window)) => Some(first_keys(positions, window, documents, q.device())?),
         };
@@ -205,7 +239,7 @@ impl Core {
         if let Some(cap) = cap {
             scores = scores.mul_scalar(cap.recip())?.tanh()?.mul_scalar(cap)?;
         }
-        let hidden = seen(queries, before, window, q.device())?.eq_scalar(false)?;
+        let hidden = seen(queries, before, keys, window, q.device())?.eq_scalar(false)?;
         let mut scores = scores.masked_fill(&hidden, f64::NEG_INFINITY)?;
         if let Some(documents) = documents {
             let numbers = Var::arange(0, keys as i64, 1, DType::I64, q.device())?;
@@ -215,9 +249,9 @@ impl Core {
         if !self.dropout.is_active() {
             return Ok(p.matmul(&v)?);
         }
-        let window =
-            activation_window(p.shape(), &[(1, self.heads.start, self.all), (2, before, before + queries)])?;
-        debug_assert_eq!(keys, before + queries);
+        let all = before + queries;
+        let places = [(1, self.heads.start, self.all), (2, before, all), (3, all - keys, all)];
+        let window = activation_window(p.shape(), &places)?;
         Ok(self.dropout.forward_in(&p, &window)?.matmul(&v)?)
     }
 
@@ -233,10 +267,10 @@ impl Core {
     }
 }
 
-/// `[queries, before + queries]`: true where the key is not later than the query, nor before its window.
-fn seen(queries: usize, before: usize, window: Option<usize>, device: Device) -> Result<Var> {
-    let (keys, window) = (before + queries, window.unwrap_or(usize::MAX));
-    let sees = |q: usize| (0..keys).map(move |k| k <= before + q && before + q - k < window);
+/// `[queries, keys]` of the last keys: true where the key is not later than the query, nor before its window.
+fn seen(queries: usize, before: usize, keys: usize, window: Option<usize>, device: Device) -> Result<Var> {
+    let (all, window) = (before + queries, window.unwrap_or(usize::MAX));
+    let sees = |q: usize| (all - keys..all).map(move |k| k <= before + q && before + q - k < window);
     let seen: Vec<bool> = (0..queries).flat_map(sees).collect();
     Ok(Var::from_slice(&seen, &[queries, keys], device)?)
 }

@@ -4,7 +4,7 @@
 //! mod        GroupedQueryAttention: the linear layers, and attention between them
 //! causal     attention between the linear layers, which GPT's block uses too
 //! rotary     rotary positions, and how they are changed for longer contexts
-//! positions  the cache of earlier positions, and rows of several documents
+//! positions  the cache of earlier positions, parts of rows, and rows of several documents
 //! ```
 
 mod causal;
@@ -17,7 +17,7 @@ use phalanx_autograd::Var;
 use phalanx_tensor::DType;
 
 pub(crate) use causal::{CausalAttention, Heads, Positions, Scores};
-pub use positions::{Documents, KvCache};
+pub use positions::{Documents, KvCache, RowPart};
 pub use rotary::{RopeScaling, Rotary};
 
 use super::{Dropout, RmsNorm, RmsNormConfig};
@@ -206,6 +206,14 @@ impl<L: LayerFactory> GroupedQueryAttention<L> {
     /// If the input or the documents do not fit.
     pub fn packed(&self, x: &Var, documents: &Documents) -> Result<Var> {
         self.run(x, Positions::Packed(documents))
+    }
+
+    /// The output for further positions of rows that have a cache each, one row's after the other's in `x` of shape `[1, T, width]`.
+    ///
+    /// # Errors
+    /// If the input does not fit.
+    pub fn extend_rows<'a>(&self, x: &Var, rows: &'a mut [RowPart<'a>]) -> Result<Var> {
+        self.run(x, Positions::Rows(rows))
     }
 
     pub(crate) fn run(&self, x: &Var, rows: Positions<'_>) -> Result<Var> {

@@ -1,4 +1,5 @@
-//! Which positions a call of attention computes: the cache of earlier ones ([`KvCache`]), and rows of several documents ([`Documents`]).
+//! Which positions a call of attention computes: the cache of earlier ones ([`KvCache`]), parts of several rows ([`RowPart`]), and rows of
+//! several documents ([`Documents`]).
 
 use phalanx_autograd::Var;
 use phalanx_kernels as kernels;
@@ -6,17 +7,28 @@ use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::{Error, Result};
 
-/// One layer's keys and values of earlier positions, kept for generation: `[batch, heads, capacity, dim]`, of which the first
-/// [`KvCache::len`] positions are filled.
+/// One layer's keys and values of earlier positions, kept for generation: `[batch, heads, capacity, dim]`, of which the first ones are
+/// filled.
+///
+/// Its capacity is fixed, or it consists of pages ([`KvCache::with_pages`]): then it holds no more positions than it has, rounded up to
+/// whole pages. The pages of a cache lie side by side, because the kernels of attention want positions of one stride. A cache that needs a
+/// further page therefore moves, which copies each position once in as many tokens as a page has.
 #[derive(Debug)]
 pub struct KvCache {
     keys: Tensor,
     values: Tensor,
+    /// Positions so far.
     len: usize,
+    /// How many of the last of them are here.
+    kept: usize,
+    /// Positions of a page, if it has pages.
+    page: Option<usize>,
+    /// The number of keys that a query sees.
+    window: Option<usize>,
 }
 
 impl KvCache {
-    /// An empty cache.
+    /// An empty cache of a fixed capacity.
     ///
     /// # Errors
     /// If it cannot be allocated.
@@ -29,7 +41,21 @@ impl KvCache {
         device: Device,
     ) -> Result<KvCache> {
         let zeros = || Tensor::zeros(&[batch, heads, capacity, dim], dtype, device);
-        Ok(KvCache { keys: zeros()?, values: zeros()?, len: 0 })
+        Ok(KvCache { keys: zeros()?, values: zeros()?, len: 0, kept: 0, page: None, window: None })
+    }
+
+    /// The same cache, which grows by pages of so many positions from now on. A cache of a layer with a window then gives up positions that
+    /// no later query sees.
+    #[must_use]
+    pub fn with_pages(mut self, positions: usize) -> KvCache {
+        self.page = Some(positions.max(1));
+        self
+    }
+
+    /// The same cache of a layer whose queries see so many keys.
+    pub(crate) fn with_window(mut self, window: Option<usize>) -> KvCache {
+        self.window = window;
+        self
     }
 
     /// Sequences.
@@ -37,43 +63,81 @@ impl KvCache {
         self.keys.shape()[0]
     }
 
-    /// Positions filled.
+    /// Positions so far.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether no position is filled.
+    /// Whether there has been no position yet.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// The largest number of positions.
+    /// The number of positions for which memory is held.
     pub fn capacity(&self) -> usize {
         self.keys.shape()[2]
     }
 
-    /// Removes all positions.
-    pub fn clear(&mut self) {
-        self.len = 0;
+    /// Whether so many further positions can be added.
+    pub(crate) fn has_room(&self, new: usize) -> bool {
+        self.page.is_some() || self.kept + new <= self.capacity()
     }
 
-    /// Adds positions, and returns the keys and values of all positions.
+    /// Removes all positions.
+    pub fn clear(&mut self) {
+        (self.len, self.kept) = (0, 0);
+    }
+
+    /// Adds positions, and returns the keys and values of all positions that are here: the last ones, and all of them unless the cache has
+    /// pages and its layer a window.
     ///
     /// # Errors
     /// If there is no room.
     pub fn append(&mut self, keys: &Var, values: &Var) -> Result<(Var, Var)> {
-        let (new, capacity) = (keys.shape()[2], self.capacity());
-        if self.len + new > capacity {
-            let why = format!("{} positions and {new} more, room for {capacity}", self.len);
-            return Err(Error::invalid("cache", why));
+        let new = keys.shape()[2];
+        if self.kept + new > self.capacity() {
+            self.grow(new)?;
         }
         for (kept, more) in [(&self.keys, keys), (&self.values, values)] {
-            kernels::copy_(&mut kept.narrow(2, self.len, new)?, more.tensor())?;
+            kernels::copy_(&mut kept.narrow(2, self.kept, new)?, more.tensor())?;
         }
         self.len += new;
-        let filled = |kept: &Tensor| Ok::<_, Error>(Var::new(kept.narrow(2, 0, self.len)?));
+        self.kept += new;
+        let filled = |kept: &Tensor| Ok::<_, Error>(Var::new(kept.narrow(2, 0, self.kept)?));
         Ok((filled(&self.keys)?, filled(&self.values)?))
     }
+
+    /// Moves the positions that later queries see to memory that has room for `new` more.
+    fn grow(&mut self, new: usize) -> Result<()> {
+        let Some(page) = self.page else {
+            let why = format!("{} positions and {new} more, room for {}", self.len, self.capacity());
+            return Err(Error::invalid("cache", why));
+        };
+        // The next query sees itself and these.
+        let seen = self.window.map_or(self.kept, |window| self.kept.min(window.saturating_sub(1)));
+        let mut capacity = (seen + new).next_multiple_of(page);
+        if seen < self.kept {
+            // The number of positions grows no more, and without a page to spare the cache would move with each token.
+            capacity += page;
+        }
+        for buffer in [&mut self.keys, &mut self.values] {
+            let &[batch, heads, _, dim] = buffer.shape() else { unreachable!("made with four dimensions") };
+            let grown = Tensor::zeros(&[batch, heads, capacity, dim], buffer.dtype(), buffer.device())?;
+            kernels::copy_(&mut grown.narrow(2, 0, seen)?, &buffer.narrow(2, self.kept - seen, seen)?)?;
+            *buffer = grown;
+        }
+        self.kept = seen;
+        Ok(())
+    }
+}
+
+/// Further positions of one row among those of other rows, which lie one after the other in a stream `[1, all positions, width]`.
+#[derive(Debug)]
+pub struct RowPart<'a> {
+    /// The row's earlier positions in a layer; a cache of batch 1.
+    pub cache: &'a mut KvCache,
+    /// How many positions the row has in this call.
+    pub count: usize,
 }
 
 /// Where documents begin in rows of tokens that hold several. Attention stays inside a document, and each document's positions begin at
