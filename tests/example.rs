@@ -1,5 +1,7 @@
 //! The `gpt` example as a process with a command line.
 
+#[path = "example/adapters.rs"]
+mod adapters;
 #[path = "example/configured.rs"]
 mod configured;
 #[path = "example/continued.rs"]

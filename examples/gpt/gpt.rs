@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use phalanx::nn::models::{GptConfig, LlamaConfig, ModelConfig, read_config};
+use phalanx::nn::models::{GptConfig, LlamaConfig, LoraConfig, ModelConfig, read_config};
 use phalanx::nn::{Optimizer, Parameter, Schedule};
 use phalanx::train::text::{Codec, Corpus, CorpusConfig, text_of_folder};
 use phalanx::train::{self, AnyRule, Config, Error, Result, checkpoints, choices, keyed};
@@ -38,8 +38,10 @@ keyed! {
         "weight-decay" weight_decay: f64 = 0.1,
         /// Probability with which dropout zeroes an element.
         "dropout" dropout: f64 = 0.0,
-        /// Start from the weights (and tokenizer) of a Hugging Face GPT-2 or Llama folder.
+        /// Start from the weights (and tokenizer) of a Hugging Face folder of GPT-2, Llama, Qwen or another causal language model.
         "init" init: Option<PathBuf> = None,
+        /// Train LoRA adapters of that rank beside layers of these names, and nothing else of `init`'s model.
+        "lora" lora: Option<LoraConfig> = None,
         /// File for a JSON object a step.
         "metrics" metrics: Option<PathBuf> = None,
         /// Steps between samples of what the model writes; 0 for one at the end only.
@@ -74,6 +76,9 @@ impl Gpt {
         }
         if !width.is_multiple_of(heads) {
             return refuse(format!("`heads` {heads} does not divide `width` {width}"));
+        }
+        if self.lora.is_some() && self.init.is_none() && self.run.resume.is_none() {
+            return refuse("`lora` adapts a model, and `init` is not given".into());
         }
         let numbers = [("weight-decay", self.weight_decay, f64::INFINITY), ("dropout", self.dropout, 1.0)];
         if let Some((key, x, end)) = numbers.into_iter().find(|(_, x, end)| !(0.0..*end).contains(x)) {

@@ -3,12 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use phalanx::nn::models::{Decoder, ModelConfig, save_model};
-use phalanx::nn::{Scope, load_state_dict};
-use phalanx::parallel::{hybrid::decoder, launch::Rank, planning::decoder_layers};
+use phalanx::nn::models::{LoraConfig, ModelConfig};
+use phalanx::parallel::hybrid::{adapted_decoder, decoder};
+use phalanx::parallel::{launch::Rank, planning::decoder_layers};
 use phalanx::train::text::Codec;
 use phalanx::train::{MeshRank, Progress, Replay, Result, Run, Settings, Trainer};
-use phalanx::train::{check_memory, digest, plan_decoder, start, stop_on_signals};
+use phalanx::train::{
+    check_memory, digest, plan_decoder, save_decoder, start, stop_on_signals, whole_decoder,
+};
 
 use crate::generate::{self, FOLDERS};
 use crate::gpt::{FROM_FOLDER, Gpt, optimizers};
@@ -58,7 +60,8 @@ fn train_here(
     for (key, size) in ["layers", "heads", "width"].into_iter().zip(gpt.sizes()) {
         trainer = trainer.identity(key, size);
     }
-    for key in ["architecture", "vocabulary", "optimizer", "context", "dropout"] {
+    let lora = gpt.lora.as_ref().map(|_| "lora");
+    for key in ["architecture", "vocabulary", "optimizer", "context", "dropout"].into_iter().chain(lora) {
         trainer = trainer.identity(key, settings.value(key).unwrap_or("default".into()));
     }
     if from_folder {
@@ -68,7 +71,11 @@ fn train_here(
         trainer = trainer.metrics(path);
     }
     let part = |rank: &MeshRank| {
-        Ok(decoder(&config, &run.layout, &rank.groups, &rank.scope(run), gpt.init.as_deref())?)
+        let (layout, groups, scope, init) = (&run.layout, &rank.groups, rank.scope(run), gpt.init.as_deref());
+        Ok(match &gpt.lora {
+            None => decoder(&config, layout, groups, &scope, init)?,
+            Some(lora) => adapted_decoder(&config, lora, layout, groups, &scope, init)?,
+        })
     };
     if let Some(replay) = replay {
         return trainer.replay(replay, part)?.check().map(|said| crate::say(&said));
@@ -86,13 +93,14 @@ fn train_here(
         trainer = trainer.callback(Progress::default().of_tokens(bytes_per_token));
     }
     if !gpt.quiet && codec.is_text() {
-        let (config, codec, prompt, seed) = (config.clone(), codec.clone(), gpt.prompt.clone(), run.seed);
+        let (config, gpt, codec) = (config.clone(), gpt.clone(), codec.clone());
         trainer = trainer.every(gpt.sample_every, move |run| {
-            whole(run, &config)?.map(|model| generate::sample(&model, &codec, &prompt, seed)).transpose()
+            let model = whole_decoder(run, &config, gpt.lora.as_ref())?;
+            model.map(|model| generate::sample(&model, &codec, &gpt.prompt, gpt.run.seed)).transpose()
         });
     }
-    let saved = config.clone();
-    let summary = trainer.at_end(move |run| save(run, &saved, &codec)).run_parts(part)?;
+    let (saved, lora) = (config.clone(), gpt.lora.clone());
+    let summary = trainer.at_end(move |run| save(run, &saved, lora.as_ref(), &codec)).run_parts(part)?;
     let folder =
         run.folder().or(run.rescue.as_deref()).filter(|_| process.is_none_or(|rank| rank.rank() == 0));
     if let (Some("interrupted"), Some(folder)) = (summary.stopped.as_deref(), folder) {
@@ -103,28 +111,15 @@ fn train_here(
     Ok(())
 }
 
-/// The whole model, on the first rank: of the averages of the weights, if there are such. All ranks call it.
-fn whole(run: &Run, config: &ModelConfig) -> Result<Option<Decoder>> {
-    let _averages = run.averaged()?;
-    let entries = run.full_state_dict()?;
-    if !run.mesh_rank().is_first() {
-        return Ok(None);
-    }
-    let model = config.init(&Scope::new(0, run.config().dtype, run.mesh_rank().device))?;
-    load_state_dict(&model, entries)?;
-    Ok(Some(model))
-}
-
 /// Writes the model, and the best one, as Hugging Face folders. All ranks call it.
-fn save(run: &mut Run, config: &ModelConfig, codec: &Codec) -> Result<()> {
+fn save(run: &mut Run, config: &ModelConfig, lora: Option<&LoraConfig>, codec: &Codec) -> Result<()> {
     let Some(out) = run.config().folder().map(Path::to_path_buf) else { return Ok(()) };
     let has_best = run.config().keep_best && run.best_loss().is_some();
     for name in FOLDERS.iter().take(1 + usize::from(has_best)) {
         if *name == FOLDERS[1] {
             run.load_best()?;
         }
-        if let Some(model) = whole(run, config)? {
-            save_model(&model, config, out.join(name))?;
+        if save_decoder(run, config, lora, out.join(name))? {
             codec.save(&out.join(name))?;
         }
     }

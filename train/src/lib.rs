@@ -36,6 +36,7 @@ mod error;
 mod folder_lock;
 mod former_names;
 mod identity;
+mod language_model;
 mod launch;
 mod machine;
 mod memory_checkpoints;
@@ -61,6 +62,7 @@ pub use error::{Error, Result};
 #[allow(deprecated)]
 pub use former_names::{Given, Kind, Lane, Line, Place, Source, Value, room};
 pub use identity::digest;
+pub use language_model::{save_decoder, whole_decoder};
 pub use launch::{ranks, start};
 pub use machine::check_memory;
 pub use memory_checkpoints::MemoryCheckpoints;

@@ -7,15 +7,17 @@
 //! every layout under which the model does.
 //! Sources: Hu et al.: LoRA (2021); Kalajdzievski: A rank stabilization scaling factor for fine-tuning with LoRA (2023).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::Path;
+use std::str::FromStr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use phalanx_autograd::Var;
 use phalanx_kernels as kernels;
-use phalanx_tensor::Tensor;
 use phalanx_tensor::io::{SafeTensors, atomic, save_safetensors};
+use phalanx_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
 use super::fields::{Fields, Parsed};
@@ -66,11 +68,26 @@ impl LoraConfig {
         Ok(Arc::new(Lora::new(OneDevice, self.clone())?))
     }
 
+    /// Refuses targets that are not the names of linear layers of the model, and adapters that have no names in PEFT's files.
+    ///
+    /// # Errors
+    /// If there is one of these, or the model's sizes do not fit each other.
+    pub fn check(&self, config: &ModelConfig) -> Result<()> {
+        let scope = Scope::new(0, DType::F32, Device::Meta(0));
+        let model = config.init_stage(&self.layers()?, &scope, DecoderStage::whole(config.layers()))?;
+        let layers: BTreeSet<String> = adapters(&model)
+            .iter()
+            .filter_map(|p| p.name().strip_suffix(".lora_A.weight").map(String::from))
+            .collect();
+        let is_unused = |target: &&String| !layers.iter().any(|layer| has_end(layer, target));
+        if let Some(target) = self.targets.iter().find(is_unused) {
+            return Err(Error::invalid("LoRA", format!("no linear layer is called {target:?}")));
+        }
+        adapters(&model).iter().try_for_each(|p| peft_name(config, p.name()).map(drop))
+    }
+
     fn is_target(&self, path: &str) -> bool {
-        let ends = |target: &String| {
-            path.strip_suffix(target.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-        };
-        self.targets.iter().any(ends)
+        self.targets.iter().any(|target| has_end(path, target))
     }
 
     /// Reads a folder's `adapter_config.json`, as PEFT writes it.
@@ -135,10 +152,65 @@ impl LoraConfig {
     }
 }
 
+/// `r=8,alpha=16,targets=q_proj,v_proj`, perhaps with `dropout=0.1` and `rslora=true`.
+impl std::fmt::Display for LoraConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let LoraConfig { rank, alpha, targets, dropout, rank_stabilized } = self;
+        write!(f, "r={rank},alpha={alpha}")?;
+        if *dropout > 0.0 {
+            write!(f, ",dropout={dropout}")?;
+        }
+        if *rank_stabilized {
+            write!(f, ",rslora=true")?;
+        }
+        write!(f, ",targets={}", targets.join(","))
+    }
+}
+
+/// What `Display` writes, in any order. `r` and `targets` are needed; `alpha` is twice the rank if it is not given.
+impl FromStr for LoraConfig {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<LoraConfig> {
+        let wrong = |part: &str| {
+            let wanted =
+                "wanted r, alpha, dropout, rslora and targets, as r=8,alpha=16,targets=q_proj,v_proj";
+            Error::invalid("LoRA", format!("got {part:?} in {text:?}, {wanted}"))
+        };
+        let (mut config, mut alpha, mut in_targets) = (LoraConfig::new(0, &[]), None, false);
+        for part in text.split(',') {
+            let Some((key, value)) = part.split_once('=') else {
+                if !in_targets || part.is_empty() {
+                    return Err(wrong(part));
+                }
+                config.targets.push(part.into());
+                continue;
+            };
+            in_targets = key == "targets" && !value.is_empty();
+            let number = || value.parse().ok().filter(|x: &f64| x.is_finite()).ok_or_else(|| wrong(part));
+            match key {
+                "r" => config.rank = value.parse().map_err(|_| wrong(part))?,
+                "alpha" => alpha = Some(number()?),
+                "dropout" => config.dropout = number()?,
+                "rslora" => config.rank_stabilized = value.parse().map_err(|_| wrong(part))?,
+                "targets" if in_targets => config.targets.push(value.into()),
+                _ => return Err(wrong(part)),
+            }
+        }
+        if config.rank == 0 || config.targets.is_empty() || !(0.0..1.0).contains(&config.dropout) {
+            return Err(wrong(text));
+        }
+        config.alpha = alpha.unwrap_or(2.0 * config.rank as f64);
+        Ok(config)
+    }
+}
+
 /// Makes the layers of a model with adapters beside some, all of whose other parameters are frozen.
 pub struct Lora<L: LayerFactory = OneDevice> {
     layers: L,
     config: LoraConfig,
+    /// Whether a linear layer was made since parameters were last handed out.
+    has_linear: AtomicBool,
 }
 
 impl<L: LayerFactory> Lora<L> {
@@ -150,7 +222,7 @@ impl<L: LayerFactory> Lora<L> {
         if config.rank == 0 {
             return Err(Error::invalid("LoRA", "got a rank of 0, wanted at least 1"));
         }
-        Ok(Lora { layers, config })
+        Ok(Lora { layers, config, has_linear: AtomicBool::new(false) })
     }
 
     /// How the adapters are made.
@@ -164,6 +236,7 @@ impl<L: LayerFactory> Lora<L> {
         down: impl FnOnce(&Scope) -> Result<A>,
         up: impl FnOnce(&Scope) -> Result<B>,
     ) -> Result<Option<Adapter<A, B>>> {
+        self.has_linear.store(true, Relaxed);
         if !self.config.is_target(scope.path()) {
             return Ok(None);
         }
@@ -277,7 +350,9 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
 
     fn built(&self, parameters: &[Parameter]) -> Result<()> {
         self.layers.built(parameters)?;
-        if !parameters.iter().any(|parameter| is_adapter(parameter.name())) {
+        // A pipeline's stage may have no blocks.
+        let wanted = self.has_linear.swap(false, Relaxed);
+        if wanted && !parameters.iter().any(|parameter| is_adapter(parameter.name())) {
             let why = format!("no linear layer here is called {:?}", self.config.targets);
             return Err(Error::invalid("LoRA", why));
         }
@@ -288,6 +363,11 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
 
 pub(super) fn is_adapter(name: &str) -> bool {
     name.contains(".lora_A.") || name.contains(".lora_B.")
+}
+
+/// Whether a path, or its end after a dot, is that name.
+fn has_end(path: &str, name: &str) -> bool {
+    path.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// The parameters of adapters, for an optimizer or a checkpoint.
@@ -339,7 +419,7 @@ pub fn load_adapter<L: LayerFactory>(
     }
     problems.check(&file.path().display().to_string())?;
     for (parameter, name) in fitting {
-        let whole = file.tensor(&name, phalanx_tensor::Device::CPU)?;
+        let whole = file.tensor(&name, Device::CPU)?;
         parameter.load(&parameter.part().of(&whole)?.with_shape(parameter.tensor().shape())?)?;
     }
     Ok(())

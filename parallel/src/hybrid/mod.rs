@@ -21,7 +21,7 @@ mod staged_model;
 pub use encoder_decoder::encoder_decoder;
 pub use layout::Layout;
 pub use mesh_parallel::MeshParallel;
-pub use staged_model::{StagedModel, Step, decoder};
+pub use staged_model::{StagedModel, Step, adapted_decoder, decoder};
 
 /// The former name of [`StagedModel`].
 pub use staged_model::StagedModel as Part;

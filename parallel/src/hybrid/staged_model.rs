@@ -1,11 +1,13 @@
-//! [`StagedModel`]: a rank's stages of any model; [`decoder`] builds those of a language model; [`Step`] is a training step as the
-//! computation of a pipeline's stages.
+//! [`StagedModel`]: a rank's stages of any model; [`decoder`] and [`adapted_decoder`] build those of a language model; [`Step`] is a
+//! training step as the computation of a pipeline's stages.
 
 use std::path::Path;
 use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::models::{Decoder, Documents, ModelConfig, RecomputeMode, check_size, load_weights};
+use phalanx_nn::models::{
+    Decoder, Documents, Lora, LoraConfig, ModelConfig, RecomputeMode, check_size, load_weights,
+};
 use phalanx_nn::{Batch, LayerFactory, OneDevice, Parameter, Parameters, Scope};
 use phalanx_tensor::Context;
 
@@ -138,12 +140,36 @@ pub fn decoder(
     scope: &Scope,
     weights: Option<&Path>,
 ) -> Result<Box<dyn StagedModel>> {
-    let tp = groups.along(Axis::Tp);
-    if tp.size() == 1 {
-        return cut(OneDevice, config, layout, groups, scope, weights);
+    match split_layers(layout, groups) {
+        None => cut(OneDevice, config, layout, groups, scope, weights),
+        Some(layers) => cut(layers, config, layout, groups, scope, weights),
     }
-    let layers = TensorParallel::new(tp).with_sequence_parallel(layout.sequence_parallel);
-    cut(layers, config, layout, groups, scope, weights)
+}
+
+/// As [`decoder`], with adapters beside some layers, which alone are trained.
+///
+/// # Errors
+/// As [`decoder`] and [`LoraConfig::check`].
+pub fn adapted_decoder(
+    config: &ModelConfig,
+    lora: &LoraConfig,
+    layout: &Layout,
+    groups: &Groups,
+    scope: &Scope,
+    weights: Option<&Path>,
+) -> Result<Box<dyn StagedModel>> {
+    lora.check(config)?;
+    let lora = lora.clone();
+    match split_layers(layout, groups) {
+        None => cut(Lora::new(OneDevice, lora)?, config, layout, groups, scope, weights),
+        Some(layers) => cut(Lora::new(layers, lora)?, config, layout, groups, scope, weights),
+    }
+}
+
+/// The layers of several tensor-parallel ranks, if there are such.
+fn split_layers(layout: &Layout, groups: &Groups) -> Option<TensorParallel> {
+    let tp = groups.along(Axis::Tp);
+    (tp.size() > 1).then(|| TensorParallel::new(tp).with_sequence_parallel(layout.sequence_parallel))
 }
 
 fn cut(

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use phalanx_nn::models::LoraConfig;
 use phalanx_tensor::{DType, Device};
 
 use super::GivenValues;
@@ -257,6 +258,7 @@ values! {
     f64: ValueKind::Number,
     String: ValueKind::Text,
     Device: ValueKind::Form("cpu, cuda, cuda:1 or meta"),
+    LoraConfig: ValueKind::Form("r=8,alpha=16,targets=q_proj,v_proj"),
 }
 
 /// Implements [`SettingValue`] for an enum by a text for each variant, or defines such an enum.
