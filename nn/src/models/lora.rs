@@ -81,7 +81,7 @@ impl LoraConfig {
             .collect();
         let is_unused = |target: &&String| !layers.iter().any(|layer| has_end(layer, target));
         if let Some(target) = self.targets.iter().find(is_unused) {
-            return Err(Error::invalid("LoRA", format!("no linear layer is called {target:?}")));
+            return Err(no_layer(target, &model.parameters()));
         }
         adapters(&model).iter().try_for_each(|p| peft_name(config, p.name()).map(drop))
     }
@@ -353,8 +353,7 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
         // A pipeline's stage may have no blocks.
         let wanted = self.has_linear.swap(false, Relaxed);
         if wanted && !parameters.iter().any(|parameter| is_adapter(parameter.name())) {
-            let why = format!("no linear layer here is called {:?}", self.config.targets);
-            return Err(Error::invalid("LoRA", why));
+            return Err(no_layer(&self.config.targets.join(","), parameters));
         }
         parameters.iter().filter(|parameter| !is_adapter(parameter.name())).for_each(Parameter::freeze);
         Ok(())
@@ -363,6 +362,19 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
 
 pub(super) fn is_adapter(name: &str) -> bool {
     name.contains(".lora_A.") || name.contains(".lora_B.")
+}
+
+/// The error for a target that is not the name of a linear layer.
+fn no_layer(target: &str, parameters: &[Parameter]) -> Error {
+    let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    let name = |p: &Parameter| {
+        let layer = p.name().strip_suffix(".weight")?;
+        let in_block = p.tensor().rank() == 2 && layer.split('.').any(is_number) && !is_adapter(p.name());
+        Some(layer.rsplit('.').next()?.to_string()).filter(|_| in_block)
+    };
+    let names: BTreeSet<String> = parameters.iter().filter_map(name).collect();
+    let names = names.into_iter().collect::<Vec<_>>().join(", ");
+    Error::invalid("LoRA", format!("no linear layer is called {target:?}; those of this model are {names}"))
 }
 
 /// Whether a path, or its end after a dot, is that name.
