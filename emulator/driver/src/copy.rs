@@ -94,8 +94,8 @@ fn to_device(to: u64, from: usize, shape: Shape, capturing: bool) -> Result<Task
         let staged = Bytes::at(from, span).to_vec();
         return Ok(Task::new(what, &here()?, move |_| write(&staged)));
     }
-    // A graph reads what is there whenever it is launched; a copy what was there when it was queued, but for what copies
-    // before it bring there.
+    // A graph's copy reads the host's memory at each launch. Any other copy reads the bytes of the time at which it was queued, unless an
+    // earlier copy in the queue writes them.
     let range = (from, from + span);
     let changes = capturing || executor().queue().writes_host(range.0, range.1);
     let before = (!changes).then(|| Bytes::at(from, span).read(sum));

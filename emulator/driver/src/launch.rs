@@ -77,7 +77,7 @@ fn check_cluster(function: &Function, grid: [u32; 3], cluster: [u32; 3]) -> Resu
 /// The bytes of the parameters: from a pointer to each, or from one buffer in `extra`.
 ///
 /// The caller says neither how many pointers there are nor what they point to. So no more is read than the kernel has
-/// parameters, and what is not memory of the process is an error: of too few pointers the next is often none.
+/// parameters, and an address that is not memory of the process is an error. A list that is too short often ends in such an address.
 fn parameters(function: &Function, pointers: In<usize>, extra: In<usize>) -> Result<Vec<u8>> {
     let mut bytes = vec![0; function.parameter_bytes];
     if function.parameters.is_empty() {

@@ -44,7 +44,8 @@ thread_local! {
     static NEXT: RefCell<Work> = RefCell::default();
 }
 
-/// Adds to what is known of the operation that this thread queues next. A text that is `None` leaves what an earlier call said.
+/// Describes the operation that this thread queues next. Numbers are added to those of earlier calls; a text that is `None` keeps the
+/// earlier text.
 pub(crate) fn note(op: Option<String>, name: Option<String>, [read, written, flops]: [u64; 3]) {
     NEXT.with_borrow_mut(|next| {
         next.op = op.unwrap_or_else(|| std::mem::take(&mut next.op));

@@ -88,7 +88,7 @@ pub(crate) struct Settings {
     pub memory_bytes: u64,
     pub schedule: Schedule,
     pub races: Report,
-    /// Nothing is executed: memory has no contents, and what is queued is logged.
+    /// The driver executes nothing: memory has no contents, and every operation on a stream is logged.
     pub dry: bool,
     pub addresses: Placement,
     pub unwritten: Report,

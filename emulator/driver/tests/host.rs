@@ -284,7 +284,7 @@ fn what_is_left_when_a_context_ends_is_listed_with_where_it_was_made() {
 #[ignore = "run by another test, in a process of its own"]
 fn leaks() {
     common::load();
-    // SAFETY: plain calls of the driver; what is not given back is the point.
+    // SAFETY: plain calls of the driver. The objects that stay are the subject of the test.
     unsafe {
         result::init().unwrap();
         let mut context = std::ptr::null_mut();
@@ -297,7 +297,7 @@ fn leaks() {
 /// Leaves an allocation, page-locked memory, an event and a stream. A release build keeps the function too, so that reports can name it.
 #[inline(never)]
 fn left_behind() {
-    // SAFETY: plain calls of the driver; what is not given back is the point.
+    // SAFETY: plain calls of the driver. The objects that stay are the subject of the test.
     unsafe {
         let (kept, freed) = (result::malloc_sync(96).unwrap(), result::malloc_sync(32).unwrap());
         result::free_sync(freed).unwrap();

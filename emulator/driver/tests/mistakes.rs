@@ -66,7 +66,7 @@ fn function(name: &str) -> sys::CUfunction {
 }
 
 fn launch(function: sys::CUfunction, pointers: *mut *mut c_void, extra: *mut *mut c_void) -> CUresult {
-    // SAFETY: what is wrong with the lists is what the tests look for.
+    // SAFETY: the driver checks the lists, whose mistakes are the subject of these tests.
     unsafe { sys::cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, null_mut(), pointers, extra) }
 }
 
