@@ -60,8 +60,7 @@ fn train_here(
     for (key, size) in ["layers", "heads", "width"].into_iter().zip(gpt.sizes()) {
         trainer = trainer.identity(key, size);
     }
-    let lora = gpt.lora.as_ref().map(|_| "lora");
-    for key in ["architecture", "vocabulary", "optimizer", "context", "dropout"].into_iter().chain(lora) {
+    for key in ["architecture", "vocabulary", "optimizer", "context", "dropout", "lora"] {
         trainer = trainer.identity(key, settings.value(key).unwrap_or("default".into()));
     }
     if from_folder {

@@ -69,6 +69,9 @@ fn a_run_leaves_the_merged_model_and_its_adapters_and_resumes() -> phalanx::nn::
         losses_of(&folder, &["--init", &model, "--lora", LORA, "--steps", "2", "--out", &out, "--tp", "1"]);
     let rest = losses_of(&folder, &["--resume", &out, "--lora", LORA, "--steps", "4"]);
     assert_eq!([first, rest].concat(), whole);
+    let without = adapted(&folder, &["--resume", &out, "--steps", "5"]);
+    let said = String::from_utf8_lossy(&without.stderr).into_owned();
+    assert!(without.status.code() == Some(2) && said.contains("began with --lora r=2"), "{said}");
 
     let scope = Scope::new(0, DType::F32, Device::CPU);
     let (config, saved) = load_model(format!("{out}/model"), &scope)?;

@@ -231,8 +231,10 @@ pub(crate) fn check_identity(
     file: &Path,
     identity: &BTreeMap<String, String>,
 ) -> Result<()> {
-    if let Some((key, value)) = identity.iter().find(|(key, value)| settings.get(*key) != Some(value)) {
-        let before = settings.get(key).map_or("(unknown)", String::as_str);
+    // A run that began before there was a setting had its default.
+    let before = |key: &String| settings.get(key).map_or("default", String::as_str);
+    if let Some((key, value)) = identity.iter().find(|(key, value)| before(key) != value.as_str()) {
+        let before = before(key);
         let why = format!("the run began with `{key}` {before}, and cannot go on with {value}");
         return Err(Error::file(file, why));
     }
