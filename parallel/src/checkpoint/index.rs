@@ -6,6 +6,7 @@ use std::path::Path;
 
 use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
+pub(super) use xxhash_rust::xxh64::Xxh64 as Checksum;
 use xxhash_rust::xxh64::xxh64;
 
 use super::plan::{self, SavePlan, TensorPlan};

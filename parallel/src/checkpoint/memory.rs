@@ -224,7 +224,7 @@ fn copied(store: &MemoryStore, rank: usize, parts: &[VersionedPart]) -> Result<V
         let (elements, size) = (info.place.elements(), info.dtype.size());
         let mut bytes = store.lock().room(elements * size);
         for start in (0..elements).step_by(BLOCK / size) {
-            part.append(start..elements.min(start + BLOCK / size), &mut bytes)?;
+            part.read(start..elements.min(start + BLOCK / size), |piece| bytes.extend_from_slice(piece))?;
         }
         Ok(HeldPart { owner: rank, part: info, bytes })
     };

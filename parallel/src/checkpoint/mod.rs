@@ -5,7 +5,7 @@
 //! folder/checkpoint.json                               which pieces of which tensors are where, and their checksums
 //!
 //! state (a model and its optimizers as parts)
-//!   ├──► saver (a save, in the background) ──► plan (which rank writes which piece where; pure), queue (copied blocks)
+//!   ├──► saver (a save, in the background) ──► plan (which rank writes which piece where; pure), queue (copied chunks)
 //!   ├──► load (an opened checkpoint) ──► index (checkpoint.json)         folder (what a killed save leaves, and the commit)
 //!   └──► memory (copies in the hosts' memory) ◄── recovery (after a rank has died)       background (the thread of both savers)
 //! ```
@@ -36,6 +36,7 @@
 //! ```
 
 mod background;
+mod chunk;
 mod finite;
 mod folder;
 mod index;

@@ -1,6 +1,6 @@
-//! [`Queue`]: the blocks of a save, between the thread that copies them out of tensors and the one that writes them.
+//! [`Queue`]: the chunks of a save, between the thread that copies them out of tensors and the one that writes them.
 //!
-//! The first thread copies a few blocks ahead. When an update is about to write the tensors it copies the rest at once ([`Queue::release`]),
+//! The first thread copies a little ahead. When an update is about to write the tensors it copies the rest at once ([`Queue::release`]),
 //! so the update waits for memory, not for the disk.
 
 use std::collections::VecDeque;
@@ -8,12 +8,13 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use phalanx_tensor::unpoisoned;
 
+use super::chunk::{CHUNK, Chunk};
 use crate::Result;
 
-/// Bytes of blocks that are copied ahead of the disk while no update waits.
-const AHEAD: usize = super::BLOCK;
+/// Bytes that are copied ahead of the disk while no update waits.
+const AHEAD: usize = CHUNK;
 
-/// The blocks that are copied and not yet taken.
+/// The chunks that are copied and not yet taken.
 #[derive(Debug)]
 pub(super) struct Queue {
     state: Mutex<State>,
@@ -24,15 +25,15 @@ pub(super) struct Queue {
 
 #[derive(Debug, Default)]
 struct State {
-    blocks: VecDeque<Result<Vec<u8>>>,
+    chunks: VecDeque<Result<Chunk>>,
     bytes: usize,
-    /// The memory of blocks that are written, for the next ones: fresh pages cost as much time as the copy itself.
-    spare: Vec<Vec<u8>>,
+    /// Chunks that are written, for the next ones: fresh pages cost as much time as the copy itself.
+    spare: Vec<Chunk>,
     /// Whether an update waits.
     hurried: bool,
-    /// Whether no more blocks come.
+    /// Whether no more chunks come.
     copied: bool,
-    /// Whether no more blocks are wanted.
+    /// Whether no more chunks are wanted.
     closed: bool,
 }
 
@@ -42,9 +43,9 @@ impl Queue {
         Queue { state: Mutex::default(), changed: Condvar::new(), memory }
     }
 
-    /// Adds a block, or why there is none. Waits while there are too many. Returns whether more are wanted.
-    pub(super) fn push(&self, block: Result<Vec<u8>>) -> bool {
-        let bytes = block.as_ref().map_or(0, Vec::len);
+    /// Adds a chunk, or why there is none. Waits while there are too many. Returns whether more are wanted.
+    pub(super) fn push(&self, chunk: Result<Chunk>) -> bool {
+        let bytes = size(&chunk);
         let has_room = |state: &State| {
             let most = if state.hurried { self.memory.max(AHEAD) } else { AHEAD };
             state.closed || state.bytes == 0 || state.bytes + bytes <= most
@@ -53,48 +54,47 @@ impl Queue {
         if state.closed {
             return false;
         }
-        state.blocks.push_back(block);
+        state.chunks.push_back(chunk);
         state.bytes += bytes;
         self.changed.notify_all();
         true
     }
 
-    /// The next block; none if that was the last.
-    pub(super) fn pop(&self) -> Option<Result<Vec<u8>>> {
-        let mut state = self.wait_until(|state| !state.blocks.is_empty() || state.copied);
-        let block = state.blocks.pop_front()?;
-        state.bytes -= block.as_ref().map_or(0, Vec::len);
+    /// The next chunk; none if that was the last.
+    pub(super) fn pop(&self) -> Option<Result<Chunk>> {
+        let mut state = self.wait_until(|state| !state.chunks.is_empty() || state.copied);
+        let chunk = state.chunks.pop_front()?;
+        state.bytes -= size(&chunk);
         self.changed.notify_all();
-        Some(block)
+        Some(chunk)
     }
 
-    /// An empty buffer for the next block.
-    pub(super) fn buffer(&self) -> Vec<u8> {
-        unpoisoned(self.state.lock()).spare.pop().unwrap_or_default()
+    /// An empty chunk.
+    pub(super) fn chunk(&self) -> Chunk {
+        unpoisoned(self.state.lock()).spare.pop().unwrap_or_else(Chunk::new)
     }
 
-    /// Takes back the memory of a block that is written.
-    pub(super) fn recycle(&self, mut block: Vec<u8>) {
-        block.clear();
+    /// Takes back a chunk that is written.
+    pub(super) fn recycle(&self, mut chunk: Chunk) {
+        chunk.clear();
         let mut state = unpoisoned(self.state.lock());
-        let held: usize = state.spare.iter().map(Vec::capacity).sum();
-        if held + block.capacity() <= 2 * AHEAD {
-            state.spare.push(block);
+        if (state.spare.len() + 1) * CHUNK <= 2 * AHEAD {
+            state.spare.push(chunk);
         }
     }
 
-    /// Waits until all blocks are copied, or none is wanted any more.
+    /// Waits until all chunks are copied, or none is wanted any more.
     pub(super) fn release(&self) {
         self.change(|state| state.hurried = true);
         drop(self.wait_until(|state| state.copied || state.closed));
     }
 
-    /// No more blocks come.
+    /// No more chunks come.
     pub(super) fn end(&self) {
         self.change(|state| state.copied = true);
     }
 
-    /// No more blocks are wanted.
+    /// No more chunks are wanted.
     pub(super) fn close(&self) {
         self.change(|state| state.closed = true);
     }
@@ -110,6 +110,10 @@ impl Queue {
     }
 }
 
+fn size(chunk: &Result<Chunk>) -> usize {
+    chunk.as_ref().map_or(0, |chunk| chunk.bytes().len())
+}
+
 /// Closes a queue when it is dropped.
 pub(super) struct Closing(pub(super) Arc<Queue>);
 
@@ -123,42 +127,49 @@ impl Drop for Closing {
 mod tests {
     use super::*;
 
+    fn chunk(byte: u8, bytes: usize) -> Chunk {
+        let mut chunk = Chunk::new();
+        assert!(chunk.fill(&vec![byte; bytes]).is_empty());
+        chunk
+    }
+
     #[test]
-    fn blocks_come_in_order_and_a_release_takes_as_much_memory_as_it_may() {
-        let (queue, block) = (Queue::new(20 * AHEAD), AHEAD / 2);
+    fn chunks_come_in_order_and_a_release_takes_as_much_memory_as_it_may() {
+        let queue = Queue::new(20 * AHEAD);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                (0..10).for_each(|n| assert!(queue.push(Ok(vec![n; block]))));
+                (0..10).for_each(|n| assert!(queue.push(Ok(chunk(n, AHEAD / 2)))));
                 queue.end();
             });
             while unpoisoned(queue.state.lock()).bytes < AHEAD {
                 std::thread::yield_now();
             }
             std::thread::sleep(std::time::Duration::from_millis(20));
-            assert_eq!(unpoisoned(queue.state.lock()).blocks.len(), 2);
+            assert_eq!(unpoisoned(queue.state.lock()).chunks.len(), 2);
             queue.release();
-            assert_eq!(unpoisoned(queue.state.lock()).bytes, 10 * block);
+            assert_eq!(unpoisoned(queue.state.lock()).bytes, 5 * AHEAD);
         });
-        (0..10).for_each(|n| assert_eq!(queue.pop().unwrap().unwrap()[0], n));
+        (0..10).for_each(|n| assert_eq!(queue.pop().unwrap().unwrap().bytes()[0], n));
         assert!(queue.pop().is_none());
     }
 
     #[test]
-    fn memory_of_written_blocks_is_used_again_and_not_hoarded() {
+    fn chunks_that_are_written_are_used_again_and_not_hoarded() {
         let queue = Queue::new(0);
-        let blocks = [AHEAD, AHEAD, AHEAD].map(|bytes| vec![1; bytes]);
-        let first = blocks[1].as_ptr();
-        blocks.into_iter().for_each(|block| queue.recycle(block));
-        let again = queue.buffer();
-        assert!(again.is_empty() && again.as_ptr() == first);
-        assert_eq!([queue.buffer().capacity(), queue.buffer().capacity()], [AHEAD, 0]);
+        let chunks = [1, 2, 3].map(|byte| chunk(byte, CHUNK));
+        let second = chunks[1].bytes().as_ptr();
+        chunks.into_iter().for_each(|chunk| queue.recycle(chunk));
+        let again = queue.chunk();
+        assert!(again.bytes().is_empty() && again.bytes().as_ptr() == second);
+        queue.chunk();
+        assert!(unpoisoned(queue.state.lock()).spare.is_empty());
     }
 
     #[test]
     fn a_queue_that_is_closed_holds_up_no_thread() {
         let queue = Queue::new(0);
         std::thread::scope(|scope| {
-            scope.spawn(|| while queue.push(Ok(vec![0; AHEAD])) {});
+            scope.spawn(|| while queue.push(Ok(chunk(0, CHUNK))) {});
             // Without memory to take, a release waits for the writer.
             scope.spawn(|| queue.release());
             queue.pop().unwrap().unwrap();

@@ -1,8 +1,8 @@
 //! [`Saver`]: starts saves and waits for them. [`SaveJob`]: one save, on a thread of its own.
 //!
 //! ```text
-//! save()    ─► thread: all ranks exchange their parts ─► plan ─► each writes its file, block by block ─► rank 0 commits
-//! release() ◄─          all blocks are copied  ◄─ thread that copies    exchanging progress every 200 ms       │
+//! save()    ─► thread: all ranks exchange their parts ─► plan ─► each writes its file, chunk by chunk ─► rank 0 commits
+//! release() ◄─          all chunks are copied  ◄─ thread that copies    exchanging progress every 200 ms       │
 //! wait()    ◄──────────────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
@@ -21,10 +21,11 @@ use phalanx_tensor::DType;
 use serde::{Deserialize, Serialize};
 
 use super::background::Background;
+use super::chunk::Chunk;
 use super::finite::check_finite;
 use super::folder::Folder;
-use super::index::{Index, file_name};
-use super::plan::{PartInfo, SavePlan, assign, contents};
+use super::index::{Checksum, Index, file_name};
+use super::plan::{Contents, PartInfo, SavePlan, assign, contents};
 use super::queue::{Closing, Queue};
 use super::stream::Stream;
 use super::{BLOCK, Settings, file_error};
@@ -36,7 +37,7 @@ use crate::{Error, Result};
 /// Saves the parts of all ranks as one checkpoint, in the background and atomically: whenever a run is killed, the last
 /// checkpoint that was complete is found. Every rank has one.
 ///
-/// A save streams from the tensors themselves through a few blocks of [`BLOCK`] bytes. It copies nothing else but the buffers
+/// A save streams from the tensors themselves through a few chunks of 4 MiB. It copies nothing else but the buffers
 /// of modules (running statistics), which passes change; and what the disk has not taken when an update is about to write the tensors
 /// ([`Saver::release`]).
 #[derive(Debug)]
@@ -65,8 +66,8 @@ impl Saver {
         Ok(Saver { comm, block, finite: false, create, memory, logs: Vec::new(), background, queue: None })
     }
 
-    /// Sets the size of the blocks that have a checksum each, and of the buffer. Larger blocks mean fewer checksums
-    /// in the index.
+    /// Sets the size of the blocks that have a checksum each, [`BLOCK`] if this is not called. Larger blocks mean fewer
+    /// checksums in the index.
     ///
     /// # Errors
     /// If it is not a multiple of 8 bytes from 8 to 1 GiB.
@@ -224,7 +225,7 @@ pub(super) struct SaveJob {
     pub(super) queue: Arc<Queue>,
 }
 
-/// Tells a queue that no more blocks come, also when the thread that copies them panics.
+/// Tells a queue that no more chunks come, also when the thread that copies them panics.
 struct End<'a>(&'a Queue);
 
 impl Drop for End<'_> {
@@ -259,33 +260,47 @@ impl SaveJob {
         std::thread::scope(|scope| {
             let copy = std::thread::Builder::new().name("checkpoint copy".into());
             let copy = copy.spawn_scoped(scope, || self.copy(plan));
-            // Without a thread the blocks are missed, and the others hear of it.
+            // Without a thread the chunks are missed, and the others hear of it.
             if let Err(e) = copy {
                 self.queue.push(Err(Error::Config(format!("save: no thread: {e}"))));
                 self.queue.end();
             }
-            let written = self.write_copied(plan);
+            let written = self.write_copied();
             self.queue.close();
             written
         })
     }
 
-    /// Copies this rank's blocks, in the order of its file.
+    /// Copies what this rank's file has.
     fn copy(&self, plan: &SavePlan) {
         let _end = End(&self.queue);
-        for piece in &plan.contents[self.comm.rank()].pieces {
-            for elements in piece.blocks(self.block) {
-                let block = self.parts[piece.part].copy(elements, self.queue.buffer());
-                let failed = block.is_err();
-                if !self.queue.push(block) || failed {
-                    return;
-                }
-            }
+        if let Err(e) = self.fill(&plan.contents[self.comm.rank()]) {
+            self.queue.push(Err(e));
         }
     }
 
-    fn write_copied(&self, plan: &SavePlan) -> Result<Vec<Vec<u64>>> {
-        let mut writing = self.begin(plan);
+    fn fill(&self, contents: &Contents) -> Result<()> {
+        let mut filler = Filler { queue: &self.queue, chunk: self.queue.chunk(), wanted: true };
+        filler.add(&contents.header);
+        for piece in &contents.pieces {
+            for elements in piece.blocks(self.block) {
+                let mut checksum = Checksum::new(0);
+                self.parts[piece.part].read(elements, |bytes| {
+                    checksum.update(bytes);
+                    filler.add(bytes);
+                })?;
+                filler.chunk.checksums.push(checksum.digest());
+                if !filler.wanted {
+                    return Ok(());
+                }
+            }
+        }
+        filler.push();
+        Ok(())
+    }
+
+    fn write_copied(&self) -> Result<Vec<Vec<u64>>> {
+        let mut writing = self.begin();
         let mut checksums: Vec<Option<Vec<u64>>> = vec![None; self.comm.size()];
         while checksums.contains(&None) {
             let complete = writing.as_mut().map_err(|e| e.clone()).and_then(Writing::go_on);
@@ -297,12 +312,10 @@ impl SaveJob {
         Ok(checksums.into_iter().flatten().collect())
     }
 
-    fn begin(&self, plan: &SavePlan) -> Result<Writing<'_>, String> {
-        let contents = &plan.contents[self.comm.rank()];
+    fn begin(&self) -> Result<Writing<'_>, String> {
         let path = self.folder.saving().join(file_name(self.comm.rank()));
-        let stream = (self.create)(&path).and_then(|file| Stream::new(file, &contents.header, self.block));
-        let stream = Some(stream.map_err(|e| file_error(&path, e).to_string())?);
-        Ok(Writing { path, stream, queue: &self.queue })
+        let file = (self.create)(&path).map_err(|e| file_error(&path, e).to_string())?;
+        Ok(Writing { path, stream: Some(Stream::new(file)), checksums: Vec::new(), queue: &self.queue })
     }
 
     fn commit(&self, plan: &SavePlan, checksums: &[Vec<u64>]) -> Result<()> {
@@ -316,30 +329,58 @@ impl SaveJob {
     }
 }
 
+/// Gathers the bytes of a file into chunks for a queue.
+struct Filler<'a> {
+    queue: &'a Queue,
+    chunk: Chunk,
+    /// Whether the queue wants more.
+    wanted: bool,
+}
+
+impl Filler<'_> {
+    fn add(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() && self.wanted {
+            bytes = self.chunk.fill(bytes);
+            if self.chunk.is_full() {
+                self.push();
+            }
+        }
+    }
+
+    fn push(&mut self) {
+        let full = std::mem::replace(&mut self.chunk, self.queue.chunk());
+        self.wanted = self.queue.push(Ok(full));
+    }
+}
+
 /// A rank's file, half written.
 struct Writing<'a> {
     path: PathBuf,
     stream: Option<Stream>,
-    /// The blocks that are not written yet.
+    /// Of the blocks that are written, in order.
+    checksums: Vec<u64>,
+    /// The chunks that are not written yet.
     queue: &'a Queue,
 }
 
 impl Writing<'_> {
-    /// Writes blocks for about [`INTERVAL`]; returns the checksums of all blocks to the call that completes the file.
+    /// Writes chunks for about [`INTERVAL`]; returns the checksums of all blocks to the call that completes the file.
     fn go_on(&mut self) -> Result<Option<Vec<u64>>, String> {
         let start = Instant::now();
         if let Some(stream) = &mut self.stream {
-            while let Some(block) = self.queue.pop() {
-                let block = block.map_err(|e| file_error(&self.path, e).to_string())?;
-                stream.add(&block).map_err(|e| file_error(&self.path, e).to_string())?;
-                self.queue.recycle(block);
+            while let Some(chunk) = self.queue.pop() {
+                let chunk = chunk.map_err(|e| file_error(&self.path, e).to_string())?;
+                stream.add(&chunk).map_err(|e| file_error(&self.path, e).to_string())?;
+                self.checksums.extend_from_slice(&chunk.checksums);
+                self.queue.recycle(chunk);
                 if start.elapsed() > INTERVAL {
                     return Ok(None);
                 }
             }
         }
-        let finish = |stream: Stream| stream.finish().map_err(|e| file_error(&self.path, e).to_string());
-        self.stream.take().map(finish).transpose()
+        let Some(stream) = self.stream.take() else { return Ok(None) };
+        stream.finish().map_err(|e| file_error(&self.path, e).to_string())?;
+        Ok(Some(std::mem::take(&mut self.checksums)))
     }
 }
 
@@ -375,21 +416,11 @@ impl VersionedPart {
         Ok(PartInfo { name: name.clone(), dtype: values.dtype(), place, buffer: *buffer })
     }
 
-    /// The bytes of some elements, in an empty buffer.
-    ///
-    /// # Errors
-    /// As [`VersionedPart::append`].
-    fn copy(&self, elements: Range<usize>, mut buffer: Vec<u8>) -> Result<Vec<u8>> {
-        buffer.reserve_exact(elements.len() * self.part.values.dtype().size());
-        self.append(elements, &mut buffer)?;
-        Ok(buffer)
-    }
-
-    /// Adds the bytes of some elements to a buffer. The tensor is held for reading only meanwhile.
+    /// Gives the bytes of some elements to `take`, piece by piece. The tensor is held for reading only meanwhile.
     ///
     /// # Errors
     /// If the tensor has been written since it was pinned, cannot be read, or must be finite and is not.
-    pub(super) fn append(&self, elements: Range<usize>, buffer: &mut Vec<u8>) -> Result<()> {
+    pub(super) fn read(&self, elements: Range<usize>, mut take: impl FnMut(&[u8])) -> Result<()> {
         let values = &self.part.values;
         let (size, count) = (values.dtype().size(), elements.len());
         let here = values.view_into(elements.start, &[count])?;
@@ -404,8 +435,8 @@ impl VersionedPart {
             }
             match values.dtype() {
                 // Any byte but 0 is true, which other readers need not know.
-                DType::Bool => buffer.extend(piece.iter().map(|&byte| u8::from(byte != 0))),
-                _ => buffer.extend_from_slice(piece),
+                DType::Bool => take(&Vec::from_iter(piece.iter().map(|&byte| u8::from(byte != 0)))),
+                _ => take(piece),
             }
         }
         if values.version() != self.version {
