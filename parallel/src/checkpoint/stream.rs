@@ -9,7 +9,7 @@ use super::chunk::{Chunk, PAGE};
 const UNSYNCED_MAX: usize = 64 << 20;
 
 /// An open file. Where the system can, the disk reads chunks from our memory. The system's cache would cost a copy, and fresh
-/// pages, of what nobody reads soon: most of a save's time.
+/// pages, of what is not read soon: most of a save's time.
 pub(super) struct Stream {
     file: File,
     direct: bool,
