@@ -23,7 +23,7 @@ from check_links import FENCE, ROOT, pages_of_the_repository  # noqa: E402
 # What stands in the pages for the program: `gpt`, a path to it, or Cargo's command.
 CARGO = re.compile(r"^cargo run --release --example gpt(?: --features \S+)?(?: --(?= ))?(?=\s|$)")
 INLINE = re.compile(r"`((?:gpt|cargo run --release --example gpt --) [^`]+)`")
-SUBCOMMANDS = ("train", "profile", "plan", "replay", "generate", "prepare", "flight", "doctor")
+SUBCOMMANDS = ("train", "profile", "plan", "replay", "generate", "prepare", "convert", "flight", "doctor")
 # A flag that does not exist.
 UNKNOWN = "--no-such-flag"
 # If fewer are found, this script has stopped to see them.
@@ -84,7 +84,7 @@ def commands(page):
 
 def refused(program, given, folder):
     """What the program says against a command line, or nothing."""
-    if {"profile", "plan", "replay", "generate", "prepare", "flight"} & set(given[:1]):
+    if {"profile", "plan", "replay", "generate", "prepare", "convert", "flight"} & set(given[:1]):
         given = [*given, UNKNOWN]
     elif not {"--help", "--print-config", UNKNOWN} & set(given):
         given = [*given, "--print-config"]

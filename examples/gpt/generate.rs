@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use phalanx::nn::Scope;
-use phalanx::nn::models::{Decoder, Sampling, generate, load_model};
+use phalanx::nn::models::{Decoder, Sampling, generate, has_weights, load_model};
 use phalanx::train::text::Codec;
 use phalanx::train::{Error, Result, keyed};
 use phalanx::{DType, Device};
@@ -44,7 +44,7 @@ pub fn run(args: &Generate) -> Result<String> {
         return refuse(format!("`temperature` is {}, wanted a number from 0 up", args.temperature));
     }
     let inner = folder.join(FOLDERS[usize::from(args.best)]);
-    let is_model = folder.join("config.json").exists() || !inner.exists();
+    let is_model = has_weights(folder) || !inner.exists();
     let folder = if is_model && !args.best { folder } else { &inner };
     let (_, model) = load_model(folder, &Scope::new(0, DType::F32, Device::CPU))?;
     let codec = Codec::of(folder)?;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use phalanx::nn::models::{GptConfig, LlamaConfig, LoraConfig, ModelConfig, read_config};
 use phalanx::nn::{Optimizer, Parameter, Schedule};
 use phalanx::train::text::{Codec, Corpus, CorpusConfig, text_of_folder};
-use phalanx::train::{self, AnyRule, Config, Error, Result, checkpoints, choices, keyed};
+use phalanx::train::{self, AnyRule, Config, Error, MODEL, Result, checkpoints, choices, keyed};
 
 choices! {
     pub enum Architecture { Gpt = "gpt", Llama = "llama" }
@@ -57,9 +57,6 @@ keyed! {
 const WORKSPACE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
 const HELD_OUT: usize = 40;
 
-/// Where a checkpoint keeps the model's configuration if it came from a folder and not from flags.
-pub const FROM_FOLDER: &str = "model";
-
 impl Gpt {
     /// Layers, heads and width of a new model.
     pub fn sizes(&self) -> [usize; 3] {
@@ -91,7 +88,7 @@ impl Gpt {
     pub fn plan(&self) -> Result<(ModelConfig, Corpus, bool)> {
         let saved = self.run.resume.as_ref().and_then(|folder| {
             let saved = checkpoints::latest(folder).ok()?;
-            Some((saved.settings().get(FROM_FOLDER)?.clone(), folder))
+            Some((saved.settings().get(MODEL)?.clone(), folder))
         });
         let from = match (&self.init, saved) {
             (_, Some((text, folder))) => Some((ModelConfig::parse(&text, folder)?, folder)),

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx::train::data::Prepared;
 use phalanx::train::text::PrepareConfig;
-use phalanx::train::{Error, Keyed, Replay, Result, Settings, StatusLine};
+use phalanx::train::{ConvertConfig, Error, Keyed, Replay, Result, Settings, StatusLine};
 use phalanx::{kernels, parallel};
 
 use generate::Generate;
@@ -36,6 +36,7 @@ gpt replay --from CHECKPOINT --steps A..B [FLAGS]    repeat steps of a run and c
 gpt profile [FLAGS]    print which operations take the time of a step, and `gpt plan` stages for --pp ranks; the flags are those of train
 gpt prepare [FLAGS]    make token files of large texts, for `train --data DIR`
 gpt generate [FLAGS]   continue a prompt
+gpt convert [FLAGS]    make a Hugging Face folder of a run's checkpoint or of another folder: in another dtype, in files of another size
 gpt flight DIR         say why a run hangs, from what its ranks have written into DIR; `gpt doctor` what `--device cuda` lacks
 
 `--help` behind a subcommand tells its flags.";
@@ -53,7 +54,9 @@ fn main() -> ExitCode {
 
 fn run(mut words: Vec<String>) -> Result<()> {
     let first = words.first().cloned().unwrap_or_default();
-    if ["train", "profile", "plan", "replay", "prepare", "generate", "flight", "doctor"].contains(&&*first) {
+    if ["train", "profile", "plan", "replay", "prepare", "convert", "generate", "flight", "doctor"]
+        .contains(&&*first)
+    {
         words.remove(0);
     }
     let helped = words.iter().any(|word| word == "--help" || word == "-h");
@@ -61,11 +64,13 @@ fn run(mut words: Vec<String>) -> Result<()> {
         "help" | "--help" | "-h" => say(USAGE),
         "--version" | "-V" => say(concat!("gpt ", env!("CARGO_PKG_VERSION"))),
         "generate" if helped => say(&Settings::new(Generate::default()).help()),
+        "convert" if helped => say(&Settings::new(ConvertConfig::default()).help()),
         "prepare" if helped => say(&Settings::new(PrepareConfig::default()).help()),
         _ if helped => say(&Settings::new(Gpt::default()).help()),
         "generate" => say(&generate::run(&Settings::new(Generate::default()).words(words)?.resolve()?)?),
         "flight" => say(&parallel::flight::explain(words.join(" ").as_ref())?),
         "doctor" if words.is_empty() => say(&phalanx::tensor::cuda::doctor().to_string()),
+        "convert" => Settings::new(ConvertConfig::default()).words(words)?.resolve()?.run()?,
         "prepare" => prepare(&Settings::new(PrepareConfig::default()).words(words)?.resolve()?)?,
         first => {
             let mut settings = Settings::new(Gpt::default());
@@ -136,7 +141,8 @@ fn complain(error: &str) {
     fn names<C: Keyed>() -> impl Iterator<Item = &'static str> {
         C::keys().into_iter().map(|key| key.name)
     }
-    let keys: Vec<_> = names::<Gpt>().chain(names::<PrepareConfig>()).chain(names::<Generate>()).collect();
+    let others = names::<PrepareConfig>().chain(names::<ConvertConfig>()).chain(names::<Generate>());
+    let keys: Vec<_> = names::<Gpt>().chain(others).collect();
     let part = |(place, part): (usize, &str)| match place % 2 {
         1 if keys.contains(&part) => format!("--{part}"),
         1 => format!("`{part}`"),

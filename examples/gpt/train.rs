@@ -3,17 +3,17 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use phalanx::nn::models::{LoraConfig, ModelConfig};
+use phalanx::nn::models::{LoraConfig, ModelConfig, save_config};
 use phalanx::parallel::hybrid::{adapted_decoder, decoder};
 use phalanx::parallel::{launch::Rank, planning::decoder_layers};
 use phalanx::train::text::Codec;
-use phalanx::train::{MeshRank, Progress, Replay, Result, Run, Settings, Trainer};
+use phalanx::train::{MODEL, MeshRank, Progress, Replay, Result, Run, Settings, Trainer};
 use phalanx::train::{
     check_memory, digest, plan_decoder, save_decoder, start, stop_on_signals, whole_decoder,
 };
 
 use crate::generate::{self, FOLDERS};
-use crate::gpt::{FROM_FOLDER, Gpt, optimizers};
+use crate::gpt::{Gpt, optimizers};
 
 /// Trains as the settings say, profiles five steps of it, plans its pipeline, or repeats steps.
 pub fn train(settings: &Settings<Gpt>, command: &str, replay: Option<&Replay>) -> Result<()> {
@@ -47,6 +47,7 @@ fn train_here(
     let (data, digest, bytes_per_token) = corpus.data(config.vocabulary(), run.seed)?;
     let codec = Arc::new(corpus.into_codec());
     let (rule, decay, tokenizer) = (gpt.optimizer, gpt.weight_decay, codec.clone());
+    let (model, dtype) = (config.clone(), run.dtype);
     let mut trainer = Trainer::new(run.clone())
         .in_process_group(process)
         .settings("gpt", settings)
@@ -55,6 +56,7 @@ fn train_here(
         .bytes_per_token(bytes_per_token)
         .optimizers(move |parameters, lr| optimizers(rule, decay, parameters, lr))
         .extra_files(move |folder| tokenizer.save(folder))
+        .extra_files(move |folder| Ok(save_config(&model, dtype, folder)?))
         .stop_when(stop_on_signals()?)
         .identity("data", digest);
     for (key, size) in ["layers", "heads", "width"].into_iter().zip(gpt.sizes()) {
@@ -64,7 +66,7 @@ fn train_here(
         trainer = trainer.identity(key, settings.value(key).unwrap_or("default".into()));
     }
     if from_folder {
-        trainer = trainer.identity(FROM_FOLDER, config.to_json(run.dtype));
+        trainer = trainer.identity(MODEL, config.to_json(run.dtype));
     }
     if let Some(path) = &gpt.metrics {
         trainer = trainer.metrics(path);

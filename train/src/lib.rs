@@ -31,6 +31,7 @@
 mod callback;
 pub mod checkpoints;
 mod config;
+mod convert;
 pub mod data;
 mod error;
 mod folder_lock;
@@ -57,6 +58,7 @@ pub use phalanx_parallel::hybrid::Layout;
 
 pub use callback::{Callback, Event, Progress, StatusLine};
 pub use config::{Asynchronous, Backend, Config, Offload, OnDivergence, Plateau};
+pub use convert::{ConvertConfig, MODEL};
 pub use data::Data;
 pub use error::{Error, Result};
 #[allow(deprecated)]

@@ -2,30 +2,31 @@
 //!
 //! Parameters of decoders have the names of the files, without the family's prefix (`transformer.`, `model.`). GPT-2's linear weights are
 //! stored `[in, out]` in files; here they are `[out, in]`. A tied head is in no file. Models of every kind are read and written by
-//! [`load_tensors`] and [`write_folder`]; a [`Layout`] says where files have their tensors.
+//! [`load_tensors`] and [`write_folder`](super::save::write_folder); a [`Layout`] says where files have their tensors.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::io::{SafeTensors, atomic, save_safetensors};
-use phalanx_tensor::{DType, Device, Tensor};
+use phalanx_tensor::io::SafeTensors;
+use phalanx_tensor::{Device, Tensor};
 use serde_json::{Map, Value};
 
 use super::fields::parse_fields;
 use super::lora::is_adapter;
-use super::stored::{Layout, Rows, Stored};
+use super::save::{SaveOptions, save_from};
+use super::stored::{Layout, Stored};
 use super::{Decoder, DecoderStage, ModelConfig};
 use crate::{
     Buffer, Entry, Error, LayerFactory, LoadOptions, Mismatch, OneDevice, Parameter, Parameters, Result,
     Scope,
 };
 
-const WEIGHTS: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
-const CONFIG: &str = "config.json";
+pub(super) const WEIGHTS: &str = "model.safetensors";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+pub(super) const CONFIG: &str = "config.json";
 
 /// Reads a folder's `config.json`.
 ///
@@ -227,7 +228,7 @@ fn entries(model: &impl Parameters) -> Vec<(String, Held)> {
     found
 }
 
-/// Writes a folder: `model.safetensors` first, `config.json` last, each atomically.
+/// Writes a folder as [`save_from`] does, with the usual [`SaveOptions`].
 ///
 /// # Errors
 /// If a file cannot be written, the model has no elements (`meta`), or it is a stage or a shard of a model.
@@ -255,74 +256,13 @@ pub(super) fn whole_tensors(model: &impl Parameters) -> Result<Vec<(String, Tens
 /// [`save_model`] of whole tensors by the parameters' names.
 ///
 /// # Errors
-/// If a file cannot be written, or tensors have no elements (`meta`).
+/// As [`save_from`].
 pub fn save_tensors(
     tensors: Vec<(String, Tensor)>,
     config: &ModelConfig,
     folder: impl AsRef<Path>,
 ) -> Result<()> {
-    write_folder(tensors, config, folder.as_ref(), |dtype| config.to_json(dtype))
-}
-
-/// Writes tensors by the model's names, and the `config.json` for their dtype.
-pub(super) fn write_folder(
-    tensors: Vec<(String, Tensor)>,
-    layout: &impl Layout,
-    folder: &Path,
-    config: impl FnOnce(DType) -> Value,
-) -> Result<()> {
-    std::fs::create_dir_all(folder).map_err(|e| phalanx_tensor::Error::file(folder, e))?;
-    let dtype = tensors.first().map_or(DType::F32, |(_, tensor)| tensor.dtype());
-    let tensors = as_in_files(tensors, layout)?;
-    let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
-    let named = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
-    save_safetensors(folder.join(WEIGHTS), named, &metadata)?;
-    let json =
-        serde_json::to_string_pretty(&config(dtype)).map_err(|e| Error::invalid(CONFIG, e.to_string()))?;
-    atomic::write(folder.join(CONFIG), |file| {
-        file.write_all(json.as_bytes()).and_then(|()| file.write_all(b"\n"))
-    })?;
-    Ok(())
-}
-
-/// Whole tensors by the parameters' names, such as their gradients, as a file has them: under its names, transposed and joined as there.
-///
-/// # Errors
-/// If a tensor has not the shape of its parameter.
-pub fn file_tensors(tensors: Vec<(String, Tensor)>, config: &ModelConfig) -> Result<Vec<(String, Tensor)>> {
-    as_in_files(tensors, config)
-}
-
-/// Tensors by the model's names, as files have them.
-pub(super) fn as_in_files(
-    tensors: Vec<(String, Tensor)>,
-    layout: &impl Layout,
-) -> Result<Vec<(String, Tensor)>> {
-    let mut order: Vec<String> = Vec::new();
-    let mut parts: BTreeMap<String, Vec<(Rows, Tensor)>> = BTreeMap::new();
-    for (name, tensor) in tensors {
-        let Stored { names, rows, transposed } = layout.stored(&name);
-        let tensor = if transposed { tensor.transpose(0, 1)? } else { tensor };
-        let count = names.len();
-        for (i, name) in names.into_iter().enumerate() {
-            let tensor = match count {
-                1 => tensor.clone(),
-                _ => tensor.narrow(0, i * (tensor.shape()[0] / count), tensor.shape()[0] / count)?,
-            };
-            if !parts.contains_key(&name) {
-                order.push(name.clone());
-            }
-            parts.entry(name).or_default().push((rows, tensor));
-        }
-    }
-    let joined = |name: String| {
-        let mut of = parts.remove(&name).unwrap_or_default();
-        of.sort_by_key(|(rows, _)| rows.place());
-        let rows = of.first().map_or(Rows::All, |(rows, _)| *rows);
-        let tensors: Vec<Tensor> = of.into_iter().map(|(_, tensor)| tensor).collect();
-        Ok((name, rows.join(&tensors)?))
-    };
-    order.into_iter().map(joined).collect()
+    save_from(&tensors[..], config, folder, &SaveOptions::default())
 }
 
 /// The device that a file's tensor is read to: `meta` for a model without elements, else the CPU.
@@ -341,10 +281,10 @@ fn today(name: &str) -> String {
 }
 
 /// The open safetensors of a folder.
-struct Files(Vec<SafeTensors>);
+pub(super) struct Files(pub(super) Vec<SafeTensors>);
 
 impl Files {
-    fn open(folder: &Path) -> Result<Files> {
+    pub(super) fn open(folder: &Path) -> Result<Files> {
         let index = folder.join(INDEX);
         if folder.join(WEIGHTS).exists() || !index.exists() {
             return Ok(Files(vec![SafeTensors::open(folder.join(WEIGHTS))?]));
@@ -402,6 +342,6 @@ impl Files {
     }
 }
 
-fn read_text(path: &Path) -> Result<String> {
+pub(super) fn read_text(path: &Path) -> Result<String> {
     std::fs::read_to_string(path).map_err(|e: io::Error| phalanx_tensor::Error::file(path, e).into())
 }

@@ -60,6 +60,15 @@ impl LoraConfig {
         self.alpha / if self.rank_stabilized { rank.sqrt() } else { rank }
     }
 
+    /// Rows of a weight with what an adapter adds to them: the weight `[rows, in]`, `A` `[rank, in]`, these rows of `B` `[rows, rank]`.
+    ///
+    /// # Errors
+    /// If the shapes do not fit.
+    pub fn merge(&self, weight: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        let more = kernels::mul_scalar(&kernels::matmul(b, a)?, self.scale().into())?;
+        Ok(kernels::add(weight, &kernels::cast(&more, weight.dtype())?)?)
+    }
+
     /// The layers of one device with these adapters.
     ///
     /// # Errors
@@ -478,8 +487,7 @@ pub fn merged<L: LayerFactory>(model: &Decoder<Lora<L>>, lora: &LoraConfig) -> R
         let (name, weight) = (p.name().to_string(), p.tensor());
         let adapter = |which: &str| all.get(&format!("{}.{which}.weight", name.strip_suffix(".weight")?));
         let (Some(a), Some(b)) = (adapter("lora_A"), adapter("lora_B")) else { return Ok((name, weight)) };
-        let more = kernels::mul_scalar(&kernels::matmul(b, a)?, lora.scale().into())?;
-        Ok((name, kernels::add(&weight, &kernels::cast(&more, weight.dtype())?)?))
+        Ok((name, lora.merge(&weight, a, b)?))
     };
     model.parameters().iter().filter(|p| !is_adapter(p.name())).map(merge).collect()
 }

@@ -18,6 +18,9 @@ mod pretrained;
 mod pretrained_tests;
 mod recompute;
 mod resnet;
+mod save;
+#[cfg(test)]
+mod save_tests;
 mod stored;
 mod t5;
 #[cfg(test)]
@@ -37,14 +40,16 @@ pub use generate::{
 };
 pub use gpt::GptConfig;
 pub use hugging_face::{
-    check_size, file_tensors, load_configured, load_model, load_stage, load_weights, read_config, save_model,
-    save_tensors,
+    check_size, load_configured, load_model, load_stage, load_weights, read_config, save_model, save_tensors,
 };
 pub use llama::LlamaConfig;
 pub use lora::{Adapted, Lora, LoraConfig, adapters, load_adapter, merged, save_adapter};
 pub use pretrained::Pretrained;
 pub use recompute::RecomputeMode;
 pub use resnet::{ResNet, ResNetConfig, ResNetStage};
+pub use save::{
+    SaveOptions, TensorSource, convert_folder, file_tensors, has_weights, save_config, save_from,
+};
 pub use t5::{T5, T5Config, T5Stage};
 pub use transformer::{AttentionKind, Experts, Family, NormKind, NormPlaces, TransformerConfig};
 pub use vit::{Vit, VitConfig};

@@ -5,9 +5,8 @@ use std::path::Path;
 use phalanx_tensor::{DType, Tensor};
 use serde_json::{Map, Value};
 
-use super::hugging_face::{
-    as_in_files, check_elements, load_tensors, read_fields, whole_tensors, write_folder,
-};
+use super::hugging_face::{check_elements, load_tensors, read_fields, whole_tensors};
+use super::save::{SaveOptions, as_in_files, write_folder};
 use super::stored::{Layout, Stored};
 use crate::{Error, LoadOptions, Mismatch, Mode, Parameters, Result, Scope};
 
@@ -95,15 +94,16 @@ pub trait Pretrained: Sized {
         folder: impl AsRef<Path>,
         options: LoadOptions,
     ) -> Result<Mismatch> {
-        load_tensors(model, &InFiles(self), folder.as_ref(), true, options)
+        load_tensors(model, &ByNames(self), folder.as_ref(), true, options)
     }
 
-    /// Writes a folder: `model.safetensors` first, `config.json` last, each atomically.
+    /// Writes a folder: weights first, `config.json` last, each file atomically.
     ///
     /// # Errors
     /// If a file cannot be written, the model has no elements (`meta`), or this rank has a part of it.
     fn save(&self, model: &Self::Model, folder: impl AsRef<Path>) -> Result<()> {
-        write_folder(whole_tensors(model)?, &InFiles(self), folder.as_ref(), |dtype| self.to_json(dtype))
+        let (tensors, options) = (whole_tensors(model)?, SaveOptions::default());
+        write_folder(&tensors[..], &ByNames(self), folder.as_ref(), &options, |dtype| self.to_json(dtype))
     }
 
     /// Tensors by the parameters' names, such as their gradients, as a file has them.
@@ -111,13 +111,13 @@ pub trait Pretrained: Sized {
     /// # Errors
     /// If a tensor has not the shape of its parameter.
     fn file_tensors(&self, tensors: Vec<(String, Tensor)>) -> Result<Vec<(String, Tensor)>> {
-        as_in_files(tensors, &InFiles(self))
+        as_in_files(tensors, &ByNames(self))
     }
 }
 
-struct InFiles<'a, C>(&'a C);
+struct ByNames<'a, C>(&'a C);
 
-impl<C: Pretrained> Layout for InFiles<'_, C> {
+impl<C: Pretrained> Layout for ByNames<'_, C> {
     fn stored(&self, name: &str) -> Stored {
         Stored { names: self.0.file_names(name), ..Stored::whole(name) }
     }

@@ -16,7 +16,7 @@ use crate::{DType, Error, Result};
 pub(crate) use mapped::FileBlock;
 pub use mapped::MappedFile;
 pub use npy::{load_npy, load_npy_as, read_npy, save_npy, write_npy};
-pub use safetensors::{SafeTensors, save_safetensors};
+pub use safetensors::{SafeTensors, TensorEntry, save_safetensors, write_safetensors};
 
 const _: () = assert!(cfg!(target_endian = "little"), "files are little-endian");
 

@@ -124,34 +124,88 @@ pub fn save_safetensors<'a, N: Into<String>>(
     tensors: impl IntoIterator<Item = (N, &'a Tensor)>,
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
+    let tensors: Vec<(String, &Tensor)> = tensors.into_iter().map(|(n, t)| (n.into(), t)).collect();
+    let entry = |(name, t): &(String, &Tensor)| TensorEntry::new(name.clone(), t.dtype(), t.shape());
+    let entries = tensors.iter().map(entry).collect();
+    write_safetensors(path, entries, metadata, |number| Ok::<_, Error>(tensors[number].1.clone()))
+}
+
+/// A tensor that a file has, or will have.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorEntry {
+    /// Its name.
+    pub name: String,
+    /// Its dtype.
+    pub dtype: DType,
+    /// Its shape.
+    pub shape: Vec<usize>,
+}
+
+impl TensorEntry {
+    /// The entry of these.
+    pub fn new(name: impl Into<String>, dtype: DType, shape: &[usize]) -> TensorEntry {
+        TensorEntry { name: name.into(), dtype, shape: shape.into() }
+    }
+
+    /// Its bytes in a file.
+    pub fn bytes(&self) -> usize {
+        self.shape.iter().fold(self.dtype.size(), |bytes, &n| bytes.saturating_mul(n))
+    }
+}
+
+/// [`save_safetensors`] of tensors that are made one at a time, each when it is written. `tensor` gets a number in `entries`.
+///
+/// # Errors
+/// Those of [`save_safetensors`] and of `tensor`; or if a tensor is not as its entry says.
+pub fn write_safetensors<E: From<Error>>(
+    path: impl AsRef<Path>,
+    entries: Vec<TensorEntry>,
+    metadata: &BTreeMap<String, String>,
+    mut tensor: impl FnMut(usize) -> Result<Tensor, E>,
+) -> Result<(), E> {
     let path = path.as_ref();
-    let mut tensors: Vec<(String, &Tensor)> = tensors.into_iter().map(|(n, t)| (n.into(), t)).collect();
-    tensors.sort_by(|a, b| (b.1.dtype().size(), &a.0).cmp(&(a.1.dtype().size(), &b.0)));
-    let header = header(&tensors, metadata).map_err(|why| Error::file(path, why))?;
-    atomic::write(path, |file| {
+    let mut entries: Vec<(usize, TensorEntry)> = entries.into_iter().enumerate().collect();
+    entries.sort_by(|(_, a), (_, b)| (b.dtype.size(), &a.name).cmp(&(a.dtype.size(), &b.name)));
+    let header = header(entries.iter().map(|(_, entry)| entry), metadata);
+    let header = header.map_err(|why| Error::file(path, why))?;
+    let mut failed = None;
+    let written = atomic::write(path, |file| {
         file.write_all(&(header.len() as u64).to_le_bytes())?;
         file.write_all(header.as_bytes())?;
-        for (name, tensor) in &tensors {
+        for (number, TensorEntry { name, dtype, shape }) in &entries {
             let named = |e: Error| io::Error::other(Error::file(path, format!("tensor {name:?}: {e}")));
+            let tensor = tensor(*number).map_err(|e| {
+                failed = Some(e);
+                io::Error::other("see `failed`")
+            })?;
+            if (tensor.dtype(), tensor.shape()) != (*dtype, shape) {
+                let why = format!("got {} {:?}, wanted {dtype} {shape:?}", tensor.dtype(), tensor.shape());
+                return Err(named(Error::invalid("write_safetensors", why)));
+            }
             tensor.with_bytes("save_safetensors", |bytes| file.write_all(bytes)).map_err(named)??;
         }
         Ok(())
-    })
+    });
+    failed.map_or(written.map_err(E::from), Err)
 }
 
 /// The header, padded with spaces so that the data begins at a multiple of 8 bytes.
-fn header(tensors: &[(String, &Tensor)], metadata: &BTreeMap<String, String>) -> Result<String, String> {
+fn header<'a>(
+    entries: impl Iterator<Item = &'a TensorEntry>,
+    metadata: &BTreeMap<String, String>,
+) -> Result<String, String> {
     let (mut items, mut start) = (Vec::new(), 0);
     if !metadata.is_empty() {
         items.push(format!("{:?}:{}", METADATA, json!(metadata)));
     }
     let mut names = std::collections::BTreeSet::from([METADATA]);
-    for (name, tensor) in tensors {
+    for entry in entries {
+        let TensorEntry { name, dtype, shape } = entry;
         if !names.insert(name) {
             return Err(format!("the name {name:?} is taken"));
         }
-        let end = start + tensor.numel() * tensor.dtype().size();
-        let (key, dtype, shape) = (json!(name), tag_of(tensor.dtype()), json!(tensor.shape()));
+        let end = start + entry.bytes();
+        let (key, dtype, shape) = (json!(name), tag_of(*dtype), json!(shape));
         items.push(format!(
             "{key}:{{\"dtype\":\"{dtype}\",\"shape\":{shape},\"data_offsets\":[{start},{end}]}}"
         ));

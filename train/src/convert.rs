@@ -1,0 +1,262 @@
+//! [`ConvertConfig`]: a model's folder from another folder or from a run's checkpoint, with a tensor at a time in memory.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use phalanx_kernels as kernels;
+use phalanx_nn::models::{
+    LoraConfig, ModelConfig, SaveOptions, TensorSource, convert_folder, has_weights, read_config, save_from,
+};
+use phalanx_nn::{EMA, Parameters, Scope, Shard};
+use phalanx_parallel::checkpoint::Checkpoint;
+use phalanx_parallel::sharded_tensor::ShardedTensor;
+use phalanx_tensor::io::TensorEntry;
+use phalanx_tensor::{DType, Device, Tensor};
+
+use crate::text::{Codec, TOKENIZER};
+use crate::{Error, Result, checkpoints, keyed};
+
+/// The setting by which a checkpoint has its model's configuration, if the model came from a folder. Other runs have it as `config.json`
+/// in their folder.
+pub const MODEL: &str = "model";
+
+keyed! {
+    /// What is converted, and how it is written.
+    pub struct ConvertConfig {
+        /// Hugging Face folder, folder of a training run, or a checkpoint in it.
+        "from" from: Option<PathBuf> = None,
+        /// Take the run's checkpoint with the lowest validation loss.
+        "best" best: bool = false,
+        /// New Hugging Face folder.
+        "out" out: Option<PathBuf> = None,
+        /// Type of the weights there [default: as they are].
+        "dtype" dtype: Option<DType> = None,
+        /// The most MB (10^6 bytes) of a file; a larger tensor has a file of its own.
+        "file-mb" file_mb: usize = 5000,
+    }
+}
+
+impl ConvertConfig {
+    /// Writes the folder: the weights, `config.json` and the tokenizer. Of a run it is the model that the end of the run writes: with the
+    /// averages of the weights, if it keeps such, and with what adapters add.
+    ///
+    /// # Errors
+    /// If there is no model, or a file cannot be read or written.
+    pub fn run(&self) -> Result<()> {
+        let (Some(from), Some(out)) = (&self.from, &self.out) else {
+            return Err(Error::Config("wanted `from`, a model or a run, and `out`, a new folder".into()));
+        };
+        let options = SaveOptions { dtype: self.dtype, shard_bytes: self.file_mb.saturating_mul(1_000_000) };
+        if has_weights(from) {
+            if self.best {
+                return Err(Error::file(from, "`best` is of a run, and this is a model"));
+            }
+            return Ok(convert_folder(from, out, &options)?);
+        }
+        let saved = if self.best { checkpoints::best(from)? } else { checkpoints::latest(from)? };
+        let (config, folder) = model_of(&saved)?;
+        save_from(&Saved::new(saved, &config)?, &config, out, &options)?;
+        if folder.join(TOKENIZER).exists() {
+            Codec::of(&folder)?.save(out)?;
+        }
+        Ok(())
+    }
+}
+
+/// The configuration of a checkpoint's model, and the run's folder.
+fn model_of(saved: &Checkpoint) -> Result<(ModelConfig, PathBuf)> {
+    let folder = saved.path().parent().map_or_else(PathBuf::new, Path::to_path_buf);
+    let config = match saved.settings().get(MODEL) {
+        Some(text) => ModelConfig::parse(text, saved.path())?,
+        None => read_config(&folder)?,
+    };
+    Ok((config, folder))
+}
+
+/// The parameters of a checkpoint.
+struct Saved {
+    checkpoint: Checkpoint,
+    entries: Vec<TensorEntry>,
+    lora: Option<LoraConfig>,
+}
+
+impl Saved {
+    fn new(checkpoint: Checkpoint, config: &ModelConfig) -> Result<Saved> {
+        let dtypes: HashMap<&str, DType> =
+            checkpoint.tensors().map(|(name, dtype, _)| (name, dtype)).collect();
+        let wrong = |why: String| Error::file(checkpoint.path(), why);
+        let model = config.init(&Scope::new(0, DType::F32, Device::Meta(0)))?;
+        let entry = |name: &str, shape: &[usize]| {
+            let dtype = dtypes.get(&*format!("model.{name}"));
+            let dtype = dtype.ok_or_else(|| wrong(format!("the model's {name} is missing")))?;
+            Ok(TensorEntry::new(name, *dtype, shape))
+        };
+        let parameters = model.parameters();
+        let entries =
+            parameters.iter().map(|p| entry(p.name(), p.tensor().shape())).collect::<Result<_>>()?;
+        let lora = checkpoint.settings().get("lora").filter(|text| *text != "default");
+        let lora =
+            lora.map(|text| text.parse().map_err(|e: phalanx_nn::Error| wrong(e.to_string()))).transpose()?;
+        Ok(Saved { checkpoint, entries, lora })
+    }
+
+    /// Rows of a tensor of this shape, if the checkpoint has it.
+    fn read(&self, name: &str, shape: &[usize], rows: Range<usize>) -> Result<Option<Tensor>> {
+        let Some((_, dtype, _)) = self.checkpoint.tensors().find(|(other, ..)| *other == name) else {
+            return Ok(None);
+        };
+        let row: usize = shape.iter().skip(1).product();
+        let of_rows: Vec<usize> = std::iter::once(rows.len()).chain(shape.iter().skip(1).copied()).collect();
+        let values = Tensor::zeros(&of_rows, dtype, Device::CPU)?;
+        let (shard, range) = (Shard::whole(shape), rows.start * row..rows.end * row);
+        let part = ShardedTensor { name: name.into(), shard, range, values: values.clone(), buffer: false };
+        self.checkpoint.read(&[part])?;
+        Ok(Some(values))
+    }
+
+    fn rows(&self, entry: &TensorEntry, rows: Range<usize>) -> Result<Tensor> {
+        let TensorEntry { name, dtype, shape } = entry;
+        let average = self.read(&format!("optimizer.{name}.{EMA}"), shape, rows.clone())?;
+        let weight = match average {
+            Some(average) => Some(kernels::cast(&average, *dtype)?),
+            None => self.read(&format!("model.{name}"), shape, rows.clone())?,
+        };
+        let missing = || Error::file(self.checkpoint.path(), format!("the model's {name} is missing"));
+        let weight = weight.ok_or_else(missing)?;
+        let (Some(lora), Some(stem), &[outputs, inputs]) =
+            (&self.lora, name.strip_suffix(".weight"), &shape[..])
+        else {
+            return Ok(weight);
+        };
+        let of = |which: &str, shape: [usize; 2], rows| {
+            self.read(&format!("model.{stem}.{which}.weight"), &shape, rows)
+        };
+        let a = of("lora_A", [lora.rank, inputs], 0..lora.rank)?;
+        let (Some(a), Some(b)) = (a, of("lora_B", [outputs, lora.rank], rows)?) else { return Ok(weight) };
+        Ok(lora.merge(&weight, &a, &b)?)
+    }
+}
+
+impl TensorSource for Saved {
+    fn entries(&self) -> Vec<TensorEntry> {
+        self.entries.clone()
+    }
+
+    fn rows(&self, name: &str, rows: Range<usize>) -> phalanx_nn::Result<Tensor> {
+        let entry = self.entries.iter().find(|entry| entry.name == name);
+        let entry =
+            entry.ok_or_else(|| phalanx_nn::Error::invalid("convert", format!("there is no {name}")))?;
+        self.rows(entry, rows).map_err(|e| phalanx_nn::Error::invalid("convert", e.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_nn::models::{Family, GptConfig, TransformerConfig};
+    use phalanx_parallel::hybrid::{Layout, adapted_decoder, decoder};
+
+    use super::*;
+    use crate::data::TensorDataset;
+    use crate::{Config, MeshRank, Run, Trainer, save_decoder};
+
+    fn folder(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("phalanx-convert-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&folder);
+        folder
+    }
+
+    fn gpt() -> ModelConfig {
+        ModelConfig::Gpt(GptConfig::new(32, 8, 4, 2, 16))
+    }
+
+    /// Of each expert's maps a file has one alone, and a block's are joined in the model.
+    fn mixture() -> ModelConfig {
+        let size =
+            TransformerConfig { key_heads: 2, ..TransformerConfig::new(Family::Llama, 32, 8, 4, 2, 16) };
+        let of = |config: &TransformerConfig| config.family == Family::Mixtral;
+        Family::samples(&size).into_iter().find(of).map(ModelConfig::from).unwrap()
+    }
+
+    /// A run, and the folder that it writes at its end.
+    fn trained(name: &str, model: &ModelConfig, config: Config, lora: Option<&LoraConfig>) -> PathBuf {
+        let out = folder(name);
+        let config =
+            Config { steps: 3, batch: 4, save_every: 2, threads: Some(1), out: Some(out.clone()), ..config };
+        let tokens: Vec<i64> = (0..8 * 8).map(|i| (i * 7919 % 1013) % 32).collect();
+        let rows = || Tensor::from_slice(&tokens, &[8, 8], Device::CPU).unwrap();
+        let data = TensorDataset::new(vec![rows(), rows()]).unwrap();
+        let part = |rank: &MeshRank| {
+            let (layout, scope) = (&config.layout, rank.scope(&config));
+            Ok(match lora {
+                None => decoder(model, layout, &rank.groups, &scope, None)?,
+                Some(lora) => adapted_decoder(model, lora, layout, &rank.groups, &scope, None)?,
+            })
+        };
+        let (written, adapted) = (model.clone(), lora.cloned());
+        let end = move |run: &mut Run| {
+            let out = run.config().folder().unwrap().to_path_buf();
+            save_decoder(run, &written, adapted.as_ref(), out.join("model")).map(drop)
+        };
+        let lora = lora.map_or("default".into(), ToString::to_string);
+        let trainer = Trainer::new(config.clone()).data(data).at_end(end).identity("lora", lora);
+        trainer.identity(MODEL, model.to_json(config.dtype)).run_parts(part).unwrap();
+        out
+    }
+
+    #[test]
+    fn a_checkpoint_of_any_layout_becomes_the_folder_that_its_run_writes() {
+        let plain = |tp, pp, dp, zero| {
+            let layout = Layout { tp, pp, dp, ..Layout::default() };
+            Config { layout, zero, ..Config::default() }
+        };
+        let lora = LoraConfig::new(2, &["c_attn", "c_proj"]);
+        let cases = [
+            ("whole", gpt(), Config { ema: Some(0.9), ..Config::default() }, None),
+            ("bf16", gpt(), Config { dtype: DType::BF16, ..plain(1, 1, 2, 1) }, None),
+            ("zero3", mixture(), plain(2, 1, 2, 3), None),
+            ("stages", mixture(), plain(1, 2, 1, 0), None),
+            ("lora", gpt(), plain(2, 1, 1, 0), Some(&lora)),
+        ];
+        for (name, model, config, lora) in cases {
+            let (run, out) = (trained(name, &model, config, lora), folder(&format!("{name}-out")));
+            let convert = |from: PathBuf, dtype, file_mb| {
+                let config =
+                    ConvertConfig { from: Some(from), out: Some(out.clone()), dtype, file_mb, best: false };
+                config.run().unwrap();
+            };
+            let read = |folder: &Path, file: &str| std::fs::read(folder.join(file)).unwrap();
+            convert(run.clone(), None, 5000);
+            for file in ["model.safetensors", "config.json"] {
+                assert!(read(&out, file) == read(&run.join("model"), file), "{name}: {file}");
+            }
+            // The checkpoint alone, each tensor in a file of its own; then those as one file.
+            let checkpoint = run.join("moved");
+            std::fs::rename(run.join(checkpoints::NAME), &checkpoint).unwrap();
+            convert(checkpoint, None, 0);
+            assert!(!out.join("model.safetensors").exists());
+            let one = folder(&format!("{name}-one"));
+            let again =
+                ConvertConfig { from: Some(out.clone()), out: Some(one.clone()), ..ConvertConfig::default() };
+            again.run().unwrap();
+            assert!(
+                read(&one, "model.safetensors") == read(&run.join("model"), "model.safetensors"),
+                "{name}"
+            );
+            [run, out, one].iter().for_each(|folder| std::fs::remove_dir_all(folder).unwrap());
+        }
+    }
+
+    #[test]
+    fn what_is_no_model_is_refused() {
+        let (from, out) = (folder("nothing"), folder("nothing-out"));
+        std::fs::create_dir_all(&from).unwrap();
+        let said = |config: ConvertConfig| config.run().unwrap_err().to_string();
+        assert!(said(ConvertConfig::default()).contains("wanted `from`"));
+        let config =
+            ConvertConfig { from: Some(from.clone()), out: Some(out.clone()), ..ConvertConfig::default() };
+        assert!(said(config.clone()).contains("checkpoint"), "{}", said(config));
+        assert!(!out.exists());
+        std::fs::remove_dir_all(from).unwrap();
+    }
+}
