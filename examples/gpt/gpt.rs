@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use phalanx::nn::models::{GptConfig, LlamaConfig, LoraConfig, ModelConfig, read_config};
 use phalanx::nn::{Optimizer, Parameter, Schedule};
+use phalanx::train::checkpoints::{self, FROZEN};
 use phalanx::train::text::{Codec, Corpus, CorpusConfig, text_of_folder};
-use phalanx::train::{self, AnyRule, Config, Error, MODEL, Result, checkpoints, choices, keyed};
+use phalanx::train::{self, AnyRule, Config, Error, MODEL, Result, choices, keyed};
 
 choices! {
     pub enum Architecture { Gpt = "gpt", Llama = "llama" }
@@ -82,6 +83,12 @@ impl Gpt {
             return refuse(format!("`{key}` is {x}, wanted a number from 0 up to {end}"));
         }
         self.run.check()
+    }
+
+    /// The folder of the weights to begin with, or of those that a run goes on from and that its checkpoints do not have.
+    pub fn base(&self) -> Option<PathBuf> {
+        let saved = || checkpoints::latest(self.run.resume.as_ref()?).ok();
+        self.init.clone().or_else(|| saved()?.settings().get(FROZEN).map(PathBuf::from))
     }
 
     /// The model and its data: those of a folder, of the checkpoint that is gone on with (then the flag is true), or new ones.

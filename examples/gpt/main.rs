@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx::train::data::Prepared;
 use phalanx::train::text::PrepareConfig;
-use phalanx::train::{ConvertConfig, Error, Keyed, Replay, Result, Settings, StatusLine};
+use phalanx::train::{ConvertConfig, Error, Keyed, Replay, Result, Settings, StatusLine, take_flag};
 use phalanx::{kernels, parallel};
 
 use generate::Generate;
@@ -79,16 +79,17 @@ fn run(mut words: Vec<String>) -> Result<()> {
             }
             let prints =
                 words.iter().position(|w| w == "--print-config").map(|at| words.remove(at)).is_some();
-            let parse = || Replay::parse(take(&mut words, "--from")?, take(&mut words, "--steps")?);
+            let parse = || Replay::parse(take_flag(&mut words, "--from")?, take_flag(&mut words, "--steps")?);
             let replay = (first == "replay").then(parse).transpose()?;
-            if let Some(path) = take(&mut words, "--config")? {
+            if let Some(path) = take_flag(&mut words, "--config")? {
                 settings.read(path.as_ref())?;
             }
             settings.words(words)?;
             if let Some(replay) = &replay {
                 settings.read(&replay.file("config.toml"))?;
             }
-            if settings.value("resume").as_deref() != Some("auto") {
+            // Checkpoints of adapters do not have the model beside them.
+            if settings.value("resume").as_deref() != Some("auto") && settings.value("lora").is_none() {
                 settings.either("init", "resume")?;
             }
             settings.either("vocabulary", "init")?;
@@ -99,21 +100,6 @@ fn run(mut words: Vec<String>) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// Takes a flag and its value out of a command line, which has it once at most.
-fn take(words: &mut Vec<String>, flag: &str) -> Result<Option<String>> {
-    let assigned = |word: &str| word.strip_prefix(flag)?.strip_prefix('=').map(String::from);
-    let mut found = Vec::new();
-    while let Some(at) = words.iter().position(|word| word == flag || assigned(word).is_some()) {
-        let word = words.remove(at);
-        let value = assigned(&word).or_else(|| (at < words.len()).then(|| words.remove(at)));
-        found.push(value.ok_or_else(|| Error::Config(format!("{flag} has no value, wanted a file")))?);
-    }
-    match &found[..] {
-        [_, second, ..] => Err(Error::Config(format!("got a second {flag}, {second}, wanted one"))),
-        _ => Ok(found.pop()),
-    }
 }
 
 /// Makes token files, and says what they have.

@@ -68,11 +68,15 @@ fn train_here(
     if from_folder {
         trainer = trainer.identity(MODEL, config.to_json(run.dtype));
     }
+    let base = gpt.base();
+    if let (Some(base), Some(_)) = (&base, &gpt.lora) {
+        trainer = trainer.frozen_from(base);
+    }
     if let Some(path) = &gpt.metrics {
         trainer = trainer.metrics(path);
     }
     let part = |rank: &MeshRank| {
-        let (layout, groups, scope, init) = (&run.layout, &rank.groups, rank.scope(run), gpt.init.as_deref());
+        let (layout, groups, scope, init) = (&run.layout, &rank.groups, rank.scope(run), base.as_deref());
         Ok(match &gpt.lora {
             None => decoder(&config, layout, groups, &scope, init)?,
             Some(lora) => adapted_decoder(&config, lora, layout, groups, &scope, init)?,

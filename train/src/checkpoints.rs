@@ -29,6 +29,9 @@ const BEST: &str = "best";
 const OWN_LOSS: &str = "validation_loss";
 const ABANDONED: &str = "abandoned-";
 const FORMAT: &str = "phalanx-train-1";
+/// The settings of a checkpoint without frozen parameters: the folder from which they are, and their digest.
+pub const FROZEN: &str = "frozen";
+const FROZEN_DIGEST: &str = "frozen_digest";
 
 /// A run's checkpoints.
 pub(crate) struct Checkpoints {
@@ -209,7 +212,9 @@ pub(crate) fn agreed(found: Result<Checkpoint>, run: &Run) -> Result<Checkpoint>
 /// Loads a checkpoint's values into the model and its optimizers.
 pub(crate) fn load(saved: &Checkpoint, run: &mut Run) -> Result<()> {
     let ranks = run.mesh_rank().all_ranks().clone();
-    let trained = [Trained { model: &*run.model, wrapper: &*run.setup.data_parallel }];
+    // One of a run that did not take them from elsewhere has them.
+    let frozen = !saved.settings().contains_key(FROZEN_DIGEST);
+    let trained = [Trained { frozen, ..Trained::new(&*run.model, &*run.setup.data_parallel) }];
     let mut optimizers: Vec<_> = run.optimizers.iter_mut().collect();
     Ok(saved.restore(&ranks, &trained, &mut optimizers)?)
 }
@@ -241,6 +246,37 @@ pub(crate) fn check_identity(
     Ok(())
 }
 
+/// The parameters that a run does not train, if they are in no checkpoint of it.
+pub(crate) struct FrozenParameters {
+    /// The folder from which they are.
+    pub folder: PathBuf,
+    pub digest: String,
+}
+
+/// Refuses a checkpoint without frozen parameters, unless this run has the same ones from elsewhere.
+fn check_frozen(
+    settings: &BTreeMap<String, String>,
+    file: &Path,
+    own: Option<&FrozenParameters>,
+) -> Result<()> {
+    let Some(digest) = settings.get(FROZEN_DIGEST) else { return Ok(()) };
+    let folder = settings.get(FROZEN).map_or("", String::as_str);
+    let Some(own) = own else {
+        return Err(Error::file(
+            file,
+            format!("it lacks the parameters that are not trained, which are {folder}'s"),
+        ));
+    };
+    if own.digest != *digest {
+        let own = own.folder.display();
+        let why = format!(
+            "the run began with the parameters of {folder} that are not trained, and those of {own} are others"
+        );
+        return Err(Error::file(file, why));
+    }
+    Ok(())
+}
+
 /// Restores a run's state besides tensors from the settings of a checkpoint, which is at `file`.
 pub(crate) fn position(
     settings: &BTreeMap<String, String>,
@@ -249,6 +285,7 @@ pub(crate) fn position(
     identity: &BTreeMap<String, String>,
 ) -> Result<Position> {
     check_identity(settings, file, identity)?;
+    check_frozen(settings, file, run.frozen.as_ref())?;
     let number = |key: &str| settings.get(key).and_then(|number| number.parse().ok());
     let step = number("step").ok_or_else(|| Error::file(file, "the step is missing"))?;
     let best = BestLoss {
@@ -335,7 +372,7 @@ fn begin(
     own_loss: Option<(String, String)>,
 ) -> Result<()> {
     run.setup.saver.sync_first(logs);
-    let trained = [Trained { model: &*run.model, wrapper: &*run.setup.data_parallel }];
+    let trained = [run.trained()];
     let optimizers: Vec<_> = run.optimizers.iter().collect();
     let mut settings = run.settings()?;
     settings.extend(own_loss);
@@ -376,6 +413,12 @@ impl Run {
         load(&saved, self)
     }
 
+    /// What of the model is in checkpoints.
+    pub(crate) fn trained(&self) -> Trained<'_> {
+        let trained = Trained::new(&*self.model, &*self.setup.data_parallel);
+        if self.frozen.is_some() { trained.without_frozen() } else { trained }
+    }
+
     /// The run's state besides tensors, as a checkpoint stores it.
     pub(crate) fn settings(&self) -> Result<BTreeMap<String, String>> {
         let mut settings = self.identity.clone();
@@ -401,6 +444,10 @@ impl Run {
             ("rate_stale", self.plateau.stale.to_string()),
         ];
         settings.extend(own.into_iter().map(|(key, value)| (key.to_string(), value)));
+        if let Some(FrozenParameters { folder, digest }) = &self.frozen {
+            settings.insert(FROZEN.into(), folder.display().to_string());
+            settings.insert(FROZEN_DIGEST.into(), digest.clone());
+        }
         Ok(settings)
     }
 }

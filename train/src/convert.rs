@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use phalanx_kernels as kernels;
 use phalanx_nn::models::{
-    LoraConfig, ModelConfig, SaveOptions, TensorSource, convert_folder, has_weights, read_config, save_from,
+    FolderTensors, LoraConfig, ModelConfig, SaveOptions, TensorSource, convert_folder, has_weights,
+    read_config, save_from,
 };
 use phalanx_nn::{EMA, Parameters, Scope, Shard};
 use phalanx_parallel::checkpoint::Checkpoint;
@@ -14,6 +15,7 @@ use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_tensor::io::TensorEntry;
 use phalanx_tensor::{DType, Device, Tensor};
 
+use crate::checkpoints::FROZEN;
 use crate::text::{Codec, TOKENIZER};
 use crate::{Error, Result, checkpoints, keyed};
 
@@ -79,6 +81,8 @@ struct Saved {
     checkpoint: Checkpoint,
     entries: Vec<TensorEntry>,
     lora: Option<LoraConfig>,
+    /// Those that the run does not train, if the checkpoint lacks them.
+    frozen: Option<FolderTensors>,
 }
 
 impl Saved {
@@ -86,19 +90,23 @@ impl Saved {
         let dtypes: HashMap<&str, DType> =
             checkpoint.tensors().map(|(name, dtype, _)| (name, dtype)).collect();
         let wrong = |why: String| Error::file(checkpoint.path(), why);
-        let model = config.init(&Scope::new(0, DType::F32, Device::Meta(0)))?;
+        let settings = checkpoint.settings();
+        let own = settings.get("dtype").and_then(|text| DType::parse(text)).unwrap_or(DType::F32);
+        let frozen =
+            settings.get(FROZEN).map(|folder| FolderTensors::open(folder, config, own)).transpose()?;
+        let model = config.init(&Scope::new(0, own, Device::Meta(0)))?;
         let entry = |name: &str, shape: &[usize]| {
-            let dtype = dtypes.get(&*format!("model.{name}"));
+            let dtype = dtypes.get(&*format!("model.{name}")).or(frozen.as_ref().map(|_| &own));
             let dtype = dtype.ok_or_else(|| wrong(format!("the model's {name} is missing")))?;
             Ok(TensorEntry::new(name, *dtype, shape))
         };
         let parameters = model.parameters();
         let entries =
             parameters.iter().map(|p| entry(p.name(), p.tensor().shape())).collect::<Result<_>>()?;
-        let lora = checkpoint.settings().get("lora").filter(|text| *text != "default");
+        let lora = settings.get("lora").filter(|text| *text != "default");
         let lora =
             lora.map(|text| text.parse().map_err(|e: phalanx_nn::Error| wrong(e.to_string()))).transpose()?;
-        Ok(Saved { checkpoint, entries, lora })
+        Ok(Saved { checkpoint, entries, lora, frozen })
     }
 
     /// Rows of a tensor of this shape, if the checkpoint has it.
@@ -122,8 +130,13 @@ impl Saved {
             Some(average) => Some(kernels::cast(&average, *dtype)?),
             None => self.read(&format!("model.{name}"), shape, rows.clone())?,
         };
-        let missing = || Error::file(self.checkpoint.path(), format!("the model's {name} is missing"));
-        let weight = weight.ok_or_else(missing)?;
+        let weight = match (weight, &self.frozen) {
+            (Some(weight), _) => weight,
+            (None, Some(frozen)) => frozen.rows(name, rows.clone())?,
+            (None, None) => {
+                return Err(Error::file(self.checkpoint.path(), format!("the model's {name} is missing")));
+            }
+        };
         let (Some(lora), Some(stem), &[outputs, inputs]) =
             (&self.lora, name.strip_suffix(".weight"), &shape[..])
         else {
@@ -181,8 +194,19 @@ mod tests {
     /// A run, and the folder that it writes at its end.
     fn trained(name: &str, model: &ModelConfig, config: Config, lora: Option<&LoraConfig>) -> PathBuf {
         let out = folder(name);
-        let config =
-            Config { steps: 3, batch: 4, save_every: 2, threads: Some(1), out: Some(out.clone()), ..config };
+        run(&out, model, Config { steps: 3, ..config }, lora, None).unwrap();
+        out
+    }
+
+    /// A run in a folder. With adapters the rest of the model may be from another folder.
+    fn run(
+        out: &Path,
+        model: &ModelConfig,
+        config: Config,
+        lora: Option<&LoraConfig>,
+        init: Option<&Path>,
+    ) -> Result<()> {
+        let config = Config { batch: 4, save_every: 2, threads: Some(1), out: Some(out.into()), ..config };
         let tokens: Vec<i64> = (0..8 * 8).map(|i| (i * 7919 % 1013) % 32).collect();
         let rows = || Tensor::from_slice(&tokens, &[8, 8], Device::CPU).unwrap();
         let data = TensorDataset::new(vec![rows(), rows()]).unwrap();
@@ -190,7 +214,7 @@ mod tests {
             let (layout, scope) = (&config.layout, rank.scope(&config));
             Ok(match lora {
                 None => decoder(model, layout, &rank.groups, &scope, None)?,
-                Some(lora) => adapted_decoder(model, lora, layout, &rank.groups, &scope, None)?,
+                Some(lora) => adapted_decoder(model, lora, layout, &rank.groups, &scope, init)?,
             })
         };
         let (written, adapted) = (model.clone(), lora.cloned());
@@ -199,9 +223,11 @@ mod tests {
             save_decoder(run, &written, adapted.as_ref(), out.join("model")).map(drop)
         };
         let lora = lora.map_or("default".into(), ToString::to_string);
-        let trainer = Trainer::new(config.clone()).data(data).at_end(end).identity("lora", lora);
-        trainer.identity(MODEL, model.to_json(config.dtype)).run_parts(part).unwrap();
-        out
+        let mut trainer = Trainer::new(config.clone()).data(data).at_end(end).identity("lora", lora);
+        if let Some(init) = init {
+            trainer = trainer.frozen_from(init);
+        }
+        trainer.identity(MODEL, model.to_json(config.dtype)).run_parts(part).map(drop)
     }
 
     #[test]
@@ -245,6 +271,42 @@ mod tests {
             );
             [run, out, one].iter().for_each(|folder| std::fs::remove_dir_all(folder).unwrap());
         }
+    }
+
+    #[test]
+    fn checkpoints_of_adapters_have_nothing_else_and_need_the_same_model() {
+        let (model, lora) = (mixture(), LoraConfig::new(2, &["q_proj", "o_proj"]));
+        let [base, other] = [1, 2].map(|seed| {
+            let base = folder(&format!("base-{seed}"));
+            let made = model.init(&Scope::new(seed, DType::F32, Device::CPU)).unwrap();
+            phalanx_nn::models::save_model(&made, &model, &base).unwrap();
+            base
+        });
+        let config = |tp, dp, zero, steps| {
+            let layout = Layout { tp, dp, ..Layout::default() };
+            Config { layout, zero, steps, ..Config::default() }
+        };
+        let (whole, parts, out) = (folder("adapters"), folder("adapters-parts"), folder("adapters-out"));
+        run(&whole, &model, config(1, 2, 0, 4), Some(&lora), Some(&base)).unwrap();
+        run(&parts, &model, config(1, 2, 3, 2), Some(&lora), Some(&base)).unwrap();
+        let saved = checkpoints::latest(&parts).unwrap();
+        assert!(saved.tensors().len() > 8 && saved.tensors().all(|(name, ..)| name.contains(".lora_")));
+        let resumed = |base: Option<&Path>| {
+            let config = Config { resume: Some(parts.clone()), ..config(1, 2, 2, 4) };
+            run(&parts, &model, config, Some(&lora), base)
+        };
+        let said = resumed(Some(&other)).unwrap_err().to_string();
+        assert!(said.contains("not trained") && said.contains(&*base.to_string_lossy()), "{said}");
+        let said = resumed(None).unwrap_err().to_string();
+        assert!(said.contains("it lacks the parameters that are not trained"), "{said}");
+        resumed(Some(&base)).unwrap();
+        let read = |folder: &Path| std::fs::read(folder.join("model.safetensors")).unwrap();
+        assert!(read(&parts.join("model")) == read(&whole.join("model")));
+        let convert =
+            ConvertConfig { from: Some(parts.clone()), out: Some(out.clone()), ..ConvertConfig::default() };
+        convert.run().unwrap();
+        assert!(read(&out) == read(&whole.join("model")));
+        [base, other, whole, parts, out].iter().for_each(|folder| std::fs::remove_dir_all(folder).unwrap());
     }
 
     #[test]

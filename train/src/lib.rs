@@ -75,7 +75,7 @@ pub use reporter::Reporter;
 pub use run::Run;
 pub use run::optimizers::{AnyRule, Averaged, adafactor, adamw, adamw_with, lamb, muon};
 pub use run::replay::{Replay, Replayed};
-pub use settings::{GivenValues, Key, Keyed, SettingValue, Settings, ValueKind, ValueSource};
+pub use settings::{GivenValues, Key, Keyed, SettingValue, Settings, ValueKind, ValueSource, take_flag};
 pub use signals::stop_on_signals;
 pub use trace::{RankTrace, Trace};
 pub use trainer::Trainer;

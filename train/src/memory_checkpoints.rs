@@ -73,7 +73,7 @@ impl Run {
         if self.setup.config.memory_every() == 0 {
             return Ok(());
         }
-        let trained = [Trained { model: &*self.model, wrapper: &*self.setup.data_parallel }];
+        let trained = [self.trained()];
         let optimizers: Vec<_> = self.optimizers.iter().collect();
         self.setup.saver.hold(parts(&trained, &optimizers)?, self.settings()?)
     }
@@ -84,7 +84,8 @@ impl Run {
     pub(crate) fn begin_or_go_on(&mut self, store: &MemoryStore, again: bool) -> Result<()> {
         let ranks = self.mesh_rank.all_ranks().clone();
         let found = if self.setup.config.memory_every() > 0 {
-            let trained = [Trained { model: &*self.model, wrapper: &*self.setup.data_parallel }];
+            let frozen = self.frozen.is_none();
+            let trained = [Trained { frozen, ..Trained::new(&*self.model, &*self.setup.data_parallel) }];
             let mut optimizers: Vec<_> = self.optimizers.iter_mut().collect();
             store.restore(&ranks, &trained, &mut optimizers)?
         } else {

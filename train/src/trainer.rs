@@ -82,6 +82,7 @@ pub struct Trainer {
     /// The settings that the report lists.
     settings: Vec<Setting>,
     extra_files: Vec<Arc<WriteFiles>>,
+    frozen_from: Option<PathBuf>,
     /// This process's rank of a process group that the program has joined (`Some(None)` if there is no group); with `None` the trainer joins it.
     process: Option<Option<Rank>>,
     /// Whether the run writes into its folder, which is locked then.
@@ -123,6 +124,7 @@ impl Trainer {
             name: "training run".into(),
             settings: Vec::new(),
             extra_files: Vec::new(),
+            frozen_from: None,
             process: None,
             writes: true,
             held: None,
@@ -145,6 +147,13 @@ impl Trainer {
     pub fn extra_files(mut self, write: impl Fn(&Path) -> Result<()> + Send + Sync + 'static) -> Trainer {
         self.extra_files.push(Arc::new(write));
         self
+    }
+
+    /// Leaves frozen parameters out of checkpoints: they are those of this folder, and the function that makes a rank's part of the model
+    /// gives them their values in every start, also of a run that is resumed. A checkpoint has the folder and their digest
+    /// ([`checkpoints::FROZEN`](crate::checkpoints::FROZEN)), and is refused by a run with others.
+    pub fn frozen_from(self, folder: impl Into<PathBuf>) -> Trainer {
+        Trainer { frozen_from: Some(folder.into()), ..self }
     }
 
     /// A setting that must be equal when the run is resumed, besides the data and the configuration's batch, seed and dtypes. The sizes
@@ -418,6 +427,7 @@ impl Trainer {
         identity.entry("data".into()).or_insert_with(|| fingerprint(&data, self.dataset.as_deref()));
         let Trainer { config, settings, optimizers, metrics, stop, hooks, extra_files, .. } = self;
         let (flops, process, writes) = (self.flops, &self.process, self.writes);
+        let frozen_from = self.frozen_from.as_ref();
         let (config, settings, optimizers) = (&*config, &**settings, &**optimizers);
         let (metrics, stop, hooks, extra_files) = (&*metrics, &*stop, &*hooks, &*extra_files);
         let periods: Vec<u64> = hooks.iter().map(|(steps, _)| *steps).collect();
@@ -467,6 +477,9 @@ impl Trainer {
                 run.identity.extend(identity.clone());
                 run.hooks.extend(hooks.iter().cloned());
                 run.extra_files.extend(extra_files.iter().cloned());
+                if let Some(folder) = frozen_from.filter(|_| !config.device.is_meta()) {
+                    run.leave_out_frozen(folder.clone())?;
+                }
                 run.admit_others(process);
                 let number = trainer.unwrap_or(run.mesh_rank.rank());
                 work(run, Start { store: held.of(number), again })

@@ -6,17 +6,18 @@
 
 use std::collections::HashSet;
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use phalanx_kernels as kernels;
-use phalanx_tensor::io::SafeTensors;
-use phalanx_tensor::{Device, Tensor};
+use phalanx_tensor::io::{SafeTensors, TensorEntry};
+use phalanx_tensor::{DType, Device, Tensor};
 use serde_json::{Map, Value};
 
 use super::fields::parse_fields;
 use super::lora::is_adapter;
-use super::save::{SaveOptions, save_from};
+use super::save::{SaveOptions, TensorSource, save_from};
 use super::stored::{Layout, Stored};
 use super::{Decoder, DecoderStage, ModelConfig};
 use crate::{
@@ -129,10 +130,7 @@ pub(super) fn load_tensors(
     for (name, entry) in entries(model) {
         let stored = layout.stored(&name);
         used.extend(stored.names.iter().cloned().chain([name.clone()]));
-        // Some files have no prefix.
-        let plain = Stored { transposed: stored.transposed, ..Stored::whole(name) };
-        let found = [&stored, &plain].into_iter().find_map(|place| Some((place.clone(), files.all(place)?)));
-        let Some((stored, tensors)) = found else {
+        let Some((stored, tensors)) = find(&files, layout, &name) else {
             problems.missing.extend(stored.names.into_iter().filter(|name| files.find(name).is_none()));
             continue;
         };
@@ -180,6 +178,71 @@ pub(super) fn load_tensors(
         entry.load(&if stored.transposed { tensor.transpose(0, 1)? } else { tensor })?;
     }
     Ok(problems)
+}
+
+/// The parameters of a folder's model, read when they are asked for.
+pub struct FolderTensors {
+    folder: PathBuf,
+    files: Files,
+    config: ModelConfig,
+    entries: Vec<TensorEntry>,
+}
+
+impl FolderTensors {
+    /// Opens a folder. Its parameters are given in `dtype`.
+    ///
+    /// # Errors
+    /// If it cannot be read, or has no model of this configuration.
+    pub fn open(folder: impl AsRef<Path>, config: &ModelConfig, dtype: DType) -> Result<FolderTensors> {
+        let folder = folder.as_ref();
+        check_size(config, folder)?;
+        let model = config.init(&Scope::new(0, dtype, Device::Meta(0)))?;
+        load_weights(&model, config, folder)?;
+        let entry = |p: &Parameter| TensorEntry::new(p.name(), dtype, p.tensor().shape());
+        let entries = model.parameters().iter().map(entry).collect();
+        Ok(FolderTensors {
+            folder: folder.into(),
+            files: Files::open(folder)?,
+            config: config.clone(),
+            entries,
+        })
+    }
+}
+
+impl TensorSource for FolderTensors {
+    fn entries(&self) -> Vec<TensorEntry> {
+        self.entries.clone()
+    }
+
+    fn rows(&self, name: &str, rows: Range<usize>) -> Result<Tensor> {
+        let missing = || Error::invalid(self.folder.display().to_string(), format!("{name} is missing"));
+        let entry = self.entries.iter().find(|entry| entry.name == name).ok_or_else(missing)?;
+        let (stored, files) = find(&self.files, &self.config, name).ok_or_else(missing)?;
+        let each = entry.shape.first().map_or(1, |all| all / files.len());
+        let (mut found, first) = (Vec::new(), rows.start / each.max(1));
+        for (file, name) in files.iter().take(rows.end.div_ceil(each.max(1))).skip(first) {
+            let tensor = stored.rows.of(&file.tensor(name, Device::CPU)?)?;
+            let tensor = if stored.transposed { tensor.transpose(0, 1)? } else { tensor };
+            found.push(kernels::cast(&tensor, entry.dtype)?);
+        }
+        let tensor = kernels::cat(&found.iter().collect::<Vec<_>>(), 0)?;
+        Ok(tensor.narrow(0, rows.start - first * each, rows.len())?)
+    }
+}
+
+/// Where files have a tensor of a model, and these files.
+fn find<'a>(
+    files: &'a Files,
+    layout: &impl Layout,
+    name: &str,
+) -> Option<(Stored, Vec<(&'a SafeTensors, String)>)> {
+    let stored = layout.stored(name);
+    // Some files have no prefix.
+    let plain = Stored { transposed: stored.transposed, ..Stored::whole(name) };
+    [stored, plain].into_iter().find_map(|place| {
+        let files = files.all(&place)?;
+        Some((place, files))
+    })
 }
 
 /// A tensor of a model.

@@ -40,7 +40,8 @@ pub use generate::{
 };
 pub use gpt::GptConfig;
 pub use hugging_face::{
-    check_size, load_configured, load_model, load_stage, load_weights, read_config, save_model, save_tensors,
+    FolderTensors, check_size, load_configured, load_model, load_stage, load_weights, read_config,
+    save_model, save_tensors,
 };
 pub use llama::LlamaConfig;
 pub use lora::{Adapted, Lora, LoraConfig, adapters, load_adapter, merged, save_adapter};

@@ -18,7 +18,7 @@
 //! # fn run(rank: &launch::Rank, model: &dyn phalanx_nn::Parameters) -> Result<()> {
 //! # let wrapper = SingleDevice::new(model);
 //! # let mut optimizer = phalanx_nn::Rule::init(phalanx_nn::Sgd::default(), vec![])?;
-//! let trained = [Trained { model, wrapper: &wrapper }];
+//! let trained = [Trained::new(model, &wrapper)];
 //! let mut saver = Saver::new(rank.comm())?;
 //! let settings = [("step".to_string(), "100".to_string())].into();
 //! saver.save("run/checkpoint", checkpoint::parts(&trained, &[&optimizer])?, &settings)?;

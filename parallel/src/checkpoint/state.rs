@@ -3,6 +3,8 @@
 //!
 //! Parameters and buffers are called `model.NAME`, optimizers' tensors `optimizer.NAME.KIND`.
 
+use std::collections::HashSet;
+
 use phalanx_nn::{Optimizer, Parameter, Parameters, Rule};
 use phalanx_tensor::DType;
 
@@ -20,6 +22,33 @@ pub struct Trained<'a> {
     pub model: &'a dyn Parameters,
     /// Its data-parallel wrapper, which gives the parts that this rank keeps.
     pub wrapper: &'a dyn DataParallel,
+    /// Whether frozen parameters are saved and read. Those that are not must have their values by other means.
+    pub frozen: bool,
+}
+
+impl<'a> Trained<'a> {
+    /// All of a model.
+    pub fn new(model: &'a dyn Parameters, wrapper: &'a dyn DataParallel) -> Trained<'a> {
+        Trained { model, wrapper, frozen: true }
+    }
+
+    /// The model without its frozen parameters.
+    #[must_use]
+    pub fn without_frozen(self) -> Trained<'a> {
+        Trained { frozen: false, ..self }
+    }
+
+    /// The parts of the model that this rank keeps and that are saved.
+    fn parts(&self) -> Result<Vec<ShardedTensor>> {
+        let mut parts = self.wrapper.parts(self.model)?;
+        if !self.frozen {
+            let parameters = self.model.parameters();
+            let frozen = |p: &&Parameter| !p.is_trained();
+            let frozen: HashSet<&str> = parameters.iter().filter(frozen).map(Parameter::name).collect();
+            parts.retain(|part| part.buffer || !frozen.contains(&*part.name));
+        }
+        Ok(parts)
+    }
 }
 
 /// The parts of models and of their optimizers that this rank has, to be saved or read. The tensors are those of the models
@@ -37,9 +66,9 @@ pub fn parts<R: Rule>(trained: &[Trained<'_>], optimizers: &[&Optimizer<R>]) -> 
 
 fn model_parts(trained: &[Trained<'_>]) -> Result<Vec<ShardedTensor>> {
     let mut parts = Vec::new();
-    for Trained { model, wrapper } in trained {
+    for trained in trained {
         let named = |part: ShardedTensor| ShardedTensor { name: format!("model.{}", part.name), ..part };
-        parts.extend(wrapper.parts(*model)?.into_iter().map(named));
+        parts.extend(trained.parts()?.into_iter().map(named));
     }
     Ok(parts)
 }

@@ -54,7 +54,7 @@ fn train(
         let model = gpt::model(dtype, rank.device());
         let share = share(&model, &rank, zero)?;
         let mut optimizer = gpt::optimizer(share.parameters());
-        let trained = [Trained { model: &model, wrapper: &*share }];
+        let trained = [Trained::new(&model, &*share)];
         if let Some(folder) = from {
             // What is read must not be there already.
             share
@@ -167,7 +167,7 @@ fn over<T: Send>(
             _ => Box::new(Zero::new(&model, peers, ZeroConfig::new(sharded::ZeroStage::Parameters))?),
         };
         let mut optimizer = gpt::optimizer(share.parameters());
-        f(&rank, &[Trained { model: &model, wrapper: &*share }], &mut optimizer)
+        f(&rank, &[Trained::new(&model, &*share)], &mut optimizer)
     };
     launch::threads(stages * each, run).unwrap()
 }

@@ -315,7 +315,7 @@ fn train(wide: bool, from: Option<&str>, to: Option<&str>, place: &Place) -> Sta
         let config = ZeroConfig { shard_dtype, grad_dtype, ..ZeroConfig::new(ZeroStage::Parameters) };
         let zero = Zero::new(&model, rank.comm().clone(), config)?;
         let mut optimizer = gpt::optimizer(zero.parameters());
-        let trained = [Trained { model: &model, wrapper: &zero }];
+        let trained = [Trained::new(&model, &zero)];
         if let Some(from) = from {
             Checkpoint::open(place.join(from))?.restore(rank.comm(), &trained, &mut [&mut optimizer])?;
         }
@@ -354,7 +354,7 @@ fn nothing_is_rounded_where_the_bits_would_be_lost() {
         let share = phalanx_parallel::data_parallel::SingleDevice::new(&model);
         phalanx_nn::note_ranks(2); // as a rank that holds nothing
         let mut optimizer = phalanx_nn::Rule::init(phalanx_nn::Sgd::default(), vec![])?;
-        let trained = [Trained { model: &model, wrapper: &share }];
+        let trained = [Trained::new(&model, &share)];
         let saved = Checkpoint::open(place.join("wide"))?;
         Ok(saved.restore(rank.comm(), &trained, &mut [&mut optimizer]).unwrap_err().to_string())
     };

@@ -88,7 +88,7 @@ impl<L: LayerFactory> Twin<L> {
 
     /// Goes on from a checkpoint.
     fn restore(&mut self, saved: &Checkpoint) -> Result<()> {
-        let trained = [Trained { model: &self.model, wrapper: &self.share }];
+        let trained = [Trained::new(&self.model, &self.share)];
         saved.restore(&self.comm, &trained, &mut [&mut self.optimizer])
     }
 
@@ -135,7 +135,7 @@ impl<L: LayerFactory> Twin<L> {
 
     /// The model and its optimizer.
     pub fn parts(&self) -> Result<Vec<ShardedTensor>> {
-        let trained = [Trained { model: &self.model, wrapper: &self.share }];
+        let trained = [Trained::new(&self.model, &self.share)];
         checkpoint::parts(&trained, &[&self.optimizer])
     }
 

@@ -119,7 +119,7 @@ impl Run {
 
     /// What this rank has of the model and the optimizer.
     pub fn parts(&self) -> Result<Vec<ShardedTensor>> {
-        let trained = Trained { model: &*self.model, wrapper: &*self.share };
+        let trained = Trained::new(&*self.model, &*self.share);
         checkpoint::parts(&[trained], &[&self.optimizer])
     }
 
@@ -132,7 +132,7 @@ impl Run {
     /// Goes on from a checkpoint. The values before must differ from those in it.
     pub fn restore(&mut self, saved: &Checkpoint, comm: &Comm) -> Result<()> {
         self.forget()?;
-        let trained = Trained { model: &*self.model, wrapper: &*self.share };
+        let trained = Trained::new(&*self.model, &*self.share);
         saved.restore(comm, &[trained], &mut [&mut self.optimizer])
     }
 }

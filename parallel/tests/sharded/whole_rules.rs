@@ -68,7 +68,7 @@ fn together(
         let zero = Zero::new(&model, rank.comm().clone(), config.clone())?;
         let mut all = optimizers(rule, zero.parameters())?;
         all = all.into_iter().map(|o| o.with_peers(Some(zero.peers()))).collect::<phalanx_nn::Result<_>>()?;
-        let trained = [checkpoint::Trained { model: &model, wrapper: &zero }];
+        let trained = [checkpoint::Trained::new(&model, &zero)];
         if let Some(folder) = folder.filter(|_| steps.start > 0) {
             let saved = checkpoint::Checkpoint::open(folder)?;
             saved.restore(rank.comm(), &trained, &mut all.iter_mut().collect::<Vec<_>>())?;

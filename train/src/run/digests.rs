@@ -1,10 +1,15 @@
 //! The digests of a step's gradients and parameters, and the comparison of the copies that ranks must have alike.
 
-use phalanx_nn::{Optimizer, Parameters};
+use std::collections::HashSet;
+use std::path::PathBuf;
+
+use phalanx_nn::{Optimizer, Parameter, Parameters};
 use phalanx_parallel as parallel;
 use phalanx_parallel::digest::{UnlikeCopies, whole_digests};
 use phalanx_parallel::sharded_tensor::ShardedTensor;
 
+use crate::checkpoints::FrozenParameters;
+use crate::identity::digest;
 use crate::record::ByName;
 use crate::run::Run;
 use crate::run::optimizers::AnyRule;
@@ -49,6 +54,20 @@ impl Run {
         }
         let parts = self.setup.data_parallel.parts(&*self.model)?;
         Ok(parts.into_iter().filter(|part| !part.buffer).collect())
+    }
+
+    /// Leaves the frozen parameters, which are from a folder, out of checkpoints. All ranks call it.
+    pub(crate) fn leave_out_frozen(&mut self, folder: PathBuf) -> Result<()> {
+        let all = self.model.parameters();
+        let frozen = |p: &&Parameter| !p.is_trained();
+        let names: HashSet<&str> = all.iter().filter(frozen).map(Parameter::name).collect();
+        let mut parts = self.parameter_parts()?;
+        parts.retain(|part| names.contains(&*part.name));
+        let digests = whole_digests(self.mesh_rank.all_ranks(), &parts)?.of;
+        let text: String = digests.iter().map(|(name, digest)| format!("{name} {digest:016x}\n")).collect();
+        let folder = std::path::absolute(&folder).unwrap_or(folder);
+        self.frozen = Some(FrozenParameters { folder, digest: format!("{:016x}", digest(text.as_bytes())) });
+        Ok(())
     }
 
     /// Compares the weights with which the ranks begin, wherever ranks hold copies of the same part. All ranks call it.

@@ -58,6 +58,7 @@ use self::step::{
     BackgroundSaver, StepOptions, TrainingSetup, compute_gradients, in_model_dtype, in_step, update,
 };
 use self::validation::{BestLoss, PlateauState, Validation};
+use crate::checkpoints::FrozenParameters;
 use crate::data::{Data, DataLoader, DataLoaderConfig};
 use crate::identity::identity;
 use crate::mesh_rank::MeshRank;
@@ -103,6 +104,8 @@ pub struct Run {
     pub(crate) hooks: Vec<(u64, Arc<Hook>)>,
     /// Functions that write further files into the run's folder before the first step.
     pub(crate) extra_files: Vec<Arc<WriteFiles>>,
+    /// The parameters that are not trained, if they are in no checkpoint.
+    pub(crate) frozen: Option<FrozenParameters>,
     /// If processes were replaced: which, and from where the run goes on.
     pub(crate) recovered: Option<String>,
     /// The number of data-parallel ranks that the restored checkpoint was saved by.
@@ -205,6 +208,7 @@ impl Run {
             flops: None,
             hooks: Vec::new(),
             extra_files: Vec::new(),
+            frozen: None,
             recovered: None,
             dp_before: None,
             process: None,

@@ -46,6 +46,24 @@ pub struct Settings<C> {
     given: BTreeMap<&'static str, (ValueSource, String)>,
 }
 
+/// Takes a flag that is no key, such as one that names a file of settings, and its value out of a command line, which has it once at most.
+///
+/// # Errors
+/// If it has no value, or comes twice.
+pub fn take_flag(words: &mut Vec<String>, flag: &str) -> Result<Option<String>> {
+    let assigned = |word: &str| word.strip_prefix(flag)?.strip_prefix('=').map(String::from);
+    let mut found = Vec::new();
+    while let Some(at) = words.iter().position(|word| word == flag || assigned(word).is_some()) {
+        let word = words.remove(at);
+        let value = assigned(&word).or_else(|| (at < words.len()).then(|| words.remove(at)));
+        found.push(value.ok_or_else(|| Error::Config(format!("{flag} has no value, wanted one")))?);
+    }
+    match &found[..] {
+        [_, second, ..] => Err(Error::Config(format!("got a second {flag}, {second}, wanted one"))),
+        _ => Ok(found.pop()),
+    }
+}
+
 impl<C: Keyed> Settings<C> {
     /// Those of a configuration.
     pub fn new(base: C) -> Settings<C> {
