@@ -1,7 +1,7 @@
 //! The benchmark: one workload a run, a JSON line a measurement.
 //!
 //! ```text
-//! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|large-ops|sweep|dims|cliffs|models|overhead|rayon|dist|allreduce|engine|saves --threads N [--data FILE]
+//! cargo run --release --example bench -- gpt-s|gpt-m|gpt-bf16|ops|large-ops|sweep|dims|cliffs|models|overhead|rayon|dist|allreduce|engine|saves|generate --threads N [--data FILE]
 //! cargo run --release --example bench -- gpt2-124m|gpu-ops --device cuda
 //! ```
 //! Workloads, initial weights and batches are those of the peers that results are compared with, so the first five
@@ -11,6 +11,8 @@
 mod cliffs;
 #[path = "bench/dist.rs"]
 mod dist;
+#[path = "bench/generate.rs"]
+mod generate;
 #[path = "bench/gpt.rs"]
 mod gpt;
 #[path = "bench/gpu_ops.rs"]
@@ -55,6 +57,7 @@ choices! {
         Allreduce = "allreduce",
         Engine = "engine",
         Saves = "saves",
+        Generate = "generate",
     }
 }
 
@@ -121,6 +124,7 @@ fn run(args: &Args) -> Result<bool, Box<dyn std::error::Error>> {
         Workload::Dist => dist::training(&args.data),
         Workload::Allreduce => dist::allreduce(args.threads).map(|()| true),
         Workload::Engine => overhead::engine(&report).map(|()| true),
+        Workload::Generate => generate::run(&report),
         Workload::Saves => saves::run(&report, args.threads),
     }
 }
