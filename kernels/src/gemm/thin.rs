@@ -18,9 +18,12 @@ pub(super) const THIN_ROWS: usize = 4;
 const COLS_MAX: usize = 512;
 /// Pieces of columns for each thread.
 const PIECES: usize = 4;
-/// How many places ahead rows of B are prefetched, and how many squares ahead its columns if they lie along k.
+/// How many places ahead rows of B are prefetched.
 const AHEAD: usize = 8;
-const SQUARES_AHEAD: usize = 4;
+/// Where the steps of a column are neighbours: the most bytes of the vectors of columns that are prefetched as a whole, and how many bytes ahead
+/// longer columns are.
+const NEXT_MAX: usize = 192 << 10;
+const AHEAD_BYTES: usize = 512;
 /// Vectors of columns that have sums in registers at most.
 const VECTORS_MAX: usize = 8;
 
@@ -217,23 +220,27 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         let (per_place, beyond) = (T::PanelElem::steps::<S>(), T::narrow(T::Acc::ZERO));
         let places = self.a.len() / H;
         let mut sums = [[V::zero(); W]; H];
+        // What a square has beyond `lanes` columns is of sums that are not stored.
+        let mut squares = [[V::zero(); LANES_MAX]; W];
+        // The next vectors of columns, if those of now and these fit the second-level cache, else further steps of these.
+        let next = W * V::LANES * self.b_col;
+        let ahead = if next * size_of::<T>() <= NEXT_MAX { next } else { AHEAD_BYTES / size_of::<T>() };
         for place in (0..places).step_by(V::LANES) {
             let count = V::LANES.min(places - place);
-            let steps = place * per_place..((place + count) * per_place).min(self.steps);
-            let mut squares = [[V::zero(); LANES_MAX]; W];
+            let (first, last) = (place * per_place, ((place + count) * per_place).min(self.steps));
+            // Loops and loads whose lengths the compiler knows, for all squares but the last.
+            let is_whole = lanes == V::LANES && last - first == V::LANES * per_place;
             for (j, square) in squares.iter_mut().enumerate() {
-                let first = col + j * V::LANES;
-                // A loop whose length the compiler knows, for all vectors but the last.
-                if lanes == V::LANES {
+                let b = &self.b[(col + j * V::LANES) * self.b_col + first..];
+                if is_whole {
                     for (i, row) in square[..V::LANES].iter_mut().enumerate() {
-                        let column = &self.b[(first + i) * self.b_col..][steps.clone()];
-                        let ahead = SQUARES_AHEAD * V::LANES * per_place;
+                        let column = &b[i * self.b_col..][..V::LANES * per_place];
                         V::prefetch_far(column.as_ptr().wrapping_add(ahead).cast());
                         *row = T::load_steps::<S>(column, beyond);
                     }
                 } else {
                     for (i, row) in square[..lanes].iter_mut().enumerate() {
-                        *row = T::load_steps::<S>(&self.b[(first + i) * self.b_col..][steps.clone()], beyond);
+                        *row = T::load_steps::<S>(&b[i * self.b_col..][..last - first], beyond);
                     }
                 }
                 V::transpose(square);
