@@ -4,14 +4,15 @@
 #![allow(unsafe_code)]
 
 mod common;
+#[path = "common/compiler.rs"]
+mod compiler;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use common::stream;
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{LaunchConfig, PushKernelArg, result};
-use cudarc::nvrtc::{CompileOptions, Ptx, compile_ptx_with_opts};
+use cudarc::nvrtc::Ptx;
 
 /// The kernels of these tests. The numbers of the lines matter.
 const SOURCE: &str = r#"#line 1 "rows.cu"
@@ -102,7 +103,7 @@ fn main() -> ExitCode {
     if std::env::args().any(|arg| arg == "--list") {
         return ExitCode::SUCCESS;
     }
-    if !nvrtc() {
+    if !compiler::present() {
         println!(
             "nvrtc: {} tests skipped: there is no libnvrtc (PHALANX_CUDA_LIBRARIES may name its folder)",
             TESTS.len()
@@ -122,24 +123,8 @@ fn main() -> ExitCode {
     if passed == TESTS.len() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Whether the compiler is there; it is loaded from the folder that is named, or from where the system has it.
-fn nvrtc() -> bool {
-    if let Some(folder) = std::env::var_os("PHALANX_CUDA_LIBRARIES").map(PathBuf::from) {
-        for name in ["libnvrtc-builtins.so.13.0", "libnvrtc.so.13"] {
-            // SAFETY: a library of NVIDIA's, which runs no code that concerns us when it is loaded.
-            if let Ok(library) = unsafe { libloading::Library::new(folder.join(name)) } {
-                std::mem::forget(library);
-            }
-        }
-    }
-    // SAFETY: it looks whether the library can be loaded.
-    unsafe { cudarc::nvrtc::sys::is_culib_present() }
-}
-
 fn compiled(source: &str) -> Ptx {
-    let options = vec!["-lineinfo".into(), "-default-device".into(), "--device-int128".into()];
-    compile_ptx_with_opts(source, CompileOptions { arch: Some("compute_90"), options, ..Default::default() })
-        .unwrap()
+    compiler::compile(source, "compute_90").unwrap()
 }
 
 /// Runs the kernel over `rows` rows of a matrix of 10; the sums, or the code and the text of what went wrong.

@@ -15,7 +15,9 @@ pub(crate) use calls::{
     CallSite, Callee, CalleeKind, FRAME_ALIGN, Frame, STACK_BYTES, Slot, StackOp, function_address,
     function_number,
 };
-pub(crate) use matrix::{Element, Fragment, Matrix, Pairing, Product, Tile, TileProduct, WarpgroupProduct};
+pub(crate) use matrix::{
+    Element, Fragment, Matrix, Pairing, Product, SparseProduct, Tile, TileProduct, WarpgroupProduct,
+};
 
 /// A register's number. Constants and special registers are registers too, so operands are nothing else.
 pub(crate) type Reg = u32;
@@ -183,6 +185,8 @@ pub(crate) enum BarrierKind {
     All,
     Any,
     ClusterArrive,
+    /// It passes on what was fenced before, and nothing else.
+    ClusterArriveRelaxed,
     ClusterWait,
 }
 
@@ -389,5 +393,8 @@ pub(crate) enum Asynchronous {
     /// How many arrivals were missing before the one that gave the state in `a`.
     MbarrierPending,
     Bulk(Bulk),
+    BulkCommit,
+    /// Until no more than `a` groups of bulk copies are under way.
+    BulkWait,
     Send(Send),
 }

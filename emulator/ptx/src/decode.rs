@@ -311,6 +311,12 @@ impl<'a> Builder<'a> {
                         self.mark(&mut sinks, p.b, b);
                         self.mark(&mut sinks, p.c, c);
                     }
+                    Matrix::SparseProduct(p) => {
+                        let [a, b, c, _] = p.counts();
+                        self.mark(&mut sinks, p.half.a, a);
+                        self.mark(&mut sinks, p.half.b, b);
+                        self.mark(&mut sinks, p.half.c, c);
+                    }
                     Matrix::Warpgroup(p) => {
                         self.mark(&mut sinks, p.a, p.a_count);
                         self.mark(&mut sinks, p.d, p.d_count);

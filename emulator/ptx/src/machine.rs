@@ -8,8 +8,8 @@
 //!       unwritten              what nothing has written, on its way through registers
 //!     atomic                   ── access
 //!     count                    accesses and threads, if they are to be counted
-//!     barrier, asynchronous    ── access
-//!     matrix, warpgroup        ── access
+//!     barrier, asynchronous    ── sources ── access
+//!     matrix, sparse, warpgroup ── access
 //!       excuse                 races that are no mistakes
 //!       fault                  kernel, line, block and thread of a fault
 //!         state ── clocks ── flags
@@ -32,6 +32,8 @@ mod matrix;
 mod run;
 mod runs;
 mod schedule;
+mod sources;
+mod sparse;
 mod state;
 mod store;
 mod unwritten;

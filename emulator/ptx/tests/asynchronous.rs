@@ -261,6 +261,84 @@ fn blocks_of_a_cluster_read_each_others_shared_memory() {
 }
 
 #[test]
+fn a_relaxed_arrival_passes_on_what_was_fenced_and_nothing_else() {
+    let memory = Memory::new(1 << 20);
+    let body = |fence: &str| {
+        format!(
+            ".shared .b32 s; setp.eq.u32 %q0, %c, 0; mov.u32 %r1, s; mapa.shared::cluster.u32 %r2, %r1, 1; \n.loc 1 3 1\n @!%q0 st.shared.u32 [s], 5; {fence} barrier.cluster.arrive.relaxed.aligned; barrier.cluster.wait.acquire.aligned;
+            \n.loc 1 4 1\n @%q0 ld.shared::cluster.u32 %r3, [%r2]; barrier.cluster.arrive; barrier.cluster.wait;"
+        )
+    };
+    let text = |fence| format!(".file 1 \"a.cu\"\n{}", kernel(0, &body(fence)));
+    for fence in ["fence.acq_rel.cluster;", "fence.acq_rel.gpu;"] {
+        run(&text(fence), &memory, cluster(2, 2, 1), &[]).unwrap();
+    }
+    for fence in ["", "fence.acq_rel.cta;"] {
+        let fault = run(&text(fence), &memory, cluster(2, 2, 1), &[]).unwrap_err();
+        let found = fault.to_string();
+        assert!(fault.kind == FaultKind::SharedRace && found.contains("written at a.cu:3"), "{found}");
+    }
+}
+
+#[test]
+fn the_shared_memory_of_a_block_that_has_ended_is_gone() {
+    let memory = Memory::new(1 << 20);
+    let x = words(&memory, &[0]);
+    // Block 0 counts before it reads; by then block 1 has ended, unless it waits.
+    let body = |last: &str| {
+        format!(
+            ".shared .b32 s; st.shared.u32 [s], 7; mov.u32 %r1, s; mapa.shared::cluster.u32 %r2, %r1, 1; setp.eq.u32 %q0, %c, 0; barrier.cluster.arrive; barrier.cluster.wait; @!%q0 bra END;
+            mov.u32 %r5, 0; L: add.u32 %r5, %r5, 1; setp.lt.u32 %q1, %r5, 5000; @%q1 bra L; \n.loc 1 8 1\n ld.shared::cluster.u32 %r3, [%r2]; st.global.u32 [%p0], %r3; END: {last}"
+        )
+    };
+    let text = |last| format!(".file 1 \"a.cu\"\n{}", kernel(1, &body(last)));
+    run(&text("barrier.cluster.arrive; barrier.cluster.wait;"), &memory, cluster(2, 2, 1), &[x]).unwrap();
+    assert_eq!(read_words(&memory, x, 1), [7]);
+    let fault = run(&text(""), &memory, cluster(2, 2, 1), &[x]).unwrap_err();
+    let text = "read of 4 bytes of the shared memory of a block of the cluster that has ended";
+    assert_eq!((fault.kind, fault.message.as_str()), (FaultKind::OutOfBounds, text), "{fault}");
+    assert_eq!(fault.at.unwrap().line, 8);
+}
+
+#[test]
+fn what_a_bulk_store_reads_may_change_after_its_wait() {
+    let memory = Memory::new(1 << 20);
+    let out = words(&memory, &[0; 256]);
+    // Two stores from two halves, then a word of the first half is written by thread 0 or by another.
+    let body = |wait: &str, write: &str| {
+        format!(
+            ".shared .align 16 .b32 s[256]; mov.u32 %r1, s; mad.lo.u32 %r1, %t, 4, %r1; st.shared.u32 [%r1], %t; st.shared.u32 [%r1+512], %t; fence.proxy.async; bar.sync 0; setp.eq.u32 %q0, %t, 0; setp.eq.u32 %q1, %t, 40; @!%q0 bra OVER;
+            \n.loc 1 5 1\n cp.async.bulk.global.shared::cta.bulk_group [%p0], [s], 512; cp.async.bulk.commit_group; cp.async.bulk.global.shared::cta.bulk_group [%p0+512], [s+512], 512; cp.async.bulk.commit_group; {wait} OVER: \n.loc 1 6 1\n {write}"
+        )
+    };
+    let outcome = |wait: &str, write: &str| {
+        let text = format!(".file 1 \"a.cu\"\n{}", kernel(1, &body(wait, write)));
+        run(&text, &memory, shape(1, 128), &[out])
+    };
+    let own = "@%q0 st.shared.u32 [s+4], 9;";
+    let still = "which the bulk copy at a.cu:5 by thread (0, 0, 0) may still read: it has not waited (cp.async.bulk.wait_group)";
+    for wait in ["", "cp.async.bulk.wait_group 2;", "cp.async.bulk.wait_group.read 2;"] {
+        let fault = outcome(wait, own).unwrap_err();
+        assert_eq!((fault.kind, fault.at.as_ref().unwrap().line), (FaultKind::SharedRace, 6), "{fault}");
+        assert_eq!(fault.message, format!("writes 4 bytes at offset 4 of shared memory, {still}"));
+    }
+    for wait in ["cp.async.bulk.wait_group 1;", "cp.async.bulk.wait_group.read 0;"] {
+        outcome(wait, own).unwrap();
+        // Others have to hear of the wait.
+        let other = |sync: &str| outcome(wait, &format!("{sync} @%q1 st.shared.u32 [s+4], 9;"));
+        other("bar.sync 0;").unwrap();
+        let fault = other("").unwrap_err();
+        assert!(fault.kind == FaultKind::SharedRace && fault.message.contains("a.cu:5"), "{fault}");
+    }
+    // The second half is still read, by atomic operations and other copies too.
+    for write in ["@%q0 st.shared.u32 [s+516], 9;", "@%q0 red.shared.add.u32 [s+512], 1;"] {
+        let fault = outcome("cp.async.bulk.wait_group 1;", write).unwrap_err();
+        assert!(fault.message.contains(still), "{fault}");
+        outcome("cp.async.bulk.wait_group 0;", write).unwrap();
+    }
+}
+
+#[test]
 fn a_multicast_reaches_every_block_that_it_names() {
     let memory = Memory::new(1 << 20);
     let data: Vec<u32> = (0..64).map(|i| i * i).collect();

@@ -431,3 +431,30 @@ fn registers_of_wgmma_need_a_fence_behind_what_computed_them() {
     missing(product(FENCE, "", REGISTERS, "#7 ld.shared.f32 %f2, [s];"), 9, 96, "computed at a.cu:7");
     product(FENCE, "", REGISTERS, &format!("mul.f32 %f1, %f1, %f4; {REGISTERS}")).unwrap();
 }
+
+#[test]
+fn a_weak_access_is_not_forgotten_for_a_strong_one_of_the_same_thread() {
+    let memory = Memory::new(1 << 20);
+    let x = words(&memory, &[0; 2]);
+    // Lane 0 clears the sum, or looks at it, and adds; the others add alone.
+    let body = |first: &str, sync: &str| {
+        format!("setp.eq.u32 %q0, %t, 0; {} {first} {sync} {} red.global.add.u32 [%p0], 1;", at(1), at(2))
+    };
+    let (clears, looks) = ("@%q0 st.global.u32 [%p0], 0;", "@%q0 ld.global.u32 %r1, [%p0];");
+    expect(
+        outcome(&memory, &body(clears, ""), shape(1, 32), &[x]),
+        FaultKind::GlobalRace,
+        2,
+        &["written at a.cu:1 by thread (0, 0, 0)", "no __syncwarp or barrier between"],
+    );
+    expect(
+        outcome(&memory, &body(looks, ""), shape(1, 32), &[x]),
+        FaultKind::GlobalRace,
+        2,
+        &["read at a.cu:1 by thread (0, 0, 0)"],
+    );
+    for first in [clears, looks] {
+        outcome(&memory, &body(first, "bar.warp.sync -1;"), shape(1, 32), &[x]).unwrap();
+    }
+    assert_eq!(read_words(&memory, x, 1), [64], "32 of them cleared, then 32 more");
+}

@@ -84,6 +84,42 @@ impl Product {
     }
 }
 
+/// `mma.sp.sync` of 16 by 8 by `k`, half of whose A is there: which half says the register `metadata` of those lanes that the
+/// number `selector` chooses. The fragments' registers are in lists.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SparseProduct {
+    /// The product of what is there of A: half as deep.
+    pub(crate) half: Product,
+    pub(crate) metadata: u32,
+    pub(crate) selector: u32,
+    /// The columns that metadata name ascend.
+    pub(crate) ordered: bool,
+}
+
+impl SparseProduct {
+    /// Columns of A, and rows of B.
+    pub(crate) fn k(&self) -> u32 {
+        2 * self.half.k
+    }
+
+    /// Registers of the fragments of A, B, C and D.
+    pub(crate) fn counts(&self) -> [u32; 4] {
+        let [a, b, c, d] = self.half.counts();
+        [a, 2 * b, c, d]
+    }
+
+    /// Lanes of each four that hold metadata.
+    pub(crate) fn holders(&self) -> u32 {
+        // Each has 16 bits for each of two rows.
+        let bits = match self.half.a_kind {
+            Element::Tf32 => 4 * self.half.k,
+            Element::S4 | Element::U4 => self.half.k,
+            _ => 2 * self.half.k,
+        };
+        bits / 16
+    }
+}
+
 /// `wgmma.mma_async` of 64 by `n` by `k`: A's descriptor in `a` or its fragment in a list, B's in `b`, whether to add
 /// in `c`.
 #[derive(Clone, Copy, Debug)]
@@ -137,6 +173,7 @@ pub(crate) enum Matrix {
     /// `movmatrix`
     Transpose,
     Product(Product),
+    SparseProduct(SparseProduct),
     Tile(Tile),
     TileProduct(TileProduct),
     Warpgroup(WarpgroupProduct),

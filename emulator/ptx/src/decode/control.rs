@@ -70,8 +70,11 @@ impl Builder<'_> {
                 );
             }
             "barrier" if form.has("cluster") => {
-                let kind =
-                    if form.has("arrive") { BarrierKind::ClusterArrive } else { BarrierKind::ClusterWait };
+                let kind = match () {
+                    () if !form.has("arrive") => BarrierKind::ClusterWait,
+                    () if form.has("relaxed") => BarrierKind::ClusterArriveRelaxed,
+                    () => BarrierKind::ClusterArrive,
+                };
                 self.push(Op::Barrier(Barrier { kind, aligned: form.has("aligned") }), NOWHERE, &[]);
             }
             "bar" | "barrier" => self.barrier(form, ops)?,

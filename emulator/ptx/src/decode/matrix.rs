@@ -4,8 +4,8 @@
 use super::{Builder, Form};
 use crate::ParseError;
 use crate::code::{
-    Element, Fragment, Instruction, MOVE, Matrix, NOWHERE, Op, Pairing, Product, Space, Tile, TileProduct,
-    WarpgroupProduct, ZERO,
+    Element, Fragment, Instruction, MOVE, Matrix, NOWHERE, Op, Pairing, Product, Space, SparseProduct, Tile,
+    TileProduct, WarpgroupProduct, ZERO,
 };
 use crate::syntax::Operand;
 
@@ -111,17 +111,20 @@ impl Builder<'_> {
 
     /// `mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 d, a, b, c`
     fn mma(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
-        self.want(ops, 4, 4)?;
+        let sparse = form.begins("sp");
+        let operands = if sparse { 6 } else { 4 };
+        self.want(ops, operands, operands)?;
         let kinds: Vec<_> = form.parts[1..].iter().filter_map(|part| element(part)).collect();
         let (Some([m @ (8 | 16), 8, k]), &[d_kind, a_kind, b_kind, c_kind]) = (shape(form), &kinds[..])
         else {
             return self.error("unsupported shape or types of `mma`");
         };
-        let (m, k) = (m as u32, k as u32);
+        // What is there of a sparse A is half as deep.
+        let (m, k) = (m as u32, if sparse { k as u32 / 2 } else { k as u32 });
         // Products of f16 by quarters of a warp, of Volta, have another layout.
         let whole = k * a_kind.bits() >= 128 && (m == 16 || a_kind.is_whole() || a_kind == Element::F64);
-        if form.begins("sp") || !whole {
-            return self.error("unsupported: sparse matrices, or this shape");
+        if !whole {
+            return self.error("unsupported: this shape of `mma`");
         }
         let (pairing, saturate) = (pairing(form), form.has("satfinite"));
         let [(d, d_count), (a, a_count), (b, b_count), (c, c_count)] = {
@@ -132,10 +135,39 @@ impl Builder<'_> {
             lists
         };
         let product = Product { m, k, pairing, saturate, a_kind, b_kind, c_kind, d_kind, a, b, c, d };
-        if [a_count, b_count, c_count, d_count] != product.counts() || a_kind.bits() != b_kind.bits() {
+        let counts = [a_count, b_count, c_count, d_count];
+        if sparse {
+            return self.sparse(product, counts, form.has("sp::ordered_metadata"), (&ops[4], &ops[5]));
+        }
+        if counts != product.counts() || a_kind.bits() != b_kind.bits() {
             return self.error("registers of `mma` that do not fit its shape");
         }
         self.push_matrix(Matrix::Product(product), NOWHERE, &[]);
+        Ok(())
+    }
+
+    /// `mma.sp::ordered_metadata.sync.aligned.m16n8k32.row.col.f32.bf16.bf16.f32 d, a, b, c, metadata, 0`
+    fn sparse(
+        &mut self,
+        half: Product,
+        counts: [u32; 4],
+        ordered: bool,
+        (metadata, selector): (&Operand, &Operand),
+    ) -> Result<(), ParseError> {
+        let metadata = self.source(metadata, "b32")?;
+        let &Operand::Integer(selector) = selector else { return self.error("a number wanted") };
+        let sparse = SparseProduct { half, metadata, selector: selector as u32, ordered };
+        // Where all four lanes hold metadata it lies in another way.
+        if half.m != 16 || !matches!(sparse.holders(), 1 | 2) || half.a_kind == Element::B1 {
+            return self.error("unsupported: this shape of `mma.sp`");
+        }
+        if counts != sparse.counts() || half.a_kind.bits() != half.b_kind.bits() {
+            return self.error("registers of `mma.sp` that do not fit its shape");
+        }
+        if sparse.selector >= 4 / sparse.holders() {
+            return self.error("a selector of `mma.sp` that names no lanes");
+        }
+        self.push_matrix(Matrix::SparseProduct(sparse), NOWHERE, &[metadata]);
         Ok(())
     }
 

@@ -399,9 +399,21 @@ impl Builder<'_> {
     }
 
     fn bulk(&mut self, form: &Form, ops: &[Operand]) -> Result<(), ParseError> {
-        if form.has("commit_group") || form.has("wait_group") || form.has("prefetch") {
-            self.push(Op::Nop, ZERO, &[]);
-            return Ok(());
+        match () {
+            () if form.has("prefetch") => {
+                self.push(Op::Nop, ZERO, &[]);
+                return Ok(());
+            }
+            () if form.has("commit_group") => {
+                self.push_asynchronous(Asynchronous::BulkCommit, NOWHERE, &[]);
+                return Ok(());
+            }
+            () if form.has("wait_group") => {
+                let n = self.source(&ops[0], "u32")?;
+                self.push_asynchronous(Asynchronous::BulkWait, NOWHERE, &[n]);
+                return Ok(());
+            }
+            () => {}
         }
         let reduce = form.has("reduce").then(|| self.reduction(form)).transpose()?;
         let ends: Vec<&str> = form.parts[1..].iter().copied().filter(|part| is_space(part)).collect();

@@ -226,6 +226,9 @@ impl Machine<'_> {
             }
             Space::Shared => {
                 let (block, offset) = self.shared(warp, address)?;
+                if block != warp.block && self.has_ended(block) {
+                    return None;
+                }
                 let (start, end) = self.variables[shared_variable::number(address)];
                 let inside = offset >= start && bytes <= end && offset <= end - bytes;
                 inside.then_some((Region::Shared { block }, offset as usize))
@@ -266,6 +269,11 @@ impl Machine<'_> {
         None
     }
 
+    /// Whether all threads of another block have exited.
+    fn has_ended(&self, block: usize) -> bool {
+        self.blocks[block].warps.iter().all(|warp| warp.live == 0)
+    }
+
     /// The contents of a region. A kernel's parameters have none.
     #[inline(always)]
     pub(crate) fn contents<'c>(&'c mut self, warp: &'c mut Warp, region: Region) -> Option<&'c mut Contents> {
@@ -288,6 +296,11 @@ impl Machine<'_> {
                 let owner = self.spaces.iter().find(|s| s.owns(address));
                 let near = owner.map(|s| s.near(address)).unwrap_or_default();
                 if near.is_empty() { format!(" at {address:#x} outside every allocation") } else { near }
+            }
+            Space::Shared
+                if self.shared(warp, address).is_some_and(|(b, _)| b != warp.block && self.has_ended(b)) =>
+            {
+                " of the shared memory of a block of the cluster that has ended".into()
             }
             Space::Shared => shared_variable::beside(address, &self.variables, &self.program.shared),
             Space::Local => {
@@ -356,6 +369,9 @@ impl Machine<'_> {
         let shared = matches!(region, Region::Shared { .. });
         let space = if shared { Space::Shared } else { Space::Global };
         let Some(kind) = race_kind(&self.checks, space).filter(|_| bytes > 0) else { return Ok(()) };
+        if writes {
+            self.not_read(warp, site.i, site.lane, range, bytes)?;
+        }
         let contents = contents_in(&mut self.spaces, &mut self.blocks, None, region);
         let Some(contents) = contents else { return Ok(()) };
         let touch = Touch {

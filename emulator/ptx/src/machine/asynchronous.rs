@@ -2,8 +2,8 @@
 //!
 //! - `cp.async`: the bytes arrive when the thread waits for them, and not before.
 //! - Bulk copies, of plain bytes and of boxes of a tensor. Bytes that go to shared memory under a barrier are there for
-//!   a thread that has seen the barrier's phase end; bytes that go to global memory are there at once, since a later
-//!   `wait_group` is not followed.
+//!   a thread that has seen the barrier's phase end; bytes that go to global memory are there at once. What they are
+//!   read from must not change before a `wait_group` (see [`super::sources`]).
 //! - Bulk copies and operands of `wgmma` reach shared memory by the asynchronous proxy. It sees what a thread wrote
 //!   only behind a `fence.proxy.async` that comes after the write and before the use: the writer's own, or that of a
 //!   thread that has heard of the write. As in [`super::clocks`] that is kept at the grain of warps.
@@ -43,6 +43,11 @@ impl Machine<'_> {
                 self.land(warp, pc, i, |copy| {
                     mask >> copy.lane & 1 == 1 && copy.group + n < groups[copy.lane as usize]
                 })?;
+            }
+            Asynchronous::BulkCommit => lanes(mask).for_each(|l| warp.bulk_groups[l] += 1),
+            Asynchronous::BulkWait => {
+                let n = warp.get(i.a)[mask.trailing_zeros() as usize] as u32;
+                self.bulk_waited(warp, pc, i, mask, n)?;
             }
             Asynchronous::WaitAll => self.land(warp, pc, i, |copy| mask >> copy.lane & 1 == 1)?,
             _ => {
@@ -144,6 +149,9 @@ impl Machine<'_> {
         let source = self.locate(warp, site, "bulk read", (bulk.from, from), (size, 16))?;
         self.seen_by_async_proxy(warp, site, "reads", source)?;
         self.touch(warp, site, source, false, 0)?;
+        if !bulk.barrier {
+            self.reads_from(warp, site, source);
+        }
         let (data, written) = self.copy_out(source);
         if bulk.from == Space::Global {
             self.report.global_bytes_read += size as u64;
@@ -272,6 +280,7 @@ impl Machine<'_> {
         }
         self.seen_by_async_proxy(warp, site, "reads", first)?;
         self.touch(warp, site, first, false, 0)?;
+        self.reads_from(warp, site, first);
         let (data, written) = self.copy_out(first);
         for piece in pieces.iter().filter(|piece| piece.inside) {
             let place = |byte: usize| placed(&map, first.offset, piece.shared + byte);

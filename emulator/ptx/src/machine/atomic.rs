@@ -1,7 +1,7 @@
 //! Atomic operations (`atom`, `red`): each lane in turn reads the old value, computes the new one and writes it.
 
 use super::access::{Touch, contents_in, race_kind, strength};
-use super::state::{Machine, Outcome, Region, Warp};
+use super::state::{ByteRange, Machine, Outcome, Region, Warp};
 use crate::FaultKind;
 use crate::code::{Atomic, AtomicType, Instruction, Order, Space, Update};
 use crate::lanes::float::{self, CANONICAL_NAN};
@@ -95,6 +95,7 @@ impl Machine<'_> {
                 "atomic operation on a thread's own memory",
             );
         }
+        self.not_read(warp, i, lane, ByteRange { region, offset, bytes: total }, total)?;
         let (shared, resident) = (space == Space::Shared, warp.resident);
         let race = race_kind(&self.checks, space);
         let (uninitialised, clocks) = (self.checks.uninitialised, &mut self.clocks);

@@ -23,7 +23,8 @@ impl Machine<'_> {
         active: u32,
     ) -> Outcome<Next> {
         match barrier.kind {
-            BarrierKind::ClusterArrive => return self.cluster_arrive(warp, i, mask),
+            BarrierKind::ClusterArrive => return self.cluster_arrive(warp, i, mask, true),
+            BarrierKind::ClusterArriveRelaxed => return self.cluster_arrive(warp, i, mask, false),
             BarrierKind::ClusterWait => return Ok(self.cluster_wait(warp, pc, mask, active)),
             _ => {}
         }
@@ -202,7 +203,13 @@ impl Machine<'_> {
         }
     }
 
-    fn cluster_arrive(&mut self, warp: &mut Warp, i: &Instruction, mask: u32) -> Outcome<Next> {
+    fn cluster_arrive(
+        &mut self,
+        warp: &mut Warp,
+        i: &Instruction,
+        mask: u32,
+        releases: bool,
+    ) -> Outcome<Next> {
         let slot = warp.block / self.cluster_size();
         let round = self.clusters[slot].round;
         if let Some(l) = lanes(mask).find(|&l| warp.cluster_round[l] > round) {
@@ -219,7 +226,10 @@ impl Machine<'_> {
         let state = &mut self.clusters[slot].state;
         state.arrived += mask.count_ones();
         state.expected = expected;
-        self.clocks.arrive(warp.resident, &mut state.gathering);
+        match releases {
+            true => self.clocks.arrive(warp.resident, &mut state.gathering),
+            false => self.clocks.arrive_relaxed(warp.resident, Scope::Cluster, &mut state.gathering),
+        }
         self.idle = 0;
         if state.arrived == expected {
             let state = std::mem::take(state);

@@ -223,6 +223,17 @@ impl Clocks {
         self.tick(warp);
     }
 
+    /// The same of an arrival that is no release: only what the warp has fenced in a scope is passed on.
+    pub(crate) fn arrive_relaxed(&mut self, warp: usize, scope: Scope, at: &mut Gathering) {
+        let WarpClocks { known, fenced, .. } = &self.warps[warp];
+        let clocks = &fenced[if self.narrow { scope } else { Scope::Device } as usize];
+        if !clocks.is_empty() {
+            join(&mut at.known.clocks, clocks);
+            join(&mut at.known.proxied, &known.proxied);
+        }
+        self.tick(warp);
+    }
+
     /// A warp leaves a barrier with all that was passed on.
     pub(crate) fn leave(&mut self, warp: usize, from: &Gathering, lanes: u32, all: bool) {
         let scopes = self.scopes(Scope::Device);

@@ -153,6 +153,7 @@ impl Machine<'_> {
             block.shared.forget();
             block.barriers = Default::default();
             block.mbarriers.clear();
+            block.sources.clear();
             for w in 0..self.blocks[b].warps.len() {
                 let mut warp = std::mem::take(&mut self.blocks[b].warps[w]);
                 self.begin_warp(&mut warp);
@@ -175,6 +176,7 @@ impl Machine<'_> {
         warp.stack = [self.program.stack_start; LANES];
         warp.unwritten.clear();
         warp.copies.clear();
+        warp.bulk_groups = [0; LANES];
         warp.held.clear();
         warp.computed.clear();
         warp.fenced = false;

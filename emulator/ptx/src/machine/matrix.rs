@@ -71,6 +71,7 @@ impl Machine<'_> {
                 self.product(warp, product);
                 Ok(())
             }
+            Matrix::SparseProduct(product) => self.sparse_product(warp, i, product),
             Matrix::Tile(tile) if tile.loads => self.load_tile(warp, pc, i, tile),
             Matrix::Tile(tile) => self.store_tile(warp, pc, i, tile),
             Matrix::TileProduct(product) => {
@@ -320,10 +321,10 @@ impl Machine<'_> {
 }
 
 /// Where an element is: the lane, the register, and the bit at which it begins there.
-type Place = (usize, usize, u32);
+pub(super) type Place = (usize, usize, u32);
 
 /// Where the element of a fragment of A is: in one of `lines` rows, and a column. B's columns are as A's rows.
-fn operand_place(kind: Element, lines: usize, line: usize, at: usize) -> Place {
+pub(super) fn operand_place(kind: Element, lines: usize, line: usize, at: usize) -> Place {
     let each = (32 / kind.bits()).max(1) as usize;
     let (quad, within) = (at / (4 * each), at % (4 * each));
     let register = quad * (lines / 8) + line / 8;

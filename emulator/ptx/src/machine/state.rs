@@ -76,6 +76,8 @@ pub(crate) struct Block {
     /// Barriers in shared memory (`mbarrier`), by their offset.
     pub(crate) mbarriers: HashMap<u64, Mbarrier>,
     pub(crate) barriers: [BarrierState; BARRIERS],
+    /// Shared memory that bulk copies to global memory still read.
+    pub(crate) sources: Vec<Source>,
 }
 
 /// What has come to a barrier and what waits there.
@@ -230,6 +232,18 @@ pub(crate) struct PendingCopy {
     pub(crate) written: u16,
 }
 
+/// What a bulk copy to global memory reads, until its thread has waited for it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Source {
+    pub(crate) range: ByteRange,
+    /// The warp among the resident ones, the lane, and its group of bulk copies.
+    pub(crate) resident: usize,
+    pub(crate) lane: usize,
+    pub(crate) group: u32,
+    /// The copy.
+    pub(crate) pc: u32,
+}
+
 /// What a register has of bytes that nothing has written.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Unwritten {
@@ -271,6 +285,8 @@ pub(crate) struct Warp {
     pub(crate) copies: Vec<PendingCopy>,
     /// How many groups of copies each lane has committed.
     pub(crate) groups: [u32; LANES],
+    /// How many groups of bulk copies.
+    pub(crate) bulk_groups: [u32; LANES],
     /// Accumulators of matrix products under way: register and group.
     pub(crate) held: HashMap<Reg, u32>,
     pub(crate) held_groups: u32,

@@ -2,7 +2,7 @@
 
 use super::access::{Touch, contents_in, race_kind, strength};
 use super::runs::{LaneRun, by_size};
-use super::state::{Machine, Outcome, Warp};
+use super::state::{ByteRange, Machine, Outcome, Warp};
 use crate::FaultKind;
 use crate::code::{Access, Instruction, Order, Space};
 use crate::lanes::{LANES, Lanes, lanes};
@@ -131,6 +131,8 @@ impl Machine<'_> {
         let Some((region, offset)) = found else {
             return self.store_apart(warp, pc, i, access, (space, address, run), again);
         };
+        let bytes = total * n;
+        self.not_read(warp, i, lane, ByteRange { region, offset, bytes }, total)?;
         let race = race_kind(&self.checks, space);
         let resident = warp.resident;
         let Warp { local, registers, .. } = warp;

@@ -87,6 +87,13 @@ impl Past {
     }
 }
 
+/// What a cell holds of two accesses of its bytes, the later one `me`: that one, but the weak one of a thread that made a
+/// strong one next, with no synchronization between. What races with the weak one alone would not be found otherwise.
+#[inline(always)]
+fn kept(cell: Cell, me: Cell) -> Cell {
+    if me & STRONG != 0 && cell & STRONG == 0 && (cell ^ me) & THREAD == 0 { cell } else { me }
+}
+
 /// The cells of an allocation. Empty until a kernel touches it.
 #[derive(Debug, Default)]
 pub(crate) struct Shadow {
@@ -195,14 +202,14 @@ impl Shadow {
                     return Some((writes[i], lane));
                 }
                 if past.covers(reads[i], me) {
-                    reads[i] = me;
+                    reads[i] = kept(reads[i], me);
                 } else {
                     if self.more.is_empty() {
                         self.more = vec![0; self.writes.len()];
                     }
                     let more = &mut self.more[first + i];
                     if past.covers(*more, me) {
-                        *more = me;
+                        *more = kept(*more, me);
                     }
                 }
             }
@@ -241,7 +248,7 @@ impl Shadow {
                 {
                     return Some((more, lane, false));
                 }
-                writes[i] = me;
+                writes[i] = kept(writes[i], me);
             }
         }
         None
