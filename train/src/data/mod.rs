@@ -80,7 +80,8 @@ pub(crate) fn wrong(what: impl std::fmt::Display, why: impl std::fmt::Display) -
 pub struct Data {
     /// Training samples. Row r of step s is sample `s * batch + r`.
     pub samples: Arc<dyn Samples>,
-    /// How often a row counts in the mean loss: once, or as often as a sequence has tokens.
+    /// How often a row counts in the mean loss: once, or as often as a sequence has tokens. If [`Samples::counted`] has other numbers, this is
+    /// the positions of a row, by which only the throughput is measured.
     pub counted: usize,
     /// Data to measure the loss on, which is not trained on.
     pub validation: Option<Arc<dyn Dataset>>,
