@@ -28,6 +28,7 @@
 //! | checkpoints | [`checkpoints::latest`], [`checkpoints::best`], [`checkpoints::list`], [`stop_on_signals`] |
 #![forbid(unsafe_code)]
 
+mod calendar;
 mod callback;
 pub mod checkpoints;
 mod config;

@@ -54,6 +54,8 @@ pub use dataset::{Dataset, HOST, TensorDataset, stack};
 pub use derived::{Concat, Map, Subset};
 #[cfg(feature = "images")]
 pub use images::{Color, ImageFolder, ImageFolderConfig};
+#[cfg(feature = "chat")]
+pub(crate) use json_lines::kind;
 #[cfg(feature = "json")]
 pub use json_lines::{JsonItems, JsonLines, JsonTexts};
 pub use loader::{DataLoader, DataLoaderConfig};

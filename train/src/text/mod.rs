@@ -3,11 +3,21 @@
 
 mod bpe;
 mod codec;
+#[cfg(feature = "chat")]
+mod conversations;
 mod corpus;
+mod folder_text;
 mod prepare;
+#[cfg(feature = "chat")]
+mod template;
 
 pub use bpe::Bpe;
 pub use codec::{Codec, TOKENIZER};
+#[cfg(feature = "chat")]
+pub use conversations::Conversations;
 use corpus::check_vocabulary;
-pub use corpus::{Corpus, CorpusConfig, TRAINING, VALIDATION, text_of_folder};
+pub use corpus::{Corpus, CorpusConfig, TRAINING, VALIDATION};
+pub use folder_text::text_of_folder;
 pub use prepare::PrepareConfig;
+#[cfg(feature = "chat")]
+pub use template::{ChatTemplate, Message, Rendered};
