@@ -35,6 +35,7 @@ mod config;
 pub mod data;
 mod error;
 mod folder_lock;
+mod generation;
 mod former_names;
 mod identity;
 mod language_model;
@@ -62,6 +63,7 @@ pub use data::Data;
 pub use error::{Error, Result};
 #[allow(deprecated)]
 pub use former_names::{Given, Kind, Lane, Line, Place, Source, Value, room};
+pub use generation::{GenerateConfig, MODEL_FOLDERS, sample_text};
 pub use identity::digest;
 pub use language_model::{save_decoder, whole_decoder};
 pub use launch::{ranks, start};

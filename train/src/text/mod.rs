@@ -2,6 +2,8 @@
 //! model, and [`PrepareConfig`] makes token files of large texts for it.
 
 mod bpe;
+#[cfg(feature = "chat")]
+mod chat;
 mod codec;
 #[cfg(feature = "chat")]
 mod conversations;
@@ -12,6 +14,8 @@ mod prepare;
 mod template;
 
 pub use bpe::Bpe;
+#[cfg(feature = "chat")]
+pub use chat::Chat;
 pub use codec::{Codec, TOKENIZER};
 #[cfg(feature = "chat")]
 pub use conversations::Conversations;
