@@ -135,7 +135,8 @@ fn complain(error: &str) {
     fn names<C: Keyed>() -> impl Iterator<Item = &'static str> {
         C::keys().into_iter().map(|key| key.name)
     }
-    let keys: Vec<_> = names::<Gpt>().chain(names::<PrepareConfig>()).chain(names::<GenerateConfig>()).collect();
+    let keys: Vec<_> =
+        names::<Gpt>().chain(names::<PrepareConfig>()).chain(names::<GenerateConfig>()).collect();
     let part = |(place, part): (usize, &str)| match place % 2 {
         1 if keys.contains(&part) => format!("--{part}"),
         1 => format!("`{part}`"),

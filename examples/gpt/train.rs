@@ -7,8 +7,8 @@ use phalanx::nn::models::{LoraConfig, ModelConfig};
 use phalanx::parallel::hybrid::{adapted_decoder, decoder};
 use phalanx::parallel::{launch::Rank, planning::decoder_layers};
 use phalanx::train::text::Codec;
-use phalanx::train::{MeshRank, Progress, Replay, Result, Run, Settings, Trainer};
 use phalanx::train::{MODEL_FOLDERS, check_memory, digest, plan_decoder, sample_text};
+use phalanx::train::{MeshRank, Progress, Replay, Result, Run, Settings, Trainer};
 use phalanx::train::{save_decoder, start, stop_on_signals, whole_decoder};
 
 use crate::gpt::{FROM_FOLDER, Gpt, optimizers};

@@ -19,8 +19,18 @@ pub(crate) fn year_month_day(day: i64) -> (i64, i64, i64) {
 #[cfg(feature = "chat")]
 pub(crate) fn strftime(format: &str, seconds: u64) -> Result<String, String> {
     const MONTHS: [&str; 12] = [
-        "January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
-        "November", "December",
+        "January",
+        "February",
+        "March",
+        "April",
+        "May",
+        "June",
+        "July",
+        "August",
+        "September",
+        "October",
+        "November",
+        "December",
     ];
     const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
     let (days, second) = ((seconds / 86_400) as i64, seconds % 86_400);
@@ -57,7 +67,9 @@ pub(crate) fn strftime(format: &str, seconds: u64) -> Result<String, String> {
             Some('%') => "%".into(),
             other => {
                 let other = other.map_or(String::new(), String::from);
-                return Err(format!("strftime: got the directive %{other}, wanted one of %Y %y %m %d %e %b %B %a %A %H %I %M %S %p %%"));
+                return Err(format!(
+                    "strftime: got the directive %{other}, wanted one of %Y %y %m %d %e %b %B %a %A %H %I %M %S %p %%"
+                ));
             }
         };
     }
@@ -83,6 +95,9 @@ mod tests {
         assert_eq!(written, "Tuesday Tue, 24 November Nov 2026 26-11 15:04:05 03 PM 3 %");
         assert_eq!(strftime("%-d %e %I %p", 0).unwrap(), "1  1 12 AM");
         let refused = ["%Q", "100%"].map(|format| strftime(format, 0).unwrap_err());
-        assert!(refused[0].contains("the directive %Q,") && refused[1].contains("the directive %,"), "{refused:?}");
+        assert!(
+            refused[0].contains("the directive %Q,") && refused[1].contains("the directive %,"),
+            "{refused:?}"
+        );
     }
 }

@@ -96,7 +96,9 @@ impl GenerateConfig {
 
     #[cfg(not(feature = "chat"))]
     fn chat_on_terminal(&self) -> Result<()> {
-        refuse("`chat`: this build has no chat templates; one that has: a build with `--features chat`".into())
+        refuse(
+            "`chat`: this build has no chat templates; one that has: a build with `--features chat`".into(),
+        )
     }
 
     #[cfg(feature = "chat")]
@@ -208,4 +210,137 @@ fn written(model: &Decoder, codec: &Codec, prompt: &[u32], count: usize, how: Sa
 
 fn refuse<T>(why: String) -> Result<T> {
     Err(Error::Config(why))
+}
+
+#[cfg(all(test, feature = "chat"))]
+mod tests {
+    use std::cell::RefCell;
+    use std::path::Path;
+
+    use phalanx_nn::models::{LlamaConfig, ModelConfig, save_model};
+
+    use super::*;
+
+    const TEMPLATE: &str = "{% for m in messages %}{{ m.role[:1] }}{{ m.content }};\n{% endfor %}{% if add_generation_prompt %}a{% endif %}";
+
+    /// A folder of a model that has learned nothing, removed at the end.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let path = std::env::temp_dir().join(format!("phalanx-generation-{name}-{}", std::process::id()));
+            let config = ModelConfig::Llama(LlamaConfig::new(256, 48, 2, 2, 16));
+            let model = config.init(&Scope::new(3, DType::F32, Device::CPU)).unwrap();
+            save_model(&model, &config, &path).unwrap();
+            std::fs::write(path.join("chat_template.jinja"), TEMPLATE).unwrap();
+            Folder(path)
+        }
+
+        fn end_tokens(&self, tokens: &[u32]) {
+            let text = format!("{{\"eos_token_id\": {tokens:?}}}");
+            std::fs::write(self.0.join("generation_config.json"), text).unwrap();
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn config(folder: &Path) -> GenerateConfig {
+        let model = Some(folder.to_path_buf());
+        GenerateConfig { model, chat: true, tokens: 5, temperature: 0.0, ..GenerateConfig::default() }
+    }
+
+    /// What a chat writes, and its notes.
+    fn chat(config: &GenerateConfig, input: &str) -> (Result<()>, String, Vec<String>) {
+        let (mut output, notes) = (Vec::new(), RefCell::new(Vec::new()));
+        let note = |text: &str| notes.borrow_mut().push(text.to_string());
+        let done = config.chat_with(&mut input.as_bytes(), &mut output, &|| {}, &note);
+        (done, String::from_utf8(output).unwrap(), notes.into_inner())
+    }
+
+    /// The tokens that the model finds likeliest behind a text, as many as wanted.
+    fn likeliest(config: &GenerateConfig, text: &str, count: usize) -> Vec<u32> {
+        let (_, model) = config.loaded().unwrap();
+        let (prompt, mut tokens) = (text.bytes().map(u32::from).collect::<Vec<_>>(), Vec::new());
+        let how = Sampling { temperature: 0.0, ..Sampling::default() };
+        let sink = |token| {
+            tokens.push(token);
+            true
+        };
+        generate(&model, &prompt, count, how, sink).unwrap();
+        tokens
+    }
+
+    fn text(tokens: &[u32]) -> String {
+        Codec::Bytes(None).decode(tokens).unwrap()
+    }
+
+    #[test]
+    fn each_line_is_answered_behind_all_that_was_said_before() {
+        let folder = Folder::new("turns");
+        let config = config(&folder.0);
+        let first = text(&likeliest(&config, "uhi;\na", 5));
+        let second = text(&likeliest(&config, &format!("uhi;\na{first};\nub;\na"), 5));
+        let (done, said, notes) = chat(&config, "hi\n\n  b \n");
+        done.unwrap();
+        assert_eq!(said, format!("{first}\n{second}\n"));
+        assert_eq!(notes, ["cut after 5 tokens (`tokens`)"; 2]);
+        // One answer to a prompt, behind the system's message.
+        let system = GenerateConfig { system: Some("S".into()), prompt: "hi".into(), ..config.clone() };
+        let (done, said, _) = chat(&system, "not read\n");
+        done.unwrap();
+        assert_eq!(said, format!("{}\n", text(&likeliest(&config, "sS;\nuhi;\na", 5))));
+    }
+
+    #[test]
+    fn answers_end_at_end_tokens_and_at_the_templates_end_of_a_turn() {
+        let folder = Folder::new("ends");
+        let config = GenerateConfig { prompt: "hi".into(), ..config(&folder.0) };
+        let tokens = likeliest(&config, "uhi;\na", 5);
+        let third = tokens.iter().position(|token| *token == tokens[2]).unwrap();
+        folder.end_tokens(&[1000, tokens[2]]);
+        let (done, said, notes) = chat(&config, "");
+        done.unwrap();
+        assert_eq!((said, notes), (text(&tokens[..third]) + "\n", vec![]));
+        // A turn that ends with what the model writes: the template is found by the model's own words.
+        folder.end_tokens(&[]);
+        let end = (33..127u8).find(|&end| {
+            let tokens = likeliest(&config, &format!("uhi{}\na", char::from(end)), 5);
+            tokens.contains(&end.into())
+        });
+        let end = char::from(end.expect("a character that the model repeats"));
+        let template = TEMPLATE.replace(";", &end.to_string());
+        std::fs::write(folder.0.join("chat_template.jinja"), template).unwrap();
+        let tokens = likeliest(&config, &format!("uhi{end}\na"), 5);
+        let at = tokens.iter().position(|&token| token == end as u32).unwrap();
+        let (done, said, notes) = chat(&config, "");
+        done.unwrap();
+        assert_eq!((said, notes), (text(&tokens[..at]) + "\n", vec![]));
+    }
+
+    #[test]
+    fn a_conversation_does_not_outgrow_the_context_silently() {
+        let folder = Folder::new("long");
+        let config = GenerateConfig { tokens: 100, ..config(&folder.0) };
+        let (done, said, notes) = chat(&config, "hi\nmore\n");
+        let error = done.unwrap_err().to_string();
+        assert_eq!(notes, ["cut, since the conversation fills the model's context of 48 tokens"]);
+        assert_eq!(said, text(&likeliest(&config, "uhi;\na", 48 - 6)) + "\n");
+        assert!(error.contains("wanted fewer than the model's context of 48"), "{error}");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let folder = Folder::new("wrong");
+        let plain = GenerateConfig { chat: false, ..config(&folder.0) };
+        let system = GenerateConfig { system: Some("S".into()), prompt: "x".into(), ..plain.clone() };
+        assert!(plain.continued().unwrap_err().to_string().starts_with("`prompt` is empty"));
+        assert!(system.continued().unwrap_err().to_string().starts_with("`system` goes with `chat`"));
+        std::fs::remove_file(folder.0.join("chat_template.jinja")).unwrap();
+        let error = chat(&config(&folder.0), "hi").0.unwrap_err().to_string();
+        assert!(error.contains("got no chat template"), "{error}");
+    }
 }

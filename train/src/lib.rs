@@ -21,6 +21,7 @@
 //! | a loop of your own | [`Run`], [`start`], [`ranks`], [`MeshRank`], [`Data`], [`Averaged`] |
 //! | data sets | [`data::Dataset`], [`data::TensorDataset`], [`data::DataLoader`]; `ImageFolder`, `Csv`, `JsonLines` with the features `images`, `csv`, `json` |
 //! | texts | [`data::TokenFile`], [`data::IndexedTokens`], [`data::Blend`], [`data::prepare`], [`text::Bpe`], [`text::Codec`] |
+//! | chats | `text::ChatTemplate`, `text::Conversations`, `text::Chat` with the feature `chat`; [`GenerateConfig`] |
 //! | what the host keeps | [`Offload`] |
 //! | divergence and plateaus | [`OnDivergence`], [`Plateau`] |
 //! | steps that are repeated | [`Trainer::replay`], [`Replay`], [`StepDigests`] |
@@ -35,8 +36,8 @@ mod config;
 pub mod data;
 mod error;
 mod folder_lock;
-mod generation;
 mod former_names;
+mod generation;
 mod identity;
 mod language_model;
 mod launch;

@@ -111,7 +111,8 @@ where
 /// loss that is a mean does not say over how many.
 pub(crate) fn check_module(config: &Config, data: &Data) -> Result<()> {
     if data.samples.counted(0).is_some() {
-        let why = "got samples that count unlike often, such as conversations, and a loss that is a mean over rows";
+        let why =
+            "got samples that count unlike often, such as conversations, and a loss that is a mean over rows";
         return Err(Error::Config(format!("train: {why}; `run_parts` trains on them")));
     }
     if config.layout.recompute != RecomputeMode::Attention {

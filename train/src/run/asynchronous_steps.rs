@@ -131,12 +131,7 @@ fn plan(
 
 /// The factors that make a stage's gradients those of an update's mean: losses are divided by the tokens of the batch, of which an update has
 /// a part.
-fn parts_of_updates(
-    run: &Run,
-    steps: Range<u64>,
-    micro_batches: usize,
-    updates: usize,
-) -> Result<Vec<f64>> {
+fn parts_of_updates(run: &Run, steps: Range<u64>, micro_batches: usize, updates: usize) -> Result<Vec<f64>> {
     if updates == 1 || run.setup.data.samples.counted(0).is_none() {
         return Ok(vec![updates as f64; (steps.end - steps.start) as usize * updates]);
     }

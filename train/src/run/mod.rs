@@ -444,7 +444,10 @@ impl Run {
             (config.offload_activations, "activations are copied to the host"),
             (config.asynchronous.is_some(), "the pipeline has no flushes"),
             (config.trace.is_some(), "a trace has what a step consists of"),
-            (self.setup.data.samples.counted(0).is_some(), "each step's loss is divided by another count of tokens"),
+            (
+                self.setup.data.samples.counted(0).is_some(),
+                "each step's loss is divided by another count of tokens",
+            ),
             (self.checks_steps(), "the numbers of a step are looked at before its update"),
             (only.is_none(), "there are several optimizers"),
             (only == Some(false), "the optimizer's updates depend on whole parameters"),

@@ -120,10 +120,14 @@ mod tests {
         write("generation_config.json", r#"{"eos_token_id": [7, 9]}"#);
         let chat = Chat::of(&folder).unwrap();
         assert_eq!((chat.end_tokens(), chat.end_text()), (&[7, 9, 5][..], None));
-        write("chat_template.jinja", "{% for m in messages %}{{ m.role[:1] + m.content }}<e>\n{% endfor %}{% if add_generation_prompt %}a{% endif %}");
+        write(
+            "chat_template.jinja",
+            "{% for m in messages %}{{ m.role[:1] + m.content }}<e>\n{% endfor %}{% if add_generation_prompt %}a{% endif %}",
+        );
         let mut chat = Chat::of(&folder).unwrap().with(Message::new("system", "S"));
         assert_eq!(chat.end_text(), Some("<e>"));
-        let text = |tokens: Vec<u32>| String::from_utf8(tokens.iter().map(|&token| token as u8).collect()).unwrap();
+        let text =
+            |tokens: Vec<u32>| String::from_utf8(tokens.iter().map(|&token| token as u8).collect()).unwrap();
         assert_eq!(text(chat.ask("hi", 256).unwrap()), "sS<e>\nuhi<e>\na");
         chat.answered("yo");
         assert_eq!(text(chat.ask("b", 256).unwrap()), "sS<e>\nuhi<e>\nayo<e>\nub<e>\na");

@@ -145,7 +145,8 @@ impl Codec {
         let (tokens, places) = match self {
             #[cfg(feature = "tokenizers")]
             Codec::Tokenizer(t, _) => {
-                let encoding = t.encode(text, false).map_err(|e| Error::data(self.source(), e.to_string()))?;
+                let encoding =
+                    t.encode(text, false).map_err(|e| Error::data(self.source(), e.to_string()))?;
                 (encoding.get_ids().to_vec(), encoding.get_offsets().to_vec())
             }
             _ => {
@@ -205,7 +206,9 @@ impl Codec {
     /// If a file cannot be read or written.
     pub fn save(&self, folder: &Path) -> Result<()> {
         for name in COMPANIONS {
-            let Some(from) = self.folder().map(|own| own.join(name)).filter(|from| from.exists()) else { continue };
+            let Some(from) = self.folder().map(|own| own.join(name)).filter(|from| from.exists()) else {
+                continue;
+            };
             let bytes = std::fs::read(&from).map_err(|e| Error::file(&from, e))?;
             phalanx_tensor::io::atomic::write(folder.join(name), |file| file.write_all(&bytes))?;
         }

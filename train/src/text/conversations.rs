@@ -158,15 +158,21 @@ impl Dataset for Conversations {
 /// The messages of a line.
 fn messages(line: Value) -> Result<Vec<Message>> {
     let Value::Object(mut fields) = line else {
-        return refuse(format!("got {}, wanted an object with `messages`, or with `prompt` and `completion`", kind(&line)));
+        return refuse(format!(
+            "got {}, wanted an object with `messages`, or with `prompt` and `completion`",
+            kind(&line)
+        ));
     };
-    if let Some(name) = UNSUPPORTED.iter().find(|name| !fields.get(**name).unwrap_or(&Value::Null).is_null()) {
+    if let Some(name) = UNSUPPORTED.iter().find(|name| !fields.get(**name).unwrap_or(&Value::Null).is_null())
+    {
         return refuse(format!("got `{name}`, which is not supported, wanted messages alone"));
     }
     let mut text = |name: &str| match fields.remove(name) {
         Some(Value::String(text)) => Ok(Some(text)),
         Some(Value::Null) | None => Ok(None),
-        Some(other) if name == "completion" => refuse(format!("got {} under `{name}`, wanted a text", kind(&other))),
+        Some(other) if name == "completion" => {
+            refuse(format!("got {} under `{name}`, wanted a text", kind(&other)))
+        }
         // Beside `messages` it may be anything.
         Some(_) => Ok(None),
     };
@@ -198,7 +204,9 @@ fn message((number, value): (usize, Value)) -> Result<Message> {
     };
     let (role, content) = (text("role", &mut fields)?, text("content", &mut fields)?);
     match fields.iter().find(|(_, value)| !value.is_null()) {
-        Some((name, _)) => refuse(format!("message {number}: got `{name}`, which is not supported, {wanted}")),
+        Some((name, _)) => {
+            refuse(format!("message {number}: got `{name}`, which is not supported, {wanted}"))
+        }
         None => Ok(Message { role, content }),
     }
 }
@@ -223,7 +231,8 @@ fn row(messages: &[Message], codec: &Codec, template: &ChatTemplate, context: us
         let why = format!("{before} of its {whole} tokens come before the first answer");
         return refuse(format!("no token of an answer is left in a row of `context` {context}: {why}"));
     }
-    let said: Vec<u8> = messages.iter().flat_map(|m| format!("{:?}{:?}", m.role, m.content).into_bytes()).collect();
+    let said: Vec<u8> =
+        messages.iter().flat_map(|m| format!("{:?}{:?}", m.role, m.content).into_bytes()).collect();
     let cut = [whole - tokens.len(), if whole > tokens.len() { all - left } else { 0 }];
     Ok(Row { tokens, answers: inside, cut, digest: digest(&said) })
 }

@@ -77,13 +77,16 @@ impl ChatTemplate {
             false => {
                 let path = folder.join(CONFIG);
                 let source = default_of(&config, &path)?.ok_or_else(|| {
-                    let why = format!("got no chat template, wanted a {TEMPLATE}, or a `chat_template` in {CONFIG}");
+                    let why = format!(
+                        "got no chat template, wanted a {TEMPLATE}, or a `chat_template` in {CONFIG}"
+                    );
                     Error::file(folder, why)
                 })?;
                 (format!("{}, `chat_template`", path.display()), source)
             }
         };
-        let mut known = vec![("tools".to_string(), Value::from(())), ("documents".to_string(), Value::from(()))];
+        let mut known =
+            vec![("tools".to_string(), Value::from(())), ("documents".to_string(), Value::from(()))];
         for (file, values) in [(TOKENS, &tokens), (CONFIG, &config)] {
             for token in SPECIAL {
                 if let Some(text) = text_of_token(values, token, &folder.join(file))? {
@@ -135,7 +138,8 @@ impl ChatTemplate {
     /// # Errors
     /// Those of the template, which may refuse the roles or their order.
     pub fn render(&self, messages: &[Message], asks: bool) -> Result<String> {
-        let message = |m: &Message| Value::from_iter([("role", m.role.as_str()), ("content", m.content.as_str())]);
+        let message =
+            |m: &Message| Value::from_iter([("role", m.role.as_str()), ("content", m.content.as_str())]);
         let own = [
             ("messages".to_string(), Value::from_iter(messages.iter().map(message))),
             ("add_generation_prompt".to_string(), asks.into()),
@@ -154,7 +158,8 @@ impl ChatTemplate {
     pub fn render_answers(&self, messages: &[Message]) -> Result<Rendered> {
         let text = self.render(messages, false)?;
         let mut answers = Vec::new();
-        for (number, message) in messages.iter().enumerate().filter(|(_, message)| message.role == ASSISTANT) {
+        for (number, message) in messages.iter().enumerate().filter(|(_, message)| message.role == ASSISTANT)
+        {
             let asked = self.render(&messages[..number], true)?;
             let answered = self.render(&messages[..=number], false)?;
             let nested = answered.starts_with(&asked) && text.starts_with(&answered);
@@ -187,7 +192,8 @@ impl ChatTemplate {
     /// As [`ChatTemplate::render_answers`].
     pub fn end_of_turn(&self) -> Result<String> {
         let answer = "answer";
-        let rendered = self.render_answers(&[Message::new("user", "question"), Message::new(ASSISTANT, answer)])?;
+        let rendered =
+            self.render_answers(&[Message::new("user", "question"), Message::new(ASSISTANT, answer)])?;
         let Some(span) = rendered.answers.first() else { return Ok(String::new()) };
         Ok(end_of_turn(&rendered.text[span.clone()], answer).to_string())
     }
@@ -241,13 +247,16 @@ fn default_of(config: &Json, path: &Path) -> Result<Option<String>> {
         Json::Null => Ok(None),
         Json::String(text) => Ok(Some(text.clone())),
         Json::Array(all) => {
-            let named = |one: &Json| Some((one["name"].as_str()?.to_string(), one["template"].as_str()?.to_string()));
+            let named =
+                |one: &Json| Some((one["name"].as_str()?.to_string(), one["template"].as_str()?.to_string()));
             let Some(named) = all.iter().map(named).collect::<Option<Vec<_>>>() else {
                 return refuse("a list of other values".into());
             };
             match named.iter().find(|(name, _)| name == "default") {
                 Some((_, template)) => Ok(Some(template.clone())),
-                None => refuse(format!("the names {:?}", named.iter().map(|(name, _)| name).collect::<Vec<_>>())),
+                None => {
+                    refuse(format!("the names {:?}", named.iter().map(|(name, _)| name).collect::<Vec<_>>()))
+                }
             }
         }
         other => refuse(other.to_string()),
@@ -259,9 +268,10 @@ fn text_of_token(values: &Json, token: &str, path: &Path) -> Result<Option<Strin
     match (&values[token], &values[token]["content"]) {
         (Json::Null, _) => Ok(None),
         (Json::String(text), _) | (_, Json::String(text)) => Ok(Some(text.clone())),
-        (other, _) => {
-            Err(Error::file(path, format!("`{token}`: got {other}, wanted a text, or an object with a `content`")))
-        }
+        (other, _) => Err(Error::file(
+            path,
+            format!("`{token}`: got {other}, wanted a text, or an object with a `content`"),
+        )),
     }
 }
 
@@ -307,11 +317,19 @@ fn to_json(value: Value, options: Kwargs) -> std::result::Result<String, minijin
 struct OneLine;
 
 impl serde_json::ser::Formatter for OneLine {
-    fn begin_array_value<W: std::io::Write + ?Sized>(&mut self, to: &mut W, first: bool) -> std::io::Result<()> {
+    fn begin_array_value<W: std::io::Write + ?Sized>(
+        &mut self,
+        to: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
         if first { Ok(()) } else { to.write_all(b", ") }
     }
 
-    fn begin_object_key<W: std::io::Write + ?Sized>(&mut self, to: &mut W, first: bool) -> std::io::Result<()> {
+    fn begin_object_key<W: std::io::Write + ?Sized>(
+        &mut self,
+        to: &mut W,
+        first: bool,
+    ) -> std::io::Result<()> {
         if first { Ok(()) } else { to.write_all(b", ") }
     }
 

@@ -100,7 +100,11 @@ fn by_hand(model: &dyn StagedModel, rows: &[Vec<Tensor>], counted: usize) -> [f6
         sum += f64::from(loss.item::<f32>().unwrap());
     }
     let squares = |p: &Parameter| {
-        let grads = p.leaves().iter().filter_map(|leaf| leaf.grad()).map(|grad| grad.tensor().to_vec::<f32>().unwrap());
+        let grads = p
+            .leaves()
+            .iter()
+            .filter_map(|leaf| leaf.grad())
+            .map(|grad| grad.tensor().to_vec::<f32>().unwrap());
         let whole = grads.reduce(|a, b| a.iter().zip(&b).map(|(a, b)| a + b).collect()).unwrap();
         whole.iter().map(|&x| f64::from(x).powi(2)).sum::<f64>()
     };
@@ -144,7 +148,10 @@ fn the_mean_is_that_of_all_tokens_that_count_and_padding_changes_nothing() {
             assert!(got.iter().zip(wanted).all(close), "{got:?}, wanted {wanted:?}");
         }
         let validated = f64::from_bits(told.validations()[0]);
-        assert!(got.len() == 4 && (validated - wanted[4][0]).abs() < 1e-5 * validated, "{validated}, wanted {wanted:?}");
+        assert!(
+            got.len() == 4 && (validated - wanted[4][0]).abs() < 1e-5 * validated,
+            "{validated}, wanted {wanted:?}"
+        );
     }
 }
 
@@ -162,8 +169,11 @@ fn every_layout_trains_on_them_as_one_device_does_on_the_whole_batch() {
             (1, 1, 2, 2, "1f1b", 0),
         ] {
             let one = Layout { micro_batches, ..Layout::default() };
-            let layout = Layout { dp, pp, tp, schedule: schedule.into(), sequence_parallel: tp > 1, ..one.clone() };
-            let case = format!("dp {dp} x pp {pp} x tp {tp}, {micro_batches} micro-batches, {schedule}, ZeRO {zero}");
+            let layout =
+                Layout { dp, pp, tp, schedule: schedule.into(), sequence_parallel: tp > 1, ..one.clone() };
+            let case = format!(
+                "dp {dp} x pp {pp} x tp {tp}, {micro_batches} micro-batches, {schedule}, ZeRO {zero}"
+            );
             let (told, steps) = train(config(layout, zero), &model);
             if tp == 1 {
                 let (chained, _) = train(Config { chains: dp, ..config(one, 0) }, &model);
@@ -198,7 +208,16 @@ fn an_update_of_a_stage_without_flushes_is_by_the_mean_of_its_own_tokens() {
     let after = |layout: Layout, batch: usize, steps: u64, lr: f64, asynchronous: Option<Asynchronous>| {
         let lr = Schedule::Constant { lr, warmup: 0 };
         let base = config(layout, 0);
-        let config = Config { steps, batch, lr, asynchronous, clip: None, dtype: DType::F64, validate_every: 0, ..base };
+        let config = Config {
+            steps,
+            batch,
+            lr,
+            asynchronous,
+            clip: None,
+            dtype: DType::F64,
+            validate_every: 0,
+            ..base
+        };
         let values = Arc::new(Mutex::new(BTreeMap::new()));
         let kept = values.clone();
         let plain = |parameters: Vec<Parameter>, lr: f64| {
@@ -230,7 +249,12 @@ fn an_update_of_a_stage_without_flushes_is_by_the_mean_of_its_own_tokens() {
     for (name, before) in before {
         let wanted = if name.contains("embed") || name.contains("layers.0") { &whole } else { &halves };
         for ((before, wanted), got) in before.iter().zip(&wanted[&name]).zip(&got[&name]) {
-            assert!((wanted - got).abs() < 1e-10, "{name}: moved {}, wanted {}", got - before, wanted - before);
+            assert!(
+                (wanted - got).abs() < 1e-10,
+                "{name}: moved {}, wanted {}",
+                got - before,
+                wanted - before
+            );
         }
     }
 }
@@ -239,7 +263,10 @@ fn an_update_of_a_stage_without_flushes_is_by_the_mean_of_its_own_tokens() {
 fn a_loss_that_is_a_mean_over_rows_and_a_mixture_with_other_data_are_refused() {
     let trainer = Trainer::new(config(Layout::default(), 0)).data(Answers);
     let error = trainer.run_layers(super::layers, super::loss).unwrap_err().to_string();
-    assert!(error.contains("got samples that count unlike often") && error.contains("`run_parts`"), "{error}");
+    assert!(
+        error.contains("got samples that count unlike often") && error.contains("`run_parts`"),
+        "{error}"
+    );
     let even = Shuffled::new(super::pictures(4, None), 0).unwrap();
     let sources: Vec<(Box<dyn Samples>, f64)> =
         vec![(Box::new(even), 1.0), (Box::new(Shuffled::new(Answers, 0).unwrap()), 1.0)];
@@ -249,6 +276,9 @@ fn a_loss_that_is_a_mean_over_rows_and_a_mixture_with_other_data_are_refused() {
     let blend = Blend::new(both.into(), 3).unwrap();
     let targets = |number: u64| blend.sample(number).unwrap()[1].to_vec::<i64>().unwrap();
     for number in 0..50 {
-        assert_eq!(blend.counted(number), Some(targets(number).iter().filter(|&&target| target >= 0).count()));
+        assert_eq!(
+            blend.counted(number),
+            Some(targets(number).iter().filter(|&&target| target >= 0).count())
+        );
     }
 }

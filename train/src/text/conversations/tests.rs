@@ -33,7 +33,15 @@ impl Drop for Folder {
 /// The bytes of inputs and targets, `-` for those that are ignored and `0` for padding.
 fn shown(data: &Conversations, index: usize) -> [String; 2] {
     let text = |tensor: &Tensor| {
-        let of = |&token: &i64| if token < 0 { '-' } else if token == 0 { '0' } else { token as u8 as char };
+        let of = |&token: &i64| {
+            if token < 0 {
+                '-'
+            } else if token == 0 {
+                '0'
+            } else {
+                token as u8 as char
+            }
+        };
         tensor.to_vec::<i64>().unwrap().iter().map(of).collect()
     };
     let [inputs, targets] = &data.item(index, 0).unwrap()[..] else { panic!("two tensors") };
@@ -112,11 +120,20 @@ fn a_wrong_line_is_an_error_with_file_and_line() {
         (r#"{"messages": [USER]}"#, r#"got messages of the roles ["user"], wanted"#),
         (r#"{"messages": [USER, 3]}"#, "message 1: got a number, wanted {\"role\""),
         (r#"{"messages": [{"role": "user"}]}"#, "message 0: got no `content`, wanted"),
-        (r#"{"messages": [{"role": "user", "content": ["x"]}]}"#, "message 0: got a list under `content`, wanted"),
-        (r#"{"messages": [{"role": "user", "content": "x", "tool_calls": []}]}"#, "got `tool_calls`, which is not supported"),
+        (
+            r#"{"messages": [{"role": "user", "content": ["x"]}]}"#,
+            "message 0: got a list under `content`, wanted",
+        ),
+        (
+            r#"{"messages": [{"role": "user", "content": "x", "tool_calls": []}]}"#,
+            "got `tool_calls`, which is not supported",
+        ),
         (r#"{"messages": [USER], "completion": "x"}"#, "got both `messages` and `completion`"),
         (r#"{"messages": [USER], "tools": [1]}"#, "got `tools`, which is not supported"),
-        (r#"{"messages": [{"role": "tool", "content": "x"}, {"role": "assistant", "content": "x"}]}"#, "chat_template.jinja: line 1: "),
+        (
+            r#"{"messages": [{"role": "tool", "content": "x"}, {"role": "assistant", "content": "x"}]}"#,
+            "chat_template.jinja: line 1: ",
+        ),
         ("{oops", "got no JSON value"),
     ];
     for (line, wanted) in cases {
@@ -127,4 +144,40 @@ fn a_wrong_line_is_an_error_with_file_and_line() {
     let absent = Folder::new("absent", SHORT);
     std::fs::remove_file(absent.0.join("data.jsonl")).unwrap();
     assert!(absent.open(32).err().unwrap().to_string().contains("data.jsonl: "));
+}
+
+/// As in the files of Llama 3 and GPT-2, the places of tokens are without the white space in them, and a token of white space alone has an
+/// empty one.
+#[cfg(feature = "tokenizers")]
+#[test]
+fn spans_of_a_tokenizer_with_trimmed_places_are_those_of_the_text() {
+    let mut file = Bpe::train("the then they, there the; these the\n\n the\n\n thesis\n\n", 280).to_json();
+    let specials = ["<|user|>", "<|model|>", "<|end|>"];
+    let special = |(number, content): (usize, &&str)| {
+        serde_json::json!({"id": 280 + number, "content": content, "special": true, "single_word": false,
+            "lstrip": false, "rstrip": false, "normalized": false})
+    };
+    file["added_tokens"] = specials.iter().enumerate().map(special).collect();
+    file["post_processor"] = serde_json::json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true,
+        "use_regex": false});
+    let tokenizer = tokenizers::Tokenizer::from_bytes(serde_json::to_vec(&file).unwrap()).unwrap();
+    let codec = Codec::Tokenizer(Box::new(tokenizer), "tokenizer.json".into());
+    let answers = ["the\n\n the <|end|>", "they;\n\n\n<|end|>"];
+    let text = format!(
+        "<|user|>\n\nthé <|end|>\n<|model|>\n\n{}\n<|user|>there<|end|>\n<|model|>\n\n{}\n",
+        answers[0], answers[1]
+    );
+    let spans = answers.map(|answer| {
+        let start = text.find(answer).unwrap();
+        start..start + answer.len()
+    });
+    let (tokens, spans) = codec.encode_spans(&text, &spans).unwrap();
+    assert_eq!(tokens, codec.encode(text.as_bytes(), 1000).unwrap());
+    let end = codec.encode(b"<|end|>", 1000).unwrap();
+    assert_eq!(end.len(), 1);
+    for (span, answer) in spans.iter().zip(answers) {
+        assert_eq!(codec.decode(&tokens[span.clone()]).unwrap(), answer);
+        assert_eq!(tokens[span.end - 1], end[0]);
+        assert!(codec.decode(&tokens[..span.start]).unwrap().ends_with("<|model|>\n\n"));
+    }
 }

@@ -75,20 +75,25 @@ fn chatml_has_blocks_without_their_lines_and_answers_with_the_end_of_turn() {
     assert_eq!(text, format!("{system}{turns}"));
     assert_eq!(answers, ["Hello.<|im_end|>", "Two.\n\n2.<|im_end|>"]);
     let asked = template(CHATML).render(&said(&[("system", "S"), ("user", " Hi ")]), true).unwrap();
-    assert_eq!(asked, "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+    assert_eq!(
+        asked,
+        "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    );
     assert_eq!(template(CHATML).end_of_turn().unwrap(), "<|im_end|>");
 }
 
 #[test]
 fn headers_dates_slices_and_special_tokens() {
     let (text, answers) = answers(HEADERS, &[&[("system", " S ")], &TALK[..2]].concat());
-    let year = strftime("%Y", SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs()).unwrap();
+    let year =
+        strftime("%Y", SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs()).unwrap();
     let wanted = format!(
         "<s><|head|>system<|/head|>\n\nToday: {year}\nS<|eot|><|head|>user<|/head|>\n\nHi<|eot|>\
          <|head|>assistant<|/head|>\n\nHello.<|eot|>"
     );
     assert_eq!((text, answers), (wanted, vec!["Hello.<|eot|>".to_string()]));
-    let error = template(HEADERS).render(&said(&[("user", "x"), ("tool", "y")]), false).unwrap_err().to_string();
+    let error =
+        template(HEADERS).render(&said(&[("user", "x"), ("tool", "y")]), false).unwrap_err().to_string();
     assert!(error.starts_with("t.jinja: line 6: ") && error.ends_with("unknown role tool"), "{error}");
 }
 
@@ -134,13 +139,28 @@ fn a_template_that_ends_no_answer_is_refused_and_a_lines_end_is_an_end() {
 fn python_is_what_templates_expect() {
     let cases = [
         ("{{ messages | tojson }}", r#"[{"role": "user", "content": "<a> & 'é'"}]"#),
-        ("{{ {'b': [1, {}], 'a': none} | tojson(indent=2) }}", "{\n  \"b\": [\n    1,\n    {}\n  ],\n  \"a\": null\n}"),
+        (
+            "{{ {'b': [1, {}], 'a': none} | tojson(indent=2) }}",
+            "{\n  \"b\": [\n    1,\n    {}\n  ],\n  \"a\": null\n}",
+        ),
         ("{{ true }} {{ none }} {{ tools }} {{ nothing }}", "True None  "),
         ("{{ 'a</t>b'.split('</t>')[-1].lstrip('b') }}{{ 'x'.startswith('x') }}", "True"),
-        ("{% set n = namespace(i=0) %}{% for c in [1, 2, 3, 4] %}{% if c == 2 %}{% continue %}{% endif %}{% if c == 4 %}{% break %}{% endif %}{% set n.i = n.i + c %}{% endfor %}{{ n.i }}", "4"),
-        ("{% for m in messages[::-1] %}{{ m.get('name', 'none') }}{% for k, v in m.items() %}{{ k }}{% endfor %}{% endfor %}", "nonerolecontent"),
-        ("{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}{{ twice('a') }}{%- generation -%}  b {%- endgeneration %}", "aab"),
-        ("{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ messages is iterable }}", "1True"),
+        (
+            "{% set n = namespace(i=0) %}{% for c in [1, 2, 3, 4] %}{% if c == 2 %}{% continue %}{% endif %}{% if c == 4 %}{% break %}{% endif %}{% set n.i = n.i + c %}{% endfor %}{{ n.i }}",
+            "4",
+        ),
+        (
+            "{% for m in messages[::-1] %}{{ m.get('name', 'none') }}{% for k, v in m.items() %}{{ k }}{% endfor %}{% endfor %}",
+            "nonerolecontent",
+        ),
+        (
+            "{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}{{ twice('a') }}{%- generation -%}  b {%- endgeneration %}",
+            "aab",
+        ),
+        (
+            "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ messages is iterable }}",
+            "1True",
+        ),
     ];
     let messages = said(&[("user", "<a> & 'é'")]);
     for (source, wanted) in cases {
@@ -164,7 +184,8 @@ fn what_is_unknown_or_no_jinja_is_named_with_its_line() {
         let error = error(source);
         assert!(error.starts_with("t.jinja: line 1: ") && error.contains(name), "{error}");
     }
-    let broken = ChatTemplate::new("t.jinja".into(), "\n{% for %}".into(), Vec::new()).err().unwrap().to_string();
+    let broken =
+        ChatTemplate::new("t.jinja".into(), "\n{% for %}".into(), Vec::new()).err().unwrap().to_string();
     assert!(broken.starts_with("t.jinja: line 2: syntax error: "), "{broken}");
 }
 
@@ -173,19 +194,28 @@ fn a_folders_files_have_the_template_and_the_special_tokens() {
     let folder = std::env::temp_dir().join(format!("phalanx-template-{}", std::process::id()));
     std::fs::create_dir_all(&folder).unwrap();
     let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
-    let rendered = || ChatTemplate::of(&folder).and_then(|template| template.render(&said(&TALK[..1]), false));
+    let rendered =
+        || ChatTemplate::of(&folder).and_then(|template| template.render(&said(&TALK[..1]), false));
     let refused = || rendered().unwrap_err().to_string();
 
     assert!(refused().contains("got no chat template, wanted a chat_template.jinja"), "{}", refused());
     write("special_tokens_map.json", r#"{"bos_token": "<b>", "eos_token": {"content": "<old>"}}"#);
-    let tokens = r#""eos_token": {"content": "<e>", "lstrip": false}, "pad_token": null, "add_bos_token": true"#;
-    write("tokenizer_config.json", &format!(r#"{{"chat_template": "{{{{ bos_token + eos_token }}}}one", {tokens}}}"#));
+    let tokens =
+        r#""eos_token": {"content": "<e>", "lstrip": false}, "pad_token": null, "add_bos_token": true"#;
+    write(
+        "tokenizer_config.json",
+        &format!(r#"{{"chat_template": "{{{{ bos_token + eos_token }}}}one", {tokens}}}"#),
+    );
     assert_eq!(rendered().unwrap(), "<b><e>one");
     let list = r#"{"chat_template": [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "two"}]}"#;
     write("tokenizer_config.json", list);
     assert_eq!(rendered().unwrap(), "two");
     write("tokenizer_config.json", &list.replace("default", "other"));
-    assert!(refused().contains(r#"`chat_template`: got the names ["tool_use", "other"], wanted"#), "{}", refused());
+    assert!(
+        refused().contains(r#"`chat_template`: got the names ["tool_use", "other"], wanted"#),
+        "{}",
+        refused()
+    );
     write("tokenizer_config.json", r#"{"chat_template": "\n{{ x.y }}"}"#);
     assert!(refused().contains("tokenizer_config.json, `chat_template`: line 2: "), "{}", refused());
     write("tokenizer_config.json", r#"{"bos_token": 3}"#);
