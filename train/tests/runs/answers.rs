@@ -41,7 +41,7 @@ impl Dataset for Answers {
     }
 
     fn counted(&self, index: usize) -> Option<usize> {
-        Some(if index % 3 == 0 { 8 } else { 1 + index % 2 })
+        Some(if index.is_multiple_of(3) { 8 } else { 1 + index % 2 })
     }
 }
 
