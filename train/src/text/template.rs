@@ -115,6 +115,8 @@ impl ChatTemplate {
         });
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.add_filter("tojson", to_json);
+        // None can be iterated in Rust's, and not in Python's.
+        environment.add_test("iterable", |value: &Value| !value.is_none() && value.try_iter().is_ok());
         environment.add_function("raise_exception", |why: String| -> std::result::Result<Value, _> {
             Err(minijinja::Error::new(ErrorKind::InvalidOperation, why))
         });
@@ -154,7 +156,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// Those of [`ChatTemplate::render`]; if the text up to a message is no beginning of the whole text, so that what a model is asked is not
-    /// what it has learned; or if nothing ends an answer.
+    /// what it has learned; if an answer's text is not in the text, as under a template for contents with images; or if nothing ends an answer.
     pub fn render_answers(&self, messages: &[Message]) -> Result<Rendered> {
         let text = self.render(messages, false)?;
         let mut answers = Vec::new();
@@ -175,7 +177,13 @@ impl ChatTemplate {
                 );
                 return Err(Error::data(&self.name, why));
             }
-            let end = end_of_turn(&answered[asked.len()..], &message.content);
+            let answer = &answered[asked.len()..];
+            let said = message.content.trim().lines().last().unwrap_or_default().trim();
+            if !answer.contains(said) {
+                let why = format!("got {answer:?} for message {number}, which does not have its text {said:?}; wanted a template that writes contents that are texts");
+                return Err(Error::data(&self.name, why));
+            }
+            let end = end_of_turn(answer, &message.content);
             if end.is_empty() {
                 let why = "the template writes nothing behind an answer, wanted a mark that ends the turn: a model would not learn to stop";
                 return Err(Error::data(&self.name, why));

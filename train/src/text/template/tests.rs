@@ -136,6 +136,13 @@ fn a_template_that_ends_no_answer_is_refused_and_a_lines_end_is_an_end() {
 }
 
 #[test]
+fn a_template_for_contents_with_images_is_refused() {
+    let parts = "{% for m in messages %}[{{ m.role }}]{% for part in m.content %}{{ part.text }}{% endfor %}<end>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
+    let error = template(parts).render_answers(&said(&TALK[..2])).unwrap_err().to_string();
+    assert!(error.contains(r#"for message 1, which does not have its text "Hello.""#), "{error}");
+}
+
+#[test]
 fn python_is_what_templates_expect() {
     let cases = [
         ("{{ messages | tojson }}", r#"[{"role": "user", "content": "<a> & 'é'"}]"#),
@@ -156,6 +163,10 @@ fn python_is_what_templates_expect() {
         (
             "{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}{{ twice('a') }}{%- generation -%}  b {%- endgeneration %}",
             "aab",
+        ),
+        (
+            "{{ none is iterable }}{{ 'a' is iterable }}{{ 3 is iterable }}{{ {} is iterable }}",
+            "FalseTrueFalseTrue",
         ),
         (
             "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ messages is iterable }}",
