@@ -6,6 +6,7 @@
 //! targets:       -     -   -     Hello   .   <end>  -    -    -          - is -100, which losses ignore
 //! ```
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -15,7 +16,7 @@ use rayon::prelude::*;
 use serde_json::{Map, Value};
 
 use super::template::Rendered;
-use super::{ChatTemplate, Codec, Message};
+use super::{Answers, ChatTemplate, Codec, Message};
 use crate::data::{Dataset, HOST, JsonLines, kind};
 use crate::{Error, Result, check_memory, digest};
 
@@ -33,11 +34,15 @@ const FILE_BYTES: f64 = 4.0;
 /// `{"prompt": "..", "completion": ".."}`, which is a user's message and an answer. Other fields are passed over.
 ///
 /// The template makes the text, and the tokens of the assistant's answers are targets, each with the end of its turn; all other targets are
-/// ignored. Rows are padded or cut to the context. An item counts as often as it has such targets ([`Dataset::counted`]).
+/// ignored. A conversation is padded or cut to the context. An item counts as often as it has such targets ([`Dataset::counted`]).
 pub struct Conversations {
     path: PathBuf,
     context: usize,
-    rows: Vec<Row>,
+    conversations: Vec<Conversation>,
+    /// The conversations of each item.
+    items: Vec<Vec<usize>>,
+    /// Whether items have a third tensor, where their conversations begin.
+    packed: bool,
     /// A digest of the messages and the template.
     digest: u64,
     /// The largest token.
@@ -45,11 +50,11 @@ pub struct Conversations {
 }
 
 /// A conversation as tokens, cut to one more than the context.
-struct Row {
+struct Conversation {
     tokens: Vec<u32>,
     /// Which of them are an answer's. None is the first.
     answers: Vec<Range<usize>>,
-    /// The tokens that were cut off, and how many of them were an answer's.
+    /// How many tokens were cut off, and how many of them were an answer's.
     cut: [usize; 2],
     digest: u64,
 }
@@ -65,6 +70,7 @@ impl Conversations {
         codec: &Codec,
         template: &ChatTemplate,
         context: usize,
+        answers: Answers,
     ) -> Result<Conversations> {
         let path = path.as_ref();
         let bytes = std::fs::metadata(path).map_err(|e| Error::file(path, e))?.len() as f64;
@@ -72,15 +78,51 @@ impl Conversations {
         let lines = JsonLines::open(path)?;
         let read = |line: usize| {
             let messages = messages(lines.value(line)?);
-            let row = messages.and_then(|messages| row(&messages, codec, template, context));
+            let row = messages.and_then(|messages| tokens(&messages, codec, template, context, answers));
             row.map_err(|why| lines.wrong(line, why))
         };
-        let rows: Vec<Result<Row>> = (0..lines.len()).into_par_iter().map(read).collect();
-        let rows = rows.into_iter().collect::<Result<Vec<Row>>>()?;
-        let digests = rows.iter().map(|row| row.digest).chain([digest(template.source().as_bytes())]);
+        let all: Vec<Result<Conversation>> = (0..lines.len()).into_par_iter().map(read).collect();
+        let all = all.into_iter().collect::<Result<Vec<Conversation>>>()?;
+        let how = [digest(template.source().as_bytes()), answers as u64];
+        let digests = all.iter().map(|one| one.digest).chain(how);
         let digest = digest(&digests.flat_map(u64::to_le_bytes).collect::<Vec<u8>>());
-        let top = rows.iter().flat_map(|row| row.tokens.iter().copied()).max().unwrap_or(0);
-        Ok(Conversations { path: path.into(), context, rows, digest, top })
+        let top = all.iter().flat_map(|one| one.tokens.iter().copied()).max().unwrap_or(0);
+        let items = (0..all.len()).map(|one| vec![one]).collect();
+        Ok(Conversations {
+            path: path.into(),
+            context,
+            conversations: all,
+            items,
+            packed: false,
+            digest,
+            top,
+        })
+    }
+
+    /// The same conversations, several in a row as long as they fit. A row has a third tensor, as [`Packed`](crate::data::Packed): attention stays
+    /// inside a conversation, and its positions begin anew. So each has the losses that it has in a row of its own. The longest are placed
+    /// first, each in the row where the least is left behind it.
+    #[must_use]
+    pub fn packed(mut self) -> Conversations {
+        let mut order: Vec<usize> = (0..self.conversations.len()).collect();
+        order.sort_by_key(|&one| std::cmp::Reverse(self.conversations[one].len()));
+        let (mut items, mut with_room): (Vec<Vec<usize>>, BTreeMap<usize, Vec<usize>>) = Default::default();
+        for one in order {
+            let length = self.conversations[one].len();
+            let found =
+                with_room.range_mut(length..).next().and_then(|(&room, items)| Some((room, items.pop()?)));
+            let (room, item) = found.unwrap_or_else(|| {
+                items.push(Vec::new());
+                (self.context, items.len() - 1)
+            });
+            if with_room.get(&room).is_some_and(Vec::is_empty) {
+                with_room.remove(&room);
+            }
+            items[item].push(one);
+            with_room.entry(room - length).or_default().push(item);
+        }
+        (self.items, self.packed) = (items, true);
+        self
     }
 
     /// Refuses tokens that a model with this vocabulary does not know.
@@ -94,21 +136,24 @@ impl Conversations {
 
     /// The number of conversations, and a digest of the messages and the template.
     pub(super) fn identity(&self) -> String {
-        format!("{} conversations {:016x}", self.rows.len(), self.digest)
+        format!("{} conversations {:016x}", self.conversations.len(), self.digest)
     }
 
     /// What the file has, and what of it was cut off, as a sentence.
     pub fn summary(&self) -> String {
-        let count = |of: fn(&Row) -> usize| self.rows.iter().map(of).sum::<usize>();
-        let (tokens, answers) = (count(|row| row.tokens.len()), count(Row::counted));
+        let count = |of: fn(&Conversation) -> usize| self.conversations.iter().map(of).sum::<usize>();
+        let (tokens, answers) = (count(|one| one.tokens.len()), count(Conversation::counted));
         let mut said = format!(
             "{}: {} conversations, {tokens} tokens, {answers} of them answers'",
             self.path.display(),
-            self.rows.len()
+            self.conversations.len()
         );
-        let cut = self.rows.iter().filter(|row| row.cut[0] > 0).count();
+        if self.packed {
+            said += &format!(", in {} rows", self.items.len());
+        }
+        let cut = self.conversations.iter().filter(|one| one.cut[0] > 0).count();
         if cut > 0 {
-            let [left_out, of_answers] = [count(|row| row.cut[0]), count(|row| row.cut[1])];
+            let [left_out, of_answers] = [count(|one| one.cut[0]), count(|one| one.cut[1])];
             said += &format!(
                 "; {cut} were cut to `context` {}, which leaves out {left_out} more tokens, {of_answers} of them answers'",
                 self.context
@@ -118,7 +163,12 @@ impl Conversations {
     }
 }
 
-impl Row {
+impl Conversation {
+    /// Positions in a row: the last token is a target alone.
+    fn len(&self) -> usize {
+        self.tokens.len() - 1
+    }
+
     fn counted(&self) -> usize {
         self.answers.iter().map(Range::len).sum()
     }
@@ -126,24 +176,35 @@ impl Row {
 
 impl Dataset for Conversations {
     fn len(&self) -> usize {
-        self.rows.len()
+        self.items.len()
     }
 
     fn item(&self, index: usize, _draw: u64) -> Result<Vec<Tensor>> {
-        let Some(row) = self.rows.get(index) else {
-            let why = format!("got item {index}, wanted one of {}", self.rows.len());
+        let Some(item) = self.items.get(index) else {
+            let why = format!("got item {index}, wanted one of {}", self.items.len());
             return Err(Error::file(&self.path, why));
         };
         let mut inputs = vec![PADDING; self.context];
         let mut targets = vec![IGNORED; self.context];
-        for (input, &token) in inputs.iter_mut().zip(&row.tokens[..row.tokens.len() - 1]) {
-            *input = token.into();
-        }
-        for place in row.answers.iter().cloned().flatten() {
-            targets[place - 1] = row.tokens[place].into();
+        let mut starts = vec![0; self.context];
+        let mut start = 0;
+        for one in item.iter().map(|&one| &self.conversations[one]) {
+            for (input, &token) in inputs[start..].iter_mut().zip(&one.tokens[..one.len()]) {
+                *input = token.into();
+            }
+            for place in one.answers.iter().cloned().flatten() {
+                targets[start + place - 1] = one.tokens[place].into();
+            }
+            // What follows, another conversation or padding, begins there.
+            start += one.len();
+            starts[start..].fill(start as i64);
         }
         let tensor = |values: &[i64]| Tensor::from_slice(values, &[self.context], HOST);
-        Ok(vec![tensor(&inputs)?, tensor(&targets)?])
+        let mut tensors = vec![tensor(&inputs)?, tensor(&targets)?];
+        if self.packed {
+            tensors.push(tensor(&starts)?);
+        }
+        Ok(tensors)
     }
 
     fn contents(&self) -> Vec<Content> {
@@ -151,7 +212,7 @@ impl Dataset for Conversations {
     }
 
     fn counted(&self, index: usize) -> Option<usize> {
-        self.rows.get(index).map(Row::counted)
+        Some(self.items.get(index)?.iter().map(|&one| self.conversations[one].counted()).sum())
     }
 }
 
@@ -212,12 +273,18 @@ fn message((number, value): (usize, Value)) -> Result<Message> {
 }
 
 /// The tokens of a conversation.
-fn row(messages: &[Message], codec: &Codec, template: &ChatTemplate, context: usize) -> Result<Row> {
+fn tokens(
+    messages: &[Message],
+    codec: &Codec,
+    template: &ChatTemplate,
+    context: usize,
+    which: Answers,
+) -> Result<Conversation> {
     if !messages.iter().any(|message| message.role == "assistant") {
         let roles: Vec<&str> = messages.iter().map(|message| message.role.as_str()).collect();
         return refuse(format!("got messages of the roles {roles:?}, wanted one of the role `assistant`"));
     }
-    let Rendered { text, answers } = template.render_answers(messages)?;
+    let Rendered { text, answers } = template.render_answers(messages, which)?;
     let (mut tokens, answers) = codec.encode_spans(&text, &answers)?;
     let whole = tokens.len();
     let before = answers.first().map_or(whole, |answer| answer.start);
@@ -234,7 +301,7 @@ fn row(messages: &[Message], codec: &Codec, template: &ChatTemplate, context: us
     let said: Vec<u8> =
         messages.iter().flat_map(|m| format!("{:?}{:?}", m.role, m.content).into_bytes()).collect();
     let cut = [whole - tokens.len(), if whole > tokens.len() { all - left } else { 0 }];
-    Ok(Row { tokens, answers: inside, cut, digest: digest(&said) })
+    Ok(Conversation { tokens, answers: inside, cut, digest: digest(&said) })
 }
 
 fn refuse<T>(why: String) -> Result<T> {

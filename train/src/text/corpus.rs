@@ -14,6 +14,7 @@ use crate::data::{
 use crate::{Data, Error, Result, check_memory, choices, digest, keyed};
 
 choices! { Width { Width::U16 = "u16", Width::U32 = "u32" } }
+choices! { pub enum Answers { All = "all", Last = "last" } }
 
 /// The names of a prepared folder's files; others write `val.bin` for the second.
 pub const TRAINING: &str = "train.bin";
@@ -45,8 +46,10 @@ keyed! {
         /// Tokens in a sequence.
         "context" context: usize = 256,
         /// Keep attention inside documents, of which a sequence may have several. Documents end where the index of the tokens says, as
-        /// `prepare` makes it, or at `end-of-text`.
+        /// `prepare` makes it, or at `end-of-text`. Whole conversations are put into a sequence as long as they fit.
         "packed" packed: bool = false,
+        /// Which answers of a conversation are learned; what follows the last one is left out then.
+        "answers" answers: Answers = Answers::All,
         /// The token at which documents end.
         "end-of-text" end_of_text: Option<usize> = None,
     }
@@ -360,14 +363,15 @@ fn conversations(path: &Path, config: &CorpusConfig, codec: Option<&Codec>) -> R
             "conversations go with a model's folder and its chat template, wanted `init`",
         ));
     };
-    if config.packed {
-        return Err(Error::file(
-            path,
-            "conversations have a row each, and `packed` is for documents in a row",
-        ));
+    if let Some(end) = config.end_of_text {
+        let why =
+            format!("conversations end where their lines do, and `end-of-text` is for texts; got {end}");
+        return Err(Error::file(path, why));
     }
-    let open = Conversations::open(path, codec, &ChatTemplate::of(folder)?, config.context)?;
-    Ok(CorpusSource::Conversations(Arc::new(open)))
+    let template = ChatTemplate::of(folder)?;
+    let all = Conversations::open(path, codec, &template, config.context, config.answers)?;
+    let all = if config.packed { all.packed() } else { all };
+    Ok(CorpusSource::Conversations(Arc::new(all)))
 }
 
 #[cfg(not(feature = "chat"))]

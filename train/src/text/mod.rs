@@ -20,7 +20,7 @@ pub use codec::{Codec, TOKENIZER};
 #[cfg(feature = "chat")]
 pub use conversations::Conversations;
 use corpus::check_vocabulary;
-pub use corpus::{Corpus, CorpusConfig, TRAINING, VALIDATION};
+pub use corpus::{Answers, Corpus, CorpusConfig, TRAINING, VALIDATION};
 pub use folder_text::text_of_folder;
 pub use prepare::PrepareConfig;
 #[cfg(feature = "chat")]

@@ -12,6 +12,7 @@ use minijinja::{AutoEscape, Environment, ErrorKind};
 use serde::Serialize;
 use serde_json::Value as Json;
 
+use super::Answers;
 use crate::calendar::strftime;
 use crate::{Error, Result};
 
@@ -151,17 +152,22 @@ impl ChatTemplate {
         rendered.map_err(|error| wrong(&self.name, &error))
     }
 
-    /// The text of a conversation and where its answers lie. An answer is what the assistant's message adds to the text that asks for it,
+    /// The text of a conversation and where its answers lie, all or the last alone; then the text ends with it. An answer is what the assistant's message adds to the text that asks for it,
     /// without white space behind the mark that ends the turn.
     ///
     /// # Errors
     /// Those of [`ChatTemplate::render`]; if the text up to a message is no beginning of the whole text, so that what a model is asked is not
     /// what it has learned; if an answer's text is not in the text, as under a template for contents with images; or if nothing ends an answer.
-    pub fn render_answers(&self, messages: &[Message]) -> Result<Rendered> {
+    pub fn render_answers(&self, messages: &[Message], which: Answers) -> Result<Rendered> {
+        let mut asked: Vec<_> = messages.iter().enumerate().filter(|(_, m)| m.role == ASSISTANT).collect();
+        let mut messages = messages;
+        if let (Answers::Last, Some(&(last, _))) = (which, asked.last()) {
+            asked.drain(..asked.len() - 1);
+            messages = &messages[..=last];
+        }
         let text = self.render(messages, false)?;
         let mut answers = Vec::new();
-        for (number, message) in messages.iter().enumerate().filter(|(_, message)| message.role == ASSISTANT)
-        {
+        for (number, message) in asked {
             let asked = self.render(&messages[..number], true)?;
             let answered = self.render(&messages[..=number], false)?;
             let nested = answered.starts_with(&asked) && text.starts_with(&answered);
@@ -171,7 +177,7 @@ impl ChatTemplate {
                     false => (&asked, &answered),
                 };
                 let why = format!(
-                    "the text up to message {number} is no beginning of the text with what follows it: got {:?}, wanted {:?} there; such a template is for single answers, or not for training",
+                    "the text up to message {number} is no beginning of the text with what follows it: got {:?}, wanted {:?} there; under some such templates the last answer can be learned (`answers` last)",
                     from_difference(part, whole),
                     from_difference(whole, part),
                 );
@@ -180,7 +186,9 @@ impl ChatTemplate {
             let answer = &answered[asked.len()..];
             let said = message.content.trim().lines().last().unwrap_or_default().trim();
             if !answer.contains(said) {
-                let why = format!("got {answer:?} for message {number}, which does not have its text {said:?}; wanted a template that writes contents that are texts");
+                let why = format!(
+                    "got {answer:?} for message {number}, which does not have its text {said:?}; wanted a template that writes contents that are texts"
+                );
                 return Err(Error::data(&self.name, why));
             }
             let end = end_of_turn(answer, &message.content);
@@ -200,8 +208,8 @@ impl ChatTemplate {
     /// As [`ChatTemplate::render_answers`].
     pub fn end_of_turn(&self) -> Result<String> {
         let answer = "answer";
-        let rendered =
-            self.render_answers(&[Message::new("user", "question"), Message::new(ASSISTANT, answer)])?;
+        let messages = [Message::new("user", "question"), Message::new(ASSISTANT, answer)];
+        let rendered = self.render_answers(&messages, Answers::All)?;
         let Some(span) = rendered.answers.first() else { return Ok(String::new()) };
         Ok(end_of_turn(&rendered.text[span.clone()], answer).to_string())
     }

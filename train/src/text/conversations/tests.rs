@@ -20,7 +20,13 @@ impl Folder {
 
     fn open(&self, context: usize) -> Result<Conversations> {
         let codec = Codec::of(&self.0)?;
-        Conversations::open(self.0.join("data.jsonl"), &codec, &ChatTemplate::of(&self.0)?, context)
+        Conversations::open(
+            self.0.join("data.jsonl"),
+            &codec,
+            &ChatTemplate::of(&self.0)?,
+            context,
+            Answers::All,
+        )
     }
 }
 
@@ -44,7 +50,7 @@ fn shown(data: &Conversations, index: usize) -> [String; 2] {
         };
         tensor.to_vec::<i64>().unwrap().iter().map(of).collect()
     };
-    let [inputs, targets] = &data.item(index, 0).unwrap()[..] else { panic!("two tensors") };
+    let [inputs, targets, ..] = &data.item(index, 0).unwrap()[..] else { panic!("two tensors") };
     [text(inputs), text(targets)]
 }
 
@@ -79,6 +85,43 @@ fn long_rows_are_cut_and_what_is_left_out_is_said() {
     let error = folder.open(7).err().unwrap().to_string();
     let wanted = "data.jsonl, line 1: no token of an answer is left in a row of `context` 7: 8 of its 17 tokens come before the first answer";
     assert!(error.ends_with(wanted), "{error}");
+}
+
+#[test]
+fn packed_rows_have_whole_conversations_and_say_where_they_begin() {
+    let lines = ["aa", "b", "cccc", "dd", "e"];
+    let line = |answer: &&str| format!("{{\"prompt\": \"\", \"completion\": \"{answer}\"}}\n");
+    let folder = Folder::new("packed", &lines.iter().map(line).collect::<String>());
+    let data = folder.open(12).unwrap().packed();
+    // The longest first: `cccc` with 7 places, `aa` and `dd` with 5, `b` and `e` with 4. A row's last place is padding.
+    let of = |index: usize| (shown(&data, index), starts(&data, index));
+    let row = |inputs: &str, targets: &str, starts: &str| {
+        ([inputs.to_string(), targets.into()], starts.to_string())
+    };
+    assert_eq!(of(0), row("U.AccccU.Aaa", "--cccc.--aa.", "000000077777"));
+    assert_eq!(of(1), row("U.AddU.Ab000", "--dd.--b.---", "000005555999"));
+    assert_eq!(of(2), row("U.Ae00000000", "--e.--------", "000044444444"));
+    let counts = (0..data.len()).map(|item| data.counted(item).unwrap()).collect::<Vec<_>>();
+    assert_eq!(counts, [8, 5, 2]);
+    assert!(data.summary().contains("15 of them answers', in 3 rows"), "{}", data.summary());
+    assert_eq!(data.identity(), folder.open(12).unwrap().identity());
+}
+
+/// The third tensor, in hexadecimal digits.
+fn starts(data: &Conversations, index: usize) -> String {
+    let starts = data.item(index, 0).unwrap()[2].to_vec::<i64>().unwrap();
+    starts.into_iter().map(|start| char::from_digit(start as u32, 16).unwrap()).collect()
+}
+
+#[test]
+fn the_last_answer_alone_is_learned_if_that_is_wanted() {
+    let folder = Folder::new("last", TALK);
+    let (codec, template) = (Codec::of(&folder.0).unwrap(), ChatTemplate::of(&folder.0).unwrap());
+    let path = folder.0.join("data.jsonl");
+    let last = Conversations::open(&path, &codec, &template, 16, Answers::Last).unwrap();
+    assert_eq!(shown(&last, 0), ["Ss.Uhi.Ayo.Ub.Ac", "--------------c."]);
+    assert_eq!(last.counted(0), Some(2));
+    assert_ne!(last.identity(), folder.open(16).unwrap().identity());
 }
 
 #[test]

@@ -61,9 +61,12 @@ fn conversations_go_with_a_folder_and_not_with_texts() {
         data.err().unwrap().to_string()
     };
     assert!(refused(of(&[&data]), None).contains("conversations go with a model's folder"));
-    assert!(
-        refused(CorpusConfig { packed: true, ..of(&[&data]) }, codec()).contains("`packed` is for documents")
-    );
+    let end = CorpusConfig { packed: true, end_of_text: Some(3), ..of(&[&data]) };
+    assert!(refused(end, codec()).contains("`end-of-text` is for texts"));
+    let packed = open(CorpusConfig { packed: true, ..of(&[&data]) }, codec()).unwrap();
+    let (found, identity, _) = packed.data(256, 1).unwrap();
+    assert!(identity.ends_with(" packed None"), "{identity}");
+    assert_eq!(found.samples.sample(0).unwrap().len(), 3);
     assert!(refused(of(&[&data, &text]), codec()).contains("whose samples count unlike often"));
     std::fs::remove_dir_all(folder).unwrap();
 }

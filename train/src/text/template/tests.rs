@@ -58,7 +58,7 @@ fn said(turns: &[(&str, &str)]) -> Vec<Message> {
 }
 
 fn answers(source: &str, turns: &[(&str, &str)]) -> (String, Vec<String>) {
-    let Rendered { text, answers } = template(source).render_answers(&said(turns)).unwrap();
+    let Rendered { text, answers } = template(source).render_answers(&said(turns), Answers::All).unwrap();
     let texts = answers.into_iter().map(|answer| text[answer].to_string()).collect();
     (text, texts)
 }
@@ -115,20 +115,26 @@ fn brackets_have_answers_that_begin_with_a_space() {
 
 #[test]
 fn a_template_whose_beginnings_do_not_nest_is_refused_and_serves_single_answers() {
-    let error = template(THOUGHTS).render_answers(&said(&TALK)).unwrap_err().to_string();
+    let error = template(THOUGHTS).render_answers(&said(&TALK), Answers::All).unwrap_err().to_string();
     assert!(error.contains("up to message 1 is no beginning"), "{error}");
     assert!(error.contains(r#"got "(thinks)Hello.<end>", wanted "Hello.<end><user>1 + 1?<"#), "{error}");
     assert_eq!(answers(THOUGHTS, &TALK[..2]).1, ["(thinks)Hello.<end>"]);
+    // What follows the last answer is left out.
+    let further = [&TALK[..], &[("user", "b")]].concat();
+    let Rendered { text, answers: last } =
+        template(THOUGHTS).render_answers(&said(&further), Answers::Last).unwrap();
+    assert_eq!((last.len(), &text[last[0].clone()]), (1, "(thinks)Two.\n\n2.<end>"));
+    assert!(text.ends_with("<user>1 + 1?<end><assistant>(thinks)Two.\n\n2.<end>"), "{text}");
     // Asking has another beginning than the answer.
     let other = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if add_generation_prompt %}?{% endif %}";
-    let error = template(other).render_answers(&said(&TALK)).unwrap_err().to_string();
+    let error = template(other).render_answers(&said(&TALK), Answers::All).unwrap_err().to_string();
     assert!(error.contains(r#"got "?", wanted "assistant:Hello.;""#), "{error}");
 }
 
 #[test]
 fn a_template_that_ends_no_answer_is_refused_and_a_lines_end_is_an_end() {
     let endless = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
-    let error = template(endless).render_answers(&said(&TALK)).unwrap_err().to_string();
+    let error = template(endless).render_answers(&said(&TALK), Answers::All).unwrap_err().to_string();
     assert!(error.contains("writes nothing behind an answer"), "{error}");
     let lines = "{% for m in messages %}{{ m.role }}: {{ m.content + '\\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}";
     assert_eq!(answers(lines, &TALK[..2]).1, ["Hello.\n"]);
@@ -138,7 +144,7 @@ fn a_template_that_ends_no_answer_is_refused_and_a_lines_end_is_an_end() {
 #[test]
 fn a_template_for_contents_with_images_is_refused() {
     let parts = "{% for m in messages %}[{{ m.role }}]{% for part in m.content %}{{ part.text }}{% endfor %}<end>{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
-    let error = template(parts).render_answers(&said(&TALK[..2])).unwrap_err().to_string();
+    let error = template(parts).render_answers(&said(&TALK[..2]), Answers::All).unwrap_err().to_string();
     assert!(error.contains(r#"for message 1, which does not have its text "Hello.""#), "{error}");
 }
 
