@@ -155,6 +155,68 @@ fn the_mean_is_that_of_all_tokens_that_count_and_padding_changes_nothing() {
     }
 }
 
+/// Whole conversations, several in a row, on one device and on two ranks.
+#[cfg(feature = "chat")]
+#[test]
+fn packed_conversations_have_the_losses_that_they_have_alone() {
+    use phalanx_train::text::{Answers, ChatTemplate, Codec, Conversations};
+
+    let folder = Folder::new();
+    std::fs::create_dir_all(folder.path()).unwrap();
+    let line = |i: usize| {
+        let [question, answer] = ["tell me ", "a long story "].map(|text| &text[..1 + i * i % text.len()]);
+        format!("{{\"prompt\": \"{question}\", \"completion\": \"{answer}\"}}\n")
+    };
+    let data = folder.path().join("data.jsonl");
+    std::fs::write(&data, (0..20).map(line).collect::<String>()).unwrap();
+    let template = "{% for m in messages %}{{ m.role[:1] + m.content }}.{% endfor %}{% if add_generation_prompt %}a{% endif %}";
+    std::fs::write(folder.path().join("chat_template.jinja"), template).unwrap();
+    let (codec, template) = (Codec::of(folder.path()).unwrap(), ChatTemplate::of(folder.path()).unwrap());
+    let open = || Conversations::open(&data, &codec, &template, 48, Answers::All).unwrap();
+    let (alone, packed) = (open(), Arc::new(open().packed()));
+    assert!(packed.len() > 4 && packed.len() < 12, "{}", packed.len());
+    let rows: Vec<_> = (0..alone.len()).map(|row| alone.item(row, 0).unwrap()).collect();
+    let counted = (0..alone.len()).filter_map(|row| alone.counted(row)).sum();
+    for model in [
+        ModelConfig::Gpt(GptConfig::new(256, 48, 2, 2, 16)),
+        ModelConfig::Llama(LlamaConfig::new(256, 48, 2, 2, 16)),
+    ] {
+        for dp in [1, 2] {
+            let batch = packed.len() / dp * dp;
+            let still = Config {
+                steps: 1,
+                batch,
+                validate_every: 1,
+                clip: None,
+                lr: Schedule::Constant { lr: 0.0, warmup: 0 },
+                ..config(Layout { dp, ..Layout::default() }, 0)
+            };
+            let (told, steps, wanted) = (Told::default(), Steps::default(), Mutex::new([0.0; 2]));
+            let trainer = Trainer::new(still.clone()).samples(Ordered::new(packed.clone()).unwrap(), 48);
+            let part = |rank: &phalanx_train::MeshRank| {
+                let model = decoder(&model, &still.layout, &rank.groups, &rank.scope(&still), None)?;
+                if rank.is_first() {
+                    *wanted.lock().unwrap() = by_hand(&*model, &rows, counted);
+                }
+                Ok(model)
+            };
+            trainer
+                .validation(packed.clone())
+                .callback(told.clone())
+                .callback(steps.clone())
+                .run_parts(part)
+                .unwrap();
+            let ([loss, norm], got) = (*wanted.lock().unwrap(), steps.0.lock().unwrap()[0]);
+            let validated = f64::from_bits(told.validations()[0]);
+            assert!((validated - loss).abs() < 1e-5 * loss, "{validated}, wanted {loss}");
+            if batch == packed.len() {
+                let close = (got[0] - loss).abs() < 1e-5 * loss && (got[1] - norm).abs() < 1e-4 * norm;
+                assert!(close, "{got:?}, wanted {loss} {norm}");
+            }
+        }
+    }
+}
+
 #[test]
 fn every_layout_trains_on_them_as_one_device_does_on_the_whole_batch() {
     for model in models() {

@@ -93,7 +93,7 @@ fn packed_rows_have_whole_conversations_and_say_where_they_begin() {
     let line = |answer: &&str| format!("{{\"prompt\": \"\", \"completion\": \"{answer}\"}}\n");
     let folder = Folder::new("packed", &lines.iter().map(line).collect::<String>());
     let data = folder.open(12).unwrap().packed();
-    // The longest first: `cccc` with 7 places, `aa` and `dd` with 5, `b` and `e` with 4. A row's last place is padding.
+    // The longest first: `cccc` with 7 places, `aa` and `dd` with 5, `b` and `e` with 4.
     let of = |index: usize| (shown(&data, index), starts(&data, index));
     let row = |inputs: &str, targets: &str, starts: &str| {
         ([inputs.to_string(), targets.into()], starts.to_string())
