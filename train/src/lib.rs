@@ -59,7 +59,7 @@ mod trainer;
 pub use phalanx_parallel::hybrid::Layout;
 
 pub use callback::{Callback, Event, Progress, StatusLine};
-pub use config::{Asynchronous, Backend, Config, Offload, OnDivergence, Plateau};
+pub use config::{Asynchronous, Backend, Config, Offload, OnDivergence, Plateau, run_folder};
 pub use data::Data;
 pub use error::{Error, Result};
 #[allow(deprecated)]

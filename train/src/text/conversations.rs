@@ -290,7 +290,7 @@ fn tokens(
     let before = answers.first().map_or(whole, |answer| answer.start);
     tokens.truncate(context + 1);
     // The first token is no target, since no token comes before it.
-    let kept = |answer: &Range<usize>| answer.start.clamp(1, tokens.len())..answer.end.clamp(1, tokens.len());
+    let kept = |answer: &Range<usize>| answer.start.max(1).min(tokens.len())..answer.end.min(tokens.len());
     let inside: Vec<_> = answers.iter().map(kept).filter(|answer| !answer.is_empty()).collect();
     let all: usize = answers.iter().map(Range::len).sum();
     let left: usize = inside.iter().map(Range::len).sum();
