@@ -55,6 +55,7 @@
 //! | `mpi` | no | ranks as processes over MPI; a build needs its headers and libclang |
 //! | `images`, `csv`, `json` | no | [`train::data`]: `ImageFolder`, `Csv`, `JsonLines` and `JsonTexts` |
 //! | `tokenizers` | no | Hugging Face's `tokenizer.json` in [`train::text`] |
+//! | `chat` | no | Hugging Face's chat templates, and conversations as data, in [`train::text`] |
 //!
 //! # The book
 //!

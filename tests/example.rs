@@ -6,6 +6,8 @@ mod adapters;
 mod configured;
 #[path = "example/continued.rs"]
 mod continued;
+#[path = "example/conversations.rs"]
+mod conversations;
 #[path = "example/damage.rs"]
 mod damage;
 #[path = "example/formats.rs"]

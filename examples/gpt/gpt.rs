@@ -95,11 +95,12 @@ impl Gpt {
     pub fn plan(&self) -> Result<(ModelConfig, Corpus, bool)> {
         let saved = self.run.resume.as_ref().and_then(|folder| {
             let saved = checkpoints::latest(folder).ok()?;
-            Some((saved.settings().get(MODEL)?.clone(), folder))
+            // The tokenizer lies in the run's folder, also if a checkpoint in it is named.
+            Some((saved.settings().get(MODEL)?.clone(), train::run_folder(folder)))
         });
         let from = match (&self.init, saved) {
             (_, Some((text, folder))) => Some((ModelConfig::parse(&text, folder)?, folder)),
-            (Some(folder), None) => Some((read_config(folder)?, folder)),
+            (Some(folder), None) => Some((read_config(folder)?, &**folder)),
             (None, None) => None,
         };
         let codec = from.as_ref().map(|(_, folder)| Codec::of(folder)).transpose()?;

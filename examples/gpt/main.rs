@@ -6,10 +6,10 @@
 //! cargo run --release --example gpt -- profile --layers 8             # which operations take the time of a step
 //! cargo run --release --example gpt -- prepare --data FILE.. --out tokens
 //! cargo run --release --example gpt -- generate --model run --prompt "Once"
+//! cargo run --release --example gpt --features chat -- generate --model FOLDER --chat
 //! ```
 //! Bad input ends with one line on stderr and exit code 2.
 
-mod generate;
 mod gpt;
 mod train;
 
@@ -19,10 +19,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx::train::data::Prepared;
 use phalanx::train::text::PrepareConfig;
-use phalanx::train::{ConvertConfig, Error, Keyed, Replay, Result, Settings, StatusLine, take_flag};
+use phalanx::train::{
+    ConvertConfig, Error, GenerateConfig, Keyed, Replay, Result, Settings, StatusLine, take_flag,
+};
 use phalanx::{kernels, parallel};
 
-use generate::Generate;
 use gpt::Gpt;
 
 /// What is trained without a subcommand, unless flags say otherwise.
@@ -35,7 +36,7 @@ gpt train [FLAGS]      train, then print a sample; --config FILE.toml has flags 
 gpt replay --from CHECKPOINT --steps A..B [FLAGS]    repeat steps of a run and compare their --digests; exit code 1 if they differ
 gpt profile [FLAGS]    print which operations take the time of a step, and `gpt plan` stages for --pp ranks; the flags are those of train
 gpt prepare [FLAGS]    make token files of large texts, for `train --data DIR`
-gpt generate [FLAGS]   continue a prompt
+gpt generate [FLAGS]   continue a prompt; with --chat answer what is said, by the template of a Hugging Face folder
 gpt convert [FLAGS]    make a Hugging Face folder of a run's checkpoint or of another folder: in another dtype, in files of another size
 gpt flight DIR         say why a run hangs, from what its ranks have written into DIR; `gpt doctor` what `--device cuda` lacks
 
@@ -63,11 +64,11 @@ fn run(mut words: Vec<String>) -> Result<()> {
     match &first[..] {
         "help" | "--help" | "-h" => say(USAGE),
         "--version" | "-V" => say(concat!("gpt ", env!("CARGO_PKG_VERSION"))),
-        "generate" if helped => say(&Settings::new(Generate::default()).help()),
+        "generate" if helped => say(&Settings::new(GenerateConfig::default()).help()),
         "convert" if helped => say(&Settings::new(ConvertConfig::default()).help()),
         "prepare" if helped => say(&Settings::new(PrepareConfig::default()).help()),
         _ if helped => say(&Settings::new(Gpt::default()).help()),
-        "generate" => say(&generate::run(&Settings::new(Generate::default()).words(words)?.resolve()?)?),
+        "generate" => Settings::new(GenerateConfig::default()).words(words)?.resolve()?.run()?,
         "flight" => say(&parallel::flight::explain(words.join(" ").as_ref())?),
         "doctor" if words.is_empty() => say(&phalanx::tensor::cuda::doctor().to_string()),
         "convert" => Settings::new(ConvertConfig::default()).words(words)?.resolve()?.run()?,
@@ -127,7 +128,7 @@ fn complain(error: &str) {
     fn names<C: Keyed>() -> impl Iterator<Item = &'static str> {
         C::keys().into_iter().map(|key| key.name)
     }
-    let others = names::<PrepareConfig>().chain(names::<ConvertConfig>()).chain(names::<Generate>());
+    let others = names::<PrepareConfig>().chain(names::<ConvertConfig>()).chain(names::<GenerateConfig>());
     let keys: Vec<_> = names::<Gpt>().chain(others).collect();
     let part = |(place, part): (usize, &str)| match place % 2 {
         1 if keys.contains(&part) => format!("--{part}"),

@@ -7,12 +7,10 @@ use phalanx::nn::models::{LoraConfig, ModelConfig, save_config};
 use phalanx::parallel::hybrid::{adapted_decoder, decoder};
 use phalanx::parallel::{launch::Rank, planning::decoder_layers};
 use phalanx::train::text::Codec;
-use phalanx::train::{MODEL, MeshRank, Progress, Replay, Result, Run, Settings, Trainer};
-use phalanx::train::{
-    check_memory, digest, plan_decoder, save_decoder, start, stop_on_signals, whole_decoder,
-};
+use phalanx::train::{MODEL, MODEL_FOLDERS, check_memory, digest, plan_decoder, sample_text};
+use phalanx::train::{MeshRank, Progress, Replay, Result, Run, Settings, Trainer};
+use phalanx::train::{save_decoder, start, stop_on_signals, whole_decoder};
 
-use crate::generate::{self, FOLDERS};
 use crate::gpt::{Gpt, optimizers};
 
 /// Trains as the settings say, profiles five steps of it, plans its pipeline, or repeats steps.
@@ -45,6 +43,9 @@ fn train_here(
         check_memory(&[("a model (`layers`, `width`)", model), ("a batch (`batch`, `context`)", batch)])?;
     }
     let (data, digest, bytes_per_token) = corpus.data(config.vocabulary(), run.seed)?;
+    if !gpt.quiet && process.is_none_or(|rank| rank.rank() == 0) {
+        corpus.summaries().iter().for_each(|said| crate::say(said));
+    }
     let codec = Arc::new(corpus.into_codec());
     let (rule, decay, tokenizer) = (gpt.optimizer, gpt.weight_decay, codec.clone());
     let (model, dtype) = (config.clone(), run.dtype);
@@ -101,7 +102,7 @@ fn train_here(
         let (config, gpt, codec) = (config.clone(), gpt.clone(), codec.clone());
         trainer = trainer.every(gpt.sample_every, move |run| {
             let model = whole_decoder(run, &config, gpt.lora.as_ref())?;
-            model.map(|model| generate::sample(&model, &codec, &gpt.prompt, gpt.run.seed)).transpose()
+            model.map(|model| sample_text(&model, &codec, &gpt.prompt, gpt.run.seed)).transpose()
         });
     }
     let (saved, lora) = (config.clone(), gpt.lora.clone());
@@ -120,8 +121,8 @@ fn train_here(
 fn save(run: &mut Run, config: &ModelConfig, lora: Option<&LoraConfig>, codec: &Codec) -> Result<()> {
     let Some(out) = run.config().folder().map(Path::to_path_buf) else { return Ok(()) };
     let has_best = run.config().keep_best && run.best_loss().is_some();
-    for name in FOLDERS.iter().take(1 + usize::from(has_best)) {
-        if *name == FOLDERS[1] {
+    for name in MODEL_FOLDERS.iter().take(1 + usize::from(has_best)) {
+        if *name == MODEL_FOLDERS[1] {
             run.load_best()?;
         }
         if save_decoder(run, config, lora, out.join(name))? {

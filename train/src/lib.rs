@@ -21,6 +21,7 @@
 //! | a loop of your own | [`Run`], [`start`], [`ranks`], [`MeshRank`], [`Data`], [`Averaged`] |
 //! | data sets | [`data::Dataset`], [`data::TensorDataset`], [`data::DataLoader`]; `ImageFolder`, `Csv`, `JsonLines` with the features `images`, `csv`, `json` |
 //! | texts | [`data::TokenFile`], [`data::IndexedTokens`], [`data::Blend`], [`data::prepare`], [`text::Bpe`], [`text::Codec`] |
+//! | chats | `text::ChatTemplate`, `text::Conversations`, `text::Chat` with the feature `chat`; [`GenerateConfig`] |
 //! | what the host keeps | [`Offload`] |
 //! | divergence and plateaus | [`OnDivergence`], [`Plateau`] |
 //! | steps that are repeated | [`Trainer::replay`], [`Replay`], [`StepDigests`] |
@@ -28,6 +29,7 @@
 //! | checkpoints | [`checkpoints::latest`], [`checkpoints::best`], [`checkpoints::list`], [`stop_on_signals`] |
 #![forbid(unsafe_code)]
 
+mod calendar;
 mod callback;
 pub mod checkpoints;
 mod config;
@@ -36,6 +38,7 @@ pub mod data;
 mod error;
 mod folder_lock;
 mod former_names;
+mod generation;
 mod identity;
 mod language_model;
 mod launch;
@@ -57,12 +60,13 @@ mod trainer;
 pub use phalanx_parallel::hybrid::Layout;
 
 pub use callback::{Callback, Event, Progress, StatusLine};
-pub use config::{Asynchronous, Backend, Config, Offload, OnDivergence, Plateau};
+pub use config::{Asynchronous, Backend, Config, Offload, OnDivergence, Plateau, run_folder};
 pub use convert::{ConvertConfig, MODEL};
 pub use data::Data;
 pub use error::{Error, Result};
 #[allow(deprecated)]
 pub use former_names::{Given, Kind, Lane, Line, Place, Source, Value, room};
+pub use generation::{GenerateConfig, MODEL_FOLDERS, sample_text};
 pub use identity::digest;
 pub use language_model::{save_decoder, whole_decoder};
 pub use launch::{ranks, start};

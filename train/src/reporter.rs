@@ -5,6 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use phalanx_tensor::io::atomic;
 
+use crate::calendar::year_month_day;
 use crate::callback::{Callback, Event};
 use crate::machine::{command, machine};
 use crate::record::{Record, Summary, numbers_in};
@@ -377,26 +378,8 @@ fn added(before: &[Collective], now: &[Collective]) -> Vec<Collective> {
     all
 }
 
-/// A day, counted from 1970-01-01, in the Gregorian calendar. Source: Hinnant: chrono-compatible low-level date algorithms (2013).
+/// A day, counted from 1970-01-01.
 fn date(day: i64) -> String {
-    let shifted = day + 719_468;
-    let (era, of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let (d, m) = (of_year - (153 * month + 2) / 5 + 1, if month < 10 { month + 3 } else { month - 9 });
-    format!("{:04}-{m:02}-{d:02}", year + era * 400 + i64::from(m <= 2))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn days_are_dates() {
-        assert_eq!(
-            [0, 59, 11_016, 19_723, 20_781].map(date),
-            ["1970-01-01", "1970-03-01", "2000-02-29", "2024-01-01", "2026-11-24"]
-        );
-    }
+    let (year, month, day) = year_month_day(day);
+    format!("{year:04}-{month:02}-{day:02}")
 }

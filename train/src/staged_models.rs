@@ -4,13 +4,15 @@
 use std::ops::Range;
 
 use phalanx_nn::autograd::Var;
+use phalanx_nn::models::RecomputeMode;
 use phalanx_nn::{Batch, Module, Parameters, Scope, Sequential, SequentialConfig, cut};
 use phalanx_parallel as parallel;
 use phalanx_parallel::hybrid::{Layout, StagedModel};
 use phalanx_parallel::pipeline::ranks::{Chunks, Spec};
 use phalanx_tensor::DType;
 
-use crate::{Error, Result};
+use crate::data::Data;
+use crate::{Config, Error, Result};
 
 /// A module that is whole on every rank, with its loss: the mean over a batch's rows.
 pub(crate) struct Plain<M, F> {
@@ -103,6 +105,21 @@ where
     fn stream(&self, _: &Batch) -> Option<Spec> {
         None
     }
+}
+
+/// Refuses to recompute the attention of modules, which do not say what of them is attention; and data whose rows count unlike often, since a
+/// loss that is a mean does not say over how many.
+pub(crate) fn check_module(config: &Config, data: &Data) -> Result<()> {
+    if data.samples.counted(0).is_some() {
+        let why =
+            "got samples that count unlike often, such as conversations, and a loss that is a mean over rows";
+        return Err(Error::Config(format!("train: {why}; `run_parts` trains on them")));
+    }
+    if config.layout.recompute != RecomputeMode::Attention {
+        return Ok(());
+    }
+    let wanted = "which is a mode of transformer models; wanted never, except-last or always";
+    Err(Error::Config(format!("train: got recomputation of attention, {wanted}")))
 }
 
 /// The contribution of a mean over rows to the global batch's mean.

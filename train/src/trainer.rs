@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use phalanx_nn::autograd::Var;
-use phalanx_nn::models::{FlopsPerToken, RecomputeMode};
+use phalanx_nn::models::FlopsPerToken;
 use phalanx_nn::{Batch, Optimizer, Parameter, Parameters, Scope, SequentialConfig};
 use phalanx_parallel::checkpoint::MemoryStore;
 use phalanx_parallel::hybrid::StagedModel;
@@ -33,7 +33,7 @@ use crate::run::optimizers::{AnyRule, adamw};
 use crate::run::replay::{Replay, Replayed};
 use crate::run::{Hook, Run, WriteFiles};
 use crate::settings::{Keyed, Settings};
-use crate::staged_models::{Plain, StagedLayers};
+use crate::staged_models::{Plain, StagedLayers, check_module};
 use crate::trace::Trace;
 use crate::{Config, Error, Result, checkpoints};
 
@@ -268,7 +268,7 @@ impl Trainer {
     /// Trains a module that is whole on every rank (ZeRO may shard it), by the mean loss of a batch's rows.
     ///
     /// # Errors
-    /// If settings do not fit, or an error of a rank.
+    /// If settings or the data do not fit, or an error of a rank.
     pub fn run<M: Parameters + Send + Sync + 'static>(
         self,
         model: impl Fn(&Scope) -> Result<M> + Sync,
@@ -279,7 +279,7 @@ impl Trainer {
             let why = "a plain module is whole on every rank; `run_layers` cuts a `Sequential` over pp, `run_parts` anything";
             return Err(Error::Config(format!("train: got tp {tp} x pp {pp}, wanted 1 x 1: {why}")));
         }
-        self.check_recomputation()?;
+        check_module(&self.config, &self.run_data()?)?;
         let (config, counted) = (self.config.clone(), self.counted);
         self.run_parts(|mesh_rank| {
             Ok(Plain { model: model(&mesh_rank.scope(&config))?, loss: loss.clone(), counted })
@@ -301,21 +301,12 @@ impl Trainer {
             let why = "layers are not cut by themselves; `run_parts` takes a model whose layers are";
             return Err(Error::Config(format!("train: got tp {tp}, wanted 1: {why}")));
         }
-        self.check_recomputation()?;
+        check_module(&self.config, &self.run_data()?)?;
         let (config, counted) = (self.config.clone(), self.counted);
         self.run_parts(|mesh_rank| {
             let (layout, rank) = (&config.layout, mesh_rank.groups.along(Axis::Pp).rank());
             StagedLayers::build(&layers, &mesh_rank.scope(&config), layout, rank, loss.clone(), counted)
         })
-    }
-
-    /// Refuses to recompute the attention of modules, which do not say what of them is attention.
-    fn check_recomputation(&self) -> Result<()> {
-        if self.config.layout.recompute != RecomputeMode::Attention {
-            return Ok(());
-        }
-        let wanted = "which is a mode of transformer models; wanted never, except-last or always";
-        Err(Error::Config(format!("train: got recomputation of attention, {wanted}")))
     }
 
     /// Trains a model of which each rank builds its part.

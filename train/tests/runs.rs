@@ -1,5 +1,7 @@
 //! Runs through the public API: every layout trains the same model, resumes bit for bit, and names the place of an error.
 
+#[path = "runs/answers.rs"]
+mod answers;
 #[path = "runs/checkpoints.rs"]
 mod checkpoints;
 #[path = "runs/digests.rs"]

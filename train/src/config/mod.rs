@@ -309,7 +309,7 @@ pub(crate) fn is_checkpoint(folder: &Path) -> bool {
 
 /// The run's folder of a path that is one, or a checkpoint in one. A checkpoint with a step in its name may be gone: the run that goes on from
 /// it renames it, or replaces it later.
-pub(crate) fn run_folder(path: &Path) -> &Path {
+pub fn run_folder(path: &Path) -> &Path {
     let step = |name: &str| {
         let step = name.strip_prefix("checkpoint-").or(name.strip_prefix("abandoned-"));
         step.is_some_and(|step| step.starts_with(|c: char| c.is_ascii_digit()))

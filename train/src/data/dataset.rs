@@ -41,6 +41,12 @@ pub trait Dataset: Send + Sync {
         Vec::new()
     }
 
+    /// How often the item counts in the mean loss, if items count unlike often. Either all items have such a number or none has; see
+    /// [`Samples::counted`](super::Samples::counted).
+    fn counted(&self, _index: usize) -> Option<usize> {
+        None
+    }
+
     /// The items at these indices, in this order.
     ///
     /// # Errors
@@ -98,6 +104,10 @@ macro_rules! forward {
 
             fn contents(&self) -> Vec<Content> {
                 (**self).contents()
+            }
+
+            fn counted(&self, index: usize) -> Option<usize> {
+                (**self).counted(index)
             }
         }
     )*};

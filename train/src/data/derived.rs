@@ -27,6 +27,10 @@ where
     D: Dataset,
     F: Fn(Vec<Tensor>, usize, u64) -> Result<Vec<Tensor>> + Send + Sync,
 {
+    fn counted(&self, index: usize) -> Option<usize> {
+        self.dataset.counted(index)
+    }
+
     fn len(&self) -> usize {
         self.dataset.len()
     }
@@ -66,6 +70,12 @@ impl Concat {
 impl Dataset for Concat {
     fn contents(&self) -> Vec<Content> {
         self.parts.iter().flat_map(Dataset::contents).collect()
+    }
+
+    fn counted(&self, index: usize) -> Option<usize> {
+        let part = self.ends.partition_point(|&end| end <= index);
+        let first = if part == 0 { 0 } else { self.ends[part - 1] };
+        self.parts.get(part)?.counted(index - first)
     }
 
     fn len(&self) -> usize {
@@ -148,6 +158,10 @@ impl<D: Dataset> Subset<Arc<D>> {
 }
 
 impl<D: Dataset> Dataset for Subset<D> {
+    fn counted(&self, index: usize) -> Option<usize> {
+        self.dataset.counted(self.index(index).ok()?)
+    }
+
     fn len(&self) -> usize {
         match &self.chosen {
             Chosen::Listed(indices) => indices.len(),

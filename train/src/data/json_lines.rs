@@ -111,7 +111,7 @@ impl JsonLines {
     }
 
     /// An error about a value's line.
-    fn wrong(&self, index: usize, why: impl std::fmt::Display) -> Error {
+    pub(crate) fn wrong(&self, index: usize, why: impl std::fmt::Display) -> Error {
         let blanks = self.0.blanks.partition_point(|&before| before <= index as u64);
         super::wrong(format!("{}, line {}", self.0.file.path().display(), index + blanks + 1), why)
     }
@@ -170,7 +170,7 @@ impl JsonTexts {
 }
 
 /// What an error calls a value.
-fn kind(value: &Value) -> &'static str {
+pub(crate) fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",
         Value::Bool(_) => "a truth value",

@@ -54,6 +54,8 @@ pub use dataset::{Dataset, HOST, TensorDataset, stack};
 pub use derived::{Concat, Map, Subset};
 #[cfg(feature = "images")]
 pub use images::{Color, ImageFolder, ImageFolderConfig};
+#[cfg(feature = "chat")]
+pub(crate) use json_lines::kind;
 #[cfg(feature = "json")]
 pub use json_lines::{JsonItems, JsonLines, JsonTexts};
 pub use loader::{DataLoader, DataLoaderConfig};
@@ -80,7 +82,8 @@ pub(crate) fn wrong(what: impl std::fmt::Display, why: impl std::fmt::Display) -
 pub struct Data {
     /// Training samples. Row r of step s is sample `s * batch + r`.
     pub samples: Arc<dyn Samples>,
-    /// How often a row counts in the mean loss: once, or as often as a sequence has tokens.
+    /// How often a row counts in the mean loss: once, or as often as a sequence has tokens. If [`Samples::counted`] has other numbers, this is
+    /// the positions of a row, by which only the throughput is measured.
     pub counted: usize,
     /// Data to measure the loss on, which is not trained on.
     pub validation: Option<Arc<dyn Dataset>>,

@@ -35,6 +35,12 @@ pub trait Samples: Send + Sync {
     fn contents(&self) -> Vec<Content> {
         Vec::new()
     }
+
+    /// How often the sample counts in the mean loss, if samples count unlike often: a conversation as often as its answers have tokens.
+    /// Either all samples have such a number or none has; without it each counts as often as [`Data::counted`](super::Data::counted) says.
+    fn counted(&self, _number: u64) -> Option<usize> {
+        None
+    }
 }
 
 macro_rules! forward {
@@ -54,6 +60,10 @@ macro_rules! forward {
 
             fn contents(&self) -> Vec<Content> {
                 (**self).contents()
+            }
+
+            fn counted(&self, number: u64) -> Option<usize> {
+                (**self).counted(number)
             }
         }
     )*};
@@ -118,6 +128,10 @@ fn name((epoch, item): (u64, u64)) -> String {
 }
 
 impl<D: Dataset> Samples for Shuffled<D> {
+    fn counted(&self, number: u64) -> Option<usize> {
+        self.dataset.counted(self.order.draw(number).1 as usize)
+    }
+
     fn sample(&self, number: u64) -> Result<Vec<Tensor>> {
         let (epoch, item) = self.order.draw(number);
         self.dataset.item(item as usize, epoch)
@@ -137,6 +151,10 @@ impl<D: Dataset> Samples for Shuffled<D> {
 }
 
 impl<D: Dataset> Samples for Ordered<D> {
+    fn counted(&self, number: u64) -> Option<usize> {
+        self.dataset.counted(self.epoch_and_item(number).1 as usize)
+    }
+
     fn sample(&self, number: u64) -> Result<Vec<Tensor>> {
         let (epoch, item) = self.epoch_and_item(number);
         self.dataset.item(item as usize, epoch)
@@ -182,7 +200,8 @@ impl Blend {
     /// The sources, each with its weight, which need not add up to 1. A source of weight 0 is never drawn.
     ///
     /// # Errors
-    /// If a weight is negative or not finite, none is above 0, or one is less than 2^-40 of all.
+    /// If a weight is negative or not finite, none is above 0, or one is less than 2^-40 of all; if the samples of some sources count
+    /// unlike often ([`Samples::counted`]), and those of others do not.
     pub fn new(sources: Vec<(Box<dyn Samples>, f64)>, seed: u64) -> Result<Blend> {
         let (sources, weights): (Vec<_>, Vec<f64>) = sources.into_iter().unzip();
         let sum: f64 = weights.iter().sum();
@@ -190,6 +209,11 @@ impl Blend {
             let why =
                 format!("got the weights {weights:?}, wanted finite numbers from 0 up, one of them above 0");
             return Err(wrong("Blend", why));
+        }
+        let unlike = sources.iter().filter(|source| source.counted(0).is_some()).count();
+        if unlike > 0 && unlike < sources.len() {
+            let got = format!("got {unlike} of {} sources whose samples count unlike often", sources.len());
+            return Err(wrong("Blend", format!("{got}, such as conversations, wanted all or none of them")));
         }
         let fixed = fixed_point(&weights, sum);
         let smallest = fixed.iter().zip(&weights).filter(|(_, w)| **w > 0.0).map(|(&w, _)| w).min();
@@ -251,6 +275,11 @@ fn fixed_point(weights: &[f64], sum: f64) -> Vec<u64> {
 }
 
 impl Samples for Blend {
+    fn counted(&self, number: u64) -> Option<usize> {
+        let (source, number) = self.draw(number);
+        self.sources[source].counted(number)
+    }
+
     fn contents(&self) -> Vec<Content> {
         self.sources.iter().flat_map(Samples::contents).collect()
     }

@@ -67,13 +67,14 @@ pub(crate) fn run_asynchronously(
         read: BTreeMap::new(),
         kept: line.size() as u64 + 1,
     };
-    let scale = 1.0 / (config.batch * run.setup.data.counted) as f64;
+    let scales = steps.clone().map(|step| 1.0 / run.counted_in(step) as f64).collect();
     let (model, seed) = (run.model.clone(), config.seed);
     let (feed, failed) = (Mutex::new(feed), Mutex::new(None));
     let stage = plan.schedule.stages_of(line.rank()).next().unwrap_or_default();
     let updates = interval / plan.interval_of(stage);
+    let parts = parts_of_updates(run, steps.clone(), plan.interval_of(stage), updates)?;
     let (losses, last) = (Mutex::default(), stages - 1);
-    let work = Arc::new(StageWork { model, feed, first, interval, last, losses, scale, seed, failed });
+    let work = Arc::new(StageWork { model, feed, first, interval, last, losses, scales, seed, failed });
     let mut optimizer = StageOptimizer {
         work: &work,
         micro_batches: plan.interval_of(stage),
@@ -84,6 +85,7 @@ pub(crate) fn run_asynchronously(
         rates: config.lr,
         first,
         updates,
+        parts,
         lr_factor: run.plateau.lr_factor,
         clip: config.clip,
         norms: Vec::new(),
@@ -127,6 +129,23 @@ fn plan(
     Ok(plan.map_err(parallel::Error::from)?)
 }
 
+/// The factors that make a stage's gradients those of an update's mean: losses are divided by the tokens of the batch, of which an update has
+/// a part.
+fn parts_of_updates(run: &Run, steps: Range<u64>, micro_batches: usize, updates: usize) -> Result<Vec<f64>> {
+    if updates == 1 || run.setup.data.samples.counted(0).is_none() {
+        return Ok(vec![updates as f64; (steps.end - steps.start) as usize * updates]);
+    }
+    let rows = run.micro_batch_rows()?;
+    let mut parts = Vec::new();
+    for step in steps {
+        for rows in rows.chunks(micro_batches) {
+            let own: usize = rows.iter().map(|rows| run.counted(step, rows.clone())).sum();
+            parts.push(run.counted_in(step) as f64 / own as f64);
+        }
+    }
+    Ok(parts)
+}
+
 /// An observer that traces a rank's actions under the numbers of their steps.
 fn observer(trace: &RankTrace, first: u64, interval: usize) -> Option<Observer> {
     let (inner, trace) = (trace.actions()?, trace.clone());
@@ -146,7 +165,8 @@ struct StageWork {
     /// The last stage, and the losses of its micro-batches since the update before.
     last: usize,
     losses: Mutex<BTreeMap<usize, Tensor>>,
-    scale: f64,
+    /// For each step 1 / (rows or tokens of its batch that count).
+    scales: Vec<f64>,
     seed: u64,
     /// The step of this rank's first failed pass.
     failed: Mutex<Option<u64>>,
@@ -203,7 +223,7 @@ impl Stages for StageWork {
             c.batch_offset = batch.first_row as u64;
             c.rng = RngKey { seed: self.seed, step };
         });
-        let values = self.model.run_values(stage, inputs, &batch, self.scale);
+        let values = self.model.run_values(stage, inputs, &batch, self.scales[(step - self.first) as usize]);
         let values = values.map_err(|error| self.fails(step, error))?;
         if let (true, Some(loss)) = (stage == self.last, values.first()) {
             unpoisoned(self.losses.lock()).insert(micro_batch, loss.tensor().clone());
@@ -235,6 +255,8 @@ struct StageOptimizer<'a> {
     first: u64,
     /// How many updates the stage makes in a step.
     updates: usize,
+    /// What the gradients of each update are multiplied by.
+    parts: Vec<f64>,
     /// The factor of the learning rate after plateaus.
     lr_factor: f64,
     clip: Option<f64>,
@@ -284,8 +306,7 @@ impl Weights for StageOptimizer<'_> {
 
     fn update(&mut self, _stage: usize, update: usize) -> parallel::Result<()> {
         let step = self.first + (update / self.updates) as u64;
-        // Losses are divided by the tokens of the batch, of which an update has a part.
-        let part = self.updates as f64;
+        let part = self.parts[update];
         let norm = part * norm_of(&sum_squares(grad_squares(&self.parameters)?, self.cut)?)?;
         if !norm.is_finite() {
             let cause = self.cause(update).map_err(passed_on)?;

@@ -30,7 +30,8 @@ impl TrainingLoop<'_> {
         let begin = Instant::now();
         self.run.optimizers.set_lr(&self.run.setup.config.lr, step, self.run.plateau.lr_factor);
         let scale = self.run.scaler.map_or(1.0, |scaler| scaler.scale());
-        let options = StepOptions { scale, ..self.run.setup.step_options(&watch) };
+        let counted = self.run.counted_in(step);
+        let options = StepOptions { scale, ..self.run.setup.step_options(counted, &watch) };
         let buffers = self.copied_buffers()?;
         let gradients = compute_gradients(&self.run.model, &self.run.optimizers, &micros, options, step)?;
         let numbers = gradients.results.to_vec::<f64>()?;
@@ -47,7 +48,7 @@ impl TrainingLoop<'_> {
         match self.loss_watch.judge(outcome, || cause_of_divergence(run, &micros, step, scale))? {
             Verdict::Fine => {
                 let of_gradients = self.run.gradient_digests(step)?;
-                let options = StepOptions { scale, ..self.run.setup.step_options(&watch) };
+                let options = StepOptions { scale, ..self.run.setup.step_options(counted, &watch) };
                 update(&mut self.run.optimizers, &gradients, options)?;
                 let of_parameters = self.run.parameter_digests(step)?;
                 self.digests = StepDigests::new(outcome.loss, of_gradients, of_parameters);

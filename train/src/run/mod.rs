@@ -353,6 +353,16 @@ impl Run {
         Ok(pieces.into_iter().flat_map(micro_batches).collect())
     }
 
+    /// How often rows of a step's global batch count in its mean loss.
+    pub(crate) fn counted(&self, step: u64, rows: std::ops::Range<usize>) -> usize {
+        self.setup.counted(step + self.data_ahead, rows)
+    }
+
+    /// How often the global batch of a step counts.
+    pub(crate) fn counted_in(&self, step: u64) -> usize {
+        self.counted(step, 0..self.setup.config.batch)
+    }
+
     /// The loader of this rank's rows from a step on.
     pub(crate) fn loader(&self, device: Device, step: u64) -> Result<DataLoader> {
         let position = step + self.data_ahead;
@@ -375,7 +385,8 @@ impl Run {
     /// One step on the caller's batches: this rank's micro-batches, in order. Returns this rank's part of the loss and the gradients' norm
     /// before clipping, f64 `[2]` on the device, without waiting for it. If the norm is not finite, no parameter changes; on a GPU rules of
     /// whole parameters (Muon, LAMB, Adafactor) then take a gradient of 0. A step of one GPU is captured unless the configuration forbids it;
-    /// the batches are then on the host. All ranks call it.
+    /// the batches are then on the host. Where samples count unlike often ([`Samples::counted`](crate::data::Samples::counted)), the loss is
+    /// divided by the number of the run's own batch of this step. All ranks call it.
     ///
     /// # Errors
     /// An error of the step, with its number; if losses are scaled, since only [`Run::train`] reads the numbers before the update.
@@ -396,7 +407,8 @@ impl Run {
         // An error of the trace's file is returned by the next span.
         let watch = |phase: &'static str, begin| drop(trace.note(phase, step, begin));
         self.optimizers.set_lr(&self.setup.config.lr, step, self.plateau.lr_factor);
-        let options = StepOptions { guard: Some(&self.guard), ..self.setup.step_options(&watch) };
+        let counted = self.counted_in(step);
+        let options = StepOptions { guard: Some(&self.guard), ..self.setup.step_options(counted, &watch) };
         if let (Some(captured), Some(optimizer)) = (&mut self.captured, self.optimizers.only()) {
             return Ok(captured.step(&self.model, optimizer, micros, options, step)?.clone());
         }
@@ -436,6 +448,10 @@ impl Run {
             (config.offload_activations, "activations are copied to the host"),
             (config.asynchronous.is_some(), "the pipeline has no flushes"),
             (config.trace.is_some(), "a trace has what a step consists of"),
+            (
+                self.setup.data.samples.counted(0).is_some(),
+                "each step's loss is divided by another count of tokens",
+            ),
             (self.checks_steps(), "the numbers of a step are looked at before its update"),
             (only.is_none(), "there are several optimizers"),
             (only == Some(false), "the optimizer's updates depend on whole parameters"),

@@ -88,7 +88,7 @@ impl Run {
             note(phases, phase, begin);
         };
         self.optimizers.set_lr(&self.setup.config.lr, step, self.plateau.lr_factor);
-        let options = self.setup.step_options(&watch);
+        let options = self.setup.step_options(self.counted_in(step), &watch);
         let gradients =
             in_step(step, compute_gradients(&self.model, &self.optimizers, micros, options, step))?;
         in_step(step, update(&mut self.optimizers, &gradients, options))?;

@@ -41,7 +41,7 @@ struct Findings {
 /// step. Their gradients are zeroed. All ranks call it.
 pub(crate) fn cause_of_divergence(run: &Run, micros: &[Batch], step: u64, scale: f64) -> Result<String> {
     let watch = |_: &'static str, _| {};
-    let options = StepOptions { scale, ..run.setup.step_options(&watch) };
+    let options = StepOptions { scale, ..run.setup.step_options(run.counted_in(step), &watch) };
     let own = findings(run, micros, options, step)?;
     run.setup.data_parallel.zero_grad()?;
     Ok(text(&all_gather_object(run.mesh_rank.all_ranks(), &own)?))
@@ -69,7 +69,8 @@ fn findings(run: &Run, micros: &[Batch], options: StepOptions<'_>, step: u64) ->
     if run.mesh_rank.counts_loss() {
         for (number, (loss, micro)) in losses.iter().zip(micros).enumerate() {
             let rows = micro.tensors.first().map_or(1, |tensor| tensor.shape().first().copied().unwrap_or(1));
-            let share = (rows * run.setup.data.counted) as f64 / options.counted as f64;
+            let counted = run.counted(step, micro.first_row..micro.first_row + rows);
+            let share = counted as f64 / options.counted as f64;
             own.push((number, micro.first_row, (loss_value(loss)? / options.scale / share).to_bits()));
         }
     }

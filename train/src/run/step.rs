@@ -6,6 +6,7 @@
 //! has a sum of its own, and the sums are added in order, as data-parallel ranks add theirs.
 
 use std::fs::File;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -39,13 +40,25 @@ pub(crate) struct TrainingSetup {
 }
 
 impl TrainingSetup {
-    /// The options of a step whose loss is not scaled.
-    pub fn step_options<'a>(&'a self, on_phase: &'a dyn Fn(&'static str, Instant)) -> StepOptions<'a> {
-        let TrainingSetup { config, pipeline, data_parallel, activations, saver, data } = self;
-        let Config { chains, clip, seed, batch, .. } = *config;
+    /// How often rows of a global batch, given by its position in the data, count in the mean loss. Every rank computes it from the
+    /// numbers of the samples, so that all divide by the same.
+    pub fn counted(&self, position: u64, rows: Range<usize>) -> usize {
+        let first = position * self.config.batch as u64;
+        let of_row = |row: usize| self.data.samples.counted(first + row as u64).unwrap_or(self.data.counted);
+        rows.map(of_row).sum()
+    }
+
+    /// The options of a step whose loss is not scaled, and in whose mean `counted` rows or tokens count.
+    pub fn step_options<'a>(
+        &'a self,
+        counted: usize,
+        on_phase: &'a dyn Fn(&'static str, Instant),
+    ) -> StepOptions<'a> {
+        let TrainingSetup { config, pipeline, data_parallel, activations, saver, .. } = self;
+        let Config { chains, clip, seed, .. } = *config;
         StepOptions {
             chains,
-            counted: batch * data.counted,
+            counted,
             scale: 1.0,
             data_parallel,
             activations: activations.as_ref(),

@@ -93,7 +93,8 @@ impl Validation {
         let schedule = Layout { micro_batches, ..config.layout.clone() }.schedule()?;
         let pipeline = Pipeline::new(&schedule, line.clone(), mesh_rank.device)?;
         let rounds = pieces.len().div_ceil(replicas.size()).div_ceil(micro_batches);
-        let scale = 1.0 / (rows * counted) as f64;
+        let all: usize = drawn.iter().map(|&row| data.counted(row).unwrap_or(counted)).sum();
+        let scale = 1.0 / all as f64;
         Ok(Validation {
             data,
             rows: drawn,

@@ -288,7 +288,9 @@ impl Bpe {
     pub fn from_json(file: &Value) -> Option<Bpe> {
         let pattern = file.pointer("/pre_tokenizer/pretokenizers/0/pattern/Regex")?;
         let model = file.get("model")?;
-        if pattern.as_str() != Some(PATTERN) || model.get("type")?.as_str() != Some("BPE") {
+        // Tokens that were added by hand are no pairs.
+        let more = file.get("added_tokens").and_then(Value::as_array).is_some_and(|added| !added.is_empty());
+        if more || pattern.as_str() != Some(PATTERN) || model.get("type")?.as_str() != Some("BPE") {
             return None;
         }
         let mut numbers: HashMap<String, u32> =

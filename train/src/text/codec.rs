@@ -1,5 +1,7 @@
 //! [`Codec`]: the tokenizer of a model.
 
+#[cfg(feature = "chat")]
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 #[cfg(feature = "tokenizers")]
@@ -10,6 +12,10 @@ use crate::{Error, Result};
 
 /// The tokenizer's file in a model's folder.
 pub const TOKENIZER: &str = "tokenizer.json";
+
+/// Files beside it that a chat needs.
+const COMPANIONS: [&str; 4] =
+    ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "generation_config.json"];
 
 /// A tokenizer: encodes text to tokens and decodes tokens to text.
 pub enum Codec {
@@ -126,6 +132,58 @@ impl Codec {
         }
     }
 
+    /// The tokens of a text, and for each of its spans of bytes which tokens begin in it.
+    ///
+    /// # Errors
+    /// As [`Codec::encode`].
+    #[cfg(feature = "chat")]
+    pub(super) fn encode_spans(
+        &self,
+        text: &str,
+        spans: &[Range<usize>],
+    ) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
+        let (tokens, places) = match self {
+            #[cfg(feature = "tokenizers")]
+            Codec::Tokenizer(t, _) => {
+                let encoding =
+                    t.encode(text, false).map_err(|e| Error::data(self.source(), e.to_string()))?;
+                (encoding.get_ids().to_vec(), encoding.get_offsets().to_vec())
+            }
+            _ => {
+                let tokens = self.encode(text.as_bytes(), usize::MAX)?;
+                let lengths = tokens.iter().map(|&token| match self {
+                    Codec::Pairs(pairs, _) => pairs.decode(&[token]).len(),
+                    _ => 1,
+                });
+                let place = |end: &mut usize, length: usize| {
+                    *end += length;
+                    Some((*end - length, *end))
+                };
+                let places = lengths.scan(0, place).collect::<Vec<_>>();
+                (tokens, places)
+            }
+        };
+        // A token of white space may have an empty place, and belongs to the span if one before it and one behind it do.
+        let within = |span: &Range<usize>| {
+            let begins = |(start, end): &(usize, usize)| end > start && span.contains(start);
+            let first = places.iter().position(begins).unwrap_or(0);
+            first..places.iter().rposition(begins).map_or(first, |last| last + 1)
+        };
+        let spans = spans.iter().map(within).collect();
+        Ok((tokens, spans))
+    }
+
+    /// The folder of a tokenizer that comes from one.
+    pub fn folder(&self) -> Option<&Path> {
+        match self {
+            Codec::Bytes(folder) => folder.as_deref(),
+            Codec::Numbers(_) => None,
+            Codec::Pairs(_, path) => path.as_deref()?.parent(),
+            #[cfg(feature = "tokenizers")]
+            Codec::Tokenizer(_, path) => path.parent(),
+        }
+    }
+
     /// Decodes tokens. Bytes that are not UTF-8 are replaced.
     ///
     /// # Errors
@@ -141,11 +199,19 @@ impl Codec {
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
-    /// Writes learned pairs as `tokenizer.json` into a model's folder, or copies the tokenizer's file there.
+    /// Writes learned pairs as `tokenizer.json` into a model's folder, or copies the tokenizer's file there. The chat template, special tokens
+    /// and end tokens of the folder from which the tokenizer comes are copied too.
     ///
     /// # Errors
     /// If a file cannot be read or written.
     pub fn save(&self, folder: &Path) -> Result<()> {
+        for name in COMPANIONS {
+            let Some(from) = self.folder().map(|own| own.join(name)).filter(|from| from.exists()) else {
+                continue;
+            };
+            let bytes = std::fs::read(&from).map_err(|e| Error::file(&from, e))?;
+            phalanx_tensor::io::atomic::write(folder.join(name), |file| file.write_all(&bytes))?;
+        }
         let to = folder.join(TOKENIZER);
         let bytes = match self {
             Codec::Bytes(_) | Codec::Numbers(_) => return Ok(()),

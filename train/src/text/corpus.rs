@@ -4,12 +4,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Bpe, Codec, TOKENIZER};
+#[cfg(feature = "chat")]
+use super::{ChatTemplate, Conversations};
+#[cfg(feature = "chat")]
+use crate::data::Shuffled;
 use crate::data::{
     Blend, Concat, Dataset, IndexedTokens, Packed, Samples, TokenFile, TokenWindows, Tokens, Width,
 };
 use crate::{Data, Error, Result, check_memory, choices, digest, keyed};
 
 choices! { Width { Width::U16 = "u16", Width::U32 = "u32" } }
+choices! { pub enum Answers { All = "all", Last = "last" } }
 
 /// The names of a prepared folder's files; others write `val.bin` for the second.
 pub const TRAINING: &str = "train.bin";
@@ -27,8 +32,8 @@ const VOCABULARIES: std::ops::RangeInclusive<usize> = 256..=1 << 20;
 keyed! {
     /// The settings of a language model's data.
     pub struct CorpusConfig {
-        /// Text to learn; a .bin file of tokens, with or without Megatron's .idx; or a folder that `prepare` has made. Given several times,
-        /// they are mixed, by the weights of PATH=WEIGHT if there are such.
+        /// Text to learn; a .jsonl file of conversations, whose answers are learned; a .bin file of tokens, with or without Megatron's .idx; or a
+        /// folder that `prepare` has made. Given several times, they are mixed, by the weights of PATH=WEIGHT if there are such.
         "data" data: Vec<String> = Vec::new(),
         /// Data to measure the loss on, which the model is not trained on; a path of any of these kinds.
         "validation" validation: Vec<String> = Vec::new(),
@@ -41,15 +46,19 @@ keyed! {
         /// Tokens in a sequence.
         "context" context: usize = 256,
         /// Keep attention inside documents, of which a sequence may have several. Documents end where the index of the tokens says, as
-        /// `prepare` makes it, or at `end-of-text`.
+        /// `prepare` makes it, or at `end-of-text`. Whole conversations are put into a sequence as long as they fit.
         "packed" packed: bool = false,
+        /// Which answers of a conversation are learned; what follows the last one is left out then.
+        "answers" answers: Answers = Answers::All,
         /// The token at which documents end.
         "end-of-text" end_of_text: Option<usize> = None,
     }
 }
 
-/// Where the tokens of a part come from: a text in memory, a token file, or an indexed pair of files.
+/// Where the tokens of a part come from: a text in memory, a token file, an indexed pair of files, or conversations.
 enum CorpusSource {
+    #[cfg(feature = "chat")]
+    Conversations(Arc<Conversations>),
     Text(Vec<u8>),
     File(PathBuf),
     Indexed(PathBuf),
@@ -61,6 +70,27 @@ struct CorpusPart {
     name: String,
     source: CorpusSource,
     weight: f64,
+}
+
+impl CorpusPart {
+    #[cfg(feature = "chat")]
+    fn conversations(&self) -> Option<&Arc<Conversations>> {
+        match &self.source {
+            CorpusSource::Conversations(all) => Some(all),
+            _ => None,
+        }
+    }
+}
+
+/// The rows of a part for a model.
+struct Rows {
+    /// What identifies them.
+    identity: String,
+    samples: Box<dyn Samples>,
+    /// The same as data to measure the loss on.
+    held_out: Arc<dyn Dataset>,
+    /// The tokens of a text.
+    tokens: Option<Arc<dyn Tokens>>,
 }
 
 /// Training data, validation data and tokenizer.
@@ -91,16 +121,17 @@ impl Corpus {
         let (mut training, mut held_out) = (Vec::new(), Vec::new());
         for text in &config.data {
             let (path, weight) = weighted(text)?;
-            training.push(part(&path, &[TRAINING], weight)?);
+            training.push(part(&path, &[TRAINING], weight, config, codec.as_ref())?);
             let names = VALIDATION.iter().filter(|name| path.join(name).exists());
-            held_out.extend(names.map(|_| part(&path, &VALIDATION, weight)).next().transpose()?);
+            held_out
+                .extend(names.map(|_| part(&path, &VALIDATION, weight, config, None)).next().transpose()?);
         }
         if let (Some(folder), false) = (held_out.first(), config.validation.is_empty()) {
             let name = &folder.name;
             return refuse(format!("`validation` does not go with {name}, which its `data` has held out"));
         }
         for text in &config.validation {
-            held_out.push(part(Path::new(text), &VALIDATION, 1.0)?);
+            held_out.push(part(Path::new(text), &VALIDATION, 1.0, config, codec.as_ref())?);
         }
         if config.data.is_empty() {
             let named = |name: &str, text| CorpusPart {
@@ -133,49 +164,68 @@ impl Corpus {
         self.config.vocabulary_size.unwrap_or(0).max(self.codec.vocabulary())
     }
 
-    /// Windows of the tokens in an order drawn from the seed, for a model with this vocabulary. Also returns the digest that identifies the data, and the mean bytes of text in a token of the validation data, if tokens stand for text.
+    /// What files of conversations have, and what of them was cut off, a sentence each.
+    pub fn summaries(&self) -> Vec<String> {
+        #[cfg(feature = "chat")]
+        let said = |part: &CorpusPart| Some(part.conversations()?.summary());
+        #[cfg(not(feature = "chat"))]
+        let said = |_: &CorpusPart| None;
+        self.training.iter().chain(&self.held_out).filter_map(said).collect()
+    }
+
+    /// Windows of the tokens and rows of conversations, in an order drawn from the seed, for a model with this vocabulary. Also returns the digest that identifies the data, and the mean bytes of text in a token of the validation data, if tokens stand for text.
     ///
     /// # Errors
-    /// If tokens are beyond the vocabulary, files damaged, or there are fewer tokens than the context asks for.
+    /// If tokens are beyond the vocabulary, files damaged, or there are fewer tokens than the context asks for; if texts and conversations are
+    /// mixed.
     pub fn data(&self, vocabulary: usize, seed: u64) -> Result<(Data, String, Option<f64>)> {
         let open = |parts: &[CorpusPart]| {
-            parts.iter().map(|part| self.tokens(part, vocabulary)).collect::<Result<Vec<_>>>()
+            parts.iter().map(|part| self.rows(part, vocabulary, seed)).collect::<Result<Vec<_>>>()
         };
         let (training, held_out) = (open(&self.training)?, open(&self.held_out)?);
         let mut identity = String::new();
-        for (part, tokens) in self.training.iter().zip(&training) {
-            identity += &format!("{} {:016x} ", tokens.len(), self.digest_of_ends(tokens)?);
+        for (part, rows) in self.training.iter().zip(&training) {
+            identity += &format!("{} ", rows.identity);
             if training.len() > 1 && part.weight != 1.0 {
                 identity += &format!("x{} ", part.weight);
             }
         }
-        let packed = self.config.packed;
-        if packed {
+        if self.config.packed {
             identity += &format!("packed {:?}", self.config.end_of_text);
         }
-        let mut sources = Vec::new();
-        for (part, tokens) in self.training.iter().zip(&training) {
-            let windows = self.windows(part, tokens, seed)?;
-            let samples: Box<dyn Samples> =
-                if packed { Box::new(Packed::from(windows)) } else { Box::new(windows) };
-            sources.push((samples, part.weight));
-        }
+        let measured = held_out.first().unwrap_or(&training[0]);
+        let bytes =
+            measured.tokens.as_ref().map(|tokens| self.bytes_per_token(tokens)).transpose()?.flatten();
+        let weights = self.training.iter().map(|part| part.weight);
+        let mut sources: Vec<_> = training.into_iter().map(|rows| rows.samples).zip(weights).collect();
         let samples: Arc<dyn Samples> = match sources.len() {
             1 => Arc::from(sources.swap_remove(0).0),
             _ => Arc::new(Blend::new(sources, seed)?),
         };
-        let mut parts: Vec<Arc<dyn Dataset>> = Vec::new();
-        for (part, tokens) in self.held_out.iter().zip(&held_out) {
-            let windows = self.windows(part, tokens, seed)?.unshifted();
-            parts.push(if packed { Arc::new(Packed::from(windows)) } else { Arc::new(windows) });
-        }
+        let mut parts: Vec<_> = held_out.into_iter().map(|rows| rows.held_out).collect();
         let validation = match parts.len() {
             0 | 1 => parts.pop(),
             _ => Some(Arc::new(Concat::new(parts)) as Arc<dyn Dataset>),
         };
-        let measured = held_out.first().unwrap_or(&training[0]);
-        let bytes = self.bytes_per_token(measured)?;
         Ok((Data { samples, counted: self.config.context, validation }, identity.trim_end().into(), bytes))
+    }
+
+    fn rows(&self, part: &CorpusPart, vocabulary: usize, seed: u64) -> Result<Rows> {
+        #[cfg(feature = "chat")]
+        if let Some(all) = part.conversations() {
+            all.check_vocabulary(vocabulary)?;
+            let samples = Box::new(Shuffled::new(all.clone(), seed)?);
+            return Ok(Rows { identity: all.identity(), samples, held_out: all.clone(), tokens: None });
+        }
+        let tokens = self.tokens(part, vocabulary)?;
+        let windows = self.windows(part, &tokens, seed)?;
+        let identity = format!("{} {:016x}", tokens.len(), self.digest_of_ends(&tokens)?);
+        let unshifted = windows.clone().unshifted();
+        let (samples, held_out): (Box<dyn Samples>, Arc<dyn Dataset>) = match self.config.packed {
+            true => (Box::new(Packed::from(windows)), Arc::new(Packed::from(unshifted))),
+            false => (Box::new(windows), Arc::new(unshifted)),
+        };
+        Ok(Rows { identity, samples, held_out, tokens: Some(tokens) })
     }
 
     fn windows(
@@ -209,6 +259,10 @@ impl Corpus {
     /// The tokens, with the documents of the index, if there is one.
     fn stored(&self, part: &CorpusPart, vocabulary: usize) -> Result<Arc<dyn Tokens>> {
         Ok(match &part.source {
+            #[cfg(feature = "chat")]
+            CorpusSource::Conversations(_) => {
+                return Err(Error::data(&part.name, "got conversations, wanted a text or tokens"));
+            }
             CorpusSource::Text(text) => Arc::new(self.codec.encode(text, vocabulary)?),
             CorpusSource::Indexed(path) => {
                 Arc::new(IndexedTokens::open(path)?.with_vocabulary(vocabulary as u32))
@@ -271,7 +325,13 @@ fn weighted(text: &str) -> Result<(PathBuf, f64)> {
 }
 
 /// The path itself if it is a file; in a folder the first of `names` that exists.
-fn part(path: &Path, names: &[&str], weight: f64) -> Result<CorpusPart> {
+fn part(
+    path: &Path,
+    names: &[&str],
+    weight: f64,
+    config: &CorpusConfig,
+    codec: Option<&Codec>,
+) -> Result<CorpusPart> {
     let inside = || names.iter().map(|name| path.join(name)).find(|path| path.exists());
     let path = match path.is_dir() {
         true => inside().ok_or_else(|| {
@@ -285,12 +345,39 @@ fn part(path: &Path, names: &[&str], weight: f64) -> Result<CorpusPart> {
     let is = |name: &str| path.extension().is_some_and(|extension| extension == name);
     let index = if is("idx") { path.clone() } else { path.with_extension("idx") };
     let source = match () {
+        () if is("jsonl") => conversations(&path, config, codec)?,
         () if index.exists() && (is("bin") || is("idx") || !path.exists()) => CorpusSource::Indexed(index),
         () if is("bin") => CorpusSource::File(path.clone()),
         () if is("idx") => CorpusSource::Indexed(index),
         () => CorpusSource::Text(read(&path)?),
     };
     Ok(CorpusPart { name: path.display().to_string(), source, weight })
+}
+
+/// Reads conversations, by the tokenizer and the template of a model's folder.
+#[cfg(feature = "chat")]
+fn conversations(path: &Path, config: &CorpusConfig, codec: Option<&Codec>) -> Result<CorpusSource> {
+    let Some((codec, folder)) = codec.and_then(|codec| Some((codec, codec.folder()?))) else {
+        return Err(Error::file(
+            path,
+            "conversations go with a model's folder and its chat template, wanted `init`",
+        ));
+    };
+    if let Some(end) = config.end_of_text {
+        let why =
+            format!("conversations end where their lines do, and `end-of-text` is for texts; got {end}");
+        return Err(Error::file(path, why));
+    }
+    let template = ChatTemplate::of(folder)?;
+    let all = Conversations::open(path, codec, &template, config.context, config.answers)?;
+    let all = if config.packed { all.packed() } else { all };
+    Ok(CorpusSource::Conversations(Arc::new(all)))
+}
+
+#[cfg(not(feature = "chat"))]
+fn conversations(path: &Path, _: &CorpusConfig, _: Option<&Codec>) -> Result<CorpusSource> {
+    let why = "this build reads no conversations; one that does: a build with `--features chat`";
+    Err(Error::file(path, why))
 }
 
 /// Reads a text, if it fits into memory.
@@ -353,57 +440,5 @@ fn codec_of(config: &CorpusConfig, training: &[CorpusPart]) -> Result<Codec> {
     }
 }
 
-/// The text of a folder's files with these endings, in the order of their paths, and of those that are held out: one file of `held_out`.
-/// Hidden files and cargo's build folders are left out.
-///
-/// # Errors
-/// If there are no such files, or one cannot be read.
-pub fn text_of_folder(root: &Path, endings: &[&str], held_out: usize) -> Result<[Vec<u8>; 2]> {
-    let mut files = Vec::new();
-    collect(root, endings, &mut files);
-    let mut texts = [Vec::new(), Vec::new()];
-    for (number, path) in files.iter().enumerate() {
-        let to = usize::from(number % held_out.max(1) == held_out / 2);
-        texts[to].extend(std::fs::read(path).map_err(|e| Error::file(path, e))?);
-    }
-    match texts[0].is_empty() {
-        true => Err(Error::file(root, format!("got no files that end in {}", endings.join(" or ")))),
-        false => Ok(texts),
-    }
-}
-
-fn collect(folder: &Path, endings: &[&str], files: &mut Vec<PathBuf>) {
-    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).collect();
-    paths.sort();
-    for path in paths {
-        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        if path.is_dir() && name != "target" && !name.starts_with('.') {
-            collect(&path, endings, files);
-        } else if path.extension().is_some_and(|ending| endings.iter().any(|known| ending == *known)) {
-            files.push(path);
-        }
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mixture_is_identified_by_its_weights_too() {
-        let folder = std::env::temp_dir().join(format!("phalanx-corpus-{}", std::process::id()));
-        std::fs::create_dir_all(&folder).unwrap();
-        let [a, b] = ["a", "b"].map(|name| folder.join(name).display().to_string());
-        [&a, &b].iter().for_each(|path| std::fs::write(path, path.repeat(9)).unwrap());
-        let identity = |data: Vec<String>| {
-            let config = CorpusConfig { data, context: 8, ..CorpusConfig::default() };
-            Corpus::open(&config, None, || Ok(Default::default())).unwrap().data(256, 1).unwrap().1
-        };
-        let mixed = |weight: &str| identity(vec![a.clone(), format!("{b}={weight}")]);
-        assert_eq!(mixed("1"), identity(vec![a.clone(), b.clone()]));
-        assert_ne!(mixed("1"), mixed("2"));
-        assert_eq!(identity(vec![a.clone()]), identity(vec![format!("{a}=2")]));
-        std::fs::remove_dir_all(folder).unwrap();
-    }
-}
+mod tests;

@@ -2,12 +2,26 @@
 //! model, and [`PrepareConfig`] makes token files of large texts for it.
 
 mod bpe;
+#[cfg(feature = "chat")]
+mod chat;
 mod codec;
+#[cfg(feature = "chat")]
+mod conversations;
 mod corpus;
+mod folder_text;
 mod prepare;
+#[cfg(feature = "chat")]
+mod template;
 
 pub use bpe::Bpe;
+#[cfg(feature = "chat")]
+pub use chat::Chat;
 pub use codec::{Codec, TOKENIZER};
+#[cfg(feature = "chat")]
+pub use conversations::Conversations;
 use corpus::check_vocabulary;
-pub use corpus::{Corpus, CorpusConfig, TRAINING, VALIDATION, text_of_folder};
+pub use corpus::{Answers, Corpus, CorpusConfig, TRAINING, VALIDATION};
+pub use folder_text::text_of_folder;
 pub use prepare::PrepareConfig;
+#[cfg(feature = "chat")]
+pub use template::{ChatTemplate, Message, Rendered};

@@ -1,0 +1,346 @@
+//! [`GenerateConfig`]: a saved model continues a prompt, or chats; [`sample_text`]: what a model writes while it is trained.
+
+use std::io::Write;
+#[cfg(feature = "chat")]
+use std::io::{BufRead, IsTerminal};
+use std::path::PathBuf;
+
+use phalanx_nn::Scope;
+use phalanx_nn::models::{Decoder, Sampling, generate, has_weights, load_model};
+#[cfg(feature = "chat")]
+use phalanx_nn::models::{Generation, GenerationEnd, generate_rows};
+use phalanx_tensor::{DType, Device};
+
+use crate::text::Codec;
+#[cfg(feature = "chat")]
+use crate::text::{Chat, Message};
+use crate::{Error, Result, keyed};
+
+/// The folders of a run's last model, and of its best one.
+pub const MODEL_FOLDERS: [&str; 2] = ["model", "best-model"];
+
+keyed! {
+    /// What continues a prompt, and how.
+    pub struct GenerateConfig {
+        /// Hugging Face folder of the model; the `model` folder of a training run, or the run's folder itself.
+        "model" model: Option<PathBuf> = None,
+        /// Take the weights with the run's lowest validation loss, which `keep-best` has kept.
+        "best" best: bool = false,
+        /// Text to continue; in a chat what is said.
+        "prompt" prompt: String = String::new(),
+        /// Chat by the folder's template: with `prompt` one answer, without it as many as there are lines of input.
+        "chat" chat: bool = false,
+        /// What a chat begins with.
+        "system" system: Option<String> = None,
+        /// Tokens to make; in a chat the most that an answer has.
+        "tokens" tokens: usize = 300,
+        /// Divides the logits; 0 takes the likeliest token always.
+        "temperature" temperature: f64 = 0.8,
+        /// Draw among that many likeliest tokens; 0 for all.
+        "top-k" top_k: usize = 40,
+        /// Seed of the draws.
+        "seed" seed: u64 = 1,
+    }
+}
+
+impl GenerateConfig {
+    /// Writes the prompt with its continuation to the output, or chats. A chat reads what is said from the input, a line each.
+    ///
+    /// # Errors
+    /// If settings make no sense, the folder has no such model, tokenizer or template, or a conversation is longer than the model's context.
+    pub fn run(&self) -> Result<()> {
+        if self.chat {
+            return self.chat_on_terminal();
+        }
+        let text = self.continued()?;
+        // A reader that has closed the pipe wants no more of it.
+        let _ = writeln!(std::io::stdout(), "{}", text.trim_end_matches('\n'));
+        Ok(())
+    }
+
+    /// The prompt, continued.
+    fn continued(&self) -> Result<String> {
+        if self.system.is_some() {
+            return refuse("`system` goes with `chat`, which is not given".into());
+        }
+        let (folder, model) = self.loaded()?;
+        let codec = Codec::of(&folder)?;
+        let prompt = codec.encode(self.prompt.as_bytes(), model.vocabulary())?;
+        if prompt.is_empty() {
+            return refuse(format!("{}: the prompt {:?} has no tokens", codec.source(), self.prompt));
+        }
+        Ok(format!("{}{}", self.prompt, written(&model, &codec, &prompt, self.tokens, self.sampling())?))
+    }
+
+    fn sampling(&self) -> Sampling {
+        Sampling { temperature: self.temperature, top_k: self.top_k, seed: self.seed }
+    }
+
+    /// The model and its folder.
+    fn loaded(&self) -> Result<(PathBuf, Decoder)> {
+        let Some(folder) = &self.model else {
+            return refuse("`model` is not given, wanted a model's folder".into());
+        };
+        if self.prompt.is_empty() && !self.chat {
+            return refuse("`prompt` is empty, wanted at least one character".into());
+        }
+        if !(0.0..f64::INFINITY).contains(&self.temperature) {
+            return refuse(format!("`temperature` is {}, wanted a number from 0 up", self.temperature));
+        }
+        let inner = folder.join(MODEL_FOLDERS[usize::from(self.best)]);
+        let is_model = has_weights(folder) || !inner.exists();
+        let folder = if is_model && !self.best { folder.clone() } else { inner };
+        let (_, model) = load_model(&folder, &Scope::new(0, DType::F32, Device::CPU))?;
+        Ok((folder, model))
+    }
+
+    #[cfg(not(feature = "chat"))]
+    fn chat_on_terminal(&self) -> Result<()> {
+        refuse(
+            "`chat`: this build has no chat templates; one that has: a build with `--features chat`".into(),
+        )
+    }
+
+    #[cfg(feature = "chat")]
+    fn chat_on_terminal(&self) -> Result<()> {
+        let (input, terminal) = (std::io::stdin(), std::io::stdin().is_terminal());
+        let mark = || {
+            if terminal {
+                let _ = write!(std::io::stderr(), "> ");
+            }
+        };
+        let note = |text: &str| drop(writeln!(std::io::stderr(), "({text})"));
+        self.chat_with(&mut input.lock(), &mut std::io::stdout(), &mark, &note)
+    }
+
+    /// Answers the prompt, or each line of `input`, into `output`. `mark` is called before a line is read; `note` gets what is no part of an
+    /// answer, such as why one was cut.
+    #[cfg(feature = "chat")]
+    fn chat_with(
+        &self,
+        input: &mut dyn BufRead,
+        output: &mut dyn Write,
+        mark: &dyn Fn(),
+        note: &dyn Fn(&str),
+    ) -> Result<()> {
+        let (folder, model) = self.loaded()?;
+        let mut chat = Chat::of(&folder)?;
+        if let Some(system) = &self.system {
+            chat = chat.with(Message::new("system", system));
+        }
+        if !self.prompt.is_empty() {
+            return self.turn(&mut chat, &model, &self.prompt, output, note).map(drop);
+        }
+        let mut line = String::new();
+        loop {
+            mark();
+            line.clear();
+            if input.read_line(&mut line).map_err(|e| Error::Config(format!("chat: the input: {e}")))? == 0 {
+                return Ok(());
+            }
+            let said = line.trim();
+            if !said.is_empty() && !self.turn(&mut chat, &model, said, output, note)? {
+                return Ok(());
+            }
+        }
+    }
+
+    /// One answer, written as it comes. Returns whether the output takes more.
+    #[cfg(feature = "chat")]
+    fn turn(
+        &self,
+        chat: &mut Chat,
+        model: &Decoder,
+        said: &str,
+        output: &mut dyn Write,
+        note: &dyn Fn(&str),
+    ) -> Result<bool> {
+        let (prompt, context) = (chat.ask(said, model.vocabulary())?, model.context());
+        let room = context.saturating_sub(prompt.len());
+        if room == 0 {
+            let got = prompt.len();
+            return refuse(format!(
+                "chat: got a conversation of {got} tokens, wanted fewer than the model's context of {context}"
+            ));
+        }
+        let stop: Vec<&str> = chat.end_text().into_iter().collect();
+        let seed = self.seed.wrapping_add(chat.messages().len() as u64);
+        let generation = Generation::new(self.tokens.min(room))
+            .with_sampling(Sampling { seed, ..self.sampling() }.into())
+            .with_end_tokens(chat.end_tokens())
+            .with_text(|tokens| chat.codec().decode(tokens).unwrap_or_default(), &stop);
+        let mut taken = true;
+        let mut answers = generate_rows(model, &[prompt], generation, |step| {
+            taken = taken && write!(output, "{}", step.text).and_then(|()| output.flush()).is_ok();
+            taken
+        })?;
+        taken = taken && writeln!(output).is_ok();
+        let Some(answer) = answers.pop() else { return Ok(taken) };
+        if answer.end == GenerationEnd::Count {
+            note(&match self.tokens <= room {
+                true => format!("cut after {} tokens (`tokens`)", self.tokens),
+                false => format!("cut, since the conversation fills the model's context of {context} tokens"),
+            });
+        }
+        chat.answered(answer.text);
+        Ok(taken)
+    }
+}
+
+/// The prompt and 300 tokens more from a model that is being trained.
+///
+/// # Errors
+/// Those of the model and the tokenizer.
+pub fn sample_text(model: &Decoder, codec: &Codec, prompt: &str, seed: u64) -> Result<String> {
+    // A tokenizer may drop a line's end.
+    let tokens = codec.encode(prompt.as_bytes(), model.vocabulary()).unwrap_or_default();
+    let tokens = if tokens.is_empty() { vec![0] } else { tokens };
+    let how = Sampling { temperature: 0.7, top_k: 40, seed };
+    Ok(format!("{prompt}{}", written(model, codec, &tokens, 300, how)?))
+}
+
+fn written(model: &Decoder, codec: &Codec, prompt: &[u32], count: usize, how: Sampling) -> Result<String> {
+    let mut tokens = Vec::new();
+    generate(model, prompt, count, how, |token| {
+        tokens.push(token);
+        true
+    })?;
+    codec.decode(&tokens)
+}
+
+fn refuse<T>(why: String) -> Result<T> {
+    Err(Error::Config(why))
+}
+
+#[cfg(all(test, feature = "chat"))]
+mod tests {
+    use std::cell::RefCell;
+    use std::path::Path;
+
+    use phalanx_nn::models::{LlamaConfig, ModelConfig, save_model};
+
+    use super::*;
+
+    const TEMPLATE: &str = "{% for m in messages %}{{ m.role[:1] }}{{ m.content }};\n{% endfor %}{% if add_generation_prompt %}a{% endif %}";
+
+    /// A folder of a model that has learned nothing, removed at the end.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Folder {
+            let path = std::env::temp_dir().join(format!("phalanx-generation-{name}-{}", std::process::id()));
+            let config = ModelConfig::Llama(LlamaConfig::new(256, 48, 2, 2, 16));
+            let model = config.init(&Scope::new(3, DType::F32, Device::CPU)).unwrap();
+            save_model(&model, &config, &path).unwrap();
+            std::fs::write(path.join("chat_template.jinja"), TEMPLATE).unwrap();
+            Folder(path)
+        }
+
+        fn end_tokens(&self, tokens: &[u32]) {
+            let text = format!("{{\"eos_token_id\": {tokens:?}}}");
+            std::fs::write(self.0.join("generation_config.json"), text).unwrap();
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn config(folder: &Path) -> GenerateConfig {
+        let model = Some(folder.to_path_buf());
+        GenerateConfig { model, chat: true, tokens: 5, temperature: 0.0, ..GenerateConfig::default() }
+    }
+
+    /// What a chat writes, and its notes.
+    fn chat(config: &GenerateConfig, input: &str) -> (Result<()>, String, Vec<String>) {
+        let (mut output, notes) = (Vec::new(), RefCell::new(Vec::new()));
+        let note = |text: &str| notes.borrow_mut().push(text.to_string());
+        let done = config.chat_with(&mut input.as_bytes(), &mut output, &|| {}, &note);
+        (done, String::from_utf8(output).unwrap(), notes.into_inner())
+    }
+
+    /// The tokens that the model finds likeliest behind a text, as many as wanted.
+    fn likeliest(config: &GenerateConfig, text: &str, count: usize) -> Vec<u32> {
+        let (_, model) = config.loaded().unwrap();
+        let (prompt, mut tokens) = (text.bytes().map(u32::from).collect::<Vec<_>>(), Vec::new());
+        let how = Sampling { temperature: 0.0, ..Sampling::default() };
+        let sink = |token| {
+            tokens.push(token);
+            true
+        };
+        generate(&model, &prompt, count, how, sink).unwrap();
+        tokens
+    }
+
+    fn text(tokens: &[u32]) -> String {
+        Codec::Bytes(None).decode(tokens).unwrap()
+    }
+
+    #[test]
+    fn each_line_is_answered_behind_all_that_was_said_before() {
+        let folder = Folder::new("turns");
+        let config = config(&folder.0);
+        let first = text(&likeliest(&config, "uhi;\na", 5));
+        let second = text(&likeliest(&config, &format!("uhi;\na{first};\nub;\na"), 5));
+        let (done, said, notes) = chat(&config, "hi\n\n  b \n");
+        done.unwrap();
+        assert_eq!(said, format!("{first}\n{second}\n"));
+        assert_eq!(notes, ["cut after 5 tokens (`tokens`)"; 2]);
+        // One answer to a prompt, behind the system's message.
+        let system = GenerateConfig { system: Some("S".into()), prompt: "hi".into(), ..config.clone() };
+        let (done, said, _) = chat(&system, "not read\n");
+        done.unwrap();
+        assert_eq!(said, format!("{}\n", text(&likeliest(&config, "sS;\nuhi;\na", 5))));
+    }
+
+    #[test]
+    fn answers_end_at_end_tokens_and_at_the_templates_end_of_a_turn() {
+        let folder = Folder::new("ends");
+        let config = GenerateConfig { prompt: "hi".into(), ..config(&folder.0) };
+        let tokens = likeliest(&config, "uhi;\na", 5);
+        let third = tokens.iter().position(|token| *token == tokens[2]).unwrap();
+        folder.end_tokens(&[1000, tokens[2]]);
+        let (done, said, notes) = chat(&config, "");
+        done.unwrap();
+        assert_eq!((said, notes), (text(&tokens[..third]) + "\n", vec![]));
+        // A turn that ends with what the model writes: the template is found by the model's own words.
+        folder.end_tokens(&[]);
+        let end = (33..127u8).find(|&end| {
+            let tokens = likeliest(&config, &format!("uhi{}\na", char::from(end)), 5);
+            tokens.contains(&end.into())
+        });
+        let end = char::from(end.expect("a character that the model repeats"));
+        let template = TEMPLATE.replace(";", &end.to_string());
+        std::fs::write(folder.0.join("chat_template.jinja"), template).unwrap();
+        let tokens = likeliest(&config, &format!("uhi{end}\na"), 5);
+        let at = tokens.iter().position(|&token| token == end as u32).unwrap();
+        let (done, said, notes) = chat(&config, "");
+        done.unwrap();
+        assert_eq!((said, notes), (text(&tokens[..at]) + "\n", vec![]));
+    }
+
+    #[test]
+    fn a_conversation_does_not_outgrow_the_context_silently() {
+        let folder = Folder::new("long");
+        let config = GenerateConfig { tokens: 100, ..config(&folder.0) };
+        let (done, said, notes) = chat(&config, "hi\nmore\n");
+        let error = done.unwrap_err().to_string();
+        assert_eq!(notes, ["cut, since the conversation fills the model's context of 48 tokens"]);
+        assert_eq!(said, text(&likeliest(&config, "uhi;\na", 48 - 6)) + "\n");
+        assert!(error.contains("wanted fewer than the model's context of 48"), "{error}");
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let folder = Folder::new("wrong");
+        let plain = GenerateConfig { chat: false, ..config(&folder.0) };
+        let system = GenerateConfig { system: Some("S".into()), prompt: "x".into(), ..plain.clone() };
+        assert!(plain.continued().unwrap_err().to_string().starts_with("`prompt` is empty"));
+        assert!(system.continued().unwrap_err().to_string().starts_with("`system` goes with `chat`"));
+        std::fs::remove_file(folder.0.join("chat_template.jinja")).unwrap();
+        let error = chat(&config(&folder.0), "hi").0.unwrap_err().to_string();
+        assert!(error.contains("got no chat template"), "{error}");
+    }
+}
