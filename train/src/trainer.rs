@@ -149,9 +149,8 @@ impl Trainer {
         self
     }
 
-    /// Leaves frozen parameters out of checkpoints: they are those of this folder, and the function that makes a rank's part of the model
-    /// gives them their values in every start, also of a run that is resumed. A checkpoint has the folder and their digest
-    /// ([`checkpoints::FROZEN`](crate::checkpoints::FROZEN)), and is refused by a run with others.
+    /// Leaves frozen parameters out of checkpoints: they are those of this folder, and the function that makes a rank's part gives them their
+    /// values in every start. A checkpoint has the folder and their digest ([`checkpoints::FROZEN`]), and a run with others refuses it.
     pub fn frozen_from(self, folder: impl Into<PathBuf>) -> Trainer {
         Trainer { frozen_from: Some(folder.into()), ..self }
     }
@@ -417,8 +416,7 @@ impl Trainer {
         let mut identity = std::mem::take(&mut self.identity);
         identity.entry("data".into()).or_insert_with(|| fingerprint(&data, self.dataset.as_deref()));
         let Trainer { config, settings, optimizers, metrics, stop, hooks, extra_files, .. } = self;
-        let (flops, process, writes) = (self.flops, &self.process, self.writes);
-        let frozen_from = self.frozen_from.as_ref();
+        let (flops, process, writes, frozen) = (self.flops, &self.process, self.writes, &self.frozen_from);
         let (config, settings, optimizers) = (&*config, &**settings, &**optimizers);
         let (metrics, stop, hooks, extra_files) = (&*metrics, &*stop, &*hooks, &*extra_files);
         let periods: Vec<u64> = hooks.iter().map(|(steps, _)| *steps).collect();
@@ -468,9 +466,7 @@ impl Trainer {
                 run.identity.extend(identity.clone());
                 run.hooks.extend(hooks.iter().cloned());
                 run.extra_files.extend(extra_files.iter().cloned());
-                if let Some(folder) = frozen_from.filter(|_| !config.device.is_meta()) {
-                    run.leave_out_frozen(folder.clone())?;
-                }
+                run.leave_out_frozen(frozen.as_deref())?;
                 run.admit_others(process);
                 let number = trainer.unwrap_or(run.mesh_rank.rank());
                 work(run, Start { store: held.of(number), again })

@@ -1,7 +1,7 @@
 //! The digests of a step's gradients and parameters, and the comparison of the copies that ranks must have alike.
 
 use std::collections::HashSet;
-use std::path::PathBuf;
+use std::path::Path;
 
 use phalanx_nn::{Optimizer, Parameter, Parameters};
 use phalanx_parallel as parallel;
@@ -56,8 +56,9 @@ impl Run {
         Ok(parts.into_iter().filter(|part| !part.buffer).collect())
     }
 
-    /// Leaves the frozen parameters, which are from a folder, out of checkpoints. All ranks call it.
-    pub(crate) fn leave_out_frozen(&mut self, folder: PathBuf) -> Result<()> {
+    /// Leaves the frozen parameters out of checkpoints, if they are from a folder. All ranks call it.
+    pub(crate) fn leave_out_frozen(&mut self, folder: Option<&Path>) -> Result<()> {
+        let Some(folder) = folder.filter(|_| !self.mesh_rank.device.is_meta()) else { return Ok(()) };
         let all = self.model.parameters();
         let frozen = |p: &&Parameter| !p.is_trained();
         let names: HashSet<&str> = all.iter().filter(frozen).map(Parameter::name).collect();
@@ -65,7 +66,7 @@ impl Run {
         parts.retain(|part| names.contains(&*part.name));
         let digests = whole_digests(self.mesh_rank.all_ranks(), &parts)?.of;
         let text: String = digests.iter().map(|(name, digest)| format!("{name} {digest:016x}\n")).collect();
-        let folder = std::path::absolute(&folder).unwrap_or(folder);
+        let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.into());
         self.frozen = Some(FrozenParameters { folder, digest: format!("{:016x}", digest(text.as_bytes())) });
         Ok(())
     }
