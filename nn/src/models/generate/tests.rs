@@ -6,7 +6,7 @@ use phalanx_tensor::Device;
 use super::*;
 use crate::Scope;
 use crate::models::tests::{all, build};
-use crate::models::{Family, LlamaConfig, ModelConfig, RowPart, TransformerConfig};
+use crate::models::{Family, KvCache, LlamaConfig, ModelConfig, RowPart, TransformerConfig};
 
 const GREEDY: SampleOptions =
     SampleOptions { temperature: 0.0, top_k: None, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0 };
