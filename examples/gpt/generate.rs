@@ -1,12 +1,10 @@
-//! `generate`, and the samples of a run.
+//! `generate`: a saved model continues a prompt.
 
 use std::path::PathBuf;
 
-use phalanx::nn::Scope;
-use phalanx::nn::models::{Decoder, Sampling, generate, load_model};
+use phalanx::nn::models::{Generation, Sampling, read_config};
 use phalanx::train::text::Codec;
-use phalanx::train::{Error, Result, keyed};
-use phalanx::{DType, Device};
+use phalanx::train::{Error, Layout, Result, generate_saved, keyed};
 
 keyed! {
     /// What continues a prompt, and how.
@@ -25,14 +23,18 @@ keyed! {
         "top-k" top_k: usize = 40,
         /// Seed of the draws.
         "seed" seed: u64 = 1,
+        /// Ranks that split each layer of the model.
+        "tp" tp: usize = 1,
+        /// Ranks among which the layers are divided.
+        "pp" pp: usize = 1,
     }
 }
 
 /// The folder of a run's last model, and of its best one.
 pub const FOLDERS: [&str; 2] = ["model", "best-model"];
 
-/// The prompt, continued by a saved model.
-pub fn run(args: &Generate) -> Result<String> {
+/// The prompt, continued by a saved model; none if another process has the first rank.
+pub fn run(args: &Generate) -> Result<Option<String>> {
     let refuse = |why: String| Err(Error::Config(why));
     let Some(folder) = &args.model else {
         return refuse("`model` is not given, wanted a model's folder".into());
@@ -46,30 +48,15 @@ pub fn run(args: &Generate) -> Result<String> {
     let inner = folder.join(FOLDERS[usize::from(args.best)]);
     let is_model = folder.join("config.json").exists() || !inner.exists();
     let folder = if is_model && !args.best { folder } else { &inner };
-    let (_, model) = load_model(folder, &Scope::new(0, DType::F32, Device::CPU))?;
     let codec = Codec::of(folder)?;
-    let prompt = codec.encode(args.prompt.as_bytes(), model.vocabulary())?;
+    let prompt = codec.encode(args.prompt.as_bytes(), read_config(folder)?.vocabulary())?;
     if prompt.is_empty() {
         return refuse(format!("{}: the prompt {:?} has no tokens", codec.source(), args.prompt));
     }
     let how = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
-    Ok(format!("{}{}", args.prompt, written(&model, &codec, &prompt, args.tokens, how)?))
-}
-
-/// The prompt and 300 tokens more from a model that is being trained.
-pub fn sample(model: &Decoder, codec: &Codec, prompt: &str, seed: u64) -> Result<String> {
-    // A tokenizer may drop a line's end.
-    let tokens = codec.encode(prompt.as_bytes(), model.vocabulary()).unwrap_or_default();
-    let tokens = if tokens.is_empty() { vec![0] } else { tokens };
-    let how = Sampling { temperature: 0.7, top_k: 40, seed };
-    Ok(format!("{prompt}{}", written(model, codec, &tokens, 300, how)?))
-}
-
-fn written(model: &Decoder, codec: &Codec, prompt: &[u32], count: usize, how: Sampling) -> Result<String> {
-    let mut tokens = Vec::new();
-    generate(model, prompt, count, how, |token| {
-        tokens.push(token);
-        true
-    })?;
-    codec.decode(&tokens)
+    let generation = || Generation::new(args.tokens).with_sampling(how.into());
+    let layout = Layout { tp: args.tp, pp: args.pp, ..Layout::default() };
+    let rows = generate_saved(folder, layout, &[prompt], generation, |_| true, crate::complain)?;
+    let Some(row) = rows.unwrap_or_default().pop() else { return Ok(None) };
+    Ok(Some(format!("{}{}", args.prompt, codec.decode(&row.tokens)?)))
 }

@@ -63,7 +63,10 @@ fn run(mut words: Vec<String>) -> Result<()> {
         "generate" if helped => say(&Settings::new(Generate::default()).help()),
         "prepare" if helped => say(&Settings::new(PrepareConfig::default()).help()),
         _ if helped => say(&Settings::new(Gpt::default()).help()),
-        "generate" => say(&generate::run(&Settings::new(Generate::default()).words(words)?.resolve()?)?),
+        "generate" => {
+            let text = generate::run(&Settings::new(Generate::default()).words(words)?.resolve()?)?;
+            text.iter().for_each(|text| say(text));
+        }
         "flight" => say(&parallel::flight::explain(words.join(" ").as_ref())?),
         "doctor" if words.is_empty() => say(&phalanx::tensor::cuda::doctor().to_string()),
         "prepare" => prepare(&Settings::new(PrepareConfig::default()).words(words)?.resolve()?)?,

@@ -8,11 +8,9 @@ use phalanx::parallel::hybrid::{adapted_decoder, decoder};
 use phalanx::parallel::{launch::Rank, planning::decoder_layers};
 use phalanx::train::text::Codec;
 use phalanx::train::{MeshRank, Progress, Replay, Result, Run, Settings, Trainer};
-use phalanx::train::{
-    check_memory, digest, plan_decoder, save_decoder, start, stop_on_signals, whole_decoder,
-};
+use phalanx::train::{check_memory, digest, plan_decoder, sample, save_decoder, start, stop_on_signals};
 
-use crate::generate::{self, FOLDERS};
+use crate::generate::FOLDERS;
 use crate::gpt::{FROM_FOLDER, Gpt, optimizers};
 
 /// Trains as the settings say, profiles five steps of it, plans its pipeline, or repeats steps.
@@ -93,10 +91,8 @@ fn train_here(
     }
     if !gpt.quiet && codec.is_text() {
         let (config, gpt, codec) = (config.clone(), gpt.clone(), codec.clone());
-        trainer = trainer.every(gpt.sample_every, move |run| {
-            let model = whole_decoder(run, &config, gpt.lora.as_ref())?;
-            model.map(|model| generate::sample(&model, &codec, &gpt.prompt, gpt.run.seed)).transpose()
-        });
+        trainer = trainer
+            .every(gpt.sample_every, move |run| sample(run, &config, &codec, &gpt.prompt, gpt.run.seed));
     }
     let (saved, lora) = (config.clone(), gpt.lora.clone());
     let summary = trainer.at_end(move |run| save(run, &saved, lora.as_ref(), &codec)).run_parts(part)?;

@@ -25,6 +25,7 @@
 //! | divergence and plateaus | [`OnDivergence`], [`Plateau`] |
 //! | steps that are repeated | [`Trainer::replay`], [`Replay`], [`StepDigests`] |
 //! | reports of a run | [`Callback`], [`Event`], [`Record`], [`Reporter`], [`report::Report`], [`Trace`] |
+//! | what a language model writes | [`sample`], [`generate_rows`], [`generate_saved`] |
 //! | checkpoints | [`checkpoints::latest`], [`checkpoints::best`], [`checkpoints::list`], [`stop_on_signals`] |
 #![forbid(unsafe_code)]
 
@@ -42,6 +43,7 @@ mod machine;
 mod memory_checkpoints;
 mod mesh_rank;
 mod plan;
+mod rank_generation;
 mod record;
 pub mod report;
 mod reporter;
@@ -68,6 +70,7 @@ pub use machine::check_memory;
 pub use memory_checkpoints::MemoryCheckpoints;
 pub use mesh_rank::{MeshRank, Observers};
 pub use plan::{plan_decoder, plan_layers};
+pub use rank_generation::{generate_rows, generate_saved, sample};
 pub use record::{Record, StepDigests, Summary, numbers_in};
 pub use reporter::Reporter;
 pub use run::Run;
