@@ -1,9 +1,11 @@
 //! What a language model writes while it is trained: its ranks write it together, and the whole model on one rank writes the same.
 
-use phalanx_nn::SampleOptions;
-use phalanx_nn::models::{Generation, LoraConfig, ModelConfig, generate_rows as by_one_device};
+use phalanx_nn::models::{
+    Generation, GenerationStep, LoraConfig, ModelConfig, generate_rows as by_one_device, save_model,
+};
+use phalanx_nn::{SampleOptions, Scope};
 use phalanx_parallel::hybrid::{StagedModel, adapted_decoder, decoder};
-use phalanx_train::{Asynchronous, MeshRank, Run, generate_rows, whole_decoder};
+use phalanx_train::{Asynchronous, MeshRank, Run, generate_rows, generate_saved, whole_decoder};
 
 use super::packed::{CONTEXT, models, packed};
 use super::*;
@@ -83,4 +85,45 @@ fn adapters_take_part_where_they_are() {
     for (model, targets) in models().into_iter().zip([["c_attn", "mlp.c_proj"], ["q_proj", "down_proj"]]) {
         writes(&model, config(layout(1, 2, 2), 0), Some(&LoraConfig::new(2, &targets)));
     }
+}
+
+#[test]
+fn a_saved_model_is_continued_by_ranks_that_read_its_parts() {
+    let folder = std::env::temp_dir().join(format!("phalanx-generate-saved-{}", std::process::id()));
+    for config in models() {
+        let scope = Scope::new(5, DType::F32, Device::CPU);
+        let model = config.init(&scope).unwrap();
+        save_model(&model, &config, &folder).unwrap();
+        let prompts = [vec![3u32, 1], vec![7; 15], vec![9]];
+        let generation = || Generation::new(8).with_end_tokens(&[0, 5]);
+        let wanted = by_one_device(&model, &prompts, generation(), |_| true).unwrap();
+        for (tp, pp) in [(1, 1), (2, 1), (1, 3), (2, 2)] {
+            let (layout, mut tokens) = (Layout { tp, pp, ..Layout::default() }, 0);
+            let count = |step: GenerationStep<'_>| {
+                tokens += usize::from(step.token.is_some());
+                true
+            };
+            let rows = generate_saved(&folder, layout, &prompts, generation, count, |_| ());
+            assert_eq!(rows.unwrap().unwrap(), wanted, "tp {tp}, pp {pp}");
+            assert_eq!(tokens, wanted.iter().map(|row| row.tokens.len()).sum::<usize>());
+        }
+        let layout = Layout { tp: 3, ..Layout::default() };
+        let refused = generate_saved(&folder, layout, &prompts, generation, |_| true, |_| ()).unwrap_err();
+        assert!(refused.to_string().contains("attention heads: got 2 to cut over 3 ranks"), "{refused}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+    let refused =
+        generate_saved(&folder, Layout::default(), &[vec![1]], || Generation::new(1), |_| true, |_| ());
+    assert!(refused.unwrap_err().to_string().contains("phalanx-generate-saved"));
+}
+
+#[test]
+fn what_is_no_decoder_writes_nothing() {
+    let refused = |run: &Run| {
+        let why = generate_rows(run, &[[1u32]], Generation::new(1), |_| true).unwrap_err().to_string();
+        assert_eq!(why, "generate: got a model that is no decoder, wanted a language model");
+        Ok(None)
+    };
+    let config = Config { steps: 1, validate_every: 0, ..config(layout(1, 1, 2), 0) };
+    Trainer::new(config).data(data()[0].clone()).every(0, refused).run_layers(layers, loss).unwrap();
 }

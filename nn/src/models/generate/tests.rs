@@ -5,11 +5,11 @@ use std::cell::{Cell, RefCell};
 use phalanx_tensor::{Device, Tensor};
 
 use super::*;
+use crate::Scope;
 use crate::models::tests::{all, build};
 use crate::models::{
     DecoderStage, Family, KvCache, LlamaConfig, ModelConfig, RowPart, RowTokens, TransformerConfig,
 };
-use crate::Scope;
 
 const GREEDY: SampleOptions =
     SampleOptions { temperature: 0.0, top_k: None, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0 };
