@@ -400,7 +400,7 @@ fn stages_that_are_ahead_begin_the_same_calls_in_the_same_order() {
     };
     for piece in [4, 512] {
         let wanted = generate_rows(&model, &prompts(), generation(piece), |_| true).unwrap();
-        for groups in 1..=6 {
+        for groups in [1, 3, 6] {
             let run = |calls: usize| {
                 let (begun, open, most) = (RefCell::default(), Cell::new(0), Cell::new(0));
                 let ahead = Ahead { model: &model, groups, calls, begun, open, most };
@@ -412,7 +412,10 @@ fn stages_that_are_ahead_begin_the_same_calls_in_the_same_order() {
                 ahead.begun.into_inner()
             };
             let last = run(1);
-            assert!((2..=groups).all(|calls| run(calls) == last), "{groups} groups, pieces of {piece}");
+            assert!(
+                [2, groups, groups + 2].into_iter().all(|calls| run(calls) == last),
+                "{groups} groups, pieces of {piece}"
+            );
         }
     }
 }
