@@ -12,6 +12,7 @@ use phalanx_nn::{Parameters, SampleOptions, Scope};
 use phalanx_parallel::hybrid::{self, Layout, StagedModel};
 use phalanx_parallel::launch::{self, Rank, Threads};
 use phalanx_parallel::mesh::Groups;
+use phalanx_parallel::planning::{StagePlan, StageReplicas};
 use phalanx_parallel::{Error, Result};
 use phalanx_tensor::{DType, Device};
 
@@ -162,6 +163,38 @@ fn ranks_with_several_stages_have_the_bits_of_one_device() {
     for (schedule, chunks) in [("interleaved", 2), ("interleaved", 3), ("zb-v", 2)] {
         let layout = Layout { schedule: schedule.into(), chunks, micro_batches: 2, ..layout(1, 2) };
         assert_as_alone(&gpt(4, 6), &layout, DType::F32);
+    }
+}
+
+/// Of a stage's replicas the first computes, and all have the rows.
+#[test]
+fn replicas_of_stages_write_with_their_first() {
+    let stage = |layers, replicas| StageReplicas { layers, replicas };
+    for stages in [vec![stage(0..3, 2), stage(3..5, 1)], vec![stage(0..2, 1), stage(2..5, 2)]] {
+        let plan = StagePlan::new(stages).unwrap();
+        let layout = Layout { plan: Some(plan), micro_batches: 2, ..layout(1, 3) };
+        assert_as_alone(&gpt(3, 6), &layout, DType::F32);
+    }
+}
+
+/// No rank ever has as much as half of the weights: neither the weights of others, nor their keys and values.
+#[test]
+fn a_rank_holds_its_part_only() {
+    let config = ModelConfig::Gpt(GptConfig::new(256, LENGTH, 4, 6, 120));
+    let layout = layout(2, 2);
+    let whole = config.init(&Scope::new(SEED, DType::F32, Device::Meta(77))).unwrap();
+    let weights: usize = whole.parameters().iter().map(|p| p.tensor().numel() * DType::F32.size()).sum();
+    let held = launch::threads(4, |rank| -> Result<[usize; 2]> {
+        let ledger = rank.device().ledger()?;
+        let before = ledger.total().now;
+        let (model, groups) = part(&config, &layout, &rank, DType::F32)?;
+        ledger.reset_peak();
+        let own = ledger.total().now - before;
+        hybrid::generate_rows(&model, &layout, &groups, &prompts(), generation(9), |_| true)?;
+        Ok([own, ledger.total().peak - before])
+    });
+    for [own, peak] in held.unwrap() {
+        assert!(own < weights * 2 / 5 && peak < weights / 2, "{own} of {weights} bytes, at most {peak}");
     }
 }
 

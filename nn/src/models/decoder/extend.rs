@@ -164,7 +164,8 @@ impl<L: LayerFactory> Decoder<L> {
 
     /// Refuses a stage that is not the whole model.
     pub(in crate::models) fn check_whole(&self) -> Result<()> {
-        (self.embedding()?, self.tail()?);
+        self.embedding()?;
+        self.tail()?;
         match self.blocks.len() == self.blocks_of_all {
             true => Ok(()),
             false => Err(Error::invalid("extend", "this stage has some blocks only, wanted all of them")),
