@@ -11,17 +11,19 @@
 //! rank 0 calls back, and tells all which rows have ended
 //! ```
 //! The loop over tokens is that of one device, [`generate_rows_by`]; this is the model that it asks. All ranks run the loop over the same
-//! rows. Stages work on unlike groups at a time. A rank with several stages runs them one after the other for a single group of all rows.
+//! rows. Stages work on unlike groups at a time. Where ranks have several stages there is one group, whose rows pass each stage in as many parts as
+//! there are ranks.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use phalanx_nn::autograd::{Var, waiting};
 use phalanx_nn::models::{
     CausalModel, Decoder, Generated, Generation, GenerationEnd, GenerationStep, KvCache, RowTokens,
     generate_rows_by,
 };
-use phalanx_nn::{LayerFactory, Result as NnResult};
+use phalanx_nn::{LayerFactory, Result as NnResult, cut};
 use phalanx_tensor::{Device, Tensor};
 use xxhash_rust::xxh64::Xxh64;
 
@@ -169,8 +171,11 @@ struct RankPart<'a> {
     all: &'a Comm,
     /// The rank of `all` that draws.
     draws_at: usize,
+    /// As [`CausalModel::groups`] and [`CausalModel::calls_under_way`].
     groups: usize,
     calls: usize,
+    /// Into how many parts a rank with several stages divides the rows of a call.
+    parts: usize,
     /// What is on its way to the next stage.
     sent: RefCell<VecDeque<Pending>>,
     /// Whether other ranks do not know of an error here: from the first call on, unless all have it.
@@ -207,6 +212,7 @@ impl<'a> RankPart<'a> {
             draws_at: placement.last().map_or(0, |rank| rank * tp.size()),
             groups: if is_single { count } else { 1 },
             calls: if is_single { ahead } else { 1 },
+            parts: if is_single { 1 } else { line.size() },
             stages,
             placement,
             line,
@@ -225,6 +231,34 @@ impl<'a> RankPart<'a> {
             waiting("send", || send.wait())?;
         }
         Ok(())
+    }
+
+    /// Computes a stage of some rows, with their caches of these blocks, and sends the stream on. Returns it, or the scores, if the next stage is
+    /// here or there is none.
+    fn run(
+        &self,
+        number: usize,
+        stage: &dyn CausalStage,
+        mut x: Option<Var>,
+        rows: &mut [RowTokens<'_>],
+        blocks: Range<usize>,
+    ) -> Result<Option<Var>> {
+        let here = self.line.rank();
+        let before = number.checked_sub(1).map(|before| self.placement[before]);
+        if let Some(from) = before.filter(|&rank| rank != here) {
+            x = Some(self.receive(stage, rows.iter().map(|row| row.tokens.len()).sum(), from)?);
+        }
+        let own = rows.iter_mut().map(|RowTokens { caches, before, tokens }| RowTokens {
+            caches: &mut caches[blocks.clone()],
+            before: *before,
+            tokens,
+        });
+        let y = stage.extend_stage(x.as_ref(), &mut own.collect::<Vec<_>>())?;
+        let Some(&to) = self.placement.get(number + 1).filter(|&&rank| rank != here) else {
+            return Ok(Some(y));
+        };
+        self.sent.borrow_mut().push_back(self.line.start(Call::send(y.tensor().clone(), to)));
+        Ok(None)
     }
 
     fn receive(&self, stage: &dyn CausalStage, positions: usize, from: usize) -> Result<Var> {
@@ -265,31 +299,21 @@ impl CausalModel for RankPart<'_> {
         self.fails_alone.set(true);
         // The calls before the last ones have ended, so the next rank has what was sent for them, and this does not wait for long.
         self.wait_for_sends((self.calls - 1) * self.stages.len())?;
-        let positions = rows.iter().map(|row| row.tokens.len()).sum();
-        let (mut x, mut first) = (None, 0);
-        for &(stage, part) in &self.stages {
-            let before = stage.checked_sub(1).map(|before| self.placement[before]);
-            if let Some(from) = before.filter(|&rank| rank != self.line.rank()) {
-                x = Some(self.receive(part, positions, from)?);
+        let parts = cut(rows.len(), self.parts.clamp(1, rows.len().max(1)));
+        let (mut streams, mut first) = (vec![None; parts.len()], 0);
+        for &(number, stage) in &self.stages {
+            let blocks = first..first + stage.blocks();
+            for (x, part) in streams.iter_mut().zip(&parts) {
+                *x = self.run(number, stage, x.take(), &mut rows[part.clone()], blocks.clone())?;
             }
-            let blocks = part.blocks();
-            let own = rows.iter_mut().map(|RowTokens { caches, before, tokens }| RowTokens {
-                caches: &mut caches[first..first + blocks],
-                before: *before,
-                tokens,
-            });
-            let y = part.extend_stage(x.as_ref(), &mut own.collect::<Vec<_>>())?;
-            first += blocks;
-            match self.placement.get(stage + 1) {
-                None => return Ok(Some(y).filter(|_| self.all.rank() == self.draws_at)),
-                Some(&to) if to == self.line.rank() => x = Some(y),
-                Some(&to) => {
-                    let send = self.line.start(Call::send(y.tensor().clone(), to));
-                    self.sent.borrow_mut().push_back(send);
-                }
-            }
+            first = blocks.end;
         }
-        Ok(None)
+        let scores: Vec<Var> = streams.into_iter().flatten().collect();
+        match &scores[..] {
+            _ if self.all.rank() != self.draws_at => Ok(None),
+            [scores] => Ok(Some(scores.clone())),
+            scores => Ok(Some(Var::cat(scores, 0)?)),
+        }
     }
 
     fn groups(&self) -> usize {
