@@ -273,7 +273,9 @@ fn heard(run: impl Fn(&Rank, &dyn StagedModel, &Layout, &Groups) -> Result<()> +
 
 #[test]
 fn ranks_with_unlike_prompts_or_settings_write_nothing() {
-    let cases: [(&str, fn(bool) -> (Vec<u32>, Generation<'static>)); 6] = [
+    /// What a rank is given: the odd one, or the others.
+    type Given = fn(bool) -> (Vec<u32>, Generation<'static>);
+    let cases: [(&str, Given); 6] = [
         ("the prompts is 1 of 2 tokens", |odd| (vec![1, 2 + u32::from(odd)], Generation::new(3))),
         ("`count` is 3", |odd| (vec![1], Generation::new(3 + usize::from(odd)))),
         ("`sampling` is", |odd| {
