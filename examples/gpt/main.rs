@@ -68,7 +68,7 @@ fn run(mut words: Vec<String>) -> Result<()> {
         "convert" if helped => say(&Settings::new(ConvertConfig::default()).help()),
         "prepare" if helped => say(&Settings::new(PrepareConfig::default()).help()),
         _ if helped => say(&Settings::new(Gpt::default()).help()),
-        "generate" => Settings::new(GenerateConfig::default()).words(words)?.resolve()?.run()?,
+        "generate" => Settings::new(GenerateConfig::default()).words(words)?.resolve()?.run(complain)?,
         "flight" => say(&parallel::flight::explain(words.join(" ").as_ref())?),
         "doctor" if words.is_empty() => say(&phalanx::tensor::cuda::doctor().to_string()),
         "convert" => Settings::new(ConvertConfig::default()).words(words)?.resolve()?.run()?,

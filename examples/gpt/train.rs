@@ -7,9 +7,9 @@ use phalanx::nn::models::{LoraConfig, ModelConfig, save_config};
 use phalanx::parallel::hybrid::{adapted_decoder, decoder};
 use phalanx::parallel::{launch::Rank, planning::decoder_layers};
 use phalanx::train::text::Codec;
-use phalanx::train::{MODEL, MODEL_FOLDERS, check_memory, digest, plan_decoder, sample_text};
+use phalanx::train::{MODEL, MODEL_FOLDERS, check_memory, digest, plan_decoder, sample};
 use phalanx::train::{MeshRank, Progress, Replay, Result, Run, Settings, Trainer};
-use phalanx::train::{save_decoder, start, stop_on_signals, whole_decoder};
+use phalanx::train::{save_decoder, start, stop_on_signals};
 
 use crate::gpt::{Gpt, optimizers};
 
@@ -100,10 +100,8 @@ fn train_here(
     }
     if !gpt.quiet && codec.is_text() {
         let (config, gpt, codec) = (config.clone(), gpt.clone(), codec.clone());
-        trainer = trainer.every(gpt.sample_every, move |run| {
-            let model = whole_decoder(run, &config, gpt.lora.as_ref())?;
-            model.map(|model| sample_text(&model, &codec, &gpt.prompt, gpt.run.seed)).transpose()
-        });
+        trainer = trainer
+            .every(gpt.sample_every, move |run| sample(run, &config, &codec, &gpt.prompt, gpt.run.seed));
     }
     let (saved, lora) = (config.clone(), gpt.lora.clone());
     let summary = trainer.at_end(move |run| save(run, &saved, lora.as_ref(), &codec)).run_parts(part)?;

@@ -126,6 +126,10 @@ pub trait LayerFactory: Send + Sync + 'static {
     /// If they cannot be cut.
     fn stream(&self, positions: usize) -> Result<Range<usize>>;
 
+    /// Keeps the residual stream whole on every rank from now on, or no longer. Passes with caches of keys and values want it whole, since
+    /// one new position cannot be cut. No graph is recorded meanwhile. Layers that never cut the stream leave it as it is.
+    fn set_whole_stream(&self, _whole: bool) {}
+
     /// Is called with parameters that every rank has whole and uses for its part of the heads, so that their gradients are added over the
     /// ranks.
     ///

@@ -10,7 +10,7 @@ use crate::comm::{Call, Comm};
 use crate::{Error, Result};
 
 /// The device of the messages. No rank computes on it, so no rank's memory ledger counts them.
-const HOST: Device = Device::Cpu(1023);
+pub(crate) const HOST: Device = Device::Cpu(1023);
 
 /// Gives every rank the values of all ranks, in order of the ranks, as PyTorch's function of this name. All ranks of a
 /// group call it.

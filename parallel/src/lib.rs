@@ -12,6 +12,7 @@
 //! | pipelines over ranks | [`pipeline::ranks::Pipeline`], [`pipeline::ranks::Work`], [`pipeline::schedule`] |
 //! | a pipeline in one process | [`pipeline::gpipe::GPipe`], [`pipeline::DeferredBatchNorm`] |
 //! | all axes at once | [`mesh::Mesh`], [`mesh::Groups`], [`hybrid::Layout`], [`hybrid::MeshParallel`] |
+//! | texts by ranks that have a model in parts | [`hybrid::generate_rows`] |
 //! | checkpoints | [`checkpoint::Saver`], [`checkpoint::Checkpoint`] |
 //! | the last operations of each rank, when a run hangs | [`flight::FlightRecorder`], [`flight::Dumps`] |
 //! | comparing ranks and runs bit for bit | [`digest::whole_digests`] |

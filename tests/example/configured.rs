@@ -200,9 +200,16 @@ fn the_best_checkpoint_is_resumed_and_generates() {
     assert!(first.status.success(), "{}", String::from_utf8_lossy(&first.stderr));
     let losses_at = |file: &str| fs::read(format!("{out}/{file}")).expect("a file");
     assert!(losses_at("model/model.safetensors") != losses_at("best-model/model.safetensors"));
-    for flags in [&["--best"][..], &[]] {
+    let generated = |flags: &[&str]| {
         let args = [&["generate", "--model", &out, "--prompt", "abc", "--tokens", "4"], flags].concat();
-        assert!(gpt(&args).status.success());
+        let output = gpt(&args);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        output.stdout
+    };
+    generated(&["--best"]);
+    let one = generated(&[]);
+    for ranks in [&["--tp", "2"][..], &["--pp", "2"], &["--tp", "2", "--pp", "2"]] {
+        assert_eq!(generated(ranks), one, "{ranks:?}");
     }
     let best = format!("{out}/best");
     let resumed = gpt(&["train", "--config", &format!("{out}/config.toml"), "--resume", &best]);

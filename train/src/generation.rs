@@ -1,16 +1,20 @@
-//! [`GenerateConfig`]: a saved model continues a prompt, or chats; [`sample_text`]: what a model writes while it is trained.
+//! [`GenerateConfig`]: a saved model continues a prompt, or chats.
 
 use std::io::Write;
 #[cfg(feature = "chat")]
 use std::io::{BufRead, IsTerminal};
 use std::path::PathBuf;
 
-use phalanx_nn::Scope;
-use phalanx_nn::models::{Decoder, Sampling, generate, has_weights, load_model};
 #[cfg(feature = "chat")]
-use phalanx_nn::models::{Generation, GenerationEnd, generate_rows};
+use phalanx_nn::Scope;
+#[cfg(feature = "chat")]
+use phalanx_nn::models::{Decoder, GenerationEnd, generate_rows, load_model};
+use phalanx_nn::models::{Generation, Sampling, has_weights, read_config};
+use phalanx_parallel::hybrid::Layout;
+#[cfg(feature = "chat")]
 use phalanx_tensor::{DType, Device};
 
+use crate::rank_generation::generate_saved;
 use crate::text::Codec;
 #[cfg(feature = "chat")]
 use crate::text::{Chat, Message};
@@ -40,44 +44,57 @@ keyed! {
         "top-k" top_k: usize = 40,
         /// Seed of the draws.
         "seed" seed: u64 = 1,
+        /// Ranks that split each layer of the model.
+        "tp" tp: usize = 1,
+        /// Ranks among which the layers are divided.
+        "pp" pp: usize = 1,
     }
 }
 
 impl GenerateConfig {
-    /// Writes the prompt with its continuation to the output, or chats. A chat reads what is said from the input, a line each.
+    /// Writes the prompt with its continuation to the output, or chats. A chat reads what is said from the input, a line each. `tell` gets the
+    /// first error of several ranks ([`start`](crate::start)).
     ///
     /// # Errors
     /// If settings make no sense, the folder has no such model, tokenizer or template, or a conversation is longer than the model's context.
-    pub fn run(&self) -> Result<()> {
+    pub fn run(&self, tell: impl Fn(&str)) -> Result<()> {
         if self.chat {
+            if self.tp * self.pp != 1 {
+                return refuse("`chat` is of one rank, and `tp` or `pp` asks for more".into());
+            }
             return self.chat_on_terminal();
         }
-        let text = self.continued()?;
-        // A reader that has closed the pipe wants no more of it.
-        let _ = writeln!(std::io::stdout(), "{}", text.trim_end_matches('\n'));
+        if let Some(text) = self.continued(tell)? {
+            // A reader that has closed the pipe wants no more of it.
+            let _ = writeln!(std::io::stdout(), "{}", text.trim_end_matches('\n'));
+        }
         Ok(())
     }
 
-    /// The prompt, continued.
-    fn continued(&self) -> Result<String> {
+    /// The prompt, continued; none if another process has the first rank.
+    fn continued(&self, tell: impl Fn(&str)) -> Result<Option<String>> {
         if self.system.is_some() {
             return refuse("`system` goes with `chat`, which is not given".into());
         }
-        let (folder, model) = self.loaded()?;
+        let folder = self.folder()?;
         let codec = Codec::of(&folder)?;
-        let prompt = codec.encode(self.prompt.as_bytes(), model.vocabulary())?;
+        let prompt = codec.encode(self.prompt.as_bytes(), read_config(&folder)?.vocabulary())?;
         if prompt.is_empty() {
             return refuse(format!("{}: the prompt {:?} has no tokens", codec.source(), self.prompt));
         }
-        Ok(format!("{}{}", self.prompt, written(&model, &codec, &prompt, self.tokens, self.sampling())?))
+        let generation = || Generation::new(self.tokens).with_sampling(self.sampling().into());
+        let layout = Layout { tp: self.tp, pp: self.pp, ..Layout::default() };
+        let rows = generate_saved(&folder, layout, &[prompt], generation, |_| true, tell)?;
+        let Some(row) = rows.unwrap_or_default().pop() else { return Ok(None) };
+        Ok(Some(format!("{}{}", self.prompt, codec.decode(&row.tokens)?)))
     }
 
     fn sampling(&self) -> Sampling {
         Sampling { temperature: self.temperature, top_k: self.top_k, seed: self.seed }
     }
 
-    /// The model and its folder.
-    fn loaded(&self) -> Result<(PathBuf, Decoder)> {
+    /// The model's folder.
+    fn folder(&self) -> Result<PathBuf> {
         let Some(folder) = &self.model else {
             return refuse("`model` is not given, wanted a model's folder".into());
         };
@@ -89,9 +106,7 @@ impl GenerateConfig {
         }
         let inner = folder.join(MODEL_FOLDERS[usize::from(self.best)]);
         let is_model = has_weights(folder) || !inner.exists();
-        let folder = if is_model && !self.best { folder.clone() } else { inner };
-        let (_, model) = load_model(&folder, &Scope::new(0, DType::F32, Device::CPU))?;
-        Ok((folder, model))
+        Ok(if is_model && !self.best { folder.clone() } else { inner })
     }
 
     #[cfg(not(feature = "chat"))]
@@ -123,7 +138,8 @@ impl GenerateConfig {
         mark: &dyn Fn(),
         note: &dyn Fn(&str),
     ) -> Result<()> {
-        let (folder, model) = self.loaded()?;
+        let folder = self.folder()?;
+        let (_, model) = load_model(&folder, &Scope::new(0, DType::F32, Device::CPU))?;
         let mut chat = Chat::of(&folder)?;
         if let Some(system) = &self.system {
             chat = chat.with(Message::new("system", system));
@@ -187,27 +203,6 @@ impl GenerateConfig {
     }
 }
 
-/// The prompt and 300 tokens more from a model that is being trained.
-///
-/// # Errors
-/// Those of the model and the tokenizer.
-pub fn sample_text(model: &Decoder, codec: &Codec, prompt: &str, seed: u64) -> Result<String> {
-    // A tokenizer may drop a line's end.
-    let tokens = codec.encode(prompt.as_bytes(), model.vocabulary()).unwrap_or_default();
-    let tokens = if tokens.is_empty() { vec![0] } else { tokens };
-    let how = Sampling { temperature: 0.7, top_k: 40, seed };
-    Ok(format!("{prompt}{}", written(model, codec, &tokens, 300, how)?))
-}
-
-fn written(model: &Decoder, codec: &Codec, prompt: &[u32], count: usize, how: Sampling) -> Result<String> {
-    let mut tokens = Vec::new();
-    generate(model, prompt, count, how, |token| {
-        tokens.push(token);
-        true
-    })?;
-    codec.decode(&tokens)
-}
-
 fn refuse<T>(why: String) -> Result<T> {
     Err(Error::Config(why))
 }
@@ -217,7 +212,7 @@ mod tests {
     use std::cell::RefCell;
     use std::path::Path;
 
-    use phalanx_nn::models::{LlamaConfig, ModelConfig, save_model};
+    use phalanx_nn::models::{LlamaConfig, ModelConfig, generate, save_model};
 
     use super::*;
 
@@ -263,7 +258,8 @@ mod tests {
 
     /// The tokens that the model finds likeliest behind a text, as many as wanted.
     fn likeliest(config: &GenerateConfig, text: &str, count: usize) -> Vec<u32> {
-        let (_, model) = config.loaded().unwrap();
+        let scope = Scope::new(0, DType::F32, Device::CPU);
+        let (_, model) = load_model(config.folder().unwrap(), &scope).unwrap();
         let (prompt, mut tokens) = (text.bytes().map(u32::from).collect::<Vec<_>>(), Vec::new());
         let how = Sampling { temperature: 0.0, ..Sampling::default() };
         let sink = |token| {
@@ -337,8 +333,8 @@ mod tests {
         let folder = Folder::new("wrong");
         let plain = GenerateConfig { chat: false, ..config(&folder.0) };
         let system = GenerateConfig { system: Some("S".into()), prompt: "x".into(), ..plain.clone() };
-        assert!(plain.continued().unwrap_err().to_string().starts_with("`prompt` is empty"));
-        assert!(system.continued().unwrap_err().to_string().starts_with("`system` goes with `chat`"));
+        assert!(plain.continued(|_| ()).unwrap_err().to_string().starts_with("`prompt` is empty"));
+        assert!(system.continued(|_| ()).unwrap_err().to_string().starts_with("`system` goes with `chat`"));
         std::fs::remove_file(folder.0.join("chat_template.jinja")).unwrap();
         let error = chat(&config(&folder.0), "hi").0.unwrap_err().to_string();
         assert!(error.contains("got no chat template"), "{error}");

@@ -1,4 +1,4 @@
-//! What a run of a language model leaves: [`whole_decoder`] for samples, and [`save_decoder`], which writes Hugging Face folders.
+//! What a run of a language model leaves: [`whole_decoder`] on the first rank, and [`save_decoder`], which writes Hugging Face folders.
 
 use std::path::Path;
 use std::sync::Arc;

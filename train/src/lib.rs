@@ -26,6 +26,7 @@
 //! | divergence and plateaus | [`OnDivergence`], [`Plateau`] |
 //! | steps that are repeated | [`Trainer::replay`], [`Replay`], [`StepDigests`] |
 //! | reports of a run | [`Callback`], [`Event`], [`Record`], [`Reporter`], [`report::Report`], [`Trace`] |
+//! | what a language model writes | [`sample`], [`generate_rows`], [`generate_saved`] |
 //! | checkpoints | [`checkpoints::latest`], [`checkpoints::best`], [`checkpoints::list`], [`stop_on_signals`] |
 #![forbid(unsafe_code)]
 
@@ -46,6 +47,7 @@ mod machine;
 mod memory_checkpoints;
 mod mesh_rank;
 mod plan;
+mod rank_generation;
 mod record;
 pub mod report;
 mod reporter;
@@ -66,7 +68,7 @@ pub use data::Data;
 pub use error::{Error, Result};
 #[allow(deprecated)]
 pub use former_names::{Given, Kind, Lane, Line, Place, Source, Value, room};
-pub use generation::{GenerateConfig, MODEL_FOLDERS, sample_text};
+pub use generation::{GenerateConfig, MODEL_FOLDERS};
 pub use identity::digest;
 pub use language_model::{save_decoder, whole_decoder};
 pub use launch::{ranks, start};
@@ -74,6 +76,7 @@ pub use machine::check_memory;
 pub use memory_checkpoints::MemoryCheckpoints;
 pub use mesh_rank::{MeshRank, Observers};
 pub use plan::{plan_decoder, plan_layers};
+pub use rank_generation::{generate_rows, generate_saved, sample};
 pub use record::{Record, StepDigests, Summary, numbers_in};
 pub use reporter::Reporter;
 pub use run::Run;

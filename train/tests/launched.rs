@@ -1,6 +1,8 @@
 //! Ranks as processes of their own, which this program starts by starting itself: they agree on everything before the first step, or each
 //! says what differs.
 
+#[path = "launched/generated.rs"]
+mod generated;
 #[cfg(unix)]
 #[path = "launched/launcher.rs"]
 mod launcher;
@@ -56,11 +58,12 @@ fn model() -> ModelConfig {
 /// from the checkpoint `REPLAY`. `VALIDATION` chooses data to validate on, `DIRECTORY` is where it runs.
 /// `MIDDLE` changes a number in the middle of the data; `TEXT` is a file of tokens to train on in their place.
 /// With `SLOW` it says the number of each step, and waits after it while there is that file. With `AT_END` it works for a while after its
-/// last step. Says how that ended.
+/// last step. With `GENERATE` it continues prompts with the model of that folder, over as many tensor-parallel ranks as there are, and the
+/// rank `ABORTS` dies after some tokens. Says how that ended.
 #[test]
 #[ignore = "a part of other tests"]
 fn child() {
-    let outcome = train();
+    let outcome = std::env::var_os("GENERATE").map_or_else(train, |folder| generated::write(folder.as_ref()));
     match outcome {
         Ok(()) => println!("\nended well"),
         Err(Error::Differs(what)) => println!("\nended unlike: {what}"),

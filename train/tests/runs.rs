@@ -8,6 +8,8 @@ mod checkpoints;
 mod digests;
 #[path = "runs/faults.rs"]
 mod faults;
+#[path = "runs/generation.rs"]
+mod generation;
 #[path = "runs/offload.rs"]
 mod offload;
 #[path = "runs/packed.rs"]

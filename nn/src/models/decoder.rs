@@ -2,6 +2,8 @@
 
 mod extend;
 
+pub use extend::RowTokens;
+
 use std::ops::Range;
 use std::sync::Arc;
 

@@ -7,17 +7,23 @@
 //! A row whose prompt is computed takes part in each call with the token that was drawn last; a row whose prompt is not takes part with the
 //! next piece of it. A row that ends gives up its caches, and the others go on.
 
+mod causal_model;
+mod rows;
 mod text;
 
 #[cfg(test)]
 mod tests;
 
-use phalanx_autograd::inference;
+use std::collections::VecDeque;
+
+use phalanx_autograd::{Var, inference};
 use phalanx_kernels as kernels;
 use phalanx_tensor::DType;
 
+pub use self::causal_model::CausalModel;
+use self::rows::{Call, Row, Turns, begin};
 use self::text::TextStream;
-use super::{Decoder, KvCache};
+use super::Decoder;
 use crate::sample::{check as check_options, draw_index};
 use crate::{Error, LayerFactory, Result, SampleOptions};
 
@@ -198,136 +204,93 @@ pub fn generate_rows<L: LayerFactory>(
     model: &Decoder<L>,
     prompts: &[impl AsRef<[u32]>],
     generation: Generation<'_>,
-    mut sink: impl FnMut(GenerationStep<'_>) -> bool,
+    sink: impl FnMut(GenerationStep<'_>) -> bool,
 ) -> Result<Vec<Generated>> {
+    generate_rows_by(model, prompts, generation, sink)
+}
+
+/// [`generate_rows`] by any [`CausalModel`]. If several ranks have it, all of them call this with the same prompts and settings, and get
+/// the same rows. `sink` is called on one of them, and processors where tokens are drawn.
+///
+/// # Errors
+/// As [`generate_rows`], and those of the model.
+pub fn generate_rows_by<M: CausalModel>(
+    model: &M,
+    prompts: &[impl AsRef<[u32]>],
+    generation: Generation<'_>,
+    mut sink: impl FnMut(GenerationStep<'_>) -> bool,
+) -> Result<Vec<Generated>, M::Error> {
     check(model, prompts, &generation)?;
-    let Generation { count, sampling, end_tokens, mut processors, text, stop, piece, page } = generation;
+    let Generation { count, sampling, end_tokens, processors, text, stop, piece, page } = generation;
     let _inference = inference();
-    let row = |prompt: &[u32]| Row {
-        all: prompt.to_vec(),
-        prompt: prompt.len(),
-        ahead: last_tokens(prompt, model.context()),
-        caches: Vec::new(),
-        text: text.as_deref().map(|decode| TextStream::new(decode, prompt.len(), &stop)),
-        end: (count == 0).then_some(GenerationEnd::Count),
+    let row = |prompt: &[u32]| {
+        let text = text.as_deref().map(|decode| TextStream::new(decode, prompt.len(), &stop));
+        let end = (count == 0).then_some(GenerationEnd::Count);
+        Row { end, ..Row::new(prompt, model.context(), text) }
     };
     let mut rows: Vec<Row<'_>> = prompts.iter().map(|prompt| row(prompt.as_ref())).collect();
+    let mut turns = Turns::new(rows.len(), model.groups());
+    let mut draws = Draws { sampling, processors };
+    let mut under_way = VecDeque::new();
     loop {
-        let counts = positions_of_call(model, &mut rows, piece, page)?;
-        let taken = rows.iter_mut().zip(&counts).filter(|(_, count)| **count > 0);
-        let mut taken: Vec<_> =
-            taken.map(|(row, &count)| (&mut row.caches[..], &row.ahead[..count])).collect();
-        if taken.is_empty() {
-            break;
+        while under_way.len() < model.calls_under_way()
+            && let Some(group) = turns.next(&rows)
+        {
+            under_way.push_back(begin(model, &mut rows, group, piece, page)?);
         }
-        let logits = model.extend_rows(&mut taken)?;
-        let mut scores = kernels::cast(logits.tensor(), DType::F64)?.to_vec::<f64>()?;
-        let taken = rows.iter_mut().zip(counts).enumerate().filter(|(_, (_, count))| *count > 0);
-        for ((number, (row, new)), scores) in taken.zip(scores.chunks_mut(logits.shape()[1])) {
-            row.ahead.drain(..new);
-            if !row.ahead.is_empty() {
-                continue;
-            }
-            processors.iter_mut().for_each(|processor| processor(number, &row.all, scores));
-            let history: Vec<i64> = match sampling.repetition_penalty == 1.0 {
-                true => Vec::new(),
-                false => row.all.iter().map(|&token| i64::from(token)).collect(),
-            };
-            let step = (row.all.len() - row.prompt) as u64;
-            let token = draw_index("generate", scores, &history, sampling, step, number as u64)? as u32;
+        let Some(Call { drawn, logits }) = under_way.pop_front() else { break };
+        if drawn.is_empty() {
+            continue;
+        }
+        let tokens = logits.map(|logits| draws.draw(&rows, &drawn, &logits));
+        let tokens = model.agreed_tokens(tokens, drawn.len())?;
+        for (&(number, _), token) in drawn.iter().zip(tokens) {
+            let row = &mut rows[number];
+            row.is_drawn = false;
             let (token, text) = match end_tokens.contains(&token) {
                 true => (None, row.end_at(GenerationEnd::Token(token))),
                 false => (Some(token), row.push(token, count)),
             };
-            if !sink(GenerationStep { row: number, token, text: &text, end: row.end }) && row.end.is_none() {
+            let step = GenerationStep { row: number, token, text: &text, end: row.end };
+            if model.calls_back() && !sink(step) && row.end.is_none() {
                 row.end_at(GenerationEnd::Callback);
             }
+        }
+        let ends = model.agreed_ends(drawn.iter().map(|&(number, _)| rows[number].end).collect())?;
+        for (&(number, _), end) in drawn.iter().zip(ends) {
+            rows[number].agree(number, end)?;
         }
     }
     Ok(rows.into_iter().map(Row::finished).collect())
 }
 
-/// A row under way.
-struct Row<'a> {
-    /// The prompt and the new tokens.
-    all: Vec<u32>,
-    /// Tokens of the prompt.
-    prompt: usize,
-    /// The tokens that the model has not seen yet.
-    ahead: Vec<i64>,
-    /// One for each block; none before the first call and after the end.
-    caches: Vec<KvCache>,
-    text: Option<TextStream<'a>>,
-    end: Option<GenerationEnd>,
+/// How tokens are drawn.
+struct Draws<'a> {
+    sampling: SampleOptions,
+    processors: Vec<LogitsProcessor<'a>>,
 }
 
-impl Row<'_> {
-    /// Adds a token that was drawn. Returns the text that is certain by now.
-    fn push(&mut self, token: u32, count: usize) -> String {
-        self.all.push(token);
-        self.ahead.push(i64::from(token));
-        let (mut text, stopped) = self.text.as_mut().map(|text| text.more(&self.all)).unwrap_or_default();
-        if let Some(stop) = stopped {
-            self.end_at(GenerationEnd::Stop(stop));
-        } else if self.all.len() - self.prompt == count {
-            text += &self.end_at(GenerationEnd::Count);
-        }
-        text
-    }
-
-    /// Ends the row, and gives up its caches. Returns the text that was held back.
-    fn end_at(&mut self, end: GenerationEnd) -> String {
-        self.caches = Vec::new();
-        self.end = Some(end);
-        if let (Some(text), false) = (&mut self.text, matches!(end, GenerationEnd::Stop(_))) {
-            let (rest, stopped) = text.rest(&self.all);
-            self.end = Some(stopped.map_or(end, GenerationEnd::Stop));
-            return rest;
-        }
-        String::new()
-    }
-
-    fn finished(mut self) -> Generated {
-        Generated {
-            tokens: self.all.split_off(self.prompt),
-            text: self.text.map(TextStream::into_text).unwrap_or_default(),
-            end: self.end.unwrap_or(GenerationEnd::Count),
-        }
+impl Draws<'_> {
+    /// A token for each row, by the logits at its place.
+    fn draw(&mut self, rows: &[Row<'_>], drawn: &[(usize, usize)], logits: &Var) -> Result<Vec<u32>> {
+        let mut scores = kernels::cast(logits.tensor(), DType::F64)?.to_vec::<f64>()?;
+        let width = logits.shape()[1];
+        let token = |&(number, place): &(usize, usize)| {
+            let (row, scores) = (&rows[number], &mut scores[place * width..][..width]);
+            self.processors.iter_mut().for_each(|processor| processor(number, &row.all, scores));
+            let history: Vec<i64> = match self.sampling.repetition_penalty == 1.0 {
+                true => Vec::new(),
+                false => row.all.iter().map(|&token| i64::from(token)).collect(),
+            };
+            let step = (row.all.len() - row.prompt) as u64;
+            Ok(draw_index("generate", scores, &history, self.sampling, step, number as u64)? as u32)
+        };
+        drawn.iter().map(token).collect()
     }
 }
 
-/// How many positions of each row the next call computes. A row's prompt is cut into the same pieces whatever the other rows are.
-fn positions_of_call<L: LayerFactory>(
-    model: &Decoder<L>,
-    rows: &mut [Row<'_>],
-    piece: usize,
-    page: usize,
-) -> Result<Vec<usize>> {
-    let mut room = piece;
-    let mut of_row = |row: &mut Row<'_>| {
-        if row.end.is_some() {
-            return Ok(0);
-        }
-        if row.caches.is_empty() {
-            row.caches = model.row_caches(page)?;
-        }
-        if row.caches.first().map_or(0, KvCache::len) + row.ahead.len() > model.context() {
-            row.caches.iter_mut().for_each(KvCache::clear);
-            row.ahead = last_tokens(&row.all, model.context().div_ceil(2));
-        }
-        let count = row.ahead.len().min(piece);
-        if count > 1 && count > room {
-            return Ok(0);
-        }
-        // A single position is next to nothing, and a row that waits for pieces of others would be slow.
-        room -= if count > 1 { count } else { 0 };
-        Ok(count)
-    };
-    rows.iter_mut().map(&mut of_row).collect()
-}
-
-fn check<L: LayerFactory>(
-    model: &Decoder<L>,
+fn check<M: CausalModel>(
+    model: &M,
     prompts: &[impl AsRef<[u32]>],
     generation: &Generation<'_>,
 ) -> Result<()> {
@@ -357,9 +320,4 @@ fn check<L: LayerFactory>(
         return wrong(format!("got pieces of {piece} and pages of {page} positions, wanted at least 1"));
     }
     check_options("generate", generation.sampling)
-}
-
-/// The last tokens, at most so many.
-fn last_tokens(tokens: &[u32], most: usize) -> Vec<i64> {
-    tokens[tokens.len().saturating_sub(most)..].iter().map(|&token| i64::from(token)).collect()
 }

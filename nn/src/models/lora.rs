@@ -353,6 +353,10 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
         self.layers.stream(positions)
     }
 
+    fn set_whole_stream(&self, whole: bool) {
+        self.layers.set_whole_stream(whole);
+    }
+
     fn partial(&self, parameters: &[Parameter]) -> Result<()> {
         self.layers.partial(parameters)
     }

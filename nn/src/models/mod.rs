@@ -32,11 +32,11 @@ pub use crate::modules::activation::Activation;
 pub use crate::modules::attention::{Documents, KvCache, RowPart};
 pub use bert::{Bert, BertConfig, BertInput, BertTask};
 pub use config::ModelConfig;
-pub use decoder::{Block, Decoder, DecoderStage, next_token_targets};
+pub use decoder::{Block, Decoder, DecoderStage, RowTokens, next_token_targets};
 pub use flops::{FlopsPerToken, MegatronFlops};
 pub use generate::{
-    Generated, Generation, GenerationEnd, GenerationStep, LogitsProcessor, Sampling, TokenText, generate,
-    generate_rows, generate_with,
+    CausalModel, Generated, Generation, GenerationEnd, GenerationStep, LogitsProcessor, Sampling, TokenText,
+    generate, generate_rows, generate_rows_by, generate_with,
 };
 pub use gpt::GptConfig;
 pub use hugging_face::{

@@ -4,6 +4,7 @@
 //! Layout        how many ranks along which axis, which schedule      pure: refuses what cannot be, and names the nearest
 //! StagedModel   a rank's stages of a model; `decoder` builds those of a language model, `encoder_decoder` those of a T5
 //! Step          a training step of a StagedModel, as the stages of a pipeline
+//! generate_rows prompts continued by the ranks of a replica
 //! MeshParallel  what the ranks of all axes share, as a DataParallel: tied tables, norms, whole state
 //!
 //! Layout, StagedModel, MeshParallel ──> mesh, pipeline, tensor_parallel, data_parallel, sharded
@@ -14,11 +15,13 @@
 //! [`Zero`](crate::sharded::Zero) adds the gradients of replicas. None of these knows the others; [`MeshParallel`] joins them.
 
 mod encoder_decoder;
+mod generation;
 mod layout;
 mod mesh_parallel;
 mod staged_model;
 
 pub use encoder_decoder::encoder_decoder;
+pub use generation::{CausalStage, generate_rows};
 pub use layout::Layout;
 pub use mesh_parallel::MeshParallel;
 pub use staged_model::{StagedModel, Step, adapted_decoder, decoder};

@@ -11,7 +11,7 @@ use phalanx_nn::models::{
 use phalanx_nn::{Batch, LayerFactory, OneDevice, Parameter, Parameters, Scope};
 use phalanx_tensor::Context;
 
-use super::Layout;
+use super::{CausalStage, Layout};
 use crate::agreement::same_weights;
 use crate::data_parallel::{DataParallel, NoSync};
 use crate::mesh::{Axis, Groups};
@@ -55,6 +55,11 @@ pub trait StagedModel: Parameters + Send + Sync + 'static {
     fn skips(&self) -> &[SkipRoute] {
         &[]
     }
+
+    /// A stage of this rank as [`generate_rows`](super::generate_rows) uses it; `None` if the model is no decoder.
+    fn causal_stage(&self, _stage: usize) -> Option<&dyn CausalStage> {
+        None
+    }
 }
 
 /// A language model's batch has inputs and targets `[rows, positions]`, and perhaps the [`Documents`] of packed rows: for each
@@ -77,6 +82,10 @@ impl<L: LayerFactory> StagedModel for Chunks<Decoder<L>> {
         let [rows, positions] = *batch.tensors.first()?.shape() else { return None };
         let (shape, dtype) = self.iter().next()?.stream(rows, positions).ok()?;
         Some(Spec { shape, dtype })
+    }
+
+    fn causal_stage(&self, stage: usize) -> Option<&dyn CausalStage> {
+        self.of(stage).ok().map(|model| model as &dyn CausalStage)
     }
 }
 
@@ -224,5 +233,8 @@ impl StagedModel for Box<dyn StagedModel> {
 
     fn skips(&self) -> &[SkipRoute] {
         (**self).skips()
+    }
+    fn causal_stage(&self, stage: usize) -> Option<&dyn CausalStage> {
+        (**self).causal_stage(stage)
     }
 }

@@ -1,6 +1,9 @@
 //! [`TensorParallel`]: the ranks that hold a layer together, how activations enter and leave their region, and the norm of
 //! the gradients when some parameters are split over them.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use phalanx_nn::autograd::{Result as GradResult, Var};
 use phalanx_nn::{Error, Parameter, Squares, grad_squares, norm_of};
 
@@ -33,12 +36,14 @@ use crate::comm::Comm;
 pub struct TensorParallel {
     comm: Comm,
     sequence: bool,
+    /// Whether the stream is whole for now. The layers of a model have it in common.
+    whole_stream: Arc<AtomicBool>,
 }
 
 impl TensorParallel {
     /// Tensor parallelism over these ranks. Activations between layers are whole on every rank.
     pub fn new(comm: &Comm) -> TensorParallel {
-        TensorParallel { comm: comm.clone(), sequence: false }
+        TensorParallel { comm: comm.clone(), sequence: false, whole_stream: Arc::default() }
     }
 
     /// With or without sequence parallelism, which splits the activations between layers by positions.
@@ -47,14 +52,19 @@ impl TensorParallel {
         TensorParallel { sequence, ..self }
     }
 
+    /// Keeps the activations between layers whole on every rank, or no longer, in all layers that were made with this.
+    pub(super) fn keep_whole(&self, whole: bool) {
+        self.whole_stream.store(whole, Ordering::Relaxed);
+    }
+
     /// The ranks.
     pub fn comm(&self) -> &Comm {
         &self.comm
     }
 
-    /// Whether activations between layers are split by positions.
+    /// Whether activations between layers are split by positions. While keys and values are cached they are not.
     pub fn is_sequence_parallel(&self) -> bool {
-        self.sequence && self.comm.size() > 1
+        self.sequence && self.comm.size() > 1 && !self.whole_stream.load(Ordering::Relaxed)
     }
 
     /// Enters the region: from the activations between layers, `[B, T, ..]` or this rank's positions of them, to all positions.

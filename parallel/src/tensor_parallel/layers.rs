@@ -72,6 +72,10 @@ impl LayerFactory for TensorParallel {
         Ok(split.range(comm.rank()))
     }
 
+    fn set_whole_stream(&self, whole: bool) {
+        self.keep_whole(whole);
+    }
+
     fn partial(&self, parameters: &[Parameter]) -> Result<()> {
         Ok(self.all_reduce_partial_grads(parameters)?)
     }

@@ -4,6 +4,7 @@ mod case;
 mod encoder_decoder;
 mod every;
 mod faults;
+mod generation;
 #[path = "../gpt/mod.rs"]
 mod gpt;
 mod moves;

@@ -1,12 +1,15 @@
 //! What generation promises: a row is as it is alone, text comes as soon as it is certain, and memory follows the rows.
 
-use phalanx_autograd::Var;
-use phalanx_tensor::Device;
+use std::cell::{Cell, RefCell};
+
+use phalanx_tensor::{Device, Tensor};
 
 use super::*;
 use crate::Scope;
 use crate::models::tests::{all, build};
-use crate::models::{Family, LlamaConfig, ModelConfig, RowPart, TransformerConfig};
+use crate::models::{
+    DecoderStage, Family, KvCache, LlamaConfig, ModelConfig, RowPart, RowTokens, TransformerConfig,
+};
 
 const GREEDY: SampleOptions =
     SampleOptions { temperature: 0.0, top_k: None, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0, seed: 0 };
@@ -337,4 +340,118 @@ fn what_cannot_be_continued_is_refused_by_name() {
     let text = model.blocks()[0].module().extend_rows(&x, &mut parts).unwrap_err().to_string();
     assert!(text.contains("for rows of 2 positions"), "{text}");
     assert!(model.extend_rows(&mut []).unwrap_err().to_string().contains("got no rows"));
+}
+
+/// A model whose calls are begun before the tokens of earlier ones are known, as those of a pipeline's stage are.
+struct Ahead<'a> {
+    model: &'a Decoder,
+    groups: usize,
+    calls: usize,
+    /// The tokens of each row of each call, in the order in which calls begin.
+    begun: RefCell<Vec<Vec<Vec<i64>>>>,
+    /// Calls that draw and whose tokens are not known, now and at most.
+    open: Cell<usize>,
+    most: Cell<usize>,
+}
+
+impl CausalModel for Ahead<'_> {
+    type Error = Error;
+
+    fn context(&self) -> usize {
+        self.model.context()
+    }
+
+    fn vocabulary(&self) -> usize {
+        self.model.vocabulary()
+    }
+
+    fn row_caches(&self, page: usize) -> Result<Vec<KvCache>> {
+        self.model.row_caches(page)
+    }
+
+    fn extend_rows(&self, rows: &mut [RowTokens<'_>]) -> Result<Option<Var>> {
+        self.begun.borrow_mut().push(rows.iter().map(|row| row.tokens.to_vec()).collect());
+        self.open.set(self.open.get() + 1);
+        self.most.set(self.most.get().max(self.open.get()));
+        CausalModel::extend_rows(self.model, rows)
+    }
+
+    fn groups(&self) -> usize {
+        self.groups
+    }
+
+    fn calls_under_way(&self) -> usize {
+        self.calls
+    }
+
+    fn agreed_tokens(&self, drawn: Option<Result<Vec<u32>>>, count: usize) -> Result<Vec<u32>> {
+        self.open.set(self.open.get() - 1);
+        CausalModel::agreed_tokens(self.model, drawn, count)
+    }
+}
+
+#[test]
+fn stages_that_are_ahead_begin_the_same_calls_in_the_same_order() {
+    let model = build(&all(0.0)[1], DType::F32, Device::CPU);
+    let sampling = SampleOptions { seed: 2, ..SampleOptions::default() };
+    let generation = |piece| {
+        let generation = Generation::new(9).with_sampling(sampling).with_end_tokens(&[1, 5, 9, 13]);
+        Generation { piece, page: 3, ..generation }
+    };
+    for piece in [4, 512] {
+        let wanted = generate_rows(&model, &prompts(), generation(piece), |_| true).unwrap();
+        for groups in [1, 3, 6] {
+            let run = |calls: usize| {
+                let (begun, open, most) = (RefCell::default(), Cell::new(0), Cell::new(0));
+                let ahead = Ahead { model: &model, groups, calls, begun, open, most };
+                let rows = generate_rows_by(&ahead, &prompts(), generation(piece), |_| true).unwrap();
+                assert!(rows == wanted, "{groups} groups, {calls} calls, pieces of {piece}");
+                if piece == 512 {
+                    assert_eq!(ahead.most.get(), calls.min(groups).min(prompts().len()));
+                }
+                ahead.begun.into_inner()
+            };
+            let last = run(1);
+            assert!(
+                [2, groups, groups + 2].into_iter().all(|calls| run(calls) == last),
+                "{groups} groups, pieces of {piece}"
+            );
+        }
+    }
+}
+
+#[test]
+fn stages_continue_rows_as_the_whole_does_and_refuse_what_is_not_theirs() {
+    let config = &all(0.0)[1];
+    let whole = build(config, DType::F32, Device::CPU);
+    // Of the whole model's seed.
+    let scope = Scope::new(3, DType::F32, Device::CPU);
+    let stage = |layers: std::ops::Range<usize>| {
+        let part = DecoderStage { first: layers.start == 0, last: layers.end == config.layers(), layers };
+        config.init_stage(&std::sync::Arc::new(crate::OneDevice), &scope, part).unwrap()
+    };
+    let _inference = inference();
+    let stages = [stage(0..2), stage(2..config.layers())];
+    let mut caches = stages.each_ref().map(|stage| stage.row_caches(4).unwrap());
+    let mut of_whole = whole.row_caches(4).unwrap();
+    for (before, tokens) in [(0, &[3i64, 4, 5][..]), (3, &[6])] {
+        let mut x = None;
+        for (stage, caches) in stages.iter().zip(&mut caches) {
+            let mut rows = [RowTokens { caches, before, tokens }];
+            x = Some(stage.extend_stage(x.as_ref(), &mut rows).unwrap());
+        }
+        let wanted = whole.extend_rows(&mut [(&mut of_whole, tokens)]).unwrap();
+        assert_eq!(x.unwrap().to_vec::<f32>().unwrap(), wanted.to_vec::<f32>().unwrap());
+    }
+    let mut refused = |of: usize, x: Option<&[usize]>, part: &str| {
+        let x = x.map(|shape| Var::new(Tensor::zeros(shape, DType::F32, Device::CPU).unwrap()));
+        let mut rows = [RowTokens { caches: &mut caches[of], before: 4, tokens: &[7] }];
+        let text = stages[of].extend_stage(x.as_ref(), &mut rows).map(drop).unwrap_err().to_string();
+        assert!(text.contains(part), "{text:?} lacks {part:?}");
+    };
+    refused(0, Some(&[1, 1, 16]), "got a stream for the first stage");
+    refused(1, None, "got no stream for a stage without the embedding");
+    refused(1, Some(&[1, 2, 16]), "got a stream [1, 2, 16] f32, wanted [1, 1, 16] f32");
+    let text = generate_rows(&stages[0], &[[1u32]], Generation::new(1), |_| true).unwrap_err().to_string();
+    assert!(text.contains("this stage has no head"), "{text}");
 }
