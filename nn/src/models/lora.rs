@@ -16,11 +16,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use phalanx_autograd::Var;
 use phalanx_kernels as kernels;
-use phalanx_tensor::io::{SafeTensors, atomic, save_safetensors};
+use phalanx_tensor::io::{SafeTensors, save_safetensors};
 use phalanx_tensor::{DType, Device, Tensor};
 use serde_json::{Value, json};
 
 use super::fields::{Fields, Parsed};
+use super::save::write_json;
 use super::stored::{Layout, Rows};
 use super::{Decoder, DecoderStage, ModelConfig};
 use crate::layer_factory::{EmbeddingSpec, LinearSpec};
@@ -471,12 +472,7 @@ pub fn save_adapter<L: LayerFactory>(
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     let named = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
     save_safetensors(folder.join(WEIGHTS), named, &metadata)?;
-    let json =
-        serde_json::to_string_pretty(&lora.json()).map_err(|e| Error::invalid(CONFIG, e.to_string()))?;
-    atomic::write(folder.join(CONFIG), |file| {
-        file.write_all(json.as_bytes()).and_then(|()| file.write_all(b"\n"))
-    })?;
-    Ok(())
+    write_json(&folder.join(CONFIG), &lora.json())
 }
 
 /// The tensors of a whole model by the parameters' names, with what the adapters add in the weights, for

@@ -278,7 +278,7 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-fn write_json(path: &Path, value: &Value) -> Result<()> {
+pub(super) fn write_json(path: &Path, value: &Value) -> Result<()> {
     let text = serde_json::to_string_pretty(value).map_err(|e| Error::invalid(CONFIG, e.to_string()))?;
     Ok(atomic::write(path, |file| file.write_all(text.as_bytes()).and_then(|()| file.write_all(b"\n")))?)
 }
