@@ -69,6 +69,11 @@ const SHARES: [Share; 7] = [
     Share { class: Class::Transfer, tensor: 1.0, moved: 0.80 },
 ];
 
+/// The share of a GPU's links that collectives reach.
+pub fn collective_share() -> f64 {
+    SHARES.iter().find(|share| share.class == Class::Collective).map_or(1.0, |share| share.moved)
+}
+
 /// The shares of the peaks that the instructions of kernels allow, by operation and kernel: of the memory's and of the tensor cores'. They
 /// come from `tests/sass/kernels.jsonl`, the table of kernels' assembly, where there is one. The log does not tell the variants of a
 /// kernel apart, so the best one's share counts.
@@ -192,13 +197,35 @@ pub struct Lane {
     pub end_ms: f64,
 }
 
+/// What a GPU computes while it exchanges: the forward pass until the first derivative, the backward pass until the last one, with what it
+/// recomputes, and the update.
+pub const PHASES: [&str; 3] = ["forward", "backward", "update"];
+
+/// Collectives of one name: what hides them, and what does not.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Exchange {
+    /// Over a GPU's links, in one direction.
+    pub bytes: f64,
+    pub ms: f64,
+    /// Of these, those in which kernels of each of [`PHASES`] run.
+    pub hidden_ms: [f64; 3],
+}
+
+impl Exchange {
+    /// In which the GPU computes nothing.
+    pub fn exposed_ms(&self) -> f64 {
+        // The sums of many spans differ in their last bits.
+        (self.ms - self.hidden_ms.iter().sum::<f64>()).max(0.0)
+    }
+}
+
 /// When operations of one GPU run.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline {
     pub total_ms: f64,
     pub compute_ms: f64,
-    /// Collectives by their names: milliseconds, and those of them in which kernels run.
-    pub exchanges: BTreeMap<String, [f64; 2]>,
+    /// Collectives by their names.
+    pub exchanges: BTreeMap<String, Exchange>,
     /// The most bytes that are allocated at a time, besides those from before.
     pub peak_bytes: i64,
     /// By the first operation.
@@ -226,8 +253,8 @@ pub fn timeline(operations: &[&LoggedOperation], machine: &Machine, ceilings: &C
             continue;
         }
         match engine(operation) {
-            Engine::Compute => kernels.push((begin, end)),
-            Engine::Links => exchanges.push((operation.name.clone(), (begin, end))),
+            Engine::Compute => kernels.push((*operation, (begin, end))),
+            Engine::Links => exchanges.push((*operation, (begin, end))),
             Engine::Host => {}
         }
         let lane = *lanes.entry(operation.chain).or_insert(done.lanes.len());
@@ -246,14 +273,27 @@ pub fn timeline(operations: &[&LoggedOperation], machine: &Machine, ceilings: &C
         used += change;
         done.peak_bytes = done.peak_bytes.max(used);
     }
-    done.compute_ms = kernels.iter().fold(0.0, |sum, (begin, end)| sum + (end - begin));
+    done.compute_ms = kernels.iter().fold(0.0, |sum, (_, (begin, end))| sum + (end - begin));
+    let work = phases(&kernels);
     let shared = |a: &Span, b: &Span| (a.1.min(b.1) - a.0.max(b.0)).max(0.0);
-    for (name, span) in exchanges {
-        let hidden = kernels.iter().fold(0.0, |sum, kernel| sum + shared(&span, kernel));
-        let sums = done.exchanges.entry(name).or_default();
-        *sums = [sums[0] + span.1 - span.0, sums[1] + hidden];
+    for (operation, span) in exchanges {
+        let sums = done.exchanges.entry(operation.name.clone()).or_default();
+        sums.bytes += sent_bytes(operation);
+        sums.ms += span.1 - span.0;
+        work.iter().for_each(|(phase, kernel)| sums.hidden_ms[*phase] += shared(&span, kernel));
     }
     done
+}
+
+/// Spans of kernels, with the number of their phase in [`PHASES`]. Kernels that add what was received are the exchange's own and hide
+/// none of it.
+fn phases(kernels: &[(&LoggedOperation, Span)]) -> Vec<(usize, Span)> {
+    let derivatives = || kernels.iter().filter(|(operation, _)| operation.op.ends_with("_backward"));
+    let begin = derivatives().fold(f64::INFINITY, |first, (_, (begin, _))| first.min(*begin));
+    let end = derivatives().fold(0.0, |last: f64, (_, (_, end))| last.max(*end));
+    let phase = |span: &Span| usize::from(span.0 >= begin) + usize::from(span.0 >= end.max(begin));
+    let work = kernels.iter().filter(|(operation, _)| operation.name != "combine");
+    work.map(|(_, span)| (phase(span), *span)).collect()
 }
 
 /// A moment at which an operation may begin, and its place in the list; the earliest first.

@@ -5,7 +5,10 @@ use std::fmt::Write;
 
 use phalanx::tensor::cuda::LoggedOperation;
 
-use crate::roofline::{Ceilings, Class, MACHINES, class, milliseconds, timeline};
+use crate::roofline::{
+    Ceilings, Class, Exchange, MACHINES, Machine, PHASES, Timeline, class, collective_share, milliseconds,
+    timeline,
+};
 use crate::workloads::{Recorded, Workload};
 
 /// All operations of one kind, name and operation of the program.
@@ -73,10 +76,39 @@ fn totals(text: &mut String, workload: &Workload, operations: &[&LoggedOperation
             "{}: {:.1} ms a step, {per_s:.0} tokens/s, {share:.1} % of peak; kernels {:.1} ms",
             machine.name, line.total_ms, line.compute_ms
         );
-        for (name, [ms, hidden]) in &line.exchanges {
-            let _ = writeln!(text, "      {name}: {ms:.1} ms, {hidden:.1} ms of them beside kernels");
-        }
+        exchanges(text, &line, machine);
     }
+}
+
+/// How much of what the GPU exchanges is hidden under its work, and how much is exposed.
+fn exchanges(text: &mut String, line: &Timeline, machine: &Machine) {
+    if line.exchanges.is_empty() {
+        let _ = writeln!(text, "      exchanges nothing");
+        return;
+    }
+    let (mut all, per_s) = (Exchange::default(), machine.link * collective_share() / 1e9);
+    let _ = writeln!(
+        text,
+        "{:>14}{:>9}{:>12}{:>12}{:>12}{:>12}  exchanged at {per_s:.0} GB/s, under kernels of each phase and under none",
+        "GB", "ms", PHASES[0], PHASES[1], PHASES[2], "exposed"
+    );
+    let mut row = |exchange: &Exchange, name: &str| {
+        let [forward, backward, update] = exchange.hidden_ms;
+        let (gb, ms, exposed) = (exchange.bytes / 1e9, exchange.ms, exchange.exposed_ms());
+        let _ = writeln!(
+            text,
+            "{gb:>14.3}{ms:>9.1}{forward:>12.1}{backward:>12.1}{update:>12.1}{exposed:>12.1}  {name}"
+        );
+    };
+    for (name, exchange) in &line.exchanges {
+        row(exchange, name);
+        all.bytes += exchange.bytes;
+        all.ms += exchange.ms;
+        all.hidden_ms.iter_mut().zip(exchange.hidden_ms).for_each(|(sum, ms)| *sum += ms);
+    }
+    let share = |ms: f64, of: f64| 100.0 * ms / of;
+    let (of_all, of_step) = (share(all.exposed_ms(), all.ms), share(all.exposed_ms(), line.total_ms));
+    row(&all, &format!("all: {of_all:.1} % of it exposed, {of_step:.1} % of the step"));
 }
 
 fn count(operations: &[&LoggedOperation], kind: &str) -> usize {

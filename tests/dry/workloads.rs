@@ -1,4 +1,4 @@
-//! What is run dry: training steps of GPT-2 124M on one GPU, and of Llama-3-8B on eight.
+//! What is run dry: training steps of GPT-2 124M on one GPU and as replicas on eight, and of Llama-3-8B on eight.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use phalanx::autograd::ContextMode;
 use phalanx::nn::models::{GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
 use phalanx::nn::{AdamW, Batch, CapturedStep, Group, Parameters, Rule, Scope};
 use phalanx::parallel::comm::NcclConfig;
-use phalanx::parallel::data_parallel::DataParallel;
+use phalanx::parallel::data_parallel::{DataParallel, Ddp, DdpConfig};
 use phalanx::parallel::hybrid::{Layout, MeshParallel, StagedModel, Step, decoder};
 use phalanx::parallel::launch::{Rank, Threads};
 use phalanx::parallel::mesh::{Axis, Groups};
@@ -41,7 +41,7 @@ const LLAMA3_TOKENS: u64 = 8192;
 /// Query and output, key and value, the MLP.
 const LLAMA3_BLOCK: u64 = 4096 * (2 * 4096 + 2 * 1024 + 3 * 14_336);
 
-pub const WORKLOADS: [Workload; 2] = [
+pub const WORKLOADS: [Workload; 3] = [
     Workload {
         file: "gpt2-124m.txt",
         title: "GPT-2 124M (vocabulary 50304), bf16 with an f32 stream, 64 x 1024 tokens, AdamW, one GPU, a captured step",
@@ -57,6 +57,14 @@ pub const WORKLOADS: [Workload; 2] = [
         // Blocks are computed once more.
         product_flops: 2 * LLAMA3_TOKENS * (4 * 32 * LLAMA3_BLOCK + 3 * 128_256 * 4096),
         run: llama3,
+    },
+    Workload {
+        file: "gpt2-124m-ddp.txt",
+        title: "GPT-2 124M (vocabulary 50304), bf16 with an f32 stream and f32 gradients, 16 x 1024 tokens a GPU, AdamW, \
+                8 GPUs, DDP over NCCL, not captured",
+        tokens: GPT2_TOKENS / 4,
+        product_flops: 2 * GPT2_TOKENS / 4 * 3 * (12 * GPT2_BLOCK + 50304 * 768),
+        run: gpt2_replicas,
     },
 ];
 
@@ -98,20 +106,49 @@ fn gpt2() -> Result<Recorded, Box<dyn Error>> {
 }
 
 const RANKS: usize = 8;
-const LENGTH: usize = 8192;
 
 fn llama3() -> Result<Recorded, Box<dyn Error>> {
+    let mut config = LlamaConfig::new(128_256, 8192, 32, 32, 4096);
+    (config.key_heads, config.inner, config.rope_base) = (8, 14_336, 500_000.0);
+    let zero = ZeroConfig { grad_dtype: Some(DType::F32), ..ZeroConfig::new(ZeroStage::Parameters) };
+    on_ranks(&Replicas {
+        model: ModelConfig::Llama(config),
+        rows: 1,
+        length: 8192,
+        recompute: RecomputeMode::Always,
+        zero: Some(zero),
+    })
+}
+
+fn gpt2_replicas() -> Result<Recorded, Box<dyn Error>> {
+    let mut config = GptConfig::new(50304, 1024, 12, 12, 768);
+    config.stream = Some(DType::F32);
+    let model = ModelConfig::Gpt(config);
+    on_ranks(&Replicas { model, rows: 16, length: 1024, recompute: RecomputeMode::Never, zero: None })
+}
+
+/// A model that all ranks have, or under ZeRO share.
+struct Replicas {
+    model: ModelConfig,
+    /// Sequences of a GPU, and their length.
+    rows: usize,
+    length: usize,
+    recompute: RecomputeMode,
+    zero: Option<ZeroConfig>,
+}
+
+fn on_ranks(replicas: &Replicas) -> Result<Recorded, Box<dyn Error>> {
     take_dry_log()?;
     let logs = Threads::new(RANKS)
         .nccl(NcclConfig::default())
-        .run(|rank| llama3_rank(&rank).map_err(|error| error.to_string()))?;
+        .run(|rank| of_rank(replicas, &rank).map_err(|error| error.to_string()))?;
     let logs: Vec<DryLog> = logs.into_iter().flatten().collect();
     Ok(Recorded { gpus: RANKS, logs: logs.try_into().map_err(|_| "the first rank has three logs")? })
 }
 
 /// The logs of all ranks' work, on the first rank: of the model's making, of the first step and of the second.
-fn llama3_rank(rank: &Rank) -> Result<Vec<DryLog>, Box<dyn Error>> {
-    let (comm, device) = (rank.comm(), rank.device());
+fn of_rank(of: &Replicas, rank: &Rank) -> Result<Vec<DryLog>, Box<dyn Error>> {
+    let (comm, device, length) = (rank.comm(), rank.device(), of.length);
     let mut logs = Vec::new();
     let mut log = || -> Result<(), Box<dyn Error>> {
         comm.barrier()?;
@@ -120,17 +157,20 @@ fn llama3_rank(rank: &Rank) -> Result<Vec<DryLog>, Box<dyn Error>> {
         }
         Ok(comm.barrier()?)
     };
-    let mut config = LlamaConfig::new(128_256, LENGTH, 32, 32, 4096);
-    (config.key_heads, config.inner, config.rope_base) = (8, 14_336, 500_000.0);
-    let layout = Layout { dp: RANKS, recompute: RecomputeMode::Always, ..Layout::default() };
-    let model = ModelConfig::Llama(config);
-    layout.check(&model, RANKS, LENGTH)?;
+    let layout = Layout { dp: RANKS, recompute: of.recompute, ..Layout::default() };
+    layout.check(&of.model, RANKS * of.rows, length)?;
     let (groups, schedule) = (Groups::new(layout.mesh()?, comm)?, layout.schedule()?);
-    let model = decoder(&model, &layout, &groups, &Scope::new(0, DType::BF16, device), None)?;
+    let model = decoder(&of.model, &layout, &groups, &Scope::new(0, DType::BF16, device), None)?;
     let replicas = groups.along(Axis::Dp).clone();
-    let zero = ZeroConfig { grad_dtype: Some(DType::F32), ..ZeroConfig::new(ZeroStage::Parameters) };
-    let zero = Box::new(Zero::new(&model, replicas.clone(), zero)?);
-    let share: Arc<dyn DataParallel> = Arc::new(MeshParallel::new(&model, zero, groups.clone(), &schedule)?);
+    let summed: Box<dyn DataParallel> = match &of.zero {
+        Some(zero) => Box::new(Zero::new(&model, replicas.clone(), zero.clone())?),
+        None => {
+            let config = DdpConfig { grad_dtype: Some(DType::F32), ..DdpConfig::default() };
+            Box::new(Ddp::new(&model, replicas.clone(), config)?)
+        }
+    };
+    let share: Arc<dyn DataParallel> =
+        Arc::new(MeshParallel::new(&model, summed, groups.clone(), &schedule)?);
     let pipeline = Pipeline::new(&schedule, groups.along(Axis::Pp).clone(), device)?;
     let model: Arc<dyn StagedModel> = Arc::new(model);
     let group = Group::new(share.parameters(), 3e-4).with_weight_decay(0.1);
@@ -138,13 +178,13 @@ fn llama3_rank(rank: &Rank) -> Result<Vec<DryLog>, Box<dyn Error>> {
     log()?;
     for number in 0..2 {
         let _context = context(number);
-        let part = || ids(1, LENGTH)?.to_device(device, false);
-        let batch = Batch { tensors: vec![part()?, part()?], first_row: replicas.rank() };
+        let part = || ids(of.rows, length)?.to_device(device, false);
+        let batch = Batch { tensors: vec![part()?, part()?], first_row: replicas.rank() * of.rows };
         let work = Step {
             model: model.clone(),
             replicas: share.clone(),
             micro_batches: vec![batch],
-            scale: 1.0 / (RANKS * LENGTH) as f64,
+            scale: 1.0 / (RANKS * of.rows * length) as f64,
         };
         share.zero_grad()?;
         share.begin()?;

@@ -11,7 +11,7 @@ use crate::communicator::{
 use crate::joining::unique_id;
 use crate::reduction::{ElementType, Reduction};
 use crate::relay::{Ranks, UniqueId};
-use crate::status::{Result, Status, answer, last, present, text};
+use crate::status::{Result, Status, answer, last, present, remember, text};
 
 /// The version that this library reports: 2.30.7.
 const VERSION: i32 = 23_007;
@@ -93,11 +93,12 @@ phalanx_emulator_link::export! {
     }
     fn ncclCommGetAsyncError(handle: usize, status: Out<i32>) {
         let found = COMMUNICATORS.get(handle)?;
-        let now = match found.is_ready() {
-            false => Status::IN_PROGRESS.0,
-            true => found.seat()?.0.error().map_or(0, |failure| failure.status.0),
+        let failure = match found.is_ready() {
+            false => Some(found.joining.refusal().unwrap_or_else(|| Status::IN_PROGRESS.into())),
+            true => found.seat()?.0.error(),
         };
-        present(status.set(now), "asyncError")
+        failure.iter().for_each(remember);
+        present(status.set(failure.map_or(0, |failure| failure.status.0)), "asyncError")
     }
     fn ncclCommCount(handle: usize, count: Out<i32>) {
         present(count.set(COMMUNICATORS.get(handle)?.seat()?.0.ranks as i32), "count")

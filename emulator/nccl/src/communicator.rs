@@ -10,11 +10,12 @@ use phalanx_emulator_link::lock;
 use phalanx_emulator_link::pointer::{In, Out};
 
 use crate::call::{Call, kinds};
-use crate::driver::{current, driver, order, primary, within};
+use crate::driver::{current, driver, is_capturing, order, primary, within};
 use crate::joining::{Joining, unique_id};
 use crate::relay::UniqueId;
 use crate::rendezvous::Rendezvous;
 use crate::status::{Result, Status, present};
+use crate::turns::Turn;
 
 /// `NCCL_SPLIT_NOCOLOR`.
 const NO_COLOUR: i32 = -1;
@@ -74,6 +75,11 @@ fn start(out: Out<usize>, communicator: Communicator, config: In<Config>) -> Res
     communicator.seat().map(|_| ())
 }
 
+/// A rank of a new communicator, in a context and on its device.
+fn by_id(id: UniqueId, rank: usize, ranks: usize, place: (usize, i32)) -> Result<Communicator> {
+    Ok(Communicator::new(Joining::by_id(id, rank, ranks, place.1)?, place))
+}
+
 pub(crate) fn init_rank(
     out: Out<usize>,
     ranks: i32,
@@ -87,7 +93,7 @@ pub(crate) fn init_rank(
     if rank >= ranks {
         return Err(wrong());
     }
-    start(out, Communicator::new(Joining::by_id(id, rank, ranks)?, current()?), config)
+    start(out, by_id(id, rank, ranks, current()?)?, config)
 }
 
 pub(crate) fn init_all(out: Out<usize>, count: i32, devices: In<i32>) -> Result<()> {
@@ -98,7 +104,7 @@ pub(crate) fn init_all(out: Out<usize>, count: i32, devices: In<i32>) -> Result<
     for rank in 0..count {
         let device = devices.at(rank).unwrap_or(rank as i32);
         let place = (primary(device)?, device);
-        all.push(Arc::new(Communicator::new(Joining::by_id(id, rank, count)?, place)));
+        all.push(Arc::new(by_id(id, rank, count, place)?));
     }
     for (rank, communicator) in all.into_iter().enumerate() {
         communicator.seat()?;
@@ -186,8 +192,12 @@ fn submit(calls: &[Pending]) -> Result<()> {
         let (read, written) = lengths.fold((0, 0), |(r, w), (read, written)| (r + read, w + written));
         driver.note(&kinds(&calls, rendezvous.ranks), read, written, 0);
         let accesses: Vec<_> = calls.iter().flat_map(|call| call.accesses(rank, rendezvous.ranks)).collect();
-        let queued =
-            driver.submit(*stream, &what, &accesses, move |turn| rendezvous.ask(driver, rank, turn, &calls));
+        let turn = match driver.is_dry() || is_capturing(*stream)? {
+            true => Turn::any(),
+            false => Turn::new((communicator.device, *stream), &rendezvous, rank, what.clone()),
+        };
+        let ask = move |ticket| turn.take(ticket, || rendezvous.ask(driver, rank, ticket, &calls));
+        let queued = driver.submit(*stream, &what, &accesses, ask);
         queued.map_err(|status| {
             Status::UNHANDLED_CUDA_ERROR.because(format!("the driver refuses {what}: {status}"))
         })?;

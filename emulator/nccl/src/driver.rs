@@ -62,7 +62,8 @@ pub(crate) fn within<R>(context: usize, run: impl FnOnce() -> Result<R>) -> Resu
     result
 }
 
-fn is_capturing(stream: usize) -> Result<bool> {
+/// Whether what is queued on a stream becomes part of a graph.
+pub(crate) fn is_capturing(stream: usize) -> Result<bool> {
     let mut status = 0;
     check(function::<Capturing>("cuStreamIsCapturing")?(stream, &mut status), "cuStreamIsCapturing")?;
     Ok(status != 0)

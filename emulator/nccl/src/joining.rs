@@ -10,7 +10,7 @@ use phalanx_emulator_link::lock;
 use crate::message::Message;
 use crate::relay::{self, Ranks, Relay, UniqueId};
 use crate::rendezvous::Rendezvous;
-use crate::status::{Result, Status};
+use crate::status::{Failure, Result, Status};
 
 /// How long a rank waits for others, in milliseconds.
 const TIMEOUT: &str = "PHALANX_EMULATOR_NCCL_TIMEOUT_MS";
@@ -34,8 +34,20 @@ enum GatheringKey {
     Split(usize, u64),
 }
 
+/// Lets several ranks of a communicator share a GPU.
+const SHARED_GPUS: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+
 /// The colour and the key that a rank of a split comes with; zeros for a new communicator.
 type ColourAndKey = (i32, i32);
+
+/// What a rank comes with.
+#[derive(Debug, Clone, Copy)]
+struct Arrival {
+    colour_and_key: ColourAndKey,
+    /// Its GPU; none in a split, whose ranks have theirs.
+    device: Option<i32>,
+}
+
 /// A rank's place in a communicator: the rendezvous, and its rank there.
 type Seat = (Arc<Rendezvous>, usize);
 
@@ -44,9 +56,11 @@ type Seat = (Arc<Rendezvous>, usize);
 struct Gathering {
     ranks: usize,
     /// The ranks that have come.
-    came: BTreeMap<usize, ColourAndKey>,
+    came: BTreeMap<usize, Arrival>,
     /// Those of them that are in other processes.
     elsewhere: Vec<usize>,
+    /// Why they do not become a communicator.
+    refusal: Option<Failure>,
     seats: BTreeMap<usize, Seat>,
 }
 
@@ -69,7 +83,7 @@ pub(crate) struct Joining {
 
 impl Joining {
     /// A rank of a new communicator comes.
-    pub(crate) fn by_id(id: UniqueId, rank: usize, ranks: usize) -> Result<Joining> {
+    pub(crate) fn by_id(id: UniqueId, rank: usize, ranks: usize, device: i32) -> Result<Joining> {
         if !id.is_ours() && !id.is_emulated() {
             return Err(Status::INVALID_ARGUMENT.because("the unique id was made by another library"));
         }
@@ -77,8 +91,9 @@ impl Joining {
             Status::SYSTEM_ERROR
                 .because(format!("the process that made the unique id cannot be reached: {error}"))
         })?;
-        let joining = Joining::come(GatheringKey::Id(id), rank, ranks, (0, 0))?;
-        relay.tell(&Message::Hello { rank, ranks });
+        let arrival = Arrival { colour_and_key: (0, 0), device: Some(device) };
+        let joining = Joining::come(GatheringKey::Id(id), rank, ranks, arrival)?;
+        relay.tell(&Message::Hello { rank, ranks, device });
         Ok(Joining { relay: Some(relay), ..joining })
     }
 
@@ -97,12 +112,12 @@ impl Joining {
             GatheringKey::Split(Arc::as_ptr(rendezvous) as usize, number),
             rank,
             rendezvous.ranks,
-            colour_and_key,
+            Arrival { colour_and_key, device: None },
         )
     }
 
-    fn come(key: GatheringKey, rank: usize, ranks: usize, colour_and_key: ColourAndKey) -> Result<Joining> {
-        add(key, rank, ranks, colour_and_key, false)?;
+    fn come(key: GatheringKey, rank: usize, ranks: usize, arrival: Arrival) -> Result<Joining> {
+        add(key, rank, ranks, arrival, false)?;
         Ok(Joining { key, rank, relay: None, seat: OnceLock::new() })
     }
 
@@ -128,15 +143,23 @@ impl Joining {
         self.seat.get()
     }
 
+    /// Why the ranks that have come do not become a communicator, if they do not.
+    pub(crate) fn refusal(&self) -> Option<Failure> {
+        gatherings().get(&self.key)?.refusal.clone()
+    }
+
     /// Waits for the others.
     ///
     /// # Errors
-    /// Ranks that do not come in time.
+    /// Ranks that do not come in time, or that share a GPU.
     pub(crate) fn wait(&self) -> Result<&Seat> {
         let start = Instant::now();
         loop {
             if let Some(seat) = self.seat() {
                 return Ok(seat);
+            }
+            if let Some(refusal) = self.refusal() {
+                return Err(refusal);
             }
             let gatherings = gatherings();
             let (absent, ranks) = gatherings.get(&self.key).map_or((Vec::new(), 0), |gathering| {
@@ -157,13 +180,7 @@ impl Joining {
 }
 
 /// Notes that a rank has come; with the last, all have seats.
-fn add(
-    key: GatheringKey,
-    rank: usize,
-    ranks: usize,
-    colour_and_key: ColourAndKey,
-    is_elsewhere: bool,
-) -> Result<()> {
+fn add(key: GatheringKey, rank: usize, ranks: usize, arrival: Arrival, is_elsewhere: bool) -> Result<()> {
     let mut gatherings = gatherings();
     let gathering = gatherings.entry(key).or_default();
     let wrong = |why: String| Err(Status::INVALID_ARGUMENT.because(why));
@@ -172,13 +189,16 @@ fn add(
     } else if gathering.ranks != ranks {
         return wrong(format!("rank {rank} says {ranks} ranks, another one said {}", gathering.ranks));
     }
-    if gathering.came.insert(rank, colour_and_key).is_some() {
+    if gathering.came.insert(rank, arrival).is_some() {
         return wrong(format!("rank {rank} comes twice"));
     }
     if is_elsewhere {
         gathering.elsewhere.push(rank);
     }
     if gathering.came.len() == ranks {
+        gathering.refusal = on_one_gpu(&gathering.came);
+    }
+    if gathering.came.len() == ranks && gathering.refusal.is_none() {
         gathering.seats = match key {
             GatheringKey::Id(id) if !gathering.elsewhere.is_empty() => {
                 seats_across(id, ranks, &gathering.elsewhere)?
@@ -192,10 +212,24 @@ fn add(
 }
 
 /// A rank has come in another process.
-pub(crate) fn arrived(id: UniqueId, rank: usize, ranks: usize) {
-    if let Err(error) = add(GatheringKey::Id(id), rank, ranks, (0, 0), true) {
+pub(crate) fn arrived(id: UniqueId, rank: usize, ranks: usize, device: i32) {
+    let arrival = Arrival { colour_and_key: (0, 0), device: Some(device) };
+    if let Err(error) = add(GatheringKey::Id(id), rank, ranks, arrival, true) {
         eprintln!("phalanx emulated NCCL: {}", error.message);
     }
+}
+
+/// The error of two ranks that are on one GPU, unless that is allowed.
+fn on_one_gpu(came: &BTreeMap<usize, Arrival>) -> Option<Failure> {
+    let mut on = BTreeMap::new();
+    let mut same = came.iter().filter_map(|(rank, arrival)| {
+        let device = arrival.device?;
+        on.insert(device, *rank).map(|other| format!("ranks {other} and {rank} are both on device {device}"))
+    });
+    let why = same
+        .next()
+        .filter(|_| env::var(SHARED_GPUS).is_err() || env::var(SHARED_GPUS).as_deref() == Ok("0"))?;
+    Some(Status::INVALID_USAGE.because(format!("duplicate GPU: {why}")))
 }
 
 /// One rendezvous, with seats for the ranks that are here.
@@ -208,9 +242,9 @@ fn seats_across(id: UniqueId, ranks: usize, elsewhere: &[usize]) -> Result<BTree
 }
 
 /// One rendezvous a colour, ranks by key and then by their old rank.
-fn seats(came: &BTreeMap<usize, ColourAndKey>) -> BTreeMap<usize, Seat> {
+fn seats(came: &BTreeMap<usize, Arrival>) -> BTreeMap<usize, Seat> {
     let mut colours: BTreeMap<i32, Vec<(i32, usize)>> = BTreeMap::new();
-    for (rank, (colour, key)) in came {
+    for (rank, Arrival { colour_and_key: (colour, key), .. }) in came {
         colours.entry(*colour).or_default().push((*key, *rank));
     }
     let mut seats = BTreeMap::new();
@@ -232,7 +266,9 @@ mod tests {
 
     #[test]
     fn a_split_seats_ranks_of_a_colour_by_key() {
-        let seats = seats(&BTreeMap::from([(0, (7, 5)), (1, (3, 0)), (2, (7, 1)), (3, (3, 0))]));
+        let arrival = |colour_and_key| Arrival { colour_and_key, device: None };
+        let came = [(0, (7, 5)), (1, (3, 0)), (2, (7, 1)), (3, (3, 0))];
+        let seats = seats(&came.into_iter().map(|(rank, of)| (rank, arrival(of))).collect());
         let seat = |rank: usize| (seats[&rank].1, seats[&rank].0.ranks);
         assert_eq!([0, 1, 2, 3].map(seat), [(1, 2), (0, 2), (0, 2), (1, 2)]);
         assert!(Arc::ptr_eq(&seats[&0].0, &seats[&2].0) && !Arc::ptr_eq(&seats[&0].0, &seats[&1].0));
@@ -242,7 +278,7 @@ mod tests {
     fn of_several_threads_that_ask_for_a_seat_at_once_all_get_it() {
         for _ in 0..200 {
             let (id, begin) = (unique_id(), Barrier::new(3));
-            let rank = |rank| Joining::by_id(id, rank, 2).unwrap();
+            let rank = |rank| Joining::by_id(id, rank, 2, rank as i32).unwrap();
             let (joining, _other) = (rank(0), rank(1));
             std::thread::scope(|scope| {
                 for asks in [true, false, false] {

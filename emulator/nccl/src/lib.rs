@@ -12,6 +12,10 @@
 //! `ncclCommGetAsyncError` gives, and loses the contexts of the streams that wait. Where a rank has aborted, calls
 //! that need it stay on their streams, as on GPUs, until their own rank aborts too, or the time is over.
 //!
+//! As with NCCL each rank of a communicator wants a GPU of its own, unless `NCCL_MULTI_RANK_GPU_ENABLE=1` lets several
+//! share one. Operations of several communicators that are queued in unlike orders on ranks, so that they wait for each
+//! other for ever, are an error that names all of them.
+//!
 //! Not emulated: several machines, splits of communicators of several processes, premultiplied sums, 8-bit floats,
 //! windows and signals.
 //!
@@ -20,6 +24,7 @@
 //! communicator   a rank's handle, and groups of calls        driver: contexts, and the order of streams
 //! joining        how ranks become a communicator
 //! rendezvous     matches the calls of all ranks, and carries them out
+//! turns          calls of several communicators on a GPU, and ranks that wait for each other's turns
 //! relay          the other processes: ids, sockets           message: what is sent, as bytes
 //! call           a rank's call, and its part of the result
 //! reduction      numbers
@@ -35,6 +40,7 @@ mod reduction;
 mod relay;
 mod rendezvous;
 mod status;
+mod turns;
 
 /// The file of this library, to be loaded by its path: beside the running executable or test, or in the folder that
 /// the environment variable `PHALANX_CUDA_EMULATOR` names. `None` if it is not there, as when no `cdylib` was built.

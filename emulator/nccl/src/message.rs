@@ -11,8 +11,8 @@ const BYTES_MAX: u64 = 1 << 34;
 /// News of one rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Message {
-    /// The rank has come, and says how many ranks there are.
-    Hello { rank: usize, ranks: usize },
+    /// The rank has come, and says how many ranks there are and which GPU is its own.
+    Hello { rank: usize, ranks: usize, device: i32 },
     /// The rank's stream has come to the operation `ticket`, which has these calls, each with the elements that it
     /// reads.
     Post { rank: usize, ticket: u64, calls: Vec<(Call, Vec<u8>)> },
@@ -24,7 +24,9 @@ impl Message {
     pub(crate) fn bytes(&self) -> Vec<u8> {
         let numbers = |numbers: &[u64]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>();
         match self {
-            Message::Hello { rank, ranks } => numbers(&[0, *rank as u64, *ranks as u64]),
+            Message::Hello { rank, ranks, device } => {
+                numbers(&[0, *rank as u64, *ranks as u64, *device as u64])
+            }
             Message::Leave { rank } => numbers(&[2, *rank as u64]),
             Message::Post { rank, ticket, calls } => {
                 let mut all = numbers(&[1, *rank as u64, *ticket, calls.len() as u64]);
@@ -43,7 +45,10 @@ impl Message {
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Message> {
         let mut rest = bytes;
         let message = match number(&mut rest)? {
-            0 => Message::Hello { rank: size(&mut rest)?, ranks: size(&mut rest)? },
+            0 => {
+                let (rank, ranks) = (size(&mut rest)?, size(&mut rest)?);
+                Message::Hello { rank, ranks, device: number(&mut rest)?.try_into().ok()? }
+            }
             1 => {
                 let (rank, ticket) = (size(&mut rest)?, number(&mut rest)?);
                 let count = number(&mut rest)?;
@@ -141,7 +146,7 @@ mod tests {
             (call(Operation::Receive(7)), vec![]),
         ];
         let messages = [
-            Message::Hello { rank: 1, ranks: 3 },
+            Message::Hello { rank: 1, ranks: 3, device: 2 },
             Message::Post { rank: 2, ticket: 9, calls: calls.to_vec() },
             Message::Leave { rank: 0 },
         ];

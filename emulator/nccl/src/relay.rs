@@ -94,9 +94,9 @@ static RELAYS: LazyLock<Mutex<HashMap<UniqueId, Arc<Relay>>>> = LazyLock::new(Mu
 /// Where this process listens, once it does.
 static PORT: OnceLock<u16> = OnceLock::new();
 
-/// Called for each rank that has come in another process, with the communicator's id, the rank, and how many ranks
-/// there are.
-pub(crate) type Arrived = fn(UniqueId, usize, usize);
+/// Called for each rank that has come in another process, with the communicator's id, the rank, how many ranks there are,
+/// and the rank's device.
+pub(crate) type Arrived = fn(UniqueId, usize, usize, i32);
 
 /// What a relay delivers to: the ranks of one communicator.
 pub(crate) trait Ranks: Debug + Send + Sync {
@@ -246,8 +246,8 @@ impl Relay {
         if index.is_some() {
             self.pass(&message, index);
         }
-        if let Message::Hello { rank, ranks } = message {
-            return (self.arrived)(self.id, rank, ranks);
+        if let Message::Hello { rank, ranks, device } = message {
+            return (self.arrived)(self.id, rank, ranks, device);
         }
         let mut state = self.state();
         match state.ranks.as_ref().map(Weak::upgrade) {
@@ -278,7 +278,7 @@ mod tests {
 
     #[test]
     fn what_is_told_is_on_its_way_when_it_can_be_read_and_not_before() {
-        let relay = Relay::new(UniqueId::new(0), |_, _, _| ());
+        let relay = Relay::new(UniqueId::new(0), |_, _, _, _| ());
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         relay.add(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
         let (mut other, _) = listener.accept().unwrap();

@@ -10,6 +10,7 @@
 //! name a batch of calls.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -64,6 +65,8 @@ struct RendezvousState {
 #[derive(Debug)]
 pub(crate) struct Rendezvous {
     pub ranks: usize,
+    /// The communicator's number in this process, for reports.
+    pub number: u64,
     timeout: Duration,
     state: Mutex<RendezvousState>,
     /// The way to the processes of ranks that are not in this one.
@@ -73,7 +76,7 @@ pub(crate) struct Rendezvous {
 impl Rendezvous {
     pub(crate) fn new(ranks: usize, timeout: Duration) -> Rendezvous {
         let state = RendezvousState { next: vec![0; ranks], ..RendezvousState::default() };
-        Rendezvous { ranks, timeout, state: Mutex::new(state), relay: None }
+        Rendezvous { ranks, number: number(), timeout, state: Mutex::new(state), relay: None }
     }
 
     /// With ranks in other processes.
@@ -84,7 +87,7 @@ impl Rendezvous {
         relay: Arc<Relay>,
     ) -> Rendezvous {
         let state = RendezvousState { next: vec![0; ranks], elsewhere, ..RendezvousState::default() };
-        Rendezvous { ranks, timeout, state: Mutex::new(state), relay: Some(relay) }
+        Rendezvous { ranks, number: number(), timeout, state: Mutex::new(state), relay: Some(relay) }
     }
 
     /// Whether all ranks are in this process.
@@ -99,6 +102,23 @@ impl Rendezvous {
     /// Why the communicator does not work any more.
     pub(crate) fn error(&self) -> Option<Failure> {
         self.state().error.clone().map(|(_, failure)| failure)
+    }
+
+    /// Makes the communicator's calls fail from now on, for all ranks of this process.
+    pub(crate) fn fail(&self, why: &str) {
+        self.state().fail(usage(why.into()));
+    }
+
+    /// Whether a rank takes part no more.
+    pub(crate) fn has_left(&self, rank: usize) -> bool {
+        self.state().left.contains(&rank)
+    }
+
+    /// The ranks that a rank's operation waits for.
+    pub(crate) fn missing_of(&self, rank: usize, ticket: u64) -> Vec<usize> {
+        let state = self.state();
+        let waiting = state.batches.get(&(rank, ticket));
+        waiting.map_or(Vec::new(), |waiting| state.missing(rank, waiting, self.ranks))
     }
 
     /// A rank's stream has come to its calls: posts them the first time, and says how they are.
@@ -142,6 +162,12 @@ impl Rendezvous {
         }
         state.progress(rank, ticket, self.ranks, self.timeout)
     }
+}
+
+/// The number of the next communicator.
+fn number() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 impl Ranks for Rendezvous {

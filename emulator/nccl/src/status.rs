@@ -49,13 +49,20 @@ pub(crate) fn last() -> *const c_char {
     LAST.with_borrow(|last| last.as_ptr())
 }
 
+/// Makes a failure's reason this thread's last one.
+pub(crate) fn remember(failure: &Failure) {
+    if failure.status != Status::IN_PROGRESS {
+        LAST.set(c_text(&failure.message));
+    }
+}
+
 /// Runs the body of the exported function `name` and gives its status. A failure's reason goes to stderr and to
 /// [`last`]; `ncclInProgress` is no failure.
 pub(crate) fn answer(name: &str, body: impl FnOnce() -> Result<()>) -> i32 {
     status::answer(body, |failure| {
         if failure.status != Status::IN_PROGRESS {
             eprintln!("phalanx emulated NCCL: {name}: {}", failure.message);
-            LAST.set(c_text(&failure.message));
+            remember(failure);
         }
     })
 }

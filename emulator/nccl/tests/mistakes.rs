@@ -5,11 +5,11 @@
 mod common;
 
 use std::process::Command;
-use std::sync::Barrier;
+use std::sync::{Arc, Barrier};
 
 use common::{ranks, raw_ranks, values};
 use cudarc::driver::sys::{CUresult, cuLaunchHostFunc};
-use cudarc::driver::{CudaContext, DevicePtr};
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
 use cudarc::nccl::{Comm, Id, ReduceOp, sys};
 
 /// Cases in which a rank waits in vain, so that the time is to be over soon. Their ranks are served by one thread,
@@ -22,6 +22,9 @@ fn says(case: &str, streams: &str, wanted: &[&str]) {
     command.args(["--exact", case, "--ignored", "--nocapture"]).env("PHALANX_EMULATOR_STREAMS", streams);
     if IN_VAIN.contains(&case) {
         command.env("PHALANX_EMULATOR_NCCL_TIMEOUT_MS", "300");
+    }
+    if case == "unlike_orders_on_gpus" {
+        command.env("PHALANX_EMULATOR_NCCL_AT_ONCE", "1");
     }
     if case == "without_execution" {
         command.env("PHALANX_CUDA", "dry");
@@ -79,6 +82,30 @@ fn a_rank_that_hears_of_an_abort_and_aborts_keeps_its_context() {
 #[test]
 fn a_rank_that_does_not_join_is_named() {
     says("one_does_not_join", "eager", &["rank 0 of 2 waits for ranks [1], which do not come"]);
+}
+
+#[test]
+fn ranks_on_one_gpu_are_named_unless_that_is_allowed() {
+    says("two_on_one_gpu", "eager", &["duplicate GPU: ranks 0 and 1 are both on device 1"]);
+}
+
+#[test]
+fn unlike_orders_of_two_communicators_on_a_stream_are_named() {
+    let wanted = [
+        "GPU 0 runs NCCL's all_reduce of 4 f32 (sum) of rank 0 of communicator 1, which waits for rank 1, whose turn on \
+         GPU 1 comes after NCCL's all_reduce of 5 f32 (sum) of rank 1 of communicator 2",
+        "GPU 1 runs NCCL's all_reduce of 5 f32 (sum) of rank 1 of communicator 2, which waits for rank 0, whose turn on \
+         GPU 0 comes after NCCL's all_reduce of 4 f32 (sum) of rank 0 of communicator 1",
+    ];
+    both_ways("unlike_orders_on_a_stream", &wanted);
+}
+
+#[test]
+fn unlike_orders_on_gpus_that_run_one_operation_at_a_time_are_named() {
+    both_ways(
+        "unlike_orders_on_gpus",
+        &["whose turn on GPU 1 comes after", "whose turn on GPU 0 comes after"],
+    );
 }
 
 #[test]
@@ -269,4 +296,64 @@ fn training_steps() {
     });
     let wanted: Vec<f32> = (0..8).map(|i| values(4, 8)[i] + values(5, 8)[i]).collect();
     assert_eq!(results, [wanted.clone(), wanted]);
+}
+
+#[test]
+#[ignore = "run by another test, in a process of its own"]
+fn two_on_one_gpu() {
+    common::load();
+    // SAFETY: no other thread runs in this process.
+    unsafe { std::env::remove_var(common::SHARED_GPUS) };
+    let streams = || vec![common::stream(1), common::stream(1)];
+    let refused = Comm::from_devices(streams()).map(drop).map_err(|error| error.0);
+    assert_eq!(refused, Err(sys::ncclResult_t::ncclInvalidUsage));
+    // SAFETY: as above.
+    unsafe { std::env::set_var(common::SHARED_GPUS, "1") };
+    assert!(Comm::from_devices(streams()).is_ok());
+}
+
+/// Two communicators of the same two ranks, each on its streams of the two devices.
+fn pairs(streams: [&[Arc<CudaStream>]; 2]) -> [Vec<Comm>; 2] {
+    streams.map(|streams| Comm::from_devices(streams.to_vec()).unwrap())
+}
+
+/// A call of a rank of the first communicator, of 4 elements, or of the second one, of 5.
+fn call_of(pairs: &[Vec<Comm>; 2], which: usize, rank: usize) {
+    all_reduce(&pairs[which][rank], 4 + which);
+}
+
+fn streams() -> Vec<Arc<CudaStream>> {
+    common::load();
+    (0..2).map(|device| CudaContext::new(device).unwrap().new_stream().unwrap()).collect()
+}
+
+#[test]
+#[ignore = "run by another test, in a process of its own"]
+fn unlike_orders_on_a_stream() {
+    let streams = streams();
+    let pairs = pairs([&streams, &streams]);
+    let call = |(which, rank): &(usize, usize)| call_of(&pairs, *which, *rank);
+    // In like orders all is well.
+    [(0, 0), (1, 0), (0, 1), (1, 1)].iter().for_each(call);
+    assert!(pairs[0].iter().all(|comm| !failed(comm)));
+    [(0, 0), (1, 0), (1, 1), (0, 1)].iter().for_each(call);
+    assert!(pairs[0].iter().all(failed));
+}
+
+#[test]
+#[ignore = "run by another test, in a process of its own"]
+fn unlike_orders_on_gpus() {
+    let (first, second) = (streams(), streams());
+    let pairs = pairs([&first, &second]);
+    // Each rank's operations come one after the other, by events, in an order of its own.
+    let after = |rank: usize, which: usize| {
+        let event = pairs[1 - which][rank].stream().record_event(None).unwrap();
+        pairs[which][rank].stream().wait(&event).unwrap();
+    };
+    for rank in 0..2 {
+        call_of(&pairs, rank, rank);
+        after(rank, 1 - rank);
+        call_of(&pairs, 1 - rank, rank);
+    }
+    assert!((0..2).all(|rank| failed(&pairs[rank][rank])));
 }

@@ -6,12 +6,19 @@ use std::sync::{Arc, Once};
 use cudarc::driver::{CudaContext, CudaStream};
 use cudarc::nccl::{Comm, Id, result, sys};
 
-/// Loads the libraries, with two devices.
+/// Whether ranks of a communicator may share a GPU.
+pub const SHARED_GPUS: &str = "NCCL_MULTI_RANK_GPU_ENABLE";
+
+/// Loads the libraries, with two devices, which ranks may share.
 pub fn load() {
     static LOADED: Once = Once::new();
     LOADED.call_once(|| {
         // SAFETY: tests load the driver before all else, and the driver reads its environment later.
-        unsafe { std::env::set_var("PHALANX_EMULATED_DEVICES", "2") };
+        unsafe {
+            std::env::set_var("PHALANX_EMULATED_DEVICES", "2");
+            // Most tests have more ranks than that.
+            std::env::set_var(SHARED_GPUS, "1");
+        }
         for path in [phalanx_emulated_driver::library(), phalanx_emulated_nccl::library()] {
             let path = path.expect("the library is built with this test");
             // SAFETY: loading it runs no code of its own.

@@ -51,11 +51,11 @@ impl CallStream {
         let kept = KeptTensors::new(call.input.iter().chain(&call.output).cloned());
         let Ticket { rank, group, sequence, .. } = *announced.ticket;
         let ticket = Ticket::new(call, announced.ticket.recorder.as_ref(), rank, group, sequence);
-        self.watchdog.queued();
+        let mut queued = Queued::new(&self.watchdog);
         let (this, ours, tensors) = (Arc::clone(self), Arc::clone(&ticket), Arc::clone(&kept));
+        // On a GPU that is lost the stream drops this unrun.
         self.stream.submit(move || {
             let _delivering = delivering();
-            let mut queued = Queued { watchdog: &this.watchdog, work: None };
             let mut outcome = this.carry_out(&ours, announced, &tensors, &mut queued.work);
             if outcome.is_err() && queued.work.is_none() {
                 tensors.release();
@@ -293,13 +293,20 @@ impl Addresses {
     }
 }
 
-/// A call between its arrival at a call stream and its queueing on the GPU; counted even if that fails or panics.
-struct Queued<'a> {
-    watchdog: &'a Watchdog,
+/// A call between its arrival at a call stream and its queueing on the GPU; counted even if that fails, panics, or never comes.
+struct Queued {
+    watchdog: Arc<Watchdog>,
     work: Option<RunningCall>,
 }
 
-impl Drop for Queued<'_> {
+impl Queued {
+    fn new(watchdog: &Arc<Watchdog>) -> Queued {
+        watchdog.queued();
+        Queued { watchdog: Arc::clone(watchdog), work: None }
+    }
+}
+
+impl Drop for Queued {
     fn drop(&mut self) {
         self.watchdog.given(self.work.take());
     }
