@@ -110,7 +110,9 @@ pub fn load_weights<L: LayerFactory>(
     folder: impl AsRef<Path>,
 ) -> Result<()> {
     let stage = model.stage();
-    let is_whole = stage.first && stage.last && stage.layers.len() == config.layers();
+    // Other ranks may have some of the experts.
+    let has_all = !model.parameters().iter().any(Parameter::has_replica_sites);
+    let is_whole = has_all && stage.first && stage.last && stage.layers.len() == config.layers();
     load_tensors(model, config, folder.as_ref(), is_whole, LoadOptions::default()).map(drop)
 }
 
@@ -246,7 +248,7 @@ const PART: &str = "got a part of a model, wanted a whole one";
 
 /// The tensors of a model that is whole on this rank.
 pub(super) fn whole_tensors(model: &impl Parameters) -> Result<Vec<(String, Tensor)>> {
-    if !model.parameters().iter().all(|parameter| parameter.part().is_whole()) {
+    if !model.parameters().iter().all(|p| p.part().is_whole() && !p.has_replica_sites()) {
         return Err(Error::invalid("save_model", PART));
     }
     Ok(entries(model).into_iter().map(|(name, entry)| (name, entry.tensor())).collect())

@@ -14,6 +14,7 @@ use phalanx_tensor::Context;
 use super::Layout;
 use crate::agreement::same_weights;
 use crate::data_parallel::{DataParallel, NoSync};
+use crate::expert_parallel::ExpertParallel;
 use crate::mesh::{Axis, Groups};
 use crate::pipeline::ranks::{Chunks, SkipRoute, Spec, Stages, split_blocks};
 use crate::tensor_parallel::TensorParallel;
@@ -128,8 +129,8 @@ impl Stages for Step {
     }
 }
 
-/// Builds this rank's stages of a language model, with layers split over the tensor-parallel ranks: with new weights, or those of
-/// a Hugging Face folder. All ranks call it.
+/// Builds this rank's stages of a language model, with layers split over the tensor-parallel ranks and experts divided over the expert
+/// groups: with new weights, or those of a Hugging Face folder. All ranks call it.
 ///
 /// # Errors
 /// If the model cannot be split in this way, memory is short, or the folder does not fit the model.
@@ -140,9 +141,16 @@ pub fn decoder(
     scope: &Scope,
     weights: Option<&Path>,
 ) -> Result<Box<dyn StagedModel>> {
-    match split_layers(layout, groups) {
-        None => cut(OneDevice, config, layout, groups, scope, weights),
-        Some(layers) => cut(layers, config, layout, groups, scope, weights),
+    layout.check_experts(config)?;
+    match (split_layers(layout, groups), groups.experts()) {
+        (None, None) => cut(OneDevice, config, layout, groups, scope, weights),
+        (Some(layers), None) => cut(layers, config, layout, groups, scope, weights),
+        (None, Some(experts)) => {
+            cut(ExpertParallel::new(OneDevice, experts), config, layout, groups, scope, weights)
+        }
+        (Some(layers), Some(experts)) => {
+            cut(ExpertParallel::new(layers, experts), config, layout, groups, scope, weights)
+        }
     }
 }
 
@@ -159,6 +167,7 @@ pub fn adapted_decoder(
     weights: Option<&Path>,
 ) -> Result<Box<dyn StagedModel>> {
     lora.check(config)?;
+    layout.check_undivided("adapters")?;
     let lora = lora.clone();
     match split_layers(layout, groups) {
         None => cut(Lora::new(OneDevice, lora)?, config, layout, groups, scope, weights),

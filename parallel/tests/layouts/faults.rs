@@ -15,7 +15,7 @@ use phalanx_parallel::pipeline::schedule::NAMES;
 use phalanx_parallel::{Error, Result};
 
 use crate::case::Draws;
-use crate::case::{Case, gpt, llama};
+use crate::case::{Case, gpt, llama, mixture};
 use crate::run::{Run, Update, context};
 
 #[derive(Clone, Copy, Debug, PartialEq)]

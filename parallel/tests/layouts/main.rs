@@ -3,6 +3,7 @@
 mod case;
 mod encoder_decoder;
 mod every;
+mod experts;
 mod faults;
 #[path = "../gpt/mod.rs"]
 mod gpt;

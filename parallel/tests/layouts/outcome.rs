@@ -80,7 +80,7 @@ impl<L: LayerFactory> Twin<L> {
         let stage = DecoderStage::whole(case.model.layers());
         let model = case.model.init_stage(&Arc::new(layers), &scope, stage)?;
         model.parameters().iter().try_for_each(|p| p.set_grad_dtype(grad_dtype(case)))?;
-        case.freeze(&model.parameters());
+        case.prepare(&model.parameters());
         let share = SingleDevice::new(&model);
         let optimizer = update.optimizer(share.parameters())?;
         Ok(Twin { case: case.clone(), comm: comm.clone(), share, model, optimizer })
