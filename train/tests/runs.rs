@@ -4,6 +4,8 @@
 mod checkpoints;
 #[path = "runs/digests.rs"]
 mod digests;
+#[path = "runs/experts.rs"]
+mod experts;
 #[path = "runs/faults.rs"]
 mod faults;
 #[path = "runs/offload.rs"]

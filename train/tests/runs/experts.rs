@@ -1,0 +1,92 @@
+//! Runs of models with experts that ranks divide, against one rank that has all experts; what does not go with them is refused by name.
+
+use phalanx_nn::models::{Experts, Family, ModelConfig, TransformerConfig};
+use phalanx_nn::{Optimizer, Parameter};
+use phalanx_parallel::hybrid::{Layout, decoder};
+use phalanx_parallel::mesh::{Groups, Mesh};
+use phalanx_train::data::{TokenWindows, Tokens};
+use phalanx_train::{AnyRule, Config, Offload, Result, Trainer};
+
+use super::plans::{CONTEXT, MakeOptimizers, short, train_by};
+use super::{Told, config, run};
+
+fn mixture() -> ModelConfig {
+    let mut config = TransformerConfig::new(Family::Mixtral, 31, CONTEXT, 2, 2, 16);
+    config.inner = 24;
+    config.experts = Some(Experts { count: 4, chosen: 2, inner: 24, normalized: true, dense: Vec::new() });
+    ModelConfig::Transformer(config)
+}
+
+fn muon(parameters: Vec<Parameter>, lr: f64) -> Result<Vec<Optimizer<AnyRule>>> {
+    phalanx_train::muon(parameters, lr, 0.1, |p| p.is_matrix() && p.name().starts_with("layers"))
+}
+
+fn adafactor(parameters: Vec<Parameter>, lr: f64) -> Result<Vec<Optimizer<AnyRule>>> {
+    phalanx_train::adafactor(parameters, lr, 0.1)
+}
+
+/// With digests of every step, so copies of experts and of the rest are compared too.
+fn checked(layout: Layout, zero: u8, chains: usize) -> Config {
+    Config { digests: 1, check_replicas: 1, zero, chains, ..short(layout) }
+}
+
+fn ranks([dp, pp, ep]: [usize; 3]) -> Layout {
+    Layout { dp, pp, ep, ..Layout::default() }
+}
+
+#[test]
+fn a_run_with_divided_experts_has_the_bits_of_one_rank() {
+    for (dp, layouts) in [(2, &[([2, 1, 2], 0), ([2, 2, 2], 1)][..]), (4, &[([4, 1, 2], 1), ([4, 1, 4], 2)])] {
+        let wanted = train_by(checked(Layout::default(), 0, dp), &mixture(), phalanx_train::adamw).unwrap();
+        for &(mesh, zero) in layouts {
+            let got = train_by(checked(ranks(mesh), zero, 1), &mixture(), phalanx_train::adamw);
+            assert!(got.unwrap() == wanted, "{mesh:?}, ZeRO {zero}");
+        }
+    }
+}
+
+#[test]
+fn rules_that_need_whole_parameters_have_the_bits_of_one_rank_over_divided_experts() {
+    for rule in [muon as MakeOptimizers, adafactor] {
+        let wanted = train_by(checked(Layout::default(), 0, 4), &mixture(), rule).unwrap();
+        for (mesh, zero) in [([4, 1, 2], 0), ([4, 1, 2], 1), ([4, 1, 4], 0)] {
+            let got = train_by(checked(ranks(mesh), zero, 1), &mixture(), rule).unwrap();
+            assert!(got == wanted, "{mesh:?}, ZeRO {zero}");
+        }
+    }
+}
+
+#[test]
+fn what_does_not_go_with_divided_experts_is_refused() {
+    let base = || short(ranks([4, 1, 2]));
+    let cases = [
+        (Config { layout: ranks([4, 1, 3]), ..base() }, "`ep` 3 does not divide `dp` 4"),
+        (Config { layout: ranks([4, 1, 0]), ..base() }, "`ep` is 0"),
+        (Config { zero: 3, ..base() }, "`ep` 2 goes with `zero` 0, 1 or 2, got `zero` 3"),
+        (Config { zero: 1, offload: Offload::Optimizer, ..base() }, "`ep` 2 goes without `offload`"),
+        (
+            Config { layout: Layout { tp: 2, sequence_parallel: true, ..ranks([2, 1, 2]) }, ..base() },
+            "`ep` 2 goes without `sequence-parallel`",
+        ),
+    ];
+    for (config, wanted) in cases {
+        let error = config.check().unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error:?}, wanted {wanted:?}");
+    }
+    let none = "got ep 2 for a model without experts that were made over these ranks, wanted 1";
+    let error = run(config(ranks([2, 1, 2]), 0), &Told::default()).unwrap_err().to_string();
+    assert!(error.contains(none), "{error}");
+    // A model whose experts every rank has whole.
+    let whole = Layout::default();
+    let config = Config { batch: 4, ..config(ranks([2, 1, 2]), 0) };
+    let tokens = (0..400u32).map(|i| i % 31).collect::<Vec<_>>().with_end_of_text(0);
+    let trainer = Trainer::new(Config { validate_every: 0, ..config.clone() });
+    let error = trainer
+        .samples(TokenWindows::new(tokens, CONTEXT, 5).unwrap(), CONTEXT)
+        .run_parts(|rank| {
+            let groups = Groups::new(Mesh::new(1, 2, 1)?, rank.all_ranks())?;
+            Ok(decoder(&mixture(), &whole, &groups, &rank.scope(&config), None)?)
+        })
+        .unwrap_err();
+    assert!(error.to_string().contains(none), "{error}");
+}
