@@ -145,6 +145,7 @@ impl Layout {
             );
         }
         self.check_experts(model)?;
+        self.check_router_losses(model)?;
         let cut = self.sequence_parallel.then_some(positions);
         Ok(TensorParallel::check(model, self.tp, cut)?)
     }
@@ -158,6 +159,17 @@ impl Layout {
                 self.ep
             ))),
             Some(experts) => Ok(check_divides(experts.count, self.ep)?),
+        }
+    }
+
+    /// Refuses losses that couple the routers of all blocks where blocks are on several ranks.
+    fn check_router_losses(&self, model: &ModelConfig) -> Result<()> {
+        match model.experts().is_some_and(|experts| experts.losses.is_on()) && self.pp > 1 {
+            false => Ok(()),
+            true => Err(Error::Config(format!(
+                "router losses: got pp {}, wanted 1: the loads of all blocks count together",
+                self.pp
+            ))),
         }
     }
 
@@ -238,7 +250,7 @@ const SEARCHED: usize = 128;
 
 #[cfg(test)]
 mod tests {
-    use phalanx_nn::models::{Experts, Family, GptConfig, TransformerConfig};
+    use phalanx_nn::models::{Experts, Family, GptConfig, RouterLosses, TransformerConfig};
 
     use super::*;
 
@@ -278,11 +290,16 @@ mod tests {
     #[test]
     fn experts_are_divided_evenly_or_refused() {
         let mut model = TransformerConfig::new(Family::Mixtral, 256, 60, 2, 6, 96);
-        let experts = Experts { count: 6, chosen: 2, inner: 12, normalized: true, dense: vec![] };
+        let losses = RouterLosses::default();
+        let experts = Experts { count: 6, chosen: 2, inner: 12, normalized: true, dense: vec![], losses };
         model.experts = Some(experts);
         let refused = |layout: Layout, model: &ModelConfig| {
             layout.check(model, 12, 60).err().map(|error| error.to_string()).unwrap_or_default()
         };
+        let mut balanced = model.clone();
+        balanced.experts.as_mut().unwrap().losses.balance = 0.01;
+        let got = refused(Layout { pp: 2, ..Layout::default() }, &ModelConfig::Transformer(balanced));
+        assert!(got.contains("router losses: got pp 2, wanted 1"), "{got}");
         let (mixture, plain) =
             (ModelConfig::Transformer(model), ModelConfig::Gpt(GptConfig::new(256, 60, 4, 6, 96)));
         let layout = |dp, ep| Layout { dp, ep, ..Layout::default() };

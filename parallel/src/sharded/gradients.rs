@@ -275,7 +275,12 @@ impl Gradients {
             let received = received.tagged(Category::Gradients);
             let call =
                 Call::all_to_all_uneven(received.clone(), &vec![own; shards], full.clone(), &self.counts);
-            return Ok(ReduceScatter { site: self.site, pending: ranks.shard.start(call), sums: received, full });
+            return Ok(ReduceScatter {
+                site: self.site,
+                pending: ranks.shard.start(call),
+                sums: received,
+                full,
+            });
         }
         if flat.offload.is_some() && flat.device.is_cuda() && shards == 1 {
             let pending = Pending::done(Call::barrier(), Ok(()));

@@ -1,6 +1,6 @@
 //! Runs of models with experts that ranks divide, against one rank that has all experts; what does not go with them is refused by name.
 
-use phalanx_nn::models::{Experts, Family, ModelConfig, TransformerConfig};
+use phalanx_nn::models::{Experts, Family, ModelConfig, RouterLosses, TransformerConfig};
 use phalanx_nn::{Optimizer, Parameter};
 use phalanx_parallel::hybrid::{Layout, decoder};
 use phalanx_parallel::mesh::{Groups, Mesh};
@@ -10,10 +10,14 @@ use phalanx_train::{AnyRule, Config, Offload, Result, Trainer};
 use super::plans::{CONTEXT, MakeOptimizers, short, train_by};
 use super::{Told, config, run};
 
-fn mixture() -> ModelConfig {
+const NONE: RouterLosses = RouterLosses { balance: 0.0, z: 0.0 };
+const LOSSES: RouterLosses = RouterLosses { balance: 0.02, z: 0.001 };
+
+fn mixture(losses: RouterLosses) -> ModelConfig {
     let mut config = TransformerConfig::new(Family::Mixtral, 31, CONTEXT, 2, 2, 16);
     config.inner = 24;
-    config.experts = Some(Experts { count: 4, chosen: 2, inner: 24, normalized: true, dense: Vec::new() });
+    let dense = Vec::new();
+    config.experts = Some(Experts { count: 4, chosen: 2, inner: 24, normalized: true, dense, losses });
     ModelConfig::Transformer(config)
 }
 
@@ -36,10 +40,16 @@ fn ranks([dp, pp, ep]: [usize; 3]) -> Layout {
 
 #[test]
 fn a_run_with_divided_experts_has_the_bits_of_one_rank() {
-    for (dp, layouts) in [(2, &[([2, 1, 2], 0), ([2, 2, 2], 1)][..]), (4, &[([4, 1, 2], 1), ([4, 1, 4], 2)])] {
-        let wanted = train_by(checked(Layout::default(), 0, dp), &mixture(), phalanx_train::adamw).unwrap();
+    let cases = [
+        (2, NONE, &[([2, 1, 2], 0), ([2, 2, 2], 1)][..]),
+        (2, LOSSES, &[([2, 1, 1], 0), ([2, 1, 2], 0)]),
+        (4, LOSSES, &[([4, 1, 2], 1), ([4, 1, 4], 2)]),
+    ];
+    for (dp, losses, layouts) in cases {
+        let model = mixture(losses);
+        let wanted = train_by(checked(Layout::default(), 0, dp), &model, phalanx_train::adamw).unwrap();
         for &(mesh, zero) in layouts {
-            let got = train_by(checked(ranks(mesh), zero, 1), &mixture(), phalanx_train::adamw);
+            let got = train_by(checked(ranks(mesh), zero, 1), &model, phalanx_train::adamw);
             assert!(got.unwrap() == wanted, "{mesh:?}, ZeRO {zero}");
         }
     }
@@ -48,9 +58,9 @@ fn a_run_with_divided_experts_has_the_bits_of_one_rank() {
 #[test]
 fn rules_that_need_whole_parameters_have_the_bits_of_one_rank_over_divided_experts() {
     for rule in [muon as MakeOptimizers, adafactor] {
-        let wanted = train_by(checked(Layout::default(), 0, 4), &mixture(), rule).unwrap();
+        let wanted = train_by(checked(Layout::default(), 0, 4), &mixture(NONE), rule).unwrap();
         for (mesh, zero) in [([4, 1, 2], 0), ([4, 1, 2], 1), ([4, 1, 4], 0)] {
-            let got = train_by(checked(ranks(mesh), zero, 1), &mixture(), rule).unwrap();
+            let got = train_by(checked(ranks(mesh), zero, 1), &mixture(NONE), rule).unwrap();
             assert!(got == wanted, "{mesh:?}, ZeRO {zero}");
         }
     }
@@ -85,7 +95,7 @@ fn what_does_not_go_with_divided_experts_is_refused() {
         .samples(TokenWindows::new(tokens, CONTEXT, 5).unwrap(), CONTEXT)
         .run_parts(|rank| {
             let groups = Groups::new(Mesh::new(1, 2, 1)?, rank.all_ranks())?;
-            Ok(decoder(&mixture(), &whole, &groups, &rank.scope(&config), None)?)
+            Ok(decoder(&mixture(NONE), &whole, &groups, &rank.scope(&config), None)?)
         })
         .unwrap_err();
     assert!(error.to_string().contains(none), "{error}");

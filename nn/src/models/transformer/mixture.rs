@@ -24,10 +24,11 @@ use phalanx_tensor::{DType, Tensor};
 
 use super::block::Perceptron;
 use super::{Experts, TransformerConfig};
+use crate::models::router_losses::WatchedRouter;
 use crate::parameter::in_replica;
 use crate::{
-    AnyUnit, Entry, Error, ExpertExchange, Init, LayerFactory, Parameter, Parameters, Result, Scope, join_path,
-    parameters,
+    AnyUnit, Entry, Error, ExpertExchange, Init, LayerFactory, Parameter, Parameters, Result, Scope,
+    join_path, parameters,
 };
 
 pub(super) struct Mixture<L: LayerFactory> {
@@ -64,7 +65,8 @@ impl<L: LayerFactory> Mixture<L> {
             }
         };
         let first = own.start;
-        let expert = |i: usize| Perceptron::new(config, experts.inner, &**layers, &scope.child(i.to_string()));
+        let expert =
+            |i: usize| Perceptron::new(config, experts.inner, &**layers, &scope.child(i.to_string()));
         Ok(Mixture {
             gate: Gate { weight },
             experts: OwnExperts { first, of: own.map(expert).collect::<Result<_>>()? },
@@ -82,8 +84,15 @@ impl<L: LayerFactory> Mixture<L> {
         }
         let rows = x.flatten(0, -2)?;
         let wide = if rows.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-        let probabilities = rows.linear(&self.gate.weight.var(), None)?.to(wide)?.softmax(-1)?;
+        let logits = rows.linear(&self.gate.weight.var(), None)?.to(wide)?;
+        let watched = WatchedRouter::here();
+        let logits = watched.as_ref().map_or_else(|| Ok(logits.clone()), |router| router.watch(&logits))?;
+        let probabilities = logits.softmax(-1)?;
         let Routes { experts, tokens, pairs, counts } = self.routes(probabilities.tensor())?;
+        if let Some(router) = &watched {
+            router.note(logits.tensor(), probabilities.tensor(), &counts)?;
+        }
+        drop((logits, watched));
         let mut weights = probabilities.gather(1, &experts)?;
         if self.normalized {
             weights = weights.div(&weights.sum(&[-1], true)?)?;
@@ -162,7 +171,8 @@ impl<L: LayerFactory> OwnExperts<L> {
         layers: &L,
     ) -> Result<Var> {
         let own = self.of.len();
-        let of_ranks = |counts: &[usize]| counts.chunks(own).map(|rank| rank.iter().sum()).collect::<Vec<_>>();
+        let of_ranks =
+            |counts: &[usize]| counts.chunks(own).map(|rank| rank.iter().sum()).collect::<Vec<_>>();
         let coming = exchange.counts(counts, rows.device())?;
         let (sent, wanted) = (of_ranks(counts), of_ranks(&coming));
         let here = exchange.exchange(rows, &sent, &wanted)?;
