@@ -7,7 +7,7 @@ use phalanx_nn::{Parameters, Scope};
 use phalanx_parallel::comm::{Comm, Observer, observed};
 use phalanx_parallel::data_parallel::{Buckets, DataParallel, Ddp, DdpConfig, SingleDevice};
 use phalanx_parallel::expert_parallel::without_divided_experts;
-use phalanx_parallel::hybrid::MeshParallel;
+use phalanx_parallel::hybrid::{MeshParallel, StagedModel};
 use phalanx_parallel::mesh::{Axis, Groups, Mesh};
 use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::{self as parallel, agree};
@@ -111,12 +111,14 @@ impl MeshRank {
     }
 
     /// The wrapper of all axes of the mesh.
-    pub(crate) fn mesh_parallel(&self, model: &impl Parameters, config: &Config) -> Result<MeshParallel> {
+    pub(crate) fn mesh_parallel(&self, model: &impl StagedModel, config: &Config) -> Result<MeshParallel> {
         let schedule = config.layout.schedule()?;
         let replicas = self.data_parallel(&without_divided_experts(model), config)?;
         let wrapped = MeshParallel::new(model, replicas, self.groups.clone(), &schedule)?;
         let experts = zero(config.zero, config.grad_dtype())?;
-        Ok(wrapped.with_experts(model, ZeroConfig { find_unused: config.find_unused, ..experts })?)
+        let wrapped =
+            wrapped.with_experts(model, ZeroConfig { find_unused: config.find_unused, ..experts })?;
+        Ok(wrapped.with_router_biases(model.router_biases()))
     }
 
     /// The device in the host's memory for what this rank offloads: a CPU device of its own, so that its ledger has that and nothing else.

@@ -11,7 +11,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Device, Dims, Tensor};
 
 use super::router_losses::RouterPass;
-use super::{Documents, KvCache, RecomputeMode, RouterLosses, RowPart};
+use super::{Documents, KvCache, RecomputeMode, RouterBias, RouterLosses, RowPart};
 use crate::layer_factory::{EmbeddingSpec, activation_window};
 use crate::mode::{Mode, modes};
 use crate::modules::{Dropout, Embedding, PreNorm};
@@ -47,6 +47,11 @@ pub trait Block: Module {
     /// # Errors
     /// If it cannot be allocated.
     fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache>;
+
+    /// The biases of its router, if they move with the loads.
+    fn router_bias(&self) -> Option<&RouterBias> {
+        None
+    }
 
     /// Sets whether the values inside attention are computed again in backward from now on ([`RecomputeMode::Attention`]).
     fn set_recompute_attention(&self, recompute: bool);

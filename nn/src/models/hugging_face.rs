@@ -16,6 +16,7 @@ use serde_json::{Map, Value};
 
 use super::fields::parse_fields;
 use super::lora::is_adapter;
+use super::router_bias::ROUTER_BIAS;
 use super::stored::{Layout, Rows, Stored};
 use super::{Decoder, DecoderStage, ModelConfig};
 use crate::{
@@ -134,7 +135,9 @@ pub(super) fn load_tensors(
         let plain = Stored { transposed: stored.transposed, ..Stored::whole(name) };
         let found = [&stored, &plain].into_iter().find_map(|place| Some((place.clone(), files.all(place)?)));
         let Some((stored, tensors)) = found else {
-            problems.missing.extend(stored.names.into_iter().filter(|name| files.find(name).is_none()));
+            // Biases of routers are in files of models that were trained with them; else they begin with 0.
+            let is_missing = |name: &String| files.find(name).is_none() && !name.ends_with(ROUTER_BIAS);
+            problems.missing.extend(stored.names.into_iter().filter(is_missing));
             continue;
         };
         let misshaped = problems.misshaped.len();

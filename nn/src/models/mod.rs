@@ -18,6 +18,7 @@ mod pretrained;
 mod pretrained_tests;
 mod recompute;
 mod resnet;
+mod router_bias;
 mod router_losses;
 mod stored;
 mod t5;
@@ -46,6 +47,7 @@ pub use lora::{Adapted, Lora, LoraConfig, adapters, load_adapter, merged, save_a
 pub use pretrained::Pretrained;
 pub use recompute::RecomputeMode;
 pub use resnet::{ResNet, ResNetConfig, ResNetStage};
+pub use router_bias::RouterBias;
 pub use router_losses::RouterLosses;
 pub use t5::{T5, T5Config, T5Stage};
 pub use transformer::{AttentionKind, Experts, Family, NormKind, NormPlaces, TransformerConfig};

@@ -291,7 +291,15 @@ mod tests {
     fn experts_are_divided_evenly_or_refused() {
         let mut model = TransformerConfig::new(Family::Mixtral, 256, 60, 2, 6, 96);
         let losses = RouterLosses::default();
-        let experts = Experts { count: 6, chosen: 2, inner: 12, normalized: true, dense: vec![], losses };
+        let experts = Experts {
+            count: 6,
+            chosen: 2,
+            inner: 12,
+            normalized: true,
+            dense: vec![],
+            losses,
+            bias_step: 0.0,
+        };
         model.experts = Some(experts);
         let refused = |layout: Layout, model: &ModelConfig| {
             layout.check(model, 12, 60).err().map(|error| error.to_string()).unwrap_or_default()

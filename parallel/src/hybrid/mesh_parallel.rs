@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use phalanx_kernels as kernels;
+use phalanx_nn::models::RouterBias;
 use phalanx_nn::{Parameter, Parameters, Peers, Square, Squares};
 use phalanx_tensor::{DType, Device, Tensor};
 
@@ -33,6 +34,8 @@ pub struct MeshParallel {
     replicas: Box<dyn DataParallel>,
     /// The wrapper of experts that ranks divide.
     experts: Option<Box<dyn DataParallel>>,
+    /// Biases of routers that move with the loads of all replicas.
+    biases: Vec<RouterBias>,
     groups: Groups,
     tied: Option<TiedTable>,
     /// For every rank of the pipeline, and of its expert groups ([`Groups::line`]), the names of its parameters that count in the norm.
@@ -71,7 +74,7 @@ impl MeshParallel {
         names.dedup();
         let counted = all_names(groups.line(), &names)?;
         let device = model.parameters().first().map_or(Device::CPU, Parameter::device);
-        Ok(MeshParallel { replicas, experts: None, groups, tied, counted, device })
+        Ok(MeshParallel { replicas, experts: None, biases: Vec::new(), groups, tied, counted, device })
     }
 
     /// Wraps the experts of `model` that the ranks of an expert group divide, if the mesh has such groups. Their gradients are added over the
@@ -99,6 +102,28 @@ impl MeshParallel {
             _ => Box::new(Zero::new(&experts, same.clone(), config)?),
         };
         Ok(MeshParallel { experts: Some(experts), ..self })
+    }
+
+    /// Moves the biases of routers after each update, by the loads of the tokens of all replicas since the gradients were zeroed.
+    #[must_use]
+    pub fn with_router_biases(self, biases: Vec<RouterBias>) -> MeshParallel {
+        MeshParallel { biases, ..self }
+    }
+
+    /// Adds the loads over the replicas, and moves the biases.
+    fn move_biases(&self) -> Result<()> {
+        let replicas = self.groups.along(Axis::Dp);
+        let own: Vec<Vec<u64>> = self.biases.iter().map(RouterBias::loads).collect();
+        let all = match self.biases.is_empty() || replicas.size() == 1 || !replicas.has_peers() {
+            true => vec![own],
+            false => all_gather_object(replicas, &own)?,
+        };
+        for (i, bias) in self.biases.iter().enumerate() {
+            let mut sum = vec![0; all[0][i].len()];
+            all.iter().for_each(|own| sum.iter_mut().zip(&own[i]).for_each(|(sum, load)| *sum += load));
+            bias.update(&sum)?;
+        }
+        Ok(())
     }
 
     /// The wrappers of the model's parameters.
@@ -163,6 +188,7 @@ impl DataParallel for MeshParallel {
     }
 
     fn zero_grad(&self) -> Result<()> {
+        self.biases.iter().for_each(RouterBias::reset);
         self.wrappers().try_for_each(DataParallel::zero_grad)
     }
 
@@ -181,6 +207,7 @@ impl DataParallel for MeshParallel {
     }
 
     fn updated(&self) -> Result<()> {
+        self.move_biases()?;
         self.wrappers().try_for_each(DataParallel::updated)
     }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{
-    Decoder, Documents, Lora, LoraConfig, ModelConfig, RecomputeMode, check_size, load_weights,
+    Decoder, Documents, Lora, LoraConfig, ModelConfig, RecomputeMode, RouterBias, check_size, load_weights,
 };
 use phalanx_nn::{Batch, LayerFactory, OneDevice, Parameter, Parameters, Scope};
 use phalanx_tensor::Context;
@@ -56,6 +56,11 @@ pub trait StagedModel: Parameters + Send + Sync + 'static {
     fn skips(&self) -> &[SkipRoute] {
         &[]
     }
+
+    /// The biases of routers that move with their loads, for [`MeshParallel::with_router_biases`](super::MeshParallel::with_router_biases).
+    fn router_biases(&self) -> Vec<RouterBias> {
+        Vec::new()
+    }
 }
 
 /// A language model's batch has inputs and targets `[rows, positions]`, and perhaps the [`Documents`] of packed rows: for each
@@ -78,6 +83,10 @@ impl<L: LayerFactory> StagedModel for Chunks<Decoder<L>> {
         let [rows, positions] = *batch.tensors.first()?.shape() else { return None };
         let (shape, dtype) = self.iter().next()?.stream(rows, positions).ok()?;
         Some(Spec { shape, dtype })
+    }
+
+    fn router_biases(&self) -> Vec<RouterBias> {
+        self.iter().flat_map(Decoder::router_biases).collect()
     }
 }
 
@@ -233,5 +242,9 @@ impl StagedModel for Box<dyn StagedModel> {
 
     fn skips(&self) -> &[SkipRoute] {
         (**self).skips()
+    }
+
+    fn router_biases(&self) -> Vec<RouterBias> {
+        (**self).router_biases()
     }
 }

@@ -24,7 +24,8 @@ pub fn llama(layers: usize, heads: usize, key_heads: usize) -> ModelConfig {
     ModelConfig::Llama(LlamaConfig { key_heads, inner: 40, dropout: 0.1, ..config })
 }
 
-/// A mixture of 4 experts over bytes, with dropout, in two blocks of which the second of a Qwen3-MoE has none. Each token takes `chosen`.
+/// A mixture of 4 experts over bytes, with dropout, in two blocks of which the second of a Qwen3-MoE has none. Each token takes `chosen`. The
+/// routers of a Mixtral have biases.
 pub fn mixture(family: Family, chosen: usize) -> ModelConfig {
     let size = TransformerConfig {
         key_heads: 2,
@@ -34,7 +35,9 @@ pub fn mixture(family: Family, chosen: usize) -> ModelConfig {
     };
     let found = Family::samples(&size).into_iter().find(|config| config.family == family);
     let mut config = found.unwrap();
-    config.experts.as_mut().unwrap().chosen = chosen;
+    let experts = config.experts.as_mut().unwrap();
+    experts.chosen = chosen;
+    experts.bias_step = if family == Family::Mixtral { 0.02 } else { 0.0 };
     ModelConfig::Transformer(config)
 }
 

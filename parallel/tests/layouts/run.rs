@@ -87,7 +87,8 @@ impl Run {
         case.prepare(&model.parameters());
         let replicas = replicas(case, &without_divided_experts(&model), groups.along(Axis::Dp))?;
         let share = MeshParallel::new(&model, replicas, groups.clone(), &schedule)?;
-        let share: Arc<dyn DataParallel> = Arc::new(share.with_experts(&model, zero(case)?)?);
+        let share: Arc<dyn DataParallel> =
+            Arc::new(share.with_experts(&model, zero(case)?)?.with_router_biases(model.router_biases()));
         let optimizer = update.optimizer(share.parameters())?;
         Ok(Run { case: case.clone(), device, groups, model: Arc::new(model), pipeline, share, optimizer })
     }

@@ -150,6 +150,10 @@ impl Run {
         if let Some(observer) = trace.actions() {
             pipeline = pipeline.observer(observer);
         }
+        if config.asynchronous.is_some() && !model.router_biases().is_empty() {
+            let why = "train: biases of routers go with a `schedule` that flushes between steps, got pipedream";
+            return Err(Error::Config(why.into()));
+        }
         model.parameters().iter().try_for_each(|p| p.set_grad_dtype(config.grad_dtype()))?;
         let data_parallel: Arc<dyn DataParallel> = Arc::new(mesh_rank.mesh_parallel(&model, config)?);
         let mut trained = data_parallel.parameters();

@@ -16,8 +16,9 @@ const LOSSES: RouterLosses = RouterLosses { balance: 0.02, z: 0.001 };
 fn mixture(losses: RouterLosses) -> ModelConfig {
     let mut config = TransformerConfig::new(Family::Mixtral, 31, CONTEXT, 2, 2, 16);
     config.inner = 24;
-    let dense = Vec::new();
-    config.experts = Some(Experts { count: 4, chosen: 2, inner: 24, normalized: true, dense, losses });
+    let (dense, bias_step) = (Vec::new(), 0.01);
+    config.experts =
+        Some(Experts { count: 4, chosen: 2, inner: 24, normalized: true, dense, losses, bias_step });
     ModelConfig::Transformer(config)
 }
 

@@ -1,4 +1,4 @@
-//! The losses of routers in a decoder's passes: each forward pass has a record of its routers, which the loss of its result takes.
+//! The biases of routers, and their losses in a decoder's passes: each forward pass has a record of its routers, which the loss of its result takes.
 
 use std::sync::Arc;
 
@@ -6,10 +6,16 @@ use phalanx_autograd::{ContextMode, Var};
 use phalanx_tensor::{Context, Tensor, unpoisoned};
 
 use super::{Decoder, DecoderStage};
+use crate::models::RouterBias;
 use crate::models::router_losses::{RouterPass, with_router_losses};
 use crate::{Error, LayerFactory, Result};
 
 impl<L: LayerFactory> Decoder<L> {
+    /// The biases of its routers that move with the loads, block by block.
+    pub fn router_biases(&self) -> Vec<RouterBias> {
+        self.blocks.iter().filter_map(|block| block.module().router_bias().cloned()).collect()
+    }
+
     /// Whether routers add to the loss now: in training, where gradients are recorded.
     fn has_router_losses(&self) -> bool {
         self.router_losses.is_on() && self.mode.is_training() && Context::current().grad()

@@ -130,7 +130,7 @@ impl Family {
         let mut c = config;
         let experts = |inner, count, chosen, normalized| {
             let losses = RouterLosses::default();
-            Some(Experts { count, chosen, inner, normalized, dense: Vec::new(), losses })
+            Some(Experts { count, chosen, inner, normalized, dense: Vec::new(), losses, bias_step: 0.0 })
         };
         let each_head = |plus_one| Some(QueryKeyNorm { each_head: true, plus_one, eps: c.eps });
         match self {

@@ -88,6 +88,9 @@ impl Family {
             if experts.losses.z > 0.0 {
                 set("router_z_loss_coef", json!(experts.losses.z));
             }
+            if experts.bias_step > 0.0 {
+                set("router_bias_step", json!(experts.bias_step));
+            }
             match self {
                 Family::Mixtral => {}
                 _ => set("norm_topk_prob", json!(experts.normalized)),

@@ -18,12 +18,13 @@
 
 use std::sync::Arc;
 
-use phalanx_autograd::Var;
+use phalanx_autograd::{ContextMode, Var, is_recomputing};
 use phalanx_kernels as kernels;
-use phalanx_tensor::{DType, Tensor};
+use phalanx_tensor::{Context, DType, Tensor};
 
 use super::block::Perceptron;
 use super::{Experts, TransformerConfig};
+use crate::models::RouterBias;
 use crate::models::router_losses::WatchedRouter;
 use crate::parameter::in_replica;
 use crate::{
@@ -45,9 +46,10 @@ parameters!([L: LayerFactory] Mixture<L> { gate, experts });
 struct Gate {
     /// `[experts, width]`
     weight: Parameter,
+    bias: Option<RouterBias>,
 }
 
-parameters!(Gate { weight });
+parameters!(Gate { weight, bias = "e_score_correction_bias" });
 
 impl<L: LayerFactory> Mixture<L> {
     pub(super) fn new(
@@ -58,6 +60,9 @@ impl<L: LayerFactory> Mixture<L> {
     ) -> Result<Mixture<L>> {
         let init = Init::Normal { mean: 0.0, std: config.init_std };
         let weight = scope.child("gate").parameter("weight", &[experts.count, config.width], init)?;
+        let has_bias = experts.bias_step > 0.0;
+        let bias = || RouterBias::new(experts.count, experts.bias_step, scope.device());
+        let bias = has_bias.then(bias).transpose()?;
         let (own, scope) = match layers.experts() {
             None => (0..experts.count, scope.child("experts")),
             Some(exchange) => {
@@ -68,12 +73,17 @@ impl<L: LayerFactory> Mixture<L> {
         let expert =
             |i: usize| Perceptron::new(config, experts.inner, &**layers, &scope.child(i.to_string()));
         Ok(Mixture {
-            gate: Gate { weight },
+            gate: Gate { weight, bias },
             experts: OwnExperts { first, of: own.map(expert).collect::<Result<_>>()? },
             count: experts.count,
             chosen: experts.chosen,
             normalized: experts.normalized,
         })
+    }
+
+    /// The biases of the experts, if there are any.
+    pub(super) fn bias(&self) -> Option<&RouterBias> {
+        self.gate.bias.as_ref()
     }
 
     /// The output for `[B, T, width]`.
@@ -89,6 +99,11 @@ impl<L: LayerFactory> Mixture<L> {
         let logits = watched.as_ref().map_or_else(|| Ok(logits.clone()), |router| router.watch(&logits))?;
         let probabilities = logits.softmax(-1)?;
         let Routes { experts, tokens, pairs, counts } = self.routes(probabilities.tensor())?;
+        if let Some(bias) =
+            self.gate.bias.as_ref().filter(|_| Context::current().train() && !is_recomputing())
+        {
+            bias.count(&counts);
+        }
         if let Some(router) = &watched {
             router.note(logits.tensor(), probabilities.tensor(), &counts)?;
         }
@@ -108,7 +123,7 @@ impl<L: LayerFactory> Mixture<L> {
         Ok(y.reshape_to(x.shape())?)
     }
 
-    /// Which experts each of `[N, experts]` tokens takes. Of equal probabilities the first expert's counts.
+    /// Which experts each of `[N, experts]` tokens takes. Of equal probabilities, with biases, the first expert's counts.
     fn routes(&self, probabilities: &Tensor) -> Result<Routes> {
         let (rows, count, device) = (probabilities.shape()[0], self.count, probabilities.device());
         let mut experts: Vec<i64> = Vec::with_capacity(rows * self.chosen);
@@ -117,11 +132,13 @@ impl<L: LayerFactory> Mixture<L> {
             experts.extend((0..rows * self.chosen).map(|i| (i % count) as i64));
         } else {
             let values = kernels::cast(probabilities, DType::F64)?.to_vec::<f64>()?;
+            let bias = self.gate.bias.as_ref().map_or_else(|| Ok(vec![0.0; count]), RouterBias::values)?;
             let mut order: Vec<usize> = Vec::with_capacity(count);
             for row in values.chunks(count) {
                 order.clear();
                 order.extend(0..count);
-                order.sort_by(|&a, &b| row[b].total_cmp(&row[a]));
+                let score = |expert: usize| row[expert] + bias[expert];
+                order.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
                 experts.extend(order[..self.chosen].iter().map(|&expert| expert as i64));
             }
         }

@@ -107,6 +107,8 @@ pub struct Experts {
     pub dense: Vec<usize>,
     /// What is added to the loss, so that experts are evenly loaded.
     pub losses: RouterLosses,
+    /// By how much a bias of each expert moves after each step ([`RouterBias`](super::RouterBias)); 0 for no biases.
+    pub bias_step: f64,
 }
 
 /// What attention of a block sees.
@@ -306,7 +308,7 @@ impl TransformerConfig {
                 return Err("a window of 0 keys, wanted at least 1".into());
             }
         }
-        if let Some(Experts { count, chosen, inner, losses, .. }) = &self.experts {
+        if let Some(Experts { count, chosen, inner, losses, bias_step, .. }) = &self.experts {
             check_sizes(&[
                 ("experts", *count),
                 ("experts of a token", *chosen),
@@ -316,9 +318,14 @@ impl TransformerConfig {
             if chosen > count {
                 return Err(format!("{chosen} of {count} experts for a token, wanted at most all"));
             }
-            for (name, factor) in [("the balancing loss", losses.balance), ("the z-loss", losses.z)] {
-                if !(0.0..f64::INFINITY).contains(&factor) {
-                    return Err(format!("{name} has a factor of {factor}, wanted a number from 0 up"));
+            let numbers = [
+                ("the factor of the balancing loss", losses.balance),
+                ("the factor of the z-loss", losses.z),
+                ("the step of the routers' biases", *bias_step),
+            ];
+            for (name, number) in numbers {
+                if !(0.0..f64::INFINITY).contains(&number) {
+                    return Err(format!("{name} is {number}, wanted a number from 0 up"));
                 }
             }
         }

@@ -93,8 +93,9 @@ impl Family {
         if f.flag("output_router_logits", false)? {
             experts.losses.balance = balance;
         }
-        // transformers knows no such loss.
+        // transformers knows neither for these families.
         experts.losses.z = f.number("router_z_loss_coef", 0.0)?;
+        experts.bias_step = f.number("router_bias_step", 0.0)?;
         f.must_be_zero("router_jitter_noise")?;
         // Some files have the one name, some the other.
         for name in ["num_experts", "num_local_experts"] {
