@@ -252,7 +252,8 @@ fn fsdp_units<M: Parameters + ?Sized>(model: &Without<'_, M>) -> (Vec<UnitParame
 
 /// A unit's parameters in sets of one dtype, device, trained flag and kind of sites. Frozen parameters are sharded only where values are.
 fn alike(parameters: Vec<Parameter>, stage: ZeroStage) -> Vec<Vec<Parameter>> {
-    let mut sets: Vec<((DType, Device, bool, bool), Vec<Parameter>)> = Vec::new();
+    type Kind = (DType, Device, bool, bool);
+    let mut sets: Vec<(Kind, Vec<Parameter>)> = Vec::new();
     let spread = |p: &Parameter| p.is_trained() || stage == ZeroStage::Parameters;
     for parameter in parameters.into_iter().filter(spread) {
         let replicas = parameter.has_replica_sites();

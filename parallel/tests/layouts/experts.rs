@@ -9,6 +9,7 @@ use phalanx_parallel::mesh::Groups;
 use phalanx_tensor::DType;
 
 use crate::case::{Case, mixture};
+use crate::every::over_tcp;
 use crate::moves::moves;
 use crate::outcome::{STEPS, assert_near, assert_same, of_whole_layers, on_ranks, together, twin};
 
@@ -60,6 +61,12 @@ fn divided_experts_have_the_bits_of_whole_ones_under_zero() {
         check(&Case { zero, ..case(model.clone(), [4, 1, 1, 2]) });
         check(&Case { zero, ..case(model, [2, 1, 1, 2]) });
     }
+}
+
+#[test]
+fn divided_experts_over_tcp_have_the_bits_of_whole_ones() {
+    let [model, _] = families();
+    over_tcp(&Case { zero: 1, ..case(model, [4, 1, 1, 2]) });
 }
 
 #[test]

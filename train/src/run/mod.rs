@@ -151,7 +151,8 @@ impl Run {
             pipeline = pipeline.observer(observer);
         }
         if config.asynchronous.is_some() && !model.router_biases().is_empty() {
-            let why = "train: biases of routers go with a `schedule` that flushes between steps, got pipedream";
+            let why =
+                "train: biases of routers go with a `schedule` that flushes between steps, got pipedream";
             return Err(Error::Config(why.into()));
         }
         model.parameters().iter().try_for_each(|p| p.set_grad_dtype(config.grad_dtype()))?;

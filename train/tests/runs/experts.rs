@@ -4,8 +4,9 @@ use phalanx_nn::models::{Experts, Family, ModelConfig, RouterLosses, Transformer
 use phalanx_nn::{Optimizer, Parameter};
 use phalanx_parallel::hybrid::{Layout, decoder};
 use phalanx_parallel::mesh::{Groups, Mesh};
+use phalanx_tensor::Device;
 use phalanx_train::data::{TokenWindows, Tokens};
-use phalanx_train::{AnyRule, Config, Offload, Result, Trainer};
+use phalanx_train::{AnyRule, Config, MeshRank, Offload, Result, Trainer};
 
 use super::plans::{CONTEXT, MakeOptimizers, short, train_by};
 use super::{Told, config, run};
@@ -100,4 +101,23 @@ fn what_does_not_go_with_divided_experts_is_refused() {
         })
         .unwrap_err();
     assert!(error.to_string().contains(none), "{error}");
+}
+
+/// A meta device needs no peers: its tokens are spread evenly.
+#[test]
+fn a_meta_device_counts_a_ranks_own_experts() {
+    let parameters = |ep: usize| -> usize {
+        let meta = Config { device: Device::Meta(0), workers: 0, ..short(ranks([4, 1, ep])) };
+        let tokens = (0..400u32).map(|i| i % 31).collect::<Vec<_>>().with_end_of_text(0);
+        let trainer = Trainer::new(meta.clone()).samples(TokenWindows::new(tokens, CONTEXT, 5).unwrap(), CONTEXT);
+        let part = |rank: &MeshRank| {
+            Ok(decoder(&mixture(NONE), &meta.layout, &rank.groups, &rank.scope(&meta), None)?)
+        };
+        let report = trainer.memory(part).unwrap().swap_remove(0);
+        let row = report.lines().find_map(|line| line.trim_start().strip_prefix("parameters")).unwrap();
+        row.split_whitespace().next().unwrap().parse().unwrap()
+    };
+    // Of two blocks four experts each with three matrices of 24 x 16 floats.
+    let experts = 2 * 4 * 3 * 24 * 16 * 4;
+    assert_eq!([parameters(1) - parameters(2), parameters(1) - parameters(4)], [experts / 2, experts / 4 * 3]);
 }
