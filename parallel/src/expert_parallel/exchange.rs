@@ -100,11 +100,15 @@ mod tests {
                 "{refused}"
             );
         }
-        let unlike = launch::threads(2, |rank| -> crate::Result<()> {
-            let x = Var::new(Tensor::zeros(&[2, 1], DType::F32, Device::CPU)?);
-            Ok(all_to_all(&x, &[1, 1], &[1, 1 + rank.rank()], rank.comm()).map(drop)?)
-        });
-        let refused = unlike.unwrap_err().to_string();
-        assert!(refused.contains("all_to_all"), "{refused}");
+        // Of what another rank sends, and of what the rank keeps.
+        for (wanted, why) in [([2, 1], "the ranks call different things"), ([1, 2], "1 elements for itself and 2 from")] {
+            let unlike = launch::threads(2, |rank| -> crate::Result<()> {
+                let x = Var::new(Tensor::zeros(&[2, 1], DType::F32, Device::CPU)?);
+                let wanted = if rank.rank() == 1 { wanted } else { [1, 1] };
+                Ok(all_to_all(&x, &[1, 1], &wanted, rank.comm()).map(drop)?)
+            });
+            let refused = unlike.unwrap_err().to_string();
+            assert!(refused.contains(why), "{refused}");
+        }
     }
 }
