@@ -101,7 +101,9 @@ mod tests {
             );
         }
         // Of what another rank sends, and of what the rank keeps.
-        for (wanted, why) in [([2, 1], "the ranks call different things"), ([1, 2], "1 elements for itself and 2 from")] {
+        for (wanted, why) in
+            [([2, 1], "the ranks call different things"), ([1, 2], "1 elements for itself and 2 from")]
+        {
             let unlike = launch::threads(2, |rank| -> crate::Result<()> {
                 let x = Var::new(Tensor::zeros(&[2, 1], DType::F32, Device::CPU)?);
                 let wanted = if rank.rank() == 1 { wanted } else { [1, 1] };

@@ -109,7 +109,8 @@ fn a_meta_device_counts_a_ranks_own_experts() {
     let parameters = |ep: usize| -> usize {
         let meta = Config { device: Device::Meta(0), workers: 0, ..short(ranks([4, 1, ep])) };
         let tokens = (0..400u32).map(|i| i % 31).collect::<Vec<_>>().with_end_of_text(0);
-        let trainer = Trainer::new(meta.clone()).samples(TokenWindows::new(tokens, CONTEXT, 5).unwrap(), CONTEXT);
+        let trainer =
+            Trainer::new(meta.clone()).samples(TokenWindows::new(tokens, CONTEXT, 5).unwrap(), CONTEXT);
         let part = |rank: &MeshRank| {
             Ok(decoder(&mixture(NONE), &meta.layout, &rank.groups, &rank.scope(&meta), None)?)
         };
@@ -119,5 +120,8 @@ fn a_meta_device_counts_a_ranks_own_experts() {
     };
     // Of two blocks four experts each with three matrices of 24 x 16 floats.
     let experts = 2 * 4 * 3 * 24 * 16 * 4;
-    assert_eq!([parameters(1) - parameters(2), parameters(1) - parameters(4)], [experts / 2, experts / 4 * 3]);
+    assert_eq!(
+        [parameters(1) - parameters(2), parameters(1) - parameters(4)],
+        [experts / 2, experts / 4 * 3]
+    );
 }
