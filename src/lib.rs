@@ -60,9 +60,9 @@
 //! # The book
 //!
 //! - Use: [getting started][started], [training runs][training], [coming from PyTorch][pytorch], [what differs][differs].
-//! - Several ranks: [data parallelism][dp], [ZeRO and FSDP][zero], [tensor and sequence parallelism][tp], [pipeline
-//!   schedules][pp], [pipelines without flushes][asynchronous], [a pipeline in one process][gpipe], [all axes at once][mesh],
-//!   [the dependency engine][engine].
+//! - Several ranks: [data parallelism][dp], [ZeRO and FSDP][zero], [tensor and sequence parallelism][tp], [expert
+//!   parallelism][ep], [pipeline schedules][pp], [pipelines without flushes][asynchronous], [a pipeline in one process][gpipe],
+//!   [all axes at once][mesh], [the dependency engine][engine].
 //! - Properties: [memory][memory], [reproducibility][bits], [CUDA][cuda], [the emulator][emulator], [performance][speed],
 //!   [checkpoints and faults][checkpoints].
 //!
@@ -73,6 +73,7 @@
 //! [dp]: https://github.com/phalanx-ml/phalanx/blob/main/docs/parallel/data_parallelism.md
 //! [zero]: https://github.com/phalanx-ml/phalanx/blob/main/docs/parallel/zero.md
 //! [tp]: https://github.com/phalanx-ml/phalanx/blob/main/docs/parallel/tensor_parallelism.md
+//! [ep]: https://github.com/phalanx-ml/phalanx/blob/main/docs/parallel/expert_parallelism.md
 //! [pp]: https://github.com/phalanx-ml/phalanx/blob/main/docs/parallel/pipeline_schedules.md
 //! [asynchronous]: https://github.com/phalanx-ml/phalanx/blob/main/docs/parallel/without_flushes.md
 //! [gpipe]: https://github.com/phalanx-ml/phalanx/blob/main/docs/parallel/gpipe.md

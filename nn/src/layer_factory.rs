@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use phalanx_autograd::{CrossEntropy, Gelu, Reduction, Var};
-use phalanx_tensor::{Context, Dims, Window};
+use phalanx_tensor::{Context, Device, Dims, Window};
 
 use crate::modules::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use crate::{Error, Init, Module, Parameter, Parameters, Result, Scope, parameters};
@@ -130,6 +130,11 @@ pub trait LayerFactory: Send + Sync + 'static {
     /// one new position cannot be cut. No graph is recorded meanwhile. Layers that never cut the stream leave it as it is.
     fn set_whole_stream(&self, _whole: bool) {}
 
+    /// How ranks that divide the experts of a mixture exchange tokens; `None` if this rank has all experts.
+    fn experts(&self) -> Option<&dyn ExpertExchange> {
+        None
+    }
+
     /// Is called with parameters that every rank has whole and uses for its part of the heads, so that their gradients are added over the
     /// ranks.
     ///
@@ -146,6 +151,33 @@ pub trait LayerFactory: Send + Sync + 'static {
     fn built(&self, _parameters: &[Parameter]) -> Result<()> {
         Ok(())
     }
+}
+
+/// How ranks that divide the experts of a mixture among themselves exchange tokens. Each has tokens of its own, of another replica of the
+/// batch. All of them call the same methods in the same order.
+pub trait ExpertExchange: Send + Sync {
+    /// The number of ranks.
+    fn ranks(&self) -> usize;
+
+    /// Which of `experts` experts this rank has.
+    ///
+    /// # Errors
+    /// If they cannot be divided evenly.
+    fn own(&self, experts: usize) -> Result<Range<usize>>;
+
+    /// From how many of this rank's tokens each of all experts takes: how many tokens of each rank each of this rank's experts takes, rank by
+    /// rank. `device` is that of the tokens.
+    ///
+    /// # Errors
+    /// If a rank does not take part.
+    fn counts(&self, counts: &[usize], device: Device) -> Result<Vec<usize>>;
+
+    /// Sends `sent[i]` rows of `x` `[rows, width]` to rank `i`, one rank's after the other's. The result has `wanted[j]` rows of rank `j`, in
+    /// order of the ranks. Gradients go the way back.
+    ///
+    /// # Errors
+    /// If the numbers are not those of the rows, or a rank does not take part.
+    fn exchange(&self, x: &Var, sent: &[usize], wanted: &[usize]) -> Result<Var>;
 }
 
 /// The end of a language model.

@@ -1,5 +1,6 @@
 //! [`Parameter`]: a trained tensor; [`Shard`]: which part of a whole tensor it is; [`ParameterOwner`]: the parallel wrapper that owns it.
 
+mod replica_sites;
 #[cfg(test)]
 mod tests;
 
@@ -13,6 +14,8 @@ use phalanx_tensor::{Category, DType, Device, Dims, Tensor, Window, unpoisoned};
 
 use crate::scope::{DEFERRED, Initial};
 use crate::{Error, Result};
+
+pub(crate) use replica_sites::in_replica;
 
 /// A handle on a trained tensor. Clones share it, an optimizer updates it in place, and a wrapper may release and replace its
 /// storage between forward and backward.
@@ -31,7 +34,7 @@ struct State {
     range: Range<usize>,
     /// The dimensions of the tensor before a wrapper cut it into pieces.
     rank: usize,
-    /// The bits [`TRAINED`], [`OWNED`], [`OBSERVED`].
+    /// The bits [`TRAINED`], [`OWNED`], [`OBSERVED`], [`REPLICA_SITES`].
     flags: AtomicU8,
     sites: Vec<Leaf>,
     /// How its values are drawn, if that is deferred.
@@ -45,6 +48,8 @@ const TRAINED: u8 = 1;
 const OWNED: u8 = 2;
 /// The owner asks to be called before each use.
 const OBSERVED: u8 = 4;
+/// Each site is for one replica's rows.
+const REPLICA_SITES: u8 = 8;
 
 impl Parameter {
     /// A whole parameter.
@@ -100,7 +105,8 @@ impl Parameter {
 
     /// The shard of this parameter that an optimizer updates on this rank, where a wrapper shards parameters over
     /// ranks: elements `range` of this one's part, in row-major order, stored in `tensor` (one dimension, any
-    /// floating-point dtype). It keeps this one's part, its number of sites and whether it is a matrix.
+    /// floating-point dtype). It keeps this one's part, its number of sites (one of all [replicas](Parameter::with_replica_sites)) and
+    /// whether it is a matrix.
     ///
     /// # Errors
     /// If the range is not inside, or the tensor has another number of elements.
@@ -110,8 +116,9 @@ impl Parameter {
             let why = format!("got {:?} for elements {range:?} of {whole}", tensor.shape());
             return Err(Error::invalid(self.name(), why));
         }
-        let stored = (self.0.part.clone(), range);
-        Parameter::build(self.0.name.clone(), tensor, stored, self.0.sites.len(), self.0.rank, None)
+        let (stored, sites) = ((self.0.part.clone(), range), self.0.sites.len());
+        let sites = if self.has_replica_sites() { 1 } else { sites };
+        Parameter::build(self.0.name.clone(), tensor, stored, sites, self.0.rank, None)
     }
 
     fn build(
@@ -178,9 +185,9 @@ impl Parameter {
         self.tensor().device()
     }
 
-    /// The value to compute with, at the first site.
+    /// The value to compute with, at the first site, or at that of the [replica](Parameter::with_replica_sites) whose rows are computed.
     pub fn var(&self) -> Var {
-        self.site(0)
+        self.site(self.current_site())
     }
 
     /// The value to compute with, at one of the sites; a constant while the parameter is frozen.

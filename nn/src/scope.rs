@@ -29,6 +29,8 @@ pub struct Scope {
     device: Device,
     /// Whether parameters are made without values.
     deferred: bool,
+    /// How many replicas' rows parameters compute with, each at a site of its own; `None` for one site.
+    replicas: Option<usize>,
     /// The number of sites given out in this scope.
     sites: Arc<AtomicU64>,
 }
@@ -36,7 +38,8 @@ pub struct Scope {
 impl Scope {
     /// The root, with an empty path.
     pub fn new(seed: u64, dtype: DType, device: Device) -> Scope {
-        Scope { path: String::new(), seed, dtype, device, deferred: false, sites: Arc::default() }
+        let path = String::new();
+        Scope { path, seed, dtype, device, deferred: false, replicas: None, sites: Arc::default() }
     }
 
     /// The scope of a part of this module.
@@ -66,6 +69,12 @@ impl Scope {
     #[must_use]
     pub fn deferred(&self) -> Scope {
         Scope { deferred: true, ..self.clone() }
+    }
+
+    /// The same scope, whose parameters have a site for each of so many replicas ([`Parameter::with_replica_sites`]).
+    #[must_use]
+    pub fn with_replica_sites(&self, replicas: usize) -> Scope {
+        Scope { replicas: Some(replicas), ..self.clone() }
     }
 
     /// The path of the part `name`.
@@ -116,12 +125,17 @@ impl Scope {
     pub fn shard(&self, name: &str, shape: &[usize], part: Shard, init: Init) -> Result<Parameter> {
         let name = self.name(name);
         let initial = Initial { init, draws: self.draws(&name), zero_row: None };
-        if self.deferred {
+        let parameter = if self.deferred {
             let values = Tensor::withheld(shape, self.dtype, self.device, DEFERRED)?;
-            return Parameter::shard(name, values, part)?.with_initial(initial);
+            Parameter::shard(name, values, part)?.with_initial(initial)?
+        } else {
+            let values = initial.values(&part, self.dtype, self.device)?;
+            Parameter::shard(name, values.with_shape(shape)?, part)?
+        };
+        match self.replicas {
+            Some(replicas) => parameter.with_replica_sites(replicas),
+            None => Ok(parameter),
         }
-        let values = initial.values(&part, self.dtype, self.device)?;
-        Parameter::shard(name, values.with_shape(shape)?, part)
     }
 
     /// The random numbers of the initial values of the parameter with that global name.

@@ -9,6 +9,7 @@
 //! | data parallelism | [`data_parallel::Ddp`], [`data_parallel::DistributedSampler`], [`data_parallel::SyncBatchNorm`] |
 //! | ZeRO, FSDP | [`sharded::Zero`], [`sharded::ZeroConfig`], [`sharded::Stage`] |
 //! | tensor and sequence parallelism | [`tensor_parallel::TensorParallel`], [`tensor_parallel::ColumnParallelLinear`], [`tensor_parallel::RowParallelLinear`] |
+//! | expert parallelism | [`expert_parallel::ExpertParallel`], [`expert_parallel::all_to_all`] |
 //! | pipelines over ranks | [`pipeline::ranks::Pipeline`], [`pipeline::ranks::Work`], [`pipeline::schedule`] |
 //! | a pipeline in one process | [`pipeline::gpipe::GPipe`], [`pipeline::DeferredBatchNorm`] |
 //! | all axes at once | [`mesh::Mesh`], [`mesh::Groups`], [`hybrid::Layout`], [`hybrid::MeshParallel`] |
@@ -27,7 +28,7 @@
 //! | chunk | the part of a collective's tensor that belongs to one rank ([`comm::Call`]); a stage, where a rank has several ([`pipeline::ranks::Chunks`]) |
 //! | sub-batch | the rows of a batch that one replica computes on; it is split into micro-batches |
 //! | cut | to divide into ranges, and the place where one range ends and the next begins |
-//! | site | a use of a parameter in a model; a tied table has two, each with a gradient of its own |
+//! | site | a use of a parameter in a model, with a gradient of its own; a tied table has two, an expert one for each replica whose tokens it takes |
 //! | unit | the parameters of a wrapped module, which ZeRO-3 gathers and frees together |
 //! | lane | some threads of an engine, with a queue of their own ([`engine::Lane`]) |
 //! | replica | a copy of the model, or of its part, that computes on other rows of the batch |
@@ -45,6 +46,7 @@ pub mod data_parallel;
 pub mod digest;
 pub mod engine;
 mod error;
+pub mod expert_parallel;
 pub mod flight;
 pub mod hybrid;
 pub mod launch;

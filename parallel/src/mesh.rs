@@ -10,6 +10,9 @@
 //! ```
 //!
 //! The ranks of a tensor-parallel group, which communicate most, are neighbours, as in Megatron-LM.
+//!
+//! Expert parallelism divides the data-parallel axis: `ep` replicas in a row are an expert group, whose ranks divide the experts. The ranks
+//! at one place of all expert groups have the same experts.
 
 use crate::comm::{Comm, Error, Result};
 
@@ -51,6 +54,7 @@ pub struct Mesh {
     tp: usize,
     dp: usize,
     pp: usize,
+    ep: usize,
 }
 
 impl Mesh {
@@ -60,7 +64,7 @@ impl Mesh {
     /// If an axis has no ranks, or the number of ranks overflows.
     pub fn new(tp: usize, dp: usize, pp: usize) -> Result<Mesh> {
         let fits = tp.checked_mul(dp).and_then(|n| n.checked_mul(pp)).is_some_and(|n| n > 0);
-        let mesh = Mesh { tp, dp, pp };
+        let mesh = Mesh { tp, dp, pp, ep: 1 };
         let wrong =
             || Error::invalid("mesh", format!("got tp {tp}, dp {dp}, pp {pp}, wanted at least 1 each"));
         if fits { Ok(mesh) } else { Err(wrong()) }
@@ -75,6 +79,53 @@ impl Mesh {
         let why =
             || Error::invalid("mesh", format!("got {ranks} ranks, wanted a multiple of tp {tp} x pp {pp}"));
         Mesh::new(tp, ranks / model.ok_or_else(why)?, pp)
+    }
+
+    /// The same mesh, with each `ep` replicas in a row as an expert group.
+    ///
+    /// ```
+    /// use phalanx_parallel::mesh::Mesh;
+    ///
+    /// let mesh = Mesh::new(2, 4, 1)?.with_expert_groups(2)?;
+    /// assert_eq!(mesh.expert_group(6), [4, 6]);
+    /// assert_eq!(mesh.expert_replicas(6), [2, 6]);
+    /// # Ok::<(), phalanx_parallel::comm::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If they do not divide the replicas.
+    pub fn with_expert_groups(self, ep: usize) -> Result<Mesh> {
+        if ep == 0 || !self.dp.is_multiple_of(ep) {
+            let why = format!("got ep {ep} of dp {}, wanted a divisor of the replicas", self.dp);
+            return Err(Error::invalid("mesh", why));
+        }
+        Ok(Mesh { ep, ..self })
+    }
+
+    /// The number of replicas in an expert group; 1 without expert parallelism.
+    pub fn expert_ranks(&self) -> usize {
+        self.ep
+    }
+
+    /// The ranks that divide the experts of `rank`'s layers, ascending: those at its place of the other axes, in its expert group.
+    pub fn expert_group(&self, rank: usize) -> Vec<usize> {
+        let at = self.coordinates(rank);
+        let first = at.dp - at.dp % self.ep;
+        (first..first + self.ep).map(|dp| self.rank(Coordinates { dp, ..at })).collect()
+    }
+
+    /// The ranks that have the same experts as `rank`, one of each expert group, ascending.
+    pub fn expert_replicas(&self, rank: usize) -> Vec<usize> {
+        let at = self.coordinates(rank);
+        (at.dp % self.ep..self.dp).step_by(self.ep).map(|dp| self.rank(Coordinates { dp, ..at })).collect()
+    }
+
+    /// The ranks that differ from `rank` at most along `axes` and by their place in the expert group, ascending.
+    fn with_expert_group(&self, axes: &[Axis], rank: usize) -> Vec<usize> {
+        let mut all: Vec<usize> =
+            self.expert_group(rank).into_iter().flat_map(|rank| self.group(axes, rank)).collect();
+        all.sort_unstable();
+        all
     }
 
     /// The number of ranks.
@@ -149,6 +200,18 @@ pub struct Groups {
     stage: Comm,
     embedding: Option<Comm>,
     position_embedding: Option<Comm>,
+    experts: Option<ExpertGroups>,
+}
+
+/// The groups of expert parallelism.
+#[derive(Clone, Debug)]
+struct ExpertGroups {
+    /// The ranks that divide the experts.
+    group: Comm,
+    /// The ranks that have the same experts.
+    replicas: Comm,
+    /// See [`Groups::line`].
+    line: Comm,
 }
 
 impl Groups {
@@ -169,6 +232,14 @@ impl Groups {
             (_, 1) => tp.clone(),
             _ => along(&[Axis::Tp, Axis::Dp])?,
         };
+        let experts = match mesh.ep {
+            1 => None,
+            _ => Some(ExpertGroups {
+                group: world.group(&mesh.expert_group(rank))?,
+                replicas: world.group(&mesh.expert_replicas(rank))?,
+                line: world.group(&mesh.with_expert_group(&[Axis::Pp], rank))?,
+            }),
+        };
         let member = |group: Vec<usize>| group.contains(&rank).then(|| world.group(&group)).transpose();
         Ok(Groups {
             mesh,
@@ -177,17 +248,18 @@ impl Groups {
             dp,
             stage,
             pp: along(&[Axis::Pp])?,
-            model: along(&[Axis::Tp, Axis::Pp])?,
+            model: world.group(&mesh.with_expert_group(&[Axis::Tp, Axis::Pp], rank))?,
             embedding: member(mesh.embedding_group(rank))?,
             position_embedding: member(mesh.position_embedding_group(rank))?,
+            experts,
         })
     }
 
     /// The groups, each wrapped by `wrap`, which gets the group's name: `tp`, `dp`, `pp`, `model`, `stage`,
-    /// `embedding` or `position embedding`. [`observed`](crate::comm::observed) makes such a wrapper.
+    /// `embedding` or `position embedding`, and with expert parallelism `ep`, `expert replicas` or `line`. [`observed`](crate::comm::observed) makes such a wrapper.
     #[must_use]
     pub fn wrapped(self, wrap: impl Fn(&'static str, Comm) -> Comm) -> Groups {
-        let Groups { mesh, at, tp, dp, pp, model, stage, embedding, position_embedding } = self;
+        let Groups { mesh, at, tp, dp, pp, model, stage, embedding, position_embedding, experts } = self;
         Groups {
             mesh,
             at,
@@ -198,6 +270,11 @@ impl Groups {
             stage: wrap("stage", stage),
             embedding: embedding.map(|comm| wrap("embedding", comm)),
             position_embedding: position_embedding.map(|comm| wrap("position embedding", comm)),
+            experts: experts.map(|ExpertGroups { group, replicas, line }| ExpertGroups {
+                group: wrap("ep", group),
+                replicas: wrap("expert replicas", replicas),
+                line: wrap("line", line),
+            }),
         }
     }
 
@@ -220,9 +297,26 @@ impl Groups {
         }
     }
 
-    /// The ranks that hold one replica of the model together.
+    /// The ranks that hold one replica of the model together. With expert parallelism that is an expert group's, which hold several copies of
+    /// all but the experts.
     pub fn model(&self) -> &Comm {
         &self.model
+    }
+
+    /// The ranks that divide the experts of this rank's layers, if any do.
+    pub fn experts(&self) -> Option<&Comm> {
+        self.experts.as_ref().map(|groups| &groups.group)
+    }
+
+    /// The ranks that have the same experts, which are divided.
+    pub fn expert_replicas(&self) -> Option<&Comm> {
+        self.experts.as_ref().map(|groups| &groups.replicas)
+    }
+
+    /// The ranks at this one's place of tensor parallelism that hold a replica's parameters together: the stages', and of each stage those
+    /// that divide the experts.
+    pub fn line(&self) -> &Comm {
+        self.experts.as_ref().map_or(&self.pp, |groups| &groups.line)
     }
 
     /// The ranks that hold the parameters of one stage, in parts and in copies.
@@ -278,6 +372,18 @@ mod tests {
             }
         }
         assert_eq!(Mesh::new(1, 4, 1).unwrap().embedding_group(2), [2]);
+    }
+
+    #[test]
+    fn expert_groups_are_replicas_in_a_row() {
+        let mesh = Mesh::new(2, 4, 2).unwrap().with_expert_groups(2).unwrap();
+        let groups: Vec<Vec<usize>> = [0, 3, 5, 14].iter().map(|&rank| mesh.expert_group(rank)).collect();
+        assert_eq!(groups, [[0, 2], [1, 3], [5, 7], [12, 14]]);
+        assert_eq!([mesh.expert_replicas(0), mesh.expert_replicas(11)], [[0, 4], [11, 15]]);
+        assert_eq!(mesh.with_expert_group(&[Axis::Pp], 6), [4, 6, 12, 14]);
+        let error = mesh.with_expert_groups(3).unwrap_err().to_string();
+        assert!(error.contains("got ep 3 of dp 4, wanted a divisor"), "{error}");
+        assert_eq!(Mesh::new(2, 4, 2).unwrap().expert_group(6), [6]);
     }
 
     #[test]

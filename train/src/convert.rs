@@ -1,6 +1,6 @@
 //! [`ConvertConfig`]: a model's folder from another folder or from a run's checkpoint, with a tensor at a time in memory.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use phalanx_nn::models::{
     FolderTensors, LoraConfig, ModelConfig, SaveOptions, TensorSource, convert_folder, has_weights,
     read_config, save_from,
 };
-use phalanx_nn::{EMA, Parameters, Scope, Shard};
+use phalanx_nn::{EMA, Entry, Parameters, Scope, Shard};
 use phalanx_parallel::checkpoint::Checkpoint;
 use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_tensor::io::TensorEntry;
@@ -100,9 +100,17 @@ impl Saved {
             let dtype = dtype.ok_or_else(|| wrong(format!("the model's {name} is missing")))?;
             Ok(TensorEntry::new(name, *dtype, shape))
         };
-        let parameters = model.parameters();
-        let entries =
-            parameters.iter().map(|p| entry(p.name(), p.tensor().shape())).collect::<Result<_>>()?;
+        let mut entries: Vec<Result<TensorEntry>> = Vec::new();
+        model.visit("", &mut |path, found| {
+            entries.push(match found {
+                Entry::Parameter(p) => entry(p.name(), p.tensor().shape()),
+                // Such as the biases of routers.
+                Entry::Buffer(b) => entry(path, b.tensor().shape()),
+            });
+        });
+        let mut entries = entries.into_iter().collect::<Result<Vec<_>>>()?;
+        let mut known = HashSet::new();
+        entries.retain(|entry| known.insert(entry.name.clone()));
         let lora = settings.get("lora").filter(|text| *text != "default");
         let lora =
             lora.map(|text| text.parse().map_err(|e: phalanx_nn::Error| wrong(e.to_string()))).transpose()?;

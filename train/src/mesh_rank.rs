@@ -6,6 +6,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use phalanx_nn::{Parameters, Scope};
 use phalanx_parallel::comm::{Comm, Observer, observed};
 use phalanx_parallel::data_parallel::{Buckets, DataParallel, Ddp, DdpConfig, SingleDevice};
+use phalanx_parallel::expert_parallel::without_divided_experts;
+use phalanx_parallel::hybrid::{MeshParallel, StagedModel};
 use phalanx_parallel::mesh::{Axis, Groups, Mesh};
 use phalanx_parallel::sharded::{Zero, ZeroConfig, ZeroStage};
 use phalanx_parallel::{self as parallel, agree};
@@ -86,7 +88,7 @@ impl MeshRank {
         self.groups.at().tp == 0
     }
 
-    /// The data-parallel wrapper of a model: none, DDP or ZeRO.
+    /// The data-parallel wrapper of a model, or of all but the experts that ranks divide: none, DDP or ZeRO.
     pub(crate) fn data_parallel(
         &self,
         model: &impl Parameters,
@@ -97,18 +99,26 @@ impl MeshRank {
             (0, Offload::None) if replicas.size() == 1 => Box::new(SingleDevice::new(model)),
             (0, Offload::None) => Box::new(self.ddp(model, replicas, grad_dtype, find_unused)?),
             (stage, offload) => {
-                // A rank without replicas that offloads its optimizer is ZeRO-1 of one rank.
-                let zero = ZeroConfig::new(ZeroStage::try_from(stage.max(1))?);
                 let zero = ZeroConfig {
-                    grad_dtype: Some(grad_dtype),
                     find_unused,
                     offload: (offload != Offload::None).then(|| self.offload_device(config)).transpose()?,
                     offload_parameters: offload == Offload::Parameters,
-                    ..zero
+                    ..zero(stage, grad_dtype)?
                 };
                 Box::new(Zero::new(model, replicas.clone(), zero)?)
             }
         })
+    }
+
+    /// The wrapper of all axes of the mesh.
+    pub(crate) fn mesh_parallel(&self, model: &impl StagedModel, config: &Config) -> Result<MeshParallel> {
+        let schedule = config.layout.schedule()?;
+        let replicas = self.data_parallel(&without_divided_experts(model), config)?;
+        let wrapped = MeshParallel::new(model, replicas, self.groups.clone(), &schedule)?;
+        let experts = zero(config.zero, config.grad_dtype())?;
+        let wrapped =
+            wrapped.with_experts(model, ZeroConfig { find_unused: config.find_unused, ..experts })?;
+        Ok(wrapped.with_router_biases(model.router_biases()))
     }
 
     /// The device in the host's memory for what this rank offloads: a CPU device of its own, so that its ledger has that and nothing else.
@@ -195,6 +205,11 @@ impl MeshRank {
         let (_, own) = process();
         Ok(self.all_gather_slice(&own)?.chunks(2).all(|rank| rank == own))
     }
+}
+
+/// ZeRO of a stage, at least the first: a rank without replicas that offloads its optimizer is ZeRO-1 of one rank.
+fn zero(stage: u8, grad_dtype: DType) -> Result<ZeroConfig> {
+    Ok(ZeroConfig { grad_dtype: Some(grad_dtype), ..ZeroConfig::new(ZeroStage::try_from(stage.max(1))?) })
 }
 
 /// The identity of this process: when this was first called, and its birth time with its process id.

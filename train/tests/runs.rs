@@ -6,6 +6,8 @@ mod answers;
 mod checkpoints;
 #[path = "runs/digests.rs"]
 mod digests;
+#[path = "runs/experts.rs"]
+mod experts;
 #[path = "runs/faults.rs"]
 mod faults;
 #[path = "runs/generation.rs"]

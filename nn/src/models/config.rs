@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::fields::{Fields, Parsed, activation_name, dtype_name, parse_fields};
 use super::stored::{Layout, Stored};
-use super::{Decoder, DecoderStage, Family, GptConfig, LlamaConfig, TransformerConfig};
+use super::{Decoder, DecoderStage, Experts, Family, GptConfig, LlamaConfig, TransformerConfig};
 use crate::{Error, LayerFactory, Result, Rotary, Scope};
 
 /// A model's settings, of any family.
@@ -113,6 +113,14 @@ impl ModelConfig {
             ModelConfig::Gpt(config) => config.vocabulary,
             ModelConfig::Llama(config) => config.vocabulary,
             ModelConfig::Transformer(config) => config.vocabulary,
+        }
+    }
+
+    /// The mixture of experts, if it has any.
+    pub fn experts(&self) -> Option<&Experts> {
+        match self {
+            ModelConfig::Transformer(config) => config.experts.as_ref(),
+            ModelConfig::Gpt(_) | ModelConfig::Llama(_) => None,
         }
     }
 

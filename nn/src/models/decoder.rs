@@ -1,17 +1,19 @@
 //! [`Decoder`]: token embedding, blocks, final norm and head, or a pipeline [`DecoderStage`] of them.
 
 mod extend;
+mod routers;
 
 pub use extend::RowTokens;
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use phalanx_autograd::{CrossEntropy, Reduction, Var};
 use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Device, Dims, Tensor};
 
-use super::{Documents, KvCache, RecomputeMode, RowPart};
+use super::router_losses::RouterPass;
+use super::{Documents, KvCache, RecomputeMode, RouterBias, RouterLosses, RowPart};
 use crate::layer_factory::{EmbeddingSpec, activation_window};
 use crate::mode::{Mode, modes};
 use crate::modules::{Dropout, Embedding, PreNorm};
@@ -48,6 +50,11 @@ pub trait Block: Module {
     /// If it cannot be allocated.
     fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache>;
 
+    /// The biases of its router, if they move with the loads.
+    fn router_bias(&self) -> Option<&RouterBias> {
+        None
+    }
+
     /// Sets whether the values inside attention are computed again in backward from now on ([`RecomputeMode::Attention`]).
     fn set_recompute_attention(&self, recompute: bool);
 }
@@ -77,6 +84,8 @@ pub(crate) struct DecoderSpec<'a> {
     pub(crate) norm: &'a dyn Fn(&Scope) -> Result<Box<dyn PreNorm>>,
     /// Logits go through `cap tanh(logit / cap)`.
     pub(crate) logit_cap: Option<f64>,
+    /// What the routers of mixtures add to the loss.
+    pub(crate) router_losses: RouterLosses,
 }
 
 /// A language model, or a stage of one.
@@ -96,6 +105,9 @@ pub struct Decoder<L: LayerFactory = OneDevice> {
     tail: Option<WrappedUnit<NormAndHead<L>>>,
     recompute: RecomputeMode,
     logits_max: usize,
+    router_losses: RouterLosses,
+    /// The routers of the last forward pass with losses of routers, and its result, until the loss takes them.
+    routers: Mutex<Option<(Tensor, Arc<RouterPass>)>>,
     mode: Mode,
 }
 
@@ -164,6 +176,8 @@ impl<L: LayerFactory> Decoder<L> {
             tail: tail.map(|t| WrappedUnit::new(Arc::new(t))),
             recompute: RecomputeMode::Never,
             logits_max: usize::MAX,
+            router_losses: spec.router_losses,
+            routers: Mutex::default(),
             mode: Mode::default(),
         };
         layers.built(&decoder.parameters())?;
@@ -253,17 +267,24 @@ impl<L: LayerFactory> Decoder<L> {
             }
             None => input.clone(),
         };
+        let pass = self.new_router_pass()?;
         for (i, block) in self.stage.layers.clone().zip(&self.blocks) {
+            let pass = pass.clone();
             let recompute = match self.recompute {
                 RecomputeMode::Never | RecomputeMode::Attention => false,
                 RecomputeMode::ExceptLast => i + 1 < self.blocks_of_all,
                 RecomputeMode::Always => true,
             };
             x = match documents.cloned() {
-                None => block.call(&x, recompute, |block, x| block.forward(x))?,
-                Some(documents) => block.call(&x, recompute, move |block, x| block.packed(x, &documents))?,
+                None => block.call(&x, recompute, move |block, x| {
+                    RouterPass::in_block(pass.as_ref(), i, || block.forward(x))
+                })?,
+                Some(documents) => block.call(&x, recompute, move |block, x| {
+                    RouterPass::in_block(pass.as_ref(), i, || block.packed(x, &documents))
+                })?,
             };
         }
+        self.keep_router_pass(pass, &x);
         Ok(x)
     }
 
@@ -277,13 +298,15 @@ impl<L: LayerFactory> Decoder<L> {
     }
 
     /// The cross entropies of the targets `[B, T]` (i64; -100 is ignored), added and multiplied by `scale`. With a scale of 1 / (the
-    /// global batch's counted targets) the losses of the micro-batches add up to the mean.
+    /// global batch's counted targets) the losses of the micro-batches add up to the mean. In training the losses of routers are added
+    /// ([`RouterLosses`]), once for each counted target.
     ///
     /// # Errors
-    /// If this stage has no head, or the targets do not fit.
+    /// If this stage has no head, or the targets do not fit; with losses of routers, if `x` is not the result of the last forward pass.
     pub fn loss(&self, x: &Var, targets: &Var, scale: f64) -> Result<Var> {
-        let (targets, logits_max) = (targets.clone(), self.logits_max);
-        self.tail()?.call(x, false, move |tail, x| tail.loss(x, &targets, scale, logits_max))
+        let (own, logits_max) = (targets.clone(), self.logits_max);
+        let loss = self.tail()?.call(x, false, move |tail, x| tail.loss(x, &own, scale, logits_max))?;
+        self.with_router_losses(loss, x, targets, scale)
     }
 
     fn tail(&self) -> Result<&WrappedUnit<NormAndHead<L>>> {

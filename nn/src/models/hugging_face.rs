@@ -17,6 +17,7 @@ use serde_json::{Map, Value};
 
 use super::fields::parse_fields;
 use super::lora::is_adapter;
+use super::router_bias::ROUTER_BIAS;
 use super::save::{SaveOptions, TensorSource, save_from};
 use super::stored::{Layout, Stored};
 use super::{Decoder, DecoderStage, ModelConfig};
@@ -112,7 +113,9 @@ pub fn load_weights<L: LayerFactory>(
     folder: impl AsRef<Path>,
 ) -> Result<()> {
     let stage = model.stage();
-    let is_whole = stage.first && stage.last && stage.layers.len() == config.layers();
+    // Other ranks may have some of the experts.
+    let has_all = !model.parameters().iter().any(Parameter::has_replica_sites);
+    let is_whole = has_all && stage.first && stage.last && stage.layers.len() == config.layers();
     load_tensors(model, config, folder.as_ref(), is_whole, LoadOptions::default()).map(drop)
 }
 
@@ -131,7 +134,9 @@ pub(super) fn load_tensors(
         let stored = layout.stored(&name);
         used.extend(stored.names.iter().cloned().chain([name.clone()]));
         let Some((stored, tensors)) = find(&files, layout, &name) else {
-            problems.missing.extend(stored.names.into_iter().filter(|name| files.find(name).is_none()));
+            // Biases of routers are in files of models that were trained with them; else they begin with 0.
+            let is_missing = |name: &String| files.find(name).is_none() && !name.ends_with(ROUTER_BIAS);
+            problems.missing.extend(stored.names.into_iter().filter(is_missing));
             continue;
         };
         let misshaped = problems.misshaped.len();
@@ -310,7 +315,7 @@ const PART: &str = "got a part of a model, wanted a whole one";
 
 /// The tensors of a model that is whole on this rank.
 pub(super) fn whole_tensors(model: &impl Parameters) -> Result<Vec<(String, Tensor)>> {
-    if !model.parameters().iter().all(|parameter| parameter.part().is_whole()) {
+    if !model.parameters().iter().all(|p| p.part().is_whole() && !p.has_replica_sites()) {
         return Err(Error::invalid("save_model", PART));
     }
     Ok(entries(model).into_iter().map(|(name, entry)| (name, entry.tensor())).collect())

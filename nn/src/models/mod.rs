@@ -18,6 +18,8 @@ mod pretrained;
 mod pretrained_tests;
 mod recompute;
 mod resnet;
+mod router_bias;
+mod router_losses;
 mod save;
 #[cfg(test)]
 mod save_tests;
@@ -48,6 +50,8 @@ pub use lora::{Adapted, Lora, LoraConfig, adapters, load_adapter, merged, save_a
 pub use pretrained::Pretrained;
 pub use recompute::RecomputeMode;
 pub use resnet::{ResNet, ResNetConfig, ResNetStage};
+pub use router_bias::RouterBias;
+pub use router_losses::RouterLosses;
 pub use save::{
     SaveOptions, TensorSource, convert_folder, file_tensors, has_weights, save_config, save_from,
 };

@@ -248,6 +248,12 @@ impl Call {
             let why = format!("got {i} elements to give and {o} to get, wanted {gives} and {gets}");
             return Err(Error::invalid(op, why));
         }
+        // Other ranks compare theirs with this one's; this chunk no other rank sees.
+        if *kind == CollectiveKind::AllToAll && counts[rank] != wanted[rank] {
+            let (gives, gets) = (counts[rank], wanted[rank]);
+            let why = format!("got {gives} elements for itself and {gets} from itself, wanted as many");
+            return Err(Error::invalid(op, why));
+        }
         Ok(())
     }
 

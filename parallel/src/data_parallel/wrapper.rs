@@ -227,17 +227,27 @@ impl Synchronise {
     /// Not while the result lives.
     pub(crate) fn off(&self) -> NoSync {
         self.0.fetch_add(1, Ordering::Relaxed);
-        NoSync(self.clone())
+        NoSync(vec![self.clone()])
     }
 }
 
 /// See [`Ddp::no_sync`](super::Ddp::no_sync). Several may live at a time, and end in any order.
 #[must_use = "gradients are added again when it is dropped"]
-pub struct NoSync(Synchronise);
+pub struct NoSync(Vec<Synchronise>);
+
+impl NoSync {
+    /// Both, as one.
+    pub(crate) fn and(mut self, mut other: NoSync) -> NoSync {
+        self.0.append(&mut other.0);
+        self
+    }
+}
 
 impl Drop for NoSync {
     fn drop(&mut self) {
-        self.0.0.fetch_sub(1, Ordering::Relaxed);
+        for Synchronise(offs) in &self.0 {
+            offs.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 }
 
@@ -253,5 +263,10 @@ mod tests {
         assert!(!synchronise.is_on());
         drop(second);
         assert!(synchronise.is_on());
+        let other = Synchronise::default();
+        let both = synchronise.off().and(other.off());
+        assert!(!synchronise.is_on() && !other.is_on());
+        drop(both);
+        assert!(synchronise.is_on() && other.is_on());
     }
 }

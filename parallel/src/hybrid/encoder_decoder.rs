@@ -46,6 +46,7 @@ pub fn encoder_decoder(
     scope: &Scope,
 ) -> Result<Box<dyn StagedModel>> {
     let tp = groups.along(Axis::Tp);
+    layout.check_undivided("encoder-decoder")?;
     if layout.sequence_parallel {
         return Err(Error::Config(
             "encoder-decoder: got sequence parallelism, which would cut two sequences as one; wanted it off"

@@ -2,6 +2,7 @@
 
 use phalanx_nn::models::{ModelConfig, RecomputeMode};
 
+use crate::expert_parallel::check_divides;
 use crate::mesh::Mesh;
 use crate::pipeline::schedule::{Schedule, by_name, one_f_one_b};
 use crate::planning::StagePlan;
@@ -27,6 +28,8 @@ pub struct Layout {
     pub tp: usize,
     /// The number of ranks among which the stages are divided (pipeline parallelism).
     pub pp: usize,
+    /// The number of replicas in a row that divide the experts of mixtures among themselves (expert parallelism); 1 for none.
+    pub ep: usize,
     /// The pipeline's schedule, of [`NAMES`](crate::pipeline::schedule::NAMES).
     pub schedule: String,
     /// The number of stages of a rank, in schedules with several.
@@ -58,6 +61,7 @@ impl Default for Layout {
             dp: 1,
             tp: 1,
             pp: 1,
+            ep: 1,
             schedule: "1f1b".into(),
             chunks: 2,
             micro_batches: 1,
@@ -74,9 +78,9 @@ impl Layout {
     /// The ranks' mesh.
     ///
     /// # Errors
-    /// If an axis has no ranks.
+    /// If an axis has no ranks, or the replicas cannot be expert groups.
     pub fn mesh(&self) -> Result<Mesh> {
-        Ok(Mesh::new(self.tp, self.dp, self.pp)?)
+        Ok(Mesh::new(self.tp, self.dp, self.pp)?.with_expert_groups(self.ep)?)
     }
 
     /// The schedule of a replica's ranks. With one stage it runs one micro-batch after the other, under every schedule name.
@@ -140,8 +144,41 @@ impl Layout {
                 "scatter-gather: got sequence parallelism, whose ranks send their positions alone, wanted it off".into(),
             );
         }
+        self.check_experts(model)?;
+        self.check_router_losses(model)?;
         let cut = self.sequence_parallel.then_some(positions);
         Ok(TensorParallel::check(model, self.tp, cut)?)
+    }
+
+    /// Refuses to divide the experts of a model that has none, or that cannot be divided so.
+    pub(super) fn check_experts(&self, model: &ModelConfig) -> Result<()> {
+        match model.experts() {
+            _ if self.ep == 1 => Ok(()),
+            None => Err(Error::Config(format!(
+                "expert parallelism: got ep {} for a model without experts, wanted 1",
+                self.ep
+            ))),
+            Some(experts) => Ok(check_divides(experts.count, self.ep)?),
+        }
+    }
+
+    /// Refuses losses that couple the routers of all blocks where blocks are on several ranks.
+    fn check_router_losses(&self, model: &ModelConfig) -> Result<()> {
+        match model.experts().is_some_and(|experts| experts.losses.is_on()) && self.pp > 1 {
+            false => Ok(()),
+            true => Err(Error::Config(format!(
+                "router losses: got pp {}, wanted 1: the loads of all blocks count together",
+                self.pp
+            ))),
+        }
+    }
+
+    /// Refuses divided experts where `what` does not go with them.
+    pub(super) fn check_undivided(&self, what: &str) -> Result<()> {
+        match self.ep {
+            1 => Ok(()),
+            ep => Err(Error::Config(format!("{what}: got expert parallelism of ep {ep}, wanted 1"))),
+        }
     }
 
     /// The number of replicas of each stage, by the plan; one of each pipeline rank without it.
@@ -213,7 +250,7 @@ const SEARCHED: usize = 128;
 
 #[cfg(test)]
 mod tests {
-    use phalanx_nn::models::GptConfig;
+    use phalanx_nn::models::{Experts, Family, GptConfig, RouterLosses, TransformerConfig};
 
     use super::*;
 
@@ -248,6 +285,41 @@ mod tests {
         assert!(refused.contains("got 61 to cut over 3 ranks"), "{refused}");
         let got = nearest(Layout { scatter_gather: true, ..sequence }).unwrap();
         assert!(got.contains("got sequence parallelism"), "{got}");
+    }
+
+    #[test]
+    fn experts_are_divided_evenly_or_refused() {
+        let mut model = TransformerConfig::new(Family::Mixtral, 256, 60, 2, 6, 96);
+        let losses = RouterLosses::default();
+        let experts = Experts {
+            count: 6,
+            chosen: 2,
+            inner: 12,
+            normalized: true,
+            dense: vec![],
+            losses,
+            bias_step: 0.0,
+        };
+        model.experts = Some(experts);
+        let refused = |layout: Layout, model: &ModelConfig| {
+            layout.check(model, 12, 60).err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        let mut balanced = model.clone();
+        balanced.experts.as_mut().unwrap().losses.balance = 0.01;
+        let got = refused(Layout { pp: 2, ..Layout::default() }, &ModelConfig::Transformer(balanced));
+        assert!(got.contains("router losses: got pp 2, wanted 1"), "{got}");
+        let (mixture, plain) =
+            (ModelConfig::Transformer(model), ModelConfig::Gpt(GptConfig::new(256, 60, 4, 6, 96)));
+        let layout = |dp, ep| Layout { dp, ep, ..Layout::default() };
+        assert_eq!(refused(layout(6, 3), &mixture), "");
+        let got = refused(layout(4, 4), &mixture);
+        assert!(got.contains("got 6 experts for 4 ranks, wanted a multiple"), "{got}");
+        let got = refused(layout(3, 2), &mixture);
+        assert!(got.contains("got ep 2 of dp 3, wanted a divisor of the replicas"), "{got}");
+        assert!(got.ends_with("the nearest layout that can be: dp 4 x tp 1 x pp 1"), "{got}");
+        let got = refused(layout(2, 2), &plain);
+        assert!(got.contains("got ep 2 for a model without experts, wanted 1"), "{got}");
+        assert!(layout(2, 2).check_undivided("adapters").unwrap_err().to_string().contains("ep 2"));
     }
 
     #[test]

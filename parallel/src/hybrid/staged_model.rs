@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::{
-    Decoder, Documents, Lora, LoraConfig, ModelConfig, RecomputeMode, check_size, load_weights,
+    Decoder, Documents, Lora, LoraConfig, ModelConfig, RecomputeMode, RouterBias, check_size, load_weights,
 };
 use phalanx_nn::{Batch, LayerFactory, OneDevice, Parameter, Parameters, Scope};
 use phalanx_tensor::Context;
@@ -14,6 +14,7 @@ use phalanx_tensor::Context;
 use super::{CausalStage, Layout};
 use crate::agreement::same_weights;
 use crate::data_parallel::{DataParallel, NoSync};
+use crate::expert_parallel::ExpertParallel;
 use crate::mesh::{Axis, Groups};
 use crate::pipeline::ranks::{Chunks, SkipRoute, Spec, Stages, split_blocks};
 use crate::tensor_parallel::TensorParallel;
@@ -60,6 +61,11 @@ pub trait StagedModel: Parameters + Send + Sync + 'static {
     fn causal_stage(&self, _stage: usize) -> Option<&dyn CausalStage> {
         None
     }
+
+    /// The biases of routers that move with their loads, for [`MeshParallel::with_router_biases`](super::MeshParallel::with_router_biases).
+    fn router_biases(&self) -> Vec<RouterBias> {
+        Vec::new()
+    }
 }
 
 /// A language model's batch has inputs and targets `[rows, positions]`, and perhaps the [`Documents`] of packed rows: for each
@@ -86,6 +92,10 @@ impl<L: LayerFactory> StagedModel for Chunks<Decoder<L>> {
 
     fn causal_stage(&self, stage: usize) -> Option<&dyn CausalStage> {
         self.of(stage).ok().map(|model| model as &dyn CausalStage)
+    }
+
+    fn router_biases(&self) -> Vec<RouterBias> {
+        self.iter().flat_map(Decoder::router_biases).collect()
     }
 }
 
@@ -137,8 +147,8 @@ impl Stages for Step {
     }
 }
 
-/// Builds this rank's stages of a language model, with layers split over the tensor-parallel ranks: with new weights, or those of
-/// a Hugging Face folder. All ranks call it.
+/// Builds this rank's stages of a language model, with layers split over the tensor-parallel ranks and experts divided over the expert
+/// groups: with new weights, or those of a Hugging Face folder. All ranks call it.
 ///
 /// # Errors
 /// If the model cannot be split in this way, memory is short, or the folder does not fit the model.
@@ -149,9 +159,16 @@ pub fn decoder(
     scope: &Scope,
     weights: Option<&Path>,
 ) -> Result<Box<dyn StagedModel>> {
-    match split_layers(layout, groups) {
-        None => cut(OneDevice, config, layout, groups, scope, weights),
-        Some(layers) => cut(layers, config, layout, groups, scope, weights),
+    layout.check_experts(config)?;
+    match (split_layers(layout, groups), groups.experts()) {
+        (None, None) => cut(OneDevice, config, layout, groups, scope, weights),
+        (Some(layers), None) => cut(layers, config, layout, groups, scope, weights),
+        (None, Some(experts)) => {
+            cut(ExpertParallel::new(OneDevice, experts), config, layout, groups, scope, weights)
+        }
+        (Some(layers), Some(experts)) => {
+            cut(ExpertParallel::new(layers, experts), config, layout, groups, scope, weights)
+        }
     }
 }
 
@@ -168,6 +185,7 @@ pub fn adapted_decoder(
     weights: Option<&Path>,
 ) -> Result<Box<dyn StagedModel>> {
     lora.check(config)?;
+    layout.check_undivided("adapters")?;
     let lora = lora.clone();
     match split_layers(layout, groups) {
         None => cut(Lora::new(OneDevice, lora)?, config, layout, groups, scope, weights),
@@ -236,5 +254,9 @@ impl StagedModel for Box<dyn StagedModel> {
     }
     fn causal_stage(&self, stage: usize) -> Option<&dyn CausalStage> {
         (**self).causal_stage(stage)
+    }
+
+    fn router_biases(&self) -> Vec<RouterBias> {
+        (**self).router_biases()
     }
 }

@@ -77,6 +77,8 @@ pub(super) struct FlatParameter {
     pub(super) full_version: Option<u64>,
     /// The gradients at each site that a parameter has; none if they are frozen.
     pub(super) gradients: Vec<Gradients>,
+    /// With a site for each replica: the gradients at the sites that have come, of each the ranks' one after the other.
+    pub(super) of_replicas: Vec<Tensor>,
     /// The numbers of the pieces that had no gradient before the last pass.
     pub(super) first_grads: Vec<usize>,
 }
@@ -127,6 +129,7 @@ impl FlatParameter {
             unsharding: None,
             refresh: None,
             gradients: Vec::new(),
+            of_replicas: Vec::new(),
             first_grads: Vec::new(),
             full: Some(full),
             members,
@@ -160,6 +163,11 @@ impl FlatParameter {
             }
         }
         self.close()
+    }
+
+    /// Whether its parameters have a site for each replica ([`Parameter::with_replica_sites`]).
+    pub(super) fn has_replica_sites(&self) -> bool {
+        self.members.first().is_some_and(|member| member.parameter.has_replica_sites())
     }
 
     /// Elements of all its parameters.

@@ -8,6 +8,10 @@
 //!
 //! Most parameters have one site. A table that is tied to a head has two, which travel apart: their gradients are added to each
 //! other only after the ranks, so that the order of additions is that of one device with as many micro-batches as ranks.
+//!
+//! A parameter with a site for each replica (an expert that takes tokens of several) has the gradients of replicas 0 to N - 1 at the sites of
+//! rank 0, of the next N on rank 1, and so on. They are not added site by site: each rank gets all replicas' gradients of its shard, an
+//! all-to-all for each site, and adds them in the order of the replicas.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -16,7 +20,7 @@ use std::sync::atomic::Ordering;
 use phalanx_kernels as kernels;
 use phalanx_nn::Parameter;
 use phalanx_nn::autograd::{Leaf, Slot, Var};
-use phalanx_tensor::{Category, Device, Tensor};
+use phalanx_tensor::{Category, DType, Device, Tensor};
 
 use super::ZeroStage;
 use super::core::{ZeroCore, ZeroState};
@@ -154,6 +158,7 @@ impl ZeroCore {
         for flat in state.units.iter_mut().flat_map(|unit| &mut unit.flats) {
             flat.pieces.iter().try_for_each(Parameter::zero_grad)?;
             flat.arriving.clear();
+            flat.of_replicas.clear();
             flat.close()?;
         }
         Ok(())
@@ -259,14 +264,29 @@ impl Gradients {
     fn send(&mut self, flat: &FlatParameter, ranks: &Ranks, average: Average) -> Result<ReduceScatter> {
         let mut full = self.open(flat)?;
         self.close(flat)?;
+        let of_replicas = flat.has_replica_sites();
         if average == Average::Mean {
-            kernels::scale_(&mut full, 1.0 / ranks.all.size() as f64)?;
+            let sites = if of_replicas { flat.members[0].parameter.leaves().len() } else { 1 };
+            kernels::scale_(&mut full, 1.0 / (ranks.all.size() * sites) as f64)?;
         }
-        if flat.offload.is_some() && flat.device.is_cuda() && ranks.shard.size() == 1 {
+        let (own, shards) = (self.counts[ranks.shard.rank()], ranks.shard.size());
+        if of_replicas {
+            let received = Tensor::empty(&[own * shards], flat.grad_dtype, flat.device)?;
+            let received = received.tagged(Category::Gradients);
+            let call =
+                Call::all_to_all_uneven(received.clone(), &vec![own; shards], full.clone(), &self.counts);
+            return Ok(ReduceScatter {
+                site: self.site,
+                pending: ranks.shard.start(call),
+                sums: received,
+                full,
+            });
+        }
+        if flat.offload.is_some() && flat.device.is_cuda() && shards == 1 {
             let pending = Pending::done(Call::barrier(), Ok(()));
             return Ok(ReduceScatter { site: self.site, pending, sums: full.clone(), full });
         }
-        let sums = Tensor::empty(&[self.counts[ranks.shard.rank()]], flat.grad_dtype, flat.device)?;
+        let sums = Tensor::empty(&[own], flat.grad_dtype, flat.device)?;
         let sums = sums.tagged(Category::Gradients);
         let call = Call::reduce_scatter_uneven(sums.clone(), full.clone(), &self.counts, Reduction::Sum);
         Ok(ReduceScatter { site: self.site, pending: ranks.shard.start(call), sums, full })
@@ -299,8 +319,16 @@ impl FlatParameter {
 
     /// Waits for the sums and adds them to the gradients of the pieces.
     pub(super) fn receive(&mut self, sent: ReduceScatter, ranks: &Ranks) -> Result<()> {
-        let ReduceScatter { site, pending, mut sums, full } = sent;
+        let ReduceScatter { mut site, pending, mut sums, full } = sent;
         pending.wait()?;
+        if self.has_replica_sites() {
+            self.of_replicas.push(sums);
+            if self.of_replicas.len() < self.gradients.len() {
+                return Ok(());
+            }
+            sums = add_replicas(&std::mem::take(&mut self.of_replicas), ranks.shard.size())?;
+            site = 0;
+        }
         if ranks.replicas.size() > 1 {
             ranks.replicas.all_reduce(&mut sums, Reduction::Sum)?;
         }
@@ -348,6 +376,23 @@ impl FlatParameter {
     pub(super) fn first_grads(&self) -> impl Iterator<Item = &Parameter> {
         self.first_grads.iter().map(|&number| &self.pieces[number])
     }
+}
+
+/// The sum of the gradients of all replicas, which are those of `ranks` ranks at each of some sites. They are added in the order of the replicas,
+/// narrow floats in f32.
+fn add_replicas(sites: &[Tensor], ranks: usize) -> Result<Tensor> {
+    let (own, dtype) = (sites[0].numel() / ranks, sites[0].dtype());
+    let wide = if dtype.size() < 4 { DType::F32 } else { dtype };
+    let mut sum: Option<Tensor> = None;
+    for (rank, site) in (0..ranks).flat_map(|rank| sites.iter().map(move |site| (rank, site))) {
+        let part = kernels::cast(&site.narrow(0, rank * own, own)?, wide)?;
+        match &mut sum {
+            Some(sum) => kernels::accumulate_(sum, &part)?,
+            None => sum = Some(part.copy()?),
+        }
+    }
+    let sum = sum.map_or_else(|| sites[0].zeros_like(), Ok)?;
+    Ok(kernels::cast(&sum, dtype)?.tagged(Category::Gradients))
 }
 
 /// Adds a sum to a leaf's gradient; true if the leaf had none.

@@ -250,12 +250,14 @@ fn fsdp_units<M: Parameters + ?Sized>(model: &Without<'_, M>) -> (Vec<UnitParame
     (units, wrapped)
 }
 
-/// A unit's parameters in sets of one dtype, device and trained flag. Frozen parameters are sharded only where values are.
+/// A unit's parameters in sets of one dtype, device, trained flag and kind of sites. Frozen parameters are sharded only where values are.
 fn alike(parameters: Vec<Parameter>, stage: ZeroStage) -> Vec<Vec<Parameter>> {
-    let mut sets: Vec<((DType, Device, bool), Vec<Parameter>)> = Vec::new();
+    type Kind = (DType, Device, bool, bool);
+    let mut sets: Vec<(Kind, Vec<Parameter>)> = Vec::new();
     let spread = |p: &Parameter| p.is_trained() || stage == ZeroStage::Parameters;
     for parameter in parameters.into_iter().filter(spread) {
-        let kind = (parameter.dtype(), parameter.device(), parameter.is_trained());
+        let replicas = parameter.has_replica_sites();
+        let kind = (parameter.dtype(), parameter.device(), parameter.is_trained(), replicas);
         match sets.iter_mut().find(|(known, _)| *known == kind) {
             Some((_, set)) => set.push(parameter),
             None => sets.push((kind, vec![parameter])),

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use phalanx_nn::models::ModelConfig;
+use phalanx_nn::models::{Family, ModelConfig};
 use phalanx_parallel::hybrid::Layout;
 use phalanx_parallel::launch::{Rank, Threads};
 use phalanx_tensor::Device;
 
 use crate::Test;
-use crate::case::{Case, gpt, llama};
+use crate::case::{Case, gpt, llama, mixture};
 use crate::run::{Run, Update};
 #[cfg(feature = "nccl")]
 use {
@@ -26,6 +26,7 @@ pub fn tests() -> Vec<Test> {
         ("by way of the host shards in its memory change no bit", || offloaded(3, Threads::cuda)),
         ("training by way of the host: tensor parallel", || staged(tensor_parallel(false))),
         ("training by way of the host: pipeline", || staged(pipeline("1f1b"))),
+        ("training by way of the host: divided experts", || staged(divided_experts(0))),
     ];
     #[cfg(feature = "nccl")]
     let tests = [tests, nccl()].concat();
@@ -44,6 +45,8 @@ fn nccl() -> Vec<Test> {
         }),
         ("training over NCCL: tensor parallel", || over_nccl(tensor_parallel(false))),
         ("training over NCCL: tensor and sequence parallel", || over_nccl(tensor_parallel(true))),
+        ("training over NCCL: divided experts", || over_nccl(divided_experts(0))),
+        ("training over NCCL: divided experts, ZeRO-1", || over_nccl(divided_experts(1))),
         ("training over NCCL: pipeline", || over_nccl(pipeline("1f1b"))),
         ("over NCCL layouts in bf16 have each other's bits", layouts_of_halves),
         ("over NCCL no step of replicas waits for a GPU", || {
@@ -74,6 +77,11 @@ fn replicas(zero: u8) -> Case {
 
 fn tensor_parallel(sequence_parallel: bool) -> Case {
     case(llama(2, 2, 2), Layout { tp: 2, sequence_parallel, ..Layout::default() })
+}
+
+fn divided_experts(zero: u8) -> Case {
+    let layout = Layout { dp: 2, ep: 2, micro_batches: 2, ..Layout::default() };
+    Case { zero, ..case(mixture(Family::Mixtral, 2), layout) }
 }
 
 fn pipeline(schedule: &str) -> Case {

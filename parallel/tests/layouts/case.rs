@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use phalanx_nn::models::{GptConfig, LlamaConfig, ModelConfig, RecomputeMode};
+use phalanx_nn::models::{Family, GptConfig, LlamaConfig, ModelConfig, RecomputeMode, TransformerConfig};
 use phalanx_nn::{Batch, Parameter, Windows, cut};
 use phalanx_parallel::hybrid::Layout;
 use phalanx_parallel::sharded::Ownership;
@@ -22,6 +22,23 @@ pub fn gpt(layers: usize, heads: usize) -> ModelConfig {
 pub fn llama(layers: usize, heads: usize, key_heads: usize) -> ModelConfig {
     let config = LlamaConfig::new(256, LENGTH, layers, heads, WIDTH);
     ModelConfig::Llama(LlamaConfig { key_heads, inner: 40, dropout: 0.1, ..config })
+}
+
+/// A mixture of 4 experts over bytes, with dropout, in two blocks of which the second of a Qwen3-MoE has none. Each token takes `chosen`. The
+/// routers of a Mixtral have biases.
+pub fn mixture(family: Family, chosen: usize) -> ModelConfig {
+    let size = TransformerConfig {
+        key_heads: 2,
+        inner: 40,
+        dropout: 0.1,
+        ..TransformerConfig::new(Family::Llama, 256, LENGTH, 2, 4, WIDTH)
+    };
+    let found = Family::samples(&size).into_iter().find(|config| config.family == family);
+    let mut config = found.unwrap();
+    let experts = config.experts.as_mut().unwrap();
+    experts.chosen = chosen;
+    experts.bias_step = if family == Family::Mixtral { 0.02 } else { 0.0 };
+    ModelConfig::Transformer(config)
 }
 
 /// A model to train, and its layout over the ranks.
@@ -46,6 +63,8 @@ pub struct Case {
     pub ignored: usize,
     /// Whether rows are of several documents, which do not see each other.
     pub packed: bool,
+    /// Whether gates are 0 in the beginning, so that all tokens take the first experts.
+    pub level_gates: bool,
 }
 
 /// Whether a document begins at a position of a row.
@@ -69,6 +88,7 @@ impl Case {
             frozen: &[],
             ignored: 0,
             packed: false,
+            level_gates: false,
         }
     }
 
@@ -88,10 +108,12 @@ impl Case {
         }
     }
 
-    /// Freezes the parameters that the case freezes.
-    pub fn freeze(&self, parameters: &[Parameter]) {
+    /// Freezes the parameters that the case freezes, and makes gates level.
+    pub fn prepare(&self, parameters: &[Parameter]) {
         let frozen = parameters.iter().filter(|p| self.frozen.iter().any(|part| p.name().contains(part)));
         frozen.for_each(Parameter::freeze);
+        let gates = parameters.iter().filter(|p| self.level_gates && p.name().ends_with(".gate.weight"));
+        gates.for_each(|p| phalanx_kernels::fill_(&mut p.tensor(), 0.0).unwrap());
     }
 
     /// A replica's micro-batches of a step over real text, which does not change, and the targets that count in the whole batch.
@@ -133,7 +155,11 @@ impl Case {
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Layout { dp, tp, pp, schedule, recompute, micro_batches, .. } = &self.layout;
-        let kind = if matches!(self.model, ModelConfig::Gpt(_)) { "gpt" } else { "llama" };
+        let kind = match &self.model {
+            ModelConfig::Gpt(_) => "gpt",
+            ModelConfig::Llama(_) => "llama",
+            ModelConfig::Transformer(config) => config.family.name(),
+        };
         write!(f, "{kind}{} {} dp{dp} tp{tp} pp{pp} {schedule}", self.model.layers(), self.dtype)?;
         if schedule == "interleaved" {
             write!(f, "-{}", self.layout.chunks)?;
@@ -141,6 +167,9 @@ impl fmt::Display for Case {
         write!(f, " recompute-{recompute:?} zero{} micro{micro_batches}", self.zero)?;
         let word = |applies: bool, text: &'static str| applies.then_some(text);
         let words = [
+            word(self.layout.ep == 2, "ep2"),
+            word(self.layout.ep == 4, "ep4"),
+            word(self.level_gates, "level-gates"),
             word(self.packed, "packed"),
             word(self.layout.sequence_parallel, "sequence-parallel"),
             word(self.layout.scatter_gather, "scatter-gather"),
@@ -201,6 +230,7 @@ pub fn all() -> Vec<Case> {
                             dp,
                             tp,
                             pp,
+                            ep: 1,
                             schedule: schedule.into(),
                             chunks,
                             micro_batches,

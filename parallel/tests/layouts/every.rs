@@ -283,7 +283,11 @@ fn parameters_may_be_frozen() {
 #[test]
 fn ranks_over_tcp_have_the_bits_of_the_twin() {
     let layout = Layout { scatter_gather: true, ..layout(2, 2, 2, "zb-v", 2) };
-    let case = &Case { zero: 2, ..Case::new(llama(4, 6, 2), layout) };
+    over_tcp(&Case { zero: 2, ..Case::new(llama(4, 6, 2), layout) });
+}
+
+/// Holds ranks that exchange everything over TCP to the twin.
+pub fn over_tcp(case: &Case) {
     let port = free_port();
     let process = |rank| {
         let place = Environment::new().local(rank, case.ranks(), port).timeout(Duration::from_secs(120));

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use phalanx_nn::autograd::{self, Leaf, Var};
-use phalanx_nn::models::RecomputeMode;
+use phalanx_nn::models::{Family, RecomputeMode};
 use phalanx_nn::{Batch, Parameters};
 use phalanx_parallel::comm::{self, Call, Comm, Communicator, Pending, Traffic};
 use phalanx_parallel::hybrid::{self, Layout};
@@ -15,7 +15,7 @@ use phalanx_parallel::pipeline::schedule::NAMES;
 use phalanx_parallel::{Error, Result};
 
 use crate::case::Draws;
-use crate::case::{Case, gpt, llama};
+use crate::case::{Case, gpt, llama, mixture};
 use crate::run::{Run, Update, context};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -239,4 +239,18 @@ fn a_fault_anywhere_in_a_step_over_all_axes_ends_all_ranks_with_its_name() {
     let first = number("PHALANX_FUZZ_SEED").unwrap_or(0);
     let count = number("PHALANX_FUZZ_TRIALS").unwrap_or(if cfg!(debug_assertions) { 20 } else { 100 });
     (first..first + count).map(Trial::random).for_each(|trial| trial.judge());
+}
+
+/// Ranks that divide experts wait for each other in every mixture, forward and backward.
+#[test]
+fn a_fault_between_exchanges_of_tokens_ends_all_ranks_with_its_name() {
+    let hows = [How::Error, How::Panic, How::Vanish];
+    for (how, phase) in hows.into_iter().flat_map(|how| [(how, Phase::Forward), (how, Phase::Backward)]) {
+        for (dp, tp, pp) in [(2, 1, 1), (2, 1, 2), (4, 1, 1)] {
+            let layout = Layout { dp, tp, pp, ep: 2, micro_batches: 2, ..Layout::default() };
+            let case = Case::new(mixture(Family::Mixtral, 2), layout);
+            let rank = case.ranks() - 1;
+            Trial { seed: 0, case, how, phase, rank, step: 1, after: 1, parameter: 5 }.judge();
+        }
+    }
 }

@@ -3,6 +3,7 @@
 mod case;
 mod encoder_decoder;
 mod every;
+mod experts;
 mod faults;
 mod generation;
 #[path = "../gpt/mod.rs"]

@@ -111,7 +111,7 @@ fn goes_on(case: &Case, folder: &Path) {
 }
 
 /// Saves under the first case and goes on under each of the others, and under the first again.
-fn moves(test: &str, cases: &[Case]) {
+pub fn moves(test: &str, cases: &[Case]) {
     let place = Place(std::env::temp_dir().join(format!("phalanx-moves-{}-{test}", std::process::id())));
     std::fs::create_dir_all(&place.0).unwrap();
     let folder = place.0.join("checkpoint");

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::Var;
-use phalanx_nn::models::{Decoder, DecoderStage, Documents};
+use phalanx_nn::models::{Decoder, DecoderStage, Documents, RouterBias};
 use phalanx_nn::{Batch, Clip, LayerFactory, OneDevice, Optimizer, Parameters, Rule, Scope, norm_of};
 use phalanx_parallel::Result;
 use phalanx_parallel::checkpoint::{self, Checkpoint, Trained};
@@ -80,7 +80,7 @@ impl<L: LayerFactory> Twin<L> {
         let stage = DecoderStage::whole(case.model.layers());
         let model = case.model.init_stage(&Arc::new(layers), &scope, stage)?;
         model.parameters().iter().try_for_each(|p| p.set_grad_dtype(grad_dtype(case)))?;
-        case.freeze(&model.parameters());
+        case.prepare(&model.parameters());
         let share = SingleDevice::new(&model);
         let optimizer = update.optimizer(share.parameters())?;
         Ok(Twin { case: case.clone(), comm: comm.clone(), share, model, optimizer })
@@ -99,6 +99,7 @@ impl<L: LayerFactory> Twin<L> {
         let dp = self.case.layout.dp;
         let sharing = self.case.shard_ranks.unwrap_or(dp);
         self.optimizer.zero_grad()?;
+        self.model.router_biases().iter().for_each(RouterBias::reset);
         add_chains(&parameters, dp / sharing, |group| {
             add_chains(&parameters, sharing, |rank| {
                 let replica = self.replica(step, group * sharing + rank);
@@ -130,6 +131,7 @@ impl<L: LayerFactory> Twin<L> {
     pub fn update(&mut self) -> Result<f64> {
         let norm = norm_of(&sum_squares(self.share.grad_squares()?, &self.comm)?)?;
         self.optimizer.step_scaled(Clip::new(norm, CLIP).scale)?;
+        self.model.router_biases().iter().try_for_each(|bias| bias.update(&bias.loads()))?;
         Ok(norm)
     }
 

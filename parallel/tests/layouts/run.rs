@@ -7,6 +7,7 @@ use phalanx_nn::{AdamW, Clip, Group, Optimizer, Parameter, Parameters, Rule, Sco
 use phalanx_parallel::checkpoint::{self, Checkpoint, Trained};
 use phalanx_parallel::comm::Comm;
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig, SingleDevice};
+use phalanx_parallel::expert_parallel::without_divided_experts;
 use phalanx_parallel::hybrid::{self, MeshParallel, Step};
 use phalanx_parallel::mesh::{Axis, Groups};
 use phalanx_parallel::pipeline::ranks::Pipeline;
@@ -83,10 +84,11 @@ impl Run {
             pipeline = pipeline.scatter_gather(groups.along(Axis::Tp));
         }
         model.parameters().iter().try_for_each(|p| p.set_grad_dtype(grad_dtype(case)))?;
-        case.freeze(&model.parameters());
-        let replicas = replicas(case, &model, groups.along(Axis::Dp))?;
+        case.prepare(&model.parameters());
+        let replicas = replicas(case, &without_divided_experts(&model), groups.along(Axis::Dp))?;
+        let share = MeshParallel::new(&model, replicas, groups.clone(), &schedule)?;
         let share: Arc<dyn DataParallel> =
-            Arc::new(MeshParallel::new(&model, replicas, groups.clone(), &schedule)?);
+            Arc::new(share.with_experts(&model, zero(case)?)?.with_router_biases(model.router_biases()));
         let optimizer = update.optimizer(share.parameters())?;
         Ok(Run { case: case.clone(), device, groups, model: Arc::new(model), pipeline, share, optimizer })
     }
@@ -145,13 +147,14 @@ fn replicas(case: &Case, model: &impl Parameters, comm: &Comm) -> Result<Box<dyn
     Ok(match (case.zero, comm.size()) {
         (0, 1) => Box::new(SingleDevice::new(model)),
         (0, _) => Box::new(Ddp::new(model, comm.clone(), ddp)?),
-        (stage, _) => {
-            let Case { ownership, shard_ranks, offload, .. } = *case;
-            let stage = ZeroConfig::new(ZeroStage::try_from(stage)?);
-            let config = ZeroConfig { grad_dtype, ownership, shard_ranks, offload, ..stage };
-            Box::new(Zero::new(model, comm.clone(), config)?)
-        }
+        _ => Box::new(Zero::new(model, comm.clone(), zero(case)?)?),
     })
+}
+
+fn zero(case: &Case) -> Result<ZeroConfig> {
+    let Case { ownership, shard_ranks, offload, .. } = *case;
+    let stage = ZeroConfig::new(ZeroStage::try_from(case.zero.max(1))?);
+    Ok(ZeroConfig { grad_dtype: Some(grad_dtype(case)), ownership, shard_ranks, offload, ..stage })
 }
 
 /// Gradients of parameters or of parts of them.

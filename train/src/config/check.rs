@@ -42,7 +42,7 @@ impl Config {
     }
 
     fn check_counts(&self) -> Result<()> {
-        let Layout { dp, tp, pp, micro_batches, chunks, .. } = self.layout;
+        let Layout { dp, tp, pp, ep, micro_batches, chunks, .. } = self.layout;
         let counts = [
             ("steps", self.steps as usize),
             ("batch", self.batch),
@@ -51,6 +51,7 @@ impl Config {
             ("dp", dp),
             ("tp", tp),
             ("pp", pp),
+            ("ep", ep),
             ("micro-batches", micro_batches),
             ("virtual-stages", chunks),
             ("threads", self.threads.unwrap_or(1)),
@@ -134,6 +135,7 @@ impl Config {
                 "`emulate-dp` {chains} is for one rank without ZeRO, got {ranks} ranks and `zero` {zero}"
             ));
         }
+        self.check_expert_groups()?;
         if self.layout.sequence_parallel && self.layout.tp == 1 {
             return refuse("`sequence-parallel` goes with `tp`, got `tp` 1");
         }
@@ -147,6 +149,21 @@ impl Config {
             );
         }
         Ok(())
+    }
+
+    /// Refuses what does not go with experts that ranks divide.
+    fn check_expert_groups(&self) -> Result<()> {
+        let Layout { dp, ep, sequence_parallel, .. } = self.layout;
+        if !dp.is_multiple_of(ep) {
+            return refuse(format!("`ep` {ep} does not divide `dp` {dp}, whose ranks divide the experts"));
+        }
+        match ep {
+            1 => Ok(()),
+            _ if sequence_parallel => refuse(format!("`ep` {ep} goes without `sequence-parallel`")),
+            _ if self.zero == 3 => refuse(format!("`ep` {ep} goes with `zero` 0, 1 or 2, got `zero` 3")),
+            _ if self.offload != Offload::None => refuse(format!("`ep` {ep} goes without `offload`")),
+            _ => Ok(()),
+        }
     }
 
     fn check_offload(&self) -> Result<()> {

@@ -214,6 +214,11 @@ fn layout() -> Vec<Key<Config>> {
         Key::new("tp", "Tensor-parallel ranks", |c| &mut c.layout.tp),
         Key::new("pp", "Pipeline ranks", |c| &mut c.layout.pp),
         Key::new(
+            "ep",
+            "Expert-parallel ranks: how many data-parallel ranks in a row divide the experts of mixtures",
+            |c| &mut c.layout.ep,
+        ),
+        Key::new(
             "plan",
             "File of a pipeline's plan, which says the layers and the replicas of each stage; there are as many pipeline ranks",
             |c| &mut c.plan,

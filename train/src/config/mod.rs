@@ -343,6 +343,7 @@ mod tests {
             dp: 2,
             tp: 3,
             pp: 4,
+            ep: 2,
             schedule: "interleaved".into(),
             chunks: 5,
             micro_batches: 6,

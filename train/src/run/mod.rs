@@ -44,7 +44,7 @@ use phalanx_nn::{Batch, LossScaler, Optimizer, Parameters, UpdateGuard, cut};
 use phalanx_parallel::all_gather_object;
 use phalanx_parallel::checkpoint::Saver;
 use phalanx_parallel::data_parallel::{DataParallel, DistributedSampler, SampleSplit};
-use phalanx_parallel::hybrid::{MeshParallel, StagedModel};
+use phalanx_parallel::hybrid::StagedModel;
 use phalanx_parallel::launch::Rank;
 use phalanx_parallel::mesh::Axis;
 use phalanx_parallel::pipeline::ranks::{Observer, Pipeline, TiedTable};
@@ -153,10 +153,13 @@ impl Run {
         if let Some(observer) = trace.actions() {
             pipeline = pipeline.observer(observer);
         }
+        if config.asynchronous.is_some() && !model.router_biases().is_empty() {
+            let why =
+                "train: biases of routers go with a `schedule` that flushes between steps, got pipedream";
+            return Err(Error::Config(why.into()));
+        }
         model.parameters().iter().try_for_each(|p| p.set_grad_dtype(config.grad_dtype()))?;
-        let replicas = mesh_rank.data_parallel(&model, config)?;
-        let data_parallel: Arc<dyn DataParallel> =
-            Arc::new(MeshParallel::new(&model, replicas, mesh_rank.groups.clone(), &schedule)?);
+        let data_parallel: Arc<dyn DataParallel> = Arc::new(mesh_rank.mesh_parallel(&model, config)?);
         let mut trained = data_parallel.parameters();
         if config.asynchronous.is_some()
             && let Some(follower) = TiedTable::new(&model, &schedule, &line)?.filter(TiedTable::is_duplicate)
@@ -481,7 +484,7 @@ fn count(model: &impl Parameters, mesh_rank: &MeshRank) -> Result<usize> {
     let size = |p: &phalanx_nn::Parameter| p.global_shape().iter().product::<usize>();
     let own: Vec<(String, usize)> =
         model.parameters().iter().map(|p| (p.name().to_string(), size(p))).collect();
-    let line = mesh_rank.groups.along(Axis::Pp);
+    let line = mesh_rank.groups.line();
     if line.size() == 1 || !line.has_peers() {
         return Ok(own.iter().map(|(_, size)| size).sum());
     }

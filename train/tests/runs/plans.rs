@@ -14,7 +14,7 @@ use phalanx_train::{AnyRule, Asynchronous, Config, Result, Settings, Trainer, pl
 
 use super::{Told, config, data, loss};
 
-const CONTEXT: usize = 8;
+pub const CONTEXT: usize = 8;
 
 fn plan(of: &[(usize, usize)]) -> StagePlan {
     let mut end = 0;
@@ -31,16 +31,16 @@ fn planned(of: &[(usize, usize)], micro_batches: usize) -> Layout {
     Layout { pp: plan.ranks(), plan: Some(plan), micro_batches, ..Layout::default() }
 }
 
-type MakeOptimizers = fn(Vec<Parameter>, f64) -> Result<Vec<Optimizer<AnyRule>>>;
+pub type MakeOptimizers = fn(Vec<Parameter>, f64) -> Result<Vec<Optimizer<AnyRule>>>;
 
 /// The bits of the losses, and the values of the whole model.
-type Outcome = (Vec<u64>, BTreeMap<String, Vec<u8>>);
+pub type Outcome = (Vec<u64>, BTreeMap<String, Vec<u8>>);
 
 fn train(config: Config, model: &ModelConfig) -> Result<Outcome> {
     train_by(config, model, phalanx_train::adamw)
 }
 
-fn train_by(config: Config, model: &ModelConfig, optimizers: MakeOptimizers) -> Result<Outcome> {
+pub fn train_by(config: Config, model: &ModelConfig, optimizers: MakeOptimizers) -> Result<Outcome> {
     let tokens: Vec<u32> = (0..400).map(|i: u32| (i * i + i / 7) % 31).collect();
     let windows = || TokenWindows::new(tokens.clone().with_end_of_text(0), CONTEXT, 5);
     let told = Told::default();
@@ -63,7 +63,7 @@ fn train_by(config: Config, model: &ModelConfig, optimizers: MakeOptimizers) -> 
     Ok((told.losses(), values))
 }
 
-fn short(layout: Layout) -> Config {
+pub fn short(layout: Layout) -> Config {
     Config { steps: 5, batch: 12, validate_every: 0, clip: Some(0.5), ..config(layout, 0) }
 }
 

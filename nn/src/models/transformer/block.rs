@@ -19,7 +19,7 @@ use phalanx_tensor::DType;
 use super::mixture::Mixture;
 use super::{NormKind, NormPlaces, TransformerConfig};
 use crate::layer_factory::LinearSpec;
-use crate::models::{Activation, Block, Documents, KvCache, RowPart};
+use crate::models::{Activation, Block, Documents, KvCache, RouterBias, RowPart};
 use crate::modules::attention::Positions;
 use crate::modules::dropout::add_branch;
 use crate::modules::{
@@ -296,6 +296,13 @@ impl<L: LayerFactory> Block for TransformerBlock<L> {
 
     fn packed(&self, x: &Var, documents: &Documents) -> Result<Var> {
         self.run(x, Positions::Packed(documents))
+    }
+
+    fn router_bias(&self) -> Option<&RouterBias> {
+        match &self.mlp {
+            Mlp::Dense(_) => None,
+            Mlp::Sparse(mixture) => mixture.module().bias(),
+        }
     }
 
     fn cache(&self, batch: usize, capacity: usize) -> Result<KvCache> {

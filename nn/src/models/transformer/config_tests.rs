@@ -168,3 +168,27 @@ fn what_is_not_supported_is_refused_by_name() {
         }
     }
 }
+
+#[test]
+fn losses_of_routers_are_those_of_the_file_if_it_asks_for_router_logits() {
+    let losses = |model_type: &str, more: Value| {
+        let file = config(model_type, [32, 16, 2, 2, 16, 24], more);
+        let config = transformer(&file);
+        let losses = config.experts.as_ref().unwrap().losses;
+        let json = ModelConfig::from(config.clone()).to_json(phalanx_tensor::DType::F32);
+        assert_eq!(transformer(&json), config, "{json}");
+        (losses.balance, losses.z)
+    };
+    assert_eq!(losses("mixtral", json!({"router_aux_loss_coef": 0.02})), (0.0, 0.0));
+    let asked = json!({"router_aux_loss_coef": 0.02, "output_router_logits": true});
+    assert_eq!(losses("mixtral", asked), (0.02, 0.0));
+    assert_eq!(losses("olmoe", json!({"output_router_logits": true})), (0.01, 0.0));
+    let both = json!({"output_router_logits": true, "router_z_loss_coef": 0.125, "router_bias_step": 0.25});
+    assert_eq!(losses("qwen3_moe", both), (0.001, 0.125));
+    let wrong = json!({"output_router_logits": true, "router_aux_loss_coef": -0.5});
+    let refused = parse(&config("mixtral", [32, 16, 2, 2, 16, 24], wrong)).unwrap_err();
+    assert!(
+        refused.contains("the factor of the balancing loss is -0.5, wanted a number from 0 up"),
+        "{refused}"
+    );
+}

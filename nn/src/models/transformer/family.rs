@@ -1,7 +1,7 @@
 //! [`Family`]: the families of transformers, and their settings.
 
 use super::{Experts, NormKind, NormPlaces, TransformerConfig};
-use crate::models::Activation;
+use crate::models::{Activation, RouterLosses};
 use crate::modules::{QueryKeyNorm, RopeScaling, Rotary};
 
 /// A family of transformers: how `config.json` and the files of weights name things, and what they are unless it says so.
@@ -129,7 +129,8 @@ impl Family {
     pub(super) fn settings(self, config: TransformerConfig) -> TransformerConfig {
         let mut c = config;
         let experts = |inner, count, chosen, normalized| {
-            Some(Experts { count, chosen, inner, normalized, dense: Vec::new() })
+            let losses = RouterLosses::default();
+            Some(Experts { count, chosen, inner, normalized, dense: Vec::new(), losses, bias_step: 0.0 })
         };
         let each_head = |plus_one| Some(QueryKeyNorm { each_head: true, plus_one, eps: c.eps });
         match self {

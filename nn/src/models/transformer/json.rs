@@ -81,7 +81,16 @@ impl Family {
             let count = if self == Family::Mixtral { "num_local_experts" } else { "num_experts" };
             set(count, json!(experts.count));
             set("num_experts_per_tok", json!(experts.chosen));
-            set("output_router_logits", json!(false));
+            set("output_router_logits", json!(experts.losses.balance > 0.0));
+            if experts.losses.balance > 0.0 {
+                set("router_aux_loss_coef", json!(experts.losses.balance));
+            }
+            if experts.losses.z > 0.0 {
+                set("router_z_loss_coef", json!(experts.losses.z));
+            }
+            if experts.bias_step > 0.0 {
+                set("router_bias_step", json!(experts.bias_step));
+            }
             match self {
                 Family::Mixtral => {}
                 _ => set("norm_topk_prob", json!(experts.normalized)),

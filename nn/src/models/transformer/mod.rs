@@ -24,7 +24,7 @@ use phalanx_tensor::DType;
 
 use super::check::{check_layers, check_numbers, check_sizes};
 use super::decoder::{DecoderSpec, Names};
-use super::{Activation, Block, Decoder, DecoderStage};
+use super::{Activation, Block, Decoder, DecoderStage, RouterLosses};
 use crate::layer_factory::EmbeddingSpec;
 use crate::modules::{PreNorm, QueryKeyNorm, RopeScaling, Rotary};
 use crate::{Error, Init, LayerFactory, OneDevice, Result, Scope};
@@ -105,6 +105,10 @@ pub struct Experts {
     pub normalized: bool,
     /// The blocks that have a perceptron all the same.
     pub dense: Vec<usize>,
+    /// What is added to the loss, so that experts are evenly loaded.
+    pub losses: RouterLosses,
+    /// By how much a bias of each expert moves after each step ([`RouterBias`](super::RouterBias)); 0 for no biases.
+    pub bias_step: f64,
 }
 
 /// What attention of a block sees.
@@ -230,6 +234,7 @@ impl TransformerConfig {
             stream: self.stream.unwrap_or(scope.dtype()),
             norm: &norm,
             logit_cap: self.logit_cap,
+            router_losses: self.experts.as_ref().map_or_else(RouterLosses::default, |experts| experts.losses),
         };
         let block = |i: usize, place: &Scope| {
             Ok(Arc::new(TransformerBlock::new(self, i, layers, place)?) as Arc<dyn Block>)
@@ -303,7 +308,7 @@ impl TransformerConfig {
                 return Err("a window of 0 keys, wanted at least 1".into());
             }
         }
-        if let Some(Experts { count, chosen, inner, .. }) = &self.experts {
+        if let Some(Experts { count, chosen, inner, losses, bias_step, .. }) = &self.experts {
             check_sizes(&[
                 ("experts", *count),
                 ("experts of a token", *chosen),
@@ -312,6 +317,16 @@ impl TransformerConfig {
             check_layers(*count)?;
             if chosen > count {
                 return Err(format!("{chosen} of {count} experts for a token, wanted at most all"));
+            }
+            let numbers = [
+                ("the factor of the balancing loss", losses.balance),
+                ("the factor of the z-loss", losses.z),
+                ("the step of the routers' biases", *bias_step),
+            ];
+            for (name, number) in numbers {
+                if !(0.0..f64::INFINITY).contains(&number) {
+                    return Err(format!("{name} is {number}, wanted a number from 0 up"));
+                }
             }
         }
         let caps = [("score_cap", self.score_cap), ("logit_cap", self.logit_cap)];

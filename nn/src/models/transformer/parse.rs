@@ -88,9 +88,14 @@ impl Family {
     /// The experts of a mixture.
     fn experts(self, f: &Fields<'_>, c: &mut TransformerConfig) -> Parsed<()> {
         let Some(experts) = &mut c.experts else { return Ok(()) };
-        // With them the loss has a term that balances the experts.
-        f.must_be("output_router_logits", false)?;
-        let _ = f.maybe_number("router_aux_loss_coef")?;
+        // With the logits the loss has a term that balances the experts.
+        let balance = f.number("router_aux_loss_coef", if self == Family::OlmoE { 0.01 } else { 0.001 })?;
+        if f.flag("output_router_logits", false)? {
+            experts.losses.balance = balance;
+        }
+        // transformers knows neither for these families.
+        experts.losses.z = f.number("router_z_loss_coef", 0.0)?;
+        experts.bias_step = f.number("router_bias_step", 0.0)?;
         f.must_be_zero("router_jitter_noise")?;
         // Some files have the one name, some the other.
         for name in ["num_experts", "num_local_experts"] {

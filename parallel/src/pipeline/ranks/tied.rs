@@ -64,7 +64,8 @@ impl TiedTable {
         };
         let roots = [0, first.len()];
         let ends = comm.group(&first.chain(last).collect::<Vec<_>>())?;
-        let table = model.parameters().into_iter().find(|parameter| parameter.leaves().len() == 2);
+        let is_tied = |p: &Parameter| p.leaves().len() == 2 && !p.has_replica_sites();
+        let table = model.parameters().into_iter().find(is_tied);
         Ok(table.map(|table| TiedTable::of(table, ends, roots, here)))
     }
 

@@ -190,7 +190,8 @@ impl<'a> Updates<'a> {
     ) -> Result<()> {
         let last = self.plan.schedule.stages() - 1;
         let Some(ends) = ends.filter(|_| [0, last].contains(&stage)) else { return Ok(()) };
-        let Some(place) = parameters.iter().position(|p| p.leaves().len() == 2) else { return Ok(()) };
+        let is_tied = |p: &Parameter| p.leaves().len() == 2 && !p.has_replica_sites();
+        let Some(place) = parameters.iter().position(is_tied) else { return Ok(()) };
         has_its_own_gradients(&parameters[place])?;
         let [first, followers] = [0, last].map(|stage| self.plan.schedule.ranks_of(stage).len());
         if followers > 1 && self.plan.interval_of(0) != self.plan.interval_of(last) {

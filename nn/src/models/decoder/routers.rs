@@ -1,0 +1,187 @@
+//! The biases of routers, and their losses in a decoder's passes: each forward pass has a record of its routers, which the loss of its result takes.
+
+use std::sync::Arc;
+
+use phalanx_autograd::{ContextMode, Var};
+use phalanx_tensor::{Context, Tensor, unpoisoned};
+
+use super::{Decoder, DecoderStage};
+use crate::models::RouterBias;
+use crate::models::router_losses::{RouterPass, with_router_losses};
+use crate::{Error, LayerFactory, Result};
+
+impl<L: LayerFactory> Decoder<L> {
+    /// The biases of its routers that move with the loads, block by block.
+    pub fn router_biases(&self) -> Vec<RouterBias> {
+        self.blocks.iter().filter_map(|block| block.module().router_bias().cloned()).collect()
+    }
+
+    /// Whether routers add to the loss now: in training, where gradients are recorded.
+    fn has_router_losses(&self) -> bool {
+        self.router_losses.is_on() && self.mode.is_training() && Context::current().grad()
+    }
+
+    pub(super) fn new_router_pass(&self) -> Result<Option<Arc<RouterPass>>> {
+        if !self.has_router_losses() {
+            return Ok(None);
+        }
+        if self.stage != DecoderStage::whole(self.blocks_of_all) {
+            let why = "got a stage of a model, wanted a whole one: the loads of all blocks count together";
+            return Err(Error::invalid("router losses", why));
+        }
+        Ok(Some(RouterPass::new(self.router_losses)))
+    }
+
+    /// Keeps the record of a pass with the result `x` for its loss.
+    pub(super) fn keep_router_pass(&self, pass: Option<Arc<RouterPass>>, x: &Var) {
+        *unpoisoned(self.routers.lock()) = pass.map(|pass| (x.tensor().clone(), pass));
+    }
+
+    /// The loss of `x` with the losses of the routers of its pass, as many times as there are targets that count.
+    pub(super) fn with_router_losses(&self, loss: Var, x: &Var, targets: &Var, scale: f64) -> Result<Var> {
+        if !self.has_router_losses() {
+            return Ok(loss);
+        }
+        let last = unpoisoned(self.routers.lock()).take();
+        match last {
+            Some((of, pass)) if of.shares_storage(x.tensor()) => {
+                with_router_losses(&loss, &pass, scale * counted(targets.tensor())? as f64)
+            }
+            _ => {
+                let why = "got a stream that is not the last forward pass's, or a second loss of it; wanted one loss of each pass";
+                Err(Error::invalid("router losses", why))
+            }
+        }
+    }
+}
+
+/// How many targets count; all on a meta device.
+fn counted(targets: &Tensor) -> Result<usize> {
+    if targets.device().is_meta() {
+        return Ok(targets.numel());
+    }
+    Ok(targets.to_vec::<i64>()?.into_iter().filter(|&target| target != -100).count())
+}
+
+#[cfg(test)]
+mod tests {
+    use phalanx_autograd::Var;
+    use phalanx_tensor::{DType, Device};
+
+    use crate::models::{Decoder, DecoderStage, Family, RecomputeMode, RouterLosses, TransformerConfig};
+    use crate::{OneDevice, Parameters, Scope};
+
+    fn config(family: Family, losses: RouterLosses) -> TransformerConfig {
+        let size =
+            TransformerConfig { key_heads: 1, ..TransformerConfig::new(Family::Llama, 37, 12, 3, 2, 16) };
+        let found = Family::samples(&size).into_iter().find(|config| config.family == family);
+        let mut config = found.unwrap();
+        config.experts.as_mut().unwrap().losses = losses;
+        config
+    }
+
+    fn model(family: Family, losses: RouterLosses) -> Decoder {
+        config(family, losses).init(&Scope::new(3, DType::F64, Device::CPU)).unwrap()
+    }
+
+    fn tokens(skip: usize) -> Var {
+        let tokens: Vec<i64> = (0..24).map(|i| ((i + skip) * 7919 % 37) as i64).collect();
+        Var::from_slice(&tokens, &[2, 12], Device::CPU).unwrap()
+    }
+
+    /// The loss of a batch of which one target does not count.
+    fn loss(model: &Decoder) -> Var {
+        let mut targets = tokens(1).into_tensor().to_vec::<i64>().unwrap();
+        targets[5] = -100;
+        let targets = Var::from_slice(&targets, &[2, 12], Device::CPU).unwrap();
+        model.loss(&model.forward(&tokens(0)).unwrap(), &targets, 1.0 / 23.0).unwrap()
+    }
+
+    const LOSSES: RouterLosses = RouterLosses { balance: 0.5, z: 0.2 };
+
+    #[test]
+    fn gradients_of_losses_of_routers_are_differences_of_the_loss() {
+        for family in [Family::Mixtral, Family::Qwen3Moe, Family::OlmoE] {
+            let model = model(family, LOSSES);
+            loss(&model).backward().unwrap();
+            let names =
+                ["layers.0.mlp.gate.weight", "layers.2.mlp.gate.weight", "layers.0.self_attn.v_proj.weight"];
+            for p in model.parameters().iter().filter(|p| names.contains(&p.name())) {
+                let grad = p.grad().unwrap().unwrap().to_vec::<f64>().unwrap();
+                let values = p.tensor().to_vec::<f64>().unwrap();
+                for at in [0, 7, grad.len() - 1] {
+                    let moved = |step: f64| {
+                        let mut values = values.clone();
+                        values[at] += step;
+                        let shape = p.tensor().shape().to_vec();
+                        p.load(&phalanx_tensor::Tensor::from_slice(&values, &shape, Device::CPU).unwrap())
+                            .unwrap();
+                        loss(&model).item::<f64>().unwrap()
+                    };
+                    let wanted = (moved(1e-5) - moved(-1e-5)) / 2e-5;
+                    moved(0.0);
+                    assert!(
+                        (grad[at] - wanted).abs() < 1e-7,
+                        "{family:?} {}: {}, {wanted}",
+                        p.name(),
+                        grad[at]
+                    );
+                }
+            }
+        }
+    }
+
+    /// With a plain router of logits 0 the balancing loss is the number of experts that a token takes, and the z-loss ln(experts)^2.
+    #[test]
+    fn level_routers_have_the_losses_of_the_formulas() {
+        let value = |losses| {
+            let model = model(Family::Mixtral, losses);
+            for p in model.parameters().iter().filter(|p| p.name().ends_with("gate.weight")) {
+                p.load(&p.tensor().zeros_like().unwrap()).unwrap();
+            }
+            loss(&model).item::<f64>().unwrap()
+        };
+        let plain = value(RouterLosses::default());
+        assert!((value(RouterLosses { balance: 0.5, z: 0.0 }) - plain - 0.5 * 2.0).abs() < 1e-12);
+        assert!(
+            (value(RouterLosses { balance: 0.0, z: 0.5 }) - plain - 0.5 * 4f64.ln().powi(2)).abs() < 1e-12
+        );
+    }
+
+    #[test]
+    fn recomputed_blocks_have_the_same_bits_with_losses_of_routers() {
+        let run = |mode| {
+            let mut model = model(Family::Qwen3Moe, LOSSES);
+            model.set_recompute(mode);
+            let loss = loss(&model);
+            loss.backward().unwrap();
+            let grads =
+                model.parameters().into_iter().map(|p| p.grad().unwrap().unwrap().to_bytes().unwrap());
+            (loss.tensor().to_bytes().unwrap(), grads.collect::<Vec<_>>())
+        };
+        let plain = run(RecomputeMode::Never);
+        for mode in [RecomputeMode::Always, RecomputeMode::ExceptLast, RecomputeMode::Attention] {
+            assert!(run(mode) == plain, "{mode}");
+        }
+    }
+
+    #[test]
+    fn losses_of_routers_are_for_training_of_whole_models() {
+        let model = model(Family::Mixtral, LOSSES);
+        let plain = {
+            let _inference = crate::inference();
+            loss(&model).item::<f64>().unwrap()
+        };
+        assert!(loss(&model).item::<f64>().unwrap() > plain + 0.5);
+        let x = model.forward(&tokens(0)).unwrap();
+        model.loss(&x, &tokens(1), 1.0).unwrap();
+        let refused = model.loss(&x, &tokens(1), 1.0).unwrap_err().to_string();
+        assert!(refused.contains("wanted one loss of each pass"), "{refused}");
+        let stage = DecoderStage { layers: 0..2, first: true, last: false };
+        let scope = Scope::new(3, DType::F64, Device::CPU);
+        let stage =
+            config(Family::Mixtral, LOSSES).init_stage(&std::sync::Arc::new(OneDevice), &scope, stage);
+        let refused = stage.unwrap().forward(&tokens(0)).unwrap_err().to_string();
+        assert!(refused.contains("got a stage of a model, wanted a whole one"), "{refused}");
+    }
+}

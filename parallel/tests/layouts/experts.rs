@@ -1,0 +1,142 @@
+//! Experts that ranks divide train as one device's do, bit for bit, under every axis beside them; whatever the routing; and their runs move.
+
+use phalanx_nn::models::{Family, ModelConfig, RecomputeMode};
+use phalanx_nn::{Parameters, Scope};
+use phalanx_parallel::Result;
+use phalanx_parallel::hybrid::{self, Layout};
+use phalanx_parallel::launch::Rank;
+use phalanx_parallel::mesh::Groups;
+use phalanx_tensor::DType;
+
+use crate::case::{Case, mixture};
+use crate::every::over_tcp;
+use crate::moves::moves;
+use crate::outcome::{STEPS, assert_near, assert_same, of_whole_layers, on_ranks, together, twin};
+
+/// `dp, tp, pp` and `ep`, with two micro-batches.
+fn case(model: ModelConfig, mesh: [usize; 4]) -> Case {
+    let [dp, tp, pp, ep] = mesh;
+    Case::new(model, Layout { dp, tp, pp, ep, micro_batches: 2, ..Layout::default() })
+}
+
+/// Holds the ranks to the twin, which has all experts; and the twin, if its layers are cut, to one device.
+fn check(case: &Case) {
+    let wanted = twin(case, None, 0..STEPS);
+    assert_same(case, &together(case, 0..STEPS), &wanted);
+    if case.layout.tp > 1 {
+        assert_near(case, &wanted, &twin(&of_whole_layers(case), None, 0..STEPS));
+    }
+}
+
+fn families() -> [ModelConfig; 2] {
+    [Family::Mixtral, Family::Qwen3Moe].map(|family| mixture(family, 2))
+}
+
+#[test]
+fn divided_experts_have_the_bits_of_whole_ones() {
+    for model in families() {
+        for mesh in [[2, 1, 1, 2], [4, 1, 1, 2], [4, 1, 1, 4]] {
+            check(&case(model.clone(), mesh));
+        }
+    }
+}
+
+#[test]
+fn divided_experts_have_the_bits_of_whole_ones_beside_split_layers() {
+    families().into_iter().for_each(|model| check(&case(model, [2, 2, 1, 2])));
+}
+
+#[test]
+fn divided_experts_have_the_bits_of_whole_ones_in_pipelines() {
+    for (model, schedule) in families().into_iter().zip(["1f1b", "zb-h1"]) {
+        let case = case(model, [2, 1, 2, 2]);
+        let recompute = if schedule == "1f1b" { RecomputeMode::Always } else { RecomputeMode::Never };
+        check(&Case { layout: Layout { schedule: schedule.into(), recompute, ..case.layout }, ..case });
+    }
+}
+
+#[test]
+fn divided_experts_have_the_bits_of_whole_ones_under_zero() {
+    for (model, zero) in families().into_iter().zip([1, 2]) {
+        check(&Case { zero, ..case(model.clone(), [4, 1, 1, 2]) });
+        check(&Case { zero, ..case(model, [2, 1, 1, 2]) });
+    }
+}
+
+#[test]
+fn divided_experts_over_tcp_have_the_bits_of_whole_ones() {
+    let [model, _] = families();
+    over_tcp(&Case { zero: 1, ..case(model, [4, 1, 1, 2]) });
+}
+
+#[test]
+fn recomputed_blocks_send_their_tokens_again() {
+    for model in families() {
+        let case = case(model, [2, 1, 1, 2]);
+        check(&Case { layout: Layout { recompute: RecomputeMode::Always, ..case.layout }, ..case });
+    }
+}
+
+#[test]
+fn models_in_bf16_have_the_bits_of_whole_experts() {
+    let [model, _] = families();
+    check(&Case { dtype: DType::BF16, ..case(model, [4, 1, 1, 2]) });
+}
+
+/// With level gates the first experts take all tokens, so the second rank gets none in the first step.
+#[test]
+fn experts_and_ranks_without_tokens_have_the_bits_of_whole_ones() {
+    for chosen in [1, 2] {
+        let model = mixture(Family::Mixtral, chosen);
+        check(&Case { level_gates: true, ..case(model.clone(), [2, 1, 1, 2]) });
+        check(&Case { level_gates: true, ..case(model, [4, 1, 1, 4]) });
+    }
+}
+
+#[test]
+fn a_run_moves_to_other_divisions_of_the_experts_and_back() {
+    for (i, model) in families().into_iter().enumerate() {
+        let case = |mesh, zero| Case { zero, rows: 12, ..case(model.clone(), mesh) };
+        let cases = [
+            case([2, 1, 1, 2], 0),
+            case([1, 1, 1, 1], 0),
+            case([4, 1, 1, 2], 1),
+            case([2, 2, 1, 2], 0),
+            case([2, 1, 2, 1], 3),
+            case([2, 1, 2, 2], 2),
+        ];
+        moves(&format!("experts-{i}"), &cases);
+    }
+}
+
+#[test]
+fn a_rank_has_and_loads_its_experts_alone() {
+    let [config, _] = families();
+    let folder = std::env::temp_dir().join(format!("phalanx-experts-{}", std::process::id()));
+    let alone = config.init_stage(
+        &std::sync::Arc::new(phalanx_nn::OneDevice),
+        &Scope::new(7, DType::F32, phalanx_tensor::Device::CPU),
+        phalanx_nn::models::DecoderStage::whole(config.layers()),
+    );
+    let alone = alone.unwrap();
+    phalanx_nn::models::save_model(&alone, &config, &folder).unwrap();
+    let whole: Vec<_> = alone.parameters().iter().map(|p| (p.name().to_string(), p.tensor())).collect();
+    let case = case(config.clone(), [2, 1, 1, 2]);
+    let names = on_ranks(&case, |rank: Rank| -> Result<Vec<String>> {
+        let groups = Groups::new(case.layout.mesh()?, rank.comm())?;
+        // Another seed, so that what is not loaded shows.
+        let scope = Scope::new(99, DType::F32, rank.device());
+        let model = hybrid::decoder(&config, &case.layout, &groups, &scope, Some(&folder))?;
+        for p in model.parameters() {
+            let wanted = &whole.iter().find(|(name, _)| name == p.name()).unwrap().1;
+            assert_eq!(p.tensor().to_bytes()?, wanted.to_bytes()?, "{}", p.name());
+        }
+        let experts = model.parameters().into_iter().filter(|p| p.has_replica_sites());
+        Ok(experts.map(|p| p.name().to_string()).collect())
+    });
+    for (rank, names) in names.unwrap().into_iter().enumerate() {
+        let own = |name: &String| (2 * rank..2 * rank + 2).any(|e| name.contains(&format!(".experts.{e}.")));
+        assert!(names.len() == 2 * 2 * 3 && names.iter().all(own), "rank {rank}: {names:?}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
