@@ -143,6 +143,7 @@ fn facts(part: &RankPart<'_>, prompts: &[impl AsRef<[u32]>], generation: &Genera
     let prompts = format!("{} of {tokens} tokens (XXH64 {:016x})", prompts.len(), digest.digest());
     let Generation { count, sampling, end_tokens, processors, text, stop, piece, page } = generation;
     let facts = [
+        ("generate: the stages' ranks", format!("{:?}", part.placement)),
         ("generate: the model's context and vocabulary", format!("{} and {}", part.context, part.vocabulary)),
         ("generate: the prompts", prompts),
         ("generate: `count`", count.to_string()),

@@ -12,11 +12,10 @@ use crate::{Error, LayerFactory, Result};
 /// A call of the model is made for a group of rows. Calls are begun in turn, group after group, and end in the order in which they began:
 ///
 /// ```text
-/// two stages, groups a and b       time -->
-/// stage 0, one call ahead          a    b    a    b         a call begins
-///                                         a    b    a       a call's tokens are known
-/// stage 1                               a    b    a    b
-///                                        a    b    a        drawn here
+/// two stages, groups of rows a and b         time -->
+/// stage 0, two calls under way       a   b   a   b   a
+/// stage 1, one call under way            a   b   a   b
+/// tokens drawn there, known to all         a   b   a
 /// ```
 pub trait CausalModel {
     /// How it fails.
