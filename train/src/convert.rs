@@ -199,6 +199,12 @@ mod tests {
         Family::samples(&size).into_iter().find(of).map(ModelConfig::from).unwrap()
     }
 
+    fn with_router_biases() -> ModelConfig {
+        let ModelConfig::Transformer(mut config) = mixture() else { panic!("a transformer") };
+        config.experts.as_mut().unwrap().bias_step = 0.25;
+        config.into()
+    }
+
     /// A run, and the folder that it writes at its end.
     fn trained(name: &str, model: &ModelConfig, config: Config, lora: Option<&LoraConfig>) -> PathBuf {
         let out = folder(name);
@@ -245,11 +251,14 @@ mod tests {
             Config { layout, zero, ..Config::default() }
         };
         let lora = LoraConfig::new(2, &["c_attn", "c_proj"]);
+        let layout = Layout { dp: 2, ep: 2, ..Layout::default() };
+        let experts = Config { layout, ..Config::default() };
         let cases = [
             ("whole", gpt(), Config { ema: Some(0.9), ..Config::default() }, None),
             ("bf16", gpt(), Config { dtype: DType::BF16, ..plain(1, 1, 2, 1) }, None),
             ("zero3", mixture(), plain(2, 1, 2, 3), None),
             ("stages", mixture(), plain(1, 2, 1, 0), None),
+            ("experts", with_router_biases(), experts, None),
             ("lora", gpt(), plain(2, 1, 1, 0), Some(&lora)),
         ];
         for (name, model, config, lora) in cases {

@@ -16,9 +16,8 @@ const SAMPLE_TOKENS: usize = 300;
 
 /// Continues prompts with the model of a run as it is now: with the averages of the weights, if there are such, and with adapters beside the
 /// layers. The ranks of the first replica do it, each with its part of the model ([`hybrid::generate_rows`]); with ZeRO-3 each has the
-/// parameters of its part whole meanwhile. Where ranks divide the experts, so do the other replicas of the first one's expert group, and `sink`
-/// must answer alike in each. Returns the rows there, and none on the ranks of other replicas. All ranks call it, with the same prompts and
-/// settings.
+/// parameters of its part whole meanwhile. Where ranks divide the experts, the other replicas of the first one's expert group take part.
+/// Returns the rows there, and none on other ranks. All ranks call it, with the same prompts and settings.
 ///
 /// # Errors
 /// If the run trains no decoder, or as [`hybrid::generate_rows`].
@@ -31,7 +30,7 @@ pub fn generate_rows(
     let _averages = run.averaged()?;
     let _values = run.data_parallel().gathered()?;
     let (groups, layout) = (&run.mesh_rank().groups, &run.config().layout);
-    // Ranks that divide the experts need each other: the replicas of their group write the same.
+    // Ranks that divide the experts need each other.
     if groups.at().dp >= layout.ep {
         return Ok(None);
     }

@@ -210,7 +210,7 @@ impl<'a> RankPart<'a> {
             context: any.context(),
             vocabulary: any.vocabulary(),
             device: any.device(),
-            draws_at: placement.last().map_or(0, |rank| rank * tp.size()),
+            draws_at: placement.last().map_or(0, |rank| rank * groups.mesh().expert_ranks() * tp.size()),
             groups: if is_single { count } else { 1 },
             calls: if is_single { ahead } else { 1 },
             parts: if is_single { 1 } else { line.size() },

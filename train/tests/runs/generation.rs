@@ -1,7 +1,8 @@
 //! What a language model writes while it is trained: its ranks write it together, and the whole model on one rank writes the same.
 
 use phalanx_nn::models::{
-    Generation, GenerationStep, LoraConfig, ModelConfig, generate_rows as by_one_device, save_model,
+    Family, Generation, GenerationStep, LoraConfig, ModelConfig, TransformerConfig,
+    generate_rows as by_one_device, save_model,
 };
 use phalanx_nn::{SampleOptions, Scope};
 use phalanx_parallel::hybrid::{StagedModel, adapted_decoder, decoder};
@@ -25,7 +26,7 @@ fn writes(model: &ModelConfig, config: Config, lora: Option<&LoraConfig>) {
             calls.fetch_add(1, Ordering::Relaxed);
             true
         })?;
-        assert_eq!(rows.is_some(), run.mesh_rank().groups.at().dp == 0);
+        assert_eq!(rows.is_some(), run.mesh_rank().groups.at().dp < run.config().layout.ep);
         if let Some(whole) = whole_decoder(run, &whole, adapters.as_ref())? {
             assert_eq!(
                 rows.unwrap(),
@@ -70,6 +71,17 @@ fn ranks_write_what_the_whole_model_writes() {
         writes(&models[i % 2], config(layout, zero), None);
     }
     writes(&models[1], Config { ema: Some(0.5), ..config(layout(1, 2, 2), 0) }, None);
+}
+
+#[test]
+fn ranks_that_divide_the_experts_write_what_the_whole_model_writes() {
+    let size =
+        TransformerConfig { key_heads: 2, ..TransformerConfig::new(Family::Llama, 32, CONTEXT, 4, 2, 16) };
+    let is_mixtral = |config: &TransformerConfig| config.family == Family::Mixtral;
+    let model = ModelConfig::from(Family::samples(&size).into_iter().find(is_mixtral).unwrap());
+    for (dp, tp, pp) in [(2, 1, 1), (4, 1, 1), (2, 2, 1), (2, 1, 2)] {
+        writes(&model, config(Layout { ep: 2, ..layout(dp, tp, pp) }, 0), None);
+    }
 }
 
 #[test]
