@@ -42,7 +42,13 @@ const SOON: Duration = Duration::from_secs(2);
 /// After which a process hangs: twice what a rank waits.
 const HANGS: Duration = Duration::from_secs(240);
 
+/// How many operations of communicators a GPU runs at a time: four of NCCL's 32 blocks, one a multiprocessor, fit on the 132 of an H100.
+const AT_ONCE: &str = "4";
+
 type Outcome<T = ()> = Result<T, String>;
+
+/// A claim, and what finds out.
+type Test = (&'static str, fn() -> Outcome);
 
 fn main() -> ExitCode {
     if let Ok(what) = std::env::var(CHILD) {
@@ -69,7 +75,7 @@ fn main() -> ExitCode {
         println!("orders: skipped: {why}");
         return ExitCode::SUCCESS;
     }
-    let tests: [(&str, fn() -> Outcome); 6] = [
+    let tests: [Test; 6] = [
         ("every order of streams gives the bits of the host's backend", every_order),
         ("a missing wait between streams is found", || {
             mistake("no_wait", MISTAKE_SEEDS, &["missing wait: "])
@@ -108,6 +114,7 @@ fn start(what: &str, streams: &str, seed: u64) -> Outcome<(bool, String, String)
     command.env(CHILD, what).env("PHALANX_CUDA", "emulator").env("PHALANX_EMULATOR_STREAMS", streams);
     command.env("PHALANX_EMULATED_DEVICES", RANKS.to_string()).env_remove("PHALANX_CUDA_DEVICES");
     command.env("PHALANX_EMULATOR_ADDRESSES", format!("random:{seed}"));
+    command.env("PHALANX_EMULATOR_NCCL_AT_ONCE", AT_ONCE);
     let (succeeded, out, err) = ended(&mut command).map_err(|e| format!("{what}: {e}"))?;
     let line = |mark: &str| out.lines().find_map(|line| line.strip_prefix(mark)).map(String::from);
     let result = line("result: ").or_else(|| line("error: ")).unwrap_or_default();
