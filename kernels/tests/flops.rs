@@ -59,8 +59,14 @@ fn a_product_is_no_faster_than_the_peak() {
             matmul_into(&mut c, &a, &a).unwrap();
             fastest = fastest.min(begin.elapsed().as_secs_f64());
         }
-        let (peak, product) = (peak_flops(dtype, Device::CPU).unwrap(), 2.0 * 256f64.powi(3) / fastest);
-        // Clocks change between the two, and others use the machine.
+        let (mut peak, product) = (0f64, 2.0 * 256f64.powi(3) / fastest);
+        // Clocks change between the two, and others use the machine, such as the test beside this one: of several measures the highest counts.
+        for _ in 0..20 {
+            peak = peak.max(peak_flops(dtype, Device::CPU).unwrap());
+            if product < peak {
+                break;
+            }
+        }
         assert!(product < 1.3 * peak, "{dtype}: a product {product:e}, the peak {peak:e} FLOP/s");
         println!("{dtype}: a product reaches {:.0} % of {:.1} GFLOP/s", 100.0 * product / peak, peak / 1e9);
     }

@@ -7,8 +7,8 @@ pub(super) const CHUNK: usize = 4 << 20;
 /// in the system's cache.
 pub(super) const PAGE: usize = 4 << 10;
 
-/// A chunk, in memory that begins at a multiple of [`PAGE`].
-#[derive(Debug)]
+/// A chunk, in memory that begins at a multiple of [`PAGE`]. The default one has no memory.
+#[derive(Debug, Default)]
 pub(super) struct Chunk {
     memory: Vec<u8>,
     start: usize,

@@ -348,8 +348,9 @@ impl Filler<'_> {
     }
 
     fn push(&mut self) {
-        let full = std::mem::replace(&mut self.chunk, self.queue.chunk());
-        self.wanted = self.queue.push(Ok(full));
+        self.wanted = self.queue.push(Ok(std::mem::take(&mut self.chunk)));
+        // Only now: the wait may have been for a chunk that is used again.
+        self.chunk = self.queue.chunk();
     }
 }
 
