@@ -194,16 +194,19 @@ impl SaveOptions {
 
     /// The numbers of the tensors of each file.
     fn shards(&self, entries: &[TensorEntry]) -> Vec<Range<usize>> {
-        let (mut shards, mut bytes) = (vec![0..0], 0_usize);
+        let (mut shards, mut bytes): (Vec<Range<usize>>, _) = (Vec::new(), 0_usize);
         for (number, entry) in entries.iter().enumerate() {
             bytes = bytes.saturating_add(entry.bytes());
             match shards.last_mut() {
-                Some(shard) if bytes <= self.shard_bytes || shard.len() == 0 => shard.end = number + 1,
+                Some(shard) if bytes <= self.shard_bytes => shard.end = number + 1,
                 _ => {
                     bytes = entry.bytes();
                     shards.push(number..number + 1);
                 }
             }
+        }
+        if shards.is_empty() {
+            shards.push(0..0);
         }
         shards
     }

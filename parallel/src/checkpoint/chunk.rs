@@ -17,8 +17,8 @@ pub(super) struct Chunk {
 }
 
 impl Chunk {
-    /// An empty one.
-    pub(super) fn new() -> Chunk {
+    /// An empty one with its memory.
+    pub(super) fn with_room() -> Chunk {
         let mut memory: Vec<u8> = Vec::with_capacity(CHUNK + PAGE);
         let start = memory.as_ptr().align_offset(PAGE);
         memory.resize(start, 0);

@@ -71,7 +71,7 @@ impl Queue {
 
     /// An empty chunk.
     pub(super) fn chunk(&self) -> Chunk {
-        unpoisoned(self.state.lock()).spare.pop().unwrap_or_else(Chunk::new)
+        unpoisoned(self.state.lock()).spare.pop().unwrap_or_else(Chunk::with_room)
     }
 
     /// Takes back a chunk that is written.
@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     fn chunk(byte: u8, bytes: usize) -> Chunk {
-        let mut chunk = Chunk::new();
+        let mut chunk = Chunk::with_room();
         assert!(chunk.fill(&vec![byte; bytes]).is_empty());
         chunk
     }

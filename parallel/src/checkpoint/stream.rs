@@ -101,7 +101,7 @@ mod tests {
                 }
                 let mut rest = &wanted[..];
                 while !rest.is_empty() {
-                    let mut chunk = Chunk::new();
+                    let mut chunk = Chunk::with_room();
                     rest = chunk.fill(rest);
                     stream.add(&chunk).unwrap();
                 }
