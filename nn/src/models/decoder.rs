@@ -248,7 +248,7 @@ impl<L: LayerFactory> Decoder<L> {
 
     /// [`Decoder::forward`] of rows that consist of several documents. A token attends to its own document only, and learned and rotary
     /// positions are counted from the document's first token. So a document's stream is the one that it has in a row of its own, on a
-    /// CPU bit for bit, without dropout. Every stage takes the documents.
+    /// CPU bit for bit, without dropout and without a cap on scores (Gemma 2, within rounding). Every stage takes the documents.
     ///
     /// # Errors
     /// If the input or the documents do not fit.
