@@ -24,7 +24,7 @@ use crate::{Error, Result, checkpoints, keyed};
 pub const MODEL: &str = "model";
 
 keyed! {
-    /// What is converted, and how it is written.
+    /// The model that is converted, and the form of its new folder.
     pub struct ConvertConfig {
         /// Hugging Face folder, folder of a training run, or a checkpoint in it.
         "from" from: Option<PathBuf> = None,

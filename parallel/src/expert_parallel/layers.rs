@@ -120,6 +120,10 @@ impl<L: LayerFactory> LayerFactory for ExpertParallel<L> {
         self.layers.stream(positions)
     }
 
+    fn set_whole_stream(&self, whole: bool) {
+        self.layers.set_whole_stream(whole);
+    }
+
     fn experts(&self) -> Option<&dyn ExpertExchange> {
         (self.comm.size() > 1).then_some(self as _)
     }
