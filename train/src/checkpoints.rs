@@ -31,7 +31,7 @@ const ABANDONED: &str = "abandoned-";
 const FORMAT: &str = "phalanx-train-1";
 /// The settings of a checkpoint without frozen parameters: the folder from which they are, and their digest.
 pub const FROZEN: &str = "frozen";
-const FROZEN_DIGEST: &str = "frozen_digest";
+pub(crate) const FROZEN_DIGEST: &str = "frozen_digest";
 
 /// A run's checkpoints.
 pub(crate) struct Checkpoints {
@@ -251,6 +251,12 @@ pub(crate) struct FrozenParameters {
     /// The folder from which they are.
     pub folder: PathBuf,
     pub digest: String,
+}
+
+/// The digest of frozen parameters, from those of each.
+pub(crate) fn frozen_digest(of_each: &BTreeMap<String, u64>) -> String {
+    let text: String = of_each.iter().map(|(name, digest)| format!("{name} {digest:016x}\n")).collect();
+    format!("{:016x}", crate::digest(text.as_bytes()))
 }
 
 /// Refuses a checkpoint without frozen parameters, unless this run has the same ones from elsewhere.

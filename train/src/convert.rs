@@ -1,6 +1,6 @@
 //! [`ConvertConfig`]: a model's folder from another folder or from a run's checkpoint, with a tensor at a time in memory.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -11,11 +11,13 @@ use phalanx_nn::models::{
 };
 use phalanx_nn::{EMA, Entry, Parameters, Scope, Shard};
 use phalanx_parallel::checkpoint::Checkpoint;
+use phalanx_parallel::comm;
+use phalanx_parallel::digest::whole_digests;
 use phalanx_parallel::sharded_tensor::ShardedTensor;
 use phalanx_tensor::io::TensorEntry;
 use phalanx_tensor::{DType, Device, Tensor};
 
-use crate::checkpoints::FROZEN;
+use crate::checkpoints::{FROZEN, FROZEN_DIGEST, frozen_digest};
 use crate::text::{Codec, TOKENIZER};
 use crate::{Error, Result, checkpoints, keyed};
 
@@ -114,7 +116,30 @@ impl Saved {
         let lora = settings.get("lora").filter(|text| *text != "default");
         let lora =
             lora.map(|text| text.parse().map_err(|e: phalanx_nn::Error| wrong(e.to_string()))).transpose()?;
-        Ok(Saved { checkpoint, entries, lora, frozen })
+        let saved = Saved { checkpoint, entries, lora, frozen };
+        saved.check_frozen()?;
+        Ok(saved)
+    }
+
+    /// Refuses a folder whose parameters are no longer those that the run had.
+    fn check_frozen(&self) -> Result<()> {
+        let settings = self.checkpoint.settings();
+        let (Some(frozen), Some(wanted)) = (&self.frozen, settings.get(FROZEN_DIGEST)) else { return Ok(()) };
+        let trained: HashSet<&str> = self.checkpoint.tensors().map(|(name, ..)| name).collect();
+        let (alone, mut digests) = (comm::meta(0, 1)?, BTreeMap::new());
+        for TensorEntry { name, shape, .. } in &self.entries {
+            if !trained.contains(&*format!("model.{name}")) {
+                let values = frozen.rows(name, 0..shape.first().copied().unwrap_or(1))?.contiguous()?;
+                digests.extend(whole_digests(&alone, &[ShardedTensor::whole(name, values)])?.of);
+            }
+        }
+        if frozen_digest(&digests) == *wanted {
+            return Ok(());
+        }
+        let folder = settings.get(FROZEN).map_or("", String::as_str);
+        let why =
+            format!("the parameters of {folder} are no longer those that the run had and did not train");
+        Err(Error::file(self.checkpoint.path(), why))
     }
 
     /// Rows of a tensor of this shape, if the checkpoint has it.
@@ -323,6 +348,10 @@ mod tests {
             ConvertConfig { from: Some(parts.clone()), out: Some(out.clone()), ..ConvertConfig::default() };
         convert.run().unwrap();
         assert!(read(&out) == read(&whole.join("model")));
+        let weights = "model.safetensors";
+        std::fs::copy(other.join(weights), base.join(weights)).unwrap();
+        let said = convert.run().unwrap_err().to_string();
+        assert!(said.contains("no longer those that the run had"), "{said}");
         [base, other, whole, parts, out].iter().for_each(|folder| std::fs::remove_dir_all(folder).unwrap());
     }
 

@@ -8,8 +8,7 @@ use phalanx_parallel as parallel;
 use phalanx_parallel::digest::{UnlikeCopies, whole_digests};
 use phalanx_parallel::sharded_tensor::ShardedTensor;
 
-use crate::checkpoints::FrozenParameters;
-use crate::identity::digest;
+use crate::checkpoints::{FrozenParameters, frozen_digest};
 use crate::record::ByName;
 use crate::run::Run;
 use crate::run::optimizers::AnyRule;
@@ -65,9 +64,8 @@ impl Run {
         let mut parts = self.parameter_parts()?;
         parts.retain(|part| names.contains(&*part.name));
         let digests = whole_digests(self.mesh_rank.all_ranks(), &parts)?.of;
-        let text: String = digests.iter().map(|(name, digest)| format!("{name} {digest:016x}\n")).collect();
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.into());
-        self.frozen = Some(FrozenParameters { folder, digest: format!("{:016x}", digest(text.as_bytes())) });
+        self.frozen = Some(FrozenParameters { folder, digest: frozen_digest(&digests) });
         Ok(())
     }
 
