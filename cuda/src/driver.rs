@@ -321,6 +321,37 @@ pub(crate) unsafe fn launch(
     Ok(called.result()?)
 }
 
+/// A map of a tensor of 16-bit elements, of which boxes are one element wide but in the two inner dimensions. It names an address, and reads
+/// nothing there.
+pub(crate) fn tensor_map(
+    address: u64,
+    sizes: [u64; 4],
+    strides: [u64; 3],
+    [columns, rows]: [u32; 2],
+) -> Called<[u64; 16]> {
+    let mut map = sys::CUtensorMap { opaque: [0; 16] };
+    let (window, steps) = ([columns, rows, 1, 1], [1; 4]);
+    // SAFETY: the lists are as long as the rank says.
+    let made = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            &raw mut map,
+            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT16,
+            4,
+            std::ptr::with_exposed_provenance_mut(address as usize),
+            sizes.as_ptr(),
+            strides.as_ptr(),
+            window.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    made.result()?;
+    Ok(map.opaque)
+}
+
 /// # Safety
 /// The stream exists.
 pub(crate) unsafe fn begin_capture(stream: CUstream) -> Called {

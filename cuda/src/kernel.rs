@@ -14,6 +14,7 @@ use crate::dry::{self, Traffic};
 use crate::load_gate::LoadGate;
 use crate::nvrtc;
 use crate::program::{KernelSource, Program, Target};
+use crate::tensor_map::TensorMap;
 use crate::trace::Work;
 use crate::vendor::Failure;
 use crate::{Error, Result};
@@ -196,11 +197,26 @@ pub struct Arguments {
 impl Arguments {
     /// Appends a number, or a structure laid out as in C.
     pub fn push<T: bytemuck::Pod>(&mut self, value: T) {
-        let start = self.bytes.next_multiple_of(align_of::<T>());
+        self.push_aligned(value, align_of::<T>());
+    }
+
+    /// Appends a map, which is aligned as `CUtensorMap` is.
+    pub fn push_map(&mut self, map: TensorMap) {
+        self.push_aligned(map.0, 64);
+    }
+
+    fn push_aligned<T: bytemuck::Pod>(&mut self, value: T, align: usize) {
+        let start = self.bytes.next_multiple_of(align);
         self.bytes = start + size_of::<T>();
         self.packed.resize(self.bytes.div_ceil(8), 0);
         bytemuck::cast_slice_mut::<u64, u8>(&mut self.packed)[start..self.bytes]
             .copy_from_slice(bytemuck::bytes_of(&value));
+    }
+
+    /// Takes away the last argument, a pointer.
+    pub fn pop_pointer(&mut self) -> u64 {
+        self.bytes = self.bytes.saturating_sub(size_of::<u64>());
+        self.packed.pop().unwrap_or(0)
     }
 
     /// Moves the last argument, a pointer, by so many bytes.

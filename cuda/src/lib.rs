@@ -55,6 +55,7 @@ mod program;
 mod progress;
 #[cfg(not(feature = "cuda"))]
 mod stubs;
+mod tensor_map;
 mod trace;
 mod vendor;
 
@@ -82,6 +83,7 @@ pub use memory::{DeviceBlock, Pinned};
 pub use nvrtc::{compile, compiled};
 pub use product::{Epilogue, Float, MatrixLayout, ProductForm, ProductPointers};
 pub use program::{Image, KernelSource, Program, Target};
+pub use tensor_map::{Boxes, TensorMap};
 pub use trace::{Span, Work, start_trace, take_trace};
 pub use vendor::{Library, Version};
 

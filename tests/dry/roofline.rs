@@ -56,10 +56,10 @@ struct Share {
 const SHARES: [Share; 7] = [
     // cuBLASLt with wgmma: 769 to 798 TFLOP/s were measured for 8192^3 on an H200.
     Share { class: Class::Product, tensor: 0.78, moved: 0.90 },
-    // mma.sync has a ceiling of some 62 % on Hopper. FlashAttention-2, which uses it too, reaches 23 % (1,024 tokens, causal, heads of
-    // 64) to 35 % (heads of 128) forward, and 24 to 26 % backward (Shah et al.: FlashAttention-3, 2024, figures 5 and 6).
-    Share { class: Class::AttentionForward, tensor: 0.25, moved: 0.90 },
-    Share { class: Class::AttentionBackward, tensor: 0.25, moved: 0.90 },
+    // FlashAttention-3, which has products of warpgroups and copies by tensor maps too, reaches 27 % (1,024 tokens, causal, heads of 64)
+    // to 66 % (16,384 tokens, heads of 128) forward, and 37 to 57 % backward (Shah et al., 2024, figures 5 and 6). The lowest counts.
+    Share { class: Class::AttentionForward, tensor: 0.27, moved: 0.90 },
+    Share { class: Class::AttentionBackward, tensor: 0.37, moved: 0.90 },
     // A copy on an H200 was measured at 4.3 of 4.8 TB/s.
     Share { class: Class::Stream, tensor: 1.0, moved: 0.90 },
     // Assumed until a GPU has measured it: sums and barriers of a row keep loads waiting.

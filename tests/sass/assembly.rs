@@ -242,6 +242,24 @@ impl Instruction {
     }
 }
 
+/// The most exponentials that follow each other while a product of warpgroups is under way: after its start, and before all are waited for.
+pub fn exponentials_beside_products(text: &str, entry: &str) -> usize {
+    let section = format!("\t.section\t.text.{entry},");
+    let body = text.split_once(&section).map_or("", |(_, rest)| rest);
+    let (mut most, mut count) = (0, None);
+    for line in body.split("\t.section\t").next().unwrap_or_default().lines() {
+        if line.contains("HGMMA") {
+            count = Some(0);
+        } else if line.contains("WARPGROUP.DEPBAR") && line.contains(", 0x0") {
+            count = None;
+        } else if line.contains("MUFU.EX2") {
+            count = count.map(|n| n + 1);
+            most = most.max(count.unwrap_or(0));
+        }
+    }
+    most
+}
+
 /// The mix of a kernel's instructions, with so many warps on a multiprocessor.
 pub fn mix(chip: &Chip, text: &str, entry: &str, warps: u64) -> Mix {
     let all = instructions(text, entry);

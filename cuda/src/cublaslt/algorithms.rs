@@ -30,6 +30,8 @@ pub(super) enum Choice {
     Kept,
     /// The one that is kept; else all candidates are timed, and the fastest one is kept.
     Timed,
+    /// None: all products are computed by the caller's own kernels.
+    Own,
 }
 
 impl Choice {
@@ -48,8 +50,9 @@ impl Choice {
             "" | "first" => Ok(Choice::First),
             "kept" => Ok(Choice::Kept),
             "timed" => Ok(Choice::Timed),
+            "own" => Ok(Choice::Own),
             other => {
-                let text = format!("{SETTING} is `{other}`, wanted `first`, `kept` or `timed`");
+                let text = format!("{SETTING} is `{other}`, wanted `first`, `kept`, `timed` or `own`");
                 Err(Failure { code: u32::MAX, text })
             }
         }

@@ -61,7 +61,8 @@ impl CublasLt {
         form: &ProductForm,
         at: &ProductPointers,
     ) -> Result<Option<Arc<PlannedProduct>>> {
-        if is_refused() || require(Library::CublasLt).is_err() {
+        let choice = context.called(op, Choice::asked())?;
+        if choice == Choice::Own || is_refused() || require(Library::CublasLt).is_err() {
             return Ok(None);
         }
         let handle = self.handle(context, gate, op)?;
@@ -71,7 +72,6 @@ impl CublasLt {
         }
         drop(plans);
         context.bind(op)?;
-        let choice = context.called(op, Choice::asked())?;
         let mut plan = context.called(op, handle.plan(form, at))?;
         if let Some(plan) = plan.as_mut().filter(|_| choice != Choice::First) {
             self.choose(context, gate, op, (handle, form, at), choice, plan)?;

@@ -111,12 +111,16 @@ pub(crate) const CLUSTER_MAX: u32 = 8;
 /// See [`CLUSTER_MAX`].
 pub(crate) const CLUSTER_MAX_OPTIN: u32 = 16;
 
-/// The value of an attribute, for a device of compute capability 9.0 as NVIDIA documents it (CUDA C Programming
+/// The value of an attribute, for a device of compute capability 9.0 or 8.0 as NVIDIA documents it (CUDA C Programming
 /// Guide, "Compute Capabilities"), with few multiprocessors, and without what the emulator does not do. The numbers
 /// are those of `CUdevice_attribute`. Those that are not named are of things that do not exist here (textures,
 /// surfaces, virtual memory management, sharing between processes), so 0.
 pub(crate) fn device_attribute(attribute: i32, ordinal: usize) -> Option<i32> {
     let value = match attribute {
+        75 if settings().before_hopper => 8,
+        81 if settings().before_hopper => 164 << 10,
+        97 if settings().before_hopper => 163 << 10,
+        120 | 127 if settings().before_hopper => 0,
         1 => THREADS_BLOCK,
         2..=4 => BLOCK_MAX[attribute as usize - 2],
         5..=7 => GRID_MAX[attribute as usize - 5],

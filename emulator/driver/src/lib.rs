@@ -43,6 +43,7 @@
 //! | `PHALANX_CUDA` | `dry`: nothing is executed, memory has no contents, and work is logged (`log`) | |
 //! | `PHALANX_EMULATED_DEVICES` | 1 to 64 | 1 |
 //! | `PHALANX_EMULATED_MEMORY_BYTES` | bytes a device | 16 GiB; without execution 80 GiB |
+//! | `PHALANX_EMULATED_CAPABILITY` | `90`, `80` | `90` |
 //! | `PHALANX_EMULATOR_STREAMS` | `eager`, `deferred`, `deferred:SEED` | `eager` |
 //! | `PHALANX_EMULATOR_RACES` | `error`, `warn`, `off` | `error` |
 //! | `PHALANX_EMULATOR_ADDRESSES` | `ascending`, `random:SEED` | `ascending` |

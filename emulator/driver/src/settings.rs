@@ -14,6 +14,8 @@ pub(crate) const MODE: &str = "PHALANX_CUDA";
 pub(crate) const DEVICES: &str = "PHALANX_EMULATED_DEVICES";
 /// Bytes of memory of each device; if unset 16 GiB, and 80 GiB where nothing is executed.
 pub(crate) const MEMORY: &str = "PHALANX_EMULATED_MEMORY_BYTES";
+/// The devices' compute capability: `90` (an H100's, the default) or `80` (an A100's).
+pub(crate) const CAPABILITY: &str = "PHALANX_EMULATED_CAPABILITY";
 /// When queued work runs: `eager` (the default), `deferred` or `deferred:SEED`.
 pub(crate) const STREAMS: &str = "PHALANX_EMULATOR_STREAMS";
 /// What becomes of two unordered operations that touch the same bytes: `error` (the default), `warn` or `off`.
@@ -86,6 +88,8 @@ pub(crate) enum CountersTo {
 pub(crate) struct Settings {
     pub devices: usize,
     pub memory_bytes: u64,
+    /// Without clusters and tensor maps, and with less shared memory.
+    pub before_hopper: bool,
     pub schedule: Schedule,
     pub races: Report,
     /// The driver executes nothing: memory has no contents, and every operation on a stream is logged.
@@ -109,6 +113,7 @@ impl Settings {
         Settings {
             devices: parsed(DEVICES, 1, |text| text.parse().ok().filter(|n| (1..=64).contains(n))),
             memory_bytes: parsed(MEMORY, if dry { 80 << 30 } else { 16 << 30 }, |text| text.parse().ok()),
+            before_hopper: parsed(CAPABILITY, false, |text| one_of(text, [("90", false), ("80", true)])),
             schedule: parsed(STREAMS, Schedule::Eager, schedule),
             races: parsed(RACES, Report::Error, report),
             dry,

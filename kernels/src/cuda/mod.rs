@@ -14,6 +14,8 @@ pub type File = (&'static str, &'static str);
 
 /// Types, packets, reductions, matrix instructions, random numbers.
 pub const PRELUDE: File = ("prelude.cuh", include_str!("prelude.cuh"));
+/// Copies of boxes and products of warpgroups, for programs that only devices of compute capability 9.0 are given.
+pub(crate) const HOPPER: File = ("hopper.cuh", include_str!("hopper.cuh"));
 /// Layouts of any strides.
 pub(crate) const LAYOUT: File = ("layout.cuh", include_str!("layout.cuh"));
 /// Errors that only a kernel can find.

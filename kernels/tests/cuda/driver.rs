@@ -53,7 +53,7 @@ pub fn serve(name: &str, tests: usize, settings: &[Setting], run: impl Fn(Option
 }
 
 /// This very program, with further settings.
-fn again(args: &[String], settings: &[Setting]) -> std::io::Result<ExitCode> {
+pub fn again(args: &[String], settings: &[Setting]) -> std::io::Result<ExitCode> {
     let exe = std::env::current_exe()?;
     let status = Command::new(exe).args(args).envs(settings.iter().copied()).status()?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -7,7 +7,7 @@ use phalanx_cuda::{Arguments, captured_step};
 use smallvec::SmallVec;
 
 use super::copy::gather_into;
-use super::{DeviceBlock, Gpu, Traffic};
+use super::{Boxes, DeviceBlock, Gpu, Traffic};
 use crate::storage::{Read, Write};
 use crate::{Error, PhiloxStream, Result, RngKey, ScratchUse, Tensor};
 
@@ -120,6 +120,29 @@ impl<'a> Args<'a> {
     fn moved(mut self, bytes: usize) -> Args<'a> {
         self.packed.advance_last(bytes);
         self
+    }
+
+    /// The map of boxes of a tensor to read, whose first element [`Args::read_at`] would point to; for a `__grid_constant__` argument.
+    ///
+    /// # Errors
+    /// As [`Args::read`], and if the GPU has no such maps.
+    pub fn read_boxes(self, tensor: &'a Tensor, start: usize, boxes: &Boxes) -> Result<Args<'a>> {
+        self.read_at(tensor, start)?.boxes(boxes)
+    }
+
+    /// [`Args::read_boxes`] of scratch memory.
+    ///
+    /// # Errors
+    /// If the GPU has no such maps.
+    pub fn scratch_boxes(self, scratch: &Scratch, boxes: &Boxes) -> Result<Args<'a>> {
+        self.scratch(scratch).boxes(boxes)
+    }
+
+    /// The last argument, a pointer, as a map.
+    fn boxes(mut self, boxes: &Boxes) -> Result<Args<'a>> {
+        let address = self.packed.pop_pointer();
+        self.packed.push_map(self.gpu.tensor_map(self.op, address, boxes).map_err(Error::of_gpu)?);
+        Ok(self)
     }
 
     /// A number, or a structure laid out as in C.

@@ -25,7 +25,7 @@ pub use args::{Args, DevicePointer, Scratch};
 pub use clock::{GpuClock, Moment};
 pub use copy::Readback;
 pub use phalanx_cuda::{
-    Calls, ChromeTrace, CollectiveGuard, Doctor, DryLog, FAULT, Grid, Image, KernelSource, Library,
+    Boxes, Calls, ChromeTrace, CollectiveGuard, Doctor, DryLog, FAULT, Grid, Image, KernelSource, Library,
     LoggedOperation, Program, Span, Target, Traffic, Version, Work, calls, compile, compiled, doctor,
     driver_name, emulated, nccl_lacks, require, start_trace, take_dry_log, take_trace, version,
 };

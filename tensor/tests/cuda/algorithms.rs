@@ -120,8 +120,11 @@ fn choices(folder: &Path) -> std::io::Result<Result<(), String>> {
         }
     }
     let refused = run("fast")?;
-    Ok(match refused.contains("PHALANX_CUDA_ALGORITHMS is `fast`, wanted `first`, `kept` or `timed`") {
-        true => Ok(()),
-        false => Err(format!("an unknown setting: {refused}")),
-    })
+    Ok(
+        match refused.contains("PHALANX_CUDA_ALGORITHMS is `fast`, wanted `first`, `kept`, `timed` or `own`")
+        {
+            true => Ok(()),
+            false => Err(format!("an unknown setting: {refused}")),
+        },
+    )
 }

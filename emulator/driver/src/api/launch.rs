@@ -12,6 +12,7 @@ use crate::device::{
 };
 use crate::launch::{Config, blocks_per_multiprocessor, cluster_of, launch};
 use crate::module::{FUNCTIONS, Function, MODULES, image, load, unload};
+use crate::settings::settings;
 use crate::status::{Failure, Result, Status, kept, present};
 
 fn max_active(blocks: Out<i32>, function: usize, threads: i32, shared_bytes: usize) -> Result<()> {
@@ -205,6 +206,9 @@ export! {
     ) {
         if !(1..=5).contains(&rank) || sides.is_null() || window.is_null() || steps.is_null() {
             return Err(Status::INVALID_VALUE.because(format!("a tensor map of rank {rank}, or a null list")));
+        }
+        if settings().before_hopper {
+            return Err(Status::NOT_SUPPORTED.because("devices of compute capability 8.0 have no tensor maps"));
         }
         if interleave != 0 {
             return Err(Status::NOT_SUPPORTED.because("interleaved tensor maps are not emulated"));

@@ -34,6 +34,8 @@ enum Lie {
     Cut,
     /// [B, H, D, T], so that columns do not lie together.
     Across,
+    /// All heads are one.
+    Shared,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -73,6 +75,7 @@ impl Call {
             Lie::Turned => of(&[2, rows, heads, columns]).transpose(1, 2),
             Lie::Cut => of(&[2, heads, rows, columns + 3]).narrow(3, 1, columns),
             Lie::Across => of(&[2, heads, columns, rows]).transpose(2, 3),
+            Lie::Shared => of(&[2, 1, rows, columns]).broadcast_to(&[2, heads, rows, columns]),
         }
     }
 
@@ -265,6 +268,12 @@ pub fn cases() -> Vec<Case> {
         calls.extend([call.causal(), Call { masked: Masked::Bool, dropout: 0.5, needs: ALL, ..call }]);
     }
     calls.push(Call::new(DType::BF16, [1, 1], [300, 300, 64, 64]).causal());
+    // By warpgroups: operands that are gathered or not, values of another depth, rings of tiles that come round.
+    let call = Call::new(DType::BF16, [2, 1], [70, 140, 64, 56]);
+    let needs = [[true, false, false, false], [false, true, false, false], [false, false, true, false]];
+    calls.extend([Lie::Whole, Lie::Cut, Lie::Across, Lie::Shared].map(|lie| Call { lie, ..call }));
+    calls.extend(needs.map(|needs| Call { needs, ..call }));
+    calls.extend([[60, 700, 64, 64], [140, 400, 128, 72]].map(|sizes| Call::new(DType::BF16, [1, 1], sizes)));
     calls.extend(documents());
     let mut cases: Vec<Case> = calls.into_iter().map(Call::case).collect();
     for dtype in FLOATS {

@@ -34,6 +34,11 @@ const SHAPES: [(&[usize], &[usize]); 15] = [
     (&[1, 64], &[64, 64]),
 ];
 
+/// Whether all products are Phalanx's own.
+fn own_products() -> bool {
+    std::env::var("PHALANX_CUDA_ALGORITHMS").is_ok_and(|way| way == "own")
+}
+
 fn products_cases() -> Vec<Case> {
     let mut all = Vec::new();
     for dtype in FLOATS {
@@ -53,6 +58,31 @@ fn products_cases() -> Vec<Case> {
                 .within(4.0 * tolerance(dtype)),
             );
         }
+        all.push(case(format!("product {dtype} in tiles"), |dtype, d| {
+            // All four ways in which factors lie, several tiles of rows, columns and steps, and parts of tiles.
+            let of = |shape: &[usize], seed| make(shape, dtype, d, spread(seed, -0.3, 0.3));
+            let (a, b) = (of(&[200, 136], 1), of(&[136, 264], 2));
+            let (at, bt) = (of(&[136, 200], 3).transpose(0, 1)?, of(&[264, 136], 4).transpose(0, 1)?);
+            let heads = of(&[3, 8, 72], 5);
+            let mut sum = matmul(&a, &b)?;
+            matmul_accumulate_(&mut sum, &at, &bt)?;
+            let whole = matmul(&a, &bt)?;
+            let mut made = vec![sum, matmul(&at, &b)?];
+            if own_products() {
+                // Rows have the bits that they have alone.
+                let parts = [matmul(&a.narrow(0, 0, 72)?, &bt)?, matmul(&a.narrow(0, 72, 128)?, &bt)?];
+                for (part, first) in parts.iter().zip([0, 72]) {
+                    let same = whole.narrow(0, first, part.size(0)?)?.contiguous()?;
+                    made.push(phalanx_kernels::sub(&same, part)?);
+                }
+            }
+            made.extend([
+                whole,
+                matmul(&heads, &heads.transpose(1, 2)?)?,
+                matmul(&heads, &b.narrow(0, 8, 72)?)?,
+            ]);
+            Ok(made)
+        }));
         all.push(case(format!("product {dtype} transposed"), |dtype, d| {
             let a = make(&[19, 33], dtype, d, spread(1, -1.0, 1.0));
             let b = make(&[21, 19], dtype, d, spread(2, -1.0, 1.0));

@@ -30,46 +30,6 @@ struct Shared {
 };
 static_assert(QUERIES == BLOCK_ROWS && THREADS == BLOCK_THREADS && sizeof(Shared) == BLOCK_BYTES, "as launched");
 
-// Products become probabilities, of queries `query ..` and keys `key ..`.
-DEVICE void probabilities(f32 (&s)[M][N][4], const f32 (&logsumexp)[M][2], const Problem& p, const Place& at, int query,
-                          int key) {
-    const int g = lane_number() / 4, t = lane_number() % 4;
-    const Score score(p);
-#pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++)
-                s[m][n][i] = score.probability(s[m][n][i], logsumexp[m][i / 2], p, at, query + m * 16 + i / 2 * 8 + g,
-                                               key + n * 8 + 2 * t + i % 2);
-    // Of keys that are not there the exponential may be infinite.
-    if (key + KEYS > p.keys || (p.causal && key + KEYS > query + 1)) {
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int seen = p.keys_before(query + m * 16 + i / 2 * 8 + g + 1) - key - 2 * t - i % 2;
-#pragma unroll
-                for (int n = 0; n < N; n++)
-                    if (n * 8 >= seen) s[m][n][i] = 0;
-            }
-    }
-    if (CUT && key < first_key(p, at.item, at.head, query + 16 * M - 1)) {
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int start = first_key(p, at.item, at.head, query + m * 16 + half * 8 + g) - key - 2 * t;
-#pragma unroll
-                for (int n = 0; n < N; n++) {
-                    if (n * 8 < start) s[m][n][half * 2] = 0;
-                    if (n * 8 + 1 < start) s[m][n][half * 2 + 1] = 0;
-                }
-            }
-    }
-}
-
 // dy vᵀ becomes ds; `kept` has a row of words a query.
 DEVICE void differentiate(f32 (&ds)[M][N][4], const f32 (&s)[M][N][4], const f32 (&delta)[M][2], const Problem& p,
                           const Place& at, const u32* kept, int query, int key) {
@@ -121,16 +81,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
     dy.open(shared_address(shared.dy + my_row * PITCH));
     f32 dq[M][CHUNKS][4], logsumexp[M][2], delta[M][2];
     clear(dq);
-    const i64 rows = (i64)p.batches * p.heads * p.queries, row = ((i64)at.item * p.heads + at.head) * p.queries;
 #pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int query = mine + m * 16 + half * 8 + lane_number() / 4;
-            const bool valid = query < p.queries;
-            logsumexp[m][half] = valid ? p.sums[row + query] : 0;
-            delta[m][half] = valid ? p.sums[rows + row + query] : 0;
-        }
+    for (int m = 0; m < M; m++) load_sums(logsumexp[m], delta[m], p, at, mine + m * 16 + lane_number() / 4);
 #pragma unroll 1
     for (int tile = start; tile < tiles; tile++) {
         copy_async_wait<0>();
@@ -163,5 +115,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2)
 #pragma unroll
     for (int m = 0; m < M; m++) scale[m][0] = scale[m][1] = (f32)p.scale;
     if (p.dquery.data)
-        store_rows(dq, scale, my_queries, p.dquery.at(at.item, at.head), p.dquery.row, mine, p.queries, p.depth);
+        store_rows(dq, scale, TileRows{my_queries}, p.dquery.at(at.item, at.head), p.dquery.row, mine, p.queries, p.depth);
 }

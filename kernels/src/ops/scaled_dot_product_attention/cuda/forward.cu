@@ -36,87 +36,6 @@ struct Shared {
 
 static_assert(QUERIES == BLOCK_ROWS && THREADS == BLOCK_THREADS && sizeof(Shared) == BLOCK_BYTES, "as launched");
 
-// Scores are kept as products; `unit` is what they are multiplied with to be exponents of 2, above 0 always.
-struct Scale {
-    f32 unit, factor;
-
-    DEVICE explicit Scale(const Problem& p) {
-        const f32 scale = (f32)p.scale * (f32)LOG2_E;
-        const bool plain = !BIASED && scale > 0;
-        unit = plain ? scale : 1;
-        factor = plain ? 1 : scale;
-    }
-};
-
-// Applies scale, mask and limits to a warp's scores of queries `query ..` and keys `key ..`.
-DEVICE void finish(f32 (&s)[M][N][4], const Problem& p, Place at, f32 factor, int query, int key) {
-    const int g = lane_number() / 4, t = lane_number() % 4;
-    if (BIASED || factor != 1) {
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int n = 0; n < N; n++)
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    s[m][n][i] *= factor;
-                    if (BIASED)
-                        s[m][n][i] += (f32)LOG2_E * bias_at(p, at.item, at.head, query + m * 16 + i / 2 * 8 + g, key + n * 8 + 2 * t + i % 2);
-                }
-    }
-    if (key + KEYS > p.keys || (p.causal && key + KEYS > query + 1)) {
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int end = p.keys_before(query + m * 16 + i / 2 * 8 + g + 1) - key - 2 * t - i % 2;
-#pragma unroll
-                for (int n = 0; n < N; n++)
-                    if (n * 8 >= end) s[m][n][i] = least<f32>();
-            }
-    }
-    if (CUT && key < first_key(p, at.item, at.head, query + 16 * M - 1)) {
-#pragma unroll
-        for (int m = 0; m < M; m++)
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                const int start = first_key(p, at.item, at.head, query + m * 16 + half * 8 + g) - key - 2 * t;
-#pragma unroll
-                for (int n = 0; n < N; n++) {
-                    if (n * 8 < start) s[m][n][half * 2] = least<f32>();
-                    if (n * 8 + 1 < start) s[m][n][half * 2 + 1] = least<f32>();
-                }
-            }
-    }
-}
-
-// Scores of two rows become exponentials below the largest score so far; earlier sums shrink.
-DEVICE void exponentials(f32 (&s)[N][4], f32 (&o)[CHUNKS][4], f32 (&largest)[2], f32 (&sum)[2], f32 unit) {
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        f32 high = largest[half];
-#pragma unroll
-        for (int n = 0; n < N; n++) high = fmaxf(high, fmaxf(s[n][half * 2], s[n][half * 2 + 1]));
-        high = warp_max<4>(high);
-        // Of rows that saw nothing yet all exponentials are to be 0.
-        const f32 base = high == least<f32>() ? 0 : high * unit;
-        const f32 shrink = exp2_fast(largest[half] * unit - base);
-        largest[half] = high;
-        sum[half] *= shrink;
-#pragma unroll
-        for (int n = 0; n < CHUNKS; n++) {
-            o[n][half * 2] *= shrink;
-            o[n][half * 2 + 1] *= shrink;
-        }
-#pragma unroll
-        for (int n = 0; n < N; n++)
-#pragma unroll
-            for (int i = half * 2; i < half * 2 + 2; i++) {
-                s[n][i] = exp2_fast(s[n][i] * unit - base);
-                sum[half] += s[n][i];
-            }
-    }
-}
-
 // Sets to 0 what `bits` leaves out: a row of words a query, from the warp's first on.
 DEVICE void drop(f32 (&s)[M][N][4], const u32 (*bits)[KEYS / 32]) {
     const int g = lane_number() / 4, t = lane_number() % 4;
@@ -185,7 +104,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_forward(const
         products(s, queries, shared_address(shared.keys[tile & 1]));
         finish(s, p, at, scale.factor, mine, key);
 #pragma unroll
-        for (int m = 0; m < M; m++) exponentials(s[m], o[m], largest[m], sum[m], scale.unit);
+        for (int m = 0; m < M; m++) {
+            f32 shrink[2];
+            exponentials(s[m], largest[m], sum[m], shrink, scale.unit);
+            multiply(o[m], shrink);
+        }
 #if DROPOUT
         drop(s, shared.kept + my_row);
 #endif
@@ -194,19 +117,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attention_forward(const
 
     f32 factor[M][2];
 #pragma unroll
-    for (int m = 0; m < M; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const f32 total = warp_sum<4>(sum[m][half]);
-            const f32 inverse = total == 0 ? 0 : 1 / total;
-            const int query = mine + m * 16 + half * 8 + lane_number() / 4;
-            factor[m][half] = DROPOUT ? inverse * (f32)p.keep_scale : inverse;
-            if (lane_number() % 4 == 0 && query < p.queries) {
-                W* stats = p.stats + (((i64)at.item * p.heads + at.head) * p.queries + query) * 2;
-                const f32 high = largest[m][half];
-                stats[0] = high == least<f32>() ? 0 : high * (scale.unit / (f32)LOG2_E);
-                stats[1] = inverse;
-            }
-        }
-    store_rows(o, factor, my_rows, p.out.at(at.item, at.head), p.out.row, mine, p.queries, p.value_depth);
+    for (int m = 0; m < M; m++) {
+        end_rows(factor[m], largest[m], sum[m], p, at, scale.unit, mine + m * 16 + lane_number() / 4);
+        if (DROPOUT) factor[m][0] *= (f32)p.keep_scale, factor[m][1] *= (f32)p.keep_scale;
+    }
+    store_rows(o, factor, TileRows{my_rows}, p.out.at(at.item, at.head), p.out.row, mine, p.queries, p.value_depth);
 }

@@ -3,7 +3,9 @@
 //! ```text
 //! Launcher       what the launches of a call share: operands, mask, variant      view      strided tensors as kernel arguments
 //! variant        the macros that kernels are compiled with; sizes of blocks
-//! forward.cu     backward_keys.cu     backward_queries.cu                        by tensor cores, over tile.cuh
+//! forward.cu     backward_keys.cu     backward_queries.cu                        by products of warps, over tile.cuh
+//! warpgroup_forward.cu                                                           by those of warpgroups, over warpgroup_tile.cuh too
+//!                scores.cuh: the running softmax of both forward passes
 //! general.cu     the same by multiply-adds, for f32, f64 and deep heads
 //! sums.cu        delta = sum(dy out) of each query      keep.cu      the factors of dropout     first_keys.cu   checks first keys
 //! ```
@@ -16,7 +18,7 @@ use phalanx_tensor::{DType, Error, Result, Tensor};
 
 use super::Problem;
 use super::dropout::Keep;
-use crate::cuda::{FAULT, File, PRELUDE};
+use crate::cuda::{FAULT, File, HOPPER, PRELUDE};
 use crate::real::wide_dtype;
 use variant::{BlockSize, Variant};
 
@@ -25,14 +27,30 @@ use view::{StridedView, four};
 
 const PROBLEM: File = ("problem.cuh", include_str!("problem.cuh"));
 const TILE: File = ("tile.cuh", include_str!("tile.cuh"));
-const FORWARD: &[File] = &[PRELUDE, PROBLEM, TILE, ("forward.cu", include_str!("forward.cu"))];
-const KEYS: &[File] = &[PRELUDE, PROBLEM, TILE, ("backward_keys.cu", include_str!("backward_keys.cu"))];
+const SCORES: File = ("scores.cuh", include_str!("scores.cuh"));
+const FORWARD: &[File] = &[PRELUDE, PROBLEM, TILE, SCORES, ("forward.cu", include_str!("forward.cu"))];
+const KEY_ROWS: File = ("key_rows.cuh", include_str!("key_rows.cuh"));
+const KEYS: &[File] =
+    &[PRELUDE, PROBLEM, TILE, KEY_ROWS, ("backward_keys.cu", include_str!("backward_keys.cu"))];
+const QUERY_ROWS: File = ("query_rows.cuh", include_str!("query_rows.cuh"));
 const QUERIES: &[File] =
-    &[PRELUDE, PROBLEM, TILE, ("backward_queries.cu", include_str!("backward_queries.cu"))];
+    &[PRELUDE, PROBLEM, TILE, QUERY_ROWS, ("backward_queries.cu", include_str!("backward_queries.cu"))];
 const GENERAL: &[File] = &[PRELUDE, PROBLEM, ("general.cu", include_str!("general.cu"))];
 const SUMS: &[File] = &[PRELUDE, PROBLEM, ("sums.cu", include_str!("sums.cu"))];
 const KEEP: &[File] = &[PRELUDE, PROBLEM, ("keep.cu", include_str!("keep.cu"))];
+const WARPGROUP_TILE: File = ("warpgroup_tile.cuh", include_str!("warpgroup_tile.cuh"));
+const WARPGROUP_FORWARD: &[File] =
+    &warpgroups(SCORES, ("warpgroup_forward.cu", include_str!("warpgroup_forward.cu")));
+const WARPGROUP_KEYS: &[File] =
+    &warpgroups(KEY_ROWS, ("warpgroup_keys.cu", include_str!("warpgroup_keys.cu")));
+const WARPGROUP_QUERIES: &[File] =
+    &warpgroups(QUERY_ROWS, ("warpgroup_queries.cu", include_str!("warpgroup_queries.cu")));
 const FIRST_KEYS: &[File] = &[PRELUDE, FAULT, PROBLEM, ("first_keys.cu", include_str!("first_keys.cu"))];
+
+/// The files of a program for warpgroups: what it shares with the one for warps, and the kernel.
+const fn warpgroups(rows: File, kernel: File) -> [File; 7] {
+    [PRELUDE, HOPPER, PROBLEM, TILE, rows, WARPGROUP_TILE, kernel]
+}
 
 /// Sets the output and each query's maximum and inverse sum.
 pub(super) fn forward(
@@ -47,15 +65,15 @@ pub(super) fn forward(
     call.check_first_keys()?;
     let block = call.variant.forward();
     let [query, key, value] = &call.views[..] else { return Ok(()) };
-    let slots = [
-        KernelOperand::Read(query),
-        KernelOperand::Read(key),
-        KernelOperand::Read(value),
-        KernelOperand::Write(out),
-    ];
-    let args = call.args(slots, StatsArgs { stats: KernelOperand::Write(stats), ..StatsArgs::default() })?;
+    let [q, k, v] = [query, key, value].map(|view| call.operand(view));
+    let args = call.args(
+        [q, k, v, KernelOperand::Write(out)],
+        StatsArgs { stats: KernelOperand::Write(stats), ..StatsArgs::default() },
+    )?;
+    let args = call.boxes(args, [(query, 128), (key, 128), (value, 128)])?;
     let args = call.computing(args, problem.depth + problem.value_depth);
-    call.launch((FORWARD, "forward.cu"), "attention_forward", block, (problem.heads, problem.queries), args)
+    let files = call.variant.either((FORWARD, "forward.cu"), (WARPGROUP_FORWARD, "warpgroup_forward.cu"));
+    call.launch(files, "attention_forward", block, (problem.heads, problem.queries), args)
 }
 
 /// The gradients of query, key, value and scores that are wanted. Inputs are query, key, value, output and its gradient.
@@ -72,21 +90,21 @@ pub(super) fn backward(
     let rows = problem.heads * problem.queries;
     let sums = call.gpu.scratch(op, 2 * rows * wide_dtype(inputs[0].dtype()).size())?;
     let [query, key, value, out, dy] = &call.views[..] else { return Ok(()) };
-    let read = || [query, key, value, out, dy].map(KernelOperand::Read);
     let numbers = |slopes| StatsArgs { stats: KernelOperand::Whole(&stats), sums: Some(&sums), slopes };
     if rows > 0 {
-        let args = call.args(read(), numbers(KernelOperand::None))?;
+        let read = [query, key, value, out, dy].map(KernelOperand::Read);
+        let args = call.args(read, numbers(KernelOperand::None))?;
         let args = [query, key, value].into_iter().fold(args, |args, view| view.unread(args));
         let block = BlockSize { rows: 32, threads: 256, bytes: 0 };
         call.launch((SUMS, "sums.cu"), "attention_sums", block, (1, rows), args)?;
     }
     if dkey.is_some() || dvalue.is_some() {
-        let [q, k, v, o, g] = read();
+        let [q, k, v, g] = [query, key, value, dy].map(|view| call.operand(view));
         let slots = [
             q,
             k,
             v,
-            o,
+            KernelOperand::None,
             g,
             KernelOperand::None,
             KernelOperand::write_if(dkey),
@@ -94,18 +112,24 @@ pub(super) fn backward(
         ];
         // Scores and their gradients once more, then dk = ds' q and dv = p' dy.
         let args = call.args(slots, numbers(KernelOperand::None))?;
-        let args = call.computing(out.unread(args), 2 * (problem.depth + problem.value_depth));
-        let made = (problem.heads / problem.group, problem.keys);
-        call.launch((KEYS, "backward_keys.cu"), "attention_backward_keys", call.variant.keys(), made, args)?;
+        let args = call.boxes(args, [(query, 64), (key, 128), (value, 128), (dy, 64)])?;
+        let args = call.computing(args, 2 * (problem.depth + problem.value_depth));
+        let (made, block) = ((problem.heads / problem.group, problem.keys), call.variant.keys());
+        let files = call.variant.either((KEYS, "backward_keys.cu"), (WARPGROUP_KEYS, "warpgroup_keys.cu"));
+        call.launch(files, "attention_backward_keys", block, made, args)?;
     }
     if dquery.is_some() || slopes.is_some() {
-        let [q, k, v, o, g] = read();
-        let slots = [q, k, v, o, g, KernelOperand::write_if(dquery)];
+        let [q, k, v, g] = [query, key, value, dy].map(|view| call.operand(view));
+        let slots = [q, k, v, KernelOperand::None, g, KernelOperand::write_if(dquery)];
         // Scores and their gradients once more, then dq = ds k.
         let args = call.args(slots, numbers(KernelOperand::write_if(slopes)))?;
-        let args = call.computing(out.unread(args), 2 * problem.depth + problem.value_depth);
+        let args = call.boxes(args, [(query, 128), (key, 64), (value, 64), (dy, 128)])?;
+        let args = call.computing(args, 2 * problem.depth + problem.value_depth);
         let (made, block) = ((problem.heads, problem.queries), call.variant.queries());
-        call.launch((QUERIES, "backward_queries.cu"), "attention_backward_queries", block, made, args)?;
+        let files = call
+            .variant
+            .either((QUERIES, "backward_queries.cu"), (WARPGROUP_QUERIES, "warpgroup_queries.cu"));
+        call.launch(files, "attention_backward_queries", block, made, args)?;
     }
     Ok(())
 }
@@ -209,15 +233,14 @@ impl<'c> Launcher<'c> {
         slopes: bool,
     ) -> Result<Launcher<'c>> {
         let query = inputs[0];
+        let gpu = query.device().gpu()?;
         let depth = problem.deepest();
         if depth > DEPTH_MAX {
             let wanted = format!("depths of at most {DEPTH_MAX} on a GPU");
             return Err(Error::shape(op, format!("a depth of {depth}"), wanted));
         }
-        let views: Vec<StridedView> =
-            inputs.iter().map(|t| StridedView::operand(op, t)).collect::<Result<_>>()?;
         let scores = problem.scores_shape(query);
-        let variant = Variant {
+        let mut variant = Variant {
             dtype: query.dtype(),
             depth,
             mask: mask.map_or(0, |mask| match mask.dtype() {
@@ -227,11 +250,20 @@ impl<'c> Launcher<'c> {
             }),
             dropout: keep.is_some(),
             slopes,
-            packets: views.iter().all(StridedView::is_packed),
+            packets: true,
+            warpgroups: false,
         };
+        let sizes = [problem.queries, problem.keys, problem.depth, problem.value_depth];
+        variant.warpgroups = gpu.capability().0 == 9 && variant.goes_with_warpgroups(sizes);
+        let view = |tensor: &&Tensor| match variant.warpgroups {
+            true => StridedView::of_boxes(op, tensor),
+            false => StridedView::operand(op, tensor),
+        };
+        let views: Vec<StridedView> = inputs.iter().map(view).collect::<Result<_>>()?;
+        variant.packets = views.iter().all(StridedView::is_packed);
         Ok(Launcher {
             op,
-            gpu: query.device().gpu()?,
+            gpu,
             problem,
             keep,
             views,
@@ -277,6 +309,23 @@ impl<'c> Launcher<'c> {
             *count = i32::try_from(size).map_err(wrong)?;
         }
         Ok(args.value([p.scale, self.keep.map_or(1.0, |keep| keep.scale)]).value(counts))
+    }
+
+    /// What a kernel reads by a pointer, unless it does so by a map.
+    fn operand<'a>(&self, view: &'a StridedView) -> KernelOperand<'a> {
+        self.variant.either(KernelOperand::Read(view), KernelOperand::None)
+    }
+
+    /// Kernels of warpgroups have further arguments: the maps of what they read, in boxes of so many rows.
+    fn boxes<'a, const N: usize>(
+        &self,
+        args: Args<'a>,
+        operands: [(&'a StridedView, usize); N],
+    ) -> Result<Args<'a>> {
+        match self.variant.warpgroups {
+            true => operands.into_iter().try_fold(args, |args, (view, rows)| view.boxes(args, rows)),
+            false => Ok(args),
+        }
     }
 
     /// The kernel does so many multiplications and additions for each score that the causal mask does not hide.

@@ -140,9 +140,9 @@ template <int M> DEVICE void clear(f32 (&c)[M][CHUNKS][4]) {
 }
 
 // Writes a warp's rows, each times its factor (two a thread and 16 rows: g and g + 8), as rows `first ..` of a head,
-// through the warp's own 16 M rows of a tile, which no other warp reads any more.
-template <int M>
-DEVICE void store_rows(const f32 (&c)[M][CHUNKS][4], const f32 (&factor)[M][2], u8* rows, T* head, i64 row_stride, int first,
+// through 16 M rows of shared memory, which no other warp uses: `at` gives the address of a byte of a row.
+template <int M, typename At>
+DEVICE void store_rows(const f32 (&c)[M][CHUNKS][4], const f32 (&factor)[M][2], At at, T* head, i64 row_stride, int first,
                        int end, int columns) {
     const int lane = lane_number();
     __syncwarp();
@@ -152,14 +152,14 @@ DEVICE void store_rows(const f32 (&c)[M][CHUNKS][4], const f32 (&factor)[M][2], 
         for (int n = 0; n < CHUNKS; n++)
 #pragma unroll
             for (int half = 0; half < 2; half++)
-                *(u32*)(rows + (m * 16 + half * 8 + lane / 4) * PITCH + n * 16 + lane % 4 * 4) =
+                *(u32*)at(m * 16 + half * 8 + lane / 4, n * 16 + lane % 4 * 4) =
                     narrow2<T>(c[m][n][half * 2] * factor[m][half], c[m][n][half * 2 + 1] * factor[m][half]);
     __syncwarp();
 #pragma unroll 1
     for (int chunk = lane; chunk < 16 * M * CHUNKS; chunk += 32) {
         const int row = chunk / CHUNKS, column = chunk % CHUNKS * 8;
         if (first + row >= end) break;
-        const Packet<T> x = *(const Packet<T>*)(rows + row * PITCH + column * 2);
+        const Packet<T> x = *(const Packet<T>*)at(row, column * 2);
         T* to = head + (first + row) * row_stride + column;
         if (PACKETS) {
             if (column < columns) store(to, x);
@@ -170,6 +170,13 @@ DEVICE void store_rows(const f32 (&c)[M][CHUNKS][4], const f32 (&factor)[M][2], 
         }
     }
 }
+
+// Rows of a tile, for `store_rows`.
+struct TileRows {
+    u8* rows;
+
+    DEVICE u8* operator()(int row, int byte) const { return rows + row * PITCH + byte; }
+};
 
 // What makes probabilities again in the backward pass.
 struct Score {

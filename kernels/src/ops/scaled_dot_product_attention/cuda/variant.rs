@@ -18,6 +18,8 @@ pub(super) struct Variant {
     pub(super) dropout: bool,
     pub(super) slopes: bool,
     pub(super) packets: bool,
+    /// Whether products are those of warpgroups, which devices of compute capability 9.0 have.
+    pub(super) warpgroups: bool,
 }
 
 /// The blocks of a kernel: the rows that one makes, its threads, its shared memory.
@@ -36,6 +38,30 @@ impl Variant {
     /// Whether tensor cores do it.
     pub(super) fn on_tensor_cores(&self) -> bool {
         self.dtype.size() == 2 && self.depth <= TENSOR_CORES_MAX
+    }
+
+    /// Whether there are kernels of warpgroups for it: their tiles are 64 or 128 elements deep. `sizes` are T, S, D and E.
+    pub(super) fn goes_with_warpgroups(&self, [queries, keys, depth, value_depth]: [usize; 4]) -> bool {
+        let is_plain = matches!(self.mask, 0 | 3) && !self.dropout && !self.slopes;
+        let packs = |n: usize| n > 0 && n.is_multiple_of(8);
+        let rows = queries > 0 && keys > 0;
+        self.on_tensor_cores()
+            && is_plain
+            && rows
+            && packs(depth)
+            && packs(value_depth)
+            && self.head() % 64 == 0
+    }
+
+    /// One or the other, by whether warpgroups do it.
+    pub(super) fn either<T>(&self, warps: T, warpgroups: T) -> T {
+        if self.warpgroups { warpgroups } else { warps }
+    }
+
+    /// A block of warpgroups, with so many rows in tiles and so many words beside them.
+    fn warpgroup_block(&self, rows: usize, words: usize) -> BlockSize {
+        let bytes = (rows * self.head() * 2 + words * size_of::<u64>()).next_multiple_of(1024);
+        BlockSize { rows: 128, threads: 384, bytes }
     }
 
     /// The depth that rows are padded to.
@@ -63,6 +89,10 @@ impl Variant {
         if !self.on_tensor_cores() {
             return self.general(3);
         }
+        if self.warpgroups {
+            let stages = 256 / self.head();
+            return self.warpgroup_block(128 + 2 * stages * 128, 1 + 4 * stages);
+        }
         let (head, plain) = (self.head(), self.is_plain());
         let limited = self.mask == 3 && head > 112;
         let rows = if (plain && !limited) || head <= 96 { 128 } else { 64 };
@@ -75,6 +105,9 @@ impl Variant {
         if !self.on_tensor_cores() {
             return self.general(4);
         }
+        if self.warpgroups {
+            return self.warpgroup_block(2 * 128 + 3 * 2 * 64, 3 * 64 + 1 + 3 * 2);
+        }
         let threads = if self.head() <= 64 { 128 } else { 256 };
         let sums = 4 * 64 * size_of::<f32>();
         BlockSize { rows: 128, threads, bytes: self.tile_bytes(2 * 128 + 4 * 64, 64, 128) + sums }
@@ -84,6 +117,9 @@ impl Variant {
     pub(super) fn queries(&self) -> BlockSize {
         if !self.on_tensor_cores() {
             return self.general(4);
+        }
+        if self.warpgroups {
+            return self.warpgroup_block(2 * 128 + 3 * 2 * 64, 1 + 3 * 2);
         }
         let narrow = self.head() <= 64;
         let rows = if narrow || (self.is_plain() && !self.slopes) { 128 } else { 64 };

@@ -1,6 +1,6 @@
 //! [`StridedView`]: a tensor as the kernels take it, [batch items, heads, rows, columns] by four strides.
 
-use phalanx_tensor::cuda::{Args, Scratch, Traffic};
+use phalanx_tensor::cuda::{Args, Boxes, Scratch, Traffic};
 use phalanx_tensor::{Result, Tensor};
 
 /// A tensor of any strides. If four numbers do not describe them, a contiguous copy is made first.
@@ -16,6 +16,17 @@ impl StridedView {
         StridedView::new(op, tensor.clone(), true)
     }
 
+    /// An operand of which boxes are copied: every step is a multiple of 16 bytes, and none is 0.
+    pub(super) fn of_boxes(op: &'static str, tensor: &Tensor) -> Result<StridedView> {
+        let view = StridedView::operand(op, tensor)?;
+        let repeats =
+            tensor.shape().iter().zip(tensor.strides()).any(|(&size, &stride)| size > 1 && stride == 0);
+        match view.is_packed() && !repeats {
+            true => Ok(view),
+            false => StridedView::gathered(op, tensor.clone()),
+        }
+    }
+
     /// A mask, seen in the scores' shape.
     pub(super) fn mask(op: &'static str, tensor: &Tensor, scores: &[usize]) -> Result<StridedView> {
         StridedView::new(op, tensor.broadcast_for(op, scores)?, false)
@@ -24,10 +35,15 @@ impl StridedView {
     fn new(op: &'static str, tensor: Tensor, together: bool) -> Result<StridedView> {
         let strides = four(tensor.shape(), tensor.strides());
         let fits = strides.filter(|strides| !together || strides[3] == 1);
-        let (gathered, strides) = match fits {
-            Some(strides) => (None, strides),
-            None => (Some(Scratch::of(op, &tensor)?), contiguous(tensor.shape())),
-        };
+        match fits {
+            Some(strides) => Ok(StridedView { tensor, gathered: None, strides }),
+            None => StridedView::gathered(op, tensor),
+        }
+    }
+
+    /// A contiguous copy.
+    fn gathered(op: &'static str, tensor: Tensor) -> Result<StridedView> {
+        let (gathered, strides) = (Some(Scratch::of(op, &tensor)?), contiguous(tensor.shape()));
         Ok(StridedView { tensor, gathered, strides })
     }
 
@@ -44,6 +60,22 @@ impl StridedView {
         match &self.gathered {
             Some(scratch) => Ok(args.scratch(scratch)),
             None => args.read(&self.tensor),
+        }
+    }
+
+    /// The map of boxes of 64 columns and so many rows.
+    pub(super) fn boxes<'a>(&'a self, args: Args<'a>, rows: usize) -> Result<Args<'a>> {
+        let shape = self.tensor.shape();
+        let size = |back: usize| if shape.len() >= back { shape[shape.len() - back] as u64 } else { 1 };
+        let items = shape[..shape.len().saturating_sub(3)].iter().product::<usize>() as u64;
+        let sizes = [size(1), size(2), size(3), items];
+        let [batch, head, row, _] = self.strides;
+        // The driver wants a stride of a single place too.
+        let strides = [row, head, batch].map(|stride| (stride.max(8) * size_of::<u16>()) as u64);
+        let boxes = Boxes { sizes, strides, window: [64, rows as u32] };
+        match &self.gathered {
+            Some(scratch) => args.scratch_boxes(scratch, &boxes),
+            None => args.read_boxes(&self.tensor, 0, &boxes),
         }
     }
 
