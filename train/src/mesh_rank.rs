@@ -98,15 +98,21 @@ impl MeshRank {
         Ok(match (config.zero, config.offload) {
             (0, Offload::None) if replicas.size() == 1 => Box::new(SingleDevice::new(model)),
             (0, Offload::None) => Box::new(self.ddp(model, replicas, grad_dtype, find_unused)?),
-            (stage, offload) => {
-                let zero = ZeroConfig {
-                    find_unused,
-                    offload: (offload != Offload::None).then(|| self.offload_device(config)).transpose()?,
-                    offload_parameters: offload == Offload::Parameters,
-                    ..zero(stage, grad_dtype)?
-                };
-                Box::new(Zero::new(model, replicas.clone(), zero)?)
-            }
+            _ => Box::new(Zero::new(model, replicas.clone(), self.zero_config(config)?)?),
+        })
+    }
+
+    /// What ZeRO shards, and where the shards are.
+    fn zero_config(&self, config: &Config) -> Result<ZeroConfig> {
+        let offload = config.offload;
+        // A rank without replicas that offloads its optimizer is ZeRO-1 of one rank.
+        let stage = ZeroStage::try_from(config.zero.max(1))?;
+        Ok(ZeroConfig {
+            grad_dtype: Some(config.grad_dtype()),
+            find_unused: config.find_unused,
+            offload: (offload != Offload::None).then(|| self.offload_device(config)).transpose()?,
+            offload_parameters: offload == Offload::Parameters,
+            ..ZeroConfig::new(stage)
         })
     }
 
@@ -115,9 +121,7 @@ impl MeshRank {
         let schedule = config.layout.schedule()?;
         let replicas = self.data_parallel(&without_divided_experts(model), config)?;
         let wrapped = MeshParallel::new(model, replicas, self.groups.clone(), &schedule)?;
-        let experts = zero(config.zero, config.grad_dtype())?;
-        let wrapped =
-            wrapped.with_experts(model, ZeroConfig { find_unused: config.find_unused, ..experts })?;
+        let wrapped = wrapped.with_experts(model, self.zero_config(config)?)?;
         Ok(wrapped.with_router_biases(model.router_biases()))
     }
 
@@ -205,11 +209,6 @@ impl MeshRank {
         let (_, own) = process();
         Ok(self.all_gather_slice(&own)?.chunks(2).all(|rank| rank == own))
     }
-}
-
-/// ZeRO of a stage, at least the first: a rank without replicas that offloads its optimizer is ZeRO-1 of one rank.
-fn zero(stage: u8, grad_dtype: DType) -> Result<ZeroConfig> {
-    Ok(ZeroConfig { grad_dtype: Some(grad_dtype), ..ZeroConfig::new(ZeroStage::try_from(stage.max(1))?) })
 }
 
 /// The identity of this process: when this was first called, and its birth time with its process id.

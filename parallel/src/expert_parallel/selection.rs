@@ -9,7 +9,8 @@ pub struct Selection<'a, M: ?Sized> {
     experts: bool,
 }
 
-/// The experts that ranks divide: the parameters with a site for each replica. They are no units, so ZeRO takes all of them together.
+/// The experts that ranks divide: the parameters with a site for each replica. They keep the model's units, so ZeRO gathers and sends those of one
+/// unit together, beside what else the unit has.
 pub fn divided_experts<M: Parameters + ?Sized>(model: &M) -> Selection<'_, M> {
     Selection { model, experts: true }
 }
@@ -30,9 +31,7 @@ impl<M: Parameters + ?Sized> Parameters for Selection<'_, M> {
     }
 
     fn visit_units(&self, visitor: &mut dyn FnMut(&dyn AnyUnit)) {
-        if !self.experts {
-            self.model.visit_units(visitor);
-        }
+        self.model.visit_units(visitor);
     }
 
     fn borrowed(&self) -> Vec<Parameter> {

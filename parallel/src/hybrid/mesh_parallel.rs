@@ -78,11 +78,11 @@ impl MeshParallel {
     }
 
     /// Wraps the experts of `model` that the ranks of an expert group divide, if the mesh has such groups. Their gradients are added over the
-    /// ranks that have the same ones, in the order of all replicas. If there are several, each keeps a shard of the optimizer state, by `config`.
-    /// All ranks of the mesh call it.
+    /// ranks that have the same ones, in the order of all replicas. If there are several, each keeps a shard of what `config` says; if there is
+    /// one, it keeps all of them, or what `config` offloads on the other device. All ranks of the mesh call it.
     ///
     /// # Errors
-    /// If the model has no such experts, or as [`Zero::new`].
+    /// If the model has no such experts, memory is short, or as [`Zero::new`].
     pub fn with_experts(self, model: &impl Parameters, config: ZeroConfig) -> Result<MeshParallel> {
         let Some(same) = self.groups.expert_replicas() else { return Ok(self) };
         let (experts, line) = (divided_experts(model), self.groups.line());
@@ -97,8 +97,11 @@ impl MeshParallel {
                 "expert parallelism: got ep {ep} for a model without experts that were made over these ranks, wanted 1"
             )));
         }
-        let experts: Box<dyn DataParallel> = match same.size() {
-            1 => Box::new(SingleDevice::new(&experts)),
+        let experts: Box<dyn DataParallel> = match (same.size(), config.offload) {
+            (1, None) => {
+                experts.parameters().iter().try_for_each(Parameter::materialize)?;
+                Box::new(SingleDevice::new(&experts))
+            }
             _ => Box::new(Zero::new(&experts, same.clone(), config)?),
         };
         Ok(MeshParallel { experts: Some(experts), ..self })
