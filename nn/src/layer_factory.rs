@@ -130,6 +130,18 @@ pub trait LayerFactory: Send + Sync + 'static {
     /// one new position cannot be cut. No graph is recorded meanwhile. Layers that never cut the stream leave it as it is.
     fn set_whole_stream(&self, _whole: bool) {}
 
+    /// Runs `work` on all positions of a part of the residual stream `x` `[B, T, ..]`, and returns this rank's part of its result
+    /// `[B, T, ..]`. Where ranks have parts of the stream, the layers that `work` calls exchange nothing: each rank's result is what its own
+    /// part of each layer adds, and the ranks' results are added. So are the gradients of what every rank has whole, of which each then
+    /// computes a part. A value whose gradient every rank knows whole must have it on one rank alone, such as that of the position
+    /// ([`LayerFactory::stream`]).
+    ///
+    /// # Errors
+    /// Those of `work`; if the positions cannot be cut, or a rank does not take part.
+    fn on_whole_stream(&self, x: &Var, work: &mut dyn FnMut(&Var) -> Result<Var>) -> Result<Var> {
+        work(x)
+    }
+
     /// How ranks that divide the experts of a mixture exchange tokens; `None` if this rank has all experts.
     fn experts(&self) -> Option<&dyn ExpertExchange> {
         None

@@ -4,6 +4,7 @@ mod extend;
 mod routers;
 
 pub use extend::RowTokens;
+pub(crate) use routers::Routers;
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -13,7 +14,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Device, Dims, Tensor};
 
 use super::router_losses::RouterPass;
-use super::{Documents, KvCache, RecomputeMode, RouterBias, RouterLosses, RowPart};
+use super::{Documents, KvCache, RecomputeMode, RouterBias, RowPart};
 use crate::layer_factory::{EmbeddingSpec, activation_window};
 use crate::mode::{Mode, modes};
 use crate::modules::{Dropout, Embedding, PreNorm};
@@ -84,8 +85,7 @@ pub(crate) struct DecoderSpec<'a> {
     pub(crate) norm: &'a dyn Fn(&Scope) -> Result<Box<dyn PreNorm>>,
     /// Logits go through `cap tanh(logit / cap)`.
     pub(crate) logit_cap: Option<f64>,
-    /// What the routers of mixtures add to the loss.
-    pub(crate) router_losses: RouterLosses,
+    pub(crate) routers: Routers,
 }
 
 /// A language model, or a stage of one.
@@ -105,9 +105,9 @@ pub struct Decoder<L: LayerFactory = OneDevice> {
     tail: Option<WrappedUnit<NormAndHead<L>>>,
     recompute: RecomputeMode,
     logits_max: usize,
-    router_losses: RouterLosses,
+    routers: Routers,
     /// The routers of the last forward pass with losses of routers, and its result, until the loss takes them.
-    routers: Mutex<Option<(Tensor, Arc<RouterPass>)>>,
+    last_routers: Mutex<Option<(Tensor, Arc<RouterPass>)>>,
     mode: Mode,
 }
 
@@ -176,8 +176,8 @@ impl<L: LayerFactory> Decoder<L> {
             tail: tail.map(|t| WrappedUnit::new(Arc::new(t))),
             recompute: RecomputeMode::Never,
             logits_max: usize::MAX,
-            router_losses: spec.router_losses,
-            routers: Mutex::default(),
+            routers: spec.routers,
+            last_routers: Mutex::default(),
             mode: Mode::default(),
         };
         layers.built(&decoder.parameters())?;
@@ -243,7 +243,7 @@ impl<L: LayerFactory> Decoder<L> {
     /// # Errors
     /// If the input does not fit.
     pub fn forward(&self, input: &Var) -> Result<Var> {
-        self.run(input, None)
+        self.run_whole(input, None)
     }
 
     /// [`Decoder::forward`] of rows that consist of several documents. A token attends to its own document only, and learned and rotary
@@ -253,10 +253,22 @@ impl<L: LayerFactory> Decoder<L> {
     /// # Errors
     /// If the input or the documents do not fit.
     pub fn forward_packed(&self, input: &Var, documents: &Documents) -> Result<Var> {
-        self.run(input, Some(documents))
+        self.run_whole(input, Some(documents))
     }
 
-    fn run(&self, input: &Var, documents: Option<&Documents>) -> Result<Var> {
+    fn run_whole(&self, input: &Var, documents: Option<&Documents>) -> Result<Var> {
+        let (x, pass) = self.run(input, documents, None)?;
+        self.end_router_pass(pass, &x)?;
+        Ok(x)
+    }
+
+    /// The stream after this stage, and the record of its routers, whose sums follow those of the stages before.
+    fn run(
+        &self,
+        input: &Var,
+        documents: Option<&Documents>,
+        sums: Option<&Var>,
+    ) -> Result<(Var, Option<Arc<RouterPass>>)> {
         let _mode = self.mode.enter();
         let mut x = match &self.embed {
             Some(embed) => {
@@ -267,7 +279,7 @@ impl<L: LayerFactory> Decoder<L> {
             }
             None => input.clone(),
         };
-        let pass = self.new_router_pass()?;
+        let pass = self.new_router_pass(sums);
         for (i, block) in self.stage.layers.clone().zip(&self.blocks) {
             let pass = pass.clone();
             let recompute = match self.recompute {
@@ -284,8 +296,7 @@ impl<L: LayerFactory> Decoder<L> {
                 })?,
             };
         }
-        self.keep_router_pass(pass, &x);
-        Ok(x)
+        Ok((x, pass))
     }
 
     /// Scores of the next token, `[B, T, vocabulary]`, from the stream after the last block. For a model's answers, call both inside

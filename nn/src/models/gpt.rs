@@ -12,8 +12,8 @@ use phalanx_autograd::Var;
 use phalanx_tensor::{DType, Window};
 
 use super::check::{check_numbers, check_sizes};
-use super::decoder::{DecoderSpec, Names};
-use super::{Activation, Block, Decoder, DecoderStage, Documents, KvCache, RouterLosses, RowPart};
+use super::decoder::{DecoderSpec, Names, Routers};
+use super::{Activation, Block, Decoder, DecoderStage, Documents, KvCache, RowPart};
 use crate::layer_factory::{EmbeddingSpec, LinearSpec, activation_window};
 use crate::modules::attention::{CausalAttention, Heads, Positions, Scores};
 use crate::modules::{Dropout, LayerNorm, LayerNormConfig, PreNorm};
@@ -124,7 +124,7 @@ impl GptConfig {
             stream: self.stream.unwrap_or(scope.dtype()),
             norm: &norm,
             logit_cap: None,
-            router_losses: RouterLosses::default(),
+            routers: Routers::default(),
         };
         let block = |_, scope: &Scope| Ok(Arc::new(GptBlock::new(self, layers, scope)?) as Arc<dyn Block>);
         Decoder::build(layers, scope, stage, first, spec, block)

@@ -10,7 +10,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::path::Path;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
@@ -27,7 +26,8 @@ use super::{Decoder, DecoderStage, ModelConfig};
 use crate::layer_factory::{EmbeddingSpec, LinearSpec};
 use crate::modules::{Dropout, Linear};
 use crate::{
-    Error, Init, LayerFactory, Mismatch, Module, OneDevice, Parameter, Parameters, Result, Scope, parameters,
+    Error, ExpertExchange, Init, LayerFactory, Mismatch, Module, OneDevice, Parameter, Parameters, Result,
+    Scope, parameters,
 };
 
 const CONFIG: &str = "adapter_config.json";
@@ -127,9 +127,8 @@ impl LoraConfig {
         if rank == 0 {
             return Err("r is 0, wanted at least 1".into());
         }
-        let name = |v: &Value| v.as_str().map(str::to_string);
         let targets = f.list("target_modules")?.ok_or("target_modules is missing")?;
-        let targets = targets.iter().map(name).collect::<Option<_>>();
+        let targets = targets.iter().map(|v| v.as_str().map(str::to_string)).collect::<Option<_>>();
         let config = LoraConfig {
             rank,
             alpha: f.number("lora_alpha", 8.0)?,
@@ -178,7 +177,7 @@ impl std::fmt::Display for LoraConfig {
 }
 
 /// What `Display` writes, in any order. `r` and `targets` are needed; `alpha` is twice the rank if it is not given.
-impl FromStr for LoraConfig {
+impl std::str::FromStr for LoraConfig {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<LoraConfig> {
@@ -216,6 +215,7 @@ impl FromStr for LoraConfig {
 }
 
 /// Makes the layers of a model with adapters beside some, all of whose other parameters are frozen.
+#[derive(Debug)]
 pub struct Lora<L: LayerFactory = OneDevice> {
     layers: L,
     config: LoraConfig,
@@ -358,6 +358,14 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
         self.layers.set_whole_stream(whole);
     }
 
+    fn on_whole_stream(&self, x: &Var, work: &mut dyn FnMut(&Var) -> Result<Var>) -> Result<Var> {
+        self.layers.on_whole_stream(x, work)
+    }
+
+    fn experts(&self) -> Option<&dyn ExpertExchange> {
+        self.layers.experts()
+    }
+
     fn partial(&self, parameters: &[Parameter]) -> Result<()> {
         self.layers.partial(parameters)
     }
@@ -439,8 +447,7 @@ pub fn load_adapter<L: LayerFactory>(
         }
     }
     if *model.stage() == DecoderStage::whole(config.layers()) {
-        let known: Vec<&String> = fitting.iter().map(|(_, name)| name).collect();
-        let unknown = |name: &&str| !known.iter().any(|known| known == name);
+        let unknown = |name: &&str| !fitting.iter().any(|(_, known)| known == name);
         problems.unexpected = file.names().filter(unknown).map(str::to_string).collect();
     }
     problems.check(&file.path().display().to_string())?;
@@ -490,10 +497,4 @@ pub fn merged<L: LayerFactory>(model: &Decoder<Lora<L>>, lora: &LoraConfig) -> R
         Ok((name, lora.merge(&weight, a, b)?))
     };
     model.parameters().iter().filter(|p| !is_adapter(p.name())).map(merge).collect()
-}
-
-impl<L: LayerFactory> std::fmt::Debug for Lora<L> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Lora").field("config", &self.config).finish_non_exhaustive()
-    }
 }

@@ -124,6 +124,10 @@ impl<L: LayerFactory> LayerFactory for ExpertParallel<L> {
         self.layers.set_whole_stream(whole);
     }
 
+    fn on_whole_stream(&self, x: &Var, work: &mut dyn FnMut(&Var) -> Result<Var>) -> Result<Var> {
+        self.layers.on_whole_stream(x, work)
+    }
+
     fn experts(&self) -> Option<&dyn ExpertExchange> {
         (self.comm.size() > 1).then_some(self as _)
     }

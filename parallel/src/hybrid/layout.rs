@@ -145,7 +145,6 @@ impl Layout {
             );
         }
         self.check_experts(model)?;
-        self.check_router_losses(model)?;
         let cut = self.sequence_parallel.then_some(positions);
         Ok(TensorParallel::check(model, self.tp, cut)?)
     }
@@ -159,17 +158,6 @@ impl Layout {
                 self.ep
             ))),
             Some(experts) => Ok(check_divides(experts.count, self.ep)?),
-        }
-    }
-
-    /// Refuses losses that couple the routers of all blocks where blocks are on several ranks.
-    fn check_router_losses(&self, model: &ModelConfig) -> Result<()> {
-        match model.experts().is_some_and(|experts| experts.losses.is_on()) && self.pp > 1 {
-            false => Ok(()),
-            true => Err(Error::Config(format!(
-                "router losses: got pp {}, wanted 1: the loads of all blocks count together",
-                self.pp
-            ))),
         }
     }
 
@@ -304,10 +292,6 @@ mod tests {
         let refused = |layout: Layout, model: &ModelConfig| {
             layout.check(model, 12, 60).err().map(|error| error.to_string()).unwrap_or_default()
         };
-        let mut balanced = model.clone();
-        balanced.experts.as_mut().unwrap().losses.balance = 0.01;
-        let got = refused(Layout { pp: 2, ..Layout::default() }, &ModelConfig::Transformer(balanced));
-        assert!(got.contains("router losses: got pp 2, wanted 1"), "{got}");
         let (mixture, plain) =
             (ModelConfig::Transformer(model), ModelConfig::Gpt(GptConfig::new(256, 60, 4, 6, 96)));
         let layout = |dp, ep| Layout { dp, ep, ..Layout::default() };
@@ -319,7 +303,7 @@ mod tests {
         assert!(got.ends_with("the nearest layout that can be: dp 4 x tp 1 x pp 1"), "{got}");
         let got = refused(layout(2, 2), &plain);
         assert!(got.contains("got ep 2 for a model without experts, wanted 1"), "{got}");
-        assert!(layout(2, 2).check_undivided("adapters").unwrap_err().to_string().contains("ep 2"));
+        assert!(layout(2, 2).check_undivided("encoder-decoder").unwrap_err().to_string().contains("ep 2"));
     }
 
     #[test]

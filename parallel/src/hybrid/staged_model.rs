@@ -69,19 +69,39 @@ pub trait StagedModel: Parameters + Send + Sync + 'static {
 }
 
 /// A language model's batch has inputs and targets `[rows, positions]`, and perhaps the [`Documents`] of packed rows: for each
-/// position the one at which its document begins. Every stage has all of these, so only activations go from stage to stage.
+/// position the one at which its document begins. Every stage has all of these, so only activations go from stage to stage; and, in training
+/// with losses of routers, the sums of the routers so far ([`Decoder::forward_stage`]).
 impl<L: LayerFactory> StagedModel for Chunks<Decoder<L>> {
     fn run(&self, stage: usize, input: Option<&Var>, batch: &Batch, scale: f64) -> Result<Var> {
-        let model = self.of(stage)?;
-        let (inputs, targets, documents) = tokens(batch)?;
-        let x = match &documents {
-            None => model.forward(input.unwrap_or(&inputs))?,
-            Some(documents) => model.forward_packed(input.unwrap_or(&inputs), documents)?,
-        };
-        if !model.stage().last {
-            return Ok(x);
+        let mut values =
+            self.run_values(stage, input.map(std::slice::from_ref).unwrap_or_default(), batch, scale)?;
+        if values.len() > 1 {
+            let why = format!(
+                "stage {stage}: got losses of routers for `StagedModel::run`, wanted `StagedModel::run_values`"
+            );
+            return Err(Error::Config(why));
         }
-        Ok(model.loss(&x, &targets, scale)?)
+        Ok(values.swap_remove(0))
+    }
+
+    fn run_values(&self, stage: usize, inputs: &[Var], batch: &Batch, scale: f64) -> Result<Vec<Var>> {
+        let model = self.of(stage)?;
+        let (tokens, targets, documents) = tokens(batch)?;
+        let (x, sums) =
+            model.forward_stage(inputs.first().unwrap_or(&tokens), documents.as_ref(), inputs.get(1))?;
+        if model.stage().last {
+            return Ok(vec![model.loss(&x, &targets, scale)?]);
+        }
+        Ok([x].into_iter().chain(sums).collect())
+    }
+
+    /// Of a stage of this rank, or of the one after it.
+    fn streams(&self, stage: usize, batch: &Batch) -> Option<Vec<Spec>> {
+        let own = self.of(stage).map(|model| (model, model.stage().layers.start));
+        let before = || self.of(stage.checked_sub(1)?).ok().map(|model| (model, model.stage().layers.end));
+        let (model, blocks) = own.ok().or_else(before)?;
+        let sums = model.router_sums(blocks).map(|(shape, dtype)| Spec { shape, dtype });
+        Some([self.stream(batch)?].into_iter().chain(sums).collect())
     }
 
     fn stream(&self, batch: &Batch) -> Option<Spec> {
@@ -185,11 +205,19 @@ pub fn adapted_decoder(
     weights: Option<&Path>,
 ) -> Result<Box<dyn StagedModel>> {
     lora.check(config)?;
-    layout.check_undivided("adapters")?;
+    layout.check_experts(config)?;
     let lora = lora.clone();
-    match split_layers(layout, groups) {
-        None => cut(Lora::new(OneDevice, lora)?, config, layout, groups, scope, weights),
-        Some(layers) => cut(Lora::new(layers, lora)?, config, layout, groups, scope, weights),
+    match (split_layers(layout, groups), groups.experts()) {
+        (None, None) => cut(Lora::new(OneDevice, lora)?, config, layout, groups, scope, weights),
+        (Some(layers), None) => cut(Lora::new(layers, lora)?, config, layout, groups, scope, weights),
+        (None, Some(experts)) => {
+            let layers = ExpertParallel::new(OneDevice, experts);
+            cut(Lora::new(layers, lora)?, config, layout, groups, scope, weights)
+        }
+        (Some(layers), Some(experts)) => {
+            let layers = ExpertParallel::new(layers, experts);
+            cut(Lora::new(layers, lora)?, config, layout, groups, scope, weights)
+        }
     }
 }
 

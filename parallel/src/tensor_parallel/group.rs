@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use phalanx_nn::autograd::{Result as GradResult, Var};
-use phalanx_nn::{Error, Parameter, Squares, grad_squares, norm_of};
+use phalanx_nn::{Error, Parameter, Result as NnResult, Squares, grad_squares, norm_of};
 
 use super::mappings::{Exchange, PendingExchange, Split, exchanged, reduce_from_region};
 use crate::Result;
@@ -38,12 +38,15 @@ pub struct TensorParallel {
     sequence: bool,
     /// Whether the stream is whole for now. The layers of a model have it in common.
     whole_stream: Arc<AtomicBool>,
+    /// Whether the caller of the layers has entered the region for all of them, with sequence parallelism.
+    entered: Arc<AtomicBool>,
 }
 
 impl TensorParallel {
     /// Tensor parallelism over these ranks. Activations between layers are whole on every rank.
     pub fn new(comm: &Comm) -> TensorParallel {
-        TensorParallel { comm: comm.clone(), sequence: false, whole_stream: Arc::default() }
+        let (whole_stream, entered) = Default::default();
+        TensorParallel { comm: comm.clone(), sequence: false, whole_stream, entered }
     }
 
     /// With or without sequence parallelism, which splits the activations between layers by positions.
@@ -82,6 +85,31 @@ impl TensorParallel {
     pub fn leave(&self, x: Var) -> GradResult<Var> {
         let exchanges = self.leaving(&x)?;
         exchanged("leave", x, &self.comm, exchanges)
+    }
+
+    /// Enters the region for all layers that `work` calls, which then exchange nothing, and leaves it with the result; without sequence parallelism
+    /// each layer enters and leaves by itself.
+    pub(super) fn in_region(&self, x: &Var, work: &mut dyn FnMut(&Var) -> NnResult<Var>) -> NnResult<Var> {
+        if !self.is_sequence_parallel() {
+            return work(x);
+        }
+        let x = self.enter(x)?;
+        let y = {
+            let _leaves = Entered::new(&self.entered);
+            work(&x)?
+        };
+        Ok(self.leave(y)?)
+    }
+
+    /// Refuses what would be added once on every rank where the ranks' results are added later.
+    pub(super) fn check_linear(&self, bias: Option<&Parameter>) -> GradResult<()> {
+        match bias.filter(|_| self.is_sequence_parallel() && self.entered.load(Ordering::Relaxed)) {
+            None => Ok(()),
+            Some(bias) => {
+                let why = "got a bias of every rank in a region with sequence parallelism, wanted none";
+                Err(Error::invalid(bias.name(), why).into())
+            }
+        }
     }
 
     /// Makes the gradients of parameters that every rank holds whole the same on all ranks. With sequence parallelism each rank's
@@ -133,6 +161,9 @@ impl TensorParallel {
         if !self.is_sequence_parallel() {
             return Ok([Exchange::Keep, Exchange::Sum]);
         }
+        if self.entered.load(Ordering::Relaxed) {
+            return Ok([Exchange::Keep, Exchange::Keep]);
+        }
         let split = Split::of_parts(1, self.positions(x)?, self.comm.size());
         Ok([Exchange::Gather(split.clone()), Exchange::SumPart(split)])
     }
@@ -140,6 +171,9 @@ impl TensorParallel {
     pub(super) fn leaving(&self, x: &Var) -> GradResult<[Exchange; 2]> {
         if !self.is_sequence_parallel() {
             return Ok([Exchange::Sum, Exchange::Keep]);
+        }
+        if self.entered.load(Ordering::Relaxed) {
+            return Ok([Exchange::Keep, Exchange::Keep]);
         }
         let split = Split::even("sequence parallelism: positions", 1, self.positions(x)?, self.comm.size())?;
         Ok([Exchange::SumPart(split.clone()), Exchange::Gather(split)])
@@ -149,6 +183,22 @@ impl TensorParallel {
         let why = || format!("got {:?} between layers, wanted [B, T, ..]", x.shape());
         let positions = x.shape().get(1).copied().filter(|_| x.rank() > 2);
         Ok(positions.ok_or_else(|| Error::invalid("sequence parallelism", why()))?)
+    }
+}
+
+/// Marks that the region was entered until it is dropped, after an error too.
+struct Entered<'a>(&'a AtomicBool);
+
+impl Entered<'_> {
+    fn new(entered: &AtomicBool) -> Entered<'_> {
+        entered.store(true, Ordering::Relaxed);
+        Entered(entered)
+    }
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
     }
 }
 

@@ -76,6 +76,10 @@ impl LayerFactory for TensorParallel {
         self.keep_whole(whole);
     }
 
+    fn on_whole_stream(&self, x: &Var, work: &mut dyn FnMut(&Var) -> Result<Var>) -> Result<Var> {
+        self.in_region(x, work)
+    }
+
     fn partial(&self, parameters: &[Parameter]) -> Result<()> {
         Ok(self.all_reduce_partial_grads(parameters)?)
     }

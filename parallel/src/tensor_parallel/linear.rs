@@ -189,6 +189,7 @@ impl RowParallelLinear {
             }
             false => x.clone(),
         };
+        self.group.check_linear(self.bias.as_ref())?;
         let y = self.group.leave(part.linear(&self.weight.var(), None)?)?;
         Ok((y, self.bias.as_ref().map(Parameter::var)))
     }

@@ -2,13 +2,25 @@
 
 use std::sync::Arc;
 
-use phalanx_autograd::{ContextMode, Var};
-use phalanx_tensor::{Context, Tensor, unpoisoned};
+use phalanx_autograd::{ContextMode, Var, is_checkpointing};
+use phalanx_tensor::{Context, DType, Dims, Tensor, unpoisoned};
 
 use super::{Decoder, DecoderStage};
-use crate::models::RouterBias;
-use crate::models::router_losses::{RouterPass, with_router_losses};
+use crate::models::router_losses::{RouterPass, router_sums, sums_of_router, with_router_losses};
+use crate::models::{Documents, RouterBias, RouterLosses};
 use crate::{Error, LayerFactory, Result};
+
+/// The routers of a whole model.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Routers {
+    pub(crate) losses: RouterLosses,
+    /// The blocks that have one.
+    pub(crate) blocks: Vec<usize>,
+    /// How many experts each has.
+    pub(crate) experts: usize,
+    /// How many of them a token takes.
+    pub(crate) chosen: usize,
+}
 
 impl<L: LayerFactory> Decoder<L> {
     /// The biases of its routers that move with the loads, block by block.
@@ -16,25 +28,71 @@ impl<L: LayerFactory> Decoder<L> {
         self.blocks.iter().filter_map(|block| block.module().router_bias().cloned()).collect()
     }
 
-    /// Whether routers add to the loss now: in training, where gradients are recorded.
+    /// Whether routers add to the loss now: in training, where gradients are recorded, or would be but for a checkpoint.
     fn has_router_losses(&self) -> bool {
-        self.router_losses.is_on() && self.mode.is_training() && Context::current().grad()
+        let records = || Context::current().grad() || is_checkpointing();
+        self.routers.losses.is_on() && self.mode.is_training() && records()
     }
 
-    pub(super) fn new_router_pass(&self) -> Result<Option<Arc<RouterPass>>> {
-        if !self.has_router_losses() {
-            return Ok(None);
+    /// The shape and dtype of what a stage passes on beside the stream in training if the model has losses of routers: the sums of the routers
+    /// of the first `blocks` blocks, f64 `[routers, 2 experts + 1]` (see [`Decoder::forward_stage`]). `None` if nothing is passed on: without
+    /// such losses, outside of training, and where no block before has a router.
+    pub fn router_sums(&self, blocks: usize) -> Option<(Dims, DType)> {
+        let before = self.routers.blocks.iter().filter(|&&block| block < blocks).count();
+        let shape = Dims::from_slice(&[before, sums_of_router(self.routers.experts)]);
+        (before > 0 && self.has_router_losses()).then_some((shape, DType::F64))
+    }
+
+    /// [`Decoder::forward`] or, with documents, [`Decoder::forward_packed`], of a stage of a pipeline. `sums` are those of the routers of all blocks
+    /// before it, which the stage before has passed on, [`Decoder::router_sums`]. The results are the stream and, of every stage but the last, the sums
+    /// for the next stage. [`Decoder::loss`] of the last one uses the sums itself.
+    ///
+    /// The losses of routers are means over all blocks, so a stage cannot compute its part of them by itself. Their gradients come back to a
+    /// stage as the gradient of the sums that it has passed on.
+    ///
+    /// # Errors
+    /// If an input does not fit, or the sums have another shape or dtype, or are there without losses of routers.
+    pub fn forward_stage(
+        &self,
+        input: &Var,
+        documents: Option<&Documents>,
+        sums: Option<&Var>,
+    ) -> Result<(Var, Option<Var>)> {
+        let wanted = self.router_sums(self.stage.layers.start);
+        let got = sums.map(|sums| (Dims::from_slice(sums.shape()), sums.dtype()));
+        if got != wanted {
+            let why =
+                format!("got {got:?} of the blocks before {}, wanted {wanted:?}", self.stage.layers.start);
+            return Err(Error::invalid("sums of routers", why));
         }
-        if self.stage != DecoderStage::whole(self.blocks_of_all) {
-            let why = "got a stage of a model, wanted a whole one: the loads of all blocks count together";
+        let (x, pass) = self.run(input, documents, sums)?;
+        if self.stage.last {
+            self.keep_router_pass(pass, &x);
+            return Ok((x, None));
+        }
+        let sums = pass.map(|pass| router_sums(&x, &pass)).transpose()?.flatten();
+        Ok((x, sums))
+    }
+
+    /// The record of a pass, after routers with these sums.
+    pub(super) fn new_router_pass(&self, sums: Option<&Var>) -> Option<Arc<RouterPass>> {
+        let Routers { losses, chosen, .. } = self.routers;
+        self.has_router_losses().then(|| RouterPass::new(losses, chosen, sums.cloned()))
+    }
+
+    /// Refuses a forward pass of a stage without the sums of the others, and keeps the record of one of a whole model for its loss.
+    pub(super) fn end_router_pass(&self, pass: Option<Arc<RouterPass>>, x: &Var) -> Result<()> {
+        if pass.is_some() && self.stage != DecoderStage::whole(self.blocks_of_all) {
+            let why = "got a stage of a model, wanted a whole one or `forward_stage`: the loads of all blocks count together";
             return Err(Error::invalid("router losses", why));
         }
-        Ok(Some(RouterPass::new(self.router_losses)))
+        self.keep_router_pass(pass, x);
+        Ok(())
     }
 
     /// Keeps the record of a pass with the result `x` for its loss.
-    pub(super) fn keep_router_pass(&self, pass: Option<Arc<RouterPass>>, x: &Var) {
-        *unpoisoned(self.routers.lock()) = pass.map(|pass| (x.tensor().clone(), pass));
+    fn keep_router_pass(&self, pass: Option<Arc<RouterPass>>, x: &Var) {
+        *unpoisoned(self.last_routers.lock()) = pass.map(|pass| (x.tensor().clone(), pass));
     }
 
     /// The loss of `x` with the losses of the routers of its pass, as many times as there are targets that count.
@@ -42,7 +100,7 @@ impl<L: LayerFactory> Decoder<L> {
         if !self.has_router_losses() {
             return Ok(loss);
         }
-        let last = unpoisoned(self.routers.lock()).take();
+        let last = unpoisoned(self.last_routers.lock()).take();
         match last {
             Some((of, pass)) if of.shares_storage(x.tensor()) => {
                 with_router_losses(&loss, &pass, scale * counted(targets.tensor())? as f64)

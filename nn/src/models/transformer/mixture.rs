@@ -13,6 +13,11 @@
 //!                               ──rows────► own experts' tokens, by rank, then by expert ──own experts──► outputs ──► back, by expert
 //! ```
 //! An expert takes the tokens of each rank by themselves, at a site of its own, so the sums of its gradients are those of data parallelism.
+//!
+//! With sequence parallelism ranks have parts of the positions between layers, and parts of every expert. A mixture gathers the positions once, and
+//! each rank routes all of them. Its experts give partial sums, which are weighed and put in their places; then the ranks' sums are added, and each
+//! rank keeps its own positions.
+//!
 //! Sources: Shazeer et al.: Outrageously large neural networks (2017); Lepikhin et al.: GShard (2020), section 3; Fedus et al.: Switch
 //! transformers (2021), section 2; Jiang et al.: Mixtral of experts (2024).
 
@@ -25,11 +30,11 @@ use phalanx_tensor::{Context, DType, Tensor};
 use super::block::Perceptron;
 use super::{Experts, TransformerConfig};
 use crate::models::RouterBias;
-use crate::models::router_losses::WatchedRouter;
+use crate::models::router_losses::{Positions, WatchedRouter};
 use crate::parameter::in_replica;
 use crate::{
-    AnyUnit, Entry, Error, ExpertExchange, Init, LayerFactory, Parameter, Parameters, Result, Scope,
-    join_path, parameters,
+    AnyUnit, Entry, ExpertExchange, Init, LayerFactory, Parameter, Parameters, Result, Scope, join_path,
+    parameters,
 };
 
 pub(super) struct Mixture<L: LayerFactory> {
@@ -86,17 +91,21 @@ impl<L: LayerFactory> Mixture<L> {
         self.gate.bias.as_ref()
     }
 
-    /// The output for `[B, T, width]`.
+    /// The output for `[B, T, width]`, or for this rank's part of the positions.
     pub(super) fn run(&self, x: &Var, layers: &L) -> Result<Var> {
-        if layers.stream(x.shape()[1])?.len() != x.shape()[1] {
-            let why = "got a stream that is cut by positions, wanted no sequence parallelism";
-            return Err(Error::invalid("mixture of experts", why));
-        }
+        layers.on_whole_stream(x, &mut |x| self.run_whole(x, layers))
+    }
+
+    /// The output for all positions, or what this rank's parts of the experts add to it.
+    fn run_whole(&self, x: &Var, layers: &L) -> Result<Var> {
         let rows = x.flatten(0, -2)?;
         let wide = if rows.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         let logits = rows.linear(&self.gate.weight.var(), None)?.to(wide)?;
         let watched = WatchedRouter::here();
-        let logits = watched.as_ref().map_or_else(|| Ok(logits.clone()), |router| router.watch(&logits))?;
+        // Every rank knows the gradient of the losses of all positions. Of those that have ranks of their own, each adds its own.
+        let own = Positions { all: x.shape()[1], own: layers.stream(x.shape()[1])? };
+        let logits =
+            watched.as_ref().map_or_else(|| Ok(logits.clone()), |router| router.watch(&logits, own))?;
         let probabilities = logits.softmax(-1)?;
         let Routes { experts, tokens, pairs, counts } = self.routes(probabilities.tensor())?;
         if let Some(bias) =

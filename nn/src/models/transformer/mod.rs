@@ -23,7 +23,7 @@ use std::sync::Arc;
 use phalanx_tensor::DType;
 
 use super::check::{check_layers, check_numbers, check_sizes};
-use super::decoder::{DecoderSpec, Names};
+use super::decoder::{DecoderSpec, Names, Routers};
 use super::{Activation, Block, Decoder, DecoderStage, RouterLosses};
 use crate::layer_factory::EmbeddingSpec;
 use crate::modules::{PreNorm, QueryKeyNorm, RopeScaling, Rotary};
@@ -234,7 +234,12 @@ impl TransformerConfig {
             stream: self.stream.unwrap_or(scope.dtype()),
             norm: &norm,
             logit_cap: self.logit_cap,
-            router_losses: self.experts.as_ref().map_or_else(RouterLosses::default, |experts| experts.losses),
+            routers: self.experts.as_ref().map_or_else(Routers::default, |experts| Routers {
+                losses: experts.losses,
+                blocks: (0..self.layers.len()).filter(|i| !experts.dense.contains(i)).collect(),
+                experts: experts.count,
+                chosen: experts.chosen,
+            }),
         };
         let block = |i: usize, place: &Scope| {
             Ok(Arc::new(TransformerBlock::new(self, i, layers, place)?) as Arc<dyn Block>)
