@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use phalanx_nn::models::{Family, GptConfig, LlamaConfig, ModelConfig, RecomputeMode, TransformerConfig};
+use phalanx_nn::models::{
+    Family, GptConfig, LlamaConfig, LoraConfig, ModelConfig, RecomputeMode, TransformerConfig,
+};
 use phalanx_nn::{Batch, Parameter, Windows, cut};
 use phalanx_parallel::hybrid::Layout;
 use phalanx_parallel::sharded::Ownership;
@@ -55,6 +57,10 @@ pub struct Case {
     pub shard_ranks: Option<usize>,
     /// Where ZeRO's shards are, if not on the rank's device.
     pub offload: Option<Device>,
+    /// The elements from which on a module is a unit of ZeRO's; blocks are units if `None`.
+    pub unit_elements: Option<usize>,
+    /// Adapters, which alone are trained.
+    pub lora: Option<LoraConfig>,
     /// Sequences of a batch.
     pub rows: usize,
     /// What frozen parameters have in their names.
@@ -84,6 +90,8 @@ impl Case {
             ownership: Ownership::Even,
             shard_ranks: None,
             offload: None,
+            unit_elements: None,
+            lora: None,
             rows,
             frozen: &[],
             ignored: 0,
@@ -106,6 +114,11 @@ impl Case {
             offload: [None, Some(ELSEWHERE)][draws.below(2)],
             ..self
         }
+    }
+
+    /// Whether values are drawn when ZeRO shards them, as `train` has it.
+    pub fn defers_values(&self) -> bool {
+        self.zero == 3 && self.layout.ep > 1 && !self.level_gates
     }
 
     /// Freezes the parameters that the case freezes, and makes gates level.
@@ -176,6 +189,8 @@ impl fmt::Display for Case {
             word(self.layout.logits_max.is_some(), "logits-max"),
             word(self.ownership == Ownership::Whole, "whole"),
             word(self.offload.is_some(), "offload"),
+            word(self.unit_elements.is_some(), "small-units"),
+            word(self.lora.is_some(), "lora"),
         ];
         words.iter().flatten().try_for_each(|word| write!(f, " {word}"))?;
         self.shard_ranks.map_or(Ok(()), |ranks| write!(f, " shard-ranks{ranks}"))
@@ -198,7 +213,7 @@ const SCHEDULES: [(&str, usize); 8] = [
 const MODES: [RecomputeMode; 4] =
     [RecomputeMode::Never, RecomputeMode::ExceptLast, RecomputeMode::Always, RecomputeMode::Attention];
 /// The device of shards that are not on the ranks' devices.
-const ELSEWHERE: Device = Device::Cpu(60);
+pub const ELSEWHERE: Device = Device::Cpu(60);
 
 /// Layouts of up to 8 ranks, of everything but the mesh: `(dp, tp, pp)`.
 fn meshes() -> impl Iterator<Item = (usize, usize, usize)> {

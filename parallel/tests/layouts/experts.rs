@@ -1,14 +1,15 @@
 //! Experts that ranks divide train as one device's do, bit for bit, under every axis beside them; whatever the routing; and their runs move.
 
-use phalanx_nn::models::{Family, ModelConfig, RecomputeMode};
+use phalanx_nn::models::{Family, LoraConfig, ModelConfig, RecomputeMode, RouterLosses};
 use phalanx_nn::{Parameters, Scope};
 use phalanx_parallel::Result;
 use phalanx_parallel::hybrid::{self, Layout};
 use phalanx_parallel::launch::Rank;
 use phalanx_parallel::mesh::Groups;
+use phalanx_parallel::sharded::Ownership;
 use phalanx_tensor::DType;
 
-use crate::case::{Case, mixture};
+use crate::case::{Case, ELSEWHERE, mixture};
 use crate::every::over_tcp;
 use crate::moves::moves;
 use crate::outcome::{STEPS, assert_near, assert_same, of_whole_layers, on_ranks, together, twin};
@@ -57,10 +58,98 @@ fn divided_experts_have_the_bits_of_whole_ones_in_pipelines() {
 
 #[test]
 fn divided_experts_have_the_bits_of_whole_ones_under_zero() {
-    for (model, zero) in families().into_iter().zip([1, 2]) {
+    for (model, zero) in families().into_iter().zip([1, 2]).chain(families().map(|model| (model, 3))) {
         check(&Case { zero, ..case(model.clone(), [4, 1, 1, 2]) });
         check(&Case { zero, ..case(model, [2, 1, 1, 2]) });
     }
+}
+
+/// The experts of a block are one unit over the ranks that have the same ones, and the rest of it another over all replicas; with small units, so
+/// is each map of an expert.
+#[test]
+fn divided_experts_whose_values_are_sharded_have_the_bits_of_whole_ones_beside_all_axes() {
+    let [mixtral, qwen] = families();
+    let olmoe = mixture(Family::OlmoE, 2);
+    let zero3 = |model: &ModelConfig, mesh| Case { zero: 3, ..case(model.clone(), mesh) };
+    let with = |case: Case, recompute, schedule: &str| Case {
+        layout: Layout { recompute, schedule: schedule.into(), ..case.layout },
+        ..case
+    };
+    let recompute = RecomputeMode::Always;
+    check(&with(zero3(&olmoe, [4, 1, 1, 2]), recompute, "1f1b"));
+    check(&Case { unit_elements: Some(100), ..zero3(&mixtral, [4, 1, 1, 2]) });
+    check(&Case {
+        unit_elements: Some(1000),
+        ..with(zero3(&qwen, [4, 1, 1, 2]), RecomputeMode::ExceptLast, "1f1b")
+    });
+    check(&Case { ownership: Ownership::Whole, dtype: DType::BF16, ..zero3(&olmoe, [4, 1, 1, 2]) });
+    check(&with(zero3(&mixtral, [2, 2, 2, 2]), RecomputeMode::Never, "1f1b"));
+    check(&with(zero3(&olmoe, [4, 1, 2, 2]), recompute, "1f1b"));
+    check(&with(zero3(&qwen, [4, 1, 2, 2]), RecomputeMode::Never, "zb-v"));
+}
+
+#[test]
+fn divided_experts_with_offloaded_shards_have_the_bits_of_whole_ones() {
+    for (model, zero) in families().into_iter().zip([1, 3]) {
+        let elsewhere = |mesh| Case { zero, offload: Some(ELSEWHERE), ..case(model.clone(), mesh) };
+        check(&elsewhere([4, 1, 1, 2]));
+        check(&elsewhere([2, 1, 1, 2]));
+    }
+}
+
+/// Losses of routers are means over the blocks of all stages, of which the last of a Qwen3-MoE has no router.
+#[test]
+fn losses_of_routers_have_the_bits_of_one_device_in_pipelines() {
+    let case = |family, mesh, schedule: &str, recompute| {
+        let mut model = mixture(family, 2);
+        let ModelConfig::Transformer(config) = &mut model else { unreachable!() };
+        config.experts.as_mut().unwrap().losses = RouterLosses { balance: 0.5, z: 0.2 };
+        let case = case(model, mesh);
+        Case { layout: Layout { schedule: schedule.into(), recompute, ..case.layout }, ..case }
+    };
+    let (never, always) = (RecomputeMode::Never, RecomputeMode::Always);
+    check(&case(Family::Mixtral, [1, 1, 2, 1], "1f1b", never));
+    check(&case(Family::Qwen3Moe, [1, 1, 2, 1], "gpipe", always));
+    check(&case(Family::OlmoE, [1, 1, 2, 1], "zb-h1", never));
+    check(&case(Family::OlmoE, [1, 1, 2, 1], "interleaved", RecomputeMode::ExceptLast));
+    check(&Case { ignored: 3, packed: true, ..case(Family::Mixtral, [2, 1, 2, 2], "zb-v", never) });
+    check(&Case { zero: 3, dtype: DType::BF16, ..case(Family::OlmoE, [4, 1, 2, 2], "1f1b", always) });
+    let split = case(Family::Qwen3Moe, [2, 2, 2, 2], "1f1b", RecomputeMode::ExceptLast);
+    let scattered = Layout { scatter_gather: true, ..split.layout.clone() };
+    check(&Case { layout: scattered, ..split.clone() });
+    let sequence = Layout { sequence_parallel: true, ..split.layout.clone() };
+    check(&Case { layout: sequence, ..split });
+}
+
+#[test]
+fn divided_experts_have_the_bits_of_whole_ones_with_sequence_parallelism() {
+    for (model, zero) in families().into_iter().zip([0, 3]) {
+        let case = Case { zero, ..case(model, [2, 2, 1, 2]) };
+        check(&Case { layout: Layout { sequence_parallel: true, ..case.layout }, ..case });
+    }
+}
+
+/// Adapters beside attention are every replica's; those beside experts are divided as the experts are. With adapters beside attention alone
+/// no rank trains an expert.
+#[test]
+fn adapters_beside_divided_experts_have_the_bits_of_those_beside_whole_ones() {
+    let everywhere = LoraConfig::new(2, &["q_proj", "v_proj", "gate_proj", "down_proj"]);
+    let attention = LoraConfig::new(2, &["q_proj", "o_proj"]);
+    let [mixtral, qwen] = families();
+    let case = |model: &ModelConfig, lora: &LoraConfig, zero, mesh| Case {
+        lora: Some(lora.clone()),
+        zero,
+        ..case(model.clone(), mesh)
+    };
+    check(&case(&mixtral, &everywhere, 0, [2, 1, 1, 2]));
+    check(&case(&qwen, &everywhere, 1, [4, 1, 2, 2]));
+    check(&case(&mixtral, &everywhere, 3, [4, 1, 1, 2]));
+    check(&case(&mixtral, &attention, 0, [2, 1, 1, 2]));
+    check(&case(&qwen, &attention, 3, [4, 1, 1, 2]));
+    let split = case(&qwen, &everywhere, 2, [4, 2, 1, 2]);
+    let sequence = Layout { sequence_parallel: true, ..split.layout.clone() };
+    check(&split);
+    check(&Case { layout: sequence, ..split });
 }
 
 #[test]
@@ -104,9 +193,18 @@ fn a_run_moves_to_other_divisions_of_the_experts_and_back() {
             case([2, 2, 1, 2], 0),
             case([2, 1, 2, 1], 3),
             case([2, 1, 2, 2], 2),
+            case([4, 1, 1, 2], 3),
         ];
         moves(&format!("experts-{i}"), &cases);
     }
+}
+
+#[test]
+fn adapters_move_to_other_divisions_of_the_experts_and_back() {
+    let [model, _] = families();
+    let lora = Some(LoraConfig::new(2, &["v_proj", "up_proj"]));
+    let case = |mesh, zero| Case { zero, rows: 12, lora: lora.clone(), ..case(model.clone(), mesh) };
+    moves("adapters", &[case([2, 1, 1, 2], 0), case([1, 1, 1, 1], 0), case([4, 1, 1, 2], 3)]);
 }
 
 #[test]

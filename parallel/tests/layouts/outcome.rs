@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use phalanx_kernels as kernels;
 use phalanx_nn::autograd::Var;
-use phalanx_nn::models::{Decoder, DecoderStage, Documents, RouterBias};
+use phalanx_nn::models::{Decoder, DecoderStage, Documents, Lora, RouterBias};
 use phalanx_nn::{Batch, Clip, LayerFactory, OneDevice, Optimizer, Parameters, Rule, Scope, norm_of};
 use phalanx_parallel::Result;
 use phalanx_parallel::checkpoint::{self, Checkpoint, Trained};
@@ -157,11 +157,16 @@ impl<L: LayerFactory> Twin<L> {
 pub fn twin(case: &Case, saved: Option<&Path>, steps: Range<u64>) -> Alike {
     let rank = |rank: Rank| {
         let (comm, update) = (rank.comm(), Update::AdamW);
-        if case.layout.tp == 1 {
-            return Twin::new(case, OneDevice, comm, update)?.train(saved, steps.clone());
+        let cut = TensorParallel::new(comm).with_sequence_parallel(case.layout.sequence_parallel);
+        let steps = steps.clone();
+        match (case.layout.tp, case.lora.clone()) {
+            (1, None) => Twin::new(case, OneDevice, comm, update)?.train(saved, steps),
+            (1, Some(lora)) => {
+                Twin::new(case, Lora::new(OneDevice, lora)?, comm, update)?.train(saved, steps)
+            }
+            (_, None) => Twin::new(case, cut, comm, update)?.train(saved, steps),
+            (_, Some(lora)) => Twin::new(case, Lora::new(cut, lora)?, comm, update)?.train(saved, steps),
         }
-        let layers = TensorParallel::new(comm).with_sequence_parallel(case.layout.sequence_parallel);
-        Twin::new(case, layers, comm, update)?.train(saved, steps.clone())
     };
     let ranks = Threads::new(case.layout.tp).timeout(Duration::from_secs(120)).run(rank);
     let mut ranks = ranks.unwrap_or_else(|e| panic!("the twin of {case}: {e}"));

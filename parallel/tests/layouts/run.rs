@@ -3,7 +3,7 @@
 use phalanx_nn::autograd::ContextMode;
 use std::sync::Arc;
 
-use phalanx_nn::{AdamW, Clip, Group, Optimizer, Parameter, Parameters, Rule, Scope, Sgd};
+use phalanx_nn::{AdamW, Clip, Group, Optimizer, Parameter, Parameters, Rule, Scope, Sgd, wrap_by_size};
 use phalanx_parallel::checkpoint::{self, Checkpoint, Trained};
 use phalanx_parallel::comm::Comm;
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig, SingleDevice};
@@ -75,7 +75,11 @@ impl Run {
         let groups = Groups::new(case.layout.mesh()?, comm)?;
         let (line, schedule) = (groups.along(Axis::Pp).clone(), case.layout.schedule()?);
         let scope = Scope::new(SEED, case.dtype, device);
-        let model = hybrid::decoder(&case.model, &case.layout, &groups, &scope, None)?;
+        let scope = if case.defers_values() { scope.deferred() } else { scope };
+        let model = match &case.lora {
+            None => hybrid::decoder(&case.model, &case.layout, &groups, &scope, None)?,
+            Some(lora) => hybrid::adapted_decoder(&case.model, lora, &case.layout, &groups, &scope, None)?,
+        };
         let mut pipeline = Pipeline::new(&schedule, line, device)?;
         if schedule.stages() > 1 {
             pipeline = pipeline.recompute(case.layout.recompute);
@@ -85,6 +89,7 @@ impl Run {
         }
         model.parameters().iter().try_for_each(|p| p.set_grad_dtype(grad_dtype(case)))?;
         case.prepare(&model.parameters());
+        case.unit_elements.into_iter().for_each(|least| wrap_by_size(&model, least));
         let replicas = replicas(case, &without_divided_experts(&model), groups.along(Axis::Dp))?;
         let share = MeshParallel::new(&model, replicas, groups.clone(), &schedule)?;
         let share: Arc<dyn DataParallel> =

@@ -151,18 +151,12 @@ impl Config {
         Ok(())
     }
 
-    /// Refuses what does not go with experts that ranks divide.
+    /// Refuses expert groups that are no part of the replicas.
     fn check_expert_groups(&self) -> Result<()> {
-        let Layout { dp, ep, sequence_parallel, .. } = self.layout;
-        if !dp.is_multiple_of(ep) {
-            return refuse(format!("`ep` {ep} does not divide `dp` {dp}, whose ranks divide the experts"));
-        }
-        match ep {
-            1 => Ok(()),
-            _ if sequence_parallel => refuse(format!("`ep` {ep} goes without `sequence-parallel`")),
-            _ if self.zero == 3 => refuse(format!("`ep` {ep} goes with `zero` 0, 1 or 2, got `zero` 3")),
-            _ if self.offload != Offload::None => refuse(format!("`ep` {ep} goes without `offload`")),
-            _ => Ok(()),
+        let Layout { dp, ep, .. } = self.layout;
+        match dp.is_multiple_of(ep) {
+            true => Ok(()),
+            false => refuse(format!("`ep` {ep} does not divide `dp` {dp}, whose ranks divide the experts")),
         }
     }
 
