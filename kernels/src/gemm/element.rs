@@ -25,6 +25,19 @@ pub(crate) trait GemmElem: Real<Wide = <Self as GemmElem>::Acc> {
     fn load_lines<S: Isa>(lanes: &[Self], next: &[Self]) -> <Self::Acc as Float>::Vec<S>;
     /// A vector of places, successive steps of one line; `beyond` stands for a step that a place lacks.
     fn load_steps<S: Isa>(steps: &[Self], beyond: Self) -> <Self::Acc as Float>::Vec<S>;
+
+    /// Whether many steps are read faster as lanes of two, which [`GemmElem::split`] takes apart.
+    fn reads_pairs<S: Isa>() -> bool {
+        false
+    }
+    /// Two steps in each lane, in the order of the line.
+    fn load_pairs<S: Isa>(steps: &[Self]) -> <Self::Acc as Float>::Vec<S> {
+        Self::load_steps::<S>(steps, Self::narrow(Self::Acc::ZERO))
+    }
+    /// The first steps of lanes of two, and the others.
+    fn split<S: Isa>(pairs: <Self::Acc as Float>::Vec<S>) -> [<Self::Acc as Float>::Vec<S>; 2] {
+        [pairs; 2]
+    }
 }
 
 /// What a place of a packed panel holds: one step of k or several, in the size of a sum.
@@ -166,5 +179,20 @@ impl GemmElem for bf16 {
     #[inline(always)]
     fn load_steps<S: Isa>(steps: &[bf16], beyond: bf16) -> S::F32 {
         if S::BF16_IN_LANE == 2 { S::F32::load_pairs(steps, beyond) } else { S::F32::load_bf16(steps) }
+    }
+
+    #[inline(always)]
+    fn reads_pairs<S: Isa>() -> bool {
+        S::BF16_IN_LANE == 1 && S::F32::SPLITS_PAIRS
+    }
+
+    #[inline(always)]
+    fn load_pairs<S: Isa>(steps: &[bf16]) -> S::F32 {
+        S::F32::load_pairs(steps, bf16::ZERO)
+    }
+
+    #[inline(always)]
+    fn split<S: Isa>(pairs: S::F32) -> [S::F32; 2] {
+        pairs.split_pairs()
     }
 }

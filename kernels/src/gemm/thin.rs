@@ -10,7 +10,7 @@ use super::epilogue::FinishTile;
 use super::pack::Panels;
 use super::product::Product;
 use crate::scratch::with_scratch;
-use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, each};
 
 /// Rows of A at most.
 pub(super) const THIN_ROWS: usize = 4;
@@ -225,7 +225,31 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         // The next vectors of columns, if those of now and these fit the second-level cache, else further steps of these.
         let next = W * V::LANES * self.b_col;
         let ahead = if next * size_of::<T>() <= NEXT_MAX { next } else { AHEAD_BYTES / size_of::<T>() };
-        for place in (0..places).step_by(V::LANES) {
+        let mut start = 0;
+        // Twice as many steps at a time, two in a lane: half of the transposing.
+        while T::reads_pairs::<S>() && lanes == V::LANES && start + 2 * V::LANES <= places {
+            for (j, square) in squares.iter_mut().enumerate() {
+                let b = &self.b[(col + j * V::LANES) * self.b_col + start..];
+                for (i, row) in square[..V::LANES].iter_mut().enumerate() {
+                    let column = &b[i * self.b_col..][..2 * V::LANES];
+                    V::prefetch_far(column.as_ptr().wrapping_add(ahead).cast());
+                    *row = T::load_pairs::<S>(column);
+                }
+                V::transpose(square);
+            }
+            let a = &self.a[start * H..][..2 * V::LANES * H];
+            for pair in 0..V::LANES {
+                let steps: [[V; 2]; W] = each(|j| T::split::<S>(squares[j][pair]));
+                for (i, row) in sums.iter_mut().enumerate() {
+                    let x = [V::splat(a[2 * pair * H + i]), V::splat(a[(2 * pair + 1) * H + i])];
+                    for (sum, of) in row.iter_mut().zip(steps) {
+                        *sum = T::PanelElem::add::<S>(x[1], of[1], T::PanelElem::add::<S>(x[0], of[0], *sum));
+                    }
+                }
+            }
+            start += 2 * V::LANES;
+        }
+        for place in (start..places).step_by(V::LANES) {
             let count = V::LANES.min(places - place);
             let (first, last) = (place * per_place, ((place + count) * per_place).min(self.steps));
             // Loops and loads whose lengths the compiler knows, for all squares but the last.

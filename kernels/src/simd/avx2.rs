@@ -456,6 +456,18 @@ impl F32x8 {
 }
 
 impl Halves for F32x8 {
+    const SPLITS_PAIRS: bool = true;
+
+    #[inline(always)]
+    fn split_pairs(self) -> [Self; 2] {
+        // SAFETY: the CPU.
+        unsafe {
+            let bits = _mm256_castps_si256(self.0);
+            let upper = _mm256_and_si256(bits, _mm256_set1_epi32(-1 << 16));
+            [Self::of_bits(upper), Self::of_bits(_mm256_slli_epi32::<16>(bits))]
+        }
+    }
+
     #[inline(always)]
     fn load_bf16(src: &[bf16]) -> Self {
         Self::of_bits(raise(load(src.reinterpret_cast())))

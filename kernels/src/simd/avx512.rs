@@ -412,6 +412,18 @@ impl F32x16 {
 }
 
 impl Halves for F32x16 {
+    const SPLITS_PAIRS: bool = true;
+
+    #[inline(always)]
+    fn split_pairs(self) -> [Self; 2] {
+        // SAFETY: the CPU.
+        unsafe {
+            let bits = _mm512_castps_si512(self.0);
+            let upper = _mm512_and_si512(bits, _mm512_set1_epi32(-1 << 16));
+            [Self::of_bits(upper), Self::of_bits(_mm512_slli_epi32::<16>(bits))]
+        }
+    }
+
     #[inline(always)]
     fn load_bf16(src: &[bf16]) -> Self {
         Self::of_bits(raise(load(src.reinterpret_cast())))

@@ -10,6 +10,9 @@ use super::vector::{LANES_MAX, Vector};
 /// What a vector of f32 does with half types. Slices may be shorter than the vector: missing lanes read as zero and
 /// are not written.
 pub(crate) trait Halves: Vector<Elem = f32> {
+    /// Whether [`Halves::load_pairs`] and [`Halves::split_pairs`] are a few instructions.
+    const SPLITS_PAIRS: bool = false;
+
     /// The first elements of `src`, widened.
     #[inline(always)]
     fn load_bf16(src: &[bf16]) -> Self {
@@ -58,6 +61,15 @@ pub(crate) trait Halves: Vector<Elem = f32> {
             *lane = pair(first, next);
         }
         Self::load(&lanes)
+    }
+
+    /// What lanes of two bf16 hold, widened: the first ones, and the others.
+    #[inline(always)]
+    fn split_pairs(self) -> [Self; 2] {
+        let mut lanes = [0.0; LANES_MAX];
+        self.store(&mut lanes);
+        let upper = lanes.map(|lane| f32::from_bits(lane.to_bits() & 0xffff_0000));
+        [Self::load(&upper), Self::load(&lanes.map(|lane| f32::from_bits(lane.to_bits() << 16)))]
     }
 
     /// Lanes that hold two neighbours of `src` each, the first in the upper half; `beyond` stands for what is missing.
@@ -282,7 +294,12 @@ mod tests {
             };
             let (lanes, beyond) = (S::F32::LANES, bf16::NEG_ZERO);
             for len in 0..=2 * lanes {
-                let pairs = bits(S::F32::load_pairs(&self.0[..len], beyond));
+                let pairs = S::F32::load_pairs(&self.0[..len], beyond);
+                let [upper, lower] = pairs.split_pairs().map(bits);
+                let pairs = bits(pairs);
+                for (lane, &pair) in pairs[..lanes].iter().enumerate() {
+                    assert_eq!([upper[lane], lower[lane]], [pair & 0xffff_0000, pair << 16]);
+                }
                 for (lane, &pair) in pairs[..lanes].iter().enumerate() {
                     let [first, next] = [0, 1].map(|i| {
                         let at = 2 * lane + i;
