@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use phalanx_autograd::{CrossEntropy, Gelu, Reduction, Var};
-use phalanx_tensor::{Context, Device, Dims, Window};
+use phalanx_tensor::{Context, Device, Dims, Tensor, Window};
 
 use crate::modules::{Embedding, EmbeddingConfig, Linear, LinearConfig};
 use crate::{Error, Init, Module, Parameter, Parameters, Result, Scope, parameters};
@@ -41,12 +41,31 @@ pub struct EmbeddingSpec {
     pub tied: bool,
 }
 
+/// A linear map `y = x Wᵀ + b` that a [`LayerFactory`] has made. A rank may have a part of it.
+pub trait LinearMap: Module {
+    /// The weight `[out, in]`, or this rank's rows or columns of it.
+    fn weight(&self) -> &Parameter;
+
+    /// The bias `[out]`, if there is one, or what this rank has of it.
+    fn bias(&self) -> Option<&Parameter>;
+}
+
+impl LinearMap for Linear {
+    fn weight(&self) -> &Parameter {
+        &self.weight
+    }
+
+    fn bias(&self) -> Option<&Parameter> {
+        self.bias.as_ref()
+    }
+}
+
 /// Makes the layers of a model.
 pub trait LayerFactory: Send + Sync + 'static {
     /// A linear layer whose output may be sharded.
-    type Column: Module + 'static;
+    type Column: LinearMap + 'static;
     /// A linear layer whose input may be sharded and whose output is whole.
-    type Row: Module + 'static;
+    type Row: LinearMap + 'static;
     /// An embedding table.
     type Embedding: Module + 'static;
     /// The linear layer to the vocabulary, with the loss.
@@ -142,6 +161,15 @@ pub trait LayerFactory: Send + Sync + 'static {
         work(x)
     }
 
+    /// The sum of `x` over the ranks that have the parts of a layer, in order of the ranks; `x` itself if layers are not cut. No gradient
+    /// passes through it.
+    ///
+    /// # Errors
+    /// If a rank does not take part.
+    fn sum_over_ranks(&self, x: Tensor) -> Result<Tensor> {
+        Ok(x)
+    }
+
     /// How ranks that divide the experts of a mixture exchange tokens; `None` if this rank has all experts.
     fn experts(&self) -> Option<&dyn ExpertExchange> {
         None
@@ -161,6 +189,14 @@ pub trait LayerFactory: Send + Sync + 'static {
     /// # Errors
     /// If they do not fit these layers.
     fn built(&self, _parameters: &[Parameter]) -> Result<()> {
+        Ok(())
+    }
+
+    /// Is called with these parameters again when weights were read into them from files.
+    ///
+    /// # Errors
+    /// If they do not fit these layers.
+    fn loaded(&self, _parameters: &[Parameter]) -> Result<()> {
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
-//! [`Parameter`]: a trained tensor; [`Shard`]: which part of a whole tensor it is; [`ParameterOwner`]: the parallel wrapper that owns it.
+//! [`Parameter`]: a trained tensor; [`ParameterOwner`]: the parallel wrapper that owns it.
 
 mod replica_sites;
+mod shard;
 #[cfg(test)]
 mod tests;
 
@@ -10,12 +11,13 @@ use std::sync::{Arc, Mutex};
 
 use phalanx_autograd::{Leaf, Slot, Var};
 use phalanx_kernels as kernels;
-use phalanx_tensor::{Category, DType, Device, Dims, Tensor, Window, unpoisoned};
+use phalanx_tensor::{Category, DType, Device, Tensor, unpoisoned};
 
 use crate::scope::{DEFERRED, Initial};
 use crate::{Error, Result};
 
 pub(crate) use replica_sites::in_replica;
+pub use shard::Shard;
 
 /// A handle on a trained tensor. Clones share it, an optimizer updates it in place, and a wrapper may release and replace its
 /// storage between forward and backward.
@@ -308,10 +310,17 @@ impl Parameter {
     /// # Errors
     /// If they cannot be allocated.
     pub fn materialize(&self) -> Result<()> {
-        let Some(initial) = self.0.initial.filter(|_| self.is_deferred()) else { return Ok(()) };
+        if self.is_deferred() && self.0.initial.is_some() {
+            self.set_tensor(self.drawn()?)?;
+        }
+        Ok(())
+    }
+
+    /// Its values, or those that it is to get where that is [deferred](crate::Scope::deferred).
+    pub(crate) fn drawn(&self) -> Result<Tensor> {
         let held = self.tensor();
-        let values = initial.values(self.part(), held.dtype(), held.device())?;
-        self.set_tensor(values.with_shape(held.shape())?)
+        let Some(initial) = self.0.initial.filter(|_| self.is_deferred()) else { return Ok(held) };
+        Ok(initial.values(self.part(), held.dtype(), held.device())?.with_shape(held.shape())?)
     }
 
     /// Copies values into its tensor, converted to its dtype and moved to its device.
@@ -417,47 +426,6 @@ impl Parameter {
 impl std::fmt::Debug for Parameter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Parameter({} {:?} {})", self.name(), self.tensor().shape(), self.dtype())
-    }
-}
-
-/// A box of a whole tensor: `extent` elements from `window.offset` on.
-///
-/// The box may be given in a finer shape than the tensor's own, in which the cut is regular. The joint weight of queries, keys and
-/// values, for example, is cut as `[3, out, in]`, of which a rank has `[3, out / ranks, in]`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shard {
-    /// The whole tensor's shape, and the offset of the part in it.
-    pub window: Window,
-    /// The part's shape, with as many dimensions as the whole.
-    pub extent: Dims,
-}
-
-impl Shard {
-    /// The whole tensor as a part.
-    pub fn whole(shape: &[usize]) -> Shard {
-        Shard { window: Window::whole(shape), extent: Dims::from_slice(shape) }
-    }
-
-    /// Whether the part is the whole tensor.
-    pub fn is_whole(&self) -> bool {
-        self.extent == self.window.global
-    }
-
-    /// The shape of the whole tensor, which has `rank` dimensions. If the cut is given in a finer shape, its first sizes are multiplied.
-    pub fn whole_shape(&self, rank: usize) -> Vec<usize> {
-        let seen = &self.window.global;
-        let (first, rest) = seen.split_at((seen.len() + 1).saturating_sub(rank.max(1)));
-        if first.is_empty() { seen.to_vec() } else { [&[first.iter().product()], rest].concat() }
-    }
-
-    /// This part of a whole tensor, as a view.
-    ///
-    /// # Errors
-    /// If the tensor is not the whole.
-    pub fn of(&self, whole: &Tensor) -> Result<Tensor> {
-        let mut cuts = self.window.offset.iter().zip(&self.extent).enumerate();
-        let seen = whole.with_shape(&self.window.global)?;
-        Ok(cuts.try_fold(seen, |part, (dim, (&offset, &length))| part.narrow(dim, offset, length))?)
     }
 }
 

@@ -158,12 +158,7 @@ impl Saved {
 
     fn rows(&self, entry: &TensorEntry, rows: Range<usize>) -> Result<Tensor> {
         let TensorEntry { name, dtype, shape } = entry;
-        let average = self.read(&format!("optimizer.{name}.{EMA}"), shape, rows.clone())?;
-        let weight = match average {
-            Some(average) => Some(kernels::cast(&average, *dtype)?),
-            None => self.read(&format!("model.{name}"), shape, rows.clone())?,
-        };
-        let weight = match (weight, &self.frozen) {
+        let weight = match (self.trained(name, *dtype, shape, rows.clone())?, &self.frozen) {
             (Some(weight), _) => weight,
             (None, Some(frozen)) => frozen.rows(name, rows.clone())?,
             (None, None) => {
@@ -175,12 +170,30 @@ impl Saved {
         else {
             return Ok(weight);
         };
-        let of = |which: &str, shape: [usize; 2], rows| {
-            self.read(&format!("model.{stem}.{which}.weight"), &shape, rows)
+        let of = |which: &str, shape: &[usize], rows| {
+            let name = format!("{stem}.{which}");
+            let saved = self.checkpoint.tensors().find(|(other, ..)| other.strip_prefix("model.") == Some(&*name));
+            saved.map_or(Ok(None), |(_, dtype, _)| self.trained(&name, dtype, shape, rows))
         };
-        let a = of("lora_A", [lora.rank, inputs], 0..lora.rank)?;
-        let (Some(a), Some(b)) = (a, of("lora_B", [outputs, lora.rank], rows)?) else { return Ok(weight) };
-        Ok(lora.merge(&weight, &a, &b)?)
+        let a = of("lora_A.weight", &[lora.rank, inputs], 0..lora.rank)?;
+        let b = of("lora_B.weight", &[outputs, lora.rank], rows.clone())?;
+        let (Some(a), Some(b)) = (a, b) else { return Ok(weight) };
+        let magnitude = of("lora_magnitude_vector", &[outputs], rows)?;
+        Ok(lora.merge(&weight, &a, &b, magnitude.as_ref())?)
+    }
+
+    /// Rows of what the run has trained: of the average, if it keeps one.
+    fn trained(
+        &self,
+        name: &str,
+        dtype: DType,
+        shape: &[usize],
+        rows: Range<usize>,
+    ) -> Result<Option<Tensor>> {
+        match self.read(&format!("optimizer.{name}.{EMA}"), shape, rows.clone())? {
+            Some(average) => Ok(Some(kernels::cast(&average, dtype)?)),
+            None => self.read(&format!("model.{name}"), shape, rows),
+        }
     }
 }
 
@@ -276,6 +289,8 @@ mod tests {
             Config { layout, zero, ..Config::default() }
         };
         let lora = LoraConfig::new(2, &["c_attn", "c_proj"]);
+        let dora = LoraConfig { dora: true, ..lora.clone() };
+        let averaged = Config { ema: Some(0.9), ..plain(1, 2, 1, 0) };
         let layout = Layout { dp: 2, ep: 2, ..Layout::default() };
         let experts = Config { layout, ..Config::default() };
         let cases = [
@@ -285,6 +300,8 @@ mod tests {
             ("stages", mixture(), plain(1, 2, 1, 0), None),
             ("experts", with_router_biases(), experts, None),
             ("lora", gpt(), plain(2, 1, 1, 0), Some(&lora)),
+            ("dora", gpt(), plain(2, 1, 2, 3), Some(&dora)),
+            ("dora-averages", gpt(), averaged, Some(&dora)),
         ];
         for (name, model, config, lora) in cases {
             let (run, out) = (trained(name, &model, config, lora), folder(&format!("{name}-out")));

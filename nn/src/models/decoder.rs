@@ -202,6 +202,11 @@ impl<L: LayerFactory> Decoder<L> {
         self.blocks.iter().for_each(|block| wrapping.apply(block));
     }
 
+    /// What made its layers.
+    pub(super) fn layers(&self) -> &L {
+        &self.layers
+    }
+
     /// Which part of the model this is.
     pub fn stage(&self) -> &DecoderStage {
         &self.stage

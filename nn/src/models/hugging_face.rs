@@ -116,7 +116,8 @@ pub fn load_weights<L: LayerFactory>(
     // Other ranks may have some of the experts.
     let has_all = !model.parameters().iter().any(Parameter::has_replica_sites);
     let is_whole = has_all && stage.first && stage.last && stage.layers.len() == config.layers();
-    load_tensors(model, config, folder.as_ref(), is_whole, LoadOptions::default()).map(drop)
+    load_tensors(model, config, folder.as_ref(), is_whole, LoadOptions::default())?;
+    model.layers().loaded(&model.parameters())
 }
 
 /// Fills a model's parameters and buffers from a folder's safetensors, and returns what does not fit. Of a model that is not whole,

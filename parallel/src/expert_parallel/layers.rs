@@ -128,6 +128,10 @@ impl<L: LayerFactory> LayerFactory for ExpertParallel<L> {
         self.layers.on_whole_stream(x, work)
     }
 
+    fn sum_over_ranks(&self, x: Tensor) -> Result<Tensor> {
+        self.layers.sum_over_ranks(x)
+    }
+
     fn experts(&self) -> Option<&dyn ExpertExchange> {
         (self.comm.size() > 1).then_some(self as _)
     }
@@ -138,5 +142,9 @@ impl<L: LayerFactory> LayerFactory for ExpertParallel<L> {
 
     fn built(&self, parameters: &[Parameter]) -> Result<()> {
         self.layers.built(parameters)
+    }
+
+    fn loaded(&self, parameters: &[Parameter]) -> Result<()> {
+        self.layers.loaded(parameters)
     }
 }

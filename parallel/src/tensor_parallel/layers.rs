@@ -5,8 +5,9 @@ use std::ops::Range;
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::ModelConfig;
 use phalanx_nn::{EmbeddingSpec, Error, LayerFactory, LinearSpec, Parameter, Result, Scope};
+use phalanx_tensor::Tensor;
 
-use super::mappings::Split;
+use super::mappings::{Exchange, Split};
 use super::{
     ColumnParallelLinear, RowParallelLinear, TensorParallel, VocabParallelEmbedding, VocabParallelHead,
 };
@@ -78,6 +79,10 @@ impl LayerFactory for TensorParallel {
 
     fn on_whole_stream(&self, x: &Var, work: &mut dyn FnMut(&Var) -> Result<Var>) -> Result<Var> {
         self.in_region(x, work)
+    }
+
+    fn sum_over_ranks(&self, x: Tensor) -> Result<Tensor> {
+        Ok(Exchange::Sum.run(self.comm(), &x, true)?)
     }
 
     fn partial(&self, parameters: &[Parameter]) -> Result<()> {

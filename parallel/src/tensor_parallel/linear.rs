@@ -7,7 +7,7 @@ use phalanx_nn::autograd::{
 };
 use phalanx_nn::tensor::{Dims, Window};
 use phalanx_nn::{
-    Error, Init, LinearConfig, LinearSpec, Module, Parameter, Result, Scope, Shard, parameters,
+    Error, Init, LinearConfig, LinearMap, LinearSpec, Module, Parameter, Result, Scope, Shard, parameters,
 };
 
 use super::group::{BackwardExchange, TensorParallel};
@@ -116,6 +116,16 @@ impl ColumnParallelLinear {
     }
 }
 
+impl LinearMap for ColumnParallelLinear {
+    fn weight(&self) -> &Parameter {
+        &self.weight
+    }
+
+    fn bias(&self) -> Option<&Parameter> {
+        self.bias.as_ref()
+    }
+}
+
 impl Module for ColumnParallelLinear {
     fn forward(&self, x: &Var) -> Result<Var> {
         Ok(ColumnParallelLinear::apply(&[self], x)?.swap_remove(0))
@@ -192,6 +202,16 @@ impl RowParallelLinear {
         self.group.check_linear(self.bias.as_ref())?;
         let y = self.group.leave(part.linear(&self.weight.var(), None)?)?;
         Ok((y, self.bias.as_ref().map(Parameter::var)))
+    }
+}
+
+impl LinearMap for RowParallelLinear {
+    fn weight(&self) -> &Parameter {
+        &self.weight
+    }
+
+    fn bias(&self) -> Option<&Parameter> {
+        self.bias.as_ref()
     }
 }
 

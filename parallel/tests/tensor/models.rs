@@ -76,9 +76,12 @@ fn families_give_one_devices_gradients_and_losses() {
 #[test]
 fn adapters_train_as_on_one_device() {
     let targets = |names: &[&str]| LoraConfig::new(3, names);
+    let dora = |names: &[&str]| LoraConfig { dora: true, ..targets(names) };
     for (config, lora) in [
         (llama(6, 2, 0.1), targets(&["q_proj", "v_proj", "down_proj"])),
         (gpt(6, 0.2), targets(&["c_attn", "mlp.c_proj"])),
+        (llama(6, 2, 0.1), dora(&["q_proj", "v_proj", "down_proj"])),
+        (gpt(6, 0.2), dora(&["c_attn", "mlp.c_proj"])),
     ] {
         let alone =
             build(&config, Lora::new(OneDevice, lora.clone()).unwrap(), DType::F64, Device::CPU).unwrap();
@@ -219,11 +222,15 @@ fn replicas_of_cut_models_have_one_devices_losses_and_norms_under_ddp_and_zero()
 
 #[test]
 fn replicas_with_adapters_have_one_devices_losses_and_norms_under_ddp_and_zero() {
-    let (config, lora) = (llama(4, 1, 0.1), LoraConfig::new(3, &["q_proj", "up_proj", "down_proj"]));
-    let layers = Lora::new(OneDevice, lora.clone()).unwrap();
-    let wanted = steps_alone(&build(&config, layers, DType::F64, Device::CPU).unwrap());
-    for zero in [None, Some(ZeroStage::Optimizer), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)] {
-        same_steps(&wanted, &on_mesh(&config, false, zero, Some(&lora)), &format!("adapters, {zero:?}"));
+    let (config, plain) = (llama(4, 1, 0.1), LoraConfig::new(3, &["q_proj", "up_proj", "down_proj"]));
+    for lora in [LoraConfig { dora: true, ..plain.clone() }, plain] {
+        let layers = Lora::new(OneDevice, lora.clone()).unwrap();
+        let wanted = steps_alone(&build(&config, layers, DType::F64, Device::CPU).unwrap());
+        for zero in
+            [None, Some(ZeroStage::Optimizer), Some(ZeroStage::Gradients), Some(ZeroStage::Parameters)]
+        {
+            same_steps(&wanted, &on_mesh(&config, false, zero, Some(&lora)), &format!("{lora}, {zero:?}"));
+        }
     }
 }
 

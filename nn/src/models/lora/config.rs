@@ -1,0 +1,168 @@
+//! [`LoraConfig`]: how adapters are made, as a value, as a text, and as PEFT's `adapter_config.json`.
+
+use std::path::Path;
+use std::str::FromStr;
+
+use serde_json::{Value, json};
+
+use crate::models::fields::{Fields, Parsed};
+use crate::models::save::write_json;
+use crate::{Error, Result};
+
+const CONFIG: &str = "adapter_config.json";
+
+/// How adapters are made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraConfig {
+    /// The rank of what an adapter adds to a weight.
+    pub rank: usize,
+    /// What is added is multiplied by `alpha / rank`.
+    pub alpha: f64,
+    /// The linear layers that have one: those whose name, or its end after a dot, is one of these.
+    pub targets: Vec<String>,
+    /// Dropout of what goes into adapters. Tensor-parallel layers want none.
+    pub dropout: f64,
+    /// Whether the factor is `alpha / sqrt(rank)` (rsLoRA).
+    pub rank_stabilized: bool,
+    /// Whether each row of a weight keeps its length, which is trained by itself, whatever an adapter adds to it (DoRA). With dropout what
+    /// is dropped goes into the weight's part of this too, as in PEFT.
+    pub dora: bool,
+}
+
+impl LoraConfig {
+    /// Adapters of a rank for layers of these names, with an alpha of twice the rank.
+    pub fn new(rank: usize, targets: &[&str]) -> LoraConfig {
+        let targets = targets.iter().map(ToString::to_string).collect();
+        LoraConfig { rank, alpha: 2.0 * rank as f64, targets, dropout: 0.0, rank_stabilized: false, dora: false }
+    }
+
+    /// What an adapter's output is multiplied with.
+    pub fn scale(&self) -> f64 {
+        let rank = self.rank as f64;
+        self.alpha / if self.rank_stabilized { rank.sqrt() } else { rank }
+    }
+
+    /// Reads a folder's `adapter_config.json`, as PEFT writes it.
+    ///
+    /// # Errors
+    /// If it cannot be read, is not valid, or a setting is not supported.
+    pub fn read(folder: impl AsRef<Path>) -> Result<LoraConfig> {
+        let path = folder.as_ref().join(CONFIG);
+        let text = std::fs::read_to_string(&path).map_err(|e| phalanx_tensor::Error::file(&path, e))?;
+        let wrong = |why: String| Error::invalid(path.display().to_string(), why);
+        let value: Value = serde_json::from_str(&text).map_err(|e| wrong(format!("not valid JSON: {e}")))?;
+        let fields = value.as_object().ok_or_else(|| wrong("not a JSON object".into()))?;
+        LoraConfig::of(&Fields::new(fields)).map_err(wrong)
+    }
+
+    fn of(f: &Fields<'_>) -> Parsed<LoraConfig> {
+        if let Some(kind) = f.text("peft_type")?.filter(|kind| *kind != "LORA") {
+            return Err(format!("peft_type {kind:?} is not supported, wanted LORA"));
+        }
+        if let Some(bias) = f.text("bias")?.filter(|bias| *bias != "none") {
+            return Err(format!("bias {bias:?} is not supported, wanted none"));
+        }
+        for name in ["lora_bias", "use_qalora", "ensure_weight_tying"] {
+            f.must_be(name, false)?;
+        }
+        let rank = f.needed("r")?;
+        if rank == 0 {
+            return Err("r is 0, wanted at least 1".into());
+        }
+        let name = |v: &Value| v.as_str().map(str::to_string);
+        let targets = f.list("target_modules")?.ok_or("target_modules is missing")?;
+        let targets = targets.iter().map(name).collect::<Option<_>>();
+        let config = LoraConfig {
+            rank,
+            alpha: f.number("lora_alpha", 8.0)?,
+            targets: targets.ok_or("target_modules has something else than names")?,
+            dropout: f.number("lora_dropout", 0.0)?,
+            rank_stabilized: f.flag("use_rslora", false)?,
+            dora: f.flag("use_dora", false)?,
+        };
+        f.all_used(&[
+            "auto_mapping",
+            "base_model_name_or_path",
+            "fan_in_fan_out",
+            "inference_mode",
+            "init_lora_weights",
+            "megatron_core",
+            "peft_version",
+            "qalora_group_size",
+            "revision",
+            "task_type",
+        ])?;
+        Ok(config)
+    }
+
+    /// Writes `adapter_config.json` into a folder.
+    pub(super) fn write(&self, folder: &Path) -> Result<()> {
+        write_json(&folder.join(CONFIG), &self.json())
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": self.rank, "lora_alpha": self.alpha,
+            "lora_dropout": self.dropout, "target_modules": self.targets, "use_rslora": self.rank_stabilized,
+            "use_dora": self.dora, "bias": "none", "fan_in_fan_out": false, "init_lora_weights": true,
+            "inference_mode": true, "base_model_name_or_path": null, "modules_to_save": null,
+        })
+    }
+}
+
+/// `r=8,alpha=16,targets=q_proj,v_proj`, perhaps with `dropout=0.1`, `rslora=true` and `dora=true`.
+impl std::fmt::Display for LoraConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let LoraConfig { rank, alpha, targets, dropout, rank_stabilized, dora } = self;
+        write!(f, "r={rank},alpha={alpha}")?;
+        if *dropout > 0.0 {
+            write!(f, ",dropout={dropout}")?;
+        }
+        if *rank_stabilized {
+            write!(f, ",rslora=true")?;
+        }
+        if *dora {
+            write!(f, ",dora=true")?;
+        }
+        write!(f, ",targets={}", targets.join(","))
+    }
+}
+
+/// What `Display` writes, in any order. `r` and `targets` are needed; `alpha` is twice the rank if it is not given.
+impl FromStr for LoraConfig {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<LoraConfig> {
+        let wrong = |part: &str| {
+            let wanted =
+                "wanted r, alpha, dropout, rslora, dora and targets, as r=8,alpha=16,targets=q_proj,v_proj";
+            Error::invalid("LoRA", format!("got {part:?} in {text:?}, {wanted}"))
+        };
+        let (mut config, mut alpha, mut in_targets) = (LoraConfig::new(0, &[]), None, false);
+        for part in text.split(',') {
+            let Some((key, value)) = part.split_once('=') else {
+                if !in_targets || part.is_empty() {
+                    return Err(wrong(part));
+                }
+                config.targets.push(part.into());
+                continue;
+            };
+            in_targets = key == "targets" && !value.is_empty();
+            let number = || value.parse().ok().filter(|x: &f64| x.is_finite()).ok_or_else(|| wrong(part));
+            match key {
+                "r" => config.rank = value.parse().map_err(|_| wrong(part))?,
+                "alpha" => alpha = Some(number()?),
+                "dropout" => config.dropout = number()?,
+                "rslora" => config.rank_stabilized = value.parse().map_err(|_| wrong(part))?,
+                "dora" => config.dora = value.parse().map_err(|_| wrong(part))?,
+                "targets" if in_targets => config.targets.push(value.into()),
+                _ => return Err(wrong(part)),
+            }
+        }
+        if config.rank == 0 || config.targets.is_empty() || !(0.0..1.0).contains(&config.dropout) {
+            return Err(wrong(text));
+        }
+        config.alpha = alpha.unwrap_or(2.0 * config.rank as f64);
+        Ok(config)
+    }
+}

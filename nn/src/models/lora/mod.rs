@@ -1,0 +1,347 @@
+//! Low-rank adapters (LoRA, DoRA): a [`LayerFactory`] that puts one beside each linear layer of some names, and trains nothing else.
+//!
+//! ```text
+//! y = W x + scale B A x,   A: [rank, in], at first random;   B: [out, rank], at first 0;   scale = alpha / rank
+//! ```
+//! Beside a column layer B is cut as its weight is, and A is whole; beside a row layer A is cut, and B is whole. So an adapter works under
+//! every layout under which the model does. With DoRA ([`magnitude`]) a layer has a magnitude too, which is cut as its rows are.
+//! Sources: Hu et al.: LoRA (2021); Kalajdzievski: A rank stabilization scaling factor for fine-tuning with LoRA (2023).
+
+mod config;
+mod files;
+mod magnitude;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use phalanx_autograd::Var;
+use phalanx_tensor::{DType, Device, Tensor};
+
+use self::magnitude::MAGNITUDE;
+use super::{Decoder, DecoderStage, ModelConfig};
+use crate::layer_factory::{EmbeddingSpec, LinearMap, LinearSpec};
+use crate::modules::{Dropout, Linear};
+use crate::{
+    Error, ExpertExchange, Init, LayerFactory, Module, OneDevice, Parameter, Parameters, Result, Scope,
+    parameters,
+};
+
+pub use config::LoraConfig;
+pub use files::{load_adapter, merged, save_adapter};
+
+use files::peft_name;
+
+impl LoraConfig {
+    /// The layers of one device with these adapters.
+    ///
+    /// # Errors
+    /// As [`Lora::new`].
+    pub fn layers(&self) -> Result<Arc<Lora>> {
+        Ok(Arc::new(Lora::new(OneDevice, self.clone())?))
+    }
+
+    /// Refuses targets that are not the names of linear layers of the model, and adapters that have no names in PEFT's files.
+    ///
+    /// # Errors
+    /// If there is one of these, or the model's sizes do not fit each other.
+    pub fn check(&self, config: &ModelConfig) -> Result<()> {
+        let scope = Scope::new(0, DType::F32, Device::Meta(0));
+        let model = config.init_stage(&self.layers()?, &scope, DecoderStage::whole(config.layers()))?;
+        let layers: BTreeSet<String> = adapters(&model)
+            .iter()
+            .filter_map(|p| p.name().strip_suffix(".lora_A.weight").map(String::from))
+            .collect();
+        let is_unused = |target: &&String| !layers.iter().any(|layer| has_end(layer, target));
+        if let Some(target) = self.targets.iter().find(is_unused) {
+            return Err(no_layer(target, &model.parameters()));
+        }
+        adapters(&model).iter().try_for_each(|p| peft_name(config, p.name()).map(drop))
+    }
+
+    fn is_target(&self, path: &str) -> bool {
+        self.targets.iter().any(|target| has_end(path, target))
+    }
+}
+
+/// Makes the layers of a model with adapters beside some, all of whose other parameters are frozen.
+pub struct Lora<L: LayerFactory = OneDevice> {
+    layers: Arc<L>,
+    config: LoraConfig,
+    /// Whether a linear layer was made since parameters were last handed out.
+    has_linear: AtomicBool,
+}
+
+impl<L: LayerFactory> Lora<L> {
+    /// Adapters beside layers that `layers` makes.
+    ///
+    /// # Errors
+    /// If the rank is 0.
+    pub fn new(layers: L, config: LoraConfig) -> Result<Lora<L>> {
+        if config.rank == 0 {
+            return Err(Error::invalid("LoRA", "got a rank of 0, wanted at least 1"));
+        }
+        Ok(Lora { layers: Arc::new(layers), config, has_linear: AtomicBool::new(false) })
+    }
+
+    /// How the adapters are made.
+    pub fn config(&self) -> &LoraConfig {
+        &self.config
+    }
+
+    /// A layer, with an adapter of these two maps beside it if it is to have one.
+    fn adapted<C: LinearMap, A: LinearMap, B: LinearMap>(
+        &self,
+        scope: &Scope,
+        base: C,
+        is_whole: bool,
+        down: impl FnOnce(&Scope) -> Result<A>,
+        up: impl FnOnce(&Scope) -> Result<B>,
+    ) -> Result<Adapted<L, C, A, B>> {
+        self.has_linear.store(true, Relaxed);
+        let layers = self.layers.clone();
+        if !self.config.is_target(scope.path()) {
+            return Ok(Adapted { layers, base, adapter: None });
+        }
+        // A single head cannot be cut, so this is an error where layers are.
+        if self.config.dropout > 0.0 && self.layers.heads(1).is_err() {
+            let why = format!("got dropout {} with layers that are cut, wanted 0", self.config.dropout);
+            return Err(Error::invalid("LoRA", why));
+        }
+        let magnitude = self.config.dora.then(|| magnitude::magnitude(scope, base.weight())).transpose()?;
+        if is_whole {
+            // Every rank uses all rows for its part of the heads.
+            self.layers.partial(magnitude.as_slice())?;
+        }
+        let adapter = Adapter {
+            lora_a: down(&scope.child("lora_A"))?,
+            lora_b: up(&scope.child("lora_B"))?,
+            magnitude,
+            dropout: Dropout::new(self.config.dropout, &scope.child("lora_dropout"))?,
+            scale: self.config.scale(),
+        };
+        Ok(Adapted { layers, base, adapter: Some(adapter) })
+    }
+
+    /// Gives magnitudes the lengths of the rows that they are beside. All ranks call it.
+    fn reset_magnitudes(&self, parameters: &[Parameter]) -> Result<()> {
+        magnitude::reset(&*self.layers, parameters, self.config.scale())
+    }
+}
+
+/// A layer, and the adapter beside it, if it has one.
+pub struct Adapted<L, C, A, B> {
+    layers: Arc<L>,
+    base: C,
+    adapter: Option<Adapter<A, B>>,
+}
+
+parameters!([L, C: Parameters, A: Parameters, B: Parameters] Adapted<L, C, A, B> { base = "", adapter = "" });
+
+struct Adapter<A, B> {
+    lora_a: A,
+    lora_b: B,
+    /// `[out]`, with DoRA.
+    magnitude: Option<Parameter>,
+    dropout: Dropout,
+    scale: f64,
+}
+
+parameters!([A: Parameters, B: Parameters] Adapter<A, B> {
+    lora_a = "lora_A",
+    lora_b = "lora_B",
+    magnitude = "lora_magnitude_vector",
+});
+
+impl<L: LayerFactory, C: LinearMap, A: LinearMap, B: LinearMap> Adapted<L, C, A, B> {
+    /// The layer's output `y` with what the adapter changes.
+    fn with_adapter(&self, x: &Var, y: Var) -> Result<Var> {
+        let Some(adapter) = &self.adapter else { return Ok(y) };
+        let dropped = adapter.dropout.is_active().then(|| adapter.dropout.forward(x)).transpose()?;
+        let down = adapter.lora_a.forward(dropped.as_ref().unwrap_or(x))?;
+        let more = adapter.lora_b.forward(&down)?.mul_scalar(adapter.scale)?;
+        let Some(magnitude) = &adapter.magnitude else { return Ok(y.add(&more)?) };
+        // y + (m / n - 1) W x + m / n scale B A x. As in PEFT, what is dropped goes into the second summand too, and the bias does not.
+        let plain = match &dropped {
+            Some(x) => self.base.forward(x)?,
+            None => y.clone(),
+        };
+        let plain = match self.base.bias() {
+            Some(bias) => plain.sub(&bias.var())?,
+            None => plain,
+        };
+        let factors = self.factors(adapter, magnitude)?;
+        let change = plain.mul(&factors.add_scalar(-1.0)?.to(y.dtype())?)?;
+        Ok(y.add(&change)?.add(&more.mul(&factors.to(y.dtype())?)?)?)
+    }
+
+    /// `m / n` of each row.
+    fn factors(&self, adapter: &Adapter<A, B>, magnitude: &Parameter) -> Result<Var> {
+        let weight = self.base.weight();
+        let [held, a, b] = [weight, adapter.lora_a.weight(), adapter.lora_b.weight()].map(Parameter::var);
+        let (weight_now, a, b) = (held.tensor(), a.tensor(), b.tensor());
+        let adapted = magnitude::Adapted { weight: weight_now, a, b, scale: adapter.scale };
+        adapted.factors(&*self.layers, weight, &magnitude.var())
+    }
+}
+
+impl<L: LayerFactory, C: LinearMap, A: LinearMap, B: LinearMap> Module for Adapted<L, C, A, B> {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        self.with_adapter(x, self.base.forward(x)?)
+    }
+}
+
+impl<L: LayerFactory, C: LinearMap, A: LinearMap, B: LinearMap> LinearMap for Adapted<L, C, A, B> {
+    fn weight(&self) -> &Parameter {
+        self.base.weight()
+    }
+
+    fn bias(&self) -> Option<&Parameter> {
+        self.base.bias()
+    }
+}
+
+impl<L: LayerFactory> LayerFactory for Lora<L> {
+    type Column = Adapted<L, L::Column, Linear, L::Column>;
+    type Row = Adapted<L, L::Row, L::Row, Linear>;
+    type Embedding = L::Embedding;
+    type Head = L::Head;
+
+    fn column(&self, scope: &Scope, spec: LinearSpec<'_>) -> Result<Self::Column> {
+        let (rank, init) = ([self.config.rank], Init::layer(spec.inputs));
+        let down = LinearSpec { outputs: &rank, bias: false, init, whole: true, ..spec };
+        let up = LinearSpec { inputs: self.config.rank, bias: false, init: Init::ZEROS, ..spec };
+        self.adapted(
+            scope,
+            self.layers.column(scope, spec)?,
+            spec.whole,
+            |scope| OneDevice.column(scope, down),
+            |scope| self.layers.column(scope, up),
+        )
+    }
+
+    fn row(&self, scope: &Scope, spec: LinearSpec<'_>) -> Result<Self::Row> {
+        let (rank, init) = ([self.config.rank], Init::layer(spec.inputs));
+        let down = LinearSpec { outputs: &rank, bias: false, init, ..spec };
+        let up = LinearSpec { inputs: self.config.rank, bias: false, init: Init::ZEROS, ..spec };
+        self.adapted(
+            scope,
+            self.layers.row(scope, spec)?,
+            false,
+            |scope| self.layers.row(scope, down),
+            |scope| OneDevice.row(scope, up),
+        )
+    }
+
+    fn columns(&self, layers: &[&Self::Column], x: &Var) -> Result<Vec<Var>> {
+        let bases: Vec<&L::Column> = layers.iter().map(|layer| &layer.base).collect();
+        let outputs = self.layers.columns(&bases, x)?;
+        layers.iter().zip(outputs).map(|(layer, y)| layer.with_adapter(x, y)).collect()
+    }
+
+    fn embedding(&self, scope: &Scope, spec: EmbeddingSpec) -> Result<Self::Embedding> {
+        self.layers.embedding(scope, spec)
+    }
+
+    fn head(&self, scope: &Scope, spec: EmbeddingSpec, tied: Option<&Self::Embedding>) -> Result<Self::Head> {
+        self.layers.head(scope, spec, tied)
+    }
+
+    fn heads(&self, heads: usize) -> Result<Range<usize>> {
+        self.layers.heads(heads)
+    }
+
+    fn key_heads(&self, queries: usize, keys: usize) -> Result<Range<usize>> {
+        self.layers.key_heads(queries, keys)
+    }
+
+    fn features(&self, features: usize) -> Result<Range<usize>> {
+        self.layers.features(features)
+    }
+
+    fn stream(&self, positions: usize) -> Result<Range<usize>> {
+        self.layers.stream(positions)
+    }
+
+    fn set_whole_stream(&self, whole: bool) {
+        self.layers.set_whole_stream(whole);
+    }
+
+    fn on_whole_stream(&self, x: &Var, work: &mut dyn FnMut(&Var) -> Result<Var>) -> Result<Var> {
+        self.layers.on_whole_stream(x, work)
+    }
+
+    fn experts(&self) -> Option<&dyn ExpertExchange> {
+        self.layers.experts()
+    }
+
+    fn sum_over_ranks(&self, x: Tensor) -> Result<Tensor> {
+        self.layers.sum_over_ranks(x)
+    }
+
+    fn partial(&self, parameters: &[Parameter]) -> Result<()> {
+        self.layers.partial(parameters)
+    }
+
+    fn built(&self, parameters: &[Parameter]) -> Result<()> {
+        self.layers.built(parameters)?;
+        // A pipeline's stage may have no blocks.
+        let wanted = self.has_linear.swap(false, Relaxed);
+        if wanted && !parameters.iter().any(|parameter| is_adapter(parameter.name())) {
+            return Err(no_layer(&self.config.targets.join(","), parameters));
+        }
+        parameters.iter().filter(|parameter| !is_adapter(parameter.name())).for_each(Parameter::freeze);
+        self.reset_magnitudes(parameters)
+    }
+
+    fn loaded(&self, parameters: &[Parameter]) -> Result<()> {
+        self.layers.loaded(parameters)?;
+        self.reset_magnitudes(parameters)
+    }
+}
+
+pub(super) fn is_adapter(name: &str) -> bool {
+    name.contains(".lora_A.") || name.contains(".lora_B.") || name.ends_with(MAGNITUDE)
+}
+
+/// The error for a target that is not the name of a linear layer.
+fn no_layer(target: &str, parameters: &[Parameter]) -> Error {
+    let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    let name = |p: &Parameter| {
+        let layer = p.name().strip_suffix(".weight")?;
+        let in_block = p.tensor().rank() == 2 && layer.split('.').any(is_number) && !is_adapter(p.name());
+        Some(layer.rsplit('.').next()?.to_string()).filter(|_| in_block)
+    };
+    let names: BTreeSet<String> = parameters.iter().filter_map(name).collect();
+    let names = names.into_iter().collect::<Vec<_>>().join(", ");
+    Error::invalid("LoRA", format!("no linear layer is called {target:?}; those of this model are {names}"))
+}
+
+/// Whether a path, or its end after a dot, is that name.
+fn has_end(path: &str, name: &str) -> bool {
+    path.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+/// The parameters of adapters, for an optimizer or a checkpoint.
+pub fn adapters(model: &impl Parameters) -> Vec<Parameter> {
+    model.parameters().into_iter().filter(|parameter| is_adapter(parameter.name())).collect()
+}
+
+/// Gives the magnitudes of a model's adapters (DoRA) the lengths of the rows that they are beside, with what the adapters add now. A new
+/// model has them, and [`load_weights`](super::load_weights) sets them; weights may come into a model by other means. All ranks that share
+/// layers call it.
+///
+/// # Errors
+/// If the values of a weight are not on this rank, or a rank does not take part.
+pub fn reset_magnitudes<L: LayerFactory>(model: &Decoder<Lora<L>>) -> Result<()> {
+    model.layers().reset_magnitudes(&model.parameters())
+}
+
+impl<L: LayerFactory> std::fmt::Debug for Lora<L> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lora").field("config", &self.config).finish_non_exhaustive()
+    }
+}
