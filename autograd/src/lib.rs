@@ -46,6 +46,7 @@
 //! | operations of your own | [`Function`], [`record()`], [`Backward`], [`gradcheck()`] |
 //! | where gradients go | [`Leaf`], [`Slot`], [`HookHandle`] |
 //! | saved values | [`SavedVariable`], [`saved_hooks`], [`save_on_cpu`], [`Rematerialized`] |
+//! | constants in 8 bits | [`Int8Blocks`] |
 //! | recomputation | [`checkpoint()`], [`Recompute`] |
 //! | order between parts of the graph | [`fork`], [`join`] |
 //! | draws | [`manual_seed`], [`Generator`] |
@@ -62,6 +63,7 @@ mod function;
 mod functional;
 mod gradcheck;
 mod graph;
+mod int8_blocks;
 mod leaf;
 mod mode;
 pub mod ops;
@@ -83,6 +85,7 @@ pub use graph::node::Grads;
 pub use graph::rematerialized::Rematerialized;
 pub use graph::save_on_cpu::{SaveOnCpu, save_on_cpu};
 pub use graph::saved_variable::{SavedHooks, SavedHooksGuard, SavedVariable, saved_hooks};
+pub use int8_blocks::Int8Blocks;
 pub use leaf::{Leaf, Slot, Stash};
 pub use mode::{
     ContextMode, enable_grad, eval, inference, is_checkpointing, is_grad_enabled, is_recomputing, no_grad,

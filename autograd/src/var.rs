@@ -6,6 +6,7 @@ use phalanx_tensor::{DType, Device, Tensor, Value};
 
 use crate::Result;
 use crate::graph::node::{Edge, Node};
+use crate::graph::rematerialized::Rematerialized;
 
 /// A tensor, with the node of the operation that made it if it requires a gradient. All arithmetic is on this type; it
 /// is cheap to clone. See the [`crate::ops`] for what can be done with it.
@@ -22,6 +23,8 @@ enum Origin {
     Constant,
     /// The tensor of a leaf, used as a constant.
     Held(Arc<Node>),
+    /// A constant that is computed again in backward rather than kept.
+    MadeAgain(Arc<Rematerialized>),
     /// An output of a node.
     Made(Edge),
 }
@@ -56,18 +59,31 @@ impl Var {
         Var { tensor, origin: Origin::Held(leaf) }
     }
 
+    /// A constant that operations do not keep for backward.
+    pub(crate) fn made_again(tensor: Tensor, again: Arc<Rematerialized>) -> Var {
+        Var { tensor, origin: Origin::MadeAgain(again) }
+    }
+
+    /// How it is computed again, if it is a constant of this kind.
+    pub(crate) fn constant_again(&self) -> Option<&Arc<Rematerialized>> {
+        match &self.origin {
+            Origin::MadeAgain(again) => Some(again),
+            Origin::Constant | Origin::Held(_) | Origin::Made(_) => None,
+        }
+    }
+
     /// The node of the leaf that holds it, if it is a constant.
     pub(crate) fn holding_node(&self) -> Option<&Arc<Node>> {
         match &self.origin {
             Origin::Held(leaf) => Some(leaf),
-            Origin::Constant | Origin::Made(_) => None,
+            Origin::Constant | Origin::MadeAgain(_) | Origin::Made(_) => None,
         }
     }
 
     pub(crate) fn edge(&self) -> Option<&Edge> {
         match &self.origin {
             Origin::Made(edge) => Some(edge),
-            Origin::Constant | Origin::Held(_) => None,
+            Origin::Constant | Origin::Held(_) | Origin::MadeAgain(_) => None,
         }
     }
 

@@ -101,10 +101,15 @@ pub fn load_with(
 
 /// Every parameter and buffer by name, as PyTorch's `state_dict`. The tensors are the module's own, not copies. The tensor of a
 /// parameter that is sharded over ranks has no elements here; reading or saving it is an error that names the remedy
-/// ([`Tensor::why_withheld`]). See [`save`](crate::save) for a file.
+/// ([`Tensor::why_withheld`]). A parameter [in 8-bit blocks](crate::Parameter::hold_in_int8) has new floats; if memory is short for them,
+/// it has no elements either. See [`save`](crate::save) for a file.
 pub fn state_dict(module: &(impl Parameters + ?Sized)) -> Vec<(String, Tensor)> {
     let mut entries = Vec::new();
-    module.visit("", &mut |path, entry| entries.push((path.into(), entry.tensor())));
+    let values = |entry: Entry<'_>| match entry {
+        Entry::Parameter(p) => p.values().unwrap_or_else(|_| p.tensor()),
+        Entry::Buffer(b) => b.tensor(),
+    };
+    module.visit("", &mut |path, entry| entries.push((path.into(), values(entry))));
     entries
 }
 
@@ -173,7 +178,9 @@ impl LoadPlan {
         let mut withheld = None;
         module.visit("", &mut |path, entry| {
             let held = entry.tensor();
-            withheld = withheld.take().or_else(|| Some((path.to_string(), held.why_withheld()?)));
+            let is_in_int8 = matches!(entry, Entry::Parameter(p) if p.is_in_int8());
+            let why = held.why_withheld().filter(|_| !is_in_int8);
+            withheld = withheld.take().or_else(|| Some((path.to_string(), why?)));
             plan.on_meta &= held.device().is_meta();
             match given.remove(path) {
                 None => plan.left.missing.push(path.into()),

@@ -1,5 +1,6 @@
 //! [`Parameter`]: a trained tensor; [`ParameterOwner`]: the parallel wrapper that owns it.
 
+mod int8;
 mod replica_sites;
 mod shard;
 #[cfg(test)]
@@ -9,7 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 
-use phalanx_autograd::{Leaf, Slot, Var};
+use phalanx_autograd::{Int8Blocks, Leaf, Slot, Var};
 use phalanx_kernels as kernels;
 use phalanx_tensor::{Category, DType, Device, Tensor, unpoisoned};
 
@@ -36,12 +37,14 @@ struct State {
     range: Range<usize>,
     /// The dimensions of the tensor before a wrapper cut it into pieces.
     rank: usize,
-    /// The bits [`TRAINED`], [`OWNED`], [`OBSERVED`], [`REPLICA_SITES`].
+    /// The bits [`TRAINED`], [`OWNED`], [`OBSERVED`], [`REPLICA_SITES`], [`INT8`].
     flags: AtomicU8,
     sites: Vec<Leaf>,
     /// How its values are drawn, if that is deferred.
     initial: Option<Initial>,
     owner: Mutex<Option<Arc<dyn ParameterOwner>>>,
+    /// What holds its values instead of its tensor.
+    int8: Mutex<Option<Int8Blocks>>,
 }
 
 /// Gradients are recorded for it.
@@ -52,6 +55,8 @@ const OWNED: u8 = 2;
 const OBSERVED: u8 = 4;
 /// Each site is for one replica's rows.
 const REPLICA_SITES: u8 = 8;
+/// The values are in 8-bit blocks.
+const INT8: u8 = 16;
 
 impl Parameter {
     /// A whole parameter.
@@ -133,8 +138,8 @@ impl Parameter {
     ) -> Result<Parameter> {
         tensor.storage().set_category(Category::Parameters);
         let sites = (0..sites).map(|_| Leaf::new(tensor.clone(), true)).collect::<Result<_, _>>()?;
-        let (flags, owner) = (AtomicU8::new(TRAINED), Mutex::default());
-        Ok(Parameter(Arc::new(State { name, part, range, rank, flags, sites, initial, owner })))
+        let (flags, owner, int8) = (AtomicU8::new(TRAINED), Mutex::default(), Mutex::default());
+        Ok(Parameter(Arc::new(State { name, part, range, rank, flags, sites, initial, owner, int8 })))
     }
 
     /// The name in the whole model, such as `h.0.attn.c_attn.weight`.
@@ -203,6 +208,11 @@ impl Parameter {
         {
             owner.before_use(self);
         }
+        if flags & INT8 != 0
+            && let Some(var) = self.int8_var()
+        {
+            return var;
+        }
         if flags & TRAINED != 0 { leaf.var() } else { leaf.constant() }
     }
 
@@ -230,9 +240,11 @@ impl Parameter {
         self.0.flags.fetch_and(!TRAINED, Ordering::Relaxed);
     }
 
-    /// Undoes [`Parameter::freeze`].
+    /// Undoes [`Parameter::freeze`], but of a parameter [in 8-bit blocks](Parameter::hold_in_int8), which stays frozen.
     pub fn unfreeze(&self) {
-        self.0.flags.fetch_or(TRAINED, Ordering::Relaxed);
+        if !self.is_in_int8() {
+            self.0.flags.fetch_or(TRAINED, Ordering::Relaxed);
+        }
     }
 }
 
@@ -319,7 +331,7 @@ impl Parameter {
     /// Its values, or those that it is to get where that is [deferred](crate::Scope::deferred).
     pub(crate) fn drawn(&self) -> Result<Tensor> {
         let held = self.tensor();
-        let Some(initial) = self.0.initial.filter(|_| self.is_deferred()) else { return Ok(held) };
+        let Some(initial) = self.0.initial.filter(|_| self.is_deferred()) else { return self.values() };
         Ok(initial.values(self.part(), held.dtype(), held.device())?.with_shape(held.shape())?)
     }
 
@@ -330,6 +342,10 @@ impl Parameter {
     pub fn load(&self, values: &Tensor) -> Result<()> {
         let mut held = self.tensor();
         let values = kernels::cast(&values.to_device(held.device(), false)?, held.dtype())?;
+        if self.is_in_int8() {
+            check_shape(self.name(), &values, held.shape())?;
+            return self.set_int8(&values);
+        }
         if self.is_deferred() || held.arrived("load").is_err() {
             return self.set_tensor(values.copy()?);
         }
@@ -421,6 +437,16 @@ impl Parameter {
         self.check_usage("set_grad_dtype", Usage::Gradients)?;
         Ok(self.0.sites.iter().try_for_each(|leaf| leaf.set_slot(Slot::Owned(Some(dtype))))?)
     }
+}
+
+fn check_shape(name: &str, values: &Tensor, wanted: &[usize]) -> Result<()> {
+    if values.shape() != wanted {
+        return Err(Error::invalid(
+            name,
+            format!("got values of shape {:?}, wanted {wanted:?}", values.shape()),
+        ));
+    }
+    Ok(())
 }
 
 impl std::fmt::Debug for Parameter {

@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::ops::Range;
 
 use phalanx_kernels as kernels;
+use phalanx_nn::autograd::Int8Blocks;
 use phalanx_nn::{Buffer, Error, Mismatch, Parameter, Parameters, Shard, is_whole_state};
 use phalanx_tensor::{Dims, Tensor};
 use serde::{Deserialize, Serialize};
@@ -55,9 +56,61 @@ impl ShardedTensor {
         }
     }
 
+    /// [`ShardedTensor::of_parameter`] with floats of a parameter that is held in 8-bit blocks.
+    ///
+    /// # Errors
+    /// If memory is short.
+    pub fn with_values(parameter: &Parameter) -> Result<ShardedTensor> {
+        Ok(ShardedTensor { values: parameter.values()?, ..ShardedTensor::of_parameter(parameter) })
+    }
+
+    /// What holds a parameter's values: the part that this rank has of it, or of the codes and scales of its 8-bit blocks, as
+    /// [`ShardedTensor::of_int8_blocks`].
+    ///
+    /// # Errors
+    /// As [`ShardedTensor::of_int8_blocks`].
+    pub fn held_in(parameter: &Parameter) -> Result<Vec<ShardedTensor>> {
+        match parameter.int8_blocks() {
+            Some(blocks) => ShardedTensor::of_int8_blocks(parameter.name(), parameter.part(), &blocks),
+            None => Ok(vec![ShardedTensor::of_parameter(parameter)]),
+        }
+    }
+
+    /// The codes and the scales of a matrix `name` in 8-bit blocks, of which this rank has the part `shard`: `name.codes`, whose rows have
+    /// whole blocks, and `name.scales`.
+    ///
+    /// # Errors
+    /// If the blocks are not those of the part.
+    pub fn of_int8_blocks(name: &str, shard: &Shard, blocks: &Int8Blocks) -> Result<Vec<ShardedTensor>> {
+        let part = |(kind, values, each): (&str, &Tensor, usize)| {
+            let mut shard = shard.clone();
+            let in_units = |columns: usize| columns.div_ceil(Int8Blocks::BLOCK) * each;
+            for shape in [&mut shard.window.global, &mut shard.window.offset, &mut shard.extent] {
+                shape.iter_mut().next_back().into_iter().for_each(|columns| *columns = in_units(*columns));
+            }
+            let (range, name) = (0..values.numel(), format!("{name}.{kind}"));
+            let part = ShardedTensor { name, shard, range, values: values.clone(), buffer: false };
+            part.place().map(|_| part)
+        };
+        let [codes, scales] = blocks.tensors();
+        [("codes", codes, Int8Blocks::BLOCK), ("scales", scales, 1)].into_iter().map(part).collect()
+    }
+
     /// A buffer, by its path in the module.
     pub fn of_buffer(path: impl Into<String>, buffer: &Buffer) -> ShardedTensor {
         ShardedTensor { buffer: true, ..ShardedTensor::whole(path, buffer.tensor()) }
+    }
+
+    /// [`ShardedTensor::all_of`] with floats of parameters that are held in 8-bit blocks.
+    ///
+    /// # Errors
+    /// If memory is short.
+    pub(crate) fn all_values_of(model: &(impl Parameters + ?Sized)) -> Result<Vec<ShardedTensor>> {
+        let (mut parts, parameters) = (ShardedTensor::all_of(model), model.parameters());
+        for (part, parameter) in parts.iter_mut().zip(&parameters) {
+            part.values = parameter.values()?;
+        }
+        Ok(parts)
     }
 
     /// All parameters of a model by their names, each once, and all buffers by their paths.

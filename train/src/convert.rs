@@ -5,11 +5,12 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use phalanx_kernels as kernels;
+use phalanx_nn::autograd::Int8Blocks;
 use phalanx_nn::models::{
-    FolderTensors, LoraConfig, ModelConfig, SaveOptions, TensorSource, convert_folder, has_weights,
-    read_config, save_from,
+    DecoderStage, FolderTensors, LoraConfig, ModelConfig, SaveOptions, TensorSource, convert_folder,
+    has_weights, read_config, save_from,
 };
-use phalanx_nn::{EMA, Entry, Parameters, Scope, Shard};
+use phalanx_nn::{EMA, Entry, Parameter, Parameters, Scope, Shard};
 use phalanx_parallel::checkpoint::Checkpoint;
 use phalanx_parallel::comm;
 use phalanx_parallel::digest::whole_digests;
@@ -78,6 +79,14 @@ fn model_of(saved: &Checkpoint) -> Result<(ModelConfig, PathBuf)> {
     Ok((config, folder))
 }
 
+/// The names of the weights that a run with these adapters holds in 8-bit blocks.
+fn in_int8(config: &ModelConfig, lora: &LoraConfig, dtype: DType) -> Result<HashSet<String>> {
+    let scope = Scope::new(0, dtype, Device::Meta(0));
+    let model = config.init_stage(&lora.layers()?, &scope, DecoderStage::whole(config.layers()))?;
+    let held = |p: &Parameter| p.is_in_int8().then(|| p.name().to_string());
+    Ok(model.parameters().iter().filter_map(held).collect())
+}
+
 /// The parameters of a checkpoint.
 struct Saved {
     checkpoint: Checkpoint,
@@ -85,6 +94,8 @@ struct Saved {
     lora: Option<LoraConfig>,
     /// Those that the run does not train, if the checkpoint lacks them.
     frozen: Option<FolderTensors>,
+    /// The names of those that the run held in 8-bit blocks.
+    in_int8: HashSet<String>,
 }
 
 impl Saved {
@@ -116,7 +127,8 @@ impl Saved {
         let lora = settings.get("lora").filter(|text| *text != "default");
         let lora =
             lora.map(|text| text.parse().map_err(|e: phalanx_nn::Error| wrong(e.to_string()))).transpose()?;
-        let saved = Saved { checkpoint, entries, lora, frozen };
+        let in_int8 = lora.as_ref().map_or(Ok(HashSet::new()), |lora| in_int8(config, lora, own))?;
+        let saved = Saved { checkpoint, entries, lora, frozen, in_int8 };
         saved.check_frozen()?;
         Ok(saved)
     }
@@ -130,7 +142,14 @@ impl Saved {
         for TensorEntry { name, shape, .. } in &self.entries {
             if !trained.contains(&*format!("model.{name}")) {
                 let values = frozen.rows(name, 0..shape.first().copied().unwrap_or(1))?.contiguous()?;
-                digests.extend(whole_digests(&alone, &[ShardedTensor::whole(name, values)])?.of);
+                let parts = match self.in_int8.contains(name) {
+                    true => {
+                        let blocks = Int8Blocks::new(&values).map_err(phalanx_nn::Error::from)?;
+                        ShardedTensor::of_int8_blocks(name, &Shard::whole(shape), &blocks)?
+                    }
+                    false => vec![ShardedTensor::whole(name, values)],
+                };
+                digests.extend(whole_digests(&alone, &parts)?.of);
             }
         }
         if frozen_digest(&digests) == *wanted {
@@ -160,7 +179,12 @@ impl Saved {
         let TensorEntry { name, dtype, shape } = entry;
         let weight = match (self.trained(name, *dtype, shape, rows.clone())?, &self.frozen) {
             (Some(weight), _) => weight,
-            (None, Some(frozen)) => frozen.rows(name, rows.clone())?,
+            (None, Some(frozen)) => match (frozen.rows(name, rows.clone())?, self.in_int8.contains(name)) {
+                (values, false) => values,
+                (values, true) => Int8Blocks::new(&values)
+                    .and_then(|blocks| blocks.values())
+                    .map_err(phalanx_nn::Error::from)?,
+            },
             (None, None) => {
                 return Err(Error::file(self.checkpoint.path(), format!("the model's {name} is missing")));
             }
@@ -172,7 +196,8 @@ impl Saved {
         };
         let of = |which: &str, shape: &[usize], rows| {
             let name = format!("{stem}.{which}");
-            let saved = self.checkpoint.tensors().find(|(other, ..)| other.strip_prefix("model.") == Some(&*name));
+            let saved =
+                self.checkpoint.tensors().find(|(other, ..)| other.strip_prefix("model.") == Some(&*name));
             saved.map_or(Ok(None), |(_, dtype, _)| self.trained(&name, dtype, shape, rows))
         };
         let a = of("lora_A.weight", &[lora.rank, inputs], 0..lora.rank)?;
@@ -212,7 +237,7 @@ impl TensorSource for Saved {
 
 #[cfg(test)]
 mod tests {
-    use phalanx_nn::models::{Family, GptConfig, TransformerConfig};
+    use phalanx_nn::models::{BaseWeights, Family, GptConfig, TransformerConfig};
     use phalanx_parallel::hybrid::{Layout, adapted_decoder, decoder};
 
     use super::*;
@@ -334,24 +359,35 @@ mod tests {
 
     #[test]
     fn checkpoints_of_adapters_have_nothing_else_and_need_the_same_model() {
-        let (model, lora) = (mixture(), LoraConfig::new(2, &["q_proj", "o_proj"]));
+        adapters_need_the_same_model("adapters", LoraConfig::new(2, &["q_proj", "o_proj"]), 3);
+    }
+
+    /// Its folder has the floats of the blocks, and so has what is made of its checkpoint.
+    #[test]
+    fn checkpoints_of_adapters_beside_int8_become_the_folder_of_their_run() {
+        let lora = LoraConfig { base: BaseWeights::Int8, ..LoraConfig::new(2, &["q_proj", "o_proj"]) };
+        adapters_need_the_same_model("int8", LoraConfig { dora: true, ..lora }, 2);
+    }
+
+    fn adapters_need_the_same_model(name: &str, lora: LoraConfig, zero: u8) {
+        let model = mixture();
         let [base, other] = [1, 2].map(|seed| {
-            let base = folder(&format!("base-{seed}"));
+            let base = folder(&format!("{name}-base-{seed}"));
             let made = model.init(&Scope::new(seed, DType::F32, Device::CPU)).unwrap();
             phalanx_nn::models::save_model(&made, &model, &base).unwrap();
             base
         });
-        let config = |tp, dp, zero, steps| {
-            let layout = Layout { tp, dp, ..Layout::default() };
+        let config = |pp, dp, zero, steps| {
+            let layout = Layout { pp, dp, ..Layout::default() };
             Config { layout, zero, steps, ..Config::default() }
         };
-        let (whole, parts, out) = (folder("adapters"), folder("adapters-parts"), folder("adapters-out"));
+        let [whole, parts, out] = ["whole", "parts", "out"].map(|what| folder(&format!("{name}-{what}")));
         run(&whole, &model, config(1, 2, 0, 4), Some(&lora), Some(&base)).unwrap();
-        run(&parts, &model, config(1, 2, 3, 2), Some(&lora), Some(&base)).unwrap();
+        run(&parts, &model, config(1, 2, zero, 2), Some(&lora), Some(&base)).unwrap();
         let saved = checkpoints::latest(&parts).unwrap();
         assert!(saved.tensors().len() > 8 && saved.tensors().all(|(name, ..)| name.contains(".lora_")));
         let resumed = |base: Option<&Path>| {
-            let config = Config { resume: Some(parts.clone()), ..config(1, 2, 2, 4) };
+            let config = Config { resume: Some(parts.clone()), ..config(2, 2, 2, 4) };
             run(&parts, &model, config, Some(&lora), base)
         };
         let said = resumed(Some(&other)).unwrap_err().to_string();

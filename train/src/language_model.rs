@@ -4,7 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use phalanx_nn::models::{
-    Decoder, DecoderStage, LoraConfig, ModelConfig, merged, save_adapter, save_model, save_tensors,
+    BaseWeights, Decoder, DecoderStage, LoraConfig, ModelConfig, merged, save_adapter, save_model,
+    save_tensors,
 };
 use phalanx_nn::{LayerFactory, OneDevice, Scope, load_state_dict};
 
@@ -17,7 +18,7 @@ use crate::{Result, Run};
 /// If memory is short, a rank does not take part, or the run trains another model.
 pub fn whole_decoder(run: &Run, config: &ModelConfig, lora: Option<&LoraConfig>) -> Result<Option<Decoder>> {
     let Some(lora) = lora else { return whole(run, config, Arc::new(OneDevice)) };
-    let Some(adapted) = whole(run, config, lora.layers()?)? else { return Ok(None) };
+    let Some(adapted) = whole(run, config, in_floats(lora).layers()?)? else { return Ok(None) };
     let tensors = merged(&adapted, lora)?;
     drop(adapted);
     let model = config.init(&scope(run))?;
@@ -42,10 +43,15 @@ pub fn save_decoder(
         save_model(&model, config, folder)?;
         return Ok(true);
     };
-    let Some(model) = whole(run, config, lora.layers()?)? else { return Ok(false) };
+    let Some(model) = whole(run, config, in_floats(lora).layers()?)? else { return Ok(false) };
     save_tensors(merged(&model, lora)?, config, folder)?;
     save_adapter(&model, config, lora, folder.join("adapter"))?;
     Ok(true)
+}
+
+/// The same adapters beside weights in floats. Floats of 8-bit blocks would not have the same blocks.
+fn in_floats(lora: &LoraConfig) -> LoraConfig {
+    LoraConfig { base: BaseWeights::Float, ..lora.clone() }
 }
 
 fn whole<L: LayerFactory>(run: &Run, config: &ModelConfig, layers: Arc<L>) -> Result<Option<Decoder<L>>> {

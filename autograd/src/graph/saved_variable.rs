@@ -75,8 +75,10 @@ impl Drop for SavedHooksGuard {
 impl Var {
     /// How this value is computed again, if its operation offers that and the value was not written to since.
     pub(crate) fn rematerialized(&self) -> Option<Arc<Rematerialized>> {
-        let edge = self.edge()?;
-        let value = edge.node.grad_fn.rematerialized(edge.output());
+        let value = match self.constant_again() {
+            Some(again) => Some(again.clone()),
+            None => self.edge().and_then(|edge| edge.node.grad_fn.rematerialized(edge.output())),
+        };
         value.filter(|value| value.version == self.tensor().version())
     }
 }
@@ -88,7 +90,7 @@ impl SavedVariable {
             return Ok(SavedVariable::as_it_is(index, var));
         }
         if let Some(value) = var.rematerialized()
-            && HOOKS.with_borrow(Vec::is_empty)
+            && (var.constant_again().is_some() || HOOKS.with_borrow(Vec::is_empty))
         {
             return Ok(SavedVariable { version: value.version, value: Value::Rematerialized(value), at });
         }

@@ -116,7 +116,7 @@ pub fn load_weights<L: LayerFactory>(
     // Other ranks may have some of the experts.
     let has_all = !model.parameters().iter().any(Parameter::has_replica_sites);
     let is_whole = has_all && stage.first && stage.last && stage.layers.len() == config.layers();
-    load_tensors(model, config, folder.as_ref(), is_whole, LoadOptions::default())?;
+    load_tensors(model, config, folder.as_ref(), is_whole, LoadOptions::default()).map(drop)?;
     model.layers().loaded(&model.parameters())
 }
 
@@ -265,6 +265,13 @@ impl Held {
         }
     }
 
+    fn values(&self) -> Result<Tensor> {
+        match self {
+            Held::Parameter(parameter) => parameter.values(),
+            Held::Buffer(buffer) => Ok(buffer.tensor()),
+        }
+    }
+
     fn whole_shape(&self) -> Vec<usize> {
         match self {
             Held::Parameter(parameter) => parameter.part().whole_shape(parameter.tensor().rank()),
@@ -319,7 +326,7 @@ pub(super) fn whole_tensors(model: &impl Parameters) -> Result<Vec<(String, Tens
     if !model.parameters().iter().all(|p| p.part().is_whole() && !p.has_replica_sites()) {
         return Err(Error::invalid("save_model", PART));
     }
-    Ok(entries(model).into_iter().map(|(name, entry)| (name, entry.tensor())).collect())
+    entries(model).into_iter().map(|(name, entry)| Ok((name, entry.values()?))).collect()
 }
 
 /// [`save_model`] of whole tensors by the parameters' names.

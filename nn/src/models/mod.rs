@@ -46,7 +46,9 @@ pub use hugging_face::{
     save_model, save_tensors,
 };
 pub use llama::LlamaConfig;
-pub use lora::{Adapted, Lora, LoraConfig, adapters, load_adapter, merged, reset_magnitudes, save_adapter};
+pub use lora::{
+    Adapted, BaseWeights, Lora, LoraConfig, adapters, load_adapter, merged, reset_magnitudes, save_adapter,
+};
 pub use pretrained::Pretrained;
 pub use recompute::RecomputeMode;
 pub use resnet::{ResNet, ResNetConfig, ResNetStage};

@@ -10,10 +10,10 @@ use phalanx_tensor::DType;
 
 use super::Checkpoint;
 use super::load::ReadItem;
-use crate::Result;
 use crate::comm::Comm;
 use crate::data_parallel::{DataParallel, Entries};
 use crate::sharded_tensor::ShardedTensor;
+use crate::{Error, Result};
 
 /// A model, or a stage of one, and how it is trained.
 #[derive(Clone, Copy)]
@@ -40,9 +40,14 @@ impl<'a> Trained<'a> {
 
     /// The parts of the model that this rank keeps and that are saved.
     fn parts(&self) -> Result<Vec<ShardedTensor>> {
-        let mut parts = self.wrapper.parts(self.model)?;
+        let (mut parts, parameters) = (self.wrapper.parts(self.model)?, self.model.parameters());
+        if let Some(held) = parameters.iter().find(|p| self.frozen && p.is_in_int8()) {
+            return Err(Error::Config(format!(
+                "checkpoint: {} is held in 8-bit blocks, which checkpoints do not have; leave frozen parameters out                  (`Trained::without_frozen`, `Trainer::frozen_from`)",
+                held.name()
+            )));
+        }
         if !self.frozen {
-            let parameters = self.model.parameters();
             let frozen = |p: &&Parameter| !p.is_trained();
             let frozen: HashSet<&str> = parameters.iter().filter(frozen).map(Parameter::name).collect();
             parts.retain(|part| part.buffer || !frozen.contains(&*part.name));

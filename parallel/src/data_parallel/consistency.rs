@@ -74,7 +74,7 @@ pub(crate) fn check_owned(wrapper: &str, replaced: bool) -> Result<()> {
 /// Refuses a model whose values are spread by another wrapper.
 pub(crate) fn check_values(wrapper: &str, model: &(impl Parameters + ?Sized)) -> Result<()> {
     let parameters = model.parameters();
-    let is_gone = |p: &&Parameter| p.tensor().why_withheld().is_some() && !p.is_deferred();
+    let is_gone = |p: &&Parameter| p.tensor().why_withheld().is_some() && !p.is_deferred() && !p.is_in_int8();
     let Some(gone) = parameters.iter().find(is_gone) else { return Ok(()) };
     let name = gone.name();
     Err(Error::Config(format!(
@@ -123,6 +123,7 @@ pub(crate) fn check_same_model(
     let (mut entries, mut device) = (Vec::<String>::new(), Device::CPU);
     model.visit("", &mut |path, entry| {
         let (tensor, kind) = match entry {
+            Entry::Parameter(p) if p.is_in_int8() => (p.tensor(), "in 8-bit blocks"),
             Entry::Parameter(p) => (p.tensor(), if p.is_trained() { "trained" } else { "frozen" }),
             Entry::Buffer(b) => (b.tensor(), "buffer"),
         };

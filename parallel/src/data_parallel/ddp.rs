@@ -205,7 +205,9 @@ impl Ddp {
 
     /// Gives all ranks `root`'s parameters and buffers.
     pub(super) fn broadcast_values(&self, root: usize) -> Result<()> {
-        self.parameters.iter().try_for_each(|(p, _)| self.comm.broadcast(&mut p.tensor(), root))?;
+        for mut held in self.parameters.iter().flat_map(|(p, _)| p.held_in()) {
+            self.comm.broadcast(&mut held, root)?;
+        }
         self.send_buffers(root)
     }
 

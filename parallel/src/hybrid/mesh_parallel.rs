@@ -237,7 +237,7 @@ impl DataParallel for MeshParallel {
     /// The parameters and buffers of all stages, on rank 0 of each replica; buffers are those of that replica.
     fn full_state_dict(&self, model: &dyn Parameters) -> Result<Entries> {
         let _values = self.gathered()?;
-        gather_parts(&ShardedTensor::all_of(model), self.groups.model())
+        gather_parts(&ShardedTensor::all_values_of(model)?, self.groups.model())
     }
 
     fn load_full_state_dict(&self, model: &dyn Parameters, entries: Entries) -> Result<()> {

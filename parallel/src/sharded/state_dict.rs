@@ -51,7 +51,7 @@ impl Zero {
         let entry = |(path, source): &(String, EntryStorage)| -> Result<Option<(String, Tensor)>> {
             let tensor = match source {
                 EntryStorage::Sharded { unit, flat, member } => found.get(&(*unit, *flat, *member)).cloned(),
-                EntryStorage::Parameter(p) => Some(to.copy(&p.tensor())?),
+                EntryStorage::Parameter(p) => Some(to.copy(&p.values()?)?),
                 EntryStorage::Buffer(b) => Some(to.copy(&b.tensor())?),
             };
             Ok(tensor.map(|tensor| (path.clone(), tensor)))

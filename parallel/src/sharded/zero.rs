@@ -84,15 +84,15 @@ pub(super) enum EntryStorage {
 impl EntryStorage {
     /// Gives all ranks rank 0's values of what is not spread.
     pub(super) fn broadcast(&self, comm: &Comm) -> Result<()> {
-        let mut tensor = match self {
+        let held = match self {
             EntryStorage::Sharded { .. } => return Ok(()),
             EntryStorage::Parameter(parameter) => {
                 parameter.materialize()?;
-                parameter.tensor()
+                parameter.held_in()
             }
-            EntryStorage::Buffer(buffer) => buffer.tensor(),
+            EntryStorage::Buffer(buffer) => vec![buffer.tensor()],
         };
-        Ok(comm.broadcast(&mut tensor, 0)?)
+        Ok(held.into_iter().try_for_each(|mut tensor| comm.broadcast(&mut tensor, 0))?)
     }
 }
 

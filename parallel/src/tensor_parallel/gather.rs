@@ -48,7 +48,7 @@ pub fn save_model<L: LayerFactory>(
 /// # Errors
 /// If parts are missing, or as [`crate::comm::Pending::wait`].
 pub fn gather_parameters(parameters: &[Parameter], comm: &Comm) -> Result<Entries> {
-    gather_parts(&parameters.iter().map(ShardedTensor::of_parameter).collect::<Vec<_>>(), comm)
+    gather_parts(&parameters.iter().map(ShardedTensor::with_values).collect::<Result<Vec<_>>>()?, comm)
 }
 
 /// [`gather_parameters`] of any parts, of buffers too ([`ShardedTensor::all_of`]), which are never split.

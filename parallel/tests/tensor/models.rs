@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use phalanx_nn::autograd::backward_inputs;
 use phalanx_nn::models::{
-    Decoder, DecoderStage, Family, GptConfig, LlamaConfig, Lora, LoraConfig, ModelConfig, RecomputeMode,
-    RouterLosses, TransformerConfig, load_stage, read_config,
+    BaseWeights, Decoder, DecoderStage, Family, GptConfig, LlamaConfig, Lora, LoraConfig, ModelConfig,
+    RecomputeMode, RouterLosses, TransformerConfig, load_stage, read_config,
 };
 use phalanx_nn::{AdamW, Clip, Group, LayerFactory, OneDevice, Parameters, Rule, Scope, Sgd, cut, norm_of};
 use phalanx_parallel::comm::Comm;
@@ -232,6 +232,40 @@ fn replicas_with_adapters_have_one_devices_losses_and_norms_under_ddp_and_zero()
             same_steps(&wanted, &on_mesh(&config, false, zero, Some(&lora)), &format!("{lora}, {zero:?}"));
         }
     }
+}
+
+/// Blocks of weights are the same wherever rows are cut, and where columns are cut at multiples of 64.
+#[test]
+fn adapters_beside_weights_in_int8_have_one_devices_losses_and_norms() {
+    let llama = LlamaConfig { key_heads: 1, inner: 256, ..LlamaConfig::new(256, 12, 1, 4, 128) };
+    let (config, base) = (ModelConfig::Llama(llama), BaseWeights::Int8);
+    let lora = LoraConfig { dora: true, base, ..LoraConfig::new(3, &["q_proj", "v_proj", "down_proj"]) };
+    let layers = Lora::new(OneDevice, lora.clone()).unwrap();
+    let wanted = steps_alone(&build(&config, layers, DType::F64, Device::CPU).unwrap());
+    for (sequence, zero) in
+        [(false, None), (true, None), (false, Some(ZeroStage::Optimizer)), (true, Some(ZeroStage::Gradients))]
+    {
+        let what = format!("{sequence}, {zero:?}");
+        same_steps(&wanted, &on_mesh(&config, sequence, zero, Some(&lora)), &what);
+    }
+    let refused = |config: &ModelConfig, zero: Option<ZeroStage>| {
+        let run = |rank: launch::Rank| -> Result<()> {
+            let cut = Cut { ranks: if zero.is_some() { 1 } else { 2 }, sequence: false };
+            let alone = rank.comm().group(&[rank.rank()])?;
+            let layers = cut.layers(if zero.is_some() { &alone } else { rank.comm() });
+            let model = build(config, Lora::new(layers, lora.clone())?, DType::F32, rank.device())?;
+            let Some(stage) = zero else { return Ok(()) };
+            Zero::new(&model, rank.comm().clone(), ZeroConfig::new(stage)).map(drop)
+        };
+        launch::threads(2, run).unwrap_err().to_string()
+    };
+    let said = refused(&config, Some(ZeroStage::Parameters));
+    assert!(
+        said.contains("proj.weight") && said.contains("8-bit blocks, which stage 3 does not spread"),
+        "{said}"
+    );
+    let said = refused(&crate::kit::llama(4, 1, 0.0), None);
+    assert!(said.contains("o_proj.weight: got columns 0..24 of 48"), "{said}");
 }
 
 /// One device's losses and norms of two steps.

@@ -48,8 +48,9 @@ impl Run {
     fn parameter_parts(&self) -> Result<Vec<ShardedTensor>> {
         let parameters = self.model.parameters();
         // A rank under ZeRO-3 keeps its shards only; under ZeRO-1 and 2 it keeps copies, which are compared.
-        if parameters.iter().all(|p| p.tensor().why_withheld().is_none()) {
-            return Ok(parameters.iter().map(ShardedTensor::of_parameter).collect());
+        if parameters.iter().all(|p| p.is_in_int8() || p.tensor().why_withheld().is_none()) {
+            let parts = parameters.iter().map(ShardedTensor::held_in);
+            return Ok(parts.collect::<parallel::Result<Vec<_>>>()?.concat());
         }
         let parts = self.setup.data_parallel.parts(&*self.model)?;
         Ok(parts.into_iter().filter(|part| !part.buffer).collect())
@@ -59,10 +60,9 @@ impl Run {
     pub(crate) fn leave_out_frozen(&mut self, folder: Option<&Path>) -> Result<()> {
         let Some(folder) = folder.filter(|_| !self.mesh_rank.device.is_meta()) else { return Ok(()) };
         let all = self.model.parameters();
-        let frozen = |p: &&Parameter| !p.is_trained();
-        let names: HashSet<&str> = all.iter().filter(frozen).map(Parameter::name).collect();
+        let trained: HashSet<&str> = all.iter().filter(|p| p.is_trained()).map(Parameter::name).collect();
         let mut parts = self.parameter_parts()?;
-        parts.retain(|part| names.contains(&*part.name));
+        parts.retain(|part| !trained.contains(&*part.name));
         let digests = whole_digests(self.mesh_rank.all_ranks(), &parts)?.of;
         let folder = std::path::absolute(folder).unwrap_or_else(|_| folder.into());
         self.frozen = Some(FrozenParameters { folder, digest: frozen_digest(&digests) });

@@ -27,13 +27,34 @@ pub struct LoraConfig {
     /// Whether each row of a weight keeps its length, which is trained by itself, whatever an adapter adds to it (DoRA). With dropout what
     /// is dropped goes into the weight's part of this too, as in PEFT.
     pub dora: bool,
+    /// How the weights of the model's linear layers are held.
+    pub base: BaseWeights,
+}
+
+/// How the frozen weights of linear layers are held while adapters are trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BaseWeights {
+    /// In the model's dtype.
+    #[default]
+    Float,
+    /// In 8-bit blocks: those of all linear layers, beside which there are adapters or not. Embeddings, norms, biases and the head stay
+    /// as they are. See [`Parameter::hold_in_int8`](crate::Parameter::hold_in_int8).
+    Int8,
 }
 
 impl LoraConfig {
     /// Adapters of a rank for layers of these names, with an alpha of twice the rank.
     pub fn new(rank: usize, targets: &[&str]) -> LoraConfig {
         let targets = targets.iter().map(ToString::to_string).collect();
-        LoraConfig { rank, alpha: 2.0 * rank as f64, targets, dropout: 0.0, rank_stabilized: false, dora: false }
+        LoraConfig {
+            rank,
+            alpha: 2.0 * rank as f64,
+            targets,
+            dropout: 0.0,
+            rank_stabilized: false,
+            dora: false,
+            base: BaseWeights::Float,
+        }
     }
 
     /// What an adapter's output is multiplied with.
@@ -79,6 +100,7 @@ impl LoraConfig {
             dropout: f.number("lora_dropout", 0.0)?,
             rank_stabilized: f.flag("use_rslora", false)?,
             dora: f.flag("use_dora", false)?,
+            base: BaseWeights::Float,
         };
         f.all_used(&[
             "auto_mapping",
@@ -110,10 +132,10 @@ impl LoraConfig {
     }
 }
 
-/// `r=8,alpha=16,targets=q_proj,v_proj`, perhaps with `dropout=0.1`, `rslora=true` and `dora=true`.
+/// `r=8,alpha=16,targets=q_proj,v_proj`, perhaps with `dropout=0.1`, `rslora=true`, `dora=true` and `base=int8`.
 impl std::fmt::Display for LoraConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let LoraConfig { rank, alpha, targets, dropout, rank_stabilized, dora } = self;
+        let LoraConfig { rank, alpha, targets, dropout, rank_stabilized, dora, base } = self;
         write!(f, "r={rank},alpha={alpha}")?;
         if *dropout > 0.0 {
             write!(f, ",dropout={dropout}")?;
@@ -123,6 +145,9 @@ impl std::fmt::Display for LoraConfig {
         }
         if *dora {
             write!(f, ",dora=true")?;
+        }
+        if *base == BaseWeights::Int8 {
+            write!(f, ",base=int8")?;
         }
         write!(f, ",targets={}", targets.join(","))
     }
@@ -134,8 +159,7 @@ impl FromStr for LoraConfig {
 
     fn from_str(text: &str) -> Result<LoraConfig> {
         let wrong = |part: &str| {
-            let wanted =
-                "wanted r, alpha, dropout, rslora, dora and targets, as r=8,alpha=16,targets=q_proj,v_proj";
+            let wanted = "wanted r, alpha, dropout, rslora, dora, base=int8 and targets, as r=8,alpha=16,targets=q_proj,v_proj";
             Error::invalid("LoRA", format!("got {part:?} in {text:?}, {wanted}"))
         };
         let (mut config, mut alpha, mut in_targets) = (LoraConfig::new(0, &[]), None, false);
@@ -154,6 +178,8 @@ impl FromStr for LoraConfig {
                 "alpha" => alpha = Some(number()?),
                 "dropout" => config.dropout = number()?,
                 "rslora" => config.rank_stabilized = value.parse().map_err(|_| wrong(part))?,
+                "base" if value == "int8" => config.base = BaseWeights::Int8,
+                "base" if value == "float" => config.base = BaseWeights::Float,
                 "dora" => config.dora = value.parse().map_err(|_| wrong(part))?,
                 "targets" if in_targets => config.targets.push(value.into()),
                 _ => return Err(wrong(part)),

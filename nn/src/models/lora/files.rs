@@ -21,7 +21,13 @@ impl LoraConfig {
     ///
     /// # Errors
     /// If the shapes do not fit, or there is a magnitude without DoRA, or none with it.
-    pub fn merge(&self, weight: &Tensor, a: &Tensor, b: &Tensor, magnitude: Option<&Tensor>) -> Result<Tensor> {
+    pub fn merge(
+        &self,
+        weight: &Tensor,
+        a: &Tensor,
+        b: &Tensor,
+        magnitude: Option<&Tensor>,
+    ) -> Result<Tensor> {
         if magnitude.is_some() != self.dora {
             let got = if self.dora { "no magnitude with DoRA" } else { "a magnitude without DoRA" };
             return Err(Error::invalid("LoRA: merge", format!("got {got}")));
@@ -117,12 +123,13 @@ pub fn merged<L: LayerFactory>(model: &Decoder<Lora<L>>, lora: &LoraConfig) -> R
     let all: BTreeMap<String, Tensor> =
         model.parameters().iter().map(|p| (p.name().to_string(), p.tensor())).collect();
     let merge = |p: &Parameter| {
-        let (name, weight) = (p.name().to_string(), p.tensor());
+        let (name, weight) = (p.name().to_string(), p.values()?);
         let beside = |which: &str| all.get(&format!("{}.{which}", name.strip_suffix(".weight")?));
         let (Some(a), Some(b)) = (beside("lora_A.weight"), beside("lora_B.weight")) else {
             return Ok((name, weight));
         };
-        Ok((name, lora.merge(&weight, a, b, beside(MAGNITUDE))?))
+        let merged = lora.merge(&weight, a, b, beside(MAGNITUDE))?;
+        Ok((name, merged))
     };
     model.parameters().iter().filter(|p| !is_adapter(p.name())).map(merge).collect()
 }

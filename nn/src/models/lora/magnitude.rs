@@ -73,8 +73,7 @@ impl Adapted<'_> {
     /// The lengths of the rows of `W + scale B A`. If ranks have some columns of `W` each, they add their squares.
     fn norms(&self, layers: &impl LayerFactory, weight: &Parameter) -> Result<Tensor> {
         let squares = squares(self.weight, self.a, self.b, self.scale)?;
-        let squares =
-            if is_cut_by_columns(weight) { layers.sum_over_ranks(squares)? } else { squares };
+        let squares = if is_cut_by_columns(weight) { layers.sum_over_ranks(squares)? } else { squares };
         Ok(kernels::sqrt(&squares)?)
     }
 

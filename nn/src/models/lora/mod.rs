@@ -30,7 +30,7 @@ use crate::{
     parameters,
 };
 
-pub use config::LoraConfig;
+pub use config::{BaseWeights, LoraConfig};
 pub use files::{load_adapter, merged, save_adapter};
 
 use files::peft_name;
@@ -103,6 +103,9 @@ impl<L: LayerFactory> Lora<L> {
     ) -> Result<Adapted<L, C, A, B>> {
         self.has_linear.store(true, Relaxed);
         let layers = self.layers.clone();
+        if self.config.base == BaseWeights::Int8 {
+            base.weight().hold_in_int8()?;
+        }
         if !self.config.is_target(scope.path()) {
             return Ok(Adapted { layers, base, adapter: None });
         }
