@@ -1,5 +1,7 @@
 //! Training on a GPU, or on the emulator: the losses and the ledger of a CPU.
 
+#[path = "cuda/adapters.rs"]
+mod adapters;
 #[path = "cuda/allocations.rs"]
 mod allocations;
 #[path = "../kernels/tests/cuda/driver.rs"]
@@ -23,7 +25,7 @@ use phalanx::{Context, DType, Device, Tensor, Var};
 
 type Test = (&'static str, fn() -> std::result::Result<(), String>);
 
-const TESTS: [Test; 25] = [
+const TESTS: [Test; 26] = [
     ("a tiny GPT's losses are the CPU's", || same_losses(gpt, DType::F32, 20, 1e-4)),
     ("a tiny Llama's losses are the CPU's", || same_losses(llama, DType::F32, 8, 1e-4)),
     ("in bf16 the losses are the CPU's to its rounding", || same_losses(gpt, DType::BF16, 8, 0.02)),
@@ -36,6 +38,7 @@ const TESTS: [Test; 25] = [
     ("heads too deep for attention's tiles train as on the CPU", || same_losses(deep, DType::F32, 3, 1e-4)),
     ("in f64 the losses are the CPU's", || same_losses(gpt, DType::F64, 4, 1e-11)),
     ("training repeats itself bit for bit", repeats),
+    ("adapters with magnitudes beside 8-bit weights train as on the CPU", adapters::train_as_on_the_cpu),
     ("a step launches so many kernels", launches::a_step_launches_so_many_kernels),
     ("a captured step trains as one that is not", captured_step),
     ("an MLP has the gradients of a CPU", perceptron::has_the_gradients_of_a_cpu),

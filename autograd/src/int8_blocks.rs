@@ -175,7 +175,7 @@ mod tests {
     use crate::{Options, Var, backward, save_on_cpu};
 
     fn matrix(rows: usize, columns: usize, device: Device) -> Tensor {
-        let value = |i: usize| (i as f32 * 0.7).sin() * if i % 5 == 0 { 3.0 } else { 0.1 };
+        let value = |i: usize| (i as f32 * 0.7).sin() * if i.is_multiple_of(5) { 3.0 } else { 0.1 };
         let values: Vec<f32> = (0..rows * columns).map(value).collect();
         Tensor::from_slice(&values, &[rows, columns], device).unwrap()
     }

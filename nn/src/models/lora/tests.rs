@@ -8,7 +8,7 @@ use phalanx_tensor::io::SafeTensors;
 use phalanx_tensor::{Context, RngKey};
 
 use super::*;
-use crate::models::{GptConfig, LlamaConfig, load_weights, next_token_targets, save_model};
+use crate::models::{GptConfig, LlamaConfig, RecomputeMode, load_weights, next_token_targets, save_model};
 
 const INPUTS: usize = 5;
 const OUTPUTS: usize = 4;
@@ -430,4 +430,33 @@ fn a_parameter_in_int8_says_so() {
         refused(&part(0, 48))
             .contains("got columns 0..48 of 128, wanted ranks to cut columns at multiples of 64")
     );
+}
+
+/// What docs/guide/fine_tuning.md says of a Llama of 1.1 billion parameters.
+#[test]
+fn a_llama_of_a_billion_parameters_takes_what_the_guide_says() {
+    let size = LlamaConfig { key_heads: 4, inner: 5632, ..LlamaConfig::new(32000, 2048, 22, 32, 2048) };
+    let config = ModelConfig::Llama(size);
+    let bytes = |base: BaseWeights, dtype: DType, device: Device| {
+        let lora = LoraConfig { base, ..LoraConfig::new(8, &["q_proj", "v_proj"]) };
+        let stage = DecoderStage::whole(config.layers());
+        let mut model =
+            config.init_stage(&lora.layers().unwrap(), &Scope::new(1, dtype, device), stage).unwrap();
+        model.set_recompute(RecomputeMode::Always);
+        let ledger = device.ledger().unwrap();
+        let held = ledger.total().now;
+        ledger.reset_peak();
+        let [x, targets] = [(); 2].map(|()| Var::new(Tensor::zeros(&[1, 2048], DType::I64, device).unwrap()));
+        let loss = model.loss(&model.forward(&x).unwrap(), &targets, 1.0).unwrap();
+        loss.backward().unwrap();
+        [held, ledger.total().peak]
+    };
+    let mb = |bytes: [usize; 2]| bytes.map(|bytes| bytes.div_ceil(1_000_000));
+    let found = [
+        (BaseWeights::Float, DType::F32),
+        (BaseWeights::Float, DType::BF16),
+        (BaseWeights::Int8, DType::BF16),
+    ]
+    .map(|(base, dtype)| mb(bytes(base, dtype, Device::Meta(812))));
+    assert_eq!(found, [[4405, 5077], [2203, 2539], [1295, 1631]]);
 }
