@@ -262,7 +262,7 @@ impl Fields<'_> {
 /// A [`ModelConfig::Llama`], if a [`LlamaConfig`] can say all of it.
 impl From<TransformerConfig> for ModelConfig {
     fn from(c: TransformerConfig) -> ModelConfig {
-        let rotary = c.layers.first().and_then(|kind| kind.rotary).unwrap_or(Rotary::new(10000.0));
+        let rotary = c.layers.first().and_then(|kind| kind.rotary.clone()).unwrap_or(Rotary::new(10000.0));
         let config = LlamaConfig {
             key_heads: c.key_heads,
             head_dim: c.head_dim,

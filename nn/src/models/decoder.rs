@@ -79,6 +79,8 @@ pub(crate) struct DecoderSpec<'a> {
     pub(crate) positions: Option<EmbeddingSpec>,
     pub(crate) dropout: f64,
     pub(crate) context: usize,
+    /// As [`Decoder::turning_point`].
+    pub(crate) turning_point: Option<usize>,
     pub(crate) blocks: usize,
     /// The dtype between the blocks.
     pub(crate) stream: DType,
@@ -95,6 +97,7 @@ pub struct Decoder<L: LayerFactory = OneDevice> {
     /// Blocks of the whole model.
     blocks_of_all: usize,
     context: usize,
+    turning_point: Option<usize>,
     vocabulary: usize,
     layers: Arc<L>,
     /// The width (hidden size) of the residual stream, the activations between the blocks.
@@ -167,6 +170,7 @@ impl<L: LayerFactory> Decoder<L> {
             stage,
             blocks_of_all: spec.blocks,
             context: spec.context,
+            turning_point: spec.turning_point,
             vocabulary: spec.table.count,
             layers: layers.clone(),
             width: spec.table.width,

@@ -120,6 +120,7 @@ impl GptConfig {
             positions: Some(table(self.context, false)),
             dropout: self.dropout[0],
             context: self.context,
+            turning_point: None,
             blocks: self.layers,
             stream: self.stream.unwrap_or(scope.dtype()),
             norm: &norm,

@@ -113,7 +113,7 @@ impl LlamaConfig {
 
     /// The same model as a [`TransformerConfig`].
     pub fn transformer(&self) -> TransformerConfig {
-        let rotary = Rotary { base: self.rope_base, features: None, scaling: self.rope_scaling };
+        let rotary = Rotary { base: self.rope_base, features: None, scaling: self.rope_scaling.clone() };
         TransformerConfig {
             key_heads: self.key_heads,
             head_dim: self.head_dim,

@@ -43,6 +43,9 @@ pub trait CausalStage {
     /// As [`Decoder::vocabulary`].
     fn vocabulary(&self) -> usize;
 
+    /// As [`Decoder::turning_point`].
+    fn turning_point(&self) -> Option<usize>;
+
     /// The device of the stage.
     fn device(&self) -> Device;
 
@@ -72,6 +75,10 @@ impl<L: LayerFactory> CausalStage for Decoder<L> {
 
     fn vocabulary(&self) -> usize {
         Decoder::vocabulary(self)
+    }
+
+    fn turning_point(&self) -> Option<usize> {
+        Decoder::turning_point(self)
     }
 
     fn device(&self) -> Device {
@@ -145,6 +152,7 @@ fn facts(part: &RankPart<'_>, prompts: &[impl AsRef<[u32]>], generation: &Genera
     let facts = [
         ("generate: the stages' ranks", format!("{:?}", part.placement)),
         ("generate: the model's context and vocabulary", format!("{} and {}", part.context, part.vocabulary)),
+        ("generate: where rotary positions turn", format!("{:?}", part.turning_point)),
         ("generate: the prompts", prompts),
         ("generate: `count`", count.to_string()),
         ("generate: `sampling`", format!("{sampling:?}")),
@@ -165,6 +173,7 @@ struct RankPart<'a> {
     placement: Vec<usize>,
     context: usize,
     vocabulary: usize,
+    turning_point: Option<usize>,
     device: Device,
     /// The ranks of the pipeline.
     line: &'a Comm,
@@ -209,6 +218,7 @@ impl<'a> RankPart<'a> {
         Ok(RankPart {
             context: any.context(),
             vocabulary: any.vocabulary(),
+            turning_point: any.turning_point(),
             device: any.device(),
             draws_at: placement.last().map_or(0, |rank| rank * groups.mesh().expert_ranks() * tp.size()),
             groups: if is_single { count } else { 1 },
@@ -286,6 +296,10 @@ impl CausalModel for RankPart<'_> {
 
     fn vocabulary(&self) -> usize {
         self.vocabulary
+    }
+
+    fn turning_point(&self) -> Option<usize> {
+        self.turning_point
     }
 
     fn row_caches(&self, page: usize) -> Result<Vec<KvCache>> {

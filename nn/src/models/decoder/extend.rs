@@ -18,6 +18,13 @@ pub struct RowTokens<'a> {
 }
 
 impl<L: LayerFactory> Decoder<L> {
+    /// The former context of long rope ([`RopeScaling::LongRope`](crate::RopeScaling::LongRope)), if the model has it: where caches have as
+    /// many positions or fewer, further ones beyond are refused, since earlier keys are rotated otherwise then. Generation begins such a row
+    /// again.
+    pub fn turning_point(&self) -> Option<usize> {
+        self.turning_point
+    }
+
     /// Empty caches for `batch` sequences of at most `capacity` positions, one a block.
     ///
     /// # Errors

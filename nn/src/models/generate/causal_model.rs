@@ -27,6 +27,12 @@ pub trait CausalModel {
     /// Tokens that there are.
     fn vocabulary(&self) -> usize;
 
+    /// The number of positions beyond which a row's earlier keys are rotated otherwise, if there is one
+    /// ([`RopeScaling::LongRope`](crate::RopeScaling::LongRope)). A row that grows beyond it is computed again from its first position.
+    fn turning_point(&self) -> Option<usize> {
+        None
+    }
+
     /// Empty caches for one row, one for each block that is here, which grow by pages of so many positions.
     ///
     /// # Errors
@@ -81,6 +87,10 @@ impl<L: LayerFactory> CausalModel for Decoder<L> {
 
     fn vocabulary(&self) -> usize {
         Decoder::vocabulary(self)
+    }
+
+    fn turning_point(&self) -> Option<usize> {
+        Decoder::turning_point(self)
     }
 
     fn row_caches(&self, page: usize) -> Result<Vec<KvCache>> {

@@ -19,6 +19,8 @@ pub(super) struct Row<'a> {
     pub ahead: Vec<i64>,
     /// The tokens that are in the caches.
     pub seen: usize,
+    /// Positions that the row had when its last call began, those of further pieces included.
+    pub known: usize,
     /// Whether the next token is drawn of a call that is under way.
     pub is_drawn: bool,
     /// One for each block; none before the first call and after the end.
@@ -35,11 +37,19 @@ impl<'a> Row<'a> {
             prompt: prompt.len(),
             ahead: last_tokens(prompt, context),
             seen: 0,
+            known: 0,
             is_drawn: false,
             caches: Vec::new(),
             text,
             end: None,
         }
+    }
+
+    /// Forgets what is in the caches: the last tokens, so many, are ahead.
+    fn start_again(&mut self, positions: usize) {
+        self.caches.iter_mut().for_each(KvCache::clear);
+        self.seen = 0;
+        self.ahead = last_tokens(&self.all, positions);
     }
 
     /// Adds a token that was drawn. Returns the text that is certain by now.
@@ -108,11 +118,15 @@ fn positions_of_call<M: CausalModel>(
         if row.caches.is_empty() {
             row.caches = model.row_caches(page)?;
         }
-        if row.seen + row.ahead.len() > model.context() {
-            row.caches.iter_mut().for_each(KvCache::clear);
-            row.seen = 0;
-            row.ahead = last_tokens(&row.all, model.context().div_ceil(2));
+        let positions = row.seen + row.ahead.len();
+        let turns = |point: usize| row.seen > 0 && row.known <= point && positions > point;
+        if positions > model.context() {
+            row.start_again(model.context().div_ceil(2));
+        } else if model.turning_point().is_some_and(turns) {
+            row.start_again(positions);
         }
+        row.known = row.seen + row.ahead.len();
+        row.caches.iter_mut().for_each(|cache| cache.expect(row.known));
         let count = row.ahead.len().min(piece);
         if count > 1 && count > room {
             return Ok(0);

@@ -342,6 +342,33 @@ fn what_cannot_be_continued_is_refused_by_name() {
     assert!(model.extend_rows(&mut []).unwrap_err().to_string().contains("got no rows"));
 }
 
+#[test]
+fn caches_of_long_rope_do_not_grow_beyond_its_former_context() {
+    let size = TransformerConfig { key_heads: 1, ..TransformerConfig::new(Family::Llama, 37, 12, 2, 2, 16) };
+    let phi = Family::samples(&size).into_iter().find(|config| config.family == Family::Phi3).unwrap();
+    let model = build(&ModelConfig::Transformer(phi), DType::F64, Device::CPU);
+    assert_eq!(model.turning_point(), Some(6));
+    let _inference = inference();
+    let tokens = [3i64, 14, 15, 9, 26, 5, 35, 8];
+    let whole = model.logits(&model.forward(&Var::from_slice(&tokens, &[1, 8], Device::CPU).unwrap()).unwrap());
+    let whole = whole.unwrap().narrow(1, 7, 1).unwrap().to_vec::<f64>().unwrap();
+    let mut caches = model.row_caches(4).unwrap();
+    model.extend_rows(&mut [(&mut caches, &tokens[..4])]).unwrap();
+    model.extend_rows(&mut [(&mut caches, &tokens[4..6])]).unwrap();
+    let refused = model.extend_rows(&mut [(&mut caches, &tokens[6..])]).unwrap_err().to_string();
+    assert!(refused.contains("got 2 positions more after 6 of long rope's former context 6"), "{refused}");
+    // All positions again, in pieces of which the first is rotated as the last.
+    caches.iter_mut().for_each(KvCache::clear);
+    caches.iter_mut().for_each(|cache| cache.expect(8));
+    model.extend_rows(&mut [(&mut caches, &tokens[..3])]).unwrap();
+    let scores = model.extend_rows(&mut [(&mut caches, &tokens[3..])]).unwrap().to_vec::<f64>().unwrap();
+    assert!(scores.iter().zip(&whole).all(|(got, wanted)| (got - wanted).abs() < 1e-12), "{scores:?} {whole:?}");
+    // In pieces that are not known to belong to more, the first one is rotated otherwise.
+    caches.iter_mut().for_each(KvCache::clear);
+    model.extend_rows(&mut [(&mut caches, &tokens[..3])]).unwrap();
+    assert!(model.extend_rows(&mut [(&mut caches, &tokens[3..])]).is_err());
+}
+
 /// A model whose calls are begun before the tokens of earlier ones are known, as those of a pipeline's stage are.
 struct Ahead<'a> {
     model: &'a Decoder,
@@ -363,6 +390,10 @@ impl CausalModel for Ahead<'_> {
 
     fn vocabulary(&self) -> usize {
         self.model.vocabulary()
+    }
+
+    fn turning_point(&self) -> Option<usize> {
+        self.model.turning_point()
     }
 
     fn row_caches(&self, page: usize) -> Result<Vec<KvCache>> {

@@ -168,7 +168,7 @@ impl<L: LayerFactory> TransformerBlock<L> {
         layers: &Arc<L>,
         scope: &Scope,
     ) -> Result<TransformerBlock<L>> {
-        let kind = config.layers[i];
+        let kind = &config.layers[i];
         let init = Init::Normal { mean: 0.0, std: config.init_std };
         let mlp = scope.child("mlp");
         let stream = scope.with_dtype(config.stream.unwrap_or(scope.dtype()));
@@ -187,9 +187,9 @@ impl<L: LayerFactory> TransformerBlock<L> {
             head_dim: config.head_dim,
             bias: config.qkv_bias,
             output_bias: config.output_bias,
-            rope_base: kind.rotary.map(|rotary| rotary.base),
-            rope_features: kind.rotary.and_then(|rotary| rotary.features),
-            rope_scaling: kind.rotary.map_or(RopeScaling::None, |rotary| rotary.scaling),
+            rope_base: kind.rotary.as_ref().map(|rotary| rotary.base),
+            rope_features: kind.rotary.as_ref().and_then(|rotary| rotary.features),
+            rope_scaling: kind.rotary.as_ref().map_or(RopeScaling::None, |rotary| rotary.scaling.clone()),
             score_scale: config.score_scale,
             score_cap: config.score_cap,
             window: kind.window,

@@ -141,6 +141,64 @@ fn dynamic_positions_serve_longer_sequences_and_are_written_back() {
     assert_eq!((&json["max_position_embeddings"], parse(&json).unwrap()), (&json!(16), config));
 }
 
+/// Phi-4-mini's settings, with lists of half as many factors.
+fn phi_of_long_rope(scaling: Value) -> Value {
+    config(
+        "phi3",
+        [200_064, 131_072, 32, 24, 1536, 8192],
+        json!({
+            "attention_bias": false, "embd_pdrop": 0.0, "full_attn_mod": 1, "hidden_act": "silu", "interpolate_factor": 1,
+            "lm_head_bias": false, "mlp_bias": false, "num_key_value_heads": 8, "original_max_position_embeddings": 4096,
+            "partial_rotary_factor": 0.75, "resid_pdrop": 0.0, "rms_norm_eps": 1e-5, "rope_scaling": scaling,
+            "rope_theta": 10000.0, "sliding_window": 262_144, "tie_word_embeddings": true,
+        }),
+    )
+}
+
+#[test]
+fn long_rope_is_read_and_written_back() {
+    let (short, long) = (vec![1.0; 24], (0..24).map(|i| 1.0 + f64::from(i)).collect::<Vec<_>>());
+    for kind in ["longrope", "su", "yarn"] {
+        let file = phi_of_long_rope(json!({"type": kind, "short_factor": short, "long_factor": long}));
+        let config = transformer(&file);
+        let Some(Rotary { features: Some(48), scaling, .. }) = &config.layers[5].rotary else { panic!("{config:?}") };
+        // sqrt(1 + ln(32) / ln(4096))
+        let wanted = RopeScaling::LongRope {
+            short: short.clone().into(),
+            long: long.clone().into(),
+            attention_factor: (1.0 + 32f64.ln() / 4096f64.ln()).sqrt(),
+            context: 4096,
+        };
+        assert_eq!((scaling, config.context), (&wanted, 131_072));
+        let json = ModelConfig::from(config.clone()).to_json(phalanx_tensor::DType::F32);
+        assert_eq!(transformer(&json), config, "{json}");
+        assert_eq!(json["original_max_position_embeddings"], json!(4096));
+        assert!(json["rope_parameters"].get("attention_factor").is_none());
+    }
+    let given = json!({"rope_type": "longrope", "short_factor": short, "long_factor": long, "attention_factor": 1.25});
+    let config = transformer(&phi_of_long_rope(given));
+    let json = ModelConfig::from(config.clone()).to_json(phalanx_tensor::DType::F32);
+    assert_eq!((transformer(&json), &json["rope_parameters"]["attention_factor"]), (config, &json!(1.25)));
+    let refused = |scaling: Value| parse(&phi_of_long_rope(scaling)).unwrap_err();
+    for (scaling, part) in [
+        (json!({"type": "longrope", "short_factor": short}), "long_factor of longrope is missing"),
+        (json!({"type": "longrope", "short_factor": short, "long_factor": [1.0]}), "1 long factors, wanted 24"),
+        (json!({"type": "longrope", "short_factor": short, "long_factor": "all"}), "wanted a list of numbers"),
+        (json!({"type": "longrope", "short_factor": short, "long_factor": long, "factor": 4.0}), "factor of longrope is 4"),
+        (
+            json!({"type": "longrope", "short_factor": short, "long_factor": long, "original_max_position_embeddings": 8192}),
+            "is 8192 for longrope and 4096 for the model",
+        ),
+    ] {
+        let refused = refused(scaling);
+        assert!(refused.contains(part), "{refused}");
+    }
+    let scaling = json!({"rope_type": "longrope", "short_factor": [1.0, 1.0], "long_factor": [1.0, 2.0]});
+    let llama = config("llama", [50, 16, 2, 2, 8, 16], json!({"rope_scaling": scaling}));
+    let refused = parse(&llama).unwrap_err();
+    assert!(refused.contains("original_max_position_embeddings of longrope is missing"), "{refused}");
+}
+
 #[test]
 fn what_is_not_supported_is_refused_by_name() {
     for family in [

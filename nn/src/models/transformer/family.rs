@@ -93,10 +93,18 @@ impl Family {
             high_frequency: 4.0,
             context: context / 2,
         };
+        let list = |by: f64| (0..c.head_dim / 2).map(|i| 1.0 + by * i as f64).collect();
+        let long = RopeScaling::LongRope {
+            short: list(0.5),
+            long: list(2.0),
+            attention_factor: RopeScaling::long_rope_factor(context, (context / 2).max(2)),
+            context: (context / 2).max(2),
+        };
         for (i, kind) in c.layers.iter_mut().enumerate() {
-            let rotary = kind.rotary.unwrap_or(Rotary::new(10000.0));
+            let rotary = kind.rotary.clone().unwrap_or(Rotary::new(10000.0));
             match self {
-                Family::Llama => kind.rotary = Some(Rotary { scaling: half, ..rotary }),
+                Family::Llama => kind.rotary = Some(Rotary { scaling: half.clone(), ..rotary }),
+                Family::Phi3 => kind.rotary = Some(Rotary { scaling: long.clone(), ..rotary }),
                 Family::Mistral => kind.window = Some(5),
                 Family::Gemma2 | Family::Gemma3 if i % 2 == 0 => kind.window = Some(5),
                 Family::GptNeoX => {

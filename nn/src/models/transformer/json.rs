@@ -15,7 +15,7 @@ impl Family {
             FAMILIES.into_iter().find(|(family, ..)| *family == self).unwrap_or(FAMILIES[0]);
         // Dynamic scaling serves sequences that are longer than this.
         let former = match c.scaling() {
-            Some(RopeScaling::Dynamic { context, .. }) => context,
+            Some(RopeScaling::Dynamic { context, .. }) => *context,
             _ => c.context,
         };
         let mut json = json!({
@@ -49,7 +49,12 @@ impl Family {
         }
         match self {
             Family::Llama | Family::SmolLm3 => set("mlp_bias", json!(c.mlp_bias)),
-            Family::Phi3 => ["embd_pdrop", "resid_pdrop"].iter().for_each(|name| set(name, json!(0.0))),
+            Family::Phi3 => {
+                ["embd_pdrop", "resid_pdrop"].iter().for_each(|name| set(name, json!(0.0)));
+                if let Some(former) = c.turning_points().next() {
+                    set("original_max_position_embeddings", json!(former));
+                }
+            }
             Family::Gemma2 | Family::Gemma3 => {
                 set("query_pre_attn_scalar", json!(c.score_scale.map(|scale| scale.powi(-2).round())));
                 set("attn_logit_softcapping", json!(c.score_cap));
@@ -107,7 +112,7 @@ impl Family {
         }
         let rotary = |slides: bool| {
             let of = c.layers.iter().filter(|kind| kind.window.is_some() == slides);
-            let of = of.chain(&c.layers).find_map(|kind| kind.rotary).unwrap_or(Rotary::new(10000.0));
+            let of = of.chain(&c.layers).find_map(|kind| kind.rotary.clone()).unwrap_or(Rotary::new(10000.0));
             rotary_json(&of, c)
         };
         let plain = rotary(window.is_some() && kinds.iter().all(|kind| *kind == SLIDING));
@@ -120,7 +125,7 @@ impl Family {
 }
 
 fn rotary_json(rotary: &Rotary, c: &TransformerConfig) -> Value {
-    let mut json = match rotary.scaling {
+    let mut json = match &rotary.scaling {
         RopeScaling::None => json!({"rope_type": "default"}),
         RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
         RopeScaling::Dynamic { factor, .. } => json!({"rope_type": "dynamic", "factor": factor}),
@@ -134,6 +139,16 @@ fn rotary_json(rotary: &Rotary, c: &TransformerConfig) -> Value {
                 "original_max_position_embeddings": context, "truncate": truncate,
             });
             if let Some(attention_factor) = attention_factor {
+                json["attention_factor"] = json!(attention_factor);
+            }
+            json
+        }
+        RopeScaling::LongRope { short, long, attention_factor, context, .. } => {
+            let mut json = json!({
+                "rope_type": "longrope", "short_factor": short[..], "long_factor": long[..],
+                "original_max_position_embeddings": context,
+            });
+            if *attention_factor != RopeScaling::long_rope_factor(c.context, *context) {
                 json["attention_factor"] = json!(attention_factor);
             }
             json

@@ -112,7 +112,7 @@ pub struct Experts {
 }
 
 /// What attention of a block sees.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AttentionKind {
     /// The number of keys that a query sees, its own included; all earlier ones if absent.
     pub window: Option<usize>,
@@ -230,6 +230,7 @@ impl TransformerConfig {
             positions: None,
             dropout: 0.0,
             context: self.context,
+            turning_point: self.turning_points().next(),
             blocks: self.layers.len(),
             stream: self.stream.unwrap_or(scope.dtype()),
             norm: &norm,
@@ -248,8 +249,13 @@ impl TransformerConfig {
     }
 
     /// How the rotary frequencies of the first block with positions are changed.
-    fn scaling(&self) -> Option<RopeScaling> {
-        self.layers.iter().find_map(|kind| kind.rotary).map(|rotary| rotary.scaling)
+    fn scaling(&self) -> Option<&RopeScaling> {
+        self.layers.iter().find_map(|kind| kind.rotary.as_ref()).map(|rotary| &rotary.scaling)
+    }
+
+    /// The former contexts of blocks with long rope.
+    fn turning_points(&self) -> impl Iterator<Item = usize> {
+        self.layers.iter().filter_map(|kind| kind.rotary.as_ref()?.scaling.turning_point())
     }
 
     /// Elements of the matrices.
@@ -291,8 +297,8 @@ impl TransformerConfig {
             ("inner", self.inner),
         ])?;
         check_layers(self.layers.len())?;
-        let rotated =
-            |kind: &AttentionKind| kind.rotary.map(|rotary| rotary.features.unwrap_or(self.head_dim));
+        let features = |rotary: &Rotary| rotary.features.unwrap_or(self.head_dim);
+        let rotated = |kind: &AttentionKind| kind.rotary.as_ref().map(features);
         let odd =
             self.layers.iter().filter_map(rotated).find(|n| *n == 0 || n % 2 != 0 || *n > self.head_dim);
         if !self.heads.is_multiple_of(self.key_heads) || odd.is_some() {
@@ -304,8 +310,16 @@ impl TransformerConfig {
                 odd.or(self.layers.iter().find_map(rotated)).unwrap_or(0)
             ));
         }
+        let turning_point = self.turning_points().next();
+        if let Some(other) = self.turning_points().find(|other| Some(*other) != turning_point) {
+            let former = turning_point.unwrap_or(0);
+            return Err(format!("long rope with former contexts {former} and {other}, wanted one for all blocks"));
+        }
         for kind in &self.layers {
-            let base = kind.rotary.map_or(1.0, |rotary| rotary.base);
+            if let Some(rotary) = &kind.rotary {
+                rotary.scaling.check(features(rotary))?;
+            }
+            let base = kind.rotary.as_ref().map_or(1.0, |rotary| rotary.base);
             if !base.is_finite() || base <= 0.0 {
                 return Err(format!("the base of the positions is {base}, wanted a number above 0"));
             }

@@ -79,7 +79,7 @@ impl Family {
         c.layers = self.kinds(f, &c, windows)?;
         let gemmas: &[&str] = if self.is_gemma() { &["hidden_act"] } else { &[] };
         f.all_read(&[&["pretraining_tp", "_sliding_window_pattern"], gemmas].concat())?;
-        if let Some(RopeScaling::Dynamic { factor, context }) = c.scaling() {
+        if let Some(&RopeScaling::Dynamic { factor, context }) = c.scaling() {
             c.context = (context as f64 * factor) as usize;
         }
         Ok(c)
@@ -211,10 +211,10 @@ impl Family {
         windows: Vec<Option<usize>>,
     ) -> Parsed<Vec<AttentionKind>> {
         let full = self.rotary(f, c, FULL)?;
-        let sliding = if self == Family::Gemma3 { self.rotary(f, c, SLIDING)? } else { full };
+        let sliding = if self == Family::Gemma3 { self.rotary(f, c, SLIDING)? } else { full.clone() };
         let kind = |(i, window): (usize, Option<usize>)| {
-            let rotary = if window.is_some() { sliding } else { full };
-            let rotary = self.has_positions(f, i)?.then_some(rotary);
+            let rotary = if window.is_some() { &sliding } else { &full };
+            let rotary = self.has_positions(f, i)?.then(|| rotary.clone());
             Ok(AttentionKind { window, rotary })
         };
         windows.into_iter().enumerate().map(kind).collect()
@@ -275,6 +275,9 @@ fn rope_scaling(f: &Fields<'_>, c: &TransformerConfig, former: Option<usize>) ->
             high_frequency: f.number("high_freq_factor", 4.0)?,
             context,
         },
+        // Phi-3's first files have other names for it, as transformers knows.
+        "longrope" | "su" => long_rope(f, c, former)?,
+        "yarn" if f.has("short_factor") => long_rope(f, c, former)?,
         "yarn" => {
             let factor = factor(f)?;
             let scale = |scale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * scale * factor.ln() + 1.0 };
@@ -291,8 +294,35 @@ fn rope_scaling(f: &Fields<'_>, c: &TransformerConfig, former: Option<usize>) ->
         }
         other => {
             return Err(format!(
-                "rope_type {other:?} is not supported, wanted default, linear, dynamic, llama3 or yarn"
+                "rope_type {other:?} is not supported, wanted default, linear, dynamic, llama3, yarn or longrope"
             ));
         }
     })
+}
+
+/// Long rope's numbers. The former context is the file's `original_max_position_embeddings`, which stands beside the lists or, in Phi-3's
+/// files, beside `max_position_embeddings`.
+fn long_rope(f: &Fields<'_>, c: &TransformerConfig, former: Option<usize>) -> Parsed<RopeScaling> {
+    let list = |name: &str| {
+        let list = f.get(name, "a list of numbers", |list| list.as_array()?.iter().map(Value::as_f64).collect())?;
+        list.map(Vec::into).ok_or_else(|| format!("{name} of longrope is missing"))
+    };
+    let of_lists = f.size("original_max_position_embeddings")?;
+    if let (Some(one), Some(other)) = (of_lists, former)
+        && one != other
+    {
+        return Err(format!("original_max_position_embeddings is {one} for longrope and {other} for the model"));
+    }
+    let context = of_lists.or(former).ok_or("original_max_position_embeddings of longrope is missing")?;
+    // Versions of transformers differ in which of two unlike ones they take.
+    let factor = c.context as f64 / context as f64;
+    if let Some(other) = f.maybe_number("factor")?.filter(|other| (other / factor - 1.0).abs() > 1e-6) {
+        return Err(format!(
+            "the factor of longrope is {other}, and {} positions are {factor} times the former {context}, wanted one number",
+            c.context
+        ));
+    }
+    let default = RopeScaling::long_rope_factor(c.context, context);
+    let attention_factor = f.number("attention_factor", default)?;
+    Ok(RopeScaling::LongRope { short: list("short_factor")?, long: list("long_factor")?, attention_factor, context })
 }

@@ -157,11 +157,16 @@ impl CausalAttention {
         &self,
         [q, k, v]: [&Var; 3],
         [q_norm, k_norm]: [&Option<RmsNorm>; 2],
-        cache: Option<&mut KvCache>,
+        mut cache: Option<&mut KvCache>,
         documents: Option<&Documents>,
     ) -> Result<Var> {
         documents.map_or(Ok(()), |documents| documents.check(q.shape()[0], q.shape()[1]))?;
         let before = cache.as_ref().map_or(0, |cache| cache.len());
+        let turning_point = self.rotary.as_ref().and_then(RotaryPositions::turning_point);
+        let length = match &mut cache {
+            Some(cache) => cache.length_with(q.shape()[1], turning_point)?,
+            None => q.shape()[1],
+        };
         let (heads, dim) = (self.core.heads.len(), self.core.dim);
         let split = |x: &Var, heads: usize| -> Result<Var> {
             let shape = [x.shape()[0], x.shape()[1], heads, dim];
@@ -174,7 +179,7 @@ impl CausalAttention {
                 None => split(x, heads)?,
             };
             let Some(rotary) = &self.rotary else { return Ok(x) };
-            rotary.rotate(&x, documents.map(Documents::positions), before)
+            rotary.rotate(&x, documents, before, length)
         };
         let (q, k) = (rotated(q, heads, q_norm)?, rotated(k, self.key_heads, k_norm)?);
         let v = split(v, self.key_heads)?;

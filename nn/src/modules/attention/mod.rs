@@ -54,7 +54,7 @@ struct QueriesKeysValues<C> {
 parameters!([C: Parameters] QueriesKeysValues<C> { q_proj, k_proj, v_proj });
 
 /// How a [`GroupedQueryAttention`] is made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct GroupedQueryAttentionConfig {
     /// Features of the stream.
     pub width: usize,
@@ -145,6 +145,8 @@ impl GroupedQueryAttentionConfig {
             let wanted = "wanted at least one, a multiple, and features that can be counted";
             return Err(Error::invalid("GroupedQueryAttention", format!("{why}, {wanted}")));
         };
+        let checked = self.rope_scaling.check(self.rope_features.unwrap_or(head_dim));
+        checked.map_err(|why| Error::invalid("GroupedQueryAttention", why))?;
         let column = |name: &str, heads: usize, whole: bool| {
             let map = LinearSpec { inputs: width, outputs: &[heads * head_dim], bias, init, whole };
             layers.column(&scope.child(name), map)

@@ -3,7 +3,7 @@
 
 use phalanx_autograd::Var;
 use phalanx_kernels as kernels;
-use phalanx_tensor::{DType, Device, Tensor};
+use phalanx_tensor::{DType, Device, Scalar, Tensor};
 
 use crate::{Error, Result};
 
@@ -25,6 +25,10 @@ pub struct KvCache {
     page: Option<usize>,
     /// The number of keys that a query sees.
     window: Option<usize>,
+    /// How many positions the sequences are known to have.
+    expected: usize,
+    /// The length of sequences by which the positions so far were rotated.
+    rotated: usize,
 }
 
 impl KvCache {
@@ -41,7 +45,8 @@ impl KvCache {
         device: Device,
     ) -> Result<KvCache> {
         let zeros = || Tensor::zeros(&[batch, heads, capacity, dim], dtype, device);
-        Ok(KvCache { keys: zeros()?, values: zeros()?, len: 0, kept: 0, page: None, window: None })
+        let (keys, values, page, window) = (zeros()?, zeros()?, None, None);
+        Ok(KvCache { keys, values, len: 0, kept: 0, page, window, expected: 0, rotated: 0 })
     }
 
     /// The same cache, which grows by pages of so many positions from now on. A cache of a layer with a window then gives up positions that
@@ -56,6 +61,29 @@ impl KvCache {
     pub(crate) fn with_window(mut self, window: Option<usize>) -> KvCache {
         self.window = window;
         self
+    }
+
+    /// Says how many positions the sequences are known to have, those that are here included. Rotary positions may depend on the length of a
+    /// sequence ([`RopeScaling`](crate::RopeScaling)), so the first pieces of a long prompt are rotated as its last one is.
+    pub fn expect(&mut self, positions: usize) {
+        self.expected = self.expected.max(positions);
+    }
+
+    /// The length by which `new` further positions are rotated.
+    ///
+    /// # Errors
+    /// If the sequences grow beyond the turning point of long rope, up to which the positions so far were rotated otherwise.
+    pub(super) fn length_with(&mut self, new: usize, turning_point: Option<usize>) -> Result<usize> {
+        let length = self.expected.max(self.len + new);
+        if let Some(former) = turning_point.filter(|former| (self.rotated > *former) != (length > *former))
+            && self.len > 0
+        {
+            let got = format!("got {new} positions more after {} of long rope's former context {former}", self.len);
+            let why = format!("{got}, beyond which earlier keys are rotated otherwise");
+            return Err(Error::invalid("cache", format!("{why}; wanted an empty cache, and all positions again")));
+        }
+        self.rotated = length;
+        Ok(length)
     }
 
     /// Sequences.
@@ -85,7 +113,7 @@ impl KvCache {
 
     /// Removes all positions.
     pub fn clear(&mut self) {
-        (self.len, self.kept) = (0, 0);
+        (self.len, self.kept, self.expected, self.rotated) = (0, 0, 0, 0);
     }
 
     /// Adds positions, and returns the keys and values of all positions that are here: the last ones, and all of them unless the cache has
@@ -174,6 +202,16 @@ impl Documents {
     /// Each position's number in its document, `[B, T]`.
     pub fn positions(&self) -> &Var {
         &self.positions
+    }
+
+    /// Which positions are those of documents of more than so many positions, `[B, T]` bool.
+    pub(super) fn longer_than(&self, positions: usize) -> Result<Var> {
+        let length = self.starts.shape()[1] as i64;
+        // A document is that long if its position of this number is in the row and has its start.
+        let beyond = self.starts.add_scalar(positions as i64)?;
+        let inside = beyond.clamp(None, Some(Scalar::Int(length - 1)))?;
+        let is_same = self.starts.gather(1, &inside)?.eq(&self.starts)?;
+        Ok(is_same.mul(&beyond.lt_scalar(length)?)?)
     }
 
     /// The starts as a mask of attention, `[B, 1, T, 1]`.
