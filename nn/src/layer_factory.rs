@@ -10,7 +10,7 @@ use std::ops::Range;
 use phalanx_autograd::{CrossEntropy, Gelu, Reduction, Var};
 use phalanx_tensor::{Context, Device, Dims, Tensor, Window};
 
-use crate::modules::{Embedding, EmbeddingConfig, Linear, LinearConfig};
+use crate::modules::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNormConfig};
 use crate::{Error, Init, Module, Parameter, Parameters, Result, Scope, parameters};
 
 /// A linear layer to be made.
@@ -26,6 +26,17 @@ pub struct LinearSpec<'a> {
     pub init: Init,
     /// Whether every rank needs the whole output.
     pub whole: bool,
+}
+
+/// A norm over the features of all heads to be made, of heads that ranks may divide.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadsNormSpec {
+    /// Features of all heads together.
+    pub features: usize,
+    /// Added to mean squares.
+    pub eps: f64,
+    /// Whether the weight is 1 more than the parameter.
+    pub plus_one: bool,
 }
 
 /// An embedding table to be made.
@@ -90,6 +101,13 @@ pub trait LayerFactory: Send + Sync + 'static {
     fn columns(&self, layers: &[&Self::Column], x: &Var) -> Result<Vec<Var>> {
         layers.iter().map(|layer| layer.forward(x)).collect()
     }
+
+    /// An RMS norm `[.., features here]` to the same, over the features of all heads, of which this rank has those that
+    /// [`LayerFactory::heads`] says, as a column layer gives them. If ranks divide the heads, they add their sums of squares.
+    ///
+    /// # Errors
+    /// If it cannot be cut or allocated.
+    fn heads_norm(&self, scope: &Scope, spec: HeadsNormSpec) -> Result<Box<dyn Module>>;
 
     /// A column layer's output after gelu (by tanh), in one pass where the layer can.
     ///
@@ -269,6 +287,11 @@ impl LayerFactory for OneDevice {
         }
         let bias = layer.bias.as_ref().map(Parameter::var);
         Ok(x.linear_gelu(&layer.weight.var(), bias.as_ref(), Gelu::Tanh)?)
+    }
+
+    fn heads_norm(&self, scope: &Scope, spec: HeadsNormSpec) -> Result<Box<dyn Module>> {
+        let HeadsNormSpec { features, eps, plus_one } = spec;
+        Ok(Box::new(RmsNormConfig::new(&[features]).with_eps(eps).with_plus_one(plus_one).init(scope)?))
     }
 
     fn embedding(&self, scope: &Scope, spec: EmbeddingSpec) -> Result<Embedding> {

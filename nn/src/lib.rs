@@ -60,7 +60,7 @@ pub use files::{LoadOptions, load, load_state_dict, load_state_dict_with, load_w
 pub use former_names::{At, Hidden, Holder, Layers, Map, Table, TableHead, Unit, UnitPolicy};
 pub use forward_hooks::{ForwardHookHandle, Hooked};
 pub use layer_factory::{
-    EmbeddingSpec, ExpertExchange, Head, LayerFactory, LinearHead, LinearMap, LinearSpec, OneDevice,
+    EmbeddingSpec, ExpertExchange, Head, HeadsNormSpec, LayerFactory, LinearHead, LinearMap, LinearSpec, OneDevice,
     activation_window,
 };
 pub use loss::{

@@ -166,12 +166,12 @@ fn check_stages(config: &ModelConfig) {
 fn generation_with_a_cache_follows_the_whole_forward_pass() {
     for config in all(0.1) {
         let model = build(&config, DType::F64, Device::CPU);
-        let _grad = no_grad();
-        let _eval = Context::with(|c| c.set_train(false));
+        let (_grad, _eval) = (no_grad(), Context::with(|c| c.set_train(false)));
         let tokens: Vec<i64> = (0..12).map(|i| (i * 5 % 37) as i64).collect();
         let whole = Var::from_slice(&tokens, &[1, 12], Device::CPU).unwrap();
         let logits = model.logits(&model.forward(&whole).unwrap()).unwrap().to_vec::<f64>().unwrap();
         let mut caches = model.caches(1, model.context()).unwrap();
+        caches.iter_mut().for_each(|cache| cache.expect(12));
         // A prompt of 4, then 3 at once, then one by one.
         for run in [0..4usize, 4..7, 7..8, 8..9, 9..12] {
             let new = Var::from_slice(&tokens[run.clone()], &[1, run.len()], Device::CPU).unwrap();

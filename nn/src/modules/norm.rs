@@ -185,11 +185,6 @@ impl RmsNorm {
         Ok(x.add_rms_norm(residual, &self.shape, self.factor()?.as_ref(), self.eps)?)
     }
 
-    /// Elements that are normalised together.
-    pub(crate) fn features(&self) -> usize {
-        self.shape.iter().product()
-    }
-
     /// What normalised elements are multiplied with.
     fn factor(&self) -> Result<Option<Var>> {
         let weight = self.weight.as_ref().map(Parameter::var);

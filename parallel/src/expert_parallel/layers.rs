@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{
-    EmbeddingSpec, Error, ExpertExchange, LayerFactory, LinearSpec, OneDevice, Parameter, Result, Scope,
+    EmbeddingSpec, Error, ExpertExchange, HeadsNormSpec, LayerFactory, LinearSpec, Module, OneDevice,
+    Parameter, Result, Scope,
 };
 use phalanx_tensor::{Device, Tensor};
 
@@ -94,6 +95,10 @@ impl<L: LayerFactory> LayerFactory for ExpertParallel<L> {
 
     fn row_and_bias(&self, layer: &L::Row, x: &Var) -> Result<(Var, Option<Var>)> {
         self.layers.row_and_bias(layer, x)
+    }
+
+    fn heads_norm(&self, scope: &Scope, spec: HeadsNormSpec) -> Result<Box<dyn Module>> {
+        self.layers.heads_norm(scope, spec)
     }
 
     fn embedding(&self, scope: &Scope, spec: EmbeddingSpec) -> Result<L::Embedding> {

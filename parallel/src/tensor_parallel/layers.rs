@@ -4,12 +4,15 @@ use std::ops::Range;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::models::ModelConfig;
-use phalanx_nn::{EmbeddingSpec, Error, LayerFactory, LinearSpec, Parameter, Result, Scope};
+use phalanx_nn::{
+    EmbeddingSpec, Error, HeadsNormSpec, LayerFactory, LinearSpec, Module, Parameter, Result, Scope,
+};
 use phalanx_tensor::Tensor;
 
 use super::mappings::{Exchange, Split};
 use super::{
-    ColumnParallelLinear, RowParallelLinear, TensorParallel, VocabParallelEmbedding, VocabParallelHead,
+    ColumnParallelLinear, HeadsParallelRmsNorm, RowParallelLinear, TensorParallel, VocabParallelEmbedding,
+    VocabParallelHead,
 };
 
 impl LayerFactory for TensorParallel {
@@ -32,6 +35,10 @@ impl LayerFactory for TensorParallel {
 
     fn row_and_bias(&self, layer: &RowParallelLinear, x: &Var) -> Result<(Var, Option<Var>)> {
         layer.forward_and_bias(x)
+    }
+
+    fn heads_norm(&self, scope: &Scope, spec: HeadsNormSpec) -> Result<Box<dyn Module>> {
+        Ok(Box::new(HeadsParallelRmsNorm::new(self, scope, spec)?))
     }
 
     fn embedding(&self, scope: &Scope, table: EmbeddingSpec) -> Result<VocabParallelEmbedding> {

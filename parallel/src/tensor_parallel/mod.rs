@@ -32,17 +32,19 @@
 //! group          TensorParallel: the settings, enter and leave; the gradients' norm when some parameters are split
 //! linear         column- and row-parallel linear maps; maps of one input as one operation, whose exchange overlaps with the
 //!                weights' gradients
+//! heads_norm     an RMS norm over the features of all heads
 //! vocabulary     embedding and head        cross_entropy    of logits split by the vocabulary
 //! layers         nn's models made of these layers
 //! gather         a model's whole tensors, made of all ranks' parts; Hugging Face folders
 //!
-//! layers ──> linear, vocabulary ──> group ──> mappings <── cross_entropy <── vocabulary
+//! layers ──> linear, heads_norm, vocabulary ──> group ──> mappings <── cross_entropy <── vocabulary
 //! ```
 //! Source: Shoeybi et al.: Megatron-LM (2019); Korthikanti et al.: Reducing activation recomputation (2022), section 4.
 
 mod cross_entropy;
 mod gather;
 mod group;
+mod heads_norm;
 mod layers;
 mod linear;
 mod mappings;
@@ -51,6 +53,7 @@ mod vocabulary;
 pub use cross_entropy::{vocab_parallel_cross_entropy, vocab_parallel_linear_cross_entropy};
 pub use gather::{gather_parameters, gather_parts, save_model};
 pub use group::{TensorParallel, grad_norm, sum_squares};
+pub use heads_norm::HeadsParallelRmsNorm;
 pub use linear::{ColumnParallelLinear, RowParallelLinear};
 pub use mappings::{
     all_gather, copy_to_region, gather_from_region, reduce_from_region, reduce_scatter, scatter_to_region,

@@ -26,17 +26,20 @@ pub fn llama(layers: usize, heads: usize, key_heads: usize) -> ModelConfig {
     ModelConfig::Llama(LlamaConfig { key_heads, inner: 40, dropout: 0.1, ..config })
 }
 
-/// A mixture of 4 experts over bytes, with dropout, in two blocks of which the second of a Qwen3-MoE has none. Each token takes `chosen`. The
-/// routers of a Mixtral have biases.
-pub fn mixture(family: Family, chosen: usize) -> ModelConfig {
+/// Two blocks of a family over bytes, with dropout. Mixtures have 4 experts, of which the second block of a Qwen3-MoE has none.
+pub fn sample(family: Family) -> TransformerConfig {
     let size = TransformerConfig {
         key_heads: 2,
         inner: 40,
         dropout: 0.1,
         ..TransformerConfig::new(Family::Llama, 256, LENGTH, 2, 4, WIDTH)
     };
-    let found = Family::samples(&size).into_iter().find(|config| config.family == family);
-    let mut config = found.unwrap();
+    Family::samples(&size).into_iter().find(|config| config.family == family).unwrap()
+}
+
+/// A mixture of which each token takes `chosen` experts. The routers of a Mixtral have biases.
+pub fn mixture(family: Family, chosen: usize) -> ModelConfig {
+    let mut config = sample(family);
     let experts = config.experts.as_mut().unwrap();
     experts.chosen = chosen;
     experts.bias_step = if family == Family::Mixtral { 0.02 } else { 0.0 };

@@ -4,6 +4,7 @@ mod case;
 mod encoder_decoder;
 mod every;
 mod experts;
+mod families;
 mod faults;
 mod generation;
 #[path = "../gpt/mod.rs"]

@@ -5,13 +5,16 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use phalanx_nn::autograd::{Leaf, Options, Slot, Var, backward_inputs, grad};
-use phalanx_nn::models::{Decoder, Generation, GptConfig, LlamaConfig, ModelConfig, generate_rows};
+use phalanx_nn::models::{
+    Decoder, Experts, Family, Generation, GptConfig, LlamaConfig, ModelConfig, TransformerConfig,
+    generate_rows,
+};
 use phalanx_nn::{
-    EmbeddingConfig, EmbeddingSpec, Init, LayerFactory, LinearConfig, LinearSpec, Module, OneDevice,
-    Parameter, Parameters, SampleOptions, Scope,
+    EmbeddingConfig, EmbeddingSpec, HeadsNormSpec, Init, LayerFactory, LinearConfig, LinearSpec, Module,
+    OneDevice, Parameter, Parameters, RmsNorm, RmsNormConfig, SampleOptions, Scope,
 };
 use phalanx_parallel::tensor_parallel::{
-    ColumnParallelLinear, RowParallelLinear, TensorParallel, VocabParallelEmbedding,
+    ColumnParallelLinear, HeadsParallelRmsNorm, RowParallelLinear, TensorParallel, VocabParallelEmbedding,
 };
 use phalanx_parallel::{Result, launch};
 use phalanx_tensor::{DType, Device, Tensor};
@@ -398,7 +401,10 @@ fn ranks_that_have_some_heads_each_generate_the_tokens_of_one_device() {
             generate_rows(model, &[vec![7, 250, 31], vec![9], vec![1, 2, 3, 4]], generation, |_| true)?;
         Ok(rows.into_iter().map(|row| row.tokens).collect())
     }
-    for config in [gpt(4, 0.1), llama(4, 2, 0.1)] {
+    let olmo = TransformerConfig::new(Family::OlmoE, 256, LENGTH, 2, 4, 48);
+    let experts = olmo.experts.clone().map(|experts| Experts { count: 4, chosen: 2, inner: 16, ..experts });
+    let olmo = ModelConfig::Transformer(TransformerConfig { experts, ..olmo });
+    for config in [gpt(4, 0.1), llama(4, 2, 0.1), olmo] {
         let wanted = tokens(&build(&config, OneDevice, DType::F64, Device::CPU).unwrap()).unwrap();
         for sequence in [false, true] {
             let on_rank = |rank: launch::Rank| -> Result<_> {
@@ -414,4 +420,64 @@ fn ranks_that_have_some_heads_each_generate_the_tokens_of_one_device() {
             assert_eq!(launch::threads(2, on_rank).unwrap(), [wanted.clone(), wanted.clone()]);
         }
     }
+}
+
+/// A norm of 12 features, of which ranks have parts: output, gradients, and the gradient of a gradient.
+#[test]
+fn a_norm_over_the_features_of_all_ranks_is_one_devices() {
+    const SHAPE: [usize; 3] = [2, 3, 12];
+    fn found(norm: &dyn Module, x: &Tensor, dy: &Tensor) -> Result<[Vec<f64>; 4]> {
+        let (x, dy) = (Var::leaf(x.copy()?)?, Var::new(dy.clone()));
+        let weight = norm.parameters().swap_remove(0);
+        let (y, w) = (norm.forward(&x)?, weight.var());
+        let seeds = [(y.clone(), Some(dy.clone()))];
+        let options = Options { create_graph: true, ..Options::default() };
+        let mut first = grad(&seeds, &[&x, &w], options)?.into_iter().flatten();
+        let (dx, dw) = (first.next().unwrap(), first.next().unwrap());
+        let again = dx.mul(&dy.sin()?)?.sum_all()?;
+        let second = grad(&[(again, None)], &[&x], Options::default())?.swap_remove(0).unwrap();
+        Ok([y.to_vec()?, dx.to_vec()?, dw.to_vec()?, second.to_vec()?])
+    }
+    fn fill(weight: &Parameter) -> Result<()> {
+        let whole = numbers(&[SHAPE[2]], weight.device())?;
+        Ok(weight.load(&weight.part().of(&whole)?)?)
+    }
+    let (x, dy) = (numbers(&SHAPE, Device::CPU).unwrap(), numbers(&[2, 3, 13], Device::CPU).unwrap());
+    let dy = dy.narrow(2, 1, 12).unwrap().copy().unwrap();
+    for (ranks, plus_one) in [(2, false), (3, true)] {
+        let config = RmsNormConfig::new(&SHAPE[2..]).with_eps(1e-3).with_plus_one(plus_one);
+        let alone: RmsNorm = config.init(&scope(Device::CPU)).unwrap();
+        fill(alone.weight.as_ref().unwrap()).unwrap();
+        let wanted = found(&alone, &x, &dy).unwrap();
+        let on_rank = |rank: launch::Rank| -> Result<[Vec<f64>; 4]> {
+            let spec = HeadsNormSpec { features: SHAPE[2], eps: 1e-3, plus_one };
+            let norm =
+                HeadsParallelRmsNorm::new(&TensorParallel::new(rank.comm()), &scope(rank.device()), spec)?;
+            fill(&norm.weight)?;
+            let own = |x: &Tensor| {
+                x.narrow(2, 12 / ranks * rank.rank(), 12 / ranks)?
+                    .contiguous()?
+                    .to_device(rank.device(), false)
+            };
+            let found = found(&norm, &own(&x)?, &own(&dy)?)?;
+            let odd = Var::new(Tensor::zeros(&[2, 5], DType::F64, rank.device())?);
+            let refused = norm.forward(&odd).unwrap_err().to_string();
+            assert!(refused.contains("heads_parallel_rms_norm: got [2, 5] f64 and a weight"), "{refused}");
+            Ok(found)
+        };
+        let parts = launch::threads(ranks, on_rank).unwrap();
+        for (which, wanted) in wanted.iter().enumerate() {
+            let own = 12 / ranks;
+            let side_by_side = (0..wanted.len() / 12)
+                .flat_map(|row| parts.iter().flat_map(move |part| part[which][row * own..][..own].to_vec()));
+            assert_close(&format!("{which} over {ranks}"), &side_by_side.collect::<Vec<_>>(), wanted, 1e-13);
+        }
+    }
+    let refused = launch::threads(5, |rank| -> Result<()> {
+        let spec = HeadsNormSpec { features: 12, eps: 0.0, plus_one: false };
+        Ok(HeadsParallelRmsNorm::new(&TensorParallel::new(rank.comm()), &scope(rank.device()), spec)
+            .map(drop)?)
+    });
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("layer: features: got 12 to cut over 5 ranks"), "{refused}");
 }

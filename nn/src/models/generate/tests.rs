@@ -350,7 +350,8 @@ fn caches_of_long_rope_do_not_grow_beyond_its_former_context() {
     assert_eq!(model.turning_point(), Some(6));
     let _inference = inference();
     let tokens = [3i64, 14, 15, 9, 26, 5, 35, 8];
-    let whole = model.logits(&model.forward(&Var::from_slice(&tokens, &[1, 8], Device::CPU).unwrap()).unwrap());
+    let whole =
+        model.logits(&model.forward(&Var::from_slice(&tokens, &[1, 8], Device::CPU).unwrap()).unwrap());
     let whole = whole.unwrap().narrow(1, 7, 1).unwrap().to_vec::<f64>().unwrap();
     let mut caches = model.row_caches(4).unwrap();
     model.extend_rows(&mut [(&mut caches, &tokens[..4])]).unwrap();
@@ -362,7 +363,10 @@ fn caches_of_long_rope_do_not_grow_beyond_its_former_context() {
     caches.iter_mut().for_each(|cache| cache.expect(8));
     model.extend_rows(&mut [(&mut caches, &tokens[..3])]).unwrap();
     let scores = model.extend_rows(&mut [(&mut caches, &tokens[3..])]).unwrap().to_vec::<f64>().unwrap();
-    assert!(scores.iter().zip(&whole).all(|(got, wanted)| (got - wanted).abs() < 1e-12), "{scores:?} {whole:?}");
+    assert!(
+        scores.iter().zip(&whole).all(|(got, wanted)| (got - wanted).abs() < 1e-12),
+        "{scores:?} {whole:?}"
+    );
     // In pieces that are not known to belong to more, the first one is rotated otherwise.
     caches.iter_mut().for_each(KvCache::clear);
     model.extend_rows(&mut [(&mut caches, &tokens[..3])]).unwrap();

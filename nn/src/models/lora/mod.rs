@@ -26,8 +26,8 @@ use super::{Decoder, DecoderStage, ModelConfig};
 use crate::layer_factory::{EmbeddingSpec, LinearMap, LinearSpec};
 use crate::modules::{Dropout, Linear};
 use crate::{
-    Error, ExpertExchange, Init, LayerFactory, Module, OneDevice, Parameter, Parameters, Result, Scope,
-    parameters,
+    Error, ExpertExchange, HeadsNormSpec, Init, LayerFactory, Module, OneDevice, Parameter, Parameters, Result,
+    Scope, parameters,
 };
 
 pub use config::{BaseWeights, LoraConfig};
@@ -267,6 +267,10 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
 
     fn stream(&self, positions: usize) -> Result<Range<usize>> {
         self.layers.stream(positions)
+    }
+
+    fn heads_norm(&self, scope: &Scope, spec: HeadsNormSpec) -> Result<Box<dyn Module>> {
+        self.layers.heads_norm(scope, spec)
     }
 
     fn set_whole_stream(&self, whole: bool) {

@@ -313,7 +313,9 @@ impl TransformerConfig {
         let turning_point = self.turning_points().next();
         if let Some(other) = self.turning_points().find(|other| Some(*other) != turning_point) {
             let former = turning_point.unwrap_or(0);
-            return Err(format!("long rope with former contexts {former} and {other}, wanted one for all blocks"));
+            return Err(format!(
+                "long rope with former contexts {former} and {other}, wanted one for all blocks"
+            ));
         }
         for kind in &self.layers {
             if let Some(rotary) = &kind.rotary {

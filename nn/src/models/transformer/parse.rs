@@ -304,14 +304,17 @@ fn rope_scaling(f: &Fields<'_>, c: &TransformerConfig, former: Option<usize>) ->
 /// files, beside `max_position_embeddings`.
 fn long_rope(f: &Fields<'_>, c: &TransformerConfig, former: Option<usize>) -> Parsed<RopeScaling> {
     let list = |name: &str| {
-        let list = f.get(name, "a list of numbers", |list| list.as_array()?.iter().map(Value::as_f64).collect())?;
+        let list =
+            f.get(name, "a list of numbers", |list| list.as_array()?.iter().map(Value::as_f64).collect())?;
         list.map(Vec::into).ok_or_else(|| format!("{name} of longrope is missing"))
     };
     let of_lists = f.size("original_max_position_embeddings")?;
     if let (Some(one), Some(other)) = (of_lists, former)
         && one != other
     {
-        return Err(format!("original_max_position_embeddings is {one} for longrope and {other} for the model"));
+        return Err(format!(
+            "original_max_position_embeddings is {one} for longrope and {other} for the model"
+        ));
     }
     let context = of_lists.or(former).ok_or("original_max_position_embeddings of longrope is missing")?;
     // Versions of transformers differ in which of two unlike ones they take.
@@ -324,5 +327,10 @@ fn long_rope(f: &Fields<'_>, c: &TransformerConfig, former: Option<usize>) -> Pa
     }
     let default = RopeScaling::long_rope_factor(c.context, context);
     let attention_factor = f.number("attention_factor", default)?;
-    Ok(RopeScaling::LongRope { short: list("short_factor")?, long: list("long_factor")?, attention_factor, context })
+    Ok(RopeScaling::LongRope {
+        short: list("short_factor")?,
+        long: list("long_factor")?,
+        attention_factor,
+        context,
+    })
 }

@@ -8,9 +8,9 @@ use phalanx_autograd::{Attention, Var, checkpoint};
 use phalanx_tensor::{DType, Device};
 
 use super::rotary::{Rotary, RotaryPositions};
-use super::{Documents, KvCache, RowPart};
+use super::{Documents, HeadsNorm, KvCache, RowPart};
 use crate::layer_factory::activation_window;
-use crate::modules::{Dropout, RmsNorm};
+use crate::modules::Dropout;
 use crate::{Error, LayerFactory, Module, Result};
 
 /// Causal attention of one layer, between the linear layers: heads, rotary positions, cache, dropout.
@@ -117,7 +117,7 @@ impl CausalAttention {
     pub(crate) fn run_normed(
         &self,
         [q, k, v]: [&Var; 3],
-        norms: [&Option<RmsNorm>; 2],
+        norms: [&Option<HeadsNorm>; 2],
         rows: Positions<'_>,
     ) -> Result<Var> {
         if let Some(odd) = [q, k, v].into_iter().find(|x| x.rank() != 3) {
@@ -156,7 +156,7 @@ impl CausalAttention {
     fn run_rows(
         &self,
         [q, k, v]: [&Var; 3],
-        [q_norm, k_norm]: [&Option<RmsNorm>; 2],
+        [q_norm, k_norm]: [&Option<HeadsNorm>; 2],
         mut cache: Option<&mut KvCache>,
         documents: Option<&Documents>,
     ) -> Result<Var> {
@@ -172,10 +172,10 @@ impl CausalAttention {
             let shape = [x.shape()[0], x.shape()[1], heads, dim];
             Ok(x.reshape_to(&shape)?.transpose(1, 2)?)
         };
-        let rotated = |x: &Var, heads: usize, norm: &Option<RmsNorm>| -> Result<Var> {
+        let rotated = |x: &Var, heads: usize, norm: &Option<HeadsNorm>| -> Result<Var> {
             let x = match norm {
-                Some(norm) if norm.features() == dim => norm.forward(&split(x, heads)?)?,
-                Some(norm) => split(&norm.forward(x)?, heads)?,
+                Some(HeadsNorm::Each(norm)) => norm.forward(&split(x, heads)?)?,
+                Some(HeadsNorm::All(norm)) => split(&norm.forward(x)?, heads)?,
                 None => split(x, heads)?,
             };
             let Some(rotary) = &self.rotary else { return Ok(x) };

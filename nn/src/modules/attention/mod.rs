@@ -21,10 +21,10 @@ pub use positions::{Documents, KvCache, RowPart};
 pub use rotary::{RopeScaling, Rotary};
 
 use super::{Dropout, RmsNorm, RmsNormConfig};
-use crate::layer_factory::LinearSpec;
+use crate::layer_factory::{HeadsNormSpec, LinearSpec};
 use crate::mode::{Mode, modes};
 use crate::{
-    Error, Init, LayerFactory, Module, OneDevice, Parameter, Parameters, Result, Scope, WrappedUnit,
+    Entry, Error, Init, LayerFactory, Module, OneDevice, Parameter, Parameters, Result, Scope, WrappedUnit,
     parameters,
 };
 
@@ -33,8 +33,8 @@ use crate::{
 /// Source: Ainslie et al.: GQA (2023).
 pub struct GroupedQueryAttention<L: LayerFactory = OneDevice> {
     qkv: WrappedUnit<QueriesKeysValues<L::Column>>,
-    q_norm: Option<RmsNorm>,
-    k_norm: Option<RmsNorm>,
+    q_norm: Option<HeadsNorm>,
+    k_norm: Option<HeadsNorm>,
     o_proj: WrappedUnit<L::Row>,
     attend: CausalAttention,
     dtype: DType,
@@ -52,6 +52,23 @@ struct QueriesKeysValues<C> {
 }
 
 parameters!([C: Parameters] QueriesKeysValues<C> { q_proj, k_proj, v_proj });
+
+/// A norm of queries or keys.
+pub(crate) enum HeadsNorm {
+    /// Of each head by itself: `[.., dim]`.
+    Each(RmsNorm),
+    /// Of the features of all heads: `[.., this rank's heads * dim]`.
+    All(Box<dyn Module>),
+}
+
+impl Parameters for HeadsNorm {
+    fn visit(&self, path: &str, visitor: &mut dyn FnMut(&str, Entry<'_>)) {
+        match self {
+            HeadsNorm::Each(norm) => norm.visit(path, visitor),
+            HeadsNorm::All(norm) => norm.visit(path, visitor),
+        }
+    }
+}
 
 /// How a [`GroupedQueryAttention`] is made.
 #[derive(Clone, Debug)]
@@ -152,24 +169,26 @@ impl GroupedQueryAttentionConfig {
             layers.column(&scope.child(name), map)
         };
         let scores = Scores { scale: self.score_scale, cap: self.score_cap, window: self.window };
-        let norm = |name: &str, heads: usize| {
+        let all_keys = layers.key_heads(heads, key_heads)?.len() == key_heads;
+        let all_queries = layers.heads(heads)?.len() == heads;
+        let norm = |name: &str, heads: usize, all: bool| {
             let Some(QueryKeyNorm { each_head, plus_one, eps }) = self.query_key_norm else {
                 return Ok(None);
             };
-            if !each_head && layers.heads(self.heads)?.len() != self.heads {
-                let why = "got a norm over the features of all heads, and this rank has some of them";
-                return Err(Error::invalid(
-                    "GroupedQueryAttention",
-                    format!("{why}; wanted no tensor parallelism"),
-                ));
+            let (scope, features) = (scope.child(name), if each_head { head_dim } else { heads * head_dim });
+            if !each_head && !all {
+                let spec = HeadsNormSpec { features, eps, plus_one };
+                return Ok(Some(HeadsNorm::All(layers.heads_norm(&scope, spec)?)));
             }
-            let config = RmsNormConfig::new(&[if each_head { head_dim } else { heads * head_dim }]);
-            let norm = config.with_eps(eps).with_plus_one(plus_one).init(&scope.child(name))?;
+            let norm = RmsNormConfig::new(&[features]).with_eps(eps).with_plus_one(plus_one).init(&scope)?;
             layers.partial(&norm.parameters())?;
-            Ok(Some(norm))
+            Ok::<_, Error>(Some(if each_head {
+                HeadsNorm::Each(norm)
+            } else {
+                HeadsNorm::All(Box::new(norm))
+            }))
         };
-        let (q_norm, k_norm) = (norm("q_norm", heads)?, norm("k_norm", key_heads)?);
-        let all_keys = layers.key_heads(heads, key_heads)?.len() == key_heads;
+        let (q_norm, k_norm) = (norm("q_norm", heads, all_queries)?, norm("k_norm", key_heads, all_keys)?);
         let bias = self.output_bias;
         let row = LinearSpec { inputs: inner, outputs: &[width], bias, init, whole: true };
         let heads = Heads { query: heads, key: key_heads, dim: head_dim };

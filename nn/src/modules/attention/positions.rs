@@ -78,9 +78,13 @@ impl KvCache {
         if let Some(former) = turning_point.filter(|former| (self.rotated > *former) != (length > *former))
             && self.len > 0
         {
-            let got = format!("got {new} positions more after {} of long rope's former context {former}", self.len);
+            let got =
+                format!("got {new} positions more after {} of long rope's former context {former}", self.len);
             let why = format!("{got}, beyond which earlier keys are rotated otherwise");
-            return Err(Error::invalid("cache", format!("{why}; wanted an empty cache, and all positions again")));
+            return Err(Error::invalid(
+                "cache",
+                format!("{why}; wanted an empty cache, and all positions again"),
+            ));
         }
         self.rotated = length;
         Ok(length)
@@ -211,7 +215,7 @@ impl Documents {
         let beyond = self.starts.add_scalar(positions as i64)?;
         let inside = beyond.clamp(None, Some(Scalar::Int(length - 1)))?;
         let is_same = self.starts.gather(1, &inside)?.eq(&self.starts)?;
-        Ok(is_same.mul(&beyond.lt_scalar(length)?)?)
+        Ok(is_same.logical_and(&beyond.lt_scalar(length)?)?)
     }
 
     /// The starts as a mask of attention, `[B, 1, T, 1]`.

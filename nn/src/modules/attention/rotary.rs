@@ -116,7 +116,9 @@ impl RopeScaling {
             }
         }
         if !(attention_factor.is_finite() && *attention_factor > 0.0) {
-            return Err(format!("long rope has the attention factor {attention_factor}, wanted a number above 0"));
+            return Err(format!(
+                "long rope has the attention factor {attention_factor}, wanted a number above 0"
+            ));
         }
         match context {
             0 | 1 => Err(format!("long rope has a former context of {context}, wanted 2 positions or more")),
@@ -233,7 +235,10 @@ impl RotaryPositions {
             RopeScaling::LongRope { context, .. } if length > context => {
                 let short = self.rotate_rows(x, ids, 0, context)?;
                 let long = self.rotate_rows(x, ids, 0, length)?;
-                Ok(long.where_(&documents.longer_than(context)?.reshape_to(&[x.shape()[0], 1, length, 1])?, &short)?)
+                Ok(long.where_(
+                    &documents.longer_than(context)?.reshape_to(&[x.shape()[0], 1, length, 1])?,
+                    &short,
+                )?)
             }
             RopeScaling::Dynamic { context, .. } if length > context => {
                 let got = format!("got rows of {length} positions that hold several documents");
@@ -317,7 +322,9 @@ mod tests {
         // 10000^(-i / 4) is 1, 0.1, 0.01, 0.001, divided by 1, 1.25, 1.5, 2 and by 1, 2, 4, 8.
         let close = |got: &[f64], wanted: [f64; 4]| {
             assert_eq!(got.len(), 4);
-            got.iter().zip(wanted).for_each(|(got, wanted)| assert!((got / wanted - 1.0).abs() < 1e-14, "{got} {wanted}"));
+            got.iter()
+                .zip(wanted)
+                .for_each(|(got, wanted)| assert!((got / wanted - 1.0).abs() < 1e-14, "{got} {wanted}"));
         };
         close(&short, [1.0, 0.08, 0.01 / 1.5, 0.0005]);
         close(&rotary.frequencies(8, 65).0, [1.0, 0.05, 0.0025, 0.000125]);
@@ -339,7 +346,10 @@ mod tests {
             rotary.scaling.check(features).unwrap_err()
         };
         let wrong = refused(&|_, _, _| {}, 6);
-        assert!(wrong.contains("4 short factors, wanted 3, one for each pair of the 6 rotated features"), "{wrong}");
+        assert!(
+            wrong.contains("4 short factors, wanted 3, one for each pair of the 6 rotated features"),
+            "{wrong}"
+        );
         assert!(refused(&|list, _, _| *list = [1.0, 0.0, 1.0, 1.0].into(), 8).contains("short factor 0"));
         assert!(refused(&|_, factor, _| *factor = f64::NAN, 8).contains("the attention factor NaN"));
         assert!(refused(&|_, _, context| *context = 1, 8).contains("a former context of 1"));
@@ -347,7 +357,8 @@ mod tests {
 
     #[test]
     fn documents_are_rotated_as_in_rows_of_their_own() {
-        let rotary = |scaling| RotaryPositions::new(Rotary { scaling, features: Some(4), ..Rotary::new(100.0) }, 6);
+        let rotary =
+            |scaling| RotaryPositions::new(Rotary { scaling, features: Some(4), ..Rotary::new(100.0) }, 6);
         let (short, long) = ([1.0, 1.5].into(), [2.0, 4.0].into());
         let by = rotary(RopeScaling::LongRope { short, long, attention_factor: 1.25, context: 3 });
         // Documents of 3, 4 and 1 positions, and of 1 and 7.
