@@ -200,7 +200,7 @@ fn train_conv(rule: Box<dyn Rule>, dtype: DType, mode: RecomputeMode, device: De
 /// The memory of a head's loss and its gradients.
 fn head_peak(dtype: DType, logits_max: usize, device: Device) -> Result<usize> {
     let scope = Scope::new(1, dtype, device);
-    let table = EmbeddingSpec { count: 301, width: 8, init: Init::ZEROS, tied: false };
+    let table = EmbeddingSpec { count: 301, width: 8, init: Init::ZEROS, tied: false, padding: None };
     let head = OneDevice.head(&scope, table, None)?;
     let x = Var::leaf(Tensor::zeros(&[4, 128, 8], dtype, device)?)?;
     let targets = ids(device, &[4, 128], 301, 1)?;

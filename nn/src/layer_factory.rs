@@ -50,6 +50,8 @@ pub struct EmbeddingSpec {
     pub init: Init,
     /// Whether the head shares the table.
     pub tied: bool,
+    /// The row of padding, if there is one: it is 0 at first, and looking it up gives it no gradient.
+    pub padding: Option<usize>,
 }
 
 /// A linear map `y = x Wᵀ + b` that a [`LayerFactory`] has made. A rank may have a part of it.
@@ -137,6 +139,12 @@ pub trait LayerFactory: Send + Sync + 'static {
     /// # Errors
     /// If it cannot be cut or allocated.
     fn head(&self, scope: &Scope, spec: EmbeddingSpec, tied: Option<&Self::Embedding>) -> Result<Self::Head>;
+
+    /// A bias `[vocabulary]` for the scores of a head, of which this rank has those of its scores. Its initial value is 0.
+    ///
+    /// # Errors
+    /// If it cannot be cut or allocated.
+    fn head_bias(&self, scope: &Scope, vocabulary: usize) -> Result<Parameter>;
 
     /// Which of `heads` attention heads this rank has.
     ///
@@ -260,6 +268,18 @@ pub trait Head: Parameters + Send + Sync {
     /// # Errors
     /// If the inputs do not fit.
     fn loss(&self, x: &Var, targets: &Var, scale: f64, logits_max: usize) -> Result<Var>;
+
+    /// [`Head::logits`] with a bias of [`LayerFactory::head_bias`].
+    ///
+    /// # Errors
+    /// If the inputs do not fit.
+    fn biased_logits(&self, x: &Var, bias: &Parameter) -> Result<Var>;
+
+    /// [`Head::loss`] with a bias of [`LayerFactory::head_bias`]. All logits are held at a time.
+    ///
+    /// # Errors
+    /// If the inputs do not fit.
+    fn biased_loss(&self, x: &Var, bias: &Parameter, targets: &Var, scale: f64) -> Result<Var>;
 }
 
 /// Makes layers for one device, which shard nothing.
@@ -296,6 +316,7 @@ impl LayerFactory for OneDevice {
 
     fn embedding(&self, scope: &Scope, spec: EmbeddingSpec) -> Result<Embedding> {
         let config = EmbeddingConfig::new(spec.count, spec.width).with_init(spec.init);
+        let config = spec.padding.map_or(config, |row| config.with_padding(row as isize));
         config.with_tied_head(spec.tied).init(scope)
     }
 
@@ -303,11 +324,20 @@ impl LayerFactory for OneDevice {
         let weight = match tied {
             Some(embedding) => embedding.weight.clone(),
             // The embedding's site is on another stage, which sends its chain of gradients.
-            None => scope
-                .parameter("weight", &[spec.count, spec.width], spec.init)?
-                .with_sites(1 + usize::from(spec.tied))?,
+            None => {
+                let weight = scope.parameter("weight", &[spec.count, spec.width], spec.init)?;
+                let weight = match spec.padding {
+                    Some(row) => weight.with_zero_row(row)?,
+                    None => weight,
+                };
+                weight.with_sites(1 + usize::from(spec.tied))?
+            }
         };
         Ok(LinearHead { weight })
+    }
+
+    fn head_bias(&self, scope: &Scope, vocabulary: usize) -> Result<Parameter> {
+        scope.parameter("bias", &[vocabulary], Init::ZEROS)
     }
 
     fn heads(&self, heads: usize) -> Result<Range<usize>> {
@@ -352,6 +382,16 @@ impl Head for LinearHead {
         let config = CrossEntropy { reduction, scale, wide: true, ..CrossEntropy::default() };
         let (x, targets) = (x.flatten(0, -2)?, targets.flatten(0, -1)?);
         Ok(x.linear_cross_entropy(&self.weight.var(), &targets, &config, logits_max)?)
+    }
+
+    fn biased_logits(&self, x: &Var, bias: &Parameter) -> Result<Var> {
+        Ok(x.linear(&self.weight.var(), Some(&bias.var()))?)
+    }
+
+    fn biased_loss(&self, x: &Var, bias: &Parameter, targets: &Var, scale: f64) -> Result<Var> {
+        let config = CrossEntropy { reduction: Reduction::Sum, scale, wide: true, ..CrossEntropy::default() };
+        let logits = self.biased_logits(x, bias)?.flatten(0, -2)?;
+        Ok(logits.cross_entropy(&targets.flatten(0, -1)?, &config)?)
     }
 }
 

@@ -89,7 +89,10 @@ impl Parameter {
     }
 
     /// The same parameter with a row of 0, now or when its values are drawn. To be called before it is used.
-    pub(crate) fn with_zero_row(self, row: usize) -> Result<Parameter> {
+    ///
+    /// # Errors
+    /// If there is no such row, or it cannot be written.
+    pub fn with_zero_row(self, row: usize) -> Result<Parameter> {
         if let Some(mut initial) = self.0.initial.filter(|_| self.is_deferred()) {
             initial.zero_row = Some(row);
             return self.with_initial(initial);

@@ -31,6 +31,8 @@ pub struct Scope {
     deferred: bool,
     /// How many replicas' rows parameters compute with, each at a site of its own; `None` for one site.
     replicas: Option<usize>,
+    /// Whether names follow the path without a dot.
+    glued: bool,
     /// The number of sites given out in this scope.
     sites: Arc<AtomicU64>,
 }
@@ -39,12 +41,26 @@ impl Scope {
     /// The root, with an empty path.
     pub fn new(seed: u64, dtype: DType, device: Device) -> Scope {
         let path = String::new();
-        Scope { path, seed, dtype, device, deferred: false, replicas: None, sites: Arc::default() }
+        Scope {
+            path,
+            seed,
+            dtype,
+            device,
+            deferred: false,
+            replicas: None,
+            glued: false,
+            sites: Arc::default(),
+        }
     }
 
     /// The scope of a part of this module.
     pub fn child(&self, name: impl std::fmt::Display) -> Scope {
-        Scope { path: self.name(name), sites: Arc::default(), ..self.clone() }
+        Scope { path: self.name(name), glued: false, sites: Arc::default(), ..self.clone() }
+    }
+
+    /// The scope of a layer whose parameters' names have this one in front of them, without a dot: `in_proj_` makes `in_proj_weight`.
+    pub(crate) fn prefix(&self, name: &str) -> Scope {
+        Scope { glued: true, ..self.child(name) }
     }
 
     /// The same scope with another dtype.
@@ -79,7 +95,7 @@ impl Scope {
 
     /// The path of the part `name`.
     pub fn name(&self, name: impl std::fmt::Display) -> String {
-        join(&self.path, name)
+        if self.glued { format!("{}{name}", self.path) } else { join(&self.path, name) }
     }
 
     /// The path of this scope.

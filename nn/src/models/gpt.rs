@@ -111,7 +111,7 @@ impl GptConfig {
     ) -> Result<Decoder<L>> {
         self.check().map_err(|why| Error::invalid("GPT", why))?;
         let init = Init::Normal { mean: 0.0, std: self.init_std };
-        let table = |count, tied| EmbeddingSpec { count, width: self.width, init, tied };
+        let table = |count, tied| EmbeddingSpec { count, width: self.width, init, tied, padding: None };
         let norm = |scope: &Scope| Ok(Box::new(self.norm(scope)?) as Box<dyn PreNorm>);
         let spec = DecoderSpec {
             names: &NAMES,

@@ -1,11 +1,12 @@
 //! Transformers: GPT, Llama and the families like it, and the encoder-decoder T5, written once over [`crate::LayerFactory`]. A [`DecoderStage`] (a [`T5Stage`]) says which
-//! blocks a pipeline stage has, and whether it has the embedding and the head. Besides them [`Bert`], [`Vit`] and [`ResNet`], made of
-//! the crate's layers and read from folders by [`Pretrained`].
+//! blocks a pipeline stage has, and whether it has the embedding and the head. So have the encoders [`Bert`] and [`Vit`], which like [`ResNet`], a
+//! model of the crate's layers on one device, are read from folders by [`Pretrained`].
 
 mod bert;
 mod check;
 mod config;
 mod decoder;
+mod encoder;
 mod fields;
 mod flops;
 mod generate;
@@ -35,6 +36,7 @@ pub use crate::modules::attention::{Documents, KvCache, RowPart};
 pub use bert::{Bert, BertConfig, BertInput, BertTask};
 pub use config::ModelConfig;
 pub use decoder::{Block, Decoder, DecoderStage, RowTokens, next_token_targets};
+pub use encoder::{Encoder, EncoderConfig};
 pub use flops::{FlopsPerToken, MegatronFlops};
 pub use generate::{
     CausalModel, Generated, Generation, GenerationEnd, GenerationStep, LogitsProcessor, Sampling, TokenText,

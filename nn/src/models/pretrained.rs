@@ -102,7 +102,15 @@ pub trait Pretrained: Sized {
     /// # Errors
     /// If a file cannot be written, the model has no elements (`meta`), or this rank has a part of it.
     fn save(&self, model: &Self::Model, folder: impl AsRef<Path>) -> Result<()> {
-        let (tensors, options) = (whole_tensors(model)?, SaveOptions::default());
+        self.save_tensors(whole_tensors(model)?, folder)
+    }
+
+    /// [`Pretrained::save`] of whole tensors by the parameters' names and the buffers' paths.
+    ///
+    /// # Errors
+    /// If a file cannot be written, or there are no elements (`meta`).
+    fn save_tensors(&self, tensors: Vec<(String, Tensor)>, folder: impl AsRef<Path>) -> Result<()> {
+        let options = SaveOptions::default();
         write_folder(&tensors[..], &ByNames(self), folder.as_ref(), &options, |dtype| self.to_json(dtype))
     }
 
@@ -115,7 +123,7 @@ pub trait Pretrained: Sized {
     }
 }
 
-struct ByNames<'a, C>(&'a C);
+pub(super) struct ByNames<'a, C>(pub(super) &'a C);
 
 impl<C: Pretrained> Layout for ByNames<'_, C> {
     fn stored(&self, name: &str) -> Stored {

@@ -7,18 +7,21 @@
 //! ```
 //! Source: Dosovitskiy et al.: An image is worth 16x16 words (2020).
 
-use phalanx_autograd::Var;
-use phalanx_tensor::DType;
+use std::sync::Arc;
+
+use phalanx_autograd::{CrossEntropy, Reduction, Var};
+use phalanx_tensor::{DType, Dims};
 use serde_json::{Map, Value, json};
 
-use super::Activation;
 use super::check::{check_layers, check_numbers, check_sizes};
+use super::encoder::{BlockConfig, Blocks, Encoder, EncoderConfig};
 use super::fields::{Fields, activation_name, dtype_name, numbered_labels, set_labels};
 use super::pretrained::{Pretrained, renamed};
+use super::{Activation, DecoderStage, RecomputeMode};
 use crate::mode::modes;
 use crate::{
-    Conv2d, Conv2dConfig, Dropout, Error, Init, LayerNorm, LayerNormConfig, Linear, LinearConfig, Mode,
-    Module, Parameter, Result, Scope, TransformerEncoderLayer, TransformerEncoderLayerConfig, parameters,
+    Batch, Conv2d, Conv2dConfig, Dropout, Error, Init, LayerFactory, LayerNorm, LayerNormConfig, Linear,
+    LinearConfig, Mode, Module, OneDevice, Parameter, Parameters, Result, Scope, WrappedUnit, parameters,
 };
 
 /// A ViT's sizes and settings.
@@ -169,37 +172,7 @@ impl Pretrained for VitConfig {
     }
 
     fn init(&self, scope: &Scope) -> Result<Vit> {
-        self.check().map_err(|why| Error::invalid("ViT", why))?;
-        let init = Init::TruncatedNormal { mean: 0.0, std: self.init_std };
-        let embeddings = scope.child("embeddings");
-        let projection = Conv2dConfig::new(self.channels, self.width, self.patch);
-        let projection = projection.with_stride(self.patch).with_init(init);
-        let layer = TransformerEncoderLayerConfig {
-            inner: self.inner,
-            dropout: self.dropout,
-            attention_dropout: Some(self.attention_dropout),
-            inner_dropout: Some(0.0),
-            activation: self.activation,
-            eps: self.eps,
-            norm_first: true,
-            qkv_bias: Some(self.qkv_bias),
-            init: Some(init),
-            ..TransformerEncoderLayerConfig::new(self.width, self.heads)
-        };
-        let encoder = scope.child("encoder").child("layer");
-        let positions = [1, self.patches().saturating_add(1), self.width];
-        let classifier = LinearConfig::new(self.width, self.labels.len()).with_init(init);
-        Ok(Vit {
-            cls_token: embeddings.parameter("cls_token", &[1, 1, self.width], init)?,
-            position_embeddings: embeddings.parameter("position_embeddings", &positions, init)?,
-            projection: projection.init(&embeddings.child("patch_embeddings").child("projection"))?,
-            dropout: Dropout::new(self.dropout, &embeddings.child("dropout"))?,
-            layers: (0..self.layers).map(|i| layer.init(&encoder.child(i))).collect::<Result<_>>()?,
-            norm: LayerNormConfig::new(&[self.width]).with_eps(self.eps).init(&scope.child("layernorm"))?,
-            classifier: classifier.init(&scope.child("classifier"))?,
-            image: [self.channels, self.image[0], self.image[1]],
-            mode: Mode::default(),
-        })
+        self.init_stage_beside(&Arc::new(OneDevice), scope, DecoderStage::whole(self.layers), None)
     }
 
     fn mode(model: &Vit) -> &Mode {
@@ -225,34 +198,168 @@ impl Pretrained for VitConfig {
     }
 }
 
-/// A ViT. [`VitConfig`] makes it and reads its folders.
-pub struct Vit {
+impl EncoderConfig for VitConfig {
+    type Of<L: LayerFactory> = Vit<L>;
+
+    fn blocks(&self) -> usize {
+        self.layers
+    }
+
+    fn init_stage_beside<L: LayerFactory>(
+        &self,
+        layers: &Arc<L>,
+        scope: &Scope,
+        stage: DecoderStage,
+        _first: Option<&Vit<L>>,
+    ) -> Result<Vit<L>> {
+        self.check().map_err(|why| Error::invalid("ViT", why))?;
+        let init = Init::TruncatedNormal { mean: 0.0, std: self.init_std };
+        let block = BlockConfig {
+            width: self.width,
+            heads: self.heads,
+            inner: self.inner,
+            dropout: self.dropout,
+            attention_dropout: self.attention_dropout,
+            activation: self.activation,
+            eps: self.eps,
+            norm_first: true,
+            qkv_bias: self.qkv_bias,
+            init,
+        };
+        let head = || -> Result<NormAndClassifier> {
+            let classifier = LinearConfig::new(self.width, self.labels.len()).with_init(init);
+            let norm = LayerNormConfig::new(&[self.width]).with_eps(self.eps);
+            Ok(NormAndClassifier {
+                norm: norm.init(&scope.child("layernorm"))?,
+                classifier: classifier.init(&scope.child("classifier"))?,
+            })
+        };
+        let embeddings = stage.first.then(|| Embeddings::new(self, scope, init)).transpose()?;
+        let head = stage.last.then(head).transpose()?;
+        let places = scope.child("encoder").child("layer");
+        let model = Vit {
+            embeddings: embeddings.map(WrappedUnit::of),
+            blocks: Blocks::new(&block, layers, &places, stage, self.layers)?,
+            head: head.map(WrappedUnit::of),
+            positions: self.patches() + 1,
+            mode: Mode::default(),
+        };
+        layers.built(&model.parameters())?;
+        Ok(model)
+    }
+}
+
+/// A ViT, or a stage of one. [`VitConfig`] makes it and reads its folders.
+pub struct Vit<L: LayerFactory = OneDevice> {
+    embeddings: Option<WrappedUnit<Embeddings>>,
+    blocks: Blocks<L>,
+    head: Option<WrappedUnit<NormAndClassifier>>,
+    /// Patches of an image, and the token in front of them.
+    positions: usize,
+    mode: Mode,
+}
+
+modes!([L: LayerFactory] Vit<L>);
+parameters!([L: LayerFactory] Vit<L> { embeddings, blocks = "encoder.layer", head = "" });
+
+impl<L: LayerFactory> Vit<L> {
+    /// The stream `[B, positions, width]` after this stage's last block: of images `[B, channels, height, width]` on the first stage, and
+    /// of the stream of the stage before on others.
+    ///
+    /// # Errors
+    /// If the input is not that of this stage.
+    pub fn hidden(&self, input: &Var) -> Result<Var> {
+        let _mode = self.mode.enter();
+        let x = match &self.embeddings {
+            Some(embeddings) => embeddings.call(input, false, Embeddings::run)?,
+            None => self.blocks.received(Some(input))?,
+        };
+        self.blocks.run(x, None)
+    }
+
+    /// The logits of classes `[B, labels]` of the stream after the last block.
+    ///
+    /// # Errors
+    /// If this stage has no head, or the stream does not fit.
+    pub fn logits(&self, x: &Var) -> Result<Var> {
+        let _mode = self.mode.enter();
+        let head = self.head.as_ref().ok_or_else(|| Error::invalid("ViT", "this stage has no head"))?;
+        head.call(x, false, NormAndClassifier::run)
+    }
+
+    /// The cross entropies of the labels `[B]` (i64; -100 is ignored), added and multiplied by `scale`.
+    ///
+    /// # Errors
+    /// If this stage has no head, or stream or labels do not fit.
+    pub fn loss(&self, x: &Var, labels: &Var, scale: f64) -> Result<Var> {
+        let config = CrossEntropy { reduction: Reduction::Sum, scale, wide: true, ..CrossEntropy::default() };
+        Ok(self.logits(x)?.cross_entropy(labels, &config)?)
+    }
+}
+
+/// Batches have images and labels.
+impl<L: LayerFactory> Encoder for Vit<L> {
+    fn stage(&self) -> &DecoderStage {
+        self.blocks.stage()
+    }
+
+    fn set_recompute(&mut self, mode: RecomputeMode) {
+        self.blocks.set_recompute(mode);
+    }
+
+    fn stream(&self, batch: &Batch) -> Option<(Dims, DType)> {
+        Some(self.blocks.stream(batch.rows(), self.positions))
+    }
+
+    fn run(&self, input: Option<&Var>, batch: &Batch, scale: f64) -> Result<Var> {
+        let [images, labels] = batch.vars()?;
+        let x = match (input, self.stage().first) {
+            (None, true) => self.hidden(&images)?,
+            (Some(stream), false) => self.hidden(stream)?,
+            (stream, _) => self.blocks.received(stream)?,
+        };
+        if self.stage().last { self.loss(&x, &labels, scale) } else { Ok(x) }
+    }
+}
+
+/// Images `[B, channels, height, width]` to the logits of classes `[B, labels]`.
+impl<L: LayerFactory> Module for Vit<L> {
+    fn forward(&self, images: &Var) -> Result<Var> {
+        if self.embeddings.is_none() {
+            return Err(Error::invalid("ViT", "this stage has no embedding"));
+        }
+        self.logits(&self.hidden(images)?)
+    }
+}
+
+/// Patches as a row of positions. They are of all features on every rank.
+struct Embeddings {
     cls_token: Parameter,
     position_embeddings: Parameter,
     projection: Conv2d,
     dropout: Dropout,
-    layers: Vec<TransformerEncoderLayer>,
-    norm: LayerNorm,
-    classifier: Linear,
     /// Channels, height and width.
     image: [usize; 3],
-    mode: Mode,
 }
 
-modes!(Vit);
-parameters!(Vit {
-    cls_token = "embeddings.cls_token",
-    position_embeddings = "embeddings.position_embeddings",
-    projection = "embeddings.patch_embeddings.projection",
-    layers = "encoder.layer",
-    norm = "layernorm",
-    classifier,
-});
+parameters!(Embeddings { cls_token, position_embeddings, projection = "patch_embeddings.projection" });
 
-/// Images `[B, channels, height, width]` to the logits of classes `[B, labels]`.
-impl Module for Vit {
-    fn forward(&self, images: &Var) -> Result<Var> {
-        let _mode = self.mode.enter();
+impl Embeddings {
+    fn new(config: &VitConfig, scope: &Scope, init: Init) -> Result<Embeddings> {
+        let scope = scope.child("embeddings");
+        let projection = Conv2dConfig::new(config.channels, config.width, config.patch);
+        let projection = projection.with_stride(config.patch).with_init(init);
+        let positions = [1, config.patches().saturating_add(1), config.width];
+        Ok(Embeddings {
+            cls_token: scope.parameter("cls_token", &[1, 1, config.width], init)?,
+            position_embeddings: scope.parameter("position_embeddings", &positions, init)?,
+            projection: projection.init(&scope.child("patch_embeddings").child("projection"))?,
+            dropout: Dropout::new(config.dropout, &scope.child("dropout"))?,
+            image: [config.channels, config.image[0], config.image[1]],
+        })
+    }
+
+    fn run(&self, images: &Var) -> Result<Var> {
         let Some((&batch, [..])) = images.shape().split_first().filter(|(_, image)| **image == self.image)
         else {
             let why = format!("got images of shape {:?}, wanted [B, ..{:?}]", images.shape(), self.image);
@@ -261,10 +368,19 @@ impl Module for Vit {
         let patches = self.projection.forward(images)?.flatten(2, -1)?.transpose(1, 2)?;
         let cls = self.cls_token.var().broadcast_to(&[batch, 1, patches.shape()[2]])?;
         let x = Var::cat(&[&cls, &patches], 1)?.add(&self.position_embeddings.var())?;
-        let mut x = self.dropout.forward(&x)?;
-        for layer in &self.layers {
-            x = layer.forward(&x)?;
-        }
-        self.classifier.forward(&self.norm.forward(&x)?.select(1, 0)?)
+        self.dropout.forward(&x)
+    }
+}
+
+struct NormAndClassifier {
+    norm: LayerNorm,
+    classifier: Linear,
+}
+
+parameters!(NormAndClassifier { norm = "layernorm", classifier });
+
+impl NormAndClassifier {
+    fn run(&self, x: &Var) -> Result<Var> {
+        self.classifier.forward(&self.norm.forward(x)?.select(1, 0)?)
     }
 }

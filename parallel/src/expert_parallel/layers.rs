@@ -109,6 +109,10 @@ impl<L: LayerFactory> LayerFactory for ExpertParallel<L> {
         self.layers.head(scope, spec, tied)
     }
 
+    fn head_bias(&self, scope: &Scope, vocabulary: usize) -> Result<Parameter> {
+        self.layers.head_bias(scope, vocabulary)
+    }
+
     fn heads(&self, heads: usize) -> Result<Range<usize>> {
         self.layers.heads(heads)
     }

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! Layout        how many ranks along which axis, which schedule      pure: refuses what cannot be, and names the nearest
-//! StagedModel   a rank's stages of a model; `decoder` builds those of a language model, `encoder_decoder` those of a T5
+//! StagedModel   a rank's stages of a model; `decoder` builds those of a language model, `encoder_decoder` those of a T5, `encoder`
+//!               those of a BERT or a ViT
 //! Step          a training step of a StagedModel, as the stages of a pipeline
 //! generate_rows prompts continued by the ranks of a replica
 //! MeshParallel  what the ranks of all axes share, as a DataParallel: tied tables, norms, whole state
@@ -14,12 +15,14 @@
 //! [`Pipeline`](crate::pipeline::ranks::Pipeline) runs them, and [`Ddp`](crate::data_parallel::Ddp) or
 //! [`Zero`](crate::sharded::Zero) adds the gradients of replicas. None of these knows the others; [`MeshParallel`] joins them.
 
+mod encoder;
 mod encoder_decoder;
 mod generation;
 mod layout;
 mod mesh_parallel;
 mod staged_model;
 
+pub use encoder::encoder;
 pub use encoder_decoder::encoder_decoder;
 pub use generation::{CausalStage, generate_rows};
 pub use layout::Layout;

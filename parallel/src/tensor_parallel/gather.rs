@@ -13,7 +13,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use phalanx_kernels as kernels;
-use phalanx_nn::models::{Decoder, ModelConfig, save_tensors};
+use phalanx_nn::models::{Decoder, ModelConfig, Pretrained, save_tensors};
 use phalanx_nn::{LayerFactory, Parameter, Parameters, Shard};
 use phalanx_tensor::{DType, Device, Dims, Tensor, Window};
 use serde::{Deserialize, Serialize};
@@ -38,6 +38,24 @@ pub fn save_model<L: LayerFactory>(
     let entries = gather_parameters(&model.parameters(), comm)?;
     if comm.rank() == 0 {
         save_tensors(entries, config, folder)?;
+    }
+    Ok(comm.barrier()?)
+}
+
+/// Writes the folder of an encoder that these ranks hold together, as [`Pretrained::save`] does on one device. All ranks call it. Rank 0
+/// writes, and needs memory for the whole model on the CPU.
+///
+/// # Errors
+/// As [`gather_parameters`], or if a file cannot be written.
+pub fn save_encoder<C: Pretrained>(
+    model: &(impl Parameters + ?Sized),
+    config: &C,
+    comm: &Comm,
+    folder: impl AsRef<Path>,
+) -> Result<()> {
+    let entries = gather_parts(&ShardedTensor::all_of(model), comm)?;
+    if comm.rank() == 0 {
+        config.save_tensors(entries, folder)?;
     }
     Ok(comm.barrier()?)
 }

@@ -10,6 +10,7 @@ use phalanx_nn::{
 use phalanx_tensor::Tensor;
 
 use super::mappings::{Exchange, Split};
+use super::vocabulary::head_bias;
 use super::{
     ColumnParallelLinear, HeadsParallelRmsNorm, RowParallelLinear, TensorParallel, VocabParallelEmbedding,
     VocabParallelHead,
@@ -52,6 +53,10 @@ impl LayerFactory for TensorParallel {
         tied: Option<&VocabParallelEmbedding>,
     ) -> Result<VocabParallelHead> {
         VocabParallelHead::new(self, scope, table, tied)
+    }
+
+    fn head_bias(&self, scope: &Scope, vocabulary: usize) -> Result<Parameter> {
+        head_bias(self, scope, vocabulary)
     }
 
     fn heads(&self, heads: usize) -> Result<Range<usize>> {

@@ -51,7 +51,7 @@ mod mappings;
 mod vocabulary;
 
 pub use cross_entropy::{vocab_parallel_cross_entropy, vocab_parallel_linear_cross_entropy};
-pub use gather::{gather_parameters, gather_parts, save_model};
+pub use gather::{gather_parameters, gather_parts, save_encoder, save_model};
 pub use group::{TensorParallel, grad_norm, sum_squares};
 pub use heads_norm::HeadsParallelRmsNorm;
 pub use linear::{ColumnParallelLinear, RowParallelLinear};

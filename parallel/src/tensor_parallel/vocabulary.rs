@@ -4,7 +4,7 @@
 use phalanx_kernels::split_indices;
 use phalanx_nn::autograd::{CrossEntropy, Reduction, Var};
 use phalanx_nn::tensor::{Dims, Window};
-use phalanx_nn::{EmbeddingSpec, Head, Module, Parameter, Result, Scope, Shard, parameters};
+use phalanx_nn::{EmbeddingSpec, Head, Init, Module, Parameter, Result, Scope, Shard, parameters};
 
 use super::linear::columns;
 use super::mappings::{Exchange, Split, exchanged};
@@ -19,6 +19,8 @@ pub struct VocabParallelEmbedding {
     split: Split,
     /// The site of this use of the table: 1 if a head is tied to the table, which uses site 0.
     site: usize,
+    /// The row of padding among this rank's, if it is one of them.
+    padding: Option<isize>,
 }
 
 parameters!(VocabParallelEmbedding { weight });
@@ -34,7 +36,14 @@ impl VocabParallelEmbedding {
         table: EmbeddingSpec,
     ) -> Result<VocabParallelEmbedding> {
         let (weight, split) = rows(group, scope, table)?;
-        Ok(VocabParallelEmbedding { weight, group: group.clone(), split, site: usize::from(table.tied) })
+        let padding = own_row(table.padding, &split, group).map(|row| row as isize);
+        Ok(VocabParallelEmbedding {
+            weight,
+            group: group.clone(),
+            split,
+            site: usize::from(table.tied),
+            padding,
+        })
     }
 
     /// How the rows are split.
@@ -47,7 +56,7 @@ impl Module for VocabParallelEmbedding {
     fn forward(&self, indices: &Var) -> Result<Var> {
         let own = self.split.range(self.group.comm().rank());
         let (here, elsewhere) = split_indices(indices.tensor(), own, self.split.total(), None)?;
-        let rows = self.weight.site(self.site).embedding(&Var::new(here), None)?;
+        let rows = self.weight.site(self.site).embedding(&Var::new(here), self.padding)?;
         // Adding -0 changes nothing, not even the sign of a zero.
         let own = rows.masked_fill(&Var::new(elsewhere.unsqueeze(-1)?), -0.0)?;
         drop(rows);
@@ -71,8 +80,27 @@ pub(super) fn rows(
     };
     let held = [range.len(), table.width];
     let part = Shard { window, extent: Dims::from_slice(&held) };
-    let weight = scope.shard("weight", &held, part, table.init)?;
+    let mut weight = scope.shard("weight", &held, part, table.init)?;
+    if let Some(row) = own_row(table.padding, &split, group) {
+        weight = weight.with_zero_row(row)?;
+    }
     Ok((weight.with_sites(1 + usize::from(table.tied))?, split))
+}
+
+/// A row's number among this rank's rows, if it is one of them.
+fn own_row(row: Option<usize>, split: &Split, group: &TensorParallel) -> Option<usize> {
+    let own = split.range(group.comm().rank());
+    row.filter(|row| own.contains(row)).map(|row| row - own.start)
+}
+
+/// This rank's part of a bias of a head's scores.
+pub(super) fn head_bias(group: &TensorParallel, scope: &Scope, vocabulary: usize) -> Result<Parameter> {
+    let comm = group.comm();
+    let split = Split::uneven(&format!("{}: bias", scope.path()), 0, vocabulary, comm.size())?;
+    let range = split.range(comm.rank());
+    let window = Window { global: Dims::from_slice(&[vocabulary]), offset: Dims::from_slice(&[range.start]) };
+    let part = Shard { window, extent: Dims::from_slice(&[range.len()]) };
+    scope.shard("bias", &[range.len()], part, Init::ZEROS)
 }
 
 /// The map from activations to logits `[.., vocabulary]`. A rank computes the logits of its rows of the table; the loss does not
@@ -105,31 +133,51 @@ impl VocabParallelHead {
     }
 
     /// This rank's logits of all positions.
-    fn own(&self, x: &Var) -> Result<Var> {
-        Ok(columns(&self.group, x, &[(self.weight.var(), None)])?.swap_remove(0))
+    fn own(&self, x: &Var, bias: Option<&Parameter>) -> Result<Var> {
+        Ok(columns(&self.group, x, &[(self.weight.var(), bias.map(Parameter::var))])?.swap_remove(0))
     }
-}
 
-impl Head for VocabParallelHead {
-    fn logits(&self, x: &Var) -> Result<Var> {
-        let own = self.own(x)?;
+    /// All ranks' logits side by side.
+    fn gathered(&self, own: Var) -> Result<Var> {
         let split = Split { dim: own.rank() - 1, ..self.split.clone() };
         let exchanges = [Exchange::Gather(split.clone()), Exchange::Part(split)];
         Ok(exchanged("logits", own, self.group.comm(), exchanges)?)
     }
 
+    fn loss_of(&self, own: &Var, targets: &Var, scale: f64) -> Result<Var> {
+        let (classes, comm) = (self.split.total(), self.group.comm());
+        Ok(vocab_parallel_cross_entropy(&own.flatten(0, -2)?, targets, classes, comm, &summed(scale))?)
+    }
+}
+
+/// Cross entropies that are added and multiplied by `scale`.
+fn summed(scale: f64) -> CrossEntropy {
+    CrossEntropy { reduction: Reduction::Sum, scale, wide: true, ..CrossEntropy::default() }
+}
+
+impl Head for VocabParallelHead {
+    fn logits(&self, x: &Var) -> Result<Var> {
+        self.gathered(self.own(x, None)?)
+    }
+
     fn loss(&self, x: &Var, targets: &Var, scale: f64, logits_max: usize) -> Result<Var> {
-        let reduction = Reduction::Sum;
-        let config = CrossEntropy { reduction, scale, wide: true, ..CrossEntropy::default() };
         let targets = targets.flatten(0, -1)?;
         let (classes, comm) = (self.split.total(), self.group.comm());
         // All ranks take the same way, that of the rank with most classes.
         let most = self.split.lengths.iter().copied().max().unwrap_or(0);
         if targets.numel().saturating_mul(most) <= logits_max {
-            let own = self.own(x)?.flatten(0, -2)?;
-            return Ok(vocab_parallel_cross_entropy(&own, &targets, classes, comm, &config)?);
+            return self.loss_of(&self.own(x, None)?, &targets, scale);
         }
         let (x, weight) = (self.group.enter(x)?.flatten(0, -2)?, self.weight.var());
+        let config = summed(scale);
         Ok(vocab_parallel_linear_cross_entropy(&x, &weight, &targets, classes, comm, &config, logits_max)?)
+    }
+
+    fn biased_logits(&self, x: &Var, bias: &Parameter) -> Result<Var> {
+        self.gathered(self.own(x, Some(bias))?)
+    }
+
+    fn biased_loss(&self, x: &Var, bias: &Parameter, targets: &Var, scale: f64) -> Result<Var> {
+        self.loss_of(&self.own(x, Some(bias))?, &targets.flatten(0, -1)?, scale)
     }
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use phalanx_nn::models::{RecomputeMode, T5Config};
-use phalanx_nn::{Batch, Clip, Scope, cut};
+use phalanx_nn::{Batch, Clip, Parameters, Scope, cut};
 use phalanx_parallel::Result;
 use phalanx_parallel::data_parallel::{DataParallel, Ddp, DdpConfig, SingleDevice};
-use phalanx_parallel::hybrid::{Layout, MeshParallel, Step, encoder_decoder};
+use phalanx_parallel::hybrid::{Layout, MeshParallel, StagedModel, Step, encoder_decoder};
 use phalanx_parallel::launch::{self, Rank};
 use phalanx_parallel::mesh::{Axis, Groups};
 use phalanx_parallel::pipeline::ranks::Pipeline;
@@ -67,69 +67,98 @@ impl Case {
 
     fn train(&self, rank: &Rank) -> Result<Outcome> {
         let Case { config, layout, encoder_stages, zero, dtype } = self;
-        let (groups, device) = (Groups::new(layout.mesh()?, rank.comm())?, rank.device());
-        let scope = Scope::new(SEED, *dtype, device);
+        let groups = Groups::new(layout.mesh()?, rank.comm())?;
+        let scope = Scope::new(SEED, *dtype, rank.device());
         let model = encoder_decoder(config, *encoder_stages, layout, &groups, &scope)?;
-        let schedule = layout.schedule()?;
-        let mut pipeline = Pipeline::new(&schedule, groups.along(Axis::Pp).clone(), device)?;
-        if schedule.stages() > 1 {
-            pipeline = pipeline.recompute(layout.recompute);
-        }
-        if layout.scatter_gather {
-            pipeline = pipeline.scatter_gather(groups.along(Axis::Tp));
-        }
-        let comm = groups.along(Axis::Dp).clone();
-        let replicas: Box<dyn DataParallel> = match (*zero, comm.size()) {
-            (0, 1) => Box::new(SingleDevice::new(&model)),
-            (0, _) => Box::new(Ddp::new(&model, comm, DdpConfig::default())?),
-            (stage, _) => Box::new(Zero::new(&model, comm, ZeroConfig::new(ZeroStage::try_from(stage)?))?),
-        };
-        let share: Arc<dyn DataParallel> =
-            Arc::new(MeshParallel::new(&model, replicas, groups.clone(), &schedule)?);
-        let mut optimizer = Update::AdamW.optimizer(share.parameters())?;
-        let (model, mut outcome) = (Arc::new(model), Outcome::default());
-        for step in 0..STEPS {
-            let _context = context(step);
-            let micro_batches = self.batches(step, groups.at().dp, device);
-            let (model, replicas) = (model.clone(), share.clone());
-            let scale = 1.0 / (ROWS * 7) as f64;
-            let work = Arc::new(Step { model, replicas, micro_batches, scale });
-            share.zero_grad()?;
-            share.begin()?;
-            for (i, loss) in pipeline.train(&work)?.iter().enumerate() {
-                outcome.losses.insert((step, groups.at().dp, i, number(loss)?.to_bits()));
-            }
-            share.finish()?;
-            let norm = share.grad_norm()?;
-            outcome.norms.insert(norm.to_bits());
-            optimizer.step_scaled(Clip::new(norm, CLIP).scale)?;
-            share.updated()?;
-        }
-        for (name, tensor) in share.full_state_dict(&model)? {
-            outcome.weights.insert((name, tensor.to_bytes()?));
-        }
-        Ok(outcome)
+        let batches = |step, replica| self.batches(step, replica, rank.device());
+        train(model, layout, *zero, &groups, batches, 1.0 / (ROWS * 7) as f64)
     }
 
     /// What all ranks came to.
     fn run(&self) -> Outcome {
         let outcomes = launch::threads(self.ranks(), |rank| self.train(&rank));
-        let outcomes = outcomes.unwrap_or_else(|e| panic!("{self:?}: {e}"));
-        outcomes.into_iter().fold(Outcome::default(), |mut all, own| {
+        Outcome::of_all(outcomes.unwrap_or_else(|e| panic!("{self:?}: {e}")))
+    }
+}
+
+/// Trains a rank's stages for some steps. `batches` are the micro-batches of a step's replica, whose losses are multiplied by `scale`.
+pub fn train(
+    model: Box<dyn StagedModel>,
+    layout: &Layout,
+    zero: u8,
+    groups: &Groups,
+    batches: impl Fn(u64, usize) -> Vec<Batch>,
+    scale: f64,
+) -> Result<Outcome> {
+    let schedule = layout.schedule()?;
+    let device = model.parameters()[0].device();
+    let mut pipeline = Pipeline::new(&schedule, groups.along(Axis::Pp).clone(), device)?;
+    if schedule.stages() > 1 {
+        pipeline = pipeline.recompute(layout.recompute);
+    }
+    if layout.scatter_gather {
+        pipeline = pipeline.scatter_gather(groups.along(Axis::Tp));
+    }
+    let comm = groups.along(Axis::Dp).clone();
+    let replicas: Box<dyn DataParallel> = match (zero, comm.size()) {
+        (0, 1) => Box::new(SingleDevice::new(&model)),
+        (0, _) => Box::new(Ddp::new(&model, comm, DdpConfig::default())?),
+        (stage, _) => Box::new(Zero::new(&model, comm, ZeroConfig::new(ZeroStage::try_from(stage)?))?),
+    };
+    let share: Arc<dyn DataParallel> =
+        Arc::new(MeshParallel::new(&model, replicas, groups.clone(), &schedule)?);
+    let mut optimizer = Update::AdamW.optimizer(share.parameters())?;
+    let (model, mut outcome) = (Arc::new(model), Outcome::default());
+    for step in 0..STEPS {
+        let _context = context(step);
+        let micro_batches = batches(step, groups.at().dp);
+        let (model, replicas) = (model.clone(), share.clone());
+        let work = Arc::new(Step { model, replicas, micro_batches, scale });
+        share.zero_grad()?;
+        share.begin()?;
+        for (i, loss) in pipeline.train(&work)?.iter().enumerate() {
+            outcome.losses.insert((step, groups.at().dp, i, number(loss)?.to_bits()));
+        }
+        share.finish()?;
+        let norm = share.grad_norm()?;
+        outcome.norms.insert(norm.to_bits());
+        optimizer.step_scaled(Clip::new(norm, CLIP).scale)?;
+        share.updated()?;
+    }
+    for (name, tensor) in share.full_state_dict(&model)? {
+        outcome.weights.insert((name, tensor.to_bytes()?));
+    }
+    Ok(outcome)
+}
+
+/// Losses by step, replica and micro-batch; norms; whole weights by name. Numbers are bits.
+#[derive(Debug, Default, PartialEq)]
+pub struct Outcome {
+    pub losses: BTreeSet<(u64, usize, usize, u64)>,
+    pub norms: BTreeSet<u64>,
+    pub weights: BTreeSet<(String, Vec<u8>)>,
+}
+
+impl Outcome {
+    /// What all ranks came to.
+    pub fn of_all(ranks: Vec<Outcome>) -> Outcome {
+        ranks.into_iter().fold(Outcome::default(), |mut all, own| {
             all.losses.extend(own.losses);
             all.norms.extend(own.norms);
             all.weights.extend(own.weights);
             all
         })
     }
-}
 
-/// Losses by step, replica and micro-batch; norms; whole weights by name. Numbers are bits.
-#[derive(Debug, Default, PartialEq)]
-struct Outcome {
-    losses: BTreeSet<(u64, usize, usize, u64)>,
-    norms: BTreeSet<u64>,
-    weights: BTreeSet<(String, Vec<u8>)>,
+    /// Panics if losses are not near those of one device, in f64: sums over ranks are rounded otherwise.
+    pub fn assert_near(&self, wanted: &Outcome) {
+        assert_eq!(self.losses.len(), wanted.losses.len());
+        for (got, wanted) in self.losses.iter().zip(&wanted.losses) {
+            assert_eq!((got.0, got.1, got.2), (wanted.0, wanted.1, wanted.2));
+            let [a, b] = [got.3, wanted.3].map(f64::from_bits);
+            assert!((a / b - 1.0).abs() < 1e-11, "{a} {b}");
+        }
+    }
 }
 
 fn assert_same(case: &Case, wanted: &Outcome) {
@@ -186,12 +215,8 @@ fn a_t5_split_over_ranks_has_the_same_bits_under_any_stages() {
     let of =
         |mesh, encoder_stages| Case { dtype: DType::F64, ..Case::new(false, mesh, encoder_stages, "1f1b") };
     let (alone, split) = (of([1, 1, 1], 1).run(), of([1, 2, 1], 1).run());
-    assert_eq!((split.losses.len(), alone.losses.len()), (6, 6));
-    for (got, wanted) in split.losses.iter().zip(&alone.losses) {
-        assert_eq!((got.0, got.1, got.2), (wanted.0, wanted.1, wanted.2));
-        let [a, b] = [got.3, wanted.3].map(f64::from_bits);
-        assert!((a / b - 1.0).abs() < 1e-11, "{a} {b}");
-    }
+    assert_eq!(alone.losses.len(), 6);
+    split.assert_near(&alone);
     for scatter_gather in [false, true] {
         let case = of([1, 2, 2], 1);
         let layout = Layout { scatter_gather, ..case.layout.clone() };

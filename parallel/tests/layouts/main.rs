@@ -2,6 +2,7 @@
 
 mod case;
 mod encoder_decoder;
+mod encoders;
 mod every;
 mod experts;
 mod families;

@@ -165,8 +165,10 @@ fn initial_values_are_parts_of_one_devices_whatever_the_ranks() {
     ];
     for init in inits {
         let column = LinearSpec { init, ..map(10, &[8, 8, 8]) };
-        let (row, table) =
-            (LinearSpec { init, ..map(10, &[6]) }, EmbeddingSpec { count: 11, width: 5, init, tied: true });
+        let (row, table) = (
+            LinearSpec { init, ..map(10, &[6]) },
+            EmbeddingSpec { count: 11, width: 5, init, tied: true, padding: Some(7) },
+        );
         fn build<L: LayerFactory>(
             layers: &L,
             at: &Scope,
@@ -209,8 +211,13 @@ fn a_cut_table_gives_the_bits_of_the_whole_even_of_negative_zeros() {
     y.backward_with(Var::new(numbers(&[2, 3, 3], Device::CPU).unwrap())).unwrap();
     let whole = [("layer.weight".to_string(), alone.weight.grad().unwrap().unwrap())];
     launch::threads(3, |rank| -> Result<()> {
-        let table =
-            EmbeddingSpec { count: 11, width: 3, init: Init::Normal { mean: 0.0, std: 1.0 }, tied: false };
+        let table = EmbeddingSpec {
+            count: 11,
+            width: 3,
+            init: Init::Normal { mean: 0.0, std: 1.0 },
+            tied: false,
+            padding: None,
+        };
         let layer =
             VocabParallelEmbedding::new(&TensorParallel::new(rank.comm()), &scope(rank.device()), table)?;
         if rank.rank() == 0 {

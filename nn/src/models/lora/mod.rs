@@ -273,6 +273,10 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
         self.layers.heads_norm(scope, spec)
     }
 
+    fn head_bias(&self, scope: &Scope, vocabulary: usize) -> Result<Parameter> {
+        self.layers.head_bias(scope, vocabulary)
+    }
+
     fn set_whole_stream(&self, whole: bool) {
         self.layers.set_whole_stream(whole);
     }

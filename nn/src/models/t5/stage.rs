@@ -70,7 +70,7 @@ impl<L: LayerFactory> T5<L> {
             return Err(Error::invalid("T5", why));
         }
         let init = Init::Normal { mean: 0.0, std: 1.0 };
-        let table = EmbeddingSpec { count: vocabulary, width, init, tied: false };
+        let table = EmbeddingSpec { count: vocabulary, width, init, tied: false, padding: None };
         let embed = || -> Result<_> {
             let dropout = Dropout::new(config.dropout, &scope.child("dropout"))?;
             Ok(InputEmbedding { table: layers.embedding(&scope.child("shared"), table)?, dropout })

@@ -225,7 +225,13 @@ impl TransformerConfig {
         let norm = |scope: &Scope| Ok(Box::new(Norm::new(self, scope)?) as Box<dyn PreNorm>);
         let spec = DecoderSpec {
             names: &NAMES,
-            table: EmbeddingSpec { count: self.vocabulary, width: self.width, init, tied: self.tied },
+            table: EmbeddingSpec {
+                count: self.vocabulary,
+                width: self.width,
+                init,
+                tied: self.tied,
+                padding: None,
+            },
             embedding_scale: self.embedding_scale,
             positions: None,
             dropout: 0.0,
