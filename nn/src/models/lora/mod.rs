@@ -26,8 +26,8 @@ use super::{Decoder, DecoderStage, ModelConfig};
 use crate::layer_factory::{EmbeddingSpec, LinearMap, LinearSpec};
 use crate::modules::{Dropout, Linear};
 use crate::{
-    Error, ExpertExchange, HeadsNormSpec, Init, LayerFactory, Module, OneDevice, Parameter, Parameters, Result,
-    Scope, parameters,
+    Error, ExpertExchange, HeadsNormSpec, Init, LayerFactory, Module, OneDevice, Parameter, Parameters,
+    Result, Scope, parameters,
 };
 
 pub use config::{BaseWeights, LoraConfig};
