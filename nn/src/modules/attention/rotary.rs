@@ -337,22 +337,18 @@ mod tests {
 
     #[test]
     fn long_rope_of_wrong_numbers_is_refused() {
-        let refused = |change: &dyn Fn(&mut Arc<[f64]>, &mut f64, &mut usize), features: usize| {
-            let mut rotary = long_rope();
-            let RopeScaling::LongRope { short, attention_factor, context, .. } = &mut rotary.scaling else {
-                unreachable!()
-            };
-            change(short, attention_factor, context);
-            rotary.scaling.check(features).unwrap_err()
+        let refused = |short: [f64; 4], attention_factor: f64, context: usize, features: usize| {
+            let (short, long) = (short.into(), [1.0; 4].into());
+            RopeScaling::LongRope { short, long, attention_factor, context }.check(features).unwrap_err()
         };
-        let wrong = refused(&|_, _, _| {}, 6);
+        let wrong = refused([1.0; 4], 1.0, 64, 6);
         assert!(
             wrong.contains("4 short factors, wanted 3, one for each pair of the 6 rotated features"),
             "{wrong}"
         );
-        assert!(refused(&|list, _, _| *list = [1.0, 0.0, 1.0, 1.0].into(), 8).contains("short factor 0"));
-        assert!(refused(&|_, factor, _| *factor = f64::NAN, 8).contains("the attention factor NaN"));
-        assert!(refused(&|_, _, context| *context = 1, 8).contains("a former context of 1"));
+        assert!(refused([1.0, 0.0, 1.0, 1.0], 1.0, 64, 8).contains("short factor 0"));
+        assert!(refused([1.0; 4], f64::NAN, 64, 8).contains("the attention factor NaN"));
+        assert!(refused([1.0; 4], 1.0, 1, 8).contains("a former context of 1"));
     }
 
     #[test]
