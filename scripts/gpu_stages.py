@@ -19,12 +19,14 @@ STAGES = {
     "golden": 120,
     "kernels": 150,
     "gpt2": 240,
-    "sweep": 150,
+    "sweep": 200,
     "nccl": 60,
     "traces": 60,
     "training": 300,
 }
 EMULATED = os.environ.get("PHALANX_CUDA") == "emulator"
+# All products by our own kernels, whose bits no number of rows changes.
+OWN_PRODUCTS = {"PHALANX_CUDA_ALGORITHMS": "own"}
 
 # Each against one rank; the losses of all steps have to agree.
 LAYOUTS = [
@@ -183,9 +185,9 @@ class Check:
         detail = f"{sum(' ... ok' in line for line in told)} of {len(told)} passed" if told else last(text)
         self.judge(name, code, text, bool(told), detail)
 
-    def cases(self, name, chosen):
+    def cases(self, name, chosen, **env):
         """Cases of kernels against the CPU's operations."""
-        code, text = self.call(["kernels", *chosen])
+        code, text = self.call(["kernels", *chosen], **env)
         self.judge(name, code, text, "skipped" not in text, last(text))
 
     def data(self):
@@ -243,6 +245,8 @@ class Check:
 
     def kernels(self):
         self.cases("kernel cases", ["gelu"] * EMULATED)
+        if not EMULATED:
+            self.cases("our own products", ["product "], **OWN_PRODUCTS)
 
     def gpt2(self):
         self.benchmark("gpt2-124m")
@@ -251,14 +255,16 @@ class Check:
 
     def sweep(self):
         self.benchmark("gpu-ops")
+        if not EMULATED:
+            self.benchmark("gpu-ops", " with our own products", **OWN_PRODUCTS)
         self.peer("gpu-ops")
 
-    def benchmark(self, workload):
+    def benchmark(self, workload, way="", **env):
         more = ["--small"] * EMULATED + (self.data() if workload == "gpt2-124m" else [])
-        code, text = self.call(["bench", workload, "--device", "cuda", *more])
-        rows = lines(text)
+        code, text = self.call(["bench", workload, "--device", "cuda", *more], **env)
+        rows = [row | {"peer": row["peer"] + way} for row in lines(text)]
         self.stage["rows"] += rows
-        self.judge(f"benchmark {workload}", code, text, bool(rows), f"{len(rows)} rows" if code == 0 else last(text))
+        self.judge(f"benchmark {workload}{way}", code, text, bool(rows), f"{len(rows)} rows" if code == 0 else last(text))
 
     def peer(self, *words):
         """PyTorch at the same work. That it is not there, or fails, is no fault of ours, but it is said."""
