@@ -21,7 +21,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::OnceLock;
-use std::thread;
 
 use assembly::{CHIPS, Chip, mix, occupancy, resources};
 use phalanx::autograd::ContextMode;
