@@ -35,9 +35,10 @@ fn losses_of(folder: &Folder, args: &[&str]) -> Vec<f64> {
 fn adapters_learn_alike_under_every_layout() {
     let folder = Folder::new("adapters");
     let model = base(&folder);
-    let run = |more: &[&str]| {
-        losses_of(&folder, &[&["--init", &model, "--lora", LORA, "--steps", "8"], more].concat())
+    let run_of = |lora: &str, steps: &str, more: &[&str]| {
+        losses_of(&folder, &[&["--init", &model, "--lora", lora, "--steps", steps], more].concat())
     };
+    let run = |more: &[&str]| run_of(LORA, "8", more);
     let wanted = run(&[]);
     // A model of two steps has little to adapt.
     assert!((wanted[6] + wanted[7]) / 2.0 < wanted[0] - 0.03, "{wanted:?}");
@@ -57,6 +58,14 @@ fn adapters_learn_alike_under_every_layout() {
             got.len() == 8 && got.iter().zip(&wanted).all(close),
             "{layout:?}: {got:?}, wanted {wanted:?}"
         );
+    }
+    // With magnitudes beside weights in 8 bits: the bits of one device, where layers are not split.
+    let held = |more: &[&str]| run_of(&format!("{LORA},dora=true,base=int8"), "3", more);
+    let wanted = held(&["--micro-batches", "2"]);
+    let layouts: [&[&str]; 2] =
+        [&["--dp", "2", "--zero", "2"], &["--pp", "2", "--micro-batches", "2", "--recompute", "always"]];
+    for layout in layouts {
+        assert_eq!(held(layout), wanted, "{layout:?}");
     }
 }
 
@@ -100,7 +109,8 @@ fn a_run_leaves_the_merged_model_and_its_adapters_and_resumes() -> phalanx::nn::
 fn adapters_that_cannot_be_are_refused() {
     let folder = Folder::new("adapter-mistakes");
     let model = base(&folder);
-    let cases: [(&[&str], &[&str]); 5] = [
+    let int8 = "r=2,base=int8,targets=q_proj";
+    let cases: [(&[&str], &[&str]); 7] = [
         (&["--lora", LORA], &["--lora", "--init"]),
         (&["--init", &model, "--lora", "r=2,targets=q_proj,qproj"], &["no linear layer is called \"qproj\""]),
         (
@@ -109,6 +119,8 @@ fn adapters_that_cannot_be_are_refused() {
         ),
         (&["--init", &model, "--lora", "q_proj"], &["--lora", "r=8,alpha=16,targets=q_proj,v_proj"]),
         (&["--init", &model, "--tp", "2", "--lora", "r=2,dropout=0.1,targets=q_proj"], &["dropout"]),
+        (&["--init", &model, "--tp", "2", "--lora", int8], &["o_proj.weight", "multiples of 64"]),
+        (&["--init", &model, "--dp", "2", "--zero", "3", "--lora", int8], &["8-bit blocks", "stage 1 or 2"]),
     ];
     for (args, wanted) in cases {
         let output = adapted(&folder, &[args, &["--steps", "1"]].concat());
