@@ -213,9 +213,9 @@ struct Damage {
 
 const DAMAGES: [Damage; 4] = [
     Damage {
-        kernel: ("scaled_dot_product_attention", "attention_forward"),
-        text: "take_registers<240>();",
-        instead: "take_registers<88>();",
+        kernel: ("add_layer_norm_backward", "backward"),
+        text: "__launch_bounds__(256)",
+        instead: "__launch_bounds__(256, 4)",
         report: "spills ",
     },
     Damage {
