@@ -1,7 +1,7 @@
 //! What a language model writes while it is trained: its ranks write it together, and the whole model on one rank writes the same.
 
 use phalanx_nn::models::{
-    Family, Generation, GenerationStep, LoraConfig, ModelConfig, TransformerConfig,
+    BaseWeights, Family, Generation, GenerationStep, LoraConfig, ModelConfig, TransformerConfig,
     generate_rows as by_one_device, save_model,
 };
 use phalanx_nn::{SampleOptions, Scope};
@@ -95,7 +95,15 @@ fn ranks_write_between_the_steps_of_a_pipeline_without_flushes() {
 fn adapters_take_part_where_they_are() {
     // The names of GPT's layers, and of Llama's.
     for (model, targets) in models().into_iter().zip([["c_attn", "mlp.c_proj"], ["q_proj", "down_proj"]]) {
-        writes(&model, config(layout(1, 2, 2), 0), Some(&LoraConfig::new(2, &targets)));
+        let lora = LoraConfig::new(2, &targets);
+        let dora = LoraConfig { dora: true, ..lora.clone() };
+        let int8 = LoraConfig { base: BaseWeights::Int8, ..dora.clone() };
+        writes(&model, config(layout(1, 2, 2), 0), Some(&lora));
+        writes(&model, config(layout(2, 2, 1), 3), Some(&dora));
+        writes(&model, config(layout(2, 1, 2), 2), Some(&int8));
+        let asynchronous = Some(Asynchronous::WeightStashing);
+        let flowing = config(Layout { micro_batches: 1, ..layout(1, 1, 2) }, 0);
+        writes(&model, Config { asynchronous, ..flowing }, Some(&int8));
     }
 }
 
