@@ -3,7 +3,7 @@
 use std::fmt;
 
 use phalanx_nn::models::{
-    Family, GptConfig, LlamaConfig, LoraConfig, ModelConfig, RecomputeMode, TransformerConfig,
+    Family, GptConfig, LlamaConfig, LoraConfig, ModelConfig, RecomputeMode, RouterLosses, TransformerConfig,
 };
 use phalanx_nn::{Batch, Parameter, Windows, cut};
 use phalanx_parallel::hybrid::Layout;
@@ -43,6 +43,13 @@ pub fn mixture(family: Family, chosen: usize) -> ModelConfig {
     let experts = config.experts.as_mut().unwrap();
     experts.chosen = chosen;
     experts.bias_step = if family == Family::Mixtral { 0.02 } else { 0.0 };
+    ModelConfig::Transformer(config)
+}
+
+/// A mixture with losses of its routers.
+pub fn balanced(model: ModelConfig) -> ModelConfig {
+    let ModelConfig::Transformer(mut config) = model else { return model };
+    config.experts.iter_mut().for_each(|experts| experts.losses = RouterLosses { balance: 0.5, z: 0.2 });
     ModelConfig::Transformer(config)
 }
 

@@ -1,6 +1,6 @@
 //! Experts that ranks divide train as one device's do, bit for bit, under every axis beside them; whatever the routing; and their runs move.
 
-use phalanx_nn::models::{Family, LoraConfig, ModelConfig, RecomputeMode, RouterLosses};
+use phalanx_nn::models::{Family, LoraConfig, ModelConfig, RecomputeMode};
 use phalanx_nn::{Parameters, Scope};
 use phalanx_parallel::Result;
 use phalanx_parallel::hybrid::{self, Layout};
@@ -9,7 +9,7 @@ use phalanx_parallel::mesh::Groups;
 use phalanx_parallel::sharded::Ownership;
 use phalanx_tensor::DType;
 
-use crate::case::{Case, ELSEWHERE, mixture};
+use crate::case::{Case, ELSEWHERE, balanced, mixture};
 use crate::every::over_tcp;
 use crate::moves::moves;
 use crate::outcome::{STEPS, assert_near, assert_same, of_whole_layers, on_ranks, together, twin};
@@ -101,10 +101,7 @@ fn divided_experts_with_offloaded_shards_have_the_bits_of_whole_ones() {
 #[test]
 fn losses_of_routers_have_the_bits_of_one_device_in_pipelines() {
     let case = |family, mesh, schedule: &str, recompute| {
-        let mut model = mixture(family, 2);
-        let ModelConfig::Transformer(config) = &mut model else { unreachable!() };
-        config.experts.as_mut().unwrap().losses = RouterLosses { balance: 0.5, z: 0.2 };
-        let case = case(model, mesh);
+        let case = case(balanced(mixture(family, 2)), mesh);
         Case { layout: Layout { schedule: schedule.into(), recompute, ..case.layout }, ..case }
     };
     let (never, always) = (RecomputeMode::Never, RecomputeMode::Always);

@@ -1,11 +1,11 @@
 //! Training steps of models on eight GPUs, under layouts that use all kinds of parallelism at once.
 
-use phalanx_nn::models::RecomputeMode;
+use phalanx_nn::models::{Family, RecomputeMode};
 use phalanx_parallel::hybrid::Layout;
 use phalanx_parallel::launch::Rank;
 use phalanx_tensor::DType;
 
-use crate::case::{Case, gpt, llama};
+use crate::case::{Case, balanced, gpt, llama, mixture};
 use crate::run::{Run, Update};
 
 /// A layout of a number.
@@ -33,7 +33,10 @@ pub fn case(number: u64) -> Case {
             let layout = Layout { recompute: RecomputeMode::Always, ..layout(1, 2, 4, "1f1b", 3) };
             Case { rows: 3, ..Case::new(gpt(4, 2), layout) }
         }
-        _ => of(layout(2, 2, 2, "zb-h1", 2), 2, DType::F32),
+        _ => {
+            let layout = Layout { ep: 2, ..layout(4, 1, 2, "1f1b", 2) };
+            Case { zero: 3, rows: 8, ..Case::new(balanced(mixture(Family::OlmoE, 2)), layout) }
+        }
     }
 }
 

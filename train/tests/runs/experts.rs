@@ -6,9 +6,9 @@ use phalanx_parallel::hybrid::{Layout, decoder};
 use phalanx_parallel::mesh::{Groups, Mesh};
 use phalanx_tensor::Device;
 use phalanx_train::data::{TokenWindows, Tokens};
-use phalanx_train::{AnyRule, Config, MeshRank, Offload, Result, Trainer};
+use phalanx_train::{AnyRule, Asynchronous, Config, MeshRank, Offload, Result, Trainer};
 
-use super::plans::{CONTEXT, MakeOptimizers, short, train_by};
+use super::plans::{CONTEXT, MakeOptimizers, planned, short, train_by};
 use super::{Told, config, run};
 
 const NONE: RouterLosses = RouterLosses { balance: 0.0, z: 0.0 };
@@ -55,6 +55,27 @@ fn a_run_with_divided_experts_has_the_bits_of_one_rank() {
             assert!(got.unwrap() == wanted, "{mesh:?}, ZeRO {zero}");
         }
     }
+}
+
+/// Without flushes too a stage passes its routers' sums on, whatever the stages and their replicas are.
+#[test]
+fn losses_of_routers_do_not_depend_on_the_stages_of_double_buffers() {
+    let mut model = mixture(LOSSES);
+    let ModelConfig::Transformer(config) = &mut model else { unreachable!() };
+    config.experts.as_mut().unwrap().bias_step = 0.0;
+    let doubled = Some(Asynchronous::DoubleBuffered);
+    let run = |layout: Layout, asynchronous| {
+        let config = Config { asynchronous, clip: None, ..short(layout) };
+        train_by(config, &model, phalanx_train::adamw).unwrap()
+    };
+    let wanted = run(Layout { pp: 2, micro_batches: 4, ..Layout::default() }, doubled);
+    for of in [&[(1, 1), (3, 1)][..], &[(2, 2), (1, 1), (1, 1)]] {
+        assert!(run(planned(of, 4), doubled) == wanted, "{of:?}");
+    }
+    assert!(
+        run(Layout { micro_batches: 4, ..Layout::default() }, None) != wanted,
+        "weights are not an update old"
+    );
 }
 
 #[test]

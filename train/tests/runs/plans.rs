@@ -26,7 +26,7 @@ fn plan(of: &[(usize, usize)]) -> StagePlan {
 }
 
 /// A layout of a plan, of which each stage's layers and replicas are given.
-fn planned(of: &[(usize, usize)], micro_batches: usize) -> Layout {
+pub fn planned(of: &[(usize, usize)], micro_batches: usize) -> Layout {
     let plan = plan(of);
     Layout { pp: plan.ranks(), plan: Some(plan), micro_batches, ..Layout::default() }
 }
