@@ -77,6 +77,23 @@ fn mixture(family: Family) -> ModelConfig {
     ModelConfig::Transformer(found.unwrap())
 }
 
+/// A bias that every rank has would be added by each of them before their partial sums are.
+#[test]
+fn biases_of_experts_are_refused_where_positions_are_cut() {
+    let mut config = mixture(Family::Mixtral);
+    if let ModelConfig::Transformer(config) = &mut config {
+        config.mlp_bias = true;
+    }
+    for cut in Cut::both(2) {
+        let ranks = launch::threads(2, |rank| -> Result<()> {
+            step(&build(&config, cut.layers(rank.comm()), DType::F64, rank.device())?).map(drop)
+        });
+        let refused = ranks.err().map(|error| error.to_string()).unwrap_or_default();
+        let wanted = "got a bias of every rank in a region with sequence parallelism, wanted none";
+        assert_eq!(refused.contains(wanted), cut.sequence, "{refused}");
+    }
+}
+
 /// Adapters alone change, beside layers that are cut, whole or joint.
 #[test]
 fn adapters_train_as_on_one_device() {

@@ -61,8 +61,11 @@ impl<L: LayerFactory> Decoder<L> {
         let wanted = self.router_sums(self.stage.layers.start);
         let got = sums.map(|sums| (Dims::from_slice(sums.shape()), sums.dtype()));
         if got != wanted {
-            let why =
-                format!("got {got:?} of the blocks before {}, wanted {wanted:?}", self.stage.layers.start);
+            let told = |sums: Option<(Dims, DType)>| {
+                sums.map_or("nothing".into(), |(shape, dtype)| format!("{shape:?} {dtype}"))
+            };
+            let (got, wanted, first) = (told(got), told(wanted), self.stage.layers.start);
+            let why = format!("got {got} of the blocks before block {first}, wanted {wanted}");
             return Err(Error::invalid("sums of routers", why));
         }
         let (x, pass) = self.run(input, documents, sums)?;
@@ -235,11 +238,22 @@ mod tests {
         model.loss(&x, &tokens(1), 1.0).unwrap();
         let refused = model.loss(&x, &tokens(1), 1.0).unwrap_err().to_string();
         assert!(refused.contains("wanted one loss of each pass"), "{refused}");
-        let stage = DecoderStage { layers: 0..2, first: true, last: false };
         let scope = Scope::new(3, DType::F64, Device::CPU);
-        let stage =
-            config(Family::Mixtral, LOSSES).init_stage(&std::sync::Arc::new(OneDevice), &scope, stage);
-        let refused = stage.unwrap().forward(&tokens(0)).unwrap_err().to_string();
+        let stage = |layers, first| {
+            let stage = DecoderStage { layers, first, last: !first };
+            config(Family::Mixtral, LOSSES)
+                .init_stage(&std::sync::Arc::new(OneDevice), &scope, stage)
+                .unwrap()
+        };
+        let (first, last) = (stage(0..2, true), stage(2..3, false));
+        let refused = first.forward(&tokens(0)).unwrap_err().to_string();
         assert!(refused.contains("got a stage of a model, wanted a whole one"), "{refused}");
+        let (x, sums) = first.forward_stage(&tokens(0), None, None).unwrap();
+        let refused = last.forward_stage(&x, None, None).unwrap_err().to_string();
+        let wanted = "got nothing of the blocks before block 2, wanted [2, 9] f64";
+        assert!(refused.contains(wanted), "{refused}");
+        last.forward_stage(&x, None, sums.as_ref()).unwrap();
+        let refused = first.forward_stage(&tokens(0), None, sums.as_ref()).unwrap_err().to_string();
+        assert!(refused.contains("got [2, 9] f64 of the blocks before block 0, wanted nothing"), "{refused}");
     }
 }
