@@ -30,7 +30,7 @@ const PANEL: usize = 1 << 20;
 ///
 /// ```
 /// use phalanx_autograd::{Int8Blocks, tensor::{Device, Tensor}};
-/// let x = Tensor::from_slice(&[0.5f32, -1.27, 0.004, 1.0], &[2, 2], Device::CPU)?;
+/// let x = Tensor::from_slice(&[0.5f32, -1.27, 0.003, 1.0], &[2, 2], Device::CPU)?;
 /// let blocks = Int8Blocks::new(&x)?;
 /// let near: Vec<f32> = blocks.values()?.to_vec()?;
 /// assert!([0.5, -1.27, 0.0, 1.0].iter().zip(near).all(|(wanted, near)| (wanted - near).abs() < 1e-6));
