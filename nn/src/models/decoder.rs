@@ -2,11 +2,12 @@
 
 mod extend;
 mod routers;
+mod stage;
 
 pub use extend::RowTokens;
 pub(crate) use routers::Routers;
+pub use stage::DecoderStage;
 
-use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use phalanx_autograd::{CrossEntropy, Reduction, Var};
@@ -461,24 +462,6 @@ impl<L: LayerFactory> Parameters for Decoder<L> {
         self.embed.visit_units(visitor);
         self.blocks.visit_units(visitor);
         self.tail.visit_units(visitor);
-    }
-}
-
-/// A pipeline stage of a decoder: which of its parts are built.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DecoderStage {
-    /// The blocks.
-    pub layers: Range<usize>,
-    /// Whether the embedding belongs to it.
-    pub first: bool,
-    /// Whether the final norm and the head belong to it.
-    pub last: bool,
-}
-
-impl DecoderStage {
-    /// The whole of a model of that many blocks.
-    pub fn whole(layers: usize) -> DecoderStage {
-        DecoderStage { layers: 0..layers, first: true, last: true }
     }
 }
 
