@@ -115,7 +115,7 @@ pub fn save_adapter<L: LayerFactory>(
 }
 
 /// The tensors of a whole model by the parameters' names, with what the adapters add in the weights, for
-/// [`save_tensors`](super::save_tensors).
+/// [`save_tensors`](crate::models::save_tensors).
 ///
 /// # Errors
 /// If a tensor cannot be computed.
