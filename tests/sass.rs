@@ -16,11 +16,11 @@ mod driver;
 #[path = "sass/table.rs"]
 mod table;
 
-use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 use std::sync::OnceLock;
+use std::thread;
 
 use assembly::{CHIPS, Chip, mix, occupancy, resources};
 use phalanx::autograd::ContextMode;
@@ -214,8 +214,8 @@ struct Damage {
 const DAMAGES: [Damage; 4] = [
     Damage {
         kernel: ("add_layer_norm_backward", "backward"),
-        text: "__launch_bounds__(256)",
-        instead: "__launch_bounds__(256, 4)",
+        text: "TEAM_KERNEL backward(",
+        instead: "extern \"C\" __global__ void __launch_bounds__(THREADS, 8) backward(",
         report: "spills ",
     },
     Damage {
@@ -306,17 +306,21 @@ fn rows(
     launches: &[Launch],
     tool: Option<&Path>,
 ) -> std::result::Result<(String, Vec<Row>), String> {
-    let mut known: HashMap<String, Assembled> = HashMap::new();
+    let sources: BTreeMap<String, &KernelSource> =
+        launches.iter().map(|(_, source, _)| (source.text(), *source)).collect();
+    let half = |first: usize| {
+        let mine = sources.iter().skip(first).step_by(2);
+        mine.map(|(text, source)| Ok((text.clone(), assembled(chip, source, text, tool)?))).collect()
+    };
+    let halves: [std::result::Result<Vec<_>, String>; 2] = thread::scope(|scope| {
+        let other = scope.spawn(|| half(1));
+        [half(0), other.join().unwrap_or_else(|_| Err("a thread panicked".into()))]
+    });
+    let [one, other] = halves;
+    let known: HashMap<String, Assembled> = one?.into_iter().chain(other?).collect();
     let (mut numbers, mut all): (BTreeMap<String, u64>, Vec<Row>) = Default::default();
     for launch @ (_, source, _) in launches {
-        let program = match known.entry(source.text()) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(free) => {
-                let program = assembled(chip, source, free.key(), tool)?;
-                free.insert(program)
-            }
-        };
-        let mut row = row(chip, launch, program)?;
+        let mut row = row(chip, launch, &known[&source.text()])?;
         let number = numbers.entry(row.key()).or_default();
         *number += 1;
         row.number = *number;
@@ -383,7 +387,8 @@ fn nvdisasm() -> Option<PathBuf> {
 }
 
 fn disassembled(tool: &Path, chip: &Chip, cubin: &[u8]) -> std::result::Result<String, String> {
-    let file = std::env::temp_dir().join(format!("phalanx-{}-{}.cubin", std::process::id(), chip.arch));
+    let by = (std::process::id(), thread::current().id());
+    let file = std::env::temp_dir().join(format!("phalanx-{by:?}-{}.cubin", chip.arch));
     std::fs::write(&file, cubin).map_err(|e| e.to_string())?;
     let output = Command::new(tool).arg("-c").arg(&file).output().map_err(|e| e.to_string());
     let _ = std::fs::remove_file(&file);
