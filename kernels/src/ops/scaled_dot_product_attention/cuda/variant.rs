@@ -50,7 +50,7 @@ impl Variant {
             && rows
             && packs(depth)
             && packs(value_depth)
-            && self.head() % 64 == 0
+            && self.head().is_multiple_of(64)
     }
 
     /// One or the other, by whether warpgroups do it.
