@@ -222,7 +222,7 @@ const DAMAGES: [Damage; 4] = [
         kernel: ("scaled_dot_product_attention", "attention_forward"),
         text: "        multiply_columns(c, a[k], matrix_at(b + k * 16 * PIECE_PITCH, B_ROWS * PIECE_PITCH));",
         instead: "        c[k][0] += __uint_as_float(a[k][0]);",
-        report: "no tensor instructions",
+        report: "tensor instructions (HMMA, HGMMA), wanted",
     },
     Damage {
         kernel: ("silu", "contiguous"),
