@@ -320,7 +320,7 @@ impl<L: LayerFactory> Decoder<L> {
 
     /// The cross entropies of the targets `[B, T]` (i64; -100 is ignored), added and multiplied by `scale`. With a scale of 1 / (the
     /// global batch's counted targets) the losses of the micro-batches add up to the mean. In training the losses of routers are added
-    /// ([`RouterLosses`]), once for each counted target.
+    /// ([`RouterLosses`](super::RouterLosses)), once for each counted target.
     ///
     /// # Errors
     /// If this stage has no head, or the targets do not fit; with losses of routers, if `x` is not the result of the last forward pass.
