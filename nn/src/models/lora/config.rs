@@ -16,7 +16,7 @@ const CONFIG: &str = "adapter_config.json";
 pub struct LoraConfig {
     /// The rank of what an adapter adds to a weight.
     pub rank: usize,
-    /// What is added is multiplied by `alpha / rank`.
+    /// A layer with an adapter gives `W x + (alpha / rank) B A x`.
     pub alpha: f64,
     /// The linear layers that have one: those whose name, or its end after a dot, is one of these.
     pub targets: Vec<String>,
