@@ -78,17 +78,18 @@ fn main() -> ExitCode {
     let tests: [Test; 6] = [
         ("every order of streams gives the bits of the host's backend", every_order),
         ("a missing wait between streams is found", || {
-            mistake("no_wait", MISTAKE_SEEDS, &["missing wait: "])
+            mistake("no_wait", MISTAKE_SEEDS, &[&["missing wait: "]])
         }),
         ("memory that is used again without a record is found", || {
-            mistake("no_record", MISTAKE_SEEDS, &["missing wait: "])
+            // In some orders the memory is given back before it is used.
+            mistake("no_record", MISTAKE_SEEDS, &[&["missing wait: "], &["illegal access: ", "that was freed"]])
         }),
         ("a buffer that is written again too early is found", || {
-            mistake("no_wait_before_reuse", MISTAKE_SEEDS, &["missing wait: "])
+            mistake("no_wait_before_reuse", MISTAKE_SEEDS, &[&["missing wait: "]])
         }),
         ("unlike orders of two groups on one rank are named", || {
             // Rank 0 misses others in the one, or another misses rank 0 in the other.
-            mistake("unlike_order", 1, &["all_reduce(sum) of ", " on GPUs", "did not arrive"])
+            mistake("unlike_order", 1, &[&["all_reduce(sum) of ", " on GPUs", "did not arrive"]])
         }),
         ("a watch that does not see the end of the run is found", watches),
     ];
@@ -244,11 +245,11 @@ fn in_order(seed: u64, trained: &str) -> Outcome {
     }
 }
 
-/// A mistake is found under each of so many seeds, with all of `wanted` said.
-fn mistake(name: &str, seeds: u64, wanted: &[&str]) -> Outcome {
+/// A mistake is found under each of so many seeds, with all said of one of the lists in `wanted`.
+fn mistake(name: &str, seeds: u64, wanted: &[&[&str]]) -> Outcome {
     for seed in 0..seeds {
         let (succeeded, _, said) = start(&format!("{name} {seed}"), &format!("deferred:{seed}"), seed)?;
-        if succeeded || !wanted.iter().all(|wanted| said.contains(wanted)) {
+        if succeeded || !wanted.iter().any(|all| all.iter().all(|part| said.contains(part))) {
             return Err(format!("seed {seed}: wanted {wanted:?}, got {said}"));
         }
     }
