@@ -21,7 +21,7 @@ use super::tile::Tile;
 use crate::scratch::with_scratch;
 use crate::simd::{Float, LANES_MAX};
 
-/// Panels of B that a thread packs at a time where all threads pack B together.
+/// Panels that a thread packs at a time where all threads pack an operand together.
 const PACKED_TOGETHER: usize = 4;
 
 /// A range of C's columns, whose chunks threads take in turns.
@@ -29,7 +29,9 @@ pub(super) struct MacroKernel<'a, 'p, T: GemmElem> {
     pub(super) product: &'a Product<'p, T>,
     pub(super) plan: &'a BlockingPlan,
     pub(super) chunks: ChunkQueue,
-    /// The panels of B, if they are packed before: all columns of a block of steps, then the next block's.
+    /// The panels of A, if they are packed before: all rows of a block of steps, then the next block's. Empty if not.
+    pub(super) packed_a: &'a [T::Acc],
+    /// The same of B and these columns.
     pub(super) packed_b: &'a [T::Acc],
 }
 
@@ -64,7 +66,10 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         let Some(first) = chunks.take() else { return };
         let width = plan.shape.cols();
         let row_block = plan.row_block().min(plan.row_panels);
-        let a_len = if plan.a_in_place { 0 } else { row_block * plan.a_panel(plan.steps_max()) + LANES_MAX };
+        let a_len = match plan.a_in_place || !self.packed_a.is_empty() {
+            true => 0,
+            false => row_block * plan.a_panel(plan.steps_max()) + LANES_MAX,
+        };
         let b_steps = if chunks.keeps_b { plan.problem.k } else { plan.steps_max() };
         let b_len =
             if plan.b_in_place || chunks.shares_packed_b { 0 } else { chunks.cols_max * width * b_steps };
@@ -104,25 +109,27 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         });
     }
 
-    /// Where the packed panel of A with number `row` begins in the buffer; [`MacroKernel::b_start`] likewise for B.
+    /// Where the packed panel of A with number `row` begins, in the buffer or in all of A's; [`MacroKernel::b_start`] likewise for B.
     fn a_start(&self, row: usize, block: &ABlock<'_>) -> usize {
-        (row - block.rows.start) * self.plan.a_panel(block.steps.len())
+        let (panel, steps) = (self.plan.a_panel(block.steps.len()), block.steps.start);
+        match self.packed_a.is_empty() {
+            true => (row - block.rows.start) * panel,
+            false => self.plan.a_panels(steps) + row * panel,
+        }
     }
 
     fn b_start(&self, col: usize, block: &ABlock<'_>) -> usize {
         block.b_start + (col - block.chunk.cols.start) * self.plan.shape.cols() * block.steps.len()
     }
 
-    /// Packs these panels of A for the steps of a block.
-    fn pack_a(&self, rows: Range<usize>, block: &ABlock<'_>, dst: &mut [T::Acc]) {
+    /// Packs these panels of A for some steps.
+    fn pack_a(&self, rows: Range<usize>, steps: &Range<usize>, dst: &mut [T::Acc]) {
         let plan = self.plan;
         if !plan.a_in_place && !rows.is_empty() {
             let lines = plan.rows(rows.start).start..plan.rows(rows.end - 1).end;
             // A place of two steps may lack its second. A's -0 times B's 0 there leaves every sum as it is, -0 too.
             let beyond = T::narrow(-T::Acc::ZERO);
-            let line_pitch = plan.a_packed().0;
-            let dst = &mut dst[self.a_start(rows.start, block)..];
-            self.pack(self.product.a, lines, (plan.height, line_pitch), &block.steps, beyond, dst);
+            self.pack(self.product.a, lines, (plan.height, plan.a_packed().0), steps, beyond, dst);
         }
     }
 
@@ -144,20 +151,45 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
     }
 
     /// Packs all panels of B by all threads, if the plan shares them.
-    pub(super) fn pack_together(&self, pool: Option<&Pool>, mut to: &mut [T::Acc]) {
+    pub(super) fn pack_b_together(&self, pool: Option<&Pool>, to: &mut [T::Acc]) {
+        let width = self.plan.shape.cols();
+        let pack = |cols, steps: &_, dst: &mut _| self.pack_b(cols, steps, dst);
+        self.pack_together(pool, &self.chunks.cols, |cols, steps| cols * width * steps, pack, to);
+    }
+
+    /// Packs all panels of A by all threads, if `to` has room for them.
+    pub(super) fn pack_a_together(&self, pool: Option<&Pool>, to: &mut [T::Acc]) {
+        let pack = |rows, steps: &_, dst: &mut _| self.pack_a(rows, steps, dst);
+        self.pack_together(
+            pool,
+            &(0..self.plan.row_panels),
+            |rows, steps| rows * self.plan.a_panel(steps),
+            pack,
+            to,
+        );
+    }
+
+    /// Packs panels, whose length for so many steps `len` says, by all threads.
+    fn pack_together(
+        &self,
+        pool: Option<&Pool>,
+        panels: &Range<usize>,
+        len: impl Fn(usize, usize) -> usize,
+        pack: impl Fn(Range<usize>, &Range<usize>, &mut [T::Acc]) + Sync,
+        mut to: &mut [T::Acc],
+    ) {
         if to.is_empty() {
             return;
         }
-        let (cols, width) = (&self.chunks.cols, self.plan.shape.cols());
         let mut pieces = Vec::new();
         for steps in (0..self.plan.k_blocks).map(|block| self.plan.steps(block)) {
-            for cols in blocks(cols, PACKED_TOGETHER) {
-                let dst = to.split_off_mut(..cols.len() * width * steps.len()).unwrap_or_default();
-                pieces.push((cols, steps.clone(), dst));
+            for panels in blocks(panels, PACKED_TOGETHER) {
+                let dst = to.split_off_mut(..len(panels.len(), steps.len())).unwrap_or_default();
+                pieces.push((panels, steps.clone(), dst));
             }
         }
-        let one = |(cols, steps, dst): &mut (Range<usize>, Range<usize>, &mut [T::Acc])| {
-            self.pack_b(cols.clone(), steps, dst)
+        let one = |(panels, steps, dst): &mut (Range<usize>, Range<usize>, &mut [T::Acc])| {
+            pack(panels.clone(), steps, dst)
         };
         match pool {
             Some(pool) => pool.for_each_chunk(&mut pieces, 1, |_, pieces| pieces.iter_mut().for_each(one)),
@@ -218,8 +250,8 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
             let start = self.b_start(cols.start, block);
             self.pack_b(cols, &block.steps, &mut buffers.b[start..]);
         }
-        if !tiles_pack_a {
-            self.pack_a(block.rows.clone(), block, buffers.a);
+        if !tiles_pack_a && self.packed_a.is_empty() {
+            self.pack_a(block.rows.clone(), &block.steps, buffers.a);
         }
         // Tiles that the epilogue takes one by one are not run in strips.
         let finishes = block.is_last && !self.product.is_in_place();
@@ -234,7 +266,8 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         for row in block.rows.clone() {
             let packs_a = tiles_pack_a && has_full_height(row);
             if tiles_pack_a && !packs_a {
-                self.pack_a(row..row + 1, block, buffers.a); // not earlier: a tile writes behind the panel before
+                let start = self.a_start(row, block);
+                self.pack_a(row..row + 1, &block.steps, &mut buffers.a[start..]); // not earlier: a tile writes behind the panel before
             }
             // With a stationary B, only the tiles that pack run now.
             let cols_end = if stationary.contains(&row) { packing_end } else { cols.end };
@@ -267,14 +300,16 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         let (plan, product) = (self.plan, self.product);
         let (rows, cols, width) =
             (plan.rows(strip.rows.start), plan.cols(strip.cols.start), plan.shape.cols());
-        let a_packed = buffers.a.as_mut_ptr().wrapping_add(self.a_start(strip.rows.start, block));
+        let a_start = self.a_start(strip.rows.start, block);
+        let a_packed =
+            if self.packed_a.is_empty() { &*buffers.a } else { self.packed_a }.as_ptr().wrapping_add(a_start);
         let (a, a_row, a_step, a_next) = if plan.a_in_place || strip.packs_a {
             let (row_stride, step_stride) = product.a.strides();
             let start = rows.start * row_stride + block.steps.start * step_stride;
             (wide_start(&product.a).wrapping_add(start), row_stride, step_stride, plan.height * row_stride)
         } else {
             let (row_stride, step_stride) = plan.a_packed();
-            (a_packed.cast_const(), row_stride, step_stride, plan.a_panel(block.steps.len()))
+            (a_packed, row_stride, step_stride, plan.a_panel(block.steps.len()))
         };
         let b_start = self.b_start(strip.cols.start, block);
         let b_packed = if self.chunks.shares_packed_b { self.packed_b } else { &*buffers.b }
@@ -340,7 +375,11 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
             prefetch: if finishes { c.cast_const().cast() } else { out.0.wrapping_add(out.2) },
             prefetch_row: if finishes { c_row * size_of::<T>() / size_of::<T::Acc>() } else { out.1 },
             add: in_place && block.is_last && product.write == Write::Accumulate,
-            pack_a_to: if strip.packs_a { a_packed } else { std::ptr::null_mut() },
+            pack_a_to: if strip.packs_a {
+                buffers.a.as_mut_ptr().wrapping_add(a_start)
+            } else {
+                std::ptr::null_mut()
+            },
             pack_b_to: if strip.packs_b {
                 buffers.b.as_mut_ptr().wrapping_add(b_start)
             } else {

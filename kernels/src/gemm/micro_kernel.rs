@@ -31,6 +31,9 @@ pub(super) const ROWS_MAX: usize = 14;
 /// How many steps ahead B is prefetched; and operands that a tile packs, whose steps often lie a page apart.
 pub(super) const AHEAD: usize = 12;
 const AHEAD_PACKING: usize = 28;
+/// So many steps are added before the next rows of the output are prefetched, in a loop that does nothing else: a core that decodes four
+/// instructions at a time has room for five beside the 50 of a step.
+const RUN: usize = 8;
 
 /// Computes `tile.count` tiles of `rows` rows. `tile` is advanced past the last.
 ///
@@ -255,47 +258,51 @@ where
     let (mut a, mut b) = (tile.a, tile.b);
     let (mut pack_a_to, mut pack_b_to) = (tile.pack_a_to, tile.pack_b_to);
     let ahead = if matches!(READ, PACK_A | PACK_B | PACK_BOTH) { AHEAD_PACKING } else { AHEAD };
-    let near_rows = if tile.prefetch.is_null() { 0 } else { H };
-    for step in 0..tile.steps {
-        if step < near_rows {
-            prefetch_output::<V, W>(tile, step);
-        }
-        let mut b_row = [V::zero(); W];
-        for (j, lanes) in b_row.iter_mut().enumerate() {
-            // SAFETY: B's places are valid.
-            *lanes = unsafe { load(b.wrapping_add(j * V::LANES), lens[j]) };
-            V::prefetch(b.wrapping_add(ahead * tile.b_step + j * V::LANES));
-        }
-        if matches!(READ, PACK_B | PACK_BOTH) {
-            for (j, &lanes) in b_row.iter().enumerate() {
-                // SAFETY: a place of B's panel.
-                unsafe { store(lanes, pack_b_to.wrapping_add(j * V::LANES), V::LANES) };
+    let mut near = 0..if tile.prefetch.is_null() { 0 } else { H };
+    let rows_a_run = near.len().div_ceil(tile.steps.div_ceil(RUN).max(1));
+    let mut left = tile.steps;
+    while left > 0 {
+        near.by_ref().take(rows_a_run).for_each(|row| prefetch_output::<V, W>(tile, row));
+        let run = left.min(RUN);
+        left -= run;
+        for _ in 0..run {
+            let mut b_row = [V::zero(); W];
+            for (j, lanes) in b_row.iter_mut().enumerate() {
+                // SAFETY: B's places are valid.
+                *lanes = unsafe { load(b.wrapping_add(j * V::LANES), lens[j]) };
+                V::prefetch(b.wrapping_add(ahead * tile.b_step + j * V::LANES));
             }
-            pack_b_to = pack_b_to.wrapping_add(W * V::LANES);
-        }
-        if matches!(READ, PACK_A | PACK_BOTH) {
-            for first in (0..H).step_by(V::LANES) {
-                let next = a.wrapping_add(ahead * tile.a_step + first);
-                V::prefetch(next);
-                V::prefetch(next.wrapping_add(V::LANES.min(H - first) - 1));
-                // SAFETY: A's rows are neighbours.
-                let lanes: V = unsafe { load(a.wrapping_add(first), V::LANES.min(H - first)) };
-                // SAFETY: places of A's panel, and what may be written behind it.
-                unsafe { store(lanes, pack_a_to.wrapping_add(first), V::LANES) };
+            if matches!(READ, PACK_B | PACK_BOTH) {
+                for (j, &lanes) in b_row.iter().enumerate() {
+                    // SAFETY: a place of B's panel.
+                    unsafe { store(lanes, pack_b_to.wrapping_add(j * V::LANES), V::LANES) };
+                }
+                pack_b_to = pack_b_to.wrapping_add(W * V::LANES);
             }
-            pack_a_to = pack_a_to.wrapping_add(H);
-        }
-        for (i, row) in sums.iter_mut().enumerate() {
-            let side_by_side = matches!(READ, PACKED | PACK_A | PACK_BOTH);
-            // SAFETY: A's places are valid.
-            let x = V::splat(unsafe { *a.add(if side_by_side { i } else { i * tile.a_row }) });
-            for (sum, lanes) in row.iter_mut().zip(b_row) {
-                *sum = P::add::<S>(x, lanes, *sum);
+            if matches!(READ, PACK_A | PACK_BOTH) {
+                for first in (0..H).step_by(V::LANES) {
+                    let next = a.wrapping_add(ahead * tile.a_step + first);
+                    V::prefetch(next);
+                    V::prefetch(next.wrapping_add(V::LANES.min(H - first) - 1));
+                    // SAFETY: A's rows are neighbours.
+                    let lanes: V = unsafe { load(a.wrapping_add(first), V::LANES.min(H - first)) };
+                    // SAFETY: places of A's panel, and what may be written behind it.
+                    unsafe { store(lanes, pack_a_to.wrapping_add(first), V::LANES) };
+                }
+                pack_a_to = pack_a_to.wrapping_add(H);
             }
+            for (i, row) in sums.iter_mut().enumerate() {
+                let side_by_side = matches!(READ, PACKED | PACK_A | PACK_BOTH);
+                // SAFETY: A's places are valid.
+                let x = V::splat(unsafe { *a.add(if side_by_side { i } else { i * tile.a_row }) });
+                for (sum, lanes) in row.iter_mut().zip(b_row) {
+                    *sum = P::add::<S>(x, lanes, *sum);
+                }
+            }
+            // Wrapping: after the last step they point beyond the matrices and are not used.
+            a = a.wrapping_add(tile.a_step);
+            b = b.wrapping_add(tile.b_step);
         }
-        // Wrapping: after the last step they point beyond the matrices and are not used.
-        a = a.wrapping_add(tile.a_step);
-        b = b.wrapping_add(tile.b_step);
     }
     sums
 }

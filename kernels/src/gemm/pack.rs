@@ -20,8 +20,6 @@ use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
 /// How many places are copied for a panel before those of the next panel, and how many places ahead rows are prefetched.
 const PLACES_AT_ONCE: usize = 8;
-/// How many squares ahead of a transposition its rows are prefetched.
-const AHEAD_ALONG: usize = 4;
 
 /// Panels to pack.
 pub(super) struct Panels<'a, T: GemmElem> {
@@ -147,7 +145,8 @@ impl<T: GemmElem> Panels<'_, T> {
         T::Acc: Float<Vec<S> = V>,
     {
         let steps = &self.src[line * self.line_stride..][steps];
-        V::prefetch(steps.as_ptr().wrapping_add(AHEAD_ALONG * V::LANES * T::PanelElem::steps::<S>()).cast());
+        // The same steps of the next square's line: all of a row of squares lies between, so memory has time to answer.
+        V::prefetch_far(steps.as_ptr().wrapping_add(V::LANES * self.line_stride).cast());
         T::load_steps::<S>(steps, self.beyond)
     }
 

@@ -27,6 +27,9 @@ const DIRECT_ROW_PANELS_MAX: usize = 6;
 const TRANSPOSED_ROW_PANELS_MAX: usize = 2;
 /// A is read in place, whatever its strides, if at most so many panels of columns use it and rows are few too.
 const DIRECT_COL_PANELS_MAX: usize = 2;
+/// A is read in place, or copied as rows, if at most so many panels of columns use it. A step of a tile then takes an addition a row to find its
+/// elements, which with more panels is dearer than to turn A into panels once.
+const ROWS_COL_PANELS_MAX: usize = 7;
 /// Both are read in place if neither has more elements than this: then they stay in the L1 cache.
 const DIRECT_ELEMENTS_MAX: usize = 1 << 12;
 /// An A whose rows are neighbours is read in place if it has no more elements than this: packing would take longer.
@@ -110,8 +113,10 @@ impl BlockingPlan {
         let height = if row_panels <= 1 { problem.m } else { problem.m.div_ceil(row_panels) };
         // Rows that are neighbours and needed once.
         let once = col_panels <= 1 && problem.a_rows_contiguous;
-        let a_in_place = problem.readable && (tiny || small || short || once || problem.a_cacheable);
-        let a_in_rows = !a_in_place && problem.a_steps_contiguous;
+        let as_rows = col_panels <= ROWS_COL_PANELS_MAX;
+        let well = problem.a_cacheable && (as_rows || problem.a_rows_contiguous);
+        let a_in_place = problem.readable && (tiny || small || short || once || well);
+        let a_in_rows = !a_in_place && as_rows && problem.a_steps_contiguous;
         let can_pack = problem.readable && can_pack(height, shape.vectors, shape.rows);
         BlockingPlan {
             problem,
@@ -161,6 +166,18 @@ impl BlockingPlan {
     /// The places that a packed panel of A takes for so many steps.
     pub(super) fn a_panel(&self, steps: usize) -> usize {
         if self.a_in_rows { self.height * self.a_packed().0 } else { self.height * steps }
+    }
+
+    /// The places that all packed panels of A take for so many steps.
+    pub(super) fn a_panels(&self, steps: usize) -> usize {
+        self.row_panels * self.a_panel(steps)
+    }
+
+    /// Whether all threads pack all of A together before they multiply: if it would be packed again for each of several blocks of columns, and
+    /// tiles do not do that meanwhile.
+    pub(super) fn shares_packed_a(&self, col_blocks: usize) -> bool {
+        let packs_before = !self.a_in_place && !self.a_in_rows && !self.tiles_pack_a;
+        packs_before && col_blocks > 1 && self.a_panels(self.problem.k) <= SHARED_MAX
     }
 
     /// Whether the inner loop runs over the panels of A while a panel of B stays in the L1 cache, and not over the `cols` panels of B while a
@@ -245,8 +262,8 @@ pub(super) fn rows_cache_well(
 
 /// Elements at most of a block of B with all of k that a thread keeps packed while all rows meet it.
 const KEPT_B_MAX: usize = 1 << 20;
-/// Elements at most of a B that all threads pack together before they multiply.
-const SHARED_B_MAX: usize = 1 << 21;
+/// Elements at most of a B, or of an A, that all threads pack together before they multiply.
+const SHARED_MAX: usize = 1 << 21;
 /// Fewer panels of columns than these, unless they are all, are not kept so: A would be packed too often.
 const KEPT_COLS_MIN: usize = 16;
 
@@ -278,8 +295,7 @@ impl ChunkQueue {
     pub(super) fn new(plan: &BlockingPlan, cols: Range<usize>, threads: usize, kept: bool) -> ChunkQueue {
         let kept_panels = |elements: usize| elements / (plan.shape.cols() * plan.problem.k).max(1);
         let packs_before = !plan.b_in_place && !plan.tiles_pack_b;
-        let shares_packed_b =
-            packs_before && (kept || threads > 1 && kept_panels(SHARED_B_MAX) >= cols.len());
+        let shares_packed_b = packs_before && (kept || threads > 1 && kept_panels(SHARED_MAX) >= cols.len());
         let kept_panels =
             if shares_packed_b || plan.b_in_place { cols.len() } else { kept_panels(KEPT_B_MAX) };
         let keeps_b = (threads > 1 || shares_packed_b) && kept_panels >= cols.len().min(KEPT_COLS_MIN);
@@ -296,10 +312,15 @@ impl ChunkQueue {
         }
     }
 
+    /// How many blocks of columns there are.
+    pub(super) fn col_blocks(&self) -> usize {
+        self.cols.len().div_ceil(self.cols_max.max(1))
+    }
+
     /// Takes the next chunk; `None` if all are taken. Where threads keep B's panels, chunks get smaller as less is left, so
     /// that all threads end together (guided self-scheduling; Polychronopoulos and Kuck, 1987).
     pub(super) fn take(&self) -> Option<Chunk> {
-        let all = self.rows * self.cols.len().div_ceil(self.cols_max.max(1));
+        let all = self.rows * self.col_blocks();
         let end = |taken: usize| {
             let left = (all - taken) / (2 * self.threads);
             let len = if self.keeps_b { left.clamp(1, self.rows_max) } else { self.rows_max };
@@ -356,7 +377,8 @@ mod tests {
     fn what_is_read_once_or_lies_well_is_not_packed() {
         let direct = |plan: BlockingPlan| (plan.a_in_place, plan.b_in_place);
         assert_eq!(direct(plan(16, 16, 16)), (true, true));
-        assert_eq!(direct(plan(512, 512, 512)), (true, false));
+        assert_eq!(direct(plan(512, 200, 512)), (true, false));
+        assert_eq!(direct(plan(512, 512, 512)), (false, false)); // rows that many panels of columns read
         assert_eq!(direct(plan(200, 20, 16)), (true, true));
         assert_eq!(direct(plan(512, 512, 1024)), (false, false));
         let transposed = |m: usize, b_transposable: bool| {
@@ -375,7 +397,8 @@ mod tests {
     fn what_is_read_again_is_packed_by_tiles_where_its_order_allows() {
         let kept = |plan: BlockingPlan| (plan.tiles_pack_a, plan.tiles_pack_b, plan.a_in_rows);
         assert_eq!(kept(plan(512, 512, 512)), (false, true, false));
-        assert_eq!(kept(plan(512, 512, 1024)), (false, true, true));
+        assert_eq!(kept(plan(512, 200, 1024)), (false, true, true));
+        assert_eq!(kept(plan(512, 512, 1024)), (false, true, false));
         let weight_gradient = |m: usize, readable: bool| {
             let rows =
                 Problem { a_rows_contiguous: true, a_steps_contiguous: false, ..problem(m, 512, 1024) };

@@ -63,40 +63,47 @@ impl<T: GemmElem> Product<'_, T> {
                 row_threads,
                 kept.is_some(),
             ),
+            packed_a: &[],
             packed_b: &[],
         };
-        if pool.is_none() && kept.is_none() {
+        if pool.is_none() && kept.is_none() && !plan.shares_packed_a(macro_kernel(0).chunks.col_blocks()) {
             // SAFETY: the caller's.
             return unsafe { macro_kernel(0).run() };
         }
         let macro_kernels: Vec<_> = (0..col_ranges).map(macro_kernel).collect();
-        let len = macro_kernels.iter().map(MacroKernel::packed_b_len).sum();
-        let run = |mut panels: &mut [T::Acc], packs: bool| {
-            let packed = macro_kernels.into_iter().map(|one| {
-                let panels = panels.split_off_mut(..one.packed_b_len()).unwrap_or_default();
-                if packs {
-                    one.pack_together(pool, panels);
+        let col_blocks = macro_kernels.iter().map(|one| one.chunks.col_blocks()).sum();
+        let a_len = if plan.shares_packed_a(col_blocks) { plan.a_panels(plan.problem.k) } else { 0 };
+        let b_len = macro_kernels.iter().map(MacroKernel::packed_b_len).sum();
+        let run = |mut panels: &mut [T::Acc], packs_b: bool| {
+            with_scratch(a_len, |packed_a| {
+                macro_kernels[0].pack_a_together(pool, packed_a);
+                let packed_a: &[T::Acc] = packed_a;
+                let packed = macro_kernels.into_iter().map(|one| {
+                    let panels = panels.split_off_mut(..one.packed_b_len()).unwrap_or_default();
+                    if packs_b {
+                        one.pack_b_together(pool, panels);
+                    }
+                    MacroKernel { packed_a, packed_b: panels, ..one }
+                });
+                let macro_kernels: Vec<_> = packed.collect();
+                // SAFETY: the caller's; macro-kernels have different columns, hence different elements of C.
+                let piece = |piece: usize| unsafe { macro_kernels[piece % col_ranges].run() };
+                match pool {
+                    Some(pool) => pool.for_each(row_threads * col_ranges, piece),
+                    None => piece(0),
                 }
-                MacroKernel { packed_b: panels, ..one }
             });
-            let macro_kernels: Vec<_> = packed.collect();
-            // SAFETY: the caller's; macro-kernels have different columns, hence different elements of C.
-            let piece = |piece: usize| unsafe { macro_kernels[piece % col_ranges].run() };
-            match pool {
-                Some(pool) => pool.for_each(row_threads * col_ranges, piece),
-                None => piece(0),
-            }
         };
         match kept {
             Some(kept) if kept.is_empty() => {
-                kept.resize(len, T::Acc::ZERO);
+                kept.resize(b_len, T::Acc::ZERO);
                 run(kept, true);
             }
             Some(kept) => {
-                assert_eq!(kept.len(), len, "a product of another shape");
+                assert_eq!(kept.len(), b_len, "a product of another shape");
                 run(kept, false);
             }
-            None => with_scratch(len, |panels| run(panels, true)),
+            None => with_scratch(b_len, |panels| run(panels, true)),
         }
     }
 

@@ -82,7 +82,11 @@ fn main() -> ExitCode {
         }),
         ("memory that is used again without a record is found", || {
             // In some orders the memory is given back before it is used.
-            mistake("no_record", MISTAKE_SEEDS, &[&["missing wait: "], &["illegal access: ", "that was freed"]])
+            mistake(
+                "no_record",
+                MISTAKE_SEEDS,
+                &[&["missing wait: "], &["illegal access: ", "that was freed"]],
+            )
         }),
         ("a buffer that is written again too early is found", || {
             mistake("no_wait_before_reuse", MISTAKE_SEEDS, &[&["missing wait: "]])
