@@ -54,6 +54,13 @@ pub struct EmbeddingSpec {
     pub padding: Option<usize>,
 }
 
+impl EmbeddingSpec {
+    /// The table of a head, which has a row of padding if it is the embedding's.
+    pub(crate) fn of_head(self) -> EmbeddingSpec {
+        EmbeddingSpec { padding: self.padding.filter(|_| self.tied), ..self }
+    }
+}
+
 /// A linear map `y = x Wᵀ + b` that a [`LayerFactory`] has made. A rank may have a part of it.
 pub trait LinearMap: Module {
     /// The weight `[out, in]`, or this rank's rows or columns of it.

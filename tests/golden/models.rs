@@ -1,6 +1,7 @@
 //! Folders of whole models, as transformers' `save_pretrained` writes them, with their logits, loss and gradients, and of decoders their
 //! greedy continuation.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use phalanx::nn::models::{
@@ -103,6 +104,7 @@ impl Models {
 
     fn check_plain(&self, case: &Model, folder: &Path, config: &ModelConfig) -> Result<(), String> {
         let model = config.init(&Scope::new(1, DType::F32, self.device)).map_err(|e| e.to_string())?;
+        load_weights(&model, config, folder).map_err(|e| e.to_string())?;
         self.check(case, folder, config, &model)?;
         self.way_back(case, folder, &model, config)
     }
@@ -114,13 +116,16 @@ impl Models {
         let layers = read.layers().map_err(|e| text(&e))?;
         let (scope, whole) = (Scope::new(1, DType::F32, self.device), DecoderStage::whole(config.layers()));
         let model = config.init_stage(&layers, &scope, whole).map_err(|e| text(&e))?;
+        load_weights(&model, config, folder).map_err(|e| text(&e))?;
         load_adapter(&model, config, folder.join("adapter")).map_err(|e| text(&e))?;
         self.check(case, folder, config, &model)?;
         let saved = std::env::temp_dir().join(format!("phalanx-golden-adapter-{}", std::process::id()));
         save_adapter(&model, config, &read, &saved).map_err(|e| text(&e))?;
         let again = LoraConfig::read(&saved).map_err(|e| text(&e));
         let open = |folder: &Path| {
-            SafeTensors::open(folder.join("adapter_model.safetensors")).map_err(|e| e.to_string())
+            let file =
+                SafeTensors::open(folder.join("adapter_model.safetensors")).map_err(|e| e.to_string())?;
+            tensors(&[file])
         };
         let same = same_tensors(&open(&folder.join("adapter"))?, &open(&saved)?);
         save_tensors(merged(&model, &read).map_err(|e| text(&e))?, config, &saved).map_err(|e| text(&e))?;
@@ -147,7 +152,6 @@ impl Models {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let io = SafeTensors::open(folder.join("io.safetensors")).map_err(|e| text(&e))?;
         let stored = |name: &str| io.tensor(name, self.device).map_err(|e| e.to_string());
-        load_weights(model, config, folder).map_err(|e| text(&e))?;
         model.eval();
         let tokens = Var::new(stored("input_ids")?);
         let x = model.forward(&tokens).map_err(|e| text(&e))?;
@@ -164,7 +168,7 @@ impl Models {
             // Mixtral's gate and GPT-NeoX's head have other names in files than in a model.
             let file = name.replace(".mlp.gate.", ".block_sparse_moe.gate.");
             let file = if name == "lm_head.weight" { "embed_out.weight".into() } else { file };
-            let adapter = name.replace(".default", "");
+            let adapter = name.replace(".default.weight", ".weight").replace("_vector.weight", "_vector");
             let adapter = adapter.strip_prefix("base_model.model.").unwrap_or(name);
             vec![name.to_string(), file, adapter.to_string()]
         })?;
@@ -269,31 +273,55 @@ pub fn check_gradients(
 
 /// Refuses a folder `saved` that has not the tensors of another; removes it.
 pub fn same_folder(folder: &Path, saved: &Path, same_config: bool) -> Result<(), String> {
-    let open = |folder: &Path| SafeTensors::open(folder.join("model.safetensors")).map_err(|e| e.to_string());
-    let same = same_tensors(&open(folder)?, &open(saved)?);
+    let same = same_tensors(&tensors(&weights(folder)?)?, &tensors(&weights(saved)?)?);
     let _ = std::fs::remove_dir_all(saved);
     same?;
     if same_config { Ok(()) } else { Err("the settings are not read back".into()) }
 }
 
-/// Refuses files that have not the same tensors.
-fn same_tensors(before: &SafeTensors, after: &SafeTensors) -> Result<(), String> {
-    let sorted = |file: &SafeTensors| {
-        let mut names: Vec<String> = file.names().map(str::to_string).collect();
-        names.sort_unstable();
-        names
-    };
-    if sorted(before) != sorted(after) {
-        return Err(format!("saved again: {:?}, wanted {:?}", sorted(after), sorted(before)));
-    }
-    let values = |file: &SafeTensors, name: &str| {
-        let tensor = file.tensor(name, Device::CPU).map_err(|e| e.to_string())?;
-        Ok::<_, String>((tensor.shape().to_vec(), tensor.to_bytes().map_err(|e| e.to_string())?))
-    };
-    for name in sorted(before) {
-        if values(before, &name)? != values(after, &name)? {
-            return Err(format!("saved again: {name} is another tensor"));
+/// The files of a folder's weights, of which there may be several.
+fn weights(folder: &Path) -> Result<Vec<SafeTensors>, String> {
+    let is_weights = |name: &str| name.starts_with("model") && name.ends_with(".safetensors");
+    let files = std::fs::read_dir(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+    let paths = files.filter_map(|file| Some(file.ok()?.path()));
+    let paths = paths.filter(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(is_weights));
+    paths.map(|path| SafeTensors::open(path).map_err(|e| e.to_string())).collect()
+}
+
+/// Shapes and values of tensors, in f32 if they are halves.
+type Stored = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
+
+fn tensors(files: &[SafeTensors]) -> Result<Stored, String> {
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    let mut all = Stored::new();
+    for file in files {
+        for name in file.names() {
+            let mut tensor = file.tensor(name, Device::CPU).map_err(|e| text(&e))?;
+            if [DType::BF16, DType::F16].contains(&tensor.dtype()) {
+                tensor = kernels::cast(&tensor, DType::F32).map_err(|e| text(&e))?;
+            }
+            all.insert(name.into(), (tensor.shape().to_vec(), tensor.to_bytes().map_err(|e| text(&e))?));
         }
     }
-    Ok(())
+    Ok(all)
+}
+
+/// What old files have beside a model's parameters: masks and frequencies.
+const MASKS: [&str; 4] = ["rotary_emb.inv_freq", "attention.bias", "attention.masked_bias", "position_ids"];
+
+/// Refuses files that have not the same tensors, a head that is the embedding's table aside.
+fn same_tensors(before: &Stored, after: &Stored) -> Result<(), String> {
+    let is_mask = |name: &str| MASKS.iter().any(|mask| name.ends_with(mask));
+    let table = before.get("model.embed_tokens.weight");
+    let is_tied = |name: &str| name == "lm_head.weight" && before.get(name) == table;
+    let kept = |name: &&String| after.contains_key(*name) || !is_mask(name) && !is_tied(name);
+    let wanted: Vec<&String> = before.keys().filter(kept).collect();
+    let got: Vec<&String> = after.keys().collect();
+    if got != wanted {
+        return Err(format!("saved again: {got:?}, wanted {wanted:?}"));
+    }
+    match got.into_iter().find(|name| before[*name] != after[*name]) {
+        Some(name) => Err(format!("saved again: {name} is another tensor")),
+        None => Ok(()),
+    }
 }

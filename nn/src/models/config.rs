@@ -205,7 +205,13 @@ impl Layout for ModelConfig {
 
     /// Old files have masks and frequencies, and a tied head's table twice.
     fn is_known(&self, stored: &str) -> bool {
-        let masks = [".attn.bias", ".attn.masked_bias", ".rotary_emb.inv_freq"];
+        let masks = [
+            ".attn.bias",
+            ".attn.masked_bias",
+            ".attention.masked_bias",
+            ".attention.bias",
+            ".rotary_emb.inv_freq",
+        ];
         masks.iter().any(|mask| stored.ends_with(mask)) || stored == "lm_head.weight"
     }
 }

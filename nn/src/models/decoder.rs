@@ -408,7 +408,7 @@ impl<L: LayerFactory> NormAndHead<L> {
         let tied = embed.filter(|_| spec.table.tied).map(|embed| &embed.table);
         Ok(NormAndHead {
             norm: (spec.norm)(&scope.child(names.norm).with_dtype(spec.stream))?,
-            head: layers.head(&scope.child(name), spec.table, tied)?,
+            head: layers.head(&scope.child(name), spec.table.of_head(), tied)?,
             logit_cap: spec.logit_cap,
             matrix: scope.dtype(),
             head_name: tied.is_none().then_some(name),

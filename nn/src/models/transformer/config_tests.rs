@@ -262,3 +262,69 @@ fn losses_of_routers_are_those_of_the_file_if_it_asks_for_router_logits() {
         "{refused}"
     );
 }
+
+/// What transformers 5 takes where a file does not say.
+#[test]
+fn what_a_file_does_not_say_is_what_transformers_takes() {
+    let sizes = [40, 16, 4, 2, 16, 24];
+    let of = |family: &str, more: Value| transformer(&config(family, sizes, more));
+    let base = |c: &TransformerConfig| c.layers[0].rotary.as_ref().unwrap().base;
+    let plain = |family: &str| of(family, json!({}));
+    assert_eq!(["mistral", "mixtral", "smollm3"].map(|family| base(&plain(family))), [1e4, 1e6, 2e6]);
+    let caps = |c: TransformerConfig| (c.score_cap, c.logit_cap);
+    assert_eq!(caps(plain("gemma2")), (Some(50.0), Some(30.0)));
+    assert_eq!(caps(of("gemma2", json!({"attn_logit_softcapping": null}))), (None, Some(30.0)));
+    assert_eq!(caps(plain("gemma3_text")), (None, None));
+    // Blocks of SmolLM3 without positions are those with a window.
+    let windows = of("smollm3", json!({"use_sliding_window": true, "sliding_window": 5}));
+    let kinds: Vec<_> = windows.layers.iter().map(|kind| (kind.window, kind.rotary.is_some())).collect();
+    assert_eq!(kinds, [(None, true), (None, true), (None, true), (Some(5), false)]);
+}
+
+#[test]
+fn tokens_of_padding_are_those_of_the_file_or_the_family() {
+    let of = |family: &str, vocabulary: usize, more: Value| {
+        let config = transformer(&config(family, [vocabulary, 16, 2, 2, 16, 24], more));
+        let json = ModelConfig::from(config.clone()).to_json(phalanx_tensor::DType::F32);
+        assert_eq!(transformer(&json), config, "{json}");
+        config.padding
+    };
+    let usual = ["mistral", "gemma", "olmo2", "phi3", "smollm3"].map(|family| of(family, 130_000, json!({})));
+    assert_eq!(usual, [None, Some(0), Some(1), Some(32_000), Some(128_004)]);
+    assert_eq!(of("phi3", 100, json!({})), None);
+    for (said, padding) in [(json!(7), Some(7)), (json!(-1), Some(99)), (Value::Null, None)] {
+        assert_eq!(of("gemma2", 100, json!({"pad_token_id": said})), padding);
+    }
+    for said in [100, -101] {
+        let refused = config("mistral", [100, 16, 2, 2, 16, 24], json!({"pad_token_id": said}));
+        let refused = parse(&refused).unwrap_err();
+        assert!(refused.contains("wanted one of 100 tokens"), "{refused}");
+    }
+}
+
+#[test]
+fn gemmas_activation_is_the_one_that_transformers_takes() {
+    let of = |more: Value| {
+        let config = transformer(&config("gemma", [40, 16, 2, 2, 16, 24], more));
+        let json = ModelConfig::from(config.clone()).to_json(phalanx_tensor::DType::F32);
+        assert_eq!(transformer(&json), config, "{json}");
+        config.activation
+    };
+    assert_eq!(of(json!({"hidden_act": "gelu", "hidden_activation": "relu"})), Activation::GeluTanh);
+    assert_eq!(of(json!({"hidden_act": "gelu_python"})), Activation::Gelu);
+    assert_eq!(of(json!({"hidden_act": "relu"})), Activation::Relu);
+}
+
+#[test]
+fn positions_that_a_scaling_adds_belong_to_the_context() {
+    let context = |scaling: Value| {
+        let config =
+            parse(&config("llama", [40, 16, 2, 2, 16, 24], json!({"rope_scaling": scaling}))).unwrap();
+        assert_eq!(parse(&config.to_json(phalanx_tensor::DType::F32)).unwrap(), config);
+        config.context()
+    };
+    assert_eq!(context(json!({"type": "linear", "factor": 2.5})), 40);
+    assert_eq!(context(json!({"type": "dynamic", "factor": 4.0})), 64);
+    let yarn = |former: usize| json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": former});
+    assert_eq!([16, 4].map(|former| context(yarn(former))), [64, 16]);
+}

@@ -114,6 +114,7 @@ impl Family {
                 _ => {}
             }
         }
+        c.padding = matches!(self, Family::Gemma | Family::Olmo2).then_some(1);
         match self {
             Family::Gemma2 => (c.score_cap, c.logit_cap) = (Some(50.0), Some(30.0)),
             Family::GptNeoX => c.key_heads = heads,

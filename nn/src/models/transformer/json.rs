@@ -13,24 +13,29 @@ impl Family {
     pub(crate) fn json(self, c: &TransformerConfig, dtype: &str) -> Value {
         let (_, name, class) =
             FAMILIES.into_iter().find(|(family, ..)| *family == self).unwrap_or(FAMILIES[0]);
-        // Dynamic scaling serves sequences that are longer than this.
-        let former = match c.scaling() {
-            Some(RopeScaling::Dynamic { context, .. }) => *context,
-            _ => c.context,
-        };
+        // Scaled positions serve sequences that are longer than this.
+        let former = c.scalings().map(|scaling| scaling.stated(c.context)).min().unwrap_or(c.context);
         let mut json = json!({
             "architectures": [class], "model_type": name, "dtype": dtype, "vocab_size": c.vocabulary,
             "max_position_embeddings": former, "num_hidden_layers": c.layers.len(),
             "num_attention_heads": c.heads, "hidden_size": c.width, "intermediate_size": c.inner,
             "tie_word_embeddings": c.tied, "attention_dropout": c.dropout, "initializer_range": c.init_std,
-            "bos_token_id": null, "eos_token_id": null, "use_cache": true,
+            "bos_token_id": null, "eos_token_id": null, "pad_token_id": c.padding, "use_cache": true,
         });
         let mut set = |name: &str, value: Value| {
             json[name] = value;
         };
         let activation = if self.is_gemma() { "hidden_activation" } else { "hidden_act" };
-        let gelu = c.activation == Activation::GeluTanh && self.is_gemma();
-        set(activation, json!(if gelu { "gelu_pytorch_tanh" } else { activation_name(c.activation) }));
+        let named = match c.activation {
+            Activation::GeluTanh if self.is_gemma() => "gelu_pytorch_tanh",
+            // "gelu" is another one there.
+            Activation::Gelu if self == Family::Gemma => "gelu_python",
+            other => activation_name(other),
+        };
+        set(activation, json!(named));
+        if self == Family::Gemma {
+            set("hidden_act", json!(named));
+        }
         match self {
             Family::GptNeoX => {
                 set("layer_norm_eps", json!(c.eps));
@@ -56,7 +61,7 @@ impl Family {
                 }
             }
             Family::Gemma2 | Family::Gemma3 => {
-                set("query_pre_attn_scalar", json!(c.score_scale.map(|scale| scale.powi(-2).round())));
+                set("query_pre_attn_scalar", json!(c.score_scale.map(|scale| scale.powi(-2).round() as u64)));
                 set("attn_logit_softcapping", json!(c.score_cap));
                 set("final_logit_softcapping", json!(c.logit_cap));
             }

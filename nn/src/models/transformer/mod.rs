@@ -83,6 +83,8 @@ pub struct TransformerConfig {
     pub gated: bool,
     /// Whether the head shares the embedding's table.
     pub tied: bool,
+    /// The token of padding, whose embedding gets no gradient where it is looked up; none if absent.
+    pub padding: Option<usize>,
     /// Dropout of attention's probabilities.
     pub dropout: f64,
     /// Standard deviation of initial weights.
@@ -180,6 +182,7 @@ impl TransformerConfig {
             activation: Activation::Silu,
             gated: true,
             tied: false,
+            padding: None,
             dropout: 0.0,
             init_std: 0.02,
             stream: None,
@@ -230,7 +233,7 @@ impl TransformerConfig {
                 width: self.width,
                 init,
                 tied: self.tied,
-                padding: None,
+                padding: self.padding,
             },
             embedding_scale: self.embedding_scale,
             positions: None,
@@ -254,14 +257,14 @@ impl TransformerConfig {
         Decoder::build(layers, scope, stage, first, spec, block)
     }
 
-    /// How the rotary frequencies of the first block with positions are changed.
-    fn scaling(&self) -> Option<&RopeScaling> {
-        self.layers.iter().find_map(|kind| kind.rotary.as_ref()).map(|rotary| &rotary.scaling)
+    /// How the rotary frequencies of blocks with positions are changed.
+    fn scalings(&self) -> impl Iterator<Item = &RopeScaling> {
+        self.layers.iter().filter_map(|kind| kind.rotary.as_ref()).map(|rotary| &rotary.scaling)
     }
 
     /// The former contexts of blocks with long rope.
     fn turning_points(&self) -> impl Iterator<Item = usize> {
-        self.layers.iter().filter_map(|kind| kind.rotary.as_ref()?.scaling.turning_point())
+        self.scalings().filter_map(RopeScaling::turning_point)
     }
 
     /// Elements of the matrices.
@@ -355,6 +358,9 @@ impl TransformerConfig {
                     return Err(format!("{name} is {number}, wanted a number from 0 up"));
                 }
             }
+        }
+        if let Some(token) = self.padding.filter(|token| *token >= self.vocabulary) {
+            return Err(format!("the padding token is {token}, wanted one of {} tokens", self.vocabulary));
         }
         let caps = [("score_cap", self.score_cap), ("logit_cap", self.logit_cap)];
         if let Some((name, Some(cap))) =

@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 
 use super::family::{FULL, SLIDING};
 use super::{AttentionKind, Family, NormPlaces, TransformerConfig};
+use crate::models::Activation;
 use crate::models::check::check_layers;
 use crate::models::fields::{Fields, Parsed, activation_name};
 use crate::modules::{QueryKeyNorm, RopeScaling, Rotary};
@@ -20,6 +21,7 @@ impl Family {
         c.init_std = f.number("initializer_range", 0.02)?;
         c.dropout = f.number("attention_dropout", 0.0)?;
         c.tied = f.flag("tie_word_embeddings", c.tied)?;
+        c.padding = self.padding(f, c.vocabulary)?;
         c.eps = match self {
             Family::GptNeoX => f.number("layer_norm_eps", 1e-5)?,
             Family::Phi3 | Family::Olmo2 | Family::Mixtral | Family::OlmoE => {
@@ -31,9 +33,10 @@ impl Family {
         let activation = activation_name(c.activation);
         c.activation = match self {
             Family::Gemma2 | Family::Gemma3 => f.activation("hidden_activation", activation)?,
-            Family::Gemma => match f.text("hidden_activation")? {
-                Some(_) => f.activation("hidden_activation", activation)?,
-                None => f.activation("hidden_act", activation)?,
+            // The first files say "gelu" and mean what a tanh approximates, as transformers knows.
+            Family::Gemma => match f.activation("hidden_act", activation)? {
+                Activation::Gelu if f.text("hidden_act")? == Some("gelu") => Activation::GeluTanh,
+                other => other,
             },
             _ => f.activation("hidden_act", activation)?,
         };
@@ -53,19 +56,17 @@ impl Family {
         match self {
             Family::Phi3 => ["embd_pdrop", "resid_pdrop"].iter().try_for_each(|name| f.must_be_zero(name))?,
             Family::GptNeoX => {
-                f.must_be_zero("hidden_dropout")?;
+                ["hidden_dropout", "hidden_dropout_prob"].iter().try_for_each(|name| f.must_be_zero(name))?;
                 if !f.flag("use_parallel_residual", true)? {
                     c.norms = NormPlaces::Before;
                 }
             }
             Family::Gemma2 => {
-                c.score_cap = f.maybe_number("attn_logit_softcapping")?;
-                c.logit_cap = f.maybe_number("final_logit_softcapping")?;
+                let cap = |name, usual| if f.has(name) { f.maybe_number(name) } else { Ok(Some(usual)) };
+                c.score_cap = cap("attn_logit_softcapping", 50.0)?;
+                c.logit_cap = cap("final_logit_softcapping", 30.0)?;
             }
-            Family::Gemma3 => {
-                c.score_cap = f.maybe_number("attn_logit_softcapping")?;
-                c.logit_cap = f.maybe_number("final_logit_softcapping")?;
-            }
+            Family::Gemma3 => c.logit_cap = f.maybe_number("final_logit_softcapping")?,
             _ => {}
         }
         if self.is_gemma() {
@@ -77,12 +78,36 @@ impl Family {
         self.experts(f, &mut c)?;
         let windows = self.windows(f, layers)?;
         c.layers = self.kinds(f, &c, windows)?;
-        let gemmas: &[&str] = if self.is_gemma() { &["hidden_act"] } else { &[] };
-        f.all_read(&[&["pretraining_tp", "_sliding_window_pattern"], gemmas].concat())?;
-        if let Some(&RopeScaling::Dynamic { factor, context }) = c.scaling() {
-            c.context = (context as f64 * factor) as usize;
-        }
+        f.all_used(match self {
+            Family::Gemma => &["hidden_activation"],
+            Family::Gemma2 => &["hidden_act", "sliding_window_size"],
+            Family::Gemma3 => &["hidden_act", "attn_logit_softcapping"],
+            Family::GptNeoX => &["attention_probs_dropout_prob"],
+            Family::Qwen2 => &["attention_bias"],
+            _ => &[],
+        })?;
+        c.context = c.scalings().map(|scaling| scaling.extended(c.context)).max().unwrap_or(c.context);
         Ok(c)
+    }
+
+    /// The token of padding: what it is unless the file says so is the family's.
+    fn padding(self, f: &Fields<'_>, vocabulary: usize) -> Parsed<Option<usize>> {
+        let usual = match self {
+            Family::GptNeoX => return Ok(None),
+            Family::Gemma | Family::Gemma2 | Family::Gemma3 => Some(0),
+            Family::Olmo2 | Family::OlmoE => Some(1),
+            Family::Phi3 => Some(32_000),
+            Family::SmolLm3 => Some(128_004),
+            _ => None,
+        };
+        if !f.has("pad_token_id") {
+            return Ok(usual.filter(|token| *token < vocabulary));
+        }
+        let token = f.get("pad_token_id", "a token", Value::as_i64)?;
+        // A negative one counts from the end.
+        let row = |token| if token < 0 { token + vocabulary as i64 } else { token };
+        let wrong = |token| format!("pad_token_id is {token}, wanted one of {vocabulary} tokens");
+        token.map(|token| usize::try_from(row(token)).map_err(|_| wrong(token))).transpose()
     }
 
     /// The experts of a mixture.
@@ -133,7 +158,8 @@ impl Family {
                 c.qkv_bias = f.flag("attention_bias", true)?;
                 c.output_bias = c.qkv_bias;
             }
-            Family::Mistral | Family::Phi3 | Family::Qwen2 | Family::Mixtral => {
+            Family::Qwen2 => f.must_be("mlp_bias", false)?,
+            Family::Mistral | Family::Phi3 | Family::Mixtral => {
                 ["attention_bias", "mlp_bias"].iter().try_for_each(|name| f.must_be(name, false))?;
             }
             _ => {
@@ -171,7 +197,8 @@ impl Family {
             // These have one for all blocks.
             Family::Qwen3Moe => true,
             Family::Qwen2 | Family::Qwen3 => i >= after,
-            _ => self.has_positions(f, i).unwrap_or(true),
+            // SmolLM3.
+            _ => !self.has_positions(f, i).unwrap_or(true),
         };
         let Some(kinds) = f.list("layer_types")? else {
             return Ok((0..layers).map(|i| window.filter(|_| slides(i))).collect());
@@ -229,13 +256,14 @@ impl Family {
         }
         let scaling = f.object("rope_scaling")?.filter(|_| kind == FULL).unwrap_or(&empty);
         let base = match (self, kind) {
-            (Family::GptNeoX, _) => f.number("rotary_emb_base", 10000.0)?,
+            (Family::GptNeoX, _) => f.number("rotary_emb_base", f.number("rope_theta", 10000.0)?)?,
             (Family::Gemma3, SLIDING) => f.number("rope_local_base_freq", 10000.0)?,
-            (Family::Gemma3, _) => f.number("rope_theta", 1_000_000.0)?,
+            (Family::Gemma3 | Family::Mixtral, _) => f.number("rope_theta", 1_000_000.0)?,
+            (Family::SmolLm3, _) => f.number("rope_theta", 2_000_000.0)?,
             _ => f.number("rope_theta", 10000.0)?,
         };
         let part = match self {
-            Family::GptNeoX => f.number("rotary_pct", 0.25)?,
+            Family::GptNeoX => f.number("rotary_pct", f.number("partial_rotary_factor", 0.25)?)?,
             _ => f.number("partial_rotary_factor", 1.0)?,
         };
         let former = f.size("original_max_position_embeddings")?.filter(|_| self == Family::Phi3);
@@ -250,8 +278,8 @@ impl Family {
             )?,
         };
         let part = fields.number("partial_rotary_factor", part)?;
-        fields.all_read(&["type"])?;
-        scaling.all_read(&["type", "rope_type"])?;
+        fields.all_read(&["type", "finetuned"])?;
+        scaling.all_read(&["type", "rope_type", "finetuned"])?;
         let features = (c.head_dim as f64 * part) as usize;
         Ok(Rotary { features: (features != c.head_dim).then_some(features), ..rotary })
     }

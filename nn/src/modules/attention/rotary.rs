@@ -99,6 +99,26 @@ impl RopeScaling {
         }
     }
 
+    /// The positions that a model has whose file says that it has so many: some files say how many it was first trained for.
+    pub(crate) fn extended(&self, stated: usize) -> usize {
+        let times = |factor: f64| (stated as f64 * factor) as usize;
+        match self {
+            RopeScaling::Linear { factor } | RopeScaling::Dynamic { factor, .. } => times(*factor),
+            RopeScaling::Yarn { factor, context, .. } if *context == stated => times(*factor),
+            _ => stated,
+        }
+    }
+
+    /// The positions that a file says a model has, so that [`RopeScaling::extended`] gives these.
+    pub(crate) fn stated(&self, extended: usize) -> usize {
+        match self {
+            // Less a little, so that rounding does not make it one more.
+            RopeScaling::Linear { factor } => (extended as f64 / factor - 1e-9).ceil() as usize,
+            RopeScaling::Dynamic { context, .. } => *context,
+            _ => extended,
+        }
+    }
+
     /// Refuses numbers that do not fit so many rotated features.
     pub(crate) fn check(&self, features: usize) -> std::result::Result<(), String> {
         let RopeScaling::LongRope { short, long, attention_factor, context } = self else {
