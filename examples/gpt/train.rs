@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use phalanx::nn::models::{LoraConfig, ModelConfig, save_config};
+use phalanx::nn::models::{ModelConfig, keep_settings, save_config};
 use phalanx::parallel::hybrid::{adapted_decoder, decoder};
 use phalanx::parallel::{launch::Rank, planning::decoder_layers};
 use phalanx::train::text::Codec;
@@ -103,8 +103,8 @@ fn train_here(
         trainer = trainer
             .every(gpt.sample_every, move |run| sample(run, &config, &codec, &gpt.prompt, gpt.run.seed));
     }
-    let (saved, lora) = (config.clone(), gpt.lora.clone());
-    let summary = trainer.at_end(move |run| save(run, &saved, lora.as_ref(), &codec)).run_parts(part)?;
+    let (saved, from) = (config.clone(), gpt.clone());
+    let summary = trainer.at_end(move |run| save(run, &saved, &from, &codec)).run_parts(part)?;
     let folder =
         run.folder().or(run.rescue.as_deref()).filter(|_| process.is_none_or(|rank| rank.rank() == 0));
     if let (Some("interrupted"), Some(folder)) = (summary.stopped.as_deref(), folder) {
@@ -116,14 +116,17 @@ fn train_here(
 }
 
 /// Writes the model, and the best one, as Hugging Face folders. All ranks call it.
-fn save(run: &mut Run, config: &ModelConfig, lora: Option<&LoraConfig>, codec: &Codec) -> Result<()> {
+fn save(run: &mut Run, config: &ModelConfig, gpt: &Gpt, codec: &Codec) -> Result<()> {
     let Some(out) = run.config().folder().map(Path::to_path_buf) else { return Ok(()) };
     let has_best = run.config().keep_best && run.best_loss().is_some();
     for name in MODEL_FOLDERS.iter().take(1 + usize::from(has_best)) {
         if *name == MODEL_FOLDERS[1] {
             run.load_best()?;
         }
-        if save_decoder(run, config, lora, out.join(name))? {
+        if save_decoder(run, config, gpt.lora.as_ref(), out.join(name))? {
+            if let Some(init) = &gpt.init {
+                keep_settings(init, out.join(name))?;
+            }
             codec.save(&out.join(name))?;
         }
     }

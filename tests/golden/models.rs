@@ -210,10 +210,12 @@ impl Models {
         let mut all: Vec<Vec<i64>> = wanted.chunks(length).map(|row| row[..PROMPT].to_vec()).collect();
         let mut caches = model.caches(rows, length).map_err(|e| text(&e))?;
         for at in PROMPT..length {
-            let from = if cached && at > PROMPT { at - 1 } else { 0 };
+            // Beyond its former context, long rope rotates earlier keys otherwise.
+            let turns = model.turning_point().is_some_and(|former| at == former + 1);
+            let from = if cached && at > PROMPT && !turns { at - 1 } else { 0 };
             let new: Vec<i64> = all.iter().flat_map(|row| row[from..].iter().copied()).collect();
             let new = Var::from_slice(&new, &[rows, at - from], self.device).map_err(|e| text(&e))?;
-            if !cached {
+            if from == 0 {
                 caches.iter_mut().for_each(|cache| cache.clear());
             }
             let logits = match cached {

@@ -15,9 +15,9 @@ use phalanx_parallel::hybrid::Layout;
 use phalanx_tensor::{DType, Device};
 
 use crate::rank_generation::generate_saved;
-use crate::text::Codec;
 #[cfg(feature = "chat")]
 use crate::text::{Chat, Message};
+use crate::text::{Codec, end_tokens};
 use crate::{Error, Result, keyed};
 
 /// The folders of a run's last model, and of its best one.
@@ -78,11 +78,13 @@ impl GenerateConfig {
         }
         let folder = self.folder()?;
         let codec = Codec::of(&folder)?;
-        let prompt = codec.encode(self.prompt.as_bytes(), read_config(&folder)?.vocabulary())?;
+        let prompt = codec.encode_prompt(self.prompt.as_bytes(), read_config(&folder)?.vocabulary())?;
         if prompt.is_empty() {
             return refuse(format!("{}: the prompt {:?} has no tokens", codec.source(), self.prompt));
         }
-        let generation = || Generation::new(self.tokens).with_sampling(self.sampling().into());
+        let ends = end_tokens(&folder)?;
+        let generation =
+            || Generation::new(self.tokens).with_sampling(self.sampling().into()).with_end_tokens(&ends);
         let layout = Layout { tp: self.tp, pp: self.pp, ..Layout::default() };
         let rows = generate_saved(&folder, layout, &[prompt], generation, |_| true, tell)?;
         let Some(row) = rows.unwrap_or_default().pop() else { return Ok(None) };

@@ -57,7 +57,8 @@ pub use resnet::{ResNet, ResNetConfig, ResNetStage};
 pub use router_bias::RouterBias;
 pub use router_losses::RouterLosses;
 pub use save::{
-    SaveOptions, TensorSource, convert_folder, file_tensors, has_weights, save_config, save_from,
+    SaveOptions, TensorSource, convert_folder, file_tensors, has_weights, keep_settings, save_config,
+    save_from,
 };
 pub use t5::{T5, T5Config, T5Stage};
 pub use transformer::{AttentionKind, Experts, Family, NormKind, NormPlaces, TransformerConfig};

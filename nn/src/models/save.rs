@@ -329,6 +329,35 @@ pub fn convert_folder(from: impl AsRef<Path>, to: impl AsRef<Path>, options: &Sa
     write_json(&to.join(CONFIG), &Value::Object(config))
 }
 
+/// Gives the `config.json` of a folder what that of another folder says, of whose model this one is a further trained one: all of it but the
+/// dtype, if both say the same model; else the fields that this one leaves open, such as the numbers of special tokens.
+///
+/// # Errors
+/// If a file cannot be read or written.
+pub fn keep_settings(from: impl AsRef<Path>, folder: impl AsRef<Path>) -> Result<()> {
+    let read = |folder: &Path| parse_fields(&read_text(&folder.join(CONFIG))?, &folder.join(CONFIG));
+    let model = |fields: &Map<String, Value>| {
+        ModelConfig::parse(&Value::Object(fields.clone()).to_string(), &folder.as_ref().join(CONFIG))
+    };
+    let (mut theirs, mut own) = (read(from.as_ref())?, read(folder.as_ref())?);
+    let wanted = model(&own)?;
+    if model(&theirs).is_ok_and(|config| config == wanted) {
+        if theirs.remove("torch_dtype").is_some() || theirs.contains_key("dtype") {
+            theirs.insert("dtype".into(), own["dtype"].take());
+        }
+        own = theirs;
+    } else {
+        let mut more = own.clone();
+        for (name, value) in theirs.into_iter().filter(|(name, _)| own.get(name).is_none_or(Value::is_null)) {
+            more.insert(name, value);
+        }
+        if model(&more).is_ok_and(|config| config == wanted) {
+            own = more;
+        }
+    }
+    write_json(&folder.as_ref().join(CONFIG), &Value::Object(own))
+}
+
 fn same(a: &Path, b: &Path) -> bool {
     matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
 }

@@ -120,3 +120,39 @@ fn what_cannot_be_written_is_refused() {
     refused(convert_folder(&other.0, &folder.0, &SaveOptions::default()), "config.json");
     assert_same(&folder.0, DType::F32, &model);
 }
+
+#[test]
+fn a_trained_model_keeps_what_the_config_of_the_first_one_says() {
+    let (from, to) = (Folder::new("kept-from"), Folder::new("kept-to"));
+    let config = ModelConfig::Llama(LlamaConfig::new(50, 16, 2, 2, 8));
+    let write = |folder: &Path, config: &ModelConfig, more: serde_json::Value| {
+        std::fs::create_dir_all(folder).unwrap();
+        let mut json = config.to_json(DType::F32);
+        for (name, value) in more.as_object().unwrap() {
+            json[name] = value.clone();
+        }
+        std::fs::write(folder.join("config.json"), json.to_string()).unwrap();
+    };
+    let read = || -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(to.0.join("config.json")).unwrap()).unwrap()
+    };
+    let said = serde_json::json!({"bos_token_id": 1, "eos_token_id": [2, 3], "hidden_act": "swish", "dtype": null,
+        "torch_dtype": "bfloat16", "max_length": 20});
+    write(&from.0, &config, said);
+    write(&to.0, &config, serde_json::json!({}));
+    keep_settings(&from.0, &to.0).unwrap();
+    let kept = read();
+    let named = ["bos_token_id", "hidden_act", "dtype", "max_length"].map(|name| kept[name].to_string());
+    assert_eq!(named, ["1", "\"swish\"", "\"float32\"", "20"]);
+    assert!(kept.get("torch_dtype").is_none());
+    assert_eq!(read_config(&to.0).unwrap(), config);
+
+    // Another dropout is another model: what this one says goes before.
+    let mut other = config.clone();
+    other.set_dropout(0.25);
+    write(&to.0, &other, serde_json::json!({}));
+    keep_settings(&from.0, &to.0).unwrap();
+    let kept = read();
+    assert_eq!((kept["attention_dropout"].as_f64(), kept["bos_token_id"].as_u64()), (Some(0.25), Some(1)));
+    assert_eq!(read_config(&to.0).unwrap(), other);
+}

@@ -2,13 +2,8 @@
 
 use std::path::Path;
 
-use serde_json::Value;
-
-use super::{ChatTemplate, Codec, Message};
-use crate::{Error, Result};
-
-/// The files that name the tokens at which a model ends its answers.
-const FILES: [&str; 2] = ["generation_config.json", "config.json"];
+use super::{ChatTemplate, Codec, Message, end_tokens};
+use crate::Result;
 
 /// A conversation with the model of a folder: its messages so far, and what makes tokens of them.
 pub struct Chat {
@@ -27,10 +22,7 @@ impl Chat {
     /// As [`Codec::of`] and [`ChatTemplate::of`]; if neither the folder nor the template says where an answer ends.
     pub fn of(folder: &Path) -> Result<Chat> {
         let (codec, template) = (Codec::of(folder)?, ChatTemplate::of(folder)?);
-        let mut end_tokens = Vec::new();
-        for name in FILES {
-            end_tokens.extend(end_tokens_in(&folder.join(name))?);
-        }
+        let end_tokens = end_tokens(folder)?;
         let end_text = match template.end_of_turn() {
             Err(why) if end_tokens.is_empty() => return Err(why),
             end => end.ok(),
@@ -83,25 +75,6 @@ impl Chat {
     pub fn end_text(&self) -> Option<&str> {
         self.end_text.as_deref()
     }
-}
-
-/// The `eos_token_id` of a file, if it is there: a number, a list of numbers, or nothing.
-fn end_tokens_in(path: &Path) -> Result<Vec<u32>> {
-    if !path.exists() {
-        return Ok(Vec::new());
-    }
-    let file = std::fs::read(path).map_err(|e| Error::file(path, e))?;
-    let values: Value = serde_json::from_slice(&file).map_err(|e| Error::file(path, e))?;
-    let token = |value: &Value| u32::try_from(value.as_u64()?).ok();
-    let tokens = match &values["eos_token_id"] {
-        Value::Null => Some(Vec::new()),
-        Value::Array(all) => all.iter().map(token).collect(),
-        one => token(one).map(|token| vec![token]),
-    };
-    tokens.ok_or_else(|| {
-        let got = &values["eos_token_id"];
-        Error::file(path, format!("`eos_token_id`: got {got}, wanted a token's number or a list of such"))
-    })
 }
 
 #[cfg(test)]

@@ -106,6 +106,19 @@ impl Codec {
     /// # Errors
     /// If the text is not UTF-8 where bytes are not the tokens, or a token is beyond the vocabulary.
     pub fn encode(&self, text: &[u8], vocabulary: usize) -> Result<Vec<u32>> {
+        self.encode_with(text, vocabulary, false)
+    }
+
+    /// [`Codec::encode`] of a text that a model continues, with the special tokens that the tokenizer puts in front of it, if it does.
+    ///
+    /// # Errors
+    /// As [`Codec::encode`].
+    pub fn encode_prompt(&self, text: &[u8], vocabulary: usize) -> Result<Vec<u32>> {
+        self.encode_with(text, vocabulary, true)
+    }
+
+    #[cfg_attr(not(feature = "tokenizers"), allow(unused_variables))] // only tokenizers have special tokens
+    fn encode_with(&self, text: &[u8], vocabulary: usize, special: bool) -> Result<Vec<u32>> {
         let utf8 =
             || std::str::from_utf8(text).map_err(|e| Error::Config(format!("the text is not UTF-8: {e}")));
         let tokens: Vec<u32> = match self {
@@ -119,7 +132,7 @@ impl Codec {
             #[cfg(feature = "tokenizers")]
             Codec::Tokenizer(t, _) => {
                 let encoding =
-                    t.encode_fast(utf8()?, false).map_err(|e| Error::data(self.source(), e.to_string()))?;
+                    t.encode_fast(utf8()?, special).map_err(|e| Error::data(self.source(), e.to_string()))?;
                 encoding.get_ids().to_vec()
             }
         };
@@ -222,5 +235,28 @@ impl Codec {
             Codec::Tokenizer(_, from) => std::fs::read(from).map_err(|e| Error::file(from, e))?,
         };
         Ok(phalanx_tensor::io::atomic::write(&to, |file| file.write_all(&bytes))?)
+    }
+}
+
+#[cfg(all(test, feature = "tokenizers"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_has_the_special_tokens_in_front() {
+        let added = r#"[{"id": 2, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true}]"#;
+        let template = r#"{"type": "TemplateProcessing", "pair": [], "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+            {"Sequence": {"id": "A", "type_id": 0}}], "special_tokens": {"<s>": {"id": "<s>", "ids": [2], "tokens": ["<s>"]}}}"#;
+        let model = r#"{"type": "WordLevel", "vocab": {"a": 0, "b": 1, "<s>": 2}, "unk_token": "a"}"#;
+        let text = format!(
+            r#"{{"version": "1.0", "added_tokens": {added}, "pre_tokenizer": {{"type": "Whitespace"}},
+                "post_processor": {template}, "model": {model}}}"#
+        );
+        let codec = Codec::Tokenizer(Box::new(text.parse().unwrap()), TOKENIZER.into());
+        assert_eq!(codec.encode(b"b a", 3).unwrap(), [1, 0]);
+        assert_eq!(codec.encode_prompt(b"b a", 3).unwrap(), [2, 1, 0]);
+        assert!(codec.encode_prompt(b"b", 2).is_err());
+        assert_eq!(Codec::Bytes(None).encode_prompt(b"b", 256).unwrap(), [98]);
     }
 }

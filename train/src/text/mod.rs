@@ -8,6 +8,7 @@ mod codec;
 #[cfg(feature = "chat")]
 mod conversations;
 mod corpus;
+mod end_tokens;
 mod folder_text;
 mod prepare;
 #[cfg(feature = "chat")]
@@ -21,6 +22,7 @@ pub use codec::{Codec, TOKENIZER};
 pub use conversations::Conversations;
 use corpus::check_vocabulary;
 pub use corpus::{Answers, Corpus, CorpusConfig, TRAINING, VALIDATION};
+pub use end_tokens::end_tokens;
 pub use folder_text::text_of_folder;
 pub use prepare::PrepareConfig;
 #[cfg(feature = "chat")]
