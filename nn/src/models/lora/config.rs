@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use serde_json::{Value, json};
 
+use super::Modules;
 use crate::models::fields::{Fields, Parsed};
 use crate::models::save::write_json;
 use crate::{Error, Result};
@@ -18,8 +19,8 @@ pub struct LoraConfig {
     pub rank: usize,
     /// A layer with an adapter gives `W x + (alpha / rank) B A x`.
     pub alpha: f64,
-    /// The linear layers that have one: those whose name, or its end after a dot, is one of these.
-    pub targets: Vec<String>,
+    /// The linear layers that have one.
+    pub targets: Modules,
     /// Dropout of what goes into adapters. Tensor-parallel layers want none.
     pub dropout: f64,
     /// Whether the factor is `alpha / sqrt(rank)` (rsLoRA).
@@ -45,7 +46,7 @@ pub enum BaseWeights {
 impl LoraConfig {
     /// Adapters of a rank for layers of these names, with an alpha of twice the rank.
     pub fn new(rank: usize, targets: &[&str]) -> LoraConfig {
-        let targets = targets.iter().map(ToString::to_string).collect();
+        let targets = Modules::Names(targets.iter().map(ToString::to_string).collect());
         LoraConfig {
             rank,
             alpha: 2.0 * rank as f64,
@@ -90,18 +91,17 @@ impl LoraConfig {
         if rank == 0 {
             return Err("r is 0, wanted at least 1".into());
         }
-        let name = |v: &Value| v.as_str().map(str::to_string);
-        let targets = f.list("target_modules")?.ok_or("target_modules is missing")?;
-        let targets = targets.iter().map(name).collect::<Option<_>>();
+        let targets = f.get("target_modules", "names or a regular expression", Modules::of)?;
         let config = LoraConfig {
             rank,
             alpha: f.number("lora_alpha", 8.0)?,
-            targets: targets.ok_or("target_modules has something else than names")?,
+            targets: targets.ok_or("target_modules is missing")?,
             dropout: f.number("lora_dropout", 0.0)?,
             rank_stabilized: f.flag("use_rslora", false)?,
             dora: f.flag("use_dora", false)?,
             base: BaseWeights::Float,
         };
+        config.targets.check().map_err(|why| format!("target_modules: {why}"))?;
         f.all_used(&[
             "auto_mapping",
             "base_model_name_or_path",
@@ -125,14 +125,15 @@ impl LoraConfig {
     fn json(&self) -> Value {
         json!({
             "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": self.rank, "lora_alpha": self.alpha,
-            "lora_dropout": self.dropout, "target_modules": self.targets, "use_rslora": self.rank_stabilized,
+            "lora_dropout": self.dropout, "target_modules": self.targets.json(), "use_rslora": self.rank_stabilized,
             "use_dora": self.dora, "bias": "none", "fan_in_fan_out": false, "init_lora_weights": true,
             "inference_mode": true, "base_model_name_or_path": null, "modules_to_save": null,
         })
     }
 }
 
-/// `r=8,alpha=16,targets=q_proj,v_proj`, perhaps with `dropout=0.1`, `rslora=true`, `dora=true` and `base=int8`.
+/// `r=8,alpha=16,targets=q_proj,v_proj`, perhaps with `dropout=0.1`, `rslora=true`, `dora=true` and `base=int8`. Other settings follow under
+/// PEFT's names, and are not read back.
 impl std::fmt::Display for LoraConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let LoraConfig { rank, alpha, targets, dropout, rank_stabilized, dora, base } = self;
@@ -149,7 +150,10 @@ impl std::fmt::Display for LoraConfig {
         if *base == BaseWeights::Int8 {
             write!(f, ",base=int8")?;
         }
-        write!(f, ",targets={}", targets.join(","))
+        match targets {
+            Modules::Names(_) => write!(f, ",targets={targets}"),
+            Modules::Pattern(pattern) => write!(f, ",target_modules={pattern:?}"),
+        }
     }
 }
 
@@ -162,13 +166,14 @@ impl FromStr for LoraConfig {
             let wanted = "wanted r, alpha, dropout, rslora, dora, base=int8 and targets, as r=8,alpha=16,targets=q_proj,v_proj";
             Error::invalid("LoRA", format!("got {part:?} in {text:?}, {wanted}"))
         };
-        let (mut config, mut alpha, mut in_targets) = (LoraConfig::new(0, &[]), None, false);
+        let (mut config, mut targets, mut alpha) = (LoraConfig::new(0, &[]), Vec::new(), None);
+        let mut in_targets = false;
         for part in text.split(',') {
             let Some((key, value)) = part.split_once('=') else {
                 if !in_targets || part.is_empty() {
                     return Err(wrong(part));
                 }
-                config.targets.push(part.into());
+                targets.push(part.to_string());
                 continue;
             };
             in_targets = key == "targets" && !value.is_empty();
@@ -181,13 +186,14 @@ impl FromStr for LoraConfig {
                 "base" if value == "int8" => config.base = BaseWeights::Int8,
                 "base" if value == "float" => config.base = BaseWeights::Float,
                 "dora" => config.dora = value.parse().map_err(|_| wrong(part))?,
-                "targets" if in_targets => config.targets.push(value.into()),
+                "targets" if in_targets => targets.push(value.to_string()),
                 _ => return Err(wrong(part)),
             }
         }
-        if config.rank == 0 || config.targets.is_empty() || !(0.0..1.0).contains(&config.dropout) {
+        if config.rank == 0 || targets.is_empty() || !(0.0..1.0).contains(&config.dropout) {
             return Err(wrong(text));
         }
+        config.targets = Modules::Names(targets);
         config.alpha = alpha.unwrap_or(2.0 * config.rank as f64);
         Ok(config)
     }

@@ -157,7 +157,7 @@ fn dropout_goes_into_all_that_dora_adds() {
     close("y", &y.to_vec::<f64>().unwrap(), &wanted.to_vec::<f64>().unwrap());
 }
 
-fn folder(name: &str) -> PathBuf {
+pub(super) fn folder(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("phalanx-adapters-{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&folder);
     folder
