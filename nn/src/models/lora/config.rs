@@ -1,16 +1,19 @@
 //! [`LoraConfig`]: how adapters are made, as a value, as a text, and as PEFT's `adapter_config.json`.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::str::FromStr;
 
 use serde_json::{Value, json};
 
 use super::Modules;
-use crate::models::fields::{Fields, Parsed};
+use super::modules::{Layer, block, expression, first_match};
+use crate::models::fields::{Fields, Parsed, as_size};
 use crate::models::save::write_json;
 use crate::{Error, Result};
 
 const CONFIG: &str = "adapter_config.json";
+const MODULES: &str = "a list of names or a regular expression";
 
 /// How adapters are made.
 #[derive(Clone, Debug, PartialEq)]
@@ -21,6 +24,17 @@ pub struct LoraConfig {
     pub alpha: f64,
     /// The linear layers that have one.
     pub targets: Modules,
+    /// Those of them that have none.
+    pub excluded: Modules,
+    /// The blocks whose layers have one, if targets are names: all of them, if this is empty.
+    pub blocks: Vec<usize>,
+    /// What is before the number of a block in a path, as regular expressions. Any name is, if this is empty.
+    pub blocks_after: Vec<String>,
+    /// Ranks of some layers: of those whose path in transformers' model, or its end after a dot, is the first in this map that matches, as a
+    /// regular expression.
+    pub ranks: BTreeMap<String, usize>,
+    /// Alphas of some layers, as with ranks.
+    pub alphas: BTreeMap<String, f64>,
     /// Dropout of what goes into adapters. Tensor-parallel layers want none.
     pub dropout: f64,
     /// Whether the factor is `alpha / sqrt(rank)` (rsLoRA).
@@ -51,6 +65,11 @@ impl LoraConfig {
             rank,
             alpha: 2.0 * rank as f64,
             targets,
+            excluded: Modules::default(),
+            blocks: Vec::new(),
+            blocks_after: Vec::new(),
+            ranks: BTreeMap::new(),
+            alphas: BTreeMap::new(),
             dropout: 0.0,
             rank_stabilized: false,
             dora: false,
@@ -58,7 +77,70 @@ impl LoraConfig {
         }
     }
 
-    /// What an adapter's output is multiplied with.
+    /// The settings of one layer's adapter: those of all, with this layer's rank and alpha. `path` is its path in transformers' model, such
+    /// as `model.layers.0.self_attn.q_proj`.
+    ///
+    /// # Errors
+    /// If an expression is not supported.
+    pub fn of_layer(&self, path: &str) -> Result<LoraConfig> {
+        let wrong = |why| Error::invalid("LoRA", why);
+        Ok(LoraConfig {
+            rank: first_match(&self.ranks, path).map_err(wrong)?.unwrap_or(self.rank),
+            alpha: first_match(&self.alphas, path).map_err(wrong)?.unwrap_or(self.alpha),
+            ranks: BTreeMap::new(),
+            alphas: BTreeMap::new(),
+            ..self.clone()
+        })
+    }
+
+    /// Whether a layer has an adapter.
+    pub(super) fn is_target(&self, layer: &Layer) -> Parsed<bool> {
+        if self.excluded.has(layer)? || !self.targets.has(layer)? {
+            return Ok(false);
+        }
+        let all = self.blocks.is_empty();
+        Ok(all || block(&layer.peft, &self.blocks_after)?.is_some_and(|block| self.blocks.contains(&block)))
+    }
+
+    /// Which layers have an adapter, for errors.
+    pub(super) fn chosen(&self) -> String {
+        let is_choice = |field: &str| !["rank_pattern", "alpha_pattern"].contains(&field);
+        let some = self.of_some_layers().into_iter().filter(|(field, _)| is_choice(field));
+        let some = some.map(|(field, value)| format!(", {field} = {value}"));
+        format!("{:?}{}", self.targets.to_string(), some.collect::<String>())
+    }
+
+    /// Refuses settings that do not fit each other.
+    pub(super) fn check_settings(&self) -> Parsed<()> {
+        if let Some((name, _)) = self.ranks.iter().find(|(_, rank)| **rank == 0) {
+            return Err(format!("rank_pattern has a rank of 0 for {name:?}, wanted at least 1"));
+        }
+        if self.rank == 0 {
+            return Err("got a rank of 0, wanted at least 1".into());
+        }
+        let is_pattern = matches!(self.targets, Modules::Pattern(_));
+        if is_pattern && !(self.blocks.is_empty() && self.blocks_after.is_empty()) {
+            return Err(format!(
+                "layers_to_transform is {:?} and target_modules an expression, wanted names",
+                self.blocks
+            ));
+        }
+        if self.blocks.is_empty() && !self.blocks_after.is_empty() {
+            return Err(format!(
+                "layers_pattern is {:?}, wanted layers_to_transform, too",
+                self.blocks_after
+            ));
+        }
+        let of = |field: &'static str| move |why: String| format!("{field}: {why}");
+        let check = |pattern: &String| expression(pattern).map(drop);
+        self.targets.check().map_err(of("target_modules"))?;
+        self.excluded.check().map_err(of("exclude_modules"))?;
+        self.blocks_after.iter().try_for_each(check).map_err(of("layers_pattern"))?;
+        self.ranks.keys().try_for_each(check).map_err(of("rank_pattern"))?;
+        self.alphas.keys().try_for_each(check).map_err(of("alpha_pattern"))
+    }
+
+    /// What an adapter's output is multiplied with, if its layer has no rank or alpha of its own.
     pub fn scale(&self) -> f64 {
         let rank = self.rank as f64;
         self.alpha / if self.rank_stabilized { rank.sqrt() } else { rank }
@@ -87,21 +169,36 @@ impl LoraConfig {
         for name in ["lora_bias", "use_qalora", "ensure_weight_tying"] {
             f.must_be(name, false)?;
         }
-        let rank = f.needed("r")?;
-        if rank == 0 {
-            return Err("r is 0, wanted at least 1".into());
-        }
-        let targets = f.get("target_modules", "names or a regular expression", Modules::of)?;
+        let targets = f.get("target_modules", MODULES, Modules::of)?;
+        let blocks = f.get("layers_to_transform", "a number or a list of numbers", |value| match value {
+            Value::Array(all) => all.iter().map(as_size).collect(),
+            one => as_size(one).map(|one| vec![one]),
+        })?;
+        let text = |value: &Value| value.as_str().map(str::to_string);
+        let blocks_after = f.get("layers_pattern", "a name or a list of names", |value| match value {
+            Value::Array(all) => all.iter().map(text).collect(),
+            one => text(one).map(|one| vec![one]),
+        })?;
+        let is_unused = blocks.as_ref().is_some_and(Vec::is_empty);
         let config = LoraConfig {
-            rank,
+            rank: f.needed("r")?,
             alpha: f.number("lora_alpha", 8.0)?,
             targets: targets.ok_or("target_modules is missing")?,
+            excluded: f.get("exclude_modules", MODULES, Modules::of)?.unwrap_or_default(),
+            blocks: blocks.unwrap_or_default(),
+            blocks_after: blocks_after.filter(|all| !is_unused && *all != [""]).unwrap_or_default(),
+            ranks: f
+                .get("rank_pattern", "ranks by name", |value| by_name(value, as_size))?
+                .unwrap_or_default(),
+            alphas: f
+                .get("alpha_pattern", "numbers by name", |value| by_name(value, Value::as_f64))?
+                .unwrap_or_default(),
             dropout: f.number("lora_dropout", 0.0)?,
             rank_stabilized: f.flag("use_rslora", false)?,
             dora: f.flag("use_dora", false)?,
             base: BaseWeights::Float,
         };
-        config.targets.check().map_err(|why| format!("target_modules: {why}"))?;
+        config.check_settings()?;
         f.all_used(&[
             "auto_mapping",
             "base_model_name_or_path",
@@ -123,20 +220,41 @@ impl LoraConfig {
     }
 
     fn json(&self) -> Value {
-        json!({
+        let mut json = json!({
             "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": self.rank, "lora_alpha": self.alpha,
-            "lora_dropout": self.dropout, "target_modules": self.targets.json(), "use_rslora": self.rank_stabilized,
-            "use_dora": self.dora, "bias": "none", "fan_in_fan_out": false, "init_lora_weights": true,
+            "lora_dropout": self.dropout, "target_modules": self.targets.json(),
+            "use_rslora": self.rank_stabilized, "use_dora": self.dora, "bias": "none", "fan_in_fan_out": false, "init_lora_weights": true,
             "inference_mode": true, "base_model_name_or_path": null, "modules_to_save": null,
-        })
+        });
+        for (field, value) in self.of_some_layers() {
+            json[field] = value;
+        }
+        json
     }
+
+    /// The settings that say of some layers that they are unlike others, under PEFT's names.
+    fn of_some_layers(&self) -> Vec<(&'static str, Value)> {
+        let mut some = Vec::new();
+        let mut add = |field, is_empty: bool, value| (!is_empty).then(|| some.push((field, value)));
+        add("exclude_modules", self.excluded == Modules::default(), self.excluded.json());
+        add("layers_to_transform", self.blocks.is_empty(), json!(self.blocks));
+        add("layers_pattern", self.blocks_after.is_empty(), json!(self.blocks_after));
+        add("rank_pattern", self.ranks.is_empty(), json!(self.ranks));
+        add("alpha_pattern", self.alphas.is_empty(), json!(self.alphas));
+        some
+    }
+}
+
+/// The values of a map.
+fn by_name<T>(value: &Value, of: impl Fn(&Value) -> Option<T>) -> Option<BTreeMap<String, T>> {
+    value.as_object()?.iter().map(|(name, value)| Some((name.clone(), of(value)?))).collect()
 }
 
 /// `r=8,alpha=16,targets=q_proj,v_proj`, perhaps with `dropout=0.1`, `rslora=true`, `dora=true` and `base=int8`. Other settings follow under
 /// PEFT's names, and are not read back.
 impl std::fmt::Display for LoraConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let LoraConfig { rank, alpha, targets, dropout, rank_stabilized, dora, base } = self;
+        let LoraConfig { rank, alpha, targets, dropout, rank_stabilized, dora, base, .. } = self;
         write!(f, "r={rank},alpha={alpha}")?;
         if *dropout > 0.0 {
             write!(f, ",dropout={dropout}")?;
@@ -151,9 +269,10 @@ impl std::fmt::Display for LoraConfig {
             write!(f, ",base=int8")?;
         }
         match targets {
-            Modules::Names(_) => write!(f, ",targets={targets}"),
-            Modules::Pattern(pattern) => write!(f, ",target_modules={pattern:?}"),
+            Modules::Names(_) => write!(f, ",targets={targets}")?,
+            Modules::Pattern(pattern) => write!(f, ",target_modules={pattern:?}")?,
         }
+        self.of_some_layers().iter().try_for_each(|(field, value)| write!(f, ",{field}={value}"))
     }
 }
 

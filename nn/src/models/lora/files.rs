@@ -128,7 +128,8 @@ pub fn merged<L: LayerFactory>(model: &Decoder<Lora<L>>, lora: &LoraConfig) -> R
         let (Some(a), Some(b)) = (beside("lora_A.weight"), beside("lora_B.weight")) else {
             return Ok((name, weight));
         };
-        let merged = lora.merge(&weight, a, b, beside(MAGNITUDE))?;
+        let layer = model.layers().layer(name.strip_suffix(".weight").unwrap_or(&name));
+        let merged = lora.of_layer(&layer.peft)?.merge(&weight, a, b, beside(MAGNITUDE))?;
         Ok((name, merged))
     };
     model.parameters().iter().filter(|p| !is_adapter(p.name())).map(merge).collect()

@@ -54,22 +54,30 @@ impl LoraConfig {
     /// # Errors
     /// If there is one of these, or the model's sizes do not fit each other.
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
-        let scope = Scope::new(0, DType::F32, Device::Meta(0));
-        let model = config.init_stage(&self.layers()?, &scope, DecoderStage::whole(config.layers()))?;
+        let everywhere = LoraConfig {
+            excluded: Modules::default(),
+            blocks: Vec::new(),
+            blocks_after: Vec::new(),
+            ..self.clone()
+        };
+        let model = everywhere.planned(config)?;
         let path = |p: &Parameter| p.name().strip_suffix(".lora_A.weight").map(String::from);
         let layers: Vec<Layer> =
             adapters(&model).iter().filter_map(path).map(|path| model.layers().layer(&path)).collect();
         if let Modules::Names(names) = &self.targets {
             let is_unused = |name: &&String| !layers.iter().any(|layer| layer.is_called(name));
             if let Some(name) = names.iter().find(is_unused) {
-                return Err(no_layer(name, &model.parameters()));
+                return Err(no_layer(&format!("{name:?}"), &model.parameters()));
             }
         }
+        let model = self.planned(config)?;
         adapters(&model).iter().try_for_each(|p| peft_name(config, p.name()).map(drop))
     }
 
-    fn is_target(&self, layer: &Layer) -> Result<bool> {
-        self.targets.has(layer).map_err(wrong)
+    /// The whole model on a `meta` device.
+    fn planned(&self, config: &ModelConfig) -> Result<Decoder<Lora>> {
+        let scope = Scope::new(0, DType::F32, Device::Meta(0));
+        config.init_stage(&self.layers()?, &scope, DecoderStage::whole(config.layers()))
     }
 }
 
@@ -104,12 +112,9 @@ impl<L: LayerFactory> Lora<L> {
     /// Adapters beside layers that `layers` makes.
     ///
     /// # Errors
-    /// If the rank is 0, or an expression is not supported.
+    /// If a rank is 0, settings exclude each other, or an expression is not supported.
     pub fn new(layers: L, config: LoraConfig) -> Result<Lora<L>> {
-        if config.rank == 0 {
-            return Err(Error::invalid("LoRA", "got a rank of 0, wanted at least 1"));
-        }
-        config.targets.check().map_err(wrong)?;
+        config.check_settings().map_err(wrong)?;
         let has_linear = AtomicBool::new(false);
         Ok(Lora { layers: Arc::new(layers), config, has_linear, model: Mutex::default() })
     }
@@ -126,10 +131,18 @@ impl<L: LayerFactory> Lora<L> {
         Layer { path: path.to_string(), peft }
     }
 
+    /// The settings of a layer's adapter, if it is to have one.
+    fn settings(&self, scope: &Scope) -> Result<Option<LoraConfig>> {
+        let layer = self.layer(scope.path());
+        let is_target = self.config.is_target(&layer).map_err(wrong)?;
+        is_target.then(|| self.config.of_layer(&layer.peft)).transpose()
+    }
+
     /// A layer, with an adapter of these two maps beside it if it is to have one.
     fn adapted<C: LinearMap, A: LinearMap, B: LinearMap>(
         &self,
         scope: &Scope,
+        settings: Option<&LoraConfig>,
         base: C,
         is_whole: bool,
         down: impl FnOnce(&Scope) -> Result<A>,
@@ -140,9 +153,7 @@ impl<L: LayerFactory> Lora<L> {
         if self.config.base == BaseWeights::Int8 {
             base.weight().hold_in_int8()?;
         }
-        if !self.config.is_target(&self.layer(scope.path()))? {
-            return Ok(Adapted { layers, base, adapter: None });
-        }
+        let Some(settings) = settings else { return Ok(Adapted { layers, base, adapter: None }) };
         // A single head cannot be cut, so this is an error where layers are.
         if self.config.dropout > 0.0 && self.layers.heads(1).is_err() {
             let why = format!("got dropout {} with layers that are cut, wanted 0", self.config.dropout);
@@ -158,14 +169,15 @@ impl<L: LayerFactory> Lora<L> {
             lora_b: up(&scope.child("lora_B"))?,
             magnitude,
             dropout: Dropout::new(self.config.dropout, &scope.child("lora_dropout"))?,
-            scale: self.config.scale(),
+            scale: settings.scale(),
         };
         Ok(Adapted { layers, base, adapter: Some(adapter) })
     }
 
     /// Gives magnitudes the lengths of the rows that they are beside. All ranks call it.
     fn reset_magnitudes(&self, parameters: &[Parameter]) -> Result<()> {
-        magnitude::reset(&*self.layers, parameters, self.config.scale())
+        let scale = |path: &str| Ok(self.config.of_layer(&self.layer(path).peft)?.scale());
+        magnitude::reset(&*self.layers, parameters, scale)
     }
 }
 
@@ -248,11 +260,13 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
     type Head = L::Head;
 
     fn column(&self, scope: &Scope, spec: LinearSpec<'_>) -> Result<Self::Column> {
-        let (rank, init) = ([self.config.rank], Init::layer(spec.inputs));
+        let (settings, init) = (self.settings(scope)?, Init::layer(spec.inputs));
+        let rank = [settings.as_ref().map_or(self.config.rank, |settings| settings.rank)];
         let down = LinearSpec { outputs: &rank, bias: false, init, whole: true, ..spec };
-        let up = LinearSpec { inputs: self.config.rank, bias: false, init: Init::ZEROS, ..spec };
+        let up = LinearSpec { inputs: rank[0], bias: false, init: Init::ZEROS, ..spec };
         self.adapted(
             scope,
+            settings.as_ref(),
             self.layers.column(scope, spec)?,
             spec.whole,
             |scope| OneDevice.column(scope, down),
@@ -261,11 +275,13 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
     }
 
     fn row(&self, scope: &Scope, spec: LinearSpec<'_>) -> Result<Self::Row> {
-        let (rank, init) = ([self.config.rank], Init::layer(spec.inputs));
+        let (settings, init) = (self.settings(scope)?, Init::layer(spec.inputs));
+        let rank = [settings.as_ref().map_or(self.config.rank, |settings| settings.rank)];
         let down = LinearSpec { outputs: &rank, bias: false, init, ..spec };
-        let up = LinearSpec { inputs: self.config.rank, bias: false, init: Init::ZEROS, ..spec };
+        let up = LinearSpec { inputs: rank[0], bias: false, init: Init::ZEROS, ..spec };
         self.adapted(
             scope,
+            settings.as_ref(),
             self.layers.row(scope, spec)?,
             false,
             |scope| self.layers.row(scope, down),
@@ -341,7 +357,7 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
         // A pipeline's stage may have no blocks, or none of those that have adapters.
         let wanted = self.has_linear.swap(false, Relaxed) && unpoisoned(self.model.lock()).whole;
         if wanted && !parameters.iter().any(|parameter| is_adapter(parameter.name())) {
-            return Err(no_layer(&self.config.targets.to_string(), parameters));
+            return Err(no_layer(&self.config.chosen(), parameters));
         }
         parameters.iter().filter(|parameter| !is_adapter(parameter.name())).for_each(Parameter::freeze);
         self.reset_magnitudes(parameters)
@@ -367,7 +383,7 @@ fn no_layer(target: &str, parameters: &[Parameter]) -> Error {
     };
     let names: BTreeSet<String> = parameters.iter().filter_map(name).collect();
     let names = names.into_iter().collect::<Vec<_>>().join(", ");
-    Error::invalid("LoRA", format!("no linear layer is called {target:?}; those of this model are {names}"))
+    Error::invalid("LoRA", format!("no linear layer is called {target}; those of this model are {names}"))
 }
 
 /// The parameters of adapters, for an optimizer or a checkpoint.

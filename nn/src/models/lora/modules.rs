@@ -1,5 +1,7 @@
 //! [`Modules`]: which of a model's layers, as PEFT's `adapter_config.json` says it.
 
+use std::collections::BTreeMap;
+
 use regex_lite::Regex;
 use serde_json::{Value, json};
 
@@ -94,4 +96,27 @@ impl Modules {
 pub(super) fn expression(pattern: &str) -> Parsed<Regex> {
     let wanted = "wanted one without look-around and backreferences";
     Regex::new(pattern).map_err(|e| format!("got the regular expression {pattern:?} ({e}), {wanted}"))
+}
+
+/// What the first expression of a map says that matches a path, or its end after a dot.
+pub(super) fn first_match<T: Copy>(of: &BTreeMap<String, T>, path: &str) -> Parsed<Option<T>> {
+    for (pattern, value) in of {
+        if expression(&format!("^(?:(.*\\.)?({pattern})$)"))?.is_match(path) {
+            return Ok(Some(*value));
+        }
+    }
+    Ok(None)
+}
+
+/// The number of a layer's block: what follows the first match of one of these expressions, or of any name inside the path.
+pub(super) fn block(path: &str, patterns: &[String]) -> Parsed<Option<usize>> {
+    let any = [r"^.*?\.[^.]*\.(?P<number>[0-9]+)\.".to_string()];
+    let each = |pattern: &String| format!(r"^(?:(?:^|.*?\.){pattern}\.(?P<number>[0-9]+)\.)");
+    let patterns = if patterns.is_empty() { any.to_vec() } else { patterns.iter().map(each).collect() };
+    for pattern in patterns {
+        if let Some(found) = expression(&pattern)?.captures(path) {
+            return Ok(found.name("number").and_then(|number| number.as_str().parse().ok()));
+        }
+    }
+    Ok(None)
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 
-use super::tests::folder;
+use super::tests::{folder, tensor, tokens};
 use super::*;
 use crate::models::{GptConfig, LlamaConfig};
 
@@ -90,7 +90,7 @@ fn an_expression_matches_whole_paths() {
     assert!(said.contains("target_modules: got the regular expression \".*(?!q)_proj\""), "{said}");
     assert!(said.contains("wanted one without look-around"), "{said}");
     for (wrong, wanted) in
-        [(json!(1), "is 1, wanted names or a regular expression"), (json!(null), "missing")]
+        [(json!(1), "is 1, wanted a list of names or a regular expression"), (json!(null), "missing")]
     {
         let said = refused(json!({"target_modules": wrong}));
         assert!(said.contains("target_modules") && said.contains(wanted), "{said}");
@@ -113,4 +113,121 @@ fn stages_without_the_layers_of_adapters_have_none() {
         adapters(&config.init_stage(&layers, &scope, stage).unwrap()).len()
     };
     assert_eq!([count(0..2), count(2..3)], [0, 2]);
+}
+
+#[test]
+fn settings_of_some_layers() {
+    let all = json!({
+        "target_modules": ["q_proj", "v_proj", "down_proj"],
+        "exclude_modules": ["layers.1.self_attn.q_proj", "mlp.down_proj"],
+        "rank_pattern": {
+            "^model\\.layers\\.0\\..*q_proj": 7, "layers.1.self_attn.v_proj": 6, "proj": 3, "v_proj": 2,
+        },
+        "alpha_pattern": {"[qv]_proj": 16, "0.self_attn.v_proj": 2.5},
+    });
+    let lora = read(all).unwrap();
+    lora.check(&llama()).unwrap();
+    let model = build(&llama(), &lora);
+    let ranks: Vec<(String, usize)> = adapters(&model)
+        .iter()
+        .filter_map(|p| Some((p.name().strip_suffix(".lora_A.weight")?.to_string(), p.tensor().shape()[0])))
+        .collect();
+    let wanted = [
+        ("layers.0.self_attn.q_proj", 7),
+        ("layers.0.self_attn.v_proj", 2),
+        ("layers.1.self_attn.v_proj", 6),
+        ("layers.2.self_attn.q_proj", 4),
+        ("layers.2.self_attn.v_proj", 2),
+    ];
+    assert_eq!(ranks, wanted.map(|(path, rank)| (path.to_string(), rank)));
+    let scale = |path: &str| lora.of_layer(&format!("model.{path}")).unwrap().scale();
+    assert_eq!(scale("layers.0.self_attn.q_proj"), 16.0 / 7.0);
+    assert_eq!(scale("layers.0.self_attn.v_proj"), 1.25);
+    assert_eq!(scale("layers.2.self_attn.v_proj"), 8.0);
+    assert_eq!(scale("layers.2.mlp.up_proj"), 2.0);
+    let text = lora.to_string();
+    assert!(text.parse::<LoraConfig>().unwrap_err().to_string().contains("exclude_modules"), "{text}");
+}
+
+/// Each layer's adapter is scaled by its own factor in forward, in merged weights and in the lengths of DoRA.
+#[test]
+fn layers_with_ranks_of_their_own_are_saved_merged_and_read() {
+    for dora in [false, true] {
+        let lora = read(json!({
+            "target_modules": ".*(q|down)_proj", "exclude_modules": ".*0.*down_proj", "use_dora": dora,
+            "use_rslora": true, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"1.mlp.down_proj": 3},
+        }));
+        let (lora, config) = (lora.unwrap(), llama());
+        let (model, folder) = (build(&config, &lora), folder("own-ranks"));
+        let trained = adapters(&model);
+        for (i, adapter) in trained.iter().filter(|p| !p.name().ends_with(MAGNITUDE)).enumerate() {
+            adapter.load(&tensor(adapter.tensor().shape(), i as f64)).unwrap();
+        }
+        reset_magnitudes(&model).unwrap();
+        save_adapter(&model, &config, &lora, &folder).unwrap();
+        let again = build(&config, &LoraConfig::read(&folder).unwrap());
+        load_adapter(&again, &config, &folder).unwrap();
+        let plain = config.init(&Scope::new(1, DType::F64, Device::CPU)).unwrap();
+        for ((_, tensor), parameter) in merged(&model, &lora).unwrap().iter().zip(plain.parameters()) {
+            parameter.load(tensor).unwrap();
+        }
+        let logits = |x: Var| x.to_vec::<f64>().unwrap();
+        let wanted = logits(model.forward(&tokens()).unwrap());
+        assert_eq!(logits(again.forward(&tokens()).unwrap()), wanted);
+        let close = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-12;
+        assert!(logits(plain.forward(&tokens()).unwrap()).iter().zip(&wanted).all(close));
+        // Lengths that are those of the rows leave W + scale B A as it is.
+        let scale = |path: &str| lora.of_layer(path).unwrap().scale();
+        assert_eq!(scale("model.layers.0.self_attn.q_proj"), 8.0 / 2.0_f64.sqrt());
+        assert_eq!(scale("model.layers.1.mlp.down_proj"), 1.5);
+        let all = model.parameters();
+        let of = |name: &str| all.iter().find(|p| p.name() == name).unwrap().tensor();
+        let path = "layers.1.mlp.down_proj";
+        let [w, a, b] = ["weight", "lora_A.weight", "lora_B.weight"].map(|end| of(&format!("{path}.{end}")));
+        let more = phalanx_kernels::matmul(&b, &a).unwrap();
+        let more = phalanx_kernels::mul_scalar(&more, 1.5.into()).unwrap();
+        let sum = phalanx_kernels::add(&w, &more).unwrap().to_vec::<f64>().unwrap();
+        let made = merged(&model, &lora).unwrap();
+        let (_, made) = made.iter().find(|(name, _)| *name == format!("{path}.weight")).unwrap();
+        assert!(made.to_vec::<f64>().unwrap().iter().zip(&sum).all(close), "dora = {dora}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
+
+#[test]
+fn names_may_be_meant_in_some_blocks_alone() {
+    let of = |fields: Value| adapted(&llama(), fields);
+    let both = ["0.self_attn.q_proj", "2.self_attn.q_proj"];
+    assert_eq!(of(json!({"layers_to_transform": [0, 2]})), both);
+    assert_eq!(of(json!({"layers_to_transform": [2, 0], "layers_pattern": ["h", "layers"]})), both);
+    assert_eq!(of(json!({"layers_to_transform": 1, "layers_pattern": "layers"})), ["1.self_attn.q_proj"]);
+    for every in [json!({"layers_to_transform": []}), json!({"layers_pattern": ""})] {
+        assert_eq!(of(every).len(), 3);
+    }
+    let of_gpt = json!({"target_modules": ["c_fc"], "layers_to_transform": 1, "layers_pattern": "h"});
+    assert_eq!(adapted(&gpt(), of_gpt), ["1.mlp.c_fc"]);
+    let lora = read(json!({"layers_to_transform": [0], "layers_pattern": ["h"]})).unwrap();
+    let said = lora.check(&llama()).unwrap_err().to_string();
+    assert!(
+        said.contains("is called \"q_proj\", layers_to_transform = [0], layers_pattern = [\"h\"]; those"),
+        "{said}"
+    );
+    let cases = [
+        (
+            json!({"layers_to_transform": [0], "target_modules": ".*"}),
+            "is [0] and target_modules an expression",
+        ),
+        (json!({"layers_pattern": "h"}), "layers_pattern is [\"h\"], wanted layers_to_transform"),
+        (json!({"layers_to_transform": -1}), "layers_to_transform is -1, wanted a number"),
+        (json!({"layers_to_transform": 0, "layers_pattern": "(?=h)"}), "layers_pattern: got the regular"),
+        (json!({"rank_pattern": {"q_proj": 0}}), "rank_pattern has a rank of 0 for \"q_proj\""),
+        (json!({"rank_pattern": {"q_proj": "4"}}), "wanted ranks by name"),
+        (json!({"alpha_pattern": {"(?<=a)b": 4}}), "alpha_pattern: got the regular expression"),
+        (json!({"exclude_modules": {"q": 1}}), "exclude_modules is {\"q\":1}, wanted a list of names"),
+        (json!({"r": 0}), "rank of 0"),
+    ];
+    for (fields, wanted) in cases {
+        let said = refused(fields);
+        assert!(said.contains("adapter_config.json") && said.contains(wanted), "{said}");
+    }
 }
