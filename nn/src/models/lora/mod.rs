@@ -9,6 +9,8 @@
 
 mod config;
 mod files;
+#[cfg(test)]
+mod joined_tests;
 mod magnitude;
 mod modules;
 #[cfg(test)]
@@ -37,7 +39,7 @@ pub use config::{BaseWeights, LoraConfig};
 pub use files::{load_adapter, merged, save_adapter};
 pub use modules::Modules;
 
-use files::peft_name;
+use files::check_trained;
 use modules::Layer;
 
 impl LoraConfig {
@@ -71,7 +73,7 @@ impl LoraConfig {
             }
         }
         let model = self.planned(config)?;
-        adapters(&model).iter().try_for_each(|p| peft_name(config, p.name()).map(drop))
+        adapters(&model).iter().try_for_each(|p| check_trained(config, p.name()))
     }
 
     /// The whole model on a `meta` device.

@@ -17,7 +17,7 @@ fn gpt() -> ModelConfig {
 }
 
 /// Reads these fields beside those that are always there.
-fn read_from(folder: &Path, fields: Value) -> Result<LoraConfig> {
+pub(super) fn read_from(folder: &Path, fields: Value) -> Result<LoraConfig> {
     let mut all = json!({"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]});
     let Value::Object(fields) = fields else { panic!("{fields}") };
     all.as_object_mut().unwrap().extend(fields);
@@ -26,7 +26,7 @@ fn read_from(folder: &Path, fields: Value) -> Result<LoraConfig> {
     LoraConfig::read(folder)
 }
 
-fn read(fields: Value) -> Result<LoraConfig> {
+pub(super) fn read(fields: Value) -> Result<LoraConfig> {
     let folder = folder(&format!("read-{:?}", std::thread::current().id()));
     let read = read_from(&folder, fields);
     if let Ok(read) = &read {
@@ -41,7 +41,7 @@ fn refused(fields: Value) -> String {
     read(fields).unwrap_err().to_string()
 }
 
-fn build(config: &ModelConfig, lora: &LoraConfig) -> Decoder<Lora> {
+pub(super) fn build(config: &ModelConfig, lora: &LoraConfig) -> Decoder<Lora> {
     let (scope, stage) = (Scope::new(1, DType::F64, Device::CPU), DecoderStage::whole(config.layers()));
     config.init_stage(&lora.layers().unwrap(), &scope, stage).unwrap()
 }
