@@ -164,10 +164,20 @@ impl LoraConfig {
             return Err(format!("peft_type {kind:?} is not supported, wanted LORA"));
         }
         if let Some(bias) = f.text("bias")?.filter(|bias| *bias != "none") {
-            return Err(format!("bias {bias:?} is not supported, wanted none"));
+            return Err(format!("bias is {bias:?}, wanted \"none\", as biases are frozen"));
         }
-        for name in ["lora_bias", "use_qalora", "ensure_weight_tying"] {
+        for name in ["use_qalora", "ensure_weight_tying"] {
             f.must_be(name, false)?;
+        }
+        f.get("lora_bias", "false, as adapters have no biases", |value| (*value == false).then_some(()))?;
+        let is_empty = |value: &Value| match value {
+            Value::Array(all) => all.is_empty(),
+            Value::Object(all) => all.is_empty(),
+            _ => false,
+        };
+        for name in ["modules_to_save", "trainable_token_indices", "target_parameters"] {
+            let wanted = "null, as adapters of linear layers alone are supported";
+            f.get(name, wanted, |value| is_empty(value).then_some(()))?;
         }
         let targets = f.get("target_modules", MODULES, Modules::of)?;
         let blocks = f.get("layers_to_transform", "a number or a list of numbers", |value| match value {

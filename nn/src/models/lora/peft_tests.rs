@@ -231,3 +231,28 @@ fn names_may_be_meant_in_some_blocks_alone() {
         assert!(said.contains("adapter_config.json") && said.contains(wanted), "{said}");
     }
 }
+
+#[test]
+fn what_is_more_than_adapters_of_linear_layers_is_refused() {
+    let alone = "wanted null, as adapters of linear layers alone are supported";
+    let cases = [
+        (json!({"bias": "lora_only"}), "bias is \"lora_only\", wanted \"none\", as biases are frozen"),
+        (json!({"bias": "all"}), "bias is \"all\", wanted \"none\""),
+        (json!({"lora_bias": true}), "lora_bias is true, wanted false, as adapters have no biases"),
+        (json!({"modules_to_save": ["lm_head"]}), "modules_to_save is [\"lm_head\"], "),
+        (json!({"trainable_token_indices": [1, 5]}), "trainable_token_indices is [1,5], "),
+        (json!({"target_parameters": ["gate.weight"]}), "target_parameters is [\"gate.weight\"], "),
+        (json!({"kasa_config": {"beta": 1}}), "kasa_config = {\"beta\":1} is not supported"),
+    ];
+    for (fields, wanted) in cases {
+        let said = refused(fields);
+        let is_alone = wanted.ends_with(", ");
+        assert!(said.contains(wanted) && said.contains(alone) == is_alone, "{said}");
+    }
+    let none = json!({
+        "bias": "none", "lora_bias": false, "modules_to_save": [], "trainable_token_indices": null,
+        "target_parameters": [], "exclude_modules": null, "rank_pattern": {}, "alpha_pattern": {},
+        "layers_to_transform": null, "layers_pattern": null, "loftq_config": {}, "lora_dropout": 0.0,
+    });
+    assert_eq!(read(none).unwrap(), LoraConfig::new(4, &["q_proj"]));
+}
