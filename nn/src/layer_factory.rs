@@ -6,12 +6,16 @@
 //! activations between the blocks) by positions. [`OneDevice`] shards nothing.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use phalanx_autograd::{CrossEntropy, Gelu, Reduction, Var};
 use phalanx_tensor::{Context, Device, Dims, Tensor, Window};
 
 use crate::modules::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNormConfig};
 use crate::{Error, Init, Module, Parameter, Parameters, Result, Scope, parameters};
+
+/// Gives the name in a model's files of what has this name in the model.
+pub type FileNames = Arc<dyn Fn(&str) -> String + Send + Sync>;
 
 /// A linear layer to be made.
 #[derive(Clone, Copy, Debug)]
@@ -216,6 +220,9 @@ pub trait LayerFactory: Send + Sync + 'static {
     fn partial(&self, _parameters: &[Parameter]) -> Result<()> {
         Ok(())
     }
+
+    /// Is called before the layers of a decoder are made, with its files' names of parameters, and whether it has all blocks of its model.
+    fn begins(&self, _names: FileNames, _whole: bool) {}
 
     /// Is called with the parameters of a model, or of a stage, once it is complete.
     ///

@@ -60,8 +60,8 @@ pub use files::{LoadOptions, load, load_state_dict, load_state_dict_with, load_w
 pub use former_names::{At, Hidden, Holder, Layers, Map, Table, TableHead, Unit, UnitPolicy};
 pub use forward_hooks::{ForwardHookHandle, Hooked};
 pub use layer_factory::{
-    EmbeddingSpec, ExpertExchange, Head, HeadsNormSpec, LayerFactory, LinearHead, LinearMap, LinearSpec,
-    OneDevice, activation_window,
+    EmbeddingSpec, ExpertExchange, FileNames, Head, HeadsNormSpec, LayerFactory, LinearHead, LinearMap,
+    LinearSpec, OneDevice, activation_window,
 };
 pub use loss::{
     BceLoss, BceWithLogitsLoss, ClassesLast, CosineEmbeddingLoss, CrossEntropyLoss, GaussianNllLoss,

@@ -265,7 +265,7 @@ pub(super) fn set_labels(json: &mut Value, labels: &[String]) {
         labels.iter().enumerate().map(|(i, name)| (name.clone(), i.into())).collect::<Map<_, _>>().into();
 }
 
-fn as_size(value: &Value) -> Option<usize> {
+pub(super) fn as_size(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|n| usize::try_from(n).ok())
 }
 

@@ -110,6 +110,8 @@ impl GptConfig {
         first: Option<&Decoder<L>>,
     ) -> Result<Decoder<L>> {
         self.check().map_err(|why| Error::invalid("GPT", why))?;
+        let names = |name: &str| format!("transformer.{name}");
+        layers.begins(Arc::new(names), stage.layers.len() == self.layers);
         let init = Init::Normal { mean: 0.0, std: self.init_std };
         let table = |count, tied| EmbeddingSpec { count, width: self.width, init, tied, padding: None };
         let norm = |scope: &Scope| Ok(Box::new(self.norm(scope)?) as Box<dyn PreNorm>);

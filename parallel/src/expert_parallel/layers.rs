@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use phalanx_nn::autograd::Var;
 use phalanx_nn::{
-    EmbeddingSpec, Error, ExpertExchange, HeadsNormSpec, LayerFactory, LinearSpec, Module, OneDevice,
-    Parameter, Result, Scope,
+    EmbeddingSpec, Error, ExpertExchange, FileNames, HeadsNormSpec, LayerFactory, LinearSpec, Module,
+    OneDevice, Parameter, Result, Scope,
 };
 use phalanx_tensor::{Device, Tensor};
 
@@ -147,6 +147,10 @@ impl<L: LayerFactory> LayerFactory for ExpertParallel<L> {
 
     fn partial(&self, parameters: &[Parameter]) -> Result<()> {
         self.layers.partial(parameters)
+    }
+
+    fn begins(&self, names: FileNames, whole: bool) {
+        self.layers.begins(names, whole);
     }
 
     fn built(&self, parameters: &[Parameter]) -> Result<()> {

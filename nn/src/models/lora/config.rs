@@ -1,15 +1,19 @@
 //! [`LoraConfig`]: how adapters are made, as a value, as a text, and as PEFT's `adapter_config.json`.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::str::FromStr;
 
 use serde_json::{Value, json};
 
-use crate::models::fields::{Fields, Parsed};
+use super::Modules;
+use super::modules::{Layer, block, expression, first_match};
+use crate::models::fields::{Fields, Parsed, as_size};
 use crate::models::save::write_json;
 use crate::{Error, Result};
 
 const CONFIG: &str = "adapter_config.json";
+const MODULES: &str = "a list of names or a regular expression";
 
 /// How adapters are made.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,8 +22,19 @@ pub struct LoraConfig {
     pub rank: usize,
     /// A layer with an adapter gives `W x + (alpha / rank) B A x`.
     pub alpha: f64,
-    /// The linear layers that have one: those whose name, or its end after a dot, is one of these.
-    pub targets: Vec<String>,
+    /// The linear layers that have one.
+    pub targets: Modules,
+    /// Those of them that have none.
+    pub excluded: Modules,
+    /// The blocks whose layers have one, if targets are names: all of them, if this is empty.
+    pub blocks: Vec<usize>,
+    /// What is before the number of a block in a path, as regular expressions. Any name is, if this is empty.
+    pub blocks_after: Vec<String>,
+    /// Ranks of some layers: of those whose path in transformers' model, or its end after a dot, is the first in this map that matches, as a
+    /// regular expression.
+    pub ranks: BTreeMap<String, usize>,
+    /// Alphas of some layers, as with ranks.
+    pub alphas: BTreeMap<String, f64>,
     /// Dropout of what goes into adapters. Tensor-parallel layers want none.
     pub dropout: f64,
     /// Whether the factor is `alpha / sqrt(rank)` (rsLoRA).
@@ -45,11 +60,16 @@ pub enum BaseWeights {
 impl LoraConfig {
     /// Adapters of a rank for layers of these names, with an alpha of twice the rank.
     pub fn new(rank: usize, targets: &[&str]) -> LoraConfig {
-        let targets = targets.iter().map(ToString::to_string).collect();
+        let targets = Modules::Names(targets.iter().map(ToString::to_string).collect());
         LoraConfig {
             rank,
             alpha: 2.0 * rank as f64,
             targets,
+            excluded: Modules::default(),
+            blocks: Vec::new(),
+            blocks_after: Vec::new(),
+            ranks: BTreeMap::new(),
+            alphas: BTreeMap::new(),
             dropout: 0.0,
             rank_stabilized: false,
             dora: false,
@@ -57,7 +77,70 @@ impl LoraConfig {
         }
     }
 
-    /// What an adapter's output is multiplied with.
+    /// The settings of one layer's adapter: those of all, with this layer's rank and alpha. `path` is its path in transformers' model, such
+    /// as `model.layers.0.self_attn.q_proj`.
+    ///
+    /// # Errors
+    /// If an expression is not supported.
+    pub fn of_layer(&self, path: &str) -> Result<LoraConfig> {
+        let wrong = |why| Error::invalid("LoRA", why);
+        Ok(LoraConfig {
+            rank: first_match(&self.ranks, path).map_err(wrong)?.unwrap_or(self.rank),
+            alpha: first_match(&self.alphas, path).map_err(wrong)?.unwrap_or(self.alpha),
+            ranks: BTreeMap::new(),
+            alphas: BTreeMap::new(),
+            ..self.clone()
+        })
+    }
+
+    /// Whether a layer has an adapter.
+    pub(super) fn is_target(&self, layer: &Layer) -> Parsed<bool> {
+        if self.excluded.has(layer)? || !self.targets.has(layer)? {
+            return Ok(false);
+        }
+        let all = self.blocks.is_empty();
+        Ok(all || block(&layer.peft, &self.blocks_after)?.is_some_and(|block| self.blocks.contains(&block)))
+    }
+
+    /// Which layers have an adapter, for errors.
+    pub(super) fn chosen(&self) -> String {
+        let is_choice = |field: &str| !["rank_pattern", "alpha_pattern"].contains(&field);
+        let some = self.of_some_layers().into_iter().filter(|(field, _)| is_choice(field));
+        let some = some.map(|(field, value)| format!(", {field} = {value}"));
+        format!("{:?}{}", self.targets.to_string(), some.collect::<String>())
+    }
+
+    /// Refuses settings that do not fit each other.
+    pub(super) fn check_settings(&self) -> Parsed<()> {
+        if let Some((name, _)) = self.ranks.iter().find(|(_, rank)| **rank == 0) {
+            return Err(format!("rank_pattern has a rank of 0 for {name:?}, wanted at least 1"));
+        }
+        if self.rank == 0 {
+            return Err("got a rank of 0, wanted at least 1".into());
+        }
+        let is_pattern = matches!(self.targets, Modules::Pattern(_));
+        if is_pattern && !(self.blocks.is_empty() && self.blocks_after.is_empty()) {
+            return Err(format!(
+                "layers_to_transform is {:?} and target_modules an expression, wanted names",
+                self.blocks
+            ));
+        }
+        if self.blocks.is_empty() && !self.blocks_after.is_empty() {
+            return Err(format!(
+                "layers_pattern is {:?}, wanted layers_to_transform, too",
+                self.blocks_after
+            ));
+        }
+        let of = |field: &'static str| move |why: String| format!("{field}: {why}");
+        let check = |pattern: &String| expression(pattern).map(drop);
+        self.targets.check().map_err(of("target_modules"))?;
+        self.excluded.check().map_err(of("exclude_modules"))?;
+        self.blocks_after.iter().try_for_each(check).map_err(of("layers_pattern"))?;
+        self.ranks.keys().try_for_each(check).map_err(of("rank_pattern"))?;
+        self.alphas.keys().try_for_each(check).map_err(of("alpha_pattern"))
+    }
+
+    /// What an adapter's output is multiplied with, if its layer has no rank or alpha of its own.
     pub fn scale(&self) -> f64 {
         let rank = self.rank as f64;
         self.alpha / if self.rank_stabilized { rank.sqrt() } else { rank }
@@ -81,27 +164,51 @@ impl LoraConfig {
             return Err(format!("peft_type {kind:?} is not supported, wanted LORA"));
         }
         if let Some(bias) = f.text("bias")?.filter(|bias| *bias != "none") {
-            return Err(format!("bias {bias:?} is not supported, wanted none"));
+            return Err(format!("bias is {bias:?}, wanted \"none\", as biases are frozen"));
         }
-        for name in ["lora_bias", "use_qalora", "ensure_weight_tying"] {
+        for name in ["use_qalora", "ensure_weight_tying"] {
             f.must_be(name, false)?;
         }
-        let rank = f.needed("r")?;
-        if rank == 0 {
-            return Err("r is 0, wanted at least 1".into());
+        f.get("lora_bias", "false, as adapters have no biases", |value| (*value == false).then_some(()))?;
+        let is_empty = |value: &Value| match value {
+            Value::Array(all) => all.is_empty(),
+            Value::Object(all) => all.is_empty(),
+            _ => false,
+        };
+        for name in ["modules_to_save", "trainable_token_indices", "target_parameters"] {
+            let wanted = "null, as adapters of linear layers alone are supported";
+            f.get(name, wanted, |value| is_empty(value).then_some(()))?;
         }
-        let name = |v: &Value| v.as_str().map(str::to_string);
-        let targets = f.list("target_modules")?.ok_or("target_modules is missing")?;
-        let targets = targets.iter().map(name).collect::<Option<_>>();
+        let targets = f.get("target_modules", MODULES, Modules::of)?;
+        let blocks = f.get("layers_to_transform", "a number or a list of numbers", |value| match value {
+            Value::Array(all) => all.iter().map(as_size).collect(),
+            one => as_size(one).map(|one| vec![one]),
+        })?;
+        let text = |value: &Value| value.as_str().map(str::to_string);
+        let blocks_after = f.get("layers_pattern", "a name or a list of names", |value| match value {
+            Value::Array(all) => all.iter().map(text).collect(),
+            one => text(one).map(|one| vec![one]),
+        })?;
+        let is_unused = blocks.as_ref().is_some_and(Vec::is_empty);
         let config = LoraConfig {
-            rank,
+            rank: f.needed("r")?,
             alpha: f.number("lora_alpha", 8.0)?,
-            targets: targets.ok_or("target_modules has something else than names")?,
+            targets: targets.ok_or("target_modules is missing")?,
+            excluded: f.get("exclude_modules", MODULES, Modules::of)?.unwrap_or_default(),
+            blocks: blocks.unwrap_or_default(),
+            blocks_after: blocks_after.filter(|all| !is_unused && *all != [""]).unwrap_or_default(),
+            ranks: f
+                .get("rank_pattern", "ranks by name", |value| by_name(value, as_size))?
+                .unwrap_or_default(),
+            alphas: f
+                .get("alpha_pattern", "numbers by name", |value| by_name(value, Value::as_f64))?
+                .unwrap_or_default(),
             dropout: f.number("lora_dropout", 0.0)?,
             rank_stabilized: f.flag("use_rslora", false)?,
             dora: f.flag("use_dora", false)?,
             base: BaseWeights::Float,
         };
+        config.check_settings()?;
         f.all_used(&[
             "auto_mapping",
             "base_model_name_or_path",
@@ -123,19 +230,41 @@ impl LoraConfig {
     }
 
     fn json(&self) -> Value {
-        json!({
+        let mut json = json!({
             "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": self.rank, "lora_alpha": self.alpha,
-            "lora_dropout": self.dropout, "target_modules": self.targets, "use_rslora": self.rank_stabilized,
-            "use_dora": self.dora, "bias": "none", "fan_in_fan_out": false, "init_lora_weights": true,
+            "lora_dropout": self.dropout, "target_modules": self.targets.json(),
+            "use_rslora": self.rank_stabilized, "use_dora": self.dora, "bias": "none", "fan_in_fan_out": false, "init_lora_weights": true,
             "inference_mode": true, "base_model_name_or_path": null, "modules_to_save": null,
-        })
+        });
+        for (field, value) in self.of_some_layers() {
+            json[field] = value;
+        }
+        json
+    }
+
+    /// The settings that say of some layers that they are unlike others, under PEFT's names.
+    fn of_some_layers(&self) -> Vec<(&'static str, Value)> {
+        let mut some = Vec::new();
+        let mut add = |field, is_empty: bool, value| (!is_empty).then(|| some.push((field, value)));
+        add("exclude_modules", self.excluded == Modules::default(), self.excluded.json());
+        add("layers_to_transform", self.blocks.is_empty(), json!(self.blocks));
+        add("layers_pattern", self.blocks_after.is_empty(), json!(self.blocks_after));
+        add("rank_pattern", self.ranks.is_empty(), json!(self.ranks));
+        add("alpha_pattern", self.alphas.is_empty(), json!(self.alphas));
+        some
     }
 }
 
-/// `r=8,alpha=16,targets=q_proj,v_proj`, perhaps with `dropout=0.1`, `rslora=true`, `dora=true` and `base=int8`.
+/// The values of a map.
+fn by_name<T>(value: &Value, of: impl Fn(&Value) -> Option<T>) -> Option<BTreeMap<String, T>> {
+    value.as_object()?.iter().map(|(name, value)| Some((name.clone(), of(value)?))).collect()
+}
+
+/// `r=8,alpha=16,targets=q_proj,v_proj`, perhaps with `dropout=0.1`, `rslora=true`, `dora=true` and `base=int8`. Other settings follow under
+/// PEFT's names, and are not read back.
 impl std::fmt::Display for LoraConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let LoraConfig { rank, alpha, targets, dropout, rank_stabilized, dora, base } = self;
+        let LoraConfig { rank, alpha, targets, dropout, rank_stabilized, dora, base, .. } = self;
         write!(f, "r={rank},alpha={alpha}")?;
         if *dropout > 0.0 {
             write!(f, ",dropout={dropout}")?;
@@ -149,7 +278,11 @@ impl std::fmt::Display for LoraConfig {
         if *base == BaseWeights::Int8 {
             write!(f, ",base=int8")?;
         }
-        write!(f, ",targets={}", targets.join(","))
+        match targets {
+            Modules::Names(_) => write!(f, ",targets={targets}")?,
+            Modules::Pattern(pattern) => write!(f, ",target_modules={pattern:?}")?,
+        }
+        self.of_some_layers().iter().try_for_each(|(field, value)| write!(f, ",{field}={value}"))
     }
 }
 
@@ -162,13 +295,14 @@ impl FromStr for LoraConfig {
             let wanted = "wanted r, alpha, dropout, rslora, dora, base=int8 and targets, as r=8,alpha=16,targets=q_proj,v_proj";
             Error::invalid("LoRA", format!("got {part:?} in {text:?}, {wanted}"))
         };
-        let (mut config, mut alpha, mut in_targets) = (LoraConfig::new(0, &[]), None, false);
+        let (mut config, mut targets, mut alpha) = (LoraConfig::new(0, &[]), Vec::new(), None);
+        let mut in_targets = false;
         for part in text.split(',') {
             let Some((key, value)) = part.split_once('=') else {
                 if !in_targets || part.is_empty() {
                     return Err(wrong(part));
                 }
-                config.targets.push(part.into());
+                targets.push(part.to_string());
                 continue;
             };
             in_targets = key == "targets" && !value.is_empty();
@@ -181,13 +315,14 @@ impl FromStr for LoraConfig {
                 "base" if value == "int8" => config.base = BaseWeights::Int8,
                 "base" if value == "float" => config.base = BaseWeights::Float,
                 "dora" => config.dora = value.parse().map_err(|_| wrong(part))?,
-                "targets" if in_targets => config.targets.push(value.into()),
+                "targets" if in_targets => targets.push(value.to_string()),
                 _ => return Err(wrong(part)),
             }
         }
-        if config.rank == 0 || config.targets.is_empty() || !(0.0..1.0).contains(&config.dropout) {
+        if config.rank == 0 || targets.is_empty() || !(0.0..1.0).contains(&config.dropout) {
             return Err(wrong(text));
         }
+        config.targets = Modules::Names(targets);
         config.alpha = alpha.unwrap_or(2.0 * config.rank as f64);
         Ok(config)
     }

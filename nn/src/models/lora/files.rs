@@ -9,7 +9,8 @@ use phalanx_tensor::{Device, Tensor};
 
 use super::magnitude::{self, MAGNITUDE};
 use super::{Lora, LoraConfig, adapters, is_adapter};
-use crate::models::stored::{Layout, Rows};
+use crate::models::save::as_in_files;
+use crate::models::stored::{Layout, Rows, Stored};
 use crate::models::{Decoder, DecoderStage, ModelConfig};
 use crate::{Error, LayerFactory, Mismatch, Parameter, Parameters, Result};
 
@@ -40,20 +41,93 @@ impl LoraConfig {
     }
 }
 
-/// A parameter's name in PEFT's files.
-pub(super) fn peft_name(config: &ModelConfig, name: &str) -> Result<String> {
-    match (&config.stored(name).names[..], config.stored(name).rows) {
-        ([stored], Rows::All) => Ok(format!("base_model.model.{stored}")),
-        _ => {
-            let why = format!(
-                "the files of this family join {name} with others, and an adapter of one alone has no name there"
-            );
-            Err(Error::invalid("LoRA", why))
+/// PEFT's files of a model's adapters. Layers whose weights the family's files join have one adapter there: one `A`, and the rows of `B` that
+/// are those of their weights.
+struct PeftFiles<'a> {
+    config: &'a ModelConfig,
+    /// Of the weights of layers, by the layers' paths there.
+    rows: BTreeMap<String, usize>,
+}
+
+impl Layout for PeftFiles<'_> {
+    fn stored(&self, name: &str) -> Stored {
+        let Stored { names, rows, .. } = self.config.stored(name);
+        let rows = if name.contains(".lora_A.") { Rows::All } else { rows };
+        Stored::part(format!("base_model.model.{}", names.concat()), rows)
+    }
+
+    fn is_known(&self, _: &str) -> bool {
+        false
+    }
+}
+
+impl<'a> PeftFiles<'a> {
+    fn new(config: &'a ModelConfig, parameters: &[Parameter]) -> PeftFiles<'a> {
+        let mut files = PeftFiles { config, rows: BTreeMap::new() };
+        for parameter in parameters.iter().filter(|p| !is_adapter(p.name())) {
+            let name = files.stored(parameter.name()).names.concat();
+            if let Some(layer) = name.strip_suffix(".weight") {
+                let shape = parameter.part().whole_shape(parameter.tensor().rank());
+                *files.rows.entry(layer.to_string()).or_default() += shape.first().copied().unwrap_or(1);
+            }
+        }
+        files
+    }
+
+    /// The name and shape of the tensor that has a parameter, and which of its rows that is.
+    fn place(&self, parameter: &Parameter) -> (String, Vec<usize>, Rows) {
+        let Stored { names, rows, .. } = self.stored(parameter.name());
+        let (name, mut shape) = (names.concat(), parameter.part().whole_shape(parameter.tensor().rank()));
+        if rows != Rows::All {
+            let layer = name.split(".lora_").next().unwrap_or(&name);
+            shape[0] = self.rows.get(layer).copied().unwrap_or(shape[0]);
+        }
+        (name, shape, rows)
+    }
+
+    /// Adapters as files have them.
+    fn of(&self, adapters: &[Parameter]) -> Result<Vec<(String, Tensor)>> {
+        let wrong = |why: String| Error::invalid("save_adapter", why);
+        let (mut firsts, mut tensors) = (BTreeMap::<String, &Parameter>::new(), Vec::new());
+        let mut missing = BTreeMap::<String, usize>::new();
+        for adapter in adapters {
+            let (name, shape, rows) = self.place(adapter);
+            if rows != Rows::All {
+                *missing.entry(name).or_insert(shape[0]) -= adapter.tensor().shape()[0];
+            } else if let Some(first) = firsts.get(&name) {
+                if first.tensor().to_bytes()? != adapter.tensor().to_bytes()? {
+                    return Err(wrong(format!(
+                        "the files of this family have one tensor for {} and {}, which differ, wanted equal ones",
+                        first.name(),
+                        adapter.name()
+                    )));
+                }
+                continue;
+            } else {
+                firsts.insert(name, adapter);
+            }
+            tensors.push((adapter.name().to_string(), adapter.tensor()));
+        }
+        match missing.iter().find(|(_, rows)| **rows > 0) {
+            Some((name, rows)) => Err(wrong(format!("no adapter has {rows} of the rows of {name}"))),
+            None => as_in_files(tensors, self),
         }
     }
 }
 
-/// Fills a model's adapters, or those of a stage, from a folder as PEFT writes it.
+/// Refuses to train an adapter of a layer whose weight the family's files join with others.
+pub(super) fn check_trained(config: &ModelConfig, name: &str) -> Result<()> {
+    if config.stored(name).rows == Rows::All {
+        return Ok(());
+    }
+    let why = format!(
+        "the files of this family join {name} with others, and adapters trained apart have no place there"
+    );
+    Err(Error::invalid("LoRA", why))
+}
+
+/// Fills a model's adapters, or those of a stage, from a folder as PEFT writes it. Layers whose weights the family's files join share one `A`
+/// there, of which each gets a copy.
 ///
 /// # Errors
 /// If a file cannot be read, or tensors are missing, unknown or of another shape. Then no parameter is changed.
@@ -64,27 +138,27 @@ pub fn load_adapter<L: LayerFactory>(
 ) -> Result<()> {
     let file = SafeTensors::open(folder.as_ref().join(WEIGHTS))?;
     let (mut problems, mut fitting) = (Mismatch::default(), Vec::new());
+    let files = PeftFiles::new(config, &model.parameters());
     for parameter in adapters(model) {
-        let name = peft_name(config, parameter.name())?;
+        let (name, wanted, rows) = files.place(&parameter);
         if !file.contains(&name) {
             problems.missing.push(name);
             continue;
         }
-        let (shape, wanted) =
-            (file.shape(&name)?.to_vec(), parameter.part().whole_shape(parameter.tensor().rank()));
+        let shape = file.shape(&name)?.to_vec();
         match shape == wanted {
-            true => fitting.push((parameter, name)),
+            true => fitting.push((parameter, name, rows)),
             false => problems.misshaped.push((name, shape, wanted)),
         }
     }
     if *model.stage() == DecoderStage::whole(config.layers()) {
-        let known: Vec<&String> = fitting.iter().map(|(_, name)| name).collect();
+        let known: Vec<&String> = fitting.iter().map(|(_, name, _)| name).collect();
         let unknown = |name: &&str| !known.iter().any(|known| known == name);
         problems.unexpected = file.names().filter(unknown).map(str::to_string).collect();
     }
     problems.check(&file.path().display().to_string())?;
-    for (parameter, name) in fitting {
-        let whole = file.tensor(&name, Device::CPU)?;
+    for (parameter, name, rows) in fitting {
+        let whole = rows.of(&file.tensor(&name, Device::CPU)?)?;
         parameter.load(&parameter.part().of(&whole)?.with_shape(parameter.tensor().shape())?)?;
     }
     Ok(())
@@ -93,7 +167,8 @@ pub fn load_adapter<L: LayerFactory>(
 /// Writes a model's adapters as PEFT does: `adapter_model.safetensors` first, `adapter_config.json` last, each atomically.
 ///
 /// # Errors
-/// If a file cannot be written, or the model is a stage or a shard of a model.
+/// If a file cannot be written, the model is a stage or a shard of a model, or layers whose weights the family's files join do not have one
+/// `A`, as they do not after training.
 pub fn save_adapter<L: LayerFactory>(
     model: &Decoder<Lora<L>>,
     config: &ModelConfig,
@@ -105,9 +180,8 @@ pub fn save_adapter<L: LayerFactory>(
     if *model.stage() != DecoderStage::whole(config.layers()) || !is_whole {
         return Err(Error::invalid("save_adapter", "got a part of a model, wanted a whole one"));
     }
+    let tensors = PeftFiles::new(config, &model.parameters()).of(&parameters)?;
     std::fs::create_dir_all(folder).map_err(|e| phalanx_tensor::Error::file(folder, e))?;
-    let named = |p: &Parameter| Ok((peft_name(config, p.name())?, p.tensor()));
-    let tensors: Vec<(String, Tensor)> = parameters.iter().map(named).collect::<Result<_>>()?;
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     let named = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
     save_safetensors(folder.join(WEIGHTS), named, &metadata)?;
@@ -128,7 +202,8 @@ pub fn merged<L: LayerFactory>(model: &Decoder<Lora<L>>, lora: &LoraConfig) -> R
         let (Some(a), Some(b)) = (beside("lora_A.weight"), beside("lora_B.weight")) else {
             return Ok((name, weight));
         };
-        let merged = lora.merge(&weight, a, b, beside(MAGNITUDE))?;
+        let layer = model.layers().layer(name.strip_suffix(".weight").unwrap_or(&name));
+        let merged = lora.of_layer(&layer.peft)?.merge(&weight, a, b, beside(MAGNITUDE))?;
         Ok((name, merged))
     };
     model.parameters().iter().filter(|p| !is_adapter(p.name())).map(merge).collect()

@@ -104,8 +104,13 @@ fn not_zero(norms: &Tensor) -> Result<Tensor> {
     Ok(kernels::clamp(norms, Some(f64::from(f32::MIN_POSITIVE).into()), None)?)
 }
 
-/// Sets every magnitude among a model's parameters to the lengths of its weight's rows with what the adapter adds now.
-pub(super) fn reset(layers: &impl LayerFactory, parameters: &[Parameter], scale: f64) -> Result<()> {
+/// Sets every magnitude among a model's parameters to the lengths of its weight's rows with what the adapter adds now. `scale` gives a
+/// layer's factor for its path.
+pub(super) fn reset(
+    layers: &impl LayerFactory,
+    parameters: &[Parameter],
+    scale: impl Fn(&str) -> Result<f64>,
+) -> Result<()> {
     let find = |name: String| parameters.iter().find(|p| p.name() == name);
     for magnitude in parameters {
         let Some(layer) = magnitude.name().strip_suffix(MAGNITUDE) else { continue };
@@ -115,6 +120,7 @@ pub(super) fn reset(layers: &impl LayerFactory, parameters: &[Parameter], scale:
             continue;
         };
         let [held, a, b] = [weight.drawn()?, a.drawn()?, b.drawn()?];
+        let scale = scale(layer.strip_suffix('.').unwrap_or(layer))?;
         let adapted = Adapted { weight: &held, a: &a, b: &b, scale };
         magnitude.load(&adapted.norms(layers, weight)?)?;
     }

@@ -9,31 +9,38 @@
 
 mod config;
 mod files;
+#[cfg(test)]
+mod joined_tests;
 mod magnitude;
+mod modules;
+#[cfg(test)]
+mod peft_tests;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use phalanx_autograd::Var;
-use phalanx_tensor::{DType, Device, Tensor};
+use phalanx_tensor::{DType, Device, Tensor, unpoisoned};
 
 use self::magnitude::MAGNITUDE;
 use super::{Decoder, DecoderStage, ModelConfig};
 use crate::layer_factory::{EmbeddingSpec, LinearMap, LinearSpec};
 use crate::modules::{Dropout, Linear};
 use crate::{
-    Error, ExpertExchange, HeadsNormSpec, Init, LayerFactory, Module, OneDevice, Parameter, Parameters,
-    Result, Scope, parameters,
+    Error, ExpertExchange, FileNames, HeadsNormSpec, Init, LayerFactory, Module, OneDevice, Parameter,
+    Parameters, Result, Scope, parameters,
 };
 
 pub use config::{BaseWeights, LoraConfig};
 pub use files::{load_adapter, merged, save_adapter};
+pub use modules::Modules;
 
-use files::peft_name;
+use files::check_trained;
+use modules::Layer;
 
 impl LoraConfig {
     /// The layers of one device with these adapters.
@@ -49,22 +56,35 @@ impl LoraConfig {
     /// # Errors
     /// If there is one of these, or the model's sizes do not fit each other.
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
-        let scope = Scope::new(0, DType::F32, Device::Meta(0));
-        let model = config.init_stage(&self.layers()?, &scope, DecoderStage::whole(config.layers()))?;
-        let layers: BTreeSet<String> = adapters(&model)
-            .iter()
-            .filter_map(|p| p.name().strip_suffix(".lora_A.weight").map(String::from))
-            .collect();
-        let is_unused = |target: &&String| !layers.iter().any(|layer| has_end(layer, target));
-        if let Some(target) = self.targets.iter().find(is_unused) {
-            return Err(no_layer(target, &model.parameters()));
+        let everywhere = LoraConfig {
+            excluded: Modules::default(),
+            blocks: Vec::new(),
+            blocks_after: Vec::new(),
+            ..self.clone()
+        };
+        let model = everywhere.planned(config)?;
+        let path = |p: &Parameter| p.name().strip_suffix(".lora_A.weight").map(String::from);
+        let layers: Vec<Layer> =
+            adapters(&model).iter().filter_map(path).map(|path| model.layers().layer(&path)).collect();
+        if let Modules::Names(names) = &self.targets {
+            let is_unused = |name: &&String| !layers.iter().any(|layer| layer.is_called(name));
+            if let Some(name) = names.iter().find(is_unused) {
+                return Err(no_layer(&format!("{name:?}"), &model.parameters()));
+            }
         }
-        adapters(&model).iter().try_for_each(|p| peft_name(config, p.name()).map(drop))
+        let model = self.planned(config)?;
+        adapters(&model).iter().try_for_each(|p| check_trained(config, p.name()))
     }
 
-    fn is_target(&self, path: &str) -> bool {
-        self.targets.iter().any(|target| has_end(path, target))
+    /// The whole model on a `meta` device.
+    fn planned(&self, config: &ModelConfig) -> Result<Decoder<Lora>> {
+        let scope = Scope::new(0, DType::F32, Device::Meta(0));
+        config.init_stage(&self.layers()?, &scope, DecoderStage::whole(config.layers()))
     }
+}
+
+fn wrong(why: String) -> Error {
+    Error::invalid("LoRA", why)
 }
 
 /// Makes the layers of a model with adapters beside some, all of whose other parameters are frozen.
@@ -73,18 +93,32 @@ pub struct Lora<L: LayerFactory = OneDevice> {
     config: LoraConfig,
     /// Whether a linear layer was made since parameters were last handed out.
     has_linear: AtomicBool,
+    model: Mutex<Model>,
+}
+
+/// The model that layers are made for.
+struct Model {
+    names: FileNames,
+    /// Whether all of its blocks are made.
+    whole: bool,
+}
+
+impl Default for Model {
+    /// One whose files have its own names.
+    fn default() -> Model {
+        Model { names: Arc::new(str::to_string), whole: true }
+    }
 }
 
 impl<L: LayerFactory> Lora<L> {
     /// Adapters beside layers that `layers` makes.
     ///
     /// # Errors
-    /// If the rank is 0.
+    /// If a rank is 0, settings exclude each other, or an expression is not supported.
     pub fn new(layers: L, config: LoraConfig) -> Result<Lora<L>> {
-        if config.rank == 0 {
-            return Err(Error::invalid("LoRA", "got a rank of 0, wanted at least 1"));
-        }
-        Ok(Lora { layers: Arc::new(layers), config, has_linear: AtomicBool::new(false) })
+        config.check_settings().map_err(wrong)?;
+        let has_linear = AtomicBool::new(false);
+        Ok(Lora { layers: Arc::new(layers), config, has_linear, model: Mutex::default() })
     }
 
     /// How the adapters are made.
@@ -92,10 +126,25 @@ impl<L: LayerFactory> Lora<L> {
         &self.config
     }
 
+    /// The layer of this path.
+    fn layer(&self, path: &str) -> Layer {
+        let name = (unpoisoned(self.model.lock()).names)(&format!("{path}.weight"));
+        let peft = name.strip_suffix(".weight").unwrap_or(&name).to_string();
+        Layer { path: path.to_string(), peft }
+    }
+
+    /// The settings of a layer's adapter, if it is to have one.
+    fn settings(&self, scope: &Scope) -> Result<Option<LoraConfig>> {
+        let layer = self.layer(scope.path());
+        let is_target = self.config.is_target(&layer).map_err(wrong)?;
+        is_target.then(|| self.config.of_layer(&layer.peft)).transpose()
+    }
+
     /// A layer, with an adapter of these two maps beside it if it is to have one.
     fn adapted<C: LinearMap, A: LinearMap, B: LinearMap>(
         &self,
         scope: &Scope,
+        settings: Option<&LoraConfig>,
         base: C,
         is_whole: bool,
         down: impl FnOnce(&Scope) -> Result<A>,
@@ -106,9 +155,7 @@ impl<L: LayerFactory> Lora<L> {
         if self.config.base == BaseWeights::Int8 {
             base.weight().hold_in_int8()?;
         }
-        if !self.config.is_target(scope.path()) {
-            return Ok(Adapted { layers, base, adapter: None });
-        }
+        let Some(settings) = settings else { return Ok(Adapted { layers, base, adapter: None }) };
         // A single head cannot be cut, so this is an error where layers are.
         if self.config.dropout > 0.0 && self.layers.heads(1).is_err() {
             let why = format!("got dropout {} with layers that are cut, wanted 0", self.config.dropout);
@@ -124,14 +171,15 @@ impl<L: LayerFactory> Lora<L> {
             lora_b: up(&scope.child("lora_B"))?,
             magnitude,
             dropout: Dropout::new(self.config.dropout, &scope.child("lora_dropout"))?,
-            scale: self.config.scale(),
+            scale: settings.scale(),
         };
         Ok(Adapted { layers, base, adapter: Some(adapter) })
     }
 
     /// Gives magnitudes the lengths of the rows that they are beside. All ranks call it.
     fn reset_magnitudes(&self, parameters: &[Parameter]) -> Result<()> {
-        magnitude::reset(&*self.layers, parameters, self.config.scale())
+        let scale = |path: &str| Ok(self.config.of_layer(&self.layer(path).peft)?.scale());
+        magnitude::reset(&*self.layers, parameters, scale)
     }
 }
 
@@ -214,11 +262,13 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
     type Head = L::Head;
 
     fn column(&self, scope: &Scope, spec: LinearSpec<'_>) -> Result<Self::Column> {
-        let (rank, init) = ([self.config.rank], Init::layer(spec.inputs));
+        let (settings, init) = (self.settings(scope)?, Init::layer(spec.inputs));
+        let rank = [settings.as_ref().map_or(self.config.rank, |settings| settings.rank)];
         let down = LinearSpec { outputs: &rank, bias: false, init, whole: true, ..spec };
-        let up = LinearSpec { inputs: self.config.rank, bias: false, init: Init::ZEROS, ..spec };
+        let up = LinearSpec { inputs: rank[0], bias: false, init: Init::ZEROS, ..spec };
         self.adapted(
             scope,
+            settings.as_ref(),
             self.layers.column(scope, spec)?,
             spec.whole,
             |scope| OneDevice.column(scope, down),
@@ -227,11 +277,13 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
     }
 
     fn row(&self, scope: &Scope, spec: LinearSpec<'_>) -> Result<Self::Row> {
-        let (rank, init) = ([self.config.rank], Init::layer(spec.inputs));
+        let (settings, init) = (self.settings(scope)?, Init::layer(spec.inputs));
+        let rank = [settings.as_ref().map_or(self.config.rank, |settings| settings.rank)];
         let down = LinearSpec { outputs: &rank, bias: false, init, ..spec };
-        let up = LinearSpec { inputs: self.config.rank, bias: false, init: Init::ZEROS, ..spec };
+        let up = LinearSpec { inputs: rank[0], bias: false, init: Init::ZEROS, ..spec };
         self.adapted(
             scope,
+            settings.as_ref(),
             self.layers.row(scope, spec)?,
             false,
             |scope| self.layers.row(scope, down),
@@ -297,12 +349,17 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
         self.layers.partial(parameters)
     }
 
+    fn begins(&self, names: FileNames, whole: bool) {
+        self.layers.begins(names.clone(), whole);
+        *unpoisoned(self.model.lock()) = Model { names, whole };
+    }
+
     fn built(&self, parameters: &[Parameter]) -> Result<()> {
         self.layers.built(parameters)?;
-        // A pipeline's stage may have no blocks.
-        let wanted = self.has_linear.swap(false, Relaxed);
+        // A pipeline's stage may have no blocks, or none of those that have adapters.
+        let wanted = self.has_linear.swap(false, Relaxed) && unpoisoned(self.model.lock()).whole;
         if wanted && !parameters.iter().any(|parameter| is_adapter(parameter.name())) {
-            return Err(no_layer(&self.config.targets.join(","), parameters));
+            return Err(no_layer(&self.config.chosen(), parameters));
         }
         parameters.iter().filter(|parameter| !is_adapter(parameter.name())).for_each(Parameter::freeze);
         self.reset_magnitudes(parameters)
@@ -328,12 +385,7 @@ fn no_layer(target: &str, parameters: &[Parameter]) -> Error {
     };
     let names: BTreeSet<String> = parameters.iter().filter_map(name).collect();
     let names = names.into_iter().collect::<Vec<_>>().join(", ");
-    Error::invalid("LoRA", format!("no linear layer is called {target:?}; those of this model are {names}"))
-}
-
-/// Whether a path, or its end after a dot, is that name.
-fn has_end(path: &str, name: &str) -> bool {
-    path.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    Error::invalid("LoRA", format!("no linear layer is called {target}; those of this model are {names}"))
 }
 
 /// The parameters of adapters, for an optimizer or a checkpoint.

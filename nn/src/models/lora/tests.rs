@@ -18,7 +18,7 @@ fn values(count: usize, from: f64) -> Vec<f64> {
     (0..count).map(|i| (from + 0.7 * i as f64).sin()).collect()
 }
 
-fn tensor(shape: &[usize], from: f64) -> Tensor {
+pub(super) fn tensor(shape: &[usize], from: f64) -> Tensor {
     Tensor::from_slice(&values(shape.iter().product(), from), shape, Device::CPU).unwrap()
 }
 
@@ -157,13 +157,13 @@ fn dropout_goes_into_all_that_dora_adds() {
     close("y", &y.to_vec::<f64>().unwrap(), &wanted.to_vec::<f64>().unwrap());
 }
 
-fn folder(name: &str) -> PathBuf {
+pub(super) fn folder(name: &str) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("phalanx-adapters-{name}-{}", std::process::id()));
     let _ = std::fs::remove_dir_all(&folder);
     folder
 }
 
-fn tokens() -> Var {
+pub(super) fn tokens() -> Var {
     let tokens: Vec<i64> = (0..2 * 8).map(|i| i * 7919 % 37).collect();
     Var::from_slice(&tokens, &[2, 8], Device::CPU).unwrap()
 }
@@ -264,7 +264,7 @@ fn rows_of_zeros_add_nothing() {
     [layer.weight(), adapter.lora_b.weight()]
         .iter()
         .for_each(|p| kernels::fill_(&mut p.tensor(), 0.0).unwrap());
-    magnitude::reset(&OneDevice, &layer.parameters(), 2.0).unwrap();
+    magnitude::reset(&OneDevice, &layer.parameters(), |_| Ok(2.0)).unwrap();
     let y = layer.forward(&Var::new(tensor(&[1, INPUTS], 0.9))).unwrap();
     close("y", &y.to_vec::<f64>().unwrap(), &values(OUTPUTS, 0.4));
 }

@@ -224,6 +224,9 @@ impl TransformerConfig {
         first: Option<&Decoder<L>>,
     ) -> Result<Decoder<L>> {
         self.check().map_err(|why| Error::invalid(self.family.name(), why))?;
+        let files = self.clone();
+        let names = move |name: &str| files.stored(name).names.concat();
+        layers.begins(Arc::new(names), stage.layers.len() == self.layers.len());
         let init = Init::Normal { mean: 0.0, std: self.init_std };
         let norm = |scope: &Scope| Ok(Box::new(Norm::new(self, scope)?) as Box<dyn PreNorm>);
         let spec = DecoderSpec {

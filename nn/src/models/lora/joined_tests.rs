@@ -1,0 +1,171 @@
+//! Adapters of families whose files join weights, or call them otherwise than their models do.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use phalanx_tensor::io::{SafeTensors, save_safetensors};
+use serde_json::json;
+
+use super::peft_tests::{build, read, read_from};
+use super::tests::{folder, tensor, tokens};
+use super::*;
+use crate::models::{Family, TransformerConfig, file_tensors};
+
+const NEOX: [&str; 4] =
+    ["attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"];
+const PHI: [&str; 4] = ["self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"];
+
+/// Models, where their files have blocks, and the layers there with outputs and inputs.
+fn models() -> [(ModelConfig, &'static str, [(&'static str, [usize; 2]); 4]); 2] {
+    let config = |family| TransformerConfig::new(family, 37, 12, 2, 2, 16);
+    let phi = TransformerConfig { heads: 4, key_heads: 2, head_dim: 4, inner: 10, ..config(Family::Phi3) };
+    let neox = TransformerConfig { inner: 10, ..config(Family::GptNeoX) };
+    let of =
+        |names: [&'static str; 4], shapes: [[usize; 2]; 4]| std::array::from_fn(|i| (names[i], shapes[i]));
+    [
+        (neox.into(), "gpt_neox.layers", of(NEOX, [[48, 16], [16, 16], [10, 16], [16, 10]])),
+        (phi.into(), "model.layers", of(PHI, [[32, 16], [16, 16], [20, 16], [16, 10]])),
+    ]
+}
+
+/// What PEFT would write: each layer's `A`, `B`, and magnitude.
+fn files(folder: &Path, blocks: &str, layers: &[(&str, [usize; 2])], dora: bool) -> Vec<(String, Tensor)> {
+    let mut tensors = Vec::new();
+    for (i, (layer, [outputs, inputs])) in [0, 1].iter().flat_map(|i| layers.iter().map(move |l| (i, l))) {
+        let mut add = |end: &str, shape: &[usize]| {
+            let values = tensor(shape, tensors.len() as f64);
+            tensors.push((format!("base_model.model.{blocks}.{i}.{layer}.{end}"), values));
+        };
+        add("lora_A.weight", &[3, *inputs]);
+        add("lora_B.weight", &[*outputs, 3]);
+        if dora {
+            add("lora_magnitude_vector", &[*outputs]);
+        }
+    }
+    let named = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
+    save_safetensors(folder.join("adapter_model.safetensors"), named, &BTreeMap::new()).unwrap();
+    tensors
+}
+
+fn same(saved: &SafeTensors, wanted: &[(String, Tensor)]) {
+    assert_eq!(saved.names().count(), wanted.len());
+    for (name, tensor) in wanted {
+        assert_eq!(saved.shape(name).unwrap(), tensor.shape(), "{name}");
+        let saved = saved.tensor(name, Device::CPU).unwrap();
+        assert!(saved.to_bytes().unwrap() == tensor.to_bytes().unwrap(), "{name}");
+    }
+}
+
+/// As files have them, the merged weights are the files' weights with what PEFT adds: `W + scale B A`, with the joint `A` and `B`.
+#[test]
+fn an_adapter_of_joined_layers_is_read_merged_and_written_back() {
+    for ((config, blocks, layers), dora) in models().into_iter().flat_map(|m| [(m.clone(), false), (m, true)])
+    {
+        let folder = folder("joined");
+        let targets: Vec<&str> = layers.iter().map(|(name, _)| name.rsplit('.').next().unwrap()).collect();
+        let fields = json!({"target_modules": targets, "r": 3, "lora_alpha": 6, "use_dora": dora});
+        let lora = read_from(&folder, fields).unwrap();
+        let tensors = files(&folder, blocks, &layers, dora);
+        let model = build(&config, &lora);
+        load_adapter(&model, &config, &folder).unwrap();
+        save_adapter(&model, &config, &lora, folder.join("again")).unwrap();
+        same(&SafeTensors::open(folder.join("again/adapter_model.safetensors")).unwrap(), &tensors);
+        assert_eq!(LoraConfig::read(folder.join("again")).unwrap(), lora);
+
+        let mut weights = model.parameters();
+        weights.retain(|p| !is_adapter(p.name()));
+        let weights = weights.iter().map(|p| (p.name().to_string(), p.tensor())).collect();
+        let before = file_tensors(weights, &config).unwrap();
+        let after = file_tensors(merged(&model, &lora).unwrap(), &config).unwrap();
+        let find = |name: String| tensors.iter().find(|(other, _)| *other == name).map(|(_, tensor)| tensor);
+        let mut changed = 0;
+        for ((name, before), (_, after)) in before.iter().zip(&after) {
+            let beside =
+                |end: &str| find(format!("base_model.model.{}.{end}", name.strip_suffix(".weight")?));
+            let wanted = match (beside("lora_A.weight"), beside("lora_B.weight")) {
+                (Some(a), Some(b)) => lora.merge(before, a, b, beside(MAGNITUDE)).unwrap(),
+                _ => before.clone(),
+            };
+            changed += usize::from(wanted.to_bytes().unwrap() != before.to_bytes().unwrap());
+            let (wanted, after) = (wanted.to_vec::<f64>().unwrap(), after.to_vec::<f64>().unwrap());
+            assert!(after.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-12), "{name}");
+        }
+        assert_eq!(changed, 8);
+        let plain = config.init(&Scope::new(1, DType::F64, Device::CPU)).unwrap();
+        for ((_, tensor), parameter) in merged(&model, &lora).unwrap().iter().zip(plain.parameters()) {
+            parameter.load(tensor).unwrap();
+        }
+        let [got, wanted] =
+            [model.forward(&tokens()), plain.forward(&tokens())].map(|y| y.unwrap().to_vec::<f64>().unwrap());
+        let worst = got.iter().zip(wanted).map(|(a, b)| (a - b).abs() / (1.0 + b.abs())).fold(0.0, f64::max);
+        assert!(worst < 1e-12, "{blocks}, dora = {dora}: {worst}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
+
+#[test]
+fn layers_with_other_names_in_files_are_trained() {
+    for (config, _, layers) in models() {
+        let is_joint = |name: &str| {
+            ["query_key_value", "qkv_proj", "gate_up_proj"].iter().any(|joint| name.ends_with(joint))
+        };
+        let apart: Vec<&str> = layers.iter().map(|(name, _)| *name).filter(|name| !is_joint(name)).collect();
+        let lora = read(json!({"target_modules": apart, "r": 3})).unwrap();
+        lora.check(&config).unwrap();
+        let folder = folder("apart");
+        save_adapter(&build(&config, &lora), &config, &lora, &folder).unwrap();
+        let saved = SafeTensors::open(folder.join("adapter_model.safetensors")).unwrap();
+        assert_eq!(saved.names().count(), 2 * 2 * apart.len());
+        assert!(
+            saved.names().all(|name| apart.iter().any(|apart| name.contains(&format!(".{apart}.lora_"))))
+        );
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+    let (config, ..) = models()[0].clone();
+    let ranks = json!({"target_modules": r"gpt_neox\..*dense.*", "rank_pattern": {"attention.dense": 2}});
+    let lora = read(ranks).unwrap();
+    lora.check(&config).unwrap();
+    let shapes = |model: &Decoder<Lora>| -> Vec<usize> {
+        let is_a = |p: &&Parameter| p.name().contains("lora_A");
+        adapters(model).iter().filter(is_a).map(|p| p.tensor().shape()[0]).collect()
+    };
+    assert_eq!(shapes(&build(&config, &lora)), [2, 4, 4, 2, 4, 4]);
+}
+
+#[test]
+fn adapters_of_joined_layers_are_not_trained_and_not_taken_apart() {
+    for (config, blocks, layers) in models() {
+        let folder = folder("drifted");
+        let (joint, ..) = layers[0];
+        let lora = read_from(&folder, json!({"target_modules": [joint], "r": 3})).unwrap();
+        let said = lora.check(&config).unwrap_err().to_string();
+        assert!(said.contains("join layers.0.self_attn.q_proj.lora_A.weight with others"), "{said}");
+        files(&folder, blocks, &layers[..1], false);
+        let model = build(&config, &lora);
+        load_adapter(&model, &config, &folder).unwrap();
+        let a = adapters(&model).into_iter().find(|p| p.name().ends_with("1.self_attn.v_proj.lora_A.weight"));
+        let a = a.unwrap();
+        a.load(&tensor(a.tensor().shape(), 0.5)).unwrap();
+        let said = save_adapter(&model, &config, &lora, folder.join("again")).unwrap_err().to_string();
+        assert!(
+            said.contains("1.self_attn.q_proj.lora_A.weight and layers.1.self_attn.v_proj.lora_A"),
+            "{said}"
+        );
+        assert!(!folder.join("again").exists());
+        // Some of the layers alone have no place in files; nor have the files of all a place in some.
+        let some = LoraConfig::new(3, &["q_proj", "k_proj"]);
+        let model = build(&config, &some);
+        let [a, b] = ["layers.0.self_attn.q_proj.lora_A.weight", "layers.0.self_attn.k_proj.lora_A.weight"]
+            .map(|name| adapters(&model).into_iter().find(|p| p.name() == name).unwrap());
+        load_adapter(&model, &config, &folder).unwrap();
+        assert!(a.tensor().to_bytes().unwrap() == b.tensor().to_bytes().unwrap());
+        let said = save_adapter(&model, &config, &some, folder.join("again")).unwrap_err().to_string();
+        assert!(said.contains("of the rows of base_model.model."), "{said}");
+        // A file of other rows.
+        let (name, [outputs, inputs]) = layers[0];
+        files(&folder, blocks, &[(name, [outputs + 3, inputs])], false);
+        let said = load_adapter(&build(&config, &lora), &config, &folder).unwrap_err().to_string();
+        assert!(said.contains(&format!("[{}, 3]", outputs + 3)), "{said}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
