@@ -233,8 +233,9 @@ impl LoraConfig {
         let mut json = json!({
             "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": self.rank, "lora_alpha": self.alpha,
             "lora_dropout": self.dropout, "target_modules": self.targets.json(),
-            "use_rslora": self.rank_stabilized, "use_dora": self.dora, "bias": "none", "fan_in_fan_out": false, "init_lora_weights": true,
-            "inference_mode": true, "base_model_name_or_path": null, "modules_to_save": null,
+            "use_rslora": self.rank_stabilized, "use_dora": self.dora, "bias": "none",
+            "fan_in_fan_out": false, "init_lora_weights": true, "inference_mode": true, "base_model_name_or_path": null,
+            "modules_to_save": null,
         });
         for (field, value) in self.of_some_layers() {
             json[field] = value;

@@ -97,7 +97,7 @@ impl<'a> PeftFiles<'a> {
             } else if let Some(first) = firsts.get(&name) {
                 if first.tensor().to_bytes()? != adapter.tensor().to_bytes()? {
                     return Err(wrong(format!(
-                        "the files of this family have one tensor for {} and {}, which differ, wanted equal ones",
+                        "got {} and {} that differ, wanted equal ones: the files of this family join them",
                         first.name(),
                         adapter.name()
                     )));

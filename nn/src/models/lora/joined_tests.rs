@@ -15,8 +15,11 @@ const NEOX: [&str; 4] =
     ["attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"];
 const PHI: [&str; 4] = ["self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"];
 
-/// Models, where their files have blocks, and the layers there with outputs and inputs.
-fn models() -> [(ModelConfig, &'static str, [(&'static str, [usize; 2]); 4]); 2] {
+/// A layer's name in files, its outputs and its inputs.
+type Shaped = (&'static str, [usize; 2]);
+
+/// Models, where their files have blocks, and the layers there.
+fn models() -> [(ModelConfig, &'static str, [Shaped; 4]); 2] {
     let config = |family| TransformerConfig::new(family, 37, 12, 2, 2, 16);
     let phi = TransformerConfig { heads: 4, key_heads: 2, head_dim: 4, inner: 10, ..config(Family::Phi3) };
     let neox = TransformerConfig { inner: 10, ..config(Family::GptNeoX) };
