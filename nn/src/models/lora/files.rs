@@ -8,7 +8,8 @@ use phalanx_tensor::io::{SafeTensors, save_safetensors};
 use phalanx_tensor::{Device, Tensor};
 
 use super::magnitude::{self, MAGNITUDE};
-use super::{Lora, LoraConfig, adapters, is_adapter};
+use super::modules::Layer;
+use super::{Lora, LoraConfig, Modules, adapters, is_adapter};
 use crate::models::save::as_in_files;
 use crate::models::stored::{Layout, Rows, Stored};
 use crate::models::{Decoder, DecoderStage, ModelConfig};
@@ -185,7 +186,27 @@ pub fn save_adapter<L: LayerFactory>(
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     let named = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
     save_safetensors(folder.join(WEIGHTS), named, &metadata)?;
-    lora.write(folder)
+    LoraConfig { targets: in_files(model, &lora.targets), ..lora.clone() }.write(folder)
+}
+
+/// Targets by the names that layers have in files, where they have others in the model.
+fn in_files<L: LayerFactory>(model: &Decoder<Lora<L>>, targets: &Modules) -> Modules {
+    let Modules::Names(names) = targets else { return targets.clone() };
+    let adapters = adapters(model);
+    let paths = adapters.iter().filter_map(|p| p.name().strip_suffix(".lora_A.weight"));
+    let layers: Vec<Layer> = paths.map(|path| model.layers().layer(path)).collect();
+    let mut named = Vec::new();
+    for name in names {
+        let called: Vec<&Layer> = layers.iter().filter(|layer| layer.is_called(name)).collect();
+        let own = called.is_empty() || called.iter().any(|layer| layer.is_called_in_files(name));
+        let ends = called.iter().filter_map(|layer| layer.peft.rsplit('.').next()).filter(|_| !own);
+        for name in ends.chain(own.then_some(&**name)) {
+            if !named.iter().any(|known| known == name) {
+                named.push(name.to_string());
+            }
+        }
+    }
+    Modules::Names(named)
 }
 
 /// The tensors of a whole model by the parameters' names, with what the adapters add in the weights, for

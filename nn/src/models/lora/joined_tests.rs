@@ -125,6 +125,13 @@ fn layers_with_other_names_in_files_are_trained() {
         std::fs::remove_dir_all(&folder).unwrap();
     }
     let (config, ..) = models()[0].clone();
+    // What the model calls otherwise is called in the file as files do.
+    let (lora, folder) =
+        (LoraConfig::new(2, &["o_proj", "mlp.down_proj", "dense_h_to_4h"]), folder("called"));
+    save_adapter(&build(&config, &lora), &config, &lora, &folder).unwrap();
+    let named = ["dense", "dense_4h_to_h", "dense_h_to_4h"].map(String::from).to_vec();
+    assert_eq!(LoraConfig::read(&folder).unwrap().targets, Modules::Names(named));
+    std::fs::remove_dir_all(&folder).unwrap();
     let ranks = json!({"target_modules": r"gpt_neox\..*dense.*", "rank_pattern": {"attention.dense": 2}});
     let lora = read(ranks).unwrap();
     lora.check(&config).unwrap();

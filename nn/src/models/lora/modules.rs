@@ -44,7 +44,12 @@ pub(super) struct Layer {
 impl Layer {
     /// Whether one of its paths, or the end of one after a dot, is that name.
     pub(super) fn is_called(&self, name: &str) -> bool {
-        has_end(&self.peft, name) || has_end(&self.path, name)
+        self.is_called_in_files(name) || has_end(&self.path, name)
+    }
+
+    /// The same of its path in transformers' model alone.
+    pub(super) fn is_called_in_files(&self, name: &str) -> bool {
+        has_end(&self.peft, name)
     }
 }
 
