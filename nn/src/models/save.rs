@@ -342,9 +342,8 @@ pub fn keep_settings(from: impl AsRef<Path>, folder: impl AsRef<Path>) -> Result
     let (mut theirs, mut own) = (read(from.as_ref())?, read(folder.as_ref())?);
     let wanted = model(&own)?;
     if model(&theirs).is_ok_and(|config| config == wanted) {
-        if theirs.remove("torch_dtype").is_some() || theirs.contains_key("dtype") {
-            theirs.insert("dtype".into(), own["dtype"].take());
-        }
+        ["torch_dtype", "dtype"].iter().for_each(|key| drop(theirs.remove(*key)));
+        theirs.extend(own.remove_entry("dtype"));
         own = theirs;
     } else {
         let mut more = own.clone();

@@ -138,7 +138,7 @@ fn a_trained_model_keeps_what_the_config_of_the_first_one_says() {
     };
     let said = serde_json::json!({"bos_token_id": 1, "eos_token_id": [2, 3], "hidden_act": "swish", "dtype": null,
         "torch_dtype": "bfloat16", "max_length": 20});
-    write(&from.0, &config, said);
+    write(&from.0, &config, said.clone());
     write(&to.0, &config, serde_json::json!({}));
     keep_settings(&from.0, &to.0).unwrap();
     let kept = read();
@@ -147,9 +147,18 @@ fn a_trained_model_keeps_what_the_config_of_the_first_one_says() {
     assert!(kept.get("torch_dtype").is_none());
     assert_eq!(read_config(&to.0).unwrap(), config);
 
+    // Files without a dtype are no mistake.
+    write(&from.0, &config, serde_json::json!({"eos_token_id": 9}));
+    let mut json = config.to_json(DType::F32);
+    json.as_object_mut().unwrap().remove("dtype");
+    std::fs::write(to.0.join("config.json"), json.to_string()).unwrap();
+    keep_settings(&from.0, &to.0).unwrap();
+    assert_eq!((read()["eos_token_id"].as_u64(), read().get("dtype").cloned()), (Some(9), None));
+
     // Another dropout is another model: what this one says goes before.
     let mut other = config.clone();
     other.set_dropout(0.25);
+    write(&from.0, &config, said);
     write(&to.0, &other, serde_json::json!({}));
     keep_settings(&from.0, &to.0).unwrap();
     let kept = read();

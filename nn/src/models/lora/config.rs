@@ -28,7 +28,7 @@ pub struct LoraConfig {
     pub excluded: Modules,
     /// The blocks whose layers have one, if targets are names: all of them, if this is empty.
     pub blocks: Vec<usize>,
-    /// What is before the number of a block in a path, as regular expressions. Any name is, if this is empty.
+    /// Regular expressions for the name in front of a block's number in a path, such as `layers`. If there are none, any name may stand there.
     pub blocks_after: Vec<String>,
     /// Ranks of some layers: of those whose path in transformers' model, or its end after a dot, is the first in this map that matches, as a
     /// regular expression.

@@ -82,7 +82,7 @@ impl Modules {
         match self {
             Modules::Names(names) => Ok(names.iter().any(|name| layer.is_called(name))),
             Modules::Pattern(pattern) => {
-                // What is whole only inside the parentheses is none.
+                // The pattern alone, too: one as `a)|(b` is no expression, but would be one between the parentheses below.
                 expression(pattern)?;
                 Ok(expression(&format!("^(?:{pattern})$"))?.is_match(&layer.peft))
             }
