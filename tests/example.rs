@@ -46,8 +46,10 @@ fn example(name: &str) -> Command {
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }
-        if cfg!(feature = "mpi") {
-            build.args(["--features", "mpi"]);
+        for (feature, on) in [("mpi", cfg!(feature = "mpi")), ("tls", cfg!(feature = "tls"))] {
+            if on {
+                build.args(["--features", feature]);
+            }
         }
         if let Ok(features) = std::env::var("PHALANX_EXAMPLE_FEATURES") {
             build.args(["--features", &features]);

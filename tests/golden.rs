@@ -1,6 +1,6 @@
 //! Conformance: every case of a golden set, forward and backward, against values computed elsewhere.
 //!
-//! `PHALANX_GOLDEN` names a folder with an `index.json`; without it the repository's own small set runs, and
+//! `PHALANX_GOLDEN` names a folder with an `index.json`; without it the repository's own sets run, of operators and of models, and
 //! `../shared/golden` and `../shared/golden/hf` where they exist. A case whose operator, input or attribute is unknown here is *unsupported*,
 //! printed by name, and fails the run unless `PHALANX_GOLDEN_ALLOW_UNSUPPORTED=1`.
 //!
@@ -80,9 +80,11 @@ fn folders() -> Vec<PathBuf> {
         return vec![folder.into()];
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let all =
-        ["tests/golden/data", "../shared/golden", "../shared/golden/hf"].map(|folder| root.join(folder));
-    all.into_iter().filter(|folder| folder.join("index.json").exists()).collect()
+    let all = ["tests/golden/data", "tests/golden/hf", "../shared/golden", "../shared/golden/hf"];
+    all.map(|folder| root.join(folder))
+        .into_iter()
+        .filter(|folder| folder.join("index.json").exists())
+        .collect()
 }
 
 fn run_set(set: &Set, filter: Option<&str>, counts: &mut BTreeMap<String, Counts>) {
