@@ -62,10 +62,8 @@ pub fn checkpoint<O: Outputs>(
     f: impl Fn(&[Var]) -> Result<O> + Send + Sync + 'static,
     inputs: &[&Var],
 ) -> Result<O> {
-    let (outputs, recompute) = checkpoint_apart(f, inputs)?;
-    let Some(recompute) = recompute else { return Ok(outputs) };
-    let mut outputs = outputs.into_vars();
-    if let Some(first) = outputs.iter_mut().find(|v| v.requires_grad()) {
+    let (mut outputs, recompute) = apart(erased(f), inputs)?;
+    if let (Some(recompute), Some(first)) = (recompute, outputs.iter_mut().find(|v| v.requires_grad())) {
         *first = recompute.before(first)?;
     }
     Ok(reassemble(outputs))
@@ -81,12 +79,25 @@ pub fn checkpoint_apart<O: Outputs>(
     f: impl Fn(&[Var]) -> Result<O> + Send + Sync + 'static,
     inputs: &[&Var],
 ) -> Result<(O, Option<Recompute>)> {
+    let (outputs, recompute) = apart(erased(f), inputs)?;
+    Ok((reassemble(outputs), recompute))
+}
+
+/// A checkpoint's function, whatever it returns.
+type Function = Box<dyn Fn(&[Var]) -> Result<Vec<Var>> + Send + Sync>;
+
+fn erased<O: Outputs>(f: impl Fn(&[Var]) -> Result<O> + Send + Sync + 'static) -> Function {
+    Box::new(move |vars| Ok(f(vars)?.into_vars()))
+}
+
+/// [`checkpoint_apart`], compiled once.
+fn apart(function: Function, inputs: &[&Var]) -> Result<(Vec<Var>, Option<Recompute>)> {
     let context = Context::current();
     let detached: Vec<Var> = inputs.iter().map(|v| v.detach()).collect();
     if !context.grad() {
         // The nodes that this will be, if it runs inside another checkpoint.
         (0..NODES).for_each(|_| sequence::pass_over());
-        return Ok((f(&inputs.iter().map(|&v| v.clone()).collect::<Vec<_>>())?, None));
+        return Ok((function(&inputs.iter().map(|&v| v.clone()).collect::<Vec<_>>())?, None));
     }
     // Before `f` runs, so that an input that it modifies is found.
     let saved = inputs.iter().enumerate().map(|(i, v)| SavedVariable::input(i, v)).collect::<Result<_>>()?;
@@ -97,15 +108,15 @@ pub fn checkpoint_apart<O: Outputs>(
             c.set_checkpointing(true);
         });
         let (uses, numbers) = (Uses::collect(), Log::write());
-        (f(&detached)?.into_vars(), uses.end(), numbers.end())
+        (function(&detached)?, uses.end(), numbers.end())
     };
     if !outputs.iter().any(|v| v.dtype().is_float()) {
-        return Ok((reassemble(outputs), None));
+        return Ok((outputs, None));
     }
     let own = inputs.iter().map(|v| v.edge().cloned());
     let edges: Vec<_> = own.chain(used.iter().map(|u| Some(u.edge.clone()))).collect();
     let recomputation = Arc::new(Recomputation {
-        function: Box::new(move |vars| Ok(f(vars)?.into_vars())),
+        function,
         inputs: saved,
         used: used.into_iter().enumerate().map(|(i, u)| u.save(inputs.len() + i)).collect(),
         context,
@@ -131,7 +142,7 @@ pub fn checkpoint_apart<O: Outputs>(
         Var::from_parts(var.into_tensor(), edge)
     };
     let outputs = outputs.into_iter().enumerate().map(link).collect();
-    Ok((reassemble(outputs), Some(Recompute { node, recomputation })))
+    Ok((outputs, Some(Recompute { node, recomputation })))
 }
 
 /// Nodes of a checkpoint: itself, fork, recompute, join.

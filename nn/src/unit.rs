@@ -200,23 +200,8 @@ impl<M: ?Sized + Send + Sync + 'static> WrappedUnit<M> {
         if hooks.is_empty() {
             return forward(&self.module, x);
         }
-        hooks.iter().try_for_each(|h| h.pre_forward())?;
-        // `enter` is recorded before the unit's operations, so backward runs it after them. If the input needs no gradient, it is
-        // recorded on a value of its own, the anchor.
-        let (input, anchor) = match x.requires_grad() {
-            true => (boundary("enter", &[&x], &hooks, Side::Enter)?, None),
-            false => {
-                let entered = boundary("enter", &[&phony(x.device(), true)?], &hooks, Side::Enter)?;
-                (x, Some(entered))
-            }
-        };
-        let y = forward(&self.module, input)?;
-        hooks.iter().rev().try_for_each(|h| h.post_forward())?;
-        if !is_recording(&[&y]) {
-            return Ok(y);
-        }
-        let inputs: Vec<&Var> = [&y].into_iter().chain(&anchor).collect();
-        boundary("leave", &inputs, &hooks, Side::Leave)
+        let (input, anchor) = enter(x, &hooks)?;
+        leave(forward(&self.module, input)?, anchor, &hooks)
     }
 }
 
@@ -266,6 +251,30 @@ impl<M: ?Sized + Parameters + Send + Sync + 'static> AnyUnit for WrappedUnit<M> 
 enum Side {
     Enter,
     Leave,
+}
+
+/// What a unit's module is called with, once its hooks have run. If the input needs no gradient, `enter` is recorded on a value of its own,
+/// the anchor.
+fn enter(x: Var, hooks: &[Hooks]) -> Result<(Var, Option<Var>)> {
+    hooks.iter().try_for_each(|h| h.pre_forward())?;
+    // `enter` is recorded before the unit's operations, so backward runs it after them.
+    match x.requires_grad() {
+        true => Ok((boundary("enter", &[&x], hooks, Side::Enter)?, None)),
+        false => {
+            let entered = boundary("enter", &[&phony(x.device(), true)?], hooks, Side::Enter)?;
+            Ok((x, Some(entered)))
+        }
+    }
+}
+
+/// What a unit gives, of what its module gave.
+fn leave(y: Var, anchor: Option<Var>, hooks: &[Hooks]) -> Result<Var> {
+    hooks.iter().rev().try_for_each(|h| h.post_forward())?;
+    if !is_recording(&[&y]) {
+        return Ok(y);
+    }
+    let inputs: Vec<&Var> = [&y].into_iter().chain(&anchor).collect();
+    boundary("leave", &inputs, hooks, Side::Leave)
 }
 
 /// The identity of the first input, with hooks in backward. A second input is an anchor without elements; it gets a gradient so that

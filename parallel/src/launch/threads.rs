@@ -1,9 +1,10 @@
 //! [`threads`]: ranks as threads of this process, which exchange tensors directly ([`crate::comm::threads`]).
 
 use std::fmt::Display;
+use std::sync::Mutex;
 use std::time::Duration;
 
-use phalanx_tensor::{Context, Device};
+use phalanx_tensor::{Context, Device, unpoisoned};
 
 use super::devices::{Cores, RankDevices};
 use super::{Rank, TIMEOUT};
@@ -70,6 +71,18 @@ impl Threads {
     /// # Errors
     /// As [`threads`].
     pub fn run<T: Send, E: Display>(self, f: impl Fn(Rank) -> Result<T, E> + Sync) -> Result<Vec<T>> {
+        let results: Vec<Mutex<Option<T>>> = (0..self.ranks).map(|_| Mutex::default()).collect();
+        self.run_all(&|rank| {
+            let slot = &results[rank.rank()];
+            *unpoisoned(slot.lock()) = Some(f(rank).map_err(|error| error.to_string())?);
+            Ok(())
+        })?;
+        let result = |slot: Mutex<Option<T>>| unpoisoned(slot.into_inner());
+        Ok(results.into_iter().filter_map(result).collect())
+    }
+
+    /// [`Threads::run`], compiled once, whatever a rank returns.
+    fn run_all(self, f: &(dyn Fn(Rank) -> Result<(), String> + Sync)) -> Result<()> {
         let devices: Vec<Device> =
             (0..self.ranks).map(|rank| self.devices.device(rank)).collect::<Result<_>>()?;
         devices.iter().try_for_each(|device| self.devices.check(*device))?;
@@ -90,7 +103,7 @@ impl Threads {
             world.end(rank);
             outcome
         };
-        let results: Vec<Option<T>> = std::thread::scope(|scope| {
+        let results: Vec<Option<()>> = std::thread::scope(|scope| {
             let spawn = |rank| {
                 let builder = std::thread::Builder::new().name(format!("rank {rank}"));
                 let spawned = builder.spawn_scoped(scope, move || work(rank));
@@ -99,12 +112,10 @@ impl Threads {
             let threads: Vec<_> = (0..self.ranks).map(spawn).collect();
             threads.into_iter().map(|thread| thread?.join().ok()?).collect()
         });
-        let failed =
-            || world.failure().unwrap_or_else(|| Error::Launch("a rank ended without a result".into()));
-        let results: Option<Vec<T>> = results.into_iter().collect();
         match world.failure() {
-            None => results.ok_or_else(failed),
             Some(failure) => Err(failure),
+            None if results.contains(&None) => Err(Error::Launch("a rank ended without a result".into())),
+            None => Ok(()),
         }
     }
 }
