@@ -3,7 +3,7 @@
 PEFT compute for them. tests/golden/models.rs compares.
 
     python3 -m pip install torch transformers peft safetensors
-    python3 tests/golden/generate_models.py tests/golden/hf
+    PYTHONHASHSEED=0 python3 tests/golden/generate_models.py tests/golden/hf   # PEFT writes a set in the order of its hashes
 
 A case is a folder as `save_pretrained` writes it, with `io.safetensors` beside: inputs, logits, loss, the gradient of each parameter as
 `grad/NAME`, and of causal models `greedy`, the first five tokens and twelve greedy ones. With a folder `adapter` the logits are the adapted
@@ -58,13 +58,13 @@ decoder("llama-yarn", "llama", 20, head_dim=8, rope_parameters=rope("yarn", fact
 decoder("llama-llama3", "llama", 20, head_dim=8, rope_parameters=rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16))
 decoder("llama-longrope", "llama", 20, head_dim=8, rope_parameters=rope("longrope", factor=8.0, original_max_position_embeddings=8, **TURNS))
 decoder("phi3-longrope", "phi3", 20, head_dim=8, rope_parameters=rope("longrope", original_max_position_embeddings=8, partial_rotary_factor=1.0, **TURNS), original_max_position_embeddings=8, num_attention_heads=2, num_key_value_heads=1)
-decoder("mistral-window", "mistral", sliding_window=4)
+decoder("mistral-window", "mistral", sliding_window=4, hidden_act="relu2")
 decoder("qwen2-window", "qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=1)
 decoder("qwen3", "qwen3", head_dim=8)
 decoder("gemma-padded", "gemma", head_dim=8, pad_token_id=0)
 decoder("gemma2", "gemma2", sliding_window=4, query_pre_attn_scalar=12, attn_logit_softcapping=5.0, final_logit_softcapping=3.0)
 decoder("gemma3", "gemma3_text", head_dim=8, sliding_window=4, num_hidden_layers=3, layer_types=["sliding_attention", "full_attention", "sliding_attention"])
-decoder("olmo2", "olmo2")
+decoder("olmo2", "olmo2", hidden_act="tanh")
 decoder("smollm3", "smollm3", no_rope_layers=[1, 0])
 decoder("gpt-neox", "gpt_neox", rotary_pct=0.5, use_parallel_residual=True)
 decoder("gpt-neox-one-after-the-other", "gpt_neox", rotary_pct=1.0, use_parallel_residual=False, attention_bias=False)
@@ -77,7 +77,7 @@ decoder("qwen2-lora-patterns", "qwen2", lora=dict(r=4, lora_alpha=6, target_modu
 decoder("gpt-neox-lora", "gpt_neox", rotary_pct=1.0, lora=dict(r=3, lora_alpha=6, target_modules=["dense", "dense_4h_to_h"]))
 CASES["bert"] = ("masked-lm", "bert", 11, BERT | dict(pad_token_id=0), None)
 CASES["bert-classify"] = ("text-classification", "bert", 11, BERT | dict(num_labels=3), None)
-CASES["vit"] = ("image-classification", "vit", 0, dict(image_size=12, patch_size=4, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_labels=4), None)
+CASES["vit"] = ("image-classification", "vit", 0, dict(image_size=12, patch_size=4, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_labels=4, hidden_act="quick_gelu"), None)
 CASES["resnet"] = ("image-classification", "resnet", 0, dict(embedding_size=6, hidden_sizes=[8, 12], depths=[1, 1], layer_type="basic", num_labels=4), None)
 
 

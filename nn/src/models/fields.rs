@@ -279,7 +279,7 @@ pub(super) fn dtype_name(dtype: DType) -> &'static str {
     }
 }
 
-const ACTIVATIONS: [(&str, Activation); 8] = [
+const ACTIVATIONS: [(&str, Activation); 13] = [
     ("gelu_new", Activation::GeluTanh),
     ("gelu", Activation::Gelu),
     ("relu", Activation::Relu),
@@ -288,6 +288,11 @@ const ACTIVATIONS: [(&str, Activation); 8] = [
     ("gelu_fast", Activation::GeluTanh),
     ("swish", Activation::Silu),
     ("gelu_python", Activation::Gelu),
+    ("gelu_accurate", Activation::GeluTanh),
+    ("gelu_python_tanh", Activation::GeluTanh),
+    ("quick_gelu", Activation::QuickGelu),
+    ("relu2", Activation::SquaredRelu),
+    ("tanh", Activation::Tanh),
 ];
 
 pub(super) fn activation_name(activation: Activation) -> &'static str {

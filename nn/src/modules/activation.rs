@@ -184,6 +184,12 @@ pub enum Activation {
     Relu,
     /// silu.
     Silu,
+    /// x sigmoid(1.702 x), as CLIP has it.
+    QuickGelu,
+    /// The square of relu, as Primer and Nemotron have it.
+    SquaredRelu,
+    /// tanh.
+    Tanh,
 }
 
 impl Activation {
@@ -193,6 +199,9 @@ impl Activation {
             Activation::Gelu => x.gelu(GeluKind::Exact),
             Activation::Relu => x.relu(),
             Activation::Silu => x.silu(),
+            Activation::QuickGelu => x.mul(&x.mul_scalar(1.702)?.sigmoid()?),
+            Activation::SquaredRelu => x.relu()?.square(),
+            Activation::Tanh => x.tanh(),
         }?)
     }
 }

@@ -1,0 +1,69 @@
+//! Two promises that the libraries' symbols keep or break.
+//!
+//! Everything a kernel does with vectors is inlined into it: an intrinsic that is a function of its own is called with its
+//! vectors in memory, by code that was compiled without the instruction set. And what does not depend on a type is compiled once, so that a
+//! build does not grow by a copy for every operation, model or rank's function.
+#![cfg(all(target_os = "linux", target_arch = "x86_64", not(debug_assertions)))]
+
+use std::path::PathBuf;
+use std::process::Command;
+
+/// A library that this test was linked with.
+fn library(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("a test has a path");
+    let found = test.parent().expect("target/PROFILE/deps").read_dir().expect("a folder").flatten();
+    let libraries = found.map(|entry| entry.path()).filter(|path| {
+        let file = path.file_name().unwrap_or_default().to_string_lossy();
+        file.starts_with(&format!("libphalanx_{name}-")) && file.ends_with(".rlib")
+    });
+    let built = |path: &PathBuf| path.metadata().and_then(|m| m.modified()).expect("a file has a time");
+    libraries.max_by_key(built).expect("the library lies beside its tests")
+}
+
+/// The names of its functions, and the bytes that they take together.
+fn functions(name: &str) -> (Vec<String>, usize) {
+    let library = library(name);
+    let listed = Command::new("nm").arg("-S").arg(&library).output().expect("nm comes with the linker");
+    let symbols = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let (mut names, mut bytes) = (Vec::new(), 0);
+    for line in symbols.lines() {
+        // Place, bytes, kind, name.
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        if let [_, size, "t" | "T" | "w" | "W", name] = fields[..] {
+            names.push(name.to_string());
+            bytes += usize::from_str_radix(size, 16).expect("nm writes sizes in base 16");
+        }
+    }
+    assert!(!names.is_empty(), "{}: no symbols", library.display());
+    (names, bytes)
+}
+
+#[test]
+fn no_intrinsic_is_left_as_a_function() {
+    let (functions, _) = functions("kernels");
+    assert!(
+        functions.iter().any(|name| name.contains("run_avx2")),
+        "kernels have no names that say how they are built"
+    );
+    let left: Vec<&String> = functions.iter().filter(|name| name.contains("core_arch")).collect();
+    assert!(left.is_empty(), "{} intrinsics are functions: {left:#?}", left.len());
+}
+
+/// Functions and KiB of code, at most. Kernels had 14,950 functions (in 16 parts) before frames were erased, 4,737 after it, 5,705 with kernels
+/// for what no GPT does, and about 6,050 since. Who exceeds a number finds what is compiled again and again by
+/// `cargo rustc --release -p phalanx-nn --lib -- --emit=llvm-ir -C no-prepopulate-passes`, a file in which each copy is a `define`.
+const MOST: [(&str, usize, usize); 5] =
+    [("kernels", 6_100, 11_400), ("autograd", 0, 0), ("nn", 0, 0), ("parallel", 0, 0), ("train", 0, 0)];
+
+#[test]
+fn a_build_costs_what_it_did() {
+    for (name, functions_max, kib_max) in MOST {
+        let (functions, bytes) = functions(name);
+        let (functions, kib) = (functions.len(), bytes / 1024);
+        println!("{name}: {functions} functions, {kib} KiB");
+        assert!(
+            functions <= functions_max && kib <= kib_max,
+            "{name}: {functions} functions of {kib} KiB, wanted at most {functions_max} of {kib_max} KiB"
+        );
+    }
+}
