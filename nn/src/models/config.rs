@@ -317,7 +317,7 @@ mod tests {
             parse(json).unwrap_err()
         };
         assert!(with("model_type", json!("bert")).contains("bert"));
-        assert!(with("hidden_act", json!("quick_gelu")).contains("hidden_act"));
+        assert!(with("hidden_act", json!("laplace")).contains("hidden_act"));
         assert!(with("hidden_size", json!(-1)).contains("hidden_size is -1"));
         assert!(with("rope_parameters", json!({"rope_type": "longrope"})).contains("longrope"));
         assert!(with("num_hidden_layers", json!(0)).contains("layers is 0"));

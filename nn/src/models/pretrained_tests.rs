@@ -109,7 +109,7 @@ fn settings_that_are_not_supported_are_refused_by_name() {
         ("architectures", json!(null)),
         ("position_embedding_type", json!("relative_key")),
         ("is_decoder", json!(true)),
-        ("hidden_act", json!("quick_gelu")),
+        ("hidden_act", json!("laplace")),
         ("hidden_size", json!(-1)),
         ("embedding_size", json!(128)),
         ("type_vocab_size", json!("two")),
