@@ -192,14 +192,16 @@ impl MeshRank {
         self.all_gather_slice(&[own])
     }
 
-    /// All-gathers the numbers of each rank, as many of each, in order of the ranks.
+    /// All-gathers the numbers of each rank, as many of each, in order of the ranks. They count in the memory of each rank's own device or, on a
+    /// GPU, of `cpu:0`.
     ///
     /// # Errors
     /// If a rank does not take part.
     #[track_caller]
     pub fn all_gather_slice(&self, own: &[f64]) -> Result<Vec<f64>> {
-        let own = Tensor::from_slice(own, &[own.len()], Device::CPU)?;
-        let mut all = Tensor::zeros(&[self.size() * own.numel()], DType::F64, Device::CPU)?;
+        let host = self.device.host();
+        let own = Tensor::from_slice(own, &[own.len()], host)?;
+        let mut all = Tensor::zeros(&[self.size() * own.numel()], DType::F64, host)?;
         self.comm.all_gather(&mut all, &own)?;
         Ok(all.to_vec()?)
     }

@@ -10,7 +10,7 @@
 //!
 //! Source: PyTorch's `join`, design note of `torch.distributed.algorithms`.
 
-use phalanx_tensor::{Device, Tensor, unpoisoned};
+use phalanx_tensor::{Tensor, unpoisoned};
 
 use super::Ddp;
 use super::reducer::Roles;
@@ -122,8 +122,9 @@ impl Ddp {
 
     /// Tells all ranks this rank's next action, and returns theirs.
     pub(super) fn announce(&self, own: NextAction) -> Result<Round> {
-        let mine = Tensor::from_slice(&[own as i64], &[1], Device::CPU)?;
-        let mut all = Tensor::zeros(&[self.comm.size()], mine.dtype(), Device::CPU)?;
+        let host = self.reducer.host();
+        let mine = Tensor::from_slice(&[own as i64], &[1], host)?;
+        let mut all = Tensor::zeros(&[self.comm.size()], mine.dtype(), host)?;
         self.comm.all_gather(&mut all, &mine)?;
         let round = Round::of(&all.to_vec::<i64>()?)?;
         if let Some((config, roles)) = &mut *unpoisoned(self.uneven.lock())

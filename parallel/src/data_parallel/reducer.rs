@@ -143,7 +143,7 @@ impl Reducer {
     }
 
     /// Where numbers that ranks exchange about their work are kept.
-    fn host(&self) -> Device {
+    pub(super) fn host(&self) -> Device {
         self.sizes.first().map_or(Device::CPU, |size| size.device.host())
     }
 

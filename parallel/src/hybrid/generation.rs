@@ -29,7 +29,7 @@ use xxhash_rust::xxh64::Xxh64;
 
 use super::{Layout, StagedModel};
 use crate::agreement::{Facts, agree};
-use crate::all_gather::{HOST, all_gather_object};
+use crate::all_gather::all_gather_object;
 use crate::comm::{Call, Comm, Error as CommError, Pending};
 use crate::mesh::{Axis, Groups};
 use crate::pipeline::ranks::Spec;
@@ -281,7 +281,7 @@ impl<'a> RankPart<'a> {
 
     /// The numbers of one rank on all ranks.
     fn told(&self, own: Vec<i64>, by: usize) -> Result<Vec<i64>> {
-        let mut numbers = Tensor::from_slice(&own, &[own.len()], HOST)?;
+        let mut numbers = Tensor::from_slice(&own, &[own.len()], self.device.host())?;
         waiting("tokens", || self.all.broadcast(&mut numbers, by))?;
         Ok(numbers.to_vec()?)
     }
