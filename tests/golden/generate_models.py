@@ -75,6 +75,11 @@ decoder("llama-dora", "llama", lora=dict(r=3, lora_alpha=6, target_modules=["q_p
 decoder("llama-dora-rslora", "llama", lora=dict(r=4, lora_alpha=6, target_modules=["o_proj", "up_proj"], use_dora=True, use_rslora=True))
 decoder("qwen2-lora-patterns", "qwen2", lora=dict(r=4, lora_alpha=6, target_modules=r".*\.(q|v|down)_proj", rank_pattern={"q_proj": 2}, alpha_pattern={"v_proj": 16}))
 decoder("gpt-neox-lora", "gpt_neox", rotary_pct=1.0, lora=dict(r=3, lora_alpha=6, target_modules=["dense", "dense_4h_to_h"]))
+decoder("llama-lora-whole", "llama", lora=dict(r=3, lora_alpha=6, target_modules=["q_proj", "up_proj"], modules_to_save=["embed_tokens", "lm_head", "1.mlp.up_proj"]))
+decoder("llama-tied-lora-whole", "llama", tie_word_embeddings=True, lora=dict(r=3, lora_alpha=6, target_modules=["v_proj"], modules_to_save=["embed_tokens"], ensure_weight_tying=True))
+decoder("phi3-lora-whole", "phi3", head_dim=8, num_attention_heads=2, num_key_value_heads=1, lora=dict(r=3, lora_alpha=6, target_modules=["down_proj"], modules_to_save=["norm", "0.self_attn.qkv_proj"]))
+decoder("mixtral-lora-whole", "mixtral", num_local_experts=4, num_experts_per_tok=2, lora=dict(r=3, lora_alpha=6, target_modules=["q_proj"], modules_to_save=["mlp.gate"]))
+decoder("gpt-neox-lora-whole", "gpt_neox", rotary_pct=1.0, lora=dict(r=3, lora_alpha=6, target_modules=["dense"], modules_to_save=["embed_out", "lm_head", "final_layer_norm", "0.attention.query_key_value"]))
 CASES["bert"] = ("masked-lm", "bert", 11, BERT | dict(pad_token_id=0), None)
 CASES["bert-classify"] = ("text-classification", "bert", 11, BERT | dict(num_labels=3), None)
 CASES["vit"] = ("image-classification", "vit", 0, dict(image_size=12, patch_size=4, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, num_labels=4, hidden_act="quick_gelu"), None)
@@ -103,6 +108,8 @@ def adapt(model, settings, generator):
             noise = torch.randn(weight.shape, generator=generator)
             if "lora_A" in name or "lora_B" in name:
                 weight.copy_(0.2 * noise)
+            elif "modules_to_save" in name:
+                weight.add_(0.1 * noise)
             elif "magnitude" in name:
                 weight.mul_(1.0 + 0.1 * noise)
     return model

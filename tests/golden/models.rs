@@ -165,12 +165,13 @@ impl Models {
         let joined = experts(&grads)?;
         let grads = [file_tensors(grads, config).map_err(|e| text(&e))?, joined].concat();
         check_gradients(&io, self.device, &grads, |name| {
+            let plain = name.replace(".modules_to_save.default.", ".").replace(".default.weight", ".weight");
+            let plain = plain.replace("_vector.weight", "_vector");
+            let plain = plain.strip_prefix("base_model.model.").unwrap_or(name);
             // Mixtral's gate and GPT-NeoX's head have other names in files than in a model.
-            let file = name.replace(".mlp.gate.", ".block_sparse_moe.gate.");
-            let file = if name == "lm_head.weight" { "embed_out.weight".into() } else { file };
-            let adapter = name.replace(".default.weight", ".weight").replace("_vector.weight", "_vector");
-            let adapter = adapter.strip_prefix("base_model.model.").unwrap_or(name);
-            vec![name.to_string(), file, adapter.to_string()]
+            let file = plain.replace(".mlp.gate.", ".block_sparse_moe.gate.");
+            let file = if plain == "lm_head.weight" { "embed_out.weight".into() } else { file };
+            vec![name.to_string(), file, plain.to_string()]
         })?;
         if case.least_gap_of_greedy > GAP_MIN {
             let greedy = stored("greedy")?;

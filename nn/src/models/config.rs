@@ -116,6 +116,16 @@ impl ModelConfig {
         }
     }
 
+    /// The name of the table of the embedding and of the head, if they are tied.
+    pub fn tied_table(&self) -> Option<&'static str> {
+        let (is_tied, name) = match self {
+            ModelConfig::Gpt(config) => (config.tied, "wte.weight"),
+            ModelConfig::Llama(config) => (config.tied, "embed_tokens.weight"),
+            ModelConfig::Transformer(config) => (config.tied, "embed_tokens.weight"),
+        };
+        is_tied.then_some(name)
+    }
+
     /// The mixture of experts, if it has any.
     pub fn experts(&self) -> Option<&Experts> {
         match self {

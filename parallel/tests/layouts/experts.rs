@@ -1,6 +1,6 @@
 //! Experts that ranks divide train as one device's do, bit for bit, under every axis beside them; whatever the routing; and their runs move.
 
-use phalanx_nn::models::{Family, LoraConfig, ModelConfig, RecomputeMode};
+use phalanx_nn::models::{Family, GptConfig, LoraConfig, ModelConfig, RecomputeMode};
 use phalanx_nn::{Parameters, Scope};
 use phalanx_parallel::Result;
 use phalanx_parallel::hybrid::{self, Layout};
@@ -9,7 +9,7 @@ use phalanx_parallel::mesh::Groups;
 use phalanx_parallel::sharded::Ownership;
 use phalanx_tensor::DType;
 
-use crate::case::{Case, ELSEWHERE, balanced, mixture};
+use crate::case::{Case, ELSEWHERE, LENGTH, balanced, mixture};
 use crate::every::over_tcp;
 use crate::moves::moves;
 use crate::outcome::{STEPS, assert_near, assert_same, of_whole_layers, on_ranks, together, twin};
@@ -147,6 +147,34 @@ fn adapters_beside_divided_experts_have_the_bits_of_those_beside_whole_ones() {
     let sequence = Layout { sequence_parallel: true, ..split.layout.clone() };
     check(&split);
     check(&Case { layout: sequence, ..split });
+}
+
+/// Routers, norms and tables that are trained as they are beside adapters.
+#[test]
+fn modules_trained_beside_adapters_have_the_bits_of_one_device() {
+    let [mixtral, qwen] = families();
+    let modules = ["embed_tokens", "lm_head", "mlp.gate", "norm"].map(String::from).to_vec();
+    let lora = LoraConfig { trained: modules, ..LoraConfig::new(2, &["q_proj", "down_proj"]) };
+    let case = |model: &ModelConfig, zero, mesh| Case {
+        lora: Some(lora.clone()),
+        zero,
+        ..case(model.clone(), mesh)
+    };
+    check(&case(&mixtral, 0, [2, 1, 1, 2]));
+    check(&case(&qwen, 1, [4, 1, 2, 2]));
+    let split = case(&qwen, 3, [2, 2, 1, 2]);
+    let sequence = Layout { sequence_parallel: true, ..split.layout.clone() };
+    check(&Case { layout: sequence, ..split });
+}
+
+/// A table that is trained beside adapters on the first and on the last rank of a pipeline.
+#[test]
+fn tied_tables_trained_beside_adapters_have_the_bits_of_one_device() {
+    let model = ModelConfig::Gpt(GptConfig::new(37, LENGTH, 4, 2, 16));
+    let lora = LoraConfig { trained: vec!["wte".into()], ..LoraConfig::new(2, &["c_attn"]) };
+    for (zero, mesh) in [(0, [1, 1, 2, 1]), (3, [2, 1, 2, 1]), (1, [2, 2, 2, 1])] {
+        check(&Case { lora: Some(lora.clone()), zero, ..case(model.clone(), mesh) });
+    }
 }
 
 #[test]

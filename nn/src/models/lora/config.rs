@@ -30,6 +30,12 @@ pub struct LoraConfig {
     pub blocks: Vec<usize>,
     /// Regular expressions for the name in front of a block's number in a path, such as `layers`. If there are none, any name may stand there.
     pub blocks_after: Vec<String>,
+    /// Modules that are trained as they are, such as the head or the embedding of new tokens: those whose path in transformers' model ends
+    /// with one of these texts, and all in them (PEFT: `modules_to_save`). None of them has an adapter.
+    pub trained: Vec<String>,
+    /// Whether a table that is trained so and that the head shares stays shared (PEFT: `ensure_weight_tying`). If it does not, a model with a
+    /// tied head is refused.
+    pub keeps_tie: bool,
     /// Ranks of some layers: of those whose path in transformers' model, or its end after a dot, is the first in this map that matches, as a
     /// regular expression.
     pub ranks: BTreeMap<String, usize>,
@@ -68,6 +74,8 @@ impl LoraConfig {
             excluded: Modules::default(),
             blocks: Vec::new(),
             blocks_after: Vec::new(),
+            trained: Vec::new(),
+            keeps_tie: true,
             ranks: BTreeMap::new(),
             alphas: BTreeMap::new(),
             dropout: 0.0,
@@ -114,6 +122,9 @@ impl LoraConfig {
     pub(super) fn check_settings(&self) -> Parsed<()> {
         if let Some((name, _)) = self.ranks.iter().find(|(_, rank)| **rank == 0) {
             return Err(format!("rank_pattern has a rank of 0 for {name:?}, wanted at least 1"));
+        }
+        if self.trained.contains(&String::new()) {
+            return Err("modules_to_save has a name without letters, which would be every module's".into());
         }
         if self.rank == 0 {
             return Err("got a rank of 0, wanted at least 1".into());
@@ -166,17 +177,15 @@ impl LoraConfig {
         if let Some(bias) = f.text("bias")?.filter(|bias| *bias != "none") {
             return Err(format!("bias is {bias:?}, wanted \"none\", as biases are frozen"));
         }
-        for name in ["use_qalora", "ensure_weight_tying"] {
-            f.must_be(name, false)?;
-        }
+        f.must_be("use_qalora", false)?;
         f.get("lora_bias", "false, as adapters have no biases", |value| (*value == false).then_some(()))?;
         let is_empty = |value: &Value| match value {
             Value::Array(all) => all.is_empty(),
             Value::Object(all) => all.is_empty(),
             _ => false,
         };
-        for name in ["modules_to_save", "trainable_token_indices", "target_parameters"] {
-            let wanted = "null, as adapters of linear layers alone are supported";
+        for name in ["trainable_token_indices", "target_parameters"] {
+            let wanted = "null, as it is not supported";
             f.get(name, wanted, |value| is_empty(value).then_some(()))?;
         }
         let targets = f.get("target_modules", MODULES, Modules::of)?;
@@ -189,6 +198,10 @@ impl LoraConfig {
             Value::Array(all) => all.iter().map(text).collect(),
             one => text(one).map(|one| vec![one]),
         })?;
+        let trained: Vec<String> = f
+            .get("modules_to_save", "a list of names", |value| value.as_array()?.iter().map(text).collect())?
+            .unwrap_or_default();
+        let keeps_tie = f.flag("ensure_weight_tying", false)? || trained.is_empty();
         let is_unused = blocks.as_ref().is_some_and(Vec::is_empty);
         let config = LoraConfig {
             rank: f.needed("r")?,
@@ -197,6 +210,8 @@ impl LoraConfig {
             excluded: f.get("exclude_modules", MODULES, Modules::of)?.unwrap_or_default(),
             blocks: blocks.unwrap_or_default(),
             blocks_after: blocks_after.filter(|all| !is_unused && *all != [""]).unwrap_or_default(),
+            trained,
+            keeps_tie,
             ranks: f
                 .get("rank_pattern", "ranks by name", |value| by_name(value, as_size))?
                 .unwrap_or_default(),
@@ -235,7 +250,8 @@ impl LoraConfig {
             "lora_dropout": self.dropout, "target_modules": self.targets.json(),
             "use_rslora": self.rank_stabilized, "use_dora": self.dora, "bias": "none",
             "fan_in_fan_out": false, "init_lora_weights": true, "inference_mode": true, "base_model_name_or_path": null,
-            "modules_to_save": null,
+            "modules_to_save": (!self.trained.is_empty()).then_some(&self.trained),
+            "ensure_weight_tying": !self.trained.is_empty() && self.keeps_tie,
         });
         for (field, value) in self.of_some_layers() {
             json[field] = value;
@@ -261,11 +277,13 @@ fn by_name<T>(value: &Value, of: impl Fn(&Value) -> Option<T>) -> Option<BTreeMa
     value.as_object()?.iter().map(|(name, value)| Some((name.clone(), of(value)?))).collect()
 }
 
-/// `r=8,alpha=16,targets=q_proj,v_proj`, perhaps with `dropout=0.1`, `rslora=true`, `dora=true` and `base=int8`. Other settings follow under
-/// PEFT's names, and are not read back.
+/// `r=8,alpha=16,targets=q_proj,v_proj`, perhaps with `dropout=0.1`, `rslora=true`, `dora=true`, `base=int8` and
+/// `modules_to_save=embed_tokens,lm_head`. Other settings follow under PEFT's names, and are not read back.
 impl std::fmt::Display for LoraConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let LoraConfig { rank, alpha, targets, dropout, rank_stabilized, dora, base, .. } = self;
+        let LoraConfig {
+            rank, alpha, targets, trained, keeps_tie, dropout, rank_stabilized, dora, base, ..
+        } = self;
         write!(f, "r={rank},alpha={alpha}")?;
         if *dropout > 0.0 {
             write!(f, ",dropout={dropout}")?;
@@ -283,6 +301,12 @@ impl std::fmt::Display for LoraConfig {
             Modules::Names(_) => write!(f, ",targets={targets}")?,
             Modules::Pattern(pattern) => write!(f, ",target_modules={pattern:?}")?,
         }
+        if !trained.is_empty() {
+            write!(f, ",modules_to_save={}", trained.join(","))?;
+        }
+        if !keeps_tie {
+            write!(f, ",ensure_weight_tying=false")?;
+        }
         self.of_some_layers().iter().try_for_each(|(field, value)| write!(f, ",{field}={value}"))
     }
 }
@@ -293,20 +317,31 @@ impl FromStr for LoraConfig {
 
     fn from_str(text: &str) -> Result<LoraConfig> {
         let wrong = |part: &str| {
-            let wanted = "wanted r, alpha, dropout, rslora, dora, base=int8 and targets, as r=8,alpha=16,targets=q_proj,v_proj";
+            let wanted = "wanted r, alpha, dropout, rslora, dora, base=int8, modules_to_save and targets, as r=8,alpha=16,targets=q_proj,v_proj";
             Error::invalid("LoRA", format!("got {part:?} in {text:?}, {wanted}"))
         };
         let (mut config, mut targets, mut alpha) = (LoraConfig::new(0, &[]), Vec::new(), None);
-        let mut in_targets = false;
+        let mut list: Option<&mut Vec<String>> = None;
         for part in text.split(',') {
             let Some((key, value)) = part.split_once('=') else {
-                if !in_targets || part.is_empty() {
-                    return Err(wrong(part));
+                match &mut list {
+                    Some(list) if !part.is_empty() => list.push(part.to_string()),
+                    _ => return Err(wrong(part)),
                 }
-                targets.push(part.to_string());
                 continue;
             };
-            in_targets = key == "targets" && !value.is_empty();
+            list = match key {
+                "targets" => Some(&mut targets),
+                "modules_to_save" => Some(&mut config.trained),
+                _ => None,
+            };
+            if let Some(list) = &mut list {
+                if value.is_empty() {
+                    return Err(wrong(part));
+                }
+                list.push(value.to_string());
+                continue;
+            }
             let number = || value.parse().ok().filter(|x: &f64| x.is_finite()).ok_or_else(|| wrong(part));
             match key {
                 "r" => config.rank = value.parse().map_err(|_| wrong(part))?,
@@ -316,7 +351,6 @@ impl FromStr for LoraConfig {
                 "base" if value == "int8" => config.base = BaseWeights::Int8,
                 "base" if value == "float" => config.base = BaseWeights::Float,
                 "dora" => config.dora = value.parse().map_err(|_| wrong(part))?,
-                "targets" if in_targets => targets.push(value.to_string()),
                 _ => return Err(wrong(part)),
             }
         }

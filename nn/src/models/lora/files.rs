@@ -8,7 +8,7 @@ use phalanx_tensor::io::{SafeTensors, save_safetensors};
 use phalanx_tensor::{Device, Tensor};
 
 use super::magnitude::{self, MAGNITUDE};
-use super::modules::Layer;
+use super::modules::{Layer, in_model};
 use super::{Lora, LoraConfig, Modules, adapters, is_adapter};
 use crate::models::save::as_in_files;
 use crate::models::stored::{Layout, Rows, Stored};
@@ -16,6 +16,8 @@ use crate::models::{Decoder, DecoderStage, ModelConfig};
 use crate::{Error, LayerFactory, Mismatch, Parameter, Parameters, Result};
 
 const WEIGHTS: &str = "adapter_model.safetensors";
+/// What is before the names of the model's own modules there.
+const PREFIX: &str = "base_model.model.";
 
 impl LoraConfig {
     /// Rows of a weight with what an adapter adds to them: the weight `[rows, in]`, `A` `[rank, in]`, these rows of `B` `[rows, rank]`, and
@@ -42,19 +44,20 @@ impl LoraConfig {
     }
 }
 
-/// PEFT's files of a model's adapters. Layers whose weights the family's files join have one adapter there: one `A`, and the rows of `B` that
-/// are those of their weights.
+/// PEFT's files of a model's adapters and trained modules. Layers whose weights the family's files join have one adapter there: one `A`, and
+/// the rows of `B` that are those of their weights.
 struct PeftFiles<'a> {
     config: &'a ModelConfig,
-    /// Of the weights of layers, by the layers' paths there.
+    /// Of the model's own parameters, by their names there.
     rows: BTreeMap<String, usize>,
 }
 
 impl Layout for PeftFiles<'_> {
     fn stored(&self, name: &str) -> Stored {
-        let Stored { names, rows, .. } = self.config.stored(name);
+        let Stored { names, rows, transposed } = self.config.stored(name);
         let rows = if name.contains(".lora_A.") { Rows::All } else { rows };
-        Stored::part(format!("base_model.model.{}", names.concat()), rows)
+        let stored = if is_adapter(name) { names.concat() } else { in_model(&names.concat()) };
+        Stored { transposed, ..Stored::part(format!("{PREFIX}{stored}"), rows) }
     }
 
     fn is_known(&self, _: &str) -> bool {
@@ -67,32 +70,40 @@ impl<'a> PeftFiles<'a> {
         let mut files = PeftFiles { config, rows: BTreeMap::new() };
         for parameter in parameters.iter().filter(|p| !is_adapter(p.name())) {
             let name = files.stored(parameter.name()).names.concat();
-            if let Some(layer) = name.strip_suffix(".weight") {
-                let shape = parameter.part().whole_shape(parameter.tensor().rank());
-                *files.rows.entry(layer.to_string()).or_default() += shape.first().copied().unwrap_or(1);
-            }
+            *files.rows.entry(name).or_default() += parameter.whole_shape().first().copied().unwrap_or(1);
         }
         files
     }
 
-    /// The name and shape of the tensor that has a parameter, and which of its rows that is.
-    fn place(&self, parameter: &Parameter) -> (String, Vec<usize>, Rows) {
-        let Stored { names, rows, .. } = self.stored(parameter.name());
-        let (name, mut shape) = (names.concat(), parameter.part().whole_shape(parameter.tensor().rank()));
-        if rows != Rows::All {
-            let layer = name.split(".lora_").next().unwrap_or(&name);
-            shape[0] = self.rows.get(layer).copied().unwrap_or(shape[0]);
+    /// The shape of the tensor that has a parameter, and which part of it that is.
+    fn place(&self, parameter: &Parameter) -> (Vec<usize>, Stored) {
+        let (stored, mut shape) = (self.stored(parameter.name()), parameter.whole_shape());
+        if stored.rows != Rows::All {
+            let name = stored.names.concat();
+            let of = name.split_once(".lora_").map_or(name.clone(), |(layer, _)| format!("{layer}.weight"));
+            shape[0] = self.rows.get(&of).copied().unwrap_or(shape[0]);
         }
-        (name, shape, rows)
+        if stored.transposed {
+            shape.reverse();
+        }
+        (shape, stored)
     }
 
-    /// Adapters as files have them.
+    /// What a trained table and the head that is tied to it are called there.
+    fn tied(&self, trained: &[Parameter]) -> Option<[String; 2]> {
+        let table = self.config.tied_table()?;
+        let names = || [self.stored(table).names.concat(), format!("{PREFIX}lm_head.weight")];
+        trained.iter().any(|p| p.name() == table).then(names)
+    }
+
+    /// Adapters and trained modules as files have them.
     fn of(&self, adapters: &[Parameter]) -> Result<Vec<(String, Tensor)>> {
         let wrong = |why: String| Error::invalid("save_adapter", why);
         let (mut firsts, mut tensors) = (BTreeMap::<String, &Parameter>::new(), Vec::new());
         let mut missing = BTreeMap::<String, usize>::new();
         for adapter in adapters {
-            let (name, shape, rows) = self.place(adapter);
+            let (shape, Stored { names, rows, .. }) = self.place(adapter);
+            let name = names.concat();
             if rows != Rows::All {
                 *missing.entry(name).or_insert(shape[0]) -= adapter.tensor().shape()[0];
             } else if let Some(first) = firsts.get(&name) {
@@ -111,27 +122,44 @@ impl<'a> PeftFiles<'a> {
         }
         match missing.iter().find(|(_, rows)| **rows > 0) {
             Some((name, rows)) => Err(wrong(format!("no adapter has {rows} of the rows of {name}"))),
-            None => as_in_files(tensors, self),
+            None => {
+                let mut tensors = as_in_files(tensors, self)?;
+                if let Some([table, head]) = self.tied(adapters) {
+                    let table = tensors.iter().find(|(name, _)| *name == table);
+                    tensors.extend(table.map(|(_, table)| (head, table.clone())));
+                }
+                Ok(tensors)
+            }
         }
     }
 }
 
-/// Refuses to train an adapter of a layer whose weight the family's files join with others.
-pub(super) fn check_trained(config: &ModelConfig, name: &str) -> Result<()> {
-    if config.stored(name).rows == Rows::All {
-        return Ok(());
+/// Refuses to train what PEFT's files have no place for: an adapter of a layer whose weight the family's files join with others, a part of
+/// such a weight, and experts, which transformers' models join.
+pub(super) fn check_places(config: &ModelConfig, parameters: &[Parameter]) -> Result<()> {
+    let refused = |why: String| Err(Error::invalid("LoRA", why));
+    let trained = |p: &&Parameter| p.is_trained();
+    for parameter in parameters.iter().filter(trained) {
+        let (name, stored) = (parameter.name(), config.stored(parameter.name()));
+        if !is_adapter(name) && name.contains(".experts.") {
+            return refused(format!("{name} is trained as it is, and experts have no place in PEFT's files"));
+        }
+        let has_part = |p: &Parameter| !p.is_trained() && config.stored(p.name()).names == stored.names;
+        if stored.rows != Rows::All && (is_adapter(name) || parameters.iter().any(has_part)) {
+            return refused(format!(
+                "the files of this family join {name} with others, and what is trained apart has no place there"
+            ));
+        }
     }
-    let why = format!(
-        "the files of this family join {name} with others, and adapters trained apart have no place there"
-    );
-    Err(Error::invalid("LoRA", why))
+    Ok(())
 }
 
-/// Fills a model's adapters, or those of a stage, from a folder as PEFT writes it. Layers whose weights the family's files join share one `A`
-/// there, of which each gets a copy.
+/// Fills a model's adapters and trained modules, or those of a stage, from a folder as PEFT writes it. Layers whose weights the family's files
+/// join share one `A` there, of which each gets a copy.
 ///
 /// # Errors
-/// If a file cannot be read, or tensors are missing, unknown or of another shape. Then no parameter is changed.
+/// If a file cannot be read, tensors are missing, unknown or of another shape, or a tied head would not be tied any more. Then no parameter is
+/// changed.
 pub fn load_adapter<L: LayerFactory>(
     model: &Decoder<Lora<L>>,
     config: &ModelConfig,
@@ -140,32 +168,40 @@ pub fn load_adapter<L: LayerFactory>(
     let file = SafeTensors::open(folder.as_ref().join(WEIGHTS))?;
     let (mut problems, mut fitting) = (Mismatch::default(), Vec::new());
     let files = PeftFiles::new(config, &model.parameters());
-    for parameter in adapters(model) {
-        let (name, wanted, rows) = files.place(&parameter);
+    let trained = adapters(model);
+    let tied = files.tied(&trained);
+    if let Some([table, _]) = &tied {
+        model.layers().config.check_tie(table)?;
+    }
+    for parameter in trained {
+        let (wanted, stored) = files.place(&parameter);
+        let name = stored.names.concat();
         if !file.contains(&name) {
             problems.missing.push(name);
             continue;
         }
         let shape = file.shape(&name)?.to_vec();
         match shape == wanted {
-            true => fitting.push((parameter, name, rows)),
+            true => fitting.push((parameter, name, stored)),
             false => problems.misshaped.push((name, shape, wanted)),
         }
     }
     if *model.stage() == DecoderStage::whole(config.layers()) {
-        let known: Vec<&String> = fitting.iter().map(|(_, name, _)| name).collect();
+        let known: Vec<&String> =
+            fitting.iter().map(|(_, name, _)| name).chain(tied.iter().flatten()).collect();
         let unknown = |name: &&str| !known.iter().any(|known| known == name);
         problems.unexpected = file.names().filter(unknown).map(str::to_string).collect();
     }
     problems.check(&file.path().display().to_string())?;
-    for (parameter, name, rows) in fitting {
-        let whole = rows.of(&file.tensor(&name, Device::CPU)?)?;
+    for (parameter, name, stored) in fitting {
+        let whole = stored.rows.of(&file.tensor(&name, Device::CPU)?)?;
+        let whole = if stored.transposed { whole.transpose(0, 1)? } else { whole };
         parameter.load(&parameter.part().of(&whole)?.with_shape(parameter.tensor().shape())?)?;
     }
     Ok(())
 }
 
-/// Writes a model's adapters as PEFT does: `adapter_model.safetensors` first, `adapter_config.json` last, each atomically.
+/// Writes a model's adapters and trained modules as PEFT does: `adapter_model.safetensors` first, `adapter_config.json` last, each atomically.
 ///
 /// # Errors
 /// If a file cannot be written, the model is a stage or a shard of a model, or layers whose weights the family's files join do not have one

@@ -1,4 +1,5 @@
-//! Low-rank adapters (LoRA, DoRA): a [`LayerFactory`] that puts one beside each linear layer of some names, and trains nothing else.
+//! Low-rank adapters (LoRA, DoRA): a [`LayerFactory`] that puts one beside each linear layer of some names, and trains nothing else but
+//! whole modules of some names.
 //!
 //! ```text
 //! y = W x + scale B A x,   A: [rank, in], at first random;   B: [out, rank], at first 0;   scale = alpha / rank
@@ -17,6 +18,8 @@ mod modules;
 mod peft_tests;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod trained_tests;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -39,8 +42,8 @@ pub use config::{BaseWeights, LoraConfig};
 pub use files::{load_adapter, merged, save_adapter};
 pub use modules::Modules;
 
-use files::check_trained;
-use modules::Layer;
+use files::check_places;
+use modules::{Layer, in_model, is_within};
 
 impl LoraConfig {
     /// The layers of one device with these adapters.
@@ -51,7 +54,8 @@ impl LoraConfig {
         Ok(Arc::new(Lora::new(OneDevice, self.clone())?))
     }
 
-    /// Refuses targets that are not the names of linear layers of the model, and adapters that have no names in PEFT's files.
+    /// Refuses targets that are not the names of linear layers of the model, modules that it does not have, and what has no place in PEFT's
+    /// files.
     ///
     /// # Errors
     /// If there is one of these, or the model's sizes do not fit each other.
@@ -72,8 +76,38 @@ impl LoraConfig {
                 return Err(no_layer(&format!("{name:?}"), &model.parameters()));
             }
         }
+        self.check_trained_modules(config, &model)?;
         let model = self.planned(config)?;
-        adapters(&model).iter().try_for_each(|p| check_trained(config, p.name()))
+        check_places(config, &model.parameters())
+    }
+
+    /// Refuses names that no module has, and a tied head that would not be tied any more.
+    fn check_trained_modules(&self, config: &ModelConfig, model: &Decoder<Lora>) -> Result<()> {
+        let all = model.parameters();
+        let has = |module: &String| {
+            all.iter().any(|p| model.layers().is_of(p.name(), std::slice::from_ref(module)))
+        };
+        let table = config.tied_table().filter(|table| model.layers().is_of(table, &self.trained));
+        let is_head = |module: &&String| table.is_some() && "lm_head".ends_with(&***module);
+        if let Some(module) = self.trained.iter().find(|module| !has(module) && !is_head(module)) {
+            let why = match config.tied_table() {
+                Some(table) if "lm_head".ends_with(&**module) => format!("the head is tied to {table}"),
+                _ => "this model has no such module".into(),
+            };
+            return Err(wrong(format!("modules_to_save has {module:?}, and {why}")));
+        }
+        table.map_or(Ok(()), |table| self.check_tie(table))
+    }
+
+    /// Refuses to train the table of a tied head for the embedding alone.
+    fn check_tie(&self, table: &str) -> Result<()> {
+        if self.keeps_tie {
+            return Ok(());
+        }
+        let why = format!(
+            "modules_to_save has {table}, to which the head is tied, wanted ensure_weight_tying = true"
+        );
+        Err(wrong(why))
     }
 
     /// The whole model on a `meta` device.
@@ -133,10 +167,22 @@ impl<L: LayerFactory> Lora<L> {
         Layer { path: path.to_string(), peft }
     }
 
+    /// Whether the parameter of this name is of one of these modules.
+    fn is_of(&self, name: &str, modules: &[String]) -> bool {
+        let stored = (unpoisoned(self.model.lock()).names)(name);
+        is_within(name, modules) || is_within(&in_model(&stored), modules)
+    }
+
+    /// Whether the parameter of this name is of a module that is trained as it is.
+    fn is_trained(&self, name: &str) -> bool {
+        !is_adapter(name) && self.is_of(name, &self.config.trained)
+    }
+
     /// The settings of a layer's adapter, if it is to have one.
     fn settings(&self, scope: &Scope) -> Result<Option<LoraConfig>> {
         let layer = self.layer(scope.path());
-        let is_target = self.config.is_target(&layer).map_err(wrong)?;
+        let is_trained = self.is_trained(&format!("{}.weight", layer.path));
+        let is_target = !is_trained && self.config.is_target(&layer).map_err(wrong)?;
         is_target.then(|| self.config.of_layer(&layer.peft)).transpose()
     }
 
@@ -152,7 +198,7 @@ impl<L: LayerFactory> Lora<L> {
     ) -> Result<Adapted<L, C, A, B>> {
         self.has_linear.store(true, Relaxed);
         let layers = self.layers.clone();
-        if self.config.base == BaseWeights::Int8 {
+        if self.config.base == BaseWeights::Int8 && !self.is_trained(base.weight().name()) {
             base.weight().hold_in_int8()?;
         }
         let Some(settings) = settings else { return Ok(Adapted { layers, base, adapter: None }) };
@@ -361,7 +407,8 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
         if wanted && !parameters.iter().any(|parameter| is_adapter(parameter.name())) {
             return Err(no_layer(&self.config.chosen(), parameters));
         }
-        parameters.iter().filter(|parameter| !is_adapter(parameter.name())).for_each(Parameter::freeze);
+        let is_frozen = |p: &&Parameter| !is_adapter(p.name()) && !self.is_trained(p.name());
+        parameters.iter().filter(is_frozen).for_each(Parameter::freeze);
         self.reset_magnitudes(parameters)
     }
 
@@ -388,9 +435,9 @@ fn no_layer(target: &str, parameters: &[Parameter]) -> Error {
     Error::invalid("LoRA", format!("no linear layer is called {target}; those of this model are {names}"))
 }
 
-/// The parameters of adapters, for an optimizer or a checkpoint.
+/// The parameters of adapters and of modules that are trained as they are, for an optimizer or a checkpoint.
 pub fn adapters(model: &impl Parameters) -> Vec<Parameter> {
-    model.parameters().into_iter().filter(|parameter| is_adapter(parameter.name())).collect()
+    model.parameters().into_iter().filter(|p| is_adapter(p.name()) || p.is_trained()).collect()
 }
 
 /// Gives the magnitudes of a model's adapters (DoRA) the lengths of the rows that they are beside, with what the adapters add now. A new

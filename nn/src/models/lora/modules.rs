@@ -58,6 +58,17 @@ fn has_end(path: &str, name: &str) -> bool {
     path.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
+/// Whether a parameter of this path is in a module whose path ends with one of these texts.
+pub(super) fn is_within(path: &str, modules: &[String]) -> bool {
+    let is_end = |of: &str| modules.iter().any(|module| of.ends_with(&**module));
+    path.match_indices('.').any(|(end, _)| is_end(&path[..end]))
+}
+
+/// The path of a parameter in transformers' model, by its name in files: some families' have others there.
+pub(super) fn in_model(stored: &str) -> String {
+    stored.replace("embed_out.", "lm_head.").replace(".block_sparse_moe.gate.", ".mlp.gate.")
+}
+
 impl Modules {
     /// From a list of names or an expression.
     pub(super) fn of(value: &Value) -> Option<Modules> {
