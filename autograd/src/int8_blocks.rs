@@ -13,6 +13,7 @@
 
 use phalanx_kernels as kernels;
 use phalanx_tensor::{DType, Device, Error as TensorError, Result as TensorResult, Tensor};
+use smallvec::SmallVec;
 
 use crate::graph::rematerialized::{Rematerialized, Source};
 use crate::{Result, Var};
@@ -109,6 +110,31 @@ impl Int8Blocks {
         let again = move |of: &[Tensor]| values(&of[0], &of[1], columns, dtype);
         let again = Rematerialized::new(OP, &made, sources, again);
         Ok(Var::made_again(made, again))
+    }
+
+    /// [`Int8Blocks::var`] of blocks that may be elsewhere between forward and backward, which asks for the values that it uses. They must be
+    /// the same.
+    ///
+    /// # Errors
+    /// If memory is short.
+    pub fn var_by(&self, values: impl Fn() -> TensorResult<Tensor> + Send + Sync + 'static) -> Result<Var> {
+        let made = self.values()?;
+        let again = Rematerialized::new(OP, &made, SmallVec::new(), move |_| values());
+        Ok(Var::made_again(made, again))
+    }
+
+    /// The same matrix with its codes and scales in these tensors.
+    ///
+    /// # Errors
+    /// If they have other shapes or dtypes.
+    pub fn with_tensors(&self, [codes, scales]: [Tensor; 2]) -> TensorResult<Int8Blocks> {
+        for (held, given) in self.tensors().into_iter().zip([&codes, &scales]) {
+            if (held.shape(), held.dtype()) != (given.shape(), given.dtype()) {
+                let of = |t: &Tensor| format!("{:?} {}", t.shape(), t.dtype());
+                return Err(TensorError::invalid(OP, format!("got {}, wanted {}", of(given), of(held))));
+            }
+        }
+        Ok(Int8Blocks { codes, scales, ..*self })
     }
 
     /// Codes `[rows, blocks, 64]` (u8) and scales `[rows, blocks]` (f32): what is sent, compared or counted.

@@ -76,13 +76,16 @@ impl ShardedTensor {
         }
     }
 
+    /// What comes behind the name of a matrix in the names of its 8-bit blocks.
+    pub(crate) const INT8_BLOCKS: [&str; 2] = ["codes", "scales"];
+
     /// The codes and the scales of a matrix `name` in 8-bit blocks, of which this rank has the part `shard`: `name.codes`, whose rows have
     /// whole blocks, and `name.scales`.
     ///
     /// # Errors
     /// If the blocks are not those of the part.
     pub fn of_int8_blocks(name: &str, shard: &Shard, blocks: &Int8Blocks) -> Result<Vec<ShardedTensor>> {
-        let part = |(kind, values, each): (&str, &Tensor, usize)| {
+        let part = |((kind, values), each): ((&str, &Tensor), usize)| {
             let mut shard = shard.clone();
             let in_units = |columns: usize| columns.div_ceil(Int8Blocks::BLOCK) * each;
             for shape in [&mut shard.window.global, &mut shard.window.offset, &mut shard.extent] {
@@ -92,8 +95,8 @@ impl ShardedTensor {
             let part = ShardedTensor { name, shard, range, values: values.clone(), buffer: false };
             part.place().map(|_| part)
         };
-        let [codes, scales] = blocks.tensors();
-        [("codes", codes, Int8Blocks::BLOCK), ("scales", scales, 1)].into_iter().map(part).collect()
+        let kinds = Self::INT8_BLOCKS.into_iter().zip(blocks.tensors());
+        kinds.zip([Int8Blocks::BLOCK, 1]).map(part).collect()
     }
 
     /// A buffer, by its path in the module.

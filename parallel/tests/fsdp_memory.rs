@@ -273,3 +273,27 @@ fn a_decoder_gathers_two_of_the_parts_that_its_blocks_are_wrapped_in() {
         assert!(2 * halves <= blocks + blocks / 10 && maps < halves && large < blocks);
     }
 }
+
+/// Ranks keep shards of codes and scales and gather a unit's at a time, and no graph keeps them until backward.
+#[test]
+fn matrices_in_8_bit_blocks_are_gathered_as_their_codes_and_scales() {
+    let device = Device::Meta(90);
+    let model = maps(8, device);
+    let blocks = WIDTH * WIDTH + WIDTH * WIDTH.div_ceil(64) * 4;
+    for map in &model[1..] {
+        map.parameters()[0].hold_in_int8().unwrap();
+    }
+    let ledger = device.ledger().unwrap();
+    let values = || ledger.category(Category::Parameters);
+    let zero = Zero::new(&model, comm::meta(0, RANKS).unwrap(), config(Prefetch::default())).unwrap();
+    let shards = values().now;
+    assert_eq!(shards, (UNIT + 7 * blocks) / RANKS);
+    for _ in 0..3 {
+        ledger.reset_peak();
+        let y = model.iter().try_fold(input(device), |x, map| map.forward(&x)).unwrap();
+        assert_eq!(values().now, shards);
+        zero.backward(&y.sum_all().unwrap()).unwrap();
+        assert_eq!((values().now, values().peak), (shards, shards + UNIT + blocks));
+        zero.zero_grad().unwrap();
+    }
+}

@@ -62,8 +62,11 @@ fn adapters_learn_alike_under_every_layout() {
     // With magnitudes beside weights in 8 bits: the bits of one device, where layers are not split.
     let held = |more: &[&str]| run_of(&format!("{LORA},dora=true,base=int8"), "3", more);
     let wanted = held(&["--micro-batches", "2"]);
-    let layouts: [&[&str]; 2] =
-        [&["--dp", "2", "--zero", "2"], &["--pp", "2", "--micro-batches", "2", "--recompute", "always"]];
+    let layouts: [&[&str]; 3] = [
+        &["--dp", "2", "--zero", "2"],
+        &["--dp", "2", "--zero", "3"],
+        &["--pp", "2", "--micro-batches", "2", "--recompute", "always"],
+    ];
     for layout in layouts {
         assert_eq!(held(layout), wanted, "{layout:?}");
     }
@@ -110,7 +113,7 @@ fn adapters_that_cannot_be_are_refused() {
     let folder = Folder::new("adapter-mistakes");
     let model = base(&folder);
     let int8 = "r=2,base=int8,targets=q_proj";
-    let cases: [(&[&str], &[&str]); 7] = [
+    let cases: [(&[&str], &[&str]); 8] = [
         (&["--lora", LORA], &["--lora", "--init"]),
         (&["--init", &model, "--lora", "r=2,targets=q_proj,qproj"], &["no linear layer is called \"qproj\""]),
         (
@@ -120,7 +123,14 @@ fn adapters_that_cannot_be_are_refused() {
         (&["--init", &model, "--lora", "q_proj"], &["--lora", "r=8,alpha=16,targets=q_proj,v_proj"]),
         (&["--init", &model, "--tp", "2", "--lora", "r=2,dropout=0.1,targets=q_proj"], &["dropout"]),
         (&["--init", &model, "--tp", "2", "--lora", int8], &["o_proj.weight", "multiples of 64"]),
-        (&["--init", &model, "--dp", "2", "--zero", "3", "--lora", int8], &["8-bit blocks", "stage 1 or 2"]),
+        (
+            &["--init", &model, "--lora", "r=2,targets=q_proj,modules_to_save=head"],
+            &["\"head\"", "no such module"],
+        ),
+        (
+            &["--init", &model, "--lora", "r=2,modules_to_save=,targets=q_proj"],
+            &["--lora", "modules_to_save"],
+        ),
     ];
     for (args, wanted) in cases {
         let output = adapted(&folder, &[args, &["--steps", "1"]].concat());

@@ -366,7 +366,8 @@ mod tests {
     #[test]
     fn checkpoints_of_adapters_beside_int8_become_the_folder_of_their_run() {
         let lora = LoraConfig { base: BaseWeights::Int8, ..LoraConfig::new(2, &["q_proj", "o_proj"]) };
-        adapters_need_the_same_model("int8", LoraConfig { dora: true, ..lora }, 2);
+        adapters_need_the_same_model("int8", LoraConfig { dora: true, ..lora.clone() }, 2);
+        adapters_need_the_same_model("int8-spread", lora, 3);
     }
 
     fn adapters_need_the_same_model(name: &str, lora: LoraConfig, zero: u8) {

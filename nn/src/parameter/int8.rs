@@ -5,12 +5,12 @@ use std::sync::atomic::Ordering;
 use phalanx_autograd::{Int8Blocks, Var};
 use phalanx_tensor::{Category, Tensor, unpoisoned};
 
-use super::{INT8, Parameter, TRAINED};
+use super::{INT8, OBSERVED, Parameter, TRAINED};
 use crate::{Error, Result};
 
 /// Why such a parameter's tensor has no elements.
 const HELD: &str = "the values of this parameter are held in 8-bit blocks: `Parameter::values` makes them; a layer that says so was short \
-    of memory for them";
+    of memory for them, or Zero has spread them";
 
 impl Parameter {
     /// Holds its values in 8-bit blocks from now on ([`Int8Blocks`]), which takes about a quarter of f32's memory, and freezes it. A layer
@@ -81,6 +81,27 @@ impl Parameter {
         }
     }
 
+    /// Lets one of the [tensors that hold its values](Parameter::held_in) be another one with the same values, or a stand-in for them.
+    ///
+    /// # Errors
+    /// If shape, dtype or device differ, or there is no such tensor.
+    pub fn set_held(&self, number: usize, tensor: Tensor) -> Result<()> {
+        let mut int8 = unpoisoned(self.0.int8.lock());
+        let Some(blocks) = &mut *int8 else {
+            drop(int8);
+            return self.set_tensor(tensor);
+        };
+        tensor.storage().set_category(Category::Parameters);
+        let mut held = blocks.tensors().map(Clone::clone);
+        let (count, name) = (held.len(), self.name());
+        let place = held.get_mut(number);
+        *place
+            .ok_or_else(|| Error::invalid(name, format!("got tensor {number} of {count} that hold it")))? =
+            tensor;
+        *blocks = blocks.with_tensors(held)?;
+        Ok(())
+    }
+
     pub(super) fn set_int8(&self, values: &Tensor) -> Result<()> {
         let blocks = Int8Blocks::new(values)?;
         blocks.tensors().iter().for_each(|held| held.storage().set_category(Category::Parameters));
@@ -88,8 +109,11 @@ impl Parameter {
         Ok(())
     }
 
-    /// The floats of the blocks, as a constant; `None` if there are none, or memory is short for them.
+    /// The floats of the blocks, as a constant; `None` if there are none, or memory is short for them. Where an owner observes uses, the
+    /// blocks may be freed until backward makes the floats again.
     pub(super) fn int8_var(&self) -> Option<Var> {
-        self.int8_blocks().and_then(|blocks| blocks.var().ok())
+        let (blocks, parameter) = (self.int8_blocks()?, self.clone());
+        let now = move || parameter.int8_blocks().map_or(Ok(parameter.tensor()), |blocks| blocks.values());
+        if self.flags() & OBSERVED == 0 { blocks.var().ok() } else { blocks.var_by(now).ok() }
     }
 }

@@ -48,12 +48,19 @@ impl<'a> Trained<'a> {
             )));
         }
         if !self.frozen {
-            let frozen = |p: &&Parameter| !p.is_trained();
-            let frozen: HashSet<&str> = parameters.iter().filter(frozen).map(Parameter::name).collect();
-            parts.retain(|part| part.buffer || !frozen.contains(&*part.name));
+            let frozen: HashSet<String> =
+                parameters.iter().filter(|p| !p.is_trained()).flat_map(names).collect();
+            parts.retain(|part| part.buffer || !frozen.contains(&part.name));
         }
         Ok(parts)
     }
+}
+
+/// What parts of a parameter are called: by its name, or where its 8-bit blocks are spread by those of codes and scales.
+fn names(parameter: &Parameter) -> Vec<String> {
+    let name = parameter.name();
+    let kinds = ShardedTensor::INT8_BLOCKS.into_iter().filter(|_| parameter.is_in_int8());
+    kinds.map(|kind| format!("{name}.{kind}")).chain([name.to_string()]).collect()
 }
 
 /// The parts of models and of their optimizers that this rank has, to be saved or read. The tensors are those of the models

@@ -74,7 +74,8 @@ pub(crate) fn check_owned(wrapper: &str, replaced: bool) -> Result<()> {
 /// Refuses a model whose values are spread by another wrapper.
 pub(crate) fn check_values(wrapper: &str, model: &(impl Parameters + ?Sized)) -> Result<()> {
     let parameters = model.parameters();
-    let is_gone = |p: &&Parameter| p.tensor().why_withheld().is_some() && !p.is_deferred() && !p.is_in_int8();
+    let is_withheld = |p: &Parameter| p.held_in().iter().any(|held| held.why_withheld().is_some());
+    let is_gone = |p: &&Parameter| is_withheld(p) && !p.is_deferred();
     let Some(gone) = parameters.iter().find(is_gone) else { return Ok(()) };
     let name = gone.name();
     Err(Error::Config(format!(

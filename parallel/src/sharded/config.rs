@@ -192,9 +192,6 @@ impl ZeroConfig {
                 let held = parameter.tensor().numel();
                 return refuse(format!("got {held} of {whole} elements; are they spread by another `Zero`?"));
             }
-            if parameter.is_in_int8() && self.stage == ZeroStage::Parameters {
-                return refuse("got 8-bit blocks, which stage 3 does not spread, wanted stage 1 or 2".into());
-            }
             if let Some(got) = self.grad_dtype.filter(|dtype| !dtype.is_float()) {
                 return refuse(format!("got grad_dtype {got}, wanted a floating-point one"));
             }

@@ -17,6 +17,7 @@ use super::ZeroConfig;
 use super::flat_parameter::{FlatParameter, Ranks, ReduceScatter};
 
 use super::order::Order;
+use super::zero::Place;
 
 /// The ranks, the settings, and the state of all FSDP units.
 pub(super) struct ZeroCore {
@@ -88,6 +89,13 @@ impl FsdpUnit {
     pub(super) fn new(flats: Vec<FlatParameter>, modules: Option<(usize, usize)>) -> FsdpUnit {
         let trained = flats.iter().filter(|f| f.trained).map(|f| f.members.len()).sum();
         FsdpUnit { flats, modules, outside: modules.is_none(), missing: trained, trained }
+    }
+}
+
+impl ZeroState {
+    /// The flat parameter of a place.
+    pub(super) fn flat(&mut self, place: &Place) -> &mut FlatParameter {
+        &mut self.units[place.unit].flats[place.flat]
     }
 }
 

@@ -21,9 +21,11 @@ use crate::comm::{self, Comm, Pending};
 
 pub(super) use super::gradients::ReduceScatter;
 
-/// A parameter and its elements in the flat buffer.
+/// A tensor that holds a parameter's values, and its elements in the flat buffer.
 pub(super) struct Member {
     pub(super) parameter: Parameter,
+    /// Which of the parameter's [tensors](Parameter::held_in): frozen matrices in 8-bit blocks have two.
+    pub(super) number: usize,
     pub(super) range: Range<usize>,
     pub(super) shape: Dims,
 }
@@ -84,31 +86,41 @@ pub(super) struct FlatParameter {
 }
 
 impl FlatParameter {
-    /// Moves the parameters' values into a buffer, gives all ranks rank 0's, and keeps this rank's shard. All ranks call it.
+    /// Moves the values that these tensors of parameters hold into a buffer, gives all ranks rank 0's, and keeps this rank's shard. All ranks
+    /// call it.
     pub(super) fn new(
-        parameters: &[Parameter],
+        held: &[(Parameter, usize)],
         cuts: Cuts,
         ranks: &Ranks,
         config: &ZeroConfig,
         streams: &mut OffloadStreams,
     ) -> Result<FlatParameter> {
         let (mut members, mut end) = (Vec::new(), 0);
-        for &number in &cuts.order {
-            let parameter = parameters[number].clone();
-            let (start, shape) = (end, Dims::from_slice(parameter.tensor().shape()));
-            end += parameter.tensor().numel();
-            members.push(Member { parameter, range: start..end, shape });
+        for &place in &cuts.order {
+            let (parameter, number) = held[place].clone();
+            let tensor = held_tensor(&parameter, number);
+            let start = end;
+            end += tensor.numel();
+            members.push(Member {
+                parameter,
+                number,
+                range: start..end,
+                shape: Dims::from_slice(tensor.shape()),
+            });
         }
-        let (dtype, device) = (parameters[0].dtype(), parameters[0].device());
+        let first = members[0].tensor();
+        let (dtype, device) = (first.dtype(), first.device());
         let mut full = Tensor::empty(&[end], dtype, device)?.tagged(Category::Parameters);
         for member in &members {
             member.parameter.materialize()?;
-            kernels::copy_(&mut member.of(&full)?, &member.parameter.tensor())?;
-            member.parameter.set_tensor(member.of(&full)?)?;
+            kernels::copy_(&mut member.of(&full)?, &member.tensor())?;
+            member.give(member.of(&full)?)?;
         }
         ranks.all.broadcast(&mut full, 0)?;
         let own = cuts.range(ranks.shard.rank());
-        let (shard_dtype, home) = (config.shard_dtype.unwrap_or(dtype), config.offload.unwrap_or(device));
+        // Codes of 8-bit blocks stay as they are.
+        let shard_dtype = config.shard_dtype.filter(|_| dtype.is_float()).unwrap_or(dtype);
+        let home = config.offload.unwrap_or(device);
         let keeps_full = config.stage < ZeroStage::Parameters;
         let apart = !keeps_full || shard_dtype != dtype || home != device;
         let part = full.narrow(0, own.start, own.len())?;
@@ -122,7 +134,7 @@ impl FlatParameter {
         let shard = shard.tagged(Category::Parameters);
         let unsharded_version = shard.version();
         let mut flat = FlatParameter {
-            trained: parameters[0].is_trained(),
+            trained: members[0].parameter.is_trained(),
             pieces: Vec::new(),
             grad_dtype: config.grad_dtype.unwrap_or(dtype),
             keeps_grads: config.stage == ZeroStage::Optimizer,
@@ -155,12 +167,10 @@ impl FlatParameter {
     }
 
     fn make_pieces(&mut self) -> Result<()> {
-        for (member, inside) in self.members.iter().filter_map(|m| Some((m, m.inside(&self.own)?))) {
+        let trained = self.members.iter().filter(|_| self.trained);
+        for (member, inside) in trained.filter_map(|m| Some((m, m.inside(&self.own)?))) {
             let start = member.range.start + inside.start - self.own.start;
-            let piece = member.parameter.piece(self.shard.narrow(0, start, inside.len())?, inside)?;
-            if self.trained {
-                self.pieces.push(piece);
-            }
+            self.pieces.push(member.parameter.piece(self.shard.narrow(0, start, inside.len())?, inside)?);
         }
         self.close()
     }
@@ -194,7 +204,22 @@ impl FlatParameter {
     }
 }
 
+/// One of the tensors that hold a parameter's values.
+pub(super) fn held_tensor(parameter: &Parameter, number: usize) -> Tensor {
+    parameter.held_in().swap_remove(number)
+}
+
 impl Member {
+    /// What holds its values now.
+    pub(super) fn tensor(&self) -> Tensor {
+        held_tensor(&self.parameter, self.number)
+    }
+
+    /// Lets another tensor hold them.
+    pub(super) fn give(&self, tensor: Tensor) -> Result<()> {
+        Ok(self.parameter.set_held(self.number, tensor)?)
+    }
+
     /// Its part of the whole buffer, in its shape.
     pub(super) fn of(&self, full: &Tensor) -> Result<Tensor> {
         Ok(full.narrow(0, self.range.start, self.range.len())?.with_shape(&self.shape)?)

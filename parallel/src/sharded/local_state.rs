@@ -85,7 +85,7 @@ impl Zero {
             unit.flats.iter().enumerate().map(named)
         });
         let others = self.entries.iter().filter_map(|(path, source)| match source {
-            EntryStorage::Sharded { .. } => None,
+            EntryStorage::Sharded(_) | EntryStorage::Int8(..) => None,
             EntryStorage::Parameter(p) => Some((path.clone(), p.tensor())),
             EntryStorage::Buffer(b) => Some((path.clone(), b.tensor())),
         });

@@ -6,11 +6,12 @@ use std::ops::Range;
 
 use phalanx_kernels as kernels;
 use phalanx_kernels::optim::optim_state_dtype;
+use phalanx_nn::autograd::Int8Blocks;
 use phalanx_nn::{Mismatch, Parameter, is_whole_state};
 use phalanx_tensor::{DType, Device, Tensor};
 
 use super::flat_parameter::{FlatParameter, Ranks};
-use super::zero::EntryStorage;
+use super::zero::{EntryStorage, Place};
 use super::{FullStateDict, Zero};
 use crate::all_gather::all_gather_object;
 use crate::comm::{Call, Reduction};
@@ -35,7 +36,7 @@ impl Zero {
     /// As [`Zero::full_state_dict`].
     pub fn full_state_dict_with(&self, to: FullStateDict) -> Result<Entries> {
         let (state, here) = (self.core.lock(), self.gets(to));
-        let mut found: HashMap<(usize, usize, usize), Tensor> = HashMap::new();
+        let mut found: HashMap<Place, Tensor> = HashMap::new();
         for (u, unit) in state.units.iter().enumerate() {
             for (f, flat) in unit.flats.iter().enumerate() {
                 let whole = flat.whole(&self.core.ranks)?;
@@ -44,13 +45,23 @@ impl Zero {
                 }
                 let whole = to.place(&whole)?;
                 for (m, member) in flat.members.iter().enumerate() {
-                    found.insert((u, f, m), member.of(&whole)?);
+                    found.insert(Place { unit: u, flat: f, member: m }, member.of(&whole)?);
                 }
             }
         }
         let entry = |(path, source): &(String, EntryStorage)| -> Result<Option<(String, Tensor)>> {
             let tensor = match source {
-                EntryStorage::Sharded { unit, flat, member } => found.get(&(*unit, *flat, *member)).cloned(),
+                EntryStorage::Sharded(place) => found.get(place).cloned(),
+                EntryStorage::Int8(parameter, places) => {
+                    let whole = places.map(|place| found.get(&place).cloned());
+                    match (parameter.int8_blocks(), whole) {
+                        (Some(blocks), [Some(codes), Some(scales)]) => {
+                            let scales = kernels::cast(&scales, blocks.tensors()[1].dtype())?;
+                            Some(blocks.with_tensors([codes, scales])?.values()?)
+                        }
+                        _ => None,
+                    }
+                }
                 EntryStorage::Parameter(p) => Some(to.copy(&p.values()?)?),
                 EntryStorage::Buffer(b) => Some(to.copy(&b.tensor())?),
             };
@@ -76,10 +87,8 @@ impl Zero {
             let mut state = self.core.lock();
             for (path, source) in &self.entries {
                 let shape = match source {
-                    EntryStorage::Sharded { unit, flat, member } => {
-                        state.units[*unit].flats[*flat].members[*member].shape.to_vec()
-                    }
-                    EntryStorage::Parameter(p) => p.tensor().shape().to_vec(),
+                    EntryStorage::Sharded(place) => state.flat(place).members[place.member].shape.to_vec(),
+                    EntryStorage::Parameter(p) | EntryStorage::Int8(p, _) => p.tensor().shape().to_vec(),
                     EntryStorage::Buffer(b) => b.tensor().shape().to_vec(),
                 };
                 match given.remove(path) {
@@ -95,8 +104,12 @@ impl Zero {
             problems.check("state dict")?;
             for (source, values) in fitting {
                 match source {
-                    EntryStorage::Sharded { unit, flat, member } => {
-                        state.units[*unit].flats[*flat].load(*member, &values)?
+                    EntryStorage::Sharded(place) => state.flat(place).load(place.member, &values)?,
+                    EntryStorage::Int8(parameter, places) => {
+                        let blocks = Int8Blocks::new(&kernels::cast(&values, parameter.dtype())?)?;
+                        for (place, held) in places.iter().zip(blocks.tensors()) {
+                            state.flat(place).load(place.member, held)?;
+                        }
                     }
                     EntryStorage::Parameter(p) => p.load(&values)?,
                     EntryStorage::Buffer(b) => b.load(&values)?,
@@ -128,21 +141,32 @@ impl Zero {
     /// # Errors
     /// Never for tensors that are contiguous, as a model's are.
     pub fn sharded_state_dict(&self) -> Result<Vec<ShardedTensor>> {
-        let state = self.core.lock();
+        let mut state = self.core.lock();
+        let mut own = |place: &Place, whole: Option<ShardedTensor>| {
+            let flat = state.flat(place);
+            let (range, values) = flat.own_elements(place.member)?;
+            let of_parameter = || ShardedTensor::of_parameter(&flat.members[place.member].parameter);
+            Ok::<_, Error>(ShardedTensor { range, values, ..whole.unwrap_or_else(of_parameter) })
+        };
         let mut parts: Vec<ShardedTensor> = Vec::new();
         for (path, source) in &self.entries {
-            let part = match source {
-                EntryStorage::Sharded { unit, flat, member } => {
-                    let flat = &state.units[*unit].flats[*flat];
-                    let (range, values) = flat.own_elements(*member)?;
-                    let whole = ShardedTensor::of_parameter(&flat.members[*member].parameter);
-                    ShardedTensor { range, values, ..whole }
+            let found = match source {
+                EntryStorage::Sharded(place) => vec![own(place, None)?],
+                EntryStorage::Int8(p, places) => {
+                    let whole = ShardedTensor::held_in(p)?;
+                    places
+                        .iter()
+                        .zip(whole)
+                        .map(|(place, whole)| own(place, Some(whole)))
+                        .collect::<Result<_>>()?
                 }
-                EntryStorage::Parameter(p) => ShardedTensor::of_parameter(p),
-                EntryStorage::Buffer(b) => ShardedTensor::of_buffer(path, b),
+                EntryStorage::Parameter(p) => vec![ShardedTensor::of_parameter(p)],
+                EntryStorage::Buffer(b) => vec![ShardedTensor::of_buffer(path, b)],
             };
-            if !parts.iter().any(|known| known.name == part.name) {
-                parts.push(part);
+            for part in found {
+                if !parts.iter().any(|known| known.name == part.name) {
+                    parts.push(part);
+                }
             }
         }
         Ok(parts)

@@ -18,7 +18,7 @@ use phalanx_nn::autograd::{is_checkpointing, is_grad_enabled};
 use phalanx_tensor::{Category, Tensor};
 
 use super::core::{FsdpUnit, WrappedModule, ZeroCore, ZeroState};
-use super::flat_parameter::{FlatParameter, Member, Ranks};
+use super::flat_parameter::{FlatParameter, Ranks};
 use super::order::{Order, Pass, Step};
 use super::{BackwardPrefetch, Prefetch, Reshard};
 use crate::comm::{Call, Pending};
@@ -368,7 +368,7 @@ impl FlatParameter {
     /// Lets the parameters hold the values.
     pub(super) fn give_values(&self) -> Result<()> {
         let Some(full) = &self.full else { return Ok(()) };
-        self.members.iter().try_for_each(|member| Ok(member.parameter.set_tensor(member.of(full)?)?))
+        self.members.iter().try_for_each(|member| member.give(member.of(full)?))
     }
 
     /// Drops all values but this rank's, even those under way.
@@ -386,9 +386,8 @@ impl FlatParameter {
             self.wait_for_all_gather(pending)?;
         }
         if let Some(full) = self.full.take() {
-            for member in self.members.iter().filter(|m| m.parameter.tensor().shares_storage(&full)) {
-                let stand_in = Tensor::withheld(&member.shape, self.dtype, self.device, SPREAD)?;
-                member.parameter.set_tensor(stand_in)?;
+            for member in self.members.iter().filter(|m| m.tensor().shares_storage(&full)) {
+                member.give(Tensor::withheld(&member.shape, self.dtype, self.device, SPREAD)?)?;
             }
         }
         Ok(())
@@ -417,15 +416,17 @@ impl FlatParameter {
     /// A parameter that holds another tensor than this buffer's, because other code has replaced it.
     pub(super) fn replaced(&self) -> Option<&Parameter> {
         let full = self.full.as_ref().filter(|_| self.unsharding.is_none())?;
-        let mut parameters = self.members.iter().map(|member| &member.parameter);
-        parameters.find(|parameter| !parameter.tensor().shares_storage(full))
+        self.members
+            .iter()
+            .find(|member| !member.tensor().shares_storage(full))
+            .map(|member| &member.parameter)
     }
 
     /// Gives the parameters tensors that cannot be read, so that no layer computes with values that are older than the other
     /// ranks' last updates.
     pub(super) fn withhold(&self) -> Result<()> {
-        self.members.iter().try_for_each(|Member { parameter, shape, .. }| {
-            Ok(parameter.set_tensor(Tensor::withheld(shape, self.dtype, self.device, STALE)?)?)
+        self.members.iter().try_for_each(|member| {
+            member.give(Tensor::withheld(&member.shape, self.dtype, self.device, STALE)?)
         })
     }
 

@@ -9,10 +9,10 @@ use phalanx_nn::{AnyUnit, Entry, Parameter, ParameterOwner, Parameters, UnitHook
 use phalanx_tensor::{DType, Device};
 
 use super::core::{FsdpUnit, WrappedModule, ZeroCore};
-use super::flat_parameter::{FlatParameter, Ranks};
+use super::flat_parameter::{FlatParameter, Member, Ranks, held_tensor};
 use super::offload::OffloadStreams;
 use super::order::Pass;
-use super::zero::EntryStorage;
+use super::zero::{EntryStorage, Place};
 use super::{Cuts, Zero, ZeroConfig, ZeroStage};
 use crate::comm::Comm;
 use crate::data_parallel::{Synchronise, consistency};
@@ -54,7 +54,8 @@ impl Zero {
         for (parameters, bounds) in parameters_of {
             let mut flats = Vec::new();
             for same in alike(parameters, config.stage) {
-                let elements: Vec<usize> = same.iter().map(|p| p.tensor().numel()).collect();
+                let elements: Vec<usize> =
+                    same.iter().map(|(p, number)| held_tensor(p, *number).numel()).collect();
                 let cuts = Cuts::new(config.ownership, &elements, &mut loads);
                 let flat = FlatParameter::new(&same, cuts, &ranks, &config, &mut streams);
                 flats.push(flat.inspect_err(fail)?);
@@ -170,16 +171,22 @@ impl<M: Parameters + ?Sized> Parameters for Without<'_, M> {
 fn locate(entries: &mut [(String, EntryStorage)], units: &[FsdpUnit]) {
     for (_, source) in entries {
         let EntryStorage::Parameter(parameter) = source else { continue };
-        let flats = units
-            .iter()
-            .enumerate()
-            .flat_map(|(u, unit)| unit.flats.iter().enumerate().map(move |(f, flat)| (u, f, flat)));
-        let mut places = flats.filter_map(|(unit, number, flat)| {
-            let member = flat.members.iter().position(|m| m.parameter.is(parameter))?;
-            Some(EntryStorage::Sharded { unit, flat: number, member })
-        });
-        if let Some(place) = places.next() {
-            *source = place;
+        let is = |m: &Member, number: usize| m.parameter.is(parameter) && m.number == number;
+        let find = |number: usize| {
+            let flats = units
+                .iter()
+                .enumerate()
+                .flat_map(|(u, unit)| unit.flats.iter().enumerate().map(move |f| (u, f)));
+            let mut places = flats.filter_map(|(unit, (flat, of))| {
+                let member = of.members.iter().position(|m| is(m, number))?;
+                Some(Place { unit, flat, member })
+            });
+            places.next()
+        };
+        match [find(0), find(1)] {
+            [Some(codes), Some(scales)] => *source = EntryStorage::Int8(parameter.clone(), [codes, scales]),
+            [Some(place), None] => *source = EntryStorage::Sharded(place),
+            _ => {}
         }
     }
 }
@@ -250,17 +257,21 @@ fn fsdp_units<M: Parameters + ?Sized>(model: &Without<'_, M>) -> (Vec<UnitParame
     (units, wrapped)
 }
 
-/// A unit's parameters in sets of one dtype, device, trained flag and kind of sites. Frozen parameters are sharded only where values are.
-fn alike(parameters: Vec<Parameter>, stage: ZeroStage) -> Vec<Vec<Parameter>> {
+/// The tensors that hold a unit's parameters, each by its number, in sets of one dtype, device, trained flag and kind of sites. Frozen
+/// parameters are sharded only where values are.
+fn alike(parameters: Vec<Parameter>, stage: ZeroStage) -> Vec<Vec<(Parameter, usize)>> {
     type Kind = (DType, Device, bool, bool);
-    let mut sets: Vec<(Kind, Vec<Parameter>)> = Vec::new();
+    let mut sets: Vec<(Kind, Vec<(Parameter, usize)>)> = Vec::new();
     let spread = |p: &Parameter| p.is_trained() || stage == ZeroStage::Parameters;
     for parameter in parameters.into_iter().filter(spread) {
-        let replicas = parameter.has_replica_sites();
-        let kind = (parameter.dtype(), parameter.device(), parameter.is_trained(), replicas);
-        match sets.iter_mut().find(|(known, _)| *known == kind) {
-            Some((_, set)) => set.push(parameter),
-            None => sets.push((kind, vec![parameter])),
+        for (number, tensor) in parameter.held_in().into_iter().enumerate() {
+            let (trained, replicas) = (parameter.is_trained(), parameter.has_replica_sites());
+            let (kind, held) =
+                ((tensor.dtype(), tensor.device(), trained, replicas), (parameter.clone(), number));
+            match sets.iter_mut().find(|(known, _)| *known == kind) {
+                Some((_, set)) => set.push(held),
+                None => sets.push((kind, vec![held])),
+            }
         }
     }
     sets.into_iter().map(|(_, set)| set).collect()

@@ -71,21 +71,27 @@ pub struct Zero {
 
 /// Where the values of an entry of the model's state dict are.
 pub(super) enum EntryStorage {
-    /// A parameter that is spread: its FSDP unit, the flat parameter there, and the member there, by number.
-    Sharded {
-        unit: usize,
-        flat: usize,
-        member: usize,
-    },
+    /// A parameter that is spread.
+    Sharded(Place),
+    /// A parameter in 8-bit blocks that is spread: its codes and its scales.
+    Int8(Parameter, [Place; 2]),
     Parameter(Parameter),
     Buffer(Buffer),
+}
+
+/// Where a tensor that is spread is: its FSDP unit, the flat parameter there, and the member there, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Place {
+    pub(super) unit: usize,
+    pub(super) flat: usize,
+    pub(super) member: usize,
 }
 
 impl EntryStorage {
     /// Gives all ranks rank 0's values of what is not spread.
     pub(super) fn broadcast(&self, comm: &Comm) -> Result<()> {
         let held = match self {
-            EntryStorage::Sharded { .. } => return Ok(()),
+            EntryStorage::Sharded(_) | EntryStorage::Int8(..) => return Ok(()),
             EntryStorage::Parameter(parameter) => {
                 parameter.materialize()?;
                 parameter.held_in()

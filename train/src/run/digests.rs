@@ -48,7 +48,8 @@ impl Run {
     fn parameter_parts(&self) -> Result<Vec<ShardedTensor>> {
         let parameters = self.model.parameters();
         // A rank under ZeRO-3 keeps its shards only; under ZeRO-1 and 2 it keeps copies, which are compared.
-        if parameters.iter().all(|p| p.is_in_int8() || p.tensor().why_withheld().is_none()) {
+        let is_here = |p: &Parameter| p.held_in().iter().all(|held| held.why_withheld().is_none());
+        if parameters.iter().all(is_here) {
             let parts = parameters.iter().map(ShardedTensor::held_in);
             return Ok(parts.collect::<parallel::Result<Vec<_>>>()?.concat());
         }

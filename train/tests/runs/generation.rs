@@ -101,6 +101,7 @@ fn adapters_take_part_where_they_are() {
         writes(&model, config(layout(1, 2, 2), 0), Some(&lora));
         writes(&model, config(layout(2, 2, 1), 3), Some(&dora));
         writes(&model, config(layout(2, 1, 2), 2), Some(&int8));
+        writes(&model, config(layout(2, 1, 2), 3), Some(&int8));
         let asynchronous = Some(Asynchronous::WeightStashing);
         let flowing = config(Layout { micro_batches: 1, ..layout(1, 1, 2) }, 0);
         writes(&model, Config { asynchronous, ..flowing }, Some(&int8));

@@ -370,7 +370,10 @@ impl Driver {
                 return Err(Error::Deserted { rank, call: call() });
             }
             if since.elapsed() > self.timeout {
-                let missing = blame(missing, |rank| self.waits.get(&rank).cloned().unwrap_or_default());
+                // This rank may wait for others, too: a thread of its own in another call.
+                let waits =
+                    |rank| if rank == self.rank { Some(&self.waits_sent) } else { self.waits.get(&rank) };
+                let missing = blame(missing, |rank| waits(rank).cloned().unwrap_or_default());
                 return Err(Error::Late { missing, call: call(), waited: self.timeout, hint: ticket.hint() });
             }
             if since.elapsed() > self.timeout / 2 {
@@ -439,14 +442,39 @@ mod tests {
         fn close(&mut self, _: bool) {}
     }
 
+    const TIMEOUT: Duration = Duration::from_secs(2);
+
+    /// Rank 0 of these.
+    fn driver(ranks: usize) -> Driver {
+        let shared = Arc::new(Shared::new(FlightRecorder::of_ranks(0..1, ranks).swap_remove(0)));
+        Driver::new(Box::new(Nowhere), channel().1, shared, (0, ranks), TIMEOUT)
+    }
+
+    /// Begins to receive from a rank, since a time.
+    fn receive(driver: &mut Driver, from: usize, since: Instant) {
+        let tensor = Tensor::from_slice(&[0f32], &[1], Device::CPU).unwrap();
+        let ranks = Arc::new((0..driver.size).collect());
+        driver.start(Ticket::new(Call::recv(tensor, from), None, 0, 0, 0), ranks, 0);
+        driver.receives.last_mut().unwrap().since = since;
+    }
+
+    /// Rank 1 waits for this rank and for rank 2, and so does this rank in another call.
+    #[test]
+    fn a_rank_that_waits_for_others_is_not_to_blame_itself() {
+        let mut driver = driver(3);
+        driver.waits.insert(1, vec![0, 2]);
+        let begun = Instant::now() - TIMEOUT * 3 / 4;
+        receive(&mut driver, 2, begun);
+        driver.look_for_missing().unwrap();
+        receive(&mut driver, 1, begun - TIMEOUT);
+        let error = driver.look_for_missing().unwrap_err().to_string();
+        assert!(error.contains("ranks [2] did not arrive within 2000 ms"), "{error}");
+    }
+
     #[test]
     fn time_in_which_this_process_stood_still_makes_no_rank_late() {
-        let timeout = Duration::from_secs(2);
-        let (_events, heard) = channel();
-        let shared = Arc::new(Shared::new(FlightRecorder::of_ranks(0..1, 2).swap_remove(0)));
-        let mut driver = Driver::new(Box::new(Nowhere), heard, shared, (0, 2), timeout);
-        let tensor = Tensor::from_slice(&[0f32], &[1], Device::CPU).unwrap();
-        driver.start(Ticket::new(Call::recv(tensor, 1), None, 0, 0, 0), Arc::new(vec![0, 1]), 0);
+        let (mut driver, timeout) = (driver(2), TIMEOUT);
+        receive(&mut driver, 1, Instant::now());
         let before = Instant::now() - 2 * timeout;
         driver.receives[0].since = before;
         driver.looked = before;
