@@ -17,7 +17,6 @@ use super::ZeroConfig;
 use super::flat_parameter::{FlatParameter, Ranks, ReduceScatter};
 
 use super::order::Order;
-use super::zero::Place;
 
 /// The ranks, the settings, and the state of all FSDP units.
 pub(super) struct ZeroCore {
@@ -90,6 +89,14 @@ impl FsdpUnit {
         let trained = flats.iter().filter(|f| f.trained).map(|f| f.members.len()).sum();
         FsdpUnit { flats, modules, outside: modules.is_none(), missing: trained, trained }
     }
+}
+
+/// Where a tensor that is spread is: its FSDP unit, the flat parameter there, and the member there, by number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Place {
+    pub(super) unit: usize,
+    pub(super) flat: usize,
+    pub(super) member: usize,
 }
 
 impl ZeroState {

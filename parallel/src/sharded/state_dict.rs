@@ -10,8 +10,9 @@ use phalanx_nn::autograd::Int8Blocks;
 use phalanx_nn::{Mismatch, Parameter, is_whole_state};
 use phalanx_tensor::{DType, Device, Tensor};
 
+use super::core::Place;
 use super::flat_parameter::{FlatParameter, Ranks};
-use super::zero::{EntryStorage, Place};
+use super::zero::EntryStorage;
 use super::{FullStateDict, Zero};
 use crate::all_gather::all_gather_object;
 use crate::comm::{Call, Reduction};

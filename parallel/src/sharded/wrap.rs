@@ -8,11 +8,11 @@ use phalanx_nn::autograd::is_recomputing;
 use phalanx_nn::{AnyUnit, Entry, Parameter, ParameterOwner, Parameters, UnitHooks, Usage};
 use phalanx_tensor::{DType, Device};
 
-use super::core::{FsdpUnit, WrappedModule, ZeroCore};
+use super::core::{FsdpUnit, Place, WrappedModule, ZeroCore};
 use super::flat_parameter::{FlatParameter, Member, Ranks, held_tensor};
 use super::offload::OffloadStreams;
 use super::order::Pass;
-use super::zero::{EntryStorage, Place};
+use super::zero::EntryStorage;
 use super::{Cuts, Zero, ZeroConfig, ZeroStage};
 use crate::comm::Comm;
 use crate::data_parallel::{Synchronise, consistency};

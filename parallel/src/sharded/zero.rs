@@ -7,7 +7,7 @@ use phalanx_nn::autograd::{HookHandle, Leaf, Var};
 use phalanx_nn::{Buffer, Parameter, ParameterOwner, Parameters, Peers, Squares, UnitHooksHandle, norm_of};
 use phalanx_tensor::{Device, Tensor, unpoisoned};
 
-use super::core::ZeroCore;
+use super::core::{Place, ZeroCore};
 use super::flat_parameter::{FlatParameter, Member};
 use super::{Gathered, norm};
 use crate::comm::{Comm, Traffic};
@@ -77,14 +77,6 @@ pub(super) enum EntryStorage {
     Int8(Parameter, [Place; 2]),
     Parameter(Parameter),
     Buffer(Buffer),
-}
-
-/// Where a tensor that is spread is: its FSDP unit, the flat parameter there, and the member there, by number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Place {
-    pub(super) unit: usize,
-    pub(super) flat: usize,
-    pub(super) member: usize,
 }
 
 impl EntryStorage {

@@ -1,5 +1,6 @@
 //! Tensor parallelism, held against one device.
 
+mod int8;
 mod kit;
 mod layers;
 mod mappings;
