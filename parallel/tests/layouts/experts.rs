@@ -170,7 +170,7 @@ fn modules_trained_beside_adapters_have_the_bits_of_one_device() {
 /// A table that is trained beside adapters on the first and on the last rank of a pipeline.
 #[test]
 fn tied_tables_trained_beside_adapters_have_the_bits_of_one_device() {
-    let model = ModelConfig::Gpt(GptConfig::new(37, LENGTH, 4, 2, 16));
+    let model = ModelConfig::Gpt(GptConfig::new(256, LENGTH, 4, 2, 16));
     let lora = LoraConfig { trained: vec!["wte".into()], ..LoraConfig::new(2, &["c_attn"]) };
     for (zero, mesh) in [(0, [1, 1, 2, 1]), (3, [2, 1, 2, 1]), (1, [2, 2, 2, 1])] {
         check(&Case { lora: Some(lora.clone()), zero, ..case(model.clone(), mesh) });

@@ -50,7 +50,8 @@ fn weights_in_int8_that_are_spread_have_one_devices_states() {
         let values = values_of(&alone);
         zero.load_full_state_dict(others)?;
         assert_eq!(bytes(zero.full_state_dict_with(everywhere)?), values);
-        let local = zero.local_state_dict()?;
+        let copied = |(name, tensor): (String, Tensor)| Ok((name, tensor.copy()?));
+        let local = zero.local_state_dict()?.into_iter().map(copied).collect::<Result<_>>()?;
         zero.load_full_state_dict(whole)?;
         zero.load_local_state_dict(local)?;
         {
