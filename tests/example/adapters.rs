@@ -125,7 +125,7 @@ fn adapters_that_cannot_be_are_refused() {
         (&["--init", &model, "--tp", "2", "--lora", int8], &["o_proj.weight", "multiples of 64"]),
         (
             &["--init", &model, "--lora", "r=2,targets=q_proj,modules_to_save=head"],
-            &["\"head\"", "no such module"],
+            &["\"head\"", "tied to embed_tokens.weight"],
         ),
         (
             &["--init", &model, "--lora", "r=2,modules_to_save=,targets=q_proj"],
