@@ -41,7 +41,7 @@ keyed! {
         "dropout" dropout: f64 = 0.0,
         /// Start from the weights (and tokenizer) of a Hugging Face folder of GPT-2, Llama, Qwen or another causal language model.
         "init" init: Option<PathBuf> = None,
-        /// Train LoRA adapters of that rank beside layers of these names, and nothing else of `init`'s model.
+        /// Train LoRA adapters of that rank beside layers of these names, and modules in `modules_to_save=`; nothing else of `init`'s model.
         "lora" lora: Option<LoraConfig> = None,
         /// File for a JSON object a step.
         "metrics" metrics: Option<PathBuf> = None,
