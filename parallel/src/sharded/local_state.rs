@@ -11,6 +11,7 @@ use super::core::ZeroState;
 use super::flat_parameter::FlatParameter;
 use super::zero::EntryStorage;
 use crate::data_parallel::Entries;
+use crate::sharded_tensor::ShardedTensor;
 use crate::{Error, Result};
 
 /// The entry of what a local state came from: the rank and the number of the ranks that share a copy, and a hash of what they own.
@@ -84,10 +85,14 @@ impl Zero {
                 move |(f, flat): (usize, &FlatParameter)| (format!("zero.flat.{u}.{f}"), flat.shard.clone());
             unit.flats.iter().enumerate().map(named)
         });
-        let others = self.entries.iter().filter_map(|(path, source)| match source {
-            EntryStorage::Sharded(_) | EntryStorage::Int8(..) => None,
-            EntryStorage::Parameter(p) => Some((path.clone(), p.tensor())),
-            EntryStorage::Buffer(b) => Some((path.clone(), b.tensor())),
+        let others = self.entries.iter().flat_map(|(path, source)| match source {
+            EntryStorage::Sharded(_) | EntryStorage::Int8(..) => Vec::new(),
+            EntryStorage::Parameter(p) if p.is_in_int8() => {
+                let names = ShardedTensor::INT8_BLOCKS.map(|kind| format!("{path}.{kind}"));
+                names.into_iter().zip(p.held_in()).collect()
+            }
+            EntryStorage::Parameter(p) => vec![(path.clone(), p.tensor())],
+            EntryStorage::Buffer(b) => vec![(path.clone(), b.tensor())],
         });
         flats.chain(others).collect()
     }

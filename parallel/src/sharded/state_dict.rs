@@ -161,7 +161,7 @@ impl Zero {
                         .map(|(place, whole)| own(place, Some(whole)))
                         .collect::<Result<_>>()?
                 }
-                EntryStorage::Parameter(p) => vec![ShardedTensor::of_parameter(p)],
+                EntryStorage::Parameter(p) => ShardedTensor::held_in(p)?,
                 EntryStorage::Buffer(b) => vec![ShardedTensor::of_buffer(path, b)],
             };
             for part in found {

@@ -1,4 +1,4 @@
-//! States of matrices in 8-bit blocks that ZeRO-3 spreads.
+//! States of matrices in 8-bit blocks, which ZeRO-3 spreads.
 
 use phalanx_kernels as kernels;
 use phalanx_nn::models::{BaseWeights, Decoder, Lora, LoraConfig};
@@ -11,9 +11,9 @@ use phalanx_tensor::{DType, Device, Tensor};
 
 use crate::kit::{build, llama};
 
-/// Floats for a whole model, codes and scales for the digests of parts.
+/// Floats for a whole model, codes and scales for parts.
 #[test]
-fn weights_in_int8_that_are_spread_have_one_devices_states() {
+fn weights_in_int8_have_one_devices_states() {
     let (config, base) = (llama(4, 1, 0.1), BaseWeights::Int8);
     let lora = LoraConfig { base, ..LoraConfig::new(3, &["q_proj", "down_proj"]) };
     let layers = || Lora::new(OneDevice, lora.clone()).unwrap();
@@ -25,17 +25,16 @@ fn weights_in_int8_that_are_spread_have_one_devices_states() {
     let held =
         alone.parameters().iter().map(|p| ShardedTensor::held_in(p).unwrap()).collect::<Vec<_>>().concat();
     let digests = whole_digests(&comm::meta(0, 1).unwrap(), &held).unwrap().of;
-    launch::threads(3, |rank| -> Result<()> {
+    let stages = [ZeroStage::Optimizer, ZeroStage::Gradients, ZeroStage::Parameters];
+    let of_stage = |rank: launch::Rank, stage: ZeroStage| -> Result<()> {
         let alone = build(&config, layers(), DType::F32, rank.device())?;
         let model = build(&config, layers(), DType::F32, rank.device())?;
-        let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(ZeroStage::Parameters))?;
-        let spread: Vec<Parameter> = model.parameters().into_iter().filter(Parameter::is_in_int8).collect();
-        assert_eq!(spread.len(), 4 * 7);
-        assert!(
-            spread
-                .iter()
-                .all(|p| p.values().is_err() && p.held_in().iter().all(|t| t.why_withheld().is_some()))
-        );
+        let zero = Zero::new(&model, rank.comm().clone(), ZeroConfig::new(stage))?;
+        let int8: Vec<Parameter> = model.parameters().into_iter().filter(Parameter::is_in_int8).collect();
+        assert_eq!(int8.len(), 4 * 7);
+        let is_spread =
+            |p: &Parameter| p.held_in().iter().all(|t| t.why_withheld().is_some()) && p.values().is_err();
+        assert!(int8.iter().all(|p| is_spread(p) == (stage == ZeroStage::Parameters)));
         assert_eq!(whole_digests(rank.comm(), &zero.sharded_state_dict()?)?.of, digests);
         let bytes = |entries: Vec<(String, Tensor)>| {
             entries.into_iter().map(|(name, tensor)| (name, tensor.to_bytes().unwrap())).collect::<Vec<_>>()
@@ -58,8 +57,12 @@ fn weights_in_int8_that_are_spread_have_one_devices_states() {
             let _here = zero.gathered()?;
             assert_eq!(values_of(&model), values);
         }
-        assert!(spread.iter().all(|p| p.values().is_err()));
+        assert!(int8.iter().all(|p| is_spread(p) == (stage == ZeroStage::Parameters)));
+        zero.load_sharded_state_dict(&held)?;
+        assert_eq!(whole_digests(rank.comm(), &zero.sharded_state_dict()?)?.of, digests);
         Ok(())
-    })
-    .unwrap();
+    };
+    for stage in stages {
+        launch::threads(3, |rank| of_stage(rank, stage)).unwrap();
+    }
 }
