@@ -123,16 +123,24 @@ impl Int8Blocks {
         Ok(Var::made_again(made, again))
     }
 
-    /// The same matrix with its codes and scales in these tensors.
+    /// The same matrix with its codes and scales in these tensors, which may be on another device.
     ///
     /// # Errors
-    /// If they have other shapes or dtypes.
+    /// If they have other shapes or dtypes, or are on two devices.
     pub fn with_tensors(&self, [codes, scales]: [Tensor; 2]) -> TensorResult<Int8Blocks> {
         for (held, given) in self.tensors().into_iter().zip([&codes, &scales]) {
             if (held.shape(), held.dtype()) != (given.shape(), given.dtype()) {
                 let of = |t: &Tensor| format!("{:?} {}", t.shape(), t.dtype());
                 return Err(TensorError::invalid(OP, format!("got {}, wanted {}", of(given), of(held))));
             }
+        }
+        if codes.device() != scales.device() {
+            let why = format!(
+                "got codes on {} and scales on {}, wanted one device",
+                codes.device(),
+                scales.device()
+            );
+            return Err(TensorError::invalid(OP, why));
         }
         Ok(Int8Blocks { codes, scales, ..*self })
     }
@@ -258,6 +266,21 @@ mod tests {
         }
         let none = Int8Blocks::new(&Tensor::zeros(&[0, 5], DType::F32, Device::CPU).unwrap()).unwrap();
         assert_eq!(none.values().unwrap().shape(), [0, 5]);
+    }
+
+    #[test]
+    fn other_tensors_must_fit() {
+        let blocks = Int8Blocks::new(&matrix(2, 70, Device::CPU)).unwrap();
+        let [codes, scales] = blocks.tensors().map(Clone::clone);
+        let same = blocks.with_tensors([codes.copy().unwrap(), scales.clone()]).unwrap();
+        assert_eq!(
+            same.values().unwrap().to_vec::<f32>().unwrap(),
+            blocks.values().unwrap().to_vec::<f32>().unwrap()
+        );
+        let said = |tensors: [Tensor; 2]| blocks.with_tensors(tensors).unwrap_err().to_string();
+        assert!(said([scales.clone(), scales.clone()]).contains("got [2, 2] f32, wanted [2, 2, 64] u8"));
+        let elsewhere = scales.to_device(Device::Cpu(64), true).unwrap();
+        assert!(said([codes, elsewhere]).contains("scales on cpu:64, wanted one device"));
     }
 
     #[test]

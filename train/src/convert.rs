@@ -315,6 +315,7 @@ mod tests {
         };
         let lora = LoraConfig::new(2, &["c_attn", "c_proj"]);
         let dora = LoraConfig { dora: true, ..lora.clone() };
+        let modules = LoraConfig { trained: vec!["wte".into(), "ln_f".into()], ..lora.clone() };
         let averaged = Config { ema: Some(0.9), ..plain(1, 2, 1, 0) };
         let layout = Layout { dp: 2, ep: 2, ..Layout::default() };
         let experts = Config { layout, ..Config::default() };
@@ -327,6 +328,7 @@ mod tests {
             ("lora", gpt(), plain(2, 1, 1, 0), Some(&lora)),
             ("dora", gpt(), plain(2, 1, 2, 3), Some(&dora)),
             ("dora-averages", gpt(), averaged, Some(&dora)),
+            ("lora-modules", gpt(), plain(2, 1, 2, 3), Some(&modules)),
         ];
         for (name, model, config, lora) in cases {
             let (run, out) = (trained(name, &model, config, lora), folder(&format!("{name}-out")));
@@ -359,7 +361,10 @@ mod tests {
 
     #[test]
     fn checkpoints_of_adapters_have_nothing_else_and_need_the_same_model() {
-        adapters_need_the_same_model("adapters", LoraConfig::new(2, &["q_proj", "o_proj"]), 3);
+        let lora = LoraConfig::new(2, &["q_proj", "o_proj"]);
+        adapters_need_the_same_model("adapters", lora.clone(), 3);
+        let trained = vec!["lm_head".into(), "mlp.gate".into()];
+        adapters_need_the_same_model("modules", LoraConfig { trained, ..lora }, 3);
     }
 
     /// Its folder has the floats of the blocks, and so has what is made of its checkpoint.
@@ -386,7 +391,11 @@ mod tests {
         run(&whole, &model, config(1, 2, 0, 4), Some(&lora), Some(&base)).unwrap();
         run(&parts, &model, config(1, 2, zero, 2), Some(&lora), Some(&base)).unwrap();
         let saved = checkpoints::latest(&parts).unwrap();
-        assert!(saved.tensors().len() > 8 && saved.tensors().all(|(name, ..)| name.contains(".lora_")));
+        let modules = || lora.trained.iter().map(|module| format!("{module}.weight"));
+        let is_trained =
+            |name: &str| name.contains(".lora_") || modules().any(|module| name.contains(&module));
+        assert!(saved.tensors().len() > 8 && saved.tensors().all(|(name, ..)| is_trained(name)));
+        assert!(modules().all(|module| saved.tensors().any(|(name, ..)| name.contains(&module))));
         let resumed = |base: Option<&Path>| {
             let config = Config { resume: Some(parts.clone()), ..config(2, 2, 2, 4) };
             run(&parts, &model, config, Some(&lora), base)

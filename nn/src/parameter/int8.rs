@@ -86,18 +86,17 @@ impl Parameter {
     /// # Errors
     /// If shape, dtype or device differ, or there is no such tensor.
     pub fn set_held(&self, number: usize, tensor: Tensor) -> Result<()> {
+        let missing = |count: usize| {
+            Error::invalid(self.name(), format!("got tensor {number} of {count} that hold it"))
+        };
         let mut int8 = unpoisoned(self.0.int8.lock());
         let Some(blocks) = &mut *int8 else {
             drop(int8);
-            return self.set_tensor(tensor);
+            return if number == 0 { self.set_tensor(tensor) } else { Err(missing(1)) };
         };
         tensor.storage().set_category(Category::Parameters);
         let mut held = blocks.tensors().map(Clone::clone);
-        let (count, name) = (held.len(), self.name());
-        let place = held.get_mut(number);
-        *place
-            .ok_or_else(|| Error::invalid(name, format!("got tensor {number} of {count} that hold it")))? =
-            tensor;
+        *held.get_mut(number).ok_or_else(|| missing(2))? = tensor;
         *blocks = blocks.with_tensors(held)?;
         Ok(())
     }

@@ -136,8 +136,8 @@ impl FullStateDict {
 }
 
 impl Zero {
-    /// This rank's part of every parameter, in the dtype that shards are kept in, by the parameter's name, and every tensor
-    /// that is not spread, such as buffers by their paths. The tensors are the model's own, not copies. Nothing is sent.
+    /// This rank's part of every parameter, in the dtype that shards are kept in, by the parameter's name (with `.codes` and `.scales`
+    /// behind it if it is in 8-bit blocks), and every tensor that is not spread, such as buffers by their paths. The tensors are the model's own, not copies. Nothing is sent.
     ///
     /// # Errors
     /// Never for tensors that are contiguous, as a model's are.

@@ -278,7 +278,7 @@ fn by_name<T>(value: &Value, of: impl Fn(&Value) -> Option<T>) -> Option<BTreeMa
 }
 
 /// `r=8,alpha=16,targets=q_proj,v_proj`, perhaps with `dropout=0.1`, `rslora=true`, `dora=true`, `base=int8` and
-/// `modules_to_save=embed_tokens,lm_head`. Other settings follow under PEFT's names, and are not read back.
+/// `modules_to_save=embed_tokens,lm_head,ensure_weight_tying=false`. Other settings follow under PEFT's names, and are not read back.
 impl std::fmt::Display for LoraConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let LoraConfig {
@@ -350,6 +350,7 @@ impl FromStr for LoraConfig {
                 "rslora" => config.rank_stabilized = value.parse().map_err(|_| wrong(part))?,
                 "base" if value == "int8" => config.base = BaseWeights::Int8,
                 "base" if value == "float" => config.base = BaseWeights::Float,
+                "ensure_weight_tying" => config.keeps_tie = value.parse().map_err(|_| wrong(part))?,
                 "dora" => config.dora = value.parse().map_err(|_| wrong(part))?,
                 _ => return Err(wrong(part)),
             }

@@ -92,7 +92,16 @@ impl LoraConfig {
         if let Some(module) = self.trained.iter().find(|module| !has(module) && !is_head(module)) {
             let why = match config.tied_table() {
                 Some(table) if "lm_head".ends_with(&**module) => format!("the head is tied to {table}"),
-                _ => "this model has no such module".into(),
+                _ => {
+                    let last = |p: &Parameter| p.name().rsplit('.').nth(1).map(String::from);
+                    let plain = all.iter().filter(|p| !is_adapter(p.name()));
+                    let names: Vec<String> =
+                        plain.filter_map(last).collect::<BTreeSet<_>>().into_iter().collect();
+                    format!(
+                        "this model has no such module; the names of those it has end with {}",
+                        names.join(", ")
+                    )
+                }
             };
             return Err(wrong(format!("modules_to_save has {module:?}, and {why}")));
         }

@@ -20,7 +20,7 @@ fn lora(targets: &[&str], modules: &[&str]) -> LoraConfig {
     LoraConfig { trained: modules.iter().map(ToString::to_string).collect(), ..LoraConfig::new(2, targets) }
 }
 
-/// The names of what is trained that is no adapter.
+/// The names of the trained parameters that are not an adapter's.
 fn trained(model: &impl Parameters) -> Vec<String> {
     let names = adapters(model).iter().map(|p| p.name().to_string()).collect::<Vec<_>>();
     names.into_iter().filter(|name| !is_adapter(name)).collect()
@@ -110,7 +110,11 @@ fn they_are_saved_read_and_in_the_merged_model() {
 #[test]
 fn what_has_no_place_in_files_is_refused() {
     let cases = [
-        (llama(false), lora(&["q_proj"], &["head_lm"]), "has \"head_lm\", and this model has no such module"),
+        (
+            llama(false),
+            lora(&["q_proj"], &["head_lm"]),
+            "has \"head_lm\", and this model has no such module; the names of those it has end with down_proj, embed_tokens",
+        ),
         (llama(false), lora(&["q_proj"], &["q_proj"]), "no linear layer is called \"q_proj\""),
         (llama(true), lora(&["q_proj"], &["lm_head"]), "the head is tied to embed_tokens.weight"),
         (
@@ -129,6 +133,11 @@ fn what_has_no_place_in_files_is_refused() {
     // A table of which PEFT would train a copy for the embedding alone.
     let apart = read(json!({"modules_to_save": ["embed_tokens"]})).unwrap();
     apart.check(&llama(false)).unwrap();
+    let text = apart.to_string();
+    assert!(
+        text.ends_with(",ensure_weight_tying=false") && text.parse::<LoraConfig>().unwrap() == apart,
+        "{text}"
+    );
     let wanted = "embed_tokens.weight, to which the head is tied, wanted ensure_weight_tying = true";
     assert!(apart.check(&llama(true)).unwrap_err().to_string().contains(wanted));
     let (model, folder) = (build(&llama(true), &apart), folder("untied"));
