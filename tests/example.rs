@@ -14,6 +14,8 @@ mod damage;
 mod formats;
 #[path = "example/launched.rs"]
 mod launched;
+#[path = "../train/tests/launched/launcher.rs"]
+mod launcher;
 #[path = "example/layouts.rs"]
 mod layouts;
 #[path = "../parallel/tests/comm/port.rs"]
@@ -31,18 +33,8 @@ use serde_json::Value;
 fn example(name: &str) -> Command {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     let folder = FOLDER.get_or_init(|| {
-        let mut build = Command::new(env!("CARGO"));
-        build.args([
-            "build",
-            "--quiet",
-            "--example",
-            "gpt",
-            "--example",
-            "gpipe_unet",
-            "--example",
-            "shapes",
-        ]);
-        build.current_dir(env!("CARGO_MANIFEST_DIR"));
+        let mut build = launcher::cargo_build();
+        build.args(["--example", "gpt", "--example", "gpipe_unet", "--example", "shapes"]);
         if !cfg!(debug_assertions) {
             build.arg("--release");
         }

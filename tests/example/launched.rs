@@ -7,6 +7,7 @@ use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
+use super::launcher::launcher;
 use super::port::free_port;
 use super::{Folder, SMALL, example, gpt, losses, text, train};
 
@@ -35,17 +36,10 @@ fn over_tcp_each_on(args: &[Vec<&str>], on: &dyn Fn(Command) -> Command) -> Vec<
     children.into_iter().map(|child| child.wait_with_output().expect("the example ends")).collect()
 }
 
-/// `phalanx-launch`, built if need be, with two ranks of the example.
+/// `phalanx-launch` with two ranks of the example.
 fn by_launcher(options: &[&str], args: &[&str]) -> Output {
-    let mut build = Command::new(env!("CARGO"));
-    build.args(["build", "--quiet", "--package", "phalanx-launch"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    if !cfg!(debug_assertions) {
-        build.arg("--release");
-    }
-    assert!(build.status().expect("cargo runs").success(), "the launcher builds");
+    let mut command = Command::new(launcher());
     let gpt = example("gpt").get_program().to_owned();
-    let folder = Path::new(&gpt).parent().and_then(Path::parent).expect("target/PROFILE/examples");
-    let mut command = Command::new(folder.join("phalanx-launch"));
     command.args(["-n", "2"]).args(options).arg(gpt).args(args).output().expect("the launcher starts")
 }
 
