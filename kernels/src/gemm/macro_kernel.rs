@@ -65,14 +65,15 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         let (plan, chunks) = (self.plan, &self.chunks);
         let Some(first) = chunks.take() else { return };
         let width = plan.shape.cols();
-        let row_block = plan.row_block().min(plan.row_panels);
+        let by_panel = chunks.packs_b_by_panel;
+        let row_block = if by_panel { chunks.rows_max } else { plan.row_block().min(plan.row_panels) };
         let a_len = match plan.a_in_place || !self.packed_a.is_empty() {
             true => 0,
             false => row_block * plan.a_panel(plan.steps_max()) + LANES_MAX,
         };
         let b_steps = if chunks.keeps_b { plan.problem.k } else { plan.steps_max() };
-        let b_len =
-            if plan.b_in_place || chunks.shares_packed_b { 0 } else { chunks.cols_max * width * b_steps };
+        let b_panels = if by_panel { 1 } else { chunks.cols_max };
+        let b_len = if plan.b_in_place || chunks.shares_packed_b { 0 } else { b_panels * width * b_steps };
         let slots = match plan.k_blocks {
             _ if self.product.is_in_place() && self.product.write != Write::Accumulate => 0,
             1 => 1,
@@ -100,7 +101,12 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
                             rows,
                         };
                         // SAFETY: the caller's; the chunk was taken by this thread alone.
-                        unsafe { self.run_block(&block, &mut buffers) }
+                        unsafe {
+                            match by_panel {
+                                true => self.run_by_panel(&block, &mut buffers),
+                                false => self.run_block(&block, &mut buffers),
+                            }
+                        }
                     }
                 }
                 // Taken only now, not ahead as `iter::successors` would: another thread may have no work.
@@ -119,7 +125,8 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
     }
 
     fn b_start(&self, col: usize, block: &ABlock<'_>) -> usize {
-        block.b_start + (col - block.chunk.cols.start) * self.plan.shape.cols() * block.steps.len()
+        let before = if self.chunks.packs_b_by_panel { 0 } else { col - block.chunk.cols.start };
+        block.b_start + before * self.plan.shape.cols() * block.steps.len()
     }
 
     /// Packs these panels of A for some steps.
@@ -291,6 +298,45 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         }
     }
 
+    /// The same with [`ChunkQueue::packs_b_by_panel`]: each panel of B is packed and meets all panels of A, while what the next one is
+    /// made of is on its way from memory.
+    ///
+    /// # Safety
+    ///
+    /// [`MacroKernel::run`]'s.
+    unsafe fn run_by_panel(&self, block: &ABlock<'_>, buffers: &mut PackBuffers<'_, T::Acc>) {
+        let (plan, rows) = (self.plan, &block.rows);
+        if self.packed_a.is_empty() {
+            self.pack_a(rows.clone(), &block.steps, buffers.a);
+        }
+        let low = plan.rows(rows.end - 1).len() < plan.height;
+        let high = rows.start..rows.end - usize::from(low);
+        let finishes = block.is_last && !self.product.is_in_place();
+        let at_once = if finishes { 1 } else { high.len() };
+        for col in block.chunk.cols.clone() {
+            self.pack_b(col..col + 1, &block.steps, buffers.b);
+            for rows in blocks(&high, at_once).chain(low.then(|| high.end..rows.end)) {
+                let strip = Strip { rows, cols: col..col + 1, packs_a: false, packs_b: false };
+                // SAFETY: the caller's.
+                unsafe { self.run_strip(block, &strip, buffers) }
+            }
+        }
+    }
+
+    /// What tiles of panel `col` of B prefetch beside the panels of A from `row` on ([`Tile::far`] and the fields after it): a line each of those that
+    /// the next panel of B is made of.
+    fn far(&self, row: usize, col: usize, block: &ABlock<'_>) -> (*const u8, usize, usize) {
+        let (step_stride, line_stride) = self.product.b.strides();
+        if !self.chunks.packs_b_by_panel || col + 1 >= block.chunk.cols.end {
+            return (std::ptr::null(), 0, 0);
+        }
+        let per_place = steps_on::<T::PanelElem>(self.product.runner);
+        let line = self.plan.cols(col + 1).start + row - block.rows.start;
+        let start = line * line_stride + block.steps.start * per_place * step_stride;
+        let far = self.product.b.data().as_ptr().wrapping_add(start).cast();
+        (far, per_place * size_of::<T>(), line_stride * size_of::<T>())
+    }
+
     /// Runs the micro-kernel for the tiles of a strip, and the epilogue for one that is complete.
     ///
     /// # Safety
@@ -345,7 +391,11 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         let scratch = (buffers.sums.as_mut_ptr().wrapping_add(slot), width, next(tile_len, slots_apart));
         let partial = if in_place && product.write != Write::Accumulate { whole } else { scratch };
         let out = if in_place && block.is_last { whole } else { partial };
+        let (far, far_step, far_next) = self.far(strip.rows.start, strip.cols.start, block);
         let mut tile = Tile {
+            far,
+            far_step,
+            far_next,
             count: strip.rows.len() * strip.cols.len(),
             a_next: next(a_next, 0),
             b_next: next(0, b_next),

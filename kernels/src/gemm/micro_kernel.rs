@@ -168,6 +168,9 @@ where
         if !tile.prefetch.is_null() {
             tile.prefetch = tile.prefetch.wrapping_add(tile.out_next);
         }
+        if !tile.far.is_null() {
+            tile.far = tile.far.wrapping_add(tile.far_next);
+        }
         if !tile.from.is_null() {
             tile.from = tile.from.wrapping_add(tile.from_next);
         }
@@ -261,7 +264,12 @@ where
     let mut near = 0..if tile.prefetch.is_null() { 0 } else { H };
     let rows_a_run = near.len().div_ceil(tile.steps.div_ceil(RUN).max(1));
     let mut left = tile.steps;
+    let mut far = tile.far;
     while left > 0 {
+        if READ == PACKED && !far.is_null() {
+            V::prefetch_far(far.cast());
+            far = far.wrapping_add(RUN * tile.far_step);
+        }
         near.by_ref().take(rows_a_run).for_each(|row| prefetch_output::<V, W>(tile, row));
         let run = left.min(RUN);
         left -= run;

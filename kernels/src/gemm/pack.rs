@@ -13,8 +13,6 @@
 
 #![allow(unsafe_code)]
 
-use std::ops::Range;
-
 use super::element::{GemmElem, PanelElem};
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
 
@@ -138,18 +136,6 @@ impl<T: GemmElem> Panels<'_, T> {
         }
     }
 
-    /// A vector of places, successive steps of a line.
-    #[inline(always)]
-    fn along<S: Isa, V: Vector<Elem = T::Acc>>(&self, line: usize, steps: Range<usize>) -> V
-    where
-        T::Acc: Float<Vec<S> = V>,
-    {
-        let steps = &self.src[line * self.line_stride..][steps];
-        // The same steps of the next square's line: all of a row of squares lies between, so memory has time to answer.
-        V::prefetch_far(steps.as_ptr().wrapping_add(V::LANES * self.line_stride).cast());
-        T::load_steps::<S>(steps, self.beyond)
-    }
-
     /// The steps of a line lie side by side: squares of LANES x LANES are transposed in registers.
     #[inline(always)]
     fn transpose<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
@@ -164,18 +150,14 @@ impl<T: GemmElem> Panels<'_, T> {
                 let width = (self.width - first).min(V::LANES);
                 let line = p * self.width + first;
                 let rows = width.min(self.lines.saturating_sub(line));
-                for place in (0..self.places).step_by(V::LANES) {
+                let whole = if rows == width { self.transpose_whole::<S, V>(panel, line, first) } else { 0 };
+                for place in (whole * V::LANES..self.places).step_by(V::LANES) {
                     let count = (self.places - place).min(V::LANES);
                     let steps = place * per_place..((place + count) * per_place).min(self.steps);
                     let mut square = [V::zero(); LANES_MAX];
-                    if rows == V::LANES {
-                        for (i, row) in square[..V::LANES].iter_mut().enumerate() {
-                            *row = self.along::<S, V>(line + i, steps.clone());
-                        }
-                    } else {
-                        for (i, row) in square[..rows].iter_mut().enumerate() {
-                            *row = self.along::<S, V>(line + i, steps.clone());
-                        }
+                    for (i, row) in square[..rows].iter_mut().enumerate() {
+                        let steps = &self.src[(line + i) * self.line_stride..][steps.clone()];
+                        *row = T::load_steps::<S>(steps, self.beyond);
                     }
                     V::transpose(&mut square);
                     for (i, row) in square[..count].iter().enumerate() {
@@ -185,6 +167,51 @@ impl<T: GemmElem> Panels<'_, T> {
                 }
             }
         }
+    }
+
+    /// The squares that have all of their steps, of lines that exist, but for one whose last vector may not be written whole. Returns how many.
+    #[inline(always)]
+    fn transpose_whole<S: Isa, V: Vector<Elem = T::Acc>>(
+        &self,
+        panel: &mut [T::Acc],
+        line: usize,
+        first: usize,
+    ) -> usize
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        let square = V::LANES * T::PanelElem::steps::<S>();
+        let (stride, pitch) = (self.line_stride, self.width);
+        let width = (pitch - first).min(V::LANES);
+        if width < V::LANES && width < pitch {
+            return 0; // beside lanes that are written already
+        }
+        // A vector that has lanes beyond the panel's lines overwrites the place after, which is written next.
+        let places = (panel.len() - first + pitch).saturating_sub(V::LANES) / pitch;
+        let count = (self.steps / square).min(places / V::LANES);
+        if count == 0 {
+            return 0;
+        }
+        let src = &self.src[line * stride..][..(width - 1) * stride + count * square];
+        let dst = &mut panel[first..][..(count * V::LANES - 1) * pitch + V::LANES];
+        for i in 0..count {
+            let src = src.as_ptr().wrapping_add(i * square);
+            let mut rows = [V::zero(); LANES_MAX];
+            for (i, row) in rows[..V::LANES].iter_mut().enumerate() {
+                let steps = src.wrapping_add(i.min(width - 1) * stride);
+                // The same steps of the next square's line: all of a row of squares lies between, so memory has time to answer.
+                V::prefetch_far(steps.wrapping_add(V::LANES * stride).cast());
+                // SAFETY: within `src`, by its length.
+                *row = T::load_steps::<S>(unsafe { std::slice::from_raw_parts(steps, square) }, self.beyond);
+            }
+            V::transpose(&mut rows);
+            let dst = dst.as_mut_ptr().wrapping_add(i * V::LANES * pitch);
+            for (i, row) in rows[..V::LANES].iter().enumerate() {
+                // SAFETY: within `dst`, by its length.
+                row.store(unsafe { std::slice::from_raw_parts_mut(dst.wrapping_add(i * pitch), V::LANES) });
+            }
+        }
+        count
     }
 }
 

@@ -21,6 +21,8 @@ const A_BLOCK_MAX: usize = 1 << 16;
 /// Elements of B's block at most (kc nc). It may lie in the L3 cache, because it is read in order and prefetched. A is packed again for each
 /// of B's blocks.
 const B_BLOCK_MAX: usize = 1 << 19;
+/// Elements of A's block at most if all panels of A are to meet a panel of B as soon as it is packed: it fits a large L2 cache.
+const A_BLOCK_BY_PANEL_MAX: usize = 1 << 18;
 /// With up to this many panels of rows, B is read in place and not packed.
 const DIRECT_ROW_PANELS_MAX: usize = 6;
 /// With up to this many panels of rows, a B whose columns lie along k is transposed in registers; each panel of rows does it again.
@@ -196,6 +198,16 @@ impl BlockingPlan {
         self.a_in_place && cols < rows && panel <= LOW_B_MAX && (short_runs || cols * panel > LOW_B_MAX)
     }
 
+    /// Whether it pays to pack B panel by panel, each when all panels of A are to meet it: if B's columns lie along k, so that packing is dear, and
+    /// the panels of A are few enough to stay in the cache, but enough to hide the way of B's elements from memory.
+    fn packs_b_by_panel(&self) -> bool {
+        let Problem { n, k, b_transposable, .. } = self.problem;
+        let far = n.saturating_mul(k) >= FAR_B_MIN && k >= LONG_STEPS_MIN;
+        let packs = b_transposable && !self.b_in_place && !self.tiles_pack_a && !self.a_in_place;
+        let most = self.block(A_BLOCK_BY_PANEL_MAX, self.height);
+        packs && far && (STATIONARY_ROW_PANELS_MIN..=most).contains(&self.row_panels)
+    }
+
     /// How many panels of rows meet one panel of B before the next panel of B. They stay in the L2 cache.
     pub(super) fn stationary_rows(&self) -> usize {
         self.block(A_BLOCK_MAX, self.height)
@@ -279,6 +291,8 @@ pub(super) struct ChunkQueue {
     pub(super) keeps_b: bool,
     /// Whether all threads pack all panels of B together, before they multiply.
     pub(super) shares_packed_b: bool,
+    /// Whether a thread packs each panel of B when all of a chunk's panels of A are to meet it, and not a block of B before.
+    pub(super) packs_b_by_panel: bool,
     /// Panels that a chunk has at most.
     pub(super) rows_max: usize,
     pub(super) cols_max: usize,
@@ -302,6 +316,7 @@ impl ChunkQueue {
         ChunkQueue {
             keeps_b,
             shares_packed_b,
+            packs_b_by_panel: !keeps_b && !shares_packed_b && plan.packs_b_by_panel(),
             rows_max: if keeps_b { plan.row_block() } else { plan.row_panels.div_ceil(threads) }
                 .min(plan.row_panels),
             cols_max: if keeps_b { kept_panels } else { plan.col_block() }.min(cols.len()),
@@ -434,6 +449,19 @@ mod tests {
         assert!(stationary(1000, 1000, 512)); // many steps, and B is large
         assert!(!stationary(1000, 96, 160)); // B is small
         assert!(!stationary(56, 1000, 512)); // few panels of rows
+    }
+
+    #[test]
+    fn panels_of_b_are_packed_one_by_one_for_a_prompt() {
+        let by_panel = |m: usize, b_transposable: bool, threads: usize| {
+            let problem = Problem { b_contiguous: !b_transposable, b_transposable, ..problem(m, 9728, 896) };
+            let plan = BlockingPlan::new(problem, SHAPE);
+            ChunkQueue::new(&plan, 0..plan.col_panels, threads, false).packs_b_by_panel
+        };
+        assert!([70, 512, 585].iter().all(|&m| by_panel(m, true, 1)));
+        assert!(!by_panel(512, false, 1)); // tiles pack it
+        assert!(!by_panel(512, true, 2)); // each of two threads that share the columns keeps it
+        assert!([8, 28, 56, 600, 4096].iter().all(|&m| !by_panel(m, true, 1)));
     }
 
     #[test]

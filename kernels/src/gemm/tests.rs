@@ -348,6 +348,19 @@ fn blocks_of_k_change_no_bit() {
 }
 
 #[test]
+fn panels_of_b_that_are_packed_one_by_one_change_no_bit() {
+    let pools = pools();
+    // The last panels of rows and of columns are smaller.
+    let case = Case { lies: (Lie::Rows, Lie::Cols, Lie::Rows), ..Case::plain(80, 265, 600) };
+    for (write, bias) in [(Write::Store, true), (Write::Accumulate, false)] {
+        check::<f32>(Case { write, bias, ..case }, &pools);
+        check::<f64>(Case { write, bias, ..case }, &pools[..1]);
+        check::<bf16>(Case { write, bias, ..case }, &pools[..2]);
+        check::<f16>(Case { write, bias, activation: Some(Gelu::Tanh), ..case }, &pools[..1]);
+    }
+}
+
+#[test]
 fn parts_that_threads_take_in_turns_change_no_bit() {
     let pools = [2, 5].map(Pool::new);
     let case = |(m, n, k), b| Case { lies: (Lie::Cols, b, Lie::Rows), ..Case::plain(m, n, k) };

@@ -127,6 +127,11 @@ pub(crate) struct Tile<T> {
     /// What is prefetched meanwhile, as many rows as the tile has: where the next sums go. Null: nothing.
     pub(super) prefetch: *const T,
     pub(super) prefetch_row: usize,
+    /// What is prefetched far ahead beside the steps of a tile of packed panels: a line that the panel packed next is made of, of which a step
+    /// takes `far_step` bytes, and the next tile another, `far_next` bytes on. Null: nothing.
+    pub(super) far: *const u8,
+    pub(super) far_step: usize,
+    pub(super) far_next: usize,
     /// Whether the sums are added to what `out` holds.
     pub(super) add: bool,
     /// Where the tile packs A's panel, of as many rows as the tile has; up to a vector less one element is written behind it. Null: nowhere.
@@ -167,6 +172,9 @@ impl<T> Default for Tile<T> {
             out_row: 0,
             prefetch: read,
             prefetch_row: 0,
+            far: std::ptr::null(),
+            far_step: 0,
+            far_next: 0,
             add: false,
             pack_a_to: write,
             pack_b_to: write,
