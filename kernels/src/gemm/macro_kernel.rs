@@ -312,7 +312,7 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         let low = plan.rows(rows.end - 1).len() < plan.height;
         let high = rows.start..rows.end - usize::from(low);
         let finishes = block.is_last && !self.product.is_in_place();
-        let at_once = if finishes { 1 } else { high.len() };
+        let at_once = if finishes { 1 } else { plan.shape.cols() };
         for col in block.chunk.cols.clone() {
             self.pack_b(col..col + 1, &block.steps, buffers.b);
             for rows in blocks(&high, at_once).chain(low.then(|| high.end..rows.end)) {
@@ -327,11 +327,12 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
     /// the next panel of B is made of.
     fn far(&self, row: usize, col: usize, block: &ABlock<'_>) -> (*const u8, usize, usize) {
         let (step_stride, line_stride) = self.product.b.strides();
-        if !self.chunks.packs_b_by_panel || col + 1 >= block.chunk.cols.end {
+        let (lines, nth) = (self.plan.shape.cols(), row - block.rows.start);
+        if !self.chunks.packs_b_by_panel || col + 1 >= block.chunk.cols.end || nth >= lines {
             return (std::ptr::null(), 0, 0);
         }
         let per_place = steps_on::<T::PanelElem>(self.product.runner);
-        let line = self.plan.cols(col + 1).start + row - block.rows.start;
+        let line = self.plan.cols(col + 1).start + nth;
         let start = line * line_stride + block.steps.start * per_place * step_stride;
         let far = self.product.b.data().as_ptr().wrapping_add(start).cast();
         (far, per_place * size_of::<T>(), line_stride * size_of::<T>())

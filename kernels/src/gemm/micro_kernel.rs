@@ -33,7 +33,7 @@ pub(super) const AHEAD: usize = 12;
 const AHEAD_PACKING: usize = 28;
 /// So many steps are added before the next rows of the output are prefetched, in a loop that does nothing else: a core that decodes four
 /// instructions at a time has room for five beside the 50 of a step.
-const RUN: usize = 8;
+const RUN: usize = 16;
 
 /// Computes `tile.count` tiles of `rows` rows. `tile` is advanced past the last.
 ///
@@ -261,16 +261,21 @@ where
     let (mut a, mut b) = (tile.a, tile.b);
     let (mut pack_a_to, mut pack_b_to) = (tile.pack_a_to, tile.pack_b_to);
     let ahead = if matches!(READ, PACK_A | PACK_B | PACK_BOTH) { AHEAD_PACKING } else { AHEAD };
-    let mut near = 0..if tile.prefetch.is_null() { 0 } else { H };
-    let rows_a_run = near.len().div_ceil(tile.steps.div_ceil(RUN).max(1));
-    let mut left = tile.steps;
+    // Rows of the output, and how many a run.
+    let (mut near, mut near_left) = (tile.prefetch, if tile.prefetch.is_null() { 0 } else { H });
+    let rows_a_run = near_left.div_ceil(tile.steps.div_ceil(RUN).max(1));
     let mut far = tile.far;
+    let mut left = tile.steps;
     while left > 0 {
         if READ == PACKED && !far.is_null() {
             V::prefetch_far(far.cast());
             far = far.wrapping_add(RUN * tile.far_step);
         }
-        near.by_ref().take(rows_a_run).for_each(|row| prefetch_output::<V, W>(tile, row));
+        for _ in 0..rows_a_run.min(near_left) {
+            (0..W).for_each(|j| V::prefetch(near.wrapping_add(j * V::LANES)));
+            near = near.wrapping_add(tile.prefetch_row);
+        }
+        near_left = near_left.saturating_sub(rows_a_run);
         let run = left.min(RUN);
         left -= run;
         for _ in 0..run {

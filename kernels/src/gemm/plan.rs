@@ -21,8 +21,11 @@ const A_BLOCK_MAX: usize = 1 << 16;
 /// Elements of B's block at most (kc nc). It may lie in the L3 cache, because it is read in order and prefetched. A is packed again for each
 /// of B's blocks.
 const B_BLOCK_MAX: usize = 1 << 19;
-/// Elements of A's block at most if all panels of A are to meet a panel of B as soon as it is packed: it fits a large L2 cache.
+/// Elements of A's block at most if all panels of A are to meet a panel of B as soon as it is packed: it fits a large L2 cache. Twice as many if
+/// there is one block of k, so that C is touched once.
 const A_BLOCK_BY_PANEL_MAX: usize = 1 << 18;
+/// Steps of k in a block at most then: the panel of B fits the L2 cache, too.
+const STEPS_BY_PANEL_MAX: usize = 1 << 10;
 /// With up to this many panels of rows, B is read in place and not packed.
 const DIRECT_ROW_PANELS_MAX: usize = 6;
 /// With up to this many panels of rows, a B whose columns lie along k is transposed in registers; each panel of rows does it again.
@@ -120,7 +123,7 @@ impl BlockingPlan {
         let a_in_place = problem.readable && (tiny || small || short || once || well);
         let a_in_rows = !a_in_place && as_rows && problem.a_steps_contiguous;
         let can_pack = problem.readable && can_pack(height, shape.vectors, shape.rows);
-        BlockingPlan {
+        let plan = BlockingPlan {
             problem,
             shape,
             row_panels,
@@ -132,7 +135,9 @@ impl BlockingPlan {
             a_in_rows,
             tiles_pack_a: can_pack && !a_in_place && !a_in_rows && problem.a_rows_contiguous,
             tiles_pack_b: can_pack && !b_in_place && problem.b_contiguous,
-        }
+        };
+        let longer = BlockingPlan { k_blocks: problem.k.div_ceil(STEPS_BY_PANEL_MAX).max(1), ..plan };
+        if longer.packs_b_by_panel() { longer } else { plan }
     }
 
     /// The rows of a panel; the last may have fewer.
@@ -204,7 +209,7 @@ impl BlockingPlan {
         let Problem { n, k, b_transposable, .. } = self.problem;
         let far = n.saturating_mul(k) >= FAR_B_MIN && k >= LONG_STEPS_MIN;
         let packs = b_transposable && !self.b_in_place && !self.tiles_pack_a && !self.a_in_place;
-        let most = self.block(A_BLOCK_BY_PANEL_MAX, self.height);
+        let most = self.block(A_BLOCK_BY_PANEL_MAX << usize::from(self.k_blocks == 1), self.height);
         packs && far && (STATIONARY_ROW_PANELS_MIN..=most).contains(&self.row_panels)
     }
 
@@ -458,7 +463,7 @@ mod tests {
             let plan = BlockingPlan::new(problem, SHAPE);
             ChunkQueue::new(&plan, 0..plan.col_panels, threads, false).packs_b_by_panel
         };
-        assert!([70, 512, 585].iter().all(|&m| by_panel(m, true, 1)));
+        assert!([70, 512, 580].iter().all(|&m| by_panel(m, true, 1)));
         assert!(!by_panel(512, false, 1)); // tiles pack it
         assert!(!by_panel(512, true, 2)); // each of two threads that share the columns keeps it
         assert!([8, 28, 56, 600, 4096].iter().all(|&m| !by_panel(m, true, 1)));
