@@ -65,14 +65,13 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         let (plan, chunks) = (self.plan, &self.chunks);
         let Some(first) = chunks.take() else { return };
         let width = plan.shape.cols();
-        let by_panel = chunks.packs_b_by_panel;
-        let row_block = if by_panel { chunks.rows_max } else { plan.row_block().min(plan.row_panels) };
+        let row_block = plan.row_block().min(plan.row_panels);
         let a_len = match plan.a_in_place || !self.packed_a.is_empty() {
             true => 0,
             false => row_block * plan.a_panel(plan.steps_max()) + LANES_MAX,
         };
         let b_steps = if chunks.keeps_b { plan.problem.k } else { plan.steps_max() };
-        let b_panels = if by_panel { 1 } else { chunks.cols_max };
+        let b_panels = if plan.by_panel { 1 } else { chunks.cols_max };
         let b_len = if plan.b_in_place || chunks.shares_packed_b { 0 } else { b_panels * width * b_steps };
         let slots = match plan.k_blocks {
             _ if self.product.is_in_place() && self.product.write != Write::Accumulate => 0,
@@ -102,7 +101,7 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
                         };
                         // SAFETY: the caller's; the chunk was taken by this thread alone.
                         unsafe {
-                            match by_panel {
+                            match plan.by_panel {
                                 true => self.run_by_panel(&block, &mut buffers),
                                 false => self.run_block(&block, &mut buffers),
                             }
@@ -125,7 +124,7 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
     }
 
     fn b_start(&self, col: usize, block: &ABlock<'_>) -> usize {
-        let before = if self.chunks.packs_b_by_panel { 0 } else { col - block.chunk.cols.start };
+        let before = if self.plan.by_panel { 0 } else { col - block.chunk.cols.start };
         block.b_start + before * self.plan.shape.cols() * block.steps.len()
     }
 
@@ -298,7 +297,7 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         }
     }
 
-    /// The same with [`ChunkQueue::packs_b_by_panel`]: each panel of B is packed and meets all panels of A, while what the next one is
+    /// The same with [`BlockingPlan::by_panel`]: each panel of B is packed and meets all panels of A, while what the next one is
     /// made of is on its way from memory.
     ///
     /// # Safety
@@ -328,7 +327,7 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
     fn far(&self, row: usize, col: usize, block: &ABlock<'_>) -> (*const u8, usize, usize) {
         let (step_stride, line_stride) = self.product.b.strides();
         let (lines, nth) = (self.plan.shape.cols(), row - block.rows.start);
-        if !self.chunks.packs_b_by_panel || col + 1 >= block.chunk.cols.end || nth >= lines {
+        if !self.plan.by_panel || col + 1 >= block.chunk.cols.end || nth >= lines {
             return (std::ptr::null(), 0, 0);
         }
         let per_place = steps_on::<T::PanelElem>(self.product.runner);

@@ -94,6 +94,8 @@ pub(super) struct BlockingPlan {
     /// Whether the first tile that reads a panel packs it meanwhile, if tile and panel have full size.
     pub(super) tiles_pack_a: bool,
     pub(super) tiles_pack_b: bool,
+    /// Whether each panel of B is packed when all panels of A are to meet it, and not a block of B before.
+    pub(super) by_panel: bool,
 }
 
 impl BlockingPlan {
@@ -123,7 +125,7 @@ impl BlockingPlan {
         let a_in_place = problem.readable && (tiny || small || short || once || well);
         let a_in_rows = !a_in_place && as_rows && problem.a_steps_contiguous;
         let can_pack = problem.readable && can_pack(height, shape.vectors, shape.rows);
-        let plan = BlockingPlan {
+        BlockingPlan {
             problem,
             shape,
             row_panels,
@@ -135,9 +137,27 @@ impl BlockingPlan {
             a_in_rows,
             tiles_pack_a: can_pack && !a_in_place && !a_in_rows && problem.a_rows_contiguous,
             tiles_pack_b: can_pack && !b_in_place && problem.b_contiguous,
+            by_panel: false,
+        }
+    }
+
+    /// The plan for a thread that multiplies all rows and keeps no panel of B: [`BlockingPlan::by_panel`] if that pays, which is if B's columns lie
+    /// along k, so that packing is dear, and the panels of A are few enough to stay in the cache, but enough to hide the way of B's elements from
+    /// memory.
+    pub(super) fn for_all_rows(self) -> BlockingPlan {
+        let Problem { n, k, b_transposable, .. } = self.problem;
+        let far = n.saturating_mul(k) >= FAR_B_MIN && k >= LONG_STEPS_MIN;
+        if !(far && b_transposable) || self.b_in_place || self.a_in_place || self.tiles_pack_a {
+            return self;
+        }
+        let mut plans = [STEPS_BY_PANEL_MAX, STEPS_MAX]
+            .map(|steps| BlockingPlan { k_blocks: k.div_ceil(steps), by_panel: true, ..self })
+            .into_iter();
+        let fits = |plan: &BlockingPlan| {
+            let most = plan.block(A_BLOCK_BY_PANEL_MAX << usize::from(plan.k_blocks == 1), plan.height);
+            (STATIONARY_ROW_PANELS_MIN..=most).contains(&plan.row_panels)
         };
-        let longer = BlockingPlan { k_blocks: problem.k.div_ceil(STEPS_BY_PANEL_MAX).max(1), ..plan };
-        if longer.packs_b_by_panel() { longer } else { plan }
+        plans.find(fits).unwrap_or(self)
     }
 
     /// The rows of a panel; the last may have fewer.
@@ -203,16 +223,6 @@ impl BlockingPlan {
         self.a_in_place && cols < rows && panel <= LOW_B_MAX && (short_runs || cols * panel > LOW_B_MAX)
     }
 
-    /// Whether it pays to pack B panel by panel, each when all panels of A are to meet it: if B's columns lie along k, so that packing is dear, and
-    /// the panels of A are few enough to stay in the cache, but enough to hide the way of B's elements from memory.
-    fn packs_b_by_panel(&self) -> bool {
-        let Problem { n, k, b_transposable, .. } = self.problem;
-        let far = n.saturating_mul(k) >= FAR_B_MIN && k >= LONG_STEPS_MIN;
-        let packs = b_transposable && !self.b_in_place && !self.tiles_pack_a && !self.a_in_place;
-        let most = self.block(A_BLOCK_BY_PANEL_MAX << usize::from(self.k_blocks == 1), self.height);
-        packs && far && (STATIONARY_ROW_PANELS_MIN..=most).contains(&self.row_panels)
-    }
-
     /// How many panels of rows meet one panel of B before the next panel of B. They stay in the L2 cache.
     pub(super) fn stationary_rows(&self) -> usize {
         self.block(A_BLOCK_MAX, self.height)
@@ -220,7 +230,8 @@ impl BlockingPlan {
 
     /// Panels of rows in a block of A at most.
     pub(super) fn row_block(&self) -> usize {
-        if self.a_in_place { self.row_panels.max(1) } else { self.block(A_BLOCK_MAX, self.height) }
+        let all = self.a_in_place || self.by_panel;
+        if all { self.row_panels.max(1) } else { self.block(A_BLOCK_MAX, self.height) }
     }
 
     /// Panels of columns in a block of B at most. If a single panel of rows reads the block, it does so soon after packing, so the block is to
@@ -296,8 +307,6 @@ pub(super) struct ChunkQueue {
     pub(super) keeps_b: bool,
     /// Whether all threads pack all panels of B together, before they multiply.
     pub(super) shares_packed_b: bool,
-    /// Whether a thread packs each panel of B when all of a chunk's panels of A are to meet it, and not a block of B before.
-    pub(super) packs_b_by_panel: bool,
     /// Panels that a chunk has at most.
     pub(super) rows_max: usize,
     pub(super) cols_max: usize,
@@ -321,7 +330,6 @@ impl ChunkQueue {
         ChunkQueue {
             keeps_b,
             shares_packed_b,
-            packs_b_by_panel: !keeps_b && !shares_packed_b && plan.packs_b_by_panel(),
             rows_max: if keeps_b { plan.row_block() } else { plan.row_panels.div_ceil(threads) }
                 .min(plan.row_panels),
             cols_max: if keeps_b { kept_panels } else { plan.col_block() }.min(cols.len()),
@@ -458,15 +466,15 @@ mod tests {
 
     #[test]
     fn panels_of_b_are_packed_one_by_one_for_a_prompt() {
-        let by_panel = |m: usize, b_transposable: bool, threads: usize| {
-            let problem = Problem { b_contiguous: !b_transposable, b_transposable, ..problem(m, 9728, 896) };
-            let plan = BlockingPlan::new(problem, SHAPE);
-            ChunkQueue::new(&plan, 0..plan.col_panels, threads, false).packs_b_by_panel
+        let by_panel = |m: usize, b_transposable: bool, k: usize| {
+            let problem = Problem { b_contiguous: !b_transposable, b_transposable, ..problem(m, 9728, k) };
+            let plan = BlockingPlan::new(problem, SHAPE).for_all_rows();
+            plan.by_panel.then_some(plan.k_blocks)
         };
-        assert!([70, 512, 580].iter().all(|&m| by_panel(m, true, 1)));
-        assert!(!by_panel(512, false, 1)); // tiles pack it
-        assert!(!by_panel(512, true, 2)); // each of two threads that share the columns keeps it
-        assert!([8, 28, 56, 600, 4096].iter().all(|&m| !by_panel(m, true, 1)));
+        assert!([70, 512, 580].iter().all(|&m| by_panel(m, true, 896) == Some(1)));
+        assert_eq!([256, 512].map(|m| by_panel(m, true, 4864)), [Some(5), Some(10)]);
+        assert_eq!(by_panel(512, false, 896), None); // tiles pack it
+        assert!([8, 28, 56, 600, 4096].iter().all(|&m| by_panel(m, true, 896).is_none()));
     }
 
     #[test]

@@ -54,6 +54,7 @@ impl<T: GemmElem> Product<'_, T> {
         }
         let plan = BlockingPlan::new(self.problem(), shape);
         let (row_threads, col_ranges) = pool.map_or((1, 1), |pool| plan.thread_grid(pool.threads()));
+        let plan = if row_threads == 1 && kept.is_none() { plan.for_all_rows() } else { plan };
         let macro_kernel = |range: usize| MacroKernel {
             product: self,
             plan: &plan,

@@ -350,8 +350,8 @@ fn blocks_of_k_change_no_bit() {
 #[test]
 fn panels_of_b_that_are_packed_one_by_one_change_no_bit() {
     let pools = pools();
-    // The last panels of rows and of columns are smaller.
-    let case = Case { lies: (Lie::Rows, Lie::Cols, Lie::Rows), ..Case::plain(80, 265, 600) };
+    // In two blocks of k; the last panels of rows and of columns are smaller.
+    let case = Case { lies: (Lie::Rows, Lie::Cols, Lie::Rows), ..Case::plain(80, 265, 1100) };
     for (write, bias) in [(Write::Store, true), (Write::Accumulate, false)] {
         check::<f32>(Case { write, bias, ..case }, &pools);
         check::<f64>(Case { write, bias, ..case }, &pools[..1]);
