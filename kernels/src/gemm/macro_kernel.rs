@@ -10,12 +10,13 @@ use std::ops::Range;
 
 use phalanx_tensor::Pool;
 
+use super::chunks::{Chunk, ChunkQueue};
 use super::element::{GemmElem, PanelElem, steps_on};
 use super::epilogue::{Epilogue, FinishTile, Write};
 use super::mat::MatRef;
 use super::micro_kernel::run_tile;
 use super::pack::Panels;
-use super::plan::{BlockingPlan, Chunk, ChunkQueue};
+use super::plan::BlockingPlan;
 use super::product::{Product, wide_start};
 use super::tile::Tile;
 use crate::scratch::with_scratch;
@@ -314,7 +315,7 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         let at_once = if finishes { 1 } else { plan.shape.cols() };
         for col in block.chunk.cols.clone() {
             self.pack_b(col..col + 1, &block.steps, buffers.b);
-            for rows in blocks(&high, at_once).chain(low.then(|| high.end..rows.end)) {
+            for rows in blocks(&high, at_once).chain(low.then_some(high.end..rows.end)) {
                 let strip = Strip { rows, cols: col..col + 1, packs_a: false, packs_b: false };
                 // SAFETY: the caller's.
                 unsafe { self.run_strip(block, &strip, buffers) }

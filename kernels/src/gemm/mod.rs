@@ -35,7 +35,8 @@
 //! product of few rows reads B directly, and transposes squares of it in registers where its columns lie along k; a
 //! product of few columns is computed as its transpose. Tiny products pack nothing. A matrix times a vector is as fast
 //! as the matrix is read. If several tiles read an operand whose order in memory allows it, the first of these tiles packs it, by stores
-//! beside its multiplications. Otherwise all threads pack B together before they multiply.
+//! beside its multiplications. Otherwise all threads pack B together before they multiply; or a thread with all of a prompt's rows packs a panel
+//! of weights, lets all rows meet it, and prefetches the next panel's weights meanwhile.
 //! Halves (bf16, f16) are widened, or paired for the dot product, when they are packed or loaded.
 //!
 //! **Epilogue.** `Accumulate` and half types sum all of k first and touch C once. In half precision the finished sum
@@ -44,7 +45,8 @@
 //!
 //! ```text
 //! product        one product or a batch: chooses the way      mat        views of matrices, bounds proven once
-//! plan           sizes of panels, blocks and chunks           element    the types of elements and of their sums
+//! plan           sizes of panels and blocks                   element    the types of elements and of their sums
+//! chunks         what threads take in turns
 //! macro_kernel   packs blocks, runs tiles, finishes them      epilogue   bias, activation, rounding, writing C
 //! micro_kernel   a tile of C in registers                     pack       panels of A and B
 //! tile           a tile's size and operands                   tables     the micro-kernel's loops for the two below
@@ -54,6 +56,7 @@
 //! cuda           products on a GPU without cuBLASLt
 //! ```
 
+mod chunks;
 mod cuda;
 mod element;
 mod epilogue;

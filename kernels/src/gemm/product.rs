@@ -10,12 +10,13 @@ use std::any::TypeId;
 
 use phalanx_tensor::{Pool, even_piece};
 
+use super::chunks::ChunkQueue;
 use super::element::{GemmElem, steps_on};
 use super::epilogue::{Epilogue, Write};
 use super::macro_kernel::MacroKernel;
 use super::mat::{MatMut, MatRef, SharedMut};
 use super::micro_kernel::run_tile;
-use super::plan::{BlockingPlan, ChunkQueue, Problem, is_parallel, rows_cache_well};
+use super::plan::{BlockingPlan, Problem, is_parallel, rows_cache_well};
 use super::thin::THIN_ROWS;
 use super::tile::{FEW_ROWS, Tile, TileShape};
 use crate::scratch::with_scratch;

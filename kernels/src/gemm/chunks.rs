@@ -1,0 +1,109 @@
+//! The chunks of a product that threads take in turns, and which panels of B they keep meanwhile.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::plan::{BlockingPlan, SHARED_MAX};
+
+/// Elements at most of a block of B with all of k that a thread keeps packed while all rows meet it.
+const KEPT_B_MAX: usize = 1 << 20;
+/// Fewer panels of columns than these, unless they are all, are not kept so: A would be packed too often.
+const KEPT_COLS_MIN: usize = 16;
+
+/// Panels of rows and of columns that a thread computes at a time, with all of k.
+pub(super) struct Chunk {
+    pub(super) rows: Range<usize>,
+    pub(super) cols: Range<usize>,
+}
+
+/// The chunks of a range of columns. Its threads take them one after the other: first those of a block of columns, then the next block's.
+pub(super) struct ChunkQueue {
+    /// Whether a thread that takes several chunks keeps the block's packed panels of B, for all of k (or needs none).
+    pub(super) keeps_b: bool,
+    /// Whether all threads pack all panels of B together, before they multiply.
+    pub(super) shares_packed_b: bool,
+    /// Panels that a chunk has at most.
+    pub(super) rows_max: usize,
+    pub(super) cols_max: usize,
+    rows: usize,
+    pub(super) cols: Range<usize>,
+    threads: usize,
+    /// Panels of rows that are taken, counted through all blocks of columns.
+    taken: AtomicUsize,
+}
+
+impl ChunkQueue {
+    /// All rows of these panels of columns, for so many threads. If B is `kept` for further products, its panels are packed before,
+    /// however many.
+    pub(super) fn new(plan: &BlockingPlan, cols: Range<usize>, threads: usize, kept: bool) -> ChunkQueue {
+        let kept_panels = |elements: usize| elements / (plan.shape.cols() * plan.problem.k).max(1);
+        let packs_before = !plan.b_in_place && !plan.tiles_pack_b;
+        let shares_packed_b = packs_before && (kept || threads > 1 && kept_panels(SHARED_MAX) >= cols.len());
+        let kept_panels =
+            if shares_packed_b || plan.b_in_place { cols.len() } else { kept_panels(KEPT_B_MAX) };
+        let keeps_b = (threads > 1 || shares_packed_b) && kept_panels >= cols.len().min(KEPT_COLS_MIN);
+        ChunkQueue {
+            keeps_b,
+            shares_packed_b,
+            rows_max: if keeps_b { plan.row_block() } else { plan.row_panels.div_ceil(threads) }
+                .min(plan.row_panels),
+            cols_max: if keeps_b { kept_panels } else { plan.col_block() }.min(cols.len()),
+            rows: plan.row_panels,
+            cols,
+            threads,
+            taken: AtomicUsize::new(0),
+        }
+    }
+
+    /// How many blocks of columns there are.
+    pub(super) fn col_blocks(&self) -> usize {
+        self.cols.len().div_ceil(self.cols_max.max(1))
+    }
+
+    /// Takes the next chunk; `None` if all are taken. Where threads keep B's panels, chunks get smaller as less is left, so
+    /// that all threads end together (guided self-scheduling; Polychronopoulos and Kuck, 1987).
+    pub(super) fn take(&self) -> Option<Chunk> {
+        let all = self.rows * self.col_blocks();
+        let end = |taken: usize| {
+            let left = (all - taken) / (2 * self.threads);
+            let len = if self.keeps_b { left.clamp(1, self.rows_max) } else { self.rows_max };
+            taken + len.min(self.rows - taken % self.rows)
+        };
+        let more = |taken: usize| (taken < all).then(|| end(taken));
+        let taken = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
+        let (row, col) = (taken % self.rows, self.cols.start + taken / self.rows * self.cols_max);
+        Some(Chunk { rows: row..row + end(taken) - taken, cols: col..self.cols.end.min(col + self.cols_max) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::tests::plan;
+    use super::*;
+
+    #[test]
+    fn each_chunk_is_taken_once() {
+        for (m, n, k, threads) in [
+            (2048, 1024, 256, 2),
+            (2048, 1024, 1700, 3),
+            (150, 70, 4000, 2),
+            (300, 2000, 9000, 4),
+            (0, 5, 5, 2),
+        ] {
+            let plan = plan(m, n, k);
+            let chunks = ChunkQueue::new(&plan, 1..plan.col_panels, threads, false);
+            let mut seen = vec![0; plan.row_panels * plan.col_panels];
+            let mut lens = Vec::new();
+            while let Some(chunk) = chunks.take() {
+                assert!(chunk.rows.len() <= chunks.rows_max && chunk.cols.len() <= chunks.cols_max);
+                chunk.rows.clone().for_each(|row| {
+                    chunk.cols.clone().for_each(|col| seen[row * plan.col_panels + col] += 1);
+                });
+                lens.push(chunk.rows.len());
+            }
+            let once = |panel: usize| usize::from(!panel.is_multiple_of(plan.col_panels));
+            assert!(seen.iter().enumerate().all(|(panel, &times)| times == once(panel)), "{m} {n} {k}");
+            assert!(!chunks.keeps_b || lens.last().is_none_or(|&len| len == 1));
+        }
+    }
+}
