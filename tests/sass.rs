@@ -1,5 +1,5 @@
-//! The assembly of the kernels that training steps of a GPT-2 and of a Llama launch, held to a table: no spill, no narrower access,
-//! no lower occupancy, no lost tensor instruction, no more instructions than 2 % above.
+//! The assembly of the kernels that training steps of a GPT-2 and of a Llama launch, and of our own products, held to a table: no spill, no
+//! narrower access, no lower occupancy, no lost tensor instruction, no more instructions than 2 % above.
 //!
 //! ```text
 //! cargo test --release --test sass                        compares with tests/sass/kernels.jsonl
@@ -27,23 +27,25 @@ use phalanx::autograd::ContextMode;
 use phalanx::nn::models::{Decoder, GptConfig, LlamaConfig};
 use phalanx::nn::{AdamW, Clip, Group, Parameters, Result, Rule, Scope, grad_norm};
 use phalanx::tensor::RngKey;
-use phalanx::tensor::cuda::{KernelSource, Target, Work, compile, start_trace, take_trace};
+use phalanx::tensor::cuda::{KernelSource, Span, Target, Work, compile, start_trace, take_trace};
 use phalanx::{Context, DType, Device, Tensor, Var};
 use table::{MixRow, Row};
 
 type Test = (&'static str, fn() -> std::result::Result<(), String>);
 
-const TESTS: [Test; 7] = [
+const TESTS: [Test; 8] = [
     ("loops, widths and classes are read from a text", assembly::test_of_a_text),
     ("occupancy is NVIDIA's", assembly::test_of_occupancy),
     ("each kind of regression is found", table::test_of_comparison),
     ("no kernel of a step is worse than in the table", kernels),
     ("nor one of a step on an A100", before_hopper),
+    ("nor a product that cuBLASLt does not compute", own_products),
     ("softmax runs beside the products of warpgroups", overlap),
     ("kernels that are broken on purpose are found", broken),
 ];
 
 const GPU: Device = Device::Cuda(0);
+const A100: driver::Setting = ("PHALANX_EMULATED_CAPABILITY", "80");
 const CONTEXT: usize = 32;
 
 fn main() -> ExitCode {
@@ -122,13 +124,16 @@ fn step(model: &Decoder) -> Result<Vec<Launch>> {
     let done = work();
     let spans = take_trace();
     done?;
-    let launch = |span: phalanx::tensor::cuda::Span| match span.work {
+    Ok(spans.into_iter().filter_map(launch).collect())
+}
+
+fn launch(span: Span) -> Option<Launch> {
+    match span.work {
         Work::Kernel { source, threads, shared_bytes, .. } => {
             Some((span.op, source, Block { threads: threads.iter().product(), shared_bytes }))
         }
         _ => None,
-    };
-    Ok(spans.into_iter().filter_map(launch).collect())
+    }
 }
 
 /// The launches of a step of each model, each kind once. They are made once.
@@ -151,39 +156,102 @@ fn launches() -> std::result::Result<&'static [Launch], String> {
 }
 
 fn kernels() -> std::result::Result<(), String> {
-    let (launches, tool) = (launches()?, nvdisasm());
+    held(launches()?, |row| !is_own_product(row)).map(drop)
+}
+
+/// Compares the launches' rows with those of the table that are for this GPU and `named`, or writes these anew. Returns them.
+fn held(launches: &[Launch], named: impl Fn(&Row) -> bool) -> std::result::Result<Vec<Row>, String> {
+    let tool = nvdisasm();
     if tool.is_none() {
         println!(
             "sass: instructions are not looked at: there is no nvdisasm (pip install nvidia-cuda-nvdisasm)"
         );
     }
     let tool = tool.as_deref();
-    // What a step launches depends on the GPU: kernels of warpgroups are a Hopper's alone.
-    let (chip, other) = if emulates(&CHIPS[1])? { (&CHIPS[1], &CHIPS[0]) } else { (&CHIPS[0], &CHIPS[1]) };
+    let chip = chip()?;
     let (compiler, all) = rows(chip, launches, tool)?;
     println!("sass: {} rows for {} by NVRTC {compiler}", all.len(), chip.arch);
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sass/kernels.jsonl");
     let text = std::fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
     let (known, others) =
-        table::parse(&text)?.into_iter().partition::<Vec<_>, _>(|row| row.arch == chip.arch);
+        table::parse(&text)?.into_iter().partition::<Vec<_>, _>(|row| row.arch == chip.arch && named(row));
     if std::env::var_os("PHALANX_SASS").is_some_and(|value| value == "write") {
-        let mut both = [others, all];
-        both.sort_by_key(|rows| rows.first().map(|row| row.arch.clone()));
-        let text = table::text(&compiler, &both.concat());
+        let mut both = [others, all.clone()].concat();
+        both.sort_by_key(|row| (row.arch.clone(), is_own_product(row)));
+        let text = table::text(&compiler, &both);
         return match tool {
-            Some(_) => std::fs::write(&file, text).map_err(|e| e.to_string()),
+            Some(_) => std::fs::write(&file, text).map(|()| all).map_err(|e| e.to_string()),
             None => Err("a table needs nvdisasm".into()),
         };
     }
-    println!("sass: {} rows of {} are not looked at here", others.len(), other.arch);
+    println!("sass: {} other rows are not looked at here", others.len());
     let of = table::compiler_of(&text);
     if of != compiler {
         println!("sass: skipped: the table is NVRTC {of}'s, and this is {compiler}");
-        return Ok(());
+        return Ok(all);
     }
     let wrong = table::compare(&all, &known);
     let again = "if it is meant, `PHALANX_SASS=write cargo test --release --test sass` writes the table anew";
-    if wrong.is_empty() { Ok(()) } else { Err(format!("{}\n{again}", wrong.join("\n"))) }
+    if wrong.is_empty() { Ok(all) } else { Err(format!("{}\n{again}", wrong.join("\n"))) }
+}
+
+/// What is launched depends on the GPU: kernels of warpgroups are a Hopper's alone.
+fn chip() -> std::result::Result<&'static Chip, String> {
+    Ok(if emulates(&CHIPS[1])? { &CHIPS[1] } else { &CHIPS[0] })
+}
+
+fn is_own_product(row: &Row) -> bool {
+    ["gemm.cu", "warpgroup.cu"].contains(&row.file.as_str())
+}
+
+/// The share of the tensor cores' peak that cuBLASLt reaches, as `tests/dry/roofline.rs` has it.
+const CUBLASLT_SHARE: f64 = 0.78;
+
+/// Products of bf16 in the three forms of a linear layer, by wide tiles and by narrow ones, in a process that is told to compute them by our own
+/// kernels. What their instructions allow on a Hopper GPU is at least nine tenths of what cuBLASLt reaches.
+fn own_products() -> std::result::Result<(), String> {
+    const OWN: driver::Setting = ("PHALANX_CUDA_ALGORITHMS", "own");
+    if std::env::var_os(OWN.0).is_none_or(|value| value != OWN.1) {
+        for settings in [&[OWN][..], &[OWN, A100]] {
+            let named = "a product that cuBLASLt does not".to_string();
+            match driver::again(&[named], settings) {
+                Ok(code) if code == ExitCode::SUCCESS => {}
+                outcome => return Err(format!("with {settings:?}: {outcome:?}")),
+            }
+        }
+        return Ok(());
+    }
+    let products = |rows: usize, width: usize| -> phalanx::tensor::Result<()> {
+        let ones = |shape: [usize; 2]| phalanx::kernels::full(&shape, 1.0, DType::BF16, GPU);
+        let (input, weight, gradient) = (ones([rows, 64])?, ones([width, 64])?, ones([rows, width])?);
+        phalanx::kernels::matmul(&input, &weight.transpose(0, 1)?)?;
+        phalanx::kernels::matmul(&gradient, &weight)?;
+        phalanx::kernels::matmul(&gradient.transpose(0, 1)?, &input)?;
+        Ok(())
+    };
+    start_trace();
+    // Of each form a product with enough tiles for wide ones is the same kernel.
+    let done = products(128, 128).and_then(|()| products(1024, 1024));
+    let spans = take_trace();
+    done.map_err(|e| e.to_string())?;
+    let mut kinds: Vec<Launch> = Vec::new();
+    for launch in spans.into_iter().filter_map(launch).filter(|(op, ..)| *op == "matmul") {
+        if !kinds.contains(&launch) {
+            kinds.push(launch);
+        }
+    }
+    for row in held(&kinds, is_own_product)? {
+        let Some(mix) = row.mix.as_ref().filter(|_| row.file == "warpgroup.cu") else { continue };
+        let of_cublaslt = mix.peak_share / CUBLASLT_SHARE;
+        println!(
+            "sass: {}: {:.2} of the tensor cores' peak, {of_cublaslt:.2} of cuBLASLt",
+            row.macros, mix.peak_share
+        );
+        if mix.peak_of != "tensor" || of_cublaslt < 0.9 {
+            return Err(format!("{}: its instructions allow {mix:?}", row.macros));
+        }
+    }
+    Ok(())
 }
 
 /// The same of the other chip, in a process whose emulated GPU is one.
@@ -191,8 +259,7 @@ fn before_hopper() -> std::result::Result<(), String> {
     if !emulates(&CHIPS[1])? {
         return Ok(());
     }
-    let capability = ("PHALANX_EMULATED_CAPABILITY", "80");
-    match driver::again(&["no kernel of a step is worse".to_string()], &[capability]) {
+    match driver::again(&["no kernel of a step is worse".to_string()], &[A100]) {
         Ok(code) if code == ExitCode::SUCCESS => Ok(()),
         outcome => Err(format!("an A100's: {outcome:?}")),
     }

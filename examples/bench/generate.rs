@@ -14,6 +14,8 @@ use phalanx::{DType, Device};
 use crate::measure::{Report, median_ms};
 
 const PROMPT: usize = 512;
+/// Prompts, of which the fastest counts.
+const PROMPTS: usize = 3;
 /// New tokens of a measured stretch.
 const TOKENS: usize = 8;
 
@@ -47,20 +49,19 @@ fn measure(report: &Report, dtype: DType) -> Result<(), Box<dyn Error>> {
     let pass = |caches: &mut Vec<_>, tokens: &[i64]| {
         black_box(model.extend_rows(&mut [(&mut caches[..], tokens)]).unwrap());
     };
-    let (mut caches, mut times) = (Vec::new(), Vec::new());
-    for _ in 0..3 {
+    let (mut caches, mut times, before) = (Vec::new(), Vec::new(), kernels::flops());
+    for _ in 0..PROMPTS {
         caches = model.row_caches(64)?;
         let start = Instant::now();
         pass(&mut caches, &prompt);
         times.push(start.elapsed().as_secs_f64());
     }
+    // Products with weights, and attention of what is seen.
+    let flops = (kernels::flops() - before) / PROMPTS as f64;
     let seconds = times.into_iter().fold(f64::INFINITY, f64::min);
-    // The head sees the last position alone.
-    let table = 151_936 * 896;
-    let products = 2.0 * ((bytes / dtype.size() - table) * PROMPT + table) as f64;
     report.emit(&name, "prompt", PROMPT as f64 / seconds, "tokens/s");
     let peak = kernels::peak_flops(dtype, Device::CPU)?;
-    report.emit(&name, "prompt of the peak", 100.0 * products / seconds / peak, "%");
+    report.emit(&name, "prompt of the peak", 100.0 * flops / seconds / peak, "%");
     let ms = median_ms(4.0, || (0..TOKENS).for_each(|_| pass(&mut caches, &[17]))) / TOKENS as f64;
     report.emit(&name, "stream", 1e3 / ms, "tokens/s");
     let speed = memory_speed(report.threads);
