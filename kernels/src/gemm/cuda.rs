@@ -70,7 +70,7 @@ impl Side {
             && near_size.is_multiple_of(8)
             && is_packed(&(tensor.offset() + start))
             && (*far_size == 1 || *far > 0 && is_packed(far))
-            && is_packed(step)
+            && (*count == 1 || is_packed(step))
             && [*m, *n, *k].iter().all(|&size| size > 0 && size <= i32::MAX as usize);
         let matrices = if *step == 0 { 1 } else { *count };
         let bytes = |stride: usize| 2 * stride.max(8).next_multiple_of(8) as u64;

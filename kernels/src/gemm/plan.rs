@@ -399,7 +399,7 @@ pub(super) mod tests {
             let plan = BlockingPlan::new(problem, SHAPE).for_all_rows();
             plan.by_panel.then_some(plan.k_blocks)
         };
-        assert!([70, 512, 580].iter().all(|&m| by_panel(m, true, 896) == Some(1)));
+        assert!([70, 512, 570].iter().all(|&m| by_panel(m, true, 896) == Some(1)));
         assert_eq!([256, 512].map(|m| by_panel(m, true, 4864)), [Some(5), Some(10)]);
         assert_eq!(by_panel(512, false, 896), None); // tiles pack it
         assert!([8, 28, 56, 600, 4096].iter().all(|&m| by_panel(m, true, 896).is_none()));
