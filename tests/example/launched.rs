@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::io::Write;
-use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
