@@ -111,7 +111,6 @@ fn step(model: &Decoder) -> Result<Vec<Launch>> {
         c.set_train(true);
         c.rng = RngKey { seed: 1, step: 0 };
     });
-    start_trace();
     let mut work = || {
         // The second backward pass adds to the gradients of the first.
         for _ in 0..2 {
@@ -121,18 +120,30 @@ fn step(model: &Decoder) -> Result<Vec<Launch>> {
         optimizer.step_scaled(Clip::new(norm, 1.0).scale)?;
         optimizer.zero_grad()
     };
+    traced(&mut work)
+}
+
+/// The launches of `work`, in their order.
+fn traced<E>(work: &mut dyn FnMut() -> std::result::Result<(), E>) -> std::result::Result<Vec<Launch>, E> {
+    start_trace();
     let done = work();
     let spans = take_trace();
     done?;
-    Ok(spans.into_iter().filter_map(launch).collect())
-}
-
-fn launch(span: Span) -> Option<Launch> {
-    match span.work {
+    let launch = |span: Span| match span.work {
         Work::Kernel { source, threads, shared_bytes, .. } => {
             Some((span.op, source, Block { threads: threads.iter().product(), shared_bytes }))
         }
         _ => None,
+    };
+    Ok(spans.into_iter().filter_map(launch).collect())
+}
+
+/// Adds those of the launches that are not there yet.
+fn add_kinds(kinds: &mut Vec<Launch>, launches: Vec<Launch>) {
+    for launch in launches {
+        if !kinds.contains(&launch) {
+            kinds.push(launch);
+        }
     }
 }
 
@@ -144,11 +155,7 @@ fn launches() -> std::result::Result<&'static [Launch], String> {
         for (name, model) in models() {
             let all = step(&model).map_err(|e| format!("{name}: {e}"))?;
             println!("sass: {name}: {} launches", all.len());
-            for launch in all {
-                if !kinds.contains(&launch) {
-                    kinds.push(launch);
-                }
-            }
+            add_kinds(&mut kinds, all);
         }
         Ok(kinds)
     };
@@ -227,17 +234,12 @@ fn own_products() -> std::result::Result<(), String> {
         phalanx::kernels::matmul(&gradient.transpose(0, 1)?, &input)?;
         Ok(())
     };
-    start_trace();
-    // Of each form a product with enough tiles for wide ones is the same kernel.
-    let done = products(128, 128).and_then(|()| products(1024, 1024));
-    let spans = take_trace();
-    done.map_err(|e| e.to_string())?;
-    let mut kinds: Vec<Launch> = Vec::new();
-    for launch in spans.into_iter().filter_map(launch).filter(|(op, ..)| *op == "matmul") {
-        if !kinds.contains(&launch) {
-            kinds.push(launch);
-        }
-    }
+    // Too few tiles for wide ones, and enough.
+    let all = traced(&mut || products(128, 128).and_then(|()| products(1024, 1024)));
+    let mut all = all.map_err(|e| e.to_string())?;
+    all.retain(|(op, ..)| *op == "matmul");
+    let mut kinds = Vec::new();
+    add_kinds(&mut kinds, all);
     let rows = held(&kinds, is_own_product)?;
     let (file, wanted) = if chip()?.capability == 90 { ("warpgroup.cu", 6) } else { ("gemm.cu", 3) };
     let found = rows.iter().filter(|row| row.file == file).count();
