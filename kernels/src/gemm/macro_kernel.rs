@@ -298,8 +298,8 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         }
     }
 
-    /// The same with [`BlockingPlan::by_panel`]: each panel of B is packed and meets all panels of A, while what the next one is
-    /// made of is on its way from memory.
+    /// [`MacroKernel::run_block`] with [`BlockingPlan::by_panel`]: packs a panel of B and multiplies all panels of A by it, then the next. Meanwhile
+    /// the tiles prefetch the lines of the next panel.
     ///
     /// # Safety
     ///
@@ -323,8 +323,8 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         }
     }
 
-    /// What tiles of panel `col` of B prefetch beside the panels of A from `row` on ([`Tile::far`] and the fields after it): a line each of those that
-    /// the next panel of B is made of.
+    /// [`Tile::far`], `far_step` and `far_next` of a strip that begins at panels `row` of A and `col` of B. The first tiles prefetch a line each of
+    /// the next panel of B, as many as it has; those after them nothing.
     fn far(&self, row: usize, col: usize, block: &ABlock<'_>) -> (*const u8, usize, usize) {
         let (step_stride, line_stride) = self.product.b.strides();
         let (lines, nth) = (self.plan.shape.cols(), row - block.rows.start);

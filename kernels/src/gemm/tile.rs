@@ -127,8 +127,8 @@ pub(crate) struct Tile<T> {
     /// What is prefetched meanwhile, as many rows as the tile has: where the next sums go. Null: nothing.
     pub(super) prefetch: *const T,
     pub(super) prefetch_row: usize,
-    /// What is prefetched far ahead beside the steps of a tile of packed panels: a line that the panel packed next is made of, of which a step
-    /// takes `far_step` bytes, and the next tile another, `far_next` bytes on. Null: nothing.
+    /// A line of B that will be packed into the next panel. Each step of a tile of packed panels prefetches the next `far_step` bytes of it. The
+    /// next tile prefetches another line, which begins `far_next` bytes after this one. Null: nothing.
     pub(super) far: *const u8,
     pub(super) far_step: usize,
     pub(super) far_next: usize,
