@@ -13,6 +13,8 @@
 mod assembly;
 #[path = "../kernels/tests/cuda/driver.rs"]
 mod driver;
+#[path = "sass/flow.rs"]
+mod flow;
 #[path = "sass/table.rs"]
 mod table;
 
@@ -33,8 +35,9 @@ use table::{MixRow, Row};
 
 type Test = (&'static str, fn() -> std::result::Result<(), String>);
 
-const TESTS: [Test; 8] = [
-    ("loops, widths and classes are read from a text", assembly::test_of_a_text),
+const TESTS: [Test; 9] = [
+    ("loops are read from a text", flow::test_of_a_text),
+    ("widths and classes are read from a text", assembly::test_of_a_mix),
     ("occupancy is NVIDIA's", assembly::test_of_occupancy),
     ("each kind of regression is found", table::test_of_comparison),
     ("no kernel of a step is worse than in the table", kernels),
@@ -212,8 +215,7 @@ fn is_own_product(row: &Row) -> bool {
 }
 
 /// Products of bf16 in the three forms of a linear layer, by wide tiles and by narrow ones, in a process that is told to compute them by our own
-/// kernels. On a Hopper GPU all of them are products of warpgroups. (The share of the peak in their rows is too low: the model counts the
-/// instructions of the one thread that copies for all warps.)
+/// kernels. On a Hopper GPU all of them are products of warpgroups.
 fn own_products() -> std::result::Result<(), String> {
     const OWN: driver::Setting = ("PHALANX_CUDA_ALGORITHMS", "own");
     if std::env::var_os(OWN.0).is_none_or(|value| value != OWN.1) {
@@ -228,7 +230,7 @@ fn own_products() -> std::result::Result<(), String> {
     }
     let products = |rows: usize, width: usize| -> phalanx::tensor::Result<()> {
         let ones = |shape: [usize; 2]| phalanx::kernels::full(&shape, 1.0, DType::BF16, GPU);
-        let (input, weight, gradient) = (ones([rows, 64])?, ones([width, 64])?, ones([rows, width])?);
+        let (input, weight, gradient) = (ones([rows, 256])?, ones([width, 256])?, ones([rows, width])?);
         phalanx::kernels::matmul(&input, &weight.transpose(0, 1)?)?;
         phalanx::kernels::matmul(&gradient, &weight)?;
         phalanx::kernels::matmul(&gradient.transpose(0, 1)?, &input)?;

@@ -22,12 +22,18 @@ pub struct Machine {
     /// Bytes a second in one direction to the other GPUs (NVLink), and to the host (PCIe 5, 16 lanes).
     pub link: f64,
     pub host: f64,
+    pub processors: f64,
 }
 
 pub const MACHINES: [Machine; 2] = [
-    Machine { name: "H100", memory: 3.35e12, tensor: 989e12, link: 450e9, host: 64e9 },
-    Machine { name: "H200", memory: 4.8e12, tensor: 989e12, link: 450e9, host: 64e9 },
+    Machine { name: "H100", memory: 3.35e12, tensor: 989e12, link: 450e9, host: 64e9, processors: 132.0 },
+    Machine { name: "H200", memory: 4.8e12, tensor: 989e12, link: 450e9, host: 64e9, processors: 132.0 },
 ];
+
+/// 16-bit operations of a processor's dense tensor cores in a cycle.
+pub const TENSOR_FLOPS: f64 = 4096.0;
+/// Cycles from a load to its value. Assumed.
+pub const LATENCY_CYCLES: f64 = 800.0;
 
 /// What limits operations of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,14 +77,26 @@ const SHARES: [Share; 7] = [
 
 /// The share of a GPU's links that collectives reach.
 pub fn collective_share() -> f64 {
-    SHARES.iter().find(|share| share.class == Class::Collective).map_or(1.0, |share| share.moved)
+    shares(Class::Collective)[1]
+}
+
+/// The shares of the tensor cores' peak and of the memory's that a class reaches.
+pub fn shares(class: Class) -> [f64; 2] {
+    SHARES.iter().find(|share| share.class == class).map_or([1.0; 2], |share| [share.tensor, share.moved])
 }
 
 /// The shares of the peaks that the instructions of kernels allow, by operation and kernel: of the memory's and of the tensor cores'. They
 /// come from `tests/sass/kernels.jsonl`, the table of kernels' assembly, where there is one. The log does not tell the variants of a
 /// kernel apart, so the best one's share counts.
 #[derive(Default)]
-pub struct Ceilings(HashMap<(String, String), [f64; 2]>);
+pub struct Ceilings(HashMap<(String, String), Vec<Ceiling>>);
+
+/// Of a variant of a kernel, with its macros.
+struct Ceiling {
+    macros: String,
+    tensor: bool,
+    share: f64,
+}
 
 impl Ceilings {
     pub fn read() -> Result<Ceilings, Box<dyn Error>> {
@@ -86,19 +104,18 @@ impl Ceilings {
         if !path.is_file() {
             return Ok(Ceilings::default());
         }
-        let mut found = HashMap::new();
+        let mut found = HashMap::<_, Vec<Ceiling>>::new();
         for line in std::fs::read_to_string(&path)?.lines() {
             let row: serde_json::Value = serde_json::from_str(line)?;
             let text = |name: &str| row[name].as_str().map(String::from);
-            let (Some(op), Some(entry), Some(share)) =
-                (text("op"), text("entry"), row["peak_share"].as_f64())
+            let (Some(op), Some(entry), Some(macros), Some(share)) =
+                (text("op"), text("entry"), text("macros"), row["peak_share"].as_f64())
             else {
                 continue;
             };
             if text("arch").is_some_and(|arch| arch.starts_with("sm_9")) {
-                let shares: &mut [f64; 2] = found.entry((op, entry)).or_default();
-                let of = usize::from(row["peak_of"] == "tensor");
-                shares[of] = shares[of].max(share);
+                let tensor = row["peak_of"] == "tensor";
+                found.entry((op, entry)).or_default().push(Ceiling { macros, tensor, share });
             }
         }
         if found.is_empty() {
@@ -107,15 +124,23 @@ impl Ceilings {
         Ok(Ceilings(found))
     }
 
-    /// Of the memory's peak and of the tensor cores'; 1 where nothing is known.
+    /// Of the tensor cores' peak and of the memory's; 1 where nothing is known.
     fn of(&self, operation: &LoggedOperation) -> [f64; 2] {
-        let known = self.0.get(&(operation.op.clone(), operation.name.clone()));
-        known.map_or([1.0; 2], |shares| shares.map(|share| if share > 0.0 { share } else { 1.0 }))
+        self.of_variants(&operation.op, &operation.name, "")
+    }
+
+    /// The same of those variants whose macros have this text.
+    pub fn of_variants(&self, op: &str, entry: &str, text: &str) -> [f64; 2] {
+        let known = self.0.get(&(op.to_string(), entry.to_string()));
+        [true, false].map(|tensor| {
+            let alike = known.into_iter().flatten().filter(|c| c.tensor == tensor && c.macros.contains(text));
+            alike.map(|ceiling| ceiling.share).reduce(f64::max).unwrap_or(1.0)
+        })
     }
 }
 
 /// Milliseconds from the end of an operation to the begin of one that waits for it. Assumed.
-const GAP_MS: f64 = 1e-3;
+pub const GAP_MS: f64 = 1e-3;
 /// Milliseconds that a collective takes besides its bytes. Assumed.
 const COLLECTIVE_MS: f64 = 20e-3;
 /// Milliseconds that the host takes to queue an operation outside of a graph, and to launch a graph. Assumed.
@@ -157,9 +182,11 @@ fn sent_bytes(operation: &LoggedOperation) -> f64 {
 /// How long an operation takes, whether what it computes decides that, and the share of the peak that it reaches.
 pub fn milliseconds(operation: &LoggedOperation, machine: &Machine, ceilings: &Ceilings) -> (f64, bool, f64) {
     let class = class(operation);
-    let Some(share) = SHARES.iter().find(|share| share.class == class) else { return (0.0, false, 1.0) };
-    let [memory, tensor] = ceilings.of(operation);
-    let share = Share { class, tensor: share.tensor.min(tensor), moved: share.moved.min(memory) };
+    if class == Class::None {
+        return (0.0, false, 1.0);
+    }
+    let ([tensor, moved], [tensor_max, moved_max]) = (shares(class), ceilings.of(operation));
+    let share = Share { class, tensor: tensor.min(tensor_max), moved: moved.min(moved_max) };
     let bytes = (operation.traffic.read + operation.traffic.written) as f64;
     let moved = match class {
         Class::Collective => COLLECTIVE_MS + 1e3 * sent_bytes(operation) / (machine.link * share.moved),

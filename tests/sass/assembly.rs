@@ -1,8 +1,9 @@
 //! What a kernel's assembly says: registers and memory from the assembler's log, instructions from `nvdisasm`.
 //!
-//! **Weights.** An instruction inside n loops counts 8^n times (n up to 4), a loop being what a branch backwards spans. Of a kernel with
-//! 128-bit accesses, the peak's model leaves out the basic blocks whose global accesses are all narrower: ends of rows, and rows that
-//! do not begin at a multiple of 16 bytes.
+//! **Weights.** An instruction inside n loops counts 8^n times (n up to 4). A loop that only waits for another thread counts once. Of a
+//! kernel of warpgroups, loops that copy tiles and do not multiply are those of one warp, where eight multiply: they count an eighth. Of a
+//! kernel with 128-bit accesses, the peak's model leaves out the basic blocks whose global accesses are all narrower: ends of rows, and
+//! rows that do not begin at a multiple of 16 bytes.
 //!
 //! **The share of the peak** that the instructions allow. One pass of a multiprocessor over the weighted instructions of a warp takes
 //! at least, in cycles, the largest of
@@ -23,6 +24,8 @@
 //! chooses its way while it runs (strides, large angles) allows more than its share says.
 
 use std::collections::{BTreeMap, BTreeSet};
+
+use crate::flow::{Instruction, instructions};
 
 /// The chips that kernels are assembled for.
 pub struct Chip {
@@ -108,16 +111,6 @@ pub fn occupancy(chip: &Chip, found: &Resources, threads: u64, dynamic_shared: u
     limits.into_iter().min_by_key(|&(blocks, _)| blocks).unwrap_or_default()
 }
 
-/// An instruction: its name with all suffixes, and where it is.
-#[derive(Debug, PartialEq)]
-struct Instruction {
-    name: String,
-    /// The loops around it, by number, the outermost first.
-    loops: Vec<usize>,
-    /// Its basic block.
-    block: usize,
-}
-
 /// What a kernel's instructions say.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mix {
@@ -153,58 +146,13 @@ const ALU: [&str; 14] = [
     "POPC",
 ];
 
-/// The instructions of a kernel in `nvdisasm`'s text.
-fn instructions(text: &str, entry: &str) -> Vec<Instruction> {
-    let section = format!("\t.section\t.text.{entry},");
-    let Some((_, body)) = text.split_once(&section) else { return Vec::new() };
-    let body = body.split("\t.section\t").next().unwrap_or_default();
-    let (mut labels, mut found, mut branches, mut block) = (BTreeMap::new(), Vec::new(), Vec::new(), 0);
-    for line in body.lines() {
-        let line = line.trim();
-        if let Some(label) = line.strip_suffix(':') {
-            labels.insert(label.to_string(), found.len());
-            block += 1;
-        }
-        let Some((_, code)) = line.strip_prefix("/*").and_then(|rest| rest.split_once("*/")) else {
-            continue;
-        };
-        let words = code.trim().trim_end_matches(';');
-        let words =
-            words.strip_prefix('@').and_then(|rest| rest.split_once(' ')).map_or(words, |(_, rest)| rest);
-        let name = words.split_whitespace().next().unwrap_or_default();
-        if name == "NOP" || name.is_empty() {
-            continue;
-        }
-        if let (true, Some((_, target))) = (name.starts_with("BRA"), words.split_once("`(")) {
-            branches.push((found.len(), target.trim_end().trim_end_matches(')').to_string()));
-        }
-        found.push((name.to_string(), block));
-        block += usize::from(name.starts_with("BRA") || name.starts_with("EXIT"));
-    }
-    // The end of a kernel is a branch to itself, which is no loop.
-    let mut loops: BTreeMap<usize, usize> = BTreeMap::new();
-    for (at, target) in branches {
-        if let Some(&start) = labels.get(&target).filter(|&&start| start < at) {
-            let end = loops.entry(start).or_insert(at);
-            *end = at.max(*end);
-        }
-    }
-    let loops: Vec<(usize, usize)> = loops.into_iter().collect();
-    let around = |at: usize| {
-        let inside = loops.iter().enumerate().filter(|(_, (start, end))| (*start..=*end).contains(&at));
-        inside.map(|(number, _)| number).collect()
-    };
-    let instruction = |(at, (name, block))| Instruction { name, loops: around(at), block };
-    found.into_iter().enumerate().map(instruction).collect()
-}
-
 impl Instruction {
     fn is(&self, names: &[&str]) -> bool {
         names.iter().any(|name| self.name.starts_with(name))
     }
 
     fn weight(&self) -> f64 {
-        8f64.powi(self.loops.len().min(4) as i32)
+        self.share * 8f64.powi(self.loops.len().min(4) as i32)
     }
 
     fn is_global(&self) -> bool {
@@ -328,30 +276,10 @@ fn rounded(share: f64) -> f64 {
     (share * 1000.0).round() / 1000.0 + 0.0
 }
 
-/// Loops, widths and classes of a text like `nvdisasm`'s.
-pub fn test_of_a_text() -> Result<(), String> {
-    let text = "\t.section\t.text.other,\"ax\"\n        /*0000*/  EXIT ;\n\
-        \t.section\t.text.k,\"ax\"\nk:\n.text.k:\n        /*0000*/                   LDC R1, c[0x0][0x28] ;\n\
-        .L_x_2:\n        /*0010*/              @!P1 LDG.E.128 R4, desc[UR6][R6.64] ;\n\
-        .L_x_3:\n        /*0020*/                   HMMA.16816.F32 R4, R8, R9, R4 ;\n\
-        /*0030*/               @P0 BRA `(.L_x_3) ;\n        /*0040*/                   STG.E.U16 desc[UR6][R6.64], R0 ;\n\
-        /*0050*/               @P1 BRA `(.L_x_2) ;\n        /*0060*/                   EXIT ;\n\
-        .L_x_5:\n        /*0070*/                   BRA `(.L_x_5);\n        /*0080*/                   NOP;\n";
-    let got: Vec<(String, usize)> =
-        instructions(text, "k").into_iter().map(|i| (i.name, i.loops.len())).collect();
-    let wanted = [
-        ("LDC", 0),
-        ("LDG.E.128", 1),
-        ("HMMA.16816.F32", 2),
-        ("BRA", 2),
-        ("STG.E.U16", 1),
-        ("BRA", 1),
-        ("EXIT", 0),
-        ("BRA", 0),
-    ];
-    if got != wanted.map(|(name, loops)| (name.to_string(), loops)) {
-        return Err(format!("got {got:?}"));
-    }
+/// Widths, classes and the share of the peak of a text like `nvdisasm`'s.
+pub fn test_of_a_mix() -> Result<(), String> {
+    let text = "\t.section\t.text.k,\"ax\"\n        /*0000*/   LDG.E.128 R4, desc[UR6][R6.64] ;\n\
+        /*0010*/   HMMA.16816.F32 R4, R8, R9, R4 ;\n        /*0020*/   STG.E.U16 desc[UR6][R6.64], R0 ;\n        /*0030*/   EXIT ;\n";
     let found = mix(&CHIPS[1], text, "k", 64);
     let share = found.peak.ok_or("no peak")?;
     let fine = found.wide_share == 0.5 && found.classes["HMMA"] == 1 && share == ("tensor", 0.62);

@@ -94,9 +94,11 @@ fn multiply_by_warpgroups(op: &'static str, products: Products<'_>, [left, right
     let Products { count, size: [m, n, k], a, b, c: (c, c_start, c_strides), accumulate, bias, .. } =
         products;
     let gpu = c.device().gpu()?;
-    // Wide tiles read less, where there are enough to keep the device busy. The bits are the same.
+    // A processor makes one tile at a time. Two narrow ones take a tenth longer than a wide one, by their instructions
+    // (tests/sass/kernels.jsonl). The bits are the same.
     let tiles = |columns: usize| m.div_ceil(128) * n.div_ceil(columns);
-    let wide = tiles(256) * count >= gpu.processors() as usize;
+    let rounds = |columns: usize| (tiles(columns) * count).div_ceil(gpu.processors() as usize);
+    let wide = 20 * rounds(256) <= 11 * rounds(128);
     let (columns, stages): (usize, usize) = if wide { (256, 4) } else { (128, 6) };
     let bytes = (stages * ((128 + columns) * 128 + 2 * size_of::<u64>())).next_multiple_of(1024);
     let flag = |on: bool| if on { "1" } else { "0" };

@@ -3,7 +3,7 @@
 //! The source is CUDA C++ with marks at the ends of lines. A line with `//- name` is left out in the variant `name`, one with
 //! `//+ name` is in that variant alone, and the report of a variant must name the lines with `//! name`. A mark may have several names.
 
-use phalanx_ptx::FaultKind;
+use phalanx_ptx::{FaultKind, Fill, Swizzle, TensorMap, TensorType};
 
 /// A kernel with its variants.
 pub struct Case {
@@ -13,6 +13,8 @@ pub struct Case {
     pub block: [u32; 3],
     pub cluster: u32,
     pub shared_bytes: u32,
+    /// What its last parameter describes, if it has one more.
+    pub map: Option<Map>,
     /// The words at `x`; their number is `n`.
     pub x: Vec<i32>,
     /// The words at `y`, and whether they are zeros at first or unwritten.
@@ -27,6 +29,43 @@ pub struct Case {
     /// What the kernel as it stands must not lose.
     pub within: Vec<Cost>,
     pub variants: Vec<(&'static str, Must)>,
+}
+
+/// A tensor map over the words at `x` or `y`, which lie together. Sides are innermost first.
+#[derive(Clone, Copy)]
+pub struct Map {
+    pub of: Of,
+    pub kind: TensorType,
+    pub sides: &'static [u64],
+    pub window: &'static [u32],
+    pub swizzle: Swizzle,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Of {
+    X,
+    Y,
+}
+
+impl Map {
+    /// The bytes of the map with the tensor at an address.
+    pub fn at(&self, address: u64) -> [u8; 128] {
+        let strides = self.sides.iter().scan(self.kind.bytes(), |bytes, side| {
+            *bytes *= side;
+            Some(*bytes)
+        });
+        let map = TensorMap {
+            kind: self.kind,
+            address,
+            sides: self.sides.to_vec(),
+            strides: strides.take(self.sides.len() - 1).collect(),
+            window: self.window.to_vec(),
+            steps: vec![1; self.sides.len()],
+            swizzle: self.swizzle,
+            fill: Fill::Zero,
+        };
+        map.encode().unwrap_or_else(|e| panic!("{e}"))
+    }
 }
 
 /// What a kernel can lose.
@@ -74,6 +113,7 @@ impl Case {
             block: [block, 1, 1],
             cluster: 1,
             shared_bytes: 0,
+            map: None,
             x: numbers(256),
             y: 256,
             zeros: false,
@@ -97,6 +137,12 @@ impl Case {
 
     pub fn shared(mut self, bytes: u32) -> Case {
         self.shared_bytes = bytes;
+        self
+    }
+
+    /// Its last parameter is a tensor map.
+    pub fn map(mut self, map: Map) -> Case {
+        self.map = Some(map);
         self
     }
 
@@ -203,10 +249,8 @@ impl Case {
     /// The text of a variant, with the lines of the source.
     pub fn text(&self, variant: &str) -> String {
         let kernel = self.kernel(variant);
-        let (plain, named) = (
-            format!(" {}(int *x, int *y, int n) {{", self.name),
-            format!(" {kernel}(int *x, int *y, int n) {{"),
-        );
+        let (plain, named) =
+            (format!(" {}(int *x, int *y, int n", self.name), format!(" {kernel}(int *x, int *y, int n"));
         let mut text = format!("namespace at_{kernel} {{\n#line 1 \"{}.cu\"\n", self.name);
         for line in self.source.lines() {
             let (code, marks) = marks(line);

@@ -1,4 +1,4 @@
-//! Some 400 small kernels, right and wrong, with what the emulator must say of each, in the styles of published benchmarks of races and
+//! Some 460 small kernels, right and wrong, with what the emulator must say of each, in the styles of published benchmarks of races and
 //! wrong accesses on GPUs.
 //!
 //! ```text
@@ -25,19 +25,20 @@ mod grid;
 mod lanes;
 mod orders;
 mod patterns;
+mod tiles;
 mod unwritten;
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use case::{Case, Cost, Must};
+use case::{Case, Cost, Must, Of};
 use phalanx_ptx::{Checks, Counters, Fault, Launch, Loaded, Memory, Module, Schedule, launch};
 
 /// A topic's name and its kernels.
 type Topic = (&'static str, fn() -> Vec<Case>);
 
 /// The topics: each is compiled as one program.
-const TOPICS: [Topic; 9] = [
+const TOPICS: [Topic; 10] = [
     ("lanes", lanes::cases),
     ("barriers", barriers::cases),
     ("grid", grid::cases),
@@ -45,12 +46,13 @@ const TOPICS: [Topic; 9] = [
     ("bounds", bounds::cases),
     ("unwritten", unwritten::cases),
     ("asynchronous", asynchronous::cases),
+    ("tiles", tiles::cases),
     ("patterns", patterns::cases),
     ("gates", gates::cases),
 ];
 
 /// Fewer kernels than these would mean that some are not looked at.
-const FEWEST: usize = 400;
+const FEWEST: usize = 460;
 
 /// The orders under which each kernel runs.
 fn orders() -> impl Iterator<Item = Schedule> {
@@ -227,7 +229,11 @@ fn launched(
         memory.fill(y, &[0], 4 * case.y as u64)?;
     }
     let n = (case.x.len() as u32).to_le_bytes();
-    let parameters = [&x.to_le_bytes()[..], &y.to_le_bytes(), &n].concat();
+    let mut parameters = [&x.to_le_bytes()[..], &y.to_le_bytes(), &n].concat();
+    if let Some(map) = &case.map {
+        parameters.resize(64, 0);
+        parameters.extend(map.at(if map.of == Of::X { x } else { y }));
+    }
     let (grid, block, shared_bytes) = (case.grid, case.block, case.shared_bytes);
     let shape = Launch { grid, block, shared_bytes, cluster: [case.cluster, 1, 1] };
     let used = memory.used();

@@ -158,7 +158,7 @@ impl Machine<'_> {
         }
         let id = if bulk.barrier { Some(self.mbarrier(warp, site, false, barrier)?) } else { None };
         let first = self.locate(warp, site, "bulk write", (bulk.to, to), (size, 16))?;
-        for (range, id) in self.destinations(warp, site, bulk, first, id) {
+        for (range, id) in self.destinations(warp, site, bulk, first, id)? {
             self.arrives(warp, site, bulk, range, (data.clone(), written.clone()), id)?;
         }
         Ok(())
@@ -188,27 +188,31 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// Where a copy goes: to the same place in every block that a multicast names.
+    /// Where a copy goes: to the same place in every block that a multicast names, under the barrier that each of them has initialised.
     fn destinations(
-        &self,
+        &mut self,
         warp: &Warp,
         site: Site,
         bulk: Bulk,
         first: ByteRange,
         id: Option<MbarrierId>,
-    ) -> Vec<(ByteRange, Option<MbarrierId>)> {
+    ) -> Outcome<Vec<(ByteRange, Option<MbarrierId>)>> {
         if !bulk.multicast {
-            return vec![(first, id)];
+            return Ok(vec![(first, id)]);
         }
-        let mask = warp.get(self.program.lists[bulk.list as usize + bulk.rank as usize])[site.lane];
+        let mask = warp.get(self.program.lists[bulk.list as usize + bulk.rank as usize])[site.lane] & 0xffff;
         let size = self.cluster_size();
-        let blocks =
-            (0..size).filter(|rank| mask >> rank & 1 == 1).map(|rank| warp.block / size * size + rank);
-        let each = |block| {
-            let range = ByteRange { region: Region::Shared { block }, ..first };
-            (range, id.map(|id| self.in_block(id, block)))
+        if mask == 0 || mask >> size != 0 {
+            let message = format!("a multicast to the blocks {mask:#b} of a cluster of {size}");
+            return self.fault(FaultKind::InvalidOperand, warp, site.i, site.lane, message);
+        }
+        let named = (0..size).filter(|rank| mask >> rank & 1 == 1);
+        let each = |rank| {
+            let block = warp.block / size * size + rank;
+            let id = id.map(|id| self.initialised(warp, site, MbarrierId { block, ..id })).transpose()?;
+            Ok((ByteRange { region: Region::Shared { block }, ..first }, id))
         };
-        blocks.map(each).collect()
+        named.map(each).collect()
     }
 
     /// Bytes come to a range: at once, by a reduction, or with the end of a phase.
@@ -273,7 +277,7 @@ impl Machine<'_> {
         if bulk.to == Space::Shared {
             let id = self.mbarrier(warp, site, false, barrier)?;
             let (data, written) = self.gather(warp, site, &map, &pieces, first.offset)?;
-            for (range, id) in self.destinations(warp, site, bulk, first, Some(id)) {
+            for (range, id) in self.destinations(warp, site, bulk, first, Some(id))? {
                 self.arrives(warp, site, bulk, range, (data.clone(), written.clone()), id)?;
             }
             return Ok(());

@@ -271,8 +271,8 @@ impl Mbarrier {
 /// Which barrier: the block and the offset in its shared memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MbarrierId {
-    block: usize,
-    offset: u64,
+    pub(super) block: usize,
+    pub(super) offset: u64,
 }
 
 impl Machine<'_> {
@@ -382,7 +382,7 @@ impl Machine<'_> {
         Ok(())
     }
 
-    /// The barrier at an address. That it was initialised before is checked like any other read.
+    /// The barrier at an address.
     pub(crate) fn mbarrier(
         &mut self,
         warp: &Warp,
@@ -391,6 +391,11 @@ impl Machine<'_> {
         address: u64,
     ) -> Outcome<MbarrierId> {
         let id = self.mbarrier_place(warp, site, generic, address)?;
+        self.initialised(warp, site, id)
+    }
+
+    /// A barrier that a thread uses. That it was initialised before is checked like any other read.
+    pub(crate) fn initialised(&mut self, warp: &Warp, site: Site, id: MbarrierId) -> Outcome<MbarrierId> {
         if !self.blocks[id.block].mbarriers.contains_key(&id.offset) {
             let message = format!("no barrier was initialised at offset {} of shared memory", id.offset);
             return self.fault(FaultKind::Uninitialised, warp, site.i, site.lane, message);
@@ -399,11 +404,6 @@ impl Machine<'_> {
             ByteRange { region: Region::Shared { block: id.block }, offset: id.offset as usize, bytes: 8 };
         self.touch(warp, site, range, false, STRONG)?;
         Ok(id)
-    }
-
-    /// The same barrier in another block of the cluster.
-    pub(crate) fn in_block(&self, id: MbarrierId, block: usize) -> MbarrierId {
-        MbarrierId { block, ..id }
     }
 
     fn mbarrier_flag(&self, id: MbarrierId) -> u64 {
