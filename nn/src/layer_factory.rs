@@ -12,7 +12,7 @@ use phalanx_autograd::{CrossEntropy, Gelu, Reduction, Var};
 use phalanx_tensor::{Context, Device, Dims, Tensor, Window};
 
 use crate::modules::{Embedding, EmbeddingConfig, Linear, LinearConfig, RmsNormConfig};
-use crate::{Error, Init, Module, Parameter, Parameters, Result, Scope, parameters};
+use crate::{Error, Init, Module, Parameter, Result, Scope, parameters};
 
 /// Gives the name in a model's files of what has this name in the model.
 pub type FileNames = Arc<dyn Fn(&str) -> String + Send + Sync>;
@@ -268,32 +268,41 @@ pub trait ExpertExchange: Send + Sync {
     fn exchange(&self, x: &Var, sent: &[usize], wanted: &[usize]) -> Result<Var>;
 }
 
-/// The end of a language model.
-pub trait Head: Parameters + Send + Sync {
-    /// Scores of the vocabulary: `[.., width]` to `[.., vocabulary]`.
+/// The end of a language model: the linear map to scores of the vocabulary, of which a rank may have a part, and what follows.
+pub trait Head: LinearMap + Send + Sync {
+    /// This rank's scores, `[.., width]` to `[.., its part of the vocabulary]`, with a bias of [`LayerFactory::head_bias`] if there is one.
+    ///
+    /// # Errors
+    /// If the inputs do not fit.
+    fn scores(&self, x: &Var, bias: Option<&Parameter>) -> Result<Var>;
+
+    /// All ranks' scores, `[.., vocabulary]`, of this rank's.
     ///
     /// # Errors
     /// If the input does not fit.
-    fn logits(&self, x: &Var) -> Result<Var>;
+    fn gathered(&self, scores: Var) -> Result<Var>;
 
-    /// The cross entropies of `targets` (i64, -100 is ignored), added and multiplied by `scale`; in f32 for bf16
-    /// and f16. At most `logits_max` logits are held at a time; see [`Var::linear_cross_entropy`].
+    /// The cross entropies of `targets` (i64, -100 is ignored), of this rank's scores, added and multiplied by `scale`; in f32 for bf16
+    /// and f16.
+    ///
+    /// # Errors
+    /// If the inputs do not fit.
+    fn loss_of(&self, scores: &Var, targets: &Var, scale: f64) -> Result<Var>;
+
+    /// Both in one: the loss of what goes into the head. At most `logits_max` logits are held at a time; see
+    /// [`Var::linear_cross_entropy`].
     ///
     /// # Errors
     /// If the inputs do not fit.
     fn loss(&self, x: &Var, targets: &Var, scale: f64, logits_max: usize) -> Result<Var>;
 
-    /// [`Head::logits`] with a bias of [`LayerFactory::head_bias`].
+    /// Scores of the whole vocabulary, with a bias of [`LayerFactory::head_bias`] if there is one.
     ///
     /// # Errors
     /// If the inputs do not fit.
-    fn biased_logits(&self, x: &Var, bias: &Parameter) -> Result<Var>;
-
-    /// [`Head::loss`] with a bias of [`LayerFactory::head_bias`]. All logits are held at a time.
-    ///
-    /// # Errors
-    /// If the inputs do not fit.
-    fn biased_loss(&self, x: &Var, bias: &Parameter, targets: &Var, scale: f64) -> Result<Var>;
+    fn logits(&self, x: &Var, bias: Option<&Parameter>) -> Result<Var> {
+        self.gathered(self.scores(x, bias)?)
+    }
 }
 
 /// Makes layers for one device, which shard nothing.
@@ -386,27 +395,44 @@ pub struct LinearHead {
 
 parameters!(LinearHead { weight });
 
+impl Module for LinearHead {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        self.scores(x, None)
+    }
+}
+
+impl LinearMap for LinearHead {
+    fn weight(&self) -> &Parameter {
+        &self.weight
+    }
+
+    fn bias(&self) -> Option<&Parameter> {
+        None
+    }
+}
+
 impl Head for LinearHead {
-    fn logits(&self, x: &Var) -> Result<Var> {
-        Ok(x.linear(&self.weight.var(), None)?)
+    fn scores(&self, x: &Var, bias: Option<&Parameter>) -> Result<Var> {
+        Ok(x.linear(&self.weight.var(), bias.map(Parameter::var).as_ref())?)
+    }
+
+    fn gathered(&self, scores: Var) -> Result<Var> {
+        Ok(scores)
+    }
+
+    fn loss_of(&self, scores: &Var, targets: &Var, scale: f64) -> Result<Var> {
+        Ok(scores.flatten(0, -2)?.cross_entropy(&targets.flatten(0, -1)?, &summed(scale))?)
     }
 
     fn loss(&self, x: &Var, targets: &Var, scale: f64, logits_max: usize) -> Result<Var> {
-        let reduction = Reduction::Sum;
-        let config = CrossEntropy { reduction, scale, wide: true, ..CrossEntropy::default() };
         let (x, targets) = (x.flatten(0, -2)?, targets.flatten(0, -1)?);
-        Ok(x.linear_cross_entropy(&self.weight.var(), &targets, &config, logits_max)?)
+        Ok(x.linear_cross_entropy(&self.weight.var(), &targets, &summed(scale), logits_max)?)
     }
+}
 
-    fn biased_logits(&self, x: &Var, bias: &Parameter) -> Result<Var> {
-        Ok(x.linear(&self.weight.var(), Some(&bias.var()))?)
-    }
-
-    fn biased_loss(&self, x: &Var, bias: &Parameter, targets: &Var, scale: f64) -> Result<Var> {
-        let config = CrossEntropy { reduction: Reduction::Sum, scale, wide: true, ..CrossEntropy::default() };
-        let logits = self.biased_logits(x, bias)?.flatten(0, -2)?;
-        Ok(logits.cross_entropy(&targets.flatten(0, -1)?, &config)?)
-    }
+/// Cross entropies that are added and multiplied by `scale`.
+fn summed(scale: f64) -> CrossEntropy {
+    CrossEntropy { reduction: Reduction::Sum, scale, wide: true, ..CrossEntropy::default() }
 }
 
 /// The window in the global batch of a random draw over activations of `shape`, whose first dimension is the batch. `cut` has further

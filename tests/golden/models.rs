@@ -166,11 +166,11 @@ impl Models {
         let grads = [file_tensors(grads, config).map_err(|e| text(&e))?, joined].concat();
         check_gradients(&io, self.device, &grads, |name| {
             let plain = name.replace(".modules_to_save.default.", ".").replace(".default.weight", ".weight");
-            let plain = plain.replace("_vector.weight", "_vector");
+            let plain = plain.replace("_vector.weight", "_vector").replace(".base_layer.", ".");
             let plain = plain.strip_prefix("base_model.model.").unwrap_or(name);
             // Mixtral's gate and GPT-NeoX's head have other names in files than in a model.
             let file = plain.replace(".mlp.gate.", ".block_sparse_moe.gate.");
-            let file = if plain == "lm_head.weight" { "embed_out.weight".into() } else { file };
+            let file = file.replace("lm_head.", "embed_out.");
             vec![name.to_string(), file, plain.to_string()]
         })?;
         if case.least_gap_of_greedy > GAP_MIN {
@@ -317,7 +317,10 @@ fn same_tensors(before: &Stored, after: &Stored) -> Result<(), String> {
     let is_mask = |name: &str| MASKS.iter().any(|mask| name.ends_with(mask));
     let table = before.get("model.embed_tokens.weight");
     let is_tied = |name: &str| name == "lm_head.weight" && before.get(name) == table;
-    let kept = |name: &&String| after.contains_key(*name) || !is_mask(name) && !is_tied(name);
+    // Beside an adapter of the head PEFT writes the head, too.
+    let is_base = |name: &str| name.ends_with(".lm_head.base_layer.weight");
+    let is_left_out = |name: &str| is_mask(name) || is_tied(name) || is_base(name);
+    let kept = |name: &&String| after.contains_key(*name) || !is_left_out(name);
     let wanted: Vec<&String> = before.keys().filter(kept).collect();
     let got: Vec<&String> = after.keys().collect();
     if got != wanted {

@@ -117,12 +117,13 @@ mod tests {
 
     type Function = fn(&Var) -> Result<Var>;
 
-    const FUNCTIONS: [(&str, Function); 9] = [
+    const FUNCTIONS: [(&str, Function); 10] = [
         ("gelu", |x| x.gelu(Gelu::Exact)),
         ("gelu by tanh", |x| x.gelu(Gelu::Tanh)),
         ("silu", Var::silu),
         ("layer_norm", |x| x.layer_norm(&[64], None, None, 1e-5)),
         ("rms_norm", |x| x.rms_norm(&[64], None, 1e-5)),
+        ("silu_mul", |x| x.silu_mul(&x.mul_scalar(0.5)?)),
         ("silu, gated", |x| x.silu()?.mul(&x.mul_scalar(0.5)?)),
         ("a product of two", |x| x.gelu(Gelu::Tanh)?.mul(&x.silu()?)),
         ("add_layer_norm", |x| Ok(x.add_layer_norm(x, &[64], None, None, 1e-5)?.1)),

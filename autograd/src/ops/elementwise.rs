@@ -267,6 +267,16 @@ mod tests {
     }
 
     #[test]
+    fn gated_products_have_derivatives() {
+        for n in [1, 7, 33, 129] {
+            check_twice(&[&[n], &[n]], |v| v[0].silu_mul(&v[1]));
+        }
+        check_twice(&[&[3, 1], &[4]], |v| v[0].silu_mul(&v[1]));
+        check_twice(&[&[3, 4], &[4, 3]], |v| v[0].transpose(0, 1)?.silu_mul(&v[1]));
+        check_twice(&[&[0], &[0]], |v| v[0].silu_mul(&v[1]));
+    }
+
+    #[test]
     fn fused_and_composed_derivatives_agree_at_kinks_and_in_tails() {
         let kinked: [Function; 10] = [
             Var::abs,

@@ -3,12 +3,15 @@
 //! Each has two derivatives: one by a kernel in one pass, and one of differentiable operations for second derivatives. Both
 //! are made of the input or of the output, whichever is saved.
 
+use std::sync::Arc;
+
 use phalanx_kernels::{self as kernels, Gelu};
 use phalanx_tensor::{Result as TensorResult, Scalar, Tensor};
 
 use super::elementwise::{Elementwise, ElementwiseNode, elementwise, elementwise_made};
 use crate::{
-    Backward, Cx, Grads, Result, SaveContext, SavedVariable, Var, begins, grads1, is_recording, record,
+    Backward, Cx, Grads, Rematerialized, Result, SaveContext, SavedVariable, Var, begins, grads1, grads2,
+    is_recording, record,
 };
 
 macro_rules! functions {
@@ -304,6 +307,54 @@ impl Elementwise for Silu {
         let s = x.sigmoid()?;
         let slope = s.rsub_scalar(1.0)?.mul(x)?.add_scalar(1.0)?.mul(&s)?;
         dy.mul(&slope)
+    }
+}
+
+/// `z = silu(x) y`, elementwise and broadcast.
+///
+/// Derivatives: `dx = dz y s (1 + x (1 - s))` with `s = sigmoid(x)`, `dy = dz silu(x)`. Saves `x` and `y`, of which operations that would save
+/// `z` compute it again ([`Rematerialized`](crate::Rematerialized)).
+impl Var {
+    /// [`Var::silu`] of this, times another: the inner features of a gated perceptron, in one pass. In bf16 and f16 it is rounded once, where
+    /// the two operations round twice. Source: Shazeer: GLU variants improve transformer (2020), SwiGLU.
+    ///
+    /// # Errors
+    /// If the shapes do not broadcast, dtypes or devices differ, or the dtype is no floating-point one.
+    pub fn silu_mul(&self, other: &Var) -> Result<Var> {
+        begins();
+        let z = kernels::silu_mul(self.tensor(), other.tensor())?;
+        record("silu_mul", &[self, other], z, |s: &SaveContext<'_>| {
+            let rematerialized = s.rematerialized(0, [0, 1], |x| kernels::silu_mul(&x[0], &x[1]));
+            Ok(SiluMul { saved: [s.input(0)?, s.input(1)?], rematerialized })
+        })
+    }
+}
+
+struct SiluMul {
+    saved: [SavedVariable; 2],
+    rematerialized: Option<Arc<Rematerialized>>,
+}
+
+impl Backward for SiluMul {
+    const REMATERIALIZES: bool = true;
+
+    fn backward(&self, cx: &Cx<'_>) -> Result<Grads> {
+        let (x, y, dz) = (cx.get(&self.saved[0])?, cx.get(&self.saved[1])?, cx.dy());
+        let by_kernel = |dx: TensorResult<Tensor>| Ok(Var::new(dx?));
+        let dx = || match cx.create_graph() {
+            true => Silu.composed(&x, &dz.mul(&y)?),
+            false => by_kernel(kernels::silu_mul_backward(x.tensor(), y.tensor(), dz.tensor())),
+        };
+        let dy = || match cx.create_graph() {
+            true => x.silu_mul(dz),
+            false => by_kernel(kernels::silu_mul(x.tensor(), dz.tensor())),
+        };
+        let dx = cx.needs(0).then(|| cx.sum_to_input(0, dx()?)).transpose()?;
+        grads2(dx, cx.needs(1).then(|| cx.sum_to_input(1, dy()?)).transpose()?)
+    }
+
+    fn rematerialized(&self, _: usize) -> Option<&Arc<Rematerialized>> {
+        self.rematerialized.as_ref()
     }
 }
 

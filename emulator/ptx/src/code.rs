@@ -335,6 +335,8 @@ pub(crate) struct Arrival {
     pub(crate) generic: bool,
     pub(crate) expect: bool,
     pub(crate) drop: bool,
+    /// It passes on only what is fenced.
+    pub(crate) relaxed: bool,
 }
 
 /// A bulk copy: destination in `a`, source in `b`, bytes in `c`, barrier in `e`. Of a tensor: shared memory in `a`,
@@ -389,12 +391,15 @@ pub(crate) enum Asynchronous {
     MbarrierTest {
         generic: bool,
         parity: bool,
+        relaxed: bool,
     },
     /// How many arrivals were missing before the one that gave the state in `a`.
     MbarrierPending,
     Bulk(Bulk),
     BulkCommit,
-    /// Until no more than `a` groups of bulk copies are under way.
-    BulkWait,
+    /// Until no more than `a` groups of bulk copies are under way, or have not `read` yet.
+    BulkWait {
+        read: bool,
+    },
     Send(Send),
 }

@@ -196,7 +196,7 @@ fn a_box_is_stored_and_added_where_it_is_inside() {
     let out = bytes(&memory, &[0; 16 * 24 * 2]);
     let map = bytes(&memory, &tensor(out, &[16, 24], &[16, 32], Swizzle::None).encode().unwrap());
     let body = ".shared .align 128 .b8 s[1024]; mul.lo.u32 %r1, %t, 16; mov.u32 %r2, s; add.u32 %r2, %r2, %r1; st.shared.v4.u32 [%r2], {0x3f803f80, 0x40003f80, 0x3f803f80, 0x3f803f80}; fence.proxy.async.shared::cta; bar.sync 0; setp.ne.u32 %q0, %t, 0; @%q0 ret;
-        cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%p0, {0, 4}], [s]; cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%p0, {0, 8}], [s]; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;";
+        cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [%p0, {0, 4}], [s]; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0; cp.reduce.async.bulk.tensor.2d.global.shared::cta.add.tile.bulk_group [%p0, {0, 8}], [s]; cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;";
     run(&kernel(1, body), &memory, shape(1, 64), &[map]).unwrap();
     let found = read_words(&memory, out, 16 * 24 / 2);
     for (i, pair) in found.iter().enumerate() {

@@ -58,8 +58,8 @@ mod where_;
 
 pub use activation::{
     Gelu, elu, elu_backward, gelu, gelu_backward, gelu_backward_over, leaky_relu, leaky_relu_backward, relu,
-    relu_backward, sigmoid, sigmoid_backward, silu, silu_backward, silu_backward_over, softplus,
-    softplus_backward, tanh, tanh_backward,
+    relu_backward, sigmoid, sigmoid_backward, silu, silu_backward, silu_backward_over, silu_mul,
+    silu_mul_backward, softplus, softplus_backward, tanh, tanh_backward,
 };
 pub use arithmetic::{
     add, add_scalar, div, div_backward_divisor, div_scalar, maximum, maximum_backward, minimum, mul,

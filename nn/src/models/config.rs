@@ -7,7 +7,7 @@ use phalanx_tensor::DType;
 use serde_json::{Value, json};
 
 use super::fields::{Fields, Parsed, activation_name, dtype_name, parse_fields};
-use super::stored::{Layout, Stored};
+use super::stored::{Layout, Rows, Stored};
 use super::{Decoder, DecoderStage, Experts, Family, GptConfig, LlamaConfig, TransformerConfig};
 use crate::{Error, LayerFactory, Result, Rotary, Scope};
 
@@ -201,7 +201,7 @@ impl ModelConfig {
 
 impl Layout for ModelConfig {
     fn stored(&self, name: &str) -> Stored {
-        match self {
+        let stored = match self {
             ModelConfig::Llama(c) => c.transformer().stored(name),
             ModelConfig::Transformer(c) => c.stored(name),
             ModelConfig::Gpt(_) if name.starts_with("lm_head.") => Stored::whole(name),
@@ -210,7 +210,10 @@ impl Layout for ModelConfig {
                 let transposed = maps.iter().any(|map| name.ends_with(map));
                 Stored { transposed, ..Stored::whole(format!("transformer.{name}")) }
             }
-        }
+        };
+        // Layers whose weights files join share the A of their adapter.
+        let rows = if name.contains(".lora_A.") { Rows::All } else { stored.rows };
+        Stored { rows, ..stored }
     }
 
     /// Old files have masks and frequencies, and a tied head's table twice.

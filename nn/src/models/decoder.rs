@@ -421,7 +421,7 @@ impl<L: LayerFactory> NormAndHead<L> {
     }
 
     fn logits(&self, x: &Var) -> Result<Var> {
-        let logits = self.head.logits(&self.normed(x)?)?;
+        let logits = self.head.logits(&self.normed(x)?, None)?;
         let Some(cap) = self.logit_cap else { return Ok(logits) };
         Ok(logits.mul_scalar(cap.recip())?.tanh()?.mul_scalar(cap)?)
     }

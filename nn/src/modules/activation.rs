@@ -204,4 +204,12 @@ impl Activation {
             Activation::Tanh => x.tanh(),
         }?)
     }
+
+    /// Of one value, times another: the inner features of a gated perceptron.
+    pub(crate) fn gated(self, gate: &Var, x: &Var) -> Result<Var> {
+        match self {
+            Activation::Silu => Ok(gate.silu_mul(x)?),
+            _ => Ok(self.apply(gate)?.mul(x)?),
+        }
+    }
 }

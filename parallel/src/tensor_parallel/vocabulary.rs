@@ -4,7 +4,7 @@
 use phalanx_kernels::split_indices;
 use phalanx_nn::autograd::{CrossEntropy, Reduction, Var};
 use phalanx_nn::tensor::{Dims, Window};
-use phalanx_nn::{EmbeddingSpec, Head, Init, Module, Parameter, Result, Scope, Shard, parameters};
+use phalanx_nn::{EmbeddingSpec, Head, Init, LinearMap, Module, Parameter, Result, Scope, Shard, parameters};
 
 use super::linear::columns;
 use super::mappings::{Exchange, Split, exchanged};
@@ -131,23 +131,6 @@ impl VocabParallelHead {
         };
         Ok(VocabParallelHead { weight, group: group.clone(), split })
     }
-
-    /// This rank's logits of all positions.
-    fn own(&self, x: &Var, bias: Option<&Parameter>) -> Result<Var> {
-        Ok(columns(&self.group, x, &[(self.weight.var(), bias.map(Parameter::var))])?.swap_remove(0))
-    }
-
-    /// All ranks' logits side by side.
-    fn gathered(&self, own: Var) -> Result<Var> {
-        let split = Split { dim: own.rank() - 1, ..self.split.clone() };
-        let exchanges = [Exchange::Gather(split.clone()), Exchange::Part(split)];
-        Ok(exchanged("logits", own, self.group.comm(), exchanges)?)
-    }
-
-    fn loss_of(&self, own: &Var, targets: &Var, scale: f64) -> Result<Var> {
-        let (classes, comm) = (self.split.total(), self.group.comm());
-        Ok(vocab_parallel_cross_entropy(&own.flatten(0, -2)?, targets, classes, comm, &summed(scale))?)
-    }
 }
 
 /// Cross entropies that are added and multiplied by `scale`.
@@ -155,29 +138,48 @@ fn summed(scale: f64) -> CrossEntropy {
     CrossEntropy { reduction: Reduction::Sum, scale, wide: true, ..CrossEntropy::default() }
 }
 
+impl Module for VocabParallelHead {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        self.scores(x, None)
+    }
+}
+
+impl LinearMap for VocabParallelHead {
+    fn weight(&self) -> &Parameter {
+        &self.weight
+    }
+
+    fn bias(&self) -> Option<&Parameter> {
+        None
+    }
+}
+
 impl Head for VocabParallelHead {
-    fn logits(&self, x: &Var) -> Result<Var> {
-        self.gathered(self.own(x, None)?)
+    fn scores(&self, x: &Var, bias: Option<&Parameter>) -> Result<Var> {
+        Ok(columns(&self.group, x, &[(self.weight.var(), bias.map(Parameter::var))])?.swap_remove(0))
+    }
+
+    fn gathered(&self, scores: Var) -> Result<Var> {
+        let split = Split { dim: scores.rank() - 1, ..self.split.clone() };
+        let exchanges = [Exchange::Gather(split.clone()), Exchange::Part(split)];
+        Ok(exchanged("logits", scores, self.group.comm(), exchanges)?)
+    }
+
+    fn loss_of(&self, scores: &Var, targets: &Var, scale: f64) -> Result<Var> {
+        let (classes, comm) = (self.split.total(), self.group.comm());
+        let (scores, targets) = (scores.flatten(0, -2)?, targets.flatten(0, -1)?);
+        Ok(vocab_parallel_cross_entropy(&scores, &targets, classes, comm, &summed(scale))?)
     }
 
     fn loss(&self, x: &Var, targets: &Var, scale: f64, logits_max: usize) -> Result<Var> {
-        let targets = targets.flatten(0, -1)?;
         let (classes, comm) = (self.split.total(), self.group.comm());
         // All ranks take the same way, that of the rank with most classes.
         let most = self.split.lengths.iter().copied().max().unwrap_or(0);
         if targets.numel().saturating_mul(most) <= logits_max {
-            return self.loss_of(&self.own(x, None)?, &targets, scale);
+            return self.loss_of(&self.scores(x, None)?, targets, scale);
         }
         let (x, weight) = (self.group.enter(x)?.flatten(0, -2)?, self.weight.var());
-        let config = summed(scale);
+        let (targets, config) = (targets.flatten(0, -1)?, summed(scale));
         Ok(vocab_parallel_linear_cross_entropy(&x, &weight, &targets, classes, comm, &config, logits_max)?)
-    }
-
-    fn biased_logits(&self, x: &Var, bias: &Parameter) -> Result<Var> {
-        self.gathered(self.own(x, Some(bias))?)
-    }
-
-    fn biased_loss(&self, x: &Var, bias: &Parameter, targets: &Var, scale: f64) -> Result<Var> {
-        self.loss_of(&self.own(x, Some(bias))?, &targets.flatten(0, -1)?, scale)
     }
 }

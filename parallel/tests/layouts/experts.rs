@@ -9,7 +9,7 @@ use phalanx_parallel::mesh::Groups;
 use phalanx_parallel::sharded::Ownership;
 use phalanx_tensor::DType;
 
-use crate::case::{Case, ELSEWHERE, LENGTH, balanced, mixture};
+use crate::case::{Case, ELSEWHERE, LENGTH, balanced, mixture, sample};
 use crate::every::over_tcp;
 use crate::moves::moves;
 use crate::outcome::{STEPS, assert_near, assert_same, of_whole_layers, on_ranks, together, twin};
@@ -127,10 +127,10 @@ fn divided_experts_have_the_bits_of_whole_ones_with_sequence_parallelism() {
 }
 
 /// Adapters beside attention are every replica's; those beside experts are divided as the experts are. With adapters beside attention alone
-/// no rank trains an expert.
+/// no rank trains an expert. The head's is on the last stage.
 #[test]
 fn adapters_beside_divided_experts_have_the_bits_of_those_beside_whole_ones() {
-    let everywhere = LoraConfig::new(2, &["q_proj", "v_proj", "gate_proj", "down_proj"]);
+    let everywhere = LoraConfig::new(2, &["q_proj", "v_proj", "gate_proj", "down_proj", "lm_head"]);
     let attention = LoraConfig::new(2, &["q_proj", "o_proj"]);
     let [mixtral, qwen] = families();
     let case = |model: &ModelConfig, lora: &LoraConfig, zero, mesh| Case {
@@ -174,6 +174,25 @@ fn tied_tables_trained_beside_adapters_have_the_bits_of_one_device() {
     let lora = LoraConfig { trained: vec!["wte".into()], ..LoraConfig::new(2, &["c_attn"]) };
     for (zero, mesh) in [(0, [1, 1, 2, 1]), (3, [2, 1, 2, 1]), (1, [2, 2, 2, 1])] {
         check(&Case { lora: Some(lora.clone()), zero, ..case(model.clone(), mesh) });
+    }
+}
+
+/// Layers that a family's files join have one A, which is whole on every rank of a tensor-parallel group.
+#[test]
+fn joined_layers_with_one_a_have_the_bits_of_one_device() {
+    for (family, targets) in [
+        (Family::Phi3, &["qkv_proj", "gate_up_proj"][..]),
+        (Family::GptNeoX, &["query_key_value", "dense", "lm_head"][..]),
+    ] {
+        let (model, lora) = (ModelConfig::Transformer(sample(family)), LoraConfig::new(2, targets));
+        for (zero, mesh) in [(0, [2, 1, 1, 1]), (3, [2, 2, 1, 1]), (1, [2, 2, 2, 1])] {
+            let plain = Case { lora: Some(lora.clone()), zero, ..case(model.clone(), mesh) };
+            let sequence = Layout { sequence_parallel: true, ..plain.layout.clone() };
+            check(&plain);
+            if mesh[1] > 1 {
+                check(&Case { layout: sequence, ..plain });
+            }
+        }
     }
 }
 

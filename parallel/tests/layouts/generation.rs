@@ -225,7 +225,7 @@ fn every_family_that_trains_in_parts_is_continued_in_parts() {
 #[test]
 fn adapters_that_ranks_have_in_parts_take_part() {
     let (config, layout) = (llama(2, 6, 2), layout(2, 2));
-    let lora = LoraConfig::new(3, &["q_proj", "v_proj", "down_proj"]);
+    let lora = LoraConfig::new(3, &["q_proj", "v_proj", "down_proj", "lm_head"]);
     // Adapters begin with outputs of 0.
     fn set(parameters: &impl Parameters) -> Result<()> {
         for adapter in adapters(parameters).iter().filter(|p| p.name().contains("lora_B")) {

@@ -106,9 +106,9 @@ fn adapters_train_as_on_one_device() {
     let experts = mixture(Family::OlmoE);
     for (config, lora) in [
         (experts, targets(&["q_proj", "up_proj", "down_proj"])),
-        (llama(6, 2, 0.1), targets(&["q_proj", "v_proj", "down_proj"])),
+        (llama(6, 2, 0.1), targets(&["q_proj", "v_proj", "down_proj", "lm_head"])),
         (gpt(6, 0.2), targets(&["c_attn", "mlp.c_proj"])),
-        (llama(6, 2, 0.1), dora(&["q_proj", "v_proj", "down_proj"])),
+        (llama(6, 2, 0.1), dora(&["q_proj", "v_proj", "down_proj", "lm_head"])),
         (gpt(6, 0.2), dora(&["c_attn", "mlp.c_proj"])),
         (
             llama(6, 2, 0.1),
@@ -255,7 +255,8 @@ fn replicas_of_cut_models_have_one_devices_losses_and_norms_under_ddp_and_zero()
 
 #[test]
 fn replicas_with_adapters_have_one_devices_losses_and_norms_under_ddp_and_zero() {
-    let (config, plain) = (llama(4, 1, 0.1), LoraConfig::new(3, &["q_proj", "up_proj", "down_proj"]));
+    let (config, plain) =
+        (llama(4, 1, 0.1), LoraConfig::new(3, &["q_proj", "up_proj", "down_proj", "lm_head"]));
     for lora in [LoraConfig { dora: true, ..plain.clone() }, plain] {
         let layers = Lora::new(OneDevice, lora.clone()).unwrap();
         let wanted = steps_alone(&build(&config, layers, DType::F64, Device::CPU).unwrap());
@@ -272,7 +273,8 @@ fn replicas_with_adapters_have_one_devices_losses_and_norms_under_ddp_and_zero()
 fn adapters_beside_weights_in_int8_have_one_devices_losses_and_norms() {
     let llama = LlamaConfig { key_heads: 1, inner: 256, ..LlamaConfig::new(256, 12, 1, 4, 128) };
     let (config, base) = (ModelConfig::Llama(llama), BaseWeights::Int8);
-    let lora = LoraConfig { dora: true, base, ..LoraConfig::new(3, &["q_proj", "v_proj", "down_proj"]) };
+    let lora =
+        LoraConfig { dora: true, base, ..LoraConfig::new(3, &["q_proj", "v_proj", "down_proj", "lm_head"]) };
     let layers = Lora::new(OneDevice, lora.clone()).unwrap();
     let wanted = steps_alone(&build(&config, layers, DType::F64, Device::CPU).unwrap());
     for (sequence, zero) in [

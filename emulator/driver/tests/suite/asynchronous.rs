@@ -69,9 +69,13 @@ __global__ void copy_over_reads(int *x, int *y, int n) {
         .wrong("no_syncwarp", SharedRace, &[]),
         Case::new("phases", 1, 64, r#"
 __device__ void init(unsigned bar, int count) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" :: "r"(bar), "r"(count) : "memory"); }
-__device__ void arrive(unsigned bar) { asm volatile("{ .reg .b64 t; mbarrier.arrive.shared.b64 t, [%0]; }" :: "r"(bar) : "memory"); }
+__device__ void arrive(unsigned bar) {
+    asm volatile("{ .reg .b64 t; mbarrier.arrive.shared.b64 t, [%0]; }" :: "r"(bar) : "memory");      //- relaxed_arrival
+    asm volatile("{ .reg .b64 t; mbarrier.arrive.relaxed.cta.shared::cta.b64 t, [%0]; }" :: "r"(bar) : "memory");      //+ relaxed_arrival
+}
 __device__ void wait(unsigned bar, int parity) {
-    asm volatile("{ .reg .pred p; W: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra W; }" :: "r"(bar), "r"(parity) : "memory");   //! more less_arrives
+    asm volatile("{ .reg .pred p; W: mbarrier.try_wait.parity.shared.b64 p, [%0], %1; @!p bra W; }" :: "r"(bar), "r"(parity) : "memory");   //- relaxed_wait //! more less_arrives
+    asm volatile("{ .reg .pred p; W: mbarrier.try_wait.parity.relaxed.cta.shared::cta.b64 p, [%0], %1; @!p bra W; }" :: "r"(bar), "r"(parity) : "memory");   //+ relaxed_wait
 }
 __global__ void phases(int *x, int *y, int n) {
     __shared__ int s[64];
@@ -83,12 +87,12 @@ __global__ void phases(int *x, int *y, int n) {
     if (t == 0) init(bar, 32);                        //+ fewer
     __syncthreads();                                  //- no_barrier
     for (int i = 0; i < 4; i++) {
-        s[t] = x[64 * i + t];                         //! wrong_phase fewer no_end
+        s[t] = x[64 * i + t];                         //! wrong_phase fewer no_end relaxed_arrival relaxed_wait
         if (t != 5)                                   //+ less_arrives
         arrive(bar);
         wait(bar, i % 2);                             //- wrong_phase
         wait(bar, 1 - i % 2);                         //+ wrong_phase
-        sum += s[63 - t];                             //! wrong_phase fewer no_end
+        sum += s[63 - t];                             //! wrong_phase fewer no_end relaxed_arrival relaxed_wait
         __syncthreads();                              //- no_end
     }
     y[t] = sum;
@@ -101,6 +105,8 @@ __global__ void phases(int *x, int *y, int n) {
         .or(Deadlock)
         .wrong("wrong_phase", SharedRace, &[])
         .sometimes("no_end", SharedRace, &[])
+        .wrong("relaxed_arrival", SharedRace, &[])
+        .wrong("relaxed_wait", SharedRace, &[])
         .wrong("no_barrier", SharedRace, &[])
         .or(Uninitialised),
         Case::new("bulk_load", 1, 64, r#"
@@ -159,6 +165,44 @@ __global__ void bulk_store(int *x, int *y, int n) {
         .wrong("no_fence", MissingFence, &["reads 256 bytes"])
         .wrong("no_barrier", SharedRace, &[])
         .wrong("no_wait", SharedRace, &["which the bulk copy at", "may still read"]),
+        Case::new("bulk_store_read_back", 1, 64, r#"
+__global__ void bulk_store_read_back(int *x, int *y, int n) {
+    __shared__ __align__(16) int s[64];
+    int t = threadIdx.x;
+    s[t] = x[t];
+    asm volatile("fence.proxy.async;" ::: "memory");
+    __syncthreads();
+    if (t == 0) {
+        asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 256; cp.async.bulk.commit_group;" :: "l"(y + 64), "r"((unsigned)__cvta_generic_to_shared(s)) : "memory");
+        asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");          //- read_only no_wait
+        asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");     //+ read_only
+    }
+    __syncthreads();
+    y[t] = y[64 + 63 - t];                            //! read_only no_wait
+}"#)
+        .gives(|x| (0..64).map(|i| x[63 - i]).chain(x[..64].iter().copied()).collect())
+        .wrong("read_only", Pending, &["before the asynchronous copy was waited for"])
+        .wrong("no_wait", Pending, &[]),
+        Case::new("cluster_arrival", 2, 32, r#"
+__global__ void cluster_arrival(int *x, int *y, int n) {
+    __shared__ unsigned long long bar;
+    unsigned rank, there, own = (unsigned)__cvta_generic_to_shared(&bar);
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    if (threadIdx.x == 0) asm volatile("mbarrier.init.shared.b64 [%0], 1; fence.mbarrier_init.release.cluster;" :: "r"(own) : "memory");
+    asm volatile("barrier.cluster.arrive; barrier.cluster.wait;" ::: "memory");
+    if (rank == 1 && threadIdx.x == 0) {
+        asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(there) : "r"(own));
+        asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" :: "r"(there) : "memory");     //! leaves
+    }
+    if (rank == 0) {                                  //- leaves
+        asm volatile("{ .reg .pred p; W: mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%0], 0; @!p bra W; }" :: "r"(own) : "memory");   //- leaves
+    }                                                 //- leaves
+    y[32 * blockIdx.x + threadIdx.x] = x[threadIdx.x];
+}"#)
+        .cluster(2)
+        .patient()
+        .gives(|x| [&x[..32], &x[..32]].concat())
+        .sometimes("leaves", OutOfBounds, &["of a block of the cluster that has ended"]),
         Case::new("cluster_exchange", 4, 32, r#"
 __global__ void cluster_exchange(int *x, int *y, int n) {
     __shared__ int s[32];
@@ -255,6 +299,8 @@ __global__ void warpgroup_product(int *x, int *y, int n) {
     asm volatile("{ .reg .pred p; setp.eq.u32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n8k16.f32.bf16.bf16 {%0, %1, %2, %3}, %4, %4, p, 1, 1, 0, 0; }"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "l"(of) : "memory");
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    __syncthreads();                                  //+ used_again
+    s[threadIdx.x] = 0;                               //+ used_again //! used_again
     asm volatile("wgmma.wait_group.sync.aligned 0;" : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) :: "memory");   //- no_wait
     for (int i = 0; i < 2; i++) y[2 * threadIdx.x + i] = (int)(d[i] + d[i + 2]);     //! no_wait
 }"#)
@@ -262,6 +308,7 @@ __global__ void warpgroup_product(int *x, int *y, int n) {
         .wrong("no_proxy_fence", MissingFence, &["with no fence.proxy.async between"])
         .wrong("no_fence", MissingFence, &["wgmma"])
         .wrong("no_wait", Pending, &["wgmma"])
+        .wrong("used_again", SharedRace, &["which a wgmma may still read", "wgmma.wait_group"])
         .wrong("no_barrier", SharedRace, &[])
         .or(Uninitialised),
         Case::new("barrier_for_copies", 1, 64, r#"

@@ -375,6 +375,65 @@ __global__ void too_many_blocks(int *x, int *y, int n) {
         .zeros()
         .gives(|_| vec![64])
         .wrong("waits", Deadlock, &["fit"]),
+        Case::new("barriers_while_waiting", 4, 64, r#"
+__global__ void barriers_while_waiting(int *x, int *y, int n) {
+    __shared__ int polls;
+    int *flag = y + 200;
+    if (blockIdx.x == 0) {
+        // Other blocks have to come, though this one never rests.
+        int seen = 0;
+        while (!__syncthreads_or(seen == 3)) {
+            if (threadIdx.x != 0) continue;
+            asm volatile("ld.acquire.gpu.b32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");       //- relaxed
+            asm volatile("ld.relaxed.gpu.b32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");       //+ relaxed
+            polls = seen;
+        }
+        y[threadIdx.x] = y[100 + threadIdx.x];        //! relaxed
+    } else {
+        if (threadIdx.x / 22 + 1 == blockIdx.x) y[100 + threadIdx.x] = x[threadIdx.x];     //! relaxed
+        __syncthreads();
+        __threadfence();
+        if (threadIdx.x == 0) atomicAdd(flag, 1);
+    }
+}"#)
+        .zeros()
+        .gives(|x| x[..64].to_vec())
+        .wrong("relaxed", GlobalRace, &["with no acquire or fence behind that read"]),
+        Case::new("flag_passed_on", 3, 1, r#"
+__global__ void flag_passed_on(int *x, int *y, int n) {
+    int *flag = y + 100, seen, old;
+    if (blockIdx.x == 0) {
+        y[10] = x[0];
+        asm volatile("st.release.gpu.b32 [%0], 1;" :: "l"(flag) : "memory");
+    } else if (blockIdx.x == 1) {
+        do asm volatile("ld.relaxed.gpu.b32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory"); while (seen != 1);
+        asm volatile("atom.relaxed.gpu.exch.b32 %0, [%1], 2;" : "=r"(old) : "l"(flag) : "memory");    //- store
+        asm volatile("st.relaxed.gpu.b32 [%0], 2;" :: "l"(flag) : "memory");                            //+ store
+    } else {
+        do asm volatile("ld.acquire.gpu.b32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory"); while (seen != 2);
+        y[0] = y[10];
+    }
+}"#)
+        .zeros()
+        .gives(|x| vec![x[0]])
+        .missed("store", "what was published at an address stays published when another thread stores there"),
+        Case::new("flag_of_two_widths", 2, 1, r#"
+__global__ void flag_of_two_widths(int *x, int *y, int n) {
+    int *flag = y + 100;
+    long long wide;
+    int narrow;
+    if (blockIdx.x == 0) {
+        y[10] = x[0];
+        asm volatile("st.release.gpu.b64 [%0], 1;" :: "l"(flag) : "memory");
+    } else {
+        do asm volatile("ld.acquire.gpu.b64 %0, [%1];" : "=l"(wide) : "l"(flag) : "memory"); while (wide != 1);       //- narrow
+        do asm volatile("ld.acquire.gpu.b32 %0, [%1];" : "=r"(narrow) : "l"(flag) : "memory"); while (narrow != 1);   //+ narrow
+        y[0] = y[10];
+    }
+}"#)
+        .zeros()
+        .gives(|x| vec![x[0]])
+        .missed("narrow", "a flag is an address, whatever the widths of the accesses"),
         Case::new("volatile_message", 2, 1, r"
 __global__ void volatile_message(int *x, int *y, int n) {
     volatile int *flag = y + 1, *data = y + 2;

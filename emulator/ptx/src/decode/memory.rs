@@ -364,13 +364,15 @@ impl Builder<'_> {
                     Some(number) => self.source(number, "u32")?,
                     None => self.constant(1),
                 };
-                let arrival = Arrival { generic, expect, drop: form.part(1) == "arrive_drop" };
+                let (drop, relaxed) = (form.part(1) == "arrive_drop", form.has("relaxed"));
+                let arrival = Arrival { generic, expect, drop, relaxed };
                 self.push_asynchronous(Asynchronous::MbarrierArrive(arrival), d, &[address, number]);
             }
             "test_wait" | "try_wait" => {
                 let (d, _) = self.destination(&ops[0])?;
                 let (address, state) = (self.moved(&ops[1])?, self.source(&ops[2], "u64")?);
-                let op = Asynchronous::MbarrierTest { generic, parity: form.has("parity") };
+                let (parity, relaxed) = (form.has("parity"), form.has("relaxed"));
+                let op = Asynchronous::MbarrierTest { generic, parity, relaxed };
                 self.push_asynchronous(op, d, &[address, state]);
             }
             "pending_count" => {
@@ -410,7 +412,8 @@ impl Builder<'_> {
             }
             () if form.has("wait_group") => {
                 let n = self.source(&ops[0], "u32")?;
-                self.push_asynchronous(Asynchronous::BulkWait, NOWHERE, &[n]);
+                let read = form.has("read");
+                self.push_asynchronous(Asynchronous::BulkWait { read }, NOWHERE, &[n]);
                 return Ok(());
             }
             () => {}

@@ -270,7 +270,7 @@ impl Machine<'_> {
     }
 
     /// Whether all threads of another block have exited.
-    fn has_ended(&self, block: usize) -> bool {
+    pub(super) fn has_ended(&self, block: usize) -> bool {
         self.blocks[block].warps.iter().all(|warp| warp.live == 0)
     }
 

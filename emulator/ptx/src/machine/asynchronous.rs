@@ -45,9 +45,10 @@ impl Machine<'_> {
                 })?;
             }
             Asynchronous::BulkCommit => lanes(mask).for_each(|l| warp.bulk_groups[l] += 1),
-            Asynchronous::BulkWait => {
-                let n = warp.get(i.a)[mask.trailing_zeros() as usize] as u32;
-                self.bulk_waited(warp, pc, i, mask, n)?;
+            Asynchronous::BulkWait { read } => {
+                let lane = mask.trailing_zeros() as usize;
+                let n = warp.get(i.a)[lane] as u32;
+                self.bulk_waited(warp, Site { pc, i, lane }, mask, (n, read))?;
             }
             Asynchronous::WaitAll => self.land(warp, pc, i, |copy| mask >> copy.lane & 1 == 1)?,
             _ => {
@@ -231,8 +232,14 @@ impl Machine<'_> {
         if bulk.to == Space::Global {
             self.report.global_bytes_written += range.bytes as u64;
         }
+        let end = range.offset + range.bytes;
+        if bulk.reduce.is_some()
+            && self.contents_of(range.region).is_some_and(|c| c.under_way(range.offset, end))
+        {
+            self.written(warp, site, range)?;
+        }
         if let (Some((update, kind, size)), Some(contents)) = (bulk.reduce, self.contents_of(range.region)) {
-            let old = &contents.data[range.offset..range.offset + range.bytes];
+            let old = &contents.data[range.offset..end];
             data = reduced((update, kind, size), old, &data);
         }
         let bytes = range.bytes as i64;
@@ -241,6 +248,9 @@ impl Machine<'_> {
                 self.mbarrier_add_landing(id, Landing { range, data, written });
                 self.mbarrier_publish(warp, id);
                 self.mbarrier_bytes(id, -bytes);
+            }
+            None if bulk.reduce.is_none() => {
+                self.stores_to(warp, site.lane, Landing { range, data, written })
             }
             None => {
                 if let Some(contents) = self.contents_of(range.region) {

@@ -309,16 +309,19 @@ impl Machine<'_> {
                     barrier.count -= 1;
                 }
                 let times = if arrival.expect { 1 } else { b as u32 as i64 };
+                let order = if arrival.relaxed { Order::Relaxed } else { Order::Release };
+                self.clocks.publish(warp.resident, self.mbarrier_flag(id), order, Scope::Device);
                 self.mbarrier_arrive(warp, site, id, times)?;
             }
-            Asynchronous::MbarrierTest { generic, parity } => {
+            Asynchronous::MbarrierTest { generic, parity, relaxed } => {
                 let id = self.mbarrier(warp, site, generic, a)?;
                 let phase = self.blocks[id.block].mbarriers.get(&id.offset).map_or(0, |b| b.phase);
                 let over = if parity { phase & 1 != b & 1 } else { phase != b & PHASES };
                 if over {
                     self.mbarrier_seen(id);
+                    let order = if relaxed { Order::Relaxed } else { Order::Acquire };
                     let flag = self.mbarrier_flag(id);
-                    self.clocks.listen(warp.resident, flag, Order::Acquire, Scope::Device, false);
+                    self.clocks.listen(warp.resident, flag, order, Scope::Device, false);
                 }
                 warp.set(i.d, 1 << site.lane, &[over as u64; 32]);
                 return Ok(over);
@@ -328,10 +331,9 @@ impl Machine<'_> {
             Asynchronous::CopyArrive { noinc } => {
                 let id = self.mbarrier(warp, site, false, a)?;
                 self.land_lane(warp, site)?;
+                self.mbarrier_publish(warp, id);
                 if noinc {
                     self.mbarrier_arrive(warp, site, id, 1)?;
-                } else {
-                    self.mbarrier_publish(warp, id);
                 }
             }
             Asynchronous::Bulk(bulk) => self.bulk(warp, site, bulk)?,
@@ -355,8 +357,10 @@ impl Machine<'_> {
             false => address,
         };
         match self.shared(warp, address) {
-            Some((block, offset)) => Ok(MbarrierId { block, offset }),
-            None => self.outside(warp, site.i, site.lane, "barrier", (Space::Shared, address, 8)),
+            Some((block, offset)) if block == warp.block || !self.has_ended(block) => {
+                Ok(MbarrierId { block, offset })
+            }
+            _ => self.outside(warp, site.i, site.lane, "barrier", (Space::Shared, address, 8)),
         }
     }
 
@@ -421,7 +425,6 @@ impl Machine<'_> {
 
     fn mbarrier_arrive(&mut self, warp: &Warp, site: Site, id: MbarrierId, times: i64) -> Outcome<()> {
         self.idle = 0;
-        self.mbarrier_publish(warp, id);
         let Some(barrier) = self.blocks[id.block].mbarriers.get_mut(&id.offset) else { return Ok(()) };
         barrier.left -= times;
         if barrier.left < 0 {

@@ -48,15 +48,18 @@ pub(crate) fn run(
         cache: vec![CachedAllocation::default(); program.code.len()],
         report: Report::default(),
         idle: 0,
+        waited: 0,
         variables: Vec::new(),
         count,
         clusters: Vec::new(),
         order: Order::new(Schedule::Fixed, 1, 1),
+        stores: Vec::new(),
         workspace,
     };
     let blocks: u32 = launch.grid.iter().product();
     machine.order = Order::new(schedule, blocks / machine.cluster_size() as u32, machine.room());
     let outcome = machine.grid();
+    machine.stored(|_| true);
     let next = machine.clocks.next();
     machine.spaces.iter_mut().for_each(|s| s.record = next);
     outcome.map_err(|fault| match schedule {
@@ -154,6 +157,7 @@ impl Machine<'_> {
             block.barriers = Default::default();
             block.mbarriers.clear();
             block.sources.clear();
+            block.operands.clear();
             for w in 0..self.blocks[b].warps.len() {
                 let mut warp = std::mem::take(&mut self.blocks[b].warps[w]);
                 self.begin_warp(&mut warp);
@@ -178,6 +182,7 @@ impl Machine<'_> {
         warp.copies.clear();
         warp.bulk_groups = [0; LANES];
         warp.held.clear();
+        warp.operands.clear();
         warp.computed.clear();
         warp.fenced = false;
         (warp.groups, warp.held_groups, warp.worked) = ([0; LANES], 0, 0);

@@ -90,8 +90,7 @@ impl Machine<'_> {
             }
             Matrix::WarpgroupWait => {
                 let n = warp.get(i.a)[0] as u32;
-                let groups = warp.held_groups;
-                warp.held.retain(|_, group| *group + n >= groups);
+                self.multiplied(warp, n);
                 Ok(())
             }
         }

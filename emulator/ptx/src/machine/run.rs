@@ -36,14 +36,13 @@ impl Machine<'_> {
     ) -> Outcome<bool> {
         let Group { mut pc, lanes: active, join } = group;
         let program = self.program;
-        let start = *turns;
         let mut executed = 0u64;
         let outcome = loop {
             if SEEDED {
                 let over = executed >= *turns as u64;
                 if over || executed > 0 && self.waits_for_lanes(warp, pc, active) {
                     warp.move_to(active, pc);
-                    break Ok(!over || self.turn_over(start));
+                    break Ok(!over);
                 }
             }
             let i = &program.code[pc as usize];
@@ -78,7 +77,7 @@ impl Machine<'_> {
                             self.executed(warp, &mut executed, active);
                             if *turns == 0 {
                                 warp.move_to(active, target);
-                                break Ok(self.turn_over(start));
+                                break Ok(false);
                             }
                         }
                         pc = target;
@@ -93,7 +92,7 @@ impl Machine<'_> {
                         warp.move_to(active & !mask, pc + 1);
                         *turns = turns.saturating_sub(executed as u32);
                         self.executed(warp, &mut executed, active);
-                        break Ok(*turns > 0 || self.turn_over(start));
+                        break Ok(*turns > 0);
                     }
                 }
                 _ if mask == 0 => {}
@@ -103,6 +102,7 @@ impl Machine<'_> {
                     Ok(Next::Yield) => {
                         warp.move_to(active, pc + 1);
                         self.idle += YIELD;
+                        self.waited += YIELD;
                         break Ok(false);
                     }
                     Err(fault) => break Err(fault),
@@ -121,13 +121,9 @@ impl Machine<'_> {
         outcome
     }
 
-    fn turn_over(&mut self, start: u32) -> bool {
-        self.idle += start as u64;
-        false
-    }
-
     fn executed(&mut self, warp: &mut Warp, executed: &mut u64, active: u32) {
         self.report.warp_instructions += *executed;
+        self.idle += *executed;
         self.report.lane_instructions += *executed * active.count_ones() as u64;
         if self.count.is_some() {
             lanes(active).for_each(|l| warp.executed[l] += *executed);
@@ -198,7 +194,7 @@ impl Machine<'_> {
             Op::ActiveMask => warp.set(i.d, mask, &[mask as u64; LANES]),
             Op::ReadClock(clock) => {
                 // Time passes with the instructions, so that runs repeat.
-                let now = self.report.warp_instructions + self.idle;
+                let now = self.report.warp_instructions + self.waited;
                 let now = match clock {
                     Clock::Low => now & 0xffff_ffff,
                     Clock::High => now >> 32,

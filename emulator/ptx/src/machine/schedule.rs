@@ -14,8 +14,9 @@ use crate::code::Op;
 use crate::device::MULTIPROCESSORS;
 use crate::lanes::lanes;
 
-/// Instructions without progress, and strong reads of global memory, after which more clusters come.
+/// Instructions without progress, or of any kind since the last cluster came, and strong reads of global memory, after which more come.
 const IDLE: u64 = 1 << 14;
+const BUSY: u64 = 1 << 17;
 const POLLS: u64 = 1 << 8;
 
 /// Turns of warps for which the same warps and lanes lag behind.
@@ -158,7 +159,8 @@ impl Machine<'_> {
             if !ran {
                 return self.stuck();
             }
-            if self.idle > IDLE && self.order.polls > POLLS {
+            let busy = self.report.warp_instructions - self.order.since > BUSY;
+            if (busy || self.idle > IDLE) && self.order.polls > POLLS {
                 self.bring_more();
             }
             if self.idle > self.checks.stuck_after {

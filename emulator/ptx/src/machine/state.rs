@@ -50,6 +50,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) report: Report,
     /// Instructions since anything was written or any thread got past a barrier.
     pub(crate) idle: u64,
+    /// For how many instructions tests of barriers and sleeps have counted.
+    pub(crate) waited: u64,
     /// Where each variable of shared memory begins and ends, by its number.
     pub(crate) variables: Vec<(u64, u64)>,
     /// What is counted, if anything is.
@@ -57,6 +59,8 @@ pub(crate) struct Machine<'a> {
     /// The barrier of the cluster in each slot: the blocks there, which come and go together.
     pub(crate) clusters: Vec<ClusterBarrier>,
     pub(crate) order: Order,
+    /// Bulk copies to global memory that their threads have not waited for.
+    pub(crate) stores: Vec<PendingStore>,
     /// Of a cooperative launch, whose blocks are all resident: where its barrier is.
     pub(crate) workspace: Option<u64>,
 }
@@ -78,6 +82,8 @@ pub(crate) struct Block {
     pub(crate) barriers: [BarrierState; BARRIERS],
     /// Shared memory that bulk copies to global memory still read.
     pub(crate) sources: Vec<Source>,
+    /// How many products of warpgroups still read each 16 bytes of shared memory; nothing if none ever did.
+    pub(crate) operands: Vec<u32>,
 }
 
 /// What has come to a barrier and what waits there.
@@ -232,16 +238,28 @@ pub(crate) struct PendingCopy {
     pub(crate) written: u16,
 }
 
+/// A thread's group of bulk copies: the warp among the resident ones, the lane, and the group's number.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BulkGroup {
+    pub(crate) resident: usize,
+    pub(crate) lane: usize,
+    pub(crate) number: u32,
+}
+
 /// What a bulk copy to global memory reads, until its thread has waited for it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
     pub(crate) range: ByteRange,
-    /// The warp among the resident ones, the lane, and its group of bulk copies.
-    pub(crate) resident: usize,
-    pub(crate) lane: usize,
-    pub(crate) group: u32,
+    pub(crate) group: BulkGroup,
     /// The copy.
     pub(crate) pc: u32,
+}
+
+/// What a bulk copy writes to global memory, until its thread has waited for it.
+#[derive(Debug)]
+pub(crate) struct PendingStore {
+    pub(crate) landing: Landing,
+    pub(crate) group: BulkGroup,
 }
 
 /// What a register has of bytes that nothing has written.
@@ -290,6 +308,8 @@ pub(crate) struct Warp {
     /// Accumulators of matrix products under way: register and group.
     pub(crate) held: HashMap<Reg, u32>,
     pub(crate) held_groups: u32,
+    /// Shared memory that they read: of which group, of which block, and which 16 bytes.
+    pub(crate) operands: Vec<(u32, usize, usize)>,
     /// Registers of matrix products that were computed since the last `wgmma.fence`, with the instruction.
     pub(crate) computed: HashMap<Reg, u32>,
     /// Whether there was a `wgmma.fence`.
@@ -320,6 +340,11 @@ impl Warp {
     /// A warp that belongs to no block.
     pub(crate) fn detached() -> Warp {
         Warp { number: usize::MAX, ..Warp::default() }
+    }
+
+    /// The group that a lane's next bulk copy is of.
+    pub(crate) fn bulk_group(&self, lane: usize) -> BulkGroup {
+        BulkGroup { resident: self.resident, lane, number: self.bulk_groups[lane] }
     }
 
     /// Lanes that have ended.

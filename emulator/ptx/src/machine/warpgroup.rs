@@ -117,7 +117,7 @@ impl Machine<'_> {
     #[allow(clippy::too_many_arguments)]
     fn read_matrix(
         &mut self,
-        warp: &Warp,
+        warp: &mut Warp,
         site: Site,
         matrix: MatrixDescriptor,
         kind: Element,
@@ -136,6 +136,7 @@ impl Machine<'_> {
                 self.seen_by_async_proxy(warp, site, "reads", piece)?;
                 self.touch(warp, site, piece, false, 0)?;
                 self.written(warp, site, piece)?;
+                self.multiplies(warp, piece);
                 let Some(contents) = self.contents_of(piece.region) else { continue };
                 for e in 0..each {
                     let value = kind.value(contents.number(piece.offset + e * size, size));

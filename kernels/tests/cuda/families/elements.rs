@@ -91,6 +91,7 @@ const BINARY: &[(&str, Binary, f64, f64)] = &[
     ("erf_backward", k::erf_backward, -3.0, 3.0),
     ("relu_backward", k::relu_backward, -4.0, 4.0),
     ("silu_backward", k::silu_backward, -4.0, 4.0),
+    ("silu_mul", k::silu_mul, -4.0, 4.0),
     ("gelu_backward", |x, dy| k::gelu_backward(x, dy, k::Gelu::Exact), -4.0, 4.0),
     ("gelu_backward tanh", |x, dy| k::gelu_backward(x, dy, k::Gelu::Tanh), -4.0, 4.0),
     ("elu_backward", |x, dy| k::elu_backward(x, dy, 0.7), -4.0, 4.0),
@@ -114,6 +115,7 @@ type Ternary = fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor>;
 
 const TERNARY: &[(&str, Ternary)] = &[
     ("div_backward", k::div_backward_divisor),
+    ("silu_mul_backward", k::silu_mul_backward),
     ("maximum_backward", k::maximum_backward),
     ("pow_backward base", k::pow_backward_base),
     ("pow_backward exponent", k::pow_backward_exponent),

@@ -321,11 +321,11 @@ impl<L: LayerFactory> Predictions<L> {
     }
 
     fn logits(&self, x: &Var) -> Result<Var> {
-        self.head.biased_logits(&self.transformed(x)?, &self.bias)
+        self.head.logits(&self.transformed(x)?, Some(&self.bias))
     }
 
     fn loss(&self, x: &Var, labels: &Var, scale: f64) -> Result<Var> {
-        self.head.biased_loss(&self.transformed(x)?, &self.bias, labels, scale)
+        self.head.loss_of(&self.head.scores(&self.transformed(x)?, Some(&self.bias))?, labels, scale)
     }
 }
 

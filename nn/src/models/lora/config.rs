@@ -36,6 +36,8 @@ pub struct LoraConfig {
     /// Whether a table that is trained so and that the head shares stays shared (PEFT: `ensure_weight_tying`). If it does not, a model with a
     /// tied head is refused.
     pub keeps_tie: bool,
+    /// Which biases of the model are trained.
+    pub biases: TrainedBiases,
     /// Ranks of some layers: of those whose path in transformers' model, or its end after a dot, is the first in this map that matches, as a
     /// regular expression.
     pub ranks: BTreeMap<String, usize>,
@@ -50,6 +52,32 @@ pub struct LoraConfig {
     pub dora: bool,
     /// How the weights of the model's linear layers are held.
     pub base: BaseWeights,
+}
+
+/// Which of a model's biases are trained beside adapters (PEFT: `bias`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TrainedBiases {
+    /// None of them.
+    #[default]
+    None,
+    /// All of them, those of norms too.
+    All,
+    /// Those of layers that have an adapter.
+    OfAdapted,
+}
+
+impl TrainedBiases {
+    const NAMES: [(TrainedBiases, &str); 3] =
+        [(TrainedBiases::None, "none"), (TrainedBiases::All, "all"), (TrainedBiases::OfAdapted, "lora_only")];
+
+    /// PEFT's name.
+    fn name(self) -> &'static str {
+        TrainedBiases::NAMES.into_iter().find(|(biases, _)| *biases == self).map_or("", |(_, name)| name)
+    }
+
+    fn of(text: &str) -> Option<TrainedBiases> {
+        TrainedBiases::NAMES.into_iter().find(|(_, name)| *name == text).map(|(biases, _)| biases)
+    }
 }
 
 /// How the frozen weights of linear layers are held while adapters are trained.
@@ -76,6 +104,7 @@ impl LoraConfig {
             blocks_after: Vec::new(),
             trained: Vec::new(),
             keeps_tie: true,
+            biases: TrainedBiases::None,
             ranks: BTreeMap::new(),
             alphas: BTreeMap::new(),
             dropout: 0.0,
@@ -174,9 +203,7 @@ impl LoraConfig {
         if let Some(kind) = f.text("peft_type")?.filter(|kind| *kind != "LORA") {
             return Err(format!("peft_type {kind:?} is not supported, wanted LORA"));
         }
-        if let Some(bias) = f.text("bias")?.filter(|bias| *bias != "none") {
-            return Err(format!("bias is {bias:?}, wanted \"none\", as biases are frozen"));
-        }
+        let biases = f.get("bias", "none, all or lora_only", |value| TrainedBiases::of(value.as_str()?))?;
         f.must_be("use_qalora", false)?;
         f.get("lora_bias", "false, as adapters have no biases", |value| (*value == false).then_some(()))?;
         let is_empty = |value: &Value| match value {
@@ -212,6 +239,7 @@ impl LoraConfig {
             blocks_after: blocks_after.filter(|all| !is_unused && *all != [""]).unwrap_or_default(),
             trained,
             keeps_tie,
+            biases: biases.unwrap_or_default(),
             ranks: f
                 .get("rank_pattern", "ranks by name", |value| by_name(value, as_size))?
                 .unwrap_or_default(),
@@ -248,7 +276,7 @@ impl LoraConfig {
         let mut json = json!({
             "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": self.rank, "lora_alpha": self.alpha,
             "lora_dropout": self.dropout, "target_modules": self.targets.json(),
-            "use_rslora": self.rank_stabilized, "use_dora": self.dora, "bias": "none",
+            "use_rslora": self.rank_stabilized, "use_dora": self.dora, "bias": self.biases.name(),
             "fan_in_fan_out": false, "init_lora_weights": true, "inference_mode": true, "base_model_name_or_path": null,
             "modules_to_save": (!self.trained.is_empty()).then_some(&self.trained),
             "ensure_weight_tying": !self.trained.is_empty() && self.keeps_tie,
@@ -277,12 +305,22 @@ fn by_name<T>(value: &Value, of: impl Fn(&Value) -> Option<T>) -> Option<BTreeMa
     value.as_object()?.iter().map(|(name, value)| Some((name.clone(), of(value)?))).collect()
 }
 
-/// `r=8,alpha=16,targets=q_proj,v_proj`, perhaps with `dropout=0.1`, `rslora=true`, `dora=true`, `base=int8` and
+/// `r=8,alpha=16,targets=q_proj,v_proj`, perhaps with `dropout=0.1`, `rslora=true`, `dora=true`, `base=int8`, `bias=all` and
 /// `modules_to_save=embed_tokens,lm_head,ensure_weight_tying=false`. Other settings follow under PEFT's names, and are not read back.
 impl std::fmt::Display for LoraConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let LoraConfig {
-            rank, alpha, targets, trained, keeps_tie, dropout, rank_stabilized, dora, base, ..
+            rank,
+            alpha,
+            targets,
+            trained,
+            keeps_tie,
+            biases,
+            dropout,
+            rank_stabilized,
+            dora,
+            base,
+            ..
         } = self;
         write!(f, "r={rank},alpha={alpha}")?;
         if *dropout > 0.0 {
@@ -296,6 +334,9 @@ impl std::fmt::Display for LoraConfig {
         }
         if *base == BaseWeights::Int8 {
             write!(f, ",base=int8")?;
+        }
+        if *biases != TrainedBiases::None {
+            write!(f, ",bias={}", biases.name())?;
         }
         match targets {
             Modules::Names(_) => write!(f, ",targets={targets}")?,
@@ -317,7 +358,7 @@ impl FromStr for LoraConfig {
 
     fn from_str(text: &str) -> Result<LoraConfig> {
         let wrong = |part: &str| {
-            let wanted = "wanted r, alpha, dropout, rslora, dora, base=int8, modules_to_save and targets, as r=8,alpha=16,targets=q_proj,v_proj";
+            let wanted = "wanted r, alpha, dropout, rslora, dora, base=int8, bias, modules_to_save and targets, as r=8,alpha=16,targets=q_proj,v_proj";
             Error::invalid("LoRA", format!("got {part:?} in {text:?}, {wanted}"))
         };
         let (mut config, mut targets, mut alpha) = (LoraConfig::new(0, &[]), Vec::new(), None);
@@ -351,6 +392,7 @@ impl FromStr for LoraConfig {
                 "base" if value == "int8" => config.base = BaseWeights::Int8,
                 "base" if value == "float" => config.base = BaseWeights::Float,
                 "ensure_weight_tying" => config.keeps_tie = value.parse().map_err(|_| wrong(part))?,
+                "bias" => config.biases = TrainedBiases::of(value).ok_or_else(|| wrong(part))?,
                 "dora" => config.dora = value.parse().map_err(|_| wrong(part))?,
                 _ => return Err(wrong(part)),
             }

@@ -1,6 +1,6 @@
 //! Files of adapters as PEFT writes them, and weights with what adapters add to them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use phalanx_kernels as kernels;
@@ -9,7 +9,7 @@ use phalanx_tensor::{Device, Tensor};
 
 use super::magnitude::{self, MAGNITUDE};
 use super::modules::{Layer, in_model};
-use super::{Lora, LoraConfig, Modules, adapters, is_adapter};
+use super::{Lora, LoraConfig, Modules, adapted_layers, adapters, is_adapter};
 use crate::models::save::as_in_files;
 use crate::models::stored::{Layout, Rows, Stored};
 use crate::models::{Decoder, DecoderStage, ModelConfig};
@@ -44,10 +44,12 @@ impl LoraConfig {
     }
 }
 
-/// PEFT's files of a model's adapters and trained modules. Layers whose weights the family's files join have one adapter there: one `A`, and
+/// PEFT's files of a model's adapters and trained modules. Layers whose weights the family's files join have one adapter there: their `A`, and
 /// the rows of `B` that are those of their weights.
 struct PeftFiles<'a> {
     config: &'a ModelConfig,
+    /// The paths of layers with an adapter.
+    adapted: BTreeSet<String>,
     /// Of the model's own parameters, by their names there.
     rows: BTreeMap<String, usize>,
 }
@@ -55,9 +57,13 @@ struct PeftFiles<'a> {
 impl Layout for PeftFiles<'_> {
     fn stored(&self, name: &str) -> Stored {
         let Stored { names, rows, transposed } = self.config.stored(name);
-        let rows = if name.contains(".lora_A.") { Rows::All } else { rows };
-        let stored = if is_adapter(name) { names.concat() } else { in_model(&names.concat()) };
-        Stored { transposed, ..Stored::part(format!("{PREFIX}{stored}"), rows) }
+        let mut stored = format!("{PREFIX}{}", in_model(&names.concat()));
+        // PEFT puts a layer with an adapter into another one.
+        let is_inside = name.strip_suffix(".bias").is_some_and(|layer| self.adapted.contains(layer));
+        if let Some(layer) = stored.strip_suffix(".bias").filter(|_| is_inside) {
+            stored = format!("{layer}.base_layer.bias");
+        }
+        Stored { transposed, ..Stored::part(stored, rows) }
     }
 
     fn is_known(&self, _: &str) -> bool {
@@ -67,7 +73,7 @@ impl Layout for PeftFiles<'_> {
 
 impl<'a> PeftFiles<'a> {
     fn new(config: &'a ModelConfig, parameters: &[Parameter]) -> PeftFiles<'a> {
-        let mut files = PeftFiles { config, rows: BTreeMap::new() };
+        let mut files = PeftFiles { config, adapted: adapted_layers(parameters), rows: BTreeMap::new() };
         for parameter in parameters.iter().filter(|p| !is_adapter(p.name())) {
             let name = files.stored(parameter.name()).names.concat();
             *files.rows.entry(name).or_default() += parameter.whole_shape().first().copied().unwrap_or(1);
@@ -89,6 +95,12 @@ impl<'a> PeftFiles<'a> {
         (shape, stored)
     }
 
+    /// What a parameter is called there, with this end in place of `.weight`.
+    fn named(&self, parameter: &Parameter, end: &str) -> String {
+        let name = self.stored(parameter.name()).names.concat();
+        name.strip_suffix(".weight").map(|layer| format!("{layer}{end}")).unwrap_or(name)
+    }
+
     /// What a trained table and the head that is tied to it are called there.
     fn tied(&self, trained: &[Parameter]) -> Option<[String; 2]> {
         let table = self.config.tied_table()?;
@@ -99,30 +111,17 @@ impl<'a> PeftFiles<'a> {
     /// Adapters and trained modules as files have them.
     fn of(&self, adapters: &[Parameter]) -> Result<Vec<(String, Tensor)>> {
         let wrong = |why: String| Error::invalid("save_adapter", why);
-        let (mut firsts, mut tensors) = (BTreeMap::<String, &Parameter>::new(), Vec::new());
         let mut missing = BTreeMap::<String, usize>::new();
         for adapter in adapters {
             let (shape, Stored { names, rows, .. }) = self.place(adapter);
-            let name = names.concat();
             if rows != Rows::All {
-                *missing.entry(name).or_insert(shape[0]) -= adapter.tensor().shape()[0];
-            } else if let Some(first) = firsts.get(&name) {
-                if first.tensor().to_bytes()? != adapter.tensor().to_bytes()? {
-                    return Err(wrong(format!(
-                        "got {} and {} that differ, wanted equal ones: the files of this family join them",
-                        first.name(),
-                        adapter.name()
-                    )));
-                }
-                continue;
-            } else {
-                firsts.insert(name, adapter);
+                *missing.entry(names.concat()).or_insert(shape[0]) -= adapter.tensor().shape()[0];
             }
-            tensors.push((adapter.name().to_string(), adapter.tensor()));
         }
         match missing.iter().find(|(_, rows)| **rows > 0) {
             Some((name, rows)) => Err(wrong(format!("no adapter has {rows} of the rows of {name}"))),
             None => {
+                let tensors = adapters.iter().map(|p| (p.name().to_string(), p.tensor())).collect();
                 let mut tensors = as_in_files(tensors, self)?;
                 if let Some([table, head]) = self.tied(adapters) {
                     let table = tensors.iter().find(|(name, _)| *name == table);
@@ -134,18 +133,26 @@ impl<'a> PeftFiles<'a> {
     }
 }
 
-/// Refuses to train what PEFT's files have no place for: an adapter of a layer whose weight the family's files join with others, a part of
-/// such a weight, and experts, which transformers' models join.
+/// Refuses to train what PEFT's files have no place for: a part of a weight that the family's files join from several, or an adapter of some
+/// of these, and experts, which transformers' models join.
 pub(super) fn check_places(config: &ModelConfig, parameters: &[Parameter]) -> Result<()> {
     let refused = |why: String| Err(Error::invalid("LoRA", why));
-    let trained = |p: &&Parameter| p.is_trained();
-    for parameter in parameters.iter().filter(trained) {
-        let (name, stored) = (parameter.name(), config.stored(parameter.name()));
+    let has_b = |layer: &str| parameters.iter().any(|p| p.name() == format!("{layer}.lora_B.weight"));
+    for parameter in parameters.iter().filter(|p| p.is_trained()) {
+        let name = parameter.name();
         if !is_adapter(name) && name.contains(".experts.") {
             return refused(format!("{name} is trained as it is, and experts have no place in PEFT's files"));
         }
-        let has_part = |p: &Parameter| !p.is_trained() && config.stored(p.name()).names == stored.names;
-        if stored.rows != Rows::All && (is_adapter(name) || parameters.iter().any(has_part)) {
+        let adapted = name.strip_suffix(".lora_B.weight");
+        let stored = config.stored(&adapted.map_or(name.to_string(), |layer| format!("{layer}.weight")));
+        let is_apart = |p: &Parameter| {
+            let trains = match adapted {
+                Some(_) => p.name().strip_suffix(".weight").is_some_and(has_b),
+                None => p.is_trained(),
+            };
+            !is_adapter(p.name()) && !trains && config.stored(p.name()).names == stored.names
+        };
+        if stored.rows != Rows::All && parameters.iter().any(is_apart) {
             return refused(format!(
                 "the files of this family join {name} with others, and what is trained apart has no place there"
             ));
@@ -154,8 +161,8 @@ pub(super) fn check_places(config: &ModelConfig, parameters: &[Parameter]) -> Re
     Ok(())
 }
 
-/// Fills a model's adapters and trained modules, or those of a stage, from a folder as PEFT writes it. Layers whose weights the family's files
-/// join share one `A` there, of which each gets a copy.
+/// Fills a model's adapters and trained modules, or those of a stage, from a folder as PEFT writes it, and weights that it has beside adapters
+/// (`base_layer`), as of heads.
 ///
 /// # Errors
 /// If a file cannot be read, tensors are missing, unknown or of another shape, or a tied head would not be tied any more. Then no parameter is
@@ -173,9 +180,13 @@ pub fn load_adapter<L: LayerFactory>(
     if let Some([table, _]) = &tied {
         model.layers().config.check_tie(table)?;
     }
-    for parameter in trained {
+    // Beside a head's adapter PEFT writes the head.
+    let bases = model.parameters().into_iter().filter(|p| !is_adapter(p.name()) && !p.is_trained());
+    let bases =
+        bases.map(|p| (p, ".base_layer.weight")).filter(|(p, end)| file.contains(&files.named(p, end)));
+    for (parameter, end) in trained.into_iter().map(|p| (p, ".weight")).chain(bases) {
         let (wanted, stored) = files.place(&parameter);
-        let name = stored.names.concat();
+        let name = files.named(&parameter, end);
         if !file.contains(&name) {
             problems.missing.push(name);
             continue;
@@ -204,8 +215,8 @@ pub fn load_adapter<L: LayerFactory>(
 /// Writes a model's adapters and trained modules as PEFT does: `adapter_model.safetensors` first, `adapter_config.json` last, each atomically.
 ///
 /// # Errors
-/// If a file cannot be written, the model is a stage or a shard of a model, or layers whose weights the family's files join do not have one
-/// `A`, as they do not after training.
+/// If a file cannot be written, the model is a stage or a shard of a model, or some of the layers whose weights the family's files join have no
+/// adapter.
 pub fn save_adapter<L: LayerFactory>(
     model: &Decoder<Lora<L>>,
     config: &ModelConfig,
@@ -229,7 +240,7 @@ pub fn save_adapter<L: LayerFactory>(
 fn in_files<L: LayerFactory>(model: &Decoder<Lora<L>>, targets: &Modules) -> Modules {
     let Modules::Names(names) = targets else { return targets.clone() };
     let adapters = adapters(model);
-    let paths = adapters.iter().filter_map(|p| p.name().strip_suffix(".lora_A.weight"));
+    let paths = adapters.iter().filter_map(|p| p.name().strip_suffix(".lora_B.weight"));
     let layers: Vec<Layer> = paths.map(|path| model.layers().layer(path)).collect();
     let mut named = Vec::new();
     for name in names {
@@ -253,14 +264,15 @@ fn in_files<L: LayerFactory>(model: &Decoder<Lora<L>>, targets: &Modules) -> Mod
 pub fn merged<L: LayerFactory>(model: &Decoder<Lora<L>>, lora: &LoraConfig) -> Result<Vec<(String, Tensor)>> {
     let all: BTreeMap<String, Tensor> =
         model.parameters().iter().map(|p| (p.name().to_string(), p.tensor())).collect();
+    let all_a = model.layers().all_a(&model.parameters());
     let merge = |p: &Parameter| {
         let (name, weight) = (p.name().to_string(), p.values()?);
         let beside = |which: &str| all.get(&format!("{}.{which}", name.strip_suffix(".weight")?));
-        let (Some(a), Some(b)) = (beside("lora_A.weight"), beside("lora_B.weight")) else {
+        let layer = model.layers().layer(name.strip_suffix(".weight").unwrap_or(&name));
+        let (Some(a), Some(b)) = (all_a.get(&layer.peft), beside("lora_B.weight")) else {
             return Ok((name, weight));
         };
-        let layer = model.layers().layer(name.strip_suffix(".weight").unwrap_or(&name));
-        let merged = lora.of_layer(&layer.peft)?.merge(&weight, a, b, beside(MAGNITUDE))?;
+        let merged = lora.of_layer(&layer.peft)?.merge(&weight, &a.tensor(), b, beside(MAGNITUDE))?;
         Ok((name, merged))
     };
     model.parameters().iter().filter(|p| !is_adapter(p.name())).map(merge).collect()

@@ -143,39 +143,81 @@ fn layers_with_other_names_in_files_are_trained() {
 }
 
 #[test]
-fn adapters_of_joined_layers_are_not_trained_and_not_taken_apart() {
+fn joined_layers_train_one_a_and_are_not_taken_apart() {
     for (config, blocks, layers) in models() {
-        let folder = folder("drifted");
+        let folder = folder("joint");
         let (joint, ..) = layers[0];
         let lora = read_from(&folder, json!({"target_modules": [joint], "r": 3})).unwrap();
-        let said = lora.check(&config).unwrap_err().to_string();
-        assert!(said.contains("join layers.0.self_attn.q_proj.lora_A.weight with others"), "{said}");
+        lora.check(&config).unwrap();
         files(&folder, blocks, &layers[..1], false);
         let model = build(&config, &lora);
         load_adapter(&model, &config, &folder).unwrap();
-        let a = adapters(&model).into_iter().find(|p| p.name().ends_with("1.self_attn.v_proj.lora_A.weight"));
-        let a = a.unwrap();
-        a.load(&tensor(a.tensor().shape(), 0.5)).unwrap();
-        let said = save_adapter(&model, &config, &lora, folder.join("again")).unwrap_err().to_string();
-        assert!(
-            said.contains("1.self_attn.q_proj.lora_A.weight and layers.1.self_attn.v_proj.lora_A"),
-            "{said}"
+        let names: Vec<String> =
+            adapters(&model).iter().map(|p| p.name().replace("layers.0.self_attn.", "")).collect();
+        assert_eq!(
+            names[..4],
+            ["q_proj.lora_A.weight", "q_proj.lora_B.weight", "k_proj.lora_B.weight", "v_proj.lora_B.weight"]
         );
-        assert!(!folder.join("again").exists());
+        let (_, grads) = super::tests::step(&model);
+        assert_eq!(grads.len(), 8);
+        assert!(grads.iter().all(|grad| grad.iter().any(|byte| *byte != 0)));
         // Some of the layers alone have no place in files; nor have the files of all a place in some.
         let some = LoraConfig::new(3, &["q_proj", "k_proj"]);
+        let said = some.check(&config).unwrap_err().to_string();
+        assert!(said.contains("join layers.0.self_attn.q_proj.lora_B.weight with others"), "{said}");
         let model = build(&config, &some);
-        let [a, b] = ["layers.0.self_attn.q_proj.lora_A.weight", "layers.0.self_attn.k_proj.lora_A.weight"]
-            .map(|name| adapters(&model).into_iter().find(|p| p.name() == name).unwrap());
         load_adapter(&model, &config, &folder).unwrap();
-        assert!(a.tensor().to_bytes().unwrap() == b.tensor().to_bytes().unwrap());
         let said = save_adapter(&model, &config, &some, folder.join("again")).unwrap_err().to_string();
         assert!(said.contains("of the rows of base_model.model."), "{said}");
+        assert!(!folder.join("again").exists());
         // A file of other rows.
         let (name, [outputs, inputs]) = layers[0];
         files(&folder, blocks, &[(name, [outputs + 3, inputs])], false);
         let said = load_adapter(&build(&config, &lora), &config, &folder).unwrap_err().to_string();
         assert!(said.contains(&format!("[{}, 3]", outputs + 3)), "{said}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
+
+/// Biases of a layer with an adapter are inside another module in PEFT's model.
+#[test]
+fn trained_biases_are_in_pefts_files() {
+    for ((config, blocks, layers), bias) in
+        models().into_iter().flat_map(|m| [(m.clone(), "all"), (m, "lora_only")])
+    {
+        let folder = folder("biases");
+        let (joint, _) = layers[0];
+        let lora = read(json!({"target_modules": [joint], "r": 3, "bias": bias})).unwrap();
+        lora.check(&config).unwrap();
+        let model = build(&config, &lora);
+        let trained = adapters(&model);
+        for (i, parameter) in trained.iter().enumerate() {
+            parameter.load(&tensor(parameter.tensor().shape(), i as f64)).unwrap();
+        }
+        save_adapter(&model, &config, &lora, &folder).unwrap();
+        assert_eq!(LoraConfig::read(&folder).unwrap(), lora);
+        let saved = SafeTensors::open(folder.join("adapter_model.safetensors")).unwrap();
+        let biases: Vec<&str> = saved.names().filter(|name| name.ends_with(".bias")).collect();
+        // Phi-3 has none. Of a GPT-NeoX all are four of linear layers and two of norms in each block, and the last norm's.
+        let has = matches!(&config, ModelConfig::Transformer(c) if c.qkv_bias);
+        assert_eq!(
+            biases.len(),
+            if !has {
+                0
+            } else if bias == "all" {
+                13
+            } else {
+                2
+            },
+            "{biases:?}"
+        );
+        let inside = format!("base_model.model.{blocks}.1.{joint}.base_layer.bias");
+        assert_eq!(biases.contains(&&*inside), has);
+        let again = build(&config, &lora);
+        load_adapter(&again, &config, &folder).unwrap();
+        for (a, b) in trained.iter().zip(adapters(&again)) {
+            assert!(a.tensor().to_bytes().unwrap() == b.tensor().to_bytes().unwrap(), "{}", a.name());
+        }
         std::fs::remove_dir_all(&folder).unwrap();
     }
 }

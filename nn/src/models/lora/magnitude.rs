@@ -104,23 +104,22 @@ fn not_zero(norms: &Tensor) -> Result<Tensor> {
     Ok(kernels::clamp(norms, Some(f64::from(f32::MIN_POSITIVE).into()), None)?)
 }
 
-/// Sets every magnitude among a model's parameters to the lengths of its weight's rows with what the adapter adds now. `scale` gives a
-/// layer's factor for its path.
+/// Sets every magnitude among a model's parameters to the lengths of its weight's rows with what the adapter adds now. `adapter` gives a
+/// layer's A and factor for its path.
 pub(super) fn reset(
     layers: &impl LayerFactory,
     parameters: &[Parameter],
-    scale: impl Fn(&str) -> Result<f64>,
+    adapter: impl Fn(&str) -> Result<Option<(Parameter, f64)>>,
 ) -> Result<()> {
     let find = |name: String| parameters.iter().find(|p| p.name() == name);
     for magnitude in parameters {
         let Some(layer) = magnitude.name().strip_suffix(MAGNITUDE) else { continue };
-        let [Some(weight), Some(a), Some(b)] =
-            ["weight", "lora_A.weight", "lora_B.weight"].map(|name| find(format!("{layer}{name}")))
+        let [Some(weight), Some(b)] = ["weight", "lora_B.weight"].map(|name| find(format!("{layer}{name}")))
         else {
             continue;
         };
+        let Some((a, scale)) = adapter(layer.strip_suffix('.').unwrap_or(layer))? else { continue };
         let [held, a, b] = [weight.drawn()?, a.drawn()?, b.drawn()?];
-        let scale = scale(layer.strip_suffix('.').unwrap_or(layer))?;
         let adapted = Adapted { weight: &held, a: &a, b: &b, scale };
         magnitude.load(&adapted.norms(layers, weight)?)?;
     }

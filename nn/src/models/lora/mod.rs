@@ -5,7 +5,8 @@
 //! y = W x + scale B A x,   A: [rank, in], at first random;   B: [out, rank], at first 0;   scale = alpha / rank
 //! ```
 //! Beside a column layer B is cut as its weight is, and A is whole; beside a row layer A is cut, and B is whole. So an adapter works under
-//! every layout under which the model does. With DoRA ([`magnitude`]) a layer has a magnitude too, which is cut as its rows are.
+//! every layout under which the model does. Layers whose weights a family's files join have one A, and each its rows of B. With DoRA
+//! ([`magnitude`]) a layer has a magnitude too, which is cut as its rows are.
 //! Sources: Hu et al.: LoRA (2021); Kalajdzievski: A rank stabilization scaling factor for fine-tuning with LoRA (2023).
 
 mod config;
@@ -21,7 +22,7 @@ mod tests;
 #[cfg(test)]
 mod trained_tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
@@ -34,16 +35,19 @@ use super::{Decoder, DecoderStage, ModelConfig};
 use crate::layer_factory::{EmbeddingSpec, LinearMap, LinearSpec};
 use crate::modules::{Dropout, Linear};
 use crate::{
-    Error, ExpertExchange, FileNames, HeadsNormSpec, Init, LayerFactory, Module, OneDevice, Parameter,
+    Error, ExpertExchange, FileNames, Head, HeadsNormSpec, Init, LayerFactory, Module, OneDevice, Parameter,
     Parameters, Result, Scope, parameters,
 };
 
-pub use config::{BaseWeights, LoraConfig};
+pub use config::{BaseWeights, LoraConfig, TrainedBiases};
 pub use files::{load_adapter, merged, save_adapter};
 pub use modules::Modules;
 
 use files::check_places;
 use modules::{Layer, in_model, is_within};
+
+/// The path of a head with a table of its own.
+const HEAD: &str = "lm_head";
 
 impl LoraConfig {
     /// The layers of one device with these adapters.
@@ -60,6 +64,14 @@ impl LoraConfig {
     /// # Errors
     /// If there is one of these, or the model's sizes do not fit each other.
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
+        let head = Layer { path: HEAD.into(), peft: HEAD.into() };
+        if let Some(table) =
+            config.tied_table().filter(|_| !self.trained.iter().any(|m| HEAD.ends_with(&**m)))
+            && self.is_target(&head).map_err(wrong)?
+        {
+            let why = format!("an adapter of {HEAD}, which is tied to {table}, could not be merged");
+            return Err(wrong(format!("{why}, wanted modules_to_save={table} or other targets")));
+        }
         let everywhere = LoraConfig {
             excluded: Modules::default(),
             blocks: Vec::new(),
@@ -67,7 +79,7 @@ impl LoraConfig {
             ..self.clone()
         };
         let model = everywhere.planned(config)?;
-        let path = |p: &Parameter| p.name().strip_suffix(".lora_A.weight").map(String::from);
+        let path = |p: &Parameter| p.name().strip_suffix(".lora_B.weight").map(String::from);
         let layers: Vec<Layer> =
             adapters(&model).iter().filter_map(path).map(|path| model.layers().layer(&path)).collect();
         if let Modules::Names(names) = &self.targets {
@@ -144,12 +156,14 @@ struct Model {
     names: FileNames,
     /// Whether all of its blocks are made.
     whole: bool,
+    /// While it is made, by the paths of layers in transformers' model: the first layer here of those that are joined there, and its A.
+    firsts: BTreeMap<String, (String, Parameter)>,
 }
 
 impl Default for Model {
     /// One whose files have its own names.
     fn default() -> Model {
-        Model { names: Arc::new(str::to_string), whole: true }
+        Model { names: Arc::new(str::to_string), whole: true, firsts: BTreeMap::new() }
     }
 }
 
@@ -171,7 +185,7 @@ impl<L: LayerFactory> Lora<L> {
 
     /// The layer of this path.
     fn layer(&self, path: &str) -> Layer {
-        let name = (unpoisoned(self.model.lock()).names)(&format!("{path}.weight"));
+        let name = in_model(&(unpoisoned(self.model.lock()).names)(&format!("{path}.weight")));
         let peft = name.strip_suffix(".weight").unwrap_or(&name).to_string();
         Layer { path: path.to_string(), peft }
     }
@@ -195,7 +209,7 @@ impl<L: LayerFactory> Lora<L> {
         is_target.then(|| self.config.of_layer(&layer.peft)).transpose()
     }
 
-    /// A layer, with an adapter of these two maps beside it if it is to have one.
+    /// A layer of a block, with an adapter of these two maps beside it if it is to have one. `is_whole` says that every rank has all of its rows.
     fn adapted<C: LinearMap, A: LinearMap, B: LinearMap>(
         &self,
         scope: &Scope,
@@ -206,35 +220,73 @@ impl<L: LayerFactory> Lora<L> {
         up: impl FnOnce(&Scope) -> Result<B>,
     ) -> Result<Adapted<L, C, A, B>> {
         self.has_linear.store(true, Relaxed);
-        let layers = self.layers.clone();
         if self.config.base == BaseWeights::Int8 && !self.is_trained(base.weight().name()) {
             base.weight().hold_in_int8()?;
         }
+        let adapted = self.beside(scope, settings, base, down, up)?;
+        if let Some(Adapter { magnitude: Some(magnitude), .. }) = &adapted.adapter
+            && is_whole
+        {
+            // Every rank uses all rows for its part of the heads.
+            self.layers.partial(std::slice::from_ref(magnitude))?;
+        }
+        Ok(adapted)
+    }
+
+    /// A layer, with an adapter of these two maps beside it if it is to have one.
+    fn beside<C: LinearMap, A: LinearMap, B: LinearMap>(
+        &self,
+        scope: &Scope,
+        settings: Option<&LoraConfig>,
+        base: C,
+        down: impl FnOnce(&Scope) -> Result<A>,
+        up: impl FnOnce(&Scope) -> Result<B>,
+    ) -> Result<Adapted<L, C, A, B>> {
+        let layers = self.layers.clone();
         let Some(settings) = settings else { return Ok(Adapted { layers, base, adapter: None }) };
         // A single head cannot be cut, so this is an error where layers are.
         if self.config.dropout > 0.0 && self.layers.heads(1).is_err() {
             let why = format!("got dropout {} with layers that are cut, wanted 0", self.config.dropout);
             return Err(Error::invalid("LoRA", why));
         }
-        let magnitude = self.config.dora.then(|| magnitude::magnitude(scope, base.weight())).transpose()?;
-        if is_whole {
-            // Every rank uses all rows for its part of the heads.
-            self.layers.partial(magnitude.as_slice())?;
-        }
         let adapter = Adapter {
             lora_a: down(&scope.child("lora_A"))?,
             lora_b: up(&scope.child("lora_B"))?,
-            magnitude,
+            magnitude: self.config.dora.then(|| magnitude::magnitude(scope, base.weight())).transpose()?,
             dropout: Dropout::new(self.config.dropout, &scope.child("lora_dropout"))?,
             scale: settings.scale(),
         };
         Ok(Adapted { layers, base, adapter: Some(adapter) })
     }
 
+    /// The A of a column layer: that of the first layer among those whose weights files join.
+    fn joint_a(&self, scope: &Scope, spec: LinearSpec<'_>) -> Result<Linear> {
+        let path = scope.path().strip_suffix(".lora_A").unwrap_or(scope.path());
+        let peft = self.layer(path).peft;
+        if let Some((first, weight)) = unpoisoned(self.model.lock()).firsts.get(&peft)
+            && first != path
+        {
+            return Ok(Linear { weight: weight.clone(), bias: None });
+        }
+        let a = OneDevice.column(scope, spec)?;
+        unpoisoned(self.model.lock()).firsts.insert(peft, (path.to_string(), a.weight.clone()));
+        Ok(a)
+    }
+
+    /// The A of each layer among these parameters, by the layers' paths in transformers' model.
+    fn all_a(&self, parameters: &[Parameter]) -> BTreeMap<String, Parameter> {
+        let a = |p: &Parameter| Some((self.layer(p.name().strip_suffix(".lora_A.weight")?).peft, p.clone()));
+        parameters.iter().filter_map(a).collect()
+    }
+
     /// Gives magnitudes the lengths of the rows that they are beside. All ranks call it.
     fn reset_magnitudes(&self, parameters: &[Parameter]) -> Result<()> {
-        let scale = |path: &str| Ok(self.config.of_layer(&self.layer(path).peft)?.scale());
-        magnitude::reset(&*self.layers, parameters, scale)
+        let all_a = self.all_a(parameters);
+        magnitude::reset(&*self.layers, parameters, |path| {
+            let peft = self.layer(path).peft;
+            let a = all_a.get(&peft).cloned();
+            a.map(|a| Ok((a, self.config.of_layer(&peft)?.scale()))).transpose()
+        })
     }
 }
 
@@ -310,11 +362,32 @@ impl<L: LayerFactory, C: LinearMap, A: LinearMap, B: LinearMap> LinearMap for Ad
     }
 }
 
+impl<L: LayerFactory, C: Head, A: LinearMap, B: LinearMap> Head for Adapted<L, C, A, B> {
+    fn scores(&self, x: &Var, bias: Option<&Parameter>) -> Result<Var> {
+        self.with_adapter(x, self.base.scores(x, bias)?)
+    }
+
+    fn gathered(&self, scores: Var) -> Result<Var> {
+        self.base.gathered(scores)
+    }
+
+    fn loss_of(&self, scores: &Var, targets: &Var, scale: f64) -> Result<Var> {
+        self.base.loss_of(scores, targets, scale)
+    }
+
+    fn loss(&self, x: &Var, targets: &Var, scale: f64, logits_max: usize) -> Result<Var> {
+        match &self.adapter {
+            Some(_) => self.loss_of(&self.scores(x, None)?, targets, scale),
+            None => self.base.loss(x, targets, scale, logits_max),
+        }
+    }
+}
+
 impl<L: LayerFactory> LayerFactory for Lora<L> {
     type Column = Adapted<L, L::Column, Linear, L::Column>;
     type Row = Adapted<L, L::Row, L::Row, Linear>;
     type Embedding = L::Embedding;
-    type Head = L::Head;
+    type Head = Adapted<L, L::Head, Linear, L::Head>;
 
     fn column(&self, scope: &Scope, spec: LinearSpec<'_>) -> Result<Self::Column> {
         let (settings, init) = (self.settings(scope)?, Init::layer(spec.inputs));
@@ -326,7 +399,7 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
             settings.as_ref(),
             self.layers.column(scope, spec)?,
             spec.whole,
-            |scope| OneDevice.column(scope, down),
+            |scope| self.joint_a(scope, down),
             |scope| self.layers.column(scope, up),
         )
     }
@@ -357,7 +430,23 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
     }
 
     fn head(&self, scope: &Scope, spec: EmbeddingSpec, tied: Option<&Self::Embedding>) -> Result<Self::Head> {
-        self.layers.head(scope, spec, tied)
+        let base = self.layers.head(scope, spec, tied)?;
+        // A tied head is called as the embedding here.
+        if spec.tied {
+            return Ok(Adapted { layers: self.layers.clone(), base, adapter: None });
+        }
+        let settings = self.settings(scope)?;
+        let rank = settings.as_ref().map_or(self.config.rank, |settings| settings.rank);
+        let init = Init::layer(spec.width);
+        let down = LinearSpec { inputs: spec.width, outputs: &[rank], bias: false, init, whole: true };
+        let up = EmbeddingSpec { width: rank, init: Init::ZEROS, ..spec };
+        self.beside(
+            scope,
+            settings.as_ref(),
+            base,
+            |scope| OneDevice.column(scope, down),
+            |scope| self.layers.head(scope, up, None),
+        )
     }
 
     fn heads(&self, heads: usize) -> Result<Range<usize>> {
@@ -406,17 +495,29 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
 
     fn begins(&self, names: FileNames, whole: bool) {
         self.layers.begins(names.clone(), whole);
-        *unpoisoned(self.model.lock()) = Model { names, whole };
+        *unpoisoned(self.model.lock()) = Model { names, whole, firsts: BTreeMap::new() };
     }
 
     fn built(&self, parameters: &[Parameter]) -> Result<()> {
         self.layers.built(parameters)?;
+        unpoisoned(self.model.lock()).firsts.clear();
         // A pipeline's stage may have no blocks, or none of those that have adapters.
         let wanted = self.has_linear.swap(false, Relaxed) && unpoisoned(self.model.lock()).whole;
         if wanted && !parameters.iter().any(|parameter| is_adapter(parameter.name())) {
             return Err(no_layer(&self.config.chosen(), parameters));
         }
-        let is_frozen = |p: &&Parameter| !is_adapter(p.name()) && !self.is_trained(p.name());
+        let adapted = adapted_layers(parameters);
+        let is_trained_bias = |name: &str| {
+            let Some(layer) = name.strip_suffix(".bias") else { return false };
+            match self.config.biases {
+                TrainedBiases::None => false,
+                TrainedBiases::All => true,
+                TrainedBiases::OfAdapted => adapted.contains(layer),
+            }
+        };
+        let is_frozen = |p: &&Parameter| {
+            !is_adapter(p.name()) && !self.is_trained(p.name()) && !is_trained_bias(p.name())
+        };
         parameters.iter().filter(is_frozen).for_each(Parameter::freeze);
         self.reset_magnitudes(parameters)
     }
@@ -425,6 +526,11 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
         self.layers.loaded(parameters)?;
         self.reset_magnitudes(parameters)
     }
+}
+
+/// The paths of the layers that have an adapter among these parameters.
+fn adapted_layers(parameters: &[Parameter]) -> BTreeSet<String> {
+    parameters.iter().filter_map(|p| p.name().strip_suffix(".lora_B.weight").map(String::from)).collect()
 }
 
 pub(super) fn is_adapter(name: &str) -> bool {
@@ -436,8 +542,9 @@ fn no_layer(target: &str, parameters: &[Parameter]) -> Error {
     let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
     let name = |p: &Parameter| {
         let layer = p.name().strip_suffix(".weight")?;
-        let in_block = p.tensor().rank() == 2 && layer.split('.').any(is_number) && !is_adapter(p.name());
-        Some(layer.rsplit('.').next()?.to_string()).filter(|_| in_block)
+        let is_linear = layer.split('.').any(is_number) || layer == HEAD;
+        let is_linear = is_linear && p.tensor().rank() == 2 && !is_adapter(p.name());
+        Some(layer.rsplit('.').next()?.to_string()).filter(|_| is_linear)
     };
     let names: BTreeSet<String> = parameters.iter().filter_map(name).collect();
     let names = names.into_iter().collect::<Vec<_>>().join(", ");

@@ -168,11 +168,11 @@ pub(super) fn tokens() -> Var {
     Var::from_slice(&tokens, &[2, 8], Device::CPU).unwrap()
 }
 
-/// A GPT, whose linear layers have biases and whose joint ones have sections, and a Llama.
+/// A GPT, whose linear layers have biases and whose joint ones have sections, and a Llama, with an adapter of its head.
 fn models() -> [(ModelConfig, Vec<&'static str>); 2] {
     [
         (ModelConfig::Gpt(GptConfig::new(37, 12, 2, 2, 16)), vec!["c_attn", "mlp.c_proj"]),
-        (ModelConfig::Llama(LlamaConfig::new(37, 12, 2, 2, 16)), vec!["q_proj", "down_proj"]),
+        (ModelConfig::Llama(LlamaConfig::new(37, 12, 2, 2, 16)), vec!["q_proj", "down_proj", "lm_head"]),
     ]
 }
 
@@ -220,7 +220,7 @@ fn magnitudes_are_in_pefts_files_and_in_merged_weights() {
         assert_eq!(LoraConfig::read(&folder).unwrap(), lora);
         let file = SafeTensors::open(folder.join("adapter_model.safetensors")).unwrap();
         let magnitudes: Vec<&str> = file.names().filter(|name| name.ends_with(MAGNITUDE)).collect();
-        assert_eq!(magnitudes.len(), 4);
+        assert_eq!(magnitudes.len(), 2 * 2 + usize::from(targets.contains(&"lm_head")));
         assert!(magnitudes.iter().all(|name| file.shape(name).unwrap().len() == 1), "{magnitudes:?}");
         let again = build(1);
         load_adapter(&again, &config, &folder).unwrap();
@@ -232,8 +232,8 @@ fn magnitudes_are_in_pefts_files_and_in_merged_weights() {
             assert_eq!(name, parameter.name());
             parameter.load(tensor).unwrap();
         }
-        let [wanted, got] =
-            [model.forward(&tokens()), plain.forward(&tokens())].map(|y| y.unwrap().to_vec::<f64>().unwrap());
+        let wanted = model.logits(&model.forward(&tokens()).unwrap()).unwrap().to_vec::<f64>().unwrap();
+        let got = plain.logits(&plain.forward(&tokens()).unwrap()).unwrap().to_vec::<f64>().unwrap();
         assert!(wanted.iter().zip(&got).all(|(a, b)| (a - b).abs() < 1e-12));
         // Without DoRA the file has tensors that the model does not know.
         let without = LoraConfig { dora: false, ..lora.clone() };
@@ -264,7 +264,8 @@ fn rows_of_zeros_add_nothing() {
     [layer.weight(), adapter.lora_b.weight()]
         .iter()
         .for_each(|p| kernels::fill_(&mut p.tensor(), 0.0).unwrap());
-    magnitude::reset(&OneDevice, &layer.parameters(), |_| Ok(2.0)).unwrap();
+    let a = adapter.lora_a.weight();
+    magnitude::reset(&OneDevice, &layer.parameters(), |_| Ok(Some((a.clone(), 2.0)))).unwrap();
     let y = layer.forward(&Var::new(tensor(&[1, INPUTS], 0.9))).unwrap();
     close("y", &y.to_vec::<f64>().unwrap(), &values(OUTPUTS, 0.4));
 }
@@ -273,7 +274,7 @@ fn rows_of_zeros_add_nothing() {
 fn settings_are_read_as_they_are_written() {
     for text in [
         "r=8,alpha=16,targets=q_proj,v_proj",
-        "r=2,alpha=1,dropout=0.1,rslora=true,dora=true,base=int8,targets=q",
+        "r=2,alpha=1,dropout=0.1,rslora=true,dora=true,base=int8,bias=lora_only,targets=q",
     ] {
         assert_eq!(text.parse::<LoraConfig>().unwrap().to_string(), text);
     }
@@ -288,7 +289,7 @@ fn int8(targets: &[&str]) -> LoraConfig {
 }
 
 /// A model's loss, and the gradients of its adapters.
-fn step<L: LayerFactory>(model: &Decoder<L>) -> (Vec<u8>, Vec<Vec<u8>>) {
+pub(super) fn step<L: LayerFactory>(model: &Decoder<L>) -> (Vec<u8>, Vec<Vec<u8>>) {
     let (targets, counted) = next_token_targets(tokens().tensor()).unwrap();
     let x = model.forward(&tokens()).unwrap();
     let loss = model.loss(&x, &Var::new(targets), 1.0 / counted as f64).unwrap();

@@ -117,6 +117,7 @@ fn what_has_no_place_in_files_is_refused() {
         ),
         (llama(false), lora(&["q_proj"], &["q_proj"]), "no linear layer is called \"q_proj\""),
         (llama(true), lora(&["q_proj"], &["lm_head"]), "the head is tied to embed_tokens.weight"),
+        (llama(true), lora(&["q_proj", "lm_head"], &[]), "lm_head, which is tied to embed_tokens.weight"),
         (
             of(Family::Phi3),
             lora(&["down_proj"], &["k_proj"]),

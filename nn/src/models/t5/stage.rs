@@ -159,7 +159,7 @@ impl<L: LayerFactory> T5<L> {
     /// # Errors
     /// If this stage has no head.
     pub fn logits(&self, x: &Var) -> Result<Var> {
-        self.head()?.call(x, false, |head, x| head.head.logits(x))
+        self.head()?.call(x, false, |head, x| head.head.logits(x, None))
     }
 
     /// The cross entropies of the labels `[B, T]` (i64; -100 is ignored), added and multiplied by `scale`.

@@ -154,7 +154,7 @@ impl<C: Module + 'static, R: Module + 'static> Perceptron<C, R> {
                 return self.activation.apply(&maps.up_proj.forward(&n)?);
             };
             let inner = layers.columns(&[gate, &maps.up_proj], &n)?;
-            Ok(self.activation.apply(&inner[0])?.mul(&inner[1])?)
+            self.activation.gated(&inner[0], &inner[1])
         })?;
         self.down_proj.forward(&inner)
     }
@@ -194,6 +194,7 @@ impl<L: LayerFactory> TransformerBlock<L> {
             score_cap: config.score_cap,
             window: kind.window,
             query_key_norm: config.query_key_norm,
+            qkv_clip: config.qkv_clip,
             dropout: config.dropout,
             init,
             ..GroupedQueryAttentionConfig::new(config.width, config.heads, config.key_heads)

@@ -105,6 +105,9 @@ impl Family {
                 Family::Mixtral => {}
                 _ => set("norm_topk_prob", json!(experts.normalized)),
             }
+            if self == Family::OlmoE {
+                set("clip_qkv", json!(c.qkv_clip));
+            }
             if self == Family::Qwen3Moe {
                 set("moe_intermediate_size", json!(experts.inner));
                 set("decoder_sparse_step", json!(1));

@@ -69,6 +69,8 @@ pub struct TransformerConfig {
     pub mlp_bias: bool,
     /// How queries and keys are normalised, if they are.
     pub query_key_norm: Option<QueryKeyNorm>,
+    /// If present, queries, keys and values are held between it and its negative.
+    pub qkv_clip: Option<f64>,
     /// What scores are multiplied with; `1 / sqrt(head_dim)` if absent.
     pub score_scale: Option<f64>,
     /// If present, scores go through `cap tanh(score / cap)`.
@@ -175,6 +177,7 @@ impl TransformerConfig {
             output_bias: false,
             mlp_bias: false,
             query_key_norm: None,
+            qkv_clip: None,
             score_scale: None,
             score_cap: None,
             logit_cap: None,
@@ -365,7 +368,11 @@ impl TransformerConfig {
         if let Some(token) = self.padding.filter(|token| *token >= self.vocabulary) {
             return Err(format!("the padding token is {token}, wanted one of {} tokens", self.vocabulary));
         }
-        let caps = [("score_cap", self.score_cap), ("logit_cap", self.logit_cap)];
+        let caps = [
+            ("score_cap", self.score_cap),
+            ("logit_cap", self.logit_cap),
+            ("the clip of queries, keys and values", self.qkv_clip),
+        ];
         if let Some((name, Some(cap))) =
             caps.into_iter().find(|(_, cap)| cap.is_some_and(|cap| cap.is_nan() || cap <= 0.0))
         {

@@ -132,8 +132,8 @@ impl Family {
             return Ok(());
         }
         experts.normalized = f.flag("norm_topk_prob", false)?;
-        if let Some(cap) = f.maybe_number("clip_qkv")? {
-            return Err(format!("clip_qkv = {cap} is not supported"));
+        if self == Family::OlmoE {
+            c.qkv_clip = f.maybe_number("clip_qkv")?;
         }
         if self == Family::Qwen3Moe {
             experts.inner = f.size("moe_intermediate_size")?.unwrap_or(768);

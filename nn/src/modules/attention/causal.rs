@@ -21,6 +21,8 @@ pub(crate) struct CausalAttention {
     /// The key head of each query head, if the query heads do not share the key heads evenly.
     key_of_query: Option<Vec<i64>>,
     rotary: Option<RotaryPositions>,
+    /// Queries, keys and values are held between it and its negative.
+    clip: Option<f64>,
     /// Whether the core's values are computed again in backward where it has dropout.
     recompute: AtomicBool,
 }
@@ -89,7 +91,13 @@ impl CausalAttention {
         let core = Core { heads: here, all: heads.query, dim: heads.dim, scores, dropout };
         let rotary = rotary.map(|rotary| RotaryPositions::new(rotary, heads.dim));
         let recompute = AtomicBool::new(false);
-        Ok(CausalAttention { core: Arc::new(core), key_heads: keys.len(), key_of_query, rotary, recompute })
+        let (core, key_heads) = (Arc::new(core), keys.len());
+        Ok(CausalAttention { core, key_heads, key_of_query, rotary, clip: None, recompute })
+    }
+
+    /// With queries, keys and values between -`clip` and `clip`, behind norms and before they are rotated.
+    pub(crate) fn with_clip(self, clip: Option<f64>) -> CausalAttention {
+        CausalAttention { clip, ..self }
     }
 
     pub(crate) fn set_recompute(&self, recompute: bool) {
@@ -172,17 +180,21 @@ impl CausalAttention {
             let shape = [x.shape()[0], x.shape()[1], heads, dim];
             Ok(x.reshape_to(&shape)?.transpose(1, 2)?)
         };
+        let clipped = |x: Var| -> Result<Var> {
+            let Some(clip) = self.clip else { return Ok(x) };
+            Ok(x.clamp(Some((-clip).into()), Some(clip.into()))?)
+        };
         let rotated = |x: &Var, heads: usize, norm: &Option<HeadsNorm>| -> Result<Var> {
-            let x = match norm {
+            let x = clipped(match norm {
                 Some(HeadsNorm::Each(norm)) => norm.forward(&split(x, heads)?)?,
                 Some(HeadsNorm::All(norm)) => split(&norm.forward(x)?, heads)?,
                 None => split(x, heads)?,
-            };
+            })?;
             let Some(rotary) = &self.rotary else { return Ok(x) };
             rotary.rotate(&x, documents, before, length)
         };
         let (q, k) = (rotated(q, heads, q_norm)?, rotated(k, self.key_heads, k_norm)?);
-        let v = split(v, self.key_heads)?;
+        let v = clipped(split(v, self.key_heads)?)?;
         let (k, v) = match cache {
             Some(cache) => cache.append(&k, &v)?,
             None => (k, v),

@@ -99,6 +99,9 @@ pub struct GroupedQueryAttentionConfig {
     pub window: Option<usize>,
     /// Whether queries and keys are normalised before they are rotated.
     pub query_key_norm: Option<QueryKeyNorm>,
+    /// If present, queries, keys and values are held between it and its negative, queries and keys behind their norms. Source: MosaicML NLP
+    /// Team: Introducing MPT-7B (2023).
+    pub qkv_clip: Option<f64>,
     /// Dropout of the probabilities.
     pub dropout: f64,
     /// The initial weights.
@@ -133,6 +136,7 @@ impl GroupedQueryAttentionConfig {
             score_cap: None,
             window: None,
             query_key_norm: None,
+            qkv_clip: None,
             dropout: 0.0,
             init: Init::layer(width),
         }
@@ -204,7 +208,7 @@ impl GroupedQueryAttentionConfig {
             q_norm,
             k_norm,
             o_proj: WrappedUnit::part(layers.row(&scope.child("o_proj"), row)?),
-            attend: CausalAttention::new(&**layers, heads, rotary, scores, dropout)?,
+            attend: CausalAttention::new(&**layers, heads, rotary, scores, dropout)?.with_clip(self.qkv_clip),
             dtype: scope.dtype(),
             layers: layers.clone(),
             mode: Mode::default(),
