@@ -9,6 +9,7 @@
 //! ([`magnitude`]) a layer has a magnitude too, which is cut as its rows are.
 //! Sources: Hu et al.: LoRA (2021); Kalajdzievski: A rank stabilization scaling factor for fine-tuning with LoRA (2023).
 
+mod adapted;
 mod config;
 mod files;
 #[cfg(test)]
@@ -35,14 +36,16 @@ use super::{Decoder, DecoderStage, ModelConfig};
 use crate::layer_factory::{EmbeddingSpec, LinearMap, LinearSpec};
 use crate::modules::{Dropout, Linear};
 use crate::{
-    Error, ExpertExchange, FileNames, Head, HeadsNormSpec, Init, LayerFactory, Module, OneDevice, Parameter,
-    Parameters, Result, Scope, parameters,
+    Error, ExpertExchange, FileNames, HeadsNormSpec, Init, LayerFactory, Module, OneDevice, Parameter,
+    Parameters, Result, Scope,
 };
 
+pub use adapted::Adapted;
 pub use config::{BaseWeights, LoraConfig, TrainedBiases};
 pub use files::{load_adapter, merged, save_adapter};
 pub use modules::Modules;
 
+use adapted::Adapter;
 use files::check_places;
 use modules::{Layer, in_model, is_within};
 
@@ -287,99 +290,6 @@ impl<L: LayerFactory> Lora<L> {
             let a = all_a.get(&peft).cloned();
             a.map(|a| Ok((a, self.config.of_layer(&peft)?.scale()))).transpose()
         })
-    }
-}
-
-/// A layer, and the adapter beside it, if it has one.
-pub struct Adapted<L, C, A, B> {
-    layers: Arc<L>,
-    base: C,
-    adapter: Option<Adapter<A, B>>,
-}
-
-parameters!([L, C: Parameters, A: Parameters, B: Parameters] Adapted<L, C, A, B> { base = "", adapter = "" });
-
-struct Adapter<A, B> {
-    lora_a: A,
-    lora_b: B,
-    /// `[out]`, with DoRA.
-    magnitude: Option<Parameter>,
-    dropout: Dropout,
-    scale: f64,
-}
-
-parameters!([A: Parameters, B: Parameters] Adapter<A, B> {
-    lora_a = "lora_A",
-    lora_b = "lora_B",
-    magnitude = "lora_magnitude_vector",
-});
-
-impl<L: LayerFactory, C: LinearMap, A: LinearMap, B: LinearMap> Adapted<L, C, A, B> {
-    /// The layer's output `y` with what the adapter changes.
-    fn with_adapter(&self, x: &Var, y: Var) -> Result<Var> {
-        let Some(adapter) = &self.adapter else { return Ok(y) };
-        let dropped = adapter.dropout.is_active().then(|| adapter.dropout.forward(x)).transpose()?;
-        let down = adapter.lora_a.forward(dropped.as_ref().unwrap_or(x))?;
-        let more = adapter.lora_b.forward(&down)?.mul_scalar(adapter.scale)?;
-        let Some(magnitude) = &adapter.magnitude else { return Ok(y.add(&more)?) };
-        // y + (m / n - 1) W x + m / n scale B A x. As in PEFT, what is dropped goes into the second summand too, and the bias does not.
-        let plain = match &dropped {
-            Some(x) => self.base.forward(x)?,
-            None => y.clone(),
-        };
-        let plain = match self.base.bias() {
-            Some(bias) => plain.sub(&bias.var())?,
-            None => plain,
-        };
-        let factors = self.factors(adapter, magnitude)?;
-        let change = plain.mul(&factors.add_scalar(-1.0)?.to(y.dtype())?)?;
-        Ok(y.add(&change)?.add(&more.mul(&factors.to(y.dtype())?)?)?)
-    }
-
-    /// `m / n` of each row.
-    fn factors(&self, adapter: &Adapter<A, B>, magnitude: &Parameter) -> Result<Var> {
-        let weight = self.base.weight();
-        let [held, a, b] = [weight, adapter.lora_a.weight(), adapter.lora_b.weight()].map(Parameter::var);
-        let (weight_now, a, b) = (held.tensor(), a.tensor(), b.tensor());
-        let adapted = magnitude::Adapted { weight: weight_now, a, b, scale: adapter.scale };
-        adapted.factors(&*self.layers, weight, &magnitude.var())
-    }
-}
-
-impl<L: LayerFactory, C: LinearMap, A: LinearMap, B: LinearMap> Module for Adapted<L, C, A, B> {
-    fn forward(&self, x: &Var) -> Result<Var> {
-        self.with_adapter(x, self.base.forward(x)?)
-    }
-}
-
-impl<L: LayerFactory, C: LinearMap, A: LinearMap, B: LinearMap> LinearMap for Adapted<L, C, A, B> {
-    fn weight(&self) -> &Parameter {
-        self.base.weight()
-    }
-
-    fn bias(&self) -> Option<&Parameter> {
-        self.base.bias()
-    }
-}
-
-impl<L: LayerFactory, C: Head, A: LinearMap, B: LinearMap> Head for Adapted<L, C, A, B> {
-    fn scores(&self, x: &Var, bias: Option<&Parameter>) -> Result<Var> {
-        self.with_adapter(x, self.base.scores(x, bias)?)
-    }
-
-    fn gathered(&self, scores: Var) -> Result<Var> {
-        self.base.gathered(scores)
-    }
-
-    fn loss_of(&self, scores: &Var, targets: &Var, scale: f64) -> Result<Var> {
-        self.base.loss_of(scores, targets, scale)
-    }
-
-    fn loss(&self, x: &Var, targets: &Var, scale: f64, logits_max: usize) -> Result<Var> {
-        match &self.adapter {
-            Some(_) => self.loss_of(&self.scores(x, None)?, targets, scale),
-            None => self.base.loss(x, targets, scale, logits_max),
-        }
     }
 }
 
