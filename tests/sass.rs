@@ -289,13 +289,13 @@ const DAMAGES: [Damage; 4] = [
         report: "tensor instructions (HMMA, HGMMA), wanted",
     },
     Damage {
-        kernel: ("silu", "contiguous"),
+        kernel: ("silu_mul", "contiguous"),
         text: "constexpr int LANES = 16 /",
         instead: "constexpr int LANES = 8 /",
         report: "of its global accesses move 128 bits",
     },
     Damage {
-        kernel: ("silu", "contiguous"),
+        kernel: ("silu_mul", "contiguous"),
         text: "{ run_contiguous(each, out, in, n); }",
         instead: "{ f32 kept[128]; for (int i = 0; i < 128; i++) kept[i] = ((const volatile f32*)in.at[0])[i]; \
                   run_contiguous(each, out, in, n); for (int i = 0; i < 128; i++) ((volatile f32*)out)[i] = kept[i]; }",
