@@ -108,7 +108,7 @@ fn compare(file: &str, found: &str, writes: bool) -> Result<(), Box<dyn Error>> 
     };
     let changes = format!("{}{}", only(&kept, found, "-"), only(found, &kept, "+"));
     Err(format!(
-        "what is found is not the table's; if it is meant to change: cargo test --test dry -- --write{changes}"
+        "this run differs from the table; to accept the run's figures: cargo test --test dry -- --write{changes}"
     )
     .into())
 }

@@ -83,7 +83,12 @@ impl<L: LayerFactory, C: LinearMap, A: LinearMap, B: LinearMap> LinearMap for Ad
 
 impl<L: LayerFactory, C: Head, A: LinearMap, B: LinearMap> Head for Adapted<L, C, A, B> {
     fn scores(&self, x: &Var, bias: Option<&Parameter>) -> Result<Var> {
-        self.with_adapter(x, self.base.scores(x, bias)?)
+        if self.adapter.is_none() {
+            return self.base.scores(x, bias);
+        }
+        // A magnitude does not scale the bias.
+        let scores = self.with_adapter(x, self.base.scores(x, None)?)?;
+        bias.map_or(Ok(scores.clone()), |bias| Ok(scores.add(&bias.var())?))
     }
 
     fn gathered(&self, scores: Var) -> Result<Var> {
