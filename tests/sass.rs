@@ -20,7 +20,7 @@ mod table;
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Child, Command, ExitCode};
 use std::sync::OnceLock;
 use std::thread;
 
@@ -35,13 +35,12 @@ use table::{MixRow, Row};
 
 type Test = (&'static str, fn() -> std::result::Result<(), String>);
 
-const TESTS: [Test; 9] = [
+const TESTS: [Test; 8] = [
     ("loops are read from a text", flow::test_of_a_text),
     ("widths and classes are read from a text", assembly::test_of_a_mix),
     ("occupancy is NVIDIA's", assembly::test_of_occupancy),
     ("each kind of regression is found", table::test_of_comparison),
     ("no kernel of a step is worse than in the table", kernels),
-    ("nor one of a step on an A100", before_hopper),
     ("nor a product that cuBLASLt does not compute", own_products),
     ("softmax runs beside the products of warpgroups", overlap),
     ("kernels that are broken on purpose are found", broken),
@@ -165,8 +164,29 @@ fn launches() -> std::result::Result<&'static [Launch], String> {
     LAUNCHES.get_or_init(make).as_deref().map_err(Clone::clone)
 }
 
+/// The kernels of this GPU, while a process does the same whose emulated GPU is the other chip.
 fn kernels() -> std::result::Result<(), String> {
-    held(launches()?, |row| !is_own_product(row)).map(drop)
+    let begin = || driver::beside(&["no kernel of a step is worse".to_string()], &[A100]);
+    let mut other = emulates(&CHIPS[1])?.then(begin);
+    if is_writing() {
+        // To the same file.
+        other.take().map_or(Ok(()), |process| ended("an A100's", process))?;
+    }
+    let held = held(launches()?, |row| !is_own_product(row)).map(drop);
+    let other = other.map_or(Ok(()), |process| ended("an A100's", process));
+    held.and(other)
+}
+
+/// Waits for a process of ours.
+fn ended(what: &str, process: std::io::Result<Child>) -> std::result::Result<(), String> {
+    match process.and_then(|mut process| process.wait()) {
+        Ok(status) if status.success() => Ok(()),
+        outcome => Err(format!("{what}: {outcome:?}")),
+    }
+}
+
+fn is_writing() -> bool {
+    std::env::var_os("PHALANX_SASS").is_some_and(|value| value == "write")
 }
 
 /// Compares the launches' rows with those of the table that are for this GPU and `named`, or writes these anew. Returns them.
@@ -185,7 +205,7 @@ fn held(launches: &[Launch], named: impl Fn(&Row) -> bool) -> std::result::Resul
     let text = std::fs::read_to_string(&file).map_err(|e| format!("{}: {e}", file.display()))?;
     let (known, others) =
         table::parse(&text)?.into_iter().partition::<Vec<_>, _>(|row| row.arch == chip.arch && named(row));
-    if std::env::var_os("PHALANX_SASS").is_some_and(|value| value == "write") {
+    if is_writing() {
         let mut both = [others, all.clone()].concat();
         both.sort_by_key(|row| (row.arch.clone(), is_own_product(row)));
         let text = table::text(&compiler, &both);
@@ -221,10 +241,7 @@ fn own_products() -> std::result::Result<(), String> {
     if std::env::var_os(OWN.0).is_none_or(|value| value != OWN.1) {
         for settings in [&[OWN][..], &[OWN, A100]] {
             let named = "a product that cuBLASLt does not".to_string();
-            match driver::again(&[named], settings) {
-                Ok(code) if code == ExitCode::SUCCESS => {}
-                outcome => return Err(format!("with {settings:?}: {outcome:?}")),
-            }
+            ended(&format!("with {settings:?}"), driver::beside(&[named], settings))?;
         }
         return Ok(());
     }
@@ -249,17 +266,6 @@ fn own_products() -> std::result::Result<(), String> {
         return Ok(());
     }
     Err(format!("got {} kernels, {found} of them of {file}, wanted {wanted} of it", rows.len()))
-}
-
-/// The same of the other chip, in a process whose emulated GPU is one.
-fn before_hopper() -> std::result::Result<(), String> {
-    if !emulates(&CHIPS[1])? {
-        return Ok(());
-    }
-    match driver::again(&["no kernel of a step is worse".to_string()], &[A100]) {
-        Ok(code) if code == ExitCode::SUCCESS => Ok(()),
-        outcome => Err(format!("an A100's: {outcome:?}")),
-    }
 }
 
 fn emulates(chip: &Chip) -> std::result::Result<bool, String> {

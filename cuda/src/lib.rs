@@ -80,7 +80,7 @@ pub use library::symbol;
 pub use library::{driver_name, emulated, require, version};
 pub use load_gate::CollectiveGuard;
 pub use memory::{DeviceBlock, Pinned};
-pub use nvrtc::{compile, compiled};
+pub use nvrtc::{compile, compile_key, compiled};
 pub use product::{Epilogue, Float, MatrixLayout, ProductForm, ProductPointers};
 pub use program::{Image, KernelSource, Program, Target};
 pub use tensor_map::{Boxes, TensorMap};

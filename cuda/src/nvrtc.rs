@@ -27,9 +27,21 @@ pub fn compile(name: &str, text: &str, target: Target) -> Result<Image, String> 
     cached(name, text, target)
 }
 
+/// All that decides the code that [`compile`] makes, in one text: compiler, options and program.
+///
+/// # Errors
+/// If there is no compiler.
+pub fn compile_key(name: &str, text: &str, target: Target) -> Result<String, String> {
+    Ok(format!("{} {}", version(Library::Nvrtc)?.short(), key(name, text, &options(target))))
+}
+
+fn key(name: &str, text: &str, options: &[String]) -> String {
+    format!("{} {name}\n{text}", options.join(" "))
+}
+
 fn cached(name: &str, text: &str, target: Target) -> Result<Image, String> {
     let options = options(target);
-    let (cache, key) = (KernelCache::of_environment(), format!("{} {name}\n{text}", options.join(" ")));
+    let (cache, key) = (KernelCache::of_environment(), key(name, text, &options));
     if let Err(why) = require(Library::Nvrtc) {
         return cache.of_any_compiler(&key).ok_or(why);
     }

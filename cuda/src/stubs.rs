@@ -175,6 +175,14 @@ pub(crate) mod nvrtc {
         Err(format!("{name} for {target}: this program was built without the feature `cuda`"))
     }
 
+    /// There is none.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn compile_key(name: &str, _: &str, target: Target) -> Result<String, String> {
+        Err(format!("{name} for {target}: this program was built without the feature `cuda`"))
+    }
+
     /// None.
     pub fn compiled(_: usize) -> Option<(String, String)> {
         None

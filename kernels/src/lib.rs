@@ -10,6 +10,7 @@
 //! | along dimensions | [`sum`], [`mean`], [`softmax`], [`logsumexp`], [`sort`], [`topk`], [`cumsum`], .. |
 //! | norms and losses | [`layer_norm`], [`rms_norm`], [`batch_norm`], [`cross_entropy`], [`nll_loss`] |
 //! | by index | [`index_select`], [`gather`], [`scatter_add`], [`cat`], [`pad`] |
+//! | ranks | [`combine`]: the arithmetic of an all-reduce |
 //! | optimizers, draws | [`ops::optim`], [`ops::random`] |
 //! | speed | [`flops()`] counts the arithmetic of a thread, [`peak_flops`] and [`peak_bandwidth`] measure a device |
 //! | the processor | [`isa`] tells the instruction set in use, [`available_isas`] what there is |
@@ -18,6 +19,7 @@
 mod block_reader;
 mod check;
 mod classes;
+pub mod combine;
 pub mod cuda;
 mod data_movement;
 mod dispatch;

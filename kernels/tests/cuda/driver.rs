@@ -1,6 +1,6 @@
 //! The driver for a test program that needs a GPU: a GPU's own, else the emulator, else none.
 
-use std::process::{Command, ExitCode};
+use std::process::{Child, Command, ExitCode};
 
 use phalanx_tensor::{Device, cuda};
 
@@ -54,7 +54,11 @@ pub fn serve(name: &str, tests: usize, settings: &[Setting], run: impl Fn(Option
 
 /// This very program, with further settings.
 pub fn again(args: &[String], settings: &[Setting]) -> std::io::Result<ExitCode> {
-    let exe = std::env::current_exe()?;
-    let status = Command::new(exe).args(args).envs(settings.iter().copied()).status()?;
+    let status = beside(args, settings)?.wait()?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The same, while this process goes on.
+pub fn beside(args: &[String], settings: &[Setting]) -> std::io::Result<Child> {
+    Command::new(std::env::current_exe()?).args(args).envs(settings.iter().copied()).spawn()
 }

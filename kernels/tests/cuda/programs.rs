@@ -1,5 +1,12 @@
 //! Every program that was compiled, assembled for the architectures that matter.
+//!
+//! Assembling takes longer than the cases, and gives the same code for the same text. So those that have passed are in `assembled.txt`, by
+//! hashes of all that decides their code, and are passed over. `PHALANX_WRITE_ASSEMBLED=1 cargo test -p phalanx-kernels --test cuda`
+//! assembles all and writes the file anew.
 
+use std::collections::BTreeSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -12,10 +19,25 @@ const CAPABILITIES: [u32; 2] = [80, 90];
 /// Programs that may spill, as `(name, why)`.
 const SPILLS: [(&str, &str); 0] = [];
 
+/// Hashes of the programs that have passed, one in each line.
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cuda/assembled.txt");
+
+static PASSED: LazyLock<BTreeSet<String>> = LazyLock::new(|| {
+    let text = if is_writing() { String::new() } else { std::fs::read_to_string(FILE).unwrap_or_default() };
+    text.lines().map(String::from).collect()
+});
+
+/// Whether the file is to be written anew.
+pub fn is_writing() -> bool {
+    std::env::var_os("PHALANX_WRITE_ASSEMBLED").is_some_and(|value| value == "1")
+}
+
 /// What is known of some programs.
 #[derive(Default)]
 struct Assembled {
-    programs: usize,
+    /// Hashes of those that were passed over, and of those that were assembled.
+    known: usize,
+    new: Vec<String>,
     registers: u64,
     wrong: Vec<String>,
 }
@@ -36,10 +58,16 @@ pub fn assembled_beside<T>(cases: impl FnOnce() -> T) -> (T, usize) {
         (result, [rest, helper.join().expect("the assembling thread panicked")])
     });
     let registers = parts.iter().map(|part| part.registers).max().unwrap_or(0);
-    let programs: usize = parts.iter().map(|part| part.programs).sum();
-    println!("cuda: {programs} programs assembled for sm_80 and sm_90a, {registers} registers at most");
+    let known: usize = parts.iter().map(|part| part.known).sum();
+    let new: BTreeSet<&String> = parts.iter().flat_map(|part| &part.new).collect();
+    println!("cuda: {} programs assembled for sm_80 or sm_90a, {registers} registers at most", new.len());
+    println!("cuda: {known} have passed before, by {FILE} (PHALANX_WRITE_ASSEMBLED=1 writes it anew)");
     let wrong: Vec<&String> = parts.iter().flat_map(|part| &part.wrong).collect();
     wrong.iter().for_each(|why| println!("  {why}"));
+    if is_writing() && wrong.is_empty() {
+        let text: String = new.iter().map(|hash| format!("{hash}\n")).collect();
+        std::fs::write(FILE, text).unwrap_or_else(|why| panic!("{FILE}: {why}"));
+    }
     (result, wrong.len())
 }
 
@@ -53,7 +81,6 @@ fn assemble(next: &AtomicUsize, over: &AtomicBool) -> Assembled {
         match cuda::compiled(at) {
             Some((name, text)) => {
                 if next.compare_exchange(at, at + 1, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-                    all.programs += 1;
                     let of_hopper = text.contains("wgmma.mma_async");
                     for capability in CAPABILITIES.into_iter().filter(|&c| c >= 90 || !of_hopper) {
                         one(&name, &text, capability, &mut all);
@@ -67,6 +94,15 @@ fn assemble(next: &AtomicUsize, over: &AtomicBool) -> Assembled {
 }
 
 fn one(name: &str, text: &str, capability: u32, all: &mut Assembled) {
+    let hash = match cuda::compile_key(name, text, Target::Cubin(capability)) {
+        Ok(key) => hash(&key),
+        Err(why) => return all.wrong.push(why),
+    };
+    if PASSED.contains(&hash) {
+        all.known += 1;
+        return;
+    }
+    all.new.push(hash);
     let image = match cuda::compile(name, text, Target::Cubin(capability)) {
         Ok(image) => image,
         Err(why) => return all.wrong.push(why),
@@ -84,6 +120,13 @@ fn one(name: &str, text: &str, capability: u32, all: &mut Assembled) {
         let why = "reorder its formula, so that fewer numbers live at once";
         all.wrong.push(format!("{name} spills {spilled} bytes on sm_{capability}; {why}:\n{macros}\n{log}"));
     }
+}
+
+/// 64 bits in hexadecimal. Another version of the standard library may have other hashes; then all is assembled.
+fn hash(key: &str) -> String {
+    let mut hasher = DefaultHasher::new();
+    key.hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
 }
 
 /// The numbers that stand before `what` in a log.

@@ -26,7 +26,6 @@ mod nccl;
 mod observed;
 mod pending;
 mod plan;
-mod reduction;
 mod signature;
 pub mod threads;
 pub(crate) mod wire;
@@ -39,9 +38,9 @@ pub use meta::meta;
 pub use nccl::{NcclConfig, Sums, check_nccl, nccl};
 pub use observed::observed;
 pub use pending::Pending;
+pub use phalanx_kernels::combine::Reduction;
 #[expect(deprecated, reason = "it stays importable")]
 pub use plan::shares;
-pub use reduction::Reduction;
 pub use signature::CollectiveKind;
 
 #[cfg(feature = "nccl")]

@@ -26,8 +26,8 @@ pub use clock::{GpuClock, Moment};
 pub use copy::Readback;
 pub use phalanx_cuda::{
     Boxes, Calls, ChromeTrace, CollectiveGuard, Doctor, DryLog, FAULT, Grid, Image, KernelSource, Library,
-    LoggedOperation, Program, Span, Target, Traffic, Version, Work, calls, compile, compiled, doctor,
-    driver_name, emulated, nccl_lacks, require, start_trace, take_dry_log, take_trace, version,
+    LoggedOperation, Program, Span, Target, Traffic, Version, Work, calls, compile, compile_key, compiled,
+    doctor, driver_name, emulated, nccl_lacks, require, start_trace, take_dry_log, take_trace, version,
 };
 /// The bindings to the CUDA libraries, for crates that call more of them than this one does.
 #[cfg(feature = "cuda")]

@@ -1,7 +1,7 @@
 //! [`CallStream`]: the calls of a group, or the messages of a pair in one direction, in order, on a stream of their own.
 //!
 //! [`combine`] launches the kernel that adds the elements of several ranks, in order of the ranks. Its reference,
-//! slow and with the same bits, is the reduction on the host ([`crate::comm::reduction`]).
+//! slow and with the same bits, is the reduction on the host ([`phalanx_kernels::combine`]).
 #![allow(unsafe_code)]
 
 use std::sync::{Arc, OnceLock};

@@ -3,10 +3,10 @@
 
 use std::sync::Mutex;
 
+use phalanx_kernels::combine::{BLOCK, Block, Summand};
 use phalanx_tensor::{DType, Pool, Read, Tensor, Write, bf16, f16, unpoisoned};
 
 use crate::comm::plan::{Segment, Side, Transfer, plan};
-use crate::comm::reduction::{BLOCK, Block, Summand};
 use crate::comm::{Call, Error, Reduction, Result, Signature};
 
 /// Bytes of a rank that a thread works on at a time.
@@ -221,7 +221,7 @@ impl<T: Summand> Piece<'_, T> {
 }
 
 fn reduce<T: Summand>(sources: &[PieceSource<'_, T>], dests: &mut [&mut [T]], by: Reduction) {
-    let mut block = Block::new();
+    let mut block = Block::default();
     for start in (0..dests[0].len()).step_by(BLOCK) {
         let range = start..dests[0].len().min(start + BLOCK);
         for (i, source) in sources.iter().enumerate() {
@@ -229,7 +229,7 @@ fn reduce<T: Summand>(sources: &[PieceSource<'_, T>], dests: &mut [&mut [T]], by
                 PieceSource::Slice(elements) => &elements[range.clone()],
                 PieceSource::Dest(d) => &dests[d][range.clone()],
             };
-            if i == 0 { block.load(elements) } else { block.combine(elements, by) }
+            block.take(elements, i == 0, by);
         }
         block.finish(by, sources.len());
         dests.iter_mut().for_each(|to| block.store(&mut to[range.clone()]));

@@ -5,12 +5,12 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use phalanx_kernels::combine::combine;
 use phalanx_tensor::Tensor;
 
 use super::{Address, Frame, FrameKind, Wire};
 use crate::comm::pending::Ticket;
 use crate::comm::plan::{Segment, Side, Transfer, plan};
-use crate::comm::reduction::combine;
 use crate::comm::{Error, Result, Signature};
 
 /// Messages that have come and were not yet wanted, by sender (of the whole run) and address.

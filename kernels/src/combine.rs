@@ -3,9 +3,7 @@
 
 use std::fmt;
 
-use phalanx_tensor::{DType, Element, bf16, f16};
-
-use super::{Error, Result};
+use phalanx_tensor::{DType, Element, Error, Result, bf16, f16};
 
 /// How elements of several ranks become one. They are combined in order of the ranks, the first one as it is:
 /// `((x0 + x1) + x2) + ...`; bf16 and f16 in f32, rounded once at the end. Integers wrap. [`Reduction::check`] says which dtypes
@@ -31,7 +29,8 @@ pub enum Reduction {
 }
 
 impl Reduction {
-    pub(crate) const ALL: [Reduction; 8] = [
+    /// All of them, in the order of their numbers in messages between ranks.
+    pub const ALL: [Reduction; 8] = [
         Reduction::Sum,
         Reduction::Prod,
         Reduction::Max,
@@ -43,7 +42,7 @@ impl Reduction {
     ];
 
     /// Whether bits are combined, not numbers.
-    pub(crate) fn is_bitwise(self) -> bool {
+    pub fn is_bitwise(self) -> bool {
         matches!(self, Reduction::BitAnd | Reduction::BitOr | Reduction::BitXor)
     }
 
@@ -66,7 +65,7 @@ impl Reduction {
 
 impl Reduction {
     /// Its name in messages.
-    pub(crate) const fn name(self) -> &'static str {
+    pub const fn name(self) -> &'static str {
         match self {
             Reduction::Sum => "sum",
             Reduction::Prod => "product",
@@ -86,10 +85,22 @@ impl fmt::Display for Reduction {
     }
 }
 
-/// An element that can be reduced, in a type that may be wider.
-pub(crate) trait Summand: Element {
+/// An element that can be combined, in a type that may be wider. Its functions are compiled here, once for each type.
+pub trait Summand: Element {
     /// The type of intermediate results.
     type Wide: Copy + Default;
+    /// Takes the first rank's elements as they are.
+    fn load(wide: &mut [Self::Wide], from: &[Self]);
+    /// Combines with the next rank's.
+    fn combine(wide: &mut [Self::Wide], with: &[Self], by: Reduction);
+    /// Divides the sum of `ranks` ranks, if their average is wanted.
+    fn finish(wide: &mut [Self::Wide], by: Reduction, ranks: usize);
+    /// Rounds into place.
+    fn store(wide: &[Self::Wide], to: &mut [Self]);
+}
+
+/// What the functions of a [`Summand`] do with one element.
+trait Arithmetic: Summand {
     fn widen(self) -> Self::Wide;
     fn narrow(wide: Self::Wide) -> Self;
     fn add(a: Self::Wide, b: Self::Wide) -> Self::Wide;
@@ -104,8 +115,7 @@ pub(crate) trait Summand: Element {
 
 macro_rules! float {
     ($($type:ty, $wide:ty, $widen:expr, $narrow:expr;)*) => {$(
-        impl Summand for $type {
-            type Wide = $wide;
+        impl Arithmetic for $type {
             #[inline]
             fn widen(self) -> $wide {
                 $widen(self)
@@ -160,8 +170,7 @@ float! {
 
 macro_rules! integer {
     ($($type:ty),*) => {$(
-        impl Summand for $type {
-            type Wide = $type;
+        impl Arithmetic for $type {
             #[inline]
             fn widen(self) -> $type {
                 self
@@ -209,55 +218,78 @@ macro_rules! integer {
 
 integer!(i64, i32, u8);
 
+fn combine_with<T: Arithmetic>(wide: &mut [T::Wide], with: &[T], by: Reduction) {
+    let mut each = |f: fn(T::Wide, T::Wide) -> T::Wide| {
+        wide.iter_mut().zip(with).for_each(|(wide, &x)| *wide = f(*wide, x.widen()));
+    };
+    match by {
+        Reduction::Sum | Reduction::Avg => {
+            wide.iter_mut().zip(with).for_each(|(wide, &x)| *wide = T::add(*wide, x.widen()))
+        }
+        Reduction::Prod => each(T::mul),
+        Reduction::Max => each(T::max),
+        Reduction::Min => each(T::min),
+        Reduction::BitAnd => each(T::and),
+        Reduction::BitOr => each(T::or),
+        Reduction::BitXor => each(T::xor),
+    }
+}
+
+macro_rules! summand {
+    ($($type:ty: $wide:ty),*) => {$(
+        impl Summand for $type {
+            type Wide = $wide;
+            fn load(wide: &mut [Self::Wide], from: &[Self]) {
+                wide.iter_mut().zip(from).for_each(|(wide, &x)| *wide = x.widen());
+            }
+            fn combine(wide: &mut [Self::Wide], with: &[Self], by: Reduction) {
+                combine_with(wide, with, by);
+            }
+            fn finish(wide: &mut [Self::Wide], by: Reduction, ranks: usize) {
+                if by == Reduction::Avg {
+                    wide.iter_mut().for_each(|wide| *wide = Self::div(*wide, ranks));
+                }
+            }
+            fn store(wide: &[Self::Wide], to: &mut [Self]) {
+                to.iter_mut().zip(wide).for_each(|(x, &wide)| *x = Self::narrow(wide));
+            }
+        }
+    )*};
+}
+
+summand!(f64: f64, f32: f32, bf16: f32, f16: f32, i64: i64, i32: i32, u8: u8);
+
 /// Elements whose intermediate results stay in the nearest cache.
-pub(crate) const BLOCK: usize = 1024;
+pub const BLOCK: usize = 1024;
 
 /// Intermediate results of up to [`BLOCK`] elements.
-pub(crate) struct Block<T: Summand>([T::Wide; BLOCK]);
+pub struct Block<T: Summand>([T::Wide; BLOCK]);
 
-impl<T: Summand> Block<T> {
-    pub(crate) fn new() -> Block<T> {
+impl<T: Summand> Default for Block<T> {
+    fn default() -> Self {
         Block([T::Wide::default(); BLOCK])
     }
+}
 
-    /// Takes the first rank's elements as they are.
-    pub(crate) fn load(&mut self, from: &[T]) {
-        self.0.iter_mut().zip(from).for_each(|(wide, &x)| *wide = x.widen());
-    }
-
-    /// Combines with the next rank's.
-    pub(crate) fn combine(&mut self, with: &[T], by: Reduction) {
-        let mut each = |f: fn(T::Wide, T::Wide) -> T::Wide| {
-            self.0.iter_mut().zip(with).for_each(|(wide, &x)| *wide = f(*wide, x.widen()));
-        };
-        match by {
-            Reduction::Sum | Reduction::Avg => {
-                self.0.iter_mut().zip(with).for_each(|(wide, &x)| *wide = T::add(*wide, x.widen()))
-            }
-            Reduction::Prod => each(T::mul),
-            Reduction::Max => each(T::max),
-            Reduction::Min => each(T::min),
-            Reduction::BitAnd => each(T::and),
-            Reduction::BitOr => each(T::or),
-            Reduction::BitXor => each(T::xor),
-        }
+impl<T: Summand> Block<T> {
+    /// Takes the next rank's part of at most [`BLOCK`] elements: the first one, or one to combine with those before it.
+    pub fn take(&mut self, part: &[T], is_first: bool, by: Reduction) {
+        if is_first { T::load(&mut self.0, part) } else { T::combine(&mut self.0, part, by) }
     }
 
     /// Divides the sum of `ranks` ranks, if their average is wanted.
-    pub(crate) fn finish(&mut self, by: Reduction, ranks: usize) {
-        if by == Reduction::Avg {
-            self.0.iter_mut().for_each(|wide| *wide = T::div(*wide, ranks));
-        }
+    pub fn finish(&mut self, by: Reduction, ranks: usize) {
+        T::finish(&mut self.0, by, ranks);
     }
 
     /// Rounds into place.
-    pub(crate) fn store(&self, to: &mut [T]) {
-        to.iter_mut().zip(&self.0).for_each(|(x, &wide)| *x = T::narrow(wide));
+    pub fn store(&self, to: &mut [T]) {
+        T::store(&self.0, to);
     }
 }
 
 /// Combines the ranks' parts, which are of one length, in order.
-pub(crate) fn combine(dtype: DType, by: Reduction, parts: &[&[u8]]) -> Vec<u8> {
+pub fn combine(dtype: DType, by: Reduction, parts: &[&[u8]]) -> Vec<u8> {
     match dtype {
         DType::F64 => typed::<f64>(by, parts),
         DType::F32 => typed::<f32>(by, parts),
@@ -273,13 +305,13 @@ fn typed<T: Summand>(by: Reduction, parts: &[&[u8]]) -> Vec<u8> {
     let length = parts.first().map_or(0, |part| part.len());
     let (mut out, step) = (vec![0; length], BLOCK * size_of::<T>());
     // Messages are not aligned for elements; these are.
-    let (mut block, mut elements) = (Block::<T>::new(), vec![T::zeroed(); BLOCK]);
+    let (mut block, mut elements) = (Block::<T>::default(), vec![T::zeroed(); BLOCK]);
     for start in (0..length).step_by(step) {
         let range = start..length.min(start + step);
         let elements = &mut elements[..range.len() / size_of::<T>()];
         for (i, part) in parts.iter().enumerate() {
             bytemuck::cast_slice_mut(elements).copy_from_slice(&part[range.clone()]);
-            if i == 0 { block.load(elements) } else { block.combine(elements, by) }
+            block.take(elements, i == 0, by);
         }
         block.finish(by, parts.len());
         block.store(elements);
@@ -293,9 +325,8 @@ mod tests {
     use super::*;
 
     fn reduce<T: Summand>(values: &[T], by: Reduction) -> T {
-        let mut block = Block::<T>::new();
-        block.load(&values[..1]);
-        values[1..].iter().for_each(|x| block.combine(std::slice::from_ref(x), by));
+        let mut block = Block::<T>::default();
+        values.iter().enumerate().for_each(|(i, x)| block.take(std::slice::from_ref(x), i == 0, by));
         block.finish(by, values.len());
         let mut out = [values[0]];
         block.store(&mut out);
