@@ -5,8 +5,8 @@ use std::collections::HashMap;
 
 use crate::ParseError;
 use crate::code::{
-    Asynchronous, FRAME_ALIGN, Instruction, Matrix, NOWHERE, Op, Preset, Program, Reg, STACK_BYTES, Update,
-    ZERO,
+    Asynchronous, Collective, FRAME_ALIGN, Instruction, Matrix, NOWHERE, Op, Preset, Program, Reg,
+    STACK_BYTES, Update, ZERO,
 };
 use crate::decode::calls::CallGraph;
 use crate::decode::form::{Form, is_space};
@@ -280,13 +280,14 @@ impl<'a> Builder<'a> {
         }
     }
 
-    /// Which registers must not hold what nothing has written. Arithmetic passes it on, and a store puts it down.
+    /// Which registers must not hold what nothing has written. Arithmetic and shuffles pass it on, and a store puts it down.
     fn sinks(&self) -> Vec<bool> {
         let mut sinks = vec![false; self.program.registers as usize];
         for i in &self.program.code {
             let operands = match i.op {
                 Op::Map(_) => [NOWHERE; 4],
                 Op::Store(_) => [i.a, NOWHERE, NOWHERE, NOWHERE],
+                Op::Collective(Collective::Shuffle(_), _) => [NOWHERE, i.b, i.c, i.e],
                 _ => [i.a, i.b, i.c, i.e],
             };
             for reg in operands.into_iter().chain([i.guard]) {

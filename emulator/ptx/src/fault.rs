@@ -54,7 +54,7 @@ pub enum FaultKind {
     GlobalRace,
     /// A barrier that some threads of the block do not reach.
     DivergentBarrier,
-    /// A shuffle, vote or the like that a lane named in its mask does not reach, or that reads an absent lane.
+    /// A shuffle, vote or the like that a lane named in its mask does not reach, or what depends on what a shuffle reads from an absent lane.
     DivergentShuffle,
     /// Threads that wait for what cannot come.
     Deadlock,

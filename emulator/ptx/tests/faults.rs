@@ -143,7 +143,7 @@ fn bytes_that_nothing_has_written_are_not_computed_with() {
         "read of 4 bytes at offset 100 of an allocation of 256 bytes that nothing has written",
     );
     let body = format!(
-        ".shared .b32 s[32]; shl.b32 %r1, %t, 2; setp.lt.u32 %q0, %t, 31; @%q0 st.shared.u32 [%r1], %t; bar.sync 0; {} ld.shared.u32 %r2, [%r1]; shfl.sync.idx.b32 %r3, %r2, 0, 31, -1;",
+        ".shared .b32 s[32]; shl.b32 %r1, %t, 2; setp.lt.u32 %q0, %t, 31; @%q0 st.shared.u32 [%r1], %t; bar.sync 0; {} ld.shared.u32 %r2, [%r1]; redux.sync.add.u32 %r3, %r2, -1;",
         at(12)
     );
     expect(
@@ -291,8 +291,10 @@ fn a_shuffle_that_a_named_lane_does_not_reach() {
 #[test]
 fn a_shuffle_from_a_lane_that_is_not_there() {
     let memory = Memory::new(1 << 20);
-    let body =
-        format!("setp.ge.u32 %q0, %t, 16; @%q0 exit; {} shfl.sync.down.b32 %r1, %t, 8, 31, 0xffff;", at(12));
+    let body = format!(
+        "setp.ge.u32 %q0, %t, 16; @%q0 exit; {} shfl.sync.down.b32 %r1, %t, 8, 31, 0xffff; setp.eq.u32 %q1, %r1, 0; @%q1 exit;",
+        at(12)
+    );
     expect(
         faults(&memory, &body, shape(1, 32), &[]),
         FaultKind::DivergentShuffle,
@@ -300,6 +302,9 @@ fn a_shuffle_from_a_lane_that_is_not_there() {
         8,
         "lane 8 reads from lane 16",
     );
+    // What it gets is undefined, and nothing depends on it.
+    let body = "setp.ge.u32 %q0, %t, 16; @%q0 exit; shfl.sync.down.b32 %r1, %t, 8, 31, 0xffff;";
+    run(&kernel(0, body), &memory, shape(1, 32), &[]).unwrap();
     let body = format!("{} shfl.sync.down.b32 %r1, %t, 1, 31, 0xfffe;", at(13));
     expect(faults(&memory, &body, shape(1, 32), &[]), FaultKind::DivergentShuffle, 13, 0, "does not name it");
     // A lane that left early is not waited for.

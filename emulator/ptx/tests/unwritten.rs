@@ -69,7 +69,11 @@ fn each_kind_of_use_is_found() {
         ("a branch", "add.u32 %r2, %r1, 1; setp.eq.u32 %q0, %r2, 77; @%q0 trap;"),
         ("equality with a far number", "setp.eq.u32 %q0, %r1, 123456789; @%q0 trap;"),
         ("an address", "mul.wide.u32 %d0, %r1, 4; add.u64 %d1, %p1, %d0; st.global.u32 [%d1], 1;"),
-        ("another lane", "xor.b32 %r2, %r1, 1; shfl.sync.idx.b32 %r3, %r2, 0, 31, 1;"),
+        ("a vote", "xor.b32 %r2, %r1, 1; redux.sync.or.b32 %r3, %r2, 1;"),
+        (
+            "a branch of another lane",
+            "shfl.sync.idx.b32 %r3, %r1, 0, 31, 1; setp.eq.u32 %q0, %r3, 77; @%q0 trap;",
+        ),
         ("an atomic operation", "xor.b32 %r2, %r1, 1; atom.global.exch.b32 %r3, [%p1], %r2;"),
         (
             "a selection's condition",

@@ -183,7 +183,11 @@ __global__ void shuffle_in_branch(int *x, int *y, int n) {
         .gives(|x| (0..32).map(|i| if i < 16 { x[i] + x[i ^ 1] } else { x[i] }).collect())
         // Lanes that have ended need not come, and in other orders they may end before.
         .sometimes("full_mask", DivergentShuffle, &["named in the mask and ends without coming here"])
-        .wrong("from_outside", DivergentShuffle, &["reads from lane"]),
+        .wrong(
+            "from_outside",
+            Uninitialised,
+            &["lane 0 reads from lane 16, which does not take part"],
+        ),
         Case::new(
             "shuffle_scan",
             1,
@@ -211,12 +215,41 @@ __global__ void shuffle_after_return(int *x, int *y, int n) {
     unsigned mask = 0xffffffff;
     if (lane >= 24) return;                           //+ returned
     int v = lane < 24 ? x[lane] : 0;
-    v += __shfl_down_sync(mask, v, 8);                //! returned
+    if (lane >= 24) return;                           //+ counted
+    v += __shfl_down_sync(mask, v, 8);                //! counted
     if (lane < 16) y[lane] = v;
+    if (v < 0) y[0] = 0;                              //+ counted
 }",
         )
         .gives(|x| (0..16).map(|i| x[i] + if i + 8 < 24 { x[i + 8] } else { 0 }).collect())
-        .wrong("returned", DivergentShuffle, &["lane 16 reads from lane 24"]),
+        .also("returned")
+        .wrong("counted", DivergentShuffle, &["lane 16 reads from lane 24"]),
+        Case::new(
+            "half_warp_sum",
+            1,
+            32,
+            r"
+__global__ void half_warp_sum(int *x, int *y, int n) {
+    int lane = threadIdx.x, v = x[lane];
+    if (lane < 16) {
+        int far = 8;                                  //- beyond
+        int far = 16;                                 //+ beyond
+        // Lanes above the half get what is undefined, and no lane whose sum counts reads it.
+        for (int by = far; by > 0; by /= 2) {
+            int other = __shfl_down_sync(0xffff, v, by); //! beyond voted added_up
+            v += other;
+        }
+        bool any = __any_sync(0xffff, v > 3);         //+ voted
+        if (any) y[1] = 1;                            //+ voted
+        atomicAdd(&y[1], v);                          //+ added_up
+        if (lane == 0) y[0] = v;
+    }
+}",
+        )
+        .gives(|x| vec![x[..16].iter().sum()])
+        .wrong("beyond", Uninitialised, &["lane 0 reads from lane 16, which does not take part"])
+        .wrong("voted", DivergentShuffle, &["which does not take part"])
+        .wrong("added_up", DivergentShuffle, &["which does not take part"]),
         Case::new(
             "ballot_compact",
             1,
@@ -384,6 +417,6 @@ __global__ void partial_warp(int *x, int *y, int n) {
         .gives(|x| {
             (0..40).map(|t| if t < 28 || (32..36).contains(&t) { x[t] + x[t + 4] } else { 0 }).collect()
         })
-        .wrong("no_lanes", DivergentShuffle, &["which does not take part"]),
+        .wrong("no_lanes", Uninitialised, &["which does not take part"]),
     ]
 }

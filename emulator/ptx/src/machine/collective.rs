@@ -1,6 +1,6 @@
 //! Shuffles, votes and the like: lanes wait until all that the mask names are there.
 
-use super::state::{Machine, Next, Outcome, Warp};
+use super::state::{Machine, Next, Origin, Outcome, Unwritten, Warp};
 use crate::FaultKind;
 use crate::code::{Collective, Instruction, NOWHERE, Op, Reg, Shuffle};
 use crate::lanes::{LANES, Lanes, lanes};
@@ -20,7 +20,7 @@ impl Machine<'_> {
         let named = masks[mask.trailing_zeros() as usize] as u32;
         let uniform = lanes(mask).all(|l| masks[l] as u32 == named);
         if uniform && named & mask == mask && named & warp.live & !mask == 0 {
-            self.carry_out(warp, i, (op, p), mask)?;
+            self.carry_out(warp, pc, (op, p), mask)?;
             return Ok(Next::On);
         }
         if let Some(l) = lanes(mask).find(|&l| masks[l] >> l & 1 == 0) {
@@ -66,9 +66,8 @@ impl Machine<'_> {
             }
             let start = warp.pc[first];
             if lanes(all).all(|l| warp.pc[l] == start) {
-                let i = of(first);
-                let Op::Collective(op, p) = i.op else { return Ok(()) };
-                self.carry_out(warp, i, (op, p), all)?;
+                let Op::Collective(op, p) = of(first).op else { return Ok(()) };
+                self.carry_out(warp, start, (op, p), all)?;
             } else {
                 self.carry_out_apart(warp, op, all)?;
             }
@@ -80,31 +79,25 @@ impl Machine<'_> {
         Ok(())
     }
 
-    fn carry_out(
-        &mut self,
-        warp: &mut Warp,
-        i: &Instruction,
-        (op, p): (Collective, Reg),
-        all: u32,
-    ) -> Outcome<()> {
+    fn carry_out(&mut self, warp: &mut Warp, pc: u32, (op, p): (Collective, Reg), all: u32) -> Outcome<()> {
         if op == Collective::Synchronize {
             self.clocks.lanes_meet(warp.resident, all, warp.live & !all == 0);
             return Ok(());
         }
+        let i = &self.program.code[pc as usize];
         let sources = [warp.get(i.a), warp.get(i.b), warp.get(i.c)];
-        match result(op, sources, all) {
-            Ok((values, predicates)) => {
-                warp.set(i.d, all, &values);
-                if p != NOWHERE {
-                    warp.set(p, all, &predicates);
-                }
-                Ok(())
-            }
-            Err((lane, from)) => {
-                let message = format!("lane {lane} reads from lane {from}, which does not take part");
-                self.fault(FaultKind::DivergentShuffle, warp, i, lane, message)
-            }
+        let (values, predicates) = result(op, sources, all);
+        if let Collective::Shuffle(way) = op
+            && (all != u32::MAX || !warp.unwritten.is_empty())
+        {
+            let from = read_lanes(way, [sources[1], sources[2]], all);
+            self.shuffle_unwritten(warp, &[pc; LANES], &from, all)?;
         }
+        warp.set(i.d, all, &values);
+        if p != NOWHERE {
+            warp.set(p, all, &predicates);
+        }
+        Ok(())
     }
 
     /// The same where lanes have come by different instructions.
@@ -115,37 +108,82 @@ impl Machine<'_> {
             return Ok(());
         }
         let program = self.program;
+        let pcs = warp.pc;
         let mut sources = [[0; LANES]; 3];
         for l in lanes(all) {
-            let i = &program.code[warp.pc[l] as usize];
+            let i = &program.code[pcs[l] as usize];
             for (source, reg) in sources.iter_mut().zip([i.a, i.b, i.c]) {
                 source[l] = warp.get(reg)[l];
             }
         }
         let [a, b, c] = &sources;
-        match result(op, [a, b, c], all) {
-            Ok((values, predicates)) => {
-                for l in lanes(all) {
-                    let i = &program.code[warp.pc[l] as usize];
-                    let Op::Collective(_, p) = i.op else { continue };
-                    warp.set(i.d, 1 << l, &values);
-                    if p != NOWHERE {
-                        warp.set(p, 1 << l, &predicates);
-                    }
-                }
-                Ok(())
-            }
-            Err((lane, from)) => {
-                let i = &program.code[warp.pc[lane] as usize];
-                let message = format!("lane {lane} reads from lane {from}, which does not take part");
-                self.fault(FaultKind::DivergentShuffle, warp, i, lane, message)
+        let (values, predicates) = result(op, [a, b, c], all);
+        if let Collective::Shuffle(way) = op {
+            self.shuffle_unwritten(warp, &pcs, &read_lanes(way, [b, c], all), all)?;
+        }
+        for l in lanes(all) {
+            let i = &program.code[pcs[l] as usize];
+            let Op::Collective(_, p) = i.op else { continue };
+            warp.set(i.d, 1 << l, &values);
+            if p != NOWHERE {
+                warp.set(p, 1 << l, &predicates);
             }
         }
+        Ok(())
+    }
+
+    /// What lanes of a shuffle get of unwritten bytes, each by its instruction from the lane that it reads: those that this lane has, or all if
+    /// it does not take part. (CUDA C++ Programming Guide, 10.22: "If the target lane is inactive, the retrieved value is undefined.") Comes
+    /// before the values, whose register may be the source.
+    fn shuffle_unwritten(
+        &self,
+        warp: &mut Warp,
+        pcs: &[u32; LANES],
+        from: &[usize; LANES],
+        all: u32,
+    ) -> Outcome<()> {
+        let program = self.program;
+        let of = |l: usize| &program.code[pcs[l] as usize];
+        let mut bytes = [0; LANES];
+        let mut origins = [None; LANES];
+        for l in lanes(all) {
+            (bytes[l], origins[l]) = if all >> from[l] & 1 == 0 {
+                (0x0f, Some((pcs[l], Origin::Lane { to: l, from: from[l] })))
+            } else {
+                let known = warp.unwritten.get(&of(from[l]).a).filter(|known| known.bytes[from[l]] != 0);
+                known.map_or((0, None), |known| (known.bytes[from[l]], Some((known.pc, known.origin))))
+            };
+        }
+        let mut left = all;
+        while left != 0 {
+            let first = left.trailing_zeros() as usize;
+            let by = lanes(left).filter(|&l| pcs[l] == pcs[first]).fold(0u32, |m, l| m | 1 << l);
+            left &= !by;
+            let i = of(first);
+            let Some((lane, (pc, origin))) = lanes(by).find_map(|l| Some((l, origins[l]?))) else {
+                warp.forget_unwritten(i.d, by);
+                continue;
+            };
+            let found = Unwritten { bytes, pc, origin };
+            if !self.checks.uninitialised {
+                let message = self.unwritten_read(&found);
+                return self.fault(FaultKind::DivergentShuffle, warp, i, lane, message);
+            }
+            self.note_unwritten(warp, i, by, found)?;
+        }
+        Ok(())
     }
 }
 
-/// Values and predicates of all lanes, or a lane and the absent one that it reads from.
-fn result(op: Collective, [a, b, c]: [&Lanes; 3], all: u32) -> Result<(Lanes, Lanes), (usize, usize)> {
+/// The lane that each lane of a shuffle reads.
+fn read_lanes(way: Shuffle, [b, c]: [&Lanes; 2], all: u32) -> [usize; LANES] {
+    let mut from = [0; LANES];
+    lanes(all).for_each(|l| from[l] = source(way, l as i64, b[l], c[l]).0);
+    from
+}
+
+/// Values and predicates of all lanes.
+fn result(op: Collective, [a, b, c]: [&Lanes; 3], all: u32) -> (Lanes, Lanes) {
     let mut values = [0; LANES];
     let mut predicates = [0; LANES];
     let yes = lanes(all).filter(|&l| a[l] & 1 == 1).fold(0u32, |m, l| m | 1 << l);
@@ -154,9 +192,6 @@ fn result(op: Collective, [a, b, c]: [&Lanes; 3], all: u32) -> Result<(Lanes, La
         Collective::Shuffle(way) => {
             for l in lanes(all) {
                 let (from, valid) = source(way, l as i64, b[l], c[l]);
-                if all >> from & 1 == 0 {
-                    return Err((l, from));
-                }
                 values[l] = a[from];
                 predicates[l] = valid as u64;
             }
@@ -185,7 +220,7 @@ fn result(op: Collective, [a, b, c]: [&Lanes; 3], all: u32) -> Result<(Lanes, La
             values = [reduced(op, numbers) as u64; LANES];
         }
     }
-    Ok((values, predicates))
+    (values, predicates)
 }
 
 fn reduced(op: Collective, numbers: impl Iterator<Item = u32>) -> u32 {

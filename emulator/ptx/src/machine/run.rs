@@ -2,7 +2,7 @@
 //! first.
 
 use super::state::{ALL, Group, Machine, Next, Outcome, RANK_SHIFT, SHARED_WINDOW, Warp, space_of};
-use crate::code::{Clock, Instruction, MOVE, NOWHERE, Op, Preset, Special};
+use crate::code::{Clock, Collective, Instruction, MOVE, NOWHERE, Op, Preset, Special};
 use crate::device::MULTIPROCESSORS;
 use crate::lanes::{LANES, lanes};
 use crate::{FaultKind, Launch, Schedule};
@@ -138,7 +138,8 @@ impl Machine<'_> {
         if warp.at_warp_op != 0 && matches!(i.op, Op::Load(_) | Op::Store(_) | Op::Atomic(_)) {
             warp.worked |= mask;
         }
-        if !warp.unwritten.is_empty() {
+        // A shuffle passes on what its source has.
+        if !warp.unwritten.is_empty() && !matches!(i.op, Op::Collective(Collective::Shuffle(_), _)) {
             warp.forget_unwritten(i.d, mask);
         }
         if self.count.is_some() {

@@ -267,9 +267,18 @@ pub(crate) struct PendingStore {
 pub(crate) struct Unwritten {
     /// Of each lane the bytes that depend on them.
     pub(crate) bytes: [u8; LANES],
-    /// The load that read them.
+    /// The instruction that they came by.
     pub(crate) pc: u32,
-    pub(crate) place: ByteRange,
+    pub(crate) origin: Origin,
+}
+
+/// Where bytes come from that nothing has written.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Origin {
+    /// A load.
+    Memory(ByteRange),
+    /// A shuffle of lane `to`, which reads from a lane that does not take part: what it gets is undefined.
+    Lane { to: usize, from: usize },
 }
 
 /// A warp of a block.

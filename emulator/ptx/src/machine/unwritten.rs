@@ -1,15 +1,15 @@
 //! Bytes that nothing has written, on their way through registers.
 //!
-//! A load notes in [`Warp::unwritten`] which bytes of its registers were never written. Arithmetic passes that on, a store
-//! makes the bytes unwritten at their new place. So a kernel may copy such bytes and compute with them, as long as
-//! nothing depends on the result: a branch, an address, another lane ([`Program::sinks`](crate::code::Program)) or the
-//! host ([`Memory::check_written`](crate::Memory::check_written)).
+//! A load notes in [`Warp::unwritten`] which bytes of its registers were never written, a shuffle what it read from a lane that does not
+//! take part. Arithmetic and shuffles pass that on, a store makes the bytes unwritten at their new place. So a kernel may copy such bytes and
+//! compute with them, as long as nothing depends on the result: a branch, an address, a vote
+//! ([`Program::sinks`](crate::code::Program)) or the host ([`Memory::check_written`](crate::Memory::check_written)).
 //!
 //! A byte of a result depends on unwritten bytes if it changes with them. This is tried out with a few values in their
 //! place, so that masks, shifts, selections and products with zero need no rules of their own.
 
 use super::runs::LaneRun;
-use super::state::{ByteRange, Machine, Outcome, Region, Unwritten, Warp};
+use super::state::{ByteRange, Machine, Origin, Outcome, Region, Unwritten, Warp};
 use crate::FaultKind;
 use crate::code::{Access, Instruction, NOWHERE, Reg};
 use crate::lanes::{LANES, Lanes, Map, lanes};
@@ -99,8 +99,8 @@ impl Machine<'_> {
                 if access.extend != 0 && missing >> (size - 1) & 1 == 1 {
                     missing |= !whole;
                 }
-                let place = ByteRange { region, offset: start, bytes: size };
-                let noted = warp.unwritten.entry(reg).or_insert(Unwritten { bytes: [0; LANES], pc, place });
+                let origin = Origin::Memory(ByteRange { region, offset: start, bytes: size });
+                let noted = warp.unwritten.entry(reg).or_insert(Unwritten { bytes: [0; LANES], pc, origin });
                 noted.bytes[run.lane + n] = missing;
             }
         }
@@ -125,19 +125,36 @@ impl Machine<'_> {
         };
         let values = sources.map(|reg| *warp.get(reg));
         let changed = depends(map, &values, &found.map(|noted| noted.map_or([0; LANES], |n| n.bytes)));
+        self.note_unwritten(warp, i, mask, Unwritten { bytes: changed, ..first })
+    }
+
+    /// Lanes of the register that an instruction writes get what depends on unwritten bytes: a fault if more than arithmetic, shuffles and
+    /// stores depends on it in turn.
+    pub(super) fn note_unwritten(
+        &self,
+        warp: &mut Warp,
+        i: &Instruction,
+        mask: u32,
+        found: Unwritten,
+    ) -> Outcome<()> {
         let mut noted = warp.unwritten.get(&i.d).map_or([0; LANES], |n| n.bytes);
-        lanes(mask).for_each(|l| noted[l] = changed[l]);
+        lanes(mask).for_each(|l| noted[l] = found.bytes[l]);
         warp.unwritten.remove(&i.d);
         if i.d == NOWHERE || noted.iter().all(|&bytes| bytes == 0) {
             return Ok(());
         }
         if self.program.sinks[i.d as usize]
-            && let Some(lane) = lanes(mask).find(|&l| changed[l] != 0)
+            && let Some(lane) = lanes(mask).find(|&l| found.bytes[l] != 0)
         {
-            let message = format!("depends on a {}", self.unwritten_read(&first));
-            return self.fault(FaultKind::Uninitialised, warp, i, lane, message);
+            let (kind, message) = match found.origin {
+                Origin::Lane { .. } => (FaultKind::DivergentShuffle, self.unwritten_read(&found)),
+                Origin::Memory(_) => {
+                    (FaultKind::Uninitialised, format!("depends on a {}", self.unwritten_read(&found)))
+                }
+            };
+            return self.fault(kind, warp, i, lane, message);
         }
-        warp.unwritten.insert(i.d, Unwritten { bytes: noted, ..first });
+        warp.unwritten.insert(i.d, Unwritten { bytes: noted, ..found });
         Ok(())
     }
 
@@ -179,11 +196,20 @@ impl Machine<'_> {
         }
     }
 
-    /// The load that read unwritten bytes, for reports.
-    fn unwritten_read(&self, found: &Unwritten) -> String {
-        let ByteRange { region, offset, bytes } = found.place;
-        let (name, line) = (self.name(region, offset), self.place(&self.program.code[found.pc as usize]));
-        format!("read of {bytes} bytes at {name} that nothing has written, at {line}")
+    /// The load or the shuffle that read unwritten bytes, for reports.
+    pub(super) fn unwritten_read(&self, found: &Unwritten) -> String {
+        let line = self.place(&self.program.code[found.pc as usize]);
+        match found.origin {
+            Origin::Memory(ByteRange { region, offset, bytes }) => {
+                let name = self.name(region, offset);
+                format!("read of {bytes} bytes at {name} that nothing has written, at {line}")
+            }
+            Origin::Lane { to, from } => {
+                format!(
+                    "shuffle in which lane {to} reads from lane {from}, which does not take part, at {line}"
+                )
+            }
+        }
     }
 }
 
