@@ -44,8 +44,9 @@ struct Assembled {
 
 /// Runs `cases` on this thread, and assembles the programs that they compile on another as they come, then the rest on
 /// both. Returns what `cases` does, and the number of programs that do not assemble, or spill without a reason. On a GPU only
-/// the cases run: what they run there is assembled, and other architectures would take their time.
-pub fn assembled_beside<T>(cases: impl FnOnce() -> T) -> (T, usize) {
+/// the cases run: what they run there is assembled, and other architectures would take their time. A file that is written begins anew with
+/// `all` cases, and gets more by others.
+pub fn assembled_beside<T>(all: bool, cases: impl FnOnce() -> T) -> (T, usize) {
     if !cuda::emulated() {
         return (cases(), 0);
     }
@@ -59,13 +60,20 @@ pub fn assembled_beside<T>(cases: impl FnOnce() -> T) -> (T, usize) {
     });
     let registers = parts.iter().map(|part| part.registers).max().unwrap_or(0);
     let known: usize = parts.iter().map(|part| part.known).sum();
-    let new: BTreeSet<&String> = parts.iter().flat_map(|part| &part.new).collect();
+    let new: BTreeSet<&str> = parts.iter().flat_map(|part| &part.new).map(String::as_str).collect();
     println!("cuda: {} programs assembled for sm_80 or sm_90a, {registers} registers at most", new.len());
     println!("cuda: {known} have passed before, by {FILE} (PHALANX_WRITE_ASSEMBLED=1 writes it anew)");
     let wrong: Vec<&String> = parts.iter().flat_map(|part| &part.wrong).collect();
     wrong.iter().for_each(|why| println!("  {why}"));
     if is_writing() && wrong.is_empty() {
-        let text: String = new.iter().map(|hash| format!("{hash}\n")).collect();
+        let known = if all { String::new() } else { std::fs::read_to_string(FILE).unwrap_or_default() };
+        let text: String = known
+            .lines()
+            .chain(new)
+            .collect::<BTreeSet<&str>>()
+            .iter()
+            .map(|hash| format!("{hash}\n"))
+            .collect();
         std::fs::write(FILE, text).unwrap_or_else(|why| panic!("{FILE}: {why}"));
     }
     (result, wrong.len())
