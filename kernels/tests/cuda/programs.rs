@@ -1,8 +1,8 @@
 //! Every program that was compiled, assembled for the architectures that matter.
 //!
 //! Assembling takes longer than the cases, and gives the same code for the same text. So those that have passed are in `assembled.txt`, by
-//! hashes of all that decides their code, and are passed over. `PHALANX_WRITE_ASSEMBLED=1 cargo test -p phalanx-kernels --test cuda`
-//! assembles all and writes the file anew.
+//! hashes of all that decides their code, and are passed over. `PHALANX_WRITE_ASSEMBLED=1 cargo test --release --test cuda`
+//! with `-p phalanx-kernels` or `-p phalanx-parallel` assembles all and writes the file of this crate anew.
 
 use std::collections::BTreeSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
