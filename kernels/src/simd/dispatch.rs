@@ -169,8 +169,8 @@ impl Runner {
     }
 }
 
-/// Unit tests with debug assertions leave AVX-512 out, a third of what they have to build: its bodies are those of AVX2, and tests without
-/// these assertions run both.
+/// Unit tests with debug assertions leave AVX-512 out, to be built sooner: its bodies are those of AVX2, and tests without these assertions
+/// run both.
 #[cfg(target_arch = "x86_64")]
 const HAS_AVX512: bool = !cfg!(all(test, debug_assertions));
 
