@@ -272,8 +272,12 @@ impl<T: Summand> Default for Block<T> {
 }
 
 impl<T: Summand> Block<T> {
-    /// Takes the next rank's part of at most [`BLOCK`] elements: the first one, or one to combine with those before it.
+    /// Takes the next rank's part: the first one, or one to combine with those before it.
+    ///
+    /// # Panics
+    /// If it has more than [`BLOCK`] elements, which the caller cuts it into.
     pub fn take(&mut self, part: &[T], is_first: bool, by: Reduction) {
+        assert!(part.len() <= BLOCK, "a part of {} elements, wanted at most {BLOCK}", part.len());
         if is_first { T::load(&mut self.0, part) } else { T::combine(&mut self.0, part, by) }
     }
 
@@ -288,7 +292,10 @@ impl<T: Summand> Block<T> {
     }
 }
 
-/// Combines the ranks' parts, which are of one length, in order.
+/// Combines the ranks' parts in order.
+///
+/// # Panics
+/// If a part is shorter than the first: the caller has compared the ranks' calls.
 pub fn combine(dtype: DType, by: Reduction, parts: &[&[u8]]) -> Vec<u8> {
     match dtype {
         DType::F64 => typed::<f64>(by, parts),
