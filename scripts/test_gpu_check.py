@@ -4,6 +4,8 @@
 import json
 import os
 import platform
+import re
+import runpy
 import shutil
 import signal
 import subprocess
@@ -22,6 +24,7 @@ import gpu_stages  # noqa: E402
 PROGRAM = """#!/bin/sh
 name=$(basename "$0")
 echo "$name $*" >>"$STUB_LOG"
+[ -z "$PHALANX_KERNEL_CACHE" ] || printf '\\177ELF sm_90a' >"$PHALANX_KERNEL_CACHE/$name.bin"
 case " $STUB_HANG " in *" $name "*) sleep ${STUB_SECONDS:-15};; esac
 case " $STUB_FAIL " in *" $name "*) echo "it FAILED"; exit 1;; esac
 case "$name $1" in
@@ -99,6 +102,27 @@ class GpuCheck(unittest.TestCase):
         self.assertIn("skip ranks over NCCL: NCCL 2.27.3 does not put several ranks on a GPU", text)
         self.assertIn("skip peer gpt2-124m --compile: no PyTorch here", text)
         self.assertIn("ok   trace: 3 bytes", text)
+
+    def test_a_bundle_has_all_that_a_run_reads(self):
+        """With a `cargo` that has built the stand-ins, and a `strip` that leaves them as they are."""
+        tools, bundled = self.folder / "tools", self.folder / "bundled"
+        tools.mkdir()
+        rows = [
+            json.dumps({"manifest_path": str(HERE.parent / crate / "Cargo.toml"), "target": {"name": name}, "executable": str(self.folder / called)})
+            for crate, name, called in runpy.run_path(str(HERE / "gpu-check"))["PROGRAMS"]
+        ]
+        for name, does in ("cargo", "cat <<'ROWS'\n%s\nROWS" % "\n".join(rows)), ("strip", "exit 0"):
+            (tools / name).write_text(f"#!/bin/sh\n{does}\n")
+            (tools / name).chmod(0o755)
+        env = self.env({"PATH": f"{tools}:{os.environ['PATH']}"})
+        done = subprocess.run([HERE / "gpu-check", "bundle", bundled], env=env, capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        compiled = re.search(r" MiB, (\d+) compiled kernels", done.stdout)
+        self.assertGreater(int(compiled[1]), 0, done.stdout)
+        self.bundle = bundled
+        code, text = self.run_check()
+        self.assertEqual(code, 0, text)
+        self.assertEqual(list(self.stages()), list(gpu_stages.STAGES))
 
     def test_only_names_stages(self):
         code, text = self.run_check("--only", "sweep", "--only=golden")
