@@ -115,7 +115,10 @@ fn adapters_that_cannot_be_are_refused() {
     let int8 = "r=2,base=int8,targets=q_proj";
     let cases: [(&[&str], &[&str]); 8] = [
         (&["--lora", LORA], &["--lora", "--init"]),
-        (&["--init", &model, "--lora", "r=2,targets=q_proj,qproj"], &["no linear layer is called \"qproj\""]),
+        (
+            &["--init", &model, "--lora", "r=2,targets=q_proj,qproj"],
+            &["no linear layer or embedding is called \"qproj\""],
+        ),
         (
             &["--init", &model, "--lora", "r=0,targets=q_proj"],
             &["--lora", "r=8,alpha=16,targets=q_proj,v_proj"],

@@ -128,7 +128,9 @@ impl Models {
             tensors(&[file])
         };
         let same = same_tensors(&open(&folder.join("adapter"))?, &open(&saved)?);
-        save_tensors(merged(&model, &read).map_err(|e| text(&e))?, config, &saved).map_err(|e| text(&e))?;
+        let of_merged = read.merged_config(config).map_err(|e| text(&e))?;
+        save_tensors(merged(&model, &read).map_err(|e| text(&e))?, &of_merged, &saved)
+            .map_err(|e| text(&e))?;
         let (_, merged) = load_model(&saved, &scope).map_err(|e| text(&e))?;
         let _ = std::fs::remove_dir_all(&saved);
         same?;

@@ -61,13 +61,17 @@ impl ConvertConfig {
         }
         let saved = if self.best { checkpoints::best(from)? } else { checkpoints::latest(from)? };
         let (config, folder) = model_of(&saved)?;
-        save_from(&Saved::new(saved, &config)?, &config, out, &options)?;
+        let saved = Saved::new(saved, &config)?;
+        save_from(&saved, &saved.config, out, &options)?;
         if folder.join(TOKENIZER).exists() {
             Codec::of(&folder)?.save(out)?;
         }
         Ok(())
     }
 }
+
+/// The table of a head that is not tied.
+const HEAD: &str = "lm_head.weight";
 
 /// The configuration of a checkpoint's model, and the run's folder.
 fn model_of(saved: &Checkpoint) -> Result<(ModelConfig, PathBuf)> {
@@ -90,6 +94,10 @@ fn in_int8(config: &ModelConfig, lora: &LoraConfig, dtype: DType) -> Result<Hash
 /// The parameters of a checkpoint.
 struct Saved {
     checkpoint: Checkpoint,
+    /// Of the model with what adapters add.
+    config: ModelConfig,
+    /// The table of a head that is no longer tied to it, as an adapter changes the embedding alone.
+    untied: Option<&'static str>,
     entries: Vec<TensorEntry>,
     lora: Option<LoraConfig>,
     /// Those that the run does not train, if the checkpoint lacks them.
@@ -107,9 +115,15 @@ impl Saved {
         let own = settings.get("dtype").and_then(|text| DType::parse(text)).unwrap_or(DType::F32);
         let frozen =
             settings.get(FROZEN).map(|folder| FolderTensors::open(folder, config, own)).transpose()?;
-        let model = config.init(&Scope::new(0, own, Device::Meta(0)))?;
+        let lora = settings.get("lora").filter(|text| *text != "default");
+        let lora: Option<LoraConfig> =
+            lora.map(|text| text.parse().map_err(|e: phalanx_nn::Error| wrong(e.to_string()))).transpose()?;
+        let merged = lora.as_ref().map_or(Ok(config.clone()), |lora| lora.merged_config(config))?;
+        let untied = config.tied_table().filter(|_| merged.tied_table().is_none());
+        let model = merged.init(&Scope::new(0, own, Device::Meta(0)))?;
         let entry = |name: &str, shape: &[usize]| {
-            let dtype = dtypes.get(&*format!("model.{name}")).or(frozen.as_ref().map(|_| &own));
+            let source = untied.filter(|_| name == HEAD).unwrap_or(name);
+            let dtype = dtypes.get(&*format!("model.{source}")).or(frozen.as_ref().map(|_| &own));
             let dtype = dtype.ok_or_else(|| wrong(format!("the model's {name} is missing")))?;
             Ok(TensorEntry::new(name, *dtype, shape))
         };
@@ -124,11 +138,8 @@ impl Saved {
         let mut entries = entries.into_iter().collect::<Result<Vec<_>>>()?;
         let mut known = HashSet::new();
         entries.retain(|entry| known.insert(entry.name.clone()));
-        let lora = settings.get("lora").filter(|text| *text != "default");
-        let lora =
-            lora.map(|text| text.parse().map_err(|e: phalanx_nn::Error| wrong(e.to_string()))).transpose()?;
         let in_int8 = lora.as_ref().map_or(Ok(HashSet::new()), |lora| in_int8(config, lora, own))?;
-        let saved = Saved { checkpoint, entries, lora, frozen, in_int8 };
+        let saved = Saved { checkpoint, config: merged, untied, entries, lora, frozen, in_int8 };
         saved.check_frozen()?;
         Ok(saved)
     }
@@ -140,7 +151,8 @@ impl Saved {
         let trained: HashSet<&str> = self.checkpoint.tensors().map(|(name, ..)| name).collect();
         let (alone, mut digests) = (comm::meta(0, 1)?, BTreeMap::new());
         for TensorEntry { name, shape, .. } in &self.entries {
-            if !trained.contains(&*format!("model.{name}")) {
+            let is_copy = self.untied.is_some() && name == HEAD;
+            if !is_copy && !trained.contains(&*format!("model.{name}")) {
                 let values = frozen.rows(name, 0..shape.first().copied().unwrap_or(1))?.contiguous()?;
                 let parts = match self.in_int8.contains(name) {
                     true => {
@@ -177,6 +189,8 @@ impl Saved {
 
     fn rows(&self, entry: &TensorEntry, rows: Range<usize>) -> Result<Tensor> {
         let TensorEntry { name, dtype, shape } = entry;
+        let untied = self.untied.filter(|_| name == HEAD);
+        let name = untied.unwrap_or(name);
         let weight = match (self.trained(name, *dtype, shape, rows.clone())?, &self.frozen) {
             (Some(weight), _) => weight,
             (None, Some(frozen)) => match (frozen.rows(name, rows.clone())?, self.in_int8.contains(name)) {
@@ -189,9 +203,7 @@ impl Saved {
                 return Err(Error::file(self.checkpoint.path(), format!("the model's {name} is missing")));
             }
         };
-        let (Some(lora), Some(stem), &[outputs, inputs]) =
-            (&self.lora, name.strip_suffix(".weight"), &shape[..])
-        else {
+        let (Some(lora), Some((stem, kind)), None) = (&self.lora, name.rsplit_once('.'), untied) else {
             return Ok(weight);
         };
         let of = |which: &str, shape: &[usize], rows| {
@@ -200,6 +212,19 @@ impl Saved {
                 self.checkpoint.tensors().find(|(other, ..)| other.strip_prefix("model.") == Some(&*name));
             saved.map_or(Ok(None), |(_, dtype, _)| self.trained(&name, dtype, shape, rows))
         };
+        let (outputs, inputs) = match (kind, &shape[..]) {
+            ("weight", &[outputs, inputs]) => (outputs, inputs),
+            ("bias", &[outputs]) => {
+                let more = of("lora_B.bias", &[outputs], rows)?;
+                return Ok(more.map_or(Ok(weight.clone()), |more| lora.merge_bias(&weight, &more))?);
+            }
+            _ => return Ok(weight),
+        };
+        let a = of("lora_embedding_A.weight", &[outputs, lora.rank], rows.clone())?;
+        let b = of("lora_embedding_B.weight", &[inputs, lora.rank], 0..inputs)?;
+        if let (Some(a), Some(b)) = (a, b) {
+            return Ok(lora.merge_embedding(&weight, &a, &b)?);
+        }
         let a = of("lora_A.weight", &[lora.rank, inputs], 0..lora.rank)?;
         let b = of("lora_B.weight", &[outputs, lora.rank], rows.clone())?;
         let (Some(a), Some(b)) = (a, b) else { return Ok(weight) };
@@ -362,25 +387,36 @@ mod tests {
     #[test]
     fn checkpoints_of_adapters_have_nothing_else_and_need_the_same_model() {
         let lora = LoraConfig::new(2, &["q_proj", "o_proj"]);
-        adapters_need_the_same_model("adapters", lora.clone(), 3);
+        adapters_need_the_same_model(&mixture(), "adapters", lora.clone(), 3);
         let trained = vec!["lm_head".into(), "mlp.gate".into()];
-        adapters_need_the_same_model("modules", LoraConfig { trained, ..lora }, 3);
+        adapters_need_the_same_model(&mixture(), "modules", LoraConfig { trained, ..lora }, 3);
     }
 
     /// Its folder has the floats of the blocks, and so has what is made of its checkpoint.
     #[test]
     fn checkpoints_of_adapters_beside_int8_become_the_folder_of_their_run() {
         let lora = LoraConfig { base: BaseWeights::Int8, ..LoraConfig::new(2, &["q_proj", "o_proj"]) };
-        adapters_need_the_same_model("int8", LoraConfig { dora: true, ..lora.clone() }, 2);
-        adapters_need_the_same_model("int8-spread", lora, 3);
+        adapters_need_the_same_model(&mixture(), "int8", LoraConfig { dora: true, ..lora.clone() }, 2);
+        adapters_need_the_same_model(&mixture(), "int8-spread", lora, 3);
     }
 
-    fn adapters_need_the_same_model(name: &str, lora: LoraConfig, zero: u8) {
-        let model = mixture();
+    /// The head is tied to the embedding until an adapter changes the embedding alone.
+    #[test]
+    fn checkpoints_of_an_embeddings_adapter_become_the_folder_of_their_run() {
+        adapters_need_the_same_model(&gpt(), "embedding", LoraConfig::new(2, &["wte", "c_attn"]), 3);
+    }
+
+    #[test]
+    fn checkpoints_of_adapters_with_biases_become_the_folder_of_their_run() {
+        let lora = LoraConfig { biased: true, ..LoraConfig::new(2, &["c_attn", "c_proj"]) };
+        adapters_need_the_same_model(&gpt(), "biased", lora, 2);
+    }
+
+    fn adapters_need_the_same_model(model: &ModelConfig, name: &str, lora: LoraConfig, zero: u8) {
         let [base, other] = [1, 2].map(|seed| {
             let base = folder(&format!("{name}-base-{seed}"));
             let made = model.init(&Scope::new(seed, DType::F32, Device::CPU)).unwrap();
-            phalanx_nn::models::save_model(&made, &model, &base).unwrap();
+            phalanx_nn::models::save_model(&made, model, &base).unwrap();
             base
         });
         let config = |pp, dp, zero, steps| {
@@ -388,8 +424,8 @@ mod tests {
             Config { layout, zero, steps, ..Config::default() }
         };
         let [whole, parts, out] = ["whole", "parts", "out"].map(|what| folder(&format!("{name}-{what}")));
-        run(&whole, &model, config(1, 2, 0, 4), Some(&lora), Some(&base)).unwrap();
-        run(&parts, &model, config(1, 2, zero, 2), Some(&lora), Some(&base)).unwrap();
+        run(&whole, model, config(1, 2, 0, 4), Some(&lora), Some(&base)).unwrap();
+        run(&parts, model, config(1, 2, zero, 2), Some(&lora), Some(&base)).unwrap();
         let saved = checkpoints::latest(&parts).unwrap();
         let modules = || lora.trained.iter().map(|module| format!("{module}.weight"));
         let is_trained =
@@ -398,7 +434,7 @@ mod tests {
         assert!(modules().all(|module| saved.tensors().any(|(name, ..)| name.contains(&module))));
         let resumed = |base: Option<&Path>| {
             let config = Config { resume: Some(parts.clone()), ..config(2, 2, 2, 4) };
-            run(&parts, &model, config, Some(&lora), base)
+            run(&parts, model, config, Some(&lora), base)
         };
         let said = resumed(Some(&other)).unwrap_err().to_string();
         assert!(said.contains("not trained") && said.contains(&*base.to_string_lossy()), "{said}");

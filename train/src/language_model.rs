@@ -21,7 +21,7 @@ pub fn whole_decoder(run: &Run, config: &ModelConfig, lora: Option<&LoraConfig>)
     let Some(adapted) = whole(run, config, in_floats(lora).layers()?)? else { return Ok(None) };
     let tensors = merged(&adapted, lora)?;
     drop(adapted);
-    let model = config.init(&scope(run))?;
+    let model = lora.merged_config(config)?.init(&scope(run))?;
     load_state_dict(&model, tensors)?;
     Ok(Some(model))
 }
@@ -44,7 +44,7 @@ pub fn save_decoder(
         return Ok(true);
     };
     let Some(model) = whole(run, config, in_floats(lora).layers()?)? else { return Ok(false) };
-    save_tensors(merged(&model, lora)?, config, folder)?;
+    save_tensors(merged(&model, lora)?, &lora.merged_config(config)?, folder)?;
     save_adapter(&model, config, lora, folder.join("adapter"))?;
     Ok(true)
 }

@@ -126,6 +126,16 @@ impl ModelConfig {
         is_tied.then_some(name)
     }
 
+    /// The same model with a head that has a table of its own.
+    pub(super) fn untied(mut self) -> ModelConfig {
+        match &mut self {
+            ModelConfig::Gpt(config) => config.tied = false,
+            ModelConfig::Llama(config) => config.tied = false,
+            ModelConfig::Transformer(config) => config.tied = false,
+        }
+        self
+    }
+
     /// The mixture of experts, if it has any.
     pub fn experts(&self) -> Option<&Experts> {
         match self {

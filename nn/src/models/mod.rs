@@ -49,8 +49,8 @@ pub use hugging_face::{
 };
 pub use llama::LlamaConfig;
 pub use lora::{
-    Adapted, BaseWeights, Lora, LoraConfig, Modules, TrainedBiases, adapters, load_adapter, merged,
-    reset_magnitudes, save_adapter,
+    Adapted, AdaptedEmbedding, BaseWeights, BiasedHead, Lora, LoraConfig, Modules, TrainedBiases, adapters,
+    load_adapter, merged, reset_magnitudes, save_adapter,
 };
 pub use pretrained::Pretrained;
 pub use recompute::RecomputeMode;

@@ -177,6 +177,39 @@ fn tied_tables_trained_beside_adapters_have_the_bits_of_one_device() {
     }
 }
 
+/// Of an embedding's adapter ranks have rows of A as they have rows of the table; the head is tied to the table alone.
+#[test]
+fn adapters_of_embeddings_have_the_bits_of_one_device() {
+    let [_, qwen] = families();
+    let gpt = ModelConfig::Gpt(GptConfig::new(256, LENGTH, 4, 2, 16));
+    for (model, targets) in [(qwen, &["embed_tokens", "q_proj"]), (gpt, &["wte", "c_attn"])] {
+        let lora = LoraConfig::new(2, targets);
+        for (zero, mesh) in [(3, [2, 1, 2, 1]), (1, [2, 2, 1, 1]), (0, [1, 2, 2, 1])] {
+            let plain = Case { lora: Some(lora.clone()), zero, ..case(model.clone(), mesh) };
+            let sequence = Layout { sequence_parallel: true, ..plain.layout.clone() };
+            check(&plain);
+            if mesh[1] > 1 {
+                check(&Case { layout: sequence, ..plain });
+            }
+        }
+    }
+}
+
+/// A bias of B is cut as B is: by rows beside a column layer, not at all beside a row layer.
+#[test]
+fn biases_of_adapters_have_the_bits_of_one_device() {
+    let model = ModelConfig::Gpt(GptConfig::new(256, LENGTH, 4, 2, 16));
+    let lora = LoraConfig { biased: true, ..LoraConfig::new(2, &["c_attn", "c_proj", "c_fc"]) };
+    for (zero, mesh) in [(3, [2, 1, 2, 1]), (1, [2, 2, 1, 1])] {
+        let plain = Case { lora: Some(lora.clone()), zero, ..case(model.clone(), mesh) };
+        let sequence = Layout { sequence_parallel: true, ..plain.layout.clone() };
+        check(&plain);
+        if mesh[1] > 1 {
+            check(&Case { layout: sequence, ..plain });
+        }
+    }
+}
+
 /// Layers that a family's files join have one A, which is whole on every rank of a tensor-parallel group.
 #[test]
 fn joined_layers_with_one_a_have_the_bits_of_one_device() {

@@ -1,4 +1,4 @@
-//! [`Adapted`]: a layer with the adapter beside it, as a linear map and as a head.
+//! [`Adapted`]: a layer with the adapter beside it, as a linear map and as a head; [`AdaptedEmbedding`]: an embedding with one.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use phalanx_autograd::Var;
 
 use super::magnitude;
 use crate::layer_factory::LinearMap;
-use crate::modules::Dropout;
+use crate::modules::{Dropout, Linear};
 use crate::{Head, LayerFactory, Module, Parameter, Parameters, Result, parameters};
 
 /// A layer, and the adapter beside it, if it has one.
@@ -32,6 +32,57 @@ parameters!([A: Parameters, B: Parameters] Adapter<A, B> {
     lora_b = "lora_B",
     magnitude = "lora_magnitude_vector",
 });
+
+/// An embedding, and the adapter beside it, if it has one: `y = W[i] + scale B A[i]`, where `W[i]` is row `i` of the table.
+pub struct AdaptedEmbedding<E> {
+    pub(super) table: E,
+    pub(super) adapter: Option<EmbeddingAdapter<E>>,
+}
+
+parameters!([E: Parameters] AdaptedEmbedding<E> { table = "", adapter = "" });
+
+pub(super) struct EmbeddingAdapter<E> {
+    /// `[count, rank]`, at first 0.
+    pub(super) lora_a: E,
+    /// `[width, rank]`, at first random.
+    pub(super) lora_b: Linear,
+    pub(super) scale: f64,
+}
+
+parameters!([E: Parameters] EmbeddingAdapter<E> { lora_a = "lora_embedding_A", lora_b = "lora_embedding_B" });
+
+impl<E: Module> Module for AdaptedEmbedding<E> {
+    fn forward(&self, indices: &Var) -> Result<Var> {
+        let y = self.table.forward(indices)?;
+        let Some(adapter) = &self.adapter else { return Ok(y) };
+        let more = adapter.lora_b.forward(&adapter.lora_a.forward(indices)?)?;
+        Ok(y.add(&more.mul_scalar(adapter.scale)?)?)
+    }
+}
+
+/// A head with a bias, if it has one.
+pub struct BiasedHead<H> {
+    pub(super) head: H,
+    pub(super) bias: Option<Parameter>,
+}
+
+parameters!([H: Parameters] BiasedHead<H> { head = "", bias });
+
+impl<H: Head> Module for BiasedHead<H> {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        self.head.scores(x, self.bias.as_ref())
+    }
+}
+
+impl<H: Head> LinearMap for BiasedHead<H> {
+    fn weight(&self) -> &Parameter {
+        self.head.weight()
+    }
+
+    fn bias(&self) -> Option<&Parameter> {
+        self.bias.as_ref()
+    }
+}
 
 impl<L: LayerFactory, C: LinearMap, A: LinearMap, B: LinearMap> Adapted<L, C, A, B> {
     /// The layer's output `y` with what the adapter changes.

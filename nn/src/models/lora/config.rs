@@ -7,9 +7,11 @@ use std::str::FromStr;
 use serde_json::{Value, json};
 
 use super::Modules;
-use super::modules::{Layer, block, expression, first_match};
+use super::modules::{EMBEDDINGS, Layer, block, expression, first_match, in_model, is_within};
+use crate::models::ModelConfig;
 use crate::models::fields::{Fields, Parsed, as_size};
 use crate::models::save::write_json;
+use crate::models::stored::Layout;
 use crate::{Error, Result};
 
 const CONFIG: &str = "adapter_config.json";
@@ -22,7 +24,7 @@ pub struct LoraConfig {
     pub rank: usize,
     /// A layer with an adapter gives `W x + (alpha / rank) B A x`.
     pub alpha: f64,
-    /// The linear layers that have one.
+    /// The linear layers that have one, and the embedding.
     pub targets: Modules,
     /// Those of them that have none.
     pub excluded: Modules,
@@ -38,6 +40,8 @@ pub struct LoraConfig {
     pub keeps_tie: bool,
     /// Which biases of the model are trained.
     pub biases: TrainedBiases,
+    /// Whether `B` has a bias, which is 0 at first and is scaled as `B A x` is (PEFT: `lora_bias`).
+    pub biased: bool,
     /// Ranks of some layers: of those whose path in transformers' model, or its end after a dot, is the first in this map that matches, as a
     /// regular expression.
     pub ranks: BTreeMap<String, usize>,
@@ -105,6 +109,7 @@ impl LoraConfig {
             trained: Vec::new(),
             keeps_tie: true,
             biases: TrainedBiases::None,
+            biased: false,
             ranks: BTreeMap::new(),
             alphas: BTreeMap::new(),
             dropout: 0.0,
@@ -139,6 +144,27 @@ impl LoraConfig {
         Ok(all || block(&layer.peft, &self.blocks_after)?.is_some_and(|block| self.blocks.contains(&block)))
     }
 
+    /// Whether the embedding of some family has one.
+    fn may_adapt_embedding(&self) -> Parsed<bool> {
+        let of = |path: &str| Layer { path: path.into(), peft: path.into() };
+        EMBEDDINGS.into_iter().try_fold(false, |any, path| Ok(any || self.is_target(&of(path))?))
+    }
+
+    /// The configuration of the model with what its adapters add in the weights ([`merged`](super::merged)): an embedding that has an
+    /// adapter is no longer the table of a head that was tied to it.
+    ///
+    /// # Errors
+    /// If an expression is not supported.
+    pub fn merged_config(&self, config: &ModelConfig) -> Result<ModelConfig> {
+        let wrong = |why| Error::invalid("LoRA", why);
+        let Some(table) = config.tied_table() else { return Ok(config.clone()) };
+        let stored = in_model(&config.stored(table).names.concat());
+        let [path, peft] = [table, &*stored].map(|name| name.trim_end_matches(".weight").to_string());
+        let is_trained = [table, &*stored].into_iter().any(|name| is_within(name, &self.trained));
+        let is_adapted = !is_trained && self.is_target(&Layer { path, peft }).map_err(wrong)?;
+        Ok(if is_adapted { config.clone().untied() } else { config.clone() })
+    }
+
     /// Which layers have an adapter, for errors.
     pub(super) fn chosen(&self) -> String {
         let is_choice = |field: &str| !["rank_pattern", "alpha_pattern"].contains(&field);
@@ -157,6 +183,9 @@ impl LoraConfig {
         }
         if self.rank == 0 {
             return Err("got a rank of 0, wanted at least 1".into());
+        }
+        if self.biased && self.dora {
+            return Err("lora_bias is true beside use_dora, wanted one of them".into());
         }
         let is_pattern = matches!(self.targets, Modules::Pattern(_));
         if is_pattern && !(self.blocks.is_empty() && self.blocks_after.is_empty()) {
@@ -205,7 +234,6 @@ impl LoraConfig {
         }
         let biases = f.get("bias", "none, all or lora_only", |value| TrainedBiases::of(value.as_str()?))?;
         f.must_be("use_qalora", false)?;
-        f.get("lora_bias", "false, as adapters have no biases", |value| (*value == false).then_some(()))?;
         let is_empty = |value: &Value| match value {
             Value::Array(all) => all.is_empty(),
             Value::Object(all) => all.is_empty(),
@@ -228,7 +256,8 @@ impl LoraConfig {
         let trained: Vec<String> = f
             .get("modules_to_save", "a list of names", |value| value.as_array()?.iter().map(text).collect())?
             .unwrap_or_default();
-        let keeps_tie = f.flag("ensure_weight_tying", false)? || trained.is_empty();
+        let ties = f.flag("ensure_weight_tying", false)?;
+        let keeps_tie = ties || trained.is_empty();
         let is_unused = blocks.as_ref().is_some_and(Vec::is_empty);
         let config = LoraConfig {
             rank: f.needed("r")?,
@@ -240,6 +269,7 @@ impl LoraConfig {
             trained,
             keeps_tie,
             biases: biases.unwrap_or_default(),
+            biased: f.flag("lora_bias", false)?,
             ranks: f
                 .get("rank_pattern", "ranks by name", |value| by_name(value, as_size))?
                 .unwrap_or_default(),
@@ -252,6 +282,9 @@ impl LoraConfig {
             base: BaseWeights::Float,
         };
         config.check_settings()?;
+        if ties && config.trained.is_empty() && config.may_adapt_embedding()? {
+            return Err("ensure_weight_tying is true, and an adapter that the embedding and the head share is not supported".into());
+        }
         f.all_used(&[
             "auto_mapping",
             "base_model_name_or_path",
@@ -277,6 +310,7 @@ impl LoraConfig {
             "peft_type": "LORA", "task_type": "CAUSAL_LM", "r": self.rank, "lora_alpha": self.alpha,
             "lora_dropout": self.dropout, "target_modules": self.targets.json(),
             "use_rslora": self.rank_stabilized, "use_dora": self.dora, "bias": self.biases.name(),
+            "lora_bias": self.biased,
             "fan_in_fan_out": false, "init_lora_weights": true, "inference_mode": true, "base_model_name_or_path": null,
             "modules_to_save": (!self.trained.is_empty()).then_some(&self.trained),
             "ensure_weight_tying": !self.trained.is_empty() && self.keeps_tie,
@@ -305,8 +339,8 @@ fn by_name<T>(value: &Value, of: impl Fn(&Value) -> Option<T>) -> Option<BTreeMa
     value.as_object()?.iter().map(|(name, value)| Some((name.clone(), of(value)?))).collect()
 }
 
-/// `r=8,alpha=16,targets=q_proj,v_proj`, perhaps with `dropout=0.1`, `rslora=true`, `dora=true`, `base=int8`, `bias=all` and
-/// `modules_to_save=embed_tokens,lm_head,ensure_weight_tying=false`. Other settings follow under PEFT's names, and are not read back.
+/// `r=8,alpha=16,targets=q_proj,v_proj`, perhaps with `dropout=0.1`, `rslora=true`, `dora=true`, `base=int8`, `bias=all`, `lora_bias=true`
+/// and `modules_to_save=embed_tokens,lm_head,ensure_weight_tying=false`. Other settings follow under PEFT's names, and are not read back.
 impl std::fmt::Display for LoraConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let LoraConfig {
@@ -316,6 +350,7 @@ impl std::fmt::Display for LoraConfig {
             trained,
             keeps_tie,
             biases,
+            biased,
             dropout,
             rank_stabilized,
             dora,
@@ -338,6 +373,9 @@ impl std::fmt::Display for LoraConfig {
         if *biases != TrainedBiases::None {
             write!(f, ",bias={}", biases.name())?;
         }
+        if *biased {
+            write!(f, ",lora_bias=true")?;
+        }
         match targets {
             Modules::Names(_) => write!(f, ",targets={targets}")?,
             Modules::Pattern(pattern) => write!(f, ",target_modules={pattern:?}")?,
@@ -358,7 +396,7 @@ impl FromStr for LoraConfig {
 
     fn from_str(text: &str) -> Result<LoraConfig> {
         let wrong = |part: &str| {
-            let wanted = "wanted r, alpha, dropout, rslora, dora, base=int8, bias, modules_to_save and targets, as r=8,alpha=16,targets=q_proj,v_proj";
+            let wanted = "wanted r, alpha, dropout, rslora, dora, base=int8, bias, lora_bias, modules_to_save and targets, as r=8,alpha=16,targets=q_proj,v_proj";
             Error::invalid("LoRA", format!("got {part:?} in {text:?}, {wanted}"))
         };
         let (mut config, mut targets, mut alpha) = (LoraConfig::new(0, &[]), Vec::new(), None);
@@ -393,6 +431,7 @@ impl FromStr for LoraConfig {
                 "base" if value == "float" => config.base = BaseWeights::Float,
                 "ensure_weight_tying" => config.keeps_tie = value.parse().map_err(|_| wrong(part))?,
                 "bias" => config.biases = TrainedBiases::of(value).ok_or_else(|| wrong(part))?,
+                "lora_bias" => config.biased = value.parse().map_err(|_| wrong(part))?,
                 "dora" => config.dora = value.parse().map_err(|_| wrong(part))?,
                 _ => return Err(wrong(part)),
             }

@@ -9,7 +9,9 @@ use phalanx_tensor::{Device, Tensor};
 
 use super::magnitude::{self, MAGNITUDE};
 use super::modules::{Layer, in_model};
-use super::{Lora, LoraConfig, Modules, adapted_layers, adapters, is_adapter};
+use super::{
+    EMBEDDING_A, EMBEDDING_B, HEAD, Lora, LoraConfig, Modules, adapted_layers, adapters, is_adapter,
+};
 use crate::models::save::as_in_files;
 use crate::models::stored::{Layout, Rows, Stored};
 use crate::models::{Decoder, DecoderStage, ModelConfig};
@@ -39,8 +41,28 @@ impl LoraConfig {
         if let Some(magnitude) = magnitude {
             return magnitude::Adapted { weight, a, b, scale: self.scale() }.merged(magnitude);
         }
-        let more = kernels::mul_scalar(&kernels::matmul(b, a)?, self.scale().into())?;
-        Ok(kernels::add(weight, &kernels::cast(&more, weight.dtype())?)?)
+        self.add_scaled(weight, &kernels::matmul(b, a)?)
+    }
+
+    /// Rows of an embedding `[rows, width]` with what an adapter adds to them: the same rows of `A` `[rows, rank]`, and `B` `[width, rank]`.
+    ///
+    /// # Errors
+    /// If the shapes do not fit.
+    pub fn merge_embedding(&self, table: &Tensor, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        self.add_scaled(table, &kernels::matmul(a, &b.transpose(0, 1)?)?)
+    }
+
+    /// A layer's bias `[out]` with that of an adapter's `B` ([`LoraConfig::biased`]).
+    ///
+    /// # Errors
+    /// If the shapes do not fit.
+    pub fn merge_bias(&self, bias: &Tensor, of_b: &Tensor) -> Result<Tensor> {
+        self.add_scaled(bias, of_b)
+    }
+
+    fn add_scaled(&self, x: &Tensor, more: &Tensor) -> Result<Tensor> {
+        let more = kernels::mul_scalar(more, self.scale().into())?;
+        Ok(kernels::add(x, &kernels::cast(&more, x.dtype())?)?)
     }
 }
 
@@ -59,6 +81,12 @@ impl Layout for PeftFiles<'_> {
         let Stored { names, rows, transposed } = self.config.stored(name);
         let mut stored = format!("{PREFIX}{}", in_model(&names.concat()));
         // PEFT puts a layer with an adapter into another one.
+        let of_embedding = stored
+            .strip_suffix(".weight")
+            .filter(|_| name.ends_with(EMBEDDING_A) || name.ends_with(EMBEDDING_B));
+        if let Some(stored) = of_embedding {
+            return Stored { transposed: name.ends_with(EMBEDDING_A), ..Stored::whole(stored) };
+        }
         let is_inside = name.strip_suffix(".bias").is_some_and(|layer| self.adapted.contains(layer));
         if let Some(layer) = stored.strip_suffix(".bias").filter(|_| is_inside) {
             stored = format!("{layer}.base_layer.bias");
@@ -161,6 +189,20 @@ pub(super) fn check_places(config: &ModelConfig, parameters: &[Parameter]) -> Re
     Ok(())
 }
 
+/// Refuses biases of adapters beside layers that have none, as the merged model would have no place for them.
+pub(super) fn check_biases(parameters: &[Parameter]) -> Result<()> {
+    let has = |name: &str| parameters.iter().any(|p| p.name() == name);
+    let is_alone = |layer: &&str| !has(&format!("{layer}.bias"));
+    let mut layers = parameters.iter().filter_map(|p| p.name().strip_suffix(".lora_B.bias"));
+    layers.find(is_alone).map_or(Ok(()), |layer| Err(no_place(layer)))
+}
+
+/// The error for a bias that cannot be merged.
+fn no_place(layer: &str) -> Error {
+    let why = format!("lora_bias is true, and {layer} has no bias into which its adapter's could be merged");
+    Error::invalid("LoRA", format!("{why}, wanted false or other targets"))
+}
+
 /// Fills a model's adapters and trained modules, or those of a stage, from a folder as PEFT writes it, and weights that it has beside adapters
 /// (`base_layer`), as of heads.
 ///
@@ -257,23 +299,42 @@ fn in_files<L: LayerFactory>(model: &Decoder<Lora<L>>, targets: &Modules) -> Mod
 }
 
 /// The tensors of a whole model by the parameters' names, with what the adapters add in the weights, for
-/// [`save_tensors`](crate::models::save_tensors).
+/// [`save_tensors`](crate::models::save_tensors) with the configuration of [`LoraConfig::merged_config`]: if an embedding with an adapter
+/// is tied to the head, the head's table is a tensor by itself.
 ///
 /// # Errors
-/// If a tensor cannot be computed.
+/// If a tensor cannot be computed, or an adapter has a bias and its layer has none.
 pub fn merged<L: LayerFactory>(model: &Decoder<Lora<L>>, lora: &LoraConfig) -> Result<Vec<(String, Tensor)>> {
-    let all: BTreeMap<String, Tensor> =
-        model.parameters().iter().map(|p| (p.name().to_string(), p.tensor())).collect();
-    let all_a = model.layers().all_a(&model.parameters());
-    let merge = |p: &Parameter| {
-        let (name, weight) = (p.name().to_string(), p.values()?);
-        let beside = |which: &str| all.get(&format!("{}.{which}", name.strip_suffix(".weight")?));
-        let layer = model.layers().layer(name.strip_suffix(".weight").unwrap_or(&name));
-        let (Some(a), Some(b)) = (all_a.get(&layer.peft), beside("lora_B.weight")) else {
-            return Ok((name, weight));
+    let parameters = model.parameters();
+    check_biases(&parameters)?;
+    let all: BTreeMap<&str, &Parameter> = parameters.iter().map(|p| (p.name(), p)).collect();
+    let all_a = model.layers().all_a(&parameters);
+    let (mut tensors, mut head) = (Vec::new(), None);
+    for p in parameters.iter().filter(|p| !is_adapter(p.name())) {
+        let (name, values) = (p.name(), p.values()?);
+        let (layer, kind) = name.rsplit_once('.').unwrap_or((name, ""));
+        let beside = |end: &str| all.get(&*format!("{layer}{end}")).map(|p| p.tensor());
+        let peft = model.layers().layer(layer).peft;
+        let settings = lora.of_layer(&peft)?;
+        let merged = match kind {
+            "weight" => match (all_a.get(&peft), beside(".lora_B.weight")) {
+                (Some(a), Some(b)) => {
+                    let magnitude = beside(&format!(".{MAGNITUDE}"));
+                    Some(settings.merge(&values, &a.tensor(), &b, magnitude.as_ref())?)
+                }
+                _ => match (beside(EMBEDDING_A), beside(EMBEDDING_B)) {
+                    (Some(a), Some(b)) => Some(settings.merge_embedding(&values, &a, &b)?),
+                    _ => None,
+                },
+            },
+            "bias" => beside(".lora_B.bias").map(|b| settings.merge_bias(&values, &b)).transpose()?,
+            _ => None,
         };
-        let merged = lora.of_layer(&layer.peft)?.merge(&weight, &a.tensor(), b, beside(MAGNITUDE))?;
-        Ok((name, merged))
-    };
-    model.parameters().iter().filter(|p| !is_adapter(p.name())).map(merge).collect()
+        if merged.is_some() && beside(EMBEDDING_A).is_some() {
+            head = Some((format!("{HEAD}.weight"), values.clone()));
+        }
+        tensors.push((name.to_string(), merged.unwrap_or(values)));
+    }
+    tensors.extend(head.filter(|(name, _)| !all.contains_key(&**name)));
+    Ok(tensors)
 }

@@ -4,13 +4,15 @@
 //! ```text
 //! y = W x + scale B A x,   A: [rank, in], at first random;   B: [out, rank], at first 0;   scale = alpha / rank
 //! ```
-//! Beside a column layer B is cut as its weight is, and A is whole; beside a row layer A is cut, and B is whole. So an adapter works under
-//! every layout under which the model does. Layers whose weights a family's files join have one A, and each its rows of B. With DoRA
+//! Beside a column layer B is cut as its weight is, and A is whole; beside a row layer and an embedding A is cut, and B is whole. So an adapter
+//! works under every layout under which the model does. Layers whose weights a family's files join have one A, and each its rows of B. With DoRA
 //! ([`magnitude`]) a layer has a magnitude too, which is cut as its rows are.
 //! Sources: Hu et al.: LoRA (2021); Kalajdzievski: A rank stabilization scaling factor for fine-tuning with LoRA (2023).
 
 mod adapted;
 mod config;
+#[cfg(test)]
+mod embedding_tests;
 mod files;
 #[cfg(test)]
 mod joined_tests;
@@ -40,17 +42,20 @@ use crate::{
     Parameters, Result, Scope,
 };
 
-pub use adapted::Adapted;
+pub use adapted::{Adapted, AdaptedEmbedding, BiasedHead};
 pub use config::{BaseWeights, LoraConfig, TrainedBiases};
 pub use files::{load_adapter, merged, save_adapter};
 pub use modules::Modules;
 
-use adapted::Adapter;
-use files::check_places;
+use adapted::{Adapter, EmbeddingAdapter};
+use files::{check_biases, check_places};
 use modules::{Layer, in_model, is_within};
 
 /// The path of a head with a table of its own.
 const HEAD: &str = "lm_head";
+/// The ends of the names of an embedding's adapter.
+const EMBEDDING_A: &str = ".lora_embedding_A.weight";
+const EMBEDDING_B: &str = ".lora_embedding_B.weight";
 
 impl LoraConfig {
     /// The layers of one device with these adapters.
@@ -72,7 +77,7 @@ impl LoraConfig {
             config.tied_table().filter(|_| !self.trained.iter().any(|m| HEAD.ends_with(&**m)))
             && self.is_target(&head).map_err(wrong)?
         {
-            let why = format!("an adapter of {HEAD}, which is tied to {table}, could not be merged");
+            let why = format!("an adapter of {HEAD}, which is tied to {table}, is not supported");
             return Err(wrong(format!("{why}, wanted modules_to_save={table} or other targets")));
         }
         let everywhere = LoraConfig {
@@ -82,7 +87,10 @@ impl LoraConfig {
             ..self.clone()
         };
         let model = everywhere.planned(config)?;
-        let path = |p: &Parameter| p.name().strip_suffix(".lora_B.weight").map(String::from);
+        let path = |p: &Parameter| {
+            let ends = [".lora_B.weight", EMBEDDING_B];
+            ends.into_iter().find_map(|end| p.name().strip_suffix(end)).map(String::from)
+        };
         let layers: Vec<Layer> =
             adapters(&model).iter().filter_map(path).map(|path| model.layers().layer(&path)).collect();
         if let Modules::Names(names) = &self.targets {
@@ -93,6 +101,7 @@ impl LoraConfig {
         }
         self.check_trained_modules(config, &model)?;
         let model = self.planned(config)?;
+        check_biases(&model.parameters())?;
         check_places(config, &model.parameters())
     }
 
@@ -296,14 +305,14 @@ impl<L: LayerFactory> Lora<L> {
 impl<L: LayerFactory> LayerFactory for Lora<L> {
     type Column = Adapted<L, L::Column, Linear, L::Column>;
     type Row = Adapted<L, L::Row, L::Row, Linear>;
-    type Embedding = L::Embedding;
-    type Head = Adapted<L, L::Head, Linear, L::Head>;
+    type Embedding = AdaptedEmbedding<L::Embedding>;
+    type Head = Adapted<L, L::Head, Linear, BiasedHead<L::Head>>;
 
     fn column(&self, scope: &Scope, spec: LinearSpec<'_>) -> Result<Self::Column> {
         let (settings, init) = (self.settings(scope)?, Init::layer(spec.inputs));
         let rank = [settings.as_ref().map_or(self.config.rank, |settings| settings.rank)];
         let down = LinearSpec { outputs: &rank, bias: false, init, whole: true, ..spec };
-        let up = LinearSpec { inputs: rank[0], bias: false, init: Init::ZEROS, ..spec };
+        let up = LinearSpec { inputs: rank[0], bias: self.config.biased, init: Init::ZEROS, ..spec };
         self.adapted(
             scope,
             settings.as_ref(),
@@ -318,7 +327,7 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
         let (settings, init) = (self.settings(scope)?, Init::layer(spec.inputs));
         let rank = [settings.as_ref().map_or(self.config.rank, |settings| settings.rank)];
         let down = LinearSpec { outputs: &rank, bias: false, init, ..spec };
-        let up = LinearSpec { inputs: rank[0], bias: false, init: Init::ZEROS, ..spec };
+        let up = LinearSpec { inputs: rank[0], bias: self.config.biased, init: Init::ZEROS, ..spec };
         self.adapted(
             scope,
             settings.as_ref(),
@@ -336,11 +345,31 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
     }
 
     fn embedding(&self, scope: &Scope, spec: EmbeddingSpec) -> Result<Self::Embedding> {
-        self.layers.embedding(scope, spec)
+        let table = self.layers.embedding(scope, spec)?;
+        let Some(settings) = self.settings(scope)? else {
+            return Ok(AdaptedEmbedding { table, adapter: None });
+        };
+        if self.config.dora || self.config.biased {
+            let what = if self.config.dora { "use_dora" } else { "lora_bias" };
+            let why = format!(
+                "{what} is true, and {} is an embedding, for whose adapter it is not supported",
+                scope.path()
+            );
+            return Err(wrong(why));
+        }
+        let (width, init) = ([spec.width], Init::Normal { mean: 0.0, std: 1.0 });
+        let rows = EmbeddingSpec { width: settings.rank, init: Init::ZEROS, tied: false, ..spec };
+        let up = LinearSpec { inputs: settings.rank, outputs: &width, bias: false, init, whole: true };
+        let adapter = EmbeddingAdapter {
+            lora_a: self.layers.embedding(&scope.child("lora_embedding_A"), rows)?,
+            lora_b: OneDevice.column(&scope.child("lora_embedding_B"), up)?,
+            scale: settings.scale(),
+        };
+        Ok(AdaptedEmbedding { table, adapter: Some(adapter) })
     }
 
     fn head(&self, scope: &Scope, spec: EmbeddingSpec, tied: Option<&Self::Embedding>) -> Result<Self::Head> {
-        let base = self.layers.head(scope, spec, tied)?;
+        let base = self.layers.head(scope, spec, tied.map(|embedding| &embedding.table))?;
         // A tied head is called as the embedding here.
         if spec.tied {
             return Ok(Adapted { layers: self.layers.clone(), base, adapter: None });
@@ -355,7 +384,11 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
             settings.as_ref(),
             base,
             |scope| OneDevice.column(scope, down),
-            |scope| self.layers.head(scope, up, None),
+            |scope| {
+                let bias =
+                    self.config.biased.then(|| self.layers.head_bias(scope, spec.count)).transpose()?;
+                Ok(BiasedHead { head: self.layers.head(scope, up, None)?, bias })
+            },
         )
     }
 
@@ -444,21 +477,24 @@ fn adapted_layers(parameters: &[Parameter]) -> BTreeSet<String> {
 }
 
 pub(super) fn is_adapter(name: &str) -> bool {
-    name.contains(".lora_A.") || name.contains(".lora_B.") || name.ends_with(MAGNITUDE)
+    let of_embedding = name.ends_with(EMBEDDING_A) || name.ends_with(EMBEDDING_B);
+    name.contains(".lora_A.") || name.contains(".lora_B.") || name.ends_with(MAGNITUDE) || of_embedding
 }
 
-/// The error for a target that is not the name of a linear layer.
+/// The error for a target that is not the name of a linear layer, nor of the embedding.
 fn no_layer(target: &str, parameters: &[Parameter]) -> Error {
     let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
+    let embedding = parameters.first().map(|p| p.name().to_string());
     let name = |p: &Parameter| {
         let layer = p.name().strip_suffix(".weight")?;
-        let is_linear = layer.split('.').any(is_number) || layer == HEAD;
+        let is_linear =
+            layer.split('.').any(is_number) || layer == HEAD || embedding.as_deref() == Some(p.name());
         let is_linear = is_linear && p.tensor().rank() == 2 && !is_adapter(p.name());
         Some(layer.rsplit('.').next()?.to_string()).filter(|_| is_linear)
     };
     let names: BTreeSet<String> = parameters.iter().filter_map(name).collect();
     let names = names.into_iter().collect::<Vec<_>>().join(", ");
-    Error::invalid("LoRA", format!("no linear layer is called {target}; those of this model are {names}"))
+    wrong(format!("no linear layer or embedding is called {target}; those of this model are {names}"))
 }
 
 /// The parameters of adapters and of modules that are trained as they are, for an optimizer or a checkpoint.

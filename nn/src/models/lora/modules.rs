@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 
 use crate::models::fields::Parsed;
 
+/// The paths of embeddings in transformers' models.
+pub(super) const EMBEDDINGS: [&str; 3] = ["model.embed_tokens", "transformer.wte", "gpt_neox.embed_in"];
+
 /// Some modules of a model, by their paths in transformers' model, such as `model.layers.0.self_attn.q_proj`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Modules {

@@ -71,7 +71,7 @@ fn names_may_be_whole_paths_and_ends_of_paths() {
     assert_eq!(adapted(&gpt(), of_gpt), ["0.mlp.c_fc", "1.attn.c_attn"]);
     let unknown = json!({"target_modules": ["q_proj", "layers.3.self_attn.q_proj"]});
     let said = read(unknown).unwrap().check(&llama()).unwrap_err().to_string();
-    assert!(said.contains("no linear layer is called \"layers.3.self_attn.q_proj\""), "{said}");
+    assert!(said.contains("no linear layer or embedding is called \"layers.3.self_attn.q_proj\""), "{said}");
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn an_expression_matches_whole_paths() {
     for pattern in ["q_proj", r"layers\.0\.self_attn\.q_proj", ".*self_attn", "all-linear"] {
         let lora = read(json!({"target_modules": pattern})).unwrap();
         let said = lora.check(&llama()).unwrap_err().to_string();
-        assert!(said.contains(&format!("no linear layer is called {pattern:?}")), "{said}");
+        assert!(said.contains(&format!("no linear layer or embedding is called {pattern:?}")), "{said}");
     }
     let said = refused(json!({"target_modules": ".*(?!q)_proj"}));
     assert!(said.contains("target_modules: got the regular expression \".*(?!q)_proj\""), "{said}");
@@ -237,7 +237,6 @@ fn what_is_more_than_adapters_and_whole_modules_is_refused() {
     let alone = "wanted null, as it is not supported";
     let cases = [
         (json!({"bias": "some"}), "bias is \"some\", wanted none, all or lora_only"),
-        (json!({"lora_bias": true}), "lora_bias is true, wanted false, as adapters have no biases"),
         (json!({"modules_to_save": "lm_head"}), "modules_to_save is \"lm_head\", wanted a list of names"),
         (json!({"trainable_token_indices": [1, 5]}), "trainable_token_indices is [1,5], "),
         (json!({"target_parameters": ["gate.weight"]}), "target_parameters is [\"gate.weight\"], "),

@@ -11,7 +11,7 @@ fn llama(tied: bool) -> ModelConfig {
     ModelConfig::Llama(LlamaConfig { tied, ..LlamaConfig::new(37, 12, 2, 2, 16) })
 }
 
-fn of(family: Family) -> ModelConfig {
+pub(super) fn of(family: Family) -> ModelConfig {
     let size = TransformerConfig { key_heads: 2, ..TransformerConfig::new(Family::Llama, 37, 12, 2, 2, 16) };
     Family::samples(&size).into_iter().find(|config| config.family == family).unwrap().into()
 }
@@ -115,7 +115,7 @@ fn what_has_no_place_in_files_is_refused() {
             lora(&["q_proj"], &["head_lm"]),
             "has \"head_lm\", and this model has no such module; the names of those it has end with down_proj, embed_tokens",
         ),
-        (llama(false), lora(&["q_proj"], &["q_proj"]), "no linear layer is called \"q_proj\""),
+        (llama(false), lora(&["q_proj"], &["q_proj"]), "no linear layer or embedding is called \"q_proj\""),
         (llama(true), lora(&["q_proj"], &["lm_head"]), "the head is tied to embed_tokens.weight"),
         (llama(true), lora(&["q_proj", "lm_head"], &[]), "lm_head, which is tied to embed_tokens.weight"),
         (
