@@ -9,7 +9,7 @@ use phalanx_tensor::Pool;
 use super::element::steps_on;
 use super::*;
 use crate::ops::Gelu;
-use crate::simd::{Float, Isa, IsaName, Kernel, Vector, available_isas, dispatch_on};
+use crate::simd::{Float, Isa, Kernel, Vector};
 
 /// Numbers with full mantissas, so that another order of additions shows.
 struct Draws(u64);
@@ -95,12 +95,12 @@ impl<T: Float> Kernel for Activate<T> {
 }
 
 /// The product by the formula, each step on its own.
-fn twin<T: GemmElem>(case: &Case, isa: IsaName, a: &[T], b: &[T], bias: Option<&[T]>, c: &mut [T]) {
+fn twin<T: GemmElem>(case: &Case, runner: Runner, a: &[T], b: &[T], bias: Option<&[T]>, c: &mut [T]) {
     let Case { m, n, k, lies, .. } = *case;
     let (a_strides, b_strides, c_strides) =
         (lies.0.strides(m, k), lies.1.strides(k, n), lies.2.strides(m, n));
     let batch = case.batch();
-    let flushes = Runner::on(isa).is_some_and(|runner| steps_on::<T::PanelElem>(runner) == 2);
+    let flushes = steps_on::<T::PanelElem>(runner) == 2;
     let flush = |x: T::Acc| {
         let tiny = flushes && x.to_f64().abs() < f64::from(f32::MIN_POSITIVE);
         if tiny { T::Acc::from_f64(0f64.copysign(x.to_f64())) } else { x }
@@ -120,7 +120,7 @@ fn twin<T: GemmElem>(case: &Case, isa: IsaName, a: &[T], b: &[T], bias: Option<&
             value = T::narrow(value.widen() + bias[j].widen());
         }
         if let Some(activation) = case.activation {
-            value = T::narrow(dispatch_on(isa, Activate(value.widen(), activation)).expect("available"));
+            value = T::narrow(runner.run(Activate(value.widen(), activation)));
         }
         let nothing = k == 0 && bias.is_none() && case.activation.is_none();
         *place = match case.write {
@@ -147,9 +147,9 @@ fn check<T: GemmElem>(case: Case, pools: &[Pool]) {
 fn compare<T: GemmElem>(case: Case, pools: &[Pool], (a, b, bias): (&[T], &[T], Option<&[T]>), before: &[T]) {
     let Case { m, n, k, lies, .. } = case;
     let batch = case.batch();
-    for isa in available_isas() {
-        let mut want = before.to_vec();
-        twin(&case, isa, a, b, bias, &mut want);
+    for runner in Runner::all() {
+        let (isa, mut want) = (runner.isa(), before.to_vec());
+        twin(&case, runner, a, b, bias, &mut want);
         // As it is, as the first of a series, and as the second.
         let mut kept = Vec::new();
         for (pool, nth) in pools.iter().flat_map(|pool| (0..3).map(move |nth| (pool, nth))) {
@@ -159,7 +159,7 @@ fn compare<T: GemmElem>(case: Case, pools: &[Pool], (a, b, bias): (&[T], &[T], O
             let mut got = before.to_vec();
             let strides = (lies.0.strides(m, k), lies.1.strides(k, n), lies.2.strides(m, n));
             product::run(
-                Runner::on(isa).expect("available"),
+                runner,
                 Some(pool),
                 batch,
                 MatRef::new(a, m, k, strides.0.0, strides.0.1),

@@ -194,14 +194,15 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         }
     }
 
-    /// The steps of each column of B are neighbours. Two vectors of columns at a time, so that there are twice as many independent chains.
+    /// The steps of each column of B are neighbours. One wide vector of columns at a time, as memory keeps up with few columns best; or two short
+    /// ones, so that there are twice as many independent chains.
     #[inline(always)]
     fn transposed<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
     where
         T::Acc: Float<Vec<S> = V>,
     {
         let mut col = 0;
-        while col + 2 * V::LANES <= self.cols {
+        while V::LANES < LANES_MAX && col + 2 * V::LANES <= self.cols {
             self.transposed_block::<S, V, 2>(col, V::LANES);
             col += 2 * V::LANES;
         }
@@ -226,19 +227,31 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         let next = W * V::LANES * self.b_col;
         let ahead = if next * size_of::<T>() <= NEXT_MAX { next } else { AHEAD_BYTES / size_of::<T>() };
         let mut start = 0;
-        // Twice as many steps at a time, two in a lane: half of the transposing.
+        // Twice as many steps at a time, two in a lane: half of the transposing. Squares of whole lines are prefetched beside the sums, where
+        // they do not wait for each other, and those of the next steps come nearer.
+        let whole_lines = V::LANES == LANES_MAX;
         while T::reads_pairs::<S>() && lanes == V::LANES && start + 2 * V::LANES <= places {
             for (j, square) in squares.iter_mut().enumerate() {
                 let b = &self.b[(col + j * V::LANES) * self.b_col + start..];
                 for (i, row) in square[..V::LANES].iter_mut().enumerate() {
                     let column = &b[i * self.b_col..][..2 * V::LANES];
-                    V::prefetch_far(column.as_ptr().wrapping_add(ahead).cast());
+                    if !whole_lines {
+                        V::prefetch_far(column.as_ptr().wrapping_add(ahead).cast());
+                    }
                     *row = T::load_pairs::<S>(column);
                 }
                 V::transpose(square);
             }
             let a = &self.a[start * H..][..2 * V::LANES * H];
+            let first = self.b[col * self.b_col + start..].as_ptr();
             for pair in 0..V::LANES {
+                if whole_lines {
+                    for j in 0..W {
+                        let column = first.wrapping_add((j * V::LANES + pair) * self.b_col);
+                        V::prefetch_far(column.wrapping_add(ahead).cast());
+                        V::prefetch(column.wrapping_add(2 * V::LANES).cast());
+                    }
+                }
                 let steps: [[V; 2]; W] = each(|j| T::split::<S>(squares[j][pair]));
                 for (i, row) in sums.iter_mut().enumerate() {
                     let x = [V::splat(a[2 * pair * H + i]), V::splat(a[(2 * pair + 1) * H + i])];
