@@ -1,13 +1,14 @@
 //! Adapters of embeddings, and adapters with biases.
 
 use phalanx_tensor::io::SafeTensors;
+use phalanx_tensor::{DType, Device};
 use serde_json::json;
 
 use super::peft_tests::{build, read};
 use super::tests::{folder, tensor, tokens};
 use super::trained_tests::of;
 use super::*;
-use crate::models::{Family, GptConfig, LlamaConfig, load_model, read_config, save_tensors};
+use crate::models::{Family, GptConfig, LlamaConfig, ModelConfig, load_model, read_config, save_tensors};
 
 fn llama(tied: bool) -> ModelConfig {
     ModelConfig::Llama(LlamaConfig { tied, ..LlamaConfig::new(37, 12, 2, 2, 16) })

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use phalanx_tensor::io::{SafeTensors, save_safetensors};
+use phalanx_tensor::{DType, Device};
 use serde_json::json;
 
 use super::peft_tests::{build, read, read_from};
 use super::tests::{folder, tensor, tokens};
 use super::*;
-use crate::models::{Family, TransformerConfig, file_tensors};
+use crate::models::{Family, ModelConfig, TransformerConfig, file_tensors};
 
 const NEOX: [&str; 4] =
     ["attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"];

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
+use phalanx_tensor::{DType, Device};
 use serde_json::{Value, json};
 
 use super::tests::{folder, tensor, tokens};
 use super::*;
-use crate::models::{GptConfig, LlamaConfig};
+use crate::models::{DecoderStage, GptConfig, LlamaConfig, ModelConfig};
 
 fn llama() -> ModelConfig {
     ModelConfig::Llama(LlamaConfig::new(37, 12, 3, 2, 16))

@@ -5,10 +5,13 @@ use std::path::PathBuf;
 use phalanx_autograd::{ContextMode, GradCheck, Result as GradResult, gradcheck};
 use phalanx_kernels as kernels;
 use phalanx_tensor::io::SafeTensors;
-use phalanx_tensor::{Context, RngKey};
+use phalanx_tensor::{Context, DType, Device, RngKey};
 
 use super::*;
-use crate::models::{GptConfig, LlamaConfig, RecomputeMode, load_weights, next_token_targets, save_model};
+use crate::models::{
+    DecoderStage, GptConfig, LlamaConfig, ModelConfig, RecomputeMode, load_weights, next_token_targets,
+    save_model,
+};
 
 const INPUTS: usize = 5;
 const OUTPUTS: usize = 4;

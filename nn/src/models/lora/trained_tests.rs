@@ -1,11 +1,12 @@
 //! Modules that are trained as they are beside adapters (PEFT's `modules_to_save`).
 
+use phalanx_tensor::{DType, Device};
 use serde_json::json;
 
 use super::peft_tests::{build, read};
 use super::tests::{folder, tensor, tokens};
 use super::*;
-use crate::models::{Family, GptConfig, LlamaConfig, TransformerConfig};
+use crate::models::{Family, GptConfig, LlamaConfig, ModelConfig, TransformerConfig};
 
 fn llama(tied: bool) -> ModelConfig {
     ModelConfig::Llama(LlamaConfig { tied, ..LlamaConfig::new(37, 12, 2, 2, 16) })
