@@ -28,7 +28,7 @@ const ENOUGH: f64 = 2e-3;
 
 /// The most floating-point operations a second for elements of this dtype, as measured now. On a CPU all of the device's threads run chains of
 /// the instruction that matrix products are made of between registers, with nothing to load or to store: a fused multiply-add, or for
-/// bf16 a dot product of pairs where the processor has one. On a GPU it is the fastest product of large matrices.
+/// bf16 a dot product of pairs where the processor has a fast one. On a GPU it is the fastest product of large matrices.
 ///
 /// # Errors
 /// If the dtype is no floating-point one; of a meta device.
