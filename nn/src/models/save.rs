@@ -71,6 +71,14 @@ pub fn save_from(
     folder: impl AsRef<Path>,
     options: &SaveOptions,
 ) -> Result<()> {
+    if let Some(table) = config.tied_table()
+        && source.entries().iter().any(|entry| entry.name == "lm_head.weight")
+    {
+        let why = format!(
+            "got a tensor lm_head.weight with a head that is tied to {table}, wanted LoraConfig::merged_config"
+        );
+        return Err(Error::invalid("save", why));
+    }
     write_folder(source, config, folder.as_ref(), options, |dtype| config.to_json(dtype))
 }
 

@@ -29,6 +29,15 @@ fn check(case: &Case) {
     }
 }
 
+/// With the residual stream whole, and cut where ranks have parts of layers.
+fn check_streams(case: Case) {
+    check(&case);
+    if case.layout.tp > 1 {
+        let layout = Layout { sequence_parallel: true, ..case.layout.clone() };
+        check(&Case { layout, ..case });
+    }
+}
+
 fn families() -> [ModelConfig; 2] {
     [Family::Mixtral, Family::Qwen3Moe].map(|family| mixture(family, 2))
 }
@@ -185,12 +194,7 @@ fn adapters_of_embeddings_have_the_bits_of_one_device() {
     for (model, targets) in [(qwen, &["embed_tokens", "q_proj"]), (gpt, &["wte", "c_attn"])] {
         let lora = LoraConfig::new(2, targets);
         for (zero, mesh) in [(3, [2, 1, 2, 1]), (1, [2, 2, 1, 1]), (0, [1, 2, 2, 1])] {
-            let plain = Case { lora: Some(lora.clone()), zero, ..case(model.clone(), mesh) };
-            let sequence = Layout { sequence_parallel: true, ..plain.layout.clone() };
-            check(&plain);
-            if mesh[1] > 1 {
-                check(&Case { layout: sequence, ..plain });
-            }
+            check_streams(Case { lora: Some(lora.clone()), zero, ..case(model.clone(), mesh) });
         }
     }
 }
@@ -201,12 +205,7 @@ fn biases_of_adapters_have_the_bits_of_one_device() {
     let model = ModelConfig::Gpt(GptConfig::new(256, LENGTH, 4, 2, 16));
     let lora = LoraConfig { biased: true, ..LoraConfig::new(2, &["c_attn", "c_proj", "c_fc"]) };
     for (zero, mesh) in [(3, [2, 1, 2, 1]), (1, [2, 2, 1, 1])] {
-        let plain = Case { lora: Some(lora.clone()), zero, ..case(model.clone(), mesh) };
-        let sequence = Layout { sequence_parallel: true, ..plain.layout.clone() };
-        check(&plain);
-        if mesh[1] > 1 {
-            check(&Case { layout: sequence, ..plain });
-        }
+        check_streams(Case { lora: Some(lora.clone()), zero, ..case(model.clone(), mesh) });
     }
 }
 
@@ -219,12 +218,7 @@ fn joined_layers_with_one_a_have_the_bits_of_one_device() {
     ] {
         let (model, lora) = (ModelConfig::Transformer(sample(family)), LoraConfig::new(2, targets));
         for (zero, mesh) in [(0, [2, 1, 1, 1]), (3, [2, 2, 1, 1]), (1, [2, 2, 2, 1])] {
-            let plain = Case { lora: Some(lora.clone()), zero, ..case(model.clone(), mesh) };
-            let sequence = Layout { sequence_parallel: true, ..plain.layout.clone() };
-            check(&plain);
-            if mesh[1] > 1 {
-                check(&Case { layout: sequence, ..plain });
-            }
+            check_streams(Case { lora: Some(lora.clone()), zero, ..case(model.clone(), mesh) });
         }
     }
 }

@@ -105,6 +105,11 @@ fn they_are_in_pefts_files_and_in_merged_models() {
         // The head stays as it was, so that it has a table of its own if it was tied.
         let of_merged = lora.merged_config(&config).unwrap();
         assert_eq!(of_merged.tied_table(), None);
+        if config.tied_table().is_some() {
+            let said =
+                save_tensors(merged(&model, &lora).unwrap(), &config, &folder).unwrap_err().to_string();
+            assert!(said.contains("wanted LoraConfig::merged_config"), "{said}");
+        }
         save_tensors(merged(&model, &lora).unwrap(), &of_merged, &folder).unwrap();
         assert_eq!(read_config(&folder).unwrap().tied_table(), None);
         let (_, plain) = load_model(&folder, &Scope::new(3, DType::F64, Device::CPU)).unwrap();
