@@ -48,6 +48,8 @@ pub(super) struct ProcessRecorders {
     /// How far the dumps of the run's failure are.
     failure: Mutex<FailureDumps>,
     written: Condvar,
+    /// Held from the moment that dumps describe until they are written, so that the failure's are the last.
+    writing: Mutex<()>,
     /// When the recorders were made: the zero of their times.
     pub(super) begin: Instant,
     ranks: Mutex<Vec<Weak<RankRecorder>>>,
@@ -142,7 +144,8 @@ impl fmt::Debug for FlightRecorder {
 /// Every run of this process.
 static RUNS: Mutex<Vec<Weak<ProcessRecorders>>> = Mutex::new(Vec::new());
 
-/// Writes the dumps of all ranks of this process, such as on a signal, and returns the folders. A rank without a folder writes nothing.
+/// Writes the dumps of all ranks of this process, such as on a signal, and returns the folders. A rank without a folder writes nothing, and
+/// a run that has failed keeps the dumps of its failure.
 pub fn dump_all(cause: &str) -> Vec<PathBuf> {
     let runs: Vec<_> = unpoisoned(RUNS.lock()).iter().filter_map(Weak::upgrade).collect();
     runs.into_iter().filter_map(|run| run.dump(cause)).collect()
@@ -151,7 +154,12 @@ pub fn dump_all(cause: &str) -> Vec<PathBuf> {
 impl ProcessRecorders {
     fn dump(&self, cause: &str) -> Option<PathBuf> {
         let folder = unpoisoned(self.folder.lock()).clone()?;
-        write_all(self.snapshots(), &folder, cause);
+        let writing = unpoisoned(self.writing.lock());
+        if *unpoisoned(self.failure.lock()) == FailureDumps::None {
+            write_all(self.snapshots(), &folder, cause);
+        }
+        drop(writing);
+        self.await_failure();
         Some(folder)
     }
 
@@ -164,6 +172,13 @@ impl ProcessRecorders {
     fn set_failure(&self, dumps: FailureDumps) {
         *unpoisoned(self.failure.lock()) = dumps;
         self.written.notify_all();
+    }
+
+    /// Waits while the failure's dumps are being written, but no longer than a disk that answers takes.
+    fn await_failure(&self) {
+        let failure = unpoisoned(self.failure.lock());
+        let under_way = |dumps: &mut FailureDumps| *dumps == FailureDumps::UnderWay;
+        drop(self.written.wait_timeout_while(failure, WRITING_MAX, under_way));
     }
 }
 
@@ -183,6 +198,7 @@ impl FlightRecorder {
             folder: Mutex::new(folder.map(PathBuf::from)),
             failure: Mutex::new(FailureDumps::None),
             written: Condvar::new(),
+            writing: Mutex::new(()),
             begin: Instant::now(),
             ranks: Mutex::default(),
         });
@@ -228,7 +244,8 @@ impl FlightRecorder {
         self.0.step.load(Ordering::Relaxed).checked_sub(1)
     }
 
-    /// Writes the dumps of all ranks of this process now. Returns their folder, if there is one.
+    /// Writes the dumps of all ranks of this process now, unless those of the run's failure are there. Returns their folder, if there is
+    /// one.
     pub fn dump(&self, cause: &str) -> Option<PathBuf> {
         self.0.process.dump(cause)
     }
@@ -256,6 +273,7 @@ impl FlightRecorder {
         if is_first {
             let writer = Arc::clone(process);
             let write = move || {
+                let _writing = unpoisoned(writer.writing.lock());
                 write_all(snapshots, &folder, &cause);
                 writer.set_failure(FailureDumps::Written);
             };
@@ -263,12 +281,7 @@ impl FlightRecorder {
                 process.set_failure(FailureDumps::Written);
             }
         }
-        let failure = unpoisoned(process.failure.lock());
-        drop(
-            process
-                .written
-                .wait_timeout_while(failure, WRITING_MAX, |dumps| *dumps == FailureDumps::UnderWay),
-        );
+        process.await_failure();
     }
 
     /// What an error of a run that hangs says about dumps.

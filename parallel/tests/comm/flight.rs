@@ -214,6 +214,21 @@ fn a_panic_dumps_too() {
     }
 }
 
+#[test]
+fn a_request_after_a_failure_keeps_its_dumps() {
+    for text in told(2, |rank| match rank.rank() {
+        0 => {
+            let failed = rank.comm().barrier();
+            rank.comm().flight_recorder().unwrap().dump("too late");
+            failed
+        }
+        _ => idle(rank).and_then(|()| rank.comm().barrier()),
+    }) {
+        has(&text, &["2 of 2 ranks have dumps", "did not arrive", "rank 0 -> rank 1: barrier"]);
+        assert!(!text.contains("too late"), "{text}");
+    }
+}
+
 /// Also when a thread of its own waits in a collective.
 #[test]
 fn a_healthy_run_dumps_on_request_and_goes_on() {
