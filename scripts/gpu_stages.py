@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 # The whole run. A stage may take its own limit, and leaves as much as the second to each one after it.
 SECONDS_MAX, SECONDS_KEPT = 540, 12
@@ -250,8 +252,8 @@ class Check:
 
     def gpt2(self):
         self.benchmark("gpt2-124m")
-        self.peer("gpt2-124m")
         self.peer("gpt2-124m", "--compile")
+        self.peer("gpt2-124m")
 
     def sweep(self):
         self.benchmark("gpu-ops")
@@ -259,9 +261,12 @@ class Check:
             self.benchmark("gpu-ops", " with our own products", **OWN_PRODUCTS)
         self.peer("gpu-ops")
 
-    def benchmark(self, workload, way="", **env):
+    def bench(self, workload, **env):
         more = ["--small"] * EMULATED + (self.data() if workload == "gpt2-124m" else [])
-        code, text = self.call(["bench", workload, "--device", "cuda", *more], **env)
+        return self.call(["bench", workload, "--device", "cuda", *more], **env)
+
+    def benchmark(self, workload, way="", **env):
+        code, text = self.bench(workload, **env)
         rows = [row | {"peer": row["peer"] + way} for row in lines(text)]
         self.stage["rows"] += rows
         self.judge(f"benchmark {workload}{way}", code, text, bool(rows), f"{len(rows)} rows" if code == 0 else last(text))
@@ -287,14 +292,31 @@ class Check:
         self.tests("ranks over NCCL", ["ranks", "NCCL's own" if EMULATED else "NCCL"], **env)
 
     def traces(self):
-        """The times of a step's kernels, by the driver's events."""
+        """The times of kernels, by the driver's events: of a run's steps, and of GPT-2's beside what was predicted."""
         trace = self.out / "trace.json"
         trace.unlink(missing_ok=True)
         losses, why = self.losses("cuda", ["--no-capture"], PHALANX_CUDA_TRACE=str(trace))
         if losses is None:
-            return self.add("trace", False, why)
-        detail = f"{trace.stat().st_size} bytes" if trace.exists() else "these programs write none"
-        self.add("trace", True if trace.exists() else None, detail)
+            self.add("trace", False, why)
+        else:
+            detail = f"{trace.stat().st_size} bytes" if trace.exists() else "these programs write none"
+            self.add("trace", True if trace.exists() else None, detail)
+        with tempfile.TemporaryDirectory() as work:
+            trace = Path(work) / "trace.json"
+            code, text = self.bench("gpt2-124m", PHALANX_CUDA_TRACE=str(trace))
+            times = kernel_times(json.loads(trace.read_text())) if code == 0 and trace.exists() else {}
+        predicted = self.folder / "predicted.txt"
+        peers = {"phalanx": times}
+        if times and predicted.exists() and not EMULATED:
+            peers |= predictions(predicted.read_text())
+        # Without what takes less than a hundredth of a millisecond.
+        self.stage["rows"] += [
+            {"peer": peer, "workload": "a step of gpt2-124m", "metric": work, "value": round(ms, 3), "unit": "ms"}
+            for peer, known in peers.items()
+            for work, ms in sorted(known.items(), key=lambda row: -row[1])
+            if ms >= 0.01
+        ]
+        self.judge("trace of gpt2-124m", code, text, bool(times), f"{sum(times.values()):.1f} ms a step" if times else last(text))
 
     def training(self):
         self.tests("devices", ["devices"] + ["elements"] * EMULATED)
@@ -361,6 +383,31 @@ def read(folders):
         for stage in json.loads((folder / "gpu-check.json").read_text()):
             kept[stage["stage"]] = stage
     return [kept[stage] for stage in STAGES if stage in kept]
+
+
+# The kernel that runs once in each of the benchmark's steps.
+ONCE = "cross_entropy: forward"
+
+
+def kernel_times(trace):
+    """Milliseconds of a step by operation and kernel, from a trace for Chrome of many steps; captured ones are not in it."""
+    times, steps = {}, 0
+    for event in trace:
+        named = re.match(r"(\S+) (?:(\S+) \(|cuBLASLt )", event["name"]) if event["ph"] == "X" else None
+        if named:
+            work = f"{named[1]}: {named[2] or 'product'}"
+            times[work] = times.get(work, 0) + event["dur"] / 1e3
+            steps += work == ONCE
+    return {work: ms / steps for work, ms in times.items()} if steps else {}
+
+
+def predictions(table):
+    """The same of a table of `tests/dry`, for each kind of GPU that it is for."""
+    by_gpu = {"predicted H100": {}, "predicted H200": {}}
+    for h100, h200, work in re.findall(r"^ +([\d.]+) +([\d.]+) +\d+ +[\d,]+ .*?  \w+, (\S+: \S+)", table, re.M):
+        for known, ms in zip(by_gpu.values(), (h100, h200)):
+            known[work] = known.get(work, 0) + float(ms)
+    return by_gpu
 
 
 def goals(rows):

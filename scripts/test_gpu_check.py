@@ -39,12 +39,21 @@ case "$name $1" in
     echo "cuda:0 ${STUB_GPU:-H100} by libcuda.so.1"
     echo '{"peer": "phalanx", "workload": "gpu-ops", "metric": "copy_f32", "value": 2000.0, "unit": "GB/s"}'
     echo '{"peer": "phalanx", "workload": "gpu-ops", "metric": "adamw", "value": 1800.0, "unit": "GB/s"}';;
-"bench gpt2-124m") echo '{"peer": "phalanx", "workload": "gpt2-124m", "metric": "throughput", "value": 9.5, "unit": "tokens/s"}';;
+"bench gpt2-124m")
+    echo '{"peer": "phalanx", "workload": "gpt2-124m", "metric": "throughput", "value": 9.5, "unit": "tokens/s"}'
+    [ -z "$PHALANX_CUDA_TRACE" ] || printf '%b' "$STUB_TRACE" >"$PHALANX_CUDA_TRACE";;
 "kernels"*|"golden"*) echo "all passed";;
 *) echo "cuda: a test ... ok";;
 esac
 """
 DOCTOR = "driver    /lib/libcuda.so, for CUDA up to 13.0\\nNVRTC     /lib/libnvrtc.so.13, 13.0\\nNCCL      /lib/libnccl.so.2, 2.27.3\\nGPU 0     H100\\nNCCL 2.27.3: it lacks something\\n"
+# Two steps, and a graph of others.
+TRACE = json.dumps(
+    [{"ph": "M", "name": "process_name"}]
+    + [{"ph": "X", "name": "cross_entropy forward (cross_entropy.cu) ELEMENT=bf16", "dur": us} for us in (1000, 3000)]
+    + [{"ph": "X", "name": "linear cuBLASLt BF16 1 x [2, 3, 4]", "dur": us} for us in (4000, 5000, 3000)]
+    + [{"ph": "X", "name": "step of 496 launches, whole", "dur": 7}]
+)
 
 
 class GpuCheck(unittest.TestCase):
@@ -75,7 +84,7 @@ class GpuCheck(unittest.TestCase):
 
     def env(self, env):
         clean = {name: value for name, value in os.environ.items() if not name.startswith("PHALANX_CUDA")}
-        return clean | {"STUB_LOG": str(self.folder / "log"), "STUB_DOCTOR": DOCTOR} | env
+        return clean | {"STUB_LOG": str(self.folder / "log"), "STUB_DOCTOR": DOCTOR, "STUB_TRACE": TRACE} | env
 
     def run_check(self, *words, **env):
         done = subprocess.run(self.command("run", self.out, *words), env=self.env(env), capture_output=True, text=True)
@@ -102,6 +111,8 @@ class GpuCheck(unittest.TestCase):
         self.assertIn("skip ranks over NCCL: NCCL 2.27.3 does not put several ranks on a GPU", text)
         self.assertIn("skip peer gpt2-124m --compile: no PyTorch here", text)
         self.assertIn("ok   trace: 3 bytes", text)
+        self.assertIn("ok   trace of gpt2-124m: 8.0 ms a step", text)
+        self.assertIn("| a step of gpt2-124m | linear: product | ms | 6 |", text)
 
     def test_a_bundle_has_all_that_a_run_reads(self):
         """With a `cargo` that has built the stand-ins, and a `strip` that leaves them as they are."""
@@ -122,6 +133,7 @@ class GpuCheck(unittest.TestCase):
         self.bundle = bundled
         code, text = self.run_check()
         self.assertEqual(code, 0, text)
+        self.assertRegex(text, r"\| a step of gpt2-124m \| cross_entropy: forward \| ms \| 2 \|.* 2\.462 \| 1\.718 \|")
         self.assertEqual(list(self.stages()), list(gpu_stages.STAGES))
 
     def test_only_names_stages(self):
