@@ -252,6 +252,8 @@ class Check:
 
     def gpt2(self):
         self.benchmark("gpt2-124m")
+        if not EMULATED:
+            self.benchmark("gpt2-124m", " with timed algorithms", PHALANX_CUDA_ALGORITHMS="timed")
         self.peer("gpt2-124m", "--compile")
         self.peer("gpt2-124m")
 

@@ -288,6 +288,25 @@ pub(crate) unsafe fn function(module: CUmodule, name: &str) -> Called<CUfunction
     Ok(unsafe { result::module::get_function(module, name) }?)
 }
 
+/// Where a kernel's parameters begin, in bytes. (Drivers since CUDA 12.4 tell.)
+///
+/// # Safety
+/// The function exists.
+pub(crate) unsafe fn parameter_offsets(function: CUfunction) -> Called<Vec<usize>> {
+    let mut offsets = Vec::new();
+    loop {
+        let (mut offset, mut bytes) = (0, 0);
+        // SAFETY: by the caller; both places are there.
+        let told =
+            unsafe { sys::cuFuncGetParamInfo(function, offsets.len(), &raw mut offset, &raw mut bytes) };
+        match told.result() {
+            Ok(()) => offsets.push(offset),
+            Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE)) => return Ok(offsets),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
 /// Allows a kernel as much dynamic shared memory.
 ///
 /// # Safety

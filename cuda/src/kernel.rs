@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Mutex, PoisonError, RwLock};
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 
 use smallvec::SmallVec;
 
@@ -42,6 +42,8 @@ struct Module(CUmodule);
 struct Function {
     handle: CUfunction,
     source: &'static KernelSource,
+    /// Where its parameters begin, in bytes, if that was asked for.
+    offsets: &'static OnceLock<Vec<usize>>,
 }
 
 // SAFETY: a module's handle may be used from any thread; modules are never unloaded.
@@ -132,7 +134,8 @@ impl Kernels {
         // SAFETY: the module was loaded, and is never unloaded.
         let handle = gate.load(|| unsafe { driver::function(module.0, entry) }).map_err(failed)?;
         // Never freed, as the module is never unloaded.
-        let function = Function { handle, source: Box::leak(Box::new(program.kernel(entry))) };
+        let (source, offsets) = Box::leak(Box::new((program.kernel(entry), OnceLock::new())));
+        let function = Function { handle, source, offsets };
         self.keep(key, program, module, function);
         Ok(function)
     }
@@ -161,8 +164,23 @@ impl Kernel {
         if grid.blocks.contains(&0) {
             return Ok(());
         }
-        let Kernel { context, function: Function { handle, source } } = *self;
+        let Kernel { context, function: Function { handle, source, offsets } } = *self;
         context.bind(op)?;
+        if !arguments.maps.is_empty() {
+            let offsets = match offsets.get() {
+                Some(known) => known,
+                None => {
+                    // SAFETY: the function exists.
+                    let known = context.called(op, unsafe { driver::parameter_offsets(handle) })?;
+                    offsets.get_or_init(|| known)
+                }
+            };
+            arguments.place_maps(offsets).ok_or_else(|| Error::Failed {
+                op,
+                index: context.index(),
+                what: format!("{} has parameters at {offsets:?}, none for its maps", source.entry),
+            })?;
+        }
         if dry::is_dry() {
             dry::note(op, arguments.traffic);
         }
@@ -190,27 +208,40 @@ pub struct Arguments {
     /// Laid out as the kernel's parameters are: each aligned as its own type is.
     packed: SmallVec<[u64; 24]>,
     bytes: usize,
+    /// The last parameters. Compilers align them within the device's own memory of parameters, which begins at an odd place, so that the
+    /// driver alone knows how far from the others they lie.
+    maps: SmallVec<[TensorMap; 4]>,
     /// What the kernel moves and computes with them.
     pub traffic: Traffic,
 }
 
 impl Arguments {
-    /// Appends a number, or a structure laid out as in C.
+    /// Appends a number, or a structure laid out as in C. Maps come after all of them.
     pub fn push<T: bytemuck::Pod>(&mut self, value: T) {
-        self.push_aligned(value, align_of::<T>());
-    }
-
-    /// Appends a map, which is aligned as `CUtensorMap` is.
-    pub fn push_map(&mut self, map: TensorMap) {
-        self.push_aligned(map.0, 64);
-    }
-
-    fn push_aligned<T: bytemuck::Pod>(&mut self, value: T, align: usize) {
-        let start = self.bytes.next_multiple_of(align);
+        let start = self.bytes.next_multiple_of(align_of::<T>());
         self.bytes = start + size_of::<T>();
         self.packed.resize(self.bytes.div_ceil(8), 0);
         bytemuck::cast_slice_mut::<u64, u8>(&mut self.packed)[start..self.bytes]
             .copy_from_slice(bytemuck::bytes_of(&value));
+    }
+
+    /// Appends a map.
+    pub fn push_map(&mut self, map: TensorMap) {
+        self.maps.push(map);
+    }
+
+    /// Puts the maps where the last of the kernel's parameters begin. None if there are fewer, or others lie there.
+    fn place_maps(&mut self, offsets: &[usize]) -> Option<()> {
+        let places = &offsets[offsets.len().checked_sub(self.maps.len())?..];
+        for (map, &place) in self.maps.drain(..).zip(places) {
+            if place < self.bytes || !place.is_multiple_of(size_of::<u64>()) {
+                return None;
+            }
+            self.packed.resize(place / size_of::<u64>(), 0);
+            self.packed.extend_from_slice(&map.0);
+            self.bytes = place + size_of_val(&map.0);
+        }
+        Some(())
     }
 
     /// Takes away the last argument, a pointer.

@@ -73,6 +73,7 @@ pub(crate) mod driver {
         fn load(&[u8]) -> CUmodule;
         #[unsafety] fn function(CUmodule, &str) -> CUfunction;
         #[unsafety] fn allow_shared(CUfunction, u32) -> ();
+        #[unsafety] fn parameter_offsets(CUfunction) -> Vec<usize>;
         fn tensor_map(u64, [u64; 4], [u64; 3], [u32; 2]) -> [u64; 16];
         #[unsafety] fn launch(CUfunction, [u32; 3], [u32; 3], u32, CUstream, *mut c_void, usize) -> ();
         #[unsafety] fn begin_capture(CUstream) -> ();

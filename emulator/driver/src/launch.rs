@@ -126,15 +126,25 @@ fn buffer(function: &Function, extra: In<usize>) -> Result<Vec<u8>> {
             other => return wrong(format!("extra parameter {other:#x}")),
         }
     }
-    let mut bytes = vec![0; function.parameter_bytes];
+    let mut bytes = vec![0; function.offsets_end];
     match size {
         None => wrong("neither pointers to its parameters nor a buffer with them and its size".into()),
         Some(size) if size != bytes.len() => {
             wrong(format!("{size} bytes of parameters, but it has {}", bytes.len()))
         }
         Some(_) if !read_checked(at, &mut bytes) => wrong(format!("no buffer of parameters at {at:#x}")),
-        Some(_) => Ok(bytes),
+        Some(_) => Ok(as_in_c(function, &bytes)),
     }
+}
+
+/// Parameters that lie as on the device, as the interpreter has them.
+fn as_in_c(function: &Function, bytes: &[u8]) -> Vec<u8> {
+    let mut result = vec![0; function.parameter_bytes];
+    for (parameter, &from) in function.parameters.iter().zip(&function.offsets) {
+        let (to, size) = (parameter.offset as usize, parameter.bytes as usize);
+        result[to..to + size].copy_from_slice(&bytes[from..from + size]);
+    }
+    result
 }
 
 /// Launches a kernel: checks now, runs in stream order.

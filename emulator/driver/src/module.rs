@@ -12,6 +12,7 @@ use phalanx_ptx::{Loaded, Parameter};
 use crate::context::{Context, here};
 use crate::device::{SHARED_BYTES, SHARED_BYTES_OPTIN};
 use crate::ledger::{self, Kind};
+use crate::settings::settings;
 use crate::status::{Result, Status};
 use crate::streams::synchronize_all;
 
@@ -94,6 +95,24 @@ pub(crate) fn unload(handle: usize) -> Result<()> {
     Ok(())
 }
 
+/// Where parameters begin in a device's bank of constants, as assemblers of CUDA 12.9 and 13.0 have it: 0x210 for sm_90, 0x160 for sm_80.
+fn parameters_start() -> usize {
+    if settings().before_hopper { 0x160 } else { 0x210 }
+}
+
+/// Where parameters begin, and where the last one ends, counted from the first. A parameter is aligned in the bank, so that one that wants
+/// more than the bank's beginning has does not lie as in a structure of C.
+fn offsets(parameters: &[Parameter], start: usize) -> (Vec<usize>, usize) {
+    let mut end = 0;
+    let place = |p: &Parameter| {
+        let offset = (start + end).next_multiple_of(p.align.max(1) as usize) - start;
+        end = offset + p.bytes as usize;
+        offset
+    };
+    let offsets = parameters.iter().map(place).collect();
+    (offsets, end)
+}
+
 /// A kernel of a loaded module.
 #[derive(Debug)]
 pub(crate) struct Function {
@@ -103,6 +122,9 @@ pub(crate) struct Function {
     pub name: String,
     pub parameters: Vec<Parameter>,
     pub parameter_bytes: usize,
+    /// Where its parameters begin on the device, and end.
+    pub offsets: Vec<usize>,
+    pub offsets_end: usize,
     pub shared_bytes: u32,
     pub threads_max: u32,
     registers: u32,
@@ -124,11 +146,14 @@ impl Function {
             return Err(Status::NOT_FOUND.because(format!("no kernel {name:?}; there are {names:?}")));
         };
         let threads_max = kernel.block_threads_max();
+        let (offsets, offsets_end) = offsets(kernel.parameters(), parameters_start());
         let shared_bytes = kernel.shared_bytes();
         Ok(Function {
             name: name.into(),
             parameters: kernel.parameters().to_vec(),
             parameter_bytes: kernel.parameter_bytes() as usize,
+            offsets,
+            offsets_end,
             shared_bytes,
             threads_max,
             registers: kernel.device_registers(),

@@ -71,6 +71,19 @@ fn a_barrier_in_memory_counts_arrivals_and_phases() {
     let twice = ".shared .align 8 .b64 m; mbarrier.init.shared::cta.b64 [m], 1; mbarrier.arrive.shared::cta.b64 %d1, [m], 2;";
     let fault = run(&kernel(0, twice), &memory, shape(1, 1), &[]).unwrap_err();
     assert!(fault.message.contains("more arrivals"), "{fault}");
+    // Its bytes are its own until it is invalidated.
+    let init = ".shared .align 8 .b64 m; mbarrier.init.shared::cta.b64 [m], 1;";
+    let arrive = "mbarrier.arrive.shared::cta.b64 %d1, [m];";
+    for (between, wrong) in [
+        ("mov.u32 %r1, 0; st.shared.u32 [m+4], %r1;", "was overwritten after its initialisation"),
+        ("mbarrier.init.shared::cta.b64 [m], 1;", "one is that was not invalidated"),
+    ] {
+        let text = kernel(0, &format!("{init} {between} {arrive}"));
+        let fault = run(&text, &memory, shape(1, 1), &[]).unwrap_err();
+        assert!(fault.message.contains(wrong), "{fault}");
+    }
+    let again = "mbarrier.inval.shared::cta.b64 [m]; mov.u32 %r1, 0; st.shared.u32 [m], %r1; mbarrier.init.shared::cta.b64 [m], 1;";
+    run(&kernel(0, &format!("{init} {arrive} {again} {arrive}")), &memory, shape(1, 1), &[]).unwrap();
 }
 
 #[test]

@@ -138,6 +138,9 @@ fn printf_and_assert_speak() {
         (fault.kind, fault.message.as_str(), fault.thread),
         (FaultKind::Assert, "`x < y` in `abc` at abc:12", [1, 0, 0])
     );
+    // What it is told comes to the host.
+    let fault = run(&text.replace("st.local.u32 [args+16], 7;", ""), &memory, shape(1, 1), &[]).unwrap_err();
+    assert_eq!(fault.kind, FaultKind::Uninitialised, "{fault}");
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn nccl() -> Vec<Test> {
         ("training over NCCL: replicas, ZeRO-1", || over_nccl(replicas(1))),
         ("training over NCCL: replicas, ZeRO-2", || over_nccl(replicas(2))),
         ("training over NCCL: replicas, ZeRO-3", || over_nccl(replicas(3))),
-        ("over NCCL shards in the host's memory change no bit", || {
+        ("over NCCL offloaded shards change no bit", || {
             (1..=3).try_for_each(|zero| offloaded(zero, |threads| threads.nccl(NcclConfig::default())))
         }),
         ("training over NCCL: tensor parallel", || over_nccl(tensor_parallel(false))),

@@ -136,7 +136,7 @@ export! {
     fn cuFuncGetParamInfo(function: usize, index: usize, offset: Out<usize>, bytes: Out<usize>) {
         let function = FUNCTIONS.get(function)?;
         let found = function.parameters.get(index).ok_or(Status::INVALID_VALUE)?;
-        set!(offset, found.offset as usize)?;
+        set!(offset, function.offsets[index])?;
         if bytes.is_null() { Ok(()) } else { present(bytes.set(found.bytes as usize), "bytes") }
     }
     fn cuLaunchKernel(

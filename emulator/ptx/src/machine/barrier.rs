@@ -258,6 +258,8 @@ impl Machine<'_> {
 
 /// The largest count of arrivals.
 const COUNT_MAX: u64 = (1 << 20) - 1;
+/// What an initialised barrier's bytes are above its count, for as long as nothing else writes there.
+const MBARRIER_MARK: u64 = 0x6d62_6172 << 32;
 
 /// The part of a state that is the phase; above it is the number of arrivals that were missing.
 const PHASES: u64 = (1 << 40) - 1;
@@ -377,9 +379,16 @@ impl Machine<'_> {
             let message = format!("a barrier for {count} arrivals, where 1 to {COUNT_MAX} can be");
             return self.fault(FaultKind::InvalidOperand, warp, site.i, site.lane, message);
         }
+        if self.is_intact(id) {
+            let message = format!(
+                "a barrier at offset {} of shared memory, where one is that was not invalidated",
+                id.offset
+            );
+            return self.fault(FaultKind::InvalidOperand, warp, site.i, site.lane, message);
+        }
         self.touch(warp, site, range, true, 0)?;
         if let Some(contents) = self.contents_of(range.region) {
-            contents.set_number(range.offset, 8, count);
+            contents.set_number(range.offset, 8, MBARRIER_MARK | count);
         }
         let barrier = Mbarrier { count: count as i64, left: count as i64, ..Mbarrier::default() };
         self.blocks[id.block].mbarriers.insert(id.offset, barrier);
@@ -407,7 +416,22 @@ impl Machine<'_> {
         let range =
             ByteRange { region: Region::Shared { block: id.block }, offset: id.offset as usize, bytes: 8 };
         self.touch(warp, site, range, false, STRONG)?;
+        if !self.is_intact(id) {
+            let message = format!(
+                "the barrier at offset {} of shared memory was overwritten after its initialisation",
+                id.offset
+            );
+            return self.fault(FaultKind::InvalidOperand, warp, site.i, site.lane, message);
+        }
         Ok(id)
+    }
+
+    /// Whether a barrier was initialised at a place whose bytes nothing has written since.
+    fn is_intact(&mut self, id: MbarrierId) -> bool {
+        self.blocks[id.block].mbarriers.contains_key(&id.offset)
+            && self.contents_of(Region::Shared { block: id.block }).is_some_and(|contents| {
+                contents.number(id.offset as usize, 8) & !COUNT_MAX == MBARRIER_MARK
+            })
     }
 
     fn mbarrier_flag(&self, id: MbarrierId) -> u64 {

@@ -218,7 +218,14 @@ impl Machine<'_> {
             return self.outside(warp, i, lane, "read", (space, address, size as u64));
         };
         let local = if region == Region::Local { lane * self.program.local_bytes as usize } else { 0 };
-        Ok(self.contents(warp, region).map_or(0, |c| c.number(offset + local, size)))
+        let start = offset + local;
+        let Some(contents) = self.contents(warp, region) else { return Ok(0) };
+        let (value, is_written) = (contents.number(start, size), contents.written.all(start, start + size));
+        if !is_written && self.checks.uninitialised {
+            let message = format!("the host is told {size} bytes, some of which nothing has written");
+            return self.fault(FaultKind::Uninitialised, warp, i, lane, message);
+        }
+        Ok(value)
     }
 
     /// The argument of a call, of some bytes.
