@@ -140,6 +140,9 @@ const CLASSES: [(&str, &[&str]); 11] = [
     ("STG", &["STG"]),
 ];
 
+/// Those of `STG` that move 128 bits.
+pub const WIDE_STORES: &str = "STG.128";
+
 /// Integer instructions of the ALU.
 const ALU: [&str; 14] = [
     "IADD", "VIADD", "LOP", "SHF", "PRMT", "ISETP", "FSETP", "SEL", "FSEL", "FMNMX", "VIMNMX", "LEA", "PLOP",
@@ -212,7 +215,10 @@ pub fn exponentials_beside_products(text: &str, entry: &str) -> usize {
 pub fn mix(chip: &Chip, text: &str, entry: &str, warps: u64) -> Mix {
     let all = instructions(text, entry);
     let count = |names: &[&str]| all.iter().filter(|i| i.is(names)).count() as u64;
-    let classes = CLASSES.iter().map(|(class, names)| (*class, count(names)));
+    // A packet may be loaded at once and stored an element at a time, which takes eight times as many requests.
+    let wide_stores = all.iter().filter(|i| i.is(&["STG"]) && i.is_wide()).count() as u64;
+    let classes =
+        CLASSES.iter().map(|(class, names)| (*class, count(names))).chain([(WIDE_STORES, wide_stores)]);
     let weight = |wanted: fn(&Instruction) -> bool| -> f64 {
         all.iter().filter(|i| wanted(i)).map(Instruction::weight).sum()
     };

@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
+use crate::assembly::WIDE_STORES;
+
 /// A kernel as an operation launches it, assembled for one chip.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
@@ -87,6 +89,14 @@ impl Row {
                 tensor(wanted)
             ));
         }
+        let wide_stores = |mix: &MixRow| mix.classes.get(WIDE_STORES).copied().unwrap_or(0);
+        if wide_stores(mix) < wide_stores(wanted) {
+            why.push(format!(
+                "has {} stores of 128 bits, wanted {}: packets are stored by `store_whole`",
+                wide_stores(mix),
+                wide_stores(wanted)
+            ));
+        }
         if mix.instructions as f64 > wanted.instructions as f64 * 1.02 {
             why.push(format!(
                 "has {} instructions, wanted {} and at most 2 % more",
@@ -144,8 +154,12 @@ pub fn compare(rows: &[Row], table: &[Row]) -> Vec<String> {
 pub fn test_of_comparison() -> Result<(), String> {
     let classes =
         |named: &[(&str, u64)]| named.iter().map(|&(name, count)| (name.to_string(), count)).collect();
-    let mix =
-        MixRow { instructions: 1000, classes: classes(&[("HMMA", 8)]), wide_share: 0.9, ..MixRow::default() };
+    let mix = MixRow {
+        instructions: 1000,
+        classes: classes(&[("HMMA", 8), ("STG.128", 1)]),
+        wide_share: 0.9,
+        ..MixRow::default()
+    };
     let known = Row {
         op: "op".into(),
         registers: 64,
@@ -164,6 +178,7 @@ pub fn test_of_comparison() -> Result<(), String> {
         (with(&|row| row.spill_bytes = 8), "spills 8 bytes"),
         (with(&|row| row.warps = 28), "28 warps run"),
         (with_mix(MixRow { wide_share: 0.8, ..mix.clone() }), "move 128 bits"),
+        (with_mix(MixRow { classes: classes(&[("HMMA", 8)]), ..mix.clone() }), "stores of 128 bits"),
         (with_mix(MixRow { classes: classes(&[]), ..mix.clone() }), "has 0 tensor instructions"),
         (with_mix(MixRow { instructions: 1021, ..mix.clone() }), "1021 instructions"),
         (

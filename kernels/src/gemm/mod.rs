@@ -5,8 +5,10 @@
 //!
 //! **Bits.** An element of A B is one chain of fused multiply-adds over ascending k, begun at zero, in f32 (f64 for
 //! f64). Its bits are those of `for k { sum = a.mul_add(b, sum) }`, whatever the number of rows and columns, strides,
-//! blocking, threads, batch, position or instruction set. There are two exceptions. AVX-512's dot product of bf16 pairs
-//! (`vdpbf16ps`) flushes subnormal inputs and sums to zero. [`gemv()`] adds in another order, which k alone decides.
+//! blocking, threads, batch, position or instruction set. There are three exceptions. AVX-512's dot product of bf16 pairs
+//! (`vdpbf16ps`) flushes subnormal inputs and sums to zero. AMX's tiles do so too, and take bf16 in blocks of 32 steps: two chains, of even and
+//! of odd steps, are added to each other and then to the sum before (`matmul`, `linear` and the LSTM; convolutions have chains).
+//! [`gemv()`] adds in another order, which k alone decides.
 //!
 //! **Blocking** after BLIS (Goto and van de Geijn: Anatomy of high-performance matrix multiplication, 2008; Van Zee and van de Geijn: BLIS,
 //! 2015). The words of this folder, with BLIS's names of the sizes:
@@ -52,10 +54,13 @@
 //! tile           a tile's size and operands                   tables     the micro-kernel's loops for the two below
 //! small          operands that fit the caches; attention      offsets    B by a table of offsets: implicit GEMM of convolutions
 //! thin           up to 4 rows of halves                       segments   A by segments: a convolution's weight gradient
+//! amx            bf16 by tiles of matrices, on CPUs that have them
 //! gemv           one column, long sums                        peak       measures the peak that a product can reach
 //! cuda           products on a GPU without cuBLASLt
 //! ```
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod chunks;
 mod cuda;
 mod element;

@@ -1,6 +1,8 @@
 //! Measures a device's peak floating-point operations a second ([`peak_flops`]) and its memory bandwidth
 //! ([`peak_bandwidth`]). A profile sets the speed of a training step beside them.
 
+#![allow(unsafe_code)]
+
 use std::marker::PhantomData;
 use std::time::{Duration, Instant};
 
@@ -10,6 +12,8 @@ use super::element::{GemmElem, PanelElem};
 use crate::dispatch::Kernels;
 use crate::ops::{add, full, matmul, matmul_into};
 use crate::real::for_real;
+#[cfg(target_arch = "x86_64")]
+use crate::simd::amx::Tiles;
 use crate::simd::{Float, Isa, Kernel, Runner, Vector, dispatch};
 
 /// How long each measurement is repeated.
@@ -28,7 +32,7 @@ const ENOUGH: f64 = 2e-3;
 
 /// The most floating-point operations a second for elements of this dtype, as measured now. On a CPU all of the device's threads run chains of
 /// the instruction that matrix products are made of between registers, with nothing to load or to store: a fused multiply-add, or for
-/// bf16 a dot product of pairs where the processor has a fast one. On a GPU it is the fastest product of large matrices.
+/// bf16 a product of tiles or a dot product of pairs where the processor has a fast one. On a GPU it is the fastest product of large matrices.
 ///
 /// # Errors
 /// If the dtype is no floating-point one; of a meta device.
@@ -54,6 +58,10 @@ fn flops_on_gpu(_: &'static str, dtype: DType, device: Device) -> Result<f64> {
 
 fn flops_on_cpu(op: &'static str, dtype: DType, device: Device) -> Result<f64> {
     let pool = device.pool()?;
+    #[cfg(target_arch = "x86_64")]
+    if dtype == DType::BF16 && Runner::current().for_tiles().is_some() {
+        return peak_of_tiles(&pool, device);
+    }
     for_real!(op, dtype, T => peak_of::<<T as GemmElem>::PanelElem>(&pool, device))
 }
 
@@ -68,6 +76,21 @@ fn peak_of<P: PanelElem>(pool: &Pool, device: Device) -> Result<f64> {
         Ok(())
     })?;
     Ok((pieces * CHAINS * ROUNDS * chains().1 * 2) as f64 / seconds)
+}
+
+/// The same of tiles of bf16.
+#[cfg(target_arch = "x86_64")]
+fn peak_of_tiles(pool: &Pool, device: Device) -> Result<f64> {
+    let pieces = 8 * pool.threads();
+    // SAFETY: the runner's instruction set has tiles.
+    let products = || unsafe { Tiles::new() }.multiply_registers(ROUNDS);
+    let seconds = fastest(device, || {
+        pool.for_each(pieces, |_| {
+            products();
+        });
+        Ok(())
+    })?;
+    Ok(pieces as f64 * products() / seconds)
 }
 
 /// [`CHAINS`] sums of [`ROUNDS`] products each. Returns their total, so that the compiler keeps the loop, and the number of products that one

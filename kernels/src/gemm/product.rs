@@ -23,7 +23,7 @@ use crate::scratch::with_scratch;
 use crate::simd::{Float, LANES_MAX, Runner};
 
 /// A product to carry out. C begins at `c_start` of `c`.
-pub(super) struct Product<'a, T: GemmElem> {
+pub(crate) struct Product<'a, T: GemmElem> {
     pub(super) runner: Runner,
     pub(super) a: MatRef<'a, T>,
     pub(super) b: MatRef<'a, T>,
@@ -49,6 +49,10 @@ impl<T: GemmElem> Product<'_, T> {
         }
         let pool = pool
             .filter(|pool| pool.threads() > 1 && is_parallel(self.a.rows(), self.b.cols(), self.a.cols()));
+        // SAFETY: the caller's.
+        if unsafe { T::run_on_tiles(self, pool) } {
+            return;
+        }
         if self.is_thin() {
             // SAFETY: the caller's.
             return unsafe { self.run_thin(pool) };

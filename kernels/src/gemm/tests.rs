@@ -1,6 +1,7 @@
 //! Products against a *twin* (a slow reference written from the formula), bit for bit, on every instruction set this
 //! CPU has.
 
+use std::any::TypeId;
 use std::ops::Range;
 
 use half::{bf16, f16};
@@ -9,7 +10,7 @@ use phalanx_tensor::Pool;
 use super::element::steps_on;
 use super::*;
 use crate::ops::Gelu;
-use crate::simd::{Float, Isa, Kernel, Vector};
+use crate::simd::{Float, Isa, IsaName, Kernel, Vector};
 
 /// Numbers with full mantissas, so that another order of additions shows.
 struct Draws(u64);
@@ -100,7 +101,8 @@ fn twin<T: GemmElem>(case: &Case, runner: Runner, a: &[T], b: &[T], bias: Option
     let (a_strides, b_strides, c_strides) =
         (lies.0.strides(m, k), lies.1.strides(k, n), lies.2.strides(m, n));
     let batch = case.batch();
-    let flushes = steps_on::<T::PanelElem>(runner) == 2;
+    let has_tiles = runner.isa() == IsaName::Amx && TypeId::of::<T>() == TypeId::of::<bf16>();
+    let flushes = has_tiles || steps_on::<T::PanelElem>(runner) == 2;
     let flush = |x: T::Acc| {
         let tiny = flushes && x.to_f64().abs() < f64::from(f32::MIN_POSITIVE);
         if tiny { T::Acc::from_f64(0f64.copysign(x.to_f64())) } else { x }
@@ -110,10 +112,20 @@ fn twin<T: GemmElem>(case: &Case, runner: Runner, a: &[T], b: &[T], bias: Option
     {
         let place = &mut c[item * batch.c + i * c_strides.0 + j * c_strides.1];
         let mut sum = if case.write == Write::Continue { place.widen() } else { T::Acc::ZERO };
-        for l in 0..k {
+        let add = |sum: T::Acc, l: usize| {
             let x = flush(a[item * batch.a + i * a_strides.0 + l * a_strides.1].widen());
             let y = flush(b[item * batch.b + l * b_strides.0 + j * b_strides.1].widen());
-            sum = flush(x.mul_add(y, sum));
+            flush(x.mul_add(y, sum))
+        };
+        if has_tiles {
+            // The instruction's order: even and odd steps of a block of 32 have a chain each.
+            for block in (0..k).step_by(32) {
+                let steps = block..(block + 32).min(k);
+                let chain = |odd: usize| steps.clone().skip(odd).step_by(2).fold(T::Acc::ZERO, add);
+                sum = flush(sum + flush(chain(0) + chain(1)));
+            }
+        } else {
+            sum = (0..k).fold(sum, add);
         }
         let mut value = T::narrow(sum);
         if let Some(bias) = bias {

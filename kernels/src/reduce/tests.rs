@@ -9,7 +9,7 @@ use crate::testing::{FLOATS, floats, make, values};
 /// How many chains an f32 row has: eight vectors' lanes.
 fn chains() -> usize {
     8 * match isa().name() {
-        "avx512" => 16,
+        "amx" | "avx512" => 16,
         "avx2" => 8,
         "neon" => 4,
         _ => 1,

@@ -83,9 +83,37 @@ template <typename V> DEVICE PacketOf<V> read_packet(const V* x, i64 at, i64 wid
     return p;
 }
 
+// All of a row's packets that the thread keeps. Where packets lie whole, nothing but loads stands between the first load and the last, so
+// that all are under way together.
+template <typename V> DEVICE void read_packets(PacketOf<V> (&kept)[KEPT], const V* x, i64 width, V fill) {
+    if (is_aligned(x) && width % LEN == 0) each_packet(width, [&](int i, i64 at) { kept[i] = *(const PacketOf<V>*)(x + at); });
+    else each_packet(width, [&](int i, i64 at) { kept[i] = read_packet(x, at, width, fill); });
+}
+
+// Writes a packet to device memory at once. An assignment of elements that were made one by one is as many writes.
+template <typename T, int N> DEVICE void store_whole(T* p, const Packet<T, N>& x) {
+    constexpr int BYTES = N * sizeof(T);
+    if constexpr (BYTES % 8) {
+        *(Packet<T, N>*)p = x;
+    } else {
+        union {
+            Packet<T, N> packet;
+            u32 words[BYTES / 4];
+        } u;
+        u.packet = x;
+#pragma unroll
+        for (int i = 0; i < BYTES / 16; i++)
+            asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"((u32*)p + 4 * i), "r"(u.words[4 * i]),
+                         "r"(u.words[4 * i + 1]), "r"(u.words[4 * i + 2]), "r"(u.words[4 * i + 3])
+                         : "memory");
+        if constexpr (BYTES == 8)
+            asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(p), "r"(u.words[0]), "r"(u.words[1]) : "memory");
+    }
+}
+
 template <typename V> DEVICE void write_packet(V* y, i64 at, i64 width, const PacketOf<V>& p) {
     if (at >= 0 && at + LEN <= width && is_aligned(y + at)) {
-        *(PacketOf<V>*)(y + at) = p;
+        store_whole(y + at, p);
         return;
     }
 #pragma unroll
@@ -109,7 +137,7 @@ template <typename V> struct LineOf {
 
     DEVICE LineOf(const RowsOf<V>& rows, u64 row, i64 width, V fill)
         : x(rows.data + row * rows.stride), width(width), fill(fill) {
-        if constexpr (PACKETS > 0) each_packet(width, [&](int i, i64 at) { kept[i] = read(at); });
+        if constexpr (PACKETS > 0) read_packets(kept, this->x, width, fill);
     }
 
     DEVICE PacketOf<V> read(i64 at) const { return read_packet(x, at, width, fill); }

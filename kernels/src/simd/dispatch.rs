@@ -11,6 +11,7 @@ use super::scalar::Scalar;
 use super::vector::Kernel;
 #[cfg(target_arch = "x86_64")]
 use super::{
+    amx,
     avx2::Avx2,
     avx512::{Avx512, Avx512Bf16},
 };
@@ -18,6 +19,8 @@ use super::{
 /// The instruction sets there are implementations for, on any CPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum IsaName {
+    /// [`IsaName::Avx512`], and matrix products of bf16 by AMX's tiles.
+    Amx,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
     /// x86-64 with AVX2, FMA and F16C.
@@ -29,11 +32,12 @@ pub enum IsaName {
 }
 
 impl IsaName {
-    const ALL: [IsaName; 4] = [IsaName::Avx512, IsaName::Avx2, IsaName::Neon, IsaName::Scalar];
+    const ALL: [IsaName; 5] = [IsaName::Amx, IsaName::Avx512, IsaName::Avx2, IsaName::Neon, IsaName::Scalar];
 
     /// What `PHALANX_ISA` calls it.
     pub fn name(self) -> &'static str {
         match self {
+            IsaName::Amx => "amx",
             IsaName::Avx512 => "avx512",
             IsaName::Avx2 => "avx2",
             IsaName::Neon => "neon",
@@ -44,6 +48,11 @@ impl IsaName {
     /// Whether this CPU has it (and this build an implementation).
     pub fn is_available(self) -> bool {
         match self {
+            // Tiles are filled by AVX-512's loads of pairs.
+            #[cfg(target_arch = "x86_64")]
+            IsaName::Amx => {
+                IsaName::Avx512.is_available() && is_x86_feature_detected!("avx512bf16") && amx::is_usable()
+            }
             #[cfg(target_arch = "x86_64")]
             IsaName::Avx512 => {
                 HAS_AVX512
@@ -80,8 +89,8 @@ pub fn available_isas() -> Vec<IsaName> {
     IsaName::ALL.into_iter().filter(|isa| isa.is_available()).collect()
 }
 
-/// The instruction set that kernels run on in this process: the one `PHALANX_ISA` names (`avx512`, `avx2`, `neon`,
-/// `scalar`), else the best this CPU has. Chosen at the first call and never changed.
+/// The instruction set that kernels run on in this process: the one `PHALANX_ISA` names (`amx`, `avx512`, `avx2`,
+/// `neon`, `scalar`), else the best this CPU has. Chosen at the first call and never changed.
 ///
 /// # Panics
 ///
@@ -171,6 +180,12 @@ impl Runner {
         self.isa
     }
 
+    /// This runner for kernels that prepare the tiles of [`IsaName::Amx`], in which bf16 lies in pairs.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))] // no other has them
+    pub(crate) fn for_tiles(self) -> Option<Runner> {
+        (self.isa == IsaName::Amx).then_some(Runner { pairs: true, ..self })
+    }
+
     /// Runs `kernel` on it.
     #[inline]
     pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
@@ -194,7 +209,7 @@ impl Runner {
 /// Whether an instruction set of this CPU comes with dot products of bf16 pairs.
 fn has_pairs(isa: IsaName) -> bool {
     #[cfg(target_arch = "x86_64")]
-    if HAS_AVX512 && isa == IsaName::Avx512 {
+    if HAS_AVX512 && matches!(isa, IsaName::Avx512 | IsaName::Amx) {
         return is_x86_feature_detected!("avx512bf16");
     }
     let _ = isa;
@@ -227,7 +242,7 @@ unsafe fn trampoline<K: Kernel>(isa: IsaName, kernel: K) -> K::Output {
     match isa {
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the caller vouches for the CPU.
-        IsaName::Avx512 if HAS_AVX512 => unsafe { run_avx512(kernel) },
+        IsaName::Avx512 | IsaName::Amx if HAS_AVX512 => unsafe { run_avx512(kernel) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the caller vouches for the CPU.
         IsaName::Avx2 => unsafe { run_avx2(kernel) },

@@ -429,9 +429,9 @@ impl Machine<'_> {
     /// Whether a barrier was initialised at a place whose bytes nothing has written since.
     fn is_intact(&mut self, id: MbarrierId) -> bool {
         self.blocks[id.block].mbarriers.contains_key(&id.offset)
-            && self.contents_of(Region::Shared { block: id.block }).is_some_and(|contents| {
-                contents.number(id.offset as usize, 8) & !COUNT_MAX == MBARRIER_MARK
-            })
+            && self
+                .contents_of(Region::Shared { block: id.block })
+                .is_some_and(|contents| contents.number(id.offset as usize, 8) & !COUNT_MAX == MBARRIER_MARK)
     }
 
     fn mbarrier_flag(&self, id: MbarrierId) -> u64 {

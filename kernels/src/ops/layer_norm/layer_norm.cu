@@ -88,17 +88,34 @@ TEAM_KERNEL add_forward(B* y, W* stats, Rows x, BranchRows residual, T* sum, con
     normalise(y, stats, line, row, weight, bias, eps, share);
 }
 
+// The weights of a block's rows in shared memory, where they have room there; 1 where there are none, and 0 beyond a row.
+constexpr bool SHARES_WEIGHTS = PACKETS > 0 && KEPT * TEAM * LEN * sizeof(T) <= 32 << 10;
+struct alignas(16) SharedWeights {
+    T at[SHARES_WEIGHTS ? KEPT * TEAM * LEN : 1];
+
+    DEVICE void fill(const T* weight, i64 width) {
+        for (i64 i = threadIdx.x; i < KEPT * TEAM * LEN; i += THREADS)
+            at[i] = i >= width ? narrow<T>(W(0)) : weight ? weight[i] : narrow<T>(W(1));
+        __syncthreads();
+    }
+};
+
 // dx = (g - mean(g) - xhat mean(g xhat)) inverse with g = dy w, and `dsum` added if it is not null; without the first
 // mean if not CENTERED. Written to dx, to the branch's gradient, or to both.
-DEVICE void input_gradient(T* dx, B* dbranch, const Line& x, const BranchLine& dy, const T* dsum, const T* weight, const Standard& standard) {
+DEVICE void input_gradient(T* dx, B* dbranch, const Line& x, const BranchLine& dy, const T* dsum, const T* weight,
+                           const SharedWeights& shared, const Standard& standard) {
     const i64 width = x.width;
     const T zero = narrow<T>(W(0));
+    Packet<T> kept[KEPT];
+    if constexpr (PACKETS > 0)
+        if (dsum) read_packets(kept, dsum, width, zero);
     const auto gradient = [&](int i, i64 at, W (&g)[LEN]) {
         const PacketOf<B> q = dy.packet(i, at);
         Packet<T> w;
-        if (weight) w = read_packet(weight, at, width, zero);
+        if (SHARES_WEIGHTS) w = *(const Packet<T>*)(shared.at + at);
+        else if (weight) w = read_packet(weight, at, width, zero);
 #pragma unroll
-        for (int j = 0; j < LEN; j++) g[j] = weight ? widen(q.at[j]) * widen(w.at[j]) : widen(q.at[j]);
+        for (int j = 0; j < LEN; j++) g[j] = SHARES_WEIGHTS || weight ? widen(q.at[j]) * widen(w.at[j]) : widen(q.at[j]);
     };
     W sum = 0, product = 0;
     each_packet(width, [&](int i, i64 at) {
@@ -119,7 +136,7 @@ DEVICE void input_gradient(T* dx, B* dbranch, const Line& x, const BranchLine& d
         W g[LEN];
         gradient(i, at, g);
         Packet<T> beside;
-        if (dsum) beside = read_packet(dsum, at, width, zero);
+        if (dsum) beside = PACKETS > 0 ? kept[i] : read_packet(dsum, at, width, zero);
 #pragma unroll
         for (int j = 0; j < LEN; j++) {
             W slope = (g[j] - mean - standard.of(widen(p.at[j])) * product) * standard.inverse;
@@ -173,6 +190,8 @@ TEAM_KERNEL backward(T* dx, B* dbranch, W* parts, Rows x, BranchRows dy, Rows ds
     const T zero = narrow<T>(W(0));
     const u64 first = blockIdx.x * rows_a_block, end = min(first + rows_a_block, rows);
     Sums sums = {};
+    __shared__ SharedWeights weights;
+    if (SHARES_WEIGHTS) weights.fill(weight, width);
     for (u64 row = first + (TEAM == 32 ? warp_number() : 0); row < end; row += TEAMS) {
         const Line values(x, row, width, zero);
         const BranchLine slopes(dy, row, width, narrow<B>(0));
@@ -180,7 +199,7 @@ TEAM_KERNEL backward(T* dx, B* dbranch, W* parts, Rows x, BranchRows dy, Rows ds
         const T* beside = dsum.data ? dsum.data + row * dsum.stride : nullptr;
         T* const to = dx ? dx + row * width : nullptr;
         B* const to_branch = dbranch ? dbranch + row * width : nullptr;
-        if (to || to_branch) input_gradient(to, to_branch, values, slopes, beside, weight, standard);
+        if (to || to_branch) input_gradient(to, to_branch, values, slopes, beside, weight, weights, standard);
         if constexpr (PACKETS > 0)
             if (parts) sums.add(values, slopes, standard);
     }

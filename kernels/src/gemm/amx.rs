@@ -1,0 +1,343 @@
+//! Products of bf16 by AMX's tiles, which do 16 times the arithmetic of vectors in a cycle (Intel's figures).
+//!
+//! A tile's instruction takes *lines* of one operand, whose steps are neighbours, and *pairs* of the other: of each two steps a place for every
+//! line, as [`Panels`] packs them. Rows of A are lines and columns of B pairs. Of [`FEW_ROWS`] at most it is the other way round, so that weights
+//! are read once and where they lie.
+//!
+//! ```text
+//!  for each chunk of C: ROWS_MAX rows, COLS_MAX columns       threads take chunks in turns; sums wait in the L2 cache
+//!    for each block of STEPS_MAX steps                         sums go on
+//!      pack A's rows as lines                                  into the L2 cache
+//!      for each 32 columns: pack them as pairs                 into the L1 cache
+//!        for each 32 rows: four tiles of sums
+//! ```
+//!
+//! The order of a sum is the instruction's ([`amx`](crate::simd::amx)), for every product, whatever its shape and strides: blocks of 32 steps, the
+//! last filled up with products of -0 and 0, which change no bit.
+
+#![allow(unsafe_code)]
+
+use std::ops::Range;
+
+use phalanx_tensor::{Pool, bf16, even_piece};
+
+use super::element::{GemmElem, PanelElem};
+use super::epilogue::FinishTile;
+use super::mat::MatRef;
+use super::pack::Panels;
+use super::product::Product;
+use crate::scratch::with_scratch;
+use crate::simd::amx::{BLOCK, LINES, Lines, STEPS, Sums, Tiles};
+use crate::simd::{Isa, Kernel, LANES_MAX, Runner, Vector};
+
+/// Places of a tile's line.
+const PLACES: usize = STEPS / 2;
+/// So many rows are pairs, all of them together.
+const FEW_ROWS: usize = BLOCK;
+/// A chunk's rows, columns, and steps at a time.
+const ROWS_MAX: usize = 512;
+const COLS_MAX: usize = 256;
+const STEPS_MAX: usize = 512;
+/// Chunks, or pieces of columns, for each thread.
+const PIECES: usize = 4;
+/// A place of two steps that are -0.
+const NOTHING: f32 = f32::from_bits(0x8000_8000);
+
+/// Places of so many steps in whole tiles.
+fn places(steps: usize) -> usize {
+    steps.div_ceil(STEPS) * PLACES
+}
+
+impl Product<'_, bf16> {
+    /// [`Product::run`] by tiles.
+    ///
+    /// # Safety
+    ///
+    /// [`Product::run`]'s, and `packer` is of [`Runner::for_tiles`].
+    pub(super) unsafe fn run_on_tiles(&self, packer: Runner, pool: Option<&Pool>) {
+        let (m, n) = (self.a.rows(), self.b.cols());
+        let threads = pool.map_or(1, Pool::threads);
+        if m <= FEW_ROWS && self.a.cols() > 0 && self.b.strides().0 == 1 {
+            let pieces = n.div_ceil(COLS_MAX).max((PIECES * threads).min(n.div_ceil(BLOCK)));
+            return with_scratch(BLOCK * places(self.a.cols()), |pairs: &mut [f32]| {
+                pack_few(&self.a, pairs);
+                let pairs: &[f32] = pairs;
+                in_turns(pool, pieces, |piece| {
+                    let blocks = even_piece(n.div_ceil(BLOCK), pieces, piece);
+                    let cols = blocks.start * BLOCK..(blocks.end * BLOCK).min(n);
+                    // SAFETY: the caller's; pieces have different columns.
+                    unsafe { self.run_few(pairs, cols) }
+                });
+            });
+        }
+        let (mut rows_max, mut cols_max) = (ROWS_MAX, COLS_MAX);
+        let chunks = |rows: usize, cols: usize| (m.div_ceil(rows), n.div_ceil(cols));
+        let is_few = |(rows, cols): (usize, usize)| threads > 1 && rows * cols < PIECES * threads;
+        while is_few(chunks(rows_max, cols_max)) && cols_max > 2 * BLOCK {
+            cols_max /= 2;
+        }
+        while is_few(chunks(rows_max, cols_max)) && rows_max > 2 * BLOCK {
+            rows_max /= 2;
+        }
+        let (down, across) = chunks(rows_max, cols_max);
+        in_turns(pool, down * across, |chunk| {
+            let (row, col) = (chunk / across * rows_max, chunk % across * cols_max);
+            // SAFETY: the caller's; chunks have different rows or columns.
+            unsafe { self.run_chunk(packer, row..(row + rows_max).min(m), col..(col + cols_max).min(n)) }
+        });
+    }
+
+    /// Computes these columns of C, of few rows that are packed as `pairs`.
+    ///
+    /// # Safety
+    ///
+    /// [`Product::run_on_tiles`]'s, of these columns.
+    unsafe fn run_few(&self, pairs: &[f32], cols: Range<usize>) {
+        let (m, k) = (self.a.rows(), self.a.cols());
+        let (_, line) = self.b.strides();
+        let (width, whole) = (cols.len().next_multiple_of(BLOCK), k / STEPS);
+        let filled = BLOCK * places(k);
+        with_scratch(m * width + BLOCK * BLOCK + filled, |scratch: &mut [f32]| {
+            let (sums, rest) = scratch.split_at_mut(m * width);
+            let (block, copy) = rest.split_at_mut(BLOCK * BLOCK);
+            // SAFETY: the runner's instruction set has tiles.
+            let mut tiles = unsafe { Tiles::new() };
+            for first in (0..cols.len()).step_by(BLOCK) {
+                let count = (cols.len() - first).min(BLOCK);
+                let weights = &self.b.data()[(cols.start + first) * line..];
+                // Whole tiles where they lie; the rest, and lines that are fewer, from a copy.
+                let in_place = if count == BLOCK { whole } else { 0 };
+                let place = Sums { first: block.as_mut_ptr(), row: BLOCK };
+                if in_place > 0 {
+                    let lines = lines_at(weights.as_ptr().cast(), 2 * line, 2 * STEPS, LINES * 2 * line);
+                    // SAFETY: lines of B, pairs of as many steps, and a block of sums.
+                    unsafe { tiles.multiply(lines, pairs.as_ptr(), in_place, place, false) }
+                }
+                if STEPS * in_place < k {
+                    let steps = STEPS * in_place..k;
+                    let pitch = places(steps.len());
+                    for (row, copy) in copy[..count * pitch].chunks_exact_mut(pitch).enumerate() {
+                        pack_line(&weights[row * line..][steps.clone()], copy);
+                    }
+                    let lines = lines_at(copy.as_ptr().cast(), 4 * pitch, 2 * STEPS, LINES * 4 * pitch);
+                    let pairs = pairs[in_place * PLACES * BLOCK..].as_ptr();
+                    // SAFETY: as above, of the copy.
+                    unsafe { tiles.multiply(lines, pairs, pitch / PLACES, place, in_place > 0) }
+                }
+                for (i, sums) in sums.chunks_exact_mut(width).enumerate() {
+                    for (sum, row) in sums[first..].iter_mut().zip(block[..].chunks_exact(BLOCK)) {
+                        *sum = row[i];
+                    }
+                }
+            }
+            drop(tiles);
+            // SAFETY: the caller's.
+            unsafe { self.finish(sums, width, 0..m, cols) }
+        });
+    }
+
+    /// Computes these rows and columns of C.
+    ///
+    /// # Safety
+    ///
+    /// [`Product::run_on_tiles`]'s, of these rows and columns.
+    unsafe fn run_chunk(&self, packer: Runner, rows: Range<usize>, cols: Range<usize>) {
+        let k = self.a.cols();
+        let ((a_row, a_step), (b_step, b_col)) = (self.a.strides(), self.b.strides());
+        let (height, width) = (rows.len().next_multiple_of(BLOCK), cols.len().next_multiple_of(BLOCK));
+        let most = places(k.min(STEPS_MAX));
+        // Rows of lines are a few places longer, so that they do not fall into the same sets of the cache.
+        let (a_len, b_len) = (height * (most + PLACES), BLOCK * most);
+        with_scratch(height * width + a_len + b_len, |scratch: &mut [f32]| {
+            let (sums, rest) = scratch.split_at_mut(height * width);
+            let (packed_a, pairs) = rest.split_at_mut(a_len);
+            if k == 0 {
+                sums.fill(0.0);
+            }
+            // SAFETY: the runner's instruction set has tiles.
+            let mut tiles = unsafe { Tiles::new() };
+            for start in (0..k).step_by(STEPS_MAX) {
+                let steps = (k - start).min(STEPS_MAX);
+                let a = &self.a.data()[rows.start * a_row + start * a_step..];
+                let (lines, next_block) = match a_step {
+                    1 => pack_lines(packer, a, a_row, rows.len(), steps, packed_a),
+                    _ => pack_tiles(packer, a, (a_row, a_step), rows.len(), steps, packed_a),
+                };
+                for col in (0..cols.len()).step_by(BLOCK) {
+                    let b = &self.b.data()[(cols.start + col) * b_col + start * b_step..];
+                    pack_pairs(packer, b, (b_col, b_step), (cols.len() - col).min(BLOCK), steps, pairs);
+                    for row in (0..height).step_by(BLOCK) {
+                        let lines = lines.skip(row / BLOCK * next_block);
+                        let place = Sums { first: sums[row * width + col..].as_mut_ptr(), row: width };
+                        // SAFETY: what was packed, of as many steps; a block of sums.
+                        unsafe {
+                            tiles.multiply(lines, pairs.as_ptr(), places(steps) / PLACES, place, start > 0)
+                        }
+                    }
+                }
+            }
+            drop(tiles);
+            // SAFETY: the caller's.
+            unsafe { self.finish(sums, width, rows, cols) }
+        });
+    }
+
+    /// Takes finished sums to these rows and columns of C.
+    ///
+    /// # Safety
+    ///
+    /// [`Product::run_on_tiles`]'s, of these rows and columns.
+    unsafe fn finish(&self, sums: &mut [f32], sums_row: usize, rows: Range<usize>, cols: Range<usize>) {
+        let (c_row, c_col) = self.c_strides;
+        let tile = FinishTile::<bf16> {
+            sums,
+            sums_row,
+            bias: self.epilogue.bias.map(|bias| &bias[cols.clone()]),
+            activation: self.epilogue.activation,
+            write: self.write,
+            rows: rows.len(),
+            cols: cols.len(),
+            c: self.c.ptr().wrapping_add(self.c_start + rows.start * c_row + cols.start * c_col),
+            c_strides: (c_row, c_col),
+        };
+        // SAFETY: the caller's.
+        unsafe { tile.run_on(self.runner) }
+    }
+}
+
+/// Calls `run` with each piece, on the pool's threads or on this one.
+fn in_turns(pool: Option<&Pool>, pieces: usize, run: impl Fn(usize) + Sync) {
+    match pool {
+        Some(pool) if pieces > 1 => pool.for_each(pieces, run),
+        _ => (0..pieces).for_each(run),
+    }
+}
+
+fn lines_at(first: *const u8, stride: usize, next: usize, second: usize) -> Lines {
+    Lines { first, second: first.wrapping_add(second), stride, next }
+}
+
+/// Packs a matrix of few rows as pairs of all its steps.
+fn pack_few(a: &MatRef<'_, bf16>, pairs: &mut [f32]) {
+    let (k, (row, step)) = (a.cols(), a.strides());
+    pairs.fill(0.0);
+    for i in 0..a.rows() {
+        let at = |l: usize| if l < k { a.data()[i * row + l * step].to_bits() } else { 0 };
+        for (place, pairs) in pairs.chunks_exact_mut(BLOCK).take(k.div_ceil(2)).enumerate() {
+            pairs[i] = pair(at(2 * place), at(2 * place + 1));
+        }
+    }
+}
+
+/// Two steps as they lie in memory.
+fn pair(first: u16, next: u16) -> f32 {
+    f32::from_bits(u32::from(first) | u32::from(next) << 16)
+}
+
+/// Copies the steps of a line, and -0 after them.
+fn pack_line(steps: &[bf16], line: &mut [f32]) {
+    let end = (-bf16::ZERO).to_bits();
+    for (place, dst) in line.iter_mut().enumerate() {
+        let at = |l: usize| steps.get(l).map_or(end, |x| x.to_bits());
+        *dst = pair(at(2 * place), at(2 * place + 1));
+    }
+}
+
+/// Packs rows whose steps are neighbours, as lines; both steps of a place are exchanged, as [`Panels`] does. Returns the first block
+/// of them, and the bytes from a block to the next.
+fn pack_lines(
+    packer: Runner,
+    src: &[bf16],
+    stride: usize,
+    rows: usize,
+    steps: usize,
+    lines: &mut [f32],
+) -> (Lines, usize) {
+    let places = places(steps);
+    let pitch = places + PLACES;
+    let panels = Panels {
+        src,
+        line_stride: stride,
+        step_stride: 1,
+        lines: rows,
+        steps,
+        places,
+        width: 1,
+        line_pitch: pitch,
+        beyond: -bf16::ZERO,
+        dst: &mut lines[..rows * pitch],
+    };
+    <bf16 as GemmElem>::PanelElem::run(packer, panels);
+    (lines_at(lines.as_ptr().cast(), 4 * pitch, 2 * STEPS, LINES * 4 * pitch), BLOCK * 4 * pitch)
+}
+
+/// The same of rows whose steps lie anywhere, as tiles one after another.
+fn pack_tiles(
+    packer: Runner,
+    src: &[bf16],
+    (row, step): (usize, usize),
+    rows: usize,
+    steps: usize,
+    tiles: &mut [f32],
+) -> (Lines, usize) {
+    let len = LINES * places(steps);
+    for (first, panel) in (0..rows).step_by(LINES).zip(tiles.chunks_exact_mut(len)) {
+        let src = &src[first * row..];
+        pack_panel(packer, src, (row, step), (rows - first).min(LINES), steps, (LINES, NOTHING), panel);
+        packer.run(TransposeSquares(panel));
+    }
+    (lines_at(tiles.as_ptr().cast(), 2 * STEPS, LINES * 2 * STEPS, 4 * len), BLOCK / LINES * 4 * len)
+}
+
+/// Packs lines as pairs; both steps of a place are exchanged.
+fn pack_pairs(
+    packer: Runner,
+    src: &[bf16],
+    strides: (usize, usize),
+    lines: usize,
+    steps: usize,
+    pairs: &mut [f32],
+) {
+    pack_panel(packer, src, strides, lines, steps, (BLOCK, 0.0), &mut pairs[..BLOCK * places(steps)]);
+}
+
+/// A panel of so many lines, and `after` its last step.
+fn pack_panel(
+    packer: Runner,
+    src: &[bf16],
+    (line_stride, step_stride): (usize, usize),
+    lines: usize,
+    steps: usize,
+    (width, after): (usize, f32),
+    panel: &mut [f32],
+) {
+    let places = steps.div_ceil(2);
+    let (dst, rest) = panel.split_at_mut(width * places);
+    rest.fill(after);
+    let beyond = bf16::from_bits(after.to_bits() as u16);
+    let panels =
+        Panels { src, line_stride, step_stride, lines, steps, places, width, line_pitch: 1, beyond, dst };
+    <bf16 as GemmElem>::PanelElem::run(packer, panels);
+}
+
+/// Turns places of [`LINES`] lines each into lines of as many places, square by square.
+struct TransposeSquares<'a>(&'a mut [f32]);
+
+impl Kernel for TransposeSquares<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Isa>(self) {
+        assert!(S::F32::LANES == LINES && LINES == PLACES && LANES_MAX == LINES, "vectors of a tile's line");
+        for square in self.0.chunks_exact_mut(LINES * PLACES) {
+            let mut rows = [S::F32::zero(); LANES_MAX];
+            for (row, src) in rows.iter_mut().zip(square.chunks_exact(LINES)) {
+                *row = S::F32::load(src);
+            }
+            S::F32::transpose(&mut rows);
+            for (row, dst) in rows.iter().zip(square.chunks_exact_mut(LINES)) {
+                row.store(dst);
+            }
+        }
+    }
+}

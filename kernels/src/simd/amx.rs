@@ -1,0 +1,228 @@
+//! AMX: products of bf16 in tiles of 16 rows of 64 bytes, which live in eight registers that only assembly names.
+//!
+//! `TDPBF16PS` adds to a tile of 16 x 16 sums the products of 32 steps: those of even steps are one chain of fused multiply-adds begun at zero,
+//! those of odd steps another, and both chains' sum is added to what the tile held. Subnormal inputs count as zero and subnormal results
+//! become zero. Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (`TDPBF16PS`), and volume 1, chapter 18.
+
+#![allow(unsafe_code)]
+
+use std::arch::asm;
+use std::arch::x86_64::__cpuid_count;
+use std::marker::PhantomData;
+use std::sync::OnceLock;
+
+/// Lines of a tile.
+pub(crate) const LINES: usize = 16;
+/// Steps that a tile has of each line.
+pub(crate) const STEPS: usize = 32;
+/// Lines of each operand of [`Tiles::multiply`]: two tiles of them.
+pub(crate) const BLOCK: usize = 2 * LINES;
+
+/// Whether this CPU has tiles of bf16, and the system lets this process use them.
+pub(super) fn is_usable() -> bool {
+    static USABLE: OnceLock<bool> = OnceLock::new();
+    *USABLE.get_or_init(|| {
+        let features = __cpuid_count(7, 0).edx;
+        let has = |bit: u32| features >> bit & 1 == 1;
+        has(BF16_BIT) && has(TILE_BIT) && is_saved() && is_permitted()
+    })
+}
+
+const BF16_BIT: u32 = 22;
+const TILE_BIT: u32 = 24;
+
+/// Whether the system saves tiles where it switches threads (XCR0's bits 17 and 18). A CPU with AVX-512 in use has the instruction.
+fn is_saved() -> bool {
+    let low: u32;
+    // SAFETY: it reads a register.
+    unsafe {
+        asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") _, options(nomem, nostack, preserves_flags))
+    };
+    low >> 17 & 3 == 3
+}
+
+/// Asks Linux for tiles, which it gives to processes that ask: all threads, those of later too.
+#[cfg(target_os = "linux")]
+fn is_permitted() -> bool {
+    const ARCH_PRCTL: i64 = 158;
+    const REQUEST_PERMISSION: u64 = 0x1023;
+    const TILE_DATA: u64 = 18;
+    let result: i64;
+    // SAFETY: this call changes what the process may do, and nothing in its memory.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") ARCH_PRCTL => result,
+            in("rdi") REQUEST_PERMISSION,
+            in("rsi") TILE_DATA,
+            out("rcx") _,
+            out("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_permitted() -> bool {
+    false
+}
+
+/// What a thread's tiles are: all eight of 16 rows of 64 bytes. Intel's layout of the operand of `LDTILECFG`.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+static CONFIGURATION: Configuration = Configuration {
+    palette: 1,
+    start_row: 0,
+    reserved: [0; 14],
+    row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+
+/// This thread's tiles, from here until the value is dropped.
+pub(crate) struct Tiles(PhantomData<*const ()>);
+
+/// [`BLOCK`] lines whose steps are neighbours, in two tiles.
+#[derive(Clone, Copy)]
+pub(crate) struct Lines {
+    pub(crate) first: *const u8,
+    /// Line [`LINES`].
+    pub(crate) second: *const u8,
+    /// Bytes from a line to the next.
+    pub(crate) stride: usize,
+    /// Bytes from the first [`STEPS`] to the next ones.
+    pub(crate) next: usize,
+}
+
+impl Lines {
+    /// The same so many bytes on.
+    pub(crate) fn skip(self, bytes: usize) -> Lines {
+        let [first, second] = [self.first, self.second].map(|line| line.wrapping_add(bytes));
+        Lines { first, second, ..self }
+    }
+}
+
+/// Sums of a block of lines by a block of pairs.
+#[derive(Clone, Copy)]
+pub(crate) struct Sums {
+    pub(crate) first: *mut f32,
+    /// Elements from a row to the next.
+    pub(crate) row: usize,
+}
+
+impl Tiles {
+    /// # Safety
+    ///
+    /// [`is_usable`] was seen to hold, and this thread has no other value.
+    pub(crate) unsafe fn new() -> Tiles {
+        // SAFETY: the caller's; the operand is a valid configuration.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIGURATION, options(nostack, readonly)) };
+        Tiles(PhantomData)
+    }
+
+    /// The sums of [`BLOCK`] x [`BLOCK`] products over `count` times [`STEPS`] steps: begun at zero, or going on from what `sums` holds. `pairs` has
+    /// the other operand's lines side by side: for each two steps [`BLOCK`] pairs of them.
+    ///
+    /// # Safety
+    ///
+    /// All lines and pairs of these steps are valid to read, and the sums to read and write, and no other thread's. `count` is not 0.
+    #[inline]
+    pub(crate) unsafe fn multiply(
+        &mut self,
+        lines: Lines,
+        pairs: *const f32,
+        count: usize,
+        sums: Sums,
+        goes_on: bool,
+    ) {
+        let lower = sums.first.wrapping_add(LINES * sums.row);
+        // SAFETY: the caller's; a value of this type means that the tiles are configured.
+        unsafe {
+            asm!(
+                "test {goes_on:e}, {goes_on:e}",
+                "jnz 3f",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "tilezero tmm2",
+                "tilezero tmm3",
+                "jmp 2f",
+                "3:",
+                "tileloadd tmm0, [{upper} + {row}]",
+                "tileloadd tmm1, [{upper} + {row} + 64]",
+                "tileloadd tmm2, [{lower} + {row}]",
+                "tileloadd tmm3, [{lower} + {row} + 64]",
+                "2:",
+                "tileloadd tmm4, [{first} + {stride}]",
+                "tileloadd tmm6, [{pairs} + {place}]",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{pairs} + {place} + 64]",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tileloadd tmm5, [{second} + {stride}]",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "add {first}, {next}",
+                "add {second}, {next}",
+                "add {pairs}, 2048",
+                "dec {count}",
+                "jnz 2b",
+                "tilestored [{upper} + {row}], tmm0",
+                "tilestored [{upper} + {row} + 64], tmm1",
+                "tilestored [{lower} + {row}], tmm2",
+                "tilestored [{lower} + {row} + 64], tmm3",
+                first = inout(reg) lines.first => _,
+                second = inout(reg) lines.second => _,
+                pairs = inout(reg) pairs => _,
+                count = inout(reg) count => _,
+                stride = in(reg) lines.stride,
+                next = in(reg) lines.next,
+                place = in(reg) size_of::<f32>() * BLOCK,
+                upper = in(reg) sums.first,
+                lower = in(reg) lower,
+                row = in(reg) size_of::<f32>() * sums.row,
+                goes_on = in(reg) u32::from(goes_on),
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack),
+            );
+        }
+    }
+
+    /// Four products of tiles `rounds` times, between registers: for a measurement. Returns the floating-point operations done.
+    pub(crate) fn multiply_registers(&mut self, rounds: usize) -> f64 {
+        // SAFETY: the tiles are configured, and nothing but them is touched.
+        unsafe {
+            asm!(
+                "tilezero tmm4",
+                "tilezero tmm5",
+                "tilezero tmm6",
+                "tilezero tmm7",
+                "2:",
+                "tdpbf16ps tmm0, tmm4, tmm6",
+                "tdpbf16ps tmm1, tmm4, tmm7",
+                "tdpbf16ps tmm2, tmm5, tmm6",
+                "tdpbf16ps tmm3, tmm5, tmm7",
+                "dec {rounds}",
+                "jnz 2b",
+                rounds = inout(reg) rounds.max(1) => _,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nomem, nostack),
+            );
+        }
+        (rounds.max(1) * 2 * BLOCK * BLOCK * STEPS) as f64
+    }
+}
+
+impl Drop for Tiles {
+    fn drop(&mut self) {
+        // SAFETY: it gives this thread's tiles back.
+        unsafe { asm!("tilerelease", options(nomem, nostack, preserves_flags)) }
+    }
+}
