@@ -179,10 +179,16 @@ pub fn test_of_comparison() -> Result<(), String> {
         (with(&|row| row.warps = 28), "28 warps run"),
         (with_mix(MixRow { wide_share: 0.8, ..mix.clone() }), "move 128 bits"),
         (with_mix(MixRow { classes: classes(&[("HMMA", 8)]), ..mix.clone() }), "stores of 128 bits"),
-        (with_mix(MixRow { classes: classes(&[]), ..mix.clone() }), "has 0 tensor instructions"),
+        (
+            with_mix(MixRow { classes: classes(&[("STG.128", 1)]), ..mix.clone() }),
+            "has 0 tensor instructions",
+        ),
         (with_mix(MixRow { instructions: 1021, ..mix.clone() }), "1021 instructions"),
         (
-            with_mix(MixRow { classes: classes(&[("HMMA", 8), ("LDL/STL", 1)]), ..mix.clone() }),
+            with_mix(MixRow {
+                classes: classes(&[("HMMA", 8), ("LDL/STL", 1), ("STG.128", 1)]),
+                ..mix.clone()
+            }),
             "local memory",
         ),
         (compare(&[], std::slice::from_ref(&known)), "no step launches it"),
