@@ -22,10 +22,8 @@ use std::ops::Range;
 use phalanx_tensor::{Pool, bf16, even_piece};
 
 use super::element::{GemmElem, PanelElem};
-use super::epilogue::FinishTile;
 use super::mat::MatRef;
 use super::pack::Panels;
-use super::product::Product;
 use crate::scratch::with_scratch;
 use crate::simd::amx::{BLOCK, LINES, Lines, STEPS, Sums, Tiles};
 use crate::simd::{Isa, Kernel, LANES_MAX, Runner, Vector};
@@ -48,13 +46,21 @@ fn places(steps: usize) -> usize {
     steps.div_ceil(STEPS) * PLACES
 }
 
-impl Product<'_, bf16> {
-    /// [`Product::run`] by tiles.
-    ///
-    /// # Safety
-    ///
-    /// [`Product::run`]'s, and `packer` is of [`Runner::for_tiles`].
-    pub(super) unsafe fn run_on_tiles(&self, packer: Runner, pool: Option<&Pool>) {
+/// Takes finished sums, rows of so many elements, to these rows and columns of C.
+type Finish<'a> = &'a (dyn Fn(&mut [f32], usize, Range<usize>, Range<usize>) + Sync);
+
+/// A product to carry out by tiles. `finish` is called once for each element of C.
+pub(super) struct TileProduct<'a> {
+    /// Of [`Runner::for_tiles`].
+    pub(super) packer: Runner,
+    pub(super) a: MatRef<'a, bf16>,
+    pub(super) b: MatRef<'a, bf16>,
+    pub(super) finish: Finish<'a>,
+}
+
+impl TileProduct<'_> {
+    /// Carries it out on the pool's threads, or on this one.
+    pub(super) fn run(&self, pool: Option<&Pool>) {
         let (m, n) = (self.a.rows(), self.b.cols());
         let threads = pool.map_or(1, Pool::threads);
         if m <= FEW_ROWS && self.a.cols() > 0 && self.b.strides().0 == 1 {
@@ -64,9 +70,7 @@ impl Product<'_, bf16> {
                 let pairs: &[f32] = pairs;
                 in_turns(pool, pieces, |piece| {
                     let blocks = even_piece(n.div_ceil(BLOCK), pieces, piece);
-                    let cols = blocks.start * BLOCK..(blocks.end * BLOCK).min(n);
-                    // SAFETY: the caller's; pieces have different columns.
-                    unsafe { self.run_few(pairs, cols) }
+                    self.run_few(pairs, blocks.start * BLOCK..(blocks.end * BLOCK).min(n));
                 });
             });
         }
@@ -82,17 +86,12 @@ impl Product<'_, bf16> {
         let (down, across) = chunks(rows_max, cols_max);
         in_turns(pool, down * across, |chunk| {
             let (row, col) = (chunk / across * rows_max, chunk % across * cols_max);
-            // SAFETY: the caller's; chunks have different rows or columns.
-            unsafe { self.run_chunk(packer, row..(row + rows_max).min(m), col..(col + cols_max).min(n)) }
+            self.run_chunk(row..(row + rows_max).min(m), col..(col + cols_max).min(n));
         });
     }
 
     /// Computes these columns of C, of few rows that are packed as `pairs`.
-    ///
-    /// # Safety
-    ///
-    /// [`Product::run_on_tiles`]'s, of these columns.
-    unsafe fn run_few(&self, pairs: &[f32], cols: Range<usize>) {
+    fn run_few(&self, pairs: &[f32], cols: Range<usize>) {
         let (m, k) = (self.a.rows(), self.a.cols());
         let (_, line) = self.b.strides();
         let (width, whole) = (cols.len().next_multiple_of(BLOCK), k / STEPS);
@@ -131,18 +130,13 @@ impl Product<'_, bf16> {
                 }
             }
             drop(tiles);
-            // SAFETY: the caller's.
-            unsafe { self.finish(sums, width, 0..m, cols) }
+            (self.finish)(sums, width, 0..m, cols);
         });
     }
 
     /// Computes these rows and columns of C.
-    ///
-    /// # Safety
-    ///
-    /// [`Product::run_on_tiles`]'s, of these rows and columns.
-    unsafe fn run_chunk(&self, packer: Runner, rows: Range<usize>, cols: Range<usize>) {
-        let k = self.a.cols();
+    fn run_chunk(&self, rows: Range<usize>, cols: Range<usize>) {
+        let (k, packer) = (self.a.cols(), self.packer);
         let ((a_row, a_step), (b_step, b_col)) = (self.a.strides(), self.b.strides());
         let (height, width) = (rows.len().next_multiple_of(BLOCK), cols.len().next_multiple_of(BLOCK));
         let most = places(k.min(STEPS_MAX));
@@ -177,31 +171,8 @@ impl Product<'_, bf16> {
                 }
             }
             drop(tiles);
-            // SAFETY: the caller's.
-            unsafe { self.finish(sums, width, rows, cols) }
+            (self.finish)(sums, width, rows, cols);
         });
-    }
-
-    /// Takes finished sums to these rows and columns of C.
-    ///
-    /// # Safety
-    ///
-    /// [`Product::run_on_tiles`]'s, of these rows and columns.
-    unsafe fn finish(&self, sums: &mut [f32], sums_row: usize, rows: Range<usize>, cols: Range<usize>) {
-        let (c_row, c_col) = self.c_strides;
-        let tile = FinishTile::<bf16> {
-            sums,
-            sums_row,
-            bias: self.epilogue.bias.map(|bias| &bias[cols.clone()]),
-            activation: self.epilogue.activation,
-            write: self.write,
-            rows: rows.len(),
-            cols: cols.len(),
-            c: self.c.ptr().wrapping_add(self.c_start + rows.start * c_row + cols.start * c_col),
-            c_strides: (c_row, c_col),
-        };
-        // SAFETY: the caller's.
-        unsafe { tile.run_on(self.runner) }
     }
 }
 

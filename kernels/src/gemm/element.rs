@@ -3,14 +3,11 @@
 //!
 //! A *line* is a row of A or a column of B. A *place* is an element of a packed panel; it has the size of a sum.
 
-#![allow(unsafe_code)]
-
 use std::marker::PhantomData;
 
-use phalanx_tensor::{Pool, bf16, f16};
+use phalanx_tensor::{bf16, f16};
 
 use super::micro_kernel::SizedTile;
-use super::product::Product;
 use crate::real::Real;
 use crate::scratch::Scratch;
 use crate::simd::{Float, Halves, Isa, Kernel, Runner, Vector, pair};
@@ -28,16 +25,6 @@ pub(crate) trait GemmElem: Real<Wide = <Self as GemmElem>::Acc> {
     fn load_lines<S: Isa>(lanes: &[Self], next: &[Self]) -> <Self::Acc as Float>::Vec<S>;
     /// A vector of places, successive steps of one line; `beyond` stands for a step that a place lacks.
     fn load_steps<S: Isa>(steps: &[Self], beyond: Self) -> <Self::Acc as Float>::Vec<S>;
-
-    /// Carries a product out by tiles of matrices, if its instruction set has some of this type. Returns whether it has.
-    ///
-    /// # Safety
-    ///
-    /// [`Product::run`]'s.
-    unsafe fn run_on_tiles(product: &Product<'_, Self>, pool: Option<&Pool>) -> bool {
-        let _ = (product, pool);
-        false
-    }
 
     /// Whether many steps are read faster as lanes of two, which [`GemmElem::split`] takes apart.
     fn reads_pairs<S: Isa>() -> bool {
@@ -178,14 +165,6 @@ one!(f32 sums f32, f64 sums f64, f16 sums f32);
 impl GemmElem for bf16 {
     type Acc = f32;
     type PanelElem = Bf16Pairs;
-
-    #[cfg(target_arch = "x86_64")]
-    unsafe fn run_on_tiles(product: &Product<'_, bf16>, pool: Option<&Pool>) -> bool {
-        let Some(packer) = product.runner.for_tiles() else { return false };
-        // SAFETY: the caller's.
-        unsafe { product.run_on_tiles(packer, pool) };
-        true
-    }
 
     #[inline(always)]
     fn pair_up<S: Isa>(self, next: bf16) -> f32 {

@@ -7,11 +7,19 @@
 #![allow(unsafe_code)]
 
 use std::any::TypeId;
+#[cfg(target_arch = "x86_64")]
+use std::ops::Range;
 
+#[cfg(target_arch = "x86_64")]
+use phalanx_tensor::bf16;
 use phalanx_tensor::{Pool, even_piece};
 
+#[cfg(target_arch = "x86_64")]
+use super::amx::TileProduct;
 use super::chunks::ChunkQueue;
 use super::element::{GemmElem, steps_on};
+#[cfg(target_arch = "x86_64")]
+use super::epilogue::FinishTile;
 use super::epilogue::{Epilogue, Write};
 use super::macro_kernel::MacroKernel;
 use super::mat::{MatMut, MatRef, SharedMut};
@@ -23,7 +31,7 @@ use crate::scratch::with_scratch;
 use crate::simd::{Float, LANES_MAX, Runner};
 
 /// A product to carry out. C begins at `c_start` of `c`.
-pub(crate) struct Product<'a, T: GemmElem> {
+pub(super) struct Product<'a, T: GemmElem> {
     pub(super) runner: Runner,
     pub(super) a: MatRef<'a, T>,
     pub(super) b: MatRef<'a, T>,
@@ -49,9 +57,12 @@ impl<T: GemmElem> Product<'_, T> {
         }
         let pool = pool
             .filter(|pool| pool.threads() > 1 && is_parallel(self.a.rows(), self.b.cols(), self.a.cols()));
-        // SAFETY: the caller's.
-        if unsafe { T::run_on_tiles(self, pool) } {
-            return;
+        #[cfg(target_arch = "x86_64")]
+        if let (Some(packer), Some(product)) = (self.runner.for_tiles(), self.of_bf16()) {
+            let Product { a, b, .. } = *product;
+            // SAFETY: the caller's; `finish` is called for elements that no other thread has.
+            let finish = |sums: &mut [f32], row, rows, cols| unsafe { product.finish(sums, row, rows, cols) };
+            return TileProduct { packer, a, b, finish: &finish }.run(pool);
         }
         if self.is_thin() {
             // SAFETY: the caller's.
@@ -111,6 +122,36 @@ impl<T: GemmElem> Product<'_, T> {
             }
             None => with_scratch(b_len, |panels| run(panels, true)),
         }
+    }
+
+    /// The same product, if its elements are bf16.
+    #[cfg(target_arch = "x86_64")]
+    fn of_bf16(&self) -> Option<&Product<'_, bf16>> {
+        // SAFETY: the same type.
+        (TypeId::of::<T>() == TypeId::of::<bf16>()).then(|| unsafe { &*std::ptr::from_ref(self).cast() })
+    }
+
+    /// Takes finished sums, rows of `sums_row` elements, to these rows and columns of C.
+    ///
+    /// # Safety
+    ///
+    /// [`Product::run`]'s, of these rows and columns.
+    #[cfg(target_arch = "x86_64")]
+    unsafe fn finish(&self, sums: &mut [T::Acc], sums_row: usize, rows: Range<usize>, cols: Range<usize>) {
+        let (c_row, c_col) = self.c_strides;
+        let tile = FinishTile {
+            sums,
+            sums_row,
+            bias: self.epilogue.bias.map(|bias| &bias[cols.clone()]),
+            activation: self.epilogue.activation,
+            write: self.write,
+            rows: rows.len(),
+            cols: cols.len(),
+            c: self.c.ptr().wrapping_add(self.c_start + rows.start * c_row + cols.start * c_col),
+            c_strides: self.c_strides,
+        };
+        // SAFETY: the caller's.
+        unsafe { tile.run_on(self.runner) }
     }
 
     /// Carries out a batch of products whose first is this one, if each is a single tile. Returns whether they are.
