@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use cudarc::driver::{DriverError, result, sys};
 
-use crate::library::require;
+use crate::library::{require, symbol};
 use crate::vendor::{Called, DeviceProperties, Failure, Library};
 
 pub(crate) use sys::{CUcontext, CUevent, CUfunction, CUgraphExec, CUmodule, CUstream};
@@ -288,17 +288,20 @@ pub(crate) unsafe fn function(module: CUmodule, name: &str) -> Called<CUfunction
     Ok(unsafe { result::module::get_function(module, name) }?)
 }
 
-/// Where a kernel's parameters begin, in bytes. (Drivers since CUDA 12.4 tell.)
+/// Where a kernel's parameters begin, in bytes. Drivers since CUDA 12.4 tell; of an older one it is a failure.
 ///
 /// # Safety
 /// The function exists.
 pub(crate) unsafe fn parameter_offsets(function: CUfunction) -> Called<Vec<usize>> {
+    type ParamInfo = unsafe extern "C" fn(CUfunction, usize, *mut usize, *mut usize) -> sys::CUresult;
+    // SAFETY: the driver's function of this name is of this type.
+    let info: ParamInfo = unsafe { symbol(Library::Driver, "cuFuncGetParamInfo") }
+        .map_err(|text| Failure { code: u32::MAX, text })?;
     let mut offsets = Vec::new();
     loop {
         let (mut offset, mut bytes) = (0, 0);
         // SAFETY: by the caller; both places are there.
-        let told =
-            unsafe { sys::cuFuncGetParamInfo(function, offsets.len(), &raw mut offset, &raw mut bytes) };
+        let told = unsafe { info(function, offsets.len(), &raw mut offset, &raw mut bytes) };
         match told.result() {
             Ok(()) => offsets.push(offset),
             Err(DriverError(sys::CUresult::CUDA_ERROR_INVALID_VALUE)) => return Ok(offsets),

@@ -231,3 +231,25 @@ impl Function {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of a pointer, a number, 128 bytes of this alignment and a number, as `ptxas` 12.9 lays them out.
+    #[test]
+    fn parameters_lie_as_an_assembler_has_them() {
+        let kernel = |align| {
+            [(8, 8), (4, 4), (128, align), (4, 4)].map(|(bytes, align)| Parameter { offset: 0, bytes, align })
+        };
+        for (start, align, places, end) in [
+            (0x160, 16, [0, 8, 16, 144], 148),
+            (0x160, 64, [0, 8, 32, 160], 164),
+            (0x210, 32, [0, 8, 16, 144], 148),
+            (0x210, 64, [0, 8, 48, 176], 180),
+            (0x210, 128, [0, 8, 112, 240], 244),
+        ] {
+            assert_eq!(offsets(&kernel(align), start), (places.to_vec(), end), "{start:#x}, {align}");
+        }
+    }
+}

@@ -21,12 +21,13 @@ use std::ops::Range;
 
 use phalanx_tensor::{Pool, bf16, even_piece};
 
+use super::chunks::in_turns;
 use super::element::{GemmElem, PanelElem};
 use super::mat::MatRef;
 use super::pack::Panels;
 use crate::scratch::with_scratch;
 use crate::simd::amx::{BLOCK, LINES, Lines, STEPS, Sums, Tiles};
-use crate::simd::{Isa, Kernel, LANES_MAX, Runner, Vector};
+use crate::simd::{Isa, Kernel, LANES_MAX, Runner, Vector, pair};
 
 /// Places of a tile's line.
 const PLACES: usize = STEPS / 2;
@@ -176,41 +177,27 @@ impl TileProduct<'_> {
     }
 }
 
-/// Calls `run` with each piece, on the pool's threads or on this one.
-fn in_turns(pool: Option<&Pool>, pieces: usize, run: impl Fn(usize) + Sync) {
-    match pool {
-        Some(pool) if pieces > 1 => pool.for_each(pieces, run),
-        _ => (0..pieces).for_each(run),
-    }
-}
-
 fn lines_at(first: *const u8, stride: usize, next: usize, second: usize) -> Lines {
     Lines { first, second: first.wrapping_add(second), stride, next }
 }
 
-/// Packs a matrix of few rows as pairs of all its steps.
+/// Packs a matrix of few rows as pairs of all its steps, both as they lie in memory: the earlier one below.
 fn pack_few(a: &MatRef<'_, bf16>, pairs: &mut [f32]) {
     let (k, (row, step)) = (a.cols(), a.strides());
     pairs.fill(0.0);
     for i in 0..a.rows() {
-        let at = |l: usize| if l < k { a.data()[i * row + l * step].to_bits() } else { 0 };
+        let at = |l: usize| if l < k { a.data()[i * row + l * step] } else { bf16::ZERO };
         for (place, pairs) in pairs.chunks_exact_mut(BLOCK).take(k.div_ceil(2)).enumerate() {
-            pairs[i] = pair(at(2 * place), at(2 * place + 1));
+            pairs[i] = pair(at(2 * place + 1), at(2 * place));
         }
     }
 }
 
-/// Two steps as they lie in memory.
-fn pair(first: u16, next: u16) -> f32 {
-    f32::from_bits(u32::from(first) | u32::from(next) << 16)
-}
-
-/// Copies the steps of a line, and -0 after them.
+/// Copies the steps of a line as they lie in memory, and -0 after them.
 fn pack_line(steps: &[bf16], line: &mut [f32]) {
-    let end = (-bf16::ZERO).to_bits();
     for (place, dst) in line.iter_mut().enumerate() {
-        let at = |l: usize| steps.get(l).map_or(end, |x| x.to_bits());
-        *dst = pair(at(2 * place), at(2 * place + 1));
+        let at = |l: usize| steps.get(l).copied().unwrap_or(-bf16::ZERO);
+        *dst = pair(at(2 * place + 1), at(2 * place));
     }
 }
 

@@ -3,6 +3,8 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use phalanx_tensor::Pool;
+
 use super::plan::{BlockingPlan, SHARED_MAX};
 
 /// Elements at most of a block of B with all of k that a thread keeps packed while all rows meet it.
@@ -73,6 +75,14 @@ impl ChunkQueue {
         let taken = self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()?;
         let (row, col) = (taken % self.rows, self.cols.start + taken / self.rows * self.cols_max);
         Some(Chunk { rows: row..row + end(taken) - taken, cols: col..self.cols.end.min(col + self.cols_max) })
+    }
+}
+
+/// Calls `run` with each piece, on the pool's threads or on this one.
+pub(super) fn in_turns(pool: Option<&Pool>, pieces: usize, run: impl Fn(usize) + Sync) {
+    match pool {
+        Some(pool) if pieces > 1 => pool.for_each(pieces, run),
+        _ => (0..pieces).for_each(run),
     }
 }
 

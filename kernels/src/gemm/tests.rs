@@ -216,7 +216,9 @@ fn every_element_is_one_chain_of_fused_multiply_adds() {
 fn pairs_of_bf16_are_one_chain_for_numbers_of_any_size() {
     let pools = pools();
     let mut draws = Draws(3);
-    for (m, n, k) in [(1, 1, 1), (7, 33, 5), (17, 40, 33), (3, 5, 1031), (4, 70, 67), (1, 300, 40)] {
+    for (m, n, k) in
+        [(1, 1, 1), (7, 33, 5), (17, 40, 33), (3, 5, 1031), (4, 70, 67), (1, 300, 40), (32, 65, 97)]
+    {
         for lie in 0..9 {
             let case = Case { lies: (LIES[lie % 3], LIES[lie / 3], Lie::Rows), ..Case::plain(m, n, k) };
             // Any bits but infinities and NaN: subnormal numbers, zeros of both signs, sums that vanish.
@@ -240,6 +242,7 @@ fn pairs_of_bf16_are_one_chain_for_numbers_of_any_size() {
 fn rows_that_go_down_in_several_runs_change_no_bit() {
     for write in [Write::Store, Write::Accumulate] {
         check::<f32>(Case { write, ..Case::plain(540, 65, 128) }, &pools());
+        check::<bf16>(Case { write, ..Case::plain(540, 300, 40) }, &pools());
     }
 }
 

@@ -5,6 +5,7 @@
 
 use phalanx_tensor::{Pool, even_piece};
 
+use super::chunks::in_turns;
 use super::element::{GemmElem, PanelElem, steps_on};
 use super::epilogue::FinishTile;
 use super::pack::Panels;
@@ -54,10 +55,7 @@ impl<T: GemmElem> Product<'_, T> {
                 }
             }
         };
-        match pool {
-            Some(pool) if pieces > 1 => pool.for_each(pieces, piece),
-            _ => (0..pieces).for_each(piece),
-        }
+        in_turns(pool, pieces, piece);
     }
 
     /// Computes C's columns `first .. first + cols`, with sums for H rows (A is filled up to H).
