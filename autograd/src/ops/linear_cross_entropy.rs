@@ -13,7 +13,7 @@
 
 use std::ops::Range;
 
-use phalanx_kernels as kernels;
+use phalanx_kernels::{self as kernels, PART_STEPS};
 use phalanx_tensor::{Error, Tensor, even_piece};
 
 use super::classification_losses::{CrossEntropy, slope};
@@ -24,8 +24,8 @@ const OP: &str = "linear_cross_entropy";
 
 impl Var {
     /// [`Var::cross_entropy`] of the logits `self weightᵀ`, for `self` [N, in], `weight` [classes, in] and i64 targets `[N]`, of which at most
-    /// `logits_max` are held at a time, but one row at least. If that many are all of them, they are saved as usual. On a CPU the bits do
-    /// not depend on it.
+    /// `logits_max` are held at a time, but one row, and backward [`kernels::PART_STEPS`] columns, at least. If that many are all of them, they
+    /// are saved as usual. On a CPU the bits do not depend on it.
     ///
     /// # Errors
     /// If shapes, dtypes or devices do not fit, or a target is no class.
@@ -127,8 +127,8 @@ pub fn linear_grads(cx: &Cx<'_>, slope: &Var, [x, weight]: [&Var; 2]) -> Result<
 }
 
 /// The gradients of a linear map's input `x` [items, in] and weight [classes, in], inputs 0 and 1 of the operation, whose loss needs the
-/// outputs (logits) by columns only. Chunks of at most `logits_max` logits, but two columns at least, are computed again. `slope` makes the
-/// gradient of each, given the classes that its columns are.
+/// outputs (logits) by columns only. Chunks of at most `logits_max` logits, but [`kernels::PART_STEPS`] columns at least, are computed again.
+/// `slope` makes the gradient of each, given the classes that its columns are.
 ///
 /// # Errors
 /// If the shapes do not fit, or those of `slope`.
@@ -141,12 +141,18 @@ pub fn linear_loss_grads(
     let (items, classes) = (x.shape()[0], weight.shape()[0]);
     let dtype = kernels::optim::optim_state_dtype(x.dtype());
     let mut dx = cx.needs(0).then(|| kernels::full(x.shape(), 0.0, dtype, x.device())).transpose()?;
-    // A product of one column has an order of additions of its own.
-    let columns = (logits_max / items.max(1)).max(2);
-    let pieces = classes.div_ceil(columns).min(classes / 2).max(1);
+    // Columns are steps of the input's gradient. A product of one column has an order of additions of its own: the last block has no single one.
+    let (blocks, most) =
+        (classes.saturating_sub(2) / PART_STEPS + 1, logits_max / (items.max(1) * PART_STEPS));
+    let pieces = blocks.div_ceil(most.max(1));
+    let columns = |piece: usize| {
+        let blocks_here = even_piece(blocks, pieces, piece);
+        let end = if blocks_here.end == blocks { classes } else { blocks_here.end * PART_STEPS };
+        blocks_here.start * PART_STEPS..end
+    };
     // `take` gets the gradient of some columns, and which they are.
     let mut each = |take: &mut dyn FnMut(Range<usize>, &Tensor) -> Result<()>| -> Result<()> {
-        for columns in (0..pieces).map(|piece| even_piece(classes, pieces, piece)) {
+        for columns in (0..pieces).map(columns) {
             let rows = weight.narrow(0, columns.start, columns.len())?;
             let slope = slope(kernels::linear(x, &rows, None)?, columns.clone())?;
             if let Some(dx) = &mut dx {

@@ -23,7 +23,7 @@ use phalanx_tensor::{Pool, bf16, even_piece};
 
 use super::chunks::in_turns;
 use super::element::{GemmElem, PanelElem};
-use super::mat::MatRef;
+use super::mat::{MatMut, MatRef, SharedMut};
 use super::pack::Panels;
 use crate::scratch::with_scratch;
 use crate::simd::amx::{BLOCK, LINES, Lines, STEPS, Sums, Tiles};
@@ -47,16 +47,53 @@ fn places(steps: usize) -> usize {
     steps.div_ceil(STEPS) * PLACES
 }
 
-/// Takes finished sums, rows of so many elements, to these rows and columns of C.
-type Finish<'a> = &'a (dyn Fn(&mut [f32], usize, Range<usize>, Range<usize>) + Sync);
+/// Takes sums, rows of so many elements, to or from these rows and columns of C.
+type Take<'a> = &'a (dyn Fn(&mut [f32], usize, Range<usize>, Range<usize>) + Sync);
 
-/// A product to carry out by tiles. `finish` is called once for each element of C.
+/// A product to carry out by tiles.
 pub(super) struct TileProduct<'a> {
     /// Of [`Runner::for_tiles`].
     pub(super) packer: Runner,
     pub(super) a: MatRef<'a, bf16>,
     pub(super) b: MatRef<'a, bf16>,
-    pub(super) finish: Finish<'a>,
+    /// Makes what sums begin with, if it is not 0.
+    pub(super) begin: Option<Take<'a>>,
+    /// Is called once for each element of C.
+    pub(super) finish: Take<'a>,
+}
+
+/// [`Write::Continue`](super::Write) of bf16: C's sums go on in the tiles' order. Steps cut at multiples of [`STEPS`] have the bits of the whole.
+pub(super) fn continue_sums(
+    packer: Runner,
+    pool: Option<&Pool>,
+    a: MatRef<'_, bf16>,
+    b: MatRef<'_, bf16>,
+    mut c: MatMut<'_, f32>,
+) {
+    let (row, col) = c.strides();
+    assert!(
+        a.cols() == b.rows() && (c.rows(), c.cols()) == (a.rows(), b.cols()) && col == 1,
+        "shapes of a product"
+    );
+    let c = SharedMut::new(c.data());
+    let each = |sums: &mut [f32],
+                pitch,
+                rows: Range<usize>,
+                cols: Range<usize>,
+                take: fn(&mut [f32], &mut [f32])| {
+        for (i, sums) in rows.zip(sums.chunks_mut(pitch)) {
+            let c = c.ptr().wrapping_add(i * row + cols.start);
+            // SAFETY: part of a row of C, borrowed for us alone; no other call has these rows and columns.
+            take(&mut sums[..cols.len()], unsafe { std::slice::from_raw_parts_mut(c, cols.len()) });
+        }
+    };
+    let begin = |sums: &mut [f32], pitch, rows, cols| {
+        each(sums, pitch, rows, cols, |sums, c| sums.copy_from_slice(c))
+    };
+    let finish = |sums: &mut [f32], pitch, rows, cols| {
+        each(sums, pitch, rows, cols, |sums, c| c.copy_from_slice(sums))
+    };
+    TileProduct { packer, a, b, begin: Some(&begin), finish: &finish }.run(pool);
 }
 
 impl TileProduct<'_> {
@@ -64,7 +101,7 @@ impl TileProduct<'_> {
     pub(super) fn run(&self, pool: Option<&Pool>) {
         let (m, n) = (self.a.rows(), self.b.cols());
         let threads = pool.map_or(1, Pool::threads);
-        if m <= FEW_ROWS && self.a.cols() > 0 && self.b.strides().0 == 1 {
+        if m <= FEW_ROWS && self.a.cols() > 0 && self.b.strides().0 == 1 && self.begin.is_none() {
             let pieces = n.div_ceil(COLS_MAX).max((PIECES * threads).min(n.div_ceil(BLOCK)));
             return with_scratch(BLOCK * places(self.a.cols()), |pairs: &mut [f32]| {
                 pack_few(&self.a, pairs);
@@ -111,7 +148,7 @@ impl TileProduct<'_> {
                 if in_place > 0 {
                     let lines = lines_at(weights.as_ptr().cast(), 2 * line, 2 * STEPS, LINES * 2 * line);
                     // SAFETY: lines of B, pairs of as many steps, and a block of sums.
-                    unsafe { tiles.multiply(lines, pairs.as_ptr(), in_place, place, false) }
+                    unsafe { tiles.multiply::<true>(lines, pairs.as_ptr(), in_place, place, false) }
                 }
                 if STEPS * in_place < k {
                     let steps = STEPS * in_place..k;
@@ -122,7 +159,7 @@ impl TileProduct<'_> {
                     let lines = lines_at(copy.as_ptr().cast(), 4 * pitch, 2 * STEPS, LINES * 4 * pitch);
                     let pairs = pairs[in_place * PLACES * BLOCK..].as_ptr();
                     // SAFETY: as above, of the copy.
-                    unsafe { tiles.multiply(lines, pairs, pitch / PLACES, place, in_place > 0) }
+                    unsafe { tiles.multiply::<false>(lines, pairs, pitch / PLACES, place, in_place > 0) }
                 }
                 for (i, sums) in sums.chunks_exact_mut(width).enumerate() {
                     for (sum, row) in sums[first..].iter_mut().zip(block[..].chunks_exact(BLOCK)) {
@@ -146,8 +183,10 @@ impl TileProduct<'_> {
         with_scratch(height * width + a_len + b_len, |scratch: &mut [f32]| {
             let (sums, rest) = scratch.split_at_mut(height * width);
             let (packed_a, pairs) = rest.split_at_mut(a_len);
-            if k == 0 {
-                sums.fill(0.0);
+            match self.begin {
+                Some(begin) => begin(sums, width, rows.clone(), cols.clone()),
+                None if k == 0 => sums.fill(0.0),
+                None => {}
             }
             // SAFETY: the runner's instruction set has tiles.
             let mut tiles = unsafe { Tiles::new() };
@@ -164,9 +203,16 @@ impl TileProduct<'_> {
                     for row in (0..height).step_by(BLOCK) {
                         let lines = lines.skip(row / BLOCK * next_block);
                         let place = Sums { first: sums[row * width + col..].as_mut_ptr(), row: width };
+                        let goes_on = start > 0 || self.begin.is_some();
                         // SAFETY: what was packed, of as many steps; a block of sums.
                         unsafe {
-                            tiles.multiply(lines, pairs.as_ptr(), places(steps) / PLACES, place, start > 0)
+                            tiles.multiply::<false>(
+                                lines,
+                                pairs.as_ptr(),
+                                places(steps) / PLACES,
+                                place,
+                                goes_on,
+                            )
                         }
                     }
                 }

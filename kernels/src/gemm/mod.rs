@@ -82,7 +82,7 @@ mod tests;
 mod thin;
 mod tile;
 
-use phalanx_tensor::Pool;
+use phalanx_tensor::{Pool, bf16};
 
 pub(crate) use cuda::multiply_on_gpu;
 pub(crate) use element::{GemmElem, PanelElem};
@@ -154,4 +154,27 @@ pub(crate) fn gemm_again<T: GemmElem>(
 ) {
     let batch = Batch { count: 1, a: 0, b: 0, c: 0 };
     product::run(Runner::current(), Some(pool), batch, a, b, c, (Write::Store, epilogue), Some(kept));
+}
+
+/// Whether this CPU makes products of bf16 by tiles, in their order of sums.
+pub(crate) fn has_tiles() -> bool {
+    Runner::current().for_tiles().is_some()
+}
+
+/// [`Write::Continue`] of bf16 as it is, in the tiles' order, where [`has_tiles`].
+///
+/// # Panics
+///
+/// If the shapes do not fit together, or there are no tiles.
+pub(crate) fn gemm_continue_by_tiles(
+    pool: Option<&Pool>,
+    a: MatRef<'_, bf16>,
+    b: MatRef<'_, bf16>,
+    c: MatMut<'_, f32>,
+) {
+    let packer = Runner::current().for_tiles().expect("tiles");
+    #[cfg(target_arch = "x86_64")]
+    amx::continue_sums(packer, pool, a, b, c);
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (packer, pool, a, b, c);
 }

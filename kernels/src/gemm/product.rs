@@ -62,7 +62,7 @@ impl<T: GemmElem> Product<'_, T> {
             let Product { a, b, .. } = *product;
             // SAFETY: the caller's; `finish` is called for elements that no other thread has.
             let finish = |sums: &mut [f32], row, rows, cols| unsafe { product.finish(sums, row, rows, cols) };
-            return TileProduct { packer, a, b, finish: &finish }.run(pool);
+            return TileProduct { packer, a, b, begin: None, finish: &finish }.run(pool);
         }
         if self.is_thin() {
             // SAFETY: the caller's.

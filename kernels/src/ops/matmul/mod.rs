@@ -7,14 +7,15 @@ mod fused;
 use std::borrow::Cow;
 
 use phalanx_tensor::{
-    DType, Dims, Element, Error, Loops, Result, Tensor, broadcast_shapes, contiguous_strides,
+    DType, Dims, Element, Error, Loops, Result, Tensor, bf16, broadcast_shapes, contiguous_strides,
 };
 
 use super::activation::Gelu;
 use super::cast::cast;
 use crate::dispatch::Kernels;
 use crate::gemm::{
-    Batch, Epilogue, GEMV_STEPS_MIN, GemmElem, MatMut, MatRef, Write, gemm_batched, gemv, is_parallel,
+    Batch, Epilogue, GEMV_STEPS_MIN, GemmElem, MatMut, MatRef, Write, gemm_batched, gemm_continue_by_tiles,
+    gemv, has_tiles, is_parallel,
 };
 use crate::pointwise::{map_into, pointwise};
 use crate::real::{for_real, wide_dtype};
@@ -72,9 +73,13 @@ pub fn matmul_accumulate_(c: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<()> 
     product.run(c, Finish { write: Write::Accumulate, ..Finish::default() })
 }
 
-/// `c += a b` in place, where the chain of additions of each element goes on from what `c` holds. So on a CPU a product whose steps come in
-/// parts has the bits of one [`matmul`], if it has more than one column; on a GPU each part is added as a whole. `c` is contiguous, of the
-/// product's shape, and of the dtype that `a` and `b` are computed in: f32 for halves.
+/// Steps at whose multiples a product may be cut for [`matmul_continue_`]: AMX's tiles add bf16 in blocks of so many. Elsewhere, and of other
+/// dtypes, any cut will do.
+pub const PART_STEPS: usize = 32;
+
+/// `c += a b` in place, where the additions of each element go on from what `c` holds. So on a CPU a product whose steps come in
+/// parts, cut at multiples of [`PART_STEPS`], has the bits of one [`matmul`], if it has more than one column; on a GPU each part is added as a
+/// whole. `c` is contiguous, of the product's shape, and of the dtype that `a` and `b` are computed in: f32 for halves.
 ///
 /// # Errors
 /// As [`matmul_accumulate_`].
@@ -84,7 +89,9 @@ pub fn matmul_continue_(c: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<()> {
     if c.device().is_cuda() {
         return matmul_accumulate_(c, a, b);
     }
-    let (a, b) = (cast(a, c.dtype())?, cast(b, c.dtype())?);
+    let by_tiles = a.dtype() == DType::BF16 && a.rank() == 2 && b.rank() == 2 && has_tiles();
+    let dtype = if by_tiles { a.dtype() } else { c.dtype() };
+    let (a, b) = (cast(a, dtype)?, cast(b, dtype)?);
     let product = Product::new(OP, &a, &b)?;
     check::same_device(OP, &[&a, c])?;
     product.fits(OP, "a sum", c, &a, &b)?;
@@ -197,7 +204,22 @@ fn run_on_cpu(product: &Product<'_>, out: &mut Tensor, finish: Finish<'_>) -> Re
     if product.is_outer(out, &finish) {
         return map_into(product.op, Outer, [&product.a, &product.b], out);
     }
+    if finish.write == Write::Continue && product.a.dtype() != out.dtype() {
+        return continue_by_tiles(product, out);
+    }
     for_real!(product.op, out.dtype(), T => multiply::<T>(product.op, &product.a, &product.b, out, finish))
+}
+
+/// A matrix product of bf16 whose sums, of f32, go on.
+fn continue_by_tiles(product: &Product<'_>, out: &mut Tensor) -> Result<()> {
+    let (Product { op, size: [m, n], a, b, .. }, offset) = (product, out.offset());
+    let pool = out.device().pool()?;
+    let (a_data, b_data) = (a.read::<bf16>(op)?, b.read::<bf16>(op)?);
+    let (a, b) = (mat(&a_data, a, 0, 0), mat(&b_data, b, 0, 0));
+    let mut c = out.write::<f32>(op)?;
+    let c = MatMut::row_major(&mut c[offset..][..m * n], *m, *n);
+    gemm_continue_by_tiles(Some(&pool), a, b, c);
+    Ok(())
 }
 
 fn run_on_gpu(product: &Product<'_>, out: &mut Tensor, finish: Finish<'_>) -> Result<()> {

@@ -106,8 +106,12 @@ fn a_product_whose_steps_come_in_parts_has_the_bits_of_the_whole() {
     for (dtype, columns) in FLOATS.into_iter().flat_map(|dtype| [2, 9, 129].map(move |n| (dtype, n))) {
         let (a, b) =
             (make(&[7, 130], dtype, &floats(-1.0, 1.0)), make(&[130, columns], dtype, &floats(-1.0, 1.0)));
-        let whole = matmul(&a, &b).unwrap();
-        for parts in [&[130][..], &[64, 66], &[2, 100, 28]] {
+        let (whole, mut sums) = (matmul(&a, &b).unwrap(), None);
+        for parts in [&[130][..], &[64, 66], &[32, 96, 2], &[2, 100, 28]] {
+            let anywhere = parts[..parts.len() - 1].iter().any(|len| len % PART_STEPS != 0);
+            if anywhere && dtype == DType::BF16 && has_tiles() {
+                continue;
+            }
             let mut sum = Tensor::zeros(&[7, columns], wide_dtype(dtype), Device::CPU).unwrap();
             let mut at = 0;
             for &len in parts {
@@ -116,6 +120,9 @@ fn a_product_whose_steps_come_in_parts_has_the_bits_of_the_whole() {
                 at += len;
             }
             assert_eq!(values(&cast(&sum, dtype).unwrap()), values(&whole), "{dtype} {columns} {parts:?}");
+            // Before they are rounded to halves, too.
+            let sum = values(&sum);
+            assert_eq!(&sum, sums.get_or_insert_with(|| sum.clone()), "{dtype} {columns} {parts:?}");
         }
     }
     let a = make(&[2, 2], DType::BF16, &floats(-1.0, 1.0));
