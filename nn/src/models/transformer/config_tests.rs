@@ -156,6 +156,18 @@ fn phi_of_long_rope(scaling: Value) -> Value {
     )
 }
 
+/// With two scales a factor of 17 digits is written, which has to be read as it was.
+#[test]
+fn factors_of_yarn_are_read_and_written_back_to_the_last_bit() {
+    for factor in (4..400).map(|i| 0.25 * f64::from(i)) {
+        let rope = json!({"rope_type": "yarn", "rope_theta": 1e4, "factor": factor, "mscale": 0.7, "mscale_all_dim": 1.0});
+        let more = json!({"num_key_value_heads": 2, "rope_parameters": rope});
+        let mistral = transformer(&config("mistral", [50, 16, 2, 2, 8, 16], more));
+        let written = ModelConfig::from(mistral.clone()).to_json(phalanx_tensor::DType::F32);
+        assert_eq!(transformer(&written), mistral, "{factor}");
+    }
+}
+
 #[test]
 fn long_rope_is_read_and_written_back() {
     let (short, long) = (vec![1.0; 24], (0..24).map(|i| 1.0 + f64::from(i)).collect::<Vec<_>>());
