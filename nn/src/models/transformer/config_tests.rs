@@ -194,6 +194,13 @@ fn long_rope_is_read_and_written_back() {
     let phi = transformer(&phi_of_long_rope(given));
     let json = ModelConfig::from(phi.clone()).to_json(phalanx_tensor::DType::F32);
     assert_eq!((transformer(&json), &json["rope_parameters"]["attention_factor"]), (phi, &json!(1.25)));
+    // In newer files a factor counts that is not the contexts'.
+    let mut newer = phi_of_long_rope(Value::Null);
+    newer["rope_parameters"] = json!({"rope_type": "longrope", "rope_theta": 1e4, "short_factor": short, "long_factor": long, "factor": 4.0});
+    let phi = transformer(&newer);
+    let json = ModelConfig::from(phi.clone()).to_json(phalanx_tensor::DType::F32);
+    let wanted = json!((1.0 + 4f64.ln() / 4096f64.ln()).sqrt());
+    assert_eq!((transformer(&json), &json["rope_parameters"]["attention_factor"]), (phi, &wanted));
     let refused = |scaling: Value| parse(&phi_of_long_rope(scaling)).unwrap_err();
     for (scaling, part) in [
         (json!({"type": "longrope", "short_factor": short}), "long_factor of longrope is missing"),

@@ -345,15 +345,18 @@ fn long_rope(f: &Fields<'_>, c: &TransformerConfig, former: Option<usize>) -> Pa
         ));
     }
     let context = of_lists.or(former).ok_or("original_max_position_embeddings of longrope is missing")?;
-    // Versions of transformers differ in which of two unlike ones they take.
-    let factor = c.context as f64 / context as f64;
-    if let Some(other) = f.maybe_number("factor")?.filter(|other| (other / factor - 1.0).abs() > 1e-6) {
-        return Err(format!(
-            "the factor of longrope is {other}, and {} positions are {factor} times the former {context}, wanted one number",
-            c.context
-        ));
-    }
-    let default = RopeScaling::long_rope_factor(c.context, context);
+    let times = c.context as f64 / context as f64;
+    // Of two unlike ones transformers takes the factor, where files have `rope_parameters`; for older files its versions differ.
+    let default = match f.maybe_number("factor")?.filter(|other| (other / times - 1.0).abs() > 1e-6) {
+        None => RopeScaling::long_rope_factor(c.context, context),
+        Some(factor) if f.has("rope_theta") => RopeScaling::long_rope_factor_of(factor, context),
+        Some(other) => {
+            return Err(format!(
+                "the factor of longrope is {other}, and {} positions are {times} times the former {context}, wanted one number",
+                c.context
+            ));
+        }
+    };
     let attention_factor = f.number("attention_factor", default)?;
     Ok(RopeScaling::LongRope {
         short: list("short_factor")?,

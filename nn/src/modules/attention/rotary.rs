@@ -87,8 +87,12 @@ impl RopeScaling {
     /// What long rope multiplies rotated features with, unless a model says otherwise: `sqrt(1 + ln(longer / former) / ln(former))`, and 1
     /// if the longer context is not longer. Both are positions. Source: Ding et al.: LongRoPE (2024), section 3.
     pub fn long_rope_factor(longer: usize, former: usize) -> f64 {
-        let factor = longer as f64 / former as f64;
-        if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / (former as f64).ln()).sqrt() }
+        RopeScaling::long_rope_factor_of(longer as f64 / former as f64, former)
+    }
+
+    /// [`RopeScaling::long_rope_factor`] for a context so many times as long.
+    pub(crate) fn long_rope_factor_of(times: f64, former: usize) -> f64 {
+        if times <= 1.0 { 1.0 } else { (1.0 + times.ln() / (former as f64).ln()).sqrt() }
     }
 
     /// The length beyond which a sequence's earlier keys would have to be rotated anew.
