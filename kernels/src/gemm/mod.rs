@@ -172,7 +172,7 @@ pub(crate) fn gemm_continue_by_tiles(
     b: MatRef<'_, bf16>,
     c: MatMut<'_, f32>,
 ) {
-    let packer = Runner::current().for_tiles().expect("tiles");
+    let packer = Runner::current().for_tiles().expect("the caller asked whether it has tiles");
     #[cfg(target_arch = "x86_64")]
     amx::continue_sums(packer, pool, a, b, c);
     #[cfg(not(target_arch = "x86_64"))]

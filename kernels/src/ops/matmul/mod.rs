@@ -76,10 +76,12 @@ pub fn matmul_accumulate_(c: &mut Tensor, a: &Tensor, b: &Tensor) -> Result<()> 
 /// Steps at whose multiples a product may be cut for [`matmul_continue_`]: AMX's tiles add bf16 in blocks of so many. Elsewhere, and of other
 /// dtypes, any cut will do.
 pub const PART_STEPS: usize = 32;
+#[cfg(target_arch = "x86_64")]
+const _: () = assert!(PART_STEPS.is_multiple_of(crate::simd::amx::STEPS));
 
 /// `c += a b` in place, where the additions of each element go on from what `c` holds. So on a CPU a product whose steps come in
-/// parts, cut at multiples of [`PART_STEPS`], has the bits of one [`matmul`], if it has more than one column; on a GPU each part is added as a
-/// whole. `c` is contiguous, of the product's shape, and of the dtype that `a` and `b` are computed in: f32 for halves.
+/// parts, cut at multiples of [`PART_STEPS`], has the bits of one [`matmul`], if it has more than one column and, of bf16 with AMX, is of two
+/// matrices; on a GPU each part is added as a whole. `c` is contiguous, of the product's shape, and of the dtype that `a` and `b` are computed in: f32 for halves.
 ///
 /// # Errors
 /// As [`matmul_accumulate_`].
