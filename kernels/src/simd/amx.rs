@@ -129,7 +129,7 @@ impl Tiles {
 
     /// The sums of [`BLOCK`] x [`BLOCK`] products over `count` times [`STEPS`] steps: begun at zero, or going on from what `sums` holds. `pairs` has
     /// the other operand's lines side by side: for each two steps [`BLOCK`] pairs of them. With `AHEAD`, the lines after these are prefetched
-    /// meanwhile, a fourth of them at each of four places: from memory one line of each of many comes slower, and so does one line after another.
+    /// meanwhile, a fourth of them at each of four places: memory gives several streams faster than one, and than many short lines.
     ///
     /// # Safety
     ///
