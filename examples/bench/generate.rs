@@ -1,5 +1,6 @@
 //! Generation by a model of Qwen2-0.5B's shape: a prompt's tokens a second beside the peak of multiply-adds, and one stream's new tokens
-//! a second beside what memory gives, both measured here.
+//! a second beside what memory gives. Peak and memory are measured before and after each of them, since a machine that others use too is not
+//! as fast in one second as in the next; the median of these ratios counts.
 
 use std::error::Error;
 use std::hint::black_box;
@@ -11,12 +12,12 @@ use phalanx::nn::models::{Family, ModelConfig, TransformerConfig};
 use phalanx::nn::{Parameters, Scope};
 use phalanx::{DType, Device};
 
-use crate::measure::{Report, median_ms};
+use crate::measure::Report;
 
 const PROMPT: usize = 512;
-/// Prompts, of which the fastest counts.
-const PROMPTS: usize = 3;
-/// New tokens of a measured stretch.
+/// How many prompts are measured, and stretches of so many new tokens.
+const PROMPTS: usize = 5;
+const STRETCHES: usize = 11;
 const TOKENS: usize = 8;
 
 /// Qwen2-0.5B: 24 blocks of width 896, 14 heads for queries and 2 for keys, a tied table of 151,936 tokens.
@@ -30,9 +31,7 @@ const LINE: usize = 8;
 
 /// Bytes that threads read from memory in a second, from where the model's weights lie too: the most of one, two and four streams for each
 /// thread, as one alone is far from it on some machines.
-fn memory_speed(threads: usize) -> Result<f64, Box<dyn Error>> {
-    let data = kernels::full(&[1 << 26], 1_i64, DType::I64, Device::CPU)?;
-    let data = data.read::<i64>("memory_speed")?;
+fn memory_speed(data: &[i64], threads: usize) -> f64 {
     // An element brings its whole line, and leaves the core nothing else to do.
     let read = |part: &[i64], streams: usize| {
         let (each, mut all) = (part.len() / streams, [0; 4]);
@@ -41,8 +40,8 @@ fn memory_speed(threads: usize) -> Result<f64, Box<dyn Error>> {
         }
         black_box(all);
     };
-    let ms = [1, 2, 4].map(|streams| {
-        median_ms(1.0, || {
+    let seconds = [1, 2, 4].map(|streams| {
+        seconds_of(|| {
             std::thread::scope(|scope| {
                 data.chunks(data.len() / threads).for_each(|part| {
                     scope.spawn(move || read(part, streams));
@@ -50,7 +49,18 @@ fn memory_speed(threads: usize) -> Result<f64, Box<dyn Error>> {
             });
         })
     });
-    Ok(8e3 * data.len() as f64 / ms.into_iter().fold(f64::INFINITY, f64::min))
+    size_of_val(data) as f64 / seconds.into_iter().fold(f64::INFINITY, f64::min)
+}
+
+fn seconds_of(work: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    work();
+    start.elapsed().as_secs_f64()
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 /// Emits both rates of the model in a dtype.
@@ -64,28 +74,42 @@ fn measure(report: &Report, dtype: DType) -> Result<(), Box<dyn Error>> {
     let pass = |caches: &mut Vec<_>, tokens: &[i64]| {
         black_box(model.extend_rows(&mut [(&mut caches[..], tokens)]).unwrap());
     };
-    let (mut caches, mut times, before) = (Vec::new(), Vec::new(), kernels::flops());
-    for _ in 0..PROMPTS {
-        caches = model.row_caches(64)?;
-        let start = Instant::now();
-        pass(&mut caches, &prompt);
-        times.push(start.elapsed().as_secs_f64());
-    }
-    // Products with weights, and attention of what is seen.
-    let flops = (kernels::flops() - before) / PROMPTS as f64;
-    let seconds = times.into_iter().fold(f64::INFINITY, f64::min);
-    report.emit(&name, "prompt", PROMPT as f64 / seconds, "tokens/s");
     // Of bf16 the processor may have faster instructions than multiply-adds.
     let kinds = [("prompt of the peak", dtype), ("prompt of the multiply-adds' peak", DType::F32)];
-    for (metric, dtype) in kinds {
-        let peak = kernels::peak_flops(dtype, Device::CPU)?;
-        report.emit(&name, metric, 100.0 * flops / seconds / peak, "%");
+    let peaks = || kinds.map(|(_, dtype)| kernels::peak_flops(dtype, Device::CPU));
+    let mut caches = Vec::new();
+    let (mut rates, mut shares) = (Vec::new(), [Vec::new(), Vec::new()]);
+    for _ in 0..PROMPTS {
+        caches = model.row_caches(64)?;
+        let (peaks_before, done_before) = (peaks(), kernels::flops());
+        let seconds = seconds_of(|| pass(&mut caches, &prompt));
+        // Products with weights, and attention of what is seen.
+        let flops = kernels::flops() - done_before;
+        for (shares, (before, after)) in shares.iter_mut().zip(peaks_before.into_iter().zip(peaks())) {
+            shares.push(200.0 * flops / seconds / (before? + after?));
+        }
+        rates.push(PROMPT as f64 / seconds);
     }
-    let ms = median_ms(4.0, || (0..TOKENS).for_each(|_| pass(&mut caches, &[17]))) / TOKENS as f64;
-    report.emit(&name, "stream", 1e3 / ms, "tokens/s");
-    let speed = memory_speed(report.threads)?;
-    report.emit(&name, "memory", speed / 1e9, "GB/s");
-    report.emit(&name, "stream of the memory's", 100.0 * bytes as f64 / (ms / 1e3) / speed, "%");
+    report.emit(&name, "prompt", median(rates), "tokens/s");
+    for ((metric, _), shares) in kinds.iter().zip(shares) {
+        report.emit(&name, metric, median(shares), "%");
+    }
+    let data = kernels::full(&[1 << 26], 1_i64, DType::I64, Device::CPU)?;
+    let data = data.read::<i64>("memory_speed")?;
+    let memory = || memory_speed(&data, report.threads);
+    let (mut rates, mut speeds, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+    memory();
+    for _ in 0..STRETCHES {
+        let before = memory();
+        let seconds = seconds_of(|| (0..TOKENS).for_each(|_| pass(&mut caches, &[17])));
+        let (rate, speed) = (TOKENS as f64 / seconds, f64::midpoint(before, memory()));
+        shares.push(100.0 * bytes as f64 * rate / speed);
+        rates.push(rate);
+        speeds.push(speed);
+    }
+    report.emit(&name, "stream", median(rates), "tokens/s");
+    report.emit(&name, "memory", median(speeds) / 1e9, "GB/s");
+    report.emit(&name, "stream of the memory's", median(shares), "%");
     Ok(())
 }
 

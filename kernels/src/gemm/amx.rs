@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use phalanx_tensor::{Pool, bf16, even_piece};
 
-use super::chunks::in_turns;
+use super::chunks::{far_apart, in_turns};
 use super::element::{GemmElem, PanelElem};
 use super::mat::{MatMut, MatRef, SharedMut};
 use super::pack::Panels;
@@ -37,6 +37,8 @@ const FEW_ROWS: usize = BLOCK;
 const ROWS_MAX: usize = 512;
 const COLS_MAX: usize = 256;
 const STEPS_MAX: usize = 512;
+/// Columns at a time of few rows.
+const FEW_COLS_MAX: usize = 2048;
 /// Chunks, or pieces of columns, for each thread.
 const PIECES: usize = 4;
 /// A place of two steps that are -0.
@@ -101,9 +103,10 @@ impl TileProduct<'_> {
     pub(super) fn run(&self, pool: Option<&Pool>) {
         let (m, n) = (self.a.rows(), self.b.cols());
         let threads = pool.map_or(1, Pool::threads);
-        if m <= FEW_ROWS && self.a.cols() > 0 && self.b.strides().0 == 1 && self.begin.is_none() {
-            let pieces = n.div_ceil(COLS_MAX).max((PIECES * threads).min(n.div_ceil(BLOCK)));
-            return with_scratch(BLOCK * places(self.a.cols()), |pairs: &mut [f32]| {
+        if (1..=FEW_ROWS).contains(&m) && self.a.cols() > 0 && self.b.strides().0 == 1 && self.begin.is_none()
+        {
+            let pieces = n.div_ceil(FEW_COLS_MAX).max((PIECES * threads).min(n.div_ceil(BLOCK)));
+            return with_scratch(m * places(self.a.cols()), |pairs: &mut [f32]| {
                 pack_few(&self.a, pairs);
                 let pairs: &[f32] = pairs;
                 in_turns(pool, pieces, |piece| {
@@ -132,19 +135,17 @@ impl TileProduct<'_> {
     fn run_few(&self, pairs: &[f32], cols: Range<usize>) {
         let (m, k) = (self.a.rows(), self.a.cols());
         let (_, line) = self.b.strides();
-        let (width, whole) = (cols.len().next_multiple_of(BLOCK), k / STEPS);
-        let filled = BLOCK * places(k);
-        with_scratch(m * width + BLOCK * BLOCK + filled, |scratch: &mut [f32]| {
+        let (width, whole) = (cols.len().next_multiple_of(LANES_MAX), k / STEPS);
+        with_scratch(m * width + BLOCK * m + BLOCK * places(k), |scratch: &mut [f32]| {
             let (sums, rest) = scratch.split_at_mut(m * width);
-            let (block, copy) = rest.split_at_mut(BLOCK * BLOCK);
+            let (block, copy) = rest.split_at_mut(BLOCK * m);
+            let place = Sums { first: block.as_mut_ptr(), row: m };
             // SAFETY: the runner's instruction set has tiles.
-            let mut tiles = unsafe { Tiles::new() };
-            for first in (0..cols.len()).step_by(BLOCK) {
-                let count = (cols.len() - first).min(BLOCK);
-                let weights = &self.b.data()[(cols.start + first) * line..];
+            let mut tiles = unsafe { Tiles::new(m) };
+            for (first, apart, count) in far_apart(cols.len(), BLOCK) {
+                let (weights, line) = (&self.b.data()[(cols.start + first) * line..], apart * line);
                 // Whole tiles where they lie; the rest, and lines that are fewer, from a copy.
                 let in_place = if count == BLOCK { whole } else { 0 };
-                let place = Sums { first: block.as_mut_ptr(), row: BLOCK };
                 if in_place > 0 {
                     let lines = lines_at(weights.as_ptr().cast(), 2 * line, 2 * STEPS, LINES * 2 * line);
                     // SAFETY: lines of B, pairs of as many steps, and a block of sums.
@@ -157,14 +158,13 @@ impl TileProduct<'_> {
                         pack_line(&weights[row * line..][steps.clone()], copy);
                     }
                     let lines = lines_at(copy.as_ptr().cast(), 4 * pitch, 2 * STEPS, LINES * 4 * pitch);
-                    let pairs = pairs[in_place * PLACES * BLOCK..].as_ptr();
+                    let pairs = pairs[in_place * PLACES * m..].as_ptr();
                     // SAFETY: as above, of the copy.
                     unsafe { tiles.multiply::<false>(lines, pairs, pitch / PLACES, place, in_place > 0) }
                 }
                 for (i, sums) in sums.chunks_exact_mut(width).enumerate() {
-                    for (sum, row) in sums[first..].iter_mut().zip(block[..].chunks_exact(BLOCK)) {
-                        *sum = row[i];
-                    }
+                    let sums = sums[first..].iter_mut().step_by(apart).take(count);
+                    sums.zip(block.chunks_exact(m)).for_each(|(sum, row)| *sum = row[i]);
                 }
             }
             drop(tiles);
@@ -189,7 +189,7 @@ impl TileProduct<'_> {
                 None => {}
             }
             // SAFETY: the runner's instruction set has tiles.
-            let mut tiles = unsafe { Tiles::new() };
+            let mut tiles = unsafe { Tiles::new(BLOCK) };
             for start in (0..k).step_by(STEPS_MAX) {
                 let steps = (k - start).min(STEPS_MAX);
                 let a = &self.a.data()[rows.start * a_row + start * a_step..];
@@ -233,7 +233,7 @@ fn pack_few(a: &MatRef<'_, bf16>, pairs: &mut [f32]) {
     pairs.fill(0.0);
     for i in 0..a.rows() {
         let at = |l: usize| if l < k { a.data()[i * row + l * step] } else { bf16::ZERO };
-        for (place, pairs) in pairs.chunks_exact_mut(BLOCK).take(k.div_ceil(2)).enumerate() {
+        for (place, pairs) in pairs.chunks_exact_mut(a.rows()).take(k.div_ceil(2)).enumerate() {
             pairs[i] = pair(at(2 * place + 1), at(2 * place));
         }
     }

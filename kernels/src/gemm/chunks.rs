@@ -86,6 +86,20 @@ pub(super) fn in_turns(pool: Option<&Pool>, pieces: usize, run: impl Fn(usize) +
     }
 }
 
+/// Lines of a matrix that is read once, in blocks: the first line of each, how far apart its lines are, and how many it has, `block` at most.
+///
+/// The lines of a block lie far apart, and those of the next block follow each of them. So memory is read in as many streams as a block has
+/// lines, which is faster than one, and each of them goes on where it was. They are an odd number of lines apart, so that lines of a power of two
+/// do not all fall into the same sets of the caches.
+pub(super) fn far_apart(lines: usize, block: usize) -> impl Iterator<Item = (usize, usize, usize)> {
+    let apart = (lines / block).saturating_sub(1) | 1;
+    let far = if lines < block { 0 } else { apart };
+    let near = (far * block..lines).step_by(block);
+    (0..far)
+        .map(move |first| (first, apart, block))
+        .chain(near.map(move |first| (first, 1, block.min(lines - first))))
+}
+
 #[cfg(test)]
 mod tests {
     use super::super::plan::tests::plan;
@@ -114,6 +128,21 @@ mod tests {
             let once = |panel: usize| usize::from(!panel.is_multiple_of(plan.col_panels));
             assert!(seen.iter().enumerate().all(|(panel, &times)| times == once(panel)), "{m} {n} {k}");
             assert!(!chunks.keeps_b || lens.last().is_none_or(|&len| len == 1));
+        }
+    }
+
+    #[test]
+    fn blocks_of_lines_far_apart_have_each_line_once() {
+        for (lines, block) in
+            [(0, 16), (5, 16), (16, 16), (47, 16), (64, 32), (97, 32), (896, 32), (2048, 16)]
+        {
+            let mut seen = vec![0; lines];
+            for (first, apart, count) in far_apart(lines, block) {
+                assert!(count == block || apart == 1, "{lines} by {block}: {count} of a block lie far apart");
+                assert!(apart % 2 == 1);
+                (0..count).for_each(|i| seen[first + i * apart] += 1);
+            }
+            assert!(seen.iter().all(|&times| times == 1), "{lines} by {block}");
         }
     }
 }

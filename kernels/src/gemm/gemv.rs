@@ -29,6 +29,10 @@ const CHAIN_BYTES: usize = 256;
 /// Rows of a group in dot-product form, and in AXPY form.
 const DOT_ROWS: usize = LANES_MAX;
 const AXPY_ROWS: usize = 64;
+/// How many rows are summed at a time in dot-product form, and how many bytes ahead each is prefetched.
+const TOGETHER: usize = 4;
+const AHEAD_BYTES: usize = 1024;
+const LINE_BYTES: usize = 64;
 /// How many steps ahead A is prefetched in AXPY form.
 const AHEAD: usize = 12;
 
@@ -247,17 +251,27 @@ impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> DotRows<'_, T, B> {
     where
         T::Acc: Float<Vec<S> = V>,
     {
-        for (i, sums) in self.sums.chunks_mut(V::LANES).enumerate() {
-            let mut square = [V::zero(); LANES_MAX];
-            for (j, sum) in square[..sums.len()].iter_mut().enumerate() {
-                let row = i * V::LANES + j;
-                let a = &self.a[row * self.a_row..][..self.steps];
-                *sum = inner::<T, B, S, V>(a, &self.b[row * self.b_row..][..self.steps]);
+        let mut rows = [V::zero(); DOT_ROWS];
+        if self.sums.len() == DOT_ROWS {
+            // Rows that lie apart, so that each is a stream of memory's that goes on with the next ones.
+            for first in 0..DOT_ROWS / TOGETHER {
+                let at = |i: usize| first + i * (DOT_ROWS / TOGETHER);
+                for (i, sum) in self.inner::<S, V, TOGETHER>(at).into_iter().enumerate() {
+                    rows[at(i)] = sum;
+                }
             }
+        } else {
+            for (row, sum) in rows[..self.sums.len()].iter_mut().enumerate() {
+                [*sum] = self.inner::<S, V, 1>(|_| row);
+            }
+        }
+        for (sums, rows) in self.sums.chunks_mut(V::LANES).zip(rows.chunks_exact(V::LANES)) {
             if let [sum] = sums {
-                *sum = square[0].reduce_sum();
+                *sum = rows[0].reduce_sum();
                 continue;
             }
+            let mut square = [V::zero(); LANES_MAX];
+            square[..V::LANES].copy_from_slice(rows);
             V::transpose(&mut square);
             let mut half = V::LANES / 2;
             while half > 0 {
@@ -269,39 +283,53 @@ impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> DotRows<'_, T, B> {
             if sums.len() == V::LANES { square[0].store(sums) } else { square[0].store_partial(sums) }
         }
     }
-}
 
-/// The chains of an inner product, added until they fill one vector.
-#[inline(always)]
-fn inner<T: GemmElem, B: GemmElem<Acc = T::Acc>, S: Isa, V: Vector<Elem = T::Acc>>(a: &[T], b: &[B]) -> V
-where
-    T::Acc: Float<Vec<S> = V>,
-{
-    let (round, count) = (chains::<T::Acc>(), chains::<T::Acc>() / V::LANES);
-    let mut sums = [V::zero(); CHAINS_MAX];
-    let (a_rounds, b_rounds) = (a.chunks_exact(round), b.chunks_exact(round));
-    let (a_rest, b_rest) = (a_rounds.remainder(), b_rounds.remainder());
-    for (a, b) in a_rounds.zip(b_rounds) {
-        for (j, sum) in sums[..count].iter_mut().enumerate() {
-            let lanes = j * V::LANES..(j + 1) * V::LANES;
-            *sum = T::load::<S>(&a[lanes.clone()]).mul_add(B::load::<S>(&b[lanes]), *sum);
+    /// The chains of the inner products of R rows, those of each added until they fill one vector.
+    #[inline(always)]
+    fn inner<S: Isa, V: Vector<Elem = T::Acc>, const R: usize>(&self, at: impl Fn(usize) -> usize) -> [V; R]
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        let (round, count) = (chains::<T::Acc>(), chains::<T::Acc>() / V::LANES);
+        let whole = self.steps / round * round;
+        let mut sums = [[V::zero(); CHAINS_MAX]; R];
+        let rows: [(&[T], &[B]); R] = std::array::from_fn(|i| {
+            let (a, b) = (&self.a[at(i) * self.a_row..], &self.b[at(i) * self.b_row..]);
+            (&a[..self.steps], &b[..self.steps])
+        });
+        for start in (0..whole).step_by(round) {
+            for (sums, (a, b)) in sums.iter_mut().zip(&rows) {
+                let (a, b) = (&a[start..][..round], &b[start..][..round]);
+                for line in (0..round).step_by(LINE_BYTES / size_of::<T>()) {
+                    V::prefetch(a[line..].as_ptr().wrapping_byte_add(AHEAD_BYTES).cast());
+                }
+                for (j, sum) in sums[..count].iter_mut().enumerate() {
+                    let lanes = j * V::LANES..(j + 1) * V::LANES;
+                    *sum = T::load::<S>(&a[lanes.clone()]).mul_add(B::load::<S>(&b[lanes]), *sum);
+                }
+            }
         }
-    }
-    if !a_rest.is_empty() {
-        // The steps that the last round lacks are zeros.
-        for (j, sum) in sums[..count].iter_mut().enumerate() {
-            let lanes = (j * V::LANES).min(a_rest.len())..((j + 1) * V::LANES).min(a_rest.len());
-            *sum = T::load::<S>(&a_rest[lanes.clone()]).mul_add(B::load::<S>(&b_rest[lanes]), *sum);
+        let mut inner = [V::zero(); R];
+        for ((inner, sums), (a, b)) in inner.iter_mut().zip(&mut sums).zip(&rows) {
+            let (a, b) = (&a[whole..], &b[whole..]);
+            if !a.is_empty() {
+                // The steps that the last round lacks are zeros.
+                for (j, sum) in sums[..count].iter_mut().enumerate() {
+                    let lanes = (j * V::LANES).min(a.len())..((j + 1) * V::LANES).min(a.len());
+                    *sum = T::load::<S>(&a[lanes.clone()]).mul_add(B::load::<S>(&b[lanes]), *sum);
+                }
+            }
+            let mut half = count / 2;
+            while half > 0 {
+                for i in 0..half {
+                    sums[i] = sums[i] + sums[i + half];
+                }
+                half /= 2;
+            }
+            *inner = sums[0];
         }
+        inner
     }
-    let mut half = count / 2;
-    while half > 0 {
-        for i in 0..half {
-            sums[i] = sums[i] + sums[i + half];
-        }
-        half /= 2;
-    }
-    sums[0]
 }
 
 /// AXPY form: a part's sums of rows that are neighbours. `chains` has [`AXPY_ROWS`] places for each chain, zero at first; each step adds a

@@ -53,7 +53,7 @@
 //! micro_kernel   a tile of C in registers                     pack       panels of A and B
 //! tile           a tile's size and operands                   tables     the micro-kernel's loops for the two below
 //! small          operands that fit the caches; attention      offsets    B by a table of offsets: implicit GEMM of convolutions
-//! thin           up to 4 rows of halves                       segments   A by segments: a convolution's weight gradient
+//! thin           up to 4 rows                                 segments   A by segments: a convolution's weight gradient
 //! amx            bf16 by tiles of matrices, on CPUs that have them
 //! gemv           one column, long sums                        peak       measures the peak that a product can reach
 //! cuda           products on a GPU without cuBLASLt

@@ -13,7 +13,7 @@ use crate::dispatch::Kernels;
 use crate::ops::{add, full, matmul, matmul_into};
 use crate::real::for_real;
 #[cfg(target_arch = "x86_64")]
-use crate::simd::amx::Tiles;
+use crate::simd::amx::{BLOCK, Tiles};
 use crate::simd::{Float, Isa, Kernel, Runner, Vector, dispatch};
 
 /// How long each measurement is repeated.
@@ -83,7 +83,7 @@ fn peak_of<P: PanelElem>(pool: &Pool, device: Device) -> Result<f64> {
 fn peak_of_tiles(pool: &Pool, device: Device) -> Result<f64> {
     let pieces = 8 * pool.threads();
     // SAFETY: the runner's instruction set has tiles.
-    let products = || unsafe { Tiles::new() }.multiply_registers(ROUNDS);
+    let products = || unsafe { Tiles::new(BLOCK) }.multiply_registers(ROUNDS);
     let seconds = fastest(device, || {
         pool.for_each(pieces, |_| {
             products();

@@ -46,7 +46,7 @@ const LONG_STEPS_MIN: usize = 64;
 /// ([`BlockingPlan::is_b_stationary`]).
 const STATIONARY_ROW_PANELS_MIN: usize = 5;
 /// That is done only if B's panels together have at least this many elements: fewer stay in the cache anyway.
-const FAR_B_MIN: usize = 1 << 15;
+pub(super) const FAR_B_MIN: usize = 1 << 15;
 /// Vectors of B at most that stay in the L1 cache while many rows meet them.
 const LOW_B_MAX: usize = 1 << 8;
 /// With so few panels of columns, a row of C is a short run of memory.

@@ -24,11 +24,14 @@ use super::epilogue::{Epilogue, Write};
 use super::macro_kernel::MacroKernel;
 use super::mat::{MatMut, MatRef, SharedMut};
 use super::micro_kernel::run_tile;
-use super::plan::{BlockingPlan, Problem, is_parallel, rows_cache_well};
+use super::plan::{BlockingPlan, FAR_B_MIN, Problem, is_parallel, rows_cache_well};
 use super::thin::THIN_ROWS;
 use super::tile::{FEW_ROWS, Tile, TileShape};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, LANES_MAX, Runner};
+
+/// Ranges of columns for each thread that multiplies all rows.
+const RANGES: usize = 4;
 
 /// A product to carry out. C begins at `c_start` of `c`.
 pub(super) struct Product<'a, T: GemmElem> {
@@ -71,6 +74,13 @@ impl<T: GemmElem> Product<'_, T> {
         let plan = BlockingPlan::new(self.problem(), shape);
         let (row_threads, col_ranges) = pool.map_or((1, 1), |pool| plan.thread_grid(pool.threads()));
         let plan = if row_threads == 1 && kept.is_none() { plan.for_all_rows() } else { plan };
+        let col_ranges = match pool {
+            // A thread keeps no panel of B, and A is packed before, so that more ranges cost nothing: threads that have more time take more.
+            Some(pool) if plan.by_panel && plan.shares_packed_a(col_ranges) => {
+                (RANGES * pool.threads()).min(plan.col_panels)
+            }
+            _ => col_ranges,
+        };
         let macro_kernel = |range: usize| MacroKernel {
             product: self,
             plan: &plan,
@@ -230,11 +240,12 @@ impl<T: GemmElem> Product<'_, T> {
         })
     }
 
-    /// Whether [`Product::run_thin`] is for this product: few rows of halves, and a B that can be read in place.
+    /// Whether [`Product::run_thin`] is for this product: few rows, and a B that can be read in place. Tiles read a small B of f32 as fast.
     fn is_thin(&self) -> bool {
-        let (step, col) = self.b.strides();
-        let in_place = col == 1 || self.b.cols() == 1 || step == 1 || self.a.cols() == 1;
-        !is_acc::<T>() && self.a.rows() <= THIN_ROWS && in_place
+        let Problem { m, n, b_contiguous, b_transposable, .. } = self.problem();
+        let is_far = n.saturating_mul(self.a.cols()) >= FAR_B_MIN && self.write != Write::Continue;
+        m <= THIN_ROWS
+            && if is_acc::<T>() { b_transposable && is_far } else { b_contiguous || b_transposable }
     }
 
     /// Whether tiles write C itself, whose elements have the type of the sums.
@@ -262,7 +273,7 @@ impl<T: GemmElem> Product<'_, T> {
 }
 
 /// Whether the elements are of the sums' type.
-fn is_acc<T: GemmElem>() -> bool {
+pub(super) fn is_acc<T: GemmElem>() -> bool {
     TypeId::of::<T>() == TypeId::of::<T::Acc>()
 }
 

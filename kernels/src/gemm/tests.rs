@@ -337,11 +337,17 @@ fn few_rows_or_columns_change_no_bit() {
         }
     }
     // Enough work for several threads.
-    for (m, n, k) in [(1, 1100, 517), (1100, 1, 517), (2, 517, 1100), (517, 3, 700), (400, 7, 200)] {
+    let large = [(1, 1100, 517), (1100, 1, 517), (2, 517, 1100), (517, 3, 700), (400, 7, 200)];
+    for (m, n, k) in large.into_iter().chain([(4, 299, 129), (16, 700, 70), (31, 300, 33)]) {
         for lie in 0..9 {
             let lies = (LIES[lie % 3], LIES[lie / 3], Lie::Rows);
-            check::<f32>(Case { lies, ..Case::plain(m, n, k) }, &pools);
-            check::<bf16>(Case { lies, ..Case::plain(m, n, k) }, &pools[1..2]);
+            let case = Case { lies, ..Case::plain(m, n, k) };
+            check::<f32>(case, &pools);
+            check::<bf16>(case, &pools[1..2]);
+            let case = Case { bias: true, write: Write::Accumulate, activation: Some(Gelu::Tanh), ..case };
+            check::<f32>(case, &pools[..1]);
+            check::<f64>(Case { batch: 2, share_b: true, ..case }, &pools[..1]);
+            check::<f16>(case, &pools[..1]);
         }
     }
 }

@@ -1,15 +1,18 @@
-//! Products of up to [`THIN_ROWS`] rows of halves, as in decoding token by token. Each element of B is used so few times that packing does not pay:
-//! B is read in place, and widened or paired in registers. The sums have the bits of the micro-kernel's.
+//! Products of up to [`THIN_ROWS`] rows, as in decoding token by token: of halves, and by a large B of f32 or f64 whose columns have their steps side
+//! by side. Each element of B is used so few times that packing does not pay: B is read in place, and widened or paired in registers. The sums
+//! have the bits of the micro-kernel's.
 
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use phalanx_tensor::{Pool, even_piece};
 
-use super::chunks::in_turns;
+use super::chunks::{far_apart, in_turns};
 use super::element::{GemmElem, PanelElem, steps_on};
 use super::epilogue::FinishTile;
 use super::pack::Panels;
-use super::product::Product;
+use super::product::{Product, is_acc};
 use crate::scratch::with_scratch;
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, each};
 
@@ -21,10 +24,9 @@ const COLS_MAX: usize = 512;
 const PIECES: usize = 4;
 /// How many places ahead rows of B are prefetched.
 const AHEAD: usize = 8;
-/// Where the steps of a column are neighbours: the most bytes of the vectors of columns that are prefetched as a whole, and how many bytes ahead
-/// longer columns are.
-const NEXT_MAX: usize = 192 << 10;
-const AHEAD_BYTES: usize = 512;
+/// How many bytes ahead columns are whose steps are neighbours.
+const AHEAD_BYTES: usize = 256;
+const LINE_BYTES: usize = 64;
 /// Vectors of columns that have sums in registers at most.
 const VECTORS_MAX: usize = 8;
 
@@ -35,7 +37,7 @@ const fn vectors<S: Isa>(rows: usize) -> usize {
 }
 
 impl<T: GemmElem> Product<'_, T> {
-    /// [`Product::run`] for [`THIN_ROWS`] at most, and a B whose columns, or the steps of each, are neighbours.
+    /// [`Product::run`] for [`THIN_ROWS`] at most, and a B whose columns, or the steps of each, are neighbours; of f32 and f64 the steps.
     ///
     /// # Safety
     ///
@@ -125,7 +127,7 @@ impl<T: GemmElem, const H: usize> Kernel for ThinProduct<'_, T, H> {
 
     #[inline(always)]
     fn run<S: Isa>(mut self) {
-        if self.b_col != 1 {
+        if is_acc::<T>() || self.b_col != 1 {
             return self.transposed::<S, <T::Acc as Float>::Vec<S>>();
         }
         match const { vectors::<S>(H) } {
@@ -192,28 +194,41 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         }
     }
 
-    /// The steps of each column of B are neighbours. One wide vector of columns at a time, as memory keeps up with few columns best; or two short
-    /// ones, so that there are twice as many independent chains.
+    /// The steps of each column of B are neighbours. One wide vector of columns at a time, or two short ones, so that there are twice as many
+    /// independent chains.
     #[inline(always)]
     fn transposed<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
     where
         T::Acc: Float<Vec<S> = V>,
     {
-        let mut col = 0;
-        while V::LANES < LANES_MAX && col + 2 * V::LANES <= self.cols {
-            self.transposed_block::<S, V, 2>(col, V::LANES);
-            col += 2 * V::LANES;
-        }
-        while col < self.cols {
-            self.transposed_block::<S, V, 1>(col, V::LANES.min(self.cols - col));
-            col += V::LANES;
+        let at_once = if V::LANES < LANES_MAX { 2 * V::LANES } else { V::LANES };
+        for (first, apart, count) in far_apart(self.cols, at_once) {
+            if count == 2 * V::LANES {
+                self.transposed_block::<S, V, 2>(first, apart, V::LANES);
+                continue;
+            }
+            for first in (first..first + count).step_by(V::LANES) {
+                self.transposed_block::<S, V, 1>(first, apart, V::LANES.min(self.cols - first));
+            }
         }
     }
 
-    /// W vectors of `lanes` columns each: squares of LANES columns x LANES places are transposed in registers.
+    /// These steps of so many columns from `first` on, `apart` from each other.
     #[inline(always)]
-    fn transposed_block<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self, col: usize, lanes: usize)
-    where
+    fn columns(&self, first: usize, apart: usize, count: usize, steps: Range<usize>) -> Columns<'_, T> {
+        let next = apart * self.b_col;
+        let b = &self.b[first * self.b_col + steps.start..][..(count - 1) * next + steps.len()];
+        Columns { b, next, count, steps }
+    }
+
+    /// W vectors of `lanes` columns each, `apart` from each other: squares of LANES columns x LANES places are transposed in registers.
+    #[inline(always)]
+    fn transposed_block<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(
+        &mut self,
+        col: usize,
+        apart: usize,
+        lanes: usize,
+    ) where
         T::Acc: Float<Vec<S> = V>,
     {
         let (per_place, beyond) = (T::PanelElem::steps::<S>(), T::narrow(T::Acc::ZERO));
@@ -221,35 +236,20 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         let mut sums = [[V::zero(); W]; H];
         // What a square has beyond `lanes` columns is of sums that are not stored.
         let mut squares = [[V::zero(); LANES_MAX]; W];
-        // The next vectors of columns, if those of now and these fit the second-level cache, else further steps of these.
-        let next = W * V::LANES * self.b_col;
-        let ahead = if next * size_of::<T>() <= NEXT_MAX { next } else { AHEAD_BYTES / size_of::<T>() };
         let mut start = 0;
-        // Twice as many steps at a time, two in a lane: half of the transposing. Squares of whole lines are prefetched beside the sums, where
-        // they do not wait for each other, and those of the next steps come nearer.
-        let whole_lines = V::LANES == LANES_MAX;
+        // Twice as many steps at a time, two in a lane: half of the transposing.
         while T::reads_pairs::<S>() && lanes == V::LANES && start + 2 * V::LANES <= places {
             for (j, square) in squares.iter_mut().enumerate() {
-                let b = &self.b[(col + j * V::LANES) * self.b_col + start..];
+                let columns =
+                    self.columns(col + j * V::LANES * apart, apart, V::LANES, start..start + 2 * V::LANES);
+                columns.prefetch::<V>(j);
                 for (i, row) in square[..V::LANES].iter_mut().enumerate() {
-                    let column = &b[i * self.b_col..][..2 * V::LANES];
-                    if !whole_lines {
-                        V::prefetch_far(column.as_ptr().wrapping_add(ahead).cast());
-                    }
-                    *row = T::load_pairs::<S>(column);
+                    *row = T::load_pairs::<S>(columns.get(i, 2 * V::LANES));
                 }
                 V::transpose(square);
             }
             let a = &self.a[start * H..][..2 * V::LANES * H];
-            let first = self.b[col * self.b_col + start..].as_ptr();
             for pair in 0..V::LANES {
-                if whole_lines {
-                    for j in 0..W {
-                        let column = first.wrapping_add((j * V::LANES + pair) * self.b_col);
-                        V::prefetch_far(column.wrapping_add(ahead).cast());
-                        V::prefetch(column.wrapping_add(2 * V::LANES).cast());
-                    }
-                }
                 let steps: [[V; 2]; W] = each(|j| T::split::<S>(squares[j][pair]));
                 for (i, row) in sums.iter_mut().enumerate() {
                     let x = [V::splat(a[2 * pair * H + i]), V::splat(a[(2 * pair + 1) * H + i])];
@@ -266,16 +266,18 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
             // Loops and loads whose lengths the compiler knows, for all squares but the last.
             let is_whole = lanes == V::LANES && last - first == V::LANES * per_place;
             for (j, square) in squares.iter_mut().enumerate() {
-                let b = &self.b[(col + j * V::LANES) * self.b_col + first..];
+                let of_vector = col + j * V::LANES * apart;
                 if is_whole {
+                    let len = V::LANES * per_place;
+                    let columns = self.columns(of_vector, apart, V::LANES, first..first + len);
+                    columns.prefetch::<V>(j);
                     for (i, row) in square[..V::LANES].iter_mut().enumerate() {
-                        let column = &b[i * self.b_col..][..V::LANES * per_place];
-                        V::prefetch_far(column.as_ptr().wrapping_add(ahead).cast());
-                        *row = T::load_steps::<S>(column, beyond);
+                        *row = T::load_steps::<S>(columns.get(i, len), beyond);
                     }
                 } else {
+                    let columns = self.columns(of_vector, apart, lanes, first..last);
                     for (i, row) in square[..lanes].iter_mut().enumerate() {
-                        *row = T::load_steps::<S>(&b[i * self.b_col..][..last - first], beyond);
+                        *row = T::load_steps::<S>(columns.get(i, last - first), beyond);
                     }
                 }
                 V::transpose(square);
@@ -289,8 +291,42 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         }
         for (i, row) in sums.iter().enumerate() {
             for (j, sum) in row.iter().enumerate() {
-                sum.store(&mut self.sums[i * self.width + col + j * V::LANES..]);
+                let mut of_columns = [T::Acc::ZERO; LANES_MAX];
+                sum.store(&mut of_columns);
+                let places =
+                    self.sums[i * self.width + col + j * V::LANES * apart..].iter_mut().step_by(apart);
+                places.zip(&of_columns[..lanes]).for_each(|(place, sum)| *place = *sum);
             }
+        }
+    }
+}
+
+/// Some steps of some columns of B, whose steps are neighbours.
+struct Columns<'a, T> {
+    /// From the first step of the first column to the last one of the last column.
+    b: &'a [T],
+    next: usize,
+    count: usize,
+    steps: Range<usize>,
+}
+
+impl<T> Columns<'_, T> {
+    /// These steps of a column, of which there are `len`.
+    #[inline(always)]
+    fn get(&self, column: usize, len: usize) -> &[T] {
+        // Numbers that the compiler knows.
+        assert!(column < self.count && len == self.steps.len(), "one of the columns, and its steps");
+        // SAFETY: the slice goes on from the first column to the last one's last step.
+        unsafe { self.b.get_unchecked(column * self.next..column * self.next + len) }
+    }
+
+    /// Prefetches what follows them, of the square of vector `j`: where several squares share lines of memory, one of these.
+    #[inline(always)]
+    fn prefetch<V: Vector>(&self, j: usize) {
+        let sharing = (LINE_BYTES / (self.steps.len() * size_of::<T>())).max(1);
+        if self.steps.start / self.steps.len() % sharing == j % sharing {
+            let ahead = self.b.as_ptr().wrapping_byte_add(AHEAD_BYTES);
+            (0..V::LANES).for_each(|i| V::prefetch(ahead.wrapping_add(i * self.next).cast()));
         }
     }
 }

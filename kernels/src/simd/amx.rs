@@ -15,8 +15,10 @@ use std::sync::OnceLock;
 pub(crate) const LINES: usize = 16;
 /// Steps that a tile has of each line.
 pub(crate) const STEPS: usize = 32;
-/// Lines of each operand of [`Tiles::multiply`]: two tiles of them.
+/// Lines of [`Tiles::multiply`], and pairs at most: two tiles of them.
 pub(crate) const BLOCK: usize = 2 * LINES;
+/// How far ahead of itself a line is prefetched.
+const AHEAD_BYTES: usize = 256;
 
 /// Whether this CPU has tiles of bf16, and the system lets this process use them.
 pub(super) fn is_usable() -> bool {
@@ -68,7 +70,7 @@ fn is_permitted() -> bool {
     false
 }
 
-/// What a thread's tiles are: all eight of 16 rows of 64 bytes. Intel's layout of the operand of `LDTILECFG`.
+/// What a thread's tiles are. Intel's layout of the operand of `LDTILECFG`.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -78,16 +80,29 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-static CONFIGURATION: Configuration = Configuration {
-    palette: 1,
-    start_row: 0,
-    reserved: [0; 14],
-    row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
-    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
-};
+impl Configuration {
+    /// All eight have 16 rows, of 64 bytes where they hold lines. Those of pairs and of sums have as many elements as there are pairs.
+    fn of(pairs: usize) -> Configuration {
+        let bytes = |pairs: usize| (size_of::<f32>() * pairs) as u16;
+        let (first, second) = (bytes(pairs.min(LINES)), bytes(pairs.saturating_sub(LINES).max(1)));
+        let mut configuration = Configuration {
+            palette: 1,
+            start_row: 0,
+            reserved: [0; 14],
+            row_bytes: [0; 16],
+            rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+        };
+        configuration.row_bytes[..8].copy_from_slice(&[first, second, first, second, 64, 64, first, second]);
+        configuration
+    }
+}
 
 /// This thread's tiles, from here until the value is dropped.
-pub(crate) struct Tiles(PhantomData<*const ()>);
+pub(crate) struct Tiles {
+    /// How many pairs stand side by side.
+    pairs: usize,
+    of_thread: PhantomData<*const ()>,
+}
 
 /// [`BLOCK`] lines whose steps are neighbours, in two tiles.
 #[derive(Clone, Copy)]
@@ -118,18 +133,22 @@ pub(crate) struct Sums {
 }
 
 impl Tiles {
+    /// Tiles for so many pairs side by side: 1 to [`BLOCK`] of them.
+    ///
     /// # Safety
     ///
     /// [`is_usable`] was seen to hold, and this thread has no other value.
-    pub(crate) unsafe fn new() -> Tiles {
+    pub(crate) unsafe fn new(pairs: usize) -> Tiles {
+        debug_assert!((1..=BLOCK).contains(&pairs), "pairs of two tiles");
+        let configuration = Configuration::of(pairs);
         // SAFETY: the caller's; the operand is a valid configuration.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &CONFIGURATION, options(nostack, readonly)) };
-        Tiles(PhantomData)
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, readonly)) };
+        Tiles { pairs, of_thread: PhantomData }
     }
 
-    /// The sums of [`BLOCK`] x [`BLOCK`] products over `count` times [`STEPS`] steps: begun at zero, or going on from what `sums` holds. `pairs` has
-    /// the other operand's lines side by side: for each two steps [`BLOCK`] pairs of them. With `AHEAD`, the lines after these are prefetched
-    /// meanwhile, a fourth of them at each of four places: memory gives several streams faster than one, and than many short lines.
+    /// The sums of products of [`BLOCK`] lines by all pairs over `count` times [`STEPS`] steps: begun at zero, or going on from what `sums` holds.
+    /// `pairs` has the other operand's lines side by side: for each two steps their pairs. With `AHEAD`, what [`BLOCK`] evenly spaced lines
+    /// have [`AHEAD_BYTES`] later is prefetched meanwhile.
     ///
     /// # Safety
     ///
@@ -143,69 +162,91 @@ impl Tiles {
         sums: Sums,
         goes_on: bool,
     ) {
-        let lower = sums.first.wrapping_add(LINES * sums.row);
-        let ahead = lines.first.wrapping_add(BLOCK * lines.stride);
+        // SAFETY: the caller's.
+        unsafe {
+            match self.pairs > LINES {
+                true => self.multiply_by::<AHEAD, true>(lines, pairs, count, sums, goes_on),
+                false => self.multiply_by::<AHEAD, false>(lines, pairs, count, sums, goes_on),
+            }
+        }
+    }
+
+    /// [`Tiles::multiply`] by one tile of pairs, or by two.
+    #[inline]
+    unsafe fn multiply_by<const AHEAD: bool, const TWO: bool>(
+        &mut self,
+        lines: Lines,
+        pairs: *const f32,
+        count: usize,
+        sums: Sums,
+        goes_on: bool,
+    ) {
         // SAFETY: the caller's; a value of this type means that the tiles are configured.
         unsafe {
             asm!(
-                "test {goes_on:e}, {goes_on:e}",
+                "test {ahead:e}, {ahead:e}",
                 "jnz 3f",
                 "tilezero tmm0",
-                "tilezero tmm1",
                 "tilezero tmm2",
+                ".if {two}",
+                "tilezero tmm1",
                 "tilezero tmm3",
+                ".endif",
                 "jmp 2f",
                 "3:",
                 "tileloadd tmm0, [{upper} + {row}]",
-                "tileloadd tmm1, [{upper} + {row} + 64]",
                 "tileloadd tmm2, [{lower} + {row}]",
+                ".if {two}",
+                "tileloadd tmm1, [{upper} + {row} + 64]",
                 "tileloadd tmm3, [{lower} + {row} + 64]",
+                ".endif",
                 "2:",
                 "tileloadd tmm4, [{first} + {stride}]",
                 "tileloadd tmm6, [{pairs} + {place}]",
                 "tdpbf16ps tmm0, tmm4, tmm6",
+                ".if {two}",
                 "tileloadd tmm7, [{pairs} + {place} + 64]",
                 "tdpbf16ps tmm1, tmm4, tmm7",
+                ".endif",
                 "tileloadd tmm5, [{second} + {stride}]",
                 "tdpbf16ps tmm2, tmm5, tmm6",
+                ".if {two}",
                 "tdpbf16ps tmm3, tmm5, tmm7",
+                ".endif",
                 ".if {has_ahead}",
-                ".irp at, 0, 64, 128, 192, 256, 320, 384, 448",
-                "prefetcht1 [{ahead} + \\at]",
-                "prefetcht1 [{ahead} + {fourth} + \\at]",
+                "lea {ahead}, [{first} + {ahead_bytes}]",
+                ".rept 16",
+                "prefetcht0 [{ahead}]",
+                "prefetcht0 [{ahead} + {stride}]",
+                "lea {ahead}, [{ahead} + 2*{stride}]",
                 ".endr",
-                "lea {ahead}, [{ahead} + 2*{fourth}]",
-                ".irp at, 0, 64, 128, 192, 256, 320, 384, 448",
-                "prefetcht1 [{ahead} + \\at]",
-                "prefetcht1 [{ahead} + {fourth} + \\at]",
-                ".endr",
-                "sub {ahead}, {fourth}",
-                "sub {ahead}, {fourth}",
-                "add {ahead}, 512",
                 ".endif",
                 "add {first}, {next}",
                 "add {second}, {next}",
-                "add {pairs}, 2048",
+                "lea {pairs}, [{pairs} + 8*{place}]",
+                "lea {pairs}, [{pairs} + 8*{place}]",
                 "dec {count}",
                 "jnz 2b",
                 "tilestored [{upper} + {row}], tmm0",
-                "tilestored [{upper} + {row} + 64], tmm1",
                 "tilestored [{lower} + {row}], tmm2",
+                ".if {two}",
+                "tilestored [{upper} + {row} + 64], tmm1",
                 "tilestored [{lower} + {row} + 64], tmm3",
+                ".endif",
                 first = inout(reg) lines.first => _,
                 second = inout(reg) lines.second => _,
                 pairs = inout(reg) pairs => _,
                 count = inout(reg) count => _,
                 stride = in(reg) lines.stride,
                 next = in(reg) lines.next,
-                place = in(reg) size_of::<f32>() * BLOCK,
+                place = in(reg) size_of::<f32>() * self.pairs,
                 upper = in(reg) sums.first,
-                lower = in(reg) lower,
+                lower = in(reg) sums.first.wrapping_add(LINES * sums.row),
                 row = in(reg) size_of::<f32>() * sums.row,
-                goes_on = in(reg) u32::from(goes_on),
-                ahead = inout(reg) ahead => _,
-                fourth = in(reg) BLOCK / 4 * lines.stride,
+                ahead = inout(reg) usize::from(goes_on) => _,
+                ahead_bytes = const AHEAD_BYTES,
                 has_ahead = const AHEAD as u32,
+                two = const TWO as u32,
                 out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
                 out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
                 options(nostack),
