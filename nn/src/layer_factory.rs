@@ -122,6 +122,14 @@ pub trait LayerFactory: Send + Sync + 'static {
     /// If it cannot be cut or allocated.
     fn heads_norm(&self, scope: &Scope, spec: HeadsNormSpec) -> Result<Box<dyn Module>>;
 
+    /// What is added to the logits of the gate of this scope, which every rank has as a whole: nothing, unless gates have adapters.
+    ///
+    /// # Errors
+    /// If it cannot be allocated.
+    fn beside_gate(&self, _scope: &Scope, _spec: LinearSpec<'_>) -> Result<Option<Box<dyn Module>>> {
+        Ok(None)
+    }
+
     /// A column layer's output after gelu (by tanh), in one pass where the layer can.
     ///
     /// # Errors

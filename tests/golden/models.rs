@@ -105,7 +105,7 @@ impl Models {
     fn check_plain(&self, case: &Model, folder: &Path, config: &ModelConfig) -> Result<(), String> {
         let model = config.init(&Scope::new(1, DType::F32, self.device)).map_err(|e| e.to_string())?;
         load_weights(&model, config, folder).map_err(|e| e.to_string())?;
-        self.check(case, folder, config, &model)?;
+        self.check(case, folder, config, &model, |_| Ok(Vec::new()))?;
         self.way_back(case, folder, &model, config)
     }
 
@@ -118,8 +118,21 @@ impl Models {
         let model = config.init_stage(&layers, &scope, whole).map_err(|e| text(&e))?;
         load_weights(&model, config, folder).map_err(|e| text(&e))?;
         load_adapter(&model, config, folder.join("adapter")).map_err(|e| text(&e))?;
-        self.check(case, folder, config, &model)?;
         let saved = std::env::temp_dir().join(format!("phalanx-golden-adapter-{}", std::process::id()));
+        // As the file would have adapters that have these values.
+        self.check(case, folder, config, &model, |grads| {
+            let twin = config.init_stage(&layers, &scope, DecoderStage::whole(config.layers()));
+            let twin = twin.map_err(|e| text(&e))?;
+            for (name, grad) in grads {
+                let of = twin.parameters().into_iter().find(|parameter| parameter.name() == name);
+                of.map_or(Ok(()), |parameter| parameter.load(grad)).map_err(|e| text(&e))?;
+            }
+            save_adapter(&twin, config, &read, &saved).map_err(|e| text(&e))?;
+            let file = SafeTensors::open(saved.join("adapter_model.safetensors")).map_err(|e| text(&e))?;
+            let named =
+                |name| Ok((String::from(name), file.tensor(name, self.device).map_err(|e| text(&e))?));
+            file.names().map(named).collect()
+        })?;
         save_adapter(&model, config, &read, &saved).map_err(|e| text(&e))?;
         let again = LoraConfig::read(&saved).map_err(|e| text(&e));
         let open = |folder: &Path| {
@@ -150,6 +163,7 @@ impl Models {
         folder: &Path,
         config: &ModelConfig,
         model: &Decoder<L>,
+        in_adapter: impl Fn(&[(String, Tensor)]) -> Result<Vec<(String, Tensor)>, String>,
     ) -> Result<(), String> {
         let text = |error: &dyn std::fmt::Display| error.to_string();
         let io = SafeTensors::open(folder.join("io.safetensors")).map_err(|e| text(&e))?;
@@ -164,16 +178,16 @@ impl Models {
         compare("loss", &loss.tensor().with_shape(&[]).map_err(|e| text(&e))?, &stored("loss")?, 1e-4, 1e-5)?;
         loss.backward().map_err(|e| text(&e))?;
         let grads = gradients(model)?;
-        let joined = experts(&grads)?;
-        let grads = [file_tensors(grads, config).map_err(|e| text(&e))?, joined].concat();
+        let (joined, in_adapter) = (experts(&grads)?, in_adapter(&grads)?);
+        let grads = [file_tensors(grads, config).map_err(|e| text(&e))?, joined, in_adapter].concat();
         check_gradients(&io, self.device, &grads, |name| {
-            let plain = name.replace(".modules_to_save.default.", ".").replace(".default.weight", ".weight");
-            let plain = plain.replace("_vector.weight", "_vector").replace(".base_layer.", ".");
+            let own = name.replace(".modules_to_save.default.", ".").replace(".default.weight", ".weight");
+            let plain = own.replace("_vector.weight", "_vector").replace(".base_layer.", ".");
             let plain = plain.strip_prefix("base_model.model.").unwrap_or(name);
             // Mixtral's gate and GPT-NeoX's head have other names in files than in a model.
             let file = plain.replace(".mlp.gate.", ".block_sparse_moe.gate.");
             let file = file.replace("lm_head.", "embed_out.");
-            vec![name.to_string(), file, plain.to_string()]
+            vec![name.to_string(), file, plain.to_string(), own]
         })?;
         if case.least_gap_of_greedy > GAP_MIN {
             let greedy = stored("greedy")?;

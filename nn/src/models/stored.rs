@@ -50,6 +50,13 @@ pub(crate) enum Rows {
         third: usize,
         heads: usize,
     },
+    /// So many from a row on, of which the columns are `[features, experts]`: those of one expert.
+    OfExpert {
+        from: usize,
+        count: usize,
+        expert: usize,
+        experts: usize,
+    },
 }
 
 impl Rows {
@@ -58,6 +65,11 @@ impl Rows {
         Ok(match self {
             Rows::All => whole.clone(),
             Rows::Some { from, count } => whole.narrow(0, from, count)?,
+            Rows::OfExpert { from, count, expert, experts } => {
+                let columns = whole.shape().get(1).map_or(0, |columns| columns / experts);
+                let part = whole.narrow(0, from, count)?.contiguous()?;
+                part.with_shape(&[count, columns, experts])?.select(2, expert)?.contiguous()?
+            }
             Rows::Third { third, heads } => {
                 let rest = &whole.shape()[1..];
                 let shape = [&[heads, 3, whole.shape()[0] / (3 * heads)], rest].concat();
@@ -73,6 +85,7 @@ impl Rows {
             Rows::All => 0,
             Rows::Some { from, .. } => from,
             Rows::Third { third, .. } => third,
+            Rows::OfExpert { from, expert, experts, .. } => from * experts + expert,
         }
     }
 
@@ -81,6 +94,10 @@ impl Rows {
         let (first, rest) = whole.split_first()?;
         let rows = match self {
             Rows::All => *first,
+            Rows::OfExpert { from, count, experts, .. } => {
+                let columns = rest.first()?.checked_div(experts)?;
+                return Some(vec![count.min(first.checked_sub(from)?), columns]);
+            }
             Rows::Some { from, count } => count.min(first.checked_sub(from)?),
             Rows::Third { heads, .. } => {
                 if !first.is_multiple_of(3 * heads) {
@@ -98,6 +115,18 @@ impl Rows {
         match self {
             Rows::All => Ok(first.clone()),
             Rows::Some { .. } => Ok(phalanx_kernels::cat(&parts.iter().collect::<Vec<_>>(), 0)?),
+            Rows::OfExpert { experts, .. } => {
+                let of_rows = |parts: &[Tensor]| {
+                    let apart = parts
+                        .iter()
+                        .map(|part| part.unsqueeze(2))
+                        .collect::<phalanx_tensor::Result<Vec<_>>>()?;
+                    let joined = phalanx_kernels::cat(&apart.iter().collect::<Vec<_>>(), 2)?;
+                    joined.with_shape(&[joined.shape()[0], joined.shape()[1] * joined.shape()[2]])
+                };
+                let rows = parts.chunks(experts).map(of_rows).collect::<phalanx_tensor::Result<Vec<_>>>()?;
+                Ok(phalanx_kernels::cat(&rows.iter().collect::<Vec<_>>(), 0)?)
+            }
             Rows::Third { heads, .. } => {
                 let rest = &first.shape()[1..];
                 let shape = [&[heads, 1, first.shape()[0] / heads], rest].concat();

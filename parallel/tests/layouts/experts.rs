@@ -152,10 +152,15 @@ fn adapters_beside_divided_experts_have_the_bits_of_those_beside_whole_ones() {
     check(&case(&mixtral, &everywhere, 3, [4, 1, 1, 2]));
     check(&case(&mixtral, &attention, 0, [2, 1, 1, 2]));
     check(&case(&qwen, &attention, 3, [4, 1, 1, 2]));
-    let split = case(&qwen, &everywhere, 2, [4, 2, 1, 2]);
-    let sequence = Layout { sequence_parallel: true, ..split.layout.clone() };
-    check(&split);
-    check(&Case { layout: sequence, ..split });
+    // Those of weights that transformers joins: an expert's gate and up map have one A, and the router has one, too.
+    let weights = ["gate_up_proj", "down_proj", "gate.weight"].map(String::from).to_vec();
+    let joined = LoraConfig { weights, ..LoraConfig::new(2, &["q_proj"]) };
+    check(&case(&mixtral, &joined, 3, [4, 1, 1, 2]));
+    for split in [case(&qwen, &everywhere, 2, [4, 2, 1, 2]), case(&qwen, &joined, 1, [2, 2, 1, 2])] {
+        let sequence = Layout { sequence_parallel: true, ..split.layout.clone() };
+        check(&split);
+        check(&Case { layout: sequence, ..split });
+    }
 }
 
 /// Routers, norms and tables that are trained as they are beside adapters.

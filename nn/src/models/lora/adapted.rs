@@ -60,6 +60,21 @@ impl<E: Module> Module for AdaptedEmbedding<E> {
     }
 }
 
+/// What is added to the logits of a mixture's gate: `scale B A x`.
+pub(super) struct GateAdapter {
+    pub(super) lora_a: Linear,
+    pub(super) lora_b: Linear,
+    pub(super) scale: f64,
+}
+
+parameters!(GateAdapter { lora_a = "lora_A", lora_b = "lora_B" });
+
+impl Module for GateAdapter {
+    fn forward(&self, x: &Var) -> Result<Var> {
+        Ok(self.lora_b.forward(&self.lora_a.forward(x)?)?.mul_scalar(self.scale)?)
+    }
+}
+
 /// A head with a bias, if it has one.
 pub struct BiasedHead<H> {
     pub(super) head: H,

@@ -17,7 +17,7 @@ impl LoraConfig {
     /// # Errors
     /// If there is one of these, or the model's sizes do not fit each other.
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
-        let head = Layer { path: HEAD.into(), peft: HEAD.into() };
+        let head = Layer::new(HEAD, HEAD);
         if let Some(table) =
             config.tied_table().filter(|_| !self.trained.iter().any(|m| HEAD.ends_with(&**m)))
             && self.is_target(&head).map_err(wrong)?
@@ -43,6 +43,12 @@ impl LoraConfig {
             if let Some(name) = names.iter().find(is_unused) {
                 return Err(no_layer(&format!("{name:?}"), &model.parameters()));
             }
+        }
+        let is_unused =
+            |name: &&String| !layers.iter().any(|layer| layer.has_weight(std::slice::from_ref(name)));
+        if let Some(name) = self.weights.iter().find(is_unused) {
+            let has = "this model has no such weight of a linear layer, of a gate or of all experts";
+            return Err(wrong(format!("target_parameters has {name:?}, and {has}")));
         }
         self.check_trained_modules(config, &model)?;
         let model = self.planned(config)?;

@@ -26,7 +26,11 @@ pub struct LoraConfig {
     pub alpha: f64,
     /// The linear layers that have one, and the embedding.
     pub targets: Modules,
-    /// Those of them that have none.
+    /// Weights that have one beside these, by their paths in transformers' model or the ends of these after a dot: those of experts, which
+    /// that model joins (`gate_up_proj`, `down_proj`), of gates (`gate.weight`), or of linear layers (PEFT: `target_parameters`). An expert's gate
+    /// and up map share `A` then.
+    pub weights: Vec<String>,
+    /// Those layers of the targets that have none.
     pub excluded: Modules,
     /// The blocks whose layers have one, if targets are names: all of them, if this is empty.
     pub blocks: Vec<usize>,
@@ -103,6 +107,7 @@ impl LoraConfig {
             rank,
             alpha: 2.0 * rank as f64,
             targets,
+            weights: Vec::new(),
             excluded: Modules::default(),
             blocks: Vec::new(),
             blocks_after: Vec::new(),
@@ -135,8 +140,16 @@ impl LoraConfig {
         })
     }
 
+    /// [`LoraConfig::of_layer`] of a layer, or of its weight where that is what has an adapter.
+    pub(super) fn of_target(&self, layer: &Layer) -> Result<LoraConfig> {
+        self.of_layer(if layer.has_weight(&self.weights) { &layer.parameter } else { &layer.peft })
+    }
+
     /// Whether a layer has an adapter.
     pub(super) fn is_target(&self, layer: &Layer) -> Parsed<bool> {
+        if layer.has_weight(&self.weights) {
+            return Ok(true);
+        }
         if self.excluded.has(layer)? || !self.targets.has(layer)? {
             return Ok(false);
         }
@@ -146,7 +159,7 @@ impl LoraConfig {
 
     /// Whether the embedding of some family has one.
     fn may_adapt_embedding(&self) -> Parsed<bool> {
-        let of = |path: &str| Layer { path: path.into(), peft: path.into() };
+        let of = |path: &str| Layer::new(path, path);
         EMBEDDINGS.into_iter().try_fold(false, |any, path| Ok(any || self.is_target(&of(path))?))
     }
 
@@ -161,7 +174,7 @@ impl LoraConfig {
         let stored = in_model(&config.stored(table).names.concat());
         let [path, peft] = [table, &*stored].map(|name| name.trim_end_matches(".weight").to_string());
         let is_trained = [table, &*stored].into_iter().any(|name| is_within(name, &self.trained));
-        let is_adapted = !is_trained && self.is_target(&Layer { path, peft }).map_err(wrong)?;
+        let is_adapted = !is_trained && self.is_target(&Layer::new(&path, &peft)).map_err(wrong)?;
         Ok(if is_adapted { config.clone().untied() } else { config.clone() })
     }
 
@@ -183,6 +196,11 @@ impl LoraConfig {
         }
         if self.rank == 0 {
             return Err("got a rank of 0, wanted at least 1".into());
+        }
+        let unfit =
+            [(self.dora, "use_dora"), (self.biased, "lora_bias"), (self.dropout > 0.0, "lora_dropout")];
+        if let Some((_, name)) = unfit.into_iter().find(|(unfit, _)| *unfit && !self.weights.is_empty()) {
+            return Err(format!("target_parameters is {:?} beside {name}, wanted one of them", self.weights));
         }
         if self.biased && self.dora {
             return Err("lora_bias is true beside use_dora, wanted one of them".into());
@@ -239,10 +257,11 @@ impl LoraConfig {
             Value::Object(all) => all.is_empty(),
             _ => false,
         };
-        for name in ["trainable_token_indices", "target_parameters"] {
-            let wanted = "null, as it is not supported";
-            f.get(name, wanted, |value| is_empty(value).then_some(()))?;
-        }
+        let wanted = "null, as it is not supported";
+        f.get("trainable_token_indices", wanted, |value| is_empty(value).then_some(()))?;
+        let names =
+            |value: &Value| value.as_array()?.iter().map(|name| name.as_str().map(str::to_string)).collect();
+        let weights: Vec<String> = f.get("target_parameters", "a list of names", names)?.unwrap_or_default();
         let targets = f.get("target_modules", MODULES, Modules::of)?;
         let blocks = f.get("layers_to_transform", "a number or a list of numbers", |value| match value {
             Value::Array(all) => all.iter().map(as_size).collect(),
@@ -253,16 +272,18 @@ impl LoraConfig {
             Value::Array(all) => all.iter().map(text).collect(),
             one => text(one).map(|one| vec![one]),
         })?;
-        let trained: Vec<String> = f
-            .get("modules_to_save", "a list of names", |value| value.as_array()?.iter().map(text).collect())?
-            .unwrap_or_default();
+        let trained: Vec<String> = f.get("modules_to_save", "a list of names", names)?.unwrap_or_default();
         let ties = f.flag("ensure_weight_tying", false)?;
         let keeps_tie = ties || trained.is_empty();
         let is_unused = blocks.as_ref().is_some_and(Vec::is_empty);
         let config = LoraConfig {
             rank: f.needed("r")?,
             alpha: f.number("lora_alpha", 8.0)?,
-            targets: targets.ok_or("target_modules is missing")?,
+            targets: match weights.is_empty() {
+                true => targets.ok_or("target_modules is missing")?,
+                false => targets.unwrap_or_default(),
+            },
+            weights,
             excluded: f.get("exclude_modules", MODULES, Modules::of)?.unwrap_or_default(),
             blocks: blocks.unwrap_or_default(),
             blocks_after: blocks_after.filter(|all| !is_unused && *all != [""]).unwrap_or_default(),
@@ -325,6 +346,7 @@ impl LoraConfig {
     fn of_some_layers(&self) -> Vec<(&'static str, Value)> {
         let mut some = Vec::new();
         let mut add = |field, is_empty: bool, value| (!is_empty).then(|| some.push((field, value)));
+        add("target_parameters", self.weights.is_empty(), json!(self.weights));
         add("exclude_modules", self.excluded == Modules::default(), self.excluded.json());
         add("layers_to_transform", self.blocks.is_empty(), json!(self.blocks));
         add("layers_pattern", self.blocks_after.is_empty(), json!(self.blocks_after));

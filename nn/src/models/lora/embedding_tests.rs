@@ -206,8 +206,8 @@ fn biases_beside_layers_without_one_are_not_merged() {
 #[test]
 fn what_embeddings_have_no_adapter_for_is_refused() {
     for (fields, wanted) in [
-        (json!({"use_dora": true}), "use_dora is true, and embed_tokens is an embedding"),
-        (json!({"lora_bias": true}), "lora_bias is true, and embed_tokens is an embedding"),
+        (json!({"use_dora": true}), "embed_tokens is an embedding, for whose adapter use_dora is not"),
+        (json!({"lora_bias": true}), "embed_tokens is an embedding, for whose adapter lora_bias is not"),
     ] {
         let mut all = json!({"target_modules": ["embed_tokens"]});
         all.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());

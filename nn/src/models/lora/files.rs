@@ -8,7 +8,7 @@ use phalanx_tensor::io::{SafeTensors, save_safetensors};
 use phalanx_tensor::{Device, Tensor};
 
 use super::magnitude::{self, MAGNITUDE};
-use super::modules::{Layer, in_model};
+use super::modules::{Expert, ExpertPart, Layer, ends_with_any, in_model};
 use super::{
     EMBEDDING_A, EMBEDDING_B, HEAD, Lora, LoraConfig, Modules, adapted_layers, adapters, is_adapter,
 };
@@ -68,8 +68,12 @@ impl LoraConfig {
 
 /// PEFT's files of a model's adapters and trained modules. Layers whose weights the family's files join have one adapter there: their `A`, and
 /// the rows of `B` that are those of their weights.
+///
+/// Experts whose joined weights have one (`target_parameters`) have it together: the rows of `A` are `[experts, rank]`, and the columns of `B`
+/// `[rank, experts]`. PEFT puts what has an adapter for one weight into another for the next one, so `gate_up_proj` is inside `down_proj`.
 struct PeftFiles<'a> {
     config: &'a ModelConfig,
+    lora: &'a LoraConfig,
     /// The paths of layers with an adapter.
     adapted: BTreeSet<String>,
     /// Of the model's own parameters, by their names there.
@@ -78,6 +82,9 @@ struct PeftFiles<'a> {
 
 impl Layout for PeftFiles<'_> {
     fn stored(&self, name: &str) -> Stored {
+        if let Some((stored, _)) = self.of_expert(name) {
+            return stored;
+        }
         let Stored { names, rows, transposed } = self.config.stored(name);
         let mut stored = format!("{PREFIX}{}", in_model(&names.concat()));
         // PEFT puts a layer with an adapter into another one.
@@ -100,8 +107,9 @@ impl Layout for PeftFiles<'_> {
 }
 
 impl<'a> PeftFiles<'a> {
-    fn new(config: &'a ModelConfig, parameters: &[Parameter]) -> PeftFiles<'a> {
-        let mut files = PeftFiles { config, adapted: adapted_layers(parameters), rows: BTreeMap::new() };
+    fn new(config: &'a ModelConfig, lora: &'a LoraConfig, parameters: &[Parameter]) -> PeftFiles<'a> {
+        let mut files =
+            PeftFiles { config, lora, adapted: adapted_layers(parameters), rows: BTreeMap::new() };
         for parameter in parameters.iter().filter(|p| !is_adapter(p.name())) {
             let name = files.stored(parameter.name()).names.concat();
             *files.rows.entry(name).or_default() += parameter.whole_shape().first().copied().unwrap_or(1);
@@ -109,8 +117,40 @@ impl<'a> PeftFiles<'a> {
         files
     }
 
+    /// Where an adapter is that experts have together, and the shape of its tensor.
+    fn of_expert(&self, name: &str) -> Option<(Stored, [usize; 2])> {
+        let (path, end) = name.split_once(".lora_")?;
+        let weight = self.config.stored(&format!("{path}.weight")).names.concat();
+        let layer = Layer::new(path, weight.strip_suffix(".weight")?);
+        let (expert, sizes) = (Expert::of(&layer.peft)?, self.config.experts()?);
+        if !layer.has_weight(&self.lora.weights) {
+            return None;
+        }
+        let down = Expert { part: ExpertPart::Down, ..expert.clone() };
+        let is_inside =
+            expert.part != ExpertPart::Down && ends_with_any(&down.parameter(), &self.lora.weights);
+        let inside = if is_inside { "base_layer." } else { "" };
+        let rank = self.lora.of_target(&layer).ok()?.rank;
+        let (from, count, outputs, inputs) = match expert.part {
+            ExpertPart::Gate => (0, sizes.inner, 2 * sizes.inner, self.config.width()),
+            ExpertPart::Up => (sizes.inner, sizes.inner, 2 * sizes.inner, self.config.width()),
+            ExpertPart::Down => (0, self.config.width(), self.config.width(), sizes.inner),
+        };
+        let (rows, shape) = match end.starts_with("A.") {
+            true => (Rows::Some { from: expert.number * rank, count: rank }, [sizes.count * rank, inputs]),
+            false => (
+                Rows::OfExpert { from, count, expert: expert.number, experts: sizes.count },
+                [outputs, rank * sizes.count],
+            ),
+        };
+        Some((Stored::part(format!("{PREFIX}{}.{inside}lora_{end}", expert.experts), rows), shape))
+    }
+
     /// The shape of the tensor that has a parameter, and which part of it that is.
     fn place(&self, parameter: &Parameter) -> (Vec<usize>, Stored) {
+        if let Some((stored, shape)) = self.of_expert(parameter.name()) {
+            return (shape.to_vec(), stored);
+        }
         let (stored, mut shape) = (self.stored(parameter.name()), parameter.whole_shape());
         if stored.rows != Rows::All {
             let name = stored.names.concat();
@@ -143,11 +183,12 @@ impl<'a> PeftFiles<'a> {
         for adapter in adapters {
             let (shape, Stored { names, rows, .. }) = self.place(adapter);
             if rows != Rows::All {
-                *missing.entry(names.concat()).or_insert(shape[0]) -= adapter.tensor().shape()[0];
+                let whole = shape.iter().product();
+                *missing.entry(names.concat()).or_insert(whole) -= adapter.tensor().numel();
             }
         }
-        match missing.iter().find(|(_, rows)| **rows > 0) {
-            Some((name, rows)) => Err(wrong(format!("no adapter has {rows} of the rows of {name}"))),
+        match missing.iter().find(|(_, rest)| **rest > 0) {
+            Some((name, rest)) => Err(wrong(format!("no adapter has {rest} of the elements of {name}"))),
             None => {
                 let tensors = adapters.iter().map(|p| (p.name().to_string(), p.tensor())).collect();
                 let mut tensors = as_in_files(tensors, self)?;
@@ -216,7 +257,7 @@ pub fn load_adapter<L: LayerFactory>(
 ) -> Result<()> {
     let file = SafeTensors::open(folder.as_ref().join(WEIGHTS))?;
     let (mut problems, mut fitting) = (Mismatch::default(), Vec::new());
-    let files = PeftFiles::new(config, &model.parameters());
+    let files = PeftFiles::new(config, &model.layers().config, &model.parameters());
     let trained = adapters(model);
     let tied = files.tied(&trained);
     if let Some([table, _]) = &tied {
@@ -270,7 +311,7 @@ pub fn save_adapter<L: LayerFactory>(
     if *model.stage() != DecoderStage::whole(config.layers()) || !is_whole {
         return Err(Error::invalid("save_adapter", "got a part of a model, wanted a whole one"));
     }
-    let tensors = PeftFiles::new(config, &model.parameters()).of(&parameters)?;
+    let tensors = PeftFiles::new(config, lora, &model.parameters()).of(&parameters)?;
     std::fs::create_dir_all(folder).map_err(|e| phalanx_tensor::Error::file(folder, e))?;
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     let named = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
@@ -314,10 +355,10 @@ pub fn merged<L: LayerFactory>(model: &Decoder<Lora<L>>, lora: &LoraConfig) -> R
         let (name, values) = (p.name(), p.values()?);
         let (layer, kind) = name.rsplit_once('.').unwrap_or((name, ""));
         let beside = |end: &str| all.get(&*format!("{layer}{end}")).map(|p| p.tensor());
-        let peft = model.layers().layer(layer).peft;
-        let settings = lora.of_layer(&peft)?;
+        let target = model.layers().layer(layer);
+        let (peft, settings) = (&target.peft, lora.of_target(&target)?);
         let merged = match kind {
-            "weight" => match (all_a.get(&peft), beside(".lora_B.weight")) {
+            "weight" => match (all_a.get(peft), beside(".lora_B.weight")) {
                 (Some(a), Some(b)) => {
                     let magnitude = beside(&format!(".{MAGNITUDE}"));
                     Some(settings.merge(&values, &a.tensor(), &b, magnitude.as_ref())?)

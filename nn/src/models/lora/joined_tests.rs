@@ -10,7 +10,7 @@ use serde_json::json;
 use super::peft_tests::{build, read, read_from};
 use super::tests::{folder, tensor, tokens};
 use super::*;
-use crate::models::{Family, ModelConfig, TransformerConfig, file_tensors};
+use crate::models::{Experts, Family, ModelConfig, TransformerConfig, file_tensors};
 
 const NEOX: [&str; 4] =
     ["attention.query_key_value", "attention.dense", "mlp.dense_h_to_4h", "mlp.dense_4h_to_h"];
@@ -169,7 +169,7 @@ fn joined_layers_train_one_a_and_are_not_taken_apart() {
         let model = build(&config, &some);
         load_adapter(&model, &config, &folder).unwrap();
         let said = save_adapter(&model, &config, &some, folder.join("again")).unwrap_err().to_string();
-        assert!(said.contains("of the rows of base_model.model."), "{said}");
+        assert!(said.contains("of the elements of base_model.model."), "{said}");
         assert!(!folder.join("again").exists());
         // A file of other rows.
         let (name, [outputs, inputs]) = layers[0];
@@ -220,5 +220,104 @@ fn trained_biases_are_in_pefts_files() {
             assert!(a.tensor().to_bytes().unwrap() == b.tensor().to_bytes().unwrap(), "{}", a.name());
         }
         std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
+
+/// What PEFT writes with transformers 5, whose models join experts: `A` `[experts rank, in]` and `B` `[out, rank experts]`, and of both joined
+/// weights the first inside the second.
+#[test]
+fn adapters_of_joined_experts_are_read_merged_and_written_back() {
+    let (count, inner, rank) = (3, 5, 2);
+    for (family, weights) in
+        [(Family::Mixtral, &ALL[..]), (Family::Qwen3Moe, &ALL[1..]), (Family::OlmoE, &ALL[..1])]
+    {
+        let size = TransformerConfig::new(family, 37, 12, 1, 2, 16);
+        let experts = size.experts.clone().map(|experts| Experts { count, inner, chosen: 2, ..experts });
+        let config = ModelConfig::from(TransformerConfig { experts, inner: 10, ..size });
+        let fields = json!({
+            "target_modules": [], "target_parameters": weights, "r": rank, "lora_alpha": 6,
+            "rank_pattern": {".*\\.gate_up_proj": 2 * rank}, "alpha_pattern": {".*\\.gate_up_proj": 20},
+        });
+        let (folder, has) = (folder("experts"), |name| weights.contains(&name));
+        let lora = read_from(&folder, fields).unwrap();
+        lora.check(&config).unwrap();
+        let inside = if has("down_proj") { "experts.base_layer" } else { "experts" };
+        let shapes = [
+            ("down_proj", "experts", [count * rank, inner], [16, rank * count]),
+            ("gate.weight", "gate", [rank, 16], [count, rank]),
+            ("gate_up_proj", inside, [count * 2 * rank, 16], [2 * inner, 2 * rank * count]),
+        ];
+        let mut tensors = Vec::new();
+        for (_, place, a, b) in shapes.into_iter().filter(|(weight, ..)| has(weight)) {
+            let path = format!("base_model.model.model.layers.0.mlp.{place}");
+            tensors.push((format!("{path}.lora_A.weight"), tensor(&a, tensors.len() as f64)));
+            tensors.push((format!("{path}.lora_B.weight"), tensor(&b, tensors.len() as f64)));
+        }
+        let named = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));
+        save_safetensors(folder.join("adapter_model.safetensors"), named, &BTreeMap::new()).unwrap();
+        let model = build(&config, &lora);
+        load_adapter(&model, &config, &folder).unwrap();
+        save_adapter(&model, &config, &lora, folder.join("again")).unwrap();
+        same(&SafeTensors::open(folder.join("again/adapter_model.safetensors")).unwrap(), &tensors);
+        assert_eq!(LoraConfig::read(folder.join("again")).unwrap(), lora);
+
+        // Of expert 1: `W[o, i] + scale (sum over r of B[o, r count + 1] A[rank + r, i])`, the gate's rows before those of up.
+        let merged = merged(&model, &lora).unwrap();
+        let value = |tensor: &Tensor, at: usize| tensor.to_vec::<f64>().unwrap()[at];
+        for (layer, first, weight) in [("gate_proj", 0, 2), ("up_proj", inner, 2), ("down_proj", 0, 0)] {
+            let (weight, place, a_shape, b_shape) = shapes[weight];
+            let name = format!("layers.0.mlp.experts.1.{layer}.weight");
+            let find =
+                |end| tensors.iter().find(|(name, _)| name.ends_with(&format!("{place}.{end}.weight")));
+            let before = model.parameters().into_iter().find(|p| p.name() == name).unwrap().tensor();
+            let after = &merged.iter().find(|(other, _)| *other == name).unwrap().1;
+            let (out, input, ranks) = (4, 3, a_shape[0] / count);
+            let more = match (has(weight), find("lora_A"), find("lora_B")) {
+                (true, Some((_, a)), Some((_, b))) => (0..ranks)
+                    .map(|r| {
+                        let b = value(b, (first + out) * b_shape[1] + r * count + 1);
+                        b * value(a, (ranks + r) * a_shape[1] + input)
+                    })
+                    .sum(),
+                _ => 0.0,
+            };
+            let scale = if layer == "down_proj" { 3.0 } else { 5.0 };
+            let at = out * a_shape[1] + input;
+            assert!(
+                (value(after, at) - value(&before, at) - scale * more).abs() < 1e-12,
+                "{family:?} {name}"
+            );
+        }
+        let plain = config.init(&Scope::new(1, DType::F64, Device::CPU)).unwrap();
+        for ((_, tensor), parameter) in merged.iter().zip(plain.parameters()) {
+            parameter.load(tensor).unwrap();
+        }
+        let [got, wanted] =
+            [model.forward(&tokens()), plain.forward(&tokens())].map(|y| y.unwrap().to_vec::<f64>().unwrap());
+        let close = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-12 * (1.0 + b.abs());
+        assert!(got.iter().zip(&wanted).all(close), "{family:?}");
+        std::fs::remove_dir_all(&folder).unwrap();
+    }
+}
+
+/// The weights of a mixture that may have adapters of their own.
+const ALL: [&str; 3] = ["down_proj", "gate.weight", "gate_up_proj"];
+
+#[test]
+fn weights_that_cannot_have_adapters_are_refused() {
+    let config = ModelConfig::from(TransformerConfig::new(Family::Qwen2, 37, 12, 2, 2, 16));
+    let said = |fields| match read(fields) {
+        Ok(lora) => lora.check(&config).unwrap_err().to_string(),
+        Err(why) => why.to_string(),
+    };
+    let of = |weights: &[&str]| json!({"target_modules": [], "target_parameters": weights});
+    assert!(read(of(&["q_proj.weight"])).unwrap().check(&config).is_ok());
+    assert!(said(of(&["gate_up_proj"])).contains("target_parameters = [\"gate_up_proj\"]"));
+    assert!(said(of(&["q_proj.weight", "gate.weight"])).contains("target_parameters has \"gate.weight\""));
+    assert!(said(of(&["embed_tokens.weight"])).contains("target_parameters is not supported"));
+    assert!(said(json!({"target_parameters": "q_proj.weight"})).contains("wanted a list of names"));
+    for beside in ["use_dora", "lora_bias"] {
+        let fields = json!({"target_modules": [], "target_parameters": ["q_proj.weight"], beside: true});
+        assert!(said(fields).contains(beside));
     }
 }

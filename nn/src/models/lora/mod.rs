@@ -48,9 +48,9 @@ pub use config::{BaseWeights, LoraConfig, TrainedBiases};
 pub use files::{load_adapter, merged, save_adapter};
 pub use modules::Modules;
 
-use adapted::{Adapter, EmbeddingAdapter};
+use adapted::{Adapter, EmbeddingAdapter, GateAdapter};
 use check::no_layer;
-use modules::{Layer, in_model, is_within};
+use modules::{Expert, Layer, in_model, is_within};
 
 /// The path of a head with a table of its own.
 const HEAD: &str = "lm_head";
@@ -116,8 +116,12 @@ impl<L: LayerFactory> Lora<L> {
     /// The layer of this path.
     fn layer(&self, path: &str) -> Layer {
         let name = in_model(&(unpoisoned(self.model.lock()).names)(&format!("{path}.weight")));
-        let peft = name.strip_suffix(".weight").unwrap_or(&name).to_string();
-        Layer { path: path.to_string(), peft }
+        let mut layer = Layer::new(path, name.strip_suffix(".weight").unwrap_or(&name));
+        // An expert's gate and up map have one adapter then.
+        if let Some(expert) = Expert::of(&layer.peft).filter(|_| layer.has_weight(&self.config.weights)) {
+            layer.peft = format!("{}.{}", layer.parameter, expert.number);
+        }
+        layer
     }
 
     /// Whether the parameter of this name is of one of these modules.
@@ -136,7 +140,7 @@ impl<L: LayerFactory> Lora<L> {
         let layer = self.layer(scope.path());
         let is_trained = self.is_trained(&format!("{}.weight", layer.path));
         let is_target = !is_trained && self.config.is_target(&layer).map_err(wrong)?;
-        is_target.then(|| self.config.of_layer(&layer.peft)).transpose()
+        is_target.then(|| self.config.of_target(&layer)).transpose()
     }
 
     /// A layer of a block, with an adapter of these two maps beside it if it is to have one. `is_whole` says that every rank has all of its rows.
@@ -213,9 +217,9 @@ impl<L: LayerFactory> Lora<L> {
     fn reset_magnitudes(&self, parameters: &[Parameter]) -> Result<()> {
         let all_a = self.all_a(parameters);
         magnitude::reset(&*self.layers, parameters, |path| {
-            let peft = self.layer(path).peft;
-            let a = all_a.get(&peft).cloned();
-            a.map(|a| Ok((a, self.config.of_layer(&peft)?.scale()))).transpose()
+            let layer = self.layer(path);
+            let a = all_a.get(&layer.peft).cloned();
+            a.map(|a| Ok((a, self.config.of_target(&layer)?.scale()))).transpose()
         })
     }
 }
@@ -267,12 +271,11 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
         let Some(settings) = self.settings(scope)? else {
             return Ok(AdaptedEmbedding { table, adapter: None });
         };
-        if self.config.dora || self.config.biased {
-            let what = if self.config.dora { "use_dora" } else { "lora_bias" };
-            let why = format!(
-                "{what} is true, and {} is an embedding, for whose adapter it is not supported",
-                scope.path()
-            );
+        let LoraConfig { dora, biased, weights, .. } = &self.config;
+        let has_weight = self.layer(scope.path()).has_weight(weights);
+        let unfit = [(*dora, "use_dora"), (*biased, "lora_bias"), (has_weight, "target_parameters")];
+        if let Some((_, what)) = unfit.into_iter().find(|(unfit, _)| *unfit) {
+            let why = format!("{} is an embedding, for whose adapter {what} is not supported", scope.path());
             return Err(wrong(why));
         }
         let (width, init) = ([spec.width], Init::Normal { mean: 0.0, std: 1.0 });
@@ -284,6 +287,22 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
             scale: settings.scale(),
         };
         Ok(AdaptedEmbedding { table, adapter: Some(adapter) })
+    }
+
+    fn beside_gate(&self, scope: &Scope, spec: LinearSpec<'_>) -> Result<Option<Box<dyn Module>>> {
+        let layer = self.layer(scope.path());
+        if !layer.has_weight(&self.config.weights) || self.is_trained(&format!("{}.weight", layer.path)) {
+            return Ok(None);
+        }
+        let settings = self.config.of_target(&layer)?;
+        let rank = [settings.rank];
+        let down = LinearSpec { outputs: &rank, init: Init::layer(spec.inputs), ..spec };
+        let up = LinearSpec { inputs: settings.rank, init: Init::ZEROS, ..spec };
+        Ok(Some(Box::new(GateAdapter {
+            lora_a: OneDevice.column(&scope.child("lora_A"), down)?,
+            lora_b: OneDevice.column(&scope.child("lora_B"), up)?,
+            scale: settings.scale(),
+        })))
     }
 
     fn head(&self, scope: &Scope, spec: EmbeddingSpec, tied: Option<&Self::Embedding>) -> Result<Self::Head> {

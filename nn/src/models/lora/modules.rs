@@ -42,9 +42,23 @@ pub(super) struct Layer {
     pub(super) path: String,
     /// Its path in transformers' model. Layers whose weights files join have one.
     pub(super) peft: String,
+    /// The path of its weight there, which experts have together.
+    pub(super) parameter: String,
 }
 
 impl Layer {
+    /// The layer of these paths.
+    pub(super) fn new(path: &str, peft: &str) -> Layer {
+        let parameter =
+            Expert::of(peft).map_or_else(|| format!("{peft}.weight"), |expert| expert.parameter());
+        Layer { path: path.into(), peft: peft.into(), parameter }
+    }
+
+    /// Whether its weight's path, or the end of it after a dot, is one of these.
+    pub(super) fn has_weight(&self, names: &[String]) -> bool {
+        ends_with_any(&self.parameter, names)
+    }
+
     /// Whether one of its paths, or the end of one after a dot, is that name.
     pub(super) fn is_called(&self, name: &str) -> bool {
         self.is_called_in_files(name) || has_end(&self.path, name)
@@ -54,6 +68,50 @@ impl Layer {
     pub(super) fn is_called_in_files(&self, name: &str) -> bool {
         has_end(&self.peft, name)
     }
+}
+
+/// A layer of an expert. Transformers' model joins the weights of experts: `gate_up_proj` `[experts, 2 inner, width]`, whose first half are those
+/// of gates, and `down_proj` `[experts, width, inner]`.
+#[derive(Clone)]
+pub(super) struct Expert {
+    /// The path of all experts there.
+    pub(super) experts: String,
+    pub(super) number: usize,
+    pub(super) part: ExpertPart,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum ExpertPart {
+    Gate,
+    Up,
+    Down,
+}
+
+impl Expert {
+    /// By the path that files of weights have.
+    pub(super) fn of(path: &str) -> Option<Expert> {
+        let (mixture, layer) = path.rsplit_once(".experts.")?;
+        let (number, layer) = layer.split_once('.')?;
+        let part = match layer {
+            "gate_proj" | "w1" => ExpertPart::Gate,
+            "up_proj" | "w3" => ExpertPart::Up,
+            "down_proj" | "w2" => ExpertPart::Down,
+            _ => return None,
+        };
+        let experts = format!("{}.experts", mixture.replace(".block_sparse_moe", ".mlp"));
+        Some(Expert { experts, number: number.parse().ok()?, part })
+    }
+
+    /// The path of the joined weight.
+    pub(super) fn parameter(&self) -> String {
+        let joined = if self.part == ExpertPart::Down { "down_proj" } else { "gate_up_proj" };
+        format!("{}.{joined}", self.experts)
+    }
+}
+
+/// Whether a path, or its end after a dot, is one of these names.
+pub(super) fn ends_with_any(path: &str, names: &[String]) -> bool {
+    names.iter().any(|name| has_end(path, name))
 }
 
 /// Whether a path, or its end after a dot, is that name.

@@ -240,7 +240,6 @@ fn what_is_more_than_adapters_and_whole_modules_is_refused() {
         (json!({"bias": "some"}), "bias is \"some\", wanted none, all or lora_only"),
         (json!({"modules_to_save": "lm_head"}), "modules_to_save is \"lm_head\", wanted a list of names"),
         (json!({"trainable_token_indices": [1, 5]}), "trainable_token_indices is [1,5], "),
-        (json!({"target_parameters": ["gate.weight"]}), "target_parameters is [\"gate.weight\"], "),
         (json!({"kasa_config": {"beta": 1}}), "kasa_config = {\"beta\":1} is not supported"),
     ];
     for (fields, wanted) in cases {

@@ -29,12 +29,13 @@ use phalanx_tensor::{Context, DType, Tensor};
 
 use super::block::Perceptron;
 use super::{Experts, TransformerConfig};
+use crate::layer_factory::LinearSpec;
 use crate::models::RouterBias;
 use crate::models::router_losses::{Positions, WatchedRouter};
 use crate::parameter::in_replica;
 use crate::{
-    AnyUnit, Entry, ExpertExchange, Init, LayerFactory, Parameter, Parameters, Result, Scope, join_path,
-    parameters,
+    AnyUnit, Entry, ExpertExchange, Init, LayerFactory, Module, Parameter, Parameters, Result, Scope,
+    join_path, parameters,
 };
 
 pub(super) struct Mixture<L: LayerFactory> {
@@ -52,9 +53,24 @@ struct Gate {
     /// `[experts, width]`
     weight: Parameter,
     bias: Option<RouterBias>,
+    /// What is added to its logits.
+    beside: Option<Box<dyn Module>>,
 }
 
-parameters!(Gate { weight, bias = "e_score_correction_bias" });
+parameters!(Gate { weight, bias = "e_score_correction_bias", beside = "" });
+
+impl Gate {
+    /// The logits `[N, experts]` of `[N, width]`, in f32 or f64.
+    fn logits(&self, rows: &Var) -> Result<Var> {
+        let wide = if rows.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let logits = rows.linear(&self.weight.var(), None)?;
+        let logits = match &self.beside {
+            Some(beside) => logits.add(&beside.forward(rows)?)?,
+            None => logits,
+        };
+        Ok(logits.to(wide)?)
+    }
+}
 
 impl<L: LayerFactory> Mixture<L> {
     pub(super) fn new(
@@ -64,7 +80,11 @@ impl<L: LayerFactory> Mixture<L> {
         scope: &Scope,
     ) -> Result<Mixture<L>> {
         let init = Init::Normal { mean: 0.0, std: config.init_std };
-        let weight = scope.child("gate").parameter("weight", &[experts.count, config.width], init)?;
+        let gate = scope.child("gate");
+        let weight = gate.parameter("weight", &[experts.count, config.width], init)?;
+        let spec =
+            LinearSpec { inputs: config.width, outputs: &[experts.count], bias: false, init, whole: true };
+        let beside = layers.beside_gate(&gate, spec)?;
         let has_bias = experts.bias_step > 0.0;
         let bias = || RouterBias::new(experts.count, experts.bias_step, scope.device());
         let bias = has_bias.then(bias).transpose()?;
@@ -78,7 +98,7 @@ impl<L: LayerFactory> Mixture<L> {
         let expert =
             |i: usize| Perceptron::new(config, experts.inner, &**layers, &scope.child(i.to_string()));
         Ok(Mixture {
-            gate: Gate { weight, bias },
+            gate: Gate { weight, bias, beside },
             experts: OwnExperts { first, of: own.map(expert).collect::<Result<_>>()? },
             count: experts.count,
             chosen: experts.chosen,
@@ -99,8 +119,7 @@ impl<L: LayerFactory> Mixture<L> {
     /// The output for all positions, or what this rank's parts of the experts add to it.
     fn run_whole(&self, x: &Var, layers: &L) -> Result<Var> {
         let rows = x.flatten(0, -2)?;
-        let wide = if rows.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-        let logits = rows.linear(&self.gate.weight.var(), None)?.to(wide)?;
+        let logits = self.gate.logits(&rows)?;
         let watched = WatchedRouter::here();
         // Every rank knows the gradient of the losses of all positions. Of those that have ranks of their own, each adds its own.
         let own = Positions { all: x.shape()[1], own: layers.stream(x.shape()[1])? };
