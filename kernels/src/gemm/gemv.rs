@@ -16,7 +16,7 @@ use super::epilogue::{Epilogue, FinishTile, Write};
 use super::mat::{MatMut, MatRef};
 use super::product::Batch;
 use crate::scratch::with_scratch;
-use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector};
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector, each};
 
 /// Steps from which the sums have this order; shorter ones are one chain.
 pub(crate) const GEMV_STEPS_MIN: usize = 64;
@@ -29,7 +29,9 @@ const CHAIN_BYTES: usize = 256;
 /// Rows of a group in dot-product form, and in AXPY form.
 const DOT_ROWS: usize = LANES_MAX;
 const AXPY_ROWS: usize = 64;
-/// How many rows are summed at a time in dot-product form, and how many bytes ahead each is prefetched.
+/// How many rows are summed at a time in dot-product form where A has so many bytes that it comes from memory, and how many bytes ahead
+/// each is prefetched.
+const FAR_BYTES: usize = 1 << 20;
 const TOGETHER: usize = 4;
 const AHEAD_BYTES: usize = 1024;
 const LINE_BYTES: usize = 64;
@@ -159,6 +161,7 @@ impl<'a, T: GemmElem> RowGroups<'a, T> {
             |i: usize| item * self.item_apart[i] + row * self.row_apart[i] + step * self.step_apart[i];
         let (a, b, sums) = (&self.a[start(0)..], &self.b[start(1)..], &mut sums[..rows]);
         let ([a_row, b_row, _], [a_step, b_step]) = (self.row_apart, self.step_apart);
+        let far = (self.items * self.rows).saturating_mul(self.steps * size_of::<T>()) >= FAR_BYTES;
         if self.group == AXPY_ROWS {
             with_scratch(chains::<T::Acc>() * AXPY_ROWS, |chains| {
                 chains.fill(T::Acc::ZERO);
@@ -169,10 +172,10 @@ impl<'a, T: GemmElem> RowGroups<'a, T> {
             let near = if b_step == 1 { T::as_wide(&b[..steps]) } else { None };
             with_scratch(if near.is_some() { 0 } else { steps }, |room: &mut [T::Acc]| {
                 gather(b, b_step, room);
-                self.runner.run(DotRows { a, a_row, b: near.unwrap_or(room), b_row, steps, sums });
+                self.runner.run(DotRows { a, a_row, b: near.unwrap_or(room), b_row, steps, far, sums });
             });
         } else if [a_step, b_step] == [1, 1] {
-            self.runner.run(DotRows { a, a_row, b, b_row, steps, sums });
+            self.runner.run(DotRows { a, a_row, b, b_row, steps, far, sums });
         } else {
             with_scratch(2 * steps, |room: &mut [T::Acc]| {
                 let (a_near, b_near) = room.split_at_mut(steps);
@@ -182,7 +185,7 @@ impl<'a, T: GemmElem> RowGroups<'a, T> {
                         gather(&b[i * b_row..], b_step, b_near);
                     }
                     let (a, b, sums) = (&*a_near, &*b_near, std::slice::from_mut(sum));
-                    self.runner.run(DotRows { a, a_row: 0, b, b_row: 0, steps, sums });
+                    self.runner.run(DotRows { a, a_row: 0, b, b_row: 0, steps, far, sums });
                 }
             });
         }
@@ -233,6 +236,8 @@ struct DotRows<'a, T: GemmElem, B> {
     b: &'a [B],
     b_row: usize,
     steps: usize,
+    /// Whether A comes from memory.
+    far: bool,
     sums: &'a mut [T::Acc],
 }
 
@@ -252,7 +257,7 @@ impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> DotRows<'_, T, B> {
         T::Acc: Float<Vec<S> = V>,
     {
         let mut rows = [V::zero(); DOT_ROWS];
-        if self.sums.len() == DOT_ROWS {
+        if self.far && self.sums.len() == DOT_ROWS {
             // Rows that lie apart, so that each is a stream of memory's that goes on with the next ones.
             for first in 0..DOT_ROWS / TOGETHER {
                 let at = |i: usize| first + i * (DOT_ROWS / TOGETHER);
@@ -293,14 +298,14 @@ impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> DotRows<'_, T, B> {
         let (round, count) = (chains::<T::Acc>(), chains::<T::Acc>() / V::LANES);
         let whole = self.steps / round * round;
         let mut sums = [[V::zero(); CHAINS_MAX]; R];
-        let rows: [(&[T], &[B]); R] = std::array::from_fn(|i| {
+        let rows: [(&[T], &[B]); R] = each(|i| {
             let (a, b) = (&self.a[at(i) * self.a_row..], &self.b[at(i) * self.b_row..]);
             (&a[..self.steps], &b[..self.steps])
         });
         for start in (0..whole).step_by(round) {
             for (sums, (a, b)) in sums.iter_mut().zip(&rows) {
                 let (a, b) = (&a[start..][..round], &b[start..][..round]);
-                for line in (0..round).step_by(LINE_BYTES / size_of::<T>()) {
+                for line in (0..if R > 1 { round } else { 0 }).step_by(LINE_BYTES / size_of::<T>()) {
                     V::prefetch(a[line..].as_ptr().wrapping_byte_add(AHEAD_BYTES).cast());
                 }
                 for (j, sum) in sums[..count].iter_mut().enumerate() {

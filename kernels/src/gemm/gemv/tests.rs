@@ -103,6 +103,16 @@ fn the_number_of_steps_alone_decides_the_order() {
 }
 
 #[test]
+fn rows_of_far_memory_are_summed_several_at_a_time_and_change_no_bit() {
+    let ([m, k], lie) = ([130, PART + 33], (false, 1, 1, false));
+    assert!(m * k * size_of::<f16>() >= FAR_BYTES);
+    check::<f32>([1, m, k], lie, Write::Store);
+    check::<f64>([1, m, k], lie, Write::Accumulate);
+    check::<bf16>([1, m, k], lie, Write::Store);
+    check::<f16>([1, m, k], lie, Write::Accumulate);
+}
+
+#[test]
 fn sums_of_products_that_vanish_have_one_sign_of_zero() {
     // Each product is a negative number too small for f32: their sum is -0, except where zeros of a last round are added.
     let (a, b) = (vec![-1e-30f32; 100], vec![1e-30f32; 100]);
