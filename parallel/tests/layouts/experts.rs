@@ -156,6 +156,7 @@ fn adapters_beside_divided_experts_have_the_bits_of_those_beside_whole_ones() {
     let weights = ["gate_up_proj", "down_proj", "gate.weight"].map(String::from).to_vec();
     let joined = LoraConfig { weights, ..LoraConfig::new(2, &["q_proj"]) };
     check(&case(&mixtral, &joined, 3, [4, 1, 1, 2]));
+    check(&case(&qwen, &joined, 0, [2, 1, 2, 2]));
     for split in [case(&qwen, &everywhere, 2, [4, 2, 1, 2]), case(&qwen, &joined, 1, [2, 2, 1, 2])] {
         let sequence = Layout { sequence_parallel: true, ..split.layout.clone() };
         check(&split);
