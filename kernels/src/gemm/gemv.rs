@@ -305,8 +305,10 @@ impl<T: GemmElem, B: GemmElem<Acc = T::Acc>> DotRows<'_, T, B> {
         for start in (0..whole).step_by(round) {
             for (sums, (a, b)) in sums.iter_mut().zip(&rows) {
                 let (a, b) = (&a[start..][..round], &b[start..][..round]);
-                for line in (0..if R > 1 { round } else { 0 }).step_by(LINE_BYTES / size_of::<T>()) {
-                    V::prefetch(a[line..].as_ptr().wrapping_byte_add(AHEAD_BYTES).cast());
+                if R > 1 {
+                    for line in (0..round).step_by(LINE_BYTES / size_of::<T>()) {
+                        V::prefetch(a[line..].as_ptr().wrapping_byte_add(AHEAD_BYTES).cast());
+                    }
                 }
                 for (j, sum) in sums[..count].iter_mut().enumerate() {
                     let lanes = j * V::LANES..(j + 1) * V::LANES;

@@ -242,10 +242,12 @@ impl<T: GemmElem> Product<'_, T> {
 
     /// Whether [`Product::run_thin`] is for this product: few rows, and a B that can be read in place. Tiles read a small B of f32 as fast.
     fn is_thin(&self) -> bool {
-        let Problem { m, n, b_contiguous, b_transposable, .. } = self.problem();
+        if self.a.rows() > THIN_ROWS {
+            return false;
+        }
+        let Problem { n, b_contiguous, b_transposable, .. } = self.problem();
         let is_far = n.saturating_mul(self.a.cols()) >= FAR_B_MIN && self.write != Write::Continue;
-        m <= THIN_ROWS
-            && if is_acc::<T>() { b_transposable && is_far } else { b_contiguous || b_transposable }
+        if is_acc::<T>() { b_transposable && is_far } else { b_contiguous || b_transposable }
     }
 
     /// Whether tiles write C itself, whose elements have the type of the sums.
