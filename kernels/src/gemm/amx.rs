@@ -269,6 +269,7 @@ fn pack_lines(
         width: 1,
         line_pitch: pitch,
         beyond: -bf16::ZERO,
+        near: false,
         dst: &mut lines[..rows * pitch],
     };
     <bf16 as GemmElem>::PanelElem::run(packer, panels);
@@ -319,8 +320,19 @@ fn pack_panel(
     let (dst, rest) = panel.split_at_mut(width * places);
     rest.fill(after);
     let beyond = bf16::from_bits(after.to_bits() as u16);
-    let panels =
-        Panels { src, line_stride, step_stride, lines, steps, places, width, line_pitch: 1, beyond, dst };
+    let panels = Panels {
+        src,
+        line_stride,
+        step_stride,
+        lines,
+        steps,
+        places,
+        width,
+        line_pitch: 1,
+        beyond,
+        near: false,
+        dst,
+    };
     <bf16 as GemmElem>::PanelElem::run(packer, panels);
 }
 

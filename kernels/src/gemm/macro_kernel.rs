@@ -48,6 +48,15 @@ struct ABlock<'a> {
     packs_b: bool,
 }
 
+/// An operand to pack, with a row for each line: A, or B transposed. The other fields are those of [`Panels`].
+struct Operand<'a, T> {
+    matrix: MatRef<'a, T>,
+    width: usize,
+    line_pitch: usize,
+    beyond: T,
+    near: bool,
+}
+
 /// A thread's scratch memory: packed panels of A (and a vector that a tile may write behind them) and of B, each empty if the operand is
 /// read in place, and the sums of tiles that wait for C.
 struct PackBuffers<'a, A> {
@@ -134,9 +143,15 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         let plan = self.plan;
         if !plan.a_in_place && !rows.is_empty() {
             let lines = plan.rows(rows.start).start..plan.rows(rows.end - 1).end;
-            // A place of two steps may lack its second. A's -0 times B's 0 there leaves every sum as it is, -0 too.
-            let beyond = T::narrow(-T::Acc::ZERO);
-            self.pack(self.product.a, lines, (plan.height, plan.a_packed().0), steps, beyond, dst);
+            let a = Operand {
+                matrix: self.product.a,
+                width: plan.height,
+                line_pitch: plan.a_packed().0,
+                // A place of two steps may lack its second. A's -0 times B's 0 there leaves every sum as it is, -0 too.
+                beyond: T::narrow(-T::Acc::ZERO),
+                near: false,
+            };
+            self.pack(a, lines, steps, dst);
         }
     }
 
@@ -145,9 +160,14 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         let plan = self.plan;
         if !cols.is_empty() {
             let lines = plan.cols(cols.start).start..plan.cols(cols.end - 1).end;
-            let beyond = T::narrow(T::Acc::ZERO);
-            let matrix = self.product.b.transposed();
-            self.pack(matrix, lines, (plan.shape.cols(), 1), steps, beyond, dst);
+            let b = Operand {
+                matrix: self.product.b.transposed(),
+                width: plan.shape.cols(),
+                line_pitch: 1,
+                beyond: T::narrow(T::Acc::ZERO),
+                near: plan.by_panel,
+            };
+            self.pack(b, lines, steps, dst);
         }
     }
 
@@ -204,16 +224,9 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
         }
     }
 
-    /// Packs some steps of some lines of an operand. `matrix` has a row for each line: it is A, or B transposed.
-    fn pack(
-        &self,
-        matrix: MatRef<'_, T>,
-        lines: Range<usize>,
-        (width, line_pitch): (usize, usize),
-        places: &Range<usize>,
-        beyond: T,
-        dst: &mut [T::Acc],
-    ) {
+    /// Packs some steps of some lines of an operand.
+    fn pack(&self, of: Operand<'_, T>, lines: Range<usize>, places: &Range<usize>, dst: &mut [T::Acc]) {
+        let Operand { matrix, width, line_pitch, beyond, near } = of;
         let (line_stride, step_stride) = matrix.strides();
         let per_place = steps_on::<T::PanelElem>(self.product.runner);
         let first = places.start * per_place;
@@ -228,6 +241,7 @@ impl<T: GemmElem> MacroKernel<'_, '_, T> {
             width,
             line_pitch,
             beyond,
+            near,
             dst: match line_pitch {
                 1 => &mut dst[..lines.len().div_ceil(width) * width * places.len()],
                 _ => &mut dst[..lines.len() * line_pitch],

@@ -10,8 +10,9 @@
 //! begun at zero (or at the sums of the blocks of k before, loaded from memory). The order is the same for every tile size and
 //! instruction set, so an element's bits do not depend on its position.
 //!
-//! On AVX-512 a full tile takes 14 x 2 registers for sums, 2 for B and 1 for A's broadcast element; a step costs 28 FMAs and 16 loads. Tiles of
-//! few rows are wider, so that B is read in longer runs and more independent chains hide the latency of an FMA.
+//! On AVX-512 a full tile takes 14 x 2 registers for sums, 2 for B and 1 for A's broadcast element; a step costs 28 FMAs and 16 loads. A broad
+//! tile of 8 x 3 costs 24 and 11, and leaves registers for the next step's factors: it is faster, most of all where another thread uses the core
+//! too. Tiles of few rows are wider, so that B is read in longer runs and more independent chains hide the latency of an FMA.
 //!
 //! A tile also reads a B that is not packed; its last vector may then be partly filled. If B's steps are neighbours and its columns are not, squares
 //! of LANES x LANES elements are transposed in registers. A tile can pack a panel that other tiles read after it, by stores beside its
@@ -19,10 +20,13 @@
 
 #![allow(unsafe_code)]
 
+use std::sync::atomic::{Ordering, compiler_fence};
+
 use super::element::PanelElem;
 use super::tables::{add_planes, add_segments, prefetch_output};
 use super::tile::{
-    FEW_ROWS, Tile, VECTORS, VECTORS_MAX, can_pack, has_full_height, reads_packed, reads_table, rows,
+    BROAD_VECTORS, FEW_ROWS, Tile, VECTORS, VECTORS_MAX, broad_rows, can_pack, has_full_height, reads_dense,
+    reads_packed, reads_table, rows,
 };
 use crate::simd::{Float, Isa, Kernel, LANES_MAX, Runner, Vector, each};
 
@@ -34,6 +38,8 @@ const AHEAD_PACKING: usize = 28;
 /// So many steps are added before the next rows of the output are prefetched, in a loop that does nothing else: a core that decodes four
 /// instructions at a time has room for five beside the 50 of a step.
 const RUN: usize = 16;
+/// Bytes that a prefetch brings.
+const LINE: usize = 64;
 
 /// Computes `tile.count` tiles of `rows` rows. `tile` is advanced past the last.
 ///
@@ -41,14 +47,15 @@ const RUN: usize = 16;
 ///
 /// For each tile that it counts, and for i < rows, j < `tile.cols` and k < steps, the places named at [`Tile`] are valid to
 /// read, and to write for `out` (which no other thread touches), and the tile is no larger than the instruction set's
-/// [`TileShape`](super::TileShape), or that [`TileShape::widened`](super::TileShape::widened); one column of B at least
-/// exists, and one vector of columns at most where `b_col` is not 1.
+/// [`TileShape`](super::TileShape), or that one [widened](super::TileShape::widened) or [broad](super::TileShape::broad); one column of B at
+/// least exists, and one vector of columns at most where `b_col` is not 1.
 /// A tile that packs A or B is one that [`can_pack`]; a tile whose B has a table is one that [`reads_table`]. Either has whole
 /// vectors of columns, which are neighbours in B. A's rows are neighbours if A is packed or B has a table. Packed panels are
 /// written to places that are valid to write, and that no other thread uses.
 /// B's table has as many places as a plane has steps. Each place names the step of A, within the plane, that it is
 /// multiplied with.
 /// A tile whose rows of A have a table [`has_full_height`], with one or two whole vectors of columns.
+/// A tile of [`BROAD_VECTORS`] and more than [`FEW_ROWS`] reads packed panels, with whole vectors of columns.
 pub(super) unsafe fn run_tile<P: PanelElem>(
     runner: Runner,
     lanes: usize,
@@ -73,6 +80,7 @@ fn run_rows<P: PanelElem, const H: usize>(runner: Runner, vectors: usize, tile: 
     match vectors {
         1 => P::compute::<H, 1>(runner, SizedTile(tile)),
         2 => P::compute::<H, VECTORS>(runner, SizedTile(tile)),
+        3 if H > FEW_ROWS => P::compute::<H, BROAD_VECTORS>(runner, SizedTile(tile)),
         3 | 4 => P::compute::<H, 4>(runner, SizedTile(tile)),
         _ => P::compute::<H, VECTORS_MAX>(runner, SizedTile(tile)),
     }
@@ -104,6 +112,8 @@ const PACK_BOTH: u8 = 6;
 const OFFSETS: u8 = 7;
 /// B by whole vectors; A's rows by a table, its steps by segments.
 const SEGMENTS: u8 = 8;
+/// Packed, and the steps of both follow each other without a gap.
+const DENSE: u8 = 9;
 
 impl<P: PanelElem, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H, W> {
     type Output = ();
@@ -111,8 +121,19 @@ impl<P: PanelElem, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H
     #[inline(always)]
     fn run<S: Isa>(self) {
         let tile = self.0;
-        let packed = tile.a_row == 1;
-        let whole = tile.cols == W * <P::Acc as Float>::Vec::<S>::LANES;
+        let (packed, width) = (tile.a_row == 1, W * <P::Acc as Float>::Vec::<S>::LANES);
+        let whole = tile.cols == width;
+        let dense =
+            const { reads_dense(H, W, rows::<S>()) } && packed && tile.a_step == H && tile.b_step == width;
+        if const { W == BROAD_VECTORS && H > FEW_ROWS && H <= broad_rows(rows::<S>()) } {
+            // SAFETY: `run_tile`'s contract; the type is made only there.
+            return unsafe {
+                match dense {
+                    true => compute_all::<P, S, _, H, W, DENSE>(tile),
+                    false => compute_all::<P, S, _, H, W, PACKED>(tile),
+                }
+            };
+        }
         // Sizes that an instruction set has no registers for are never asked for, and only packed panels hold places of
         // several steps; this keeps the others uncompiled.
         if const { H <= rows::<S>() && H * W <= rows::<S>() * VECTORS && (W <= VECTORS || H <= FEW_ROWS) } {
@@ -136,6 +157,7 @@ impl<P: PanelElem, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H
                     (false, _) if const { !P::IN_PANELS && W == 1 } => {
                         compute_all::<P, S, _, H, W, TRANSPOSED>(tile)
                     }
+                    (_, true) if dense => compute_all::<P, S, _, H, W, DENSE>(tile),
                     (_, true) if packed && const { reads_packed(H, W, rows::<S>()) } => {
                         compute_all::<P, S, _, H, W, PACKED>(tile)
                     }
@@ -213,7 +235,7 @@ where
             TRANSPOSED => transpose_and_add::<P, S, V, H, W>(tile, sums),
             OFFSETS => add_planes::<P, S, V, H, W>(tile, sums),
             SEGMENTS => add_segments::<P, S, V, H, W>(tile, sums),
-            _ if const { W > VECTORS } => add_wide_steps::<P, S, V, H, W>(tile, sums, lens),
+            _ if const { W > VECTORS && H <= FEW_ROWS } => add_wide_steps::<P, S, V, H, W>(tile, sums, lens),
             _ => add_steps::<P, S, V, H, W, READ>(tile, sums, lens),
         }
     };
@@ -258,16 +280,14 @@ where
     S: Isa,
     V: Vector<Elem = P::Acc>,
 {
-    let (mut a, mut b) = (tile.a, tile.b);
-    let (mut pack_a_to, mut pack_b_to) = (tile.pack_a_to, tile.pack_b_to);
-    let ahead = if matches!(READ, PACK_A | PACK_B | PACK_BOTH) { AHEAD_PACKING } else { AHEAD };
+    let mut at = Place { a: tile.a, b: tile.b, pack_a_to: tile.pack_a_to, pack_b_to: tile.pack_b_to };
     // Rows of the output, and how many a run.
     let (mut near, mut near_left) = (tile.prefetch, if tile.prefetch.is_null() { 0 } else { H });
     let rows_a_run = near_left.div_ceil(tile.steps.div_ceil(RUN).max(1));
     let mut far = tile.far;
     let mut left = tile.steps;
     while left > 0 {
-        if READ == PACKED && !far.is_null() {
+        if matches!(READ, PACKED | DENSE) && !far.is_null() {
             V::prefetch_far(far.cast());
             far = far.wrapping_add(RUN * tile.far_step);
         }
@@ -278,46 +298,96 @@ where
         near_left = near_left.saturating_sub(rows_a_run);
         let run = left.min(RUN);
         left -= run;
-        for _ in 0..run {
-            let mut b_row = [V::zero(); W];
-            for (j, lanes) in b_row.iter_mut().enumerate() {
-                // SAFETY: B's places are valid.
-                *lanes = unsafe { load(b.wrapping_add(j * V::LANES), lens[j]) };
-                V::prefetch(b.wrapping_add(ahead * tile.b_step + j * V::LANES));
-            }
-            if matches!(READ, PACK_B | PACK_BOTH) {
-                for (j, &lanes) in b_row.iter().enumerate() {
-                    // SAFETY: a place of B's panel.
-                    unsafe { store(lanes, pack_b_to.wrapping_add(j * V::LANES), V::LANES) };
-                }
-                pack_b_to = pack_b_to.wrapping_add(W * V::LANES);
-            }
-            if matches!(READ, PACK_A | PACK_BOTH) {
-                for first in (0..H).step_by(V::LANES) {
-                    let next = a.wrapping_add(ahead * tile.a_step + first);
-                    V::prefetch(next);
-                    V::prefetch(next.wrapping_add(V::LANES.min(H - first) - 1));
-                    // SAFETY: A's rows are neighbours.
-                    let lanes: V = unsafe { load(a.wrapping_add(first), V::LANES.min(H - first)) };
-                    // SAFETY: places of A's panel, and what may be written behind it.
-                    unsafe { store(lanes, pack_a_to.wrapping_add(first), V::LANES) };
-                }
-                pack_a_to = pack_a_to.wrapping_add(H);
-            }
-            for (i, row) in sums.iter_mut().enumerate() {
-                let side_by_side = matches!(READ, PACKED | PACK_A | PACK_BOTH);
-                // SAFETY: A's places are valid.
-                let x = V::splat(unsafe { *a.add(if side_by_side { i } else { i * tile.a_row }) });
-                for (sum, lanes) in row.iter_mut().zip(b_row) {
-                    *sum = P::add::<S>(x, lanes, *sum);
+        let mut single = run;
+        if READ == DENSE {
+            // Four in a row, as written: of a loop of four the compiler leaves the branches.
+            for _ in 0..run / 4 {
+                // SAFETY: the caller's.
+                unsafe {
+                    add_step::<P, S, V, H, W, READ>(tile, &mut at, &mut sums, lens);
+                    add_step::<P, S, V, H, W, READ>(tile, &mut at, &mut sums, lens);
+                    add_step::<P, S, V, H, W, READ>(tile, &mut at, &mut sums, lens);
+                    add_step::<P, S, V, H, W, READ>(tile, &mut at, &mut sums, lens);
                 }
             }
-            // Wrapping: after the last step they point beyond the matrices and are not used.
-            a = a.wrapping_add(tile.a_step);
-            b = b.wrapping_add(tile.b_step);
+            single %= 4;
+        }
+        for _ in 0..single {
+            // SAFETY: the caller's.
+            unsafe { add_step::<P, S, V, H, W, READ>(tile, &mut at, &mut sums, lens) }
         }
     }
     sums
+}
+
+/// Where a tile reads its operands, and where it packs them. After the last step the pointers lead beyond the matrices and are not used.
+struct Place<T> {
+    a: *const T,
+    b: *const T,
+    pack_a_to: *mut T,
+    pack_b_to: *mut T,
+}
+
+/// Adds one step to the sums, and goes on to the next.
+///
+/// # Safety
+///
+/// [`run_tile`]'s.
+#[inline(always)]
+unsafe fn add_step<P, S, V, const H: usize, const W: usize, const READ: u8>(
+    tile: &Tile<P::Acc>,
+    at: &mut Place<P::Acc>,
+    sums: &mut [[V; W]; H],
+    lens: [usize; W],
+) where
+    P: PanelElem<Acc: Float<Vec<S> = V>>,
+    S: Isa,
+    V: Vector<Elem = P::Acc>,
+{
+    let (a_step, b_step) = if READ == DENSE { (H, W * V::LANES) } else { (tile.a_step, tile.b_step) };
+    let ahead = if matches!(READ, PACK_A | PACK_B | PACK_BOTH) { AHEAD_PACKING } else { AHEAD };
+    let mut b_row = [V::zero(); W];
+    for (j, lanes) in b_row.iter_mut().enumerate() {
+        // SAFETY: B's places are valid.
+        *lanes = unsafe { load(at.b.wrapping_add(j * V::LANES), lens[j]) };
+        // Two vectors may lie in a line.
+        if READ != DENSE || (j * V::LANES * size_of::<P::Acc>()).is_multiple_of(LINE) {
+            V::prefetch(at.b.wrapping_add(ahead * b_step + j * V::LANES));
+        }
+    }
+    if matches!(READ, PACK_B | PACK_BOTH) {
+        for (j, &lanes) in b_row.iter().enumerate() {
+            // SAFETY: a place of B's panel.
+            unsafe { store(lanes, at.pack_b_to.wrapping_add(j * V::LANES), V::LANES) };
+        }
+        at.pack_b_to = at.pack_b_to.wrapping_add(W * V::LANES);
+    }
+    if matches!(READ, PACK_A | PACK_BOTH) {
+        for first in (0..H).step_by(V::LANES) {
+            let next = at.a.wrapping_add(ahead * a_step + first);
+            V::prefetch(next);
+            V::prefetch(next.wrapping_add(V::LANES.min(H - first) - 1));
+            // SAFETY: A's rows are neighbours.
+            let lanes: V = unsafe { load(at.a.wrapping_add(first), V::LANES.min(H - first)) };
+            // SAFETY: places of A's panel, and what may be written behind it.
+            unsafe { store(lanes, at.pack_a_to.wrapping_add(first), V::LANES) };
+        }
+        at.pack_a_to = at.pack_a_to.wrapping_add(H);
+    }
+    for (i, row) in sums.iter_mut().enumerate() {
+        let side_by_side = matches!(READ, PACKED | DENSE | PACK_A | PACK_BOTH);
+        // SAFETY: A's places are valid.
+        let x = V::splat(unsafe { *at.a.add(if side_by_side { i } else { i * tile.a_row }) });
+        for (sum, lanes) in row.iter_mut().zip(b_row) {
+            *sum = P::add::<S>(x, lanes, *sum);
+        }
+    }
+    at.a = at.a.wrapping_add(a_step);
+    at.b = at.b.wrapping_add(b_step);
+    if READ == DENSE {
+        // The next step's loads stay behind: all of four steps' factors at once would not fit the registers.
+        compiler_fence(Ordering::SeqCst);
+    }
 }
 
 /// As [`add_steps`] for a wide tile: its few elements of A are in registers and B's vectors are loaded one by one, as all of them would not fit.

@@ -14,7 +14,7 @@
 #![allow(unsafe_code)]
 
 use super::element::{GemmElem, PanelElem};
-use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector};
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, PARTS_MAX, Vector, each};
 
 /// How many places are copied for a panel before those of the next panel, and how many places ahead rows are prefetched.
 const PLACES_AT_ONCE: usize = 8;
@@ -38,6 +38,8 @@ pub(super) struct Panels<'a, T: GemmElem> {
     pub(super) line_pitch: usize,
     /// What stands for a step after the last.
     pub(super) beyond: T,
+    /// Whether the lines have been prefetched.
+    pub(super) near: bool,
     /// Where the panels, or the rows, are written.
     pub(super) dst: &'a mut [T::Acc],
 }
@@ -183,6 +185,20 @@ impl<T: GemmElem> Panels<'_, T> {
         let square = V::LANES * T::PanelElem::steps::<S>();
         let (stride, pitch) = (self.line_stride, self.width);
         let width = (pitch - first).min(V::LANES);
+        if const { V::LANES == LANES_MAX && V::PARTS == PARTS_MAX } && pitch == V::LANES / 2 {
+            // A vector holds two places.
+            for (i, dst) in panel.chunks_exact_mut(V::LANES * pitch).enumerate().take(self.steps / square) {
+                let rows = each(|row| {
+                    let steps = &self.src[(line + row) * stride + i * square..][..square];
+                    V::prefetch_far(steps.as_ptr().wrapping_add(pitch * stride).cast());
+                    T::load_steps::<S>(steps, self.beyond)
+                });
+                for (dst, lanes) in dst.chunks_exact_mut(V::LANES).zip(V::interleave(rows)) {
+                    lanes.store(dst);
+                }
+            }
+            return self.steps / square;
+        }
         if width < V::LANES && width < pitch {
             return 0; // beside lanes that are written already
         }
@@ -200,7 +216,9 @@ impl<T: GemmElem> Panels<'_, T> {
             for (i, row) in rows[..V::LANES].iter_mut().enumerate() {
                 let steps = src.wrapping_add(i.min(width - 1) * stride);
                 // The same steps of the next square's line: all of a row of squares lies between, so memory has time to answer.
-                V::prefetch_far(steps.wrapping_add(V::LANES * stride).cast());
+                if !self.near {
+                    V::prefetch_far(steps.wrapping_add(V::LANES * stride).cast());
+                }
                 // SAFETY: within `src`, by its length.
                 *row = T::load_steps::<S>(unsafe { std::slice::from_raw_parts(steps, square) }, self.beyond);
             }

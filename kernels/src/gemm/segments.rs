@@ -70,8 +70,19 @@ pub(crate) fn pack_panels<T: GemmElem>(steps: MatRef<'_, T>, width: usize, dst: 
     let (src, lines, steps, beyond) = (steps.data(), steps.cols(), steps.rows(), T::zeroed());
     let places = steps.div_ceil(steps_in_place::<T>());
     let dst = &mut dst[..lines.next_multiple_of(width) * places];
-    let panels =
-        Panels { src, line_stride, step_stride, lines, steps, places, width, line_pitch: 1, beyond, dst };
+    let panels = Panels {
+        src,
+        line_stride,
+        step_stride,
+        lines,
+        steps,
+        places,
+        width,
+        line_pitch: 1,
+        beyond,
+        near: false,
+        dst,
+    };
     T::PanelElem::run(runner, panels);
 }
 

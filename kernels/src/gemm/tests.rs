@@ -371,13 +371,18 @@ fn blocks_of_k_change_no_bit() {
 #[test]
 fn panels_of_b_that_are_packed_one_by_one_change_no_bit() {
     let pools = pools();
+    let case = |m, n| Case { lies: (Lie::Rows, Lie::Cols, Lie::Rows), ..Case::plain(m, n, 1100) };
     // In two blocks of k; the last panels of rows and of columns are smaller.
-    let case = Case { lies: (Lie::Rows, Lie::Cols, Lie::Rows), ..Case::plain(80, 265, 1100) };
     for (write, bias) in [(Write::Store, true), (Write::Accumulate, false)] {
-        check::<f32>(Case { write, bias, ..case }, &pools);
-        check::<f64>(Case { write, bias, ..case }, &pools[..1]);
-        check::<bf16>(Case { write, bias, ..case }, &pools[..2]);
-        check::<f16>(Case { write, bias, activation: Some(Gelu::Tanh), ..case }, &pools[..1]);
+        check::<f32>(Case { write, bias, ..case(83, 265) }, &pools);
+        check::<f64>(Case { write, bias, ..case(83, 265) }, &pools[..1]);
+        check::<bf16>(Case { write, bias, ..case(83, 265) }, &pools[..2]);
+        check::<f16>(Case { write, bias, activation: Some(Gelu::Tanh), ..case(83, 265) }, &pools[..1]);
+    }
+    // Of one to seven rows, and with columns that broad tiles leave for a tile of one vector, of two, of none, or do not suit.
+    for (m, n) in [(81, 256), (82, 272), (84, 240), (85, 283), (86, 245), (87, 257), (88, 285)] {
+        check::<f32>(case(m, n), &pools[..1]);
+        check::<f64>(case(m, n), &pools[..1]);
     }
 }
 

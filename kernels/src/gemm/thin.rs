@@ -82,6 +82,7 @@ impl<T: GemmElem> Product<'_, T> {
                 width: H,
                 line_pitch: 1,
                 beyond: T::narrow(-T::Acc::ZERO),
+                near: false,
                 dst: &mut a[..H * places],
             };
             T::PanelElem::run(self.runner, panels);

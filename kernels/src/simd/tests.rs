@@ -427,7 +427,7 @@ fn exact_operations_have_the_bits_of_plain_arithmetic() {
     });
 }
 
-/// The three reductions, a square of all elements transposed, some lanes loaded alone, and the masks' `any` and `all`.
+/// The three reductions, a square of all elements transposed, half of one interleaved where that can be, some lanes loaded alone, and the masks' `any` and `all`.
 struct Lanes<'a, T>(&'a [T]);
 
 struct LanesOutput<T> {
@@ -435,6 +435,7 @@ struct LanesOutput<T> {
     sum: T,
     max: T,
     transposed: Vec<T>,
+    interleaved: Option<Vec<T>>,
     any: bool,
     all: bool,
     /// Every second lane.
@@ -457,6 +458,15 @@ impl<T: Float> Kernel for Lanes<'_, T> {
         for (row, transposed) in square.iter().zip(transposed.chunks_exact_mut(lanes)) {
             row.store(transposed);
         }
+        let interleaved =
+            const { T::Vec::<S>::LANES == LANES_MAX && T::Vec::<S>::PARTS == PARTS_MAX }.then(|| {
+                let rows = each(|i| T::Vec::<S>::load(&self.0[i * lanes..]));
+                let mut interleaved = vec![T::ZERO; lanes * lanes / 2];
+                for (to, row) in interleaved.chunks_exact_mut(lanes).zip(T::Vec::<S>::interleave(rows)) {
+                    row.store(to);
+                }
+                interleaved
+            });
         let mut some = vec![T::ONE; lanes];
         // SAFETY: `self.0` has these lanes and more.
         unsafe { T::Vec::<S>::load_where(self.0.as_ptr(), 0x5555 & ((1 << lanes) - 1)) }.store(&mut some);
@@ -466,6 +476,7 @@ impl<T: Float> Kernel for Lanes<'_, T> {
             sum: v.reduce_sum(),
             max: v.reduce_max(),
             transposed,
+            interleaved,
             any: nan.any(),
             all: nan.all(),
             some,
@@ -483,6 +494,11 @@ fn reductions_follow_their_tree_and_propagate_nan() {
         let transposed =
             (0..got.lanes * got.lanes).map(|i| values[i % got.lanes * got.lanes + i / got.lanes]);
         assert_eq!(got.transposed, transposed.collect::<Vec<_>>());
+        if let Some(interleaved) = got.interleaved {
+            let half = got.lanes / 2;
+            let wanted = (0..half * got.lanes).map(|i| values[i % half * got.lanes + i / half]);
+            assert_eq!(interleaved, wanted.collect::<Vec<_>>());
+        }
         let values = &values[..got.lanes];
         let mut tree = values.to_vec();
         while tree.len() > 1 {

@@ -112,8 +112,7 @@ pub(crate) trait Vector:
     }
 
     /// Transposes the square of the first LANES vectors: parts among each other, then the square in each part of as many
-    /// rows as it has lanes. Zipping row i with row i + half moves a bit of the row number into the lane number and one of
-    /// the lane's into the row's; after log2(rows) rounds all have moved.
+    /// rows as it has lanes.
     #[inline(always)]
     fn transpose(square: &mut [Self; LANES_MAX]) {
         let part = Self::LANES / Self::PARTS;
@@ -127,10 +126,18 @@ pub(crate) trait Vector:
                 square[j * part + i] = rows[j];
             }
         }
+        Self::transpose_in_parts(square);
+    }
+
+    /// Transposes the square in each part of so many rows, and so for the rows after them. Zipping row i with row i + half moves a bit of the row
+    /// number into the lane number and one of the lane's into the row's; after log2(rows) rounds all have moved.
+    #[inline(always)]
+    fn transpose_in_parts<const N: usize>(square: &mut [Self; N]) {
+        let part = Self::LANES / Self::PARTS;
         let mut rounds = part;
         while rounds > 1 {
             let rows = *square;
-            for first in (0..Self::LANES).step_by(part) {
+            for first in (0..N.min(Self::LANES)).step_by(part) {
                 for i in 0..part / 2 {
                     let (low, high) = rows[first + i].zip_parts(rows[first + i + part / 2]);
                     (square[first + 2 * i], square[first + 2 * i + 1]) = (low, high);
@@ -138,6 +145,17 @@ pub(crate) trait Vector:
             }
             rounds /= 2;
         }
+    }
+
+    /// Of half as many vectors as they have lanes: lane 0 of each, then lane 1 of each, and so on, in as many vectors. For vectors of
+    /// [`LANES_MAX`] lanes in [`PARTS_MAX`] parts.
+    #[inline(always)]
+    fn interleave(mut rows: [Self; LANES_MAX / 2]) -> [Self; LANES_MAX / 2] {
+        Self::transpose_in_parts(&mut rows);
+        // Part p of row i has lane 4 p + i of the first four rows, that of row 4 + i the same lane of the others.
+        let even = Self::transpose_parts([rows[0], rows[4], rows[1], rows[5]]);
+        let odd = Self::transpose_parts([rows[2], rows[6], rows[3], rows[7]]);
+        each(|i| if i % 2 == 0 { even[i / 2] } else { odd[i / 2] })
     }
 
     /// Lane i from lane i - 1; what the first lane gets is unspecified.
