@@ -244,7 +244,9 @@ where
         for j in 0..W {
             // SAFETY: one of the bias's places.
             let bias: V = unsafe { load(tile.bias.wrapping_add(j * V::LANES), lens[j]) };
-            sums.iter_mut().for_each(|row| row[j] = row[j] + bias);
+            for row in &mut sums {
+                row[j] = row[j] + bias;
+            }
         }
     }
     let out = |i: usize, j: usize| tile.out.wrapping_add(i * tile.out_row + j * V::LANES);
@@ -292,7 +294,9 @@ where
             far = far.wrapping_add(RUN * tile.far_step);
         }
         for _ in 0..rows_a_run.min(near_left) {
-            (0..W).for_each(|j| V::prefetch(near.wrapping_add(j * V::LANES)));
+            for j in 0..W {
+                V::prefetch(near.wrapping_add(j * V::LANES));
+            }
             near = near.wrapping_add(tile.prefetch_row);
         }
         near_left = near_left.saturating_sub(rows_a_run);
