@@ -51,7 +51,7 @@
 //! chunks         what threads take in turns
 //! macro_kernel   packs blocks, runs tiles, finishes them      epilogue   bias, activation, rounding, writing C
 //! micro_kernel   a tile of C in registers                     pack       panels of A and B
-//! tile           a tile's size and operands                   tables     the micro-kernel's loops for the two below
+//! tile           a tile's size and operands                   loops      the micro-kernel's for transposed B and the two below
 //! small          operands that fit the caches; attention      offsets    B by a table of offsets: implicit GEMM of convolutions
 //! thin           up to 4 rows                                 segments   A by segments: a convolution's weight gradient
 //! amx            bf16 by tiles of matrices, on CPUs that have them
@@ -66,6 +66,7 @@ mod cuda;
 mod element;
 mod epilogue;
 mod gemv;
+mod loops;
 mod macro_kernel;
 mod mat;
 mod micro_kernel;
@@ -76,7 +77,6 @@ mod plan;
 mod product;
 mod segments;
 mod small;
-mod tables;
 #[cfg(test)]
 mod tests;
 mod thin;

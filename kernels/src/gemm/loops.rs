@@ -1,12 +1,12 @@
-//! The micro-kernel's loops for operands that are no matrices: B by an offset table ([`add_planes`], for `offsets.rs`), A by segments
-//! ([`add_segments`], for `segments.rs`).
+//! The micro-kernel's loops for a B whose columns have their steps side by side ([`transpose_and_add`]: squares are transposed in registers), and for
+//! operands that are no matrices: B by an offset table ([`add_planes`], for `offsets.rs`), A by segments ([`add_segments`], for `segments.rs`).
 
 #![allow(unsafe_code)]
 
 use super::element::PanelElem;
 use super::micro_kernel::{AHEAD, load};
 use super::tile::Tile;
-use crate::simd::{Float, Isa, Vector};
+use crate::simd::{Float, Isa, LANES_MAX, Vector, each};
 
 /// Adds all steps to the sums. B's steps are those of the offset table in each of `tile.planes` planes.
 ///
@@ -110,4 +110,92 @@ pub(super) fn prefetch_output<V: Vector, const W: usize>(tile: &Tile<V::Elem>, r
     for j in 0..W {
         V::prefetch(tile.prefetch.wrapping_add(row * tile.prefetch_row + j * V::LANES));
     }
+}
+
+/// So few steps after B's last whole square are added from registers.
+const FEW_STEPS: usize = 4;
+/// How many squares ahead a transposed B is prefetched.
+const SQUARES_AHEAD: usize = 8;
+
+/// Adds all steps to the sums of one vector of columns of B, each of which has its steps side by side.
+///
+/// # Safety
+///
+/// [`run_tile`](super::micro_kernel::run_tile)'s.
+#[inline(always)]
+pub(super) unsafe fn transpose_and_add<P, S, V, const H: usize, const W: usize>(
+    tile: &Tile<P::Acc>,
+    mut sums: [[V; W]; H],
+) -> [[V; W]; H]
+where
+    P: PanelElem<Acc: Float<Vec<S> = V>>,
+    S: Isa,
+    V: Vector<Elem = P::Acc>,
+{
+    // Lanes beyond the last column repeat it; their sums are not read.
+    let columns: [_; LANES_MAX] = each(|j| tile.b.wrapping_add(j.min(tile.cols - 1) * tile.b_col));
+    let whole = tile.steps - tile.steps % V::LANES;
+    for step in (0..whole).step_by(V::LANES) {
+        let ahead = step + SQUARES_AHEAD * V::LANES;
+        // Near a column's end the next tile's first column is prefetched, if that tile lies beside this one.
+        let ahead = if ahead < tile.steps { ahead } else { V::LANES * tile.b_col + ahead - tile.steps };
+        let mut square = [V::zero(); LANES_MAX];
+        for (row, column) in square[..V::LANES].iter_mut().zip(&columns) {
+            // SAFETY: B's places are valid.
+            *row = unsafe { load(column.add(step), V::LANES) };
+            V::prefetch_far(column.wrapping_add(ahead));
+        }
+        // SAFETY: the caller's.
+        sums = unsafe { add_square::<P, S, V, H, W, LANES_MAX>(tile, sums, step, square, V::LANES) };
+    }
+    let count = tile.steps - whole;
+    if count > 0 {
+        let mut square = [V::zero(); LANES_MAX];
+        for (row, column) in square[..V::LANES].iter_mut().zip(&columns) {
+            // SAFETY: B's places are valid.
+            *row = unsafe { load(column.add(whole), count) };
+        }
+        // Few steps need few of the transposed vectors, which are all in registers then.
+        // SAFETY: the caller's.
+        sums = unsafe {
+            match count <= FEW_STEPS {
+                true => add_square::<P, S, V, H, W, FEW_STEPS>(tile, sums, whole, square, count),
+                false => add_square::<P, S, V, H, W, LANES_MAX>(tile, sums, whole, square, count),
+            }
+        };
+    }
+    sums
+}
+
+/// Transposes a square whose rows are columns of B, and adds its first `count` steps (at most `MAX`) to the sums; step 0 of the square is step
+/// `first` of k.
+///
+/// # Safety
+///
+/// [`run_tile`](super::micro_kernel::run_tile)'s.
+#[inline(always)]
+unsafe fn add_square<P, S, V, const H: usize, const W: usize, const MAX: usize>(
+    tile: &Tile<P::Acc>,
+    mut sums: [[V; W]; H],
+    first: usize,
+    mut square: [V; LANES_MAX],
+    count: usize,
+) -> [[V; W]; H]
+where
+    P: PanelElem<Acc: Float<Vec<S> = V>>,
+    S: Isa,
+    V: Vector<Elem = P::Acc>,
+{
+    V::transpose(&mut square);
+    for (s, &lanes) in square[..MAX].iter().enumerate() {
+        if s == count {
+            break;
+        }
+        for (i, row) in sums.iter_mut().enumerate() {
+            // SAFETY: A's places are valid.
+            let x = unsafe { *tile.a.add(i * tile.a_row + (first + s) * tile.a_step) };
+            row[0] = P::add::<S>(V::splat(x), lanes, row[0]);
+        }
+    }
+    sums
 }
