@@ -427,7 +427,8 @@ fn exact_operations_have_the_bits_of_plain_arithmetic() {
     });
 }
 
-/// The three reductions, a square of all elements transposed, half of one interleaved where that can be, some lanes loaded alone, and the masks' `any` and `all`.
+/// The three reductions, a square of all elements transposed, half of one interleaved where that can be, some lanes loaded alone, and the masks'
+/// `any` and `all`.
 struct Lanes<'a, T>(&'a [T]);
 
 struct LanesOutput<T> {

@@ -129,8 +129,9 @@ pub(crate) trait Vector:
         Self::transpose_in_parts(square);
     }
 
-    /// Transposes the square in each part of so many rows, and so for the rows after them. Zipping row i with row i + half moves a bit of the row
-    /// number into the lane number and one of the lane's into the row's; after log2(rows) rounds all have moved.
+    /// Transposes the square in each part of the first rows, as many as a part has lanes, and those of each so many rows after them. Zipping row i
+    /// with row i + half moves a bit of the row number into the lane number and one of the lane's into the row's; after log2(rows) rounds all have
+    /// moved.
     #[inline(always)]
     fn transpose_in_parts<const N: usize>(square: &mut [Self; N]) {
         let part = Self::LANES / Self::PARTS;
