@@ -10,7 +10,7 @@ use phalanx_tensor::{bf16, f16};
 use super::micro_kernel::SizedTile;
 use crate::real::Real;
 use crate::scratch::Scratch;
-use crate::simd::{Float, Halves, Isa, Kernel, Runner, Vector, pair};
+use crate::simd::{Float, Halves, Isa, Kernel, PARTS_MAX, Runner, Vector, pair};
 
 /// An element type of `gemm`. Half types are rounded once when stored.
 pub(crate) trait GemmElem: Real<Wide = <Self as GemmElem>::Acc> {
@@ -26,17 +26,17 @@ pub(crate) trait GemmElem: Real<Wide = <Self as GemmElem>::Acc> {
     /// A vector of places, successive steps of one line; `beyond` stands for a step that a place lacks.
     fn load_steps<S: Isa>(steps: &[Self], beyond: Self) -> <Self::Acc as Float>::Vec<S>;
 
-    /// Whether many steps are read faster as lanes of two, which [`GemmElem::split`] takes apart.
-    fn reads_pairs<S: Isa>() -> bool {
+    /// Whether many steps are read faster as lanes of two neighbours, which [`GemmElem::split`] takes apart.
+    fn reads_neighbours<S: Isa>() -> bool {
         false
     }
-    /// Two steps in each lane, in the order of the line.
-    fn load_pairs<S: Isa>(steps: &[Self]) -> <Self::Acc as Float>::Vec<S> {
-        Self::load_steps::<S>(steps, Self::narrow(Self::Acc::ZERO))
+    /// [`Halves::load_neighbours`], where they are read.
+    fn load_neighbours<S: Isa>(_lines: [&[Self]; PARTS_MAX]) -> [<Self::Acc as Float>::Vec<S>; PARTS_MAX] {
+        unreachable!("no neighbours in a lane")
     }
     /// The first steps of lanes of two, and the others.
-    fn split<S: Isa>(pairs: <Self::Acc as Float>::Vec<S>) -> [<Self::Acc as Float>::Vec<S>; 2] {
-        [pairs; 2]
+    fn split<S: Isa>(_lanes: <Self::Acc as Float>::Vec<S>) -> [<Self::Acc as Float>::Vec<S>; 2] {
+        unreachable!("no neighbours in a lane")
     }
 }
 
@@ -182,17 +182,17 @@ impl GemmElem for bf16 {
     }
 
     #[inline(always)]
-    fn reads_pairs<S: Isa>() -> bool {
-        S::BF16_IN_LANE == 1 && S::F32::SPLITS_PAIRS
+    fn reads_neighbours<S: Isa>() -> bool {
+        S::BF16_IN_LANE == 1 && S::F32::SPLITS_NEIGHBOURS
     }
 
     #[inline(always)]
-    fn load_pairs<S: Isa>(steps: &[bf16]) -> S::F32 {
-        S::F32::load_pairs(steps, bf16::ZERO)
+    fn load_neighbours<S: Isa>(lines: [&[bf16]; PARTS_MAX]) -> [S::F32; PARTS_MAX] {
+        S::F32::load_neighbours(lines)
     }
 
     #[inline(always)]
-    fn split<S: Isa>(pairs: S::F32) -> [S::F32; 2] {
-        pairs.split_pairs()
+    fn split<S: Isa>(lanes: S::F32) -> [S::F32; 2] {
+        lanes.split_neighbours()
     }
 }

@@ -14,7 +14,7 @@ use super::epilogue::FinishTile;
 use super::pack::Panels;
 use super::product::{Product, is_acc};
 use crate::scratch::with_scratch;
-use crate::simd::{Float, Isa, Kernel, LANES_MAX, Vector, each};
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, PARTS_MAX, Vector};
 
 /// Rows of A at most.
 pub(super) const THIN_ROWS: usize = 4;
@@ -34,6 +34,16 @@ const VECTORS_MAX: usize = 8;
 const fn vectors<S: Isa>(rows: usize) -> usize {
     let fitting = (S::REGISTERS - S::FACTORS) / rows;
     if fitting >= VECTORS_MAX { VECTORS_MAX } else { 1 << fitting.ilog2() }
+}
+
+/// How many vectors of columns have squares at a time: of short vectors several, as each has one chain of sums for each row, which has more steps
+/// for each byte of halves.
+const fn squares<T: GemmElem, V: Vector>(rows: usize) -> usize {
+    match V::LANES < LANES_MAX {
+        true if rows == 1 && size_of::<T>() < size_of::<T::Acc>() => 3,
+        true => 2,
+        false => 1,
+    }
 }
 
 impl<T: GemmElem> Product<'_, T> {
@@ -195,17 +205,28 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         }
     }
 
-    /// The steps of each column of B are neighbours. One wide vector of columns at a time, or two short ones, so that there are twice as many
-    /// independent chains.
+    /// The steps of each column of B are neighbours.
     #[inline(always)]
     fn transposed<S: Isa, V: Vector<Elem = T::Acc>>(&mut self)
     where
         T::Acc: Float<Vec<S> = V>,
     {
-        let at_once = if V::LANES < LANES_MAX { 2 * V::LANES } else { V::LANES };
-        for (first, apart, count) in far_apart(self.cols, at_once) {
-            if count == 2 * V::LANES {
-                self.transposed_block::<S, V, 2>(first, apart, V::LANES);
+        match const { squares::<T, V>(H) } {
+            3 => self.transposed_blocks::<S, V, 3>(),
+            2 => self.transposed_blocks::<S, V, 2>(),
+            _ => self.transposed_blocks::<S, V, 1>(),
+        }
+    }
+
+    /// W vectors of columns at a time, then one.
+    #[inline(always)]
+    fn transposed_blocks<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(&mut self)
+    where
+        T::Acc: Float<Vec<S> = V>,
+    {
+        for (first, apart, count) in far_apart(self.cols, W * V::LANES) {
+            if count == W * V::LANES {
+                self.transposed_block::<S, V, W>(first, apart, V::LANES);
                 continue;
             }
             for first in (first..first + count).step_by(V::LANES) {
@@ -222,7 +243,8 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         Columns { b, next, count, steps }
     }
 
-    /// W vectors of `lanes` columns each, `apart` from each other: squares of LANES columns x LANES places are transposed in registers.
+    /// W vectors of `lanes` columns each, `apart` from each other: squares of LANES columns x LANES places are transposed in registers. Fewer lanes
+    /// than LANES only where W is 1.
     #[inline(always)]
     fn transposed_block<S: Isa, V: Vector<Elem = T::Acc>, const W: usize>(
         &mut self,
@@ -235,59 +257,40 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         let (per_place, beyond) = (T::PanelElem::steps::<S>(), T::narrow(T::Acc::ZERO));
         let places = self.a.len() / H;
         let mut sums = [[V::zero(); W]; H];
-        // What a square has beyond `lanes` columns is of sums that are not stored.
-        let mut squares = [[V::zero(); LANES_MAX]; W];
         let mut start = 0;
         // Twice as many steps at a time, two in a lane: half of the transposing.
-        while T::reads_pairs::<S>() && lanes == V::LANES && start + 2 * V::LANES <= places {
-            for (j, square) in squares.iter_mut().enumerate() {
-                let columns =
-                    self.columns(col + j * V::LANES * apart, apart, V::LANES, start..start + 2 * V::LANES);
-                columns.prefetch::<V>(j);
-                for (i, row) in square[..V::LANES].iter_mut().enumerate() {
-                    *row = T::load_pairs::<S>(columns.get(i, 2 * V::LANES));
-                }
-                V::transpose(square);
-            }
+        while T::reads_neighbours::<S>() && lanes == V::LANES && start + 2 * V::LANES <= places {
+            let columns = self.columns(col, apart, W * V::LANES, start..start + 2 * V::LANES);
             let a = &self.a[start * H..][..2 * V::LANES * H];
-            for pair in 0..V::LANES {
-                let steps: [[V; 2]; W] = each(|j| T::split::<S>(squares[j][pair]));
-                for (i, row) in sums.iter_mut().enumerate() {
-                    let x = [V::splat(a[2 * pair * H + i]), V::splat(a[(2 * pair + 1) * H + i])];
-                    for (sum, of) in row.iter_mut().zip(steps) {
-                        *sum = T::PanelElem::add::<S>(x[1], of[1], T::PanelElem::add::<S>(x[0], of[0], *sum));
-                    }
-                }
-            }
+            sums = add_neighbours::<T, S, V, H, W>(a, &columns, sums);
             start += 2 * V::LANES;
         }
+        // What a square has beyond `lanes` columns is of sums that are not stored.
+        let mut squares = [[V::zero(); LANES_MAX]; W];
         for place in (start..places).step_by(V::LANES) {
             let count = V::LANES.min(places - place);
             let (first, last) = (place * per_place, ((place + count) * per_place).min(self.steps));
+            let columns = self.columns(col, apart, (W - 1) * V::LANES + lanes, first..last);
             // Loops and loads whose lengths the compiler knows, for all squares but the last.
             let is_whole = lanes == V::LANES && last - first == V::LANES * per_place;
             for (j, square) in squares.iter_mut().enumerate() {
-                let of_vector = col + j * V::LANES * apart;
                 if is_whole {
-                    let len = V::LANES * per_place;
-                    let columns = self.columns(of_vector, apart, V::LANES, first..first + len);
-                    columns.prefetch::<V>(j);
                     for (i, row) in square[..V::LANES].iter_mut().enumerate() {
-                        *row = T::load_steps::<S>(columns.get(i, len), beyond);
+                        let steps = columns.get(j * V::LANES + i, V::LANES * per_place);
+                        *row = T::load_steps::<S>(steps, beyond);
                     }
                 } else {
-                    let columns = self.columns(of_vector, apart, lanes, first..last);
                     for (i, row) in square[..lanes].iter_mut().enumerate() {
-                        *row = T::load_steps::<S>(columns.get(i, last - first), beyond);
+                        *row = T::load_steps::<S>(columns.get(j * V::LANES + i, last - first), beyond);
                     }
                 }
                 V::transpose(square);
             }
             let a = &self.a[place * H..];
             // The first call has a count that the compiler knows.
-            sums = match count == V::LANES {
-                true => add_squares::<T, S, V, H, W>(a, &squares, V::LANES, sums),
-                false => add_squares::<T, S, V, H, W>(a, &squares, count, sums),
+            sums = match is_whole {
+                true => add_squares::<T, S, V, H, W>(a, &squares, V::LANES, Some(&columns), sums),
+                false => add_squares::<T, S, V, H, W>(a, &squares, count, None, sums),
             };
         }
         for (i, row) in sums.iter().enumerate() {
@@ -321,15 +324,60 @@ impl<T> Columns<'_, T> {
         unsafe { self.b.get_unchecked(column * self.next..column * self.next + len) }
     }
 
-    /// Prefetches what follows them, of the square of vector `j`: where several squares share lines of memory, one of these.
+    /// Prefetches what follows the columns of each of the W vectors, or in turns of one of so many as share lines of memory; a vector left over is
+    /// the processor's to foresee.
     #[inline(always)]
-    fn prefetch<V: Vector>(&self, j: usize) {
-        let sharing = (LINE_BYTES / (self.steps.len() * size_of::<T>())).max(1);
-        if self.steps.start / self.steps.len() % sharing == j % sharing {
-            let ahead = self.b.as_ptr().wrapping_byte_add(AHEAD_BYTES);
-            (0..V::LANES).for_each(|i| V::prefetch(ahead.wrapping_add(i * self.next).cast()));
+    fn prefetch<V: Vector, const W: usize>(&self, len: usize) {
+        let sharing = (LINE_BYTES / (len * size_of::<T>())).clamp(1, W);
+        let ahead = self.b.as_ptr().wrapping_byte_add(AHEAD_BYTES);
+        for turn in 0..sharing {
+            if self.steps.start / len % sharing == turn {
+                for j in (turn..W / sharing * sharing).step_by(sharing) {
+                    for column in j * V::LANES..(j + 1) * V::LANES {
+                        V::prefetch(ahead.wrapping_add(column * self.next).cast());
+                    }
+                }
+            }
         }
     }
+}
+
+/// Adds the products of these steps of W vectors of columns, two steps for each lane, to the sums.
+#[inline(always)]
+fn add_neighbours<T: GemmElem, S: Isa, V: Vector<Elem = T::Acc>, const H: usize, const W: usize>(
+    a: &[T::Acc],
+    columns: &Columns<'_, T>,
+    mut sums: [[V; W]; H],
+) -> [[V; W]; H]
+where
+    T::Acc: Float<Vec<S> = V>,
+{
+    let (steps, part) = (2 * V::LANES, V::LANES / V::PARTS);
+    let mut squares = [[V::zero(); LANES_MAX]; W];
+    for (j, square) in squares.iter_mut().enumerate() {
+        for i in 0..part {
+            let mut lines = [columns.get(j * V::LANES + i, steps); PARTS_MAX];
+            for (p, line) in lines[..V::PARTS].iter_mut().enumerate() {
+                *line = columns.get(j * V::LANES + p * part + i, steps);
+            }
+            let rows = T::load_neighbours::<S>(lines);
+            for (p, row) in rows[..V::PARTS].iter().enumerate() {
+                square[p * part + i] = *row;
+            }
+        }
+        V::transpose_in_parts(square);
+    }
+    columns.prefetch::<V, W>(steps);
+    for pair in 0..V::LANES {
+        for (j, square) in squares.iter().enumerate() {
+            let [first, second] = T::split::<S>(square[pair]);
+            for (i, row) in sums.iter_mut().enumerate() {
+                let sum = T::PanelElem::add::<S>(V::splat(a[2 * pair * H + i]), first, row[j]);
+                row[j] = T::PanelElem::add::<S>(V::splat(a[(2 * pair + 1) * H + i]), second, sum);
+            }
+        }
+    }
+    sums
 }
 
 /// Adds the products of the first `count` places of transposed squares to the sums.
@@ -338,11 +386,15 @@ fn add_squares<T: GemmElem, S: Isa, V: Vector<Elem = T::Acc>, const H: usize, co
     a: &[T::Acc],
     squares: &[[V; LANES_MAX]; W],
     count: usize,
+    columns: Option<&Columns<'_, T>>,
     mut sums: [[V; W]; H],
 ) -> [[V; W]; H]
 where
     T::Acc: Float<Vec<S> = V>,
 {
+    if let Some(columns) = columns {
+        columns.prefetch::<V, W>(V::LANES * T::PanelElem::steps::<S>());
+    }
     for place in 0..V::LANES {
         if place == count {
             break;

@@ -456,15 +456,31 @@ impl F32x8 {
 }
 
 impl Halves for F32x8 {
-    const SPLITS_PAIRS: bool = true;
+    const SPLITS_NEIGHBOURS: bool = true;
 
     #[inline(always)]
-    fn split_pairs(self) -> [Self; 2] {
+    fn load_neighbours([a, b, ..]: [&[bf16]; PARTS_MAX]) -> [Self; PARTS_MAX] {
+        assert!(a.len() >= 16 && b.len() >= 16, "two elements for each lane");
+        let (a, b): (*const f32, *const f32) = (a.as_ptr().cast(), b.as_ptr().cast());
+        // SAFETY: the CPU, and there are 16 elements. A part that is put into a register on its way from memory needs no permutation.
+        let [low, high] = unsafe {
+            let low = _mm256_castps128_ps256(_mm_loadu_ps(a));
+            let high = _mm256_castps128_ps256(_mm_loadu_ps(a.add(4)));
+            [
+                F32x8(_mm256_insertf128_ps::<1>(low, _mm_loadu_ps(b))),
+                F32x8(_mm256_insertf128_ps::<1>(high, _mm_loadu_ps(b.add(4)))),
+            ]
+        };
+        [low, high, low, high]
+    }
+
+    #[inline(always)]
+    fn split_neighbours(self) -> [Self; 2] {
         // SAFETY: the CPU.
         unsafe {
             let bits = _mm256_castps_si256(self.0);
             let upper = _mm256_and_si256(bits, _mm256_set1_epi32(-1 << 16));
-            [Self::of_bits(upper), Self::of_bits(_mm256_slli_epi32::<16>(bits))]
+            [Self::of_bits(_mm256_slli_epi32::<16>(bits)), Self::of_bits(upper)]
         }
     }
 

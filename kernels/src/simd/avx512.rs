@@ -389,6 +389,17 @@ fn raise(words: __m256i) -> __m512i {
     unsafe { _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(words)) }
 }
 
+/// 16 words in the lower half and 16 in the upper one, which needs no permutation as they come from memory.
+#[inline(always)]
+fn halves(low: &[bf16], high: &[bf16]) -> __m512 {
+    assert!(low.len() >= 16 && high.len() >= 16, "words of a half");
+    // SAFETY: the CPU, and there are 16 elements in each.
+    unsafe {
+        let low = _mm512_castpd256_pd512(_mm256_loadu_pd(low.as_ptr().cast()));
+        _mm512_castpd_ps(_mm512_insertf64x4::<1>(low, _mm256_loadu_pd(high.as_ptr().cast())))
+    }
+}
+
 impl F32x16 {
     #[inline(always)]
     fn of_bits(bits: __m512i) -> F32x16 {
@@ -412,15 +423,31 @@ impl F32x16 {
 }
 
 impl Halves for F32x16 {
-    const SPLITS_PAIRS: bool = true;
+    const SPLITS_NEIGHBOURS: bool = true;
 
     #[inline(always)]
-    fn split_pairs(self) -> [Self; 2] {
+    fn load_neighbours(lines: [&[bf16]; PARTS_MAX]) -> [Self; PARTS_MAX] {
+        let [a, b, c, d] = lines;
+        let (ab, ab_high) = (halves(&a[..16], &b[..16]), halves(&a[16..32], &b[16..32]));
+        let (cd, cd_high) = (halves(&c[..16], &d[..16]), halves(&c[16..32], &d[16..32]));
+        // SAFETY: the CPU.
+        unsafe {
+            [
+                F32x16(_mm512_shuffle_f32x4::<0x88>(ab, cd)),
+                F32x16(_mm512_shuffle_f32x4::<0xDD>(ab, cd)),
+                F32x16(_mm512_shuffle_f32x4::<0x88>(ab_high, cd_high)),
+                F32x16(_mm512_shuffle_f32x4::<0xDD>(ab_high, cd_high)),
+            ]
+        }
+    }
+
+    #[inline(always)]
+    fn split_neighbours(self) -> [Self; 2] {
         // SAFETY: the CPU.
         unsafe {
             let bits = _mm512_castps_si512(self.0);
             let upper = _mm512_and_si512(bits, _mm512_set1_epi32(-1 << 16));
-            [Self::of_bits(upper), Self::of_bits(_mm512_slli_epi32::<16>(bits))]
+            [Self::of_bits(_mm512_slli_epi32::<16>(bits)), Self::of_bits(upper)]
         }
     }
 

@@ -5,13 +5,13 @@
 
 use half::{bf16, f16};
 
-use super::vector::{LANES_MAX, Vector};
+use super::vector::{LANES_MAX, PARTS_MAX, Vector};
 
 /// What a vector of f32 does with half types. Slices may be shorter than the vector: missing lanes read as zero and
 /// are not written.
 pub(crate) trait Halves: Vector<Elem = f32> {
-    /// Whether [`Halves::load_pairs`] and [`Halves::split_pairs`] are a few instructions.
-    const SPLITS_PAIRS: bool = false;
+    /// Whether [`Halves::load_neighbours`] and [`Halves::split_neighbours`] are a few instructions.
+    const SPLITS_NEIGHBOURS: bool = false;
 
     /// The first elements of `src`, widened.
     #[inline(always)]
@@ -63,13 +63,28 @@ pub(crate) trait Halves: Vector<Elem = f32> {
         Self::load(&lanes)
     }
 
-    /// What lanes of two bf16 hold, widened: the first ones, and the others.
+    /// Lanes that hold two neighbours each, the first in the lower half, of as many lines as there are parts, with two elements for each lane: the
+    /// first part of each line, then the second ones, and so on, as by [`Vector::transpose_parts`].
     #[inline(always)]
-    fn split_pairs(self) -> [Self; 2] {
+    fn load_neighbours(lines: [&[bf16]; PARTS_MAX]) -> [Self; PARTS_MAX] {
+        let mut rows = [Self::zero(); PARTS_MAX];
+        for (row, line) in rows.iter_mut().zip(lines) {
+            let mut lanes = [0.0; LANES_MAX];
+            for (lane, two) in lanes[..Self::LANES].iter_mut().zip(line.chunks_exact(2)) {
+                *lane = pair(two[1], two[0]);
+            }
+            *row = Self::load(&lanes);
+        }
+        Self::transpose_parts(rows)
+    }
+
+    /// The two neighbours of each lane, widened: the first ones, and the others.
+    #[inline(always)]
+    fn split_neighbours(self) -> [Self; 2] {
         let mut lanes = [0.0; LANES_MAX];
         self.store(&mut lanes);
         let upper = lanes.map(|lane| f32::from_bits(lane.to_bits() & 0xffff_0000));
-        [Self::load(&upper), Self::load(&lanes.map(|lane| f32::from_bits(lane.to_bits() << 16)))]
+        [Self::load(&lanes.map(|lane| f32::from_bits(lane.to_bits() << 16))), Self::load(&upper)]
     }
 
     /// Lanes that hold two neighbours of `src` each, the first in the upper half; `beyond` stands for what is missing.
@@ -279,7 +294,7 @@ mod tests {
         }
     }
 
-    /// Neighbours as pairs, and pairs of two parts' elements, for every number of them.
+    /// Neighbours as pairs, and pairs of two slices' elements, for every number of them; neighbours of several lines.
     struct Pairs<'a>(&'a [bf16]);
 
     impl Kernel for Pairs<'_> {
@@ -294,12 +309,7 @@ mod tests {
             };
             let (lanes, beyond) = (S::F32::LANES, bf16::NEG_ZERO);
             for len in 0..=2 * lanes {
-                let pairs = S::F32::load_pairs(&self.0[..len], beyond);
-                let [upper, lower] = pairs.split_pairs().map(bits);
-                let pairs = bits(pairs);
-                for (lane, &pair) in pairs[..lanes].iter().enumerate() {
-                    assert_eq!([upper[lane], lower[lane]], [pair & 0xffff_0000, pair << 16]);
-                }
+                let pairs = bits(S::F32::load_pairs(&self.0[..len], beyond));
                 for (lane, &pair) in pairs[..lanes].iter().enumerate() {
                     let [first, next] = [0, 1].map(|i| {
                         let at = 2 * lane + i;
@@ -315,11 +325,21 @@ mod tests {
                     assert_eq!(pair, word(first) << 16 | word(next));
                 }
             }
+            let in_part = lanes / S::F32::PARTS;
+            let lines: [&[bf16]; PARTS_MAX] = std::array::from_fn(|i| &self.0[3 * i..][..2 * lanes]);
+            for (part, row) in S::F32::load_neighbours(lines)[..S::F32::PARTS].iter().enumerate() {
+                let [first, other] = row.split_neighbours().map(bits);
+                for lane in 0..lanes {
+                    let at = 2 * (part * in_part + lane % in_part);
+                    let want = [at, at + 1].map(|at| u32::from(lines[lane / in_part][at].to_bits()) << 16);
+                    assert_eq!([first[lane], other[lane]], want, "part {part}, lane {lane}");
+                }
+            }
         }
     }
 
     #[test]
-    fn pairs_hold_the_first_in_the_upper_half() {
+    fn pairs_hold_the_first_in_the_upper_half_and_neighbours_in_the_lower() {
         let words: Vec<_> =
             (1..=4 * LANES_MAX as u16).map(|i| bf16::from_bits(i.wrapping_mul(0x1357))).collect();
         for isa in available_isas() {
