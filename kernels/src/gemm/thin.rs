@@ -82,6 +82,8 @@ impl<T: GemmElem> Product<'_, T> {
         let width = cols.next_multiple_of(LANES_MAX);
         with_scratch(H * (width + places) + LANES_MAX, |scratch: &mut [T::Acc]| {
             let (sums, a) = scratch.split_at_mut(H * width);
+            // A panel of one row is the row.
+            let line_pitch = if H == 1 && a_step == 1 { places.next_multiple_of(LANES_MAX) } else { 1 };
             let panels = Panels {
                 src: self.a.data(),
                 line_stride: a_row,
@@ -90,10 +92,10 @@ impl<T: GemmElem> Product<'_, T> {
                 steps: k,
                 places,
                 width: H,
-                line_pitch: 1,
+                line_pitch,
                 beyond: T::narrow(-T::Acc::ZERO),
                 near: false,
-                dst: &mut a[..H * places],
+                dst: &mut a[..(H * places).next_multiple_of(line_pitch.max(1))],
             };
             T::PanelElem::run(self.runner, panels);
             let (a, b) = (&a[..H * places], self.b.data().get(first * b_col..).unwrap_or_default());
