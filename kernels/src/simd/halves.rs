@@ -175,7 +175,7 @@ pub(crate) fn narrow_f16(x: f32) -> f16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::{Isa, Kernel, available_isas, dispatch_on};
+    use crate::simd::{Isa, Kernel, available_isas, dispatch_on, each};
 
     /// The elements read in pieces of `len`, at most a vector.
     struct Load<'a, T> {
@@ -326,7 +326,7 @@ mod tests {
                 }
             }
             let in_part = lanes / S::F32::PARTS;
-            let lines: [&[bf16]; PARTS_MAX] = std::array::from_fn(|i| &self.0[3 * i..][..2 * lanes]);
+            let lines: [&[bf16]; PARTS_MAX] = each(|i| &self.0[3 * i..][..2 * lanes]);
             for (part, row) in S::F32::load_neighbours(lines)[..S::F32::PARTS].iter().enumerate() {
                 let [first, other] = row.split_neighbours().map(bits);
                 for lane in 0..lanes {
