@@ -82,8 +82,9 @@ impl<T: GemmElem> Product<'_, T> {
         let width = cols.next_multiple_of(LANES_MAX);
         with_scratch(H * (width + places) + LANES_MAX, |scratch: &mut [T::Acc]| {
             let (sums, a) = scratch.split_at_mut(H * width);
-            // A panel of one row is the row.
-            let line_pitch = if H == 1 && a_step == 1 { places.next_multiple_of(LANES_MAX) } else { 1 };
+            // A panel of one row is the row, in whole vectors.
+            let row = places.next_multiple_of(LANES_MAX);
+            let (line_pitch, len) = if H == 1 && a_step == 1 { (row, row) } else { (1, H * places) };
             let panels = Panels {
                 src: self.a.data(),
                 line_stride: a_row,
@@ -95,7 +96,7 @@ impl<T: GemmElem> Product<'_, T> {
                 line_pitch,
                 beyond: T::narrow(-T::Acc::ZERO),
                 near: false,
-                dst: &mut a[..(H * places).next_multiple_of(line_pitch.max(1))],
+                dst: &mut a[..len],
             };
             T::PanelElem::run(self.runner, panels);
             let (a, b) = (&a[..H * places], self.b.data().get(first * b_col..).unwrap_or_default());
@@ -291,8 +292,11 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
             let a = &self.a[place * H..];
             // The first call has a count that the compiler knows.
             sums = match is_whole {
-                true => add_squares::<T, S, V, H, W>(a, &squares, V::LANES, Some(&columns), sums),
-                false => add_squares::<T, S, V, H, W>(a, &squares, count, None, sums),
+                true => {
+                    columns.prefetch::<V, W>(V::LANES * per_place);
+                    add_squares::<T, S, V, H, W>(a, &squares, V::LANES, sums)
+                }
+                false => add_squares::<T, S, V, H, W>(a, &squares, count, sums),
             };
         }
         for (i, row) in sums.iter().enumerate() {
@@ -326,8 +330,8 @@ impl<T> Columns<'_, T> {
         unsafe { self.b.get_unchecked(column * self.next..column * self.next + len) }
     }
 
-    /// Prefetches what follows the columns of each of the W vectors, or in turns of one of so many as share lines of memory; a vector left over is
-    /// the processor's to foresee.
+    /// Prefetches what follows these steps of the W vectors' columns. If a line of memory holds the steps of several squares, vectors take turns, so
+    /// that each line is asked for once; the last of an odd number of vectors is left out (all three were slower, `benches/NOTES.md`).
     #[inline(always)]
     fn prefetch<V: Vector, const W: usize>(&self, len: usize) {
         let sharing = (LINE_BYTES / (len * size_of::<T>())).clamp(1, W);
@@ -388,15 +392,11 @@ fn add_squares<T: GemmElem, S: Isa, V: Vector<Elem = T::Acc>, const H: usize, co
     a: &[T::Acc],
     squares: &[[V; LANES_MAX]; W],
     count: usize,
-    columns: Option<&Columns<'_, T>>,
     mut sums: [[V; W]; H],
 ) -> [[V; W]; H]
 where
     T::Acc: Float<Vec<S> = V>,
 {
-    if let Some(columns) = columns {
-        columns.prefetch::<V, W>(V::LANES * T::PanelElem::steps::<S>());
-    }
     for place in 0..V::LANES {
         if place == count {
             break;

@@ -391,7 +391,7 @@ fn raise(words: __m256i) -> __m512i {
 
 /// 16 words in the lower half and 16 in the upper one, which needs no permutation as they come from memory.
 #[inline(always)]
-fn halves(low: &[bf16], high: &[bf16]) -> __m512 {
+fn joined(low: &[bf16], high: &[bf16]) -> __m512 {
     assert!(low.len() >= 16 && high.len() >= 16, "words of a half");
     // SAFETY: the CPU, and there are 16 elements in each.
     unsafe {
@@ -428,8 +428,8 @@ impl Halves for F32x16 {
     #[inline(always)]
     fn load_neighbours(lines: [&[bf16]; PARTS_MAX]) -> [Self; PARTS_MAX] {
         let [a, b, c, d] = lines;
-        let (ab, ab_high) = (halves(&a[..16], &b[..16]), halves(&a[16..32], &b[16..32]));
-        let (cd, cd_high) = (halves(&c[..16], &d[..16]), halves(&c[16..32], &d[16..32]));
+        let (ab, ab_high) = (joined(&a[..16], &b[..16]), joined(&a[16..32], &b[16..32]));
+        let (cd, cd_high) = (joined(&c[..16], &d[..16]), joined(&c[16..32], &d[16..32]));
         // SAFETY: the CPU.
         unsafe {
             [

@@ -63,8 +63,8 @@ pub(crate) trait Halves: Vector<Elem = f32> {
         Self::load(&lanes)
     }
 
-    /// Lanes that hold two neighbours each, the first in the lower half, of as many lines as there are parts, with two elements for each lane: the
-    /// first part of each line, then the second ones, and so on, as by [`Vector::transpose_parts`].
+    /// Each of [`Vector::PARTS`] lines is read as a vector whose lanes hold two neighbours each, the first in the lower half; then
+    /// [`Vector::transpose_parts`] of these vectors. A line has two elements for each lane.
     #[inline(always)]
     fn load_neighbours(lines: [&[bf16]; PARTS_MAX]) -> [Self; PARTS_MAX] {
         let mut rows = [Self::zero(); PARTS_MAX];
