@@ -98,6 +98,8 @@ pub struct Decoder<L: LayerFactory = OneDevice> {
     /// Blocks of the whole model.
     blocks_of_all: usize,
     context: usize,
+    /// Learned positions, which end; rotated ones do not.
+    positions: Option<usize>,
     turning_point: Option<usize>,
     vocabulary: usize,
     layers: Arc<L>,
@@ -171,6 +173,7 @@ impl<L: LayerFactory> Decoder<L> {
             stage,
             blocks_of_all: spec.blocks,
             context: spec.context,
+            positions: spec.positions.map(|table| table.count),
             turning_point: spec.turning_point,
             vocabulary: spec.table.count,
             layers: layers.clone(),
@@ -217,7 +220,8 @@ impl<L: LayerFactory> Decoder<L> {
         &self.stage
     }
 
-    /// Positions that a sequence has at most.
+    /// Positions of the sequences that the model is for. With learned positions a sequence has at most so many. Where positions are rotated
+    /// it may have more, as in transformers; how good the scores are then depends on the model.
     pub fn context(&self) -> usize {
         self.context
     }
@@ -335,15 +339,19 @@ impl<L: LayerFactory> Decoder<L> {
     }
 
     fn check_tokens(&self, tokens: &Var, before: usize) -> Result<()> {
-        let fits = tokens.rank() == 2 && tokens.shape()[1] > 0 && before + tokens.shape()[1] <= self.context;
+        let fits =
+            tokens.rank() == 2 && tokens.shape()[1] > 0 && self.has_positions(before + tokens.shape()[1]);
         if fits && tokens.dtype() == DType::I64 {
             return Ok(());
         }
         let got = format!("got {:?} {} after {before} positions", tokens.shape(), tokens.dtype());
-        Err(Error::invalid(
-            "tokens",
-            format!("{got}, wanted [B, T] i64 with at most {} positions", self.context),
-        ))
+        let most = self.positions.map(|most| format!(" with at most {most} positions")).unwrap_or_default();
+        Err(Error::invalid("tokens", format!("{got}, wanted [B, T] i64{most}")))
+    }
+
+    /// Whether a sequence may have so many positions.
+    fn has_positions(&self, count: usize) -> bool {
+        self.positions.is_none_or(|most| count <= most)
     }
 }
 

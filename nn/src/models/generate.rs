@@ -21,7 +21,7 @@ use phalanx_kernels as kernels;
 use phalanx_tensor::DType;
 
 pub use self::causal_model::CausalModel;
-use self::rows::{Call, Row, Turns, begin};
+use self::rows::{Call, Row, Sizes, Turns, begin};
 use self::text::TextStream;
 use super::Decoder;
 use crate::sample::{check as check_options, draw_index};
@@ -72,6 +72,9 @@ pub struct Generation<'a> {
     pub text: Option<TokenText<'a>>,
     /// A row ends where its new text has one of these, which does not belong to its text.
     pub stop: Vec<String>,
+    /// Positions that a row has at most, the model's context if none is given. A row that outgrows it continues with its last half, and only so
+    /// many of a prompt's last tokens are seen. A model with rotated positions takes more than its context, as transformers does.
+    pub context: Option<usize>,
     /// The largest number of positions of prompts that one call of the model computes, which bounds the memory for activations.
     pub piece: usize,
     /// Positions of a page of the cache. A row holds whole pages.
@@ -88,6 +91,7 @@ impl<'a> Generation<'a> {
             processors: Vec::new(),
             text: None,
             stop: Vec::new(),
+            context: None,
             piece: 512,
             page: 64,
         }
@@ -111,6 +115,13 @@ impl<'a> Generation<'a> {
     #[must_use]
     pub fn with_processor(mut self, processor: impl FnMut(usize, &[u32], &mut [f64]) + 'a) -> Generation<'a> {
         self.processors.push(Box::new(processor));
+        self
+    }
+
+    /// The same with rows of at most so many positions.
+    #[must_use]
+    pub fn with_context(mut self, positions: usize) -> Generation<'a> {
+        self.context = Some(positions);
         self
     }
 
@@ -196,7 +207,7 @@ pub fn generate_with<L: LayerFactory>(
 /// whether the row goes on. Returns what was made of each row.
 ///
 /// There is no padding: a row's positions are counted from its first token, and it sees itself alone. So its scores are those that it has
-/// alone, on a CPU bit for bit. A row that outgrows the model's context continues with its last half as context.
+/// alone, on a CPU bit for bit. A row that outgrows its context ([`Generation::context`]) continues with its last half.
 ///
 /// # Errors
 /// If a prompt is empty or holds an unknown token, the settings make no sense, or the model is not whole.
@@ -221,12 +232,13 @@ pub fn generate_rows_by<M: CausalModel>(
     mut sink: impl FnMut(GenerationStep<'_>) -> bool,
 ) -> Result<Vec<Generated>, M::Error> {
     check(model, prompts, &generation)?;
-    let Generation { count, sampling, end_tokens, processors, text, stop, piece, page } = generation;
+    let Generation { count, sampling, end_tokens, processors, text, stop, context, piece, page } = generation;
+    let sizes = Sizes { context: context.unwrap_or(model.context()), piece, page };
     let _inference = inference();
     let row = |prompt: &[u32]| {
         let text = text.as_deref().map(|decode| TextStream::new(decode, prompt.len(), &stop));
         let end = (count == 0).then_some(GenerationEnd::Count);
-        Row { end, ..Row::new(prompt, model.context(), text) }
+        Row { end, ..Row::new(prompt, sizes.context, text) }
     };
     let mut rows: Vec<Row<'_>> = prompts.iter().map(|prompt| row(prompt.as_ref())).collect();
     let mut turns = Turns::new(rows.len(), model.groups());
@@ -236,7 +248,7 @@ pub fn generate_rows_by<M: CausalModel>(
         while under_way.len() < model.calls_under_way()
             && let Some(group) = turns.next(&rows)
         {
-            under_way.push_back(begin(model, &mut rows, group, piece, page)?);
+            under_way.push_back(begin(model, &mut rows, group, sizes)?);
         }
         let Some(Call { drawn, logits }) = under_way.pop_front() else { break };
         if drawn.is_empty() {
@@ -314,6 +326,9 @@ fn check<M: CausalModel>(
         return wrong(
             "got stop strings and nothing that makes text of tokens, wanted `Generation::text`".into(),
         );
+    }
+    if generation.context == Some(0) {
+        return wrong("got a context of 0 positions, wanted at least 1".into());
     }
     if generation.piece == 0 || generation.page == 0 {
         let Generation { piece, page, .. } = generation;

@@ -18,7 +18,7 @@ use crate::{LayerFactory, OneDevice, Result, RopeScaling, Rotary, Scope};
 pub struct LlamaConfig {
     /// The number of tokens.
     pub vocabulary: usize,
-    /// The largest number of positions of a sequence.
+    /// Positions of the sequences that it is for ([`Decoder::context`]).
     pub context: usize,
     /// Blocks.
     pub layers: usize,

@@ -148,7 +148,7 @@ fn facts(part: &RankPart<'_>, prompts: &[impl AsRef<[u32]>], generation: &Genera
         tokens += prompt.len();
     }
     let prompts = format!("{} of {tokens} tokens (XXH64 {:016x})", prompts.len(), digest.digest());
-    let Generation { count, sampling, end_tokens, processors, text, stop, piece, page } = generation;
+    let Generation { count, sampling, end_tokens, processors, text, stop, context, piece, page } = generation;
     let facts = [
         ("generate: the stages' ranks", format!("{:?}", part.placement)),
         ("generate: the model's context and vocabulary", format!("{} and {}", part.context, part.vocabulary)),
@@ -160,6 +160,7 @@ fn facts(part: &RankPart<'_>, prompts: &[impl AsRef<[u32]>], generation: &Genera
         ("generate: the number of `processors`", processors.len().to_string()),
         ("generate: whether there is `text`", text.is_some().to_string()),
         ("generate: `stop`", format!("{stop:?}")),
+        ("generate: `context`", format!("{context:?}")),
         ("generate: `piece` and `page`", format!("{piece} and {page}")),
     ];
     facts.into_iter().map(|(name, value)| (name.into(), value)).collect()

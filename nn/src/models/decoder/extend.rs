@@ -140,9 +140,10 @@ impl<L: LayerFactory> Decoder<L> {
                 );
                 return Err(Error::invalid("extend_rows", why));
             }
-            if count == 0 || before + count > self.context {
+            if count == 0 || !self.has_positions(before + count) {
                 let got = format!("got {count} tokens of row {row} after {before} positions");
-                let why = format!("{got}, wanted at least 1 and at most {} positions", self.context);
+                let most = self.positions.map(|most| format!(" and at most {most} positions"));
+                let why = format!("{got}, wanted at least 1{}", most.unwrap_or_default());
                 return Err(Error::invalid("extend_rows", why));
             }
             numbers.extend((before..before + count).map(|number| number as i64));

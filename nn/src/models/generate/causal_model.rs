@@ -21,7 +21,7 @@ pub trait CausalModel {
     /// How it fails.
     type Error: From<Error>;
 
-    /// Positions that a row has at most.
+    /// Positions that a row has at most, if [`Generation::context`](super::Generation::context) does not say otherwise.
     fn context(&self) -> usize;
 
     /// Tokens that there are.

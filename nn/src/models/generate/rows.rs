@@ -103,12 +103,19 @@ impl<'a> Row<'a> {
     }
 }
 
+/// Numbers of positions, as [`Generation`](super::Generation) says them.
+#[derive(Clone, Copy)]
+pub(super) struct Sizes {
+    pub context: usize,
+    pub piece: usize,
+    pub page: usize,
+}
+
 /// How many positions of each row the next call computes. A row's prompt is cut into the same pieces whatever the other rows are.
 fn positions_of_call<M: CausalModel>(
     model: &M,
     rows: &mut [Row<'_>],
-    piece: usize,
-    page: usize,
+    Sizes { context, piece, page }: Sizes,
 ) -> Result<Vec<usize>, M::Error> {
     let mut room = piece;
     let mut of_row = |row: &mut Row<'_>| {
@@ -120,8 +127,8 @@ fn positions_of_call<M: CausalModel>(
         }
         let positions = row.seen + row.ahead.len();
         let turns = |point: usize| row.seen > 0 && row.known <= point && positions > point;
-        if positions > model.context() {
-            row.start_again(model.context().div_ceil(2));
+        if positions > context {
+            row.start_again(context.div_ceil(2));
         } else if model.turning_point().is_some_and(turns) {
             row.start_again(positions);
         }
@@ -151,12 +158,11 @@ pub(super) fn begin<M: CausalModel>(
     model: &M,
     rows: &mut [Row<'_>],
     group: Range<usize>,
-    piece: usize,
-    page: usize,
+    sizes: Sizes,
 ) -> Result<Call, M::Error> {
     let first = group.start;
     let rows = &mut rows[group];
-    let counts = positions_of_call(model, rows, piece, page)?;
+    let counts = positions_of_call(model, rows, sizes)?;
     let taken = rows.iter_mut().zip(&counts).filter(|(_, count)| **count > 0);
     let mut taken: Vec<RowTokens<'_>> = taken
         .map(|(Row { caches, seen, ahead, .. }, &count)| RowTokens {

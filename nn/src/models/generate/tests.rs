@@ -24,14 +24,14 @@ fn prompts() -> Vec<Vec<u32>> {
         .collect()
 }
 
-/// Whole forward passes over each row alone, without a cache.
-fn by_whole_passes(model: &Decoder, prompt: &[u32], count: usize) -> Vec<u32> {
+/// Whole forward passes over each row alone, at most so many positions long, without a cache.
+fn by_whole_passes(model: &Decoder, prompt: &[u32], count: usize, context: usize) -> Vec<u32> {
     let _inference = inference();
     let mut row = prompt.to_vec();
-    let mut from = row.len().saturating_sub(model.context());
+    let mut from = row.len().saturating_sub(context);
     for _ in 0..count {
-        if row.len() - from > model.context() {
-            from = row.len() - model.context().div_ceil(2);
+        if row.len() - from > context {
+            from = row.len() - context.div_ceil(2);
         }
         let seen: Vec<i64> = row[from..].iter().map(|&token| i64::from(token)).collect();
         let seen = Var::from_slice(&seen, &[1, seen.len()], Device::CPU).unwrap();
@@ -52,11 +52,18 @@ fn sampling_means_the_options_of_the_same_names() {
 
 /// The scores of each step, and the tokens, of rows that are continued together.
 fn traced(model: &Decoder, prompts: &[Vec<u32>], piece: usize) -> (Vec<Vec<Vec<f64>>>, Vec<Vec<u32>>) {
+    traced_by(model, prompts, Generation { piece, page: 2, ..Generation::new(9) })
+}
+
+fn traced_by(
+    model: &Decoder,
+    prompts: &[Vec<u32>],
+    generation: Generation<'_>,
+) -> (Vec<Vec<Vec<f64>>>, Vec<Vec<u32>>) {
     let mut scores = vec![Vec::new(); prompts.len()];
-    let mut generation = Generation::new(9)
+    let generation = generation
         .with_sampling(GREEDY)
         .with_processor(|row, _, of_row: &mut [f64]| scores[row].push(of_row.to_vec()));
-    (generation.piece, generation.page) = (piece, 2);
     let rows = generate_rows(model, prompts, generation, |_| true).unwrap();
     (scores, rows.into_iter().map(|row| row.tokens).collect())
 }
@@ -93,8 +100,23 @@ fn rows_have_the_tokens_of_whole_passes() {
     let prompts = &prompts()[..3];
     for config in all(0.1) {
         let model = build(&config, DType::F64, Device::CPU);
-        let wanted: Vec<_> = prompts.iter().map(|prompt| by_whole_passes(&model, prompt, 9)).collect();
-        assert_eq!(traced(&model, prompts, 5).1, wanted);
+        let by = |context| {
+            prompts.iter().map(|prompt| by_whole_passes(&model, prompt, 9, context)).collect::<Vec<_>>()
+        };
+        assert_eq!(traced(&model, prompts, 5).1, by(12));
+        // A context of the caller's: shorter than the model's, and longer, which learned positions do not allow.
+        let generation =
+            |context| Generation { piece: 5, page: 2, ..Generation::new(9).with_context(context) };
+        assert_eq!(traced_by(&model, prompts, generation(7)).1, by(7));
+        if let ModelConfig::Gpt(_) = config {
+            let refused = generate_rows(&model, prompts, generation(40), |_| true).unwrap_err().to_string();
+            assert!(
+                refused.contains("of row 2 after 10 positions, wanted at least 1 and at most 12"),
+                "{refused}"
+            );
+        } else {
+            assert_eq!(traced_by(&model, prompts, generation(40)).1, by(40));
+        }
     }
 }
 
@@ -321,6 +343,7 @@ fn what_cannot_be_continued_is_refused_by_name() {
     said(&[&[1, 37]], Generation::new(3), "token 37 of the prompt is not below the vocabulary 37");
     said(&[&[1]], Generation::new(3).with_text(letters, &["a", ""]), "empty stop string");
     said(&[&[1]], Generation { stop: vec!["a".into()], ..Generation::new(3) }, "wanted `Generation::text`");
+    said(&[&[1]], Generation::new(3).with_context(0), "a context of 0");
     said(&[&[1]], Generation { piece: 0, ..Generation::new(3) }, "pieces of 0");
     said(&[&[1]], Generation { page: 0, ..Generation::new(3) }, "pages of 0");
     said(&[&[1]], Generation::new(3).with_sampling(SampleOptions { min_p: 2.0, ..GREEDY }), "min_p of 2");
@@ -332,7 +355,6 @@ fn what_cannot_be_continued_is_refused_by_name() {
         assert!(text.contains(part), "{text:?} lacks {part:?}");
     };
     refused(&mut caches, &[], "got 0 tokens of row 0");
-    refused(&mut caches, &[1; 13], "got 13 tokens of row 0 after 0 positions");
     refused(&mut caches[1..], &[1], "got 2 caches of row 0, wanted 3");
     refused(&mut model.caches(1, 2).unwrap(), &[1; 3], "with room for the new tokens");
     let x = Var::from_slice(&[0f32; 48], &[1, 3, 16], Device::CPU).unwrap();
@@ -340,6 +362,13 @@ fn what_cannot_be_continued_is_refused_by_name() {
     let text = model.blocks()[0].module().extend_rows(&x, &mut parts).unwrap_err().to_string();
     assert!(text.contains("for rows of 2 positions"), "{text}");
     assert!(model.extend_rows(&mut []).unwrap_err().to_string().contains("got no rows"));
+    let learned = build(&all(0.0)[0], DType::F32, Device::CPU);
+    let text =
+        learned.extend_rows(&mut [(&mut learned.row_caches(4).unwrap(), &[1; 13])]).unwrap_err().to_string();
+    assert!(
+        text.contains("got 13 tokens of row 0 after 0 positions, wanted at least 1 and at most 12"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -39,7 +39,7 @@ pub struct TransformerConfig {
     pub family: Family,
     /// The number of tokens.
     pub vocabulary: usize,
-    /// The largest number of positions of a sequence.
+    /// Positions of the sequences that it is for ([`Decoder::context`]).
     pub context: usize,
     /// Query heads.
     pub heads: usize,
