@@ -12,7 +12,7 @@
 //! | by index | [`index_select`], [`gather`], [`scatter_add`], [`cat`], [`pad`] |
 //! | ranks | [`combine`]: the arithmetic of an all-reduce |
 //! | optimizers, draws | [`ops::optim`], [`ops::random`] |
-//! | speed | [`flops()`] counts the arithmetic of a thread, [`peak_flops`] and [`peak_bandwidth`] measure a device |
+//! | speed | [`flops()`] counts the arithmetic of a thread, [`peak_flops`], [`sustained_flops`] and [`peak_bandwidth`] measure a device |
 //! | the processor | [`isa`] tells the instruction set in use, [`available_isas`] what there is |
 //! | GPUs | [`cuda`] |
 
@@ -37,7 +37,7 @@ mod testing;
 
 pub use classes::Reduction;
 pub use flops::flops;
-pub use gemm::{peak_bandwidth, peak_flops};
+pub use gemm::{peak_bandwidth, peak_flops, sustained_flops};
 pub use ops::*;
 pub use simd::{IsaName, available_isas, checked_isa, isa};
 

@@ -10,9 +10,11 @@
 //! begun at zero (or at the sums of the blocks of k before, loaded from memory). The order is the same for every tile size and
 //! instruction set, so an element's bits do not depend on its position.
 //!
-//! On AVX-512 a full tile takes 14 x 2 registers for sums, 2 for B and 1 for A's broadcast element; a step costs 28 FMAs and 16 loads. A broad
-//! tile of 8 x 3 costs 24 and 11, and leaves registers for the next step's factors: it is faster, most of all where another thread uses the core
-//! too. Tiles of few rows are wider, so that B is read in longer runs and more independent chains hide the latency of an FMA.
+//! On AVX-512 a full tile takes 14 x 2 registers for sums, 2 for B and 1 for A's broadcast element; a step costs 28 FMAs and 16 loads. Where another
+//! thread uses the core too, what counts is how many instructions that is: half of its cycles decode for the other one. So in the loop that
+//! large products spend their time in, the FMAs of every second row read their element of A from memory themselves (37 instructions for 44); of
+//! all rows the loads would be too many. Tiles of few rows are wider, so that B is read in longer runs and more independent chains hide the latency
+//! of an FMA.
 //!
 //! A tile also reads a B that is not packed; its last vector may then be partly filled. If B's steps are neighbours and its columns are not, squares
 //! of LANES x LANES elements are transposed in registers. A tile can pack a panel that other tiles read after it, by stores beside its
@@ -25,8 +27,8 @@ use std::sync::atomic::{Ordering, compiler_fence};
 use super::element::PanelElem;
 use super::loops::{add_planes, add_segments, prefetch_output, transpose_and_add};
 use super::tile::{
-    BROAD_VECTORS, FEW_ROWS, Tile, VECTORS, VECTORS_MAX, broad_rows, can_pack, has_full_height, reads_dense,
-    reads_packed, reads_table, rows,
+    FEW_ROWS, Tile, VECTORS, VECTORS_MAX, can_pack, has_full_height, reads_dense, reads_packed, reads_table,
+    rows,
 };
 use crate::simd::{Float, Isa, Kernel, Runner, Vector, each};
 
@@ -35,6 +37,8 @@ pub(super) const ROWS_MAX: usize = 14;
 /// How many steps ahead B is prefetched; and operands that a tile packs, whose steps often lie a page apart.
 pub(super) const AHEAD: usize = 12;
 const AHEAD_PACKING: usize = 28;
+/// How many bytes ahead an unrolled loop prefetches A's panel.
+const AHEAD_IN_PANEL: usize = 1 << 10;
 /// So many steps are added before the next rows of the output are prefetched, in a loop that does nothing else: a core that decodes four
 /// instructions at a time has room for five beside the 50 of a step.
 const RUN: usize = 16;
@@ -47,15 +51,14 @@ const LINE: usize = 64;
 ///
 /// For each tile that it counts, and for i < rows, j < `tile.cols` and k < steps, the places named at [`Tile`] are valid to
 /// read, and to write for `out` (which no other thread touches), and the tile is no larger than the instruction set's
-/// [`TileShape`](super::TileShape), or that one [widened](super::TileShape::widened) or [broad](super::TileShape::broad); one column of B at
-/// least exists, and one vector of columns at most where `b_col` is not 1.
+/// [`TileShape`](super::TileShape), or that one [widened](super::TileShape::widened); one column of B at least exists, and one vector of
+/// columns at most where `b_col` is not 1.
 /// A tile that packs A or B is one that [`can_pack`]; a tile whose B has a table is one that [`reads_table`]. Either has whole
 /// vectors of columns, which are neighbours in B. A's rows are neighbours if A is packed or B has a table. Packed panels are
 /// written to places that are valid to write, and that no other thread uses.
 /// B's table has as many places as a plane has steps. Each place names the step of A, within the plane, that it is
 /// multiplied with.
 /// A tile whose rows of A have a table [`has_full_height`], with one or two whole vectors of columns.
-/// A tile of [`BROAD_VECTORS`] and more than [`FEW_ROWS`] reads packed panels, with whole vectors of columns.
 pub(super) unsafe fn run_tile<P: PanelElem>(
     runner: Runner,
     lanes: usize,
@@ -80,7 +83,6 @@ fn run_rows<P: PanelElem, const H: usize>(runner: Runner, vectors: usize, tile: 
     match vectors {
         1 => P::compute::<H, 1>(runner, SizedTile(tile)),
         2 => P::compute::<H, VECTORS>(runner, SizedTile(tile)),
-        3 if H > FEW_ROWS => P::compute::<H, BROAD_VECTORS>(runner, SizedTile(tile)),
         3 | 4 => P::compute::<H, 4>(runner, SizedTile(tile)),
         _ => P::compute::<H, VECTORS_MAX>(runner, SizedTile(tile)),
     }
@@ -123,17 +125,10 @@ impl<P: PanelElem, const H: usize, const W: usize> Kernel for SizedTile<'_, P, H
         let tile = self.0;
         let (packed, width) = (tile.a_row == 1, W * <P::Acc as Float>::Vec::<S>::LANES);
         let whole = tile.cols == width;
-        let dense =
-            const { reads_dense(H, W, rows::<S>()) } && packed && tile.a_step == H && tile.b_step == width;
-        if const { W == BROAD_VECTORS && H > FEW_ROWS && H <= broad_rows(rows::<S>()) } {
-            // SAFETY: `run_tile`'s contract; the type is made only there.
-            return unsafe {
-                match dense {
-                    true => compute_all::<P, S, _, H, W, DENSE>(tile),
-                    false => compute_all::<P, S, _, H, W, PACKED>(tile),
-                }
-            };
-        }
+        let dense = const { reads_dense(H, W, rows::<S>(), <P::Acc as Float>::Vec::<S>::SPLATS_MEMORY) }
+            && packed
+            && tile.a_step == H
+            && tile.b_step == width;
         // Sizes that an instruction set has no registers for are never asked for, and only packed panels hold places of
         // several steps; this keeps the others uncompiled.
         if const { H <= rows::<S>() && H * W <= rows::<S>() * VECTORS && (W <= VECTORS || H <= FEW_ROWS) } {
@@ -306,6 +301,9 @@ where
         if READ == DENSE {
             // Four in a row, as written: of a loop of four the compiler leaves the branches.
             for _ in 0..run / 4 {
+                for line in 0..(4 * H * size_of::<P::Acc>()).div_ceil(LINE) {
+                    V::prefetch(at.a.wrapping_byte_add(AHEAD_IN_PANEL + line * LINE));
+                }
                 // SAFETY: the caller's.
                 unsafe {
                     add_step::<P, S, V, H, W, READ>(tile, &mut at, &mut sums, lens);
@@ -354,8 +352,8 @@ unsafe fn add_step<P, S, V, const H: usize, const W: usize, const READ: u8>(
     for (j, lanes) in b_row.iter_mut().enumerate() {
         // SAFETY: B's places are valid.
         *lanes = unsafe { load(at.b.wrapping_add(j * V::LANES), lens[j]) };
-        // Two vectors may lie in a line.
-        if READ != DENSE || (j * V::LANES * size_of::<P::Acc>()).is_multiple_of(LINE) {
+        // Two vectors may lie in a line. Loads that FMAs wait for leave no time for it, and of whole lines none is needed.
+        if READ != DENSE || !V::SPLATS_MEMORY && (j * V::LANES * size_of::<P::Acc>()).is_multiple_of(LINE) {
             V::prefetch(at.b.wrapping_add(ahead * b_step + j * V::LANES));
         }
     }
@@ -378,19 +376,67 @@ unsafe fn add_step<P, S, V, const H: usize, const W: usize, const READ: u8>(
         }
         at.pack_a_to = at.pack_a_to.wrapping_add(H);
     }
-    for (i, row) in sums.iter_mut().enumerate() {
-        let side_by_side = matches!(READ, PACKED | DENSE | PACK_A | PACK_BOTH);
-        // SAFETY: A's places are valid.
-        let x = V::splat(unsafe { *at.a.add(if side_by_side { i } else { i * tile.a_row }) });
-        for (sum, lanes) in row.iter_mut().zip(b_row) {
-            *sum = P::add::<S>(x, lanes, *sum);
-        }
+    let a_row = if matches!(READ, PACKED | DENSE | PACK_A | PACK_BOTH) { 1 } else { tile.a_row };
+    // One by one: of a loop the compiler would keep the sums in memory.
+    macro_rules! rows {
+        ($($i:literal)*) => {
+            $(if const { $i < H } {
+                let splats = match const { (READ == DENSE && V::SPLATS_MEMORY, $i % 2) } {
+                    (true, 0) => Splats::InProducts,
+                    (true, _) => Splats::OncePinned,
+                    (false, _) => Splats::Once,
+                };
+                // SAFETY: A's places are valid.
+                unsafe { add_row::<P, S, V, W>(at.a.add($i * a_row), b_row, &mut sums[$i], splats) }
+            })*
+        };
     }
+    rows!(0 1 2 3 4 5 6 7 8 9 10 11 12 13);
     at.a = at.a.wrapping_add(a_step);
     at.b = at.b.wrapping_add(b_step);
     if READ == DENSE {
         // The next step's loads stay behind: all of four steps' factors at once would not fit the registers.
         compiler_fence(Ordering::SeqCst);
+    }
+}
+
+/// How an element of A comes into every lane.
+#[derive(Clone, Copy, PartialEq)]
+enum Splats {
+    /// By an instruction of its own, for all products of the row.
+    Once,
+    /// So, and the register is free before the next row's element is read.
+    OncePinned,
+    /// By each product, which reads it from memory.
+    InProducts,
+}
+
+/// Adds an element of A times a step's vectors of B to a row's sums.
+///
+/// # Safety
+///
+/// The element must be valid to read.
+#[inline(always)]
+unsafe fn add_row<P, S, V, const W: usize>(a: *const P::Acc, b_row: [V; W], sums: &mut [V; W], splats: Splats)
+where
+    P: PanelElem<Acc: Float<Vec<S> = V>>,
+    S: Isa,
+    V: Vector<Elem = P::Acc>,
+{
+    // SAFETY: the caller's.
+    let mut x = V::splat(unsafe { *a });
+    for (j, (sum, lanes)) in sums.iter_mut().zip(b_row).enumerate() {
+        if splats == Splats::InProducts && j > 0 {
+            compiler_fence(Ordering::SeqCst); // so that it is not read once for both
+            // SAFETY: the caller's.
+            x = V::splat(unsafe { *a });
+        }
+        *sum = P::add::<S>(x, lanes, *sum);
+    }
+    if splats == Splats::OncePinned {
+        for sum in sums {
+            *sum = sum.pinned();
+        }
     }
 }
 

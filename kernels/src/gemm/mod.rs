@@ -90,7 +90,7 @@ pub(crate) use epilogue::{Epilogue, Write};
 pub(crate) use gemv::{GEMV_STEPS_MIN, gemv};
 pub(crate) use mat::{MatMut, MatRef, SubMatMut};
 pub(crate) use offsets::{OffsetTable, gemm_by_offsets, gemm_by_panel};
-pub use peak::{peak_bandwidth, peak_flops};
+pub use peak::{peak_bandwidth, peak_flops, sustained_flops};
 pub(crate) use plan::is_parallel;
 pub(crate) use product::Batch;
 pub(crate) use segments::{

@@ -1,5 +1,5 @@
-//! Measures a device's peak floating-point operations a second ([`peak_flops`]) and its memory bandwidth
-//! ([`peak_bandwidth`]). A profile sets the speed of a training step beside them.
+//! Measures a device's peak floating-point operations a second ([`peak_flops`]), those that it keeps up ([`sustained_flops`]) and its memory
+//! bandwidth ([`peak_bandwidth`]). A profile sets the speed of a training step beside them.
 
 #![allow(unsafe_code)]
 
@@ -16,7 +16,7 @@ use crate::real::for_real;
 use crate::simd::amx::{BLOCK, Tiles};
 use crate::simd::{Float, Isa, Kernel, Runner, Vector, dispatch};
 
-/// How long each measurement is repeated.
+/// How long a peak is tried for.
 const TRIED_FOR: Duration = Duration::from_millis(60);
 /// Independent chains of multiply-adds: as many sums as 16 registers have room for, and more than a core executes at once, so that latency is
 /// hidden.
@@ -39,37 +39,58 @@ const ENOUGH: f64 = 2e-3;
 pub fn peak_flops(dtype: DType, device: Device) -> Result<f64> {
     const OP: &str = "peak_flops";
     computes(OP, device)?;
-    FLOPS.on(device)(OP, dtype, device)
+    FLOPS.on(device)(OP, dtype, device, Timing::Fastest)
+}
+
+/// The floating-point operations a second of the instructions of [`peak_flops`] over a stretch of `time`: all that a program can do in as long
+/// a stretch. Where other programs, or other guests of the same machine, use the cores too, the clock and the share of a core change within
+/// milliseconds, and a peak of a good one is not kept up. To say how good a computation of seconds is, measure this before it and after it.
+///
+/// # Errors
+/// If the dtype is no floating-point one; of a meta device.
+pub fn sustained_flops(dtype: DType, device: Device, time: Duration) -> Result<f64> {
+    const OP: &str = "sustained_flops";
+    computes(OP, device)?;
+    FLOPS.on(device)(OP, dtype, device, Timing::Mean(time))
 }
 
 const FLOPS: Kernels<Flops> = Kernels { cpu: flops_on_cpu, cuda: flops_on_gpu };
 const BANDWIDTH: Kernels<Bandwidth> = Kernels { cpu: bandwidth_on_cpu, cuda: bandwidth_on_gpu };
 
-type Flops = fn(&'static str, DType, Device) -> Result<f64>;
+type Flops = fn(&'static str, DType, Device, Timing) -> Result<f64>;
 type Bandwidth = fn(Device) -> Result<f64>;
 
-fn flops_on_gpu(_: &'static str, dtype: DType, device: Device) -> Result<f64> {
-    growing(128, SIZE_ON_GPU, |size| {
+/// Which of several runs counts.
+#[derive(Clone, Copy)]
+enum Timing {
+    /// The fastest of those of [`TRIED_FOR`].
+    Fastest,
+    /// The mean of those of this stretch.
+    Mean(Duration),
+}
+
+fn flops_on_gpu(_: &'static str, dtype: DType, device: Device, timing: Timing) -> Result<f64> {
+    growing(128, SIZE_ON_GPU, timing, |size, timing| {
         let a = full(&[size, size], 1.0, dtype, device)?;
         let mut c = matmul(&a, &a)?;
-        Ok((2.0 * (size as f64).powi(3), fastest(device, || matmul_into(&mut c, &a, &a))?))
+        Ok((2.0 * (size as f64).powi(3), seconds(device, timing, || matmul_into(&mut c, &a, &a))?))
     })
 }
 
-fn flops_on_cpu(op: &'static str, dtype: DType, device: Device) -> Result<f64> {
+fn flops_on_cpu(op: &'static str, dtype: DType, device: Device, timing: Timing) -> Result<f64> {
     let pool = device.pool()?;
     #[cfg(target_arch = "x86_64")]
     if dtype == DType::BF16 && Runner::current().for_tiles().is_some() {
-        return peak_of_tiles(&pool, device);
+        return flops_of_tiles(&pool, device, timing);
     }
-    for_real!(op, dtype, T => peak_of::<<T as GemmElem>::PanelElem>(&pool, device))
+    for_real!(op, dtype, T => flops_of::<<T as GemmElem>::PanelElem>(&pool, device, timing))
 }
 
-fn peak_of<P: PanelElem>(pool: &Pool, device: Device) -> Result<f64> {
+fn flops_of<P: PanelElem>(pool: &Pool, device: Device, timing: Timing) -> Result<f64> {
     // Pieces are taken in turns: of more of them no thread does twice as much as another.
     let pieces = 8 * pool.threads();
     let chains = || P::run(Runner::current(), Chains::<P>(PhantomData));
-    let seconds = fastest(device, || {
+    let seconds = seconds(device, timing, || {
         pool.for_each(pieces, |_| {
             std::hint::black_box(chains());
         });
@@ -80,11 +101,11 @@ fn peak_of<P: PanelElem>(pool: &Pool, device: Device) -> Result<f64> {
 
 /// The same of tiles of bf16.
 #[cfg(target_arch = "x86_64")]
-fn peak_of_tiles(pool: &Pool, device: Device) -> Result<f64> {
+fn flops_of_tiles(pool: &Pool, device: Device, timing: Timing) -> Result<f64> {
     let pieces = 8 * pool.threads();
     // SAFETY: the runner's instruction set has tiles.
     let products = || unsafe { Tiles::new(BLOCK) }.multiply_registers(ROUNDS);
-    let seconds = fastest(device, || {
+    let seconds = seconds(device, timing, || {
         pool.for_each(pieces, |_| {
             products();
         });
@@ -136,10 +157,10 @@ pub fn peak_bandwidth(device: Device) -> Result<f64> {
 const ELEMENTS: usize = ARRAY / size_of::<f32>();
 
 fn bandwidth_on_gpu(device: Device) -> Result<f64> {
-    growing(1 << 12, ELEMENTS, |elements| {
+    growing(1 << 12, ELEMENTS, Timing::Fastest, |elements, timing| {
         let b = full(&[elements], 1.0, DType::F32, device)?;
         let c = b.copy()?;
-        Ok((12.0 * elements as f64, fastest(device, || add(&b, &c).map(drop))?))
+        Ok((12.0 * elements as f64, seconds(device, timing, || add(&b, &c).map(drop))?))
     })
 }
 
@@ -148,7 +169,7 @@ fn bandwidth_on_cpu(device: Device) -> Result<f64> {
     let pool = device.pool()?;
     let [mut a, b, c] = [0f32, 1.0, 2.0].map(|x| vec![x; elements]);
     let chunk = elements / (8 * pool.threads()) + 1;
-    let seconds = fastest(device, || {
+    let seconds = seconds(device, Timing::Fastest, || {
         pool.for_each_chunk(&mut a, chunk, |piece, a| {
             let here = piece * chunk..piece * chunk + a.len();
             dispatch(Triad { a, b: &b[here.clone()], c: &c[here] });
@@ -189,28 +210,44 @@ fn computes(op: &'static str, device: Device) -> Result<()> {
 }
 
 /// Runs problems of size `least`, twice that, and so on up to `most`, until one takes long enough ([`ENOUGH`]); `run` returns the work done and
-/// its seconds. Returns the work a second of the last.
-fn growing(least: usize, most: usize, mut run: impl FnMut(usize) -> Result<(f64, f64)>) -> Result<f64> {
+/// its seconds. Returns the work a second of the last, by `timing`.
+fn growing(
+    least: usize,
+    most: usize,
+    timing: Timing,
+    mut run: impl FnMut(usize, Timing) -> Result<(f64, f64)>,
+) -> Result<f64> {
     let mut size = least;
-    loop {
-        let (done, seconds) = run(size)?;
-        if size >= most || seconds > ENOUGH {
-            return Ok(done / seconds);
-        }
+    let (mut done, mut seconds) = run(size, Timing::Fastest)?;
+    while size < most && seconds <= ENOUGH {
         size *= 2;
+        (done, seconds) = run(size, Timing::Fastest)?;
     }
+    if let Timing::Mean(_) = timing {
+        (done, seconds) = run(size, timing)?;
+    }
+    Ok(done / seconds)
 }
 
-/// The seconds of the fastest of several runs, after the first.
-fn fastest(device: Device, mut run: impl FnMut() -> Result<()>) -> Result<f64> {
+/// The seconds of a run, after the first.
+fn seconds(device: Device, timing: Timing, mut run: impl FnMut() -> Result<()>) -> Result<f64> {
     run()?;
-    let (begin, mut fastest) = (Instant::now(), f64::INFINITY);
-    while begin.elapsed() < TRIED_FOR || fastest.is_infinite() {
-        device.synchronize()?;
-        let start = Instant::now();
+    device.synchronize()?;
+    let stretch = match timing {
+        Timing::Fastest => TRIED_FOR,
+        Timing::Mean(time) => time,
+    };
+    let (begin, mut end) = (Instant::now(), Duration::ZERO);
+    let (mut fastest, mut runs) = (Duration::MAX, 0.0);
+    while end < stretch || runs == 0.0 {
         run()?;
         device.synchronize()?;
-        fastest = fastest.min(start.elapsed().as_secs_f64());
+        let start = std::mem::replace(&mut end, begin.elapsed());
+        fastest = fastest.min(end - start);
+        runs += 1.0;
     }
-    Ok(fastest)
+    Ok(match timing {
+        Timing::Fastest => fastest.as_secs_f64(),
+        Timing::Mean(_) => end.as_secs_f64() / runs,
+    })
 }

@@ -158,18 +158,7 @@ impl BlockingPlan {
             let most = plan.block(A_BLOCK_BY_PANEL_MAX << usize::from(plan.k_blocks == 1), plan.height);
             (STATIONARY_ROW_PANELS_MIN..=most).contains(&plan.row_panels)
         };
-        plans.find(fits).map_or(self, BlockingPlan::broadened)
-    }
-
-    /// The same in broad tiles, if there are such and those at the right edge of C need not be broad.
-    fn broadened(self) -> BlockingPlan {
-        let Some(shape) = self.shape.broad().filter(|_| !self.a_in_rows) else { return self };
-        if self.problem.n % shape.cols() > self.shape.cols() {
-            return self;
-        }
-        let (row_panels, col_panels) =
-            (panels(self.problem.m, shape.rows), panels(self.problem.n, shape.cols()));
-        BlockingPlan { shape, row_panels, col_panels, height: self.problem.m.div_ceil(row_panels), ..self }
+        plans.find(fits).unwrap_or(self)
     }
 
     /// The rows of a panel; the last may have fewer.
@@ -417,20 +406,6 @@ pub(super) mod tests {
         assert_eq!([256, 512].map(|m| by_panel(m, true, 4864)), [Some(5), Some(10)]);
         assert_eq!(by_panel(512, false, 896), None); // tiles pack it
         assert!([8, 28, 56, 600, 4096].iter().all(|&m| by_panel(m, true, 896).is_none()));
-    }
-
-    #[test]
-    fn tiles_of_a_prompt_are_broad_unless_the_last_columns_do_not_suit() {
-        let sizes = |shape: TileShape, n: usize| {
-            let problem = Problem { b_contiguous: false, b_transposable: true, ..problem(510, n, 896) };
-            let plan = BlockingPlan::new(problem, shape).for_all_rows();
-            assert!(plan.by_panel);
-            (plan.height, plan.shape.cols(), plan.row_panels, plan.col_panels)
-        };
-        assert_eq!(sizes(SHAPE, 4864), (8, 48, 64, 102));
-        assert_eq!(sizes(SHAPE, 4896), (8, 48, 64, 102));
-        assert_eq!(sizes(SHAPE, 4848 + 33), (14, 32, 37, 153));
-        assert_eq!(sizes(TileShape { rows: 6, lanes: 8, vectors: 2 }, 4864), (6, 16, 85, 304));
     }
 
     #[test]

@@ -379,8 +379,8 @@ fn panels_of_b_that_are_packed_one_by_one_change_no_bit() {
         check::<bf16>(Case { write, bias, ..case(83, 265) }, &pools[..2]);
         check::<f16>(Case { write, bias, activation: Some(Gelu::Tanh), ..case(83, 265) }, &pools[..1]);
     }
-    // Of one to seven rows, and with columns that broad tiles leave for a tile of one vector, of two, of none, or do not suit.
-    for (m, n) in [(81, 256), (82, 272), (84, 240), (85, 283), (86, 245), (87, 257), (88, 285)] {
+    // Panels of 12, 13 and 14 rows, last ones of fewer, and last columns of a tile, of one vector, or of parts of vectors.
+    for (m, n) in [(72, 288), (81, 256), (82, 272), (84, 240), (85, 283), (86, 245), (87, 257), (88, 285)] {
         check::<f32>(case(m, n), &pools[..1]);
         check::<f64>(case(m, n), &pools[..1]);
     }

@@ -8,8 +8,6 @@ pub(super) const VECTORS: usize = 2;
 pub(super) const FEW_ROWS: usize = 3;
 /// Columns of a wide tile in vectors, at most.
 pub(super) const VECTORS_MAX: usize = 8;
-/// Columns of a broad tile in vectors.
-pub(super) const BROAD_VECTORS: usize = 3;
 
 /// A full tile's size on an instruction set.
 #[derive(Clone, Copy)]
@@ -50,12 +48,6 @@ impl TileShape {
         reads_table(rows, self.vectors, self.rows)
     }
 
-    /// Lower and broader, with fewer factors to load for a multiply-add; none where that is slower.
-    pub(super) fn broad(self) -> Option<TileShape> {
-        let rows = broad_rows(self.rows);
-        (rows > FEW_ROWS).then_some(TileShape { rows, vectors: BROAD_VECTORS, ..self })
-    }
-
     /// One vector wide.
     pub(super) fn narrow(self) -> TileShape {
         TileShape { vectors: 1, ..self }
@@ -67,12 +59,6 @@ pub(super) const fn rows<S: Isa>() -> usize {
     let rows = (S::REGISTERS - S::FACTORS) / VECTORS;
     assert!(rows >= FEW_ROWS, "plans take tiles of few rows for granted");
     rows
-}
-
-/// Rows of a broad tile, where a full one has `rows_max`. It leaves registers for the factors of the next step. With 16 registers it is slower
-/// (4 x 3 beside 6 x 2).
-pub(super) const fn broad_rows(rows_max: usize) -> usize {
-    if rows_max >= 14 { 8 } else { 0 }
 }
 
 /// Whether a tile of so many rows and vectors can read B by an offset table: a tile of at least half the full height.
@@ -97,13 +83,10 @@ pub(super) const fn reads_packed(rows: usize, vectors: usize, rows_max: usize) -
     vectors <= VECTORS && (rows >= least || rows <= FEW_ROWS)
 }
 
-/// Whether a tile of so many rows and vectors has an unrolled loop for panels of just so many: a size that most tiles of a large product have, with
-/// registers left.
-pub(super) const fn reads_dense(rows: usize, vectors: usize, rows_max: usize) -> bool {
-    match broad_rows(rows_max) {
-        0 => vectors == VECTORS && has_full_height(rows, rows_max),
-        broad => vectors == BROAD_VECTORS && rows == broad,
-    }
+/// Whether a tile of so many rows and vectors has an unrolled loop for panels of just so many: a size that most tiles of a large product have.
+/// `splats` is [`Vector::SPLATS_MEMORY`]. Without it the factors of 14 rows take registers that the next step's need.
+pub(super) const fn reads_dense(rows: usize, vectors: usize, rows_max: usize, splats: bool) -> bool {
+    vectors == VECTORS && has_full_height(rows, rows_max) && (splats || rows_max < 14)
 }
 
 /// One tile, or several side by side or below each other. A's places: `a[i * a_row + k * a_step]`; B's:

@@ -59,6 +59,15 @@ impl Isa for Avx512Bf16 {
     }
 }
 
+/// [`Vector::pinned`]: an assembly of no instruction that the compiler thinks reads memory.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn pinned(mut x: __m512) -> __m512 {
+    // SAFETY: it does nothing.
+    unsafe { std::arch::asm!("/* {0} */", inout(zmm_reg) x, options(readonly, nostack, preserves_flags)) };
+    x
+}
+
 macro_rules! vector {
     (
         $name:ident: $elem:ident x $lanes:literal in $reg:ident,
@@ -149,6 +158,13 @@ macro_rules! vector {
             type Elem = $elem;
             type Mask = $mask;
             const LANES: usize = $lanes;
+            const SPLATS_MEMORY: bool = true;
+
+            #[inline(always)]
+            fn pinned(self) -> Self {
+                // SAFETY: the CPU; both types are 512 bits.
+                unsafe { std::mem::transmute(pinned(std::mem::transmute::<Self, __m512>(self))) }
+            }
 
             #[inline(always)]
             fn splat(x: $elem) -> Self {

@@ -39,8 +39,17 @@ pub(crate) trait Vector:
     /// How many lanes there are; a power of two, at most [`LANES_MAX`].
     const LANES: usize;
 
+    /// Whether an arithmetic instruction takes an element of memory in every lane of an operand.
+    const SPLATS_MEMORY: bool = false;
+
     /// `x` in every lane.
     fn splat(x: Self::Elem) -> Self;
+    /// The same vector, computed before memory is read again: the compiler cannot put it off, and keep its operands in registers meanwhile. Where
+    /// [`Vector::SPLATS_MEMORY`].
+    #[inline(always)]
+    fn pinned(self) -> Self {
+        self
+    }
     /// The first [`Vector::LANES`] elements of `src`, which must have as many.
     fn load(src: &[Self::Elem]) -> Self;
     /// The elements of `src` (at most [`Vector::LANES`] of them are read), then `fill`.
