@@ -1,5 +1,5 @@
-//! The micro-kernel's loops for a B whose columns have their steps side by side ([`transpose_and_add`]: squares are transposed in registers), and for
-//! operands that are no matrices: B by an offset table ([`add_planes`], for `offsets.rs`), A by segments ([`add_segments`], for `segments.rs`).
+//! The micro-kernel's loops for tiles of few rows ([`add_wide_steps`]), for a B whose columns have their steps side by side
+//! ([`transpose_and_add`]: squares are transposed in registers), and for operands that are no matrices: B by an offset table ([`add_planes`], for `offsets.rs`), A by segments ([`add_segments`], for `segments.rs`).
 
 #![allow(unsafe_code)]
 
@@ -7,6 +7,49 @@ use super::element::PanelElem;
 use super::micro_kernel::{AHEAD, load};
 use super::tile::Tile;
 use crate::simd::{Float, Isa, LANES_MAX, Vector, each};
+
+/// Adds all steps to the sums of a wide tile: its few elements of A are in registers and B's vectors are loaded one by one, as all of them would
+/// not fit.
+///
+/// # Safety
+///
+/// [`run_tile`](super::micro_kernel::run_tile)'s.
+#[inline(always)]
+pub(super) unsafe fn add_wide_steps<P, S, V, const H: usize, const W: usize>(
+    tile: &Tile<P::Acc>,
+    mut sums: [[V; W]; H],
+    lens: [usize; W],
+) -> [[V; W]; H]
+where
+    P: PanelElem<Acc: Float<Vec<S> = V>>,
+    S: Isa,
+    V: Vector<Elem = P::Acc>,
+{
+    let (mut a, mut b) = (tile.a, tile.b);
+    let near_rows = if tile.prefetch.is_null() { 0 } else { H };
+    for step in 0..tile.steps {
+        if step < near_rows {
+            prefetch_output::<V, W>(tile, step);
+        }
+        let mut a_column = [V::zero(); H];
+        for (i, x) in a_column.iter_mut().enumerate() {
+            // SAFETY: A's places are valid.
+            *x = V::splat(unsafe { *a.add(i * tile.a_row) });
+        }
+        for (j, &len) in lens.iter().enumerate() {
+            // SAFETY: B's places are valid.
+            let lanes: V = unsafe { load(b.wrapping_add(j * V::LANES), len) };
+            V::prefetch(b.wrapping_add(AHEAD * tile.b_step + j * V::LANES));
+            for (row, x) in sums.iter_mut().zip(a_column) {
+                row[j] = P::add::<S>(x, lanes, row[j]);
+            }
+        }
+        // Wrapping: after the last step they point beyond the matrices and are not used.
+        a = a.wrapping_add(tile.a_step);
+        b = b.wrapping_add(tile.b_step);
+    }
+    sums
+}
 
 /// Adds all steps to the sums. B's steps are those of the offset table in each of `tile.planes` planes.
 ///

@@ -25,7 +25,7 @@
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use super::element::PanelElem;
-use super::loops::{add_planes, add_segments, prefetch_output, transpose_and_add};
+use super::loops::{add_planes, add_segments, add_wide_steps, transpose_and_add};
 use super::tile::{
     FEW_ROWS, Tile, VECTORS, VECTORS_MAX, can_pack, has_full_height, reads_dense, reads_packed, reads_table,
     rows,
@@ -438,48 +438,6 @@ where
             *sum = sum.pinned();
         }
     }
-}
-
-/// As [`add_steps`] for a wide tile: its few elements of A are in registers and B's vectors are loaded one by one, as all of them would not fit.
-///
-/// # Safety
-///
-/// [`run_tile`]'s.
-#[inline(always)]
-unsafe fn add_wide_steps<P, S, V, const H: usize, const W: usize>(
-    tile: &Tile<P::Acc>,
-    mut sums: [[V; W]; H],
-    lens: [usize; W],
-) -> [[V; W]; H]
-where
-    P: PanelElem<Acc: Float<Vec<S> = V>>,
-    S: Isa,
-    V: Vector<Elem = P::Acc>,
-{
-    let (mut a, mut b) = (tile.a, tile.b);
-    let near_rows = if tile.prefetch.is_null() { 0 } else { H };
-    for step in 0..tile.steps {
-        if step < near_rows {
-            prefetch_output::<V, W>(tile, step);
-        }
-        let mut a_column = [V::zero(); H];
-        for (i, x) in a_column.iter_mut().enumerate() {
-            // SAFETY: A's places are valid.
-            *x = V::splat(unsafe { *a.add(i * tile.a_row) });
-        }
-        for (j, &len) in lens.iter().enumerate() {
-            // SAFETY: B's places are valid.
-            let lanes: V = unsafe { load(b.wrapping_add(j * V::LANES), len) };
-            V::prefetch(b.wrapping_add(AHEAD * tile.b_step + j * V::LANES));
-            for (row, x) in sums.iter_mut().zip(a_column) {
-                row[j] = P::add::<S>(x, lanes, row[j]);
-            }
-        }
-        // Wrapping: after the last step they point beyond the matrices and are not used.
-        a = a.wrapping_add(tile.a_step);
-        b = b.wrapping_add(tile.b_step);
-    }
-    sums
 }
 
 /// Loads `len` elements, at most a vector's; the other lanes are zero.

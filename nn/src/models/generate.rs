@@ -12,6 +12,8 @@ mod rows;
 mod text;
 
 #[cfg(test)]
+mod cache_tests;
+#[cfg(test)]
 mod tests;
 
 use std::collections::VecDeque;
