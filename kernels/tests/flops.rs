@@ -9,7 +9,7 @@ use phalanx_kernels::{
 };
 use phalanx_tensor::{DType, Device, Tensor};
 
-/// What is kept up is measured over so long.
+/// The stretch over which `sustained_flops` is measured here.
 const STRETCH: Duration = Duration::from_millis(100);
 
 fn ones(shape: &[usize]) -> Tensor {
@@ -76,8 +76,8 @@ fn a_product_is_no_faster_than_the_peak() {
     }
 }
 
-/// What is kept up is a mean over the whole stretch, so it cannot be more than the best moment of that stretch; and it is not much less of it
-/// than a machine that others use takes away.
+/// The mean rate of a stretch is no higher than the rate of its best moment. It is lower on a machine that other programs use, but not by much more
+/// than they take.
 #[test]
 fn what_is_kept_up_is_no_more_than_the_peak() {
     for dtype in [DType::F32, DType::BF16] {

@@ -98,8 +98,8 @@ pub struct Decoder<L: LayerFactory = OneDevice> {
     /// Blocks of the whole model.
     blocks_of_all: usize,
     context: usize,
-    /// Learned positions, which end; rotated ones do not.
-    positions: Option<usize>,
+    /// Rotated positions do not end.
+    learned_positions: Option<usize>,
     turning_point: Option<usize>,
     vocabulary: usize,
     layers: Arc<L>,
@@ -173,7 +173,7 @@ impl<L: LayerFactory> Decoder<L> {
             stage,
             blocks_of_all: spec.blocks,
             context: spec.context,
-            positions: spec.positions.map(|table| table.count),
+            learned_positions: spec.positions.map(|table| table.count),
             turning_point: spec.turning_point,
             vocabulary: spec.table.count,
             layers: layers.clone(),
@@ -224,6 +224,11 @@ impl<L: LayerFactory> Decoder<L> {
     /// it may have more, as in transformers; how good the scores are then depends on the model.
     pub fn context(&self) -> usize {
         self.context
+    }
+
+    /// Positions for which there is a learned vector, if positions are learned: no sequence may have more.
+    pub fn learned_positions(&self) -> Option<usize> {
+        self.learned_positions
     }
 
     /// Tokens that there are.
@@ -345,13 +350,9 @@ impl<L: LayerFactory> Decoder<L> {
             return Ok(());
         }
         let got = format!("got {:?} {} after {before} positions", tokens.shape(), tokens.dtype());
-        let most = self.positions.map(|most| format!(" with at most {most} positions")).unwrap_or_default();
+        let most =
+            self.learned_positions.map(|most| format!(" with at most {most} positions")).unwrap_or_default();
         Err(Error::invalid("tokens", format!("{got}, wanted [B, T] i64{most}")))
-    }
-
-    /// Whether a sequence may have so many positions.
-    fn has_positions(&self, count: usize) -> bool {
-        self.positions.is_none_or(|most| count <= most)
     }
 }
 

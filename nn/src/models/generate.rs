@@ -332,6 +332,13 @@ fn check<M: CausalModel>(
     if generation.context == Some(0) {
         return wrong("got a context of 0 positions, wanted at least 1".into());
     }
+    if let (Some(context), Some(most)) = (generation.context, model.learned_positions())
+        && context > most
+    {
+        return wrong(format!(
+            "got a context of {context} positions, wanted at most the model's {most} learned ones"
+        ));
+    }
     if generation.piece == 0 || generation.page == 0 {
         let Generation { piece, page, .. } = generation;
         return wrong(format!("got pieces of {piece} and pages of {page} positions, wanted at least 1"));

@@ -43,6 +43,9 @@ pub trait CausalStage {
     /// As [`Decoder::vocabulary`].
     fn vocabulary(&self) -> usize;
 
+    /// As [`Decoder::learned_positions`].
+    fn learned_positions(&self) -> Option<usize>;
+
     /// As [`Decoder::turning_point`].
     fn turning_point(&self) -> Option<usize>;
 
@@ -75,6 +78,10 @@ impl<L: LayerFactory> CausalStage for Decoder<L> {
 
     fn vocabulary(&self) -> usize {
         Decoder::vocabulary(self)
+    }
+
+    fn learned_positions(&self) -> Option<usize> {
+        Decoder::learned_positions(self)
     }
 
     fn turning_point(&self) -> Option<usize> {
@@ -174,6 +181,7 @@ struct RankPart<'a> {
     placement: Vec<usize>,
     context: usize,
     vocabulary: usize,
+    learned_positions: Option<usize>,
     turning_point: Option<usize>,
     device: Device,
     /// The ranks of the pipeline.
@@ -219,6 +227,7 @@ impl<'a> RankPart<'a> {
         Ok(RankPart {
             context: any.context(),
             vocabulary: any.vocabulary(),
+            learned_positions: any.learned_positions(),
             turning_point: any.turning_point(),
             device: any.device(),
             draws_at: placement.last().map_or(0, |rank| rank * groups.mesh().expert_ranks() * tp.size()),
@@ -297,6 +306,10 @@ impl CausalModel for RankPart<'_> {
 
     fn vocabulary(&self) -> usize {
         self.vocabulary
+    }
+
+    fn learned_positions(&self) -> Option<usize> {
+        self.learned_positions
     }
 
     fn turning_point(&self) -> Option<usize> {

@@ -125,6 +125,11 @@ impl<L: LayerFactory> Decoder<L> {
         (Dims::from_slice(&[1, positions, self.width]), self.dtype)
     }
 
+    /// Whether a sequence may have so many positions.
+    pub(super) fn has_positions(&self, count: usize) -> bool {
+        self.learned_positions.is_none_or(|most| count <= most)
+    }
+
     /// The positions of the rows' further tokens, one row's after the other's.
     fn check_rows(&self, rows: &[RowTokens<'_>]) -> Result<Vec<i64>> {
         let mut numbers = Vec::new();
@@ -142,7 +147,7 @@ impl<L: LayerFactory> Decoder<L> {
             }
             if count == 0 || !self.has_positions(before + count) {
                 let got = format!("got {count} tokens of row {row} after {before} positions");
-                let most = self.positions.map(|most| format!(" and at most {most} positions"));
+                let most = self.learned_positions.map(|most| format!(" and at most {most} positions"));
                 let why = format!("{got}, wanted at least 1{}", most.unwrap_or_default());
                 return Err(Error::invalid("extend_rows", why));
             }

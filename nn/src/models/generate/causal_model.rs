@@ -24,6 +24,11 @@ pub trait CausalModel {
     /// Positions that a row has at most, if [`Generation::context`](super::Generation::context) does not say otherwise.
     fn context(&self) -> usize;
 
+    /// As [`Decoder::learned_positions`].
+    fn learned_positions(&self) -> Option<usize> {
+        None
+    }
+
     /// Tokens that there are.
     fn vocabulary(&self) -> usize;
 
@@ -83,6 +88,10 @@ impl<L: LayerFactory> CausalModel for Decoder<L> {
 
     fn context(&self) -> usize {
         Decoder::context(self)
+    }
+
+    fn learned_positions(&self) -> Option<usize> {
+        Decoder::learned_positions(self)
     }
 
     fn vocabulary(&self) -> usize {
