@@ -232,6 +232,14 @@ pub trait LayerFactory: Send + Sync + 'static {
     /// Is called before the layers of a decoder are made, with its files' names of parameters, and whether it has all blocks of its model.
     fn begins(&self, _names: FileNames, _whole: bool) {}
 
+    /// Whether a head that a model ties to the embedding of this name has a table of its own with these layers.
+    ///
+    /// # Errors
+    /// If that cannot be said.
+    fn unties(&self, _embedding: &str) -> Result<bool> {
+        Ok(false)
+    }
+
     /// Is called with the parameters of a model, or of a stage, once it is complete.
     ///
     /// # Errors

@@ -6,8 +6,9 @@ PEFT compute for them. tests/golden/models.rs compares.
     PYTHONHASHSEED=0 python3 tests/golden/generate_models.py tests/golden/hf   # PEFT writes a set in the order of its hashes
 
 A case is a folder as `save_pretrained` writes it, with `io.safetensors` beside: inputs, logits, loss, the gradient of each parameter as
-`grad/NAME`, and of causal models `greedy`, the first five tokens and twelve greedy ones. With a folder `adapter` the logits are the adapted
-model's, and only adapters have gradients. All weights are random, so that none can be forgotten; f32, eager attention, eval mode.
+`grad/NAME`, and of causal models `greedy`, the first five tokens and twelve greedy ones. With dynamic positions `greedy_cached` has those that
+transformers finds with a cache of keys, which keep the rotation that they got. With a folder `adapter` the logits are the adapted model's, and only
+adapters have gradients. All weights are random, so that none can be forgotten; f32, eager attention, eval mode.
 """
 
 import json
@@ -53,25 +54,26 @@ EXPERTS = dict(num_experts=4, num_experts_per_tok=2)
 BERT = dict(vocab_size=53, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=32)
 
 decoder("llama-padded-tied", "llama", pad_token_id=7, tie_word_embeddings=True, attention_bias=True)
-decoder("llama-dynamic", "llama", 27, max_position_embeddings=8, rope_parameters=rope("dynamic", factor=2.0))
+decoder("llama-dynamic", "llama", 27, max_position_embeddings=8, rope_parameters=rope("dynamic", factor=4.0) | dict(rope_theta=100.0))
 decoder("llama-beyond-its-context", "llama", max_position_embeddings=8)
-decoder("llama-yarn", "llama", 20, head_dim=8, rope_parameters=rope("yarn", factor=4.0, original_max_position_embeddings=8, mscale=0.8, mscale_all_dim=0.5))
-decoder("llama-llama3", "llama", 20, head_dim=8, rope_parameters=rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16))
-decoder("llama-longrope", "llama", 20, head_dim=8, rope_parameters=rope("longrope", factor=8.0, original_max_position_embeddings=8, **TURNS))
+decoder("llama-yarn", "llama", 20, head_dim=8, rope_parameters=rope("yarn", factor=4.0, original_max_position_embeddings=8, mscale=0.8, mscale_all_dim=0.5), hidden_act="sigmoid")
+decoder("llama-llama3", "llama", 20, head_dim=8, rope_parameters=rope("llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16), hidden_act="leaky_relu")
+decoder("llama-longrope", "llama", 20, head_dim=8, rope_parameters=rope("longrope", factor=8.0, original_max_position_embeddings=8, **TURNS), hidden_act="relu6")
 decoder("phi3-longrope", "phi3", 20, head_dim=8, rope_parameters=rope("longrope", original_max_position_embeddings=8, partial_rotary_factor=1.0, **TURNS), original_max_position_embeddings=8, num_attention_heads=2, num_key_value_heads=1)
 decoder("mistral-window", "mistral", sliding_window=4, hidden_act="relu2")
 decoder("qwen2-window", "qwen2", use_sliding_window=True, sliding_window=5, max_window_layers=1)
-decoder("qwen3", "qwen3", head_dim=8)
+decoder("qwen3", "qwen3", head_dim=8, hidden_act="hardswish")
 decoder("gemma-padded", "gemma", head_dim=8, pad_token_id=0)
 decoder("gemma2", "gemma2", sliding_window=4, query_pre_attn_scalar=12, attn_logit_softcapping=5.0, final_logit_softcapping=3.0)
 decoder("gemma3", "gemma3_text", head_dim=8, sliding_window=4, num_hidden_layers=3, layer_types=["sliding_attention", "full_attention", "sliding_attention"])
 decoder("olmo2", "olmo2", hidden_act="tanh")
-decoder("smollm3", "smollm3", no_rope_layers=[1, 0])
+decoder("smollm3", "smollm3", no_rope_layers=[1, 0], hidden_act="mish")
 decoder("gpt-neox", "gpt_neox", rotary_pct=0.5, use_parallel_residual=True)
-decoder("gpt-neox-one-after-the-other", "gpt_neox", rotary_pct=1.0, use_parallel_residual=False, attention_bias=False)
+decoder("gpt-neox-one-after-the-other", "gpt_neox", rotary_pct=1.0, use_parallel_residual=False, attention_bias=False, hidden_act="linear")
+decoder("gpt-neox-three-rotated", "gpt_neox", hidden_size=24, num_attention_heads=2, rotary_pct=0.25)
 decoder("mixtral", "mixtral", num_local_experts=4, num_experts_per_tok=2)
 decoder("qwen3-moe", "qwen3_moe", head_dim=8, norm_topk_prob=True, mlp_only_layers=[1], moe_intermediate_size=12, **EXPERTS)
-decoder("olmoe", "olmoe", **EXPERTS)
+decoder("olmoe", "olmoe", hidden_act="gelu_10", **EXPERTS)
 decoder("olmoe-clipped", "olmoe", clip_qkv=0.3, **EXPERTS)
 decoder("llama-dora", "llama", lora=dict(r=3, lora_alpha=6, target_modules=["q_proj", "down_proj"], use_dora=True))
 decoder("llama-dora-rslora", "llama", lora=dict(r=4, lora_alpha=6, target_modules=["o_proj", "up_proj"], use_dora=True, use_rslora=True))
@@ -86,6 +88,11 @@ decoder("gpt-neox-lora-biases", "gpt_neox", rotary_pct=1.0, lora=dict(r=3, lora_
 decoder("gpt-neox-lora", "gpt_neox", rotary_pct=1.0, lora=dict(r=3, lora_alpha=6, target_modules=["dense", "dense_4h_to_h"]))
 decoder("llama-lora-whole", "llama", lora=dict(r=3, lora_alpha=6, target_modules=["q_proj", "up_proj"], modules_to_save=["embed_tokens", "lm_head", "1.mlp.up_proj"]))
 decoder("llama-tied-lora-whole", "llama", tie_word_embeddings=True, lora=dict(r=3, lora_alpha=6, target_modules=["v_proj"], modules_to_save=["embed_tokens"], ensure_weight_tying=True))
+decoder("llama-tied-lora-apart", "llama", tie_word_embeddings=True, lora=dict(r=3, lora_alpha=6, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"]))
+decoder("gemma-tied-lora-apart", "gemma", head_dim=8, tie_word_embeddings=True, pad_token_id=0, lora=dict(r=3, lora_alpha=6, target_modules=["v_proj"], modules_to_save=["embed_tokens"]))
+decoder("qwen2-tied-lora-apart", "qwen2", tie_word_embeddings=True, lora=dict(r=3, lora_alpha=6, target_modules=["q_proj"], modules_to_save=["lm_head"]))
+decoder("qwen2-tied-lora-head", "qwen2", tie_word_embeddings=True, lora=dict(r=3, lora_alpha=6, target_modules=["q_proj", "lm_head"]))
+decoder("llama-tied-lora-tables", "llama", tie_word_embeddings=True, lora=dict(r=3, lora_alpha=6, target_modules=["embed_tokens", "lm_head"]))
 decoder("phi3-lora-whole", "phi3", head_dim=8, num_attention_heads=2, num_key_value_heads=1, lora=dict(r=3, lora_alpha=6, target_modules=["down_proj"], modules_to_save=["norm", "0.self_attn.qkv_proj"]))
 decoder("mixtral-lora-whole", "mixtral", num_local_experts=4, num_experts_per_tok=2, lora=dict(r=3, lora_alpha=6, target_modules=["q_proj"], modules_to_save=["mlp.gate"]))
 decoder("gpt-neox-lora-whole", "gpt_neox", rotary_pct=1.0, lora=dict(r=3, lora_alpha=6, target_modules=["dense"], modules_to_save=["embed_out", "lm_head", "final_layer_norm", "0.attention.query_key_value"]))
@@ -174,9 +181,12 @@ def make(out, name):
     case = {"name": name, "task": task, "model_type": model_type}
     if task == "causal-lm":
         io["greedy"], gap = greedy(load(), io["input_ids"])
+        if settings.get("rope_parameters", {}).get("rope_type") == "dynamic":
+            io["greedy_cached"] = load().generate(io["greedy"][:, :PROMPT], attention_mask=torch.ones(BATCH, PROMPT), max_new_tokens=NEW, do_sample=False)
+            assert not torch.equal(io["greedy_cached"], io["greedy"]), "a case in which the two differ is wanted"
         case["least_gap_of_greedy"] = round(gap, 6)
     model = load()
-    got = model(**{name: value for name, value in io.items() if name != "greedy"})
+    got = model(**{name: value for name, value in io.items() if not name.startswith("greedy")})
     got.loss.backward()
     io |= {"logits": got.logits.detach(), "loss": got.loss.detach()}
     io |= {"grad/" + name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}

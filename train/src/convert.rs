@@ -113,12 +113,16 @@ impl Saved {
         let wrong = |why: String| Error::file(checkpoint.path(), why);
         let settings = checkpoint.settings();
         let own = settings.get("dtype").and_then(|text| DType::parse(text)).unwrap_or(DType::F32);
-        let frozen =
-            settings.get(FROZEN).map(|folder| FolderTensors::open(folder, config, own)).transpose()?;
         let lora = settings.get("lora").filter(|text| *text != "default");
         let lora: Option<LoraConfig> =
             lora.map(|text| text.parse().map_err(|e: phalanx_nn::Error| wrong(e.to_string()))).transpose()?;
-        let merged = lora.as_ref().map_or(Ok(config.clone()), |lora| lora.merged_config(config))?;
+        // Of the model that was trained, and with what adapters add.
+        let [config, merged] = match &lora {
+            Some(lora) => [lora.model_config(config)?, lora.merged_config(config)?],
+            None => [config.clone(), config.clone()],
+        };
+        let frozen =
+            settings.get(FROZEN).map(|folder| FolderTensors::open(folder, &config, own)).transpose()?;
         let untied = config.tied_table().filter(|_| merged.tied_table().is_none());
         let model = merged.init(&Scope::new(0, own, Device::Meta(0)))?;
         let entry = |name: &str, shape: &[usize]| {
@@ -138,7 +142,7 @@ impl Saved {
         let mut entries = entries.into_iter().collect::<Result<Vec<_>>>()?;
         let mut known = HashSet::new();
         entries.retain(|entry| known.insert(entry.name.clone()));
-        let in_int8 = lora.as_ref().map_or(Ok(HashSet::new()), |lora| in_int8(config, lora, own))?;
+        let in_int8 = lora.as_ref().map_or(Ok(HashSet::new()), |lora| in_int8(&config, lora, own))?;
         let saved = Saved { checkpoint, config: merged, untied, entries, lora, frozen, in_int8 };
         saved.check_frozen()?;
         Ok(saved)
@@ -404,6 +408,27 @@ mod tests {
     #[test]
     fn checkpoints_of_an_embeddings_adapter_become_the_folder_of_their_run() {
         adapters_need_the_same_model(&gpt(), "embedding", LoraConfig::new(2, &["wte", "c_attn"]), 3);
+    }
+
+    /// The head is tied to the embedding, of which one or the other is trained apart, or has an adapter.
+    #[test]
+    fn checkpoints_of_a_head_that_is_no_longer_tied_become_the_folder_of_their_run() {
+        let apart = |targets, trained: &[&str]| LoraConfig {
+            trained: trained.iter().map(ToString::to_string).collect(),
+            keeps_tie: false,
+            ..LoraConfig::new(2, targets)
+        };
+        for (i, lora) in [
+            apart(&["c_attn"], &["wte", "lm_head"]),
+            apart(&["c_attn"], &["wte"]),
+            apart(&["c_attn"], &["lm_head"]),
+            LoraConfig::new(2, &["wte", "lm_head"]),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            adapters_need_the_same_model(&gpt(), &format!("untied-{i}"), lora, 3);
+        }
     }
 
     #[test]

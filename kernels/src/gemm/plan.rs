@@ -53,6 +53,8 @@ const LOW_B_MAX: usize = 1 << 8;
 const SHORT_RUNS_MAX: usize = 4;
 /// Elements at most of a B, or of an A, that all threads pack together before they multiply.
 pub(super) const SHARED_MAX: usize = 1 << 21;
+/// Elements at most of such an A if each thread would pack all of it ([`BlockingPlan::by_panel`]).
+const SHARED_BY_PANEL_MAX: usize = 1 << 23;
 /// Addresses a multiple of this apart fall into the same set of the L1 cache.
 const CACHE_PERIOD_BYTES: usize = 4096;
 /// Multiplications below which starting threads costs more than it brings.
@@ -208,7 +210,8 @@ impl BlockingPlan {
     /// tiles do not do that meanwhile.
     pub(super) fn shares_packed_a(&self, col_blocks: usize) -> bool {
         let packs_before = !self.a_in_place && !self.a_in_rows && !self.tiles_pack_a;
-        packs_before && col_blocks > 1 && self.a_panels(self.problem.k) <= SHARED_MAX
+        let most = if self.by_panel { SHARED_BY_PANEL_MAX } else { SHARED_MAX };
+        packs_before && col_blocks > 1 && self.a_panels(self.problem.k) <= most
     }
 
     /// Whether the inner loop runs over the panels of A while a panel of B stays in the L1 cache, and not over the `cols` panels of B while a
@@ -397,11 +400,17 @@ pub(super) mod tests {
 
     #[test]
     fn panels_of_b_are_packed_one_by_one_for_a_prompt() {
-        let by_panel = |m: usize, b_transposable: bool, k: usize| {
+        let planned = |m: usize, b_transposable: bool, k: usize| {
             let problem = Problem { b_contiguous: !b_transposable, b_transposable, ..problem(m, 9728, k) };
-            let plan = BlockingPlan::new(problem, SHAPE).for_all_rows();
+            BlockingPlan::new(problem, SHAPE).for_all_rows()
+        };
+        let by_panel = |m: usize, b_transposable: bool, k: usize| {
+            let plan = planned(m, b_transposable, k);
             plan.by_panel.then_some(plan.k_blocks)
         };
+        // All threads need all of A then, so they pack it together.
+        assert!([896, 4864, 14336].iter().all(|&k| planned(512, true, k).shares_packed_a(8)));
+        assert!(!planned(4096, true, 4864).shares_packed_a(8));
         assert!([70, 512, 570].iter().all(|&m| by_panel(m, true, 896) == Some(1)));
         assert_eq!([256, 512].map(|m| by_panel(m, true, 4864)), [Some(5), Some(10)]);
         assert_eq!(by_panel(512, false, 896), None); // tiles pack it

@@ -150,7 +150,7 @@ impl<L: LayerFactory> Decoder<L> {
         scope: &Scope,
         stage: DecoderStage,
         first: Option<&Decoder<L>>,
-        spec: DecoderSpec<'_>,
+        mut spec: DecoderSpec<'_>,
         block: impl Fn(usize, &Scope) -> Result<Arc<dyn Block>>,
     ) -> Result<Decoder<L>> {
         if stage.layers.end > spec.blocks || stage.layers.start > stage.layers.end {
@@ -158,6 +158,7 @@ impl<L: LayerFactory> Decoder<L> {
             return Err(Error::invalid("stage", why));
         }
         let names = spec.names;
+        spec.table.tied = spec.table.tied && !layers.unties(names.embedding)?;
         let embed = if stage.first { Some(InputEmbedding::new(layers, scope, &spec)?) } else { None };
         let of_first = first.and_then(|first| first.embed.as_ref()).map(WrappedUnit::module);
         let blocks = scope.child(names.blocks);

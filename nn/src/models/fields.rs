@@ -159,7 +159,10 @@ impl<'a> Fields<'a> {
     pub(super) fn activation(&self, name: &str, default: &str) -> Parsed<Activation> {
         let text = self.text(name)?.unwrap_or(default);
         let known = ACTIVATIONS.iter().find(|(known, _)| *known == text);
-        known.map(|(_, activation)| *activation).ok_or_else(|| format!("{name} {text:?} is not supported"))
+        known.map(|(_, activation)| *activation).ok_or_else(|| {
+            let names = ACTIVATIONS.map(|(known, _)| known).join(", ");
+            format!("{name} {text:?} is not supported, wanted one of {names}")
+        })
     }
 
     pub(super) fn must_be(&self, name: &str, wanted: bool) -> Parsed<()> {
@@ -279,7 +282,7 @@ pub(super) fn dtype_name(dtype: DType) -> &'static str {
     }
 }
 
-const ACTIVATIONS: [(&str, Activation); 13] = [
+const ACTIVATIONS: [(&str, Activation); 20] = [
     ("gelu_new", Activation::GeluTanh),
     ("gelu", Activation::Gelu),
     ("relu", Activation::Relu),
@@ -293,6 +296,13 @@ const ACTIVATIONS: [(&str, Activation); 13] = [
     ("quick_gelu", Activation::QuickGelu),
     ("relu2", Activation::SquaredRelu),
     ("tanh", Activation::Tanh),
+    ("sigmoid", Activation::Sigmoid),
+    ("leaky_relu", Activation::LeakyRelu),
+    ("relu6", Activation::Relu6),
+    ("mish", Activation::Mish),
+    ("hardswish", Activation::HardSwish),
+    ("gelu_10", Activation::ClippedGelu),
+    ("linear", Activation::Identity),
 ];
 
 pub(super) fn activation_name(activation: Activation) -> &'static str {

@@ -29,6 +29,8 @@ use crate::{
 pub(super) const WEIGHTS: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub(super) const CONFIG: &str = "config.json";
+/// The table of a head that has its own.
+pub(super) const HEAD: &str = "lm_head.weight";
 
 /// Reads a folder's `config.json`.
 ///
@@ -103,7 +105,7 @@ pub(super) fn check_elements(wanted: f64, folder: &Path) -> Result<()> {
 }
 
 /// Fills a model, or a stage of one, from a folder's safetensors: each parameter takes the part of the file's tensor
-/// at its window.
+/// at its window. A head with a table of its own gets the embedding's where the folder's model ties them.
 ///
 /// # Errors
 /// If a file cannot be read, or tensors are missing, unknown or of another shape. Then no parameter is changed.
@@ -116,15 +118,16 @@ pub fn load_weights<L: LayerFactory>(
     // Other ranks may have some of the experts.
     let has_all = !model.parameters().iter().any(Parameter::has_replica_sites);
     let is_whole = has_all && stage.first && stage.last && stage.layers.len() == config.layers();
-    load_tensors(model, config, folder.as_ref(), is_whole, LoadOptions::default()).map(drop)?;
+    let (folder, options) = (folder.as_ref(), LoadOptions::default());
+    load_tensors(model, &OfFolder::new(config, folder), folder, is_whole, options).map(drop)?;
     model.layers().loaded(&model.parameters())
 }
 
 /// Fills a model's parameters and buffers from a folder's safetensors, and returns what does not fit. Of a model that is not whole,
 /// files may have more tensors.
 pub(super) fn load_tensors(
-    model: &impl Parameters,
-    layout: &impl Layout,
+    model: &dyn Parameters,
+    layout: &dyn Layout,
     folder: &Path,
     is_whole: bool,
     options: LoadOptions,
@@ -186,11 +189,36 @@ pub(super) fn load_tensors(
     Ok(problems)
 }
 
+/// The layout of a folder by a config that may untie what the folder's model ties.
+struct OfFolder<'a> {
+    config: &'a ModelConfig,
+    /// The table that the head shares in the folder's model.
+    tied: Option<&'static str>,
+}
+
+impl<'a> OfFolder<'a> {
+    fn new(config: &'a ModelConfig, folder: &Path) -> OfFolder<'a> {
+        OfFolder { config, tied: read_config(folder).ok().and_then(|of_folder| of_folder.tied_table()) }
+    }
+}
+
+impl Layout for OfFolder<'_> {
+    fn stored(&self, name: &str) -> Stored {
+        let table = self.tied.filter(|_| name == HEAD);
+        self.config.stored(table.unwrap_or(name))
+    }
+
+    fn is_known(&self, stored: &str) -> bool {
+        self.config.is_known(stored)
+    }
+}
+
 /// The parameters of a folder's model, read when they are asked for.
 pub struct FolderTensors {
     folder: PathBuf,
     files: Files,
     config: ModelConfig,
+    tied: Option<&'static str>,
     entries: Vec<TensorEntry>,
 }
 
@@ -210,6 +238,7 @@ impl FolderTensors {
             folder: folder.into(),
             files: Files::open(folder)?,
             config: config.clone(),
+            tied: OfFolder::new(config, folder).tied,
             entries,
         })
     }
@@ -223,7 +252,8 @@ impl TensorSource for FolderTensors {
     fn rows(&self, name: &str, rows: Range<usize>) -> Result<Tensor> {
         let missing = || Error::invalid(self.folder.display().to_string(), format!("{name} is missing"));
         let entry = self.entries.iter().find(|entry| entry.name == name).ok_or_else(missing)?;
-        let (stored, files) = find(&self.files, &self.config, name).ok_or_else(missing)?;
+        let layout = OfFolder { config: &self.config, tied: self.tied };
+        let (stored, files) = find(&self.files, &layout, name).ok_or_else(missing)?;
         let each = entry.shape.first().map_or(1, |all| all / files.len());
         let (mut found, first) = (Vec::new(), rows.start / each.max(1));
         for (file, name) in files.iter().take(rows.end.div_ceil(each.max(1))).skip(first) {
@@ -239,7 +269,7 @@ impl TensorSource for FolderTensors {
 /// Where files have a tensor of a model, and these files.
 fn find<'a>(
     files: &'a Files,
-    layout: &impl Layout,
+    layout: &dyn Layout,
     name: &str,
 ) -> Option<(Stored, Vec<(&'a SafeTensors, String)>)> {
     let stored = layout.stored(name);
@@ -291,7 +321,7 @@ impl Held {
 }
 
 /// The parameters and buffers of a model, each once. Adapters have a file of their own.
-fn entries(model: &impl Parameters) -> Vec<(String, Held)> {
+fn entries(model: &dyn Parameters) -> Vec<(String, Held)> {
     let (mut found, mut names) = (Vec::new(), HashSet::new());
     model.visit("", &mut |path, entry| match entry {
         Entry::Parameter(parameter) => {

@@ -190,6 +190,20 @@ pub enum Activation {
     SquaredRelu,
     /// tanh.
     Tanh,
+    /// sigmoid.
+    Sigmoid,
+    /// relu with a slope of 0.01 below 0.
+    LeakyRelu,
+    /// relu, 6 at most.
+    Relu6,
+    /// mish.
+    Mish,
+    /// hardswish, as MobileNetV3 has it.
+    HardSwish,
+    /// The exact gelu between -10 and 10.
+    ClippedGelu,
+    /// x itself.
+    Identity,
 }
 
 impl Activation {
@@ -202,6 +216,13 @@ impl Activation {
             Activation::QuickGelu => x.mul(&x.mul_scalar(1.702)?.sigmoid()?),
             Activation::SquaredRelu => x.relu()?.square(),
             Activation::Tanh => x.tanh(),
+            Activation::Sigmoid => x.sigmoid(),
+            Activation::LeakyRelu => x.leaky_relu(0.01),
+            Activation::Relu6 => x.relu6(),
+            Activation::Mish => x.mish(),
+            Activation::HardSwish => x.hardswish(),
+            Activation::ClippedGelu => x.gelu(GeluKind::Exact)?.hardtanh(-10.0, 10.0),
+            Activation::Identity => Ok(x.clone()),
         }?)
     }
 

@@ -192,6 +192,19 @@ fn tied_tables_trained_beside_adapters_have_the_bits_of_one_device() {
     }
 }
 
+/// A tied model's head that has a table of its own, because the two are trained apart, or for its adapter.
+#[test]
+fn heads_that_adapters_untie_have_the_bits_of_one_device() {
+    let model = ModelConfig::Gpt(GptConfig::new(256, LENGTH, 4, 2, 16));
+    let tables = ["wte", "lm_head"].map(String::from).to_vec();
+    let apart = LoraConfig { trained: tables, keeps_tie: false, ..LoraConfig::new(2, &["c_attn"]) };
+    for lora in [apart, LoraConfig::new(2, &["c_attn", "lm_head"])] {
+        for (zero, mesh) in [(0, [1, 1, 2, 1]), (3, [2, 1, 2, 1]), (1, [2, 2, 2, 1])] {
+            check(&Case { lora: Some(lora.clone()), zero, ..case(model.clone(), mesh) });
+        }
+    }
+}
+
 /// Of an embedding's adapter ranks have rows of A as they have rows of the table; the head is tied to the table alone.
 #[test]
 fn adapters_of_embeddings_have_the_bits_of_one_device() {

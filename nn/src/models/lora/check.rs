@@ -17,14 +17,7 @@ impl LoraConfig {
     /// # Errors
     /// If there is one of these, or the model's sizes do not fit each other.
     pub fn check(&self, config: &ModelConfig) -> Result<()> {
-        let head = Layer::new(HEAD, HEAD);
-        if let Some(table) =
-            config.tied_table().filter(|_| !self.trained.iter().any(|m| HEAD.ends_with(&**m)))
-            && self.is_target(&head).map_err(wrong)?
-        {
-            let why = format!("an adapter of {HEAD}, which is tied to {table}, is not supported");
-            return Err(wrong(format!("{why}, wanted modules_to_save={table} or other targets")));
-        }
+        let config = &self.model_config(config)?;
         let everywhere = LoraConfig {
             excluded: Modules::default(),
             blocks: Vec::new(),
@@ -56,17 +49,19 @@ impl LoraConfig {
         check_places(config, &model.parameters())
     }
 
-    /// Refuses names that no module has, and a tied head that would not be tied any more.
+    /// Refuses names that no module has.
     fn check_trained_modules(&self, config: &ModelConfig, model: &Decoder<Lora>) -> Result<()> {
         let all = model.parameters();
         let has = |module: &String| {
             all.iter().any(|p| model.layers().is_of(p.name(), std::slice::from_ref(module)))
         };
         let table = config.tied_table().filter(|table| model.layers().is_of(table, &self.trained));
-        let is_head = |module: &&String| table.is_some() && "lm_head".ends_with(&***module);
+        let is_head = |module: &&String| table.is_some() && HEAD.ends_with(&***module);
         if let Some(module) = self.trained.iter().find(|module| !has(module) && !is_head(module)) {
             let why = match config.tied_table() {
-                Some(table) if "lm_head".ends_with(&**module) => format!("the head is tied to {table}"),
+                Some(table) if HEAD.ends_with(&**module) => {
+                    format!("the head is tied to {table}, wanted that too or ensure_weight_tying = false")
+                }
                 _ => {
                     let last = |p: &Parameter| p.name().rsplit('.').nth(1).map(String::from);
                     let plain = all.iter().filter(|p| !is_adapter(p.name()));
@@ -80,18 +75,7 @@ impl LoraConfig {
             };
             return Err(wrong(format!("modules_to_save has {module:?}, and {why}")));
         }
-        table.map_or(Ok(()), |table| self.check_tie(table))
-    }
-
-    /// Refuses to train the table of a tied head for the embedding alone.
-    pub(super) fn check_tie(&self, table: &str) -> Result<()> {
-        if self.keeps_tie {
-            return Ok(());
-        }
-        let why = format!(
-            "modules_to_save has {table}, to which the head is tied, wanted ensure_weight_tying = true"
-        );
-        Err(wrong(why))
+        Ok(())
     }
 
     /// The whole model on a `meta` device.

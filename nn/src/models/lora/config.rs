@@ -7,11 +7,9 @@ use std::str::FromStr;
 use serde_json::{Value, json};
 
 use super::Modules;
-use super::modules::{EMBEDDINGS, Layer, block, expression, first_match, in_model, is_within};
-use crate::models::ModelConfig;
+use super::modules::{EMBEDDINGS, Layer, block, expression, first_match};
 use crate::models::fields::{Fields, Parsed, as_size};
 use crate::models::save::write_json;
-use crate::models::stored::Layout;
 use crate::{Error, Result};
 
 const CONFIG: &str = "adapter_config.json";
@@ -32,15 +30,15 @@ pub struct LoraConfig {
     pub weights: Vec<String>,
     /// Those layers of the targets that have none.
     pub excluded: Modules,
-    /// The blocks whose layers have one, if targets are names: all of them, if this is empty.
+    /// The blocks whose layers have one, if targets are names and no whole paths: all of them, if this is empty.
     pub blocks: Vec<usize>,
     /// Regular expressions for the name in front of a block's number in a path, such as `layers`. If there are none, any name may stand there.
     pub blocks_after: Vec<String>,
     /// Modules that are trained as they are, such as the head or the embedding of new tokens: those whose path in transformers' model ends
     /// with one of these texts, and all in them (PEFT: `modules_to_save`). None of them has an adapter.
     pub trained: Vec<String>,
-    /// Whether a table that is trained so and that the head shares stays shared (PEFT: `ensure_weight_tying`). If it does not, a model with a
-    /// tied head is refused.
+    /// Whether a table that is trained so and that the head shares stays shared (PEFT: `ensure_weight_tying`). If it does not, the embedding and
+    /// the head have a table each ([`LoraConfig::model_config`]).
     pub keeps_tie: bool,
     /// Which biases of the model are trained.
     pub biases: TrainedBiases,
@@ -153,7 +151,9 @@ impl LoraConfig {
         if self.excluded.has(layer)? || !self.targets.has(layer)? {
             return Ok(false);
         }
-        let all = self.blocks.is_empty();
+        // As in PEFT, a whole path is that layer, in whichever block it is.
+        let is_path = matches!(&self.targets, Modules::Names(names) if names.contains(&layer.peft));
+        let all = self.blocks.is_empty() || is_path;
         Ok(all || block(&layer.peft, &self.blocks_after)?.is_some_and(|block| self.blocks.contains(&block)))
     }
 
@@ -161,21 +161,6 @@ impl LoraConfig {
     fn may_adapt_embedding(&self) -> Parsed<bool> {
         let of = |path: &str| Layer::new(path, path);
         EMBEDDINGS.into_iter().try_fold(false, |any, path| Ok(any || self.is_target(&of(path))?))
-    }
-
-    /// The configuration of the model with what its adapters add in the weights ([`merged`](super::merged)): an embedding that has an
-    /// adapter is no longer the table of a head that was tied to it.
-    ///
-    /// # Errors
-    /// If an expression is not supported.
-    pub fn merged_config(&self, config: &ModelConfig) -> Result<ModelConfig> {
-        let wrong = |why| Error::invalid("LoRA", why);
-        let Some(table) = config.tied_table() else { return Ok(config.clone()) };
-        let stored = in_model(&config.stored(table).names.concat());
-        let [path, peft] = [table, &*stored].map(|name| name.trim_end_matches(".weight").to_string());
-        let is_trained = [table, &*stored].into_iter().any(|name| is_within(name, &self.trained));
-        let is_adapted = !is_trained && self.is_target(&Layer::new(&path, &peft)).map_err(wrong)?;
-        Ok(if is_adapted { config.clone().untied() } else { config.clone() })
     }
 
     /// Which layers have an adapter, for errors.

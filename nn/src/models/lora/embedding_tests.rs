@@ -10,11 +10,11 @@ use super::trained_tests::of;
 use super::*;
 use crate::models::{Family, GptConfig, LlamaConfig, ModelConfig, load_model, read_config, save_tensors};
 
-fn llama(tied: bool) -> ModelConfig {
+pub(super) fn llama(tied: bool) -> ModelConfig {
     ModelConfig::Llama(LlamaConfig { tied, ..LlamaConfig::new(37, 12, 2, 2, 16) })
 }
 
-fn gpt() -> ModelConfig {
+pub(super) fn gpt() -> ModelConfig {
     ModelConfig::Gpt(GptConfig::new(37, 12, 2, 2, 16))
 }
 
@@ -28,7 +28,7 @@ fn adapted(config: &ModelConfig, lora: &LoraConfig) -> Decoder<Lora> {
     model
 }
 
-fn logits(model: &Decoder<impl LayerFactory>) -> Vec<f64> {
+pub(super) fn logits(model: &Decoder<impl LayerFactory>) -> Vec<f64> {
     let x = model.forward(&tokens()).unwrap();
     model.logits(&x).unwrap().to_vec().unwrap()
 }

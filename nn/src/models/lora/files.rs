@@ -72,7 +72,7 @@ impl LoraConfig {
 /// Experts whose joined weights have one (`target_parameters`) have it together: the rows of `A` are `[experts, rank]`, and the columns of `B`
 /// `[rank, experts]`. PEFT puts what has an adapter for one weight into another for the next one, so `gate_up_proj` is inside `down_proj`.
 struct PeftFiles<'a> {
-    config: &'a ModelConfig,
+    config: ModelConfig,
     lora: &'a LoraConfig,
     /// The paths of layers with an adapter.
     adapted: BTreeSet<String>,
@@ -107,14 +107,14 @@ impl Layout for PeftFiles<'_> {
 }
 
 impl<'a> PeftFiles<'a> {
-    fn new(config: &'a ModelConfig, lora: &'a LoraConfig, parameters: &[Parameter]) -> PeftFiles<'a> {
-        let mut files =
-            PeftFiles { config, lora, adapted: adapted_layers(parameters), rows: BTreeMap::new() };
+    fn new(config: &ModelConfig, lora: &'a LoraConfig, parameters: &[Parameter]) -> Result<PeftFiles<'a>> {
+        let (config, adapted) = (lora.model_config(config)?, adapted_layers(parameters));
+        let mut files = PeftFiles { config, lora, adapted, rows: BTreeMap::new() };
         for parameter in parameters.iter().filter(|p| !is_adapter(p.name())) {
             let name = files.stored(parameter.name()).names.concat();
             *files.rows.entry(name).or_default() += parameter.whole_shape().first().copied().unwrap_or(1);
         }
-        files
+        Ok(files)
     }
 
     /// Where an adapter is that experts have together, and the shape of its tensor.
@@ -248,8 +248,7 @@ fn no_place(layer: &str) -> Error {
 /// (`base_layer`), as of heads.
 ///
 /// # Errors
-/// If a file cannot be read, tensors are missing, unknown or of another shape, or a tied head would not be tied any more. Then no parameter is
-/// changed.
+/// If a file cannot be read, or tensors are missing, unknown or of another shape. Then no parameter is changed.
 pub fn load_adapter<L: LayerFactory>(
     model: &Decoder<Lora<L>>,
     config: &ModelConfig,
@@ -257,12 +256,9 @@ pub fn load_adapter<L: LayerFactory>(
 ) -> Result<()> {
     let file = SafeTensors::open(folder.as_ref().join(WEIGHTS))?;
     let (mut problems, mut fitting) = (Mismatch::default(), Vec::new());
-    let files = PeftFiles::new(config, &model.layers().config, &model.parameters());
+    let files = PeftFiles::new(config, &model.layers().config, &model.parameters())?;
     let trained = adapters(model);
     let tied = files.tied(&trained);
-    if let Some([table, _]) = &tied {
-        model.layers().config.check_tie(table)?;
-    }
     // Beside a head's adapter PEFT writes the head.
     let bases = model.parameters().into_iter().filter(|p| !is_adapter(p.name()) && !p.is_trained());
     let bases =
@@ -311,7 +307,7 @@ pub fn save_adapter<L: LayerFactory>(
     if *model.stage() != DecoderStage::whole(config.layers()) || !is_whole {
         return Err(Error::invalid("save_adapter", "got a part of a model, wanted a whole one"));
     }
-    let tensors = PeftFiles::new(config, lora, &model.parameters()).of(&parameters)?;
+    let tensors = PeftFiles::new(config, lora, &model.parameters())?.of(&parameters)?;
     std::fs::create_dir_all(folder).map_err(|e| phalanx_tensor::Error::file(folder, e))?;
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
     let named = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor));

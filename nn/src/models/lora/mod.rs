@@ -23,6 +23,9 @@ mod modules;
 mod peft_tests;
 #[cfg(test)]
 mod tests;
+mod ties;
+#[cfg(test)]
+mod ties_tests;
 #[cfg(test)]
 mod trained_tests;
 
@@ -376,6 +379,10 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
     fn begins(&self, names: FileNames, whole: bool) {
         self.layers.begins(names.clone(), whole);
         *unpoisoned(self.model.lock()) = Model { names, whole, firsts: BTreeMap::new() };
+    }
+
+    fn unties(&self, embedding: &str) -> Result<bool> {
+        self.config.unties(&self.layer(embedding), &self.layer(HEAD)).map_err(wrong)
     }
 
     fn built(&self, parameters: &[Parameter]) -> Result<()> {

@@ -51,8 +51,8 @@ pub(super) fn build(config: &ModelConfig, lora: &LoraConfig) -> Decoder<Lora> {
 fn adapted(config: &ModelConfig, fields: Value) -> Vec<String> {
     let model = build(config, &read(fields).unwrap());
     let layer = |p: &Parameter| p.name().strip_suffix(".lora_A.weight").map(String::from);
-    let number = |layer: String| layer.split_once('.').map(|(_, rest)| rest.to_string());
-    adapters(&model).iter().filter_map(layer).filter_map(number).collect()
+    let number = |layer: String| layer.split_once('.').map_or(&*layer, |(_, rest)| rest).to_string();
+    adapters(&model).iter().filter_map(layer).map(number).collect()
 }
 
 #[test]
@@ -202,6 +202,14 @@ fn names_may_be_meant_in_some_blocks_alone() {
     assert_eq!(of(json!({"layers_to_transform": [0, 2]})), both);
     assert_eq!(of(json!({"layers_to_transform": [2, 0], "layers_pattern": ["h", "layers"]})), both);
     assert_eq!(of(json!({"layers_to_transform": 1, "layers_pattern": "layers"})), ["1.self_attn.q_proj"]);
+    // Whole paths are in no need of a block.
+    let path = "model.layers.1.mlp.up_proj";
+    assert_eq!(
+        of(
+            json!({"layers_to_transform": [0], "target_modules": ["q_proj", path, "embed_tokens", "lm_head"]})
+        ),
+        ["0.self_attn.q_proj", "1.mlp.up_proj", "lm_head"]
+    );
     for every in [json!({"layers_to_transform": []}), json!({"layers_pattern": ""})] {
         assert_eq!(of(every).len(), 3);
     }

@@ -164,8 +164,10 @@ fn rotary_json(rotary: &Rotary, c: &TransformerConfig) -> Value {
     };
     json["rope_theta"] = json!(rotary.base);
     if c.family == Family::GptNeoX || rotary.features.is_some() {
-        let part = rotary.features.unwrap_or(c.head_dim) as f64 / c.head_dim as f64;
-        json["partial_rotary_factor"] = json!(part);
+        let (features, all) = (rotary.features.unwrap_or(c.head_dim), c.head_dim as f64);
+        // What is read is rounded down.
+        let part = [features as f64 / all, (features as f64 / all).next_up()];
+        json["partial_rotary_factor"] = json!(part[usize::from((all * part[0]) as usize != features)]);
     }
     json
 }

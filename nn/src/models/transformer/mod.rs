@@ -314,11 +314,11 @@ impl TransformerConfig {
         check_layers(self.layers.len())?;
         let features = |rotary: &Rotary| rotary.features.unwrap_or(self.head_dim);
         let rotated = |kind: &AttentionKind| kind.rotary.as_ref().map(features);
-        let odd =
-            self.layers.iter().filter_map(rotated).find(|n| *n == 0 || n % 2 != 0 || *n > self.head_dim);
+        let does_not_fit = |n: &usize| *n == 0 || n.next_multiple_of(2) > self.head_dim;
+        let odd = self.layers.iter().filter_map(rotated).find(does_not_fit);
         if !self.heads.is_multiple_of(self.key_heads) || odd.is_some() {
             return Err(format!(
-                "{} query heads for {} key heads of {} features, {} of them rotated, wanted a multiple and an even number",
+                "{} query heads for {} key heads of {} features, {} of them rotated, wanted a multiple and whole pairs",
                 self.heads,
                 self.key_heads,
                 self.head_dim,

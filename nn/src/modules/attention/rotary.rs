@@ -18,7 +18,8 @@ use crate::{Error, Result};
 pub struct Rotary {
     /// The base of the frequencies: pair i of `features` turns by `base^(-2i / features)` a position.
     pub base: f64,
-    /// How many of a head's first features are rotated; all if absent.
+    /// How many of a head's first features are rotated; all if absent. Of an odd number one more is rotated, by frequencies of the odd one, as
+    /// transformers does with a quarter of heads of 12.
     pub features: Option<usize>,
     /// How the frequencies are changed.
     pub scaling: RopeScaling,
@@ -129,8 +130,8 @@ impl RopeScaling {
             return Ok(());
         };
         for (name, list) in [("short", short), ("long", long)] {
-            if list.len() != features / 2 {
-                let (got, pairs) = (list.len(), features / 2);
+            if list.len() != features.div_ceil(2) {
+                let (got, pairs) = (list.len(), features.div_ceil(2));
                 return Err(format!(
                     "long rope has {got} {name} factors, wanted {pairs}, one for each pair of the {features} rotated features"
                 ));
@@ -159,8 +160,7 @@ impl Rotary {
 
     /// The frequencies of `features` rotated features in a sequence of `length` positions, and the factor.
     pub(crate) fn frequencies(&self, features: usize, length: usize) -> (Vec<f64>, f64) {
-        let pairs = features / 2;
-        let by = |base: f64| (0..pairs).map(move |i| base.powf(-(i as f64) / pairs as f64));
+        let by = |base: f64| (0..features).step_by(2).map(move |i| base.powf(-(i as f64) / features as f64));
         let plain = by(self.base);
         match self.scaling {
             RopeScaling::None => (plain.collect(), 1.0),
@@ -231,7 +231,7 @@ impl RotaryPositions {
         before: usize,
         length: usize,
     ) -> Result<Var> {
-        let features = self.rotary.features.unwrap_or(self.dim);
+        let features = self.features().next_multiple_of(2);
         let part = if features < self.dim { x.narrow(3, 0, features)? } else { x.clone() };
         let rotated = match documents {
             Some(documents) => self.rotate_documents(&part, documents)?,
@@ -246,10 +246,10 @@ impl RotaryPositions {
     /// The rotated features by the positions `ids`, or by those from `before` on.
     fn rotate_rows(&self, x: &Var, ids: Option<&Var>, before: usize, length: usize) -> Result<Var> {
         let config = Rope { base: self.rotary.base, offset: before as i64 };
-        if self.rotary.scaling == RopeScaling::None {
+        if self.rotary.scaling == RopeScaling::None && self.features().is_multiple_of(2) {
             return Ok(x.rope(ids, &config)?);
         }
-        Ok(x.rope_by(ids, &config, &self.frequencies(x.shape()[3], length, x.device())?)?)
+        Ok(x.rope_by(ids, &config, &self.frequencies(length, x.device())?)?)
     }
 
     /// The rotated features of whole rows of several documents. Each has the frequencies that it has in a row of its own.
@@ -273,7 +273,12 @@ impl RotaryPositions {
         }
     }
 
-    fn frequencies(&self, features: usize, length: usize, device: Device) -> Result<RopeFrequencies> {
+    /// The number that frequencies go by.
+    fn features(&self) -> usize {
+        self.rotary.features.unwrap_or(self.dim)
+    }
+
+    fn frequencies(&self, length: usize, device: Device) -> Result<RopeFrequencies> {
         // Of equal lengths here frequencies are equal.
         let length = match self.rotary.scaling {
             RopeScaling::Dynamic { context, .. } => length.max(context),
@@ -285,7 +290,7 @@ impl RotaryPositions {
         if let Some((_, frequencies)) = kept.iter().find(|kept| is_of(kept)) {
             return Ok(frequencies.clone());
         }
-        let (values, factor) = self.rotary.frequencies(features, length);
+        let (values, factor) = self.rotary.frequencies(self.features(), length);
         let values = match device.is_meta() {
             true => Tensor::zeros(&[values.len()], DType::F64, device)?,
             false => Tensor::from_slice(&values, &[values.len()], device)?,
