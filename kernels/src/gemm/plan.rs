@@ -25,6 +25,8 @@ const B_BLOCK_MAX: usize = 1 << 19;
 const A_BLOCK_BY_PANEL_MAX: usize = 1 << 18;
 /// Steps of k in a block at most then: the panel of B fits the L2 cache, too.
 const STEPS_BY_PANEL_MAX: usize = 1 << 10;
+/// Steps at least, unless k has fewer: each block reads and writes all of C.
+const STEPS_BY_PANEL_MIN: usize = 384;
 /// With up to this many panels of rows, B is read in place and not packed.
 const DIRECT_ROW_PANELS_MAX: usize = 6;
 /// With up to this many panels of rows, a B whose columns lie along k is transposed in registers; each panel of rows does it again.
@@ -153,9 +155,12 @@ impl BlockingPlan {
         if !(far && b_transposable) || self.b_in_place || self.a_in_place || self.tiles_pack_a {
             return self;
         }
-        let mut plans = [STEPS_BY_PANEL_MAX, STEPS_MAX]
-            .map(|steps| BlockingPlan { k_blocks: k.div_ceil(steps), by_panel: true, ..self })
-            .into_iter();
+        let most = (k / STEPS_BY_PANEL_MIN).max(1);
+        let mut plans = (k.div_ceil(STEPS_BY_PANEL_MAX)..=most).map(|k_blocks| BlockingPlan {
+            k_blocks,
+            by_panel: true,
+            ..self
+        });
         let fits = |plan: &BlockingPlan| {
             let most = plan.block(A_BLOCK_BY_PANEL_MAX << usize::from(plan.k_blocks == 1), plan.height);
             (STATIONARY_ROW_PANELS_MIN..=most).contains(&plan.row_panels)
@@ -409,10 +414,12 @@ pub(super) mod tests {
             plan.by_panel.then_some(plan.k_blocks)
         };
         // All threads need all of A then, so they pack it together.
-        assert!([896, 4864, 14336].iter().all(|&k| planned(512, true, k).shares_packed_a(8)));
+        assert!([896, 2048, 4864, 14336].iter().all(|&k| planned(512, true, k).shares_packed_a(8)));
         assert!(!planned(4096, true, 4864).shares_packed_a(8));
         assert!([70, 512, 570].iter().all(|&m| by_panel(m, true, 896) == Some(1)));
         assert_eq!([256, 512].map(|m| by_panel(m, true, 4864)), [Some(5), Some(10)]);
+        // In as few blocks as the caches allow.
+        assert_eq!([200, 2048, 14336].map(|k| by_panel(512, true, k)), [Some(1), Some(5), Some(29)]);
         assert_eq!(by_panel(512, false, 896), None); // tiles pack it
         assert!([8, 28, 56, 600, 4096].iter().all(|&m| by_panel(m, true, 896).is_none()));
     }

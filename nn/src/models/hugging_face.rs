@@ -126,7 +126,17 @@ pub fn load_weights<L: LayerFactory>(
 /// Fills a model's parameters and buffers from a folder's safetensors, and returns what does not fit. Of a model that is not whole,
 /// files may have more tensors.
 pub(super) fn load_tensors(
-    model: &dyn Parameters,
+    model: &impl Parameters,
+    layout: &dyn Layout,
+    folder: &Path,
+    is_whole: bool,
+    options: LoadOptions,
+) -> Result<Mismatch> {
+    load_entries(entries(model), layout, folder, is_whole, options)
+}
+
+fn load_entries(
+    entries: Vec<(String, Held)>,
     layout: &dyn Layout,
     folder: &Path,
     is_whole: bool,
@@ -134,7 +144,7 @@ pub(super) fn load_tensors(
 ) -> Result<Mismatch> {
     let files = Files::open(folder)?;
     let (mut problems, mut fitting, mut used) = (Mismatch::default(), Vec::new(), HashSet::new());
-    for (name, entry) in entries(model) {
+    for (name, entry) in entries {
         let stored = layout.stored(&name);
         used.extend(stored.names.iter().cloned().chain([name.clone()]));
         let Some((stored, tensors)) = find(&files, layout, &name) else {
@@ -321,7 +331,7 @@ impl Held {
 }
 
 /// The parameters and buffers of a model, each once. Adapters have a file of their own.
-fn entries(model: &dyn Parameters) -> Vec<(String, Held)> {
+fn entries(model: &impl Parameters) -> Vec<(String, Held)> {
     let (mut found, mut names) = (Vec::new(), HashSet::new());
     model.visit("", &mut |path, entry| match entry {
         Entry::Parameter(parameter) => {
