@@ -196,10 +196,9 @@ impl Models {
                 if io.contains("greedy_cached") { stored("greedy_cached")? } else { greedy.clone() };
             let plain = self.greedy(model, &greedy, false);
             let cached = self.greedy(model, &by_cache, true);
-            // Of dynamic positions a cache's keys keep the rotation that they got, in transformers too. So there are two texts beyond the former
-            // context, of which some files have one.
-            let text = std::fs::read_to_string(folder.join("config.json")).map_err(|e| text(&e))?;
-            match text.contains("\"dynamic\"") && !io.contains("greedy_cached") {
+            // Beyond the former context of dynamic positions there are two texts, in transformers too, as the keys in a cache keep the rotation
+            // that they got. Some files have one of the two.
+            match is_dynamic_beyond(folder, greedy.shape()[1])? && !io.contains("greedy_cached") {
                 true => plain.or(cached)?,
                 false => plain.and(cached)?,
             }
@@ -334,6 +333,14 @@ fn tensors(files: &[SafeTensors]) -> Result<Stored, String> {
     Ok(all)
 }
 
+/// Whether sequences of this length are longer than what a folder's model with dynamic positions was first trained for.
+fn is_dynamic_beyond(folder: &Path, length: usize) -> Result<bool, String> {
+    let text = std::fs::read_to_string(folder.join("config.json")).map_err(|e| e.to_string())?;
+    let config: serde_json::Value = serde_json::from_str(&text).map_err(|e| e.to_string())?;
+    let former = config["max_position_embeddings"].as_u64().unwrap_or(0);
+    Ok(text.contains("\"dynamic\"") && length as u64 > former)
+}
+
 /// What old files have beside a model's parameters: masks and frequencies.
 const MASKS: [&str; 4] = ["rotary_emb.inv_freq", "attention.bias", "attention.masked_bias", "position_ids"];
 
@@ -343,7 +350,8 @@ fn same_tensors(before: &Stored, after: &Stored) -> Result<(), String> {
     let table = before.get("model.embed_tokens.weight");
     let is_tied = |name: &str| name == "lm_head.weight" && before.get(name) == table;
     // Beside an adapter of the head or of the embedding PEFT writes the table, too.
-    let is_base = |name: &str| name.ends_with(".base_layer.weight");
+    let tables = ["lm_head", "embed_tokens", "embed_in"].map(|table| format!(".{table}.base_layer.weight"));
+    let is_base = |name: &str| tables.iter().any(|table| name.ends_with(&**table));
     let is_left_out = |name: &str| is_mask(name) || is_tied(name) || is_base(name);
     let kept = |name: &&String| after.contains_key(*name) || !is_left_out(name);
     let wanted: Vec<&String> = before.keys().filter(kept).collect();
