@@ -7,7 +7,7 @@ use phalanx_tensor::DType;
 use serde_json::{Value, json};
 
 use super::fields::{Fields, Parsed, activation_name, dtype_name, parse_fields};
-use super::hugging_face::HEAD;
+use super::hugging_face::HEAD_TABLE;
 use super::stored::{Layout, Rows, Stored};
 use super::{Decoder, DecoderStage, Experts, Family, GptConfig, LlamaConfig, TransformerConfig};
 use crate::{Error, LayerFactory, Result, Rotary, Scope};
@@ -236,7 +236,7 @@ impl Layout for ModelConfig {
             ".attention.bias",
             ".rotary_emb.inv_freq",
         ];
-        masks.iter().any(|mask| stored.ends_with(mask)) || stored == HEAD
+        masks.iter().any(|mask| stored.ends_with(mask)) || stored == HEAD_TABLE
     }
 }
 

@@ -30,7 +30,7 @@ pub(super) const WEIGHTS: &str = "model.safetensors";
 pub(super) const INDEX: &str = "model.safetensors.index.json";
 pub(super) const CONFIG: &str = "config.json";
 /// The table of a head that has its own.
-pub(super) const HEAD: &str = "lm_head.weight";
+pub(super) const HEAD_TABLE: &str = "lm_head.weight";
 
 /// Reads a folder's `config.json`.
 ///
@@ -200,21 +200,23 @@ fn load_entries(
 }
 
 /// The layout of a folder by a config that may untie what the folder's model ties.
-struct OfFolder<'a> {
-    config: &'a ModelConfig,
+struct OfFolder {
+    config: ModelConfig,
     /// The table that the head shares in the folder's model.
     tied: Option<&'static str>,
 }
 
-impl<'a> OfFolder<'a> {
-    fn new(config: &'a ModelConfig, folder: &Path) -> OfFolder<'a> {
-        OfFolder { config, tied: read_config(folder).ok().and_then(|of_folder| of_folder.tied_table()) }
+impl OfFolder {
+    fn new(config: &ModelConfig, folder: &Path) -> OfFolder {
+        // A folder of weights alone ties nothing.
+        let tied = read_config(folder).ok().and_then(|of_folder| of_folder.tied_table());
+        OfFolder { config: config.clone(), tied }
     }
 }
 
-impl Layout for OfFolder<'_> {
+impl Layout for OfFolder {
     fn stored(&self, name: &str) -> Stored {
-        let table = self.tied.filter(|_| name == HEAD);
+        let table = self.tied.filter(|_| name == HEAD_TABLE);
         self.config.stored(table.unwrap_or(name))
     }
 
@@ -227,8 +229,7 @@ impl Layout for OfFolder<'_> {
 pub struct FolderTensors {
     folder: PathBuf,
     files: Files,
-    config: ModelConfig,
-    tied: Option<&'static str>,
+    layout: OfFolder,
     entries: Vec<TensorEntry>,
 }
 
@@ -247,8 +248,7 @@ impl FolderTensors {
         Ok(FolderTensors {
             folder: folder.into(),
             files: Files::open(folder)?,
-            config: config.clone(),
-            tied: OfFolder::new(config, folder).tied,
+            layout: OfFolder::new(config, folder),
             entries,
         })
     }
@@ -262,8 +262,7 @@ impl TensorSource for FolderTensors {
     fn rows(&self, name: &str, rows: Range<usize>) -> Result<Tensor> {
         let missing = || Error::invalid(self.folder.display().to_string(), format!("{name} is missing"));
         let entry = self.entries.iter().find(|entry| entry.name == name).ok_or_else(missing)?;
-        let layout = OfFolder { config: &self.config, tied: self.tied };
-        let (stored, files) = find(&self.files, &layout, name).ok_or_else(missing)?;
+        let (stored, files) = find(&self.files, &self.layout, name).ok_or_else(missing)?;
         let each = entry.shape.first().map_or(1, |all| all / files.len());
         let (mut found, first) = (Vec::new(), rows.start / each.max(1));
         for (file, name) in files.iter().take(rows.end.div_ceil(each.max(1))).skip(first) {

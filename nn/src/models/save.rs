@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::ModelConfig;
 use super::fields::{dtype_name, parse_fields};
-use super::hugging_face::{CONFIG, Files, HEAD, INDEX, WEIGHTS, read_text};
+use super::hugging_face::{CONFIG, Files, HEAD_TABLE, INDEX, WEIGHTS, read_text};
 use super::stored::{Layout, Rows, Stored};
 use crate::{Error, Result};
 
@@ -72,10 +72,10 @@ pub fn save_from(
     options: &SaveOptions,
 ) -> Result<()> {
     if let Some(table) = config.tied_table()
-        && source.entries().iter().any(|entry| entry.name == HEAD)
+        && source.entries().iter().any(|entry| entry.name == HEAD_TABLE)
     {
         let why = format!(
-            "got a tensor {HEAD} with a head that is tied to {table}, wanted LoraConfig::merged_config"
+            "got a tensor {HEAD_TABLE} with a head that is tied to {table}, wanted LoraConfig::merged_config"
         );
         return Err(Error::invalid("save", why));
     }

@@ -141,7 +141,7 @@ impl<L: LayerFactory> Lora<L> {
     /// The settings of a layer's adapter, if it is to have one.
     fn settings(&self, scope: &Scope) -> Result<Option<LoraConfig>> {
         let layer = self.layer(scope.path());
-        let is_trained = self.is_trained(&format!("{}.weight", layer.path));
+        let is_trained = self.config.trains(&layer);
         let is_target = !is_trained && self.config.is_target(&layer).map_err(wrong)?;
         is_target.then(|| self.config.of_target(&layer)).transpose()
     }
@@ -294,7 +294,7 @@ impl<L: LayerFactory> LayerFactory for Lora<L> {
 
     fn beside_gate(&self, scope: &Scope, spec: LinearSpec<'_>) -> Result<Option<Box<dyn Module>>> {
         let layer = self.layer(scope.path());
-        if !layer.has_weight(&self.config.weights) || self.is_trained(&format!("{}.weight", layer.path)) {
+        if !layer.has_weight(&self.config.weights) || self.config.trains(&layer) {
             return Ok(None);
         }
         let settings = self.config.of_target(&layer)?;

@@ -18,7 +18,7 @@ impl LoraConfig {
     }
 
     /// Whether a layer's weight is trained as it is.
-    fn trains(&self, layer: &Layer) -> bool {
+    pub(super) fn trains(&self, layer: &Layer) -> bool {
         [&layer.path, &layer.peft].iter().any(|path| is_within(&format!("{path}.weight"), &self.trained))
     }
 

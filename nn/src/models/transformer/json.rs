@@ -164,10 +164,31 @@ fn rotary_json(rotary: &Rotary, c: &TransformerConfig) -> Value {
     };
     json["rope_theta"] = json!(rotary.base);
     if c.family == Family::GptNeoX || rotary.features.is_some() {
-        let (features, all) = (rotary.features.unwrap_or(c.head_dim), c.head_dim as f64);
-        // What is read is rounded down.
-        let part = [features as f64 / all, (features as f64 / all).next_up()];
-        json["partial_rotary_factor"] = json!(part[usize::from((all * part[0]) as usize != features)]);
+        let features = rotary.features.unwrap_or(c.head_dim);
+        json["partial_rotary_factor"] = json!(partial_rotary_factor(features, c.head_dim));
     }
     json
+}
+
+/// The factor by which a reader multiplies the features of a head, and rounds down, to get these: the quotient, or the next larger number where
+/// the product falls short of a whole one.
+fn partial_rotary_factor(features: usize, head_dim: usize) -> f64 {
+    let quotient = features as f64 / head_dim as f64;
+    if (head_dim as f64 * quotient) as usize == features { quotient } else { quotient.next_up() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::partial_rotary_factor;
+
+    #[test]
+    fn a_written_factor_is_read_as_the_same_number_of_features() {
+        for head_dim in 1..=512 {
+            for features in 1..=head_dim {
+                let factor = partial_rotary_factor(features, head_dim);
+                assert_eq!((head_dim as f64 * factor) as usize, features, "of {head_dim}");
+            }
+        }
+        assert_eq!(partial_rotary_factor(32, 128), 0.25);
+    }
 }

@@ -336,6 +336,19 @@ mod tests {
         assert!(dynamic(32)[3] < plain[3] && dynamic(32)[0] == 1.0);
     }
 
+    /// Of three features, a quarter of 12, two pairs are rotated, by the powers 0 and 2 / 3.
+    #[test]
+    fn an_odd_number_of_features_has_a_pair_more() {
+        let rotary = Rotary { features: Some(3), ..Rotary::new(1000.0) };
+        let (frequencies, _) = rotary.frequencies(3, 8);
+        assert!(frequencies.len() == 2 && frequencies[0] == 1.0 && (frequencies[1] - 0.01).abs() < 1e-15);
+        let x = Var::from_slice(&[1.0, 2.0, 3.0, 4.0, 5.0], &[1, 1, 1, 5], Device::CPU).unwrap();
+        let turned = RotaryPositions::new(rotary, 5).rotate(&x, None, 1, 2).unwrap().to_vec::<f64>().unwrap();
+        let turn = |a: f64, b: f64, by: f64| [a * by.cos() - b * by.sin(), b * by.cos() + a * by.sin()];
+        let ([a, c], [b, d]) = (turn(1.0, 3.0, 1.0), turn(2.0, 4.0, frequencies[1]));
+        assert!(turned.iter().zip([a, b, c, d, 5.0]).all(|(got, wanted)| (got - wanted).abs() < 1e-14));
+    }
+
     /// A Phi-3 of 8 rotated features with a former context of 64 and one of 128 now.
     fn long_rope() -> Rotary {
         let (short, long) = ([1.0, 1.25, 1.5, 2.0].into(), [1.0, 2.0, 4.0, 8.0].into());
