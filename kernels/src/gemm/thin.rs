@@ -14,7 +14,7 @@ use super::epilogue::FinishTile;
 use super::pack::Panels;
 use super::product::{Product, is_acc};
 use crate::scratch::with_scratch;
-use crate::simd::{Float, Isa, Kernel, LANES_MAX, PARTS_MAX, Vector};
+use crate::simd::{Float, Isa, Kernel, LANES_MAX, PARTS_MAX, Vector, follows_few_streams};
 
 /// Rows of A at most.
 pub(super) const THIN_ROWS: usize = 4;
@@ -26,6 +26,8 @@ const PIECES: usize = 4;
 const AHEAD: usize = 8;
 /// How many bytes ahead columns are whose steps are neighbours.
 const AHEAD_BYTES: usize = 256;
+/// The same where they are prefetched [into the second-level cache](Columns::prefetch).
+const FAR_AHEAD_BYTES: usize = 1024;
 const LINE_BYTES: usize = 64;
 /// Vectors of columns that have sums in registers at most.
 const VECTORS_MAX: usize = 8;
@@ -215,7 +217,8 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
         T::Acc: Float<Vec<S> = V>,
     {
         match const { squares::<T, V>(H) } {
-            3 => self.transposed_blocks::<S, V, 3>(),
+            3 if !follows_few_streams() => self.transposed_blocks::<S, V, 3>(),
+            3 => self.transposed_blocks::<S, V, 2>(),
             2 => self.transposed_blocks::<S, V, 2>(),
             _ => self.transposed_blocks::<S, V, 1>(),
         }
@@ -293,7 +296,8 @@ impl<T: GemmElem, const H: usize> ThinProduct<'_, T, H> {
             // The first call has a count that the compiler knows.
             sums = match is_whole {
                 true => {
-                    columns.prefetch::<V, W>(V::LANES * per_place);
+                    let is_far = H == 1 && is_acc::<T>() && V::LANES == LANES_MAX && follows_few_streams();
+                    columns.prefetch::<V, W>(V::LANES * per_place, is_far);
                     add_squares::<T, S, V, H, W>(a, &squares, V::LANES, sums)
                 }
                 false => add_squares::<T, S, V, H, W>(a, &squares, count, sums),
@@ -332,15 +336,18 @@ impl<T> Columns<'_, T> {
 
     /// Prefetches what follows these steps of the W vectors' columns. If a line of memory holds the steps of several squares, vectors take turns, so
     /// that each line is asked for once; the last of an odd number of vectors is left out (all three were slower, `benches/NOTES.md`).
+    ///
+    /// `is_far` says to do so earlier, and into the second-level cache: for few sums by as many columns as a CPU [can follow](follows_few_streams).
     #[inline(always)]
-    fn prefetch<V: Vector, const W: usize>(&self, len: usize) {
+    fn prefetch<V: Vector, const W: usize>(&self, len: usize, is_far: bool) {
         let sharing = (LINE_BYTES / (len * size_of::<T>())).clamp(1, W);
-        let ahead = self.b.as_ptr().wrapping_byte_add(AHEAD_BYTES);
+        let ahead = self.b.as_ptr().wrapping_byte_add(if is_far { FAR_AHEAD_BYTES } else { AHEAD_BYTES });
         for turn in 0..sharing {
             if self.steps.start / len % sharing == turn {
                 for j in (turn..W / sharing * sharing).step_by(sharing) {
                     for column in j * V::LANES..(j + 1) * V::LANES {
-                        V::prefetch(ahead.wrapping_add(column * self.next).cast());
+                        let line = ahead.wrapping_add(column * self.next).cast();
+                        if is_far { V::prefetch_far(line) } else { V::prefetch(line) }
                     }
                 }
             }
@@ -373,7 +380,7 @@ where
         }
         V::transpose_in_parts(square);
     }
-    columns.prefetch::<V, W>(steps);
+    columns.prefetch::<V, W>(steps, false);
     for pair in 0..V::LANES {
         for (j, square) in squares.iter().enumerate() {
             let [first, second] = T::split::<S>(square[pair]);
