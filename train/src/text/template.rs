@@ -25,6 +25,8 @@ const SPECIAL: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 /// The role whose messages are answers.
 const ASSISTANT: &str = "assistant";
+/// What the tags `generation` and `endgeneration` become in a text: characters that Unicode keeps for such a use.
+const MARKS: [char; 2] = ['\u{FDD0}', '\u{FDD1}'];
 
 /// A message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -59,6 +61,8 @@ pub struct ChatTemplate {
     environment: Environment<'static>,
     /// The variables that are the same in all conversations.
     known: Vec<(String, Value)>,
+    /// Whether it has tags around answers, which become [`MARKS`].
+    has_tags: bool,
 }
 
 impl ChatTemplate {
@@ -126,9 +130,10 @@ impl ChatTemplate {
         environment.add_function("strftime_now", move |format: String| {
             strftime(&format, now).map_err(|why| minijinja::Error::new(ErrorKind::InvalidOperation, why))
         });
-        let added = environment.add_template_owned("chat", without_generation_tags(&source));
+        let (marked, has_tags) = with_marks(&source);
+        let added = environment.add_template_owned("chat", marked);
         added.map_err(|error| wrong(&name, &error))?;
-        Ok(ChatTemplate { name, source, environment, known })
+        Ok(ChatTemplate { name, source, environment, known, has_tags })
     }
 
     /// The template itself.
@@ -141,6 +146,15 @@ impl ChatTemplate {
     /// # Errors
     /// Those of the template, which may refuse the roles or their order.
     pub fn render(&self, messages: &[Message], asks: bool) -> Result<String> {
+        Ok(self.render_marked(messages, asks)?.text)
+    }
+
+    /// The text, and what has tags around it.
+    fn render_marked(&self, messages: &[Message], asks: bool) -> Result<Rendered> {
+        if let Some(message) = messages.iter().find(|m| self.has_tags && m.content.contains(MARKS)) {
+            let why = format!("got {:?}, wanted a text without U+FDD0 and U+FDD1", message.content);
+            return Err(Error::data(&self.name, why));
+        }
         let message =
             |m: &Message| Value::from_iter([("role", m.role.as_str()), ("content", m.content.as_str())]);
         let own = [
@@ -149,15 +163,18 @@ impl ChatTemplate {
         ];
         let all: Value = self.known.iter().cloned().chain(own).collect();
         let rendered = self.environment.get_template("chat").and_then(|template| template.render(all));
-        rendered.map_err(|error| wrong(&self.name, &error))
+        let text = rendered.map_err(|error| wrong(&self.name, &error))?;
+        Ok(if self.has_tags { without_marks(&text) } else { Rendered { text, answers: Vec::new() } })
     }
 
     /// The text of a conversation and where its answers lie, all or the last alone; then the text ends with it. An answer is what the assistant's message adds to the text that asks for it,
-    /// without white space behind the mark that ends the turn.
+    /// without white space behind the mark that ends the turn. If texts do not add up so, answers are what the template has between
+    /// `{% generation %}` and `{% endgeneration %}`, as transformers' `return_assistant_tokens_mask` has them.
     ///
     /// # Errors
     /// Those of [`ChatTemplate::render`]; if the text up to a message is no beginning of the whole text, so that what a model is asked is not
-    /// what it has learned; if an answer's text is not in the text, as under a template for contents with images; or if nothing ends an answer.
+    /// what it has learned, and there are no such tags; if an answer's text is not in the text, as under a template for contents with images;
+    /// or if nothing ends an answer.
     pub fn render_answers(&self, messages: &[Message], which: Answers) -> Result<Rendered> {
         let mut asked: Vec<_> = messages.iter().enumerate().filter(|(_, m)| m.role == ASSISTANT).collect();
         let mut messages = messages;
@@ -165,41 +182,57 @@ impl ChatTemplate {
             asked.drain(..asked.len() - 1);
             messages = &messages[..=last];
         }
-        let text = self.render(messages, false)?;
+        let Rendered { text, answers: tagged } = self.render_marked(messages, false)?;
         let mut answers = Vec::new();
-        for (number, message) in asked {
-            let asked = self.render(&messages[..number], true)?;
-            let answered = self.render(&messages[..=number], false)?;
-            let nested = answered.starts_with(&asked) && text.starts_with(&answered);
-            if !nested {
-                let (part, whole) = match answered.starts_with(&asked) {
-                    true => (&answered, &text),
-                    false => (&asked, &answered),
-                };
-                let why = format!(
-                    "the text up to message {number} is no beginning of the text with what follows it: got {:?}, wanted {:?} there; under some such templates the last answer can be learned (`answers` last)",
-                    from_difference(part, whole),
-                    from_difference(whole, part),
-                );
-                return Err(Error::data(&self.name, why));
-            }
-            let answer = &answered[asked.len()..];
+        for &(number, message) in &asked {
+            let answer = match self.answer_to(messages, number, &text) {
+                Err(_) if !tagged.is_empty() => {
+                    // Those of the last message are not in the text without it.
+                    let before = match which {
+                        Answers::All => 0,
+                        Answers::Last => self.render_marked(&messages[..number], false)?.answers.len(),
+                    };
+                    let answers = tagged.into_iter().skip(before).collect();
+                    return Ok(Rendered { text, answers });
+                }
+                answer => answer?,
+            };
+            let written = &text[answer.clone()];
             let said = message.content.trim().lines().last().unwrap_or_default().trim();
-            if !answer.contains(said) {
+            if !written.contains(said) {
                 let why = format!(
-                    "got {answer:?} for message {number}, which does not have its text {said:?}; wanted a template that writes contents that are texts"
+                    "got {written:?} for message {number}, which does not have its text {said:?}; wanted a template that writes contents that are texts"
                 );
                 return Err(Error::data(&self.name, why));
             }
-            let end = end_of_turn(answer, &message.content);
-            if end.is_empty() {
+            if end_of_turn(written, &message.content).is_empty() {
                 let why = "the template writes nothing behind an answer, wanted a mark that ends the turn: a model would not learn to stop";
                 return Err(Error::data(&self.name, why));
             }
-            let behind = if end.trim().is_empty() { 0 } else { answered.len() - answered.trim_end().len() };
-            answers.push(asked.len()..answered.len() - behind);
+            answers.push(answer.start..answer.start + without_white_space_behind(written, &message.content));
         }
         Ok(Rendered { text, answers })
+    }
+
+    /// What this message adds to the text that asks for it, if both are beginnings of the whole text.
+    fn answer_to(&self, messages: &[Message], number: usize, text: &str) -> Result<Range<usize>> {
+        let asked = self.render(&messages[..number], true).map_err(|error| {
+            Error::data(&self.name, format!("what asks for message {number} cannot be rendered: {error}"))
+        })?;
+        let answered = self.render(&messages[..=number], false)?;
+        if answered.starts_with(&asked) && text.starts_with(&answered) {
+            return Ok(asked.len()..answered.len());
+        }
+        let (part, whole) = match answered.starts_with(&asked) {
+            true => (answered.as_str(), text),
+            false => (asked.as_str(), answered.as_str()),
+        };
+        let why = format!(
+            "the text up to message {number} is no beginning of the text with what follows it: got {:?}, wanted {:?} there; under some such templates the last answer can be learned (`answers` last), and all under one with `generation` tags",
+            from_difference(part, whole),
+            from_difference(whole, part),
+        );
+        Err(Error::data(&self.name, why))
     }
 
     /// The text with which the template ends an answer.
@@ -210,8 +243,10 @@ impl ChatTemplate {
         let answer = "answer";
         let messages = [Message::new("user", "question"), Message::new(ASSISTANT, answer)];
         let rendered = self.render_answers(&messages, Answers::All)?;
-        let Some(span) = rendered.answers.first() else { return Ok(String::new()) };
-        Ok(end_of_turn(&rendered.text[span.clone()], answer).to_string())
+        let (Some(first), Some(last)) = (rendered.answers.first(), rendered.answers.last()) else {
+            return Ok(String::new());
+        };
+        Ok(end_of_turn(&rendered.text[first.start..last.end], answer).to_string())
     }
 }
 
@@ -220,6 +255,28 @@ fn end_of_turn<'a>(answer: &'a str, content: &str) -> &'a str {
     let content = content.trim();
     let behind = answer.find(content).map_or(answer, |at| &answer[at + content.len()..]);
     if behind.trim().is_empty() { behind } else { behind.trim() }
+}
+
+/// The length of an answer's text without white space behind the end of the turn, unless that is all of the end.
+fn without_white_space_behind(answer: &str, content: &str) -> usize {
+    if end_of_turn(answer, content).trim().is_empty() { answer.len() } else { answer.trim_end().len() }
+}
+
+/// A text without marks, and where they were, but for nothing and white space at their ends.
+fn without_marks(marked: &str) -> Rendered {
+    let (mut text, mut answers, mut begun) = (String::with_capacity(marked.len()), Vec::new(), None);
+    for c in marked.chars() {
+        match MARKS.iter().position(|mark| *mark == c) {
+            None => text.push(c),
+            Some(0) => begun = Some(text.len()),
+            Some(_) => {
+                let from = begun.take().unwrap_or(text.len());
+                let answer = from..from + text[from..].trim_end().len();
+                answers.extend((!answer.is_empty()).then_some(answer));
+            }
+        }
+    }
+    Rendered { text, answers }
 }
 
 /// Some characters of a text from where it differs from another.
@@ -291,24 +348,32 @@ fn text_of_token(values: &Json, token: &str, path: &Path) -> Result<Option<Strin
     }
 }
 
-/// The template without the tags `generation`, by which transformers marks answers and which no other Jinja knows. White space around them is
-/// cut as before.
-fn without_generation_tags(source: &str) -> String {
-    let (mut out, mut rest) = (String::with_capacity(source.len()), source);
+/// The template with [`MARKS`] for the tags `generation` and `endgeneration`, by which transformers marks answers and which no other Jinja knows.
+/// White space around them is cut as before. And whether there are such tags.
+fn with_marks(source: &str) -> (String, bool) {
+    let (mut out, mut rest, mut has_tags) = (String::with_capacity(source.len()), source, false);
     while let Some(at) = rest.find("{%")
         && let Some(end) = rest[at..].find("%}")
     {
         let (before, from) = rest.split_at(at);
         let (tag, after) = from.split_at(end + 2);
         out += before;
-        out += &match tag[2..end].trim_matches(['-', '+']).trim() {
-            "generation" => tag.replace("generation", "if true"),
-            "endgeneration" => tag.replace("endgeneration", "endif"),
+        let name = tag[2..end].trim_matches(['-', '+']).trim();
+        let marked = match name {
+            "generation" => Some(("if true", MARKS[0])),
+            "endgeneration" => Some(("endif", MARKS[1])),
+            _ => None,
+        };
+        out += &match (marked, tag.split_once(name)) {
+            (Some((own, mark)), Some((left, right))) => {
+                has_tags = true;
+                format!("{left}{own} %}}{mark}{{% {own}{right}")
+            }
             _ => tag.to_string(),
         };
         rest = after;
     }
-    out + rest
+    (out + rest, has_tags)
 }
 
 /// The filter `tojson`, as Python's `json.dumps` writes a value: not for HTML, and with spaces behind commas and colons.

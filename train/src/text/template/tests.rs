@@ -131,6 +131,55 @@ fn a_template_whose_beginnings_do_not_nest_is_refused_and_serves_single_answers(
     assert!(error.contains(r#"got "?", wanted "assistant:Hello.;""#), "{error}");
 }
 
+/// As [`THOUGHTS`], with transformers' tags around what is learned; between them and the text there is white space of both kinds.
+const TAGGED: &str = "\
+{%- for message in messages %}
+    {{- '<' + message.role + '>' }}
+    {%- if message.role == 'assistant' %}
+        {% generation %}
+        {%- if loop.last %}{{ '(thinks)' }}{% endif %}
+        {{- message.content }}
+        {%- endgeneration %}
+        {%- generation -%} <end>
+        {% endgeneration %}
+    {%- else %}
+        {{- message.content + '<end>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<assistant>' }}{% endif %}";
+
+#[test]
+fn tags_around_answers_count_where_texts_do_not_nest() {
+    let (text, all) = answers(TAGGED, &TALK);
+    let asked = "<user>1 + 1?<end><assistant>";
+    assert_eq!(text, format!("<user>Hi<end><assistant>Hello.<end>\n{asked}(thinks)Two.\n\n2.<end>\n"));
+    assert_eq!(all, ["Hello.", "<end>", "(thinks)Two.\n\n2.", "<end>"]);
+    let render = |turns: &[(&str, &str)], which| {
+        let Rendered { text, answers } = template(TAGGED).render_answers(&said(turns), which).unwrap();
+        answers.into_iter().map(|answer| text[answer].to_string()).collect::<Vec<_>>()
+    };
+    // A last answer nests.
+    assert_eq!(render(&TALK, Answers::Last), ["(thinks)Two.\n\n2.<end>"]);
+    assert_eq!(render(&TALK[..2], Answers::All), ["(thinks)Hello.<end>"]);
+    assert_eq!(template(TAGGED).end_of_turn().unwrap(), "<end>");
+    // Asking has another beginning than the answer, and before the first message there is nothing to ask.
+    let other = TAGGED.replace("'<assistant>'", "messages[0].role + '?'");
+    let tagged = template(&other).render_answers(&said(&TALK), Answers::Last).unwrap();
+    let texts: Vec<_> = tagged.answers.iter().map(|answer| &tagged.text[answer.clone()]).collect();
+    assert_eq!(texts, ["(thinks)Two.\n\n2.", "<end>"]);
+    assert_eq!(template(&other).end_of_turn().unwrap(), "<end>");
+    assert_eq!(answers(&other, &[&TALK[1..2], &TALK[..1]].concat()).1, ["Hello.", "<end>"]);
+    let untagged = other.replace("{% generation %}", "").replace("{%- generation -%}", "");
+    let untagged = untagged.replace("{%- endgeneration %}", "").replace("{% endgeneration %}", "");
+    let error = template(&untagged).render_answers(&said(&TALK[1..2]), Answers::All).unwrap_err().to_string();
+    assert!(error.contains("what asks for message 0 cannot be rendered: t.jinja"), "{error}");
+    // Content that would be taken for a tag.
+    let odd = said(&[("user", "a\u{FDD0}b")]);
+    let error = template(TAGGED).render(&odd, true).unwrap_err().to_string();
+    assert!(error.contains("wanted a text without U+FDD0"), "{error}");
+    assert_eq!(template(THOUGHTS).render(&odd, true).unwrap(), "<user>a\u{FDD0}b<end><assistant>");
+}
+
 #[test]
 fn a_template_that_ends_no_answer_is_refused_and_a_lines_end_is_an_end() {
     let endless = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}";
