@@ -5,14 +5,16 @@ use std::io::Write;
 use std::io::{BufRead, IsTerminal};
 use std::path::PathBuf;
 
+use phalanx_nn::SampleOptions;
 #[cfg(feature = "chat")]
 use phalanx_nn::Scope;
 #[cfg(feature = "chat")]
 use phalanx_nn::models::{Decoder, GenerationEnd, generate_rows, load_model};
-use phalanx_nn::models::{Generation, Sampling, has_weights, read_config};
+use phalanx_nn::models::{Generation, GenerationStep, has_weights, read_config};
 use phalanx_parallel::hybrid::Layout;
+use phalanx_tensor::DType;
 #[cfg(feature = "chat")]
-use phalanx_tensor::{DType, Device};
+use phalanx_tensor::Device;
 
 use crate::rank_generation::generate_saved;
 #[cfg(feature = "chat")]
@@ -42,8 +44,18 @@ keyed! {
         "temperature" temperature: f64 = 0.8,
         /// Draw among that many likeliest tokens; 0 for all.
         "top-k" top_k: usize = 40,
+        /// Draw among the likeliest tokens whose probabilities together reach this; 1 for all.
+        "top-p" top_p: f64 = 1.0,
+        /// Draw among tokens of at least this share of the likeliest one's probability; 0 for all.
+        "min-p" min_p: f64 = 0.0,
+        /// Divides the scores of tokens that are there already; 1 for none.
+        "repetition-penalty" repetition_penalty: f64 = 1.0,
+        /// A text that ends the continuation, or an answer.
+        "stop" stop: Option<String> = None,
         /// Seed of the draws.
         "seed" seed: u64 = 1,
+        /// Type of weights and activations; bf16 reads half of the memory.
+        "dtype" dtype: DType = DType::F32,
         /// Ranks that split each layer of the model.
         "tp" tp: usize = 1,
         /// Ranks among which the layers are divided.
@@ -64,15 +76,11 @@ impl GenerateConfig {
             }
             return self.chat_on_terminal();
         }
-        if let Some(text) = self.continued(tell)? {
-            // A reader that has closed the pipe wants no more of it.
-            let _ = writeln!(std::io::stdout(), "{}", text.trim_end_matches('\n'));
-        }
-        Ok(())
+        self.continue_prompt(&mut std::io::stdout(), tell)
     }
 
-    /// The prompt, continued; none if another process has the first rank.
-    fn continued(&self, tell: impl Fn(&str)) -> Result<Option<String>> {
+    /// Writes the prompt and what continues it, as it comes, in the process of the first rank.
+    fn continue_prompt(&self, output: &mut (dyn Write + Send), tell: impl Fn(&str)) -> Result<()> {
         if self.system.is_some() {
             return refuse("`system` goes with `chat`, which is not given".into());
         }
@@ -83,16 +91,36 @@ impl GenerateConfig {
             return refuse(format!("{}: the prompt {:?} has no tokens", codec.source(), self.prompt));
         }
         let ends = end_tokens(&folder)?;
-        let generation =
-            || Generation::new(self.tokens).with_sampling(self.sampling().into()).with_end_tokens(&ends);
+        let stop: Vec<&str> = self.stop.as_deref().into_iter().collect();
+        let text = |tokens: &[u32]| codec.decode_behind(&prompt, tokens).unwrap_or_default();
+        let generation = || {
+            let generation = Generation::new(self.tokens).with_sampling(self.sampling());
+            generation.with_end_tokens(&ends).with_text(text, &stop)
+        };
         let layout = Layout { tp: self.tp, pp: self.pp, ..Layout::default() };
-        let rows = generate_saved(&folder, layout, &[prompt], generation, |_| true, tell)?;
-        let Some(row) = rows.unwrap_or_default().pop() else { return Ok(None) };
-        Ok(Some(format!("{}{}", self.prompt, codec.decode(&row.tokens)?)))
+        let mut written = Written { output, line_ends: String::new() };
+        let mut begun = false;
+        let sink = |step: GenerationStep<'_>| {
+            let begins = !std::mem::replace(&mut begun, true);
+            (!begins || written.write(&self.prompt)) && written.write(step.text)
+        };
+        let prompts = std::slice::from_ref(&prompt);
+        if generate_saved(&folder, layout, self.dtype, prompts, generation, sink, tell)?.is_some() {
+            let _ = begun || written.write(&self.prompt);
+            let _ = writeln!(written.output);
+        }
+        Ok(())
     }
 
-    fn sampling(&self) -> Sampling {
-        Sampling { temperature: self.temperature, top_k: self.top_k, seed: self.seed }
+    fn sampling(&self) -> SampleOptions {
+        SampleOptions {
+            temperature: self.temperature,
+            top_k: (self.top_k > 0).then_some(self.top_k),
+            top_p: self.top_p,
+            min_p: self.min_p,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed,
+        }
     }
 
     /// The model's folder.
@@ -141,7 +169,7 @@ impl GenerateConfig {
         note: &dyn Fn(&str),
     ) -> Result<()> {
         let folder = self.folder()?;
-        let (_, model) = load_model(&folder, &Scope::new(0, DType::F32, Device::CPU))?;
+        let (_, model) = load_model(&folder, &Scope::new(0, self.dtype, Device::CPU))?;
         let mut chat = Chat::of(&folder)?;
         if let Some(system) = &self.system {
             chat = chat.with(Message::new("system", system));
@@ -181,10 +209,10 @@ impl GenerateConfig {
                 "chat: got a conversation of {got} tokens, wanted fewer than the model's context of {context}"
             ));
         }
-        let stop: Vec<&str> = chat.end_text().into_iter().collect();
+        let stop: Vec<&str> = chat.end_text().into_iter().chain(self.stop.as_deref()).collect();
         let seed = self.seed.wrapping_add(chat.messages().len() as u64);
         let generation = Generation::new(self.tokens.min(room))
-            .with_sampling(Sampling { seed, ..self.sampling() }.into())
+            .with_sampling(SampleOptions { seed, ..self.sampling() })
             .with_end_tokens(chat.end_tokens())
             .with_text(|tokens| chat.codec().decode(tokens).unwrap_or_default(), &stop);
         let mut taken = true;
@@ -205,6 +233,22 @@ impl GenerateConfig {
     }
 }
 
+/// A text that is written as it comes, but for the ends of lines at its end.
+struct Written<'a> {
+    output: &'a mut (dyn Write + Send),
+    line_ends: String,
+}
+
+impl Written<'_> {
+    /// Returns whether the output takes more: a reader that has closed the pipe wants no more of it.
+    fn write(&mut self, text: &str) -> bool {
+        self.line_ends += text;
+        let line_ends = self.line_ends.split_off(self.line_ends.trim_end_matches('\n').len());
+        let text = std::mem::replace(&mut self.line_ends, line_ends);
+        write!(self.output, "{text}").and_then(|()| self.output.flush()).is_ok()
+    }
+}
+
 fn refuse<T>(why: String) -> Result<T> {
     Err(Error::Config(why))
 }
@@ -214,7 +258,7 @@ mod tests {
     use std::cell::RefCell;
     use std::path::Path;
 
-    use phalanx_nn::models::{LlamaConfig, ModelConfig, generate, save_model};
+    use phalanx_nn::models::{LlamaConfig, ModelConfig, Sampling, generate, save_model};
 
     use super::*;
 
@@ -276,6 +320,63 @@ mod tests {
         Codec::Bytes(None).decode(tokens).unwrap()
     }
 
+    /// What a prompt and its continuation are.
+    fn continued(config: &GenerateConfig) -> (Result<()>, String) {
+        let mut output = Vec::new();
+        let done = config.continue_prompt(&mut output, |_| ());
+        (done, String::from_utf8(output).unwrap())
+    }
+
+    #[test]
+    fn a_prompt_is_continued_by_every_rule_of_drawing() {
+        let folder = Folder::new("continued");
+        let greedy = GenerateConfig { chat: false, prompt: "hi".into(), ..config(&folder.0) };
+        let written = |config: &GenerateConfig| {
+            let (done, text) = continued(config);
+            done.unwrap();
+            text
+        };
+        let tokens = likeliest(&greedy, "hi", 5);
+        let whole = written(&greedy);
+        assert_eq!(whole, format!("hi{}\n", text(&tokens).trim_end_matches('\n')));
+        assert_eq!(written(&GenerateConfig { tokens: 0, prompt: "a\n\n".into(), ..greedy.clone() }), "a\n");
+        for one in [
+            GenerateConfig { top_k: 1, temperature: 1.0, ..greedy.clone() },
+            GenerateConfig { top_p: 1e-9, top_k: 0, temperature: 1.0, ..greedy.clone() },
+            GenerateConfig { min_p: 1.0, top_k: 0, temperature: 1.0, ..greedy.clone() },
+            GenerateConfig { tp: 2, ..greedy.clone() },
+        ] {
+            assert_eq!(written(&one), whole);
+        }
+        let penalty = GenerateConfig { repetition_penalty: 1e6, tokens: 40, top_k: 0, ..greedy.clone() };
+        let (_, model) = load_model(&folder.0, &Scope::new(0, DType::F32, Device::CPU)).unwrap();
+        let generation = Generation::new(40).with_sampling(penalty.sampling());
+        let row = generate_rows(&model, &[b"hi".map(u32::from)], generation, |_| true).unwrap().remove(0);
+        assert!((1..40).all(|i| !row.tokens[..i].contains(&row.tokens[i])), "{:?}", row.tokens);
+        assert_eq!(written(&penalty), format!("hi{}\n", text(&row.tokens).trim_end_matches('\n')));
+        // bf16's likeliest tokens may be others.
+        assert!(written(&GenerateConfig { dtype: DType::BF16, ..greedy.clone() }).starts_with("hi"));
+        let stop = tokens
+            .iter()
+            .position(|token| (33..127).contains(token))
+            .map(|at| (at, char::from(tokens[at] as u8)));
+        if let Some((at, stop)) = stop {
+            let stopped = GenerateConfig { stop: Some(stop.into()), ..greedy.clone() };
+            assert_eq!(written(&stopped), format!("hi{}\n", text(&tokens[..at]).trim_end_matches('\n')));
+        }
+        // A reader that has closed the pipe.
+        struct Closed;
+        impl Write for Closed {
+            fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+                Err(std::io::ErrorKind::BrokenPipe.into())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        greedy.continue_prompt(&mut Closed, |_| ()).unwrap();
+    }
+
     #[test]
     fn each_line_is_answered_behind_all_that_was_said_before() {
         let folder = Folder::new("turns");
@@ -335,8 +436,14 @@ mod tests {
         let folder = Folder::new("wrong");
         let plain = GenerateConfig { chat: false, ..config(&folder.0) };
         let system = GenerateConfig { system: Some("S".into()), prompt: "x".into(), ..plain.clone() };
-        assert!(plain.continued(|_| ()).unwrap_err().to_string().starts_with("`prompt` is empty"));
-        assert!(system.continued(|_| ()).unwrap_err().to_string().starts_with("`system` goes with `chat`"));
+        let refused = |config: &GenerateConfig| continued(config).0.unwrap_err().to_string();
+        assert!(refused(&plain).starts_with("`prompt` is empty"));
+        assert!(refused(&system).starts_with("`system` goes with `chat`"));
+        let prompt = GenerateConfig { prompt: "x".into(), ..plain };
+        assert!(refused(&GenerateConfig { top_p: 2.0, ..prompt.clone() }).contains("top_p of 2"));
+        assert!(
+            refused(&GenerateConfig { stop: Some(String::new()), ..prompt }).contains("empty stop string")
+        );
         std::fs::remove_file(folder.0.join("chat_template.jinja")).unwrap();
         let error = chat(&config(&folder.0), "hi").0.unwrap_err().to_string();
         assert!(error.contains("got no chat template"), "{error}");

@@ -54,12 +54,12 @@ pub fn sample(
     let tokens = if tokens.is_empty() { vec![0] } else { tokens };
     let sampling = Sampling { temperature: 0.7, top_k: 40, seed };
     let generation = Generation::new(SAMPLE_TOKENS).with_sampling(sampling.into());
-    let rows = generate_rows(run, &[tokens], generation, |_| true)?.unwrap_or_default();
+    let rows = generate_rows(run, &[&tokens], generation, |_| true)?.unwrap_or_default();
     let row = rows.first().filter(|_| run.mesh_rank().is_first());
-    row.map(|row| Ok(format!("{prompt}{}", codec.decode(&row.tokens)?))).transpose()
+    row.map(|row| Ok(format!("{prompt}{}", codec.decode_behind(&tokens, &row.tokens)?))).transpose()
 }
 
-/// Continues prompts with the model of a Hugging Face folder, on CPUs and in f32. With several ranks each reads and holds its part of the model
+/// Continues prompts with the model of a Hugging Face folder, on CPUs and in this dtype. With several ranks each reads and holds its part of the model
 /// only, as the layout's `tp` and `pp` say. Ranks are threads, or the processes that a launcher has started ([`start`], which gets `tell`). `generation` is called on each rank;
 /// `sink` on the first one. Returns the rows in the process of the first rank.
 ///
@@ -68,6 +68,7 @@ pub fn sample(
 pub fn generate_saved<'a>(
     folder: &Path,
     layout: Layout,
+    dtype: DType,
     prompts: &[Vec<u32>],
     generation: impl Fn() -> Generation<'a> + Sync,
     sink: impl FnMut(GenerationStep<'_>) -> bool + Send,
@@ -75,7 +76,7 @@ pub fn generate_saved<'a>(
 ) -> Result<Option<Vec<Generated>>> {
     let model = read_config(folder)?;
     layout.check(&model, 1, model.context())?;
-    let config = Config { layout, device: Device::CPU, dtype: DType::F32, ..Config::default() };
+    let config = Config { layout, device: Device::CPU, dtype, ..Config::default() };
     let sink = Mutex::new(sink);
     start(&config, tell, |process| {
         let mut rows = ranks(&config, process, |rank| {

@@ -30,7 +30,8 @@ pub fn write(folder: &Path) -> Result<()> {
     };
     let layout = Layout { tp: 2, pp: number("WORLD_SIZE").unwrap() / 2, ..Layout::default() };
     let generation = || Generation::new(40).with_text(text, &[]);
-    let rows = generate_saved(folder, layout, &[vec![1], vec![2, 3]], generation, |_| true, |_| ())?;
+    let rows =
+        generate_saved(folder, layout, DType::F32, &[vec![1], vec![2, 3]], generation, |_| true, |_| ())?;
     rows.iter().flatten().for_each(|row| println!("\nwrote {}", row.text));
     Ok(())
 }

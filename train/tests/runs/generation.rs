@@ -124,17 +124,25 @@ fn a_saved_model_is_continued_by_ranks_that_read_its_parts() {
                 tokens += usize::from(step.token.is_some());
                 true
             };
-            let rows = generate_saved(&folder, layout, &prompts, generation, count, |_| ());
+            let rows = generate_saved(&folder, layout, DType::F32, &prompts, generation, count, |_| ());
             assert_eq!(rows.unwrap().unwrap(), wanted, "tp {tp}, pp {pp}");
             assert_eq!(tokens, wanted.iter().map(|row| row.tokens.len()).sum::<usize>());
         }
         let layout = Layout { tp: 3, ..Layout::default() };
-        let refused = generate_saved(&folder, layout, &prompts, generation, |_| true, |_| ()).unwrap_err();
+        let refused =
+            generate_saved(&folder, layout, DType::F32, &prompts, generation, |_| true, |_| ()).unwrap_err();
         assert!(refused.to_string().contains("attention heads: got 2 to cut over 3 ranks"), "{refused}");
     }
     std::fs::remove_dir_all(&folder).unwrap();
-    let refused =
-        generate_saved(&folder, Layout::default(), &[vec![1]], || Generation::new(1), |_| true, |_| ());
+    let refused = generate_saved(
+        &folder,
+        Layout::default(),
+        DType::F32,
+        &[vec![1]],
+        || Generation::new(1),
+        |_| true,
+        |_| (),
+    );
     assert!(refused.unwrap_err().to_string().contains("phalanx-generate-saved"));
 }
 
